@@ -1,0 +1,72 @@
+# `make` lists the targets. `make demo` and `make test` are the two to begin
+# with: each installs the Debian packages it lacks (deps.txt) when run as root.
+SHELL   := /bin/bash
+GO      ?= go
+VERSION ?= 0.1.0-dev
+BIN     := bin/penstock
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+# Rounds and lengths of the long tests; soak raises them.
+SOAK_ROUNDS ?= 100
+FUZZTIME    ?= 10s
+
+.PHONY: help
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: deps
+deps: ## install the Debian packages that are missing (deps.txt)
+	@scripts/deps.sh
+
+.PHONY: build
+build: ## build the static binary bin/penstock
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/penstock
+
+.PHONY: demo
+demo: deps build ## bring the system up, run the main job, kill it, verify, clean up
+	$(BIN) demo
+
+.PHONY: test
+test: deps check build ## run the whole test suite (root and /dev/fuse needed)
+	@[ "$$(id -u)" = 0 ] || { echo "make test: run as root: the tests mount file systems" >&2; exit 1; }
+	@[ -c /dev/fuse ] || { echo "make test: /dev/fuse is missing: modprobe fuse" >&2; exit 1; }
+	CGO_ENABLED=0 $(GO) test -p 2 -timeout 11m ./...
+
+.PHONY: check
+check: ## vet and lint
+	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "gofmt needed: $$out (make fix)" >&2; exit 1; }
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+
+.PHONY: race
+race: deps ## run the tests of every package with the race detector
+	CGO_ENABLED=1 $(GO) test -race -p 2 -timeout 40m ./...
+
+.PHONY: fuzz
+fuzz: ## run every fuzz test for FUZZTIME (10s)
+	GO='$(GO)' scripts/fuzz.sh $(FUZZTIME)
+
+.PHONY: bench
+bench: build ## run the benchmark on a fresh `penstock up` beside the native file system
+	BIN=$(abspath $(BIN)) scripts/bench.sh
+
+.PHONY: bench-fio
+bench-fio: deps build ## four rows of the benchmark beside fio on the same directory
+	$(BIN) bench-fio $${DIR:-/var/tmp}
+
+.PHONY: soak
+soak: deps build ## kills, power cuts, full and failing disks for SOAK_ROUNDS (100) rounds
+	CGO_ENABLED=0 $(GO) test -timeout 12h -count 1 -v ./test/crash -rounds $(SOAK_ROUNDS)
+
+.PHONY: controls
+controls: deps build ## switch each safety mechanism off; the test that guards it must fail
+	CGO_ENABLED=0 $(GO) test -timeout 1h -count 1 -v ./test/crash -run TestControls -controls
+
+.PHONY: gen
+gen: ## regenerate what is generated
+	$(GO) generate ./...
+
+.PHONY: fix
+fix: ## format and modernise the sources
+	gofmt -w $$(git ls-files '*.go')
+	$(GO) fix ./...

@@ -1,0 +1,27 @@
+package main
+
+import (
+	"penstock.io/penstock/meta"
+)
+
+// advice says what a person can do about an error of a kind. Kinds that their
+// own text explains are missing.
+var advice = map[meta.Kind]string{
+	meta.DirectoryInUse: "another penstock process holds this data directory; stop it, or choose another with --dir",
+	meta.Version:        "this data was written by another version of penstock; run the version that wrote it, or a newer one",
+	meta.Corrupt:        "run 'penstock fsck' on the data directory; do not delete anything before you know what is damaged",
+	meta.Unavailable:    "nobody answered; see 'penstock status', and whether 'penstock up' runs",
+	meta.NoSuchVolume:   "see 'penstock volume list'",
+	meta.VolumeExists:   "choose another name, or see 'penstock volume show'",
+	meta.NoSpace:        "free space on the disk of the data directory; penstock goes on by itself",
+}
+
+// explain renders an error for people: what was wrong, with which object, and
+// what to do.
+func explain(err error) string {
+	s := err.Error()
+	if a, ok := advice[meta.KindOf(err)]; ok {
+		s += "\n  " + a
+	}
+	return s
+}
