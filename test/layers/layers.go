@@ -1,0 +1,99 @@
+// Package layers owns the shape of the source tree: which package may import
+// which, and why; which packages must stay pure; how long a file may be. The
+// rules are data; the test beside them reads every source file of the module
+// and compares.
+package layers
+
+// Module is the module's path.
+const Module = "penstock.io/penstock"
+
+// row says what one folder may import of this module. Paths are relative to
+// the module, "." is the client library at its root, and "meta/*" stands for
+// the package and all below it.
+type row struct {
+	path    string
+	imports []string
+	why     string
+}
+
+// table is the layout, lowest first. A folder without a row is an error, so
+// that a new package says where it stands. Where several rows match, the
+// longest path wins.
+var table = []row{
+	{"meta", nil, "words come first: everybody speaks them, so they import the standard library only"},
+	{"meta/namespace", []string{"meta"}, "the state machine is replayed bit by bit: it sees a store, a context and an operation"},
+	{"meta/lock", []string{"meta"}, "advisory locks are a machine of their own, kept in memory only"},
+	{"meta/placement", []string{"meta"}, "plans are a pure function of the cluster's description"},
+	{"meta/capability", []string{"meta"}, "signed by meta, verified by chunk servers: above neither"},
+	{"meta/journal", []string{"meta"}, "the log orders bytes and does not know what they mean"},
+	{"meta/journal/etcd", []string{"meta", "meta/journal", "meta/cluster/embedded"}, "one form of the log; its tests run a real etcd"},
+	{"meta/state", []string{"meta", "meta/namespace"}, "stores the effects that the machine returns"},
+	{"meta/cluster", []string{"meta"}, "etcd's keys in the words of meta"},
+	{"meta/cluster/embedded", []string{"meta", "meta/cluster"}, "runs etcd for one machine; nobody below needs to know"},
+	{"meta/wire", []string{"meta"}, "frames translate words to bytes"},
+	{"meta/server", []string{"meta/*"}, "the one loop that drives the pure machines"},
+	{"meta/client", []string{"meta", "meta/wire", "meta/cluster"}, "finds the owner and speaks its frames; never the server's insides"},
+
+	{"chunkserver", []string{"meta"}, "words of the chunk protocol"},
+	{"chunkserver/store", []string{"meta", "chunkserver"}, "bytes on a disk; knows no network and no files"},
+	{"chunkserver/wire", []string{"meta", "chunkserver"}, "frames of the data path"},
+	{"chunkserver/replica", []string{"meta", "chunkserver"}, "the pure machine of replication and seal"},
+	{"chunkserver/server", []string{"meta", "chunkserver/*", "meta/client", "meta/wire", "meta/capability"}, "serves a store; calls meta, never the other way round"},
+	{"chunkserver/client", []string{"meta", "chunkserver", "chunkserver/wire", "chunkserver/replica", "meta/capability"}, "the user's side of the data path"},
+
+	{".", []string{"meta", "meta/client", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers"},
+	{"fuse", []string{".", "meta"}, "kernel requests become calls of the client library"},
+	{"stream", []string{".", "meta"}, "a user of the client library like any other"},
+	{"table", []string{".", "meta"}, "a user of the client library like any other"},
+	{"csi", []string{".", "meta"}, "a user of the client library like any other"},
+
+	{"cmd/penstock/bench", nil, "measures any directory: it must not know which file system it runs on"},
+	{"cmd/penstock/demo", nil, "drives the binary and the kernel as a user does"},
+	{"cmd/penstock/admin", []string{"meta"}, "serves metrics and health of whatever part is handed in"},
+	{"cmd/penstock", []string{"*"}, "flags and signals; wires what it likes"},
+	{"test", []string{"*"}, "tests may reach everything"},
+}
+
+// outside says which folders alone may import a module of others; prefixes of
+// import paths. What is not named here may be used anywhere above the words.
+var outside = []struct {
+	module string
+	only   []string
+	why    string
+}{
+	{"go.etcd.io/etcd", []string{"meta/journal/etcd", "meta/cluster", "cmd", "test"}, "etcd is behind the journal and the cluster map, nowhere else"},
+	{"github.com/cockroachdb/pebble", []string{"meta/state"}, "the state store is replaceable"},
+	{"github.com/hanwen/go-fuse", []string{"fuse", "test", "cmd/penstock"}, "one package speaks to the kernel"},
+	{"github.com/spf13/cobra", []string{"cmd"}, "flags belong to the command line"},
+	{"google.golang.org/grpc", []string{"meta/cluster", "meta/journal/etcd", "csi", "stream", "table", "cmd", "test"}, "metadata travels in frames of our own: a quarter of the CPU of a call"},
+	{"github.com/prometheus", []string{"cmd", "meta/server", "chunkserver/server", "fuse"}, "metrics are served by roles"},
+}
+
+// standardOnly are packages that import nothing but the standard library and
+// the rows above.
+var standardOnly = []string{"meta", "meta/namespace", "meta/lock", "meta/placement", "chunkserver", "chunkserver/replica", "meta/wire", "meta/capability"}
+
+// pure are the packages that map (state, event) to (state, actions): no clock,
+// chance, goroutine, I/O or map order inside, so that a replay gives the same
+// bytes and a simulation the same run.
+var pure = []string{"meta", "meta/namespace", "meta/lock", "meta/placement", "chunkserver/replica"}
+
+// forbiddenImports and forbiddenCalls hold in pure packages. time itself may be
+// imported for its durations.
+var (
+	forbiddenImports = []string{"os", "net", "math/rand", "math/rand/v2", "crypto/rand", "io/ioutil", "syscall", "log", "log/slog"}
+	forbiddenCalls   = map[string][]string{
+		"time": {"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick"},
+	}
+)
+
+// Limits on size. The largest file of a code base says more about it than its
+// typical one.
+const (
+	maxLines            = 1000 // of a source file
+	maxTestLines        = 1500 // of a test file: tables are long
+	maxInterfaceMethods = 20
+)
+
+// vagueNames are package names that say nothing about what they own.
+var vagueNames = []string{"util", "utils", "common", "helpers", "helper", "misc", "shared", "base", "types"}
