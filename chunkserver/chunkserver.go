@@ -1,0 +1,56 @@
+// Package chunkserver owns the words of the chunk protocol: what a chunk server
+// promises of append, sync, seal, read and delete. The store, the wire frames,
+// the server and the client live below it.
+//
+// A chunk is an append-only sequence of bytes, open while exactly one writer
+// appends to it, then sealed and immutable for ever. A chunk server knows
+// nothing of files.
+package chunkserver
+
+import (
+	"context"
+
+	"penstock.io/penstock/meta"
+)
+
+// ChecksumBlock is the number of bytes that one CRC32C (Castagnoli) covers.
+const ChecksumBlock = 64 << 10
+
+// MaxAppend is the largest append in one frame, in bytes.
+const MaxAppend = 4 << 20
+
+// Info is what a server knows of one chunk.
+type Info struct {
+	ID     meta.ChunkID
+	State  meta.ChunkState
+	Length uint64 // bytes appended and acknowledged
+	Synced uint64 // bytes that are durable, at most Length
+	Fence  meta.Fence
+	CRC    uint32 // when sealed: CRC32C over the big-endian block checksums
+}
+
+// Service is what a chunk store does; the server's value is itself the
+// in-process form, and a client has the same methods.
+type Service interface {
+	// Append adds p at off, which must be the chunk's length. The first append
+	// (off 0) creates the chunk. A repeated append of bytes that are there
+	// already is acknowledged if its checksum matches. crc is CRC32C of p.
+	// Errors: WrongOffset, Fenced, Sealed, Corrupt (crc), NoSpace, IO.
+	Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, off uint64, p []byte, crc uint32) error
+	// Sync makes the first upTo bytes durable and returns the synced mark. When
+	// it returns, data, block checksums and mark are on stable storage.
+	// After it failed once for a chunk, it never succeeds again for that chunk.
+	// Errors: WrongOffset (upTo is past the end), IO, NoSuchChunk.
+	Sync(ctx context.Context, id meta.ChunkID, upTo uint64) (synced uint64, err error)
+	// Seal freezes the chunk against lower fences and, with final, ends it at
+	// length for ever (cutting what lies beyond). Idempotent. Without final it
+	// tells what a seal could take (rule 5).
+	Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, final bool, length uint64) (Info, error)
+	// Read fills p from off, verified against the block checksums.
+	// Errors: NoSuchChunk, Corrupt, IO, NoSuchOffset (past the end).
+	Read(ctx context.Context, id meta.ChunkID, p []byte, off uint64) error
+	// Stat tells what is known of a chunk. Errors: NoSuchChunk.
+	Stat(ctx context.Context, id meta.ChunkID) (Info, error)
+	// Delete removes the chunk; deleting what is not there succeeds.
+	Delete(ctx context.Context, id meta.ChunkID, fence meta.Fence) error
+}

@@ -1,0 +1,235 @@
+// Package journal owns the ordered, durable log of one volume: entries that
+// carry the effects of operations, each bound to the one before by a hash, and
+// the checkpoint record that lets older entries go. The interface is here with
+// its in-memory form and one test suite; the etcd form lives in journal/etcd.
+//
+// An entry is bytes, all numbers big-endian:
+//
+//	offset  size
+//	     0     2  magic "PJ"
+//	     2     1  version, 1
+//	     3     1  flags, 0
+//	     4     4  volume
+//	     8     8  sequence number, dense, from 1
+//	    16     8  term of the owner that wrote it
+//	    24    16  hash of the entry before; zero in entry 1
+//	    40    16  hash: SHA-256 of bytes 2..40 and the payload, cut to 16 bytes
+//	    56     4  length of the payload
+//	    60     4  CRC32C (Castagnoli) of bytes 0..60 and the payload
+//	    64        payload
+//
+// The checksum finds rot; the hash binds the order: whoever holds an entry's
+// hash holds all that came before. A reader that knows a newer version than
+// its own refuses it (kind Version).
+package journal
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"hash/crc32"
+
+	"penstock.io/penstock/meta"
+)
+
+// MaxPayload is the largest payload of an entry, in bytes: with its key and
+// comparisons it stays below etcd's request limit of 1.5 MiB, and two entries
+// fit one page of a read.
+const MaxPayload = 700 << 10
+
+// HeaderSize is the bytes of an entry before its payload.
+const HeaderSize = 64
+
+// Version is the newest entry format this program writes and reads.
+const Version = 1
+
+// Hash names an entry and all before it.
+type Hash [16]byte
+
+// String renders the hash as 32 hexadecimal digits.
+func (h Hash) String() string { return hex.EncodeToString(h[:]) }
+
+// Position is a place in a log: everything up to and including entry Seq, whose
+// hash is Hash. The zero Position is before the first entry.
+type Position struct {
+	Seq  meta.Seq
+	Hash Hash
+}
+
+// String renders the position for people.
+func (p Position) String() string { return fmt.Sprintf("%d/%s", p.Seq, p.Hash) }
+
+// Entry is one commit. Make one with Next; Payload is not copied.
+type Entry struct {
+	Volume  meta.VolumeID
+	Seq     meta.Seq
+	Term    meta.Term
+	Prev    Hash
+	Hash    Hash
+	Payload []byte
+}
+
+// Position is the place after the entry.
+func (e Entry) Position() Position { return Position{e.Seq, e.Hash} }
+
+// Next makes the entry that follows a position.
+func Next(v meta.VolumeID, after Position, term meta.Term, payload []byte) Entry {
+	e := Entry{Volume: v, Seq: after.Seq + 1, Term: term, Prev: after.Hash, Payload: payload}
+	var head [HeaderSize]byte
+	e.header(head[:])
+	e.Hash = hashOf(head[:], payload)
+	return e
+}
+
+// Log is the journal of one volume. The owner alone appends and trims; anyone
+// may read. Only one Append may run at a time.
+type Log interface {
+	// Append commits e, which must follow the last entry. When it returns nil,
+	// e is durable on a majority. A commit whose outcome is unknown (a timeout,
+	// a lost connection) is settled before Append returns: it is proposed again
+	// and read back until it is there with the same bytes, or until another
+	// owner makes it impossible. Only if ctx ends or the lease is lost before
+	// that does it return Unavailable: then the entry may or may not be there,
+	// every later Append on this Log fails, and the caller must drop what it
+	// did not see committed, take ownership again and read to the end.
+	// Errors: Fenced (another owner, or ownership lost; e is not in the log and
+	// never will be), NoSpace (nothing was written), ResourceExceeded (payload
+	// too large), Corrupt (the log is not what this owner wrote), Again (e does
+	// not follow the end), Unavailable.
+	Append(ctx context.Context, e Entry) error
+
+	// Read calls fn for every entry after a position, in order, up to the end
+	// of the log as it was at some moment after Read was called. Payloads
+	// belong to fn. Each entry is checked: its checksum, its number, its hash,
+	// and that it continues the one before. fn's error ends the reading.
+	// Errors: Stale (entries after the position were trimmed: load the
+	// checkpoint), Corrupt (a gap, a mismatch, or an entry that the position
+	// names is not there), Version, Unavailable.
+	Read(ctx context.Context, after Position, fn func(Entry) error) error
+
+	// Follow reads like Read and goes on as the log grows, until ctx ends
+	// (its error is ctx's), fn fails, or one of Read's errors.
+	Follow(ctx context.Context, after Position, fn func(Entry) error) error
+
+	// Trim records a checkpoint, durable and read back, then deletes the
+	// entries before cp.Seq, never the last one, nor what a pin holds. The
+	// entry cp.Seq must exist with cp.Hash.
+	// Errors: Fenced, Corrupt (no such entry), Invalid (cp is older than the
+	// recorded one), NoSpace, Unavailable.
+	Trim(ctx context.Context, cp Checkpoint) error
+
+	// Checkpoint gives the recorded checkpoint, and false if there is none.
+	Checkpoint(ctx context.Context) (Checkpoint, bool, error)
+
+	// Size is the bytes that the entries of the log take.
+	Size(ctx context.Context) (int64, error)
+}
+
+const (
+	magic0 = 'P'
+	magic1 = 'J'
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// header fills everything but the checksum.
+func (e *Entry) header(b []byte) {
+	b[0], b[1], b[2], b[3] = magic0, magic1, Version, 0
+	binary.BigEndian.PutUint32(b[4:], uint32(e.Volume))
+	binary.BigEndian.PutUint64(b[8:], uint64(e.Seq))
+	binary.BigEndian.PutUint64(b[16:], uint64(e.Term))
+	copy(b[24:40], e.Prev[:])
+	copy(b[40:56], e.Hash[:])
+	binary.BigEndian.PutUint32(b[56:], uint32(len(e.Payload)))
+}
+
+func hashOf(head, payload []byte) (h Hash) {
+	s := sha256.New()
+	s.Write(head[2:40])
+	s.Write(payload)
+	var sum [sha256.Size]byte
+	copy(h[:], s.Sum(sum[:0]))
+	return h
+}
+
+func checksum(head, payload []byte) uint32 {
+	return crc32.Update(crc32.Checksum(head[:60], castagnoli), castagnoli, payload)
+}
+
+// Encode gives the entry's bytes. Errors: ResourceExceeded.
+func Encode(e Entry) ([]byte, error) {
+	if len(e.Payload) > MaxPayload {
+		return nil, meta.E("encode journal entry", meta.ResourceExceeded, e.Position().String(),
+			fmt.Errorf("payload of %d bytes exceeds %d", len(e.Payload), MaxPayload))
+	}
+	b := make([]byte, HeaderSize, HeaderSize+len(e.Payload))
+	e.header(b)
+	binary.BigEndian.PutUint32(b[60:], checksum(b, e.Payload))
+	return append(b, e.Payload...), nil
+}
+
+// Decode reads an entry and checks its checksum and hash; the payload shares
+// b's memory. Errors: Corrupt, Version.
+func Decode(b []byte) (Entry, error) {
+	corrupt := func(format string, a ...any) (Entry, error) {
+		return Entry{}, meta.E("decode journal entry", meta.Corrupt, "", fmt.Errorf(format, a...))
+	}
+	if len(b) < HeaderSize || b[0] != magic0 || b[1] != magic1 {
+		return corrupt("%d bytes are no entry", len(b))
+	}
+	if b[2] > Version {
+		return Entry{}, meta.E("decode journal entry", meta.Version, "",
+			fmt.Errorf("entry has format %d, this program knows up to %d", b[2], Version))
+	}
+	head, payload := b[:HeaderSize], b[HeaderSize:]
+	if n := binary.BigEndian.Uint32(b[56:]); uint64(n) != uint64(len(payload)) {
+		return corrupt("payload has %d bytes, not %d", len(payload), n)
+	}
+	if want, got := binary.BigEndian.Uint32(b[60:]), checksum(head, payload); want != got {
+		return corrupt("checksum %08x, want %08x", got, want)
+	}
+	if b[2] != Version || b[3] != 0 {
+		return corrupt("version %d, flags %02x", b[2], b[3])
+	}
+	e := Entry{
+		Volume:  meta.VolumeID(binary.BigEndian.Uint32(b[4:])),
+		Seq:     meta.Seq(binary.BigEndian.Uint64(b[8:])),
+		Term:    meta.Term(binary.BigEndian.Uint64(b[16:])),
+		Payload: payload,
+	}
+	copy(e.Prev[:], b[24:40])
+	copy(e.Hash[:], b[40:56])
+	if h := hashOf(head, payload); h != e.Hash {
+		return corrupt("hash %s, want %s", h, e.Hash)
+	}
+	return e, nil
+}
+
+// Chain checks entries as they are read: that each belongs to the volume and
+// continues the one before.
+type Chain struct {
+	Volume meta.VolumeID
+	At     Position
+	Term   meta.Term // of the last entry seen
+}
+
+// Step accepts the next entry or says why it is none. Errors: Corrupt.
+func (c *Chain) Step(e Entry) error {
+	var why error
+	switch {
+	case e.Volume != c.Volume:
+		why = fmt.Errorf("it belongs to volume %d", e.Volume)
+	case e.Seq != c.At.Seq+1:
+		why = fmt.Errorf("it is entry %d: a gap", e.Seq)
+	case e.Prev != c.At.Hash:
+		why = fmt.Errorf("it follows %s, not %s", e.Prev, c.At.Hash)
+	case e.Term < c.Term:
+		why = fmt.Errorf("its term %d is older than %d before it", e.Term, c.Term)
+	default:
+		c.At, c.Term = e.Position(), e.Term
+		return nil
+	}
+	return meta.E("read journal", meta.Corrupt, fmt.Sprintf("volume %d entry %d", c.Volume, c.At.Seq+1), why)
+}

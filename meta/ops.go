@@ -1,0 +1,403 @@
+package meta
+
+// Op is an operation on one volume's namespace. Mutations are executed by the
+// pure machine in meta/namespace; reads are answered from the same store. Each
+// operation is a pointer to one of the structs below; Code names it on the
+// wire.
+type Op interface {
+	Code() OpCode
+}
+
+// OpCode numbers operations on the wire and in reply records. Codes below
+// firstMutation read; the others change the namespace and carry an OpID.
+type OpCode uint8
+
+const (
+	OpLookup OpCode = 1 + iota
+	OpGetAttr
+	OpReadDir
+	OpReadLink
+	OpGetXattr
+	OpListXattr
+	OpOpen
+	OpStatFS
+	OpSeek
+)
+
+const (
+	OpCreate OpCode = 64 + iota
+	OpTmpfile
+	OpLink
+	OpUnlink
+	OpRename
+	OpSetAttr
+	OpWrite
+	OpFallocate
+	OpCopyRange
+	OpSetXattr
+	OpRemoveXattr
+	OpReleaseOrphans
+	OpAllocChunks
+	OpSealChunk
+	OpDropChunk
+	OpSessionStart
+	OpSessionEnd
+	OpReplaceExtents
+	OpJunction
+	OpSetPolicy
+	OpReap
+	OpMoved
+)
+
+// Mutates reports whether the operation changes the namespace.
+func (c OpCode) Mutates() bool { return c >= OpCreate }
+
+// ---- reads
+
+// Lookup finds one name. Errors: NotFound, NotDir, NameTooLong, Stale.
+// "." and ".." work, too. Result: Attr, and Volume for a junction.
+type Lookup struct {
+	Parent Ino
+	Name   string
+}
+
+// GetAttr reads an inode's attributes. Errors: Stale.
+type GetAttr struct{ Ino Ino }
+
+// ReadDir lists entries whose cookie is greater than Cookie, in cookie order,
+// at most Max of them (bounded by the server at 4,096). "." and ".." are not
+// in the list. With Plus each entry carries attributes. Result: Entries, EOF,
+// and Attr of the directory.
+type ReadDir struct {
+	Ino    Ino
+	Cookie uint64
+	Max    uint32
+	Plus   bool
+}
+
+// ReadLink reads a symbolic link's target into Result.Data. Errors: Invalid.
+type ReadLink struct{ Ino Ino }
+
+// GetXattr reads one extended attribute into Result.Data. Errors: NoAttribute.
+// ACLs are read under their system.posix_acl_* names in the kernel's format.
+type GetXattr struct {
+	Ino  Ino
+	Name string
+}
+
+// ListXattr lists the names, each ended by a NUL, into Result.Data.
+type ListXattr struct{ Ino Ino }
+
+// Open reads attributes and the extents that overlap [Off, Off+Len), at most
+// 4,096 of them (Result.EOF tells whether that was all), or the inline data,
+// with the places of all their chunks. Len zero means to the end.
+type Open struct {
+	Ino Ino
+	Off uint64
+	Len uint64
+}
+
+// StatFSOp reads the volume's usage. Result: StatFS.
+type StatFSOp struct{}
+
+// Seek finds the next data (Hole false) or hole at or after Off: Result.Off.
+// Errors: NoSuchOffset.
+type Seek struct {
+	Ino  Ino
+	Off  uint64
+	Hole bool
+}
+
+// ---- mutations
+
+// Create makes a new inode of any type under a name: file, directory, symbolic
+// link, fifo, socket, device. If the name exists and Excl is false and both
+// are regular files, the existing inode is the result (Existed true).
+// The parent's default ACL, or else Umask, decides the mode (POSIX.1e);
+// a parent with the set-group-id bit gives its group, to directories its bit.
+// Errors: Exists, NotFound (the parent was removed), NotDir, NameTooLong,
+// NoSpace, QuotaExceeded, TooManyLinks, ReadOnly.
+type Create struct {
+	Parent Ino
+	Name   string
+	Mode   uint32 // type and permissions
+	Umask  uint32
+	UID    uint32
+	GID    uint32
+	Rdev   uint32
+	Target string // of a symbolic link
+	Excl   bool
+	// Ino is zero, or the number that an early reply already gave (replay).
+	Ino Ino
+	// Time is zero, or the time that an early reply already gave (replay).
+	Time Time
+}
+
+// Tmpfile makes a regular file with no name, held by the session as an orphan
+// until it is linked or released (O_TMPFILE).
+type Tmpfile struct {
+	Parent Ino
+	Mode   uint32
+	Umask  uint32
+	UID    uint32
+	GID    uint32
+	Ino    Ino
+	Time   Time
+}
+
+// Link adds a name to an inode that is no directory. Errors: Exists,
+// NotPermitted (a directory), TooManyLinks, Stale.
+type Link struct {
+	Ino    Ino
+	Parent Ino
+	Name   string
+}
+
+// Unlink removes a name (Dir: of an empty directory, as rmdir; else of
+// anything that is no directory). When the last name goes, the inode becomes
+// an orphan of every session in Holders, or of the calling session if there
+// are none; ReleaseOrphans removes it. Result: Attr of the inode after the
+// change (Nlink tells), ParentAttr.
+// Errors: NotFound, IsDir, NotDir, NotEmpty, Busy (a junction), Invalid.
+type Unlink struct {
+	Parent  Ino
+	Name    string
+	Dir     bool
+	Holders []SessionID // filled by the owner, not the client
+}
+
+// Rename flags, as renameat2(2).
+const (
+	RenameNoReplace uint32 = 1
+	RenameExchange  uint32 = 2
+)
+
+// Rename moves a name, replacing the target where POSIX allows. Result: Attr
+// of the moved inode, Attr2 of the replaced (or exchanged) one if there was
+// one, ParentAttr, NewParentAttr. Errors as renameat2(2), and NotSynced when
+// the source has unsynced bytes and a regular file would be replaced (rule 11).
+type Rename struct {
+	Parent    Ino
+	Name      string
+	NewParent Ino
+	NewName   string
+	Flags     uint32
+	Holders   []SessionID // as Unlink
+}
+
+// SetAttr changes the attributes that Mask names. Changing the size drops
+// extents beyond it and is a truncate or extension with a hole. Mode changes
+// keep an access ACL's mask in step. Errors: Stale, Invalid, IsDir, FileTooBig.
+type SetAttr struct {
+	Ino   Ino
+	Mask  SetMask
+	Mode  uint32
+	UID   uint32
+	GID   uint32
+	Size  uint64
+	Atime Time
+	Mtime Time
+	Ctime Time
+}
+
+// Write commits what a client wrote: Extents replace what they overlap, Data
+// (inline, whole file) replaces everything, the size grows to at least Size.
+// Several files' commits may travel in one batch of operations.
+type Write struct {
+	Ino     Ino
+	Extents []Extent
+	Inline  bool // Data is the whole content; at most InlineMax bytes
+	Data    []byte
+	Size    uint64 // the file is at least this long afterwards
+	Mtime   Time   // zero: now
+	Synced  bool   // the extents' bytes are durable on every replica
+	Kill    bool   // drop set-id bits and capabilities, as write(2) by the unprivileged does
+	// CloseEnded: the open-ended extent, if any, ends at its length here.
+	CloseEnded bool
+	// Seal: seal-on-close; contents can't change any more.
+	Seal bool
+	// Lazy: only marks everything committed before as synced.
+	MarkSynced bool
+}
+
+// Fallocate modes, as fallocate(2).
+const (
+	FallocKeepSize  uint32 = 0x01
+	FallocPunchHole uint32 = 0x02
+	FallocCollapse  uint32 = 0x08
+	FallocZeroRange uint32 = 0x10
+	FallocInsert    uint32 = 0x20
+	FallocUnshare   uint32 = 0x40
+)
+
+// Fallocate preallocates, punches, zeroes, collapses or inserts a range.
+type Fallocate struct {
+	Ino  Ino
+	Mode uint32
+	Off  uint64
+	Len  uint64
+}
+
+// CopyRange makes bytes of Dst share the extents of Src, within one volume;
+// the caller has flushed both. Result.Off is the number of bytes copied.
+type CopyRange struct {
+	Src    Ino
+	SrcOff uint64
+	Dst    Ino
+	DstOff uint64
+	Len    uint64
+}
+
+// Flags of SetXattr, as setxattr(2).
+const (
+	XattrCreate  uint32 = 1
+	XattrReplace uint32 = 2
+)
+
+// SetXattr sets an extended attribute. system.posix_acl_access also sets the
+// mode's permission bits, and is dropped when it says no more than a mode.
+// KillSGID: the caller may not keep the set-group-id bit.
+// Errors: Exists, NoAttribute, Range, NoSpace, NotSupported, Invalid.
+type SetXattr struct {
+	Ino      Ino
+	Name     string
+	Value    []byte
+	Flags    uint32
+	KillSGID bool
+}
+
+// RemoveXattr removes an extended attribute. Errors: NoAttribute.
+type RemoveXattr struct {
+	Ino  Ino
+	Name string
+}
+
+// ReleaseOrphans says that the session holds these unlinked inodes open no
+// more; each goes away when no session holds it.
+type ReleaseOrphans struct{ Inos []Ino }
+
+// AllocChunks records N new open chunks held by the session. Servers are
+// chosen by the owner before execution. Result.Chunks are their records.
+type AllocChunks struct {
+	N       uint32
+	Own     bool
+	Servers [][]ServerID // filled by the owner
+	Fence   Fence        // filled by the owner
+}
+
+// SealChunk records a chunk as sealed at a length (rule 5); its session no
+// longer holds it, and if nothing refers to it, it is queued for deletion.
+type SealChunk struct {
+	Chunk   ChunkID
+	Length  uint64
+	CRC     uint32
+	Fence   Fence
+	Servers []ServerID // the replicas that were sealed
+}
+
+// DropChunk removes the record of a chunk in state ChunkDeleting after every
+// replica was deleted.
+type DropChunk struct{ Chunk ChunkID }
+
+// SessionStart journals a session; SessionEnd ends it: its orphans and reply
+// records go, its open chunks stay ChunkOpen without a holder until sealed.
+type SessionStart struct {
+	Session SessionID
+	Name    string // for people: host, process, mount point
+	Host    string // boot id
+	PID     uint32
+	Start   uint64 // the process's start time in clock ticks, to tell a reused PID
+}
+
+// SessionEnd ends a journaled session.
+type SessionEnd struct{ Session SessionID }
+
+// ReplaceExtents swaps where bytes lie, not what they are: compaction's
+// compare-and-swap. Each Old extent must still be mapped exactly or as part of
+// a larger one, else nothing changes and the error is Again.
+type ReplaceExtents struct {
+	Ino Ino
+	Old []Extent
+	New []Extent
+}
+
+// Junction attaches Volume under a name (Detach: takes it away). Errors:
+// Exists, NotFound, NotAttached.
+type Junction struct {
+	Parent Ino
+	Name   string
+	Volume VolumeID
+	Detach bool
+}
+
+// SetPolicy replaces the volume's policy.
+type SetPolicy struct{ Policy Policy }
+
+// Reap removes what is left of one unlinked inode or a truncated tail, a
+// bounded amount at a time. Result.EOF tells that all is gone.
+type Reap struct {
+	Ino Ino
+	Max uint32
+}
+
+// Policy says how a volume treats its data.
+type Policy struct {
+	QuotaBytes  uint64 // 0: none
+	QuotaInodes uint64
+	Replicas    uint32 // at least 1
+	MaxChunk    uint64 // bytes; 0 means 1 GiB
+	SealOnClose bool
+	Immutable   bool
+	SyncOnClose bool
+	NoAtime     bool // never update access times; else relatime by the client
+}
+
+func (*Lookup) Code() OpCode         { return OpLookup }
+func (*GetAttr) Code() OpCode        { return OpGetAttr }
+func (*ReadDir) Code() OpCode        { return OpReadDir }
+func (*ReadLink) Code() OpCode       { return OpReadLink }
+func (*GetXattr) Code() OpCode       { return OpGetXattr }
+func (*ListXattr) Code() OpCode      { return OpListXattr }
+func (*Open) Code() OpCode           { return OpOpen }
+func (*StatFSOp) Code() OpCode       { return OpStatFS }
+func (*Seek) Code() OpCode           { return OpSeek }
+func (*Create) Code() OpCode         { return OpCreate }
+func (*Tmpfile) Code() OpCode        { return OpTmpfile }
+func (*Link) Code() OpCode           { return OpLink }
+func (*Unlink) Code() OpCode         { return OpUnlink }
+func (*Rename) Code() OpCode         { return OpRename }
+func (*SetAttr) Code() OpCode        { return OpSetAttr }
+func (*Write) Code() OpCode          { return OpWrite }
+func (*Fallocate) Code() OpCode      { return OpFallocate }
+func (*CopyRange) Code() OpCode      { return OpCopyRange }
+func (*SetXattr) Code() OpCode       { return OpSetXattr }
+func (*RemoveXattr) Code() OpCode    { return OpRemoveXattr }
+func (*ReleaseOrphans) Code() OpCode { return OpReleaseOrphans }
+func (*AllocChunks) Code() OpCode    { return OpAllocChunks }
+func (*SealChunk) Code() OpCode      { return OpSealChunk }
+func (*DropChunk) Code() OpCode      { return OpDropChunk }
+func (*SessionStart) Code() OpCode   { return OpSessionStart }
+func (*SessionEnd) Code() OpCode     { return OpSessionEnd }
+func (*ReplaceExtents) Code() OpCode { return OpReplaceExtents }
+func (*Junction) Code() OpCode       { return OpJunction }
+func (*SetPolicy) Code() OpCode      { return OpSetPolicy }
+func (*Reap) Code() OpCode           { return OpReap }
+
+// Result is the answer to any operation; which fields are set is said at the
+// operation. Every result of an operation that names an inode has Attr.
+type Result struct {
+	Attr          Attr
+	Attr2         Attr // Ino is zero when there is no second inode
+	ParentAttr    Attr // after the change; Ino zero when not set
+	NewParentAttr Attr
+	Volume        VolumeID // Lookup of a junction
+	Existed       bool     // Create found the name
+	Entries       []Dirent
+	EOF           bool
+	Data          []byte
+	Extents       []Extent
+	Places        []ChunkPlace
+	Chunks        []ChunkRecord
+	Off           uint64
+	StatFS        StatFS
+}

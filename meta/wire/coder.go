@@ -1,0 +1,287 @@
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+
+	"penstock.io/penstock/meta"
+)
+
+// coder walks a message's fields in order, either appending them or reading
+// them, so that one function describes a message and the two directions can't
+// drift apart.
+type coder struct {
+	buf []byte // encode: what was written; decode: what is left
+	dec bool
+	err error
+}
+
+var errShort = errors.New("the body ends too early")
+
+func (c *coder) fail(err error) {
+	if c.err == nil {
+		c.err = err
+	}
+	c.buf = nil
+}
+
+func (c *coder) u64(v *uint64) {
+	if !c.dec {
+		c.buf = binary.AppendUvarint(c.buf, *v)
+		return
+	}
+	x, n := binary.Uvarint(c.buf)
+	if n <= 0 {
+		c.fail(errShort)
+		*v = 0
+		return
+	}
+	*v, c.buf = x, c.buf[n:]
+}
+
+func (c *coder) u32(v *uint32) {
+	x := uint64(*v)
+	c.u64(&x)
+	if x > 1<<32-1 {
+		c.fail(errors.New("a 32-bit value is larger"))
+	}
+	*v = uint32(x)
+}
+
+func (c *coder) u8(v *uint8) {
+	if !c.dec {
+		c.buf = append(c.buf, *v)
+		return
+	}
+	if len(c.buf) < 1 {
+		c.fail(errShort)
+		*v = 0
+		return
+	}
+	*v, c.buf = c.buf[0], c.buf[1:]
+}
+
+func (c *coder) bool(v *bool) {
+	var b uint8
+	if *v {
+		b = 1
+	}
+	c.u8(&b)
+	if b > 1 {
+		c.fail(errors.New("a flag is neither 0 nor 1"))
+	}
+	*v = b == 1
+}
+
+func (c *coder) fixed(v *uint64) {
+	if !c.dec {
+		c.buf = binary.LittleEndian.AppendUint64(c.buf, *v)
+		return
+	}
+	if len(c.buf) < 8 {
+		c.fail(errShort)
+		*v = 0
+		return
+	}
+	*v, c.buf = binary.LittleEndian.Uint64(c.buf), c.buf[8:]
+}
+
+func (c *coder) time(v *meta.Time) {
+	x := uint64(*v)
+	c.fixed(&x)
+	*v = meta.Time(x)
+}
+
+// count codes the length of a list and refuses one that the rest of the body
+// can't hold, so that nothing large is allocated for a short frame.
+func (c *coder) count(n int) int {
+	x := uint64(n)
+	c.u64(&x)
+	if c.dec && x > uint64(len(c.buf)) {
+		c.fail(errShort)
+		return 0
+	}
+	return int(x)
+}
+
+func (c *coder) str(v *string) {
+	n := c.count(len(*v))
+	if !c.dec {
+		c.buf = append(c.buf, *v...)
+		return
+	}
+	*v = string(c.buf[:n])
+	c.buf = c.buf[n:]
+}
+
+func (c *coder) bytes(v *[]byte) {
+	n := c.count(len(*v))
+	if !c.dec {
+		c.buf = append(c.buf, *v...)
+		return
+	}
+	if n == 0 {
+		*v = nil
+		return
+	}
+	*v = append(make([]byte, 0, n), c.buf[:n]...)
+	c.buf = c.buf[n:]
+}
+
+// list codes a slice: its length, then each element.
+func list[T any](c *coder, v *[]T, elem func(*coder, *T)) {
+	n := c.count(len(*v))
+	if c.dec {
+		if n == 0 {
+			*v = nil
+			return
+		}
+		*v = make([]T, 0, min(n, 1024))
+		for range n {
+			var e T
+			elem(c, &e)
+			if c.err != nil {
+				return
+			}
+			*v = append(*v, e)
+		}
+		return
+	}
+	for i := range *v {
+		elem(c, &(*v)[i])
+	}
+}
+
+func ino(c *coder, v *meta.Ino)                { c.u64((*uint64)(v)) }
+func server(c *coder, v *meta.ServerID)        { c.u64((*uint64)(v)) }
+func (c *coder) seq(v *meta.Seq)               { c.u64((*uint64)(v)) }
+func (c *coder) volume(v *meta.VolumeID)       { c.u32((*uint32)(v)) }
+func (c *coder) session(v *meta.SessionID)     { c.fixed((*uint64)(v)) }
+func (c *coder) mode(v *meta.LeaseMode)        { c.u8((*uint8)(v)) }
+func servers(c *coder, v *[]meta.ServerID)     { list(c, v, server) }
+func (c *coder) fence(f *meta.Fence)           { c.u64((*uint64)(&f.Term)); c.u32(&f.Seals) }
+func (c *coder) chunkState(v *meta.ChunkState) { c.u8((*uint8)(v)) }
+
+func (c *coder) kind(k *meta.Kind) {
+	x := uint32(*k)
+	c.u32(&x)
+	*k = meta.Kind(x)
+}
+
+func (c *coder) opID(o *meta.OpID) {
+	c.fixed(&o.Incarnation)
+	c.u64(&o.Unique)
+	c.u32(&o.Step)
+}
+
+func (c *coder) chunkID(id *meta.ChunkID) {
+	c.volume(&id.Volume)
+	c.u32(&id.Term)
+	c.u64(&id.Counter)
+}
+
+func (c *coder) attr(a *meta.Attr) {
+	ino(c, &a.Ino)
+	if a.Ino == 0 {
+		return // no attributes
+	}
+	c.u32(&a.Mode)
+	c.u32(&a.Nlink)
+	c.u32(&a.UID)
+	c.u32(&a.GID)
+	c.u32(&a.Rdev)
+	c.u32((*uint32)(&a.Flags))
+	c.u64(&a.Size)
+	c.u64(&a.Blocks)
+	c.time(&a.Atime)
+	c.time(&a.Mtime)
+	c.time(&a.Ctime)
+	c.time(&a.Btime)
+	c.u64(&a.Change)
+	ino(c, &a.Parent)
+}
+
+func extent(c *coder, e *meta.Extent) {
+	c.u64(&e.Off)
+	c.u64(&e.Len)
+	c.chunkID(&e.Chunk)
+	c.u64(&e.ChunkOff)
+	c.bool(&e.OpenEnded)
+}
+
+func dirent(c *coder, d *meta.Dirent) {
+	c.str(&d.Name)
+	ino(c, &d.Ino)
+	c.u32(&d.Type)
+	c.u64(&d.Cookie)
+	c.volume(&d.Volume)
+	has := d.Attr != nil
+	c.bool(&has)
+	if has {
+		if c.dec {
+			d.Attr = new(meta.Attr)
+		}
+		c.attr(d.Attr)
+	}
+}
+
+func chunkRecord(c *coder, r *meta.ChunkRecord) {
+	c.chunkID(&r.ID)
+	c.chunkState(&r.State)
+	c.session(&r.Session)
+	c.fence(&r.Fence)
+	servers(c, &r.Servers)
+	c.u64(&r.Length)
+	c.u32(&r.CRC)
+	c.u64(&r.Live)
+	c.bool(&r.Own)
+}
+
+func chunkPlace(c *coder, p *meta.ChunkPlace) {
+	c.chunkID(&p.ID)
+	servers(c, &p.Servers)
+	c.bool(&p.Sealed)
+	c.u64(&p.Length)
+}
+
+func chunkGrant(c *coder, g *meta.ChunkGrant) {
+	c.chunkID(&g.ID)
+	c.fence(&g.Fence)
+	servers(c, &g.Servers)
+	c.bytes(&g.Cap)
+	c.u64(&g.MaxLen)
+}
+
+func serverInfo(c *coder, s *meta.ServerInfo) {
+	server(c, &s.ID)
+	c.str(&s.Addr)
+	c.str(&s.Topology)
+	c.str(&s.Class)
+	c.u64(&s.Total)
+	c.u64(&s.Free)
+	c.str(&s.Host)
+}
+
+func grant(c *coder, g *meta.Grant) { ino(c, &g.Ino); c.mode(&g.Mode) }
+
+func (c *coder) policy(p *meta.Policy) {
+	c.u64(&p.QuotaBytes)
+	c.u64(&p.QuotaInodes)
+	c.u32(&p.Replicas)
+	c.u64(&p.MaxChunk)
+	c.bool(&p.SealOnClose)
+	c.bool(&p.Immutable)
+	c.bool(&p.SyncOnClose)
+	c.bool(&p.NoAtime)
+}
+
+func lock(c *coder, l *meta.Lock) {
+	ino(c, &l.Ino)
+	c.session(&l.Session)
+	c.fixed(&l.Owner)
+	c.u32(&l.PID)
+	c.u8((*uint8)(&l.Type))
+	c.u64(&l.Start)
+	c.u64(&l.End)
+	c.bool(&l.Flock)
+}

@@ -1,0 +1,190 @@
+// Package wire owns the frames of the metadata protocol: their layout, their
+// bounds, and the encoding of every operation and message in them.
+//
+// A frame, all integers little-endian:
+//
+//	 0        4        5       6        8                16        20
+//	+--------+--------+-------+--------+----------------+---------+- - - -+
+//	| length |version | type  | zero   | request id     | crc32c  | body  |
+//	| u32    | u8     | u8    | u16    | u64            | u32     |       |
+//	+--------+--------+-------+--------+----------------+---------+- - - -+
+//
+// length counts the bytes after itself, 16 to MaxFrame. crc32c (Castagnoli)
+// covers bytes 4 to 16 and the body. The request id joins a reply to its
+// request; messages that expect no reply carry zero. Unsigned integers in
+// bodies are varints as in encoding/binary, times are 8 bytes, strings and
+// byte slices are a varint length and the bytes, lists a varint count and the
+// elements, optional values a byte 0 or 1 before them. A body that is not
+// consumed to its last byte is a protocol error.
+//
+// The first frame on a connection is Hello, in both directions, with the
+// version range that each side speaks; until it is checked no frame may be
+// longer than MaxHello.
+package wire
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"io"
+
+	"penstock.io/penstock/meta"
+)
+
+// Version is the protocol version this program speaks, MinVersion the oldest
+// it still understands.
+const (
+	Version    = 1
+	MinVersion = 1
+)
+
+// Bounds in bytes, the length field excluded.
+const (
+	HeaderSize = 20
+	MaxFrame   = 16 << 20
+	MaxHello   = 16 << 10
+)
+
+// Type names a frame.
+type Type uint8
+
+// Frame types. Requests are odd-numbered in spirit only: the table in
+// docs/formats.md says which answers which.
+const (
+	THello     Type = 1 + iota // both directions, first
+	TCall                      // client: one operation
+	TReply                     // server: its answer
+	TBatch                     // client: several operations of one volume
+	TBatchRe                   // server: their answers
+	TSync                      // client: tell me when Seq is in the journal
+	TDurable                   // server: everything up to Seq is in the journal
+	TRecall                    // server: lower a lease
+	TRecalled                  // client: done
+	TDrop                      // client: leases given back
+	TKeepAlive                 // client; the server echoes it
+	TAlloc                     // client: chunks to write; answered by TGrants
+	TGrants                    //
+	TSeal                      // client: seal a chunk; answered by TReply
+	TLock                      // client: set or test a lock; answered by TLockRe
+	TLockRe                    //
+	TCancel                    // client: stop waiting for request id
+	TAdmin                     // client: volumes, cluster; answered by TAdminRe
+	TAdminRe                   //
+	TReport                    // chunk server: who I am, how full
+	TOrder                     // server: seal, delete, ...
+	TOrderRe                   // chunk server: done
+	TClaim                     // client after a change of owner: leases and locks I held
+	TBye                       // client: the session ends in order; the server echoes it
+	TCaps                      // client: renew read capabilities; answered by TCapsRe
+	TCapsRe                    //
+	TServers                   // server: the chunk servers, whenever they change
+	lastType
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Begin starts a frame at the end of dst and returns the slice to append the
+// body to; End finishes the frame that began at start.
+func Begin(dst []byte, t Type, id uint64) (frame []byte, start int) {
+	start = len(dst)
+	var h [HeaderSize]byte
+	h[4] = Version
+	h[5] = byte(t)
+	binary.LittleEndian.PutUint64(h[8:], id)
+	return append(dst, h[:]...), start
+}
+
+// End fills in length and checksum of the frame that Begin started. It panics
+// when the body is longer than MaxFrame: callers bound what they send.
+func End(frame []byte, start int) []byte {
+	n := len(frame) - start - 4
+	if n > MaxFrame {
+		panic(fmt.Sprintf("wire: frame type %d of %d bytes is over the bound of %d", frame[start+5], n, MaxFrame))
+	}
+	binary.LittleEndian.PutUint32(frame[start:], uint32(n))
+	crc := crc32.Update(0, castagnoli, frame[start+4:start+16])
+	crc = crc32.Update(crc, castagnoli, frame[start+HeaderSize:])
+	binary.LittleEndian.PutUint32(frame[start+16:], crc)
+	return frame
+}
+
+// Reader reads frames from a connection into one buffer.
+type Reader struct {
+	r   *bufio.Reader
+	max uint32
+	buf []byte
+}
+
+// NewReader reads frames of at most MaxHello bytes until Trust is called.
+func NewReader(r io.Reader) *Reader {
+	return &Reader{r: bufio.NewReaderSize(r, 64<<10), max: MaxHello}
+}
+
+// Trust raises the bound to MaxFrame, once the peer is known.
+func (r *Reader) Trust() { r.max = MaxFrame }
+
+// Buffered tells how many bytes already read wait in the buffer: zero means
+// that the next Next will ask the network.
+func (r *Reader) Buffered() int { return r.r.Buffered() }
+
+// Next reads one frame. The body is valid until the next call.
+// Errors: io.EOF at a clean end, Protocol for a malformed frame, Version.
+func (r *Reader) Next() (t Type, id uint64, body []byte, err error) {
+	var h [HeaderSize]byte
+	if _, err := io.ReadFull(r.r, h[:]); err != nil {
+		return 0, 0, nil, err
+	}
+	n := binary.LittleEndian.Uint32(h[:])
+	if n < HeaderSize-4 || n > r.max {
+		return 0, 0, nil, meta.E("read frame", meta.Protocol, "", fmt.Errorf("length %d is not in 16..%d", n, r.max))
+	}
+	if v := h[4]; v < MinVersion || v > Version {
+		return 0, 0, nil, meta.E("read frame", meta.Version, "", fmt.Errorf("protocol version %d, this program speaks %d to %d", v, MinVersion, Version))
+	}
+	t = Type(h[5])
+	if t == 0 || t >= lastType || h[6] != 0 || h[7] != 0 {
+		return 0, 0, nil, meta.E("read frame", meta.Protocol, "", fmt.Errorf("type %d, reserved %d", t, binary.LittleEndian.Uint16(h[6:])))
+	}
+	id = binary.LittleEndian.Uint64(h[8:])
+	n -= HeaderSize - 4
+	if uint32(cap(r.buf)) < n {
+		// Grow as bytes arrive: a length alone makes nobody allocate much.
+		if r.buf, err = readGrowing(r.r, r.buf[:0], int(n)); err != nil {
+			return 0, 0, nil, err
+		}
+	} else {
+		r.buf = r.buf[:n]
+		if _, err := io.ReadFull(r.r, r.buf); err != nil {
+			return 0, 0, nil, unexpected(err)
+		}
+	}
+	crc := crc32.Update(0, castagnoli, h[4:16])
+	if crc = crc32.Update(crc, castagnoli, r.buf); crc != binary.LittleEndian.Uint32(h[16:]) {
+		return 0, 0, nil, meta.E("read frame", meta.Protocol, "", fmt.Errorf("checksum of a frame of type %d does not match", t))
+	}
+	body = r.buf
+	if cap(r.buf) > 1<<20 {
+		r.buf = nil // a rare giant must not stay in memory for each connection
+	}
+	return t, id, body, nil
+}
+
+func readGrowing(r io.Reader, buf []byte, n int) ([]byte, error) {
+	for len(buf) < n {
+		step := min(n-len(buf), max(len(buf), 64<<10))
+		old := len(buf)
+		buf = append(buf, make([]byte, step)...)
+		if _, err := io.ReadFull(r, buf[old:]); err != nil {
+			return nil, unexpected(err)
+		}
+	}
+	return buf, nil
+}
+
+func unexpected(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
