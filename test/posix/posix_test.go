@@ -1,0 +1,147 @@
+// Package posix runs the conformance suite of test/posix/suite, go-fuse's
+// posixtest and real programs on native ext4 and on a Penstock mount.
+package posix
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"penstock.io/penstock/test/posix/suite"
+)
+
+var (
+	dirFlag  = flag.String("dir", os.Getenv("PENSTOCK_POSIX_DIR"), "directory to run the suite in, instead of ext4 and a mount that the test brings up")
+	caseFlag = flag.String("case", "", "run only the cases whose name matches this regular expression")
+	workers  = flag.Int("workers", 4, "cases that run at the same time")
+)
+
+// leastCases is the number of distinct conditions below which the suite may
+// never fall.
+const leastCases = 1500
+
+func TestMain(m *testing.M) {
+	suite.RunAsHelper() // doesn't return when this process was started as one
+	calmRuntime()
+	flag.Parse()
+	os.Exit(m.Run())
+}
+
+// calmRuntime starts the test again without the runtime's preemption signals:
+// one of them may interrupt a system call on a file system in user space. A C
+// program that uses no signals never sees EINTR; nor shall the cases.
+func calmRuntime() {
+	const setting = "asyncpreemptoff=1"
+	if strings.Contains(os.Getenv("GODEBUG"), setting) {
+		return
+	}
+	exe, err := os.Executable()
+	if err == nil {
+		err = unix.Exec(exe, os.Args, append(os.Environ(), "GODEBUG="+setting))
+	}
+	fmt.Fprintln(os.Stderr, "starting the test again without preemption signals:", err)
+	os.Exit(2)
+}
+
+// TestCount guards the size of the suite and that no name stands twice.
+func TestCount(t *testing.T) {
+	seen := map[string]bool{}
+	for _, c := range suite.Cases() {
+		if seen[c.Name] {
+			t.Errorf("case %s stands twice", c.Name)
+		}
+		seen[c.Name] = true
+	}
+	t.Logf("%d distinct cases", len(seen))
+	if len(seen) < leastCases {
+		t.Errorf("%d distinct cases, want at least %d", len(seen), leastCases)
+	}
+}
+
+// TestDirectory runs the suite in the directory that -dir names.
+func TestDirectory(t *testing.T) {
+	if *dirFlag == "" {
+		return // TestExt4 and TestMount find their own
+	}
+	dir, err := os.MkdirTemp(*dirFlag, "posix-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	conform(t, dir)
+}
+
+// TestExt4 proves that the suite tests POSIX and not Penstock.
+func TestExt4(t *testing.T) {
+	if *dirFlag != "" {
+		return
+	}
+	conform(t, ext4Dir(t))
+}
+
+// conform runs the suite in dir and prints the figures.
+func conform(t *testing.T, dir string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("the suite makes devices and becomes other users: run it as root")
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	match, err := regexp.Compile(*caseFlag)
+	if err != nil {
+		t.Fatalf("-case: %v", err)
+	}
+	var cases []suite.Case
+	for _, c := range suite.Cases() {
+		if match.MatchString(c.Name) {
+			cases = append(cases, c)
+		}
+	}
+	passed, failed := suite.Run(dir, cases, *workers, func(r suite.Result) {
+		if r.Err != nil {
+			t.Errorf("%s: %v", r.Name, r.Err)
+		} else if testing.Verbose() && *caseFlag != "" {
+			t.Logf("%s: passed in %s", r.Name, r.Took)
+		}
+	})
+	t.Logf("%d passed, %d failed", passed, failed)
+}
+
+// ext4Dir is a directory on native ext4: below the temporary directory if that
+// is ext4, else on a loop device made for the test.
+func ext4Dir(t *testing.T) string {
+	tmp := t.TempDir()
+	for d := tmp; d != filepath.Dir(os.TempDir()) && d != "/"; d = filepath.Dir(d) {
+		if d != os.TempDir() {
+			os.Chmod(d, 0o755) // other users walk through it
+		}
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(tmp, &st); err != nil {
+		t.Fatal(err)
+	}
+	if st.Type == unix.EXT4_SUPER_MAGIC {
+		return tmp
+	}
+	image, mnt := filepath.Join(tmp, "image"), filepath.Join(tmp, "mnt")
+	for _, args := range [][]string{
+		{"truncate", "-s", "2G", image}, {"mkfs.ext4", "-q", "-F", image}, {"mkdir", mnt}, {"mount", "-o", "loop", image, mnt},
+	} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("making an ext4 image: %v: %v\n%s", args, err, out)
+		}
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(mnt, unix.MNT_DETACH); err != nil {
+			t.Errorf("unmounting %s: %v", mnt, err)
+		}
+	})
+	return mnt
+}
