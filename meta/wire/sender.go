@@ -1,0 +1,103 @@
+package wire
+
+import (
+	"net"
+	"sync"
+)
+
+// Sender writes frames to a connection in the order of Enqueue. Enqueue never
+// blocks on the network, so it may be called under a lock that decides the
+// order; Flush does the writing, in the goroutine of whoever calls it first,
+// so that a lone request costs no switch of goroutines and many share a write.
+type Sender struct {
+	conn net.Conn
+
+	mu      sync.Mutex
+	buf     []byte
+	spare   []byte
+	writing bool
+	err     error
+	onError func(error)
+}
+
+// MaxQueued bounds the bytes waiting for a peer that does not read. A peer
+// beyond it is cut off.
+const MaxQueued = 64 << 20
+
+// NewSender sends on conn; onError, if not nil, is called once when a write
+// failed or the peer fell too far behind.
+func NewSender(conn net.Conn, onError func(error)) *Sender {
+	return &Sender{conn: conn, onError: onError}
+}
+
+// Enqueue adds a frame to what will be written.
+func (s *Sender) Enqueue(id uint64, m Message) {
+	s.mu.Lock()
+	if s.err == nil {
+		s.buf = Append(s.buf, id, m)
+	}
+	s.mu.Unlock()
+}
+
+// Flush writes what is queued unless another goroutine is at it already, which
+// then writes this, too.
+func (s *Sender) Flush() error {
+	s.mu.Lock()
+	if s.writing || s.err != nil {
+		err := s.err
+		if err == nil && len(s.buf) > MaxQueued {
+			err = errBehind
+			s.err = err
+			s.mu.Unlock()
+			s.fail(err)
+			return err
+		}
+		s.mu.Unlock()
+		return err
+	}
+	s.writing = true
+	for len(s.buf) > 0 && s.err == nil {
+		out := s.buf
+		s.buf = s.spare[:0]
+		s.spare = nil
+		s.mu.Unlock()
+		_, err := s.conn.Write(out)
+		s.mu.Lock()
+		if cap(out) <= 1<<20 {
+			s.spare = out
+		}
+		if err != nil && s.err == nil {
+			s.err = err
+		}
+	}
+	s.writing = false
+	err := s.err
+	s.mu.Unlock()
+	if err != nil {
+		s.fail(err)
+	}
+	return err
+}
+
+// Send enqueues one frame and flushes.
+func (s *Sender) Send(id uint64, m Message) error {
+	s.Enqueue(id, m)
+	return s.Flush()
+}
+
+func (s *Sender) fail(err error) {
+	s.mu.Lock()
+	f := s.onError
+	s.onError = nil
+	s.mu.Unlock()
+	s.conn.Close()
+	if f != nil {
+		f(err)
+	}
+}
+
+type behindError struct{}
+
+func (behindError) Error() string { return "the peer does not read: too many bytes wait for it" }
+
+var errBehind error = behindError{}
