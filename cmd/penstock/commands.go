@@ -11,6 +11,8 @@ import (
 // each.
 func addCommands(root *cobra.Command) {
 	root.AddCommand(
+		newBench(),
+		newBenchFio(),
 		newVersion(),
 	)
 }

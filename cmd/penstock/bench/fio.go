@@ -1,0 +1,152 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"text/tabwriter"
+)
+
+// Tolerance is how far a row may be from fio's figure for the same workload.
+const Tolerance = 0.15
+
+// fioTwin is the fio job that does the same as one of our rows. The page cache
+// is dropped by us and read-ahead left to the kernel, as our rows do.
+type fioTwin struct {
+	group, row string
+	read       bool // fio's figure is under "read"
+	args       func(s *side) []string
+}
+
+func fioTwins() []fioTwin {
+	size := func(n int64) string { return fmt.Sprintf("--size=%d", n) }
+	return []fioTwin{
+		{"large", "seq-write-fsync", false, func(s *side) []string {
+			return []string{"--filename=" + filepath.Join(s.dir, "fio"), "--rw=write", "--bs=1m", size(s.largeSize()), "--end_fsync=1", "--fallocate=none", "--unlink=1"}
+		}},
+		{"large", "seq-read-cold", true, func(s *side) []string {
+			return []string{"--filename=" + filepath.Join(s.dir, "large"), "--rw=read", "--bs=128k", size(s.largeSize())}
+		}},
+		{"large", "rand-read-cold", true, func(s *side) []string {
+			return []string{"--filename=" + filepath.Join(s.dir, "large"), "--rw=randread", "--bs=4k", "--norandommap", size(s.largeSize()),
+				fmt.Sprintf("--number_ios=%d", s.cfg.scaled(coldRandReads))}
+		}},
+		{"append", "append-fsync", false, func(s *side) []string {
+			return []string{"--filename=" + filepath.Join(s.dir, "fio"), "--rw=write", "--bs=4k", size(int64(s.cfg.scaled(appends)) * blockSize),
+				"--fsync=1", "--fallocate=none", "--file_append=1", "--unlink=1"}
+		}},
+	}
+}
+
+// CompareWithFio runs four rows and their fio twins on one directory, rounds
+// interleaved, and prints both medians. It fails if any differs by more than
+// Tolerance.
+func CompareWithFio(ctx context.Context, cfg Config, w io.Writer) error {
+	if err := cfg.complete(); err != nil {
+		return err
+	}
+	top, err := os.MkdirTemp(cfg.Dirs[0], "penstock-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(top)
+	s := &side{top: top, cfg: &cfg, first: true}
+
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "row\tours\tfio\tours/fio")
+	var apart []string
+	for i, twin := range fioTwins() {
+		var g group
+		var r row
+		for _, g = range groups() {
+			if g.name == twin.group {
+				break
+			}
+		}
+		for _, r = range g.rows {
+			if r.name == twin.row {
+				break
+			}
+		}
+		var ours, theirs []float64
+		for round := range cfg.Rounds {
+			if err := s.enter(g, i*cfg.Rounds+round, true); err != nil {
+				return err
+			}
+			m, err := runRow(ctx, r, s)
+			if err != nil {
+				return fmt.Errorf("bench %s: %w", r.name, err)
+			}
+			value, err := s.runFio(ctx, r, twin)
+			if err != nil {
+				return fmt.Errorf("fio %s: %w", r.name, err)
+			}
+			ours, theirs = append(ours, m.value), append(theirs, value)
+			fmt.Fprintf(cfg.Progress, "round %d/%d  %-18s %14s  fio %14s\n", round+1, cfg.Rounds, r.name, valueText(r.unit, m.value), valueText(r.unit, value))
+			if g.finish != nil {
+				if err := g.finish(s); err != nil {
+					return err
+				}
+			}
+		}
+		a, b := median(ours), median(theirs)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%.3f\n", r.name, valueText(r.unit, a), valueText(r.unit, b), a/b)
+		if math.Abs(a/b-1) > Tolerance {
+			apart = append(apart, r.name)
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if len(apart) > 0 {
+		return fmt.Errorf("bench: these rows differ from fio by more than %.0f %%: %v", Tolerance*100, apart)
+	}
+	return nil
+}
+
+// runFio runs one fio job under the same conditions as runRow, and returns its
+// figure in the row's unit.
+func (s *side) runFio(ctx context.Context, r row, twin fioTwin) (float64, error) {
+	if err := dropAll(); err != nil {
+		return 0, err
+	}
+	if r.cold {
+		if err := s.restart(ctx); err != nil {
+			return 0, err
+		}
+	}
+	args := append([]string{"--name=twin", "--ioengine=psync", "--invalidate=0", "--fadvise_hint=0", "--thread", "--output-format=json"}, twin.args(s)...)
+	out, err := exec.CommandContext(ctx, "fio", args...).Output()
+	if err != nil {
+		return 0, err
+	}
+	type direction struct {
+		Bytes float64 `json:"bw_bytes"` // a second
+		IOPS  float64 `json:"iops"`
+	}
+	var report struct {
+		Jobs []struct {
+			Read  direction `json:"read"`
+			Write direction `json:"write"`
+		} `json:"jobs"`
+	}
+	if err := json.Unmarshal(out, &report); err != nil {
+		return 0, fmt.Errorf("its output: %w\n%s", err, out)
+	}
+	if len(report.Jobs) != 1 {
+		return 0, fmt.Errorf("it reports %d jobs", len(report.Jobs))
+	}
+	d := report.Jobs[0].Write
+	if twin.read {
+		d = report.Jobs[0].Read
+	}
+	if r.unit == MegabytesPerSecond {
+		return d.Bytes / 1e6, nil
+	}
+	return d.IOPS, nil
+}
