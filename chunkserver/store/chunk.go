@@ -1,0 +1,729 @@
+package store
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/meta"
+)
+
+const block = chunkserver.ChecksumBlock
+
+// chunk is what is in memory of one chunk. It is loaded when first asked for
+// and dropped again when nobody uses it, except while the log holds
+// something of it that its .meta file does not.
+type chunk struct {
+	id meta.ChunkID
+
+	// Guarded by Store.mu.
+	pins  int // users, plus one while dirty
+	where *list.Element
+
+	// ending is held through Seal and Delete, across syncs: one of them at a time.
+	ending sync.Mutex
+
+	mu      sync.Mutex
+	loaded  bool
+	loadErr error // .meta is unreadable: everything but Delete fails with this
+	exists  bool
+	deleted bool
+	damaged bool // bytes below the synced mark were found bad; no appends
+	dirty   bool // in Store.dirty, or taken from there by a checkpoint in progress
+	frozen  bool // a final seal is under way
+	state   meta.ChunkState
+	fence   meta.Fence
+	length  uint64
+	// crcs are the checksums of all blocks of [0, length), the last one of
+	// what its block holds so far.
+	// INVARIANT: len(crcs) == Blocks(length).
+	crcs []uint32
+	// INVARIANT: synced <= length; the bytes [0, synced) can be had after a
+	// power loss from the data file and the log together.
+	synced  uint64
+	dataOK  uint64        // durable in the data file itself
+	entry   bool          // the data file's directory entry is durable
+	syncing chan struct{} // closed when the sync under way ends
+	file    *handle       // nil until needed
+	wb      uint64        // bytes that write-back was started for
+	alloc   uint64        // bytes allocated ahead
+	bits    bitmap        // blocks verified, or written, since Open
+	ctime   int64         // of the sealed data file when bits were last known to hold
+}
+
+// handle is an open data file that is closed when its last user is done.
+type handle struct {
+	File
+	writable bool
+	refs     atomic.Int32
+}
+
+func (h *handle) done() {
+	if h.refs.Add(-1) == 0 {
+		h.Close()
+	}
+}
+
+// bitmap is a growing set of block numbers.
+type bitmap []uint64
+
+func (b bitmap) has(i uint64) bool { return i/64 < uint64(len(b)) && b[i/64]>>(i%64)&1 != 0 }
+
+func (b *bitmap) set(i uint64) {
+	for i/64 >= uint64(len(*b)) {
+		*b = append(*b, 0)
+	}
+	(*b)[i/64] |= 1 << (i % 64)
+}
+
+func (c *chunk) closeFile() {
+	if c.file != nil {
+		c.file.done()
+		c.file = nil
+	}
+}
+
+// hold takes a reference on the data file, opening it if need be.
+func (s *Store) hold(c *chunk, write, create bool) (*handle, error) {
+	if c.file == nil || write && !c.file.writable {
+		var f File
+		var err error
+		if write {
+			f, err = s.d.Open(dataName(c.id), create)
+		} else {
+			f, err = s.d.OpenRead(dataName(c.id))
+		}
+		if err != nil {
+			return nil, ioError("open chunk", c.id.String(), err)
+		}
+		c.closeFile()
+		c.file = &handle{File: f, writable: write}
+		c.file.refs.Store(1)
+	}
+	c.file.refs.Add(1)
+	return c.file, nil
+}
+
+// use finds a chunk, pinned and locked. The caller calls leave. With an error, nothing is held.
+func (s *Store) use(id meta.ChunkID) (*chunk, error) {
+	c := s.pin(id)
+	c.mu.Lock()
+	if !c.loaded {
+		c.loadErr = s.load(c)
+		c.loaded = true
+	}
+	if c.loadErr != nil {
+		err := c.loadErr
+		s.leave(c)
+		return nil, err
+	}
+	return c, nil
+}
+
+func (s *Store) leave(c *chunk) {
+	c.mu.Unlock()
+	s.unpin(c)
+}
+
+func (s *Store) pin(id meta.ChunkID) *chunk {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.chunks[id]
+	if c == nil {
+		c = &chunk{id: id}
+		s.chunks[id] = c
+	}
+	if c.where != nil {
+		s.lru.Remove(c.where)
+		c.where = nil
+	}
+	c.pins++
+	return c
+}
+
+func (s *Store) unpin(c *chunk) {
+	var drop *chunk
+	s.mu.Lock()
+	if c.pins--; c.pins == 0 {
+		c.where = s.lru.PushBack(c)
+		if s.lru.Len() > maxHandles {
+			drop = s.lru.Remove(s.lru.Front()).(*chunk)
+			drop.where = nil
+			delete(s.chunks, drop.id)
+		}
+	}
+	s.mu.Unlock()
+	if drop != nil {
+		drop.mu.Lock()
+		drop.closeFile()
+		drop.mu.Unlock()
+	}
+}
+
+// touch notes that the log is about to hold something of c that .meta doesn't.
+func (s *Store) touch(c *chunk) {
+	if c.dirty {
+		return
+	}
+	c.dirty = true
+	s.mu.Lock()
+	if _, ok := s.dirty[c]; !ok { // it is there already after a checkpoint failed
+		s.dirty[c] = struct{}{}
+		c.pins++
+	}
+	s.mu.Unlock()
+}
+
+// load reads a chunk's .meta file.
+func (s *Store) load(c *chunk) error {
+	b, err := readFile(s.d, metaName(c.id), metaHead+4*(maxChunk/block)+4)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return ioError("read chunk metadata", c.id.String(), err)
+	}
+	m, err := decodeMeta(c.id, b)
+	if err != nil {
+		if meta.KindOf(err) == meta.Corrupt {
+			s.stats.corrupt.Add(1)
+		}
+		return err
+	}
+	c.set(m)
+	return nil
+}
+
+// set takes over the state that a .meta file tells.
+func (c *chunk) set(m *chunkMeta) {
+	c.exists, c.state, c.damaged, c.fence = true, m.state, m.damaged, m.fence
+	c.length, c.synced, c.dataOK, c.wb, c.entry = m.length, m.length, m.length, m.length, true
+	c.crcs = m.crcs
+}
+
+// grow adds the checksums of the pieces of an append of n bytes at the end.
+func (c *chunk) grow(n uint64, crcs []uint32) {
+	for _, crc := range crcs {
+		in := c.length % block
+		k := min(n, block-in)
+		if in == 0 {
+			c.crcs = append(c.crcs, crc)
+		} else {
+			last := &c.crcs[len(c.crcs)-1]
+			*last = chunkserver.CombineCRC(*last, crc, k)
+		}
+		c.length += k
+		n -= k
+	}
+}
+
+// sums gives the checksum of each piece that block boundaries cut p into when
+// it lies at off, and of p as a whole.
+func sums(off uint64, p []byte) (crcs []uint32, whole uint32) {
+	crcs = make([]uint32, 0, pieces(off, uint64(len(p))))
+	for len(p) > 0 {
+		k := min(uint64(len(p)), block-off%block)
+		crc := chunkserver.CRC(p[:k])
+		if len(crcs) == 0 {
+			whole = crc
+		} else {
+			whole = chunkserver.CombineCRC(whole, crc, k)
+		}
+		crcs = append(crcs, crc)
+		off += k
+		p = p[k:]
+	}
+	return crcs, whole
+}
+
+func (c *chunk) info() chunkserver.Info {
+	i := chunkserver.Info{ID: c.id, State: c.state, Length: c.length, Synced: c.synced, Fence: c.fence}
+	if c.state == meta.ChunkSealed {
+		i.CRC = chunkserver.SealCRC(c.crcs)
+	}
+	return i
+}
+
+func (c *chunk) noSuch(op string) error { return meta.E(op, meta.NoSuchChunk, c.id.String(), nil) }
+
+// Append implements chunkserver.Service. When it returns nil the bytes survive
+// the process, not the machine.
+func (s *Store) Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, off uint64, p []byte, crc uint32) error {
+	const op = "append"
+	if len(p) == 0 || len(p) > chunkserver.MaxAppend || off > maxChunk || id.IsZero() {
+		return meta.E(op, meta.Invalid, id.String(), fmt.Errorf("%d bytes at %d", len(p), off))
+	}
+	if err := s.admit(ctx, len(p)); err != nil {
+		return err
+	}
+	crcs, whole := sums(off, p)
+	if whole != crc && !s.o.UnsafeNoVerify {
+		return meta.E(op, meta.Corrupt, id.String(), fmt.Errorf("the bytes at %d have checksum %08x, the sender says %08x", off, whole, crc))
+	}
+	c, err := s.use(id)
+	if err != nil {
+		return err
+	}
+	defer s.leave(c)
+	switch {
+	case c.deleted || !c.exists && s.buried(id):
+		return c.noSuch(op)
+	case fence.Less(c.fence) && !s.o.UnsafeNoFence:
+		return meta.E(op, meta.Fenced, id.String(), fmt.Errorf("fence %v, the chunk has seen %v", fence, c.fence))
+	case c.exists && c.state == meta.ChunkSealed || c.frozen:
+		return meta.E(op, meta.Sealed, id.String(), nil)
+	case c.damaged:
+		return meta.E(op, meta.Corrupt, id.String(), errors.New("damaged below its synced length"))
+	case off+uint64(len(p)) <= c.length:
+		return s.repeated(c, off, p)
+	case off != c.length:
+		return meta.E(op, meta.WrongOffset, id.String(), fmt.Errorf("%d bytes at %d, the chunk ends at %d", len(p), off, c.length))
+	}
+	h, err := s.hold(c, true, true)
+	if err != nil {
+		return err
+	}
+	defer h.done()
+	if !c.exists {
+		// What a crash left of an append that was never acknowledged.
+		if n, err := h.Size(); err != nil || n > 0 {
+			if err = h.Truncate(0); err != nil {
+				return ioError(op, id.String(), err)
+			}
+		}
+	}
+	if end := off + uint64(len(p)); off >= allocFrom && end > c.alloc {
+		step := min(max(off, allocFrom), allocMost)
+		if free, err := s.space.take(s.d, 0, s.reserve); err == nil && free > 16*step {
+			_ = h.Allocate(int64(off), int64(step)) // only a hint: the write itself tells of a full disk
+		}
+		c.alloc = off + step
+	}
+	if _, err := h.WriteAt(p, int64(off)); err != nil {
+		if err = ioError(op, id.String(), err); meta.KindOf(err) != meta.NoSpace {
+			return s.fail(err)
+		}
+		return err
+	}
+	s.touch(c)
+	if _, err := s.log.append(recAppend, appendBody(id, fence, off, len(p), crcs), nil); err != nil {
+		if meta.KindOf(err) != meta.NoSpace {
+			return s.fail(err)
+		}
+		return err
+	}
+	if !c.exists {
+		c.exists, c.state = true, meta.ChunkOpen
+	}
+	c.fence = fence
+	for b := (off + block - 1) / block; b < chunkserver.Blocks(off+uint64(len(p))); b++ {
+		c.bits.set(b)
+	}
+	c.grow(uint64(len(p)), crcs)
+	if c.length-c.wb >= writebackStep {
+		h.StartWrite(int64(c.wb), int64(c.length-c.wb))
+		c.wb = c.length
+	}
+	s.stats.appends.Add(1)
+	s.stats.appendBytes.Add(uint64(len(p)))
+	return nil
+}
+
+// A chunk is allocated ahead in steps of its own size, once it is larger than
+// allocFrom, so that chunks written side by side stay in long runs.
+const (
+	allocFrom = 4 << 20
+	allocMost = 64 << 20
+)
+
+// repeated acknowledges an append of bytes that are there already.
+func (s *Store) repeated(c *chunk, off uint64, p []byte) error {
+	const op = "append"
+	h, err := s.hold(c, false, false)
+	if err != nil {
+		return err
+	}
+	defer h.done()
+	have := make([]byte, len(p))
+	if _, err := h.ReadAt(have, int64(off)); err != nil {
+		return ioError(op, c.id.String(), err)
+	}
+	if string(have) != string(p) {
+		return meta.E(op, meta.WrongOffset, c.id.String(), fmt.Errorf("other bytes are at %d already; the chunk ends at %d", off, c.length))
+	}
+	return nil
+}
+
+// Sync implements chunkserver.Service.
+func (s *Store) Sync(ctx context.Context, id meta.ChunkID, upTo uint64) (uint64, error) {
+	const op = "sync"
+	if err := s.writable(); err != nil {
+		return 0, err
+	}
+	c, err := s.use(id)
+	if err != nil {
+		return 0, err
+	}
+	defer s.leave(c)
+	if !c.exists {
+		return 0, c.noSuch(op)
+	}
+	if upTo > c.length {
+		return 0, meta.E(op, meta.WrongOffset, id.String(), fmt.Errorf("up to %d, the chunk ends at %d", upTo, c.length))
+	}
+	s.stats.syncs.Add(1)
+	if err := s.syncTo(c, upTo); err != nil {
+		return 0, err
+	}
+	return c.synced, nil
+}
+
+// syncTo makes at least [0, upTo) durable. It gives up c.mu meanwhile.
+func (s *Store) syncTo(c *chunk, upTo uint64) error {
+	for c.synced < min(upTo, c.length) {
+		if err := s.Err(); err != nil {
+			return err
+		}
+		if busy := c.syncing; busy != nil {
+			c.mu.Unlock()
+			<-busy
+			c.mu.Lock()
+			continue
+		}
+		h, err := s.hold(c, true, false)
+		if err != nil {
+			return err
+		}
+		from, to, entry := c.synced, c.length, c.entry
+		busy := make(chan struct{})
+		c.syncing = busy
+		s.touch(c)
+		c.mu.Unlock()
+		inline := to-from <= uint64(s.o.InlineMax)
+		err = s.syncRange(c.id, h, from, to, entry, inline)
+		h.done()
+		c.mu.Lock()
+		c.syncing = nil
+		close(busy)
+		if err != nil {
+			return err
+		}
+		c.synced = max(c.synced, min(to, c.length))
+		if !inline {
+			c.dataOK, c.entry = max(c.dataOK, min(to, c.length)), true
+		}
+	}
+	return nil
+}
+
+var inlinePool = sync.Pool{New: func() any { b := make([]byte, inlineMax); return &b }}
+
+// syncRange makes [from, to) of a chunk durable: the bytes first, wherever
+// they go, then the record that says so.
+func (s *Store) syncRange(id meta.ChunkID, h *handle, from, to uint64, entry, inline bool) error {
+	const op = "sync"
+	var tail []byte
+	if inline {
+		buf := inlinePool.Get().(*[]byte)
+		defer inlinePool.Put(buf)
+		tail = (*buf)[:to-from]
+		if _, err := h.ReadAt(tail, int64(from)); err != nil {
+			return s.fail(ioError(op, id.String(), err))
+		}
+		s.stats.inlineSyncs.Add(1)
+	} else {
+		if err := s.syncFile(h); err != nil {
+			return s.fail(ioError(op, id.String(), err))
+		}
+		if !entry {
+			if err := s.syncDir(dirOf(id)); err != nil {
+				return s.fail(ioError(op, id.String(), err))
+			}
+		}
+	}
+	return s.commit(recSync, syncBody(id, from, to), tail)
+}
+
+func (s *Store) syncFile(h File) error {
+	if s.o.UnsafeNoSync {
+		return nil
+	}
+	return h.Sync()
+}
+
+func (s *Store) syncDir(name string) error {
+	if s.o.UnsafeNoSync {
+		return nil
+	}
+	return s.d.SyncDir(name)
+}
+
+// commit writes a record and waits until it is durable. A full log is emptied
+// first.
+func (s *Store) commit(typ recType, head, tail []byte) error {
+	pos, err := s.log.append(typ, head, tail)
+	if err != nil && meta.KindOf(err) == meta.NoSpace {
+		if err = s.Checkpoint(); err == nil {
+			pos, err = s.log.append(typ, head, tail)
+		}
+	}
+	if err == nil {
+		err = s.log.wait(pos)
+	}
+	if err != nil && meta.KindOf(err) != meta.NoSpace {
+		return s.fail(err)
+	}
+	return err
+}
+
+// Seal implements chunkserver.Service.
+func (s *Store) Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, final bool, length uint64) (chunkserver.Info, error) {
+	const op = "seal"
+	var none chunkserver.Info
+	if err := s.writable(); err != nil {
+		return none, err
+	}
+	p := s.pin(id)
+	defer s.unpin(p)
+	p.ending.Lock()
+	defer p.ending.Unlock()
+	c, err := s.use(id)
+	if err != nil {
+		return none, err
+	}
+	defer s.leave(c)
+	switch {
+	case c.deleted || !c.exists && s.buried(id):
+		return none, c.noSuch(op)
+	case c.exists && c.state == meta.ChunkSealed:
+		if final && length != c.length {
+			return c.info(), meta.E(op, meta.Sealed, id.String(), fmt.Errorf("at %d, not %d", c.length, length))
+		}
+		return c.info(), nil
+	case fence.Less(c.fence):
+		return c.info(), meta.E(op, meta.Fenced, id.String(), fmt.Errorf("fence %v, the chunk has seen %v", fence, c.fence))
+	}
+	if err := s.raise(c, fence); err != nil {
+		return none, err
+	}
+	if err := s.verifyOpen(c); err != nil {
+		return c.info(), err
+	}
+	if !final {
+		return c.info(), nil
+	}
+	if length > c.length {
+		return c.info(), meta.E(op, meta.WrongOffset, id.String(), fmt.Errorf("at %d, only %d bytes are here", length, c.length))
+	}
+	c.frozen = true
+	defer func() { c.frozen = false }()
+	if err := s.syncTo(c, length); err != nil {
+		return none, err
+	}
+	crcs, err := s.crcsAt(c, length)
+	if err != nil {
+		return none, err
+	}
+	s.touch(c)
+	body := sealBody(id, fence, length, chunkserver.SealCRC(crcs))
+	c.mu.Unlock()
+	err = s.commit(recSeal, body, nil)
+	c.mu.Lock()
+	if err != nil {
+		return none, err
+	}
+	c.state, c.length, c.crcs = meta.ChunkSealed, length, crcs
+	c.synced, c.dataOK = length, min(c.dataOK, length)
+	s.trim(c)
+	s.stats.seals.Add(1)
+	return c.info(), nil
+}
+
+// raise makes a fence durable, so that an older writer is refused for ever,
+// even where nothing of the chunk is known yet.
+func (s *Store) raise(c *chunk, fence meta.Fence) error {
+	if c.exists && c.fence == fence {
+		return nil
+	}
+	s.touch(c)
+	if !c.exists {
+		c.exists, c.state = true, meta.ChunkOpen
+	}
+	c.fence = fence
+	c.mu.Unlock()
+	err := s.commit(recFence, fenceBody(c.id, fence), nil)
+	c.mu.Lock()
+	return err
+}
+
+// crcsAt is the table of checksums of the first length bytes.
+func (s *Store) crcsAt(c *chunk, length uint64) ([]uint32, error) {
+	n := chunkserver.Blocks(length)
+	if length == c.length {
+		return c.crcs, nil
+	}
+	crcs := append([]uint32(nil), c.crcs[:n]...)
+	if length%block == 0 {
+		return crcs, nil
+	}
+	// The last block is cut: check it as it was, then take what stays.
+	h, err := s.hold(c, false, false)
+	if err != nil {
+		return nil, err
+	}
+	defer h.done()
+	buf := getBlock()
+	defer putBlock(buf)
+	at := (n - 1) * block
+	b := (*buf)[:min(block, c.length-at)]
+	if err := s.readBlock(c.id, h, b, at, c.crcs[n-1]); err != nil {
+		return nil, err
+	}
+	crcs[n-1] = chunkserver.CRC(b[:length-at])
+	return crcs, nil
+}
+
+// trim cuts a sealed chunk's data file to its length, giving back what was
+// allocated ahead. A failure costs space only; recovery and fsck tell.
+func (s *Store) trim(c *chunk) {
+	h, err := s.hold(c, true, false)
+	if err != nil {
+		return // nothing was ever written
+	}
+	defer h.done()
+	if err := h.Truncate(int64(c.length)); err != nil {
+		s.slog.Warn("sealed chunk not trimmed", "chunk", c.id.String(), "err", err)
+	}
+	c.ctime, _ = h.Changed()
+}
+
+// Stat implements chunkserver.Service.
+func (s *Store) Stat(ctx context.Context, id meta.ChunkID) (chunkserver.Info, error) {
+	c, err := s.use(id)
+	if err != nil {
+		return chunkserver.Info{}, err
+	}
+	defer s.leave(c)
+	if !c.exists {
+		return chunkserver.Info{}, c.noSuch("stat")
+	}
+	return c.info(), nil
+}
+
+// Delete implements chunkserver.Service.
+func (s *Store) Delete(ctx context.Context, id meta.ChunkID, fence meta.Fence) error {
+	const op = "delete"
+	if err := s.writable(); err != nil {
+		return err
+	}
+	c := s.pin(id)
+	defer s.unpin(c)
+	c.ending.Lock()
+	defer c.ending.Unlock()
+	// Unlike use, go on where .meta is unreadable: the chunk may still go.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.loaded {
+		c.loadErr = s.load(c)
+		c.loaded = true
+	}
+	if c.exists && fence.Less(c.fence) {
+		return meta.E(op, meta.Fenced, id.String(), fmt.Errorf("fence %v, the chunk has seen %v", fence, c.fence))
+	}
+	s.bury(id)
+	if c.exists || c.loadErr != nil {
+		s.touch(c)
+		c.deleted, c.exists, c.loadErr = true, false, nil
+		c.mu.Unlock()
+		err := s.commit(recDelete, fenceBody(id, fence)[:16], nil)
+		c.mu.Lock()
+		if err != nil {
+			return err
+		}
+		s.stats.deletes.Add(1)
+	}
+	c.closeFile()
+	c.length, c.synced, c.dataOK, c.crcs, c.bits = 0, 0, 0, nil, nil
+	return s.unlink(id)
+}
+
+// unlink removes a chunk's files, if they are there.
+func (s *Store) unlink(id meta.ChunkID) error {
+	for _, name := range []string{dataName(id), metaName(id)} {
+		if err := s.d.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return ioError("delete", id.String(), err)
+		}
+	}
+	return nil
+}
+
+// bury remembers a deleted chunk for a while.
+func (s *Store) bury(id meta.ChunkID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.tombs[id]; ok {
+		return
+	}
+	if len(s.tombQ) >= maxTombs {
+		delete(s.tombs, s.tombQ[0])
+		s.tombQ = s.tombQ[1:]
+	}
+	s.tombs[id] = struct{}{}
+	s.tombQ = append(s.tombQ, id)
+}
+
+func (s *Store) buried(id meta.ChunkID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.tombs[id]
+	return ok
+}
+
+// List calls fn with every chunk on the disk, in no order, until it returns
+// false. err is not nil where a chunk's metadata can't be read. A data file
+// that nothing is known of (a crash left it) is told as open and empty; it may be deleted.
+func (s *Store) List(ctx context.Context, fn func(info chunkserver.Info, err error) bool) error {
+	for i := range chunkDirs {
+		dir := fmt.Sprintf("%s/%02x", chunksDir, i)
+		names, err := s.d.List(dir)
+		if err != nil {
+			return ioError("list chunks", dir, err)
+		}
+		ids := map[meta.ChunkID]struct{}{}
+		for _, n := range names {
+			if id, err := meta.ParseChunkID(strings.TrimSuffix(strings.TrimSuffix(n, ".data"), ".meta")); err == nil {
+				ids[id] = struct{}{}
+			}
+		}
+		// Chunks of which only the log knows so far.
+		s.mu.Lock()
+		for c := range s.dirty {
+			if dirOf(c.id) == dir {
+				ids[c.id] = struct{}{}
+			}
+		}
+		s.mu.Unlock()
+		for id := range ids {
+			if err := ctx.Err(); err != nil {
+				return meta.E("list chunks", meta.Canceled, "", err)
+			}
+			info, err := s.Stat(ctx, id)
+			if meta.KindOf(err) == meta.NoSuchChunk {
+				if s.buried(id) {
+					continue
+				}
+				info, err = chunkserver.Info{ID: id, State: meta.ChunkOpen}, nil
+			}
+			if !fn(info, err) {
+				return nil
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,320 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/meta"
+)
+
+var blockPool = sync.Pool{New: func() any { b := make([]byte, block); return &b }}
+
+func getBlock() *[]byte  { return blockPool.Get().(*[]byte) }
+func putBlock(b *[]byte) { blockPool.Put(b) }
+
+// readBlock reads b at off, where exactly one checksum block (or what there
+// is of it) lies, and verifies it.
+func (s *Store) readBlock(id meta.ChunkID, h File, b []byte, off uint64, crc uint32) error {
+	n, err := h.ReadAt(b, int64(off))
+	if err != nil && !errors.Is(err, io.EOF) {
+		return ioError("read chunk", id.String(), err)
+	}
+	if n == len(b) && (chunkserver.CRC(b) == crc || s.o.UnsafeNoVerify) {
+		return nil
+	}
+	s.stats.corrupt.Add(1)
+	if n < len(b) {
+		return meta.E("read chunk", meta.Corrupt, id.String(), fmt.Errorf("the data file ends at %d", off+uint64(n)))
+	}
+	return meta.E("read chunk", meta.Corrupt, id.String(), fmt.Errorf("block at %d", off))
+}
+
+// view is what a reader needs of a chunk at one moment: the bytes below length
+// don't change any more, nor do their checksums, taken then.
+type view struct {
+	id     meta.ChunkID
+	h      *handle
+	length uint64
+	first  uint64 // block number of crcs[0]
+	crcs   []uint32
+}
+
+// look takes a view of the blocks that [off, off+n) touches. The caller calls
+// h.done.
+func (s *Store) look(id meta.ChunkID, off, n uint64) (view, error) {
+	c, err := s.use(id)
+	if err != nil {
+		return view{}, err
+	}
+	defer s.leave(c)
+	if !c.exists {
+		return view{}, c.noSuch("read chunk")
+	}
+	if off > c.length || n > c.length-off {
+		return view{}, meta.E("read chunk", meta.NoSuchOffset, id.String(), fmt.Errorf("%d bytes at %d of %d", n, off, c.length))
+	}
+	v := view{id: id, length: c.length, first: off / block}
+	if n > 0 {
+		v.crcs = append(v.crcs, c.crcs[off/block:chunkserver.Blocks(off+n)]...)
+	}
+	if v.h, err = s.hold(c, false, false); err != nil {
+		return view{}, err
+	}
+	return v, nil
+}
+
+// Read implements chunkserver.Service. Every block it touches is read whole
+// and verified.
+func (s *Store) Read(ctx context.Context, id meta.ChunkID, p []byte, off uint64) error {
+	v, err := s.look(id, off, uint64(len(p)))
+	if err != nil {
+		return err
+	}
+	defer v.h.done()
+	if err := s.readView(v, p, off); err != nil {
+		return err
+	}
+	s.stats.reads.Add(1)
+	s.stats.readBytes.Add(uint64(len(p)))
+	return nil
+}
+
+func (s *Store) readView(v view, p []byte, off uint64) error {
+	for len(p) > 0 {
+		b := off / block
+		size := min(block, v.length-b*block)
+		in := off - b*block
+		n := min(uint64(len(p)), size-in)
+		crc := v.crcs[b-v.first]
+		if in == 0 && n == size {
+			if err := s.readBlock(v.id, v.h, p[:n], off, crc); err != nil {
+				return err
+			}
+		} else {
+			buf := getBlock()
+			err := s.readBlock(v.id, v.h, (*buf)[:size], b*block, crc)
+			if err == nil {
+				copy(p[:n], (*buf)[in:])
+			}
+			putBlock(buf)
+			if err != nil {
+				return err
+			}
+		}
+		p, off = p[n:], off+n
+	}
+	return nil
+}
+
+// Raw tells how [off, off+n) can be sent without reading it: the data file and
+// the checksums of all blocks it touches; the receiver verifies. off must be
+// a multiple of ChecksumBlock, and n too unless the range ends at the chunk's end.
+// fd is -1 when the disk has no descriptors. The caller calls done after sending.
+func (s *Store) Raw(id meta.ChunkID, off, n uint64) (fd int, crcs []uint32, done func(), err error) {
+	v, err := s.look(id, off, n)
+	if err != nil {
+		return -1, nil, nil, err
+	}
+	if off%block != 0 || n%block != 0 && off+n != v.length {
+		v.h.done()
+		return -1, nil, nil, meta.E("read chunk", meta.Invalid, id.String(), fmt.Errorf("raw range %d at %d of %d is not whole blocks", n, off, v.length))
+	}
+	fd = -1
+	if d, ok := v.h.File.(interface{ Fd() int }); ok {
+		fd = d.Fd()
+	}
+	s.stats.reads.Add(1)
+	s.stats.readBytes.Add(n)
+	return fd, v.crcs, v.h.done, nil
+}
+
+// Local is what a reader on this machine is given to read a chunk without
+// asking again: checksums from block First on and which blocks need no check.
+type Local struct {
+	Info     chunkserver.Info
+	First    uint64   // block number of CRCs[0] and of bit 0 of Verified
+	CRCs     []uint32 // at most max of them
+	Verified []byte   // a bit a block, lowest first: verified or written since the store was opened, and not touched since
+	File     File     // read-only, owned by the caller; nil if not asked for
+}
+
+// Local tells how to read a chunk directly: up to most blocks from first on.
+// With open, File is a fresh read-only descriptor.
+func (s *Store) Local(id meta.ChunkID, first uint64, most int, open bool) (Local, error) {
+	c, err := s.use(id)
+	if err != nil {
+		return Local{}, err
+	}
+	defer s.leave(c)
+	if !c.exists {
+		return Local{}, c.noSuch("open chunk")
+	}
+	l := Local{Info: chunkserver.Info{ID: c.id, State: c.state, Length: c.length, Synced: c.synced, Fence: c.fence}, First: first}
+	if c.state == meta.ChunkSealed && c.length > 0 {
+		// Somebody else's write changes ctime: then nothing is known any more.
+		h, err := s.hold(c, false, false)
+		if err != nil {
+			return Local{}, err
+		}
+		changed, err := h.Changed()
+		h.done()
+		if err != nil {
+			return Local{}, ioError("open chunk", id.String(), err)
+		}
+		if changed != c.ctime {
+			c.bits, c.ctime = nil, changed
+		}
+	}
+	if first < uint64(len(c.crcs)) {
+		l.CRCs = append(l.CRCs, c.crcs[first:min(uint64(len(c.crcs)), first+uint64(most))]...)
+	}
+	l.Verified = make([]byte, (len(l.CRCs)+7)/8)
+	for i := range l.CRCs {
+		if c.bits.has(first + uint64(i)) {
+			l.Verified[i/8] |= 1 << (i % 8)
+		}
+	}
+	if open {
+		if l.File, err = s.d.OpenRead(dataName(id)); err != nil {
+			return Local{}, ioError("open chunk", id.String(), err)
+		}
+	}
+	return l, nil
+}
+
+// verifyOpen makes sure of every byte of an open chunk before a length is
+// told to whoever seals: blocks not written or checked since Open are read.
+// It cuts the chunk in memory to what verifies; bad bytes below the synced mark are corruption, not a shorter chunk.
+func (s *Store) verifyOpen(c *chunk) error {
+	if c.length == 0 {
+		return nil
+	}
+	h, err := s.hold(c, false, false)
+	if err != nil {
+		return err
+	}
+	defer h.done()
+	buf := getBlock()
+	defer putBlock(buf)
+	for i, crc := range c.crcs {
+		if c.bits.has(uint64(i)) {
+			continue
+		}
+		at := uint64(i) * block
+		if err := s.readBlock(c.id, h, (*buf)[:min(block, c.length-at)], at, crc); err != nil {
+			// Whatever was loaded from .meta or recovered was durable once.
+			c.damaged = true
+			return err
+		}
+		c.bits.set(uint64(i))
+	}
+	return nil
+}
+
+// ScrubReport is what a scrub found.
+type ScrubReport struct {
+	Chunks, Blocks, Bytes uint64
+	Bad                   []BadChunk
+}
+
+// BadChunk is a chunk that doesn't verify.
+type BadChunk struct {
+	ID  meta.ChunkID
+	Err error
+}
+
+// Scrub reads every chunk and verifies it, at most rate bytes a second (0: as
+// fast as the disk gives). Chunks deleted meanwhile are passed over. The
+// error is about the listing or ctx; bad chunks are in the report.
+func (s *Store) Scrub(ctx context.Context, rate uint64) (ScrubReport, error) {
+	var rep ScrubReport
+	var ids []meta.ChunkID
+	err := s.List(ctx, func(i chunkserver.Info, err error) bool {
+		if err != nil {
+			rep.Bad = append(rep.Bad, BadChunk{i.ID, err})
+		} else {
+			ids = append(ids, i.ID)
+		}
+		return true
+	})
+	if err != nil {
+		return rep, err
+	}
+	start := time.Now()
+	for _, id := range ids {
+		rep.Chunks++
+		if err := s.scrubOne(ctx, id, rate, start, &rep); err != nil {
+			switch meta.KindOf(err) {
+			case meta.NoSuchChunk:
+			case meta.Canceled:
+				return rep, err
+			default:
+				s.slog.Error("scrub found a bad chunk", "chunk", id.String(), "err", err)
+				rep.Bad = append(rep.Bad, BadChunk{id, err})
+			}
+		}
+	}
+	return rep, nil
+}
+
+func (s *Store) scrubOne(ctx context.Context, id meta.ChunkID, rate uint64, start time.Time, rep *ScrubReport) error {
+	info, err := s.Stat(ctx, id)
+	if err != nil || info.Length == 0 {
+		return err
+	}
+	v, err := s.look(id, 0, info.Length)
+	if err != nil {
+		return err
+	}
+	defer v.h.done()
+	changed, err := v.h.Changed()
+	if err != nil {
+		return ioError("scrub", id.String(), err)
+	}
+	buf := getBlock()
+	defer putBlock(buf)
+	for i, crc := range v.crcs {
+		at := uint64(i) * block
+		if at >= info.Length {
+			break
+		}
+		b := (*buf)[:min(block, v.length-at)]
+		if err := s.readBlock(id, v.h, b, at, crc); err != nil {
+			return err
+		}
+		rep.Blocks++
+		rep.Bytes += uint64(len(b))
+		if rate > 0 {
+			ahead := time.Duration(float64(rep.Bytes)/float64(rate)*float64(time.Second)) - time.Since(start)
+			if ahead > 10*time.Millisecond {
+				select {
+				case <-time.After(ahead):
+				case <-ctx.Done():
+				}
+			}
+		}
+		if ctx.Err() != nil {
+			return meta.E("scrub", meta.Canceled, id.String(), ctx.Err())
+		}
+	}
+	// Local readers may skip what was verified here.
+	c, err := s.use(id)
+	if err != nil {
+		return err
+	}
+	defer s.leave(c)
+	if c.exists && c.state == meta.ChunkSealed && c.length == v.length {
+		if c.ctime != changed {
+			c.bits, c.ctime = nil, changed
+		}
+		for i := range v.crcs {
+			c.bits.set(uint64(i))
+		}
+	}
+	return nil
+}

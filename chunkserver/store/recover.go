@@ -1,0 +1,434 @@
+package store
+
+import (
+	"errors"
+	"io"
+	"os"
+
+	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/meta"
+)
+
+// Checkpoint makes all chunks durable in their own files and lets the log
+// begin anew. Appends and syncs go on meanwhile.
+func (s *Store) Checkpoint() error {
+	s.cpMu.Lock()
+	defer s.cpMu.Unlock()
+	err := s.Err()
+	if err == nil {
+		err = s.checkpoint()
+	}
+	s.cpDoneMu.Lock()
+	s.cpErr = err
+	close(s.cpDone)
+	s.cpDone = make(chan struct{})
+	s.cpDoneMu.Unlock()
+	return err
+}
+
+func (s *Store) checkpoint() error {
+	s.sinceCP.Store(0)
+	// What the log holds before pos belongs to chunks that are dirty now: they
+	// are marked before their records are written. Some will have moved on
+	// when their turn comes; replay skips what .meta already knows.
+	pos := s.log.end()
+	s.mu.Lock()
+	dirty := s.dirty
+	s.dirty = map[*chunk]struct{}{}
+	s.mu.Unlock()
+	if len(dirty) == 0 && pos == s.log.start {
+		return nil
+	}
+	dirs := map[string]struct{}{}
+	var err error
+	for c := range dirty {
+		var wrote bool
+		if wrote, err = s.settle(c); err != nil {
+			break
+		}
+		if wrote {
+			dirs[dirOf(c.id)] = struct{}{}
+		}
+	}
+	for dir := range dirs {
+		if err == nil {
+			if err = s.syncDir(dir); err != nil {
+				err = s.fail(ioError("checkpoint", dir, err))
+			}
+		}
+	}
+	if err == nil {
+		err = s.log.checkpoint(pos)
+		if err != nil && meta.KindOf(err) != meta.NoSpace {
+			err = s.fail(err)
+		}
+	}
+	if err != nil {
+		// All of them again next time.
+		s.mu.Lock()
+		for c := range dirty {
+			if _, again := s.dirty[c]; again {
+				c.pins-- // touched meanwhile, and pinned again
+			}
+			s.dirty[c] = struct{}{}
+		}
+		s.mu.Unlock()
+		return err
+	}
+	for c := range dirty {
+		s.unpin(c)
+	}
+	s.stats.checkpoints.Add(1)
+	return nil
+}
+
+// settle makes a dirty chunk's data file and .meta file say all there is to say.
+func (s *Store) settle(c *chunk) (wrote bool, err error) {
+	c.mu.Lock()
+	c.dirty = false
+	if c.deleted {
+		c.mu.Unlock()
+		return true, s.unlink(c.id)
+	}
+	if !c.exists {
+		c.mu.Unlock()
+		return false, nil
+	}
+	m := chunkMeta{id: c.id, state: c.state, damaged: c.damaged, fence: c.fence, length: c.length,
+		crcs: append([]uint32(nil), c.crcs...)}
+	var h *handle
+	if c.length > c.dataOK {
+		if h, err = s.hold(c, true, false); err != nil {
+			c.mu.Unlock()
+			return false, err
+		}
+	}
+	c.mu.Unlock()
+	if h != nil {
+		err := s.syncFile(h)
+		h.done()
+		if err != nil {
+			return false, s.fail(ioError("checkpoint", c.id.String(), err))
+		}
+	}
+	if err := s.writeMeta(&m); err != nil {
+		return false, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.deleted {
+		// Delete came in between; don't leave a .meta file behind.
+		return true, s.unlink(c.id)
+	}
+	c.dataOK = max(c.dataOK, min(m.length, c.length))
+	return true, nil
+}
+
+func (s *Store) writeMeta(m *chunkMeta) error {
+	d := s.d
+	if s.o.UnsafeNoSync {
+		d = noSyncDisk{d}
+	}
+	if err := replaceFile(d, metaName(m.id), m.encode()); err != nil {
+		err = ioError("checkpoint", m.id.String(), err)
+		if meta.KindOf(err) != meta.NoSpace {
+			return s.fail(err)
+		}
+		return err
+	}
+	return nil
+}
+
+// noSyncDisk is the control that promises durability and does nothing for it.
+type noSyncDisk struct{ Disk }
+
+func (d noSyncDisk) Open(name string, create bool) (File, error) {
+	f, err := d.Disk.Open(name, create)
+	if err != nil {
+		return nil, err
+	}
+	return noSyncFile{f}, nil
+}
+
+type noSyncFile struct{ File }
+
+func (noSyncFile) Sync() error { return nil }
+
+// Mark notes in the log how far it is durable, as the background goroutine
+// does when the log falls idle.
+func (s *Store) Mark() { s.log.mark() }
+
+// piece is a part of an append that lies within one checksum block.
+type piece struct {
+	off uint64
+	n   uint64
+	crc uint32
+}
+
+// replayed is what the log tells of one chunk beyond its .meta file.
+type replayed struct {
+	base   uint64 // length in .meta
+	pieces []piece
+	synced uint64
+	sealed *record
+}
+
+// recover brings the chunks that the log speaks of to what can be verified,
+// writes that down, and begins a new log. Running it again after a crash in its middle gives the same.
+func (s *Store) recover() error {
+	l, err := openLog(s.d, s.f)
+	if err != nil {
+		return err
+	}
+	s.log = l
+	l.nosync = s.o.UnsafeNoSync
+	found := map[meta.ChunkID]*replayed{}
+	next, err := l.replay(func(r record) error { return s.replay(found, r) })
+	if err != nil {
+		return err
+	}
+	dirs := map[string]struct{}{}
+	for id, r := range found {
+		if err := s.rebuild(s.chunks[id], r); err != nil {
+			return err
+		}
+	}
+	for c := range s.dirty {
+		wrote, err := s.settle(c)
+		if err != nil {
+			return err
+		}
+		if wrote {
+			dirs[dirOf(c.id)] = struct{}{}
+		}
+	}
+	for dir := range dirs {
+		if err := s.syncDir(dir); err != nil {
+			return ioError("recover", dir, err)
+		}
+	}
+	for c := range s.dirty {
+		c.mu.Lock()
+		c.entry = true
+		c.mu.Unlock()
+		s.unpin(c)
+	}
+	clear(s.dirty)
+	return l.begin(next)
+}
+
+// replay takes in one record.
+func (s *Store) replay(found map[meta.ChunkID]*replayed, r record) error {
+	if r.typ == recMark {
+		return nil
+	}
+	c, err := s.use(r.id)
+	if err != nil {
+		if kind := meta.KindOf(err); kind != meta.Corrupt && kind != meta.Version {
+			return err
+		}
+		// An unreadable .meta file stays the trouble of its chunk alone, which
+		// may still be deleted.
+		if r.typ != recDelete {
+			s.slog.Error("chunk metadata unreadable", "chunk", r.id.String(), "err", err)
+			return nil
+		}
+		c = s.pin(r.id)
+		c.mu.Lock()
+		c.loadErr = nil
+	}
+	defer s.leave(c)
+	f := found[r.id]
+	if f == nil {
+		f = &replayed{base: c.length, synced: c.length}
+		found[r.id] = f
+		s.touch(c)
+	}
+	switch r.typ {
+	case recDelete:
+		c.deleted, c.exists = true, false
+		s.bury(r.id)
+		*f = replayed{}
+		return nil
+	case recFence, recAppend, recSeal:
+		if c.deleted {
+			return meta.E("replay log", meta.Corrupt, r.id.String(), errors.New("a record after the chunk was deleted"))
+		}
+		if !c.exists {
+			c.exists, c.state = true, meta.ChunkOpen
+		}
+		if c.fence.Less(r.fence) {
+			c.fence = r.fence
+		}
+	case recSync:
+		if !c.exists {
+			return nil // overtaken by its deletion
+		}
+	}
+	if c.state == meta.ChunkSealed {
+		return nil // .meta knows all
+	}
+	switch r.typ {
+	case recAppend:
+		have := f.base
+		if k := len(f.pieces); k > 0 {
+			have = f.pieces[k-1].off + f.pieces[k-1].n
+		}
+		if r.end <= have {
+			return nil // .meta was written after this
+		}
+		if r.off != have || f.sealed != nil {
+			return meta.E("replay log", meta.Corrupt, r.id.String(), errors.New("an append that doesn't continue the chunk"))
+		}
+		off := r.off
+		for _, crc := range r.crcs {
+			n := min(r.end-off, block-off%block)
+			f.pieces = append(f.pieces, piece{off, n, crc})
+			off += n
+		}
+	case recSync:
+		f.synced = max(f.synced, r.end)
+		if r.inline == nil || r.end <= f.base {
+			return nil
+		}
+		h, err := s.hold(c, true, true)
+		if err != nil {
+			return err
+		}
+		defer h.done()
+		if _, err := h.WriteAt(r.inline, int64(r.off)); err != nil {
+			return ioError("recover", r.id.String(), err)
+		}
+	case recSeal:
+		r.inline = nil
+		f.sealed = &r
+	}
+	return nil
+}
+
+// rebuild decides what a chunk's length is: the longest prefix that verifies,
+// which must reach the synced mark; what is sealed ends where the seal says.
+func (s *Store) rebuild(c *chunk, f *replayed) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.exists || c.state == meta.ChunkSealed {
+		return nil
+	}
+	limit := f.synced
+	if f.sealed != nil {
+		limit = f.sealed.off
+	} else if k := len(f.pieces); k > 0 {
+		limit = max(limit, f.pieces[k-1].off+f.pieces[k-1].n)
+	}
+	good := f.base
+	if f.sealed != nil {
+		good = min(good, limit)
+	}
+	// Bytes below base are .meta's word, which was durable before the log began.
+	if len(f.pieces) > 0 && good == f.base {
+		h, err := s.hold(c, true, true)
+		if err != nil {
+			return err
+		}
+		defer h.done()
+		buf := getBlock()
+		defer putBlock(buf)
+		for _, p := range f.pieces {
+			if p.off >= limit {
+				break
+			}
+			n, err := h.ReadAt((*buf)[:p.n], int64(p.off))
+			if err != nil && !errors.Is(err, io.EOF) {
+				return ioError("recover", c.id.String(), err)
+			}
+			if uint64(n) < p.n || chunkserver.CRC((*buf)[:p.n]) != p.crc && !s.o.UnsafeNoVerify {
+				break
+			}
+			good = p.off + p.n
+		}
+	}
+	must := f.synced
+	if f.sealed != nil {
+		must = limit
+	}
+	keep := min(good, limit)
+	if good < must {
+		// Rule 5: corrupt, not short. Keep the length and the checksums that
+		// the bytes ought to have, so that reads of the bad part fail and say why.
+		s.slog.Error("chunk damaged below its synced length", "chunk", c.id.String(), "verified", good, "synced", must)
+		s.stats.corrupt.Add(1)
+		c.damaged = true
+		keep = must
+	}
+	for _, p := range f.pieces {
+		if p.off+p.n <= keep {
+			c.grow(p.n, []uint32{p.crc})
+		} else if p.off < keep {
+			// A seal cut within this piece: only the bytes themselves tell the checksum of what stays.
+			if err := s.growPart(c, keep-p.off); err != nil {
+				return err
+			}
+		}
+	}
+	if c.length > keep { // the seal cut below base
+		crcs, err := s.crcsAt(c, keep)
+		if err != nil {
+			return err
+		}
+		c.length, c.crcs = keep, crcs
+	}
+	if c.length != keep {
+		return meta.E("recover", meta.Corrupt, c.id.String(), errors.New("synced beyond what was appended"))
+	}
+	// Whatever was checked piece by piece counts as verified from its first whole block on.
+	for b := chunkserver.Blocks(f.base); b < chunkserver.Blocks(good); b++ {
+		c.bits.set(b)
+	}
+	if f.sealed != nil {
+		c.state = meta.ChunkSealed
+		if chunkserver.SealCRC(c.crcs) != f.sealed.crcs[0] && !c.damaged {
+			s.slog.Error("sealed chunk doesn't match its seal", "chunk", c.id.String())
+			s.stats.corrupt.Add(1)
+			c.damaged = true
+		}
+	}
+	c.synced = c.length
+	return s.cut(c)
+}
+
+// growPart adds the first n bytes of a piece that a seal cut.
+func (s *Store) growPart(c *chunk, n uint64) error {
+	h, err := s.hold(c, true, false)
+	if err != nil {
+		return err
+	}
+	defer h.done()
+	buf := getBlock()
+	defer putBlock(buf)
+	if _, err := h.ReadAt((*buf)[:n], int64(c.length)); err != nil {
+		return ioError("recover", c.id.String(), err)
+	}
+	c.grow(n, []uint32{chunkserver.CRC((*buf)[:n])})
+	return nil
+}
+
+// cut drops from the data file what lies beyond the chunk's length.
+func (s *Store) cut(c *chunk) error {
+	h, err := s.hold(c, true, c.length > 0)
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil // fenced before anything was written
+		}
+		return err
+	}
+	defer h.done()
+	n, err := h.Size()
+	if err == nil && (uint64(n) > c.length || c.state == meta.ChunkSealed) {
+		err = h.Truncate(int64(min(uint64(n), c.length)))
+	}
+	if err != nil {
+		return ioError("recover", c.id.String(), err)
+	}
+	c.ctime, err = h.Changed()
+	return ioError("recover", c.id.String(), err)
+}

@@ -1,0 +1,408 @@
+// Package store owns the on-disk format of one disk of a chunk server: create,
+// append, sync, seal, read, verify, delete, scrub and recovery. It knows no
+// network. A Store is a chunkserver.Service.
+//
+//	DIR/format            which cluster and disk this is; see format.go
+//	DIR/lock              flock(2) of the process that has the store open
+//	DIR/chunks/xx/ID.data the raw bytes at their offsets and nothing else
+//	DIR/chunks/xx/ID.meta state, fence, length and block checksums as of the last checkpoint; see format.go
+//	DIR/log/              what happened since; see log.go
+//
+// An append writes its bytes to the data file and a record of its checksums
+// to the log, both into the page cache: an acknowledged append survives the
+// process. A sync makes it survive the machine. If little is unsynced, its bytes go
+// into a log record and one fdatasync of the log (shared by all who wait) is
+// all that is paid: the log's blocks are allocated and written before, so
+// nothing waits for the file system's journal. Else the data file is synced
+// first. A checkpoint syncs data files, writes .meta files and lets the log begin
+// anew, in the background and on Close.
+package store
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/meta"
+)
+
+// Options of Init and Open. The zero value is right but for the identities.
+type Options struct {
+	// Cluster and Disk are written by Init; Open refuses a directory that has
+	// others, unless they are zero.
+	Cluster, Disk [16]byte
+	// SegmentSize and Segments size the log when Init makes it: bytes (256 KiB
+	// to 1 GiB) and count (4 to 4096). Zero: 6 of 16 MiB, less on disks below 4 GiB.
+	SegmentSize, Segments uint32
+
+	Logger *slog.Logger // nil: slog.Default()
+	// Reserve is the number of bytes that appends leave free on the disk, so
+	// that seals, deletes and checkpoints always find room; 0 means 2 % of the
+	// disk, at least 16 MiB and at most 1 GiB.
+	Reserve uint64
+	// InlineMax is the most unsynced bytes that a sync writes into the log
+	// rather than syncing the data file; 0 means 64 KiB, which is also the most.
+	InlineMax int
+	// CheckpointEvery is how long the log may grow in calm times; 0 means 30 s.
+	CheckpointEvery time.Duration
+	// Manual: no goroutine runs; tests call Checkpoint and Mark themselves.
+	Manual bool
+
+	// Positive controls: each breaks one promise, and the tests must notice.
+	UnsafeNoSync   bool // sync nothing
+	UnsafeNoVerify bool // believe whatever the disk says
+	UnsafeNoFence  bool // let old fences append
+}
+
+const (
+	inlineMax = 64 << 10
+	// checkpointBytes bounds what recovery must read back.
+	checkpointBytes = 2 << 30
+	// writebackStep is how much of a chunk gathers before the kernel is asked
+	// to write it back, so that a later sync finds little to do.
+	writebackStep = 8 << 20
+	maxHandles    = 1024
+	maxTombs      = 1 << 16
+)
+
+// Store is one open disk. Safe for concurrent use.
+//
+// Lock order: chunk.mu, then Store.mu, then the log's locks. chunk.mu is held across reads and writes
+// of the chunk's file in the page cache, never across a sync.
+type Store struct {
+	o    Options
+	d    Disk
+	f    format
+	log  *diskLog
+	lock io.Closer
+	slog *slog.Logger
+
+	mu     sync.Mutex
+	chunks map[meta.ChunkID]*chunk
+	lru    list.List // of *chunk without pins, least recently used in front
+	dirty  map[*chunk]struct{}
+	tombs  map[meta.ChunkID]struct{} // deleted a short while ago: a late append must not bring them back
+	tombQ  []meta.ChunkID
+
+	failed   atomic.Pointer[meta.Error] // the disk's sticky error
+	closed   atomic.Bool
+	sinceCP  atomic.Int64 // bytes appended since the last checkpoint
+	space    spaceCache
+	stats    counters
+	reserve  uint64
+	cpMu     sync.Mutex // one checkpoint at a time
+	kick     chan struct{}
+	stop     chan struct{}
+	wg       sync.WaitGroup
+	cpDoneMu sync.Mutex
+	cpDone   chan struct{} // closed and replaced when a checkpoint ends
+	cpErr    error         // of the last checkpoint
+}
+
+type counters struct {
+	appends, appendBytes, syncs, inlineSyncs, reads, readBytes, checkpoints, corrupt, seals, deletes atomic.Uint64
+}
+
+// Stats are counts since Open, and where the disk stands.
+type Stats struct {
+	Appends, AppendBytes uint64
+	Syncs, InlineSyncs   uint64 // syncs asked for; of these, through the log alone
+	LogSyncs             uint64 // fdatasyncs of the log: one may serve many syncs
+	Reads, ReadBytes     uint64
+	Seals, Deletes       uint64
+	Checkpoints          uint64
+	Corrupt              uint64 // blocks or chunks found bad
+	Total, Free          uint64 // bytes of the disk; Free is what appends may still take
+	Failed               string // the sticky error, empty while healthy
+}
+
+var _ chunkserver.Service = (*Store)(nil)
+
+// Open opens the store on d and recovers it. Errors: NotFound (no format file:
+// nothing is changed), Invalid (another cluster's or disk's), Version, DirectoryInUse, Corrupt, IO.
+func Open(d Disk, o Options) (*Store, error) {
+	const op = "open chunk store"
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if o.InlineMax <= 0 || o.InlineMax > inlineMax {
+		o.InlineMax = inlineMax
+	}
+	if o.CheckpointEvery <= 0 {
+		o.CheckpointEvery = 30 * time.Second
+	}
+	f, err := readFormat(d, o)
+	if err != nil {
+		return nil, err
+	}
+	lock, err := d.Lock()
+	if err != nil {
+		if errors.Is(err, os.ErrExist) {
+			return nil, meta.E(op, meta.DirectoryInUse, lockName, nil)
+		}
+		return nil, ioError(op, lockName, err)
+	}
+	s := &Store{
+		o: o, d: d, f: f, lock: lock, slog: o.Logger,
+		chunks: map[meta.ChunkID]*chunk{}, dirty: map[*chunk]struct{}{}, tombs: map[meta.ChunkID]struct{}{},
+		kick: make(chan struct{}, 1), stop: make(chan struct{}), cpDone: make(chan struct{}),
+	}
+	if err := s.recover(); err != nil {
+		if s.log != nil {
+			s.log.close()
+		}
+		lock.Close()
+		return nil, err
+	}
+	if s.reserve = o.Reserve; s.reserve == 0 {
+		total, _, err := d.Space()
+		if err != nil {
+			s.log.close()
+			lock.Close()
+			return nil, ioError(op, "", err)
+		}
+		s.reserve = min(max(total/50, 16<<20), 1<<30)
+	}
+	if !o.Manual {
+		s.wg.Go(s.run)
+	}
+	return s, nil
+}
+
+// ID is the disk's id.
+func (s *Store) ID() [16]byte { return s.f.disk }
+
+// Cluster is the id of the cluster that the disk belongs to.
+func (s *Store) Cluster() [16]byte { return s.f.cluster }
+
+// Close writes a checkpoint, so that the next Open has nothing to recover, and
+// gives up the disk.
+func (s *Store) Close() error {
+	if s.closed.Swap(true) {
+		return nil
+	}
+	close(s.stop)
+	s.wg.Wait()
+	err := s.Checkpoint()
+	s.release()
+	return err
+}
+
+// Abandon gives up the disk as a crash of the process would, for tests.
+func (s *Store) Abandon() {
+	if s.closed.Swap(true) {
+		return
+	}
+	close(s.stop)
+	s.wg.Wait()
+	s.release()
+}
+
+func (s *Store) release() {
+	s.mu.Lock()
+	for _, c := range s.chunks {
+		c.mu.Lock()
+		c.closeFile()
+		c.mu.Unlock()
+	}
+	s.mu.Unlock()
+	s.log.close()
+	s.lock.Close()
+}
+
+// run writes checkpoints when the log asks for one or time passes.
+func (s *Store) run() {
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-s.stop:
+			return
+		case <-s.kick:
+		case <-tick.C:
+			s.log.mark()
+			s.space.forget()
+			s.mu.Lock()
+			idle := len(s.dirty) == 0
+			s.mu.Unlock()
+			if idle {
+				last = time.Now()
+				continue
+			}
+			if s.log.pressure() == 0 && s.sinceCP.Load() < checkpointBytes && time.Since(last) < s.o.CheckpointEvery {
+				continue
+			}
+		}
+		if s.failed.Load() != nil {
+			continue
+		}
+		if err := s.Checkpoint(); err != nil {
+			s.slog.Warn("chunk store checkpoint failed", "err", err)
+			// Leave a full disk some time to be cleared.
+			select {
+			case <-s.stop:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+		last = time.Now()
+	}
+}
+
+// fail marks the disk failed for good. After an I/O error of a write or a
+// sync, what the kernel still holds in memory can't be trusted to reach the disk: no later success would be true.
+func (s *Store) fail(err error) error {
+	e := meta.E("chunk store", meta.IO, "", err)
+	if s.failed.CompareAndSwap(nil, e) {
+		s.slog.Error("disk failed; it takes no more writes", "disk", fmt.Sprintf("%x", s.f.disk), "err", err)
+	}
+	return s.failed.Load()
+}
+
+// Err is the disk's sticky error, nil while healthy.
+func (s *Store) Err() error {
+	if e := s.failed.Load(); e != nil {
+		return e
+	}
+	return nil
+}
+
+// writable tells whether anything may be written.
+func (s *Store) writable() error {
+	if s.closed.Load() {
+		return meta.E("chunk store", meta.Unavailable, "", errors.New("closed"))
+	}
+	return s.Err()
+}
+
+// admit lets n bytes of appends in: the disk is healthy, has room beyond the
+// reserve, and the log has space, for which it waits a while.
+func (s *Store) admit(ctx context.Context, n int) error {
+	if err := s.writable(); err != nil {
+		return err
+	}
+	free, err := s.space.take(s.d, uint64(n), s.reserve)
+	if err != nil {
+		return ioError("append", "", err)
+	}
+	if free < s.reserve {
+		return meta.E("append", meta.NoSpace, "", fmt.Errorf("%d bytes free, %d are kept in reserve", free, s.reserve))
+	}
+	if s.sinceCP.Add(int64(n)) > checkpointBytes {
+		s.wantCheckpoint()
+	}
+	for p := s.log.pressure(); p > 0; p = s.log.pressure() {
+		if p == 1 {
+			s.wantCheckpoint()
+			return nil
+		}
+		if s.o.Manual {
+			if err := s.Checkpoint(); err != nil {
+				return err
+			}
+			continue
+		}
+		s.cpDoneMu.Lock()
+		done := s.cpDone
+		s.cpDoneMu.Unlock()
+		s.wantCheckpoint()
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return meta.E("append", meta.Canceled, "", ctx.Err())
+		case <-s.stop:
+			return s.writable()
+		}
+		s.cpDoneMu.Lock()
+		err := s.cpErr
+		s.cpDoneMu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) wantCheckpoint() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// spaceCache knows the free space without asking the kernel each time.
+type spaceCache struct {
+	mu    sync.Mutex
+	known bool
+	total uint64
+	free  uint64
+	taken uint64 // since free was asked for
+}
+
+func (c *spaceCache) forget() {
+	c.mu.Lock()
+	c.known = false
+	c.mu.Unlock()
+}
+
+// take counts n bytes and returns what is left of the free space; it asks
+// again whenever the answer would come near the reserve.
+func (c *spaceCache) take(d Disk, n, reserve uint64) (free uint64, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.known || c.taken > 64<<20 || c.free < c.taken+n+reserve {
+		if c.total, c.free, err = d.Space(); err != nil {
+			return 0, err
+		}
+		c.known, c.taken = true, 0
+	}
+	c.taken += n
+	return c.free - min(c.free, c.taken), nil
+}
+
+// Stats tells counts and the disk's standing.
+func (s *Store) Stats() Stats {
+	s.log.smu.Lock()
+	logSyncs := s.log.syncs
+	s.log.smu.Unlock()
+	st := Stats{
+		Appends: s.stats.appends.Load(), AppendBytes: s.stats.appendBytes.Load(),
+		Syncs: s.stats.syncs.Load(), InlineSyncs: s.stats.inlineSyncs.Load(), LogSyncs: logSyncs,
+		Reads: s.stats.reads.Load(), ReadBytes: s.stats.readBytes.Load(),
+		Seals: s.stats.seals.Load(), Deletes: s.stats.deletes.Load(),
+		Checkpoints: s.stats.checkpoints.Load(), Corrupt: s.stats.corrupt.Load(),
+	}
+	if total, free, err := s.d.Space(); err == nil {
+		st.Total, st.Free = total, free-min(free, s.reserve)
+	}
+	if e := s.failed.Load(); e != nil {
+		st.Failed = e.Error()
+	}
+	return st
+}
+
+// ioError wraps an error of the disk: NoSpace for a full one, else IO; nil
+// stays nil.
+func ioError(op, subject string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var e *meta.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return meta.E(op, meta.NoSpace, subject, err)
+	}
+	return meta.E(op, meta.IO, subject, err)
+}
