@@ -1,0 +1,93 @@
+package namespace
+
+import (
+	"fmt"
+
+	"penstock.io/penstock/meta"
+)
+
+func (t *tx) setAttr(op *meta.SetAttr, res *meta.Result) error {
+	in, err := t.inode(op.Ino)
+	if err != nil {
+		return err
+	}
+	now := t.c.Now
+	if op.Mask != 0 {
+		touch(in)
+	}
+	if op.Mask&meta.SetSize != 0 {
+		if err := t.setSize(in, op.Size); err != nil {
+			return err
+		}
+		in.Mtime = now
+	}
+	if op.Mask&meta.SetUID != 0 {
+		in.UID = op.UID
+	}
+	if op.Mask&meta.SetGID != 0 {
+		in.GID = op.GID
+	}
+	if op.Mask&meta.SetMode != 0 {
+		in.Mode = in.Mode&meta.TypeMask | op.Mode&meta.ModePerm
+		if in.Flags&meta.FlagHasACL != 0 {
+			if err := t.chmodACL(in); err != nil {
+				return err
+			}
+		}
+	}
+	if op.Mask&meta.SetKillPriv != 0 {
+		if err := t.killPriv(in); err != nil {
+			return err
+		}
+	}
+	switch {
+	case op.Mask&meta.SetAtimeNow != 0:
+		in.Atime = now
+	case op.Mask&meta.SetAtime != 0:
+		in.Atime = op.Atime
+	}
+	switch {
+	case op.Mask&meta.SetMtimeNow != 0:
+		in.Mtime = now
+	case op.Mask&meta.SetMtime != 0:
+		in.Mtime = op.Mtime
+	}
+	switch {
+	case op.Mask&meta.SetCtime != 0:
+		in.Ctime = op.Ctime
+	case op.Mask != 0:
+		in.Ctime = now
+	}
+	res.Attr = in.Attr
+	return nil
+}
+
+// setSize truncates or extends with a hole. Truncating to the size that a file
+// has drops what is preallocated behind it, as on ext4.
+func (t *tx) setSize(in *inode, size uint64) error {
+	switch {
+	case in.IsDir():
+		return fail("truncate", meta.IsDir, fmt.Sprintf("inode %d", in.Ino))
+	case !in.IsRegular():
+		return fail("truncate", meta.Invalid, fmt.Sprintf("inode %d is no regular file", in.Ino))
+	case size > meta.MaxFileSize:
+		return fail("truncate", meta.FileTooBig, fmt.Sprintf("size %d", size))
+	case in.Flags&meta.FlagSealed != 0:
+		return fail("truncate", meta.NotPermitted, fmt.Sprintf("inode %d was sealed when it was closed", in.Ino))
+	}
+	if err := in.checkClosed("truncate"); err != nil {
+		return err
+	}
+	if size > in.Size {
+		if err := in.checkReaped("truncate"); err != nil {
+			return err
+		}
+	} else if err := t.truncateTo(in, size); err != nil {
+		return err
+	}
+	in.Size = size
+	if size == 0 {
+		in.Flags &^= meta.FlagUnsynced
+	}
+	return nil
+}

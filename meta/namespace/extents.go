@@ -1,0 +1,391 @@
+package namespace
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+
+	"penstock.io/penstock/meta"
+)
+
+const (
+	// reapBatch is how many extents one operation removes at most when a file
+	// goes or is cut; what is left waits in the reap queue.
+	reapBatch = 1000
+	// maxEdit is how many extents one operation may read and write otherwise. At
+	// some 60 bytes each their effects stay well below what a journal entry holds.
+	maxEdit = 8192
+)
+
+// span is a range of file offsets, lo <= x < hi.
+type span struct{ lo, hi uint64 }
+
+// scanExtents visits the extents of an inode that end after off, in order.
+func (t *tx) scanExtents(ino meta.Ino, off uint64, fn func(e extent) bool) error {
+	if off == math.MaxUint64 {
+		return nil
+	}
+	lo := appendExtentBase(nil, ino, off+1)
+	hi := after(lo[:9])
+	return t.scan(lo, hi, func(base, val []byte, gen uint32) (bool, error) {
+		if len(base) != 17 {
+			return false, fail("extent", meta.Corrupt, fmt.Sprintf("key %x", base))
+		}
+		e, err := decodeExtent(val, binary.BigEndian.Uint64(base[9:]))
+		if err != nil {
+			return false, err
+		}
+		return fn(extent{e, gen}), nil
+	})
+}
+
+// scanLive is scanExtents without the garbage of a truncation that is not yet
+// reaped.
+func (t *tx) scanLive(in *inode, off uint64, fn func(e extent) bool) error {
+	return t.scanExtents(in.Ino, off, func(e extent) bool {
+		if in.reap && e.End() > in.reapFrom {
+			return false
+		}
+		return fn(e)
+	})
+}
+
+// edit takes away whatever the file has in cuts and puts news there. Cuts are
+// in order and don't overlap; each of news, also in order, lies within one.
+// Neighbours that continue each other in the same chunk become one extent.
+// Chunk counts and the inode's Blocks follow.
+//
+// The store is read once per group of cuts that an extent connects, so that
+// many small writes to a large file cost what they touch, not what lies
+// between.
+func (t *tx) edit(in *inode, cuts []span, news []meta.Extent) error {
+	total := 0
+	for len(cuts) > 0 {
+		lo, hi := cuts[0].lo, cuts[0].hi // of the cuts in this group
+		reach := hi                      // of the cuts and of the extents they touch
+		n := 1
+		join := func() {
+			for n < len(cuts) && cuts[n].lo <= reach {
+				hi = cuts[n].hi
+				reach = max(reach, hi)
+				n++
+			}
+		}
+		join()
+		var old []extent
+		from := lo
+		if from > 0 {
+			from-- // an extent that ends at lo may continue in the first new one
+		}
+		err := t.scanExtents(in.Ino, from, func(e extent) bool {
+			join()
+			if e.Off > hi || total >= maxEdit {
+				return false
+			}
+			old = append(old, e)
+			total++
+			reach = max(reach, e.End())
+			return true
+		})
+		if err != nil {
+			return err
+		}
+		join()
+		if total >= maxEdit || len(news) > maxEdit {
+			return fail("edit extents", meta.ResourceExceeded, fmt.Sprintf("more than %d extents of inode %d", maxEdit, in.Ino))
+		}
+		k := 0
+		for k < len(news) && news[k].Off < cuts[n-1].hi {
+			k++
+		}
+		fresh := splice(old, cuts[:n], news[:k])
+		if err := t.replace(in, old, fresh); err != nil {
+			return err
+		}
+		cuts, news = cuts[n:], news[k:]
+	}
+	return nil
+}
+
+// splice computes old without cuts, with news, merged.
+func splice(old []extent, cuts []span, news []meta.Extent) []meta.Extent {
+	out := make([]meta.Extent, 0, len(old)+len(news)+2)
+	for _, o := range old {
+		out = appendOutside(out, o.Extent, cuts)
+	}
+	if len(news) > 0 {
+		out = append(out, news...)
+		slices.SortFunc(out, func(a, b meta.Extent) int {
+			if a.Off < b.Off {
+				return -1
+			}
+			return 1
+		})
+	}
+	return merge(out)
+}
+
+// appendOutside appends what of e lies outside all cuts.
+func appendOutside(out []meta.Extent, e meta.Extent, cuts []span) []meta.Extent {
+	for _, c := range cuts {
+		if c.hi <= e.Off {
+			continue
+		}
+		if c.lo >= e.End() {
+			break
+		}
+		if c.lo > e.Off {
+			out = append(out, sub(e, e.Off, c.lo))
+		}
+		if c.hi >= e.End() {
+			return out
+		}
+		e = sub(e, c.hi, e.End())
+	}
+	return append(out, e)
+}
+
+// sub is the part of e between two file offsets.
+func sub(e meta.Extent, lo, hi uint64) meta.Extent {
+	if !e.Chunk.IsZero() {
+		e.ChunkOff += lo - e.Off
+	}
+	if hi != e.End() {
+		e.OpenEnded = false
+	}
+	e.Off, e.Len = lo, hi-lo
+	return e
+}
+
+// merge joins extents that continue each other; it reuses l.
+func merge(l []meta.Extent) []meta.Extent {
+	out := l[:0]
+	for _, e := range l {
+		if n := len(out) - 1; n >= 0 {
+			p := &out[n]
+			if p.End() == e.Off && p.Chunk == e.Chunk && !p.OpenEnded && !e.OpenEnded &&
+				(e.Chunk.IsZero() || p.ChunkOff+p.Len == e.ChunkOff) {
+				p.Len += e.Len
+				continue
+			}
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// replace writes the difference between two lists of extents of one stretch
+// of a file, both in order: keys, chunk counts, Blocks.
+func (t *tx) replace(in *inode, old []extent, fresh []meta.Extent) error {
+	i, j := 0, 0
+	for i < len(old) || j < len(fresh) {
+		switch {
+		case j == len(fresh) || i < len(old) && old[i].End() < fresh[j].End():
+			if err := t.uncount(in, old[i]); err != nil {
+				return err
+			}
+			s := t.mark()
+			t.buf = appendExtentBase(t.buf, in.Ino, old[i].End())
+			if err := t.drop(s); err != nil {
+				return err
+			}
+			i++
+		case i < len(old) && old[i].End() == fresh[j].End():
+			if old[i].Extent != fresh[j] {
+				if err := t.uncount(in, old[i]); err != nil {
+					return err
+				}
+				if err := t.putExtent(in, fresh[j]); err != nil {
+					return err
+				}
+			}
+			i++
+			j++
+		default:
+			if err := t.putExtent(in, fresh[j]); err != nil {
+				return err
+			}
+			j++
+		}
+	}
+	return nil
+}
+
+// putExtent writes an extent and counts it.
+func (t *tx) putExtent(in *inode, e meta.Extent) error {
+	in.Blocks += e.Len
+	if !e.Chunk.IsZero() {
+		c, err := t.chunk(e.Chunk)
+		if err != nil {
+			return err
+		}
+		if c.State == meta.ChunkDeleting {
+			return fail("extent", meta.NoSuchChunk, e.Chunk.String())
+		}
+		if e.OpenEnded {
+			if c.State != meta.ChunkOpen || !c.Own || c.owner != 0 && c.owner != in.Ino {
+				return fail("extent", meta.Invalid, "an open-ended extent needs an open chunk of its own: "+e.Chunk.String())
+			}
+			c.owner = in.Ino
+			in.openOff = e.Off
+			in.Flags |= meta.FlagOpenEnded
+		} else {
+			c.Live += e.Len
+		}
+	}
+	s := t.mark()
+	t.buf = putGen(appendExtentBase(t.buf, in.Ino, e.End()), t.gen)
+	v := len(t.buf)
+	t.buf = appendExtent(t.buf, e)
+	t.putAt(s, v)
+	return nil
+}
+
+// uncount takes an extent's bytes off the inode and its chunk. An extent of an
+// older generation stays in the store for the snapshots that see it, so its
+// chunk keeps the count.
+func (t *tx) uncount(in *inode, e extent) error {
+	in.Blocks -= e.Len
+	if e.OpenEnded {
+		in.Flags &^= meta.FlagOpenEnded
+		in.openOff = 0
+	}
+	if e.Chunk.IsZero() {
+		return nil
+	}
+	c, err := t.chunk(e.Chunk)
+	if err != nil {
+		return err
+	}
+	if e.OpenEnded {
+		c.owner = 0
+		return nil
+	}
+	if e.gen != t.gen {
+		return nil
+	}
+	if c.Live < e.Len {
+		return fail("extent", meta.Corrupt, fmt.Sprintf("chunk %v counts %d live bytes, an extent of inode %d holds %d", e.Chunk, c.Live, in.Ino, e.Len))
+	}
+	c.Live -= e.Len
+	return nil
+}
+
+// cutTail removes the extents that reach beyond a file offset, as many as the
+// operation's budget allows, and tells whether that was all. An extent that
+// crosses the offset is shortened.
+func (t *tx) cutTail(in *inode, from uint64) (all bool, err error) {
+	var old []extent
+	all = true
+	err = t.scanExtents(in.Ino, from, func(e extent) bool {
+		if len(old) >= t.budget {
+			all = false
+			return false
+		}
+		old = append(old, e)
+		return true
+	})
+	if err != nil || len(old) == 0 {
+		return all, err
+	}
+	t.budget -= len(old)
+	return all, t.replace(in, old, appendOutside(nil, old[0].Extent, []span{{from, math.MaxUint64}}))
+}
+
+// truncateTo drops what the file holds beyond an offset; what exceeds the
+// step's budget is left to Reap.
+func (t *tx) truncateTo(in *inode, size uint64) error {
+	all, err := t.cutTail(in, size)
+	if err != nil {
+		return err
+	}
+	if in.reap {
+		in.reapFrom, all = min(in.reapFrom, size), true
+	}
+	if uint64(len(in.data)) > size && in.Flags&meta.FlagInline != 0 {
+		in.Blocks -= uint64(len(in.data)) - size
+		in.data = in.data[:size]
+		if size == 0 {
+			in.data = nil
+			in.Flags &^= meta.FlagInline
+		}
+	}
+	if !all {
+		t.queueReap(in, size)
+	}
+	return nil
+}
+
+func (t *tx) queueReap(in *inode, from uint64) {
+	in.reap, in.reapFrom = true, from
+	s := t.mark()
+	t.buf = appendReapKey(t.buf, in.Ino)
+	t.putMarker(s)
+}
+
+// remove takes away an inode that nothing names or holds: at once if it is
+// small, else by way of the reap queue.
+func (t *tx) remove(in *inode) error {
+	if err := t.dropXattrs(in); err != nil {
+		return err
+	}
+	in.dirty = true
+	if in.reap {
+		in.reapFrom = 0
+		return nil
+	}
+	if in.IsRegular() && in.Blocks > 0 {
+		if err := t.truncateTo(in, 0); err != nil || in.reap {
+			return err
+		}
+		if in.Blocks != 0 {
+			return fail("remove", meta.Corrupt, fmt.Sprintf("inode %d counts %d bytes more than its extents hold", in.Ino, in.Blocks))
+		}
+	}
+	in.gone = true
+	return nil
+}
+
+func (t *tx) reap(op *meta.Reap, res *meta.Result) error {
+	in, err := t.load(op.Ino)
+	if meta.KindOf(err) == meta.Stale {
+		res.EOF = true
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !in.reap {
+		res.EOF = true
+		return nil
+	}
+	if op.Max > 0 && op.Max < reapBatch {
+		t.budget = int(op.Max)
+	}
+	all, err := t.cutTail(in, in.reapFrom)
+	if err != nil {
+		return err
+	}
+	in.dirty = true
+	res.EOF = all
+	if all {
+		in.reap, in.reapFrom = false, 0
+		s := t.mark()
+		t.buf = appendReapKey(t.buf, in.Ino)
+		t.deleteAt(s)
+		if in.dead() {
+			if in.Flags&meta.FlagInline != 0 {
+				in.Blocks -= uint64(len(in.data))
+				in.data, in.Flags = nil, in.Flags&^meta.FlagInline
+			}
+			if in.Blocks != 0 {
+				return fail("reap", meta.Corrupt, fmt.Sprintf("inode %d counts %d bytes more than its extents hold", in.Ino, in.Blocks))
+			}
+			in.gone = true
+			return nil
+		}
+	}
+	res.Attr = in.Attr
+	return nil
+}

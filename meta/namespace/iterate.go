@@ -1,0 +1,173 @@
+package namespace
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"penstock.io/penstock/meta"
+)
+
+// Usage reads what a volume holds: the sum of all inodes' Blocks, and the
+// inodes, orphans included.
+func Usage(r Reader) (bytes, inodes uint64, err error) {
+	t := tx{view: view{r: r}}
+	err = t.begin()
+	return t.vol.bytes, t.vol.inodes, err
+}
+
+// Policy reads a volume's policy.
+func Policy(r Reader) (meta.Policy, error) {
+	t := tx{view: view{r: r}}
+	err := t.begin()
+	return t.vol.policy, err
+}
+
+// eachKey visits unversioned keys of one length.
+func eachKey(r Reader, prefix []byte, length int, fn func(k, v []byte) (bool, error)) error {
+	var inner error
+	err := r.Scan(prefix, after(prefix), func(k, v []byte) bool {
+		if len(k) != length {
+			inner = fail("scan", meta.Corrupt, fmt.Sprintf("key %x", k))
+			return false
+		}
+		var more bool
+		more, inner = fn(k, v)
+		return more && inner == nil
+	})
+	if inner != nil {
+		return inner
+	}
+	return err
+}
+
+// Chunks visits all chunks in order of their ids until fn says false.
+func Chunks(r Reader, fn func(c meta.ChunkRecord) bool) error {
+	return ChunksFrom(r, meta.ChunkID{}, fn)
+}
+
+// ChunksFrom is Chunks beginning at an id, so that a long walk can go in steps.
+func ChunksFrom(r Reader, from meta.ChunkID, fn func(c meta.ChunkRecord) bool) error {
+	lo := appendChunkKey(nil, prefixChunk, from)
+	var inner error
+	err := r.Scan(lo, []byte{prefixChunk + 1}, func(k, v []byte) bool {
+		if len(k) != 17 {
+			inner = fail("scan", meta.Corrupt, fmt.Sprintf("key %x", k))
+			return false
+		}
+		var c *chunk
+		if c, inner = decodeChunk(v, meta.ChunkIDFromBytes(k[1:])); inner != nil {
+			return false
+		}
+		return fn(c.ChunkRecord)
+	})
+	if inner != nil {
+		return inner
+	}
+	return err
+}
+
+// ReadChunk reads one chunk's record, and the inode whose open-ended extent
+// lies in it (0: none). Errors: NoSuchChunk.
+func ReadChunk(r Reader, id meta.ChunkID) (meta.ChunkRecord, meta.Ino, error) {
+	t := tx{view: view{r: r}}
+	c, err := t.chunk(id)
+	if err != nil {
+		return meta.ChunkRecord{}, 0, err
+	}
+	return c.ChunkRecord, c.owner, nil
+}
+
+// Sparse visits the sealed chunks of which less than half is live: compaction's
+// work.
+func Sparse(r Reader, fn func(c meta.ChunkRecord) bool) error {
+	return Chunks(r, func(c meta.ChunkRecord) bool {
+		if c.State == meta.ChunkSealed && c.Live < c.Length/2 {
+			return fn(c)
+		}
+		return true
+	})
+}
+
+// DeletingChunks visits the chunks that nothing refers to any more.
+func DeletingChunks(r Reader, fn func(c meta.ChunkRecord) bool) error {
+	t := tx{view: view{r: r}}
+	return eachKey(r, []byte{prefixDelete}, 17, func(k, _ []byte) (bool, error) {
+		c, err := t.chunk(meta.ChunkIDFromBytes(k[1:]))
+		t.chunks, t.chunkI = t.chunks[:0], nil
+		if err != nil {
+			return false, err
+		}
+		return fn(c.ChunkRecord), nil
+	})
+}
+
+// OpenChunks visits the open chunks that a session holds; session 0 holds those
+// whose writer is gone.
+func OpenChunks(r Reader, s meta.SessionID, fn func(c meta.ChunkRecord, openEnded meta.Ino) bool) error {
+	return openChunks(r, binary.BigEndian.AppendUint64([]byte{prefixWriter}, uint64(s)), fn)
+}
+
+// AllOpenChunks visits the open chunks of every session.
+func AllOpenChunks(r Reader, fn func(c meta.ChunkRecord, openEnded meta.Ino) bool) error {
+	return openChunks(r, []byte{prefixWriter}, fn)
+}
+
+func openChunks(r Reader, prefix []byte, fn func(c meta.ChunkRecord, openEnded meta.Ino) bool) error {
+	t := tx{view: view{r: r}}
+	return eachKey(r, prefix, 25, func(k, _ []byte) (bool, error) {
+		c, err := t.chunk(meta.ChunkIDFromBytes(k[9:]))
+		t.chunks, t.chunkI = t.chunks[:0], nil
+		if err != nil {
+			return false, err
+		}
+		return fn(c.ChunkRecord, c.owner), nil
+	})
+}
+
+// OpenEnded visits the inodes that have an open-ended extent, with the chunk it
+// lies in. It costs what is open, not what the volume holds.
+func OpenEnded(r Reader, fn func(ino meta.Ino, c meta.ChunkRecord) bool) error {
+	return AllOpenChunks(r, func(c meta.ChunkRecord, ino meta.Ino) bool {
+		if ino == 0 {
+			return true
+		}
+		return fn(ino, c)
+	})
+}
+
+// Sessions visits the journaled sessions; ended ones have not yet let go of all
+// they held: run SessionEnd on them until EOF.
+func Sessions(r Reader, fn func(s meta.SessionStart, ended bool) bool) error {
+	return eachKey(r, []byte{prefixSession}, 9, func(k, v []byte) (bool, error) {
+		s, err := decodeSession(v)
+		if err != nil {
+			return false, err
+		}
+		return fn(meta.SessionStart{Session: meta.SessionID(binary.BigEndian.Uint64(k[1:])), Name: s.name, Host: s.host, PID: s.pid, Start: s.start},
+			s.state == sessionEnded), nil
+	})
+}
+
+// Orphans visits the unlinked inodes that a session holds.
+func Orphans(r Reader, s meta.SessionID, fn func(ino meta.Ino) bool) error {
+	return eachKey(r, binary.BigEndian.AppendUint64([]byte{prefixOrphan}, uint64(s)), 17, func(k, _ []byte) (bool, error) {
+		return fn(meta.Ino(binary.BigEndian.Uint64(k[9:]))), nil
+	})
+}
+
+// ReapQueue visits the inodes for which Reap has something left to do.
+func ReapQueue(r Reader, fn func(ino meta.Ino) bool) error {
+	return eachKey(r, []byte{prefixReap}, 9, func(k, _ []byte) (bool, error) {
+		return fn(meta.Ino(binary.BigEndian.Uint64(k[1:]))), nil
+	})
+}
+
+// Replies visits the reply records of a session, oldest entry first; session 0
+// asks for those of all sessions. DecodeReply reads them.
+func Replies(r Reader, s meta.SessionID, fn func(key, val []byte) bool) error {
+	prefix := []byte{prefixReply}
+	if s != 0 {
+		prefix = binary.BigEndian.AppendUint64(prefix, uint64(s))
+	}
+	return eachKey(r, prefix, 37, func(k, v []byte) (bool, error) { return fn(k, v), nil })
+}

@@ -1,0 +1,218 @@
+// Package namespace owns the rules of the tree: what every operation of
+// package meta does to a volume's inodes, names, extents, attributes, chunks
+// and sessions. It is a pure state machine over an ordered key-value store: no
+// clock, no chance, no goroutine, no I/O of its own. The owner of a volume
+// calls Execute, journals the effects it returns, and applies them; whoever
+// follows the journal applies the same bytes without running any of this code.
+//
+// The keys are drawn in keys.go, the records in records.go.
+package namespace
+
+import (
+	"fmt"
+
+	"penstock.io/penstock/meta"
+)
+
+// Reader is the ordered store that a machine reads: the owner's overlay over
+// its state store, or a map in tests.
+type Reader interface {
+	// Get returns the value of a key. The value must not be modified and is
+	// valid until the next call that writes to the store.
+	Get(key []byte) (val []byte, ok bool, err error)
+	// Scan calls fn in ascending order for lo <= k < hi until fn says false.
+	// k and v are valid only inside fn.
+	Scan(lo, hi []byte, fn func(k, v []byte) bool) error
+}
+
+// EffectKind says what an effect does.
+type EffectKind uint8
+
+// The kinds of effects. The numbers are part of the journal's format.
+const (
+	Put         EffectKind = 1 // Key takes Value
+	Delete      EffectKind = 2 // Key goes
+	DeleteRange EffectKind = 3 // every key from Key up to, not including, Value goes
+)
+
+// Effect is one change of the store. Effects apply in order.
+type Effect struct {
+	Kind       EffectKind
+	Key, Value []byte
+}
+
+// Context is everything that an operation depends on beside the store.
+type Context struct {
+	Now     meta.Time
+	Session meta.SessionID // the caller; zero is the owner itself
+	Term    meta.Term
+	Volume  meta.VolumeID
+	Op      meta.OpID
+	Seq     meta.Seq // of the journal entry that will carry the effects
+	// Replay: the operation was answered before by an owner that is gone. It
+	// was admitted then, so quotas don't refuse it now (rule 3).
+	Replay bool
+	// At is the generation that Query reads; zero is the live one.
+	At meta.Generation
+}
+
+// Execute runs one mutation. It returns the result and the effects to journal,
+// or an error (*meta.Error) and no effects. It modifies nothing itself. The
+// effects' bytes are not used again here, and must not be modified.
+//
+// Beside the errors named at each operation in package meta:
+//
+//	ReadOnly          the volume's policy is immutable
+//	QuotaExceeded     the volume would hold more than its policy allows
+//	Busy              the file has an open-ended extent that the operation must
+//	                  not meet: close it first (Write.CloseEnded or SealChunk)
+//	Again             the tail of a truncation is not yet reaped: run Reap on
+//	                  the inode in the subject until EOF, then run this again
+//	ResourceExceeded  more than maxEdit extents lie in the range: split it
+//	Corrupt, Version  a record is damaged, or newer than this program
+func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
+	t := &tx{view: view{r: r}, c: c, budget: reapBatch}
+	if err := t.begin(); err != nil {
+		return nil, nil, err
+	}
+	if t.vol.policy.Immutable {
+		switch op.Code() {
+		case meta.OpTmpfile, meta.OpLink, meta.OpUnlink, meta.OpRename, meta.OpSetAttr, meta.OpWrite, meta.OpFallocate,
+			meta.OpCopyRange, meta.OpSetXattr, meta.OpRemoveXattr, meta.OpJunction:
+			return nil, nil, fail("immutable volume", meta.ReadOnly, "")
+		}
+	}
+	res := &meta.Result{}
+	var err error
+	unmetered := c.Replay
+	switch op := op.(type) {
+	case *meta.Create:
+		err = t.create(op, res)
+	case *meta.Tmpfile:
+		err = t.tmpfile(op, res)
+	case *meta.Link:
+		err = t.link(op, res)
+	case *meta.Unlink:
+		err = t.unlink(op, res)
+	case *meta.Rename:
+		err = t.rename(op, res)
+	case *meta.SetAttr:
+		err = t.setAttr(op, res)
+	case *meta.Write:
+		err = t.write(op, res)
+	case *meta.Fallocate:
+		err = t.fallocate(op, res)
+	case *meta.CopyRange:
+		err = t.copyRange(op, res)
+	case *meta.SetXattr:
+		err = t.setXattr(op, res)
+	case *meta.RemoveXattr:
+		err = t.removeXattr(op, res)
+	case *meta.ReleaseOrphans:
+		err = t.releaseOrphans(op)
+	case *meta.AllocChunks:
+		err = t.allocChunks(op, res)
+	case *meta.SealChunk:
+		unmetered = true // what a sealed chunk holds was admitted when it was written
+		err = t.sealChunk(op, res)
+	case *meta.DropChunk:
+		err = t.dropChunk(op)
+	case *meta.SessionStart:
+		err = t.sessionStart(op)
+	case *meta.SessionEnd:
+		err = t.sessionEnd(op, res)
+	case *meta.ReplaceExtents:
+		unmetered = true
+		err = t.replaceExtents(op, res)
+	case *meta.Junction:
+		err = t.junction(op, res)
+	case *meta.SetPolicy:
+		t.vol.policy = op.Policy
+	case *meta.Reap:
+		err = t.reap(op, res)
+	default:
+		err = fail("execute", meta.NotSupported, fmt.Sprintf("operation code %d", op.Code()))
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := t.finish(!unmetered); err != nil {
+		return nil, nil, err
+	}
+	return res, t.effects, nil
+}
+
+// checkQuota refuses what makes a volume grow beyond its policy; whatever
+// shrinks it, or leaves it as it is, passes even when it is over.
+func (t *tx) checkQuota() error {
+	p := &t.vol.policy
+	if p.QuotaInodes != 0 && t.vol.inodes > t.was.inodes && t.vol.inodes > p.QuotaInodes {
+		return fail("quota", meta.QuotaExceeded, fmt.Sprintf("%d of %d inodes", t.was.inodes, p.QuotaInodes))
+	}
+	if p.QuotaBytes != 0 && t.vol.bytes > t.was.bytes && t.vol.bytes > p.QuotaBytes {
+		return fail("quota", meta.QuotaExceeded, fmt.Sprintf("%d of %d bytes", t.was.bytes, p.QuotaBytes))
+	}
+	return nil
+}
+
+// Query answers one read. The result's bytes belong to the caller.
+func Query(r Reader, c Context, op meta.Op) (*meta.Result, error) {
+	q := &tx{view: view{r: r}, c: c}
+	if err := q.begin(); err != nil {
+		return nil, err
+	}
+	if c.At != 0 {
+		q.gen = uint32(c.At)
+	}
+	res := &meta.Result{}
+	var err error
+	switch op := op.(type) {
+	case *meta.Lookup:
+		err = q.lookup(op, res)
+	case *meta.GetAttr:
+		var in *inode
+		if in, err = q.inode(op.Ino); err == nil {
+			res.Attr = in.Attr
+		}
+	case *meta.ReadDir:
+		err = q.readDir(op, res)
+	case *meta.ReadLink:
+		err = q.readLink(op, res)
+	case *meta.GetXattr:
+		err = q.getXattr(op, res)
+	case *meta.ListXattr:
+		err = q.listXattr(op, res)
+	case *meta.Open:
+		err = q.open(op, res)
+	case *meta.StatFSOp:
+		res.StatFS = meta.StatFS{UsedBytes: q.vol.bytes, UsedInodes: q.vol.inodes,
+			QuotaBytes: q.vol.policy.QuotaBytes, QuotaInode: q.vol.policy.QuotaInodes}
+	case *meta.Seek:
+		err = q.seek(op, res)
+	default:
+		err = fail("query", meta.NotSupported, fmt.Sprintf("operation code %d", op.Code()))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return res, nil
+}
+
+// Format returns the effects that make an empty volume: its counters and
+// policy, and a root directory. They are the volume's first journal entry.
+func Format(v meta.VolumeID, now meta.Time, rootMode, uid, gid uint32, p meta.Policy) []Effect {
+	t := &tx{}
+	t.vol = volume{id: v, gen: firstGen, nextIno: uint64(meta.RootIno) + 1, inodes: 1, policy: p}
+	t.gen = firstGen
+	root := t.newInode(meta.RootIno, meta.TypeDir|rootMode&meta.ModePerm, uid, gid, now)
+	root.Nlink = 2
+	root.Parent = meta.RootIno
+	root.next = firstCookie
+	if err := t.finish(false); err != nil {
+		panic("namespace: formatting reads nothing, yet failed: " + err.Error())
+	}
+	return t.effects
+}
+
+// fail makes the package's errors.
+func fail(op string, k meta.Kind, subject string) error { return meta.E(op, k, subject, nil) }

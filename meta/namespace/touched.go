@@ -1,0 +1,145 @@
+package namespace
+
+import (
+	"penstock.io/penstock/meta"
+)
+
+// Touched tells which inodes an operation would change, or whose entries: the
+// leases that other sessions hold on them must be given up before it runs. The
+// names that the operation mentions are looked up; one that is not there, or
+// an operation that must fail, adds nothing. The list is short and holds no
+// inode twice.
+func Touched(r Reader, op meta.Op) ([]meta.Ino, error) {
+	t := &tx{view: view{r: r}}
+	var l inoList
+	switch op := op.(type) {
+	case *meta.Create:
+		// An existing name is opened, not changed: see Needs.
+		return t.withAbsent(op.Parent, op.Name)
+	case *meta.Link:
+		l.add(op.Parent)
+		l.add(op.Ino)
+	case *meta.Unlink:
+		l.add(op.Parent)
+		err := t.addChild(&l, op.Parent, op.Name)
+		return l, err
+	case *meta.Rename:
+		l.add(op.Parent)
+		l.add(op.NewParent)
+		if err := t.addChild(&l, op.Parent, op.Name); err != nil {
+			return nil, err
+		}
+		err := t.addChild(&l, op.NewParent, op.NewName)
+		return l, err
+	case *meta.SetAttr:
+		l.add(op.Ino)
+	case *meta.Write:
+		l.add(op.Ino)
+	case *meta.Fallocate:
+		l.add(op.Ino)
+	case *meta.CopyRange:
+		l.add(op.Dst)
+	case *meta.SetXattr:
+		l.add(op.Ino)
+	case *meta.RemoveXattr:
+		l.add(op.Ino)
+	case *meta.ReplaceExtents:
+		l.add(op.Ino)
+	case *meta.Junction:
+		l.add(op.Parent)
+	case *meta.SealChunk:
+		if err := t.begin(); err != nil {
+			return nil, err
+		}
+		c, err := t.chunk(op.Chunk)
+		if meta.KindOf(err) == meta.NoSuchChunk {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		l.add(c.owner)
+	}
+	return l, nil
+}
+
+// Needs tells which inodes an operation reads without changing them: a lease
+// that lets another session change such an inode in memory (exclusive) must be
+// lowered to shared before it runs. ReadDir with Plus names the directory only;
+// the owner checks the inodes of its answer against exclusive leases and
+// leaves out the attributes of those.
+func Needs(r Reader, op meta.Op) ([]meta.Ino, error) {
+	t := &tx{view: view{r: r}}
+	var l inoList
+	switch op := op.(type) {
+	case *meta.Lookup:
+		if isDots(op.Name) {
+			l.add(op.Parent)
+			return l, nil
+		}
+		err := t.addChild(&l, op.Parent, op.Name)
+		return l, err
+	case *meta.Create:
+		err := t.addChild(&l, op.Parent, op.Name)
+		return l, err
+	case *meta.GetAttr:
+		l.add(op.Ino)
+	case *meta.ReadDir:
+		l.add(op.Ino)
+	case *meta.ReadLink:
+		l.add(op.Ino)
+	case *meta.GetXattr:
+		l.add(op.Ino)
+	case *meta.ListXattr:
+		l.add(op.Ino)
+	case *meta.Open:
+		l.add(op.Ino)
+	case *meta.Seek:
+		l.add(op.Ino)
+	case *meta.CopyRange:
+		l.add(op.Src)
+	}
+	return l, nil
+}
+
+type inoList []meta.Ino
+
+func (l *inoList) add(ino meta.Ino) {
+	for _, have := range *l {
+		if have == ino {
+			return
+		}
+	}
+	if ino != 0 {
+		*l = append(*l, ino)
+	}
+}
+
+func (t *tx) addChild(l *inoList, parent meta.Ino, name string) error {
+	e, ok, err := t.lookupLive(parent, name)
+	if err == nil && ok {
+		l.add(e.ino)
+	}
+	return err
+}
+
+func (t *tx) withAbsent(parent meta.Ino, name string) ([]meta.Ino, error) {
+	_, ok, err := t.lookupLive(parent, name)
+	if err != nil || ok {
+		return nil, err
+	}
+	return []meta.Ino{parent}, nil
+}
+
+// lookupLive finds an entry in the live generation.
+func (t *tx) lookupLive(parent meta.Ino, name string) (dentry, bool, error) {
+	if len(name) > meta.MaxName {
+		return dentry{}, false, nil
+	}
+	if t.gen == 0 {
+		if err := t.begin(); err != nil {
+			return dentry{}, false, err
+		}
+	}
+	return t.findEntry(parent, name)
+}

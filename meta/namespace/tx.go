@@ -1,0 +1,405 @@
+package namespace
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"penstock.io/penstock/meta"
+)
+
+// view reads versioned keys as of one generation.
+type view struct {
+	r       Reader
+	gen     uint32
+	scratch [320]byte // keys for reading; longer than any
+}
+
+// get finds the newest version of base not after the view's generation.
+func (v *view) get(base []byte) (val []byte, gen uint32, ok bool, err error) {
+	k := putGen(base, v.gen)
+	if v.gen == firstGen {
+		val, ok, err = v.r.Get(k)
+		return val, firstGen, ok && !isTombstone(val), err
+	}
+	hi := after(base)
+	err = v.r.Scan(k, hi, func(k, b []byte) bool {
+		gen = ^binary.BigEndian.Uint32(k[len(k)-genLen:])
+		val, ok = bytes.Clone(b), true
+		return false
+	})
+	return val, gen, ok && !isTombstone(val), err
+}
+
+func isTombstone(v []byte) bool { return len(v) == 1 && v[0] == tombstone }
+
+// scan visits the versions that the view sees of the keys lo <= k < hi, the
+// generation cut off. A damaged key length is reported, not skipped.
+func (v *view) scan(lo, hi []byte, fn func(base, val []byte, gen uint32) (more bool, err error)) error {
+	var last []byte
+	var inner error
+	err := v.r.Scan(lo, hi, func(k, val []byte) bool {
+		if len(k) < 1+8+genLen {
+			inner = fail("scan", meta.Corrupt, fmt.Sprintf("key %x is too short", k))
+			return false
+		}
+		base := k[:len(k)-genLen]
+		gen := ^binary.BigEndian.Uint32(k[len(k)-genLen:])
+		if gen > v.gen {
+			return true
+		}
+		if v.gen != firstGen {
+			if last != nil && bytes.Equal(base, last) {
+				return true // an older version
+			}
+			last = append(last[:0], base...)
+		}
+		if isTombstone(val) {
+			return true
+		}
+		var more bool
+		more, inner = fn(base, val, gen)
+		return more && inner == nil
+	})
+	if inner != nil {
+		return inner
+	}
+	return err
+}
+
+// tx is one operation in progress: what it read, what it changed, and the
+// effects so far. Inodes and chunks are changed in memory and written by
+// finish; everything else is put at once.
+type tx struct {
+	view
+	c      Context
+	vol    volume
+	was    volume
+	inodes []*inode
+	chunks []*chunk
+	chunkI map[meta.ChunkID]int // only when there are many
+	budget int                  // extents that may still be removed in this step
+
+	buf     []byte // the effects' bytes
+	effects []Effect
+}
+
+// begin reads the volume's record.
+func (t *tx) begin() error {
+	b, ok, err := t.r.Get(volumeKey)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return fail("open volume", meta.NoSuchVolume, "the store holds no volume record")
+	}
+	if err := decodeVolume(b, &t.vol); err != nil {
+		return err
+	}
+	t.was = t.vol
+	t.gen = t.vol.gen
+	return nil
+}
+
+// finish turns changed inodes, chunks and counters into effects; metered
+// enforces the quotas.
+func (t *tx) finish(metered bool) error {
+	for _, in := range t.inodes {
+		if err := t.flushInode(in); err != nil {
+			return err
+		}
+	}
+	if metered {
+		if err := t.checkQuota(); err != nil {
+			return err
+		}
+	}
+	for _, c := range t.chunks {
+		t.flushChunk(c)
+	}
+	if t.vol != t.was {
+		s := t.mark()
+		t.buf = append(t.buf, prefixVolume)
+		k := t.cut(s)
+		t.buf = appendVolume(t.buf, &t.vol)
+		t.effects = append(t.effects, Effect{Put, k, t.cut(s + len(k))})
+	}
+	return nil
+}
+
+// ---- effects
+
+// mark and cut slice the arena that keys and values are built in. Growing it
+// leaves earlier slices pointing at the old memory, which stays as it is.
+func (t *tx) mark() int {
+	if t.buf == nil {
+		t.buf = make([]byte, 0, 512)
+		t.effects = make([]Effect, 0, 8)
+	}
+	return len(t.buf)
+}
+
+func (t *tx) cut(from int) []byte { return t.buf[from:len(t.buf):len(t.buf)] }
+
+// putAt ends an effect whose key began at s and whose value begins at v.
+func (t *tx) putAt(s, v int) {
+	t.effects = append(t.effects, Effect{Put, t.buf[s:v:v], t.cut(v)})
+}
+
+func (t *tx) deleteAt(s int) {
+	t.effects = append(t.effects, Effect{Kind: Delete, Key: t.cut(s)})
+}
+
+// putMarker puts an unversioned key whose presence is all it says; s is where
+// its key begins.
+func (t *tx) putMarker(s int) {
+	t.effects = append(t.effects, Effect{Put, t.cut(s), marker})
+}
+
+// drop removes a versioned key whose base began at s in the arena. A version
+// that a snapshot may see stays, under a tombstone; a tombstone over nothing
+// is no use.
+func (t *tx) drop(s int) error {
+	if t.gen == firstGen {
+		t.buf = putGen(t.buf, t.gen)
+		t.deleteAt(s)
+		return nil
+	}
+	base := bytes.Clone(t.buf[s:])
+	older := false
+	err := t.r.Scan(putGen(bytes.Clone(base), t.gen-1), after(base), func(_, v []byte) bool {
+		older = !isTombstone(v)
+		return false
+	})
+	if err != nil {
+		return err
+	}
+	t.buf = putGen(t.buf, t.gen)
+	if !older {
+		t.deleteAt(s)
+		return nil
+	}
+	v := len(t.buf)
+	t.buf = append(t.buf, tombstone)
+	t.putAt(s, v)
+	return nil
+}
+
+// ---- inodes
+
+// load reads an inode, also one that only waits to be reaped.
+func (t *tx) load(ino meta.Ino) (*inode, error) {
+	for _, in := range t.inodes {
+		if in.Ino == ino {
+			if in.gone {
+				return nil, stale(ino)
+			}
+			return in, nil
+		}
+	}
+	b, _, ok, err := t.get(appendInodeBase(t.scratch[:0], ino))
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, stale(ino)
+	}
+	in := &inode{}
+	if err := decodeInode(b, ino, in); err != nil {
+		return nil, err
+	}
+	t.inodes = append(t.inodes, in)
+	return in, nil
+}
+
+// inode reads an inode that still exists for users.
+func (t *tx) inode(ino meta.Ino) (*inode, error) {
+	in, err := t.load(ino)
+	if err != nil {
+		return nil, err
+	}
+	if in.dead() {
+		return nil, stale(ino)
+	}
+	return in, nil
+}
+
+func stale(ino meta.Ino) error { return fail("inode", meta.Stale, fmt.Sprintf("inode %d", ino)) }
+
+// touch marks an inode as changed in a way that others can see.
+func touch(in *inode) {
+	if !in.dirty {
+		in.Change++
+	}
+	in.dirty = true
+}
+
+func (t *tx) newInode(ino meta.Ino, mode, uid, gid uint32, now meta.Time) *inode {
+	in := &inode{dirty: true}
+	in.Attr = meta.Attr{Ino: ino, Mode: mode, Nlink: 1, UID: uid, GID: gid, Change: 1, Atime: now, Mtime: now, Ctime: now, Btime: now}
+	t.inodes = append(t.inodes, in)
+	return in
+}
+
+func (t *tx) flushInode(in *inode) error {
+	if in.gone {
+		t.vol.bytes -= in.wasB // nothing of it is left
+		t.vol.inodes--
+		s := t.mark()
+		t.buf = appendInodeBase(t.buf, in.Ino)
+		return t.drop(s)
+	}
+	if !in.dirty {
+		return nil
+	}
+	t.vol.bytes += in.Blocks - in.wasB // wraps when it shrinks
+	in.wasB = in.Blocks
+	s := t.mark()
+	t.buf = putGen(appendInodeBase(t.buf, in.Ino), t.gen)
+	v := len(t.buf)
+	t.buf = appendInode(t.buf, in)
+	t.putAt(s, v)
+	in.dirty = false
+	return nil
+}
+
+// release forgets clean inodes after writing the changed ones, so that a list
+// of thousands needs no memory. The caller names none of them again.
+func (t *tx) release() error {
+	for _, in := range t.inodes {
+		if err := t.flushInode(in); err != nil {
+			return err
+		}
+	}
+	t.inodes = t.inodes[:0]
+	return nil
+}
+
+// ---- entries
+
+func (t *tx) findEntry(parent meta.Ino, name string) (dentry, bool, error) {
+	b, _, ok, err := t.get(appendDentryBase(t.scratch[:0], parent, name))
+	if err != nil || !ok {
+		return dentry{}, false, err
+	}
+	e, err := decodeDentry(b)
+	return e, err == nil, err
+}
+
+// setEntry writes both records of an entry; a zero cookie asks for a new one.
+func (t *tx) setEntry(dir *inode, name string, e dentry) {
+	if e.cookie == 0 {
+		e.cookie = dir.next
+		dir.next++
+		dir.Size += uint64(len(name))
+	}
+	s := t.mark()
+	t.buf = putGen(appendDentryBase(t.buf, dir.Ino, name), t.gen)
+	v := len(t.buf)
+	t.buf = appendDentry(t.buf, e)
+	t.putAt(s, v)
+	s = t.mark()
+	t.buf = putGen(appendCookieBase(t.buf, dir.Ino, e.cookie), t.gen)
+	v = len(t.buf)
+	t.buf = appendCookie(t.buf, e, name)
+	t.putAt(s, v)
+}
+
+func (t *tx) dropEntry(dir *inode, name string, e dentry) error {
+	dir.Size -= uint64(len(name))
+	s := t.mark()
+	t.buf = appendDentryBase(t.buf, dir.Ino, name)
+	if err := t.drop(s); err != nil {
+		return err
+	}
+	s = t.mark()
+	t.buf = appendCookieBase(t.buf, dir.Ino, e.cookie)
+	return t.drop(s)
+}
+
+// ---- chunks
+
+// chunk reads a chunk's record.
+func (t *tx) chunk(id meta.ChunkID) (*chunk, error) {
+	if t.chunkI != nil {
+		if i, ok := t.chunkI[id]; ok {
+			return t.chunks[i], nil
+		}
+	} else {
+		for _, c := range t.chunks {
+			if c.ID == id {
+				return c, nil
+			}
+		}
+	}
+	b, ok, err := t.r.Get(appendChunkKey(t.scratch[:0], prefixChunk, id))
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, fail("chunk", meta.NoSuchChunk, id.String())
+	}
+	c, err := decodeChunk(b, id)
+	if err != nil {
+		return nil, err
+	}
+	t.addChunk(c)
+	return c, nil
+}
+
+func (t *tx) addChunk(c *chunk) {
+	t.chunks = append(t.chunks, c)
+	if t.chunkI == nil && len(t.chunks) > 16 {
+		t.chunkI = make(map[meta.ChunkID]int, 64)
+		for i, c := range t.chunks {
+			t.chunkI[c.ID] = i
+		}
+	} else if t.chunkI != nil {
+		t.chunkI[c.ID] = len(t.chunks) - 1
+	}
+}
+
+// flushChunk writes a changed chunk and keeps its indexes in step: open chunks
+// by session, and the queue of those that nothing refers to.
+func (t *tx) flushChunk(c *chunk) {
+	if c.gone {
+		s := t.mark()
+		t.buf = appendChunkKey(t.buf, prefixChunk, c.ID)
+		t.deleteAt(s)
+		s = t.mark()
+		t.buf = appendChunkKey(t.buf, prefixDelete, c.ID)
+		t.deleteAt(s)
+		return
+	}
+	if c.State == meta.ChunkSealed && c.Live == 0 {
+		c.State = meta.ChunkDeleting
+	}
+	w, n := &c.was, &c.ChunkRecord
+	if !c.fresh && w.State == n.State && w.Session == n.Session && w.Live == n.Live && w.Fence == n.Fence && c.wasO == c.owner &&
+		w.Length == n.Length && w.CRC == n.CRC && slices.Equal(w.Servers, n.Servers) {
+		return
+	}
+	wasOpen := !c.fresh && w.State == meta.ChunkOpen
+	isOpen := n.State == meta.ChunkOpen
+	if wasOpen && (!isOpen || w.Session != n.Session) {
+		s := t.mark()
+		t.buf = appendWriterKey(t.buf, w.Session, c.ID)
+		t.deleteAt(s)
+	}
+	if isOpen && (!wasOpen || w.Session != n.Session) {
+		s := t.mark()
+		t.buf = appendWriterKey(t.buf, n.Session, c.ID)
+		t.putMarker(s)
+	}
+	if n.State == meta.ChunkDeleting && w.State != meta.ChunkDeleting {
+		s := t.mark()
+		t.buf = appendChunkKey(t.buf, prefixDelete, c.ID)
+		t.putMarker(s)
+	}
+	s := t.mark()
+	t.buf = appendChunkKey(t.buf, prefixChunk, c.ID)
+	v := len(t.buf)
+	t.buf = appendChunk(t.buf, c)
+	t.putAt(s, v)
+}

@@ -1,0 +1,251 @@
+package namespace
+
+import (
+	"fmt"
+	"strings"
+
+	"penstock.io/penstock/meta"
+)
+
+const (
+	xattrCaps       = "security.capability"
+	xattrAccessACL  = "system.posix_acl_access"
+	xattrDefaultACL = "system.posix_acl_default"
+)
+
+func isACL(name string) bool { return name == xattrAccessACL || name == xattrDefaultACL }
+
+// checkXattrName holds the kernel's and ext4's rules about names.
+func checkXattrName(in *inode, name string, change bool) error {
+	switch {
+	case name == "" || len(name) > meta.MaxName:
+		return fail("xattr", meta.Range, fmt.Sprintf("a name of %d bytes", len(name)))
+	case strings.IndexByte(name, 0) >= 0:
+		return fail("xattr", meta.Invalid, name)
+	case isACL(name):
+		return nil
+	}
+	for _, space := range [...]string{"user.", "trusted.", "security."} {
+		if rest, ok := strings.CutPrefix(name, space); ok {
+			switch {
+			case rest == "":
+				return fail("xattr", meta.Invalid, name)
+			case space == "user." && !in.IsRegular() && !in.IsDir() && change:
+				return fail("xattr", meta.NotPermitted, name)
+			case space == "user." && !in.IsRegular() && !in.IsDir():
+				return fail("xattr", meta.NoAttribute, name)
+			}
+			return nil
+		}
+	}
+	return fail("xattr", meta.NotSupported, name)
+}
+
+// xattr reads one attribute's value; it may alias the store.
+func (t *tx) xattr(in *inode, name string) (val []byte, ok bool, err error) {
+	if in.Flags&meta.FlagHasXattrs == 0 {
+		return nil, false, nil
+	}
+	b, _, ok, err := t.get(appendXattrBase(t.scratch[:0], in.Ino, name))
+	if err != nil || !ok {
+		return nil, false, err
+	}
+	val, err = decodeXattr(b)
+	return val, err == nil, err
+}
+
+func (t *tx) getXattr(op *meta.GetXattr, res *meta.Result) error {
+	in, err := t.inode(op.Ino)
+	if err != nil {
+		return err
+	}
+	if err := checkXattrName(in, op.Name, false); err != nil {
+		return err
+	}
+	v, ok, err := t.xattr(in, op.Name)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return fail("getxattr", meta.NoAttribute, op.Name)
+	}
+	res.Attr = in.Attr
+	res.Data = append([]byte{}, v...)
+	return nil
+}
+
+// eachXattr visits an inode's attributes in the order of their names.
+func (t *tx) eachXattr(in *inode, fn func(name string, val []byte) bool) error {
+	if in.Flags&meta.FlagHasXattrs == 0 {
+		return nil
+	}
+	lo := appendXattrBase(nil, in.Ino, "")[:9]
+	return t.scan(lo, after(lo), func(base, val []byte, _ uint32) (bool, error) {
+		v, err := decodeXattr(val)
+		if err == nil && (len(base) < 11 || base[len(base)-1] != 0) {
+			err = fail("xattr", meta.Corrupt, fmt.Sprintf("key %x", base))
+		}
+		if err != nil {
+			return false, err
+		}
+		return fn(string(base[9:len(base)-1]), v), nil
+	})
+}
+
+func (t *tx) listXattr(op *meta.ListXattr, res *meta.Result) error {
+	in, err := t.inode(op.Ino)
+	if err != nil {
+		return err
+	}
+	res.Attr = in.Attr
+	return t.eachXattr(in, func(name string, _ []byte) bool {
+		res.Data = append(append(res.Data, name...), 0)
+		return true
+	})
+}
+
+func (t *tx) setXattr(op *meta.SetXattr, res *meta.Result) error {
+	in, err := t.inode(op.Ino)
+	if err != nil {
+		return err
+	}
+	if err := checkXattrName(in, op.Name, true); err != nil {
+		return err
+	}
+	if op.Flags&^(meta.XattrCreate|meta.XattrReplace) != 0 {
+		return fail("setxattr", meta.Invalid, fmt.Sprintf("flags %#x", op.Flags))
+	}
+	if len(op.Value) > meta.MaxXattrVal {
+		return fail("setxattr", meta.TooBig, fmt.Sprintf("a value of %d bytes", len(op.Value)))
+	}
+	if isACL(op.Name) {
+		err = t.setACL(in, op)
+	} else {
+		err = t.setPlainXattr(in, op)
+	}
+	if err != nil {
+		return err
+	}
+	touch(in)
+	in.Ctime = t.c.Now
+	res.Attr = in.Attr
+	return nil
+}
+
+func (t *tx) setPlainXattr(in *inode, op *meta.SetXattr) error {
+	_, exists, err := t.xattr(in, op.Name)
+	switch {
+	case err != nil:
+		return err
+	case exists && op.Flags&meta.XattrCreate != 0:
+		return fail("setxattr", meta.Exists, op.Name)
+	case !exists && op.Flags&meta.XattrReplace != 0:
+		return fail("setxattr", meta.NoAttribute, op.Name)
+	}
+	if !exists {
+		if err := t.checkXattrRoom(in, op.Name); err != nil {
+			return err
+		}
+	}
+	t.putXattr(in, op.Name, op.Value)
+	return nil
+}
+
+// checkXattrRoom keeps the list of names within what listxattr(2) can return.
+func (t *tx) checkXattrRoom(in *inode, name string) error {
+	n := len(name) + 1
+	err := t.eachXattr(in, func(name string, _ []byte) bool {
+		n += len(name) + 1
+		return true
+	})
+	if err == nil && n > meta.MaxXattrs {
+		err = fail("setxattr", meta.NoSpace, fmt.Sprintf("names of %d bytes", n))
+	}
+	return err
+}
+
+func (t *tx) putXattr(in *inode, name string, val []byte) {
+	s := t.mark()
+	t.buf = putGen(appendXattrBase(t.buf, in.Ino, name), t.gen)
+	v := len(t.buf)
+	t.buf = append(append(t.buf, xattrV1), val...)
+	t.putAt(s, v)
+	in.Flags |= meta.FlagHasXattrs
+	switch {
+	case isACL(name):
+		in.Flags |= meta.FlagHasACL
+	case name == xattrCaps:
+		in.Flags |= meta.FlagHasCaps
+	}
+}
+
+func (t *tx) removeXattr(op *meta.RemoveXattr, res *meta.Result) error {
+	in, err := t.inode(op.Ino)
+	if err != nil {
+		return err
+	}
+	if err := checkXattrName(in, op.Name, true); err != nil {
+		return err
+	}
+	_, ok, err := t.xattr(in, op.Name)
+	if err != nil {
+		return err
+	}
+	if ok {
+		if err := t.dropXattr(in, op.Name); err != nil {
+			return err
+		}
+	} else if !isACL(op.Name) { // removing an ACL that is not there succeeds on ext4
+		return fail("removexattr", meta.NoAttribute, op.Name)
+	}
+	touch(in)
+	in.Ctime = t.c.Now
+	res.Attr = in.Attr
+	return nil
+}
+
+// dropXattr removes an attribute that is there, and sets the inode's flags to
+// what is left.
+func (t *tx) dropXattr(in *inode, name string) error {
+	s := t.mark()
+	t.buf = appendXattrBase(t.buf, in.Ino, name)
+	if err := t.drop(s); err != nil {
+		return err
+	}
+	var left meta.AttrFlags
+	err := t.eachXattr(in, func(other string, _ []byte) bool {
+		switch {
+		case other == name:
+			return true
+		case isACL(other):
+			left |= meta.FlagHasACL
+		case other == xattrCaps:
+			left |= meta.FlagHasCaps
+		}
+		left |= meta.FlagHasXattrs
+		return true
+	})
+	in.Flags = in.Flags&^(meta.FlagHasXattrs|meta.FlagHasACL|meta.FlagHasCaps) | left
+	return err
+}
+
+// dropXattrs removes all attributes of an inode that goes.
+func (t *tx) dropXattrs(in *inode) error {
+	var names []string
+	err := t.eachXattr(in, func(name string, _ []byte) bool {
+		names = append(names, name)
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		s := t.mark()
+		t.buf = appendXattrBase(t.buf, in.Ino, name)
+		if err := t.drop(s); err != nil {
+			return err
+		}
+	}
+	in.Flags &^= meta.FlagHasXattrs | meta.FlagHasACL | meta.FlagHasCaps
+	return nil
+}
