@@ -37,7 +37,9 @@ type BlobPart struct {
 }
 
 // IsZero reports whether the reference names no blob.
-func (r BlobRef) IsZero() bool { return r.Name == "" && r.Length == 0 && r.CRC == 0 && len(r.Parts) == 0 }
+func (r BlobRef) IsZero() bool {
+	return r.Name == "" && r.Length == 0 && r.CRC == 0 && len(r.Parts) == 0
+}
 
 // Bounds of a reference that AppendBinary refuses to exceed and DecodeBlobRef
 // to believe.

@@ -1,0 +1,222 @@
+// Package cluster owns what a whole cluster knows, in etcd: its identity and
+// format, the volume table, chunk servers, meta servers, capability keys.
+//
+// Keys, under /penstock/<cluster name>/; values are JSON with a version field v:
+//
+//	format                       Format: the cluster's id and format version; refused if newer
+//	counters/volume              the last volume id given out, decimal; ids are never reused
+//	counters/server              the last chunk server id given out
+//	table/<volume, 8 hex>        Volume
+//	names/<volume's name>        the volume's id, 8 hex: makes names unique
+//	chunkservers/<server, 16 hex>  leased: ChunkServer
+//	metaservers/<name>           leased: MetaServer
+//	capkeys                      capKeys: the keys that capabilities are signed with
+//	volumes/<volume, 8 hex>/...  journal and ownership: see package meta/journal/etcd
+//
+// A View is a snapshot of all of it but the last, refreshed when a watch hints
+// at a change and every few seconds anyway. It is always one revision's state,
+// and never the base of a decision that must be linearizable.
+package cluster
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"penstock.io/penstock/meta"
+)
+
+// FormatVersion is the newest cluster format this program knows;
+// recordVersion that of the single records.
+const (
+	FormatVersion = 1
+	recordVersion = 1
+)
+
+// refresh is how often the view is read although nothing hinted at a change.
+const refresh = 5 * time.Second
+
+// Format says whose keys these are.
+type Format struct {
+	Version int    `json:"v"`
+	Format  int    `json:"format"`
+	ID      string `json:"id"` // random, made with the cluster
+}
+
+// Config says which cluster.
+type Config struct {
+	Name   string // "" means "default"; letters, digits, dot, dash, underscore
+	Logger *slog.Logger
+}
+
+// Cluster reads and writes the cluster's keys.
+type Cluster struct {
+	cli    *clientv3.Client
+	prefix string
+	id     string
+	log    *slog.Logger
+
+	cancel context.CancelFunc
+	joined sync.WaitGroup
+	view   atomic.Pointer[View]
+
+	mu      sync.Mutex
+	changed chan struct{} // closed and replaced with every new view
+}
+
+var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+
+// Open joins a cluster, and makes its first record if there is none. It writes
+// nothing into a cluster of a newer format.
+// Errors: Version, Corrupt, Invalid (the name), Unavailable, NoSpace.
+func Open(ctx context.Context, cli *clientv3.Client, cfg Config) (*Cluster, error) {
+	const op = "open cluster"
+	if cfg.Name == "" {
+		cfg.Name = "default"
+	}
+	if !validName.MatchString(cfg.Name) {
+		return nil, meta.E(op, meta.Invalid, cfg.Name, errors.New("a cluster's name is letters, digits, dot, dash, underscore"))
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	c := &Cluster{cli: cli, prefix: "/penstock/" + cfg.Name, log: cfg.Logger, changed: make(chan struct{})}
+	f, err := c.identify(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.id = f.ID
+	v, err := c.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.view.Store(v)
+	run, cancel := context.WithCancel(context.Background())
+	c.cancel = cancel
+	c.joined.Go(func() { c.keepView(run) })
+	return c, nil
+}
+
+// identify reads the format record, or makes it.
+func (c *Cluster) identify(ctx context.Context) (Format, error) {
+	const op = "open cluster"
+	key := c.prefix + "/format"
+	for {
+		r, err := c.cli.Get(ctx, key)
+		if err != nil {
+			return Format{}, wrap(op, c.prefix, err)
+		}
+		if len(r.Kvs) > 0 {
+			var f Format
+			if err := json.Unmarshal(r.Kvs[0].Value, &f); err != nil || f.ID == "" {
+				return Format{}, meta.E(op, meta.Corrupt, key, err)
+			}
+			if f.Format > FormatVersion || f.Version > recordVersion {
+				return Format{}, meta.E(op, meta.Version, c.prefix, fmt.Errorf("its format is %d, this program knows up to %d: use a newer program", f.Format, FormatVersion))
+			}
+			return f, nil
+		}
+		f := Format{Version: recordVersion, Format: FormatVersion, ID: rand.Text()}
+		if _, err := c.cli.Txn(ctx).
+			If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
+			Then(clientv3.OpPut(key, encode(f))).Commit(); err != nil {
+			return Format{}, wrap(op, c.prefix, err)
+		}
+	}
+}
+
+// ID is the cluster's random identity.
+func (c *Cluster) ID() string { return c.id }
+
+// Prefix is what all keys of the cluster begin with, without a slash at the end.
+func (c *Cluster) Prefix() string { return c.prefix }
+
+// Client is etcd's.
+func (c *Cluster) Client() *clientv3.Client { return c.cli }
+
+// Close stops the view. The client stays open: the caller made it.
+func (c *Cluster) Close() {
+	c.cancel()
+	c.joined.Wait()
+}
+
+// nextID counts a counter up. Numbers are lost, never given twice.
+func (c *Cluster) nextID(ctx context.Context, counter string) (uint64, error) {
+	const op = "give out an id"
+	key := c.prefix + "/counters/" + counter
+	for {
+		r, err := c.cli.Get(ctx, key)
+		if err != nil {
+			return 0, wrap(op, counter, err)
+		}
+		var last uint64
+		var rev int64
+		if len(r.Kvs) > 0 {
+			rev = r.Kvs[0].ModRevision
+			if last, err = strconv.ParseUint(string(r.Kvs[0].Value), 10, 64); err != nil {
+				return 0, meta.E(op, meta.Corrupt, key, err)
+			}
+		}
+		t, err := c.cli.Txn(ctx).
+			If(clientv3.Compare(clientv3.ModRevision(key), "=", rev)).
+			Then(clientv3.OpPut(key, strconv.FormatUint(last+1, 10))).Commit()
+		if err != nil {
+			return 0, wrap(op, counter, err)
+		}
+		if t.Succeeded {
+			return last + 1, nil
+		}
+	}
+}
+
+// encode gives a record's JSON.
+func encode(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic("cluster: records are plain data: " + err.Error())
+	}
+	return string(b)
+}
+
+// decode reads a record, which has a version field.
+func decode[T any](key, value []byte) (T, error) {
+	var v T
+	var head struct {
+		Version int `json:"v"`
+	}
+	if err := json.Unmarshal(value, &head); err != nil || head.Version < 1 {
+		return v, meta.E("read cluster record", meta.Corrupt, string(key), err)
+	}
+	if head.Version > recordVersion {
+		return v, meta.E("read cluster record", meta.Version, string(key), fmt.Errorf("its format is %d, this program knows up to %d", head.Version, recordVersion))
+	}
+	if err := json.Unmarshal(value, &v); err != nil {
+		return v, meta.E("read cluster record", meta.Corrupt, string(key), err)
+	}
+	return v, nil
+}
+
+func wrap(op, subject string, err error) error {
+	if err == nil {
+		return nil
+	}
+	kind := meta.Unavailable
+	switch {
+	case errors.Is(err, rpctypes.ErrNoSpace), errors.Is(err, rpctypes.ErrGRPCNoSpace):
+		kind = meta.NoSpace
+	case errors.Is(err, context.Canceled):
+		kind = meta.Canceled
+	}
+	return meta.E(op, kind, subject, err)
+}

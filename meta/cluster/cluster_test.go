@@ -1,0 +1,229 @@
+package cluster
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster/embedded"
+)
+
+func client(t *testing.T) *clientv3.Client {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "etcd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	s, err := embedded.Start(embedded.Config{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s.Client()
+}
+
+func join(t *testing.T, cli *clientv3.Client) *Cluster {
+	t.Helper()
+	c, err := Open(t.Context(), cli, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+func want(t *testing.T, err error, kind meta.Kind) {
+	t.Helper()
+	if meta.KindOf(err) != kind {
+		t.Fatalf("error %v, want kind %v", err, kind)
+	}
+}
+
+func TestVolumes(t *testing.T) {
+	cli := client(t)
+	c, ctx := join(t, cli), t.Context()
+	root, err := c.CreateVolume(ctx, "root", meta.Policy{Replicas: 1}, 1)
+	if err != nil || root.ID != meta.RootVolume {
+		t.Fatal(root, err)
+	}
+	_, err = c.CreateVolume(ctx, "root", meta.Policy{}, 2)
+	want(t, err, meta.VolumeExists)
+	for _, bad := range []string{"", ".", "..", "a/b", "a\x00b", string(bytes.Repeat([]byte("x"), 256))} {
+		_, err = c.CreateVolume(ctx, bad, meta.Policy{}, 2)
+		want(t, err, meta.Invalid)
+	}
+	data, err := c.CreateVolume(ctx, "data", meta.Policy{QuotaBytes: 9}, 2)
+	if err != nil || data.ID != 2 { // the refused ones cost no id
+		t.Fatal(data, err)
+	}
+	v, err := c.UpdateVolume(ctx, 2, func(v *Volume) error {
+		v.Attach = &Attach{Parent: 1, Ino: 1, Name: "d"}
+		v.Name = "other"
+		return nil
+	})
+	if err != nil || v.Attach.Name != "d" {
+		t.Fatal(v, err)
+	}
+	_, err = c.VolumeByName(ctx, "data")
+	want(t, err, meta.NoSuchVolume)
+	got, err := c.VolumeByName(ctx, "other")
+	if err != nil || got.ID != 2 || got.Policy.QuotaBytes != 9 || got.Attach == nil || got.Attach.Ino != 1 || got.Created != 2 {
+		t.Fatal(got, err)
+	}
+	_, err = c.UpdateVolume(ctx, 2, func(v *Volume) error { v.Name = "root"; return nil })
+	want(t, err, meta.VolumeExists)
+	// On its way out it frees its name.
+	if _, err = c.UpdateVolume(ctx, 2, func(v *Volume) error { v.State = VolumeDeleting; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	again, err := c.CreateVolume(ctx, "other", meta.Policy{}, 3)
+	if err != nil || again.ID != 3 {
+		t.Fatal(again, err)
+	}
+	if _, err := cli.Put(ctx, c.Prefix()+"/volumes/00000002/journal/0000000000000001", "x"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := c.DeleteVolume(ctx, 2); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r, err := cli.Get(ctx, c.Prefix()+"/volumes/", clientv3.WithPrefix()); err != nil || len(r.Kvs) != 0 {
+		t.Fatal(r, err)
+	}
+	if _, err := c.VolumeByName(ctx, "other"); err != nil {
+		t.Fatal(err)
+	}
+	all, err := c.Volumes(ctx)
+	if err != nil || len(all) != 2 || all[0].ID != 1 || all[1].ID != 3 {
+		t.Fatal(all, err)
+	}
+}
+
+// Many create at once: names and ids are unique.
+func TestConcurrentCreate(t *testing.T) {
+	cli := client(t)
+	c := join(t, cli)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	ids, made := map[meta.VolumeID]bool{}, map[string]int{}
+	for i := range 40 {
+		wg.Go(func() {
+			name := fmt.Sprint("v", i%20)
+			v, err := c.CreateVolume(t.Context(), name, meta.Policy{}, 0)
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				if ids[v.ID] {
+					t.Errorf("id %d given twice", v.ID)
+				}
+				ids[v.ID] = true
+				made[name]++
+			} else if meta.KindOf(err) != meta.VolumeExists {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	for i := range 20 {
+		if n := made[fmt.Sprint("v", i)]; n != 1 {
+			t.Errorf("v%d was made %d times", i, n)
+		}
+	}
+}
+
+func TestView(t *testing.T) {
+	cli := client(t)
+	c, other := join(t, cli), join(t, cli)
+	ctx := t.Context()
+	if c.ID() != other.ID() || c.ID() == "" {
+		t.Fatal(c.ID(), other.ID())
+	}
+	await := func(what string, ok func(*View) bool) {
+		t.Helper()
+		deadline := time.After(3 * time.Second)
+		for {
+			ch := other.Changed()
+			if ok(other.View()) {
+				return
+			}
+			select {
+			case <-ch:
+			case <-deadline:
+				t.Fatalf("no view with %s: %+v", what, other.View())
+			}
+		}
+	}
+	began := time.Now()
+	if _, err := c.CreateVolume(ctx, "root", meta.Policy{}, 0); err != nil {
+		t.Fatal(err)
+	}
+	await("a volume", func(v *View) bool { r, ok := v.Volume(1); return ok && r.Name == "root" })
+	t.Logf("seen after %v", time.Since(began))
+	id, err := c.NewServerID(ctx)
+	if err != nil || id != 1 {
+		t.Fatal(id, err)
+	}
+	lease, err := cli.Grant(ctx, 60)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.RegisterChunkServer(ctx, lease.ID, meta.ServerInfo{ID: id, Addr: "unix:/x", Topology: "/a/b/c"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.RegisterMetaServer(ctx, lease.ID, "m1", "unix:/m"); err != nil {
+		t.Fatal(err)
+	}
+	await("servers", func(v *View) bool {
+		return v.ChunkServers[1].Topology == "/a/b/c" && len(v.MetaServers) == 1 && v.MetaServers[0].Addr == "unix:/m" && len(v.Servers()) == 1
+	})
+	keys, err := c.CapKeys(ctx)
+	if err != nil || len(keys) != 1 || keys[0].ID != 1 || len(keys[0].Secret) != 32 {
+		t.Fatal(keys, err)
+	}
+	same, err := other.CapKeys(ctx)
+	if err != nil || !bytes.Equal(same[0].Secret, keys[0].Secret) {
+		t.Fatal(same, err)
+	}
+	for range 2 {
+		if keys, err = c.RotateCapKeys(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(keys) != 2 || keys[1].ID != 3 {
+		t.Fatal(keys)
+	}
+	await("keys", func(v *View) bool { return len(v.CapKeys) == 2 && v.CapKeys[1].ID == 3 })
+	// The servers' lease ends.
+	if _, err := cli.Revoke(ctx, lease.ID); err != nil {
+		t.Fatal(err)
+	}
+	await("no servers", func(v *View) bool { return len(v.ChunkServers) == 0 && len(v.MetaServers) == 0 })
+}
+
+func TestNewerCluster(t *testing.T) {
+	cli := client(t)
+	ctx := t.Context()
+	if _, err := cli.Put(ctx, "/penstock/new/format", `{"v":1,"format":2,"id":"x","more":true}`); err != nil {
+		t.Fatal(err)
+	}
+	before, err := cli.Get(ctx, "/", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Open(ctx, cli, Config{Name: "new"})
+	want(t, err, meta.Version)
+	after, err := cli.Get(ctx, "/", clientv3.WithPrefix())
+	if err != nil || after.Header.Revision != before.Header.Revision {
+		t.Fatal("something was written", err)
+	}
+	_, err = Open(ctx, cli, Config{Name: "a/b"})
+	want(t, err, meta.Invalid)
+}

@@ -1,0 +1,181 @@
+// Package embedded owns the etcd that runs inside one process for a machine
+// alone: its folder, its sockets, its settings, and the lock on the data
+// directory.
+//
+// In the folder: member/ (etcd's own), and while it runs the Unix sockets c
+// (clients) and p (peers; etcd wants one, nobody uses it), mode 0600.
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.uber.org/zap"
+
+	"penstock.io/penstock/meta"
+)
+
+// maxSocketPath is the most bytes that sun_path takes, its NUL included.
+const maxSocketPath = 108
+
+// Defaults of Config.
+const (
+	DefaultQuota = 2 << 30
+	// snapshotEvery and catchUp bound the raft entries that etcd keeps in
+	// memory: at 700 KiB an entry, its default of 5,000 would be gigabytes.
+	snapshotEvery = 200
+	catchUp       = 50
+	// A member alone elects itself after one election timeout; nothing is
+	// gained by a long one.
+	tickMs     = 10
+	electionMs = 50
+	// maxRequest leaves room for an entry's key and comparisons, and for a
+	// checkpoint record.
+	maxRequest = 1536 << 10
+	walFiles   = 2
+)
+
+// Config says how the server runs.
+type Config struct {
+	Dir    string       // its folder; made if absent
+	Quota  int64        // bytes of its database before it refuses writes; zero means DefaultQuota
+	Logger *slog.Logger // warnings and errors; nil discards
+	// UnsafeNoFsync gives up durability. For controls that must fail without it.
+	UnsafeNoFsync bool
+	// StartTimeout bounds the start; zero means 30 s.
+	StartTimeout time.Duration
+}
+
+// Server is a running etcd with one member.
+type Server struct {
+	etcd     *embed.Etcd
+	client   *clientv3.Client
+	endpoint string
+}
+
+// Start runs etcd in cfg.Dir, which the caller has locked, and waits until it
+// serves. Errors: Invalid (the path is too long for a socket), Corrupt, IO,
+// Unavailable (it did not come up in time).
+func Start(cfg Config) (*Server, error) {
+	const op = "start embedded etcd"
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Quota == 0 {
+		cfg.Quota = DefaultQuota
+	}
+	if cfg.StartTimeout == 0 {
+		cfg.StartTimeout = 30 * time.Second
+	}
+	dir, err := filepath.Abs(cfg.Dir)
+	if err != nil {
+		return nil, meta.E(op, meta.Invalid, cfg.Dir, err)
+	}
+	socket := filepath.Join(dir, "c")
+	if len(socket) >= maxSocketPath {
+		return nil, meta.E(op, meta.Invalid, dir, fmt.Errorf("the path of its socket has %d bytes, the kernel takes %d: choose a shorter data directory", len(socket), maxSocketPath-1))
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, meta.E(op, fileKind(err), dir, err)
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return nil, meta.E(op, fileKind(err), dir, err)
+	}
+
+	c := embed.NewConfig()
+	c.Name = "penstock"
+	c.Dir = dir
+	client := url.URL{Scheme: "unix", Path: socket}
+	// For peers etcd takes the host alone, and listens on an abstract socket that
+	// any user reaches if it is empty.
+	peer := url.URL{Scheme: "unix", Host: filepath.Join(dir, "p")}
+	// Advertised addresses must look like host:port; nobody dials those of a
+	// member alone.
+	nobody := url.URL{Scheme: "http", Host: "127.0.0.1:1"}
+	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{nobody}
+	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{nobody}
+	c.InitialCluster = c.Name + "=" + nobody.String()
+	c.InitialClusterToken = "penstock"
+	c.TickMs, c.ElectionMs = tickMs, electionMs
+	c.SnapshotCount, c.SnapshotCatchUpEntries = snapshotEvery, catchUp
+	c.MaxSnapFiles, c.MaxWalFiles = walFiles, walFiles
+	c.QuotaBackendBytes = cfg.Quota
+	c.MaxRequestBytes = maxRequest
+	c.AutoCompactionMode, c.AutoCompactionRetention = "revision", "0"
+	c.EnableGRPCGateway = false
+	c.UnsafeNoFsync = cfg.UnsafeNoFsync
+	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(&bridge{log: cfg.Logger}))
+
+	var e *embed.Etcd
+	err = catch(func() (err error) { e, err = embed.StartEtcd(c); return err })
+	if err != nil {
+		return nil, meta.E(op, meta.IO, dir, err)
+	}
+	timeout := time.NewTimer(cfg.StartTimeout)
+	defer timeout.Stop()
+	select {
+	case <-e.Server.ReadyNotify():
+	case err := <-e.Err():
+		e.Close()
+		return nil, meta.E(op, meta.IO, dir, err)
+	case <-timeout.C:
+		e.Close()
+		return nil, meta.E(op, meta.Unavailable, dir, fmt.Errorf("it did not come up in %v", cfg.StartTimeout))
+	}
+	for _, s := range []string{client.Path, peer.Host} {
+		if err := os.Chmod(s, 0o600); err != nil {
+			e.Close()
+			return nil, meta.E(op, fileKind(err), s, err)
+		}
+	}
+	return &Server{etcd: e, client: v3client.New(e.Server), endpoint: "unix://" + socket}, nil
+}
+
+// catch makes an error of the panics that etcd answers damaged files with.
+func catch(f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = meta.E("start", meta.Corrupt, "", fmt.Errorf("etcd gave up: %v", r))
+		}
+	}()
+	return f()
+}
+
+// Client is a client within the process: no socket, no encoding twice. It is
+// closed by Close.
+func (s *Server) Client() *clientv3.Client { return s.client }
+
+// Endpoint is the socket where other processes of the same user reach the
+// server, as clientv3.Config.Endpoints takes it.
+func (s *Server) Endpoint() string { return s.endpoint }
+
+// Err receives when the server stopped by itself.
+func (s *Server) Err() <-chan error { return s.etcd.Err() }
+
+// DBSize is the size of etcd's database file, and what of it is in use, in bytes.
+func (s *Server) DBSize(ctx context.Context) (size, used int64, err error) {
+	r, err := s.client.Status(ctx, s.endpoint)
+	if err != nil {
+		return 0, 0, meta.E("ask etcd", meta.Unavailable, "", err)
+	}
+	return r.DbSize, r.DbSizeInUse, nil
+}
+
+// Close stops the server and waits.
+func (s *Server) Close() error {
+	err := s.client.Close()
+	if errors.Is(err, context.Canceled) {
+		err = nil // the client's own context, which its Close ends
+	}
+	s.etcd.Close()
+	return err
+}

@@ -1,0 +1,63 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"penstock.io/penstock/meta"
+)
+
+// NoSpace reports whether etcd refuses writes for want of space (its NOSPACE
+// alarm): reads go on.
+func NoSpace(ctx context.Context, cli *clientv3.Client) (bool, error) {
+	r, err := cli.AlarmList(ctx)
+	if err != nil {
+		return false, meta.E("list alarms", meta.Unavailable, "", err)
+	}
+	for _, a := range r.Alarms {
+		if a.Alarm == etcdserverpb.AlarmType_NOSPACE {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// RecoverSpace frees what old revisions take and clears the NOSPACE alarm. The
+// journals' own entries stay: their owners must checkpoint and trim next. etcd
+// counts the file's size, not what is in use, so the file must shrink too, one
+// endpoint after the other; each stops answering for about a second a gigabyte.
+// Under the alarm a checkpoint can't be recorded, so this comes first.
+// Errors: NoSpace (still too little: raise the quota), Unavailable.
+func RecoverSpace(ctx context.Context, cli *clientv3.Client, endpoints ...string) error {
+	const op = "recover etcd's space"
+	r, err := cli.Get(ctx, "/", clientv3.WithCountOnly())
+	if err != nil {
+		return meta.E(op, meta.Unavailable, "", err)
+	}
+	_, err = cli.Compact(ctx, r.Header.Revision, clientv3.WithCompactPhysical())
+	if err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
+		return meta.E(op, meta.Unavailable, "", err)
+	}
+	for _, e := range endpoints {
+		if _, err := cli.Defragment(ctx, e); err != nil {
+			return meta.E(op, meta.Unavailable, e, err)
+		}
+	}
+	alarms, err := cli.AlarmList(ctx)
+	if err != nil {
+		return meta.E(op, meta.Unavailable, "", err)
+	}
+	for _, a := range alarms.Alarms {
+		if a.Alarm != etcdserverpb.AlarmType_NOSPACE {
+			continue
+		}
+		if _, err := cli.AlarmDisarm(ctx, &clientv3.AlarmMember{MemberID: a.MemberID, Alarm: a.Alarm}); err != nil {
+			return meta.E(op, meta.Unavailable, "", err)
+		}
+	}
+	return nil
+}

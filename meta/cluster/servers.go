@@ -1,0 +1,115 @@
+package cluster
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"penstock.io/penstock/meta"
+)
+
+// ChunkServer is a chunk server that lives.
+type ChunkServer struct {
+	Version int             `json:"v"`
+	Info    meta.ServerInfo `json:"info"`
+}
+
+// MetaServer is a meta server that lives.
+type MetaServer struct {
+	Version int    `json:"v"`
+	Name    string `json:"name"` // stays the same over restarts
+	Addr    string `json:"addr"` // "unix:/path" or "host:port"
+}
+
+// NewServerID gives out the id of a new chunk server, which keeps it on its
+// disks for ever.
+func (c *Cluster) NewServerID(ctx context.Context) (meta.ServerID, error) {
+	n, err := c.nextID(ctx, "server")
+	return meta.ServerID(n), err
+}
+
+// RegisterChunkServer tells the cluster of a chunk server as long as the lease
+// lives; again, with what changed.
+func (c *Cluster) RegisterChunkServer(ctx context.Context, lease clientv3.LeaseID, info meta.ServerInfo) error {
+	key := fmt.Sprintf("%s/chunkservers/%016x", c.prefix, uint64(info.ID))
+	_, err := c.cli.Put(ctx, key, encode(ChunkServer{recordVersion, info}), clientv3.WithLease(lease))
+	return wrap("register chunk server", info.Addr, err)
+}
+
+// RegisterMetaServer tells the cluster of a meta server as long as the lease
+// lives.
+func (c *Cluster) RegisterMetaServer(ctx context.Context, lease clientv3.LeaseID, name, addr string) error {
+	if name == "" || strings.ContainsAny(name, "/\x00") {
+		return meta.E("register meta server", meta.Invalid, name, errors.New("its name has a slash, or is empty"))
+	}
+	_, err := c.cli.Put(ctx, c.prefix+"/metaservers/"+name, encode(MetaServer{recordVersion, name, addr}), clientv3.WithLease(lease))
+	return wrap("register meta server", name, err)
+}
+
+// capKeys is the record of the capability keys, ascending by id.
+type capKeys struct {
+	Version int           `json:"v"`
+	Keys    []meta.CapKey `json:"keys"`
+}
+
+// keptKeys is how many capability keys stay valid: what an older one signed
+// must be renewed within one rotation.
+const keptKeys = 2
+
+// CapKeys gives the capability keys, ascending; the last one signs. The first
+// call in a cluster makes one.
+func (c *Cluster) CapKeys(ctx context.Context) ([]meta.CapKey, error) {
+	r, _, err := c.capKeys(ctx)
+	if err == nil && len(r.Keys) == 0 {
+		return c.rotate(ctx, func(k []meta.CapKey) bool { return len(k) == 0 })
+	}
+	return r.Keys, err
+}
+
+// RotateCapKeys adds a key, which signs from now on, and drops the oldest.
+func (c *Cluster) RotateCapKeys(ctx context.Context) ([]meta.CapKey, error) {
+	return c.rotate(ctx, func([]meta.CapKey) bool { return true })
+}
+
+func (c *Cluster) capKeys(ctx context.Context) (capKeys, int64, error) {
+	r, err := c.cli.Get(ctx, c.prefix+"/capkeys")
+	if err != nil {
+		return capKeys{}, 0, wrap("read capability keys", "", err)
+	}
+	if len(r.Kvs) == 0 {
+		return capKeys{}, 0, nil
+	}
+	k, err := decode[capKeys](r.Kvs[0].Key, r.Kvs[0].Value)
+	return k, r.Kvs[0].ModRevision, err
+}
+
+// rotate adds a key if the present ones want one.
+func (c *Cluster) rotate(ctx context.Context, want func([]meta.CapKey) bool) ([]meta.CapKey, error) {
+	for {
+		r, rev, err := c.capKeys(ctx)
+		if err != nil || !want(r.Keys) {
+			return r.Keys, err
+		}
+		next := meta.CapKey{ID: 1, Secret: make([]byte, 32)}
+		if n := len(r.Keys); n > 0 {
+			next.ID = r.Keys[n-1].ID + 1
+		}
+		rand.Read(next.Secret) // never fails: it stops the program instead
+		r.Version, r.Keys = recordVersion, append(r.Keys, next)
+		r.Keys = r.Keys[max(0, len(r.Keys)-keptKeys):]
+		key := c.prefix + "/capkeys"
+		t, err := c.cli.Txn(ctx).
+			If(clientv3.Compare(clientv3.ModRevision(key), "=", rev)).
+			Then(clientv3.OpPut(key, encode(r))).Commit()
+		if err != nil {
+			return nil, wrap("rotate capability keys", "", err)
+		}
+		if t.Succeeded {
+			return r.Keys, nil
+		}
+	}
+}

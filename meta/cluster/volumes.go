@@ -1,0 +1,239 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"penstock.io/penstock/meta"
+)
+
+// VolumeState is where a volume stands in its life.
+type VolumeState string
+
+const (
+	VolumeActive   VolumeState = "active"
+	VolumeDeleting VolumeState = "deleting" // its name is free; its chunks are being deleted
+)
+
+// Attach is the junction that leads to a volume.
+type Attach struct {
+	Parent meta.VolumeID `json:"parent"`
+	Ino    meta.Ino      `json:"ino"` // the directory in the parent
+	Name   string        `json:"name"`
+}
+
+// Volume is a row of the volume table.
+type Volume struct {
+	Version int           `json:"v"`
+	ID      meta.VolumeID `json:"id"`
+	Name    string        `json:"name"`
+	State   VolumeState   `json:"state"`
+	Policy  meta.Policy   `json:"policy"`
+	Attach  *Attach       `json:"attach,omitempty"` // nil: nowhere, or the root
+	Created meta.Time     `json:"created"`
+	// Revision of the row in etcd; not stored.
+	Revision int64 `json:"-"`
+}
+
+func (c *Cluster) rowKey(id meta.VolumeID) string {
+	return fmt.Sprintf("%s/table/%08x", c.prefix, uint32(id))
+}
+
+func (c *Cluster) nameKey(name string) string { return c.prefix + "/names/" + name }
+
+// MaxVolumeName is the longest name of a volume, in bytes.
+const MaxVolumeName = meta.MaxName
+
+func checkVolumeName(name string) error {
+	if name == "" || name == "." || name == ".." || len(name) > MaxVolumeName || strings.ContainsAny(name, "/\x00") {
+		return meta.E("create volume", meta.Invalid, name, fmt.Errorf("a volume's name has 1 to %d bytes and no slash", MaxVolumeName))
+	}
+	return nil
+}
+
+// CreateVolume adds a volume. The first one of a cluster gets meta.RootVolume.
+// now is its time of creation. Errors: VolumeExists (the name), Invalid (the
+// name), ResourceExceeded (ids are used up), Unavailable, NoSpace.
+func (c *Cluster) CreateVolume(ctx context.Context, name string, p meta.Policy, now meta.Time) (Volume, error) {
+	const op = "create volume"
+	if err := checkVolumeName(name); err != nil {
+		return Volume{}, err
+	}
+	// A name that is taken costs no id.
+	if _, err := c.VolumeByName(ctx, name); err == nil {
+		return Volume{}, meta.E(op, meta.VolumeExists, name, nil)
+	} else if meta.KindOf(err) != meta.NoSuchVolume {
+		return Volume{}, err
+	}
+	n, err := c.nextID(ctx, "volume")
+	if err != nil {
+		return Volume{}, err
+	}
+	if n > uint64(meta.MaxVolume) {
+		return Volume{}, meta.E(op, meta.ResourceExceeded, name, fmt.Errorf("all %d volume ids were given out", meta.MaxVolume))
+	}
+	v := Volume{Version: recordVersion, ID: meta.VolumeID(n), Name: name, State: VolumeActive, Policy: p, Created: now}
+	t, err := c.cli.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(c.nameKey(name)), "=", 0),
+			clientv3.Compare(clientv3.CreateRevision(c.rowKey(v.ID)), "=", 0)).
+		Then(clientv3.OpPut(c.nameKey(name), fmt.Sprintf("%08x", uint32(v.ID))),
+			clientv3.OpPut(c.rowKey(v.ID), encode(v))).
+		Commit()
+	if err != nil {
+		// If it was committed after all, the next try finds the name taken; the
+		// caller sees by the row's age that it is its own.
+		return Volume{}, wrap(op, name, err)
+	}
+	if !t.Succeeded {
+		return Volume{}, meta.E(op, meta.VolumeExists, name, nil)
+	}
+	v.Revision = t.Header.Revision
+	return v, nil
+}
+
+// Volume reads a row, linearizably. Errors: NoSuchVolume.
+func (c *Cluster) Volume(ctx context.Context, id meta.VolumeID) (Volume, error) {
+	r, err := c.cli.Get(ctx, c.rowKey(id))
+	if err != nil {
+		return Volume{}, wrap("read volume", fmt.Sprint(id), err)
+	}
+	if len(r.Kvs) == 0 {
+		return Volume{}, meta.E("read volume", meta.NoSuchVolume, fmt.Sprint(id), nil)
+	}
+	v, err := decode[Volume](r.Kvs[0].Key, r.Kvs[0].Value)
+	v.Revision = r.Kvs[0].ModRevision
+	return v, err
+}
+
+// VolumeByName finds a row by name, linearizably. Errors: NoSuchVolume.
+func (c *Cluster) VolumeByName(ctx context.Context, name string) (Volume, error) {
+	if checkVolumeName(name) != nil {
+		return Volume{}, meta.E("find volume", meta.NoSuchVolume, name, nil)
+	}
+	r, err := c.cli.Get(ctx, c.nameKey(name))
+	if err != nil {
+		return Volume{}, wrap("find volume", name, err)
+	}
+	if len(r.Kvs) == 0 {
+		return Volume{}, meta.E("find volume", meta.NoSuchVolume, name, nil)
+	}
+	id, err := strconv.ParseUint(string(r.Kvs[0].Value), 16, 32)
+	if err != nil {
+		return Volume{}, meta.E("find volume", meta.Corrupt, name, err)
+	}
+	return c.Volume(ctx, meta.VolumeID(id))
+}
+
+// page is the most rows of one range read.
+const page = 500
+
+// Volumes reads the whole table, by id: each page linearizably.
+func (c *Cluster) Volumes(ctx context.Context) ([]Volume, error) {
+	var all []Volume
+	err := c.pages(ctx, c.prefix+"/table/", func(key, value []byte, rev int64) error {
+		v, err := decode[Volume](key, value)
+		v.Revision = rev
+		all = append(all, v)
+		return err
+	})
+	return all, err
+}
+
+// pages calls fn for every key below a prefix, ascending.
+func (c *Cluster) pages(ctx context.Context, prefix string, fn func(key, value []byte, rev int64) error) error {
+	end := clientv3.GetPrefixRangeEnd(prefix)
+	for from := prefix; ; {
+		r, err := c.cli.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(page))
+		if err != nil {
+			return wrap("read cluster", prefix, err)
+		}
+		for _, kv := range r.Kvs {
+			if err := fn(kv.Key, kv.Value, kv.ModRevision); err != nil {
+				return err
+			}
+			from = string(kv.Key) + "\x00"
+		}
+		if len(r.Kvs) < page {
+			return nil
+		}
+	}
+}
+
+// UpdateVolume changes a row by compare-and-swap: change gets the row as it is
+// and alters policy, state, attach or name. It may be called several times.
+// Errors: NoSuchVolume, VolumeExists (the new name), change's, Unavailable.
+func (c *Cluster) UpdateVolume(ctx context.Context, id meta.VolumeID, change func(*Volume) error) (Volume, error) {
+	const op = "change volume"
+	for {
+		old, err := c.Volume(ctx, id)
+		if err != nil {
+			return Volume{}, err
+		}
+		v := old
+		if old.Attach != nil {
+			a := *old.Attach
+			v.Attach = &a
+		}
+		if err := change(&v); err != nil {
+			return Volume{}, err
+		}
+		v.ID, v.Version, v.Created = old.ID, recordVersion, old.Created
+		cmps := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(c.rowKey(id)), "=", old.Revision)}
+		ops := []clientv3.Op{clientv3.OpPut(c.rowKey(id), encode(v))}
+		held := func(w Volume) bool { return w.State != VolumeDeleting } // a row that is going away holds no name
+		if held(old) && (!held(v) || v.Name != old.Name) {
+			ops = append(ops, clientv3.OpDelete(c.nameKey(old.Name)))
+		}
+		if held(v) && (!held(old) || v.Name != old.Name) {
+			if err := checkVolumeName(v.Name); err != nil {
+				return Volume{}, err
+			}
+			if _, err := c.VolumeByName(ctx, v.Name); err == nil {
+				return Volume{}, meta.E(op, meta.VolumeExists, v.Name, nil)
+			}
+			cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(c.nameKey(v.Name)), "=", 0))
+			ops = append(ops, clientv3.OpPut(c.nameKey(v.Name), fmt.Sprintf("%08x", uint32(id))))
+		}
+		t, err := c.cli.Txn(ctx).If(cmps...).Then(ops...).Commit()
+		if err != nil {
+			return Volume{}, wrap(op, old.Name, err)
+		}
+		if t.Succeeded {
+			v.Revision = t.Header.Revision
+			return v, nil
+		}
+	}
+}
+
+// DeleteVolume removes a volume's row, its name and everything of its journal;
+// its owner, if any, is fenced by that. Its id is never given out again. The
+// caller has deleted its chunks, or queued them elsewhere. Deleting what is not
+// there succeeds. Errors: Busy (the row changed meanwhile), Unavailable.
+func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID) error {
+	const op = "delete volume"
+	v, err := c.Volume(ctx, id)
+	if meta.KindOf(err) == meta.NoSuchVolume {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	keys := fmt.Sprintf("%s/volumes/%08x/", c.prefix, uint32(id))
+	ops := []clientv3.Op{clientv3.OpDelete(c.rowKey(id)), clientv3.OpDelete(keys, clientv3.WithPrefix())}
+	if v.State != VolumeDeleting {
+		ops = append(ops, clientv3.OpDelete(c.nameKey(v.Name)))
+	}
+	t, err := c.cli.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(c.rowKey(id)), "=", v.Revision)).Then(ops...).Commit()
+	if err != nil {
+		return wrap(op, v.Name, err)
+	}
+	if !t.Succeeded {
+		return meta.E(op, meta.Busy, v.Name, errors.New("it is being changed: try again"))
+	}
+	return nil
+}

@@ -1,0 +1,253 @@
+package etcd_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster/embedded"
+	"penstock.io/penstock/meta/journal"
+	"penstock.io/penstock/meta/journal/etcd"
+	"penstock.io/penstock/meta/journal/journaltest"
+)
+
+// server starts an etcd for one test.
+func server(t testing.TB) *embedded.Server {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "etcd") // t.TempDir's paths are too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	s, err := embedded.Start(embedded.Config{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+const prefix = "/penstock/test"
+
+// owners makes a process's lease, as one of several processes.
+func owners(t testing.TB, cli *clientv3.Client, name string, cfg etcd.LeaseConfig) *etcd.Owners {
+	t.Helper()
+	l, err := etcd.NewLease(t.Context(), cli, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close(closing()) })
+	return etcd.NewOwners(cli, l, etcd.OwnersConfig{Prefix: prefix, Server: name, Addr: "unix:/" + name})
+}
+
+func TestSuite(t *testing.T) {
+	s := server(t)
+	n := 0
+	journaltest.Run(t, func(t *testing.T) journaltest.Form {
+		n++
+		at := fmt.Sprintf("/penstock/%d", n)
+		cli := s.Client()
+		lease, err := etcd.NewLease(t.Context(), cli, etcd.LeaseConfig{TTL: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { lease.Close(closing()) })
+		// Every taker believes that the one before is dead.
+		o := etcd.NewOwners(cli, lease, etcd.OwnersConfig{Prefix: at, Dead: func(etcd.Owner) bool { return true }})
+		key := func(seq meta.Seq) string {
+			return fmt.Sprintf("%sjournal/%016x", etcd.VolumePrefix(at, journaltest.Volume), uint64(seq))
+		}
+		return journaltest.Form{
+			Take: func(t *testing.T) (journal.Store, meta.Term, <-chan struct{}) {
+				own, err := o.Acquire(t.Context(), journaltest.Volume)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return own.Store(), own.Term, own.Lost()
+			},
+			Reader: func(t *testing.T) journal.Store { return etcd.ReadStore(cli, at, journaltest.Volume, lease) },
+			Damage: func(t *testing.T, seq meta.Seq, value []byte) {
+				var err error
+				if value == nil {
+					_, err = cli.Delete(t.Context(), key(seq))
+				} else {
+					_, err = cli.Put(t.Context(), key(seq), string(value))
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			},
+		}
+	})
+}
+
+func TestOwnership(t *testing.T) {
+	cli := server(t).Client()
+	ctx := t.Context()
+	a, b := owners(t, cli, "a", etcd.LeaseConfig{}), owners(t, cli, "b", etcd.LeaseConfig{})
+	oa, err := a.Acquire(ctx, 3)
+	if err != nil || oa.Term != 1 || oa.Previous.Version != 0 {
+		t.Fatal(oa, err)
+	}
+	_, err = b.Acquire(ctx, 3)
+	var e *meta.Error
+	if !errors.As(err, &e) || e.Kind != meta.NotOwner || e.Subject != "unix:/a" {
+		t.Fatal(err)
+	}
+	if h, err := b.Holder(ctx, 3); err != nil || h.Server != "a" || h.Term != 1 {
+		t.Fatal(h, err)
+	}
+	// Another volume is another matter.
+	if o, err := b.Acquire(ctx, 4); err != nil || o.Term != 1 {
+		t.Fatal(o, err)
+	}
+	// A planned hand-over: b waits, a releases, b need not wait for a lease.
+	got := make(chan *etcd.Ownership, 1)
+	go func() {
+		o, err := b.Await(ctx, 3)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- o
+	}()
+	time.Sleep(20 * time.Millisecond)
+	began := time.Now()
+	if err := oa.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-oa.Lost():
+	default:
+		t.Fatal("released, but not lost")
+	}
+	ob := <-got
+	if ob == nil || ob.Term != 2 || !ob.Previous.Released || ob.Previous.Server != "a" || ob.Previous.Term != 1 {
+		t.Fatalf("%+v", ob)
+	}
+	t.Logf("hand-over in %v", time.Since(began))
+	if err := oa.Release(ctx); meta.KindOf(err) != meta.Fenced {
+		t.Fatal(err)
+	}
+	if _, err := a.Acquire(ctx, 3); meta.KindOf(err) != meta.NotOwner {
+		t.Fatal(err)
+	}
+}
+
+// The holder's process stops (its renewals hang): it must notice before etcd
+// lets another in, and its appends must fail afterwards.
+func TestLeaseExpires(t *testing.T) {
+	cli := server(t).Client()
+	ctx := t.Context()
+	paused := make(chan struct{})
+	a := owners(t, cli, "a", etcd.LeaseConfig{TTL: time.Second, Margin: 300 * time.Millisecond,
+		KeepAlive: func(ctx context.Context, id clientv3.LeaseID) (time.Duration, error) {
+			select {
+			case <-paused:
+				<-ctx.Done()
+				return 0, ctx.Err()
+			default:
+			}
+			r, err := cli.KeepAliveOnce(ctx, id)
+			if err != nil {
+				return 0, err
+			}
+			return time.Duration(r.TTL) * time.Second, nil
+		}})
+	b := owners(t, cli, "b", etcd.LeaseConfig{})
+	oa, err := a.Acquire(ctx, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := etcd.OpenLog(oa)
+	at := journal.Next(3, journal.Position{}, oa.Term, []byte("one"))
+	if err := log.Append(ctx, at); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2500 * time.Millisecond) // renewals carry it far beyond one TTL
+	if a.Lease().Left() == 0 || a.Lease().Err() != nil {
+		t.Fatal("lost while renewing", a.Lease().Err())
+	}
+	close(paused)
+	began := time.Now()
+	got := make(chan time.Duration, 1)
+	go func() {
+		o, err := b.Await(ctx, 3)
+		if err != nil || o.Term != 2 || o.Previous.Released {
+			t.Error(o, err)
+		}
+		got <- time.Since(began)
+	}()
+	<-oa.Lost()
+	noticed := time.Since(began)
+	if a.Lease().Left() != 0 || a.Lease().Err() == nil {
+		t.Fatal("lost, but something is left")
+	}
+	if err := log.Append(ctx, journal.Next(3, at.Position(), oa.Term, nil)); meta.KindOf(err) != meta.Fenced {
+		t.Fatal(err)
+	}
+	taken := <-got
+	t.Logf("holder noticed after %v, successor owned after %v", noticed, taken)
+	if noticed >= taken {
+		t.Fatalf("holder noticed after %v, successor owned after %v", noticed, taken)
+	}
+}
+
+// A holder that was killed on this machine need not be waited for.
+func TestDeadHolder(t *testing.T) {
+	cli := server(t).Client()
+	self, err := etcd.Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if self.Dead(self) {
+		t.Fatal("the living are dead")
+	}
+	dead := self
+	dead.Start++ // the number was reused
+	for _, p := range []struct {
+		holder etcd.Process
+		dead   bool
+	}{
+		{dead, true},
+		{self, false},
+		{etcd.Process{Boot: "elsewhere", PIDNS: self.PIDNS, PID: 1 << 30}, false},
+		{etcd.Process{Boot: self.Boot, PIDNS: "pid:[1]", PID: 1 << 30}, false},
+		{etcd.Process{Boot: self.Boot, PIDNS: self.PIDNS, PID: 1 << 30}, true},
+	} {
+		if p.holder.Dead(self) != p.dead {
+			t.Errorf("%+v: dead %v", p.holder, !p.dead)
+		}
+	}
+	la, err := etcd.NewLease(t.Context(), cli, etcd.LeaseConfig{TTL: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer la.Close(closing())
+	a := etcd.NewOwners(cli, la, etcd.OwnersConfig{Prefix: prefix, Server: "a", Process: dead})
+	b := etcd.NewOwners(cli, la, etcd.OwnersConfig{Prefix: prefix, Server: "b", Process: self})
+	oa, err := a.Acquire(t.Context(), 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := etcd.OpenLog(oa)
+	one := journal.Next(3, journal.Position{}, oa.Term, nil)
+	if err := log.Append(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	ob, err := b.Acquire(t.Context(), 3)
+	if err != nil || !ob.PreviousDead || ob.Term != 2 {
+		t.Fatal(ob, err)
+	}
+	if err := log.Append(t.Context(), journal.Next(3, one.Position(), oa.Term, nil)); meta.KindOf(err) != meta.Fenced {
+		t.Fatal(err)
+	}
+}
+
+// closing is a context for cleaning up, when the test's own has ended.
+func closing() context.Context { return context.Background() }

@@ -1,0 +1,195 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/meta"
+)
+
+// Defaults of LeaseConfig.
+const (
+	DefaultTTL    = 5 * time.Second
+	DefaultMargin = 500 * time.Millisecond
+)
+
+// LeaseConfig says how a process keeps its lease.
+type LeaseConfig struct {
+	TTL    time.Duration // of the lease, whole seconds, at least 1 s; zero means DefaultTTL
+	Margin time.Duration // Lost comes this long before the lease can end; zero means DefaultMargin
+	Logger *slog.Logger
+	// KeepAlive replaces the renewal for tests; nil renews at etcd.
+	KeepAlive func(ctx context.Context, id clientv3.LeaseID) (ttl time.Duration, err error)
+}
+
+// Lease is a process's single lease: every volume it owns, every pin and every
+// registration hangs on it. It renews itself until Close, or until Lost.
+//
+// The lease is counted from when a renewal was sent, never from its answer, on
+// a clock that goes on while the machine is suspended (CLOCK_BOOTTIME).
+type Lease struct {
+	cli *clientv3.Client
+	cfg LeaseConfig
+	id  clientv3.LeaseID
+
+	lost   chan struct{}
+	cancel context.CancelFunc
+	joined sync.WaitGroup
+
+	mu       sync.Mutex
+	deadline time.Duration // on the boot clock, margin taken off
+	gone     bool          // lost is closed
+	why      error
+}
+
+// bootClock is the time since boot, suspension included.
+func bootClock() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		panic("etcd: CLOCK_BOOTTIME is there since Linux 2.6.39: " + err.Error())
+	}
+	return time.Duration(ts.Nano())
+}
+
+// NewLease takes a lease. Errors: Unavailable, NoSpace.
+func NewLease(ctx context.Context, cli *clientv3.Client, cfg LeaseConfig) (*Lease, error) {
+	if cfg.TTL == 0 {
+		cfg.TTL = DefaultTTL
+	}
+	if cfg.Margin == 0 {
+		cfg.Margin = DefaultMargin
+	}
+	if cfg.TTL < time.Second || cfg.Margin >= cfg.TTL {
+		return nil, meta.E("take lease", meta.Invalid, "", fmt.Errorf("TTL %v, margin %v", cfg.TTL, cfg.Margin))
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	sent := bootClock()
+	r, err := cli.Grant(ctx, int64((cfg.TTL+time.Second-1)/time.Second))
+	if err != nil {
+		return nil, wrap("take lease", "", err)
+	}
+	l := &Lease{cli: cli, cfg: cfg, id: r.ID, lost: make(chan struct{})}
+	if l.cfg.KeepAlive == nil {
+		l.cfg.KeepAlive = l.renew
+	}
+	l.deadline = sent + time.Duration(r.TTL)*time.Second - cfg.Margin
+	run, cancel := context.WithCancel(context.Background())
+	l.cancel = cancel
+	l.joined.Go(func() { l.keep(run) })
+	l.joined.Go(func() { l.watch(run) })
+	return l, nil
+}
+
+// ID is the lease's id at etcd.
+func (l *Lease) ID() clientv3.LeaseID { return l.id }
+
+// Lost is closed when the process may rely on the lease no more: it could not
+// be renewed in time, etcd forgot it, or Close was called.
+func (l *Lease) Lost() <-chan struct{} { return l.lost }
+
+// Left is how long the lease surely lasts, less the margin; zero when lost. An
+// owner asks before it lets an answer go.
+func (l *Lease) Left() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gone {
+		return 0
+	}
+	return max(0, l.deadline-bootClock())
+}
+
+// Err says why the lease was lost; nil while it stands.
+func (l *Lease) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.why
+}
+
+// Close gives the lease back: everything that hangs on it is gone at once.
+func (l *Lease) Close(ctx context.Context) error {
+	l.end(meta.E("keep lease", meta.Canceled, "", errors.New("closed")))
+	l.cancel()
+	l.joined.Wait()
+	_, err := l.cli.Revoke(ctx, l.id)
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return nil
+	}
+	return wrap("give lease back", "", err)
+}
+
+func (l *Lease) renew(ctx context.Context, id clientv3.LeaseID) (time.Duration, error) {
+	r, err := l.cli.KeepAliveOnce(ctx, id)
+	if err != nil {
+		return 0, err
+	}
+	return time.Duration(r.TTL) * time.Second, nil
+}
+
+// keep renews at a third of the time to live.
+func (l *Lease) keep(ctx context.Context) {
+	every := time.NewTicker(l.cfg.TTL / 3)
+	defer every.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-every.C:
+		}
+		sent := bootClock()
+		try, cancel := context.WithTimeout(ctx, l.cfg.TTL/3)
+		ttl, err := l.cfg.KeepAlive(try, l.id)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, rpctypes.ErrLeaseNotFound):
+			l.end(meta.E("keep lease", meta.Fenced, "", errors.New("etcd ended it")))
+			return
+		case err != nil:
+			l.cfg.Logger.Warn("lease not renewed", "left", l.Left(), "err", err)
+		default:
+			l.mu.Lock()
+			l.deadline = sent + ttl - l.cfg.Margin
+			l.mu.Unlock()
+		}
+	}
+}
+
+// watch ends the lease when its time is over. It looks often rather than once
+// at the deadline, since Go's timers stand still while the machine is
+// suspended.
+func (l *Lease) watch(ctx context.Context) {
+	every := time.NewTicker(min(l.cfg.Margin/2, 100*time.Millisecond))
+	defer every.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-every.C:
+			if l.Left() == 0 {
+				l.end(meta.E("keep lease", meta.Fenced, "", errors.New("it could not be renewed in time")))
+				return
+			}
+		}
+	}
+}
+
+func (l *Lease) end(why error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gone {
+		return
+	}
+	l.gone, l.why = true, why
+	close(l.lost)
+}

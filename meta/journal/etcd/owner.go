@@ -1,0 +1,324 @@
+package etcd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"penstock.io/penstock/meta"
+)
+
+// Process tells one process of one boot of one machine from all others.
+type Process struct {
+	Boot  string `json:"boot"`  // the kernel's boot id
+	PIDNS string `json:"pidns"` // the name space that PID counts in
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // clock ticks after boot, to tell a reused PID
+}
+
+// Self is the running process.
+func Self() (Process, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return Process{}, meta.E("identify process", meta.IO, "", err)
+	}
+	ns, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return Process{}, meta.E("identify process", meta.IO, "", err)
+	}
+	p := Process{Boot: strings.TrimSpace(string(boot)), PIDNS: ns, PID: os.Getpid()}
+	p.Start, err = startTime(p.PID)
+	return p, err
+}
+
+// Dead reports whether p surely runs no more, as seen by self: same boot, same
+// name space of PIDs, and no such process. False means unknown.
+func (p Process) Dead(self Process) bool {
+	if p.Boot == "" || p.Boot != self.Boot || p.PIDNS != self.PIDNS {
+		return false
+	}
+	start, err := startTime(p.PID)
+	if errors.Is(err, os.ErrNotExist) {
+		return true
+	}
+	return err == nil && start != p.Start
+}
+
+// startTime reads field 22 of /proc/PID/stat.
+func startTime(pid int) (uint64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, meta.E("read process", meta.IO, strconv.Itoa(pid), err)
+	}
+	// The name in parentheses may hold anything; the fields after it are counted from 3.
+	s := string(b)
+	f := strings.Fields(s[strings.LastIndexByte(s, ')')+1:])
+	if len(f) < 20 {
+		return 0, meta.E("read process", meta.Corrupt, strconv.Itoa(pid), nil)
+	}
+	if f[0] == "Z" || f[0] == "X" { // ended, only not yet waited for
+		return 0, meta.E("read process", meta.NotFound, strconv.Itoa(pid), os.ErrNotExist)
+	}
+	n, err := strconv.ParseUint(f[19], 10, 64)
+	if err != nil {
+		return 0, meta.E("read process", meta.Corrupt, strconv.Itoa(pid), err)
+	}
+	return n, nil
+}
+
+// Owner is the record of who owns, or last owned, a volume.
+type Owner struct {
+	Version int       `json:"v"` // 1
+	Term    meta.Term `json:"term"`
+	Server  string    `json:"server"` // the meta server's name
+	Addr    string    `json:"addr"`   // where clients reach it
+	Process Process   `json:"process"`
+	// Released: the owner let the volume go in an orderly way, everything
+	// answered is in the journal, and no session holds anything of it.
+	Released bool `json:"released,omitempty"`
+}
+
+const ownerVersion = 1
+
+func decodeOwner(key string, b []byte) (Owner, error) {
+	var o Owner
+	if err := json.Unmarshal(b, &o); err != nil {
+		return Owner{}, meta.E("read owner", meta.Corrupt, key, err)
+	}
+	if o.Version > ownerVersion {
+		return Owner{}, meta.E("read owner", meta.Version, key, fmt.Errorf("record has format %d, this program knows up to %d", o.Version, ownerVersion))
+	}
+	return o, nil
+}
+
+// OwnersConfig says for whom volumes are taken.
+type OwnersConfig struct {
+	Prefix  string // of the cluster: /penstock/<cluster>
+	Server  string
+	Addr    string
+	Process Process
+	// Dead reports whether the holder of a volume surely runs no more, so that
+	// its lease need not run out first. Nil asks Process.Dead.
+	Dead func(Owner) bool
+}
+
+// Owners takes volumes on one lease.
+type Owners struct {
+	cli   *clientv3.Client
+	lease *Lease
+	cfg   OwnersConfig
+}
+
+// NewOwners takes volumes for a meta server.
+func NewOwners(cli *clientv3.Client, lease *Lease, cfg OwnersConfig) *Owners {
+	if cfg.Dead == nil {
+		cfg.Dead = func(o Owner) bool { return o.Process.Dead(cfg.Process) }
+	}
+	return &Owners{cli: cli, lease: lease, cfg: cfg}
+}
+
+// Lease is the lease that the ownerships hang on.
+func (o *Owners) Lease() *Lease { return o.lease }
+
+// Ownership is the right to journal for a volume.
+type Ownership struct {
+	Volume meta.VolumeID
+	Term   meta.Term
+	// Previous is who owned the volume before; Version is 0 if nobody did.
+	// Unless it released the volume, or surely runs no more, its answers and
+	// its sessions' leases may stand for their time (rule 2).
+	Previous Owner
+	// PreviousDead: the holder surely runs no more, as Dead told.
+	PreviousDead bool
+
+	owners   *Owners
+	keys     keys
+	revision int64 // create revision of the owner key
+	record   Owner
+
+	mu       sync.Mutex
+	released bool
+	lost     chan struct{}
+}
+
+// Acquire takes a volume now. Errors: NotOwner (another holds it: the subject
+// is its address), Fenced (the process's lease is lost), Unavailable, NoSpace.
+func (o *Owners) Acquire(ctx context.Context, v meta.VolumeID) (*Ownership, error) {
+	subject := fmt.Sprintf("volume %d", v)
+	k := keys{VolumePrefix(o.cfg.Prefix, v)}
+	for {
+		if o.lease.Left() == 0 {
+			return nil, meta.E("own", meta.Fenced, subject, o.lease.Err())
+		}
+		r, err := o.cli.Txn(ctx).Then(clientv3.OpGet(k.owner()), clientv3.OpGet(k.term())).Commit()
+		if err != nil {
+			return nil, wrap("own", subject, err)
+		}
+		own := &Ownership{Volume: v, Term: 1, owners: o, keys: k, lost: make(chan struct{})}
+		var ownerRev, termRev int64
+		if kvs := r.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {
+			if own.Previous, err = decodeOwner(k.term(), kvs[0].Value); err != nil {
+				return nil, err
+			}
+			termRev = kvs[0].ModRevision
+			own.Term = own.Previous.Term + 1
+		}
+		if kvs := r.Responses[0].GetResponseRange().Kvs; len(kvs) > 0 {
+			holder, err := decodeOwner(k.owner(), kvs[0].Value)
+			if err != nil {
+				return nil, err
+			}
+			if !o.cfg.Dead(holder) {
+				return nil, meta.E("own", meta.NotOwner, holder.Addr, fmt.Errorf("%s is owned by %s at term %d", subject, holder.Server, holder.Term))
+			}
+			ownerRev, own.PreviousDead = kvs[0].ModRevision, true
+		} else if own.Previous.Version > 0 && o.cfg.Dead(own.Previous) {
+			own.PreviousDead = true
+		}
+		own.record = Owner{Version: ownerVersion, Term: own.Term, Server: o.cfg.Server, Addr: o.cfg.Addr, Process: o.cfg.Process}
+		b, err := json.Marshal(own.record)
+		if err != nil {
+			panic("etcd: an owner record is plain data: " + err.Error())
+		}
+		// A dead holder's key is deleted in a transaction of its own: the fence
+		// is the key's create revision, which only a new key has.
+		if ownerRev != 0 {
+			_, err := o.cli.Txn(ctx).
+				If(clientv3.Compare(clientv3.ModRevision(k.owner()), "=", ownerRev)).
+				Then(clientv3.OpDelete(k.owner())).Commit()
+			if err != nil {
+				return nil, wrap("own", subject, err)
+			}
+		}
+		t, err := o.cli.Txn(ctx).
+			If(clientv3.Compare(clientv3.CreateRevision(k.owner()), "=", 0),
+				clientv3.Compare(clientv3.ModRevision(k.term()), "=", termRev)).
+			Then(clientv3.OpPut(k.owner(), string(b), clientv3.WithLease(o.lease.ID())),
+				clientv3.OpPut(k.term(), string(b))).
+			Commit()
+		if err != nil {
+			// If it was committed after all, the key is this process's own, at a
+			// term nobody uses; the next Acquire must not wait for itself.
+			return nil, errors.Join(wrap("own", subject, err), o.abandon(own))
+		}
+		if !t.Succeeded {
+			continue // another was faster: look again
+		}
+		own.revision = t.Header.Revision
+		go own.watch()
+		return own, nil
+	}
+}
+
+// abandon deletes the owner key that a transaction of unknown outcome may have
+// made.
+func (o *Owners) abandon(own *Ownership) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	b, err := json.Marshal(own.record)
+	if err != nil {
+		panic("etcd: an owner record is plain data: " + err.Error())
+	}
+	_, err = o.cli.Txn(ctx).
+		If(clientv3.Compare(clientv3.Value(own.keys.owner()), "=", string(b)),
+			clientv3.Compare(clientv3.LeaseValue(own.keys.owner()), "=", o.lease.ID())).
+		Then(clientv3.OpDelete(own.keys.owner())).Commit()
+	return err
+}
+
+// Await acquires the volume as soon as its holder lets it go. Errors: those of
+// Acquire but NotOwner, and ctx's.
+func (o *Owners) Await(ctx context.Context, v meta.VolumeID) (*Ownership, error) {
+	k := keys{VolumePrefix(o.cfg.Prefix, v)}
+	hint := watchHint(ctx, o.cli, k.owner(), "")
+	poll := time.NewTicker(200 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		own, err := o.Acquire(ctx, v)
+		if meta.KindOf(err) != meta.NotOwner {
+			return own, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, meta.E("own", meta.Canceled, fmt.Sprintf("volume %d", v), context.Cause(ctx))
+		case _, ok := <-hint:
+			if !ok {
+				hint = nil
+			}
+		case <-poll.C:
+		}
+	}
+}
+
+// Holder tells who owns a volume now. Errors: NotFound (nobody), Unavailable.
+func (o *Owners) Holder(ctx context.Context, v meta.VolumeID) (Owner, error) {
+	k := keys{VolumePrefix(o.cfg.Prefix, v)}
+	r, err := o.cli.Get(ctx, k.owner())
+	if err != nil {
+		return Owner{}, wrap("find owner", fmt.Sprintf("volume %d", v), err)
+	}
+	if len(r.Kvs) == 0 {
+		return Owner{}, meta.E("find owner", meta.NotFound, fmt.Sprintf("volume %d", v), nil)
+	}
+	return decodeOwner(k.owner(), r.Kvs[0].Value)
+}
+
+// watch ends the ownership with the lease.
+func (w *Ownership) watch() {
+	select {
+	case <-w.owners.lease.Lost():
+		w.end()
+	case <-w.lost:
+	}
+}
+
+func (w *Ownership) end() (first bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.released {
+		return false
+	}
+	w.released = true
+	close(w.lost)
+	return true
+}
+
+// Lost is closed when the volume may be owned no more: the lease was lost, or
+// Release was called. That another took the volume while the lease stood is
+// told by Append (Fenced).
+func (w *Ownership) Lost() <-chan struct{} { return w.lost }
+
+// Release hands the volume over: the next owner need not wait. The caller has
+// journaled everything it answered. Errors: Fenced (it was lost before),
+// Unavailable (the lease's end releases it).
+func (w *Ownership) Release(ctx context.Context) error {
+	subject := fmt.Sprintf("volume %d", w.Volume)
+	if !w.end() {
+		return meta.E("release", meta.Fenced, subject, nil)
+	}
+	rec := w.record
+	rec.Released = true
+	b, err := json.Marshal(rec)
+	if err != nil {
+		panic("etcd: an owner record is plain data: " + err.Error())
+	}
+	r, err := w.owners.cli.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(w.keys.owner()), "=", w.revision)).
+		Then(clientv3.OpDelete(w.keys.owner()), clientv3.OpPut(w.keys.term(), string(b))).
+		Commit()
+	if err != nil {
+		return wrap("release", subject, err)
+	}
+	if !r.Succeeded {
+		return meta.E("release", meta.Fenced, subject, nil)
+	}
+	return nil
+}

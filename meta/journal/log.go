@@ -1,0 +1,469 @@
+package journal
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// New gives the log of a volume that s keeps. lost is closed when the process
+// may own the volume no more (its lease ran out, or was released); nil for a
+// reader.
+func New(v meta.VolumeID, s Store, lost <-chan struct{}) *Journal {
+	return &Journal{volume: v, store: s, lost: lost}
+}
+
+// Journal is the Log over any Store.
+type Journal struct {
+	volume meta.VolumeID
+	store  Store
+	lost   <-chan struct{}
+
+	// appending is held by the one Append or Trim that may write. It is held
+	// across calls of the store: there is nothing else to do meanwhile.
+	appending sync.Mutex
+	head      Position // end of the log, as this owner knows it; under appending
+	known     bool     // head was read
+	broken    error    // an outcome stayed unknown: no Append succeeds any more
+
+	mu      sync.Mutex
+	sizes   []int64  // bytes of entries first, first+1, ...; nil until scanned
+	first   meta.Seq // number of sizes[0]
+	total   int64
+	scanned bool
+}
+
+var _ Log = (*Journal)(nil)
+
+// Pauses between proposals of an entry whose outcome is unknown, and between
+// readings of a follower that got no hint.
+const (
+	minPause   = 5 * time.Millisecond
+	maxPause   = 500 * time.Millisecond
+	followPoll = time.Second
+)
+
+func (j *Journal) subject(seq meta.Seq) string {
+	return fmt.Sprintf("volume %d entry %d", j.volume, seq)
+}
+
+func (j *Journal) isLost() bool {
+	select {
+	case <-j.lost: // a nil channel never is
+		return true
+	default:
+		return false
+	}
+}
+
+// Append is documented at Log.
+func (j *Journal) Append(ctx context.Context, e Entry) error {
+	const op = "append to journal"
+	j.appending.Lock()
+	defer j.appending.Unlock()
+	switch {
+	case j.broken != nil:
+		return meta.E(op, meta.Unavailable, j.subject(e.Seq), j.broken)
+	case j.isLost():
+		return meta.E(op, meta.Fenced, j.subject(e.Seq), errors.New("ownership was lost"))
+	case e.Volume != j.volume:
+		panic(fmt.Sprintf("journal: entry of volume %d appended to volume %d", e.Volume, j.volume))
+	}
+	value, err := Encode(e)
+	if err != nil {
+		return err
+	}
+	if err := j.findHead(ctx); err != nil {
+		return err
+	}
+	if e.Seq != j.head.Seq+1 || e.Prev != j.head.Hash {
+		return meta.E(op, meta.Again, j.subject(e.Seq), fmt.Errorf("the log ends at %s", j.head))
+	}
+	if err := j.commit(ctx, e.Seq, value); err != nil {
+		return err
+	}
+	j.head = e.Position()
+	j.grew(e.Seq, int64(len(value)))
+	return nil
+}
+
+// findHead reads the end of the log once; afterwards only this owner moves it.
+func (j *Journal) findHead(ctx context.Context) error {
+	if j.known {
+		return nil
+	}
+	last, err := j.store.Last(ctx)
+	if err != nil {
+		return err
+	}
+	if last.Value != nil {
+		e, err := j.decode(last)
+		if err != nil {
+			return err
+		}
+		j.head = e.Position()
+	}
+	j.known = true
+	return nil
+}
+
+// commit proposes value as entry seq until the outcome is certain.
+//
+// The plain way, to read back after a timeout and take absence for failure,
+// loses: the proposal may still be under way and be committed later, behind the
+// reader's back. So while this owner's key stands, the same bytes are proposed
+// again; whichever proposal wins, the entry is there once. When the key is gone
+// it never comes back with the same revision, so what is absent then stays
+// absent.
+func (j *Journal) commit(ctx context.Context, seq meta.Seq, value []byte) error {
+	const op = "append to journal"
+	pause := minPause
+	for uncertain := false; ; {
+		done, err := j.store.Commit(ctx, seq, value)
+		if err == nil && done {
+			return nil
+		}
+		if k := meta.KindOf(err); err != nil && !uncertain && (k == meta.NoSpace || k == meta.ResourceExceeded) {
+			return err
+		}
+		refused := err == nil
+		uncertain = uncertain || !refused
+		in, rerr := j.store.Inspect(ctx, seq)
+		switch {
+		case rerr != nil:
+			err = errors.Join(err, rerr)
+		case in.Value != nil && bytes.Equal(in.Value, value):
+			return nil
+		case !in.Owned:
+			return meta.E(op, meta.Fenced, j.subject(seq), errors.New("another owner took the volume"))
+		case in.Value != nil:
+			return meta.E(op, meta.Corrupt, j.subject(seq), errors.New("it exists with other bytes under this owner"))
+		case refused && !in.Prev:
+			return meta.E(op, meta.Corrupt, j.subject(seq), errors.New("the entry before it is gone"))
+		}
+		if err := j.sleep(ctx, &pause, err); err != nil {
+			j.broken = fmt.Errorf("the outcome of entry %d is unknown: %w", seq, err)
+			return meta.E(op, meta.Unavailable, j.subject(seq), j.broken)
+		}
+	}
+}
+
+// sleep waits before another try; it fails when ctx ended or ownership was lost.
+func (j *Journal) sleep(ctx context.Context, pause *time.Duration, cause error) error {
+	t := time.NewTimer(*pause)
+	defer t.Stop()
+	*pause = min(2**pause, maxPause)
+	select {
+	case <-t.C:
+		return nil
+	case <-j.lost:
+		return errors.Join(errors.New("ownership was lost"), cause)
+	case <-ctx.Done():
+		return errors.Join(context.Cause(ctx), cause)
+	}
+}
+
+func (j *Journal) decode(r Record) (Entry, error) {
+	e, err := Decode(r.Value)
+	if err == nil && (e.Volume != j.volume || e.Seq != r.Seq) {
+		err = meta.E("decode journal entry", meta.Corrupt, "", fmt.Errorf("it says volume %d entry %d", e.Volume, e.Seq))
+	}
+	if err != nil {
+		return Entry{}, meta.E("read journal", meta.KindOf(err), j.subject(r.Seq), err)
+	}
+	return e, nil
+}
+
+// Pages of a read: entries at most, and the bytes below which pages grow.
+const (
+	minPage  = 4
+	maxPage  = 32
+	pageGoal = 512 << 10
+)
+
+// pages calls fn for every record from a number on, up to the end.
+func (j *Journal) pages(ctx context.Context, from meta.Seq, fn func(Record) error) error {
+	for limit := minPage; ; {
+		recs, err := j.store.Range(ctx, from, limit)
+		if err != nil {
+			return err
+		}
+		var n int
+		for _, r := range recs {
+			if err := fn(r); err != nil {
+				return err
+			}
+			n += len(r.Value)
+			from = r.Seq + 1
+		}
+		if len(recs) < limit {
+			return nil
+		}
+		if n < pageGoal {
+			limit = min(2*limit, maxPage)
+		} else {
+			limit = minPage
+		}
+	}
+}
+
+// Read is documented at Log.
+func (j *Journal) Read(ctx context.Context, after Position, fn func(Entry) error) error {
+	_, err := j.read(ctx, Chain{Volume: j.volume, At: after}, fn)
+	return err
+}
+
+func (j *Journal) read(ctx context.Context, chain Chain, fn func(Entry) error) (Chain, error) {
+	after := chain.At
+	seen := false // something at or after the position
+	err := j.pages(ctx, max(after.Seq, 1), func(r Record) error {
+		seen = true
+		if r.Seq > chain.At.Seq+1 {
+			return j.missing(ctx, chain.At.Seq+1, r.Seq)
+		}
+		e, err := j.decode(r)
+		if err != nil {
+			return err
+		}
+		if r.Seq == after.Seq { // the entry that the reader says it has
+			if e.Hash != after.Hash {
+				return meta.E("read journal", meta.Corrupt, j.subject(r.Seq), fmt.Errorf("its hash is %s, the reader has %s", e.Hash, after.Hash))
+			}
+			return nil
+		}
+		if err := chain.Step(e); err != nil {
+			return err
+		}
+		return fn(e)
+	})
+	if err == nil && !seen {
+		// A log is never empty after its first entry: the last one is kept.
+		if after.Seq > 0 {
+			return chain, meta.E("read journal", meta.Corrupt, j.subject(after.Seq), errors.New("the log ends before it"))
+		}
+		if _, ok, cerr := j.Checkpoint(ctx); cerr != nil || ok {
+			return chain, errors.Join(cerr, meta.E("read journal", meta.Corrupt, j.subject(1), errors.New("a checkpoint without a log")))
+		}
+	}
+	return chain, err
+}
+
+// missing says why entries from want up to before found are not there.
+func (j *Journal) missing(ctx context.Context, want, found meta.Seq) error {
+	cp, ok, err := j.Checkpoint(ctx)
+	if err != nil {
+		return err
+	}
+	if ok && found <= cp.Seq {
+		return meta.E("read journal", meta.Stale, j.subject(want), fmt.Errorf("trimmed: a checkpoint stands at %d", cp.Seq))
+	}
+	return meta.E("read journal", meta.Corrupt, j.subject(want), fmt.Errorf("a gap: the next entry is %d", found))
+}
+
+// Follow is documented at Log.
+func (j *Journal) Follow(ctx context.Context, after Position, fn func(Entry) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	hint := j.store.Hint(ctx)
+	poll := time.NewTicker(followPoll)
+	defer poll.Stop()
+	chain := Chain{Volume: j.volume, At: after}
+	for {
+		var err error
+		if chain, err = j.read(ctx, chain, fn); err != nil && meta.KindOf(err) != meta.Unavailable {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case _, ok := <-hint:
+			if !ok {
+				hint = nil // the poll goes on
+			}
+		case <-poll.C:
+		}
+	}
+}
+
+// Checkpoint is documented at Log.
+func (j *Journal) Checkpoint(ctx context.Context) (Checkpoint, bool, error) {
+	cp, _, err := j.checkpoint(ctx)
+	return cp, cp.Seq > 0, err
+}
+
+// checkpoint gives the record with its revision; a zero Seq means none.
+func (j *Journal) checkpoint(ctx context.Context) (Checkpoint, int64, error) {
+	b, rev, err := j.store.Checkpoint(ctx)
+	if err != nil || b == nil {
+		return Checkpoint{}, rev, err
+	}
+	cp, err := DecodeCheckpoint(b)
+	if err == nil && (cp.Volume != j.volume || cp.Seq == 0) {
+		err = meta.E("read checkpoint", meta.Corrupt, "", fmt.Errorf("it says volume %d entry %d", cp.Volume, cp.Seq))
+	}
+	return cp, rev, err
+}
+
+// Trim is documented at Log.
+func (j *Journal) Trim(ctx context.Context, cp Checkpoint) error {
+	const op = "trim journal"
+	if cp.Volume != j.volume || cp.Seq == 0 {
+		panic(fmt.Sprintf("journal: checkpoint of volume %d at entry %d given to volume %d", cp.Volume, cp.Seq, j.volume))
+	}
+	at, err := j.store.Range(ctx, cp.Seq, 1)
+	if err != nil {
+		return err
+	}
+	if len(at) == 0 || at[0].Seq != cp.Seq {
+		return meta.E(op, meta.Corrupt, j.subject(cp.Seq), errors.New("the checkpoint's entry is not there"))
+	}
+	if e, err := j.decode(at[0]); err != nil {
+		return err
+	} else if e.Hash != cp.Hash {
+		return meta.E(op, meta.Corrupt, j.subject(cp.Seq), fmt.Errorf("its hash is %s, the checkpoint's is %s", e.Hash, cp.Hash))
+	}
+	if err := j.record(ctx, cp); err != nil {
+		return err
+	}
+	before := cp.Seq
+	// Pins are read after the checkpoint was put: see Pin.
+	if pin, ok, err := j.store.OldestPin(ctx); err != nil {
+		return err
+	} else if ok {
+		before = min(before, pin)
+	}
+	if err := j.store.DeleteBefore(ctx, before); err != nil {
+		return err
+	}
+	j.shrank(before)
+	return nil
+}
+
+// record puts the checkpoint and reads it back. The record's revision is
+// compared, so that a late duplicate of an older put changes nothing.
+func (j *Journal) record(ctx context.Context, cp Checkpoint) error {
+	const op = "record checkpoint"
+	value, err := EncodeCheckpoint(cp)
+	if err != nil {
+		return err
+	}
+	for pause := minPause; ; {
+		old, rev, err := j.checkpoint(ctx)
+		if err == nil && old.Seq > cp.Seq {
+			return meta.E(op, meta.Invalid, j.subject(cp.Seq), fmt.Errorf("one at %d is recorded", old.Seq))
+		}
+		if err != nil {
+			return err
+		}
+		done, err := j.store.PutCheckpoint(ctx, rev, value)
+		if k := meta.KindOf(err); err != nil && (k == meta.NoSpace || k == meta.ResourceExceeded) {
+			return err
+		}
+		got, _, rerr := j.store.Checkpoint(ctx)
+		if rerr == nil && bytes.Equal(got, value) {
+			return nil
+		}
+		if err == nil && rerr == nil && !done {
+			in, err := j.store.Inspect(ctx, cp.Seq)
+			if err == nil && !in.Owned {
+				return meta.E(op, meta.Fenced, j.subject(cp.Seq), errors.New("another owner took the volume"))
+			}
+		}
+		if err := j.sleep(ctx, &pause, errors.Join(err, rerr)); err != nil {
+			return meta.E(op, meta.Unavailable, j.subject(cp.Seq), err)
+		}
+	}
+}
+
+// Pin gives the recorded checkpoint and holds it, and the entries after it,
+// against trimming until release is called or the pin's lease ends. Who
+// deletes the files of older checkpoints asks OldestPin first.
+// Errors: NotFound (no checkpoint), Unavailable.
+func (j *Journal) Pin(ctx context.Context) (Checkpoint, func(context.Context) error, error) {
+	// Trim puts the checkpoint, then reads the pins, then deletes. So if the
+	// checkpoint is unchanged after the pin was put, whoever replaces it later
+	// sees the pin.
+	for {
+		cp, _, err := j.checkpoint(ctx)
+		if err != nil {
+			return Checkpoint{}, nil, err
+		}
+		if cp.Seq == 0 {
+			return Checkpoint{}, nil, meta.E("pin checkpoint", meta.NotFound, fmt.Sprintf("volume %d", j.volume), nil)
+		}
+		release, err := j.store.Pin(ctx, cp.Seq)
+		if err != nil {
+			return Checkpoint{}, nil, err
+		}
+		again, _, err := j.checkpoint(ctx)
+		if err == nil && again.Position == cp.Position {
+			return again, release, nil
+		}
+		if rerr := release(ctx); err != nil || rerr != nil {
+			return Checkpoint{}, nil, errors.Join(err, rerr)
+		}
+	}
+}
+
+// OldestPin gives the lowest entry number that a reader holds.
+func (j *Journal) OldestPin(ctx context.Context) (meta.Seq, bool, error) {
+	return j.store.OldestPin(ctx)
+}
+
+// Size is documented at Log. The log is read once to learn it.
+func (j *Journal) Size(ctx context.Context) (int64, error) {
+	j.appending.Lock()
+	defer j.appending.Unlock()
+	j.mu.Lock()
+	done, total := j.scanned, j.total
+	j.mu.Unlock()
+	if done {
+		return total, nil
+	}
+	var sizes []int64
+	var first meta.Seq
+	total = 0
+	err := j.pages(ctx, 1, func(r Record) error {
+		if first == 0 {
+			first = r.Seq
+		}
+		sizes = append(sizes, int64(len(r.Value)))
+		total += int64(len(r.Value))
+		return nil
+	})
+	if err != nil || j.lost == nil {
+		return total, err // a reader can't keep count of what others write
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.sizes, j.first, j.total, j.scanned = sizes, first, total, true
+	return total, nil
+}
+
+func (j *Journal) grew(seq meta.Seq, n int64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if !j.scanned {
+		return
+	}
+	if len(j.sizes) == 0 {
+		j.first = seq
+	}
+	j.sizes = append(j.sizes, n)
+	j.total += n
+}
+
+func (j *Journal) shrank(before meta.Seq) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for len(j.sizes) > 0 && j.first < before {
+		j.total -= j.sizes[0]
+		j.sizes = j.sizes[1:]
+		j.first++
+	}
+}

@@ -1,0 +1,341 @@
+// Package state owns the local store of one volume's namespace: an ordered
+// key-value store (Pebble) in a directory of a meta server. The journal makes it
+// durable: the store has no log of its own, each applied entry's position is
+// written in the same batch as its effects, and after a crash the store stands
+// at some entry that was applied before, from where the journal is replayed.
+//
+// A state directory:
+//
+//	FORMAT     one line: penstock-state <version> volume <8 hex> id <26 letters> crc <8 hex>
+//	           the checksum is CRC32C of what stands before " crc"
+//	store/     Pebble's files: *.sst never change once written, MANIFEST-* grows
+//
+// Keys with first byte 0x00 belong to this package, all others to the namespace:
+//
+//	00 01      the position applied: sequence 8, hash 16, CRC32C of both 4, big-endian
+//
+// Every block of a table file carries Pebble's CRC32C; reading one that does not
+// match is an error of kind Corrupt, and the caller rebuilds the directory from
+// a checkpoint and the journal.
+package state
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/sstable"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/journal"
+)
+
+// Sizes of one store's parts.
+const (
+	memTable  = 16 << 20 // Pebble starts at 256 KiB and doubles: an idle volume stays small
+	tableFile = 8 << 20  // in level 0; doubles with each level
+	blockSize = 8 << 10
+	bloomBits = 10
+)
+
+var appliedKey = []byte{0x00, 0x01}
+
+// Shared is what the stores of one process share: the block cache and the open
+// table files.
+type Shared struct {
+	cache *pebble.Cache
+	files *pebble.FileCache
+	log   *slog.Logger
+}
+
+// NewShared makes a block cache of cacheBytes and a cache of openFiles open
+// table files. log receives the store's troubles; nil discards them.
+func NewShared(cacheBytes int64, openFiles int, log *slog.Logger) *Shared {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Shared{pebble.NewCache(cacheBytes), pebble.NewFileCache(1, openFiles), log}
+}
+
+// Close gives the caches back once every store is closed.
+func (s *Shared) Close() {
+	s.files.Unref()
+	s.cache.Unref()
+}
+
+// options are Pebble's for a store.
+func (s *Shared) options(dir string) *pebble.Options {
+	log := s.log.With("store", dir)
+	o := &pebble.Options{
+		Cache:                       s.cache,
+		FileCache:                   s.files,
+		DisableWAL:                  true,
+		FormatMajorVersion:          pebble.FormatTableFormatV6,
+		MemTableSize:                memTable,
+		MemTableStopWritesThreshold: 4,
+		L0CompactionThreshold:       4,
+		L0StopWritesThreshold:       24,
+		LBaseMaxBytes:               64 << 20,
+		CompactionConcurrencyRange:  func() (int, int) { return 1, 2 },
+		Logger:                      logger{log},
+		EventListener: &pebble.EventListener{
+			BackgroundError: func(err error) { log.Error("store's background work failed", "err", err) },
+			DataCorruption:  func(i pebble.DataCorruptionInfo) { log.Error("store is corrupt", "file", i.Path, "err", i.Details) },
+		},
+	}
+	o.TargetFileSizes[0] = tableFile
+	for i := range o.Levels {
+		l := &o.Levels[i]
+		l.BlockSize = blockSize
+		l.FilterPolicy = bloom.FilterPolicy(bloomBits)
+		// The upper levels are read and rewritten all the time and hold a
+		// tenth of the bytes: plain there, snappy in the two lowest.
+		profile := sstable.NoCompression
+		if i >= len(o.Levels)-2 {
+			profile = sstable.SnappyCompression
+		}
+		l.Compression = func() *sstable.CompressionProfile { return profile }
+	}
+	return o
+}
+
+// logger hands Pebble's log to slog. What it calls fatal is a bug or a broken
+// disk under the manifest: the program stops, since the store can't go on.
+type logger struct{ log *slog.Logger }
+
+func (l logger) Infof(string, ...any) {}
+
+func (l logger) Errorf(format string, a ...any) { l.log.Warn("store: " + fmt.Sprintf(format, a...)) }
+
+func (l logger) Fatalf(format string, a ...any) { panic("state: " + fmt.Sprintf(format, a...)) }
+
+// Store is the state of one volume. Its methods may be called from any
+// goroutine; Apply from one at a time.
+type Store struct {
+	dir string
+	db  *pebble.DB
+
+	mu      sync.Mutex // orders Apply and the position
+	applied journal.Position
+
+	sumsMu sync.Mutex
+	sums   map[string]fileSum // of table files this Store saw; see Checkpoint
+}
+
+// Create makes an empty store. Errors: Exists (the directory is not empty), IO,
+// NoSpace.
+func Create(dir string, v meta.VolumeID, shared *Shared) (*Store, error) {
+	names, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, ioError("create state", dir, err)
+	}
+	if len(names) > 0 {
+		return nil, meta.E("create state", meta.Exists, dir, nil)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, ioError("create state", dir, err)
+	}
+	if err := writeFormat(dir, v); err != nil {
+		return nil, err
+	}
+	return open(dir, shared, create)
+}
+
+// Open opens the store of a volume. It writes nothing before it knows the
+// format. Errors: NotFound (no directory, or an empty one: create or restore
+// it), Corrupt (remove it, restore a checkpoint, replay the journal), Version
+// (written by a newer program), IO, NoSpace.
+func Open(dir string, v meta.VolumeID, shared *Shared) (*Store, error) {
+	if err := checkFormat(dir, v); err != nil {
+		return nil, err
+	}
+	return open(dir, shared, existing)
+}
+
+// How open finds the store.
+type how int
+
+const (
+	create how = iota
+	existing
+	readOnly
+)
+
+func open(dir string, shared *Shared, h how) (*Store, error) {
+	const op = "open state"
+	o := shared.options(dir)
+	o.ReadOnly = h == readOnly
+	o.ErrorIfNotExists = h != create // else Pebble would make an empty one where its files are gone
+	db, err := pebble.Open(filepath.Join(dir, storeDir), o)
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, pebble.ErrDBDoesNotExist) {
+			return nil, meta.E(op, meta.Corrupt, dir, err)
+		}
+		return nil, ioError(op, dir, err)
+	}
+	s := &Store{dir: dir, db: db, sums: map[string]fileSum{}}
+	if s.applied, err = s.readApplied(); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return s, nil
+}
+
+func (s *Store) readApplied() (journal.Position, error) {
+	b, ok, err := s.Get(appliedKey)
+	if err != nil || !ok {
+		return journal.Position{}, err
+	}
+	if len(b) != 28 || crc32.Checksum(b[:24], castagnoli) != binary.BigEndian.Uint32(b[24:]) {
+		return journal.Position{}, meta.E("open state", meta.Corrupt, s.dir, errors.New("the applied position"))
+	}
+	return journal.Position{Seq: meta.Seq(binary.BigEndian.Uint64(b)), Hash: journal.Hash(b[8:24])}, nil
+}
+
+func encodeApplied(p journal.Position) []byte {
+	b := make([]byte, 0, 28)
+	b = binary.BigEndian.AppendUint64(b, uint64(p.Seq))
+	b = append(b, p.Hash[:]...)
+	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
+// ioError gives an error of the disk or of Pebble its kind; nil stays nil.
+func ioError(op, subject string, err error) error {
+	if err == nil {
+		return nil
+	}
+	kind := meta.IO
+	var e *meta.Error
+	switch {
+	case errors.As(err, &e):
+		kind = e.Kind
+	case pebble.IsCorruptionError(err):
+		kind = meta.Corrupt
+	case isNoSpace(err):
+		kind = meta.NoSpace
+	case errors.Is(err, os.ErrPermission):
+		kind = meta.AccessDenied
+	}
+	return meta.E(op, kind, subject, err)
+}
+
+// Get gives the value of a key. The value is the caller's.
+// Errors: Corrupt, IO.
+func (s *Store) Get(key []byte) (val []byte, ok bool, err error) {
+	v, closer, err := s.db.Get(key)
+	if err == pebble.ErrNotFound {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, ioError("read state", s.dir, err)
+	}
+	val = append(make([]byte, 0, len(v)), v...)
+	if err := closer.Close(); err != nil {
+		return nil, false, ioError("read state", s.dir, err)
+	}
+	return val, true, nil
+}
+
+// Scan calls fn for the keys lo <= k < hi in ascending order, until fn is
+// false. k and v are valid only inside fn. Errors: Corrupt, IO.
+func (s *Store) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
+	it, err := s.db.NewIter(&pebble.IterOptions{LowerBound: lo, UpperBound: hi})
+	if err != nil {
+		return ioError("scan state", s.dir, err)
+	}
+	var verr error
+	for ok := it.First(); ok; ok = it.Next() {
+		var v []byte
+		if v, verr = it.ValueAndErr(); verr != nil || !fn(it.Key(), v) {
+			break
+		}
+	}
+	return ioError("scan state", s.dir, errors.Join(verr, it.Close()))
+}
+
+// Batch collects the effects of one entry. Keys and values are copied. A key
+// whose first byte is 0x00 is a bug and panics.
+type Batch interface {
+	Put(key, value []byte)
+	Delete(key []byte)
+	DeleteRange(lo, hi []byte) // lo <= key < hi
+}
+
+type batch struct {
+	b   *pebble.Batch
+	err error
+}
+
+func own(key []byte) {
+	if len(key) == 0 || key[0] == 0 {
+		panic(fmt.Sprintf("state: key %x is not the namespace's", key))
+	}
+}
+
+func (b *batch) keep(err error) { b.err = errors.Join(b.err, err) }
+
+func (b *batch) Put(k, v []byte) { own(k); b.keep(b.b.Set(k, v, nil)) }
+
+func (b *batch) Delete(k []byte) { own(k); b.keep(b.b.Delete(k, nil)) }
+
+func (b *batch) DeleteRange(lo, hi []byte) { own(lo); b.keep(b.b.DeleteRange(lo, hi, nil)) }
+
+// Apply applies the effects of a committed journal entry, all or nothing, with
+// its position. The entry must follow the last applied one. It is not durable
+// until Flush, nor need it be. Errors: IO, Corrupt; then the store stands where
+// it stood.
+func (s *Store) Apply(at journal.Position, effects func(Batch) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at.Seq != s.applied.Seq+1 {
+		panic(fmt.Sprintf("state: entry %d applied after entry %d of %s", at.Seq, s.applied.Seq, s.dir))
+	}
+	b := &batch{b: s.db.NewBatch()}
+	err := effects(b)
+	b.keep(b.b.Set(appliedKey, encodeApplied(at), nil))
+	if err == nil {
+		err = b.err
+	}
+	if err == nil {
+		err = b.b.Commit(pebble.NoSync)
+	}
+	if err = errors.Join(err, b.b.Close()); err != nil {
+		return ioError("apply to state", s.dir, err)
+	}
+	s.applied = at
+	return nil
+}
+
+// Applied is the position of the last applied entry; zero for an empty store.
+func (s *Store) Applied() journal.Position {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.applied
+}
+
+// Flush makes everything applied before durable. Errors: IO, NoSpace.
+func (s *Store) Flush() error {
+	if s.Applied().Seq == 0 {
+		return nil
+	}
+	return ioError("flush state", s.dir, s.db.Flush())
+}
+
+// Size is the bytes of the store's files, and of what is in memory only.
+func (s *Store) Size() int64 {
+	m := s.db.Metrics()
+	return int64(m.DiskSpaceUsage()) + int64(m.MemTable.Size)
+}
+
+// Close flushes and closes the store.
+func (s *Store) Close() error {
+	return errors.Join(s.Flush(), s.closeDB())
+}
+
+func (s *Store) closeDB() error { return ioError("close state", s.dir, s.db.Close()) }
