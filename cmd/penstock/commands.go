@@ -13,7 +13,13 @@ func addCommands(root *cobra.Command) {
 	root.AddCommand(
 		newBench(),
 		newBenchFio(),
+		newConfig(),
+		newFsck(),
+		newLocate(),
+		newStatus(),
+		newTop(),
 		newVersion(),
+		newVolume(),
 	)
 }
 

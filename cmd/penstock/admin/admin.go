@@ -1,0 +1,150 @@
+// Package admin owns the administrative HTTP endpoint of a role: /metrics for
+// Prometheus, /healthz and /readyz for whoever restarts or routes, and
+// /debug/pprof. It listens on a Unix socket of mode 0600 or on loopback; it has
+// no authentication of its own, so any other address is refused.
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"penstock.io/penstock/meta"
+)
+
+// Config says where to listen and what to tell.
+type Config struct {
+	// Addr is "unix:/path" or "host:port" with a loopback host. Port 0 takes a
+	// free one; see Server.Addr.
+	Addr string
+	// Gatherer has the metrics; nil means those of the process registry.
+	Gatherer prometheus.Gatherer
+	// Ready tells why the role can't serve now; nil means ready. It is called
+	// for each request and must not block.
+	Ready  func() error
+	Logger *slog.Logger
+}
+
+// Server is a listening endpoint.
+type Server struct {
+	http http.Server
+	addr string
+	done chan struct{}
+}
+
+// Listen begins to serve. Errors: Busy (the port is in use), NotPermitted (not
+// a loopback address), Invalid.
+func Listen(cfg Config) (*Server, error) {
+	if cfg.Gatherer == nil {
+		cfg.Gatherer = prometheus.DefaultGatherer
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	l, err := listen(cfg.Addr)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{addr: l.Addr().String(), done: make(chan struct{})}
+	if l.Addr().Network() == "unix" {
+		s.addr = "unix:" + s.addr
+	}
+	s.http = http.Server{Handler: handler(cfg), ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10,
+		ErrorLog: slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug)}
+	go func() {
+		defer close(s.done)
+		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			cfg.Logger.Error("the admin endpoint stopped", "addr", s.addr, "error", err)
+		}
+	}()
+	return s, nil
+}
+
+// Addr is where the server listens, in the form of Config.Addr.
+func (s *Server) Addr() string { return s.addr }
+
+// Close stops serving; requests under way get until ctx ends.
+func (s *Server) Close(ctx context.Context) error {
+	err := s.http.Shutdown(ctx)
+	if err != nil {
+		err = errors.Join(err, s.http.Close())
+	}
+	<-s.done
+	return err
+}
+
+func listen(addr string) (net.Listener, error) {
+	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
+		return listenUnix(path)
+	}
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, meta.E("listen", meta.Invalid, addr, err)
+	}
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return nil, meta.E("listen", meta.NotPermitted, addr, errors.New("the admin endpoint has no authentication: use a loopback address or unix:/path"))
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, meta.E("listen", meta.Busy, addr, err)
+	}
+	return l, nil
+}
+
+// listenUnix replaces the socket of a process that is gone, never one that
+// answers.
+func listenUnix(path string) (net.Listener, error) {
+	if c, err := net.Dial("unix", path); err == nil {
+		c.Close()
+		return nil, meta.E("listen", meta.Busy, "unix:"+path, errors.New("another process listens there"))
+	}
+	if st, err := os.Lstat(path); err == nil {
+		if st.Mode().Type() != fs.ModeSocket {
+			return nil, meta.E("listen", meta.Exists, "unix:"+path, errors.New("there is something else than a socket"))
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, meta.E("listen", meta.AccessDenied, "unix:"+path, err)
+		}
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, meta.E("listen", meta.Invalid, "unix:"+path, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return nil, meta.E("listen", meta.AccessDenied, "unix:"+path, err)
+	}
+	return l, nil
+}
+
+func handler(cfg Config) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(cfg.Gatherer, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if cfg.Ready != nil {
+			if err := cfg.Ready(); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	return mux
+}

@@ -1,0 +1,119 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"penstock.io/penstock/meta"
+)
+
+func get(t *testing.T, path, url string) (int, string) {
+	t.Helper()
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", path)
+	}}}
+	r, err := c.Get("http://admin" + url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, string(b)
+}
+
+func TestEndpoint(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "admin.sock")
+	registry := prometheus.NewRegistry()
+	counter := prometheus.NewCounter(prometheus.CounterOpts{Name: "penstock_test_total", Help: "for the test"})
+	registry.MustRegister(counter)
+	counter.Add(3)
+	notReady := errors.New("still replaying the journal")
+	s, err := Listen(Config{Addr: "unix:" + path, Gatherer: registry, Ready: func() error { return notReady }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("socket: %v, %v", st.Mode(), err)
+	}
+	for _, c := range []struct {
+		url    string
+		status int
+		body   string
+	}{
+		{"/metrics", 200, "penstock_test_total 3"},
+		{"/healthz", 200, "ok"},
+		{"/readyz", 503, "still replaying"},
+		{"/debug/pprof/goroutine?debug=1", 200, "goroutine profile"},
+		{"/nonsense", 404, ""},
+	} {
+		if status, body := get(t, path, c.url); status != c.status || !strings.Contains(body, c.body) {
+			t.Errorf("%s: status %d, want %d with %q:\n%s", c.url, status, c.status, c.body, body)
+		}
+	}
+	notReady = nil
+	if status, _ := get(t, path, "/readyz"); status != 200 {
+		t.Errorf("ready: status %d", status)
+	}
+	if _, err := Listen(Config{Addr: "unix:" + path}); meta.KindOf(err) != meta.Busy {
+		t.Errorf("second server on the socket: %v", err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSocketOfTheDead: what a killed process left is replaced, anything else
+// is not.
+func TestSocketOfTheDead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "admin.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.Close()
+	s, err := Listen(Config{Addr: "unix:" + path})
+	if err != nil {
+		t.Fatalf("a dead process' socket: %v", err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(Config{Addr: "unix:" + path}); meta.KindOf(err) != meta.Exists {
+		t.Errorf("a file in the socket's place: %v", err)
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	for addr, want := range map[string]meta.Kind{"0.0.0.0:0": meta.NotPermitted, ":0": meta.NotPermitted, "example.org:80": meta.NotPermitted, "nonsense": meta.Invalid} {
+		if _, err := Listen(Config{Addr: addr}); meta.KindOf(err) != want {
+			t.Errorf("%s: %v, want %v", addr, err, want)
+		}
+	}
+	s, err := Listen(Config{Addr: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(Config{Addr: s.Addr()}); meta.KindOf(err) != meta.Busy {
+		t.Errorf("a port in use: %v", err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

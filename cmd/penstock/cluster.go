@@ -1,0 +1,221 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+// metaSocket is where the meta server of a data directory listens.
+func metaSocket(dir string) string { return filepath.Join(dir, "meta.sock") }
+
+// where is how a command finds the running system: --cluster, else --dir, else
+// PENSTOCK_CLUSTER, else the only 'penstock up' of this machine.
+type where struct {
+	cluster []string
+	dir     string
+}
+
+func (w *where) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringSliceVar(&w.cluster, "cluster", nil, "addresses of meta servers: host:port or unix:/path (default $PENSTOCK_CLUSTER)")
+	f.StringVar(&w.dir, "dir", "", "data directory of a running 'penstock up' (default: the only one on this machine)")
+	if err := cmd.MarkFlagDirname("dir"); err != nil {
+		panic(err) // the flag was added the line before
+	}
+}
+
+// addrs are the addresses of meta servers to try.
+func (w *where) addrs() ([]string, error) {
+	switch {
+	case len(w.cluster) > 0 && w.dir != "":
+		return nil, usagef("--cluster and --dir say two places; give one of them")
+	case len(w.cluster) > 0:
+		return w.cluster, nil
+	case w.dir != "":
+		dir, err := filepath.Abs(w.dir)
+		if err != nil {
+			return nil, err
+		}
+		socket := metaSocket(dir)
+		if _, err := os.Stat(socket); errors.Is(err, os.ErrNotExist) {
+			return nil, meta.E("connect", meta.Unavailable, w.dir, fmt.Errorf("nothing runs on this data directory (no %s)", socket))
+		}
+		return []string{"unix:" + socket}, nil
+	}
+	if c := os.Getenv("PENSTOCK_CLUSTER"); c != "" {
+		return strings.Split(c, ","), nil
+	}
+	running, err := runningHere()
+	if err != nil {
+		return nil, err
+	}
+	switch len(running) {
+	case 0:
+		return nil, usagef("no 'penstock up' runs on this machine; say where the system is with --dir or --cluster")
+	case 1:
+		return []string{"unix:" + metaSocket(running[0].Dir)}, nil
+	}
+	var dirs []string
+	for _, r := range running {
+		dirs = append(dirs, r.Dir)
+	}
+	return nil, usagef("several systems run on this machine; choose one with --dir: %s", strings.Join(dirs, ", "))
+}
+
+// dialTimeout is how long a command waits for a meta server to answer.
+const dialTimeout = 5 * time.Second
+
+// dial opens an administrator's session. The caller closes it.
+func (w *where) dial(ctx context.Context) (*client.Session, error) {
+	addrs, err := w.addrs()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	s, err := client.Dial(ctx, client.Config{
+		Addrs: addrs, Role: wire.RoleAdmin, Handler: cacheless{},
+		Name: fmt.Sprintf("%s: %s %d", host, filepath.Base(os.Args[0]), os.Getpid()),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("no answer from %s: %w", strings.Join(addrs, ", "), err)
+	}
+	return s, nil
+}
+
+// with runs work in an administrator's session.
+func (w *where) with(ctx context.Context, work func(*client.Session) error) error {
+	s, err := w.dial(ctx)
+	if err != nil {
+		return err
+	}
+	err = work(s)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
+	defer cancel()
+	return errors.Join(err, s.Close(ctx))
+}
+
+// cacheless answers recalls at once: administrators cache nothing.
+type cacheless struct{}
+
+func (cacheless) Granted(meta.VolumeID, meta.Grant) {}
+func (cacheless) Recall(_ meta.Recall, done func()) { done() }
+func (cacheless) Expired(error)                     {}
+
+// volumeByName finds a volume. Errors: NoSuchVolume.
+func volumeByName(ctx context.Context, s *client.Session, name string) (wire.VolumeInfo, error) {
+	r, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumeByName, Name: name})
+	if err != nil {
+		return wire.VolumeInfo{}, err
+	}
+	if len(r.Volumes) != 1 {
+		return wire.VolumeInfo{}, meta.E("find volume", meta.NoSuchVolume, name, nil)
+	}
+	return r.Volumes[0], nil
+}
+
+// walk follows an absolute path of the tree from the root volume, through
+// junctions, to a directory. Symbolic links are not followed.
+func walk(ctx context.Context, s *client.Session, path string) (meta.VolumeID, meta.Ino, error) {
+	v, ino := meta.RootVolume, meta.RootIno
+	for _, name := range strings.FieldsFunc(path, func(r rune) bool { return r == '/' }) {
+		r, err := s.Do(ctx, v, meta.OpID{}, &meta.Lookup{Parent: ino, Name: name}, meta.LeaseNone)
+		if err != nil {
+			return 0, 0, fmt.Errorf("%s: %w", path, err)
+		}
+		ino = r.Attr.Ino
+		if r.Volume != 0 {
+			v, ino = r.Volume, meta.RootIno
+		}
+	}
+	return v, ino, nil
+}
+
+// running is the note that a 'penstock up' leaves for other commands of this
+// machine, in a file named after its process id.
+type running struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // of the process, clock ticks since boot
+	Dir   string `json:"dir"`
+	Mount string `json:"mount,omitempty"`
+}
+
+// noteDir is where the notes lie: one folder for root, one for each user.
+func noteDir() string {
+	if os.Geteuid() == 0 {
+		return "/run/penstock"
+	}
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
+		return filepath.Join(dir, "penstock")
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("penstock-%d", os.Geteuid()))
+}
+
+// leaveNote tells other commands that this process serves dir; remove takes
+// the note away. The note says nothing that its reader does not check.
+func leaveNote(dir, mount string) (remove func(), err error) {
+	note := running{PID: os.Getpid(), Start: client.ProcessStart(uint32(os.Getpid())), Dir: dir, Mount: mount}
+	b, err := json.Marshal(note)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(noteDir(), 0o700); err != nil {
+		return nil, err
+	}
+	name := filepath.Join(noteDir(), strconv.Itoa(note.PID)+".json")
+	if err := os.WriteFile(name, b, 0o600); err != nil {
+		return nil, err
+	}
+	return func() { os.Remove(name) }, nil
+}
+
+// runningHere reads the notes of processes that still run, and removes those
+// of processes that don't.
+func runningHere() ([]running, error) {
+	entries, err := os.ReadDir(noteDir())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var alive []running
+	for _, e := range entries {
+		name := filepath.Join(noteDir(), e.Name())
+		var st unix.Stat_t
+		if err := unix.Lstat(name, &st); err != nil || int(st.Uid) != os.Geteuid() {
+			continue // gone meanwhile, or somebody else's
+		}
+		b, err := os.ReadFile(name)
+		if err != nil {
+			continue // gone meanwhile
+		}
+		var r running
+		if json.Unmarshal(b, &r) != nil || r.PID == 0 || client.ProcessStart(uint32(r.PID)) != r.Start {
+			os.Remove(name)
+			continue
+		}
+		alive = append(alive, r)
+	}
+	slices.SortFunc(alive, func(a, b running) int { return strings.Compare(a.Dir, b.Dir) })
+	return alive, nil
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+// checkView is the outcome of a check of one volume.
+type checkView struct {
+	Volume string `json:"volume" yaml:"volume"`
+	// Report is the checker's: what it counted, and under "problems" what is
+	// wrong, in words.
+	Report map[string]any `json:"report" yaml:"report"`
+}
+
+// problems lists what is wrong.
+func (v checkView) problems() []string {
+	for k, x := range v.Report {
+		list, ok := x.([]any)
+		if !ok || (k != "problems" && k != "Problems") {
+			continue
+		}
+		var texts []string
+		for _, p := range list {
+			texts = append(texts, fmt.Sprint(p))
+		}
+		return texts
+	}
+	return nil
+}
+
+func newFsck() *cobra.Command {
+	var w where
+	var out output
+	var only []string
+	cmd := &cobra.Command{
+		Use:   "fsck",
+		Short: "Check that names, inodes, extents, chunks and counters agree",
+		Long: `Walks everything the volumes hold, with decoders of its own, and compares:
+link counts with names, extents with chunks, chunks with what the chunk servers
+have, counters with what they count. The system stays in use meanwhile.
+
+The exit status is 0 if all is well, 1 if anything is wrong or could not be
+checked. Nothing is changed.`,
+		Example: `  penstock fsck
+  penstock fsck --dir /var/lib/penstock --volume datasets --output json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return w.with(cmd.Context(), func(s *client.Session) error {
+				views, err := check(cmd.Context(), s, only)
+				if err != nil {
+					return err
+				}
+				bad := 0
+				for _, v := range views {
+					bad += len(v.problems())
+				}
+				err = out.print(cmd.OutOrStdout(), views, func(t *table) {
+					for _, v := range views {
+						leaves := map[string]any{}
+						flatten("", v.Report, leaves)
+						t.row("volume", v.Volume)
+						for _, k := range slices.Sorted(maps.Keys(leaves)) {
+							t.row("  "+k, leafText(leaves[k]))
+						}
+					}
+				})
+				if err != nil {
+					return err
+				}
+				if bad > 0 {
+					cmd.PrintErrf("penstock fsck: %d problems\n", bad)
+					return &statusError{exitFailed}
+				}
+				if out.format == "table" {
+					cmd.Println("clean")
+				}
+				return nil
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	cmd.Flags().StringSliceVar(&only, "volume", nil, "volumes to check (default all)")
+	return cmd
+}
+
+func check(ctx context.Context, s *client.Session, only []string) ([]checkView, error) {
+	r, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumes})
+	if err != nil {
+		return nil, err
+	}
+	views := []checkView{}
+	for _, v := range r.Volumes {
+		if v.Deleting || len(only) > 0 && !slices.Contains(only, v.Name) {
+			continue
+		}
+		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminFsck, Name: v.Name, Volume: v.ID})
+		if err != nil {
+			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
+		}
+		view := checkView{Volume: v.Name}
+		if err := json.Unmarshal(re.Report, &view.Report); err != nil {
+			return nil, fmt.Errorf("volume %s: the report: %w", v.Name, err)
+		}
+		views = append(views, view)
+	}
+	if len(only) > len(views) {
+		return nil, usagef("not all of the volumes %v exist; see 'penstock volume list'", only)
+	}
+	return views, nil
+}

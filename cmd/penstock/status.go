@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+// statusView is the state of a system as `penstock status` prints it.
+type statusView struct {
+	Cluster string       `json:"cluster" yaml:"cluster"`
+	Volumes []volumeView `json:"volumes" yaml:"volumes"`
+	Servers []serverView `json:"chunk_servers" yaml:"chunk_servers"`
+	// Meta is the meta server's own report, with counters since it started.
+	Meta map[string]any `json:"meta" yaml:"meta"`
+}
+
+// serverView is a chunk server.
+type serverView struct {
+	ID       uint64 `json:"id" yaml:"id"`
+	Address  string `json:"address" yaml:"address"`
+	Topology string `json:"topology,omitempty" yaml:"topology,omitempty"`
+	Class    string `json:"class,omitempty" yaml:"class,omitempty"`
+	Total    uint64 `json:"total_bytes" yaml:"total_bytes"`
+	Free     uint64 `json:"free_bytes" yaml:"free_bytes"`
+}
+
+func readStatus(ctx context.Context, s *client.Session) (*statusView, error) {
+	volumes, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumes})
+	if err != nil {
+		return nil, err
+	}
+	status, err := s.Admin(ctx, wire.Admin{Op: wire.AdminStatus})
+	if err != nil {
+		return nil, err
+	}
+	view := &statusView{Cluster: s.Cluster(), Volumes: []volumeView{}, Servers: []serverView{}}
+	for _, v := range volumes.Volumes {
+		view.Volumes = append(view.Volumes, viewOf(v))
+	}
+	for _, i := range status.Servers {
+		view.Servers = append(view.Servers, serverView{ID: uint64(i.ID), Address: i.Addr, Topology: i.Topology, Class: i.Class, Total: i.Total, Free: i.Free})
+	}
+	if len(status.Report) > 0 {
+		if err := json.Unmarshal(status.Report, &view.Meta); err != nil {
+			return nil, fmt.Errorf("the meta server's report: %w", err)
+		}
+	}
+	return view, nil
+}
+
+func newStatus() *cobra.Command {
+	var w where
+	var out output
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show volumes, chunk servers and the meta server's counters",
+		Example: `  penstock status
+  penstock status --dir /var/lib/penstock --output json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return w.with(cmd.Context(), func(s *client.Session) error {
+				view, err := readStatus(cmd.Context(), s)
+				if err != nil {
+					return err
+				}
+				return out.print(cmd.OutOrStdout(), view, func(t *table) {
+					t.row("cluster", view.Cluster)
+					t.row()
+					listVolumes(t, view.Volumes)
+					t.row()
+					t.row("CHUNK SERVER", "ADDRESS", "USED", "FREE", "CLASS", "PLACE")
+					for _, c := range view.Servers {
+						t.row(c.ID, c.Address, bytesText(c.Total-min(c.Free, c.Total)), bytesText(c.Free), c.Class, c.Topology)
+					}
+					t.row()
+					leaves := map[string]any{}
+					flatten("", view.Meta, leaves)
+					for _, k := range slices.Sorted(maps.Keys(leaves)) {
+						t.row(k, leafText(leaves[k]))
+					}
+				})
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	return cmd
+}
+
+// flatten turns nested JSON into leaves named a.b.0.c.
+func flatten(prefix string, v any, into map[string]any) {
+	join := func(k string) string {
+		if prefix == "" {
+			return k
+		}
+		return prefix + "." + k
+	}
+	switch v := v.(type) {
+	case map[string]any:
+		for k, x := range v {
+			flatten(join(k), x, into)
+		}
+	case []any:
+		for i, x := range v {
+			flatten(join(fmt.Sprint(i)), x, into)
+		}
+	default:
+		into[prefix] = v
+	}
+}
+
+// leafText prints JSON numbers without an exponent.
+func leafText(v any) string {
+	if f, ok := v.(float64); ok {
+		return strings.TrimSuffix(strings.TrimRight(fmt.Sprintf("%.3f", f), "0"), ".")
+	}
+	return fmt.Sprint(v)
+}
