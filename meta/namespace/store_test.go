@@ -82,7 +82,30 @@ func newFixture(t testing.TB) *fixture {
 	for _, s := range []meta.SessionID{testSession, otherSess} {
 		f.do(&meta.SessionStart{Session: s, Name: "test", Host: "boot", PID: 1, Start: 2})
 	}
+	t.Cleanup(func() {
+		if !t.Failed() {
+			f.check()
+		}
+	})
 	return f
+}
+
+// check verifies the volume and that the effects alone make the same one.
+func (f *fixture) check() {
+	f.t.Helper()
+	rep, err := Check(f.s)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, p := range rep.Problems {
+		f.t.Errorf("check: %v", p)
+	}
+	if !rep.OK() {
+		f.t.FailNow()
+	}
+	if !bytes.Equal(f.s.dump(), f.replica.dump()) {
+		f.t.Fatal("the effects replayed on a second store give other bytes")
+	}
 }
 
 func (f *fixture) commit(l []Effect) {

@@ -1,0 +1,759 @@
+package namespace
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sort"
+	"strings"
+	"unicode/utf8"
+
+	"penstock.io/penstock/meta"
+)
+
+// maxProblems bounds a report; the count goes on.
+const maxProblems = 1000
+
+// Problem is one inconsistency.
+type Problem struct {
+	Key  []byte // the record at fault, or the one that misses another
+	Text string // what is wrong, with the numbers
+}
+
+func (p Problem) String() string { return fmt.Sprintf("%x: %s", p.Key, p.Text) }
+
+// Report is the outcome of Check.
+type Report struct {
+	Inodes, Dirs, Entries, Extents, Xattrs uint64
+	Chunks, Orphans, Sessions, Replies     uint64
+	Bytes                                  uint64 // sum of Blocks
+	Problems                               []Problem
+	Count                                  uint64 // of problems, those left out of the list included
+}
+
+// OK reports that nothing is wrong.
+func (r *Report) OK() bool { return r.Count == 0 }
+
+// Check walks a whole volume in its live generation and verifies that its
+// records agree: names with inodes and link counts, positions with names,
+// extents with Blocks and with their chunks' live counts, orphans with holders,
+// queues with states, counters with what they count. It decodes every record
+// with code of its own, written from the drawing in records.go, so that a fault
+// in the machine's decoding does not hide itself. It needs some hundred bytes
+// of memory an inode. The error is the store's; damage is in the report.
+func Check(r Reader) (*Report, error) {
+	c := &checker{
+		rep: &Report{}, inodes: map[uint64]*checkedInode{}, names: map[string]checkedEntry{},
+		chunks: map[[16]byte]*checkedChunk{}, orphans: map[uint64]uint64{}, sessions: map[uint64]bool{},
+	}
+	err := r.Scan([]byte{0}, []byte{0xff}, func(k, v []byte) bool {
+		c.record(k, v)
+		return true
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.compare()
+	return c.rep, nil
+}
+
+type checkedInode struct {
+	rec      wireInode
+	key      []byte
+	names    uint64 // entries that lead here
+	subdirs  uint64
+	nameLen  uint64 // sum over entries, for a directory
+	extents  uint64 // bytes
+	lastEnd  uint64
+	open     bool // an open-ended extent was seen; it must be the last
+	xattrs   uint32
+	parent   uint64 // of the last entry seen, for a directory
+	maxCook  uint64
+	reapMark bool
+}
+
+type checkedEntry struct {
+	ino, cookie, vol uint64
+	typ              byte
+	key              []byte
+}
+
+type checkedChunk struct {
+	key                  []byte
+	state, own           byte
+	live, length, owner  uint64
+	session              uint64
+	counted              uint64
+	openBy               uint64
+	opens                int
+	queued, writerListed bool
+}
+
+type checker struct {
+	rep      *Report
+	vol      *wireVolume
+	inodes   map[uint64]*checkedInode
+	names    map[string]checkedEntry // by parent and name, until its position was seen
+	seen     []byte                  // base of the last versioned key
+	chunks   map[[16]byte]*checkedChunk
+	orphans  map[uint64]uint64
+	sessions map[uint64]bool
+	late     []func() // needs records that come later in the walk
+}
+
+func (c *checker) bad(key []byte, format string, args ...any) {
+	c.rep.Count++
+	if len(c.rep.Problems) < maxProblems {
+		c.rep.Problems = append(c.rep.Problems, Problem{append([]byte(nil), key...), fmt.Sprintf(format, args...)})
+	}
+}
+
+// record takes one key. The walk is in key order: chunks (c), names (d),
+// extents (e), inodes (i), deletions (k), sessions (n), orphans (o), replies
+// (p), reap queue (q), positions (r), volume (v), writers (w), xattrs (x).
+func (c *checker) record(k, v []byte) {
+	switch k[0] {
+	case 'i', 'd', 'r', 'e', 'x':
+		if len(k) < 13 {
+			c.bad(k, "a versioned key of %d bytes", len(k))
+			return
+		}
+		base := k[:len(k)-4]
+		gen := ^binary.BigEndian.Uint32(k[len(k)-4:])
+		if gen == 0 {
+			c.bad(k, "generation 0")
+		}
+		// A chunk counts the extents of all generations; all else is judged in
+		// the newest.
+		older := string(base) == string(c.seen)
+		c.seen = append(c.seen[:0], base...)
+		if older && k[0] != 'e' || len(v) == 1 && v[0] == 0 {
+			return
+		}
+		switch k[0] {
+		case 'i':
+			c.inode(k, v)
+		case 'd':
+			c.name(k, v)
+		case 'r':
+			c.position(k, v)
+		case 'e':
+			c.extent(k, v, older)
+		case 'x':
+			c.xattr(k, v)
+		}
+	case 'v':
+		c.volume(k, v)
+	case 'c':
+		c.chunk(k, v)
+	case 'k', 'w', 'o', 'q':
+		c.markerKey(k, v)
+	case 'n':
+		c.session(k, v)
+	case 'p':
+		c.rep.Replies++
+		if _, _, _, _, err := DecodeReply(k, v); err != nil {
+			c.bad(k, "reply: %v", err)
+		}
+	case 's', 'l':
+		c.bad(k, "a record of a kind that this program does not write")
+	default:
+		c.bad(k, "unknown prefix %q", k[0])
+	}
+}
+
+func (c *checker) at(ino uint64) *checkedInode {
+	in := c.inodes[ino]
+	if in == nil {
+		in = &checkedInode{}
+		c.inodes[ino] = in
+	}
+	return in
+}
+
+func (c *checker) inode(k, v []byte) {
+	if len(k) != 13 {
+		c.bad(k, "an inode key of %d bytes", len(k))
+		return
+	}
+	rec, problem := readInode(v)
+	if problem != "" {
+		c.bad(k, "inode record: %s", problem)
+		return
+	}
+	in := c.at(binary.BigEndian.Uint64(k[1:]))
+	in.rec, in.key = rec, append([]byte(nil), k...)
+	c.rep.Inodes++
+	c.rep.Bytes += rec.blocks
+}
+
+func (c *checker) name(k, v []byte) {
+	if len(k) < 15 || k[len(k)-5] != 0 {
+		c.bad(k, "a name's key without its zero byte")
+		return
+	}
+	name := string(k[9 : len(k)-5])
+	if name == "" || len(name) > 255 || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
+		c.bad(k, "a name that can't be: %q", name)
+	}
+	w := walker{b: v}
+	e := checkedEntry{key: append([]byte(nil), k...)}
+	ver := w.u8()
+	e.typ = w.u8()
+	e.ino, e.cookie, e.vol = w.n(), w.n(), w.n()
+	if problem := w.done(ver); problem != "" {
+		c.bad(k, "directory entry: %s", problem)
+		return
+	}
+	c.rep.Entries++
+	parent := binary.BigEndian.Uint64(k[1:])
+	dir := c.at(parent)
+	dir.nameLen += uint64(len(name))
+	dir.maxCook = max(dir.maxCook, e.cookie)
+	if e.typ == 4 {
+		dir.subdirs++
+	}
+	if e.vol == 0 {
+		in := c.at(e.ino)
+		in.names++
+		in.parent = parent
+	} else if e.ino != 0 || e.typ != 4 {
+		c.bad(k, "a junction to volume %d with inode %d and type %d", e.vol, e.ino, e.typ)
+	}
+	c.names[string(k[1:len(k)-5])] = e
+}
+
+func (c *checker) position(k, v []byte) {
+	if len(k) != 21 {
+		c.bad(k, "a position's key of %d bytes", len(k))
+		return
+	}
+	w := walker{b: v}
+	ver := w.u8()
+	typ := w.u8()
+	ino, vol := w.n(), w.n()
+	if w.damaged || ver != 1 {
+		c.bad(k, "directory position of version %d, damaged %v", ver, w.damaged)
+		return
+	}
+	id := string(k[1:9]) + string(w.b)
+	e, ok := c.names[id]
+	delete(c.names, id)
+	cookie := binary.BigEndian.Uint64(k[9:])
+	switch {
+	case !ok:
+		c.bad(k, "position %d of directory %d names %q, which is not there or has another position", cookie, binary.BigEndian.Uint64(k[1:]), w.b)
+	case e.ino != ino || e.typ != typ || e.vol != vol || e.cookie != cookie:
+		c.bad(k, "position %d says inode %d type %d volume %d, name %q says position %d inode %d type %d volume %d",
+			cookie, ino, typ, vol, w.b, e.cookie, e.ino, e.typ, e.vol)
+	case cookie < 3:
+		c.bad(k, "position %d", cookie)
+	}
+}
+
+func (c *checker) extent(k, v []byte, older bool) {
+	if len(k) != 21 {
+		c.bad(k, "an extent's key of %d bytes", len(k))
+		return
+	}
+	ino, end := binary.BigEndian.Uint64(k[1:]), binary.BigEndian.Uint64(k[9:])
+	w := walker{b: v}
+	ver, bits := w.u8(), w.u8()
+	length := w.n()
+	var id [16]byte
+	var off uint64
+	if bits&2 == 0 {
+		vol, term, counter := w.n(), w.n(), w.n()
+		binary.BigEndian.PutUint32(id[0:], uint32(vol))
+		binary.BigEndian.PutUint32(id[4:], uint32(term))
+		binary.BigEndian.PutUint64(id[8:], counter)
+		off = w.n()
+	}
+	if problem := w.done(ver); problem != "" || length == 0 || length > end || end > meta.MaxFileSize || bits > 3 {
+		c.bad(k, "extent: %s; length %d, bits %x", problem, length, bits)
+		return
+	}
+	if bits&2 == 0 {
+		ch := c.chunks[id]
+		switch {
+		case ch == nil:
+			c.bad(k, "extent of inode %d in chunk %x, which has no record", ino, id)
+		case bits&1 != 0:
+			ch.openBy = ino
+			ch.opens++
+		default:
+			ch.counted += length
+			if ch.state != 1 && off+length > ch.length {
+				c.bad(k, "extent of inode %d ends at %d of chunk %x, which ends at %d", ino, off+length, id, ch.length)
+			}
+		}
+	}
+	if older {
+		return
+	}
+	in := c.at(ino)
+	c.rep.Extents++
+	start := end - length
+	if start < in.lastEnd {
+		c.bad(k, "extent %d-%d of inode %d begins before %d, where the one before it ends", start, end, ino, in.lastEnd)
+	}
+	if in.open {
+		c.bad(k, "extent %d-%d of inode %d lies behind an open-ended one", start, end, ino)
+	}
+	in.lastEnd = end
+	in.extents += length
+	if bits&1 != 0 {
+		in.open = true
+		c.late = append(c.late, func() {
+			if in.key != nil && (in.rec.flags&uint32(meta.FlagOpenEnded) == 0 || in.rec.open != start) {
+				c.bad(in.key, "inode %d: open-ended extent at %d, the record says flags %x, %d", ino, start, in.rec.flags, in.rec.open)
+			}
+		})
+	}
+}
+
+func (c *checker) xattr(k, v []byte) {
+	if len(k) < 15 || k[len(k)-5] != 0 {
+		c.bad(k, "an attribute's key without its zero byte")
+		return
+	}
+	if len(v) == 0 || v[0] != 1 || len(v) > meta.MaxXattrVal+1 {
+		c.bad(k, "attribute value of %d bytes", len(v))
+		return
+	}
+	c.rep.Xattrs++
+	in := c.at(binary.BigEndian.Uint64(k[1:]))
+	in.xattrs |= uint32(meta.FlagHasXattrs)
+	switch name := string(k[9 : len(k)-5]); name {
+	case "system.posix_acl_access", "system.posix_acl_default":
+		in.xattrs |= uint32(meta.FlagHasACL)
+		c.acl(k, v[1:], in, name == "system.posix_acl_access")
+	case "security.capability":
+		in.xattrs |= uint32(meta.FlagHasCaps)
+	default:
+		if !strings.HasPrefix(name, "user.") && !strings.HasPrefix(name, "trusted.") && !strings.HasPrefix(name, "security.") {
+			c.bad(k, "attribute %q in no name space", name)
+		}
+	}
+}
+
+// acl verifies that an access ACL says what the mode says.
+func (c *checker) acl(k, v []byte, in *checkedInode, access bool) {
+	if len(v) < 4+3*8 || (len(v)-4)%8 != 0 || binary.LittleEndian.Uint32(v) != 2 {
+		c.bad(k, "an ACL of %d bytes", len(v))
+		return
+	}
+	var perm, group uint32
+	mask := false
+	for e := v[4:]; len(e) > 0; e = e[8:] {
+		p := uint32(binary.LittleEndian.Uint16(e[2:]))
+		switch binary.LittleEndian.Uint16(e) {
+		case 1:
+			perm |= p << 6
+		case 4:
+			if !mask {
+				group = p
+			}
+		case 16:
+			group, mask = p, true
+		case 32:
+			perm |= p
+		}
+	}
+	if perm |= group << 3; access && in.key != nil && in.rec.mode&0o777 != perm {
+		c.bad(k, "the ACL says mode %o, the inode %o", perm, in.rec.mode&0o777)
+	}
+}
+
+func (c *checker) volume(k, v []byte) {
+	if len(k) != 1 {
+		c.bad(k, "a volume key of %d bytes", len(k))
+		return
+	}
+	vol, problem := readVolume(v)
+	if problem != "" {
+		c.bad(k, "volume record: %s", problem)
+		return
+	}
+	c.vol = &vol
+}
+
+func (c *checker) chunk(k, v []byte) {
+	if len(k) != 17 {
+		c.bad(k, "a chunk key of %d bytes", len(k))
+		return
+	}
+	w := walker{b: v}
+	ver := w.u8()
+	ch := &checkedChunk{key: append([]byte(nil), k...)}
+	ch.state, ch.own = w.u8(), w.u8()
+	w.n()
+	w.n()
+	for n := w.n(); n > 0 && !w.damaged; n-- {
+		w.n()
+	}
+	ch.live = w.n()
+	if ch.state == 1 {
+		ch.session = w.u64()
+		ch.owner = w.n()
+	} else {
+		ch.length = w.n()
+		w.take(4)
+	}
+	if problem := w.done(ver); problem != "" || ch.state < 1 || ch.state > 3 || ch.own > 1 {
+		c.bad(k, "chunk record: %s; state %d, own %d", problem, ch.state, ch.own)
+		return
+	}
+	c.rep.Chunks++
+	c.chunks[[16]byte(k[1:])] = ch
+}
+
+func (c *checker) session(k, v []byte) {
+	w := walker{b: v}
+	ver, state := w.u8(), w.u8()
+	w.n()
+	w.n()
+	name := w.take(int(min(w.n(), 1<<20)))
+	host := w.take(int(min(w.n(), 1<<20)))
+	if problem := w.done(ver); problem != "" || state < 1 || state > 2 || len(k) != 9 {
+		c.bad(k, "session record %q %q: %s; state %d", name, host, problem, state)
+		return
+	}
+	c.rep.Sessions++
+	c.sessions[binary.BigEndian.Uint64(k[1:])] = true
+}
+
+func (c *checker) markerKey(k, v []byte) {
+	want := map[byte]int{'k': 17, 'w': 25, 'o': 17, 'q': 9}[k[0]]
+	if len(k) != want || len(v) != 1 || v[0] != 1 {
+		c.bad(k, "a key of %d bytes with a value of %d", len(k), len(v))
+		return
+	}
+	switch k[0] {
+	case 'k':
+		if ch := c.chunks[[16]byte(k[1:])]; ch == nil || ch.state != 3 {
+			c.bad(k, "a deletion is queued for a chunk that is not to be deleted")
+		} else {
+			ch.queued = true
+		}
+	case 'w':
+		s := binary.BigEndian.Uint64(k[1:])
+		if ch := c.chunks[[16]byte(k[9:])]; ch == nil || ch.state != 1 || ch.session != s {
+			c.bad(k, "session %x is listed as the writer of a chunk that it does not hold", s)
+		} else {
+			ch.writerListed = true
+		}
+	case 'o':
+		c.rep.Orphans++
+		s, ino := binary.BigEndian.Uint64(k[1:]), binary.BigEndian.Uint64(k[9:])
+		c.orphans[ino]++
+		if !c.sessions[s] {
+			c.bad(k, "inode %d is held by session %x, which has no record", ino, s)
+		}
+	case 'q':
+		c.at(binary.BigEndian.Uint64(k[1:])).reapMark = true
+	}
+}
+
+// compare judges what only the whole walk can tell.
+func (c *checker) compare() {
+	for _, fn := range c.late {
+		fn()
+	}
+	inos := make([]uint64, 0, len(c.inodes))
+	for ino := range c.inodes {
+		inos = append(inos, ino)
+	}
+	sort.Slice(inos, func(i, j int) bool { return inos[i] < inos[j] })
+	for _, ino := range inos {
+		c.compareInode(ino, c.inodes[ino])
+	}
+	var left []string
+	for id := range c.names {
+		left = append(left, id)
+	}
+	sort.Strings(left)
+	for _, id := range left {
+		e := c.names[id]
+		c.bad(e.key, "name %s has no position %d", printable(id[8:]), e.cookie)
+	}
+	ids := make([]string, 0, len(c.chunks))
+	for id := range c.chunks {
+		ids = append(ids, string(id[:]))
+	}
+	sort.Strings(ids)
+	for _, id := range ids {
+		c.compareChunk([]byte(id), c.chunks[[16]byte([]byte(id))])
+	}
+	if c.vol == nil {
+		c.bad([]byte{'v'}, "no volume record")
+		return
+	}
+	if c.vol.inodes != c.rep.Inodes {
+		c.bad([]byte{'v'}, "%d inodes are counted, %d are there", c.vol.inodes, c.rep.Inodes)
+	}
+	if c.vol.bytes != c.rep.Bytes {
+		c.bad([]byte{'v'}, "%d bytes are counted, the inodes have %d", c.vol.bytes, c.rep.Bytes)
+	}
+}
+
+func (c *checker) compareInode(ino uint64, in *checkedInode) {
+	if in.key == nil {
+		key := binary.BigEndian.AppendUint64([]byte{'i'}, ino)
+		c.bad(key, "inode %d has no record, but %d names, %d bytes of entries, %d bytes of extents, attributes %x, reap mark %v",
+			ino, in.names, in.nameLen, in.extents, in.xattrs, in.reapMark)
+		return
+	}
+	rec := &in.rec
+	dir := rec.mode&0o170000 == 0o040000
+	if dir {
+		c.rep.Dirs++
+	}
+	if c.vol != nil && ino >= c.vol.nextIno {
+		c.bad(in.key, "inode %d, yet the next to be given out is %d", ino, c.vol.nextIno)
+	}
+	switch {
+	case ino == 1 && (!dir || rec.parent != 1 || in.names != 0 || uint64(rec.nlink) != 2+in.subdirs):
+		c.bad(in.key, "the root: mode %o, parent %d, %d names, %d links for %d directories", rec.mode, rec.parent, in.names, rec.nlink, in.subdirs)
+	case ino == 1:
+	case dir && rec.nlink == 0 && in.names != 0, dir && rec.nlink != 0 && (in.names != 1 || uint64(rec.nlink) != 2+in.subdirs):
+		c.bad(in.key, "directory %d: %d links, %d names, %d directories in it", ino, rec.nlink, in.names, in.subdirs)
+	case dir && rec.nlink != 0 && rec.parent != in.parent:
+		c.bad(in.key, "directory %d lies in %d, but says %d", ino, in.parent, rec.parent)
+	case !dir && uint64(rec.nlink) != in.names:
+		c.bad(in.key, "inode %d: %d links, %d names", ino, rec.nlink, in.names)
+	}
+	if dir && rec.size != in.nameLen {
+		c.bad(in.key, "directory %d has size %d, its names have %d bytes", ino, rec.size, in.nameLen)
+	}
+	if dir && rec.next <= in.maxCook {
+		c.bad(in.key, "directory %d gives out position %d next, but has %d", ino, rec.next, in.maxCook)
+	}
+	if !dir && in.nameLen+in.subdirs != 0 {
+		c.bad(in.key, "inode %d of mode %o has entries", ino, rec.mode)
+	}
+	if dir && rec.nlink != 0 && ino != 1 {
+		c.reachable(ino, in)
+	}
+	if rec.nlink == 0 && uint64(rec.holders) != c.orphans[ino] {
+		c.bad(in.key, "inode %d: %d holders are counted, %d hold it", ino, rec.holders, c.orphans[ino])
+	}
+	if rec.nlink != 0 && c.orphans[ino] != 0 {
+		c.bad(in.key, "inode %d has %d links and %d sessions hold it as an orphan", ino, rec.nlink, c.orphans[ino])
+	}
+	if rec.reap != in.reapMark {
+		c.bad(in.key, "inode %d: to be reaped %v, queued %v", ino, rec.reap, in.reapMark)
+	}
+	if rec.nlink == 0 && rec.holders == 0 && !rec.reap {
+		c.bad(in.key, "inode %d has no name, no holder, and is not queued to be reaped", ino)
+	}
+	inline := uint64(0)
+	if rec.mode&0o170000 == 0o100000 {
+		inline = rec.data
+	}
+	if rec.blocks != in.extents+inline {
+		c.bad(in.key, "inode %d counts %d bytes, its extents have %d and it holds %d", ino, rec.blocks, in.extents, inline)
+	}
+	const attrFlags = uint32(meta.FlagHasXattrs | meta.FlagHasACL | meta.FlagHasCaps)
+	if rec.flags&attrFlags != in.xattrs && !(rec.nlink == 0 && rec.holders == 0) {
+		c.bad(in.key, "inode %d says attribute flags %x, its attributes say %x", ino, rec.flags&attrFlags, in.xattrs)
+	}
+	if in.open != (rec.flags&uint32(meta.FlagOpenEnded) != 0) {
+		c.bad(in.key, "inode %d: open-ended extent %v, flag %v", ino, in.open, !in.open)
+	}
+	if in.open && rec.size != in.lastEnd {
+		c.bad(in.key, "inode %d has size %d and an open-ended extent up to %d", ino, rec.size, in.lastEnd)
+	}
+}
+
+// reachable verifies that a directory's parents lead to the root.
+func (c *checker) reachable(ino uint64, in *checkedInode) {
+	at := in
+	for range len(c.inodes) {
+		if at.rec.parent == 1 {
+			return
+		}
+		at = c.inodes[at.rec.parent]
+		if at == nil || at.key == nil {
+			c.bad(in.key, "directory %d does not lead to the root", ino)
+			return
+		}
+	}
+	c.bad(in.key, "directory %d lies in itself", ino)
+}
+
+func (c *checker) compareChunk(id []byte, ch *checkedChunk) {
+	if ch.live != ch.counted {
+		c.bad(ch.key, "chunk %x counts %d live bytes, extents have %d", id, ch.live, ch.counted)
+	}
+	if ch.owner != ch.openBy || ch.opens > 1 {
+		c.bad(ch.key, "chunk %x: open-ended extent of inode %d, %d such extents, the last of inode %d", id, ch.owner, ch.opens, ch.openBy)
+	}
+	if ch.opens > 0 && ch.own == 0 {
+		c.bad(ch.key, "chunk %x is packed and has an open-ended extent", id)
+	}
+	if (ch.state == 3) != ch.queued {
+		c.bad(ch.key, "chunk %x: state %d, queued for deletion %v", id, ch.state, ch.queued)
+	}
+	if ch.state == 2 && ch.live == 0 || ch.state == 3 && ch.live != 0 {
+		c.bad(ch.key, "chunk %x: state %d with %d live bytes", id, ch.state, ch.live)
+	}
+	if (ch.state == 1) != ch.writerListed {
+		c.bad(ch.key, "chunk %x: state %d, listed under its writer %v", id, ch.state, ch.writerListed)
+	}
+	if c.vol != nil && (uint64(binary.BigEndian.Uint32(id)) != c.vol.id || binary.BigEndian.Uint64(id[8:]) > c.vol.chunks) {
+		c.bad(ch.key, "chunk %x in volume %d, which has given out %d", id, c.vol.id, c.vol.chunks)
+	}
+}
+
+func printable(s string) string {
+	if utf8.ValidString(s) {
+		return fmt.Sprintf("%q", s)
+	}
+	return fmt.Sprintf("%x", s)
+}
+
+// ---- decoding, apart from records.go on purpose
+
+// walker takes a record apart.
+type walker struct {
+	b       []byte
+	damaged bool
+}
+
+func (w *walker) take(n int) []byte {
+	if n < 0 || n > len(w.b) {
+		w.damaged, w.b = true, nil
+		return nil
+	}
+	v := w.b[:n]
+	w.b = w.b[n:]
+	return v
+}
+
+func (w *walker) u8() byte {
+	if v := w.take(1); v != nil {
+		return v[0]
+	}
+	return 0
+}
+
+func (w *walker) u64() uint64 {
+	if v := w.take(8); v != nil {
+		return binary.BigEndian.Uint64(v)
+	}
+	return 0
+}
+
+// n is a varint: seven bits a byte, the lowest first.
+func (w *walker) n() (v uint64) {
+	for shift := uint(0); shift < 64; shift += 7 {
+		b := w.take(1)
+		if b == nil {
+			return 0
+		}
+		v |= uint64(b[0]&0x7f) << shift
+		if b[0] < 0x80 {
+			return v
+		}
+	}
+	w.damaged = true
+	return 0
+}
+
+func (w *walker) done(version byte) string {
+	switch {
+	case w.damaged:
+		return "it is too short"
+	case version != 1:
+		return fmt.Sprintf("version %d", version)
+	case len(w.b) != 0:
+		return fmt.Sprintf("%d bytes too many", len(w.b))
+	}
+	return ""
+}
+
+type wireInode struct {
+	mode, nlink, flags  uint32
+	size, blocks        uint64
+	parent, next        uint64
+	data                uint64 // length
+	holders             uint32
+	reap                bool
+	reapFrom, open, tmp uint64
+}
+
+func readInode(v []byte) (r wireInode, problem string) {
+	w := walker{b: v}
+	ver, bits := w.u8(), w.u8()
+	r.mode, r.nlink = uint32(w.n()), uint32(w.n())
+	w.n() // owner
+	w.n() // group
+	r.flags = uint32(w.n())
+	w.n() // change
+	r.size, r.blocks = w.n(), w.n()
+	w.u64() // four times
+	w.n()
+	w.n()
+	w.n()
+	switch r.mode >> 12 {
+	case 4:
+		r.parent, r.next = w.n(), w.n()
+	case 2, 6:
+		w.n()
+	case 10:
+		r.data = w.n()
+		w.take(int(min(r.data, 1<<20)))
+		if r.data != r.size {
+			return r, fmt.Sprintf("a link of size %d holds %d bytes", r.size, r.data)
+		}
+	case 8:
+		if r.flags&uint32(meta.FlagInline) != 0 {
+			r.data = w.n()
+			w.take(int(min(r.data, 1<<20)))
+			if r.data == 0 || r.data > meta.InlineMax || r.data > r.size {
+				return r, fmt.Sprintf("%d inline bytes in a file of %d", r.data, r.size)
+			}
+		}
+	case 1, 12:
+	default:
+		return r, fmt.Sprintf("mode %o", r.mode)
+	}
+	if r.nlink == 0 {
+		r.holders = uint32(w.n())
+	}
+	if bits&1 != 0 {
+		r.tmp = w.u64()
+		if r.nlink != 0 || r.tmp == 0 {
+			return r, fmt.Sprintf("a temporary file of session %x with %d links", r.tmp, r.nlink)
+		}
+	}
+	if bits&2 != 0 {
+		r.reap, r.reapFrom = true, w.n()
+	}
+	if r.flags&uint32(meta.FlagOpenEnded) != 0 {
+		r.open = w.n()
+	}
+	if bits > 3 {
+		return r, fmt.Sprintf("bits %x", bits)
+	}
+	return r, w.done(ver)
+}
+
+type wireVolume struct {
+	id, gen, nextIno, inodes, bytes, chunks uint64
+}
+
+func readVolume(v []byte) (r wireVolume, problem string) {
+	w := walker{b: v}
+	ver := w.u8()
+	r.id, r.gen, r.nextIno, r.inodes, r.bytes, r.chunks = w.n(), w.n(), w.n(), w.n(), w.n(), w.n()
+	w.n() // quotas
+	w.n()
+	w.n() // replicas
+	w.n() // largest chunk
+	w.u8()
+	if r.gen == 0 {
+		return r, "generation 0"
+	}
+	return r, w.done(ver)
+}

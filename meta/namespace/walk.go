@@ -1,0 +1,71 @@
+package namespace
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"penstock.io/penstock/meta"
+)
+
+// Extents visits the live extents of every inode until fn says false: a walk
+// over all that the volume maps, for compaction.
+func Extents(r Reader, fn func(ino meta.Ino, e meta.Extent) bool) error {
+	t := tx{view: view{r: r}}
+	if err := t.begin(); err != nil {
+		return err
+	}
+	return t.scan([]byte{prefixExtent}, []byte{prefixExtent + 1}, func(base, val []byte, _ uint32) (bool, error) {
+		if len(base) != 17 {
+			return false, fail("scan", meta.Corrupt, fmt.Sprintf("key %x", base))
+		}
+		e, err := decodeExtent(val, binary.BigEndian.Uint64(base[9:]))
+		if err != nil {
+			return false, err
+		}
+		return fn(meta.Ino(binary.BigEndian.Uint64(base[1:])), e), nil
+	})
+}
+
+// PathOf names a directory: the names from the volume's root down to it, none
+// for the root itself. It reads the entries of each parent until it finds the
+// child. Errors: Stale, NotDir.
+func PathOf(r Reader, dir meta.Ino) ([]string, error) {
+	t := tx{view: view{r: r}}
+	if err := t.begin(); err != nil {
+		return nil, err
+	}
+	var names []string
+	for dir != meta.RootIno {
+		in, err := t.inode(dir)
+		if err != nil {
+			return nil, err
+		}
+		if !in.IsDir() {
+			return nil, fail("path", meta.NotDir, fmt.Sprintf("inode %d", dir))
+		}
+		found := ""
+		lo := appendCookieBase(nil, in.Parent, 0)
+		hi := after(lo[:9])
+		err = t.scan(lo, hi, func(_, val []byte, _ uint32) (bool, error) {
+			e, name, err := decodeCookie(val)
+			if err != nil {
+				return false, err
+			}
+			if e.ino == dir && e.vol == 0 {
+				found = string(name)
+			}
+			return found == "", nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		if found == "" || len(names) > meta.MaxPath {
+			return nil, fail("path", meta.Stale, fmt.Sprintf("inode %d", dir))
+		}
+		names = append(names, found)
+		dir = in.Parent
+	}
+	slices.Reverse(names)
+	return names, nil
+}
