@@ -14,6 +14,7 @@ func addCommands(root *cobra.Command) {
 		newBench(),
 		newBenchFio(),
 		newConfig(),
+		newDemo(),
 		newFsck(),
 		newLocate(),
 		newStatus(),

@@ -1,0 +1,236 @@
+// Package spawn owns penstock as a child process: starting `penstock up`,
+// knowing when its mount serves, ending it gently or with SIGKILL, and leaving
+// no process and no mount behind. The demo and the crash tests use it.
+package spawn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Config says what to start.
+type Config struct {
+	Binary string   // path of penstock
+	Dir    string   // data directory
+	Mount  string   // mount point, an existing directory; empty for none
+	Args   []string // more arguments of `penstock up`
+	Env    []string // more environment, "NAME=value"
+	// Wrap is put in front of the command line: strace and its arguments.
+	Wrap []string
+	// Log gets what the process prints; nil drops it. The tail of it is in the
+	// errors of this package.
+	Log io.Writer
+	// Ready is how long the mount may take to serve; 0 means 60 s.
+	Ready time.Duration
+}
+
+// Process is a running `penstock up`.
+type Process struct {
+	cfg  Config
+	cmd  *exec.Cmd
+	tail *tail
+	done chan struct{} // closed when the process ended
+	err  error         // then: how
+	// StartedIn is the time from the start of the process until its mount
+	// served.
+	StartedIn time.Duration
+}
+
+// Start runs `penstock up` and returns when its mount serves.
+func Start(ctx context.Context, cfg Config) (*Process, error) {
+	if cfg.Ready == 0 {
+		cfg.Ready = time.Minute
+	}
+	args := append(slices.Clone(cfg.Wrap), cfg.Binary, "up", "--dir", cfg.Dir)
+	if cfg.Mount != "" {
+		args = append(args, "--mount", cfg.Mount)
+	}
+	args = append(args, cfg.Args...)
+	p := &Process{cfg: cfg, tail: &tail{to: cfg.Log}, done: make(chan struct{})}
+	p.cmd = exec.Command(args[0], args[1:]...)
+	p.cmd.Env = append(os.Environ(), cfg.Env...)
+	p.cmd.Stdout, p.cmd.Stderr = p.tail, p.tail
+	// A group of its own: Ctrl-C is for us, who then end it in order.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p.cmd.WaitDelay = 5 * time.Second
+	began := time.Now()
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+	if err := p.waitReady(ctx, began); err != nil {
+		p.Kill()
+		return nil, errors.Join(err, Unmount(cfg.Mount))
+	}
+	p.StartedIn = time.Since(began)
+	return p, nil
+}
+
+func (p *Process) waitReady(ctx context.Context, began time.Time) error {
+	for {
+		if p.cfg.Mount != "" && Mounted(p.cfg.Mount) && answers(p.cfg.Mount) {
+			return nil
+		}
+		if p.cfg.Mount == "" {
+			if _, err := os.Stat(filepath.Join(p.cfg.Dir, "meta.sock")); err == nil {
+				return nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-p.done:
+			return fmt.Errorf("penstock up ended before it served: %w\n%s", p.err, p.tail)
+		case <-time.After(2 * time.Millisecond):
+		}
+		if time.Since(began) > p.cfg.Ready {
+			return fmt.Errorf("penstock up does not serve after %v\n%s", p.cfg.Ready, p.tail)
+		}
+	}
+}
+
+// answers asks the root of a mount in a process of its own kind: a thread that
+// may hang must not be ours.
+func answers(mount string) bool {
+	ok := make(chan bool, 1)
+	go func() {
+		var st unix.Stat_t
+		ok <- unix.Stat(mount, &st) == nil
+	}()
+	select {
+	case v := <-ok:
+		return v
+	case <-time.After(10 * time.Second):
+		return false
+	}
+}
+
+// PID of the process (of strace, where it is wrapped).
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Done is closed when the process ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Output is the end of what the process printed.
+func (p *Process) Output() string { return p.tail.String() }
+
+// Kill ends the process, and what it wraps, with SIGKILL and waits for it. The
+// dead mount stays.
+func (p *Process) Kill() {
+	// The group has no other members: Setpgid made it for this process.
+	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+	<-p.done
+}
+
+// Stop ends the process gently. It must unmount and exit with status 0 within
+// the time.
+func (p *Process) Stop(within time.Duration) error {
+	if err := syscall.Kill(-p.cmd.Process.Pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return err
+	}
+	select {
+	case <-p.done:
+	case <-time.After(within):
+		p.Kill()
+		return errors.Join(fmt.Errorf("penstock up did not stop within %v\n%s", within, p.tail), Unmount(p.cfg.Mount))
+	}
+	if p.err != nil {
+		return errors.Join(fmt.Errorf("penstock up: %w\n%s", p.err, p.tail), Unmount(p.cfg.Mount))
+	}
+	if p.cfg.Mount != "" && Mounted(p.cfg.Mount) {
+		return errors.Join(fmt.Errorf("penstock up left its mount %s behind", p.cfg.Mount), Unmount(p.cfg.Mount))
+	}
+	return nil
+}
+
+// End makes sure that neither process nor mount is left, however things went.
+func (p *Process) End() error {
+	select {
+	case <-p.done:
+	default:
+		p.Kill()
+	}
+	return Unmount(p.cfg.Mount)
+}
+
+// Mounted reports whether a path is a mount point. It asks the kernel's list,
+// never the mount itself, which may be dead.
+func Mounted(path string) bool {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 4 && unescape(f[4]) == path {
+			return true
+		}
+	}
+	return false
+}
+
+// unescape undoes the octal escapes of mountinfo.
+func unescape(s string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
+}
+
+// Unmount takes away whatever is mounted at a path, dead or alive, several
+// times if need be.
+func Unmount(path string) error {
+	if path == "" {
+		return nil
+	}
+	for range 10 {
+		if !Mounted(path) {
+			return nil
+		}
+		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			if out, ferr := exec.Command("fusermount3", "-u", "-z", path).CombinedOutput(); ferr != nil {
+				return fmt.Errorf("unmounting %s: %w; fusermount3: %s", path, err, out)
+			}
+		}
+	}
+	return fmt.Errorf("%s is mounted again and again", path)
+}
+
+// tail keeps the last bytes that a process printed, and passes all on.
+type tail struct {
+	to  io.Writer
+	mu  sync.Mutex
+	buf []byte
+}
+
+const tailBytes = 8 << 10
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, p...)
+	if extra := len(t.buf) - tailBytes; extra > 0 {
+		t.buf = append(t.buf[:0], t.buf[extra:]...)
+	}
+	if t.to != nil {
+		return t.to.Write(p)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.buf)
+}
