@@ -32,6 +32,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/sstable"
+	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/journal"
@@ -53,6 +54,11 @@ type Shared struct {
 	cache *pebble.Cache
 	files *pebble.FileCache
 	log   *slog.Logger
+
+	// What tests change: a small memory table is flushed often, and a file
+	// system of their own can lose power.
+	memTable uint64
+	fs       vfs.FS
 }
 
 // NewShared makes a block cache of cacheBytes and a cache of openFiles open
@@ -61,7 +67,10 @@ func NewShared(cacheBytes int64, openFiles int, log *slog.Logger) *Shared {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Shared{pebble.NewCache(cacheBytes), pebble.NewFileCache(1, openFiles), log}
+	return &Shared{
+		cache: pebble.NewCache(cacheBytes), files: pebble.NewFileCache(1, openFiles), log: log,
+		memTable: memTable, fs: vfs.Default,
+	}
 }
 
 // Close gives the caches back once every store is closed.
@@ -78,7 +87,8 @@ func (s *Shared) options(dir string) *pebble.Options {
 		FileCache:                   s.files,
 		DisableWAL:                  true,
 		FormatMajorVersion:          pebble.FormatTableFormatV6,
-		MemTableSize:                memTable,
+		MemTableSize:                s.memTable,
+		FS:                          s.fs,
 		MemTableStopWritesThreshold: 4,
 		L0CompactionThreshold:       4,
 		L0StopWritesThreshold:       24,

@@ -311,7 +311,7 @@ func TestCheckpointRestore(t *testing.T) {
 	_, _, err = s.Checkpoint(cpDir, sh)
 	want(t, err, meta.Exists)
 	put(t, s, 401, key(1), []byte("later"))
-	get := func(f journal.File) (io.ReadCloser, error) { return os.Open(filepath.Join(cpDir, storeDir, f.Name)) }
+	get := fromDir(cpDir)
 	to := filepath.Join(top, "r")
 	if err := Restore(to, vol, files, get); err != nil {
 		t.Fatal(err)
@@ -368,4 +368,9 @@ func TestCheckpointRestore(t *testing.T) {
 	}
 	evil := []journal.File{{Name: "../evil"}}
 	want(t, Restore(filepath.Join(top, "bad"), vol, evil, get), meta.Corrupt)
+}
+
+// fromDir gets files from where Checkpoint put them.
+func fromDir(dir string) func(journal.File) (io.ReadCloser, error) {
+	return func(f journal.File) (io.ReadCloser, error) { return os.Open(filepath.Join(dir, storeDir, f.Name)) }
 }
