@@ -64,7 +64,8 @@ type checkedInode struct {
 	nameLen  uint64 // sum over entries, for a directory
 	extents  uint64 // bytes
 	lastEnd  uint64
-	open     bool // an open-ended extent was seen; it must be the last
+	open     bool // an open-ended extent was seen; only preallocated space may follow
+	openEnd  uint64
 	xattrs   uint32
 	parent   uint64 // of the last entry seen, for a directory
 	maxCook  uint64
@@ -296,13 +297,13 @@ func (c *checker) extent(k, v []byte, older bool) {
 	if start < in.lastEnd {
 		c.bad(k, "extent %d-%d of inode %d begins before %d, where the one before it ends", start, end, ino, in.lastEnd)
 	}
-	if in.open {
+	if in.open && bits&2 == 0 {
 		c.bad(k, "extent %d-%d of inode %d lies behind an open-ended one", start, end, ino)
 	}
 	in.lastEnd = end
 	in.extents += length
 	if bits&1 != 0 {
-		in.open = true
+		in.open, in.openEnd = true, end
 		c.late = append(c.late, func() {
 			if in.key != nil && (in.rec.flags&uint32(meta.FlagOpenEnded) == 0 || in.rec.open != start) {
 				c.bad(in.key, "inode %d: open-ended extent at %d, the record says flags %x, %d", ino, start, in.rec.flags, in.rec.open)
@@ -560,8 +561,8 @@ func (c *checker) compareInode(ino uint64, in *checkedInode) {
 	if in.open != (rec.flags&uint32(meta.FlagOpenEnded) != 0) {
 		c.bad(in.key, "inode %d: open-ended extent %v, flag %v", ino, in.open, !in.open)
 	}
-	if in.open && rec.size != in.lastEnd {
-		c.bad(in.key, "inode %d has size %d and an open-ended extent up to %d", ino, rec.size, in.lastEnd)
+	if in.open && rec.size != in.openEnd {
+		c.bad(in.key, "inode %d has size %d and an open-ended extent up to %d", ino, rec.size, in.openEnd)
 	}
 }
 

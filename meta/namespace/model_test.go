@@ -1,0 +1,1170 @@
+package namespace
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"penstock.io/penstock/meta"
+)
+
+// A second implementation of the tree, as plain as can be: nodes, pointers and
+// arrays. Files are made of units of 512 bytes, each with a number for its
+// contents, so that a file is a small array.
+const unit = 512
+
+type mnode struct {
+	ino      meta.Ino
+	mode     uint32
+	uid, gid uint32
+	nlink    int
+	rdev     uint32
+	vol      meta.VolumeID // a junction
+	parent   *mnode
+	kids     map[string]*mnode
+	target   string
+	size     int // units
+	data     []uint64
+	alloc    []bool // may go on behind size
+	inline   int    // units
+	xattrs   map[string]string
+	holders  map[meta.SessionID]bool
+	tmp      bool
+	sealed   bool
+	unsynced bool
+	open     *mchunk // of the open-ended extent
+	openOff  int
+	openAt   int // in the chunk, units
+	a, m, c  meta.Time
+}
+
+type mchunk struct {
+	id     meta.ChunkID
+	own    bool
+	open   bool
+	length int // units appended so far, or sealed
+}
+
+type model struct {
+	root    *mnode
+	nodes   map[meta.Ino]*mnode
+	chunks  []*mchunk
+	now     meta.Time
+	session meta.SessionID
+}
+
+func (n *mnode) isDir() bool { return n.mode&meta.TypeMask == meta.TypeDir }
+func (n *mnode) isReg() bool { return n.mode&meta.TypeMask == meta.TypeRegular }
+
+func (n *mnode) grow(to int) {
+	for len(n.data) < to {
+		n.data = append(n.data, 0)
+		n.alloc = append(n.alloc, false)
+	}
+}
+
+func (n *mnode) blocks() (b int) {
+	for _, a := range n.alloc {
+		if a {
+			b++
+		}
+	}
+	return b
+}
+
+func (n *mnode) attr() meta.Attr {
+	a := meta.Attr{Ino: n.ino, Mode: n.mode, Nlink: uint32(n.nlink), UID: n.uid, GID: n.gid, Rdev: n.rdev, Atime: n.a, Mtime: n.m, Ctime: n.c}
+	switch {
+	case n.isDir():
+		for name := range n.kids {
+			a.Size += uint64(len(name))
+		}
+		if n.parent != nil {
+			a.Parent = n.parent.ino
+		}
+	case n.isReg():
+		a.Size = uint64(n.size * unit)
+		a.Blocks = uint64(n.blocks() * unit)
+	default:
+		a.Size = uint64(len(n.target))
+	}
+	if len(n.xattrs) > 0 {
+		a.Flags |= meta.FlagHasXattrs
+	}
+	if n.sealed {
+		a.Flags |= meta.FlagSealed
+	}
+	if n.unsynced {
+		a.Flags |= meta.FlagUnsynced
+	}
+	if n.inline > 0 {
+		a.Flags |= meta.FlagInline
+	}
+	if n.open != nil {
+		a.Flags |= meta.FlagOpenEnded
+	}
+	if _, ok := n.xattrs["security.capability"]; ok {
+		a.Flags |= meta.FlagHasCaps
+	}
+	return a
+}
+
+func newModel(now meta.Time, s meta.SessionID) *model {
+	m := &model{nodes: map[meta.Ino]*mnode{}, now: now, session: s}
+	m.root = &mnode{ino: 1, mode: meta.TypeDir | 0o755, nlink: 2, kids: map[string]*mnode{}, a: now, m: now, c: now}
+	m.root.parent = m.root
+	m.nodes[1] = m.root
+	return m
+}
+
+func (m *model) dir(ino meta.Ino) (*mnode, meta.Kind) {
+	n := m.nodes[ino]
+	switch {
+	case n == nil || n.nlink == 0:
+		if n != nil && !n.isDir() {
+			return nil, meta.NotFound
+		}
+		return nil, meta.NotFound
+	case !n.isDir():
+		return nil, meta.NotDir
+	}
+	return n, 0
+}
+
+func (n *mnode) changed(now meta.Time) { n.m, n.c = now, now }
+
+func (m *model) create(op *meta.Create, ino meta.Ino) meta.Kind {
+	d, k := m.dir(op.Parent)
+	if k != 0 {
+		return k
+	}
+	if len(op.Name) > 255 {
+		return meta.NameTooLong
+	}
+	if old := d.kids[op.Name]; old != nil {
+		if !op.Excl && old.isReg() && op.Mode&meta.TypeMask == meta.TypeRegular {
+			return 0
+		}
+		return meta.Exists
+	}
+	n := &mnode{ino: ino, mode: op.Mode, uid: op.UID, gid: op.GID, nlink: 1, a: m.now, m: m.now, c: m.now, xattrs: map[string]string{}}
+	if d.mode&meta.ModeSetGID != 0 {
+		n.gid = d.gid
+	}
+	switch op.Mode & meta.TypeMask {
+	case meta.TypeDir:
+		n.kids, n.nlink, n.parent = map[string]*mnode{}, 2, d
+		d.nlink++
+		n.mode |= d.mode & meta.ModeSetGID
+		n.mode &^= op.Umask & 0o777
+	case meta.TypeSymlink:
+		n.target = op.Target
+		n.mode |= 0o777
+	case meta.TypeChar, meta.TypeBlock:
+		n.rdev = op.Rdev
+		n.mode &^= op.Umask & 0o777
+	default:
+		n.mode &^= op.Umask & 0o777
+	}
+	d.kids[op.Name] = n
+	m.nodes[ino] = n
+	d.changed(m.now)
+	return 0
+}
+
+func (m *model) get(ino meta.Ino) (*mnode, meta.Kind) {
+	if n := m.nodes[ino]; n != nil {
+		return n, 0
+	}
+	return nil, meta.Stale
+}
+
+func (m *model) link(op *meta.Link) meta.Kind {
+	n, k := m.get(op.Ino)
+	if k != 0 {
+		return k
+	}
+	d, k := m.dir(op.Parent)
+	switch {
+	case k != 0:
+		return k
+	case d.kids[op.Name] != nil:
+		return meta.Exists
+	case n.isDir():
+		return meta.NotPermitted
+	case n.nlink == 0 && !n.tmp:
+		return meta.NotFound
+	}
+	if n.tmp {
+		n.tmp, n.holders = false, nil
+	}
+	n.nlink++
+	n.c = m.now
+	d.kids[op.Name] = n
+	d.changed(m.now)
+	return 0
+}
+
+func (m *model) lose(n *mnode, holders []meta.SessionID) {
+	n.c = m.now
+	if n.isDir() {
+		n.nlink = 0
+	} else {
+		n.nlink--
+	}
+	if n.nlink > 0 {
+		return
+	}
+	n.holders = map[meta.SessionID]bool{}
+	if len(holders) == 0 {
+		n.holders[m.session] = true
+	}
+	for _, s := range holders {
+		n.holders[s] = true
+	}
+}
+
+func (m *model) unlink(op *meta.Unlink) meta.Kind {
+	d, k := m.dir(op.Parent)
+	if k != 0 {
+		return k
+	}
+	n := d.kids[op.Name]
+	switch {
+	case n == nil:
+		return meta.NotFound
+	case n.vol != 0:
+		return meta.Busy
+	case op.Dir && !n.isDir():
+		return meta.NotDir
+	case !op.Dir && n.isDir():
+		return meta.IsDir
+	case op.Dir && len(n.kids) > 0:
+		return meta.NotEmpty
+	}
+	delete(d.kids, op.Name)
+	if op.Dir {
+		d.nlink--
+	}
+	d.changed(m.now)
+	m.lose(n, op.Holders)
+	return 0
+}
+
+func below(d, top *mnode) bool {
+	for ; ; d = d.parent {
+		if d == top {
+			return true
+		}
+		if d.parent == d {
+			return false
+		}
+	}
+}
+
+func (m *model) rename(op *meta.Rename) meta.Kind {
+	if op.Flags == 3 {
+		return meta.Invalid
+	}
+	from, k := m.dir(op.Parent)
+	if k != 0 {
+		return k
+	}
+	to, k := m.dir(op.NewParent)
+	if k != 0 {
+		return k
+	}
+	n, old := from.kids[op.Name], to.kids[op.NewName]
+	exch := op.Flags == meta.RenameExchange
+	switch {
+	case n == nil:
+		return meta.NotFound
+	case old != nil && op.Flags == meta.RenameNoReplace:
+		return meta.Exists
+	case old == nil && exch:
+		return meta.NotFound
+	case n.vol != 0 || old != nil && old.vol != 0:
+		return meta.Busy
+	case from != to && n.isDir() && below(to, n):
+		return meta.Invalid
+	case from != to && old != nil && old.isDir() && below(from, old) && exch:
+		return meta.Invalid
+	case from != to && old != nil && old.isDir() && below(from, old):
+		return meta.NotEmpty
+	case n == old:
+		return 0
+	}
+	if old != nil && !exch {
+		switch {
+		case n.isDir() && !old.isDir():
+			return meta.NotDir
+		case !n.isDir() && old.isDir():
+			return meta.IsDir
+		case len(old.kids) > 0:
+			return meta.NotEmpty
+		case old.isReg() && n.unsynced:
+			return meta.NotSynced
+		}
+	}
+	delete(from.kids, op.Name)
+	to.kids[op.NewName] = n
+	if n.isDir() {
+		from.nlink--
+		to.nlink++
+		n.parent = to
+	}
+	if exch {
+		from.kids[op.Name] = old
+		if old.isDir() {
+			to.nlink--
+			from.nlink++
+			old.parent = from
+		}
+		old.c = m.now
+	} else if old != nil {
+		if old.isDir() {
+			to.nlink--
+		}
+		m.lose(old, op.Holders)
+	}
+	n.c = m.now
+	from.changed(m.now)
+	to.changed(m.now)
+	return 0
+}
+
+func (m *model) gone(n *mnode) {
+	if n.nlink == 0 && len(n.holders) == 0 {
+		delete(m.nodes, n.ino)
+	}
+}
+
+func (n *mnode) cut(to int) {
+	n.grow(to)
+	n.data, n.alloc = n.data[:to], n.alloc[:to]
+	n.inline = min(n.inline, to)
+}
+
+func (m *model) setAttr(op *meta.SetAttr) meta.Kind {
+	n, k := m.get(op.Ino)
+	if k != 0 {
+		return k
+	}
+	if op.Mask&meta.SetSize != 0 {
+		switch {
+		case n.isDir():
+			return meta.IsDir
+		case !n.isReg():
+			return meta.Invalid
+		case n.sealed:
+			return meta.NotPermitted
+		case n.open != nil:
+			return meta.Busy
+		}
+		size := int(op.Size / unit)
+		if size <= n.size {
+			n.cut(size)
+		}
+		n.size = size
+		n.m = m.now
+		if size == 0 {
+			n.unsynced = false
+		}
+	}
+	if op.Mask&meta.SetUID != 0 {
+		n.uid = op.UID
+	}
+	if op.Mask&meta.SetGID != 0 {
+		n.gid = op.GID
+	}
+	if op.Mask&meta.SetMode != 0 {
+		n.mode = n.mode&meta.TypeMask | op.Mode
+	}
+	if op.Mask&meta.SetKillPriv != 0 {
+		n.kill()
+	}
+	if op.Mask&meta.SetAtime != 0 {
+		n.a = op.Atime
+	}
+	if op.Mask&meta.SetMtimeNow != 0 {
+		n.m = m.now
+	}
+	if op.Mask != 0 {
+		n.c = m.now
+	}
+	return 0
+}
+
+func (n *mnode) kill() bool {
+	if n.isDir() {
+		return false
+	}
+	was := n.mode
+	n.mode &^= meta.ModeSetUID
+	if n.mode&0o010 != 0 {
+		n.mode &^= meta.ModeSetGID
+	}
+	_, caps := n.xattrs["security.capability"]
+	delete(n.xattrs, "security.capability")
+	return caps || n.mode != was
+}
+
+func (m *model) reg(ino meta.Ino) (*mnode, meta.Kind) {
+	n, k := m.get(ino)
+	switch {
+	case k != 0:
+		return nil, k
+	case n.isDir():
+		return nil, meta.IsDir
+	case !n.isReg():
+		return nil, meta.Invalid
+	}
+	return n, 0
+}
+
+func contents(c meta.ChunkID, at int) uint64 { return c.Counter<<20 | uint64(at) + 1 }
+
+func (m *model) write(op *meta.Write) meta.Kind {
+	n, k := m.reg(op.Ino)
+	if k != 0 {
+		return k
+	}
+	content := len(op.Extents) > 0 || op.Inline || int(op.Size/unit) > n.size
+	closes := op.CloseEnded && n.open != nil
+	if (content || closes) && n.sealed {
+		return meta.NotPermitted
+	}
+	if op.Inline {
+		if n.open != nil && !closes {
+			return meta.Busy
+		}
+		n.cut(0)
+		n.inline = len(op.Data) / unit
+		n.grow(n.inline)
+		for i := range n.inline {
+			n.data[i], n.alloc[i] = binary.BigEndian.Uint64(op.Data[i*unit:]), true
+		}
+		n.size, n.unsynced = n.inline, false
+		n.open = nil
+	} else if len(op.Extents) > 0 {
+		e := op.Extents[0]
+		off, end := int(e.Off/unit), int(e.End()/unit)
+		if n.open != nil && !closes {
+			if !e.OpenEnded || e.Chunk != n.open.id || off != n.openOff || end < n.size {
+				return meta.Busy
+			}
+		}
+		if e.OpenEnded && end < n.size {
+			return meta.Invalid
+		}
+		if off < n.inline && (off > 0 || end < n.inline) {
+			return meta.Invalid
+		}
+		if off < n.inline {
+			n.inline = 0
+		}
+		if closes {
+			n.open = nil
+		}
+		n.grow(end)
+		for i := off; i < end; i++ {
+			n.data[i], n.alloc[i] = contents(e.Chunk, int(e.ChunkOff/unit)+i-off), true
+		}
+		n.size = max(n.size, end)
+		n.unsynced = n.unsynced || !op.Synced
+		if e.OpenEnded {
+			n.openOff, n.openAt = off, int(e.ChunkOff/unit)
+			for _, c := range m.chunks {
+				if c.id == e.Chunk {
+					n.open = c
+				}
+			}
+		}
+	} else if closes {
+		n.open = nil
+	} else if content && n.open != nil {
+		return meta.Busy
+	}
+	n.size = max(n.size, int(op.Size/unit))
+	if op.MarkSynced {
+		n.unsynced = false
+	}
+	if content || closes {
+		n.m, n.c = m.now, m.now
+	}
+	if op.Kill && n.kill() {
+		n.c = m.now
+	}
+	if op.Seal {
+		if n.open != nil {
+			return meta.Busy
+		}
+		n.sealed = true
+	}
+	return 0
+}
+
+func (m *model) fallocate(op *meta.Fallocate) meta.Kind {
+	n, k := m.reg(op.Ino)
+	switch {
+	case k != 0:
+		return k
+	case n.sealed:
+		return meta.NotPermitted
+	case n.open != nil:
+		return meta.Busy
+	}
+	lo, hi := int(op.Off/unit), int((op.Off+op.Len)/unit)
+	const block = meta.BlockSize / unit
+	switch op.Mode &^ meta.FallocKeepSize {
+	case 0:
+		lo, end := lo/block*block, (hi+block-1)/block*block
+		n.grow(end)
+		for i := max(lo, n.inline); i < end; i++ {
+			n.alloc[i] = true
+		}
+	case meta.FallocPunchHole:
+		n.grow(hi)
+		for i := lo; i < hi; i++ {
+			n.data[i] = 0
+			n.alloc[i] = i < n.inline
+		}
+	case meta.FallocZeroRange:
+		n.grow(hi)
+		for i := lo; i < hi; i++ {
+			n.data[i], n.alloc[i] = 0, true
+		}
+	case meta.FallocCollapse:
+		if lo%block != 0 || hi%block != 0 || hi >= n.size {
+			return meta.Invalid
+		}
+		n.grow(hi)
+		n.inline = min(n.inline, lo)
+		n.data = slices.Delete(n.data, lo, hi)
+		n.alloc = slices.Delete(n.alloc, lo, hi)
+		n.size -= hi - lo
+	case meta.FallocInsert:
+		if lo%block != 0 || hi%block != 0 || lo >= n.size {
+			return meta.Invalid
+		}
+		if lo < n.inline {
+			return meta.NotSupported
+		}
+		n.grow(lo)
+		n.data = slices.Insert(n.data, lo, make([]uint64, hi-lo)...)
+		n.alloc = slices.Insert(n.alloc, lo, make([]bool, hi-lo)...)
+		n.size += hi - lo
+	}
+	if op.Mode&(meta.FallocKeepSize|meta.FallocCollapse|meta.FallocInsert) == 0 {
+		n.size = max(n.size, hi)
+	}
+	n.changed(m.now)
+	return 0
+}
+
+func (m *model) copyRange(op *meta.CopyRange) (int, meta.Kind) {
+	src, k := m.reg(op.Src)
+	if k != 0 {
+		return 0, k
+	}
+	dst, k := m.reg(op.Dst)
+	so, do, n := int(op.SrcOff/unit), int(op.DstOff/unit), int(op.Len/unit)
+	switch {
+	case k != 0:
+		return 0, k
+	case dst.sealed:
+		return 0, meta.NotPermitted
+	case so >= src.size:
+		return 0, 0
+	}
+	n = min(n, src.size-so)
+	switch {
+	case src == dst && so < do+n && do < so+n:
+		return 0, meta.Invalid
+	case src.open != nil || dst.open != nil:
+		return 0, meta.Busy
+	case so < src.inline || do < dst.inline:
+		return 0, meta.NotSupported
+	}
+	src.grow(so + n)
+	dst.grow(do + n)
+	for i := range n {
+		dst.data[do+i] = src.data[so+i]
+		dst.alloc[do+i] = src.alloc[so+i] && src.data[so+i] != 0
+	}
+	dst.size = max(dst.size, do+n)
+	dst.unsynced = dst.unsynced || src.unsynced
+	dst.changed(m.now)
+	return n, 0
+}
+
+func (m *model) seal(c *mchunk, length int) {
+	c.open, c.length = false, length
+	for _, n := range m.nodes {
+		if n.open != c {
+			continue
+		}
+		was := n.size
+		n.open = nil
+		end := n.openOff + max(0, length-n.openAt)
+		n.grow(end)
+		for i := n.openOff; i < end; i++ {
+			n.data[i], n.alloc[i] = contents(c.id, n.openAt+i-n.openOff), true
+		}
+		n.size = end
+		if n.size != was {
+			n.changed(m.now)
+		}
+	}
+}
+
+// ---- the comparison
+
+// sim drives the machine and the model with the same random operations.
+type sim struct {
+	*fixture
+	m   *model
+	rng *rand.Rand
+	log []string
+}
+
+func (s *sim) pick() meta.Ino {
+	if s.rng.IntN(30) == 0 {
+		return meta.Ino(s.rng.IntN(50) + 1)
+	}
+	inos := slices.Sorted(maps.Keys(s.m.nodes))
+	return inos[s.rng.IntN(len(inos))]
+}
+
+// dirOrAny mostly picks a directory that is there.
+func (s *sim) dirOrAny() meta.Ino {
+	for range 20 {
+		ino := s.pick()
+		if n := s.m.nodes[ino]; n != nil && n.isDir() && n.nlink > 0 || s.rng.IntN(50) == 0 {
+			return ino
+		}
+	}
+	return meta.RootIno
+}
+
+func (s *sim) fileOrAny() meta.Ino {
+	for range 20 {
+		ino := s.pick()
+		if n := s.m.nodes[ino]; n != nil && n.isReg() || s.rng.IntN(50) == 0 {
+			return ino
+		}
+	}
+	return s.pick()
+}
+
+func (s *sim) name() string {
+	return []string{"a", "bb", "ccc", "d", "e\xff", strings.Repeat("f", 255)}[s.rng.IntN(6)]
+}
+
+func (s *sim) holders() []meta.SessionID {
+	return [][]meta.SessionID{nil, {testSession}, {testSession, otherSess}, {otherSess, otherSess}}[s.rng.IntN(4)]
+}
+
+// existing tries to find a name that is there.
+func (s *sim) existing() (meta.Ino, string) {
+	d := s.dirOrAny()
+	if n := s.m.nodes[d]; n != nil && len(n.kids) > 0 && s.rng.IntN(8) != 0 {
+		names := slices.Sorted(maps.Keys(n.kids))
+		return d, names[s.rng.IntN(len(names))]
+	}
+	return d, s.name()
+}
+
+func (s *sim) chunkFor(own bool) *mchunk {
+	var l []*mchunk
+	for _, c := range s.m.chunks {
+		if c.open && c.own == own {
+			l = append(l, c)
+		}
+	}
+	if len(l) < 3 {
+		c := &mchunk{id: s.chunks(1, own)[0], own: own, open: true}
+		s.m.chunks = append(s.m.chunks, c)
+		return c
+	}
+	return l[s.rng.IntN(len(l))]
+}
+
+func (s *sim) step() {
+	s.session = []meta.SessionID{testSession, otherSess}[s.rng.IntN(2)]
+	s.m.session = s.session
+	rng := s.rng
+	run := func(op meta.Op, want func() meta.Kind) *meta.Result {
+		s.log = append(s.log, fmt.Sprintf("%x %T %+v", uint64(s.session), op, op))
+		s.m.now = s.now + 1
+		res, err := s.try(op)
+		if got, want := meta.KindOf(err), want(); got != want {
+			s.t.Fatalf("%T %+v: %v, the model says %v", op, op, err, want)
+		}
+		if err == nil && res.Attr.Ino != 0 {
+			if n := s.m.nodes[res.Attr.Ino]; n != nil {
+				s.sameAttr(res.Attr, n)
+			}
+		}
+		if err == nil && res.Attr2.Ino != 0 {
+			if n := s.m.nodes[res.Attr2.Ino]; n != nil {
+				s.sameAttr(res.Attr2, n)
+			}
+		}
+		return res
+	}
+	units := func(n int) uint64 { return uint64(rng.IntN(n)) * unit }
+	switch r := rng.IntN(100); {
+	case r < 16:
+		types := []uint32{meta.TypeRegular, meta.TypeRegular, meta.TypeRegular, meta.TypeDir, meta.TypeDir, meta.TypeSymlink, meta.TypeFIFO, meta.TypeBlock}
+		op := &meta.Create{Parent: s.dirOrAny(), Name: s.name(), Mode: types[rng.IntN(len(types))], Umask: 0o022, UID: uint32(rng.IntN(3)), GID: uint32(rng.IntN(3)),
+			Rdev: 77, Target: "x", Excl: rng.IntN(2) == 0}
+		if op.Mode != meta.TypeSymlink {
+			op.Mode |= uint32(rng.IntN(0o10000))
+		}
+		ino := meta.Ino(0)
+		if b, _, _ := s.s.Get(volumeKey); b != nil {
+			var v volume
+			if err := decodeVolume(b, &v); err != nil {
+				s.t.Fatal(err)
+			}
+			ino = meta.Ino(v.nextIno)
+		}
+		run(op, func() meta.Kind { return s.m.create(op, ino) })
+	case r < 22:
+		op := &meta.Link{Ino: s.pick(), Parent: s.dirOrAny(), Name: s.name()}
+		run(op, func() meta.Kind { return s.m.link(op) })
+	case r < 30:
+		d, name := s.existing()
+		op := &meta.Unlink{Parent: d, Name: name, Dir: rng.IntN(3) == 0, Holders: s.holders()}
+		run(op, func() meta.Kind { return s.m.unlink(op) })
+	case r < 42:
+		d, name := s.existing()
+		op := &meta.Rename{Parent: d, Name: name, Flags: []uint32{0, 0, 0, 1, 2, 2, 3}[rng.IntN(7)], Holders: s.holders()}
+		op.NewParent, op.NewName = s.existing()
+		run(op, func() meta.Kind { return s.m.rename(op) })
+	case r < 50:
+		op := &meta.SetAttr{Ino: s.pick(), Mask: meta.SetMask(rng.IntN(1<<10)) &^ (meta.SetMtime | meta.SetAtimeNow | meta.SetCtime), Mode: uint32(rng.IntN(0o10000)),
+			UID: uint32(rng.IntN(3)), GID: uint32(rng.IntN(3)), Size: units(40), Atime: meta.Time(rng.Int64())}
+		if rng.IntN(2) == 0 {
+			op.Mask &^= meta.SetSize
+		}
+		run(op, func() meta.Kind { return s.m.setAttr(op) })
+	case r < 66:
+		s.stepWrite(run, units)
+	case r < 74:
+		op := &meta.Fallocate{Ino: s.fileOrAny(), Mode: []uint32{0, 1, 3, 0x10, 0x11, 8, 0x20}[rng.IntN(7)], Off: units(40), Len: units(20) + unit}
+		if rng.IntN(2) == 0 {
+			op.Off, op.Len = op.Off/meta.BlockSize*meta.BlockSize, op.Len/meta.BlockSize*meta.BlockSize+meta.BlockSize
+		}
+		if n := s.m.nodes[op.Ino]; n != nil && n.size > 200 && op.Mode == meta.FallocInsert {
+			return
+		}
+		run(op, func() meta.Kind { return s.m.fallocate(op) })
+	case r < 80:
+		op := &meta.CopyRange{Src: s.fileOrAny(), Dst: s.fileOrAny(), SrcOff: units(40), DstOff: units(40), Len: units(30) + unit}
+		want := 0
+		res := run(op, func() (k meta.Kind) { want, k = s.m.copyRange(op); return k })
+		if res != nil && res.Off != uint64(want*unit) {
+			s.t.Fatalf("%+v copied %d bytes, want %d", op, res.Off, want*unit)
+		}
+	case r < 85:
+		s.stepXattr(run)
+	case r < 91:
+		op := &meta.ReleaseOrphans{Inos: []meta.Ino{s.pick(), s.pick(), s.pick()}}
+		for _, ino := range slices.Sorted(maps.Keys(s.m.nodes)) {
+			if s.m.nodes[ino].nlink == 0 && rng.IntN(2) == 0 {
+				op.Inos = append(op.Inos, ino)
+			}
+		}
+		run(op, func() meta.Kind {
+			for _, ino := range op.Inos {
+				if n := s.m.nodes[ino]; n != nil && n.nlink == 0 {
+					delete(n.holders, s.session)
+					n.tmp = n.tmp && len(n.holders) > 0
+					s.m.gone(n)
+				}
+			}
+			return 0
+		})
+	case r < 94:
+		op := &meta.Tmpfile{Parent: s.dirOrAny(), Mode: 0o644}
+		res := run(op, func() meta.Kind { _, k := s.m.dir(op.Parent); return k })
+		if res != nil {
+			n := &mnode{ino: res.Attr.Ino, mode: meta.TypeRegular | 0o644, tmp: true, holders: map[meta.SessionID]bool{s.session: true}, xattrs: map[string]string{},
+				a: s.m.now, m: s.m.now, c: s.m.now}
+			if d := s.m.nodes[op.Parent]; d.mode&meta.ModeSetGID != 0 {
+				n.gid = d.gid
+			}
+			s.m.nodes[n.ino] = n
+			s.sameAttr(res.Attr, n)
+		}
+	case r < 97:
+		s.stepSeal(run)
+	case r < 98:
+		d, name := s.existing()
+		op := &meta.Junction{Parent: d, Name: name, Volume: 9, Detach: rng.IntN(2) == 0}
+		run(op, func() meta.Kind {
+			n, k := s.m.dir(op.Parent)
+			if k != 0 {
+				return k
+			}
+			old := n.kids[op.Name]
+			switch {
+			case op.Detach && old == nil:
+				return meta.NotFound
+			case op.Detach && old.vol == 0:
+				return meta.NotAttached
+			case op.Detach:
+				delete(n.kids, op.Name)
+				n.nlink--
+			case old != nil:
+				return meta.Exists
+			default:
+				n.kids[op.Name] = &mnode{vol: 9}
+				n.nlink++
+			}
+			n.changed(s.m.now)
+			return 0
+		})
+	default:
+		s.stepCompact(run)
+	}
+}
+
+type runner func(op meta.Op, want func() meta.Kind) *meta.Result
+
+func (s *sim) stepWrite(run runner, units func(int) uint64) {
+	op := &meta.Write{Ino: s.fileOrAny(), Synced: s.rng.IntN(3) != 0, Kill: s.rng.IntN(4) == 0, CloseEnded: s.rng.IntN(3) == 0, Seal: s.rng.IntN(60) == 0}
+	n := s.m.nodes[op.Ino]
+	var advance func()
+	switch r := s.rng.IntN(10); {
+	case r < 5:
+		c := s.chunkFor(false)
+		e := meta.Extent{Off: units(40), Len: units(12) + unit, Chunk: c.id, ChunkOff: uint64(c.length * unit)}
+		op.Extents = []meta.Extent{e}
+		advance = func() { c.length += int(e.Len / unit) }
+	case r < 7:
+		op.Inline, op.Data = true, make([]byte, s.rng.IntN(5)*unit)
+		for i := 0; i < len(op.Data); i += 8 {
+			binary.BigEndian.PutUint64(op.Data[i:], 1<<63|uint64(s.rng.Uint32()))
+			copy(op.Data[i/unit*unit:], op.Data[i:i+8])
+		}
+		for i := 0; i < len(op.Data); i++ {
+			op.Data[i] = op.Data[i/unit*unit+i%8]
+		}
+	case r < 8:
+		op.MarkSynced = true
+	case r < 9:
+		op.Size = units(60)
+	default: // open-ended
+		var c *mchunk
+		e := meta.Extent{OpenEnded: true, Len: units(6) + unit}
+		if n != nil && n.open != nil && !op.CloseEnded {
+			c = n.open
+			e.Off, e.ChunkOff = uint64(n.openOff*unit), uint64(n.openAt*unit)
+			e.Len += uint64((n.size - n.openOff) * unit)
+		} else {
+			c = &mchunk{id: s.chunks(1, true)[0], own: true, open: true}
+			s.m.chunks = append(s.m.chunks, c)
+			if n != nil {
+				e.Off = uint64(n.size * unit)
+			}
+		}
+		e.Chunk = c.id
+		op.Extents = []meta.Extent{e}
+		advance = func() { c.length = max(c.length, int((e.ChunkOff+e.Len)/unit)) }
+	}
+	if n != nil && n.sealed {
+		op.Seal = false
+	}
+	res := run(op, func() meta.Kind {
+		// A refused operation must leave the model as it was.
+		if n == nil {
+			return s.m.write(op)
+		}
+		was := *n
+		was.data, was.alloc, was.xattrs = slices.Clone(n.data), slices.Clone(n.alloc), maps.Clone(n.xattrs)
+		k := s.m.write(op)
+		if k != 0 {
+			*n = was
+		}
+		return k
+	})
+	if res != nil && advance != nil {
+		advance()
+	}
+}
+
+func (s *sim) stepXattr(run runner) {
+	ino := s.pick()
+	n := s.m.nodes[ino]
+	name := []string{"user.a", "user.b", "security.capability", "trusted.x"}[s.rng.IntN(4)]
+	admits := func() meta.Kind {
+		switch {
+		case n == nil:
+			return meta.Stale
+		case strings.HasPrefix(name, "user.") && !n.isReg() && !n.isDir():
+			return meta.NotPermitted
+		}
+		return 0
+	}
+	if n != nil && n.xattrs == nil {
+		n.xattrs = map[string]string{}
+	}
+	if s.rng.IntN(3) == 0 {
+		run(&meta.RemoveXattr{Ino: ino, Name: name}, func() meta.Kind {
+			if k := admits(); k != 0 {
+				return k
+			}
+			if _, ok := n.xattrs[name]; !ok {
+				return meta.NoAttribute
+			}
+			delete(n.xattrs, name)
+			n.c = s.m.now
+			return 0
+		})
+		return
+	}
+	op := &meta.SetXattr{Ino: ino, Name: name, Value: []byte(fmt.Sprint(s.rng.IntN(100))), Flags: uint32(s.rng.IntN(3))}
+	run(op, func() meta.Kind {
+		if k := admits(); k != 0 {
+			return k
+		}
+		_, ok := n.xattrs[name]
+		switch {
+		case ok && op.Flags == meta.XattrCreate:
+			return meta.Exists
+		case !ok && op.Flags == meta.XattrReplace:
+			return meta.NoAttribute
+		}
+		n.xattrs[name] = string(op.Value)
+		n.c = s.m.now
+		return 0
+	})
+}
+
+// stepSeal seals a chunk, perhaps at more than was journaled, and drops what
+// nothing refers to.
+func (s *sim) stepSeal(run runner) {
+	var l []*mchunk
+	for _, c := range s.m.chunks {
+		if c.open {
+			l = append(l, c)
+		}
+	}
+	if len(l) == 0 {
+		return
+	}
+	c := l[s.rng.IntN(len(l))]
+	length := c.length
+	if c.own {
+		length += s.rng.IntN(3)
+	}
+	run(&meta.SealChunk{Chunk: c.id, Length: uint64(length * unit), CRC: 9, Fence: meta.Fence{Term: 3, Seals: 1}, Servers: []meta.ServerID{1}}, func() meta.Kind {
+		s.m.seal(c, length)
+		return 0
+	})
+	var gone []meta.ChunkID
+	if err := DeletingChunks(s.s, func(c meta.ChunkRecord) bool { gone = append(gone, c.ID); return true }); err != nil {
+		s.t.Fatal(err)
+	}
+	for _, id := range gone {
+		s.do(&meta.DropChunk{Chunk: id})
+	}
+}
+
+// stepCompact moves an extent to a new place in an open chunk; contents are
+// named after their place, so the model learns the new names.
+func (s *sim) stepCompact(run runner) {
+	ino := s.fileOrAny()
+	n := s.m.nodes[ino]
+	if n == nil || !n.isReg() || n.open != nil {
+		return
+	}
+	ext := s.do(&meta.Open{Ino: ino}).Extents
+	if len(ext) == 0 {
+		return
+	}
+	old := ext[s.rng.IntN(len(ext))]
+	if old.Chunk.IsZero() {
+		return
+	}
+	if k := uint64(s.rng.IntN(int(old.Len / unit))); k > 0 {
+		old = sub(old, old.Off, old.Off+k*unit)
+	}
+	c := s.chunkFor(false)
+	fresh := meta.Extent{Off: old.Off, Len: old.Len, Chunk: c.id, ChunkOff: uint64(c.length * unit)}
+	run(&meta.ReplaceExtents{Ino: ino, Old: []meta.Extent{old}, New: []meta.Extent{fresh}}, func() meta.Kind {
+		off := int(old.Off / unit)
+		for i := range int(old.Len / unit) {
+			n.data[off+i] = contents(c.id, c.length+i)
+		}
+		c.length += int(old.Len / unit)
+		return 0
+	})
+	run(&meta.ReplaceExtents{Ino: ino, Old: []meta.Extent{old}, New: []meta.Extent{fresh}}, func() meta.Kind { return meta.Again })
+}
+
+func (s *sim) sameAttr(got meta.Attr, n *mnode) {
+	s.t.Helper()
+	want := n.attr()
+	got.Btime, got.Change = 0, 0
+	if n.isDir() && n.nlink == 0 {
+		got.Parent, want.Parent = 0, 0
+	}
+	if got != want {
+		s.t.Fatalf("inode %d:\n got %+v\nwant %+v", n.ino, got, want)
+	}
+}
+
+// sameTree compares everything that can be read.
+func (s *sim) sameTree() {
+	s.t.Helper()
+	s.check()
+	for _, ino := range slices.Sorted(maps.Keys(s.m.nodes)) {
+		n := s.m.nodes[ino]
+		s.sameAttr(s.attr(ino), n)
+		var list string
+		for _, name := range slices.Sorted(maps.Keys(n.xattrs)) {
+			list += name + "\x00"
+			if got := s.do(&meta.GetXattr{Ino: ino, Name: name}).Data; string(got) != n.xattrs[name] {
+				s.t.Fatalf("inode %d attribute %s: %q, want %q", ino, name, got, n.xattrs[name])
+			}
+		}
+		if got := s.do(&meta.ListXattr{Ino: ino}).Data; string(got) != list {
+			s.t.Fatalf("inode %d: attributes %q, want %q", ino, got, list)
+		}
+		switch {
+		case n.isDir():
+			s.sameDir(n)
+		case n.isReg():
+			s.sameFile(n)
+		case n.target != "":
+			if got := s.do(&meta.ReadLink{Ino: ino}).Data; string(got) != n.target {
+				s.t.Fatalf("inode %d: target %q, want %q", ino, got, n.target)
+			}
+		}
+	}
+	if _, inodes, _ := Usage(s.s); inodes != uint64(len(s.m.nodes)) {
+		s.t.Fatalf("%d inodes, want %d", inodes, len(s.m.nodes))
+	}
+}
+
+func (s *sim) sameDir(n *mnode) {
+	s.t.Helper()
+	seen := map[string]bool{}
+	var cookie uint64
+	for eof := false; !eof; {
+		res := s.do(&meta.ReadDir{Ino: n.ino, Cookie: cookie, Max: 2, Plus: true})
+		for _, e := range res.Entries {
+			kid := n.kids[e.Name]
+			if kid == nil || seen[e.Name] || e.Cookie <= cookie || e.Volume != kid.vol {
+				s.t.Fatalf("directory %d lists %+v, the model has %+v", n.ino, e, kid)
+			}
+			if kid.vol == 0 {
+				if e.Ino != kid.ino || e.Type != kid.mode&meta.TypeMask {
+					s.t.Fatalf("directory %d lists %+v, want inode %d", n.ino, e, kid.ino)
+				}
+				s.sameAttr(*e.Attr, kid)
+				if got := s.do(&meta.Lookup{Parent: n.ino, Name: e.Name}).Attr.Ino; got != kid.ino {
+					s.t.Fatalf("lookup %q: inode %d, want %d", e.Name, got, kid.ino)
+				}
+			}
+			seen[e.Name] = true
+			cookie = e.Cookie
+		}
+		eof = res.EOF
+	}
+	if len(seen) != len(n.kids) {
+		s.t.Fatalf("directory %d lists %d names, want %d", n.ino, len(seen), len(n.kids))
+	}
+}
+
+// read gives a file's units as a client would see them.
+func (s *sim) read(ino meta.Ino) []uint64 {
+	s.t.Helper()
+	res := s.do(&meta.Open{Ino: ino})
+	out := make([]uint64, res.Attr.Size/unit)
+	for i := range min(len(out), len(res.Data)/unit) {
+		out[i] = binary.BigEndian.Uint64(res.Data[i*unit:])
+	}
+	for _, e := range res.Extents {
+		for i := range int(e.Len / unit) {
+			if at := int(e.Off/unit) + i; at < len(out) && !e.Chunk.IsZero() {
+				out[at] = contents(e.Chunk, int(e.ChunkOff/unit)+i)
+			}
+		}
+	}
+	return out
+}
+
+func (s *sim) sameFile(n *mnode) {
+	s.t.Helper()
+	n.grow(n.size)
+	got := s.read(n.ino)
+	if !slices.Equal(got, n.data[:n.size]) {
+		s.t.Fatalf("inode %d:\n got %x\nwant %x", n.ino, got, n.data[:n.size])
+	}
+	for at := 0; at <= n.size; at++ {
+		for _, hole := range []bool{false, true} {
+			want := at
+			for want < n.size && (n.data[want] == 0 && want >= n.inline) != hole {
+				want++
+			}
+			res, err := s.try(&meta.Seek{Ino: n.ino, Off: uint64(at * unit), Hole: hole})
+			if at == n.size || !hole && want == n.size {
+				if meta.KindOf(err) != meta.NoSuchOffset {
+					s.t.Fatalf("inode %d: seek %v from %d of %d: %v", n.ino, hole, at, n.size, err)
+				}
+			} else if err != nil || res.Off != uint64(want*unit) {
+				s.t.Fatalf("inode %d: seek %v from %d: %v, %v; want %d", n.ino, hole, at, res, err, want)
+			}
+		}
+	}
+}
+
+func TestAgainstModel(t *testing.T) {
+	seeds, steps := uint64(40), 500
+	if testing.Short() {
+		seeds = 10
+	}
+	for seed := range seeds {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			runModel(t, seed, steps)
+		})
+	}
+}
+
+func runModel(t *testing.T, seed uint64, steps int) {
+	f := newFixture(t)
+	s := &sim{fixture: f, rng: rand.New(rand.NewPCG(seed, 1))}
+	s.m = newModel(f.now-2, testSession) // two sessions were started after formatting
+	defer func() {
+		if t.Failed() {
+			t.Logf("seed %d, the last of %d operations:\n%s", seed, len(s.log), strings.Join(s.log[max(0, len(s.log)-12):], "\n"))
+		}
+	}()
+	for i := range steps {
+		s.step()
+		if i%25 == 24 {
+			s.sameTree()
+		}
+	}
+	// Everything goes away: nothing may be left but the root.
+	for _, id := range []meta.SessionID{testSession, otherSess} {
+		for eof := false; !eof; {
+			eof = s.do(&meta.SessionEnd{Session: id}).EOF
+		}
+	}
+	for _, ino := range slices.Sorted(maps.Keys(s.m.nodes)) {
+		if n := s.m.nodes[ino]; n.nlink == 0 {
+			delete(s.m.nodes, ino)
+		}
+	}
+	s.sameTree()
+}
