@@ -29,7 +29,10 @@ const maxSocketPath = 108
 
 // Defaults of Config.
 const (
-	DefaultQuota = 2 << 30
+	// DefaultQuota is the most that etcd's authors advise. Owners hold their
+	// journals far below it: entries that fill the quota by themselves leave no
+	// room for the checkpoint that would let them go.
+	DefaultQuota = 8 << 30
 	// snapshotEvery and catchUp bound the raft entries that etcd keeps in
 	// memory: at 700 KiB an entry, its default of 5,000 would be gigabytes.
 	snapshotEvery = 200

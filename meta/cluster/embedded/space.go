@@ -7,9 +7,20 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"penstock.io/penstock/meta"
 )
+
+// RecoverSpace frees what this server's old revisions take and clears the
+// alarm: see the function of that name.
+func (s *Server) RecoverSpace(ctx context.Context) error {
+	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{s.endpoint}, Logger: zap.NewNop()})
+	if err != nil {
+		return meta.E("recover etcd's space", meta.Unavailable, s.endpoint, err)
+	}
+	return errors.Join(RecoverSpace(ctx, cli, s.endpoint), cli.Close())
+}
 
 // NoSpace reports whether etcd refuses writes for want of space (its NOSPACE
 // alarm): reads go on.
@@ -30,8 +41,10 @@ func NoSpace(ctx context.Context, cli *clientv3.Client) (bool, error) {
 // journals' own entries stay: their owners must checkpoint and trim next. etcd
 // counts the file's size, not what is in use, so the file must shrink too, one
 // endpoint after the other; each stops answering for about a second a gigabyte.
-// Under the alarm a checkpoint can't be recorded, so this comes first.
-// Errors: NoSpace (still too little: raise the quota), Unavailable.
+// Under the alarm a checkpoint can't be recorded, so this comes first. cli must
+// reach etcd by the network: the client within the process can't defragment.
+// Errors: Unavailable. If what is in use exceeds the quota by itself, the alarm
+// comes back with the next write: then etcd must be started with a higher one.
 func RecoverSpace(ctx context.Context, cli *clientv3.Client, endpoints ...string) error {
 	const op = "recover etcd's space"
 	r, err := cli.Get(ctx, "/", clientv3.WithCountOnly())

@@ -120,6 +120,9 @@ func (l *Lease) Close(ctx context.Context) error {
 	l.end(meta.E("keep lease", meta.Canceled, "", errors.New("closed")))
 	l.cancel()
 	l.joined.Wait()
+	// Longer than it lives there is nothing to give back.
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.TTL)
+	defer cancel()
 	_, err := l.cli.Revoke(ctx, l.id)
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return nil
