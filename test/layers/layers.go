@@ -25,6 +25,7 @@ var table = []row{
 	{"meta/lock", []string{"meta"}, "advisory locks are a machine of their own, kept in memory only"},
 	{"meta/placement", []string{"meta"}, "plans are a pure function of the cluster's description"},
 	{"meta/capability", []string{"meta"}, "signed by meta, verified by chunk servers: above neither"},
+	{"meta/blobdir", []string{"meta"}, "blobs as files of one folder"},
 	{"meta/journal", []string{"meta"}, "the log orders bytes and does not know what they mean"},
 	{"meta/journal/journaltest", []string{"meta", "meta/journal"}, "one suite for all forms of the log"},
 	{"meta/journal/etcd", []string{"meta", "meta/journal", "meta/cluster/embedded"}, "one form of the log; its tests run a real etcd"},
