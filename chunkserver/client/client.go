@@ -3,11 +3,14 @@
 package client
 
 import (
+	"container/list"
 	"context"
 	"log/slog"
-	"os"
+	"sync"
 	"time"
 
+	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/chunkserver/wire"
 	"penstock.io/penstock/meta"
 )
 
@@ -18,6 +21,8 @@ type Config struct {
 	Resolve func(meta.ServerID) (meta.ServerInfo, bool)
 	// ReadCap gives a valid capability to read the chunks of a volume (nil: none).
 	ReadCap func(meta.VolumeID) []byte
+	// Name tells the servers who we are, for their logs.
+	Name string
 	// HostID is this machine's boot id: a server with the same one passes
 	// descriptors. Empty: never.
 	HostID string
@@ -30,83 +35,151 @@ type Config struct {
 	// Congestion is the TCP congestion control to ask for ("" leaves the
 	// machine's default).
 	Congestion string
-	// Timeout is how long a replica may leave a request unanswered before it
-	// counts as failed; 0 means 2 s for connecting and 10 s for an answer.
+	// Timeout is how long a server that owes an answer may show no sign of
+	// life before it counts as failed; 0 means 10 s. Connecting may take a fifth of it.
 	Timeout time.Duration
+	// NoShare: send appends through the socket even on the same machine.
+	NoShare bool
 }
+
+func (c *Config) dialTimeout() time.Duration { return max(c.Timeout/5, 100*time.Millisecond) }
 
 // Client reads and appends chunks. It is safe for concurrent use.
-type Client struct{ cfg Config }
+type Client struct {
+	cfg  Config
+	slog *slog.Logger
+
+	mu     sync.Mutex
+	closed bool
+	peers  map[meta.ServerID]*peer
+	files  map[meta.ChunkID]*file
+	lru    list.List // of *file, least recently used in front
+
+	ahead chan struct{} // bounds prefetches under way
+	stop  chan struct{}
+	wg    sync.WaitGroup
+}
 
 // New makes a client. Close it when done.
-func New(cfg Config) *Client { return &Client{cfg: cfg} }
-
-// Close ends all connections; operations in flight fail with Canceled.
-func (c *Client) Close() error { return nil }
-
-// Writer appends to one chunk on all its replicas. Its methods may be called
-// by several goroutines; appends take effect in the order of the calls.
-type Writer struct{}
-
-// NewWriter starts appending to a fresh chunk; nothing is sent before the
-// first Append.
-func (c *Client) NewWriter(g meta.ChunkGrant) *Writer { return &Writer{} }
-
-// Append adds p at the chunk's end and returns the offset it got. p may be
-// reused when Append returns; the bytes are on the replicas only after Wait,
-// durable only after Sync. It blocks while more than the window is
-// unacknowledged. Errors are sticky: after one, seal the chunk. FileTooBig
-// (not sticky, nothing appended): p would exceed the grant's MaxLen.
-func (w *Writer) Append(ctx context.Context, p []byte) (off uint64, err error) {
-	return 0, meta.E("append", meta.NotSupported, "", nil)
+func New(cfg Config) *Client {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.Window <= 0 {
+		cfg.Window = 16 << 20
+	}
+	if cfg.Files <= 0 {
+		cfg.Files = 512
+	}
+	if cfg.Timeout <= 0 {
+		cfg.Timeout = 10 * time.Second
+	}
+	if cfg.ReadCap == nil {
+		cfg.ReadCap = func(meta.VolumeID) []byte { return nil }
+	}
+	c := &Client{
+		cfg: cfg, slog: cfg.Logger, peers: map[meta.ServerID]*peer{}, files: map[meta.ChunkID]*file{},
+		ahead: make(chan struct{}, 4), stop: make(chan struct{}),
+	}
+	c.wg.Go(c.janitor)
+	return c
 }
 
-// Wait returns when every replica has acknowledged all bytes appended before
-// the call.
-func (w *Writer) Wait(ctx context.Context) error { return meta.E("wait", meta.NotSupported, "", nil) }
-
-// Sync returns when all bytes appended before the call are durable on every
-// replica.
-func (w *Writer) Sync(ctx context.Context) error { return meta.E("sync", meta.NotSupported, "", nil) }
-
-// Len is the number of bytes appended so far, acknowledged or not.
-func (w *Writer) Len() uint64 { return 0 }
-
-// Acked is the number of bytes from the chunk's start that every replica has
-// acknowledged; Synced, that are durable on every replica.
-func (w *Writer) Acked() uint64 { return 0 }
-
-// Synced is the number of bytes that are durable on every replica.
-func (w *Writer) Synced() uint64 { return 0 }
-
-// Err is the sticky error, or nil.
-func (w *Writer) Err() error { return nil }
-
-// Close gives up the writer's resources. It neither waits nor syncs nor seals.
-func (w *Writer) Close() error { return nil }
-
-// ReadAt fills p with the chunk's bytes from off on, verified against their
-// checksums, from the nearest replica that can. Sealed and open chunks; of an
-// open one only acknowledged bytes. Errors: NoSuchOffset (past the end), NoSuchChunk,
-// Corrupt (on all replicas), Unavailable, BadCapability.
-func (c *Client) ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off uint64) error {
-	return meta.E("read chunk", meta.NotSupported, pl.ID.String(), nil)
+// Close ends all connections; operations in flight fail.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	close(c.stop)
+	links := c.linksLocked()
+	files := c.files
+	c.files = nil
+	c.lru.Init()
+	c.mu.Unlock()
+	for _, l := range links {
+		l.fail(meta.E("chunk client", meta.Canceled, "", nil))
+	}
+	for _, f := range files {
+		f.unref()
+	}
+	c.wg.Wait()
+	return nil
 }
 
-// File gives a read-only descriptor of the chunk's data file whose bytes
-// [off, off+n) were verified; file offsets are chunk offsets. Read with pread
-// or splice only, never close it: call the returned function when done. Errors: NotSupported
-// (no replica on this machine), and those of ReadAt.
-func (c *Client) File(ctx context.Context, pl meta.ChunkPlace, off, n uint64) (*os.File, func(), error) {
-	return nil, nil, meta.E("open chunk", meta.NotSupported, pl.ID.String(), nil)
+func (c *Client) linksLocked() (links []*link) {
+	for _, p := range c.peers {
+		p.mu.Lock()
+		for _, pool := range p.pools {
+			links = append(links, pool...)
+		}
+		p.mu.Unlock()
+	}
+	return links
 }
 
-// Backing gives a fresh descriptor, owned by the caller, of a sealed chunk
-// whose every byte was verified, for FUSE passthrough. Errors: NotSupported (not local or not
-// sealed), and those of ReadAt.
-func (c *Client) Backing(ctx context.Context, pl meta.ChunkPlace) (*os.File, error) {
-	return nil, meta.E("open chunk", meta.NotSupported, pl.ID.String(), nil)
+// janitor watches connections and lets go of deleted chunks, whose space the
+// disk can't give back while we hold descriptors.
+func (c *Client) janitor() {
+	period := min(max(c.cfg.Timeout/8, 10*time.Millisecond), time.Second)
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		select {
+		case <-c.stop:
+			return
+		case now := <-tick.C:
+			c.mu.Lock()
+			links := c.linksLocked()
+			c.mu.Unlock()
+			for _, l := range links {
+				l.watch(now, c.cfg.Timeout)
+			}
+			if n%4 == 0 {
+				c.dropDeleted()
+			}
+		}
+	}
 }
 
-// Prefetch hints that [off, off+n) will be read soon. It does not block.
-func (c *Client) Prefetch(pl meta.ChunkPlace, off, n uint64) {}
+// Stat asks a server what it knows of a chunk. Errors: NoSuchChunk,
+// Unavailable, BadCapability.
+func (c *Client) Stat(ctx context.Context, server meta.ServerID, id meta.ChunkID) (chunkserver.Info, error) {
+	q := wire.Request{Cap: c.cfg.ReadCap(id.Volume), Chunk: id}
+	k := &call{t: wire.Stat}
+	err := c.ask(ctx, server, &q, k, 0)
+	return k.answer.Info, err
+}
+
+// Seal freezes or seals a chunk on one server, with a capability for it; as
+// chunkserver.Service.Seal.
+func (c *Client) Seal(ctx context.Context, server meta.ServerID, token []byte, id meta.ChunkID, fence meta.Fence, final bool, length uint64) (chunkserver.Info, error) {
+	q := wire.Request{Cap: token, Chunk: id, Fence: fence, Final: final, Off: length}
+	k := &call{t: wire.Seal}
+	err := c.ask(ctx, server, &q, k, 0)
+	return k.answer.Info, err
+}
+
+// Delete removes a chunk from one server, with a capability for it.
+func (c *Client) Delete(ctx context.Context, server meta.ServerID, token []byte, id meta.ChunkID, fence meta.Fence) error {
+	q := wire.Request{Cap: token, Chunk: id, Fence: fence}
+	return c.ask(ctx, server, &q, &call{t: wire.Delete}, 0)
+}
+
+// ask does one request on any connection to a server. A connection that broke
+// while idle is found out by using it: once more, then.
+func (c *Client) ask(ctx context.Context, server meta.ServerID, q *wire.Request, k *call, flags uint16) error {
+	for try := 0; ; try++ {
+		l, err := c.peer(server).link(ctx, forOthers)
+		if err != nil {
+			return err
+		}
+		err = l.do(ctx, q, k, flags)
+		l.release()
+		if meta.KindOf(err) != meta.Unavailable || try > 0 || ctx.Err() != nil {
+			return err
+		}
+	}
+}

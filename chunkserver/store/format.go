@@ -81,7 +81,9 @@ func decodeFormat(b []byte) (f format, err error) {
 // last byte of their counter.
 const chunkDirs = 256
 
-func dirOf(id meta.ChunkID) string   { return path.Join(chunksDir, fmt.Sprintf("%02x", byte(id.Counter))) }
+func dirOf(id meta.ChunkID) string {
+	return path.Join(chunksDir, fmt.Sprintf("%02x", byte(id.Counter)))
+}
 func dataName(id meta.ChunkID) string { return dirOf(id) + "/" + id.String() + ".data" }
 func metaName(id meta.ChunkID) string { return dirOf(id) + "/" + id.String() + ".meta" }
 

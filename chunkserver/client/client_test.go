@@ -1,0 +1,319 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/chunkserver/server"
+	"penstock.io/penstock/chunkserver/store"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/capability"
+)
+
+// fixture is some chunk servers, each with one disk, and a client.
+type fixture struct {
+	t       testing.TB
+	key     meta.CapKey
+	servers map[meta.ServerID]*server.Server
+	infos   map[meta.ServerID]meta.ServerInfo
+	dirs    map[meta.ServerID]string
+	*Client
+	next uint64
+}
+
+const host = "boot-1"
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+// newFixture starts servers 1..n; network is unix or tcp.
+func newFixture(t testing.TB, network string, n int, cfg Config) *fixture {
+	f := &fixture{t: t, key: meta.CapKey{ID: 1, Secret: bytes.Repeat([]byte{3}, 32)},
+		servers: map[meta.ServerID]*server.Server{}, infos: map[meta.ServerID]meta.ServerInfo{}, dirs: map[meta.ServerID]string{}}
+	for i := range n {
+		id := meta.ServerID(i + 1)
+		f.dirs[id] = t.TempDir()
+		if err := store.Init(store.DirDisk(f.dirs[id]), store.Options{SegmentSize: 8 << 20, Segments: 5}); err != nil {
+			t.Fatal(err)
+		}
+		f.start(id, network)
+	}
+	cfg.HostID = host
+	cfg.Logger = quiet
+	cfg.Resolve = func(id meta.ServerID) (meta.ServerInfo, bool) { i, ok := f.infos[id]; return i, ok }
+	cfg.ReadCap = func(v meta.VolumeID) []byte {
+		return capability.Sign(f.key, capability.Claims{Volume: v, Rights: capability.Read, Expiry: meta.Time(time.Now().Add(time.Hour).UnixNano())})
+	}
+	f.Client = New(cfg)
+	t.Cleanup(func() {
+		if err := f.Client.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, s := range f.servers {
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return f
+}
+
+func (f *fixture) start(id meta.ServerID, network string) {
+	f.t.Helper()
+	st, err := store.Open(store.DirDisk(f.dirs[id]), store.Options{Logger: quiet, Reserve: 1})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	addr := "127.0.0.1:0"
+	if network == "unix" {
+		addr = filepath.Join(f.dirs[id], "sock")
+		os.Remove(addr)
+	}
+	ln, err := net.Listen(network, addr)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	info := meta.ServerInfo{ID: id, Addr: ln.Addr().String(), Host: host}
+	if network == "unix" {
+		info.Addr = "unix:" + addr
+	}
+	s := server.New(server.Config{ID: id, Addr: info.Addr, Host: host, Keys: []meta.CapKey{f.key}, Logger: quiet, Congestion: "cubic",
+		UnsafeNoCap: os.Getenv("PENSTOCK_CONTROL") == "chunk-nocap"}, st)
+	go s.Serve(context.Background(), ln)
+	f.servers[id], f.infos[id] = s, info
+}
+
+func (f *fixture) grant() meta.ChunkGrant {
+	f.next++
+	g := meta.ChunkGrant{ID: meta.ChunkID{Volume: 1, Term: 1, Counter: f.next}, Fence: meta.Fence{Term: 1}, MaxLen: 1 << 30}
+	for i := range len(f.servers) {
+		g.Servers = append(g.Servers, meta.ServerID(i+1))
+	}
+	g.Cap = capability.Sign(f.key, capability.Claims{Volume: 1, Chunk: g.ID, Rights: capability.Append, Fence: g.Fence,
+		MaxLen: g.MaxLen, Expiry: meta.Time(time.Now().Add(time.Hour).UnixNano())})
+	return g
+}
+
+func (f *fixture) seal(g meta.ChunkGrant, length uint64) meta.ChunkPlace {
+	f.t.Helper()
+	for _, id := range g.Servers {
+		r := f.servers[id].Order(context.Background(), meta.Order{Kind: meta.OrderSeal, Chunk: g.ID, Fence: meta.Fence{Term: 1, Seals: 1}, Final: true, Length: length})
+		if r.Err != meta.KindOK || r.Length != length || r.State != meta.ChunkSealed {
+			f.t.Fatalf("seal: %+v", r)
+		}
+	}
+	return meta.ChunkPlace{ID: g.ID, Servers: g.Servers, Sealed: true, Length: length}
+}
+
+func random(n int, seed uint64) []byte {
+	r := rand.New(rand.NewPCG(seed, 1))
+	b := make([]byte, n)
+	for i := 0; i+8 <= n; i += 8 {
+		v := r.Uint64()
+		for j := range 8 {
+			b[i+j] = byte(v >> (8 * j))
+		}
+	}
+	return b
+}
+
+var forms = []struct {
+	name, network string
+	replicas      int
+	cfg           Config
+}{
+	{"unix", "unix", 1, Config{}},
+	{"unix-noshare", "unix", 1, Config{NoShare: true}},
+	{"tcp", "tcp", 1, Config{Congestion: "cubic"}},
+	{"three", "tcp", 3, Config{}},
+}
+
+// What was appended in pieces of all sizes reads back, open and sealed, by
+// every way of reading.
+func TestWriteRead(t *testing.T) {
+	for _, form := range forms {
+		t.Run(form.name, func(t *testing.T) {
+			f := newFixture(t, form.network, form.replicas, form.cfg)
+			ctx := t.Context()
+			g := f.grant()
+			w := f.NewWriter(g)
+			defer w.Close()
+			data := random(5_000_001, 1)
+			r := rand.New(rand.NewPCG(5, 6))
+			for off := 0; off < len(data); {
+				n := min(1+r.IntN(1<<r.IntN(22)), len(data)-off)
+				got, err := w.Append(ctx, data[off:off+n])
+				if err != nil || got != uint64(off) {
+					t.Fatalf("append at %d: %d, %v", off, got, err)
+				}
+				off += n
+				if r.IntN(20) == 0 {
+					if err := w.Sync(ctx); err != nil || w.Synced() != uint64(off) {
+						t.Fatalf("sync: %d, %v", w.Synced(), err)
+					}
+				}
+			}
+			if err := w.Wait(ctx); err != nil || w.Acked() != uint64(len(data)) {
+				t.Fatalf("wait: %d, %v", w.Acked(), err)
+			}
+			open := meta.ChunkPlace{ID: g.ID, Servers: g.Servers}
+			readAll(t, f, open, data)
+			pl := f.seal(g, uint64(len(data)))
+			readAll(t, f, pl, data)
+			_, err := w.Append(ctx, []byte("x"))
+			if err = errors.Join(err, w.Wait(ctx)); meta.KindOf(err) != meta.Fenced && meta.KindOf(err) != meta.Sealed {
+				t.Fatalf("append to a sealed chunk: %v", err)
+			}
+			file, done, err := f.File(ctx, pl, 100, 1000)
+			if form.network == "tcp" {
+				if meta.KindOf(err) != meta.NotSupported {
+					t.Fatal(err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := make([]byte, 1000)
+			if _, err := file.ReadAt(b, 100); err != nil || !bytes.Equal(b, data[100:1100]) {
+				t.Fatal("descriptor reads something else")
+			}
+			if _, err := file.WriteAt(b, 0); err == nil {
+				t.Fatal("the descriptor can be written to")
+			}
+			done()
+			back, err := f.Backing(ctx, pl)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer back.Close()
+			whole, err := io.ReadAll(io.NewSectionReader(back, 0, 1<<40))
+			if err != nil || !bytes.Equal(whole, data) {
+				t.Fatal("backing descriptor reads something else")
+			}
+		})
+	}
+}
+
+func readAll(t *testing.T, f *fixture, pl meta.ChunkPlace, data []byte) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(7, 8))
+	for range 60 {
+		off := r.IntN(len(data))
+		n := min(1+r.IntN(1<<r.IntN(23)), len(data)-off)
+		p := make([]byte, n)
+		if err := f.ReadAt(t.Context(), pl, p, uint64(off)); err != nil || !bytes.Equal(p, data[off:off+n]) {
+			t.Fatalf("%d bytes at %d: %v", n, off, err)
+		}
+	}
+	if err := f.ReadAt(t.Context(), pl, make([]byte, 2), uint64(len(data)-1)); meta.KindOf(err) != meta.NoSuchOffset {
+		t.Fatalf("past the end: %v", err)
+	}
+}
+
+// Nothing is done without a capability that allows just that.
+func TestCapabilities(t *testing.T) {
+	f := newFixture(t, "unix", 1, Config{})
+	ctx := t.Context()
+	g := f.grant()
+	other := f.grant()
+	for name, token := range map[string][]byte{"none": nil, "of another chunk": other.Cap, "to read only": f.cfg.ReadCap(1)} {
+		bad := g
+		bad.Cap = token
+		w := f.NewWriter(bad)
+		_, err := w.Append(ctx, []byte("hello"))
+		err = errors.Join(err, w.Wait(ctx))
+		if meta.KindOf(err) != meta.BadCapability {
+			t.Errorf("append with a capability %s: %v", name, err)
+		}
+		w.Close()
+	}
+	if _, err := f.Client.Stat(ctx, 1, g.ID); meta.KindOf(err) != meta.NoSuchChunk {
+		t.Errorf("something was written: %v", err)
+	}
+	if err := f.Client.Delete(ctx, 1, g.Cap, g.ID, g.Fence); meta.KindOf(err) != meta.BadCapability {
+		t.Errorf("delete with a capability to append: %v", err)
+	}
+	f.cfg.ReadCap = func(meta.VolumeID) []byte { return nil }
+	if err := f.ReadAt(ctx, meta.ChunkPlace{ID: g.ID, Servers: g.Servers}, make([]byte, 1), 0); meta.KindOf(err) != meta.BadCapability {
+		t.Errorf("read without capability: %v", err)
+	}
+}
+
+// A server that dies fails the writer at once and comes back with what was
+// synced.
+func TestServerDies(t *testing.T) {
+	f := newFixture(t, "unix", 1, Config{})
+	ctx := t.Context()
+	g := f.grant()
+	w := f.NewWriter(g)
+	defer w.Close()
+	data := random(300_000, 2)
+	if _, err := w.Append(ctx, data); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Sync(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.servers[1].Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := w.Append(ctx, data)
+	if err = errors.Join(err, w.Wait(ctx)); meta.KindOf(err) != meta.Unavailable {
+		t.Fatalf("append to a dead server: %v", err)
+	}
+	f.start(1, "unix")
+	time.Sleep(250 * time.Millisecond)
+	p := make([]byte, len(data))
+	if err := f.ReadAt(ctx, meta.ChunkPlace{ID: g.ID, Servers: g.Servers}, p, 0); err != nil || !bytes.Equal(p, data) {
+		t.Fatal(err)
+	}
+}
+
+// Many writers at once, each with its own chunk.
+func TestManyWriters(t *testing.T) {
+	f := newFixture(t, "unix", 1, Config{})
+	ctx := t.Context()
+	errs := make(chan error, 20)
+	for i := range 20 {
+		g := f.grant()
+		go func() {
+			errs <- func() error {
+				w := f.NewWriter(g)
+				defer w.Close()
+				data := random(200_000, uint64(i))
+				for off := 0; off < len(data); off += 20_000 {
+					if _, err := w.Append(ctx, data[off:off+20_000]); err != nil {
+						return err
+					}
+					if err := w.Sync(ctx); err != nil {
+						return err
+					}
+				}
+				p := make([]byte, len(data))
+				if err := f.ReadAt(ctx, meta.ChunkPlace{ID: g.ID, Servers: g.Servers}, p, 0); err != nil {
+					return err
+				}
+				if !bytes.Equal(p, data) {
+					return fmt.Errorf("writer %d reads something else", i)
+				}
+				return nil
+			}()
+		}()
+	}
+	for range 20 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	t.Logf("%+v", f.servers[1].Stats().Disks[0])
+}

@@ -1,0 +1,339 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/chunkserver/wire"
+	"penstock.io/penstock/meta"
+)
+
+// frameMax is the most bytes that one append frame carries: enough that the
+// frame's own cost vanishes, few enough to stay in the processor's cache from
+// one copy to the next.
+const frameMax = 512 << 10
+
+// Writer appends to one chunk on all its replicas. Its methods may be called
+// by several goroutines; appends take effect in the order of the calls.
+type Writer struct {
+	c    *Client
+	g    meta.ChunkGrant
+	name string
+
+	// sending is held while frames are put on the connections: it is what
+	// orders appends. Taken before mu.
+	sending sync.Mutex
+
+	mu     sync.Mutex
+	cond   sync.Cond
+	length uint64
+	reps   []*replica // empty until the first append
+	err    error
+	closed bool
+}
+
+// replica is where one copy of the chunk stands.
+// INVARIANT: synced <= acked <= Writer.length; synced <= asked.
+type replica struct {
+	l      *link
+	acked  uint64
+	synced uint64
+	asked  uint64 // a sync up to here is under way or done
+}
+
+// NewWriter starts appending to a fresh chunk; nothing is sent before the
+// first Append.
+func (c *Client) NewWriter(g meta.ChunkGrant) *Writer {
+	w := &Writer{c: c, g: g, name: g.ID.String()}
+	w.cond.L = &w.mu
+	return w
+}
+
+// ID is the chunk that is written to.
+func (w *Writer) ID() meta.ChunkID { return w.g.ID }
+
+// Append adds p at the chunk's end and returns the offset it got. p may be
+// reused when Append returns; the bytes are on the replicas only after Wait,
+// durable only after Sync. It blocks while more than the window is
+// unacknowledged. Errors are sticky: after one, seal the chunk. Not sticky
+// are FileTooBig (p would exceed the grant's MaxLen; nothing was appended) and
+// Canceled (some of p may have been appended; the next offset tells).
+func (w *Writer) Append(ctx context.Context, p []byte) (off uint64, err error) {
+	const op = "append"
+	w.sending.Lock()
+	defer w.sending.Unlock()
+	if err := w.open(ctx); err != nil {
+		return 0, err
+	}
+	w.mu.Lock()
+	off = w.length
+	w.mu.Unlock()
+	if w.g.MaxLen != 0 && off+uint64(len(p)) > w.g.MaxLen {
+		return 0, meta.E(op, meta.FileTooBig, w.name, fmt.Errorf("%d bytes at %d, at most %d", len(p), off, w.g.MaxLen))
+	}
+	for at := off; len(p) > 0; {
+		n := min(len(p), frameMax)
+		if err := w.room(ctx, uint64(n)); err != nil {
+			return 0, err
+		}
+		w.send(at, p[:n])
+		at += uint64(n)
+		p = p[n:]
+	}
+	return off, w.Err()
+}
+
+// open connects to all replicas, the first time.
+func (w *Writer) open(ctx context.Context) error {
+	w.mu.Lock()
+	err, have, closed := w.err, len(w.reps) > 0, w.closed
+	w.mu.Unlock()
+	switch {
+	case err != nil:
+		return err
+	case closed:
+		return meta.E("append", meta.Canceled, w.name, errors.New("the writer is closed"))
+	case have:
+		return nil
+	case len(w.g.Servers) == 0:
+		return w.fail(meta.E("append", meta.Invalid, w.name, errors.New("a grant without servers")))
+	}
+	var reps []*replica
+	for _, id := range w.g.Servers {
+		l, err := w.c.peer(id).link(ctx, forAppends)
+		if err != nil {
+			for _, r := range reps {
+				r.l.release()
+			}
+			if ctx.Err() != nil {
+				return meta.E("append", meta.Canceled, w.name, ctx.Err())
+			}
+			return w.fail(err)
+		}
+		reps = append(reps, &replica{l: l})
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		for _, r := range reps {
+			r.l.release()
+		}
+		return meta.E("append", meta.Canceled, w.name, errors.New("the writer is closed"))
+	}
+	w.reps = reps
+	return nil
+}
+
+// room waits until n more bytes fit the window.
+func (w *Writer) room(ctx context.Context, n uint64) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.until(ctx, func() bool { return w.length+n-w.ackedLocked() <= uint64(w.c.cfg.Window) })
+}
+
+// until waits for a condition, the writer's failure, or ctx. w.mu is held.
+func (w *Writer) until(ctx context.Context, ok func() bool) error {
+	if w.err == nil && ok() {
+		return nil
+	}
+	defer context.AfterFunc(ctx, func() {
+		w.mu.Lock()
+		w.cond.Broadcast()
+		w.mu.Unlock()
+	})()
+	for w.err == nil && !ok() {
+		if ctx.Err() != nil {
+			return meta.E("append", meta.Canceled, w.name, ctx.Err())
+		}
+		w.cond.Wait()
+	}
+	return w.err
+}
+
+// send puts one frame on the way to every replica.
+func (w *Writer) send(off uint64, p []byte) {
+	crc := chunkserver.CRC(p)
+	end := off + uint64(len(p))
+	w.mu.Lock()
+	w.length = end
+	w.mu.Unlock()
+	if len(w.reps) == 1 {
+		w.sendTo(w.reps[0], off, end, p, crc)
+		return
+	}
+	// Side by side, so that the slowest replica's socket alone holds us up.
+	var wg sync.WaitGroup
+	for _, r := range w.reps {
+		wg.Go(func() { w.sendTo(r, off, end, p, crc) })
+	}
+	wg.Wait()
+}
+
+func (w *Writer) sendTo(r *replica, off, end uint64, p []byte, crc uint32) {
+	q := wire.Request{Cap: w.g.Cap, Chunk: w.g.ID, Fence: w.g.Fence, Off: off}
+	k := &call{t: wire.Append}
+	var ringEnd uint64
+	k.notify = func(_ *wire.Answer, err error) {
+		if ringEnd != 0 {
+			r.l.ring.give(ringEnd)
+		}
+		w.mu.Lock()
+		if err == nil {
+			r.acked = max(r.acked, end) // answers to appends come in order
+		} else {
+			w.failLocked(err)
+		}
+		w.cond.Broadcast()
+		w.mu.Unlock()
+	}
+	if g := r.l.ring; g != nil && len(p) >= shareFrom {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if mem, pos, e := g.take(len(p)); mem != nil {
+			copy(mem, p)
+			ringEnd = e
+			q.Pos, q.N, q.CRC = pos, uint32(len(p)), crc
+			w.put(r.l, &q, k, wire.FlagShared, nil, 0)
+			return
+		}
+	}
+	w.put(r.l, &q, k, 0, p, crc)
+}
+
+// shareFrom is the least number of bytes worth the ring: below, they travel
+// with the frame in one system call anyway.
+const shareFrom = 16 << 10
+
+func (w *Writer) put(l *link, q *wire.Request, k *call, flags uint16, p []byte, crc uint32) {
+	id, err := l.start(k)
+	if err != nil {
+		// Not through notify: it takes the ring's lock, which we may hold.
+		w.fail(err)
+		return
+	}
+	var frame [512]byte
+	if err := l.Send(q.AppendFrame(frame[:0], k.t, flags, id, len(p), crc), p); err != nil {
+		l.Close() // its reader tells all who wait
+	}
+}
+
+func (w *Writer) fail(err error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failLocked(err)
+	w.cond.Broadcast()
+	return w.err
+}
+
+func (w *Writer) failLocked(err error) {
+	if w.err == nil {
+		w.err = meta.E("append to chunk", meta.KindOf(err), w.name, err)
+	}
+}
+
+func (w *Writer) ackedLocked() uint64 {
+	acked := w.length
+	for _, r := range w.reps {
+		acked = min(acked, r.acked)
+	}
+	return acked
+}
+
+func (w *Writer) syncedLocked() uint64 {
+	synced := w.length
+	for _, r := range w.reps {
+		synced = min(synced, r.synced)
+	}
+	return synced
+}
+
+// Wait returns when every replica has acknowledged all bytes appended before
+// the call.
+func (w *Writer) Wait(ctx context.Context) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	upTo := w.length
+	return w.until(ctx, func() bool { return w.ackedLocked() >= upTo })
+}
+
+// Sync returns when all bytes appended before the call are durable on every
+// replica. The request follows the appends at once, without waiting for
+// their answers; several callers share one.
+func (w *Writer) Sync(ctx context.Context) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	upTo := w.length
+	for _, r := range w.reps {
+		if w.err == nil && r.synced < upTo && r.asked < upTo {
+			r.asked = upTo
+			w.mu.Unlock()
+			w.ask(r, upTo)
+			w.mu.Lock()
+		}
+	}
+	return w.until(ctx, func() bool { return w.syncedLocked() >= upTo })
+}
+
+func (w *Writer) ask(r *replica, upTo uint64) {
+	// Behind the appends it speaks of, which hold sending until they are on the wire.
+	w.sending.Lock()
+	defer w.sending.Unlock()
+	q := wire.Request{Cap: w.g.Cap, Chunk: w.g.ID, Off: upTo}
+	w.put(r.l, &q, &call{t: wire.Sync, notify: func(a *wire.Answer, err error) {
+		w.mu.Lock()
+		if err == nil {
+			r.synced = max(r.synced, min(a.Synced, w.length))
+			r.acked = max(r.acked, upTo)
+		} else {
+			w.failLocked(err)
+		}
+		w.cond.Broadcast()
+		w.mu.Unlock()
+	}}, 0, nil, 0)
+}
+
+// Len is the number of bytes appended so far, acknowledged or not.
+func (w *Writer) Len() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.length
+}
+
+// Acked is the number of bytes from the chunk's start that every replica has
+// acknowledged.
+func (w *Writer) Acked() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.ackedLocked()
+}
+
+// Synced is the number of bytes that are durable on every replica.
+func (w *Writer) Synced() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.syncedLocked()
+}
+
+// Err is the sticky error, or nil.
+func (w *Writer) Err() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}
+
+// Close gives up the writer's resources. It neither waits nor syncs nor seals.
+func (w *Writer) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return nil
+	}
+	w.closed = true
+	for _, r := range w.reps {
+		r.l.release()
+	}
+	return nil
+}

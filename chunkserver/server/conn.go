@@ -1,0 +1,344 @@
+package server
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/chunkserver/wire"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/capability"
+)
+
+const (
+	helloWait = 10 * time.Second
+	// maxBusy bounds the requests of one connection that are under way beside
+	// the appends, which are done in order by the reader itself.
+	maxBusy = 128
+	// maxShare bounds the ring that a client may share, in bytes.
+	maxShare = 64 << 20
+)
+
+// conn is one client's connection.
+type conn struct {
+	*wire.Conn
+	s       *Server
+	trusted bool // same user or root: may be passed descriptors
+	data    []byte
+	ring    []byte
+	busy    chan struct{}
+	wg      sync.WaitGroup
+	frame   []byte // scratch of the reader
+}
+
+func newConn(s *Server, nc net.Conn) (*conn, error) {
+	w, err := wire.NewConn(nc, s.cfg.Congestion)
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: w, s: s, busy: make(chan struct{}, maxBusy)}
+	if uid, ok := w.PeerUID(); ok {
+		c.trusted = uid == 0 || int(uid) == os.Geteuid()
+	}
+	return c, nil
+}
+
+// serve reads frames until the connection ends.
+func (c *conn) serve() {
+	err := c.loop()
+	c.Close()
+	c.wg.Wait()
+	c.DropDescriptors()
+	if c.ring != nil {
+		unix.Munmap(c.ring)
+	}
+	switch meta.KindOf(err) {
+	case meta.Protocol, meta.Version:
+		c.s.slog.Warn("chunk connection ended", "peer", c.NetConn().RemoteAddr().String(), "err", err)
+	}
+}
+
+func (c *conn) loop() error {
+	_ = c.NetConn().SetReadDeadline(time.Now().Add(helloWait))
+	greeted := false
+	for {
+		h, body, err := c.Next()
+		if err != nil {
+			if k := meta.KindOf(err); k == meta.Version || k == meta.Protocol {
+				c.send(wire.Hello, 0, 0, &wire.Answer{Kind: k, Detail: err.Error()})
+			}
+			return err
+		}
+		c.s.frames.Add(1)
+		q, err := wire.DecodeRequest(h.Type, h.Flags, body)
+		if err != nil {
+			c.send(h.Type&^wire.Reply, 0, h.ID, &wire.Answer{Kind: meta.Protocol, Detail: err.Error()})
+			return err
+		}
+		if !greeted {
+			if h.Type != wire.Hello || h.Data != 0 {
+				return meta.E("chunk connection", meta.Protocol, "", errors.New("no hello"))
+			}
+			greeted = true
+			_ = c.NetConn().SetReadDeadline(time.Time{})
+			if err := c.send(wire.Hello, 0, h.ID, &wire.Answer{Speaks: min(q.Speaks, wire.Version), Server: c.s.cfg.ID, Host: c.s.cfg.Host}); err != nil {
+				return err
+			}
+			continue
+		}
+		if h.Data != 0 && h.Type != wire.Append {
+			return meta.E("chunk connection", meta.Protocol, "", fmt.Errorf("data with type %d", h.Type))
+		}
+		switch h.Type {
+		case wire.Append:
+			err = c.append(h, &q)
+		case wire.Ping:
+			err = c.send(wire.Ping, 0, h.ID, &wire.Answer{})
+		case wire.Share:
+			err = c.send(wire.Share, 0, h.ID, answer(c.share(q.Off)))
+		case wire.Hello:
+			err = meta.E("chunk connection", meta.Protocol, "", errors.New("a second hello"))
+		default:
+			// The body is overwritten by the next frame.
+			q.Cap = append([]byte(nil), q.Cap...)
+			err = c.Flush()
+			c.busy <- struct{}{}
+			c.wg.Go(func() {
+				c.request(h, q)
+				<-c.busy
+			})
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// answer is a reply that tells an error, or that there is none.
+func answer(err error) *wire.Answer {
+	a := &wire.Answer{}
+	if err != nil {
+		a.Kind = meta.KindOf(err)
+		// The client says again which operation failed, how, on what.
+		var e *meta.Error
+		switch {
+		case !errors.As(err, &e):
+			a.Detail = err.Error()
+		case e.Err != nil:
+			a.Detail = e.Err.Error()
+		}
+	}
+	return a
+}
+
+func (c *conn) send(t wire.Type, flags uint16, id uint64, a *wire.Answer) error {
+	return c.Send(a.AppendFrame(nil, t, flags, id, 0, 0), nil)
+}
+
+// append does one append in the reader's goroutine, so that they keep their
+// order. Replies gather while more frames are there.
+func (c *conn) append(h wire.Header, q *wire.Request) error {
+	shared := h.Flags&wire.FlagShared != 0
+	n := int(h.Data)
+	if shared {
+		n = int(q.N)
+	}
+	// Nothing is allocated for the bytes before the capability is checked.
+	err := c.s.check(q.Cap, capability.Append, q.Chunk, q.Fence, q.Off+uint64(n))
+	var p []byte
+	crc := h.DataCRC
+	switch {
+	case shared && h.Data != 0:
+		return meta.E("chunk connection", meta.Protocol, "", errors.New("data beside a shared append"))
+	case shared:
+		if end := q.Pos + uint64(n); end > uint64(len(c.ring)) || end < q.Pos {
+			return meta.E("chunk connection", meta.Protocol, "", fmt.Errorf("shared append at %d of a ring of %d", q.Pos, len(c.ring)))
+		}
+		p, crc = c.ring[q.Pos:q.Pos+uint64(n)], q.CRC
+	case err != nil:
+		if err := c.Skip(n); err != nil {
+			return err
+		}
+	default:
+		if cap(c.data) < n {
+			c.data = make([]byte, max(n, 64<<10))
+		}
+		p = c.data[:n]
+		if err := c.Data(p); err != nil {
+			return err
+		}
+	}
+	if err == nil {
+		err = c.s.Append(c.s.ctx, q.Chunk, q.Fence, q.Off, p, crc)
+	}
+	c.frame = answer(err).AppendFrame(c.frame[:0], wire.Append, 0, h.ID, 0, 0)
+	c.Queue(c.frame)
+	if c.Buffered() < wire.HeaderSize {
+		return c.Flush()
+	}
+	return nil
+}
+
+// share maps the client's ring. The client may change the bytes at any time:
+// the worst it gains is a chunk of its own that doesn't verify.
+func (c *conn) share(size uint64) error {
+	const op = "share memory"
+	if !c.Local() || !c.trusted {
+		return meta.E(op, meta.NotSupported, "", nil)
+	}
+	fd, err := c.Descriptor()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if size == 0 || size > maxShare || c.ring != nil {
+		return meta.E(op, meta.Invalid, "", fmt.Errorf("%d bytes", size))
+	}
+	// Unless it is sealed against shrinking, reading it could kill us.
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	var st unix.Stat_t
+	if err == nil {
+		err = unix.Fstat(fd, &st)
+	}
+	if err != nil || seals&unix.F_SEAL_SHRINK == 0 || uint64(st.Size) < size {
+		return meta.E(op, meta.Invalid, "", errors.New("not a memory file sealed against shrinking"))
+	}
+	ring, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return meta.E(op, meta.IO, "", err)
+	}
+	c.ring = ring
+	return nil
+}
+
+// request does anything but appends, beside others.
+func (c *conn) request(h wire.Header, q wire.Request) {
+	ctx := c.s.ctx
+	var a wire.Answer
+	var err error
+	switch h.Type {
+	case wire.Sync:
+		if err = c.s.checkSync(q.Cap, q.Chunk); err == nil {
+			a.Synced, err = c.s.Sync(ctx, q.Chunk, q.Off)
+		}
+	case wire.Stat:
+		if err = c.s.check(q.Cap, capability.Read, q.Chunk, meta.Fence{}, 0); err == nil {
+			a.Info, err = c.s.Stat(ctx, q.Chunk)
+		}
+	case wire.Seal:
+		if err = c.s.check(q.Cap, capability.Seal, q.Chunk, q.Fence, 0); err == nil {
+			a.Info, err = c.s.Seal(ctx, q.Chunk, q.Fence, q.Final, q.Off)
+		}
+	case wire.Delete:
+		if err = c.s.check(q.Cap, capability.Delete, q.Chunk, q.Fence, 0); err == nil {
+			err = c.s.Delete(ctx, q.Chunk, q.Fence)
+		}
+	case wire.Read:
+		if err = c.s.check(q.Cap, capability.Read, q.Chunk, meta.Fence{}, 0); err == nil {
+			err = c.read(h, q)
+			if err == nil {
+				return
+			}
+		}
+	case wire.Local:
+		if err = c.s.check(q.Cap, capability.Read, q.Chunk, meta.Fence{}, 0); err == nil {
+			err = c.local(h, q)
+			if err == nil {
+				return
+			}
+		}
+	}
+	if err != nil {
+		e := answer(err)
+		a.Kind, a.Detail = e.Kind, e.Detail
+	}
+	_ = c.send(h.Type, 0, h.ID, &a) // a broken connection is the reader's to notice
+}
+
+// checkSync: whoever may append may sync; the fence doesn't matter.
+func (s *Server) checkSync(token []byte, id meta.ChunkID) error {
+	err := s.check(token, capability.Append, id, meta.Fence{}, 0)
+	if meta.KindOf(err) == meta.Fenced {
+		return nil
+	}
+	return err
+}
+
+var readPool = sync.Pool{New: func() any { b := make([]byte, 0, 1<<20); return &b }}
+
+// read answers a read; an error means that nothing was sent yet.
+func (c *conn) read(h wire.Header, q wire.Request) error {
+	n := uint64(q.N)
+	if n == 0 || n > wire.MaxData {
+		return meta.E("read chunk", meta.Invalid, q.Chunk.String(), fmt.Errorf("%d bytes", n))
+	}
+	st, err := c.s.find(c.s.ctx, q.Chunk, false)
+	if err != nil {
+		return err
+	}
+	var a wire.Answer
+	if h.Flags&wire.FlagRaw != 0 {
+		fd, crcs, done, err := st.Raw(q.Chunk, q.Off, n)
+		if err != nil {
+			return err
+		}
+		defer done()
+		if fd >= 0 {
+			a.CRCs = crcs
+			_ = c.SendFile(a.AppendFrame(nil, wire.Read, wire.FlagRaw, h.ID, int(n), 0), fd, int64(q.Off), int(n))
+			return nil
+		}
+	}
+	buf := readPool.Get().(*[]byte)
+	defer readPool.Put(buf)
+	if uint64(cap(*buf)) < n {
+		*buf = make([]byte, 0, n)
+	}
+	p := (*buf)[:n]
+	if err := st.Read(c.s.ctx, q.Chunk, p, q.Off); err != nil {
+		return err
+	}
+	_ = c.Send(a.AppendFrame(nil, wire.Read, 0, h.ID, int(n), chunkserver.CRC(p)), p)
+	return nil
+}
+
+// local answers how to read a chunk without us; an error means that nothing
+// was sent yet.
+func (c *conn) local(h wire.Header, q wire.Request) error {
+	if !c.Local() || !c.trusted {
+		return meta.E("open chunk", meta.NotSupported, q.Chunk.String(), errors.New("descriptors go to the server's own user on its own machine"))
+	}
+	st, err := c.s.find(c.s.ctx, q.Chunk, false)
+	if err != nil {
+		return err
+	}
+	open := h.Flags&wire.FlagDescriptor != 0
+	l, err := st.Local(q.Chunk, q.Off, int(min(q.N, wire.MaxLocal)), open)
+	if err != nil {
+		return err
+	}
+	data := make([]byte, 0, 4*len(l.CRCs)+len(l.Verified))
+	for _, crc := range l.CRCs {
+		data = binary.BigEndian.AppendUint32(data, crc)
+	}
+	data = append(data, l.Verified...)
+	a := wire.Answer{Info: l.Info, First: l.First}
+	if !open {
+		_ = c.Send(a.AppendFrame(nil, wire.Local, 0, h.ID, len(data), chunkserver.CRC(data)), data)
+		return nil
+	}
+	defer l.File.Close()
+	fd, ok := l.File.(interface{ Fd() int })
+	if !ok {
+		return meta.E("open chunk", meta.NotSupported, q.Chunk.String(), nil)
+	}
+	_ = c.SendDescriptor(a.AppendFrame(nil, wire.Local, wire.FlagDescriptor, h.ID, len(data), chunkserver.CRC(data)), data, fd.Fd())
+	return nil
+}

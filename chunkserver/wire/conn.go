@@ -1,0 +1,307 @@
+package wire
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/meta"
+)
+
+// Conn reads and writes frames on one connection. One goroutine reads; any
+// number may write.
+type Conn struct {
+	nc   net.Conn
+	unix *net.UnixConn // nil over TCP
+	raw  syscall.RawConn
+
+	buf  []byte // what was read ahead is buf[r:w]
+	r, w int
+	oob  []byte
+	fds  []int // received, not yet taken
+
+	mu   sync.Mutex // of writing
+	out  []byte     // replies gathered by Queue
+	vecs net.Buffers
+	werr error
+}
+
+// readAhead is what one read from the socket may bring beyond the frame at hand.
+const readAhead = 64 << 10
+
+// NewConn wraps a TCP or Unix stream connection. congestion asks for a TCP
+// congestion control ("" for the machine's default; one that the kernel doesn't know is an error).
+func NewConn(nc net.Conn, congestion string) (*Conn, error) {
+	c := &Conn{nc: nc, buf: make([]byte, readAhead)}
+	sc, ok := nc.(syscall.Conn)
+	if !ok {
+		return nil, meta.E("open connection", meta.NotSupported, "", errors.New("not a socket"))
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return nil, meta.E("open connection", meta.IO, "", err)
+	}
+	c.raw = raw
+	if u, ok := nc.(*net.UnixConn); ok {
+		c.unix = u
+		c.oob = make([]byte, unix.CmsgSpace(4))
+		// Large appends then take fewer turns between the two processes.
+		_ = u.SetWriteBuffer(1 << 20)
+		_ = u.SetReadBuffer(1 << 20)
+	} else if congestion != "" {
+		var serr error
+		err := raw.Control(func(fd uintptr) {
+			serr = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, congestion)
+		})
+		if err = errors.Join(err, serr); err != nil {
+			return nil, meta.E("set congestion control", meta.Invalid, congestion, err)
+		}
+	}
+	return c, nil
+}
+
+// Local reports whether descriptors can be passed.
+func (c *Conn) Local() bool { return c.unix != nil }
+
+// PeerUID is the user id of the process at the other end of a Unix socket.
+func (c *Conn) PeerUID() (uid uint32, ok bool) {
+	if c.unix == nil {
+		return 0, false
+	}
+	var cred *unix.Ucred
+	var serr error
+	if err := c.raw.Control(func(fd uintptr) { cred, serr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil || serr != nil {
+		return 0, false
+	}
+	return cred.Uid, true
+}
+
+// Close closes the connection; readers and writers fail.
+func (c *Conn) Close() error { return c.nc.Close() }
+
+// NetConn is the connection below, for deadlines and addresses.
+func (c *Conn) NetConn() net.Conn { return c.nc }
+
+// Buffered is the number of bytes that were read ahead.
+func (c *Conn) Buffered() int { return c.w - c.r }
+
+// fill reads until at least n bytes are buffered; n is at most readAhead.
+func (c *Conn) fill(n int) error {
+	if c.w-c.r >= n {
+		return nil
+	}
+	if c.r > 0 {
+		copy(c.buf, c.buf[c.r:c.w])
+		c.w -= c.r
+		c.r = 0
+	}
+	for c.w < n {
+		k, err := c.read(c.buf[c.w:])
+		if err != nil {
+			if errors.Is(err, io.EOF) && c.w > 0 {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
+		}
+		c.w += k
+	}
+	return nil
+}
+
+func (c *Conn) read(p []byte) (int, error) {
+	if c.unix == nil {
+		return c.nc.Read(p)
+	}
+	n, oobn, _, _, err := c.unix.ReadMsgUnix(p, c.oob)
+	if oobn > 0 {
+		if err := c.descriptors(c.oob[:oobn]); err != nil {
+			return 0, err
+		}
+	}
+	if n == 0 && err == nil {
+		err = io.EOF
+	}
+	return n, err
+}
+
+func (c *Conn) descriptors(oob []byte) error {
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return err
+	}
+	for _, m := range msgs {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			continue
+		}
+		c.fds = append(c.fds, fds...)
+	}
+	if len(c.fds) > 4 {
+		for _, fd := range c.fds {
+			unix.Close(fd)
+		}
+		c.fds = nil
+		return meta.E("read frame", meta.Protocol, "", errors.New("descriptors that no frame announced"))
+	}
+	return nil
+}
+
+// Next reads the next frame's header and body. The body is valid until the
+// next call of Next, Data or Skip; then the frame's data must be taken with Data or Skip.
+func (c *Conn) Next() (h Header, body []byte, err error) {
+	if err := c.fill(HeaderSize); err != nil {
+		return h, nil, err
+	}
+	if h, err = ParseHeader(c.buf[c.r : c.r+HeaderSize]); err != nil {
+		return h, nil, err
+	}
+	n := HeaderSize + int(h.Body)
+	if err := c.fill(n); err != nil {
+		return h, nil, err
+	}
+	body = c.buf[c.r+HeaderSize : c.r+n]
+	c.r += n
+	return h, body, h.CheckBody(body)
+}
+
+// Data reads len(p) bytes of the frame's data straight into p.
+func (c *Conn) Data(p []byte) error {
+	n := copy(p, c.buf[c.r:c.w])
+	c.r += n
+	if n == len(p) {
+		return nil
+	}
+	// A plain read is right here: descriptors come with a frame's first byte.
+	_, err := io.ReadFull(c.nc, p[n:])
+	return err
+}
+
+// Skip reads and drops n bytes of the frame's data.
+func (c *Conn) Skip(n int) error {
+	k := min(n, c.w-c.r)
+	c.r += k
+	_, err := io.CopyN(io.Discard, c.nc, int64(n-k))
+	return err
+}
+
+// Descriptor takes a descriptor that came along; the caller closes it.
+func (c *Conn) Descriptor() (int, error) {
+	if len(c.fds) == 0 {
+		return -1, meta.E("read frame", meta.Protocol, "", errors.New("a descriptor was announced, none came"))
+	}
+	fd := c.fds[0]
+	c.fds = c.fds[1:]
+	return fd, nil
+}
+
+// DropDescriptors closes descriptors nobody took, when the reader ends.
+func (c *Conn) DropDescriptors() {
+	for _, fd := range c.fds {
+		unix.Close(fd)
+	}
+	c.fds = nil
+}
+
+// Queue adds a frame without data to what the next Flush or Send writes.
+func (c *Conn) Queue(frame []byte) {
+	c.mu.Lock()
+	c.out = append(c.out, frame...)
+	c.mu.Unlock()
+}
+
+// Flush writes what Queue gathered.
+func (c *Conn) Flush() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.out) == 0 {
+		return c.werr
+	}
+	return c.write(nil, nil)
+}
+
+// Send writes a frame and its data, after what Queue gathered.
+func (c *Conn) Send(frame, data []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.write(frame, data)
+}
+
+// write sends out, frame and data. The connection is useless after an error.
+func (c *Conn) write(frame, data []byte) error {
+	if c.werr != nil {
+		return c.werr
+	}
+	if len(data) == 0 {
+		c.out = append(c.out, frame...)
+		_, c.werr = c.nc.Write(c.out)
+	} else {
+		c.out = append(c.out, frame...)
+		c.vecs = append(c.vecs[:0], c.out, data)
+		v := c.vecs
+		_, c.werr = v.WriteTo(c.nc)
+		clear(c.vecs)
+	}
+	c.out = c.out[:0]
+	return c.werr
+}
+
+// SendDescriptor writes a frame with a descriptor along, then its data.
+func (c *Conn) SendDescriptor(frame, data []byte, fd int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.out) > 0 {
+		if err := c.write(nil, nil); err != nil {
+			return err
+		}
+	}
+	if c.werr != nil {
+		return c.werr
+	}
+	n, _, err := c.unix.WriteMsgUnix(frame, unix.UnixRights(fd), nil)
+	if err != nil {
+		c.werr = err
+		return err
+	}
+	if n < len(frame) || len(data) > 0 {
+		return c.write(frame[n:], data)
+	}
+	return nil
+}
+
+// SendFile writes a frame and n bytes of a file from off on, without copying
+// them through this process. A file that turns out shorter breaks the connection.
+func (c *Conn) SendFile(frame []byte, fd int, off int64, n int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.write(frame, nil); err != nil {
+		return err
+	}
+	var serr error
+	err := c.raw.Write(func(sock uintptr) bool {
+		for n > 0 {
+			k, err := unix.Sendfile(int(sock), fd, &off, n)
+			switch {
+			case err == unix.EINTR:
+			case err == unix.EAGAIN:
+				return false
+			case err != nil:
+				serr = os.NewSyscallError("sendfile", err)
+				return true
+			case k == 0:
+				serr = io.ErrUnexpectedEOF
+				return true
+			}
+			n -= max(k, 0)
+		}
+		return true
+	})
+	if c.werr = errors.Join(err, serr); c.werr != nil {
+		c.nc.Close()
+	}
+	return c.werr
+}
