@@ -1,0 +1,253 @@
+// Package crash owns the tests that break a real system from outside: SIGKILL
+// at any moment, power cuts of either disk, full disks, failing disks, flipped
+// bits. The system is the built binary with its own processes, a real mount
+// and real file systems on loop devices; what must hold afterwards is checked
+// by a load that knows what was acknowledged (load.go), and by penstock fsck.
+//
+// Each test runs a few rounds in go test, and many with -rounds. Positive
+// controls (-controls) switch one mechanism of the system off and demand that
+// the test which guards it fails.
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"penstock.io/penstock/cmd/penstock/spawn"
+)
+
+// ControlEnv names the environment variable that switches a mechanism of
+// penstock up off.
+const ControlEnv = "PENSTOCK_CONTROL"
+
+// system is a penstock with its data directory and mount point; it may be
+// started and killed many times.
+type system struct {
+	binary  string
+	dir     string // data directory
+	mount   string
+	env     []string
+	log     io.Writer
+	process *spawn.Process
+	killed  atomic.Bool // on purpose: errors of the load are expected from then on
+}
+
+func (s *system) start(ctx context.Context) error {
+	s.killed.Store(false)
+	p, err := spawn.Start(ctx, spawn.Config{Binary: s.binary, Dir: s.dir, Mount: s.mount, Env: s.env, Log: s.log})
+	if err != nil {
+		return err
+	}
+	s.process = p
+	return nil
+}
+
+func (s *system) kill() {
+	s.killed.Store(true)
+	s.process.Kill()
+}
+
+func (s *system) stop() error {
+	if s.process == nil {
+		return nil
+	}
+	err := s.process.Stop(time.Minute)
+	s.process = nil
+	return err
+}
+
+// end leaves neither process nor mount, however the test went.
+func (s *system) end() error {
+	if s.process == nil {
+		return spawn.Unmount(s.mount)
+	}
+	err := s.process.End()
+	s.process = nil
+	return err
+}
+
+// fsck runs penstock fsck on the running system.
+func (s *system) fsck(ctx context.Context) error {
+	out, err := exec.CommandContext(ctx, s.binary, "fsck", "--dir", s.dir).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("penstock fsck: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// under runs a load until the time is over, then calls blow, which must make
+// the mount fail, and waits for the load. Errors of the load before the blow
+// are failures.
+func (s *system) under(ctx context.Context, l *load, d time.Duration, blow func() error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		err := l.run(ctx)
+		if err != nil && !s.killed.Load() {
+			err = fmt.Errorf("before anything was broken: %w", err)
+		} else {
+			err = nil // that is what the blow was for
+		}
+		done <- err
+	}()
+	var early error
+	select {
+	case early = <-done:
+		done <- nil
+	case <-time.After(d):
+	}
+	err := blow()
+	cancel()
+	select {
+	case late := <-done:
+		return errors.Join(early, late, err)
+	case <-time.After(2 * time.Minute):
+		return errors.Join(early, err, errors.New("the load hangs on a mount whose process was killed"))
+	}
+}
+
+// killRounds loads, kills, starts and verifies.
+func (s *system) killRounds(ctx context.Context, rounds int, seed uint64, logf func(string, ...any)) error {
+	if err := s.start(ctx); err != nil {
+		return err
+	}
+	l := newLoad(s.mount, seed)
+	if err := l.prepare(s.mount); err != nil {
+		return err
+	}
+	r := rand.New(rand.NewPCG(seed, 99))
+	for round := range rounds {
+		d := time.Duration(20+r.IntN(1500)) * time.Millisecond
+		if err := s.under(ctx, l, d, func() error { s.kill(); return nil }); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+		if err := s.start(ctx); err != nil {
+			return fmt.Errorf("round %d, starting after SIGKILL: %w", round, err)
+		}
+		logf("round %d: killed after %v, serving again after %v", round, d, s.process.StartedIn.Round(time.Millisecond))
+		if err := errors.Join(l.verify(), s.fsck(ctx)); err != nil {
+			return fmt.Errorf("round %d, killed after %v: %w", round, d, err)
+		}
+	}
+	return s.stop()
+}
+
+// powerTarget says which disk loses its power.
+type powerTarget int
+
+const (
+	cutBoth powerTarget = iota
+	cutMeta
+	cutChunks
+)
+
+func (t powerTarget) String() string {
+	return [...]string{"both disks", "the meta disk", "the chunk disk"}[t]
+}
+
+// machine is a system on two loop disks: data directory (etcd, state) and
+// chunks.
+type machine struct {
+	system
+	meta   *disk
+	chunks *disk
+}
+
+// newMachine makes the disks below scratch.
+func newMachine(scratch, binary string, metaBytes, chunkBytes int64, log io.Writer) (*machine, error) {
+	m := &machine{system: system{binary: binary, dir: filepath.Join(scratch, "meta", "data"), mount: filepath.Join(scratch, "mnt"), log: log}}
+	if err := os.Mkdir(m.mount, 0o755); err != nil {
+		return nil, err
+	}
+	var err error
+	if m.meta, err = newDisk(filepath.Join(scratch, "meta"), metaBytes); err != nil {
+		return m, err
+	}
+	if err := os.Mkdir(m.dir, 0o700); err != nil {
+		return m, err
+	}
+	m.chunks, err = newDisk(filepath.Join(m.dir, "chunks"), chunkBytes)
+	return m, err
+}
+
+// end leaves no process, mount or loop device.
+func (m *machine) end() error {
+	err := m.system.end()
+	if m.chunks != nil {
+		err = errors.Join(err, m.chunks.remove())
+	}
+	if m.meta != nil {
+		err = errors.Join(err, m.meta.remove())
+	}
+	return err
+}
+
+// cut takes the power away: nothing that is not on the disks by now will be.
+// Then the processes end, and the disks are mounted again as after a reboot.
+func (m *machine) cut(target powerTarget) error {
+	m.killed.Store(true)
+	var errs []error
+	if target != cutChunks {
+		errs = append(errs, m.meta.cut())
+	}
+	if target != cutMeta {
+		errs = append(errs, m.chunks.cut())
+	}
+	// A moment in which the processes see their disks fail.
+	time.Sleep(20 * time.Millisecond)
+	m.kill()
+	return errors.Join(errs...)
+}
+
+// reboot mounts the disks again; what the kernel cached of them is gone.
+func (m *machine) reboot() error {
+	if err := spawn.Unmount(m.mount); err != nil {
+		return err
+	}
+	if err := errors.Join(m.chunks.unmount(), m.meta.unmount()); err != nil {
+		return err
+	}
+	if err := m.meta.mount(); err != nil {
+		return err
+	}
+	return m.chunks.mount()
+}
+
+// powerRounds loads, cuts, reboots and verifies.
+func (m *machine) powerRounds(ctx context.Context, rounds int, seed uint64, logf func(string, ...any)) error {
+	if err := m.start(ctx); err != nil {
+		return err
+	}
+	l := newLoad(m.mount, seed)
+	if err := l.prepare(m.mount); err != nil {
+		return err
+	}
+	r := rand.New(rand.NewPCG(seed, 98))
+	for round := range rounds {
+		target := powerTarget(round % 3)
+		d := time.Duration(20+r.IntN(1500)) * time.Millisecond
+		if err := m.under(ctx, l, d, func() error { return m.cut(target) }); err != nil {
+			return fmt.Errorf("round %d, %v: %w", round, target, err)
+		}
+		if err := m.reboot(); err != nil {
+			return err
+		}
+		if err := m.start(ctx); err != nil {
+			return fmt.Errorf("round %d, starting after a power cut of %v: %w", round, target, err)
+		}
+		logf("round %d: power cut of %v after %v, serving again after %v", round, target, d, m.process.StartedIn.Round(time.Millisecond))
+		if err := errors.Join(l.verify(), m.fsck(ctx)); err != nil {
+			return fmt.Errorf("round %d, power cut of %v after %v: %w", round, target, d, err)
+		}
+	}
+	return m.stop()
+}
