@@ -275,7 +275,11 @@ func (j *Journal) Follow(ctx context.Context, after Position, fn func(Entry) err
 	chain := Chain{Volume: j.volume, At: after}
 	for {
 		var err error
-		if chain, err = j.read(ctx, chain, fn); err != nil && meta.KindOf(err) != meta.Unavailable {
+		chain, err = j.read(ctx, chain, fn)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil && meta.KindOf(err) != meta.Unavailable:
 			return err
 		}
 		select {

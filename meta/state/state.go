@@ -43,7 +43,10 @@ const (
 	memTable  = 16 << 20 // Pebble starts at 256 KiB and doubles: an idle volume stays small
 	tableFile = 8 << 20  // in level 0; doubles with each level
 	blockSize = 8 << 10
-	bloomBits = 10
+	// indexBlock is so large that a table file has one index block: a point
+	// read goes through one level less.
+	indexBlock = 256 << 10
+	bloomBits  = 10
 )
 
 var appliedKey = []byte{0x00, 0x01}
@@ -104,6 +107,7 @@ func (s *Shared) options(dir string) *pebble.Options {
 	for i := range o.Levels {
 		l := &o.Levels[i]
 		l.BlockSize = blockSize
+		l.IndexBlockSize = indexBlock
 		l.FilterPolicy = bloom.FilterPolicy(bloomBits)
 		// The upper levels are read and rewritten all the time and hold a
 		// tenth of the bytes: plain there, snappy in the two lowest.

@@ -1,12 +1,14 @@
 package etcd_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"sync"
 	"testing"
 	"time"
@@ -170,46 +172,78 @@ func TestNoSpace(t *testing.T) {
 	}
 }
 
-// etcd stops and starts again and again under a client of its socket: every
+// serveDir names the folder of an etcd that a child process runs to be killed.
+const serveDir = "PENSTOCK_ETCD_DIR"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(serveDir); dir != "" {
+		if _, err := embedded.Start(embedded.Config{Dir: dir}); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		fmt.Println("ready")
+		select {}
+	}
+	os.Exit(m.Run())
+}
+
+// child runs an etcd in another process, and waits until it serves.
+func child(t *testing.T, dir string) *exec.Cmd {
+	c := exec.Command(os.Args[0])
+	c.Env = append(os.Environ(), serveDir+"="+dir)
+	c.Stderr = os.Stderr
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	if err := c.Start(); err != nil {
+		t.Error(err)
+		return nil
+	}
+	if !bufio.NewScanner(out).Scan() {
+		t.Error("etcd did not start")
+	}
+	return c
+}
+
+// etcd is killed and started again and again under an appending client: every
 // append is settled, none is lost, none is there twice.
-func TestServerRestarts(t *testing.T) {
+func TestServerKilled(t *testing.T) {
 	dir, err := os.MkdirTemp("", "etcd")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s, err := embedded.Start(embedded.Config{Dir: dir})
+	server := child(t, dir)
+	t.Cleanup(func() { server.Process.Kill(); server.Wait() })
+	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + dir + "/c"}, DialTimeout: time.Second, Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Endpoint()}, DialTimeout: time.Second, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
 	t.Cleanup(func() { cli.Close() })
 	o := owners(t, cli, "a", etcd.LeaseConfig{TTL: 10 * time.Second})
 	w := newScribe(t, o, 1)
 	stop := make(chan struct{})
-	var restarts sync.WaitGroup
-	restarts.Go(func() {
+	var killer sync.WaitGroup
+	kills := 0
+	killer.Go(func() {
 		for {
 			select {
 			case <-stop:
 				return
-			case <-time.After(time.Duration(50+rand.IntN(150)) * time.Millisecond):
+			case <-time.After(time.Duration(50+rand.IntN(250)) * time.Millisecond):
 			}
-			if err := s.Close(); err != nil {
-				t.Error(err)
-			}
-			if s, err = embedded.Start(embedded.Config{Dir: dir}); err != nil {
-				t.Error(err)
+			server.Process.Kill()
+			server.Wait()
+			kills++
+			if server = child(t, dir); server == nil {
 				return
 			}
 		}
 	})
 	var acked []string
-	for began, i := time.Now(), 0; time.Since(began) < 3*time.Second; i++ {
+	for began, i := time.Now(), 0; time.Since(began) < 4*time.Second; i++ {
 		p := fmt.Sprint("entry ", i)
 		if err := w.append(t.Context(), []byte(p)); err != nil {
 			t.Errorf("append %d: %v", i, err)
@@ -218,7 +252,7 @@ func TestServerRestarts(t *testing.T) {
 		acked = append(acked, p)
 	}
 	close(stop)
-	restarts.Wait()
+	killer.Wait()
 	var got []string
 	err = w.log.Read(t.Context(), journal.Position{}, func(e journal.Entry) error {
 		got = append(got, string(bytes.Clone(e.Payload)))
@@ -227,7 +261,7 @@ func TestServerRestarts(t *testing.T) {
 	if err != nil || fmt.Sprint(got) != fmt.Sprint(acked) {
 		t.Fatalf("%d entries, %d acknowledged: %v", len(got), len(acked), err)
 	}
-	t.Logf("%d entries", len(got))
+	t.Logf("%d entries, %d kills", len(got), kills)
 }
 
 // Several processes fight for one volume, each appending while it owns it and
