@@ -1,0 +1,65 @@
+package crash
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestFullDisk: each disk in turn.
+func TestFullDisk(t *testing.T) {
+	t.Run("chunks", func(t *testing.T) {
+		m := machineOf(t, 512<<20, 256<<20)
+		if err := m.full(t.Context(), m.chunks, *seed, t.Logf); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("meta", func(t *testing.T) {
+		m := machineOf(t, 512<<20, 256<<20)
+		if err := m.full(t.Context(), m.meta, *seed, t.Logf); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestFailingSyncs: EIO of a sync reaches fsync and close, and no success that
+// follows is false.
+func TestFailingSyncs(t *testing.T) {
+	if err := machineOf(t, 512<<20, 512<<20).failingSyncs(t.Context(), few(1), *seed, t.Logf); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// damaged are the kinds of files whose bits are flipped.
+var damaged = []struct {
+	name, folder string
+	match        func(string) bool
+	// trials in go test, and how many of them at least must be noticed, in
+	// percent: where every byte is somebody's, nearly all.
+	trials, noticed int
+}{
+	{"chunk data", "chunks", func(n string) bool { return strings.HasSuffix(n, ".data") }, 3, 60},
+	{"chunk metadata", "chunks", func(n string) bool { return !strings.HasSuffix(n, ".data") }, 3, 0},
+	{"state", "meta", func(n string) bool { return strings.HasSuffix(n, ".sst") || strings.HasSuffix(n, ".log") }, 2, 0},
+	{"journal", "etcd", func(string) bool { return true }, 2, 0},
+}
+
+// TestFlippedBits: a flipped bit is an error or nothing, never other bytes.
+func TestFlippedBits(t *testing.T) {
+	s := newSystem(t)
+	if err := s.prepareFlips(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range damaged {
+		t.Run(d.name, func(t *testing.T) {
+			n := few(d.trials)
+			got, err := s.flip(t.Context(), n, *seed, d.folder, d.match)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%+v", got)
+			if 100*(got.refused+got.errors) < d.noticed*n {
+				t.Errorf("of %d flips only %d were noticed", n, got.refused+got.errors)
+			}
+		})
+	}
+}

@@ -1,0 +1,89 @@
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// failingSyncs lets every fsync and fdatasync of the system's process fail for
+// a while, then cuts the power: what was acknowledged as synced must be there,
+// in particular what was acknowledged after a sync had failed.
+func (m *machine) failingSyncs(ctx context.Context, rounds int, seed uint64, logf func(string, ...any)) error {
+	if err := m.start(ctx); err != nil {
+		return err
+	}
+	l := newLoad(m.mount, seed)
+	if err := l.prepare(m.mount); err != nil {
+		return err
+	}
+	for round := range rounds {
+		told, err := m.failSyncsUnder(ctx, l)
+		if err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+		if err := m.reboot(); err != nil {
+			return err
+		}
+		if err := m.start(ctx); err != nil {
+			return fmt.Errorf("round %d, after failing syncs: %w", round, err)
+		}
+		logf("round %d: the load was told: %v", round, told)
+		if err := errors.Join(l.verify(), m.fsck(ctx)); err != nil {
+			return fmt.Errorf("round %d, after failing syncs and a power cut: %w", round, err)
+		}
+		if told == nil {
+			return fmt.Errorf("round %d: syncs failed below, and nobody above was told", round)
+		}
+	}
+	return m.stop()
+}
+
+// failSyncsUnder runs the load, breaks syncs with strace for half a second, and
+// cuts the power while the load goes on. It returns what the load was told.
+func (m *machine) failSyncsUnder(ctx context.Context, l *load) (told error, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// Each worker goes on after an error as programs do that retry.
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for i, w := range l.workers {
+		wg.Go(func() {
+			defer w.close()
+			for ctx.Err() == nil {
+				serr := w.step()
+				if serr == nil {
+					continue
+				}
+				mu.Lock()
+				if told == nil && !m.killed.Load() {
+					told = fmt.Errorf("%s: %w", l.names[i], serr)
+				}
+				mu.Unlock()
+				return
+			}
+		})
+	}
+	time.Sleep(300 * time.Millisecond)
+	strace := exec.Command("strace", "-f", "-qq", "-o", "/dev/null", "-p", strconv.Itoa(m.process.PID()),
+		"-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:error=EIO")
+	if err := strace.Start(); err != nil {
+		return nil, err
+	}
+	time.Sleep(500 * time.Millisecond)
+	// SIGINT detaches: the process goes on, with a disk that works again.
+	serr := strace.Process.Signal(syscall.SIGINT)
+	_ = strace.Wait() // its status is the signal
+	time.Sleep(300 * time.Millisecond)
+	cut := m.cut(cutBoth)
+	cancel()
+	wg.Wait()
+	mu.Lock()
+	defer mu.Unlock()
+	return told, errors.Join(serr, cut)
+}
