@@ -2,7 +2,14 @@ package penstock
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/maphash"
 	"log/slog"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -34,22 +41,227 @@ type Config struct {
 // Client is a connection to a cluster: one session, one cache, one write
 // buffer for all volumes.
 type Client struct {
+	cfg    Config
+	log    *slog.Logger
+	sess   metaSession
+	chunks chunkIO
+	table  table
+	buf    budget
+
+	ctx    context.Context // of background work
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	incarnation uint64
+	unique      atomic.Uint64
+	dentries    atomic.Int64
+	expiries    atomic.Uint64
+	evicting    atomic.Bool
+
+	flushEvery   time.Duration
+	flushBytes   int64 // dirty bytes of a volume that wake the flusher
+	streamCommit int64 // of one file
+
+	mu      sync.Mutex
+	closed  bool
+	volumes map[meta.VolumeID]*Volume
+
+	stats struct {
+		rpcs, hits, recalls, written, read, appended, commits, lost atomic.Uint64
+	}
 }
 
-// Dial connects to a cluster. It fails with Unavailable when no meta server
-// answers before ctx ends.
-func Dial(ctx context.Context, cfg Config) (*Client, error) { panic("not yet") }
+const (
+	defaultWriteBuffer = 256 << 20
+	minWriteBuffer     = 8 << 20
+	defaultMetaCache   = 500_000
+	leaseMargin        = time.Second
+)
+
+// newClient makes a client; attach then gives it its connections, of which
+// the session needs the client as its handler first.
+func newClient(cfg Config) *Client {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.WriteBuffer == 0 {
+		cfg.WriteBuffer = defaultWriteBuffer
+	}
+	cfg.WriteBuffer = max(cfg.WriteBuffer, minWriteBuffer)
+	if cfg.MetaCache <= 0 {
+		cfg.MetaCache = defaultMetaCache
+	}
+	if cfg.FlushEvery <= 0 {
+		cfg.FlushEvery = time.Second
+	}
+	c := &Client{
+		cfg: cfg, log: cfg.Logger,
+		volumes:      make(map[meta.VolumeID]*Volume),
+		flushEvery:   cfg.FlushEvery,
+		flushBytes:   min(cfg.WriteBuffer/8, groupBytes),
+		streamCommit: min(cfg.WriteBuffer/4, 64<<20),
+	}
+	c.buf.max = cfg.WriteBuffer
+	c.table = table{c: c, max: cfg.MetaCache, m: make(map[inodeKey]*inode)}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	c.incarnation = binary.BigEndian.Uint64(b[:]) | 1
+	return c
+}
+
+func (c *Client) attach(s metaSession, chunks chunkIO) { c.sess, c.chunks = s, chunks }
+
+// opID gives the id of the next operation of a request, or of background work.
+func (c *Client) opID(call *Call) meta.OpID {
+	if call == nil {
+		return meta.OpID{Incarnation: c.incarnation, Unique: c.unique.Add(1), Step: meta.BackgroundStep}
+	}
+	if call.Op.Incarnation == 0 {
+		call.Op = meta.OpID{Incarnation: c.incarnation, Unique: c.unique.Add(1)}
+	}
+	id := call.Op
+	call.Op.Step++
+	return id
+}
+
+// valid is how long what is leased may be believed by someone above.
+func (c *Client) valid() time.Duration { return max(c.sess.LeaseLeft()-leaseMargin, 0) }
+
+func (c *Client) maxDentries() int64 { return 4 * int64(c.cfg.MetaCache) }
+
+// spawn runs fn in a goroutine that Close waits for.
+func (c *Client) spawn(fn func()) { c.wg.Go(fn) }
+
+func (c *Client) kickEvict() {
+	if c.evicting.CompareAndSwap(false, true) {
+		c.spawn(func() {
+			c.table.evict()
+			c.evicting.Store(false)
+		})
+	}
+}
+
+func (c *Client) lookVolume(id meta.VolumeID) *Volume {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.volumes[id]
+}
+
+func (c *Client) openVolumes() []*Volume {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l := make([]*Volume, 0, len(c.volumes))
+	for _, v := range c.volumes {
+		l = append(l, v)
+	}
+	return l
+}
 
 // Volume opens a volume by name. Errors: NoSuchVolume.
-func (c *Client) Volume(ctx context.Context, name string) (*Volume, error) { panic("not yet") }
+func (c *Client) Volume(ctx context.Context, name string) (*Volume, error) {
+	return c.openVolume(ctx, name, func(i volumeInfo) bool { return i.Name == name })
+}
 
 // VolumeByID opens a volume by number, as a junction names it. It asks nobody
 // after the first time. Errors: NoSuchVolume.
-func (c *Client) VolumeByID(ctx context.Context, id meta.VolumeID) (*Volume, error) { panic("not yet") }
+func (c *Client) VolumeByID(ctx context.Context, id meta.VolumeID) (*Volume, error) {
+	if v := c.lookVolume(id); v != nil {
+		return v, nil
+	}
+	return c.openVolume(ctx, fmt.Sprint("number ", id), func(i volumeInfo) bool { return i.ID == id })
+}
+
+func (c *Client) openVolume(ctx context.Context, what string, match func(volumeInfo) bool) (*Volume, error) {
+	list, err := c.sess.Volumes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range list {
+		if !match(i) {
+			continue
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		v := c.volumes[i.ID]
+		if v == nil {
+			v = &Volume{
+				c: c, id: i.ID, name: i.Name, policy: i.Policy,
+				names:  nameLocks{seed: maphash.MakeSeed()},
+				places: make(map[meta.ChunkID]*chunkRef),
+				dirty:  make(map[*inode]struct{}),
+				kicked: make(chan struct{}, 1),
+			}
+			c.volumes[i.ID] = v
+		}
+		return v, nil
+	}
+	return nil, meta.E("open volume", meta.NoSuchVolume, what, nil)
+}
 
 // Close makes everything durable, gives all leases back and ends the session.
 // If that fails or ctx ends first, it tells what was lost.
-func (c *Client) Close(ctx context.Context) error { panic("not yet") }
+func (c *Client) Close(ctx context.Context) error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	c.mu.Unlock()
+	var errs []error
+	for _, v := range c.openVolumes() {
+		if err := v.flushAll(ctx, flushClose); err != nil {
+			errs = append(errs, err)
+		}
+		if err := v.closeEnds(ctx); err != nil {
+			errs = append(errs, err)
+		}
+		if err := v.SyncAll(ctx); err != nil {
+			errs = append(errs, err)
+		}
+		v.retireAll(ctx)
+	}
+	c.cancel()
+	errs = append(errs, c.sess.Close(ctx))
+	c.wg.Wait()
+	errs = append(errs, c.chunks.Close())
+	if left := c.buf.inUse(); left > 0 {
+		errs = append(errs, meta.E("close", meta.IO, fmt.Sprintf("%d written bytes are lost", left), nil))
+	}
+	return errors.Join(errs...)
+}
+
+// closeEnds commits explicit lengths of files whose last extent is open-ended.
+func (v *Volume) closeEnds(ctx context.Context) error {
+	var first error
+	for _, in := range v.c.table.all(func(in *inode) bool { return in.vol == v }) {
+		in.mu.Lock()
+		open := in.file != nil && (in.file.ended || in.file.own != nil)
+		in.mu.Unlock()
+		if open {
+			if err := v.flushOne(ctx, in, flushClose); err != nil && first == nil {
+				first = err
+			}
+		}
+		in.put()
+	}
+	return first
+}
+
+// retireAll seals the packed chunk that is being written.
+func (v *Volume) retireAll(ctx context.Context) {
+	v.pack.mu.Lock()
+	cur := v.pack.cur
+	v.pack.cur = nil
+	v.pack.mu.Unlock()
+	if cur == nil {
+		return
+	}
+	if err := v.seal(ctx, cur); err != nil {
+		v.c.log.Warn("chunk could not be sealed; the session's end will do it", "chunk", cur.id, "err", err)
+	}
+}
 
 // Stats are counters and gauges for status pages and metrics.
 type Stats struct {
@@ -68,4 +280,22 @@ type Stats struct {
 }
 
 // Stats takes a reading.
-func (c *Client) Stats() Stats { panic("not yet") }
+func (c *Client) Stats() Stats {
+	s := Stats{
+		Inodes:        c.table.len(),
+		Dentries:      int(c.dentries.Load()),
+		BufferBytes:   c.buf.inUse(),
+		RPCs:          c.stats.rpcs.Load(),
+		LookupHits:    c.stats.hits.Load(),
+		Recalls:       c.stats.recalls.Load(),
+		WrittenBytes:  c.stats.written.Load(),
+		ReadBytes:     c.stats.read.Load(),
+		AppendedBytes: c.stats.appended.Load(),
+		Commits:       c.stats.commits.Load(),
+		LostBytes:     c.stats.lost.Load(),
+	}
+	for _, v := range c.openVolumes() {
+		s.DirtyBytes += v.dirtyBytes.Load()
+	}
+	return s
+}

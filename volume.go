@@ -2,7 +2,10 @@ package penstock
 
 import (
 	"context"
-	"os"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"penstock.io/penstock/meta"
 )
@@ -11,139 +14,484 @@ import (
 // goroutines. They fail with *meta.Error; beside the kinds named at each, any
 // may fail with Stale (the inode is gone), SessionExpired, Unavailable or IO.
 type Volume struct {
-	id meta.VolumeID
+	c      *Client
+	id     meta.VolumeID
+	name   string
+	policy meta.Policy
+	names  nameLocks
+	pack   packer
+	space  space
+	ahead  aheadState
+	atimes atimeList
+	locks  heldLocks
+
+	// mutations counts operations that changed the volume and were answered;
+	// durable is the count that is known to be journaled.
+	mutations, durable atomic.Uint64
+	dirtyBytes         atomic.Int64
+
+	placeMu sync.Mutex
+	places  map[meta.ChunkID]*chunkRef
+
+	dirtyMu sync.Mutex
+	dirty   map[*inode]struct{} // pinned
+
+	orphans orphanList
+	kicked  chan struct{}
+	running sync.Once
 }
 
 // ID is the volume's number, which never changes.
 func (v *Volume) ID() meta.VolumeID { return v.id }
 
 // Name is the volume's name as it was when it was opened here.
-func (v *Volume) Name() string { panic("not yet") }
+func (v *Volume) Name() string { return v.name }
 
 // Policy is the volume's policy as it was when it was opened here.
-func (v *Volume) Policy() meta.Policy { panic("not yet") }
+func (v *Volume) Policy() meta.Policy { return v.policy }
 
-// ---- namespace
+func (v *Volume) subject(ino meta.Ino) string { return fmt.Sprintf("%s:%d", v.name, ino) }
 
-// Lookup finds a name in a directory. An absent name is no error:
-// Entry.Negative. "." and ".." work. Errors: NotDir, NameTooLong.
-func (v *Volume) Lookup(ctx context.Context, parent meta.Ino, name string) (Entry, error) { panic("not yet") }
+func (v *Volume) maxChunk() uint64 {
+	if v.policy.MaxChunk != 0 {
+		return v.policy.MaxChunk
+	}
+	return 1 << 30
+}
 
-// GetAttr gives an inode's attributes, with what this client has written and
-// not committed yet.
-func (v *Volume) GetAttr(ctx context.Context, ino meta.Ino) (Entry, error) { panic("not yet") }
+// ---- attributes
 
 // SetAttr changes the attributes that req.Mask names; see meta.SetAttr.
-func (v *Volume) SetAttr(ctx context.Context, call *Call, req meta.SetAttr) (Entry, error) { panic("not yet") }
+func (v *Volume) SetAttr(ctx context.Context, call *Call, req meta.SetAttr) (Entry, error) {
+	in := v.node(req.Ino)
+	defer in.put()
+	if req.Mask&meta.SetSize != 0 {
+		return v.truncate(ctx, call, in, &req)
+	}
+	stamp := v.c.table.stamp()
+	res, err := v.do(ctx, call, &req, meta.LeaseShared)
+	if err != nil {
+		return Entry{}, err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.tookTimes(&req, &res.Attr)
+	return in.entryLocked(&res.Attr, in.learnLocked(&res.Attr, stamp)), nil
+}
 
-// Create makes an inode of any type under a name without opening it: mknod,
-// mkdir, symlink; see meta.Create. UID, GID and Umask come from req.
-func (v *Volume) Create(ctx context.Context, call *Call, req meta.Create) (Entry, error) { panic("not yet") }
+// tookTimes lets times that were set on purpose stand above those of writes
+// that are not committed yet.
+func (in *inode) tookTimes(req *meta.SetAttr, a *meta.Attr) {
+	f := in.file
+	if f == nil {
+		return
+	}
+	if req.Mask&(meta.SetAtime|meta.SetAtimeNow) != 0 {
+		f.atimeDirty = false
+	}
+	if f.mtime == 0 {
+		return
+	}
+	if req.Mask&(meta.SetMtime|meta.SetMtimeNow) != 0 {
+		f.mtime = a.Mtime
+	}
+	f.ctime = max(f.ctime, a.Ctime)
+}
 
-// CreateOpen makes a regular file (or opens the one that is there, unless
-// req.Excl) and opens it as Open with these open(2) flags would.
-func (v *Volume) CreateOpen(ctx context.Context, call *Call, req meta.Create, flags uint32) (OpenInfo, error) { panic("not yet") }
+// truncate sets the size. Only one such operation, and no flush, runs on a
+// file at a time, and no write goes in while it does.
+func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.SetAttr) (Entry, error) {
+	if req.Size > meta.MaxFileSize {
+		return Entry{}, meta.E("truncate", meta.FileTooBig, v.subject(in.ino), nil)
+	}
+	var e Entry
+	err := v.alone(ctx, in, req.Size > 0, func() error {
+		stamp := v.c.table.stamp()
+		res, err := v.do(ctx, call, req, meta.LeaseShared)
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		f := in.fileLocked()
+		f.mapGen++
+		if err != nil {
+			if undecided(err) && f.uncommitted == 0 {
+				f.m, f.mapOK = extmap{}, false
+			}
+			return err
+		}
+		cached := in.learnLocked(&res.Attr, stamp)
+		in.tookTimes(req, &res.Attr)
+		f.m.replace(req.Size, 1<<63, nil, v.freeBlobOf(f))
+		if f.mapOK {
+			f.size = req.Size
+		}
+		f.puts++ // a commit on its way knows the old size
+		if f.uncommitted == 0 {
+			f.mtime, f.ctime, f.metaDirty = 0, 0, false
+			v.unlistLocked(in)
+		}
+		if !cached && f.uncommitted == 0 {
+			f.m, f.mapOK = extmap{}, false
+		}
+		e = in.entryLocked(&res.Attr, cached)
+		return nil
+	})
+	return e, err
+}
 
-// Tmpfile makes and opens a regular file without a name (O_TMPFILE).
-func (v *Volume) Tmpfile(ctx context.Context, call *Call, req meta.Tmpfile, flags uint32) (OpenInfo, error) { panic("not yet") }
+// alone runs fn while no write, flush or like operation on the file runs;
+// with flush, everything buffered is committed before. The open end of the
+// journal's last extent is closed in any case (rule 7).
+func (v *Volume) alone(ctx context.Context, in *inode, flush bool, fn func() error) error {
+	in.mu.Lock()
+	f, err := in.take(ctx, turnCommit)
+	if err == nil {
+		if f, err = in.take(ctx, turnPush); err != nil {
+			in.file.leave(turnCommit)
+		}
+	}
+	if err != nil {
+		in.mu.Unlock()
+		return err
+	}
+	f.gate++
+	flush = flush || f.ended
+	in.mu.Unlock()
+	if flush {
+		err = v.flushHeld(ctx, in, flushClose)
+	}
+	if err == nil {
+		err = fn()
+	}
+	in.mu.Lock()
+	f.gate--
+	f.leave(turnCommit | turnPush)
+	in.mu.Unlock()
+	return err
+}
 
-// Link adds a name to an inode; see meta.Link.
-func (v *Volume) Link(ctx context.Context, call *Call, ino, parent meta.Ino, name string) (Entry, error) { panic("not yet") }
-
-// Unlink removes a name, of an empty directory if dir; see meta.Unlink.
-func (v *Volume) Unlink(ctx context.Context, call *Call, parent meta.Ino, name string, dir bool) error { panic("not yet") }
-
-// Rename moves a name with the flags of renameat2(2). Bytes of the source
-// that replace a file are durable before the name is (rule 11).
-func (v *Volume) Rename(ctx context.Context, call *Call, parent meta.Ino, name string, newParent meta.Ino, newName string, flags uint32) error { panic("not yet") }
-
-// ReadLink gives a symbolic link's target.
-func (v *Volume) ReadLink(ctx context.Context, ino meta.Ino) (string, error) { panic("not yet") }
-
-// ReadDir lists entries after cookie (0: from the start) in cookie order, at
-// most max of them (0: a page of the server's choice), with attributes and a
-// claim to cache them if plus. "." and ".." are not in the list. eof tells
-// that nothing follows.
-func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, cookie uint64, max int, plus bool) (list []DirEntry, eof bool, err error) { panic("not yet") }
+// ---- extended attributes
 
 // GetXattr reads an extended attribute. Errors: NoAttribute.
-func (v *Volume) GetXattr(ctx context.Context, ino meta.Ino, name string) ([]byte, error) { panic("not yet") }
+func (v *Volume) GetXattr(ctx context.Context, ino meta.Ino, name string) ([]byte, error) {
+	if v.bare(ino) {
+		return nil, meta.E("getxattr", meta.NoAttribute, name, nil)
+	}
+	res, err := v.do(ctx, nil, &meta.GetXattr{Ino: ino, Name: name}, meta.LeaseNone)
+	if err != nil {
+		return nil, err
+	}
+	return res.Data, nil
+}
+
+// bare reports that an inode is known to have no extended attributes.
+func (v *Volume) bare(ino meta.Ino) bool {
+	in := v.c.table.peek(v.id, ino)
+	if in == nil {
+		return false
+	}
+	defer in.put()
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.attrOK && in.liveLocked() && in.attr.Flags&(meta.FlagHasXattrs|meta.FlagHasACL|meta.FlagHasCaps) == 0
+}
 
 // ListXattr lists the names of extended attributes.
-func (v *Volume) ListXattr(ctx context.Context, ino meta.Ino) ([]string, error) { panic("not yet") }
+func (v *Volume) ListXattr(ctx context.Context, ino meta.Ino) ([]string, error) {
+	if v.bare(ino) {
+		return nil, nil
+	}
+	res, err := v.do(ctx, nil, &meta.ListXattr{Ino: ino}, meta.LeaseNone)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for b := res.Data; len(b) > 0; {
+		i := 0
+		for i < len(b) && b[i] != 0 {
+			i++
+		}
+		names = append(names, string(b[:i]))
+		b = b[min(i+1, len(b)):]
+	}
+	return names, nil
+}
 
 // SetXattr sets an extended attribute; see meta.SetXattr.
-func (v *Volume) SetXattr(ctx context.Context, call *Call, req meta.SetXattr) error { panic("not yet") }
+func (v *Volume) SetXattr(ctx context.Context, call *Call, req meta.SetXattr) error {
+	return v.change(ctx, call, req.Ino, &req)
+}
 
 // RemoveXattr removes an extended attribute. Errors: NoAttribute.
-func (v *Volume) RemoveXattr(ctx context.Context, call *Call, ino meta.Ino, name string) error { panic("not yet") }
+func (v *Volume) RemoveXattr(ctx context.Context, call *Call, ino meta.Ino, name string) error {
+	return v.change(ctx, call, ino, &meta.RemoveXattr{Ino: ino, Name: name})
+}
 
-// StatFS tells usage and limits, what is buffered here included.
-func (v *Volume) StatFS(ctx context.Context) (meta.StatFS, error) { panic("not yet") }
+func (v *Volume) change(ctx context.Context, call *Call, ino meta.Ino, op meta.Op) error {
+	in := v.node(ino)
+	defer in.put()
+	stamp := v.c.table.stamp()
+	res, err := v.do(ctx, call, op, meta.LeaseShared)
+	if err != nil {
+		return err
+	}
+	in.mu.Lock()
+	in.learnLocked(&res.Attr, stamp)
+	in.mu.Unlock()
+	return nil
+}
 
-// ---- files
+// ---- ranges
 
-// Open counts an opener of a regular file and takes the lease that the flags
-// of open(2) ask for; O_TRUNC truncates. Errors: IsDir, and AccessDenied,
-// TextBusy, NotPermitted (a sealed file opened for writing).
-func (v *Volume) Open(ctx context.Context, call *Call, ino meta.Ino, flags uint32) (OpenInfo, error) { panic("not yet") }
+// Fallocate is fallocate(2); see meta.Fallocate.
+func (v *Volume) Fallocate(ctx context.Context, call *Call, req meta.Fallocate) error {
+	if req.Mode&(meta.FallocPunchHole|meta.FallocCollapse) == 0 {
+		if err := v.space.take(ctx, v, int64(min(req.Len, 1<<62))); err != nil {
+			return err
+		}
+	}
+	in := v.node(req.Ino)
+	defer in.put()
+	return v.alone(ctx, in, true, func() error {
+		return v.changeMap(ctx, call, in, &req)
+	})
+}
 
-// Release ends what one successful Open, CreateOpen or Tmpfile began, with
-// the same flags. It does not fail: errors are told by Flush and Fsync.
-func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) { panic("not yet") }
+// changeMap sends an operation that changes where a file's bytes lie; both
+// turns are held and nothing is buffered. The map is asked for again.
+func (v *Volume) changeMap(ctx context.Context, call *Call, in *inode, op meta.Op) error {
+	stamp := v.c.table.stamp()
+	res, err := v.do(ctx, call, op, meta.LeaseShared)
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if f := in.fileLocked(); f.uncommitted == 0 {
+		f.m, f.mapOK = extmap{}, false
+		f.mapGen++
+		f.mtime, f.ctime, f.metaDirty = 0, 0, false
+	}
+	if err != nil {
+		return err
+	}
+	in.learnLocked(&res.Attr, stamp)
+	return nil
+}
 
-// Read fills p from offset off, up to the end of the file; n < len(p) only
-// there. Errors: Corrupt, IO.
-func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n int, err error) { panic("not yet") }
+// CopyRange copies between files of this volume by sharing extents, and tells
+// how many bytes.
+func (v *Volume) CopyRange(ctx context.Context, call *Call, req meta.CopyRange) (uint64, error) {
+	src, dst := v.node(req.Src), v.node(req.Dst)
+	defer src.put()
+	defer dst.put()
+	if src != dst {
+		// Its open end, too: extents are shared at explicit lengths.
+		if err := v.flushOne(ctx, src, flushClose); err != nil {
+			return 0, err
+		}
+	}
+	var n uint64
+	err := v.alone(ctx, dst, true, func() error {
+		stamp := v.c.table.stamp()
+		res, err := v.do(ctx, call, &req, meta.LeaseShared)
+		dst.mu.Lock()
+		defer dst.mu.Unlock()
+		if f := dst.fileLocked(); f.uncommitted == 0 {
+			f.m, f.mapOK = extmap{}, false
+			f.mapGen++
+			f.mtime, f.ctime, f.metaDirty = 0, 0, false
+		}
+		if err != nil {
+			return err
+		}
+		n = res.Off
+		for _, a := range []*meta.Attr{&res.Attr, &res.Attr2} {
+			if a.Ino == dst.ino {
+				dst.learnLocked(a, stamp)
+			}
+		}
+		return nil
+	})
+	return n, err
+}
 
-// ReadFD gives a descriptor that holds the bytes [off, off+n) of the file at
-// fdOff, for splicing, when they all lie in one local chunk and nothing of
-// them is buffered here. ok false: use Read. n may come back smaller at the
-// end of the file. The caller calls release when it has read.
-func (v *Volume) ReadFD(ctx context.Context, ino meta.Ino, off int64, n int) (f *os.File, fdOff int64, got int, release func(), ok bool) { panic("not yet") }
+// Seek finds the next data (SeekData) or hole (SeekHole) at or after off.
+// Errors: NoSuchOffset.
+func (v *Volume) Seek(ctx context.Context, ino meta.Ino, off int64, whence uint32) (int64, error) {
+	if off < 0 {
+		return 0, meta.E("seek", meta.NoSuchOffset, v.subject(ino), nil)
+	}
+	in := v.node(ino)
+	defer in.put()
+	f, sn, err := in.withMap(ctx, meta.LeaseShared)
+	if err != nil {
+		return 0, err
+	}
+	defer in.mu.Unlock()
+	m, size := &f.m, f.size
+	if sn != nil {
+		m, size = &sn.m, sn.size
+	}
+	at := uint64(off)
+	if at >= size {
+		return 0, meta.E("seek", meta.NoSuchOffset, v.subject(ino), nil)
+	}
+	hole := whence == SeekHole
+	found := false
+	m.each(at, size, func(s *segment) bool {
+		data := s.b != nil || s.ref != nil // preallocated zeros count as a hole
+		switch {
+		case hole && (s.off > at || !data):
+			found = true
+		case hole:
+			at = s.end()
+		case data:
+			at, found = max(at, s.off), true
+		}
+		return !found
+	})
+	if found || hole {
+		return int64(min(at, size)), nil
+	}
+	return 0, meta.E("seek", meta.NoSuchOffset, v.subject(ino), nil)
+}
 
-// Write puts p at offset off, or, if atEnd, at the end of the file as it is
-// when the bytes go in (O_APPEND). kill drops set-id bits and capabilities,
-// as for a writer without CAP_FSETID. All of p or none is written. It waits
-// while the process's write buffer is used up.
-// Errors: NoSpace, QuotaExceeded, FileTooBig, and what an earlier write in
-// the background failed with.
-func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, off int64, atEnd, kill bool) (n int, err error) { panic("not yet") }
+// ---- durability
 
 // Flush is close(2) of one descriptor: it releases the POSIX locks of
 // lockOwner and tells an error of an earlier write once. It syncs only on
 // volumes with sync-on-close.
-func (v *Volume) Flush(ctx context.Context, call *Call, ino meta.Ino, lockOwner uint64) error { panic("not yet") }
+func (v *Volume) Flush(ctx context.Context, call *Call, ino meta.Ino, lockOwner uint64) error {
+	unlock := v.closeLocks(ctx, ino, lockOwner)
+	in := v.c.table.peek(v.id, ino)
+	if in == nil {
+		return unlock
+	}
+	defer in.put()
+	in.mu.Lock()
+	f := in.file
+	if f == nil {
+		in.mu.Unlock()
+		return unlock
+	}
+	err := f.taken(errClose)
+	if err == nil {
+		err = unlock
+	}
+	syncNow := v.policy.SyncOnClose && (f.uncommitted > 0 || f.metaDirty || f.ended)
+	in.mu.Unlock()
+	if syncNow {
+		if e := v.Fsync(ctx, ino, false); err == nil {
+			err = e
+		}
+	}
+	return err
+}
 
 // Fsync makes the inode's bytes, and every namespace operation that this
 // client was answered before, durable.
-func (v *Volume) Fsync(ctx context.Context, ino meta.Ino, dataOnly bool) error { panic("not yet") }
+func (v *Volume) Fsync(ctx context.Context, ino meta.Ino, dataOnly bool) error {
+	in := v.node(ino)
+	defer in.put()
+	if err := v.flushOne(ctx, in, flushFsync); err != nil {
+		return err
+	}
+	in.mu.Lock()
+	var err error
+	if in.file != nil {
+		err = in.file.taken(errSync)
+	}
+	in.mu.Unlock()
+	if e := v.journalSync(ctx); e != nil {
+		return e
+	}
+	return err
+}
+
+// journalSync waits until everything answered so far is journaled.
+func (v *Volume) journalSync(ctx context.Context) error {
+	n := v.mutations.Load()
+	if v.durable.Load() >= n {
+		return nil
+	}
+	v.c.stats.rpcs.Add(1)
+	if err := v.c.sess.Sync(ctx, v.id); err != nil {
+		return err
+	}
+	for {
+		old := v.durable.Load()
+		if old >= n || v.durable.CompareAndSwap(old, n) {
+			return nil
+		}
+	}
+}
 
 // SyncAll makes everything that this client did on the volume durable: syncfs,
 // and fsync of a directory.
-func (v *Volume) SyncAll(ctx context.Context) error { panic("not yet") }
+func (v *Volume) SyncAll(ctx context.Context) error {
+	err := v.flushAll(ctx, flushKeep)
+	v.atimes.send(v)
+	if e := v.journalSync(ctx); err == nil {
+		err = e
+	}
+	return err
+}
 
-// Fallocate is fallocate(2); see meta.Fallocate.
-func (v *Volume) Fallocate(ctx context.Context, call *Call, req meta.Fallocate) error { panic("not yet") }
+// ---- usage
 
-// CopyRange copies between files of this volume by sharing extents, and tells
-// how many bytes.
-func (v *Volume) CopyRange(ctx context.Context, call *Call, req meta.CopyRange) (uint64, error) { panic("not yet") }
+// StatFS tells usage and limits, what is buffered here included.
+func (v *Volume) StatFS(ctx context.Context) (meta.StatFS, error) {
+	res, err := v.do(ctx, nil, &meta.StatFSOp{}, meta.LeaseNone)
+	if err != nil {
+		return meta.StatFS{}, err
+	}
+	st := res.StatFS
+	if d := v.dirtyBytes.Load(); d > 0 {
+		st.UsedBytes += uint64(d)
+		st.DiskFree -= min(st.DiskFree, uint64(d))
+	}
+	return st, nil
+}
 
-// Seek finds the next data (SeekData) or hole (SeekHole) at or after off.
-// Errors: NoSuchOffset.
-func (v *Volume) Seek(ctx context.Context, ino meta.Ino, off int64, whence uint32) (int64, error) { panic("not yet") }
+// space knows about how much a volume can still take, so that a writer is
+// told of a full disk or quota when it writes, not when it is too late.
+type space struct {
+	mu   sync.Mutex
+	left int64
+	kind meta.Kind // what bounds it
+	at   time.Time
+	asks bool
+}
 
-// Backing gives a descriptor for passthrough: of a regular file of the local
-// file system which holds exactly the sealed file's bytes at the same
-// offsets. The caller closes it. Errors: NotSupported when there is none.
-func (v *Volume) Backing(ctx context.Context, ino meta.Ino) (*os.File, error) { panic("not yet") }
+// spaceAge is how long a reading of free space is good.
+const spaceAge = time.Second
 
-// ---- locks
-
-// SetLock takes, changes or (LockUnlock) gives up an advisory lock. With wait
-// it waits until ctx ends (then: Interrupted). Errors: WouldBlock, Deadlock.
-func (v *Volume) SetLock(ctx context.Context, l meta.Lock, wait bool) error { panic("not yet") }
-
-// GetLock tells a lock that l would conflict with; Type LockUnlock if none.
-func (v *Volume) GetLock(ctx context.Context, l meta.Lock) (meta.Lock, error) { panic("not yet") }
+func (s *space) take(ctx context.Context, v *Volume, n int64) error {
+	s.mu.Lock()
+	fresh := time.Since(s.at) < spaceAge
+	if s.left >= n && (fresh || s.asks) {
+		s.left -= n
+		s.mu.Unlock()
+		return nil
+	}
+	s.asks = true
+	s.mu.Unlock()
+	st, err := v.StatFS(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asks = false
+	if err != nil {
+		return nil // the write finds out
+	}
+	s.at, s.kind, s.left = time.Now(), meta.NoSpace, 1<<62
+	if st.DiskTotal > 0 {
+		s.left = int64(min(st.DiskFree, 1<<62))
+	}
+	if st.QuotaBytes > 0 {
+		if q := int64(st.QuotaBytes) - int64(st.UsedBytes); q < s.left {
+			s.left, s.kind = max(q, 0), meta.QuotaExceeded
+		}
+	}
+	if s.left < n {
+		return meta.E("write", s.kind, v.name, nil)
+	}
+	s.left -= n
+	return nil
+}

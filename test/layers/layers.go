@@ -43,7 +43,7 @@ var table = []row{
 	{"chunkserver/server", []string{"meta", "chunkserver/*", "meta/client", "meta/wire", "meta/capability"}, "serves a store; calls meta, never the other way round"},
 	{"chunkserver/client", []string{"meta", "chunkserver", "chunkserver/wire", "chunkserver/replica", "meta/capability"}, "the user's side of the data path"},
 
-	{".", []string{"meta", "meta/client", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers"},
+	{".", []string{"meta", "meta/client", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers"},
 	{"fuse", []string{".", "meta"}, "kernel requests become calls of the client library"},
 	{"stream", []string{".", "meta"}, "a user of the client library like any other"},
 	{"table", []string{".", "meta"}, "a user of the client library like any other"},

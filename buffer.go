@@ -1,0 +1,137 @@
+package penstock
+
+import (
+	"context"
+	"sync"
+
+	"penstock.io/penstock/meta"
+)
+
+// blockSize is the largest blob, and the size of the pooled buffers that
+// streams are cut into.
+const blockSize = 1 << 20
+
+// blob holds bytes that were written here, until they are durable and
+// committed (or for ever in an inline file's small case). All fields are
+// guarded by the inode's mu; data up to its length is immutable once frozen.
+type blob struct {
+	data   []byte
+	refs   int32  // segments of the map that point here
+	busy   int32  // pushes and commits that use it now
+	frozen bool   // being appended or appended: never changed in place
+	clean  bool   // committed as the inode's inline data: costs no budget
+	pooled bool   // data is a block of the pool
+	synced bool   // durable at cw, off
+	cw     *chunk // where it was appended; nil: nowhere yet
+	off    uint64 // in cw
+}
+
+// budget bounds the bytes that all files of the client hold in blobs, and
+// recycles their blocks: a page touched for the first time costs four times a
+// page that was used before.
+type budget struct {
+	mu   sync.Mutex
+	max  int64
+	used int64
+	wake chan struct{} // closed when used fell; nil: nobody waits
+	free [][]byte
+	last error // why the last flush failed, while it does
+}
+
+// take waits until n bytes fit; a request larger than the whole budget passes
+// when nothing else is held. It fails with the error that keeps the flusher
+// from making room.
+func (g *budget) take(ctx context.Context, n int64, kick func()) error {
+	g.mu.Lock()
+	for g.used > 0 && g.used+n > g.max {
+		if err := g.last; err != nil {
+			g.mu.Unlock()
+			return err
+		}
+		if g.wake == nil {
+			g.wake = make(chan struct{})
+		}
+		ch := g.wake
+		g.mu.Unlock()
+		kick()
+		select {
+		case <-ch:
+		case <-ctx.Done():
+			return meta.E("write", meta.Interrupted, "waiting for buffer space", context.Cause(ctx))
+		}
+		g.mu.Lock()
+	}
+	g.used += n
+	g.mu.Unlock()
+	return nil
+}
+
+// force takes n bytes without waiting.
+func (g *budget) force(n int64) {
+	g.mu.Lock()
+	g.used += n
+	g.mu.Unlock()
+}
+
+func (g *budget) give(n int64) {
+	if n == 0 {
+		return
+	}
+	g.mu.Lock()
+	g.used -= n
+	if g.used < 0 {
+		g.mu.Unlock()
+		panic("penstock: more write buffer given back than taken")
+	}
+	g.wakeLocked()
+	g.mu.Unlock()
+}
+
+func (g *budget) wakeLocked() {
+	if g.wake != nil {
+		close(g.wake)
+		g.wake = nil
+	}
+}
+
+// outcome tells waiters how the last flush went.
+func (g *budget) outcome(err error) {
+	g.mu.Lock()
+	if g.last = err; err != nil {
+		g.wakeLocked()
+	}
+	g.mu.Unlock()
+}
+
+func (g *budget) inUse() int64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.used
+}
+
+// full reports that more than half is used.
+func (g *budget) full() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.used > g.max/2
+}
+
+func (g *budget) block() []byte {
+	g.mu.Lock()
+	if k := len(g.free); k > 0 {
+		b := g.free[k-1]
+		g.free = g.free[:k-1]
+		g.mu.Unlock()
+		return b[:0]
+	}
+	g.mu.Unlock()
+	return make([]byte, 0, blockSize)
+}
+
+func (g *budget) recycle(b []byte) {
+	g.mu.Lock()
+	if int64(len(g.free)+1)*blockSize <= max(g.max/4, 16*blockSize) {
+		g.free = append(g.free, b)
+	}
+	g.mu.Unlock()
+}

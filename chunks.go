@@ -1,0 +1,356 @@
+package penstock
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"penstock.io/penstock/meta"
+)
+
+// packedMax is the length at which a packed chunk is finished and the next is
+// begun, in bytes.
+const packedMax = 256 << 20
+
+// chunk is an open chunk that this client appends to: packed (bytes of many
+// files) or one file's own.
+type chunk struct {
+	v    *Volume
+	id   meta.ChunkID
+	ref  *chunkRef
+	w    chunkWriter
+	max  uint64
+	own  bool
+	done sync.Once // seals
+
+	mu      sync.Mutex
+	blobs   int  // appended here and not committed yet
+	retired bool // nothing more will be appended; sealed when blobs is zero
+	broken  bool // an append or sync failed
+	synced  uint64
+}
+
+// packer hands out chunks, from grants that are asked for ahead.
+type packer struct {
+	alloc sync.Mutex // who asks the owner for grants; never taken under another lock
+
+	mu    sync.Mutex
+	cur   *chunk
+	spare [2][]meta.ChunkGrant // packed, own
+}
+
+func (v *Volume) newChunk(g meta.ChunkGrant, own bool) *chunk {
+	limit := g.MaxLen
+	if limit == 0 {
+		limit = v.maxChunk()
+	}
+	if own {
+		limit = min(limit, v.maxChunk())
+	} else {
+		limit = min(limit, packedMax)
+	}
+	c := &chunk{v: v, id: g.ID, w: v.c.chunks.NewWriter(g), max: limit, own: own}
+	c.ref = v.refOf(meta.ChunkPlace{ID: g.ID, Servers: g.Servers})
+	return c
+}
+
+// grant takes a chunk grant, from the spare ones if there are.
+func (v *Volume) grant(ctx context.Context, own bool) (meta.ChunkGrant, error) {
+	k := &v.pack
+	i := 0
+	if own {
+		i = 1
+	}
+	pop := func() (g meta.ChunkGrant, ok bool) {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if s := k.spare[i]; len(s) > 0 {
+			g, k.spare[i] = s[0], s[1:]
+			return g, true
+		}
+		return g, false
+	}
+	g, ok := pop()
+	if !ok {
+		k.alloc.Lock()
+		if g, ok = pop(); !ok {
+			gs, err := v.c.sess.AllocChunks(ctx, v.id, 2, own)
+			if err != nil || len(gs) == 0 {
+				k.alloc.Unlock()
+				if err == nil {
+					err = meta.E("allocate chunk", meta.Unavailable, v.name, nil)
+				}
+				return g, err
+			}
+			g = gs[0]
+			k.mu.Lock()
+			k.spare[i] = append(k.spare[i], gs[1:]...)
+			k.mu.Unlock()
+		}
+		k.alloc.Unlock()
+		return g, nil
+	}
+	// The spare one was taken: have another by the time it is needed.
+	v.c.spawn(func() {
+		if !k.alloc.TryLock() {
+			return
+		}
+		defer k.alloc.Unlock()
+		k.mu.Lock()
+		have := len(k.spare[i])
+		k.mu.Unlock()
+		if have > 0 {
+			return
+		}
+		if gs, err := v.c.sess.AllocChunks(v.c.ctx, v.id, 1, own); err == nil {
+			k.mu.Lock()
+			k.spare[i] = append(k.spare[i], gs...)
+			k.mu.Unlock()
+		}
+	})
+	return g, nil
+}
+
+func (v *Volume) newOwn(ctx context.Context) (*chunk, error) {
+	g, err := v.grant(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	return v.newChunk(g, true), nil
+}
+
+// packed gives the packed chunk that has room for n more bytes.
+func (v *Volume) packed(ctx context.Context, n int) (*chunk, error) {
+	k := &v.pack
+	for {
+		k.mu.Lock()
+		c := k.cur
+		if c != nil && !c.isBroken() && c.w.Len()+uint64(n) <= c.max {
+			k.mu.Unlock()
+			return c, nil
+		}
+		k.cur = nil
+		k.mu.Unlock()
+		if c != nil {
+			v.retire(c)
+		}
+		g, err := v.grant(ctx, false)
+		if err != nil {
+			return nil, err
+		}
+		c = v.newChunk(g, false)
+		if c.max < uint64(n) {
+			return nil, meta.E("append", meta.FileTooBig, c.id.String(), nil)
+		}
+		k.mu.Lock()
+		if k.cur == nil {
+			k.cur = c
+			k.mu.Unlock()
+			return c, nil
+		}
+		// Another was quicker: this one becomes a spare.
+		k.spare[0] = append(k.spare[0], g)
+		k.mu.Unlock()
+		_ = c.w.Close()
+	}
+}
+
+// appendPacked appends p to the packed chunk; after a failure to a fresh one.
+func (v *Volume) appendPacked(ctx context.Context, p []byte) (*chunk, uint64, error) {
+	for try := 0; ; try++ {
+		c, err := v.packed(ctx, len(p))
+		if err != nil {
+			return nil, 0, err
+		}
+		off, err := c.w.Append(ctx, p)
+		if err == nil {
+			v.c.stats.appended.Add(uint64(len(p)))
+			return c, off, nil
+		}
+		if errors.Is(err, meta.FileTooBig) { // another append took the room
+			v.unpack(c)
+			v.retire(c)
+		} else {
+			v.unpack(c)
+			v.breakChunk(c, err)
+		}
+		if try >= 2 || ctx.Err() != nil {
+			return nil, 0, err
+		}
+	}
+}
+
+func (v *Volume) unpack(c *chunk) {
+	v.pack.mu.Lock()
+	if v.pack.cur == c {
+		v.pack.cur = nil
+	}
+	v.pack.mu.Unlock()
+}
+
+func (c *chunk) isBroken() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.broken
+}
+
+// holdBlob counts a blob that was appended; dropBlob when it is committed or
+// given up.
+func (c *chunk) holdBlob() {
+	c.mu.Lock()
+	c.blobs++
+	c.mu.Unlock()
+}
+
+func (v *Volume) dropBlob(c *chunk) {
+	c.mu.Lock()
+	c.blobs--
+	seal := c.blobs == 0 && c.retired
+	c.mu.Unlock()
+	if seal {
+		v.sealLater(c)
+	}
+}
+
+// retire ends appending to a chunk; it is sealed once all its bytes are
+// committed (or given up).
+func (v *Volume) retire(c *chunk) {
+	c.mu.Lock()
+	c.retired = true
+	seal := c.blobs == 0
+	c.mu.Unlock()
+	if seal {
+		v.sealLater(c)
+	}
+}
+
+// breakChunk notes that a chunk failed: what of it is not synced is appended
+// again elsewhere, and the owner seals it.
+func (v *Volume) breakChunk(c *chunk, err error) {
+	c.mu.Lock()
+	first := !c.broken
+	c.broken, c.retired = true, true
+	c.mu.Unlock()
+	if first {
+		v.unpack(c)
+		v.c.log.Warn("chunk failed, going on in another", "chunk", c.id, "err", err)
+		v.sealLater(c)
+	}
+}
+
+// sealLater seals in the background.
+func (v *Volume) sealLater(c *chunk) {
+	v.c.spawn(func() {
+		if err := v.seal(v.c.ctx, c); err != nil && v.c.ctx.Err() == nil {
+			v.c.log.Warn("chunk could not be sealed; its session's end will do it", "chunk", c.id, "err", err)
+		}
+	})
+}
+
+// seal has the owner end the chunk for ever.
+func (v *Volume) seal(ctx context.Context, c *chunk) (err error) {
+	c.done.Do(func() {
+		_ = c.w.Close()
+		var rec meta.ChunkRecord
+		if rec, err = v.c.sess.SealChunk(ctx, v.id, c.id); err != nil {
+			return
+		}
+		v.mutations.Add(1)
+		if rec.State == meta.ChunkSealed {
+			pl := *c.ref.place.Load()
+			pl.Sealed, pl.Length = true, rec.Length
+			if len(rec.Servers) > 0 {
+				pl.Servers = rec.Servers
+			}
+			c.ref.place.Store(&pl)
+		}
+	})
+	return err
+}
+
+// sync makes everything appended to the chunk so far durable.
+func (c *chunk) sync(ctx context.Context) error {
+	if c.isBroken() {
+		return meta.E("sync", meta.IO, c.id.String(), nil)
+	}
+	n := c.w.Len()
+	if err := c.w.Sync(ctx); err != nil {
+		if ctx.Err() == nil {
+			c.v.breakChunk(c, err)
+		}
+		return err
+	}
+	c.mu.Lock()
+	c.synced = max(c.synced, n)
+	c.mu.Unlock()
+	return nil
+}
+
+func (c *chunk) syncedLen() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.synced
+}
+
+// forgetChunks lets go of all open chunks: they were the old session's.
+func (v *Volume) forgetChunks() {
+	k := &v.pack
+	k.mu.Lock()
+	c := k.cur
+	k.cur, k.spare = nil, [2][]meta.ChunkGrant{}
+	k.mu.Unlock()
+	if c != nil {
+		c.mu.Lock()
+		c.broken, c.retired = true, true
+		c.mu.Unlock()
+		_ = c.w.Close()
+	}
+}
+
+// ---- places
+
+// maxPlaces bounds the places of chunks that are remembered for sharing.
+const maxPlaces = 200_000
+
+// refOf gives the shared reference to a chunk, with a newer place.
+func (v *Volume) refOf(pl meta.ChunkPlace) *chunkRef {
+	v.placeMu.Lock()
+	defer v.placeMu.Unlock()
+	r := v.places[pl.ID]
+	if r == nil {
+		if len(v.places) >= maxPlaces {
+			clear(v.places) // maps in use keep theirs
+		}
+		r = &chunkRef{}
+		v.places[pl.ID] = r
+	}
+	if old := r.place.Load(); old == nil || !(old.Sealed && !pl.Sealed) {
+		r.place.Store(&pl)
+	}
+	return r
+}
+
+func (v *Volume) addPlaces(pls []meta.ChunkPlace) {
+	for _, pl := range pls {
+		v.refOf(pl)
+	}
+}
+
+// committed makes the segment of an extent that the volume knows; the places
+// that came with it were added before.
+func (v *Volume) committed(e meta.Extent) segment {
+	s := segment{off: e.Off, n: e.Len, pos: e.ChunkOff}
+	if e.Chunk.IsZero() {
+		s.pos = 0
+		return s
+	}
+	v.placeMu.Lock()
+	s.ref = v.places[e.Chunk]
+	if s.ref == nil { // an owner that left the place out: reading asks again
+		s.ref = &chunkRef{}
+		s.ref.place.Store(&meta.ChunkPlace{ID: e.Chunk})
+		v.places[e.Chunk] = s.ref
+	}
+	v.placeMu.Unlock()
+	return s
+}

@@ -1,0 +1,441 @@
+package penstock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	"penstock.io/penstock/meta"
+)
+
+// dent is what a name leads to. A zero ino: the name does not exist.
+type dent struct {
+	ino meta.Ino
+	vol meta.VolumeID // not zero for a junction
+}
+
+// dir is what is cached of a directory's entries, right while its inode is
+// leased.
+type dir struct {
+	names map[string]dent
+	// complete: names holds every entry that exists.
+	complete bool
+	// changes counts beginnings and ends of this client's own changes. A lookup
+	// or listing that was sent before one and answered after may tell of
+	// either state, so it is cached only if the count stayed the same.
+	changes uint64
+	misses  uint8
+	// ahead is where the next prefetch goes on, and whether one runs.
+	ahead    uint64
+	aheadRun bool
+	// A listing in progress: what a page may begin with to continue it, and
+	// the count of changes at its begin.
+	listNext, listChanges uint64
+	page                  *dirPage
+}
+
+// dirPage is a page of a listing, kept so that readers with small buffers
+// don't cost a request each.
+type dirPage struct {
+	from    uint64 // cookie that it follows
+	entries []meta.Dirent
+	eof     bool
+	stamp   uint64
+	named   bool // its names are cached, so removals are known
+}
+
+// Bounds of listings.
+const (
+	missesToPrefetch = 3
+	prefetchPages    = 8
+	firstPage        = 256
+	fullPage         = 2048
+	prefetchPage     = 1024
+)
+
+// dirLocked gives the directory's state, made on first use.
+func (in *inode) dirLocked() *dir {
+	if in.dir == nil {
+		in.dir = &dir{}
+	}
+	return in.dir
+}
+
+// setNameLocked caches one name.
+func (in *inode) setNameLocked(name string, to dent) {
+	d, c := in.dirLocked(), in.vol.c
+	if d.names == nil {
+		d.names = make(map[string]dent)
+	}
+	if to.ino == 0 && d.complete {
+		in.delNameLocked(name)
+		return
+	}
+	old := len(d.names)
+	if c.dentries.Load() >= c.maxDentries() && old > 0 {
+		if _, ok := d.names[name]; !ok {
+			c.dentries.Add(-int64(old))
+			d.names, d.complete, d.page, old = make(map[string]dent), false, nil, 0
+		}
+	}
+	d.names[name] = to
+	c.dentries.Add(int64(len(d.names) - old))
+}
+
+func (in *inode) delNameLocked(name string) {
+	d := in.dirLocked()
+	if _, ok := d.names[name]; ok {
+		delete(d.names, name)
+		in.vol.c.dentries.Add(-1)
+	}
+}
+
+// lookLocked answers a lookup from memory.
+func (in *inode) lookLocked(name string) (to dent, known bool) {
+	d := in.dir
+	if d == nil || !in.liveLocked() {
+		return dent{}, false
+	}
+	to, known = d.names[name]
+	return to, known || d.complete
+}
+
+// Lookup finds a name in a directory. An absent name is no error:
+// Entry.Negative. "." and ".." work. Errors: NotDir, NameTooLong.
+func (v *Volume) Lookup(ctx context.Context, parent meta.Ino, name string) (Entry, error) {
+	if name == "." {
+		return v.GetAttr(ctx, parent)
+	}
+	if len(name) > meta.MaxName {
+		return Entry{}, meta.E("lookup", meta.NameTooLong, "", nil)
+	}
+	p := v.node(parent)
+	defer p.put()
+	p.mu.Lock()
+	to, known := p.lookLocked(name)
+	steady := p.recall == nil
+	if name == ".." && !known && p.attrOK && p.attr.Parent != 0 && p.liveLocked() {
+		to, known = dent{ino: p.attr.Parent}, true
+	}
+	if known {
+		p.mu.Unlock()
+		v.c.stats.hits.Add(1)
+		return v.entryOf(ctx, to, steady)
+	}
+	d := p.dirLocked()
+	changes := d.changes
+	d.misses = min(d.misses+1, 200)
+	ahead := d.misses >= missesToPrefetch && !d.aheadRun && p.lease != meta.LeaseNone && name != ".."
+	if ahead {
+		d.aheadRun, d.misses = true, 0
+	}
+	p.mu.Unlock()
+	if ahead {
+		p.pins.Add(1)
+		v.c.spawn(func() {
+			defer p.put()
+			p.prefetch()
+		})
+	}
+
+	stamp := v.c.table.stamp()
+	res, err := v.do(ctx, nil, &meta.Lookup{Parent: parent, Name: name}, meta.LeaseShared)
+	if err != nil && !errors.Is(err, meta.NotFound) {
+		return Entry{}, err
+	}
+	if err == nil {
+		to = dent{ino: res.Attr.Ino, vol: res.Volume}
+		if res.Volume != 0 {
+			to.ino = meta.RootIno
+		}
+	}
+	p.mu.Lock()
+	// A reply that another change of ours overtook is told, not kept.
+	fresh := p.cacheableLocked(stamp) && p.dirLocked().changes == changes
+	if fresh && name != ".." {
+		p.setNameLocked(name, to)
+	}
+	if err == nil && res.ParentAttr.Ino == parent {
+		p.learnLocked(&res.ParentAttr, stamp)
+	}
+	steady = fresh && p.recall == nil
+	p.mu.Unlock()
+	if err != nil {
+		e := Entry{Volume: v.id, Negative: true}
+		if steady {
+			e.Valid = v.c.valid()
+		}
+		return e, nil
+	}
+	if to.vol != 0 {
+		return v.entryOf(ctx, to, steady)
+	}
+	e := v.learn(&res.Attr, stamp)
+	if !steady {
+		e.Valid = 0
+	}
+	return e, nil
+}
+
+// entryOf makes the Entry of a cached name.
+func (v *Volume) entryOf(ctx context.Context, to dent, steady bool) (Entry, error) {
+	if to.ino == 0 {
+		e := Entry{Volume: v.id, Negative: true}
+		if steady {
+			e.Valid = v.c.valid()
+		}
+		return e, nil
+	}
+	w := v
+	if to.vol != 0 {
+		var err error
+		if w, err = v.c.VolumeByID(ctx, to.vol); err != nil {
+			return Entry{}, err
+		}
+	}
+	e, err := w.GetAttr(ctx, to.ino)
+	if !steady {
+		e.Valid = 0
+	}
+	return e, err
+}
+
+// GetAttr gives an inode's attributes, with what this client has written and
+// not committed yet.
+func (v *Volume) GetAttr(ctx context.Context, ino meta.Ino) (Entry, error) {
+	in := v.node(ino)
+	defer in.put()
+	in.mu.Lock()
+	if in.attrOK && in.liveLocked() {
+		e := in.entryLocked(nil, true)
+		in.mu.Unlock()
+		return e, nil
+	}
+	in.mu.Unlock()
+	stamp := v.c.table.stamp()
+	res, err := v.do(ctx, nil, &meta.GetAttr{Ino: ino}, meta.LeaseShared)
+	if err != nil {
+		return Entry{}, err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.entryLocked(&res.Attr, in.learnLocked(&res.Attr, stamp)), nil
+}
+
+// fetchPage asks for one page of a listing with attributes, and caches what
+// it may of it.
+func (in *inode) fetchPage(ctx context.Context, cookie uint64, n int, plus bool) (*dirPage, error) {
+	v := in.vol
+	in.mu.Lock()
+	d := in.dirLocked()
+	changes := d.changes
+	in.mu.Unlock()
+	stamp := v.c.table.stamp()
+	res, err := v.do(ctx, nil, &meta.ReadDir{Ino: in.ino, Cookie: cookie, Max: uint32(n), Plus: plus}, meta.LeaseShared)
+	if err != nil {
+		return nil, err
+	}
+	for i := range res.Entries {
+		if a := res.Entries[i].Attr; a != nil && res.Entries[i].Volume == 0 {
+			v.learn(a, stamp)
+		}
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.learnLocked(&res.Attr, stamp)
+	d = in.dirLocked()
+	if cookie == 0 {
+		d.listNext, d.listChanges = 0, changes
+	}
+	pg := &dirPage{from: cookie, entries: res.Entries, eof: res.EOF, stamp: stamp}
+	if in.cacheableLocked(stamp) && d.changes == changes {
+		pg.named = true
+		for _, e := range res.Entries {
+			to := dent{ino: e.Ino, vol: e.Volume}
+			if e.Volume != 0 {
+				to.ino = meta.RootIno
+			}
+			in.setNameLocked(e.Name, to)
+		}
+		if d.listNext == cookie && d.listChanges == changes && v.c.dentries.Load() < v.c.maxDentries() {
+			if res.EOF {
+				in.completeLocked()
+			} else if k := len(res.Entries); k > 0 {
+				d.listNext = res.Entries[k-1].Cookie
+			}
+		}
+	}
+	return pg, nil
+}
+
+// completeLocked notes that every entry is cached; absent names need no
+// entries of their own then.
+func (in *inode) completeLocked() {
+	d := in.dirLocked()
+	d.complete = true
+	if d.names == nil {
+		d.names = make(map[string]dent)
+	}
+	for name, to := range d.names {
+		if to.ino == 0 {
+			in.delNameLocked(name)
+		}
+	}
+}
+
+// prefetch lists some pages of a directory in which lookups miss.
+func (in *inode) prefetch() {
+	in.mu.Lock()
+	cookie := in.dirLocked().ahead
+	in.mu.Unlock()
+	eof := false
+	for range prefetchPages {
+		pg, err := in.fetchPage(in.vol.c.ctx, cookie, prefetchPage, true)
+		if err != nil || len(pg.entries) == 0 {
+			eof = true
+			break
+		}
+		cookie = pg.entries[len(pg.entries)-1].Cookie
+		if eof = pg.eof; eof {
+			break
+		}
+	}
+	in.mu.Lock()
+	d := in.dirLocked()
+	d.ahead = cookie
+	if eof {
+		d.ahead = 0
+	}
+	d.aheadRun = false
+	in.mu.Unlock()
+}
+
+// ReadDir lists entries after cookie (0: from the start) in cookie order, at
+// most max of them (0: a page of the server's choice), with attributes and a
+// claim to cache them if plus; where attributes are not known Entry.Attr.Ino is
+// zero. "." and ".." are not in the list. eof tells that nothing follows.
+func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, cookie uint64, max int, plus bool) (list []DirEntry, eof bool, err error) {
+	in := v.node(ino)
+	defer in.put()
+	if cookie == 0 {
+		v.touchAtime(in)
+	}
+	for {
+		if cookie != 0 {
+			if list, eof, ok := in.servePage(ctx, cookie, max, plus); ok {
+				return list, eof, nil
+			}
+		}
+		n := fullPage
+		if cookie == 0 {
+			n = firstPage
+		}
+		if max > n {
+			n = min(max, 4096)
+		}
+		pg, err := in.fetchPage(ctx, cookie, n, plus)
+		if err != nil {
+			in.mu.Lock()
+			dead := errors.Is(err, meta.Stale) && in.attrOK && in.attr.Nlink == 0
+			in.mu.Unlock()
+			if dead { // removed while someone lists it: empty, as on other file systems
+				return nil, true, nil
+			}
+			return nil, false, err
+		}
+		if pg.named && len(pg.entries) > 0 {
+			in.mu.Lock()
+			in.dirLocked().page = pg
+			in.mu.Unlock()
+		}
+		list, eof := in.entries(ctx, pg.entries, pg.eof, max, plus, pg.named)
+		return list, eof, nil
+	}
+}
+
+// servePage answers from the page at hand what follows cookie, if it is there.
+// Entries that are gone by now are left out: with attributes, the kernel would
+// make names of them.
+func (in *inode) servePage(ctx context.Context, cookie uint64, max int, plus bool) ([]DirEntry, bool, bool) {
+	in.mu.Lock()
+	d := in.dirLocked()
+	pg := d.page
+	if pg == nil || !in.liveLocked() || in.low > pg.stamp {
+		in.mu.Unlock()
+		return nil, false, false
+	}
+	at, found := slices.BinarySearchFunc(pg.entries, cookie, func(e meta.Dirent, c uint64) int { return cmp.Compare(e.Cookie, c) })
+	switch {
+	case found:
+		at++
+	case pg.from != cookie:
+		in.mu.Unlock()
+		return nil, false, false
+	}
+	live := make([]meta.Dirent, 0, min(len(pg.entries)-at, 512))
+	eof := pg.eof
+	for i := at; i < len(pg.entries); i++ {
+		e := &pg.entries[i]
+		if max > 0 && len(live) == max {
+			eof = false
+			break
+		}
+		if to, ok := d.names[e.Name]; ok && (to.ino == e.Ino || to.vol != 0) {
+			live = append(live, *e)
+		}
+	}
+	if eof {
+		d.page = nil
+	}
+	in.mu.Unlock()
+	if len(live) == 0 && !eof {
+		return nil, false, false
+	}
+	list, _ := in.entries(ctx, live, eof, 0, plus, true)
+	return list, eof, true
+}
+
+// entries turns what the server lists into what callers get.
+func (in *inode) entries(ctx context.Context, es []meta.Dirent, eof bool, max int, plus, cached bool) ([]DirEntry, bool) {
+	v := in.vol
+	if max > 0 && len(es) > max {
+		es, eof = es[:max], false
+	}
+	list := make([]DirEntry, len(es))
+	in.mu.Lock()
+	steady := cached && in.recall == nil
+	in.mu.Unlock()
+	for i, e := range es {
+		list[i] = DirEntry{Name: e.Name, Ino: e.Ino, Volume: v.id, Type: e.Type, Cookie: e.Cookie}
+		if e.Volume != 0 {
+			list[i].Volume, list[i].Ino, list[i].Type = e.Volume, meta.RootIno, meta.TypeDir
+			if plus {
+				list[i].Entry, _ = v.entryOf(ctx, dent{meta.RootIno, e.Volume}, steady)
+			}
+			continue
+		}
+		if !plus {
+			continue
+		}
+		ch := v.c.table.peek(v.id, e.Ino)
+		if ch == nil {
+			if e.Attr != nil && !cached {
+				list[i].Entry = Entry{Attr: *e.Attr, Volume: v.id}
+			}
+			continue
+		}
+		ch.mu.Lock()
+		if ch.attrOK && ch.liveLocked() {
+			list[i].Entry = ch.entryLocked(nil, true)
+			if !steady {
+				list[i].Entry.Valid = 0
+			}
+		} else if e.Attr != nil && !cached {
+			list[i].Entry = Entry{Attr: *e.Attr, Volume: v.id}
+		}
+		ch.mu.Unlock()
+		ch.put()
+	}
+	return list, eof
+}

@@ -1,0 +1,60 @@
+package penstock
+
+import (
+	"context"
+
+	chunkclient "penstock.io/penstock/chunkserver/client"
+	"penstock.io/penstock/meta"
+	metaclient "penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Dial connects to a cluster. It fails with Unavailable when no meta server
+// answers before ctx ends.
+func Dial(ctx context.Context, cfg Config) (*Client, error) {
+	c := newClient(cfg)
+	if c.cfg.Host == "" {
+		c.cfg.Host = metaclient.BootID()
+	}
+	// Grants and recalls come only after the first operation, so the handler
+	// is whole by then; an expiry may come earlier and finds nothing to void.
+	s, err := metaclient.Dial(ctx, metaclient.Config{Addrs: cfg.Meta, Name: cfg.Name, Handler: c, Logger: c.log, Host: c.cfg.Host})
+	if err != nil {
+		c.cancel()
+		return nil, err
+	}
+	io := chunkclient.New(chunkclient.Config{Resolve: s.Resolve, ReadCap: s.ReadCap, Name: cfg.Name, HostID: c.cfg.Host, Logger: c.log})
+	c.attach(session{s}, chunkPool{io})
+	return c, nil
+}
+
+// session turns the words of meta/client into the ones that this package
+// needs.
+type session struct{ *metaclient.Session }
+
+func (s session) DoBatch(ctx context.Context, v meta.VolumeID, ops []batchOp) ([]meta.Result, []error, error) {
+	l := make([]metaclient.BatchOp, len(ops))
+	for i, o := range ops {
+		l[i] = metaclient.BatchOp(o)
+	}
+	return s.Session.DoBatch(ctx, v, l)
+}
+
+func (s session) Volumes(ctx context.Context) ([]volumeInfo, error) {
+	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumes})
+	if err != nil {
+		return nil, err
+	}
+	l := make([]volumeInfo, 0, len(re.Volumes))
+	for _, v := range re.Volumes {
+		if !v.Deleting {
+			l = append(l, volumeInfo{v.ID, v.Name, v.Policy})
+		}
+	}
+	return l, nil
+}
+
+// chunkPool is chunkserver/client with its writers as an interface.
+type chunkPool struct{ *chunkclient.Client }
+
+func (p chunkPool) NewWriter(g meta.ChunkGrant) chunkWriter { return p.Client.NewWriter(g) }

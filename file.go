@@ -1,0 +1,498 @@
+package penstock
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// file is what is kept of a regular file that was opened, read or written.
+// Guarded by the inode's mu.
+//
+// Operations that span requests take turns: turnPush (appending buffered bytes
+// to chunks), turnCommit (making the volume know). A flush takes commit, takes
+// push while it appends, and leaves push to streams while it syncs; truncate
+// and its like take both. Whoever holds a turn waits only for servers, never
+// for another file's turn, so that turns of many files may be held.
+type file struct {
+	// m maps the file's bytes while mapOK; then size is the file's.
+	// INVARIANT: blobs that are not clean exist only under an exclusive lease.
+	m      extmap
+	mapOK  bool
+	mapGen uint32 // counts own changes of the map by requests
+	size   uint64
+	mtime  meta.Time // of what is not committed; zero: none
+	ctime  meta.Time
+	// metaDirty: mtime or size is not committed though all bytes are.
+	metaDirty  bool
+	atimeDirty bool
+	orphaned   bool // its last name went while this session held it
+	sealWant   bool // seal-on-close: to be sealed with the next commit
+	pushing    bool // a goroutine streams
+	listed     bool // in the volume's list of dirty files
+	errFor     uint8
+	busy       uint8 // turns
+	err        error // of a flush in the background, for those in errFor
+
+	uncommitted int64 // bytes in blobs that are not clean
+	unpushed    int64 // of those, not appended yet
+	opens       int32
+	writers     int32 // of opens, for writing
+	reads       int32 // in flight
+	gate        int32 // writers wait while not zero
+	want        int32 // writers waiting for the exclusive lease
+	puts        uint32
+	appends     uint8 // fsyncs in a row that found just bytes added at the end
+
+	// own is the open chunk that belongs to this file; byte off of the file is
+	// byte off-ownBase of it. ended: the journal has an open-ended extent in it.
+	own     *chunk
+	ownBase uint64
+	ended   bool
+	// endedLen: so many bytes of own are synced and belong to the file.
+	endedLen uint64
+	// lo and hi bound where blobs that are not clean lie.
+	lo, hi uint64
+
+	wake chan struct{} // closed at the next change; nil: nobody waits
+}
+
+const (
+	turnPush uint8 = 1 << iota
+	turnCommit
+)
+
+const (
+	errWrite uint8 = 1 << iota
+	errSync
+	errClose
+)
+
+func (in *inode) fileLocked() *file {
+	if in.file == nil {
+		in.file = &file{}
+	}
+	return in.file
+}
+
+// changed wakes everyone who waits for the file.
+func (f *file) changed() {
+	if f.wake != nil {
+		close(f.wake)
+		f.wake = nil
+	}
+}
+
+// wait releases mu until the file changes or ctx ends.
+func (in *inode) wait(ctx context.Context, f *file) error {
+	if f.wake == nil {
+		f.wake = make(chan struct{})
+	}
+	ch := f.wake
+	in.mu.Unlock()
+	defer in.mu.Lock()
+	select {
+	case <-ch:
+		return nil
+	case <-ctx.Done():
+		return meta.E("wait", meta.Interrupted, "", context.Cause(ctx))
+	}
+}
+
+// take waits for turns; mu is held, and released meanwhile.
+func (in *inode) take(ctx context.Context, turns uint8) (*file, error) {
+	for {
+		f := in.fileLocked()
+		if f.busy&turns == 0 {
+			f.busy |= turns
+			return f, nil
+		}
+		if err := in.wait(ctx, f); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (f *file) leave(turns uint8) {
+	f.busy &^= turns
+	f.changed()
+}
+
+// fail keeps an error for the next write, fsync and close.
+func (f *file) fail(err error) {
+	f.err, f.errFor = err, errWrite|errSync|errClose
+}
+
+// taken tells a kept error, once to each kind of caller.
+func (f *file) taken(to uint8) error {
+	if f.errFor&to == 0 {
+		return nil
+	}
+	err := f.err
+	if f.errFor &^= to; f.errFor == 0 {
+		f.err = nil
+	}
+	return err
+}
+
+func (f *file) forgetMap() {
+	if f.uncommitted > 0 || f.ended {
+		return // only an expired session gets here, and drops them itself
+	}
+	f.m, f.mapOK = extmap{}, false
+	f.mapGen++
+}
+
+const (
+	accessMask = 3 // O_ACCMODE
+	flagTrunc  = 0o1000
+)
+
+func forWriting(flags uint32) bool { return flags&accessMask != uint32(os.O_RDONLY) }
+
+// grantTries is how often a contended inode is asked for again before an
+// answer without a lease is taken.
+const grantTries = 100
+
+// snapshot is what Open told of a file, for one use without a lease.
+type snapshot struct {
+	m    extmap
+	size uint64
+}
+
+// loadMap brings in the file's map under at least the lease wanted. Without a
+// grant (the inode is contended) it returns a snapshot for one use.
+func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, error) {
+	v := in.vol
+	in.mu.Lock()
+	held := in.lease
+	gen := uint32(0)
+	if in.file != nil {
+		gen = in.file.mapGen
+	}
+	in.mu.Unlock()
+	ask := want
+	if held >= want {
+		// A reader who holds the lease must not queue for it: someone may be
+		// waiting for ours, and we for the page that the reader has locked.
+		ask = meta.LeaseNone
+	}
+	stamp := v.c.table.stamp()
+	var sn snapshot
+	var attr meta.Attr
+	for off := uint64(0); ; {
+		res, err := v.do(ctx, nil, &meta.Open{Ino: in.ino, Off: off}, ask)
+		if err != nil {
+			return nil, err
+		}
+		if off == 0 {
+			attr = res.Attr
+		} else if res.Attr.Change != attr.Change {
+			// Someone wrote between two pages of extents: from the start.
+			sn, off = snapshot{}, 0
+			stamp = v.c.table.stamp()
+			continue
+		}
+		v.addPlaces(res.Places)
+		if off == 0 && attr.Flags&meta.FlagInline != 0 && len(res.Data) > 0 {
+			// Extents may follow the inline bytes (preallocated space).
+			sn.m.append(segment{n: uint64(len(res.Data)), b: &blob{data: res.Data, clean: true, frozen: true}})
+		}
+		for _, e := range res.Extents {
+			sn.m.append(v.committed(e))
+		}
+		if res.EOF || len(res.Extents) == 0 {
+			break
+		}
+		off = res.Extents[len(res.Extents)-1].End()
+	}
+	sn.size = attr.Size
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	f := in.fileLocked()
+	if in.learnLocked(&attr, stamp) && !f.mapOK && f.mapGen == gen && in.attr.Change == attr.Change {
+		f.m, f.mapOK, f.size = sn.m, true, sn.size
+		f.changed()
+	}
+	return &sn, nil
+}
+
+// withMap waits until the map may be used under at least the lease wanted.
+// It returns with mu held. After many refusals it gives a snapshot instead,
+// and for an exclusive lease fails with Busy.
+func (in *inode) withMap(ctx context.Context, want meta.LeaseMode) (*file, *snapshot, error) {
+	in.mu.Lock()
+	for try := 0; ; try++ {
+		f := in.fileLocked()
+		for want == meta.LeaseShared && in.recall != nil && in.recall.hold {
+			if err := in.wait(ctx, f); err != nil {
+				in.mu.Unlock()
+				return nil, nil, err
+			}
+			f = in.fileLocked()
+		}
+		if f.mapOK && in.lease >= want && in.liveLocked() {
+			return f, nil, nil
+		}
+		grants := in.grants
+		f.want++
+		in.mu.Unlock()
+		sn, err := in.loadMap(ctx, want)
+		in.mu.Lock()
+		if f = in.fileLocked(); f.want > 0 {
+			f.want--
+		}
+		if err != nil {
+			f.changed()
+			in.mu.Unlock()
+			return nil, nil, err
+		}
+		if f.mapOK && in.lease >= want && in.liveLocked() {
+			continue
+		}
+		// Granted and recalled again before this goroutine ran: for a reader the
+		// reply itself is good, and the kernel was told after it.
+		if want == meta.LeaseShared && (in.grants != grants && in.recall == nil || try >= grantTries) {
+			return f, sn, nil
+		}
+		if try >= grantTries {
+			in.mu.Unlock()
+			return nil, nil, meta.E("open", meta.Busy, in.vol.subject(in.ino), nil)
+		}
+		if try > 2 {
+			in.mu.Unlock()
+			select {
+			case <-time.After(time.Duration(min(try, 20)) * time.Millisecond):
+			case <-ctx.Done():
+				return nil, nil, meta.E("open", meta.Interrupted, in.vol.subject(in.ino), context.Cause(ctx))
+			}
+			in.mu.Lock()
+		}
+	}
+}
+
+// Open counts an opener of a regular file and takes the lease that the flags
+// of open(2) ask for; O_TRUNC truncates. Errors: IsDir, and NotPermitted (a
+// sealed file opened for writing).
+func (v *Volume) Open(ctx context.Context, call *Call, ino meta.Ino, flags uint32) (OpenInfo, error) {
+	in := v.node(ino)
+	defer in.put()
+	write := forWriting(flags)
+	want := meta.LeaseShared
+	if write {
+		want = meta.LeaseExclusive
+	}
+	if err := v.sealNow(ctx, in); err != nil {
+		return OpenInfo{}, err
+	}
+	f, sn, err := in.withMap(ctx, want)
+	if err != nil {
+		if !write || !errors.Is(err, meta.Busy) {
+			return OpenInfo{}, err
+		}
+		in.mu.Lock() // contended: each write asks again
+		f = in.fileLocked()
+	}
+	if a := &in.attr; in.attrOK {
+		var bad meta.Kind
+		switch {
+		case a.IsDir():
+			bad = meta.IsDir
+		case write && (a.Flags&meta.FlagSealed != 0 || f.sealWant):
+			bad = meta.NotPermitted
+		}
+		if bad != 0 {
+			in.mu.Unlock()
+			return OpenInfo{}, meta.E("open", bad, v.subject(ino), nil)
+		}
+	}
+	f.opens++
+	if write {
+		f.writers++
+	}
+	size := f.size
+	info := in.openInfoLocked()
+	var head segment
+	if sn == nil && !write && len(f.m.pages) > 0 {
+		head = f.m.pages[0][0]
+	}
+	in.mu.Unlock()
+	v.readAhead(head)
+	if write && flags&flagTrunc != 0 {
+		e, err := v.SetAttr(ctx, call, meta.SetAttr{Ino: ino, Mask: meta.SetSize | meta.SetMtimeNow, Size: 0})
+		if err != nil {
+			v.Release(ctx, ino, flags)
+			return OpenInfo{}, err
+		}
+		info.Entry = e
+		if size > 0 {
+			info.KeepCache = false
+		}
+	}
+	return info, nil
+}
+
+func (in *inode) openInfoLocked() OpenInfo {
+	live := in.liveLocked() && in.attrOK
+	info := OpenInfo{
+		Entry:     in.entryLocked(nil, true),
+		KeepCache: live,
+		DirectIO:  !live,
+		Sealed:    in.attr.Flags&meta.FlagSealed != 0,
+	}
+	if !live {
+		info.Entry = Entry{Volume: in.vol.id}
+		info.Entry.Attr = in.attr
+	}
+	return info
+}
+
+// CreateOpen makes a regular file (or opens the one that is there, unless
+// req.Excl) and opens it as Open with these open(2) flags would.
+func (v *Volume) CreateOpen(ctx context.Context, call *Call, req meta.Create, flags uint32) (OpenInfo, error) {
+	if req.Mode&meta.TypeMask == 0 {
+		req.Mode |= meta.TypeRegular
+	}
+	res, stamp, err := v.create(ctx, call, &req, meta.LeaseExclusive)
+	if err != nil {
+		return OpenInfo{}, err
+	}
+	if res.Existed {
+		v.learn(&res.Attr, stamp)
+		return v.Open(ctx, call, res.Attr.Ino, flags)
+	}
+	return v.opened(res, stamp, flags), nil
+}
+
+// opened counts the opener of a file that was just made.
+func (v *Volume) opened(res *meta.Result, stamp uint64, flags uint32) OpenInfo {
+	in := v.node(res.Attr.Ino)
+	defer in.put()
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	f := in.fileLocked()
+	f.opens++
+	if forWriting(flags) {
+		f.writers++
+	}
+	if in.learnLocked(&res.Attr, stamp) && !f.mapOK && f.mapGen == 0 {
+		f.m, f.mapOK, f.size = extmap{}, true, 0
+	}
+	info := in.openInfoLocked()
+	if info.DirectIO {
+		info.Entry.Attr = res.Attr
+	}
+	return info
+}
+
+// Tmpfile makes and opens a regular file without a name (O_TMPFILE).
+func (v *Volume) Tmpfile(ctx context.Context, call *Call, req meta.Tmpfile, flags uint32) (OpenInfo, error) {
+	stamp := v.c.table.stamp()
+	res, err := v.do(ctx, call, &req, meta.LeaseExclusive)
+	if err != nil {
+		return OpenInfo{}, err
+	}
+	return v.opened(res, stamp, flags), nil
+}
+
+// Release ends what one successful Open, CreateOpen or Tmpfile began, with
+// the same flags. It does not fail: errors are told by Flush and Fsync.
+func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
+	in := v.node(ino)
+	defer in.put()
+	in.mu.Lock()
+	f := in.fileLocked()
+	if f.opens == 0 {
+		in.mu.Unlock()
+		return // opened through a predecessor of this process
+	}
+	f.opens--
+	lastWriter := false
+	if forWriting(flags) {
+		f.writers--
+		lastWriter = f.writers == 0
+	}
+	last := f.opens == 0
+	known := in.attrOK && in.liveLocked()
+	dead := f.orphaned || known && in.attr.Nlink == 0
+	if last && f.errFor != 0 && f.uncommitted == 0 {
+		f.err, f.errFor = nil, 0 // nobody is left to tell
+	}
+	settle := lastWriter && !dead && (f.own != nil || f.ended)
+	if lastWriter && v.policy.SealOnClose && known && in.attr.Flags&meta.FlagSealed == 0 && !dead {
+		f.sealWant, f.metaDirty = true, true
+		settle = settle || f.own != nil
+		v.listDirtyLocked(in)
+	}
+	in.mu.Unlock()
+	switch {
+	case last && dead:
+		v.bury(in)
+		return
+	}
+	if settle {
+		if v.policy.SealOnClose {
+			v.settle(in)
+		} else {
+			in.pins.Add(1)
+			v.c.spawn(func() {
+				defer in.put()
+				v.settle(in)
+			})
+		}
+	}
+}
+
+// settle commits a file that nobody writes any more and seals its own chunk.
+func (v *Volume) settle(in *inode) {
+	if err := v.flushOne(v.c.ctx, in, flushClose); err != nil {
+		v.c.log.Warn("write back failed, will be tried again", "inode", v.subject(in.ino), "err", err)
+		in.mu.Lock()
+		if in.file != nil {
+			in.file.fail(err)
+		}
+		in.mu.Unlock()
+	}
+}
+
+// sealNow finishes a pending seal-on-close before a reader comes.
+func (v *Volume) sealNow(ctx context.Context, in *inode) error {
+	in.mu.Lock()
+	want := in.file != nil && in.file.sealWant
+	in.mu.Unlock()
+	if !want {
+		return nil
+	}
+	return v.flushOne(ctx, in, flushClose)
+}
+
+// Backing gives a descriptor for passthrough: of a regular file of the local
+// file system which holds exactly the sealed file's bytes at the same
+// offsets. The caller closes it. Errors: NotSupported when there is none.
+func (v *Volume) Backing(ctx context.Context, ino meta.Ino) (*os.File, error) {
+	in := v.node(ino)
+	defer in.put()
+	none := meta.E("passthrough", meta.NotSupported, v.subject(ino), nil)
+	f, sn, err := in.withMap(ctx, meta.LeaseShared)
+	if err != nil {
+		return nil, err
+	}
+	fixed := in.attr.Flags&meta.FlagSealed != 0 || v.policy.Immutable
+	if sn != nil || !fixed || f.size == 0 || f.m.count() != 1 {
+		in.mu.Unlock()
+		return nil, none
+	}
+	s, size := f.m.pages[0][0], f.size
+	in.mu.Unlock()
+	if s.ref == nil || s.off != 0 || s.pos != 0 || s.n != size {
+		return nil, none
+	}
+	pl := *s.ref.place.Load()
+	if !pl.Sealed || pl.Length != size {
+		return nil, none
+	}
+	return v.c.chunks.Backing(ctx, pl)
+}

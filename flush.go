@@ -1,0 +1,889 @@
+package penstock
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"penstock.io/penstock/meta"
+)
+
+// How buffered bytes become durable:
+//
+//	capture  freeze what is buffered (under the inode's mu)
+//	push     append it to chunks
+//	sync     one sync of each chunk, whatever the number of files
+//	commit   the extents of many files in one batch, marked as synced
+//	finish   what was captured turns from blobs into references
+//
+// A chunk that fails on the way is sealed by the owner, and what of it was not
+// synced is pushed again to a fresh one: bytes stay in memory until commit.
+
+type flushMode uint8
+
+const (
+	flushKeep  flushMode = iota // in the background
+	flushFsync                  // an application waits for one file
+	flushClose                  // nothing may be left open: recall, last close, truncate
+)
+
+// Bounds of a flush.
+const (
+	flushTries   = 3
+	maxExtents   = 2048      // in one Write
+	gatherSize   = 1 << 20   // bytes of small blobs in one append
+	gatherBelow  = 64 << 10  // a blob smaller than this is copied together with others
+	groupBytes   = 16 << 20  // bytes of one background round
+	groupFiles   = 512       // files of one
+	inlineBatch  = 256 << 10 // inline bytes in one batch
+	ownChunkFrom = 1 << 20   // a file with that many bytes to append gets its own chunk
+	endedAfter   = 2         // fsyncs of an appended tail before the journal gets an open end
+)
+
+// work is one file in a flush.
+type work struct {
+	in     *inode
+	f      *file
+	mode   flushMode
+	segs   []segment // captured, in file order, all with blobs
+	blobs  []*blob   // of these, each once
+	inline bool
+	data   []byte // inline
+	size   uint64
+	mtime  meta.Time
+	puts   uint32
+	epoch  uint64 // expiries of the session when captured
+	fast   bool   // the journal's open end covers it: no commit
+	open   bool   // commit the last extent open-ended
+	close  bool   // commit an explicit end of the open-ended extent
+	seal   bool
+	idle   bool // nothing to do
+	done   bool
+	err    error
+	ops    int // in the batch
+	// pushTurn: this flush holds the file's push turn.
+	pushTurn bool
+}
+
+// capture freezes what a file has to flush. mu is held, and both turns.
+func (v *Volume) capture(w *work) {
+	in, f := w.in, w.in.fileLocked()
+	w.f, w.segs, w.blobs, w.data = f, nil, nil, nil
+	w.inline, w.fast, w.open, w.close, w.seal, w.idle = false, false, false, false, false, false
+	w.size, w.mtime, w.puts, w.epoch = f.size, f.mtime, f.puts, v.c.expiries.Load()
+	w.seal = f.sealWant
+	if f.uncommitted == 0 && !f.metaDirty && !w.seal && !(f.ended && w.mode == flushClose) {
+		w.idle = true
+		return
+	}
+	if w.mtime == 0 && in.attrOK {
+		w.mtime = in.attr.Mtime
+	}
+	dirty := false
+	if f.uncommitted > 0 {
+		var upTo uint64
+		collect := func(s *segment) bool {
+			if s.b != nil && s.off >= upTo {
+				w.segs = append(w.segs, *s)
+				dirty = dirty || !s.b.clean
+				upTo = s.end()
+			}
+			return true
+		}
+		f.m.each(0, meta.InlineMax, collect) // what is stored inline goes with any commit
+		f.m.each(f.lo, f.hi, collect)
+	}
+	if !dirty {
+		w.segs = nil
+	}
+	chunked := f.own != nil || f.ended
+	if !chunked && w.size <= meta.InlineMax && dirty {
+		f.m.each(0, 1<<63, func(s *segment) bool { // preallocated space counts, too
+			chunked = s.ref != nil || s.b == nil
+			return !chunked
+		})
+		w.inline = !chunked
+	}
+	if w.inline {
+		w.data = make([]byte, w.size)
+		planRead(&f.m, w.size, w.data, 0, nil)
+	}
+	for _, s := range w.segs {
+		b := s.b
+		if b.busy > 0 {
+			continue // an earlier segment has it; both turns are ours, so nobody else
+		}
+		b.busy++
+		b.frozen = true
+		if b.clean && !w.inline { // goes to a chunk with the rest
+			b.clean = false
+			n := int64(len(b.data))
+			v.c.buf.force(n)
+			v.dirtyBytes.Add(n)
+			f.uncommitted += n
+			f.unpushed += n
+		}
+		w.blobs = append(w.blobs, b)
+	}
+	tail := w.tailFrom(f)
+	switch {
+	case f.ended:
+		if w.mode == flushClose || !w.fitsEnd(f) || w.inline || w.seal || f.own.isBroken() {
+			w.close = true
+		} else {
+			w.fast = true
+		}
+	case w.mode == flushFsync && tail != 0 && in.lease == meta.LeaseExclusive && f.writers > 0 && !w.inline:
+		if f.appends < 250 {
+			f.appends++
+		}
+		w.open = f.appends > endedAfter && !w.seal
+	case w.mode == flushFsync:
+		f.appends = 0
+	}
+}
+
+// fitsEnd reports that the captured bytes are just what follows the open end
+// in the file's own chunk.
+func (w *work) fitsEnd(f *file) bool {
+	at := f.ownBase + f.endedLen
+	chunk := f.endedLen
+	fresh := false
+	for _, s := range w.segs {
+		if s.off != at || s.pos != 0 || s.n != uint64(len(s.b.data)) {
+			return false
+		}
+		if s.b.cw != nil {
+			if fresh || s.b.cw != f.own || s.b.off != chunk {
+				return false
+			}
+		} else if !fresh {
+			if fresh = true; chunk != f.own.w.Len() {
+				return false
+			}
+		}
+		at += s.n
+		chunk += s.n
+	}
+	return len(w.segs) == 0 || at == w.size && f.m.end() == at
+}
+
+// tailFrom gives the offset from which the captured bytes are one run up to
+// the end of the file that has been added to it, else zero.
+func (w *work) tailFrom(f *file) uint64 {
+	if len(w.segs) == 0 {
+		return 0
+	}
+	for i := 1; i < len(w.segs); i++ {
+		if w.segs[i-1].end() != w.segs[i].off {
+			return 0
+		}
+	}
+	if w.segs[len(w.segs)-1].end() != w.size || f.m.end() != w.size {
+		return 0
+	}
+	for _, s := range w.segs {
+		if s.pos != 0 || s.n != uint64(len(s.b.data)) {
+			return 0
+		}
+	}
+	return w.segs[0].off
+}
+
+// release ends a capture without finishing it.
+func (v *Volume) release(w *work) {
+	for _, b := range w.blobs {
+		b.busy--
+		v.settleBlob(b)
+	}
+	w.blobs, w.segs = nil, nil
+}
+
+// gather copies small blobs of many files into one append.
+type gather struct {
+	v    *Volume
+	buf  []byte
+	list []gathered
+}
+
+type gathered struct {
+	w  *work
+	b  *blob
+	at int
+}
+
+func (g *gather) add(ctx context.Context, w *work, b *blob) error {
+	if len(g.buf)+len(b.data) > gatherSize {
+		if err := g.flush(ctx); err != nil {
+			return err
+		}
+	}
+	if g.buf == nil {
+		g.buf = g.v.c.buf.block()
+	}
+	g.list = append(g.list, gathered{w, b, len(g.buf)})
+	g.buf = append(g.buf, b.data...)
+	return nil
+}
+
+func (g *gather) flush(ctx context.Context) error {
+	if len(g.list) == 0 {
+		return nil
+	}
+	c, off, err := g.v.appendPacked(ctx, g.buf)
+	for _, it := range g.list {
+		if err != nil {
+			it.w.err = errors.Join(it.w.err, err)
+			continue
+		}
+		g.v.placed(it.w.in, it.b, c, off+uint64(it.at))
+	}
+	g.list, g.buf = g.list[:0], g.buf[:0]
+	return err
+}
+
+func (g *gather) close() {
+	if g.buf != nil {
+		g.v.c.buf.recycle(g.buf)
+	}
+}
+
+// placed notes where a blob was appended.
+func (v *Volume) placed(in *inode, b *blob, c *chunk, off uint64) {
+	c.holdBlob()
+	in.mu.Lock()
+	b.cw, b.off, b.synced = c, off, false
+	if b.refs > 0 {
+		in.file.unpushed -= int64(len(b.data))
+	}
+	in.mu.Unlock()
+}
+
+// push appends the captured blobs that are nowhere yet; the push turn is held.
+func (v *Volume) push(ctx context.Context, w *work, g *gather) error {
+	if w.inline || w.idle {
+		return nil
+	}
+	in, f := w.in, w.f
+	for i, s := range w.segs {
+		b := s.b
+		in.mu.Lock()
+		placed := b.cw != nil
+		own, base := f.own, f.ownBase
+		in.mu.Unlock()
+		if placed {
+			continue
+		}
+		whole := s.pos == 0 && s.n == uint64(len(b.data))
+		if own != nil && (w.close && f.ended || own.isBroken() || own.w.Len()+s.n > own.max) && !(w.fast) {
+			v.dropOwn(in, f, own)
+			own = nil
+		}
+		if own == nil && whole && !(w.close && f.ended) && (w.open || w.runFrom(i) >= ownChunkFrom && v.atEnd(in, f, s.off)) && f.own == nil {
+			c, err := v.newOwn(ctx)
+			if err != nil {
+				return err
+			}
+			in.mu.Lock()
+			f.own, f.ownBase = c, s.off
+			in.mu.Unlock()
+			own, base = c, s.off
+		}
+		if own != nil && whole && s.off == base+own.w.Len() {
+			off, err := own.w.Append(ctx, b.data)
+			if err == nil {
+				v.c.stats.appended.Add(uint64(len(b.data)))
+				v.placed(in, b, own, off)
+				continue
+			}
+			if ctx.Err() != nil {
+				return err
+			}
+			if !errors.Is(err, meta.FileTooBig) {
+				v.breakChunk(own, err)
+			}
+			v.dropOwn(in, f, own)
+			if w.fast || w.open {
+				return err
+			}
+		}
+		if w.fast { // the chunk is full or does not fit after all: capture anew, closing it
+			return meta.E("append", meta.Again, own.id.String(), nil)
+		}
+		if len(b.data) < gatherBelow {
+			if err := g.add(ctx, w, b); err != nil {
+				return err
+			}
+			continue
+		}
+		c, off, err := v.appendPacked(ctx, b.data)
+		if err != nil {
+			return err
+		}
+		v.placed(in, b, c, off)
+	}
+	return nil
+}
+
+// dropOwn lets go of a file's own chunk unless the journal has an open end in it.
+func (v *Volume) dropOwn(in *inode, f *file, own *chunk) {
+	in.mu.Lock()
+	drop := f.own == own && !f.ended
+	if drop {
+		f.own = nil
+	}
+	in.mu.Unlock()
+	if drop {
+		v.retire(own)
+	}
+}
+
+// runFrom is the length of the unbroken run of captured bytes from segment i.
+func (w *work) runFrom(i int) (n uint64) {
+	for j := i; j < len(w.segs); j++ {
+		if j > i && w.segs[j-1].end() != w.segs[j].off {
+			break
+		}
+		if n += w.segs[j].n; n >= ownChunkFrom {
+			break
+		}
+	}
+	return n
+}
+
+// atEnd reports that nothing committed lies at or after off: what is appended
+// there is the end of the file.
+func (v *Volume) atEnd(in *inode, f *file, off uint64) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	free := true
+	f.m.each(off, 1<<63, func(s *segment) bool {
+		free = s.b != nil
+		return free
+	})
+	return free
+}
+
+// flushGroup flushes files whose commit turns the caller holds, and gives the
+// error of each. The push turns are held too; they are left once the bytes are
+// appended if leavePush.
+func (v *Volume) flushGroup(ctx context.Context, ws []*work, leavePush bool) {
+	for _, w := range ws {
+		w.pushTurn = true
+	}
+	v.pushGroup(ctx, ws, leavePush)
+	v.commitGroup(ctx, ws)
+	for try := 1; try < flushTries; try++ {
+		var again []*work
+		for _, w := range ws {
+			if w.err != nil && errors.Is(w.err, errAgain) && ctx.Err() == nil {
+				again = append(again, w)
+			}
+		}
+		if len(again) == 0 {
+			return
+		}
+		for _, w := range again {
+			w.err = nil
+			if leavePush {
+				w.in.mu.Lock()
+				if _, w.err = w.in.take(ctx, turnPush); w.err == nil {
+					w.pushTurn = true
+				}
+				w.in.mu.Unlock()
+			}
+		}
+		v.pushGroup(ctx, again, leavePush)
+		v.commitGroup(ctx, again)
+	}
+}
+
+// errAgain marks that a chunk failed and what it held must be pushed again.
+var errAgain = errors.New("a chunk failed")
+
+func (v *Volume) pushGroup(ctx context.Context, ws []*work, leavePush bool) {
+	g := gather{v: v}
+	defer g.close()
+	for _, w := range ws {
+		if w.err != nil {
+			continue
+		}
+		w.in.mu.Lock()
+		v.capture(w)
+		w.in.mu.Unlock()
+		if err := v.push(ctx, w, &g); err != nil {
+			w.err = errors.Join(w.err, pushAgain(ctx, err))
+		}
+	}
+	_ = g.flush(ctx) // each file in it has the error
+	for _, w := range ws {
+		w.in.mu.Lock()
+		if w.err != nil {
+			v.release(w)
+		}
+		if leavePush && w.pushTurn {
+			w.pushTurn = false
+			w.in.file.leave(turnPush)
+		}
+		w.in.mu.Unlock()
+	}
+}
+
+// pushAgain decides whether another chunk may help.
+func pushAgain(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	switch meta.KindOf(err) {
+	case meta.NoSpace, meta.QuotaExceeded, meta.SessionExpired, meta.ReadOnly:
+		return err
+	}
+	return errors.Join(errAgain, err)
+}
+
+// commitGroup syncs the chunks, commits and finishes.
+func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
+	v.syncGroup(ctx, ws)
+	var ops []batchOp
+	var of []*work
+	inline := 0
+	stamp := v.c.table.stamp()
+	send := func() {
+		if len(ops) > 0 {
+			v.sendCommits(ctx, ops, of, stamp)
+		}
+		ops, of, inline = ops[:0], of[:0], 0
+		stamp = v.c.table.stamp()
+	}
+	for _, w := range ws {
+		if w.err != nil || w.idle && !w.close {
+			continue
+		}
+		if w.fast {
+			w.in.mu.Lock()
+			v.finish(w, nil, stamp)
+			w.in.mu.Unlock()
+			continue
+		}
+		if w.seal && w.f.own != nil {
+			if err := v.seal(ctx, w.f.own); err != nil {
+				w.err = err
+				continue
+			}
+		}
+		w.in.mu.Lock()
+		list := v.commitOps(w)
+		w.in.mu.Unlock()
+		w.ops = len(list)
+		for _, op := range list {
+			ops, of = append(ops, batchOp{Op: op}), append(of, w)
+		}
+		if inline += len(w.data); len(ops) >= groupFiles || inline >= inlineBatch {
+			send()
+		}
+	}
+	send()
+	for _, w := range ws {
+		w.in.mu.Lock()
+		v.release(w) // what finished released itself
+		w.in.mu.Unlock()
+	}
+}
+
+// syncGroup syncs every chunk that the works' blobs lie in, once.
+func (v *Volume) syncGroup(ctx context.Context, ws []*work) {
+	var chunks []*chunk
+	errs := make(map[*chunk]error)
+	for _, w := range ws {
+		if w.err != nil || w.inline {
+			continue
+		}
+		w.in.mu.Lock()
+		for _, b := range w.blobs {
+			if b.cw == nil || b.synced {
+				continue
+			}
+			if _, ok := errs[b.cw]; !ok {
+				errs[b.cw] = nil
+				chunks = append(chunks, b.cw)
+			}
+		}
+		w.in.mu.Unlock()
+	}
+	if len(chunks) == 1 {
+		errs[chunks[0]] = chunks[0].sync(ctx)
+	} else if len(chunks) > 1 {
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		for _, c := range chunks {
+			wg.Go(func() {
+				err := c.sync(ctx)
+				mu.Lock()
+				errs[c] = err
+				mu.Unlock()
+			})
+		}
+		wg.Wait()
+	}
+	for _, w := range ws {
+		if w.err != nil || w.inline {
+			continue
+		}
+		w.in.mu.Lock()
+		for _, b := range w.blobs {
+			if b.cw == nil || b.synced {
+				continue
+			}
+			if err := errs[b.cw]; err != nil {
+				w.err = errors.Join(w.err, pushAgain(ctx, err))
+				if b.cw.isBroken() {
+					// Never synced: it goes to another chunk.
+					c := b.cw
+					v.dropBlob(c)
+					b.cw = nil
+					if b.refs > 0 {
+						w.f.unpushed += int64(len(b.data))
+					}
+					if w.f.own == c && !w.f.ended {
+						w.f.own = nil
+					}
+				}
+				continue
+			}
+			b.synced = true
+		}
+		w.in.mu.Unlock()
+	}
+}
+
+// commitOps makes the operations that commit a file. mu is held.
+func (v *Volume) commitOps(w *work) []meta.Op {
+	f := w.f
+	base := meta.Write{Ino: w.in.ino, Size: w.size, Mtime: w.mtime, Synced: true, Seal: w.seal, CloseEnded: w.close}
+	if w.inline {
+		base.Inline, base.Data = true, w.data
+		return []meta.Op{&base}
+	}
+	var ext []meta.Extent
+	add := func(e meta.Extent) {
+		if k := len(ext); k > 0 {
+			p := &ext[k-1]
+			if p.Chunk == e.Chunk && p.End() == e.Off && p.ChunkOff+p.Len == e.ChunkOff {
+				p.Len += e.Len
+				return
+			}
+		}
+		ext = append(ext, e)
+	}
+	if w.close && f.own != nil {
+		// The open end becomes what is synced of it.
+		if n := f.endedLen; n > 0 {
+			add(meta.Extent{Off: f.ownBase, Len: n, Chunk: f.own.id})
+		}
+	}
+	for _, s := range w.segs {
+		e := meta.Extent{Off: s.off, Len: s.n, Chunk: s.b.cw.id, ChunkOff: s.b.off + s.pos}
+		if w.close && f.own != nil && overlaps(ext, e) {
+			ext = overlay(ext, e)
+			continue
+		}
+		// A stream's extent grows: one record instead of one for each commit.
+		if len(ext) == 0 || ext[len(ext)-1].End() != e.Off {
+			if p, ok := f.m.before(s.off); ok && p.ref == s.b.cw.ref && p.pos+p.n == e.ChunkOff {
+				e.Off, e.ChunkOff, e.Len = p.off, p.pos, e.Len+p.n
+			}
+		}
+		add(e)
+	}
+	if w.open && len(ext) > 0 && f.own != nil {
+		last := &ext[len(ext)-1]
+		if last.Chunk == f.own.id && last.End() == w.size && last.ChunkOff == last.Off-f.ownBase {
+			last.Off, last.ChunkOff, last.Len = f.ownBase, 0, w.size-f.ownBase
+			last.OpenEnded = true
+			ext = trimBefore(ext, f.ownBase)
+		} else {
+			w.open = false
+		}
+	} else {
+		w.open = false
+	}
+	if len(ext) <= maxExtents {
+		base.Extents = ext
+		return []meta.Op{&base}
+	}
+	var ops []meta.Op
+	for len(ext) > 0 {
+		n := min(len(ext), maxExtents)
+		op := base
+		op.Extents, ext = ext[:n], ext[n:]
+		op.Size = min(op.Size, op.Extents[n-1].End())
+		op.Seal = w.seal && len(ext) == 0
+		if len(ext) == 0 {
+			op.Size = w.size
+		}
+		ops = append(ops, &op)
+	}
+	return ops
+}
+
+// trimBefore drops all but the last extent from off on.
+func trimBefore(ext []meta.Extent, off uint64) []meta.Extent {
+	last := ext[len(ext)-1]
+	out := ext[:0]
+	for _, e := range ext[:len(ext)-1] {
+		if e.Off >= off {
+			continue
+		}
+		e.Len = min(e.Len, off-e.Off)
+		out = append(out, e)
+	}
+	return append(out, last)
+}
+
+func overlaps(ext []meta.Extent, e meta.Extent) bool {
+	for _, x := range ext {
+		if x.Off < e.End() && e.Off < x.End() {
+			return true
+		}
+	}
+	return false
+}
+
+// overlay puts e over what it overlaps.
+func overlay(ext []meta.Extent, e meta.Extent) []meta.Extent {
+	var out []meta.Extent
+	done := false
+	for _, x := range ext {
+		if x.End() <= e.Off {
+			out = append(out, x)
+			continue
+		}
+		if x.Off < e.Off {
+			out = append(out, meta.Extent{Off: x.Off, Len: e.Off - x.Off, Chunk: x.Chunk, ChunkOff: x.ChunkOff})
+		}
+		if !done {
+			out, done = append(out, e), true
+		}
+		if x.End() > e.End() {
+			d := max(e.End(), x.Off) - x.Off
+			out = append(out, meta.Extent{Off: x.Off + d, Len: x.Len - d, Chunk: x.Chunk, ChunkOff: x.ChunkOff + d})
+		}
+	}
+	if !done {
+		out = append(out, e)
+	}
+	return out
+}
+
+// sendCommits sends a batch and takes in the answers.
+func (v *Volume) sendCommits(ctx context.Context, ops []batchOp, of []*work, stamp uint64) {
+	res, errs, err := v.doBatch(ctx, ops)
+	for i, w := range of {
+		var r *meta.Result
+		e := err
+		if e == nil && i < len(errs) {
+			e = errs[i]
+		}
+		if e == nil {
+			r = &res[i]
+		}
+		if e != nil {
+			w.err = errors.Join(w.err, e)
+			continue
+		}
+		if w.ops--; w.ops == 0 && w.err == nil {
+			v.c.stats.commits.Add(1)
+			w.in.mu.Lock()
+			v.finish(w, r, stamp)
+			w.in.mu.Unlock()
+		}
+	}
+}
+
+// finish takes in that what was captured is durable and committed. mu is held.
+func (v *Volume) finish(w *work, r *meta.Result, stamp uint64) {
+	in, f := w.in, w.f
+	w.done = true
+	if w.epoch != v.c.expiries.Load() || in.file != f {
+		v.release(w)
+		return
+	}
+	if r != nil {
+		in.learnLocked(&r.Attr, stamp)
+	}
+	switch {
+	case w.inline && f.puts == w.puts && f.mapOK && f.size == w.size:
+		var segs []segment
+		if len(w.data) > 0 {
+			segs = []segment{{n: w.size, b: &blob{data: w.data, clean: true, frozen: true}}}
+		}
+		f.m.replace(0, 1<<63, segs, v.freeBlobOf(f))
+	case w.inline: // changed meanwhile: the next commit takes all of it
+	default:
+		for _, s := range w.segs {
+			f.m.each(s.off, s.end(), func(t *segment) bool {
+				if t.b == s.b {
+					t.ref, t.pos, t.b = s.b.cw.ref, s.b.off+t.pos, nil
+					if s.b.refs--; s.b.refs == 0 {
+						v.freeBlobOf(f)(s.b)
+					}
+				}
+				return true
+			})
+		}
+		if k := len(w.segs); k > 0 {
+			f.m.join(w.segs[0].off, w.segs[k-1].end())
+		}
+	}
+	if w.fast {
+		f.endedLen = max(f.endedLen, w.size-f.ownBase)
+	}
+	if w.open {
+		f.ended, f.endedLen = true, w.size-f.ownBase
+	}
+	if w.close {
+		f.ended, f.appends = false, 0
+		if own := f.own; own != nil && (own.isBroken() || own.w.Len() != f.endedLen) {
+			f.own = nil
+			v.retire(own)
+		}
+	}
+	if w.seal {
+		f.sealWant = false
+		if own := f.own; own != nil {
+			f.own = nil
+			v.retire(own)
+		}
+	}
+	if f.puts == w.puts {
+		if !w.fast {
+			f.metaDirty = false
+			if f.uncommitted == 0 && !f.ended {
+				f.mtime, f.ctime = 0, 0
+			}
+		} else {
+			f.metaDirty = true
+		}
+	}
+	if f.uncommitted == 0 {
+		f.lo, f.hi = 1<<63, 0
+	}
+	if own := f.own; own != nil && w.mode == flushClose && f.writers == 0 && f.uncommitted == 0 && !f.ended {
+		f.own = nil
+		v.retire(own)
+	}
+	v.release(w)
+	v.unlistLocked(in)
+}
+
+// flushOne flushes one file and waits for it. What it commits is not journaled
+// yet when it returns.
+func (v *Volume) flushOne(ctx context.Context, in *inode, mode flushMode) error {
+	in.mu.Lock()
+	f := in.file
+	if f == nil || f.busy == 0 && f.uncommitted == 0 && !f.metaDirty && !f.sealWant && !(mode == flushClose && (f.ended || f.own != nil && f.writers == 0)) {
+		in.mu.Unlock()
+		return nil
+	}
+	_, err := in.take(ctx, turnCommit)
+	if err == nil {
+		if _, err = in.take(ctx, turnPush); err != nil {
+			in.file.leave(turnCommit)
+		}
+	}
+	in.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	w := &work{in: in, mode: mode}
+	v.flushGroup(ctx, []*work{w}, true)
+	in.mu.Lock()
+	if f := in.file; f != nil {
+		f.leave(turnCommit)
+		if own := f.own; own != nil && mode == flushClose && f.writers == 0 && f.uncommitted == 0 && !f.ended {
+			f.own = nil
+			v.retire(own)
+		}
+	}
+	in.mu.Unlock()
+	return v.verdict(in, w.err)
+}
+
+// flushHeld is flushOne for a caller that holds both turns.
+func (v *Volume) flushHeld(ctx context.Context, in *inode, mode flushMode) error {
+	w := &work{in: in, mode: mode}
+	v.flushGroup(ctx, []*work{w}, false)
+	return v.verdict(in, w.err)
+}
+
+// verdict turns what a flush failed with into what callers are told. Bytes of
+// a file that no longer exists are dropped.
+func (v *Volume) verdict(in *inode, err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, meta.Stale) {
+		in.mu.Lock()
+		dead := in.attrOK && in.attr.Nlink == 0
+		in.dropDirtyLocked()
+		in.mu.Unlock()
+		if dead {
+			return nil
+		}
+	}
+	if e, ok := errors.AsType[*meta.Error](err); ok && !errors.Is(err, errAgain) {
+		return e
+	}
+	kind := meta.KindOf(err)
+	switch kind {
+	case meta.NoSpace, meta.QuotaExceeded, meta.Interrupted, meta.SessionExpired, meta.Stale:
+	default:
+		kind = meta.IO
+	}
+	return meta.E("write back", kind, v.subject(in.ino), err)
+}
+
+// flushIfDirty makes a file's buffered bytes durable and committed.
+func (v *Volume) flushIfDirty(ctx context.Context, ino meta.Ino) error {
+	in := v.c.table.peek(v.id, ino)
+	if in == nil {
+		return nil
+	}
+	defer in.put()
+	return v.flushOne(ctx, in, flushKeep)
+}
+
+// dropDirtyLocked forgets everything buffered of a file. What a flush has
+// captured ends with it.
+func (in *inode) dropDirtyLocked() {
+	f, v := in.file, in.vol
+	if f == nil {
+		return
+	}
+	f.m.replace(0, 1<<63, nil, v.freeBlobOf(f))
+	f.m, f.mapOK = extmap{}, false
+	f.mapGen++
+	f.puts++
+	f.uncommitted, f.unpushed = 0, 0
+	f.metaDirty, f.sealWant, f.mtime, f.ctime = false, false, 0, 0
+	f.lo, f.hi = 1<<63, 0
+	if own := f.own; own != nil {
+		f.own, f.ended = nil, false
+		v.retire(own)
+	}
+	v.unlistLocked(in)
+}
+
+// loseDirty gives up what is buffered of a file, and tells.
+func (v *Volume) loseDirty(in *inode, err error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	f := in.file
+	if f == nil || f.uncommitted == 0 && !f.ended {
+		return
+	}
+	v.c.stats.lost.Add(uint64(f.uncommitted))
+	v.c.log.Error("written bytes are lost", "inode", v.subject(in.ino), "bytes", f.uncommitted, "err", err)
+	f.fail(meta.E("write back", meta.KindOf(err), v.subject(in.ino), err))
+	in.dropDirtyLocked()
+}

@@ -1,0 +1,407 @@
+package penstock
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"penstock.io/penstock/meta"
+)
+
+// What may be cached, and why that is right.
+//
+// The owner decides in one order, and grants, recalls and replies of a session
+// arrive in it. But a reply is handed to the goroutine that asked, which may
+// look at it long after the reader goroutine has taken a later recall. So a
+// lease is kept in the inode, raised by Granted on the reader goroutine and
+// lowered when it is given back; and every lowering takes a tick from a counter
+// of the whole client. Whoever sends an operation reads the counter first (a
+// stamp), and caches what the reply says of an inode only if the inode is
+// leased now and was not lowered since the stamp. Then the lease was held from
+// the reply's decision, or a grant in or after it, until now, so nobody can
+// have changed what it says in between. An operation of our own can: attributes
+// carry Change, which grows with each change, and the older never overwrites
+// the newer; names are ordered by name locks (names.go).
+//
+// One case is left: a reply that came without a grant, decided before a change
+// by someone else, and handled after a grant to another operation. Readers of a
+// contended inode therefore ask again until a grant comes (file.go), and the
+// reply with the grant has the higher Change.
+
+type inodeKey struct {
+	v   meta.VolumeID
+	ino meta.Ino
+}
+
+// inode is one cached inode. Lock order: name locks, turns (file.go), table.mu,
+// inode.mu, then budget.mu and chunk.mu. No mu is held across a call to a
+// server or to the Notifier.
+type inode struct {
+	vol  *Volume
+	ino  meta.Ino
+	pins atomic.Int32 // operations at work on it: it stays in the table
+	used atomic.Bool  // since the eviction hand passed
+
+	mu     sync.Mutex
+	lease  meta.LeaseMode
+	attrOK bool   // attr is right as long as the lease is held
+	grants uint32 // how often a lease was granted
+	low    uint64 // tick at which the lease was last lowered
+	attr   meta.Attr
+	dir    *dir
+	file   *file
+	recall *recall
+
+	prev, next *inode // the table's ring
+}
+
+// table holds a client's inodes of all volumes and bounds their number by a
+// clock: a hand goes round, spares what was used since it came by, and takes
+// the rest.
+type table struct {
+	c    *Client
+	max  int
+	tick atomic.Uint64 // counts lowerings of leases
+
+	mu      sync.Mutex
+	m       map[inodeKey]*inode
+	hand    *inode
+	evicted uint64 // tick of the last eviction: what a new inode starts with
+	// dropping are inodes whose leases were dropped while operations were in
+	// flight: a grant that belongs to one of those is void, because the owner
+	// will see the drop after it. They are counted by two generations.
+	dropping map[inodeKey]struct{}
+	gen      int
+	flying   [2]int
+}
+
+func (t *table) stamp() uint64 { return t.tick.Load() }
+
+// get finds or makes an inode and pins it; put unpins.
+func (t *table) get(v *Volume, ino meta.Ino) *inode {
+	k := inodeKey{v.id, ino}
+	t.mu.Lock()
+	in := t.m[k]
+	if in == nil {
+		in = &inode{vol: v, ino: ino, low: t.evicted}
+		t.m[k] = in
+		if t.hand == nil {
+			in.prev, in.next = in, in
+			t.hand = in
+		} else { // just behind the hand: the last to be looked at
+			in.prev, in.next = t.hand.prev, t.hand
+			in.prev.next, in.next.prev = in, in
+		}
+	}
+	in.pins.Add(1)
+	over := len(t.m) > t.max
+	t.mu.Unlock()
+	if !in.used.Load() {
+		in.used.Store(true)
+	}
+	if over {
+		t.c.kickEvict()
+	}
+	return in
+}
+
+// peek is get for an inode that is there already, else nil.
+func (t *table) peek(v meta.VolumeID, ino meta.Ino) *inode {
+	t.mu.Lock()
+	in := t.m[inodeKey{v, ino}]
+	if in != nil {
+		in.pins.Add(1)
+	}
+	t.mu.Unlock()
+	if in != nil && !in.used.Load() {
+		in.used.Store(true)
+	}
+	return in
+}
+
+func (in *inode) put() {
+	if in.pins.Add(-1) < 0 {
+		panic("penstock: inode unpinned twice")
+	}
+}
+
+func (t *table) len() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.m)
+}
+
+// all pins every inode that ok wants; ok runs under the table's lock.
+func (t *table) all(ok func(*inode) bool) []*inode {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var l []*inode
+	for _, in := range t.m {
+		if ok(in) {
+			in.pins.Add(1)
+			l = append(l, in)
+		}
+	}
+	return l
+}
+
+// begin counts an operation that may bring grants; end with what it returned.
+func (t *table) begin() int {
+	t.mu.Lock()
+	g := t.gen
+	t.flying[g]++
+	t.mu.Unlock()
+	return g
+}
+
+func (t *table) end(g int) {
+	t.mu.Lock()
+	if t.flying[g]--; t.flying[g] == 0 && g != t.gen && t.dropping != nil {
+		t.dropping = nil
+	}
+	t.mu.Unlock()
+}
+
+// evict takes inodes out until some room is free. What a kernel caches of them
+// is invalidated and their leases are given back.
+func (t *table) evict() {
+	victims := t.choose()
+	if len(victims) == 0 {
+		return
+	}
+	n := t.c.cfg.Notify
+	for _, in := range victims {
+		in.mu.Lock()
+		lease, d := in.lease, in.dir != nil || in.attrOK && in.attr.IsDir()
+		in.mu.Unlock()
+		if lease == meta.LeaseNone {
+			continue
+		}
+		if n != nil {
+			if d {
+				n.InvalEntries(in.vol.id, in.ino)
+				n.InvalAttr(in.vol.id, in.ino)
+			} else {
+				n.InvalData(in.vol.id, in.ino, 0, 0)
+			}
+		}
+		in.mu.Lock()
+		if !in.busyLocked() {
+			in.lowerLocked(meta.LeaseNone)
+		}
+		in.mu.Unlock()
+	}
+	// From here on grants for them are void until all that is in flight now has
+	// been answered; noted before the drop is sent. Also those without a lease
+	// are dropped: the owner may count us among those who have them open.
+	byVolume := make(map[*Volume][]meta.Ino)
+	t.mu.Lock()
+	t.dropping = make(map[inodeKey]struct{})
+	t.evicted = t.tick.Add(1)
+	for _, in := range victims {
+		in.mu.Lock()
+		leased := in.lease != meta.LeaseNone // again, or busy
+		keep := leased || in.pins.Load() > 1 || in.busyLocked()
+		in.mu.Unlock()
+		if !leased {
+			t.dropping[inodeKey{in.vol.id, in.ino}] = struct{}{}
+			byVolume[in.vol] = append(byVolume[in.vol], in.ino)
+		}
+		if !keep {
+			t.removeLocked(in)
+		}
+		in.pins.Add(-1)
+	}
+	t.mu.Unlock()
+	for v, inos := range byVolume {
+		t.c.sess.Drop(v.id, inos)
+	}
+	t.mu.Lock()
+	t.gen ^= 1
+	if t.flying[t.gen^1] == 0 {
+		t.dropping = nil
+	}
+	t.mu.Unlock()
+}
+
+// removeLocked takes an inode out of the map and the ring; t.mu is held.
+func (t *table) removeLocked(in *inode) {
+	delete(t.m, inodeKey{in.vol.id, in.ino})
+	if t.hand == in {
+		t.hand = in.next
+	}
+	in.prev.next, in.next.prev = in.next, in.prev
+	if t.hand == in {
+		t.hand = nil
+	}
+}
+
+// choose pins up to a sixteenth of the table as victims. Nothing is chosen
+// while the grants of an earlier round could still come.
+func (t *table) choose() []*inode {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.m) <= t.max || t.dropping != nil || t.flying[t.gen^1] > 0 {
+		return nil
+	}
+	want := len(t.m) - t.max + t.max/16 + 1
+	var victims []*inode
+	for i := 2 * len(t.m); i > 0 && len(victims) < want; i-- {
+		in := t.hand
+		t.hand = in.next
+		if in.used.Swap(false) || in.pins.Load() > 0 {
+			continue
+		}
+		in.mu.Lock()
+		busy := in.busyLocked()
+		in.mu.Unlock()
+		if !busy {
+			in.pins.Add(1)
+			victims = append(victims, in)
+		}
+	}
+	return victims
+}
+
+// busyLocked reports that the inode can't leave the table: it is open, dirty,
+// being recalled or owes someone an error.
+func (in *inode) busyLocked() bool {
+	if in.recall != nil {
+		return true
+	}
+	f := in.file
+	return f != nil && (f.opens > 0 || f.uncommitted > 0 || f.busy != 0 || f.reads > 0 || f.err != nil || f.own != nil || f.ended || f.sealWant)
+}
+
+// lowerLocked lowers the lease to keep and forgets what no lease covers.
+func (in *inode) lowerLocked(keep meta.LeaseMode) {
+	if in.lease > keep {
+		in.lease = keep
+	}
+	in.low = in.vol.c.table.tick.Add(1)
+	if in.lease == meta.LeaseNone {
+		in.attrOK = false
+		if in.dir != nil {
+			in.vol.c.dentries.Add(-int64(len(in.dir.names)))
+			in.dir = &dir{changes: in.dir.changes + 1}
+		}
+		if f := in.file; f != nil {
+			f.forgetMap()
+			if f.opens == 0 && f.uncommitted == 0 && f.busy == 0 && f.reads == 0 && f.err == nil && f.own == nil && !f.ended && !f.sealWant && f.gate == 0 && f.wake == nil {
+				in.file = nil
+			}
+		}
+	}
+}
+
+// liveLocked reports that what is cached of the inode may be used.
+func (in *inode) liveLocked() bool {
+	return in.lease != meta.LeaseNone && in.vol.c.sess.LeaseLeft() > 0
+}
+
+// cacheableLocked reports that a reply to an operation with this stamp says
+// what still holds.
+func (in *inode) cacheableLocked(stamp uint64) bool {
+	return in.lease != meta.LeaseNone && in.low <= stamp
+}
+
+// learnLocked takes attributes from a reply. It reports whether they are
+// cached now (these, or newer ones).
+func (in *inode) learnLocked(a *meta.Attr, stamp uint64) bool {
+	if a.Ino != in.ino || !in.cacheableLocked(stamp) {
+		return false
+	}
+	if !in.attrOK || a.Change >= in.attr.Change {
+		at := in.attr.Atime
+		keep := in.attrOK && in.file != nil && in.file.atimeDirty && at > a.Atime
+		in.attr = *a
+		if keep {
+			in.attr.Atime = at
+		}
+		in.attrOK = true
+	}
+	return true
+}
+
+// viewLocked is what stat should tell: attr with what is written here and not
+// committed.
+func (in *inode) viewLocked(a meta.Attr) meta.Attr {
+	f := in.file
+	if f == nil || !f.mapOK || in.lease != meta.LeaseExclusive || !(f.uncommitted > 0 || f.ended || f.metaDirty) {
+		return a
+	}
+	a.Size = f.size
+	if f.mtime != 0 {
+		a.Mtime = f.mtime
+		a.Ctime = max(a.Ctime, f.ctime)
+	}
+	a.Blocks += uint64(f.uncommitted)
+	return a
+}
+
+// entryLocked makes the Entry of an inode from attributes that a reply told,
+// or better ones that are cached.
+func (in *inode) entryLocked(a *meta.Attr, cached bool) Entry {
+	e := Entry{Volume: in.vol.id}
+	if cached || a == nil {
+		e.Attr = in.viewLocked(in.attr)
+		if in.recall == nil {
+			e.Valid = in.vol.c.valid()
+		}
+	} else {
+		e.Attr = in.viewLocked(*a)
+	}
+	return e
+}
+
+// learn is learnLocked for an inode that is perhaps not in the table: only a
+// grant puts one there.
+func (v *Volume) learn(a *meta.Attr, stamp uint64) Entry {
+	in := v.c.table.peek(v.id, a.Ino)
+	if in == nil {
+		return Entry{Attr: *a, Volume: v.id}
+	}
+	defer in.put()
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.entryLocked(a, in.learnLocked(a, stamp))
+}
+
+// node finds or makes an inode and pins it.
+func (v *Volume) node(ino meta.Ino) *inode { return v.c.table.get(v, ino) }
+
+// do sends one operation. The stamp is taken by the caller, before.
+func (v *Volume) do(ctx context.Context, call *Call, op meta.Op, want meta.LeaseMode) (*meta.Result, error) {
+	c := v.c
+	c.stats.rpcs.Add(1)
+	var id meta.OpID
+	mutates := op.Code().Mutates()
+	if mutates {
+		id = c.opID(call)
+	}
+	g := c.table.begin()
+	res, err := c.sess.Do(ctx, v.id, id, op, want)
+	c.table.end(g)
+	if mutates && err == nil {
+		v.mutations.Add(1)
+	}
+	return res, err
+}
+
+// doBatch sends operations in one frame, as background work.
+func (v *Volume) doBatch(ctx context.Context, ops []batchOp) ([]meta.Result, []error, error) {
+	c := v.c
+	c.stats.rpcs.Add(1)
+	for i := range ops {
+		if ops[i].Op.Code().Mutates() {
+			ops[i].ID = c.opID(nil)
+		}
+	}
+	g := c.table.begin()
+	res, errs, err := c.sess.DoBatch(ctx, v.id, ops)
+	c.table.end(g)
+	if err == nil {
+		v.mutations.Add(uint64(len(ops)))
+	}
+	return res, errs, err
+}

@@ -1,0 +1,111 @@
+package penstock
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"penstock.io/penstock/meta"
+)
+
+// heldLocks are the advisory locks that this client holds on a volume, to
+// claim them again from an owner that was restarted, and to know at close(2)
+// whether there is anything to release.
+type heldLocks struct {
+	mu sync.Mutex
+	m  map[lockKey][]meta.Lock // in order of Start, without overlap
+}
+
+type lockKey struct {
+	ino   meta.Ino
+	owner uint64
+	flock bool
+}
+
+// set books what the owner granted: l replaces what it overlaps of the same
+// lock owner.
+func (h *heldLocks) set(l meta.Lock) {
+	if l.Flock {
+		l.Start, l.End = 0, 1<<63-1
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	k := lockKey{l.Ino, l.Owner, l.Flock}
+	var out []meta.Lock
+	for _, o := range h.m[k] {
+		if o.End < l.Start || o.Start > l.End {
+			out = append(out, o)
+			continue
+		}
+		if o.Start < l.Start {
+			left := o
+			left.End = l.Start - 1
+			out = append(out, left)
+		}
+		if o.End > l.End {
+			right := o
+			right.Start = l.End + 1
+			out = append(out, right)
+		}
+	}
+	if l.Type != meta.LockUnlock {
+		out = append(out, l)
+	}
+	if len(out) == 0 {
+		delete(h.m, k)
+		return
+	}
+	slices.SortFunc(out, func(a, b meta.Lock) int {
+		if a.Start < b.Start {
+			return -1
+		}
+		return 1
+	})
+	if h.m == nil {
+		h.m = make(map[lockKey][]meta.Lock)
+	}
+	h.m[k] = out
+}
+
+func (h *heldLocks) drop(k lockKey) (had bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, had = h.m[k]
+	delete(h.m, k)
+	return had
+}
+
+func (h *heldLocks) all() (l []meta.Lock) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, ls := range h.m {
+		l = append(l, ls...)
+	}
+	return l
+}
+
+// SetLock takes, changes or (LockUnlock) gives up an advisory lock. With wait
+// it waits until ctx ends (then: Interrupted). Errors: WouldBlock, Deadlock.
+func (v *Volume) SetLock(ctx context.Context, l meta.Lock, wait bool) error {
+	v.c.stats.rpcs.Add(1)
+	if err := v.c.sess.SetLock(ctx, v.id, l, wait); err != nil {
+		return err
+	}
+	v.locks.set(l)
+	return nil
+}
+
+// GetLock tells a lock that l would conflict with; Type LockUnlock if none.
+func (v *Volume) GetLock(ctx context.Context, l meta.Lock) (meta.Lock, error) {
+	v.c.stats.rpcs.Add(1)
+	return v.c.sess.GetLock(ctx, v.id, l)
+}
+
+// closeLocks releases the POSIX locks of an owner, if it took any here.
+func (v *Volume) closeLocks(ctx context.Context, ino meta.Ino, owner uint64) error {
+	if !v.locks.drop(lockKey{ino, owner, false}) {
+		return nil
+	}
+	v.c.stats.rpcs.Add(1)
+	return v.c.sess.DropLocks(ctx, v.id, meta.Lock{Ino: ino, Owner: owner})
+}

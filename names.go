@@ -1,0 +1,300 @@
+package penstock
+
+import (
+	"context"
+	"errors"
+	"hash/maphash"
+	"sync"
+
+	"penstock.io/penstock/meta"
+)
+
+// nameLocks order this client's own changes of one name: two replies about
+// the same name are then never handled in the wrong order. They are held
+// across the request, and nothing that answers a recall takes one.
+type nameLocks struct {
+	seed    maphash.Seed
+	stripes [512]sync.Mutex
+}
+
+func (l *nameLocks) stripe(dir meta.Ino, name string) int {
+	return int((maphash.String(l.seed, name) ^ uint64(dir)*0x9e3779b97f4a7c15) % uint64(len(l.stripes)))
+}
+
+func (l *nameLocks) lock(dir meta.Ino, name string) (unlock func()) {
+	m := &l.stripes[l.stripe(dir, name)]
+	m.Lock()
+	return m.Unlock
+}
+
+func (l *nameLocks) lockTwo(dir1 meta.Ino, name1 string, dir2 meta.Ino, name2 string) (unlock func()) {
+	i, j := l.stripe(dir1, name1), l.stripe(dir2, name2)
+	if i == j {
+		l.stripes[i].Lock()
+		return l.stripes[i].Unlock
+	}
+	a, b := &l.stripes[min(i, j)], &l.stripes[max(i, j)]
+	a.Lock()
+	b.Lock()
+	return func() { b.Unlock(); a.Unlock() }
+}
+
+// beginChange notes that a change of the directory's entries is under way.
+func (in *inode) beginChange() {
+	in.mu.Lock()
+	in.dirLocked().changes++
+	in.mu.Unlock()
+}
+
+// endChange takes in what a change did to one name. With an error that leaves
+// open whether it happened, the name is forgotten.
+func (in *inode) endChange(name string, to dent, after *meta.Attr, stamp uint64, err error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	d := in.dirLocked()
+	d.changes++
+	if err != nil {
+		if undecided(err) {
+			in.delNameLocked(name)
+			d.complete = false
+		}
+		return
+	}
+	if after.Ino == in.ino {
+		in.learnLocked(after, stamp)
+	}
+	if in.cacheableLocked(stamp) {
+		in.setNameLocked(name, to)
+	} else {
+		in.delNameLocked(name)
+		d.complete = false
+	}
+}
+
+// undecided reports that an operation which failed so may still have happened.
+func undecided(err error) bool {
+	switch meta.KindOf(err) {
+	case meta.IO, meta.Unavailable, meta.Canceled, meta.Interrupted, meta.SessionExpired, meta.NotOwner, meta.Fenced, meta.Protocol, meta.Corrupt, meta.Stale:
+		return true
+	}
+	return false
+}
+
+// Create makes an inode of any type under a name without opening it: mknod,
+// mkdir, symlink; see meta.Create. UID, GID and Umask come from req.
+func (v *Volume) Create(ctx context.Context, call *Call, req meta.Create) (Entry, error) {
+	res, stamp, err := v.create(ctx, call, &req, meta.LeaseShared)
+	if err != nil {
+		return Entry{}, err
+	}
+	return v.learn(&res.Attr, stamp), nil
+}
+
+// create sends Create and takes in what it did to the directory.
+func (v *Volume) create(ctx context.Context, call *Call, req *meta.Create, want meta.LeaseMode) (*meta.Result, uint64, error) {
+	if len(req.Name) > meta.MaxName {
+		return nil, 0, meta.E("create", meta.NameTooLong, "", nil)
+	}
+	p := v.node(req.Parent)
+	defer p.put()
+	unlock := v.names.lock(req.Parent, req.Name)
+	defer unlock()
+	p.beginChange()
+	stamp := v.c.table.stamp()
+	res, err := v.do(ctx, call, req, want)
+	if err != nil {
+		p.endChange(req.Name, dent{}, nil, stamp, err)
+		return nil, 0, err
+	}
+	p.endChange(req.Name, dent{ino: res.Attr.Ino}, &res.ParentAttr, stamp, nil)
+	if res.Attr.IsDir() && !res.Existed {
+		if ch := v.c.table.peek(v.id, res.Attr.Ino); ch != nil {
+			ch.mu.Lock()
+			if ch.cacheableLocked(stamp) && ch.dirLocked().changes == 0 {
+				ch.completeLocked() // nobody else can have put anything there
+			}
+			ch.mu.Unlock()
+			ch.put()
+		}
+	}
+	return res, stamp, nil
+}
+
+// Link adds a name to an inode; see meta.Link.
+func (v *Volume) Link(ctx context.Context, call *Call, ino, parent meta.Ino, name string) (Entry, error) {
+	if len(name) > meta.MaxName {
+		return Entry{}, meta.E("link", meta.NameTooLong, "", nil)
+	}
+	p := v.node(parent)
+	defer p.put()
+	unlock := v.names.lock(parent, name)
+	defer unlock()
+	p.beginChange()
+	stamp := v.c.table.stamp()
+	res, err := v.do(ctx, call, &meta.Link{Ino: ino, Parent: parent, Name: name}, meta.LeaseShared)
+	if err != nil {
+		p.endChange(name, dent{}, nil, stamp, err)
+		return Entry{}, err
+	}
+	p.endChange(name, dent{ino: ino}, &res.ParentAttr, stamp, nil)
+	return v.learn(&res.Attr, stamp), nil
+}
+
+// Unlink removes a name, of an empty directory if dir; see meta.Unlink.
+func (v *Volume) Unlink(ctx context.Context, call *Call, parent meta.Ino, name string, dir bool) error {
+	if len(name) > meta.MaxName {
+		return meta.E("unlink", meta.NameTooLong, "", nil)
+	}
+	p := v.node(parent)
+	defer p.put()
+	unlock := v.names.lock(parent, name)
+	defer unlock()
+	p.beginChange()
+	stamp := v.c.table.stamp()
+	res, err := v.do(ctx, call, &meta.Unlink{Parent: parent, Name: name, Dir: dir}, meta.LeaseShared)
+	if err != nil {
+		p.endChange(name, dent{}, nil, stamp, err)
+		return err
+	}
+	p.endChange(name, dent{}, &res.ParentAttr, stamp, nil)
+	v.unlinked(&res.Attr, stamp)
+	return nil
+}
+
+// unlinked takes in the attributes of an inode that lost a name: if that was
+// the last and nobody here has it open, the volume may forget it.
+func (v *Volume) unlinked(a *meta.Attr, stamp uint64) {
+	if a.Ino == 0 {
+		return
+	}
+	in := v.c.table.peek(v.id, a.Ino)
+	if in == nil {
+		if a.Nlink == 0 {
+			v.releaseOrphan(a.Ino)
+		}
+		return
+	}
+	defer in.put()
+	in.mu.Lock()
+	in.learnLocked(a, stamp)
+	dead := a.Nlink == 0 && (in.file == nil || in.file.opens == 0)
+	in.mu.Unlock()
+	if dead {
+		v.bury(in)
+	}
+}
+
+// Rename moves a name with the flags of renameat2(2). Bytes of the source
+// that replace a file are durable before the name is (rule 11).
+func (v *Volume) Rename(ctx context.Context, call *Call, parent meta.Ino, name string, newParent meta.Ino, newName string, flags uint32) error {
+	if len(name) > meta.MaxName || len(newName) > meta.MaxName {
+		return meta.E("rename", meta.NameTooLong, "", nil)
+	}
+	p, q := v.node(parent), v.node(newParent)
+	defer p.put()
+	defer q.put()
+	unlock := v.names.lockTwo(parent, name, newParent, newName)
+	defer unlock()
+	p.mu.Lock()
+	src, _ := p.lookLocked(name)
+	p.mu.Unlock()
+	q.mu.Lock()
+	dst, known := q.lookLocked(newName)
+	q.mu.Unlock()
+	replaces := flags&(meta.RenameExchange|meta.RenameNoReplace) == 0 && !(known && dst.ino == 0)
+	if replaces && src.ino != 0 && src.vol == 0 {
+		if err := v.flushIfDirty(ctx, src.ino); err != nil {
+			return err
+		}
+	}
+	op := &meta.Rename{Parent: parent, Name: name, NewParent: newParent, NewName: newName, Flags: flags}
+	for try := 0; ; try++ {
+		p.beginChange()
+		q.beginChange()
+		stamp := v.c.table.stamp()
+		res, err := v.do(ctx, call, op, meta.LeaseShared)
+		if err != nil {
+			p.endChange(name, dent{}, nil, stamp, err)
+			q.endChange(newName, dent{}, nil, stamp, err)
+			if errors.Is(err, meta.NotSynced) && try < 5 {
+				if err := v.flushName(ctx, parent, name); err != nil {
+					return err
+				}
+				continue
+			}
+			return err
+		}
+		moved := dent{ino: res.Attr.Ino}
+		if res.Volume != 0 {
+			moved = dent{meta.RootIno, res.Volume}
+		} else if src.vol != 0 {
+			moved = src
+		}
+		after := &res.NewParentAttr
+		if parent == newParent && after.Ino == 0 {
+			after = &res.ParentAttr
+		}
+		switch {
+		case parent == newParent && name == newName:
+			p.endChange(name, moved, &res.ParentAttr, stamp, nil)
+		case flags&meta.RenameExchange != 0:
+			p.endChange(name, dent{ino: res.Attr2.Ino}, &res.ParentAttr, stamp, nil)
+			q.endChange(newName, moved, after, stamp, nil)
+			if res.Attr2.Ino == 0 || dst.vol != 0 {
+				p.forgetName(name)
+			}
+		case src.ino != 0 && known && src == dst:
+			// Two names of one file: rename(2) does nothing.
+			p.endChange(name, src, &res.ParentAttr, stamp, nil)
+			q.endChange(newName, dst, after, stamp, nil)
+		case res.Attr2.Ino != 0 && res.Attr2.Ino == res.Attr.Ino:
+			p.endChange(name, moved, &res.ParentAttr, stamp, nil)
+			q.endChange(newName, moved, after, stamp, nil)
+		default:
+			p.endChange(name, dent{}, &res.ParentAttr, stamp, nil)
+			q.endChange(newName, moved, after, stamp, nil)
+			if !known && res.Attr2.Ino == 0 {
+				// It may have been one file under two names; ask when needed.
+				p.forgetName(name)
+			}
+		}
+		v.learn(&res.Attr, stamp)
+		if flags&meta.RenameExchange != 0 {
+			if res.Attr2.Ino != 0 {
+				v.learn(&res.Attr2, stamp)
+			}
+		} else {
+			v.unlinked(&res.Attr2, stamp)
+		}
+		return nil
+	}
+}
+
+// forgetName makes the next lookup of a name ask.
+func (in *inode) forgetName(name string) {
+	in.mu.Lock()
+	in.delNameLocked(name)
+	in.dirLocked().complete = false
+	in.mu.Unlock()
+}
+
+// flushName flushes the file under a name.
+func (v *Volume) flushName(ctx context.Context, parent meta.Ino, name string) error {
+	e, err := v.Lookup(ctx, parent, name)
+	if err != nil {
+		return err
+	}
+	if e.Negative || e.Volume != v.id {
+		return nil
+	}
+	return v.Fsync(ctx, e.Attr.Ino, true)
+}
+
+// ReadLink gives a symbolic link's target.
+func (v *Volume) ReadLink(ctx context.Context, ino meta.Ino) (string, error) {
+	res, err := v.do(ctx, nil, &meta.ReadLink{Ino: ino}, meta.LeaseShared)
+	if err != nil {
+		return "", err
+	}
+	return string(res.Data), nil
+}

@@ -1,0 +1,302 @@
+package penstock
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// piece is a part of a read that lies in a chunk.
+type piece struct {
+	ref *chunkRef
+	p   []byte
+	off uint64
+}
+
+// planRead fills p[:n] with what is in memory and zeros, and gives the rest as
+// pieces. The map's owner holds mu.
+func planRead(m *extmap, size uint64, p []byte, off uint64, pieces []piece) (int, []piece) {
+	if off >= size {
+		return 0, pieces
+	}
+	n := uint64(len(p))
+	n = min(n, size-off)
+	p = p[:n]
+	at := off
+	m.each(off, off+n, func(s *segment) bool {
+		c := s.cut(off, off+n)
+		if c.off > at {
+			clear(p[at-off : c.off-off])
+		}
+		at = c.end()
+		dst := p[c.off-off : at-off]
+		switch {
+		case c.b != nil:
+			copy(dst, c.b.data[c.pos:c.pos+c.n])
+		case c.ref != nil:
+			pieces = append(pieces, piece{c.ref, dst, c.pos})
+		default:
+			clear(dst)
+		}
+		return true
+	})
+	if at < off+n {
+		clear(p[at-off:])
+	}
+	return int(n), pieces
+}
+
+// Read fills p from offset off, up to the end of the file; n < len(p) only
+// there. Errors: Corrupt, IO.
+func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n int, err error) {
+	if off < 0 {
+		return 0, meta.E("read", meta.Invalid, v.subject(ino), nil)
+	}
+	in := v.node(ino)
+	defer in.put()
+	for try := 0; ; try++ {
+		f, sn, err := in.withMap(ctx, meta.LeaseShared)
+		if err != nil {
+			return 0, err
+		}
+		var few [4]piece
+		var pieces []piece
+		if sn != nil {
+			n, pieces = planRead(&sn.m, sn.size, p, uint64(off), few[:0])
+		} else {
+			n, pieces = planRead(&f.m, f.size, p, uint64(off), few[:0])
+		}
+		in.beginRead(f, off, len(p))
+		in.mu.Unlock()
+		err = v.readPieces(ctx, pieces)
+		in.endRead()
+		if err == nil {
+			v.c.stats.read.Add(uint64(n))
+			if off == 0 {
+				v.touchAtime(in)
+			}
+			return n, nil
+		}
+		// Compaction may have moved the bytes, or repair the replicas.
+		if try >= 2 || ctx.Err() != nil || errors.Is(err, meta.Corrupt) && try > 0 {
+			return 0, err
+		}
+		if err := v.reload(ctx, in); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// beginRead counts a read in flight, so that a recall waits for it.
+func (in *inode) beginRead(f *file, off int64, n int) {
+	f.reads++
+	if r := in.recall; r != nil && r.track {
+		r.read = append(r.read, byteRange{off, int64(n)})
+	}
+}
+
+func (in *inode) endRead() {
+	in.mu.Lock()
+	if f := in.file; f.reads > 0 {
+		f.reads--
+		if f.reads == 0 {
+			f.changed()
+		}
+	}
+	in.mu.Unlock()
+}
+
+// parallelPiece is the size from which the pieces of one read are fetched at
+// the same time.
+const parallelPiece = 128 << 10
+
+func (v *Volume) readPieces(ctx context.Context, pieces []piece) error {
+	io := v.c.chunks
+	if len(pieces) > 1 && len(pieces[0].p) >= parallelPiece {
+		errs := make([]error, len(pieces))
+		var wg sync.WaitGroup
+		for i, pc := range pieces {
+			wg.Go(func() { errs[i] = io.ReadAt(ctx, *pc.ref.place.Load(), pc.p, pc.off) })
+		}
+		wg.Wait()
+		return errors.Join(errs...)
+	}
+	for _, pc := range pieces {
+		if err := io.ReadAt(ctx, *pc.ref.place.Load(), pc.p, pc.off); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reload asks anew where the committed bytes of a file lie, and keeps what is
+// buffered on top.
+func (v *Volume) reload(ctx context.Context, in *inode) error {
+	in.mu.Lock()
+	f, err := in.take(ctx, turnCommit|turnPush)
+	if err != nil {
+		in.mu.Unlock()
+		return err
+	}
+	if f.ended {
+		in.mu.Unlock()
+		err := v.flushHeld(ctx, in, flushClose)
+		in.mu.Lock()
+		if err != nil {
+			in.file.leave(turnCommit | turnPush)
+			in.mu.Unlock()
+			return err
+		}
+	}
+	f = in.file
+	var over []segment
+	f.m.each(0, 1<<63, func(s *segment) bool {
+		if s.b != nil && !s.b.clean {
+			over = append(over, *s)
+			s.b.busy++
+		}
+		return true
+	})
+	size := f.size
+	had := f.mapOK
+	f.m.replace(0, 1<<63, nil, func(*blob) {}) // the buffered ones are put back below
+	f.m, f.mapOK = extmap{}, false
+	f.mapGen++
+	in.mu.Unlock()
+	sn, err := in.loadMap(ctx, meta.LeaseNone)
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	f = in.fileLocked()
+	if len(over) > 0 && in.lease == meta.LeaseExclusive && had {
+		if !f.mapOK && err == nil {
+			f.m, f.mapOK, f.size = sn.m, true, sn.size
+		}
+		f.mapOK = true
+		for _, s := range over {
+			f.m.replace(s.off, s.end(), []segment{s}, func(*blob) {})
+		}
+		f.size = max(f.size, size)
+	}
+	for _, s := range over {
+		s.b.busy--
+		v.settleBlob(s.b)
+	}
+	f.leave(turnCommit | turnPush)
+	return err
+}
+
+// ReadFD gives a descriptor that holds the bytes [off, off+n) of the file at
+// fdOff, for splicing, when they all lie in one local chunk and nothing of
+// them is buffered here. ok false: use Read. got may come back smaller at the
+// end of the file. The caller calls release when it has read.
+func (v *Volume) ReadFD(ctx context.Context, ino meta.Ino, off int64, n int) (fd *os.File, fdOff int64, got int, release func(), ok bool) {
+	if off < 0 || n <= 0 {
+		return nil, 0, 0, nil, false
+	}
+	in := v.node(ino)
+	f, sn, err := in.withMap(ctx, meta.LeaseShared)
+	if err != nil {
+		in.put()
+		return nil, 0, 0, nil, false
+	}
+	var c segment
+	if lo := uint64(off); sn == nil && lo < f.size {
+		hi := min(lo+uint64(n), f.size)
+		f.m.each(lo, hi, func(s *segment) bool {
+			if s.ref != nil && s.off <= lo && s.end() >= hi {
+				c = s.cut(lo, hi)
+			}
+			return false
+		})
+	}
+	if c.ref == nil {
+		in.mu.Unlock()
+		in.put()
+		return nil, 0, 0, nil, false
+	}
+	in.beginRead(f, off, n)
+	in.mu.Unlock()
+	fd, done, err := v.c.chunks.File(ctx, *c.ref.place.Load(), c.pos, c.n)
+	if err != nil {
+		in.endRead()
+		in.put()
+		return nil, 0, 0, nil, false
+	}
+	if off == 0 {
+		v.touchAtime(in)
+	}
+	v.c.stats.read.Add(c.n)
+	return fd, int64(c.pos), int(c.n), func() { done(); in.endRead(); in.put() }, true
+}
+
+// readAhead watches whether files are opened in the order in which they lie in
+// a packed chunk, and has the chunk client fetch what comes next. s is the
+// first segment of the file that was opened.
+func (v *Volume) readAhead(s segment) {
+	if s.ref == nil || s.off != 0 || s.n >= blockSize {
+		return
+	}
+	const window, gap = 4 << 20, 64 << 10
+	a := &v.ahead
+	from, ok := func() (uint64, bool) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.next(s, window, gap)
+	}()
+	if ok {
+		v.c.chunks.Prefetch(*s.ref.place.Load(), from, window)
+	}
+}
+
+// next books the opening of a file that begins with s, and tells what to fetch.
+func (a *aheadState) next(s segment, window, gap uint64) (from uint64, ok bool) {
+	if a.ref != s.ref || s.pos < a.end || s.pos > a.end+gap {
+		a.ref, a.end, a.hits, a.upTo = s.ref, s.pos+s.n, 0, 0
+		return 0, false
+	}
+	a.end = s.pos + s.n
+	if a.hits++; a.hits < 3 || a.upTo > a.end+window/2 {
+		return 0, false
+	}
+	from = max(a.upTo, a.end)
+	a.upTo = from + window
+	return from, true
+}
+
+// aheadState is where cross-file read-ahead stands.
+type aheadState struct {
+	mu   sync.Mutex
+	ref  *chunkRef
+	end  uint64 // of the file opened last
+	upTo uint64 // asked for so far
+	hits int
+}
+
+// atimeAge is how old an access time gets before a read renews it though the
+// file did not change (relatime).
+const atimeAge = 24 * time.Hour
+
+// touchAtime renews the access time in memory as relatime does; the next
+// round of commits tells the owner.
+func (v *Volume) touchAtime(in *inode) {
+	if v.policy.NoAtime || v.policy.Immutable || v.policy.SealOnClose {
+		return
+	}
+	now := meta.Time(time.Now().UnixNano())
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	a := &in.attr
+	if !in.attrOK || a.Atime > a.Mtime && a.Atime > a.Ctime && now-a.Atime < meta.Time(atimeAge) {
+		return
+	}
+	a.Atime = now
+	f := in.fileLocked()
+	if !f.atimeDirty {
+		f.atimeDirty = true
+		v.atimes.add(in)
+	}
+}

@@ -1,0 +1,304 @@
+package penstock
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// How a lease is given back.
+//
+// A recall is worked off in a goroutine of its own, one at a time for an inode,
+// and never waits for an operation that itself waits for a lease:
+//
+//  1. Of an exclusive lease, writers are held back, and what is buffered is
+//     synced and committed.
+//  2. The kernel is told to forget. While it does, reads are still served under
+//     the old lease: the kernel holds a page's lock during a READ, so a READ
+//     that waited for a new lease would block the invalidation for ever.
+//     But a READ that comes after the invalidation has passed its page leaves
+//     stale bytes in the page cache. So ranges read meanwhile are recorded; then
+//     new reads are held back, those in flight end, and just the recorded
+//     ranges are invalidated again, which are not the pages that the held-back
+//     reads have locked.
+//  3. The lease is lowered, what was cached is forgotten, the owner is told,
+//     and the held-back go on: they ask for a lease again.
+
+// Bounds of a recall.
+const (
+	recallGrace = 50 * time.Millisecond // for a writer that waited for this lease to use it once
+	recallTries = 10 * time.Second      // flushing before buffered bytes are given up
+)
+
+// recall is the state of an inode while its lease is being given back.
+type recall struct {
+	queue []recallAsk
+	track bool        // record what is read
+	read  []byteRange // while track
+	hold  bool        // reads wait
+}
+
+type recallAsk struct {
+	keep meta.LeaseMode
+	done func()
+}
+
+type byteRange struct{ off, n int64 }
+
+// Granted raises a lease. It is called by the session's reader goroutine.
+func (c *Client) Granted(id meta.VolumeID, g meta.Grant) {
+	v := c.lookVolume(id)
+	if v == nil {
+		return
+	}
+	t := &c.table
+	t.mu.Lock()
+	_, void := t.dropping[inodeKey{id, g.Ino}]
+	t.mu.Unlock()
+	if void {
+		// The owner must not believe that we have it, or it never tells us again.
+		c.spawn(func() { c.sess.Drop(id, []meta.Ino{g.Ino}) })
+		return
+	}
+	in := t.get(v, g.Ino)
+	in.mu.Lock()
+	in.lease = max(in.lease, g.Mode)
+	in.grants++
+	in.mu.Unlock()
+	in.put()
+}
+
+// Recall lowers a lease and calls done. It is called by the session's reader
+// goroutine and does not block.
+func (c *Client) Recall(r meta.Recall, done func()) {
+	c.stats.recalls.Add(1)
+	in := c.table.peek(r.Volume, r.Ino)
+	if in == nil {
+		c.spawn(func() {
+			done()
+			c.sess.Drop(r.Volume, []meta.Ino{r.Ino}) // nothing of it is open here
+		})
+		return
+	}
+	in.mu.Lock()
+	ask := recallAsk{r.Keep, done}
+	if in.recall != nil {
+		in.recall.queue = append(in.recall.queue, ask)
+		in.mu.Unlock()
+		in.put()
+		return
+	}
+	in.recall = &recall{queue: []recallAsk{ask}}
+	in.mu.Unlock()
+	c.spawn(func() {
+		defer in.put()
+		in.serveRecalls()
+	})
+}
+
+func (in *inode) serveRecalls() {
+	for {
+		in.mu.Lock()
+		r := in.recall
+		if len(r.queue) == 0 {
+			in.recall = nil
+			in.mu.Unlock()
+			return
+		}
+		ask := r.queue[0]
+		r.queue = r.queue[1:]
+		lease := in.lease
+		in.mu.Unlock()
+		if lease > ask.keep {
+			in.giveBack(ask.keep)
+		}
+		ask.done()
+	}
+}
+
+func (in *inode) giveBack(keep meta.LeaseMode) {
+	v, n := in.vol, in.vol.c.cfg.Notify
+	in.mu.Lock()
+	f := in.file
+	gated := in.lease == meta.LeaseExclusive && f != nil
+	if gated {
+		in.letPending(f)
+		f.gate++
+		in.mu.Unlock()
+		in.flushForRecall()
+		in.mu.Lock()
+	}
+	isDir := in.dir != nil || in.attrOK && in.attr.IsDir()
+	if keep == meta.LeaseNone && n != nil {
+		in.recall.track = true
+		in.mu.Unlock()
+		if isDir {
+			n.InvalEntries(v.id, in.ino)
+			n.InvalAttr(v.id, in.ino)
+		} else {
+			n.InvalData(v.id, in.ino, 0, 0)
+		}
+		in.mu.Lock()
+		in.invalidateRead()
+	}
+	if f := in.file; f != nil {
+		f.changed() // before the file may be forgotten: who waits looks again
+	}
+	in.lowerLocked(keep)
+	if in.recall != nil {
+		in.recall.track, in.recall.hold, in.recall.read = false, false, nil
+	}
+	if gated {
+		f.gate--
+	}
+	if f := in.file; f != nil {
+		f.changed()
+	}
+	in.mu.Unlock()
+}
+
+// Orphaned tells that an inode lost its last name through another session
+// while this one held a lease on it. Once it is not open here, the owner may
+// forget it. It is called by the session's reader goroutine.
+func (c *Client) Orphaned(id meta.VolumeID, ino meta.Ino) {
+	v := c.lookVolume(id)
+	if v == nil {
+		return
+	}
+	in := c.table.peek(id, ino)
+	if in == nil {
+		v.releaseOrphan(ino)
+		return
+	}
+	defer in.put()
+	in.mu.Lock()
+	open := in.file != nil && in.file.opens > 0
+	if open {
+		in.file.orphaned = true
+	}
+	in.mu.Unlock()
+	if !open {
+		c.spawn(func() { v.bury(v.node(ino)) })
+	}
+}
+
+// Claims tells which leases and locks this client holds, to an owner that was
+// restarted. The session holds its own lock meanwhile, so nothing here calls
+// into it.
+func (c *Client) Claims(yield func(v meta.VolumeID, leases []meta.Grant, locks []meta.Lock)) {
+	for _, v := range c.openVolumes() {
+		var leases []meta.Grant
+		for _, in := range c.table.all(func(in *inode) bool { return in.vol == v }) {
+			in.mu.Lock()
+			if in.lease != meta.LeaseNone {
+				leases = append(leases, meta.Grant{Ino: in.ino, Mode: in.lease})
+			}
+			in.mu.Unlock()
+			in.put()
+		}
+		yield(v.id, leases, v.locks.all())
+	}
+}
+
+// letPending gives a writer whose grant has just come the chance to use it
+// once, so that two clients which write the same file both get on.
+func (in *inode) letPending(f *file) {
+	if f.want == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), recallGrace)
+	defer cancel()
+	for n := f.puts; f.want > 0 && f.puts == n; {
+		if in.wait(ctx, f) != nil {
+			return
+		}
+	}
+}
+
+// invalidateRead does step 2's second half; in.mu is held, and released
+// meanwhile.
+func (in *inode) invalidateRead() {
+	r, f := in.recall, in.file
+	if f == nil {
+		return
+	}
+	r.hold = true
+	for f.reads > 0 {
+		if in.wait(context.Background(), f) != nil {
+			break
+		}
+	}
+	ranges := r.read
+	r.read, r.track = nil, false
+	in.mu.Unlock()
+	for _, g := range ranges {
+		in.vol.c.cfg.Notify.InvalData(in.vol.id, in.ino, g.off, g.n)
+	}
+	in.mu.Lock()
+}
+
+// flushForRecall commits everything buffered. A passing failure is retried
+// for a while; then the bytes are given up and the writer is told.
+func (in *inode) flushForRecall() {
+	v := in.vol
+	deadline := time.Now().Add(recallTries)
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		err := v.flushOne(v.c.ctx, in, flushClose)
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) || errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || v.c.ctx.Err() != nil {
+			v.loseDirty(in, err)
+			return
+		}
+		select {
+		case <-time.After(wait):
+		case <-v.c.ctx.Done():
+		}
+	}
+}
+
+// Expired voids every lease: the session is gone, and with it what was not
+// committed. It is called by the session's reader goroutine; a new session
+// follows.
+func (c *Client) Expired(err error) {
+	c.expiries.Add(1)
+	c.log.Error("session expired; bytes that were not synced are lost", "err", err)
+	ins := c.table.all(func(*inode) bool { return true })
+	for _, in := range ins {
+		in.mu.Lock()
+		had := in.lease != meta.LeaseNone
+		isDir := in.dir != nil || in.attrOK && in.attr.IsDir()
+		if f := in.file; f != nil && (f.uncommitted > 0 || f.ended) {
+			in.vol.c.stats.lost.Add(uint64(f.uncommitted))
+			f.fail(meta.E("write back", meta.IO, in.vol.subject(in.ino), err))
+			in.dropDirtyLocked()
+		}
+		if f := in.file; f != nil {
+			f.own, f.ended, f.appends = nil, false, 0
+		}
+		in.lowerLocked(meta.LeaseNone)
+		if f := in.file; f != nil {
+			f.changed()
+		}
+		in.mu.Unlock()
+		if had && c.cfg.Notify != nil {
+			c.spawn(func() {
+				defer in.put()
+				if isDir {
+					c.cfg.Notify.InvalEntries(in.vol.id, in.ino)
+					c.cfg.Notify.InvalAttr(in.vol.id, in.ino)
+				} else {
+					c.cfg.Notify.InvalData(in.vol.id, in.ino, 0, 0)
+				}
+			})
+		} else {
+			in.put()
+		}
+	}
+	for _, v := range c.openVolumes() {
+		v.forgetChunks()
+	}
+}

@@ -1,0 +1,62 @@
+package penstock
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// metaSession is what this package needs of a session with the owners of
+// volumes; meta/client has it. Grants and recalls come to the Client's Granted,
+// Recall and Expired in wire order.
+type metaSession interface {
+	Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error)
+	DoBatch(ctx context.Context, v meta.VolumeID, ops []batchOp) ([]meta.Result, []error, error)
+	// Sync returns when everything answered before on this volume is journaled.
+	Sync(ctx context.Context, v meta.VolumeID) error
+	AllocChunks(ctx context.Context, v meta.VolumeID, n int, own bool) ([]meta.ChunkGrant, error)
+	SealChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID) (meta.ChunkRecord, error)
+	SetLock(ctx context.Context, v meta.VolumeID, l meta.Lock, wait bool) error
+	GetLock(ctx context.Context, v meta.VolumeID, l meta.Lock) (meta.Lock, error)
+	// DropLocks releases every lock of l's owner on l's inode.
+	DropLocks(ctx context.Context, v meta.VolumeID, l meta.Lock) error
+	// Drop gives leases back without waiting for an answer. What is sent after
+	// it reaches the owner after it.
+	Drop(v meta.VolumeID, inos []meta.Ino)
+	LeaseLeft() time.Duration
+	Volumes(ctx context.Context) ([]volumeInfo, error)
+	Close(ctx context.Context) error
+}
+
+// batchOp is one operation of a batch.
+type batchOp struct {
+	ID   meta.OpID
+	Op   meta.Op
+	Want meta.LeaseMode
+}
+
+type volumeInfo struct {
+	ID     meta.VolumeID
+	Name   string
+	Policy meta.Policy
+}
+
+// chunkIO is what this package needs of chunkserver/client; the methods'
+// promises are there.
+type chunkIO interface {
+	NewWriter(g meta.ChunkGrant) chunkWriter
+	ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off uint64) error
+	File(ctx context.Context, pl meta.ChunkPlace, off, n uint64) (*os.File, func(), error)
+	Backing(ctx context.Context, pl meta.ChunkPlace) (*os.File, error)
+	Prefetch(pl meta.ChunkPlace, off, n uint64)
+	Close() error
+}
+
+type chunkWriter interface {
+	Append(ctx context.Context, p []byte) (off uint64, err error)
+	Sync(ctx context.Context) error
+	Len() uint64
+	Close() error
+}

@@ -1,0 +1,115 @@
+package penstock
+
+import (
+	"errors"
+
+	"penstock.io/penstock/meta"
+)
+
+// streamBatch is how many blocks a stream appends before it looks again.
+const streamBatch = 8
+
+// streamEnd is where the next block of a stream would start.
+func (f *file) streamEnd() uint64 {
+	if f.own != nil {
+		return f.ownBase + f.own.w.Len()
+	}
+	return 0
+}
+
+// streamsLocked reports that a full block waits at the end of the file's own
+// chunk, or at the start of a file that has none yet.
+func (v *Volume) streamsLocked(f *file) bool {
+	if f.busy&turnPush != 0 {
+		return false
+	}
+	at := f.streamEnd()
+	if f.own != nil && f.own.w.Len()+blockSize > f.own.max {
+		return false // the next flush takes another chunk
+	}
+	s, ok := f.m.at(at)
+	return ok && s.streamable(at)
+}
+
+func (s *segment) streamable(at uint64) bool {
+	return s.b != nil && s.b.cw == nil && s.b.busy == 0 && s.off == at && s.pos == 0 && s.n == blockSize && len(s.b.data) == blockSize
+}
+
+// stream appends the full blocks of a file to its own chunk as they come, so
+// that little is left to do when it is synced. Whatever fails here is left to
+// the flush, which has the retries.
+func (v *Volume) stream(in *inode) {
+	ctx := v.c.ctx
+	for {
+		in.mu.Lock()
+		f, err := in.take(ctx, turnPush)
+		if err != nil {
+			in.fileLocked().pushing = false
+			in.mu.Unlock()
+			return
+		}
+		var blobs []*blob
+		at := f.streamEnd()
+		room := v.maxChunk()
+		if f.own != nil {
+			room = f.own.max - f.own.w.Len()
+		}
+		for len(blobs) < streamBatch && room >= blockSize {
+			s, ok := f.m.at(at)
+			if !ok || !s.streamable(at) || f.own == nil && len(blobs) == 0 && f.anyCommitted() {
+				break
+			}
+			s.b.frozen = true
+			s.b.busy++
+			blobs = append(blobs, s.b)
+			at += blockSize
+			room -= blockSize
+		}
+		own := f.own
+		if len(blobs) == 0 || own != nil && own.isBroken() {
+			for _, b := range blobs {
+				b.busy--
+			}
+			f.pushing = false
+			f.leave(turnPush)
+			in.mu.Unlock()
+			return
+		}
+		in.mu.Unlock()
+		if own == nil {
+			if own, err = v.newOwn(ctx); err == nil {
+				in.mu.Lock()
+				f.own, f.ownBase = own, 0
+				in.mu.Unlock()
+			}
+		}
+		for i := 0; i < len(blobs) && err == nil; i++ {
+			var off uint64
+			if off, err = own.w.Append(ctx, blobs[i].data); err == nil {
+				v.c.stats.appended.Add(blockSize)
+				v.placed(in, blobs[i], own, off)
+			}
+		}
+		if err != nil && own != nil && ctx.Err() == nil && !errors.Is(err, meta.FileTooBig) {
+			v.breakChunk(own, err)
+		}
+		in.mu.Lock()
+		for _, b := range blobs {
+			b.busy--
+			v.settleBlob(b)
+		}
+		f.leave(turnPush)
+		if err != nil {
+			f.pushing = false
+			in.mu.Unlock()
+			return
+		}
+		in.mu.Unlock()
+	}
+}
+
+// anyCommitted reports that some byte of the file lies in a chunk already.
+func (f *file) anyCommitted() bool {
+	s, ok := f.m.at(f.m.end() - 1)
+	return ok && s.b == nil
+}

@@ -1,0 +1,231 @@
+package penstock
+
+import (
+	"context"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// Write puts p at offset off, or, if atEnd, at the end of the file as it is
+// when the bytes go in (O_APPEND). kill drops set-id bits and capabilities,
+// as for a writer without CAP_FSETID. All of p or none is written. It waits
+// while the process's write buffer is used up.
+// Errors: NoSpace, QuotaExceeded, FileTooBig, NotPermitted (sealed), and what
+// an earlier write in the background failed with.
+func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, off int64, atEnd, kill bool) (n int, err error) {
+	if off < 0 {
+		return 0, meta.E("write", meta.Invalid, v.subject(ino), nil)
+	}
+	in := v.node(ino)
+	defer in.put()
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if kill {
+		if err := v.killPriv(ctx, call, in); err != nil {
+			return 0, err
+		}
+	}
+	if err := v.space.take(ctx, v, int64(len(p))); err != nil {
+		return 0, err
+	}
+	if err := v.c.buf.take(ctx, int64(len(p)), v.kick); err != nil {
+		return 0, err
+	}
+	grew := 0
+	defer func() { v.c.buf.give(int64(len(p) - grew)) }()
+
+	var f *file
+	for {
+		if f, _, err = in.withMap(ctx, meta.LeaseExclusive); err != nil {
+			return 0, err
+		}
+		if f.gate == 0 {
+			break
+		}
+		err := in.wait(ctx, f)
+		in.mu.Unlock()
+		if err != nil {
+			return 0, err
+		}
+	}
+	if err := f.taken(errWrite); err != nil {
+		in.mu.Unlock()
+		return 0, err
+	}
+	if in.attr.Flags&meta.FlagSealed != 0 {
+		in.mu.Unlock()
+		return 0, meta.E("write", meta.NotPermitted, v.subject(ino), nil)
+	}
+	at := uint64(off)
+	if atEnd {
+		at = f.size
+	}
+	if at+uint64(len(p)) > meta.MaxFileSize {
+		in.mu.Unlock()
+		return 0, meta.E("write", meta.FileTooBig, v.subject(ino), nil)
+	}
+	if f.uncommitted == 0 {
+		f.lo, f.hi = at, at+uint64(len(p))
+	} else {
+		f.lo, f.hi = min(f.lo, at), max(f.hi, at+uint64(len(p)))
+	}
+	grew = v.putLocked(f, p, at)
+	f.size = max(f.size, at+uint64(len(p)))
+	now := meta.Time(time.Now().UnixNano())
+	f.mtime, f.ctime = now, now
+	f.puts++
+	if f.want > 0 {
+		f.changed()
+	}
+	v.listDirtyLocked(in)
+	stream := !f.pushing && f.unpushed >= 2*blockSize && v.streamsLocked(f)
+	if stream {
+		f.pushing = true
+		in.pins.Add(1)
+	}
+	many := f.uncommitted >= v.c.streamCommit
+	in.mu.Unlock()
+
+	v.c.stats.written.Add(uint64(len(p)))
+	if stream {
+		v.c.spawn(func() {
+			defer in.put()
+			v.stream(in)
+		})
+	}
+	if v.dirtyBytes.Add(int64(grew)) >= v.c.flushBytes || many {
+		v.kick()
+	}
+	return len(p), nil
+}
+
+// putLocked buffers p at off and returns by how many bytes the buffers grew.
+func (v *Volume) putLocked(f *file, p []byte, off uint64) (grew int) {
+	// A stored inline file becomes ordinary buffered bytes with its first
+	// change: its commit replaces all of it.
+	if s, ok := f.m.at(off); ok && s.b != nil && !s.b.frozen && s.b.cw == nil {
+		// In place, as far as the bytes are buffered and nobody uses them.
+		if off+uint64(len(p)) <= s.end() {
+			copy(s.b.data[s.pos+(off-s.off):], p)
+			return 0
+		}
+	}
+	total := 0
+	for len(p) > 0 {
+		n, g := v.putPart(f, p, off)
+		p, off, total = p[n:], off+uint64(n), total+g
+	}
+	return total
+}
+
+// putPart buffers a prefix of p: at the end of the blob before, if that has
+// room, else in a new blob.
+func (v *Volume) putPart(f *file, p []byte, off uint64) (n, grew int) {
+	prev, ok := f.m.before(off)
+	var run uint64 // how far the bytes just before are a stream
+	if ok && prev.b != nil && !prev.b.clean {
+		b := prev.b
+		run = uint64(len(b.data))
+		if !b.frozen && b.refs == 1 && prev.pos+prev.n == uint64(len(b.data)) && len(b.data) < blockSize {
+			if room := cap(b.data) - len(b.data); room < len(p) && cap(b.data) < blockSize {
+				v.growBlob(b, len(b.data)+len(p))
+			}
+			if n = min(len(p), cap(b.data)-len(b.data), blockSize-len(b.data)); n > 0 {
+				f.m.replace(off, off+uint64(n), nil, v.freeBlobOf(f))
+				b.data = append(b.data, p[:n]...)
+				prev, _ = f.m.before(off) // replace may have moved it
+				prev.n += uint64(n)
+				f.uncommitted += int64(n)
+				f.unpushed += int64(n)
+				return n, n
+			}
+		}
+	}
+	n = min(len(p), blockSize)
+	b := &blob{}
+	if n >= blockSize/2 || run >= blockSize/2 {
+		b.data, b.pooled = v.c.buf.block(), true
+	} else {
+		b.data = make([]byte, 0, n)
+	}
+	b.data = append(b.data, p[:n]...)
+	f.m.replace(off, off+uint64(n), []segment{{off: off, n: uint64(n), b: b}}, v.freeBlobOf(f))
+	f.uncommitted += int64(n)
+	f.unpushed += int64(n)
+	return n, n
+}
+
+// growBlob gives a blob at least want bytes of room, up to a block.
+func (v *Volume) growBlob(b *blob, want int) {
+	if want = max(want, 2*cap(b.data)); want >= blockSize/2 {
+		b.data, b.pooled = append(v.c.buf.block(), b.data...), true
+		return
+	}
+	b.data = append(make([]byte, 0, want), b.data...)
+}
+
+// at gives the segment that holds the byte at off.
+func (m *extmap) at(off uint64) (*segment, bool) {
+	if len(m.pages) == 0 {
+		return nil, false
+	}
+	p, i := m.find(off)
+	if p >= len(m.pages) || m.pages[p][i].off > off {
+		return nil, false
+	}
+	return &m.pages[p][i], true
+}
+
+// freeBlobOf is what replace calls when a blob lost its last segment.
+func (v *Volume) freeBlobOf(f *file) func(*blob) {
+	return func(b *blob) {
+		if b.clean {
+			return
+		}
+		f.uncommitted -= int64(len(b.data))
+		if b.cw == nil {
+			f.unpushed -= int64(len(b.data))
+		}
+		v.settleBlob(b)
+	}
+}
+
+// settleBlob gives back what a blob took once nothing needs it.
+func (v *Volume) settleBlob(b *blob) {
+	if b.refs > 0 || b.busy > 0 || b.data == nil || b.clean {
+		return
+	}
+	n := int64(len(b.data))
+	v.c.buf.give(n)
+	v.dirtyBytes.Add(-n)
+	if b.pooled {
+		v.c.buf.recycle(b.data)
+	}
+	b.data = nil
+	if b.cw != nil {
+		v.dropBlob(b.cw)
+		b.cw = nil
+	}
+}
+
+// killPriv drops set-id bits and capabilities before an unprivileged write.
+func (v *Volume) killPriv(ctx context.Context, call *Call, in *inode) error {
+	in.mu.Lock()
+	known, a := in.attrOK && in.liveLocked(), in.attr
+	in.mu.Unlock()
+	if !known {
+		e, err := v.GetAttr(ctx, in.ino)
+		if err != nil {
+			return err
+		}
+		a = e.Attr
+	}
+	const groupExec = 0o010
+	if a.Mode&meta.ModeSetUID == 0 && (a.Mode&meta.ModeSetGID == 0 || a.Mode&groupExec == 0) && a.Flags&meta.FlagHasCaps == 0 {
+		return nil
+	}
+	_, err := v.SetAttr(ctx, call, meta.SetAttr{Ino: in.ino, Mask: meta.SetKillPriv})
+	return err
+}
