@@ -1,10 +1,13 @@
 package suite
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"runtime"
 	"strings"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -202,9 +205,23 @@ func pathOps() []pathOp {
 }
 
 // execPath starts path as a program and waits for its end; the error is that
-// of execve(2).
+// of execve(2). While another thread of this process forks, its child holds a
+// copy of any descriptor that is open for writing until it executes, so that
+// ETXTBSY may come for a moment.
 func execPath(path string) error {
-	pid, err := syscall.ForkExec(path, []string{"case"}, &syscall.ProcAttr{Env: []string{"PATH=/usr/bin:/bin"}})
+	for range 200 {
+		err := execOnce(path)
+		if !errors.Is(err, unix.ETXTBSY) {
+			return err
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return unix.ETXTBSY
+}
+
+// execOnce tries once, and fails if the program ends with another code than 0.
+func execOnce(path string, args ...string) error {
+	pid, err := syscall.ForkExec(path, append([]string{"case"}, args...), &syscall.ProcAttr{Env: []string{"PATH=/usr/bin:/bin"}})
 	if err != nil {
 		return err
 	}
@@ -212,7 +229,10 @@ func execPath(path string) error {
 	if err != nil {
 		return err
 	}
-	_, err = p.Wait()
+	state, err := p.Wait()
+	if err == nil && !state.Success() {
+		err = fmt.Errorf("%s: %s", path, state)
+	}
 	return err
 }
 

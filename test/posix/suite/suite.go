@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -39,11 +40,16 @@ type Result struct {
 // caseTimeout bounds one case: a hang is a failure of that case only.
 const caseTimeout = 90 * time.Second
 
-// Cases lists every case, grouped by operation.
+// Cases lists every case in the order of their names.
 func Cases() []Case {
-	return slices.Concat(
-		pathCases(), dirfdCases(),
+	all := slices.Concat(
+		pathCases(), dirfdCases(), openCases(), createCases(), unlinkCases(), linkCases(), symlinkCases(),
+		renameCases(), permissionCases(), chmodCases(), chownCases(), timesCases(), utimensCases(),
+		readWriteCases(), mmapCases(), truncateCases(), fallocateCases(), seekCases(), copyRangeCases(), syncCases(),
+		readdirCases(), statCases(), xattrCases(), aclCases(), lockCases(), specialCases(), execCases(), raceCases(), descriptorCases(),
 	)
+	slices.SortFunc(all, func(a, b Case) int { return strings.Compare(a.Name, b.Name) })
+	return all
 }
 
 // Run runs cases below dir, workers at a time, and reports each as it ends
