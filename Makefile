@@ -48,7 +48,7 @@ fuzz: ## run every fuzz test for FUZZTIME (10s)
 
 .PHONY: bench
 bench: build ## run the benchmark on a fresh `penstock up` beside the native file system
-	BIN=$(abspath $(BIN)) scripts/bench.sh
+	BIN=$(abspath $(BIN)) scripts/bench.sh $(BENCHFLAGS)
 
 .PHONY: bench-fio
 bench-fio: deps build ## four rows of the benchmark beside fio on the same directory
