@@ -139,6 +139,44 @@ func TestOwnership(t *testing.T) {
 	}
 }
 
+// One that could not open the volume gives it back: the next still learns that
+// the owner before the two did not release it.
+func TestYield(t *testing.T) {
+	cli := server(t).Client()
+	ctx := t.Context()
+	take := func(name string) *etcd.Ownership {
+		t.Helper()
+		o := etcd.NewOwners(cli, owners(t, cli, name, etcd.LeaseConfig{}).Lease(), etcd.OwnersConfig{Prefix: prefix, Server: name, Dead: func(o etcd.Owner) bool { return o.Server == "crashed" }})
+		own, err := o.Acquire(ctx, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return own
+	}
+	if err := take("first").Yield(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if o := take("crashed"); o.Term != 2 || !o.Previous.Released {
+		t.Fatalf("%+v", o)
+	}
+	o := take("b")
+	if o.Term != 3 || o.Previous.Server != "crashed" || o.Previous.Released {
+		t.Fatalf("%+v", o)
+	}
+	if err := o.Yield(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if o = take("c"); o.Term != 4 || o.Previous.Server != "crashed" || o.Previous.Released || !o.PreviousDead {
+		t.Fatalf("%+v", o)
+	}
+	if err := o.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if o = take("d"); o.Term != 5 || o.Previous.Server != "c" || !o.Previous.Released {
+		t.Fatalf("%+v", o)
+	}
+}
+
 // The holder's process stops (its renewals hang): it must notice before etcd
 // lets another in, and its appends must fail afterwards.
 func TestLeaseExpires(t *testing.T) {

@@ -300,12 +300,31 @@ func (w *Ownership) Lost() <-chan struct{} { return w.lost }
 // journaled everything it answered. Errors: Fenced (it was lost before),
 // Unavailable (the lease's end releases it).
 func (w *Ownership) Release(ctx context.Context) error {
+	rec := w.record
+	rec.Released = true
+	return w.giveBack(ctx, rec)
+}
+
+// Yield gives the volume back by an owner that never answered for it: one that
+// could not open it. Whether the owner before released it, and whether that
+// process lives, is as it was; a Release here would tell the next owner not to
+// wait for the predecessor's leases. Errors: as Release.
+func (w *Ownership) Yield(ctx context.Context) error {
+	rec := w.Previous
+	if rec.Version == 0 { // nobody ever answered for it
+		rec = w.record
+		rec.Released = true
+	}
+	rec.Term = w.Term
+	return w.giveBack(ctx, rec)
+}
+
+// giveBack deletes the owner key and leaves rec as the last owner's record.
+func (w *Ownership) giveBack(ctx context.Context, rec Owner) error {
 	subject := fmt.Sprintf("volume %d", w.Volume)
 	if !w.end() {
 		return meta.E("release", meta.Fenced, subject, nil)
 	}
-	rec := w.record
-	rec.Released = true
 	b, err := json.Marshal(rec)
 	if err != nil {
 		panic("etcd: an owner record is plain data: " + err.Error())
