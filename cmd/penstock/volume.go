@@ -25,7 +25,7 @@ func newVolume() *cobra.Command {
 its files are sealed and synced. It hangs in the tree where it is attached; a
 mount of the tree shows it there, and it can be mounted by its name alone.`,
 	}
-	cmd.AddCommand(newVolumeCreate(), newVolumeList(), newVolumeShow(), newVolumeSet(), newVolumeRename(), newVolumeAttach(), newVolumeDetach(), newVolumeDelete())
+	cmd.AddCommand(newVolumeCreate(), newVolumeList(), newVolumeShow(), newVolumeSet(), newVolumeAttach(), newVolumeDetach(), newVolumeDelete())
 	return cmd
 }
 
@@ -145,8 +145,7 @@ func (s *sizeFlag) Type() string { return "size" }
 func newVolumeCreate() *cobra.Command {
 	var w where
 	var p policyFlags
-	var attach, mode string
-	var uid, gid uint32
+	var attach string
 	var out output
 	cmd := &cobra.Command{
 		Use:   "create NAME",
@@ -155,10 +154,6 @@ func newVolumeCreate() *cobra.Command {
   penstock volume create shards --attach /shards --seal-on-close --noatime`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			rootMode, err := parseMode(mode)
-			if err != nil {
-				return err
-			}
 			policy := meta.Policy{Replicas: 1}
 			p.change(cmd.Flags(), &policy)
 			return w.with(cmd.Context(), func(s *client.Session) error {
@@ -167,7 +162,7 @@ func newVolumeCreate() *cobra.Command {
 						return err
 					}
 				}
-				r, err := s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminCreateVolume, Name: args[0], Mode: rootMode, UID: uid, GID: gid, Policy: policy})
+				_, err := s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminCreateVolume, Name: args[0], Policy: policy})
 				if err != nil {
 					return err
 				}
@@ -175,9 +170,6 @@ func newVolumeCreate() *cobra.Command {
 					if err := attachVolume(cmd.Context(), s, args[0], attach); err != nil {
 						return fmt.Errorf("volume %s was created, but not attached: %w", args[0], err)
 					}
-				}
-				if len(r.Volumes) == 0 {
-					return nil
 				}
 				v, err := volumeByName(cmd.Context(), s, args[0])
 				if err != nil {
@@ -191,18 +183,7 @@ func newVolumeCreate() *cobra.Command {
 	w.flags(cmd)
 	p.add(cmd.Flags())
 	cmd.Flags().StringVar(&attach, "attach", "", "path of the tree where the volume hangs; its parent must exist, the last name must not")
-	cmd.Flags().StringVar(&mode, "mode", "0755", "permissions of its root directory, octal")
-	cmd.Flags().Uint32Var(&uid, "uid", 0, "owner of its root directory")
-	cmd.Flags().Uint32Var(&gid, "gid", 0, "group of its root directory")
 	return cmd
-}
-
-func parseMode(s string) (uint32, error) {
-	var m uint32
-	if _, err := fmt.Sscanf(s, "%o", &m); err != nil || m > 0o7777 {
-		return 0, usagef("--mode %q is no octal mode such as 0755", s)
-	}
-	return m, nil
 }
 
 func attachVolume(ctx context.Context, s *client.Session, name, at string) error {
@@ -332,28 +313,6 @@ func newVolumeSet() *cobra.Command {
 	}
 	w.flags(cmd)
 	p.add(cmd.Flags())
-	return cmd
-}
-
-func newVolumeRename() *cobra.Command {
-	var w where
-	cmd := &cobra.Command{
-		Use:     "rename NAME NEW",
-		Short:   "Give a volume another name; where it is attached does not change",
-		Example: `  penstock volume rename datasets archive`,
-		Args:    cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
-				v, err := volumeByName(cmd.Context(), s, args[0])
-				if err != nil {
-					return err
-				}
-				_, err = s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminRenameVolume, Name: args[0], Volume: v.ID, Entry: args[1]})
-				return err
-			})
-		},
-	}
-	w.flags(cmd)
 	return cmd
 }
 
