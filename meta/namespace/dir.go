@@ -143,6 +143,7 @@ func (t *tx) readDir(op *meta.ReadDir, res *meta.Result) error {
 		return err
 	}
 	attrs := make([]meta.Attr, len(res.Entries))
+	var in inode
 	for i := range res.Entries {
 		e := &res.Entries[i]
 		if e.Volume != 0 {
@@ -155,7 +156,7 @@ func (t *tx) readDir(op *meta.ReadDir, res *meta.Result) error {
 		if !ok {
 			return fail("readdir", meta.Corrupt, fmt.Sprintf("inode %d has a name and no record", e.Ino))
 		}
-		var in inode
+		in = inode{}
 		if err := decodeInode(b, e.Ino, &in); err != nil {
 			return err
 		}
