@@ -3,6 +3,7 @@ package cluster
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"sync"
 	"testing"
@@ -226,4 +227,63 @@ func TestNewerCluster(t *testing.T) {
 	}
 	_, err = Open(ctx, cli, Config{Name: "a/b"})
 	want(t, err, meta.Invalid)
+}
+
+// Whatever changes, a view that grew from the one before is the same as one
+// read from scratch.
+func TestViewGrows(t *testing.T) {
+	cli := client(t)
+	c := join(t, cli)
+	ctx := t.Context()
+	seed := uint64(time.Now().UnixNano())
+	rng := rand.New(rand.NewPCG(seed, 0))
+	lease, err := cli.Grant(ctx, 600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	grew := 0
+	for i := range 150 {
+		n := rng.IntN(8)
+		switch rng.IntN(7) {
+		case 0:
+			_, err = c.CreateVolume(ctx, fmt.Sprint("v", n), meta.Policy{}, 0)
+		case 1:
+			err = c.DeleteVolume(ctx, meta.VolumeID(n))
+		case 2:
+			_, err = c.UpdateVolume(ctx, meta.VolumeID(n), func(v *Volume) error { v.Policy.QuotaBytes++; return nil })
+		case 3:
+			err = c.RegisterChunkServer(ctx, lease.ID, meta.ServerInfo{ID: meta.ServerID(n), Free: rng.Uint64()})
+		case 4:
+			err = c.RegisterMetaServer(ctx, lease.ID, fmt.Sprint("m", n), fmt.Sprint(i))
+		case 5:
+			_, err = cli.Delete(ctx, fmt.Sprintf("%s/%s%d", c.Prefix(), []string{"metaservers/m", "chunkservers/000000000000000"}[rng.IntN(2)], n))
+		case 6:
+			_, err = c.RotateCapKeys(ctx)
+		}
+		if k := meta.KindOf(err); k != meta.KindOK && k != meta.VolumeExists && k != meta.NoSuchVolume {
+			t.Fatal(err)
+		}
+		if rng.IntN(3) == 0 {
+			continue
+		}
+		if v, err := c.readChanged(ctx, c.View()); err != nil {
+			t.Fatal(err)
+		} else if v != nil {
+			grew++
+		}
+		grown, err := c.Refresh(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fresh := &Cluster{cli: cli, prefix: c.prefix, log: c.log, changed: make(chan struct{})}
+		want, err := fresh.Refresh(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if g, w := fmt.Sprintf("%+v", *grown), fmt.Sprintf("%+v", *want); g != w {
+			t.Fatalf("seed %d step %d:\n%s\n%s", seed, i, g, w)
+		}
+	}	if grew < 50 {
+		t.Fatalf("only %d views grew", grew)
+	}
 }

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -26,7 +28,7 @@ type View struct {
 
 // Volume finds a volume by id.
 func (v *View) Volume(id meta.VolumeID) (Volume, bool) {
-	i, ok := slices.BinarySearchFunc(v.Volumes, id, func(a Volume, id meta.VolumeID) int { return int(int64(a.ID) - int64(id)) })
+	i, ok := slices.BinarySearchFunc(v.Volumes, id, volumeByID)
 	if !ok {
 		return Volume{}, false
 	}
@@ -120,65 +122,119 @@ func (c *Cluster) read(ctx context.Context) (*View, error) {
 const readTries = 20
 
 func (c *Cluster) readOnce(ctx context.Context) (*View, error) {
+	if old := c.view.Load(); old != nil {
+		if v, err := c.readChanged(ctx, old); v != nil || err != nil {
+			return v, err
+		}
+	}
 	v := &View{ChunkServers: map[meta.ServerID]meta.ServerInfo{}}
-	at := int64(0)
 	for _, part := range viewParts {
 		prefix := c.prefix + part
 		end := clientv3.GetPrefixRangeEnd(prefix)
 		for from, more := prefix, true; more; {
 			opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(page)}
-			if at != 0 {
-				opts = append(opts, clientv3.WithRev(at))
+			if v.Revision != 0 {
+				opts = append(opts, clientv3.WithRev(v.Revision))
 			}
 			r, err := c.cli.Get(ctx, from, opts...)
 			if err != nil {
 				return nil, wrap("read cluster", prefix, err)
 			}
-			if at == 0 {
-				at = r.Header.Revision
+			if v.Revision == 0 {
+				v.Revision = r.Header.Revision
 			}
 			for _, kv := range r.Kvs {
-				if err := v.add(strings.TrimPrefix(string(kv.Key), c.prefix), kv.Key, kv.Value, kv.ModRevision); err != nil {
-					// One record that a newer program wrote must not blind this one.
-					c.log.Warn("a cluster record is left out", "key", string(kv.Key), "err", err)
-				}
+				c.addTo(v, kv)
 				from = string(kv.Key) + "\x00"
 			}
 			more = len(r.Kvs) == page
 		}
 	}
-	v.Revision = at
 	return v, nil
 }
 
-// add puts one record into the view.
-func (v *View) add(name string, key, value []byte, rev int64) error {
+// readChanged makes the next view of an old one and the records that changed
+// since: a big cluster's table isn't read again for every new server. It gives
+// nil if that does not suffice: too much changed, or something went away. What
+// went away shows in the count: the old records and the changed ones together
+// hold all that there is, so if they are as many, they are the same.
+func (c *Cluster) readChanged(ctx context.Context, old *View) (*View, error) {
+	var ops []clientv3.Op
+	for _, part := range viewParts {
+		ops = append(ops, clientv3.OpGet(c.prefix+part, clientv3.WithPrefix(), clientv3.WithMinModRev(old.Revision+1), clientv3.WithLimit(page)))
+	}
+	r, err := c.cli.Txn(ctx).Then(ops...).Commit()
+	if err != nil {
+		return nil, wrap("read cluster", c.prefix, err)
+	}
+	v := &View{
+		Revision:     r.Header.Revision,
+		Volumes:      slices.Clone(old.Volumes),
+		ChunkServers: maps.Clone(old.ChunkServers),
+		MetaServers:  slices.Clone(old.MetaServers),
+		CapKeys:      old.CapKeys,
+	}
+	for i, part := range viewParts {
+		got := r.Responses[i].GetResponseRange()
+		for _, kv := range got.Kvs {
+			c.addTo(v, kv)
+		}
+		n := map[string]int{"/table/": len(v.Volumes), "/chunkservers/": len(v.ChunkServers), "/metaservers/": len(v.MetaServers), "/capkeys": min(1, len(v.CapKeys))}[part]
+		if got.More || int64(n) != got.Count {
+			return nil, nil
+		}
+	}
+	return v, nil
+}
+
+// addTo adds a record, or puts it in the place of its older form. One that a
+// newer program wrote must not blind this one: it is left out.
+func (c *Cluster) addTo(v *View, kv *mvccpb.KeyValue) {
+	if err := v.add(strings.TrimPrefix(string(kv.Key), c.prefix), kv); err != nil {
+		c.log.Warn("a cluster record is left out", "key", string(kv.Key), "err", err)
+	}
+}
+
+func (v *View) add(name string, kv *mvccpb.KeyValue) error {
 	switch {
 	case strings.HasPrefix(name, "/table/"):
-		row, err := decode[Volume](key, value)
-		row.Revision = rev
-		if err == nil {
-			v.Volumes = append(v.Volumes, row)
+		row, err := decode[Volume](kv.Key, kv.Value)
+		if err != nil {
+			return err
 		}
-		return err
+		row.Revision = kv.ModRevision
+		i, ok := slices.BinarySearchFunc(v.Volumes, row.ID, volumeByID)
+		v.Volumes = place(v.Volumes, i, ok, row)
 	case strings.HasPrefix(name, "/chunkservers/"):
-		s, err := decode[ChunkServer](key, value)
-		if err == nil {
-			v.ChunkServers[s.Info.ID] = s.Info
+		s, err := decode[ChunkServer](kv.Key, kv.Value)
+		if err != nil {
+			return err
 		}
-		return err
+		v.ChunkServers[s.Info.ID] = s.Info
 	case strings.HasPrefix(name, "/metaservers/"):
-		s, err := decode[MetaServer](key, value)
-		if err == nil {
-			v.MetaServers = append(v.MetaServers, s)
+		s, err := decode[MetaServer](kv.Key, kv.Value)
+		if err != nil {
+			return err
 		}
-		return err
+		i, ok := slices.BinarySearchFunc(v.MetaServers, s.Name, func(a MetaServer, name string) int { return strings.Compare(a.Name, name) })
+		v.MetaServers = place(v.MetaServers, i, ok, s)
 	case name == "/capkeys":
-		k, err := decode[capKeys](key, value)
-		if err == nil {
-			v.CapKeys = k.Keys
+		k, err := decode[capKeys](kv.Key, kv.Value)
+		if err != nil {
+			return err
 		}
-		return err
+		v.CapKeys = k.Keys
 	}
 	return nil
 }
+
+// place puts x at i, over the one that is there if replace is set.
+func place[T any](all []T, i int, replace bool, x T) []T {
+	if replace {
+		all[i] = x
+		return all
+	}
+	return slices.Insert(all, i, x)
+}
+
+func volumeByID(a Volume, id meta.VolumeID) int { return cmp.Compare(a.ID, id) }
