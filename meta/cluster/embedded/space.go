@@ -3,6 +3,7 @@ package embedded
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -15,11 +16,7 @@ import (
 // RecoverSpace frees what this server's old revisions take and clears the
 // alarm: see the function of that name.
 func (s *Server) RecoverSpace(ctx context.Context) error {
-	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{s.endpoint}, Logger: zap.NewNop()})
-	if err != nil {
-		return meta.E("recover etcd's space", meta.Unavailable, s.endpoint, err)
-	}
-	return errors.Join(RecoverSpace(ctx, cli, s.endpoint), cli.Close())
+	return RecoverSpace(ctx, s.client, s.endpoint)
 }
 
 // NoSpace reports whether etcd refuses writes for want of space (its NOSPACE
@@ -41,8 +38,7 @@ func NoSpace(ctx context.Context, cli *clientv3.Client) (bool, error) {
 // journals' own entries stay: their owners must checkpoint and trim next. etcd
 // counts the file's size, not what is in use, so the file must shrink too, one
 // endpoint after the other; each stops answering for about a second a gigabyte.
-// Under the alarm a checkpoint can't be recorded, so this comes first. cli must
-// reach etcd by the network: the client within the process can't defragment.
+// Under the alarm a checkpoint can't be recorded, so this comes first.
 // Errors: Unavailable. If what is in use exceeds the quota by itself, the alarm
 // comes back with the next write: then etcd must be started with a higher one.
 func RecoverSpace(ctx context.Context, cli *clientv3.Client, endpoints ...string) error {
@@ -56,7 +52,7 @@ func RecoverSpace(ctx context.Context, cli *clientv3.Client, endpoints ...string
 		return meta.E(op, meta.Unavailable, "", err)
 	}
 	for _, e := range endpoints {
-		if _, err := cli.Defragment(ctx, e); err != nil {
+		if err := defragment(ctx, cli, e); err != nil {
 			return meta.E(op, meta.Unavailable, e, err)
 		}
 	}
@@ -73,4 +69,20 @@ func RecoverSpace(ctx context.Context, cli *clientv3.Client, endpoints ...string
 		}
 	}
 	return nil
+}
+
+// defragment shrinks one server's file. The client within a process can't: etcd
+// 3.6.16 panics (its maintenance service misses a part there), so a socket is
+// always dialed.
+func defragment(ctx context.Context, cli *clientv3.Client, endpoint string) error {
+	if strings.HasPrefix(endpoint, "unix:") {
+		own, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop()})
+		if err != nil {
+			return err
+		}
+		defer own.Close()
+		cli = own
+	}
+	_, err := cli.Defragment(ctx, endpoint)
+	return err
 }

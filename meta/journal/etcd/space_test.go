@@ -152,7 +152,7 @@ func TestNoSpace(t *testing.T) {
 	if err := w.trim(ctx); !errors.Is(err, meta.NoSpace) {
 		t.Fatal(err)
 	}
-	if err := s.RecoverSpace(ctx); err != nil {
+	if err := embedded.RecoverSpace(ctx, cli, s.Endpoint()); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.trim(ctx); err != nil {
