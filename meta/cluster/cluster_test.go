@@ -283,7 +283,7 @@ func TestViewGrows(t *testing.T) {
 		if g, w := fmt.Sprintf("%+v", *grown), fmt.Sprintf("%+v", *want); g != w {
 			t.Fatalf("seed %d step %d:\n%s\n%s", seed, i, g, w)
 		}
-	}	}
+	}
 	if grew < 50 {
 		t.Fatalf("only %d views grew", grew)
 	}
