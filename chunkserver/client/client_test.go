@@ -33,11 +33,13 @@ type fixture struct {
 
 const host = "boot-1"
 
+var testKey = meta.CapKey{ID: 1, Secret: bytes.Repeat([]byte{3}, 32)}
+
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
 // newFixture starts servers 1..n; network is unix or tcp.
 func newFixture(t testing.TB, network string, n int, cfg Config) *fixture {
-	f := &fixture{t: t, key: meta.CapKey{ID: 1, Secret: bytes.Repeat([]byte{3}, 32)},
+	f := &fixture{t: t, key: testKey,
 		servers: map[meta.ServerID]*server.Server{}, infos: map[meta.ServerID]meta.ServerInfo{}, dirs: map[meta.ServerID]string{}}
 	for i := range n {
 		id := meta.ServerID(i + 1)

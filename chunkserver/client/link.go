@@ -181,6 +181,9 @@ func (p *peer) connect(ctx context.Context, info meta.ServerInfo, pool int) (*li
 		return nil, err
 	}
 	_ = nc.SetDeadline(time.Time{})
+	if pool == forAppends {
+		l.Block()
+	}
 	return l, nil
 }
 

@@ -139,6 +139,12 @@ func (w *Writer) until(ctx context.Context, ok func() bool) error {
 	if w.err == nil && ok() {
 		return nil
 	}
+	reps := w.reps
+	w.mu.Unlock() // a full socket must not keep answers from being taken
+	for _, r := range reps {
+		_ = r.l.Flush() // its reader tells of an error
+	}
+	w.mu.Lock()
 	defer context.AfterFunc(ctx, func() {
 		w.mu.Lock()
 		w.cond.Broadcast()
@@ -215,7 +221,14 @@ func (w *Writer) put(l *link, q *wire.Request, k *call, flags uint16, p []byte, 
 		return
 	}
 	var frame [512]byte
-	if err := l.Send(q.AppendFrame(frame[:0], k.t, flags, id, len(p), crc), p); err != nil {
+	b := q.AppendFrame(frame[:0], k.t, flags, id, len(p), crc)
+	if k.t == wire.Append && len(p) < shareFrom && flags == 0 {
+		// Mostly a sync follows at once: let both go with one system call.
+		err = l.SendSoon(b, p)
+	} else {
+		err = l.Send(b, p)
+	}
+	if err != nil {
 		l.Close() // its reader tells all who wait
 	}
 }
@@ -333,7 +346,7 @@ func (w *Writer) Close() error {
 	}
 	w.closed = true
 	for _, r := range w.reps {
-		r.l.release()
+		r.l.release() // what SendSoon holds back goes out by itself
 	}
 	return nil
 }

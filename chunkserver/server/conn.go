@@ -35,7 +35,10 @@ type conn struct {
 	ring    []byte
 	busy    chan struct{}
 	wg      sync.WaitGroup
-	frame   []byte // scratch of the reader
+	frame   []byte       // scratch of the reader
+	queued  int          // answers to appends that the reader has not flushed
+	last    meta.ChunkID // that was appended to
+	streak  int          // appends to it without others between, up to aloneFrom
 }
 
 func newConn(s *Server, nc net.Conn) (*conn, error) {
@@ -98,6 +101,7 @@ func (c *conn) loop() error {
 		}
 		switch h.Type {
 		case wire.Append:
+			c.settle(q.Chunk)
 			err = c.append(h, &q)
 		case wire.Ping:
 			err = c.send(wire.Ping, 0, h.ID, &wire.Answer{})
@@ -108,7 +112,16 @@ func (c *conn) loop() error {
 		default:
 			// The body is overwritten by the next frame.
 			q.Cap = append([]byte(nil), q.Cap...)
-			err = c.Flush()
+			// The answer to a sync may carry the one acknowledgement that waits
+			// before it along, if that is of the same chunk.
+			if h.Type != wire.Sync || c.queued > 1 || c.last != q.Chunk {
+				err = c.flush()
+			}
+			c.queued = 0
+			if h.Type == wire.Sync && c.streak >= aloneFrom && c.Buffered() == 0 {
+				c.request(h, q)
+				break
+			}
 			c.busy <- struct{}{}
 			c.wg.Go(func() {
 				c.request(h, q)
@@ -120,6 +133,26 @@ func (c *conn) loop() error {
 		}
 	}
 }
+
+// settle notes which chunk is appended to. A connection that carries the
+// appends of one writer alone for a while is served by one thread without
+// hand-overs: it blocks in reads, and does syncs itself.
+func (c *conn) settle(id meta.ChunkID) {
+	switch {
+	case id != c.last:
+		c.streak = 0
+	case c.streak < aloneFrom:
+		if c.streak++; c.streak == aloneFrom && c.s.threads.Add(1) <= maxThreads {
+			c.Block()
+		}
+	}
+	c.last = id
+}
+
+const (
+	aloneFrom  = 8
+	maxThreads = 64
+)
 
 // answer is a reply that tells an error, or that there is none.
 func answer(err error) *wire.Answer {
@@ -180,10 +213,16 @@ func (c *conn) append(h wire.Header, q *wire.Request) error {
 	}
 	c.frame = answer(err).AppendFrame(c.frame[:0], wire.Append, 0, h.ID, 0, 0)
 	c.Queue(c.frame)
+	c.queued++
 	if c.Buffered() < wire.HeaderSize {
-		return c.Flush()
+		return c.flush()
 	}
 	return nil
+}
+
+func (c *conn) flush() error {
+	c.queued = 0
+	return c.Flush()
 }
 
 // share maps the client's ring. The client may change the bytes at any time:

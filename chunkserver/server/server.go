@@ -58,6 +58,7 @@ type Server struct {
 	seen  map[string]capability.Claims // tokens that verified
 
 	refused, frames atomic.Uint64
+	threads         atomic.Int32 // connections that were given a thread
 }
 
 var _ chunkserver.Service = (*Server)(nil)

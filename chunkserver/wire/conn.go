@@ -6,7 +6,9 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,6 +21,8 @@ type Conn struct {
 	nc   net.Conn
 	unix *net.UnixConn // nil over TCP
 	raw  syscall.RawConn
+	// blocking is set by Block, for good.
+	blocking atomic.Bool
 
 	buf  []byte // what was read ahead is buf[r:w]
 	r, w int
@@ -26,7 +30,9 @@ type Conn struct {
 	fds  []int // received, not yet taken
 
 	mu   sync.Mutex // of writing
-	out  []byte     // replies gathered by Queue
+	out  []byte     // frames gathered by Queue and SendSoon
+	soon *time.Timer
+	due  bool // soon is set
 	vecs net.Buffers
 	werr error
 }
@@ -81,8 +87,25 @@ func (c *Conn) PeerUID() (uid uint32, ok bool) {
 	return cred.Uid, true
 }
 
+// Block makes reads and writes of a Unix connection block their thread instead
+// of parking the goroutine: the kernel then wakes who waits for an answer
+// directly, which halves the time of a round trip, for the price of a thread.
+// Deadlines have no effect any more.
+func (c *Conn) Block() {
+	if c.unix == nil || c.blocking.Load() {
+		return
+	}
+	_ = c.raw.Control(func(fd uintptr) { c.blocking.Store(unix.SetNonblock(int(fd), false) == nil) })
+}
+
 // Close closes the connection; readers and writers fail.
-func (c *Conn) Close() error { return c.nc.Close() }
+func (c *Conn) Close() error {
+	if c.blocking.Load() {
+		// Nothing else would wake a thread in read(2) or write(2).
+		_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+	}
+	return c.nc.Close()
+}
 
 // NetConn is the connection below, for deadlines and addresses.
 func (c *Conn) NetConn() net.Conn { return c.nc }
@@ -214,10 +237,34 @@ func (c *Conn) Queue(frame []byte) {
 	c.mu.Unlock()
 }
 
-// Flush writes what Queue gathered.
+// SendSoon is Send for small frames that others will follow: it may gather
+// them for up to a millisecond, or until Flush or Send. The bytes are copied.
+func (c *Conn) SendSoon(frame, data []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.out)+len(frame)+len(data) > readAhead {
+		return c.write(frame, data)
+	}
+	c.out = append(append(c.out, frame...), data...)
+	if !c.due {
+		c.due = true
+		if c.soon == nil {
+			c.soon = time.AfterFunc(gather, func() { _ = c.Flush() }) // the next write tells of an error
+		} else {
+			c.soon.Reset(gather)
+		}
+	}
+	return c.werr
+}
+
+// gather is how long SendSoon may hold frames back.
+const gather = time.Millisecond
+
+// Flush writes what Queue and SendSoon gathered.
 func (c *Conn) Flush() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.due = false
 	if len(c.out) == 0 {
 		return c.werr
 	}
