@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -131,8 +132,8 @@ func (v locateView) table(t *table) {
 	}
 }
 
-// mountType is how the kernel names our mounts in /proc/self/mountinfo.
-const mountType = "fuse.penstock"
+// mountTypes are how the kernel names our mounts in /proc/self/mountinfo.
+var mountTypes = []string{"fuse.penstock", "fuseblk.penstock"}
 
 // onMount finds volume and inode of a path on a mount: its inode number holds
 // both (meta.InoBits).
@@ -168,7 +169,8 @@ func isOurMount(major, minor uint32) (bool, error) {
 		fields := strings.Fields(line)
 		dash := strings.Index(line, " - ")
 		if len(fields) > 3 && fields[2] == device && dash > 0 {
-			return strings.HasPrefix(line[dash+3:], mountType), nil
+			kind, _, _ := strings.Cut(line[dash+3:], " ")
+			return slices.Contains(mountTypes, kind), nil
 		}
 	}
 	return false, nil
