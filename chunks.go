@@ -15,13 +15,14 @@ const packedMax = 256 << 20
 // chunk is an open chunk that this client appends to: packed (bytes of many
 // files) or one file's own.
 type chunk struct {
-	v    *Volume
-	id   meta.ChunkID
-	ref  *chunkRef
-	w    chunkWriter
-	max  uint64
-	own  bool
-	done sync.Once // seals
+	v       *Volume
+	id      meta.ChunkID
+	ref     *chunkRef
+	w       chunkWriter
+	max     uint64
+	own     bool
+	done    sync.Once // seals; then sealErr is how it went
+	sealErr error
 
 	mu      sync.Mutex
 	blobs   int  // appended here and not committed yet
@@ -230,10 +231,15 @@ func (v *Volume) breakChunk(c *chunk, err error) {
 	c.mu.Lock()
 	first := !c.broken
 	c.broken, c.retired = true, true
+	// What is synced of it is committed first: the owner takes a sealed chunk
+	// that nothing refers to for garbage.
+	seal := first && c.blobs == 0
 	c.mu.Unlock()
 	if first {
 		v.unpack(c)
 		v.c.log.Warn("chunk failed, going on in another", "chunk", c.id, "err", err)
+	}
+	if seal {
 		v.sealLater(c)
 	}
 }
@@ -248,11 +254,13 @@ func (v *Volume) sealLater(c *chunk) {
 }
 
 // seal has the owner end the chunk for ever.
-func (v *Volume) seal(ctx context.Context, c *chunk) (err error) {
+func (v *Volume) seal(ctx context.Context, c *chunk) error {
 	c.done.Do(func() {
 		_ = c.w.Close()
-		var rec meta.ChunkRecord
-		if rec, err = v.c.sess.SealChunk(ctx, v.id, c.id); err != nil {
+		v.c.stats.rpcs.Add(1)
+		rec, err := v.c.sess.SealChunk(ctx, v.id, c.id)
+		if err != nil {
+			c.sealErr = err
 			return
 		}
 		v.mutations.Add(1)
@@ -265,7 +273,7 @@ func (v *Volume) seal(ctx context.Context, c *chunk) (err error) {
 			c.ref.place.Store(&pl)
 		}
 	})
-	return err
+	return c.sealErr
 }
 
 // sync makes everything appended to the chunk so far durable.

@@ -57,7 +57,8 @@ type work struct {
 	open   bool   // commit the last extent open-ended
 	close  bool   // commit an explicit end of the open-ended extent
 	seal   bool
-	idle   bool // nothing to do
+	own    *chunk // with seal: the file's own chunk, sealed before the file is
+	idle   bool   // nothing to do
 	done   bool
 	err    error
 	ops    int // in the batch
@@ -69,7 +70,7 @@ type work struct {
 func (v *Volume) capture(w *work) {
 	in, f := w.in, w.in.fileLocked()
 	w.f, w.segs, w.blobs, w.data = f, nil, nil, nil
-	w.inline, w.fast, w.open, w.close, w.seal, w.idle = false, false, false, false, false, false
+	w.inline, w.fast, w.open, w.close, w.seal, w.idle, w.own = false, false, false, false, false, false, nil
 	w.size, w.mtime, w.puts, w.epoch = f.size, f.mtime, f.puts, v.c.expiries.Load()
 	w.seal = f.sealWant
 	if f.uncommitted == 0 && !f.metaDirty && !w.seal && !(f.ended && w.mode == flushClose) {
@@ -465,13 +466,10 @@ func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
 			w.in.mu.Unlock()
 			continue
 		}
-		if w.seal && w.f.own != nil {
-			if err := v.seal(ctx, w.f.own); err != nil {
-				w.err = err
-				continue
-			}
-		}
 		w.in.mu.Lock()
+		if w.seal {
+			w.own = w.f.own
+		}
 		list := v.commitOps(w)
 		w.in.mu.Unlock()
 		w.ops = len(list)
@@ -484,6 +482,9 @@ func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
 	}
 	send()
 	for _, w := range ws {
+		if w.own != nil && w.err == nil {
+			w.err = v.sealFile(ctx, w)
+		}
 		w.in.mu.Lock()
 		v.release(w) // what finished released itself
 		w.in.mu.Unlock()
@@ -556,10 +557,35 @@ func (v *Volume) syncGroup(ctx context.Context, ws []*work) {
 	}
 }
 
+// unplace forgets where a file's captured bytes were appended, because the
+// owner ended those chunks: they go elsewhere.
+func (v *Volume) unplace(w *work, err error) {
+	var chunks []*chunk
+	w.in.mu.Lock()
+	for _, b := range w.blobs {
+		if b.cw == nil {
+			continue
+		}
+		chunks = append(chunks, b.cw)
+		v.dropBlob(b.cw)
+		if w.f.own == b.cw && !w.f.ended {
+			w.f.own = nil
+		}
+		b.cw, b.synced = nil, false
+		if b.refs > 0 {
+			w.f.unpushed += int64(len(b.data))
+		}
+	}
+	w.in.mu.Unlock()
+	for _, c := range chunks {
+		v.breakChunk(c, err)
+	}
+}
+
 // commitOps makes the operations that commit a file. mu is held.
 func (v *Volume) commitOps(w *work) []meta.Op {
 	f := w.f
-	base := meta.Write{Ino: w.in.ino, Size: w.size, Mtime: w.mtime, Synced: true, Seal: w.seal, CloseEnded: w.close}
+	base := meta.Write{Ino: w.in.ino, Size: w.size, Mtime: w.mtime, Synced: true, Seal: w.seal && w.own == nil, CloseEnded: w.close}
 	if w.inline {
 		base.Inline, base.Data = true, w.data
 		return []meta.Op{&base}
@@ -617,7 +643,7 @@ func (v *Volume) commitOps(w *work) []meta.Op {
 		op := base
 		op.Extents, ext = ext[:n], ext[n:]
 		op.Size = min(op.Size, op.Extents[n-1].End())
-		op.Seal = w.seal && len(ext) == 0
+		op.Seal = base.Seal && len(ext) == 0
 		if len(ext) == 0 {
 			op.Size = w.size
 		}
@@ -675,6 +701,30 @@ func overlay(ext []meta.Extent, e meta.Extent) []meta.Extent {
 	return out
 }
 
+// sealFile ends a seal-on-close file with a chunk of its own: first the chunk,
+// whose bytes the volume knows now, then the file, so that who finds the file
+// sealed finds a chunk that can be handed to the kernel.
+func (v *Volume) sealFile(ctx context.Context, w *work) error {
+	if err := v.seal(ctx, w.own); err != nil {
+		return err
+	}
+	stamp := v.c.table.stamp()
+	res, err := v.do(ctx, nil, &meta.Write{Ino: w.in.ino, Size: w.size, Mtime: w.mtime, Seal: true}, meta.LeaseNone)
+	if err != nil {
+		return err
+	}
+	w.in.mu.Lock()
+	defer w.in.mu.Unlock()
+	w.in.learnLocked(&res.Attr, stamp)
+	w.f.sealWant = false
+	if w.f.own == w.own {
+		w.f.own = nil
+		v.retire(w.own)
+	}
+	v.unlistLocked(w.in)
+	return nil
+}
+
 // sendCommits sends a batch and takes in the answers.
 func (v *Volume) sendCommits(ctx context.Context, ops []batchOp, of []*work, stamp uint64) {
 	res, errs, err := v.doBatch(ctx, ops)
@@ -688,6 +738,10 @@ func (v *Volume) sendCommits(ctx context.Context, ops []batchOp, of []*work, sta
 			r = &res[i]
 		}
 		if e != nil {
+			if k := meta.KindOf(e); k == meta.NoSuchChunk || k == meta.Sealed {
+				v.unplace(w, e)
+				e = errors.Join(errAgain, e)
+			}
 			w.err = errors.Join(w.err, e)
 			continue
 		}
@@ -748,12 +802,8 @@ func (v *Volume) finish(w *work, r *meta.Result, stamp uint64) {
 			v.retire(own)
 		}
 	}
-	if w.seal {
+	if w.seal && w.own == nil {
 		f.sealWant = false
-		if own := f.own; own != nil {
-			f.own = nil
-			v.retire(own)
-		}
 	}
 	if f.puts == w.puts {
 		if !w.fast {

@@ -1,0 +1,610 @@
+package penstock
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/btree"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/namespace"
+)
+
+// world is one volume's owner and a chunk server in memory: the real machine
+// of meta/namespace behind leases, recalls and replies in decision order.
+type world struct {
+	t     testing.TB
+	mu    sync.Mutex
+	cond  *sync.Cond
+	store *memStore
+	seq   meta.Seq
+	now   meta.Time
+	next  meta.SessionID
+	rng   *rand.Rand
+
+	sessions map[meta.SessionID]*fakeSession
+	leases   map[meta.Ino]map[*fakeSession]meta.LeaseMode
+	recalls  map[meta.Ino]map[*fakeSession]bool // asked, not answered
+	blocked  map[meta.Ino]int
+
+	chunks map[meta.ChunkID]*fakeChunk
+	calls  map[meta.OpCode]int
+	syncs  int
+	// fail is asked before an operation runs.
+	fail func(op meta.Op) error
+	// failChunk is asked before an append or sync of a chunk.
+	failChunk func(what string, id meta.ChunkID) error
+	// delay makes waiters look at replies late, to reorder them with recalls.
+	delay  time.Duration
+	policy meta.Policy
+	bad    []string
+}
+
+type memItem struct{ k, v []byte }
+
+type memStore struct{ t *btree.BTreeG[memItem] }
+
+func (m *memStore) Get(k []byte) ([]byte, bool, error) {
+	it, ok := m.t.Get(memItem{k: k})
+	return it.v, ok, nil
+}
+
+func (m *memStore) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
+	m.t.AscendRange(memItem{k: lo}, memItem{k: hi}, func(it memItem) bool { return fn(it.k, it.v) })
+	return nil
+}
+
+func (m *memStore) apply(l []namespace.Effect) {
+	for _, e := range l {
+		switch e.Kind {
+		case namespace.Put:
+			m.t.ReplaceOrInsert(memItem{bytes.Clone(e.Key), bytes.Clone(e.Value)})
+		case namespace.Delete:
+			m.t.Delete(memItem{k: e.Key})
+		case namespace.DeleteRange:
+			var gone []memItem
+			m.t.AscendRange(memItem{k: e.Key}, memItem{k: e.Value}, func(it memItem) bool { gone = append(gone, it); return true })
+			for _, it := range gone {
+				m.t.Delete(it)
+			}
+		}
+	}
+}
+
+func newWorld(t testing.TB, p meta.Policy) *world {
+	w := &world{
+		t: t, now: 1e18, next: 100, rng: rand.New(rand.NewSource(1)), policy: p,
+		store:    &memStore{btree.NewG(32, func(a, b memItem) bool { return bytes.Compare(a.k, b.k) < 0 })},
+		sessions: map[meta.SessionID]*fakeSession{},
+		leases:   map[meta.Ino]map[*fakeSession]meta.LeaseMode{},
+		recalls:  map[meta.Ino]map[*fakeSession]bool{},
+		blocked:  map[meta.Ino]int{},
+		chunks:   map[meta.ChunkID]*fakeChunk{},
+		calls:    map[meta.OpCode]int{},
+	}
+	w.cond = sync.NewCond(&w.mu)
+	w.store.apply(namespace.Format(1, w.now, 0o755, 0, 0, p))
+	return w
+}
+
+// check runs the volume's own checker and reports broken promises.
+func (w *world) check() {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, b := range w.bad {
+		w.t.Error(b)
+	}
+	rep, err := namespace.Check(w.store)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if !rep.OK() {
+		w.t.Fatalf("volume damaged: %+v", rep.Problems)
+	}
+}
+
+// fakeSession is a metaSession whose events come in the owner's order from one
+// goroutine.
+type fakeSession struct {
+	w      *world
+	id     meta.SessionID
+	c      *Client
+	events chan func()
+	done   chan struct{}
+	left   time.Duration
+}
+
+// client makes a client of the world.
+func (w *world) client(cfg Config) *Client {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	c := newClient(cfg)
+	s := &fakeSession{w: w, c: c, events: make(chan func(), 1<<16), done: make(chan struct{}), left: 8 * time.Second}
+	w.mu.Lock()
+	w.startLocked(s)
+	w.mu.Unlock()
+	c.attach(s, &fakeChunks{w: w})
+	go func() {
+		defer close(s.done)
+		for ev := range s.events {
+			ev()
+		}
+	}()
+	return c
+}
+
+func (w *world) startLocked(s *fakeSession) {
+	w.next++
+	s.id = w.next
+	w.sessions[s.id] = s
+	_, eff, err := namespace.Execute(w.store, w.context(0, meta.OpID{}), &meta.SessionStart{Session: s.id, Name: "test"})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.store.apply(eff)
+}
+
+func (w *world) context(s meta.SessionID, id meta.OpID) namespace.Context {
+	w.now += 1000
+	w.seq++
+	return namespace.Context{Now: max(w.now, meta.Time(time.Now().UnixNano())), Session: s, Term: 1, Volume: 1, Op: id, Seq: w.seq}
+}
+
+// conflictLocked recalls what others hold beyond keep and waits for it.
+func (w *world) conflictLocked(s *fakeSession, ino meta.Ino, keep meta.LeaseMode) (waited bool) {
+	for {
+		busy := false
+		for o, mode := range w.leases[ino] {
+			if o == s || mode <= keep {
+				continue
+			}
+			busy = true
+			if w.recalls[ino] == nil {
+				w.recalls[ino] = map[*fakeSession]bool{}
+			}
+			if w.recalls[ino][o] {
+				continue
+			}
+			w.recalls[ino][o] = true
+			o.events <- func() {
+				o.c.Recall(meta.Recall{Volume: 1, Ino: ino, Keep: keep}, func() {
+					w.mu.Lock()
+					delete(w.recalls[ino], o)
+					if m, ok := w.leases[ino]; ok && m[o] > keep {
+						m[o] = keep
+					}
+					w.cond.Broadcast()
+					w.mu.Unlock()
+				})
+			}
+		}
+		if !busy {
+			return waited
+		}
+		waited = true
+		w.blocked[ino]++
+		w.cond.Wait()
+		w.blocked[ino]--
+	}
+}
+
+func (w *world) giveLocked(s *fakeSession, ino meta.Ino, mode meta.LeaseMode, grants *[]meta.Grant) {
+	if ino == 0 || mode == meta.LeaseNone || w.recalls[ino][s] {
+		return
+	}
+	if w.blocked[ino] > 0 {
+		return
+	}
+	for o, m := range w.leases[ino] {
+		if o != s && (m == meta.LeaseExclusive || mode == meta.LeaseExclusive && m > meta.LeaseNone) {
+			if m == meta.LeaseExclusive {
+				return
+			}
+			mode = meta.LeaseShared
+		}
+	}
+	if w.leases[ino] == nil {
+		w.leases[ino] = map[*fakeSession]meta.LeaseMode{}
+	}
+	if w.leases[ino][s] < mode {
+		w.leases[ino][s] = mode
+		*grants = append(*grants, meta.Grant{Ino: ino, Mode: mode})
+	}
+}
+
+// runLocked executes one operation as the owner does.
+func (w *world) runLocked(s *fakeSession, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, []meta.Grant, error) {
+	w.calls[op.Code()]++
+	if w.fail != nil {
+		if err := w.fail(op); err != nil {
+			return nil, nil, err
+		}
+	}
+	var grants []meta.Grant
+	if !op.Code().Mutates() {
+		for {
+			waited := false
+			if inos, err := namespace.Needs(w.store, op); err == nil {
+				for _, ino := range inos {
+					keep := meta.LeaseShared
+					if _, ok := op.(*meta.Open); ok && want == meta.LeaseExclusive {
+						keep = meta.LeaseNone
+					}
+					waited = w.conflictLocked(s, ino, keep) || waited
+				}
+			}
+			if !waited {
+				break
+			}
+		}
+		res, err := namespace.Query(w.store, w.context(s.id, id), op)
+		if l, ok := op.(*meta.Lookup); ok && (err == nil || meta.KindOf(err) == meta.NotFound) {
+			w.giveLocked(s, l.Parent, min(want, meta.LeaseShared), &grants)
+		}
+		if err != nil {
+			return nil, grants, err
+		}
+		if _, ok := op.(*meta.StatFSOp); ok {
+			res.StatFS.DiskTotal, res.StatFS.DiskFree = 1<<40, 1<<39
+		}
+		mode := min(want, meta.LeaseShared)
+		if _, ok := op.(*meta.Open); ok {
+			mode = want
+		}
+		w.giveLocked(s, res.Attr.Ino, mode, &grants)
+		for i := range res.Entries {
+			e := &res.Entries[i]
+			if e.Attr == nil {
+				continue
+			}
+			for o, m := range w.leases[e.Ino] {
+				if o != s && m == meta.LeaseExclusive {
+					e.Attr = nil
+					break
+				}
+			}
+			if e.Attr != nil {
+				w.giveLocked(s, e.Ino, meta.LeaseShared, &grants)
+			}
+		}
+		return res, grants, nil
+	}
+	for {
+		waited := false
+		inos, err := namespace.Touched(w.store, op)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, ino := range inos {
+			waited = w.conflictLocked(s, ino, meta.LeaseNone) || waited
+		}
+		if !waited {
+			break
+		}
+	}
+	if wr, ok := op.(*meta.Write); ok {
+		w.checkWrite(wr)
+	}
+	switch m := op.(type) {
+	case *meta.Unlink:
+		n := *m
+		n.Holders = []meta.SessionID{s.id}
+		op = &n
+	case *meta.Rename:
+		n := *m
+		n.Holders = []meta.SessionID{s.id}
+		op = &n
+	}
+	res, eff, err := namespace.Execute(w.store, w.context(s.id, id), op)
+	if err != nil {
+		return nil, nil, err
+	}
+	w.store.apply(eff)
+	if want > meta.LeaseNone {
+		mode := meta.LeaseShared
+		switch op.(type) {
+		case *meta.Create, *meta.Tmpfile:
+			if res.Attr.IsRegular() {
+				mode = want
+			}
+		}
+		w.giveLocked(s, res.ParentAttr.Ino, meta.LeaseShared, &grants)
+		w.giveLocked(s, res.NewParentAttr.Ino, meta.LeaseShared, &grants)
+		w.giveLocked(s, res.Attr.Ino, mode, &grants)
+		w.giveLocked(s, res.Attr2.Ino, meta.LeaseShared, &grants)
+	}
+	return res, grants, nil
+}
+
+// checkWrite holds a client to its word: what it commits as synced is.
+func (w *world) checkWrite(op *meta.Write) {
+	for _, e := range op.Extents {
+		c := w.chunks[e.Chunk]
+		if c == nil || c.synced < e.ChunkOff+e.Len {
+			w.bad = append(w.bad, fmt.Sprintf("commit of inode %d: extent %+v is not synced", op.Ino, e))
+		}
+	}
+}
+
+func clone(r *meta.Result) *meta.Result {
+	if r == nil {
+		return nil
+	}
+	c := *r
+	c.Data = bytes.Clone(r.Data)
+	return &c
+}
+
+func (s *fakeSession) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error) {
+	type answer struct {
+		res *meta.Result
+		err error
+	}
+	ch := make(chan answer, 1)
+	w := s.w
+	w.mu.Lock()
+	res, grants, err := w.runLocked(s, id, op, want)
+	res = clone(res)
+	s.events <- func() {
+		for _, g := range grants {
+			s.c.Granted(v, g)
+		}
+		ch <- answer{res, err}
+	}
+	var late time.Duration
+	if w.delay > 0 {
+		late = time.Duration(w.rng.Int63n(int64(w.delay)))
+	}
+	w.mu.Unlock()
+	a := <-ch
+	if late > 0 {
+		time.Sleep(late)
+	}
+	return a.res, a.err
+}
+
+func (s *fakeSession) DoBatch(ctx context.Context, v meta.VolumeID, ops []batchOp) ([]meta.Result, []error, error) {
+	w := s.w
+	w.mu.Lock()
+	res := make([]meta.Result, len(ops))
+	errs := make([]error, len(ops))
+	var all []meta.Grant
+	for i, o := range ops {
+		r, g, err := w.runLocked(s, o.ID, o.Op, o.Want)
+		if r != nil {
+			res[i] = *clone(r)
+		}
+		errs[i] = err
+		all = append(all, g...)
+	}
+	ch := make(chan struct{})
+	s.events <- func() {
+		for _, g := range all {
+			s.c.Granted(v, g)
+		}
+		close(ch)
+	}
+	w.mu.Unlock()
+	<-ch
+	return res, errs, nil
+}
+
+func (s *fakeSession) Sync(context.Context, meta.VolumeID) error {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	s.w.syncs++
+	return nil
+}
+
+func (s *fakeSession) AllocChunks(ctx context.Context, v meta.VolumeID, n int, own bool) ([]meta.ChunkGrant, error) {
+	w := s.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	op := &meta.AllocChunks{N: uint32(n), Own: own, Fence: meta.Fence{Term: 1}}
+	for range n {
+		op.Servers = append(op.Servers, []meta.ServerID{1})
+	}
+	res, _, err := w.runLocked(s, meta.OpID{}, op, meta.LeaseNone)
+	if err != nil {
+		return nil, err
+	}
+	var g []meta.ChunkGrant
+	for _, c := range res.Chunks {
+		w.chunks[c.ID] = &fakeChunk{w: w, id: c.ID}
+		g = append(g, meta.ChunkGrant{ID: c.ID, Fence: c.Fence, Servers: c.Servers, MaxLen: w.policy.MaxChunk})
+	}
+	return g, nil
+}
+
+func (s *fakeSession) SealChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID) (meta.ChunkRecord, error) {
+	w := s.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := w.chunks[id]
+	c.sealed = true
+	res, _, err := w.runLocked(s, meta.OpID{}, &meta.SealChunk{Chunk: id, Length: uint64(len(c.data)), Fence: meta.Fence{Term: 1}, Servers: []meta.ServerID{1}}, meta.LeaseNone)
+	if err != nil {
+		return meta.ChunkRecord{}, err
+	}
+	return res.Chunks[0], nil
+}
+
+func (s *fakeSession) SetLock(context.Context, meta.VolumeID, meta.Lock, bool) error { return nil }
+func (s *fakeSession) DropLocks(context.Context, meta.VolumeID, meta.Lock) error     { return nil }
+func (s *fakeSession) GetLock(_ context.Context, _ meta.VolumeID, l meta.Lock) (meta.Lock, error) {
+	l.Type = meta.LockUnlock
+	return l, nil
+}
+
+func (s *fakeSession) Drop(v meta.VolumeID, inos []meta.Ino) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	for _, ino := range inos {
+		delete(s.w.leases[ino], s)
+		if len(s.w.leases[ino]) == 0 {
+			delete(s.w.leases, ino)
+		}
+		delete(s.w.recalls[ino], s)
+	}
+	s.w.cond.Broadcast()
+}
+
+func (s *fakeSession) LeaseLeft() time.Duration { return s.left }
+
+func (s *fakeSession) Volumes(context.Context) ([]volumeInfo, error) {
+	return []volumeInfo{{1, "root", s.w.policy}}, nil
+}
+
+func (s *fakeSession) Close(context.Context) error {
+	s.w.mu.Lock()
+	s.w.endLocked(s)
+	s.w.mu.Unlock()
+	return nil
+}
+
+// endLocked ends a session: its leases and open chunks.
+func (w *world) endLocked(s *fakeSession) {
+	delete(w.sessions, s.id)
+	for ino, m := range w.leases {
+		delete(m, s)
+		delete(w.recalls[ino], s)
+	}
+	_, eff, err := namespace.Execute(w.store, w.context(0, meta.OpID{}), &meta.SessionEnd{Session: s.id})
+	if err != nil {
+		w.t.Error(err)
+		return
+	}
+	w.store.apply(eff)
+	w.cond.Broadcast()
+}
+
+// expire ends the session as if its lease had run out, and begins another.
+func (s *fakeSession) expire() {
+	w := s.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	// Open chunks are sealed at what is synced.
+	for id, c := range w.chunks {
+		if !c.sealed {
+			c.sealed = true
+			c.data = c.data[:c.synced]
+			_, eff, err := namespace.Execute(w.store, w.context(0, meta.OpID{}), &meta.SealChunk{Chunk: id, Length: c.synced, Fence: meta.Fence{Term: 1}, Servers: []meta.ServerID{1}})
+			if err == nil {
+				w.store.apply(eff)
+			}
+		}
+	}
+	w.endLocked(s)
+	w.startLocked(s)
+	ch := make(chan struct{})
+	s.events <- func() {
+		s.c.Expired(meta.E("session", meta.SessionExpired, "", nil))
+		close(ch)
+	}
+	w.mu.Unlock()
+	<-ch
+	w.mu.Lock()
+}
+
+// fakeChunk is one chunk in memory.
+type fakeChunk struct {
+	w      *world
+	id     meta.ChunkID
+	data   []byte
+	synced uint64
+	sealed bool
+	broken error
+}
+
+type fakeChunks struct{ w *world }
+
+type fakeWriter struct {
+	c *fakeChunk
+	n uint64
+	g meta.ChunkGrant
+}
+
+func (f *fakeChunks) NewWriter(g meta.ChunkGrant) chunkWriter {
+	f.w.mu.Lock()
+	defer f.w.mu.Unlock()
+	return &fakeWriter{c: f.w.chunks[g.ID], g: g}
+}
+
+func (x *fakeWriter) Append(_ context.Context, p []byte) (uint64, error) {
+	w := x.c.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if x.c.broken == nil && w.failChunk != nil {
+		x.c.broken = w.failChunk("append", x.c.id)
+	}
+	if x.c.broken != nil {
+		return 0, x.c.broken
+	}
+	if x.c.sealed {
+		return 0, meta.E("append", meta.Sealed, x.c.id.String(), nil)
+	}
+	if x.g.MaxLen > 0 && x.n+uint64(len(p)) > x.g.MaxLen {
+		return 0, meta.E("append", meta.FileTooBig, x.c.id.String(), nil)
+	}
+	off := x.n
+	x.c.data = append(x.c.data, p...)
+	x.n += uint64(len(p))
+	return off, nil
+}
+
+func (x *fakeWriter) Sync(context.Context) error {
+	w := x.c.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if x.c.broken == nil && w.failChunk != nil {
+		x.c.broken = w.failChunk("sync", x.c.id)
+	}
+	if x.c.broken != nil {
+		return x.c.broken
+	}
+	if x.c.sealed {
+		return meta.E("sync", meta.Sealed, x.c.id.String(), nil)
+	}
+	x.c.synced = x.n
+	return nil
+}
+
+func (x *fakeWriter) Len() uint64 {
+	x.c.w.mu.Lock()
+	defer x.c.w.mu.Unlock()
+	return x.n
+}
+func (x *fakeWriter) Close() error { return nil }
+
+func (f *fakeChunks) ReadAt(_ context.Context, pl meta.ChunkPlace, p []byte, off uint64) error {
+	f.w.mu.Lock()
+	defer f.w.mu.Unlock()
+	c := f.w.chunks[pl.ID]
+	if c == nil {
+		return meta.E("read", meta.NoSuchChunk, pl.ID.String(), nil)
+	}
+	if off+uint64(len(p)) > uint64(len(c.data)) {
+		return meta.E("read", meta.NoSuchOffset, pl.ID.String(), nil)
+	}
+	copy(p, c.data[off:])
+	return nil
+}
+
+func (f *fakeChunks) File(context.Context, meta.ChunkPlace, uint64, uint64) (*os.File, func(), error) {
+	return nil, nil, meta.E("open chunk", meta.NotSupported, "", nil)
+}
+
+func (f *fakeChunks) Backing(_ context.Context, pl meta.ChunkPlace) (*os.File, error) {
+	return os.Open(os.DevNull)
+}
+func (f *fakeChunks) Prefetch(meta.ChunkPlace, uint64, uint64) {}
+func (f *fakeChunks) Close() error                             { return nil }
