@@ -1,0 +1,508 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
+)
+
+// admin answers one administrative request.
+func (s *Server) admin(ctx context.Context, sess *session, m *wire.Admin) *wire.AdminRe {
+	re := &wire.AdminRe{}
+	re.Status = wire.StatusOf(s.adminOp(ctx, sess, m, re))
+	return re
+}
+
+func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
+	c := s.cfg.Cluster
+	switch m.Op {
+	case wire.AdminVolumes:
+		all, err := c.Volumes(ctx)
+		if err != nil {
+			return err
+		}
+		for _, v := range all {
+			re.Volumes = append(re.Volumes, s.volumeInfo(ctx, v))
+		}
+	case wire.AdminVolumeByName:
+		v, err := s.find(ctx, m)
+		if err != nil {
+			return err
+		}
+		re.Volumes = []wire.VolumeInfo{s.volumeInfo(ctx, v)}
+	case wire.AdminCreateVolume:
+		if m.Policy.Replicas == 0 {
+			m.Policy.Replicas = 1
+		}
+		v, err := c.CreateVolume(ctx, m.Name, m.Policy, meta.Time(time.Now().UnixNano()))
+		if err != nil {
+			return err
+		}
+		if _, err := s.open(ctx, v.ID); err != nil {
+			return err
+		}
+		re.Volumes = []wire.VolumeInfo{s.volumeInfo(ctx, v)}
+	case wire.AdminSetPolicy:
+		v, err := s.find(ctx, m)
+		if err != nil {
+			return err
+		}
+		o, err := s.open(ctx, v.ID)
+		if err != nil {
+			return err
+		}
+		if err := o.durably(ctx, &meta.SetPolicy{Policy: m.Policy}); err != nil {
+			return err
+		}
+		v, err = c.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error { v.Policy = m.Policy; return nil })
+		if err != nil {
+			return err
+		}
+		re.Volumes = []wire.VolumeInfo{s.volumeInfo(ctx, v)}
+	case wire.AdminAttach:
+		return s.attachVolume(ctx, m, re)
+	case wire.AdminDetach:
+		v, err := s.find(ctx, m)
+		if err != nil {
+			return err
+		}
+		return s.detachVolume(ctx, v)
+	case wire.AdminDeleteVolume:
+		v, err := s.find(ctx, m)
+		if err != nil {
+			return err
+		}
+		return s.deleteVolume(ctx, v)
+	case wire.AdminStatus:
+		re.Servers = s.liveServers()
+		b, err := json.Marshal(s.Status())
+		if err != nil {
+			panic("server: status is plain data: " + err.Error())
+		}
+		re.Report = b
+	case wire.AdminCheckpoint:
+		v, err := s.find(ctx, m)
+		if err != nil {
+			return err
+		}
+		o, err := s.open(ctx, v.ID)
+		if err != nil {
+			return err
+		}
+		if err := o.flush(ctx); err != nil {
+			return err
+		}
+		return o.checkpoint(ctx)
+	case wire.AdminFsck:
+		v, err := s.find(ctx, m)
+		if err != nil {
+			return err
+		}
+		report, err := s.Fsck(ctx, v.ID)
+		if err != nil {
+			return err
+		}
+		b, err := json.Marshal(report)
+		if err != nil {
+			panic("server: a report is plain data: " + err.Error())
+		}
+		re.Report = b
+	default:
+		return meta.E("admin", meta.NotSupported, fmt.Sprintf("request %d", m.Op), nil)
+	}
+	return nil
+}
+
+// find names a volume by its id or its name.
+func (s *Server) find(ctx context.Context, m *wire.Admin) (cluster.Volume, error) {
+	if m.Volume != 0 {
+		return s.cfg.Cluster.Volume(ctx, m.Volume)
+	}
+	return s.cfg.Cluster.VolumeByName(ctx, m.Name)
+}
+
+func (s *Server) volumeInfo(ctx context.Context, v cluster.Volume) wire.VolumeInfo {
+	i := wire.VolumeInfo{ID: v.ID, Name: v.Name, Policy: v.Policy, Deleting: v.State == cluster.VolumeDeleting}
+	if o := s.opened(v.ID); o != nil {
+		o.mu.Lock()
+		if r, err := namespace.Query(&view{o: o}, o.context(0), &meta.StatFSOp{}); err == nil {
+			i.Usage = r.StatFS
+		}
+		if p, err := namespace.Policy(&view{o: o}); err == nil {
+			i.Policy = p // the journal's word, not the table's copy
+		}
+		o.mu.Unlock()
+	}
+	switch {
+	case v.ID == meta.RootVolume:
+		i.Path = "/"
+	case v.Attach != nil:
+		i.Path = s.pathOf(ctx, v, 0)
+	}
+	return i
+}
+
+// pathOf walks up from where a volume is attached; a directory that can't be
+// named makes the path relative to its volume.
+func (s *Server) pathOf(ctx context.Context, v cluster.Volume, depth int) string {
+	if v.ID == meta.RootVolume {
+		return ""
+	}
+	if v.Attach == nil || depth > 64 {
+		return v.Name + ":"
+	}
+	parent, err := s.cfg.Cluster.Volume(ctx, v.Attach.Parent)
+	if err != nil {
+		return "?/" + v.Attach.Name
+	}
+	var names []string
+	if o, err := s.open(ctx, v.Attach.Parent); err == nil {
+		o.mu.Lock()
+		names, err = namespace.PathOf(&view{o: o}, v.Attach.Ino)
+		o.mu.Unlock()
+		if err != nil {
+			return "?/" + v.Attach.Name
+		}
+	}
+	return strings.Join(append(append([]string{s.pathOf(ctx, parent, depth+1)}, names...), v.Attach.Name), "/")
+}
+
+// durably runs an operation of the owner and waits for the journal.
+func (o *owner) durably(ctx context.Context, op meta.Op) error {
+	if err := o.await(ctx, o.recovered); err != nil {
+		return err
+	}
+	k := &ticket{}
+	o.mu.Lock()
+	defer func() { o.leases.unblock(k); o.mu.Unlock() }()
+	for {
+		if o.failed != nil {
+			return o.failed
+		}
+		wait, _, err := o.recallFor(nil, op, k, &view{o: o})
+		if err != nil {
+			return err
+		}
+		if wait == nil {
+			break
+		}
+		o.mu.Unlock()
+		err = o.await(ctx, wait)
+		o.mu.Lock()
+		if err != nil {
+			return err
+		}
+	}
+	seq := o.cur.seq
+	if _, err := o.run(op, 0); err != nil {
+		return err
+	}
+	wait := o.untilDurable(seq)
+	o.mu.Unlock()
+	err := o.await(ctx, wait)
+	o.mu.Lock()
+	return err
+}
+
+// flush waits until the journal has everything answered so far.
+func (o *owner) flush(ctx context.Context) error {
+	o.mu.Lock()
+	seq := o.cur.seq
+	if len(o.cur.effects) == 0 {
+		seq--
+	}
+	wait := o.untilDurable(seq)
+	o.mu.Unlock()
+	return o.await(ctx, wait)
+}
+
+// attachVolume hangs a volume under a directory of another: first the table
+// says where, then the junction is journaled, so that a crash in between
+// leaves a row that the next attach or detach puts right.
+func (s *Server) attachVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	v, err := s.find(ctx, m)
+	if err != nil {
+		return err
+	}
+	if v.ID == meta.RootVolume {
+		return meta.E("attach", meta.Invalid, v.Name, errors.New("the root volume is the root"))
+	}
+	parent, err := s.open(ctx, m.Parent)
+	if err != nil {
+		return err
+	}
+	if err := s.noCycle(ctx, v.ID, m.Parent); err != nil {
+		return err
+	}
+	at := &cluster.Attach{Parent: m.Parent, Ino: m.Ino, Name: m.Entry}
+	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
+		if v.Attach != nil && *v.Attach != *at {
+			return meta.E("attach", meta.Exists, v.Name, errors.New("the volume is attached elsewhere: detach it first"))
+		}
+		v.Attach = at
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	err = parent.durably(ctx, &meta.Junction{Parent: m.Ino, Name: m.Entry, Volume: v.ID})
+	if err != nil {
+		s.cfg.Cluster.UpdateVolume(context.WithoutCancel(ctx), v.ID, func(v *cluster.Volume) error { v.Attach = nil; return nil })
+		return err
+	}
+	re.Volumes = []wire.VolumeInfo{s.volumeInfo(ctx, v)}
+	return nil
+}
+
+// noCycle refuses to hang a volume below itself.
+func (s *Server) noCycle(ctx context.Context, v, parent meta.VolumeID) error {
+	for range 64 {
+		if parent == v {
+			return meta.E("attach", meta.Invalid, fmt.Sprint(v), errors.New("the volume would lie below itself"))
+		}
+		p, err := s.cfg.Cluster.Volume(ctx, parent)
+		if err != nil {
+			return err
+		}
+		if p.Attach == nil {
+			return nil
+		}
+		parent = p.Attach.Parent
+	}
+	return meta.E("attach", meta.Loop, fmt.Sprint(v), nil)
+}
+
+func (s *Server) detachVolume(ctx context.Context, v cluster.Volume) error {
+	if v.Attach == nil {
+		return meta.E("detach", meta.NotAttached, v.Name, nil)
+	}
+	parent, err := s.open(ctx, v.Attach.Parent)
+	if err != nil {
+		return err
+	}
+	err = parent.durably(ctx, &meta.Junction{Parent: v.Attach.Ino, Name: v.Attach.Name, Volume: v.ID, Detach: true})
+	if err != nil && !errors.Is(err, meta.NotAttached) && !errors.Is(err, meta.NotFound) && !errors.Is(err, meta.Stale) {
+		return err
+	}
+	_, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error { v.Attach = nil; return nil })
+	return err
+}
+
+// deleteVolume removes a detached volume: its row says so first, then its
+// chunks go, then its journal and row.
+func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume) error {
+	if v.ID == meta.RootVolume {
+		return meta.E("delete volume", meta.NotPermitted, v.Name, errors.New("the root volume can't be deleted"))
+	}
+	if v.Attach != nil {
+		return meta.E("delete volume", meta.Busy, v.Name, errors.New("the volume is attached: detach it first"))
+	}
+	all, err := s.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return err
+	}
+	for _, x := range all {
+		if x.Attach != nil && x.Attach.Parent == v.ID {
+			return meta.E("delete volume", meta.NotEmpty, v.Name, fmt.Errorf("volume %s is attached inside it", x.Name))
+		}
+	}
+	o, err := s.open(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	used := len(o.leases.count)
+	o.mu.Unlock()
+	if used > 0 {
+		return meta.E("delete volume", meta.Busy, v.Name, fmt.Errorf("%d sessions use it", used))
+	}
+	if _, err := s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error { v.State = cluster.VolumeDeleting; return nil }); err != nil {
+		return err
+	}
+	if err := o.deleteAllChunks(ctx); err != nil {
+		return err
+	}
+	if err := o.close(ctx); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	delete(s.volumes, v.ID)
+	s.mu.Unlock()
+	if err := s.cfg.Cluster.DropStore(v.ID); err != nil {
+		return err
+	}
+	return s.cfg.Cluster.DeleteVolume(ctx, v.ID)
+}
+
+// deleteAllChunks orders the deletion of every chunk of a volume that is going.
+func (o *owner) deleteAllChunks(ctx context.Context) error {
+	var chunks []meta.ChunkRecord
+	o.mu.Lock()
+	err := namespace.Chunks(&view{o: o}, func(c meta.ChunkRecord) bool { chunks = append(chunks, c); return true })
+	o.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	fence := meta.Fence{Term: o.own.Term(), Seals: 1<<32 - 1}
+	for _, c := range chunks {
+		for _, srv := range c.Servers {
+			if _, err := o.srv.Order(ctx, srv, meta.Order{Kind: meta.OrderDelete, Chunk: c.ID, Fence: fence}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Status is what an administrator sees of a server.
+type Status struct {
+	Name         string         `json:"name"`
+	Cluster      string         `json:"cluster"`
+	Uptime       string         `json:"uptime"`
+	PID          int            `json:"pid"`
+	Sessions     []SessionInfo  `json:"sessions"`
+	Volumes      []VolumeStatus `json:"volumes"`
+	Calls        uint64         `json:"calls"`
+	Entries      uint64         `json:"journal_entries"`
+	JournalBytes uint64         `json:"journal_bytes"`
+	Checkpoints  uint64         `json:"checkpoints"`
+	Expired      uint64         `json:"sessions_expired"`
+	Sealed       uint64         `json:"chunks_sealed"`
+	Deleted      uint64         `json:"chunks_deleted"`
+}
+
+// SessionInfo is one client.
+type SessionInfo struct {
+	ID   string `json:"id"`
+	Name string `json:"name"`
+	PID  uint32 `json:"pid"`
+	Idle string `json:"idle"`
+}
+
+// VolumeStatus is one volume that is open here.
+type VolumeStatus struct {
+	ID      meta.VolumeID `json:"id"`
+	Term    meta.Term     `json:"term"`
+	Seq     meta.Seq      `json:"seq"`
+	Leases  int           `json:"leases"`
+	Overlay int           `json:"overlay"`
+	Ready   bool          `json:"ready"`
+	Failed  string        `json:"failed,omitempty"`
+}
+
+// Status describes the server.
+func (s *Server) Status() Status {
+	st := Status{
+		Name: s.cfg.Name, Cluster: s.cfg.Cluster.ID(), Uptime: time.Since(s.epoch).Round(time.Second).String(), PID: os.Getpid(),
+		Calls: s.stats.calls.Load(), Entries: s.stats.entries.Load(), JournalBytes: s.stats.journalBytes.Load(),
+		Checkpoints: s.stats.checkpoints.Load(), Expired: s.stats.expired.Load(), Sealed: s.stats.sealed.Load(), Deleted: s.stats.deleted.Load(),
+	}
+	s.mu.Lock()
+	for _, sess := range s.sessions {
+		st.Sessions = append(st.Sessions, SessionInfo{ID: fmt.Sprintf("%016x", uint64(sess.id)), Name: sess.name, PID: sess.pid, Idle: sess.idle().Round(time.Millisecond).String()})
+	}
+	s.mu.Unlock()
+	for _, o := range s.owners() {
+		o.mu.Lock()
+		v := VolumeStatus{ID: o.vol, Term: o.own.Term(), Seq: o.durable, Leases: len(o.leases.m), Overlay: len(o.ov.m)}
+		if o.failed != nil {
+			v.Failed = o.failed.Error()
+		}
+		select {
+		case <-o.recovered:
+			v.Ready = true
+		default:
+		}
+		o.mu.Unlock()
+		st.Volumes = append(st.Volumes, v)
+	}
+	return st
+}
+
+// FsckReport is what a check of one volume found.
+type FsckReport struct {
+	Volume   meta.VolumeID `json:"volume"`
+	Inodes   uint64        `json:"inodes"`
+	Dirs     uint64        `json:"directories"`
+	Entries  uint64        `json:"entries"`
+	Extents  uint64        `json:"extents"`
+	Chunks   uint64        `json:"chunks"`
+	Replicas uint64        `json:"replicas"`
+	Orphans  uint64        `json:"orphans"`
+	Bytes    uint64        `json:"bytes"`
+	Problems []string      `json:"problems"`
+	// Count is the number of problems, those left out of the list included.
+	Count uint64 `json:"problem_count"`
+}
+
+func (r *FsckReport) problem(format string, a ...any) {
+	r.Count++
+	if len(r.Problems) < 1000 {
+		r.Problems = append(r.Problems, fmt.Sprintf(format, a...))
+	}
+}
+
+// Fsck checks a volume's state, recounting everything, and asks the chunk
+// servers for every chunk that it refers to. Changes wait meanwhile.
+func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error) {
+	o, err := s.open(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.await(ctx, o.recovered); err != nil {
+		return nil, err
+	}
+	var chunks []meta.ChunkRecord
+	o.mu.Lock()
+	report, err := namespace.Check(&view{o: o})
+	if err == nil {
+		err = namespace.Chunks(&view{o: o}, func(c meta.ChunkRecord) bool { chunks = append(chunks, c); return true })
+	}
+	o.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	r := &FsckReport{
+		Volume: v, Inodes: report.Inodes, Dirs: report.Dirs, Entries: report.Entries, Extents: report.Extents,
+		Chunks: report.Chunks, Orphans: report.Orphans, Bytes: report.Bytes, Count: report.Count, Problems: []string{},
+	}
+	for _, p := range report.Problems {
+		r.Problems = append(r.Problems, p.String())
+	}
+	for _, c := range chunks {
+		if c.State == meta.ChunkDeleting {
+			continue
+		}
+		for _, srv := range c.Servers {
+			res, err := s.Order(ctx, srv, meta.Order{Kind: meta.OrderStat, Chunk: c.ID})
+			switch {
+			case errors.Is(err, meta.NoSuchChunk):
+				if c.State == meta.ChunkSealed && c.Length > 0 || c.Live > 0 {
+					r.problem("chunk %s of %d live bytes is not on server %d", c.ID, c.Live, srv)
+				}
+			case errors.Is(err, meta.Unavailable):
+				return nil, err
+			case err != nil:
+				r.problem("chunk %s on server %d: %v", c.ID, srv, err)
+			default:
+				r.Replicas++
+				if c.State == meta.ChunkSealed && res.Length != c.Length {
+					r.problem("chunk %s on server %d has %d bytes, its record says %d", c.ID, srv, res.Length, c.Length)
+				}
+				if c.State == meta.ChunkOpen && res.Length < c.Live {
+					r.problem("open chunk %s on server %d has %d bytes, %d are referred to", c.ID, srv, res.Length, c.Live)
+				}
+			}
+		}
+	}
+	return r, nil
+}

@@ -1,0 +1,149 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/journal"
+	"penstock.io/penstock/meta/journal/etcd"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/state"
+)
+
+// Backend is the Cluster of real servers: the table and the journals in etcd,
+// the stores in folders.
+type Backend struct {
+	*cluster.Cluster
+	Owners *etcd.Owners
+	Shared *state.Shared
+	Dir    string // stores lie in DIR/volume-%08x
+	Blob   meta.Blob
+	Logger *slog.Logger
+	// Space frees what compaction left in etcd and clears its alarm; nil where
+	// etcd is somebody else's to look after.
+	Space func(context.Context) error
+}
+
+var _ Cluster = (*Backend)(nil)
+
+func (b *Backend) storeDir(v meta.VolumeID) string {
+	return filepath.Join(b.Dir, fmt.Sprintf("volume-%08x", uint32(v)))
+}
+
+// Own takes the volume.
+func (b *Backend) Own(ctx context.Context, v meta.VolumeID) (Ownership, Journal, error) {
+	own, err := b.Owners.Await(ctx, v)
+	if err != nil {
+		return nil, nil, err
+	}
+	return owned{own, b.Owners}, etcd.OpenLog(own), nil
+}
+
+type owned struct {
+	*etcd.Ownership
+	owners *etcd.Owners
+}
+
+func (o owned) Term() meta.Term     { return o.Ownership.Term }
+func (o owned) Left() time.Duration { return o.owners.Lease().Left() }
+func (o owned) PredecessorDone() bool {
+	return o.Previous.Version == 0 || o.Previous.Released || o.PreviousDead
+}
+
+// OpenStore opens the store in its folder, or makes it again from the
+// checkpoint. A store that is older than the checkpoint, or damaged, is put
+// aside first, never overwritten.
+func (b *Backend) OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Checkpoint, have bool) (Store, error) {
+	dir := b.storeDir(v)
+	st, err := state.Open(dir, v, b.Shared)
+	switch {
+	case err == nil && have && st.Applied().Seq < cp.Seq:
+		b.Logger.Info("the local state is older than the checkpoint: loading that", "volume", v, "local", st.Applied().Seq, "checkpoint", cp.Seq)
+		if err := st.Close(); err != nil {
+			return nil, err
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			return nil, meta.E("open store", meta.IO, dir, err)
+		}
+	case err == nil:
+		return store{st, b.Shared}, nil
+	case errors.Is(err, meta.Corrupt):
+		aside := fmt.Sprintf("%s.damaged-%d", dir, time.Now().UnixNano())
+		b.Logger.Error("the local state is damaged: it is put aside and made again", "volume", v, "error", err, "aside", aside)
+		if err := os.Rename(dir, aside); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, meta.E("open store", meta.IO, dir, err)
+		}
+	case errors.Is(err, meta.NotFound):
+	default:
+		return nil, err
+	}
+	if have {
+		if cp, err = LoadManifest(ctx, b.Blob, cp); err != nil {
+			return nil, err
+		}
+		err = state.Restore(dir, v, cp.Files, func(f journal.File) (io.ReadCloser, error) { return b.Blob.Get(ctx, f.Ref) })
+		if err != nil {
+			return nil, err
+		}
+		if st, err = state.Open(dir, v, b.Shared); err != nil {
+			return nil, err
+		}
+		return store{st, b.Shared}, nil
+	}
+	if st, err = state.Create(dir, v, b.Shared); err != nil {
+		return nil, err
+	}
+	return store{st, b.Shared}, nil
+}
+
+// DropStore removes the folder.
+func (b *Backend) DropStore(v meta.VolumeID) error {
+	if err := os.RemoveAll(b.storeDir(v)); err != nil {
+		return meta.E("drop store", meta.IO, b.storeDir(v), err)
+	}
+	return nil
+}
+
+// Relieve frees space in etcd.
+func (b *Backend) Relieve(ctx context.Context) error {
+	if b.Space == nil {
+		return nil
+	}
+	return b.Space(ctx)
+}
+
+// store adapts the Pebble store.
+type store struct {
+	*state.Store
+	shared *state.Shared
+}
+
+func (s store) Apply(pos journal.Position, effects []namespace.Effect) error {
+	return s.Store.Apply(pos, func(b state.Batch) error {
+		for i := range effects {
+			switch e := &effects[i]; e.Kind {
+			case namespace.Put:
+				b.Put(e.Key, e.Value)
+			case namespace.Delete:
+				b.Delete(e.Key)
+			case namespace.DeleteRange:
+				b.DeleteRange(e.Key, e.Value)
+			default:
+				return meta.E("apply", meta.Corrupt, fmt.Sprintf("effect kind %d", e.Kind), nil)
+			}
+		}
+		return nil
+	})
+}
+
+func (s store) Snapshot(dir string) (journal.Position, []journal.File, error) {
+	return s.Checkpoint(dir, s.shared)
+}

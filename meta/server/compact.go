@@ -1,0 +1,183 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/namespace"
+)
+
+// Compaction copies what is still live out of sealed chunks that are more than
+// half dead, on the server that has them, and swaps the extents. It runs only
+// when enough can be won, since finding the extents that refer to a chunk
+// reads all extents of the volume once.
+
+// compactMin is the dead bytes below which a volume is left alone.
+const compactMin = 16 << 20
+
+// compactTarget is the largest chunk that compaction fills.
+const compactTarget = 256 << 20
+
+// compactSome does one round; more reports that another may be worth it.
+func (o *owner) compactSome() (more bool) {
+	if time.Since(o.lastCompact) < o.srv.cfg.CompactInterval {
+		return false
+	}
+	o.lastCompact = time.Now()
+	if err := o.compact(); err != nil && o.ctx.Err() == nil {
+		o.log.Warn("compaction stopped, it is tried again", "error", err)
+	}
+	return false
+}
+
+// ref is one extent that refers to a chunk being compacted.
+type ref struct {
+	ino meta.Ino
+	ext meta.Extent
+}
+
+func (o *owner) compact() error {
+	o.mu.Lock()
+	victims := map[meta.ChunkID]meta.ChunkRecord{}
+	var dead, live uint64
+	err := namespace.Chunks(&view{o: o}, func(c meta.ChunkRecord) bool {
+		if c.State == meta.ChunkSealed && c.Live > 0 && c.Live*2 < c.Length && live+c.Live <= compactTarget {
+			victims[c.ID] = c
+			dead += c.Length - c.Live
+			live += c.Live
+		}
+		return true
+	})
+	if err != nil || dead < compactMin {
+		o.mu.Unlock()
+		return err
+	}
+	refs := map[meta.ChunkID][]ref{}
+	err = namespace.Extents(&view{o: o}, func(ino meta.Ino, e meta.Extent) bool {
+		if _, ok := victims[e.Chunk]; ok && !e.OpenEnded {
+			refs[e.Chunk] = append(refs[e.Chunk], ref{ino, e})
+		}
+		return true
+	})
+	o.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	o.log.Info("compacting", "chunks", len(victims), "dead", dead, "live", live)
+	// Copies stay on the server that has the source, so sources of one set of
+	// servers share a target.
+	groups := map[string][]meta.ChunkRecord{}
+	for _, c := range victims {
+		k := fmt.Sprint(c.Servers)
+		groups[k] = append(groups[k], c)
+	}
+	for _, g := range groups {
+		if err := o.compactGroup(g, refs); err != nil {
+			return err
+		}
+	}
+	o.kickGC()
+	return nil
+}
+
+// compactGroup copies the live ranges of chunks on the same servers into one
+// fresh chunk, seals it, and swaps extents one inode at a time.
+func (o *owner) compactGroup(g []meta.ChunkRecord, refs map[meta.ChunkID][]ref) error {
+	servers := g[0].Servers
+	o.mu.Lock()
+	if o.failed != nil {
+		o.mu.Unlock()
+		return o.failed
+	}
+	seq := o.cur.seq
+	fence := meta.Fence{Term: o.own.Term()}
+	res, err := o.run(&meta.AllocChunks{N: 1, Servers: [][]meta.ServerID{servers}, Fence: fence}, 0)
+	if err != nil {
+		o.mu.Unlock()
+		return err
+	}
+	target := res.Chunks[0].ID
+	wait := o.untilDurable(seq)
+	o.mu.Unlock()
+	if err := o.await(o.ctx, wait); err != nil {
+		return err
+	}
+	type move struct {
+		ref
+		to uint64
+	}
+	var moves []move
+	var at uint64
+	var failed error
+copying:
+	for _, c := range g {
+		rs := refs[c.ID]
+		for len(rs) > 0 {
+			n := min(len(rs), 1024)
+			order := meta.Order{Kind: meta.OrderCopy, Chunk: target, Fence: fence, From: c.ID, Length: at}
+			next := at
+			for _, r := range rs[:n] {
+				order.Ranges = append(order.Ranges, meta.CopyRun{Off: r.ext.ChunkOff, Len: r.ext.Len})
+				moves = append(moves, move{r, next})
+				next += r.ext.Len
+			}
+			for _, srv := range servers {
+				r, err := o.srv.Order(o.ctx, srv, order)
+				if err == nil && r.Length != next {
+					err = meta.E("compact", meta.Corrupt, target.String(), fmt.Errorf("the copy has %d bytes, not %d", r.Length, next))
+				}
+				if err != nil {
+					failed = err
+					moves = moves[:len(moves)-n]
+					break copying
+				}
+			}
+			at, rs = next, rs[n:]
+		}
+	}
+	// Whatever came of the copying, the target is sealed: with no reference to
+	// it, that queues it for deletion.
+	if _, err := o.seal(o.ctx, target); err != nil {
+		o.wg.Go(func() { o.sealAll([]meta.ChunkID{target}) })
+		return errors.Join(failed, err)
+	}
+	for _, m := range moves {
+		ext := m.ext
+		ext.Chunk, ext.ChunkOff = target, m.to
+		if err := o.swap(m.ino, m.ext, ext); err != nil && !errors.Is(err, meta.Again) && !errors.Is(err, meta.Stale) {
+			return err
+		}
+	}
+	return failed
+}
+
+// swap replaces one extent's place. Sessions that cached the file's extents
+// are asked to forget them first; those with data still to commit keep it,
+// since their commits only replace ranges.
+func (o *owner) swap(ino meta.Ino, old, new meta.Extent) error {
+	k := &ticket{}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for {
+		if o.failed != nil {
+			return o.failed
+		}
+		ch := o.leases.conflict(o.vol, nil, ino, meta.LeaseNone)
+		if ch == nil {
+			break
+		}
+		o.leases.block(k, ino)
+		o.mu.Unlock()
+		err := o.await(o.ctx, ch)
+		o.mu.Lock()
+		if err != nil {
+			o.leases.unblock(k)
+			return err
+		}
+	}
+	_, err := o.run(&meta.ReplaceExtents{Ino: ino, Old: []meta.Extent{old}, New: []meta.Extent{new}}, 0)
+	o.leases.unblock(k)
+	return err
+}

@@ -1,0 +1,64 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/journal"
+	"penstock.io/penstock/meta/namespace"
+)
+
+// Journal is the log of one volume, as its owner sees it.
+type Journal = journal.Log
+
+// Store is the local copy of a volume's state, not synced by itself: the
+// journal makes it durable.
+type Store interface {
+	namespace.Reader
+	// Applied is the last entry whose effects the store has.
+	Applied() journal.Position
+	// Apply adds the effects of the entry that ends at pos, in one batch with
+	// the position.
+	Apply(pos journal.Position, effects []namespace.Effect) error
+	// Snapshot cuts a copy of the store, flushed, and lists its files, which
+	// lie in dir/store. Apply may run meanwhile.
+	Snapshot(dir string) (journal.Position, []journal.File, error)
+	Close() error
+}
+
+// Ownership is the right to journal for a volume, until it is lost.
+type Ownership interface {
+	Term() meta.Term
+	// Lost is closed when the right is gone or can't be known to stand.
+	Lost() <-chan struct{}
+	// Left is how long the right surely stands: answers given later are void.
+	Left() time.Duration
+	// PredecessorDone: the owner before released the volume in order or surely
+	// runs no more, so that its answers need not be waited out (rule 2).
+	PredecessorDone() bool
+	// Release hands the volume over in order.
+	Release(ctx context.Context) error
+}
+
+// Cluster is the table of volumes and whatever else the servers share.
+type Cluster interface {
+	ID() string
+	Volumes(ctx context.Context) ([]cluster.Volume, error)
+	Volume(ctx context.Context, id meta.VolumeID) (cluster.Volume, error)
+	VolumeByName(ctx context.Context, name string) (cluster.Volume, error)
+	CreateVolume(ctx context.Context, name string, p meta.Policy, now meta.Time) (cluster.Volume, error)
+	UpdateVolume(ctx context.Context, id meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error)
+	DeleteVolume(ctx context.Context, id meta.VolumeID) error
+	CapKeys(ctx context.Context) ([]meta.CapKey, error)
+	// Own takes a volume. Errors: NotOwner (the subject is the owner's address).
+	Own(ctx context.Context, v meta.VolumeID) (Ownership, Journal, error)
+	// OpenStore opens the local copy of a volume's state. When the copy is
+	// missing, damaged, or older than the checkpoint, it is made again from it.
+	OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Checkpoint, have bool) (Store, error)
+	// DropStore removes the local copy.
+	DropStore(v meta.VolumeID) error
+	// Relieve frees space in the journal's store and clears its alarm.
+	Relieve(ctx context.Context) error
+}

@@ -1,0 +1,276 @@
+package server
+
+import (
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+// leaseTable is who may cache what of one volume. Guarded by the owner's mu.
+//
+// A session that once had a lease stays in the table with LeaseNone until it
+// drops the inode: it may hold a descriptor, so that it counts as a holder
+// when the last name goes.
+type leaseTable struct {
+	m       map[meta.Ino]*leases
+	count   map[*session]int // inodes that each session stands at
+	blocked int              // tickets in all
+}
+
+type holder struct {
+	s    *session
+	mode meta.LeaseMode
+}
+
+// leases of one inode.
+type leases struct {
+	first  holder // most inodes have one holder
+	more   []holder
+	recall *recall
+	// blocked counts operations that recalled leases here and have not run
+	// yet: until then nobody gets a new one (grants queue behind a waiting
+	// conflicting operation). free is closed when it falls to zero.
+	blocked int
+	free    chan struct{}
+}
+
+// recall is one round of asking; done is closed when everybody answered.
+type recall struct {
+	keep    meta.LeaseMode
+	pending map[*session]struct{}
+	done    chan struct{}
+}
+
+func newLeaseTable() leaseTable {
+	return leaseTable{m: map[meta.Ino]*leases{}, count: map[*session]int{}}
+}
+
+// alone reports whether no session but s has any lease, so that an operation
+// of s can't conflict with anything.
+func (t *leaseTable) alone(s *session) bool {
+	return len(t.count) == 0 || len(t.count) == 1 && t.count[s] > 0
+}
+
+func (l *leases) each(fn func(h *holder)) {
+	if l.first.s != nil {
+		fn(&l.first)
+	}
+	for i := range l.more {
+		fn(&l.more[i])
+	}
+}
+
+func (l *leases) of(s *session) *holder {
+	var found *holder
+	l.each(func(h *holder) {
+		if h.s == s {
+			found = h
+		}
+	})
+	return found
+}
+
+// grant gives s a lease on ino and returns what s now has. Nobody else's lease
+// may conflict: the caller has recalled those. LeaseNone only books s as one
+// that may have the inode open.
+func (t *leaseTable) grant(s *session, ino meta.Ino, mode meta.LeaseMode) meta.LeaseMode {
+	l := t.m[ino]
+	if l == nil {
+		l = &leases{}
+		t.m[ino] = l
+	}
+	h := l.of(s)
+	if h == nil {
+		t.count[s]++
+		if l.first.s == nil {
+			l.first = holder{s: s}
+			h = &l.first
+		} else {
+			l.more = append(l.more, holder{s: s})
+			h = &l.more[len(l.more)-1]
+		}
+	}
+	if l.recall != nil {
+		if _, asked := l.recall.pending[s]; asked {
+			return min(h.mode, l.recall.keep) // it is being taken away: nothing new
+		}
+	}
+	if mode > h.mode {
+		h.mode = mode
+	}
+	return h.mode
+}
+
+// mode tells what s has.
+func (t *leaseTable) mode(s *session, ino meta.Ino) meta.LeaseMode {
+	if l := t.m[ino]; l != nil {
+		if h := l.of(s); h != nil {
+			return h.mode
+		}
+	}
+	return meta.LeaseNone
+}
+
+// drop takes s out of an inode's holders.
+func (t *leaseTable) drop(s *session, ino meta.Ino) {
+	l := t.m[ino]
+	if l == nil {
+		return
+	}
+	gone := false
+	if l.first.s == s {
+		gone = true
+		l.first = holder{}
+		if n := len(l.more); n > 0 {
+			l.first, l.more = l.more[n-1], l.more[:n-1]
+		}
+	} else {
+		for i := range l.more {
+			if l.more[i].s == s {
+				l.more[i] = l.more[len(l.more)-1]
+				l.more = l.more[:len(l.more)-1]
+				gone = true
+				break
+			}
+		}
+	}
+	if gone {
+		if t.count[s]--; t.count[s] == 0 {
+			delete(t.count, s)
+		}
+	}
+	t.answered(l, s)
+	t.tidy(ino, l)
+}
+
+// dropAll takes s out of everything.
+func (t *leaseTable) dropAll(s *session) {
+	if t.count[s] == 0 {
+		return
+	}
+	for ino := range t.m {
+		t.drop(s, ino)
+	}
+}
+
+func (t *leaseTable) tidy(ino meta.Ino, l *leases) {
+	if l.first.s == nil && l.blocked == 0 && l.recall == nil {
+		delete(t.m, ino)
+	}
+}
+
+func (t *leaseTable) answered(l *leases, s *session) {
+	r := l.recall
+	if r == nil {
+		return
+	}
+	delete(r.pending, s)
+	if len(r.pending) == 0 {
+		l.recall = nil
+		close(r.done)
+	}
+}
+
+// recalled books a session's answer to a recall.
+func (t *leaseTable) recalled(s *session, ino meta.Ino) {
+	l := t.m[ino]
+	if l == nil || l.recall == nil {
+		return
+	}
+	if _, asked := l.recall.pending[s]; !asked {
+		return
+	}
+	if h := l.of(s); h != nil {
+		h.mode = min(h.mode, l.recall.keep)
+	}
+	t.answered(l, s)
+	t.tidy(ino, l)
+}
+
+// conflict asks every session but s that has more than keep on ino to give it
+// up, and returns what to wait for, nil when nobody has.
+func (t *leaseTable) conflict(v meta.VolumeID, s *session, ino meta.Ino, keep meta.LeaseMode) <-chan struct{} {
+	l := t.m[ino]
+	if l == nil {
+		return nil
+	}
+	if l.recall != nil {
+		// A round is under way. If it is not enough for us, another follows.
+		needed := false
+		l.each(func(h *holder) { needed = needed || h.s != s && h.mode > keep })
+		if needed {
+			return l.recall.done
+		}
+		return nil
+	}
+	var r *recall
+	l.each(func(h *holder) {
+		if h.s == s || h.mode <= keep {
+			return
+		}
+		if r == nil {
+			r = &recall{keep: keep, pending: map[*session]struct{}{}, done: make(chan struct{})}
+		}
+		r.pending[h.s] = struct{}{}
+		h.s.enqueue(0, &wire.Recall{Recall: meta.Recall{Volume: v, Ino: ino, Keep: keep}})
+	})
+	if r == nil {
+		return nil
+	}
+	l.recall = r
+	return r.done
+}
+
+// ticket keeps new leases away from inodes while an operation that recalled
+// the old ones waits.
+type ticket struct {
+	inos []meta.Ino
+	// holders are the sessions that stood at the inode which lost its last name.
+	holders map[meta.Ino][]meta.SessionID
+}
+
+func (t *leaseTable) block(k *ticket, ino meta.Ino) {
+	for _, i := range k.inos {
+		if i == ino {
+			return
+		}
+	}
+	l := t.m[ino]
+	if l == nil {
+		l = &leases{}
+		t.m[ino] = l
+	}
+	l.blocked++
+	t.blocked++
+	if l.free == nil {
+		l.free = make(chan struct{})
+	}
+	k.inos = append(k.inos, ino)
+}
+
+func (t *leaseTable) unblock(k *ticket) {
+	for _, ino := range k.inos {
+		l := t.m[ino]
+		l.blocked--
+		t.blocked--
+		if l.blocked == 0 {
+			close(l.free)
+			l.free = nil
+			t.tidy(ino, l)
+		}
+	}
+	k.inos = nil
+}
+
+// free returns what to wait for before ino may be leased again, nil when it may.
+func (t *leaseTable) free(k *ticket, ino meta.Ino) <-chan struct{} {
+	l := t.m[ino]
+	if l == nil || l.blocked == 0 {
+		return nil
+	}
+	for _, i := range k.inos {
+		if i == ino {
+			return nil // we are the one who waits
+		}
+	}
+	return l.free
+}

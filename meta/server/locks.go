@@ -1,0 +1,120 @@
+package server
+
+import (
+	"context"
+	"errors"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/lock"
+	"penstock.io/penstock/meta/wire"
+)
+
+// lockWait is a session's request that waits for a lock.
+type lockWait struct {
+	granted chan struct{}
+	session meta.SessionID
+}
+
+// serveLock sets, tests or drops locks.
+func (o *owner) serveLock(s *session, id uint64, m *wire.Lock) {
+	select {
+	case <-o.recovered:
+		o.lockNow(s, id, m)
+	default:
+		// Nobody gets a lock before the sessions of the owner before had the
+		// time to claim theirs.
+		s.wg.Go(func() {
+			if err := o.await(s.ctx, o.recovered); err != nil {
+				s.enqueue(id, &wire.LockRe{Status: wire.StatusOf(err)})
+			} else {
+				o.lockNow(s, id, m)
+			}
+			s.flush()
+		})
+	}
+}
+
+func (o *owner) lockNow(s *session, id uint64, m *wire.Lock) {
+	l := m.Lock
+	l.Session = s.id
+	re := &wire.LockRe{}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.failed != nil:
+		re.Status = wire.StatusOf(o.failed)
+	case s.ctx.Err() != nil:
+		re.Status = wire.StatusOf(meta.E("lock", meta.SessionExpired, s.name, nil))
+	case m.Test:
+		if c, ok := o.locks.Get(l); ok {
+			re.Conflict = c
+		}
+	case m.DropOwner:
+		o.wakeLocks(o.locks.DropOwner(l.Ino, s.id, l.Owner, l.Flock))
+	default:
+		var t lock.Ticket
+		if m.Wait {
+			o.nextTicket++
+			t = lock.Ticket(o.nextTicket)
+		}
+		a, err := o.locks.Set(l, t)
+		o.wakeLocks(a.Woken)
+		re.Status = wire.StatusOf(err)
+		if err != nil {
+			re.Conflict = a.Conflict
+		} else if !a.Granted {
+			w := &lockWait{granted: make(chan struct{}), session: s.id}
+			o.lockWaits[t] = w
+			o.waitForLock(s, id, t, w)
+			return
+		}
+	}
+	s.enqueue(id, re)
+}
+
+// waitForLock answers when the lock is granted or the caller waits no more.
+func (o *owner) waitForLock(s *session, id uint64, t lock.Ticket, w *lockWait) {
+	ctx, stop := s.waiting(id)
+	s.wg.Go(func() {
+		defer stop()
+		var err error
+		select {
+		case <-w.granted:
+		case <-ctx.Done():
+			err = meta.E("lock", meta.Interrupted, "", context.Cause(ctx))
+		case <-o.ctx.Done():
+			err = o.gone()
+		}
+		o.mu.Lock()
+		if err != nil && o.lockWaits[t] == w {
+			delete(o.lockWaits, t)
+			if !o.locks.Cancel(t) {
+				err = nil // granted in the last moment
+			}
+		} else if errors.Is(err, meta.Interrupted) {
+			err = nil
+		}
+		s.enqueue(id, &wire.LockRe{Status: wire.StatusOf(err)})
+		o.mu.Unlock()
+		s.flush()
+	})
+}
+
+// wakeLocks tells requests that they have their lock. Caller holds mu.
+func (o *owner) wakeLocks(woken []lock.Ticket) {
+	for _, t := range woken {
+		if w := o.lockWaits[t]; w != nil {
+			delete(o.lockWaits, t)
+			close(w.granted)
+		}
+	}
+}
+
+// dropLocks gives up what a session holds and waits for. Caller holds mu.
+func (o *owner) dropLocks(id meta.SessionID) {
+	woken, canceled := o.locks.DropSession(id)
+	for _, t := range canceled {
+		delete(o.lockWaits, t)
+	}
+	o.wakeLocks(woken)
+}

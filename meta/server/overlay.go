@@ -1,0 +1,236 @@
+package server
+
+import (
+	"strings"
+
+	"github.com/google/btree"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/namespace"
+)
+
+// record is the newest value of a key whose journal entry is not yet applied
+// to the store (rule 1: such effects live in memory only).
+type record struct {
+	key string
+	val []byte
+	del bool
+	seq meta.Seq       // entry that carries it
+	by  meta.SessionID // whose operation wrote it; zero: the owner itself
+	idx int            // position in that entry's effects
+}
+
+// overlay holds effects that are not yet in the store. A map answers Get, a
+// tree answers Scan.
+type overlay struct {
+	m map[string]*record
+	t *btree.BTreeG[*record]
+}
+
+func newOverlay() *overlay {
+	return &overlay{
+		m: map[string]*record{},
+		t: btree.NewG(32, func(a, b *record) bool { return a.key < b.key }),
+	}
+}
+
+// entry is a journal entry being put together.
+type entry struct {
+	seq      meta.Seq
+	effects  []namespace.Effect
+	bytes    int
+	sessions map[*session]struct{} // who wants to hear that it is durable
+	urgent   bool                  // somebody waits
+}
+
+// add books one effect of an operation of session by. The last write of a key
+// in an entry wins. Range deletions concern reply records only, which are
+// never read through the overlay.
+func (o *overlay) add(e *entry, ef namespace.Effect, by meta.SessionID) {
+	if ef.Kind == namespace.DeleteRange {
+		e.effects = append(e.effects, ef)
+		e.bytes += len(ef.Key) + len(ef.Value)
+		return
+	}
+	if ef.Key[0] == replyPrefix {
+		e.effects = append(e.effects, ef)
+		e.bytes += len(ef.Key) + len(ef.Value)
+		return
+	}
+	r := o.m[string(ef.Key)]
+	if r == nil {
+		r = &record{key: string(ef.Key)}
+		o.m[r.key] = r
+		o.t.ReplaceOrInsert(r)
+	}
+	if r.seq == e.seq {
+		old := &e.effects[r.idx]
+		e.bytes += len(ef.Value) - len(old.Value)
+		*old = ef
+	} else {
+		r.idx = len(e.effects)
+		e.effects = append(e.effects, ef)
+		e.bytes += len(ef.Key) + len(ef.Value)
+	}
+	r.val, r.del, r.seq, r.by = ef.Value, ef.Kind == namespace.Delete, e.seq, by
+}
+
+// settle drops what entry e brought, now that the store has it, and hands the
+// values to the cache.
+func (o *overlay) settle(e *entry, c *cache) {
+	for i := range e.effects {
+		ef := &e.effects[i]
+		if ef.Kind == namespace.DeleteRange || ef.Key[0] == replyPrefix {
+			continue
+		}
+		r := o.m[string(ef.Key)]
+		if r == nil || r.seq != e.seq {
+			continue // written again in a later entry
+		}
+		delete(o.m, r.key)
+		o.t.Delete(r)
+		if r.del {
+			c.put(r.key, nil)
+		} else {
+			c.put(r.key, r.val)
+		}
+	}
+}
+
+// cache holds hot records of the store, absent ones as nil. Two generations:
+// when the young one is full it becomes the old one, whose records survive if
+// they are asked for again. Bounded by its bytes.
+type cache struct {
+	young, old map[string][]byte
+	bytes, max int
+}
+
+const cacheOverhead = 64 // bytes for each record beside key and value, about
+
+func newCache(max int) *cache {
+	return &cache{young: map[string][]byte{}, old: map[string][]byte{}, max: max}
+}
+
+func (c *cache) get(key []byte) (val []byte, ok bool) {
+	if val, ok = c.young[string(key)]; ok {
+		return val, true
+	}
+	if val, ok = c.old[string(key)]; ok {
+		c.put(string(key), val)
+	}
+	return val, ok
+}
+
+func (c *cache) put(key string, val []byte) {
+	if old, ok := c.young[key]; ok {
+		c.bytes += len(val) - len(old)
+	} else {
+		c.bytes += len(key) + len(val) + cacheOverhead
+	}
+	c.young[key] = val
+	delete(c.old, key)
+	if c.bytes > c.max/2 {
+		c.old, c.young, c.bytes = c.young, map[string][]byte{}, 0
+	}
+}
+
+// cached says which records are worth keeping decoded in front of the store:
+// those that point operations read. Extents and directory positions are read
+// by scans, which go past the cache.
+func cached(key []byte) bool {
+	switch key[0] {
+	case 'v', 'i', 'd', 'c', 'x':
+		return true
+	}
+	return false
+}
+
+// view is what one operation of one session sees: overlay over cache over
+// store. It notes in wait the entry that must be durable before the answer may
+// be given, because another session wrote what was read (rule 13).
+type view struct {
+	o       *owner
+	session meta.SessionID
+	// counters: the volume's counters are read for what they say, not for
+	// the next inode number, so they count for rule 13, too.
+	counters bool
+	wait     meta.Seq
+}
+
+func (w *view) note(r *record) {
+	if r.by == w.session || r.by == 0 || r.seq <= w.o.durable {
+		return
+	}
+	if len(r.key) == 1 && !w.counters {
+		return
+	}
+	w.wait = max(w.wait, r.seq)
+}
+
+// Get reads one key.
+func (w *view) Get(key []byte) ([]byte, bool, error) {
+	if r := w.o.ov.m[string(key)]; r != nil {
+		w.note(r)
+		return r.val, !r.del, nil
+	}
+	if !cached(key) {
+		return w.o.st.Get(key)
+	}
+	if val, ok := w.o.cache.get(key); ok {
+		return val, val != nil, nil
+	}
+	val, ok, err := w.o.st.Get(key)
+	if err != nil {
+		return nil, false, err
+	}
+	if ok {
+		val = append(make([]byte, 0, len(val)), val...)
+	} else {
+		val = nil
+	}
+	w.o.cache.put(string(key), val)
+	return val, ok, nil
+}
+
+// Scan merges overlay and store.
+func (w *view) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
+	var over []*record
+	w.o.ov.t.AscendRange(&record{key: string(lo)}, &record{key: string(hi)}, func(r *record) bool {
+		over = append(over, r)
+		return true
+	})
+	stopped := false
+	emit := func(r *record) bool {
+		w.note(r)
+		if !r.del && !fn([]byte(r.key), r.val) {
+			stopped = true
+		}
+		return !stopped
+	}
+	err := w.o.st.Scan(lo, hi, func(k, v []byte) bool {
+		for len(over) > 0 {
+			c := strings.Compare(over[0].key, string(k))
+			if c > 0 {
+				break
+			}
+			r := over[0]
+			over = over[1:]
+			if !emit(r) {
+				return false
+			}
+			if c == 0 {
+				return true // the overlay's version stood for the store's
+			}
+		}
+		if !fn(k, v) {
+			stopped = true
+		}
+		return !stopped
+	})
+	for err == nil && !stopped && len(over) > 0 {
+		r := over[0]
+		over = over[1:]
+		emit(r)
+	}
+	return err
+}

@@ -1,0 +1,159 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+func TestCreateIsSeenByOthersOnlyWhenDurable(t *testing.T) {
+	s := newSite(t)
+	a, b := s.dial("a"), s.dial("b")
+	r := a.create(t, "x")
+	if a.mode(r.Attr.Ino) != meta.LeaseExclusive {
+		t.Fatalf("the creator has lease %d, not an exclusive one", a.mode(r.Attr.Ino))
+	}
+	got := b.do(t, &meta.Lookup{Parent: meta.RootIno, Name: "x"}, meta.LeaseShared)
+	if got.Attr.Ino != r.Attr.Ino {
+		t.Fatalf("b sees inode %d, a made %d", got.Attr.Ino, r.Attr.Ino)
+	}
+	o := s.srv.opened(1)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.ov.m) != 0 && o.durable < o.cur.seq-1 {
+		t.Fatalf("b was answered while entry %d was not durable (%d is)", o.cur.seq, o.durable)
+	}
+	if a.mode(r.Attr.Ino) != meta.LeaseShared {
+		t.Fatalf("after b's lookup a has lease %d, want shared", a.mode(r.Attr.Ino))
+	}
+}
+
+func TestNamesAreRecalledBeforeTheyChange(t *testing.T) {
+	s := newSite(t)
+	a, b := s.dial("a"), s.dial("b")
+	if _, err := b.Do(t.Context(), 1, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: "x"}, meta.LeaseShared); !errors.Is(err, meta.NotFound) {
+		t.Fatal(err)
+	}
+	if b.mode(meta.RootIno) != meta.LeaseShared {
+		t.Fatal("no lease with a negative answer")
+	}
+	b.mu.Lock()
+	b.hold = true
+	b.mu.Unlock()
+	done := make(chan struct{})
+	go func() { defer close(done); a.create(t, "x") }()
+	select {
+	case <-done:
+		t.Fatal("the create did not wait for b to forget that there is no x")
+	case <-time.After(100 * time.Millisecond):
+	}
+	b.mu.Lock()
+	for _, d := range b.held {
+		go d()
+	}
+	b.mu.Unlock()
+	<-done
+}
+
+// A session that does not answer a recall is waited for until its lease ends,
+// not longer.
+func TestDeadSessionIsExpired(t *testing.T) {
+	s := newSite(t)
+	a, b := s.dial("a"), s.dial("b")
+	b.do(t, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseShared)
+	b.mu.Lock()
+	b.hold = true
+	b.mu.Unlock()
+	bs := s.srv.session(b.ID())
+	bs.renewed.Store(-int64(time.Hour)) // as if no keep-alive had come
+	began := time.Now()
+	a.create(t, "x")
+	if d := time.Since(began); d > 3*time.Second {
+		t.Fatalf("a waited %v for a dead session of 1 s", d)
+	}
+}
+
+func TestEarlyRepliesSurviveTheServer(t *testing.T) {
+	for round := range 5 {
+		t.Run(fmt.Sprint(round), func(t *testing.T) {
+			s := newSite(t)
+			a := s.dial("a")
+			made := map[string]meta.Ino{}
+			for i := range 200 {
+				name := fmt.Sprintf("f%d", i)
+				made[name] = a.create(t, name).Attr.Ino
+			}
+			// The last ones are surely not in the journal yet.
+			s.crash()
+			s.start()
+			for name, ino := range made {
+				r := a.do(t, &meta.Lookup{Parent: meta.RootIno, Name: name}, meta.LeaseShared)
+				if r.Attr.Ino != ino {
+					t.Fatalf("%s is inode %d after the crash, was %d", name, r.Attr.Ino, ino)
+				}
+			}
+			if a.expired != 0 {
+				t.Fatal("the session expired")
+			}
+			if err := a.Sync(t.Context(), 1); err != nil {
+				t.Fatal(err)
+			}
+			r, err := s.srv.Fsck(t.Context(), 1)
+			if err != nil || r.Count != 0 {
+				t.Fatalf("fsck: %v %+v", err, r)
+			}
+			if r.Inodes != 201 {
+				t.Fatalf("%d inodes, want 201", r.Inodes)
+			}
+		})
+	}
+}
+
+func TestUnlinkedFileLivesWhileAnotherMayHaveItOpen(t *testing.T) {
+	s := newSite(t)
+	a, b := s.dial("a"), s.dial("b")
+	ino := a.create(t, "x").Attr.Ino
+	b.do(t, &meta.Open{Ino: ino}, meta.LeaseShared)
+	a.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "x"}, meta.LeaseShared)
+	a.do(t, &meta.ReleaseOrphans{Inos: []meta.Ino{ino}}, meta.LeaseNone)
+	if r := b.do(t, &meta.GetAttr{Ino: ino}, meta.LeaseShared); r.Attr.Nlink != 0 {
+		t.Fatalf("nlink %d", r.Attr.Nlink)
+	}
+	b.mu.Lock()
+	told := len(b.orphans) == 1 && b.orphans[0] == ino
+	b.mu.Unlock()
+	if !told {
+		t.Fatalf("b was not told that it holds an orphan: %v", b.orphans)
+	}
+	b.do(t, &meta.ReleaseOrphans{Inos: []meta.Ino{ino}}, meta.LeaseNone)
+	if _, err := b.Do(t.Context(), 1, meta.OpID{}, &meta.GetAttr{Ino: ino}, meta.LeaseShared); !errors.Is(err, meta.Stale) && !errors.Is(err, meta.NotFound) {
+		t.Fatalf("the orphan is still there: %v", err)
+	}
+}
+
+func TestLocksWait(t *testing.T) {
+	s := newSite(t)
+	a, b := s.dial("a"), s.dial("b")
+	ino := a.create(t, "x").Attr.Ino
+	l := meta.Lock{Ino: ino, Owner: 1, Type: meta.LockWrite, End: 1<<63 - 1}
+	if err := a.SetLock(t.Context(), 1, l, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.SetLock(t.Context(), 1, l, false); !errors.Is(err, meta.WouldBlock) {
+		t.Fatalf("b got %v", err)
+	}
+	done := make(chan error)
+	go func() { done <- b.SetLock(t.Context(), 1, l, true) }()
+	time.Sleep(50 * time.Millisecond)
+	u := l
+	u.Type = meta.LockUnlock
+	if err := a.SetLock(t.Context(), 1, u, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}

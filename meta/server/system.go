@@ -1,0 +1,91 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/capability"
+	"penstock.io/penstock/meta/cluster"
+)
+
+// Volume 0 holds chunks that belong to the system: the files of checkpoints.
+
+// SystemGrant gives the right to write a chunk of volume 0. Such chunks have
+// up to three replicas, whatever any volume's policy (rule 10).
+func (s *Server) SystemGrant(id meta.ChunkID, maxLen uint64) (meta.ChunkGrant, error) {
+	n := min(max(len(s.liveServers()), 1), 3)
+	servers, err := s.place(1, n, "")
+	if err != nil {
+		return meta.ChunkGrant{}, err
+	}
+	fence := meta.Fence{Term: meta.Term(id.Term)}
+	return meta.ChunkGrant{ID: id, Fence: fence, Servers: servers[0], MaxLen: maxLen,
+		Cap: capability.Sign(s.signKey(), capability.Claims{
+			Volume: id.Volume, Chunk: id, Rights: capability.Append | capability.Read, Fence: fence, MaxLen: maxLen,
+			Client: s.cfg.Name, Expiry: meta.Time(time.Now().Add(time.Hour).UnixNano()),
+		})}, nil
+}
+
+// SystemReadCap gives the right to read the chunks of a volume.
+func (s *Server) SystemReadCap(v meta.VolumeID) []byte {
+	return capability.Sign(s.signKey(), capability.Claims{
+		Volume: v, Rights: capability.Read, Client: s.cfg.Name, Expiry: meta.Time(time.Now().Add(CapLife).UnixNano()),
+	})
+}
+
+// Resolve finds a connected chunk server.
+func (s *Server) Resolve(id meta.ServerID) (meta.ServerInfo, bool) {
+	s.mu.Lock()
+	l := s.links[id]
+	s.mu.Unlock()
+	if l == nil {
+		return meta.ServerInfo{}, false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.report.Info, true
+}
+
+// AwaitServer waits until one of the chunk servers is connected.
+func (s *Server) AwaitServer(ctx context.Context, any []meta.ServerID) error {
+	for {
+		for _, id := range any {
+			if _, ok := s.Resolve(id); ok {
+				return nil
+			}
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return meta.E("wait for chunk server", meta.Unavailable, fmt.Sprint(any), context.Cause(ctx))
+		case <-s.ctx.Done():
+			return meta.E("wait for chunk server", meta.Canceled, fmt.Sprint(any), context.Cause(s.ctx))
+		}
+	}
+}
+
+// OpenAll opens every volume and then lets clients in: a session from before
+// can only go on if the volumes that know it are open.
+func (s *Server) OpenAll(ctx context.Context) error {
+	all, err := s.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, v := range all {
+		if v.State == cluster.VolumeDeleting {
+			if err := s.deleteVolume(ctx, v); err != nil {
+				s.log.Warn("a volume's deletion could not be finished", "volume", v.Name, "error", err)
+			}
+			continue
+		}
+		if _, err := s.open(ctx, v.ID); err != nil {
+			errs = append(errs, fmt.Errorf("volume %s: %w", v.Name, err))
+		}
+	}
+	close(s.ready)
+	return errors.Join(errs...)
+}
