@@ -194,6 +194,9 @@ func (w *view) Get(key []byte) ([]byte, bool, error) {
 
 // Scan merges overlay and store.
 func (w *view) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
+	if len(lo) == 0 || lo[0] == 0 {
+		lo = []byte{1} // keys that begin with zero are the store's own
+	}
 	var over []*record
 	w.o.ov.t.AscendRange(&record{key: string(lo)}, &record{key: string(hi)}, func(r *record) bool {
 		over = append(over, r)
