@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -30,7 +31,22 @@ func TestMain(m *testing.M) {
 	suite.RunAsHelper() // doesn't return when this process was started as one
 	calmRuntime()
 	flag.Parse()
-	os.Exit(m.Run())
+	os.Exit(withScratch(m))
+}
+
+// withScratch gives the tests their scratch directory. Other users walk
+// through it.
+func withScratch(m *testing.M) int {
+	var err error
+	if scratchDir, err = os.MkdirTemp("/var/tmp", "pp-"); err == nil {
+		err = os.Chmod(scratchDir, 0o755)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(scratchDir)
+	return m.Run()
 }
 
 // calmRuntime starts the test again without the runtime's preemption signals:
@@ -52,7 +68,7 @@ func calmRuntime() {
 // TestCount guards the size of the suite and that no name stands twice.
 func TestCount(t *testing.T) {
 	seen := map[string]bool{}
-	for _, c := range suite.Cases() {
+	for _, c := range slices.Concat(suite.Cases(), suite.CoherenceCases()) {
 		if seen[c.Name] {
 			t.Errorf("case %s stands twice", c.Name)
 		}
@@ -64,29 +80,25 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// TestDirectory runs the suite in the directory that -dir names.
-func TestDirectory(t *testing.T) {
-	if *dirFlag == "" {
-		return // TestExt4 and TestMount find their own
-	}
-	dir, err := os.MkdirTemp(*dirFlag, "posix-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	conform(t, dir)
+// TestConformance runs the suite in the directory that -dir names, or else on
+// a Penstock mount.
+func TestConformance(t *testing.T) {
+	dir := subject(t)
+	conform(t, dir, dir, suite.Cases())
 }
 
 // TestExt4 proves that the suite tests POSIX and not Penstock.
 func TestExt4(t *testing.T) {
 	if *dirFlag != "" {
-		return
+		return // one directory was asked for
 	}
-	conform(t, ext4Dir(t))
+	dir := ext4Dir(t)
+	conform(t, dir, dir, slices.Concat(suite.Cases(), suite.CoherenceCases()))
 }
 
-// conform runs the suite in dir and prints the figures.
-func conform(t *testing.T, dir string) {
+// conform runs the cases in dir, which other names on another mount, and
+// prints the figures.
+func conform(t *testing.T, dir, other string, all []suite.Case) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("the suite makes devices and becomes other users: run it as root")
@@ -99,12 +111,12 @@ func conform(t *testing.T, dir string) {
 		t.Fatalf("-case: %v", err)
 	}
 	var cases []suite.Case
-	for _, c := range suite.Cases() {
+	for _, c := range all {
 		if match.MatchString(c.Name) {
 			cases = append(cases, c)
 		}
 	}
-	passed, failed := suite.Run(dir, cases, *workers, func(r suite.Result) {
+	passed, failed := suite.Run(dir, other, cases, *workers, func(r suite.Result) {
 		if r.Err != nil {
 			t.Errorf("%s: %v", r.Name, r.Err)
 		} else if testing.Verbose() && *caseFlag != "" {
@@ -114,23 +126,21 @@ func conform(t *testing.T, dir string) {
 	t.Logf("%d passed, %d failed", passed, failed)
 }
 
-// ext4Dir is a directory on native ext4: below the temporary directory if that
-// is ext4, else on a loop device made for the test.
+// ext4Dir is a directory on native ext4: the scratch directory if that is
+// ext4, else on a loop device made for the test.
 func ext4Dir(t *testing.T) string {
-	tmp := t.TempDir()
-	for d := tmp; d != filepath.Dir(os.TempDir()) && d != "/"; d = filepath.Dir(d) {
-		if d != os.TempDir() {
-			os.Chmod(d, 0o755) // other users walk through it
-		}
+	dir, err := os.MkdirTemp(scratchDir, "ext4-")
+	if err != nil {
+		t.Fatal(err)
 	}
 	var st unix.Statfs_t
-	if err := unix.Statfs(tmp, &st); err != nil {
+	if err := unix.Statfs(dir, &st); err != nil {
 		t.Fatal(err)
 	}
 	if st.Type == unix.EXT4_SUPER_MAGIC {
-		return tmp
+		return dir
 	}
-	image, mnt := filepath.Join(tmp, "image"), filepath.Join(tmp, "mnt")
+	image, mnt := filepath.Join(dir, "image"), filepath.Join(dir, "mnt")
 	for _, args := range [][]string{
 		{"truncate", "-s", "2G", image}, {"mkfs.ext4", "-q", "-F", image}, {"mkdir", mnt}, {"mount", "-o", "loop", image, mnt},
 	} {

@@ -54,8 +54,9 @@ func Cases() []Case {
 
 // Run runs cases below dir, workers at a time, and reports each as it ends
 // (report is called from one goroutine at a time). The process must be root:
-// cases become other users and make devices.
-func Run(dir string, cases []Case, workers int, report func(Result)) (passed, failed int) {
+// cases become other users and make devices. Other is the path of the same
+// directory on another mount, for CoherenceCases; it may be dir itself.
+func Run(dir, other string, cases []Case, workers int, report func(Result)) (passed, failed int) {
 	queue := make(chan int)
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -63,7 +64,8 @@ func Run(dir string, cases []Case, workers int, report func(Result)) (passed, fa
 		wg.Go(func() {
 			for i := range queue {
 				start := time.Now()
-				err := runCase(filepath.Join(dir, fmt.Sprintf("c%05d", i)), cases[i])
+				own := fmt.Sprintf("c%05d", i)
+				err := runCase(filepath.Join(dir, own), filepath.Join(other, own), cases[i])
 				mu.Lock()
 				if err == nil {
 					passed++
@@ -84,7 +86,7 @@ func Run(dir string, cases []Case, workers int, report func(Result)) (passed, fa
 }
 
 // runCase gives the case its directory and waits for it, but not for ever.
-func runCase(dir string, c Case) error {
+func runCase(dir, other string, c Case) error {
 	if err := os.Mkdir(dir, 0o777); err != nil {
 		return fmt.Errorf("before the case: %w", err)
 	}
@@ -92,7 +94,7 @@ func runCase(dir string, c Case) error {
 		return fmt.Errorf("before the case: %w", err)
 	}
 	done := make(chan error, 1)
-	go onThread(dir, c, done)
+	go onThread(dir, other, c, done)
 	timer := time.NewTimer(caseTimeout)
 	defer timer.Stop()
 	select {
@@ -113,9 +115,9 @@ func runCase(dir string, c Case) error {
 // onThread runs the case on a thread with its own working directory, umask and
 // credentials. The thread is never unlocked, so the runtime ends it with the
 // goroutine and no other code ever runs with what the case left behind.
-func onThread(dir string, c Case, done chan<- error) {
+func onThread(dir, other string, c Case, done chan<- error) {
 	runtime.LockOSThread()
-	t := &T{Dir: dir}
+	t := &T{Dir: dir, Other: other}
 	defer func() {
 		r := recover()
 		t.cleanup()
@@ -140,6 +142,7 @@ type failure string
 // T is a case in progress.
 type T struct {
 	Dir      string // the case's own directory, absolute; also the working directory
+	Other    string // the same directory by another mount, where there is one
 	cleanups []func()
 }
 

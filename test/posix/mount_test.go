@@ -1,0 +1,192 @@
+package posix
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/cmd/penstock/spawn"
+)
+
+// binary builds penstock once for all tests.
+var binary = sync.OnceValues(func() (string, error) {
+	if p := os.Getenv("PENSTOCK_BINARY"); p != "" {
+		return p, nil
+	}
+	path := filepath.Join(scratchDir, "penstock")
+	cmd := exec.Command("go", "build", "-o", path, "penstock.io/penstock/cmd/penstock")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building penstock: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// scratchDir is for everything that the tests make. Its path is short: sockets
+// in it have 107 bytes.
+var scratchDir string
+
+// cluster is a penstock of one machine with any number of mounts.
+type cluster struct {
+	dir   string
+	mount string // of penstock up itself
+	log   *os.File
+}
+
+// startCluster brings a cluster up for one test.
+func startCluster(t *testing.T) *cluster {
+	t.Helper()
+	bin, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	base, err := os.MkdirTemp(scratchDir, "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{dir: filepath.Join(base, "d"), mount: filepath.Join(base, "m")}
+	for _, d := range []string{base, c.mount} {
+		if err := errors.Join(os.MkdirAll(d, 0o755), os.Chmod(d, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c.log, err = os.Create(filepath.Join(base, "log")); err != nil {
+		t.Fatal(err)
+	}
+	p, err := spawn.Start(t.Context(), spawn.Config{Binary: bin, Dir: c.dir, Mount: c.mount, Log: c.log})
+	if err != nil {
+		t.Fatalf("penstock up: %v\n%s", err, c.tail())
+	}
+	t.Cleanup(func() {
+		if err := p.Stop(time.Minute); err != nil {
+			t.Errorf("stopping penstock: %v", err)
+		}
+		if err := p.End(); err != nil {
+			t.Errorf("ending penstock: %v", err)
+		}
+		if t.Failed() {
+			t.Logf("end of penstock's log:\n%s", c.tail())
+		}
+		c.log.Close()
+		if err := os.RemoveAll(base); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() { c.fsck(t) })
+	return c
+}
+
+// fsck demands that the cluster is consistent after whatever the test did.
+func (c *cluster) fsck(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	bin, err := binary()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	if out, err := exec.CommandContext(ctx, bin, "fsck", "--dir", c.dir).CombinedOutput(); err != nil {
+		t.Errorf("penstock fsck: %v\n%s", err, out)
+	}
+}
+
+// tail is the end of what penstock logged.
+func (c *cluster) tail() string {
+	const most = 4000
+	end, err := c.log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err.Error()
+	}
+	b := make([]byte, most)
+	n, err := c.log.ReadAt(b, max(0, end-most))
+	if err != nil && err != io.EOF {
+		return err.Error()
+	}
+	return string(b[:n])
+}
+
+// mountAgain mounts the cluster's tree a second time, from a process of its
+// own.
+func (c *cluster) mountAgain(t *testing.T) string {
+	t.Helper()
+	bin, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := c.mount + "2"
+	if err := os.Mkdir(at, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(bin, "mount", "--foreground", "--dir", c.dir, "/", at)
+	cmd.Stdout, cmd.Stderr = c.log, c.log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("penstock mount: %v", err)
+			}
+		case <-time.After(30 * time.Second):
+			_ = cmd.Process.Kill() // the same
+			t.Errorf("penstock mount did not stop within 30 s")
+		}
+		if err := spawn.Unmount(at); err != nil {
+			t.Error(err)
+		}
+	})
+	for deadline := time.Now().Add(30 * time.Second); !spawn.Mounted(at); time.Sleep(5 * time.Millisecond) {
+		select {
+		case err := <-ended:
+			ended <- err
+			t.Fatalf("penstock mount ended: %v\n%s", err, c.tail())
+		default:
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("penstock mount does not serve after 30 s\n%s", c.tail())
+		}
+	}
+	return at
+}
+
+// startMount brings a cluster up and gives its mount.
+func startMount(t *testing.T) string {
+	t.Helper()
+	return startCluster(t).mount
+}
+
+// subject is the directory that a test works in: a fresh one below -dir, or
+// else below a mount.
+func subject(t *testing.T) string {
+	t.Helper()
+	base := *dirFlag
+	if base == "" {
+		base = startMount(t)
+	}
+	dir, err := os.MkdirTemp(base, "posix-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Errorf("removing everything afterwards: %v", err)
+		}
+	})
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
