@@ -126,8 +126,11 @@ func (t *tx) readDir(op *meta.ReadDir, res *meta.Result) error {
 			return false, nil
 		}
 		e, name, err := decodeCookie(val)
-		if err != nil || len(base) != 17 {
-			return false, fail("readdir", meta.Corrupt, fmt.Sprintf("key %x", base))
+		if err == nil && len(base) != 17 {
+			err = fail("readdir", meta.Corrupt, fmt.Sprintf("key %x", base))
+		}
+		if err != nil {
+			return false, err
 		}
 		if res.Entries == nil {
 			res.Entries = make([]meta.Dirent, 0, min(limit, 64))
