@@ -1149,13 +1149,18 @@ func runModel(t *testing.T, seed uint64, steps int) {
 			t.Logf("seed %d, the last of %d operations:\n%s", seed, len(s.log), strings.Join(s.log[max(0, len(s.log)-12):], "\n"))
 		}
 	}()
+	var snap snapshot
 	for i := range steps {
+		if seed%2 == 1 && i == steps/2 {
+			snap = s.freeze()
+		}
 		s.step()
 		if i%25 == 24 {
 			s.sameTree()
 		}
 	}
-	// Everything goes away: nothing may be left but the root.
+	snap.compare(s)
+	// Everything that is held goes away.
 	for _, id := range []meta.SessionID{testSession, otherSess} {
 		for eof := false; !eof; {
 			eof = s.do(&meta.SessionEnd{Session: id}).EOF
@@ -1167,4 +1172,70 @@ func runModel(t *testing.T, seed uint64, steps int) {
 		}
 	}
 	s.sameTree()
+}
+
+// snapshot is what a generation looked like when it ended.
+type snapshot struct {
+	gen   meta.Generation
+	attrs map[meta.Ino]meta.Attr
+	open  map[meta.Ino]string
+	list  map[meta.Ino]string
+}
+
+// freeze ends the live generation, as taking a snapshot does: open ends are
+// closed first (rule 8), then everything is written beside what is there.
+func (s *sim) freeze() snapshot {
+	s.t.Helper()
+	for _, c := range s.m.chunks {
+		if c.open && c.own {
+			length := c.length
+			s.m.now = s.now + 1
+			s.seal(c.id, uint64(length*unit))
+			s.m.seal(c, length)
+		}
+	}
+	sn := snapshot{gen: 1, attrs: map[meta.Ino]meta.Attr{}, open: map[meta.Ino]string{}, list: map[meta.Ino]string{}}
+	for ino := range s.m.nodes {
+		sn.attrs[ino], sn.open[ino], sn.list[ino] = s.seen(ino, 0)
+	}
+	b, _, _ := s.s.Get(volumeKey)
+	var v volume
+	if err := decodeVolume(b, &v); err != nil {
+		s.t.Fatal(err)
+	}
+	v.gen = 2
+	s.commit([]Effect{{Put, volumeKey, appendVolume(nil, &v)}})
+	return sn
+}
+
+// seen reads an inode in a generation.
+func (s *sim) seen(ino meta.Ino, gen meta.Generation) (a meta.Attr, open, list string) {
+	s.t.Helper()
+	c := s.ctx()
+	c.At = gen
+	res, err := Query(s.s, c, &meta.Open{Ino: ino})
+	if err != nil {
+		s.t.Fatalf("inode %d in generation %d: %v", ino, gen, err)
+	}
+	a, open = res.Attr, fmt.Sprintf("%+v %x", res.Extents, res.Data)
+	if a.IsDir() {
+		if res, err = Query(s.s, c, &meta.ReadDir{Ino: ino}); err != nil {
+			s.t.Fatalf("directory %d in generation %d: %v", ino, gen, err)
+		}
+		list = fmt.Sprintf("%+v", res.Entries)
+	}
+	if res, err = Query(s.s, c, &meta.ListXattr{Ino: ino}); err != nil {
+		s.t.Fatal(err)
+	}
+	return a, open, list + string(res.Data)
+}
+
+func (sn snapshot) compare(s *sim) {
+	s.t.Helper()
+	for _, ino := range slices.Sorted(maps.Keys(sn.attrs)) {
+		a, open, list := s.seen(ino, sn.gen)
+		if a != sn.attrs[ino] || open != sn.open[ino] || list != sn.list[ino] {
+			s.t.Fatalf("inode %d in generation %d\n now %+v %s %s\n was %+v %s %s", ino, sn.gen, a, open, list, sn.attrs[ino], sn.open[ino], sn.list[ino])
+		}
+	}
 }
