@@ -104,13 +104,14 @@ func (p *Process) waitReady(ctx context.Context, began time.Time) error {
 	}
 }
 
-// answers asks the root of a mount in a process of its own kind: a thread that
-// may hang must not be ours.
+// answers asks whatever serves a mount for its usage: the one question that the
+// kernel never answers from memory, so that a dead mount does not look alive.
+// The asking thread may hang; it is not waited for.
 func answers(mount string) bool {
 	ok := make(chan bool, 1)
 	go func() {
-		var st unix.Stat_t
-		ok <- unix.Stat(mount, &st) == nil
+		var st unix.Statfs_t
+		ok <- unix.Statfs(mount, &st) == nil
 	}()
 	select {
 	case v := <-ok:

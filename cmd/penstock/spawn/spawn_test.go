@@ -12,8 +12,8 @@ import (
 const fake = `#!/bin/sh
 echo "serving $5"
 [ "$MOOD" = broken ] && { echo "the disk is on fire" >&2; exit 3; }
-mount -t tmpfs fake "$5" || exit 1
 trap '[ "$MOOD" = messy ] || umount "$5"; exit 0' TERM
+mount -t tmpfs fake "$5" || exit 1
 while :; do sleep 0.05; done
 `
 
