@@ -1,0 +1,273 @@
+package fuse
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/meta"
+)
+
+// Types that the kernel knows; the subtype is ours.
+const (
+	typePlain = "fuse"
+	typeBlock = "fuseblk"
+	subtype   = "penstock"
+)
+
+// attached is the outcome of mounting: the descriptor that requests are read
+// from.
+type attached struct {
+	fd     int
+	block  bool   // as fuseblk: syncfs(2) reaches us, umount(2) waits for us
+	helper string // fusermount3, if that mounted
+}
+
+// attach mounts at dir and gives the descriptor of the connection: by mount(2)
+// where that is allowed, else by fusermount3.
+//
+// Only for fuseblk (and virtiofs) does the kernel pass syncfs(2) and sync(1) on
+// (FUSE_SYNCFS, since 6.18 to every fuseblk server), and send DESTROY, which
+// umount(8) waits for. So where we may, we mount as fuseblk on a loop device
+// over an empty memfd; its only purpose is to be there. It goes by itself with
+// the mount, also after SIGKILL. Passthrough works as on plain fuse.
+func attach(dir string, cfg *Config) (*attached, error) {
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.ENXIO) {
+		return nil, meta.E("mount", meta.NotSupported, "/dev/fuse", fmt.Errorf("%w: load the module (modprobe fuse), or give the device to the container (--device /dev/fuse)", err))
+	}
+	if err == nil {
+		a := &attached{fd: fd}
+		if !cfg.Options.NoBlock {
+			if berr := mountBlock(fd, dir, cfg); berr == nil {
+				a.block = true
+				return a, nil
+			} else if os.Geteuid() == 0 {
+				cfg.Logger.Warn("no block mount: syncfs(2) will not reach penstock; fsync(2) does", "err", berr)
+			}
+		}
+		if err = unix.Mount(cfg.Source, dir, typePlain+"."+subtype, cfg.flags(), cfg.data(fd)); err == nil {
+			return a, nil
+		}
+		unix.Close(fd)
+	}
+	if !errors.Is(err, syscall.EPERM) && !errors.Is(err, syscall.EACCES) {
+		return nil, meta.E("mount", meta.IO, dir, err)
+	}
+	if cfg.Options.NoHelper {
+		return nil, meta.E("mount", meta.NotPermitted, dir, errors.New("mounting needs root"))
+	}
+	return attachByHelper(dir, cfg)
+}
+
+// flags are those of mount(2).
+func (cfg *Config) flags() (flags uintptr) {
+	for _, o := range []struct {
+		on   bool
+		flag uintptr
+	}{
+		{cfg.Options.ReadOnly, unix.MS_RDONLY}, {cfg.Options.NoSUID, unix.MS_NOSUID}, {cfg.Options.NoDev, unix.MS_NODEV},
+		{cfg.Options.NoExec, unix.MS_NOEXEC}, {cfg.Options.NoAtime, unix.MS_NOATIME},
+	} {
+		if o.on {
+			flags |= o.flag
+		}
+	}
+	return flags
+}
+
+// data are the kernel's options for FUSE: it checks permissions itself.
+func (cfg *Config) data(fd int) string {
+	s := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,default_permissions,max_read=%d", fd, os.Geteuid(), os.Getegid(), maxWrite)
+	if !cfg.Options.Private {
+		s += ",allow_other"
+	}
+	return s
+}
+
+// mountBlock mounts as fuseblk. The source must then be the path of a block
+// device, but people look for the volume's name in df and mount: so the mount
+// is made from a thread of its own whose working directory holds a symbolic
+// link with that name.
+func mountBlock(fd int, dir string, cfg *Config) error {
+	dev, loop, err := loopDevice()
+	if err != nil {
+		return err
+	}
+	defer loop.Close() // the mount holds it from now on, or nobody
+	tmp, err := os.MkdirTemp("", "penstock-mount-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	source := filepath.Clean(strings.TrimLeft(cfg.Source, "/"))
+	if err := os.MkdirAll(filepath.Join(tmp, filepath.Dir(source)), 0o700); err != nil {
+		return err
+	}
+	if err := os.Symlink(dev, filepath.Join(tmp, source)); err != nil {
+		return err
+	}
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		result <- func() error {
+			if err := unix.Unshare(unix.CLONE_FS); err != nil {
+				return err
+			}
+			if err := unix.Chdir(tmp); err != nil {
+				return err
+			}
+			return unix.Mount(source, dir, typeBlock+"."+subtype, cfg.flags(), cfg.data(fd)+fmt.Sprintf(",blksize=%d", meta.BlockSize))
+		}()
+	}()
+	return <-result
+}
+
+const (
+	loopBytes    = 1 << 20 // size of the device; nothing is ever written to it
+	loopAttempts = 16      // another process may take a free device first
+)
+
+// loopDevice makes a loop device that goes when its last user does.
+func loopDevice() (path string, dev *os.File, err error) {
+	ctl, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	defer ctl.Close()
+	mem, err := unix.MemfdCreate("penstock", unix.MFD_CLOEXEC)
+	if err != nil {
+		return "", nil, os.NewSyscallError("memfd_create", err)
+	}
+	defer unix.Close(mem)
+	if err := unix.Ftruncate(mem, loopBytes); err != nil {
+		return "", nil, os.NewSyscallError("ftruncate", err)
+	}
+	config := unix.LoopConfig{Fd: uint32(mem)}
+	config.Info.Flags = unix.LO_FLAGS_AUTOCLEAR
+	copy(config.Info.File_name[:], subtype)
+	for range loopAttempts {
+		n, err := unix.IoctlRetInt(int(ctl.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return "", nil, os.NewSyscallError("LOOP_CTL_GET_FREE", err)
+		}
+		path = fmt.Sprintf("/dev/loop%d", n)
+		dev, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			return "", nil, err
+		}
+		err = unix.IoctlLoopConfigure(int(dev.Fd()), &config)
+		if err == nil {
+			return path, dev, nil
+		}
+		dev.Close()
+		if !errors.Is(err, syscall.EBUSY) {
+			return "", nil, os.NewSyscallError("LOOP_CONFIGURE", err)
+		}
+	}
+	return "", nil, fmt.Errorf("no loop device was free %d times", loopAttempts)
+}
+
+// findHelper finds fusermount3.
+func findHelper() (string, error) {
+	for _, name := range []string{"fusermount3", "/usr/bin/fusermount3", "/bin/fusermount3"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", errors.New("fusermount3 not found; install the package fuse3, or mount as root")
+}
+
+// helperTimeout bounds fusermount3.
+const helperTimeout = 20 * time.Second
+
+// attachByHelper has fusermount3, which is set-user-id root, mount for a user.
+// It sends the descriptor of the connection over a socket whose number is in
+// _FUSE_COMMFD. What the user can't have: set-id programs, devices,
+// passthrough, syncfs, more read-ahead, and other users' access unless
+// /etc/fuse.conf says user_allow_other.
+func attachByHelper(dir string, cfg *Config) (*attached, error) {
+	helper, err := findHelper()
+	if err != nil {
+		return nil, meta.E("mount", meta.NotPermitted, dir, err)
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, meta.E("mount", meta.IO, "socketpair", err)
+	}
+	ourEnd, itsEnd := os.NewFile(uintptr(pair[0]), "fusermount"), os.NewFile(uintptr(pair[1]), "fusermount")
+	defer ourEnd.Close()
+	defer itsEnd.Close()
+	opts := []string{"default_permissions", fmt.Sprintf("max_read=%d", maxWrite), "subtype=" + subtype, "fsname=" + strings.NewReplacer(`\`, `\\`, ",", `\,`).Replace(cfg.Source)}
+	if cfg.Options.ReadOnly {
+		opts = append(opts, "ro")
+	}
+	if cfg.Options.AllowOther {
+		opts = append(opts, "allow_other")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), helperTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, helper, "-o", strings.Join(opts, ","), "--", dir)
+	cmd.Env = append(os.Environ(), "_FUSE_COMMFD=3")
+	cmd.ExtraFiles = []*os.File{itsEnd}
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	if err := cmd.Run(); err != nil {
+		return nil, meta.E("mount", meta.NotPermitted, dir, fmt.Errorf("%s: %w: %s", helper, err, strings.TrimSpace(said.String())))
+	}
+	fd, err := receiveDescriptor(int(ourEnd.Fd()))
+	if err != nil {
+		return nil, meta.E("mount", meta.IO, helper, err)
+	}
+	cfg.Logger.Info("mounted through fusermount3: no set-id programs, no devices, no passthrough, no syncfs(2), less read-ahead; others see the tree only with allow_other", "dir", dir)
+	return &attached{fd: fd, helper: helper}, nil
+}
+
+func receiveDescriptor(sock int) (int, error) {
+	var data [4]byte
+	oob := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(sock, data[:], oob, unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return 0, os.NewSyscallError("recvmsg", err)
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil || len(messages) != 1 {
+		return 0, fmt.Errorf("no descriptor came: %v", err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		return 0, fmt.Errorf("no descriptor came: %v", err)
+	}
+	return fds[0], nil
+}
+
+// helperUnmount unmounts by fusermount3; busy is EBUSY.
+func helperUnmount(helper, dir string, lazy bool) error {
+	args := []string{"-u"}
+	if lazy {
+		args = append(args, "-z")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), helperTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, helper, append(args, "--", dir)...).CombinedOutput()
+	if err == nil {
+		return nil
+	}
+	if bytes.Contains(out, []byte("busy")) {
+		return syscall.EBUSY
+	}
+	if bytes.Contains(out, []byte("not found in")) || bytes.Contains(out, []byte("not mounted")) {
+		return syscall.EINVAL
+	}
+	return fmt.Errorf("%s: %w: %s", helper, err, bytes.TrimSpace(out))
+}

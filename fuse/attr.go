@@ -1,0 +1,198 @@
+package fuse
+
+import (
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/meta"
+)
+
+// preferredIO is st_blksize of regular files, in bytes: stdio and its likes
+// take it for the size of their buffers, and each of their writes is a request.
+const preferredIO = 128 << 10
+
+// seconds splits a time as stat(2) shows it: nanoseconds are never negative.
+func seconds(t meta.Time) (sec int64, nsec uint32) {
+	sec, rest := int64(t)/1e9, int64(t)%1e9
+	if rest < 0 {
+		sec, rest = sec-1, rest+1e9
+	}
+	return sec, uint32(rest)
+}
+
+// timeOf is the inverse of seconds.
+func timeOf(sec uint64, nsec uint32) meta.Time { return meta.Time(int64(sec)*1e9 + int64(nsec)) }
+
+func blockSize(a *meta.Attr) uint32 {
+	if a.IsRegular() {
+		return preferredIO
+	}
+	return meta.BlockSize
+}
+
+// fillAttr renders attributes for the kernel.
+func fillAttr(v meta.VolumeID, a *meta.Attr, out *fuse.Attr) {
+	out.Ino = statIno(v, a.Ino)
+	out.Size = a.Size
+	out.Blocks = (a.Blocks + 511) / 512
+	out.Mode = a.Mode
+	out.Nlink = a.Nlink
+	out.Uid, out.Gid = a.UID, a.GID
+	out.Rdev = a.Rdev
+	out.Blksize = blockSize(a)
+	var sec int64
+	sec, out.Atimensec = seconds(a.Atime)
+	out.Atime = uint64(sec)
+	sec, out.Mtimensec = seconds(a.Mtime)
+	out.Mtime = uint64(sec)
+	sec, out.Ctimensec = seconds(a.Ctime)
+	out.Ctime = uint64(sec)
+}
+
+// fillEntry renders a name's inode; e is not negative.
+func (f *fileSystem) fillEntry(e *penstock.Entry, out *fuse.EntryOut) {
+	out.NodeId = f.nodeID(e.Volume, e.Attr.Ino)
+	out.Generation = 1 // inode numbers are never used twice
+	fillAttr(e.Volume, &e.Attr, &out.Attr)
+	out.SetAttrTimeout(e.Valid)
+	out.SetEntryTimeout(f.entryTimeout(e.Valid))
+}
+
+// entryTimeout is how long the kernel may believe a name.
+func (f *fileSystem) entryTimeout(valid time.Duration) time.Duration {
+	if f.noEpoch && !f.noOpen {
+		return 0
+	}
+	return valid
+}
+
+func fillAttrOut(e *penstock.Entry, out *fuse.AttrOut) {
+	fillAttr(e.Volume, &e.Attr, &out.Attr)
+	out.SetTimeout(e.Valid)
+}
+
+// GetAttr answers stat(2) and what the kernel refreshes by itself.
+func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	if isVirtual(in.NodeId) {
+		return f.virtualAttr(in.NodeId, out)
+	}
+	ctx := request(cancel)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return f.status("getattr", in.NodeId, err)
+	}
+	e, err := v.GetAttr(ctx, ino)
+	if err != nil {
+		return f.status("getattr", in.NodeId, err)
+	}
+	fillAttrOut(&e, out)
+	return fuse.OK
+}
+
+// Statx is asked only when the birth time is wanted.
+func (f *fileSystem) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.StatxOut) fuse.Status {
+	if isVirtual(in.NodeId) {
+		return fuse.ENOSYS
+	}
+	ctx := request(cancel)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return f.status("statx", in.NodeId, err)
+	}
+	e, err := v.GetAttr(ctx, ino)
+	if err != nil {
+		return f.status("statx", in.NodeId, err)
+	}
+	a := &e.Attr
+	out.SetTimeout(e.Valid)
+	out.Mask = unix.STATX_BASIC_STATS | unix.STATX_BTIME
+	out.Blksize = blockSize(a)
+	out.Nlink = a.Nlink
+	out.Statx.Uid, out.Statx.Gid = a.UID, a.GID
+	out.Mode = uint16(a.Mode)
+	out.Ino = statIno(e.Volume, a.Ino)
+	out.Size = a.Size
+	out.Blocks = (a.Blocks + 511) / 512
+	out.Atime, out.Btime, out.Ctime, out.Mtime = sxTime(a.Atime), sxTime(a.Btime), sxTime(a.Ctime), sxTime(a.Mtime)
+	out.RdevMajor, out.RdevMinor = a.Rdev>>8&0xfff, a.Rdev&0xff|a.Rdev>>12&0xfff00
+	return fuse.OK
+}
+
+func sxTime(t meta.Time) fuse.SxTime {
+	sec, nsec := seconds(t)
+	return fuse.SxTime{Sec: uint64(sec), Nsec: nsec}
+}
+
+// SetAttr answers chmod, chown, truncate and utimensat.
+//
+// With FUSE_HANDLE_KILLPRIV_V2 the kernel leaves the dropping of set-id bits
+// and capabilities to us: always with a change of owner, with a truncation
+// when it says so.
+func (f *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+	if isVirtual(in.NodeId) {
+		return fuse.EPERM
+	}
+	ctx := request(cancel)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return f.status("setattr", in.NodeId, err)
+	}
+	if in.Valid&fuse.FATTR_SIZE != 0 {
+		// Bytes of mappings that lie before the new end must not come after it.
+		if err := f.back.drain(in.NodeId); err != nil {
+			return f.status("setattr", in.NodeId, err)
+		}
+	}
+	e, err := v.SetAttr(ctx, f.call(&in.InHeader), setAttr(ino, in))
+	if err != nil {
+		return f.status("setattr", in.NodeId, err)
+	}
+	fillAttrOut(&e, out)
+	return fuse.OK
+}
+
+func setAttr(ino meta.Ino, in *fuse.SetAttrIn) meta.SetAttr {
+	req := meta.SetAttr{Ino: ino}
+	if mode, ok := in.GetMode(); ok {
+		req.Mask |= meta.SetMode
+		req.Mode = mode
+	}
+	if uid, ok := in.GetUID(); ok {
+		req.Mask |= meta.SetUID | meta.SetKillPriv
+		req.UID = uid
+	}
+	if gid, ok := in.GetGID(); ok {
+		req.Mask |= meta.SetGID | meta.SetKillPriv
+		req.GID = gid
+	}
+	if size, ok := in.GetSize(); ok {
+		req.Mask |= meta.SetSize
+		req.Size = size
+	}
+	if in.Valid&fuse.FATTR_KILL_SUIDGID != 0 || req.Mask == 0 && in.Valid == 0 {
+		// Nothing valid at all is chown(path, -1, -1), which drops them, too.
+		req.Mask |= meta.SetKillPriv
+	}
+	switch {
+	case in.Valid&fuse.FATTR_ATIME_NOW != 0:
+		req.Mask |= meta.SetAtimeNow
+	case in.Valid&fuse.FATTR_ATIME != 0:
+		req.Mask |= meta.SetAtime
+		req.Atime = timeOf(in.Atime, in.Atimensec)
+	}
+	switch {
+	case in.Valid&fuse.FATTR_MTIME_NOW != 0:
+		req.Mask |= meta.SetMtimeNow
+	case in.Valid&fuse.FATTR_MTIME != 0:
+		req.Mask |= meta.SetMtime
+		req.Mtime = timeOf(in.Mtime, in.Mtimensec)
+	}
+	if in.Valid&fuse.FATTR_CTIME != 0 {
+		req.Mask |= meta.SetCtime
+		req.Ctime = timeOf(in.Ctime, in.Ctimensec)
+	}
+	return req
+}

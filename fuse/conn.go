@@ -1,0 +1,550 @@
+package fuse
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/meta"
+)
+
+// order is the byte order of the FUSE protocol: the machine's.
+var order = binary.NativeEndian
+
+// Sizes of the headers of requests and answers.
+const (
+	inHeaderSize  = 40 // length 4, opcode 4, unique 8, node 8, uid 4, gid 4, pid 4, extension 2, padding 2
+	outHeaderSize = 16 // length 4, error 4, unique 8
+)
+
+// Opcodes that this file looks at.
+const (
+	opLookup      = 1
+	opForget      = 2
+	opGetattr     = 3
+	opSetattr     = 4
+	opSymlink     = 6
+	opMknod       = 8
+	opMkdir       = 9
+	opLink        = 13
+	opRead        = 15
+	opGetxattr    = 22
+	opListxattr   = 23
+	opInit        = 26
+	opReaddir     = 28
+	opSetlkw      = 33
+	opCreate      = 35
+	opInterrupt   = 36
+	opDestroy     = 38
+	opIoctl       = 39
+	opPoll        = 40
+	opReaddirplus = 44
+	opSyncfs      = 50
+	opTmpfile     = 51
+	opStatx       = 52
+)
+
+const (
+	maxWrite   = 1 << 20 // bytes of one READ or WRITE
+	inSize     = maxWrite + 4096
+	smallOut   = 8 << 10 // bytes that any answer but a READ's or a listing's fits
+	maxReaders = 2       // goroutines that wait for a request; more gained nothing
+	maxFree    = 16      // slots kept for later
+)
+
+// conn is the connection to the kernel: it reads requests, has go-fuse's
+// protocol server decode them and call the file system, and writes the answers.
+//
+// The loop is not go-fuse's own Server for four reasons: SYNCFS, which that
+// knows only by name; answers that a recall has overtaken; INTERRUPT, which is
+// sent for any signal, not only where someone gives up; and a later daemon that
+// takes over, whose INIT was answered by its predecessor. It costs the same CPU
+// for each create (docs/parts/fuse.md).
+type conn struct {
+	file *os.File
+	fd   int
+	ps   *fuse.ProtocolServer
+	fs   *fileSystem
+	log  *slog.Logger
+
+	minor  uint32 // of the kernel's protocol 7.minor
+	syncfs bool   // the kernel passes syncfs(2) on
+
+	ctx    context.Context // ends with the connection
+	cancel context.CancelFunc
+	idle   atomic.Int32 // goroutines that wait for a request
+	loops  sync.WaitGroup
+	done   chan struct{} // closed after the last request
+
+	// generation counts invalidations; see Notifier. Answers with timeouts are
+	// written under the read lock, and it grows under the write lock.
+	genMu      sync.RWMutex
+	generation atomic.Uint64
+
+	mu   sync.Mutex
+	free []*slot
+	busy map[*slot]bool
+
+	closeMu sync.RWMutex
+	closed  bool
+}
+
+// slot is the memory of one request.
+type slot struct {
+	in, out []byte
+	ins     [1][]byte
+	outs    [1][]byte
+	unique  atomic.Uint64 // the request that is being worked on, or zero
+	op      uint32        // set before unique
+	pid     uint32
+}
+
+// newConn takes over fd, a /dev/fuse that was just mounted, and answers INIT.
+func newConn(fd int, fs *fileSystem, log *slog.Logger) (*conn, error) {
+	c := &conn{
+		file: os.NewFile(uintptr(fd), "/dev/fuse"), fd: fd, fs: fs, log: log,
+		ps: fuse.NewProtocolServer(fs, initOptions(fs, log)), done: make(chan struct{}), busy: make(map[*slot]bool),
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	if err := c.init(); err != nil {
+		c.file.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// initOptions is all that is negotiated with the kernel, in one place: a daemon
+// that takes over must come to the same.
+func initOptions(fs *fileSystem, log *slog.Logger) *fuse.MountOptions {
+	o := &fuse.MountOptions{
+		Name:          "penstock",
+		MaxWrite:      maxWrite,
+		MaxBackground: 128,
+		EnableLocks:   true,
+		EnableAcl:     true,
+		// Targets of links never change; inode numbers are never used twice.
+		EnableSymlinkCaching: true,
+		// Pages are dropped when a recall says so, not when mtime moved.
+		ExplicitDataCacheControl: true,
+		DisableSplice:            true,
+		ExtraCapabilities: fuse.CAP_DIRECT_IO_ALLOW_MMAP | // mappings of files open for writing
+			fuse.CAP_HANDLE_KILLPRIV_V2 | // else each write asks for security.capability first
+			fuse.CAP_DONT_MASK | // default ACLs come before the umask
+			fuse.CAP_READDIRPLUS_AUTO |
+			fuse.CAP_ATOMIC_O_TRUNC |
+			fuse.CAP_SETXATTR_EXT | // tells when an ACL must drop set-group-id
+			fuse.CAP_ASYNC_DIO |
+			fuse.CAP_HAS_RESEND, // a successor may ask for unanswered requests
+		Logger: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		// A bug stops the program: who knows what it left locked.
+		PanicHandler: func(bug any) fuse.Status { panic(bug) },
+	}
+	if fs.noOpen {
+		o.ExtraCapabilities |= fuse.CAP_NO_OPENDIR_SUPPORT
+	} else {
+		o.DisabledCapabilities |= fuse.CAP_NO_OPEN_SUPPORT
+	}
+	if fs.noPassthrough {
+		o.DisabledCapabilities |= fuse.CAP_PASSTHROUGH
+	}
+	return o
+}
+
+// Protocol minors that brought what we use.
+const (
+	minorKillPriv = 33 // Linux 5.11: HANDLE_KILLPRIV_V2 and SETXATTR_EXT
+	minorEpoch    = 44 // Linux 6.16: FUSE_NOTIFY_INC_EPOCH
+)
+
+// init answers the first request.
+func (c *conn) init() error {
+	s := c.slot()
+	defer c.put(s)
+	n, err := c.read(s.in)
+	if err != nil {
+		return meta.E("mount", meta.IO, "/dev/fuse", fmt.Errorf("read of the first request: %w", err))
+	}
+	if op := order.Uint32(s.in[4:]); op != opInit || n < inHeaderSize+16 {
+		return meta.E("mount", meta.Protocol, "/dev/fuse", fmt.Errorf("the first request has opcode %d and %d bytes, not INIT", op, n))
+	}
+	c.minor = order.Uint32(s.in[inHeaderSize+4:])
+	if c.minor < minorKillPriv {
+		return meta.E("mount", meta.Version, "/dev/fuse", fmt.Errorf("the kernel speaks FUSE 7.%d; 7.%d (Linux 5.11) or later is needed", c.minor, minorKillPriv))
+	}
+	c.fs.noEpoch = c.minor < minorEpoch
+	c.handle(s, n)
+	return nil
+}
+
+// serve starts answering requests; done is closed when the mount has gone and
+// the last request was answered.
+func (c *conn) serve() {
+	c.idle.Store(1)
+	c.loops.Add(1)
+	go c.loop()
+	go func() {
+		c.loops.Wait()
+		c.closeMu.Lock()
+		c.closed = true
+		c.closeMu.Unlock()
+		c.file.Close()
+		close(c.done)
+	}()
+}
+
+// loop reads requests and answers each before it reads the next. Whoever takes
+// a request and leaves nobody waiting starts a successor first, so that a
+// request that waits never keeps others waiting.
+func (c *conn) loop() {
+	defer c.loops.Done()
+	for {
+		s := c.slot()
+		n, err := c.read(s.in)
+		waiting := c.idle.Add(-1)
+		if err != nil {
+			c.put(s)
+			c.end(err)
+			return
+		}
+		// Forgets need no answer, so nothing but us holds the kernel back.
+		if op := order.Uint32(s.in[4:]); waiting == 0 && op != opForget {
+			c.idle.Add(1)
+			c.loops.Add(1)
+			go c.loop()
+		}
+		c.handle(s, n)
+		c.put(s)
+		if c.idle.Load() >= maxReaders {
+			return
+		}
+		c.idle.Add(1)
+	}
+}
+
+// read reads one request.
+func (c *conn) read(p []byte) (int, error) {
+	for {
+		n, err := syscall.Read(c.fd, p)
+		switch err {
+		case nil:
+			if n < inHeaderSize {
+				return 0, fmt.Errorf("a request of %d bytes", n)
+			}
+			return n, nil
+		case syscall.EINTR, syscall.EAGAIN, syscall.ENOENT: // ENOENT: it was interrupted before it was read
+		default:
+			return 0, err
+		}
+	}
+}
+
+// end is reached by each loop when the mount has gone.
+func (c *conn) end(err error) {
+	if err != syscall.ENODEV && err != syscall.ECONNABORTED && c.ctx.Err() == nil {
+		c.log.Error("reading requests failed", "err", err)
+	}
+	c.cancel()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s := range c.busy {
+		if u := s.unique.Load(); u != 0 {
+			go c.interrupt(s, u)
+		}
+	}
+}
+
+func (c *conn) write(p []byte) error {
+	c.closeMu.RLock()
+	defer c.closeMu.RUnlock()
+	if c.closed {
+		return syscall.EBADF
+	}
+	for {
+		_, err := syscall.Write(c.fd, p)
+		if err != syscall.EINTR {
+			return err
+		}
+	}
+}
+
+// slot takes memory for a request.
+func (c *conn) slot() *slot {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var s *slot
+	if n := len(c.free); n > 0 {
+		s, c.free = c.free[n-1], c.free[:n-1]
+	} else {
+		// Mapped, not from the heap: a request is often a hundred bytes, and the
+		// collector would clear a megabyte for it.
+		in, err := unix.Mmap(-1, 0, inSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		if err != nil {
+			panic(fmt.Sprintf("fuse: no memory for a request of %d bytes: %v", inSize, err))
+		}
+		s = &slot{in: in, out: make([]byte, smallOut)}
+	}
+	c.busy[s] = true
+	return s
+}
+
+func (c *conn) put(s *slot) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.busy, s)
+	if len(c.free) < maxFree {
+		c.free = append(c.free, s)
+		return
+	}
+	unix.Munmap(s.in)
+}
+
+// handle answers the request of n bytes in s.in.
+func (c *conn) handle(s *slot, n int) {
+	op, unique := order.Uint32(s.in[4:]), order.Uint64(s.in[8:])
+	switch op {
+	case opSyncfs:
+		c.fail(s, unique, c.fs.status("syncfs", order.Uint64(s.in[16:]), c.fs.syncAll(c.ctx)))
+		return
+	case opDestroy:
+		// umount(8) of a block mount waits for this.
+		ctx, cancel := context.WithTimeout(c.ctx, destroyTimeout)
+		c.fail(s, unique, c.fs.status("umount", 0, c.fs.syncAll(ctx)))
+		cancel()
+		return
+	case opIoctl:
+		c.fail(s, unique, fuse.Status(syscall.ENOTTY))
+		return
+	case opPoll:
+		c.fail(s, unique, fuse.ENOSYS)
+		return
+	case opInterrupt:
+		c.interrupted(s)
+		return
+	}
+	s.op, s.pid = op, order.Uint32(s.in[32:])
+	s.unique.Store(unique)
+	generation := c.generation.Load()
+	if want := outSize(op, s.in[:n]); want > len(s.out) {
+		s.out = make([]byte, want)
+	}
+	s.ins[0], s.outs[0] = s.in[:n], s.out
+	m, _ := c.ps.HandleRequest(s.ins[:], s.outs[:])
+	s.unique.Store(0)
+	if m > 0 {
+		c.reply(op, s.out[:m], generation)
+	}
+}
+
+// destroyTimeout bounds how long an unmount waits for durability.
+const destroyTimeout = 60 * time.Second
+
+// reply writes an answer; one with timeouts that was begun before the last
+// invalidation loses them.
+func (c *conn) reply(op uint32, out []byte, generation uint64) {
+	var err error
+	if hasTimeouts(op) {
+		c.genMu.RLock()
+		if c.generation.Load() != generation {
+			dropTimeouts(op, out)
+		}
+		err = c.write(out)
+		c.genMu.RUnlock()
+	} else {
+		err = c.write(out)
+	}
+	c.wrote(op, err)
+}
+
+// newGeneration makes answers that are on their way lose their timeouts.
+func (c *conn) newGeneration() {
+	c.genMu.Lock()
+	defer c.genMu.Unlock()
+	c.generation.Add(1)
+}
+
+// fail answers with a status and no body.
+func (c *conn) fail(s *slot, unique uint64, st fuse.Status) {
+	out := s.out[:outHeaderSize]
+	order.PutUint32(out, outHeaderSize)
+	order.PutUint32(out[4:], uint32(-st))
+	order.PutUint64(out[8:], unique)
+	c.wrote(order.Uint32(s.in[4:]), c.write(out))
+}
+
+func (c *conn) wrote(op uint32, err error) {
+	switch err {
+	case nil, syscall.ENOENT, syscall.ENODEV, syscall.EBADF:
+		// ENOENT: its caller was killed meanwhile. Else the mount is gone.
+	default:
+		c.log.Error("answer refused by the kernel", "opcode", op, "err", err)
+	}
+}
+
+// outSize is the room that go-fuse wants for the answer to a request.
+func outSize(op uint32, in []byte) int {
+	switch {
+	case (op == opRead || op == opReaddir || op == opReaddirplus) && len(in) >= inHeaderSize+20:
+		return smallOut + int(min(order.Uint32(in[inHeaderSize+16:]), 2*maxWrite))
+	case (op == opGetxattr || op == opListxattr) && len(in) >= inHeaderSize+4:
+		return smallOut + int(min(order.Uint32(in[inHeaderSize:]), 2*maxWrite))
+	}
+	return smallOut
+}
+
+// An entry is node 8, generation 8, entry and attribute timeout 8 each, their
+// nanoseconds 4 each, attributes 88. Attributes alone begin with timeout 8,
+// nanoseconds 4.
+const (
+	entryTimeoutAt = 16
+	entryTimeouts  = 24
+	entrySize      = 128
+	attrTimeouts   = 12
+	direntHead     = 24 // inode 8, position 8, length of the name 4, type 4
+)
+
+func hasTimeouts(op uint32) bool {
+	switch op {
+	case opLookup, opGetattr, opSetattr, opSymlink, opMknod, opMkdir, opLink, opCreate, opReaddirplus, opTmpfile, opStatx:
+		return true
+	}
+	return false
+}
+
+// dropTimeouts clears the timeouts of an answer.
+func dropTimeouts(op uint32, out []byte) {
+	body := out[outHeaderSize:]
+	switch op {
+	case opGetattr, opSetattr, opStatx:
+		clear(body[:min(attrTimeouts, len(body))])
+	case opReaddirplus:
+		for len(body) >= entrySize+direntHead {
+			clear(body[entryTimeoutAt : entryTimeoutAt+entryTimeouts])
+			name := int(order.Uint32(body[entrySize+16:]))
+			body = body[min(len(body), entrySize+(direntHead+name+7)&^7):]
+		}
+	default:
+		if len(body) >= entryTimeoutAt+entryTimeouts {
+			clear(body[entryTimeoutAt : entryTimeoutAt+entryTimeouts])
+		}
+	}
+}
+
+// interrupted handles INTERRUPT. The kernel sends it for every signal that the
+// caller gets while it waits, and would return EINTR to a program that never
+// expects one from a file (each Go program is sent SIGURG by its own runtime).
+// So only waiting for a lock ends; anything else goes on unless the caller is
+// being killed.
+func (c *conn) interrupted(s *slot) {
+	target := order.Uint64(s.in[inHeaderSize:])
+	c.mu.Lock()
+	var found *slot
+	for b := range c.busy {
+		if b.unique.Load() == target {
+			found = b
+		}
+	}
+	c.mu.Unlock()
+	switch {
+	case found == nil:
+		// Read but not yet begun, or answered: the kernel knows, and asks again.
+		c.fail(s, order.Uint64(s.in[8:]), fuse.EAGAIN)
+	case found.op == opSetlkw:
+		go c.interrupt(found, target)
+	default:
+		go c.watch(found, target)
+	}
+}
+
+// watch interrupts a request when its caller is being killed; it ends with the
+// request.
+func (c *conn) watch(s *slot, unique uint64) {
+	pid := s.pid
+	for s.unique.Load() == unique {
+		time.Sleep(watchEvery)
+		if killed(pid) {
+			c.interrupt(s, unique)
+			return
+		}
+	}
+}
+
+const watchEvery = 100 * time.Millisecond
+
+// interrupt closes the cancel channel of a request.
+func (c *conn) interrupt(s *slot, unique uint64) {
+	var in [inHeaderSize + 8]byte
+	var out [smallOut]byte
+	order.PutUint32(in[0:], uint32(len(in)))
+	order.PutUint32(in[4:], opInterrupt)
+	order.PutUint64(in[inHeaderSize:], unique)
+	for s.unique.Load() == unique {
+		if n, _ := c.ps.HandleRequest([][]byte{in[:]}, [][]byte{out[:]}); n == 0 {
+			return
+		}
+		time.Sleep(time.Millisecond) // not begun yet, or done already
+	}
+}
+
+// killed reports whether SIGKILL is pending for a thread, or it is gone.
+func killed(pid uint32) bool {
+	const sigkill = 1 << (uint(syscall.SIGKILL) - 1)
+	b, err := os.ReadFile("/proc/" + strconv.FormatUint(uint64(pid), 10) + "/status")
+	if err != nil {
+		return os.IsNotExist(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		name, value, _ := strings.Cut(line, ":")
+		if name != "SigPnd" && name != "ShdPnd" {
+			continue
+		}
+		if mask, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64); err == nil && mask&sigkill != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// Requests to the device for passthrough, as in linux/fuse.h.
+const (
+	ioctlBackingOpen  = 0x4010e501
+	ioctlBackingClose = 0x4004e502
+)
+
+// openBacking gives the kernel a file to read by itself and gets its id.
+func (c *conn) openBacking(fd int) (int32, error) {
+	m := fuse.BackingMap{Fd: int32(fd)}
+	c.closeMu.RLock()
+	defer c.closeMu.RUnlock()
+	if c.closed {
+		return 0, meta.E("open in passthrough", meta.Canceled, "", nil)
+	}
+	id, _, errno := syscall.Syscall(syscall.SYS_IOCTL, uintptr(c.fd), ioctlBackingOpen, uintptr(unsafe.Pointer(&m)))
+	if errno != 0 {
+		return 0, meta.E("open in passthrough", meta.NotSupported, "", errno)
+	}
+	return int32(id), nil
+}
+
+// closeBacking takes an id back; files opened with it go on.
+func (c *conn) closeBacking(id int32) {
+	c.closeMu.RLock()
+	defer c.closeMu.RUnlock()
+	if c.closed {
+		return
+	}
+	if _, _, errno := syscall.Syscall(syscall.SYS_IOCTL, uintptr(c.fd), ioctlBackingClose, uintptr(unsafe.Pointer(&id))); errno != 0 {
+		c.log.Warn("passthrough id not taken back", "id", id, "err", errno)
+	}
+}

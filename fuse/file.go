@@ -1,0 +1,378 @@
+package fuse
+
+import (
+	"slices"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/meta"
+)
+
+// Open opens a regular file. For writing it bypasses the page cache; for
+// reading it uses it, or a backing file that the kernel reads itself.
+func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if isVirtual(in.NodeId) {
+		if writable(in.Flags) {
+			return fuse.EPERM
+		}
+		out.Fh, out.OpenFlags = f.opens.handle(modeVirtual|modeNoFlush), fuse.FOPEN_DIRECT_IO|fuse.FOPEN_NOFLUSH
+		return fuse.OK
+	}
+	if f.noOpen {
+		return fuse.ENOSYS
+	}
+	ctx := request(cancel)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return f.status("open", in.NodeId, err)
+	}
+	if in.Flags&syscall.O_TRUNC != 0 {
+		if err := f.back.drain(in.NodeId); err != nil {
+			return f.status("open", in.NodeId, err)
+		}
+	}
+	info, err := v.Open(ctx, f.call(&in.InHeader), ino, in.Flags)
+	if err != nil {
+		return f.status("open", in.NodeId, err)
+	}
+	if in.Flags&syscall.O_TRUNC != 0 && in.Mode&fuse.OPEN_KILL_SUIDGID != 0 {
+		if err := f.killPriv(ctx, v, &in.InHeader, &info.Entry.Attr); err != nil {
+			v.Release(ctx, ino, in.Flags)
+			return f.status("open", in.NodeId, err)
+		}
+	}
+	f.opened1(ctx, v, in.NodeId, ino, in.Flags, &info, out)
+	return fuse.OK
+}
+
+// killPriv drops what a truncation by someone without CAP_FSETID drops.
+func (f *fileSystem) killPriv(ctx request, v Volume, h *fuse.InHeader, a *meta.Attr) error {
+	if a.Mode&(meta.ModeSetUID|meta.ModeSetGID) == 0 && a.Flags&meta.FlagHasCaps == 0 {
+		return nil
+	}
+	call := f.call(h)
+	call.Op.Step = killStep
+	_, err := v.SetAttr(ctx, call, meta.SetAttr{Ino: a.Ino, Mask: meta.SetKillPriv})
+	return err
+}
+
+// killStep keeps the operations of a request apart: those of the library's own
+// first call count from zero.
+const killStep = 1 << 16
+
+// Create makes and opens a regular file.
+func (f *fileSystem) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	if isVirtual(in.NodeId) {
+		return fuse.EPERM
+	}
+	ctx := request(cancel)
+	v, parent, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return f.status("create", in.NodeId, err)
+	}
+	info, err := v.CreateOpen(ctx, f.call(&in.InHeader), meta.Create{
+		Parent: parent, Name: name, Mode: meta.TypeRegular | in.Mode&meta.ModePerm, Umask: in.Umask,
+		UID: in.Uid, GID: in.Gid, Excl: in.Flags&syscall.O_EXCL != 0,
+	}, in.Flags)
+	if err != nil {
+		return f.status("create", in.NodeId, err)
+	}
+	f.created(ctx, v, in.Flags, &info, out)
+	return fuse.OK
+}
+
+// Tmpfile makes and opens a regular file without a name.
+func (f *fileSystem) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.CreateOut) fuse.Status {
+	if isVirtual(in.NodeId) {
+		return fuse.EPERM
+	}
+	ctx := request(cancel)
+	v, parent, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return f.status("tmpfile", in.NodeId, err)
+	}
+	info, err := v.Tmpfile(ctx, f.call(&in.InHeader), meta.Tmpfile{
+		Parent: parent, Mode: meta.TypeRegular | in.Mode&meta.ModePerm, Umask: in.Umask, UID: in.Uid, GID: in.Gid,
+	}, in.Flags)
+	if err != nil {
+		return f.status("tmpfile", in.NodeId, err)
+	}
+	f.created(ctx, v, in.Flags, &info, out)
+	return fuse.OK
+}
+
+func (f *fileSystem) created(ctx request, v Volume, flags uint32, info *penstock.OpenInfo, out *fuse.CreateOut) {
+	f.fillEntry(&info.Entry, &out.EntryOut)
+	f.opened1(ctx, v, out.NodeId, info.Entry.Attr.Ino, flags, info, &out.OpenOut)
+}
+
+// opened1 chooses how one open file goes about its bytes and makes its handle.
+func (f *fileSystem) opened1(ctx request, v Volume, node uint64, ino meta.Ino, flags uint32, info *penstock.OpenInfo, out *fuse.OpenOut) {
+	switch {
+	case writable(flags):
+		out.Fh = f.opens.handle(modeWrite)
+		out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES
+	case info.Sealed && f.openThrough(ctx, v, node, ino, out):
+		return
+	default:
+		f.openCached(node, info, out)
+		return
+	}
+	f.opens.with(node, true, func(n *openNode) { n.count(modeOf(out.Fh), 1) })
+}
+
+// openCached opens for reading through the page cache, or without any if no
+// lease could be had.
+func (f *fileSystem) openCached(node uint64, info *penstock.OpenInfo, out *fuse.OpenOut) {
+	f.opens.with(node, true, func(n *openNode) {
+		mode := modeCached
+		switch {
+		case n.through > 0:
+			// It was sealed and opened in passthrough since info was made; from
+			// then on the inode has no other mode.
+			mode = modePassthrough
+			out.OpenFlags, out.BackingID = fuse.FOPEN_PASSTHROUGH, n.backing
+		case info.DirectIO:
+			out.OpenFlags = fuse.FOPEN_DIRECT_IO
+		case info.KeepCache:
+			out.OpenFlags = fuse.FOPEN_KEEP_CACHE
+		}
+		if !n.locked {
+			mode |= modeNoFlush
+			out.OpenFlags |= fuse.FOPEN_NOFLUSH
+		}
+		out.Fh = f.opens.handle(mode)
+		n.count(mode, 1)
+	})
+}
+
+// Release ends one open. The kernel waits for nobody here: errors were told by
+// Flush and Fsync.
+func (f *fileSystem) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
+	if isVirtual(in.NodeId) {
+		return
+	}
+	ctx := request(nil)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		f.status("release", in.NodeId, err)
+		return
+	}
+	var owners []uint64
+	var backing int32
+	f.opens.with(in.NodeId, false, func(n *openNode) {
+		owners = n.lockers[in.Fh]
+		delete(n.lockers, in.Fh)
+		n.count(modeOf(in.Fh), -1)
+		if n.through == 0 {
+			backing, n.backing = n.backing, 0
+		}
+	})
+	if backing != 0 {
+		f.conn.closeBacking(backing)
+	}
+	if in.ReleaseFlags&fuse.FUSE_RELEASE_FLOCK_UNLOCK != 0 {
+		f.unlock(ctx, v, in.NodeId, meta.Lock{Ino: ino, Owner: in.LockOwner, End: lockEnd, Flock: true})
+	}
+	for _, owner := range owners {
+		f.unlock(ctx, v, in.NodeId, meta.Lock{Ino: ino, Owner: owner, End: lockEnd})
+	}
+	v.Release(ctx, ino, in.Flags)
+}
+
+func (f *fileSystem) unlock(ctx request, v Volume, node uint64, l meta.Lock) {
+	l.Type = meta.LockUnlock
+	f.status("unlock", node, v.SetLock(ctx, l, false))
+}
+
+// Flush answers close(2) of one descriptor: it gives up the caller's POSIX
+// locks and tells what a write in the background failed with.
+func (f *fileSystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
+	if f.noOpen {
+		return fuse.ENOSYS
+	}
+	if isVirtual(in.NodeId) {
+		return fuse.OK
+	}
+	ctx := request(cancel)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return f.status("flush", in.NodeId, err)
+	}
+	err = f.back.drain(in.NodeId)
+	if e := v.Flush(ctx, f.call(&in.InHeader), ino, in.LockOwner); e != nil {
+		err = e
+	}
+	return f.status("flush", in.NodeId, err)
+}
+
+// Fsync answers fsync(2), fdatasync(2) and msync(2).
+func (f *fileSystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	const dataSync = 1
+	ctx := request(cancel)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return f.status("fsync", in.NodeId, err)
+	}
+	err = f.back.drain(in.NodeId)
+	if e := v.Fsync(ctx, ino, in.FsyncFlags&dataSync != 0); e != nil {
+		err = e
+	}
+	return f.status("fsync", in.NodeId, err)
+}
+
+// filled is a READ's answer whose bytes lie where the kernel's answer is put
+// together already.
+type filled int
+
+func (n filled) Bytes(buf []byte) ([]byte, fuse.Status) { return buf[:n], fuse.OK }
+func (n filled) Size() int                              { return int(n) }
+func (n filled) Done()                                  {}
+func (n filled) Readv(dst [][]byte) (int, fuse.Status)  { return int(n), fuse.OK }
+
+// Read reads into buf, which is part of the answer.
+func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	if isVirtual(in.NodeId) {
+		return filled(f.virtualRead(in.NodeId, buf, int64(in.Offset))), fuse.OK
+	}
+	ctx := request(cancel)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return nil, f.status("read", in.NodeId, err)
+	}
+	if in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
+		// Without a lock owner the kernel fills its page cache.
+		f.opens.pageRead(in.NodeId, in.Fh)
+	}
+	pages := f.back.pending(in.NodeId)
+	n, err := v.Read(ctx, ino, buf, int64(in.Offset))
+	if err != nil {
+		return nil, f.status("read", in.NodeId, err)
+	}
+	if pages != nil {
+		overlay(pages, buf[:n], int64(in.Offset))
+	}
+	return filled(n), fuse.OK
+}
+
+// Writev answers write(2), and the writing back of shared mappings.
+func (f *fileSystem) Writev(cancel <-chan struct{}, in *fuse.WriteIn, data [][]byte) (uint32, fuse.Status) {
+	if isVirtual(in.NodeId) {
+		return 0, fuse.EPERM
+	}
+	ctx := request(cancel)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return 0, f.status("write", in.NodeId, err)
+	}
+	p := slices.Concat(data...)
+	if len(data) == 1 {
+		p = data[0]
+	}
+	call := f.call(&in.InHeader)
+	kill := in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0
+	off := int64(in.Offset)
+	if in.WriteFlags&fuse.WRITE_CACHE != 0 {
+		f.back.add(in.NodeId, pageWrite{v: v, call: call, ino: ino, data: slices.Clone(p), off: off, kill: kill})
+		return uint32(len(p)), fuse.OK
+	}
+	if f.back.queued.Load() > 0 {
+		if err := f.back.drain(in.NodeId); err != nil {
+			return 0, f.status("write", in.NodeId, err)
+		}
+	}
+	atEnd := in.Flags&syscall.O_APPEND != 0
+	n, err := v.Write(ctx, call, ino, p, off, atEnd, kill)
+	if err != nil {
+		return 0, f.status("write", in.NodeId, err)
+	}
+	f.wroteAround(ctx, v, in.NodeId, ino, off, int64(n), atEnd)
+	return uint32(n), fuse.OK
+}
+
+// wroteAround drops pages that a READ may have filled with older bytes after
+// the kernel dropped its own and before the write went in.
+func (f *fileSystem) wroteAround(ctx request, v Volume, node uint64, ino meta.Ino, off, n int64, atEnd bool) {
+	if !f.opens.pagesMayExist(node) {
+		return
+	}
+	if atEnd {
+		e, err := v.GetAttr(ctx, ino)
+		if err != nil {
+			off, n = 0, 0
+		} else {
+			off = min(off, int64(e.Attr.Size)-n)
+			n = int64(e.Attr.Size) - off
+		}
+	}
+	f.conn.invalidate(node, off, n)
+}
+
+// Fallocate answers fallocate(2); the kernel lets keep-size, punch-hole and
+// zero-range through.
+func (f *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
+	ctx := request(cancel)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return f.status("fallocate", in.NodeId, err)
+	}
+	if err = f.back.drain(in.NodeId); err == nil {
+		err = v.Fallocate(ctx, f.call(&in.InHeader), meta.Fallocate{Ino: ino, Mode: in.Mode, Off: in.Offset, Len: in.Length})
+	}
+	if err == nil {
+		f.wroteAround(ctx, v, in.NodeId, ino, int64(in.Offset), int64(in.Length), false)
+	}
+	return f.status("fallocate", in.NodeId, err)
+}
+
+// Lseek answers SEEK_DATA and SEEK_HOLE.
+func (f *fileSystem) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
+	if in.Whence != penstock.SeekData && in.Whence != penstock.SeekHole {
+		return fuse.EINVAL
+	}
+	ctx := request(cancel)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return f.status("lseek", in.NodeId, err)
+	}
+	var off int64
+	if err = f.back.drain(in.NodeId); err == nil {
+		off, err = v.Seek(ctx, ino, int64(in.Offset), in.Whence)
+	}
+	out.Offset = uint64(off)
+	return f.status("lseek", in.NodeId, err)
+}
+
+// maxCopy bounds one copy: its answer counts in 32 bits, and page-aligned parts
+// can share extents.
+const maxCopy = 1 << 30
+
+// CopyFileRange answers copy_file_range(2). Between volumes it is EXDEV, and
+// the kernel copies the bytes itself.
+func (f *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
+	src, srcIno := f.split(in.NodeId)
+	dst, dstIno := f.split(in.NodeIdOut)
+	if src != dst {
+		return 0, fuse.EXDEV
+	}
+	ctx := request(cancel)
+	v, err := f.volume(ctx, src)
+	if err != nil {
+		return 0, f.status("copy_file_range", in.NodeId, err)
+	}
+	for _, node := range []uint64{in.NodeId, in.NodeIdOut} {
+		if err := f.back.drain(node); err != nil {
+			return 0, f.status("copy_file_range", node, err)
+		}
+	}
+	n, err := v.CopyRange(ctx, f.call(&in.InHeader), meta.CopyRange{
+		Src: srcIno, SrcOff: in.OffIn, Dst: dstIno, DstOff: in.OffOut, Len: min(in.Len, maxCopy),
+	})
+	if err != nil {
+		return 0, f.status("copy_file_range", in.NodeId, err)
+	}
+	f.wroteAround(ctx, v, in.NodeIdOut, dstIno, int64(in.OffOut), int64(n), false)
+	return uint32(n), fuse.OK
+}

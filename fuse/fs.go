@@ -1,0 +1,173 @@
+package fuse
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/meta"
+)
+
+// fileSystem answers the requests of one mount. It implements go-fuse's
+// RawFileSystem, a file per family of system calls.
+type fileSystem struct {
+	fuse.RawFileSystem // answers ENOSYS to what is not implemented
+
+	tree        Tree
+	rootVolume  meta.VolumeID
+	rootIno     meta.Ino
+	incarnation uint64 // random: with a request's number it names an operation for ever
+	log         *slog.Logger
+	// noOpen: everything below the root is immutable, the kernel need not tell
+	// of opens (rule 19).
+	noOpen bool
+	// noEpoch: the kernel can't drop names without locks (before 6.16), so no
+	// name may be cached (rule 14).
+	noEpoch bool
+	// noPassthrough: not privileged, or the kernel refused it.
+	noPassthrough bool
+
+	mu      sync.RWMutex
+	volumes map[meta.VolumeID]Volume
+
+	opens opens
+	back  *writeback
+	conn  *conn
+}
+
+// nodeID is the kernel's name of an inode, and its st_ino unless it is the
+// mount's root.
+func (f *fileSystem) nodeID(v meta.VolumeID, ino meta.Ino) uint64 {
+	if v == f.rootVolume && ino == f.rootIno {
+		return fuse.FUSE_ROOT_ID
+	}
+	return statIno(v, ino)
+}
+
+// statIno is what stat(2) shows as inode number.
+func statIno(v meta.VolumeID, ino meta.Ino) uint64 { return uint64(v)<<meta.InoBits | uint64(ino) }
+
+// split is the inverse of nodeID.
+func (f *fileSystem) split(node uint64) (meta.VolumeID, meta.Ino) {
+	if node == fuse.FUSE_ROOT_ID {
+		return f.rootVolume, f.rootIno
+	}
+	return meta.VolumeID(node >> meta.InoBits), meta.Ino(node) & meta.MaxIno
+}
+
+// inode finds the volume of a node. It fails with NoSuchVolume.
+func (f *fileSystem) inode(ctx context.Context, node uint64) (Volume, meta.Ino, error) {
+	id, ino := f.split(node)
+	v, err := f.volume(ctx, id)
+	return v, ino, err
+}
+
+func (f *fileSystem) volume(ctx context.Context, id meta.VolumeID) (Volume, error) {
+	f.mu.RLock()
+	v := f.volumes[id]
+	f.mu.RUnlock()
+	if v != nil {
+		return v, nil
+	}
+	v, err := f.tree.VolumeByID(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.volumes[id] = v
+	return v, nil
+}
+
+// opened lists the volumes that the mount has touched.
+func (f *fileSystem) opened() []Volume {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	list := make([]Volume, 0, len(f.volumes))
+	for _, v := range f.volumes {
+		list = append(list, v)
+	}
+	return list
+}
+
+// syncAll is syncfs: what was written through the mount is durable afterwards.
+func (f *fileSystem) syncAll(ctx context.Context) error {
+	err := f.back.drainAll()
+	for _, v := range f.opened() {
+		if e := v.SyncAll(ctx); e != nil && err == nil {
+			err = e
+		}
+	}
+	return err
+}
+
+// resent is the bit of a request's number that says that the kernel sent it
+// again after a take-over; it does not belong to the name of the operation.
+const resent = 1 << 63
+
+// call says on whose behalf a request runs.
+func (f *fileSystem) call(h *fuse.InHeader) *penstock.Call {
+	return &penstock.Call{
+		Op:  meta.OpID{Incarnation: f.incarnation, Unique: h.Unique &^ resent},
+		UID: h.Uid, GID: h.Gid, PID: h.Pid,
+	}
+}
+
+// request is the context of one request: its cancel channel closes when the
+// caller waits no more (conn.go says when that is).
+type request <-chan struct{}
+
+func (r request) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
+func (r request) Done() <-chan struct{}                   { return r }
+func (r request) Value(any) any                           { return nil }
+func (r request) Err() error {
+	select {
+	case <-r:
+		return context.Canceled
+	default:
+		return nil
+	}
+}
+
+// String names the file system for go-fuse.
+func (f *fileSystem) String() string { return "penstock" }
+
+// Forget needs nothing: node ids are pure functions, and the library bounds
+// its own cache.
+func (f *fileSystem) Forget(nodeid, nlookup uint64) {}
+
+// Access is never asked: with default_permissions the kernel checks.
+func (f *fileSystem) Access(_ <-chan struct{}, _ *fuse.AccessIn) fuse.Status { return fuse.ENOSYS }
+
+// StatFs answers statfs(2) for the volume that the node belongs to; a quota is
+// shown as the size of the file system.
+func (f *fileSystem) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
+	ctx := request(cancel)
+	v, _, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return f.status("statfs", in.NodeId, err)
+	}
+	s, err := v.StatFS(ctx)
+	if err != nil {
+		return f.status("statfs", in.NodeId, err)
+	}
+	total, free := s.DiskTotal, s.DiskFree
+	if s.QuotaBytes > 0 {
+		total = s.QuotaBytes
+		free = min(free, s.QuotaBytes-min(s.UsedBytes, s.QuotaBytes))
+	}
+	inodes := uint64(meta.MaxIno)
+	if s.QuotaInode > 0 {
+		inodes = s.QuotaInode
+	}
+	*out = fuse.StatfsOut{
+		Blocks: total / meta.BlockSize, Bfree: free / meta.BlockSize, Bavail: free / meta.BlockSize,
+		Files: inodes, Ffree: inodes - min(s.UsedInodes, inodes),
+		Bsize: meta.BlockSize, Frsize: meta.BlockSize, NameLen: meta.MaxName,
+	}
+	return fuse.OK
+}

@@ -1,0 +1,112 @@
+package fuse
+
+import (
+	"sync"
+	"sync/atomic"
+	"syscall"
+)
+
+// handleMode is the low byte of a file handle: how it was opened.
+type handleMode uint8
+
+const (
+	modeWrite       handleMode = 1 << iota // may write: bypasses the page cache
+	modeCached                             // reads through the page cache
+	modePassthrough                        // the kernel reads a backing file itself
+	modeNoFlush                            // the kernel sends no FLUSH for it
+	modeVirtual                            // a file of .penstock
+)
+
+const handleShift = 8
+
+// accessMode says whether open(2) flags allow writing.
+func writable(flags uint32) bool { return flags&syscall.O_ACCMODE != syscall.O_RDONLY }
+
+// openNode is what is known of a node while it is open through this mount.
+// After a take-over it starts empty again: everything here only saves work or
+// makes a rare case sharper, apart from backing, which the successor learns.
+type openNode struct {
+	readers int // handles with modeCached
+	writers int
+	through int   // handles with modePassthrough
+	backing int32 // the kernel's id of the backing file while through > 0
+	// mapped: pages came into the cache through a handle that bypasses it, so
+	// a shared mapping exists.
+	mapped bool
+	// locked: a POSIX lock was taken, so closing any descriptor matters.
+	locked bool
+	// lockers: owners that took POSIX locks through handles without FLUSH, by
+	// handle; RELEASE gives them up.
+	lockers map[uint64][]uint64
+}
+
+const openShards = 32
+
+// opens is the table of open nodes, sharded by node.
+type opens struct {
+	next   atomic.Uint64
+	shards [openShards]struct {
+		mu    sync.Mutex
+		nodes map[uint64]*openNode
+	}
+}
+
+// with runs fn on the node's entry under its lock; make says to make one. fn
+// must not call out of the package. It is not run when there is no entry.
+func (o *opens) with(node uint64, create bool, fn func(*openNode)) {
+	s := &o.shards[node%openShards]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.nodes[node]
+	if n == nil {
+		if !create {
+			return
+		}
+		if s.nodes == nil {
+			s.nodes = make(map[uint64]*openNode)
+		}
+		n = new(openNode)
+		s.nodes[node] = n
+	}
+	fn(n)
+	if n.readers == 0 && n.writers == 0 && n.through == 0 {
+		delete(s.nodes, node)
+	}
+}
+
+// handle makes a file handle.
+func (o *opens) handle(mode handleMode) uint64 {
+	return o.next.Add(1)<<handleShift | uint64(mode)
+}
+
+// modeOf reads the mode back.
+func modeOf(fh uint64) handleMode { return handleMode(fh & (1<<handleShift - 1)) }
+
+// count adds delta handles of a mode to the node.
+func (n *openNode) count(mode handleMode, delta int) {
+	switch {
+	case mode&modePassthrough != 0:
+		n.through += delta
+	case mode&modeWrite != 0:
+		n.writers += delta
+	default:
+		n.readers += delta
+	}
+}
+
+// pagesMayExist reports whether the kernel may hold pages of the node which
+// reads in flight can have filled with bytes older than a write that bypassed
+// the cache.
+func (o *opens) pagesMayExist(node uint64) (yes bool) {
+	o.with(node, false, func(n *openNode) { yes = n.readers > 0 || n.mapped })
+	return yes
+}
+
+// pageRead notes that a page is being read through fh. It is called before the
+// bytes are read, so that a write that comes later sees it.
+func (o *opens) pageRead(node, fh uint64) {
+	if modeOf(fh)&modeWrite == 0 {
+		return
+	}
+	o.with(node, false, func(n *openNode) { n.mapped = true })
+}

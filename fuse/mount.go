@@ -1,0 +1,347 @@
+package fuse
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/meta"
+)
+
+// Config says what to mount where.
+type Config struct {
+	Tree     Tree
+	Notifier *Notifier // the one that the tree's client tells of recalls
+	Logger   *slog.Logger
+	// Volume and Root are the mount's root directory; zero: the root volume and
+	// its root.
+	Volume meta.VolumeID
+	Root   meta.Ino
+	// Dir is the mount point: an empty directory.
+	Dir string
+	// Source is what /proc/mounts shows, as [VOLUME:]PATH; "" is made up.
+	Source  string
+	Options Options
+}
+
+// Options are the choices of mount(8) that we know.
+type Options struct {
+	ReadOnly bool
+	NoSUID   bool
+	NoDev    bool
+	NoExec   bool
+	NoAtime  bool
+	// NonEmpty allows to hide what lies in the mount point.
+	NonEmpty bool
+	// Private: only the user who mounted sees the tree. Without privileges it is
+	// so unless AllowOther.
+	Private bool
+	// AllowOther asks fusermount3 to let others in, which needs
+	// user_allow_other in /etc/fuse.conf.
+	AllowOther bool
+	// NoBlock: mount as type fuse even where fuseblk would do; then syncfs(2)
+	// and sync(1) don't reach Penstock.
+	NoBlock bool
+	// NoHelper: don't try fusermount3.
+	NoHelper bool
+}
+
+// Mount is a live mount.
+type Mount struct {
+	dir      string
+	fs       *fileSystem
+	notifier *Notifier
+	log      *slog.Logger
+	helper   string // path of fusermount3 if that mounted
+	done     chan struct{}
+}
+
+// New mounts and serves until Unmount, Abort, or umount(8). Errors: NotFound,
+// NotDir, NotEmpty, Busy (of the mount point), NotPermitted, NotSupported (no
+// /dev/fuse), Version (an old kernel).
+func New(ctx context.Context, cfg Config) (*Mount, error) {
+	f, err := newFileSystem(ctx, &cfg)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := mountPoint(cfg.Dir, cfg.Options.NonEmpty, cfg.Logger)
+	if err != nil {
+		return nil, err
+	}
+	a, err := attach(dir, &cfg)
+	if err != nil {
+		return nil, err
+	}
+	f.noPassthrough = a.helper != ""
+	m := &Mount{dir: dir, fs: f, notifier: cfg.Notifier, log: cfg.Logger, helper: a.helper, done: make(chan struct{})}
+	f.conn, err = newConn(a.fd, f, cfg.Logger)
+	if err != nil {
+		m.detach()
+		return nil, err
+	}
+	f.conn.syncfs = a.block
+	cfg.Notifier.add(f)
+	f.conn.serve()
+	go m.finish()
+	if a.helper == "" {
+		raiseReadAhead(dir, cfg.Logger)
+	}
+	cfg.Logger.Info("mounted", "dir", dir, "source", cfg.Source, "syncfs", a.block, "fusermount", a.helper != "", "noOpen", f.noOpen)
+	return m, nil
+}
+
+// newFileSystem looks at the root of what is mounted and completes cfg.
+func newFileSystem(ctx context.Context, cfg *Config) (*fileSystem, error) {
+	if cfg.Volume == 0 {
+		cfg.Volume = meta.RootVolume
+	}
+	if cfg.Root == 0 {
+		cfg.Root = meta.RootIno
+	}
+	f := &fileSystem{
+		RawFileSystem: fuse.NewDefaultRawFileSystem(),
+		tree:          cfg.Tree, rootVolume: cfg.Volume, rootIno: cfg.Root, log: cfg.Logger,
+		volumes: make(map[meta.VolumeID]Volume),
+	}
+	f.back = newWriteback(func(node uint64, err error) { f.status("write back", node, err) })
+	var random [8]byte
+	rand.Read(random[:]) // never fails
+	f.incarnation = binary.NativeEndian.Uint64(random[:])
+	v, err := f.volume(ctx, cfg.Volume)
+	if err != nil {
+		return nil, err
+	}
+	root, err := v.GetAttr(ctx, cfg.Root)
+	if err != nil {
+		return nil, err
+	}
+	if !root.Attr.IsDir() {
+		return nil, meta.E("mount", meta.NotDir, fmt.Sprintf("%s inode %d", v.Name(), cfg.Root), nil)
+	}
+	if v.Policy().Immutable {
+		f.noOpen, cfg.Options.ReadOnly = true, true
+	}
+	if cfg.Source == "" {
+		cfg.Source = v.Name() + ":"
+	}
+	return f, nil
+}
+
+// Dir is the mount point's absolute path.
+func (m *Mount) Dir() string { return m.dir }
+
+// Done is closed when the mount has ended and what was written is durable, or
+// its loss was logged.
+func (m *Mount) Done() <-chan struct{} { return m.done }
+
+// finish waits for the end of the connection and settles what is left.
+func (m *Mount) finish() {
+	defer close(m.done)
+	<-m.fs.conn.done
+	m.notifier.remove(m.fs)
+	ctx, cancel := context.WithTimeout(context.Background(), destroyTimeout)
+	defer cancel()
+	if err := m.fs.syncAll(ctx); err != nil {
+		m.log.Error("not everything is durable after unmount", "dir", m.dir, "err", err)
+		return
+	}
+	m.log.Info("unmounted", "dir", m.dir)
+}
+
+// Unmount makes everything durable and unmounts. While the mount is busy it
+// tries again until ctx ends, and then fails with Busy and says who uses it.
+func (m *Mount) Unmount(ctx context.Context) error {
+	if err := m.fs.syncAll(ctx); err != nil {
+		return err
+	}
+	said := false
+	for {
+		select {
+		case <-m.done:
+			return nil
+		default:
+		}
+		err := m.umount(0)
+		switch {
+		case err == nil, errors.Is(err, syscall.EINVAL): // EINVAL: someone else did it
+			select {
+			case <-m.done:
+				return nil
+			case <-ctx.Done():
+				return meta.E("unmount", meta.Busy, m.dir, errors.New("it was unmounted, but requests are still open"))
+			}
+		case !errors.Is(err, syscall.EBUSY):
+			return meta.E("unmount", meta.IO, m.dir, err)
+		}
+		if !said {
+			said = true
+			m.log.Warn("mount is in use; waiting", "dir", m.dir, "by", users(m.dir))
+		}
+		select {
+		case <-ctx.Done():
+			return meta.E("unmount", meta.Busy, m.dir, fmt.Errorf("in use by %s", users(m.dir)))
+		case <-time.After(busyEvery):
+		}
+	}
+}
+
+const busyEvery = 200 * time.Millisecond
+
+// Abort ends the mount at once: what is durable is safe, programs that use the
+// mount get errors.
+func (m *Mount) Abort() error { return m.detach() }
+
+func (m *Mount) detach() error {
+	if m.helper != "" {
+		err := m.umount(unix.MNT_DETACH)
+		m.fs.conn.cancel()
+		return err
+	}
+	return m.umount(unix.MNT_FORCE | unix.MNT_DETACH)
+}
+
+func (m *Mount) umount(flags int) error {
+	if m.helper != "" {
+		return helperUnmount(m.helper, m.dir, flags&unix.MNT_DETACH != 0)
+	}
+	return unix.Unmount(m.dir, flags)
+}
+
+// mountPoint checks the mount point and clears a dead mount of ours away.
+func mountPoint(dir string, nonEmpty bool, log *slog.Logger) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", meta.E("mount", meta.Invalid, dir, err)
+	}
+	// The last part is not resolved: it may be a dead mount, which can't be.
+	if parent, err := filepath.EvalSymlinks(filepath.Dir(dir)); err == nil {
+		dir = filepath.Join(parent, filepath.Base(dir))
+	}
+	var st unix.Stat_t
+	err = unix.Stat(dir, &st)
+	if errors.Is(err, syscall.ENOTCONN) || errors.Is(err, syscall.ECONNABORTED) {
+		if err := clearDead(dir, log); err != nil {
+			return "", err
+		}
+		err = unix.Stat(dir, &st)
+	}
+	switch {
+	case errors.Is(err, syscall.ENOENT):
+		return "", meta.E("mount", meta.NotFound, dir, errors.New("the mount point does not exist; make it with mkdir -p"))
+	case err != nil:
+		return "", meta.E("mount", meta.AccessDenied, dir, err)
+	case st.Mode&syscall.S_IFMT != syscall.S_IFDIR:
+		return "", meta.E("mount", meta.NotDir, dir, errors.New("the mount point must be a directory"))
+	}
+	if resolved, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = resolved
+	}
+	if info, err := mountedAt(dir); err == nil && info != nil {
+		return "", meta.E("mount", meta.Busy, dir, fmt.Errorf("%s (%s) is mounted there; unmount it first", info.Source, info.FSType))
+	}
+	if nonEmpty {
+		return dir, nil
+	}
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return "", meta.E("mount", meta.AccessDenied, dir, err)
+	}
+	if len(list) > 0 {
+		return "", meta.E("mount", meta.NotEmpty, dir, fmt.Errorf("the mount would hide %q and %d more; choose an empty directory, or say nonempty", list[0].Name(), len(list)-1))
+	}
+	return dir, nil
+}
+
+// mountedAt finds the topmost mount at a path; nil: none.
+func mountedAt(dir string) (*mountinfo.Info, error) {
+	list, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Mountpoint != dir, false })
+	if err != nil || len(list) == 0 {
+		return nil, err
+	}
+	return list[len(list)-1], nil
+}
+
+// ours recognises our mounts by their type.
+func ours(info *mountinfo.Info) bool {
+	return info != nil && strings.HasPrefix(info.FSType, "fuse") && strings.HasSuffix(info.FSType, "."+subtype)
+}
+
+// clearDead detaches a mount whose daemon is gone.
+func clearDead(dir string, log *slog.Logger) error {
+	info, err := mountedAt(dir)
+	if err != nil || !ours(info) {
+		return meta.E("mount", meta.Busy, dir, errors.New("a dead mount of another program is there; clear it with umount -l"))
+	}
+	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+		if helper, herr := findHelper(); herr == nil {
+			err = helperUnmount(helper, dir, true)
+		}
+		if err != nil {
+			return meta.E("mount", meta.Busy, dir, fmt.Errorf("the mount of a penstock that ended is there and can't be cleared: %w", err))
+		}
+	}
+	log.Warn("cleared the mount of a penstock that ended", "dir", dir)
+	return nil
+}
+
+// users names some processes that use a mount, for people.
+func users(dir string) string {
+	procs, _ := filepath.Glob("/proc/[0-9]*")
+	var found []string
+	for _, p := range procs {
+		if pid := filepath.Base(p); usesMount(p, dir) {
+			name, _ := os.ReadFile(p + "/comm")
+			found = append(found, fmt.Sprintf("%s (pid %s)", strings.TrimSpace(string(name)), pid))
+			if len(found) == 4 {
+				break
+			}
+		}
+	}
+	if found == nil {
+		return "a process that can't be seen from here"
+	}
+	return strings.Join(found, ", ")
+}
+
+// usesMount reads links only: it must not ask the mount itself.
+func usesMount(proc, dir string) bool {
+	links, _ := filepath.Glob(proc + "/fd/*")
+	for _, l := range append(links, proc+"/cwd", proc+"/root", proc+"/exe") {
+		if to, err := os.Readlink(l); err == nil && (to == dir || strings.HasPrefix(to, dir+"/")) {
+			return true
+		}
+	}
+	return false
+}
+
+// readAhead is the kernel's read-ahead for the mount, in KiB; its default of
+// 128 costs 30 % more CPU a byte.
+const readAhead = "4096"
+
+// raiseReadAhead sets it. The device is read from mountinfo: asking the mount
+// would be asking ourselves.
+func raiseReadAhead(dir string, log *slog.Logger) {
+	info, err := mountedAt(dir)
+	if err != nil || info == nil {
+		return
+	}
+	dev := fmt.Sprintf("/sys/class/bdi/%d:%d", info.Major, info.Minor)
+	if strings.HasPrefix(info.FSType, typeBlock) {
+		dev += "-fuseblk"
+	}
+	if err := os.WriteFile(dev+"/read_ahead_kb", []byte(readAhead), 0); err != nil {
+		log.Debug("read-ahead not raised", "err", err)
+	}
+}

@@ -1,0 +1,134 @@
+package fuse
+
+import (
+	"sync"
+	"syscall"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/meta"
+)
+
+// Notifier passes a client's recalls on to the kernel, for all mounts of the
+// client. It is made first and given to penstock.Dial and to New.
+//
+// # Why nothing here can wait for an operation in flight
+//
+//   - Attributes: the kernel only marks them; no lock of an inode is taken.
+//   - Names: FUSE_NOTIFY_INVAL_ENTRY takes the directory's inode lock, which a
+//     create in flight holds (measured: it waited until the create was
+//     answered). So all names of the mount grow old at once, by
+//     FUSE_NOTIFY_INC_EPOCH, which takes no lock and 0.7 us; each is looked up
+//     again when it is used next.
+//   - Pages: locked by READs, which the library answers under the old lease, and
+//     by the writing back of mappings, which writeback.go answers at once.
+//
+// # What is on its way
+//
+// An answer may have been made before the recall and reach the kernel after it;
+// if the inode is new to the kernel, the notification finds nothing, and the
+// answer brings old attributes with a long timeout. So each invalidation begins
+// a new generation, and an answer from an older one loses its timeouts
+// (conn.reply).
+type Notifier struct {
+	mu     sync.RWMutex
+	mounts []*fileSystem
+}
+
+// NewNotifier makes a Notifier that no mount uses yet.
+func NewNotifier() *Notifier { return new(Notifier) }
+
+var _ penstock.Notifier = (*Notifier)(nil)
+
+func (n *Notifier) add(f *fileSystem) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mounts = append(n.mounts, f)
+}
+
+func (n *Notifier) remove(f *fileSystem) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var rest []*fileSystem
+	for _, m := range n.mounts {
+		if m != f {
+			rest = append(rest, m)
+		}
+	}
+	n.mounts = rest
+}
+
+// each runs fn for every mount, without the lock: fn may wait for the kernel.
+func (n *Notifier) each(fn func(*fileSystem)) {
+	n.mu.RLock()
+	list := n.mounts
+	n.mu.RUnlock()
+	for _, f := range list {
+		fn(f)
+	}
+}
+
+// InvalAttr drops the attributes of an inode.
+func (n *Notifier) InvalAttr(v meta.VolumeID, ino meta.Ino) {
+	n.each(func(f *fileSystem) {
+		f.conn.newGeneration()
+		f.conn.invalidateAttr(f.nodeID(v, ino))
+	})
+}
+
+// InvalData drops pages, of all bytes from off if n <= 0, and attributes.
+func (n *Notifier) InvalData(v meta.VolumeID, ino meta.Ino, off, length int64) {
+	n.each(func(f *fileSystem) {
+		f.conn.newGeneration()
+		node := f.nodeID(v, ino)
+		f.back.invalidate(node, func() { f.conn.invalidate(node, off, max(length, 0)) })
+	})
+}
+
+// InvalEntries drops the names of a directory, and every other directory's.
+func (n *Notifier) InvalEntries(v meta.VolumeID, dir meta.Ino) {
+	n.each(func(f *fileSystem) {
+		f.conn.newGeneration()
+		if !f.noEpoch {
+			f.conn.notify(notifyIncEpoch, nil)
+		}
+		f.conn.invalidateAttr(f.nodeID(v, dir))
+	})
+}
+
+// Codes of notifications, as in linux/fuse.h.
+const (
+	notifyInvalInode = 2
+	notifyIncEpoch   = 8
+)
+
+// invalidateAttr drops attributes only.
+func (c *conn) invalidateAttr(node uint64) { c.invalInode(node, -1, 0) }
+
+// invalidate drops pages of [off, off+n), to the end if n is zero, and
+// attributes. It waits for READs and writing back in flight of those pages.
+func (c *conn) invalidate(node uint64, off, n int64) { c.invalInode(node, off, n) }
+
+func (c *conn) invalInode(node uint64, off, n int64) {
+	var b [24]byte
+	order.PutUint64(b[0:], node)
+	order.PutUint64(b[8:], uint64(off))
+	order.PutUint64(b[16:], uint64(n))
+	c.notify(notifyInvalInode, b[:])
+}
+
+// notify writes one notification: the header of an answer to no request (unique
+// is zero), then its body.
+//
+//	length 4 | code 4 | unique 8 | body
+func (c *conn) notify(code int32, body []byte) {
+	b := make([]byte, outHeaderSize+len(body))
+	order.PutUint32(b, uint32(len(b)))
+	order.PutUint32(b[4:], uint32(code))
+	copy(b[outHeaderSize:], body)
+	switch err := c.write(b); err {
+	case nil, syscall.ENOENT, syscall.ENODEV, syscall.ENOTCONN, syscall.EBADF:
+		// The kernel doesn't know the inode, or the mount is gone.
+	default:
+		c.log.Error("notification refused by the kernel", "code", code, "err", err)
+	}
+}

@@ -1,0 +1,52 @@
+package fuse
+
+import (
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"penstock.io/penstock/meta"
+)
+
+// Rename answers rename(2) and renameat2(2). Names don't cross volumes, and
+// there are no whiteouts.
+func (f *fileSystem) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
+	if isVirtual(in.NodeId) || isVirtual(in.Newdir) {
+		return fuse.EPERM
+	}
+	if in.Flags&^(meta.RenameNoReplace|meta.RenameExchange) != 0 {
+		return fuse.EINVAL
+	}
+	from, parent := f.split(in.NodeId)
+	to, newParent := f.split(in.Newdir)
+	if from != to {
+		return fuse.EXDEV
+	}
+	ctx := request(cancel)
+	v, err := f.volume(ctx, from)
+	if err == nil {
+		err = v.Rename(ctx, f.call(&in.InHeader), parent, oldName, newParent, newName, in.Flags)
+	}
+	return f.status("rename", in.NodeId, err)
+}
+
+// Link answers link(2), and linkat(2) of a file made by O_TMPFILE.
+func (f *fileSystem) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
+	if isVirtual(in.NodeId) || isVirtual(in.Oldnodeid) {
+		return fuse.EPERM
+	}
+	from, ino := f.split(in.Oldnodeid)
+	to, parent := f.split(in.NodeId)
+	if from != to {
+		return fuse.EXDEV
+	}
+	ctx := request(cancel)
+	v, err := f.volume(ctx, from)
+	if err != nil {
+		return f.status("link", in.NodeId, err)
+	}
+	e, err := v.Link(ctx, f.call(&in.InHeader), ino, parent, name)
+	if err != nil {
+		return f.status("link", in.NodeId, err)
+	}
+	f.fillEntry(&e, out)
+	return fuse.OK
+}

@@ -1,0 +1,114 @@
+package fuse
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/meta"
+)
+
+// Files for people: the directory .penstock in the mount's root, found by name
+// and never listed. They are read-only, made when they are read, and live in
+// volume 0, which is no volume.
+const (
+	virtualName = ".penstock"
+	virtualDir  = 2 // node id; 1 is the mount's root
+)
+
+// virtualFiles are its files; the node id is virtualDir+1 and on.
+var virtualFiles = []struct {
+	name string
+	show func(f *fileSystem) []byte
+}{
+	{"mount", (*fileSystem).showMount},
+	{"volumes", (*fileSystem).showVolumes},
+}
+
+// isVirtual reports whether a node belongs to .penstock.
+func isVirtual(node uint64) bool { return node>>meta.InoBits == 0 && node != fuse.FUSE_ROOT_ID }
+
+func virtualAttr(node uint64) fuse.Attr {
+	a := fuse.Attr{Ino: node, Mode: meta.TypeRegular | 0o444, Nlink: 1, Blksize: meta.BlockSize}
+	if node == virtualDir {
+		a.Mode, a.Nlink = meta.TypeDir|0o555, 2
+	}
+	return a
+}
+
+func (f *fileSystem) virtualAttr(node uint64, out *fuse.AttrOut) fuse.Status {
+	out.Attr = virtualAttr(node)
+	return fuse.OK
+}
+
+// virtualLookup answers for names in and of .penstock; ok false: ask the tree.
+func (f *fileSystem) virtualLookup(parent uint64, name string, out *fuse.EntryOut) (st fuse.Status, ok bool) {
+	node := uint64(0)
+	switch {
+	case parent == fuse.FUSE_ROOT_ID && name == virtualName:
+		node = virtualDir
+	case parent == virtualDir:
+		i := slices.IndexFunc(virtualFiles, func(v struct {
+			name string
+			show func(f *fileSystem) []byte
+		}) bool {
+			return v.name == name
+		})
+		if i < 0 {
+			return fuse.ENOENT, true
+		}
+		node = virtualDir + 1 + uint64(i)
+	case isVirtual(parent):
+		return fuse.Status(errnos[meta.NotDir]), true
+	default:
+		return 0, false
+	}
+	out.NodeId, out.Generation, out.Attr = node, 1, virtualAttr(node)
+	return fuse.OK, true
+}
+
+func (f *fileSystem) virtualReadDir(from uint64, add func(fuse.DirEntry, *penstock.Entry) bool) fuse.Status {
+	list := []fuse.DirEntry{
+		{Name: ".", Ino: virtualDir, Mode: meta.TypeDir, Off: afterDot},
+		{Name: "..", Ino: statIno(f.rootVolume, f.rootIno), Mode: meta.TypeDir, Off: afterDotDot},
+	}
+	for i, v := range virtualFiles {
+		list = append(list, fuse.DirEntry{Name: v.name, Ino: virtualDir + 1 + uint64(i), Mode: meta.TypeRegular, Off: uint64(3 + i)})
+	}
+	for _, e := range list[min(from, uint64(len(list))):] {
+		if !add(e, nil) {
+			break
+		}
+	}
+	return fuse.OK
+}
+
+func (f *fileSystem) virtualRead(node uint64, p []byte, off int64) int {
+	i := int(node) - virtualDir - 1
+	if i < 0 || i >= len(virtualFiles) {
+		return 0
+	}
+	text := virtualFiles[i].show(f)
+	return copy(p, text[min(off, int64(len(text))):])
+}
+
+func (f *fileSystem) showMount() []byte {
+	var b bytes.Buffer
+	id, ino := f.split(fuse.FUSE_ROOT_ID)
+	fmt.Fprintf(&b, "root %d:%d\nincarnation %016x\nkernel 7.%d\nsyncfs %v\npassthrough %v\nno-open %v\n",
+		id, ino, f.incarnation, f.conn.minor, f.conn.syncfs, !f.noPassthrough, f.noOpen)
+	return b.Bytes()
+}
+
+func (f *fileSystem) showVolumes() []byte {
+	var b bytes.Buffer
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for id, v := range f.volumes {
+		fmt.Fprintf(&b, "%d %s\n", id, v.Name())
+	}
+	return b.Bytes()
+}

@@ -1,0 +1,186 @@
+package fuse
+
+import (
+	"sync"
+	"sync/atomic"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/meta"
+)
+
+// writeback takes the pages that the kernel writes back from shared mappings.
+//
+// Such a WRITE comes with its page marked as under writeback, and a recall's
+// invalidation waits for that mark. If the WRITE then waited for a lease, which
+// the owner grants only after this very recall is answered, the two would wait
+// for each other for ever. (Answering the WRITE first and invalidating inside
+// its handler hung at the first try.) So the bytes are copied here and the
+// kernel is answered at once; a goroutine for each node writes them in order.
+// Whoever must come after them waits (drain): msync and fsync, close, write(2),
+// truncate, fallocate, copy_file_range. A READ may hold a page lock, so it
+// doesn't wait but lays these bytes over what it read.
+//
+// An error is kept for the node's next drain.
+type writeback struct {
+	log func(node uint64, err error)
+
+	queued atomic.Int64 // pages in all queues; zero: nobody needs the lock
+
+	mu    sync.Mutex
+	done  *sync.Cond // a page was written, or an invalidation began
+	nodes map[uint64]*pageQueue
+	bytes int
+	// invalidating counts the invalidations under way by node: its WRITEs must
+	// not wait for room.
+	invalidating map[uint64]int
+}
+
+// maxQueued bounds the bytes in the queues; a WRITE waits beyond it.
+const maxQueued = 64 << 20
+
+type pageQueue struct {
+	pages   []pageWrite // the first one is being written
+	added   uint64      // pages ever added
+	written uint64
+	err     error
+}
+
+type pageWrite struct {
+	v    Volume
+	call *penstock.Call
+	ino  meta.Ino
+	data []byte
+	off  int64
+	kill bool
+}
+
+func newWriteback(log func(node uint64, err error)) *writeback {
+	w := &writeback{log: log, nodes: make(map[uint64]*pageQueue), invalidating: make(map[uint64]int)}
+	w.done = sync.NewCond(&w.mu)
+	return w
+}
+
+// add takes over p, whose data is its own.
+func (w *writeback) add(node uint64, p pageWrite) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for w.bytes > maxQueued && w.invalidating[node] == 0 {
+		w.done.Wait()
+	}
+	q := w.nodes[node]
+	if q == nil {
+		q = new(pageQueue)
+		w.nodes[node] = q
+	}
+	q.pages = append(q.pages, p)
+	q.added++
+	w.bytes += len(p.data)
+	w.queued.Add(1)
+	if len(q.pages) == 1 {
+		go w.run(node, q) // ends when the queue is empty; drainAll waits for it
+	}
+}
+
+// run writes one node's pages until there are none.
+func (w *writeback) run(node uint64, q *pageQueue) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for len(q.pages) > 0 {
+		p := q.pages[0]
+		w.mu.Unlock()
+		_, err := p.v.Write(request(nil), p.call, p.ino, p.data, p.off, false, p.kill)
+		if err != nil {
+			w.log(node, err)
+		}
+		w.mu.Lock()
+		q.pages[0] = pageWrite{}
+		q.pages = q.pages[1:]
+		q.written++
+		if err != nil && q.err == nil {
+			q.err = err
+		}
+		w.bytes -= len(p.data)
+		w.queued.Add(-1)
+		w.done.Broadcast()
+	}
+	if q.err == nil {
+		delete(w.nodes, node)
+	}
+}
+
+// drain waits until what is queued of the node now is written, and tells an
+// error once.
+func (w *writeback) drain(node uint64) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q := w.nodes[node]
+	if q == nil {
+		return nil
+	}
+	for until := q.added; q.written < until; {
+		w.done.Wait()
+	}
+	err := q.err
+	q.err = nil
+	if len(q.pages) == 0 && w.nodes[node] == q {
+		delete(w.nodes, node)
+	}
+	return err
+}
+
+// drainAll drains every node and tells the first error.
+func (w *writeback) drainAll() error {
+	w.mu.Lock()
+	nodes := make([]uint64, 0, len(w.nodes))
+	for node := range w.nodes {
+		nodes = append(nodes, node)
+	}
+	w.mu.Unlock()
+	var err error
+	for _, node := range nodes {
+		if e := w.drain(node); e != nil && err == nil {
+			err = e
+		}
+	}
+	return err
+}
+
+// pending is what is queued of a node, to be laid over a read that begins now:
+// a page that is written and gone by the end of the read is not missed, since
+// the list was taken before.
+func (w *writeback) pending(node uint64) []pageWrite {
+	if w.queued.Load() == 0 {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q := w.nodes[node]
+	if q == nil {
+		return nil
+	}
+	return append([]pageWrite(nil), q.pages...)
+}
+
+// overlay lays pages over bytes read from off.
+func overlay(pages []pageWrite, p []byte, off int64) {
+	for _, w := range pages {
+		from, to := max(w.off, off), min(w.off+int64(len(w.data)), off+int64(len(p)))
+		if from < to {
+			copy(p[from-off:to-off], w.data[from-w.off:])
+		}
+	}
+}
+
+// invalidate runs fn, which waits for the node's writeback in the kernel.
+func (w *writeback) invalidate(node uint64, fn func()) {
+	w.mu.Lock()
+	w.invalidating[node]++
+	w.done.Broadcast()
+	w.mu.Unlock()
+	fn()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.invalidating[node]--; w.invalidating[node] == 0 {
+		delete(w.invalidating, node)
+	}
+}

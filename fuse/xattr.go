@@ -1,0 +1,129 @@
+package fuse
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"penstock.io/penstock/meta"
+)
+
+// Names that only the mount answers, read-only and not listed.
+const (
+	ownPrefix   = "penstock."
+	xattrVolume = ownPrefix + "volume" // the volume's name
+	xattrInode  = ownPrefix + "inode"  // volume and inode number
+)
+
+// storable says whether a name may be set: the kernel has checked who may.
+func storable(name string) bool {
+	for _, prefix := range []string{"user.", "security.", "trusted."} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return name == "system.posix_acl_access" || name == "system.posix_acl_default"
+}
+
+// GetXAttr reads an attribute, or, with an empty dest, asks for its length.
+func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string, dest []byte) (uint32, fuse.Status) {
+	if isVirtual(in.NodeId) {
+		return 0, fuse.ENODATA
+	}
+	ctx := request(cancel)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return 0, f.status("getxattr", in.NodeId, err)
+	}
+	var value []byte
+	switch {
+	case name == xattrVolume:
+		value = []byte(v.Name())
+	case name == xattrInode:
+		id, _ := f.split(in.NodeId)
+		value = fmt.Appendf(nil, "%d:%d", id, ino)
+	case !storable(name):
+		return 0, fuse.ENOTSUP
+	default:
+		if value, err = v.GetXattr(ctx, ino, name); meta.KindOf(err) == meta.NoAttribute {
+			return 0, fuse.ENODATA
+		}
+		if err != nil {
+			return 0, f.status("getxattr", in.NodeId, err)
+		}
+	}
+	return fit(value, dest)
+}
+
+// fit puts a value where it was asked for.
+func fit(value, dest []byte) (uint32, fuse.Status) {
+	if len(dest) == 0 {
+		return uint32(len(value)), fuse.OK
+	}
+	if len(value) > len(dest) {
+		return uint32(len(value)), fuse.ERANGE
+	}
+	return uint32(copy(dest, value)), fuse.OK
+}
+
+// ListXAttr lists names, each ended by a NUL.
+func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
+	if isVirtual(in.NodeId) {
+		return 0, fuse.OK
+	}
+	ctx := request(cancel)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err != nil {
+		return 0, f.status("listxattr", in.NodeId, err)
+	}
+	names, err := v.ListXattr(ctx, ino)
+	if err != nil {
+		return 0, f.status("listxattr", in.NodeId, err)
+	}
+	var list []byte
+	for _, name := range names {
+		list = append(append(list, name...), 0)
+	}
+	return fit(list, dest)
+}
+
+// SetXAttr sets an attribute or an ACL.
+func (f *fileSystem) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name string, value []byte) fuse.Status {
+	if isVirtual(in.NodeId) || strings.HasPrefix(name, ownPrefix) {
+		return fuse.EPERM
+	}
+	if !storable(name) {
+		return fuse.ENOTSUP
+	}
+	if len(value) > meta.MaxXattrVal {
+		return fuse.Status(syscall.E2BIG)
+	}
+	ctx := request(cancel)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err == nil {
+		err = v.SetXattr(ctx, f.call(&in.InHeader), meta.SetXattr{
+			// The request's memory is used again; the library may keep the value.
+			Ino: ino, Name: name, Value: append([]byte(nil), value...), Flags: in.Flags,
+			KillSGID: in.SetXAttrFlags&fuse.SETXATTR_ACL_KILL_SGID != 0,
+		})
+	}
+	return f.status("setxattr", in.NodeId, err)
+}
+
+// RemoveXAttr removes an attribute or an ACL.
+func (f *fileSystem) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
+	if isVirtual(in.NodeId) || strings.HasPrefix(name, ownPrefix) {
+		return fuse.EPERM
+	}
+	if !storable(name) {
+		return fuse.ENOTSUP
+	}
+	ctx := request(cancel)
+	v, ino, err := f.inode(ctx, in.NodeId)
+	if err == nil {
+		err = v.RemoveXattr(ctx, f.call(in), ino, name)
+	}
+	return f.status("removexattr", in.NodeId, err)
+}
