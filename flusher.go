@@ -67,20 +67,20 @@ func (v *Volume) flusher() {
 	defer func() { close(stage); <-done }()
 	timer := time.NewTimer(c.flushEvery)
 	defer timer.Stop()
+	armed := true
 	for {
 		select {
 		case <-c.ctx.Done():
 			return
 		case <-timer.C:
+			armed = false
 		case <-v.kicked:
-			if v.dirtyBytes.Load() < c.flushBytes {
-				// Just the first dirty file: give others time to join it.
-				select {
-				case <-c.ctx.Done():
-					return
-				case <-time.After(c.flushEvery):
-				case <-v.kicked:
+			if v.dirtyBytes.Load() < c.flushBytes && !c.buf.full() {
+				if !armed { // the first dirty file: give others time to join it
+					timer.Reset(c.flushEvery)
+					armed = true
 				}
+				continue
 			}
 		}
 		v.atimes.send(v)
@@ -99,15 +99,16 @@ func (v *Volume) flusher() {
 				v.abandon(ws)
 				return
 			}
-			if v.dirtyBytes.Load() < c.flushBytes {
+			if armed && v.dirtyBytes.Load() < c.flushBytes {
 				break // the rest waits for the clock
 			}
 		}
 		v.dirtyMu.Lock()
 		left := len(v.dirty)
 		v.dirtyMu.Unlock()
-		if left > 0 {
+		if left > 0 && !armed {
 			timer.Reset(c.flushEvery)
+			armed = true
 		}
 	}
 }
