@@ -18,6 +18,7 @@ import (
 var (
 	rounds   = flag.Int("rounds", 0, "rounds of each test; 0 means a few")
 	seed     = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the random choices")
+	given    = flag.String("binary", "", "penstock to test; empty builds it")
 	controls = flag.Bool("controls", false, "switch each mechanism off, and demand that its test fails")
 )
 
@@ -38,6 +39,10 @@ func TestMain(m *testing.M) {
 }
 
 func build(m *testing.M) int {
+	if *given != "" {
+		built = *given
+		return m.Run()
+	}
 	dir, err := os.MkdirTemp("", "penstock-crash-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

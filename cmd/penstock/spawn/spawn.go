@@ -106,12 +106,14 @@ func (p *Process) waitReady(ctx context.Context, began time.Time) error {
 
 // answers asks whatever serves a mount for its usage: the one question that the
 // kernel never answers from memory, so that a dead mount does not look alive.
-// The asking thread may hang; it is not waited for.
+// Between a dead mount's end and a new one's begin the folder below answers,
+// which is no mount. The asking thread may hang; it is not waited for.
 func answers(mount string) bool {
 	ok := make(chan bool, 1)
 	go func() {
-		var st unix.Statfs_t
-		ok <- unix.Statfs(mount, &st) == nil
+		var st, above unix.Statfs_t
+		ok <- unix.Statfs(mount, &st) == nil && unix.Statfs(filepath.Dir(mount), &above) == nil &&
+			(st.Type != above.Type || st.Fsid != above.Fsid)
 	}()
 	select {
 	case v := <-ok:
