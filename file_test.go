@@ -114,8 +114,10 @@ func TestRandomAgainstModel(t *testing.T) {
 			rng := rand.New(rand.NewSource(seed))
 			w := newWorld(t, meta.Policy{Replicas: 1, MaxChunk: 6 << 20})
 			if seed%4 == 3 {
+				calls := 0
 				w.failChunk = func(string, meta.ChunkID) error {
-					if w.rng.Intn(12) == 0 {
+					if calls++; calls > 6 && w.rng.Intn(8) == 0 {
+						calls = 0 // a flush has three tries
 						return meta.E("append", meta.IO, "injected", nil)
 					}
 					return nil

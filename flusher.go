@@ -387,18 +387,16 @@ func (v *Volume) forgetDead(inos []meta.Ino) {
 			gone = append(gone, ino)
 			continue
 		}
-		if in.pins.Load() > 0 {
-			continue
-		}
 		in.mu.Lock()
-		keep := in.busyLocked() || in.dir != nil || in.attrOK && in.attr.IsDir()
+		keep := in.recall != nil || in.file != nil && in.file.opens > 0 || in.dir != nil || in.attrOK && in.attr.IsDir()
 		if !keep {
-			in.lease, in.attrOK = meta.LeaseNone, false
+			in.lowerLocked(meta.LeaseNone)
+			gone = append(gone, ino)
 		}
+		keep = keep || in.busyLocked() || in.pins.Load() > 0
 		in.mu.Unlock()
 		if !keep {
 			t.removeLocked(in)
-			gone = append(gone, ino)
 		}
 	}
 	t.mu.Unlock()
