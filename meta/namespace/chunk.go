@@ -47,8 +47,11 @@ func (t *tx) sealChunk(op *meta.SealChunk, res *meta.Result) error {
 	}
 	if c.owner != 0 {
 		in, err := t.load(c.owner)
-		if err != nil {
+		if meta.KindOf(err) == meta.Stale {
 			return meta.E("seal", meta.Corrupt, fmt.Sprintf("chunk %v is said to end inode %d", op.Chunk, c.owner), err)
+		}
+		if err != nil {
+			return err
 		}
 		size := in.Size
 		if err := t.closeEnd(in, op.Length, true); err != nil {

@@ -524,6 +524,45 @@ func TestReap(t *testing.T) {
 	})
 }
 
+// TestReleaseIsBounded: thousands of orphans with attributes and extents go in
+// steps that a journal entry holds.
+func TestReleaseIsBounded(t *testing.T) {
+	f := newFixture(t)
+	c := f.chunks(1, false)[0]
+	var inos []meta.Ino
+	for i := range 40 {
+		ino := f.file(fmt.Sprint("f", i))
+		inos = append(inos, ino)
+		for k := range 30 {
+			f.do(&meta.SetXattr{Ino: ino, Name: fmt.Sprint("user.", k), Value: []byte("v")})
+		}
+		op := &meta.Write{Ino: ino, Synced: true}
+		for k := range uint64(30) {
+			op.Extents = append(op.Extents, meta.Extent{Off: k * 20, Len: 10, Chunk: c, ChunkOff: uint64(i)*1000 + k*10})
+		}
+		f.do(op)
+		f.do(&meta.Unlink{Parent: 1, Name: fmt.Sprint("f", i)})
+	}
+	f.do(&meta.ReleaseOrphans{Inos: inos})
+	if len(f.last) > reapBatch+500 {
+		t.Errorf("%d effects at once", len(f.last))
+	}
+	f.check()
+	for _, ino := range inos {
+		f.fails(meta.Stale, &meta.GetAttr{Ino: ino})
+		for !f.do(&meta.Reap{Ino: ino, Max: 10}).EOF {
+		}
+	}
+	if bytes, inodes, _ := Usage(f.s); bytes != 0 || inodes != 1 {
+		t.Errorf("%d bytes, %d inodes", bytes, inodes)
+	}
+	n := 0
+	if err := f.s.Scan([]byte{prefixXattr}, []byte{prefixXattr + 1}, func(_, _ []byte) bool { n++; return true }); err != nil || n != 0 {
+		t.Errorf("%d attributes are left, %v", n, err)
+	}
+	f.fails(meta.ResourceExceeded, &meta.ReleaseOrphans{Inos: make([]meta.Ino, maxRelease+1)})
+}
+
 // TestEditAgainstBytes compares the extent arithmetic with an array.
 func TestEditAgainstBytes(t *testing.T) {
 	const size = 64

@@ -432,3 +432,26 @@ func TestTouchedAndNeeds(t *testing.T) {
 		}
 	}
 }
+
+func TestPathOf(t *testing.T) {
+	f := newFixture(t)
+	a := f.mkdir(1, "a")
+	b := f.mkdir(a, "b")
+	file := f.create(b, "f", reg).Ino
+	f.do(&meta.Junction{Parent: 1, Name: "vol", Volume: 9})
+	for _, c := range []struct {
+		ino  meta.Ino
+		want []string
+		kind meta.Kind
+	}{{1, nil, 0}, {a, []string{"a"}, 0}, {b, []string{"a", "b"}, 0}, {file, nil, meta.NotDir}, {99, nil, meta.Stale}} {
+		got, err := PathOf(f.s, c.ino)
+		if meta.KindOf(err) != c.kind || !slices.Equal(got, c.want) {
+			t.Errorf("%d: %v %v", c.ino, got, err)
+		}
+	}
+	f.do(&meta.Unlink{Parent: b, Name: "f"})
+	f.do(&meta.Unlink{Parent: a, Name: "b", Dir: true})
+	if _, err := PathOf(f.s, b); meta.KindOf(err) != meta.Stale {
+		t.Errorf("a removed directory: %v", err)
+	}
+}

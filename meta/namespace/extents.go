@@ -324,13 +324,18 @@ func (t *tx) queueReap(in *inode, from uint64) {
 	t.putMarker(s)
 }
 
-// remove takes away an inode that nothing names or holds: at once if it is
-// small, else by way of the reap queue.
+// remove takes away an inode that nothing names or holds: at once if what it
+// holds fits the step's budget, else by way of the reap queue.
 func (t *tx) remove(in *inode) error {
-	if err := t.dropXattrs(in); err != nil {
-		return err
-	}
 	in.dirty = true
+	left := in.Flags&meta.FlagHasXattrs != 0 && t.budget <= 0
+	if !left {
+		n, err := t.dropXattrs(in)
+		if err != nil {
+			return err
+		}
+		t.budget -= n
+	}
 	if in.reap {
 		in.reapFrom = 0
 		return nil
@@ -339,9 +344,22 @@ func (t *tx) remove(in *inode) error {
 		if err := t.truncateTo(in, 0); err != nil || in.reap {
 			return err
 		}
-		if in.Blocks != 0 {
-			return fail("remove", meta.Corrupt, fmt.Sprintf("inode %d counts %d bytes more than its extents hold", in.Ino, in.Blocks))
-		}
+	}
+	if left {
+		t.queueReap(in, 0)
+		return nil
+	}
+	return in.vanish()
+}
+
+// vanish marks an inode as gone. What it still counts then is damage.
+func (in *inode) vanish() error {
+	if in.Flags&meta.FlagInline != 0 {
+		in.Blocks -= uint64(len(in.data))
+		in.data, in.Flags = nil, in.Flags&^meta.FlagInline
+	}
+	if in.Blocks != 0 {
+		return fail("remove", meta.Corrupt, fmt.Sprintf("inode %d counts %d bytes more than its extents hold", in.Ino, in.Blocks))
 	}
 	in.gone = true
 	return nil
@@ -375,15 +393,10 @@ func (t *tx) reap(op *meta.Reap, res *meta.Result) error {
 		t.buf = appendReapKey(t.buf, in.Ino)
 		t.deleteAt(s)
 		if in.dead() {
-			if in.Flags&meta.FlagInline != 0 {
-				in.Blocks -= uint64(len(in.data))
-				in.data, in.Flags = nil, in.Flags&^meta.FlagInline
+			if _, err := t.dropXattrs(in); err != nil {
+				return err
 			}
-			if in.Blocks != 0 {
-				return fail("reap", meta.Corrupt, fmt.Sprintf("inode %d counts %d bytes more than its extents hold", in.Ino, in.Blocks))
-			}
-			in.gone = true
-			return nil
+			return in.vanish()
 		}
 	}
 	res.Attr = in.Attr

@@ -383,3 +383,58 @@ func FuzzRecords(f *testing.F) {
 		}
 	})
 }
+
+// ---- a store that fails
+
+// brokenStore fails from its n-th read on.
+type brokenStore struct {
+	*memStore
+	n int
+}
+
+var errBroken = meta.E("read", meta.IO, "disk", nil)
+
+func (b *brokenStore) Get(k []byte) ([]byte, bool, error) {
+	if b.n--; b.n < 0 {
+		return nil, false, errBroken
+	}
+	return b.memStore.Get(k)
+}
+
+func (b *brokenStore) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
+	if b.n--; b.n < 0 {
+		return errBroken
+	}
+	return b.memStore.Scan(lo, hi, fn)
+}
+
+// TestStoreErrors: an error of the store at any read is the operation's error,
+// never an answer made of what could not be read.
+func TestStoreErrors(t *testing.T) {
+	f := richVolume(t)
+	for _, op := range append(someOps(), &meta.Write{Ino: 4, Extents: []meta.Extent{{Len: 10, Chunk: meta.ChunkID{Volume: testVolume, Term: 3, Counter: 4}}}},
+		&meta.Rename{Parent: 1, Name: "b", NewParent: 2, NewName: "a"}, &meta.SetXattr{Ino: 4, Name: "user.x"}) {
+		run := func(r Reader) error {
+			if op.Code().Mutates() {
+				_, _, err := Execute(r, f.ctx(), op)
+				return err
+			}
+			_, err := Query(r, f.ctx(), op)
+			return err
+		}
+		want := meta.KindOf(run(f.s))
+		for n := 0; ; n++ {
+			b := &brokenStore{f.s, n}
+			err := run(b)
+			if b.n >= 0 {
+				if meta.KindOf(err) != want {
+					t.Errorf("%T %+v: %v after %d good reads, want %v", op, op, err, n, want)
+				}
+				break
+			}
+			if meta.KindOf(err) != meta.IO {
+				t.Errorf("%T %+v: the store failed at read %d, the answer is %v", op, op, n, err)
+			}
+		}
+	}
+}

@@ -8,8 +8,12 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// endBatch is how many orphans and chunks of a session one SessionEnd handles.
-const endBatch = 256
+const (
+	// endBatch is how many orphans and chunks of a session one SessionEnd handles.
+	endBatch = 256
+	// maxRelease is how many inodes one ReleaseOrphans may name.
+	maxRelease = 8192
+)
 
 func (t *tx) sessionStart(op *meta.SessionStart) error {
 	if op.Session == 0 {
@@ -122,6 +126,9 @@ func (t *tx) sessionEnd(op *meta.SessionEnd, res *meta.Result) error {
 }
 
 func (t *tx) releaseOrphans(op *meta.ReleaseOrphans) error {
+	if len(op.Inos) > maxRelease {
+		return fail("release orphans", meta.ResourceExceeded, fmt.Sprintf("%d inodes, at most %d go at once", len(op.Inos), maxRelease))
+	}
 	inos := slices.Clone(op.Inos)
 	slices.Sort(inos)
 	for _, ino := range slices.Compact(inos) {

@@ -229,23 +229,23 @@ func (t *tx) dropXattr(in *inode, name string) error {
 	return err
 }
 
-// dropXattrs removes all attributes of an inode that goes.
-func (t *tx) dropXattrs(in *inode) error {
+// dropXattrs removes all attributes of an inode that goes, and tells how many.
+func (t *tx) dropXattrs(in *inode) (int, error) {
 	var names []string
 	err := t.eachXattr(in, func(name string, _ []byte) bool {
 		names = append(names, name)
 		return true
 	})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	for _, name := range names {
 		s := t.mark()
 		t.buf = appendXattrBase(t.buf, in.Ino, name)
 		if err := t.drop(s); err != nil {
-			return err
+			return 0, err
 		}
 	}
 	in.Flags &^= meta.FlagHasXattrs | meta.FlagHasACL | meta.FlagHasCaps
-	return nil
+	return len(names), nil
 }
