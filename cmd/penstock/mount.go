@@ -1,0 +1,343 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"log/syslog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/meta"
+)
+
+// mountFlags are what `penstock mount` takes beside source and directory.
+type mountFlags struct {
+	where
+	logFlags
+	options    []string
+	readOnly   bool
+	background bool
+	logFile    string
+	grace      time.Duration
+	buffer     int64
+}
+
+func newMount() *cobra.Command {
+	var m mountFlags
+	cmd := configurable(&cobra.Command{
+		Use:   "mount [VOLUME:]PATH DIR",
+		Short: "Mount the tree, or a directory of it, and serve the mount",
+		Long: `Mounts a directory of the tree: PATH from the root of the tree, or, after
+VOLUME:, from the root of that volume. DIR must be an empty directory. The
+command serves until it is interrupted or somebody unmounts DIR; with
+--background it returns when the mount is there.
+
+Interrupted, it makes everything durable and unmounts. While DIR is in use it
+waits for --grace, then it unmounts by force; a second signal does so at once.
+
+The binary called as mount.penstock is the helper of mount(8), so that these
+work once it is linked to /sbin/mount.penstock:
+
+  mount -t penstock datasets:/images /mnt/images
+  /etc/fstab:  datasets:/images /mnt/images penstock dir=/var/lib/penstock,_netdev 0 0
+
+Options (-o): ro, rw, suid, nosuid, dev, nodev, exec, noexec, atime, noatime,
+nonempty, private (nobody else may look in), allow_other (for users, with
+user_allow_other in /etc/fuse.conf), noblock (mount as plain fuse: then sync(1)
+and syncfs(2) do not reach penstock), dir=DIR, cluster=ADDRESS, log=FILE.
+
+Without root the mount goes through fusermount3: no set-id programs and no
+devices, no passthrough, no syncfs, and only the user who mounted sees it.`,
+		Example: `  penstock mount / /mnt/penstock
+  penstock mount --background --read-only datasets:/images /mnt/images
+  umount /mnt/images`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if m.background {
+				return m.inBackground(cmd, args)
+			}
+			return m.serve(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
+		},
+	})
+	m.where.flags(cmd)
+	m.logFlags.add(cmd)
+	f := cmd.Flags()
+	f.StringSliceVarP(&m.options, "options", "o", nil, "options of mount(8), see above")
+	f.BoolVar(&m.readOnly, "read-only", false, "mount read-only")
+	f.BoolVar(&m.background, "background", false, "return when the mount is there; it is served by another process")
+	f.StringVar(&m.logFile, "log-file", "", "append logs to this file instead of standard error (in the background: instead of syslog)")
+	f.DurationVar(&m.grace, "grace", 10*time.Second, "how long a mount in use may go on after a signal")
+	f.Int64Var(&m.buffer, "write-buffer", 256, "memory for bytes that are written and not yet durable, MiB")
+	return cmd
+}
+
+// readyEnv holds the descriptor on which a process in the background tells its
+// parent how mounting went: "ok", or the error for a person.
+const readyEnv = "PENSTOCK_READY_FD"
+
+// serve mounts and serves.
+func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Writer) (err error) {
+	ready := readyPipe()
+	defer func() {
+		if err != nil && ready != nil {
+			fmt.Fprint(ready, explain(err))
+		}
+	}()
+	opts, err := m.parse()
+	if err != nil {
+		return err
+	}
+	addrs, err := m.addrs()
+	if err != nil {
+		return err
+	}
+	log, closeLog, err := m.open(stderr, ready != nil)
+	if err != nil {
+		return err
+	}
+	defer closeLog()
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	return fuse.Serve(ctx, fuse.ServeConfig{
+		Client: penstock.Config{
+			Meta: addrs, Name: fmt.Sprintf("%s:%s (pid %d)", host, dir, os.Getpid()),
+			Logger: log, WriteBuffer: m.buffer << 20,
+		},
+		Source: source, Dir: dir, Options: opts, Grace: m.grace, Force: secondSignal(ctx),
+		Ready: func(mount *fuse.Mount, _ *penstock.Client) {
+			started(log, "mount", "source", source, "dir", mount.Dir())
+			if ready != nil {
+				fmt.Fprint(ready, readyOK)
+				ready.Close()
+				ready = nil
+				os.Chdir("/") // so that it keeps no file system busy
+			}
+		},
+	})
+}
+
+const readyOK = "ok"
+
+// readyPipe is the parent's pipe if there is a parent that waits.
+func readyPipe() *os.File {
+	fd, err := strconv.Atoi(os.Getenv(readyEnv))
+	if err != nil {
+		return nil
+	}
+	os.Unsetenv(readyEnv)
+	syscall.CloseOnExec(fd)
+	return os.NewFile(uintptr(fd), "ready")
+}
+
+// secondSignal is closed at the first signal after ctx has ended.
+func secondSignal(ctx context.Context) <-chan struct{} {
+	force := make(chan struct{})
+	context.AfterFunc(ctx, func() {
+		signals := make(chan os.Signal, 1)
+		signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+		<-signals
+		close(force)
+	})
+	return force
+}
+
+// open chooses where the log goes: a file, standard error, or, in the
+// background, syslog.
+func (m *mountFlags) open(stderr io.Writer, background bool) (*slog.Logger, func(), error) {
+	w, done := stderr, func() {}
+	switch {
+	case m.logFile != "":
+		f, err := os.OpenFile(m.logFile, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
+		if err != nil {
+			return nil, nil, usagef("--log-file: %w", err)
+		}
+		w, done = f, func() { f.Close() }
+	case background:
+		if s, err := syslog.New(syslog.LOG_DAEMON|syslog.LOG_INFO, "penstock"); err == nil {
+			w, done = s, func() { s.Close() }
+		} else {
+			w = io.Discard
+		}
+	}
+	log, err := m.logger(w)
+	return log, done, err
+}
+
+// mountSwitches are the options of mount(8) without a value.
+var mountSwitches = map[string]func(*fuse.Options){
+	"ro":          func(o *fuse.Options) { o.ReadOnly = true },
+	"rw":          func(o *fuse.Options) { o.ReadOnly = false },
+	"suid":        func(o *fuse.Options) { o.NoSUID = false },
+	"nosuid":      func(o *fuse.Options) { o.NoSUID = true },
+	"dev":         func(o *fuse.Options) { o.NoDev = false },
+	"nodev":       func(o *fuse.Options) { o.NoDev = true },
+	"exec":        func(o *fuse.Options) { o.NoExec = false },
+	"noexec":      func(o *fuse.Options) { o.NoExec = true },
+	"atime":       func(o *fuse.Options) { o.NoAtime = false },
+	"noatime":     func(o *fuse.Options) { o.NoAtime = true },
+	"nonempty":    func(o *fuse.Options) { o.NonEmpty = true },
+	"private":     func(o *fuse.Options) { o.Private = true },
+	"allow_other": func(o *fuse.Options) { o.Private, o.AllowOther = false, true },
+	"noblock":     func(o *fuse.Options) { o.NoBlock = true },
+	"user":        func(o *fuse.Options) { o.NoSUID, o.NoDev, o.NoExec = true, true, true },
+	"users":       func(o *fuse.Options) { o.NoSUID, o.NoDev, o.NoExec = true, true, true },
+}
+
+// mountIgnored are options that mount(8), fstab(5) and systemd keep for
+// themselves, or that are so anyway.
+var mountIgnored = []string{"defaults", "auto", "noauto", "_netdev", "nofail", "owner", "group", "nouser", "async", "relatime", "norelatime", "strictatime", "lazytime", "diratime", "nodiratime", "default_permissions"}
+
+// parse turns -o into options and, for dir=, cluster= and log=, into flags.
+func (m *mountFlags) parse() (o fuse.Options, err error) {
+	for _, option := range m.options {
+		name, value, _ := strings.Cut(option, "=")
+		set, known := mountSwitches[name]
+		switch {
+		case known:
+			set(&o)
+		case name == "dir":
+			m.dir = value
+		case name == "cluster":
+			m.cluster = append(m.cluster, value)
+		case name == "log":
+			m.logFile = value
+		case name == "" || slices.Contains(mountIgnored, name) || strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "comment"):
+		default:
+			return o, usagef("unknown mount option %q; see 'penstock mount --help'", option)
+		}
+	}
+	if m.readOnly {
+		o.ReadOnly = true
+	}
+	return o, nil
+}
+
+// backgroundTimeout bounds how long a parent waits for its mount.
+const backgroundTimeout = 60 * time.Second
+
+// inBackground starts this command again in a session of its own and waits
+// until it has mounted, or has said why it can't.
+func (m *mountFlags) inBackground(cmd *cobra.Command, args []string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	child := exec.Command(self, sameCommand(cmd, args)...)
+	child.Env = append(os.Environ(), readyEnv+"=3")
+	child.ExtraFiles = []*os.File{w}
+	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := child.Start(); err != nil {
+		return err
+	}
+	w.Close()
+	said, timeout := make(chan []byte, 1), time.After(backgroundTimeout)
+	go func() {
+		b, _ := io.ReadAll(r)
+		said <- b
+	}()
+	select {
+	case b := <-said:
+		if string(b) == readyOK {
+			return child.Process.Release()
+		}
+		werr := child.Wait()
+		if len(b) == 0 {
+			b = []byte(fmt.Sprintf("it ended without a word: %v", werr))
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "penstock: %s\n", b)
+		return &statusError{exitFailed}
+	case <-timeout:
+		return errors.Join(meta.E("mount", meta.Unavailable, "", fmt.Errorf("no mount after %v", backgroundTimeout)), child.Process.Kill())
+	case <-cmd.Context().Done():
+		return errors.Join(cmd.Context().Err(), child.Process.Kill())
+	}
+}
+
+// sameCommand is the command line that says the same as cmd, in the foreground.
+func sameCommand(cmd *cobra.Command, args []string) []string {
+	line := []string{cmd.Name()}
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		value := f.Value.String()
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			value = strings.Join(list.GetSlice(), ",")
+		}
+		if f.Name != "background" {
+			line = append(line, "--"+f.Name+"="+value)
+		}
+	})
+	return append(append(line, "--background=false", "--"), args...)
+}
+
+// mountHelper is mount.penstock, as mount(8) calls it:
+//
+//	mount.penstock SOURCE DIR [-sfnv] [-N namespace] [-o options] [-t type]
+//
+// It returns mount(8)'s exit statuses: 0, 1 for a wrong call, 32 for a failure.
+func mountHelper(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	const wrongCall, failed = 1, 32
+	var plain, options []string
+	fake := false
+	for i := 1; i < len(args); i++ {
+		switch a := args[i]; {
+		case a == "-o" && i+1 < len(args):
+			i++
+			options = append(options, args[i])
+		case (a == "-t" || a == "-N") && i+1 < len(args):
+			i++
+		case strings.HasPrefix(a, "-") && strings.Trim(a[1:], "sfnv") == "" && len(a) > 1:
+			fake = fake || strings.Contains(a, "f")
+		default:
+			plain = append(plain, a)
+		}
+	}
+	if len(plain) != 2 {
+		fmt.Fprintln(stderr, "usage: mount.penstock [VOLUME:]PATH DIR [-o options]")
+		return wrongCall
+	}
+	if fake {
+		return 0
+	}
+	full := append([]string{"mount", "--background"}, plain...)
+	if len(options) > 0 {
+		full = append(full, "--options", strings.Join(options, ","))
+	}
+	root := newRoot()
+	root.SetArgs(full)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteContextC(ctx)
+	switch exitStatus(cmd, err, stderr) {
+	case exitOK:
+		return 0
+	case exitUsage:
+		return wrongCall
+	}
+	return failed
+}
+
+// isMountHelper reports whether the binary was called by the helper's name.
+func isMountHelper(args []string) bool {
+	return len(args) > 0 && filepath.Base(args[0]) == "mount.penstock"
+}
