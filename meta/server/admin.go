@@ -24,6 +24,9 @@ func (s *Server) admin(ctx context.Context, sess *session, m *wire.Admin) *wire.
 
 func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
 	c := s.cfg.Cluster
+	if sess.role == wire.RoleEnrol && m.Op != wire.AdminEnrol {
+		return meta.E("admin", meta.NotPermitted, sess.name, nil)
+	}
 	switch m.Op {
 	case wire.AdminVolumes:
 		all, err := c.Volumes(ctx)
@@ -82,6 +85,15 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 			return err
 		}
 		return s.deleteVolume(ctx, v)
+	case wire.AdminEnrol:
+		id := meta.ServerID(m.Ino)
+		if id == 0 {
+			var err error
+			if id, err = c.NewServerID(ctx); err != nil {
+				return err
+			}
+		}
+		re.Report = fmt.Appendf(nil, `{"cluster":%q,"server":%d}`, c.ID(), id)
 	case wire.AdminStatus:
 		re.Servers = s.liveServers()
 		b, err := json.Marshal(s.Status())

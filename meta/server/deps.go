@@ -51,6 +51,7 @@ type Cluster interface {
 	CreateVolume(ctx context.Context, name string, p meta.Policy, now meta.Time) (cluster.Volume, error)
 	UpdateVolume(ctx context.Context, id meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error)
 	DeleteVolume(ctx context.Context, id meta.VolumeID) error
+	NewServerID(ctx context.Context) (meta.ServerID, error)
 	CapKeys(ctx context.Context) ([]meta.CapKey, error)
 	// Own takes a volume. Errors: NotOwner (the subject is the owner's address).
 	Own(ctx context.Context, v meta.VolumeID) (Ownership, Journal, error)

@@ -48,6 +48,7 @@ func (f *fakeCluster) CreateVolume(context.Context, string, meta.Policy, meta.Ti
 func (f *fakeCluster) UpdateVolume(_ context.Context, _ meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error) {
 	return f.vol, change(&f.vol)
 }
+func (f *fakeCluster) NewServerID(context.Context) (meta.ServerID, error) { return 1, nil }
 func (f *fakeCluster) DeleteVolume(context.Context, meta.VolumeID) error {
 	return errors.ErrUnsupported
 }
@@ -96,12 +97,15 @@ type site struct {
 	dir     string
 	srv     *Server
 	done    chan error
+	ttl     time.Duration
 }
 
-func newSite(t *testing.T) *site {
+func newSite(t *testing.T) *site { return newSiteTTL(t, time.Second) }
+
+func newSiteTTL(t *testing.T, ttl time.Duration) *site {
 	t.Helper()
 	dir := t.TempDir()
-	s := &site{t: t, dir: dir, addr: filepath.Join(dir, "m.sock")}
+	s := &site{t: t, dir: dir, ttl: ttl, addr: filepath.Join(dir, "m.sock")}
 	s.cluster = &fakeCluster{
 		dir: filepath.Join(dir, "store"), vol: cluster.Volume{ID: 1, Name: "root", State: cluster.VolumeActive, Policy: meta.Policy{Replicas: 1}},
 		log: journal.NewMemory(1), shared: state.NewShared(8<<20, 100, nil),
@@ -124,7 +128,7 @@ func (s *site) start() {
 		level = slog.LevelDebug
 	}
 	srv, err := New(context.Background(), Config{
-		Name: "m", Cluster: s.cluster, ScratchDir: s.dir, SessionTTL: time.Second, CommitDelay: 5 * time.Millisecond,
+		Name: "m", Cluster: s.cluster, ScratchDir: s.dir, SessionTTL: s.ttl, CommitDelay: 5 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 		Dead:   func(string, uint32, uint64) bool { return false },
 	})

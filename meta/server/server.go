@@ -179,8 +179,12 @@ func (s *Server) connection(conn net.Conn) {
 		s.serveLink(conn, rd)
 		return
 	}
+	enrol := s.ready
+	if h.Role == wire.RoleEnrol {
+		enrol = closedChan
+	}
 	select {
-	case <-s.ready:
+	case <-enrol:
 	case <-time.After(4 * time.Second):
 		s.greet(conn, meta.E("hello", meta.Unavailable, s.cfg.Name, errors.New("the server is still opening its volumes")))
 		return

@@ -79,7 +79,7 @@ func TestDeadSessionIsExpired(t *testing.T) {
 func TestEarlyRepliesSurviveTheServer(t *testing.T) {
 	for round := range 5 {
 		t.Run(fmt.Sprint(round), func(t *testing.T) {
-			s := newSite(t)
+			s := newSiteTTL(t, 10*time.Second)
 			a := s.dial("a")
 			made := map[string]meta.Ino{}
 			for i := range 200 {

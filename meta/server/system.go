@@ -9,6 +9,7 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/capability"
 	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/namespace"
 )
 
 // Volume 0 holds chunks that belong to the system: the files of checkpoints.
@@ -88,4 +89,33 @@ func (s *Server) OpenAll(ctx context.Context) error {
 	}
 	close(s.ready)
 	return errors.Join(errs...)
+}
+
+// Settle ends every session whose client is gone and waits, as long as ctx
+// allows, until their chunks are sealed.
+func (s *Server) Settle(ctx context.Context) error {
+	for _, o := range s.owners() {
+		for ctx.Err() == nil && o.ctx.Err() == nil {
+			open := 0
+			o.mu.Lock()
+			err := namespace.AllOpenChunks(&view{o: o}, func(c meta.ChunkRecord, _ meta.Ino) bool {
+				if j := o.sessions[c.Session]; j == nil {
+					open++
+				}
+				return true
+			})
+			o.mu.Unlock()
+			if err != nil {
+				return err
+			}
+			if open == 0 {
+				break
+			}
+			select {
+			case <-time.After(5 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+	}
+	return nil
 }

@@ -13,6 +13,9 @@ const (
 	RoleClient Role = 1 + iota
 	RoleChunkServer
 	RoleAdmin
+	// RoleEnrol: a chunk server that wants its number; it may not wait for
+	// volumes that may wait for it.
+	RoleEnrol
 )
 
 // Message is the body of a frame.
@@ -317,6 +320,9 @@ const (
 	AdminFsck
 	AdminVolumeByName
 	AdminChunks
+	// AdminEnrol gives a chunk server its number: Ino is the one it has, or
+	// zero. Report is JSON: cluster, server.
+	AdminEnrol
 )
 
 // Admin is an administrative request.

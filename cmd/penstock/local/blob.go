@@ -1,0 +1,197 @@
+package local
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	chunkclient "penstock.io/penstock/chunkserver/client"
+	"penstock.io/penstock/meta"
+	metaclient "penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/server"
+)
+
+// chunkBlob keeps the files of checkpoints as chunks of volume 0, which has no
+// state of its own: their ids and places stand in the checkpoint's record in
+// etcd, so that no volume is needed to restore a volume.
+type chunkBlob struct {
+	log    *slog.Logger
+	server *server.Server
+
+	mu     sync.Mutex
+	client *chunkclient.Client
+}
+
+// blobPart is the largest part of a blob, in bytes: one chunk each.
+const blobPart = 256 << 20
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func newChunkBlob(log *slog.Logger) *chunkBlob { return &chunkBlob{log: log} }
+
+func (b *chunkBlob) chunks() *chunkclient.Client {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.client == nil {
+		b.client = chunkclient.New(chunkclient.Config{
+			Resolve: b.server.Resolve,
+			ReadCap: b.server.SystemReadCap,
+			HostID:  metaclient.BootID(), Logger: b.log,
+		})
+	}
+	return b.client
+}
+
+// Close ends the connections.
+func (b *chunkBlob) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.client == nil {
+		return nil
+	}
+	return b.client.Close()
+}
+
+// Put writes, syncs, seals and reads back.
+func (b *chunkBlob) Put(ctx context.Context, name string, r io.Reader) (ref meta.BlobRef, err error) {
+	ref.Name = name
+	defer func() {
+		if err != nil {
+			b.Delete(context.WithoutCancel(ctx), ref)
+		}
+	}()
+	sum := crc32.New(castagnoli)
+	buf := make([]byte, 1<<20)
+	for {
+		part, n, err := b.putPart(ctx, io.TeeReader(r, sum), buf)
+		if n > 0 {
+			ref.Parts = append(ref.Parts, part)
+			ref.Length += n
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return ref, err
+		}
+	}
+	ref.CRC = sum.Sum32()
+	rd, err := b.Get(ctx, ref)
+	if err != nil {
+		return ref, err
+	}
+	_, err = io.Copy(io.Discard, rd)
+	return ref, errors.Join(err, rd.Close())
+}
+
+// putPart writes one chunk; io.EOF says that the reader is at its end.
+func (b *chunkBlob) putPart(ctx context.Context, r io.Reader, buf []byte) (part meta.BlobPart, n uint64, err error) {
+	var c [8]byte
+	rand.Read(c[:])
+	id := meta.ChunkID{Term: uint32(time.Now().Unix()), Counter: binary.LittleEndian.Uint64(c[:])}
+	grant, err := b.server.SystemGrant(id, blobPart)
+	if err != nil {
+		return part, 0, err
+	}
+	w := b.chunks().NewWriter(grant)
+	defer w.Close()
+	end := false
+	for n < blobPart && !end {
+		k, err := io.ReadFull(r, buf)
+		end = err == io.EOF || err == io.ErrUnexpectedEOF
+		if err != nil && !end {
+			return part, n, meta.E("store blob", meta.IO, "", err)
+		}
+		if k == 0 {
+			break
+		}
+		if _, err := w.Append(ctx, buf[:k]); err != nil {
+			return part, n, err
+		}
+		n += uint64(k)
+	}
+	if n == 0 {
+		return part, 0, io.EOF
+	}
+	part = meta.BlobPart{Chunk: id, Length: n, Servers: grant.Servers}
+	if err := w.Sync(ctx); err != nil {
+		return part, n, err
+	}
+	fence := grant.Fence
+	fence.Seals++
+	for _, s := range grant.Servers {
+		if _, err := b.server.Order(ctx, s, meta.Order{Kind: meta.OrderSeal, Chunk: id, Fence: fence, Final: true, Length: n}); err != nil {
+			return part, n, err
+		}
+	}
+	if end {
+		return part, n, io.EOF
+	}
+	return part, n, nil
+}
+
+// Get reads a blob; the last Read gives Corrupt unless everything matched.
+func (b *chunkBlob) Get(ctx context.Context, ref meta.BlobRef) (io.ReadCloser, error) {
+	for _, p := range ref.Parts {
+		if err := b.server.AwaitServer(ctx, p.Servers); err != nil {
+			return nil, err
+		}
+	}
+	return &blobReader{ctx: ctx, b: b, ref: ref, sum: crc32.New(castagnoli)}, nil
+}
+
+type blobReader struct {
+	ctx  context.Context
+	b    *chunkBlob
+	ref  meta.BlobRef
+	part int
+	off  uint64
+	read uint64
+	sum  interface {
+		io.Writer
+		Sum32() uint32
+	}
+}
+
+func (r *blobReader) Read(p []byte) (int, error) {
+	for r.part < len(r.ref.Parts) && r.off == r.ref.Parts[r.part].Length {
+		r.part, r.off = r.part+1, 0
+	}
+	if r.part == len(r.ref.Parts) {
+		if r.read != r.ref.Length || r.sum.Sum32() != r.ref.CRC {
+			return 0, meta.E("read blob", meta.Corrupt, r.ref.Name, fmt.Errorf("%d bytes with checksum %08x, want %d with %08x", r.read, r.sum.Sum32(), r.ref.Length, r.ref.CRC))
+		}
+		return 0, io.EOF
+	}
+	part := r.ref.Parts[r.part]
+	n := min(uint64(len(p)), part.Length-r.off)
+	pl := meta.ChunkPlace{ID: part.Chunk, Servers: part.Servers, Sealed: true, Length: part.Length}
+	if err := r.b.chunks().ReadAt(r.ctx, pl, p[:n], r.off); err != nil {
+		return 0, err
+	}
+	r.sum.Write(p[:n])
+	r.off += n
+	r.read += n
+	return int(n), nil
+}
+
+func (r *blobReader) Close() error { return nil }
+
+// Delete removes the parts.
+func (b *chunkBlob) Delete(ctx context.Context, ref meta.BlobRef) error {
+	var errs []error
+	for _, p := range ref.Parts {
+		for _, s := range p.Servers {
+			_, err := b.server.Order(ctx, s, meta.Order{Kind: meta.OrderDelete, Chunk: p.Chunk, Fence: meta.Fence{Term: 1<<64 - 1}})
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,39 @@
+package local
+
+import (
+	"log/slog"
+	"strings"
+
+	"penstock.io/penstock/meta"
+)
+
+// ControlVariable names the environment variable that switches one or several
+// safety mechanisms off, by name with commas between. It exists for 'make
+// controls' alone, which proves that the tests notice.
+const ControlVariable = "PENSTOCK_CONTROL"
+
+// Controls reads the switches. Errors: Invalid (an unknown name).
+func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
+	for name := range strings.SplitSeq(value, ",") {
+		switch name {
+		case "":
+			continue
+		case "chunk-nosync":
+			u.Store.UnsafeNoSync = true
+		case "chunk-noverify":
+			u.Store.UnsafeNoVerify = true
+		case "chunk-nofence":
+			u.Store.UnsafeNoFence = true
+		case "journal-nosync":
+			u.NoJournal = true
+		case "meta-norecall":
+			u.Meta.NoRecall = true
+		case "meta-nowait":
+			u.Meta.NoWait = true
+		default:
+			return u, meta.E("control", meta.Invalid, name, nil)
+		}
+		log.Error("UNSAFE: a safety mechanism is switched off by "+ControlVariable, "mechanism", name)
+	}
+	return u, nil
+}

@@ -1,0 +1,105 @@
+package local
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"penstock.io/penstock/meta"
+	metaclient "penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/cluster/embedded"
+	"penstock.io/penstock/meta/wire"
+)
+
+// lockAndCheck takes a data directory for this process.
+func lockAndCheck(dir *string) (identity, *embedded.Lock, error) {
+	abs, err := filepath.Abs(*dir)
+	if err != nil {
+		return identity{}, nil, meta.E("open data directory", meta.Invalid, *dir, err)
+	}
+	*dir = abs
+	id, err := readIdentity(abs)
+	if err != nil {
+		return id, nil, err
+	}
+	lock, err := embedded.LockDir(abs)
+	if err != nil {
+		return id, nil, err
+	}
+	if id.Version == 0 {
+		if err := id.write(abs); err != nil {
+			return id, nil, errors.Join(err, lock.Close())
+		}
+	}
+	return id, lock, nil
+}
+
+// RunMeta starts a metadata server as a process of its own. Volumes are opened
+// in the background: they may wait for chunk servers.
+func RunMeta(ctx context.Context, cfg MetaConfig) (*Meta, func() error, error) {
+	_, lock, err := lockAndCheck(&cfg.Dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := StartMeta(ctx, cfg)
+	if err != nil {
+		return nil, nil, errors.Join(err, lock.Close())
+	}
+	m.serve.Go(func() {
+		if err := m.OpenVolumes(ctx); err != nil && ctx.Err() == nil {
+			m.failed <- err
+		}
+	})
+	return m, lock.Close, nil
+}
+
+// hello is what a chunk server must know of the cluster before it opens disks.
+type hello struct {
+	Cluster string        `json:"cluster"`
+	Server  meta.ServerID `json:"server"`
+}
+
+// RunChunkServer starts a chunk server as a process of its own. A new one asks
+// the cluster for its number.
+func RunChunkServer(ctx context.Context, cfg ChunkConfig) (*Chunk, func() error, error) {
+	id, lock, err := lockAndCheck(&cfg.Dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	fail := func(err error) (*Chunk, func() error, error) { return nil, nil, errors.Join(err, lock.Close()) }
+	s, err := metaclient.Dial(ctx, metaclient.Config{Addrs: cfg.Meta, Name: cfg.Name, Role: wire.RoleEnrol, Logger: cfg.Logger})
+	if err != nil {
+		return fail(err)
+	}
+	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminEnrol, Volume: 0, Ino: meta.Ino(id.ServerID)})
+	if cerr := s.Close(ctx); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return fail(err)
+	}
+	var h hello
+	if err := json.Unmarshal(re.Report, &h); err != nil {
+		return fail(meta.E("enrol", meta.Protocol, "", err))
+	}
+	if id.ServerID == 0 {
+		id.ServerID = h.Server
+		if err := id.write(cfg.Dir); err != nil {
+			return fail(err)
+		}
+	} else if h.Server != id.ServerID {
+		return fail(meta.E("enrol", meta.Invalid, cfg.Dir, fmt.Errorf("the directory is of server %d, the cluster answered %d", id.ServerID, h.Server)))
+	}
+	cfg.Cluster, cfg.ID = diskCluster(h.Cluster), id.ServerID
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return fail(meta.E("open data directory", meta.IO, cfg.Dir, err))
+	}
+	c, err := StartChunkServer(ctx, cfg)
+	if err != nil {
+		return fail(err)
+	}
+	return c, lock.Close, nil
+}

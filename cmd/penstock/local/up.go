@@ -1,0 +1,294 @@
+package local
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/chunkserver/store"
+	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster/embedded"
+	"penstock.io/penstock/meta/server"
+)
+
+// Config of one machine in one process.
+type Config struct {
+	Dir   string
+	Mount string // "" mounts nothing
+	// MountOptions and the client's bounds; zero values take their defaults.
+	MountOptions fuse.Options
+	WriteBuffer  int64
+	MetaCache    int
+	Logger       *slog.Logger
+	CommitDelay  time.Duration
+	Unsafe       Unsafe
+}
+
+// Unsafe switches safety mechanisms off, for the runs that prove that their
+// tests notice (make controls). Nothing else may set it.
+type Unsafe struct {
+	Meta      server.Unsafe
+	NoJournal bool // etcd does not sync
+	Store     store.Options
+}
+
+// identity is what a data directory remembers of itself.
+type identity struct {
+	Version  int           `json:"version"` // 1
+	ServerID meta.ServerID `json:"chunk_server"`
+}
+
+const (
+	identityFile    = "penstock.json"
+	identityVersion = 1
+)
+
+func readIdentity(dir string) (identity, error) {
+	path := filepath.Join(dir, identityFile)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		names, rerr := os.ReadDir(dir)
+		if rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
+			return identity{}, meta.E("open data directory", meta.IO, dir, rerr)
+		}
+		for _, n := range names {
+			if n.Name() != "LOCK" && n.Name() != "lost+found" {
+				return identity{}, meta.E("open data directory", meta.Invalid, dir, fmt.Errorf("it holds %q but no %s: it is not a Penstock data directory; choose an empty one", n.Name(), identityFile))
+			}
+		}
+		return identity{}, nil
+	}
+	if err != nil {
+		return identity{}, meta.E("open data directory", meta.IO, path, err)
+	}
+	var id identity
+	if err := json.Unmarshal(b, &id); err != nil || id.Version < 1 {
+		return identity{}, meta.E("open data directory", meta.Corrupt, path, err)
+	}
+	if id.Version > identityVersion {
+		return identity{}, meta.E("open data directory", meta.Version, path, fmt.Errorf("it has format %d, this program knows up to %d: use a newer program", id.Version, identityVersion))
+	}
+	return id, nil
+}
+
+// write replaces the file: write, sync, rename, sync the folder.
+func (id identity) write(dir string) error {
+	id.Version = identityVersion
+	b, err := json.MarshalIndent(id, "", "  ")
+	if err != nil {
+		panic("local: an identity is plain data: " + err.Error())
+	}
+	path := filepath.Join(dir, identityFile)
+	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err == nil {
+		_, err = f.Write(append(b, '\n'))
+		err = errors.Join(err, f.Sync(), f.Close())
+	}
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err == nil {
+		var d *os.File
+		if d, err = os.Open(dir); err == nil {
+			err = errors.Join(d.Sync(), d.Close())
+		}
+	}
+	if err != nil {
+		return meta.E("write data directory", meta.IO, path, err)
+	}
+	return nil
+}
+
+// System is everything on one machine, running.
+type System struct {
+	Meta  *Meta
+	Chunk *Chunk
+	Mount *Mount
+	lock  *embedded.Lock
+	log   *slog.Logger
+}
+
+// Up starts everything. Errors: DirectoryInUse, Version, Invalid (the
+// directory is something else), Busy, and those of mounting.
+func Up(ctx context.Context, cfg Config) (s *System, err error) {
+	if cfg.Dir, err = filepath.Abs(cfg.Dir); err != nil {
+		return nil, meta.E("open data directory", meta.Invalid, cfg.Dir, err)
+	}
+	s = &System{log: cfg.Logger}
+	defer func() {
+		if err != nil {
+			s.Close(context.WithoutCancel(ctx))
+			s = nil
+		}
+	}()
+	id, err := readIdentity(cfg.Dir)
+	if err != nil {
+		return s, err
+	}
+	if s.lock, err = embedded.LockDir(cfg.Dir); err != nil {
+		return s, err
+	}
+	if id.Version == 0 {
+		if err = id.write(cfg.Dir); err != nil {
+			return s, err
+		}
+	}
+	s.Meta, err = StartMeta(ctx, MetaConfig{
+		Dir: cfg.Dir, Name: "up", Logger: cfg.Logger, CommitDelay: cfg.CommitDelay, Unsafe: cfg.Unsafe.Meta, UnsafeNoFsync: cfg.Unsafe.NoJournal,
+	})
+	if err != nil {
+		return s, err
+	}
+	if id.ServerID == 0 {
+		if id.ServerID, err = s.Meta.NewServerID(ctx); err != nil {
+			return s, err
+		}
+		if err = id.write(cfg.Dir); err != nil {
+			return s, err
+		}
+	}
+	s.Chunk, err = StartChunkServer(ctx, ChunkConfig{
+		Dir: cfg.Dir, Meta: []string{s.Meta.Addr}, Topology: "/local", Class: "ssd", Cluster: s.Meta.ClusterID(),
+		ID: id.ServerID, Name: "up", Logger: cfg.Logger, Store: cfg.Unsafe.Store,
+	})
+	if err != nil {
+		return s, err
+	}
+	if err = s.Meta.OpenVolumes(ctx); err != nil {
+		return s, err
+	}
+	if cfg.Mount != "" {
+		s.Mount, err = StartMount(ctx, MountConfig{
+			Meta: []string{s.Meta.Addr}, Dir: cfg.Mount, Logger: cfg.Logger, Options: cfg.MountOptions,
+			WriteBuffer: cfg.WriteBuffer, MetaCache: cfg.MetaCache,
+		})
+		if err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// Failed tells when a part can't go on, or nil when the mount was taken away
+// by umount.
+func (s *System) Failed(ctx context.Context) error {
+	var unmounted <-chan struct{}
+	if s.Mount != nil {
+		unmounted = s.Mount.Done()
+	}
+	select {
+	case err := <-s.Meta.Failed():
+		return err
+	case err := <-s.Chunk.Failed():
+		return err
+	case <-unmounted:
+		return nil
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// Close stops in order: the mount flushes, the chunk server's log is folded,
+// the journal gets what was answered.
+func (s *System) Close(ctx context.Context) error {
+	var errs []error
+	if s.Mount != nil {
+		errs = append(errs, s.Mount.Close(ctx))
+	}
+	if s.Meta != nil && s.Meta.Server != nil {
+		// Chunks that the mount left are sealed while the chunk server is here.
+		errs = append(errs, s.Meta.Server.Settle(ctx))
+	}
+	if s.Meta != nil {
+		errs = append(errs, s.Meta.Close(ctx))
+	}
+	if s.Chunk != nil {
+		errs = append(errs, s.Chunk.Close(ctx))
+	}
+	if s.lock != nil {
+		errs = append(errs, s.lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// MountConfig says what to mount.
+type MountConfig struct {
+	Meta        []string
+	Volume      string // name; "" is the root volume
+	Path        string // in the volume
+	Dir         string
+	Source      string
+	Options     fuse.Options
+	Logger      *slog.Logger
+	WriteBuffer int64
+	MetaCache   int
+}
+
+// Mount is a client with its mount.
+type Mount struct {
+	*fuse.Mount
+	Client *penstock.Client
+}
+
+// StartMount dials and mounts.
+func StartMount(ctx context.Context, cfg MountConfig) (*Mount, error) {
+	n := fuse.NewNotifier()
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	dial, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	c, err := penstock.Dial(dial, penstock.Config{
+		Meta: cfg.Meta, Name: fmt.Sprintf("%s: mount %s (pid %d)", host, cfg.Dir, os.Getpid()), Logger: cfg.Logger,
+		WriteBuffer: cfg.WriteBuffer, MetaCache: cfg.MetaCache, Notify: n,
+	})
+	if err != nil {
+		return nil, err
+	}
+	fc := fuse.Config{Tree: fuse.ClientTree(c), Notifier: n, Logger: cfg.Logger, Dir: cfg.Dir, Source: cfg.Source, Options: cfg.Options}
+	if err := findRoot(ctx, c, cfg, &fc); err != nil {
+		return nil, errors.Join(err, c.Close(ctx))
+	}
+	m, err := fuse.New(ctx, fc)
+	if err != nil {
+		return nil, errors.Join(err, c.Close(ctx))
+	}
+	return &Mount{m, c}, nil
+}
+
+// findRoot names the directory that becomes the mount's root.
+func findRoot(ctx context.Context, c *penstock.Client, cfg MountConfig, fc *fuse.Config) error {
+	fc.Volume, fc.Root = meta.RootVolume, meta.RootIno
+	if cfg.Volume == "" && (cfg.Path == "" || cfg.Path == "/") {
+		return nil
+	}
+	v, err := c.VolumeByID(ctx, meta.RootVolume)
+	if cfg.Volume != "" {
+		v, err = c.Volume(ctx, cfg.Volume)
+	}
+	if err != nil {
+		return err
+	}
+	fc.Volume = v.ID()
+	if cfg.Path != "" && cfg.Path != "/" {
+		e, err := v.Tree().Stat(ctx, cfg.Path)
+		if err != nil {
+			return err
+		}
+		fc.Volume, fc.Root = e.Volume, e.Attr.Ino
+	}
+	return nil
+}
+
+// Close unmounts, flushes, and ends the session.
+func (m *Mount) Close(ctx context.Context) error {
+	return errors.Join(m.Unmount(ctx), m.Client.Close(ctx))
+}
