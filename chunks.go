@@ -168,6 +168,9 @@ func (v *Volume) appendPacked(ctx context.Context, p []byte) (*chunk, uint64, er
 			v.c.stats.appended.Add(uint64(len(p)))
 			return c, off, nil
 		}
+		if ctx.Err() != nil {
+			return nil, 0, err
+		}
 		if errors.Is(err, meta.FileTooBig) { // another append took the room
 			v.unpack(c)
 			v.retire(c)
@@ -175,7 +178,7 @@ func (v *Volume) appendPacked(ctx context.Context, p []byte) (*chunk, uint64, er
 			v.unpack(c)
 			v.breakChunk(c, err)
 		}
-		if try >= 2 || ctx.Err() != nil {
+		if try >= 2 {
 			return nil, 0, err
 		}
 	}

@@ -160,7 +160,7 @@ func (c *Client) openVolumes() []*Volume {
 
 // Volume opens a volume by name. Errors: NoSuchVolume.
 func (c *Client) Volume(ctx context.Context, name string) (*Volume, error) {
-	return c.openVolume(ctx, name, func(i volumeInfo) bool { return i.Name == name })
+	return c.openVolume(ctx, 0, name)
 }
 
 // VolumeByID opens a volume by number, as a junction names it. It asks nobody
@@ -169,34 +169,29 @@ func (c *Client) VolumeByID(ctx context.Context, id meta.VolumeID) (*Volume, err
 	if v := c.lookVolume(id); v != nil {
 		return v, nil
 	}
-	return c.openVolume(ctx, fmt.Sprint("number ", id), func(i volumeInfo) bool { return i.ID == id })
+	return c.openVolume(ctx, id, "")
 }
 
-func (c *Client) openVolume(ctx context.Context, what string, match func(volumeInfo) bool) (*Volume, error) {
-	list, err := c.sess.Volumes(ctx)
+func (c *Client) openVolume(ctx context.Context, id meta.VolumeID, name string) (*Volume, error) {
+	i, err := c.sess.Volume(ctx, id, name)
 	if err != nil {
 		return nil, err
 	}
-	for _, i := range list {
-		if !match(i) {
-			continue
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	v := c.volumes[i.ID]
+	if v == nil {
+		v = &Volume{
+			c: c, id: i.ID, name: i.Name,
+			names:  nameLocks{seed: maphash.MakeSeed()},
+			places: make(map[meta.ChunkID]*chunkRef),
+			dirty:  make(map[*inode]struct{}),
+			kicked: make(chan struct{}, 1),
 		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		v := c.volumes[i.ID]
-		if v == nil {
-			v = &Volume{
-				c: c, id: i.ID, name: i.Name, policy: i.Policy,
-				names:  nameLocks{seed: maphash.MakeSeed()},
-				places: make(map[meta.ChunkID]*chunkRef),
-				dirty:  make(map[*inode]struct{}),
-				kicked: make(chan struct{}, 1),
-			}
-			c.volumes[i.ID] = v
-		}
-		return v, nil
+		c.volumes[i.ID] = v
 	}
-	return nil, meta.E("open volume", meta.NoSuchVolume, what, nil)
+	v.setPolicy(i.Policy)
+	return v, nil
 }
 
 // Close makes everything durable, gives all leases back and ends the session.

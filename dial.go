@@ -40,18 +40,16 @@ func (s session) DoBatch(ctx context.Context, v meta.VolumeID, ops []batchOp) ([
 	return s.Session.DoBatch(ctx, v, l)
 }
 
-func (s session) Volumes(ctx context.Context) ([]volumeInfo, error) {
-	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumes})
+func (s session) Volume(ctx context.Context, id meta.VolumeID, name string) (volumeInfo, error) {
+	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: id, Name: name})
 	if err != nil {
-		return nil, err
+		return volumeInfo{}, err
 	}
-	l := make([]volumeInfo, 0, len(re.Volumes))
-	for _, v := range re.Volumes {
-		if !v.Deleting {
-			l = append(l, volumeInfo{v.ID, v.Name, v.Policy})
-		}
+	if len(re.Volumes) != 1 || re.Volumes[0].Deleting {
+		return volumeInfo{}, meta.E("open volume", meta.NoSuchVolume, name, nil)
 	}
-	return l, nil
+	v := re.Volumes[0]
+	return volumeInfo{v.ID, v.Name, v.Policy}, nil
 }
 
 // chunkPool is chunkserver/client with its writers as an interface.

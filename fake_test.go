@@ -460,8 +460,11 @@ func (s *fakeSession) Drop(v meta.VolumeID, inos []meta.Ino) {
 
 func (s *fakeSession) LeaseLeft() time.Duration { return s.left }
 
-func (s *fakeSession) Volumes(context.Context) ([]volumeInfo, error) {
-	return []volumeInfo{{1, "root", s.w.policy}}, nil
+func (s *fakeSession) Volume(_ context.Context, id meta.VolumeID, name string) (volumeInfo, error) {
+	if id != 1 && name != "root" {
+		return volumeInfo{}, meta.E("open volume", meta.NoSuchVolume, name, nil)
+	}
+	return volumeInfo{1, "root", s.w.policy}, nil
 }
 
 func (s *fakeSession) Close(context.Context) error {

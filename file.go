@@ -45,6 +45,7 @@ type file struct {
 	gate        int32 // writers wait while not zero
 	want        int32 // writers waiting for the exclusive lease
 	puts        uint32
+	pushers     int32 // waiting for the push turn, the stream apart
 	appends     uint8 // fsyncs in a row that found just bytes added at the end
 
 	// own is the open chunk that belongs to this file; byte off of the file is
@@ -110,7 +111,15 @@ func (in *inode) take(ctx context.Context, turns uint8) (*file, error) {
 			f.busy |= turns
 			return f, nil
 		}
-		if err := in.wait(ctx, f); err != nil {
+		// A stream, which takes the push turn again and again, lets others in.
+		if turns&turnPush != 0 {
+			f.pushers++
+		}
+		err := in.wait(ctx, f)
+		if turns&turnPush != 0 {
+			f.pushers--
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -283,6 +292,7 @@ func (v *Volume) Open(ctx context.Context, call *Call, ino meta.Ino, flags uint3
 	write := forWriting(flags)
 	want := meta.LeaseShared
 	if write {
+		v.refreshPolicy(ctx)
 		want = meta.LeaseExclusive
 	}
 	if err := v.sealNow(ctx, in); err != nil {
@@ -356,6 +366,7 @@ func (v *Volume) CreateOpen(ctx context.Context, call *Call, req meta.Create, fl
 	if req.Mode&meta.TypeMask == 0 {
 		req.Mode |= meta.TypeRegular
 	}
+	v.refreshPolicy(ctx)
 	res, stamp, err := v.create(ctx, call, &req, meta.LeaseExclusive)
 	if err != nil {
 		return OpenInfo{}, err
@@ -422,7 +433,7 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 		f.err, f.errFor = nil, 0 // nobody is left to tell
 	}
 	settle := lastWriter && !dead && (f.own != nil || f.ended)
-	if lastWriter && v.policy.SealOnClose && known && in.attr.Flags&meta.FlagSealed == 0 && !dead {
+	if lastWriter && v.policy.Load().SealOnClose && known && in.attr.Flags&meta.FlagSealed == 0 && !dead {
 		f.sealWant, f.metaDirty = true, true
 		settle = settle || f.own != nil
 		v.listDirtyLocked(in)
@@ -434,7 +445,7 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 		return
 	}
 	if settle {
-		if v.policy.SealOnClose {
+		if v.policy.Load().SealOnClose {
 			v.settle(in)
 		} else {
 			in.pins.Add(1)
@@ -480,7 +491,7 @@ func (v *Volume) Backing(ctx context.Context, ino meta.Ino) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	fixed := in.attr.Flags&meta.FlagSealed != 0 || v.policy.Immutable
+	fixed := in.attr.Flags&meta.FlagSealed != 0 || v.policy.Load().Immutable
 	if sn != nil || !fixed || f.size == 0 || f.m.count() != 1 {
 		in.mu.Unlock()
 		return nil, none

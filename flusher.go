@@ -132,8 +132,15 @@ func (v *Volume) nextGroup() []*work {
 		}
 		in.mu.Lock()
 		f := in.file
-		if f != nil && f.listed && f.busy == 0 && in.recall == nil && (f.uncommitted > 0 || f.metaDirty || f.sealWant) {
-			f.busy |= turnCommit | turnPush
+		if f != nil && f.listed && f.busy&turnCommit == 0 && in.recall == nil && (f.uncommitted > 0 || f.metaDirty || f.sealWant) {
+			f.busy |= turnCommit
+			// A stream leaves its turn after some blocks; nothing else that holds
+			// the push turn does so without the commit turn.
+			if _, err := in.take(v.c.ctx, turnPush); err != nil {
+				f.leave(turnCommit)
+				in.mu.Unlock()
+				break
+			}
 			in.pins.Add(1)
 			ws = append(ws, &work{in: in, mode: flushKeep})
 			bytes += f.uncommitted

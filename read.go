@@ -283,7 +283,7 @@ const atimeAge = 24 * time.Hour
 // touchAtime renews the access time in memory as relatime does; the next
 // round of commits tells the owner.
 func (v *Volume) touchAtime(in *inode) {
-	if v.policy.NoAtime || v.policy.Immutable || v.policy.SealOnClose {
+	if p := v.policy.Load(); p.NoAtime || p.Immutable || p.SealOnClose {
 		return
 	}
 	now := meta.Time(time.Now().UnixNano())

@@ -26,7 +26,8 @@ type metaSession interface {
 	// it reaches the owner after it.
 	Drop(v meta.VolumeID, inos []meta.Ino)
 	LeaseLeft() time.Duration
-	Volumes(ctx context.Context) ([]volumeInfo, error)
+	// Volume finds a volume by number or, if that is zero, by name.
+	Volume(ctx context.Context, id meta.VolumeID, name string) (volumeInfo, error)
 	Close(ctx context.Context) error
 }
 

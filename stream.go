@@ -42,12 +42,18 @@ func (v *Volume) stream(in *inode) {
 	ctx := v.c.ctx
 	for {
 		in.mu.Lock()
-		f, err := in.take(ctx, turnPush)
+		f := in.fileLocked()
+		var err error
+		for err == nil && (f.pushers > 0 || f.busy&turnPush != 0) {
+			err = in.wait(ctx, f)
+			f = in.fileLocked()
+		}
 		if err != nil {
 			in.fileLocked().pushing = false
 			in.mu.Unlock()
 			return
 		}
+		f.busy |= turnPush
 		var blobs []*blob
 		at := f.streamEnd()
 		room := v.maxChunk()

@@ -17,7 +17,6 @@ type Volume struct {
 	c      *Client
 	id     meta.VolumeID
 	name   string
-	policy meta.Policy
 	names  nameLocks
 	pack   packer
 	space  space
@@ -29,6 +28,8 @@ type Volume struct {
 	// durable is the count that is known to be journaled.
 	mutations, durable atomic.Uint64
 	dirtyBytes         atomic.Int64
+	policy             atomic.Pointer[meta.Policy]
+	policyAt           atomic.Int64 // nanoseconds of the clock
 
 	placeMu sync.Mutex
 	places  map[meta.ChunkID]*chunkRef
@@ -47,14 +48,39 @@ func (v *Volume) ID() meta.VolumeID { return v.id }
 // Name is the volume's name as it was when it was opened here.
 func (v *Volume) Name() string { return v.name }
 
-// Policy is the volume's policy as it was when it was opened here.
-func (v *Volume) Policy() meta.Policy { return v.policy }
+// Policy is the volume's policy as it was a few seconds ago at most.
+func (v *Volume) Policy() meta.Policy {
+	v.refreshPolicy(v.c.ctx)
+	return *v.policy.Load()
+}
+
+// policyAge is how old the known policy may be when a file is opened.
+const policyAge = 2 * time.Second
+
+func (v *Volume) setPolicy(p meta.Policy) {
+	v.policy.Store(&p)
+	v.policyAt.Store(time.Now().UnixNano())
+}
+
+// refreshPolicy asks for the policy again when it is old. An owner that can't
+// answer leaves the old one in force.
+func (v *Volume) refreshPolicy(ctx context.Context) {
+	at := v.policyAt.Load()
+	now := time.Now().UnixNano()
+	if now-at < int64(policyAge) || !v.policyAt.CompareAndSwap(at, now) {
+		return
+	}
+	v.c.stats.rpcs.Add(1)
+	if i, err := v.c.sess.Volume(ctx, v.id, ""); err == nil {
+		v.setPolicy(i.Policy)
+	}
+}
 
 func (v *Volume) subject(ino meta.Ino) string { return fmt.Sprintf("%s:%d", v.name, ino) }
 
 func (v *Volume) maxChunk() uint64 {
-	if v.policy.MaxChunk != 0 {
-		return v.policy.MaxChunk
+	if n := v.policy.Load().MaxChunk; n != 0 {
+		return n
 	}
 	return 1 << 30
 }
@@ -375,7 +401,7 @@ func (v *Volume) Flush(ctx context.Context, call *Call, ino meta.Ino, lockOwner 
 	if err == nil {
 		err = unlock
 	}
-	syncNow := v.policy.SyncOnClose && (f.uncommitted > 0 || f.metaDirty || f.ended)
+	syncNow := v.policy.Load().SyncOnClose && (f.uncommitted > 0 || f.metaDirty || f.ended)
 	in.mu.Unlock()
 	if syncNow {
 		if e := v.Fsync(ctx, ino, false); err == nil {
