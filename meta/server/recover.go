@@ -84,6 +84,7 @@ func (s *Server) openOwner(v meta.VolumeID) (*owner, error) {
 		st.Close()
 		return release(err)
 	}
+	o.publishResumable() // before anybody may ask to resume
 	o.wg.Go(func() { o.commitLoop(pos) })
 	o.wg.Go(func() {
 		select {
@@ -165,9 +166,6 @@ func (o *owner) publishResumable() {
 // recover waits until every journaled session is back with its claims, or is
 // surely over, and then lets ordinary operations run.
 func (o *owner) recover() {
-	o.mu.Lock()
-	o.publishResumable()
-	o.mu.Unlock()
 	deadline := time.Now().Add(o.srv.cfg.SessionTTL + o.srv.cfg.SessionTTL/4)
 	// The owner before may still be answering inside its lease.
 	if !o.own.PredecessorDone() {
