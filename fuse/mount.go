@@ -229,8 +229,12 @@ func mountPoint(dir string, nonEmpty bool, log *slog.Logger) (string, error) {
 	if parent, err := filepath.EvalSymlinks(filepath.Dir(dir)); err == nil {
 		dir = filepath.Join(parent, filepath.Base(dir))
 	}
+	// Statfs first: the attributes of a dead mount's root may be cached.
+	var usage unix.Statfs_t
 	var st unix.Stat_t
-	err = unix.Stat(dir, &st)
+	if err = unix.Statfs(dir, &usage); err == nil {
+		err = unix.Stat(dir, &st)
+	}
 	if errors.Is(err, syscall.ENOTCONN) || errors.Is(err, syscall.ECONNABORTED) {
 		if err := clearDead(dir, log); err != nil {
 			return "", err

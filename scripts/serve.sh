@@ -6,7 +6,7 @@
 set -euo pipefail
 : "${BIN:?}" "${PENSTOCK_BENCH:?}"
 base=$PENSTOCK_BENCH
-mkdir -p "$base"/{data,mnt,pids,log}
+mkdir -p "$base"/{data,chunks,mnt,pids,log}
 
 # run NAME COMMAND...: in the background, with its process id noted.
 run() {
@@ -30,8 +30,8 @@ start() {
 	if [ "${PENSTOCK_SEPARATE:-}" = 1 ]; then
 		run meta "$BIN" meta --dir "$base/data"
 		wait_for test -S "$base/data/meta.sock"
-		run chunkserver "$BIN" chunkserver --dir "$base/data"
-		wait_for test -S "$base/data/chunk.sock"
+		run chunkserver "$BIN" chunkserver --data "$base/chunks" --dir "$base/data"
+		wait_for test -S "$base/chunks/chunk.sock"
 		run mount "$BIN" mount --foreground --dir "$base/data" "${PENSTOCK_VOLUME:-/}" "$base/mnt"
 	else
 		run up "$BIN" up --dir "$base/data" --mount "$base/mnt"

@@ -15,13 +15,14 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"penstock.io/penstock/cmd/penstock/local"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
 )
 
 // metaSocket is where the meta server of a data directory listens.
-func metaSocket(dir string) string { return filepath.Join(dir, "meta.sock") }
+func metaSocket(dir string) string { return filepath.Join(dir, local.MetaSocket) }
 
 // where is how a command finds the running system: --cluster, else --dir, else
 // PENSTOCK_CLUSTER, else the only 'penstock up' of this machine.

@@ -15,10 +15,10 @@ type control struct {
 const controlRounds = 12
 
 var allControls = []control{
-	{"chunk-no-fsync", powerGuard},
-	{"etcd-no-fsync", powerGuard},
-	{"chunk-no-verify", flipGuard},
-	{"meta-no-recall", coherenceGuard},
+	{"chunk-nosync", powerGuard},
+	{"journal-nosync", powerGuard},
+	{"chunk-noverify", flipGuard},
+	{"meta-norecall", coherenceGuard},
 }
 
 // TestControls runs each guard with its mechanism off. A guard that stays green

@@ -162,21 +162,37 @@ type machine struct {
 	chunks *disk
 }
 
-// newMachine makes the disks below scratch.
-func newMachine(scratch, binary string, metaBytes, chunkBytes int64, log io.Writer) (*machine, error) {
+// newMachine makes the disks below scratch. The data directory is made by a
+// first start; then the chunks move to a disk of their own, as an operator would
+// move them.
+func newMachine(ctx context.Context, scratch, binary string, metaBytes, chunkBytes int64, log io.Writer) (*machine, error) {
 	m := &machine{system: system{binary: binary, dir: filepath.Join(scratch, "meta", "data"), mount: filepath.Join(scratch, "mnt"), log: log}}
 	if err := os.Mkdir(m.mount, 0o755); err != nil {
 		return nil, err
 	}
 	var err error
-	if m.meta, err = newDisk(filepath.Join(scratch, "meta"), metaBytes); err != nil {
+	if m.meta, err = newDisk(filepath.Join(scratch, "meta.img"), filepath.Join(scratch, "meta"), metaBytes); err != nil {
 		return m, err
 	}
 	if err := os.Mkdir(m.dir, 0o700); err != nil {
 		return m, err
 	}
-	m.chunks, err = newDisk(filepath.Join(m.dir, "chunks"), chunkBytes)
-	return m, err
+	if err := m.start(ctx); err != nil {
+		return m, err
+	}
+	if err := m.stop(); err != nil {
+		return m, err
+	}
+	if m.chunks, err = newDisk(filepath.Join(scratch, "chunks.img"), filepath.Join(scratch, "chunks"), chunkBytes); err != nil {
+		return m, err
+	}
+	folder := filepath.Join(m.dir, "chunks")
+	err = errors.Join(copyTree(folder, m.chunks.at), m.chunks.unmount(), os.RemoveAll(folder), os.Mkdir(folder, 0o700))
+	if err != nil {
+		return m, err
+	}
+	m.chunks.at = folder
+	return m, m.chunks.mount()
 }
 
 // end leaves no process, mount or loop device.

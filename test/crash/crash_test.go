@@ -111,7 +111,7 @@ func newSystem(t *testing.T) *system {
 
 func machineOf(t *testing.T, metaBytes, chunkBytes int64) *machine {
 	t.Helper()
-	m, err := newMachine(scratch(t), built, metaBytes, chunkBytes, logFile(t))
+	m, err := newMachine(t.Context(), scratch(t), built, metaBytes, chunkBytes, logFile(t))
 	if m != nil {
 		t.Cleanup(func() {
 			if err := m.end(); err != nil {
@@ -224,7 +224,7 @@ func repair(t *testing.T, root string, l *load, i int) {
 // there and one that was only written is not.
 func TestPowerCutIsReal(t *testing.T) {
 	dir := scratch(t)
-	d, err := newDisk(filepath.Join(dir, "disk"), 64<<20)
+	d, err := newDisk(filepath.Join(dir, "disk.img"), filepath.Join(dir, "disk"), 64<<20)
 	if d != nil {
 		t.Cleanup(func() {
 			if err := d.remove(); err != nil {

@@ -20,9 +20,9 @@ type disk struct {
 	at    string // mount point
 }
 
-// newDisk makes an image beside the mount point, formats and mounts it.
-func newDisk(at string, size int64) (*disk, error) {
-	d := &disk{image: filepath.Clean(at) + ".img", at: at}
+// newDisk makes an image, formats and mounts it.
+func newDisk(image, at string, size int64) (*disk, error) {
+	d := &disk{image: image, at: at}
 	if err := os.MkdirAll(at, 0o755); err != nil {
 		return nil, err
 	}

@@ -168,7 +168,7 @@ func copyTree(from, to string) error {
 		}
 		switch {
 		case e.IsDir():
-			return os.Mkdir(filepath.Join(to, rel), info.Mode().Perm())
+			return os.MkdirAll(filepath.Join(to, rel), info.Mode().Perm())
 		case e.Type().IsRegular():
 			b, err := os.ReadFile(path)
 			if err != nil {
