@@ -280,6 +280,8 @@ func (s *Session) handshake(ctx context.Context, addr string) (*wire.Reader, err
 	} else {
 		s.resume(ans.Resumed)
 	}
+	// The first keep-alive says that claims and replays are complete.
+	s.send.Enqueue(0, &wire.KeepAlive{Count: uint64(time.Since(s.epoch0))})
 	close(s.ready)
 	s.send.Flush()
 	return rd, nil
