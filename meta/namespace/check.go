@@ -45,7 +45,7 @@ func Check(r Reader) (*Report, error) {
 		rep: &Report{}, inodes: map[uint64]*checkedInode{}, names: map[string]checkedEntry{},
 		chunks: map[[16]byte]*checkedChunk{}, orphans: map[uint64]uint64{}, sessions: map[uint64]bool{},
 	}
-	err := r.Scan([]byte{0}, []byte{0xff}, func(k, v []byte) bool {
+	err := r.Scan([]byte{1}, []byte{0xff}, func(k, v []byte) bool { // keys that begin with zero are the store's own
 		c.record(k, v)
 		return true
 	})

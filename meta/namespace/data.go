@@ -367,8 +367,8 @@ func (t *tx) openExtent(in *inode) (e extent, err error) {
 	return e, err
 }
 
-// closeEnd closes the open-ended extent, if there is one: at the length that
-// was journaled or, with sealed, where the chunk ends. The file ends there.
+// closeEnd closes the open-ended extent: at the length that was journaled or,
+// with sealed, where the chunk ends. The file ends there.
 func (t *tx) closeEnd(in *inode, length uint64, sealed bool) error {
 	old, err := t.openExtent(in)
 	if err != nil {
@@ -380,6 +380,12 @@ func (t *tx) closeEnd(in *inode, length uint64, sealed bool) error {
 		e.Len = 0
 		if length > e.ChunkOff {
 			e.Len = min(length-e.ChunkOff, meta.MaxFileSize-e.Off)
+		}
+		if in.Flags&meta.FlagUnsynced == 0 {
+			// Bytes that were journaled as synced and that the chunk has no more
+			// are lost. The file keeps its length and reads of them fail (rule 5):
+			// shortening it would hide the loss.
+			e.Len = max(e.Len, old.Len)
 		}
 		in.Size = e.Off + e.Len
 	}

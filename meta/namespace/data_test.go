@@ -269,11 +269,18 @@ func TestOpenEndedCloses(t *testing.T) {
 			t.Errorf("%+v", a)
 		}
 	})
-	for _, c := range []struct{ length, size, live uint64 }{{10, 110, 10}, {4000, 4100, 4000}, {3, 103, 3}, {0, 100, 0}} {
+	for _, c := range []struct {
+		length     uint64
+		unsynced   bool
+		size, live uint64
+	}{{10, false, 110, 10}, {4000, false, 4100, 4000}, {3, true, 103, 3}, {0, true, 100, 0}} {
 		t.Run(fmt.Sprint("sealed at ", c.length), func(t *testing.T) {
 			f, ino, ch := start(t)
+			if c.unsynced {
+				f.do(&meta.Write{Ino: ino, Extents: []meta.Extent{{Off: 100, Len: 10, Chunk: ch, OpenEnded: true}}})
+			}
 			res := f.seal(ch, c.length)
-			if res.Attr.Ino != ino || res.Attr.Size != c.size || res.Attr.Blocks != c.size || f.live(ch) != c.live || res.Attr.Flags != 0 {
+			if res.Attr.Ino != ino || res.Attr.Size != c.size || res.Attr.Blocks != c.size || f.live(ch) != c.live || res.Attr.Flags&^meta.FlagUnsynced != 0 {
 				t.Errorf("%+v", res)
 			}
 			if want := res.Attr.Mtime == f.now; want != (c.size != 110) {
@@ -284,6 +291,18 @@ func TestOpenEndedCloses(t *testing.T) {
 			}
 		})
 	}
+	t.Run("sealed below what was synced", func(t *testing.T) {
+		f, ino, ch := start(t)
+		f.seal(ch, 3)
+		if a := f.attr(ino); a.Size != 110 {
+			t.Errorf("a loss is hidden: %+v", a)
+		}
+		rep, err := Check(f.s)
+		if err != nil || rep.Count != 1 {
+			t.Errorf("%v %+v", err, rep)
+		}
+		f.do(&meta.SetAttr{Ino: ino, Mask: meta.SetSize})
+	})
 	t.Run("unlinked", func(t *testing.T) {
 		f, ino, ch := start(t)
 		f.do(&meta.Unlink{Parent: 1, Name: "f"})
