@@ -290,11 +290,12 @@ func (s *Store) Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, o
 		return err
 	}
 	defer h.done()
-	if !c.exists {
+	if off == 0 {
+		c.entry = false // the file is new, even where a fence was known before
 		// What a crash left of an append that was never acknowledged.
 		if n, err := h.Size(); err != nil || n > 0 {
 			if err = h.Truncate(0); err != nil {
-				return ioError(op, id.String(), err)
+				return s.fail(ioError(op, id.String(), err))
 			}
 		}
 	}

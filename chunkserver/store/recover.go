@@ -171,6 +171,9 @@ type replayed struct {
 	pieces []piece
 	synced uint64
 	sealed *record
+	// broken: the records don't continue what .meta says. That is corruption,
+	// unless the chunk's deletion follows, which removed .meta.
+	broken bool
 }
 
 // recover brings the chunks that the log speaks of to what can be verified,
@@ -277,13 +280,17 @@ func (s *Store) replay(found map[meta.ChunkID]*replayed, r record) error {
 		if r.end <= have {
 			return nil // .meta was written after this
 		}
-		if r.off != have || f.sealed != nil {
-			return meta.E("replay log", meta.Corrupt, r.id.String(), errors.New("an append that doesn't continue the chunk"))
-		}
 		off := r.off
 		for _, crc := range r.crcs {
 			n := min(r.end-off, block-off%block)
-			f.pieces = append(f.pieces, piece{off, n, crc})
+			if off+n > have { // else a recovery that was cut short had kept this piece
+				if off != have || f.sealed != nil {
+					f.broken = true
+					return nil
+				}
+				f.pieces = append(f.pieces, piece{off, n, crc})
+				have += n
+			}
 			off += n
 		}
 	case recSync:
@@ -313,6 +320,9 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 	defer c.mu.Unlock()
 	if !c.exists || c.state == meta.ChunkSealed {
 		return nil
+	}
+	if f.broken {
+		return meta.E("replay log", meta.Corrupt, c.id.String(), errors.New("an append that doesn't continue the chunk"))
 	}
 	limit := f.synced
 	if f.sealed != nil {
@@ -371,11 +381,13 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 		}
 	}
 	if c.length > keep { // the seal cut below base
-		crcs, err := s.crcsAt(c, keep)
-		if err != nil {
-			return err
+		c.crcs = append([]uint32(nil), c.crcs[:keep/block]...)
+		c.length = keep / block * block
+		if n := keep % block; n > 0 {
+			if err := s.growPart(c, n); err != nil {
+				return err
+			}
 		}
-		c.length, c.crcs = keep, crcs
 	}
 	if c.length != keep {
 		return meta.E("recover", meta.Corrupt, c.id.String(), errors.New("synced beyond what was appended"))
@@ -396,7 +408,8 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 	return s.cut(c)
 }
 
-// growPart adds the first n bytes of a piece that a seal cut.
+// growPart adds the first n bytes of a piece or block that a seal cut: the rest
+// may be gone already. Whether they are right, the seal's checksum tells.
 func (s *Store) growPart(c *chunk, n uint64) error {
 	h, err := s.hold(c, true, false)
 	if err != nil {
@@ -405,7 +418,7 @@ func (s *Store) growPart(c *chunk, n uint64) error {
 	defer h.done()
 	buf := getBlock()
 	defer putBlock(buf)
-	if _, err := h.ReadAt((*buf)[:n], int64(c.length)); err != nil {
+	if _, err := h.ReadAt((*buf)[:n], int64(c.length)); err != nil && !errors.Is(err, io.EOF) {
 		return ioError("recover", c.id.String(), err)
 	}
 	c.grow(n, []uint32{chunkserver.CRC((*buf)[:n])})

@@ -1,0 +1,302 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+
+	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/meta"
+)
+
+var silent = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+// options are the tests' options, with the positive control that the
+// environment asks for: then the test that it belongs to must fail.
+func options() Options {
+	o := testOptions
+	o.Logger = silent
+	switch os.Getenv("PENSTOCK_CONTROL") {
+	case "chunk-nosync":
+		o.UnsafeNoSync = true
+	case "chunk-noverify":
+		o.UnsafeNoVerify = true
+	case "chunk-nofence":
+		o.UnsafeNoFence = true
+	}
+	return o
+}
+
+// modelChunk is what the store promised of one chunk.
+type modelChunk struct {
+	data   []byte // acknowledged
+	maybe  []byte // an append whose outcome is unknown
+	synced int
+	sealed bool
+	fence  meta.Fence
+	// Outcomes unknown because the power failed in the middle.
+	maybeSeal   int // length, -1 none
+	maybeDelete bool
+	deleted     bool
+	maybeFence  meta.Fence
+}
+
+// life drives a store and a model of it with the same random operations.
+type life struct {
+	r      *rand.Rand
+	d      *memDisk
+	s      *Store
+	chunks map[uint64]*modelChunk
+	next   uint64
+	bytes  byte
+	lost   bool // power was lost since the model was last compared
+}
+
+var ctx = context.Background()
+
+// step does one operation; an error is the disk's.
+func (l *life) step() error {
+	r := l.r
+	if len(l.chunks) == 0 || r.IntN(12) == 0 && len(l.chunks) < 8 {
+		l.next++
+		l.chunks[l.next] = &modelChunk{maybeSeal: -1, fence: meta.Fence{Term: 1}}
+	}
+	var n uint64
+	for k := range l.chunks { // the map's order is chance, so choose by the seed
+		n = max(n, k)
+	}
+	n -= uint64(r.IntN(int(min(n, 8))))
+	c := l.chunks[n]
+	if c == nil || c.deleted {
+		return nil
+	}
+	id := testID(n)
+	switch op := r.IntN(100); {
+	case op < 45:
+		if c.sealed {
+			return nil
+		}
+		size := 1 + r.IntN([]int{10, 5000, 70_000, 200_000}[r.IntN(4)])
+		p := make([]byte, size)
+		l.bytes++
+		for i := range p {
+			p[i] = byte(i*7) ^ byte(i>>8) ^ l.bytes
+		}
+		c.maybe = p
+		err := l.s.Append(ctx, id, c.fence, uint64(len(c.data)), p, chunkserver.CRC(p))
+		if err == nil {
+			c.data, c.maybe = append(c.data, p...), nil
+		}
+		return err
+	case op < 75:
+		if len(c.data) == 0 {
+			return nil
+		}
+		upTo := len(c.data)
+		if r.IntN(3) == 0 {
+			upTo = r.IntN(upTo + 1)
+		}
+		n, err := l.s.Sync(ctx, id, uint64(upTo))
+		if err == nil {
+			if int(n) < upTo {
+				return fmt.Errorf("BUG: synced %d of %d", n, upTo)
+			}
+			c.synced = max(c.synced, int(n))
+		}
+		return err
+	case op < 80:
+		f := meta.Fence{Term: c.fence.Term, Seals: c.fence.Seals + 1}
+		c.maybeFence = f
+		i, err := l.s.Seal(ctx, id, f, false, 0)
+		if err == nil {
+			if !c.sealed {
+				c.fence = f
+			}
+			if int(i.Length) != len(c.data) {
+				return fmt.Errorf("BUG: frozen at %d, not %d", i.Length, len(c.data))
+			}
+		}
+		return err
+	case op < 85:
+		if c.sealed {
+			return nil
+		}
+		at := len(c.data) - r.IntN(len(c.data)-c.synced+1)
+		c.maybeSeal = at
+		c.maybeFence = c.fence
+		i, err := l.s.Seal(ctx, id, c.fence, true, uint64(at))
+		if err == nil {
+			if int(i.Length) != at || i.State != meta.ChunkSealed {
+				return fmt.Errorf("BUG: sealed %+v", i)
+			}
+			c.data, c.synced, c.sealed, c.maybeSeal = c.data[:at], at, true, -1
+		}
+		return err
+	case op < 88:
+		c.maybeDelete = true
+		err := l.s.Delete(ctx, id, c.fence)
+		if err == nil {
+			c.deleted, c.maybeDelete = true, false
+		}
+		return err
+	case op < 91:
+		return l.s.Checkpoint()
+	case op < 93:
+		l.s.Mark()
+		return nil
+	default:
+		return l.read(c, id, len(c.data))
+	}
+}
+
+func (l *life) read(c *modelChunk, id meta.ChunkID, length int) error {
+	if length == 0 {
+		return nil
+	}
+	off := l.r.IntN(length)
+	p := make([]byte, 1+l.r.IntN(length-off))
+	if err := l.s.Read(ctx, id, p, uint64(off)); err != nil {
+		return err
+	}
+	if !bytes.Equal(p, c.data[off:off+len(p)]) {
+		return fmt.Errorf("BUG: %d bytes at %d read something else", len(p), off)
+	}
+	return nil
+}
+
+// check compares what came back with what was promised, and takes what came
+// back as the state to go on from. whole: only the process died.
+func (l *life) check(whole bool) error {
+	for n, c := range l.chunks {
+		id := testID(n)
+		i, err := l.s.Stat(ctx, id)
+		if meta.KindOf(err) == meta.NoSuchChunk {
+			gone := c.deleted || c.maybeDelete
+			if !gone && (c.synced > 0 || c.sealed || whole && len(c.data) > 0) {
+				return fmt.Errorf("chunk %d is gone: %d bytes were appended, %d synced", n, len(c.data), c.synced)
+			}
+			delete(l.chunks, n)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("chunk %d: %w", n, err)
+		}
+		if c.deleted {
+			return fmt.Errorf("chunk %d was deleted and is back: %+v", n, i)
+		}
+		have := int(i.Length)
+		switch {
+		case i.State == meta.ChunkSealed && !c.sealed && have != c.maybeSeal:
+			return fmt.Errorf("chunk %d was never sealed at %d", n, have)
+		case c.sealed && (i.State != meta.ChunkSealed || have != len(c.data)):
+			return fmt.Errorf("chunk %d was sealed at %d: %+v", n, len(c.data), i)
+		case i.State == meta.ChunkOpen && have < c.synced:
+			return fmt.Errorf("chunk %d was synced up to %d and has %d", n, c.synced, have)
+		case i.State == meta.ChunkOpen && whole && have < len(c.data):
+			return fmt.Errorf("chunk %d has %d of %d bytes, though only the process died", n, have, len(c.data))
+		}
+		all := append(bytes.Clone(c.data), c.maybe...)
+		if have > len(all) {
+			return fmt.Errorf("chunk %d has %d bytes, only %d were ever appended", n, have, len(all))
+		}
+		got := make([]byte, have)
+		if err := l.s.Read(ctx, id, got, 0); err != nil && have > 0 {
+			return fmt.Errorf("chunk %d: %w", n, err)
+		}
+		if !bytes.Equal(got, all[:have]) {
+			return fmt.Errorf("chunk %d reads something else", n)
+		}
+		if i.Fence.Less(c.fence) && (c.fence.Seals > 0 || c.synced > 0) {
+			return fmt.Errorf("chunk %d forgot fence %v: %v", n, c.fence, i.Fence)
+		}
+		if c.fence.Less(i.Fence) && i.Fence != c.maybeFence {
+			return fmt.Errorf("chunk %d made up fence %v", n, i.Fence)
+		}
+		*c = modelChunk{data: got, synced: have, sealed: i.State == meta.ChunkSealed, fence: i.Fence, maybeSeal: -1}
+		if old := (meta.Fence{Term: i.Fence.Term, Seals: i.Fence.Seals - 1}); i.Fence.Seals > 0 && !c.sealed {
+			if err := l.s.Append(ctx, id, old, i.Length, []byte("x"), chunkserver.CRC([]byte("x"))); meta.KindOf(err) != meta.Fenced {
+				return fmt.Errorf("chunk %d takes appends of an old fence: %v", n, err)
+			}
+		}
+	}
+	rep, err := l.s.Scrub(ctx, 0)
+	if err != nil {
+		return err
+	}
+	if len(rep.Bad) > 0 {
+		return fmt.Errorf("scrub: %+v", rep.Bad)
+	}
+	return nil
+}
+
+// runLife lives several lives of one disk, each ended by a power loss or by the
+// death of the process at some change.
+func runLife(seed uint64, o Options) error {
+	r := rand.New(rand.NewPCG(seed, 77))
+	l := &life{r: r, d: newMemDisk(), chunks: map[uint64]*modelChunk{}}
+	if err := Init(l.d, o); err != nil {
+		return err
+	}
+	for round := range 6 {
+		// Recovery may be hit, too, more than once.
+		power := r.IntN(3) > 0
+		for tries := 0; ; tries++ {
+			l.d.ops, l.d.powerAt = 0, 0
+			if tries < 4 && r.IntN(2) == 0 {
+				l.d.powerAt = 1 + r.IntN(40)
+			}
+			s, err := Open(l.d, o)
+			if err == nil {
+				l.s = s
+				break
+			}
+			if !l.d.dead {
+				return fmt.Errorf("round %d: open: %w", round, err)
+			}
+			l.d, l.lost = l.d.crash(r), true
+		}
+		l.d.ops, l.d.powerAt = 0, 0
+		if round > 0 {
+			if err := l.check(!l.lost); err != nil {
+				return fmt.Errorf("round %d: %w", round, err)
+			}
+		}
+		if power {
+			l.d.powerAt = l.d.ops + 1 + r.IntN(150)
+		}
+		for range 30 + r.IntN(200) {
+			if err := l.step(); err != nil {
+				if !l.d.dead {
+					return fmt.Errorf("round %d: %w", round, err)
+				}
+				break
+			}
+		}
+		l.s.Abandon()
+		if l.lost = l.d.dead || r.IntN(4) == 0; l.lost {
+			l.d = l.d.crash(r)
+		}
+	}
+	return nil
+}
+
+// Whatever was acknowledged as synced, sealed, fenced or deleted is so after
+// any loss of power, and whatever was acknowledged at all after the death of
+// the process. Nothing is ever there that was not written.
+func TestCrash(t *testing.T) {
+	seeds := uint64(150)
+	if n, err := strconv.ParseUint(os.Getenv("PENSTOCK_SEEDS"), 10, 32); err == nil {
+		seeds = n // make soak asks for many
+	}
+	for seed := range seeds {
+		if err := runLife(seed, options()); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+	}
+}
