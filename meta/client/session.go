@@ -281,7 +281,9 @@ func (s *Session) handshake(ctx context.Context, addr string) (*wire.Reader, err
 		s.resume(ans.Resumed)
 	}
 	// The first keep-alive says that claims and replays are complete.
-	s.send.Enqueue(0, &wire.KeepAlive{Count: uint64(time.Since(s.epoch0))})
+	if s.cfg.Role != wire.RoleChunkServer {
+		s.send.Enqueue(0, &wire.KeepAlive{Count: uint64(time.Since(s.epoch0))})
+	}
 	close(s.ready)
 	s.send.Flush()
 	return rd, nil
