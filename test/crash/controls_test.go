@@ -60,12 +60,12 @@ func flipGuard(t *testing.T, env string) error {
 func coherenceGuard(t *testing.T, env string) error {
 	s := newSystem(t)
 	s.env = []string{env}
-	return s.twoMounts(t.Context(), *seed)
+	return s.twoMounts(t.Context(), 500, *seed)
 }
 
 // TestTwoMounts: what one mount changed, the other sees when the call returned.
 func TestTwoMounts(t *testing.T) {
-	if err := newSystem(t).twoMounts(t.Context(), *seed); err != nil {
+	if err := newSystem(t).twoMounts(t.Context(), few(5)*100, *seed); err != nil {
 		t.Fatal(err)
 	}
 }

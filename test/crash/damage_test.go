@@ -24,8 +24,12 @@ func TestFullDisk(t *testing.T) {
 // TestFailingSyncs: EIO of a sync reaches fsync and close, and no success that
 // follows is false.
 func TestFailingSyncs(t *testing.T) {
-	if err := machineOf(t, 512<<20, 512<<20).failingSyncs(t.Context(), few(1), *seed, t.Logf); err != nil {
-		t.Fatal(err)
+	for name, chunksOnly := range map[string]bool{"all files": false, "the chunk disk's files": true} {
+		t.Run(name, func(t *testing.T) {
+			if err := machineOf(t, 512<<20, 512<<20).failingSyncs(t.Context(), few(1), chunksOnly, *seed, t.Logf); err != nil {
+				t.Fatal(err)
+			}
+		})
 	}
 }
 

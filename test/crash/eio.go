@@ -11,10 +11,12 @@ import (
 	"time"
 )
 
-// failingSyncs lets every fsync and fdatasync of the system's process fail for
-// a while, then cuts the power: what was acknowledged as synced must be there,
-// in particular what was acknowledged after a sync had failed.
-func (m *machine) failingSyncs(ctx context.Context, rounds int, seed uint64, logf func(string, ...any)) error {
+// failingSyncs lets fsync and fdatasync fail for a while, of the whole process or
+// of the chunk disk's files only, then cuts the power: what was acknowledged as
+// synced must be there, in particular what was acknowledged after a sync had
+// failed. The process may end when its journal's disk fails, and must not when
+// a chunk's does.
+func (m *machine) failingSyncs(ctx context.Context, rounds int, chunksOnly bool, seed uint64, logf func(string, ...any)) error {
 	if err := m.start(ctx); err != nil {
 		return err
 	}
@@ -23,7 +25,7 @@ func (m *machine) failingSyncs(ctx context.Context, rounds int, seed uint64, log
 		return err
 	}
 	for round := range rounds {
-		told, err := m.failSyncsUnder(ctx, l)
+		told, err := m.failSyncsUnder(ctx, l, chunksOnly)
 		if err != nil {
 			return fmt.Errorf("round %d: %w", round, err)
 		}
@@ -46,7 +48,7 @@ func (m *machine) failingSyncs(ctx context.Context, rounds int, seed uint64, log
 
 // failSyncsUnder runs the load, breaks syncs with strace for half a second, and
 // cuts the power while the load goes on. It returns what the load was told.
-func (m *machine) failSyncsUnder(ctx context.Context, l *load) (told error, err error) {
+func (m *machine) failSyncsUnder(ctx context.Context, l *load, chunksOnly bool) (told error, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// Each worker goes on after an error as programs do that retry.
@@ -70,8 +72,18 @@ func (m *machine) failSyncsUnder(ctx context.Context, l *load) (told error, err 
 		})
 	}
 	time.Sleep(300 * time.Millisecond)
-	strace := exec.Command("strace", "-f", "-qq", "-o", "/dev/null", "-p", strconv.Itoa(m.process.PID()),
-		"-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:error=EIO")
+	args := []string{"-f", "-qq", "-o", "/dev/null", "-p", strconv.Itoa(m.process.PID()),
+		"-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:error=EIO"}
+	if chunksOnly {
+		files, err := filesBelow(m.chunks.at, func(string) bool { return true })
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range files {
+			args = append(args, "-P", f)
+		}
+	}
+	strace := exec.Command("strace", args...)
 	if err := strace.Start(); err != nil {
 		return nil, err
 	}
@@ -80,6 +92,13 @@ func (m *machine) failSyncsUnder(ctx context.Context, l *load) (told error, err 
 	serr := strace.Process.Signal(syscall.SIGINT)
 	_ = strace.Wait() // its status is the signal
 	time.Sleep(300 * time.Millisecond)
+	select {
+	case <-m.process.Done():
+		if chunksOnly {
+			serr = errors.Join(serr, fmt.Errorf("the process ended because syncs of the chunk disk failed\n%s", m.process.Output()))
+		}
+	default:
+	}
 	cut := m.cut(cutBoth)
 	cancel()
 	wg.Wait()

@@ -19,7 +19,7 @@ func (s *system) secondMount(ctx context.Context, at string) (end func() error, 
 	if err := os.Mkdir(at, 0o755); err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(s.binary, "mount", "--foreground", "--dir", s.dir, "/", at)
+	cmd := exec.Command(s.binary, "mount", "--dir", s.dir, "/", at)
 	cmd.Env = append(os.Environ(), s.env...)
 	cmd.Stdout, cmd.Stderr = s.log, s.log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -56,9 +56,9 @@ func (s *system) secondMount(ctx context.Context, at string) (end func() error, 
 	}
 }
 
-// twoMounts changes on one mount and looks on the other, at once, thousands of
-// times.
-func (s *system) twoMounts(ctx context.Context, seed uint64) error {
+// twoMounts changes on one mount and looks on the other, at once, again and
+// again.
+func (s *system) twoMounts(ctx context.Context, operations int, seed uint64) error {
 	if err := s.start(ctx); err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (s *system) twoMounts(ctx context.Context, seed uint64) error {
 	if err != nil {
 		return err
 	}
-	if err := crossed(s.mount, other, seed); err != nil {
+	if err := crossed(s.mount, other, operations, seed); err != nil {
 		return errors.Join(err, end())
 	}
 	return errors.Join(end(), s.fsck(ctx), s.stop())
@@ -75,11 +75,11 @@ func (s *system) twoMounts(ctx context.Context, seed uint64) error {
 
 // crossed does one operation after the other on either mount, and after each
 // compares what the other mount shows.
-func crossed(a, b string, seed uint64) error {
+func crossed(a, b string, operations int, seed uint64) error {
 	r := rand.New(rand.NewPCG(seed, 96))
 	roots := []string{a, b}
 	contents := map[string]string{}
-	for i := range 1500 {
+	for i := range operations {
 		turn := r.IntN(2)
 		here, there := roots[turn], roots[1-turn]
 		name := fmt.Sprintf("crossed-%d", r.IntN(8))
