@@ -125,7 +125,7 @@ func (c *cluster) mountAgain(t *testing.T) string {
 	if err := os.Mkdir(at, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(bin, "mount", "--foreground", "--dir", c.dir, "/", at)
+	cmd := exec.Command(bin, "mount", "--dir", c.dir, "/", at)
 	cmd.Stdout, cmd.Stderr = c.log, c.log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
