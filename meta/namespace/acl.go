@@ -171,19 +171,21 @@ func (a acl) restrict(mode uint32) uint32 {
 	return perm & 0o777
 }
 
-func (t *tx) setACL(in *inode, op *meta.SetXattr) error {
+// setACL sets or, with an empty one, removes an ACL, and tells whether there
+// was anything to do.
+func (t *tx) setACL(in *inode, op *meta.SetXattr) (changed bool, err error) {
 	if in.Mode&meta.TypeMask == meta.TypeSymlink {
-		return fail("set acl", meta.NotSupported, op.Name)
+		return false, fail("set acl", meta.NotSupported, op.Name)
 	}
 	a, err := parseACL(op.Value)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if op.Name == xattrDefaultACL && !in.IsDir() {
 		if a == nil {
-			return nil
+			return false, nil
 		}
-		return fail("set acl", meta.AccessDenied, "a default ACL belongs to a directory")
+		return false, fail("set acl", meta.AccessDenied, "a default ACL belongs to a directory")
 	}
 	if op.Name == xattrAccessACL && a != nil {
 		perm, equal := a.mode()
@@ -194,23 +196,24 @@ func (t *tx) setACL(in *inode, op *meta.SetXattr) error {
 		if equal {
 			a = nil
 		}
+		changed = true
 	}
 	_, exists, err := t.xattr(in, op.Name)
 	switch {
 	case err != nil:
-		return err
+		return false, err
 	case a == nil && exists:
-		return t.dropXattr(in, op.Name)
+		return true, t.dropXattr(in, op.Name)
 	case a == nil:
-		return nil
+		return changed, nil
 	}
 	if !exists {
 		if err := t.checkXattrRoom(in, op.Name); err != nil {
-			return err
+			return false, err
 		}
 	}
 	t.putXattr(in, op.Name, a.bytes())
-	return nil
+	return true, nil
 }
 
 // readACL reads a stored ACL, which must be well formed.

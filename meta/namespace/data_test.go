@@ -875,7 +875,7 @@ func TestReplies(t *testing.T) {
 	}); err != nil || i != len(results) {
 		t.Fatal(err, i)
 	}
-	f.commit([]Effect{DeleteRepliesTo(testSession, 4)})
+	f.commit([]Effect{DeleteReplies(testSession, 0, 4)})
 	var left []meta.Seq
 	if err := Replies(f.s, 0, func(k, v []byte) bool {
 		_, seq, _, _, _ := DecodeReply(k, v)

@@ -62,11 +62,15 @@ func PutReply(s meta.SessionID, seq meta.Seq, op meta.OpID, res *meta.Result) Ef
 	return Effect{Put, b[:n:n], b[n:]}
 }
 
-// DeleteRepliesTo is the effect that forgets a session's replies up to and with
-// those of one journal entry: the client has acknowledged them.
-func DeleteRepliesTo(s meta.SessionID, seq meta.Seq) Effect {
+// DeleteReplies is the effect that forgets a session's replies of the journal
+// entries after from, up to and with to: the client has acknowledged them. The
+// range begins where the one before ended, so that nobody walks over what is
+// deleted already.
+func DeleteReplies(s meta.SessionID, from, to meta.Seq) Effect {
 	lo := binary.BigEndian.AppendUint64([]byte{prefixReply}, uint64(s))
-	return Effect{DeleteRange, lo, after(binary.BigEndian.AppendUint64(lo[:9:9], uint64(seq)))}
+	hi := binary.BigEndian.AppendUint64(lo[:9:9], uint64(to)+1)
+	lo = binary.BigEndian.AppendUint64(lo[:9:9], uint64(from)+1)
+	return Effect{DeleteRange, lo, hi}
 }
 
 // DecodeReply reads a reply record: its key and value as Replies gives them.

@@ -330,8 +330,10 @@ func (s *sim) stepXattr(run runner) {
 		case !ok && op.Flags == meta.XattrReplace:
 			return meta.NoAttribute
 		}
+		if was, ok := n.xattrs[name]; !ok || was != string(op.Value) {
+			n.c = s.m.now
+		}
 		n.xattrs[name] = string(op.Value)
-		n.c = s.m.now
 		return 0
 	})
 }

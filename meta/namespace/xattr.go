@@ -1,6 +1,7 @@
 package namespace
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 
@@ -118,37 +119,44 @@ func (t *tx) setXattr(op *meta.SetXattr, res *meta.Result) error {
 	if len(op.Value) > meta.MaxXattrVal {
 		return fail("setxattr", meta.TooBig, fmt.Sprintf("a value of %d bytes", len(op.Value)))
 	}
+	var changed bool
 	if isACL(op.Name) {
-		err = t.setACL(in, op)
+		changed, err = t.setACL(in, op)
 	} else {
-		err = t.setPlainXattr(in, op)
+		changed, err = t.setPlainXattr(in, op)
 	}
 	if err != nil {
 		return err
 	}
-	touch(in)
-	in.Ctime = t.c.Now
+	if changed {
+		touch(in)
+		in.Ctime = t.c.Now
+	}
 	res.Attr = in.Attr
 	return nil
 }
 
-func (t *tx) setPlainXattr(in *inode, op *meta.SetXattr) error {
-	_, exists, err := t.xattr(in, op.Name)
+// setPlainXattr tells whether the attribute changed: setting the value that it
+// has leaves the inode's times, as on ext4.
+func (t *tx) setPlainXattr(in *inode, op *meta.SetXattr) (changed bool, err error) {
+	old, exists, err := t.xattr(in, op.Name)
 	switch {
 	case err != nil:
-		return err
+		return false, err
 	case exists && op.Flags&meta.XattrCreate != 0:
-		return fail("setxattr", meta.Exists, op.Name)
+		return false, fail("setxattr", meta.Exists, op.Name)
 	case !exists && op.Flags&meta.XattrReplace != 0:
-		return fail("setxattr", meta.NoAttribute, op.Name)
+		return false, fail("setxattr", meta.NoAttribute, op.Name)
+	case exists && bytes.Equal(old, op.Value):
+		return false, nil
 	}
 	if !exists {
 		if err := t.checkXattrRoom(in, op.Name); err != nil {
-			return err
+			return false, err
 		}
 	}
 	t.putXattr(in, op.Name, op.Value)
-	return nil
+	return true, nil
 }
 
 // checkXattrRoom keeps the list of names within what listxattr(2) can return.
@@ -195,11 +203,11 @@ func (t *tx) removeXattr(op *meta.RemoveXattr, res *meta.Result) error {
 		if err := t.dropXattr(in, op.Name); err != nil {
 			return err
 		}
+		touch(in)
+		in.Ctime = t.c.Now
 	} else if !isACL(op.Name) { // removing an ACL that is not there succeeds on ext4
 		return fail("removexattr", meta.NoAttribute, op.Name)
 	}
-	touch(in)
-	in.Ctime = t.c.Now
 	res.Attr = in.Attr
 	return nil
 }

@@ -137,7 +137,8 @@ func TestSetACL(t *testing.T) {
 		}
 		f.do(&meta.RemoveXattr{Ino: ino, Name: xattrAccessACL})
 		f.do(&meta.RemoveXattr{Ino: ino, Name: xattrAccessACL}) // succeeds on ext4, too
-		if a := f.attr(ino); a.Mode != reg|c.mode || a.Flags != 0 {
+		f.do(&meta.SetXattr{Ino: ino, Name: xattrAccessACL})
+		if a := f.attr(ino); a.Mode != reg|c.mode || a.Flags != 0 || c.keeps && a.Ctime != f.now-2 {
 			t.Errorf("%s: after removal %+v", c.acl, a)
 		}
 	}
