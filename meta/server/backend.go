@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -135,7 +136,18 @@ func (s store) Apply(pos journal.Position, effects []namespace.Effect) error {
 			case namespace.Delete:
 				b.Delete(e.Key)
 			case namespace.DeleteRange:
-				b.DeleteRange(e.Key, e.Value)
+				// Replies, a few: one by one, since Pebble builds all range
+				// tombstones of a memtable anew for each read after a new one.
+				var keys [][]byte
+				if err := s.Store.Scan(e.Key, e.Value, func(k, _ []byte) bool {
+					keys = append(keys, bytes.Clone(k))
+					return true
+				}); err != nil {
+					return err
+				}
+				for _, k := range keys {
+					b.Delete(k)
+				}
 			default:
 				return meta.E("apply", meta.Corrupt, fmt.Sprintf("effect kind %d", e.Kind), nil)
 			}

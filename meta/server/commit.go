@@ -155,7 +155,8 @@ func (o *owner) forgetReplies(e *entry) (effects []namespace.Effect) {
 			n++
 		}
 		j.order = j.order[n:]
-		effects = append(effects, namespace.DeleteRepliesTo(s.id, j.acked))
+		effects = append(effects, namespace.DeleteReplies(s.id, j.forgot, j.acked))
+		j.forgot = j.acked
 	}
 	return effects
 }

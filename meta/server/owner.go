@@ -75,6 +75,7 @@ type journaled struct {
 	replies map[meta.OpID]*keptReply
 	order   []*keptReply // by seq
 	acked   meta.Seq     // replies up to here may go
+	forgot  meta.Seq     // replies up to here are gone
 	ending  bool
 	// holds are the first entries of batches that are only partly answered: a
 	// notice that those are durable may overtake the batch's reply.
