@@ -177,7 +177,11 @@ func (s *Store) touch(c *chunk) {
 		s.dirty[c] = struct{}{}
 		c.pins++
 	}
+	many := len(s.dirty) >= maxDirty
 	s.mu.Unlock()
+	if many {
+		s.wantCheckpoint()
+	}
 }
 
 // load reads a chunk's .meta file.
@@ -542,6 +546,9 @@ func (s *Store) Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, fin
 	c.state, c.length, c.crcs = meta.ChunkSealed, length, crcs
 	c.synced, c.dataOK = length, min(c.dataOK, length)
 	s.trim(c)
+	if c.dataOK == length {
+		c.closeFile() // nothing more to sync; the next checkpoint may be far
+	}
 	s.stats.seals.Add(1)
 	return c.info(), nil
 }

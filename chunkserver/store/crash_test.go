@@ -295,7 +295,9 @@ func TestCrash(t *testing.T) {
 		seeds = n // make soak asks for many
 	}
 	for seed := range seeds {
-		if err := runLife(seed, options()); err != nil {
+		o := options()
+		o.batch = 1 + int(seed%5) // both ways to checkpoint
+		if err := runLife(seed, o); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 	}

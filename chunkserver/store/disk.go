@@ -26,6 +26,8 @@ type Disk interface {
 	List(name string) ([]string, error)
 	// SyncDir makes the entries of a directory durable.
 	SyncDir(name string) error
+	// SyncAll makes everything on the disk durable: files, lengths, entries.
+	SyncAll() error
 	// Space is the number of bytes of the file system and those free for us.
 	Space() (total, free uint64, err error)
 	// Lock keeps other processes out until the returned Closer is closed.
@@ -104,6 +106,18 @@ func (d osDisk) SyncDir(name string) error {
 	}
 	defer f.Close()
 	return f.Sync()
+}
+
+func (d osDisk) SyncAll() error {
+	f, err := os.Open(d.dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Syncfs(int(f.Fd())); err != nil {
+		return &fs.PathError{Op: "syncfs", Path: d.dir, Err: err}
+	}
+	return nil
 }
 
 func (d osDisk) Space() (total, free uint64, err error) {

@@ -235,24 +235,30 @@ func Init(d Disk, o Options) error {
 // replaceFile makes name hold b, whole or not at all, after the caller has
 // also synced the directory.
 func replaceFile(d Disk, name string, b []byte) error {
-	tmp := name + ".tmp"
-	f, err := d.Open(tmp, true)
+	if err := writeBeside(d, name, b, true); err != nil {
+		return err
+	}
+	return d.Rename(name+tmpSuffix, name)
+}
+
+const tmpSuffix = ".tmp"
+
+// writeBeside writes what is to replace name.
+func writeBeside(d Disk, name string, b []byte, sync bool) error {
+	f, err := d.Open(name+tmpSuffix, true)
 	if err != nil {
 		return err
 	}
 	if err = f.Truncate(0); err == nil {
 		_, err = f.WriteAt(b, 0)
 	}
-	if err == nil {
+	if err == nil && sync {
 		err = f.Sync()
 	}
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
-	if err != nil {
-		return err
-	}
-	return d.Rename(tmp, name)
+	return err
 }
 
 // readFile reads a whole file of at most limit bytes.

@@ -187,6 +187,24 @@ func (d *memDisk) SyncDir(name string) error {
 	return nil
 }
 
+func (d *memDisk) SyncAll() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.change(); err != nil {
+		return err
+	}
+	if d.dead {
+		return errPower
+	}
+	for _, dir := range d.dirs {
+		for _, i := range dir.now {
+			i.durable, i.pending = slices.Clone(i.now), nil
+		}
+		dir.durable, dir.pending = maps.Clone(dir.now), nil
+	}
+	return nil
+}
+
 func (d *memDisk) Space() (total, free uint64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

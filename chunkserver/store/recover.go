@@ -39,24 +39,7 @@ func (s *Store) checkpoint() error {
 	if len(dirty) == 0 && pos == s.log.start {
 		return nil
 	}
-	dirs := map[string]struct{}{}
-	var err error
-	for c := range dirty {
-		var wrote bool
-		if wrote, err = s.settle(c); err != nil {
-			break
-		}
-		if wrote {
-			dirs[dirOf(c.id)] = struct{}{}
-		}
-	}
-	for dir := range dirs {
-		if err == nil {
-			if err = s.syncDir(dir); err != nil {
-				err = s.fail(ioError("checkpoint", dir, err))
-			}
-		}
-	}
+	err := s.settle(dirty)
 	if err == nil {
 		err = s.log.checkpoint(pos)
 		if err != nil && meta.KindOf(err) != meta.NoSpace {
@@ -82,77 +65,137 @@ func (s *Store) checkpoint() error {
 	return nil
 }
 
-// settle makes a dirty chunk's data file and .meta file say all there is to say.
-func (s *Store) settle(c *chunk) (wrote bool, err error) {
-	c.mu.Lock()
-	c.dirty = false
-	if c.deleted {
-		c.mu.Unlock()
-		return true, s.unlink(c.id)
-	}
-	if !c.exists {
-		c.mu.Unlock()
-		return false, nil
-	}
-	m := chunkMeta{id: c.id, state: c.state, damaged: c.damaged, fence: c.fence, length: c.length,
-		crcs: append([]uint32(nil), c.crcs...)}
-	var h *handle
-	if c.length > c.dataOK {
-		if h, err = s.hold(c, true, false); err != nil {
-			c.mu.Unlock()
-			return false, err
-		}
-	}
-	c.mu.Unlock()
-	if h != nil {
-		err := s.syncFile(h)
-		h.done()
-		if err != nil {
-			return false, s.fail(ioError("checkpoint", c.id.String(), err))
-		}
-	}
-	if err := s.writeMeta(&m); err != nil {
-		return false, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.deleted {
-		// Delete came in between; don't leave a .meta file behind.
-		return true, s.unlink(c.id)
-	}
-	c.dataOK = max(c.dataOK, min(m.length, c.length))
-	return true, nil
-}
+// batchFrom is the number of chunks from which a checkpoint syncs the whole
+// file system three times rather than each file and directory.
+const batchFrom = 16
 
-func (s *Store) writeMeta(m *chunkMeta) error {
-	d := s.d
-	if s.o.UnsafeNoSync {
-		d = noSyncDisk{d}
-	}
-	if err := replaceFile(d, metaName(m.id), m.encode()); err != nil {
-		err = ioError("checkpoint", m.id.String(), err)
-		if meta.KindOf(err) != meta.NoSpace {
-			return s.fail(err)
+// settle makes dirty chunks' data files and .meta files say all there is to
+// say: data synced, .meta written beside and synced, renamed, directories synced.
+func (s *Store) settle(dirty map[*chunk]struct{}) error {
+	batch := len(dirty) >= s.o.batch
+	all := make([]*settling, 0, len(dirty))
+	defer func() {
+		for _, t := range all {
+			if t.h != nil {
+				t.h.done()
+			}
 		}
-		return err
+	}()
+	needData := false
+	for c := range dirty {
+		t, err := s.snapshot(c)
+		if err != nil {
+			return err
+		}
+		if t != nil {
+			all = append(all, t)
+			needData = needData || t.h != nil
+		}
+	}
+	if batch && needData {
+		if err := s.syncAll(); err != nil {
+			return err
+		}
+	}
+	for _, t := range all {
+		if !batch && t.h != nil {
+			if err := s.syncFile(t.h); err != nil {
+				return s.fail(ioError("checkpoint", t.c.id.String(), err))
+			}
+		}
+		if t.m != nil {
+			if err := writeBeside(s.d, metaName(t.c.id), t.m.encode(), !batch && !s.o.UnsafeNoSync); err != nil {
+				return s.cpError(t.c.id, err)
+			}
+		}
+	}
+	if batch {
+		if err := s.syncAll(); err != nil {
+			return err
+		}
+	}
+	dirs := map[string]struct{}{}
+	for _, t := range all {
+		if err := s.replace(t); err != nil {
+			return s.cpError(t.c.id, err)
+		}
+		dirs[dirOf(t.c.id)] = struct{}{}
+	}
+	if batch {
+		return s.syncAll()
+	}
+	for dir := range dirs {
+		if err := s.syncDir(dir); err != nil {
+			return s.fail(ioError("checkpoint", dir, err))
+		}
 	}
 	return nil
 }
 
-// noSyncDisk is the control that promises durability and does nothing for it.
-type noSyncDisk struct{ Disk }
-
-func (d noSyncDisk) Open(name string, create bool) (File, error) {
-	f, err := d.Disk.Open(name, create)
-	if err != nil {
-		return nil, err
-	}
-	return noSyncFile{f}, nil
+// settling is one chunk on its way to its own files.
+type settling struct {
+	c *chunk
+	m *chunkMeta // nil: the chunk is deleted
+	h *handle    // nil: the data file needs no sync
 }
 
-type noSyncFile struct{ File }
+func (s *Store) snapshot(c *chunk) (*settling, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dirty = false
+	t := &settling{c: c}
+	switch {
+	case c.deleted:
+		return t, nil
+	case !c.exists:
+		return nil, nil
+	}
+	t.m = &chunkMeta{id: c.id, state: c.state, damaged: c.damaged, fence: c.fence, length: c.length,
+		crcs: append([]uint32(nil), c.crcs...)}
+	var err error
+	if c.length > c.dataOK {
+		t.h, err = s.hold(c, true, false)
+	}
+	return t, err
+}
 
-func (noSyncFile) Sync() error { return nil }
+// replace puts a new .meta file in place, or removes what is left of a chunk
+// that is deleted, perhaps meanwhile.
+func (s *Store) replace(t *settling) error {
+	c := t.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.deleted || t.m == nil {
+		if err := s.d.Remove(metaName(c.id) + tmpSuffix); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return s.unlink(c.id)
+	}
+	if err := s.d.Rename(metaName(c.id)+tmpSuffix, metaName(c.id)); err != nil {
+		return err
+	}
+	c.dataOK = max(c.dataOK, min(t.m.length, c.length))
+	return nil
+}
+
+// cpError: a full disk fails this checkpoint only, anything else the disk.
+func (s *Store) cpError(id meta.ChunkID, err error) error {
+	err = ioError("checkpoint", id.String(), err)
+	if meta.KindOf(err) != meta.NoSpace {
+		return s.fail(err)
+	}
+	return err
+}
+
+func (s *Store) syncAll() error {
+	if s.o.UnsafeNoSync {
+		return nil
+	}
+	if err := s.d.SyncAll(); err != nil {
+		return s.fail(ioError("checkpoint", "", err))
+	}
+	return nil
+}
 
 // Mark notes in the log how far it is durable, as the background goroutine
 // does when the log falls idle.
@@ -190,25 +233,13 @@ func (s *Store) recover() error {
 	if err != nil {
 		return err
 	}
-	dirs := map[string]struct{}{}
 	for id, r := range found {
 		if err := s.rebuild(s.chunks[id], r); err != nil {
 			return err
 		}
 	}
-	for c := range s.dirty {
-		wrote, err := s.settle(c)
-		if err != nil {
-			return err
-		}
-		if wrote {
-			dirs[dirOf(c.id)] = struct{}{}
-		}
-	}
-	for dir := range dirs {
-		if err := s.syncDir(dir); err != nil {
-			return ioError("recover", dir, err)
-		}
+	if err := s.settle(s.dirty); err != nil {
+		return err
 	}
 	for c := range s.dirty {
 		c.mu.Lock()

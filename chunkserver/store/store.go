@@ -56,6 +56,8 @@ type Options struct {
 	CheckpointEvery time.Duration
 	// Manual: no goroutine runs; tests call Checkpoint and Mark themselves.
 	Manual bool
+	// batch is batchFrom, for tests.
+	batch int
 
 	// Positive controls: each breaks one promise, and the tests must notice.
 	UnsafeNoSync   bool // sync nothing
@@ -71,6 +73,7 @@ const (
 	// to write it back, so that a later sync finds little to do.
 	writebackStep = 8 << 20
 	maxHandles    = 1024
+	maxDirty      = 2048 // chunks that the log speaks of: each may hold a descriptor
 	maxTombs      = 1 << 16
 )
 
@@ -139,6 +142,9 @@ func Open(d Disk, o Options) (*Store, error) {
 	}
 	if o.CheckpointEvery <= 0 {
 		o.CheckpointEvery = 30 * time.Second
+	}
+	if o.batch == 0 {
+		o.batch = batchFrom
 	}
 	f, err := readFormat(d, o)
 	if err != nil {
