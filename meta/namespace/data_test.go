@@ -881,7 +881,7 @@ func TestReplies(t *testing.T) {
 		_, seq, _, _, _ := DecodeReply(k, v)
 		left = append(left, seq)
 		return true
-	}); err != nil || !slices.Equal(left, []meta.Seq{5, 6}) {
+	}); err != nil || !slices.Equal(left, []meta.Seq{0, 5, 6}) {
 		t.Errorf("left %v, %v", left, err)
 	}
 }
