@@ -16,6 +16,7 @@ import (
 
 	"penstock.io/penstock/chunkserver/server"
 	"penstock.io/penstock/chunkserver/store"
+	"penstock.io/penstock/chunkserver/wire"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/capability"
 )
@@ -318,4 +319,166 @@ func TestManyWriters(t *testing.T) {
 		}
 	}
 	t.Logf("%+v", f.servers[1].Stats().Disks[0])
+}
+
+// Somebody writes into a sealed chunk's file behind the server's back: local
+// readers notice, though they read without asking, and take another replica.
+func TestRot(t *testing.T) {
+	for _, replicas := range []int{1, 2} {
+		t.Run(fmt.Sprint(replicas), func(t *testing.T) {
+			f := newFixture(t, "unix", replicas, Config{})
+			ctx := t.Context()
+			g := f.grant()
+			w := f.NewWriter(g)
+			defer w.Close()
+			data := random(400_000, 9)
+			if _, err := w.Append(ctx, data); err != nil {
+				t.Fatal(err)
+			}
+			pl := f.sealSynced(w, g)
+			p := make([]byte, 100)
+			if err := f.ReadAt(ctx, pl, p, 200_000); err != nil {
+				t.Fatal(err)
+			}
+			name := filepath.Join(f.dirs[1], "chunks", pl.ID.String()[30:], pl.ID.String()+".data")
+			raw, err := os.OpenFile(name, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer raw.Close()
+			if _, err := raw.WriteAt([]byte{data[200_050] ^ 1}, 200_050); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * lookEvery)
+			err = f.ReadAt(ctx, pl, p, 200_000)
+			if replicas == 1 {
+				if meta.KindOf(err) != meta.Corrupt {
+					t.Fatalf("read of flipped bytes: %v", err)
+				}
+				if _, err := f.Backing(ctx, pl); meta.KindOf(err) != meta.Corrupt {
+					t.Fatalf("descriptor of flipped bytes: %v", err)
+				}
+				return
+			}
+			if err != nil || !bytes.Equal(p, data[200_000:200_100]) {
+				t.Fatalf("the other replica isn't read: %v", err)
+			}
+		})
+	}
+}
+
+func (f *fixture) sealSynced(w *Writer, g meta.ChunkGrant) meta.ChunkPlace {
+	f.t.Helper()
+	if err := w.Sync(context.Background()); err != nil {
+		f.t.Fatal(err)
+	}
+	return f.seal(g, w.Len())
+}
+
+// A server that accepts and then says nothing fails its callers in time, and
+// so does one that is stopped in the middle.
+func TestSilentServer(t *testing.T) {
+	f := newFixture(t, "unix", 1, Config{Timeout: 400 * time.Millisecond})
+	g := f.grant()
+	w := f.NewWriter(g)
+	defer w.Close()
+	if _, err := w.Append(t.Context(), random(1000, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "sock")
+	ln, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	f.infos[2] = meta.ServerInfo{ID: 2, Addr: "unix:" + path, Host: host}
+	start := time.Now()
+	_, err = f.Client.Stat(t.Context(), 2, g.ID)
+	if meta.KindOf(err) != meta.Unavailable || time.Since(start) > 5*time.Second {
+		t.Fatalf("after %v: %v", time.Since(start), err)
+	}
+	// Greets, then falls silent.
+	path3 := filepath.Join(t.TempDir(), "sock")
+	ln3, err := net.Listen("unix", path3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln3.Close()
+	go func() {
+		for {
+			nc, err := ln3.Accept()
+			if err != nil {
+				return
+			}
+			c, err := wire.NewConn(nc, "")
+			if err != nil {
+				return
+			}
+			if h, _, err := c.Next(); err == nil {
+				_ = c.Send((&wire.Answer{Speaks: 1, Server: 3}).AppendFrame(nil, wire.Hello, 0, h.ID, 0, 0), nil)
+			}
+		}
+	}()
+	f.infos[3] = meta.ServerInfo{ID: 3, Addr: "unix:" + path3, Host: "elsewhere"}
+	start = time.Now()
+	_, err = f.Client.Stat(t.Context(), 3, g.ID)
+	if meta.KindOf(err) != meta.Unavailable || time.Since(start) > 5*time.Second {
+		t.Fatalf("after %v: %v", time.Since(start), err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err = f.Client.Stat(ctx, 3, g.ID); meta.KindOf(err) != meta.Canceled && meta.KindOf(err) != meta.Unavailable {
+		t.Fatalf("canceled: %v", err)
+	}
+}
+
+// A server ends under a writer that has it to itself, whose connection blocks a thread.
+func TestCloseUnderLoneWriter(t *testing.T) {
+	f := newFixture(t, "unix", 1, Config{})
+	w := f.NewWriter(f.grant())
+	defer w.Close()
+	go func() {
+		time.Sleep(100 * time.Millisecond)
+		f.servers[1].Close()
+	}()
+	for n := 0; ; n++ {
+		_, err := w.Append(t.Context(), random(4096, 1))
+		if err = errors.Join(err, w.Sync(t.Context())); err != nil {
+			if n < 10 || meta.KindOf(err) != meta.Unavailable && meta.KindOf(err) != meta.Canceled {
+				t.Fatalf("after %d: %v", n, err)
+			}
+			return
+		}
+	}
+}
+
+// Deleted chunks give their space back though a reader has their descriptor.
+func TestDeletedDescriptors(t *testing.T) {
+	f := newFixture(t, "unix", 1, Config{Timeout: 200 * time.Millisecond})
+	g := f.grant()
+	w := f.NewWriter(g)
+	defer w.Close()
+	if _, err := w.Append(t.Context(), random(1000, 1)); err != nil {
+		t.Fatal(err)
+	}
+	pl := f.sealSynced(w, g)
+	if err := f.ReadAt(t.Context(), pl, make([]byte, 10), 0); err != nil {
+		t.Fatal(err)
+	}
+	f.servers[1].Order(t.Context(), meta.Order{Kind: meta.OrderDelete, Chunk: g.ID, Fence: meta.Fence{Term: 9}})
+	for range 200 {
+		if c := f.cached(g.ID); c == nil {
+			if err := f.ReadAt(t.Context(), pl, make([]byte, 10), 0); meta.KindOf(err) != meta.NoSuchChunk {
+				t.Fatal(err)
+			}
+			return
+		} else {
+			c.unref()
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatal("the descriptor is kept")
 }

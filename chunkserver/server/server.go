@@ -346,6 +346,8 @@ func (s *Server) Order(ctx context.Context, o meta.Order) meta.OrderResult {
 		i, err = s.Stat(ctx, o.Chunk)
 	case meta.OrderKeys:
 		s.SetKeys(o.Keys)
+	case meta.OrderCopy:
+		i, err = s.copyRanges(ctx, o)
 	default:
 		err = meta.E("order", meta.NotSupported, "", fmt.Errorf("kind %d", o.Kind))
 	}
@@ -354,4 +356,44 @@ func (s *Server) Order(ctx context.Context, o meta.Order) meta.OrderResult {
 		r.Err, r.Detail = meta.KindOf(err), err.Error()
 	}
 	return r
+}
+
+// copyRanges carries out OrderCopy: it appends ranges of a chunk that lies here
+// to another one, from offset o.Length on, in order, and syncs it. What is
+// read is verified. Running it again appends nothing that is there already.
+func (s *Server) copyRanges(ctx context.Context, o meta.Order) (chunkserver.Info, error) {
+	buf := make([]byte, 0, 1<<20)
+	at := o.Length
+	flush := func() error {
+		if len(buf) == 0 {
+			return nil
+		}
+		err := s.Append(ctx, o.Chunk, o.Fence, at, buf, chunkserver.CRC(buf))
+		at += uint64(len(buf))
+		buf = buf[:0]
+		return err
+	}
+	for _, r := range o.Ranges {
+		for off, end := r.Off, r.Off+r.Len; off < end; {
+			if len(buf) == cap(buf) {
+				if err := flush(); err != nil {
+					return chunkserver.Info{}, err
+				}
+			}
+			n := min(uint64(cap(buf)-len(buf)), end-off)
+			p := buf[len(buf) : len(buf)+int(n)]
+			if err := s.Read(ctx, o.From, p, off); err != nil {
+				return chunkserver.Info{}, err
+			}
+			buf = buf[:len(buf)+int(n)]
+			off += n
+		}
+	}
+	if err := flush(); err != nil {
+		return chunkserver.Info{}, err
+	}
+	if _, err := s.Sync(ctx, o.Chunk, at); err != nil {
+		return chunkserver.Info{}, err
+	}
+	return s.Stat(ctx, o.Chunk)
 }
