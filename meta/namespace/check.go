@@ -1,9 +1,11 @@
 package namespace
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
-	"sort"
+	"maps"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -38,44 +40,79 @@ func (r *Report) OK() bool { return r.Count == 0 }
 // extents with Blocks and with their chunks' live counts, orphans with holders,
 // queues with states, counters with what they count. It decodes every record
 // with code of its own, written from the drawing in records.go, so that a fault
-// in the machine's decoding does not hide itself. It needs some hundred bytes
-// of memory an inode. The error is the store's; damage is in the report.
+// in the machine's decoding does not hide itself. It needs about 100 bytes of
+// memory an inode, 200 a directory or chunk. The error is the store's; damage is
+// in the report.
 func Check(r Reader) (*Report, error) {
 	c := &checker{
-		rep: &Report{}, inodes: map[uint64]*checkedInode{}, names: map[string]checkedEntry{},
-		chunks: map[[16]byte]*checkedChunk{}, orphans: map[uint64]uint64{}, sessions: map[uint64]bool{},
+		r: r, rep: &Report{}, inodes: map[uint64]*checkedInode{}, dirs: map[uint64]*checkedDir{}, ends: map[uint64]openEnd{},
+		chunks: map[[16]byte]*checkedChunk{}, orphans: map[uint64]uint32{}, sessions: map[uint64]bool{}, reaps: map[uint64]bool{},
 	}
-	err := r.Scan([]byte{1}, []byte{0xff}, func(k, v []byte) bool { // keys that begin with zero are the store's own
-		c.record(k, v)
-		return true
-	})
-	if err != nil {
+	if v, ok, err := r.Get(volumeKey); err != nil {
 		return nil, err
+	} else if ok {
+		c.volume(v)
+	}
+	// Keys that begin with zero are the store's own. The walk goes in pages,
+	// because within Scan nothing else may be read.
+	type item struct{ k, v []byte }
+	var page []item
+	for lo := []byte{1}; lo != nil; {
+		page = page[:0]
+		err := r.Scan(lo, []byte{0xff}, func(k, v []byte) bool {
+			page = append(page, item{append([]byte(nil), k...), append([]byte(nil), v...)})
+			return len(page) < checkPage
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, it := range page {
+			if err := c.record(it.k, it.v); err != nil {
+				return nil, err
+			}
+		}
+		lo = nil
+		if len(page) == checkPage {
+			lo = append(page[len(page)-1].k, 0)
+		}
 	}
 	c.compare()
 	return c.rep, nil
 }
 
+// checkPage is how many records Check reads at a time.
+const checkPage = 1024
+
+// checkedInode is what the walk found out about one inode.
 type checkedInode struct {
-	rec      wireInode
-	key      []byte
-	names    uint64 // entries that lead here
-	subdirs  uint64
-	nameLen  uint64 // sum over entries, for a directory
-	extents  uint64 // bytes
-	lastEnd  uint64
-	open     bool // an open-ended extent was seen; only preallocated space may follow
-	openEnd  uint64
-	xattrs   uint32
-	parent   uint64 // of the last entry seen, for a directory
-	maxCook  uint64
-	reapMark bool
+	there   bool // its record was seen
+	reap    bool
+	mode    uint32
+	nlink   uint32
+	flags   uint32
+	holders uint32
+	inline  uint32 // bytes in the record of a regular file
+	xattrs  uint32 // flags that its attributes call for
+	names   uint32 // entries that lead here
+	blocks  uint64
+	extents uint64 // bytes
 }
 
-type checkedEntry struct {
-	ino, cookie, vol uint64
-	typ              byte
-	key              []byte
+// checkedDir is what more there is to a directory, and to whatever entries
+// name as their directory.
+type checkedDir struct {
+	size, next, parent uint64 // of the record
+	in                 uint64 // the directory whose entry leads here
+	nameLen            uint64 // sum over its entries
+	subdirs            uint64
+	lastCookie         uint64
+	entries, positions uint64
+}
+
+// openEnd is an open-ended extent, and what the inode says about it.
+type openEnd struct {
+	start, end        uint64
+	saysStart, saysSz uint64
 }
 
 type checkedChunk struct {
@@ -90,15 +127,22 @@ type checkedChunk struct {
 }
 
 type checker struct {
+	r        Reader
 	rep      *Report
 	vol      *wireVolume
 	inodes   map[uint64]*checkedInode
-	names    map[string]checkedEntry // by parent and name, until its position was seen
-	seen     []byte                  // base of the last versioned key
+	dirs     map[uint64]*checkedDir
+	ends     map[uint64]openEnd
+	seen     []byte // base of the last versioned key
 	chunks   map[[16]byte]*checkedChunk
-	orphans  map[uint64]uint64
+	orphans  map[uint64]uint32
 	sessions map[uint64]bool
-	late     []func() // needs records that come later in the walk
+	reaps    map[uint64]bool
+
+	// Extents come in order of inode and offset:
+	curIno  uint64
+	curEnd  uint64 // where the last one ended
+	curOpen bool   // it was open-ended; only preallocated space may follow
 }
 
 func (c *checker) bad(key []byte, format string, args ...any) {
@@ -111,24 +155,24 @@ func (c *checker) bad(key []byte, format string, args ...any) {
 // record takes one key. The walk is in key order: chunks (c), names (d),
 // extents (e), inodes (i), deletions (k), sessions (n), orphans (o), replies
 // (p), reap queue (q), positions (r), volume (v), writers (w), xattrs (x).
-func (c *checker) record(k, v []byte) {
+func (c *checker) record(k, v []byte) error {
 	switch k[0] {
 	case 'i', 'd', 'r', 'e', 'x':
 		if len(k) < 13 {
 			c.bad(k, "a versioned key of %d bytes", len(k))
-			return
+			return nil
 		}
 		base := k[:len(k)-4]
 		gen := ^binary.BigEndian.Uint32(k[len(k)-4:])
-		if gen == 0 {
-			c.bad(k, "generation 0")
+		if gen == 0 || c.vol != nil && uint64(gen) > c.vol.gen {
+			c.bad(k, "generation %d", gen)
 		}
 		// A chunk counts the extents of all generations; all else is judged in
 		// the newest.
 		older := string(base) == string(c.seen)
 		c.seen = append(c.seen[:0], base...)
 		if older && k[0] != 'e' || len(v) == 1 && v[0] == 0 {
-			return
+			return nil
 		}
 		switch k[0] {
 		case 'i':
@@ -136,14 +180,16 @@ func (c *checker) record(k, v []byte) {
 		case 'd':
 			c.name(k, v)
 		case 'r':
-			c.position(k, v)
+			return c.position(k, v)
 		case 'e':
 			c.extent(k, v, older)
 		case 'x':
 			c.xattr(k, v)
 		}
 	case 'v':
-		c.volume(k, v)
+		if len(k) != 1 {
+			c.bad(k, "a volume key of %d bytes", len(k))
+		}
 	case 'c':
 		c.chunk(k, v)
 	case 'k', 'w', 'o', 'q':
@@ -160,6 +206,7 @@ func (c *checker) record(k, v []byte) {
 	default:
 		c.bad(k, "unknown prefix %q", k[0])
 	}
+	return nil
 }
 
 func (c *checker) at(ino uint64) *checkedInode {
@@ -169,6 +216,15 @@ func (c *checker) at(ino uint64) *checkedInode {
 		c.inodes[ino] = in
 	}
 	return in
+}
+
+func (c *checker) dir(ino uint64) *checkedDir {
+	d := c.dirs[ino]
+	if d == nil {
+		d = &checkedDir{}
+		c.dirs[ino] = d
+	}
+	return d
 }
 
 func (c *checker) inode(k, v []byte) {
@@ -181,10 +237,37 @@ func (c *checker) inode(k, v []byte) {
 		c.bad(k, "inode record: %s", problem)
 		return
 	}
-	in := c.at(binary.BigEndian.Uint64(k[1:]))
-	in.rec, in.key = rec, append([]byte(nil), k...)
+	ino := binary.BigEndian.Uint64(k[1:])
+	in := c.at(ino)
+	in.there, in.reap = true, rec.reap
+	in.mode, in.nlink, in.flags, in.holders, in.blocks = rec.mode, rec.nlink, rec.flags, rec.holders, rec.blocks
+	switch rec.mode >> 12 {
+	case 4:
+		d := c.dir(ino)
+		d.size, d.next, d.parent = rec.size, rec.next, rec.parent
+	case 8:
+		in.inline = uint32(rec.data)
+	}
+	if e, ok := c.ends[ino]; ok {
+		e.saysStart, e.saysSz = rec.open, rec.size
+		c.ends[ino] = e
+	}
 	c.rep.Inodes++
 	c.rep.Bytes += rec.blocks
+}
+
+// wireEntry is a directory entry as either of its records has it.
+type wireEntry struct {
+	ino, cookie, vol uint64
+	typ              byte
+}
+
+func readDentry(v []byte) (e wireEntry, problem string) {
+	w := walker{b: v}
+	ver := w.u8()
+	e.typ = w.u8()
+	e.ino, e.cookie, e.vol = w.n(), w.n(), w.n()
+	return e, w.done(ver)
 }
 
 func (c *checker) name(k, v []byte) {
@@ -196,59 +279,69 @@ func (c *checker) name(k, v []byte) {
 	if name == "" || len(name) > 255 || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		c.bad(k, "a name that can't be: %q", name)
 	}
-	w := walker{b: v}
-	e := checkedEntry{key: append([]byte(nil), k...)}
-	ver := w.u8()
-	e.typ = w.u8()
-	e.ino, e.cookie, e.vol = w.n(), w.n(), w.n()
-	if problem := w.done(ver); problem != "" {
+	e, problem := readDentry(v)
+	if problem != "" {
 		c.bad(k, "directory entry: %s", problem)
 		return
 	}
 	c.rep.Entries++
 	parent := binary.BigEndian.Uint64(k[1:])
-	dir := c.at(parent)
-	dir.nameLen += uint64(len(name))
-	dir.maxCook = max(dir.maxCook, e.cookie)
+	d := c.dir(parent)
+	d.entries++
+	d.nameLen += uint64(len(name))
+	d.lastCookie = max(d.lastCookie, e.cookie)
 	if e.typ == 4 {
-		dir.subdirs++
+		d.subdirs++
 	}
-	if e.vol == 0 {
-		in := c.at(e.ino)
-		in.names++
-		in.parent = parent
-	} else if e.ino != 0 || e.typ != 4 {
+	switch {
+	case e.vol == 0:
+		c.at(e.ino).names++
+		if e.typ == 4 {
+			c.dir(e.ino).in = parent
+		}
+	case e.ino != 0 || e.typ != 4:
 		c.bad(k, "a junction to volume %d with inode %d and type %d", e.vol, e.ino, e.typ)
 	}
-	c.names[string(k[1:len(k)-5])] = e
 }
 
-func (c *checker) position(k, v []byte) {
+// position looks its name up: if each position has its name and a directory has
+// as many of one as of the other, they are in step.
+func (c *checker) position(k, v []byte) error {
 	if len(k) != 21 {
 		c.bad(k, "a position's key of %d bytes", len(k))
-		return
+		return nil
 	}
 	w := walker{b: v}
 	ver := w.u8()
-	typ := w.u8()
-	ino, vol := w.n(), w.n()
+	got := wireEntry{typ: w.u8(), cookie: binary.BigEndian.Uint64(k[9:])}
+	got.ino, got.vol = w.n(), w.n()
 	if w.damaged || ver != 1 {
 		c.bad(k, "directory position of version %d, damaged %v", ver, w.damaged)
-		return
+		return nil
 	}
-	id := string(k[1:9]) + string(w.b)
-	e, ok := c.names[id]
-	delete(c.names, id)
-	cookie := binary.BigEndian.Uint64(k[9:])
+	parent := binary.BigEndian.Uint64(k[1:])
+	c.dir(parent).positions++
+	base := append(append([]byte{'d'}, k[1:9]...), w.b...)
+	base = append(base, 0)
+	var want wireEntry
+	var problem string
+	found := false
+	err := c.r.Scan(base, append(append([]byte(nil), base...), 0xff, 0xff, 0xff, 0xff), func(_, v []byte) bool {
+		found = len(v) != 1 || v[0] != 0
+		want, problem = readDentry(v)
+		return false
+	})
 	switch {
-	case !ok:
-		c.bad(k, "position %d of directory %d names %q, which is not there or has another position", cookie, binary.BigEndian.Uint64(k[1:]), w.b)
-	case e.ino != ino || e.typ != typ || e.vol != vol || e.cookie != cookie:
-		c.bad(k, "position %d says inode %d type %d volume %d, name %q says position %d inode %d type %d volume %d",
-			cookie, ino, typ, vol, w.b, e.cookie, e.ino, e.typ, e.vol)
-	case cookie < 3:
-		c.bad(k, "position %d", cookie)
+	case err != nil:
+		return err
+	case !found:
+		c.bad(k, "position %d of directory %d names %s, which is not there", got.cookie, parent, printable(string(w.b)))
+	case problem != "" || want != got:
+		c.bad(k, "position %+v of directory %d: name %s says %+v", got, parent, printable(string(w.b)), want)
+	case got.cookie < 3:
+		c.bad(k, "position %d", got.cookie)
 	}
+	return nil
 }
 
 func (c *checker) extent(k, v []byte, older bool) {
@@ -291,24 +384,22 @@ func (c *checker) extent(k, v []byte, older bool) {
 	if older {
 		return
 	}
-	in := c.at(ino)
+	if ino != c.curIno {
+		c.curIno, c.curEnd, c.curOpen = ino, 0, false
+	}
 	c.rep.Extents++
 	start := end - length
-	if start < in.lastEnd {
-		c.bad(k, "extent %d-%d of inode %d begins before %d, where the one before it ends", start, end, ino, in.lastEnd)
+	if start < c.curEnd {
+		c.bad(k, "extent %d-%d of inode %d begins before %d, where the one before it ends", start, end, ino, c.curEnd)
 	}
-	if in.open && bits&2 == 0 {
+	if c.curOpen && bits&2 == 0 {
 		c.bad(k, "extent %d-%d of inode %d lies behind an open-ended one", start, end, ino)
 	}
-	in.lastEnd = end
-	in.extents += length
+	c.curEnd = end
+	c.at(ino).extents += length
 	if bits&1 != 0 {
-		in.open, in.openEnd = true, end
-		c.late = append(c.late, func() {
-			if in.key != nil && (in.rec.flags&uint32(meta.FlagOpenEnded) == 0 || in.rec.open != start) {
-				c.bad(in.key, "inode %d: open-ended extent at %d, the record says flags %x, %d", ino, start, in.rec.flags, in.rec.open)
-			}
-		})
+		c.curOpen = true
+		c.ends[ino] = openEnd{start: start, end: end}
 	}
 }
 
@@ -360,19 +451,15 @@ func (c *checker) acl(k, v []byte, in *checkedInode, access bool) {
 			perm |= p
 		}
 	}
-	if perm |= group << 3; access && in.key != nil && in.rec.mode&0o777 != perm {
-		c.bad(k, "the ACL says mode %o, the inode %o", perm, in.rec.mode&0o777)
+	if perm |= group << 3; access && in.there && in.mode&0o777 != perm {
+		c.bad(k, "the ACL says mode %o, the inode %o", perm, in.mode&0o777)
 	}
 }
 
-func (c *checker) volume(k, v []byte) {
-	if len(k) != 1 {
-		c.bad(k, "a volume key of %d bytes", len(k))
-		return
-	}
+func (c *checker) volume(v []byte) {
 	vol, problem := readVolume(v)
 	if problem != "" {
-		c.bad(k, "volume record: %s", problem)
+		c.bad([]byte{'v'}, "volume record: %s", problem)
 		return
 	}
 	c.vol = &vol
@@ -451,42 +538,28 @@ func (c *checker) markerKey(k, v []byte) {
 			c.bad(k, "inode %d is held by session %x, which has no record", ino, s)
 		}
 	case 'q':
-		c.at(binary.BigEndian.Uint64(k[1:])).reapMark = true
+		c.reaps[binary.BigEndian.Uint64(k[1:])] = true
 	}
 }
 
 // compare judges what only the whole walk can tell.
 func (c *checker) compare() {
-	for _, fn := range c.late {
-		fn()
-	}
-	inos := make([]uint64, 0, len(c.inodes))
-	for ino := range c.inodes {
-		inos = append(inos, ino)
-	}
-	sort.Slice(inos, func(i, j int) bool { return inos[i] < inos[j] })
-	for _, ino := range inos {
+	for _, ino := range slices.Sorted(maps.Keys(c.inodes)) {
 		c.compareInode(ino, c.inodes[ino])
 	}
-	var left []string
-	for id := range c.names {
-		left = append(left, id)
+	for _, ino := range slices.Sorted(maps.Keys(c.dirs)) {
+		c.compareDir(ino, c.dirs[ino])
 	}
-	sort.Strings(left)
-	for _, id := range left {
-		e := c.names[id]
-		c.bad(e.key, "name %s has no position %d", printable(id[8:]), e.cookie)
+	for _, ino := range slices.Sorted(maps.Keys(c.reaps)) {
+		if in := c.inodes[ino]; in == nil || !in.reap {
+			c.bad(inodeKey(ino), "inode %d is queued to be reaped and has nothing to reap", ino)
+		}
 	}
-	ids := make([]string, 0, len(c.chunks))
-	for id := range c.chunks {
-		ids = append(ids, string(id[:]))
-	}
-	sort.Strings(ids)
-	for _, id := range ids {
-		c.compareChunk([]byte(id), c.chunks[[16]byte([]byte(id))])
+	for _, id := range slices.SortedFunc(maps.Keys(c.chunks), func(a, b [16]byte) int { return bytes.Compare(a[:], b[:]) }) {
+		c.compareChunk(id[:], c.chunks[id])
 	}
 	if c.vol == nil {
-		c.bad([]byte{'v'}, "no volume record")
+		c.bad([]byte{'v'}, "no volume record that can be read")
 		return
 	}
 	if c.vol.inodes != c.rep.Inodes {
@@ -497,89 +570,99 @@ func (c *checker) compare() {
 	}
 }
 
+func inodeKey(ino uint64) []byte { return binary.BigEndian.AppendUint64([]byte{'i'}, ino) }
+
 func (c *checker) compareInode(ino uint64, in *checkedInode) {
-	if in.key == nil {
-		key := binary.BigEndian.AppendUint64([]byte{'i'}, ino)
-		c.bad(key, "inode %d has no record, but %d names, %d bytes of entries, %d bytes of extents, attributes %x, reap mark %v",
-			ino, in.names, in.nameLen, in.extents, in.xattrs, in.reapMark)
+	key := inodeKey(ino)
+	if !in.there {
+		c.bad(key, "inode %d has no record, but %d names, %d bytes of extents, attributes %x", ino, in.names, in.extents, in.xattrs)
 		return
 	}
-	rec := &in.rec
-	dir := rec.mode&0o170000 == 0o040000
-	if dir {
+	if in.mode&0o170000 == 0o040000 {
 		c.rep.Dirs++
+	} else if in.nlink != in.names {
+		c.bad(key, "inode %d: %d links, %d names", ino, in.nlink, in.names)
 	}
 	if c.vol != nil && ino >= c.vol.nextIno {
-		c.bad(in.key, "inode %d, yet the next to be given out is %d", ino, c.vol.nextIno)
+		c.bad(key, "inode %d, yet the next to be given out is %d", ino, c.vol.nextIno)
 	}
-	switch {
-	case ino == 1 && (!dir || rec.parent != 1 || in.names != 0 || uint64(rec.nlink) != 2+in.subdirs):
-		c.bad(in.key, "the root: mode %o, parent %d, %d names, %d links for %d directories", rec.mode, rec.parent, in.names, rec.nlink, in.subdirs)
-	case ino == 1:
-	case dir && rec.nlink == 0 && in.names != 0, dir && rec.nlink != 0 && (in.names != 1 || uint64(rec.nlink) != 2+in.subdirs):
-		c.bad(in.key, "directory %d: %d links, %d names, %d directories in it", ino, rec.nlink, in.names, in.subdirs)
-	case dir && rec.nlink != 0 && rec.parent != in.parent:
-		c.bad(in.key, "directory %d lies in %d, but says %d", ino, in.parent, rec.parent)
-	case !dir && uint64(rec.nlink) != in.names:
-		c.bad(in.key, "inode %d: %d links, %d names", ino, rec.nlink, in.names)
+	if in.nlink == 0 && in.holders != c.orphans[ino] {
+		c.bad(key, "inode %d: %d holders are counted, %d hold it", ino, in.holders, c.orphans[ino])
 	}
-	if dir && rec.size != in.nameLen {
-		c.bad(in.key, "directory %d has size %d, its names have %d bytes", ino, rec.size, in.nameLen)
+	if in.nlink != 0 && c.orphans[ino] != 0 {
+		c.bad(key, "inode %d has %d links and %d sessions hold it as an orphan", ino, in.nlink, c.orphans[ino])
 	}
-	if dir && rec.next <= in.maxCook {
-		c.bad(in.key, "directory %d gives out position %d next, but has %d", ino, rec.next, in.maxCook)
+	if in.reap && !c.reaps[ino] {
+		c.bad(key, "inode %d is to be reaped and not queued", ino)
 	}
-	if !dir && in.nameLen+in.subdirs != 0 {
-		c.bad(in.key, "inode %d of mode %o has entries", ino, rec.mode)
+	dead := in.nlink == 0 && in.holders == 0
+	if dead && !in.reap {
+		c.bad(key, "inode %d has no name, no holder, and is not queued to be reaped", ino)
 	}
-	if dir && rec.nlink != 0 && ino != 1 {
-		c.reachable(ino, in)
-	}
-	if rec.nlink == 0 && uint64(rec.holders) != c.orphans[ino] {
-		c.bad(in.key, "inode %d: %d holders are counted, %d hold it", ino, rec.holders, c.orphans[ino])
-	}
-	if rec.nlink != 0 && c.orphans[ino] != 0 {
-		c.bad(in.key, "inode %d has %d links and %d sessions hold it as an orphan", ino, rec.nlink, c.orphans[ino])
-	}
-	if rec.reap != in.reapMark {
-		c.bad(in.key, "inode %d: to be reaped %v, queued %v", ino, rec.reap, in.reapMark)
-	}
-	if rec.nlink == 0 && rec.holders == 0 && !rec.reap {
-		c.bad(in.key, "inode %d has no name, no holder, and is not queued to be reaped", ino)
-	}
-	inline := uint64(0)
-	if rec.mode&0o170000 == 0o100000 {
-		inline = rec.data
-	}
-	if rec.blocks != in.extents+inline {
-		c.bad(in.key, "inode %d counts %d bytes, its extents have %d and it holds %d", ino, rec.blocks, in.extents, inline)
+	if in.blocks != in.extents+uint64(in.inline) {
+		c.bad(key, "inode %d counts %d bytes, its extents have %d and it holds %d", ino, in.blocks, in.extents, in.inline)
 	}
 	const attrFlags = uint32(meta.FlagHasXattrs | meta.FlagHasACL | meta.FlagHasCaps)
-	if rec.flags&attrFlags != in.xattrs && !(rec.nlink == 0 && rec.holders == 0) {
-		c.bad(in.key, "inode %d says attribute flags %x, its attributes say %x", ino, rec.flags&attrFlags, in.xattrs)
+	if in.flags&attrFlags != in.xattrs {
+		c.bad(key, "inode %d says attribute flags %x, its attributes say %x", ino, in.flags&attrFlags, in.xattrs)
 	}
-	if in.open != (rec.flags&uint32(meta.FlagOpenEnded) != 0) {
-		c.bad(in.key, "inode %d: open-ended extent %v, flag %v", ino, in.open, !in.open)
+	e, open := c.ends[ino]
+	switch {
+	case open != (in.flags&uint32(meta.FlagOpenEnded) != 0):
+		c.bad(key, "inode %d: open-ended extent %v, flag %v", ino, open, !open)
+	case open && e.saysStart != e.start:
+		c.bad(key, "inode %d: open-ended extent at %d, the record says %d", ino, e.start, e.saysStart)
+	case open && e.saysSz != e.end:
+		c.bad(key, "inode %d has size %d and an open-ended extent up to %d", ino, e.saysSz, e.end)
 	}
-	if in.open && rec.size != in.openEnd {
-		c.bad(in.key, "inode %d has size %d and an open-ended extent up to %d", ino, rec.size, in.openEnd)
+}
+
+func (c *checker) compareDir(ino uint64, d *checkedDir) {
+	key := inodeKey(ino)
+	in := c.inodes[ino]
+	if in == nil || !in.there || in.mode&0o170000 != 0o040000 {
+		if d.entries+d.positions != 0 {
+			c.bad(key, "inode %d is no directory and has %d entries and %d positions", ino, d.entries, d.positions)
+		}
+		if d.in != 0 && in != nil && in.there {
+			c.bad(key, "inode %d of mode %o is a directory by its entry", ino, in.mode)
+		}
+		return
+	}
+	switch links := uint64(in.nlink); {
+	case ino == 1 && (d.parent != 1 || in.names != 0 || links != 2+d.subdirs):
+		c.bad(key, "the root: parent %d, %d names, %d links for %d directories", d.parent, in.names, links, d.subdirs)
+	case ino == 1:
+	case links == 0 && in.names+uint32(d.entries) != 0, links != 0 && (in.names != 1 || links != 2+d.subdirs):
+		c.bad(key, "directory %d: %d links, %d names, %d directories in it", ino, links, in.names, d.subdirs)
+	case links != 0 && d.parent != d.in:
+		c.bad(key, "directory %d lies in %d, but says %d", ino, d.in, d.parent)
+	case links != 0:
+		c.reachable(ino, d)
+	}
+	if d.size != d.nameLen {
+		c.bad(key, "directory %d has size %d, its names have %d bytes", ino, d.size, d.nameLen)
+	}
+	if d.next <= d.lastCookie {
+		c.bad(key, "directory %d gives out position %d next, but has %d", ino, d.next, d.lastCookie)
+	}
+	if d.entries != d.positions {
+		c.bad(key, "directory %d has %d names and %d positions", ino, d.entries, d.positions)
 	}
 }
 
 // reachable verifies that a directory's parents lead to the root.
-func (c *checker) reachable(ino uint64, in *checkedInode) {
-	at := in
-	for range len(c.inodes) {
-		if at.rec.parent == 1 {
+func (c *checker) reachable(ino uint64, d *checkedDir) {
+	for range len(c.dirs) {
+		if d.parent == 1 {
 			return
 		}
-		at = c.inodes[at.rec.parent]
-		if at == nil || at.key == nil {
-			c.bad(in.key, "directory %d does not lead to the root", ino)
+		if d = c.dirs[d.parent]; d == nil {
+			c.bad(inodeKey(ino), "directory %d does not lead to the root", ino)
 			return
 		}
 	}
-	c.bad(in.key, "directory %d lies in itself", ino)
+	c.bad(inodeKey(ino), "directory %d lies in itself", ino)
 }
 
 func (c *checker) compareChunk(id []byte, ch *checkedChunk) {
@@ -674,13 +757,13 @@ func (w *walker) done(version byte) string {
 }
 
 type wireInode struct {
-	mode, nlink, flags  uint32
-	size, blocks        uint64
-	parent, next        uint64
-	data                uint64 // length
-	holders             uint32
-	reap                bool
-	reapFrom, open, tmp uint64
+	mode, nlink, flags uint32
+	size, blocks       uint64
+	parent, next       uint64
+	data               uint64 // length
+	holders            uint32
+	reap               bool
+	open               uint64 // where the open-ended extent begins
 }
 
 func readInode(v []byte) (r wireInode, problem string) {
@@ -723,13 +806,13 @@ func readInode(v []byte) (r wireInode, problem string) {
 		r.holders = uint32(w.n())
 	}
 	if bits&1 != 0 {
-		r.tmp = w.u64()
-		if r.nlink != 0 || r.tmp == 0 {
-			return r, fmt.Sprintf("a temporary file of session %x with %d links", r.tmp, r.nlink)
+		if tmp := w.u64(); r.nlink != 0 || tmp == 0 {
+			return r, fmt.Sprintf("a temporary file of session %x with %d links", tmp, r.nlink)
 		}
 	}
 	if bits&2 != 0 {
-		r.reap, r.reapFrom = true, w.n()
+		r.reap = true
+		w.n() // from where on
 	}
 	if r.flags&uint32(meta.FlagOpenEnded) != 0 {
 		r.open = w.n()

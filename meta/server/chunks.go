@@ -413,62 +413,65 @@ func (o *owner) seal(ctx context.Context, id meta.ChunkID) (meta.ChunkRecord, er
 	return rec, err
 }
 
-// sealAll seals what a session left open, trying until it is done.
-func (o *owner) sealAll(ids []meta.ChunkID) {
-	wait := 50 * time.Millisecond
-	for len(ids) > 0 {
-		var left []meta.ChunkID
-		for _, id := range ids {
-			if _, err := o.seal(o.ctx, id); err != nil && !errors.Is(err, meta.NoSuchChunk) {
-				if o.ctx.Err() != nil {
-					return
-				}
-				o.log.Warn("a chunk could not be sealed yet", "chunk", id, "error", err)
-				left = append(left, id)
+// abandoned lists the open chunks that no session holds, and how many of them
+// a file ends in, its length not yet known. Caller holds mu.
+func (o *owner) abandoned() (ids []meta.ChunkID, files int, err error) {
+	err = namespace.AllOpenChunks(&view{o: o}, func(c meta.ChunkRecord, file meta.Ino) bool {
+		if o.sessions[c.Session] == nil {
+			ids = append(ids, c.ID)
+			if file != 0 {
+				files++
 			}
 		}
-		if ids = left; len(ids) == 0 {
-			return
-		}
-		select {
-		case <-time.After(wait):
-		case <-o.ctx.Done():
-			return
-		}
-		wait = min(wait*2, 5*time.Second)
-	}
+		return true
+	})
+	return ids, files, err
 }
 
-// settleOpenEnded seals, before anything is served, chunks that nobody holds
-// any more: files may end in them.
-func (o *owner) settleOpenEnded() error {
-	for {
-		var ids []meta.ChunkID
-		o.mu.Lock()
-		ended := 0
-		err := namespace.AllOpenChunks(&view{o: o}, func(c meta.ChunkRecord, file meta.Ino) bool {
-			if j := o.sessions[c.Session]; j == nil || j.ending {
-				ids = append(ids, c.ID)
-				if file != 0 {
-					ended++
-				}
+// sealAbandoned seals what sessions left open; failed tells that some could
+// not be sealed yet.
+func (o *owner) sealAbandoned() (failed bool) {
+	o.mu.Lock()
+	ids, _, err := o.abandoned()
+	o.mu.Unlock()
+	if err != nil {
+		o.lose(err)
+		return true
+	}
+	for _, id := range ids {
+		if _, err := o.seal(o.ctx, id); err != nil && o.ctx.Err() == nil {
+			failed = true
+			if errors.Is(err, meta.Unavailable) {
+				o.log.Warn("a chunk that its writer left open can't be sealed yet", "chunk", id, "error", err)
+			} else {
+				o.log.Error("a chunk that its writer left open can't be sealed", "chunk", id, "error", err)
 			}
-			return true
-		})
+		}
+	}
+	return failed
+}
+
+// settleOpenEnded seals, before anything is served, the chunks that files end
+// in and that nobody holds any more.
+func (o *owner) settleOpenEnded() error {
+	for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
+		o.mu.Lock()
+		_, files, err := o.abandoned()
 		o.mu.Unlock()
 		if err != nil {
 			o.lose(err)
 			return err
 		}
-		if ended == 0 {
-			if len(ids) > 0 {
-				o.wg.Go(func() { o.sealAll(ids) })
-			}
+		if files == 0 {
 			return nil
 		}
-		o.log.Info("files end in chunks that their writer left open: sealing", "files", ended)
-		o.sealAll(ids)
-		if o.ctx.Err() != nil {
+		o.log.Info("files end in chunks that their writer left open: sealing", "files", files)
+		if !o.sealAbandoned() {
+			continue
+		}
+		select {
+		case <-time.After(wait):
+		case <-o.ctx.Done():
 			return context.Cause(o.ctx)
 		}
 	}
@@ -493,6 +496,7 @@ func (o *owner) gcLoop() {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
 	for {
+		o.sealAbandoned()
 		for o.ctx.Err() == nil && (o.reapSome() || o.deleteSome() || o.compactSome()) {
 		}
 		select {

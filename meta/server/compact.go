@@ -140,8 +140,7 @@ copying:
 	// Whatever came of the copying, the target is sealed: with no reference to
 	// it, that queues it for deletion.
 	if _, err := o.seal(o.ctx, target); err != nil {
-		o.wg.Go(func() { o.sealAll([]meta.ChunkID{target}) })
-		return errors.Join(failed, err)
+		return errors.Join(failed, err) // the next round of the collector tries again
 	}
 	for _, m := range moves {
 		ext := m.ext

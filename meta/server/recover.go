@@ -261,15 +261,11 @@ func (o *owner) endSession(id meta.SessionID, s *session) {
 		return
 	}
 	j.ending = true
-	var chunks []meta.ChunkID
 	for {
 		res, err := o.run(&meta.SessionEnd{Session: id}, 0)
 		if err != nil {
 			o.log.Error("a session could not be ended", "session", j.info.Name, "error", err)
 			break
-		}
-		for _, c := range res.Chunks {
-			chunks = append(chunks, c.ID)
 		}
 		if res.EOF {
 			break
@@ -277,10 +273,7 @@ func (o *owner) endSession(id meta.SessionID, s *session) {
 	}
 	delete(o.sessions, id)
 	o.mu.Unlock()
-	if len(chunks) > 0 {
-		o.wg.Go(func() { o.sealAll(chunks) })
-	}
-	o.kickGC()
+	o.kickGC() // which seals the chunks that it left open
 }
 
 // reapOne removes the tail of the truncated file that stands in an operation's

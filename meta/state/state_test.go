@@ -374,3 +374,18 @@ func TestCheckpointRestore(t *testing.T) {
 func fromDir(dir string) func(journal.File) (io.ReadCloser, error) {
 	return func(f journal.File) (io.ReadCloser, error) { return os.Open(filepath.Join(dir, storeDir, f.Name)) }
 }
+
+func FuzzParseFormat(f *testing.F) {
+	f.Add("penstock-state 1 volume 00000005 id AAAABBBBCCCCDDDDEEEEFFFFGG crc 00000000\n")
+	f.Add("penstock-state 2 anything\n")
+	f.Add("penstock-state 1 volume 5 id x crc 0e8b4e39\n")
+	f.Fuzz(func(t *testing.T, line string) {
+		version, v, err := parseFormat(line)
+		if err != nil || version > Version {
+			return
+		}
+		if version != 1 || !strings.HasPrefix(line, "penstock-state 1 volume ") {
+			t.Fatal(version, v, line)
+		}
+	})
+}

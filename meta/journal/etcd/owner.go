@@ -88,13 +88,21 @@ type Owner struct {
 
 const ownerVersion = 1
 
+// decodeOwner reads a record. The version is looked at first: a newer one may
+// have changed all the rest.
 func decodeOwner(key string, b []byte) (Owner, error) {
+	var head struct {
+		Version int `json:"v"`
+	}
+	if err := json.Unmarshal(b, &head); err != nil || head.Version < 1 {
+		return Owner{}, meta.E("read owner", meta.Corrupt, key, err)
+	}
+	if head.Version > ownerVersion {
+		return Owner{}, meta.E("read owner", meta.Version, key, fmt.Errorf("record has format %d, this program knows up to %d", head.Version, ownerVersion))
+	}
 	var o Owner
 	if err := json.Unmarshal(b, &o); err != nil {
 		return Owner{}, meta.E("read owner", meta.Corrupt, key, err)
-	}
-	if o.Version > ownerVersion {
-		return Owner{}, meta.E("read owner", meta.Version, key, fmt.Errorf("record has format %d, this program knows up to %d", o.Version, ownerVersion))
 	}
 	return o, nil
 }
