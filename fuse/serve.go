@@ -64,7 +64,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	}
 	m, err := New(ctx, Config{
 		Tree: tree, Notifier: notifier, Logger: cfg.Client.Logger, Volume: id, Root: ino,
-		Dir: cfg.Dir, Source: root.Name() + ":" + strings.TrimPrefix(dir, "/"), Options: cfg.Options,
+		Dir: cfg.Dir, Source: root.Name() + ":" + strings.TrimSuffix(dir, "/"), Options: cfg.Options,
 	})
 	if err != nil {
 		return err

@@ -235,6 +235,9 @@ const backgroundTimeout = 60 * time.Second
 // inBackground starts this command again in a session of its own and waits
 // until it has mounted, or has said why it can't.
 func (m *mountFlags) inBackground(cmd *cobra.Command, args []string) error {
+	if _, err := m.parse(); err != nil {
+		return err
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return err
