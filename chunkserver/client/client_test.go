@@ -470,7 +470,7 @@ func TestDeletedDescriptors(t *testing.T) {
 	}
 	f.servers[1].Order(t.Context(), meta.Order{Kind: meta.OrderDelete, Chunk: g.ID, Fence: meta.Fence{Term: 9}})
 	for range 200 {
-		if c := f.cached(g.ID); c == nil {
+		if c := f.cached(g.ID, true); c == nil {
 			if err := f.ReadAt(t.Context(), pl, make([]byte, 10), 0); meta.KindOf(err) != meta.NoSuchChunk {
 				t.Fatal(err)
 			}

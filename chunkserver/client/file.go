@@ -60,18 +60,30 @@ func (b *bits) set(i uint64, v bool) {
 	}
 }
 
+func (f *file) isSealed() bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.sealed
+}
+
 func (f *file) unref() {
 	if f.refs.Add(-1) == 0 {
 		f.os.Close()
 	}
 }
 
-// cached gives the chunk's file if we have it; the caller calls unref.
-func (c *Client) cached(id meta.ChunkID) *file {
+// cached gives the chunk's file if we have it; the caller calls unref. If the
+// chunk is sealed by now, what we learned while it was open won't do: only of
+// a sealed file can we tell whether somebody writes to it.
+func (c *Client) cached(id meta.ChunkID, sealed bool) *file {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f := c.files[id]
 	if f == nil {
+		return nil
+	}
+	if sealed && !f.isSealed() {
+		c.forgetLocked(f)
 		return nil
 	}
 	c.lru.MoveToBack(f.where)
@@ -81,7 +93,7 @@ func (c *Client) cached(id meta.ChunkID) *file {
 
 // file gives the chunk's file, asking the server for it if need be.
 func (c *Client) file(ctx context.Context, server meta.ServerID, pl *meta.ChunkPlace) (*file, error) {
-	if f := c.cached(pl.ID); f != nil {
+	if f := c.cached(pl.ID, pl.Sealed); f != nil {
 		if f.server == server {
 			return f, nil
 		}

@@ -48,7 +48,7 @@ func (c *Client) ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off u
 	if len(p) == 0 {
 		return nil
 	}
-	if f := c.cached(pl.ID); f != nil {
+	if f := c.cached(pl.ID, pl.Sealed); f != nil {
 		err := f.readAt(ctx, p, off)
 		f.unref()
 		if err == nil {
@@ -252,7 +252,7 @@ func (c *Client) Backing(ctx context.Context, pl meta.ChunkPlace) (*os.File, err
 
 // Prefetch hints that [off, off+n) will be read soon. It does not block.
 func (c *Client) Prefetch(pl meta.ChunkPlace, off, n uint64) {
-	f := c.cached(pl.ID)
+	f := c.cached(pl.ID, false)
 	if f == nil {
 		return
 	}

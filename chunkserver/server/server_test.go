@@ -178,18 +178,28 @@ func TestStranger(t *testing.T) {
 			t.Fatalf("append: %+v", a)
 		}
 	}
-	s.mu.Lock()
-	for c := range s.conns {
-		if cap(c.data) != 0 {
-			t.Errorf("%d bytes were allocated", cap(c.data))
-		}
-	}
-	s.mu.Unlock()
 	for _, typ := range []wire.Type{wire.Sync, wire.Read, wire.Stat, wire.Seal, wire.Delete, wire.Local} {
 		if a := ask(t, c, typ, 0, &wire.Request{Cap: []byte("let me in"), Chunk: id, N: 1}, nil); a.Kind != meta.BadCapability {
 			t.Errorf("type %d: %+v", typ, a)
 		}
 	}
+	s.mu.Lock()
+	var served *conn
+	for k := range s.conns {
+		served = k
+	}
+	s.mu.Unlock()
+	c.Close()
+	for ended := false; !ended; time.Sleep(time.Millisecond) {
+		s.mu.Lock()
+		ended = len(s.conns) == 0
+		s.mu.Unlock()
+	}
+	if cap(served.data) != 0 {
+		t.Errorf("%d bytes were allocated", cap(served.data))
+	}
+	c = dial(t, path)
+	greet(t, c)
 	if a := ask(t, c, wire.Append, 0, &wire.Request{Cap: token(capability.Append, fence), Chunk: id, Fence: fence}, data); a.Kind != meta.KindOK {
 		t.Fatalf("append: %+v", a)
 	}
@@ -327,4 +337,28 @@ func FuzzServer(f *testing.F) {
 		_ = c.Send(b, nil)
 		c.Close()
 	})
+}
+
+// A copy of ranges of one chunk into another, which may be asked for again.
+func TestCopyOrder(t *testing.T) {
+	s, _ := newServer(t, 1)
+	data := bytes.Repeat([]byte("0123456789"), 300_000)
+	for off := 0; off < len(data); off += 1_000_000 {
+		p := data[off : off+1_000_000]
+		if err := s.Append(ctx, id, fence, uint64(off), p, chunkserver.CRC(p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	to := meta.ChunkID{Volume: 1, Term: 1, Counter: 2}
+	o := meta.Order{Kind: meta.OrderCopy, From: id, Chunk: to, Fence: fence, Ranges: []meta.CopyRun{{Off: 5, Len: 2_500_000}, {Off: 3, Len: 4}}}
+	want := append(bytes.Clone(data[5:2_500_005]), data[3:7]...)
+	for range 2 {
+		if r := s.Order(ctx, o); r.Err != meta.KindOK || r.Length != uint64(len(want)) || r.Synced != r.Length {
+			t.Fatalf("copy: %+v", r)
+		}
+	}
+	got := make([]byte, len(want))
+	if err := s.Read(ctx, to, got, 0); err != nil || !bytes.Equal(got, want) {
+		t.Fatalf("the copy is another: %v", err)
+	}
 }
