@@ -20,7 +20,7 @@ type blob struct {
 	busy   int32  // pushes and commits that use it now
 	frozen bool   // being appended or appended: never changed in place
 	clean  bool   // committed as the inode's inline data: costs no budget
-	pooled bool   // data is a block of the pool
+	pooled bool   // data is a buffer of the budget's
 	synced bool   // durable at cw, off
 	cw     *chunk // where it was appended; nil: nowhere yet
 	off    uint64 // in cw
@@ -34,8 +34,10 @@ type budget struct {
 	max  int64
 	used int64
 	wake chan struct{} // closed when used fell; nil: nobody waits
-	free [][]byte
-	last error // why the last flush failed, while it does
+	last error         // why the last flush failed, while it does
+
+	free      [bufferSizes][][]byte
+	freeBytes int64
 }
 
 // take waits until n bytes fit; a request larger than the whole budget passes
@@ -116,22 +118,44 @@ func (g *budget) full() bool {
 	return g.used > g.max/2
 }
 
-func (g *budget) block() []byte {
+// Buffers come in powers of two from smallBuffer to blockSize; each size has
+// its free list, and all lists together are bounded.
+const (
+	smallBuffer = 4 << 10
+	bufferSizes = 9 // 4 KiB to 1 MiB
+)
+
+// sizeOf gives the list for buffers of at least n bytes.
+func sizeOf(n int) int {
+	i := 0
+	for size := smallBuffer; size < n && i < bufferSizes-1; size *= 2 {
+		i++
+	}
+	return i
+}
+
+// buffer gives an empty buffer with room for at least n bytes, at most a block.
+func (g *budget) buffer(n int) []byte {
+	i := sizeOf(n)
 	g.mu.Lock()
-	if k := len(g.free); k > 0 {
-		b := g.free[k-1]
-		g.free = g.free[:k-1]
+	if k := len(g.free[i]); k > 0 {
+		b := g.free[i][k-1]
+		g.free[i] = g.free[i][:k-1]
+		g.freeBytes -= int64(cap(b))
 		g.mu.Unlock()
 		return b[:0]
 	}
 	g.mu.Unlock()
-	return make([]byte, 0, blockSize)
+	return make([]byte, 0, smallBuffer<<i)
 }
 
+// recycle takes back what buffer gave.
 func (g *budget) recycle(b []byte) {
 	g.mu.Lock()
-	if int64(len(g.free)+1)*blockSize <= max(g.max/4, 16*blockSize) {
-		g.free = append(g.free, b)
+	if n := int64(cap(b)); g.freeBytes+n <= max(g.max/4, 16*blockSize) {
+		i := sizeOf(cap(b))
+		g.free[i] = append(g.free[i], b)
+		g.freeBytes += n
 	}
 	g.mu.Unlock()
 }

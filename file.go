@@ -32,6 +32,7 @@ type file struct {
 	orphaned   bool // its last name went while this session held it
 	sealWant   bool // seal-on-close: to be sealed with the next commit
 	pushing    bool // a goroutine streams
+	ahead      bool // the map was asked for ahead of its use
 	listed     bool // in the volume's list of dirty files
 	errFor     uint8
 	busy       uint8 // turns
@@ -205,28 +206,43 @@ func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, e
 			stamp = v.c.table.stamp()
 			continue
 		}
-		v.addPlaces(res.Places)
-		if off == 0 && attr.Flags&meta.FlagInline != 0 && len(res.Data) > 0 {
-			// Extents may follow the inline bytes (preallocated space).
-			sn.m.append(segment{n: uint64(len(res.Data)), b: &blob{data: res.Data, clean: true, frozen: true}})
-		}
-		for _, e := range res.Extents {
-			sn.m.append(v.committed(e))
-		}
+		sn.add(v, res, off)
 		if res.EOF || len(res.Extents) == 0 {
 			break
 		}
 		off = res.Extents[len(res.Extents)-1].End()
 	}
-	sn.size = attr.Size
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	f := in.fileLocked()
-	if in.learnLocked(&attr, stamp) && !f.mapOK && f.mapGen == gen && in.attr.Change == attr.Change {
-		f.m, f.mapOK, f.size = sn.m, true, sn.size
-		f.changed()
-	}
+	in.installLocked(&sn, &attr, stamp, gen)
 	return &sn, nil
+}
+
+// add takes in one answer of Open.
+func (sn *snapshot) add(v *Volume, res *meta.Result, off uint64) {
+	v.addPlaces(res.Places)
+	if off == 0 {
+		sn.size = res.Attr.Size
+		if res.Attr.Flags&meta.FlagInline != 0 && len(res.Data) > 0 {
+			// Extents may follow the inline bytes (preallocated space).
+			sn.m.append(segment{n: uint64(len(res.Data)), b: &blob{data: res.Data, clean: true, frozen: true}})
+		}
+	}
+	for _, e := range res.Extents {
+		sn.m.append(v.committed(e))
+	}
+}
+
+// installLocked makes a whole snapshot the file's map if a lease covers it and
+// nothing of our own changed the map since gen.
+func (in *inode) installLocked(sn *snapshot, attr *meta.Attr, stamp uint64, gen uint32) bool {
+	f := in.fileLocked()
+	if !in.learnLocked(attr, stamp) || f.mapOK || f.mapGen != gen || in.attr.Change != attr.Change {
+		return false
+	}
+	f.m, f.mapOK, f.size = sn.m, true, sn.size
+	f.changed()
+	return true
 }
 
 // withMap waits until the map may be used under at least the lease wanted.
@@ -236,6 +252,10 @@ func (in *inode) withMap(ctx context.Context, want meta.LeaseMode) (*file, *snap
 	in.mu.Lock()
 	for try := 0; ; try++ {
 		f := in.fileLocked()
+		if f.ahead {
+			f.ahead = false
+			in.vol.opens.used.Add(1)
+		}
 		for want == meta.LeaseShared && in.recall != nil && in.recall.hold {
 			if err := in.wait(ctx, f); err != nil {
 				in.mu.Unlock()
@@ -247,6 +267,9 @@ func (in *inode) withMap(ctx context.Context, want meta.LeaseMode) (*file, *snap
 			return f, nil, nil
 		}
 		grants := in.grants
+		if try == 0 && want == meta.LeaseShared {
+			in.vol.openAhead(in.ino)
+		}
 		f.want++
 		in.mu.Unlock()
 		sn, err := in.loadMap(ctx, want)

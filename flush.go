@@ -220,7 +220,7 @@ func (g *gather) add(ctx context.Context, w *work, b *blob) error {
 		}
 	}
 	if g.buf == nil {
-		g.buf = g.v.c.buf.block()
+		g.buf = g.v.c.buf.buffer(gatherSize)
 	}
 	g.list = append(g.list, gathered{w, b, len(g.buf)})
 	g.buf = append(g.buf, b.data...)

@@ -392,16 +392,18 @@ func (v *Volume) do(ctx context.Context, call *Call, op meta.Op, want meta.Lease
 func (v *Volume) doBatch(ctx context.Context, ops []batchOp) ([]meta.Result, []error, error) {
 	c := v.c
 	c.stats.rpcs.Add(1)
+	changes := uint64(0)
 	for i := range ops {
 		if ops[i].Op.Code().Mutates() {
 			ops[i].ID = c.opID(nil)
+			changes++
 		}
 	}
 	g := c.table.begin()
 	res, errs, err := c.sess.DoBatch(ctx, v.id, ops)
 	c.table.end(g)
 	if err == nil {
-		v.mutations.Add(uint64(len(ops)))
+		v.mutations.Add(changes)
 	}
 	return res, errs, err
 }

@@ -23,6 +23,7 @@ type Volume struct {
 	ahead  aheadState
 	atimes atimeList
 	locks  heldLocks
+	opens  openAhead
 
 	// mutations counts operations that changed the volume and were answered;
 	// durable is the count that is known to be journaled.

@@ -145,9 +145,12 @@ func (v *Volume) putPart(f *file, p []byte, off uint64) (n, grew int) {
 	}
 	n = min(len(p), blockSize)
 	b := &blob{}
-	if n >= blockSize/2 || run >= blockSize/2 {
-		b.data, b.pooled = v.c.buf.block(), true
-	} else {
+	switch {
+	case run >= blockSize/2:
+		b.data, b.pooled = v.c.buf.buffer(blockSize), true
+	case n >= smallBuffer/2:
+		b.data, b.pooled = v.c.buf.buffer(n), true
+	default:
 		b.data = make([]byte, 0, n)
 	}
 	b.data = append(b.data, p[:n]...)
@@ -159,11 +162,16 @@ func (v *Volume) putPart(f *file, p []byte, off uint64) (n, grew int) {
 
 // growBlob gives a blob at least want bytes of room, up to a block.
 func (v *Volume) growBlob(b *blob, want int) {
-	if want = max(want, 2*cap(b.data)); want >= blockSize/2 {
-		b.data, b.pooled = append(v.c.buf.block(), b.data...), true
-		return
+	want = max(want, 2*cap(b.data))
+	old, was := b.data, b.pooled
+	if b.pooled = want >= smallBuffer/2; b.pooled {
+		b.data = append(v.c.buf.buffer(want), old...)
+	} else {
+		b.data = append(make([]byte, 0, want), old...)
 	}
-	b.data = append(make([]byte, 0, want), b.data...)
+	if was {
+		v.c.buf.recycle(old)
+	}
 }
 
 // at gives the segment that holds the byte at off.
