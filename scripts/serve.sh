@@ -32,7 +32,7 @@ start() {
 		wait_for test -S "$base/data/meta.sock"
 		run chunkserver "$BIN" chunkserver --data "$base/chunks" --dir "$base/data"
 		wait_for test -S "$base/chunks/chunk.sock"
-		run mount "$BIN" mount --foreground --dir "$base/data" "${PENSTOCK_VOLUME:-/}" "$base/mnt"
+		run mount "$BIN" mount --dir "$base/data" "${PENSTOCK_VOLUME:-/}" "$base/mnt"
 	else
 		run up "$BIN" up --dir "$base/data" --mount "$base/mnt"
 	fi
