@@ -267,9 +267,11 @@ func (f *fileSystem) Writev(cancel <-chan struct{}, in *fuse.WriteIn, data [][]b
 	if err != nil {
 		return 0, f.status("write", in.NodeId, err)
 	}
-	p := slices.Concat(data...)
+	var p []byte
 	if len(data) == 1 {
 		p = data[0]
+	} else {
+		p = slices.Concat(data...)
 	}
 	call := f.call(&in.InHeader)
 	kill := in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0
@@ -289,6 +291,13 @@ func (f *fileSystem) Writev(cancel <-chan struct{}, in *fuse.WriteIn, data [][]b
 		return 0, f.status("write", in.NodeId, err)
 	}
 	f.wroteAround(ctx, v, in.NodeId, ino, off, int64(n), atEnd)
+	if in.Flags&syscall.O_DSYNC != 0 {
+		// Around the page cache the kernel leaves O_SYNC and O_DSYNC to us.
+		const onlySync = syscall.O_SYNC &^ syscall.O_DSYNC
+		if err := v.Fsync(ctx, ino, in.Flags&onlySync == 0); err != nil {
+			return 0, f.status("write", in.NodeId, err)
+		}
+	}
 	return uint32(n), fuse.OK
 }
 

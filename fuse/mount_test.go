@@ -652,6 +652,18 @@ func partSyncfs(dir string) error {
 	return unix.Syncfs(int(f.Fd()))
 }
 
+// O_DSYNC around the page cache is the daemon's to do.
+func TestSynchronousWrites(t *testing.T) {
+	m := mount(t, Options{}, nil)
+	out, err := exec.CommandContext(t.Context(), "dd", "if=/dev/zero", "of="+m.Dir()+"/d", "bs=4k", "count=5", "oflag=dsync").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	if n := m.tree.volumes[1].count("fsync"); n != 5 {
+		t.Errorf("%d syncs of 5 synchronous writes", n)
+	}
+}
+
 func TestCloseTellsAnError(t *testing.T) {
 	m := mount(t, Options{}, nil)
 	v := m.tree.volumes[1]
