@@ -67,7 +67,7 @@ The parts talk over Unix sockets of mode 0600 in DIR.`,
 			if adminAddr == "" {
 				adminAddr = "unix:" + filepath.Join(abs, "admin.sock")
 			}
-			a, err := admin.Listen(admin.Config{Addr: adminAddr})
+			a, err := admin.Listen(admin.Config{Addr: adminAddr, Gatherer: local.Metrics(s.Meta, s.Chunk, s.Mount), Logger: log})
 			if err != nil {
 				return errors.Join(err, closeSystem())
 			}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sys/unix"
 
 	chunks "penstock.io/penstock/chunkserver/server"
 	"penstock.io/penstock/chunkserver/store"
@@ -139,6 +140,7 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 	m.Server, err = server.New(ctx, server.Config{
 		Name: cfg.Name, Cluster: backend, Blob: m.blob, Logger: cfg.Logger, ScratchDir: scratch,
 		CommitDelay: cfg.CommitDelay, SessionTTL: cfg.SessionTTL, CheckpointBytes: cfg.CheckpointBytes, Unsafe: cfg.Unsafe,
+		Room: func() (free, total uint64, err error) { return room(dir) },
 		Dead: func(h string, p uint32, start uint64) bool {
 			if h != host || h == "" {
 				return false
@@ -166,6 +168,19 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 		}
 	})
 	return m, nil
+}
+
+// room tells what this process may still write on a folder's file system.
+func room(dir string) (free, total uint64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, 0, meta.E("statfs", meta.IO, dir, err)
+	}
+	blocks := st.Bavail
+	if os.Geteuid() == 0 {
+		blocks = st.Bfree
+	}
+	return blocks * uint64(st.Bsize), st.Blocks * uint64(st.Bsize), nil
 }
 
 // listen opens "unix:/path" with mode 0600, or "host:port". A socket that
@@ -267,6 +282,7 @@ type Chunk struct {
 	Server *chunks.Server
 	Addr   string
 	stores []*store.Store
+	disks  []string
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	failed chan error
@@ -289,7 +305,7 @@ func StartChunkServer(ctx context.Context, cfg ChunkConfig) (c *Chunk, err error
 		if err != nil {
 			return c, err
 		}
-		c.stores = append(c.stores, st)
+		c.stores, c.disks = append(c.stores, st), append(c.disks, dir)
 	}
 	addr := cfg.Listen
 	if addr == "" {

@@ -1,0 +1,128 @@
+package local
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	penstock "penstock.io/penstock"
+)
+
+// Metrics collects what the parts of this process count, in Prometheus's
+// naming: penstock_<part>_<what>_<unit>. Parts that do not run are nil.
+func Metrics(m *Meta, c *Chunk, mount *Mount) prometheus.Gatherer {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{m, c, mount})
+	return r
+}
+
+type collector struct {
+	meta  *Meta
+	chunk *Chunk
+	mount *Mount
+}
+
+// Describe tells nothing: the set of disks may change.
+func (c *collector) Describe(chan<- *prometheus.Desc) {}
+
+type reading struct {
+	name, help string
+	kind       prometheus.ValueType
+	value      float64
+}
+
+// Collect takes a reading of every part.
+func (c *collector) Collect(out chan<- prometheus.Metric) {
+	send := func(labels map[string]string, rs ...reading) {
+		for _, r := range rs {
+			d := prometheus.NewDesc(r.name, r.help, nil, labels)
+			out <- prometheus.MustNewConstMetric(d, r.kind, r.value)
+		}
+	}
+	const count, gauge = prometheus.CounterValue, prometheus.GaugeValue
+	if c.meta != nil && c.meta.Server != nil {
+		s := c.meta.Server.Counters()
+		full := 0.0
+		if s.NoSpace {
+			full = 1
+		}
+		send(nil,
+			reading{"penstock_meta_calls_total", "Operations asked for.", count, float64(s.Calls)},
+			reading{"penstock_meta_journal_entries_total", "Journal entries committed.", count, float64(s.Entries)},
+			reading{"penstock_meta_journal_bytes_total", "Bytes of payload in committed journal entries.", count, float64(s.JournalBytes)},
+			reading{"penstock_meta_checkpoints_total", "Checkpoints made.", count, float64(s.Checkpoints)},
+			reading{"penstock_meta_sessions_expired_total", "Sessions whose lease ran out.", count, float64(s.Expired)},
+			reading{"penstock_meta_chunks_sealed_total", "Chunks sealed.", count, float64(s.Sealed)},
+			reading{"penstock_meta_chunks_deleted_total", "Chunks deleted.", count, float64(s.Deleted)},
+			reading{"penstock_meta_sessions", "Sessions now.", gauge, float64(s.Sessions)},
+			reading{"penstock_meta_volumes", "Volumes open here.", gauge, float64(s.Volumes)},
+			reading{"penstock_meta_chunkservers", "Chunk servers connected.", gauge, float64(s.ChunkServers)},
+			reading{"penstock_meta_leases", "Inodes that some session may cache.", gauge, float64(s.Leases)},
+			reading{"penstock_meta_overlay_records", "Records not yet in the store.", gauge, float64(s.OverlayRecords)},
+			reading{"penstock_meta_queued_bytes", "Bytes of effects that wait for the journal.", gauge, float64(s.QueuedBytes)},
+			reading{"penstock_meta_journal_full", "1 while changes are refused because the journal has no space.", gauge, full},
+		)
+		if c.meta.etcd != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			size, used, err := c.meta.etcd.DBSize(ctx)
+			cancel()
+			if err == nil {
+				send(nil,
+					reading{"penstock_etcd_db_bytes", "Size of the embedded etcd's database file.", gauge, float64(size)},
+					reading{"penstock_etcd_db_used_bytes", "Bytes in use in it.", gauge, float64(used)},
+				)
+			}
+		}
+	}
+	if c.chunk != nil && c.chunk.Server != nil {
+		s := c.chunk.Server.Stats()
+		send(nil,
+			reading{"penstock_chunkserver_connections", "Connections now.", gauge, float64(s.Conns)},
+			reading{"penstock_chunkserver_refused_total", "Connections and capabilities refused.", count, float64(s.Refused)},
+			reading{"penstock_chunkserver_frames_total", "Frames served.", count, float64(s.Frames)},
+		)
+		for i, d := range s.Disks {
+			failed := 0.0
+			if d.Failed != "" {
+				failed = 1
+			}
+			send(map[string]string{"disk": c.chunk.disks[i]},
+				reading{"penstock_chunkserver_appends_total", "Appends.", count, float64(d.Appends)},
+				reading{"penstock_chunkserver_append_bytes_total", "Bytes appended.", count, float64(d.AppendBytes)},
+				reading{"penstock_chunkserver_syncs_total", "Syncs asked for.", count, float64(d.Syncs)},
+				reading{"penstock_chunkserver_log_syncs_total", "Flushes of the disk's log; one may serve many syncs.", count, float64(d.LogSyncs)},
+				reading{"penstock_chunkserver_read_bytes_total", "Bytes read, descriptors passed apart.", count, float64(d.ReadBytes)},
+				reading{"penstock_chunkserver_corrupt_total", "Blocks or chunks found bad.", count, float64(d.Corrupt)},
+				reading{"penstock_chunkserver_disk_bytes", "Size of the disk.", gauge, float64(d.Total)},
+				reading{"penstock_chunkserver_disk_free_bytes", "Bytes that appends may still take.", gauge, float64(d.Free)},
+				reading{"penstock_chunkserver_disk_failed", "1 once the disk has failed.", gauge, failed},
+			)
+		}
+	}
+	if c.mount != nil {
+		for _, r := range clientReadings(c.mount.Client.Stats()) {
+			send(nil, r)
+		}
+	}
+}
+
+func clientReadings(s penstock.Stats) []reading {
+	const gauge = prometheus.GaugeValue
+	const count = prometheus.CounterValue
+	return []reading{
+		{"penstock_client_inodes", "Inodes kept in memory.", gauge, float64(s.Inodes)},
+		{"penstock_client_dentries", "Names kept in memory, present and absent.", gauge, float64(s.Dentries)},
+		{"penstock_client_dirty_bytes", "Bytes written, not yet durable and committed.", gauge, float64(s.DirtyBytes)},
+		{"penstock_client_buffer_bytes", "Memory that written bytes take.", gauge, float64(s.BufferBytes)},
+		{"penstock_client_rpcs_total", "Requests sent to metadata servers.", count, float64(s.RPCs)},
+		{"penstock_client_lookup_hits_total", "Lookups answered from memory.", count, float64(s.LookupHits)},
+		{"penstock_client_recalls_total", "Leases recalled.", count, float64(s.Recalls)},
+		{"penstock_client_written_bytes_total", "Bytes written by programs.", count, float64(s.WrittenBytes)},
+		{"penstock_client_read_bytes_total", "Bytes read through this process, the kernel's own reads apart.", count, float64(s.ReadBytes)},
+		{"penstock_client_appended_bytes_total", "Bytes sent to chunk servers.", count, float64(s.AppendedBytes)},
+		{"penstock_client_commits_total", "Files whose extents were committed.", count, float64(s.Commits)},
+		{"penstock_client_lost_bytes_total", "Written bytes lost to errors that were told.", count, float64(s.LostBytes)},
+	}
+}

@@ -1,0 +1,33 @@
+package server
+
+// Counters are what a metadata server has done since it started, and what it
+// holds now, for metrics.
+type Counters struct {
+	Calls, Entries, JournalBytes, Checkpoints, Expired, Sealed, Deleted uint64
+
+	Sessions, Volumes, ChunkServers, Leases, OverlayRecords int
+	// QueuedBytes of effects wait for the journal.
+	QueuedBytes int
+	// NoSpace: some volume takes no changes because its journal is full.
+	NoSpace bool
+}
+
+// Counters takes a reading.
+func (s *Server) Counters() Counters {
+	c := Counters{
+		Calls: s.stats.calls.Load(), Entries: s.stats.entries.Load(), JournalBytes: s.stats.journalBytes.Load(),
+		Checkpoints: s.stats.checkpoints.Load(), Expired: s.stats.expired.Load(), Sealed: s.stats.sealed.Load(), Deleted: s.stats.deleted.Load(),
+	}
+	s.mu.Lock()
+	c.Sessions, c.Volumes, c.ChunkServers = len(s.sessions), len(s.volumes), len(s.links)
+	s.mu.Unlock()
+	for _, o := range s.owners() {
+		o.mu.Lock()
+		c.Leases += len(o.leases.m)
+		c.OverlayRecords += len(o.ov.m)
+		c.QueuedBytes += o.queued + o.cur.bytes
+		c.NoSpace = c.NoSpace || o.noSpace != nil
+		o.mu.Unlock()
+	}
+	return c
+}
