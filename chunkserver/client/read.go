@@ -48,6 +48,9 @@ func (c *Client) ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off u
 	if len(p) == 0 {
 		return nil
 	}
+	if pl.Sealed && off+uint64(len(p)) > pl.Length {
+		return meta.E("read chunk", meta.NoSuchOffset, pl.ID.String(), fmt.Errorf("%d bytes at %d of %d", len(p), off, pl.Length))
+	}
 	if f := c.cached(pl.ID, pl.Sealed); f != nil {
 		err := f.readAt(ctx, p, off)
 		f.unref()
