@@ -135,7 +135,7 @@ func TestGoBuild(t *testing.T) {
 	p := program{t: t, dir: filepath.Join(dir, "src"), env: []string{
 		"GOCACHE=" + filepath.Join(dir, "cache"), "GOTMPDIR=" + filepath.Join(dir, "tmp"), "CGO_ENABLED=0", "GOFLAGS=-mod=mod -trimpath", "GOWORK=off",
 	}}
-	must(t, os.WriteFile(filepath.Join(dir, "src", "go.mod"), []byte("module "+module+"\n\ngo 1.21\n"), 0o644))
+	must(t, os.WriteFile(filepath.Join(dir, "src", "go.mod"), []byte("module "+module+"\n\ngo 1.24\n"), 0o644))
 	must(t, os.Mkdir(filepath.Join(dir, "src", "cmd"), 0o755))
 	must(t, os.WriteFile(filepath.Join(dir, "src", "cmd", "main.go"), []byte(`package main
 

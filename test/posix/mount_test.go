@@ -1,10 +1,10 @@
 package posix
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -98,19 +98,17 @@ func (c *cluster) fsck(t *testing.T) {
 	}
 }
 
-// tail is the end of what penstock logged.
+// tail is what penstock logged at the end: all of it from a panic on, if it
+// ended in one.
 func (c *cluster) tail() string {
-	const most = 4000
-	end, err := c.log.Seek(0, io.SeekEnd)
+	b, err := os.ReadFile(c.log.Name())
 	if err != nil {
 		return err.Error()
 	}
-	b := make([]byte, most)
-	n, err := c.log.ReadAt(b, max(0, end-most))
-	if err != nil && err != io.EOF {
-		return err.Error()
+	if at := bytes.Index(b, []byte("\npanic: ")); at >= 0 {
+		return string(b[at:min(len(b), at+10000)])
 	}
-	return string(b[:n])
+	return string(b[max(0, len(b)-4000):])
 }
 
 // mountAgain mounts the cluster's tree a second time, from a process of its
