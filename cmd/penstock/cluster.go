@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,6 +25,9 @@ import (
 
 // metaSocket is where the meta server of a data directory listens.
 func metaSocket(dir string) string { return filepath.Join(dir, local.MetaSocket) }
+
+// identityFile is what makes a folder a data directory; see package local.
+const identityFile = "penstock.json"
 
 // where is how a command finds the running system: --cluster, else --dir, else
 // PENSTOCK_CLUSTER, else the only 'penstock up' of this machine.
@@ -53,9 +58,12 @@ func (w *where) addrs() ([]string, error) {
 			return nil, err
 		}
 		socket := metaSocket(dir)
-		if _, err := os.Stat(socket); errors.Is(err, os.ErrNotExist) {
-			return nil, meta.E("connect", meta.Unavailable, w.dir, fmt.Errorf("nothing runs on this data directory (no %s)", socket))
+		// A killed process leaves its socket behind: ask whether anybody answers.
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			return nil, meta.E("connect", meta.Unavailable, w.dir, fmt.Errorf("nothing runs on this data directory: %w", err))
 		}
+		c.Close()
 		return []string{"unix:" + socket}, nil
 	}
 	if c := os.Getenv("PENSTOCK_CLUSTER"); c != "" {
@@ -113,6 +121,30 @@ func (w *where) with(ctx context.Context, work func(*client.Session) error) erro
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
 	defer cancel()
 	return errors.Join(err, s.Close(ctx))
+}
+
+// withOrAlone is with, and for a data directory that nobody serves, it serves it
+// meanwhile, without a mount.
+func (w *where) withOrAlone(ctx context.Context, work func(*client.Session) error) (err error) {
+	if w.dir == "" || len(w.cluster) > 0 {
+		return w.with(ctx, work)
+	}
+	if _, err := w.addrs(); meta.KindOf(err) != meta.Unavailable {
+		return w.with(ctx, work)
+	}
+	if _, err := os.Stat(filepath.Join(w.dir, identityFile)); err != nil {
+		return fmt.Errorf("%s is no data directory: %w", w.dir, err)
+	}
+	system, err := local.Up(ctx, local.Config{Dir: w.dir, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		err = errors.Join(err, system.Close(end))
+	}()
+	return w.with(ctx, work)
 }
 
 // cacheless answers recalls at once: administrators cache nothing.

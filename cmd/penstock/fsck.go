@@ -46,7 +46,8 @@ func newFsck() *cobra.Command {
 		Short: "Check that names, inodes, extents, chunks and counters agree",
 		Long: `Walks everything the volumes hold, with decoders of its own, and compares:
 link counts with names, extents with chunks, chunks with what the chunk servers
-have, counters with what they count. The system stays in use meanwhile.
+have, counters with what they count. The system stays in use meanwhile. With
+--dir and nothing running there, the data directory is opened for the check.
 
 The exit status is 0 if all is well, 1 if anything is wrong or could not be
 checked. Nothing is changed.`,
@@ -54,7 +55,7 @@ checked. Nothing is changed.`,
   penstock fsck --dir /var/lib/penstock --volume datasets --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
+			return w.withOrAlone(cmd.Context(), func(s *client.Session) error {
 				views, err := check(cmd.Context(), s, only)
 				if err != nil {
 					return err

@@ -9,8 +9,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"penstock.io/penstock/cmd/penstock/spawn"
 )
 
 // binary is the penstock that TestMain built.
@@ -41,10 +44,28 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Setup: func(e *testscript.Env) error {
+			// Whatever a script leaves mounted, and whatever is below it, goes.
+			e.Defer(func() {
+				if err := spawn.Unmount(filepath.Join(e.WorkDir, "mnt")); err != nil {
+					t.Error(err)
+				}
+			})
 			e.Setenv("PATH", filepath.Dir(binary)+string(os.PathListSeparator)+e.Getenv("PATH"))
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			// served DIR: waits until something is mounted at DIR and serves.
+			"served": func(ts *testscript.TestScript, neg bool, args []string) {
+				if neg || len(args) != 1 {
+					ts.Fatalf("usage: served DIR")
+				}
+				dir := ts.MkAbs(args[0])
+				for deadline := time.Now().Add(30 * time.Second); !spawn.Mounted(dir); time.Sleep(5 * time.Millisecond) {
+					if time.Now().After(deadline) {
+						ts.Fatalf("nothing is mounted at %s", dir)
+					}
+				}
+			},
 			// status N COMMAND...: the command must end with exit status N.
 			"status": func(ts *testscript.TestScript, neg bool, args []string) {
 				if neg || len(args) < 2 {
