@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -273,8 +274,7 @@ func (o *owner) alloc(s *session, n int, own bool) ([]meta.ChunkGrant, error) {
 	}
 	o.mu.Lock()
 	for {
-		if o.failed != nil || o.noSpace != nil {
-			err := errors.Join(o.failed, o.noSpace)
+		if err := cmp.Or(o.failed, o.full(&meta.AllocChunks{})); err != nil {
 			o.mu.Unlock()
 			return nil, err
 		}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -98,6 +99,7 @@ type site struct {
 	srv     *Server
 	done    chan error
 	ttl     time.Duration
+	adjust  func(*Config) // nil, or what a test wants otherwise
 }
 
 func newSite(t *testing.T) *site { return newSiteTTL(t, time.Second) }
@@ -127,11 +129,23 @@ func (s *site) start() {
 	if testing.Verbose() {
 		level = slog.LevelDebug
 	}
-	srv, err := New(context.Background(), Config{
+	cfg := Config{
 		Name: "m", Cluster: s.cluster, ScratchDir: s.dir, SessionTTL: s.ttl, CommitDelay: 5 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 		Dead:   func(string, uint32, uint64) bool { return false },
-	})
+	}
+	for c := range strings.SplitSeq(os.Getenv("PENSTOCK_CONTROL"), ",") {
+		switch c {
+		case "meta-norecall":
+			cfg.Unsafe.NoRecall = true
+		case "meta-nowait":
+			cfg.Unsafe.NoWait = true
+		}
+	}
+	if s.adjust != nil {
+		s.adjust(&cfg)
+	}
+	srv, err := New(context.Background(), cfg)
 	if err != nil {
 		s.t.Fatal(err)
 	}

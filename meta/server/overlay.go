@@ -158,7 +158,7 @@ type view struct {
 }
 
 func (w *view) note(r *record) {
-	if r.by == w.session || r.by == 0 || r.seq <= w.o.durable {
+	if r.by == w.session || r.by == 0 || r.seq <= w.o.durable || w.o.srv.cfg.Unsafe.NoWait {
 		return
 	}
 	if len(r.key) == 1 && !w.counters {

@@ -258,8 +258,8 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 			return nil, o.recovered
 		}
 	}
-	if o.noSpace != nil && !c.Replay {
-		return o.refuse(o.noSpace)
+	if err := o.full(c.Op); err != nil && !c.Replay {
+		return o.refuse(err)
 	}
 	if wait, err := o.journalSession(s); wait != nil || err != nil {
 		if err != nil {
@@ -402,7 +402,7 @@ func (o *owner) tellOrphaned(s *session, ino meta.Ino, k *ticket, res *meta.Resu
 // give grants a lease and mentions it in the reply if that is news to s.
 // Caller holds mu.
 func (o *owner) give(s *session, ino meta.Ino, mode meta.LeaseMode, re *wire.Reply) {
-	if l := o.leases.m[ino]; l != nil {
+	if l := o.leases.m[ino]; l != nil && !o.leases.unsafe {
 		if l.blocked > 0 {
 			mode = meta.LeaseNone
 		}

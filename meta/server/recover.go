@@ -79,6 +79,7 @@ func (s *Server) openOwner(v meta.VolumeID) (*owner, error) {
 		sessions: map[meta.SessionID]*journaled{}, recovered: make(chan struct{}),
 		awaited: map[meta.SessionID]struct{}{}, sinceCheckpoint: bytes, gcWake: make(chan struct{}, 1),
 	}
+	o.leases.unsafe = s.cfg.Unsafe.NoRecall
 	o.ctx, o.cancel = context.WithCancelCause(s.ctx)
 	if err := o.loadSessions(); err != nil {
 		st.Close()

@@ -44,6 +44,9 @@ type Config struct {
 	CompactInterval time.Duration
 	// Alive reports whether the process of a session surely runs no more.
 	Dead func(host string, pid uint32, start uint64) bool
+	// Room tells how much of the disks that hold journal and state is free, and
+	// how large they are, in bytes; nil where that is somebody else's care.
+	Room func() (free, total uint64, err error)
 	// Unsafe switches mechanisms off, for the runs that prove their tests.
 	Unsafe Unsafe
 }
@@ -60,6 +63,7 @@ type Server struct {
 	log   *slog.Logger
 	epoch time.Time
 	stats counters
+	tight atomic.Pointer[shortage] // nil: there is room
 
 	// Lock order: an owner's mu before mu; never the other way.
 	mu       sync.Mutex
@@ -119,6 +123,9 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.wg.Go(s.expireLoop)
+	if cfg.Room != nil {
+		s.wg.Go(s.roomLoop)
+	}
 	return s, nil
 }
 

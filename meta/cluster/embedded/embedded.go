@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -64,6 +65,8 @@ type Server struct {
 	etcd     *embed.Etcd
 	client   *clientv3.Client
 	endpoint string
+	stop     context.CancelFunc // of the goroutine in wg; nil if there is none
+	wg       sync.WaitGroup
 }
 
 // Start runs etcd in cfg.Dir, which the caller has locked, and waits until it
@@ -141,7 +144,9 @@ func Start(cfg Config) (*Server, error) {
 			return nil, meta.E(op, fileKind(err), s, err)
 		}
 	}
-	return &Server{etcd: e, client: v3client.New(e.Server), endpoint: "unix://" + socket}, nil
+	s := &Server{etcd: e, client: v3client.New(e.Server), endpoint: "unix://" + socket}
+	s.reserveSpace(dir, cfg.Logger)
+	return s, nil
 }
 
 // catch makes an error of the panics that etcd answers damaged files with.
@@ -176,6 +181,10 @@ func (s *Server) DBSize(ctx context.Context) (size, used int64, err error) {
 
 // Close stops the server and waits.
 func (s *Server) Close() error {
+	if s.stop != nil {
+		s.stop()
+		s.wg.Wait()
+	}
 	err := s.client.Close()
 	if errors.Is(err, context.Canceled) {
 		err = nil // the client's own context, which its Close ends
