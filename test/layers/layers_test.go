@@ -462,7 +462,7 @@ func TestNoTestIsSkipped(t *testing.T) {
 					return true
 				}
 				if sel, ok := call.Fun.(*ast.SelectorExpr); ok {
-					if x, ok := sel.X.(*ast.Ident); ok && len(x.Name) == 1 && slices.Contains([]string{"Skip", "Skipf", "SkipNow"}, sel.Sel.Name) {
+					if x, ok := sel.X.(*ast.Ident); ok && slices.Contains([]string{"t", "b", "f", "tb"}, x.Name) && slices.Contains([]string{"Skip", "Skipf", "SkipNow"}, sel.Sel.Name) {
 						t.Errorf("%s: %s.%s: a test needs what deps.txt lists, and fails without it", fset.Position(n.Pos()), x.Name, sel.Sel.Name)
 					}
 				}
