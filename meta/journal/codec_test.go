@@ -38,6 +38,22 @@ func TestGolden(t *testing.T) {
 	}
 }
 
+// An entry whose checksum is right was still not made by Next if its hash is
+// wrong.
+func TestWrongHash(t *testing.T) {
+	for _, at := range []int{4, 8, 16, 24, 40, 64} {
+		b, err := Encode(entries[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		b[at] ^= 1
+		binary.BigEndian.PutUint32(b[60:], checksum(b[:HeaderSize], b[HeaderSize:]))
+		if _, err := Decode(b); meta.KindOf(err) != meta.Corrupt {
+			t.Fatalf("byte %d: %v", at, err)
+		}
+	}
+}
+
 func TestNewerVersionIsTold(t *testing.T) {
 	b, err := Encode(entries[1])
 	if err != nil {

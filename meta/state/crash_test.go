@@ -158,7 +158,7 @@ func TestKilled(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for round := range 10 {
+	for round := range 8 {
 		child := exec.Command(os.Args[0])
 		child.Env = append(os.Environ(), crashDir+"="+dir)
 		out, err := child.StdoutPipe()
@@ -215,8 +215,15 @@ func TestPowerLoss(t *testing.T) {
 	if err := fs.MkdirAll("v", 0o700); err != nil {
 		t.Fatal(err)
 	}
+	root, err := fs.OpenDir("/")
+	if err == nil {
+		err = errors.Join(root.Sync(), root.Close()) // Create does the like
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	h := create
-	for round := range 30 {
+	for round := range 15 {
 		sh := NewShared(1<<20, 100, nil)
 		sh.memTable, sh.fs = 64<<10, fs
 		s, err := open("v", sh, h)
@@ -225,7 +232,7 @@ func TestPowerLoss(t *testing.T) {
 		}
 		n := checkModel(t, s)
 		durable := n
-		for range rng.IntN(400) {
+		for range 1 + rng.IntN(400) {
 			n++
 			if err := applyModel(s, n); err != nil {
 				t.Fatal(err)

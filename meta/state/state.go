@@ -159,6 +159,9 @@ func Create(dir string, v meta.VolumeID, shared *Shared) (*Store, error) {
 	if err := writeFormat(dir, v); err != nil {
 		return nil, err
 	}
+	if err := syncDir(filepath.Dir(dir)); err != nil {
+		return nil, ioError("create state", dir, err)
+	}
 	return open(dir, shared, create)
 }
 

@@ -39,6 +39,7 @@ func Run(t *testing.T, make func(t *testing.T) Form) {
 	}{
 		{"AppendReadBack", appendReadBack},
 		{"EmptyLog", emptyLog},
+		{"StoreCommits", storeCommits},
 		{"OldOwnerIsFenced", oldOwnerIsFenced},
 		{"LostOwnerIsFenced", lostOwnerIsFenced},
 		{"EntryMustFollow", entryMustFollow},
@@ -59,6 +60,9 @@ func Run(t *testing.T, make func(t *testing.T) Form) {
 		{"FollowerTrimmedAway", followerTrimmedAway},
 		{"FlippedBit", flippedBit},
 		{"GapIsCorrupt", gapIsCorrupt},
+		{"GapBehindCheckpoint", gapBehindCheckpoint},
+		{"OlderCheckpoint", olderCheckpoint},
+		{"TermGoesBack", termGoesBack},
 		{"DivergedReader", divergedReader},
 		{"SizeCounts", sizeCounts},
 		{"RandomHistory", randomHistory},
@@ -205,6 +209,41 @@ func emptyLog(t *testing.T, f Form) {
 	want(t, err, meta.NotFound)
 	err = w.log.Read(t.Context(), journal.Position{Seq: 3}, func(journal.Entry) error { return nil })
 	want(t, err, meta.Corrupt)
+}
+
+// What the log relies on, asked of the store alone.
+func storeCommits(t *testing.T, f Form) {
+	s, _, _ := f.Take(t)
+	commit := func(s journal.Store, seq meta.Seq, want bool) {
+		t.Helper()
+		if done, err := s.Commit(t.Context(), seq, fmt.Appendf(nil, "%d", seq)); err != nil || done != want {
+			t.Fatalf("commit %d: %v %v", seq, done, err)
+		}
+	}
+	commit(s, 2, false) // 1 is not there
+	commit(s, 1, true)
+	commit(s, 1, false) // it is there
+	commit(s, 2, true)
+	commit(f.Reader(t), 3, false) // not the owner
+	if done, err := s.PutCheckpoint(t.Context(), 9, nil); done || err != nil {
+		t.Fatal(done, err)
+	}
+	if done, err := s.PutCheckpoint(t.Context(), 0, []byte("cp")); !done || err != nil {
+		t.Fatal(done, err)
+	}
+	f.Damage(t, 2, nil)
+	f.Damage(t, 1, nil)
+	commit(s, 1, false) // a log with a checkpoint does not begin again
+	commit(s, 2, false)
+	s2, _, _ := f.Take(t)
+	commit(s, 1, false)
+	in, err := s2.Inspect(t.Context(), 1)
+	if err != nil || !in.Owned || in.Value != nil || in.Prev {
+		t.Fatal(in, err)
+	}
+	if in, err = s.Inspect(t.Context(), 1); err != nil || in.Owned {
+		t.Fatal(in, err)
+	}
 }
 
 // O1 writes, O2 takes over and writes; O1, who noticed nothing, writes again.
@@ -584,6 +623,52 @@ func gapIsCorrupt(t *testing.T, f Form) {
 	want(t, err, meta.Corrupt)
 	_, err = w.try(t.Context(), nil)
 	want(t, err, meta.Corrupt) // the entry before is gone
+}
+
+// An entry is missing, and no checkpoint explains it.
+func gapBehindCheckpoint(t *testing.T, f Form) {
+	w := f.writer(t)
+	first := w.append("one").Position()
+	w.trim(first)
+	w.append("two")
+	w.append("three")
+	f.Damage(t, 2, nil)
+	_, err := f.all(t, first)
+	want(t, err, meta.Corrupt)
+}
+
+// A checkpoint older than the recorded one would name entries that are gone.
+func olderCheckpoint(t *testing.T, f Form) {
+	w := f.writer(t)
+	var at []journal.Position
+	for i := range 6 {
+		at = append(at, w.append(fmt.Sprint(i)).Position())
+	}
+	w.trim(at[1])
+	_, release, err := journal.New(Volume, f.Reader(t), nil).Pin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.trim(at[4]) // the pin keeps entry 3
+	want(t, w.log.Trim(t.Context(), checkpointAt(at[2], w.term)), meta.Invalid)
+	if err := release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func termGoesBack(t *testing.T, f Form) {
+	w := f.writer(t)
+	w.append("one")
+	w = f.writer(t)
+	two := w.append("two").Position()
+	w.append("three")
+	b, err := journal.Encode(journal.Next(Volume, two, w.term-1, []byte("three")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Damage(t, 3, b)
+	_, err = f.all(t, journal.Position{})
+	want(t, err, meta.Corrupt)
 }
 
 func divergedReader(t *testing.T, f Form) {
