@@ -331,11 +331,10 @@ func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume) error {
 	if err != nil {
 		return err
 	}
-	o.mu.Lock()
-	used := len(o.leases.count)
-	o.mu.Unlock()
-	if used > 0 {
-		return meta.E("delete volume", meta.Busy, v.Name, fmt.Errorf("%d sessions use it", used))
+	// What mounts cached is given up first; what they buffered is committed,
+	// and goes with the rest.
+	if err := o.recallAll(ctx); err != nil {
+		return err
 	}
 	if _, err := s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error { v.State = cluster.VolumeDeleting; return nil }); err != nil {
 		return err
@@ -353,6 +352,26 @@ func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume) error {
 		return err
 	}
 	return s.cfg.Cluster.DeleteVolume(ctx, v.ID)
+}
+
+// recallAll takes back every lease on the volume.
+func (o *owner) recallAll(ctx context.Context) error {
+	for {
+		o.mu.Lock()
+		var wait <-chan struct{}
+		for ino := range o.leases.m {
+			if ch := o.leases.conflict(o.vol, nil, ino, meta.LeaseNone); ch != nil {
+				wait = ch
+			}
+		}
+		o.mu.Unlock()
+		if wait == nil {
+			return nil
+		}
+		if err := o.await(ctx, wait); err != nil {
+			return err
+		}
+	}
 }
 
 // deleteAllChunks orders the deletion of every chunk of a volume that is going.

@@ -169,6 +169,9 @@ func (w *view) note(r *record) {
 
 // Get reads one key.
 func (w *view) Get(key []byte) ([]byte, bool, error) {
+	if w.o.stClosed {
+		return nil, false, w.o.gone()
+	}
 	if r := w.o.ov.m[string(key)]; r != nil {
 		w.note(r)
 		return r.val, !r.del, nil
@@ -196,6 +199,9 @@ func (w *view) Get(key []byte) ([]byte, bool, error) {
 func (w *view) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
 	if len(lo) == 0 || lo[0] == 0 {
 		lo = []byte{1} // keys that begin with zero are the store's own
+	}
+	if w.o.stClosed {
+		return w.o.gone()
 	}
 	var over []*record
 	w.o.ov.t.AscendRange(&record{key: string(lo)}, &record{key: string(hi)}, func(r *record) bool {

@@ -40,6 +40,8 @@ type owner struct {
 	waiters []waiter
 	wake    chan struct{} // to the committer, capacity 1
 	failed  error
+	// stClosed: the store may not be asked any more.
+	stClosed bool
 
 	leases leaseTable
 	locks  *lock.Table
@@ -463,6 +465,18 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 	default:
 		return nil, o.recovered
 	}
+	want := c.Want
+	if want > meta.LeaseNone && o.leases.count[s] == 0 {
+		// Whoever owns the volume next must know who may hold leases: it waits
+		// for them, or until their processes are gone.
+		wait, err := o.journalSession(s)
+		switch {
+		case err != nil:
+			want = meta.LeaseNone
+		case wait != nil:
+			return nil, wait
+		}
+	}
 	w := &view{o: o, session: s.id}
 	_, w.counters = c.Op.(*meta.StatFSOp)
 	res, err := namespace.Query(w, o.context(s.id), c.Op)
@@ -471,7 +485,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 	}
 	if err != nil {
 		re := &wire.Reply{Status: wire.StatusOf(err)}
-		if c.Want > meta.LeaseNone && errors.Is(err, meta.NotFound) {
+		if want > meta.LeaseNone && errors.Is(err, meta.NotFound) {
 			o.grantNames(s, c.Op, re)
 		}
 		return re, nil
@@ -486,7 +500,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 	}
 	// Another session may hold newer attributes, size and data.
 	keep := meta.LeaseShared
-	if _, open := c.Op.(*meta.Open); open && c.Want == meta.LeaseExclusive {
+	if _, open := c.Op.(*meta.Open); open && want == meta.LeaseExclusive {
 		keep = meta.LeaseNone
 	}
 	if !o.leases.alone(s) && ino != 0 {
@@ -494,14 +508,14 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 			o.leases.block(k, ino)
 			return nil, ch
 		}
-		if _, open := c.Op.(*meta.Open); open && c.Want > o.leases.mode(s, ino) {
+		if _, open := c.Op.(*meta.Open); open && want > o.leases.mode(s, ino) {
 			if ch := o.leases.free(k, ino); ch != nil {
 				return nil, ch
 			}
 			o.unblockOne(k, ino)
 		}
 	}
-	if c.Want == meta.LeaseNone {
+	if want == meta.LeaseNone {
 		return re, nil
 	}
 	switch m := c.Op.(type) {
@@ -527,7 +541,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 			}
 		}
 	case *meta.Open:
-		o.give(s, ino, c.Want, re)
+		o.give(s, ino, want, re)
 	default:
 		if ino != 0 {
 			o.give(s, ino, meta.LeaseShared, re)
@@ -622,6 +636,22 @@ func (o *owner) retry(ctx context.Context, s *session, c *wire.Call, k *ticket, 
 		}
 		o.mu.Unlock()
 	}
+}
+
+// closeStore closes the store once nobody can be at it: the owner's goroutines
+// have ended, and everybody else reads it under mu.
+func (o *owner) closeStore() error {
+	o.wg.Wait()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.stClosed {
+		return nil
+	}
+	o.stClosed = true
+	if o.failed == nil {
+		o.failed = meta.E("volume", meta.Unavailable, fmt.Sprint(o.vol), context.Cause(o.ctx))
+	}
+	return o.st.Close()
 }
 
 // gone is why the owner serves no more.

@@ -320,20 +320,13 @@ func (o *owner) close(ctx context.Context) error {
 	case <-o.ctx.Done():
 	case <-ctx.Done():
 	}
+	o.mu.Lock()
+	clean := o.failed == nil
+	o.mu.Unlock()
 	o.cancel(errors.New("the server is stopping"))
-	o.wg.Wait()
-	err := o.st.Close()
-	if o.mayRelease() {
-		if rerr := o.own.Release(ctx); err == nil {
-			err = rerr
-		}
+	err := o.closeStore()
+	if clean {
+		err = errors.Join(err, o.own.Release(ctx))
 	}
 	return err
-}
-
-// mayRelease: nobody holds anything that a successor would have to wait for.
-func (o *owner) mayRelease() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.failed == nil
 }

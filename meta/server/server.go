@@ -340,8 +340,9 @@ func (s *Server) open(ctx context.Context, v meta.VolumeID) (*owner, error) {
 // lost forgets an owner that serves no more, once its goroutines have ended.
 func (s *Server) lost(o *owner) {
 	s.wg.Go(func() {
-		o.wg.Wait()
-		o.st.Close()
+		if err := o.closeStore(); err != nil {
+			o.log.Warn("closing the store", "error", err)
+		}
 		s.mu.Lock()
 		if op := s.volumes[o.vol]; op != nil && op.o == o {
 			delete(s.volumes, o.vol)
@@ -428,7 +429,6 @@ func (s *Server) Abandon() {
 	s.cancel(errors.New("abandoned"))
 	s.wg.Wait()
 	for _, o := range owners {
-		o.wg.Wait()
-		o.st.Close()
+		o.closeStore()
 	}
 }
