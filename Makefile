@@ -60,7 +60,7 @@ soak: deps build ## kills, power cuts, full and failing disks for SOAK_ROUNDS (1
 
 .PHONY: controls
 controls: deps build ## switch each safety mechanism off; the test that guards it must fail
-	CGO_ENABLED=0 $(GO) test -timeout 1h -count 1 -v ./test/crash -run TestControls -controls
+	CGO_ENABLED=0 $(GO) test -timeout 1h -count 1 -v ./test/crash -run 'Controls$$' -controls
 
 .PHONY: gen
 gen: ## regenerate what is generated

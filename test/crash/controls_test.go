@@ -1,6 +1,8 @@
 package crash
 
 import (
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 )
@@ -9,6 +11,16 @@ import (
 type control struct {
 	name  string // value of ControlEnv
 	guard func(t *testing.T, env string) error
+}
+
+// unitControls are guarded by tests of packages, which read the same variable.
+var unitControls = []struct{ name, pkg, guard string }{
+	{"chunk-nosync", "chunkserver/store", "TestCrash"},
+	{"chunk-noverify", "chunkserver/store", "TestFlipData"},
+	{"chunk-nofence", "chunkserver/store", "TestFence"},
+	{"chunk-nocap", "chunkserver/client", "TestCapabilities"},
+	{"meta-norecall", "meta/server", "TestNamesAreRecalledBeforeTheyChange"},
+	{"meta-nowait", "meta/server", "TestCreateIsSeenByOthersOnlyWhenDurable"},
 }
 
 // controlRounds is how many rounds a guard has to notice.
@@ -36,6 +48,35 @@ func TestControls(t *testing.T) {
 			}
 			first, _, _ := strings.Cut(err.Error(), "\n")
 			t.Logf("red, as it must be: %s", first)
+		})
+	}
+}
+
+// TestUnitControls: the same for the tests of packages. Each must be green
+// without the control, and red, not broken, with it.
+func TestUnitControls(t *testing.T) {
+	if !*controls {
+		t.Log("only with -controls (make controls)")
+		return
+	}
+	for _, c := range unitControls {
+		t.Run(c.name+"/"+c.guard, func(t *testing.T) {
+			run := func(env string) (string, error) {
+				cmd := exec.CommandContext(t.Context(), "go", "test", "-count", "1", "-timeout", "10m", "-run", "^"+c.guard+"$", "penstock.io/penstock/"+c.pkg)
+				cmd.Env = append(os.Environ(), "CGO_ENABLED=0", env)
+				out, err := cmd.CombinedOutput()
+				return string(out), err
+			}
+			if out, err := run(ControlEnv + "="); err != nil || strings.Contains(out, "no tests to run") {
+				t.Fatalf("without the control: %v\n%s", err, out)
+			}
+			out, err := run(ControlEnv + "=" + c.name)
+			if err == nil {
+				t.Fatalf("with %s, %s stays green", c.name, c.guard)
+			}
+			if !strings.Contains(out, "--- FAIL: "+c.guard) {
+				t.Fatalf("with %s, %s is not red but broken: %v\n%s", c.name, c.guard, err, out)
+			}
 		})
 	}
 }
