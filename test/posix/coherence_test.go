@@ -12,6 +12,13 @@ import (
 // each served by a process of its own.
 func twoMounts(t *testing.T) (a, b string) {
 	t.Helper()
+	if *dirFlag != "" {
+		a = subject(t)
+		if *otherFlag == "" {
+			return a, a
+		}
+		return a, filepath.Join(*otherFlag, filepath.Base(a))
+	}
 	c := startCluster(t)
 	second := c.mountAgain(t)
 	a, err := os.MkdirTemp(c.mount, "posix-")

@@ -137,13 +137,7 @@ func TestDirectoryHistory(t *testing.T) {
 			t.Fatalf("PENSTOCK_HISTORY: %v", err)
 		}
 	}
-	var a, b string
-	if *dirFlag != "" {
-		a = subject(t)
-		b = a
-	} else {
-		a, b = twoMounts(t)
-	}
+	a, b := twoMounts(t)
 	operations, rounds := 0, 0
 	for end := time.Now().Add(within); time.Now().Before(end); rounds++ {
 		seed := *seedFlag + uint64(rounds)

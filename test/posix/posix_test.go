@@ -18,9 +18,10 @@ import (
 )
 
 var (
-	dirFlag  = flag.String("dir", os.Getenv("PENSTOCK_POSIX_DIR"), "directory to run the suite in, instead of ext4 and a mount that the test brings up")
-	caseFlag = flag.String("case", "", "run only the cases whose name matches this regular expression")
-	workers  = flag.Int("workers", 4, "cases that run at the same time")
+	dirFlag   = flag.String("dir", os.Getenv("PENSTOCK_POSIX_DIR"), "directory to run the suite in, instead of ext4 and a mount that the test brings up")
+	otherFlag = flag.String("other", "", "the directory that -dir names, on another mount of the same cluster")
+	caseFlag  = flag.String("case", "", "run only the cases whose name matches this regular expression")
+	workers   = flag.Int("workers", 4, "cases that run at the same time")
 )
 
 // leastCases is the number of distinct conditions below which the suite may
