@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"penstock.io/penstock/meta"
 )
@@ -11,6 +12,14 @@ import (
 // packedMax is the length at which a packed chunk is finished and the next is
 // begun, in bytes.
 const packedMax = 256 << 20
+
+// A packed chunk of at least idleMin bytes to which nothing was appended for
+// idleAfter is finished, too: only sealed chunks are compacted, and what was
+// deleted of an open one would take its space for as long as the mount lives.
+const (
+	idleMin   = 16 << 20
+	idleAfter = 3 * time.Second
+)
 
 // chunk is an open chunk that this client appends to: packed (bytes of many
 // files) or one file's own.
@@ -29,6 +38,7 @@ type chunk struct {
 	retired bool // nothing more will be appended; sealed when blobs is zero
 	broken  bool // an append or sync failed
 	synced  uint64
+	idle    *time.Timer // runs while everything appended is committed
 }
 
 // packer hands out chunks, from grants that are asked for ahead.
@@ -210,9 +220,27 @@ func (v *Volume) dropBlob(c *chunk) {
 	c.mu.Lock()
 	c.blobs--
 	seal := c.blobs == 0 && c.retired
+	if c.blobs == 0 && !c.retired && !c.own && c.w.Len() >= idleMin {
+		if c.idle == nil {
+			c.idle = time.AfterFunc(idleAfter, func() { v.retireIdle(c) })
+		} else {
+			c.idle.Reset(idleAfter)
+		}
+	}
 	c.mu.Unlock()
 	if seal {
 		v.sealLater(c)
+	}
+}
+
+// retireIdle finishes the packed chunk if nothing is on its way to it.
+func (v *Volume) retireIdle(c *chunk) {
+	c.mu.Lock()
+	busy := c.blobs > 0 || c.retired
+	c.mu.Unlock()
+	if !busy && v.c.ctx.Err() == nil {
+		v.unpack(c)
+		v.retire(c)
 	}
 }
 

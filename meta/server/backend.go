@@ -77,10 +77,9 @@ func (b *Backend) OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Che
 	case err == nil:
 		return store{st, b.Shared}, nil
 	case errors.Is(err, meta.Corrupt):
-		aside := fmt.Sprintf("%s.damaged-%d", dir, time.Now().UnixNano())
-		b.Logger.Error("the local state is damaged: it is put aside and made again", "volume", v, "error", err, "aside", aside)
-		if err := os.Rename(dir, aside); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, meta.E("open store", meta.IO, dir, err)
+		b.Logger.Error("the local state is damaged: it is put aside and made again", "volume", v, "error", err)
+		if err := b.PutAsideStore(v); err != nil {
+			return nil, err
 		}
 	case errors.Is(err, meta.NotFound):
 	default:
@@ -103,6 +102,16 @@ func (b *Backend) OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Che
 		return nil, err
 	}
 	return store{st, b.Shared}, nil
+}
+
+// PutAsideStore renames the folder to one that ends with .damaged and a time.
+func (b *Backend) PutAsideStore(v meta.VolumeID) error {
+	dir := b.storeDir(v)
+	aside := fmt.Sprintf("%s.damaged-%d", dir, time.Now().UnixNano())
+	if err := os.Rename(dir, aside); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return meta.E("put store aside", meta.IO, dir, err)
+	}
+	return nil
 }
 
 // DropStore removes the folder.

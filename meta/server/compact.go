@@ -83,7 +83,7 @@ func (o *owner) compact() error {
 }
 
 // compactGroup copies the live ranges of chunks on the same servers into one
-// fresh chunk, seals it, and swaps extents one inode at a time.
+// fresh chunk, synced, swaps the extents one by one, and seals the chunk.
 func (o *owner) compactGroup(g []meta.ChunkRecord, refs map[meta.ChunkID][]ref) error {
 	servers := g[0].Servers
 	o.mu.Lock()
@@ -137,17 +137,18 @@ copying:
 			at, rs = next, rs[n:]
 		}
 	}
-	// Whatever came of the copying, the target is sealed: with no reference to
-	// it, that queues it for deletion.
-	if _, err := o.seal(o.ctx, target); err != nil {
-		return errors.Join(failed, err) // the next round of the collector tries again
-	}
+	// The target is sealed only when files refer to it: a sealed chunk that
+	// nothing refers to is garbage. If we don't get that far, the collector
+	// seals it as it seals what writers leave open.
 	for _, m := range moves {
 		ext := m.ext
 		ext.Chunk, ext.ChunkOff = target, m.to
 		if err := o.swap(m.ino, m.ext, ext); err != nil && !errors.Is(err, meta.Again) && !errors.Is(err, meta.Stale) {
-			return err
+			return errors.Join(failed, err)
 		}
+	}
+	if _, err := o.seal(o.ctx, target); err != nil {
+		return errors.Join(failed, err)
 	}
 	return failed
 }

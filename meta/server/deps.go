@@ -40,6 +40,8 @@ type Ownership interface {
 	PredecessorDone() bool
 	// Release hands the volume over in order.
 	Release(ctx context.Context) error
+	// Yield gives the volume back by an owner that never answered for it.
+	Yield(ctx context.Context) error
 }
 
 // Cluster is the table of volumes and whatever else the servers share.
@@ -58,6 +60,8 @@ type Cluster interface {
 	// OpenStore opens the local copy of a volume's state. When the copy is
 	// missing, damaged, or older than the checkpoint, it is made again from it.
 	OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Checkpoint, have bool) (Store, error)
+	// PutAsideStore renames the local copy, so that OpenStore makes a new one.
+	PutAsideStore(v meta.VolumeID) error
 	// DropStore removes the local copy.
 	DropStore(v meta.VolumeID) error
 	// Relieve frees space in the journal's store and clears its alarm.

@@ -56,6 +56,9 @@ func (f *fakeCluster) DeleteVolume(context.Context, meta.VolumeID) error {
 func (f *fakeCluster) CapKeys(context.Context) ([]meta.CapKey, error) {
 	return []meta.CapKey{{ID: 1, Secret: make([]byte, 32)}}, nil
 }
+func (f *fakeCluster) PutAsideStore(meta.VolumeID) error {
+	return os.Rename(f.dir, f.dir+".aside")
+}
 func (f *fakeCluster) DropStore(meta.VolumeID) error { return nil }
 func (f *fakeCluster) Relieve(context.Context) error { return nil }
 
@@ -69,6 +72,7 @@ func (o fakeOwn) Lost() <-chan struct{}         { return o.lost }
 func (o fakeOwn) Left() time.Duration           { return time.Hour }
 func (o fakeOwn) PredecessorDone() bool         { return true }
 func (o fakeOwn) Release(context.Context) error { return nil }
+func (o fakeOwn) Yield(context.Context) error   { return nil }
 
 func (f *fakeCluster) Own(context.Context, meta.VolumeID) (Ownership, Journal, error) {
 	f.mu.Lock()

@@ -31,31 +31,15 @@ func (s *Server) openOwner(v meta.VolumeID) (*owner, error) {
 		return nil, err
 	}
 	release := func(err error) (*owner, error) {
-		own.Release(context.WithoutCancel(ctx))
+		// Nobody was answered: whoever takes the volume next waits for the
+		// owner before as if we had not been.
+		if yerr := own.Yield(context.WithoutCancel(ctx)); yerr != nil {
+			s.log.Warn("a volume that could not be opened could not be given back", "volume", vol.Name, "error", yerr)
+		}
 		return nil, err
 	}
-	cp, have, err := j.Checkpoint(ctx)
+	st, pos, bytes, err := s.loadState(ctx, v, j)
 	if err != nil {
-		return release(err)
-	}
-	st, err := s.cfg.Cluster.OpenStore(ctx, v, cp, have)
-	if err != nil {
-		return release(err)
-	}
-	pos := st.Applied()
-	from := pos.Seq
-	bytes := 0
-	err = j.Read(ctx, pos, func(e journal.Entry) error {
-		effects, err := namespace.DecodeEffects(e.Payload)
-		if err != nil {
-			return err
-		}
-		pos = e.Position()
-		bytes += len(e.Payload)
-		return st.Apply(pos, effects)
-	})
-	if err != nil {
-		st.Close()
 		return release(err)
 	}
 	if pos.Seq == 0 {
@@ -96,8 +80,45 @@ func (s *Server) openOwner(v meta.VolumeID) (*owner, error) {
 	})
 	o.wg.Go(o.recover)
 	o.wg.Go(o.gcLoop)
-	o.log.Info("serving volume", "id", v, "term", own.Term(), "replayed", pos.Seq-from, "sessions", len(o.sessions), "took", time.Since(began).Round(time.Millisecond))
+	o.log.Info("serving volume", "id", v, "term", own.Term(), "replayed", bytes, "sessions", len(o.sessions), "took", time.Since(began).Round(time.Millisecond))
 	return o, nil
+}
+
+// loadState opens the local store and brings it to the end of the journal. A
+// store that the journal contradicts (an etcd restored from a backup, a store
+// of another history) or no longer reaches is put aside and made again from
+// the checkpoint.
+func (s *Server) loadState(ctx context.Context, v meta.VolumeID, j Journal) (st Store, pos journal.Position, bytes int, err error) {
+	cp, have, err := j.Checkpoint(ctx)
+	if err != nil {
+		return nil, pos, 0, err
+	}
+	for try := 0; ; try++ {
+		if st, err = s.cfg.Cluster.OpenStore(ctx, v, cp, have); err != nil {
+			return nil, pos, 0, err
+		}
+		pos, bytes = st.Applied(), 0
+		err = j.Read(ctx, pos, func(e journal.Entry) error {
+			effects, err := namespace.DecodeEffects(e.Payload)
+			if err != nil {
+				return err
+			}
+			pos = e.Position()
+			bytes += len(e.Payload)
+			return st.Apply(pos, effects)
+		})
+		if err == nil {
+			return st, pos, bytes, nil
+		}
+		err = errors.Join(err, st.Close())
+		if try > 0 || !errors.Is(err, meta.Corrupt) && !errors.Is(err, meta.Stale) {
+			return nil, pos, 0, err
+		}
+		s.log.Error("the local state does not fit the journal: it is put aside and made again", "volume", v, "error", err)
+		if err := s.cfg.Cluster.PutAsideStore(v); err != nil {
+			return nil, pos, 0, err
+		}
+	}
 }
 
 // loadSessions reads which sessions the journal knows and what they were

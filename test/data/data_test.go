@@ -1,0 +1,138 @@
+package data
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// full asks for the amounts that the project promises.
+var full = os.Getenv("PENSTOCK_DATA") == "full"
+
+func amount(ci, promised int) int {
+	if full {
+		return promised
+	}
+	return ci
+}
+
+var built string
+
+func TestMain(m *testing.M) { os.Exit(build(m)) }
+
+func build(m *testing.M) int {
+	if built = os.Getenv("PENSTOCK_BINARY"); built != "" {
+		return m.Run()
+	}
+	dir, err := os.MkdirTemp("", "penstock-data-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	built = filepath.Join(dir, "penstock")
+	cmd := exec.Command("go", "build", "-o", built, "penstock.io/penstock/cmd/penstock")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "building penstock: %v\n%s", err, out)
+		return 1
+	}
+	return m.Run()
+}
+
+func newSystem(t *testing.T) *system {
+	t.Helper()
+	dir, err := os.MkdirTemp("/var/tmp", "pd-") // short: sockets lie in it
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.CreateTemp("", "penstock-data-*.log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &system{binary: built, dir: filepath.Join(dir, "data"), mount: filepath.Join(dir, "mnt"), log: log}
+	for _, d := range []string{s.dir, s.mount} {
+		if err := os.Mkdir(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if err := s.end(); err != nil {
+			t.Error(err)
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+		log.Close()
+		if t.Failed() {
+			t.Log("the processes' log is", log.Name())
+		} else {
+			os.Remove(log.Name())
+		}
+	})
+	if err := s.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *system) chunkUse(t *testing.T) int64 {
+	t.Helper()
+	n, err := diskUse(filepath.Join(s.dir, "chunks"), func(p string) bool { return strings.HasSuffix(p, ".data") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// shrinks waits until the chunks take at most 1.5 times what is live.
+func (s *system) shrinks(t *testing.T, live int64) {
+	t.Helper()
+	limit := live + live/2
+	began := time.Now()
+	var use int64
+	for time.Since(began) < 2*time.Minute {
+		if use = s.chunkUse(t); use <= limit {
+			t.Logf("%d bytes on disk, %d live, %v after the last unlink", use, live, time.Since(began).Round(time.Millisecond))
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Fatalf("%d bytes on disk, %d of them live: the space of deleted files did not come back", use, live)
+}
+
+// Deleted small files give their space back, also those that lie between
+// files that stay.
+func TestDeletedSmallFilesGiveTheirSpaceBack(t *testing.T) {
+	s := newSystem(t)
+	f := files{dir: s.mount, count: amount(10_000, 100_000), size: 20 << 10}
+	began := time.Now()
+	if err := f.create(); err != nil {
+		t.Fatal(err)
+	}
+	live := int64(f.count/10) * int64(f.size)
+	t.Logf("%d files in %v: %d bytes on disk", f.count, time.Since(began).Round(time.Millisecond), s.chunkUse(t))
+	if err := f.thin(); err != nil {
+		t.Fatal(err)
+	}
+	s.shrinks(t, live)
+	if err := f.verify(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.fsck(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.verify(); err != nil {
+		t.Fatal("after a restart: ", err)
+	}
+}
