@@ -1,6 +1,7 @@
 package fuse
 
 import (
+	"math"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -23,8 +24,19 @@ func seconds(t meta.Time) (sec int64, nsec uint32) {
 	return sec, uint32(rest)
 }
 
-// timeOf is the inverse of seconds.
-func timeOf(sec uint64, nsec uint32) meta.Time { return meta.Time(int64(sec)*1e9 + int64(nsec)) }
+// timeOf is the inverse of seconds; what 64 bits of nanoseconds can't hold
+// (before 1678, after 2262) becomes the nearest that they can.
+func timeOf(sec uint64, nsec uint32) meta.Time {
+	const limit = math.MaxInt64 / int64(1e9)
+	switch s := int64(sec); {
+	case s >= limit:
+		return math.MaxInt64
+	case s < -limit:
+		return math.MinInt64
+	default:
+		return meta.Time(s*1e9 + int64(nsec))
+	}
+}
 
 func blockSize(a *meta.Attr) uint32 {
 	if a.IsRegular() {
@@ -146,7 +158,23 @@ func (f *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fu
 			return f.status("setattr", in.NodeId, err)
 		}
 	}
-	e, err := v.SetAttr(ctx, f.call(&in.InHeader), setAttr(ino, in))
+	req := setAttr(ino, in)
+	if req.Mask&(meta.SetKillPriv|meta.SetSize) != 0 {
+		old, err := v.GetAttr(ctx, ino)
+		if err != nil {
+			return f.status("setattr", in.NodeId, err)
+		}
+		if old.Attr.IsDir() {
+			req.Mask &^= meta.SetKillPriv // a directory keeps its bits
+		}
+		if req.Mask&meta.SetKillPriv != 0 {
+			dropSetGID(&req, &old.Attr, &in.InHeader)
+		}
+		if req.Mask&meta.SetSize != 0 && req.Size > old.Attr.Size {
+			f.opens.grow(in.NodeId, int64(old.Attr.Size))
+		}
+	}
+	e, err := v.SetAttr(ctx, f.call(&in.InHeader), req)
 	if err != nil {
 		return f.status("setattr", in.NodeId, err)
 	}

@@ -17,7 +17,7 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 		if writable(in.Flags) {
 			return fuse.EPERM
 		}
-		out.Fh, out.OpenFlags = f.opens.handle(modeVirtual|modeNoFlush), fuse.FOPEN_DIRECT_IO|fuse.FOPEN_NOFLUSH
+		out.Fh, out.OpenFlags = f.opens.handle(modeVirtual|modeNoFlush, in.Pid), fuse.FOPEN_DIRECT_IO|fuse.FOPEN_NOFLUSH
 		return fuse.OK
 	}
 	if f.noOpen {
@@ -33,34 +33,32 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 			return f.status("open", in.NodeId, err)
 		}
 	}
-	info, err := v.Open(ctx, f.call(&in.InHeader), ino, in.Flags)
+	info, err := v.Open(ctx, f.call(&in.InHeader), ino, in.Flags&^syscall.O_TRUNC)
 	if err != nil {
 		return f.status("open", in.NodeId, err)
 	}
-	if in.Flags&syscall.O_TRUNC != 0 && in.Mode&fuse.OPEN_KILL_SUIDGID != 0 {
-		if err := f.killPriv(ctx, v, &in.InHeader, &info.Entry.Attr); err != nil {
+	if in.Flags&syscall.O_TRUNC != 0 {
+		// Not by the library's Open: Linux truncates also what is opened only
+		// for reading, and here rights may have to be dropped with it.
+		req := meta.SetAttr{Ino: ino, Mask: meta.SetSize}
+		if in.Mode&fuse.OPEN_KILL_SUIDGID != 0 {
+			req.Mask |= meta.SetKillPriv
+			dropSetGID(&req, &info.Entry.Attr, &in.InHeader)
+		}
+		call := f.call(&in.InHeader)
+		call.Op.Step = secondStep
+		if info.Entry, err = v.SetAttr(ctx, call, req); err != nil {
 			v.Release(ctx, ino, in.Flags)
 			return f.status("open", in.NodeId, err)
 		}
 	}
-	f.opened1(ctx, v, in.NodeId, ino, in.Flags, &info, out)
+	f.opened1(ctx, v, in.NodeId, ino, &in.InHeader, in.Flags, &info, out)
 	return fuse.OK
 }
 
-// killPriv drops what a truncation by someone without CAP_FSETID drops.
-func (f *fileSystem) killPriv(ctx request, v Volume, h *fuse.InHeader, a *meta.Attr) error {
-	if a.Mode&(meta.ModeSetUID|meta.ModeSetGID) == 0 && a.Flags&meta.FlagHasCaps == 0 {
-		return nil
-	}
-	call := f.call(h)
-	call.Op.Step = killStep
-	_, err := v.SetAttr(ctx, call, meta.SetAttr{Ino: a.Ino, Mask: meta.SetKillPriv})
-	return err
-}
-
-// killStep keeps the operations of a request apart: those of the library's own
+// secondStep keeps the operations of a request apart: those of the library's
 // first call count from zero.
-const killStep = 1 << 16
+const secondStep = 1 << 16
 
 // Create makes and opens a regular file.
 func (f *fileSystem) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
@@ -79,7 +77,7 @@ func (f *fileSystem) Create(cancel <-chan struct{}, in *fuse.CreateIn, name stri
 	if err != nil {
 		return f.status("create", in.NodeId, err)
 	}
-	f.created(ctx, v, in.Flags, &info, out)
+	f.created(ctx, v, &in.InHeader, in.Flags, &info, out)
 	return fuse.OK
 }
 
@@ -99,25 +97,25 @@ func (f *fileSystem) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fus
 	if err != nil {
 		return f.status("tmpfile", in.NodeId, err)
 	}
-	f.created(ctx, v, in.Flags, &info, out)
+	f.created(ctx, v, &in.InHeader, in.Flags, &info, out)
 	return fuse.OK
 }
 
-func (f *fileSystem) created(ctx request, v Volume, flags uint32, info *penstock.OpenInfo, out *fuse.CreateOut) {
+func (f *fileSystem) created(ctx request, v Volume, h *fuse.InHeader, flags uint32, info *penstock.OpenInfo, out *fuse.CreateOut) {
 	f.fillEntry(&info.Entry, &out.EntryOut)
-	f.opened1(ctx, v, out.NodeId, info.Entry.Attr.Ino, flags, info, &out.OpenOut)
+	f.opened1(ctx, v, out.NodeId, info.Entry.Attr.Ino, h, flags, info, &out.OpenOut)
 }
 
 // opened1 chooses how one open file goes about its bytes and makes its handle.
-func (f *fileSystem) opened1(ctx request, v Volume, node uint64, ino meta.Ino, flags uint32, info *penstock.OpenInfo, out *fuse.OpenOut) {
+func (f *fileSystem) opened1(ctx request, v Volume, node uint64, ino meta.Ino, h *fuse.InHeader, flags uint32, info *penstock.OpenInfo, out *fuse.OpenOut) {
 	switch {
 	case writable(flags):
-		out.Fh = f.opens.handle(modeWrite)
+		out.Fh = f.opens.handle(modeWrite, h.Pid)
 		out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES
-	case info.Sealed && f.openThrough(ctx, v, node, ino, out):
+	case info.Sealed && f.openThrough(ctx, v, node, ino, h, out):
 		return
 	default:
-		f.openCached(node, info, out)
+		f.openCached(node, h, info, out)
 		return
 	}
 	f.opens.with(node, true, func(n *openNode) { n.count(modeOf(out.Fh), 1) })
@@ -125,7 +123,7 @@ func (f *fileSystem) opened1(ctx request, v Volume, node uint64, ino meta.Ino, f
 
 // openCached opens for reading through the page cache, or without any if no
 // lease could be had.
-func (f *fileSystem) openCached(node uint64, info *penstock.OpenInfo, out *fuse.OpenOut) {
+func (f *fileSystem) openCached(node uint64, h *fuse.InHeader, info *penstock.OpenInfo, out *fuse.OpenOut) {
 	f.opens.with(node, true, func(n *openNode) {
 		mode := modeCached
 		switch {
@@ -139,11 +137,11 @@ func (f *fileSystem) openCached(node uint64, info *penstock.OpenInfo, out *fuse.
 		case info.KeepCache:
 			out.OpenFlags = fuse.FOPEN_KEEP_CACHE
 		}
-		if !n.locked {
+		if len(n.lockers) == 0 {
 			mode |= modeNoFlush
 			out.OpenFlags |= fuse.FOPEN_NOFLUSH
 		}
-		out.Fh = f.opens.handle(mode)
+		out.Fh = f.opens.handle(mode, h.Pid)
 		n.count(mode, 1)
 	})
 }
@@ -163,8 +161,7 @@ func (f *fileSystem) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	var owners []uint64
 	var backing int32
 	f.opens.with(in.NodeId, false, func(n *openNode) {
-		owners = n.lockers[in.Fh]
-		delete(n.lockers, in.Fh)
+		owners = n.releasing(in.Fh)
 		n.count(modeOf(in.Fh), -1)
 		if n.through == 0 {
 			backing, n.backing = n.backing, 0
@@ -201,6 +198,7 @@ func (f *fileSystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status
 	if err != nil {
 		return f.status("flush", in.NodeId, err)
 	}
+	f.opens.flushed(in.NodeId, in.LockOwner)
 	err = f.back.drain(in.NodeId)
 	if e := v.Flush(ctx, f.call(&in.InHeader), ino, in.LockOwner); e != nil {
 		err = e
@@ -244,7 +242,7 @@ func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 	}
 	if in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
 		// Without a lock owner the kernel fills its page cache.
-		f.opens.pageRead(in.NodeId, in.Fh)
+		f.opens.pageRead(in.NodeId, in.Fh, int64(in.Offset), int64(len(buf)))
 	}
 	pages := f.back.pending(in.NodeId)
 	n, err := v.Read(ctx, ino, buf, int64(in.Offset))
@@ -277,11 +275,18 @@ func (f *fileSystem) Writev(cancel <-chan struct{}, in *fuse.WriteIn, data [][]b
 	kill := in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0
 	off := int64(in.Offset)
 	if in.WriteFlags&fuse.WRITE_CACHE != 0 {
-		f.back.add(in.NodeId, pageWrite{v: v, call: call, ino: ino, data: slices.Clone(p), off: off, kill: kill})
+		p = slices.Clone(p)
+		f.opens.clearTail(in.NodeId, p, off)
+		f.back.add(in.NodeId, pageWrite{v: v, call: call, ino: ino, data: p, off: off, kill: kill})
 		return uint32(len(p)), fuse.OK
 	}
 	if f.back.queued.Load() > 0 {
 		if err := f.back.drain(in.NodeId); err != nil {
+			return 0, f.status("write", in.NodeId, err)
+		}
+	}
+	if kill {
+		if err := f.dropSetGIDFirst(ctx, v, ino, &in.InHeader); err != nil {
 			return 0, f.status("write", in.NodeId, err)
 		}
 	}

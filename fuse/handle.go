@@ -17,7 +17,12 @@ const (
 	modeVirtual                            // a file of .penstock
 )
 
-const handleShift = 8
+// A file handle holds, from the low end: the mode, the thread that opened it,
+// and a number that tells it from others.
+const (
+	handleShift = 8
+	numberShift = 40
+)
 
 // accessMode says whether open(2) flags allow writing.
 func writable(flags uint32) bool { return flags&syscall.O_ACCMODE != syscall.O_RDONLY }
@@ -33,14 +38,25 @@ type openNode struct {
 	// mapped: pages came into the cache through a handle that bypasses it, so
 	// a shared mapping exists.
 	mapped bool
-	// locked: a POSIX lock was taken, so closing any descriptor matters.
-	locked bool
-	// lockers: owners that took POSIX locks through handles without FLUSH, by
-	// handle; RELEASE gives them up.
-	lockers map[uint64][]uint64
+	// tail are the bytes of a page between an old end of the file and the page's
+	// end, after a truncation to a larger size; see grow.
+	tail span
+	// lockers are the processes that took POSIX locks, by owner: closing any of
+	// their descriptors matters.
+	lockers map[uint64]locker
+}
+
+// locker is an owner of POSIX locks.
+type locker struct {
+	pid uint32
+	// through are the handles that it locked through.
+	through map[uint64]bool
 }
 
 const openShards = 32
+
+// span is a range of bytes; empty if from == to.
+type span struct{ from, to int64 }
 
 // opens is the table of open nodes, sharded by node.
 type opens struct {
@@ -52,7 +68,7 @@ type opens struct {
 }
 
 // with runs fn on the node's entry under its lock; make says to make one. fn
-// must not call out of the package. It is not run when there is no entry.
+// must not call the library or wait. It is not run when there is no entry.
 func (o *opens) with(node uint64, create bool, fn func(*openNode)) {
 	s := &o.shards[node%openShards]
 	s.mu.Lock()
@@ -74,10 +90,13 @@ func (o *opens) with(node uint64, create bool, fn func(*openNode)) {
 	}
 }
 
-// handle makes a file handle.
-func (o *opens) handle(mode handleMode) uint64 {
-	return o.next.Add(1)<<handleShift | uint64(mode)
+// handle makes a file handle for a thread.
+func (o *opens) handle(mode handleMode, thread uint32) uint64 {
+	return o.next.Add(1)<<numberShift | uint64(thread)<<handleShift | uint64(mode)
 }
+
+// threadOf is the thread that opened a handle.
+func threadOf(fh uint64) uint32 { return uint32(fh >> handleShift) }
 
 // modeOf reads the mode back.
 func modeOf(fh uint64) handleMode { return handleMode(fh & (1<<handleShift - 1)) }
@@ -102,11 +121,43 @@ func (o *opens) pagesMayExist(node uint64) (yes bool) {
 	return yes
 }
 
-// pageRead notes that a page is being read through fh. It is called before the
+// pageRead notes that pages are being read through fh. It is called before the
 // bytes are read, so that a write that comes later sees it.
-func (o *opens) pageRead(node, fh uint64) {
+func (o *opens) pageRead(node, fh uint64, off, length int64) {
 	if modeOf(fh)&modeWrite == 0 {
 		return
 	}
-	o.with(node, false, func(n *openNode) { n.mapped = true })
+	o.with(node, false, func(n *openNode) {
+		n.mapped = true
+		if off < n.tail.to && n.tail.from < off+length {
+			n.tail = span{}
+		}
+	})
+}
+
+// grow notes a truncation to a larger size. What a program stored in a mapping
+// beyond the old end must read as zeros now, but the kernel writes that page
+// back in the very truncation, after our answer and with the new size. So the
+// first page that is written back there is cleared beyond the old end. If the
+// page was not dirty, the kernel has dropped it, and a READ comes before any
+// store can: then there is nothing to clear.
+func (o *opens) grow(node uint64, size int64) {
+	o.with(node, false, func(n *openNode) {
+		if n.mapped {
+			n.tail = span{size, (size + pageSize - 1) &^ (pageSize - 1)}
+		}
+	})
+}
+
+const pageSize = 4096
+
+// clearTail clears what a page written back holds beyond an old end.
+func (o *opens) clearTail(node uint64, p []byte, off int64) {
+	o.with(node, false, func(n *openNode) {
+		from, to := max(n.tail.from, off), min(n.tail.to, off+int64(len(p)))
+		if from < to {
+			clear(p[from-off : to-off])
+			n.tail = span{}
+		}
+	})
 }

@@ -1,7 +1,8 @@
 package fuse
 
 import (
-	"slices"
+	"fmt"
+	"os"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -65,24 +66,59 @@ func (f *fileSystem) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) f
 	}
 	l := lockOf(ino, in)
 	if !l.Flock && l.Type != meta.LockUnlock {
-		f.noteLocker(in.NodeId, in.Fh, in.Owner)
+		f.opens.noteLocker(in.NodeId, in.Fh, in.Owner, in.Lk.Pid)
 	}
 	return f.status("setlk", in.NodeId, v.SetLock(ctx, l, wait))
 }
 
-// noteLocker remembers who takes a POSIX lock. close(2) of any descriptor of
-// the file must give it up, which the kernel tells by FLUSH; read-only handles
-// are opened without FLUSH as long as nobody locks. So the next opens get
-// FLUSH, and what was locked through a handle without is given up at RELEASE.
-func (f *fileSystem) noteLocker(node, fh, owner uint64) {
-	f.opens.with(node, false, func(n *openNode) {
-		n.locked = true
-		if modeOf(fh)&modeNoFlush == 0 || slices.Contains(n.lockers[fh], owner) {
-			return
+// What close(2) must give up:
+//
+//   - A process's POSIX locks go when it closes any descriptor of the file. The
+//     kernel tells by FLUSH; but handles are opened for reading without FLUSH
+//     as long as nobody locks. So RELEASE of such a handle gives up the locks
+//     of the process that had opened it.
+//   - Locks of an open file description (F_OFD_SETLK) go with its last close.
+//     The kernel doesn't tell whose they are, and sends no unlock: so RELEASE
+//     gives up what was locked through the handle, and not yet by FLUSH.
+
+// noteLocker remembers who takes a POSIX lock through which handle.
+func (o *opens) noteLocker(node, fh, owner uint64, pid uint32) {
+	o.with(node, false, func(n *openNode) {
+		l, ok := n.lockers[owner]
+		if !ok {
+			l = locker{pid: pid, through: make(map[uint64]bool)}
+			if n.lockers == nil {
+				n.lockers = make(map[uint64]locker)
+			}
+			n.lockers[owner] = l
 		}
-		if n.lockers == nil {
-			n.lockers = make(map[uint64][]uint64)
-		}
-		n.lockers[fh] = append(n.lockers[fh], owner)
+		l.through[fh] = true
 	})
+}
+
+// flushed forgets an owner whose locks FLUSH gives up.
+func (o *opens) flushed(node, owner uint64) {
+	o.with(node, false, func(n *openNode) { delete(n.lockers, owner) })
+}
+
+// releasing lists the owners whose locks the last close of a handle gives up.
+func (n *openNode) releasing(fh uint64) (owners []uint64) {
+	for owner, l := range n.lockers {
+		if l.through[fh] || modeOf(fh)&modeNoFlush != 0 && threadOf(fh) != 0 && isThread(l.pid, threadOf(fh)) {
+			owners = append(owners, owner)
+		}
+	}
+	for _, owner := range owners {
+		delete(n.lockers, owner)
+	}
+	return owners
+}
+
+// isThread reports whether a thread belongs to a process; both may be gone.
+func isThread(pid, thread uint32) bool {
+	if pid == thread {
+		return true
+	}
+	_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", pid, thread))
+	return err == nil
 }

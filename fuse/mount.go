@@ -199,6 +199,34 @@ func (m *Mount) Unmount(ctx context.Context) error {
 
 const busyEvery = 200 * time.Millisecond
 
+// Stop unmounts; a mount that is in use for longer than grace, or when force is
+// closed (nil: never), is ended by force: everything is durable, but who still
+// uses it gets errors. It ends within grace and half a minute, and tells with
+// Busy that force was needed.
+func (m *Mount) Stop(ctx context.Context, grace time.Duration, force <-chan struct{}) error {
+	ctx, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() { // ends with this call
+		select {
+		case <-force:
+			cancel()
+		case <-ended:
+		}
+	}()
+	err := m.Unmount(ctx)
+	if err == nil {
+		return nil
+	}
+	err = errors.Join(err, m.Abort())
+	select {
+	case <-m.Done():
+	case <-time.After(closeTimeout):
+	}
+	return fmt.Errorf("unmounted by force: %w", err)
+}
+
 // Abort ends the mount at once: what is durable is safe, programs that use the
 // mount get errors.
 func (m *Mount) Abort() error { return m.detach() }

@@ -701,6 +701,35 @@ func TestBusy(t *testing.T) {
 	cmd.Wait()
 }
 
+// In the end a mount in use is ended by force, and nothing of it stays.
+func TestStopEndsABusyMount(t *testing.T) {
+	m := mount(t, Options{}, nil)
+	cmd := child(t, "hold", m.Dir())
+	out, _ := cmd.StdoutPipe()
+	in, _ := cmd.StdinPipe()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer in.Close()
+	out.Read(make([]byte, 8))
+	began := time.Now()
+	if err := m.Stop(t.Context(), 300*time.Millisecond, nil); !errors.Is(err, meta.Busy) {
+		t.Errorf("stop of a busy mount: %v", err)
+	}
+	if time.Since(began) > 5*time.Second {
+		t.Errorf("it took %v", time.Since(began))
+	}
+	if info, err := mountedAt(m.Dir()); info != nil || err != nil {
+		t.Errorf("still mounted: %+v %v", info, err)
+	}
+	select {
+	case <-m.Done():
+	default:
+		t.Error("the mount has not ended")
+	}
+}
+
 func partHold(dir string) error {
 	if err := os.Chdir(dir); err != nil {
 		return err

@@ -28,7 +28,7 @@ type ServeConfig struct {
 	Ready func(*Mount, *penstock.Client)
 }
 
-// Defaults and bounds of the end of Serve.
+// Defaults and bounds of the end of a mount.
 const (
 	defaultGrace = 10 * time.Second
 	closeTimeout = 30 * time.Second // to make durable what is left, and to end the session
@@ -77,36 +77,11 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		return nil
 	case <-ctx.Done():
 	}
-	return cfg.stop(context.WithoutCancel(ctx), m)
-}
-
-// stop unmounts, by force if it must.
-func (cfg *ServeConfig) stop(ctx context.Context, m *Mount) error {
 	grace := cfg.Grace
 	if grace == 0 {
 		grace = defaultGrace
 	}
-	ctx, cancel := context.WithTimeout(ctx, grace)
-	defer cancel()
-	unforced := make(chan struct{})
-	defer close(unforced)
-	go func() {
-		select {
-		case <-cfg.Force:
-			cancel()
-		case <-unforced:
-		}
-	}()
-	err := m.Unmount(ctx)
-	if err == nil {
-		return nil
-	}
-	err = errors.Join(err, m.Abort())
-	select {
-	case <-m.Done():
-	case <-time.After(closeTimeout):
-	}
-	return fmt.Errorf("unmounted by force: %w", err)
+	return m.Stop(context.WithoutCancel(ctx), grace, cfg.Force)
 }
 
 func rootVolume(ctx context.Context, c *penstock.Client, name string) (*penstock.Volume, error) {

@@ -17,14 +17,24 @@ const (
 	xattrInode  = ownPrefix + "inode"  // volume and inode number
 )
 
-// storable says whether a name may be set: the kernel has checked who may.
-func storable(name string) bool {
-	for _, prefix := range []string{"user.", "security.", "trusted."} {
-		if strings.HasPrefix(name, prefix) {
-			return true
+// trustedPrefix begins the names that only root may see.
+const trustedPrefix = "trusted."
+
+// known tells whether a name may exist: OK, EINVAL for a prefix alone, ENOTSUP.
+// The kernel has checked who may do what with it.
+func known(name string) fuse.Status {
+	for _, prefix := range []string{"user.", "security.", trustedPrefix} {
+		if rest, ok := strings.CutPrefix(name, prefix); ok {
+			if rest == "" {
+				return fuse.EINVAL
+			}
+			return fuse.OK
 		}
 	}
-	return name == "system.posix_acl_access" || name == "system.posix_acl_default"
+	if name == "system.posix_acl_access" || name == "system.posix_acl_default" {
+		return fuse.OK
+	}
+	return fuse.ENOTSUP
 }
 
 // GetXAttr reads an attribute, or, with an empty dest, asks for its length.
@@ -44,8 +54,8 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name st
 	case name == xattrInode:
 		id, _ := f.split(in.NodeId)
 		value = fmt.Appendf(nil, "%d:%d", id, ino)
-	case !storable(name):
-		return 0, fuse.ENOTSUP
+	case known(name) != fuse.OK:
+		return 0, known(name)
 	default:
 		if value, err = v.GetXattr(ctx, ino, name); meta.KindOf(err) == meta.NoAttribute {
 			return 0, fuse.ENODATA
@@ -84,6 +94,9 @@ func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest [
 	}
 	var list []byte
 	for _, name := range names {
+		if in.Uid != 0 && strings.HasPrefix(name, trustedPrefix) {
+			continue
+		}
 		list = append(append(list, name...), 0)
 	}
 	return fit(list, dest)
@@ -94,8 +107,8 @@ func (f *fileSystem) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name 
 	if isVirtual(in.NodeId) || strings.HasPrefix(name, ownPrefix) {
 		return fuse.EPERM
 	}
-	if !storable(name) {
-		return fuse.ENOTSUP
+	if st := known(name); st != fuse.OK {
+		return st
 	}
 	if len(value) > meta.MaxXattrVal {
 		return fuse.Status(syscall.E2BIG)
@@ -117,8 +130,8 @@ func (f *fileSystem) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name
 	if isVirtual(in.NodeId) || strings.HasPrefix(name, ownPrefix) {
 		return fuse.EPERM
 	}
-	if !storable(name) {
-		return fuse.ENOTSUP
+	if st := known(name); st != fuse.OK {
+		return st
 	}
 	ctx := request(cancel)
 	v, ino, err := f.inode(ctx, in.NodeId)

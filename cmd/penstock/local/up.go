@@ -288,7 +288,11 @@ func findRoot(ctx context.Context, c *penstock.Client, cfg MountConfig, fc *fuse
 	return nil
 }
 
-// Close unmounts, flushes, and ends the session.
+// busyGrace is how long a mount that is in use keeps the system up.
+const busyGrace = 10 * time.Second
+
+// Close unmounts, by force if the mount stays in use, flushes, and ends the
+// session.
 func (m *Mount) Close(ctx context.Context) error {
-	return errors.Join(m.Unmount(ctx), m.Client.Close(ctx))
+	return errors.Join(m.Stop(ctx, busyGrace, nil), m.Client.Close(ctx))
 }
