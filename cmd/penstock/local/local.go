@@ -90,7 +90,7 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 		}
 		m.cli = m.etcd.Client()
 	} else {
-		m.cli, err = clientv3.New(clientv3.Config{Endpoints: cfg.Etcd, DialTimeout: 5 * time.Second, Context: context.WithoutCancel(ctx)})
+		m.cli, err = cluster.Dial(cfg.Etcd, nil)
 		if err != nil {
 			return m, meta.E("connect to etcd", meta.Unavailable, strings.Join(cfg.Etcd, ","), err)
 		}
