@@ -41,7 +41,7 @@ type dirPage struct {
 	from    uint64 // cookie that it follows
 	entries []meta.Dirent
 	eof     bool
-	stamp   uint64
+	stamp   stamp
 	named   bool // its names are cached, so removals are known
 }
 
@@ -139,8 +139,7 @@ func (v *Volume) Lookup(ctx context.Context, parent meta.Ino, name string) (Entr
 		})
 	}
 
-	stamp := v.c.table.stamp()
-	res, err := v.do(ctx, nil, &meta.Lookup{Parent: parent, Name: name}, meta.LeaseShared)
+	res, stamp, err := v.do(ctx, nil, &meta.Lookup{Parent: parent, Name: name}, meta.LeaseShared)
 	if err != nil && !errors.Is(err, meta.NotFound) {
 		return Entry{}, err
 	}
@@ -213,8 +212,7 @@ func (v *Volume) GetAttr(ctx context.Context, ino meta.Ino) (Entry, error) {
 		return e, nil
 	}
 	in.mu.Unlock()
-	stamp := v.c.table.stamp()
-	res, err := v.do(ctx, nil, &meta.GetAttr{Ino: ino}, meta.LeaseShared)
+	res, stamp, err := v.do(ctx, nil, &meta.GetAttr{Ino: ino}, meta.LeaseShared)
 	if err != nil {
 		return Entry{}, err
 	}
@@ -231,11 +229,11 @@ func (in *inode) fetchPage(ctx context.Context, cookie uint64, n int, plus bool)
 	d := in.dirLocked()
 	changes := d.changes
 	in.mu.Unlock()
-	stamp := v.c.table.stamp()
-	res, err := v.do(ctx, nil, &meta.ReadDir{Ino: in.ino, Cookie: cookie, Max: uint32(n), Plus: plus}, meta.LeaseShared)
+	res, stamp, err := v.do(ctx, nil, &meta.ReadDir{Ino: in.ino, Cookie: cookie, Max: uint32(n), Plus: plus}, meta.LeaseShared)
 	if err != nil {
 		return nil, err
 	}
+	stamp.index()
 	for i := range res.Entries {
 		if a := res.Entries[i].Attr; a != nil && res.Entries[i].Volume == 0 {
 			v.learn(a, stamp)
@@ -361,7 +359,7 @@ func (in *inode) servePage(ctx context.Context, cookie uint64, max int, plus boo
 	in.mu.Lock()
 	d := in.dirLocked()
 	pg := d.page
-	if pg == nil || !in.liveLocked() || in.low > pg.stamp {
+	if pg == nil || !in.liveLocked() || in.low > pg.stamp.tick {
 		in.mu.Unlock()
 		return nil, false, false
 	}

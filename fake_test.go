@@ -353,7 +353,11 @@ func (s *fakeSession) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op 
 	w := s.w
 	w.mu.Lock()
 	res, grants, err := w.runLocked(s, id, op, want)
+	if res == nil {
+		res = &meta.Result{}
+	}
 	res = clone(res)
+	res.Grants = grants
 	s.events <- func() {
 		for _, g := range grants {
 			s.c.Granted(v, g)
@@ -383,6 +387,7 @@ func (s *fakeSession) DoBatch(ctx context.Context, v meta.VolumeID, ops []batchO
 		if r != nil {
 			res[i] = *clone(r)
 		}
+		res[i].Grants = g
 		errs[i] = err
 		all = append(all, g...)
 	}

@@ -169,8 +169,9 @@ const grantTries = 100
 
 // snapshot is what Open told of a file, for one use without a lease.
 type snapshot struct {
-	m    extmap
-	size uint64
+	m       extmap
+	size    uint64
+	granted bool // the answer came with a lease
 }
 
 // loadMap brings in the file's map under at least the lease wanted. Without a
@@ -190,20 +191,19 @@ func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, e
 		// waiting for ours, and we for the page that the reader has locked.
 		ask = meta.LeaseNone
 	}
-	stamp := v.c.table.stamp()
+	var first stamp
 	var sn snapshot
 	var attr meta.Attr
 	for off := uint64(0); ; {
-		res, err := v.do(ctx, nil, &meta.Open{Ino: in.ino, Off: off}, ask)
+		res, stamp, err := v.do(ctx, nil, &meta.Open{Ino: in.ino, Off: off}, ask)
 		if err != nil {
 			return nil, err
 		}
 		if off == 0 {
-			attr = res.Attr
+			attr, first = res.Attr, stamp
 		} else if res.Attr.Change != attr.Change {
 			// Someone wrote between two pages of extents: from the start.
 			sn, off = snapshot{}, 0
-			stamp = v.c.table.stamp()
 			continue
 		}
 		sn.add(v, res, off)
@@ -212,9 +212,10 @@ func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, e
 		}
 		off = res.Extents[len(res.Extents)-1].End()
 	}
+	sn.granted = first.granted(in.ino)
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.installLocked(&sn, &attr, stamp, gen)
+	in.installLocked(&sn, &attr, first, gen)
 	return &sn, nil
 }
 
@@ -235,7 +236,7 @@ func (sn *snapshot) add(v *Volume, res *meta.Result, off uint64) {
 
 // installLocked makes a whole snapshot the file's map if a lease covers it and
 // nothing of our own changed the map since gen.
-func (in *inode) installLocked(sn *snapshot, attr *meta.Attr, stamp uint64, gen uint32) bool {
+func (in *inode) installLocked(sn *snapshot, attr *meta.Attr, stamp stamp, gen uint32) bool {
 	f := in.fileLocked()
 	if !in.learnLocked(attr, stamp) || f.mapOK || f.mapGen != gen || in.attr.Change != attr.Change {
 		return false
@@ -249,6 +250,11 @@ func (in *inode) installLocked(sn *snapshot, attr *meta.Attr, stamp uint64, gen 
 // It returns with mu held. After many refusals it gives a snapshot instead,
 // and for an exclusive lease fails with Busy.
 func (in *inode) withMap(ctx context.Context, want meta.LeaseMode) (*file, *snapshot, error) {
+	return in.withMapFor(ctx, want, nil)
+}
+
+// withMapFor is withMap for a read of a range, nil for who reads nothing.
+func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteRange) (*file, *snapshot, error) {
 	in.mu.Lock()
 	for try := 0; ; try++ {
 		f := in.fileLocked()
@@ -256,8 +262,8 @@ func (in *inode) withMap(ctx context.Context, want meta.LeaseMode) (*file, *snap
 			f.ahead = false
 			in.vol.opens.used.Add(1)
 		}
-		for want == meta.LeaseShared && in.recall != nil && in.recall.hold {
-			if err := in.wait(ctx, f); err != nil {
+		if want == meta.LeaseShared && in.recall != nil {
+			if err := in.awaitTurn(ctx, rng); err != nil {
 				in.mu.Unlock()
 				return nil, nil, err
 			}
@@ -266,7 +272,6 @@ func (in *inode) withMap(ctx context.Context, want meta.LeaseMode) (*file, *snap
 		if f.mapOK && in.lease >= want && in.liveLocked() {
 			return f, nil, nil
 		}
-		grants := in.grants
 		if try == 0 && want == meta.LeaseShared {
 			in.vol.openAhead(in.ino)
 		}
@@ -285,9 +290,11 @@ func (in *inode) withMap(ctx context.Context, want meta.LeaseMode) (*file, *snap
 		if f.mapOK && in.lease >= want && in.liveLocked() {
 			continue
 		}
-		// Granted and recalled again before this goroutine ran: for a reader the
-		// reply itself is good, and the kernel was told after it.
-		if want == meta.LeaseShared && (in.grants != grants && in.recall == nil || try >= grantTries) {
+		// Granted by this reply and recalled before this goroutine ran: the reply
+		// is good for one read, because a kernel that keeps the page is told to
+		// drop it after the read. It is not good when another reply brought the
+		// lease: then nobody would tell the kernel.
+		if want == meta.LeaseShared && (sn.granted || try >= grantTries) {
 			return f, sn, nil
 		}
 		if try >= grantTries {
@@ -402,7 +409,7 @@ func (v *Volume) CreateOpen(ctx context.Context, call *Call, req meta.Create, fl
 }
 
 // opened counts the opener of a file that was just made.
-func (v *Volume) opened(res *meta.Result, stamp uint64, flags uint32) OpenInfo {
+func (v *Volume) opened(res *meta.Result, stamp stamp, flags uint32) OpenInfo {
 	in := v.node(res.Attr.Ino)
 	defer in.put()
 	in.mu.Lock()
@@ -424,8 +431,7 @@ func (v *Volume) opened(res *meta.Result, stamp uint64, flags uint32) OpenInfo {
 
 // Tmpfile makes and opens a regular file without a name (O_TMPFILE).
 func (v *Volume) Tmpfile(ctx context.Context, call *Call, req meta.Tmpfile, flags uint32) (OpenInfo, error) {
-	stamp := v.c.table.stamp()
-	res, err := v.do(ctx, call, &req, meta.LeaseExclusive)
+	res, stamp, err := v.do(ctx, call, &req, meta.LeaseExclusive)
 	if err != nil {
 		return OpenInfo{}, err
 	}

@@ -448,13 +448,11 @@ func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
 	var ops []batchOp
 	var of []*work
 	inline := 0
-	stamp := v.c.table.stamp()
 	send := func() {
 		if len(ops) > 0 {
-			v.sendCommits(ctx, ops, of, stamp)
+			v.sendCommits(ctx, ops, of)
 		}
 		ops, of, inline = ops[:0], of[:0], 0
-		stamp = v.c.table.stamp()
 	}
 	for _, w := range ws {
 		if w.err != nil || w.idle && !w.close {
@@ -462,7 +460,7 @@ func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
 		}
 		if w.fast {
 			w.in.mu.Lock()
-			v.finish(w, nil, stamp)
+			v.finish(w, nil, stamp{})
 			w.in.mu.Unlock()
 			continue
 		}
@@ -708,8 +706,7 @@ func (v *Volume) sealFile(ctx context.Context, w *work) error {
 	if err := v.seal(ctx, w.own); err != nil {
 		return err
 	}
-	stamp := v.c.table.stamp()
-	res, err := v.do(ctx, nil, &meta.Write{Ino: w.in.ino, Size: w.size, Mtime: w.mtime, Seal: true}, meta.LeaseNone)
+	res, stamp, err := v.do(ctx, nil, &meta.Write{Ino: w.in.ino, Size: w.size, Mtime: w.mtime, Seal: true}, meta.LeaseNone)
 	if err != nil {
 		return err
 	}
@@ -726,8 +723,8 @@ func (v *Volume) sealFile(ctx context.Context, w *work) error {
 }
 
 // sendCommits sends a batch and takes in the answers.
-func (v *Volume) sendCommits(ctx context.Context, ops []batchOp, of []*work, stamp uint64) {
-	res, errs, err := v.doBatch(ctx, ops)
+func (v *Volume) sendCommits(ctx context.Context, ops []batchOp, of []*work) {
+	res, errs, stamp, err := v.doBatch(ctx, ops)
 	for i, w := range of {
 		var r *meta.Result
 		e := err
@@ -755,7 +752,7 @@ func (v *Volume) sendCommits(ctx context.Context, ops []batchOp, of []*work, sta
 }
 
 // finish takes in that what was captured is durable and committed. mu is held.
-func (v *Volume) finish(w *work, r *meta.Result, stamp uint64) {
+func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 	in, f := w.in, w.f
 	w.done = true
 	if w.epoch != v.c.expiries.Load() || in.file != f {

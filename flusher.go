@@ -291,8 +291,7 @@ func (l *atimeList) send(v *Volume) {
 		if len(ops) == 0 {
 			return
 		}
-		stamp := v.c.table.stamp()
-		res, errs, err := v.doBatch(v.c.ctx, ops)
+		res, errs, stamp, err := v.doBatch(v.c.ctx, ops)
 		if err == nil {
 			for i := range ops {
 				if errs[i] == nil {
@@ -372,7 +371,7 @@ func (v *Volume) sendOrphans() {
 		o.mu.Unlock()
 		for len(inos) > 0 {
 			n := min(len(inos), 4096)
-			if _, err := v.do(v.c.ctx, nil, &meta.ReleaseOrphans{Inos: inos[:n]}, meta.LeaseNone); err != nil && v.c.ctx.Err() == nil {
+			if _, _, err := v.do(v.c.ctx, nil, &meta.ReleaseOrphans{Inos: inos[:n]}, meta.LeaseNone); err != nil && v.c.ctx.Err() == nil {
 				v.c.log.Warn("unlinked files stay until this session ends", "volume", v.name, "inodes", n, "err", err)
 			}
 			v.forgetDead(inos[:n])

@@ -12,21 +12,56 @@ import (
 //
 // The owner decides in one order, and grants, recalls and replies of a session
 // arrive in it. But a reply is handed to the goroutine that asked, which may
-// look at it long after the reader goroutine has taken a later recall. So a
-// lease is kept in the inode, raised by Granted on the reader goroutine and
-// lowered when it is given back; and every lowering takes a tick from a counter
-// of the whole client. Whoever sends an operation reads the counter first (a
-// stamp), and caches what the reply says of an inode only if the inode is
-// leased now and was not lowered since the stamp. Then the lease was held from
-// the reply's decision, or a grant in or after it, until now, so nobody can
-// have changed what it says in between. An operation of our own can: attributes
-// carry Change, which grows with each change, and the older never overwrites
-// the newer; names are ordered by name locks (names.go).
+// look at it long after the reader goroutine has taken later grants and
+// recalls. So a lease is kept in the inode, raised by Granted on the reader
+// goroutine and lowered when it is given back; both take a tick from a counter
+// of the whole client. Who sends an operation reads the counter first (a
+// stamp). What the reply says of an inode may be cached only if the inode is
+// leased now, was not lowered since the stamp, and was leased either since
+// before the stamp or by this very reply: then the lease was held without a
+// break from the owner's decision until now, and nobody else can have changed
+// what the reply says. (Leased by another reply is not enough: this one may
+// have been decided before a change that the other one already tells of.)
 //
-// One case is left: a reply that came without a grant, decided before a change
-// by someone else, and handled after a grant to another operation. Readers of a
-// contended inode therefore ask again until a grant comes (file.go), and the
-// reply with the grant has the higher Change.
+// An operation of our own can have changed it: attributes carry Change, which
+// grows with each change, and the older never overwrites the newer; names are
+// ordered by name locks (names.go).
+
+// stamp is what a reply needs to be cached.
+type stamp struct {
+	tick   uint64       // of the table, when the operation was sent
+	grants []meta.Grant // that came with the reply
+	set    map[meta.Ino]struct{}
+}
+
+// with is the stamp of one reply of a batch.
+func (s stamp) with(r *meta.Result) stamp {
+	return stamp{tick: s.tick, grants: r.Grants}
+}
+
+// index prepares for many questions about one reply.
+func (s *stamp) index() {
+	if len(s.grants) < 8 {
+		return
+	}
+	s.set = make(map[meta.Ino]struct{}, len(s.grants))
+	for _, g := range s.grants {
+		s.set[g.Ino] = struct{}{}
+	}
+}
+
+func (s *stamp) granted(ino meta.Ino) bool {
+	if s.set != nil {
+		_, ok := s.set[ino]
+		return ok
+	}
+	for _, g := range s.grants {
+		if g.Ino == ino {
+			return true
+		}
+	}
+	return false
+}
 
 type inodeKey struct {
 	v   meta.VolumeID
@@ -45,8 +80,8 @@ type inode struct {
 	mu     sync.Mutex
 	lease  meta.LeaseMode
 	attrOK bool   // attr is right as long as the lease is held
-	grants uint32 // how often a lease was granted
-	low    uint64 // tick at which the lease was last lowered
+	low    uint64 // tick at which the lease was last lowered,
+	since  uint64 // and at which it was last raised from none
 	attr   meta.Attr
 	dir    *dir
 	file   *file
@@ -74,8 +109,6 @@ type table struct {
 	gen      int
 	flying   [2]int
 }
-
-func (t *table) stamp() uint64 { return t.tick.Load() }
 
 // get finds or makes an inode and pins it; put unpins.
 func (t *table) get(v *Volume, ino meta.Ino) *inode {
@@ -301,13 +334,13 @@ func (in *inode) liveLocked() bool {
 
 // cacheableLocked reports that a reply to an operation with this stamp says
 // what still holds.
-func (in *inode) cacheableLocked(stamp uint64) bool {
-	return in.lease != meta.LeaseNone && in.low <= stamp
+func (in *inode) cacheableLocked(stamp stamp) bool {
+	return in.lease != meta.LeaseNone && in.low <= stamp.tick && (in.since <= stamp.tick || stamp.granted(in.ino))
 }
 
 // learnLocked takes attributes from a reply. It reports whether they are
 // cached now (these, or newer ones).
-func (in *inode) learnLocked(a *meta.Attr, stamp uint64) bool {
+func (in *inode) learnLocked(a *meta.Attr, stamp stamp) bool {
 	if a.Ino != in.ino || !in.cacheableLocked(stamp) {
 		return false
 	}
@@ -356,7 +389,7 @@ func (in *inode) entryLocked(a *meta.Attr, cached bool) Entry {
 
 // learn is learnLocked for an inode that is perhaps not in the table: only a
 // grant puts one there.
-func (v *Volume) learn(a *meta.Attr, stamp uint64) Entry {
+func (v *Volume) learn(a *meta.Attr, stamp stamp) Entry {
 	in := v.c.table.peek(v.id, a.Ino)
 	if in == nil {
 		return Entry{Attr: *a, Volume: v.id}
@@ -370,8 +403,8 @@ func (v *Volume) learn(a *meta.Attr, stamp uint64) Entry {
 // node finds or makes an inode and pins it.
 func (v *Volume) node(ino meta.Ino) *inode { return v.c.table.get(v, ino) }
 
-// do sends one operation. The stamp is taken by the caller, before.
-func (v *Volume) do(ctx context.Context, call *Call, op meta.Op, want meta.LeaseMode) (*meta.Result, error) {
+// do sends one operation, and tells under which stamp the reply may be cached.
+func (v *Volume) do(ctx context.Context, call *Call, op meta.Op, want meta.LeaseMode) (*meta.Result, stamp, error) {
 	c := v.c
 	c.stats.rpcs.Add(1)
 	var id meta.OpID
@@ -379,17 +412,22 @@ func (v *Volume) do(ctx context.Context, call *Call, op meta.Op, want meta.Lease
 	if mutates {
 		id = c.opID(call)
 	}
+	st := stamp{tick: c.table.tick.Load()}
 	g := c.table.begin()
 	res, err := c.sess.Do(ctx, v.id, id, op, want)
 	c.table.end(g)
 	if mutates && err == nil {
 		v.mutations.Add(1)
 	}
-	return res, err
+	if res != nil { // an error may bring grants, too: an absent name
+		st.grants = res.Grants
+	}
+	return res, st, err
 }
 
-// doBatch sends operations in one frame, as background work.
-func (v *Volume) doBatch(ctx context.Context, ops []batchOp) ([]meta.Result, []error, error) {
+// doBatch sends operations in one frame, as background work. The stamp is for
+// all, with what each reply granted.
+func (v *Volume) doBatch(ctx context.Context, ops []batchOp) ([]meta.Result, []error, stamp, error) {
 	c := v.c
 	c.stats.rpcs.Add(1)
 	changes := uint64(0)
@@ -399,11 +437,12 @@ func (v *Volume) doBatch(ctx context.Context, ops []batchOp) ([]meta.Result, []e
 			changes++
 		}
 	}
+	st := stamp{tick: c.table.tick.Load()}
 	g := c.table.begin()
 	res, errs, err := c.sess.DoBatch(ctx, v.id, ops)
 	c.table.end(g)
 	if err == nil {
 		v.mutations.Add(changes)
 	}
-	return res, errs, err
+	return res, errs, st, err
 }

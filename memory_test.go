@@ -26,7 +26,7 @@ func TestInodeMemory(t *testing.T) {
 	for i := range n {
 		ino := meta.Ino(2000 + i)
 		v.c.Granted(1, meta.Grant{Ino: ino, Mode: meta.LeaseShared})
-		v.learn(&meta.Attr{Ino: ino, Mode: meta.TypeRegular, Change: 1}, v.c.table.stamp())
+		v.learn(&meta.Attr{Ino: ino, Mode: meta.TypeRegular, Change: 1}, stamp{tick: v.c.table.tick.Load()})
 		dir.mu.Lock()
 		dir.setNameLocked(fmt.Sprintf("image-%08d.jpg", i), dent{ino: ino})
 		dir.mu.Unlock()

@@ -48,7 +48,7 @@ func (in *inode) beginChange() {
 
 // endChange takes in what a change did to one name. With an error that leaves
 // open whether it happened, the name is forgotten.
-func (in *inode) endChange(name string, to dent, after *meta.Attr, stamp uint64, err error) {
+func (in *inode) endChange(name string, to dent, after *meta.Attr, stamp stamp, err error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	d := in.dirLocked()
@@ -91,20 +91,19 @@ func (v *Volume) Create(ctx context.Context, call *Call, req meta.Create) (Entry
 }
 
 // create sends Create and takes in what it did to the directory.
-func (v *Volume) create(ctx context.Context, call *Call, req *meta.Create, want meta.LeaseMode) (*meta.Result, uint64, error) {
+func (v *Volume) create(ctx context.Context, call *Call, req *meta.Create, want meta.LeaseMode) (*meta.Result, stamp, error) {
 	if len(req.Name) > meta.MaxName {
-		return nil, 0, meta.E("create", meta.NameTooLong, "", nil)
+		return nil, stamp{}, meta.E("create", meta.NameTooLong, "", nil)
 	}
 	p := v.node(req.Parent)
 	defer p.put()
 	unlock := v.names.lock(req.Parent, req.Name)
 	defer unlock()
 	p.beginChange()
-	stamp := v.c.table.stamp()
-	res, err := v.do(ctx, call, req, want)
+	res, stamp, err := v.do(ctx, call, req, want)
 	if err != nil {
 		p.endChange(req.Name, dent{}, nil, stamp, err)
-		return nil, 0, err
+		return nil, stamp, err
 	}
 	p.endChange(req.Name, dent{ino: res.Attr.Ino}, &res.ParentAttr, stamp, nil)
 	if res.Attr.IsDir() && !res.Existed {
@@ -130,8 +129,7 @@ func (v *Volume) Link(ctx context.Context, call *Call, ino, parent meta.Ino, nam
 	unlock := v.names.lock(parent, name)
 	defer unlock()
 	p.beginChange()
-	stamp := v.c.table.stamp()
-	res, err := v.do(ctx, call, &meta.Link{Ino: ino, Parent: parent, Name: name}, meta.LeaseShared)
+	res, stamp, err := v.do(ctx, call, &meta.Link{Ino: ino, Parent: parent, Name: name}, meta.LeaseShared)
 	if err != nil {
 		p.endChange(name, dent{}, nil, stamp, err)
 		return Entry{}, err
@@ -150,8 +148,7 @@ func (v *Volume) Unlink(ctx context.Context, call *Call, parent meta.Ino, name s
 	unlock := v.names.lock(parent, name)
 	defer unlock()
 	p.beginChange()
-	stamp := v.c.table.stamp()
-	res, err := v.do(ctx, call, &meta.Unlink{Parent: parent, Name: name, Dir: dir}, meta.LeaseShared)
+	res, stamp, err := v.do(ctx, call, &meta.Unlink{Parent: parent, Name: name, Dir: dir}, meta.LeaseShared)
 	if err != nil {
 		p.endChange(name, dent{}, nil, stamp, err)
 		return err
@@ -163,7 +160,7 @@ func (v *Volume) Unlink(ctx context.Context, call *Call, parent meta.Ino, name s
 
 // unlinked takes in the attributes of an inode that lost a name: if that was
 // the last and nobody here has it open, the volume may forget it.
-func (v *Volume) unlinked(a *meta.Attr, stamp uint64) {
+func (v *Volume) unlinked(a *meta.Attr, stamp stamp) {
 	if a.Ino == 0 {
 		return
 	}
@@ -211,8 +208,7 @@ func (v *Volume) Rename(ctx context.Context, call *Call, parent meta.Ino, name s
 	for try := 0; ; try++ {
 		p.beginChange()
 		q.beginChange()
-		stamp := v.c.table.stamp()
-		res, err := v.do(ctx, call, op, meta.LeaseShared)
+		res, stamp, err := v.do(ctx, call, op, meta.LeaseShared)
 		if err != nil {
 			p.endChange(name, dent{}, nil, stamp, err)
 			q.endChange(newName, dent{}, nil, stamp, err)
@@ -292,7 +288,7 @@ func (v *Volume) flushName(ctx context.Context, parent meta.Ino, name string) er
 
 // ReadLink gives a symbolic link's target.
 func (v *Volume) ReadLink(ctx context.Context, ino meta.Ino) (string, error) {
-	res, err := v.do(ctx, nil, &meta.ReadLink{Ino: ino}, meta.LeaseShared)
+	res, _, err := v.do(ctx, nil, &meta.ReadLink{Ino: ino}, meta.LeaseShared)
 	if err != nil {
 		return "", err
 	}

@@ -88,14 +88,13 @@ func (v *Volume) openBlock(block, except meta.Ino) {
 	if len(ops) == 0 {
 		return
 	}
-	stamp := v.c.table.stamp()
-	res, errs, err := v.doBatch(v.c.ctx, ops)
+	res, errs, stamp, err := v.doBatch(v.c.ctx, ops)
 	for i, in := range ins {
 		if err == nil && errs[i] == nil && res[i].EOF {
 			var sn snapshot
 			sn.add(v, &res[i], 0)
 			in.mu.Lock()
-			if in.installLocked(&sn, &res[i].Attr, stamp, gens[i]) {
+			if in.installLocked(&sn, &res[i].Attr, stamp.with(&res[i]), gens[i]) {
 				in.file.ahead = true
 				v.opens.asked.Add(1)
 			}

@@ -58,8 +58,9 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 	}
 	in := v.node(ino)
 	defer in.put()
+	rng := &byteRange{off, int64(len(p))}
 	for try := 0; ; try++ {
-		f, sn, err := in.withMap(ctx, meta.LeaseShared)
+		f, sn, err := in.withMapFor(ctx, meta.LeaseShared, rng)
 		if err != nil {
 			return 0, err
 		}
@@ -198,7 +199,7 @@ func (v *Volume) ReadFD(ctx context.Context, ino meta.Ino, off int64, n int) (fd
 		return nil, 0, 0, nil, false
 	}
 	in := v.node(ino)
-	f, sn, err := in.withMap(ctx, meta.LeaseShared)
+	f, sn, err := in.withMapFor(ctx, meta.LeaseShared, &byteRange{off, int64(n)})
 	if err != nil {
 		in.put()
 		return nil, 0, 0, nil, false

@@ -1,8 +1,10 @@
 package penstock
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -21,8 +23,9 @@ import (
 //     But a READ that comes after the invalidation has passed its page leaves
 //     stale bytes in the page cache. So ranges read meanwhile are recorded; then
 //     new reads are held back, those in flight end, and just the recorded
-//     ranges are invalidated again, which are not the pages that the held-back
-//     reads have locked.
+//     ranges are invalidated again, without the pages that held-back reads have
+//     locked: those will be filled anew. A read that comes for a page which is
+//     being invalidated at that moment goes through, and is recorded again.
 //  3. The lease is lowered, what was cached is forgotten, the owner is told,
 //     and the held-back go on: they ask for a lease again.
 
@@ -35,9 +38,12 @@ const (
 // recall is the state of an inode while its lease is being given back.
 type recall struct {
 	queue []recallAsk
-	track bool        // record what is read
-	read  []byteRange // while track
-	hold  bool        // reads wait
+	track bool         // record what is read
+	read  []byteRange  // while track
+	hold  bool         // reads wait,
+	held  []*byteRange // these,
+	now   byteRange    // apart from those that overlap now while busy
+	busy  bool
 }
 
 type recallAsk struct {
@@ -64,8 +70,10 @@ func (c *Client) Granted(id meta.VolumeID, g meta.Grant) {
 	}
 	in := t.get(v, g.Ino)
 	in.mu.Lock()
+	if in.lease == meta.LeaseNone {
+		in.since = t.tick.Add(1)
+	}
 	in.lease = max(in.lease, g.Mode)
-	in.grants++
 	in.mu.Unlock()
 	in.put()
 }
@@ -220,23 +228,88 @@ func (in *inode) letPending(f *file) {
 // invalidateRead does step 2's second half; in.mu is held, and released
 // meanwhile.
 func (in *inode) invalidateRead() {
-	r, f := in.recall, in.file
-	if f == nil {
-		return
-	}
+	r := in.recall
 	r.hold = true
-	for f.reads > 0 {
-		if in.wait(context.Background(), f) != nil {
-			break
+	for {
+		for f := in.file; f != nil && f.reads > 0; f = in.file {
+			if in.wait(context.Background(), f) != nil {
+				break
+			}
+		}
+		g, ok := r.next()
+		if !ok {
+			r.track = false
+			return
+		}
+		r.now, r.busy = g, true
+		in.mu.Unlock()
+		in.vol.c.cfg.Notify.InvalData(in.vol.id, in.ino, g.off, g.n)
+		in.mu.Lock()
+		r.busy = false
+	}
+}
+
+// next takes one of the recorded ranges that nobody waits to read: the pages
+// of a waiting read are locked and will be filled under the new lease.
+func (r *recall) next() (byteRange, bool) {
+	const page = 4096
+	for i := range r.read {
+		g := &r.read[i]
+		end := (g.off + g.n + page - 1) &^ (page - 1)
+		g.off &^= page - 1
+		g.n = end - g.off
+	}
+	slices.SortFunc(r.read, func(a, b byteRange) int { return cmp.Compare(a.off, b.off) })
+	var merged []byteRange
+	for _, g := range r.read {
+		if k := len(merged) - 1; k >= 0 && g.off <= merged[k].off+merged[k].n {
+			merged[k].n = max(merged[k].n, g.off+g.n-merged[k].off)
+			continue
+		}
+		merged = append(merged, g)
+	}
+	for _, h := range r.held {
+		lo, hi := h.off&^(page-1), (h.off+h.n+page-1)&^(page-1)
+		var rest []byteRange
+		for _, g := range merged {
+			if g.off < min(lo, g.off+g.n) {
+				rest = append(rest, byteRange{g.off, min(lo, g.off+g.n) - g.off})
+			}
+			if from := max(hi, g.off); from < g.off+g.n {
+				rest = append(rest, byteRange{from, g.off + g.n - from})
+			}
+		}
+		merged = rest
+	}
+	if len(merged) == 0 {
+		r.read = nil
+		return byteRange{}, false
+	}
+	r.read = merged[1:]
+	return merged[0], true
+}
+
+// awaitTurn holds a read back during the end of a recall. One whose pages are
+// being invalidated right now goes through under the old lease, and is
+// recorded again: the invalidation may be waiting for its lock. rng is nil for
+// who holds no page's lock.
+func (in *inode) awaitTurn(ctx context.Context, rng *byteRange) error {
+	for {
+		r := in.recall
+		if r == nil || !r.hold || rng != nil && r.busy && r.now.touches(rng) {
+			return nil
+		}
+		if rng != nil {
+			r.held = append(r.held, rng)
+		}
+		err := in.wait(ctx, in.fileLocked())
+		if rng != nil {
+			r.held = slices.DeleteFunc(r.held, func(h *byteRange) bool { return h == rng })
+		}
+		if err != nil {
+			return err
 		}
 	}
-	ranges := r.read
-	r.read, r.track = nil, false
-	in.mu.Unlock()
-	for _, g := range ranges {
-		in.vol.c.cfg.Notify.InvalData(in.vol.id, in.ino, g.off, g.n)
-	}
-	in.mu.Lock()
 }
 
 // flushForRecall commits everything buffered. A passing failure is retried
@@ -301,4 +374,10 @@ func (c *Client) Expired(err error) {
 	for _, v := range c.openVolumes() {
 		v.forgetChunks()
 	}
+}
+
+// touches reports that the ranges share a page.
+func (g byteRange) touches(h *byteRange) bool {
+	const page = 4096
+	return h.off&^(page-1) < g.off+g.n && g.off&^(page-1) < h.off+h.n
 }

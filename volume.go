@@ -95,8 +95,7 @@ func (v *Volume) SetAttr(ctx context.Context, call *Call, req meta.SetAttr) (Ent
 	if req.Mask&meta.SetSize != 0 {
 		return v.truncate(ctx, call, in, &req)
 	}
-	stamp := v.c.table.stamp()
-	res, err := v.do(ctx, call, &req, meta.LeaseShared)
+	res, stamp, err := v.do(ctx, call, &req, meta.LeaseShared)
 	if err != nil {
 		return Entry{}, err
 	}
@@ -133,8 +132,7 @@ func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.
 	}
 	var e Entry
 	err := v.alone(ctx, in, req.Size > 0, func() error {
-		stamp := v.c.table.stamp()
-		res, err := v.do(ctx, call, req, meta.LeaseShared)
+		res, stamp, err := v.do(ctx, call, req, meta.LeaseShared)
 		in.mu.Lock()
 		defer in.mu.Unlock()
 		f := in.fileLocked()
@@ -203,7 +201,7 @@ func (v *Volume) GetXattr(ctx context.Context, ino meta.Ino, name string) ([]byt
 	if v.bare(ino) {
 		return nil, meta.E("getxattr", meta.NoAttribute, name, nil)
 	}
-	res, err := v.do(ctx, nil, &meta.GetXattr{Ino: ino, Name: name}, meta.LeaseNone)
+	res, _, err := v.do(ctx, nil, &meta.GetXattr{Ino: ino, Name: name}, meta.LeaseNone)
 	if err != nil {
 		return nil, err
 	}
@@ -227,7 +225,7 @@ func (v *Volume) ListXattr(ctx context.Context, ino meta.Ino) ([]string, error) 
 	if v.bare(ino) {
 		return nil, nil
 	}
-	res, err := v.do(ctx, nil, &meta.ListXattr{Ino: ino}, meta.LeaseNone)
+	res, _, err := v.do(ctx, nil, &meta.ListXattr{Ino: ino}, meta.LeaseNone)
 	if err != nil {
 		return nil, err
 	}
@@ -256,8 +254,7 @@ func (v *Volume) RemoveXattr(ctx context.Context, call *Call, ino meta.Ino, name
 func (v *Volume) change(ctx context.Context, call *Call, ino meta.Ino, op meta.Op) error {
 	in := v.node(ino)
 	defer in.put()
-	stamp := v.c.table.stamp()
-	res, err := v.do(ctx, call, op, meta.LeaseShared)
+	res, stamp, err := v.do(ctx, call, op, meta.LeaseShared)
 	if err != nil {
 		return err
 	}
@@ -286,8 +283,7 @@ func (v *Volume) Fallocate(ctx context.Context, call *Call, req meta.Fallocate) 
 // changeMap sends an operation that changes where a file's bytes lie; both
 // turns are held and nothing is buffered. The map is asked for again.
 func (v *Volume) changeMap(ctx context.Context, call *Call, in *inode, op meta.Op) error {
-	stamp := v.c.table.stamp()
-	res, err := v.do(ctx, call, op, meta.LeaseShared)
+	res, stamp, err := v.do(ctx, call, op, meta.LeaseShared)
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if f := in.fileLocked(); f.uncommitted == 0 {
@@ -316,8 +312,7 @@ func (v *Volume) CopyRange(ctx context.Context, call *Call, req meta.CopyRange) 
 	}
 	var n uint64
 	err := v.alone(ctx, dst, true, func() error {
-		stamp := v.c.table.stamp()
-		res, err := v.do(ctx, call, &req, meta.LeaseShared)
+		res, stamp, err := v.do(ctx, call, &req, meta.LeaseShared)
 		dst.mu.Lock()
 		defer dst.mu.Unlock()
 		if f := dst.fileLocked(); f.uncommitted == 0 {
@@ -465,7 +460,7 @@ func (v *Volume) SyncAll(ctx context.Context) error {
 
 // StatFS tells usage and limits, what is buffered here included.
 func (v *Volume) StatFS(ctx context.Context) (meta.StatFS, error) {
-	res, err := v.do(ctx, nil, &meta.StatFSOp{}, meta.LeaseNone)
+	res, _, err := v.do(ctx, nil, &meta.StatFSOp{}, meta.LeaseNone)
 	if err != nil {
 		return meta.StatFS{}, err
 	}

@@ -400,4 +400,7 @@ type Result struct {
 	Chunks        []ChunkRecord
 	Off           uint64
 	StatFS        StatFS
+	// Grants are the leases that came with this answer. The session sets them;
+	// they are no part of the answer's record.
+	Grants []Grant
 }

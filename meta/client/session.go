@@ -542,6 +542,7 @@ func (s *Session) answered(t wire.Type, id uint64, m wire.Message) {
 			s.retain(c, a)
 		}
 		grants = a.Grants
+		a.Result.Grants = grants
 	case *wire.BatchRe:
 		b := r.msg.(*wire.Batch)
 		for i := range a.Replies {
@@ -550,6 +551,7 @@ func (s *Session) answered(t wire.Type, id uint64, m wire.Message) {
 				s.retain(&b.Calls[i], &a.Replies[i])
 			}
 			grants = append(grants, a.Replies[i].Grants...)
+			a.Replies[i].Result.Grants = a.Replies[i].Grants
 		}
 	}
 	s.mu.Unlock()

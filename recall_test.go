@@ -1,0 +1,199 @@
+package penstock
+
+import (
+	"encoding/binary"
+	"math/rand"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// pageCache is a kernel's page cache over one client: a READ holds its page's
+// lock, and so does an invalidation.
+type pageCache struct {
+	kernel
+	v     *Volume
+	ino   meta.Ino
+	pages []page
+}
+
+type page struct {
+	mu   sync.Mutex
+	data []byte // nil: not cached
+}
+
+const testPage = 4096
+
+func (k *pageCache) InvalData(_ meta.VolumeID, ino meta.Ino, off, n int64) {
+	if ino != k.ino {
+		return
+	}
+	first, last := off/testPage, int64(len(k.pages))
+	if n > 0 {
+		last = min(last, (off+n+testPage-1)/testPage)
+	}
+	for i := first; i < last; i++ {
+		k.pages[i].mu.Lock()
+		k.pages[i].data = nil
+		k.pages[i].mu.Unlock()
+	}
+}
+
+func (k *pageCache) read(t *testing.T, i int) []byte {
+	p := &k.pages[i]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.data == nil {
+		b := make([]byte, testPage)
+		if _, err := k.v.Read(t.Context(), k.ino, b, int64(i)*testPage); err != nil {
+			t.Error(err)
+			return b
+		}
+		p.data = b
+	}
+	return p.data
+}
+
+// TestReadersSeeEveryWrite: while one client writes and another reads through
+// a page cache, a read never returns less than what was written before it
+// began, and nobody hangs.
+func TestReadersSeeEveryWrite(t *testing.T) {
+	for _, exclusiveReads := range []bool{false, true} {
+		w := newWorld(t, meta.Policy{Replicas: 1})
+		w.delay = 200 * time.Microsecond
+		const pages = 16
+		_, a := open(t, w, Config{})
+		ino := create(t, a, "f")
+		write(t, a, ino, make([]byte, pages*testPage), 0)
+		k := &pageCache{kernel: *newKernel(), ino: ino, pages: make([]page, pages)}
+		_, b := open(t, w, Config{Notify: k})
+		k.v = b
+		var done [pages]atomic.Uint64 // the newest value whose write returned
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		var reads atomic.Int64
+		for g := range 4 {
+			rng := rand.New(rand.NewSource(int64(g)))
+			wg.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					i := rng.Intn(pages)
+					least := done[i].Load()
+					if got := binary.BigEndian.Uint64(k.read(t, i)); got < least {
+						t.Errorf("page %d: read %d after %d was written", i, got, least)
+						return
+					}
+					reads.Add(1)
+				}
+			})
+		}
+		writes := 300
+		if exclusiveReads {
+			writes = 100
+		}
+		rng := rand.New(rand.NewSource(9))
+		for n := range uint64(writes) {
+			i := rng.Intn(pages)
+			var p [8]byte
+			binary.BigEndian.PutUint64(p[:], n+1)
+			v := a
+			if exclusiveReads && rng.Intn(4) == 0 {
+				// The reading client writes, too: past its own page cache, so its
+				// kernel drops the page as it does for direct writes.
+				v = b
+			}
+			write(t, v, ino, p[:], int64(i)*testPage)
+			if v == b {
+				k.InvalData(1, ino, int64(i)*testPage, 8)
+			}
+			done[i].Store(n + 1)
+			time.Sleep(time.Duration(rng.Intn(500)) * time.Microsecond)
+		}
+		close(stop)
+		wg.Wait()
+		if reads.Load() == 0 {
+			t.Error("nobody read anything")
+		}
+		w.check()
+	}
+}
+
+// TestRecallWaitsForNobody: a recall of a file ends while reads of it come all
+// the time.
+func TestRecallWaitsForNobody(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	_, a := open(t, w, Config{})
+	ino := create(t, a, "f")
+	write(t, a, ino, make([]byte, 64<<10), 0)
+	k := &pageCache{kernel: *newKernel(), ino: ino, pages: make([]page, 16)}
+	_, b := open(t, w, Config{Notify: k})
+	k.v = b
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for g := range 4 {
+		wg.Go(func() {
+			for i := g; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				k.pages[i%16].mu.Lock()
+				k.pages[i%16].data = nil // evicted, so every read asks
+				k.pages[i%16].mu.Unlock()
+				k.read(t, i%16)
+			}
+		})
+	}
+	for range 50 {
+		begun := time.Now()
+		if _, err := a.SetAttr(t.Context(), &Call{}, meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: 0o600}); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(begun); took > 5*time.Second {
+			t.Fatalf("a recall took %v", took)
+		}
+	}
+	close(stop)
+	wg.Wait()
+	w.check()
+}
+
+// TestStaleReplyIsNotCached: a reply that is handled after a recall of its
+// inode leaves no trace.
+func TestStaleReplyIsNotCached(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	_, a := open(t, w, Config{})
+	_, b := open(t, w, Config{})
+	ino := create(t, a, "f")
+	w.delay = 5 * time.Millisecond // waiters run late, the reader does not
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 50 {
+				if _, err := b.GetAttr(t.Context(), ino); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range 50 {
+		want := uint32(0o600 + i%8)
+		if _, err := a.SetAttr(t.Context(), &Call{}, meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: want}); err != nil {
+			t.Fatal(err)
+		}
+		e, err := b.GetAttr(t.Context(), ino)
+		if err != nil || e.Attr.Mode&0o7777 != want {
+			t.Fatalf("round %d: mode %o, not %o, %v", i, e.Attr.Mode&0o7777, want, err)
+		}
+	}
+	wg.Wait()
+	w.check()
+}
