@@ -17,7 +17,7 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 		if writable(in.Flags) {
 			return fuse.EPERM
 		}
-		out.Fh, out.OpenFlags = f.opens.handle(modeVirtual|modeNoFlush, in.Pid), fuse.FOPEN_DIRECT_IO|fuse.FOPEN_NOFLUSH
+		out.Fh, out.OpenFlags = f.opens.handle(modeVirtual|modeNoFlush), fuse.FOPEN_DIRECT_IO|fuse.FOPEN_NOFLUSH
 		return fuse.OK
 	}
 	if f.noOpen {
@@ -52,7 +52,7 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 			return f.status("open", in.NodeId, err)
 		}
 	}
-	f.opened1(ctx, v, in.NodeId, ino, &in.InHeader, in.Flags, &info, out)
+	f.opened1(ctx, v, in.NodeId, ino, in.Flags, &info, out)
 	return fuse.OK
 }
 
@@ -77,7 +77,7 @@ func (f *fileSystem) Create(cancel <-chan struct{}, in *fuse.CreateIn, name stri
 	if err != nil {
 		return f.status("create", in.NodeId, err)
 	}
-	f.created(ctx, v, &in.InHeader, in.Flags, &info, out)
+	f.created(ctx, v, in.Flags, &info, out)
 	return fuse.OK
 }
 
@@ -97,25 +97,25 @@ func (f *fileSystem) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fus
 	if err != nil {
 		return f.status("tmpfile", in.NodeId, err)
 	}
-	f.created(ctx, v, &in.InHeader, in.Flags, &info, out)
+	f.created(ctx, v, in.Flags, &info, out)
 	return fuse.OK
 }
 
-func (f *fileSystem) created(ctx request, v Volume, h *fuse.InHeader, flags uint32, info *penstock.OpenInfo, out *fuse.CreateOut) {
+func (f *fileSystem) created(ctx request, v Volume, flags uint32, info *penstock.OpenInfo, out *fuse.CreateOut) {
 	f.fillEntry(&info.Entry, &out.EntryOut)
-	f.opened1(ctx, v, out.NodeId, info.Entry.Attr.Ino, h, flags, info, &out.OpenOut)
+	f.opened1(ctx, v, out.NodeId, info.Entry.Attr.Ino, flags, info, &out.OpenOut)
 }
 
 // opened1 chooses how one open file goes about its bytes and makes its handle.
-func (f *fileSystem) opened1(ctx request, v Volume, node uint64, ino meta.Ino, h *fuse.InHeader, flags uint32, info *penstock.OpenInfo, out *fuse.OpenOut) {
+func (f *fileSystem) opened1(ctx request, v Volume, node uint64, ino meta.Ino, flags uint32, info *penstock.OpenInfo, out *fuse.OpenOut) {
 	switch {
 	case writable(flags):
-		out.Fh = f.opens.handle(modeWrite, h.Pid)
+		out.Fh = f.opens.handle(modeWrite)
 		out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_PARALLEL_DIRECT_WRITES
-	case info.Sealed && f.openThrough(ctx, v, node, ino, h, out):
+	case info.Sealed && f.openThrough(ctx, v, node, ino, out):
 		return
 	default:
-		f.openCached(node, h, info, out)
+		f.openCached(node, info, out)
 		return
 	}
 	f.opens.with(node, true, func(n *openNode) { n.count(modeOf(out.Fh), 1) })
@@ -123,7 +123,7 @@ func (f *fileSystem) opened1(ctx request, v Volume, node uint64, ino meta.Ino, h
 
 // openCached opens for reading through the page cache, or without any if no
 // lease could be had.
-func (f *fileSystem) openCached(node uint64, h *fuse.InHeader, info *penstock.OpenInfo, out *fuse.OpenOut) {
+func (f *fileSystem) openCached(node uint64, info *penstock.OpenInfo, out *fuse.OpenOut) {
 	f.opens.with(node, true, func(n *openNode) {
 		mode := modeCached
 		switch {
@@ -137,11 +137,11 @@ func (f *fileSystem) openCached(node uint64, h *fuse.InHeader, info *penstock.Op
 		case info.KeepCache:
 			out.OpenFlags = fuse.FOPEN_KEEP_CACHE
 		}
-		if len(n.lockers) == 0 {
+		if n.writers == 0 && len(n.lockers) == 0 {
 			mode |= modeNoFlush
 			out.OpenFlags |= fuse.FOPEN_NOFLUSH
 		}
-		out.Fh = f.opens.handle(mode, h.Pid)
+		out.Fh = f.opens.handle(mode)
 		n.count(mode, 1)
 	})
 }

@@ -15,11 +15,10 @@
 //	            +----------+-----------------------------------+
 //	            the mount's own root is node 1; volume 0 holds the files of .penstock
 //
-//	file handle  63            40 39               8 7       0
-//	            +----------------+------------------+---------+
-//	            |  number        |  thread that     |  mode   |    handle.go
-//	            |  (only a key)  |  opened          |         |
-//	            +----------------+------------------+---------+
+//	file handle  63                                  8 7       0
+//	            +-------------------------------------+---------+
+//	            |  number of the open, only a key     |  mode   |    handle.go
+//	            +-------------------------------------+---------+
 //
 // # What the kernel may cache
 //

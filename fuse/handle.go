@@ -17,12 +17,7 @@ const (
 	modeVirtual                            // a file of .penstock
 )
 
-// A file handle holds, from the low end: the mode, the thread that opened it,
-// and a number that tells it from others.
-const (
-	handleShift = 8
-	numberShift = 40
-)
+const handleShift = 8
 
 // accessMode says whether open(2) flags allow writing.
 func writable(flags uint32) bool { return flags&syscall.O_ACCMODE != syscall.O_RDONLY }
@@ -41,16 +36,9 @@ type openNode struct {
 	// tail are the bytes of a page between an old end of the file and the page's
 	// end, after a truncation to a larger size; see grow.
 	tail span
-	// lockers are the processes that took POSIX locks, by owner: closing any of
-	// their descriptors matters.
-	lockers map[uint64]locker
-}
-
-// locker is an owner of POSIX locks.
-type locker struct {
-	pid uint32
-	// through are the handles that it locked through.
-	through map[uint64]bool
+	// lockers are the owners of POSIX locks, each with the handles that it
+	// locked through.
+	lockers map[uint64][]uint64
 }
 
 const openShards = 32
@@ -90,13 +78,10 @@ func (o *opens) with(node uint64, create bool, fn func(*openNode)) {
 	}
 }
 
-// handle makes a file handle for a thread.
-func (o *opens) handle(mode handleMode, thread uint32) uint64 {
-	return o.next.Add(1)<<numberShift | uint64(thread)<<handleShift | uint64(mode)
+// handle makes a file handle.
+func (o *opens) handle(mode handleMode) uint64 {
+	return o.next.Add(1)<<handleShift | uint64(mode)
 }
-
-// threadOf is the thread that opened a handle.
-func threadOf(fh uint64) uint32 { return uint32(fh >> handleShift) }
 
 // modeOf reads the mode back.
 func modeOf(fh uint64) handleMode { return handleMode(fh & (1<<handleShift - 1)) }

@@ -1,8 +1,7 @@
 package fuse
 
 import (
-	"fmt"
-	"os"
+	"slices"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -66,33 +65,31 @@ func (f *fileSystem) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) f
 	}
 	l := lockOf(ino, in)
 	if !l.Flock && l.Type != meta.LockUnlock {
-		f.opens.noteLocker(in.NodeId, in.Fh, in.Owner, in.Lk.Pid)
+		f.opens.noteLocker(in.NodeId, in.Fh, in.Owner)
 	}
 	return f.status("setlk", in.NodeId, v.SetLock(ctx, l, wait))
 }
 
 // What close(2) must give up:
 //
-//   - A process's POSIX locks go when it closes any descriptor of the file. The
-//     kernel tells by FLUSH; but handles are opened for reading without FLUSH
-//     as long as nobody locks. So RELEASE of such a handle gives up the locks
-//     of the process that had opened it.
-//   - Locks of an open file description (F_OFD_SETLK) go with its last close.
-//     The kernel doesn't tell whose they are, and sends no unlock: so RELEASE
-//     gives up what was locked through the handle, and not yet by FLUSH.
+//   - A process's POSIX locks, when it closes any descriptor of the file. The
+//     kernel tells by FLUSH. Handles are opened for reading without FLUSH only
+//     while nobody has the file open for writing or locks it (openCached); one
+//     that was opened before keeps the locks until it isn't the only way.
+//   - Locks of an open file description (F_OFD_SETLK), at its last close. The
+//     kernel neither says that a lock is one of these nor unlocks it. So RELEASE
+//     gives up what was locked through the handle and not yet by a FLUSH.
 
 // noteLocker remembers who takes a POSIX lock through which handle.
-func (o *opens) noteLocker(node, fh, owner uint64, pid uint32) {
+func (o *opens) noteLocker(node, fh, owner uint64) {
 	o.with(node, false, func(n *openNode) {
-		l, ok := n.lockers[owner]
-		if !ok {
-			l = locker{pid: pid, through: make(map[uint64]bool)}
-			if n.lockers == nil {
-				n.lockers = make(map[uint64]locker)
-			}
-			n.lockers[owner] = l
+		if slices.Contains(n.lockers[owner], fh) {
+			return
 		}
-		l.through[fh] = true
+		if n.lockers == nil {
+			n.lockers = make(map[uint64][]uint64)
+		}
+		n.lockers[owner] = append(n.lockers[owner], fh)
 	})
 }
 
@@ -103,8 +100,8 @@ func (o *opens) flushed(node, owner uint64) {
 
 // releasing lists the owners whose locks the last close of a handle gives up.
 func (n *openNode) releasing(fh uint64) (owners []uint64) {
-	for owner, l := range n.lockers {
-		if l.through[fh] || modeOf(fh)&modeNoFlush != 0 && threadOf(fh) != 0 && isThread(l.pid, threadOf(fh)) {
+	for owner, through := range n.lockers {
+		if slices.Contains(through, fh) {
 			owners = append(owners, owner)
 		}
 	}
@@ -112,13 +109,4 @@ func (n *openNode) releasing(fh uint64) (owners []uint64) {
 		delete(n.lockers, owner)
 	}
 	return owners
-}
-
-// isThread reports whether a thread belongs to a process; both may be gone.
-func isThread(pid, thread uint32) bool {
-	if pid == thread {
-		return true
-	}
-	_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", pid, thread))
-	return err == nil
 }

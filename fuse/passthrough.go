@@ -10,7 +10,7 @@ import (
 // itself. An inode has one mode from its first open to its last close, and one
 // backing file: a cached open beside one in passthrough, or a second id, is
 // EIO (rule 15). ok false: open it another way.
-func (f *fileSystem) openThrough(ctx request, v Volume, node uint64, ino meta.Ino, h *fuse.InHeader, out *fuse.OpenOut) (ok bool) {
+func (f *fileSystem) openThrough(ctx request, v Volume, node uint64, ino meta.Ino, out *fuse.OpenOut) (ok bool) {
 	if f.noPassthrough {
 		return false
 	}
@@ -53,7 +53,7 @@ func (f *fileSystem) openThrough(ctx request, v Volume, node uint64, ino meta.In
 			f.conn.closeBacking(id)
 		}
 	}
-	out.Fh = f.opens.handle(mode, h.Pid)
+	out.Fh = f.opens.handle(mode)
 	out.OpenFlags = fuse.FOPEN_PASSTHROUGH | fuse.FOPEN_NOFLUSH
 	return true
 }
