@@ -164,8 +164,12 @@ const (
 func forWriting(flags uint32) bool { return flags&accessMask != uint32(os.O_RDONLY) }
 
 // grantTries is how often a contended inode is asked for again before an
-// answer without a lease is taken.
-const grantTries = 100
+// answer without a lease is taken; heldTries, how often one is that is held
+// while the session's clock has run out. A try takes up to 20 ms.
+const (
+	grantTries = 100
+	heldTries  = 3000
+)
 
 // snapshot is what Open told of a file, for one use without a lease.
 type snapshot struct {
@@ -294,10 +298,16 @@ func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteR
 		// is good for one read, because a kernel that keeps the page is told to
 		// drop it after the read. It is not good when another reply brought the
 		// lease: then nobody would tell the kernel.
-		if want == meta.LeaseShared && (sn.granted || try >= grantTries) {
+		if want == meta.LeaseShared && sn.granted {
 			return f, sn, nil
 		}
-		if try >= grantTries {
+		// What is held but can't be trusted now (the session's clock ran out) must
+		// be waited for: it may cover buffered bytes that the owner doesn't know.
+		held := f.mapOK && in.lease >= want
+		if want == meta.LeaseShared && try >= grantTries && !held {
+			return f, sn, nil
+		}
+		if try >= grantTries && !held || try >= heldTries {
 			in.mu.Unlock()
 			return nil, nil, meta.E("open", meta.Busy, in.vol.subject(in.ino), nil)
 		}
