@@ -33,6 +33,8 @@ type system struct {
 	mount   string
 	log     io.Writer
 	process *spawn.Process
+	// compactions are those that the log told of when it was last read.
+	compactions int
 }
 
 func (s *system) start(ctx context.Context) error {

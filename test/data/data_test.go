@@ -1,7 +1,10 @@
 package data
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -135,4 +138,58 @@ func TestDeletedSmallFilesGiveTheirSpaceBack(t *testing.T) {
 	if err := f.verify(); err != nil {
 		t.Fatal("after a restart: ", err)
 	}
+}
+
+// SIGKILL while extents move to another chunk: nothing is lost, and the space
+// comes back afterwards.
+func TestKilledWhileCompacting(t *testing.T) {
+	s := newSystem(t)
+	f := files{dir: s.mount, count: amount(3000, 30_000), size: 20 << 10}
+	if err := f.create(); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.thin(); err != nil {
+		t.Fatal(err)
+	}
+	live := int64(f.count/10) * int64(f.size)
+	r := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
+	for round := range amount(4, 40) {
+		if err := s.compacting(t); err != nil {
+			t.Logf("round %d: %v", round, err)
+			break // it was quicker than we
+		}
+		after := time.Duration(r.IntN(40)) * time.Millisecond
+		time.Sleep(after)
+		s.kill()
+		if err := s.start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.verify(); err != nil {
+			t.Fatalf("round %d, killed %v after compaction began: %v", round, after, err)
+		}
+	}
+	s.shrinks(t, live)
+	if err := f.verify(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.fsck(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// compacting waits until the system says that it begins to compact.
+func (s *system) compacting(t *testing.T) error {
+	t.Helper()
+	log := s.log.(*os.File)
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		b, err := os.ReadFile(log.Name())
+		if err != nil {
+			return err
+		}
+		if n := bytes.Count(b, []byte(`"compacting"`)); n > s.compactions {
+			s.compactions = n
+			return nil
+		}
+	}
+	return errors.New("no compaction begins")
 }
