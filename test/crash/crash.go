@@ -120,7 +120,7 @@ func (s *system) killRounds(ctx context.Context, rounds int, seed uint64, logf f
 	if err := s.start(ctx); err != nil {
 		return err
 	}
-	l := newLoad(s.mount, seed)
+	l := newLoad(s.mount, seed, s.killed.Load)
 	if err := l.prepare(s.mount); err != nil {
 		return err
 	}
@@ -243,7 +243,7 @@ func (m *machine) powerRounds(ctx context.Context, rounds int, seed uint64, logf
 	if err := m.start(ctx); err != nil {
 		return err
 	}
-	l := newLoad(m.mount, seed)
+	l := newLoad(m.mount, seed, m.killed.Load)
 	if err := l.prepare(m.mount); err != nil {
 		return err
 	}

@@ -144,7 +144,7 @@ func TestPowerCut(t *testing.T) {
 // finds nothing, and each planted loss is found.
 func TestWorkersKnow(t *testing.T) {
 	root := t.TempDir()
-	l := newLoad(root, *seed)
+	l := newLoad(root, *seed, never)
 	if err := l.prepare(root); err != nil {
 		t.Fatal(err)
 	}
@@ -184,6 +184,8 @@ func TestWorkersKnow(t *testing.T) {
 	}
 }
 
+func never() bool { return false }
+
 // plant damages what a worker synced.
 func plant(root, name string, w worker) error {
 	dir := filepath.Join(root, name)
@@ -217,7 +219,7 @@ func repair(t *testing.T, root string, l *load, i int) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	l.workers[i] = newLoad(root, *seed).workers[i]
+	l.workers[i] = newLoad(root, *seed, never).workers[i]
 }
 
 // TestPowerCutIsReal is the control of the disk: after a cut a synced file is

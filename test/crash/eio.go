@@ -20,7 +20,7 @@ func (m *machine) failingSyncs(ctx context.Context, rounds int, chunksOnly bool,
 	if err := m.start(ctx); err != nil {
 		return err
 	}
-	l := newLoad(m.mount, seed)
+	l := newLoad(m.mount, seed, m.killed.Load)
 	if err := l.prepare(m.mount); err != nil {
 		return err
 	}

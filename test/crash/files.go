@@ -17,6 +17,7 @@ import (
 type appender struct {
 	dir   string
 	rand  *rand.Rand
+	over  func() bool
 	id    uint64 // of the newest file
 	open  *os.File
 	files []*appended
@@ -58,7 +59,9 @@ func (a *appender) step() error {
 		if err := a.open.Sync(); err != nil {
 			return err
 		}
-		f.synced, f.named = f.written, true
+		if !a.over() {
+			f.synced, f.named = f.written, true
+		}
 	}
 	if f.written < maxAppendFile {
 		return nil
@@ -129,6 +132,7 @@ func (f *appended) verify(dir string) (there bool, err error) {
 type overwriter struct {
 	dir    string
 	rand   *rand.Rand
+	over   func() bool
 	id     uint64
 	open   *os.File
 	ready  bool // the file exists, durable
@@ -176,7 +180,7 @@ func (o *overwriter) prepare() error {
 	if err := f.Sync(); err != nil {
 		return err
 	}
-	o.ready = true
+	o.ready = !o.over()
 	return nil
 }
 
@@ -199,7 +203,9 @@ func (o *overwriter) step() error {
 		if err := o.open.Sync(); err != nil {
 			return err
 		}
-		o.synced = o.seq
+		if !o.over() {
+			o.synced = o.seq
+		}
 	}
 	return nil
 }
@@ -264,6 +270,7 @@ func (o *overwriter) verify() error {
 type replacer struct {
 	dir     string
 	rand    *rand.Rand
+	over    func() bool
 	id      uint64
 	version uint64 // newest attempted
 	synced  uint64 // durable
@@ -307,7 +314,9 @@ func (r *replacer) step() error {
 		if err := syncDir(r.dir); err != nil {
 			return err
 		}
-		r.synced = r.version
+		if !r.over() {
+			r.synced = r.version
+		}
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 type namer struct {
 	dir    string
 	rand   *rand.Rand
+	over   func() bool
 	count  uint64
 	start  map[string]string // before ops
 	now    map[string]string // after ops, the last one included
@@ -61,7 +62,9 @@ func (n *namer) step() error {
 		if err := syncDir(n.dir); err != nil {
 			return err
 		}
-		n.synced = len(n.ops)
+		if !n.over() {
+			n.synced = len(n.ops)
+		}
 	}
 	return nil
 }

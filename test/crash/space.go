@@ -18,7 +18,7 @@ func (m *machine) full(ctx context.Context, d *disk, seed uint64, logf func(stri
 	if err := m.start(ctx); err != nil {
 		return err
 	}
-	l := newLoad(m.mount, seed)
+	l := newLoad(m.mount, seed, m.killed.Load)
 	if err := l.prepare(m.mount); err != nil {
 		return err
 	}
