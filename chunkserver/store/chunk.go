@@ -535,22 +535,48 @@ func (s *Store) Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, fin
 	if err != nil {
 		return none, err
 	}
-	s.touch(c)
-	body := sealBody(id, fence, length, chunkserver.SealCRC(crcs))
-	c.mu.Unlock()
-	err = s.commit(recSeal, body, nil)
-	c.mu.Lock()
+	// The record and the state change within one hold of c.mu: a checkpoint
+	// that comes after the record must find the chunk sealed.
+	pos, err := s.write(c, recSeal, sealBody(id, fence, length, chunkserver.SealCRC(crcs)))
 	if err != nil {
 		return none, err
 	}
 	c.state, c.length, c.crcs = meta.ChunkSealed, length, crcs
 	c.synced, c.dataOK = length, min(c.dataOK, length)
+	c.mu.Unlock()
+	err = s.log.wait(pos)
+	c.mu.Lock()
+	if err != nil {
+		return none, s.fail(err)
+	}
 	s.trim(c)
 	if c.dataOK == length {
 		c.closeFile() // nothing more to sync; the next checkpoint may be far
 	}
 	s.stats.seals.Add(1)
 	return c.info(), nil
+}
+
+// write adds a record to the log, giving up c.mu only if the log must be
+// emptied first.
+func (s *Store) write(c *chunk, typ recType, body []byte) (pos uint64, err error) {
+	for try := 0; ; try++ {
+		s.touch(c)
+		pos, err = s.log.append(typ, body, nil)
+		if err == nil || try > 0 || meta.KindOf(err) != meta.NoSpace {
+			break
+		}
+		c.mu.Unlock()
+		err = s.Checkpoint()
+		c.mu.Lock()
+		if err != nil {
+			break
+		}
+	}
+	if err != nil && meta.KindOf(err) != meta.NoSpace {
+		return 0, s.fail(err)
+	}
+	return pos, err
 }
 
 // raise makes a fence durable, so that an older writer is refused for ever,

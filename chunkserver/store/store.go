@@ -250,6 +250,7 @@ func (s *Store) run() {
 			}
 		}
 		if s.failed.Load() != nil {
+			_ = s.Checkpoint() // does nothing but tell those who wait for one
 			continue
 		}
 		if err := s.Checkpoint(); err != nil {

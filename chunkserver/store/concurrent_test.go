@@ -1,0 +1,165 @@
+package store
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/meta"
+)
+
+// kept is what one writer was promised of one chunk.
+type kept struct {
+	id       meta.ChunkID
+	data     []byte // acknowledged, and maybe one append more
+	acked    int
+	synced   int
+	sealed   bool
+	deleting bool
+	deleted  bool
+}
+
+// work appends to chunk after chunk, syncing, reading, sealing and deleting,
+// until the disk is gone.
+func work(s *Store, r *rand.Rand, first uint64, out *[]*kept) error {
+	f := meta.Fence{Term: 1}
+	for n := first; ; n += 100 {
+		k := &kept{id: testID(n)}
+		*out = append(*out, k)
+		for range 1 + r.IntN(30) {
+			p := make([]byte, 1+r.IntN([]int{100, 5000, 150_000}[r.IntN(3)]))
+			for i := range p {
+				p[i] = byte(n) ^ byte(i*13) ^ byte(len(k.data))
+			}
+			k.data = append(k.data, p...)
+			if s.Append(ctx, k.id, f, uint64(k.acked), p, chunkserver.CRC(p)) != nil {
+				return nil
+			}
+			k.acked = len(k.data)
+			if r.IntN(2) == 0 {
+				n, err := s.Sync(ctx, k.id, uint64(k.acked))
+				if err != nil {
+					return nil
+				}
+				if int(n) != k.acked {
+					return fmt.Errorf("synced %d of %d", n, k.acked)
+				}
+				k.synced = k.acked
+			}
+			off := r.IntN(k.acked)
+			got := make([]byte, 1+r.IntN(k.acked-off))
+			if err := s.Read(ctx, k.id, got, uint64(off)); err == nil && !bytes.Equal(got, k.data[off:off+len(got)]) {
+				return fmt.Errorf("%d bytes at %d read something else", len(got), off)
+			} else if meta.KindOf(err) == meta.Corrupt {
+				return err
+			}
+		}
+		if r.IntN(3) > 0 {
+			if _, err := s.Seal(ctx, k.id, f, true, uint64(k.acked)); err != nil {
+				return nil
+			}
+			k.sealed, k.synced = true, k.acked
+		}
+		if r.IntN(4) == 0 {
+			k.deleting = true
+			if s.Delete(ctx, k.id, f) != nil {
+				return nil
+			}
+			k.deleted = true
+		}
+	}
+}
+
+// Many writers, checkpoints in the background all the time, and then the
+// power fails: what each was promised holds.
+func TestConcurrentCrash(t *testing.T) {
+	for seed := range uint64(25) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		o := options()
+		o.Manual, o.CheckpointEvery, o.batch = false, time.Millisecond, 1+int(seed%20)
+		d := newMemDisk()
+		if err := Init(d, o); err != nil {
+			t.Fatal(err)
+		}
+		s, err := Open(d, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.mu.Lock()
+		d.powerAt = d.ops + 200 + r.IntN(2000)
+		d.mu.Unlock()
+		stop := make(chan struct{})
+		var kicker sync.WaitGroup
+		kicker.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Millisecond):
+					s.wantCheckpoint()
+				}
+			}
+		})
+		all := make([][]*kept, 6)
+		errs := make([]error, len(all))
+		var wg sync.WaitGroup
+		for w := range all {
+			wr := rand.New(rand.NewPCG(seed, uint64(w)+10))
+			wg.Go(func() { errs[w] = work(s, wr, uint64(w)+1, &all[w]) })
+		}
+		wg.Wait()
+		close(stop)
+		kicker.Wait()
+		s.Abandon()
+		for w, err := range errs {
+			if err != nil {
+				t.Fatalf("seed %d, writer %d: %v", seed, w, err)
+			}
+		}
+		o.Manual = true
+		if s, err = Open(d.crash(r), o); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		for w, ks := range all {
+			for _, k := range ks {
+				if err := k.check(s); err != nil {
+					t.Fatalf("seed %d, writer %d, chunk %d: %v", seed, w, k.id.Counter, err)
+				}
+			}
+		}
+		s.Abandon()
+	}
+}
+
+func (k *kept) check(s *Store) error {
+	i, err := s.Stat(ctx, k.id)
+	switch {
+	case meta.KindOf(err) == meta.NoSuchChunk:
+		if k.synced > 0 && !k.deleting {
+			return fmt.Errorf("gone, %d bytes were synced", k.synced)
+		}
+		return nil
+	case err != nil:
+		return err
+	case k.deleted:
+		return fmt.Errorf("deleted, and back: %+v", i)
+	case int(i.Length) < k.synced || int(i.Length) > len(k.data):
+		return fmt.Errorf("%d bytes, synced %d of %d", i.Length, k.synced, len(k.data))
+	case k.sealed && (i.State != meta.ChunkSealed || int(i.Length) != k.acked):
+		return fmt.Errorf("sealed at %d: %+v", k.acked, i)
+	case i.Length == 0:
+		return nil
+	}
+	got := make([]byte, i.Length)
+	if err := s.Read(ctx, k.id, got, 0); err != nil {
+		return err
+	}
+	if !bytes.Equal(got, k.data[:len(got)]) {
+		return fmt.Errorf("reads something else")
+	}
+	return nil
+}
