@@ -350,6 +350,9 @@ func (c *Client) Expired(err error) {
 			in.dropDirtyLocked()
 		}
 		if f := in.file; f != nil {
+			if f.own != nil {
+				in.vol.retire(f.own)
+			}
 			f.own, f.ended, f.appends = nil, false, 0
 		}
 		in.lowerLocked(meta.LeaseNone)
