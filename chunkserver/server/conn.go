@@ -29,16 +29,17 @@ const (
 // conn is one client's connection.
 type conn struct {
 	*wire.Conn
-	s       *Server
-	trusted bool // same user or root: may be passed descriptors
-	data    []byte
-	ring    []byte
-	busy    chan struct{}
-	wg      sync.WaitGroup
-	frame   []byte       // scratch of the reader
-	queued  int          // answers to appends that the reader has not flushed
-	last    meta.ChunkID // that was appended to
-	streak  int          // appends to it without others between, up to aloneFrom
+	s        *Server
+	trusted  bool // same user or root: may be passed descriptors
+	data     []byte
+	ring     []byte
+	busy     chan struct{}
+	wg       sync.WaitGroup
+	frame    []byte       // scratch of the reader
+	queued   int          // answers to appends that the reader has not flushed
+	last     meta.ChunkID // that was appended to
+	unsynced int          // bytes appended since the last sync
+	streak   int          // appends to it without others between, up to aloneFrom
 }
 
 func newConn(s *Server, nc net.Conn) (*conn, error) {
@@ -118,9 +119,14 @@ func (c *conn) loop() error {
 				err = c.flush()
 			}
 			c.queued = 0
-			if h.Type == wire.Sync && c.streak >= aloneFrom && c.Buffered() == 0 {
-				c.request(h, q)
-				break
+			if h.Type == wire.Sync {
+				// A long sync must not keep us from answering pings.
+				small := c.unsynced <= smallSync
+				c.unsynced = 0
+				if small && c.streak >= aloneFrom && c.Buffered() == 0 {
+					c.request(h, q)
+					break
+				}
 			}
 			c.busy <- struct{}{}
 			c.wg.Go(func() {
@@ -152,6 +158,7 @@ func (c *conn) settle(id meta.ChunkID) {
 const (
 	aloneFrom  = 8
 	maxThreads = 64
+	smallSync  = 1 << 20
 )
 
 // answer is a reply that tells an error, or that there is none.
@@ -214,6 +221,7 @@ func (c *conn) append(h wire.Header, q *wire.Request) error {
 	c.frame = answer(err).AppendFrame(c.frame[:0], wire.Append, 0, h.ID, 0, 0)
 	c.Queue(c.frame)
 	c.queued++
+	c.unsynced += n
 	if c.Buffered() < wire.HeaderSize {
 		return c.flush()
 	}

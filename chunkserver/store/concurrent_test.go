@@ -77,7 +77,7 @@ func work(s *Store, r *rand.Rand, first uint64, out *[]*kept) error {
 // Many writers, checkpoints in the background all the time, and then the
 // power fails: what each was promised holds.
 func TestConcurrentCrash(t *testing.T) {
-	for seed := range uint64(25) {
+	for seed := range seeds(25) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		o := options()
 		o.Manual, o.CheckpointEvery, o.batch = false, time.Millisecond, 1+int(seed%20)

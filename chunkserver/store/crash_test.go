@@ -33,6 +33,14 @@ func options() Options {
 	return o
 }
 
+// seeds is how many seeds a test runs with: n, or what a soak asks for.
+func seeds(n uint64) uint64 {
+	if n, err := strconv.ParseUint(os.Getenv("PENSTOCK_SEEDS"), 10, 32); err == nil {
+		return n
+	}
+	return n
+}
+
 // modelChunk is what the store promised of one chunk.
 type modelChunk struct {
 	data   []byte // acknowledged
@@ -290,11 +298,7 @@ func runLife(seed uint64, o Options) error {
 // any loss of power, and whatever was acknowledged at all after the death of
 // the process. Nothing is ever there that was not written.
 func TestCrash(t *testing.T) {
-	seeds := uint64(150)
-	if n, err := strconv.ParseUint(os.Getenv("PENSTOCK_SEEDS"), 10, 32); err == nil {
-		seeds = n // make soak asks for many
-	}
-	for seed := range seeds {
+	for seed := range seeds(150) {
 		o := options()
 		o.batch = 1 + int(seed%5) // both ways to checkpoint
 		if err := runLife(seed, o); err != nil {
