@@ -120,6 +120,9 @@ func BenchmarkSyncMedian(b *testing.B) {
 	defer w.Close()
 	p := random(4096, 1)
 	crc := chunkserver.CRC(p)
+	fd := newFixture(b, "unix", 1, Config{Direct: nobody})
+	wd := fd.NewWriter(fd.grant())
+	defer wd.Close()
 	times := map[string][]time.Duration{}
 	run := func(name string, fn func() error) {
 		start := time.Now()
@@ -141,6 +144,12 @@ func BenchmarkSyncMedian(b *testing.B) {
 			}
 			_, err := st.Sync(b.Context(), g.ID, i*4096+4096)
 			return err
+		})
+		run("direct", func() error {
+			if _, err := wd.Append(b.Context(), p); err != nil {
+				return err
+			}
+			return wd.Sync(b.Context())
 		})
 		run("client", func() error {
 			if _, err := w.Append(b.Context(), p); err != nil {

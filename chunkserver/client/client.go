@@ -38,6 +38,10 @@ type Config struct {
 	// Timeout is how long a server that owes an answer may show no sign of
 	// life before it counts as failed; 0 means 10 s. Connecting may take a fifth of it.
 	Timeout time.Duration
+	// Direct, if not nil, gives servers that live in this process: appends and
+	// syncs are then plain calls, without sockets, copies or capabilities
+	// (fences count all the same). nil for any other server.
+	Direct func(meta.ServerID) chunkserver.Service
 	// NoShare: send appends through the socket even on the same machine.
 	NoShare bool
 }
@@ -73,6 +77,9 @@ func New(cfg Config) *Client {
 	}
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = 10 * time.Second
+	}
+	if cfg.Direct == nil {
+		cfg.Direct = func(meta.ServerID) chunkserver.Service { return nil }
 	}
 	if cfg.ReadCap == nil {
 		cfg.ReadCap = func(meta.VolumeID) []byte { return nil }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"penstock.io/penstock/chunkserver"
 	"penstock.io/penstock/chunkserver/server"
 	"penstock.io/penstock/chunkserver/store"
 	"penstock.io/penstock/chunkserver/wire"
@@ -49,6 +50,14 @@ func newFixture(t testing.TB, network string, n int, cfg Config) *fixture {
 			t.Fatal(err)
 		}
 		f.start(id, network)
+	}
+	if cfg.Direct != nil {
+		cfg.Direct = func(id meta.ServerID) chunkserver.Service {
+			if id == 1 {
+				return f.servers[1]
+			}
+			return nil
+		}
 	}
 	cfg.HostID = host
 	cfg.Logger = quiet
@@ -117,6 +126,9 @@ func (f *fixture) seal(g meta.ChunkGrant, length uint64) meta.ChunkPlace {
 	return meta.ChunkPlace{ID: g.ID, Servers: g.Servers, Sealed: true, Length: length}
 }
 
+// nobody asks newFixture for direct calls to server 1.
+func nobody(meta.ServerID) chunkserver.Service { return nil }
+
 func random(n int, seed uint64) []byte {
 	r := rand.New(rand.NewPCG(seed, 1))
 	b := make([]byte, n)
@@ -138,6 +150,8 @@ var forms = []struct {
 	{"unix-noshare", "unix", 1, Config{NoShare: true}},
 	{"tcp", "tcp", 1, Config{Congestion: "cubic"}},
 	{"three", "tcp", 3, Config{}},
+	{"direct", "unix", 1, Config{Direct: nobody}},
+	{"mixed", "unix", 2, Config{Direct: nobody}},
 }
 
 // What was appended in pieces of all sizes reads back, open and sealed, by

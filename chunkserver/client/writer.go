@@ -38,10 +38,17 @@ type Writer struct {
 // replica is where one copy of the chunk stands.
 // INVARIANT: synced <= acked <= Writer.length; synced <= asked.
 type replica struct {
-	l      *link
+	l      *link // nil with svc
+	svc    chunkserver.Service
 	acked  uint64
 	synced uint64
 	asked  uint64 // a sync up to here is under way or done
+}
+
+func (r *replica) release() {
+	if r.l != nil {
+		r.l.release()
+	}
 }
 
 // NewWriter starts appending to a fresh chunk; nothing is sent before the
@@ -103,10 +110,14 @@ func (w *Writer) open(ctx context.Context) error {
 	}
 	var reps []*replica
 	for _, id := range w.g.Servers {
+		if svc := w.c.cfg.Direct(id); svc != nil {
+			reps = append(reps, &replica{svc: svc})
+			continue
+		}
 		l, err := w.c.peer(id).link(ctx, forAppends)
 		if err != nil {
 			for _, r := range reps {
-				r.l.release()
+				r.release()
 			}
 			if ctx.Err() != nil {
 				return meta.E("append", meta.Canceled, w.name, ctx.Err())
@@ -119,7 +130,7 @@ func (w *Writer) open(ctx context.Context) error {
 	defer w.mu.Unlock()
 	if w.closed {
 		for _, r := range reps {
-			r.l.release()
+			r.release()
 		}
 		return meta.E("append", meta.Canceled, w.name, errors.New("the writer is closed"))
 	}
@@ -142,7 +153,9 @@ func (w *Writer) until(ctx context.Context, ok func() bool) error {
 	reps := w.reps
 	w.mu.Unlock() // a full socket must not keep answers from being taken
 	for _, r := range reps {
-		_ = r.l.Flush() // its reader tells of an error
+		if r.l != nil {
+			_ = r.l.Flush() // its reader tells of an error
+		}
 	}
 	w.mu.Lock()
 	defer context.AfterFunc(ctx, func() {
@@ -178,6 +191,18 @@ func (w *Writer) send(off uint64, p []byte) {
 }
 
 func (w *Writer) sendTo(r *replica, off, end uint64, p []byte) {
+	if r.svc != nil {
+		err := r.svc.Append(context.Background(), w.g.ID, w.g.Fence, off, p, chunkserver.CRC(p))
+		w.mu.Lock()
+		if err == nil {
+			r.acked = max(r.acked, end)
+		} else {
+			w.failLocked(err)
+		}
+		w.cond.Broadcast()
+		w.mu.Unlock()
+		return
+	}
 	q := wire.Request{Cap: w.g.Cap, Chunk: w.g.ID, Fence: w.g.Fence, Off: off}
 	k := &call{t: wire.Append}
 	var ringEnd uint64
@@ -288,13 +313,32 @@ func (w *Writer) Sync(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	upTo := w.length
+	var direct *replica
 	for _, r := range w.reps {
 		if w.err == nil && r.synced < upTo && r.asked < upTo {
 			r.asked = upTo
+			if r.svc != nil {
+				direct = r // after the others are asked: it takes its time here
+				continue
+			}
 			w.mu.Unlock()
 			w.ask(r, upTo)
 			w.mu.Lock()
 		}
+	}
+	if direct != nil {
+		w.mu.Unlock()
+		// Appends that are under way belong to what is synced.
+		w.sending.Lock()
+		w.sending.Unlock() //nolint:staticcheck // only waits
+		synced, err := direct.svc.Sync(context.Background(), w.g.ID, upTo)
+		w.mu.Lock()
+		if err == nil {
+			direct.synced = max(direct.synced, min(synced, w.length))
+		} else {
+			w.failLocked(err)
+		}
+		w.cond.Broadcast()
 	}
 	return w.until(ctx, func() bool { return w.syncedLocked() >= upTo })
 }
@@ -355,7 +399,7 @@ func (w *Writer) Close() error {
 	}
 	w.closed = true
 	for _, r := range w.reps {
-		r.l.release() // what SendSoon holds back goes out by itself
+		r.release() // what SendSoon holds back goes out by itself
 	}
 	return nil
 }
