@@ -23,7 +23,9 @@ import (
 // the stores in folders.
 type Backend struct {
 	*cluster.Cluster
-	Owners *etcd.Owners
+	// Owners gives who takes volumes on a lease that stands, a new one if the
+	// one before was lost.
+	Owners func(context.Context) (*etcd.Owners, error)
 	Shared *state.Shared
 	Dir    string // stores lie in DIR/volume-%08x
 	Blob   meta.Blob
@@ -41,11 +43,15 @@ func (b *Backend) storeDir(v meta.VolumeID) string {
 
 // Own takes the volume.
 func (b *Backend) Own(ctx context.Context, v meta.VolumeID) (Ownership, Journal, error) {
-	own, err := b.Owners.Await(ctx, v)
+	owners, err := b.Owners(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	return owned{own, b.Owners}, etcd.OpenLog(own), nil
+	own, err := owners.Await(ctx, v)
+	if err != nil {
+		return nil, nil, err
+	}
+	return owned{own, owners}, etcd.OpenLog(own), nil
 }
 
 type owned struct {

@@ -185,20 +185,17 @@ func (o *owner) waitForSpace(cause error) error {
 // that this server can't go on. What was not journaled is dropped with the
 // overlay; clients send it to the next owner.
 func (o *owner) lose(cause error) {
+	o.srv.startOver(cause) // before anybody can hear of it
 	o.mu.Lock()
 	if o.failed == nil {
 		o.failed = meta.E("volume", meta.Unavailable, fmt.Sprint(o.vol), cause)
 	}
-	for _, w := range o.waiters {
-		_ = w // their context ends
-	}
-	o.waiters = nil
+	o.waiters = nil // their context ends
 	o.mu.Unlock()
 	o.cancel(cause)
 	if o.ctx.Err() == nil || !errors.Is(cause, context.Canceled) {
 		o.log.Warn("the volume is served here no more", "error", cause)
 	}
-	o.srv.lost(o)
 }
 
 // maybeCheckpoint starts a checkpoint when the log has grown enough.

@@ -205,6 +205,13 @@ func (o *owner) attempt(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-cha
 	if o.failed != nil {
 		return &wire.Reply{Status: wire.StatusOf(o.failed)}, nil
 	}
+	if o.own.Left() <= 0 {
+		// Another may own the volume by now (rule 2). Either the lease is
+		// renewed in a moment, or the volume is lost.
+		ch := make(chan struct{})
+		time.AfterFunc(20*time.Millisecond, func() { close(ch) })
+		return nil, ch
+	}
 	if j := o.sessions[s.id]; j != nil && c.Ack > j.acked {
 		j.ack(min(c.Ack, o.durable))
 	}

@@ -73,6 +73,8 @@ type Server struct {
 	keys     []meta.CapKey
 	closing  bool
 	ready    chan struct{} // closed when clients may come
+	// restarting: volumes are being taken again; ready is closed afterwards.
+	restarting bool
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -186,7 +188,9 @@ func (s *Server) connection(conn net.Conn) {
 		s.serveLink(conn, rd)
 		return
 	}
+	s.mu.Lock()
 	enrol := s.ready
+	s.mu.Unlock()
 	if h.Role == wire.RoleEnrol {
 		enrol = closedChan
 	}
@@ -242,6 +246,9 @@ func (s *Server) admit(h *wire.Hello) (sess *session, known bool, err error) {
 	defer s.mu.Unlock()
 	if s.closing {
 		return nil, false, meta.E("hello", meta.Unavailable, s.cfg.Name, errors.New("the server is stopping"))
+	}
+	if s.restarting && h.Role != wire.RoleEnrol {
+		return nil, false, meta.E("hello", meta.Unavailable, s.cfg.Name, errors.New("the server takes its volumes again"))
 	}
 	if h.Session != 0 {
 		if sess = s.sessions[h.Session]; sess != nil {
@@ -337,31 +344,29 @@ func (s *Server) open(ctx context.Context, v meta.VolumeID) (*owner, error) {
 	}
 }
 
-// lost forgets an owner that serves no more, once its goroutines have ended.
-func (s *Server) lost(o *owner) {
-	s.wg.Go(func() {
-		if err := o.closeStore(); err != nil {
-			o.log.Warn("closing the store", "error", err)
-		}
-		s.mu.Lock()
-		if op := s.volumes[o.vol]; op != nil && op.o == o {
-			delete(s.volumes, o.vol)
-		}
-		s.mu.Unlock()
-	})
-}
-
 // expireLoop ends sessions whose lease ran out.
 func (s *Server) expireLoop() {
-	t := time.NewTicker(s.cfg.SessionTTL / 16)
+	every := s.cfg.SessionTTL / 16
+	t := time.NewTicker(every)
 	defer t.Stop()
+	last := time.Now()
 	for {
 		select {
 		case <-s.ctx.Done():
 			return
 		case <-t.C:
 		}
+		// While this process stood still nobody could renew: that time does not
+		// count. To wait longer for a session is always safe.
+		stood := time.Since(last) - every
+		last = time.Now()
 		s.mu.Lock()
+		if stood > 2*every {
+			s.log.Warn("this process stood still: leases are extended", "for", stood)
+			for _, sess := range s.sessions {
+				sess.renewed.Add(int64(stood))
+			}
+		}
 		var late []*session
 		for _, sess := range s.sessions {
 			if sess.idle() > s.cfg.SessionTTL {

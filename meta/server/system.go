@@ -71,6 +71,12 @@ func (s *Server) AwaitServer(ctx context.Context, any []meta.ServerID) error {
 // OpenAll opens every volume and then lets clients in: a session from before
 // can only go on if the volumes that know it are open.
 func (s *Server) OpenAll(ctx context.Context) error {
+	err := s.openAll(ctx)
+	s.letIn()
+	return err
+}
+
+func (s *Server) openAll(ctx context.Context) error {
 	all, err := s.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return err
@@ -87,7 +93,6 @@ func (s *Server) OpenAll(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("volume %s: %w", v.Name, err))
 		}
 	}
-	close(s.ready)
 	return errors.Join(errs...)
 }
 

@@ -68,7 +68,9 @@ type Meta struct {
 	etcd    *embedded.Server
 	cli     *clientv3.Client
 	cluster *cluster.Cluster
-	lease   *etcd.Lease
+	leaseMu sync.Mutex
+	lease   *etcd.Lease  // nil before a volume was taken
+	owners  *etcd.Owners // on lease
 	shared  *state.Shared
 	blob    *chunkBlob
 	serve   sync.WaitGroup
@@ -107,9 +109,6 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 	if err != nil {
 		return m, err
 	}
-	if m.lease, err = etcd.NewLease(ctx, m.cli, etcd.LeaseConfig{Logger: cfg.Logger}); err != nil {
-		return m, err
-	}
 	self, err := etcd.Self()
 	if err != nil {
 		return m, err
@@ -131,7 +130,13 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 	m.blob = newChunkBlob(cfg.Logger)
 	backend := &server.Backend{
 		Cluster: m.cluster, Shared: m.shared, Dir: dir, Blob: m.blob, Logger: cfg.Logger,
-		Owners: etcd.NewOwners(m.cli, m.lease, etcd.OwnersConfig{Prefix: m.cluster.Prefix(), Server: cfg.Name, Addr: addr, Process: self}),
+		Owners: func(ctx context.Context) (*etcd.Owners, error) {
+			return m.takeOwners(ctx, etcd.OwnersConfig{
+				Prefix: m.cluster.Prefix(), Server: cfg.Name, Addr: addr, Process: self,
+				// What this process owned before it lost its lease it serves no more.
+				Dead: func(o etcd.Owner) bool { return o.Process == self || o.Process.Dead(self) },
+			})
+		},
 	}
 	if m.etcd != nil {
 		backend.Space = func(ctx context.Context) error { return embedded.RecoverSpace(ctx, m.cli, m.etcd.Endpoint()) }
@@ -168,6 +173,29 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 		}
 	})
 	return m, nil
+}
+
+// takeOwners gives the process' standing as an owner, on a new lease if the one
+// before was lost: the process stood still, or etcd was away.
+func (m *Meta) takeOwners(ctx context.Context, cfg etcd.OwnersConfig) (*etcd.Owners, error) {
+	m.leaseMu.Lock()
+	defer m.leaseMu.Unlock()
+	if m.lease != nil && m.lease.Left() > 0 {
+		return m.owners, nil
+	}
+	if old := m.lease; old != nil {
+		m.lease = nil
+		// What hangs on it may still stand at etcd; a new term fences it.
+		if err := old.Close(ctx); err != nil {
+			m.cfg.Logger.Warn("a lost lease could not be given back", "error", err)
+		}
+	}
+	lease, err := etcd.NewLease(ctx, m.cli, etcd.LeaseConfig{Logger: m.cfg.Logger})
+	if err != nil {
+		return nil, err
+	}
+	m.lease, m.owners = lease, etcd.NewOwners(m.cli, lease, cfg)
+	return m.owners, nil
 }
 
 // room tells what this process may still write on a folder's file system.
