@@ -399,6 +399,14 @@ func (s *Server) endSession(sess *session, why error) {
 		o.endSession(sess.id, sess)
 	}
 	sess.cancel(why)
+	if !errors.Is(why, errLeft) {
+		// A client that lives connects again, and hears that it lost everything.
+		sess.mu.Lock()
+		if sess.conn != nil {
+			sess.conn.Close()
+		}
+		sess.mu.Unlock()
+	}
 }
 
 // Close stops in order: every volume's journal gets what was answered, then

@@ -76,6 +76,30 @@ func TestDeadSessionIsExpired(t *testing.T) {
 	}
 }
 
+// A client whose session ended while it lives hears of it and goes on with a
+// new one.
+func TestExpiredClientHearsOfIt(t *testing.T) {
+	s := newSite(t)
+	b := s.dial("b")
+	b.create(t, "x")
+	s.srv.endSession(s.srv.session(b.ID()), errors.New("test"))
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		_, err := b.Do(t.Context(), 1, meta.OpID{}, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseShared)
+		b.mu.Lock()
+		expired := b.expired
+		b.mu.Unlock()
+		if err == nil && expired == 1 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("expired %d times, last answer %v", expired, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	b.create(t, "y")
+}
+
 func TestEarlyRepliesSurviveTheServer(t *testing.T) {
 	for round := range 5 {
 		t.Run(fmt.Sprint(round), func(t *testing.T) {

@@ -36,13 +36,46 @@ type session struct {
 	send    *wire.Sender // nil between connections
 	cancels map[uint64]context.CancelCauseFunc
 	ended   bool
+	ordered []func() // replays, oldest first; the first is being run
 
 	ctx    context.Context // ends with the session, not with a connection
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup
 }
 
-var errCanceled = errors.New("the caller waits no more")
+var (
+	errCanceled = errors.New("the caller waits no more")
+	errLeft     = errors.New("the client left")
+)
+
+// inOrder runs work that must keep the order in which it came but may wait,
+// which the reading goroutine must not: another session's answer to a recall
+// may be behind it.
+func (s *session) inOrder(work func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ordered = append(s.ordered, work)
+	if len(s.ordered) > 1 {
+		return // somebody is at it
+	}
+	s.wg.Go(func() {
+		for {
+			s.mu.Lock()
+			next := s.ordered[0]
+			s.mu.Unlock()
+			next()
+			s.mu.Lock()
+			s.ordered[0] = nil
+			s.ordered = s.ordered[1:]
+			if len(s.ordered) == 0 {
+				s.ordered = nil
+				s.mu.Unlock()
+				return
+			}
+			s.mu.Unlock()
+		}
+	})
+}
 
 // enqueue adds a frame to what the session will be sent. Without a connection
 // it is dropped: the client asks again when it is back, and recalls are
@@ -159,8 +192,19 @@ func (s *session) handle(t wire.Type, id uint64, body []byte) (done bool, err er
 			return false, err
 		}
 		s.srv.stats.calls.Add(1)
-		inline := c.Replay && s.srv.opened(c.Volume) != nil
-		s.withOwner(id, c.Volume, func(o *owner) { o.serve(s, id, c, inline) })
+		if c.Replay {
+			s.inOrder(func() {
+				o, err := s.srv.open(s.ctx, c.Volume)
+				if err != nil {
+					s.refuse(id, err)
+				} else {
+					o.serve(s, id, c, true)
+				}
+				s.flush()
+			})
+			return false, nil
+		}
+		s.withOwner(id, c.Volume, func(o *owner) { o.serve(s, id, c, false) })
 	case wire.TBatch:
 		b := new(wire.Batch)
 		if err := wire.Decode(body, b); err != nil {
@@ -214,11 +258,13 @@ func (s *session) handle(t wire.Type, id uint64, body []byte) (done bool, err er
 		s.enqueue(id, &m)
 		if s.claims.CompareAndSwap(true, false) {
 			// Claims and replays come before the first keep-alive.
-			for _, o := range s.srv.owners() {
-				o.mu.Lock()
-				o.back(s.id)
-				o.mu.Unlock()
-			}
+			s.inOrder(func() {
+				for _, o := range s.srv.owners() {
+					o.mu.Lock()
+					o.back(s.id)
+					o.mu.Unlock()
+				}
+			})
 		}
 	case wire.TAlloc:
 		m := new(wire.Alloc)
@@ -280,7 +326,7 @@ func (s *session) handle(t wire.Type, id uint64, body []byte) (done bool, err er
 		})
 	case wire.TBye:
 		s.wg.Go(func() {
-			s.srv.endSession(s, errors.New("the client left"))
+			s.srv.endSession(s, errLeft)
 			s.mu.Lock()
 			snd := s.send
 			s.mu.Unlock()
