@@ -93,7 +93,7 @@ func (s *system) under(ctx context.Context, l *load, d time.Duration, blow func(
 	go func() {
 		err := l.run(ctx)
 		if err != nil && !s.killed.Load() {
-			err = fmt.Errorf("before anything was broken: %w", err)
+			err = fmt.Errorf("before anything was broken (%s): %w", s.process.State(), err)
 		} else {
 			err = nil // that is what the blow was for
 		}

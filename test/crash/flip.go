@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"penstock.io/penstock/cmd/penstock/spawn"
 )
 
 // flips changes one bit at a time in what a stopped system left on its disks,
@@ -117,7 +119,9 @@ func flipBit(file string, r *rand.Rand) (at int64, bit int, err error) {
 
 // readFlipped starts the damaged system and reads everything.
 func (s *system) readFlipped(ctx context.Context, where string, total *flips) error {
-	if err := s.start(ctx); err != nil {
+	if err := s.start(ctx); errors.Is(err, spawn.ErrNotReady) {
+		return fmt.Errorf("%s was flipped, and the start hangs instead of failing: %w", where, err)
+	} else if err != nil {
 		total.refused++ // and said so
 		return nil
 	}

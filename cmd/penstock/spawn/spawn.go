@@ -48,6 +48,9 @@ type Process struct {
 	StartedIn time.Duration
 }
 
+// ErrNotReady: the process runs, but its mount did not serve in time.
+var ErrNotReady = errors.New("penstock up does not serve")
+
 // Start runs `penstock up` and returns when its mount serves.
 func Start(ctx context.Context, cfg Config) (*Process, error) {
 	if cfg.Ready == 0 {
@@ -99,7 +102,7 @@ func (p *Process) waitReady(ctx context.Context, began time.Time) error {
 		case <-time.After(2 * time.Millisecond):
 		}
 		if time.Since(began) > p.cfg.Ready {
-			return fmt.Errorf("penstock up does not serve after %v\n%s", p.cfg.Ready, p.tail)
+			return fmt.Errorf("%w after %v\n%s", ErrNotReady, p.cfg.Ready, p.tail)
 		}
 	}
 }
@@ -128,6 +131,16 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Done is closed when the process ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
+
+// State says in words whether the process runs, or how it ended.
+func (p *Process) State() string {
+	select {
+	case <-p.done:
+		return fmt.Sprintf("the process ended: %v; it said:\n%s", p.err, p.tail)
+	case <-time.After(100 * time.Millisecond): // its mount may have gone first
+		return "the process runs"
+	}
+}
 
 // Output is the end of what the process printed.
 func (p *Process) Output() string { return p.tail.String() }
