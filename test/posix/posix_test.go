@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"penstock.io/penstock/test/posix/suite"
@@ -125,6 +126,33 @@ func conform(t *testing.T, dir, other string, all []suite.Case) {
 		}
 	})
 	t.Logf("%d passed, %d failed", passed, failed)
+	for _, l := range left(dir, other) {
+		t.Errorf("the cases left this open: %s", l)
+	}
+}
+
+// left lists what this process still holds in the directories.
+func left(dirs ...string) []string {
+	time.Sleep(50 * time.Millisecond) // the threads of the last cases end
+	var found []string
+	for _, pattern := range []string{"/proc/self/fd/*", "/proc/self/task/*/cwd"} {
+		links, err := filepath.Glob(pattern)
+		if err != nil {
+			return []string{err.Error()}
+		}
+		for _, l := range links {
+			target, err := os.Readlink(l)
+			if err != nil {
+				continue // it went meanwhile
+			}
+			for _, d := range dirs {
+				if strings.HasPrefix(target, d) {
+					found = append(found, l+" -> "+target)
+				}
+			}
+		}
+	}
+	return found
 }
 
 // ext4Dir is a directory on native ext4: the scratch directory if that is
