@@ -414,6 +414,12 @@ func (v *Volume) forgetDead(inos []meta.Ino) {
 // bury forgets what is buffered of an inode without names or openers, and
 // has the owner forget the inode.
 func (v *Volume) bury(in *inode) {
+	if !v.hold(in.ino) {
+		v.buryNow(in)
+	}
+}
+
+func (v *Volume) buryNow(in *inode) {
 	in.mu.Lock()
 	if f := in.file; f != nil && f.opens > 0 {
 		in.mu.Unlock()

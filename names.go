@@ -166,7 +166,7 @@ func (v *Volume) unlinked(a *meta.Attr, stamp stamp) {
 	}
 	in := v.c.table.peek(v.id, a.Ino)
 	if in == nil {
-		if a.Nlink == 0 {
+		if a.Nlink == 0 && !v.hold(a.Ino) {
 			v.releaseOrphan(a.Ino)
 		}
 		return

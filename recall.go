@@ -177,7 +177,11 @@ func (c *Client) Orphaned(id meta.VolumeID, ino meta.Ino) {
 	}
 	in := c.table.peek(id, ino)
 	if in == nil {
-		v.releaseOrphan(ino)
+		c.spawn(func() {
+			if !v.hold(ino) {
+				v.releaseOrphan(ino)
+			}
+		})
 		return
 	}
 	defer in.put()

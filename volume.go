@@ -22,6 +22,7 @@ type Volume struct {
 	space  space
 	ahead  aheadState
 	atimes atimeList
+	holds  holds
 	locks  heldLocks
 	opens  openAhead
 

@@ -315,13 +315,11 @@ func (c *conn) handle(s *slot, n int) {
 	op, unique := order.Uint32(s.in[4:]), order.Uint64(s.in[8:])
 	switch op {
 	case opSyncfs:
-		c.fail(s, unique, c.fs.status("syncfs", order.Uint64(s.in[16:]), c.fs.syncAll(c.ctx)))
+		c.fail(s, unique, c.fs.status("syncfs", order.Uint64(s.in[16:]), c.syncAll()))
 		return
 	case opDestroy:
 		// umount(8) of a block mount waits for this.
-		ctx, cancel := context.WithTimeout(c.ctx, destroyTimeout)
-		c.fail(s, unique, c.fs.status("umount", 0, c.fs.syncAll(ctx)))
-		cancel()
+		c.fail(s, unique, c.fs.status("umount", 0, c.syncAll()))
 		return
 	case opIoctl:
 		c.fail(s, unique, fuse.Status(syscall.ENOTTY))
@@ -347,8 +345,23 @@ func (c *conn) handle(s *slot, n int) {
 	}
 }
 
-// destroyTimeout bounds how long an unmount waits for durability.
-const destroyTimeout = 60 * time.Second
+// syncTimeout bounds how long sync(1) and umount(8) wait for durability: with
+// them waits, unkillable, whoever syncs or unmounts any file system.
+const syncTimeout = 60 * time.Second
+
+// syncAll makes everything durable, or fails in time.
+func (c *conn) syncAll() error {
+	ctx, cancel := context.WithTimeout(c.ctx, syncTimeout)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- c.fs.syncAll(ctx) }() // ends when the library gives up, at the latest
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return meta.E("sync", meta.Unavailable, "", fmt.Errorf("not durable after %v", syncTimeout))
+	}
+}
 
 // reply writes an answer; one with timeouts that was begun before the last
 // invalidation loses them.

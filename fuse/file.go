@@ -243,6 +243,7 @@ func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 	if in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
 		// Without a lock owner the kernel fills its page cache.
 		f.opens.pageRead(in.NodeId, in.Fh, int64(in.Offset), int64(len(buf)))
+		defer f.opens.pageReadEnds(in.NodeId)
 	}
 	pages := f.back.pending(in.NodeId)
 	n, err := v.Read(ctx, ino, buf, int64(in.Offset))

@@ -136,9 +136,21 @@ func (r request) Err() error {
 // String names the file system for go-fuse.
 func (f *fileSystem) String() string { return "penstock" }
 
-// Forget needs nothing: node ids are pure functions, and the library bounds
-// its own cache.
-func (f *fileSystem) Forget(nodeid, nlookup uint64) {}
+// Forget comes when the kernel drops an inode. Node ids are pure functions and
+// the library bounds its own cache, but an inode without a name may be waiting
+// for this.
+func (f *fileSystem) Forget(node, _ uint64) {
+	if isVirtual(node) {
+		return
+	}
+	id, ino := f.split(node)
+	f.mu.RLock()
+	v := f.volumes[id]
+	f.mu.RUnlock()
+	if v != nil {
+		v.Forget(ino)
+	}
+}
 
 // Access is never asked: with default_permissions the kernel checks.
 func (f *fileSystem) Access(_ <-chan struct{}, _ *fuse.AccessIn) fuse.Status { return fuse.ENOSYS }

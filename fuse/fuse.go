@@ -64,6 +64,7 @@ type Volume interface {
 	Policy() meta.Policy
 	StatFS(ctx context.Context) (meta.StatFS, error)
 	SyncAll(ctx context.Context) error
+	Forget(ino meta.Ino)
 	volumeNames
 	volumeInodes
 	volumeFiles

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 )
 
 // handleMode is the low byte of a file handle: how it was opened.
@@ -33,6 +34,8 @@ type openNode struct {
 	// mapped: pages came into the cache through a handle that bypasses it, so
 	// a shared mapping exists.
 	mapped bool
+	// reading counts the READs of pages that are being answered.
+	reading int
 	// tail are the bytes of a page between an old end of the file and the page's
 	// end, after a truncation to a larger size; see grow.
 	tail span
@@ -73,7 +76,7 @@ func (o *opens) with(node uint64, create bool, fn func(*openNode)) {
 		s.nodes[node] = n
 	}
 	fn(n)
-	if n.readers == 0 && n.writers == 0 && n.through == 0 {
+	if n.readers == 0 && n.writers == 0 && n.through == 0 && n.reading == 0 {
 		delete(s.nodes, node)
 	}
 }
@@ -107,17 +110,40 @@ func (o *opens) pagesMayExist(node uint64) (yes bool) {
 }
 
 // pageRead notes that pages are being read through fh. It is called before the
-// bytes are read, so that a write that comes later sees it.
+// bytes are read, so that a write that comes later sees it; pageReadEnds after
+// them.
 func (o *opens) pageRead(node, fh uint64, off, length int64) {
-	if modeOf(fh)&modeWrite == 0 {
-		return
-	}
-	o.with(node, false, func(n *openNode) {
+	o.with(node, true, func(n *openNode) {
+		n.reading++
+		if modeOf(fh)&modeWrite == 0 {
+			return
+		}
 		n.mapped = true
 		if off < n.tail.to && n.tail.from < off+length {
 			n.tail = span{}
 		}
 	})
+}
+
+func (o *opens) pageReadEnds(node uint64) {
+	o.with(node, false, func(n *openNode) { n.reading-- })
+}
+
+// Bounds of awaitPageReads: a stream of READs has no end.
+const (
+	pageReadPoll = 200 * time.Microsecond
+	pageReadWait = 100 * time.Millisecond
+)
+
+// awaitPageReads waits for READs of pages that are being answered.
+func (o *opens) awaitPageReads(node uint64) {
+	for end := time.Now().Add(pageReadWait); time.Now().Before(end); time.Sleep(pageReadPoll) {
+		reading := 0
+		o.with(node, false, func(n *openNode) { reading = n.reading })
+		if reading == 0 {
+			return
+		}
+	}
 }
 
 // grow notes a truncation to a larger size. What a program stored in a mapping

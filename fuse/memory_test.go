@@ -171,6 +171,11 @@ func (v *memVolume) SyncAll(context.Context) error {
 	return err
 }
 
+func (v *memVolume) Forget(meta.Ino) {
+	v.enter("forget", nil)
+	v.mu.Unlock()
+}
+
 func (v *memVolume) Lookup(_ context.Context, parent meta.Ino, name string) (penstock.Entry, error) {
 	defer v.mu.Unlock()
 	if err := v.enter("lookup", nil); err != nil {

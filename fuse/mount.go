@@ -151,7 +151,7 @@ func (m *Mount) finish() {
 	defer close(m.done)
 	<-m.fs.conn.done
 	m.notifier.remove(m.fs)
-	ctx, cancel := context.WithTimeout(context.Background(), destroyTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), syncTimeout)
 	defer cancel()
 	if err := m.fs.syncAll(ctx); err != nil {
 		m.log.Error("not everything is durable after unmount", "dir", m.dir, "err", err)
@@ -257,19 +257,17 @@ func mountPoint(dir string, nonEmpty bool, log *slog.Logger) (string, error) {
 	if parent, err := filepath.EvalSymlinks(filepath.Dir(dir)); err == nil {
 		dir = filepath.Join(parent, filepath.Base(dir))
 	}
-	// Statfs first: the attributes of a dead mount's root may be cached.
-	var usage unix.Statfs_t
 	var st unix.Stat_t
-	if err = unix.Statfs(dir, &usage); err == nil {
-		err = unix.Stat(dir, &st)
-	}
+	err = lookAt(dir, &st)
 	if errors.Is(err, syscall.ENOTCONN) || errors.Is(err, syscall.ECONNABORTED) {
 		if err := clearDead(dir, log); err != nil {
 			return "", err
 		}
-		err = unix.Stat(dir, &st)
+		err = lookAt(dir, &st)
 	}
 	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return "", meta.E("mount", meta.Busy, dir, errors.New("what is mounted there does not answer; clear it with umount -f -l"))
 	case errors.Is(err, syscall.ENOENT):
 		return "", meta.E("mount", meta.NotFound, dir, errors.New("the mount point does not exist; make it with mkdir -p"))
 	case err != nil:
@@ -295,6 +293,33 @@ func mountPoint(dir string, nonEmpty bool, log *slog.Logger) (string, error) {
 	}
 	return dir, nil
 }
+
+// lookAt is stat(2) that does not wait for ever for a mount that hangs.
+func lookAt(dir string, st *unix.Stat_t) error {
+	type answer struct {
+		st  unix.Stat_t
+		err error
+	}
+	answered := make(chan answer, 1)
+	go func() { // stays if the mount hangs, as anybody would
+		var a answer
+		// Statfs first: the attributes of a dead mount's root may be cached.
+		var usage unix.Statfs_t
+		if a.err = unix.Statfs(dir, &usage); a.err == nil {
+			a.err = unix.Stat(dir, &a.st)
+		}
+		answered <- a
+	}()
+	select {
+	case a := <-answered:
+		*st = a.st
+		return a.err
+	case <-time.After(lookTimeout):
+		return os.ErrDeadlineExceeded
+	}
+}
+
+const lookTimeout = 10 * time.Second
 
 // mountedAt finds the topmost mount at a path; nil: none.
 func mountedAt(dir string) (*mountinfo.Info, error) {

@@ -681,6 +681,35 @@ func partCloseError(dir string) error {
 	return expect("close", errors.Is(f.Close(), syscall.EDQUOT), true)
 }
 
+// The kernel tells whether it knows an inode, and when it forgets it.
+func TestHoldsAndForget(t *testing.T) {
+	m := mount(t, Options{}, func(tree *memTree) {
+		tree.volumes[1].add(meta.RootIno, "f", &memInode{attr: meta.Attr{Mode: meta.TypeRegular | 0o644}})
+	})
+	v := m.tree.volumes[1]
+	_, n := v.find(meta.RootIno, "f")
+	if m.notifier.Holds(1, n.attr.Ino) {
+		t.Error("held before anybody looked")
+	}
+	if err := exec.CommandContext(t.Context(), "stat", m.Dir()+"/f").Run(); err != nil {
+		t.Fatal(err)
+	}
+	if !m.notifier.Holds(1, n.attr.Ino) {
+		t.Error("not held though it was looked up")
+	}
+	if err := exec.CommandContext(t.Context(), "rm", m.Dir()+"/f").Run(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(5 * time.Second); v.count("forget") == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("not forgotten though it was removed")
+		}
+	}
+	if m.notifier.Holds(1, n.attr.Ino) {
+		t.Error("held though it was forgotten")
+	}
+}
+
 // A busy mount is not unmounted, and the error says who uses it.
 func TestBusy(t *testing.T) {
 	m := mount(t, Options{}, nil)

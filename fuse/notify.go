@@ -37,7 +37,10 @@ type Notifier struct {
 // NewNotifier makes a Notifier that no mount uses yet.
 func NewNotifier() *Notifier { return new(Notifier) }
 
-var _ penstock.Notifier = (*Notifier)(nil)
+var (
+	_ penstock.Notifier = (*Notifier)(nil)
+	_ penstock.Holder   = (*Notifier)(nil)
+)
 
 func (n *Notifier) add(f *fileSystem) {
 	n.mu.Lock()
@@ -76,12 +79,29 @@ func (n *Notifier) InvalAttr(v meta.VolumeID, ino meta.Ino) {
 }
 
 // InvalData drops pages, of all bytes from off if n <= 0, and attributes.
+//
+// The kernel waits for locked pages without listening to signals. If this
+// process were killed while it waits for a READ, which then nobody answers,
+// the thread would stay, with it the connection, and all who use the mount
+// would hang until somebody aborts it (umount -f). So READs that are being
+// answered are waited for here, and the kernel meets only those that came in
+// the same moment.
 func (n *Notifier) InvalData(v meta.VolumeID, ino meta.Ino, off, length int64) {
 	n.each(func(f *fileSystem) {
 		f.conn.newGeneration()
 		node := f.nodeID(v, ino)
+		f.opens.awaitPageReads(node)
 		f.back.invalidate(node, func() { f.conn.invalidate(node, off, max(length, 0)) })
 	})
+}
+
+// Holds asks the kernels whether they know an inode: the notification that
+// drops its attributes tells.
+func (n *Notifier) Holds(v meta.VolumeID, ino meta.Ino) (held bool) {
+	n.each(func(f *fileSystem) {
+		held = held || f.conn.invalInode(f.nodeID(v, ino), -1, 0) == nil
+	})
+	return held
 }
 
 // InvalEntries drops the names of a directory, and every other directory's.
@@ -108,27 +128,30 @@ func (c *conn) invalidateAttr(node uint64) { c.invalInode(node, -1, 0) }
 // attributes. It waits for READs and writing back in flight of those pages.
 func (c *conn) invalidate(node uint64, off, n int64) { c.invalInode(node, off, n) }
 
-func (c *conn) invalInode(node uint64, off, n int64) {
+// invalInode fails with ENOENT if the kernel doesn't know the inode.
+func (c *conn) invalInode(node uint64, off, n int64) error {
 	var b [24]byte
 	order.PutUint64(b[0:], node)
 	order.PutUint64(b[8:], uint64(off))
 	order.PutUint64(b[16:], uint64(n))
-	c.notify(notifyInvalInode, b[:])
+	return c.notify(notifyInvalInode, b[:])
 }
 
 // notify writes one notification: the header of an answer to no request (unique
 // is zero), then its body.
 //
 //	length 4 | code 4 | unique 8 | body
-func (c *conn) notify(code int32, body []byte) {
+func (c *conn) notify(code int32, body []byte) error {
 	b := make([]byte, outHeaderSize+len(body))
 	order.PutUint32(b, uint32(len(b)))
 	order.PutUint32(b[4:], uint32(code))
 	copy(b[outHeaderSize:], body)
-	switch err := c.write(b); err {
+	err := c.write(b)
+	switch err {
 	case nil, syscall.ENOENT, syscall.ENODEV, syscall.ENOTCONN, syscall.EBADF:
 		// The kernel doesn't know the inode, or the mount is gone.
 	default:
 		c.log.Error("notification refused by the kernel", "code", code, "err", err)
 	}
+	return err
 }
