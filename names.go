@@ -288,9 +288,12 @@ func (v *Volume) flushName(ctx context.Context, parent meta.Ino, name string) er
 
 // ReadLink gives a symbolic link's target.
 func (v *Volume) ReadLink(ctx context.Context, ino meta.Ino) (string, error) {
+	in := v.node(ino)
+	defer in.put()
 	res, _, err := v.do(ctx, nil, &meta.ReadLink{Ino: ino}, meta.LeaseShared)
 	if err != nil {
 		return "", err
 	}
+	v.touchAtime(in)
 	return string(res.Data), nil
 }

@@ -77,7 +77,7 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 		in.endRead()
 		if err == nil {
 			v.c.stats.read.Add(uint64(n))
-			if off == 0 {
+			if off == 0 && ctx.Value(NoAtime{}) == nil {
 				v.touchAtime(in)
 			}
 			return n, nil
@@ -276,6 +276,10 @@ type aheadState struct {
 	upTo uint64 // asked for so far
 	hits int
 }
+
+// NoAtime is the key of a context's value, of any kind, that says that a Read
+// leaves the access time alone (O_NOATIME).
+type NoAtime struct{}
 
 // atimeAge is how old an access time gets before a read renews it though the
 // file did not change (relatime).

@@ -5,6 +5,7 @@ import (
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
@@ -246,7 +247,12 @@ func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 		defer f.opens.pageReadEnds(in.NodeId)
 	}
 	pages := f.back.pending(in.NodeId)
-	n, err := v.Read(ctx, ino, buf, int64(in.Offset))
+	var n int
+	if in.Flags&unix.O_NOATIME != 0 {
+		n, err = v.Read(quiet{ctx}, ino, buf, int64(in.Offset))
+	} else {
+		n, err = v.Read(ctx, ino, buf, int64(in.Offset))
+	}
 	if err != nil {
 		return nil, f.status("read", in.NodeId, err)
 	}

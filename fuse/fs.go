@@ -133,6 +133,16 @@ func (r request) Err() error {
 	}
 }
 
+// quiet is a request that leaves the access time alone.
+type quiet struct{ request }
+
+func (q quiet) Value(key any) any {
+	if _, ok := key.(penstock.NoAtime); ok {
+		return true
+	}
+	return nil
+}
+
 // String names the file system for go-fuse.
 func (f *fileSystem) String() string { return "penstock" }
 
