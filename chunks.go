@@ -325,12 +325,6 @@ func (c *chunk) sync(ctx context.Context) error {
 	return nil
 }
 
-func (c *chunk) syncedLen() uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.synced
-}
-
 // forgetChunks lets go of all open chunks: they were the old session's.
 func (v *Volume) forgetChunks() {
 	k := &v.pack

@@ -319,37 +319,35 @@ func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, cookie uint64, max i
 	if cookie == 0 {
 		v.touchAtime(in)
 	}
-	for {
-		if cookie != 0 {
-			if list, eof, ok := in.servePage(ctx, cookie, max, plus); ok {
-				return list, eof, nil
-			}
+	if cookie != 0 {
+		if list, eof, ok := in.servePage(ctx, cookie, max, plus); ok {
+			return list, eof, nil
 		}
-		n := fullPage
-		if cookie == 0 {
-			n = firstPage
-		}
-		if max > n {
-			n = min(max, 4096)
-		}
-		pg, err := in.fetchPage(ctx, cookie, n, plus)
-		if err != nil {
-			in.mu.Lock()
-			dead := errors.Is(err, meta.Stale) && in.attrOK && in.attr.Nlink == 0
-			in.mu.Unlock()
-			if dead { // removed while someone lists it: empty, as on other file systems
-				return nil, true, nil
-			}
-			return nil, false, err
-		}
-		if pg.named && len(pg.entries) > 0 {
-			in.mu.Lock()
-			in.dirLocked().page = pg
-			in.mu.Unlock()
-		}
-		list, eof := in.entries(ctx, pg.entries, pg.eof, max, plus, pg.named)
-		return list, eof, nil
 	}
+	n := fullPage
+	if cookie == 0 {
+		n = firstPage
+	}
+	if max > n {
+		n = min(max, 4096)
+	}
+	pg, err := in.fetchPage(ctx, cookie, n, plus)
+	if err != nil {
+		in.mu.Lock()
+		dead := errors.Is(err, meta.Stale) && in.attrOK && in.attr.Nlink == 0
+		in.mu.Unlock()
+		if dead { // removed while someone lists it: empty, as on other file systems
+			return nil, true, nil
+		}
+		return nil, false, err
+	}
+	if pg.named && len(pg.entries) > 0 {
+		in.mu.Lock()
+		in.dirLocked().page = pg
+		in.mu.Unlock()
+	}
+	list, eof := in.entries(ctx, pg.entries, pg.eof, max, plus, pg.named)
+	return list, eof, nil
 }
 
 // servePage answers from the page at hand what follows cookie, if it is there.

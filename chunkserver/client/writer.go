@@ -328,10 +328,12 @@ func (w *Writer) Sync(ctx context.Context) error {
 	}
 	if direct != nil {
 		w.mu.Unlock()
-		// Appends that are under way belong to what is synced.
+		// Appends that are under way belong to what is synced: their lock is
+		// free when they are there.
 		w.sending.Lock()
-		w.sending.Unlock() //nolint:staticcheck // only waits
-		synced, err := direct.svc.Sync(context.Background(), w.g.ID, upTo)
+		svc := direct.svc
+		w.sending.Unlock()
+		synced, err := svc.Sync(context.Background(), w.g.ID, upTo)
 		w.mu.Lock()
 		if err == nil {
 			direct.synced = max(direct.synced, min(synced, w.length))

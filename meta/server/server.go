@@ -89,7 +89,7 @@ type opening struct {
 }
 
 type counters struct {
-	calls, entries, journalBytes, checkpoints, recalls, expired, sealed, deleted atomic.Uint64
+	calls, entries, journalBytes, checkpoints, expired, sealed, deleted atomic.Uint64
 }
 
 // New makes a server; Serve lets it speak.
