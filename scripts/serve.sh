@@ -22,7 +22,7 @@ wait_for() {
 		sleep 0.1
 	done
 	echo "serve.sh: gave up waiting for: $*" >&2
-	tail -n 20 "$base"/log/*.log >&2
+	for log in "$base"/log/*.log; do tail -n 20 "$log" >&2; done
 	exit 1
 }
 
@@ -39,9 +39,10 @@ start() {
 	wait_for mountpoint -q "$base/mnt"
 }
 
-# stop ends the processes, the mount first, and waits for each.
+# stop ends the processes and waits for each: the mount first, then meta, which
+# seals what the mount left open, then the chunk server.
 stop() {
-	for name in mount up chunkserver meta; do
+	for name in mount up meta chunkserver; do
 		[ -f "$base/pids/$name" ] || continue
 		pid=$(cat "$base/pids/$name")
 		kill -TERM "$pid" 2>/dev/null || true
