@@ -346,7 +346,7 @@ func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, cookie uint64, max i
 		in.dirLocked().page = pg
 		in.mu.Unlock()
 	}
-	list, eof := in.entries(ctx, pg.entries, pg.eof, max, plus, pg.named)
+	list, eof = in.entries(ctx, pg.entries, pg.eof, max, plus, pg.named)
 	return list, eof, nil
 }
 
