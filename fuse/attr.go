@@ -15,29 +15,6 @@ import (
 // take it for the size of their buffers, and each of their writes is a request.
 const preferredIO = 128 << 10
 
-// seconds splits a time as stat(2) shows it: nanoseconds are never negative.
-func seconds(t meta.Time) (sec int64, nsec uint32) {
-	sec, rest := int64(t)/1e9, int64(t)%1e9
-	if rest < 0 {
-		sec, rest = sec-1, rest+1e9
-	}
-	return sec, uint32(rest)
-}
-
-// timeOf is the inverse of seconds; what 64 bits of nanoseconds can't hold
-// (before 1678, after 2262) becomes the nearest that they can.
-func timeOf(sec uint64, nsec uint32) meta.Time {
-	const limit = math.MaxInt64 / int64(1e9)
-	switch s := int64(sec); {
-	case s >= limit:
-		return math.MaxInt64
-	case s < -limit:
-		return math.MinInt64
-	default:
-		return meta.Time(s*1e9 + int64(nsec))
-	}
-}
-
 func blockSize(a *meta.Attr) uint32 {
 	if a.IsRegular() {
 		return preferredIO
@@ -56,11 +33,11 @@ func fillAttr(v meta.VolumeID, a *meta.Attr, out *fuse.Attr) {
 	out.Rdev = a.Rdev
 	out.Blksize = blockSize(a)
 	var sec int64
-	sec, out.Atimensec = seconds(a.Atime)
+	sec, out.Atimensec = a.Atime.Unix()
 	out.Atime = uint64(sec)
-	sec, out.Mtimensec = seconds(a.Mtime)
+	sec, out.Mtimensec = a.Mtime.Unix()
 	out.Mtime = uint64(sec)
-	sec, out.Ctimensec = seconds(a.Ctime)
+	sec, out.Ctimensec = a.Ctime.Unix()
 	out.Ctime = uint64(sec)
 }
 
@@ -134,7 +111,7 @@ func (f *fileSystem) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.S
 }
 
 func sxTime(t meta.Time) fuse.SxTime {
-	sec, nsec := seconds(t)
+	sec, nsec := t.Unix()
 	return fuse.SxTime{Sec: uint64(sec), Nsec: nsec}
 }
 
@@ -209,18 +186,18 @@ func setAttr(ino meta.Ino, in *fuse.SetAttrIn) meta.SetAttr {
 		req.Mask |= meta.SetAtimeNow
 	case in.Valid&fuse.FATTR_ATIME != 0:
 		req.Mask |= meta.SetAtime
-		req.Atime = timeOf(in.Atime, in.Atimensec)
+		req.Atime = meta.TimeOf(int64(in.Atime), in.Atimensec)
 	}
 	switch {
 	case in.Valid&fuse.FATTR_MTIME_NOW != 0:
 		req.Mask |= meta.SetMtimeNow
 	case in.Valid&fuse.FATTR_MTIME != 0:
 		req.Mask |= meta.SetMtime
-		req.Mtime = timeOf(in.Mtime, in.Mtimensec)
+		req.Mtime = meta.TimeOf(int64(in.Mtime), in.Mtimensec)
 	}
 	if in.Valid&fuse.FATTR_CTIME != 0 {
 		req.Mask |= meta.SetCtime
-		req.Ctime = timeOf(in.Ctime, in.Ctimensec)
+		req.Ctime = meta.TimeOf(int64(in.Ctime), in.Ctimensec)
 	}
 	return req
 }

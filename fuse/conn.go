@@ -38,10 +38,15 @@ const (
 	opSymlink     = 6
 	opMknod       = 8
 	opMkdir       = 9
+	opUnlink      = 10
 	opLink        = 13
+	opOpen        = 14
 	opRead        = 15
+	opWrite       = 16
+	opRelease     = 18
 	opGetxattr    = 22
 	opListxattr   = 23
+	opFlush       = 25
 	opInit        = 26
 	opReaddir     = 28
 	opSetlkw      = 33
@@ -50,10 +55,12 @@ const (
 	opDestroy     = 38
 	opIoctl       = 39
 	opPoll        = 40
+	opBatchForget = 42
 	opReaddirplus = 44
 	opSyncfs      = 50
 	opTmpfile     = 51
 	opStatx       = 52
+	maxOpcode     = 63 // beyond all that exist
 )
 
 const (
@@ -109,6 +116,10 @@ type slot struct {
 	unique  atomic.Uint64 // the request that is being worked on, or zero
 	op      uint32        // set before unique
 	pid     uint32
+
+	cancelMu sync.Mutex
+	cancel   chan struct{} // closed when the request is to end, if direct works on it
+	canceled bool
 }
 
 // newConn takes over fd, a /dev/fuse that was just mounted, and answers INIT.
@@ -293,7 +304,7 @@ func (c *conn) slot() *slot {
 		if err != nil {
 			panic(fmt.Sprintf("fuse: no memory for a request of %d bytes: %v", inSize, err))
 		}
-		s = &slot{in: in, out: make([]byte, smallOut)}
+		s = &slot{in: in, out: make([]byte, smallOut), cancel: make(chan struct{})}
 	}
 	c.busy[s] = true
 	return s
@@ -337,9 +348,16 @@ func (c *conn) handle(s *slot, n int) {
 	if want := outSize(op, s.in[:n]); want > len(s.out) {
 		s.out = make([]byte, want)
 	}
-	s.ins[0], s.outs[0] = s.in[:n], s.out
-	m, _ := c.ps.HandleRequest(s.ins[:], s.outs[:])
+	m, ok := 0, false
+	if op < maxOpcode && directSize[op] > 0 {
+		m, ok = c.direct(s, op, n)
+	}
+	if !ok {
+		s.ins[0], s.outs[0] = s.in[:n], s.out
+		m, _ = c.ps.HandleRequest(s.ins[:], s.outs[:])
+	}
 	s.unique.Store(0)
+	s.renew()
 	if m > 0 {
 		c.reply(op, s.out[:m], generation)
 	}
@@ -495,8 +513,29 @@ func (c *conn) watch(s *slot, unique uint64) {
 
 const watchEvery = 100 * time.Millisecond
 
-// interrupt closes the cancel channel of a request.
+// stop closes the slot's own cancel channel.
+func (s *slot) stop(unique uint64) {
+	s.cancelMu.Lock()
+	defer s.cancelMu.Unlock()
+	if s.unique.Load() == unique && !s.canceled {
+		s.canceled = true
+		close(s.cancel)
+	}
+}
+
+// renew makes a new channel after stop.
+func (s *slot) renew() {
+	s.cancelMu.Lock()
+	defer s.cancelMu.Unlock()
+	if s.canceled {
+		s.canceled, s.cancel = false, make(chan struct{})
+	}
+}
+
+// interrupt closes the cancel channel of a request: the slot's, and that of
+// go-fuse's protocol server if it has the request.
 func (c *conn) interrupt(s *slot, unique uint64) {
+	s.stop(unique)
 	var in [inHeaderSize + 8]byte
 	var out [smallOut]byte
 	order.PutUint32(in[0:], uint32(len(in)))

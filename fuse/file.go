@@ -233,13 +233,18 @@ func (n filled) Readv(dst [][]byte) (int, fuse.Status)  { return int(n), fuse.OK
 
 // Read reads into buf, which is part of the answer.
 func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	n, st := f.read(cancel, in, buf)
+	return filled(n), st
+}
+
+func (f *fileSystem) read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (int, fuse.Status) {
 	if isVirtual(in.NodeId) {
-		return filled(f.virtualRead(in.NodeId, buf, int64(in.Offset))), fuse.OK
+		return f.virtualRead(in.NodeId, buf, int64(in.Offset)), fuse.OK
 	}
 	ctx := request(cancel)
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {
-		return nil, f.status("read", in.NodeId, err)
+		return 0, f.status("read", in.NodeId, err)
 	}
 	if in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
 		// Without a lock owner the kernel fills its page cache.
@@ -254,16 +259,24 @@ func (f *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 		n, err = v.Read(ctx, ino, buf, int64(in.Offset))
 	}
 	if err != nil {
-		return nil, f.status("read", in.NodeId, err)
+		return 0, f.status("read", in.NodeId, err)
 	}
 	if pages != nil {
 		overlay(pages, buf[:n], int64(in.Offset))
 	}
-	return filled(n), fuse.OK
+	return n, fuse.OK
 }
 
-// Writev answers write(2), and the writing back of shared mappings.
+// Writev answers WRITE for go-fuse.
 func (f *fileSystem) Writev(cancel <-chan struct{}, in *fuse.WriteIn, data [][]byte) (uint32, fuse.Status) {
+	if len(data) == 1 {
+		return f.write(cancel, in, data[0])
+	}
+	return f.write(cancel, in, slices.Concat(data...))
+}
+
+// write answers write(2), and the writing back of shared mappings.
+func (f *fileSystem) write(cancel <-chan struct{}, in *fuse.WriteIn, p []byte) (uint32, fuse.Status) {
 	if isVirtual(in.NodeId) {
 		return 0, fuse.EPERM
 	}
@@ -271,12 +284,6 @@ func (f *fileSystem) Writev(cancel <-chan struct{}, in *fuse.WriteIn, data [][]b
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {
 		return 0, f.status("write", in.NodeId, err)
-	}
-	var p []byte
-	if len(data) == 1 {
-		p = data[0]
-	} else {
-		p = slices.Concat(data...)
 	}
 	call := f.call(&in.InHeader)
 	kill := in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0

@@ -203,6 +203,9 @@ func (v *memVolume) Create(_ context.Context, call *penstock.Call, req meta.Crea
 }
 
 func (v *memVolume) create(req meta.Create) (penstock.Entry, error) {
+	if _, err := v.inode(req.Parent); err != nil {
+		return penstock.Entry{}, err
+	}
 	if _, n := v.find(req.Parent, req.Name); n != nil {
 		if req.Excl {
 			return penstock.Entry{}, meta.E("create", meta.Exists, req.Name, nil)
