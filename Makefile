@@ -20,7 +20,7 @@ deps: ## install the Debian packages that are missing (deps.txt)
 
 .PHONY: build
 build: ## build the static binary bin/penstock
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/penstock
+	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/penstock
 
 .PHONY: demo
 demo: deps build ## bring the system up, run the main job, kill it, verify, clean up
