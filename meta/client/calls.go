@@ -92,6 +92,9 @@ func (s *Session) Sync(ctx context.Context, v meta.VolumeID) error {
 	s.mu.Lock()
 	vs := s.volume(v)
 	seen, durable := vs.seen, vs.durable
+	if vs.replaying > 0 {
+		seen = wire.SyncAll
+	}
 	s.mu.Unlock()
 	if seen <= durable {
 		return nil
@@ -109,7 +112,7 @@ func (s *Session) Durable(v meta.VolumeID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	vs := s.volume(v)
-	return vs.seen <= vs.durable
+	return vs.seen <= vs.durable && vs.replaying == 0
 }
 
 // AllocChunks asks for n open chunks, journaled before the answer.

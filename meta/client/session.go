@@ -92,6 +92,9 @@ type volumeState struct {
 	seen     meta.Seq // largest Seq in a reply
 	durable  meta.Seq // largest TDurable
 	retained []retained
+	// replaying counts replays without an answer: entries of an owner before
+	// may have other numbers now.
+	replaying int
 	cap      []byte
 	capUntil time.Time
 	capFetch bool
@@ -326,6 +329,7 @@ func (s *Session) resume(known bool) {
 	var replays []*wire.Call
 	for _, v := range vols {
 		vs := s.volumes[v]
+		vs.replaying = 0
 		for i := range vs.retained {
 			replays = append(replays, &vs.retained[i].call)
 		}
@@ -345,17 +349,16 @@ func (s *Session) resume(known bool) {
 		c.Replay = true
 		s.nextReq++
 		s.pending[s.nextReq] = &request{msg: c, replay: true, done: make(chan response, 1)}
+		s.volume(c.Volume).replaying++
 		s.send.Enqueue(s.nextReq, c)
 	}
+	// What was never answered is no replay: it was given nothing, and before
+	// every session is back it could take what others were given (rule 3). If
+	// it was executed after all, its operation id tells.
 	for _, id := range asked {
 		r := s.pending[id]
-		switch m := r.msg.(type) {
-		case *wire.Call:
-			m.Replay = true
-		case *wire.Batch:
-			for i := range m.Calls {
-				m.Calls[i].Replay = true
-			}
+		if m, ok := r.msg.(*wire.Sync); ok {
+			r.msg = &wire.Sync{Volume: m.Volume, Seq: wire.SyncAll}
 		}
 		s.send.Enqueue(id, r.msg)
 	}
@@ -540,6 +543,9 @@ func (s *Session) answered(t wire.Type, id uint64, m wire.Message) {
 		if c, ok := r.msg.(*wire.Call); ok {
 			v = c.Volume
 			s.retain(c, a)
+			if r.replay {
+				s.volume(v).replaying--
+			}
 		}
 		grants = a.Grants
 		a.Result.Grants = grants

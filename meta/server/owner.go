@@ -255,6 +255,10 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 		if kept := j.replies[c.ID]; kept != nil {
 			// Answered before: the same again. What it says may be old, so
 			// nothing is leased with it.
+			if kept.seq <= o.durable {
+				// The notice may have gone down with a connection.
+				s.enqueue(0, &wire.Durable{Volume: o.vol, Seq: kept.seq})
+			}
 			re := *kept.re
 			re.Grants = nil
 			return &re, nil
@@ -743,7 +747,11 @@ func (o *owner) serveSync(s *session, id uint64, m *wire.Sync) {
 		o.mu.Unlock()
 		return
 	}
-	wait := o.untilDurable(min(m.Seq, o.cur.seq))
+	last := o.cur.seq
+	if len(o.cur.effects) == 0 {
+		last-- // nothing would put it into the journal
+	}
+	wait := o.untilDurable(min(m.Seq, last))
 	o.mu.Unlock()
 	s.wg.Go(func() {
 		var err error

@@ -184,6 +184,10 @@ func (m *BatchRe) fields(c *coder) {
 	list(c, &m.Replies, func(c *coder, x *Reply) { x.fields(c) })
 }
 
+// SyncAll as Sync.Seq stands for everything that was answered on the session:
+// a change of owner gave what was sent again other numbers.
+const SyncAll = meta.Seq(1<<64 - 1)
+
 // Sync asks that the journal reach Seq soon; the answer is TReply, sent after
 // the TDurable that covers it.
 type Sync struct {
