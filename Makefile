@@ -27,10 +27,11 @@ demo: deps build ## bring the system up, run the main job, kill it, verify, clea
 	$(BIN) demo
 
 .PHONY: test
-test: deps check build ## run the whole test suite (root and /dev/fuse needed)
+test: deps build ## run the whole test suite and the linters (root and /dev/fuse needed)
 	@[ "$$(id -u)" = 0 ] || { echo "make test: run as root: the tests mount file systems" >&2; exit 1; }
 	@[ -c /dev/fuse ] || { echo "make test: /dev/fuse is missing: modprobe fuse" >&2; exit 1; }
 	CGO_ENABLED=0 $(GO) test -p 2 -timeout 11m ./...
+	@$(MAKE) --no-print-directory check
 
 .PHONY: check
 check: ## vet and lint
