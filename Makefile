@@ -6,6 +6,9 @@ VERSION ?= 0.1.0-dev
 BIN     := bin/penstock
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
+# One setting for building, testing and linting, so that all share one cache.
+export CGO_ENABLED := 0
+
 # Rounds and lengths of the long tests; soak raises them.
 SOAK_ROUNDS ?= 100
 FUZZTIME    ?= 10s
@@ -20,7 +23,7 @@ deps: ## install the Debian packages that are missing (deps.txt)
 
 .PHONY: build
 build: ## build the static binary bin/penstock
-	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/penstock
+	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/penstock
 
 .PHONY: demo
 demo: deps build ## bring the system up, run the main job, kill it, verify, clean up
@@ -30,7 +33,7 @@ demo: deps build ## bring the system up, run the main job, kill it, verify, clea
 test: deps build ## run the whole test suite and the linters (root and /dev/fuse needed)
 	@[ "$$(id -u)" = 0 ] || { echo "make test: run as root: the tests mount file systems" >&2; exit 1; }
 	@[ -c /dev/fuse ] || { echo "make test: /dev/fuse is missing: modprobe fuse" >&2; exit 1; }
-	CGO_ENABLED=0 $(GO) test -p 2 -timeout 11m ./...
+	$(GO) test -p 2 -timeout 11m ./...
 	@$(MAKE) --no-print-directory check
 
 .PHONY: check
@@ -57,11 +60,11 @@ bench-fio: deps build ## four rows of the benchmark beside fio on the same direc
 
 .PHONY: soak
 soak: deps build ## kills, power cuts, full and failing disks for SOAK_ROUNDS (100) rounds
-	CGO_ENABLED=0 $(GO) test -timeout 12h -count 1 -v ./test/crash -rounds $(SOAK_ROUNDS)
+	$(GO) test -timeout 12h -count 1 -v ./test/crash -rounds $(SOAK_ROUNDS)
 
 .PHONY: controls
 controls: deps build ## switch each safety mechanism off; the test that guards it must fail
-	CGO_ENABLED=0 $(GO) test -timeout 1h -count 1 -v ./test/crash -run 'Controls$$' -controls
+	$(GO) test -timeout 1h -count 1 -v ./test/crash -run 'Controls$$' -controls
 
 .PHONY: gen
 gen: ## regenerate what is generated
