@@ -407,15 +407,19 @@ func (v *Volume) CreateOpen(ctx context.Context, call *Call, req meta.Create, fl
 		req.Mode |= meta.TypeRegular
 	}
 	v.refreshPolicy(ctx)
-	res, stamp, err := v.create(ctx, call, &req, meta.LeaseExclusive)
+	res, stamp, steady, err := v.create(ctx, call, &req, meta.LeaseExclusive)
 	if err != nil {
 		return OpenInfo{}, err
 	}
+	var info OpenInfo
 	if res.Existed {
 		v.learn(&res.Attr, stamp)
-		return v.Open(ctx, call, res.Attr.Ino, flags)
+		info, err = v.Open(ctx, call, res.Attr.Ino, flags)
+	} else {
+		info = v.opened(res, stamp, flags)
 	}
-	return v.opened(res, stamp, flags), nil
+	info.Entry = info.Entry.named(steady)
+	return info, err
 }
 
 // opened counts the opener of a file that was just made.

@@ -48,7 +48,11 @@ func (in *inode) beginChange() {
 
 // endChange takes in what a change did to one name. With an error that leaves
 // open whether it happened, the name is forgotten.
-func (in *inode) endChange(name string, to dent, after *meta.Attr, stamp stamp, err error) {
+//
+// steady reports that the lease which came with the reply still covers the
+// directory's names. Else whoever caches above may not keep the name: the
+// owner would not tell us when another client changes it.
+func (in *inode) endChange(name string, to dent, after *meta.Attr, stamp stamp, err error) (steady bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	d := in.dirLocked()
@@ -58,17 +62,26 @@ func (in *inode) endChange(name string, to dent, after *meta.Attr, stamp stamp, 
 			in.delNameLocked(name)
 			d.complete = false
 		}
-		return
+		return false
 	}
 	if after.Ino == in.ino {
 		in.learnLocked(after, stamp)
 	}
-	if in.cacheableLocked(stamp) {
-		in.setNameLocked(name, to)
-	} else {
+	if !in.cacheableLocked(stamp) {
 		in.delNameLocked(name)
 		d.complete = false
+		return false
 	}
+	in.setNameLocked(name, to)
+	return in.recall == nil
+}
+
+// named is e, not to be kept unless the directory's lease covers its name.
+func (e Entry) named(steady bool) Entry {
+	if !steady {
+		e.Valid = 0
+	}
+	return e
 }
 
 // undecided reports that an operation which failed so may still have happened.
@@ -83,29 +96,29 @@ func undecided(err error) bool {
 // Create makes an inode of any type under a name without opening it: mknod,
 // mkdir, symlink; see meta.Create. UID, GID and Umask come from req.
 func (v *Volume) Create(ctx context.Context, call *Call, req meta.Create) (Entry, error) {
-	res, stamp, err := v.create(ctx, call, &req, meta.LeaseShared)
+	res, stamp, steady, err := v.create(ctx, call, &req, meta.LeaseShared)
 	if err != nil {
 		return Entry{}, err
 	}
-	return v.learn(&res.Attr, stamp), nil
+	return v.learn(&res.Attr, stamp).named(steady), nil
 }
 
 // create sends Create and takes in what it did to the directory.
-func (v *Volume) create(ctx context.Context, call *Call, req *meta.Create, want meta.LeaseMode) (*meta.Result, stamp, error) {
+func (v *Volume) create(ctx context.Context, call *Call, req *meta.Create, want meta.LeaseMode) (res *meta.Result, stamp stamp, steady bool, err error) {
 	if len(req.Name) > meta.MaxName {
-		return nil, stamp{}, meta.E("create", meta.NameTooLong, "", nil)
+		return nil, stamp, false, meta.E("create", meta.NameTooLong, "", nil)
 	}
 	p := v.node(req.Parent)
 	defer p.put()
 	unlock := v.names.lock(req.Parent, req.Name)
 	defer unlock()
 	p.beginChange()
-	res, stamp, err := v.do(ctx, call, req, want)
+	res, stamp, err = v.do(ctx, call, req, want)
 	if err != nil {
 		p.endChange(req.Name, dent{}, nil, stamp, err)
-		return nil, stamp, err
+		return nil, stamp, false, err
 	}
-	p.endChange(req.Name, dent{ino: res.Attr.Ino}, &res.ParentAttr, stamp, nil)
+	steady = p.endChange(req.Name, dent{ino: res.Attr.Ino}, &res.ParentAttr, stamp, nil)
 	if res.Attr.IsDir() && !res.Existed {
 		if ch := v.c.table.peek(v.id, res.Attr.Ino); ch != nil {
 			ch.mu.Lock()
@@ -116,7 +129,7 @@ func (v *Volume) create(ctx context.Context, call *Call, req *meta.Create, want 
 			ch.put()
 		}
 	}
-	return res, stamp, nil
+	return res, stamp, steady, nil
 }
 
 // Link adds a name to an inode; see meta.Link.
@@ -134,8 +147,8 @@ func (v *Volume) Link(ctx context.Context, call *Call, ino, parent meta.Ino, nam
 		p.endChange(name, dent{}, nil, stamp, err)
 		return Entry{}, err
 	}
-	p.endChange(name, dent{ino: ino}, &res.ParentAttr, stamp, nil)
-	return v.learn(&res.Attr, stamp), nil
+	steady := p.endChange(name, dent{ino: ino}, &res.ParentAttr, stamp, nil)
+	return v.learn(&res.Attr, stamp).named(steady), nil
 }
 
 // Unlink removes a name, of an empty directory if dir; see meta.Unlink.

@@ -408,4 +408,7 @@ func (f *File) Close() error {
 }
 
 // ModTime is the entry's modification time.
-func (e Entry) ModTime() time.Time { return time.Unix(0, int64(e.Attr.Mtime)) }
+func (e Entry) ModTime() time.Time {
+	sec, nsec := e.Attr.Mtime.Unix()
+	return time.Unix(sec, int64(nsec))
+}

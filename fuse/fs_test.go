@@ -33,7 +33,7 @@ func TestNodeIDs(t *testing.T) {
 func TestTimes(t *testing.T) {
 	for _, ns := range []meta.Time{0, 1, -1, -1e9, 1e9 - 1, -1234567890123456789, 1234567890123456789} {
 		sec, nsec := ns.Unix()
-		if nsec >= 1e9 || timeOf(uint64(sec), nsec) != ns {
+		if nsec >= 1e9 || meta.TimeOf(sec, nsec) != ns {
 			t.Errorf("%d ns: %d s %d ns", ns, sec, nsec)
 		}
 	}

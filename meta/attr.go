@@ -20,8 +20,36 @@ const (
 	ModePerm   uint32 = 0o7777
 )
 
-// Time is nanoseconds since 1970-01-01 UTC; negative before it.
+// Time is nanoseconds since 1970-01-01 UTC, counted modulo 2^64, and stands for
+// the moment between FirstSecond (1901-12-13) and LastSecond (2446-05-10), the
+// range that ext4 keeps, which it is congruent to. So times up to 2262 are the
+// plain count, and later ones wrap to numbers below those of 1901; use Unix.
 type Time int64
+
+// FirstSecond and LastSecond bound what a Time can stand for, in seconds since
+// 1970-01-01 UTC.
+const (
+	FirstSecond = -1 << 31
+	LastSecond  = 1<<34 - 1<<31 - 1
+)
+
+// TimeOf makes a Time; a moment out of range becomes the nearest in it, as
+// utimensat(2) says for file systems. nsec is below 10^9.
+func TimeOf(sec int64, nsec uint32) Time {
+	switch {
+	case sec < FirstSecond:
+		sec, nsec = FirstSecond, 0
+	case sec > LastSecond:
+		sec, nsec = LastSecond, 0
+	}
+	return Time(uint64(sec)*1e9 + uint64(nsec))
+}
+
+// Unix splits a time into seconds and nanoseconds, 0 to 999,999,999.
+func (t Time) Unix() (sec int64, nsec uint32) {
+	since := uint64(t) + 1e9<<31 // nanoseconds after FirstSecond
+	return int64(since/1e9) + FirstSecond, uint32(since % 1e9)
+}
 
 // Attr is what stat(2) tells, and a little more.
 type Attr struct {
