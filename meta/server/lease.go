@@ -15,6 +15,7 @@ type leaseTable struct {
 	count   map[*session]int // inodes that each session stands at
 	blocked int              // tickets in all
 	unsafe  bool             // nothing is recalled (Unsafe.NoRecall)
+	rounds  uint64           // of asking, so far
 }
 
 type holder struct {
@@ -36,6 +37,9 @@ type leases struct {
 
 // recall is one round of asking; done is closed when everybody answered.
 type recall struct {
+	// round numbers it: a repeated answer to an earlier round must not pass for
+	// one to this, since the session may have a newer lease by now.
+	round   uint64
 	keep    meta.LeaseMode
 	pending map[*session]struct{}
 	done    chan struct{}
@@ -171,10 +175,10 @@ func (t *leaseTable) answered(l *leases, s *session) {
 	}
 }
 
-// recalled books a session's answer to a recall.
-func (t *leaseTable) recalled(s *session, ino meta.Ino) {
+// recalled books a session's answer to a round of recalling.
+func (t *leaseTable) recalled(s *session, ino meta.Ino, round uint64) {
 	l := t.m[ino]
-	if l == nil || l.recall == nil {
+	if l == nil || l.recall == nil || l.recall.round != round {
 		return
 	}
 	if _, asked := l.recall.pending[s]; !asked {
@@ -209,10 +213,11 @@ func (t *leaseTable) conflict(v meta.VolumeID, s *session, ino meta.Ino, keep me
 			return
 		}
 		if r == nil {
-			r = &recall{keep: keep, pending: map[*session]struct{}{}, done: make(chan struct{})}
+			t.rounds++
+			r = &recall{round: t.rounds, keep: keep, pending: map[*session]struct{}{}, done: make(chan struct{})}
 		}
 		r.pending[h.s] = struct{}{}
-		h.s.enqueue(0, &wire.Recall{Recall: meta.Recall{Volume: v, Ino: ino, Keep: keep}})
+		h.s.enqueue(r.round, &wire.Recall{Recall: meta.Recall{Volume: v, Ino: ino, Keep: keep}})
 	})
 	if r == nil {
 		return nil

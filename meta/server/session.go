@@ -234,7 +234,7 @@ func (s *session) handle(t wire.Type, id uint64, body []byte) (done bool, err er
 		}
 		if o := s.srv.opened(m.Volume); o != nil {
 			o.mu.Lock()
-			o.leases.recalled(s, m.Ino)
+			o.leases.recalled(s, m.Ino, id)
 			o.mu.Unlock()
 		}
 	case wire.TDrop:
@@ -350,7 +350,7 @@ func (s *session) resendRecalls() {
 				continue
 			}
 			if _, asked := l.recall.pending[s]; asked {
-				s.enqueue(0, &wire.Recall{Recall: meta.Recall{Volume: o.vol, Ino: ino, Keep: l.recall.keep}})
+				s.enqueue(l.recall.round, &wire.Recall{Recall: meta.Recall{Volume: o.vol, Ino: ino, Keep: l.recall.keep}})
 			}
 		}
 		o.mu.Unlock()
