@@ -1,7 +1,6 @@
 package fuse
 
 import (
-	"math"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
