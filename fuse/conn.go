@@ -106,6 +106,8 @@ type conn struct {
 
 	closeMu sync.RWMutex
 	closed  bool
+
+	requests [maxOpcode]atomic.Uint64 // by opcode
 }
 
 // slot is the memory of one request.
@@ -324,6 +326,9 @@ func (c *conn) put(s *slot) {
 // handle answers the request of n bytes in s.in.
 func (c *conn) handle(s *slot, n int) {
 	op, unique := order.Uint32(s.in[4:]), order.Uint64(s.in[8:])
+	if op < maxOpcode {
+		c.requests[op].Add(1)
+	}
 	switch op {
 	case opSyncfs:
 		c.fail(s, unique, c.fs.status("syncfs", order.Uint64(s.in[16:]), c.syncAll()))

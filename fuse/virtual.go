@@ -2,6 +2,7 @@ package fuse
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -26,6 +27,18 @@ var virtualFiles = []struct {
 }{
 	{"mount", (*fileSystem).showMount},
 	{"volumes", (*fileSystem).showVolumes},
+	{"requests", (*fileSystem).showRequests},
+}
+
+// opNames are the names of opcodes in linux/fuse.h.
+var opNames = [maxOpcode]string{
+	1: "lookup", 2: "forget", 3: "getattr", 4: "setattr", 5: "readlink", 6: "symlink", 8: "mknod", 9: "mkdir", 10: "unlink",
+	11: "rmdir", 12: "rename", 13: "link", 14: "open", 15: "read", 16: "write", 17: "statfs", 18: "release", 20: "fsync",
+	21: "setxattr", 22: "getxattr", 23: "listxattr", 24: "removexattr", 25: "flush", 26: "init", 27: "opendir", 28: "readdir",
+	29: "releasedir", 30: "fsyncdir", 31: "getlk", 32: "setlk", 33: "setlkw", 34: "access", 35: "create", 36: "interrupt",
+	37: "bmap", 38: "destroy", 39: "ioctl", 40: "poll", 41: "notify_reply", 42: "batch_forget", 43: "fallocate",
+	44: "readdirplus", 45: "rename2", 46: "lseek", 47: "copy_file_range", 50: "syncfs", 51: "tmpfile", 52: "statx",
+	53: "copy_file_range_64",
 }
 
 // isVirtual reports whether a node belongs to .penstock.
@@ -100,6 +113,17 @@ func (f *fileSystem) showMount() []byte {
 	id, ino := f.split(fuse.FUSE_ROOT_ID)
 	fmt.Fprintf(&b, "root %d:%d\nincarnation %016x\nkernel 7.%d\nsyncfs %v\npassthrough %v\nno-open %v\n",
 		id, ino, f.incarnation, f.conn.minor, f.conn.syncfs, !f.noPassthrough, f.noOpen)
+	return b.Bytes()
+}
+
+// showRequests counts what the kernel asked for.
+func (f *fileSystem) showRequests() []byte {
+	var b bytes.Buffer
+	for op := range f.conn.requests {
+		if n := f.conn.requests[op].Load(); n > 0 {
+			fmt.Fprintf(&b, "%s %d\n", cmp.Or(opNames[op], fmt.Sprint("opcode ", op)), n)
+		}
+	}
 	return b.Bytes()
 }
 
