@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,7 +44,7 @@ func (s *Server) openOwner(v meta.VolumeID) (*owner, error) {
 		return release(err)
 	}
 	if pos.Seq == 0 {
-		effects := namespace.Format(v, meta.Time(time.Now().UnixNano()), 0o755, 0, 0, vol.Policy)
+		effects := namespace.Format(v, meta.Time(time.Now().UnixNano()), 0o755, uint32(os.Geteuid()), uint32(os.Getegid()), vol.Policy)
 		e := journal.Next(v, pos, own.Term(), namespace.AppendEffects(nil, effects))
 		if err := j.Append(ctx, e); err != nil {
 			st.Close()
