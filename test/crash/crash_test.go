@@ -30,6 +30,12 @@ func few(n int) int {
 	return n
 }
 
+// buildFlags and buildEnv say how; see race_test.go.
+var (
+	buildFlags []string
+	buildEnv   = "CGO_ENABLED=0"
+)
+
 // built is the penstock that TestMain built.
 var built string
 
@@ -50,8 +56,9 @@ func build(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	built = filepath.Join(dir, "penstock")
-	cmd := exec.Command("go", "build", "-o", built, "penstock.io/penstock/cmd/penstock")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	args := append([]string{"build", "-o", built}, buildFlags...)
+	cmd := exec.Command("go", append(args, "penstock.io/penstock/cmd/penstock")...)
+	cmd.Env = append(os.Environ(), buildEnv)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "building penstock: %v\n%s", err, out)
 		return 1
