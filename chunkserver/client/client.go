@@ -7,6 +7,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/chunkserver"
@@ -59,6 +60,8 @@ type Client struct {
 	files  map[meta.ChunkID]*file
 	lru    list.List // of *file, least recently used in front
 
+	checked atomic.Uint64 // bytes compared with checksums
+
 	ahead chan struct{} // bounds prefetches under way
 	stop  chan struct{}
 	wg    sync.WaitGroup
@@ -91,6 +94,10 @@ func New(cfg Config) *Client {
 	c.wg.Go(c.janitor)
 	return c
 }
+
+// Checked is the number of bytes of local chunks that this client compared with
+// their checksums itself: those that the server had not verified yet.
+func (c *Client) Checked() uint64 { return c.checked.Load() }
 
 // Close ends all connections; operations in flight fail.
 func (c *Client) Close() error {

@@ -81,7 +81,7 @@ func newFixture(t testing.TB, network string, n int, cfg Config) *fixture {
 
 func (f *fixture) start(id meta.ServerID, network string) {
 	f.t.Helper()
-	st, err := store.Open(store.DirDisk(f.dirs[id]), store.Options{Logger: quiet, Reserve: 1})
+	st, err := store.Open(store.DirDisk(f.dirs[id]), store.Options{Logger: quiet, Reserve: 1, Boot: host})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -387,6 +387,50 @@ func (f *fixture) sealSynced(w *Writer, g meta.ChunkGrant) meta.ChunkPlace {
 		f.t.Fatal(err)
 	}
 	return f.seal(g, w.Len())
+}
+
+// A chunk that was verified is not verified again after both sides were
+// restarted: neither by reads nor for passthrough. Before, its reader verifies.
+func TestVerifiedRestart(t *testing.T) {
+	f := newFixture(t, "unix", 1, Config{})
+	ctx := t.Context()
+	g := f.grant()
+	w := f.NewWriter(g)
+	data := random(3_000_000, 9)
+	if _, err := w.Append(ctx, data); err != nil {
+		t.Fatal(err)
+	}
+	pl := f.sealSynced(w, g)
+	w.Close()
+	p := make([]byte, 4096)
+	if err := f.ReadAt(ctx, pl, p, 100_000); err != nil || f.Checked() > block {
+		t.Fatalf("%d bytes verified, %v", f.Checked(), err)
+	}
+	checked := func() uint64 { return f.servers[1].Stats().Disks[0].Checked }
+	back, err := f.Backing(ctx, pl)
+	if err != nil || checked() != uint64(len(data)) || f.Checked() > block {
+		t.Fatalf("%d bytes verified by the server, %d by the client, %v", checked(), f.Checked(), err)
+	}
+	back.Close()
+	if err := f.servers[1].Close(); err != nil {
+		t.Fatal(err)
+	}
+	f.start(1, "unix")
+	again := New(f.Client.cfg)
+	defer again.Close()
+	if back, err = again.Backing(ctx, pl); err != nil {
+		t.Fatal(err)
+	}
+	defer back.Close()
+	for off := 0; off < len(data); off += 70_000 {
+		n := min(len(p), len(data)-off)
+		if err := again.ReadAt(ctx, pl, p[:n], uint64(off)); err != nil || !bytes.Equal(p[:n], data[off:off+n]) {
+			t.Fatal(err)
+		}
+	}
+	if checked() != 0 || again.Checked() != 0 {
+		t.Fatalf("%d bytes verified by the server, %d by the client", checked(), again.Checked())
+	}
 }
 
 // A server that accepts and then says nothing fails its callers in time, and

@@ -20,7 +20,8 @@ import (
 
 // file is a chunk's data file that a server on this machine passed us, with
 // the checksums of its blocks. We verify a block when we first read it, unless
-// the server says that it did; then bytes are read without asking anyone.
+// the server says that it did; then bytes are read without asking anyone. The
+// server verifies in the background: we ask it again now and then.
 type file struct {
 	c      *Client
 	server meta.ServerID
@@ -30,6 +31,7 @@ type file struct {
 	refs   atomic.Int32
 	where  *list.Element // guarded by Client.mu
 	looked atomic.Int64  // unix nanoseconds of the last look at ctime
+	asked  atomic.Int64  // unix nanoseconds of the last answer of the server
 
 	asking sync.Mutex // one question to the server at a time; taken before mu
 
@@ -91,8 +93,8 @@ func (c *Client) cached(id meta.ChunkID, sealed bool) *file {
 	return f
 }
 
-// file gives the chunk's file, asking the server for it if need be.
-func (c *Client) file(ctx context.Context, server meta.ServerID, pl *meta.ChunkPlace) (*file, error) {
+// file gives the chunk's file, asking the server for it, with flags, if need be.
+func (c *Client) file(ctx context.Context, server meta.ServerID, pl *meta.ChunkPlace, flags uint16) (*file, error) {
 	if f := c.cached(pl.ID, pl.Sealed); f != nil {
 		if f.server == server {
 			return f, nil
@@ -100,7 +102,7 @@ func (c *Client) file(ctx context.Context, server meta.ServerID, pl *meta.ChunkP
 		f.unref()
 	}
 	f := &file{c: c, server: server, id: pl.ID}
-	if err := f.ask(ctx, 0, true); err != nil {
+	if err := f.ask(ctx, 0, wire.FlagDescriptor|flags); err != nil {
 		return nil, err
 	}
 	f.refs.Store(2) // the cache's and the caller's
@@ -140,15 +142,13 @@ func (c *Client) forget(f *file) {
 	c.mu.Unlock()
 }
 
-// ask learns from the server about blocks from first on; with open also gets the
-// descriptor. Nobody else may use f yet in that case.
-func (f *file) ask(ctx context.Context, first uint64, open bool) error {
+// ask learns from the server about blocks from first on; with FlagDescriptor also
+// gets the descriptor (nobody else may use f yet in that case), with FlagVerify
+// after the server has verified all.
+func (f *file) ask(ctx context.Context, first uint64, flags uint16) error {
 	q := wire.Request{Cap: f.c.cfg.ReadCap(f.id.Volume), Chunk: f.id, Off: first, N: wire.MaxLocal}
 	k := &call{t: wire.Local}
-	flags := uint16(0)
-	if open {
-		flags = wire.FlagDescriptor
-	}
+	open := flags&wire.FlagDescriptor != 0
 	if err := f.c.ask(ctx, f.server, &q, k, flags); err != nil {
 		if k.fd > 0 {
 			closeFD(k.fd)
@@ -169,6 +169,14 @@ func (f *file) ask(ctx context.Context, first uint64, open bool) error {
 	defer f.mu.Unlock()
 	info := &k.answer.Info
 	f.sealed, f.length = info.State == meta.ChunkSealed, info.Length
+	f.asked.Store(time.Now().UnixNano())
+	if f.sealed && f.ctime != k.answer.Time {
+		// What is verified is so as of this time; look compares it with the
+		// file's own, at once.
+		clear(f.good)
+		f.ctime = k.answer.Time
+		f.looked.Store(0)
+	}
 	for i := range n {
 		b := first + i
 		crc := binary.BigEndian.Uint32(k.data[4*i:])
@@ -179,10 +187,6 @@ func (f *file) ask(ctx context.Context, first uint64, open bool) error {
 		f.crcs[b] = crc
 		f.known.set(b, true)
 		f.good.set(b, good)
-	}
-	if f.sealed && f.ctime == 0 {
-		f.ctime = f.changed()
-		f.looked.Store(time.Now().UnixNano())
 	}
 	return nil
 }
@@ -243,18 +247,51 @@ func (f *file) covers(off, end uint64) (known, good bool) {
 	return true, good
 }
 
-// learn makes the checksums of [off, off+n) known.
+// learn makes the checksums of [off, off+n) known, and tells whether it is all
+// verified.
 func (f *file) learn(ctx context.Context, off, n uint64) (good bool, err error) {
+	if good, err = f.learned(ctx, off, n); err != nil {
+		return false, err
+	}
+	// The first look comes after the first answer: good counts only if the
+	// file is still what the server verified.
 	if !f.look() {
 		f.c.forget(f)
 		return false, meta.E("read chunk", meta.NoSuchChunk, f.id.String(), nil)
 	}
+	if good {
+		f.mu.RLock()
+		_, good = f.covers(off, off+n)
+		f.mu.RUnlock()
+	}
+	return good, nil
+}
+
+// askEvery is how often the server is asked again whether it has verified
+// meanwhile what we would have to.
+const askEvery = time.Second
+
+func (f *file) learned(ctx context.Context, off, n uint64) (good bool, err error) {
 	end := off + n
 	f.mu.RLock()
 	known, good := f.covers(off, end)
 	f.mu.RUnlock()
+	if good && known {
+		return true, nil
+	}
 	if known {
-		return good, nil
+		if time.Now().UnixNano()-f.asked.Load() < int64(askEvery) || !f.asking.TryLock() {
+			return false, nil
+		}
+		defer f.asking.Unlock()
+		f.asked.Store(time.Now().UnixNano())
+		if err := f.ask(ctx, off/block, 0); err != nil {
+			return false, nil // we verify ourselves, then
+		}
+		f.mu.RLock()
+		defer f.mu.RUnlock()
+		known, good = f.covers(off, end)
+		return known && good, nil
 	}
 	f.asking.Lock()
 	defer f.asking.Unlock()
@@ -265,7 +302,7 @@ func (f *file) learn(ctx context.Context, off, n uint64) (good bool, err error) 
 		if known {
 			return good, nil
 		}
-		if err := f.ask(ctx, b, false); err != nil {
+		if err := f.ask(ctx, b, 0); err != nil {
 			return false, err
 		}
 	}
@@ -299,6 +336,38 @@ func (f *file) ensure(ctx context.Context, off, n uint64) error {
 		return err
 	}
 	return f.check(off, n, nil)
+}
+
+// whole has the server verify all n bytes of a sealed chunk unless it has.
+func (f *file) whole(ctx context.Context, n uint64) error {
+	f.asking.Lock()
+	defer f.asking.Unlock()
+	for first, again := uint64(0), false; ; {
+		if !f.look() {
+			f.c.forget(f)
+			return meta.E("open chunk", meta.NoSuchChunk, f.id.String(), nil)
+		}
+		f.mu.RLock()
+		sealed, length := f.sealed, f.length
+		_, good := f.covers(first*block, min(n, (first+wire.MaxLocal)*block))
+		f.mu.RUnlock()
+		switch {
+		case !sealed || n > length:
+			return meta.E("open chunk", meta.NoSuchOffset, f.id.String(), fmt.Errorf("%d bytes of %d", n, length))
+		case good:
+			if first += wire.MaxLocal; first*block >= n {
+				return nil
+			}
+			again = false
+		case again:
+			return meta.E("open chunk", meta.Corrupt, f.id.String(), errors.New("the data file changes"))
+		default:
+			if err := f.ask(ctx, first, wire.FlagVerify); err != nil {
+				return err
+			}
+			again = true
+		}
+	}
 }
 
 func (f *file) pread(p []byte, off uint64) error {
@@ -357,6 +426,7 @@ func (f *file) check(off, n uint64, p []byte) error {
 				return err
 			}
 		}
+		f.c.checked.Add(uint64(len(q)))
 		if chunkserver.CRC(q) != crc {
 			return corrupt(f.id, at)
 		}

@@ -196,7 +196,7 @@ func corrupt(id meta.ChunkID, off uint64) error {
 // ---- on this machine
 
 func (c *Client) readLocal(ctx context.Context, id meta.ServerID, pl *meta.ChunkPlace, p []byte, off uint64) error {
-	f, err := c.file(ctx, id, pl)
+	f, err := c.file(ctx, id, pl, 0)
 	if err != nil {
 		return err
 	}
@@ -204,15 +204,14 @@ func (c *Client) readLocal(ctx context.Context, id meta.ServerID, pl *meta.Chunk
 	return f.readAt(ctx, p, off)
 }
 
-// localFile finds a local server's file with [off, off+n) verified.
-func (c *Client) localFile(ctx context.Context, pl *meta.ChunkPlace, off, n uint64) (*file, error) {
+// localFile finds a local server's file that ensure makes verified as needed.
+func (c *Client) localFile(ctx context.Context, pl *meta.ChunkPlace, flags uint16, ensure func(*file) error) (*file, error) {
 	local, _ := c.places(pl)
-	worst := meta.E("open chunk", meta.NotSupported, pl.ID.String(), errors.New("no replica on this machine"))
-	var err error = worst
+	var err error = meta.E("open chunk", meta.NotSupported, pl.ID.String(), errors.New("no replica on this machine"))
 	for _, id := range local {
-		f, ferr := c.file(ctx, id, pl)
+		f, ferr := c.file(ctx, id, pl, flags)
 		if ferr == nil {
-			if ferr = f.ensure(ctx, off, n); ferr == nil {
+			if ferr = ensure(f); ferr == nil {
 				return f, nil
 			}
 			f.unref()
@@ -227,7 +226,7 @@ func (c *Client) localFile(ctx context.Context, pl *meta.ChunkPlace, off, n uint
 // pread or splice only, never close it: call the returned function when done.
 // Errors: NotSupported (no replica on this machine), and those of ReadAt.
 func (c *Client) File(ctx context.Context, pl meta.ChunkPlace, off, n uint64) (*os.File, func(), error) {
-	f, err := c.localFile(ctx, &pl, off, n)
+	f, err := c.localFile(ctx, &pl, 0, func(f *file) error { return f.ensure(ctx, off, n) })
 	if err != nil {
 		return nil, nil, err
 	}
@@ -235,13 +234,13 @@ func (c *Client) File(ctx context.Context, pl meta.ChunkPlace, off, n uint64) (*
 }
 
 // Backing gives a fresh descriptor, owned by the caller, of a sealed chunk
-// whose every byte was verified, for FUSE passthrough. Errors: NotSupported
+// whose every byte was verified, by the server, for FUSE passthrough. Errors: NotSupported
 // (not local or not sealed), and those of ReadAt.
 func (c *Client) Backing(ctx context.Context, pl meta.ChunkPlace) (*os.File, error) {
 	if !pl.Sealed {
 		return nil, meta.E("open chunk", meta.NotSupported, pl.ID.String(), errors.New("not sealed"))
 	}
-	f, err := c.localFile(ctx, &pl, 0, pl.Length)
+	f, err := c.localFile(ctx, &pl, wire.FlagVerify, func(f *file) error { return f.whole(ctx, pl.Length) })
 	if err != nil {
 		return nil, err
 	}

@@ -366,6 +366,11 @@ func (c *conn) local(h wire.Header, q wire.Request) error {
 	if err != nil {
 		return err
 	}
+	if h.Flags&wire.FlagVerify != 0 {
+		if err := st.Verify(c.s.ctx, q.Chunk); err != nil {
+			return err
+		}
+	}
 	open := h.Flags&wire.FlagDescriptor != 0
 	l, err := st.Local(q.Chunk, q.Off, int(min(q.N, wire.MaxLocal)), open)
 	if err != nil {
@@ -376,7 +381,7 @@ func (c *conn) local(h wire.Header, q wire.Request) error {
 		data = binary.BigEndian.AppendUint32(data, crc)
 	}
 	data = append(data, l.Verified...)
-	a := wire.Answer{Info: l.Info, First: l.First}
+	a := wire.Answer{Info: l.Info, First: l.First, Time: l.Changed}
 	if !open {
 		_ = c.Send(a.AppendFrame(nil, wire.Local, 0, h.ID, len(data), chunkserver.CRC(data)), data)
 		return nil

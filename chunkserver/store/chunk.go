@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"penstock.io/penstock/chunkserver"
 	"penstock.io/penstock/meta"
@@ -53,8 +54,14 @@ type chunk struct {
 	file    *handle       // nil until needed
 	wb      uint64        // bytes that write-back was started for
 	alloc   uint64        // bytes allocated ahead
-	bits    bitmap        // blocks verified, or written, since Open
-	ctime   int64         // of the sealed data file when bits were last known to hold
+	bits    bitmap        // while open: blocks verified, or written, since Open
+	wrote   bool          // some of bits were written only, or verified one by one
+	whole   Stamp         // while open and not wrote: of the file when bits were verified
+	// checked is up to where an open chunk's whole blocks were verified; for
+	// sealed chunks Store.vouched tells.
+	checked  uint64
+	checking *checking // the verification under way
+	queued   bool      // to be verified, since something was appended
 }
 
 // handle is an open data file that is closed when its last user is done.
@@ -266,6 +273,7 @@ func (s *Store) Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, o
 	if err := s.admit(ctx, len(p)); err != nil {
 		return err
 	}
+	s.lastAppend.Store(time.Now().UnixNano())
 	crcs, whole := sums(off, p)
 	if whole != crc && !s.o.UnsafeNoVerify {
 		return meta.E(op, meta.Corrupt, id.String(), fmt.Errorf("the bytes at %d have checksum %08x, the sender says %08x", off, whole, crc))
@@ -329,6 +337,11 @@ func (s *Store) Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, o
 	c.fence = fence
 	for b := (off + block - 1) / block; b < chunkserver.Blocks(off+uint64(len(p))); b++ {
 		c.bits.set(b)
+	}
+	c.wrote = true
+	if !c.queued {
+		c.queued = true
+		s.enqueue(id)
 	}
 	c.grow(uint64(len(p)), crcs)
 	if c.length-c.wb >= writebackStep {
@@ -517,7 +530,8 @@ func (s *Store) Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, fin
 	if err := s.raise(c, fence); err != nil {
 		return none, err
 	}
-	if err := s.verifyOpen(c); err != nil {
+	before, err := s.verifyOpen(c)
+	if err != nil {
 		return c.info(), err
 	}
 	if !final {
@@ -549,7 +563,7 @@ func (s *Store) Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, fin
 	if err != nil {
 		return none, s.fail(err)
 	}
-	s.trim(c)
+	s.trim(c, before)
 	if c.dataOK == length {
 		c.closeFile() // nothing more to sync; the next checkpoint may be far
 	}
@@ -624,17 +638,36 @@ func (s *Store) crcsAt(c *chunk, length uint64) ([]uint32, error) {
 }
 
 // trim cuts a sealed chunk's data file to its length, giving back what was
-// allocated ahead. A failure costs space only; recovery and fsck tell.
-func (s *Store) trim(c *chunk) {
+// allocated ahead. A failure costs space only; recovery and fsck tell. before
+// is the file's stamp since which all of it was verified, or zero.
+func (s *Store) trim(c *chunk, before Stamp) {
 	h, err := s.hold(c, true, false)
 	if err != nil {
 		return // nothing was ever written
 	}
 	defer h.done()
+	upTo := uint64(0)
+	if now, err := h.Stamp(); err == nil && now == before {
+		upTo = c.length
+	}
 	if err := h.Truncate(int64(c.length)); err != nil {
 		s.slog.Warn("sealed chunk not trimmed", "chunk", c.id.String(), "err", err)
 	}
-	c.ctime, _ = h.Changed()
+	s.toVerify(c, h, upTo)
+	c.bits = nil
+}
+
+// toVerify has a chunk that was sealed just now verified soon, from upTo on.
+func (s *Store) toVerify(c *chunk, h *handle, upTo uint64) {
+	if c.length == 0 {
+		return
+	}
+	if now, err := h.Stamp(); err == nil {
+		s.vouch(c.id, now, upTo)
+	}
+	if upTo < c.length {
+		s.enqueue(c.id)
+	}
 }
 
 // Stat implements chunkserver.Service.
@@ -683,7 +716,8 @@ func (s *Store) Delete(ctx context.Context, id meta.ChunkID, fence meta.Fence) e
 		s.stats.deletes.Add(1)
 	}
 	c.closeFile()
-	c.length, c.synced, c.dataOK, c.crcs, c.bits = 0, 0, 0, nil, nil
+	c.length, c.synced, c.dataOK, c.crcs, c.bits, c.checked = 0, 0, 0, nil, nil, 0
+	s.forget(id)
 	return s.unlink(id)
 }
 

@@ -44,8 +44,10 @@ type File interface {
 	Sync() error
 	Truncate(n int64) error
 	Size() (int64, error)
-	// Changed is the time of the inode's last change (ctime), in nanoseconds.
-	Changed() (int64, error)
+	// Stamp tells this state of the file from others.
+	Stamp() (Stamp, error)
+	// WillNeed hints that [off, off+n) will be read soon.
+	WillNeed(off, n int64)
 	// Allocate reserves space for [off, off+n) without changing the length.
 	// Best effort: a file system that can't does nothing.
 	Allocate(off, n int64) error
@@ -223,9 +225,13 @@ func (f *osFile) Size() (int64, error) {
 	return st.Size, err
 }
 
-func (f *osFile) Changed() (int64, error) {
+func (f *osFile) WillNeed(off, n int64) {
+	_ = unix.Fadvise(f.fd, off, n, unix.FADV_WILLNEED)
+}
+
+func (f *osFile) Stamp() (Stamp, error) {
 	st, err := f.stat()
-	return st.Ctim.Nano(), err
+	return Stamp{Inode: st.Ino, Changed: st.Ctim.Nano(), Size: st.Size}, err
 }
 
 func (f *osFile) Allocate(off, n int64) error {

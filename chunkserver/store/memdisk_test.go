@@ -327,14 +327,15 @@ func (f *memFile) Size() (int64, error) {
 	return int64(len(f.i.now)), nil
 }
 
-func (f *memFile) Changed() (int64, error) {
+func (f *memFile) Stamp() (Stamp, error) {
 	f.d.mu.Lock()
 	defer f.d.mu.Unlock()
-	return f.i.changed, nil
+	return Stamp{Inode: 1, Changed: f.i.changed, Size: int64(len(f.i.now))}, nil
 }
 
 func (f *memFile) Allocate(off, n int64) error { return nil }
 func (f *memFile) StartWrite(off, n int64)     {}
+func (f *memFile) WillNeed(off, n int64)       {}
 func (f *memFile) Close() error                { return nil }
 
 // crash gives the disk as it comes back: all that was synced, and of the rest

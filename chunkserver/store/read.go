@@ -21,6 +21,7 @@ func putBlock(b *[]byte) { blockPool.Put(b) }
 // is of it) lies, and verifies it.
 func (s *Store) readBlock(id meta.ChunkID, h File, b []byte, off uint64, crc uint32) error {
 	n, err := h.ReadAt(b, int64(off))
+	s.stats.checked.Add(uint64(n))
 	if err != nil && !errors.Is(err, io.EOF) {
 		return ioError("read chunk", id.String(), err)
 	}
@@ -58,6 +59,7 @@ func (s *Store) look(id meta.ChunkID, off, n uint64) (view, error) {
 	if off > c.length || n > c.length-off {
 		return view{}, meta.E("read chunk", meta.NoSuchOffset, id.String(), fmt.Errorf("%d bytes at %d of %d", n, off, c.length))
 	}
+	s.lastRead.Store(time.Now().UnixNano())
 	v := view{id: id, length: c.length, first: off / block}
 	if n > 0 {
 		v.crcs = append(v.crcs, c.crcs[off/block:chunkserver.Blocks(off+n)]...)
@@ -139,7 +141,8 @@ type Local struct {
 	Info     chunkserver.Info
 	First    uint64   // block number of CRCs[0] and of bit 0 of Verified
 	CRCs     []uint32 // at most max of them
-	Verified []byte   // a bit a block, lowest first: verified or written since the store was opened, and not touched since
+	Verified []byte   // a bit a block, lowest first: verified since the machine booted, and not touched since
+	Changed  int64    // of a sealed chunk: ctime of the data file of which Verified tells, ns since 1970
 	File     File     // read-only, owned by the caller; nil if not asked for
 }
 
@@ -155,19 +158,22 @@ func (s *Store) Local(id meta.ChunkID, first uint64, most int, open bool) (Local
 		return Local{}, c.noSuch("open chunk")
 	}
 	l := Local{Info: chunkserver.Info{ID: c.id, State: c.state, Length: c.length, Synced: c.synced, Fence: c.fence}, First: first}
-	if c.state == meta.ChunkSealed && c.length > 0 {
-		// Somebody else's write changes ctime: then nothing is known any more.
+	var good uint64 // blocks
+	if c.length > 0 {
 		h, err := s.hold(c, false, false)
 		if err != nil {
 			return Local{}, err
 		}
-		changed, err := h.Changed()
+		upTo, stamp, err := s.checkedOf(c, h)
 		h.done()
 		if err != nil {
-			return Local{}, ioError("open chunk", id.String(), err)
+			return Local{}, err
 		}
-		if changed != c.ctime {
-			c.bits, c.ctime = nil, changed
+		l.Changed = stamp.Changed
+		if good = upTo / block; upTo == c.length {
+			good = uint64(len(c.crcs))
+		} else {
+			s.enqueue(id)
 		}
 	}
 	if first < uint64(len(c.crcs)) {
@@ -175,7 +181,7 @@ func (s *Store) Local(id meta.ChunkID, first uint64, most int, open bool) (Local
 	}
 	l.Verified = make([]byte, (len(l.CRCs)+7)/8)
 	for i := range l.CRCs {
-		if c.bits.has(first + uint64(i)) {
+		if first+uint64(i) < good {
 			l.Verified[i/8] |= 1 << (i % 8)
 		}
 	}
@@ -190,15 +196,25 @@ func (s *Store) Local(id meta.ChunkID, first uint64, most int, open bool) (Local
 // verifyOpen makes sure of every byte of an open chunk before a length is
 // told to whoever seals: blocks not written or checked since Open are read.
 // It cuts the chunk in memory to what verifies; bad bytes below the synced mark are corruption, not a shorter chunk.
-func (s *Store) verifyOpen(c *chunk) error {
+// If every block was read now, it gives the stamp that the file had then, else zero.
+func (s *Store) verifyOpen(c *chunk) (Stamp, error) {
 	if c.length == 0 {
-		return nil
+		return Stamp{}, nil
 	}
 	h, err := s.hold(c, false, false)
 	if err != nil {
-		return err
+		return Stamp{}, err
 	}
 	defer h.done()
+	var stamp Stamp
+	if !c.wrote {
+		if stamp, err = h.Stamp(); err != nil {
+			return Stamp{}, ioError("seal", c.id.String(), err)
+		}
+		if stamp != c.whole {
+			c.bits, c.whole = nil, stamp
+		}
+	}
 	buf := getBlock()
 	defer putBlock(buf)
 	for i, crc := range c.crcs {
@@ -209,11 +225,11 @@ func (s *Store) verifyOpen(c *chunk) error {
 		if err := s.readBlock(c.id, h, (*buf)[:min(block, c.length-at)], at, crc); err != nil {
 			// Whatever was loaded from .meta or recovered was durable once.
 			c.damaged = true
-			return err
+			return Stamp{}, err
 		}
 		c.bits.set(uint64(i))
 	}
-	return nil
+	return stamp, nil
 }
 
 // ScrubReport is what a scrub found.
@@ -272,7 +288,7 @@ func (s *Store) scrubOne(ctx context.Context, id meta.ChunkID, rate uint64, star
 		return err
 	}
 	defer v.h.done()
-	changed, err := v.h.Changed()
+	stamp, err := v.h.Stamp()
 	if err != nil {
 		return ioError("scrub", id.String(), err)
 	}
@@ -308,13 +324,8 @@ func (s *Store) scrubOne(ctx context.Context, id meta.ChunkID, rate uint64, star
 		return err
 	}
 	defer s.leave(c)
-	if c.exists && c.state == meta.ChunkSealed && c.length == v.length {
-		if c.ctime != changed {
-			c.bits, c.ctime = nil, changed
-		}
-		for i := range v.crcs {
-			c.bits.set(uint64(i))
-		}
+	if after, err := v.h.Stamp(); err == nil && after == stamp && c.exists && c.state == meta.ChunkSealed && c.length == v.length {
+		s.vouch(id, stamp, v.length)
 	}
 	return nil
 }

@@ -426,6 +426,7 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 	// Whatever was checked piece by piece counts as verified from its first whole block on.
 	for b := chunkserver.Blocks(f.base); b < chunkserver.Blocks(good); b++ {
 		c.bits.set(b)
+		c.wrote = true
 	}
 	if f.sealed != nil {
 		c.state = meta.ChunkSealed
@@ -466,13 +467,21 @@ func (s *Store) cut(c *chunk) error {
 		return err
 	}
 	defer h.done()
-	n, err := h.Size()
-	if err == nil && (uint64(n) > c.length || c.state == meta.ChunkSealed) {
-		err = h.Truncate(int64(min(uint64(n), c.length)))
-	}
+	stamp, err := h.Stamp()
 	if err != nil {
 		return ioError("recover", c.id.String(), err)
 	}
-	c.ctime, err = h.Changed()
-	return ioError("recover", c.id.String(), err)
+	n, sealed := uint64(stamp.Size), c.state == meta.ChunkSealed
+	if sealed && n == c.length && s.knows(c.id, stamp) {
+		return nil // trimmed when it was sealed: to do it again would change ctime
+	}
+	if n > c.length || sealed {
+		if err := h.Truncate(int64(min(n, c.length))); err != nil {
+			return ioError("recover", c.id.String(), err)
+		}
+	}
+	if sealed {
+		s.toVerify(c, h, 0)
+	}
+	return nil
 }

@@ -7,6 +7,7 @@
 //	DIR/chunks/xx/ID.data the raw bytes at their offsets and nothing else
 //	DIR/chunks/xx/ID.meta state, fence, length and block checksums as of the last checkpoint; see format.go
 //	DIR/log/              what happened since; see log.go
+//	DIR/verified          which sealed chunks were verified since the machine booted; see verified.go
 //
 // An append writes its bytes to the data file and a record of its checksums
 // to the log, both into the page cache: an acknowledged append survives the
@@ -54,6 +55,9 @@ type Options struct {
 	InlineMax int
 	// CheckpointEvery is how long the log may grow in calm times; 0 means 30 s.
 	CheckpointEvery time.Duration
+	// Boot is the machine's boot id, at most 40 bytes. What was verified since is
+	// remembered over restarts of the process; empty: it isn't.
+	Boot string
 	// Manual: no goroutine runs; tests call Checkpoint and Mark themselves.
 	Manual bool
 	// batch is batchFrom, for tests.
@@ -75,6 +79,7 @@ const (
 	maxHandles    = 1024
 	maxDirty      = 2048 // chunks that the log speaks of: each may hold a descriptor
 	maxTombs      = 1 << 16
+	maxChecks     = 2 // verifications at once that somebody waits for
 )
 
 // Store is one open disk. Safe for concurrent use.
@@ -109,10 +114,19 @@ type Store struct {
 	cpDoneMu sync.Mutex
 	cpDone   chan struct{} // closed and replaced when a checkpoint ends
 	cpErr    error         // of the last checkpoint
+
+	vmu        sync.Mutex
+	vouched    map[meta.ChunkID]vouched
+	unsaved    bool // vouched is newer than the record on the disk
+	queue      []meta.ChunkID
+	waiting    map[meta.ChunkID]struct{} // those in queue that are still to be verified
+	checks     chan struct{}             // bounds the verifications that somebody waits for
+	lastAppend atomic.Int64              // unix nanoseconds
+	lastRead   atomic.Int64
 }
 
 type counters struct {
-	appends, appendBytes, syncs, inlineSyncs, reads, readBytes, checkpoints, corrupt, seals, deletes atomic.Uint64
+	appends, appendBytes, syncs, inlineSyncs, reads, readBytes, checkpoints, corrupt, seals, deletes, checked atomic.Uint64
 }
 
 // Stats are counts since Open, and where the disk stands.
@@ -123,6 +137,7 @@ type Stats struct {
 	Reads, ReadBytes     uint64
 	Seals, Deletes       uint64
 	Checkpoints          uint64
+	Checked              uint64 // bytes read to compare them with their checksums
 	Corrupt              uint64 // blocks or chunks found bad
 	Total, Free          uint64 // bytes of the disk; Free is what appends may still take
 	Failed               string // the sticky error, empty while healthy
@@ -160,8 +175,11 @@ func Open(d Disk, o Options) (*Store, error) {
 	s := &Store{
 		o: o, d: d, f: f, lock: lock, slog: o.Logger,
 		chunks: map[meta.ChunkID]*chunk{}, dirty: map[*chunk]struct{}{}, tombs: map[meta.ChunkID]struct{}{},
+		vouched: map[meta.ChunkID]vouched{}, waiting: map[meta.ChunkID]struct{}{}, checks: make(chan struct{}, maxChecks),
 		kick: make(chan struct{}, 1), stop: make(chan struct{}), cpDone: make(chan struct{}),
 	}
+	s.lastAppend.Store(time.Now().UnixNano()) // leave those who start with us some time
+	s.loadVerified()
 	if err := s.recover(); err != nil {
 		if s.log != nil {
 			s.log.close()
@@ -180,6 +198,7 @@ func Open(d Disk, o Options) (*Store, error) {
 	}
 	if !o.Manual {
 		s.wg.Go(s.run)
+		s.wg.Go(s.check)
 	}
 	return s, nil
 }
@@ -198,7 +217,11 @@ func (s *Store) Close() error {
 	}
 	close(s.stop)
 	s.wg.Wait()
+	if !s.o.Manual {
+		s.checkLast()
+	}
 	err := s.Checkpoint()
+	s.saveVerified()
 	s.release()
 	return err
 }
@@ -387,7 +410,7 @@ func (s *Store) Stats() Stats {
 		Syncs: s.stats.syncs.Load(), InlineSyncs: s.stats.inlineSyncs.Load(), LogSyncs: logSyncs,
 		Reads: s.stats.reads.Load(), ReadBytes: s.stats.readBytes.Load(),
 		Seals: s.stats.seals.Load(), Deletes: s.stats.deletes.Load(),
-		Checkpoints: s.stats.checkpoints.Load(), Corrupt: s.stats.corrupt.Load(),
+		Checkpoints: s.stats.checkpoints.Load(), Checked: s.stats.checked.Load(), Corrupt: s.stats.corrupt.Load(),
 	}
 	if total, free, err := s.d.Space(); err == nil {
 		st.Total, st.Free = total, free-min(free, s.reserve)

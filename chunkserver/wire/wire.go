@@ -38,7 +38,8 @@
 //	sync    synced 8
 //	read    FlagRaw: checksums of the blocks, 4 each; the data is the bytes, unchecked. Else nothing; the data is the bytes
 //	stat, seal  info
-//	local   info, first block 8; the data is the checksums, 4 each, then a bit each: verified. FlagDescriptor: a read-only descriptor comes along
+//	local   info, first block 8, ctime of a sealed chunk's data file 8 (ns since 1970); the data is the checksums, 4 each, then a bit each: verified. FlagDescriptor: a read-only descriptor comes along.
+//	        The bits hold while ctime is the same. With FlagVerify in the request, the server verifies all of the chunk before
 //
 // Info is id, state 1, length 8, synced 8, fence, CRC32C 4. With a failed seal, info follows, too.
 package wire
@@ -90,6 +91,7 @@ const (
 	FlagRaw        uint16 = 1 << iota // read: whole blocks with their checksums, for the receiver to verify
 	FlagDescriptor                    // local: send, or here comes, a descriptor
 	FlagShared                        // append: the bytes are in the shared ring
+	FlagVerify                        // local: verify all of the chunk before answering
 )
 
 // Header is a decoded frame header.
@@ -255,6 +257,7 @@ type Answer struct {
 	Info   chunkserver.Info // stat, seal, local
 	Synced uint64           // sync
 	First  uint64           // local
+	Time   int64            // local: ctime of a sealed chunk's data file, ns since 1970
 	CRCs   []uint32         // read with FlagRaw
 	Speaks uint16           // hello
 	Server meta.ServerID    // hello
@@ -295,6 +298,7 @@ func (a *Answer) AppendFrame(b []byte, t Type, flags uint16, id uint64, n int, c
 		}
 	case t == Local:
 		b = binary.BigEndian.AppendUint64(appendInfo(b, &a.Info), a.First)
+		b = binary.BigEndian.AppendUint64(b, uint64(a.Time))
 	}
 	finish(b[at:], t|Reply, flags, id, n, crc)
 	return b
@@ -320,7 +324,7 @@ func DecodeAnswer(t Type, flags uint16, b []byte) (a Answer, err error) {
 			a.CRCs = append(a.CRCs, d.u32())
 		}
 	case t == Local:
-		a.Info, a.First = d.info(), d.u64()
+		a.Info, a.First, a.Time = d.info(), d.u64(), int64(d.u64())
 	}
 	return a, d.end()
 }

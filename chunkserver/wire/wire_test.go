@@ -28,6 +28,7 @@ var requests = []struct {
 	{Stat, 0, Request{Cap: []byte("cap"), Chunk: id}},
 	{Seal, 0, Request{Cap: []byte("cap"), Chunk: id, Fence: fence, Off: 9, Final: true}},
 	{Delete, 0, Request{Cap: []byte("cap"), Chunk: id, Fence: fence}},
+	{Local, FlagVerify, Request{Cap: []byte("cap"), Chunk: id, N: MaxLocal}},
 	{Local, FlagDescriptor, Request{Cap: []byte("cap"), Chunk: id, Off: 9, N: 8}},
 	{Ping, 0, Request{Cap: []byte{}}},
 	{Share, 0, Request{Cap: []byte{}, Off: 1 << 20}},
@@ -46,7 +47,8 @@ var answers = []struct {
 	{Read, 0, Answer{}},
 	{Stat, 0, Answer{Info: info}},
 	{Seal, 0, Answer{Kind: meta.Sealed, Info: info}},
-	{Local, 0, Answer{Info: info, First: 4}},
+	{Local, 0, Answer{Info: info, First: 4, Time: 5}},
+	{Local, 0, Answer{Info: info, Time: -1}},
 	{Delete, 0, Answer{}},
 }
 

@@ -374,7 +374,7 @@ func openDisk(dir string, cfg ChunkConfig) (*store.Store, error) {
 		return nil, meta.E("open disk", meta.IO, dir, err)
 	}
 	o := cfg.Store
-	o.Cluster, o.Logger = cfg.Cluster, cfg.Logger
+	o.Cluster, o.Logger, o.Boot = cfg.Cluster, cfg.Logger, metaclient.BootID()
 	names, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, meta.E("open disk", meta.IO, dir, err)
