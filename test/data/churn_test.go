@@ -169,6 +169,9 @@ func TestEtcdStaysSmall(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Logf("after SIGKILL, %s: serving in %v", how, s.process.StartedIn.Round(time.Millisecond))
+		if s.process.StartedIn > 5*time.Second {
+			t.Log(s.process.Output()) // which step took its time
+		}
 		if s.process.StartedIn > 20*time.Second {
 			t.Errorf("it took %v to serve again", s.process.StartedIn)
 		}

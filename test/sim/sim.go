@@ -1,0 +1,300 @@
+// Package sim owns the simulation of the metadata protocol: owners of volumes,
+// their sessions, the log that fences them and the chunk servers, run by one
+// goroutine from one random source and one queue of events. No clock, no
+// network and no disk is real; the state machine is (meta/namespace), and so are
+// the log's entries and hashes (meta/journal). The same seed gives the same run,
+// which a hash over every event proves.
+//
+// The owner here (owner.go) is the algorithm of meta/server without its
+// goroutines, connections and etcd: overlay, early replies, leases and recalls,
+// group commit, recovery with replays, sealing. What must hold is in truth.go;
+// it is checked at every answer and every commit. Off switches mechanisms off:
+// then a check must fail, or it guards nothing.
+package sim
+
+import (
+	"container/heap"
+	"encoding/binary"
+	"fmt"
+	"hash"
+	"hash/fnv"
+	"math/rand/v2"
+
+	"penstock.io/penstock/meta"
+)
+
+// Times of the simulated world, in milliseconds.
+const (
+	ownerTTL   = 500 // an owner's lease at the log's store
+	sessionTTL = 400 // a session's lease at its owner
+	margin     = 8   // an eighth, by which a holder gives up early
+	pollEvery  = 100 // how often servers look for volumes without an owner
+	backAfter  = 30  // until a client with a broken connection dials again
+)
+
+// Off switches mechanisms off.
+type Off struct {
+	Fence       bool // the log takes entries from anyone, chunks take appends at any fence
+	ReplayOrder bool // clients re-send early-answered operations in any order
+	Wait        bool // what is not durable is seen by others
+	Recall      bool // nothing is recalled
+	OwnerLease  bool // owners answer after their lease
+	Sync        bool // what a chunk server synced is lost in a crash all the same
+}
+
+// Config of one run.
+type Config struct {
+	Seed    uint64
+	Events  int // until the world is healed and must come to rest
+	Servers int // default 2
+	Clients int // default 3
+	Volumes int // default 2
+	Disks   int // default 2
+	Calm    bool
+	Off     Off
+	// Log gets a line for every event.
+	Log func(string)
+}
+
+// Result of one run.
+type Result struct {
+	Hash                                       uint64
+	Events, Commits, Takeovers, Replays        int
+	Crashes, Pauses, Breaks, Seals, Operations int
+	Expired, Checkpoints, Reads, Writes        int
+}
+
+type event struct {
+	at   int64
+	n    uint64 // order of making, among those of one time
+	node *node  // nil: the world itself
+	life int    // of the node, when it was made
+	do   func()
+}
+
+type queue []*event
+
+func (q queue) Len() int { return len(q) }
+func (q queue) Less(i, j int) bool {
+	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].n < q[j].n
+}
+func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q *queue) Push(x any)   { *q = append(*q, x.(*event)) }
+func (q *queue) Pop() any {
+	old := *q
+	e := old[len(old)-1]
+	*q = old[:len(old)-1]
+	return e
+}
+
+// node is a process on a machine: it can stand still, and it can end.
+type node struct {
+	name   string
+	life   int   // grows with each crash: events of an earlier life are void
+	paused int64 // until then nothing runs
+	drift  int64 // of its clock, in thousandths
+}
+
+// world is everything.
+type world struct {
+	cfg   Config
+	rng   *rand.Rand
+	now   int64
+	made  uint64
+	q     queue
+	sum   hash.Hash64
+	res   Result
+	err   error
+	calm  bool // no more faults
+	truth *truth
+
+	log     []*volumeLog // by volume-1
+	servers []*server
+	clients []*client
+	disks   []*disk
+}
+
+// clock is a node's own: it drifts, and goes on while the node stands still.
+func (w *world) clock(n *node) int64 { return w.now + w.now*n.drift/1000 }
+
+func (w *world) fail(format string, a ...any) {
+	if w.err == nil {
+		w.err = fmt.Errorf("at %d ms: "+format, append([]any{w.now}, a...)...)
+		w.trace("VIOLATION %v", w.err)
+	}
+}
+
+func (w *world) trace(format string, a ...any) {
+	line := fmt.Sprintf(format, a...)
+	var b [8]byte
+	binary.LittleEndian.PutUint64(b[:], uint64(w.now))
+	w.sum.Write(b[:])
+	w.sum.Write([]byte(line))
+	if w.cfg.Log != nil {
+		w.cfg.Log(fmt.Sprintf("%6d %s", w.now, line))
+	}
+}
+
+// after runs do on a node in d milliseconds, unless the node's life ends first.
+func (w *world) after(d int64, n *node, do func()) {
+	e := &event{at: w.now + d, n: w.made, node: n, do: do}
+	if n != nil {
+		e.life = n.life
+	}
+	w.made++
+	heap.Push(&w.q, e)
+}
+
+// chance is true with probability p/1000, never when the world is calm.
+func (w *world) chance(p int) bool { return !w.calm && w.rng.IntN(1000) < p }
+
+func (w *world) delay() int64 {
+	if w.chance(20) {
+		return 20 + w.rng.Int64N(150)
+	}
+	return 1 + w.rng.Int64N(4)
+}
+
+// step runs one event; false when there is none left.
+func (w *world) step() bool {
+	if len(w.q) == 0 || w.err != nil {
+		return false
+	}
+	e := heap.Pop(&w.q).(*event)
+	w.now = e.at
+	if e.node != nil {
+		if e.life != e.node.life {
+			return true
+		}
+		if e.node.paused > w.now {
+			e.at = e.node.paused
+			heap.Push(&w.q, e) // keeps its place among those that wait
+			return true
+		}
+	}
+	w.res.Events++
+	e.do()
+	return true
+}
+
+// New makes a world that has not begun.
+func newWorld(cfg Config) *world {
+	def := func(p *int, n int) {
+		if *p == 0 {
+			*p = n
+		}
+	}
+	def(&cfg.Servers, 2)
+	def(&cfg.Clients, 3)
+	def(&cfg.Volumes, 2)
+	def(&cfg.Disks, 2)
+	def(&cfg.Events, 20_000)
+	w := &world{cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x5eed)), sum: fnv.New64a(), calm: cfg.Calm}
+	w.truth = newTruth(w)
+	for v := range cfg.Volumes {
+		w.log = append(w.log, newVolumeLog(w, meta.VolumeID(v+1)))
+	}
+	for i := range cfg.Disks {
+		w.disks = append(w.disks, newDisk(w, i))
+	}
+	for i := range cfg.Servers {
+		w.servers = append(w.servers, newServer(w, i))
+	}
+	for i := range cfg.Clients {
+		w.clients = append(w.clients, newClient(w, i))
+	}
+	return w
+}
+
+// Run runs a world with faults, heals it, lets it come to rest and checks what
+// is left.
+func Run(cfg Config) (Result, error) {
+	w := newWorld(cfg)
+	for _, s := range w.servers {
+		s.boot()
+	}
+	for _, c := range w.clients {
+		c.boot()
+	}
+	w.faults()
+	for w.res.Events < w.cfg.Events && w.step() {
+	}
+	w.rest()
+	w.res.Hash = w.sum.Sum64()
+	if w.err != nil {
+		return w.res, fmt.Errorf("seed %d: %w", cfg.Seed, w.err)
+	}
+	return w.res, nil
+}
+
+// rest heals everything, ends the load and lets what is under way finish.
+func (w *world) rest() {
+	if w.err != nil {
+		return
+	}
+	w.calm = true
+	for _, n := range w.nodes() {
+		n.paused = 0
+	}
+	for _, c := range w.clients {
+		c.stopping = true
+	}
+	for end := w.now + 12*sessionTTL + 4*ownerTTL; w.now < end && w.step(); {
+	}
+	if w.err == nil {
+		w.truth.atRest()
+	}
+}
+
+func (w *world) nodes() (all []*node) {
+	for _, s := range w.servers {
+		all = append(all, &s.node)
+	}
+	for _, c := range w.clients {
+		all = append(all, &c.node)
+	}
+	for _, d := range w.disks {
+		all = append(all, &d.node)
+	}
+	return all
+}
+
+// faults makes something go wrong now and then.
+func (w *world) faults() {
+	w.after(40+w.rng.Int64N(260), nil, func() {
+		if w.calm {
+			return
+		}
+		switch r := w.rng.IntN(100); {
+		case r < 25:
+			w.breakOne()
+		case r < 50:
+			s := w.servers[w.rng.IntN(len(w.servers))]
+			w.pause(&s.node, w.rng.Int64N(2*ownerTTL))
+		case r < 60:
+			w.servers[w.rng.IntN(len(w.servers))].crash()
+		case r < 75:
+			c := w.clients[w.rng.IntN(len(w.clients))]
+			w.pause(&c.node, w.rng.Int64N(2*sessionTTL))
+		case r < 82:
+			w.clients[w.rng.IntN(len(w.clients))].crash()
+		case r < 92:
+			w.disks[w.rng.IntN(len(w.disks))].crash()
+		default:
+			d := w.disks[w.rng.IntN(len(w.disks))]
+			w.pause(&d.node, w.rng.Int64N(100))
+		}
+		w.faults()
+	})
+}
+
+func (w *world) pause(n *node, d int64) {
+	w.res.Pauses++
+	w.trace("%s stands still for %d", n.name, d)
+	n.paused = w.now + d
+}
+
+func (w *world) breakOne() {
+	c := w.clients[w.rng.IntN(len(w.clients))]
+	c.vols[w.rng.IntN(len(c.vols))].disconnect()
+}
