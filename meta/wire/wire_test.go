@@ -1,0 +1,219 @@
+package wire
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"reflect"
+	"runtime"
+	"testing"
+
+	"penstock.io/penstock/meta"
+)
+
+// messages makes one empty message of every type.
+func messages() []Message {
+	return []Message{
+		new(Hello), new(Call), new(Reply), new(Batch), new(BatchRe), new(Sync), new(Durable), new(Recall), new(Recalled),
+		new(Drop), new(KeepAlive), new(Alloc), new(Grants), new(Seal), new(Lock), new(LockRe), new(Cancel), new(Admin),
+		new(AdminRe), new(Report), new(Order), new(OrderRe), new(Claim), new(Bye), new(Caps), new(CapsRe), new(Servers),
+	}
+}
+
+var ops = []meta.Op{
+	new(meta.Lookup), new(meta.GetAttr), new(meta.ReadDir), new(meta.ReadLink), new(meta.GetXattr), new(meta.ListXattr), new(meta.Open),
+	new(meta.StatFSOp), new(meta.Seek), new(meta.Create), new(meta.Tmpfile), new(meta.Link), new(meta.Unlink), new(meta.Rename),
+	new(meta.SetAttr), new(meta.Write), new(meta.Fallocate), new(meta.CopyRange), new(meta.SetXattr), new(meta.RemoveXattr),
+	new(meta.ReleaseOrphans), new(meta.ReplaceExtents),
+}
+
+var opType = reflect.TypeFor[meta.Op]()
+
+// fill gives every field a value drawn from r.
+func fill(v reflect.Value, r *rand.Rand) {
+	switch v.Kind() {
+	case reflect.Bool:
+		v.SetBool(r.IntN(2) == 1)
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		v.SetInt(int64(r.Uint64()) >> (64 - v.Type().Bits() + r.IntN(v.Type().Bits())))
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		v.SetUint(r.Uint64() >> (64 - v.Type().Bits() + r.IntN(v.Type().Bits())))
+	case reflect.String:
+		b := make([]byte, r.IntN(12))
+		for i := range b {
+			b[i] = byte(r.Uint32())
+		}
+		v.SetString(string(b))
+	case reflect.Slice:
+		n := r.IntN(4)
+		v.Set(reflect.MakeSlice(v.Type(), n, n))
+		for i := range n {
+			fill(v.Index(i), r)
+		}
+	case reflect.Array:
+		for i := range v.Len() {
+			fill(v.Index(i), r)
+		}
+	case reflect.Pointer:
+		if r.IntN(2) == 1 {
+			v.Set(reflect.New(v.Type().Elem()))
+			fill(v.Elem(), r)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				fill(v.Field(i), r)
+			}
+		}
+	case reflect.Interface:
+		if v.Type() != opType {
+			panic(fmt.Sprintf("a field of type %v", v.Type()))
+		}
+		op := reflect.New(reflect.TypeOf(ops[r.IntN(len(ops))]).Elem())
+		fill(op.Elem(), r)
+		v.Set(op)
+	default:
+		panic(fmt.Sprintf("a field of kind %v", v.Kind()))
+	}
+}
+
+func empty(m Message) Message { return reflect.New(reflect.TypeOf(m).Elem()).Interface().(Message) }
+
+// again encodes, reads the frame, decodes, encodes.
+func again(t *testing.T, m Message) (first, second []byte, got Message) {
+	t.Helper()
+	first = Append(nil, 7, m)
+	rd := NewReader(bytes.NewReader(first))
+	rd.Trust()
+	typ, id, body, err := rd.Next()
+	if err != nil || id != 7 || typ != m.frameType() {
+		t.Fatalf("%T: frame of type %d, id %d: %v", m, typ, id, err)
+	}
+	got = empty(m)
+	if err := Decode(body, got); err != nil {
+		t.Fatalf("%T %+v: %v", m, m, err)
+	}
+	return first, Append(nil, 7, got), got
+}
+
+func TestEveryTypeHasAMessage(t *testing.T) {
+	seen := map[Type]bool{}
+	for _, m := range messages() {
+		seen[m.frameType()] = true
+	}
+	for typ := Type(1); typ < lastType; typ++ {
+		if !seen[typ] {
+			t.Errorf("no message of frame type %d is tested", typ)
+		}
+	}
+}
+
+func TestEveryMessageComesBack(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		for _, m := range messages() {
+			fill(reflect.ValueOf(m).Elem(), r)
+			if a, b, got := again(t, m); !bytes.Equal(a, b) {
+				t.Fatalf("%T\n sent %+v\n got  %+v", m, m, got)
+			}
+		}
+	}
+}
+
+// A body cut off anywhere is refused, and so is one with a byte too many.
+func TestCutBodiesAreRefused(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for _, m := range messages() {
+		fill(reflect.ValueOf(m).Elem(), r)
+		body := Append(nil, 1, m)[HeaderSize:]
+		for n := range body {
+			if err := Decode(body[:n:n], empty(m)); err == nil {
+				t.Fatalf("%T: %d of %d bytes are taken for all", m, n, len(body))
+			}
+		}
+		if err := Decode(append(body, 0), empty(m)); meta.KindOf(err) != meta.Protocol {
+			t.Fatalf("%T with a byte too many: %v", m, err)
+		}
+	}
+}
+
+// What a length claims is not allocated before its bytes are there.
+func TestClaimedLengthsAllocateNothing(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	huge := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}
+	for _, m := range messages() {
+		fill(reflect.ValueOf(m).Elem(), r)
+		body := Append(nil, 1, m)[HeaderSize:]
+		for at := range len(body) + 1 {
+			bad := append(append(append([]byte{}, body[:at]...), huge...), body[at:]...)
+			var a, b runtime.MemStats
+			runtime.ReadMemStats(&a)
+			err := Decode(bad, empty(m))
+			runtime.ReadMemStats(&b)
+			if n := b.TotalAlloc - a.TotalAlloc; n > 64<<10+64*uint64(len(bad)) {
+				t.Fatalf("%T: %d bytes make it allocate %d (%v)", m, len(bad), n, err)
+			}
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for range 4 {
+		for i, m := range messages() {
+			fill(reflect.ValueOf(m).Elem(), r)
+			f.Add(uint8(i), Append(nil, 1, m)[HeaderSize:])
+		}
+	}
+	f.Fuzz(func(t *testing.T, i uint8, body []byte) {
+		all := messages()
+		m := all[int(i)%len(all)]
+		if err := Decode(body, m); err != nil {
+			if k := meta.KindOf(err); k != meta.Protocol && k != meta.Version {
+				t.Fatalf("%T: kind %v: %v", m, k, err)
+			}
+			return
+		}
+		if a, b, _ := again(t, m); !bytes.Equal(a, b) {
+			t.Fatalf("%T: %x comes back as %x", m, a, b)
+		}
+	})
+}
+
+func FuzzReader(f *testing.F) {
+	r := rand.New(rand.NewPCG(9, 10))
+	var stream []byte
+	for _, m := range messages() {
+		fill(reflect.ValueOf(m).Elem(), r)
+		frame := Append(nil, r.Uint64(), m)
+		f.Add(frame, true)
+		stream = append(stream, frame...)
+	}
+	f.Add(stream, true)
+	f.Add(stream, false)
+	f.Add([]byte{0xff, 0xff, 0xff, 0x00, 1, 1, 0, 0}, true)
+	f.Fuzz(func(t *testing.T, b []byte, trusted bool) {
+		rd := NewReader(bytes.NewReader(b))
+		if trusted {
+			rd.Trust()
+		}
+		left := len(b)
+		for {
+			typ, _, body, err := rd.Next()
+			if err != nil {
+				if k := meta.KindOf(err); k != meta.Protocol && k != meta.Version && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+					t.Fatalf("%v", err)
+				}
+				return
+			}
+			if left -= HeaderSize + len(body); left < 0 || typ == 0 || typ >= lastType {
+				t.Fatalf("type %d, %d bytes beyond the input", typ, -left)
+			}
+			if !trusted && len(body) > MaxHello {
+				t.Fatalf("a stranger's frame of %d bytes is taken", len(body))
+			}
+		}
+	})
+}
