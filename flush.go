@@ -870,8 +870,11 @@ func (v *Volume) verdict(in *inode, err error) error {
 		return nil
 	}
 	if errors.Is(err, meta.Stale) {
+		// A number is never used twice: the file is gone with its last name,
+		// though we may not have heard of that. Only who still has it open
+		// would miss something.
 		in.mu.Lock()
-		dead := in.attrOK && in.attr.Nlink == 0
+		dead := in.attrOK && in.attr.Nlink == 0 || in.file == nil || in.file.opens == 0
 		in.dropDirtyLocked()
 		in.mu.Unlock()
 		if dead {
