@@ -228,11 +228,7 @@ func (o *owner) durably(ctx context.Context, op meta.Op) error {
 // flush waits until the journal has everything answered so far.
 func (o *owner) flush(ctx context.Context) error {
 	o.mu.Lock()
-	seq := o.cur.seq
-	if len(o.cur.effects) == 0 {
-		seq--
-	}
-	wait := o.untilDurable(seq)
+	wait := o.untilDurable(o.newest())
 	o.mu.Unlock()
 	return o.await(ctx, wait)
 }

@@ -546,10 +546,7 @@ func (o *owner) deleteSome() (more bool) {
 		o.mu.Unlock()
 		return false
 	}
-	seq := o.cur.seq
-	if len(o.cur.effects) == 0 {
-		seq--
-	}
+	seq := o.newest()
 	err := namespace.DeletingChunks(&view{o: o}, func(c meta.ChunkRecord) bool {
 		chunks = append(chunks, c)
 		return len(chunks) < gcBatch

@@ -2,65 +2,121 @@ package server
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/blobdir"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/journal"
 	"penstock.io/penstock/meta/state"
 )
 
-// fakeCluster is one volume whose journal is in memory and outlives servers.
+// fakeCluster is a table of volumes whose journals are in memory and outlive
+// servers; their stores are real, and so are the files of checkpoints.
 type fakeCluster struct {
-	dir    string
-	vol    cluster.Volume
-	log    *journal.Memory
-	shared *state.Shared
+	*Backend                 // OpenStore and DropStore
+	log      *journal.Memory // of the root volume
 
 	mu   sync.Mutex
-	lost chan struct{}
+	rows map[meta.VolumeID]cluster.Volume
+	logs map[meta.VolumeID]*journal.Memory
+	lost map[meta.VolumeID]chan struct{}
+	next meta.VolumeID
+}
+
+func newFakeCluster(t *testing.T, dir string) *fakeCluster {
+	blobs, err := blobdir.Open(filepath.Join(dir, "blobs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { blobs.Close() })
+	f := &fakeCluster{
+		Backend: &Backend{Shared: state.NewShared(8<<20, 100, nil), Dir: filepath.Join(dir, "stores"), Blob: blobs, Logger: slog.New(slog.DiscardHandler)},
+		rows:    map[meta.VolumeID]cluster.Volume{}, logs: map[meta.VolumeID]*journal.Memory{}, lost: map[meta.VolumeID]chan struct{}{}, next: 1,
+	}
+	if err := os.Mkdir(f.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.CreateVolume(t.Context(), "root", meta.Policy{Replicas: 1}, 0); err != nil {
+		t.Fatal(err)
+	}
+	f.log = f.logs[1]
+	return f
 }
 
 func (f *fakeCluster) ID() string { return "test" }
-func (f *fakeCluster) Volumes(context.Context) ([]cluster.Volume, error) {
-	return []cluster.Volume{f.vol}, nil
+func (f *fakeCluster) Volumes(context.Context) (all []cluster.Volume, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, id := range slices.Sorted(maps.Keys(f.rows)) {
+		all = append(all, f.rows[id])
+	}
+	return all, nil
 }
 func (f *fakeCluster) Volume(_ context.Context, id meta.VolumeID) (cluster.Volume, error) {
-	if id != f.vol.ID {
-		return cluster.Volume{}, meta.E("volume", meta.NoSuchVolume, "", nil)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v, ok := f.rows[id]
+	if !ok {
+		return v, meta.E("volume", meta.NoSuchVolume, fmt.Sprint(id), nil)
 	}
-	return f.vol, nil
+	return v, nil
 }
 func (f *fakeCluster) VolumeByName(_ context.Context, name string) (cluster.Volume, error) {
-	return f.vol, nil
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, v := range f.rows {
+		if v.Name == name {
+			return v, nil
+		}
+	}
+	return cluster.Volume{}, meta.E("volume", meta.NoSuchVolume, name, nil)
 }
-func (f *fakeCluster) CreateVolume(context.Context, string, meta.Policy, meta.Time) (cluster.Volume, error) {
-	return cluster.Volume{}, errors.ErrUnsupported
+func (f *fakeCluster) CreateVolume(_ context.Context, name string, p meta.Policy, _ meta.Time) (cluster.Volume, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, v := range f.rows {
+		if v.Name == name {
+			return v, meta.E("create volume", meta.VolumeExists, name, nil)
+		}
+	}
+	v := cluster.Volume{ID: f.next, Name: name, State: cluster.VolumeActive, Policy: p}
+	f.next++
+	f.rows[v.ID], f.logs[v.ID] = v, journal.NewMemory(v.ID)
+	return v, nil
 }
-func (f *fakeCluster) UpdateVolume(_ context.Context, _ meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error) {
-	return f.vol, change(&f.vol)
+func (f *fakeCluster) UpdateVolume(_ context.Context, id meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v := f.rows[id]
+	if err := change(&v); err != nil {
+		return v, err
+	}
+	f.rows[id] = v
+	return v, nil
 }
 func (f *fakeCluster) NewServerID(context.Context) (meta.ServerID, error) { return 1, nil }
-func (f *fakeCluster) DeleteVolume(context.Context, meta.VolumeID) error {
-	return errors.ErrUnsupported
+func (f *fakeCluster) DeleteVolume(_ context.Context, id meta.VolumeID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.rows, id)
+	delete(f.logs, id)
+	return nil
 }
 func (f *fakeCluster) CapKeys(context.Context) ([]meta.CapKey, error) {
 	return []meta.CapKey{{ID: 1, Secret: make([]byte, 32)}}, nil
 }
-func (f *fakeCluster) PutAsideStore(meta.VolumeID) error {
-	return os.Rename(f.dir, f.dir+".aside")
-}
-func (f *fakeCluster) DropStore(meta.VolumeID) error { return nil }
-func (f *fakeCluster) Relieve(context.Context) error { return nil }
 
 type fakeOwn struct {
 	term meta.Term
@@ -74,24 +130,20 @@ func (o fakeOwn) PredecessorDone() bool         { return true }
 func (o fakeOwn) Release(context.Context) error { return nil }
 func (o fakeOwn) Yield(context.Context) error   { return nil }
 
-func (f *fakeCluster) Own(context.Context, meta.VolumeID) (Ownership, Journal, error) {
+func (f *fakeCluster) Own(_ context.Context, v meta.VolumeID) (Ownership, Journal, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	st, term := f.log.Take()
+	st, term := f.logs[v].Take()
 	lost := make(chan struct{})
-	f.lost = lost
-	return fakeOwn{term, lost}, journal.New(f.vol.ID, st, lost), nil
+	f.lost[v] = lost
+	return fakeOwn{term, lost}, journal.New(v, st, lost), nil
 }
 
-func (f *fakeCluster) OpenStore(_ context.Context, v meta.VolumeID, _ journal.Checkpoint, _ bool) (Store, error) {
-	st, err := state.Open(f.dir, v, f.shared)
-	if errors.Is(err, meta.NotFound) {
-		st, err = state.Create(f.dir, v, f.shared)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return store{st, f.shared}, nil
+// lose takes a volume from its owner, as the end of its lease does.
+func (f *fakeCluster) lose(v meta.VolumeID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	close(f.lost[v])
 }
 
 // site is a server that can be stopped and started on the same cluster.
@@ -112,17 +164,14 @@ func newSiteTTL(t *testing.T, ttl time.Duration) *site {
 	t.Helper()
 	dir := t.TempDir()
 	s := &site{t: t, dir: dir, ttl: ttl, addr: filepath.Join(dir, "m.sock")}
-	s.cluster = &fakeCluster{
-		dir: filepath.Join(dir, "store"), vol: cluster.Volume{ID: 1, Name: "root", State: cluster.VolumeActive, Policy: meta.Policy{Replicas: 1}},
-		log: journal.NewMemory(1), shared: state.NewShared(8<<20, 100, nil),
-	}
+	s.cluster = newFakeCluster(t, dir)
 	s.start()
 	t.Cleanup(func() {
 		if s.srv != nil {
 			s.srv.Close(context.Background())
 			<-s.done
 		}
-		s.cluster.shared.Close()
+		s.cluster.Shared.Close()
 	})
 	return s
 }
@@ -134,7 +183,7 @@ func (s *site) start() {
 		level = slog.LevelDebug
 	}
 	cfg := Config{
-		Name: "m", Cluster: s.cluster, ScratchDir: s.dir, SessionTTL: s.ttl, CommitDelay: 5 * time.Millisecond,
+		Name: "m", Cluster: s.cluster, Blob: s.cluster.Blob, ScratchDir: s.dir, SessionTTL: s.ttl, CommitDelay: 5 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 		Dead:   func(string, uint32, uint64) bool { return false },
 	}

@@ -122,7 +122,9 @@ func (o *owner) context(s meta.SessionID) namespace.Context {
 // untilDurable returns a channel that is closed when entry seq is in the
 // journal, and hurries it. Caller holds mu.
 func (o *owner) untilDurable(seq meta.Seq) <-chan struct{} {
-	if seq <= o.durable {
+	// An operation may have had no effects: nothing would ever journal the
+	// empty entry.
+	if seq = min(seq, o.newest()); seq <= o.durable {
 		return closedChan
 	}
 	o.hurry()
@@ -134,6 +136,15 @@ func (o *owner) untilDurable(seq meta.Seq) <-chan struct{} {
 	ch := make(chan struct{})
 	o.waiters = append(o.waiters, waiter{seq, ch})
 	return ch
+}
+
+// newest is the last entry that has, or will have, something in it. Caller
+// holds mu.
+func (o *owner) newest() meta.Seq {
+	if len(o.cur.effects) == 0 {
+		return o.cur.seq - 1
+	}
+	return o.cur.seq
 }
 
 func (o *owner) hurry() {
@@ -235,7 +246,7 @@ func (o *owner) journalSession(s *session) (<-chan struct{}, error) {
 		if _, err := o.run(&start, 0); err != nil {
 			return nil, err
 		}
-		j = &journaled{seq: seq, info: start, replies: map[meta.OpID]*keptReply{}, holds: map[uint64]meta.Seq{}}
+		j = &journaled{seq: min(seq, o.newest()), info: start, replies: map[meta.OpID]*keptReply{}, holds: map[uint64]meta.Seq{}}
 		o.sessions[s.id] = j
 	}
 	if j.ending {

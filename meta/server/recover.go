@@ -331,10 +331,7 @@ func (o *owner) close(ctx context.Context) error {
 	o.mu.Lock()
 	var wait <-chan struct{} = closedChan
 	if o.failed == nil && (len(o.cur.effects) > 0 || len(o.queue) > 0) {
-		wait = o.untilDurable(o.cur.seq)
-		if len(o.cur.effects) == 0 {
-			wait = o.untilDurable(o.cur.seq - 1)
-		}
+		wait = o.untilDurable(o.newest())
 	}
 	o.mu.Unlock()
 	select {

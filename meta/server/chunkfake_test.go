@@ -1,0 +1,111 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+// fakeChunks is a chunk server that has chunks of the lengths that a test says,
+// and remembers its orders.
+type fakeChunks struct {
+	mu     sync.Mutex
+	chunks map[meta.ChunkID]meta.OrderResult
+	orders []meta.Order
+	away   bool // answers nothing but Unavailable
+}
+
+func (f *fakeChunks) order(_ context.Context, o meta.Order) meta.OrderResult {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if o.Kind == meta.OrderKeys {
+		return meta.OrderResult{}
+	}
+	f.orders = append(f.orders, o)
+	if f.away {
+		return meta.OrderResult{Err: meta.Unavailable}
+	}
+	r, ok := f.chunks[o.Chunk]
+	switch {
+	case !ok && o.Kind != meta.OrderDelete:
+		return meta.OrderResult{Err: meta.NoSuchChunk}
+	case o.Kind == meta.OrderDelete:
+		delete(f.chunks, o.Chunk)
+	case o.Kind == meta.OrderSeal:
+		r.Fence = o.Fence
+		if o.Final {
+			r.State, r.Length = meta.ChunkSealed, o.Length
+		}
+		f.chunks[o.Chunk] = r
+	}
+	return r
+}
+
+// has makes the server say that it has a chunk.
+func (f *fakeChunks) has(id meta.ChunkID, length, synced uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.chunks[id] = meta.OrderResult{State: meta.ChunkOpen, Length: length, Synced: synced, Existing: true}
+}
+
+func (f *fakeChunks) setAway(away bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.away = away
+}
+
+// ordered lists the orders of a kind for a chunk.
+func (f *fakeChunks) ordered(id meta.ChunkID, k meta.OrderKind) []meta.Order {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(f.orders), func(o meta.Order) bool { return o.Chunk != id || o.Kind != k })
+}
+
+func (s *site) chunkServer(id meta.ServerID) *fakeChunks {
+	s.t.Helper()
+	f := &fakeChunks{chunks: map[meta.ChunkID]meta.OrderResult{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- client.RunLink(ctx, client.LinkConfig{
+			Addrs: []string{"unix:" + s.addr}, Name: fmt.Sprint("chunks", id), Order: f.order,
+			Report: func() wire.Report {
+				return wire.Report{Info: meta.ServerInfo{ID: id, Addr: "unix:/nowhere", Total: 1 << 40, Free: 1 << 39}}
+			},
+		})
+	}()
+	s.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			s.t.Error(err)
+		}
+	})
+	wait, stop := context.WithTimeout(context.Background(), 5*time.Second)
+	defer stop()
+	if err := s.srv.AwaitServer(wait, []meta.ServerID{id}); err != nil {
+		s.t.Fatal(err)
+	}
+	return f
+}
+
+func (p *peer) alloc(t *testing.T, own bool) meta.ChunkGrant {
+	t.Helper()
+	g, err := p.AllocChunks(t.Context(), 1, 1, own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g[0]
+}
+
+// commit maps n bytes of a chunk to the beginning of a file.
+func (p *peer) commit(t *testing.T, ino meta.Ino, g meta.ChunkGrant, off, n uint64, synced bool) {
+	t.Helper()
+	p.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Off: 0, Len: n, Chunk: g.ID, ChunkOff: off}}, Size: n, Synced: synced}, meta.LeaseNone)
+}
