@@ -758,11 +758,7 @@ func (o *owner) serveSync(s *session, id uint64, m *wire.Sync) {
 		o.mu.Unlock()
 		return
 	}
-	last := o.cur.seq
-	if len(o.cur.effects) == 0 {
-		last-- // nothing would put it into the journal
-	}
-	wait := o.untilDurable(min(m.Seq, last))
+	wait := o.untilDurable(m.Seq)
 	o.mu.Unlock()
 	s.wg.Go(func() {
 		var err error

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -179,5 +180,18 @@ func TestLocksWait(t *testing.T) {
 	}
 	if err := <-done; err != nil {
 		t.Fatal(err)
+	}
+}
+
+// What changes nothing has nothing to be journaled: nobody waits for that.
+func TestNoEffectsNoWait(t *testing.T) {
+	s := newSite(t)
+	o := s.srv.opened(1)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	for range 3 {
+		if err := o.durably(ctx, &meta.SetPolicy{Policy: meta.Policy{Replicas: 1}}); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
