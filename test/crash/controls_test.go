@@ -20,7 +20,12 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"chunk-nofence", "chunkserver/store", "TestFence"},
 	{"chunk-nocap", "chunkserver/client", "TestCapabilities"},
 	{"meta-norecall", "meta/server", "TestNamesAreRecalledBeforeTheyChange"},
-	{"meta-nowait", "meta/server", "TestCreateIsSeenByOthersOnlyWhenDurable"},
+	{"meta-nowait", "meta/server", "TestNobodySeesWhatCouldBeLost"},
+	{"sim-nofence", "test/sim", "TestRandom"},
+	{"sim-noorder", "test/sim", "TestRandom"},
+	{"sim-noownerlease", "test/sim", "TestRandom"},
+	{"sim-nowait", "test/sim", "TestRandom"},
+	{"sim-norecall", "test/sim", "TestRandom"},
 }
 
 // controlRounds is how many rounds a guard has to notice.

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"flag"
+	"os"
 	"strings"
 	"testing"
 )
@@ -14,8 +15,9 @@ var (
 // TestRandom runs worlds with every fault.
 func TestRandom(t *testing.T) {
 	var sum Result
+	off := control(t)
 	for i := range *seeds {
-		cfg := Config{Seed: *first + uint64(i)}
+		cfg := Config{Seed: *first + uint64(i), Off: off}
 		if *seeds == 1 && testing.Verbose() {
 			cfg.Log = func(s string) { t.Log(s) }
 		}
@@ -39,6 +41,26 @@ func TestRandom(t *testing.T) {
 			t.Errorf("only %d %s in %d worlds", n, what, *seeds)
 		}
 	}
+}
+
+// control reads the switch that make controls sets.
+func control(t *testing.T) (o Off) {
+	switch c := os.Getenv("PENSTOCK_CONTROL"); c {
+	case "":
+	case "sim-nofence":
+		o.Fence = true
+	case "sim-noorder":
+		o.ReplayOrder = true
+	case "sim-noownerlease":
+		o.OwnerLease = true
+	case "sim-nowait":
+		o.Wait = true
+	case "sim-norecall":
+		o.Recall = true
+	default:
+		t.Fatalf("no switch %q here", c)
+	}
+	return o
 }
 
 func (r *Result) add(x Result) {
