@@ -95,9 +95,9 @@ type volumeState struct {
 	// replaying counts replays without an answer: entries of an owner before
 	// may have other numbers now.
 	replaying int
-	cap      []byte
-	capUntil time.Time
-	capFetch bool
+	cap       []byte
+	capUntil  time.Time
+	capFetch  bool
 }
 
 // Session is safe for concurrent use.
