@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -192,4 +193,50 @@ func (s *system) compacting(t *testing.T) error {
 		}
 	}
 	return errors.New("no compaction begins")
+}
+
+// A process that stood still for longer than its leases (SIGSTOP, a machine
+// that slept) goes on: the mount works, nothing that was written is lost, an
+// open file stays open.
+func TestProcessThatStoodStill(t *testing.T) {
+	s := newSystem(t)
+	f := files{dir: s.mount, count: 50, size: 20 << 10}
+	if err := f.create(); err != nil {
+		t.Fatal(err)
+	}
+	open, err := os.Create(filepath.Join(s.mount, "open"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	if _, err := open.WriteString("before "); err != nil { // not synced
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(s.process.PID(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(11 * time.Second) // an owner's lease is 5 s, a session's 8 s
+	if err := syscall.Kill(s.process.PID(), syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if _, err := open.WriteString("after"); err != nil {
+		t.Fatal(err)
+	}
+	if err := open.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("synced %v after it woke", time.Since(began).Round(time.Millisecond))
+	if b, err := os.ReadFile(open.Name()); err != nil || string(b) != "before after" {
+		t.Fatalf("%q, %v", b, err)
+	}
+	if err := f.thin(); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.verify(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.fsck(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }
