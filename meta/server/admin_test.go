@@ -1,0 +1,178 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+func (p *peer) admin(t *testing.T, a wire.Admin) *wire.AdminRe {
+	t.Helper()
+	r, err := p.Admin(t.Context(), a)
+	if err != nil {
+		t.Fatalf("admin %d: %v", a.Op, err)
+	}
+	return r
+}
+
+func (p *peer) refused(t *testing.T, why meta.Kind, a wire.Admin) {
+	t.Helper()
+	if _, err := p.Admin(t.Context(), a); !errors.Is(err, why) {
+		t.Errorf("admin %d of %q %d: %v, want %v", a.Op, a.Name, a.Volume, err, why)
+	}
+}
+
+// The life of a volume: made, attached below others, found through its
+// junction, detached, deleted; and everything that is refused on the way.
+func TestVolumes(t *testing.T) {
+	s := newSite(t)
+	f := s.chunkServer(1)
+	a := s.dial("a")
+	make := func(name string) meta.VolumeID {
+		return a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: name}).Volumes[0].ID
+	}
+	v2, v3 := make("two"), make("three")
+	a.refused(t, meta.VolumeExists, wire.Admin{Op: wire.AdminCreateVolume, Name: "two"})
+	a.refused(t, meta.NoSuchVolume, wire.Admin{Op: wire.AdminVolumeByName, Name: "four"})
+
+	attach := func(v, parent meta.VolumeID, name string) wire.Admin {
+		return wire.Admin{Op: wire.AdminAttach, Volume: v, Parent: parent, Ino: meta.RootIno, Entry: name}
+	}
+	a.refused(t, meta.Invalid, attach(meta.RootVolume, v2, "root"))
+	a.refused(t, meta.Invalid, attach(v2, v2, "self"))
+	a.refused(t, meta.NotAttached, wire.Admin{Op: wire.AdminDetach, Volume: v2})
+	a.create(t, "taken")
+	a.refused(t, meta.Exists, attach(v2, 1, "taken"))
+	a.admin(t, attach(v2, 1, "two"))
+	a.admin(t, attach(v3, v2, "three"))
+	a.refused(t, meta.Exists, attach(v2, 1, "elsewhere"))
+	a.admin(t, wire.Admin{Op: wire.AdminDetach, Volume: v2})
+	a.refused(t, meta.Invalid, attach(v2, v3, "below itself"))
+	a.admin(t, attach(v2, 1, "two"))
+
+	if r := a.do(t, &meta.Lookup{Parent: meta.RootIno, Name: "two"}, meta.LeaseNone); r.Volume != v2 {
+		t.Fatalf("the junction leads to volume %d, want %d", r.Volume, v2)
+	}
+	for _, i := range a.admin(t, wire.Admin{Op: wire.AdminVolumes}).Volumes {
+		if i.ID == v3 && i.Path != "/two/three" {
+			t.Errorf("volume three is said to be at %q", i.Path)
+		}
+	}
+	a.refused(t, meta.NotPermitted, wire.Admin{Op: wire.AdminDeleteVolume, Volume: meta.RootVolume})
+	a.refused(t, meta.Busy, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v2})
+	a.admin(t, wire.Admin{Op: wire.AdminDetach, Volume: v2})
+	a.refused(t, meta.NotEmpty, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v2})
+	a.admin(t, wire.Admin{Op: wire.AdminDetach, Volume: v3})
+
+	// A volume with a file in it: its chunk goes, too.
+	r, err := a.Do(t.Context(), v3, meta.OpID{}, newFile("x"), meta.LeaseNone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := a.AllocChunks(t.Context(), v3, 1, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.has(g[0].ID, 5000, 5000)
+	write := &meta.Write{Ino: r.Attr.Ino, Extents: []meta.Extent{{Len: 5000, Chunk: g[0].ID}}, Size: 5000, Synced: true}
+	if _, err := a.Do(t.Context(), v3, meta.OpID{}, write, meta.LeaseNone); err != nil {
+		t.Fatal(err)
+	}
+	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v3})
+	if len(f.ordered(g[0].ID, meta.OrderDelete)) == 0 {
+		t.Error("the volume's chunk was not deleted")
+	}
+	a.refused(t, meta.NoSuchVolume, wire.Admin{Op: wire.AdminFsck, Volume: v3})
+	if _, err := a.Do(t.Context(), v3, meta.OpID{}, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseNone); !errors.Is(err, meta.NoSuchVolume) {
+		t.Errorf("the deleted volume answers: %v", err)
+	}
+	s.clean(t, 1)
+	s.clean(t, v2)
+}
+
+// Rule 9: no chunk crosses volumes.
+func TestChunksDoNotCrossVolumes(t *testing.T) {
+	s := newSite(t)
+	f := s.chunkServer(1)
+	a := s.dial("a")
+	v2 := a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "two"}).Volumes[0].ID
+	g := a.alloc(t, false)
+	f.has(g.ID, 5000, 5000)
+	r, err := a.Do(t.Context(), v2, meta.OpID{}, newFile("thief"), meta.LeaseNone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := &meta.Write{Ino: r.Attr.Ino, Extents: []meta.Extent{{Len: 5000, Chunk: g.ID}}, Size: 5000, Synced: true}
+	if _, err := a.Do(t.Context(), v2, meta.OpID{}, write, meta.LeaseNone); err == nil {
+		t.Fatal("a file of volume 2 lies in a chunk of volume 1")
+	}
+	s.clean(t, 1)
+	s.clean(t, v2)
+}
+
+// Two open volumes: the one loses its owner and comes back, the other's files
+// and numbers are its own, and a journal without space stops the one alone.
+func TestTwoVolumesAreIndependent(t *testing.T) {
+	s := newSiteTTL(t, 0)
+	a := s.dial("a")
+	v2 := a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "two"}).Volumes[0].ID
+	in := func(v meta.VolumeID, op meta.Op) (*meta.Result, error) {
+		return a.Do(t.Context(), v, meta.OpID{}, op, meta.LeaseNone)
+	}
+	for _, v := range []meta.VolumeID{1, v2} {
+		if _, err := in(v, newFile("same")); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Sync(t.Context(), v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.cluster.log.SetFull(true)
+	eventually(t, "volume 1 refuses", func() error {
+		if _, err := in(1, &meta.SetAttr{Ino: meta.RootIno, Mask: meta.SetMode, Mode: 0o711}); !errors.Is(err, meta.NoSpace) {
+			return errors.Join(errors.New("not yet"), err)
+		}
+		return nil
+	})
+	if _, err := in(v2, newFile("other")); err != nil {
+		t.Fatalf("volume 2 suffers: %v", err)
+	}
+	if err := a.Sync(t.Context(), v2); err != nil {
+		t.Fatal(err)
+	}
+	s.cluster.log.SetFull(false)
+	s.cluster.lose(1)
+	for v, n := range map[meta.VolumeID]int{1: 1, v2: 2} {
+		r, err := in(v, &meta.ReadDir{Ino: meta.RootIno, Max: 100})
+		if err != nil || len(r.Entries) != n {
+			t.Fatalf("volume %d: %d names, %v", v, len(r.Entries), err)
+		}
+		s.clean(t, v)
+	}
+}
+
+// Who enrols a chunk server may do nothing else.
+func TestEnrolment(t *testing.T) {
+	s := newSite(t)
+	sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{"unix:" + s.addr}, Name: "new chunk server", Role: wire.RoleEnrol})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sess.Close(context.Background())
+	r, err := sess.Admin(t.Context(), wire.Admin{Op: wire.AdminEnrol})
+	var got struct {
+		Cluster string `json:"cluster"`
+		Server  uint64 `json:"server"`
+	}
+	if err != nil || json.Unmarshal(r.Report, &got) != nil || got.Cluster != "test" || got.Server == 0 {
+		t.Fatalf("%s %v", r.Report, err)
+	}
+	if _, err := sess.Admin(t.Context(), wire.Admin{Op: wire.AdminVolumes}); !errors.Is(err, meta.NotPermitted) {
+		t.Fatalf("it lists volumes: %v", err)
+	}
+}
