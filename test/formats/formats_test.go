@@ -1,0 +1,203 @@
+// Package formats owns data directories kept from each earlier format, and the
+// test that the program of today opens them. A new format adds a directory
+// here, made by the last program that wrote the one before:
+//
+//	penstock up --dir data --mount mnt; the files that check names; a clean stop;
+//	find data -type s -delete; tar -S -czf testdata/vN.tar.gz data
+package formats
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/cmd/penstock/spawn"
+)
+
+var binary string
+
+func TestMain(m *testing.M) { os.Exit(build(m)) }
+
+func build(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "penstock-formats-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binary = filepath.Join(dir, "penstock")
+	cmd := exec.Command("go", "build", "-o", binary, "penstock.io/penstock/cmd/penstock")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "building penstock: %v\n%s", err, out)
+		return 1
+	}
+	return m.Run()
+}
+
+// unpack makes a copy of the data directory of a format.
+func unpack(t *testing.T, version string) (data, mount string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/var/tmp", "pf-") // short: sockets lie in it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if out, err := exec.Command("tar", "-C", dir, "-xzf", "testdata/"+version+".tar.gz").CombinedOutput(); err != nil {
+		t.Fatalf("unpacking: %v\n%s", err, out)
+	}
+	mount = filepath.Join(dir, "mnt")
+	if err := os.Mkdir(mount, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, "data"), mount
+}
+
+// lines is what seq(1) prints from first on, cut to n bytes.
+func lines(first, n int) string {
+	var b bytes.Buffer
+	for i := first; b.Len() < n; i++ {
+		fmt.Fprintln(&b, i)
+	}
+	return b.String()[:n]
+}
+
+// check compares the tree with what the program that made it wrote.
+func check(t *testing.T, root string) {
+	sparse := make([]byte, 1<<20)
+	copy(sparse[1000000:], "end")
+	for name, want := range map[string]string{
+		"dir/small": "inline\n", "dir/sub/hard": "inline\n", "dir/sub/soft": "inline\n",
+		"dir/packed": lines(500000, 300000), "dir/own": lines(1, 1200000), "vol/file": "sealed\n",
+	} {
+		got, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil || string(got) != want {
+			t.Errorf("%s: %d bytes, %v; want %d bytes that differ", name, len(got), err, len(want))
+		}
+	}
+	f, err := os.Open(filepath.Join(root, "dir/sparse"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	got := make([]byte, len(sparse))
+	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, sparse) {
+		t.Errorf("dir/sparse: %v, or other bytes", err)
+	}
+	stat := func(name string) (st unix.Stat_t) {
+		if err := unix.Lstat(filepath.Join(root, name), &st); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		return st
+	}
+	if st := stat("dir/sparse"); st.Size != 1<<30 {
+		t.Errorf("dir/sparse has %d bytes", st.Size)
+	}
+	if st := stat("dir/small"); st.Nlink != 2 || st.Ino != stat("dir/sub/hard").Ino {
+		t.Errorf("dir/small has %d links", st.Nlink)
+	}
+	if st := stat("dir/own"); st.Mode&0o7777 != 0o4755 {
+		t.Errorf("dir/own has mode %o", st.Mode)
+	}
+	if st := stat("dir/fifo"); st.Mode&unix.S_IFMT != unix.S_IFIFO {
+		t.Errorf("dir/fifo has mode %o", st.Mode)
+	}
+	if st := stat("dir/sub"); st.Uid != 12 || st.Gid != 34 || st.Mtim.Sec != 13569465600 {
+		t.Errorf("dir/sub belongs to %d:%d, is from %d", st.Uid, st.Gid, st.Mtim.Sec)
+	}
+	buf := make([]byte, 100)
+	if n, err := unix.Getxattr(filepath.Join(root, "dir/small"), "user.key", buf); err != nil || string(buf[:n]) != "value" {
+		t.Errorf("user.key: %q, %v", buf[:max(n, 0)], err)
+	}
+	if n, err := unix.Getxattr(filepath.Join(root, "dir/packed"), "system.posix_acl_access", buf); err != nil || n != 44 {
+		t.Errorf("the ACL has %d bytes, %v", n, err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "vol/file"), []byte("x"), 0o644); err == nil {
+		t.Error("a sealed file was written")
+	}
+}
+
+func TestOldDataDirectories(t *testing.T) {
+	for _, version := range []string{"v1"} {
+		t.Run(version, func(t *testing.T) {
+			data, mount := unpack(t, version)
+			for range 2 { // what this program writes, it reads again
+				p, err := spawn.Start(t.Context(), spawn.Config{Binary: binary, Dir: data, Mount: mount})
+				if err != nil {
+					t.Fatal(err)
+				}
+				check(t, mount)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				out, err := exec.CommandContext(ctx, binary, "fsck", "--dir", data).CombinedOutput()
+				cancel()
+				if err != nil {
+					t.Errorf("fsck: %v\n%s", err, out)
+				}
+				if err := os.WriteFile(filepath.Join(mount, "new"), []byte("new"), 0o644); err != nil {
+					t.Error(err)
+				}
+				if err := p.Stop(time.Minute); err != nil {
+					t.Error(err)
+				}
+				if err := p.End(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// sum digests names and bytes of a directory.
+func sum(t *testing.T, dir string) string {
+	h := sha256.New()
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() || d.Name() == "LOCK" {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		fmt.Fprintf(h, "%s %d ", path, len(b))
+		h.Write(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%x", h.Sum(nil))
+}
+
+// A newer format is refused before anything is written.
+func TestNewerDataDirectoryIsRefused(t *testing.T) {
+	data, mount := unpack(t, "v1")
+	path := filepath.Join(data, "penstock.json")
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer := strings.Replace(string(b), `"version": 1`, `"version": 2`, 1)
+	if newer == string(b) {
+		t.Fatalf("no version in %s", b)
+	}
+	if err := os.WriteFile(path, []byte(newer), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := sum(t, data)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, binary, "up", "--dir", data, "--mount", mount).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "format 2") {
+		t.Errorf("%v: %s", err, out)
+	}
+	if after := sum(t, data); after != before {
+		t.Error("the directory was changed")
+	}
+}
