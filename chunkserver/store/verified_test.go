@@ -302,3 +302,28 @@ func FuzzVerified(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkVerify verifies a chunk whose pages are in the page cache.
+func BenchmarkVerify(b *testing.B) {
+	dir, o := b.TempDir(), bootOptions()
+	if err := Init(DirDisk(dir), o); err != nil {
+		b.Fatal(err)
+	}
+	s := openDir(b, dir, o)
+	const n = 128 << 20
+	p := pattern(4<<20, 1)
+	for off := 0; off < n; off += len(p) {
+		put(b, s, testID(1), uint64(off), p)
+	}
+	if _, err := s.Seal(ctx, testID(1), meta.Fence{Term: 1, Seals: 1}, true, n); err != nil {
+		b.Fatal(err)
+	}
+	time.Sleep(settleTime)
+	b.SetBytes(n)
+	for b.Loop() {
+		s.forget(testID(1))
+		if err := s.Verify(ctx, testID(1)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
