@@ -198,7 +198,7 @@ func (o *owner) recover() {
 	}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for {
+	for told := false; ; told = true {
 		o.mu.Lock()
 		var over []meta.SessionID
 		late := !time.Now().Before(deadline)
@@ -207,6 +207,8 @@ func (o *owner) recover() {
 			dead := o.srv.cfg.Dead != nil && o.srv.cfg.Dead(info.Host, info.PID, info.Start)
 			if dead || late || slices.Contains(o.over, id) {
 				over = append(over, id)
+			} else if !told {
+				o.log.Info("waiting for a client to come back", "session", info.Name, "pid", info.PID)
 			}
 		}
 		done := len(o.awaited) == len(over) && (late || o.own.PredecessorDone())

@@ -43,6 +43,9 @@ type session struct {
 	wg     sync.WaitGroup
 }
 
+// byeWait bounds how long a good-bye waits for the journal.
+const byeWait = time.Second
+
 var (
 	errCanceled = errors.New("the caller waits no more")
 	errLeft     = errors.New("the client left")
@@ -327,6 +330,14 @@ func (s *session) handle(t wire.Type, id uint64, body []byte) (done bool, err er
 	case wire.TBye:
 		s.wg.Go(func() {
 			s.srv.endSession(s, errLeft)
+			// Whoever takes the volumes next shall not wait for this session.
+			for _, o := range s.srv.owners() {
+				ctx, cancel := context.WithTimeout(o.ctx, byeWait)
+				if err := o.flush(ctx); err != nil {
+					o.log.Debug("a session's end is not in the journal yet", "error", err)
+				}
+				cancel()
+			}
 			s.mu.Lock()
 			snd := s.send
 			s.mu.Unlock()

@@ -506,3 +506,22 @@ func TestFsckFindsMissingChunks(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// Who said good-bye is not waited for after a crash.
+func TestGoodByeIsJournaled(t *testing.T) {
+	s := newSiteTTL(t, 10*time.Second)
+	a := s.dial("a")
+	for i := range 2000 {
+		a.create(t, fmt.Sprint("x", i))
+	}
+	if err := a.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.crash()
+	began := time.Now()
+	s.start()
+	s.dial("b").create(t, "y")
+	if d := time.Since(began); d > 5*time.Second {
+		t.Fatalf("b waited %v for a session that had ended", d)
+	}
+}
