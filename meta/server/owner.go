@@ -678,9 +678,6 @@ func (o *owner) closeStore() error {
 
 // gone is why the owner serves no more.
 func (o *owner) gone() error {
-	if o.failed != nil {
-		return o.failed
-	}
 	return meta.E("volume", meta.Unavailable, fmt.Sprint(o.vol), context.Cause(o.ctx))
 }
 

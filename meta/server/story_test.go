@@ -79,8 +79,8 @@ func TestOwnershipLostUnderLoad(t *testing.T) {
 	wg.Wait()
 	seen := map[meta.Ino]string{}
 	for n, p := range peers {
-		if len(made[n]) < 10 {
-			t.Errorf("session %d made only %d files", n, len(made[n]))
+		if len(made[n]) == 0 {
+			t.Errorf("session %d made no file", n)
 		}
 		for name, ino := range made[n] {
 			if other := seen[ino]; other != "" {
