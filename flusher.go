@@ -292,14 +292,15 @@ func (l *atimeList) send(v *Volume) {
 			return
 		}
 		res, errs, stamp, err := v.doBatch(v.c.ctx, ops)
-		if err == nil {
-			for i := range ops {
-				if errs[i] == nil {
-					ins[i].mu.Lock()
-					ins[i].learnLocked(&res[i].Attr, stamp)
-					ins[i].mu.Unlock()
-				}
+		for i := range ops {
+			ins[i].mu.Lock()
+			if err == nil && errs[i] == nil {
+				ins[i].learnLocked(&res[i].Attr, stamp)
 			}
+			if f := ins[i].file; f != nil {
+				f.leave(turnCommit)
+			}
+			ins[i].mu.Unlock()
 		}
 		ops, ins = ops[:0], ins[:0]
 	}
@@ -307,11 +308,19 @@ func (l *atimeList) send(v *Volume) {
 		in.mu.Lock()
 		f := in.file
 		send := f != nil && f.atimeDirty
+		if send && f.busy&turnCommit != 0 {
+			// Its attributes are being changed: in the next round.
+			l.add(in)
+			in.mu.Unlock()
+			continue
+		}
 		if send {
 			f.atimeDirty = false
 		}
 		a := in.attr
-		send = send && in.attrOK && a.Nlink > 0
+		if send = send && in.attrOK && a.Nlink > 0; send {
+			f.busy |= turnCommit
+		}
 		in.mu.Unlock()
 		if send {
 			// Reading changes no ctime: it is set to what it was.

@@ -96,12 +96,27 @@ func (v *Volume) SetAttr(ctx context.Context, call *Call, req meta.SetAttr) (Ent
 	if req.Mask&meta.SetSize != 0 {
 		return v.truncate(ctx, call, in, &req)
 	}
+	// A commit that is under way carries the times of the writes before: if it
+	// came after what is set here, it would take that back.
+	in.mu.Lock()
+	var f *file
+	if in.file != nil {
+		var err error
+		if f, err = in.take(ctx, turnCommit); err != nil {
+			in.mu.Unlock()
+			return Entry{}, err
+		}
+	}
+	in.mu.Unlock()
 	res, stamp, err := v.do(ctx, call, &req, meta.LeaseShared)
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if f != nil {
+		defer f.leave(turnCommit)
+	}
 	if err != nil {
 		return Entry{}, err
 	}
-	in.mu.Lock()
-	defer in.mu.Unlock()
 	in.tookTimes(&req, &res.Attr)
 	return in.entryLocked(&res.Attr, in.learnLocked(&res.Attr, stamp)), nil
 }
