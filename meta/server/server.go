@@ -75,6 +75,7 @@ type Server struct {
 	ready    chan struct{} // closed when clients may come
 	// restarting: volumes are being taken again; ready is closed afterwards.
 	restarting bool
+	breaking   sync.Mutex // held by startOver, before mu
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc

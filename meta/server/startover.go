@@ -20,6 +20,9 @@ const reopenWait = 30 * time.Second
 // startOver breaks every session's connection before any of them can hear that
 // something failed, and begins again in the background.
 func (s *Server) startOver(cause error) {
+	// Another caller returns no earlier than the connections are broken.
+	s.breaking.Lock()
+	defer s.breaking.Unlock()
 	s.mu.Lock()
 	if s.closing || s.restarting {
 		s.mu.Unlock()
