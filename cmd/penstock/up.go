@@ -105,106 +105,15 @@ func markDirs(cmd *cobra.Command, flags ...string) {
 	}
 }
 
-func newMeta() *cobra.Command {
-	var cfg local.MetaConfig
-	var logs logFlags
-	cmd := &cobra.Command{
-		Use:   "meta",
-		Short: "Run a metadata server",
-		Long: `Serves the volumes of a cluster: names, attributes, leases, quota, and which
-chunks hold which bytes. Without --etcd it embeds an etcd of one member in DIR.`,
-		Example: `  penstock meta --dir /var/lib/penstock-meta
-  penstock meta --dir /var/lib/penstock-meta --etcd http://10.0.0.1:2379,http://10.0.0.2:2379`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			log, err := logs.logger(cmd.ErrOrStderr())
-			if err != nil {
-				return err
-			}
-			if cfg.Dir == "" {
-				return usagef("say where to keep the data: --dir DIR")
-			}
-			unsafe, err := local.Controls(os.Getenv(local.ControlVariable), log)
-			if err != nil {
-				return err
-			}
-			cfg.Unsafe, cfg.UnsafeNoFsync, cfg.Logger = unsafe.Meta, unsafe.NoJournal, log
-			m, release, err := local.RunMeta(cmd.Context(), cfg)
-			if err != nil {
-				return err
-			}
-			started(log, "meta", "dir", cfg.Dir, "address", m.Addr)
-			var failed error
-			select {
-			case failed = <-m.Failed():
-			case <-cmd.Context().Done():
-			}
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), closeTimeout)
-			defer cancel()
-			return errors.Join(failed, m.Close(ctx), release())
-		},
+// untilFailed serves until the role fails or the command's context ends, then
+// stops it in order.
+func untilFailed(ctx context.Context, failed <-chan error, stop func(context.Context) error) error {
+	var err error
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
 	}
-	f := cmd.Flags()
-	f.StringVar(&cfg.Dir, "dir", "", "data directory; made if it does not exist")
-	f.StringSliceVar(&cfg.Etcd, "etcd", nil, "endpoints of the cluster's etcd (default: one embedded in DIR)")
-	f.StringVar(&cfg.Name, "name", "meta", "name of this server")
-	f.DurationVar(&cfg.CommitDelay, "commit-delay", 0, "how long operations that nobody waits for gather before they are journaled (default 10ms)")
-	logs.add(cmd)
-	markDirs(cmd, "dir")
-	return configurable(cmd)
-}
-
-func newChunkServer() *cobra.Command {
-	var cfg local.ChunkConfig
-	var logs logFlags
-	var at where
-	cmd := &cobra.Command{
-		Use:   "chunkserver",
-		Short: "Run a chunk server",
-		Long: `Stores chunks on local disks, each a directory of its own, and serves them.
-A directory that holds anything but a disk of this cluster is refused, never
-cleaned.`,
-		Example: `  penstock chunkserver --data /var/lib/penstock-chunks --cluster unix:/var/lib/penstock-meta/meta.sock`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			log, err := logs.logger(cmd.ErrOrStderr())
-			if err != nil {
-				return err
-			}
-			if cfg.Dir == "" {
-				return usagef("say where to keep the data: --data DIR")
-			}
-			if cfg.Meta, err = at.addrs(); err != nil {
-				return err
-			}
-			unsafe, err := local.Controls(os.Getenv(local.ControlVariable), log)
-			if err != nil {
-				return err
-			}
-			cfg.Store, cfg.Logger = unsafe.Store, log
-			c, release, err := local.RunChunkServer(cmd.Context(), cfg)
-			if err != nil {
-				return err
-			}
-			started(log, "chunkserver", "dir", cfg.Dir, "address", c.Addr)
-			var failed error
-			select {
-			case failed = <-c.Failed():
-			case <-cmd.Context().Done():
-			}
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), closeTimeout)
-			defer cancel()
-			return errors.Join(failed, c.Close(ctx), release())
-		},
-	}
-	f := cmd.Flags()
-	f.StringVar(&cfg.Dir, "data", "", "directory for identity, socket and, without --disk, the one disk")
-	f.StringSliceVar(&cfg.Disks, "disk", nil, "directories of the disks (default one in --data)")
-	f.StringVar(&cfg.Topology, "topology", "/local", "where the server stands: /datacenter/rack/node")
-	f.StringVar(&cfg.Class, "class", "ssd", "class of the disks: nvme, ssd, hdd")
-	f.StringVar(&cfg.Name, "name", "chunkserver", "name of this server")
-	at.flags(cmd)
-	logs.add(cmd)
-	markDirs(cmd, "data")
-	return configurable(cmd)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	return errors.Join(err, stop(ctx))
 }
