@@ -51,4 +51,3 @@ chunks hold which bytes. Without --etcd it embeds an etcd of one member in DIR.`
 	markDirs(cmd, "dir")
 	return configurable(cmd)
 }
-
