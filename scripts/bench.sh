@@ -1,9 +1,13 @@
 #!/bin/bash
 # Runs the benchmark on a fresh system beside the native file system below it,
-# and cleans up. Arguments go to `penstock bench`; SCRATCH says where (default
-# /var/tmp), PENSTOCK_SEPARATE=1 runs meta, chunk server and mount as three
-# processes, PENSTOCK_POLICY="--seal-on-close" makes a volume of that policy
-# and measures it.
+# and cleans up. Arguments go to `penstock bench`. By environment:
+#
+#	SCRATCH             where (default /var/tmp)
+#	PENSTOCK_SEPARATE   1: meta, chunk server and mount are three processes
+#	PENSTOCK_POLICY     flags of `penstock volume create`, such as
+#	                    --seal-on-close: a volume of that policy is measured
+#	PENSTOCK_IMMUTABLE  1: a volume is measured that is immutable, and its mount
+#	                    no-open, while rows run; choose rows that only read
 set -euo pipefail
 : "${BIN:?set BIN to the penstock binary, or run make bench}"
 export BIN
@@ -20,11 +24,16 @@ trap clean_up EXIT
 
 mkdir -p "$PENSTOCK_BENCH/native"
 "$here/serve.sh" start
-target=$PENSTOCK_BENCH/mnt
-if [ -n "${PENSTOCK_POLICY:-}" ]; then
+hooks=()
+if [ -n "${PENSTOCK_POLICY:-}${PENSTOCK_IMMUTABLE:-}" ]; then
 	# shellcheck disable=SC2086 # several flags
-	"$BIN" volume create bench --dir "$PENSTOCK_BENCH/data" --attach /bench $PENSTOCK_POLICY
-	target=$PENSTOCK_BENCH/mnt/bench
+	"$BIN" volume create bench --dir "$PENSTOCK_BENCH/data" ${PENSTOCK_POLICY:-}
+	"$here/serve.sh" stop
+	export PENSTOCK_SEPARATE=1 PENSTOCK_VOLUME=bench:/
+	"$here/serve.sh" start
 fi
-"$BIN" bench "$target" --compare "$PENSTOCK_BENCH/native" \
-	--restart-cmd "$here/restart.sh" --pids-cmd "$here/serve.sh pids" "$@"
+if [ "${PENSTOCK_IMMUTABLE:-}" = 1 ]; then
+	hooks=(--prepared-cmd "$here/restart.sh immutable" --finish-cmd "$here/restart.sh mutable")
+fi
+"$BIN" bench "$PENSTOCK_BENCH/mnt" --compare "$PENSTOCK_BENCH/native" \
+	--restart-cmd "$here/restart.sh" --pids-cmd "$here/serve.sh pids" "${hooks[@]}" "$@"

@@ -62,6 +62,8 @@ Groups of them: large, checkpoint, small, entries-1, entries-8, list, append, tr
 	f.StringSliceVar(&cfg.Only, "only", nil, "rows or groups to run, separated by commas (default all)")
 	f.Float64Var(&cfg.Scale, "scale", 1, "multiply sizes and counts by this")
 	f.StringVar(&cfg.RestartCmd, "restart-cmd", "", "shell command that restarts what serves BENCH_DIR, before each cold row")
+	f.StringVar(&cfg.PreparedCmd, "prepared-cmd", "", "shell command run for BENCH_DIR once a group's files are made, before its rows")
+	f.StringVar(&cfg.FinishCmd, "finish-cmd", "", "shell command run for BENCH_DIR after a group's rows")
 	f.IntSliceVar(&cfg.PIDs, "pids", nil, "processes whose CPU time counts for DIR")
 	f.StringVar(&cfg.PIDsCmd, "pids-cmd", "", "shell command that prints such processes, asked before each row")
 	f.StringVar(&cfg.Tree, "tree", "", "source tree to pack and unpack (default the installed Go's)")

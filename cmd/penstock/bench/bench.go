@@ -48,6 +48,10 @@ type Config struct {
 	// directories, with BENCH_DIR set to each in turn; run before each cold
 	// row. Empty: nothing needs restarting.
 	RestartCmd string
+	// PreparedCmd runs for each directory after a group's files were made and
+	// before its rows, FinishCmd after its rows, with BENCH_DIR set: to make a
+	// volume immutable and mutable again, say. Empty: nothing.
+	PreparedCmd, FinishCmd string
 	// PIDsCmd is a shell command that prints the ids of processes whose CPU
 	// time belongs to the first directory. Empty: none.
 	PIDsCmd string
@@ -295,7 +299,11 @@ func (m *measuring) group(ctx context.Context, g group, removing bool) error {
 		}
 		fresh := !removing && (round == 0 || !g.once)
 		for _, s := range order {
-			if err := s.enter(g, round, fresh); err != nil {
+			err := s.enter(g, round, fresh)
+			if err == nil && !removing {
+				err = s.shell(ctx, s.cfg.PreparedCmd)
+			}
+			if err != nil {
 				return fmt.Errorf("bench %s: preparing %s: %w", g.name, s.dir, err)
 			}
 		}
@@ -317,10 +325,15 @@ func (m *measuring) group(ctx context.Context, g group, removing bool) error {
 			}
 		}
 		for _, s := range order {
-			if g.finish != nil && !removing {
-				if err := g.finish(s); err != nil {
-					return fmt.Errorf("bench %s: finishing %s: %w", g.name, s.dir, err)
-				}
+			if removing {
+				continue
+			}
+			err := s.shell(ctx, s.cfg.FinishCmd)
+			if err == nil && g.finish != nil {
+				err = g.finish(s)
+			}
+			if err != nil {
+				return fmt.Errorf("bench %s: finishing %s: %w", g.name, s.dir, err)
 			}
 		}
 	}
@@ -447,13 +460,18 @@ func runRow(ctx context.Context, r row, s *side) (sample, error) {
 
 // restart runs the restart command for this side.
 func (s *side) restart(ctx context.Context) error {
-	if s.cfg.RestartCmd == "" {
+	return s.shell(ctx, s.cfg.RestartCmd)
+}
+
+// shell runs a command of the user's for this side.
+func (s *side) shell(ctx context.Context, command string) error {
+	if command == "" {
 		return nil
 	}
-	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", s.cfg.RestartCmd)
+	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", command)
 	cmd.Env = append(os.Environ(), "BENCH_DIR="+filepath.Dir(s.top))
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("restart command %q: %w\n%s", s.cfg.RestartCmd, err, out)
+		return fmt.Errorf("command %q: %w\n%s", command, err, out)
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 // both before the cold row, and that nothing is left.
 func TestTwoDirectories(t *testing.T) {
 	first, second, tree := t.TempDir(), t.TempDir(), t.TempDir()
-	restarts := filepath.Join(t.TempDir(), "restarts")
+	restarts, hooks := filepath.Join(t.TempDir(), "restarts"), filepath.Join(t.TempDir(), "hooks")
 	if err := os.WriteFile(filepath.Join(tree, "a.go"), []byte("package a\n\nfunc NewReader() {}\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -26,6 +26,7 @@ func TestTwoDirectories(t *testing.T) {
 	report, err := Run(t.Context(), Config{
 		Dirs: []string{first, second}, Rounds: 2, Only: only, Scale: 0.002, Tree: tree, Scratch: t.TempDir(), Progress: &progress,
 		RestartCmd: `echo "$BENCH_DIR" >>` + restarts, PIDs: []int{os.Getpid()},
+		PreparedCmd: `test -d "$BENCH_DIR" && echo prepared >>` + hooks, FinishCmd: `echo finished >>` + hooks,
 	})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, progress.Bytes())
@@ -54,6 +55,11 @@ func TestTwoDirectories(t *testing.T) {
 	}
 	if want := strings.Join([]string{first, second, second, first, ""}, "\n"); string(got) != want {
 		t.Errorf("restarts:\n%swant:\n%s", got, want)
+	}
+	// Seven groups, two rounds, two directories.
+	ran, err := os.ReadFile(hooks)
+	if err != nil || bytes.Count(ran, []byte("prepared\n")) != 28 || bytes.Count(ran, []byte("finished\n")) != 28 {
+		t.Errorf("hooks ran, %v:\n%s", err, ran)
 	}
 	for _, dir := range []string{first, second} {
 		left, err := os.ReadDir(dir)
