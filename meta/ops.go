@@ -309,8 +309,13 @@ type SessionStart struct {
 	Start   uint64 // the process's start time in clock ticks, to tell a reused PID
 }
 
-// SessionEnd ends a journaled session.
-type SessionEnd struct{ Session SessionID }
+// SessionEnd ends a journaled session, in steps: until Result.EOF it is run
+// again with From set to Result.Off, so that a step need not look through what
+// the steps before it deleted.
+type SessionEnd struct {
+	Session SessionID
+	From    Ino // orphans from this number on; zero in the first step
+}
 
 // ReplaceExtents swaps where bytes lie, not what they are: compaction's
 // compare-and-swap. Each Old extent must still be mapped exactly or as part of

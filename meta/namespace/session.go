@@ -69,7 +69,7 @@ func (t *tx) sessionEnd(op *meta.SessionEnd, res *meta.Result) error {
 	}
 	var inos []meta.Ino
 	more := false
-	lo := appendOrphanKey(nil, op.Session, 0)
+	lo := appendOrphanKey(nil, op.Session, op.From)
 	err = t.r.Scan(lo, after(lo[:9]), func(k, _ []byte) bool {
 		if len(inos) == endBatch {
 			more = true
@@ -87,9 +87,13 @@ func (t *tx) sessionEnd(op *meta.SessionEnd, res *meta.Result) error {
 		if err := t.dropOrphan(op.Session, ino); err != nil {
 			return err
 		}
+		res.Off = uint64(ino) + 1
 	}
 	if more {
 		return nil
+	}
+	if res.Off = 0; op.From != 0 {
+		return nil // once more from the beginning, to be sure
 	}
 	var open []meta.ChunkID
 	lo = appendWriterKey(nil, op.Session, meta.ChunkID{})

@@ -286,8 +286,9 @@ func (o *owner) endSession(id meta.SessionID, s *session) {
 		return
 	}
 	j.ending = true
-	for {
-		res, err := o.run(&meta.SessionEnd{Session: id}, 0)
+	end := meta.SessionEnd{Session: id}
+	for o.failed == nil {
+		res, err := o.run(&end, 0)
 		if err != nil {
 			o.log.Error("a session could not be ended", "session", j.info.Name, "error", err)
 			break
@@ -295,6 +296,19 @@ func (o *owner) endSession(id meta.SessionID, s *session) {
 		if res.EOF {
 			break
 		}
+		end.From = meta.Ino(res.Off)
+		// It may hold a million orphans: others come in between, and what is
+		// not yet journaled stays bounded.
+		var wait <-chan struct{} = closedChan
+		if o.queued > maxQueued {
+			wait = o.untilDurable(o.queue[0].seq)
+		}
+		o.mu.Unlock()
+		select {
+		case <-wait:
+		case <-o.ctx.Done():
+		}
+		o.mu.Lock()
 	}
 	delete(o.sessions, id)
 	o.mu.Unlock()

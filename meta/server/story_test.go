@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/wire"
 )
@@ -523,5 +524,38 @@ func TestGoodByeIsJournaled(t *testing.T) {
 	s.dial("b").create(t, "y")
 	if d := time.Since(began); d > 5*time.Second {
 		t.Fatalf("b waited %v for a session that had ended", d)
+	}
+}
+
+// A session that ends with very many orphans holds nobody up.
+func TestSessionWithManyOrphansEnds(t *testing.T) {
+	s := newSiteTTL(t, 10*time.Second)
+	a, b := s.dial("a"), s.dial("b")
+	const n = 20_000
+	ops := make([]client.BatchOp, 0, 2*n)
+	for i := range n {
+		ops = append(ops, client.BatchOp{Op: newFile(fmt.Sprint("x", i))}, client.BatchOp{Op: &meta.Unlink{Parent: meta.RootIno, Name: fmt.Sprint("x", i)}})
+	}
+	if _, errs, err := a.DoBatch(t.Context(), 1, ops); err != nil || errors.Join(errs...) != nil {
+		t.Fatal(err, errors.Join(errs...))
+	}
+	done := make(chan error, 1)
+	go func() { done <- a.Close(t.Context()) }()
+	for began := time.Now(); ; {
+		start := time.Now()
+		b.do(t, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseNone)
+		if d := time.Since(start); d > 2*time.Second {
+			t.Fatalf("b waited %v for an attribute", d)
+		}
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%d orphans went in %v", n, time.Since(began).Round(time.Millisecond))
+			s.clean(t, 1)
+			return
+		default:
+		}
 	}
 }

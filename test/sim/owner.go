@@ -273,8 +273,9 @@ func (o *owner) end(id meta.SessionID) {
 		delete(holders, id)
 	}
 	o.waits = slices.DeleteFunc(o.waits, func(w *waiting) bool { return w.s.id == id })
+	op := &meta.SessionEnd{Session: id}
 	for {
-		res, err := o.run(&meta.SessionEnd{Session: id}, 0)
+		res, err := o.run(op, 0)
 		if err != nil {
 			o.w.fail("ending session %x: %v", id, err)
 			return
@@ -282,6 +283,7 @@ func (o *owner) end(id meta.SessionID) {
 		if res.EOF {
 			break
 		}
+		op.From = meta.Ino(res.Off)
 	}
 	o.kick()
 }
