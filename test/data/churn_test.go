@@ -2,6 +2,7 @@ package data
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,21 +27,13 @@ type churn struct {
 
 func (c *churn) name(i int) string { return fmt.Sprintf("file-%06d", i) }
 
-func (c *churn) batch(ctx context.Context, n int, op func(i int) meta.Op) error {
+func (c *churn) batch(ctx context.Context, n int, op func(i int) meta.Op) ([]meta.Result, error) {
 	ops := make([]client.BatchOp, n)
 	for i := range ops {
 		ops[i].Op = op(i)
 	}
-	_, errs, err := c.sess.DoBatch(ctx, meta.RootVolume, ops)
-	if err != nil {
-		return err
-	}
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	res, errs, err := c.sess.DoBatch(ctx, meta.RootVolume, ops)
+	return res, errors.Join(err, errors.Join(errs...))
 }
 
 func (c *churn) create(ctx context.Context) error {
@@ -52,7 +45,7 @@ func (c *churn) create(ctx context.Context) error {
 		}
 		dir := r.Attr.Ino
 		c.inos = append(c.inos, dir)
-		if err := c.batch(ctx, c.each, func(i int) meta.Op {
+		if _, err := c.batch(ctx, c.each, func(i int) meta.Op {
 			return &meta.Create{Parent: dir, Name: c.name(i), Mode: meta.TypeRegular | 0o644, Excl: true}
 		}); err != nil {
 			return err
@@ -68,9 +61,18 @@ func (c *churn) kept() int { return c.each / 10 }
 func (c *churn) remove(ctx context.Context) error {
 	began := time.Now()
 	for _, dir := range c.inos {
-		if err := c.batch(ctx, c.each-c.kept(), func(i int) meta.Op {
+		gone, err := c.batch(ctx, c.each-c.kept(), func(i int) meta.Op {
 			return &meta.Unlink{Parent: dir, Name: c.name(c.kept() + i)}
-		}); err != nil {
+		})
+		if err != nil {
+			return err
+		}
+		// Nobody has them open.
+		release := &meta.ReleaseOrphans{}
+		for i := range gone {
+			release.Inos = append(release.Inos, gone[i].Attr.Ino)
+		}
+		if _, err := c.sess.Do(ctx, meta.RootVolume, meta.OpID{}, release, meta.LeaseNone); err != nil {
 			return err
 		}
 	}
