@@ -17,7 +17,7 @@ const packedMax = 256 << 20
 // idleAfter is finished, too: only sealed chunks are compacted, and what was
 // deleted of an open one would take its space for as long as the mount lives.
 const (
-	idleMin   = 16 << 20
+	idleMin   = 2 << 20
 	idleAfter = 3 * time.Second
 )
 

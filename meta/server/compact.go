@@ -14,8 +14,13 @@ import (
 // when enough can be won, since finding the extents that refer to a chunk
 // reads all extents of the volume once.
 
-// compactMin is the dead bytes below which a volume is left alone.
-const compactMin = 16 << 20
+// A volume with fewer dead bytes than compactMin is left alone, and if they are
+// a quarter of what it holds (then there is little to look through), one with
+// fewer than compactLeast.
+const (
+	compactMin   = 16 << 20
+	compactLeast = 1 << 20
+)
 
 // compactTarget is the largest chunk that compaction fills.
 const compactTarget = 256 << 20
@@ -50,7 +55,14 @@ func (o *owner) compact() error {
 		}
 		return true
 	})
-	if err != nil || dead < compactMin {
+	if err == nil && dead < compactMin {
+		var used uint64
+		used, _, err = namespace.Usage(&view{o: o})
+		if dead < max(compactLeast, used/4) {
+			dead = 0
+		}
+	}
+	if err != nil || dead == 0 {
 		o.mu.Unlock()
 		return err
 	}

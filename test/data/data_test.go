@@ -112,8 +112,13 @@ func (s *system) shrinks(t *testing.T, live int64) {
 // Deleted small files give their space back, also those that lie between
 // files that stay.
 func TestDeletedSmallFilesGiveTheirSpaceBack(t *testing.T) {
+	t.Run("many", func(t *testing.T) { spaceComesBack(t, amount(10_000, 100_000), 20<<10) })
+	t.Run("few and small", func(t *testing.T) { spaceComesBack(t, amount(1_500, 100_000), 6<<10) })
+}
+
+func spaceComesBack(t *testing.T, count, size int) {
 	s := newSystem(t)
-	f := files{dir: s.mount, count: amount(10_000, 100_000), size: 20 << 10}
+	f := files{dir: s.mount, count: count, size: size}
 	began := time.Now()
 	if err := f.create(); err != nil {
 		t.Fatal(err)
