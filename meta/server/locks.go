@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/lock"
@@ -19,19 +20,28 @@ type lockWait struct {
 func (o *owner) serveLock(s *session, id uint64, m *wire.Lock) {
 	select {
 	case <-o.recovered:
-		o.lockNow(s, id, m)
+		if o.own.Left() > 0 {
+			o.lockNow(s, id, m)
+			return
+		}
 	default:
-		// Nobody gets a lock before the sessions of the owner before had the
-		// time to claim theirs.
-		s.wg.Go(func() {
-			if err := o.await(s.ctx, o.recovered); err != nil {
-				s.enqueue(id, &wire.LockRe{Status: wire.StatusOf(err)})
-			} else {
-				o.lockNow(s, id, m)
-			}
-			s.flush()
-		})
 	}
+	// Nobody gets a lock before the sessions of the owner before had the time to
+	// claim theirs, nor while another may own the volume (rule 2).
+	s.wg.Go(func() {
+		err := o.await(s.ctx, o.recovered)
+		for err == nil && o.own.Left() <= 0 {
+			soon := make(chan struct{})
+			time.AfterFunc(leasePoll, func() { close(soon) })
+			err = o.await(s.ctx, soon)
+		}
+		if err != nil {
+			s.enqueue(id, &wire.LockRe{Status: wire.StatusOf(err)})
+		} else {
+			o.lockNow(s, id, m)
+		}
+		s.flush()
+	})
 }
 
 func (o *owner) lockNow(s *session, id uint64, m *wire.Lock) {

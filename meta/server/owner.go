@@ -103,6 +103,9 @@ type waiter struct {
 	ch  chan struct{}
 }
 
+// leasePoll is how often what waits for the owner's lease looks again.
+const leasePoll = 20 * time.Millisecond
+
 // maxEntryBytes closes an entry: half of etcd's request limit, with room.
 const maxEntryBytes = 512 << 10
 
@@ -220,7 +223,7 @@ func (o *owner) attempt(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-cha
 		// Another may own the volume by now (rule 2). Either the lease is
 		// renewed in a moment, or the volume is lost.
 		ch := make(chan struct{})
-		time.AfterFunc(20*time.Millisecond, func() { close(ch) })
+		time.AfterFunc(leasePoll, func() { close(ch) })
 		return nil, ch
 	}
 	if j := o.sessions[s.id]; j != nil && c.Ack > j.acked {
