@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"text/tabwriter"
 )
 
@@ -78,13 +79,26 @@ func CompareWithFio(ctx context.Context, cfg Config, w io.Writer) error {
 			if err := s.enter(g, i*cfg.Rounds+round, true); err != nil {
 				return err
 			}
-			m, err := runRow(ctx, r, s)
-			if err != nil {
-				return fmt.Errorf("bench %s: %w", r.name, err)
+			if twin.read {
+				// The first read after writing meets a disk that is still busy,
+				// or a host that has not cached it: neither gets it.
+				if _, err := runRow(ctx, r, s); err != nil {
+					return fmt.Errorf("bench %s: %w", r.name, err)
+				}
 			}
-			value, err := s.runFio(ctx, r, twin)
-			if err != nil {
-				return fmt.Errorf("fio %s: %w", r.name, err)
+			var m sample
+			var value float64
+			steps := []func() error{
+				func() (err error) { m, err = runRow(ctx, r, s); return err },
+				func() (err error) { value, err = s.runFio(ctx, r, twin); return err },
+			}
+			if round%2 == 1 {
+				slices.Reverse(steps)
+			}
+			for _, step := range steps {
+				if err := step(); err != nil {
+					return fmt.Errorf("bench %s beside fio: %w", r.name, err)
+				}
 			}
 			ours, theirs = append(ours, m.value), append(theirs, value)
 			fmt.Fprintf(cfg.Progress, "round %d/%d  %-18s %14s  fio %14s\n", round+1, cfg.Rounds, r.name, valueText(r.unit, m.value), valueText(r.unit, value))
