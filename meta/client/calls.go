@@ -25,7 +25,11 @@ func (s *Session) ack(v meta.VolumeID) meta.Seq {
 	defer s.mu.Unlock()
 	vs := s.volume(v)
 	// Replies come in wire order before the durable notice that covers them,
-	// so everything up to durable was received.
+	// so everything up to durable was received; but not those that went down
+	// with a connection.
+	if vs.resent > 0 {
+		return vs.ackHold
+	}
 	return vs.durable
 }
 

@@ -78,6 +78,7 @@ type retained struct {
 type request struct {
 	msg    wire.Message
 	replay bool // sent again after its early reply; nobody waits
+	resent bool // counted in its volume's resent
 	done   chan response
 }
 
@@ -95,9 +96,14 @@ type volumeState struct {
 	// replaying counts replays without an answer: entries of an owner before
 	// may have other numbers now.
 	replaying int
-	cap       []byte
-	capUntil  time.Time
-	capFetch  bool
+	// resent counts requests without an answer that an earlier connection was
+	// asked, too: their answers may lie before what newer notices cover, so
+	// that meanwhile no more than ackHold is acknowledged.
+	resent   int
+	ackHold  meta.Seq
+	cap      []byte
+	capUntil time.Time
+	capFetch bool
 }
 
 // Session is safe for concurrent use.
@@ -329,7 +335,10 @@ func (s *Session) resume(known bool) {
 	var replays []*wire.Call
 	for _, v := range vols {
 		vs := s.volumes[v]
-		vs.replaying = 0
+		if vs.resent == 0 {
+			vs.ackHold = vs.durable
+		}
+		vs.replaying, vs.resent = 0, 0
 		for i := range vs.retained {
 			replays = append(replays, &vs.retained[i].call)
 		}
@@ -348,8 +357,9 @@ func (s *Session) resume(known bool) {
 	for _, c := range replays {
 		c.Replay = true
 		s.nextReq++
-		s.pending[s.nextReq] = &request{msg: c, replay: true, done: make(chan response, 1)}
+		s.pending[s.nextReq] = &request{msg: c, replay: true, resent: true, done: make(chan response, 1)}
 		s.volume(c.Volume).replaying++
+		s.volume(c.Volume).resent++
 		s.send.Enqueue(s.nextReq, c)
 	}
 	// What was never answered is no replay: it was given nothing, and before
@@ -360,8 +370,23 @@ func (s *Session) resume(known bool) {
 		if m, ok := r.msg.(*wire.Sync); ok {
 			r.msg = &wire.Sync{Volume: m.Volume, Seq: wire.SyncAll}
 		}
+		if v, ok := r.volume(); ok {
+			r.resent = true
+			s.volume(v).resent++
+		}
 		s.send.Enqueue(id, r.msg)
 	}
+}
+
+// volume names the volume whose operations a request holds.
+func (r *request) volume() (meta.VolumeID, bool) {
+	switch m := r.msg.(type) {
+	case *wire.Call:
+		return m.Volume, true
+	case *wire.Batch:
+		return m.Calls[0].Volume, true
+	}
+	return 0, false
 }
 
 // run reads until the session is closed, and connects again when it breaks.
@@ -536,6 +561,12 @@ func (s *Session) answered(t wire.Type, id uint64, m wire.Message) {
 		s.mu.Unlock()
 		return
 	}
+	if r.resent {
+		if v, ok := r.volume(); ok {
+			s.volume(v).resent--
+		}
+		r.resent = false
+	}
 	var v meta.VolumeID
 	var grants []meta.Grant
 	switch a := m.(type) {
@@ -619,7 +650,7 @@ var requests = sync.Pool{New: func() any { return &request{done: make(chan respo
 // server is told, and the answer is still awaited if it must be (mustWait).
 func (s *Session) roundTrip(ctx context.Context, m wire.Message, cancelable bool) (wire.Message, error) {
 	r := requests.Get().(*request)
-	r.msg = m
+	r.msg, r.resent = m, false
 	var id uint64
 	for {
 		s.mu.Lock()
@@ -685,7 +716,7 @@ func (s *Session) abandon(id uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r := s.pending[id]; r != nil {
-		s.pending[id] = &request{msg: r.msg, replay: r.replay, done: make(chan response, 1)}
+		s.pending[id] = &request{msg: r.msg, replay: r.replay, resent: r.resent, done: make(chan response, 1)}
 	}
 }
 

@@ -33,17 +33,21 @@ type clientVolume struct {
 	retained   []retained
 	seen       meta.Seq
 	durable    meta.Seq
-	leases     map[meta.Ino]bool
-	cache      map[string]cached // names in the root directory
-	files      map[string]meta.Ino
-	chunk      *writer
-	busy       int
+	// ackHold is what may be acknowledged while answers are awaited that an
+	// earlier connection may have lost.
+	ackHold meta.Seq
+	leases  map[meta.Ino]bool
+	cache   map[string]cached // names in the root directory
+	files   map[string]meta.Ino
+	chunk   *writer
+	busy    int
 }
 
 type request struct {
 	msg    any // *call, syncMsg, allocMsg
 	start  int // event
 	replay bool
+	resent bool
 	done   func(r any)
 	ops    []meta.OpID // of a sync: what it makes durable
 }
@@ -207,7 +211,7 @@ func (cv *clientVolume) welcome(m welcomeMsg) {
 		cv.w.truth.dropped(cv)
 		old := cv.pending
 		cv.pending, cv.retained, cv.chunk = map[uint64]*request{}, nil, nil
-		cv.seen, cv.durable = 0, 0
+		cv.seen, cv.durable, cv.ackHold = 0, 0, 0
 		for _, id := range sorted(old) {
 			if !old[id].replay {
 				old[id].done(nil)
@@ -217,6 +221,9 @@ func (cv *clientVolume) welcome(m welcomeMsg) {
 	cv.session = m.session
 	if !m.resumed {
 		cv.forgetAll()
+	}
+	if !cv.resent() {
+		cv.ackHold = cv.durable
 	}
 	// What was answered, in the order of the answers, what was asked again
 	// before and not answered, then what was never answered.
@@ -241,7 +248,7 @@ func (cv *clientVolume) welcome(m welcomeMsg) {
 		c := *r.msg.(*call)
 		cv.nextReq++
 		c.req, c.replay = cv.nextReq, true
-		r.msg = &c
+		r.msg, r.resent = &c, true
 		cv.pending[c.req] = r
 		cv.conn.send(&c)
 	}
@@ -252,9 +259,27 @@ func (cv *clientVolume) welcome(m welcomeMsg) {
 		if m, ok := r.msg.(syncMsg); ok {
 			r.msg = syncMsg{m.req, syncAll} // entries have other numbers now
 		}
+		_, r.resent = r.msg.(*call)
 		cv.conn.send(r.msg)
 	}
 	cv.conn.send(aliveMsg{cv.w.clock(&cv.c.node)})
+}
+
+// resent: a request without an answer was sent on an earlier connection, too.
+func (cv *clientVolume) resent() bool {
+	for _, r := range cv.pending {
+		if r.resent {
+			return true
+		}
+	}
+	return false
+}
+
+func (cv *clientVolume) ack() meta.Seq {
+	if cv.resent() {
+		return cv.ackHold
+	}
+	return cv.durable
 }
 
 func (cv *clientVolume) ask(make func(req uint64) any, done func(any)) *request {
@@ -269,7 +294,7 @@ func (cv *clientVolume) ask(make func(req uint64) any, done func(any)) *request 
 
 // do asks for an operation.
 func (cv *clientVolume) do(id meta.OpID, op meta.Op, done func(*reply)) {
-	cv.ask(func(req uint64) any { return &call{req: req, id: id, op: op, ack: cv.durable} }, func(a any) {
+	cv.ask(func(req uint64) any { return &call{req: req, id: id, op: op, ack: cv.ack()} }, func(a any) {
 		r, _ := a.(*reply)
 		done(r)
 	})
