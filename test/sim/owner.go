@@ -55,6 +55,9 @@ func (s *server) poll() {
 		s.w.after(s.w.delay(), nil, func() {
 			t, ok := l.take(s, life)
 			s.w.after(s.w.delay(), &s.node, func() {
+				if s.life != life {
+					return // asked before a crash
+				}
 				delete(s.taking, l.vol)
 				if ok {
 					s.open(l, t, sent)
