@@ -253,7 +253,9 @@ func (s *Server) admit(h *wire.Hello) (sess *session, known bool, err error) {
 	}
 	if h.Session != 0 {
 		if sess = s.sessions[h.Session]; sess != nil {
-			return sess, true, nil
+			// One that was taken up and has not sent its claims yet never got
+			// our answer: its leases are not known here.
+			return sess, !sess.claims.Load(), nil
 		}
 	}
 	id := h.Session

@@ -88,6 +88,7 @@ type session struct {
 	forgot  meta.Seq
 	inbox   []any // behind a replay that waits
 	stuck   bool
+	fresh   bool // taken up here, and its first keep-alive has not come
 }
 
 // waiting is a call that can't be answered yet.

@@ -102,12 +102,16 @@ func (s *server) receive(c *conn, m any) {
 // know, but the log does, goes on under its number without leases.
 func (o *owner) hello(c *conn, h helloMsg) {
 	s, resumed := o.live[h.session], true
+	if s != nil && s.fresh {
+		resumed = false // it never got our answer: its leases are not known here
+	}
 	if s == nil {
 		resumed = false
 		if s = o.awaited[h.session]; s == nil {
 			s = &session{id: meta.SessionID(o.w.rng.Uint64() | 1), replies: map[meta.OpID]*reply{}}
 		}
 		o.live[s.id] = s
+		s.fresh = true
 	}
 	s.conn, c.accepted = c, s
 	s.heard = o.w.clock(&o.srv.node)
@@ -147,6 +151,7 @@ func (o *owner) handle(s *session, m any) {
 	case aliveMsg:
 		s.heard = o.w.clock(&o.srv.node)
 		delete(o.awaited, s.id)
+		s.fresh = false
 		s.conn.down(m)
 	case recalledMsg:
 		if o.leases[m.ino][s.id] != m.round {
