@@ -116,8 +116,8 @@ type slot struct {
 	ins     [1][]byte
 	outs    [1][]byte
 	unique  atomic.Uint64 // the request that is being worked on, or zero
-	op      uint32        // set before unique
-	pid     uint32
+	op      atomic.Uint32 // set before unique
+	pid     atomic.Uint32
 
 	cancelMu sync.Mutex
 	cancel   chan struct{} // closed when the request is to end, if direct works on it
@@ -347,7 +347,8 @@ func (c *conn) handle(s *slot, n int) {
 		c.interrupted(s)
 		return
 	}
-	s.op, s.pid = op, order.Uint32(s.in[32:])
+	s.op.Store(op)
+	s.pid.Store(order.Uint32(s.in[32:]))
 	s.unique.Store(unique)
 	generation := c.generation.Load()
 	if want := outSize(op, s.in[:n]); want > len(s.out) {
@@ -496,7 +497,7 @@ func (c *conn) interrupted(s *slot) {
 	case found == nil:
 		// Read but not yet begun, or answered: the kernel knows, and asks again.
 		c.fail(s, order.Uint64(s.in[8:]), fuse.EAGAIN)
-	case found.op == opSetlkw:
+	case found.op.Load() == opSetlkw:
 		go c.interrupt(found, target)
 	default:
 		go c.watch(found, target)
@@ -506,7 +507,7 @@ func (c *conn) interrupted(s *slot) {
 // watch interrupts a request when its caller is being killed; it ends with the
 // request.
 func (c *conn) watch(s *slot, unique uint64) {
-	pid := s.pid
+	pid := s.pid.Load()
 	for s.unique.Load() == unique {
 		time.Sleep(watchEvery)
 		if killed(pid) {

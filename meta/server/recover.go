@@ -79,9 +79,10 @@ func (s *Server) openOwner(v meta.VolumeID) (*owner, error) {
 		case <-o.ctx.Done():
 		}
 	})
+	sessions := len(o.sessions)
 	o.wg.Go(o.recover)
 	o.wg.Go(o.gcLoop)
-	o.log.Info("serving volume", "id", v, "term", own.Term(), "replayed", bytes, "sessions", len(o.sessions), "took", time.Since(began).Round(time.Millisecond))
+	o.log.Info("serving volume", "id", v, "term", own.Term(), "replayed", bytes, "sessions", sessions, "took", time.Since(began).Round(time.Millisecond))
 	return o, nil
 }
 
@@ -190,10 +191,13 @@ func (o *owner) publishResumable() {
 // surely over, and then lets ordinary operations run.
 func (o *owner) recover() {
 	deadline := time.Now().Add(o.srv.cfg.SessionTTL + o.srv.cfg.SessionTTL/4)
+	o.mu.Lock()
+	nobody := len(o.awaited) == 0
+	o.mu.Unlock()
 	// The owner before may still be answering inside its lease.
 	if !o.own.PredecessorDone() {
 		o.log.Info("waiting for the lease of the owner before to run out")
-	} else if len(o.awaited) == 0 {
+	} else if nobody {
 		deadline = time.Now()
 	}
 	tick := time.NewTicker(20 * time.Millisecond)
