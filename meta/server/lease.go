@@ -1,6 +1,8 @@
 package server
 
 import (
+	"time"
+
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/wire"
 )
@@ -12,10 +14,11 @@ import (
 // when the last name goes.
 type leaseTable struct {
 	m       map[meta.Ino]*leases
-	count   map[*session]int // inodes that each session stands at
-	blocked int              // tickets in all
-	unsafe  bool             // nothing is recalled (Unsafe.NoRecall)
-	rounds  uint64           // of asking, so far
+	count   map[*session]int     // inodes that each session stands at
+	blocked int                  // tickets in all
+	unsafe  bool                 // nothing is recalled (Unsafe.NoRecall)
+	rounds  uint64               // of asking, so far
+	asking  map[*recall]struct{} // rounds that are out
 }
 
 type holder struct {
@@ -40,13 +43,14 @@ type recall struct {
 	// round numbers it: a repeated answer to an earlier round must not pass for
 	// one to this, since the session may have a newer lease by now.
 	round   uint64
+	since   time.Time
 	keep    meta.LeaseMode
 	pending map[*session]struct{}
 	done    chan struct{}
 }
 
 func newLeaseTable() leaseTable {
-	return leaseTable{m: map[meta.Ino]*leases{}, count: map[*session]int{}}
+	return leaseTable{m: map[meta.Ino]*leases{}, count: map[*session]int{}, asking: map[*recall]struct{}{}}
 }
 
 // alone reports whether no session but s has any lease, so that an operation
@@ -171,7 +175,28 @@ func (t *leaseTable) answered(l *leases, s *session) {
 	delete(r.pending, s)
 	if len(r.pending) == 0 {
 		l.recall = nil
+		delete(t.asking, r)
 		close(r.done)
+	}
+}
+
+// unanswered lists the sessions that leave a recall of before a moment
+// unanswered.
+func (t *leaseTable) unanswered(before time.Time) (late []*session) {
+	for r := range t.asking {
+		if r.since.Before(before) {
+			for s := range r.pending {
+				late = append(late, s)
+			}
+		}
+	}
+	return late
+}
+
+// extend gives every recall that is out more time.
+func (t *leaseTable) extend(by time.Duration) {
+	for r := range t.asking {
+		r.since = r.since.Add(by)
 	}
 }
 
@@ -214,7 +239,7 @@ func (t *leaseTable) conflict(v meta.VolumeID, s *session, ino meta.Ino, keep me
 		}
 		if r == nil {
 			t.rounds++
-			r = &recall{round: t.rounds, keep: keep, pending: map[*session]struct{}{}, done: make(chan struct{})}
+			r = &recall{round: t.rounds, keep: keep, since: time.Now(), pending: map[*session]struct{}{}, done: make(chan struct{})}
 		}
 		r.pending[h.s] = struct{}{}
 		h.s.enqueue(r.round, &wire.Recall{Recall: meta.Recall{Volume: v, Ino: ino, Keep: keep}})
@@ -223,6 +248,7 @@ func (t *leaseTable) conflict(v meta.VolumeID, s *session, ino meta.Ino, keep me
 		return nil
 	}
 	l.recall = r
+	t.asking[r] = struct{}{}
 	return r.done
 }
 

@@ -381,6 +381,26 @@ func (s *Server) expireLoop() {
 			s.stats.expired.Add(1)
 			s.endSession(sess, errors.New("its lease ran out"))
 		}
+		s.endStubborn(max(stood, 0))
+	}
+}
+
+// recallTTLs is how many lives of a session a client that renews may leave a
+// recall unanswered. It is longer than a client tries to save what it buffered.
+const recallTTLs = 4
+
+// endStubborn ends sessions that are alive but answer no recall: others must
+// not wait for them for ever.
+func (s *Server) endStubborn(stood time.Duration) {
+	for _, o := range s.owners() {
+		o.mu.Lock()
+		o.leases.extend(stood)
+		late := o.leases.unanswered(time.Now().Add(-recallTTLs * s.cfg.SessionTTL))
+		o.mu.Unlock()
+		for _, sess := range late {
+			s.stats.expired.Add(1)
+			s.endSession(sess, errors.New("it left a recall unanswered"))
+		}
 	}
 }
 
