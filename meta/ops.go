@@ -46,7 +46,6 @@ const (
 	OpJunction
 	OpSetPolicy
 	OpReap
-	OpMoved
 )
 
 // Mutates reports whether the operation changes the namespace.

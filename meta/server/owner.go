@@ -113,7 +113,7 @@ const maxEntryBytes = 512 << 10
 // mutations wait, too.
 const maxQueued = 8 << 20
 
-// closed is a channel to wait for when there is nothing to wait for.
+// closedChan is a channel to wait for when there is nothing to wait for.
 var closedChan = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 func (o *owner) now() meta.Time { return meta.Time(time.Now().UnixNano()) }

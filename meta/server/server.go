@@ -42,7 +42,8 @@ type Config struct {
 	// CompactInterval is the least time between two looks for dead space in a
 	// volume. Default 2 s.
 	CompactInterval time.Duration
-	// Alive reports whether the process of a session surely runs no more.
+	// Dead reports whether the process of a session surely runs no more: then
+	// its lease need not run out first. Nil: never.
 	Dead func(host string, pid uint32, start uint64) bool
 	// Room tells how much of the disks that hold journal and state is free, and
 	// how large they are, in bytes; nil where that is somebody else's care.

@@ -49,8 +49,7 @@ const (
 // Type names a frame.
 type Type uint8
 
-// Frame types. Requests are odd-numbered in spirit only: the table in
-// docs/formats.md says which answers which.
+// Frame types. The table in docs/formats.md says which answers which.
 const (
 	THello     Type = 1 + iota // both directions, first
 	TCall                      // client: one operation

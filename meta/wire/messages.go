@@ -318,12 +318,10 @@ const (
 	AdminSetPolicy
 	AdminAttach
 	AdminDetach
-	AdminRenameVolume
 	AdminStatus
 	AdminCheckpoint
 	AdminFsck
 	AdminVolumeByName
-	AdminChunks
 	// AdminEnrol gives a chunk server its number: Ino is the one it has, or
 	// zero. Report is JSON: cluster, server.
 	AdminEnrol
