@@ -6,11 +6,22 @@ import (
 	"strings"
 )
 
-// self identifies this process to a server on the same machine: the boot's
-// id, the process id, and its start time, which tells a reused process id.
+// self identifies this process to a server on the same machine: where its
+// process id counts, that id, and its start time, which tells a reused id.
 func self() (host string, pid uint32, start uint64) {
 	pid = uint32(os.Getpid())
-	return BootID(), pid, ProcessStart(pid)
+	return PIDSpace(), pid, ProcessStart(pid)
+}
+
+// PIDSpace names what this process's id counts in: the boot's id and, after a
+// space, the name space of process ids. Containers of one machine share the
+// first and not the second: a process of another one must not look dead.
+func PIDSpace() string {
+	ns, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return "" // unknown: nobody is taken for dead
+	}
+	return BootID() + " " + ns
 }
 
 // BootID is the kernel's random id of this boot, empty if it can't be read.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -268,7 +269,8 @@ func (o *owner) alloc(s *session, n int, own bool) ([]meta.ChunkGrant, error) {
 	if err != nil {
 		return nil, err
 	}
-	servers, err := o.srv.place(n, int(max(policy.Replicas, 1)), s.host)
+	boot, _, _ := strings.Cut(s.host, " ") // the machine; see client.PIDSpace
+	servers, err := o.srv.place(n, int(max(policy.Replicas, 1)), boot)
 	if err != nil {
 		return nil, err
 	}

@@ -141,7 +141,7 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 	if m.etcd != nil {
 		backend.Space = func(ctx context.Context) error { return embedded.RecoverSpace(ctx, m.cli, m.etcd.Endpoint()) }
 	}
-	host, pid := metaclient.BootID(), uint32(os.Getpid())
+	host, pid := metaclient.PIDSpace(), uint32(os.Getpid())
 	m.Server, err = server.New(ctx, server.Config{
 		Name: cfg.Name, Cluster: backend, Blob: m.blob, Logger: cfg.Logger, ScratchDir: scratch,
 		CommitDelay: cfg.CommitDelay, SessionTTL: cfg.SessionTTL, CheckpointBytes: cfg.CheckpointBytes, Unsafe: cfg.Unsafe,
