@@ -1,0 +1,105 @@
+// Package process tells one process of one boot of one machine from all others,
+// and whether it surely runs no more.
+package process
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/meta"
+)
+
+// Process names a process.
+type Process struct {
+	Boot  string `json:"boot"`  // the kernel's boot id
+	PIDNS string `json:"pidns"` // the name space that PID counts in
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // clock ticks after boot, to tell a reused PID
+}
+
+// Self is the running process.
+func Self() (Process, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return Process{}, meta.E("identify process", meta.IO, "", err)
+	}
+	ns, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return Process{}, meta.E("identify process", meta.IO, "", err)
+	}
+	p := Process{Boot: strings.TrimSpace(string(boot)), PIDNS: ns, PID: os.Getpid()}
+	p.Start, err = startTime(p.PID)
+	return p, err
+}
+
+// Dead reports whether p surely runs no more, as seen by self: same boot, same
+// name space of PIDs, and no such process. False means unknown: containers of
+// one machine share the boot and not the name space.
+func (p Process) Dead(self Process) bool {
+	if p.Boot == "" || p.Boot != self.Boot || p.PIDNS == "" || p.PIDNS != self.PIDNS {
+		return false
+	}
+	start, err := startTime(p.PID)
+	if errors.Is(err, os.ErrNotExist) {
+		return true
+	}
+	return err == nil && start != p.Start
+}
+
+// Space names what the process's id counts in: boot and name space in one
+// string, as sessions carry them; see Parse.
+func (p Process) Space() string { return p.Boot + " " + p.PIDNS }
+
+// Parse is the reverse of Space, with the id and the start. Of a string that
+// Space did not make comes a process that nobody takes for dead.
+func Parse(space string, pid uint32, start uint64) Process {
+	boot, ns, _ := strings.Cut(space, " ")
+	return Process{Boot: boot, PIDNS: ns, PID: int(pid), Start: start}
+}
+
+// Boot is the kernel's random id of this boot, empty if it can't be read.
+func Boot() string {
+	p, err := Self()
+	if err != nil {
+		return ""
+	}
+	return p.Boot
+}
+
+// startTime reads field 22 of /proc/PID/stat.
+func startTime(pid int) (uint64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, meta.E("read process", meta.IO, strconv.Itoa(pid), err)
+	}
+	// The name in parentheses may hold anything; the fields after it are counted from 3.
+	s := string(b)
+	f := strings.Fields(s[strings.LastIndexByte(s, ')')+1:])
+	if len(f) < 20 {
+		return 0, meta.E("read process", meta.Corrupt, strconv.Itoa(pid), nil)
+	}
+	if f[0] == "Z" || f[0] == "X" { // ended, only not yet waited for
+		return 0, meta.E("read process", meta.NotFound, strconv.Itoa(pid), os.ErrNotExist)
+	}
+	n, err := strconv.ParseUint(f[19], 10, 64)
+	if err != nil {
+		return 0, meta.E("read process", meta.Corrupt, strconv.Itoa(pid), err)
+	}
+	return n, nil
+}
+
+// Uptime is the time since boot on a clock that goes on while the machine is
+// suspended: what leases are counted on.
+func Uptime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		panic("process: CLOCK_BOOTTIME is there since Linux 2.6.39: " + err.Error())
+	}
+	return time.Duration(ts.Nano())
+}
