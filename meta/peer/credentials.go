@@ -1,0 +1,433 @@
+package peer
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// A directory of credentials, mode 0700:
+//
+//	ca.pem        the authority's certificates that are believed, one or more
+//	identity.pem  our private key, our certificate, the authority's; mode 0600.
+//	              One file, so that a rename replaces key and certificate together
+//	cluster.key   meta servers only: what opens the authority's own key, 64 hex
+//	              digits; mode 0600
+const (
+	caFile         = "ca.pem"
+	identityFile   = "identity.pem"
+	clusterKeyFile = "cluster.key"
+)
+
+// Credentials are what a process shows to others and how it judges them.
+// Nil credentials know only Unix sockets. Files that were replaced are read
+// again by the next connection. Safe for concurrent use.
+type Credentials struct {
+	insecure bool
+	dir      string
+	log      *slog.Logger
+
+	now     atomic.Pointer[loaded]
+	mu      sync.Mutex
+	checked time.Time
+}
+
+// loaded is what a directory held at one time.
+type loaded struct {
+	stamp string // of the files
+	cert  tls.Certificate
+	leaf  *x509.Certificate
+	id    Identity
+	roots *x509.CertPool
+	caPEM []byte
+}
+
+// Insecure gives credentials that trust everybody, and that work between
+// loopback addresses only.
+func Insecure() *Credentials { return &Credentials{insecure: true} }
+
+// IsInsecure reports whether Insecure made them.
+func (c *Credentials) IsInsecure() bool { return c != nil && c.insecure }
+
+// Load reads a directory. Errors: NotFound (there are no credentials),
+// AccessDenied (others may read the key), Corrupt, IO.
+func Load(dir string, log *slog.Logger) (*Credentials, error) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	// The process may change its directory before it looks again.
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, meta.E("read credentials", meta.IO, dir, err)
+	}
+	l, err := load(dir)
+	if err != nil {
+		return nil, err
+	}
+	c := &Credentials{dir: dir, log: log, checked: time.Now()}
+	c.now.Store(l)
+	return c, nil
+}
+
+func load(dir string) (*loaded, error) {
+	const op = "read credentials"
+	stamp, err := stampOf(dir)
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, identityFile)
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, meta.E(op, meta.IO, path, err)
+	}
+	if st.Mode().Perm()&0o077 != 0 {
+		return nil, meta.E(op, meta.AccessDenied, path, fmt.Errorf("its mode is %04o: others may read the private key; chmod 600 it, and replace it if others have read it", st.Mode().Perm()))
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, meta.E(op, meta.IO, path, err)
+	}
+	l := &loaded{stamp: stamp}
+	if l.cert, err = tls.X509KeyPair(b, b); err != nil {
+		return nil, meta.E(op, meta.Corrupt, path, err)
+	}
+	if l.leaf, err = x509.ParseCertificate(l.cert.Certificate[0]); err != nil {
+		return nil, meta.E(op, meta.Corrupt, path, err)
+	}
+	if l.id, err = identityOf(l.leaf); err != nil {
+		return nil, meta.E(op, meta.Corrupt, path, err)
+	}
+	path = filepath.Join(dir, caFile)
+	if l.caPEM, err = os.ReadFile(path); err != nil {
+		return nil, meta.E(op, meta.IO, path, err)
+	}
+	certs, err := parseCerts(l.caPEM)
+	if err != nil {
+		return nil, meta.E(op, meta.Corrupt, path, err)
+	}
+	l.roots = x509.NewCertPool()
+	for _, r := range certs {
+		l.roots.AddCert(r)
+	}
+	return l, nil
+}
+
+// stampOf tells whether the files are still the same ones.
+func stampOf(dir string) (string, error) {
+	var s strings.Builder
+	for _, name := range []string{identityFile, caFile} {
+		path := filepath.Join(dir, name)
+		st, err := os.Stat(path)
+		if errors.Is(err, os.ErrNotExist) {
+			return "", meta.E("read credentials", meta.NotFound, path, errors.New("no credentials are there; 'penstock cluster join' gets some for a token"))
+		}
+		if err != nil {
+			return "", meta.E("read credentials", meta.IO, path, err)
+		}
+		// Two files may be written within one tick of the kernel's clock.
+		inode := st.Sys().(*syscall.Stat_t).Ino
+		fmt.Fprintf(&s, "%d %d %d;", st.ModTime().UnixNano(), st.Size(), inode)
+	}
+	return s.String(), nil
+}
+
+// current gives what the directory holds, looked at once a second at most.
+// While it holds nothing usable, what was there before stays in use.
+func (c *Credentials) current() *loaded {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l := c.now.Load()
+	if time.Since(c.checked) < time.Second {
+		return l
+	}
+	c.checked = time.Now()
+	if stamp, err := stampOf(c.dir); err == nil && stamp == l.stamp {
+		return l
+	}
+	next, err := load(c.dir)
+	if err == nil && (next.id.Cluster != l.id.Cluster || next.id.Role != l.id.Role || next.id.Name != l.id.Name) {
+		err = fmt.Errorf("they are of %s of cluster %s, and this process is %s of cluster %s", next.id, next.id.Cluster, l.id, l.id.Cluster)
+	}
+	if err != nil {
+		c.log.Warn("new credentials are not used", "dir", c.dir, "error", err)
+		return l
+	}
+	c.log.Info("credentials read again", "identity", next.id.String(), "expires", next.leaf.NotAfter)
+	c.now.Store(next)
+	return next
+}
+
+// Identity is who we are to others; the zero value for insecure credentials.
+func (c *Credentials) Identity() Identity {
+	if c == nil || c.insecure {
+		return Identity{}
+	}
+	return c.current().id
+}
+
+// RenewAt is when to ask for a new certificate: after half of its life.
+func (c *Credentials) RenewAt() time.Time {
+	l := c.current().leaf
+	return l.NotAfter.Add(-l.NotAfter.Sub(l.NotBefore.Add(skew)) / 2)
+}
+
+// ClusterKey reads what opens the authority's key. Errors: NotFound, Corrupt.
+func (c *Credentials) ClusterKey() ([]byte, error) {
+	path := filepath.Join(c.dir, clusterKeyFile)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, meta.E("read cluster key", meta.NotFound, path, errors.New("only a meta server's credentials hold one"))
+	}
+	if err != nil {
+		return nil, meta.E("read cluster key", meta.IO, path, err)
+	}
+	key, err := hex.DecodeString(strings.TrimSpace(string(b)))
+	if err != nil || len(key) != SealKeySize {
+		return nil, meta.E("read cluster key", meta.Corrupt, path, err)
+	}
+	return key, nil
+}
+
+// Replace puts a renewed certificate in place: key and chain as NewKey and Sign
+// gave them.
+func (c *Credentials) Replace(keyPEM, chainPEM []byte) error {
+	if err := check(keyPEM, chainPEM, c.current().roots, c.Identity()); err != nil {
+		return err
+	}
+	if err := writeFile(c.dir, identityFile, append(bytes.Clone(keyPEM), chainPEM...)); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.checked = time.Time{}
+	c.mu.Unlock()
+	c.current()
+	return nil
+}
+
+// check makes sure of a chain before it replaces a good one.
+func check(keyPEM, chainPEM []byte, roots *x509.CertPool, want Identity) error {
+	const op = "check new certificate"
+	pair, err := tls.X509KeyPair(chainPEM, keyPEM)
+	if err != nil {
+		return meta.E(op, meta.Corrupt, want.String(), err)
+	}
+	leaf, err := x509.ParseCertificate(pair.Certificate[0])
+	if err != nil {
+		return meta.E(op, meta.Corrupt, want.String(), err)
+	}
+	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+		return meta.E(op, meta.AccessDenied, want.String(), err)
+	}
+	id, err := identityOf(leaf)
+	if err != nil {
+		return meta.E(op, meta.AccessDenied, want.String(), err)
+	}
+	if id.Cluster != want.Cluster || id.Role != want.Role || id.Name != want.Name {
+		return meta.E(op, meta.AccessDenied, want.String(), fmt.Errorf("it was signed for %s of cluster %s", id, id.Cluster))
+	}
+	return nil
+}
+
+// Save makes a directory of credentials; clusterKey is for meta servers. It
+// never overwrites. Errors: Exists, IO, and those of a bad chain.
+func Save(dir string, id Identity, keyPEM, chainPEM, caPEM, clusterKey []byte) error {
+	const op = "write credentials"
+	certs, err := parseCerts(caPEM)
+	if err != nil {
+		return meta.E(op, meta.Corrupt, dir, err)
+	}
+	roots := x509.NewCertPool()
+	for _, r := range certs {
+		roots.AddCert(r)
+	}
+	if err := check(keyPEM, chainPEM, roots, id); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return meta.E(op, meta.IO, dir, err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, identityFile)); err == nil {
+		return meta.E(op, meta.Exists, dir, errors.New("it holds credentials already"))
+	}
+	if clusterKey != nil {
+		if err := writeFile(dir, clusterKeyFile, []byte(hex.EncodeToString(clusterKey)+"\n")); err != nil {
+			return err
+		}
+	}
+	if err := writeFile(dir, caFile, caPEM); err != nil {
+		return err
+	}
+	return writeFile(dir, identityFile, append(bytes.Clone(keyPEM), chainPEM...))
+}
+
+// writeFile replaces a file: write, sync, rename, sync the folder.
+func writeFile(dir, name string, b []byte) error {
+	path := filepath.Join(dir, name)
+	f, err := os.CreateTemp(dir, "."+name+".*") // mode 0600
+	if err != nil {
+		return meta.E("write credentials", meta.IO, path, err)
+	}
+	_, err = f.Write(b)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+		return meta.E("write credentials", meta.IO, path, err)
+	}
+	d, err := os.Open(dir)
+	if err == nil {
+		err = errors.Join(d.Sync(), d.Close())
+	}
+	if err != nil {
+		return meta.E("write credentials", meta.IO, path, err)
+	}
+	return nil
+}
+
+// verify checks the chain that a peer showed and reads its identity. It is
+// asked again for resumed sessions, of which there are none.
+func (l *loaded) verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) (Identity, error) {
+	if len(chain) == 0 {
+		return Identity{}, errors.New("it showed no certificate")
+	}
+	between := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		between.AddCert(c)
+	}
+	if _, err := chain[0].Verify(x509.VerifyOptions{Roots: l.roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
+		return Identity{}, err
+	}
+	id, err := identityOf(chain[0])
+	if err != nil {
+		return Identity{}, err
+	}
+	if id.Cluster != l.id.Cluster {
+		return Identity{}, fmt.Errorf("it is %s of cluster %s, and this is cluster %s", id, id.Cluster, l.id.Cluster)
+	}
+	return id, nil
+}
+
+// base is what both sides of a handshake have in common.
+func (l *loaded) base() *tls.Config {
+	return &tls.Config{
+		Certificates: []tls.Certificate{l.cert}, MinVersion: tls.VersionTLS13, NextProtos: []string{"penstock"},
+		// A resumed session would outlive the certificate that began it.
+		SessionTicketsDisabled: true,
+	}
+}
+
+// server greets an accepted TCP connection.
+func (c *Credentials) server(ctx context.Context, nc net.Conn, joiners bool) (net.Conn, Identity, error) {
+	if c.insecure {
+		if a, ok := nc.RemoteAddr().(*net.TCPAddr); !ok || !a.IP.IsLoopback() {
+			return nil, Identity{}, errors.New("no loopback address")
+		}
+		return nc, Identity{Insecure: true}, nil
+	}
+	l := c.current()
+	cfg := l.base()
+	cfg.ClientAuth = tls.RequireAnyClientCert
+	if joiners {
+		cfg.ClientAuth = tls.RequestClientCert
+	}
+	var id Identity
+	cfg.VerifyConnection = func(st tls.ConnectionState) (err error) {
+		if len(st.PeerCertificates) == 0 && joiners {
+			return nil
+		}
+		id, err = l.verify(st.PeerCertificates, x509.ExtKeyUsageClientAuth)
+		return err
+	}
+	t := tls.Server(nc, cfg)
+	ctx, cancel := context.WithTimeout(ctx, handshakeWait)
+	defer cancel()
+	if err := t.HandshakeContext(ctx); err != nil {
+		return nil, Identity{}, err
+	}
+	return t, id, nil
+}
+
+// client does the handshake of who dialled; the peer must have the role.
+func (c *Credentials) client(ctx context.Context, nc net.Conn, role Role) (net.Conn, error) {
+	l := c.current()
+	cfg := l.base()
+	// Verified below, by what the certificate says the peer is rather than by
+	// a host name.
+	cfg.InsecureSkipVerify = true
+	cfg.VerifyConnection = func(st tls.ConnectionState) error {
+		id, err := l.verify(st.PeerCertificates, x509.ExtKeyUsageServerAuth)
+		if err == nil && id.Role != role {
+			err = fmt.Errorf("%s answers where a %s was expected", id, role)
+		}
+		return err
+	}
+	t := tls.Client(nc, cfg)
+	ctx, cancel := context.WithTimeout(ctx, handshakeWait)
+	defer cancel()
+	if err := t.HandshakeContext(ctx); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// DialStranger connects to a meta server without credentials of our own; whom
+// to believe is said by the fingerprint of the authority's certificate, which a
+// join token carries. It gives that certificate, PEM, too.
+// Errors: Unavailable, AccessDenied (another authority's server answers).
+func DialStranger(ctx context.Context, addr, authority string) (net.Conn, []byte, error) {
+	const op = "dial"
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, nil, meta.E(op, meta.Unavailable, addr, err)
+	}
+	var ca []byte
+	t := tls.Client(nc, &tls.Config{
+		MinVersion: tls.VersionTLS13, NextProtos: []string{"penstock"}, SessionTicketsDisabled: true,
+		InsecureSkipVerify: true, // verified below, against the fingerprint
+		VerifyConnection: func(st tls.ConnectionState) error {
+			l := loaded{roots: x509.NewCertPool()}
+			for _, c := range st.PeerCertificates {
+				if fingerprint(c) == authority && c.IsCA {
+					l.roots.AddCert(c)
+					ca = certPEM(c.Raw)
+				}
+			}
+			if ca == nil {
+				return errors.New("it does not belong to the cluster that the token is for: its certificate comes from another authority")
+			}
+			if id, err := identityOf(st.PeerCertificates[0]); err == nil {
+				l.id.Cluster = id.Cluster // the token names none; the authority vouches
+			}
+			id, err := l.verify(st.PeerCertificates, x509.ExtKeyUsageServerAuth)
+			if err == nil && id.Role != Meta {
+				err = fmt.Errorf("%s answers where a meta server was expected", id)
+			}
+			return err
+		},
+	})
+	ctx, cancel := context.WithTimeout(ctx, handshakeWait)
+	defer cancel()
+	if err := t.HandshakeContext(ctx); err != nil {
+		nc.Close()
+		return nil, nil, meta.E(op, handshakeKind(err), addr, err)
+	}
+	return t, ca, nil
+}

@@ -1,0 +1,64 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"penstock.io/penstock/meta"
+)
+
+// DialLocal connects to a server's socket on this machine, whose path the
+// cluster told us. A path may mean something else here (a container has name
+// spaces of its own), so whoever answers must be somebody who could be trusted
+// with the socket: root, our own user, or, if we are root, a user whom root gave
+// the socket's directory. The caller asks who it is all the same.
+// Errors: Unavailable (nobody answers; not a path of ours), AccessDenied.
+func DialLocal(ctx context.Context, addr string) (net.Conn, error) {
+	const op = "dial"
+	path, ok := strings.CutPrefix(addr, "unix:")
+	if !ok || !filepath.IsAbs(path) {
+		return nil, meta.E(op, meta.Unavailable, addr, errors.New("not a socket's path"))
+	}
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, meta.E(op, meta.Unavailable, addr, err)
+	}
+	uid, err := peerUID(nc.(*net.UnixConn))
+	if err == nil && uid != 0 && int(uid) != os.Geteuid() {
+		err = fmt.Errorf("user %d answers", uid)
+		if os.Geteuid() == 0 {
+			err = entrusted(filepath.Dir(filepath.Clean(path)), uid)
+		}
+	}
+	if err != nil {
+		nc.Close()
+		return nil, meta.E(op, meta.AccessDenied, addr, err)
+	}
+	return nc, nil
+}
+
+// entrusted makes sure that nobody but root and a user can have put a name into
+// a directory, or exchanged one on the way to it.
+func entrusted(dir string, uid uint32) error {
+	for {
+		fi, err := os.Lstat(dir)
+		if err != nil {
+			return err
+		}
+		st := fi.Sys().(*syscall.Stat_t)
+		if !fi.IsDir() || st.Uid != 0 && st.Uid != uid || fi.Mode().Perm()&0o022 != 0 {
+			return fmt.Errorf("user %d answers, and others may write to %s", uid, dir)
+		}
+		if dir == "/" {
+			return nil
+		}
+		dir = filepath.Dir(dir)
+	}
+}

@@ -1,0 +1,353 @@
+// Package peer owns how the parts of a cluster reach each other and know who is
+// at the other end: addresses, listeners, dialling, certificates.
+//
+// An address is "unix:/path" or "host:port". Over a Unix socket the peer is the
+// administrator of this machine: the kernel says that its process runs as root
+// or as ourselves, and nobody else passes. Over TCP both sides show certificates
+// (mutual TLS, version 1.3), and the peer is the identity that its certificate
+// names. Credentials made by Insecure do without, on the loopback interface only.
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/meta"
+)
+
+// Role is what a part is in its cluster.
+type Role string
+
+// The roles that a certificate may name.
+const (
+	Meta        Role = "meta"        // a metadata server
+	ChunkServer Role = "chunkserver" // a chunk server
+	Client      Role = "client"      // a mount, a program with the client library
+	Admin       Role = "admin"       // an administrator's commands
+)
+
+// Identity is who is at the other end of a connection.
+type Identity struct {
+	Cluster string    // id of the cluster that vouches for it; "" without a certificate
+	Role    Role      // "" without a certificate: it may do nothing but join
+	Name    string    // unique among its role
+	Expires time.Time // of the certificate
+	// Local: the connection is a Unix socket of this machine, and the peer runs
+	// as root or as this process's user. It may speak as any role.
+	Local bool
+	// Insecure: plain TCP over loopback, which nobody vouches for. It may speak
+	// as any role, too: whoever runs servers so trusts every user of the machine.
+	Insecure bool
+}
+
+// Anyone reports whether the peer may speak as any role.
+func (i Identity) Anyone() bool { return i.Local || i.Insecure }
+
+// Same reports whether both are the same peer.
+func (i Identity) Same(j Identity) bool {
+	i.Expires, j.Expires = time.Time{}, time.Time{}
+	return i == j
+}
+
+// String is the identity for people, and what capabilities are bound to:
+// "role/name", or where it comes from.
+func (i Identity) String() string {
+	switch {
+	case i.Local:
+		return "local"
+	case i.Insecure:
+		return "insecure"
+	case i.Role == "":
+		return "stranger"
+	}
+	return string(i.Role) + "/" + i.Name
+}
+
+// handshakeWait bounds a handshake, of a stranger above all.
+const handshakeWait = 10 * time.Second
+
+// Listen opens "unix:/path" with mode 0600, or "host:port". A socket that
+// nobody answers on is left over from a crash, and is removed. Each connection
+// that it accepts must go through Greet before anything is read from it.
+// Errors: Busy, Invalid (the address, or TCP without credentials), IO.
+func Listen(addr string, creds *Credentials) (net.Listener, error) {
+	return listen(addr, creds, listener{})
+}
+
+// ListenJoiners is Listen for meta servers: it also lets strangers in, whose
+// Identity has no role. All they may do is show a join token.
+func ListenJoiners(addr string, creds *Credentials) (net.Listener, error) {
+	return listen(addr, creds, listener{joiners: true})
+}
+
+// ListenTicketed is Listen for chunk servers: it also lets plain connections
+// in, whose Identity has no role. All they may do is show a ticket that its
+// server gave over TLS.
+func ListenTicketed(addr string, creds *Credentials) (net.Listener, error) {
+	return listen(addr, creds, listener{tickets: true})
+}
+
+func listen(addr string, creds *Credentials, as listener) (net.Listener, error) {
+	const op = "listen"
+	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
+		return listenUnix(path)
+	}
+	if creds == nil {
+		return nil, meta.E(op, meta.Invalid, addr, errors.New("TCP needs credentials; give --credentials, or --insecure for a loopback address"))
+	}
+	if creds.insecure {
+		if err := loopbackOnly(addr); err != nil {
+			return nil, meta.E(op, meta.Invalid, addr, err)
+		}
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, meta.E(op, meta.Busy, addr, err)
+	}
+	as.Listener, as.creds = l, creds
+	return &as, nil
+}
+
+func listenUnix(path string) (net.Listener, error) {
+	const op = "listen"
+	if len(path) > 107 {
+		return nil, meta.E(op, meta.NameTooLong, path, fmt.Errorf("a socket's path has at most 107 bytes, this one has %d: choose a shorter --dir", len(path)))
+	}
+	if c, err := net.Dial("unix", path); err == nil {
+		c.Close()
+		return nil, meta.E(op, meta.Busy, path, errors.New("another process answers on this socket"))
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, meta.E(op, meta.IO, path, err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, meta.E(op, meta.IO, path, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return nil, meta.E(op, meta.IO, path, err)
+	}
+	return l, nil
+}
+
+// loopbackOnly refuses an address that another machine could reach.
+func loopbackOnly(addr string) error {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return err
+	}
+	ips := []net.IP{net.ParseIP(host)}
+	if ips[0] == nil {
+		if host == "" {
+			return errors.New("without certificates only a loopback address may be used, not all of the machine's")
+		}
+		if ips, err = net.LookupIP(host); err != nil {
+			return err
+		}
+	}
+	for _, ip := range ips {
+		if !ip.IsLoopback() {
+			return fmt.Errorf("without certificates only loopback addresses may be used, and %s is none", ip)
+		}
+	}
+	return nil
+}
+
+// listener marks accepted connections with the credentials to greet them with.
+type listener struct {
+	net.Listener
+	creds   *Credentials
+	joiners bool
+	tickets bool
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	nc, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &accepted{Conn: nc, l: l}, nil
+}
+
+// accepted is a TCP connection that nobody has greeted yet.
+type accepted struct {
+	net.Conn
+	l       *listener
+	greeted atomic.Bool
+}
+
+// Greet finds out who is at the other end of an accepted connection: the first
+// thing to do with it, in a goroutine of its own, since a stranger may take its
+// time. What it returns is the connection to use from then on: a *net.UnixConn,
+// a *net.TCPConn or a *tls.Conn. After an error the connection is closed.
+// Errors: AccessDenied.
+func Greet(ctx context.Context, nc net.Conn) (net.Conn, Identity, error) {
+	got, id, err := greet(ctx, nc)
+	if err != nil {
+		nc.Close()
+		return nil, Identity{}, meta.E("greet peer", meta.AccessDenied, nc.RemoteAddr().String(), err)
+	}
+	return got, id, nil
+}
+
+func greet(ctx context.Context, nc net.Conn) (net.Conn, Identity, error) {
+	switch c := nc.(type) {
+	case *net.UnixConn:
+		uid, err := peerUID(c)
+		if err != nil {
+			return nil, Identity{}, err
+		}
+		if uid != 0 && int(uid) != os.Geteuid() {
+			return nil, Identity{}, fmt.Errorf("user %d of this machine", uid)
+		}
+		return c, Identity{Local: true}, nil
+	case *accepted:
+		if c.greeted.Swap(true) {
+			return nil, Identity{}, errors.New("greeted twice")
+		}
+		return c.l.greet(ctx, c.Conn)
+	}
+	return nil, Identity{}, errors.New("it came through no listener of ours")
+}
+
+// tlsRecord is the first byte of a TLS connection.
+const tlsRecord = 0x16
+
+func (l *listener) greet(ctx context.Context, nc net.Conn) (net.Conn, Identity, error) {
+	if l.tickets && !l.creds.insecure {
+		ctx, cancel := context.WithTimeout(ctx, handshakeWait)
+		defer cancel()
+		first, err := peek(ctx, nc)
+		if err != nil {
+			return nil, Identity{}, err
+		}
+		if first != tlsRecord {
+			return nc, Identity{}, nil
+		}
+	}
+	return l.creds.server(ctx, nc, l.joiners)
+}
+
+// peek waits for the first byte of a connection and leaves it there.
+func peek(ctx context.Context, nc net.Conn) (byte, error) {
+	sc, ok := nc.(syscall.Conn)
+	if !ok {
+		return 0, errors.New("not a socket")
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	defer context.AfterFunc(ctx, func() { nc.SetReadDeadline(time.Unix(1, 0)) })()
+	var b [1]byte
+	var n int
+	var serr error
+	err = raw.Read(func(fd uintptr) bool {
+		n, _, serr = unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK)
+		return serr != unix.EAGAIN && serr != unix.EINTR
+	})
+	switch err = errors.Join(err, serr); {
+	case ctx.Err() != nil:
+		return 0, context.Cause(ctx)
+	case err != nil:
+		return 0, err
+	case n == 0:
+		return 0, io.EOF
+	}
+	return b[0], nil
+}
+
+// peerUID is the user id of the process at the other end of a Unix socket.
+func peerUID(c *net.UnixConn) (uint32, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var serr error
+	err = raw.Control(func(fd uintptr) { cred, serr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, serr); err != nil {
+		return 0, err
+	}
+	return cred.Uid, nil
+}
+
+// Dial connects to a part of the cluster that must have the given role. The
+// connection is a *net.UnixConn, a *net.TCPConn or a *tls.Conn.
+// Errors: Unavailable, Invalid (TCP without credentials), AccessDenied (it is
+// somebody else).
+func Dial(ctx context.Context, addr string, creds *Credentials, role Role) (net.Conn, error) {
+	const op = "dial"
+	var d net.Dialer
+	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
+		nc, err := d.DialContext(ctx, "unix", path)
+		if err != nil {
+			return nil, meta.E(op, meta.Unavailable, addr, err)
+		}
+		return nc, nil
+	}
+	if creds == nil {
+		return nil, meta.E(op, meta.Invalid, addr, errors.New("TCP needs credentials; give --credentials, or --insecure for a loopback address"))
+	}
+	if creds.insecure {
+		if err := loopbackOnly(addr); err != nil {
+			return nil, meta.E(op, meta.Invalid, addr, err)
+		}
+	}
+	nc, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, meta.E(op, meta.Unavailable, addr, err)
+	}
+	if creds.insecure {
+		return nc, nil
+	}
+	t, err := creds.client(ctx, nc, role)
+	if err != nil {
+		nc.Close()
+		return nil, meta.E(op, handshakeKind(err), addr, err)
+	}
+	return t, nil
+}
+
+// DialPlain connects for a ticketed connection.
+func DialPlain(ctx context.Context, addr string) (net.Conn, error) {
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, meta.E("dial", meta.Unavailable, addr, err)
+	}
+	return nc, nil
+}
+
+// handshakeKind tells a peer that refuses us, or that we refuse, from one that
+// was lost.
+func handshakeKind(err error) meta.Kind {
+	var lost net.Error
+	switch {
+	case Refused(err):
+		return meta.AccessDenied
+	case errors.As(err, &lost), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return meta.Unavailable
+	}
+	return meta.AccessDenied
+}
+
+// Refused reports whether an error of a connection says that the peer did not
+// accept our certificate. It may come with the first read only: our part of the
+// handshake is over before the peer has looked.
+func Refused(err error) bool {
+	// crypto/tls keeps the type of alerts to itself and tells them so.
+	var alert *net.OpError
+	return errors.As(err, &alert) && alert.Op == "remote error"
+}
