@@ -7,7 +7,7 @@
 //	 0  1  version, 1
 //	 1  4  id of the key that signed it
 //	 5 16  chunk id; counter and term zero: all chunks of the volume
-//	21  1  rights, the bits of Rights
+//	21  1  rights, the bits of Rights; 5 and 6: class of the disk, 0 any, 1 nvme, 2 ssd, 3 hdd
 //	22 12  fence: term 8, seals 4
 //	34  8  largest length of the chunk, bytes; 0: not bounded
 //	42  8  expiry, nanoseconds since 1970
@@ -35,7 +35,30 @@ const (
 	Append
 	Seal
 	Delete
+	// Plain allows the operation over a connection that others can read.
+	Plain
+	// Two more bits say on which class of disks the chunk is to lie (see OnClass).
+	classBits Rights = 3 << classShift
 )
+
+const classShift = 5
+
+// classes that a token can name; a chunk of any other goes to any disk.
+var classes = [...]string{"", "nvme", "ssd", "hdd"}
+
+// OnClass has a chunk that is begun with the right Append lie on a disk of a
+// class; "" and unknown ones: on any.
+func OnClass(class string) Rights {
+	for i, c := range classes {
+		if c == class {
+			return Rights(i) << classShift
+		}
+	}
+	return 0
+}
+
+// Class is the class of disks that the chunk is to lie on, "" for any.
+func (r Rights) Class() string { return classes[r&classBits>>classShift] }
 
 // Claims are what a token says.
 type Claims struct {
@@ -44,7 +67,7 @@ type Claims struct {
 	Rights Rights
 	Fence  meta.Fence // with Append, Seal, Delete: of the request
 	MaxLen uint64     // bytes; 0: not bounded
-	Client string     // who it was given to, at most 255 bytes; for logs
+	Client string     // who it was given to, "role/name", at most 255 bytes; empty: it is bound to nobody
 	Expiry meta.Time  // not valid from then on
 }
 
@@ -80,6 +103,15 @@ func mac(key meta.CapKey, b []byte) interface{ Sum([]byte) []byte } {
 	h := hmac.New(sha256.New, key.Secret)
 	h.Write(b)
 	return h
+}
+
+// RightsOf reads the rights out of a token without checking anything: what
+// whoever holds it may hope for.
+func RightsOf(token []byte) Rights {
+	if len(token) < fixed || token[0] != version {
+		return 0
+	}
+	return Rights(token[21])
 }
 
 // Verify checks a token against the keys and the time and tells its claims.
