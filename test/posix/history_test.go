@@ -1,164 +1,14 @@
 package posix
 
 import (
-	"errors"
 	"fmt"
-	"maps"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/anishathalye/porcupine"
-	"golang.org/x/sys/unix"
+	"penstock.io/penstock/test/history"
 )
-
-// A history is checked against this model of one small directory: names to
-// inode numbers. Inode numbers are what tells the objects apart, so a lookup
-// that gives an old object under a new name shows. link(2) isn't among the
-// operations: the kernel finds the old name first and makes the new one later,
-// so that it isn't atomic on any file system.
-//
-// Between two mounts the same holds for what the kernel decides from its own
-// two lookups of a rename, old name first: if both gave the same inode, since
-// the other mount renamed it from one name to the other in between, rename
-// succeeds and does nothing; if the new name was there, RENAME_NOREPLACE fails
-// with EEXIST though the old name may be gone meanwhile. No file system server
-// hears of these calls. The model allows them when there are two mounts, and
-// only where the inode did have the old name once.
-type (
-	call struct {
-		op   string
-		a, b string
-	}
-	answer struct {
-		err error  // an errno, or nil
-		ino uint64 // of the object that was made or found
-	}
-	binding struct {
-		name string
-		ino  uint64
-	}
-	// directory is the state; Porcupine never changes one in place.
-	directory struct {
-		names map[string]uint64
-		ever  map[binding]bool // all that names ever stood for
-	}
-)
-
-// set is the state after a change.
-func (s directory) set(change func(n map[string]uint64)) directory {
-	next := directory{maps.Clone(s.names), maps.Clone(s.ever)}
-	change(next.names)
-	for name, ino := range next.names {
-		next.ever[binding{name, ino}] = true
-	}
-	return next
-}
-
-// step gives the states that a call with this answer can lead to; none means
-// that the answer is wrong.
-func (s directory) step(c call, out answer, twoMounts bool) []directory {
-	a, haveA := s.names[c.a]
-	b, haveB := s.names[c.b]
-	if twoMounts && haveB {
-		if (c.op == "rename" || c.op == "exchange") && out.err == nil && s.ever[binding{c.a, b}] {
-			return append(s.strictly(c, out, a, b, haveA, haveB), s)
-		}
-		if c.op == "noreplace" && errors.Is(out.err, unix.EEXIST) {
-			return []directory{s}
-		}
-	}
-	return s.strictly(c, out, a, b, haveA, haveB)
-}
-
-// strictly is the step of one atomic operation.
-func (s directory) strictly(c call, out answer, a, b uint64, haveA, haveB bool) []directory {
-	when := func(ok bool, next directory) []directory {
-		if ok {
-			return []directory{next}
-		}
-		return nil
-	}
-	fails := func(err error) []directory { return when(errors.Is(out.err, err), s) }
-	works := func(change func(n map[string]uint64)) []directory { return when(out.err == nil, s.set(change)) }
-	if c.op == "create" {
-		if haveA {
-			return fails(unix.EEXIST)
-		}
-		return works(func(n map[string]uint64) { n[c.a] = out.ino })
-	}
-	if !haveA {
-		return fails(unix.ENOENT)
-	}
-	switch c.op {
-	case "lookup":
-		return when(out.err == nil && out.ino == a, s)
-	case "unlink":
-		return works(func(n map[string]uint64) { delete(n, c.a) })
-	case "rename":
-		return works(func(n map[string]uint64) { delete(n, c.a); n[c.b] = a })
-	case "noreplace":
-		if haveB {
-			return fails(unix.EEXIST)
-		}
-		return works(func(n map[string]uint64) { delete(n, c.a); n[c.b] = a })
-	case "exchange":
-		if !haveB {
-			return fails(unix.ENOENT)
-		}
-		return works(func(n map[string]uint64) { n[c.a], n[c.b] = b, a })
-	}
-	panic("no such operation: " + c.op)
-}
-
-func directoryModel(twoMounts bool) porcupine.Model {
-	m := porcupine.NondeterministicModel{
-		Init: func() []any { return []any{directory{map[string]uint64{}, map[binding]bool{}}} },
-		Step: func(state, input, output any) []any {
-			var next []any
-			for _, s := range state.(directory).step(input.(call), output.(answer), twoMounts) {
-				next = append(next, s)
-			}
-			return next
-		},
-		Equal: func(a, b any) bool {
-			x, y := a.(directory), b.(directory)
-			return maps.Equal(x.names, y.names) && maps.Equal(x.ever, y.ever)
-		},
-	}
-	return m.ToModel()
-}
-
-// do runs one call in the directory.
-func do(dir string, c call) answer {
-	a, b := filepath.Join(dir, c.a), filepath.Join(dir, c.b)
-	var st unix.Stat_t
-	switch c.op {
-	case "create":
-		fd, err := unix.Open(a, unix.O_CREAT|unix.O_EXCL|unix.O_RDWR|unix.O_CLOEXEC, 0o644)
-		if err != nil {
-			return answer{err: err}
-		}
-		err = unix.Fstat(fd, &st)
-		return answer{errors.Join(err, unix.Close(fd)), st.Ino}
-	case "lookup":
-		return answer{unix.Lstat(a, &st), st.Ino}
-	case "unlink":
-		return answer{err: unix.Unlink(a)}
-	case "rename":
-		return answer{err: unix.Rename(a, b)}
-	case "noreplace":
-		return answer{err: unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_NOREPLACE)}
-	case "exchange":
-		return answer{err: unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)}
-	}
-	panic("no such operation: " + c.op)
-}
 
 // TestDirectoryHistory crosses creates, renames, exchanges and unlinks of a few
 // names from two mounts, two threads each, in one small directory after the
@@ -180,66 +30,14 @@ func TestDirectoryHistory(t *testing.T) {
 		if err := os.Mkdir(filepath.Join(a, name), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		history := crossing(filepath.Join(a, name), filepath.Join(b, name), seed)
-		operations += len(history)
-		switch result := porcupine.CheckOperationsTimeout(directoryModel(a != b), history, time.Minute); result {
-		case porcupine.Ok:
-		default:
-			t.Fatalf("seed %d: the history is %s: no order of these operations explains their answers:\n%s", seed, result, tell(history))
+		h := history.Run(filepath.Join(a, name), filepath.Join(b, name), seed, false, nil)
+		operations += len(h)
+		if err := history.Check(h, a != b); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
 		}
 		if err := os.RemoveAll(filepath.Join(b, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Logf("%d operations in %d directories", operations, rounds)
-}
-
-// crossing runs one history: four threads, then a lookup of every name by both
-// mounts.
-func crossing(a, b string, seed uint64) []porcupine.Operation {
-	const perThread = 15
-	all := []string{"a", "b", "c", "d"}
-	start := time.Now()
-	var mu sync.Mutex
-	var history []porcupine.Operation
-	run := func(client int, dir string, c call) {
-		begin := time.Since(start)
-		out := do(dir, c)
-		end := time.Since(start)
-		mu.Lock()
-		history = append(history, porcupine.Operation{ClientId: client, Input: c, Call: int64(begin), Output: out, Return: int64(end)})
-		mu.Unlock()
-	}
-	var wg sync.WaitGroup
-	for client, dir := range []string{a, b, a, b} {
-		wg.Go(func() {
-			r := rand.New(rand.NewPCG(seed, uint64(client)))
-			for range perThread {
-				c := call{op: []string{"create", "create", "lookup", "lookup", "unlink", "rename", "rename", "noreplace", "exchange", "exchange"}[r.IntN(10)], a: all[r.IntN(4)]}
-				if slices.Contains([]string{"rename", "noreplace", "exchange"}, c.op) {
-					for c.b = c.a; c.b == c.a; {
-						c.b = all[r.IntN(4)]
-					}
-				}
-				run(client, dir, c)
-			}
-		})
-	}
-	wg.Wait()
-	for _, name := range all {
-		run(0, a, call{op: "lookup", a: name})
-		run(1, b, call{op: "lookup", a: name})
-	}
-	return history
-}
-
-// tell prints a history in the order of its calls.
-func tell(history []porcupine.Operation) string {
-	slices.SortFunc(history, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
-	var s strings.Builder
-	for _, o := range history {
-		c, out := o.Input.(call), o.Output.(answer)
-		fmt.Fprintf(&s, "%9d..%9d us, thread %d: %s %s %s -> inode %d, %v\n", o.Call/1000, o.Return/1000, o.ClientId, c.op, c.a, c.b, out.ino, out.err)
-	}
-	return s.String()
 }
