@@ -1,6 +1,7 @@
 // Package spawn owns penstock as a child process: starting `penstock up`,
 // knowing when its mount serves, ending it gently or with SIGKILL, and leaving
-// no process and no mount behind. The demo and the crash tests use it.
+// no process and no mount behind. The demo and the crash tests use it; Begin is
+// for those that start other roles and programs.
 package spawn
 
 import (
@@ -36,9 +37,10 @@ type Config struct {
 	Ready time.Duration
 }
 
-// Process is a running `penstock up`.
+// Process is a running `penstock up`, or what Begin was given.
 type Process struct {
 	cfg  Config
+	name string
 	cmd  *exec.Cmd
 	tail *tail
 	done chan struct{} // closed when the process ended
@@ -61,26 +63,37 @@ func Start(ctx context.Context, cfg Config) (*Process, error) {
 		args = append(args, "--mount", cfg.Mount)
 	}
 	args = append(args, cfg.Args...)
-	p := &Process{cfg: cfg, tail: &tail{to: cfg.Log}, done: make(chan struct{})}
-	p.cmd = exec.Command(args[0], args[1:]...)
-	p.cmd.Env = append(os.Environ(), cfg.Env...)
-	p.cmd.Stdout, p.cmd.Stderr = p.tail, p.tail
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), cfg.Env...)
 	// A group of its own: Ctrl-C is for us, who then end it in order.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	p.cmd.WaitDelay = 5 * time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	began := time.Now()
-	if err := p.cmd.Start(); err != nil {
+	p, err := Begin(cmd, "penstock up", cfg.Log, (*exec.Cmd).Start)
+	if err != nil {
 		return nil, err
 	}
-	go func() {
-		p.err = p.cmd.Wait()
-		close(p.done)
-	}()
+	p.cfg = cfg
 	if err := p.waitReady(ctx, began); err != nil {
 		p.Kill()
 		return nil, errors.Join(err, Unmount(cfg.Mount))
 	}
 	p.StartedIn = time.Since(began)
+	return p, nil
+}
+
+// Begin starts any command with start, which must put it into a process group of
+// its own; name is for errors. What it prints goes to log; nil drops it.
+func Begin(cmd *exec.Cmd, name string, log io.Writer, start func(*exec.Cmd) error) (*Process, error) {
+	p := &Process{name: name, cmd: cmd, tail: &tail{to: log}, done: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = p.tail, p.tail
+	cmd.WaitDelay = 5 * time.Second
+	if err := start(cmd); err != nil {
+		return nil, err
+	}
+	go func() {
+		p.err = cmd.Wait()
+		close(p.done)
+	}()
 	return p, nil
 }
 
@@ -153,6 +166,12 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
+// Pause stops the process where it is (SIGSTOP); Resume lets it go on.
+func (p *Process) Pause() error { return syscall.Kill(-p.cmd.Process.Pid, syscall.SIGSTOP) }
+
+// Resume undoes Pause.
+func (p *Process) Resume() error { return syscall.Kill(-p.cmd.Process.Pid, syscall.SIGCONT) }
+
 // Stop ends the process gently. It must unmount and exit with status 0 within
 // the time.
 func (p *Process) Stop(within time.Duration) error {
@@ -163,10 +182,10 @@ func (p *Process) Stop(within time.Duration) error {
 	case <-p.done:
 	case <-time.After(within):
 		p.Kill()
-		return errors.Join(fmt.Errorf("penstock up did not stop within %v\n%s", within, p.tail), Unmount(p.cfg.Mount))
+		return errors.Join(fmt.Errorf("%s did not stop within %v\n%s", p.name, within, p.tail), Unmount(p.cfg.Mount))
 	}
 	if p.err != nil {
-		return errors.Join(fmt.Errorf("penstock up: %w\n%s", p.err, p.tail), Unmount(p.cfg.Mount))
+		return errors.Join(fmt.Errorf("%s: %w\n%s", p.name, p.err, p.tail), Unmount(p.cfg.Mount))
 	}
 	if p.cfg.Mount != "" && Mounted(p.cfg.Mount) {
 		return errors.Join(fmt.Errorf("penstock up left its mount %s behind", p.cfg.Mount), Unmount(p.cfg.Mount))
