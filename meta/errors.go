@@ -59,6 +59,8 @@ const (
 	VolumeExists     Kind = 57
 	NotAttached      Kind = 58
 	ResourceExceeded Kind = 59 // a bound on sizes, counts or rates was exceeded
+	Ahead            Kind = 60 // a journal ends before what was seen of it: it was set back
+	NoSuchSnapshot   Kind = 61
 )
 
 var kindText = map[Kind]string{
@@ -74,7 +76,8 @@ var kindText = map[Kind]string{
 	Version: "unknown version", Protocol: "protocol error", NotSynced: "not synced", WrongOffset: "wrong offset",
 	Sealed: "chunk is sealed", NoSuchChunk: "no such chunk", BadCapability: "capability refused", Canceled: "canceled",
 	Again: "try again", DirectoryInUse: "data directory in use", NoSuchVolume: "no such volume",
-	VolumeExists: "volume exists", NotAttached: "volume not attached", ResourceExceeded: "limit exceeded",
+	VolumeExists: "volume exists", NotAttached: "volume not attached", ResourceExceeded: "limit exceeded", Ahead: "the journal was set back",
+	NoSuchSnapshot: "no such snapshot",
 }
 
 // String is the kind in words.

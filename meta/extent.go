@@ -52,6 +52,8 @@ type ChunkGrant struct {
 	Fence   Fence
 	Servers []ServerID
 	Cap     []byte // capability: append
+	TTL     uint64 // milliseconds that Cap holds after it was asked for
+	Asked   Time   // by the receiver's clock; not sent
 	MaxLen  uint64 // bytes; the chunk server refuses appends beyond
 }
 
@@ -67,9 +69,54 @@ type ChunkPlace struct {
 type ServerInfo struct {
 	ID       ServerID
 	Addr     string // "unix:/path" or "host:port"
+	Local    string // "unix:/path" on its machine, for those whose Host is the same; empty: none beside Addr
 	Topology string // /dc/rack/node
 	Class    string // nvme, ssd, hdd
 	Total    uint64 // bytes
 	Free     uint64 // bytes
 	Host     string // boot id of the machine: equal means descriptors can be passed
+	Disks    []DiskInfo
+}
+
+// DiskState is how a disk of a chunk server stands.
+type DiskState uint8
+
+const (
+	DiskOK      DiskState = 1 + iota
+	DiskFull              // serves; takes nothing new
+	DiskFailing           // serves, but answered too late for long, or was given up: to be emptied; takes nothing new
+	DiskFailed            // serves nothing: an I/O error, not mounted, another cluster's
+	DiskRemoved           // given up for good; its replicas count as lost
+)
+
+// String is the state in a word.
+func (s DiskState) String() string {
+	switch s {
+	case DiskOK:
+		return "ok"
+	case DiskFull:
+		return "full"
+	case DiskFailing:
+		return "failing"
+	case DiskFailed:
+		return "failed"
+	case DiskRemoved:
+		return "removed"
+	}
+	return "unknown"
+}
+
+// DiskInfo is one disk of a chunk server.
+type DiskInfo struct {
+	ID     string // 32 hexadecimal digits
+	Path   string // on its server, for people
+	Class  string // nvme, ssd, hdd
+	Total  uint64 // bytes
+	Free   uint64 // bytes that appends may take
+	State  DiskState
+	Detail string // for people: why it isn't ok
+	// Scrubbed tells how much of the current pass over everything is done, in
+	// thousandths; ScrubEnd when the last pass ended.
+	Scrubbed uint32
+	ScrubEnd Time
 }

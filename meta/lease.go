@@ -61,6 +61,11 @@ const (
 	OrderStat                        // tell state, length, synced mark
 	OrderKeys                        // replace the capability keys
 	OrderCopy                        // append Ranges of the sealed chunk From to Chunk, in order, and sync
+	OrderList                        // the replicas of Volume's chunks after After, at most Max; see OrderResult.Chunks
+	OrderPull                        // copy the sealed chunk from the first of Sources that serves it, verified; idempotent
+	OrderVerify                      // read all of the chunk and compare it with its checksums
+	OrderScrub                       // begin to read everything now; the reports tell how far it is
+	OrderDisk                        // Disk is given up for good (Retire), or may be replaced by an empty directory (Adopt)
 )
 
 // CopyRun is one range of a chunk, in bytes.
@@ -77,7 +82,27 @@ type Order struct {
 	Keys   []CapKey
 	From   ChunkID   // OrderCopy
 	Ranges []CopyRun // OrderCopy
+
+	Volume  VolumeID     // OrderList
+	After   ChunkID      // OrderList: the last one of the page before, or zero
+	Max     uint32       // OrderList: at most MaxListed, which zero stands for
+	CRC     uint32       // OrderPull, beside Chunk, Fence, Length: what the journal says of the sealed chunk
+	Sources []ServerInfo // OrderPull: who may have it, the nearest first
+	Cap     []byte       // OrderPull: the right to read it there
+	Class   string       // OrderPull: of the disk to put it on; empty: any
+	Rate    uint64       // OrderPull, OrderVerify, OrderScrub: bytes a second; zero: the server's own bound
+	Disk    string       // OrderDisk: which
+	Adopt   bool         // OrderDisk: rather than to retire it
+
+	// Owner is the volume whose owner orders this, Term the owner's: who has
+	// seen a later one refuses what changes anything (Fenced). Zero: this is
+	// no owner's order about its volume.
+	Owner VolumeID
+	Term  Term
 }
+
+// MaxListed bounds the replicas in one answer to OrderList.
+const MaxListed = 4096
 
 // OrderResult answers an Order.
 type OrderResult struct {
@@ -89,6 +114,61 @@ type OrderResult struct {
 	CRC      uint32
 	Fence    Fence
 	Existing bool // the chunk is on this server
+	Whole    bool // the replica has every byte that it ever acknowledged
+	// Chunks answer OrderList, in an order of the server's own. An answer with
+	// Err unset is complete: between After and the last of Chunks, or, without
+	// More, to the end, there is no other replica that this server could serve.
+	Chunks []ReplicaInfo
+	More   bool
+}
+
+// ReplicaInfo is what a chunk server knows of one of its replicas.
+type ReplicaInfo struct {
+	ID     ChunkID
+	State  ChunkState
+	Length uint64
+	Synced uint64
+	CRC    uint32 // when sealed
+	Fence  Fence
+	Disk   string // DiskInfo.ID
+	// Err is Corrupt for a replica that doesn't verify. It serves nothing and
+	// is kept until somebody orders its deletion or pulls it anew.
+	Err Kind
+}
+
+// ReplicaEventKind is what happened to a replica or a disk.
+type ReplicaEventKind uint8
+
+const (
+	EventCorrupt    ReplicaEventKind = 1 + iota // Chunk doesn't verify on Disk
+	EventLost                                   // Chunk is on this server no more
+	EventDiskFailed                             // every replica on Disk is lost, or may be soon: see DiskInfo.State
+	EventDiskBack                               // Disk serves (again)
+)
+
+// String is the kind in a few words.
+func (k ReplicaEventKind) String() string {
+	switch k {
+	case EventCorrupt:
+		return "replica corrupt"
+	case EventLost:
+		return "replica lost"
+	case EventDiskFailed:
+		return "disk failed"
+	case EventDiskBack:
+		return "disk serves"
+	}
+	return "unknown"
+}
+
+// ReplicaEvent is news from a chunk server, in its reports until acknowledged.
+// It only hurries: OrderList tells the same.
+type ReplicaEvent struct {
+	Seq    uint64 // counts up within a Generation
+	Kind   ReplicaEventKind
+	Chunk  ChunkID
+	Disk   string
+	Detail string // for people
 }
 
 // CapKey is a key that capabilities are signed with; the highest ID signs.

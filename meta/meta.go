@@ -5,6 +5,7 @@
 package meta
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -26,12 +27,15 @@ type Ino uint64
 const RootIno Ino = 1
 
 // VolumeBits and InoBits are the widths that a FUSE node id gives to the
-// volume and the inode: 2^20 volumes, 2^44 inodes each.
+// volume and the inode: 2^20 numbers, 2^44 inodes each. The highest Views of the
+// numbers are no volume's: a client shows snapshots under them, and a snapshot's
+// highest MaxVolume inodes stand for junctions.
 const (
 	VolumeBits = 20
 	InoBits    = 44
 	MaxIno     = Ino(1)<<InoBits - 1
-	MaxVolume  = VolumeID(1)<<VolumeBits - 1
+	Views      = 1 << 18
+	MaxVolume  = VolumeID(1)<<VolumeBits - 1 - Views
 )
 
 // Generation counts snapshots of a volume; keys end with the generation they
@@ -79,6 +83,11 @@ type ChunkID struct {
 
 // IsZero reports whether the id names no chunk: a hole, or preallocated zeros.
 func (c ChunkID) IsZero() bool { return c == ChunkID{} }
+
+// Compare orders ids: by volume, term, counter.
+func (c ChunkID) Compare(d ChunkID) int {
+	return cmp.Or(cmp.Compare(c.Volume, d.Volume), cmp.Compare(c.Term, d.Term), cmp.Compare(c.Counter, d.Counter))
+}
 
 // String renders the id as 32 hexadecimal digits; ParseChunkID reads it back.
 func (c ChunkID) String() string {

@@ -46,6 +46,10 @@ const (
 	OpJunction
 	OpSetPolicy
 	OpReap
+	OpTakeSnapshot
+	OpDropSnapshot
+	OpRollback
+	OpSetReplicas
 )
 
 // Mutates reports whether the operation changes the namespace.
@@ -325,6 +329,21 @@ type ReplaceExtents struct {
 	New []Extent
 }
 
+// SetReplicas changes on which servers a sealed chunk lies, if that is still
+// what Expect says: repair's compare-and-swap. A server is added only after its
+// copy was made and verified, and a copy is deleted only after the journal says
+// that it is none any more. Errors: Again (the record has other replicas), Busy
+// (the chunk is open), NoSuchChunk (it is gone, or about to be deleted), Invalid.
+type SetReplicas struct {
+	Chunk   ChunkID
+	Expect  []ServerID
+	Servers []ServerID
+	// Fence, if it is above the chunk's, is the chunk's from now on: that of the
+	// order that the change rests on. An older order to delete, come late, is then
+	// refused by who has a copy since.
+	Fence Fence
+}
+
 // Junction attaches Volume under a name (Detach: takes it away). Errors:
 // Exists, NotFound, NotAttached.
 type Junction struct {
@@ -344,16 +363,77 @@ type Reap struct {
 	Max uint32
 }
 
-// Policy says how a volume treats its data.
-type Policy struct {
-	QuotaBytes  uint64 // 0: none
-	QuotaInodes uint64
-	Replicas    uint32 // at least 1
-	MaxChunk    uint64 // bytes; 0 means 1 GiB
-	SealOnClose bool
-	Immutable   bool
-	SyncOnClose bool
-	NoAtime     bool // never update access times; else relatime by the client
+// TakeSnapshot keeps the volume as it is now under a name: one journal entry
+// whatever the volume's size. The caller has closed all open-ended extents and
+// flushed what sessions buffer (rule 8). Result.Off is the snapshot's
+// Generation. One that is there under the same Token, if that is not zero, is
+// the result, since the request came twice. Errors: Exists, Invalid and
+// NameTooLong (the name), Busy (a file has an open-ended extent),
+// ResourceExceeded (MaxSnapshots).
+type TakeSnapshot struct {
+	Name  string
+	Token uint64
+}
+
+// DropSnapshot deletes a snapshot in steps, each of at most Max superseded
+// versions (0: 1,000): it is run again until Result.EOF, which it also gives for
+// one that is not there. From the first step on nobody can read the snapshot.
+// One is worked off at a time: a step may work for one that was deleted before.
+// What the snapshot alone saw goes; Result.Off is the bytes of chunks that this
+// step freed. Errors: Busy (the volume is being rolled back to it).
+type DropSnapshot struct {
+	At  Generation
+	Max uint32
+}
+
+// Rollback makes the live volume what a snapshot is, in steps: until Result.EOF
+// it is run again with From set to Result.Data. In between the volume is neither
+// one nor the other: the owner lets nobody look, and a new owner begins anew (a
+// step that has nothing to do changes nothing): Snapshot.Rolling tells it until
+// the last step. Errors: NoSuchSnapshot, Busy
+// (sessions write, or hold unlinked files).
+type Rollback struct {
+	To   Generation
+	From []byte
+	Max  uint32 // notes of changes in one step; 0: 256
+}
+
+// MaxSnapshots is how many snapshots a volume may have.
+const MaxSnapshots = 4096
+
+// Snapshot describes one.
+type Snapshot struct {
+	Name     string
+	At       Generation // what Query's Context.At takes
+	Created  Time
+	Inodes   uint64 // the volume's counters when it was taken
+	Bytes    uint64
+	Deleting bool
+	Rolling  bool // the volume is being rolled back to it
+}
+
+// ChangeKind says what became of a path between two snapshots.
+type ChangeKind uint8
+
+const (
+	PathAdded ChangeKind = 1 + iota
+	PathRemoved
+	PathRenamed
+	PathChanged
+)
+
+// Change is one difference between two states of a volume. A renamed directory
+// is one change, whatever lies in it; what changed inside is told under its new
+// path.
+type Change struct {
+	Kind ChangeKind
+	Path string // from the volume's root, without a slash in front; of PathRemoved, the old one
+	From string // of PathRenamed: the old path
+	Ino  Ino    // zero for a junction
+	Type uint32 // TypeDir, TypeRegular, ...
+	// Content: of PathChanged, the bytes or the target may differ; otherwise only
+	// mode, owner or extended attributes do.
+	Content bool
 }
 
 func (*Lookup) Code() OpCode         { return OpLookup }
@@ -386,6 +466,10 @@ func (*ReplaceExtents) Code() OpCode { return OpReplaceExtents }
 func (*Junction) Code() OpCode       { return OpJunction }
 func (*SetPolicy) Code() OpCode      { return OpSetPolicy }
 func (*Reap) Code() OpCode           { return OpReap }
+func (*TakeSnapshot) Code() OpCode   { return OpTakeSnapshot }
+func (*DropSnapshot) Code() OpCode   { return OpDropSnapshot }
+func (*Rollback) Code() OpCode       { return OpRollback }
+func (*SetReplicas) Code() OpCode    { return OpSetReplicas }
 
 // Result is the answer to any operation; which fields are set is said at the
 // operation. Every result of an operation that names an inode has Attr.

@@ -1,0 +1,128 @@
+package meta
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Policy says how a volume treats its data, and where it puts it.
+type Policy struct {
+	QuotaBytes  uint64 // 0: none
+	QuotaInodes uint64
+	Replicas    uint32 // at least 1
+	MaxChunk    uint64 // bytes; 0 means 1 GiB
+	SealOnClose bool
+	Immutable   bool
+	SyncOnClose bool
+	NoAtime     bool // never update access times; else relatime by the client
+
+	// Topology is the subtree that chunks lie in, such as /dc1/rack2; "" and "/"
+	// mean anywhere.
+	Topology string
+	// Spread is what two replicas of a chunk never share.
+	Spread Spread
+	// Class is the class of the disks that chunks lie on; "" means any.
+	Class string
+	// LocalFirst: the first replica lies on the writer's own host, if a server
+	// there may have it. Volumes of before this word was known have it set.
+	LocalFirst bool
+	// Degrade: where the policy can't be met, do with fewer replicas, or with a
+	// narrower spread, rather than refuse to write. Repair makes up for it later.
+	Degrade bool
+	// Encrypt: the bytes of chunks travel over TLS only.
+	Encrypt bool
+}
+
+// Spread is a level of failure domains in the topology /dc/.../rack/node.
+type Spread uint8
+
+const (
+	SpreadHost Spread = iota // two replicas never on one node, that is the whole path
+	SpreadRack               // nor on nodes of one rack: the path without its last part
+	SpreadDC                 // nor in one data centre: the first part of the path
+	spreads
+)
+
+var spreadNames = [spreads]string{"host", "rack", "dc"}
+
+func (s Spread) String() string {
+	if s < spreads {
+		return spreadNames[s]
+	}
+	return fmt.Sprintf("spread %d", uint8(s))
+}
+
+// ParseSpread reads the name of a level. Errors: Invalid.
+func ParseSpread(name string) (Spread, error) {
+	for i, n := range spreadNames {
+		if n == name {
+			return Spread(i), nil
+		}
+	}
+	return 0, E("read policy", Invalid, name, errors.New("a spread is host, rack or dc"))
+}
+
+// Bounds of a policy's words.
+const (
+	MaxReplicas = 16
+	MaxTopology = 255 // bytes of a path
+	MaxClass    = 32
+)
+
+// Check says what is wrong with a policy. Errors: Invalid.
+func (p *Policy) Check() error {
+	const op = "check policy"
+	if p.Replicas < 1 || p.Replicas > MaxReplicas {
+		return E(op, Invalid, "replicas", fmt.Errorf("%d is not in 1 to %d", p.Replicas, MaxReplicas))
+	}
+	if p.Spread >= spreads {
+		return E(op, Invalid, "spread", fmt.Errorf("level %d is not known", uint8(p.Spread)))
+	}
+	if p.Topology != "" {
+		if err := CheckTopology(p.Topology); err != nil {
+			return err
+		}
+	}
+	return CheckClass(p.Class)
+}
+
+// CheckTopology says what is wrong with a place in the topology: it is "/" or a
+// path like /dc1/rack3/node7, its parts of letters, digits, dot, dash and
+// underscore. Errors: Invalid.
+func CheckTopology(at string) error {
+	const op = "check topology"
+	if at == "/" {
+		return nil
+	}
+	if len(at) > MaxTopology || !strings.HasPrefix(at, "/") {
+		return E(op, Invalid, at, fmt.Errorf("it is a path like /dc1/rack3/node7, of at most %d bytes", MaxTopology))
+	}
+	for part := range strings.SplitSeq(at[1:], "/") {
+		if part == "" || part == "." || part == ".." || !isWord(part, true) {
+			return E(op, Invalid, at, fmt.Errorf("%q is no part of a topology: letters, digits, dot, dash, underscore", part))
+		}
+	}
+	return nil
+}
+
+// CheckClass says what is wrong with the class of a disk: lower-case letters,
+// digits and dashes, such as nvme, ssd, hdd; "" is fine. Errors: Invalid.
+func CheckClass(class string) error {
+	if len(class) > MaxClass || !isWord(class, false) {
+		return E("check class", Invalid, class, fmt.Errorf("a class is at most %d lower-case letters, digits and dashes, such as nvme, ssd, hdd", MaxClass))
+	}
+	return nil
+}
+
+func isWord(s string, mixed bool) bool {
+	for _, c := range []byte(s) {
+		switch {
+		case c >= 'a' && c <= 'z', c >= '0' && c <= '9', c == '-':
+		case mixed && (c >= 'A' && c <= 'Z' || c == '.' || c == '_'):
+		default:
+			return false
+		}
+	}
+	return true
+}
