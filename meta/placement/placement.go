@@ -1,0 +1,421 @@
+// Package placement owns the choice of servers: where a new chunk's replicas
+// go, and what is to be done about a chunk whose replicas are not where its
+// volume's policy wants them. It is pure: it sees the cluster as a Map, chance
+// comes in from outside, and the same input gives the same choice.
+//
+// A server stands in the topology at a path like /dc1/rack3/node7. Failure
+// domains are its prefixes: the node is the whole path, the rack is the path
+// without its last part, the data centre is the first part. Servers that don't
+// say where they stand are nodes of their own in one unknown rack and centre,
+// so that a spread over racks is never believed without being told of racks.
+package placement
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"penstock.io/penstock/meta"
+)
+
+// Rand gives chance: a number in [0, n).
+type Rand interface{ Uint64N(n uint64) uint64 }
+
+// Server is a chunk server as placement sees it.
+type Server struct {
+	ID       meta.ServerID
+	Topology string
+	Host     string // boot id of the machine
+	Disks    []Disk
+	State    State
+	Load     uint32 // copies under way to it, and the like: less is better
+}
+
+// Disk is room of one class on a server.
+type Disk struct {
+	Class       string
+	Total, Free uint64 // bytes
+}
+
+// State is how far a server may be counted on.
+type State uint8
+
+const (
+	// Live: it can be reached and may get chunks.
+	Live State = iota
+	// Away: out of reach, not for long yet. What it has counts; it gets nothing
+	// and is no source.
+	Away
+	// Draining: it serves and is a source, and is to be emptied.
+	Draining
+	// Gone: out of reach for so long that what it had must be made again.
+	Gone
+)
+
+// Map is the cluster as placement sees it, fixed once made.
+type Map struct {
+	servers []Server // by id
+	// domain[level][i] numbers the failure domain of servers[i].
+	domain [3][]int32
+	fill   []float64 // used part of each server, 0 to 1, all classes
+	mean   float64   // of all live servers' bytes
+}
+
+// NewMap makes a map. The servers' ids are unique.
+func NewMap(servers []Server) *Map {
+	m := &Map{servers: slices.Clone(servers)}
+	slices.SortFunc(m.servers, func(a, b Server) int { return cmp.Compare(a.ID, b.ID) })
+	for level := range m.domain {
+		m.domain[level] = make([]int32, len(m.servers))
+		numbers := map[string]int32{}
+		for i, s := range m.servers {
+			name := Domain(s.Topology, meta.Spread(level))
+			if name == "" && meta.Spread(level) == meta.SpreadHost {
+				name = fmt.Sprintf("server %d", s.ID)
+			}
+			n, ok := numbers[name]
+			if !ok {
+				n = int32(len(numbers))
+				numbers[name] = n
+			}
+			m.domain[level][i] = n
+		}
+	}
+	m.fill = make([]float64, len(m.servers))
+	var used, total uint64
+	for i, s := range m.servers {
+		t, f := s.room("")
+		if t > 0 {
+			m.fill[i] = float64(t-min(f, t)) / float64(t)
+		}
+		if s.State == Live {
+			used, total = used+t-min(f, t), total+t
+		}
+	}
+	if total > 0 {
+		m.mean = float64(used) / float64(total)
+	}
+	return m
+}
+
+// Domain is the failure domain of a place at a level; "" when the place doesn't
+// tell.
+func Domain(topology string, level meta.Spread) string {
+	at := strings.Trim(topology, "/")
+	if at == "" {
+		return ""
+	}
+	switch level {
+	case meta.SpreadRack:
+		i := strings.LastIndexByte(at, '/')
+		return at[:max(i, 0)]
+	case meta.SpreadDC:
+		first, _, deeper := strings.Cut(at, "/")
+		if !deeper {
+			return ""
+		}
+		return first
+	}
+	return at
+}
+
+// Within reports whether a place lies in a subtree.
+func Within(topology, subtree string) bool {
+	sub := strings.Trim(subtree, "/")
+	at := strings.Trim(topology, "/")
+	return sub == "" || at == sub || strings.HasPrefix(at, sub+"/")
+}
+
+// room adds up the disks of a class, of all with "".
+func (s *Server) room(class string) (total, free uint64) {
+	for _, d := range s.Disks {
+		if class == "" || d.Class == class {
+			total, free = total+d.Total, free+d.Free
+		}
+	}
+	return total, free
+}
+
+// Reserve is the free space below which a disk gets no new chunks: a fiftieth
+// of it, at most 1 GiB, so that what was promised can be kept.
+func Reserve(total uint64) uint64 { return min(total/50, 1<<30) }
+
+// usable is the room on the disks of a class that are not near their end.
+func (s *Server) usable(class string) (free uint64) {
+	for _, d := range s.Disks {
+		if (class == "" || d.Class == class) && d.Free > Reserve(d.Total) {
+			free += d.Free
+		}
+	}
+	return free
+}
+
+func (m *Map) index(id meta.ServerID) (int, bool) {
+	return slices.BinarySearchFunc(m.servers, id, func(s Server, id meta.ServerID) int { return cmp.Compare(s.ID, id) })
+}
+
+// Server finds a server.
+func (m *Map) Server(id meta.ServerID) (Server, bool) {
+	i, ok := m.index(id)
+	if !ok {
+		return Server{}, false
+	}
+	return m.servers[i], true
+}
+
+// Servers lists all, by id.
+func (m *Map) Servers() []Server { return m.servers }
+
+// fits reports whether a server is where the policy wants data, apart from
+// what other replicas mean for it.
+func (m *Map) fits(i int, p *meta.Policy) bool {
+	s := &m.servers[i]
+	if !Within(s.Topology, p.Topology) {
+		return false
+	}
+	if p.Class == "" {
+		return true
+	}
+	total, _ := s.room(p.Class)
+	return total > 0
+}
+
+// Writer is where whoever writes a chunk stands.
+type Writer struct {
+	Host     string // boot id
+	Topology string
+}
+
+// pool are the servers that may get a replica, with the sums that weigh them.
+type pool struct {
+	m    *Map
+	idx  []int
+	sums []uint64 // sums[k]: of the weights of idx[0..k]
+	max  uint64   // the heaviest
+}
+
+// weight is what a server's chance is proportional to, in MiB, so that the sum
+// over any cluster fits.
+func weight(free uint64) uint64 { return max(free>>20, 1) }
+
+func (m *Map) pool(p *meta.Policy, avoid []meta.ServerID) *pool {
+	l := &pool{m: m}
+	var sum uint64
+	for i := range m.servers {
+		s := &m.servers[i]
+		if s.State != Live || slices.Contains(avoid, s.ID) || !m.fits(i, p) {
+			continue
+		}
+		free := s.usable(p.Class)
+		if free == 0 {
+			continue
+		}
+		sum += weight(free)
+		l.idx, l.sums = append(l.idx, i), append(l.sums, sum)
+	}
+	return l
+}
+
+// draw takes the better of two servers drawn by free space, among those whose
+// domain at the level is not taken; -1 if there is none.
+func (l *pool) draw(r Rand, level meta.Spread, taken []int32, class string) int {
+	if len(l.idx) == 0 {
+		return -1
+	}
+	free := func(i int) bool { return !slices.Contains(taken, l.m.domain[level][i]) }
+	one := func() int {
+		for range 16 {
+			x := r.Uint64N(l.sums[len(l.sums)-1])
+			k, _ := slices.BinarySearch(l.sums, x+1)
+			if i := l.idx[k]; free(i) {
+				return i
+			}
+		}
+		// Most are taken: look at what is left.
+		var left []int
+		var sums []uint64
+		var sum uint64
+		for _, i := range l.idx {
+			if free(i) {
+				sum += weight(l.m.servers[i].usable(class))
+				left, sums = append(left, i), append(sums, sum)
+			}
+		}
+		if len(left) == 0 {
+			return -1
+		}
+		k, _ := slices.BinarySearch(sums, r.Uint64N(sum)+1)
+		return left[k]
+	}
+	a := one()
+	if a < 0 {
+		return a
+	}
+	if b := one(); l.m.better(b, a, class) {
+		return b
+	}
+	return a
+}
+
+// better prefers a server that has less to do for the room it has.
+func (m *Map) better(a, b int, class string) bool {
+	x, y := &m.servers[a], &m.servers[b]
+	xt, xf := x.room(class)
+	yt, yf := y.room(class)
+	return float64(xf)/float64(max(xt, 1))/float64(1+x.Load) > float64(yf)/float64(max(yt, 1))/float64(1+y.Load)
+}
+
+// Choose picks n servers for replicas, beside those in have, on which replicas
+// stand that are to stay, and never one of avoid. The first one, when have is
+// empty and the policy says so, is the writer's own. With p.Degrade fewer or
+// closer ones come than were asked for, at least one. Errors: NoSpace (what
+// would fit is full, or there are too few failure domains), Unavailable (what
+// would fit is out of reach: later it may do).
+func (m *Map) Choose(r Rand, p *meta.Policy, n int, w Writer, have, avoid []meta.ServerID) ([]meta.ServerID, error) {
+	got := m.choose(r, p, p.Spread, n, w, have, avoid)
+	if len(got) == n {
+		return got, nil
+	}
+	if p.Degrade {
+		got = m.widen(r, p, n, w, have, avoid, got)
+		if len(got)+len(have) > 0 {
+			return got, nil
+		}
+	}
+	return nil, m.refuse(p, n, have, avoid, got)
+}
+
+// widen adds to got what narrower spreads allow.
+func (m *Map) widen(r Rand, p *meta.Policy, n int, w Writer, have, avoid, got []meta.ServerID) []meta.ServerID {
+	for level := p.Spread; level > meta.SpreadHost && len(got) < n; {
+		level--
+		held := slices.Concat(have, got)
+		got = append(got, m.choose(r, p, level, n-len(got), w, held, avoid)...)
+	}
+	return got
+}
+
+// choose picks up to n servers whose domains at a level are their own.
+func (m *Map) choose(r Rand, p *meta.Policy, level meta.Spread, n int, w Writer, have, avoid []meta.ServerID) (got []meta.ServerID) {
+	l := m.pool(p, avoid)
+	var taken []int32
+	for _, id := range have {
+		if i, ok := m.index(id); ok {
+			taken = append(taken, m.domain[level][i])
+		}
+	}
+	if len(have) == 0 && n > 0 && p.LocalFirst {
+		if i := l.local(w); i >= 0 {
+			got = append(got, m.servers[i].ID)
+			taken = append(taken, m.domain[level][i])
+		}
+	}
+	for len(got) < n {
+		i := l.draw(r, level, taken, p.Class)
+		if i < 0 {
+			break
+		}
+		got = append(got, m.servers[i].ID)
+		taken = append(taken, m.domain[level][i])
+	}
+	return got
+}
+
+// local finds the server on the writer's machine with the most room, or else at
+// its place in the topology; -1 if there is none.
+func (l *pool) local(w Writer) int {
+	best, host := -1, false
+	for _, i := range l.idx {
+		s := &l.m.servers[i]
+		same := w.Host != "" && s.Host == w.Host
+		if !same && (w.Topology == "" || s.Topology != w.Topology) {
+			continue
+		}
+		if best < 0 || same && !host || same == host && l.m.better(i, best, "") {
+			best, host = i, same
+		}
+	}
+	return best
+}
+
+// refuse says why a policy can't be met.
+func (m *Map) refuse(p *meta.Policy, n int, have, avoid, got []meta.ServerID) error {
+	var there, full, away, leaving, avoided int
+	for i := range m.servers {
+		s := &m.servers[i]
+		if !m.fits(i, p) || slices.Contains(have, s.ID) {
+			continue
+		}
+		there++
+		switch {
+		case s.State == Away || s.State == Gone:
+			away++
+		case s.State == Draining:
+			leaving++
+		case slices.Contains(avoid, s.ID):
+			avoided++
+		case s.usable(p.Class) == 0:
+			full++
+		}
+	}
+	where := ""
+	if p.Class != "" {
+		where += " with disks of class " + p.Class
+	}
+	if strings.Trim(p.Topology, "/") != "" {
+		where += " below " + p.Topology
+	}
+	kind := meta.NoSpace
+	if away+avoided > 0 || len(m.servers) == 0 {
+		kind = meta.Unavailable
+	}
+	domains := "hosts"
+	switch p.Spread {
+	case meta.SpreadRack:
+		domains = "racks"
+	case meta.SpreadDC:
+		domains = "data centres"
+	}
+	text := fmt.Sprintf("%d of %d servers have room, each in a failure domain of its own (%s)%s: of %d others there, %d are full, %d out of reach, %d draining",
+		len(got), n, domains, where, there-len(got), full, away+avoided, leaving)
+	if len(m.servers) == 0 {
+		text = "no chunk server is connected"
+	}
+	return meta.E("place chunk", kind, "", errors.New(text))
+}
+
+// distance counts the parts of two places that differ, from the node up: 0 on
+// one machine.
+func distance(a, b *Server) int {
+	if a.Host != "" && a.Host == b.Host && a.Topology == b.Topology {
+		return 0
+	}
+	for level := meta.SpreadHost; level <= meta.SpreadDC; level++ {
+		x := Domain(a.Topology, level)
+		if x != "" && x == Domain(b.Topology, level) {
+			return 1 + int(level)
+		}
+	}
+	return 2 + int(meta.SpreadDC)
+}
+
+// Nearest orders servers by their distance from one, the less loaded first
+// among equals.
+func (m *Map) Nearest(to meta.ServerID, among []meta.ServerID) []meta.ServerID {
+	t, ok := m.Server(to)
+	if !ok {
+		return slices.Clone(among)
+	}
+	out := slices.Clone(among)
+	slices.SortStableFunc(out, func(a, b meta.ServerID) int {
+		x, okX := m.Server(a)
+		y, okY := m.Server(b)
+		if !okX || !okY {
+			return 0
+		}
+		return cmp.Or(cmp.Compare(distance(&x, &t), distance(&y, &t)), cmp.Compare(x.Load, y.Load))
+	})
+	return out
+}

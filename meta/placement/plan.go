@@ -1,0 +1,278 @@
+package placement
+
+import (
+	"slices"
+
+	"penstock.io/penstock/meta"
+)
+
+// ReplicaState is what is known of one replica.
+type ReplicaState uint8
+
+const (
+	// Good: on its server, sealed as the journal says, as far as is known.
+	Good ReplicaState = iota
+	// Bad: corrupt, too short, sealed otherwise, or not there any more. Its
+	// server can be asked to copy it anew.
+	Bad
+	// Unfit: good, and on a disk where it may not stay: of another class, or
+	// failing.
+	Unfit
+)
+
+// Replica is one replica of a chunk, by its record.
+type Replica struct {
+	Server meta.ServerID
+	State  ReplicaState
+}
+
+// Reason is why something is to be done about a chunk, the most urgent last.
+type Reason uint8
+
+const (
+	None           Reason = iota
+	Imbalance             // to even out how full servers are
+	Extra                 // more replicas than the policy wants
+	Evacuate              // a replica on a draining server, or on a failing disk
+	Misplaced             // a replica where the policy does not want it
+	BadReplica            // a replica that does not hold what it should
+	UnderReplicate        // fewer replicas than the policy wants
+	Endangered            // only one
+	Lost                  // none: nothing can be done now
+)
+
+var reasons = [...]string{"none", "imbalance", "extra", "evacuate", "misplaced", "bad replica", "under-replicated", "endangered", "lost"}
+
+func (r Reason) String() string { return reasons[r] }
+
+// Step is what to do about a chunk: copy it from any of From to each of Add,
+// then make Keep and Add its replicas, then, later, delete it on Remove.
+type Step struct {
+	Reason Reason
+	Live   int // good replicas that can be reached
+	Away   int // replicas out of reach for now, that are counted on
+	Add    []meta.ServerID
+	From   []meta.ServerID
+	Keep   []meta.ServerID // of the record, in its order
+	Remove []meta.ServerID
+	// Blocked: the policy is not met and nothing can be done about it now.
+	Blocked bool
+}
+
+// Urgency orders steps: the greater, the sooner.
+func (s *Step) Urgency() int { return int(s.Reason)<<8 - min(s.Live, 255) }
+
+// Work reports whether there is anything to do.
+func (s *Step) Work() bool { return len(s.Add) > 0 || len(s.Remove) > 0 }
+
+// Plan looks at one sealed chunk. The step it returns is safe to take, and to
+// stop at any point; taken over and over, it ends with a chunk that is as the
+// policy wants it, or as near to that as the servers allow, and then asks for
+// nothing more. Replicas are in the order of the chunk's record.
+func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
+	want := int(max(p.Replicas, 1))
+	const (
+		gone  = iota // is not, or must be made again
+		bad          // as gone, and its server can do it
+		unfit        // a source that is to go
+		away         // counts, can't be asked
+		good
+	)
+	kind := make([]int, len(replicas))
+	at := make([]int, len(replicas))
+	var st Step
+	misplaced, evacuate, wrong := false, false, false
+	for k, x := range replicas {
+		i, ok := m.index(x.Server)
+		at[k] = i
+		switch {
+		case !ok || m.servers[i].State == Gone:
+			kind[k], at[k] = gone, -1
+		case m.servers[i].State == Away:
+			kind[k] = away
+			if x.State == Bad {
+				kind[k] = gone
+			} else {
+				st.Away++
+			}
+		case x.State == Bad:
+			kind[k], wrong = bad, true
+		case m.servers[i].State == Draining || x.State == Unfit:
+			kind[k], evacuate = unfit, true
+		case !m.fits(i, p):
+			kind[k], misplaced = unfit, true
+		default:
+			kind[k] = good
+		}
+		if kind[k] == unfit || kind[k] == good {
+			st.From = append(st.From, x.Server)
+		}
+	}
+	st.Live = len(st.From)
+	// The set that may stay: good ones before those that are away, each in a
+	// failure domain of its own.
+	var taken []int32
+	stay := make([]bool, len(replicas))
+	fit, extra := 0, false
+	for _, k := range []int{good, away} {
+		for j := range replicas {
+			if kind[j] != k {
+				continue
+			}
+			if k == away && (!m.fits(at[j], p) || replicas[j].State == Unfit) {
+				misplaced = true
+				continue
+			}
+			d := m.domain[p.Spread][at[j]]
+			switch {
+			case slices.Contains(taken, d):
+				misplaced = true
+			case fit == want:
+				extra = true
+			default:
+				taken, stay[j] = append(taken, d), true
+				fit++
+			}
+		}
+	}
+	have := func() (l []meta.ServerID) {
+		for j, x := range replicas {
+			if stay[j] {
+				l = append(l, x.Server)
+			}
+		}
+		return l
+	}
+	counted := 0 // replicas that are somewhere
+	for j := range replicas {
+		if kind[j] >= unfit {
+			counted++
+		}
+	}
+	switch {
+	case counted == 0:
+		st.Reason = Lost
+	case counted < want && counted == 1:
+		st.Reason = Endangered
+	case counted < want:
+		st.Reason = UnderReplicate
+	case wrong:
+		st.Reason = BadReplica
+	case misplaced:
+		st.Reason = Misplaced
+	case evacuate:
+		st.Reason = Evacuate
+	case extra || len(replicas) > want:
+		st.Reason = Extra
+	}
+	if fit == want && len(replicas) == want {
+		st.Reason, st.From = None, nil
+		return st
+	}
+	if st.Live == 0 {
+		st.From, st.Blocked = nil, true
+		for _, x := range replicas {
+			st.Keep = append(st.Keep, x.Server)
+		}
+		return st
+	}
+	// Copy anew where a bad one lies, if it may be there: nothing else moves.
+	refill := make([]bool, len(replicas))
+	for j := range replicas {
+		if kind[j] != bad || fit == want {
+			continue
+		}
+		i := at[j]
+		d := m.domain[p.Spread][i]
+		if s := &m.servers[i]; s.State == Live && m.fits(i, p) && s.usable(p.Class) > 0 && !slices.Contains(taken, d) {
+			refill[j], stay[j] = true, true
+			taken = append(taken, d)
+			fit++
+			st.Add = append(st.Add, replicas[j].Server)
+		}
+	}
+	var avoid []meta.ServerID // none of the record gets a second one
+	for _, x := range replicas {
+		avoid = append(avoid, x.Server)
+	}
+	if fit < want {
+		more := m.choose(r, p, p.Spread, want-fit, Writer{}, have(), avoid)
+		fit += len(more)
+		st.Add = append(st.Add, more...)
+	}
+	if fit == want {
+		// Complete: all others may go, but what can be reached does not go for
+		// what can't.
+		waits := false
+		for j := range replicas {
+			waits = waits || stay[j] && kind[j] == away
+		}
+		for j, x := range replicas {
+			switch {
+			case refill[j]:
+			case stay[j], waits && (kind[j] == unfit || kind[j] == good):
+				st.Keep = append(st.Keep, x.Server)
+			default:
+				st.Remove = append(st.Remove, x.Server)
+			}
+		}
+		st.Blocked = !st.Work()
+		return st
+	}
+	// The policy can't be met now. At least let there be as many copies as it
+	// wants, in domains as far apart as can be, and let no copy go.
+	total := counted + len(st.Add)
+	held := slices.Clone(st.Add)
+	for j, x := range replicas {
+		if kind[j] >= unfit {
+			held = append(held, x.Server)
+		}
+	}
+	for level := p.Spread; total < want; level-- {
+		more := m.choose(r, p, level, want-total, Writer{}, held, avoid)
+		total += len(more)
+		st.Add = append(st.Add, more...)
+		held = append(held, more...)
+		if level == meta.SpreadHost {
+			break
+		}
+	}
+	for j, x := range replicas {
+		if !refill[j] {
+			st.Keep = append(st.Keep, x.Server)
+		}
+	}
+	st.Blocked = len(st.Add) == 0
+	return st
+}
+
+// Balance proposes to move one replica of a chunk that Plan is content with
+// from a server that is fuller than the mean to one that is emptier, if their
+// fill differs by more than threshold (a part of 1).
+func (m *Map) Balance(r Rand, p *meta.Policy, servers []meta.ServerID, threshold float64) (Step, bool) {
+	worst, fullest := -1, m.mean
+	for k, id := range servers {
+		i, ok := m.index(id)
+		if !ok || m.servers[i].State != Live {
+			return Step{}, false
+		}
+		if m.fill[i] > fullest {
+			worst, fullest = k, m.fill[i]
+		}
+	}
+	if worst < 0 {
+		return Step{}, false
+	}
+	keep := slices.Delete(slices.Clone(servers), worst, worst+1)
+	avoid := slices.Clone(servers)
+	for i := range m.servers {
+		if m.fill[i] >= min(m.mean, fullest-threshold) {
+			avoid = append(avoid, m.servers[i].ID)
+		}
+	}
+	to := m.choose(r, p, p.Spread, 1, Writer{}, keep, avoid)
+	if len(to) == 0 {
+		return Step{}, false
+	}
+	return Step{Reason: Imbalance, Live: len(servers), Add: to, From: slices.Clone(servers), Keep: keep, Remove: servers[worst : worst+1 : worst+1]}, true
+}
