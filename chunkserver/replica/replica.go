@@ -1,0 +1,374 @@
+// Package replica owns the decisions of replication: what one replica of a
+// chunk does with an append, a sync, a seal, a delete, a copy and a crash
+// (Replica); what a writer may rely on over several replicas (Writer); which
+// length, checksum and replicas a seal takes (DecideSeal); and what becomes of
+// a replica whose server was away (Return).
+//
+// Everything here is a value and a function of it: no goroutine, clock, chance,
+// I/O or walk over a map. Whoever holds the bytes asks before an effect what to
+// do, does it, and tells afterwards that it is done:
+//
+//	do, err := r.Append(fence, off, n)   // decide
+//	...write the bytes and the record... // the shell
+//	r.Appended(fence, n)                 // it is so
+//
+// chunkserver/store drives Replica, chunkserver/client follows Writer, and the
+// owner of a volume (meta/server) seals by DecideSeal; the simulation beside
+// these machines drives all of them at once.
+package replica
+
+import (
+	"errors"
+	"fmt"
+
+	"penstock.io/penstock/meta"
+)
+
+// State is where one replica stands.
+type State uint8
+
+const (
+	Absent  State = iota // nothing is known of the chunk here
+	Open                 // it may grow, unless its fence is above the writer's
+	Sealed               // it ends at Length for ever
+	Deleted              // it was here or is to stay away: a late append must not bring it back
+)
+
+func (s State) String() string {
+	switch s {
+	case Absent:
+		return "absent"
+	case Open:
+		return "open"
+	case Sealed:
+		return "sealed"
+	case Deleted:
+		return "deleted"
+	}
+	return fmt.Sprintf("state %d", uint8(s))
+}
+
+// Off switches rules off, for positive controls: with any of them set, the
+// simulation must find what the rule prevents. Nil is all rules.
+type Off struct {
+	Fence      bool // a replica takes appends and seals of any fence
+	Compare    bool // a repeated append is acknowledged unread
+	Offset     bool // an append that leaves a gap, or overlaps, is taken
+	KeepTail   bool // a replica that recovers keeps what doesn't verify
+	Short      bool // a replica below its synced mark counts as short, not as corrupt
+	Tomb       bool // a deleted chunk is forgotten at once
+	OldDelete  bool // an order to delete is obeyed whatever its fence
+	FreezeSync bool // a freeze tells a length that is not durable yet
+	AckAll     bool // an append counts when the first replica acknowledged it
+	AckLate    bool // acknowledgements count after the writer gave up
+	Longest    bool // a seal takes the shortest length rather than the longest
+	Bound      bool // a seal goes below what was committed or synced
+	Empty      bool // a replica that knows nothing counts as proof that nothing was written
+	Tails      bool // a seal takes replicas whose tails differ
+	Return     bool // a replica that was away serves unchecked
+}
+
+func (o *Off) fence() bool      { return o != nil && o.Fence }
+func (o *Off) compare() bool    { return o != nil && o.Compare }
+func (o *Off) offset() bool     { return o != nil && o.Offset }
+func (o *Off) keepTail() bool   { return o != nil && o.KeepTail }
+func (o *Off) short() bool      { return o != nil && o.Short }
+func (o *Off) tomb() bool       { return o != nil && o.Tomb }
+func (o *Off) oldDelete() bool  { return o != nil && o.OldDelete }
+func (o *Off) freezeSync() bool { return o != nil && o.FreezeSync }
+func (o *Off) ackAll() bool     { return o != nil && o.AckAll }
+func (o *Off) ackLate() bool    { return o != nil && o.AckLate }
+func (o *Off) longest() bool    { return o != nil && o.Longest }
+func (o *Off) bound() bool      { return o != nil && o.Bound }
+func (o *Off) empty() bool      { return o != nil && o.Empty }
+func (o *Off) tails() bool      { return o != nil && o.Tails }
+func (o *Off) away() bool       { return o != nil && o.Return }
+
+// Replica is one chunk on one server, as far as decisions go. The zero value
+// is a chunk of which the server knows nothing.
+type Replica struct {
+	State State
+	Fence meta.Fence // the highest seen; of a deleted one, that of its deletion
+	// INVARIANT: Promised <= Synced <= Length; sealed: all three are equal.
+	Length uint64 // bytes that are here
+	Synced uint64 // of these, durable, with a record that says so
+	// Promised is the mark that syncs answered with, as far as it is known: a
+	// freeze makes more durable, which nobody was promised.
+	Promised uint64
+	CRC      uint32 // when sealed: chunkserver.SealCRC of the block checksums
+	// Damaged: bytes below the synced mark, or below the seal, were found bad.
+	Damaged bool
+	// Ending: the final seal is on its way to the disk; nothing is appended any more.
+	Ending bool
+
+	Off *Off
+}
+
+// Check says which invariant is broken, for tests.
+func (r *Replica) Check() error {
+	switch {
+	case r.Synced > r.Length || r.Promised > r.Synced:
+		return fmt.Errorf("synced %d of %d bytes, promised %d", r.Synced, r.Length, r.Promised)
+	case r.State == Sealed && r.Promised != r.Length:
+		return fmt.Errorf("sealed at %d, promised %d", r.Length, r.Promised)
+	case (r.State == Absent || r.State == Deleted) && r.Length != 0:
+		return fmt.Errorf("%v, with %d bytes", r.State, r.Length)
+	case r.State == Absent && r.Fence != meta.Fence{}:
+		return fmt.Errorf("absent, with fence %v", r.Fence)
+	}
+	return nil
+}
+
+// Do is what the shell must do before it acknowledges.
+type Do uint8
+
+const (
+	Nothing Do = iota // it is so already: acknowledge
+	Write             // do it, then tell the replica
+	Compare           // append: acknowledge if the bytes at the offset are the same, else say Differs
+)
+
+func refuse(op string, kind meta.Kind, format string, args ...any) error {
+	return meta.E(op, kind, "", fmt.Errorf(format, args...))
+}
+
+// Append decides about n bytes at off from a writer of the given fence.
+// Errors: NoSuchChunk (deleted), Fenced, Sealed, Corrupt (damaged), WrongOffset.
+func (r *Replica) Append(fence meta.Fence, off, n uint64) (Do, error) {
+	const op = "append"
+	switch {
+	case r.State == Deleted && !r.Off.tomb():
+		return Nothing, refuse(op, meta.NoSuchChunk, "it was deleted")
+	case fence.Less(r.Fence) && !r.Off.fence():
+		return Nothing, refuse(op, meta.Fenced, "fence %v, the chunk has seen %v", fence, r.Fence)
+	case r.State == Sealed, r.Ending:
+		return Nothing, refuse(op, meta.Sealed, "at %d", r.Length)
+	case r.Damaged:
+		return Nothing, refuse(op, meta.Corrupt, "damaged below its synced length")
+	case off+n <= r.Length:
+		if r.Off.compare() {
+			return Nothing, nil
+		}
+		return Compare, nil
+	case off != r.Length && !r.Off.offset():
+		// Also where it overlaps the end: the writer cuts its stream into the
+		// same pieces whenever it repeats them, so this is somebody else's.
+		return Nothing, refuse(op, meta.WrongOffset, "%d bytes at %d, the chunk ends at %d", n, off, r.Length)
+	}
+	return Write, nil
+}
+
+// Differs is the answer to a repeated append whose bytes are not those that
+// are here (rule 6).
+func (r *Replica) Differs(off uint64) error {
+	return refuse("append", meta.WrongOffset, "other bytes are at %d already; the chunk ends at %d", off, r.Length)
+}
+
+// Appended: n more bytes are here.
+func (r *Replica) Appended(fence meta.Fence, n uint64) {
+	r.State = Open
+	if r.Fence.Less(fence) {
+		r.Fence = fence
+	}
+	r.Length += n
+}
+
+// Sync decides about making the first upTo bytes durable, with the mark that
+// says so. Errors: NoSuchChunk, WrongOffset, Corrupt (damaged).
+func (r *Replica) Sync(upTo uint64) (Do, error) {
+	const op = "sync"
+	switch {
+	case r.State == Absent, r.State == Deleted:
+		return Nothing, refuse(op, meta.NoSuchChunk, "%v", r.State)
+	case upTo > r.Length:
+		return Nothing, refuse(op, meta.WrongOffset, "up to %d, the chunk ends at %d", upTo, r.Length)
+	case r.Damaged:
+		return Nothing, refuse(op, meta.Corrupt, "damaged below its synced length")
+	case upTo <= r.Synced:
+		return Nothing, nil
+	}
+	return Write, nil
+}
+
+// SyncedTo: the mark is durable, at upTo or, after a seal cut there, less.
+func (r *Replica) SyncedTo(upTo uint64) { r.Synced = max(r.Synced, min(upTo, r.Length)) }
+
+// Promise is the mark that a sync up to upTo may answer with, once it is durable.
+func (r *Replica) Promise(upTo uint64) uint64 {
+	r.Promised = max(r.Promised, min(upTo, r.Synced))
+	return r.Promised
+}
+
+// Freeze decides about a fence that is to keep older writers out, the first
+// half of a seal. Write: make the fence durable and call Frozen; then, either way, make
+// all that is here durable (Sync) before telling a length: the journal is going
+// to name it. Errors: NoSuchChunk (deleted), Fenced.
+func (r *Replica) Freeze(fence meta.Fence) (Do, error) {
+	const op = "freeze"
+	switch {
+	case r.State == Deleted:
+		return Nothing, refuse(op, meta.NoSuchChunk, "it was deleted")
+	case r.State == Sealed:
+		return Nothing, nil
+	case fence.Less(r.Fence) && !r.Off.fence():
+		return Nothing, refuse(op, meta.Fenced, "fence %v, the chunk has seen %v", fence, r.Fence)
+	case r.State == Open && fence == r.Fence:
+		return Nothing, nil
+	}
+	return Write, nil
+}
+
+// Frozen: the fence holds, though it may not be durable yet.
+func (r *Replica) Frozen(fence meta.Fence) { r.State, r.Fence = Open, fence }
+
+// Tells is the length that the answer to a freeze must make durable first.
+func (r *Replica) Tells() uint64 {
+	if r.Off.freezeSync() {
+		return r.Synced
+	}
+	return r.Length
+}
+
+// End decides about the seal at a journaled length. Write: freeze it, set
+// Ending, make the first length bytes durable, and with the record of the seal call Ended.
+// Errors: NoSuchChunk (deleted), Sealed (at another length), Fenced,
+// WrongOffset (less is here), Corrupt (damaged).
+func (r *Replica) End(fence meta.Fence, length uint64) (Do, error) {
+	const op = "seal"
+	switch {
+	case r.State == Deleted:
+		return Nothing, refuse(op, meta.NoSuchChunk, "it was deleted")
+	case r.State == Sealed && length != r.Length:
+		return Nothing, refuse(op, meta.Sealed, "at %d, not %d", r.Length, length)
+	case r.State == Sealed:
+		return Nothing, nil
+	case fence.Less(r.Fence) && !r.Off.fence():
+		return Nothing, refuse(op, meta.Fenced, "fence %v, the chunk has seen %v", fence, r.Fence)
+	case r.Damaged:
+		return Nothing, refuse(op, meta.Corrupt, "damaged below its synced length")
+	case length > r.Length:
+		return Nothing, refuse(op, meta.WrongOffset, "at %d, only %d bytes are here", length, r.Length)
+	}
+	return Write, nil
+}
+
+// Ended: the chunk ends at length for ever, what lay beyond is cut.
+func (r *Replica) Ended(length uint64, crc uint32) {
+	r.State, r.Length, r.Synced, r.CRC, r.Ending = Sealed, length, length, crc, false
+	r.Promised = length // by the journal
+}
+
+// Delete decides about an order to delete. Write: make the deletion durable
+// and call Gone, though nothing may be known of the chunk. Errors: Fenced: the order was overtaken by
+// one that put a replica here again, at a higher fence.
+func (r *Replica) Delete(fence meta.Fence) (Do, error) {
+	switch {
+	case r.State == Deleted && !r.Fence.Less(fence):
+		return Nothing, nil
+	case fence.Less(r.Fence) && !r.Off.oldDelete():
+		return Nothing, refuse("delete", meta.Fenced, "fence %v, the chunk has seen %v", fence, r.Fence)
+	}
+	return Write, nil
+}
+
+// Gone: the chunk is deleted.
+func (r *Replica) Gone(fence meta.Fence) {
+	if fence.Less(r.Fence) {
+		fence = r.Fence
+	}
+	*r = Replica{State: Deleted, Fence: fence, Off: r.Off}
+	if r.Off.tomb() {
+		*r = Replica{Off: r.Off}
+	}
+}
+
+// Install decides about putting a sealed copy of (length, crc) in place of
+// whatever is here: it is asked before the bytes are fetched, and again before
+// they become visible. Write: then call Installed. Another content that is sealed
+// here goes only for an order of a higher fence: the journal knows better, and
+// a source has what it says. Errors: Sealed (another content is sealed here
+// under this very fence), Fenced.
+func (r *Replica) Install(fence meta.Fence, length uint64, crc uint32) (Do, error) {
+	const op = "install"
+	switch {
+	case fence.Less(r.Fence), r.State == Deleted && fence == r.Fence && fence != (meta.Fence{}):
+		// A copy ordered before the replica was deleted or moved on.
+		return Nothing, refuse(op, meta.Fenced, "fence %v, the chunk has seen %v", fence, r.Fence)
+	case r.State == Sealed && !r.Damaged && fence == r.Fence && (r.Length != length || r.CRC != crc):
+		return Nothing, refuse(op, meta.Sealed, "at %d with checksum %08x, not at %d with %08x", r.Length, r.CRC, length, crc)
+	case r.State == Sealed && !r.Damaged && fence == r.Fence:
+		return Nothing, nil
+	}
+	return Write, nil
+}
+
+// Installed: the sealed copy is here.
+func (r *Replica) Installed(fence meta.Fence, length uint64, crc uint32) {
+	*r = Replica{State: Sealed, Fence: fence, Length: length, Synced: length, Promised: length, CRC: crc, Off: r.Off}
+}
+
+// Read decides about n bytes at off for a reader that knows the chunk as
+// sealed under the fence known; zero where it knows it as open. Errors:
+// NoSuchChunk, NoSuchOffset, Fenced: the chunk was sealed while this server was
+// away, and nobody checked this replica since (rule 5).
+func (r *Replica) Read(known meta.Fence, off, n uint64) error {
+	const op = "read"
+	switch {
+	case r.State == Absent, r.State == Deleted:
+		return refuse(op, meta.NoSuchChunk, "%v", r.State)
+	case r.State != Sealed && r.Fence.Less(known) && !r.Off.away():
+		return refuse(op, meta.Fenced, "the chunk was sealed under %v, this replica has seen %v", known, r.Fence)
+	case off > r.Length || n > r.Length-off:
+		return refuse(op, meta.NoSuchOffset, "%d bytes at %d, the chunk ends at %d", n, off, r.Length)
+	}
+	return nil
+}
+
+// Found is what a crash left of a chunk: the records that are durable, and how
+// far the bytes match their checksums.
+type Found struct {
+	Fence    meta.Fence
+	Appended uint64 // by the records of appends; bytes beyond were never acknowledged
+	Synced   uint64 // by the last mark
+	Verified uint64 // the longest prefix whose bytes match their checksums
+	Sealed   bool   // there is a record of the seal
+	SealedAt uint64
+	Damaged  bool // it was found so before: what verifies now was made to fit
+}
+
+// Limit is where the chunk ends at most.
+func (f Found) Limit() uint64 {
+	if f.Sealed {
+		return f.SealedAt
+	}
+	return max(f.Synced, f.Appended)
+}
+
+// Recovered is the replica that a crash leaves: the longest prefix that
+// verifies, ending at the seal if there is one. What doesn't reach the synced
+// mark or the seal is damaged, and keeps the length that it ought to have, so
+// that nobody takes it for a short one. crc is left to the caller.
+func Recovered(f Found, off *Off) Replica {
+	limit, must := f.Limit(), f.Synced
+	if f.Sealed {
+		must = f.SealedAt
+	}
+	keep := min(f.Verified, limit)
+	if off.keepTail() {
+		keep = limit
+	}
+	r := Replica{State: Open, Fence: f.Fence, Length: keep, Damaged: f.Damaged, Off: off}
+	if keep < must && !off.short() {
+		r.Length, r.Damaged = must, true
+	}
+	if f.Sealed {
+		r.State = Sealed
+	}
+	r.Synced, r.Promised = r.Length, r.Length
+	if !f.Sealed {
+		r.Promised = min(f.Synced, r.Length)
+	}
+	return r
+}
+
+var errConflict = errors.New("replicas hold different sealed contents")
