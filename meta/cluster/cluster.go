@@ -10,7 +10,14 @@
 //	names/<volume's name>        the volume's id, 8 hex: makes names unique
 //	chunkservers/<server, 16 hex>  leased: ChunkServer
 //	metaservers/<name>           leased: MetaServer
+//	nodes/<server, 16 hex>       Node: a chunk server that was seen once, and what is wanted with it
 //	capkeys                      capKeys: the keys that capabilities are signed with
+//	restored/<volume, 8 hex>     Restoration: the volume was made again from a checkpoint
+//	authority                    AuthorityRecord: the certificate authority, its key sealed
+//	tokens/<id>                  leased: TokenRecord, a join token
+//	members/<role>/<name>        Member: an identity that certificates were signed for
+//	grants/<number, 16 hex>      Grant: what an identity may do on a volume
+//	settings                     Settings
 //	volumes/<volume, 8 hex>/...  journal and ownership: see package meta/journal/etcd
 //
 // A View is a snapshot of all of it but the last, refreshed when a watch hints
@@ -58,6 +65,10 @@ type Format struct {
 type Config struct {
 	Name   string // "" means "default"; letters, digits, dot, dash, underscore
 	Logger *slog.Logger
+	// Expect is the id of the cluster that the caller belongs to, if it does:
+	// another one is refused, and none is made in an etcd that is empty, since
+	// it was lost.
+	Expect string
 }
 
 // Cluster reads and writes the cluster's keys.
@@ -92,7 +103,7 @@ func Open(ctx context.Context, cli *clientv3.Client, cfg Config) (*Cluster, erro
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	c := &Cluster{cli: cli, prefix: "/penstock/" + cfg.Name, log: cfg.Logger, changed: make(chan struct{})}
-	f, err := c.identify(ctx)
+	f, err := c.identify(ctx, cfg.Expect)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +120,7 @@ func Open(ctx context.Context, cli *clientv3.Client, cfg Config) (*Cluster, erro
 }
 
 // identify reads the format record, or makes it.
-func (c *Cluster) identify(ctx context.Context) (Format, error) {
+func (c *Cluster) identify(ctx context.Context, expect string) (Format, error) {
 	const op = "open cluster"
 	key := c.prefix + "/format"
 	for {
@@ -125,15 +136,25 @@ func (c *Cluster) identify(ctx context.Context) (Format, error) {
 			if f.Format > FormatVersion || f.Version > recordVersion {
 				return Format{}, meta.E(op, meta.Version, c.prefix, fmt.Errorf("its format is %d, this program knows up to %d: use a newer program", f.Format, FormatVersion))
 			}
+			if expect != "" && f.ID != expect {
+				return Format{}, meta.E(op, meta.Invalid, c.prefix, fmt.Errorf("etcd holds cluster %s, this server belongs to %s", f.ID, expect))
+			}
 			return f, nil
 		}
-		f := Format{Version: recordVersion, Format: FormatVersion, ID: rand.Text()}
+		if expect != "" {
+			return Format{}, meta.E(op, meta.Invalid, c.prefix, fmt.Errorf("etcd holds no cluster, but this server belongs to %s: if etcd was lost, 'penstock cluster restore' makes the cluster again", expect))
+		}
+		f := newFormat()
 		if _, err := c.cli.Txn(ctx).
 			If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
 			Then(clientv3.OpPut(key, encode(f))).Commit(); err != nil {
 			return Format{}, wrap(op, c.prefix, err)
 		}
 	}
+}
+
+func newFormat() Format {
+	return Format{Version: recordVersion, Format: FormatVersion, ID: rand.Text()}
 }
 
 // ID is the cluster's random identity.

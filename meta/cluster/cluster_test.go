@@ -288,3 +288,16 @@ func TestViewGrows(t *testing.T) {
 		t.Fatalf("only %d views grew", grew)
 	}
 }
+
+// A row that an older program wrote says nothing of where chunks lie.
+func TestRowOfBefore(t *testing.T) {
+	v, err := decode[Volume]([]byte("k"), []byte(`{"v":1,"id":3,"name":"x","state":"active","policy":{"QuotaBytes":5,"Replicas":2},"created":9}`))
+	if err != nil || v.Policy != (meta.Policy{QuotaBytes: 5, Replicas: 2, LocalFirst: true}) || v.Name != "x" || v.Created != 9 {
+		t.Fatalf("%+v, %v", v, err)
+	}
+	v.Policy.LocalFirst, v.Policy.Spread, v.Policy.Topology = false, meta.SpreadRack, "/dc1"
+	got, err := decode[Volume]([]byte("k"), []byte(encode(v)))
+	if err != nil || got != v {
+		t.Fatalf("%+v, %v; want %+v", got, err, v)
+	}
+}

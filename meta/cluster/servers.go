@@ -50,6 +50,16 @@ func (c *Cluster) RegisterMetaServer(ctx context.Context, lease clientv3.LeaseID
 	return wrap("register meta server", name, err)
 }
 
+// UnregisterMetaServer takes a meta server off the list, unless another one has
+// its name by now.
+func (c *Cluster) UnregisterMetaServer(ctx context.Context, name, addr string) error {
+	key := c.prefix + "/metaservers/" + name
+	_, err := c.cli.Txn(ctx).
+		If(clientv3.Compare(clientv3.Value(key), "=", encode(MetaServer{recordVersion, name, addr}))).
+		Then(clientv3.OpDelete(key)).Commit()
+	return wrap("unregister meta server", name, err)
+}
+
 // capKeys is the record of the capability keys, ascending by id.
 type capKeys struct {
 	Version int           `json:"v"`

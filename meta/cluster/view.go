@@ -23,7 +23,11 @@ type View struct {
 	Volumes      []Volume // by id
 	ChunkServers map[meta.ServerID]meta.ServerInfo
 	MetaServers  []MetaServer // by name
+	Nodes        []Node       // by id
 	CapKeys      []meta.CapKey
+	Grants       []Grant  // by number
+	Members      []Member // by role and name
+	Settings     Settings // Version 0: never set
 }
 
 // Volume finds a volume by id.
@@ -106,7 +110,7 @@ func (c *Cluster) keepView(ctx context.Context) {
 	}
 }
 
-var viewParts = []string{"/table/", "/chunkservers/", "/metaservers/", "/capkeys"}
+var viewParts = []string{"/table/", "/chunkservers/", "/metaservers/", "/nodes/", "/capkeys", "/grants/", "/members/", "/settings"}
 
 // read reads every part at one revision.
 func (c *Cluster) read(ctx context.Context) (*View, error) {
@@ -172,14 +176,19 @@ func (c *Cluster) readChanged(ctx context.Context, old *View) (*View, error) {
 		Volumes:      slices.Clone(old.Volumes),
 		ChunkServers: maps.Clone(old.ChunkServers),
 		MetaServers:  slices.Clone(old.MetaServers),
+		Nodes:        slices.Clone(old.Nodes),
 		CapKeys:      old.CapKeys,
+		Grants:       slices.Clone(old.Grants),
+		Members:      slices.Clone(old.Members),
+		Settings:     old.Settings,
 	}
 	for i, part := range viewParts {
 		got := r.Responses[i].GetResponseRange()
 		for _, kv := range got.Kvs {
 			c.addTo(v, kv)
 		}
-		n := map[string]int{"/table/": len(v.Volumes), "/chunkservers/": len(v.ChunkServers), "/metaservers/": len(v.MetaServers), "/capkeys": min(1, len(v.CapKeys))}[part]
+		n := map[string]int{"/table/": len(v.Volumes), "/chunkservers/": len(v.ChunkServers), "/metaservers/": len(v.MetaServers), "/nodes/": len(v.Nodes), "/capkeys": min(1, len(v.CapKeys)),
+			"/grants/": len(v.Grants), "/members/": len(v.Members), "/settings": min(1, v.Settings.Version)}[part]
 		if got.More || int64(n) != got.Count {
 			return nil, nil
 		}
@@ -218,12 +227,42 @@ func (v *View) add(name string, kv *mvccpb.KeyValue) error {
 		}
 		i, ok := slices.BinarySearchFunc(v.MetaServers, s.Name, func(a MetaServer, name string) int { return strings.Compare(a.Name, name) })
 		v.MetaServers = place(v.MetaServers, i, ok, s)
+	case strings.HasPrefix(name, "/nodes/"):
+		n, err := decode[Node](kv.Key, kv.Value)
+		if err != nil {
+			return err
+		}
+		n.Revision = kv.ModRevision
+		i, ok := slices.BinarySearchFunc(v.Nodes, n.ID, func(a Node, id meta.ServerID) int { return cmp.Compare(a.ID, id) })
+		v.Nodes = place(v.Nodes, i, ok, n)
 	case name == "/capkeys":
 		k, err := decode[capKeys](kv.Key, kv.Value)
 		if err != nil {
 			return err
 		}
 		v.CapKeys = k.Keys
+	case strings.HasPrefix(name, "/grants/"):
+		g, err := decode[Grant](kv.Key, kv.Value)
+		if err != nil {
+			return err
+		}
+		g.Revision = kv.ModRevision
+		i, ok := slices.BinarySearchFunc(v.Grants, g.ID, func(a Grant, id uint64) int { return cmp.Compare(a.ID, id) })
+		v.Grants = place(v.Grants, i, ok, g)
+	case strings.HasPrefix(name, "/members/"):
+		m, err := decode[Member](kv.Key, kv.Value)
+		if err != nil {
+			return err
+		}
+		m.Revision = kv.ModRevision
+		i, ok := slices.BinarySearchFunc(v.Members, m.String(), memberByName)
+		v.Members = place(v.Members, i, ok, m)
+	case name == "/settings":
+		s, err := decode[Settings](kv.Key, kv.Value)
+		if err != nil {
+			return err
+		}
+		v.Settings = s
 	}
 	return nil
 }
@@ -235,6 +274,14 @@ func place[T any](all []T, i int, replace bool, x T) []T {
 		return all
 	}
 	return slices.Insert(all, i, x)
+}
+
+func memberByName(a Member, name string) int { return strings.Compare(a.String(), name) }
+
+// Evicted tells whether an identity's certificates are worth nothing any more.
+func (v *View) Evicted(who string) bool {
+	i, ok := slices.BinarySearchFunc(v.Members, who, memberByName)
+	return ok && v.Members[i].Evicted
 }
 
 func volumeByID(a Volume, id meta.VolumeID) int { return cmp.Compare(a.ID, id) }

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -36,8 +37,21 @@ type Volume struct {
 	Policy  meta.Policy   `json:"policy"`
 	Attach  *Attach       `json:"attach,omitempty"` // nil: nowhere, or the root
 	Created meta.Time     `json:"created"`
+	Keep    string        `json:"keep,omitempty"` // the schedule of its snapshots
 	// Revision of the row in etcd; not stored.
 	Revision int64 `json:"-"`
+}
+
+// UnmarshalJSON reads a row. One that an older program wrote does not mention
+// that the first replica is local, which was always so then.
+func (v *Volume) UnmarshalJSON(b []byte) error {
+	type row Volume // without this method
+	r := row{Policy: meta.Policy{LocalFirst: true}}
+	if err := json.Unmarshal(b, &r); err != nil {
+		return err
+	}
+	*v = Volume(r)
+	return nil
 }
 
 func (c *Cluster) rowKey(id meta.VolumeID) string {

@@ -3,7 +3,10 @@ package embedded
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"strings"
+	"sync"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -69,6 +72,43 @@ func RecoverSpace(ctx context.Context, cli *clientv3.Client, endpoints ...string
 		}
 	}
 	return nil
+}
+
+// Reliever frees space in an etcd of several members that several processes
+// share: only under the alarm, and not all the time, since each member stops
+// answering while it is defragmented.
+type Reliever struct {
+	cli       *clientv3.Client
+	endpoints []string
+
+	mu   sync.Mutex
+	next time.Time
+}
+
+// relieveEvery is the least time between two tries of one process.
+const relieveEvery = 5 * time.Second
+
+// NewReliever frees space through a client of those endpoints.
+func NewReliever(cli *clientv3.Client, endpoints []string) *Reliever {
+	return &Reliever{cli: cli, endpoints: endpoints}
+}
+
+// Relieve frees space if etcd refuses writes for want of it, unless it was just
+// tried. Errors: Unavailable.
+func (r *Reliever) Relieve(ctx context.Context) error {
+	full, err := NoSpace(ctx, r.cli)
+	if err != nil || !full {
+		return err
+	}
+	r.mu.Lock()
+	if time.Now().Before(r.next) {
+		r.mu.Unlock()
+		return nil
+	}
+	// Other processes see the alarm, too: they hardly draw the same moment.
+	r.next = time.Now().Add(relieveEvery + rand.N(relieveEvery))
+	r.mu.Unlock()
+	return RecoverSpace(ctx, r.cli, r.endpoints...)
 }
 
 // defragment shrinks one server's file. The client within a process can't: etcd

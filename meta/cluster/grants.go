@@ -1,0 +1,216 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
+)
+
+// Rights of an identity on a volume. Each holds the ones before it.
+type Rights uint8
+
+// The rights.
+const (
+	NoRights    Rights = iota
+	ReadRights         // look at names, attributes and bytes
+	WriteRights        // change them
+	AdminRights        // the volume's policy, attaching it, attaching others in it, deleting it
+)
+
+// String is the right's name.
+func (r Rights) String() string {
+	switch r {
+	case ReadRights:
+		return "read"
+	case WriteRights:
+		return "write"
+	case AdminRights:
+		return "admin"
+	}
+	return "none"
+}
+
+// ParseRights reads a name. Errors: Invalid.
+func ParseRights(s string) (Rights, error) {
+	for _, r := range []Rights{ReadRights, WriteRights, AdminRights} {
+		if s == r.String() {
+			return r, nil
+		}
+	}
+	return 0, meta.E("rights", meta.Invalid, s, errors.New("rights are read, write or admin"))
+}
+
+// Users says how the user ids that a client sends become those that are kept.
+type Users string
+
+// The ways.
+const (
+	UsersAsIs   Users = "as-is"
+	UsersNoRoot Users = "root-squash" // user and group 0 become NobodyID
+	UsersAllTo  Users = "all-to"      // everybody is the grant's UID and GID
+)
+
+// NobodyID is whom root is squashed to.
+const NobodyID = 65534
+
+// Grant gives identities rights on a volume, or on all.
+type Grant struct {
+	Version int           `json:"v"`
+	ID      uint64        `json:"id"`
+	Who     string        `json:"who"`    // "client/name"; the name may be a pattern as in path.Match
+	Volume  meta.VolumeID `json:"volume"` // 0: all
+	Rights  Rights        `json:"rights"`
+	Users   Users         `json:"users"`
+	UID     uint32        `json:"uid,omitempty"` // UsersAllTo
+	GID     uint32        `json:"gid,omitempty"`
+	Created meta.Time     `json:"created"`
+	// Revision of the record in etcd; not stored.
+	Revision int64 `json:"-"`
+}
+
+// Check refuses a grant that makes no sense. Errors: Invalid.
+func (g *Grant) Check() error {
+	bad := func(why string) error { return meta.E("grant", meta.Invalid, g.Who, errors.New(why)) }
+	role, name, ok := strings.Cut(g.Who, "/")
+	if !ok || peer.Role(role) != peer.Client {
+		return bad("grants are for clients, client/NAME: servers and administrators need none")
+	}
+	if _, err := path.Match(name, "x"); err != nil || name == "" || len(name) > 255 || strings.Contains(name, "/") {
+		return bad("the name is no pattern: letters, *, ?, [a-z]")
+	}
+	if g.Rights < ReadRights || g.Rights > AdminRights {
+		return bad("rights are read, write or admin")
+	}
+	switch g.Users {
+	case UsersAsIs, UsersNoRoot, UsersAllTo:
+		return nil
+	}
+	return bad("user ids are as-is, root-squash or all-to")
+}
+
+// matches tells whether the grant is for an identity and a volume.
+func (g *Grant) matches(who string, v meta.VolumeID) bool {
+	if g.Volume != 0 && g.Volume != v {
+		return false
+	}
+	ok, err := path.Match(g.Who, who)
+	return err == nil && ok
+}
+
+// Access is what an identity may do on a volume.
+type Access struct {
+	Rights   Rights
+	Users    Users
+	UID, GID uint32
+}
+
+// AccessOf adds up the grants that match. Rights are the most that one gives;
+// how user ids map is said by the most particular one: an exact name goes before
+// a pattern, a volume before all, then the older one.
+func AccessOf(grants []Grant, who string, v meta.VolumeID) (a Access) {
+	var first *Grant
+	for i := range grants {
+		g := &grants[i]
+		if !g.matches(who, v) {
+			continue
+		}
+		a.Rights = max(a.Rights, g.Rights)
+		if first == nil || particular(g, who) > particular(first, who) || particular(g, who) == particular(first, who) && g.ID < first.ID {
+			first = g
+		}
+	}
+	if first != nil {
+		a.Users, a.UID, a.GID = first.Users, first.UID, first.GID
+	}
+	return a
+}
+
+func particular(g *Grant, who string) (n int) {
+	if g.Who == who {
+		n += 2
+	}
+	if g.Volume != 0 {
+		n++
+	}
+	return n
+}
+
+// Owner maps the owner and group that a client wants for an inode.
+func (a Access) Owner(uid, gid uint32) (uint32, uint32) {
+	switch a.Users {
+	case UsersAllTo:
+		return a.UID, a.GID
+	case UsersNoRoot:
+		if uid == 0 {
+			uid = NobodyID
+		}
+		if gid == 0 {
+			gid = NobodyID
+		}
+	}
+	return uid, gid
+}
+
+// MapOp gives the operation with the user ids that are to be kept.
+func (a Access) MapOp(op meta.Op) meta.Op {
+	if a.Users == UsersAsIs || a.Users == "" {
+		return op
+	}
+	switch o := op.(type) {
+	case *meta.Create:
+		c := *o
+		c.UID, c.GID = a.Owner(o.UID, o.GID)
+		return &c
+	case *meta.Tmpfile:
+		c := *o
+		c.UID, c.GID = a.Owner(o.UID, o.GID)
+		return &c
+	case *meta.SetAttr:
+		if o.Mask&(meta.SetUID|meta.SetGID) == 0 {
+			return op
+		}
+		c := *o
+		c.UID, c.GID = a.Owner(o.UID, o.GID)
+		return &c
+	}
+	return op
+}
+
+func (c *Cluster) grantKey(id uint64) string { return fmt.Sprintf("%s/grants/%016x", c.prefix, id) }
+
+// AddGrant adds one and numbers it. Errors: Invalid.
+func (c *Cluster) AddGrant(ctx context.Context, g Grant) (Grant, error) {
+	if err := g.Check(); err != nil {
+		return g, err
+	}
+	var err error
+	if g.ID, err = c.nextID(ctx, "grant"); err != nil {
+		return g, err
+	}
+	g.Version = recordVersion
+	_, err = c.cli.Put(ctx, c.grantKey(g.ID), encode(g))
+	return g, wrap("grant", g.Who, err)
+}
+
+// RevokeGrant removes one. Errors: NotFound.
+func (c *Cluster) RevokeGrant(ctx context.Context, id uint64) error {
+	r, err := c.cli.Delete(ctx, c.grantKey(id))
+	if err == nil && r.Deleted == 0 {
+		return meta.E("revoke grant", meta.NotFound, fmt.Sprint(id), nil)
+	}
+	return wrap("revoke grant", fmt.Sprint(id), err)
+}
+
+// Grants lists all, by number.
+func (c *Cluster) Grants(ctx context.Context) ([]Grant, error) {
+	all, err := list[Grant](ctx, c, "/grants/")
+	slices.SortFunc(all, func(a, b Grant) int { return cmp.Compare(a.ID, b.ID) })
+	return all, err
+}

@@ -1,0 +1,175 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"penstock.io/penstock/meta"
+)
+
+// A cluster whose etcd was lost whole is written anew: its records first, the
+// volumes' journals by the caller, the format record last. As long as that is
+// missing nothing opens the cluster, and the restoring may begin again.
+
+// Restoration is the record restored/<volume>: the volume was made again from
+// its checkpoint.
+type Restoration struct {
+	Version int       `json:"v"`
+	At      meta.Time `json:"at"`  // when
+	Seq     meta.Seq  `json:"seq"` // of the checkpoint
+	Term    meta.Term `json:"term"`
+	// Quarantine: until then nothing that the journal does not know is deleted
+	// from any disk, since it may be all that is left of what was lost.
+	Quarantine meta.Time `json:"quarantine"`
+	// Settled: the sessions of before were ended and inode numbers skipped.
+	Settled bool `json:"settled,omitempty"`
+}
+
+// Founding is what a cluster begins again with.
+type Founding struct {
+	ID      string
+	Records []Record // kept of the old etcd; rows and names are made of Volumes
+	Volumes []Volume
+	// Restored says, by volume, what to note of it.
+	Restored map[meta.VolumeID]Restoration
+	// MaxVolume and MaxServer are the highest numbers that were seen anywhere:
+	// new ones are given out above.
+	MaxVolume meta.VolumeID
+	MaxServer meta.ServerID
+}
+
+// skipIDs is how many ids are left out above the highest that was seen: those
+// given out after it are not known.
+const skipIDs = 64
+
+// Absent makes sure that etcd holds no cluster of a name. Errors: Exists, Invalid,
+// Unavailable.
+func Absent(ctx context.Context, cli *clientv3.Client, name string) error {
+	const op = "restore cluster"
+	if name == "" {
+		name = "default"
+	}
+	if !validName.MatchString(name) {
+		return meta.E(op, meta.Invalid, name, nil)
+	}
+	r, err := cli.Get(ctx, "/penstock/"+name+"/format")
+	if err != nil {
+		return wrap(op, name, err)
+	}
+	if len(r.Kvs) > 0 {
+		return meta.E(op, meta.Exists, name, errors.New("etcd holds a cluster: nothing is restored over one that is there"))
+	}
+	return nil
+}
+
+// Refound writes a cluster's records into an etcd that holds none. volumes
+// writes the journals, below the prefix that it is given.
+// Errors: Exists (etcd holds a cluster, or did when we were done), and volumes'.
+func Refound(ctx context.Context, cli *clientv3.Client, name string, f Founding, volumes func(prefix string) error) error {
+	const op = "restore cluster"
+	if err := Absent(ctx, cli, name); err != nil {
+		return err
+	}
+	if name == "" {
+		name = "default"
+	}
+	prefix := "/penstock/" + name
+	// What a restoring that did not end has left.
+	if _, err := cli.Delete(ctx, prefix+"/", clientv3.WithPrefix()); err != nil {
+		return wrap(op, name, err)
+	}
+	last := map[string]uint64{"volume": uint64(f.MaxVolume), "server": uint64(f.MaxServer)}
+	put := func(key, value string) error {
+		_, err := cli.Put(ctx, prefix+"/"+key, value)
+		return wrap(op, key, err)
+	}
+	for _, r := range f.Records {
+		switch {
+		case strings.HasPrefix(r.Key, "table/"), strings.HasPrefix(r.Key, "names/"), strings.HasPrefix(r.Key, "restored/"), r.Key == "format":
+			continue
+		case strings.HasPrefix(r.Key, "counters/"):
+			counter := strings.TrimPrefix(r.Key, "counters/")
+			n, err := strconv.ParseUint(string(r.Value), 10, 64)
+			if err != nil {
+				return meta.E(op, meta.Corrupt, r.Key, err)
+			}
+			last[counter] = max(last[counter], n)
+			continue
+		}
+		if err := put(r.Key, string(r.Value)); err != nil {
+			return err
+		}
+	}
+	for counter, n := range last {
+		if err := put("counters/"+counter, strconv.FormatUint(n+skipIDs, 10)); err != nil {
+			return err
+		}
+	}
+	for _, v := range f.Volumes {
+		v.Version = recordVersion
+		if err := put(fmt.Sprintf("table/%08x", uint32(v.ID)), encode(v)); err != nil {
+			return err
+		}
+		if v.State != VolumeDeleting {
+			if err := put("names/"+v.Name, fmt.Sprintf("%08x", uint32(v.ID))); err != nil {
+				return err
+			}
+		}
+	}
+	for v, r := range f.Restored {
+		r.Version = recordVersion
+		if err := put(fmt.Sprintf("restored/%08x", uint32(v)), encode(r)); err != nil {
+			return err
+		}
+	}
+	if err := volumes(prefix); err != nil {
+		return err
+	}
+	key := prefix + "/format"
+	t, err := cli.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
+		Then(clientv3.OpPut(key, encode(Format{Version: recordVersion, Format: FormatVersion, ID: f.ID}))).Commit()
+	if err != nil {
+		return wrap(op, name, err)
+	}
+	if !t.Succeeded {
+		return meta.E(op, meta.Exists, name, errors.New("a server made a new cluster meanwhile: stop all meta servers"))
+	}
+	return nil
+}
+
+// DecodeVolume reads a volume's row as a checkpoint's manifest holds it.
+func DecodeVolume(b []byte) (Volume, error) { return decode[Volume]([]byte("row"), b) }
+
+func (c *Cluster) restoredKey(v meta.VolumeID) string {
+	return fmt.Sprintf("%s/restored/%08x", c.prefix, uint32(v))
+}
+
+// Restored tells whether a volume was made again from its checkpoint, and how.
+func (c *Cluster) Restored(ctx context.Context, v meta.VolumeID) (r Restoration, ok bool, err error) {
+	got, err := c.cli.Get(ctx, c.restoredKey(v))
+	if err != nil {
+		return r, false, wrap("read restoration", fmt.Sprint(v), err)
+	}
+	if len(got.Kvs) == 0 {
+		return r, false, nil
+	}
+	r, err = decode[Restoration](got.Kvs[0].Key, got.Kvs[0].Value)
+	return r, err == nil, err
+}
+
+// SettleRestored notes that a restored volume's sessions of before are ended.
+func (c *Cluster) SettleRestored(ctx context.Context, v meta.VolumeID) error {
+	r, ok, err := c.Restored(ctx, v)
+	if err != nil || !ok || r.Settled {
+		return err
+	}
+	r.Settled = true
+	_, err = c.cli.Put(ctx, c.restoredKey(v), encode(r))
+	return wrap("note restoration", fmt.Sprint(v), err)
+}

@@ -1,0 +1,235 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
+)
+
+// AuthorityRecord is the cluster's certificate authority. Its key is sealed: see
+// peer.Sealed.
+type AuthorityRecord struct {
+	Version int         `json:"v"`
+	Sealed  peer.Sealed `json:"authority"`
+}
+
+// Found makes a new cluster with a certificate authority, where there is none.
+// make is told the cluster's id. Errors: Exists (there is a cluster, or part of
+// one), Invalid (the name), Unavailable.
+func Found(ctx context.Context, cli *clientv3.Client, cfg Config, make func(id string) (peer.Sealed, error)) (string, error) {
+	const op = "make cluster"
+	if cfg.Name == "" {
+		cfg.Name = "default"
+	}
+	if !validName.MatchString(cfg.Name) {
+		return "", meta.E(op, meta.Invalid, cfg.Name, errors.New("a cluster's name is letters, digits, dot, dash, underscore"))
+	}
+	prefix := "/penstock/" + cfg.Name
+	// Whatever is left of a cluster is somebody's data: the answer to a lost
+	// format record is never to begin anew over it.
+	r, err := cli.Get(ctx, prefix+"/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+	if err != nil {
+		return "", wrap(op, prefix, err)
+	}
+	exists := meta.E(op, meta.Exists, prefix, errors.New("this etcd holds a cluster of that name; it is left as it is"))
+	if r.Count > 0 {
+		return "", exists
+	}
+	f := newFormat()
+	sealed, err := make(f.ID)
+	if err != nil {
+		return "", err
+	}
+	t, err := cli.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(prefix+"/format"), "=", 0),
+			clientv3.Compare(clientv3.CreateRevision(prefix+"/authority"), "=", 0)).
+		Then(clientv3.OpPut(prefix+"/format", encode(f)),
+			clientv3.OpPut(prefix+"/authority", encode(AuthorityRecord{recordVersion, sealed}))).Commit()
+	if err != nil {
+		return "", wrap(op, prefix, err)
+	}
+	if !t.Succeeded {
+		return "", exists
+	}
+	return f.ID, nil
+}
+
+// Authority reads the cluster's. Errors: NotFound: the cluster has none, since
+// it was made without 'penstock cluster init'.
+func (c *Cluster) Authority(ctx context.Context) (peer.Sealed, error) {
+	r, err := get[AuthorityRecord](ctx, c, "authority", "/authority")
+	return r.Sealed, err
+}
+
+// get reads one record. Errors: NotFound.
+func get[T any](ctx context.Context, c *Cluster, what, key string) (v T, err error) {
+	r, err := c.cli.Get(ctx, c.prefix+key)
+	if err != nil {
+		return v, wrap("read "+what, key, err)
+	}
+	if len(r.Kvs) == 0 {
+		return v, meta.E("read "+what, meta.NotFound, "", nil)
+	}
+	return decode[T](r.Kvs[0].Key, r.Kvs[0].Value)
+}
+
+// TokenRecord is what is kept of a join token. It hangs on a lease of etcd,
+// which ends it.
+type TokenRecord struct {
+	Version int       `json:"v"`
+	ID      string    `json:"id"`
+	Role    peer.Role `json:"role"`
+	Name    string    `json:"name,omitempty"` // who joins must be called so; empty: anything new
+	Hash    string    `json:"hash,omitempty"` // of the secret
+	Expires meta.Time `json:"expires"`        // for people
+}
+
+// MaxTokenLife bounds a join token's life.
+const MaxTokenLife = 30 * 24 * time.Hour
+
+// AddToken keeps a token for a while. Errors: Invalid.
+func (c *Cluster) AddToken(ctx context.Context, t TokenRecord, life time.Duration) error {
+	const op = "make join token"
+	if life < time.Second || life > MaxTokenLife {
+		return meta.E(op, meta.Invalid, life.String(), fmt.Errorf("a token holds for a second to %v", MaxTokenLife))
+	}
+	lease, err := c.cli.Grant(ctx, int64((life+time.Second-1)/time.Second))
+	if err != nil {
+		return wrap(op, "", err)
+	}
+	t.Version = recordVersion
+	_, err = c.cli.Put(ctx, c.prefix+"/tokens/"+t.ID, encode(t), clientv3.WithLease(lease.ID))
+	return wrap(op, "", err)
+}
+
+// Token finds a token that holds. Errors: NotFound.
+func (c *Cluster) Token(ctx context.Context, id string) (TokenRecord, error) {
+	if strings.ContainsAny(id, "/\x00") {
+		return TokenRecord{}, meta.E("read join token", meta.NotFound, "", nil)
+	}
+	return get[TokenRecord](ctx, c, "join token", "/tokens/"+id)
+}
+
+// Tokens lists those that hold.
+func (c *Cluster) Tokens(ctx context.Context) ([]TokenRecord, error) {
+	return list[TokenRecord](ctx, c, "/tokens/")
+}
+
+// list reads all records below a prefix, a page at a time.
+func list[T any](ctx context.Context, c *Cluster, prefix string) (all []T, err error) {
+	from, end := c.prefix+prefix, clientv3.GetPrefixRangeEnd(c.prefix+prefix)
+	for {
+		r, err := c.cli.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(page))
+		if err != nil {
+			return nil, wrap("list records", prefix, err)
+		}
+		for _, kv := range r.Kvs {
+			v, err := decode[T](kv.Key, kv.Value)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, v)
+			from = string(kv.Key) + "\x00"
+		}
+		if !r.More {
+			return all, nil
+		}
+	}
+}
+
+// RevokeToken ends a token. Errors: NotFound.
+func (c *Cluster) RevokeToken(ctx context.Context, id string) error {
+	if _, err := c.Token(ctx, id); err != nil {
+		return err
+	}
+	_, err := c.cli.Delete(ctx, c.prefix+"/tokens/"+id)
+	return wrap("revoke join token", id, err)
+}
+
+// Member is an identity that certificates were signed for.
+type Member struct {
+	Version int       `json:"v"`
+	Role    peer.Role `json:"role"`
+	Name    string    `json:"name"`
+	Joined  meta.Time `json:"joined"`
+	Token   string    `json:"token,omitempty"` // its id; empty: made with the cluster
+	// Evicted: its certificates are worth nothing any more.
+	Evicted bool `json:"evicted,omitempty"`
+	// Revision of the record in etcd; not stored.
+	Revision int64 `json:"-"`
+}
+
+// String is "role/name".
+func (m Member) String() string { return string(m.Role) + "/" + m.Name }
+
+func (c *Cluster) memberKey(role peer.Role, name string) string {
+	return c.prefix + "/members/" + string(role) + "/" + name
+}
+
+// Enrol notes an identity. Unless again is set, one that is there already is
+// refused: a name's second bearer would have the rights of the first. Errors:
+// Exists, AccessDenied (evicted).
+func (c *Cluster) Enrol(ctx context.Context, m Member, again bool) error {
+	const op = "enrol"
+	m.Version = recordVersion
+	key := c.memberKey(m.Role, m.Name)
+	for {
+		r, err := c.cli.Get(ctx, key)
+		if err != nil {
+			return wrap(op, m.String(), err)
+		}
+		var rev int64
+		if len(r.Kvs) > 0 {
+			rev = r.Kvs[0].ModRevision
+			if !again {
+				return meta.E(op, meta.Exists, m.String(), errors.New("the name is taken; if its bearer is to be replaced, make a token for that name"))
+			}
+		}
+		t, err := c.cli.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", rev)).Then(clientv3.OpPut(key, encode(m))).Commit()
+		if err != nil {
+			return wrap(op, m.String(), err)
+		}
+		if t.Succeeded {
+			return nil
+		}
+	}
+}
+
+// Members lists all identities.
+func (c *Cluster) Members(ctx context.Context) ([]Member, error) {
+	return list[Member](ctx, c, "/members/")
+}
+
+// Evict makes the certificates of an identity worthless. A token for its name
+// lets it in again. Errors: NotFound.
+func (c *Cluster) Evict(ctx context.Context, role peer.Role, name string) error {
+	m, err := get[Member](ctx, c, "member", strings.TrimPrefix(c.memberKey(role, name), c.prefix))
+	if err != nil {
+		return err
+	}
+	m.Evicted = true
+	_, err = c.cli.Put(ctx, c.memberKey(role, name), encode(m))
+	return wrap("evict", m.String(), err)
+}
+
+// Settings are the cluster's, of which there are few.
+type Settings struct {
+	Version int `json:"v"`
+	// PlainBulk lets bytes of volumes that do not ask for encryption go over
+	// plain TCP with tickets.
+	PlainBulk bool `json:"plain_bulk"`
+}
+
+// SetSettings replaces them.
+func (c *Cluster) SetSettings(ctx context.Context, s Settings) error {
+	s.Version = recordVersion
+	_, err := c.cli.Put(ctx, c.prefix+"/settings", encode(s))
+	return wrap("set", "settings", err)
+}
