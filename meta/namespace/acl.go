@@ -212,8 +212,7 @@ func (t *tx) setACL(in *inode, op *meta.SetXattr) (changed bool, err error) {
 			return false, err
 		}
 	}
-	t.putXattr(in, op.Name, a.bytes())
-	return true, nil
+	return true, t.putXattr(in, op.Name, a.bytes())
 }
 
 // readACL reads a stored ACL, which must be well formed.
@@ -236,8 +235,7 @@ func (t *tx) chmodACL(in *inode) error {
 		return err
 	}
 	a.chmod(in.Mode)
-	t.putXattr(in, xattrAccessACL, a.bytes())
-	return nil
+	return t.putXattr(in, xattrAccessACL, a.bytes())
 }
 
 // inheritACL gives a new inode what its directory's default ACL says. False
@@ -248,11 +246,15 @@ func (t *tx) inheritACL(dir, in *inode) (bool, error) {
 		return false, err
 	}
 	if in.IsDir() {
-		t.putXattr(in, xattrDefaultACL, a.bytes())
+		if err := t.putXattr(in, xattrDefaultACL, a.bytes()); err != nil {
+			return false, err
+		}
 	}
 	in.Mode = in.Mode&^0o777 | a.restrict(in.Mode)
 	if _, equal := a.mode(); !equal {
-		t.putXattr(in, xattrAccessACL, a.bytes())
+		if err := t.putXattr(in, xattrAccessACL, a.bytes()); err != nil {
+			return false, err
+		}
 	}
 	return true, nil
 }

@@ -53,6 +53,9 @@ func Check(r Reader) (*Report, error) {
 	} else if ok {
 		c.volume(v)
 	}
+	if err := c.readSnapshots(); err != nil {
+		return nil, err
+	}
 	// Keys that begin with zero are the store's own. The walk goes in pages,
 	// because within Scan nothing else may be read.
 	type item struct{ k, v []byte }
@@ -134,6 +137,7 @@ type checker struct {
 	dirs     map[uint64]*checkedDir
 	ends     map[uint64]openEnd
 	seen     []byte // base of the last versioned key
+	snaps    checkedSnapshots
 	chunks   map[[16]byte]*checkedChunk
 	orphans  map[uint64]uint32
 	sessions map[uint64]bool
@@ -152,7 +156,7 @@ func (c *checker) bad(key []byte, format string, args ...any) {
 	}
 }
 
-// record takes one key. The walk is in key order: chunks (c), names (d),
+// record takes one key. The walk is in key order: buried versions (b), chunks (c), names (d),
 // extents (e), inodes (i), deletions (k), sessions (n), orphans (o), replies
 // (p), reap queue (q), positions (r), volume (v), writers (w), xattrs (x).
 func (c *checker) record(k, v []byte) error {
@@ -170,6 +174,7 @@ func (c *checker) record(k, v []byte) error {
 		// A chunk counts the extents of all generations; all else is judged in
 		// the newest.
 		older := string(base) == string(c.seen)
+		c.version(k, base, v, gen, older)
 		c.seen = append(c.seen[:0], base...)
 		if older && k[0] != 'e' || len(v) == 1 && v[0] == 0 {
 			return nil
@@ -201,7 +206,10 @@ func (c *checker) record(k, v []byte) error {
 		if _, _, _, _, err := DecodeReply(k, v); err != nil {
 			c.bad(k, "reply: %v", err)
 		}
-	case 's', 'l':
+	case 'b', 'g', 'h':
+		c.note(k, v)
+	case 's': // read before
+	case 'l':
 		c.bad(k, "a record of a kind that this program does not write")
 	default:
 		c.bad(k, "unknown prefix %q", k[0])
@@ -389,6 +397,9 @@ func (c *checker) extent(k, v []byte, older bool) {
 		}
 	}
 	if older {
+		if bits&2 == 0 && bits&1 == 0 {
+			c.snaps.bytes += length
+		}
 		return
 	}
 	if ino != c.curIno {
@@ -575,6 +586,7 @@ func (c *checker) compare() {
 	if c.vol.bytes != c.rep.Bytes {
 		c.bad([]byte{'v'}, "%d bytes are counted, the inodes have %d", c.vol.bytes, c.rep.Bytes)
 	}
+	c.compareSnapshots()
 }
 
 func inodeKey(ino uint64) []byte { return binary.BigEndian.AppendUint64([]byte{'i'}, ino) }
@@ -824,6 +836,13 @@ func readInode(v []byte) (r wireInode, problem string) {
 	if r.flags&uint32(meta.FlagOpenEnded) != 0 {
 		r.open = w.n()
 	}
+	if ver == 2 {
+		ver = 1
+		if home := w.n(); home == 0 {
+			return r, "its name is in directory 0"
+		}
+		w.n() // the name's cookie
+	}
 	if bits > 3 {
 		return r, fmt.Sprintf("bits %x", bits)
 	}
@@ -832,6 +851,7 @@ func readInode(v []byte) (r wireInode, problem string) {
 
 type wireVolume struct {
 	id, gen, nextIno, inodes, bytes, chunks uint64
+	lastSnap, snaps, buried                 uint64
 }
 
 func readVolume(v []byte) (r wireVolume, problem string) {
@@ -843,6 +863,18 @@ func readVolume(v []byte) (r wireVolume, problem string) {
 	w.n() // replicas
 	w.n() // largest chunk
 	w.u8()
+	last := ver == 3
+	if ver == 2 || last {
+		ver = 1 // and what more there is of it:
+		if place, spread := w.u8(), w.u8(); place > 7 || spread > 2 {
+			return r, fmt.Sprintf("placement %d, spread %d", place, spread)
+		}
+		w.take(int(min(w.n(), 1<<20))) // topology
+		w.take(int(min(w.n(), 1<<20))) // class
+	}
+	if last {
+		r.lastSnap, r.snaps, r.buried = w.n(), w.n(), w.n()
+	}
 	if r.gen == 0 {
 		return r, "generation 0"
 	}

@@ -88,6 +88,42 @@ func (t *tx) dropChunk(op *meta.DropChunk) error {
 	return nil
 }
 
+// setReplicas changes where a sealed chunk lies, not what it is: length and
+// checksum stay, the fence may rise.
+func (t *tx) setReplicas(op *meta.SetReplicas, res *meta.Result) error {
+	const name = "set replicas"
+	if len(op.Servers) == 0 || len(op.Servers) > maxReplicas || slices.Contains(op.Servers, 0) {
+		return fail(name, meta.Invalid, fmt.Sprintf("%v on servers %v", op.Chunk, op.Servers))
+	}
+	for i, s := range op.Servers {
+		if slices.Contains(op.Servers[:i], s) {
+			return fail(name, meta.Invalid, fmt.Sprintf("%v twice on server %d", op.Chunk, s))
+		}
+	}
+	c, err := t.chunk(op.Chunk)
+	if err != nil {
+		return err
+	}
+	switch {
+	case c.State == meta.ChunkOpen:
+		return fail(name, meta.Busy, op.Chunk.String())
+	case c.State != meta.ChunkSealed:
+		return fail(name, meta.NoSuchChunk, op.Chunk.String())
+	case !slices.Equal(c.Servers, op.Expect):
+		return fail(name, meta.Again, fmt.Sprintf("chunk %v is on %v, not on %v", op.Chunk, c.Servers, op.Expect))
+	}
+	c.Servers = slices.Clone(op.Servers)
+	if c.Fence.Less(op.Fence) {
+		c.Fence = op.Fence
+	}
+	res.Chunks = []meta.ChunkRecord{c.ChunkRecord}
+	return nil
+}
+
+// maxReplicas bounds the servers of a chunk while some are added and others
+// not yet removed.
+const maxReplicas = 2 * meta.MaxReplicas
+
 // replaceExtents moves bytes to other places. The file's contents, size and
 // times stay.
 func (t *tx) replaceExtents(op *meta.ReplaceExtents, res *meta.Result) error {

@@ -906,3 +906,35 @@ func TestEffectsCodec(t *testing.T) {
 		t.Errorf("version 2: %v", err)
 	}
 }
+
+// SetReplicas is a compare-and-swap on sealed chunks, and changes nothing else.
+func TestSetReplicas(t *testing.T) {
+	f := newFixture(t)
+	ino := f.file("f")
+	c := f.chunks(1, false)[0]
+	f.do(&meta.Write{Ino: ino, Synced: true, Extents: []meta.Extent{{Len: 100, Chunk: c}}})
+	f.fails(meta.Busy, &meta.SetReplicas{Chunk: c, Expect: []meta.ServerID{1}, Servers: []meta.ServerID{2}})
+	f.seal(c, 200)
+	f.fails(meta.NoSuchChunk, &meta.SetReplicas{Chunk: meta.ChunkID{Volume: 5}, Servers: []meta.ServerID{2}})
+	for _, bad := range [][]meta.ServerID{nil, {0}, {2, 3, 2}, make([]meta.ServerID, maxReplicas+1)} {
+		f.fails(meta.Invalid, &meta.SetReplicas{Chunk: c, Expect: []meta.ServerID{1}, Servers: bad})
+	}
+	for _, other := range [][]meta.ServerID{nil, {2}, {1, 2}} {
+		f.fails(meta.Again, &meta.SetReplicas{Chunk: c, Expect: other, Servers: []meta.ServerID{2}})
+	}
+	want, _, err := ReadChunk(f.s, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want.Servers, want.Fence.Seals = []meta.ServerID{3, 2}, want.Fence.Seals+4
+	res := f.do(&meta.SetReplicas{Chunk: c, Expect: []meta.ServerID{1}, Servers: want.Servers, Fence: want.Fence})
+	got, _, err := ReadChunk(f.s, c)
+	if err != nil || fmt.Sprint(got) != fmt.Sprint(want) || fmt.Sprint(res.Chunks) != fmt.Sprint([]meta.ChunkRecord{want}) {
+		t.Errorf("%+v, %+v, %v; want %+v", got, res.Chunks, err, want)
+	}
+	if res = f.do(&meta.SetReplicas{Chunk: c, Expect: want.Servers, Servers: want.Servers}); res.Chunks[0].Fence != want.Fence {
+		t.Errorf("the fence went from %v back to %v", want.Fence, res.Chunks[0].Fence)
+	}
+	f.do(&meta.SetAttr{Ino: ino, Mask: meta.SetSize}) // nothing refers to it
+	f.fails(meta.NoSuchChunk, &meta.SetReplicas{Chunk: c, Expect: want.Servers, Servers: []meta.ServerID{1}})
+}

@@ -261,9 +261,19 @@ func (t *tx) create(op *meta.Create, res *meta.Result) error {
 		return fail("create", meta.Invalid, fmt.Sprintf("file type %#o", mode&meta.TypeMask))
 	}
 	t.changedDir(dir, now)
-	t.setEntry(dir, op.Name, dentry{typ: in.Mode & meta.TypeMask, ino: in.Ino})
+	if err := t.addName(dir, op.Name, in, 0); err != nil {
+		return err
+	}
 	res.Attr, res.ParentAttr = in.Attr, dir.Attr
 	return nil
+}
+
+// addName makes a name lead to an inode, which is written afterwards: it notes
+// where its name is, so that a path can be told from the inode.
+func (t *tx) addName(dir *inode, name string, in *inode, cookie uint64) error {
+	cookie, err := t.setEntry(dir, name, dentry{typ: in.Mode & meta.TypeMask, ino: in.Ino, cookie: cookie})
+	in.home, in.homeAt = dir.Ino, cookie
+	return err
 }
 
 // makeInode gives a new inode its number, owner, mode and ACLs.
@@ -372,7 +382,9 @@ func (t *tx) link(op *meta.Link, res *meta.Result) error {
 	in.Nlink++
 	in.Ctime = t.c.Now
 	t.changedDir(dir, t.c.Now)
-	t.setEntry(dir, op.Name, dentry{typ: in.Mode & meta.TypeMask, ino: in.Ino})
+	if err := t.addName(dir, op.Name, in, 0); err != nil {
+		return err
+	}
 	res.Attr, res.ParentAttr = in.Attr, dir.Attr
 	return nil
 }
@@ -542,8 +554,12 @@ func (t *tx) rename(op *meta.Rename, res *meta.Result) error {
 
 	now := t.c.Now
 	if exchange {
-		t.setEntry(from, op.Name, dentry{typ: e2.typ, ino: e2.ino, cookie: e.cookie})
-		t.setEntry(to, op.NewName, dentry{typ: e.typ, ino: e.ino, cookie: e2.cookie})
+		if err := t.addName(from, op.Name, old, e.cookie); err != nil {
+			return err
+		}
+		if err := t.addName(to, op.NewName, in, e2.cookie); err != nil {
+			return err
+		}
 		moveDir(old, to, from)
 		touch(old)
 		old.Ctime = now
@@ -553,7 +569,9 @@ func (t *tx) rename(op *meta.Rename, res *meta.Result) error {
 		}
 		// A replaced name keeps its position, so that a reader of the directory
 		// sees one of the two there whenever it looks.
-		t.setEntry(to, op.NewName, dentry{typ: e.typ, ino: e.ino, cookie: e2.cookie})
+		if err := t.addName(to, op.NewName, in, e2.cookie); err != nil {
+			return err
+		}
 		if old != nil {
 			if old.IsDir() {
 				to.Nlink--
@@ -695,7 +713,9 @@ func (t *tx) junction(op *meta.Junction, res *meta.Result) error {
 		case dir.Nlink >= meta.MaxLinks:
 			return fail("attach", meta.TooManyLinks, op.Name)
 		}
-		t.setEntry(dir, op.Name, dentry{typ: meta.TypeDir, vol: op.Volume})
+		if _, err := t.setEntry(dir, op.Name, dentry{typ: meta.TypeDir, vol: op.Volume}); err != nil {
+			return err
+		}
 		dir.Nlink++
 	}
 	t.changedDir(dir, t.c.Now)

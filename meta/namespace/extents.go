@@ -235,16 +235,20 @@ func (t *tx) putExtent(in *inode, e meta.Extent) error {
 		}
 	}
 	s := t.mark()
-	t.buf = putGen(appendExtentBase(t.buf, in.Ino, e.End()), t.gen)
+	t.buf = appendExtentBase(t.buf, in.Ino, e.End())
+	s, err := t.renew(s)
+	if err != nil {
+		return err
+	}
+	t.buf = putGen(t.buf, t.gen)
 	v := len(t.buf)
 	t.buf = appendExtent(t.buf, e)
 	t.putAt(s, v)
 	return nil
 }
 
-// uncount takes an extent's bytes off the inode and its chunk. An extent of an
-// older generation stays in the store for the snapshots that see it, so its
-// chunk keeps the count.
+// uncount takes an extent's bytes off the inode and its chunk. One that a
+// snapshot sees stays in the store, so its chunk keeps the count.
 func (t *tx) uncount(in *inode, e extent) error {
 	in.Blocks -= e.Len
 	if e.OpenEnded {
@@ -262,7 +266,8 @@ func (t *tx) uncount(in *inode, e extent) error {
 		c.owner = 0
 		return nil
 	}
-	if e.gen != t.gen {
+	if e.gen <= t.vol.lastSnap {
+		t.vol.buried += e.Len
 		return nil
 	}
 	if c.Live < e.Len {

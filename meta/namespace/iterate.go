@@ -15,6 +15,23 @@ func Usage(r Reader) (bytes, inodes uint64, err error) {
 	return t.vol.bytes, t.vol.inodes, err
 }
 
+// UsageAfter tells what a volume holds after the effects of an operation; false
+// if they don't change that.
+func UsageAfter(effects []Effect) (bytes, inodes uint64, changed bool) {
+	for i := len(effects) - 1; i >= 0; i-- {
+		e := &effects[i]
+		if e.Kind != Put || len(e.Key) != 1 || e.Key[0] != prefixVolume {
+			continue
+		}
+		var v volume
+		if err := decodeVolume(e.Value, &v); err != nil {
+			panic("namespace: an operation wrote a volume record that can't be read: " + err.Error())
+		}
+		return v.bytes, v.inodes, true
+	}
+	return 0, 0, false
+}
+
 // Policy reads a volume's policy.
 func Policy(r Reader) (meta.Policy, error) {
 	t := tx{view: view{r: r}}
@@ -170,4 +187,22 @@ func Replies(r Reader, s meta.SessionID, fn func(key, val []byte) bool) error {
 		prefix = binary.BigEndian.AppendUint64(prefix, uint64(s))
 	}
 	return eachKey(r, prefix, 37, func(k, v []byte) (bool, error) { return fn(k, v), nil })
+}
+
+// SkipInodes gives the effects that leave n inode numbers out: those that may
+// have been given out after the state that a restored volume goes on from.
+func SkipInodes(r Reader, n uint64) ([]Effect, error) {
+	t := tx{view: view{r: r}}
+	if err := t.begin(); err != nil {
+		return nil, err
+	}
+	t.vol.nextIno += n
+	return []Effect{{Kind: Put, Key: volumeKey, Value: appendVolume(nil, &t.vol)}}, nil
+}
+
+// LastChunk reads the counter of the last chunk that was handed out.
+func LastChunk(r Reader) (uint64, error) {
+	t := tx{view: view{r: r}}
+	err := t.begin()
+	return t.vol.chunks, err
 }

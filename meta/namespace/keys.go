@@ -26,7 +26,16 @@ import (
 //	n session:8                           session                            9 bytes
 //	p session:8 seq:8 inc:8 uniq:8 step:4 reply of an operation             37 bytes
 //	q ino:8                               inode with extents to reap         9 bytes
-//	s, l                                  reserved: snapshots, locks
+//	s gen:4                               snapshot, not complemented         5 bytes
+//	b snap:4 key                          version that snapshots alone see   5 + key
+//	g gen:4 ino:8                         inode changed in a generation     13 bytes
+//	h gen:4 parent:8 name                 entry changed in a generation     13 + name
+//	l                                     reserved: locks
+//
+// snap in a key of prefix b is the youngest snapshot that sees the version
+// whose key follows (buried there when it was superseded). g and h are written
+// once there was a snapshot; they let two snapshots be compared in time
+// proportional to what changed.
 //
 // An extent's key holds the offset after its last byte, not its first: the
 // extents at or after a file offset are then one ascending scan, the one that
@@ -45,6 +54,10 @@ const (
 	prefixSession = 'n'
 	prefixReply   = 'p'
 	prefixReap    = 'q'
+	prefixSnap    = 's'
+	prefixBuried  = 'b'
+	prefixInoGen  = 'g'
+	prefixNameGen = 'h'
 )
 
 // firstGen is the live generation of a volume without snapshots.
@@ -113,6 +126,24 @@ func appendReplyKey(b []byte, s meta.SessionID, seq meta.Seq, op meta.OpID) []by
 
 func appendReapKey(b []byte, ino meta.Ino) []byte {
 	return binary.BigEndian.AppendUint64(append(b, prefixReap), uint64(ino))
+}
+
+func appendSnapKey(b []byte, gen uint32) []byte {
+	return binary.BigEndian.AppendUint32(append(b, prefixSnap), gen)
+}
+
+func appendBuriedKey(b []byte, snap uint32, key []byte) []byte {
+	return append(binary.BigEndian.AppendUint32(append(b, prefixBuried), snap), key...)
+}
+
+func appendInoGenKey(b []byte, gen uint32, ino meta.Ino) []byte {
+	b = binary.BigEndian.AppendUint32(append(b, prefixInoGen), gen)
+	return binary.BigEndian.AppendUint64(b, uint64(ino))
+}
+
+func appendNameGenKey(b []byte, gen uint32, parent meta.Ino, name string) []byte {
+	b = binary.BigEndian.AppendUint32(append(b, prefixNameGen), gen)
+	return append(binary.BigEndian.AppendUint64(b, uint64(parent)), name...)
 }
 
 // after is the smallest key after all keys that begin with b. No prefix byte

@@ -42,6 +42,8 @@ type mchunk struct {
 	own    bool
 	open   bool
 	length int // units appended so far, or sealed
+	// servers are those of a sealed chunk.
+	servers []meta.ServerID
 }
 
 type model struct {

@@ -52,7 +52,12 @@ type Context struct {
 	// Replay: the operation was answered before by an owner that is gone. It
 	// was admitted then, so quotas don't refuse it now (rule 3).
 	Replay bool
-	// At is the generation that Query reads; zero is the live one.
+	// Reserved of the operation's bytes were promised to the caller before, so
+	// they are not asked for again; Held is promised to others, and not to be
+	// taken. Both count for nothing in a volume without a quota.
+	Reserved, Held uint64
+	// At is the snapshot that Query reads, by its generation; zero is the live
+	// volume. With one that is not there the error is NoSuchSnapshot.
 	At meta.Generation
 }
 
@@ -124,12 +129,23 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 	case *meta.ReplaceExtents:
 		unmetered = true
 		err = t.replaceExtents(op, res)
+	case *meta.SetReplicas:
+		unmetered = true
+		err = t.setReplicas(op, res)
 	case *meta.Junction:
 		err = t.junction(op, res)
 	case *meta.SetPolicy:
 		t.vol.policy = op.Policy
 	case *meta.Reap:
 		err = t.reap(op, res)
+	case *meta.TakeSnapshot:
+		err = t.takeSnapshot(op, res)
+	case *meta.DropSnapshot:
+		unmetered = true
+		err = t.dropSnapshot(op, res)
+	case *meta.Rollback:
+		unmetered = true // what the snapshot holds was admitted once
+		err = t.rollback(op, res)
 	default:
 		err = fail("execute", meta.NotSupported, fmt.Sprintf("operation code %d", op.Code()))
 	}
@@ -142,14 +158,22 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 	return res, t.effects, nil
 }
 
+// OpInodeQuota is the Op of an error that tells of too many inodes: no promise
+// of bytes stands in the way then.
+const OpInodeQuota = "inode quota"
+
 // checkQuota refuses what makes a volume grow beyond its policy; whatever
-// shrinks it, or leaves it as it is, passes even when it is over.
+// shrinks it, or leaves it as it is, passes even when it is over, and so does
+// growth that was promised before the limit was lowered.
 func (t *tx) checkQuota() error {
 	p := &t.vol.policy
 	if p.QuotaInodes != 0 && t.vol.inodes > t.was.inodes && t.vol.inodes > p.QuotaInodes {
-		return fail("quota", meta.QuotaExceeded, fmt.Sprintf("%d of %d inodes", t.was.inodes, p.QuotaInodes))
+		return fail(OpInodeQuota, meta.QuotaExceeded, fmt.Sprintf("%d of %d inodes", t.was.inodes, p.QuotaInodes))
 	}
-	if p.QuotaBytes != 0 && t.vol.bytes > t.was.bytes && t.vol.bytes > p.QuotaBytes {
+	if p.QuotaBytes == 0 || t.vol.bytes <= t.was.bytes || t.vol.bytes-t.was.bytes <= t.c.Reserved {
+		return nil
+	}
+	if free := p.QuotaBytes - min(p.QuotaBytes, t.vol.bytes); t.vol.bytes > p.QuotaBytes || t.c.Held > free {
 		return fail("quota", meta.QuotaExceeded, fmt.Sprintf("%d of %d bytes", t.was.bytes, p.QuotaBytes))
 	}
 	return nil
@@ -162,7 +186,11 @@ func Query(r Reader, c Context, op meta.Op) (*meta.Result, error) {
 		return nil, err
 	}
 	if c.At != 0 {
-		q.gen = uint32(c.At)
+		s, err := q.snapshotAt(uint32(c.At))
+		if err != nil {
+			return nil, err
+		}
+		q.gen, q.vol.bytes, q.vol.inodes = s.gen, s.bytes, s.inodes
 	}
 	res := &meta.Result{}
 	var err error

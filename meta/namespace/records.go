@@ -14,6 +14,13 @@ import (
 //
 //	volume   01 id:n gen:n nextIno:n inodes:n bytes:n chunks:n
 //	            quotaBytes:n quotaInodes:n replicas:n maxChunk:n policyFlags:1
+//	         02 the same, then
+//	            placeFlags:1 spread:1 length:n topology length:n class
+//	            01 stands for the first replica local to the writer, and nothing
+//	            else of what 02 can say: it is written as long as that is true
+//	         03 as 02, then lastSnap:n snaps:n buried:n
+//	            the youngest snapshot's generation, their number, and the bytes of
+//	            extents that snapshots alone see; written once there was one
 //	inode    01 bits:1 mode:n nlink:n uid:n gid:n flags:n change:n size:n blocks:n
 //	            btime:8 (ctime-btime):z (mtime-ctime):z (atime-mtime):z
 //	            directory: parent:n nextCookie:n
@@ -23,6 +30,8 @@ import (
 //	            bits&1: session:8             holder of an O_TMPFILE inode
 //	            bits&2: from:n                extents ending after it are to be reaped
 //	            flag open-ended: start:n      file offset of the open-ended extent
+//	         02 the same, then parent:n cookie:n
+//	            where it got a name last; with several it may have lost that one since
 //	dentry   01 type:1 ino:n cookie:n volume:n
 //	cookie   01 type:1 ino:n volume:n name    to the end of the record
 //	extent   01 bits:1 length:n [volume:n term:n counter:n chunkOff:n]
@@ -32,20 +41,29 @@ import (
 //	            open: session:8 inode:n       the inode of its open-ended extent, or 0
 //	            else: length:n crc:4
 //	session  01 state:1 pid:n start:n len:n name len:n host
-//	delete, writer, orphan, reap
+//	snapshot 02 state:1 created:8 inodes:n bytes:n token:8 len:n name
+//	            01 if the token is zero, which it then lacks; state 2: it was deleted;
+//	            3: and its list of versions is being worked off; 4: the volume is
+//	            being rolled back to it
+//	delete, writer, orphan, reap, buried, changed inode, changed entry
 //	         01
 //
 // type:1 holds the S_IFMT bits shifted right by 12.
 const (
 	tombstone   = 0
 	volumeV1    = 1
+	volumeV2    = 2
+	volumeV3    = 3
 	inodeV1     = 1
+	inodeV2     = 2
 	dentryV1    = 1
 	cookieV1    = 1
 	extentV1    = 1
 	xattrV1     = 1
 	chunkV1     = 1
 	sessionV1   = 1
+	snapshotV1  = 1
+	snapshotV2  = 2
 	markerV1    = 1
 	bitTmpfile  = 1
 	bitReap     = 2
@@ -62,8 +80,21 @@ const (
 )
 
 const (
+	placeLocalFirst = 1 << iota
+	placeDegrade
+	placeEncrypt
+)
+
+const (
 	sessionLive  = 1
 	sessionEnded = 2
+)
+
+const (
+	snapshotLive    = 1
+	snapshotGone    = 2 // for users: its turn to be dissolved will come
+	snapshotLeaving = 3 // at most one: its list is partly with the snapshot before
+	snapshotRolling = 4 // in the record only: snapshot.rolling
 )
 
 var marker = []byte{markerV1}
@@ -79,6 +110,10 @@ type volume struct {
 	bytes   uint64 // INVARIANT: sum of their Blocks
 	chunks  uint64 // counter of the last chunk handed out
 	policy  meta.Policy
+
+	lastSnap uint32 // INVARIANT: the youngest snapshot's generation, below gen; 0: there is none
+	snaps    uint64 // INVARIANT: snapshot records
+	buried   uint64 // INVARIANT: bytes of buried extents in chunks
 }
 
 // inode is a decoded inode record.
@@ -90,8 +125,11 @@ type inode struct {
 	tmp      meta.SessionID // holder of a tmpfile never linked; 0: no tmpfile
 	reap     bool           // extents ending after reapFrom are garbage
 	reapFrom uint64
-	openOff  uint64 // with FlagOpenEnded: where the open-ended extent begins
+	openOff  uint64   // with FlagOpenEnded: where the open-ended extent begins
+	home     meta.Ino // the directory that it got a name in last; a hint
+	homeAt   uint64   // the name's cookie there
 
+	gen   uint32 // of the version that was loaded; 0: it is new
 	dirty bool
 	gone  bool
 	wasB  uint64 // Blocks when loaded
@@ -127,6 +165,18 @@ type session struct {
 	start uint64
 	name  string
 	host  string
+}
+
+// snapshot is a decoded snapshot record.
+type snapshot struct {
+	gen     uint32 // what it sees: the newest versions not after it
+	state   byte
+	created meta.Time
+	inodes  uint64 // the volume's counters when it was taken
+	bytes   uint64
+	token   uint64 // of the request that made it
+	rolling bool   // live, and the volume is being rolled back to it
+	name    string
 }
 
 // ---- decoding
@@ -232,7 +282,13 @@ func appendInt(b []byte, v int64) []byte {
 
 func decodeVolume(b []byte, v *volume) error {
 	d := decoder{b: b}
-	if err := d.version(volumeV1, "volume"); err != nil {
+	var ver byte
+	if len(b) > 0 && b[0] <= volumeV3 {
+		ver = b[0]
+	}
+	if placed := ver >= volumeV2; placed {
+		d.b = b[1:]
+	} else if err := d.version(volumeV1, "volume"); err != nil {
 		return err
 	}
 	v.id = meta.VolumeID(d.uint32())
@@ -248,11 +304,49 @@ func decodeVolume(b []byte, v *volume) error {
 	if v.gen == 0 || f > policySealOnClose|policyImmutable|policySyncOnClose|policyNoAtime {
 		d.bad = true
 	}
+	p.Topology, p.Spread, p.Class = "", meta.SpreadHost, ""
+	p.LocalFirst, p.Degrade, p.Encrypt = true, false, false
+	if ver >= volumeV2 {
+		f := d.byte()
+		p.LocalFirst = f&placeLocalFirst != 0
+		p.Degrade = f&placeDegrade != 0
+		p.Encrypt = f&placeEncrypt != 0
+		p.Spread = meta.Spread(d.byte())
+		p.Topology, p.Class = string(d.bytes()), string(d.bytes())
+		if f > placeLocalFirst|placeDegrade|placeEncrypt || p.Spread > meta.SpreadDC {
+			d.bad = true
+		}
+	}
+	v.lastSnap, v.snaps, v.buried = 0, 0, 0
+	if ver >= volumeV3 {
+		v.lastSnap, v.snaps, v.buried = d.uint32(), d.uint(), d.uint()
+		if v.lastSnap >= v.gen || (v.lastSnap == 0) != (v.snaps == 0) {
+			d.bad = true
+		}
+	}
 	return d.end("volume")
 }
 
 func appendVolume(b []byte, v *volume) []byte {
-	b = append(b, volumeV1)
+	var place byte
+	if v.policy.LocalFirst {
+		place |= placeLocalFirst
+	}
+	if v.policy.Degrade {
+		place |= placeDegrade
+	}
+	if v.policy.Encrypt {
+		place |= placeEncrypt
+	}
+	// Nearly every operation writes this record: most volumes keep the short one.
+	ver := byte(volumeV1)
+	if place != placeLocalFirst || v.policy.Spread != meta.SpreadHost || v.policy.Topology != "" || v.policy.Class != "" {
+		ver = volumeV2
+	}
+	if v.gen != firstGen {
+		ver = volumeV3
+	}
+	b = append(b, ver)
 	b = binary.AppendUvarint(b, uint64(v.id))
 	b = binary.AppendUvarint(b, uint64(v.gen))
 	b = binary.AppendUvarint(b, v.nextIno)
@@ -277,12 +371,27 @@ func appendVolume(b []byte, v *volume) []byte {
 	if p.NoAtime {
 		f |= policyNoAtime
 	}
-	return append(b, f)
+	b = append(b, f)
+	if ver == volumeV1 {
+		return b
+	}
+	b = append(b, place, byte(p.Spread))
+	b = appendBytes(b, p.Topology)
+	b = appendBytes(b, p.Class)
+	if ver == volumeV2 {
+		return b
+	}
+	b = binary.AppendUvarint(b, uint64(v.lastSnap))
+	b = binary.AppendUvarint(b, v.snaps)
+	return binary.AppendUvarint(b, v.buried)
 }
 
 func decodeInode(b []byte, ino meta.Ino, in *inode) error {
 	d := decoder{b: b}
-	if err := d.version(inodeV1, "inode"); err != nil {
+	placed := len(b) > 0 && b[0] == inodeV2
+	if placed {
+		d.b = b[1:]
+	} else if err := d.version(inodeV1, "inode"); err != nil {
 		return err
 	}
 	bits := d.byte()
@@ -321,6 +430,9 @@ func decodeInode(b []byte, ino meta.Ino, in *inode) error {
 	if in.Flags&meta.FlagOpenEnded != 0 {
 		in.openOff = d.uint()
 	}
+	if placed {
+		in.home, in.homeAt = meta.Ino(d.uint()), d.uint()
+	}
 	if bits > bitTmpfile|bitReap {
 		d.bad = true
 	}
@@ -336,7 +448,11 @@ func appendInode(b []byte, in *inode) []byte {
 	if in.reap {
 		bits |= bitReap
 	}
-	b = append(b, inodeV1, bits)
+	ver := byte(inodeV1)
+	if in.home != 0 {
+		ver = inodeV2
+	}
+	b = append(b, ver, bits)
 	b = binary.AppendUvarint(b, uint64(in.Mode))
 	b = binary.AppendUvarint(b, uint64(in.Nlink))
 	b = binary.AppendUvarint(b, uint64(in.UID))
@@ -373,6 +489,10 @@ func appendInode(b []byte, in *inode) []byte {
 	}
 	if in.Flags&meta.FlagOpenEnded != 0 {
 		b = binary.AppendUvarint(b, in.openOff)
+	}
+	if in.home != 0 {
+		b = binary.AppendUvarint(b, uint64(in.home))
+		b = binary.AppendUvarint(b, in.homeAt)
 	}
 	return b
 }
@@ -530,6 +650,51 @@ func appendSession(b []byte, s *session) []byte {
 	b = binary.AppendUvarint(b, s.start)
 	b = appendBytes(b, s.name)
 	return appendBytes(b, s.host)
+}
+
+func decodeSnapshot(b []byte, gen uint32) (s snapshot, err error) {
+	d := decoder{b: b}
+	v2 := len(b) > 0 && b[0] == snapshotV2
+	want := byte(snapshotV1)
+	if v2 {
+		want = snapshotV2
+	}
+	if err := d.version(want, "snapshot"); err != nil {
+		return s, err
+	}
+	s.gen = gen
+	s.state, s.created = d.byte(), meta.Time(d.fixed64())
+	s.inodes, s.bytes = d.uint(), d.uint()
+	if v2 {
+		s.token = d.fixed64()
+	}
+	s.name = string(d.bytes())
+	if s.state == snapshotRolling {
+		s.state, s.rolling = snapshotLive, true
+	}
+	if s.state < snapshotLive || s.state > snapshotLeaving {
+		d.bad = true
+	}
+	return s, d.end("snapshot")
+}
+
+func appendSnapshot(b []byte, s *snapshot) []byte {
+	state := s.state
+	if s.rolling {
+		state = snapshotRolling
+	}
+	if s.token == 0 {
+		b = append(b, snapshotV1, state)
+	} else {
+		b = append(b, snapshotV2, state)
+	}
+	b = binary.BigEndian.AppendUint64(b, uint64(s.created))
+	b = binary.AppendUvarint(b, s.inodes)
+	b = binary.AppendUvarint(b, s.bytes)
+	if s.token != 0 {
+		b = binary.BigEndian.AppendUint64(b, s.token)
+	}
+	return appendBytes(b, s.name)
 }
 
 func decodeXattr(b []byte) ([]byte, error) {

@@ -18,6 +18,9 @@ type sim struct {
 	m   *model
 	rng *rand.Rand
 	log []string
+
+	frozen []frozen          // snapshots
+	going  []meta.Generation // those that are being deleted
 }
 
 func (s *sim) pick() meta.Ino {
@@ -219,8 +222,10 @@ func (s *sim) step() {
 			n.changed(s.m.now)
 			return 0
 		})
-	default:
+	case r < 98:
 		s.stepCompact(run)
+	default:
+		s.stepReplicas(run)
 	}
 }
 
@@ -357,6 +362,7 @@ func (s *sim) stepSeal(run runner) {
 	}
 	run(&meta.SealChunk{Chunk: c.id, Length: uint64(length * unit), CRC: 9, Fence: meta.Fence{Term: 3, Seals: 1}, Servers: []meta.ServerID{1}}, func() meta.Kind {
 		s.m.seal(c, length)
+		c.servers = []meta.ServerID{1}
 		return 0
 	})
 	var gone []meta.ChunkID
@@ -365,6 +371,47 @@ func (s *sim) stepSeal(run runner) {
 	}
 	for _, id := range gone {
 		s.do(&meta.DropChunk{Chunk: id})
+	}
+}
+
+// stepReplicas moves a chunk to other servers, or tries to: from where it is
+// not, to nowhere, while it is open.
+func (s *sim) stepReplicas(run runner) {
+	if len(s.m.chunks) == 0 {
+		return
+	}
+	c := s.m.chunks[s.rng.IntN(len(s.m.chunks))]
+	expect := c.servers
+	if s.rng.IntN(6) == 0 {
+		expect = []meta.ServerID{8, 9}
+	}
+	var to []meta.ServerID
+	for range s.rng.IntN(5) {
+		to = append(to, meta.ServerID(s.rng.IntN(12)))
+	}
+	bad := len(to) == 0 || slices.Contains(to, 0) || len(slices.Compact(slices.Sorted(slices.Values(to)))) != len(to)
+	before, _, err := ReadChunk(s.s, c.id)
+	run(&meta.SetReplicas{Chunk: c.id, Expect: expect, Servers: to}, func() meta.Kind {
+		switch {
+		case bad:
+			return meta.Invalid
+		case meta.KindOf(err) == meta.NoSuchChunk, err == nil && before.State == meta.ChunkDeleting:
+			return meta.NoSuchChunk
+		case c.open:
+			return meta.Busy
+		case !slices.Equal(expect, c.servers):
+			return meta.Again
+		}
+		c.servers = to
+		return 0
+	})
+	if err != nil || before.State != meta.ChunkSealed {
+		return
+	}
+	after, _, err := ReadChunk(s.s, c.id)
+	before.Servers = c.servers
+	if err != nil || fmt.Sprint(after) != fmt.Sprint(before) {
+		s.t.Fatalf("%+v, %v; want %+v", after, err, before)
 	}
 }
 
@@ -519,7 +566,7 @@ func (s *sim) sameFile(n *mnode) {
 }
 
 func TestAgainstModel(t *testing.T) {
-	seeds, steps := uint64(40), 500
+	seeds, steps := uint64(30), 500
 	if testing.Short() {
 		seeds = 10
 	}
@@ -539,17 +586,18 @@ func runModel(t *testing.T, seed uint64, steps int) {
 			t.Logf("seed %d, the last of %d operations:\n%s", seed, len(s.log), strings.Join(s.log[max(0, len(s.log)-12):], "\n"))
 		}
 	}()
-	var snap snapshot
 	for i := range steps {
-		if seed%2 == 1 && i == steps/2 {
-			snap = s.freeze()
+		if seed%2 == 1 {
+			s.snapshots(i)
 		}
 		s.step()
 		if i%25 == 24 {
 			s.sameTree()
 		}
 	}
-	snap.compare(s)
+	for _, sn := range s.frozen {
+		sn.compare(s)
+	}
 	// Everything that is held goes away.
 	for _, id := range []meta.SessionID{testSession, otherSess} {
 		for eof := false; !eof; {
@@ -562,19 +610,183 @@ func runModel(t *testing.T, seed uint64, steps int) {
 		}
 	}
 	s.sameTree()
+	if seed%2 == 1 {
+		s.rollBack()
+		s.dropAll()
+	}
 }
 
-// snapshot is what a generation looked like when it ended.
-type snapshot struct {
+// rollBack goes back to a snapshot, in steps of any size: what the snapshot
+// shows and what the volume shows is then the same.
+func (s *sim) rollBack() {
+	s.t.Helper()
+	if len(s.frozen) == 0 || s.rng.IntN(3) == 0 {
+		return
+	}
+	for _, c := range s.m.chunks {
+		if c.open {
+			s.m.now = s.now + 1
+			s.seal(c.id, uint64(c.length*unit))
+			s.m.seal(c, c.length)
+		}
+	}
+	s.reapAll()
+	for range 2 { // back to any, and from there to any
+		to := s.frozen[s.rng.IntN(len(s.frozen))]
+		s.log = append(s.log, fmt.Sprintf("roll back to %d", to.gen))
+		steps := 0
+		for op := (&meta.Rollback{To: to.gen}); ; steps++ {
+			op.Max = uint32(s.rng.IntN(6) + 1)
+			res := s.do(op)
+			l, err := Snapshots(s.s)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			for _, sn := range l {
+				if sn.Rolling != (sn.At == to.gen && !res.EOF) {
+					s.t.Fatalf("step %d, at its end %v: %+v", steps, res.EOF, sn)
+				}
+			}
+			if res.EOF {
+				break
+			}
+			s.fails(meta.Busy, &meta.DropSnapshot{At: to.gen})
+			op.From = res.Data
+		}
+		s.check()
+		to.compare(s)
+		a, b := s.walk(to.gen), s.walk(0)
+		if !maps.Equal(a.inodes, b.inodes) || !maps.Equal(a.content, b.content) || !maps.Equal(a.entries, b.entries) {
+			s.t.Fatalf("after %d steps\n%v\n%v\n%v\n%v", steps, a.entries, b.entries, a.inodes, b.inodes)
+		}
+		for ino, e := range a.extents {
+			// What compaction alone moved stays where it is.
+			if e != b.extents[ino] && s.noted(to.gen, ino) {
+				s.t.Fatalf("inode %d after %d steps: %s, was %s", ino, steps, b.extents[ino], e)
+			}
+		}
+		if l, err := Diff(s.s, to.gen, 0); err != nil || len(l) != 0 {
+			s.t.Fatal(l, err)
+		}
+	}
+	s.m = nil // it knows nothing of this
+}
+
+// noted tells whether an inode was changed after a snapshot.
+func (s *sim) noted(since meta.Generation, ino meta.Ino) (yes bool) {
+	for gen := uint32(since) + 1; !yes && gen < 1000; gen++ {
+		_, yes, _ = s.s.Get(appendInoGenKey(nil, gen, ino))
+	}
+	return yes
+}
+
+// reapAll removes what unlinks and truncations left.
+func (s *sim) reapAll() {
+	s.t.Helper()
+	var inos []meta.Ino
+	if err := ReapQueue(s.s, func(ino meta.Ino) bool {
+		inos = append(inos, ino)
+		return true
+	}); err != nil {
+		s.t.Fatal(err)
+	}
+	for _, ino := range inos {
+		for !s.do(&meta.Reap{Ino: ino}).EOF {
+		}
+	}
+}
+
+// snapshots takes and deletes some, in any order, in steps of any size, while
+// the volume changes.
+func (s *sim) snapshots(i int) {
+	s.t.Helper()
+	if i == 50 || i > 50 && s.rng.IntN(25) == 0 {
+		s.frozen = append(s.frozen, s.freeze(i))
+	}
+	if len(s.frozen) > 0 && s.rng.IntN(40) == 0 {
+		n := s.rng.IntN(len(s.frozen))
+		s.frozen[n].compare(s)
+		s.going = append(s.going, s.frozen[n].gen)
+		s.frozen = slices.Delete(s.frozen, n, n+1)
+	}
+	if len(s.going) > 0 && s.rng.IntN(3) == 0 {
+		s.dropStep(s.rng.IntN(len(s.going)))
+	}
+	if s.rng.IntN(60) == 0 {
+		s.diffs()
+	}
+	if len(s.frozen) > 0 && s.rng.IntN(20) == 0 {
+		s.frozen[s.rng.IntN(len(s.frozen))].compare(s)
+		s.check()
+	}
+}
+
+func (s *sim) dropStep(n int) {
+	s.t.Helper()
+	if s.m != nil {
+		s.m.now = s.now + 1
+	}
+	s.log = append(s.log, fmt.Sprintf("drop snapshot %d", s.going[n]))
+	res := s.do(&meta.DropSnapshot{At: s.going[n], Max: uint32(s.rng.IntN(30) + 1)})
+	if res.EOF {
+		s.going = slices.Delete(s.going, n, n+1)
+	}
+}
+
+// dropAll deletes what is left: then nothing may tell that there ever was a
+// snapshot.
+func (s *sim) dropAll() {
+	s.t.Helper()
+	for _, sn := range s.frozen {
+		s.going = append(s.going, sn.gen)
+	}
+	for len(s.going) > 0 {
+		s.dropStep(s.rng.IntN(len(s.going)))
+	}
+	if s.m != nil {
+		s.sameTree()
+	}
+	s.check()
+	if n, err := Buried(s.s); err != nil || n != 0 {
+		s.t.Fatal(n, err)
+	}
+	tombs, bases := 0, map[string]int{}
+	for _, p := range []byte("idrexbghs") {
+		err := s.s.Scan([]byte{p}, []byte{p + 1}, func(k, v []byte) bool {
+			if strings.IndexByte("bghs", p) >= 0 {
+				s.t.Errorf("left: %x", k)
+			}
+			if isTombstone(v) {
+				tombs++
+			}
+			bases[string(k[:len(k)-genLen])]++
+			return true
+		})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	for base, n := range bases {
+		if n != 1 {
+			s.t.Errorf("%x has %d versions", base, n)
+		}
+	}
+	if tombs != 0 {
+		s.t.Errorf("%d tombstones are left", tombs)
+	}
+}
+
+// frozen is what a generation looked like when a snapshot ended it.
+type frozen struct {
 	gen   meta.Generation
 	attrs map[meta.Ino]meta.Attr
 	open  map[meta.Ino]string
 	list  map[meta.Ino]string
 }
 
-// freeze ends the live generation, as taking a snapshot does: open ends are
-// closed first (rule 8), then everything is written beside what is there.
-func (s *sim) freeze() snapshot {
+// freeze takes a snapshot: open ends are
+// closed first (rule 8), and everything is noted that it must show for ever.
+func (s *sim) freeze(i int) frozen {
 	s.t.Helper()
 	for _, c := range s.m.chunks {
 		if c.open && c.own {
@@ -582,19 +794,16 @@ func (s *sim) freeze() snapshot {
 			s.m.now = s.now + 1
 			s.seal(c.id, uint64(length*unit))
 			s.m.seal(c, length)
+			c.servers = []meta.ServerID{1}
 		}
 	}
-	sn := snapshot{gen: 1, attrs: map[meta.Ino]meta.Attr{}, open: map[meta.Ino]string{}, list: map[meta.Ino]string{}}
+	sn := frozen{attrs: map[meta.Ino]meta.Attr{}, open: map[meta.Ino]string{}, list: map[meta.Ino]string{}}
 	for ino := range s.m.nodes {
 		sn.attrs[ino], sn.open[ino], sn.list[ino] = s.seen(ino, 0)
 	}
-	b, _, _ := s.s.Get(volumeKey)
-	var v volume
-	if err := decodeVolume(b, &v); err != nil {
-		s.t.Fatal(err)
-	}
-	v.gen = 2
-	s.commit([]Effect{{Put, volumeKey, appendVolume(nil, &v)}})
+	s.m.now = s.now + 1
+	s.log = append(s.log, fmt.Sprintf("snapshot %d", i))
+	sn.gen = meta.Generation(s.do(&meta.TakeSnapshot{Name: fmt.Sprint(i)}).Off)
 	return sn
 }
 
@@ -620,7 +829,7 @@ func (s *sim) seen(ino meta.Ino, gen meta.Generation) (a meta.Attr, open, list s
 	return a, open, list + string(res.Data)
 }
 
-func (sn snapshot) compare(s *sim) {
+func (sn frozen) compare(s *sim) {
 	s.t.Helper()
 	for _, ino := range slices.Sorted(maps.Keys(sn.attrs)) {
 		a, open, list := s.seen(ino, sn.gen)

@@ -16,12 +16,16 @@ type view struct {
 	scratch [320]byte // keys for reading; longer than any
 }
 
-// get finds the newest version of base not after the view's generation.
+// get finds the newest version of base not after the view's generation. gen
+// is that version's, also of a tombstone; zero: there is none.
 func (v *view) get(base []byte) (val []byte, gen uint32, ok bool, err error) {
 	k := putGen(base, v.gen)
 	if v.gen == firstGen {
 		val, ok, err = v.r.Get(k)
-		return val, firstGen, ok && !isTombstone(val), err
+		if ok {
+			gen = firstGen
+		}
+		return val, gen, ok && !isTombstone(val), err
 	}
 	hi := after(base)
 	err = v.r.Scan(k, hi, func(k, b []byte) bool {
@@ -157,33 +161,132 @@ func (t *tx) putMarker(s int) {
 	t.effects = append(t.effects, Effect{Put, t.cut(s), marker})
 }
 
-// drop removes a versioned key whose base began at s in the arena. A version
-// that a snapshot may see stays, under a tombstone; a tombstone over nothing
-// is no use.
+// drop removes a versioned key whose base began at s in the arena. Over a
+// version that a snapshot sees it leaves a tombstone; over nothing it would be
+// of no use.
 func (t *tx) drop(s int) error {
+	base := bytes.Clone(t.buf[s:])
 	if t.gen == firstGen {
 		t.buf = putGen(t.buf, t.gen)
 		t.deleteAt(s)
 		return nil
 	}
-	base := bytes.Clone(t.buf[s:])
-	older := false
-	err := t.r.Scan(putGen(bytes.Clone(base), t.gen-1), after(base), func(_, v []byte) bool {
-		older = !isTombstone(v)
-		return false
-	})
+	t.buf = t.buf[:s]
+	h, err := t.history(base)
 	if err != nil {
 		return err
 	}
-	t.buf = putGen(t.buf, t.gen)
-	if !older {
-		t.deleteAt(s)
-		return nil
+	covered := h.kept && h.keptTomb
+	switch {
+	case !h.now && h.loose == 0 && (covered || !h.kept):
+		return nil // it is not there
+	case covered:
+		// What is left is a tombstone, the newest version again.
+		if err := t.exhume(base, h.keptGen); err != nil {
+			return err
+		}
 	}
-	v := len(t.buf)
-	t.buf = append(t.buf, tombstone)
-	t.putAt(s, v)
+	if !covered || h.loose != 0 {
+		t.supersede(base, &h)
+	}
+	s = t.mark()
+	t.buf = putGen(append(t.buf, base...), t.gen)
+	switch {
+	case h.kept && !covered:
+		v := len(t.buf)
+		t.buf = append(t.buf, tombstone)
+		t.putAt(s, v)
+	case h.now:
+		t.deleteAt(s)
+	default:
+		t.buf = t.buf[:s]
+	}
 	return nil
+}
+
+// history is what lies under a versioned key when a generation first changes it.
+type history struct {
+	now      bool   // this generation has a version already
+	loose    uint32 // generation of a version that no snapshot sees; 0: none
+	kept     bool   // a snapshot sees the newest of the rest,
+	keptGen  uint32 // of this generation,
+	keptTomb bool   // as absent
+}
+
+// history reads the versions of a key that matter. INVARIANT: of all versions
+// that no snapshot sees there is at most one, the newest: others went with the
+// snapshots that saw them.
+func (t *tx) history(base []byte) (h history, err error) {
+	err = t.r.Scan(putGen(bytes.Clone(base), t.gen), after(base), func(k, v []byte) bool {
+		gen := ^binary.BigEndian.Uint32(k[len(k)-genLen:])
+		switch {
+		case gen == t.gen:
+			h.now = true
+			return true
+		case gen > t.vol.lastSnap:
+			h.loose = gen
+			return true
+		}
+		h.kept, h.keptGen, h.keptTomb = true, gen, isTombstone(v)
+		return false
+	})
+	return h, err
+}
+
+// supersede does what the first change of a key in a generation owes the
+// snapshots: the version before is buried with the youngest snapshot if that
+// sees it, and goes if none does.
+func (t *tx) supersede(base []byte, h *history) {
+	if h.now {
+		return
+	}
+	if h.loose != 0 {
+		s := t.mark()
+		t.buf = putGen(append(t.buf, base...), h.loose)
+		t.deleteAt(s)
+		return
+	}
+	if h.kept {
+		s := t.mark()
+		t.buf = binary.BigEndian.AppendUint32(append(t.buf, prefixBuried), t.vol.lastSnap)
+		t.buf = putGen(append(t.buf, base...), h.keptGen)
+		t.putMarker(s)
+	}
+}
+
+// renew prepares a versioned key for a new value: s is where its base begins
+// in the arena, which ends with it; so it does afterwards, maybe elsewhere.
+func (t *tx) renew(s int) (int, error) {
+	if t.gen == firstGen {
+		return s, nil
+	}
+	base := bytes.Clone(t.buf[s:])
+	h, err := t.history(base)
+	if err != nil {
+		return s, err
+	}
+	t.buf = t.buf[:s]
+	t.supersede(base, &h)
+	s = t.mark()
+	t.buf = append(t.buf, base...)
+	return s, nil
+}
+
+// noteInode and noteName tell those who compare snapshots where to look.
+func (t *tx) noteInode(ino meta.Ino) {
+	if t.vol.lastSnap != 0 {
+		s := t.mark()
+		t.buf = appendInoGenKey(t.buf, t.gen, ino)
+		t.putMarker(s)
+	}
+}
+
+func (t *tx) noteName(dir meta.Ino, name string) {
+	if t.vol.lastSnap != 0 {
+		s := t.mark()
+		t.buf = appendNameGenKey(t.buf, t.gen, dir, name)
+		t.putMarker(s)
+	}
 }
 
 // ---- inodes
@@ -198,14 +301,14 @@ func (t *tx) load(ino meta.Ino) (*inode, error) {
 			return in, nil
 		}
 	}
-	b, _, ok, err := t.get(appendInodeBase(t.scratch[:0], ino))
+	b, gen, ok, err := t.get(appendInodeBase(t.scratch[:0], ino))
 	if err != nil {
 		return nil, err
 	}
 	if !ok {
 		return nil, stale(ino)
 	}
-	in := &inode{}
+	in := &inode{gen: gen}
 	if err := decodeInode(b, ino, in); err != nil {
 		return nil, err
 	}
@@ -246,6 +349,9 @@ func (t *tx) flushInode(in *inode) error {
 	if in.gone {
 		t.vol.bytes -= in.wasB // nothing of it is left
 		t.vol.inodes--
+		if in.gen != t.gen {
+			t.noteInode(in.Ino)
+		}
 		s := t.mark()
 		t.buf = appendInodeBase(t.buf, in.Ino)
 		return t.drop(s)
@@ -255,8 +361,19 @@ func (t *tx) flushInode(in *inode) error {
 	}
 	t.vol.bytes += in.Blocks - in.wasB // wraps when it shrinks
 	in.wasB = in.Blocks
+	if in.gen != t.gen {
+		t.noteInode(in.Ino)
+	}
 	s := t.mark()
-	t.buf = putGen(appendInodeBase(t.buf, in.Ino), t.gen)
+	t.buf = appendInodeBase(t.buf, in.Ino)
+	if in.gen != t.gen {
+		var err error
+		if s, err = t.renew(s); err != nil {
+			return err
+		}
+		in.gen = t.gen
+	}
+	t.buf = putGen(t.buf, t.gen)
 	v := len(t.buf)
 	t.buf = appendInode(t.buf, in)
 	t.putAt(s, v)
@@ -287,27 +404,42 @@ func (t *tx) findEntry(parent meta.Ino, name string) (dentry, bool, error) {
 	return e, err == nil, err
 }
 
-// setEntry writes both records of an entry; a zero cookie asks for a new one.
-func (t *tx) setEntry(dir *inode, name string, e dentry) {
-	if e.cookie == 0 {
+// setEntry writes both records of an entry and gives its cookie; a zero cookie
+// asks for a new one.
+func (t *tx) setEntry(dir *inode, name string, e dentry) (cookie uint64, err error) {
+	fresh := e.cookie == 0
+	if fresh {
 		e.cookie = dir.next
 		dir.next++
 		dir.Size += uint64(len(name))
 	}
+	t.noteName(dir.Ino, name)
 	s := t.mark()
-	t.buf = putGen(appendDentryBase(t.buf, dir.Ino, name), t.gen)
+	t.buf = appendDentryBase(t.buf, dir.Ino, name)
+	if s, err = t.renew(s); err != nil {
+		return 0, err
+	}
+	t.buf = putGen(t.buf, t.gen)
 	v := len(t.buf)
 	t.buf = appendDentry(t.buf, e)
 	t.putAt(s, v)
 	s = t.mark()
-	t.buf = putGen(appendCookieBase(t.buf, dir.Ino, e.cookie), t.gen)
+	t.buf = appendCookieBase(t.buf, dir.Ino, e.cookie)
+	if !fresh { // nobody ever had a fresh one
+		if s, err = t.renew(s); err != nil {
+			return 0, err
+		}
+	}
+	t.buf = putGen(t.buf, t.gen)
 	v = len(t.buf)
 	t.buf = appendCookie(t.buf, e, name)
 	t.putAt(s, v)
+	return e.cookie, nil
 }
 
 func (t *tx) dropEntry(dir *inode, name string, e dentry) error {
 	dir.Size -= uint64(len(name))
+	t.noteName(dir.Ino, name)
 	s := t.mark()
 	t.buf = appendDentryBase(t.buf, dir.Ino, name)
 	if err := t.drop(s); err != nil {

@@ -27,6 +27,30 @@ func Extents(r Reader, fn func(ino meta.Ino, e meta.Extent) bool) error {
 	})
 }
 
+// AllExtents is Extents of every generation: it visits those, too, that
+// snapshots alone see.
+func AllExtents(r Reader, fn func(ino meta.Ino, e meta.Extent) bool) error {
+	var inner error
+	err := r.Scan([]byte{prefixExtent}, []byte{prefixExtent + 1}, func(k, v []byte) bool {
+		if len(k) != 17+genLen {
+			inner = fail("scan", meta.Corrupt, fmt.Sprintf("key %x", k))
+			return false
+		}
+		if isTombstone(v) {
+			return true
+		}
+		var e meta.Extent
+		if e, inner = decodeExtent(v, binary.BigEndian.Uint64(k[9:])); inner != nil {
+			return false
+		}
+		return fn(meta.Ino(binary.BigEndian.Uint64(k[1:])), e)
+	})
+	if inner != nil {
+		return inner
+	}
+	return err
+}
+
 // PathOf names a directory: the names from the volume's root down to it, none
 // for the root itself. It reads the entries of each parent until it finds the
 // child. Errors: Stale, NotDir.

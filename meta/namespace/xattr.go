@@ -155,8 +155,7 @@ func (t *tx) setPlainXattr(in *inode, op *meta.SetXattr) (changed bool, err erro
 			return false, err
 		}
 	}
-	t.putXattr(in, op.Name, op.Value)
-	return true, nil
+	return true, t.putXattr(in, op.Name, op.Value)
 }
 
 // checkXattrRoom keeps the list of names within what listxattr(2) can return.
@@ -172,9 +171,14 @@ func (t *tx) checkXattrRoom(in *inode, name string) error {
 	return err
 }
 
-func (t *tx) putXattr(in *inode, name string, val []byte) {
+func (t *tx) putXattr(in *inode, name string, val []byte) error {
 	s := t.mark()
-	t.buf = putGen(appendXattrBase(t.buf, in.Ino, name), t.gen)
+	t.buf = appendXattrBase(t.buf, in.Ino, name)
+	s, err := t.renew(s)
+	if err != nil {
+		return err
+	}
+	t.buf = putGen(t.buf, t.gen)
 	v := len(t.buf)
 	t.buf = append(append(t.buf, xattrV1), val...)
 	t.putAt(s, v)
@@ -185,6 +189,7 @@ func (t *tx) putXattr(in *inode, name string, val []byte) {
 	case name == xattrCaps:
 		in.Flags |= meta.FlagHasCaps
 	}
+	return nil
 }
 
 func (t *tx) removeXattr(op *meta.RemoveXattr, res *meta.Result) error {

@@ -244,8 +244,10 @@ func ioError(op, subject string, err error) error {
 
 // Get gives the value of a key. The value is the caller's.
 // Errors: Corrupt, IO.
-func (s *Store) Get(key []byte) (val []byte, ok bool, err error) {
-	v, closer, err := s.db.Get(key)
+func (s *Store) Get(key []byte) (val []byte, ok bool, err error) { return s.get(s.db, key) }
+
+func (s *Store) get(r pebble.Reader, key []byte) (val []byte, ok bool, err error) {
+	v, closer, err := r.Get(key)
 	if err == pebble.ErrNotFound {
 		return nil, false, nil
 	}
@@ -262,7 +264,11 @@ func (s *Store) Get(key []byte) (val []byte, ok bool, err error) {
 // Scan calls fn for the keys lo <= k < hi in ascending order, until fn is
 // false. k and v are valid only inside fn. Errors: Corrupt, IO.
 func (s *Store) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
-	it, err := s.db.NewIter(&pebble.IterOptions{LowerBound: lo, UpperBound: hi})
+	return s.scan(s.db, lo, hi, fn)
+}
+
+func (s *Store) scan(r pebble.Reader, lo, hi []byte, fn func(k, v []byte) bool) error {
+	it, err := r.NewIter(&pebble.IterOptions{LowerBound: lo, UpperBound: hi})
 	if err != nil {
 		return ioError("scan state", s.dir, err)
 	}
@@ -275,6 +281,27 @@ func (s *Store) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
 	}
 	return ioError("scan state", s.dir, errors.Join(verr, it.Close()))
 }
+
+// Frozen is the store as it was at one entry, for reading at leisure while the
+// store goes on. It must be closed before the store is.
+type Frozen struct {
+	s    *Store
+	snap *pebble.Snapshot
+}
+
+// Freeze gives the store as it is now.
+func (s *Store) Freeze() *Frozen { return &Frozen{s, s.db.NewSnapshot()} }
+
+// Get is Store.Get.
+func (f *Frozen) Get(key []byte) (val []byte, ok bool, err error) { return f.s.get(f.snap, key) }
+
+// Scan is Store.Scan.
+func (f *Frozen) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
+	return f.s.scan(f.snap, lo, hi, fn)
+}
+
+// Close lets it go.
+func (f *Frozen) Close() error { return ioError("close frozen state", f.s.dir, f.snap.Close()) }
 
 // Batch collects the effects of one entry. Keys and values are copied. A key
 // whose first byte is 0x00 is a bug and panics.

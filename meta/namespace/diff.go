@@ -1,0 +1,386 @@
+package namespace
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+
+	"penstock.io/penstock/meta"
+)
+
+// Diff lists what changed from one snapshot to a later one, or to the live
+// volume (to is zero), in the order of paths. It takes time and memory in
+// proportion to what changed. Errors: NoSuchSnapshot, Invalid (from is not the
+// earlier one).
+func Diff(r Reader, from, to meta.Generation) ([]meta.Change, error) {
+	d := &differ{changed: map[meta.Ino]bool{}, names: map[place]bool{}, gone: map[whom][]place{}, come: map[whom][]place{}}
+	for i, gen := range []meta.Generation{from, to} {
+		s := &d.sides[i]
+		s.tx = tx{view: view{r: r}}
+		s.paths = map[meta.Ino]string{meta.RootIno: ""}
+		if err := s.begin(); err != nil {
+			return nil, err
+		}
+		if gen == 0 && i == 1 {
+			continue
+		}
+		if _, err := s.snapshotAt(uint32(gen)); err != nil {
+			return nil, err
+		}
+		s.gen = uint32(gen)
+	}
+	if d.sides[0].gen >= d.sides[1].gen {
+		return nil, fail("diff", meta.Invalid, fmt.Sprintf("generation %d is not before %d", d.sides[0].gen, d.sides[1].gen))
+	}
+	for _, step := range []func() error{d.readNotes, d.compareNames, d.tellNames, d.tellInodes} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	slices.SortFunc(d.out, func(a, b meta.Change) int {
+		return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.From, b.From))
+	})
+	return d.out, nil
+}
+
+// place is an entry's name.
+type place struct {
+	dir  meta.Ino
+	name string
+}
+
+// whom an entry leads to.
+type whom struct {
+	ino meta.Ino
+	vol meta.VolumeID
+	typ uint32
+}
+
+// side is the volume at one of the two moments.
+type side struct {
+	tx
+	paths map[meta.Ino]string // of directories, as far as they were asked for
+}
+
+type differ struct {
+	sides      [2]side
+	changed    map[meta.Ino]bool
+	names      map[place]bool
+	gone, come map[whom][]place
+	out        []meta.Change
+}
+
+// readNotes gathers what was changed in the generations between.
+func (d *differ) readNotes() error {
+	for _, prefix := range []byte{prefixInoGen, prefixNameGen} {
+		lo := binary.BigEndian.AppendUint32([]byte{prefix}, d.sides[0].gen+1)
+		hi := binary.BigEndian.AppendUint32([]byte{prefix}, d.sides[1].gen)
+		var bad error
+		err := d.sides[0].r.Scan(lo, after(hi), func(k, _ []byte) bool {
+			switch {
+			case len(k) < 13:
+				bad = fail("diff", meta.Corrupt, fmt.Sprintf("key %x", k))
+			case prefix == prefixInoGen:
+				d.changed[meta.Ino(binary.BigEndian.Uint64(k[5:]))] = true
+			default:
+				d.names[place{meta.Ino(binary.BigEndian.Uint64(k[5:])), string(k[13:])}] = true
+			}
+			return bad == nil
+		})
+		if err = cmp.Or(err, bad); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compareNames finds the entries that lead elsewhere than before.
+func (d *differ) compareNames() error {
+	for _, p := range slices.SortedFunc(maps.Keys(d.names), func(a, b place) int {
+		return cmp.Or(cmp.Compare(a.dir, b.dir), cmp.Compare(a.name, b.name))
+	}) {
+		var at [2]whom
+		for i := range d.sides {
+			e, ok, err := d.sides[i].findEntry(p.dir, p.name)
+			if err != nil {
+				return err
+			}
+			if ok {
+				at[i] = whom{e.ino, e.vol, e.typ}
+			}
+		}
+		if at[0] == at[1] {
+			continue
+		}
+		if at[0] != (whom{}) {
+			d.gone[at[0]] = append(d.gone[at[0]], p)
+		}
+		if at[1] != (whom{}) {
+			d.come[at[1]] = append(d.come[at[1]], p)
+		}
+	}
+	return nil
+}
+
+// tellNames turns what came and went into changes: an inode that lost a name
+// and got another was renamed.
+func (d *differ) tellNames() error {
+	for _, w := range slices.SortedFunc(maps.Keys(d.gone), compareWhom) {
+		old, err := d.pathsOf(0, d.gone[w])
+		if err != nil {
+			return err
+		}
+		fresh, err := d.pathsOf(1, d.come[w])
+		if err != nil {
+			return err
+		}
+		delete(d.come, w)
+		for len(old) > 0 || len(fresh) > 0 {
+			c := meta.Change{Ino: w.ino, Type: w.typ}
+			switch {
+			case len(old) == 0:
+				c.Kind, c.Path, fresh = meta.PathAdded, fresh[0], fresh[1:]
+			case len(fresh) == 0:
+				c.Kind, c.Path, old = meta.PathRemoved, old[0], old[1:]
+			default:
+				c.Kind, c.Path, c.From = meta.PathRenamed, fresh[0], old[0]
+				old, fresh = old[1:], fresh[1:]
+			}
+			d.out = append(d.out, c)
+		}
+	}
+	for _, w := range slices.SortedFunc(maps.Keys(d.come), compareWhom) {
+		fresh, err := d.pathsOf(1, d.come[w])
+		if err != nil {
+			return err
+		}
+		for _, p := range fresh {
+			d.out = append(d.out, meta.Change{Kind: meta.PathAdded, Path: p, Ino: w.ino, Type: w.typ})
+		}
+	}
+	return nil
+}
+
+func compareWhom(a, b whom) int {
+	return cmp.Or(cmp.Compare(a.ino, b.ino), cmp.Compare(a.vol, b.vol), cmp.Compare(a.typ, b.typ))
+}
+
+// pathsOf gives the paths of entries on one side, in order.
+func (d *differ) pathsOf(i int, places []place) ([]string, error) {
+	var out []string
+	for _, p := range places {
+		dir, err := d.sides[i].dirPath(p.dir)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, join(dir, p.name))
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+func join(dir, name string) string {
+	if dir == "" {
+		return name
+	}
+	return dir + "/" + name
+}
+
+// dirPath is a directory's path.
+func (s *side) dirPath(dir meta.Ino) (string, error) {
+	if p, ok := s.paths[dir]; ok {
+		return p, nil
+	}
+	if len(s.paths) > 1<<20 {
+		s.paths = map[meta.Ino]string{meta.RootIno: ""}
+	}
+	in, err := s.read(dir)
+	if err != nil {
+		return "", err
+	}
+	name, ok, err := s.nameAt(in, in.Parent)
+	if err == nil && !ok {
+		err = fail("diff", meta.Corrupt, fmt.Sprintf("directory %d is not in its parent %d", dir, in.Parent))
+	}
+	if err != nil {
+		return "", err
+	}
+	up, err := s.dirPath(in.Parent)
+	if err != nil {
+		return "", err
+	}
+	p := join(up, name)
+	s.paths[dir] = p
+	return p, nil
+}
+
+// read reads an inode without keeping it.
+func (s *side) read(ino meta.Ino) (*inode, error) {
+	b, _, ok, err := s.get(appendInodeBase(s.scratch[:0], ino))
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, stale(ino)
+	}
+	in := &inode{}
+	return in, decodeInode(b, ino, in)
+}
+
+// nameAt finds an inode's name in a directory: where the inode says, or, for
+// records that don't say, by looking through the directory.
+func (s *side) nameAt(in *inode, dir meta.Ino) (string, bool, error) {
+	if in.home == dir && dir != 0 {
+		b, _, ok, err := s.get(appendCookieBase(s.scratch[:0], dir, in.homeAt))
+		if err != nil {
+			return "", false, err
+		}
+		if ok {
+			e, name, err := decodeCookie(b)
+			if err != nil {
+				return "", false, err
+			}
+			if e.ino == in.Ino && e.vol == 0 {
+				return string(name), true, nil
+			}
+		}
+	}
+	found := ""
+	lo := appendCookieBase(nil, dir, 0)
+	err := s.scan(lo, after(lo[:9]), func(_, val []byte, _ uint32) (bool, error) {
+		e, name, err := decodeCookie(val)
+		if err == nil && e.ino == in.Ino && e.vol == 0 {
+			found = string(name)
+		}
+		return found == "", err
+	})
+	return found, found != "", err
+}
+
+// tellInodes tells of inodes that are there on both sides and differ.
+func (d *differ) tellInodes() error {
+	lost := map[meta.Ino]int{} // without a name that they know of -> their change
+	for _, ino := range slices.Sorted(maps.Keys(d.changed)) {
+		a, err := d.sides[0].read(ino)
+		if meta.KindOf(err) == meta.Stale {
+			continue
+		} else if err != nil {
+			return err
+		}
+		b, err := d.sides[1].read(ino)
+		if meta.KindOf(err) == meta.Stale {
+			continue
+		} else if err != nil {
+			return err
+		}
+		if a.Nlink == 0 || b.Nlink == 0 {
+			continue
+		}
+		c := meta.Change{Kind: meta.PathChanged, Ino: ino, Type: b.Mode & meta.TypeMask}
+		if !b.IsDir() {
+			if c.Content, err = d.contentDiffers(a, b); err != nil {
+				return err
+			}
+		}
+		differs := c.Content || a.Mode != b.Mode || a.UID != b.UID || a.GID != b.GID
+		if !differs {
+			if differs, err = d.xattrsDiffer(a, b); err != nil {
+				return err
+			}
+		}
+		if !differs {
+			continue
+		}
+		dir := b.home
+		if b.IsDir() {
+			dir = b.Parent
+		}
+		name, ok := "", ino == meta.RootIno
+		if !ok && dir != 0 {
+			if name, ok, err = d.sides[1].nameAt(b, dir); err != nil {
+				return err
+			}
+		}
+		if !ok {
+			lost[ino] = len(d.out)
+		} else if ino != meta.RootIno {
+			up, err := d.sides[1].dirPath(dir)
+			if err != nil {
+				return err
+			}
+			c.Path = join(up, name)
+		}
+		d.out = append(d.out, c)
+	}
+	return d.find(lost)
+}
+
+// find looks through all directories for names of inodes whose record does not
+// tell: from before it did, or with several names of which the last got lost.
+func (d *differ) find(lost map[meta.Ino]int) error {
+	if len(lost) == 0 {
+		return nil
+	}
+	s := &d.sides[1]
+	found := map[meta.Ino]place{}
+	err := s.scan([]byte{prefixCookie}, []byte{prefixCookie + 1}, func(base, val []byte, _ uint32) (bool, error) {
+		e, name, err := decodeCookie(val)
+		if _, want := lost[e.ino]; err == nil && want && e.vol == 0 && len(base) == 17 {
+			found[e.ino] = place{meta.Ino(binary.BigEndian.Uint64(base[1:])), string(name)}
+		}
+		return len(found) < len(lost), err
+	})
+	if err != nil {
+		return err
+	}
+	for _, ino := range slices.Sorted(maps.Keys(lost)) {
+		p, ok := found[ino]
+		if !ok {
+			return fail("diff", meta.Corrupt, fmt.Sprintf("inode %d has links and no name", ino))
+		}
+		up, err := s.dirPath(p.dir)
+		if err != nil {
+			return err
+		}
+		d.out[lost[ino]].Path = join(up, p.name)
+	}
+	return nil
+}
+
+// contentDiffers tells whether a file may hold other bytes. The same bytes in
+// other places count as others.
+func (d *differ) contentDiffers(a, b *inode) (bool, error) {
+	if a.Size != b.Size || a.Mtime != b.Mtime || !bytes.Equal(a.data, b.data) || a.Rdev != b.Rdev || a.Mode&meta.TypeMask != b.Mode&meta.TypeMask {
+		return true, nil
+	}
+	if a.Change == b.Change || !a.IsRegular() {
+		return false, nil
+	}
+	// Times may have been set back: compare where the bytes lie.
+	var l [2][]meta.Extent
+	for i, in := range []*inode{a, b} {
+		if err := d.sides[i].scanLive(in, 0, func(e extent) bool {
+			l[i] = append(l[i], e.Extent)
+			return true
+		}); err != nil {
+			return false, err
+		}
+	}
+	return !slices.Equal(l[0], l[1]), nil
+}
+
+func (d *differ) xattrsDiffer(a, b *inode) (bool, error) {
+	var l [2][]byte
+	for i, in := range []*inode{a, b} {
+		if err := d.sides[i].eachXattr(in, func(name string, val []byte) bool {
+			l[i] = appendBytes(appendBytes(l[i], name), val)
+			return true
+		}); err != nil {
+			return false, err
+		}
+	}
+	return !bytes.Equal(l[0], l[1]), nil
+}

@@ -1,0 +1,347 @@
+package namespace
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+
+	"penstock.io/penstock/meta"
+)
+
+// Snapshots. Taking one records the live generation and begins the next: what
+// changes afterwards is written beside the versions that the snapshot sees
+// (tx.drop, tx.renew). A superseded version is buried with the youngest
+// snapshot that sees it. So when a snapshot goes, its own list tells which
+// versions only it saw; the rest of the list passes to the snapshot before it.
+
+// dropBatch is how many buried versions one DropSnapshot looks at by default.
+const dropBatch = 1000
+
+func checkSnapshotName(name string) error {
+	if err := checkName("snapshot", name); err != nil {
+		if meta.KindOf(err) == meta.NotFound {
+			return fail("snapshot", meta.Invalid, "the empty name")
+		}
+		return err
+	}
+	if isDots(name) || strings.ContainsRune(name, '@') {
+		return fail("snapshot", meta.Invalid, name)
+	}
+	return nil
+}
+
+// snapshots reads all snapshot records, oldest first.
+func (t *tx) snapshots() (l []snapshot, err error) {
+	err = eachKey(t.r, []byte{prefixSnap}, 5, func(k, v []byte) (bool, error) {
+		s, err := decodeSnapshot(v, binary.BigEndian.Uint32(k[1:]))
+		l = append(l, s)
+		return true, err
+	})
+	return l, err
+}
+
+// snapshotAt reads a snapshot that can be read from.
+func (t *tx) snapshotAt(gen uint32) (snapshot, error) {
+	missing := fail("snapshot", meta.NoSuchSnapshot, fmt.Sprintf("generation %d", gen))
+	b, ok, err := t.r.Get(appendSnapKey(nil, gen))
+	if err != nil {
+		return snapshot{}, err
+	}
+	if !ok {
+		return snapshot{}, missing
+	}
+	s, err := decodeSnapshot(b, gen)
+	if err == nil && s.state != snapshotLive {
+		err = missing
+	}
+	return s, err
+}
+
+func (t *tx) putSnapshot(sn *snapshot) {
+	s := t.mark()
+	t.buf = appendSnapKey(t.buf, sn.gen)
+	v := len(t.buf)
+	t.buf = appendSnapshot(t.buf, sn)
+	t.putAt(s, v)
+}
+
+func (t *tx) takeSnapshot(op *meta.TakeSnapshot, res *meta.Result) error {
+	if err := checkSnapshotName(op.Name); err != nil {
+		return err
+	}
+	have, err := t.snapshots()
+	if err != nil {
+		return err
+	}
+	if i := slices.IndexFunc(have, func(s snapshot) bool { return s.name == op.Name && s.state == snapshotLive }); i >= 0 {
+		if op.Token != 0 && have[i].token == op.Token {
+			res.Off = uint64(have[i].gen)
+			return nil
+		}
+		return fail("take snapshot", meta.Exists, op.Name)
+	}
+	if len(have) >= meta.MaxSnapshots {
+		return fail("take snapshot", meta.ResourceExceeded, fmt.Sprintf("%d snapshots", len(have)))
+	}
+	if t.vol.gen == 1<<32-1 {
+		return fail("take snapshot", meta.ResourceExceeded, "generations are used up")
+	}
+	var open meta.Ino
+	if err := OpenEnded(t.r, func(ino meta.Ino, _ meta.ChunkRecord) bool {
+		open = ino
+		return false
+	}); err != nil {
+		return err
+	}
+	if open != 0 {
+		return fail("take snapshot", meta.Busy, fmt.Sprintf("inode %d has an open-ended extent", open))
+	}
+	t.putSnapshot(&snapshot{gen: t.vol.gen, state: snapshotLive, created: t.c.Now, inodes: t.vol.inodes, bytes: t.vol.bytes, token: op.Token, name: op.Name})
+	res.Off = uint64(t.vol.gen)
+	t.vol.lastSnap = t.vol.gen
+	t.vol.snaps++
+	t.vol.gen++
+	return nil
+}
+
+// dropSnapshot does one step. INVARIANT: until its list is empty and its
+// record gone, a snapshot counts for everything that is superseded.
+func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
+	all, err := t.snapshots()
+	if err != nil {
+		return err
+	}
+	at := slices.IndexFunc(all, func(s snapshot) bool { return s.gen == uint32(op.At) })
+	if at < 0 {
+		res.EOF = true
+		return nil
+	}
+	if all[at].rolling {
+		return fail("delete snapshot", meta.Busy, all[at].name)
+	}
+	asked := at
+	if i := slices.IndexFunc(all, func(s snapshot) bool { return s.state == snapshotLeaving }); i >= 0 {
+		at = i
+	}
+	if all[asked].state == snapshotLive && at != asked {
+		all[asked].state = snapshotGone
+		t.putSnapshot(&all[asked])
+	}
+	sn := all[at]
+	if sn.state != snapshotLeaving {
+		sn.state = snapshotLeaving
+		t.putSnapshot(&sn)
+	}
+	limit := int(op.Max)
+	if limit == 0 {
+		limit = dropBatch
+	}
+	var before uint32
+	if at > 0 {
+		before = all[at-1].gen
+	}
+	keys, err := t.keysFrom(appendBuriedKey(nil, sn.gen, nil), limit)
+	if err != nil {
+		return err
+	}
+	freed := t.vol.buried
+	for _, k := range keys {
+		if err := t.unbury(k, before, all); err != nil {
+			return err
+		}
+	}
+	res.Off = freed - t.vol.buried
+	if len(keys) == limit {
+		return nil
+	}
+	if at == 0 {
+		// Nothing is compared with what was before the oldest snapshot.
+		upTo := t.vol.gen
+		if len(all) > 1 {
+			upTo = all[1].gen
+		}
+		n, err := t.forgetChanges(upTo, limit-len(keys))
+		if err != nil || n == limit-len(keys) {
+			return err
+		}
+	}
+	s := t.mark()
+	t.buf = appendSnapKey(t.buf, sn.gen)
+	t.deleteAt(s)
+	t.vol.snaps--
+	if at == len(all)-1 {
+		t.vol.lastSnap = before
+	}
+	res.EOF = at == asked
+	return nil
+}
+
+// keysFrom lists at most limit keys that begin with a prefix.
+func (t *tx) keysFrom(prefix []byte, limit int) (keys [][]byte, err error) {
+	err = t.r.Scan(prefix, after(prefix), func(k, _ []byte) bool {
+		if len(keys) < limit {
+			keys = append(keys, bytes.Clone(k))
+		}
+		return len(keys) < limit
+	})
+	return keys, err
+}
+
+// forgetChanges removes notes about generations up to one, at most limit.
+func (t *tx) forgetChanges(upTo uint32, limit int) (n int, err error) {
+	for _, prefix := range []byte{prefixInoGen, prefixNameGen} {
+		lo, hi := []byte{prefix}, binary.BigEndian.AppendUint32([]byte{prefix}, upTo)
+		err := t.r.Scan(lo, after(hi), func(k, _ []byte) bool {
+			if n < limit {
+				s := t.mark()
+				t.buf = append(t.buf, k...)
+				t.deleteAt(s)
+				n++
+			}
+			return n < limit
+		})
+		if err != nil || n == limit {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// unbury deals with one entry of the list of a snapshot that goes: the version
+// passes to the snapshot before, or goes if that does not see it, together with
+// the tombstone that then covers nothing.
+func (t *tx) unbury(entry []byte, before uint32, all []snapshot) error {
+	key := entry[5:]
+	if len(key) < 1+8+genLen {
+		return fail("delete snapshot", meta.Corrupt, fmt.Sprintf("key %x", entry))
+	}
+	s := t.mark()
+	t.buf = append(t.buf, entry...)
+	t.deleteAt(s)
+	base := bytes.Clone(key[:len(key)-genLen])
+	gen := ^binary.BigEndian.Uint32(key[len(key)-genLen:])
+	if gen <= before {
+		s := t.mark()
+		t.buf = appendBuriedKey(t.buf, before, key)
+		t.putMarker(s)
+		return nil
+	}
+	// The versions around it, newest first.
+	var newer []version
+	older := false
+	var val []byte
+	err := t.r.Scan(base, after(base), func(k, v []byte) bool {
+		g := ^binary.BigEndian.Uint32(k[len(k)-genLen:])
+		switch {
+		case g > gen:
+			newer = append(newer, version{g, isTombstone(v)})
+		case g == gen:
+			val = bytes.Clone(v)
+		default:
+			older = true
+			return false
+		}
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	if val == nil {
+		return fail("delete snapshot", meta.Corrupt, fmt.Sprintf("key %x is buried and not there", key))
+	}
+	s = t.mark()
+	t.buf = append(t.buf, key...)
+	t.deleteAt(s)
+	if base[0] == prefixExtent && !isTombstone(val) {
+		if err := t.uncountBuried(base, val); err != nil {
+			return err
+		}
+	}
+	if older {
+		return nil
+	}
+	for i := len(newer) - 1; i >= 0 && newer[i].tomb; i-- {
+		s = t.mark()
+		t.buf = putGen(append(t.buf, base...), newer[i].gen)
+		t.deleteAt(s)
+		if i == 0 {
+			break // the newest of all: nobody buried it
+		}
+		// It is buried with the youngest snapshot before what superseded it.
+		j, _ := slices.BinarySearchFunc(all, newer[i-1].gen, func(s snapshot, g uint32) int { return cmp.Compare(s.gen, g) })
+		if j == 0 || all[j-1].gen < newer[i].gen {
+			return fail("delete snapshot", meta.Corrupt, fmt.Sprintf("no snapshot sees %x of generation %d", base, newer[i].gen))
+		}
+		s = t.mark()
+		t.buf = putGen(append(appendBuriedKey(t.buf, all[j-1].gen, nil), base...), newer[i].gen)
+		t.deleteAt(s)
+	}
+	return nil
+}
+
+// exhume forgets that a version is buried, since it is the newest again.
+func (t *tx) exhume(base []byte, gen uint32) error {
+	with := []uint32{t.vol.lastSnap}
+	all, err := t.snapshots()
+	if err != nil {
+		return err
+	}
+	if n := len(all); n > 1 && all[n-1].state == snapshotLeaving {
+		with = append(with, all[n-2].gen)
+	}
+	for _, snap := range with {
+		s := t.mark()
+		t.buf = putGen(append(appendBuriedKey(t.buf, snap, nil), base...), gen)
+		t.deleteAt(s)
+	}
+	return nil
+}
+
+// version is one of those of a key.
+type version struct {
+	gen  uint32
+	tomb bool
+}
+
+// uncountBuried takes the bytes of an extent that nobody sees any more off its
+// chunk.
+func (t *tx) uncountBuried(base, val []byte) error {
+	e, err := decodeExtent(val, binary.BigEndian.Uint64(base[9:]))
+	if err != nil || e.Chunk.IsZero() {
+		return err
+	}
+	c, err := t.chunk(e.Chunk)
+	if err != nil {
+		return err
+	}
+	if e.OpenEnded || c.Live < e.Len || t.vol.buried < e.Len {
+		return fail("delete snapshot", meta.Corrupt, fmt.Sprintf("chunk %v counts %d live bytes, %d are buried, an extent holds %d", e.Chunk, c.Live, t.vol.buried, e.Len))
+	}
+	c.Live -= e.Len
+	t.vol.buried -= e.Len
+	return nil
+}
+
+// Snapshots lists a volume's snapshots, oldest first.
+func Snapshots(r Reader) ([]meta.Snapshot, error) {
+	t := tx{view: view{r: r}}
+	all, err := t.snapshots()
+	if err != nil {
+		return nil, err
+	}
+	l := make([]meta.Snapshot, len(all))
+	for i, s := range all {
+		l[i] = meta.Snapshot{Name: s.name, At: meta.Generation(s.gen), Created: s.created, Inodes: s.inodes, Bytes: s.bytes, Deleting: s.state != snapshotLive, Rolling: s.rolling}
+	}
+	return l, nil
+}
+
+// Buried is the bytes of chunks that only snapshots see.
+func Buried(r Reader) (uint64, error) {
+	t := tx{view: view{r: r}}
+	err := t.begin()
+	return t.vol.buried, err
+}
