@@ -3,6 +3,7 @@ package penstock
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,6 +31,8 @@ type chunk struct {
 	w       chunkWriter
 	max     uint64
 	own     bool
+	servers []meta.ServerID
+	asked   time.Time // when its grant was asked for
 	done    sync.Once // seals; then sealErr is how it went
 	sealErr error
 
@@ -47,10 +50,17 @@ type packer struct {
 
 	mu    sync.Mutex
 	cur   *chunk
-	spare [2][]meta.ChunkGrant // packed, own
+	spare [2][]grant                  // packed, own
+	told  map[meta.ServerID]time.Time // to the volume's owner: that it is suspected, when
 }
 
-func (v *Volume) newChunk(g meta.ChunkGrant, own bool) *chunk {
+// grant is a chunk to write, and when it was asked for.
+type grant struct {
+	meta.ChunkGrant
+	asked time.Time
+}
+
+func (v *Volume) newChunk(g grant, own bool) *chunk {
 	limit := g.MaxLen
 	if limit == 0 {
 		limit = v.maxChunk()
@@ -60,46 +70,60 @@ func (v *Volume) newChunk(g meta.ChunkGrant, own bool) *chunk {
 	} else {
 		limit = min(limit, packedMax)
 	}
-	c := &chunk{v: v, id: g.ID, w: v.c.chunks.NewWriter(g), max: limit, own: own}
+	c := &chunk{v: v, id: g.ID, w: v.c.chunks.NewWriter(g.ChunkGrant), max: limit, own: own, servers: g.Servers, asked: g.asked}
 	c.ref = v.refOf(meta.ChunkPlace{ID: g.ID, Servers: g.Servers})
 	return c
 }
 
+// alloc asks the owner for grants; k.alloc is held.
+func (v *Volume) alloc(ctx context.Context, n int, own bool) ([]grant, error) {
+	v.tellSuspects()
+	asked := time.Now()
+	gs, err := v.c.sess.AllocChunks(ctx, v.id, n, own)
+	if err == nil && len(gs) == 0 {
+		err = meta.E("allocate chunk", meta.Unavailable, v.name, nil)
+	}
+	l := make([]grant, len(gs))
+	for i, g := range gs {
+		l[i] = grant{g, asked}
+	}
+	return l, err
+}
+
 // grant takes a chunk grant, from the spare ones if there are.
-func (v *Volume) grant(ctx context.Context, own bool) (meta.ChunkGrant, error) {
+func (v *Volume) grant(ctx context.Context, own bool) (grant, error) {
 	k := &v.pack
 	i := 0
 	if own {
 		i = 1
 	}
-	pop := func() (g meta.ChunkGrant, ok bool) {
+	pop := func() (g grant, ok bool) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if s := k.spare[i]; len(s) > 0 {
-			g, k.spare[i] = s[0], s[1:]
-			return g, true
+		for len(k.spare[i]) > 0 {
+			g, k.spare[i] = k.spare[i][0], k.spare[i][1:]
+			if !v.c.suspects.since(g.Servers, g.asked) {
+				return g, true
+			}
+			v.giveBack(g)
 		}
-		return g, false
+		return grant{}, false
 	}
 	g, ok := pop()
 	if !ok {
 		k.alloc.Lock()
-		if g, ok = pop(); !ok {
-			gs, err := v.c.sess.AllocChunks(ctx, v.id, 2, own)
-			if err != nil || len(gs) == 0 {
-				k.alloc.Unlock()
-				if err == nil {
-					err = meta.E("allocate chunk", meta.Unavailable, v.name, nil)
-				}
-				return g, err
-			}
-			g = gs[0]
-			k.mu.Lock()
-			k.spare[i] = append(k.spare[i], gs[1:]...)
-			k.mu.Unlock()
+		defer k.alloc.Unlock()
+		if g, ok = pop(); ok {
+			return g, nil
 		}
-		k.alloc.Unlock()
-		return g, nil
+		gs, err := v.alloc(ctx, 2, own)
+		if err != nil {
+			return grant{}, err
+		}
+		k.mu.Lock()
+		k.spare[i] = append(k.spare[i], gs[1:]...)
+		k.mu.Unlock()
+		return gs[0], nil
 	}
 	// The spare one was taken: have another by the time it is needed.
 	v.c.spawn(func() {
@@ -113,13 +137,23 @@ func (v *Volume) grant(ctx context.Context, own bool) (meta.ChunkGrant, error) {
 		if have > 0 {
 			return
 		}
-		if gs, err := v.c.sess.AllocChunks(v.c.ctx, v.id, 1, own); err == nil {
+		if gs, err := v.alloc(v.c.ctx, 1, own); err == nil {
 			k.mu.Lock()
 			k.spare[i] = append(k.spare[i], gs...)
 			k.mu.Unlock()
 		}
 	})
 	return g, nil
+}
+
+// giveBack ends a chunk that nothing was written to.
+func (v *Volume) giveBack(g grant) {
+	v.c.spawn(func() {
+		v.c.stats.rpcs.Add(1)
+		if _, err := v.c.sess.EndChunk(v.c.ctx, v.id, g.ID, 0); err != nil && v.c.ctx.Err() == nil {
+			v.c.log.Warn("unused chunk could not be sealed; its session's end will do it", "chunk", g.ID, "err", err)
+		}
+	})
 }
 
 func (v *Volume) newOwn(ctx context.Context) (*chunk, error) {
@@ -136,7 +170,7 @@ func (v *Volume) packed(ctx context.Context, n int) (*chunk, error) {
 	for {
 		k.mu.Lock()
 		c := k.cur
-		if c != nil && !c.isBroken() && c.w.Len()+uint64(n) <= c.max {
+		if c != nil && !c.doubtful() && c.w.Len()+uint64(n) <= c.max {
 			k.mu.Unlock()
 			return c, nil
 		}
@@ -166,6 +200,11 @@ func (v *Volume) packed(ctx context.Context, n int) (*chunk, error) {
 	}
 }
 
+// chunkTries bounds the fresh chunks that are tried for the same bytes at
+// once: each that fails takes a server out of the next. The flush goes on, with
+// pauses.
+const chunkTries = 3
+
 // appendPacked appends p to the packed chunk; after a failure to a fresh one.
 func (v *Volume) appendPacked(ctx context.Context, p []byte) (*chunk, uint64, error) {
 	for try := 0; ; try++ {
@@ -188,8 +227,8 @@ func (v *Volume) appendPacked(ctx context.Context, p []byte) (*chunk, uint64, er
 			v.unpack(c)
 			v.breakChunk(c, err)
 		}
-		if try >= 2 {
-			return nil, 0, err
+		if try >= chunkTries {
+			return nil, 0, errors.Join(errAgain, err)
 		}
 	}
 }
@@ -207,6 +246,10 @@ func (c *chunk) isBroken() bool {
 	defer c.mu.Unlock()
 	return c.broken
 }
+
+// doubtful reports that nothing more should be appended: the chunk failed, or
+// another that one of its servers has a part in.
+func (c *chunk) doubtful() bool { return c.isBroken() || c.v.c.suspects.since(c.servers, c.asked) }
 
 // holdBlob counts a blob that was appended; dropBlob when it is committed or
 // given up.
@@ -268,7 +311,9 @@ func (v *Volume) breakChunk(c *chunk, err error) {
 	c.mu.Unlock()
 	if first {
 		v.unpack(c)
-		v.c.log.Warn("chunk failed, going on in another", "chunk", c.id, "err", err)
+		failed := c.w.Failed()
+		v.c.suspects.add(failed)
+		v.c.log.Warn("chunk failed, going on in another", "chunk", c.id, "servers", failed, "err", err)
 	}
 	if seal {
 		v.sealLater(c)
@@ -289,7 +334,7 @@ func (v *Volume) seal(ctx context.Context, c *chunk) error {
 	c.done.Do(func() {
 		_ = c.w.Close()
 		v.c.stats.rpcs.Add(1)
-		rec, err := v.c.sess.SealChunk(ctx, v.id, c.id)
+		rec, err := v.c.sess.EndChunk(ctx, v.id, c.id, c.w.Acked())
 		if err != nil {
 			c.sealErr = err
 			return
@@ -330,13 +375,84 @@ func (v *Volume) forgetChunks() {
 	k := &v.pack
 	k.mu.Lock()
 	c := k.cur
-	k.cur, k.spare = nil, [2][]meta.ChunkGrant{}
+	k.cur, k.spare, k.told = nil, [2][]grant{}, nil
 	k.mu.Unlock()
 	if c != nil {
 		c.mu.Lock()
 		c.broken, c.retired = true, true
 		c.mu.Unlock()
 		_ = c.w.Close()
+	}
+}
+
+// ---- suspicion
+
+// suspects are the chunk servers that failed this client, and when they did so
+// last. Chunks whose grants were asked for before that are not begun, nor gone
+// on with; the owners, told of it, leave these servers out for a while.
+type suspects struct {
+	mu sync.Mutex
+	at map[meta.ServerID]time.Time
+}
+
+// tellFor is how long after a failure owners are told of it.
+const tellFor = 10 * time.Second
+
+func (u *suspects) add(servers []meta.ServerID) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.at == nil {
+		u.at = make(map[meta.ServerID]time.Time)
+	}
+	for _, id := range servers {
+		u.at[id] = time.Now()
+	}
+}
+
+// since reports that one of the servers failed after a time.
+func (u *suspects) since(servers []meta.ServerID, t time.Time) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.at) == 0 {
+		return false
+	}
+	return slices.ContainsFunc(servers, func(id meta.ServerID) bool { return u.at[id].After(t) })
+}
+
+// recent copies those that failed not long ago.
+func (u *suspects) recent() map[meta.ServerID]time.Time {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	var l map[meta.ServerID]time.Time
+	for id, at := range u.at {
+		if time.Since(at) < tellFor {
+			if l == nil {
+				l = make(map[meta.ServerID]time.Time)
+			}
+			l[id] = at
+		}
+	}
+	return l
+}
+
+// tellSuspects tells the volume's owner what it has not heard yet.
+func (v *Volume) tellSuspects() {
+	recent := v.c.suspects.recent()
+	if len(recent) == 0 {
+		return
+	}
+	k := &v.pack
+	var news []meta.ServerID
+	k.mu.Lock()
+	for id, at := range recent {
+		if k.told[id] != at {
+			news = append(news, id)
+		}
+	}
+	k.told = recent
+	k.mu.Unlock()
+	if len(news) > 0 {
+		v.c.sess.Suspect(v.id, news)
 	}
 }
 
@@ -347,6 +463,7 @@ const maxPlaces = 200_000
 
 // refOf gives the shared reference to a chunk, with a newer place.
 func (v *Volume) refOf(pl meta.ChunkPlace) *chunkRef {
+	v = v.home()
 	v.placeMu.Lock()
 	defer v.placeMu.Unlock()
 	r := v.places[pl.ID]
@@ -377,6 +494,7 @@ func (v *Volume) committed(e meta.Extent) segment {
 		s.pos = 0
 		return s
 	}
+	v = v.home()
 	v.placeMu.Lock()
 	s.ref = v.places[e.Chunk]
 	if s.ref == nil { // an owner that left the place out: reading asks again

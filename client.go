@@ -6,13 +6,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
 )
 
 // Config says how to reach a cluster and how much memory to use.
@@ -23,6 +23,16 @@ type Config struct {
 	Name string
 	// Host is the boot id of this machine; empty: read from the kernel.
 	Host string
+	// Topology is where this client stands, /dc/rack/node, so that it reads from
+	// the nearest replica; empty: where a chunk server on this machine does.
+	Topology string
+	// Congestion is the TCP congestion control of connections to chunk servers;
+	// empty leaves the machine's default.
+	Congestion string
+	// Creds are shown to servers reached over TCP; nil: Unix sockets only.
+	Creds *peer.Credentials
+	// UnsafeNoVerify reads bytes without checking them (positive control).
+	UnsafeNoVerify bool
 	// Logger gets what nobody asked for; nil: slog.Default().
 	Logger *slog.Logger
 	// WriteBuffer bounds the bytes that are written and not yet durable, in
@@ -39,7 +49,7 @@ type Config struct {
 }
 
 // Client is a connection to a cluster: one session, one cache, one write
-// buffer for all volumes.
+// buffer for all volumes, whichever servers own them.
 type Client struct {
 	cfg    Config
 	log    *slog.Logger
@@ -55,8 +65,8 @@ type Client struct {
 	incarnation uint64
 	unique      atomic.Uint64
 	dentries    atomic.Int64
-	expiries    atomic.Uint64
 	evicting    atomic.Bool
+	suspects    suspects
 
 	flushEvery   time.Duration
 	flushBytes   int64 // dirty bytes of a volume that wake the flusher
@@ -64,7 +74,8 @@ type Client struct {
 
 	mu      sync.Mutex
 	closed  bool
-	volumes map[meta.VolumeID]*Volume
+	volumes map[meta.VolumeID]*Volume // by ID: live ones and views
+	views   views
 
 	stats struct {
 		rpcs, hits, recalls, written, read, appended, commits, lost atomic.Uint64
@@ -126,7 +137,15 @@ func (c *Client) opID(call *Call) meta.OpID {
 }
 
 // valid is how long what is leased may be believed by someone above.
-func (c *Client) valid() time.Duration { return max(c.sess.LeaseLeft()-leaseMargin, 0) }
+func (v *Volume) valid() time.Duration {
+	if v.view == nil {
+		return max(v.c.sess.LeaseLeft(v.id)-leaseMargin, 0)
+	}
+	if v.view.gone.Load() {
+		return 0
+	}
+	return viewValid
+}
 
 func (c *Client) maxDentries() int64 { return 4 * int64(c.cfg.MetaCache) }
 
@@ -164,10 +183,14 @@ func (c *Client) Volume(ctx context.Context, name string) (*Volume, error) {
 }
 
 // VolumeByID opens a volume by number, as a junction names it. It asks nobody
-// after the first time. Errors: NoSuchVolume.
+// after the first time. The number of a view (Entry.Volume, ViewID) finds it as
+// long as it is open. Errors: NoSuchVolume; Stale (a view that has ended).
 func (c *Client) VolumeByID(ctx context.Context, id meta.VolumeID) (*Volume, error) {
 	if v := c.lookVolume(id); v != nil {
 		return v, nil
+	}
+	if id > meta.MaxVolume {
+		return nil, meta.E("open snapshot", meta.Stale, fmt.Sprintf("view %d", id), nil)
 	}
 	return c.openVolume(ctx, id, "")
 }
@@ -180,10 +203,11 @@ func (c *Client) openVolume(ctx context.Context, id meta.VolumeID, name string) 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	v := c.volumes[i.ID]
-	if v == nil {
+	fresh := v == nil
+	if fresh {
 		v = &Volume{
 			c: c, id: i.ID, name: i.Name,
-			names:  nameLocks{seed: maphash.MakeSeed()},
+			names:  newNames(),
 			places: make(map[meta.ChunkID]*chunkRef),
 			dirty:  make(map[*inode]struct{}),
 			kicked: make(chan struct{}, 1),
@@ -191,6 +215,9 @@ func (c *Client) openVolume(ctx context.Context, id meta.VolumeID, name string) 
 		c.volumes[i.ID] = v
 	}
 	v.setPolicy(i.Policy)
+	if fresh {
+		v.meter.on.Store(i.Policy.QuotaBytes > 0) // until the owner says so itself
+	}
 	return v, nil
 }
 

@@ -45,6 +45,9 @@ type dirPage struct {
 	named   bool // its names are cached, so removals are known
 }
 
+// noListing as listNext: no page continues a listing from its begin.
+const noListing = 1<<64 - 1
+
 // Bounds of listings.
 const (
 	missesToPrefetch = 3
@@ -77,6 +80,7 @@ func (in *inode) setNameLocked(name string, to dent) {
 		if _, ok := d.names[name]; !ok {
 			c.dentries.Add(-int64(old))
 			d.names, d.complete, d.page, old = make(map[string]dent), false, nil, 0
+			d.listNext = noListing // what it has cached so far is gone
 		}
 	}
 	d.names[name] = to
@@ -109,6 +113,9 @@ func (v *Volume) Lookup(ctx context.Context, parent meta.Ino, name string) (Entr
 	}
 	if len(name) > meta.MaxName {
 		return Entry{}, meta.E("lookup", meta.NameTooLong, "", nil)
+	}
+	if v.isStub(parent) {
+		return Entry{Volume: v.id, Negative: true, Valid: v.valid()}, nil
 	}
 	p := v.node(parent)
 	defer p.put()
@@ -163,7 +170,7 @@ func (v *Volume) Lookup(ctx context.Context, parent meta.Ino, name string) (Entr
 	if err != nil {
 		e := Entry{Volume: v.id, Negative: true}
 		if steady {
-			e.Valid = v.c.valid()
+			e.Valid = v.valid()
 		}
 		return e, nil
 	}
@@ -182,11 +189,14 @@ func (v *Volume) entryOf(ctx context.Context, to dent, steady bool) (Entry, erro
 	if to.ino == 0 {
 		e := Entry{Volume: v.id, Negative: true}
 		if steady {
-			e.Valid = v.c.valid()
+			e.Valid = v.valid()
 		}
 		return e, nil
 	}
 	w := v
+	if to.vol != 0 && v.frozen() {
+		return v.stub(stubIno(to.vol)), nil
+	}
 	if to.vol != 0 {
 		var err error
 		if w, err = v.c.VolumeByID(ctx, to.vol); err != nil {
@@ -203,6 +213,9 @@ func (v *Volume) entryOf(ctx context.Context, to dent, steady bool) (Entry, erro
 // GetAttr gives an inode's attributes, with what this client has written and
 // not committed yet.
 func (v *Volume) GetAttr(ctx context.Context, ino meta.Ino) (Entry, error) {
+	if v.isStub(ino) {
+		return v.stub(ino), nil
+	}
 	in := v.node(ino)
 	defer in.put()
 	in.mu.Lock()
@@ -314,6 +327,9 @@ func (in *inode) prefetch() {
 // claim to cache them if plus; where attributes are not known Entry.Attr.Ino is
 // zero. "." and ".." are not in the list. eof tells that nothing follows.
 func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, cookie uint64, max int, plus bool) (list []DirEntry, eof bool, err error) {
+	if v.isStub(ino) {
+		return nil, true, nil
+	}
 	in := v.node(ino)
 	defer in.put()
 	if cookie == 0 {
@@ -406,6 +422,9 @@ func (in *inode) entries(ctx context.Context, es []meta.Dirent, eof bool, max in
 		list[i] = DirEntry{Name: e.Name, Ino: e.Ino, Volume: v.id, Type: e.Type, Cookie: e.Cookie}
 		if e.Volume != 0 {
 			list[i].Volume, list[i].Ino, list[i].Type = e.Volume, meta.RootIno, meta.TypeDir
+			if v.frozen() {
+				list[i].Volume, list[i].Ino = v.id, stubIno(e.Volume)
+			}
 			if plus {
 				list[i].Entry, _ = v.entryOf(ctx, dent{meta.RootIno, e.Volume}, steady)
 			}

@@ -6,6 +6,7 @@ import (
 	chunkclient "penstock.io/penstock/chunkserver/client"
 	"penstock.io/penstock/meta"
 	metaclient "penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/process"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -14,16 +15,22 @@ import (
 func Dial(ctx context.Context, cfg Config) (*Client, error) {
 	c := newClient(cfg)
 	if c.cfg.Host == "" {
-		c.cfg.Host = metaclient.BootID()
+		c.cfg.Host = process.Boot()
 	}
 	// Grants and recalls come only after the first operation, so the handler
 	// is whole by then; an expiry may come earlier and finds nothing to void.
-	s, err := metaclient.Dial(ctx, metaclient.Config{Addrs: cfg.Meta, Name: cfg.Name, Handler: c, Logger: c.log, Host: c.cfg.Host})
+	s, err := metaclient.Dial(ctx, metaclient.Config{Addrs: cfg.Meta, Name: cfg.Name, Handler: c, Logger: c.log, Host: c.cfg.Host, Creds: cfg.Creds})
 	if err != nil {
 		c.cancel()
 		return nil, err
 	}
-	io := chunkclient.New(chunkclient.Config{Resolve: s.Resolve, ReadCap: s.ReadCap, Name: cfg.Name, HostID: c.cfg.Host, Logger: c.log})
+	io := chunkclient.New(chunkclient.Config{
+		Resolve: s.Resolve, ReadCap: s.ReadCap, Renew: s.RenewCap, AppendCap: s.AppendCap, Name: cfg.Name, HostID: c.cfg.Host, Logger: c.log, Creds: cfg.Creds, UnsafeNoVerify: cfg.UnsafeNoVerify,
+		Topology: cfg.Topology, Servers: s.Servers, Congestion: cfg.Congestion,
+		Corrupt: func(id meta.ChunkID, server meta.ServerID) {
+			s.Trouble(id.Volume, nil, []wire.BadReplica{{Chunk: id, Server: server}})
+		},
+	})
 	c.attach(session{s}, chunkPool{io})
 	return c, nil
 }
@@ -39,6 +46,8 @@ func (s session) DoBatch(ctx context.Context, v meta.VolumeID, ops []batchOp) ([
 	}
 	return s.Session.DoBatch(ctx, v, l)
 }
+
+func (s session) Suspect(v meta.VolumeID, servers []meta.ServerID) { s.Trouble(v, servers, nil) }
 
 func (s session) Volume(ctx context.Context, id meta.VolumeID, name string) (volumeInfo, error) {
 	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: id, Name: name})
@@ -56,3 +65,15 @@ func (s session) Volume(ctx context.Context, id meta.VolumeID, name string) (vol
 type chunkPool struct{ *chunkclient.Client }
 
 func (p chunkPool) NewWriter(g meta.ChunkGrant) chunkWriter { return p.Client.NewWriter(g) }
+
+func (s session) ListSnapshots(ctx context.Context, v meta.VolumeID) ([]meta.Snapshot, error) {
+	list, err := s.Snapshots(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	l := make([]meta.Snapshot, len(list.Snapshots))
+	for i, x := range list.Snapshots {
+		l[i] = meta.Snapshot{Name: x.Name, At: x.At, Created: meta.Time(x.Created.UnixNano()), Inodes: x.Inodes, Bytes: x.Bytes, Deleting: x.State == wire.SnapshotDeleting}
+	}
+	return l, nil
+}

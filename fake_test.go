@@ -14,6 +14,7 @@ import (
 	"github.com/google/btree"
 
 	"penstock.io/penstock/meta"
+	metaclient "penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/namespace"
 )
 
@@ -36,7 +37,9 @@ type world struct {
 
 	chunks map[meta.ChunkID]*fakeChunk
 	calls  map[meta.OpCode]int
-	syncs  int
+	// callsAt counts reads at snapshots, lists the lists of them.
+	callsAt, lists int
+	syncs          int
 	// fail is asked before an operation runs.
 	fail func(op meta.Op) error
 	// failChunk is asked before an append or sync of a chunk.
@@ -383,6 +386,13 @@ func (s *fakeSession) DoBatch(ctx context.Context, v meta.VolumeID, ops []batchO
 	errs := make([]error, len(ops))
 	var all []meta.Grant
 	for i, o := range ops {
+		if o.At != 0 {
+			r, err := w.queryAtLocked(s, o.At, o.Op)
+			if errs[i] = err; r != nil {
+				res[i] = *r
+			}
+			continue
+		}
 		r, g, err := w.runLocked(s, o.ID, o.Op, o.Want)
 		if r != nil {
 			res[i] = *clone(r)
@@ -401,6 +411,56 @@ func (s *fakeSession) DoBatch(ctx context.Context, v meta.VolumeID, ops []batchO
 	w.mu.Unlock()
 	<-ch
 	return res, errs, nil
+}
+
+func (s *fakeSession) DoAt(_ context.Context, v meta.VolumeID, at meta.Generation, op meta.Op) (*meta.Result, error) {
+	w := s.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.queryAtLocked(s, at, op)
+}
+
+// queryAtLocked answers a read at a snapshot.
+func (w *world) queryAtLocked(s *fakeSession, at meta.Generation, op meta.Op) (*meta.Result, error) {
+	w.callsAt++
+	c := w.context(s.id, meta.OpID{})
+	c.At = at
+	res, err := namespace.Query(w.store, c, op)
+	return clone(res), err
+}
+
+func (s *fakeSession) ListSnapshots(context.Context, meta.VolumeID) ([]meta.Snapshot, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	s.w.lists++
+	return namespace.Snapshots(s.w.store)
+}
+
+// take takes a snapshot of what clients have flushed.
+func (w *world) take(name string) meta.Generation {
+	w.t.Helper()
+	return meta.Generation(w.run(&meta.TakeSnapshot{Name: name}).Off)
+}
+
+// run executes an operation as the owner itself.
+func (w *world) run(op meta.Op) *meta.Result {
+	w.t.Helper()
+	w.mu.Lock()
+	res, eff, err := namespace.Execute(w.store, w.context(0, meta.OpID{}), op)
+	if err == nil {
+		w.store.apply(eff)
+	}
+	w.mu.Unlock()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return res
+}
+
+func (w *world) drop(at meta.Generation) {
+	w.t.Helper()
+	for !w.run(&meta.DropSnapshot{At: at}).EOF {
+	}
 }
 
 func (s *fakeSession) Sync(context.Context, meta.VolumeID) error {
@@ -430,7 +490,7 @@ func (s *fakeSession) AllocChunks(ctx context.Context, v meta.VolumeID, n int, o
 	return g, nil
 }
 
-func (s *fakeSession) SealChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID) (meta.ChunkRecord, error) {
+func (s *fakeSession) EndChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID, need uint64) (meta.ChunkRecord, error) {
 	w := s.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -441,6 +501,12 @@ func (s *fakeSession) SealChunk(ctx context.Context, v meta.VolumeID, id meta.Ch
 		return meta.ChunkRecord{}, err
 	}
 	return res.Chunks[0], nil
+}
+
+func (s *fakeSession) Suspect(meta.VolumeID, []meta.ServerID) {}
+
+func (s *fakeSession) Reserve(_ context.Context, _ meta.VolumeID, _, want, _ uint64) (metaclient.Promise, error) {
+	return metaclient.Promise{Granted: want, Metered: true}, nil
 }
 
 func (s *fakeSession) SetLock(context.Context, meta.VolumeID, meta.Lock, bool) error { return nil }
@@ -463,7 +529,7 @@ func (s *fakeSession) Drop(v meta.VolumeID, inos []meta.Ino) {
 	s.w.cond.Broadcast()
 }
 
-func (s *fakeSession) LeaseLeft() time.Duration { return s.left }
+func (s *fakeSession) LeaseLeft(meta.VolumeID) time.Duration { return s.left }
 
 func (s *fakeSession) Volume(_ context.Context, id meta.VolumeID, name string) (volumeInfo, error) {
 	if id != 1 && name != "root" {
@@ -515,7 +581,7 @@ func (s *fakeSession) expire() {
 	w.startLocked(s)
 	ch := make(chan struct{})
 	s.events <- func() {
-		s.c.Expired(meta.E("session", meta.SessionExpired, "", nil))
+		s.c.Expired([]meta.VolumeID{1}, meta.E("session", meta.SessionExpired, "", nil))
 		close(ch)
 	}
 	w.mu.Unlock()
@@ -616,3 +682,7 @@ func (f *fakeChunks) Backing(_ context.Context, pl meta.ChunkPlace) (*os.File, e
 }
 func (f *fakeChunks) Prefetch(meta.ChunkPlace, uint64, uint64) {}
 func (f *fakeChunks) Close() error                             { return nil }
+
+func (x *fakeWriter) Failed() []meta.ServerID { return nil }
+
+func (x *fakeWriter) Acked() uint64 { return x.Len() }

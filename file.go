@@ -59,6 +59,8 @@ type file struct {
 	// lo and hi bound where blobs that are not clean lie.
 	lo, hi uint64
 
+	promised promise // of the quota, for what is not committed
+
 	wake chan struct{} // closed at the next change; nil: nobody waits
 }
 
@@ -298,7 +300,7 @@ func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteR
 		// is good for one read, because a kernel that keeps the page is told to
 		// drop it after the read. It is not good when another reply brought the
 		// lease: then nobody would tell the kernel.
-		if want == meta.LeaseShared && sn.granted {
+		if want == meta.LeaseShared && (sn.granted || in.vol.frozen()) {
 			return f, sn, nil
 		}
 		// What is held but can't be trusted now (the session's clock ran out) must
@@ -332,6 +334,9 @@ func (v *Volume) Open(ctx context.Context, call *Call, ino meta.Ino, flags uint3
 	write := forWriting(flags)
 	want := meta.LeaseShared
 	if write {
+		if err := v.readOnly("open"); err != nil {
+			return OpenInfo{}, err
+		}
 		v.refreshPolicy(ctx)
 		want = meta.LeaseExclusive
 	}
@@ -391,7 +396,7 @@ func (in *inode) openInfoLocked() OpenInfo {
 		Entry:     in.entryLocked(nil, true),
 		KeepCache: live,
 		DirectIO:  !live,
-		Sealed:    in.attr.Flags&meta.FlagSealed != 0,
+		Sealed:    in.attr.Flags&meta.FlagSealed != 0 || in.vol.frozen(),
 	}
 	if !live {
 		info.Entry = Entry{Volume: in.vol.id}
@@ -445,6 +450,9 @@ func (v *Volume) opened(res *meta.Result, stamp stamp, flags uint32) OpenInfo {
 
 // Tmpfile makes and opens a regular file without a name (O_TMPFILE).
 func (v *Volume) Tmpfile(ctx context.Context, call *Call, req meta.Tmpfile, flags uint32) (OpenInfo, error) {
+	if err := v.readOnly("tmpfile"); err != nil {
+		return OpenInfo{}, err
+	}
 	res, stamp, err := v.do(ctx, call, &req, meta.LeaseExclusive)
 	if err != nil {
 		return OpenInfo{}, err
@@ -471,7 +479,7 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 	}
 	last := f.opens == 0
 	known := in.attrOK && in.liveLocked()
-	dead := f.orphaned || known && in.attr.Nlink == 0
+	dead := !v.frozen() && (f.orphaned || known && in.attr.Nlink == 0)
 	if last && f.errFor != 0 && f.uncommitted == 0 {
 		f.err, f.errFor = nil, 0 // nobody is left to tell
 	}

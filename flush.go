@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"penstock.io/penstock/meta"
 )
@@ -29,15 +30,15 @@ const (
 
 // Bounds of a flush.
 const (
-	flushTries   = 3
-	maxExtents   = 2048      // in one Write
-	gatherSize   = 1 << 20   // bytes of small blobs in one append
-	gatherBelow  = 64 << 10  // a blob smaller than this is copied together with others
-	groupBytes   = 16 << 20  // bytes of one background round
-	groupFiles   = 512       // files of one
-	inlineBatch  = 256 << 10 // inline bytes in one batch
-	ownChunkFrom = 1 << 20   // a file with that many bytes to append gets its own chunk
-	endedAfter   = 2         // fsyncs of an appended tail before the journal gets an open end
+	flushFor     = 15 * time.Second // that chunks fail and others are tried, until the caller is told
+	maxExtents   = 2048             // in one Write
+	gatherSize   = 1 << 20          // bytes of small blobs in one append
+	gatherBelow  = 64 << 10         // a blob smaller than this is copied together with others
+	groupBytes   = 16 << 20         // bytes of one background round
+	groupFiles   = 512              // files of one
+	inlineBatch  = 256 << 10        // inline bytes in one batch
+	ownChunkFrom = 1 << 20          // a file with that many bytes to append gets its own chunk
+	endedAfter   = 2                // fsyncs of an appended tail before the journal gets an open end
 )
 
 // work is one file in a flush.
@@ -52,7 +53,7 @@ type work struct {
 	size   uint64
 	mtime  meta.Time
 	puts   uint32
-	epoch  uint64 // expiries of the session when captured
+	epoch  uint64 // expiries of the volume when captured
 	fast   bool   // the journal's open end covers it: no commit
 	open   bool   // commit the last extent open-ended
 	close  bool   // commit an explicit end of the open-ended extent
@@ -62,6 +63,10 @@ type work struct {
 	done   bool
 	err    error
 	ops    int // in the batch
+	// admitted is what the file was promised when it was captured; promised is
+	// what goes with the commit, and comes back if that fails.
+	admitted uint64
+	promised promise
 	// pushTurn: this flush holds the file's push turn.
 	pushTurn bool
 }
@@ -71,7 +76,8 @@ func (v *Volume) capture(w *work) {
 	in, f := w.in, w.in.fileLocked()
 	w.f, w.segs, w.blobs, w.data = f, nil, nil, nil
 	w.inline, w.fast, w.open, w.close, w.seal, w.idle, w.own = false, false, false, false, false, false, nil
-	w.size, w.mtime, w.puts, w.epoch = f.size, f.mtime, f.puts, v.c.expiries.Load()
+	w.size, w.mtime, w.puts, w.epoch = f.size, f.mtime, f.puts, v.expiries.Load()
+	w.admitted = v.meter.has(&f.promised)
 	w.seal = f.sealWant
 	if f.uncommitted == 0 && !f.metaDirty && !w.seal && !(f.ended && w.mode == flushClose) {
 		w.idle = true
@@ -129,7 +135,7 @@ func (v *Volume) capture(w *work) {
 	tail := w.tailFrom(f)
 	switch {
 	case f.ended:
-		if w.mode == flushClose || !w.fitsEnd(f) || w.inline || w.seal || f.own.isBroken() {
+		if w.mode == flushClose || !w.fitsEnd(f) || w.inline || w.seal || f.own.doubtful() {
 			w.close = true
 		} else {
 			w.fast = true
@@ -234,7 +240,7 @@ func (g *gather) flush(ctx context.Context) error {
 	c, off, err := g.v.appendPacked(ctx, g.buf)
 	for _, it := range g.list {
 		if err != nil {
-			it.w.err = errors.Join(it.w.err, err)
+			it.w.err = errors.Join(it.w.err, pushAgain(ctx, err))
 			continue
 		}
 		g.v.placed(it.w.in, it.b, c, off+uint64(it.at))
@@ -276,7 +282,7 @@ func (v *Volume) push(ctx context.Context, w *work, g *gather) error {
 			continue
 		}
 		whole := s.pos == 0 && s.n == uint64(len(b.data))
-		if own != nil && (w.close && f.ended || own.isBroken() || own.w.Len()+s.n > own.max) && !(w.fast) {
+		if own != nil && (w.close && f.ended || own.doubtful() || own.w.Len()+s.n > own.max) && !(w.fast) {
 			v.dropOwn(in, f, own)
 			own = nil
 		}
@@ -305,7 +311,7 @@ func (v *Volume) push(ctx context.Context, w *work, g *gather) error {
 			}
 			v.dropOwn(in, f, own)
 			if w.fast || w.open {
-				return err
+				return errors.Join(errAgain, err)
 			}
 		}
 		if w.fast { // the chunk is full or does not fit after all: capture anew, closing it
@@ -374,7 +380,7 @@ func (v *Volume) flushGroup(ctx context.Context, ws []*work, leavePush bool) {
 	}
 	v.pushGroup(ctx, ws, leavePush)
 	v.commitGroup(ctx, ws)
-	for try := 1; try < flushTries; try++ {
+	for begun, pause := time.Now(), time.Duration(0); time.Since(begun) < flushFor; pause = min(2*pause+10*time.Millisecond, time.Second) {
 		var again []*work
 		for _, w := range ws {
 			if w.err != nil && errors.Is(w.err, errAgain) && ctx.Err() == nil {
@@ -383,6 +389,13 @@ func (v *Volume) flushGroup(ctx context.Context, ws []*work, leavePush bool) {
 		}
 		if len(again) == 0 {
 			return
+		}
+		if pause > 0 { // the first time there mostly is a better chunk
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return
+			}
 		}
 		for _, w := range again {
 			w.err = nil
@@ -430,9 +443,10 @@ func (v *Volume) pushGroup(ctx context.Context, ws []*work, leavePush bool) {
 	}
 }
 
-// pushAgain decides whether another chunk may help.
+// pushAgain decides whether another chunk may help. It may when one failed,
+// be it that a disk of it is full; not when no chunk is to be had.
 func pushAgain(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || errors.Is(err, errAgain) {
 		return err
 	}
 	switch meta.KindOf(err) {
@@ -469,10 +483,15 @@ func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
 			w.own = w.f.own
 		}
 		list := v.commitOps(w)
+		v.meter.move(&w.f.promised, &w.promised, w.admitted)
 		w.in.mu.Unlock()
 		w.ops = len(list)
-		for _, op := range list {
-			ops, of = append(ops, batchOp{Op: op}), append(of, w)
+		for i, op := range list {
+			b := batchOp{Op: op, Draw: i < len(list)-1}
+			if !b.Draw {
+				b.Reserved = w.promised.n
+			}
+			ops, of = append(ops, b), append(of, w)
 		}
 		if inline += len(w.data); len(ops) >= groupFiles || inline >= inlineBatch {
 			send()
@@ -534,7 +553,10 @@ func (v *Volume) syncGroup(ctx context.Context, ws []*work) {
 				continue
 			}
 			if err := errs[b.cw]; err != nil {
-				w.err = errors.Join(w.err, pushAgain(ctx, err))
+				if ctx.Err() == nil {
+					err = errors.Join(errAgain, err)
+				}
+				w.err = errors.Join(w.err, err)
 				if b.cw.isBroken() {
 					// Never synced: it goes to another chunk.
 					c := b.cw
@@ -740,7 +762,14 @@ func (v *Volume) sendCommits(ctx context.Context, ops []batchOp, of []*work) {
 				e = errors.Join(errAgain, e)
 			}
 			w.err = errors.Join(w.err, e)
+			if ops[i].Draw {
+				continue
+			}
+			v.notSpent(w, err != nil && ctx.Err() != nil)
 			continue
+		}
+		if !ops[i].Draw {
+			w.promised = promise{}
 		}
 		if w.ops--; w.ops == 0 && w.err == nil {
 			v.c.stats.commits.Add(1)
@@ -755,7 +784,7 @@ func (v *Volume) sendCommits(ctx context.Context, ops []batchOp, of []*work) {
 func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 	in, f := w.in, w.f
 	w.done = true
-	if w.epoch != v.c.expiries.Load() || in.file != f {
+	if w.epoch != v.expiries.Load() || in.file != f {
 		v.release(w)
 		return
 	}
@@ -815,6 +844,7 @@ func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 	if f.uncommitted == 0 {
 		f.lo, f.hi = 1<<63, 0
 	}
+	v.unneededLocked(f)
 	if own := f.own; own != nil && w.mode == flushClose && f.writers == 0 && f.uncommitted == 0 && !f.ended {
 		f.own = nil
 		v.retire(own)
@@ -915,6 +945,7 @@ func (in *inode) dropDirtyLocked() {
 	f.mapGen++
 	f.puts++
 	f.uncommitted, f.unpushed = 0, 0
+	v.drop(&f.promised)
 	f.metaDirty, f.sealWant, f.mtime, f.ctime = false, false, 0, 0
 	f.lo, f.hi = 1<<63, 0
 	if own := f.own; own != nil {

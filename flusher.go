@@ -153,19 +153,26 @@ func (v *Volume) nextGroup() []*work {
 // settleGroup ends the flush of a group: turns are left, failures kept for
 // the writers.
 func (v *Volume) settleGroup(ctx context.Context, ws []*work) {
+	// Another chunk may do; with the retries.
+	var again []*work
+	for _, w := range ws {
+		if w.err == nil || !errors.Is(w.err, errAgain) || ctx.Err() != nil {
+			continue
+		}
+		w.in.mu.Lock()
+		_, err := w.in.take(ctx, turnPush)
+		w.in.mu.Unlock()
+		if err == nil {
+			w.err = nil
+			again = append(again, w)
+		}
+	}
+	if len(again) > 0 {
+		v.flushGroup(ctx, again, true)
+	}
 	var last error
 	for _, w := range ws {
 		in := w.in
-		if w.err != nil && errors.Is(w.err, errAgain) && ctx.Err() == nil {
-			// Another chunk may do; alone, with the retries.
-			in.mu.Lock()
-			_, err := in.take(ctx, turnPush)
-			in.mu.Unlock()
-			if err == nil {
-				w.err = nil
-				v.flushGroup(ctx, []*work{w}, true)
-			}
-		}
 		err := v.verdict(in, w.err)
 		in.mu.Lock()
 		if f := in.file; f != nil {

@@ -117,6 +117,9 @@ func (t *table) get(v *Volume, ino meta.Ino) *inode {
 	in := t.m[k]
 	if in == nil {
 		in = &inode{vol: v, ino: ino, low: t.evicted}
+		if v.frozen() {
+			in.lease = meta.LeaseShared // for ever, see snapshot.go
+		}
 		t.m[k] = in
 		if t.hand == nil {
 			in.prev, in.next = in, in
@@ -207,7 +210,7 @@ func (t *table) evict() {
 		in.mu.Lock()
 		lease, d := in.lease, in.dir != nil || in.attrOK && in.attr.IsDir()
 		in.mu.Unlock()
-		if lease == meta.LeaseNone {
+		if lease == meta.LeaseNone || in.vol.frozen() {
 			continue
 		}
 		if n != nil {
@@ -233,10 +236,14 @@ func (t *table) evict() {
 	t.evicted = t.tick.Add(1)
 	for _, in := range victims {
 		in.mu.Lock()
-		leased := in.lease != meta.LeaseNone // again, or busy
+		frozen := in.vol.frozen()
+		leased := in.lease != meta.LeaseNone && !frozen // again, or busy
 		keep := leased || in.pins.Load() > 1 || in.busyLocked()
+		if frozen && !keep {
+			in.lowerLocked(meta.LeaseNone)
+		}
 		in.mu.Unlock()
-		if !leased {
+		if !leased && !frozen {
 			t.dropping[inodeKey{in.vol.id, in.ino}] = struct{}{}
 			byVolume[in.vol] = append(byVolume[in.vol], in.ino)
 		}
@@ -329,7 +336,10 @@ func (in *inode) lowerLocked(keep meta.LeaseMode) {
 
 // liveLocked reports that what is cached of the inode may be used.
 func (in *inode) liveLocked() bool {
-	return in.lease != meta.LeaseNone && in.vol.c.sess.LeaseLeft() > 0
+	if in.lease == meta.LeaseNone {
+		return false
+	}
+	return in.vol.frozen() || in.vol.c.sess.LeaseLeft(in.vol.id) > 0
 }
 
 // cacheableLocked reports that a reply to an operation with this stamp says
@@ -379,7 +389,7 @@ func (in *inode) entryLocked(a *meta.Attr, cached bool) Entry {
 	if cached || a == nil {
 		e.Attr = in.viewLocked(in.attr)
 		if in.recall == nil {
-			e.Valid = in.vol.c.valid()
+			e.Valid = in.vol.valid()
 		}
 	} else {
 		e.Attr = in.viewLocked(*a)
@@ -388,10 +398,12 @@ func (in *inode) entryLocked(a *meta.Attr, cached bool) Entry {
 }
 
 // learn is learnLocked for an inode that is perhaps not in the table: only a
-// grant puts one there.
+// grant puts one there, or a view.
 func (v *Volume) learn(a *meta.Attr, stamp stamp) Entry {
-	in := v.c.table.peek(v.id, a.Ino)
-	if in == nil {
+	var in *inode
+	if v.frozen() {
+		in = v.node(a.Ino)
+	} else if in = v.c.table.peek(v.id, a.Ino); in == nil {
 		return Entry{Attr: *a, Volume: v.id}
 	}
 	defer in.put()
@@ -405,6 +417,9 @@ func (v *Volume) node(ino meta.Ino) *inode { return v.c.table.get(v, ino) }
 
 // do sends one operation, and tells under which stamp the reply may be cached.
 func (v *Volume) do(ctx context.Context, call *Call, op meta.Op, want meta.LeaseMode) (*meta.Result, stamp, error) {
+	if v.frozen() {
+		return v.ask(ctx, op)
+	}
 	c := v.c
 	c.stats.rpcs.Add(1)
 	var id meta.OpID
@@ -432,6 +447,9 @@ func (v *Volume) doBatch(ctx context.Context, ops []batchOp) ([]meta.Result, []e
 	c.stats.rpcs.Add(1)
 	changes := uint64(0)
 	for i := range ops {
+		if v.frozen() {
+			ops[i].At = v.view.snap.At
+		}
 		if ops[i].Op.Code().Mutates() {
 			ops[i].ID = c.opID(nil)
 			changes++
@@ -439,7 +457,7 @@ func (v *Volume) doBatch(ctx context.Context, ops []batchOp) ([]meta.Result, []e
 	}
 	st := stamp{tick: c.table.tick.Load()}
 	g := c.table.begin()
-	res, errs, err := c.sess.DoBatch(ctx, v.id, ops)
+	res, errs, err := c.sess.DoBatch(ctx, v.home().id, ops)
 	c.table.end(g)
 	if err == nil {
 		v.mutations.Add(changes)

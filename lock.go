@@ -75,6 +75,13 @@ func (h *heldLocks) drop(k lockKey) (had bool) {
 	return had
 }
 
+// clear forgets all: the session expired, and its locks with it.
+func (h *heldLocks) clear() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.m = nil
+}
+
 func (h *heldLocks) all() (l []meta.Lock) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -87,22 +94,37 @@ func (h *heldLocks) all() (l []meta.Lock) {
 // SetLock takes, changes or (LockUnlock) gives up an advisory lock. With wait
 // it waits until ctx ends (then: Interrupted). Errors: WouldBlock, Deadlock.
 func (v *Volume) SetLock(ctx context.Context, l meta.Lock, wait bool) error {
-	v.c.stats.rpcs.Add(1)
-	if err := v.c.sess.SetLock(ctx, v.id, l, wait); err != nil {
-		return err
+	if v.frozen() {
+		return v.view.locks.set(ctx, l, wait)
 	}
-	v.locks.set(l)
-	return nil
+	v.c.stats.rpcs.Add(1)
+	return v.c.sess.SetLock(ctx, v.id, l, wait)
+}
+
+// Locked books that the owner set or released a lock. It is called by the
+// session's reader goroutine, so that what Claims tells of is what the owner
+// said last.
+func (c *Client) Locked(id meta.VolumeID, l meta.Lock) {
+	if v := c.lookVolume(id); v != nil {
+		v.locks.set(l)
+	}
 }
 
 // GetLock tells a lock that l would conflict with; Type LockUnlock if none.
 func (v *Volume) GetLock(ctx context.Context, l meta.Lock) (meta.Lock, error) {
+	if v.frozen() {
+		return v.view.locks.get(l), nil
+	}
 	v.c.stats.rpcs.Add(1)
 	return v.c.sess.GetLock(ctx, v.id, l)
 }
 
 // closeLocks releases the POSIX locks of an owner, if it took any here.
 func (v *Volume) closeLocks(ctx context.Context, ino meta.Ino, owner uint64) error {
+	if v.frozen() {
+		v.view.locks.drop(ino, owner)
+		return nil
+	}
 	if !v.locks.drop(lockKey{ino, owner, false}) {
 		return nil
 	}

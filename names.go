@@ -105,6 +105,9 @@ func (v *Volume) Create(ctx context.Context, call *Call, req meta.Create) (Entry
 
 // create sends Create and takes in what it did to the directory.
 func (v *Volume) create(ctx context.Context, call *Call, req *meta.Create, want meta.LeaseMode) (res *meta.Result, stamp stamp, steady bool, err error) {
+	if err := v.mayName("create", req.Parent, req.Name); err != nil {
+		return nil, stamp, false, err
+	}
 	if len(req.Name) > meta.MaxName {
 		return nil, stamp, false, meta.E("create", meta.NameTooLong, "", nil)
 	}
@@ -134,6 +137,9 @@ func (v *Volume) create(ctx context.Context, call *Call, req *meta.Create, want 
 
 // Link adds a name to an inode; see meta.Link.
 func (v *Volume) Link(ctx context.Context, call *Call, ino, parent meta.Ino, name string) (Entry, error) {
+	if err := v.mayName("link", parent, name); err != nil {
+		return Entry{}, err
+	}
 	if len(name) > meta.MaxName {
 		return Entry{}, meta.E("link", meta.NameTooLong, "", nil)
 	}
@@ -153,6 +159,9 @@ func (v *Volume) Link(ctx context.Context, call *Call, ino, parent meta.Ino, nam
 
 // Unlink removes a name, of an empty directory if dir; see meta.Unlink.
 func (v *Volume) Unlink(ctx context.Context, call *Call, parent meta.Ino, name string, dir bool) error {
+	if err := v.readOnly("unlink"); err != nil {
+		return err
+	}
 	if len(name) > meta.MaxName {
 		return meta.E("unlink", meta.NameTooLong, "", nil)
 	}
@@ -197,6 +206,9 @@ func (v *Volume) unlinked(a *meta.Attr, stamp stamp) {
 // Rename moves a name with the flags of renameat2(2). Bytes of the source
 // that replace a file are durable before the name is (rule 11).
 func (v *Volume) Rename(ctx context.Context, call *Call, parent meta.Ino, name string, newParent meta.Ino, newName string, flags uint32) error {
+	if err := v.mayName("rename", newParent, newName); err != nil {
+		return err
+	}
 	if len(name) > meta.MaxName || len(newName) > meta.MaxName {
 		return meta.E("rename", meta.NameTooLong, "", nil)
 	}

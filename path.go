@@ -15,8 +15,9 @@ import (
 
 // Tree names files by path, for Go programs that use no mount. Paths are
 // slash-separated and lead from the root of one volume; junctions lead on into
-// other volumes, symbolic links are followed. The program acts as root:
-// permissions bind mounts, not the owner of a session.
+// other volumes, symbolic links are followed, and .snapshot/NAME leads from a
+// volume's root into a snapshot of it. The program acts as root: permissions bind
+// mounts, not the owner of a session.
 type Tree struct {
 	c    *Client
 	root *Volume
@@ -79,6 +80,18 @@ func (t *Tree) walk(ctx context.Context, op, path string, follow bool) (place, e
 		if err != nil {
 			return place{}, meta.E(op, meta.KindOf(err), path, err)
 		}
+		if e.Negative && name == SnapshotDir && at.dir == meta.RootIno && !at.v.frozen() {
+			for len(rest) > 0 && (rest[0] == "" || rest[0] == ".") {
+				rest = rest[1:]
+			}
+			if len(rest) > 0 {
+				if e, err = at.v.LookupSnapshot(ctx, rest[0]); err != nil {
+					return place{}, meta.E(op, snapshotKind(err), path, err)
+				}
+				// Without a name: nothing in the live root may be taken for it.
+				name, rest = "", rest[1:]
+			}
+		}
 		p = place{v: at.v, dir: at.dir, name: name, e: e}
 		last := strings.Trim(strings.Join(rest, ""), "./") == "" && !contains(rest, "..")
 		if e.Negative {
@@ -118,6 +131,14 @@ func (t *Tree) walk(ctx context.Context, op, path string, follow bool) (place, e
 		}
 	}
 	return p, nil
+}
+
+// snapshotKind is NotFound for the name of a snapshot that is not there.
+func snapshotKind(err error) meta.Kind {
+	if k := meta.KindOf(err); k != meta.NoSuchSnapshot {
+		return k
+	}
+	return meta.NotFound
 }
 
 func contains(l []string, s string) bool {

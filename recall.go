@@ -196,22 +196,23 @@ func (c *Client) Orphaned(id meta.VolumeID, ino meta.Ino) {
 	}
 }
 
-// Claims tells which leases and locks this client holds, to an owner that was
-// restarted. The session holds its own lock meanwhile, so nothing here calls
-// into it.
-func (c *Client) Claims(yield func(v meta.VolumeID, leases []meta.Grant, locks []meta.Lock)) {
-	for _, v := range c.openVolumes() {
-		var leases []meta.Grant
-		for _, in := range c.table.all(func(in *inode) bool { return in.vol == v }) {
-			in.mu.Lock()
-			if in.lease != meta.LeaseNone {
-				leases = append(leases, meta.Grant{Ino: in.ino, Mode: in.lease})
-			}
-			in.mu.Unlock()
-			in.put()
-		}
-		yield(v.id, leases, v.locks.all())
+// Claims tells which leases and locks this client holds in a volume, to an
+// owner that does not know. The session holds its own lock meanwhile, so
+// nothing here calls into it.
+func (c *Client) Claims(id meta.VolumeID) (leases []meta.Grant, locks []meta.Lock) {
+	v := c.lookVolume(id)
+	if v == nil {
+		return nil, nil
 	}
+	for _, in := range c.table.all(func(in *inode) bool { return in.vol == v }) {
+		in.mu.Lock()
+		if in.lease != meta.LeaseNone {
+			leases = append(leases, meta.Grant{Ino: in.ino, Mode: in.lease})
+		}
+		in.mu.Unlock()
+		in.put()
+	}
+	return leases, v.locks.all()
 }
 
 // letPending gives a writer whose grant has just come the chance to use it
@@ -337,13 +338,24 @@ func (in *inode) flushForRecall() {
 	}
 }
 
-// Expired voids every lease: the session is gone, and with it what was not
-// committed. It is called by the session's reader goroutine; a new session
-// follows.
-func (c *Client) Expired(err error) {
-	c.expiries.Add(1)
-	c.log.Error("session expired; bytes that were not synced are lost", "err", err)
-	ins := c.table.all(func(*inode) bool { return true })
+// Expired voids every lease in some volumes: the session is over there, and with
+// it what was not committed. It is called by one of the session's goroutines
+// while nothing else is heard of these volumes; the session begins anew.
+func (c *Client) Expired(volumes []meta.VolumeID, err error) {
+	for _, id := range volumes {
+		if v := c.lookVolume(id); v != nil {
+			v.expired(err)
+		}
+	}
+}
+
+func (v *Volume) expired(err error) {
+	c := v.c
+	v.expiries.Add(1)
+	v.meter.void()
+	c.log.Error("session expired; bytes that were not synced are lost", "volume", v.name, "err", err)
+	v.locks.clear()
+	ins := c.table.all(func(in *inode) bool { return in.vol == v })
 	for _, in := range ins {
 		in.mu.Lock()
 		had := in.lease != meta.LeaseNone
@@ -378,9 +390,7 @@ func (c *Client) Expired(err error) {
 			in.put()
 		}
 	}
-	for _, v := range c.openVolumes() {
-		v.forgetChunks()
-	}
+	v.forgetChunks()
 }
 
 // touches reports that the ranges share a page.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	metaclient "penstock.io/penstock/meta/client"
 )
 
 // metaSession is what this package needs of a session with the owners of
@@ -14,10 +15,20 @@ import (
 type metaSession interface {
 	Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error)
 	DoBatch(ctx context.Context, v meta.VolumeID, ops []batchOp) ([]meta.Result, []error, error)
+	// DoAt reads at a snapshot; nothing is leased.
+	DoAt(ctx context.Context, v meta.VolumeID, at meta.Generation, op meta.Op) (*meta.Result, error)
+	// ListSnapshots lists a volume's snapshots.
+	ListSnapshots(ctx context.Context, v meta.VolumeID) ([]meta.Snapshot, error)
 	// Sync returns when everything answered before on this volume is journaled.
 	Sync(ctx context.Context, v meta.VolumeID) error
 	AllocChunks(ctx context.Context, v meta.VolumeID, n int, own bool) ([]meta.ChunkGrant, error)
-	SealChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID) (meta.ChunkRecord, error)
+	// EndChunk seals a chunk that is written to no more; need is how far it was acknowledged.
+	EndChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID, need uint64) (meta.ChunkRecord, error)
+	// Suspect tells which chunk servers failed, before chunks are asked for.
+	Suspect(v meta.VolumeID, servers []meta.ServerID)
+	// Reserve gives back give bytes of what was promised of a volume's quota and
+	// asks for want more.
+	Reserve(ctx context.Context, v meta.VolumeID, give, want, round uint64) (metaclient.Promise, error)
 	SetLock(ctx context.Context, v meta.VolumeID, l meta.Lock, wait bool) error
 	GetLock(ctx context.Context, v meta.VolumeID, l meta.Lock) (meta.Lock, error)
 	// DropLocks releases every lock of l's owner on l's inode.
@@ -25,7 +36,8 @@ type metaSession interface {
 	// Drop gives leases back without waiting for an answer. What is sent after
 	// it reaches the owner after it.
 	Drop(v meta.VolumeID, inos []meta.Ino)
-	LeaseLeft() time.Duration
+	// LeaseLeft is how long the leases in a volume surely hold.
+	LeaseLeft(v meta.VolumeID) time.Duration
 	// Volume finds a volume by number or, if that is zero, by name.
 	Volume(ctx context.Context, id meta.VolumeID, name string) (volumeInfo, error)
 	Close(ctx context.Context) error
@@ -36,6 +48,10 @@ type batchOp struct {
 	ID   meta.OpID
 	Op   meta.Op
 	Want meta.LeaseMode
+	At   meta.Generation // a read at a snapshot
+	// Reserved, Draw: see wire.Call.
+	Reserved uint64
+	Draw     bool
 }
 
 type volumeInfo struct {
@@ -59,5 +75,9 @@ type chunkWriter interface {
 	Append(ctx context.Context, p []byte) (off uint64, err error)
 	Sync(ctx context.Context) error
 	Len() uint64
+	// Acked is how many bytes every replica has.
+	Acked() uint64
+	// Failed lists the servers whose failure ended the writer.
+	Failed() []meta.ServerID
 	Close() error
 }

@@ -72,7 +72,7 @@ func (v *Volume) stream(in *inode) {
 			room -= blockSize
 		}
 		own := f.own
-		if len(blobs) == 0 || own != nil && own.isBroken() {
+		if len(blobs) == 0 || own != nil && own.doubtful() {
 			for _, b := range blobs {
 				b.busy--
 			}

@@ -10,25 +10,28 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Volume is one volume of the tree. Its methods may be called from many
+// Volume is one volume of the tree, live or as a snapshot shows it. Its methods may be called from many
 // goroutines. They fail with *meta.Error; beside the kinds named at each, any
 // may fail with Stale (the inode is gone), SessionExpired, Unavailable or IO.
 type Volume struct {
 	c      *Client
 	id     meta.VolumeID
 	name   string
-	names  nameLocks
+	names  *nameLocks
 	pack   packer
 	space  space
+	meter  meter
 	ahead  aheadState
 	atimes atimeList
 	holds  holds
 	locks  heldLocks
 	opens  openAhead
+	view   *view // nil: the volume is live
 
 	// mutations counts operations that changed the volume and were answered;
 	// durable is the count that is known to be journaled.
 	mutations, durable atomic.Uint64
+	expiries           atomic.Uint64 // of the session in this volume
 	dirtyBytes         atomic.Int64
 	policy             atomic.Pointer[meta.Policy]
 	policyAt           atomic.Int64 // nanoseconds of the clock
@@ -39,15 +42,17 @@ type Volume struct {
 	dirtyMu sync.Mutex
 	dirty   map[*inode]struct{} // pinned
 
-	orphans orphanList
-	kicked  chan struct{}
-	running sync.Once
+	orphans   orphanList
+	snapshots snapshotNames
+	kicked    chan struct{}
+	running   sync.Once
 }
 
-// ID is the volume's number, which never changes.
+// ID is the volume's number, which never changes; of a view, see ViewID.
 func (v *Volume) ID() meta.VolumeID { return v.id }
 
-// Name is the volume's name as it was when it was opened here.
+// Name is the volume's name as it was when it was opened here; of a view,
+// VOLUME@SNAPSHOT.
 func (v *Volume) Name() string { return v.name }
 
 // Policy is the volume's policy as it was a few seconds ago at most.
@@ -67,6 +72,9 @@ func (v *Volume) setPolicy(p meta.Policy) {
 // refreshPolicy asks for the policy again when it is old. An owner that can't
 // answer leaves the old one in force.
 func (v *Volume) refreshPolicy(ctx context.Context) {
+	if v.frozen() {
+		return
+	}
 	at := v.policyAt.Load()
 	now := time.Now().UnixNano()
 	if now-at < int64(policyAge) || !v.policyAt.CompareAndSwap(at, now) {
@@ -91,6 +99,9 @@ func (v *Volume) maxChunk() uint64 {
 
 // SetAttr changes the attributes that req.Mask names; see meta.SetAttr.
 func (v *Volume) SetAttr(ctx context.Context, call *Call, req meta.SetAttr) (Entry, error) {
+	if err := v.readOnly("setattr"); err != nil {
+		return Entry{}, err
+	}
 	in := v.node(req.Ino)
 	defer in.put()
 	if req.Mask&meta.SetSize != 0 {
@@ -170,6 +181,7 @@ func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.
 			f.mtime, f.ctime, f.metaDirty = 0, 0, false
 			v.unlistLocked(in)
 		}
+		v.unneededLocked(f)
 		if !cached && f.uncommitted == 0 {
 			f.m, f.mapOK = extmap{}, false
 		}
@@ -214,7 +226,7 @@ func (v *Volume) alone(ctx context.Context, in *inode, flush bool, fn func() err
 
 // GetXattr reads an extended attribute. Errors: NoAttribute.
 func (v *Volume) GetXattr(ctx context.Context, ino meta.Ino, name string) ([]byte, error) {
-	if v.bare(ino) {
+	if v.isStub(ino) || v.bare(ino) {
 		return nil, meta.E("getxattr", meta.NoAttribute, name, nil)
 	}
 	res, _, err := v.do(ctx, nil, &meta.GetXattr{Ino: ino, Name: name}, meta.LeaseNone)
@@ -238,7 +250,7 @@ func (v *Volume) bare(ino meta.Ino) bool {
 
 // ListXattr lists the names of extended attributes.
 func (v *Volume) ListXattr(ctx context.Context, ino meta.Ino) ([]string, error) {
-	if v.bare(ino) {
+	if v.isStub(ino) || v.bare(ino) {
 		return nil, nil
 	}
 	res, _, err := v.do(ctx, nil, &meta.ListXattr{Ino: ino}, meta.LeaseNone)
@@ -268,6 +280,9 @@ func (v *Volume) RemoveXattr(ctx context.Context, call *Call, ino meta.Ino, name
 }
 
 func (v *Volume) change(ctx context.Context, call *Call, ino meta.Ino, op meta.Op) error {
+	if err := v.readOnly("change"); err != nil {
+		return err
+	}
 	in := v.node(ino)
 	defer in.put()
 	res, stamp, err := v.do(ctx, call, op, meta.LeaseShared)
@@ -284,6 +299,9 @@ func (v *Volume) change(ctx context.Context, call *Call, ino meta.Ino, op meta.O
 
 // Fallocate is fallocate(2); see meta.Fallocate.
 func (v *Volume) Fallocate(ctx context.Context, call *Call, req meta.Fallocate) error {
+	if err := v.readOnly("fallocate"); err != nil {
+		return err
+	}
 	if req.Mode&(meta.FallocPunchHole|meta.FallocCollapse) == 0 {
 		if err := v.space.take(ctx, v, int64(min(req.Len, 1<<62))); err != nil {
 			return err
@@ -317,6 +335,9 @@ func (v *Volume) changeMap(ctx context.Context, call *Call, in *inode, op meta.O
 // CopyRange copies between files of this volume by sharing extents, and tells
 // how many bytes.
 func (v *Volume) CopyRange(ctx context.Context, call *Call, req meta.CopyRange) (uint64, error) {
+	if err := v.readOnly("copy range"); err != nil {
+		return 0, err
+	}
 	src, dst := v.node(req.Src), v.node(req.Dst)
 	defer src.put()
 	defer dst.put()
@@ -464,6 +485,9 @@ func (v *Volume) journalSync(ctx context.Context) error {
 // SyncAll makes everything that this client did on the volume durable: syncfs,
 // and fsync of a directory.
 func (v *Volume) SyncAll(ctx context.Context) error {
+	if v.frozen() {
+		return nil
+	}
 	err := v.flushAll(ctx, flushKeep)
 	v.atimes.send(v)
 	if e := v.journalSync(ctx); err == nil {
@@ -488,12 +512,12 @@ func (v *Volume) StatFS(ctx context.Context) (meta.StatFS, error) {
 	return st, nil
 }
 
-// space knows about how much a volume can still take, so that a writer is
-// told of a full disk or quota when it writes, not when it is too late.
+// space knows about how much the disks can still take, so that a writer is
+// told that they are full when it writes, not when it is too late. A quota is
+// reserved exactly: see meter.
 type space struct {
 	mu   sync.Mutex
 	left int64
-	kind meta.Kind // what bounds it
 	at   time.Time
 	asks bool
 }
@@ -518,17 +542,12 @@ func (s *space) take(ctx context.Context, v *Volume, n int64) error {
 	if err != nil {
 		return nil // the write finds out
 	}
-	s.at, s.kind, s.left = time.Now(), meta.NoSpace, 1<<62
+	s.at, s.left = time.Now(), 1<<62
 	if st.DiskTotal > 0 {
 		s.left = int64(min(st.DiskFree, 1<<62))
 	}
-	if st.QuotaBytes > 0 {
-		if q := int64(st.QuotaBytes) - int64(st.UsedBytes); q < s.left {
-			s.left, s.kind = max(q, 0), meta.QuotaExceeded
-		}
-	}
 	if s.left < n {
-		return meta.E("write", s.kind, v.name, nil)
+		return meta.E("write", meta.NoSpace, v.name, nil)
 	}
 	s.left -= n
 	return nil

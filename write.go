@@ -14,6 +14,9 @@ import (
 // Errors: NoSpace, QuotaExceeded, FileTooBig, NotPermitted (sealed), and what
 // an earlier write in the background failed with.
 func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, off int64, atEnd, kill bool) (n int, err error) {
+	if err := v.readOnly("write"); err != nil {
+		return 0, err
+	}
 	if off < 0 {
 		return 0, meta.E("write", meta.Invalid, v.subject(ino), nil)
 	}
@@ -37,34 +40,40 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 	defer func() { v.c.buf.give(int64(len(p) - grew)) }()
 
 	var f *file
+	var at uint64
+	var got uint64 // of the quota
+	defer func() { v.idle(got) }()
 	for {
 		if f, _, err = in.withMap(ctx, meta.LeaseExclusive); err != nil {
 			return 0, err
 		}
-		if f.gate == 0 {
+		if f.gate != 0 {
+			err := in.wait(ctx, f)
+			in.mu.Unlock()
+			if err != nil {
+				return 0, err
+			}
+			continue
+		}
+		if at, err = in.mayWrite(f, off, len(p), atEnd); err != nil {
+			in.mu.Unlock()
+			return 0, err
+		}
+		if !v.meter.on.Load() {
 			break
 		}
-		err := in.wait(ctx, f)
+		need := in.needs(f, at, uint64(len(p)))
+		if need <= got || v.meter.take(need-got) {
+			v.meter.add(&f.promised, need)
+			got = max(got, need) - need
+			break
+		}
 		in.mu.Unlock()
+		more, err := v.room(ctx, need-got)
 		if err != nil {
 			return 0, err
 		}
-	}
-	if err := f.taken(errWrite); err != nil {
-		in.mu.Unlock()
-		return 0, err
-	}
-	if in.attr.Flags&meta.FlagSealed != 0 {
-		in.mu.Unlock()
-		return 0, meta.E("write", meta.NotPermitted, v.subject(ino), nil)
-	}
-	at := uint64(off)
-	if atEnd {
-		at = f.size
-	}
-	if at+uint64(len(p)) > meta.MaxFileSize {
-		in.mu.Unlock()
-		return 0, meta.E("write", meta.FileTooBig, v.subject(ino), nil)
+		got += more
 	}
 	if f.uncommitted == 0 {
 		f.lo, f.hi = at, at+uint64(len(p))
@@ -99,6 +108,24 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 		v.kick()
 	}
 	return len(p), nil
+}
+
+// mayWrite says where n bytes go, or why not. mu is held.
+func (in *inode) mayWrite(f *file, off int64, n int, atEnd bool) (at uint64, err error) {
+	if err := f.taken(errWrite); err != nil {
+		return 0, err
+	}
+	if in.attr.Flags&meta.FlagSealed != 0 {
+		return 0, meta.E("write", meta.NotPermitted, in.vol.subject(in.ino), nil)
+	}
+	at = uint64(off)
+	if atEnd {
+		at = f.size
+	}
+	if at+uint64(n) > meta.MaxFileSize {
+		return 0, meta.E("write", meta.FileTooBig, in.vol.subject(in.ino), nil)
+	}
+	return at, nil
 }
 
 // putLocked buffers p at off and returns by how many bytes the buffers grew.

@@ -24,9 +24,10 @@ type Info struct {
 	ID     meta.ChunkID
 	State  meta.ChunkState
 	Length uint64 // bytes appended and acknowledged
-	Synced uint64 // bytes that are durable, at most Length
+	Synced uint64 // bytes that are durable, at most Length; in the answer to a freeze, those that syncs answered for
 	Fence  meta.Fence
-	CRC    uint32 // when sealed: CRC32C over the big-endian block checksums
+	CRC    uint32 // when sealed, or as a freeze found it: CRC32C over the big-endian block checksums
+	Whole  bool   // told by a freeze: every byte that was ever acknowledged here is
 }
 
 // Service is what a chunk store does; the server's value is itself the
@@ -44,7 +45,8 @@ type Service interface {
 	Sync(ctx context.Context, id meta.ChunkID, upTo uint64) (synced uint64, err error)
 	// Seal freezes the chunk against lower fences and, with final, ends it at
 	// length for ever (cutting what lies beyond). Idempotent. Without final it
-	// tells what a seal could take (rule 5).
+	// makes all that is here durable and tells what a seal could take (rule 5);
+	// then CRC is that of the first length bytes, or of all if length is 0 or more than that.
 	Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, final bool, length uint64) (Info, error)
 	// Read fills p from off, verified against the block checksums.
 	// Errors: NoSuchChunk, Corrupt, IO, NoSuchOffset (past the end).

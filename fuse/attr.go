@@ -46,12 +46,13 @@ func (f *fileSystem) fillEntry(e *penstock.Entry, out *fuse.EntryOut) {
 	out.Generation = 1 // inode numbers are never used twice
 	fillAttr(e.Volume, &e.Attr, &out.Attr)
 	out.SetAttrTimeout(e.Valid)
-	out.SetEntryTimeout(f.entryTimeout(e.Valid))
+	out.SetEntryTimeout(f.entryTimeout(e.Volume, e.Valid))
 }
 
-// entryTimeout is how long the kernel may believe a name.
-func (f *fileSystem) entryTimeout(valid time.Duration) time.Duration {
-	if f.noEpoch && !f.noOpen {
+// entryTimeout is how long the kernel may believe a name. In a snapshot none
+// changes.
+func (f *fileSystem) entryTimeout(v meta.VolumeID, valid time.Duration) time.Duration {
+	if f.noEpoch && !f.noOpen && v <= meta.MaxVolume {
 		return 0
 	}
 	return valid
@@ -68,6 +69,9 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 		return f.virtualAttr(in.NodeId, out)
 	}
 	ctx := request(cancel)
+	if isSnapshots(in.NodeId) {
+		return f.snapshotsAttr(ctx, in.NodeId, out)
+	}
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {
 		return f.status("getattr", in.NodeId, err)
@@ -86,6 +90,9 @@ func (f *fileSystem) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.S
 		return fuse.ENOSYS
 	}
 	ctx := request(cancel)
+	if isSnapshots(in.NodeId) {
+		return f.snapshotsStatx(ctx, in.NodeId, out)
+	}
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {
 		return f.status("statx", in.NodeId, err)
@@ -94,19 +101,22 @@ func (f *fileSystem) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.S
 	if err != nil {
 		return f.status("statx", in.NodeId, err)
 	}
-	a := &e.Attr
 	out.SetTimeout(e.Valid)
+	fillStatx(e.Volume, &e.Attr, out)
+	return fuse.OK
+}
+
+func fillStatx(v meta.VolumeID, a *meta.Attr, out *fuse.StatxOut) {
 	out.Mask = unix.STATX_BASIC_STATS | unix.STATX_BTIME
 	out.Blksize = blockSize(a)
 	out.Nlink = a.Nlink
 	out.Statx.Uid, out.Statx.Gid = a.UID, a.GID
 	out.Mode = uint16(a.Mode)
-	out.Ino = statIno(e.Volume, a.Ino)
+	out.Ino = statIno(v, a.Ino)
 	out.Size = a.Size
 	out.Blocks = (a.Blocks + 511) / 512
 	out.Atime, out.Btime, out.Ctime, out.Mtime = sxTime(a.Atime), sxTime(a.Btime), sxTime(a.Ctime), sxTime(a.Mtime)
 	out.RdevMajor, out.RdevMinor = a.Rdev>>8&0xfff, a.Rdev&0xff|a.Rdev>>12&0xfff00
-	return fuse.OK
 }
 
 func sxTime(t meta.Time) fuse.SxTime {

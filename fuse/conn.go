@@ -145,8 +145,10 @@ func initOptions(fs *fileSystem, log *slog.Logger) *fuse.MountOptions {
 		Name:          "penstock",
 		MaxWrite:      maxWrite,
 		MaxBackground: 128,
-		EnableLocks:   true,
-		EnableAcl:     true,
+		// Without opens nobody would tell us to give up locks; then they hold within
+		// the mount, which can't change anyway.
+		EnableLocks: !fs.noOpen,
+		EnableAcl:   true,
 		// Targets of links never change; inode numbers are never used twice.
 		EnableSymlinkCaching: true,
 		// Pages are dropped when a recall says so, not when mtime moved.

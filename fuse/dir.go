@@ -16,7 +16,7 @@ const (
 
 // OpenDir needs no handle: a position is a cookie, valid for ever.
 func (f *fileSystem) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if f.noOpen && !isVirtual(in.NodeId) {
+	if f.noOpen && !isVirtual(in.NodeId) && !isSnapshots(in.NodeId) {
 		return fuse.ENOSYS // the kernel caches listings, too
 	}
 	return fuse.OK
@@ -27,7 +27,7 @@ func (f *fileSystem) ReleaseDir(*fuse.ReleaseIn) {}
 
 // FsyncDir makes the names that this mount was answered for durable.
 func (f *fileSystem) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	if isVirtual(in.NodeId) {
+	if isVirtual(in.NodeId) || isSnapshots(in.NodeId) {
 		return fuse.OK
 	}
 	ctx := request(cancel)
@@ -74,6 +74,9 @@ func (f *fileSystem) readDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 		return f.virtualReadDir(in.Offset, add)
 	}
 	ctx := request(cancel)
+	if isSnapshots(in.NodeId) {
+		return f.snapshotsReadDir(ctx, in.NodeId, in.Offset, add)
+	}
 	id, _ := f.split(in.NodeId)
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {

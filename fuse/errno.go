@@ -61,6 +61,11 @@ func (f *fileSystem) status(op string, node uint64, err error) fuse.Status {
 	if !ok {
 		errno = syscall.EIO
 	}
+	if errno == syscall.ENXIO && op != "lseek" {
+		// An answer to who looks for data or holes; elsewhere, a chunk that is
+		// shorter than its record says.
+		errno, ok = syscall.EIO, false
+	}
 	if loud[kind] || !ok {
 		f.log.Warn("request failed", "op", op, "node", node, "errno", errno.Error(), "err", err)
 	}

@@ -22,8 +22,8 @@ type fileSystem struct {
 	rootIno     meta.Ino
 	incarnation uint64 // random: with a request's number it names an operation for ever
 	log         *slog.Logger
-	// noOpen: everything below the root is immutable, the kernel need not tell
-	// of opens (rule 19).
+	// noOpen: everything below the root is immutable, or a snapshot, and the kernel
+	// need not tell of opens (rule 19).
 	noOpen bool
 	// noEpoch: the kernel can't drop names without locks (before 6.16), so no
 	// name may be cached (rule 14).
@@ -62,6 +62,10 @@ func (f *fileSystem) split(node uint64) (meta.VolumeID, meta.Ino) {
 // inode finds the volume of a node. It fails with NoSuchVolume.
 func (f *fileSystem) inode(ctx context.Context, node uint64) (Volume, meta.Ino, error) {
 	id, ino := f.split(node)
+	if ino == 0 && !isVirtual(node) {
+		// What reads a directory of snapshots asks isSnapshots before.
+		return nil, 0, meta.E("snapshots", meta.ReadOnly, penstock.SnapshotDir, nil)
+	}
 	v, err := f.volume(ctx, id)
 	return v, ino, err
 }
@@ -157,7 +161,7 @@ func (f *fileSystem) Forget(node, _ uint64) {
 	f.mu.RLock()
 	v := f.volumes[id]
 	f.mu.RUnlock()
-	if v != nil {
+	if v != nil && ino != 0 {
 		v.Forget(ino)
 	}
 }
@@ -166,10 +170,11 @@ func (f *fileSystem) Forget(node, _ uint64) {
 func (f *fileSystem) Access(_ <-chan struct{}, _ *fuse.AccessIn) fuse.Status { return fuse.ENOSYS }
 
 // StatFs answers statfs(2) for the volume that the node belongs to; a quota is
-// shown as the size of the file system.
+// shown as the size of the file system. A snapshot is as large as what it holds.
 func (f *fileSystem) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	ctx := request(cancel)
-	v, _, err := f.inode(ctx, in.NodeId)
+	id, _ := f.split(in.NodeId)
+	v, err := f.volume(ctx, id)
 	if err != nil {
 		return f.status("statfs", in.NodeId, err)
 	}
@@ -185,6 +190,9 @@ func (f *fileSystem) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse
 	inodes := uint64(meta.MaxIno)
 	if s.QuotaInode > 0 {
 		inodes = s.QuotaInode
+	}
+	if _, _, frozen := v.View(); frozen { // full, as a CD-ROM is
+		total, free, inodes = (s.UsedBytes+meta.BlockSize-1)&^(meta.BlockSize-1), 0, s.UsedInodes
 	}
 	*out = fuse.StatfsOut{
 		Blocks: total / meta.BlockSize, Bfree: free / meta.BlockSize, Bavail: free / meta.BlockSize,

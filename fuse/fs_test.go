@@ -16,7 +16,7 @@ func TestNodeIDs(t *testing.T) {
 		ino  meta.Ino
 		node uint64
 	}{
-		{7, 12, 1}, {7, 1, 7<<44 | 1}, {1, 1, 1<<44 | 1}, {meta.MaxVolume, meta.MaxIno, 1<<64 - 1},
+		{7, 12, 1}, {7, 1, 7<<44 | 1}, {1, 1, 1<<44 | 1}, {meta.MaxVolume, meta.MaxIno, uint64(meta.MaxVolume)<<44 | (1<<44 - 1)}, {meta.MaxVolume + meta.Views, meta.MaxIno, 1<<64 - 1}, {7, 0, 7 << 44},
 	} {
 		if got := f.nodeID(c.v, c.ino); got != c.node {
 			t.Errorf("node of %d:%d is %#x, want %#x", c.v, c.ino, got, c.node)
@@ -43,12 +43,15 @@ func TestTimes(t *testing.T) {
 func TestEveryKindHasAnErrno(t *testing.T) {
 	f := &fileSystem{log: slog.New(slog.DiscardHandler)}
 	for kind := meta.NotFound; kind <= meta.Interrupted; kind++ {
-		if st := f.status("test", 0, meta.E("test", kind, "", nil)); st == fuse.EIO {
+		if st := f.status("lseek", 0, meta.E("test", kind, "", nil)); st == fuse.EIO {
 			t.Errorf("%v is EIO", kind)
 		}
 	}
-	if st := f.status("test", 0, meta.E("test", meta.Corrupt, "", nil)); st != fuse.EIO {
-		t.Errorf("corrupt bytes are %v", st)
+	// A chunk that is missing, short or bad says nothing of what the caller did.
+	for _, kind := range []meta.Kind{meta.Corrupt, meta.NoSuchChunk, meta.NoSuchOffset} {
+		if st := f.status("read", 0, meta.E("test", kind, "", nil)); st != fuse.EIO {
+			t.Errorf("%v is %v to read", kind, st)
+		}
 	}
 }
 

@@ -13,7 +13,9 @@
 //	            +----------+-----------------------------------+
 //	            |  volume  |               inode               |    st_ino is the same number
 //	            +----------+-----------------------------------+
-//	            the mount's own root is node 1; volume 0 holds the files of .penstock
+//	            the mount's own root is node 1; volume 0 holds the files of .penstock;
+//	            inode 0 of a volume is the directory of its snapshots; the volumes
+//	            above meta.MaxVolume are views of snapshots, with the snapshot's inodes
 //
 //	file handle  63                                  8 7       0
 //	            +-------------------------------------+---------+
@@ -65,11 +67,20 @@ type Volume interface {
 	StatFS(ctx context.Context) (meta.StatFS, error)
 	SyncAll(ctx context.Context) error
 	Forget(ino meta.Ino)
+	volumeSnapshots
 	volumeNames
 	volumeInodes
 	volumeFiles
 	volumeData
 	volumeLocks
+}
+
+// volumeSnapshots lead from a live volume to what its snapshots show.
+type volumeSnapshots interface {
+	View() (of meta.VolumeID, s meta.Snapshot, ok bool)
+	ViewID(at meta.Generation) (meta.VolumeID, error)
+	ReadSnapshots(ctx context.Context) ([]meta.Snapshot, error)
+	LookupSnapshot(ctx context.Context, name string) (penstock.Entry, error)
 }
 
 // volumeNames are the operations on entries of directories.

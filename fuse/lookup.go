@@ -16,6 +16,9 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 		return st
 	}
 	ctx := request(cancel)
+	if isSnapshots(in.NodeId) {
+		return f.snapshotLookup(ctx, in.NodeId, name, out)
+	}
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {
 		return f.status("lookup", in.NodeId, err)
@@ -28,7 +31,10 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 		return f.status("lookup", in.NodeId, err)
 	}
 	if e.Negative {
-		valid := f.entryTimeout(e.Valid)
+		valid := f.entryTimeout(e.Volume, e.Valid)
+		if id, _ := f.split(in.NodeId); name == penstock.SnapshotDir && showsSnapshots(id, ino) {
+			return f.enterSnapshots(ctx, v, id, valid, out)
+		}
 		if valid <= 0 {
 			return fuse.ENOENT
 		}
@@ -128,6 +134,9 @@ func (f *fileSystem) unlink(cancel <-chan struct{}, op string, in *fuse.InHeader
 	v, parent, err := f.inode(ctx, in.NodeId)
 	if err == nil {
 		err = v.Unlink(ctx, f.call(in), parent, name, dir)
+		if id, _ := f.split(in.NodeId); meta.KindOf(err) == meta.NotFound && name == penstock.SnapshotDir && showsSnapshots(id, parent) {
+			err = meta.E(op, meta.ReadOnly, name, nil)
+		}
 	}
 	return f.status(op, in.NodeId, err)
 }

@@ -55,6 +55,10 @@ type memName struct {
 type memVolume struct {
 	tree   *memTree
 	id     meta.VolumeID
+	name   string
+	of     meta.VolumeID // not 0: this is a view of that volume's
+	snap   meta.Snapshot
+	snaps  []*memVolume // oldest first
 	policy meta.Policy
 	valid  time.Duration
 
@@ -74,7 +78,7 @@ type memVolume struct {
 
 func newMemVolume(t *memTree, id meta.VolumeID) *memVolume {
 	v := &memVolume{
-		tree: t, id: id, valid: time.Hour, inodes: make(map[meta.Ino]*memInode), next: meta.RootIno,
+		tree: t, id: id, name: map[meta.VolumeID]string{1: "root", 2: "second"}[id], valid: time.Hour, inodes: make(map[meta.Ino]*memInode), next: meta.RootIno,
 		opens: make(map[meta.Ino]int), freed: make(chan struct{}), calls: make(map[string]int), ops: make(map[meta.OpID]string),
 		hooks: make(map[string]func()), fail: make(map[string]error),
 	}
@@ -87,6 +91,9 @@ func newMemVolume(t *memTree, id meta.VolumeID) *memVolume {
 func (v *memVolume) enter(name string, call *penstock.Call) error {
 	v.mu.Lock()
 	hook, err := v.hooks[name], v.fail[name]
+	if v.of != 0 && call != nil && name != "open" && name != "flush" {
+		err = meta.E(name, meta.ReadOnly, "", nil)
+	}
 	v.calls[name]++
 	if call != nil {
 		v.ops[call.Op] = name
@@ -158,8 +165,53 @@ func (v *memVolume) find(parent meta.Ino, name string) (i int, n *memInode) {
 	return i, v.inodes[dir.names[i].ino]
 }
 
-func (v *memVolume) Name() string        { return map[meta.VolumeID]string{1: "root", 2: "second"}[v.id] }
+func (v *memVolume) Name() string        { return v.name }
 func (v *memVolume) Policy() meta.Policy { return v.policy }
+
+// snapshot keeps the volume as it is.
+func (v *memVolume) snapshot(name string) *memVolume {
+	s := newMemVolume(v.tree, viewOf(v.id, meta.Generation(len(v.snaps)+1)))
+	s.name = v.name + "@" + name
+	s.of, s.snap = v.id, meta.Snapshot{Name: name, At: meta.Generation(len(v.snaps) + 1), Created: meta.Time(time.Now().UnixNano())}
+	for ino, n := range v.inodes {
+		c := *n
+		c.data, c.names = slices.Clone(n.data), slices.Clone(n.names)
+		s.inodes[ino] = &c
+	}
+	v.snaps = append(v.snaps, s)
+	v.tree.volumes[s.id] = s
+	return s
+}
+
+func (v *memVolume) View() (meta.VolumeID, meta.Snapshot, bool) { return v.of, v.snap, v.of != 0 }
+
+func (v *memVolume) ViewID(at meta.Generation) (meta.VolumeID, error) { return viewOf(v.id, at), nil }
+
+// viewOf numbers the views of the few volumes here.
+func viewOf(v meta.VolumeID, at meta.Generation) meta.VolumeID {
+	return meta.MaxVolume + 100*v + meta.VolumeID(at)
+}
+
+func (v *memVolume) ReadSnapshots(context.Context) ([]meta.Snapshot, error) {
+	defer v.mu.Unlock()
+	v.enter("snapshots", nil)
+	var l []meta.Snapshot
+	for _, s := range v.snaps {
+		l = append(l, s.snap)
+	}
+	return l, nil
+}
+
+func (v *memVolume) LookupSnapshot(ctx context.Context, name string) (penstock.Entry, error) {
+	v.enter("lookupsnapshot", nil)
+	v.mu.Unlock()
+	for _, s := range v.snaps {
+		if s.snap.Name == name {
+			return s.GetAttr(ctx, meta.RootIno)
+		}
+	}
+	return penstock.Entry{}, meta.E("mem", meta.NoSuchSnapshot, name, nil)
+}
 
 func (v *memVolume) StatFS(context.Context) (meta.StatFS, error) {
 	return meta.StatFS{UsedBytes: 1 << 20, UsedInodes: 3, QuotaBytes: 1 << 30, DiskTotal: 1 << 40, DiskFree: 1 << 39}, nil
@@ -183,7 +235,7 @@ func (v *memVolume) Lookup(_ context.Context, parent meta.Ino, name string) (pen
 	}
 	_, n := v.find(parent, name)
 	if n == nil {
-		return penstock.Entry{Negative: true, Valid: v.valid}, nil
+		return penstock.Entry{Volume: v.id, Negative: true, Valid: v.valid}, nil
 	}
 	e := v.entry(n)
 	if hook := v.hooks["lookup answered"]; hook != nil {
@@ -219,7 +271,9 @@ func (v *memVolume) create(req meta.Create) (penstock.Entry, error) {
 
 func (v *memVolume) Link(_ context.Context, call *penstock.Call, ino, parent meta.Ino, name string) (penstock.Entry, error) {
 	defer v.mu.Unlock()
-	v.enter("link", call)
+	if err := v.enter("link", call); err != nil {
+		return penstock.Entry{}, err
+	}
 	n, err := v.inode(ino)
 	if err != nil {
 		return penstock.Entry{}, err
@@ -233,7 +287,9 @@ func (v *memVolume) Link(_ context.Context, call *penstock.Call, ino, parent met
 
 func (v *memVolume) Unlink(_ context.Context, call *penstock.Call, parent meta.Ino, name string, dir bool) error {
 	defer v.mu.Unlock()
-	v.enter("unlink", call)
+	if err := v.enter("unlink", call); err != nil {
+		return err
+	}
 	i, n := v.find(parent, name)
 	switch {
 	case n == nil:
@@ -252,7 +308,9 @@ func (v *memVolume) Unlink(_ context.Context, call *penstock.Call, parent meta.I
 
 func (v *memVolume) Rename(_ context.Context, call *penstock.Call, parent meta.Ino, name string, newParent meta.Ino, newName string, flags uint32) error {
 	defer v.mu.Unlock()
-	v.enter("rename", call)
+	if err := v.enter("rename", call); err != nil {
+		return err
+	}
 	i, n := v.find(parent, name)
 	if n == nil {
 		return meta.E("rename", meta.NotFound, name, nil)
@@ -310,7 +368,9 @@ func (v *memVolume) GetAttr(_ context.Context, ino meta.Ino) (penstock.Entry, er
 
 func (v *memVolume) SetAttr(_ context.Context, call *penstock.Call, req meta.SetAttr) (penstock.Entry, error) {
 	defer v.mu.Unlock()
-	v.enter("setattr", call)
+	if err := v.enter("setattr", call); err != nil {
+		return penstock.Entry{}, err
+	}
 	n, err := v.inode(req.Ino)
 	if err != nil {
 		return penstock.Entry{}, err
@@ -388,7 +448,9 @@ func (v *memVolume) ListXattr(_ context.Context, ino meta.Ino) ([]string, error)
 
 func (v *memVolume) SetXattr(_ context.Context, call *penstock.Call, req meta.SetXattr) error {
 	defer v.mu.Unlock()
-	v.enter("setxattr", call)
+	if err := v.enter("setxattr", call); err != nil {
+		return err
+	}
 	n, err := v.inode(req.Ino)
 	if err != nil {
 		return err
@@ -402,7 +464,9 @@ func (v *memVolume) SetXattr(_ context.Context, call *penstock.Call, req meta.Se
 
 func (v *memVolume) RemoveXattr(_ context.Context, call *penstock.Call, ino meta.Ino, name string) error {
 	defer v.mu.Unlock()
-	v.enter("removexattr", call)
+	if err := v.enter("removexattr", call); err != nil {
+		return err
+	}
 	n, err := v.inode(ino)
 	if err != nil {
 		return err
@@ -442,7 +506,9 @@ func (v *memVolume) CreateOpen(ctx context.Context, call *penstock.Call, req met
 
 func (v *memVolume) Tmpfile(_ context.Context, call *penstock.Call, req meta.Tmpfile, flags uint32) (penstock.OpenInfo, error) {
 	defer v.mu.Unlock()
-	v.enter("tmpfile", call)
+	if err := v.enter("tmpfile", call); err != nil {
+		return penstock.OpenInfo{}, err
+	}
 	v.next++
 	n := &memInode{attr: meta.Attr{Ino: v.next, Mode: req.Mode, UID: req.UID, GID: req.GID}}
 	v.inodes[v.next] = n
@@ -453,6 +519,9 @@ func (v *memVolume) Open(_ context.Context, call *penstock.Call, ino meta.Ino, f
 	defer v.mu.Unlock()
 	if err := v.enter("open", call); err != nil {
 		return penstock.OpenInfo{}, err
+	}
+	if v.of != 0 && writable(flags) {
+		return penstock.OpenInfo{}, meta.E("open", meta.ReadOnly, "", nil)
 	}
 	n, err := v.inode(ino)
 	if err != nil {

@@ -51,11 +51,20 @@ type Options struct {
 	// AllowOther asks fusermount3 to let others in, which needs
 	// user_allow_other in /etc/fuse.conf.
 	AllowOther bool
+	// Passthrough: of an immutable volume or a snapshot, have the kernel tell of
+	// opens, so that it can read files by itself that lie whole in a chunk here.
+	// Without it no open is asked for, which is better for small files.
+	Passthrough bool
+	// NoOpen insists on the latter: anything else is refused (rule 19).
+	NoOpen bool
 	// NoBlock: mount as type fuse even where fuseblk would do; then syncfs(2)
 	// and sync(1) don't reach Penstock.
 	NoBlock bool
 	// NoHelper: don't try fusermount3.
 	NoHelper bool
+	// Watchdog is the program that calls Watch when its argv[0] is
+	// WatchdogName; "": a killed daemon's connection may stay and hang.
+	Watchdog string
 }
 
 // Mount is a live mount.
@@ -94,7 +103,13 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	f.conn.syncfs = a.block
 	cfg.Notifier.add(f)
 	f.conn.serve()
-	go m.finish()
+	stopWatchdog := func() {}
+	if cfg.Options.Watchdog != "" {
+		if stopWatchdog, err = m.startWatchdog(cfg.Options.Watchdog); err != nil {
+			return nil, errors.Join(err, m.detach())
+		}
+	}
+	go m.finish(stopWatchdog)
 	if a.helper == "" {
 		raiseReadAhead(dir, cfg.Logger)
 	}
@@ -130,8 +145,10 @@ func newFileSystem(ctx context.Context, cfg *Config) (*fileSystem, error) {
 	if !root.Attr.IsDir() {
 		return nil, meta.E("mount", meta.NotDir, fmt.Sprintf("%s inode %d", v.Name(), cfg.Root), nil)
 	}
-	if v.Policy().Immutable {
-		f.noOpen, cfg.Options.ReadOnly = true, true
+	if _, _, frozen := v.View(); frozen || v.Policy().Immutable {
+		f.noOpen, cfg.Options.ReadOnly = !cfg.Options.Passthrough, true
+	} else if cfg.Options.NoOpen {
+		return nil, meta.E("mount", meta.Invalid, v.Name(), errors.New("noopen is for snapshots and immutable volumes: files that can change need their opens"))
 	}
 	if cfg.Source == "" {
 		cfg.Source = v.Name() + ":"
@@ -147,23 +164,37 @@ func (m *Mount) Dir() string { return m.dir }
 func (m *Mount) Done() <-chan struct{} { return m.done }
 
 // finish waits for the end of the connection and settles what is left.
-func (m *Mount) finish() {
+func (m *Mount) finish(stopWatchdog func()) {
 	defer close(m.done)
 	<-m.fs.conn.done
+	stopWatchdog()
 	m.notifier.remove(m.fs)
 	ctx, cancel := context.WithTimeout(context.Background(), syncTimeout)
 	defer cancel()
-	if err := m.fs.syncAll(ctx); err != nil {
+	if err := m.syncWithin(ctx); err != nil {
 		m.log.Error("not everything is durable after unmount", "dir", m.dir, "err", err)
 		return
 	}
 	m.log.Info("unmounted", "dir", m.dir)
 }
 
+// syncWithin makes everything durable, and gives up when ctx ends even if what
+// it waits for does not: a cluster that can't be reached must not keep a mount.
+func (m *Mount) syncWithin(ctx context.Context) error {
+	ended := make(chan error, 1)
+	go func() { ended <- m.fs.syncAll(ctx) }() // ends with the client at the latest
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return meta.E("sync", meta.Unavailable, m.dir, context.Cause(ctx))
+	}
+}
+
 // Unmount makes everything durable and unmounts. While the mount is busy it
 // tries again until ctx ends, and then fails with Busy and says who uses it.
 func (m *Mount) Unmount(ctx context.Context) error {
-	if err := m.fs.syncAll(ctx); err != nil {
+	if err := m.syncWithin(ctx); err != nil {
 		return err
 	}
 	said := false

@@ -31,10 +31,17 @@ const partEnv = "PENSTOCK_FUSE_TEST_PART"
 var parts = map[string]func(dir string) error{
 	"tree": partTree, "links": partLinks, "rights": partRights, "bytes": partBytes, "mapped": partMapped,
 	"list": partList, "xattrs": partXattrs, "through": partThrough, "locks": partLocks, "holes": partHoles, "tmpfile": partTmpfile,
-	"hold": partHold, "syncfs": partSyncfs, "closeError": partCloseError, "append": partAppend,
+	"hold": partHold, "syncfs": partSyncfs, "closeError": partCloseError, "append": partAppend, "stuck": partStuck,
 }
 
 func TestMain(m *testing.M) {
+	if os.Args[0] == WatchdogName {
+		if err := Watch(os.Args[1:], os.Stdin, slog.Default()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if name := os.Getenv(partEnv); name != "" {
 		if err := parts[name](os.Args[1]); err != nil {
 			fmt.Println(err)
@@ -75,20 +82,24 @@ type mounted struct {
 // mount mounts a tree in memory and makes sure that it is gone afterwards.
 func mount(t *testing.T, opts Options, prepare func(*memTree)) *mounted {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		opts.NoBlock = true
-	}
-	m := &mounted{tree: newMemTree(), notifier: NewNotifier()}
+	tree := newMemTree()
 	if prepare != nil {
-		prepare(m.tree)
+		prepare(tree)
 	}
-	dir := t.TempDir()
+	return mountTree(t, tree, Config{Options: opts})
+}
+
+// mountTree mounts what cfg says of a tree.
+func mountTree(t *testing.T, tree *memTree, cfg Config) *mounted {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		cfg.Options.NoBlock = true
+	}
+	m := &mounted{tree: tree, notifier: NewNotifier()}
+	cfg.Tree, cfg.Notifier, cfg.Dir = m.tree, m.notifier, t.TempDir()
+	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	var err error
-	m.Mount, err = New(t.Context(), Config{
-		Tree: m.tree, Notifier: m.notifier, Dir: dir, Options: opts,
-		Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
-	})
-	if err != nil {
+	if m.Mount, err = New(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

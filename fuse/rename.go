@@ -15,6 +15,9 @@ func (f *fileSystem) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, 
 	if in.Flags&^(meta.RenameNoReplace|meta.RenameExchange) != 0 {
 		return fuse.EINVAL
 	}
+	if isSnapshots(in.NodeId) || isSnapshots(in.Newdir) {
+		return fuse.EROFS
+	}
 	from, parent := f.split(in.NodeId)
 	to, newParent := f.split(in.Newdir)
 	if from != to {
@@ -32,6 +35,9 @@ func (f *fileSystem) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, 
 func (f *fileSystem) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
 	if isVirtual(in.NodeId) || isVirtual(in.Oldnodeid) {
 		return fuse.EPERM
+	}
+	if isSnapshots(in.NodeId) {
+		return fuse.EROFS
 	}
 	from, ino := f.split(in.Oldnodeid)
 	to, parent := f.split(in.NodeId)

@@ -16,7 +16,7 @@ import (
 type ServeConfig struct {
 	// Client says how to reach the cluster; Serve fills in Notify.
 	Client penstock.Config
-	// Source is [VOLUME:]PATH, the directory to mount; see ParseSource.
+	// Source is [VOLUME[@SNAPSHOT]:]PATH, the directory to mount; see ParseSource.
 	Source  string
 	Dir     string
 	Options Options
@@ -38,7 +38,7 @@ const (
 // everything is durable, or it fails and says what is not. It ends within
 // Grace and half a minute.
 func Serve(ctx context.Context, cfg ServeConfig) (err error) {
-	volume, dir, err := ParseSource(cfg.Source)
+	volume, snapshot, dir, err := ParseSource(cfg.Source)
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		defer cancel()
 		err = errors.Join(err, client.Close(ctx))
 	}()
-	root, err := rootVolume(ctx, client, volume)
+	root, err := rootVolume(ctx, client, volume, snapshot)
 	if err != nil {
 		return err
 	}
@@ -84,24 +84,28 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	return m.Stop(context.WithoutCancel(ctx), grace, cfg.Force)
 }
 
-func rootVolume(ctx context.Context, c *penstock.Client, name string) (*penstock.Volume, error) {
-	if name == "" {
+func rootVolume(ctx context.Context, c *penstock.Client, name, snapshot string) (*penstock.Volume, error) {
+	switch {
+	case name == "":
 		return c.VolumeByID(ctx, meta.RootVolume)
+	case snapshot == "":
+		return c.Volume(ctx, name)
 	}
-	return c.Volume(ctx, name)
+	return c.Snapshot(ctx, name, snapshot)
 }
 
-// ParseSource takes [VOLUME:]PATH apart. Without a volume the path begins at
-// the root of the tree. The path is cleaned and begins with "/".
-func ParseSource(source string) (volume, dir string, err error) {
+// ParseSource takes [VOLUME[@SNAPSHOT]:]PATH apart. Without a volume the path
+// begins at the root of the tree. The path is cleaned and begins with "/".
+func ParseSource(source string) (volume, snapshot, dir string, err error) {
 	volume, dir, found := strings.Cut(source, ":")
 	if !found {
 		volume, dir = "", source
 	}
-	if found && volume == "" || strings.ContainsAny(volume, "/@") || source == "" {
-		return "", "", meta.E("mount", meta.Invalid, source, errors.New("the source is [VOLUME:]PATH, such as / or datasets:/images"))
+	volume, snapshot, at := strings.Cut(volume, "@")
+	if found && volume == "" || strings.ContainsAny(volume+snapshot, "/@") || at && snapshot == "" || source == "" {
+		return "", "", "", meta.E("mount", meta.Invalid, source, errors.New("the source is [VOLUME[@SNAPSHOT]:]PATH, such as /, datasets:/images or datasets@v3:/images"))
 	}
-	return volume, path.Clean("/" + dir), nil
+	return volume, snapshot, path.Clean("/" + dir), nil
 }
 
 // Resolve follows a path of directories from a volume's root, through

@@ -8,21 +8,25 @@ import (
 )
 
 func TestParseSource(t *testing.T) {
-	for source, want := range map[string][2]string{
-		"/":               {"", "/"},
-		"/a/../b":         {"", "/b"},
-		"datasets:":       {"datasets", "/"},
-		"datasets:/img/x": {"datasets", "/img/x"},
-		"datasets:img":    {"datasets", "/img"},
-		"a/b":             {"", "/a/b"},
+	for source, want := range map[string][3]string{
+		"/":               {"", "", "/"},
+		"/a/../b":         {"", "", "/b"},
+		"datasets:":       {"datasets", "", "/"},
+		"datasets:/img/x": {"datasets", "", "/img/x"},
+		"datasets:img":    {"datasets", "", "/img"},
+		"a/b":             {"", "", "/a/b"},
+		"a@b":             {"", "", "/a@b"},
+		"v@snap:/a@b":     {"v", "snap", "/a@b"},
+		"v@2026-11-20":    {"", "", "/v@2026-11-20"},
+		"v@hour.3:":       {"v", "hour.3", "/"},
 	} {
-		volume, dir, err := ParseSource(source)
-		if err != nil || volume != want[0] || dir != want[1] {
-			t.Errorf("%q: %q %q %v", source, volume, dir, err)
+		volume, snapshot, dir, err := ParseSource(source)
+		if err != nil || volume != want[0] || snapshot != want[1] || dir != want[2] {
+			t.Errorf("%q: %q %q %q %v", source, volume, snapshot, dir, err)
 		}
 	}
-	for _, source := range []string{"", ":", ":/x", "a/b:/c", "v@snap:/"} {
-		if _, _, err := ParseSource(source); !errors.Is(err, meta.Invalid) {
+	for _, source := range []string{"", ":", ":/x", "a/b:/c", "v@:/", "@s:/", "v@a@b:/", "v@a/b:/"} {
+		if _, _, _, err := ParseSource(source); !errors.Is(err, meta.Invalid) {
 			t.Errorf("%q: %v", source, err)
 		}
 	}

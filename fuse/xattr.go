@@ -12,9 +12,13 @@ import (
 
 // Names that only the mount answers, read-only and not listed.
 const (
-	ownPrefix   = "penstock."
-	xattrVolume = ownPrefix + "volume" // the volume's name
-	xattrInode  = ownPrefix + "inode"  // volume and inode number
+	ownPrefix = "penstock."
+	// XattrVolume holds the volume's name, of a snapshot VOLUME@SNAPSHOT.
+	XattrVolume = ownPrefix + "volume"
+	// XattrInode holds the numbers of volume and inode, VOLUME:INODE.
+	XattrInode = ownPrefix + "inode"
+	// XattrSnapshot holds the generation of the snapshot that shows the inode.
+	XattrSnapshot = ownPrefix + "snapshot"
 )
 
 // trustedPrefix begins the names that only root may see.
@@ -39,7 +43,7 @@ func known(name string) fuse.Status {
 
 // GetXAttr reads an attribute, or, with an empty dest, asks for its length.
 func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string, dest []byte) (uint32, fuse.Status) {
-	if isVirtual(in.NodeId) {
+	if isVirtual(in.NodeId) || isSnapshots(in.NodeId) {
 		return 0, fuse.ENODATA
 	}
 	ctx := request(cancel)
@@ -49,11 +53,20 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name st
 	}
 	var value []byte
 	switch {
-	case name == xattrVolume:
+	case name == XattrVolume:
 		value = []byte(v.Name())
-	case name == xattrInode:
+	case name == XattrInode:
 		id, _ := f.split(in.NodeId)
+		if of, _, frozen := v.View(); frozen {
+			id = of
+		}
 		value = fmt.Appendf(nil, "%d:%d", id, ino)
+	case name == XattrSnapshot:
+		_, s, frozen := v.View()
+		if !frozen {
+			return 0, fuse.ENODATA
+		}
+		value = fmt.Append(nil, s.At)
 	case known(name) != fuse.OK:
 		return 0, known(name)
 	default:
@@ -80,7 +93,7 @@ func fit(value, dest []byte) (uint32, fuse.Status) {
 
 // ListXAttr lists names, each ended by a NUL.
 func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
-	if isVirtual(in.NodeId) {
+	if isVirtual(in.NodeId) || isSnapshots(in.NodeId) {
 		return 0, fuse.OK
 	}
 	ctx := request(cancel)

@@ -12,12 +12,19 @@ import (
 type Blob interface {
 	// Put stores what r gives and returns once it is durable. name is a hint
 	// for people. Errors: NoSpace, IO, Unavailable.
-	Put(ctx context.Context, name string, r io.Reader) (BlobRef, error)
+	Put(ctx context.Context, of BlobOwner, name string, r io.Reader) (BlobRef, error)
 	// Get reads a blob. The reader gives Corrupt rather than bytes that do not
 	// match the reference. Errors: NotFound, Corrupt, IO, Unavailable.
 	Get(ctx context.Context, ref BlobRef) (io.ReadCloser, error)
 	// Delete removes a blob; deleting what is not there succeeds.
 	Delete(ctx context.Context, ref BlobRef) error
+}
+
+// BlobOwner says for whom a blob is kept. A form that stores chunks writes it
+// into their ids, so that a chunk which nothing names can be told to be leaked.
+type BlobOwner struct {
+	Volume VolumeID
+	Term   Term
 }
 
 // BlobRef says where a blob lies and how to know its bytes. The zero value

@@ -13,6 +13,7 @@ import (
 	"penstock.io/penstock/chunkserver"
 	"penstock.io/penstock/chunkserver/wire"
 	"penstock.io/penstock/meta"
+	peering "penstock.io/penstock/meta/peer"
 )
 
 // Config says where chunk servers are and who is asking.
@@ -22,12 +23,19 @@ type Config struct {
 	Resolve func(meta.ServerID) (meta.ServerInfo, bool)
 	// ReadCap gives a valid capability to read the chunks of a volume (nil: none).
 	ReadCap func(meta.VolumeID) []byte
+	// AppendCap renews the capability of a grant with a TTL, and tells how long
+	// the new one holds; nil: it can't be renewed.
+	AppendCap func(context.Context, meta.ChunkID) ([]byte, time.Duration, error)
+	// ReadChunkCap, if not nil, gives the capability for one chunk instead.
+	ReadChunkCap func(meta.ChunkID) []byte
 	// Name tells the servers who we are, for their logs.
 	Name string
 	// HostID is this machine's boot id: a server with the same one passes
 	// descriptors. Empty: never.
 	HostID string
 	Logger *slog.Logger // nil: slog.Default()
+	// Creds are shown to servers reached over TCP; nil: Unix sockets only.
+	Creds *peering.Credentials
 	// Window is the most bytes of one Writer that may be unacknowledged; 0
 	// means 16 MiB.
 	Window int64
@@ -37,17 +45,40 @@ type Config struct {
 	// machine's default).
 	Congestion string
 	// Timeout is how long a server that owes an answer may show no sign of
-	// life before it counts as failed; 0 means 10 s. Connecting may take a fifth of it.
+	// life before it counts as failed; 0 means 1.2 s. A server that is busy, on
+	// a slow disk, gives such signs. Connecting may take as long.
 	Timeout time.Duration
+	// Topology is where this client stands, /dc/rack/node; empty: where a server
+	// on the same machine does.
+	Topology string
+	// Servers lists the servers there are, for Topology; may be nil. One that is
+	// alone is given eight times Timeout, since there is nowhere else to go.
+	Servers func() []meta.ServerInfo
+	// Corrupt is told of replicas that did not verify; it must not block. May be nil.
+	Corrupt func(meta.ChunkID, meta.ServerID)
+	// Renew gives another capability to read in place of one that a server did
+	// not accept; nil: ReadCap.
+	Renew func(v meta.VolumeID, old []byte) []byte
+	// Conns bounds the connections to one server for reading, and as many for
+	// appending; 0 means 4.
+	Conns int
 	// Direct, if not nil, gives servers that live in this process: appends and
 	// syncs are then plain calls, without sockets, copies or capabilities
 	// (fences count all the same). nil for any other server.
 	Direct func(meta.ServerID) chunkserver.Service
 	// NoShare: send appends through the socket even on the same machine.
 	NoShare bool
+	// UnsafeNoVerify believes whatever servers and disks say (positive control).
+	UnsafeNoVerify bool
 }
 
-func (c *Config) dialTimeout() time.Duration { return max(c.Timeout/5, 100*time.Millisecond) }
+// limit is how long silence is borne.
+func (c *Config) limit() time.Duration {
+	if c.Servers != nil && len(c.Servers()) == 1 {
+		return 8 * c.Timeout
+	}
+	return c.Timeout
+}
 
 // Client reads and appends chunks. It is safe for concurrent use.
 type Client struct {
@@ -61,6 +92,17 @@ type Client struct {
 	lru    list.List // of *file, least recently used in front
 
 	checked atomic.Uint64 // bytes compared with checksums
+	place   atomic.Pointer[place]
+	lat     latency
+
+	toldMu sync.Mutex
+	told   map[badReplica]time.Time // corrupt replicas, when it was said last
+
+	runs   map[meta.ChunkID]*run // that are read in order; guarded by mu
+	pieces chan struct{}         // bounds what is fetched ahead
+	held   time.Duration         // aheadHold
+	ctx    context.Context       // of what is fetched ahead
+	cancel context.CancelFunc
 
 	ahead chan struct{} // bounds prefetches under way
 	stop  chan struct{}
@@ -79,7 +121,10 @@ func New(cfg Config) *Client {
 		cfg.Files = 512
 	}
 	if cfg.Timeout <= 0 {
-		cfg.Timeout = 10 * time.Second
+		cfg.Timeout = 1200 * time.Millisecond
+	}
+	if cfg.Conns <= 0 {
+		cfg.Conns = 4
 	}
 	if cfg.Direct == nil {
 		cfg.Direct = func(meta.ServerID) chunkserver.Service { return nil }
@@ -90,7 +135,10 @@ func New(cfg Config) *Client {
 	c := &Client{
 		cfg: cfg, slog: cfg.Logger, peers: map[meta.ServerID]*peer{}, files: map[meta.ChunkID]*file{},
 		ahead: make(chan struct{}, 4), stop: make(chan struct{}),
+		runs: map[meta.ChunkID]*run{}, pieces: make(chan struct{}, maxAhead), held: aheadHold,
 	}
+	c.lat.tokens = hedgeBurst
+	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.wg.Go(c.janitor)
 	return c
 }
@@ -108,6 +156,7 @@ func (c *Client) Close() error {
 	}
 	c.closed = true
 	close(c.stop)
+	c.cancel()
 	links := c.linksLocked()
 	files := c.files
 	c.files = nil
@@ -119,6 +168,7 @@ func (c *Client) Close() error {
 	for _, f := range files {
 		f.unref()
 	}
+	c.dropRuns(true)
 	c.wg.Wait()
 	return nil
 }
@@ -137,7 +187,7 @@ func (c *Client) linksLocked() (links []*link) {
 // janitor watches connections and lets go of deleted chunks, whose space the
 // disk can't give back while we hold descriptors.
 func (c *Client) janitor() {
-	period := min(max(c.cfg.Timeout/8, 10*time.Millisecond), time.Second)
+	period := min(max(c.cfg.Timeout/10, 10*time.Millisecond), time.Second)
 	tick := time.NewTicker(period)
 	defer tick.Stop()
 	for n := 0; ; n++ {
@@ -148,20 +198,30 @@ func (c *Client) janitor() {
 			c.mu.Lock()
 			links := c.linksLocked()
 			c.mu.Unlock()
+			limit := c.cfg.limit()
 			for _, l := range links {
-				l.watch(now, c.cfg.Timeout)
+				l.watch(now, limit)
 			}
-			if n%4 == 0 {
+			if n%8 == 0 {
 				c.dropDeleted()
+				c.dropRuns(false)
 			}
 		}
 	}
 }
 
+// readCap is the right to read a chunk.
+func (c *Client) readCap(id meta.ChunkID) []byte {
+	if c.cfg.ReadChunkCap != nil {
+		return c.cfg.ReadChunkCap(id)
+	}
+	return c.cfg.ReadCap(id.Volume)
+}
+
 // Stat asks a server what it knows of a chunk. Errors: NoSuchChunk,
 // Unavailable, BadCapability.
 func (c *Client) Stat(ctx context.Context, server meta.ServerID, id meta.ChunkID) (chunkserver.Info, error) {
-	q := wire.Request{Cap: c.cfg.ReadCap(id.Volume), Chunk: id}
+	q := wire.Request{Cap: c.readCap(id), Chunk: id}
 	k := &call{t: wire.Stat}
 	err := c.ask(ctx, server, &q, k, 0)
 	return k.answer.Info, err
@@ -186,7 +246,7 @@ func (c *Client) Delete(ctx context.Context, server meta.ServerID, token []byte,
 // while idle is found out by using it: once more, then.
 func (c *Client) ask(ctx context.Context, server meta.ServerID, q *wire.Request, k *call, flags uint16) error {
 	for try := 0; ; try++ {
-		l, err := c.peer(server).link(ctx, forOthers)
+		l, err := c.peer(server).link(ctx, c.pool(forOthers, q.Cap))
 		if err != nil {
 			return err
 		}

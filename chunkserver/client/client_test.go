@@ -20,6 +20,7 @@ import (
 	"penstock.io/penstock/chunkserver/wire"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/capability"
+	peering "penstock.io/penstock/meta/peer"
 )
 
 // fixture is some chunk servers, each with one disk, and a client.
@@ -31,6 +32,9 @@ type fixture struct {
 	dirs    map[meta.ServerID]string
 	*Client
 	next uint64
+	// network is unix, tcp, tls, or ticket: TLS with tickets for plain connections.
+	network string
+	creds   [2]*peering.Credentials // the servers', the client's
 }
 
 const host = "boot-1"
@@ -39,10 +43,39 @@ var testKey = meta.CapKey{ID: 1, Secret: bytes.Repeat([]byte{3}, 32)}
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
-// newFixture starts servers 1..n; network is unix or tcp.
+// plainRight is what capabilities must allow for the network.
+func (f *fixture) plainRight() capability.Rights {
+	if f.network == "ticket" {
+		return capability.Plain
+	}
+	return 0
+}
+
+// credentials makes an authority and what it vouches for.
+func (f *fixture) credentials() {
+	f.t.Helper()
+	a, err := peering.NewAuthority("test", time.Hour)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for i, id := range []peering.Identity{{Cluster: "test", Role: peering.ChunkServer, Name: "k"}, {Cluster: "test", Role: peering.Client, Name: "c"}} {
+		dir := filepath.Join(f.t.TempDir(), "c")
+		if err := a.Issue(dir, id, nil); err != nil {
+			f.t.Fatal(err)
+		}
+		if f.creds[i], err = peering.Load(dir, quiet); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+}
+
+// newFixture starts servers 1..n.
 func newFixture(t testing.TB, network string, n int, cfg Config) *fixture {
-	f := &fixture{t: t, key: testKey,
+	f := &fixture{t: t, key: testKey, network: network, creds: [2]*peering.Credentials{peering.Insecure(), peering.Insecure()},
 		servers: map[meta.ServerID]*server.Server{}, infos: map[meta.ServerID]meta.ServerInfo{}, dirs: map[meta.ServerID]string{}}
+	if network == "tls" || network == "ticket" {
+		f.credentials()
+	}
 	for i := range n {
 		id := meta.ServerID(i + 1)
 		f.dirs[id] = t.TempDir()
@@ -60,10 +93,11 @@ func newFixture(t testing.TB, network string, n int, cfg Config) *fixture {
 		}
 	}
 	cfg.HostID = host
+	cfg.Creds = f.creds[1]
 	cfg.Logger = quiet
 	cfg.Resolve = func(id meta.ServerID) (meta.ServerInfo, bool) { i, ok := f.infos[id]; return i, ok }
 	cfg.ReadCap = func(v meta.VolumeID) []byte {
-		return capability.Sign(f.key, capability.Claims{Volume: v, Rights: capability.Read, Expiry: meta.Time(time.Now().Add(time.Hour).UnixNano())})
+		return capability.Sign(f.key, capability.Claims{Volume: v, Rights: capability.Read | f.plainRight(), Client: "client/c", Expiry: meta.Time(time.Now().Add(time.Hour).UnixNano())})
 	}
 	f.Client = New(cfg)
 	t.Cleanup(func() {
@@ -87,16 +121,15 @@ func (f *fixture) start(id meta.ServerID, network string) {
 	}
 	addr := "127.0.0.1:0"
 	if network == "unix" {
-		addr = filepath.Join(f.dirs[id], "sock")
-		os.Remove(addr)
+		addr = "unix:" + filepath.Join(f.dirs[id], "sock")
 	}
-	ln, err := net.Listen(network, addr)
+	ln, err := peering.ListenTicketed(addr, f.creds[0])
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	info := meta.ServerInfo{ID: id, Addr: ln.Addr().String(), Host: host}
 	if network == "unix" {
-		info.Addr = "unix:" + addr
+		info.Addr = addr
 	}
 	s := server.New(server.Config{ID: id, Addr: info.Addr, Host: host, Keys: []meta.CapKey{f.key}, Logger: quiet, Congestion: "cubic",
 		UnsafeNoCap: os.Getenv("PENSTOCK_CONTROL") == "chunk-nocap"}, st)
@@ -110,7 +143,7 @@ func (f *fixture) grant() meta.ChunkGrant {
 	for i := range len(f.servers) {
 		g.Servers = append(g.Servers, meta.ServerID(i+1))
 	}
-	g.Cap = capability.Sign(f.key, capability.Claims{Volume: 1, Chunk: g.ID, Rights: capability.Append, Fence: g.Fence,
+	g.Cap = capability.Sign(f.key, capability.Claims{Volume: 1, Chunk: g.ID, Rights: capability.Append | f.plainRight(), Client: "client/c", Fence: g.Fence,
 		MaxLen: g.MaxLen, Expiry: meta.Time(time.Now().Add(time.Hour).UnixNano())})
 	return g
 }
@@ -150,6 +183,8 @@ var forms = []struct {
 	{"unix-noshare", "unix", 1, Config{NoShare: true}},
 	{"tcp", "tcp", 1, Config{Congestion: "cubic"}},
 	{"three", "tcp", 3, Config{}},
+	{"tls", "tls", 1, Config{Congestion: "cubic"}},
+	{"ticket", "ticket", 2, Config{}},
 	{"direct", "unix", 1, Config{Direct: nobody}},
 	{"mixed", "unix", 2, Config{Direct: nobody}},
 }
@@ -191,7 +226,7 @@ func TestWriteRead(t *testing.T) {
 				t.Fatalf("append to a sealed chunk: %v", err)
 			}
 			file, done, err := f.File(ctx, pl, 100, 1000)
-			if form.network == "tcp" {
+			if form.network != "unix" {
 				if meta.KindOf(err) != meta.NotSupported {
 					t.Fatal(err)
 				}
@@ -498,14 +533,19 @@ func TestCloseUnderLoneWriter(t *testing.T) {
 	f := newFixture(t, "unix", 1, Config{})
 	w := f.NewWriter(f.grant())
 	defer w.Close()
+	alone := make(chan struct{}) // closed when the writer has had it for a while
 	go func() {
-		time.Sleep(100 * time.Millisecond)
+		<-alone
+		time.Sleep(20 * time.Millisecond)
 		f.servers[1].Close()
 	}()
 	for n := 0; ; n++ {
+		if n == 20 {
+			close(alone)
+		}
 		_, err := w.Append(t.Context(), random(4096, 1))
 		if err = errors.Join(err, w.Sync(t.Context())); err != nil {
-			if n < 10 || meta.KindOf(err) != meta.Unavailable && meta.KindOf(err) != meta.Canceled {
+			if n < 20 || meta.KindOf(err) != meta.Unavailable && meta.KindOf(err) != meta.Canceled {
 				t.Fatalf("after %d: %v", n, err)
 			}
 			return

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,10 +13,6 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// perPool bounds the connections to one server for each of the two uses:
-// appends, whose bytes would delay others' small requests, and all the rest.
-const perPool = 4
-
 // peer is one chunk server.
 type peer struct {
 	c  *Client
@@ -27,38 +21,55 @@ type peer struct {
 	dialing sync.Mutex // held while connecting: one at a time; taken before mu
 	mu      sync.Mutex
 	addr    string
-	pools   [2][]*link
-	down    time.Time // connecting failed; not again before
+	// pools are the connections for each of the two uses: appends, whose bytes
+	// would delay others' small requests, and all the rest; and for each of the
+	// two, plain ones.
+	pools   [4][]*link
+	ticket  ticket    // for plain connections
+	noLocal time.Time // its socket on this machine is not ours to use; not tried again before
+	down    time.Time // connecting failed, or it fell silent; not again before
 	downErr error
+	pause   time.Duration // how long it is left alone after the next failure
 }
 
+// The pools; plain is added for connections without TLS, where those are allowed.
 const (
 	forOthers = iota
 	forAppends
+	plain
 )
 
 // link is one connection.
 type link struct {
 	*wire.Conn
-	p     *peer
-	ring  *ring // of a local connection that appends, else nil
-	users atomic.Int32
-	heard atomic.Int64 // unix nanoseconds of the last frame or of the first request after silence
+	p       *peer
+	appends bool  // else it is for anything but appends
+	ring    *ring // of a local connection that appends, else nil
+	users   atomic.Int32
+	heard   atomic.Int64 // unix nanoseconds of the last frame or of the first request after silence
 
 	mu      sync.Mutex
 	next    uint64
 	pending map[uint64]*call
+	asked   time.Time // of the oldest request that nothing was answered after
 	err     error
+	holding bool          // the reader leaves data in the socket
+	hurry   chan struct{} // tells it that others wait
 }
 
 // call is a request that waits for its answer.
 type call struct {
 	t      wire.Type
-	dst    []byte // where a read's data go
-	data   []byte // a local reply's data
+	dst    []byte               // where a read's data go, unless place is set
+	place  func() []byte        // says so when they are there
+	hold   chan struct{}        // before, they may wait for this; nil: not
+	at     atomic.Pointer[link] // with hold: over which it goes
+	wanted atomic.Bool          // with hold: somebody waits
+	data   []byte               // a local reply's data
 	answer wire.Answer
 	flags  uint16
-	fd     int // with FlagDescriptor
+	bad    bool // the data of a read with FlagRaw don't match their checksums
+	fd     int  // with FlagDescriptor
 	err    error
 	done   chan struct{}             // closed at the end, unless notify is set
 	notify func(*wire.Answer, error) // called by the reader's goroutine
@@ -78,17 +89,26 @@ func (c *Client) peer(id meta.ServerID) *peer {
 // link gives the least busy connection of a pool, making one if all are busy
 // and there may be more.
 func (p *peer) link(ctx context.Context, pool int) (*link, error) {
-	if l := p.idle(pool, false); l != nil {
+	near := p.near()
+	if near {
+		pool %= plain // nothing is in the way of the kernel there
+	}
+	if l := p.idle(pool, near, false); l != nil {
 		return l, nil
+	}
+	if pool >= plain {
+		if err := p.holdTicket(ctx); err != nil {
+			return nil, err
+		}
 	}
 	p.dialing.Lock()
 	defer p.dialing.Unlock()
-	if l := p.idle(pool, false); l != nil {
+	if l := p.idle(pool, near, false); l != nil {
 		return l, nil
 	}
 	l, err := p.dial(ctx, pool)
 	if err != nil {
-		if l := p.idle(pool, true); l != nil {
+		if l := p.idle(pool, false, true); l != nil {
 			return l, nil
 		}
 		return nil, err
@@ -96,16 +116,23 @@ func (p *peer) link(ctx context.Context, pool int) (*link, error) {
 	return l, nil
 }
 
-func (p *peer) idle(pool int, any bool) *link {
+// idle gives a connection that is there: with near, of those that don't leave
+// this machine's memory; with any, a busy one, too, though there may be more.
+func (p *peer) idle(pool int, near, any bool) *link {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var best *link
+	n := 0
 	for _, l := range p.pools[pool] {
+		if near && !l.Local() {
+			continue
+		}
+		n++
 		if best == nil || l.users.Load() < best.users.Load() {
 			best = l
 		}
 	}
-	if best != nil && (any || best.users.Load() == 0 || len(p.pools[pool]) >= perPool) {
+	if best != nil && (any || best.users.Load() == 0 || n >= p.c.cfg.Conns) {
 		best.users.Add(1)
 		return best
 	}
@@ -130,14 +157,31 @@ func (p *peer) dial(ctx context.Context, pool int) (*link, error) {
 	if wait {
 		return nil, werr
 	}
-	l, err := p.connect(ctx, info, pool)
+	var l *link
+	var err error
+	if p.c.besides(&info) && p.mayLocal() {
+		there := info
+		there.Addr = info.Local
+		if l, err = p.connect(ctx, there, pool); err != nil {
+			p.mu.Lock()
+			p.noLocal = time.Now().Add(localPause)
+			p.mu.Unlock()
+			c.slog.Debug("a chunk server of this machine is reached as if it were elsewhere", "server", uint64(p.id), "socket", info.Local, "err", err)
+			if l := p.idle(pool, false, false); l != nil {
+				return l, nil
+			}
+		}
+	}
+	if l == nil {
+		l, err = p.connect(ctx, info, pool)
+	}
 	if err != nil {
 		if meta.KindOf(err) != meta.Version {
 			err = meta.E(op, meta.Unavailable, subject+" at "+info.Addr, err)
 		}
 		if ctx.Err() == nil {
 			p.mu.Lock()
-			p.down, p.downErr = time.Now().Add(200*time.Millisecond), err
+			p.failedLocked(err)
 			p.mu.Unlock()
 		}
 		return nil, err
@@ -151,20 +195,29 @@ func (p *peer) dial(ctx context.Context, pool int) (*link, error) {
 	l.users.Add(1)
 	p.mu.Lock()
 	p.pools[pool] = append(p.pools[pool], l)
+	p.pause = 0
 	p.mu.Unlock()
 	c.wg.Go(l.read)
 	return l, nil
 }
 
+// failedLocked leaves the server alone for a while, longer each time.
+func (p *peer) failedLocked(err error) {
+	p.pause = min(max(2*p.pause, 200*time.Millisecond), 5*time.Second)
+	p.down, p.downErr = time.Now().Add(p.pause), err
+}
+
+// suspect reports that the last that is known of the server is bad.
+func (p *peer) suspect() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pause > 0
+}
+
 func (p *peer) connect(ctx context.Context, info meta.ServerInfo, pool int) (*link, error) {
-	ctx, cancel := context.WithTimeout(ctx, p.c.cfg.dialTimeout())
+	ctx, cancel := context.WithTimeout(ctx, p.c.cfg.Timeout)
 	defer cancel()
-	network, addr := "tcp", info.Addr
-	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
-		network, addr = "unix", path
-	}
-	var d net.Dialer
-	nc, err := d.DialContext(ctx, network, addr)
+	nc, err := p.reach(ctx, info, pool)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +226,7 @@ func (p *peer) connect(ctx context.Context, info meta.ServerInfo, pool int) (*li
 		nc.Close()
 		return nil, err
 	}
-	l := &link{Conn: w, p: p, pending: map[uint64]*call{}}
+	l := &link{Conn: w, p: p, appends: pool%plain == forAppends, pending: map[uint64]*call{}, hurry: make(chan struct{}, 1)}
 	deadline, _ := ctx.Deadline()
 	_ = nc.SetDeadline(deadline)
 	if err := l.greet(info, pool); err != nil {
@@ -181,7 +234,7 @@ func (p *peer) connect(ctx context.Context, info meta.ServerInfo, pool int) (*li
 		return nil, err
 	}
 	_ = nc.SetDeadline(time.Time{})
-	if pool == forAppends {
+	if pool%plain == forAppends {
 		l.Block()
 	}
 	return l, nil
@@ -190,25 +243,27 @@ func (p *peer) connect(ctx context.Context, info meta.ServerInfo, pool int) (*li
 // greet exchanges hellos, before the reader runs, and shares a ring where that
 // works.
 func (l *link) greet(info meta.ServerInfo, pool int) error {
-	q := wire.Request{Speaks: wire.Version, Name: l.p.c.cfg.Name}
-	a, err := l.exchange(wire.Hello, q.AppendFrame(nil, wire.Hello, 0, 1, 0, 0), -1)
+	a, err := l.hello(info, pool)
 	if err == nil {
 		err = a.Err("hello", info.Addr)
 	}
 	if err != nil {
 		return err
 	}
+	if a.Speaks < 1 || a.Speaks > wire.Version {
+		return meta.E("hello", meta.Version, info.Addr, fmt.Errorf("it wants to speak version %d of the chunk protocol, this program knows %d", a.Speaks, wire.Version))
+	}
 	if a.Server != l.p.id {
 		return meta.E("hello", meta.Unavailable, info.Addr, fmt.Errorf("server %d answers, not %d", a.Server, l.p.id))
 	}
-	if pool != forAppends || !l.Local() || l.p.c.cfg.NoShare {
+	if pool%plain != forAppends || !l.Local() || l.p.c.cfg.NoShare {
 		return nil
 	}
 	r, err := newRing(ringSize)
 	if err != nil {
 		return nil // the socket carries the bytes, then
 	}
-	q = wire.Request{Off: ringSize}
+	q := wire.Request{Off: ringSize}
 	a, err = l.exchange(wire.Share, q.AppendFrame(nil, wire.Share, 0, 2, 0, 0), r.fd)
 	if err != nil {
 		r.close()
@@ -253,10 +308,16 @@ func (l *link) start(k *call) (uint64, error) {
 		return 0, l.err
 	}
 	if len(l.pending) == 0 {
-		l.heard.Store(time.Now().UnixNano())
+		now := time.Now()
+		l.heard.Store(now.UnixNano())
+		l.asked = now
 	}
 	l.next++
 	l.pending[l.next] = k
+	k.at.Store(l)
+	if l.holding && k.urgent() {
+		l.hurryLocked()
+	}
 	return l.next, nil
 }
 
@@ -281,10 +342,20 @@ func (l *link) do(ctx context.Context, q *wire.Request, k *call, flags uint16) e
 		if waiting {
 			return meta.E("chunk request", meta.Canceled, q.Chunk.String(), ctx.Err())
 		}
-		<-k.done // the reader is at it: the buffer is its own until then
+		// The reader is at it: the buffer is its own until then. Where the bytes
+		// stop coming, the connection is given up.
+		select {
+		case <-k.done:
+		case <-time.After(cancelWait):
+			l.fail(errors.New("the bytes of an answer stopped coming"))
+			<-k.done
+		}
 	}
 	return k.err
 }
+
+// cancelWait is how long who cancels waits for an answer that has begun to come.
+const cancelWait = 300 * time.Millisecond
 
 // fail ends the connection and all calls.
 func (l *link) fail(err error) {
@@ -295,6 +366,7 @@ func (l *link) fail(err error) {
 	err = l.err
 	calls := l.pending
 	l.pending = nil
+	l.hurryLocked()
 	l.mu.Unlock()
 	l.Close()
 	l.p.drop(l)
@@ -353,6 +425,9 @@ func (l *link) loop() error {
 		l.mu.Lock()
 		k := l.pending[h.ID]
 		delete(l.pending, h.ID)
+		if k != nil && t != wire.Ping {
+			l.asked = time.Now()
+		}
 		l.mu.Unlock()
 		if h.Flags&wire.FlagDescriptor != 0 {
 			fd, err := l.Descriptor()
@@ -388,12 +463,74 @@ func (l *link) loop() error {
 var names = map[wire.Type]string{wire.Append: "append", wire.Sync: "sync", wire.Read: "read", wire.Local: "open",
 	wire.Stat: "stat", wire.Seal: "seal", wire.Delete: "delete"}
 
+// urgent reports that nothing may be held back in front of its answer.
+func (k *call) urgent() bool { return k.hold == nil || k.wanted.Load() }
+
+// await makes a call urgent that was held.
+func (k *call) await() {
+	k.wanted.Store(true)
+	select {
+	case k.hold <- struct{}{}:
+	default:
+	}
+	if l := k.at.Load(); l != nil {
+		l.mu.Lock()
+		if l.holding {
+			l.hurryLocked()
+		}
+		l.mu.Unlock()
+	}
+}
+
+func (l *link) hurryLocked() {
+	select {
+	case l.hurry <- struct{}{}:
+	default:
+	}
+}
+
+// hold leaves data in the socket until it is known where they go, as long as
+// nobody waits for what comes behind them.
+func (l *link) hold(k *call) {
+	l.mu.Lock()
+	urgent := k.urgent()
+	for _, other := range l.pending {
+		urgent = urgent || other.urgent()
+	}
+	if urgent {
+		l.mu.Unlock()
+		return
+	}
+	select {
+	case <-l.hurry: // of the last time
+	default:
+	}
+	l.holding = l.err == nil
+	l.mu.Unlock()
+	t := time.NewTimer(l.p.c.held)
+	defer t.Stop()
+	select {
+	case <-k.hold:
+	case <-l.hurry:
+	case <-t.C:
+	}
+	l.mu.Lock()
+	l.holding = false
+	l.mu.Unlock()
+}
+
 // payload reads the data of an answer to where the call wants them.
 func (l *link) payload(h wire.Header, k *call) error {
 	if h.Data == 0 {
 		return nil
 	}
 	p := k.dst
+	if k.place != nil {
+		if k.hold != nil {
+			l.hold(k)
+		}
+		p = k.place()
+	}
 	switch {
 	case k.t == wire.Read && int(h.Data) == len(p):
 	case k.t == wire.Local && h.Data <= 4*wire.MaxLocal+wire.MaxLocal/8:
@@ -405,23 +542,52 @@ func (l *link) payload(h wire.Header, k *call) error {
 	if err := l.Data(p); err != nil {
 		return err
 	}
-	if h.Flags&wire.FlagRaw == 0 && chunkserver.CRC(p) != h.DataCRC {
+	switch {
+	case h.Flags&wire.FlagRaw == 0 && chunkserver.CRC(p) != h.DataCRC:
 		return meta.E("chunk answer", meta.Corrupt, "", errors.New("the bytes changed on the way"))
+	case h.Flags&wire.FlagRaw != 0:
+		// Here, where the bytes are in this core's cache.
+		k.bad = !matches(p, k.answer.CRCs)
 	}
 	return nil
 }
 
+// stuckAfter is how many times the limit of silence a server may give signs of
+// life without answering anything: its disk hangs.
+const stuckAfter = 8
+
 // watch finds connections that fell silent with requests under way: it asks
-// for a sign of life, and gives up on those that give none in time.
+// for a sign of life, and gives up on those that give none in time. What else
+// goes to the server is most likely lost, too: the sooner all know, the better.
 func (l *link) watch(now time.Time, limit time.Duration) {
 	l.mu.Lock()
-	busy := len(l.pending) > 0 && l.err == nil
+	busy, asked := len(l.pending) > 0 && l.err == nil, l.asked
 	l.mu.Unlock()
-	silent := now.Sub(time.Unix(0, l.heard.Load()))
+	if !busy {
+		return
+	}
+	heard := time.Unix(0, l.heard.Load())
+	silent := now.Sub(heard)
 	switch {
-	case !busy:
 	case silent > limit:
-		l.fail(fmt.Errorf("no sign of life for %v", silent))
+		err := fmt.Errorf("no sign of life for %v", silent.Round(time.Millisecond))
+		p := l.p
+		p.mu.Lock()
+		p.failedLocked(meta.E("connect to chunk server", meta.Unavailable, fmt.Sprint(uint64(p.id)), err))
+		var others []*link
+		for _, pool := range p.pools {
+			for _, m := range pool {
+				if m != l && m.heard.Load() <= heard.UnixNano() {
+					others = append(others, m)
+				}
+			}
+		}
+		p.mu.Unlock()
+		for _, m := range append(others, l) {
+			m.fail(err)
+		}
+	case now.Sub(asked) > stuckAfter*limit && l.appends:
+		l.fail(fmt.Errorf("nothing was answered for %v", now.Sub(asked).Round(time.Millisecond)))
 	case silent > limit/4:
 		if id, err := l.start(&call{t: wire.Ping, notify: func(*wire.Answer, error) {}}); err == nil {
 			q := wire.Request{}

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -16,28 +18,22 @@ import (
 
 const block = chunkserver.ChecksumBlock
 
-// places orders a chunk's servers: those on this machine first.
-func (c *Client) places(pl *meta.ChunkPlace) (local, all []meta.ServerID) {
-	for _, id := range pl.Servers {
+// local lists the servers on this machine that pass descriptors.
+func (c *Client) local(servers []meta.ServerID) (ids []meta.ServerID) {
+	for _, id := range servers {
 		if c.isLocal(id) {
-			local = append(local, id)
+			ids = append(ids, id)
 		}
 	}
-	if len(local) == 0 || len(local) == len(pl.Servers) {
-		return local, pl.Servers
-	}
-	all = append(all, local...)
-	for _, id := range pl.Servers {
-		if !c.isLocal(id) {
-			all = append(all, id)
-		}
-	}
-	return local, all
+	return ids
 }
 
 func (c *Client) isLocal(id meta.ServerID) bool {
 	info, ok := c.cfg.Resolve(id)
-	return ok && c.cfg.HostID != "" && info.Host == c.cfg.HostID && len(info.Addr) > 5 && info.Addr[:5] == "unix:"
+	if !ok || c.cfg.HostID == "" || info.Host != c.cfg.HostID {
+		return false
+	}
+	return strings.HasPrefix(info.Addr, "unix:") || c.besides(&info) && c.peer(id).mayLocal()
 }
 
 // ReadAt fills p with the chunk's bytes from off on, verified against their
@@ -58,30 +54,55 @@ func (c *Client) ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off u
 			return nil
 		}
 	}
-	local, all := c.places(&pl)
 	var worst error
-	for _, id := range local {
+	for _, id := range c.local(pl.Servers) {
 		err := c.readLocal(ctx, id, &pl, p, off)
 		if err == nil {
 			return nil
 		}
+		c.tell(pl.ID, id, err)
 		worst = worse(worst, err)
 	}
-	for _, id := range all {
-		if ctx.Err() != nil {
-			return meta.E("read chunk", meta.Canceled, pl.ID.String(), ctx.Err())
-		}
-		err := c.readRemote(ctx, id, &pl, p, off)
-		if err == nil {
-			return nil
-		}
-		worst = worse(worst, err)
+	if len(pl.Servers) > 0 && c.readAhead(ctx, &pl, p, off) {
+		return nil
 	}
-	if worst == nil {
-		return meta.E("read chunk", meta.Unavailable, pl.ID.String(), errors.New("no servers"))
+	err := c.readRemote(ctx, &pl, p, off)
+	if err == nil {
+		return nil
 	}
-	return worst
+	return worse(worst, err)
 }
+
+// tell passes on that a replica is corrupt.
+func (c *Client) tell(id meta.ChunkID, server meta.ServerID, err error) {
+	if meta.KindOf(err) != meta.Corrupt || c.cfg.Corrupt == nil {
+		return
+	}
+	bad, now := badReplica{id, server}, time.Now()
+	c.toldMu.Lock()
+	again := now.Sub(c.told[bad]) < tellEvery
+	if !again {
+		if len(c.told) >= maxTold || c.told == nil {
+			c.told = map[badReplica]time.Time{}
+		}
+		c.told[bad] = now
+	}
+	c.toldMu.Unlock()
+	if !again {
+		c.slog.Error("a replica does not verify", "chunk", id.String(), "server", uint64(server), "err", err)
+		c.cfg.Corrupt(id, server)
+	}
+}
+
+type badReplica struct {
+	id     meta.ChunkID
+	server meta.ServerID
+}
+
+const (
+	tellEvery = 10 * time.Second // the same replica
+	maxTold   = 1024
+)
 
 // worse chooses the error that tells more: corruption before anything, an
 // answer before none.
@@ -118,9 +139,10 @@ const (
 	remoteStreams = 4
 )
 
-func (c *Client) readRemote(ctx context.Context, id meta.ServerID, pl *meta.ChunkPlace, p []byte, off uint64) error {
+func (c *Client) readRemote(ctx context.Context, pl *meta.ChunkPlace, p []byte, off uint64) error {
+	servers := c.order(pl.Servers)
 	if len(p) <= remoteMax {
-		return c.readPiece(ctx, id, pl, p, off)
+		return c.fetch(ctx, servers, pl, p, off)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -132,7 +154,7 @@ func (c *Client) readRemote(ctx context.Context, id meta.ServerID, pl *meta.Chun
 		slots <- struct{}{}
 		part, at := p[:n], off
 		wg.Go(func() {
-			if err := c.readPiece(ctx, id, pl, part, at); err != nil {
+			if err := c.fetch(ctx, servers, pl, part, at); err != nil {
 				cancel(err)
 			}
 			<-slots
@@ -146,8 +168,115 @@ func (c *Client) readRemote(ctx context.Context, id meta.ServerID, pl *meta.Chun
 	return nil
 }
 
+// fetch reads one piece from the first of the servers that can: the next is
+// asked when one fails, and, as far as there is a budget, when one takes longer
+// than nearly all reads do.
+func (c *Client) fetch(ctx context.Context, servers []meta.ServerID, pl *meta.ChunkPlace, p []byte, off uint64) error {
+	switch len(servers) {
+	case 0:
+		return meta.E("read chunk", meta.Unavailable, pl.ID.String(), errors.New("no servers"))
+	case 1:
+		return c.readPiece(ctx, servers[0], pl, p, off)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		buf    []byte // nil: p itself
+		second bool   // asked beside another
+		err    error
+	}
+	results := make(chan result, len(servers))
+	var wg sync.WaitGroup
+	begun := time.Now()
+	next, under := 0, 0
+	ask := func(buf []byte, second bool) {
+		id := servers[next]
+		next++
+		under++
+		wg.Go(func() {
+			to := buf
+			if to == nil {
+				to = p
+			}
+			err := c.readPiece(ctx, id, pl, to, off)
+			if ctx.Err() == nil {
+				c.tell(pl.ID, id, err)
+			}
+			results <- result{buf, second, err}
+		})
+	}
+	ask(nil, false)
+	inP := true // an attempt under way writes to p
+	patience := time.NewTimer(c.lat.patience(len(p)))
+	defer patience.Stop()
+	var worst error
+	for {
+		select {
+		case r := <-results:
+			under--
+			if r.buf == nil {
+				inP = false
+			}
+			if r.err == nil {
+				c.lat.took(len(p), time.Since(begun))
+				if r.second {
+					c.lat.won.Add(1)
+				}
+				if r.buf != nil {
+					cancel()
+					wg.Wait() // nobody may write to p any more
+					copy(p, r.buf)
+				}
+				return nil
+			}
+			worst = worse(worst, r.err)
+			if ctx.Err() != nil {
+				wg.Wait()
+				return meta.E("read chunk", meta.Canceled, pl.ID.String(), ctx.Err())
+			}
+			if next < len(servers) {
+				var buf []byte
+				if inP {
+					buf = make([]byte, len(p))
+				}
+				inP = inP || buf == nil
+				ask(buf, false)
+			} else if under == 0 {
+				return worst
+			}
+		case <-patience.C:
+			if next < len(servers) && c.lat.may() {
+				c.lat.hedged.Add(1)
+				var buf []byte
+				if inP {
+					buf = make([]byte, len(p))
+				}
+				inP = inP || buf == nil
+				ask(buf, true)
+			}
+		case <-ctx.Done():
+			wg.Wait()
+			return meta.E("read chunk", meta.Canceled, pl.ID.String(), ctx.Err())
+		}
+	}
+}
+
+// bufPool holds buffers for reads that are not of whole blocks.
+var bufPool = sync.Pool{New: func() any { b := make([]byte, remoteMax+2*block); return &b }}
+
+// readPiece reads from one server. A capability that it doesn't accept is
+// renewed: that is no failure of the replica (rule 18).
 func (c *Client) readPiece(ctx context.Context, id meta.ServerID, pl *meta.ChunkPlace, p []byte, off uint64) error {
-	q := wire.Request{Cap: c.cfg.ReadCap(pl.ID.Volume), Chunk: pl.ID, Off: off, N: uint32(len(p))}
+	token := c.readCap(pl.ID)
+	err := c.readWith(ctx, token, id, pl, p, off)
+	if meta.KindOf(err) == meta.BadCapability && c.cfg.Renew != nil && ctx.Err() == nil {
+		err = c.readWith(ctx, c.cfg.Renew(pl.ID.Volume, token), id, pl, p, off)
+	}
+	return err
+}
+
+func (c *Client) readWith(ctx context.Context, token []byte, id meta.ServerID, pl *meta.ChunkPlace, p []byte, off uint64) error {
+	q := wire.Request{Cap: token, Chunk: pl.ID, Off: off, N: uint32(len(p))}
 	end := off + uint64(len(p))
 	if !pl.Sealed || len(p) < rawFrom || end > pl.Length {
 		return c.ask(ctx, id, &q, &call{t: wire.Read, dst: p}, 0)
@@ -156,20 +285,20 @@ func (c *Client) readPiece(ctx context.Context, id meta.ServerID, pl *meta.Chunk
 	last := min((end+block-1)/block*block, pl.Length)
 	buf := p
 	if first != off || last != end {
-		buf = make([]byte, last-first)
+		scratch := bufPool.Get().(*[]byte)
+		defer bufPool.Put(scratch)
+		buf = (*scratch)[:last-first]
 	}
 	q.Off, q.N = first, uint32(len(buf))
-	if len(buf) > wire.MaxData {
-		return c.ask(ctx, id, &wire.Request{Cap: q.Cap, Chunk: pl.ID, Off: off, N: uint32(len(p))}, &call{t: wire.Read, dst: p}, 0)
-	}
 	k := &call{t: wire.Read, dst: buf}
 	if err := c.ask(ctx, id, &q, k, wire.FlagRaw); err != nil {
 		return err
 	}
-	if k.flags&wire.FlagRaw != 0 {
-		if err := verify(pl.ID, first, buf, k.answer.CRCs); err != nil {
-			return err
-		}
+	if k.bad && !c.cfg.UnsafeNoVerify {
+		// Have the server compare: it marks and reports what is bad on its disk.
+		// Else the bytes were changed on their way, and come once more.
+		q.Off, q.N = off, uint32(len(p))
+		return c.ask(ctx, id, &q, &call{t: wire.Read, dst: p}, 0)
 	}
 	if first != off || last != end {
 		copy(p, buf[off-first:])
@@ -177,16 +306,16 @@ func (c *Client) readPiece(ctx context.Context, id meta.ServerID, pl *meta.Chunk
 	return nil
 }
 
-// verify checks whole blocks that lie at off.
-func verify(id meta.ChunkID, off uint64, p []byte, crcs []uint32) error {
+// matches compares whole blocks with their checksums.
+func matches(p []byte, crcs []uint32) bool {
 	for i := 0; len(p) > 0; i++ {
 		n := min(len(p), block)
 		if i >= len(crcs) || chunkserver.CRC(p[:n]) != crcs[i] {
-			return corrupt(id, off)
+			return false
 		}
-		p, off = p[n:], off+uint64(n)
+		p = p[n:]
 	}
-	return nil
+	return true
 }
 
 func corrupt(id meta.ChunkID, off uint64) error {
@@ -206,9 +335,8 @@ func (c *Client) readLocal(ctx context.Context, id meta.ServerID, pl *meta.Chunk
 
 // localFile finds a local server's file that ensure makes verified as needed.
 func (c *Client) localFile(ctx context.Context, pl *meta.ChunkPlace, flags uint16, ensure func(*file) error) (*file, error) {
-	local, _ := c.places(pl)
 	var err error = meta.E("open chunk", meta.NotSupported, pl.ID.String(), errors.New("no replica on this machine"))
-	for _, id := range local {
+	for _, id := range c.local(pl.Servers) {
 		f, ferr := c.file(ctx, id, pl, flags)
 		if ferr == nil {
 			if ferr = ensure(f); ferr == nil {

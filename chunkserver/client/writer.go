@@ -1,10 +1,13 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
+	"time"
 
 	"penstock.io/penstock/chunkserver"
 	"penstock.io/penstock/chunkserver/wire"
@@ -32,12 +35,18 @@ type Writer struct {
 	length uint64
 	reps   []*replica // empty until the first append
 	err    error
-	closed bool
+	failed []meta.ServerID // that err is about
+	// token is the capability; half of its life is over at half, all of it at until.
+	token       []byte
+	half, until time.Time
+	renewing    bool
+	closed      bool
 }
 
 // replica is where one copy of the chunk stands.
 // INVARIANT: synced <= acked <= Writer.length; synced <= asked.
 type replica struct {
+	id     meta.ServerID
 	l      *link // nil with svc
 	svc    chunkserver.Service
 	acked  uint64
@@ -54,7 +63,10 @@ func (r *replica) release() {
 // NewWriter starts appending to a fresh chunk; nothing is sent before the
 // first Append.
 func (c *Client) NewWriter(g meta.ChunkGrant) *Writer {
-	w := &Writer{c: c, g: g, name: g.ID.String()}
+	w := &Writer{c: c, g: g, name: g.ID.String(), token: g.Cap}
+	if g.TTL > 0 && c.cfg.AppendCap != nil {
+		w.lifeLocked(time.Unix(0, int64(g.Asked)), time.Duration(g.TTL)*time.Millisecond)
+	}
 	w.cond.L = &w.mu
 	return w
 }
@@ -72,7 +84,11 @@ func (w *Writer) Append(ctx context.Context, p []byte) (off uint64, err error) {
 	const op = "append"
 	w.sending.Lock()
 	defer w.sending.Unlock()
-	if err := w.open(ctx); err != nil {
+	token, err := w.fresh(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if err := w.open(ctx, token); err != nil {
 		return 0, err
 	}
 	w.mu.Lock()
@@ -94,7 +110,7 @@ func (w *Writer) Append(ctx context.Context, p []byte) (off uint64, err error) {
 }
 
 // open connects to all replicas, the first time.
-func (w *Writer) open(ctx context.Context) error {
+func (w *Writer) open(ctx context.Context, token []byte) error {
 	w.mu.Lock()
 	err, have, closed := w.err, len(w.reps) > 0, w.closed
 	w.mu.Unlock()
@@ -108,23 +124,38 @@ func (w *Writer) open(ctx context.Context) error {
 	case len(w.g.Servers) == 0:
 		return w.fail(meta.E("append", meta.Invalid, w.name, errors.New("a grant without servers")))
 	}
-	var reps []*replica
-	for _, id := range w.g.Servers {
-		if svc := w.c.cfg.Direct(id); svc != nil {
-			reps = append(reps, &replica{svc: svc})
+	// Side by side: a server that doesn't answer costs its time once.
+	reps := make([]*replica, len(w.g.Servers))
+	errs := make([]error, len(reps))
+	var wg sync.WaitGroup
+	for i, id := range w.g.Servers {
+		r := &replica{id: id}
+		if r.svc = w.c.cfg.Direct(id); r.svc != nil {
+			reps[i] = r
 			continue
 		}
-		l, err := w.c.peer(id).link(ctx, forAppends)
-		if err != nil {
-			for _, r := range reps {
+		wg.Go(func() {
+			if r.l, errs[i] = w.c.peer(id).link(ctx, w.c.pool(forAppends, token)); errs[i] == nil {
+				reps[i] = r
+			}
+		})
+	}
+	wg.Wait()
+	if err := cmp.Or(errs...); err != nil {
+		for _, r := range reps {
+			if r != nil {
 				r.release()
 			}
-			if ctx.Err() != nil {
-				return meta.E("append", meta.Canceled, w.name, ctx.Err())
-			}
-			return w.fail(err)
 		}
-		reps = append(reps, &replica{l: l})
+		if ctx.Err() != nil {
+			return meta.E("append", meta.Canceled, w.name, ctx.Err())
+		}
+		for i, err := range errs {
+			if err != nil {
+				w.blame(w.g.Servers[i], err)
+			}
+		}
+		return w.Err()
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -138,15 +169,75 @@ func (w *Writer) open(ctx context.Context) error {
 	return nil
 }
 
+// lifeLocked notes how long the token holds.
+func (w *Writer) lifeLocked(asked time.Time, ttl time.Duration) {
+	w.half, w.until = asked.Add(ttl/2), asked.Add(ttl)
+}
+
+func (w *Writer) capability() []byte {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.token
+}
+
+// fresh gives the capability. It is renewed beside the appends once half of its
+// life is over; who comes so late that it ran out waits.
+func (w *Writer) fresh(ctx context.Context) ([]byte, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	if w.half.IsZero() || now.Before(w.half) || w.closed {
+		return w.token, nil
+	}
+	if !w.renewing {
+		w.c.mu.Lock()
+		if w.renewing = !w.c.closed; w.renewing {
+			w.c.wg.Go(w.renew)
+		}
+		w.c.mu.Unlock()
+	}
+	if now.Before(w.until) {
+		return w.token, nil
+	}
+	err := w.wait(ctx, func() bool { return !w.renewing })
+	if meta.KindOf(err) == meta.Canceled {
+		return nil, err
+	}
+	return w.token, nil
+}
+
+const (
+	renewWait  = 5 * time.Second
+	renewAgain = time.Second // after a failure
+)
+
+func (w *Writer) renew() {
+	ctx, cancel := context.WithTimeout(w.c.ctx, renewWait)
+	defer cancel()
+	asked := time.Now()
+	token, ttl, err := w.c.cfg.AppendCap(ctx, w.g.ID)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.renewing = false
+	if err != nil {
+		// What we have may hold for a while; in the end a server says that it does not.
+		w.half = time.Now().Add(renewAgain)
+	} else {
+		w.token = token
+		w.lifeLocked(asked, ttl)
+	}
+	w.cond.Broadcast()
+}
+
 // room waits until n more bytes fit the window.
 func (w *Writer) room(ctx context.Context, n uint64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.until(ctx, func() bool { return w.length+n-w.ackedLocked() <= uint64(w.c.cfg.Window) })
+	return w.wait(ctx, func() bool { return w.length+n-w.ackedLocked() <= uint64(w.c.cfg.Window) })
 }
 
-// until waits for a condition, the writer's failure, or ctx. w.mu is held.
-func (w *Writer) until(ctx context.Context, ok func() bool) error {
+// wait waits for a condition, the writer's failure, or ctx. w.mu is held.
+func (w *Writer) wait(ctx context.Context, ok func() bool) error {
 	if w.err == nil && ok() {
 		return nil
 	}
@@ -178,32 +269,41 @@ func (w *Writer) send(off uint64, p []byte) {
 	w.mu.Lock()
 	w.length = end
 	w.mu.Unlock()
-	if len(w.reps) == 1 {
-		w.sendTo(w.reps[0], off, end, p)
+	var crc uint32
+	for _, r := range w.reps {
+		if r.l == nil || r.l.ring == nil || len(p) < shareFrom {
+			crc = chunkserver.CRC(p)
+			break
+		}
+	}
+	if len(w.reps) == 1 || len(p) < shareFrom { // small ones don't wait for the socket
+		for _, r := range w.reps {
+			w.sendTo(r, off, end, p, crc)
+		}
 		return
 	}
 	// Side by side, so that the slowest replica's socket alone holds us up.
 	var wg sync.WaitGroup
 	for _, r := range w.reps {
-		wg.Go(func() { w.sendTo(r, off, end, p) })
+		wg.Go(func() { w.sendTo(r, off, end, p, crc) })
 	}
 	wg.Wait()
 }
 
-func (w *Writer) sendTo(r *replica, off, end uint64, p []byte) {
+func (w *Writer) sendTo(r *replica, off, end uint64, p []byte, crc uint32) {
 	if r.svc != nil {
-		err := r.svc.Append(context.Background(), w.g.ID, w.g.Fence, off, p, chunkserver.CRC(p))
+		err := r.svc.Append(context.Background(), w.g.ID, w.g.Fence, off, p, crc)
 		w.mu.Lock()
 		if err == nil {
 			r.acked = max(r.acked, end)
 		} else {
-			w.failLocked(err)
+			w.failLocked(r.id, err)
 		}
 		w.cond.Broadcast()
 		w.mu.Unlock()
 		return
 	}
-	q := wire.Request{Cap: w.g.Cap, Chunk: w.g.ID, Fence: w.g.Fence, Off: off}
+	q := wire.Request{Cap: w.capability(), Chunk: w.g.ID, Fence: w.g.Fence, Off: off}
 	k := &call{t: wire.Append}
 	var ringEnd uint64
 	k.notify = func(_ *wire.Answer, err error) {
@@ -214,7 +314,7 @@ func (w *Writer) sendTo(r *replica, off, end uint64, p []byte) {
 		if err == nil {
 			r.acked = max(r.acked, end) // answers to appends come in order
 		} else {
-			w.failLocked(err)
+			w.failLocked(r.id, err)
 		}
 		w.cond.Broadcast()
 		w.mu.Unlock()
@@ -225,11 +325,12 @@ func (w *Writer) sendTo(r *replica, off, end uint64, p []byte) {
 		if mem, pos, e := g.take(len(p)); mem != nil {
 			ringEnd = e
 			q.Pos, q.N, q.CRC = pos, uint32(len(p)), copyCRC(mem, p)
-			w.put(r.l, &q, k, wire.FlagShared, nil, 0)
+			w.put(r, &q, k, wire.FlagShared, nil, 0)
 			return
 		}
+		crc = chunkserver.CRC(p)
 	}
-	w.put(r.l, &q, k, 0, p, chunkserver.CRC(p))
+	w.put(r, &q, k, 0, p, crc)
 }
 
 // copyCRC copies p to dst and gives its checksum, in steps that stay in the
@@ -247,11 +348,12 @@ func copyCRC(dst, p []byte) (crc uint32) {
 // with the frame in one system call anyway.
 const shareFrom = 16 << 10
 
-func (w *Writer) put(l *link, q *wire.Request, k *call, flags uint16, p []byte, crc uint32) {
+func (w *Writer) put(r *replica, q *wire.Request, k *call, flags uint16, p []byte, crc uint32) {
+	l := r.l
 	id, err := l.start(k)
 	if err != nil {
 		// Not through notify: it takes the ring's lock, which we may hold.
-		w.fail(err)
+		w.blame(r.id, err)
 		return
 	}
 	var frame [512]byte
@@ -267,18 +369,39 @@ func (w *Writer) put(l *link, q *wire.Request, k *call, flags uint16, p []byte, 
 	}
 }
 
+// fail is blame for what is no server's fault.
 func (w *Writer) fail(err error) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.failLocked(err)
-	w.cond.Broadcast()
-	return w.err
+	w.blame(0, err)
+	return w.Err()
 }
 
-func (w *Writer) failLocked(err error) {
+func (w *Writer) blame(id meta.ServerID, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failLocked(id, err)
+	w.cond.Broadcast()
+}
+
+// failLocked ends the writer. That the owner sealed the chunk, or that a
+// capability ran out, is no failure of the replica that says so (rule 18).
+func (w *Writer) failLocked(id meta.ServerID, err error) {
+	kind := meta.KindOf(err)
 	if w.err == nil {
-		w.err = meta.E("append to chunk", meta.KindOf(err), w.name, err)
+		w.err = meta.E("append to chunk", kind, w.name, err)
 	}
+	switch kind {
+	case meta.Unavailable, meta.IO, meta.NoSpace, meta.Corrupt, meta.WrongOffset, meta.NoSuchChunk, meta.Protocol, meta.Version:
+		if id != 0 && !slices.Contains(w.failed, id) {
+			w.failed = append(w.failed, id)
+		}
+	}
+}
+
+// Failed lists the servers whose failure ended the writer.
+func (w *Writer) Failed() []meta.ServerID {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.failed)
 }
 
 func (w *Writer) ackedLocked() uint64 {
@@ -303,13 +426,16 @@ func (w *Writer) Wait(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	upTo := w.length
-	return w.until(ctx, func() bool { return w.ackedLocked() >= upTo })
+	return w.wait(ctx, func() bool { return w.ackedLocked() >= upTo })
 }
 
 // Sync returns when all bytes appended before the call are durable on every
 // replica. The request follows the appends at once, without waiting for
 // their answers; several callers share one.
 func (w *Writer) Sync(ctx context.Context) error {
+	if _, err := w.fresh(ctx); err != nil {
+		return err
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	upTo := w.length
@@ -338,25 +464,25 @@ func (w *Writer) Sync(ctx context.Context) error {
 		if err == nil {
 			direct.synced = max(direct.synced, min(synced, w.length))
 		} else {
-			w.failLocked(err)
+			w.failLocked(direct.id, err)
 		}
 		w.cond.Broadcast()
 	}
-	return w.until(ctx, func() bool { return w.syncedLocked() >= upTo })
+	return w.wait(ctx, func() bool { return w.syncedLocked() >= upTo })
 }
 
 func (w *Writer) ask(r *replica, upTo uint64) {
 	// Behind the appends it speaks of, which hold sending until they are on the wire.
 	w.sending.Lock()
 	defer w.sending.Unlock()
-	q := wire.Request{Cap: w.g.Cap, Chunk: w.g.ID, Off: upTo}
-	w.put(r.l, &q, &call{t: wire.Sync, notify: func(a *wire.Answer, err error) {
+	q := wire.Request{Cap: w.capability(), Chunk: w.g.ID, Off: upTo}
+	w.put(r, &q, &call{t: wire.Sync, notify: func(a *wire.Answer, err error) {
 		w.mu.Lock()
 		if err == nil {
 			r.synced = max(r.synced, min(a.Synced, w.length))
 			r.acked = max(r.acked, upTo)
 		} else {
-			w.failLocked(err)
+			w.failLocked(r.id, err)
 		}
 		w.cond.Broadcast()
 		w.mu.Unlock()

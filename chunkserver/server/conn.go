@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,7 +14,7 @@ import (
 	"penstock.io/penstock/chunkserver"
 	"penstock.io/penstock/chunkserver/wire"
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/capability"
+	"penstock.io/penstock/meta/peer"
 )
 
 const (
@@ -30,10 +30,14 @@ const (
 type conn struct {
 	*wire.Conn
 	s        *Server
+	who      peer.Identity
 	trusted  bool // same user or root: may be passed descriptors
+	plain    bool // ticketed: what is read from it, others may have seen
 	data     []byte
 	ring     []byte
 	busy     chan struct{}
+	since    atomic.Int64 // unix nanoseconds: when the reader began the append it is at; 0: at none
+	beating  atomic.Bool  // a sign of life is being sent
 	wg       sync.WaitGroup
 	frame    []byte       // scratch of the reader
 	queued   int          // answers to appends that the reader has not flushed
@@ -42,16 +46,12 @@ type conn struct {
 	streak   int          // appends to it without others between, up to aloneFrom
 }
 
-func newConn(s *Server, nc net.Conn) (*conn, error) {
+func newConn(s *Server, nc net.Conn, who peer.Identity) (*conn, error) {
 	w, err := wire.NewConn(nc, s.cfg.Congestion)
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{Conn: w, s: s, busy: make(chan struct{}, maxBusy)}
-	if uid, ok := w.PeerUID(); ok {
-		c.trusted = uid == 0 || int(uid) == os.Geteuid()
-	}
-	return c, nil
+	return &conn{Conn: w, s: s, who: who, trusted: who.Local, busy: make(chan struct{}, maxBusy)}, nil
 }
 
 // serve reads frames until the connection ends.
@@ -60,11 +60,14 @@ func (c *conn) serve() {
 	c.Close()
 	c.wg.Wait()
 	c.DropDescriptors()
+	c.s.mu.Lock()
+	delete(c.s.conns, c)
+	c.s.mu.Unlock()
 	if c.ring != nil {
 		unix.Munmap(c.ring)
 	}
 	switch meta.KindOf(err) {
-	case meta.Protocol, meta.Version:
+	case meta.Protocol, meta.Version, meta.AccessDenied:
 		c.s.slog.Warn("chunk connection ended", "peer", c.NetConn().RemoteAddr().String(), "err", err)
 	}
 }
@@ -91,6 +94,13 @@ func (c *conn) loop() error {
 				return meta.E("chunk connection", meta.Protocol, "", errors.New("no hello"))
 			}
 			greeted = true
+			if c.who.Role == "" && !c.who.Anyone() {
+				if err := c.ticketed(h, &q); err != nil {
+					return err
+				}
+				_ = c.NetConn().SetReadDeadline(time.Time{})
+				continue
+			}
 			_ = c.NetConn().SetReadDeadline(time.Time{})
 			if err := c.send(wire.Hello, 0, h.ID, &wire.Answer{Speaks: min(q.Speaks, wire.Version), Server: c.s.cfg.ID, Host: c.s.cfg.Host}); err != nil {
 				return err
@@ -105,9 +115,23 @@ func (c *conn) loop() error {
 			c.settle(q.Chunk)
 			err = c.append(h, &q)
 		case wire.Ping:
-			err = c.send(wire.Ping, 0, h.ID, &wire.Answer{})
+			if err = c.authorize(h, &q, 0); err == nil {
+				err = c.send(wire.Ping, 0, h.ID, &wire.Answer{})
+			}
 		case wire.Share:
-			err = c.send(wire.Share, 0, h.ID, answer(c.share(q.Off)))
+			if err = c.authorize(h, &q, 0); err == nil {
+				err = c.share(q.Off)
+			}
+			err = c.send(wire.Share, 0, h.ID, answer(err))
+		case wire.Ticket:
+			var a wire.Answer
+			if err = c.authorize(h, &q, 0); err == nil {
+				a, err = c.s.ticket(c.who, time.Now())
+			}
+			if err != nil {
+				a = *answer(err)
+			}
+			err = c.send(wire.Ticket, 0, h.ID, &a)
 		case wire.Hello:
 			err = meta.E("chunk connection", meta.Protocol, "", errors.New("a second hello"))
 		default:
@@ -124,7 +148,9 @@ func (c *conn) loop() error {
 				small := c.unsynced <= smallSync
 				c.unsynced = 0
 				if small && c.streak >= aloneFrom && c.Buffered() == 0 {
+					c.since.Store(time.Now().UnixNano())
 					c.request(h, q)
+					c.since.Store(0)
 					break
 				}
 			}
@@ -191,7 +217,7 @@ func (c *conn) append(h wire.Header, q *wire.Request) error {
 		n = int(q.N)
 	}
 	// Nothing is allocated for the bytes before the capability is checked.
-	err := c.s.check(q.Cap, capability.Append, q.Chunk, q.Fence, q.Off+uint64(n))
+	err := c.authorize(h, q, n)
 	var p []byte
 	crc := h.DataCRC
 	switch {
@@ -202,6 +228,7 @@ func (c *conn) append(h wire.Header, q *wire.Request) error {
 			return meta.E("chunk connection", meta.Protocol, "", fmt.Errorf("shared append at %d of a ring of %d", q.Pos, len(c.ring)))
 		}
 		p, crc = c.ring[q.Pos:q.Pos+uint64(n)], q.CRC
+		c.s.shared.Add(1)
 	case err != nil:
 		if err := c.Skip(n); err != nil {
 			return err
@@ -216,7 +243,15 @@ func (c *conn) append(h wire.Header, q *wire.Request) error {
 		}
 	}
 	if err == nil {
-		err = c.s.Append(c.s.ctx, q.Chunk, q.Fence, q.Off, p, crc)
+		c.since.Store(time.Now().UnixNano())
+		class := ""
+		if q.Off == 0 {
+			if claims, cerr := c.s.claims(q.Cap); cerr == nil {
+				class = claims.Rights.Class()
+			}
+		}
+		err = c.s.appendOn(c.s.ctx, class, q.Chunk, q.Fence, q.Off, p, crc)
+		c.since.Store(0)
 	}
 	c.frame = answer(err).AppendFrame(c.frame[:0], wire.Append, 0, h.ID, 0, 0)
 	c.Queue(c.frame)
@@ -269,35 +304,23 @@ func (c *conn) share(size uint64) error {
 func (c *conn) request(h wire.Header, q wire.Request) {
 	ctx := c.s.ctx
 	var a wire.Answer
-	var err error
-	switch h.Type {
-	case wire.Sync:
-		if err = c.s.checkSync(q.Cap, q.Chunk); err == nil {
+	err := c.authorize(h, &q, 0)
+	if err == nil {
+		switch h.Type {
+		case wire.Sync:
 			a.Synced, err = c.s.Sync(ctx, q.Chunk, q.Off)
-		}
-	case wire.Stat:
-		if err = c.s.check(q.Cap, capability.Read, q.Chunk, meta.Fence{}, 0); err == nil {
+		case wire.Stat:
 			a.Info, err = c.s.Stat(ctx, q.Chunk)
-		}
-	case wire.Seal:
-		if err = c.s.check(q.Cap, capability.Seal, q.Chunk, q.Fence, 0); err == nil {
+		case wire.Seal:
 			a.Info, err = c.s.Seal(ctx, q.Chunk, q.Fence, q.Final, q.Off)
-		}
-	case wire.Delete:
-		if err = c.s.check(q.Cap, capability.Delete, q.Chunk, q.Fence, 0); err == nil {
+		case wire.Delete:
 			err = c.s.Delete(ctx, q.Chunk, q.Fence)
-		}
-	case wire.Read:
-		if err = c.s.check(q.Cap, capability.Read, q.Chunk, meta.Fence{}, 0); err == nil {
-			err = c.read(h, q)
-			if err == nil {
+		case wire.Read:
+			if err = c.read(h, q); err == nil {
 				return
 			}
-		}
-	case wire.Local:
-		if err = c.s.check(q.Cap, capability.Read, q.Chunk, meta.Fence{}, 0); err == nil {
-			err = c.local(h, q)
-			if err == nil {
+		case wire.Local:
+			if err = c.local(h, q); err == nil {
 				return
 			}
 		}
@@ -309,15 +332,6 @@ func (c *conn) request(h wire.Header, q wire.Request) {
 	_ = c.send(h.Type, 0, h.ID, &a) // a broken connection is the reader's to notice
 }
 
-// checkSync: whoever may append may sync; the fence doesn't matter.
-func (s *Server) checkSync(token []byte, id meta.ChunkID) error {
-	err := s.check(token, capability.Append, id, meta.Fence{}, 0)
-	if meta.KindOf(err) == meta.Fenced {
-		return nil
-	}
-	return err
-}
-
 var readPool = sync.Pool{New: func() any { b := make([]byte, 0, 1<<20); return &b }}
 
 // read answers a read; an error means that nothing was sent yet.
@@ -326,7 +340,7 @@ func (c *conn) read(h wire.Header, q wire.Request) error {
 	if n == 0 || n > wire.MaxData {
 		return meta.E("read chunk", meta.Invalid, q.Chunk.String(), fmt.Errorf("%d bytes", n))
 	}
-	st, err := c.s.find(c.s.ctx, q.Chunk, false)
+	st, err := c.s.find(c.s.ctx, q.Chunk, false, "")
 	if err != nil {
 		return err
 	}
@@ -362,7 +376,7 @@ func (c *conn) local(h wire.Header, q wire.Request) error {
 	if !c.Local() || !c.trusted {
 		return meta.E("open chunk", meta.NotSupported, q.Chunk.String(), errors.New("descriptors go to the server's own user on its own machine"))
 	}
-	st, err := c.s.find(c.s.ctx, q.Chunk, false)
+	st, err := c.s.find(c.s.ctx, q.Chunk, false, "")
 	if err != nil {
 		return err
 	}
@@ -391,6 +405,7 @@ func (c *conn) local(h wire.Header, q wire.Request) error {
 	if !ok {
 		return meta.E("open chunk", meta.NotSupported, q.Chunk.String(), nil)
 	}
+	c.s.descriptors.Add(1)
 	_ = c.SendDescriptor(a.AppendFrame(nil, wire.Local, wire.FlagDescriptor, h.ID, len(data), chunkserver.CRC(data)), data, fd.Fd())
 	return nil
 }

@@ -6,9 +6,11 @@ package server
 
 import (
 	"context"
+	"crypto/cipher"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -18,12 +20,14 @@ import (
 	"penstock.io/penstock/chunkserver/store"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/capability"
+	"penstock.io/penstock/meta/peer"
 )
 
 // Config says who the server is.
 type Config struct {
 	ID       meta.ServerID
 	Addr     string // that clients are told: "unix:/path" or "host:port"
+	Local    string // beside a "host:port": "unix:/path", for clients on the machine; may be empty
 	Topology string
 	Class    string
 	Host     string // boot id of the machine
@@ -34,37 +38,65 @@ type Config struct {
 	Congestion string
 	// MaxConns bounds the connections; 0 means 4,096.
 	MaxConns int
+	// Peers makes the client that chunks are pulled from other servers with,
+	// given where they are and the right to read (nil: nothing is pulled).
+	Peers func(where func(meta.ServerID) (meta.ServerInfo, bool), cap func(meta.ChunkID) []byte) Peers
+	// PullRate bounds the bytes a second of all pulls together; 0 means 128 MiB.
+	PullRate uint64
+	// ScrubPeriod is how long reading everything once may take; 0 means two
+	// weeks, below zero: it isn't done unasked.
+	ScrubPeriod time.Duration
 
 	UnsafeNoCap bool // positive control: check no capability
 }
 
+// Peers reads from other chunk servers; chunkserver/client.Client is one.
+type Peers interface {
+	Stat(ctx context.Context, server meta.ServerID, id meta.ChunkID) (chunkserver.Info, error)
+	ReadAt(ctx context.Context, place meta.ChunkPlace, p []byte, off uint64) error
+	Close() error
+}
+
 // Server serves several stores. Safe for concurrent use.
 type Server struct {
-	cfg    Config
-	stores []*store.Store
-	slog   *slog.Logger
+	cfg   Config
+	disks *Disks
+	slog  *slog.Logger
+	news  news
+	pulls pulls
+	terms terms
 
 	mu    sync.Mutex
-	conns map[*conn]struct{}
-	lns   map[net.Listener]struct{}
-	where map[meta.ChunkID]*store.Store // with several stores: where chunks were found
-	ended bool
-	wg    sync.WaitGroup
-	ctx   context.Context
-	stop  context.CancelFunc
+	conns map[*conn]struct{} // greeted
+	// accepted counts the connections that are there, greeted or not yet.
+	accepted int
+	lns      map[net.Listener]struct{}
+	where    map[meta.ChunkID]*disk // with several disks: where chunks were found
+	ended    bool
+	wg       sync.WaitGroup
+	ctx      context.Context
+	stop     context.CancelFunc
 
 	capMu sync.RWMutex
 	keys  []meta.CapKey
 	seen  map[string]capability.Claims // tokens that verified
 
-	refused, frames atomic.Uint64
-	threads         atomic.Int32 // connections that were given a thread
+	tickets cipher.AEAD // seals them
+
+	refused, frames     atomic.Uint64
+	descriptors, shared atomic.Uint64
+	threads             atomic.Int32 // connections that were given a thread
 }
 
 var _ chunkserver.Service = (*Server)(nil)
 
 // New makes a server of open stores, which it owns from then on.
 func New(cfg Config, stores ...*store.Store) *Server {
+	return NewWithDisks(cfg, wireDisks(cfg.Class, stores))
+}
+
+// NewWithDisks makes a server of disks, which it owns from then on.
+func NewWithDisks(cfg Config, disks *Disks) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
@@ -72,11 +104,23 @@ func New(cfg Config, stores ...*store.Store) *Server {
 		cfg.MaxConns = 4096
 	}
 	s := &Server{
-		cfg: cfg, stores: stores, slog: cfg.Logger, keys: cfg.Keys,
+		cfg: cfg, disks: disks, slog: cfg.Logger, keys: cfg.Keys,
 		conns: map[*conn]struct{}{}, lns: map[net.Listener]struct{}{},
-		where: map[meta.ChunkID]*store.Store{}, seen: map[string]capability.Claims{},
+		where: map[meta.ChunkID]*disk{}, seen: map[string]capability.Claims{}, tickets: newTicketSeal(),
+	}
+	if s.cfg.PullRate == 0 {
+		s.cfg.PullRate = 128 << 20
+	}
+	if s.cfg.ScrubPeriod == 0 {
+		s.cfg.ScrubPeriod = 14 * 24 * time.Hour
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
+	s.terms.open(disks.cfg.Dir, cfg.Logger)
+	s.wg.Go(func() { s.terms.keep(s.ctx) })
+	s.wg.Go(s.beat)
+	s.news.begin()
+	disks.watch(s.badReplica)
+	s.wg.Go(s.watchDisks)
 	return s
 }
 
@@ -109,26 +153,46 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 }
 
 func (s *Server) accept(nc net.Conn) {
-	c, err := newConn(s, nc)
-	if err != nil {
-		s.slog.Warn("chunk connection refused", "err", err)
-		nc.Close()
-		return
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended || len(s.conns) >= s.cfg.MaxConns {
+	if s.ended || s.accepted >= s.cfg.MaxConns {
 		s.refused.Add(1)
 		nc.Close()
 		return
 	}
-	s.conns[c] = struct{}{}
+	s.accepted++
 	s.wg.Go(func() {
-		c.serve()
+		if c := s.greet(nc); c != nil {
+			c.serve()
+		}
 		s.mu.Lock()
-		delete(s.conns, c)
+		s.accepted--
 		s.mu.Unlock()
 	})
+}
+
+// greet finds out who connects; nil if it may not.
+func (s *Server) greet(nc net.Conn) *conn {
+	nc, who, err := peer.Greet(s.ctx, nc)
+	if err != nil {
+		s.refused.Add(1)
+		s.slog.Warn("chunk connection refused", "err", err)
+		return nil
+	}
+	c, err := newConn(s, nc, who)
+	if err != nil {
+		s.slog.Warn("chunk connection refused", "err", err)
+		nc.Close()
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		nc.Close()
+		return nil
+	}
+	s.conns[c] = struct{}{}
+	return c
 }
 
 // Close ends all connections, waits for what is under way, and closes the
@@ -147,48 +211,63 @@ func (s *Server) Close() error {
 		c.Close()
 	}
 	s.mu.Unlock()
-	s.stop()
+	s.stop() // greetings, too
 	s.wg.Wait()
-	var errs []error
-	for _, st := range s.stores {
-		errs = append(errs, st.Close())
-	}
-	return errors.Join(errs...)
+	return errors.Join(s.pulls.close(), s.disks.Close())
 }
 
 // Info tells where the server is and stands.
 func (s *Server) Info() meta.ServerInfo {
-	i := meta.ServerInfo{ID: s.cfg.ID, Addr: s.cfg.Addr, Topology: s.cfg.Topology, Class: s.cfg.Class, Host: s.cfg.Host}
-	for _, st := range s.stores {
-		if d := st.Stats(); d.Failed == "" {
-			i.Total += d.Total
-			i.Free += d.Free
+	i := meta.ServerInfo{ID: s.cfg.ID, Addr: s.cfg.Addr, Local: s.cfg.Local, Topology: s.cfg.Topology, Class: s.cfg.Class, Host: s.cfg.Host}
+	for _, d := range s.disks.list() {
+		di := d.info()
+		i.Disks = append(i.Disks, di)
+		if di.State == meta.DiskOK || di.State == meta.DiskFull {
+			i.Total += di.Total
+			i.Free += di.Free
 		}
 	}
 	return i
 }
 
+// DiskStats are counts of one disk since its store was opened.
+type DiskStats struct {
+	meta.DiskInfo
+	store.Stats
+	Scrub ScrubStats
+}
+
 // Stats are counts since New.
 type Stats struct {
-	Conns   int    // open now
-	Refused uint64 // connections and capabilities
-	Frames  uint64
-	Disks   []store.Stats
+	Conns       int    // open now
+	Refused     uint64 // connections and capabilities
+	Frames      uint64
+	Descriptors uint64 // of chunks, passed to readers on this machine
+	Shared      uint64 // appends whose bytes were in memory shared with their writer
+	Pulled      uint64 // chunks copied from other servers
+	PulledBytes uint64
+	PullErrors  uint64
+	Disks       []DiskStats
 }
 
 // Stats tells counts.
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
-	st := Stats{Conns: len(s.conns), Refused: s.refused.Load(), Frames: s.frames.Load()}
+	st := Stats{Conns: len(s.conns), Refused: s.refused.Load(), Frames: s.frames.Load(), Descriptors: s.descriptors.Load(), Shared: s.shared.Load()}
 	s.mu.Unlock()
-	for _, d := range s.stores {
-		st.Disks = append(st.Disks, d.Stats())
+	st.Pulled, st.PulledBytes, st.PullErrors = s.pulls.done.Load(), s.pulls.bytes.Load(), s.pulls.failed.Load()
+	for _, d := range s.disks.list() {
+		ds := DiskStats{DiskInfo: d.info()}
+		if open := d.serves(); open != nil {
+			ds.Stats = open.Stats()
+		}
+		d.mu.Lock()
+		ds.Scrub = d.scrub.stats
+		d.mu.Unlock()
+		st.Disks = append(st.Disks, ds)
 	}
 	return st
 }
-
-// Stores are the server's disks, for scrubbing.
-func (s *Server) Stores() []*store.Store { return s.stores }
 
 // SetKeys replaces the capability keys.
 func (s *Server) SetKeys(keys []meta.CapKey) {
@@ -198,77 +277,96 @@ func (s *Server) SetKeys(keys []meta.CapKey) {
 	s.capMu.Unlock()
 }
 
-// check verifies a token, from memory if it was seen before, and that it
-// allows the operation.
-func (s *Server) check(token []byte, r capability.Rights, id meta.ChunkID, fence meta.Fence, end uint64) error {
-	if s.cfg.UnsafeNoCap {
-		return nil
+// find tells the store that has a chunk; with create, where a new one goes: on
+// a disk of the class, or of any.
+func (s *Server) find(ctx context.Context, id meta.ChunkID, create bool, class string) (*store.Store, error) {
+	d, err := s.findDisk(ctx, id, create, class)
+	if err != nil {
+		return nil, err
 	}
-	now := meta.Time(time.Now().UnixNano())
-	s.capMu.RLock()
-	c, ok := s.seen[string(token)]
-	keys := s.keys
-	s.capMu.RUnlock()
-	if !ok || now >= c.Expiry {
-		var err error
-		if c, err = capability.Verify(keys, token, now); err != nil {
-			s.refused.Add(1)
-			return err
-		}
-		s.capMu.Lock()
-		if len(s.seen) >= 1<<16 {
-			clear(s.seen)
-		}
-		s.seen[string(token)] = c
-		s.capMu.Unlock()
-	}
-	if err := c.Allow(r, id, fence, end); err != nil {
-		s.refused.Add(1)
-		return err
-	}
-	return nil
-}
-
-// find tells the store that has a chunk; with create, where a new one goes.
-func (s *Server) find(ctx context.Context, id meta.ChunkID, create bool) (*store.Store, error) {
-	if len(s.stores) == 1 {
-		return s.stores[0], nil
-	}
-	s.mu.Lock()
-	st := s.where[id]
-	s.mu.Unlock()
-	if st != nil {
+	if st := d.serves(); st != nil {
 		return st, nil
 	}
-	var most uint64
-	for _, d := range s.stores {
-		_, err := d.Stat(ctx, id)
-		if meta.KindOf(err) != meta.NoSuchChunk {
-			st = d
+	_, why := d.state()
+	return nil, meta.E("find chunk", meta.IO, id.String(), fmt.Errorf("its disk failed: %s", why))
+}
+
+// findDisk tells the disk that has a chunk; with create, where a new one goes:
+// of the disks of a class (or of any) that take something new the emptiest.
+func (s *Server) findDisk(ctx context.Context, id meta.ChunkID, create bool, class string) (*disk, error) {
+	all := s.disks.list()
+	if len(all) == 1 {
+		return all[0], nil
+	}
+	s.mu.Lock()
+	d := s.where[id]
+	s.mu.Unlock()
+	if d != nil && (!create || d.serves() != nil) {
+		return d, nil
+	}
+	var found *disk
+	var failed error
+	for _, d := range all {
+		st := d.serves()
+		if st == nil {
+			continue
+		}
+		_, err := st.Peek(id)
+		if k := meta.KindOf(err); k == meta.IO {
+			failed = err // it may be there
+		} else if k != meta.NoSuchChunk {
+			found = d
 			break
 		}
-		if ds := d.Stats(); create && ds.Failed == "" && (st == nil || ds.Free > most) {
-			st, most = d, ds.Free
+	}
+	if found == nil && failed != nil {
+		return nil, failed
+	}
+	if found == nil && create {
+		if found = emptiest(all, class); found == nil {
+			return nil, meta.E("find chunk", meta.NoSpace, id.String(), errors.New("no disk takes new chunks"))
 		}
 	}
-	if st == nil {
+	if found == nil {
 		return nil, meta.E("find chunk", meta.NoSuchChunk, id.String(), nil)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if other := s.where[id]; other != nil {
+	if other := s.where[id]; other != nil && other.serves() != nil {
 		return other, nil
 	}
 	if len(s.where) >= 1<<20 {
 		clear(s.where)
 	}
-	s.where[id] = st
-	return st, nil
+	s.where[id] = found
+	return found, nil
+}
+
+// emptiest chooses where a new chunk goes: by chance, the more room a disk has
+// the likelier.
+func emptiest(all []*disk, class string) (best *disk) {
+	var sum float64
+	for _, d := range all {
+		if state, _ := d.state(); state != meta.DiskOK || class != "" && d.class != class {
+			continue
+		}
+		_, free := d.st.Load().Space()
+		room := float64(free) + 1
+		if sum += room; rand.Float64()*sum < room {
+			best = d
+		}
+	}
+	return best
 }
 
 // Append implements chunkserver.Service.
 func (s *Server) Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, off uint64, p []byte, crc uint32) error {
-	st, err := s.find(ctx, id, off == 0)
+	return s.appendOn(ctx, "", id, fence, off, p, crc)
+}
+
+// appendOn is Append; a new chunk goes to a disk of the class.
+func (s *Server) appendOn(ctx context.Context, class string, id meta.ChunkID, fence meta.Fence, off uint64, p []byte, crc uint32) error {
+	st, err := s.find(ctx, id, off == 0, class)
 	if err != nil {
 		return err
 	}
@@ -277,7 +375,7 @@ func (s *Server) Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, 
 
 // Sync implements chunkserver.Service.
 func (s *Server) Sync(ctx context.Context, id meta.ChunkID, upTo uint64) (uint64, error) {
-	st, err := s.find(ctx, id, false)
+	st, err := s.find(ctx, id, false, "")
 	if err != nil {
 		return 0, err
 	}
@@ -286,7 +384,7 @@ func (s *Server) Sync(ctx context.Context, id meta.ChunkID, upTo uint64) (uint64
 
 // Seal implements chunkserver.Service.
 func (s *Server) Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, final bool, length uint64) (chunkserver.Info, error) {
-	st, err := s.find(ctx, id, true)
+	st, err := s.find(ctx, id, true, "")
 	if err != nil {
 		return chunkserver.Info{}, err
 	}
@@ -295,7 +393,7 @@ func (s *Server) Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, fi
 
 // Read implements chunkserver.Service.
 func (s *Server) Read(ctx context.Context, id meta.ChunkID, p []byte, off uint64) error {
-	st, err := s.find(ctx, id, false)
+	st, err := s.find(ctx, id, false, "")
 	if err != nil {
 		return err
 	}
@@ -304,96 +402,35 @@ func (s *Server) Read(ctx context.Context, id meta.ChunkID, p []byte, off uint64
 
 // Stat implements chunkserver.Service.
 func (s *Server) Stat(ctx context.Context, id meta.ChunkID) (chunkserver.Info, error) {
-	st, err := s.find(ctx, id, false)
+	st, err := s.find(ctx, id, false, "")
 	if err != nil {
 		return chunkserver.Info{}, err
 	}
 	return st.Stat(ctx, id)
 }
 
-// Delete implements chunkserver.Service.
+// Delete implements chunkserver.Service. Every store remembers the deletion, so
+// that a late append fails wherever it would go.
 func (s *Server) Delete(ctx context.Context, id meta.ChunkID, fence meta.Fence) error {
-	st, err := s.find(ctx, id, false)
-	if err != nil {
-		if meta.KindOf(err) != meta.NoSuchChunk {
-			return err
-		}
-		// Every store remembers the deletion, so that a late append fails.
-		for _, d := range s.stores {
-			err = errors.Join(err, d.Delete(ctx, id, fence))
-		}
-		return nil
-	}
-	err = st.Delete(ctx, id, fence)
-	if err == nil {
-		s.mu.Lock()
-		delete(s.where, id)
-		s.mu.Unlock()
-	}
-	return err
-}
-
-// Order carries out what a volume's owner asks.
-func (s *Server) Order(ctx context.Context, o meta.Order) meta.OrderResult {
-	var i chunkserver.Info
-	var err error
-	switch o.Kind {
-	case meta.OrderSeal:
-		i, err = s.Seal(ctx, o.Chunk, o.Fence, o.Final, o.Length)
-	case meta.OrderDelete:
-		err = s.Delete(ctx, o.Chunk, o.Fence)
-	case meta.OrderStat:
-		i, err = s.Stat(ctx, o.Chunk)
-	case meta.OrderKeys:
-		s.SetKeys(o.Keys)
-	case meta.OrderCopy:
-		i, err = s.copyRanges(ctx, o)
-	default:
-		err = meta.E("order", meta.NotSupported, "", fmt.Errorf("kind %d", o.Kind))
-	}
-	r := meta.OrderResult{State: i.State, Length: i.Length, Synced: i.Synced, CRC: i.CRC, Fence: i.Fence, Existing: !i.ID.IsZero()}
-	if err != nil {
-		r.Err, r.Detail = meta.KindOf(err), err.Error()
-	}
-	return r
-}
-
-// copyRanges carries out OrderCopy: it appends ranges of a chunk that lies here
-// to another one, from offset o.Length on, in order, and syncs it. What is
-// read is verified. Running it again appends nothing that is there already.
-func (s *Server) copyRanges(ctx context.Context, o meta.Order) (chunkserver.Info, error) {
-	buf := make([]byte, 0, 1<<20)
-	at := o.Length
-	flush := func() error {
-		if len(buf) == 0 {
-			return nil
-		}
-		err := s.Append(ctx, o.Chunk, o.Fence, at, buf, chunkserver.CRC(buf))
-		at += uint64(len(buf))
-		buf = buf[:0]
+	d, err := s.findDisk(ctx, id, false, "")
+	if err != nil && meta.KindOf(err) != meta.NoSuchChunk {
 		return err
 	}
-	for _, r := range o.Ranges {
-		for off, end := r.Off, r.Off+r.Len; off < end; {
-			if len(buf) == cap(buf) {
-				if err := flush(); err != nil {
-					return chunkserver.Info{}, err
-				}
-			}
-			n := min(uint64(cap(buf)-len(buf)), end-off)
-			p := buf[len(buf) : len(buf)+int(n)]
-			if err := s.Read(ctx, o.From, p, off); err != nil {
-				return chunkserver.Info{}, err
-			}
-			buf = buf[:len(buf)+int(n)]
-			off += n
+	if err == nil && d.serves() == nil {
+		_, why := d.state()
+		return meta.E("delete", meta.IO, id.String(), fmt.Errorf("its disk failed: %s", why))
+	}
+	for _, x := range s.disks.list() {
+		st := x.serves()
+		if st == nil {
+			continue
+		}
+		if err := st.Delete(ctx, id, fence); err != nil && (x == d || st.Err() == nil) {
+			return err
 		}
 	}
-	if err := flush(); err != nil {
-		return chunkserver.Info{}, err
-	}
-	if _, err := s.Sync(ctx, o.Chunk, at); err != nil {
-		return chunkserver.Info{}, err
-	}
-	return s.Stat(ctx, o.Chunk)
+	s.mu.Lock()
+	delete(s.where, id)
+	s.mu.Unlock()
+	return nil
 }

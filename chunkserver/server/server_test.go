@@ -92,6 +92,9 @@ func ask(t testing.TB, c *wire.Conn, typ wire.Type, flags uint16, q *wire.Reques
 		t.Fatal(err)
 	}
 	h, body, err := c.Next()
+	for err == nil && h.Type == wire.Ping|wire.Reply && h.ID == 0 {
+		h, body, err = c.Next() // a sign of life, while something takes long
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +206,7 @@ func TestStranger(t *testing.T) {
 	if a := ask(t, c, wire.Append, 0, &wire.Request{Cap: token(capability.Append, fence), Chunk: id, Fence: fence}, data); a.Kind != meta.KindOK {
 		t.Fatalf("append: %+v", a)
 	}
-	if a := ask(t, c, wire.Sync, 0, &wire.Request{Cap: token(capability.Append, fence), Chunk: id, Off: 10}, nil); a.Kind != meta.KindOK || a.Synced != uint64(len(data)) {
+	if a := ask(t, c, wire.Sync, 0, &wire.Request{Cap: token(capability.Append, fence), Chunk: id, Off: 10}, nil); a.Kind != meta.KindOK || a.Synced != 10 {
 		t.Fatalf("sync: %+v", a)
 	}
 }

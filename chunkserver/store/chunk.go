@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
 )
 
@@ -36,6 +37,7 @@ type chunk struct {
 	exists  bool
 	deleted bool
 	damaged bool // bytes below the synced mark were found bad; no appends
+	intact  bool // begun by this process: every byte that was acknowledged is here
 	dirty   bool // in Store.dirty, or taken from there by a checkpoint in progress
 	frozen  bool // a final seal is under way
 	state   meta.ChunkState
@@ -49,6 +51,7 @@ type chunk struct {
 	// power loss from the data file and the log together.
 	synced  uint64
 	dataOK  uint64        // durable in the data file itself
+	asked   uint64        // the mark that syncs answered with; the rest of synced was promised to nobody
 	entry   bool          // the data file's directory entry is durable
 	syncing chan struct{} // closed when the sync under way ends
 	file    *handle       // nil until needed
@@ -120,6 +123,10 @@ func (s *Store) hold(c *chunk, write, create bool) (*handle, error) {
 // use finds a chunk, pinned and locked. The caller calls leave. With an error, nothing is held.
 func (s *Store) use(id meta.ChunkID) (*chunk, error) {
 	c := s.pin(id)
+	if s.shut.Load() {
+		s.unpin(c)
+		return nil, errShut(id)
+	}
 	c.mu.Lock()
 	if !c.loaded {
 		c.loadErr = s.load(c)
@@ -198,13 +205,16 @@ func (s *Store) load(c *chunk) error {
 		return nil
 	}
 	if err != nil {
-		return ioError("read chunk metadata", c.id.String(), err)
+		err = ioError("read chunk metadata", c.id.String(), err)
+		s.tellFailed(c.id, err)
+		return err
 	}
 	m, err := decodeMeta(c.id, b)
 	if err != nil {
 		if meta.KindOf(err) == meta.Corrupt {
 			s.stats.corrupt.Add(1)
 		}
+		s.tellBad(c.id)
 		return err
 	}
 	c.set(m)
@@ -215,6 +225,7 @@ func (s *Store) load(c *chunk) error {
 func (c *chunk) set(m *chunkMeta) {
 	c.exists, c.state, c.damaged, c.fence = true, m.state, m.damaged, m.fence
 	c.length, c.synced, c.dataOK, c.wb, c.entry = m.length, m.length, m.length, m.length, true
+	c.asked = m.length // as far as is known
 	c.crcs = m.crcs
 }
 
@@ -261,6 +272,35 @@ func (c *chunk) info() chunkserver.Info {
 	return i
 }
 
+// replica is what the machine that decides sees of c.
+func (s *Store) replica(c *chunk) replica.Replica {
+	r := replica.Replica{Fence: c.fence, Length: c.length, Synced: c.synced, Promised: c.asked, Damaged: c.damaged, Ending: c.frozen, Off: s.off}
+	switch {
+	case c.exists && c.state == meta.ChunkSealed:
+		r.State = replica.Sealed
+	case c.exists:
+		r.State = replica.Open
+	default:
+		tomb, buried := s.tomb(c.id)
+		if c.deleted || buried {
+			r.State = replica.Deleted
+		}
+		if r.Fence.Less(tomb) {
+			r.Fence = tomb
+		}
+	}
+	return r
+}
+
+// refused names the chunk in the machine's refusal.
+func (c *chunk) refused(err error) error {
+	var e *meta.Error
+	if errors.As(err, &e) {
+		e.Subject = c.id.String()
+	}
+	return err
+}
+
 func (c *chunk) noSuch(op string) error { return meta.E(op, meta.NoSuchChunk, c.id.String(), nil) }
 
 // Append implements chunkserver.Service. When it returns nil the bytes survive
@@ -283,19 +323,12 @@ func (s *Store) Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, o
 		return err
 	}
 	defer s.leave(c)
-	switch {
-	case c.deleted || !c.exists && s.buried(id):
-		return c.noSuch(op)
-	case fence.Less(c.fence) && !s.o.UnsafeNoFence:
-		return meta.E(op, meta.Fenced, id.String(), fmt.Errorf("fence %v, the chunk has seen %v", fence, c.fence))
-	case c.exists && c.state == meta.ChunkSealed || c.frozen:
-		return meta.E(op, meta.Sealed, id.String(), nil)
-	case c.damaged:
-		return meta.E(op, meta.Corrupt, id.String(), errors.New("damaged below its synced length"))
-	case off+uint64(len(p)) <= c.length:
-		return s.repeated(c, off, p)
-	case off != c.length:
-		return meta.E(op, meta.WrongOffset, id.String(), fmt.Errorf("%d bytes at %d, the chunk ends at %d", len(p), off, c.length))
+	r := s.replica(c)
+	switch do, err := r.Append(fence, off, uint64(len(p))); {
+	case err != nil:
+		return c.refused(err)
+	case do == replica.Compare:
+		return s.repeated(c, &r, off, p)
 	}
 	h, err := s.hold(c, true, true)
 	if err != nil {
@@ -334,7 +367,9 @@ func (s *Store) Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, o
 	if !c.exists {
 		c.exists, c.state = true, meta.ChunkOpen
 	}
-	c.fence = fence
+	r.Appended(fence, uint64(len(p)))
+	c.fence = r.Fence
+	c.intact = c.intact || off == 0
 	for b := (off + block - 1) / block; b < chunkserver.Blocks(off+uint64(len(p))); b++ {
 		c.bits.set(b)
 	}
@@ -361,8 +396,7 @@ const (
 )
 
 // repeated acknowledges an append of bytes that are there already.
-func (s *Store) repeated(c *chunk, off uint64, p []byte) error {
-	const op = "append"
+func (s *Store) repeated(c *chunk, r *replica.Replica, off uint64, p []byte) error {
 	h, err := s.hold(c, false, false)
 	if err != nil {
 		return err
@@ -370,17 +404,16 @@ func (s *Store) repeated(c *chunk, off uint64, p []byte) error {
 	defer h.done()
 	have := make([]byte, len(p))
 	if _, err := h.ReadAt(have, int64(off)); err != nil {
-		return ioError(op, c.id.String(), err)
+		return ioError("append", c.id.String(), err)
 	}
 	if string(have) != string(p) {
-		return meta.E(op, meta.WrongOffset, c.id.String(), fmt.Errorf("other bytes are at %d already; the chunk ends at %d", off, c.length))
+		return c.refused(r.Differs(off))
 	}
 	return nil
 }
 
 // Sync implements chunkserver.Service.
 func (s *Store) Sync(ctx context.Context, id meta.ChunkID, upTo uint64) (uint64, error) {
-	const op = "sync"
 	if err := s.writable(); err != nil {
 		return 0, err
 	}
@@ -389,17 +422,20 @@ func (s *Store) Sync(ctx context.Context, id meta.ChunkID, upTo uint64) (uint64,
 		return 0, err
 	}
 	defer s.leave(c)
-	if !c.exists {
-		return 0, c.noSuch(op)
-	}
-	if upTo > c.length {
-		return 0, meta.E(op, meta.WrongOffset, id.String(), fmt.Errorf("up to %d, the chunk ends at %d", upTo, c.length))
+	r := s.replica(c)
+	do, err := r.Sync(upTo)
+	if err != nil {
+		return 0, c.refused(err)
 	}
 	s.stats.syncs.Add(1)
-	if err := s.syncTo(c, upTo); err != nil {
-		return 0, err
+	if do == replica.Write {
+		if err := s.syncTo(c, upTo); err != nil {
+			return 0, err
+		}
 	}
-	return c.synced, nil
+	r = s.replica(c)
+	c.asked = r.Promise(upTo)
+	return c.asked, nil
 }
 
 // syncTo makes at least [0, upTo) durable. It gives up c.mu meanwhile.
@@ -432,7 +468,9 @@ func (s *Store) syncTo(c *chunk, upTo uint64) error {
 		if err != nil {
 			return err
 		}
-		c.synced = max(c.synced, min(to, c.length))
+		r := s.replica(c)
+		r.SyncedTo(to)
+		c.synced = r.Synced
 		if !inline {
 			c.dataOK, c.entry = max(c.dataOK, min(to, c.length)), true
 		}
@@ -516,29 +554,30 @@ func (s *Store) Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, fin
 		return none, err
 	}
 	defer s.leave(c)
-	switch {
-	case c.deleted || !c.exists && s.buried(id):
-		return none, c.noSuch(op)
-	case c.exists && c.state == meta.ChunkSealed:
-		if final && length != c.length {
-			return c.info(), meta.E(op, meta.Sealed, id.String(), fmt.Errorf("at %d, not %d", c.length, length))
+	r := s.replica(c)
+	switch do, err := r.Freeze(fence); {
+	case meta.KindOf(err) == meta.NoSuchChunk:
+		return none, c.refused(err)
+	case err != nil:
+		return c.info(), c.refused(err)
+	case do == replica.Write:
+		r.Frozen(fence)
+		if err := s.raise(c, r.Fence); err != nil {
+			return none, err
 		}
-		return c.info(), nil
-	case fence.Less(c.fence):
-		return c.info(), meta.E(op, meta.Fenced, id.String(), fmt.Errorf("fence %v, the chunk has seen %v", fence, c.fence))
 	}
-	if err := s.raise(c, fence); err != nil {
-		return none, err
-	}
-	before, err := s.verifyOpen(c)
-	if err != nil {
-		return c.info(), err
+	var before Stamp
+	if r.State != replica.Sealed {
+		if before, err = s.verifyOpen(c); err != nil {
+			return c.info(), err
+		}
 	}
 	if !final {
-		return c.info(), nil
+		return s.tell(c, length)
 	}
-	if length > c.length {
-		return c.info(), meta.E(op, meta.WrongOffset, id.String(), fmt.Errorf("at %d, only %d bytes are here", length, c.length))
+	r = s.replica(c)
+	if do, err := r.End(fence, length); err != nil || do == replica.Nothing {
+		return c.info(), c.refused(err)
 	}
 	c.frozen = true
 	defer func() { c.frozen = false }()
@@ -555,8 +594,9 @@ func (s *Store) Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, fin
 	if err != nil {
 		return none, err
 	}
-	c.state, c.length, c.crcs = meta.ChunkSealed, length, crcs
-	c.synced, c.dataOK = length, min(c.dataOK, length)
+	r.Ended(length, chunkserver.SealCRC(crcs))
+	c.state, c.length, c.synced, c.asked, c.crcs = meta.ChunkSealed, r.Length, r.Synced, r.Synced, crcs
+	c.dataOK = min(c.dataOK, length)
 	c.mu.Unlock()
 	err = s.log.wait(pos)
 	c.mu.Lock()
@@ -569,6 +609,28 @@ func (s *Store) Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, fin
 	}
 	s.stats.seals.Add(1)
 	return c.info(), nil
+}
+
+// tell answers a freeze with what a seal could take: all that is here, durable,
+// since the journal is going to name it, and its checksum at length.
+func (s *Store) tell(c *chunk, length uint64) (chunkserver.Info, error) {
+	if c.state == meta.ChunkSealed {
+		return c.info(), nil
+	}
+	r := s.replica(c)
+	if err := s.syncTo(c, r.Tells()); err != nil {
+		return chunkserver.Info{}, err
+	}
+	i := c.info()
+	if length == 0 {
+		length = i.Length
+	}
+	crcs, err := s.crcsAt(c, min(length, i.Length))
+	if err != nil {
+		return i, err
+	}
+	i.CRC, i.Whole, i.Synced = chunkserver.SealCRC(crcs), c.intact, c.asked
+	return i, nil
 }
 
 // write adds a record to the log, giving up c.mu only if the log must be
@@ -700,23 +762,34 @@ func (s *Store) Delete(ctx context.Context, id meta.ChunkID, fence meta.Fence) e
 		c.loadErr = s.load(c)
 		c.loaded = true
 	}
-	if c.exists && fence.Less(c.fence) {
-		return meta.E(op, meta.Fenced, id.String(), fmt.Errorf("fence %v, the chunk has seen %v", fence, c.fence))
+	r := s.replica(c)
+	if _, err := r.Delete(fence); err != nil {
+		return c.refused(err)
 	}
-	s.bury(id)
+	return s.erase(c, fence)
+}
+
+// erase deletes a chunk for good, by an order of the given fence. c.ending and
+// c.mu are held; c.mu is given up meanwhile.
+func (s *Store) erase(c *chunk, fence meta.Fence) error {
+	id, r := c.id, s.replica(c)
+	r.Gone(fence)
+	s.bury(id, r.Fence)
 	if c.exists || c.loadErr != nil {
 		s.touch(c)
-		c.deleted, c.exists, c.loadErr = true, false, nil
+		c.deleted, c.exists, c.loadErr, c.fence, c.intact = true, false, nil, r.Fence, false
 		c.mu.Unlock()
-		err := s.commit(recDelete, fenceBody(id, fence)[:16], nil)
+		err := s.commit(recDelete, fenceBody(id, c.fence)[:16], nil)
 		c.mu.Lock()
 		if err != nil {
 			return err
 		}
+		// If the log had to be emptied first, the record came after that.
+		s.touch(c)
 		s.stats.deletes.Add(1)
 	}
 	c.closeFile()
-	c.length, c.synced, c.dataOK, c.crcs, c.bits, c.checked = 0, 0, 0, nil, nil, 0
+	c.length, c.synced, c.asked, c.dataOK, c.crcs, c.bits, c.checked, c.damaged = 0, 0, 0, 0, nil, nil, 0, false
 	s.forget(id)
 	return s.unlink(id)
 }
@@ -731,26 +804,34 @@ func (s *Store) unlink(id meta.ChunkID) error {
 	return nil
 }
 
-// bury remembers a deleted chunk for a while.
-func (s *Store) bury(id meta.ChunkID) {
+// bury remembers a deleted chunk for a while, and the fence of its deletion.
+func (s *Store) bury(id meta.ChunkID, fence meta.Fence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.tombs[id]; ok {
+	if old, ok := s.tombs[id]; ok {
+		if old.Less(fence) {
+			s.tombs[id] = fence
+		}
 		return
 	}
 	if len(s.tombQ) >= maxTombs {
 		delete(s.tombs, s.tombQ[0])
 		s.tombQ = s.tombQ[1:]
 	}
-	s.tombs[id] = struct{}{}
+	s.tombs[id] = fence
 	s.tombQ = append(s.tombQ, id)
 }
 
 func (s *Store) buried(id meta.ChunkID) bool {
+	_, ok := s.tomb(id)
+	return ok
+}
+
+func (s *Store) tomb(id meta.ChunkID) (meta.Fence, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, ok := s.tombs[id]
-	return ok
+	f, ok := s.tombs[id]
+	return f, ok
 }
 
 // List calls fn with every chunk on the disk, in no order, until it returns

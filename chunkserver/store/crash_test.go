@@ -237,6 +237,9 @@ func (l *life) check(whole bool) error {
 	if err != nil {
 		return err
 	}
+	if n := l.s.Stats().Corrupt; n > 0 {
+		return fmt.Errorf("%d chunks count as damaged after a mere loss of power", n)
+	}
 	if len(rep.Bad) > 0 {
 		return fmt.Errorf("scrub: %+v", rep.Bad)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 
@@ -23,16 +24,20 @@ func (s *Store) readBlock(id meta.ChunkID, h File, b []byte, off uint64, crc uin
 	n, err := h.ReadAt(b, int64(off))
 	s.stats.checked.Add(uint64(n))
 	if err != nil && !errors.Is(err, io.EOF) {
-		return ioError("read chunk", id.String(), err)
+		err = ioError("read chunk", id.String(), err)
+		s.tellFailed(id, err)
+		return err
 	}
 	if n == len(b) && (chunkserver.CRC(b) == crc || s.o.UnsafeNoVerify) {
 		return nil
 	}
 	s.stats.corrupt.Add(1)
+	bad := meta.E("read chunk", meta.Corrupt, id.String(), fmt.Errorf("block at %d", off))
 	if n < len(b) {
-		return meta.E("read chunk", meta.Corrupt, id.String(), fmt.Errorf("the data file ends at %d", off+uint64(n)))
+		bad = meta.E("read chunk", meta.Corrupt, id.String(), fmt.Errorf("the data file ends at %d", off+uint64(n)))
 	}
-	return meta.E("read chunk", meta.Corrupt, id.String(), fmt.Errorf("block at %d", off))
+	s.tellBad(id)
+	return bad
 }
 
 // view is what a reader needs of a chunk at one moment: the bytes below length
@@ -65,6 +70,10 @@ func (s *Store) look(id meta.ChunkID, off, n uint64) (view, error) {
 		v.crcs = append(v.crcs, c.crcs[off/block:chunkserver.Blocks(off+n)]...)
 	}
 	if v.h, err = s.hold(c, false, false); err != nil {
+		if n > 0 && errors.Is(err, os.ErrNotExist) {
+			err = meta.E("read chunk", meta.Corrupt, id.String(), err)
+		}
+		s.tellFailed(id, err)
 		return view{}, err
 	}
 	return v, nil
@@ -262,9 +271,22 @@ func (s *Store) Scrub(ctx context.Context, rate uint64) (ScrubReport, error) {
 		return rep, err
 	}
 	start := time.Now()
+	pace := func(uint64) error {
+		if rate == 0 {
+			return nil
+		}
+		ahead := time.Duration(float64(rep.Bytes)/float64(rate)*float64(time.Second)) - time.Since(start)
+		if ahead > 10*time.Millisecond {
+			select {
+			case <-time.After(ahead):
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	}
 	for _, id := range ids {
 		rep.Chunks++
-		if err := s.scrubOne(ctx, id, rate, start, &rep); err != nil {
+		if err := s.scrubOne(ctx, id, pace, &rep); err != nil {
 			switch meta.KindOf(err) {
 			case meta.NoSuchChunk:
 			case meta.Canceled:
@@ -278,7 +300,14 @@ func (s *Store) Scrub(ctx context.Context, rate uint64) (ScrubReport, error) {
 	return rep, nil
 }
 
-func (s *Store) scrubOne(ctx context.Context, id meta.ChunkID, rate uint64, start time.Time, rep *ScrubReport) error {
+// ReadAll reads a chunk and compares it with its checksums. pace is called after each
+// block with its bytes; it may wait, or end it with an error.
+func (s *Store) ReadAll(ctx context.Context, id meta.ChunkID, pace func(n uint64) error) error {
+	var rep ScrubReport
+	return s.scrubOne(ctx, id, pace, &rep)
+}
+
+func (s *Store) scrubOne(ctx context.Context, id meta.ChunkID, pace func(n uint64) error, rep *ScrubReport) error {
 	info, err := s.Stat(ctx, id)
 	if err != nil || info.Length == 0 {
 		return err
@@ -305,14 +334,8 @@ func (s *Store) scrubOne(ctx context.Context, id meta.ChunkID, rate uint64, star
 		}
 		rep.Blocks++
 		rep.Bytes += uint64(len(b))
-		if rate > 0 {
-			ahead := time.Duration(float64(rep.Bytes)/float64(rate)*float64(time.Second)) - time.Since(start)
-			if ahead > 10*time.Millisecond {
-				select {
-				case <-time.After(ahead):
-				case <-ctx.Done():
-				}
-			}
+		if err := pace(uint64(len(b))); err != nil {
+			return meta.E("scrub", meta.Canceled, id.String(), err)
 		}
 		if ctx.Err() != nil {
 			return meta.E("scrub", meta.Canceled, id.String(), ctx.Err())

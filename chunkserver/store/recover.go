@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
 )
 
@@ -248,7 +249,10 @@ func (s *Store) recover() error {
 		s.unpin(c)
 	}
 	clear(s.dirty)
-	return l.begin(next)
+	if err := l.begin(next); err != nil {
+		return err
+	}
+	return s.dropIncoming()
 }
 
 // replay takes in one record.
@@ -281,7 +285,7 @@ func (s *Store) replay(found map[meta.ChunkID]*replayed, r record) error {
 	switch r.typ {
 	case recDelete:
 		c.deleted, c.exists = true, false
-		s.bury(r.id)
+		s.bury(r.id, meta.Fence{})
 		*f = replayed{}
 		return nil
 	case recFence, recAppend, recSeal:
@@ -355,16 +359,15 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 	if f.broken {
 		return meta.E("replay log", meta.Corrupt, c.id.String(), errors.New("an append that doesn't continue the chunk"))
 	}
-	limit := f.synced
-	if f.sealed != nil {
-		limit = f.sealed.off
-	} else if k := len(f.pieces); k > 0 {
-		limit = max(limit, f.pieces[k-1].off+f.pieces[k-1].n)
+	found := replica.Found{Fence: c.fence, Synced: f.synced, Damaged: c.damaged}
+	if k := len(f.pieces); k > 0 {
+		found.Appended = f.pieces[k-1].off + f.pieces[k-1].n
 	}
-	good := f.base
 	if f.sealed != nil {
-		good = min(good, limit)
+		found.Sealed, found.SealedAt = true, f.sealed.off
 	}
+	limit := found.Limit()
+	good := min(f.base, limit)
 	// Bytes below base are .meta's word, which was durable before the log began.
 	if len(f.pieces) > 0 && good == f.base {
 		h, err := s.hold(c, true, true)
@@ -378,6 +381,12 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 			if p.off >= limit {
 				break
 			}
+			if p.off+p.n > limit {
+				// The seal cut within this piece, and the file with it, maybe: the
+				// seal's own checksum tells below whether what stays is right.
+				good = limit
+				break
+			}
 			n, err := h.ReadAt((*buf)[:p.n], int64(p.off))
 			if err != nil && !errors.Is(err, io.EOF) {
 				return ioError("recover", c.id.String(), err)
@@ -388,18 +397,15 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 			good = p.off + p.n
 		}
 	}
-	must := f.synced
-	if f.sealed != nil {
-		must = limit
-	}
-	keep := min(good, limit)
-	if good < must {
-		// Rule 5: corrupt, not short. Keep the length and the checksums that
+	found.Verified = good
+	r := replica.Recovered(found, s.off)
+	keep := r.Length
+	if r.Damaged && !c.damaged {
+		// Rule 5: corrupt, not short. It keeps the length and the checksums that
 		// the bytes ought to have, so that reads of the bad part fail and say why.
-		s.slog.Error("chunk damaged below its synced length", "chunk", c.id.String(), "verified", good, "synced", must)
+		s.slog.Error("chunk damaged below its synced length", "chunk", c.id.String(), "verified", good, "synced", keep)
 		s.stats.corrupt.Add(1)
 		c.damaged = true
-		keep = must
 	}
 	for _, p := range f.pieces {
 		if p.off+p.n <= keep {
@@ -436,7 +442,7 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 			c.damaged = true
 		}
 	}
-	c.synced = c.length
+	c.synced, c.asked = c.length, min(c.length, max(r.Promised, f.base))
 	return s.cut(c)
 }
 

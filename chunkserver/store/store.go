@@ -7,6 +7,7 @@
 //	DIR/chunks/xx/ID.data the raw bytes at their offsets and nothing else
 //	DIR/chunks/xx/ID.meta state, fence, length and block checksums as of the last checkpoint; see format.go
 //	DIR/log/              what happened since; see log.go
+//	DIR/pull-ID           a copy of a chunk is coming in; see incoming.go
 //	DIR/verified          which sealed chunks were verified since the machine booted; see verified.go
 //
 // An append writes its bytes to the data file and a record of its checksums
@@ -33,6 +34,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
 )
 
@@ -58,6 +60,10 @@ type Options struct {
 	// Boot is the machine's boot id, at most 40 bytes. What was verified since is
 	// remembered over restarts of the process; empty: it isn't.
 	Boot string
+	// Bad, if not nil, is told of chunks that turn out not to verify (they are
+	// marked damaged then, kept, and copied over by Receive), or that can't be
+	// read. It may block a while.
+	Bad func(id meta.ChunkID, err error)
 	// Manual: no goroutine runs; tests call Checkpoint and Mark themselves.
 	Manual bool
 	// batch is batchFrom, for tests.
@@ -98,9 +104,12 @@ type Store struct {
 	chunks map[meta.ChunkID]*chunk
 	lru    list.List // of *chunk without pins, least recently used in front
 	dirty  map[*chunk]struct{}
-	tombs  map[meta.ChunkID]struct{} // deleted a short while ago: a late append must not bring them back
+	tombs  map[meta.ChunkID]meta.Fence // deleted a short while ago: a late append must not bring them back
 	tombQ  []meta.ChunkID
+	coming map[meta.ChunkID]struct{} // being received
 
+	bad      chan meta.ChunkID
+	shut     atomic.Bool                // nothing new begins
 	failed   atomic.Pointer[meta.Error] // the disk's sticky error
 	closed   atomic.Bool
 	sinceCP  atomic.Int64 // bytes appended since the last checkpoint
@@ -110,6 +119,7 @@ type Store struct {
 	cpMu     sync.Mutex // one checkpoint at a time
 	kick     chan struct{}
 	stop     chan struct{}
+	off      *replica.Off // nil but for controls
 	wg       sync.WaitGroup
 	cpDoneMu sync.Mutex
 	cpDone   chan struct{} // closed and replaced when a checkpoint ends
@@ -126,7 +136,7 @@ type Store struct {
 }
 
 type counters struct {
-	appends, appendBytes, syncs, inlineSyncs, reads, readBytes, checkpoints, corrupt, seals, deletes, checked atomic.Uint64
+	appends, appendBytes, syncs, inlineSyncs, reads, readBytes, checkpoints, corrupt, seals, deletes, checked, received atomic.Uint64
 }
 
 // Stats are counts since Open, and where the disk stands.
@@ -136,6 +146,7 @@ type Stats struct {
 	LogSyncs             uint64 // fdatasyncs of the log: one may serve many syncs
 	Reads, ReadBytes     uint64
 	Seals, Deletes       uint64
+	Received             uint64 // chunks copied from other servers
 	Checkpoints          uint64
 	Checked              uint64 // bytes read to compare them with their checksums
 	Corrupt              uint64 // blocks or chunks found bad
@@ -174,9 +185,12 @@ func Open(d Disk, o Options) (*Store, error) {
 	}
 	s := &Store{
 		o: o, d: d, f: f, lock: lock, slog: o.Logger,
-		chunks: map[meta.ChunkID]*chunk{}, dirty: map[*chunk]struct{}{}, tombs: map[meta.ChunkID]struct{}{},
+		chunks: map[meta.ChunkID]*chunk{}, dirty: map[*chunk]struct{}{}, tombs: map[meta.ChunkID]meta.Fence{}, coming: map[meta.ChunkID]struct{}{},
 		vouched: map[meta.ChunkID]vouched{}, waiting: map[meta.ChunkID]struct{}{}, checks: make(chan struct{}, maxChecks),
 		kick: make(chan struct{}, 1), stop: make(chan struct{}), cpDone: make(chan struct{}),
+	}
+	if o.UnsafeNoFence {
+		s.off = &replica.Off{Fence: true}
 	}
 	s.lastAppend.Store(time.Now().UnixNano()) // leave those who start with us some time
 	s.loadVerified()
@@ -197,6 +211,8 @@ func Open(d Disk, o Options) (*Store, error) {
 		s.reserve = min(max(total/50, 16<<20), 1<<30)
 	}
 	if !o.Manual {
+		s.bad = make(chan meta.ChunkID, maxBad)
+		s.wg.Go(s.quarantine)
 		s.wg.Go(s.run)
 		s.wg.Go(s.check)
 	}
@@ -220,6 +236,10 @@ func (s *Store) Close() error {
 	if !s.o.Manual {
 		s.checkLast()
 	}
+	s.shut.Store(true)
+	if !s.drained() {
+		return meta.E("close chunk store", meta.Busy, "", errors.New("operations on it don't end; its files stay open"))
+	}
 	err := s.Checkpoint()
 	s.saveVerified()
 	s.release()
@@ -233,7 +253,10 @@ func (s *Store) Abandon() {
 	}
 	close(s.stop)
 	s.wg.Wait()
-	s.release()
+	s.shut.Store(true)
+	if s.drained() {
+		s.release()
+	}
 }
 
 func (s *Store) release() {
@@ -409,7 +432,7 @@ func (s *Store) Stats() Stats {
 		Appends: s.stats.appends.Load(), AppendBytes: s.stats.appendBytes.Load(),
 		Syncs: s.stats.syncs.Load(), InlineSyncs: s.stats.inlineSyncs.Load(), LogSyncs: logSyncs,
 		Reads: s.stats.reads.Load(), ReadBytes: s.stats.readBytes.Load(),
-		Seals: s.stats.seals.Load(), Deletes: s.stats.deletes.Load(),
+		Seals: s.stats.seals.Load(), Deletes: s.stats.deletes.Load(), Received: s.stats.received.Load(),
 		Checkpoints: s.stats.checkpoints.Load(), Checked: s.stats.checked.Load(), Corrupt: s.stats.corrupt.Load(),
 	}
 	if total, free, err := s.d.Space(); err == nil {

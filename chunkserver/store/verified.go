@@ -277,7 +277,9 @@ func (s *Store) compare(ctx context.Context, c *chunk, k *checking, h *handle, c
 		p := (*buf)[:min(checkStep, to-from)]
 		n, err := h.ReadAt(p, int64(from))
 		if err != nil && !errors.Is(err, io.EOF) {
-			return from, ioError("verify chunk", c.id.String(), err)
+			err = ioError("verify chunk", c.id.String(), err)
+			s.tellBad(c.id)
+			return from, err
 		}
 		s.stats.checked.Add(uint64(n))
 		for at := 0; at < len(p); at += block {
@@ -285,7 +287,9 @@ func (s *Store) compare(ctx context.Context, c *chunk, k *checking, h *handle, c
 			if (at+len(q) > n || chunkserver.CRC(q) != crcs[from/block]) && !s.o.UnsafeNoVerify {
 				s.stats.corrupt.Add(1)
 				s.slog.Error("verification found a bad block", "chunk", c.id.String(), "offset", from)
-				return from, meta.E("verify chunk", meta.Corrupt, c.id.String(), fmt.Errorf("block at %d", from))
+				bad := meta.E("verify chunk", meta.Corrupt, c.id.String(), fmt.Errorf("block at %d", from))
+				s.tellBad(c.id)
+				return from, bad
 			}
 			from += uint64(len(q))
 		}

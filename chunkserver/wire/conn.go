@@ -1,6 +1,8 @@
 package wire
 
 import (
+	"cmp"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -19,13 +21,16 @@ import (
 // number may write.
 type Conn struct {
 	nc   net.Conn
-	unix *net.UnixConn // nil over TCP
-	raw  syscall.RawConn
+	unix *net.UnixConn   // nil over TCP
+	raw  syscall.RawConn // of the socket, below TLS
+	tls  bool
+	macs *macs // of a ticketed connection
 	// blocking is set by Block, for good.
 	blocking atomic.Bool
 
 	buf  []byte // what was read ahead is buf[r:w]
 	r, w int
+	few  bool // data of a large frame came last: read little ahead
 	oob  []byte
 	fds  []int // received, not yet taken
 
@@ -38,13 +43,21 @@ type Conn struct {
 }
 
 // readAhead is what one read from the socket may bring beyond the frame at hand.
-const readAhead = 64 << 10
+// Behind large frames come other large ones, whose data would be copied twice.
+const (
+	readAhead = 64 << 10
+	readLess  = 512
+)
 
-// NewConn wraps a TCP or Unix stream connection. congestion asks for a TCP
-// congestion control ("" for the machine's default; one that the kernel doesn't know is an error).
+// NewConn wraps a TCP, TLS or Unix stream connection. congestion asks for a TCP
+// congestion control ("" for cubic or else the machine's default; one that the kernel doesn't know is an error).
 func NewConn(nc net.Conn, congestion string) (*Conn, error) {
 	c := &Conn{nc: nc, buf: make([]byte, readAhead)}
-	sc, ok := nc.(syscall.Conn)
+	socket := nc
+	if t, ok := nc.(*tls.Conn); ok {
+		c.tls, socket = true, t.NetConn()
+	}
+	sc, ok := socket.(syscall.Conn)
 	if !ok {
 		return nil, meta.E("open connection", meta.NotSupported, "", errors.New("not a socket"))
 	}
@@ -59,33 +72,39 @@ func NewConn(nc net.Conn, congestion string) (*Conn, error) {
 		// Large appends then take fewer turns between the two processes.
 		_ = u.SetWriteBuffer(1 << 20)
 		_ = u.SetReadBuffer(1 << 20)
-	} else if congestion != "" {
+	} else {
+		// bbr, which some machines have as their default, paces what goes over
+		// short distances, so that a gigabyte costs up to three times as much.
+		want := cmp.Or(congestion, "cubic")
 		var serr error
 		err := raw.Control(func(fd uintptr) {
-			serr = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, congestion)
+			serr = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, want)
 		})
-		if err = errors.Join(err, serr); err != nil {
+		if err = errors.Join(err, serr); err != nil && congestion != "" {
 			return nil, meta.E("set congestion control", meta.Invalid, congestion, err)
 		}
+		_ = raw.Control(func(fd uintptr) { grow(int(fd)) })
 	}
 	return c, nil
 }
 
+// grow lets a socket take in that many bytes before anyone reads them, as far
+// as the machine allows. The kernel would come to that by itself, but slowly,
+// and who reads much would wait and be woken for little until then. Asking for
+// wake-ups at so many bytes makes room for them, and the room stays; SO_RCVBUF
+// would be bounded by rmem_max and end the kernel's own tuning.
+func grow(fd int) {
+	const room = 8 << 20
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, room) == nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, 1)
+	}
+}
+
+// TLS reports whether what passes is encrypted.
+func (c *Conn) TLS() bool { return c.tls }
+
 // Local reports whether descriptors can be passed.
 func (c *Conn) Local() bool { return c.unix != nil }
-
-// PeerUID is the user id of the process at the other end of a Unix socket.
-func (c *Conn) PeerUID() (uid uint32, ok bool) {
-	if c.unix == nil {
-		return 0, false
-	}
-	var cred *unix.Ucred
-	var serr error
-	if err := c.raw.Control(func(fd uintptr) { cred, serr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil || serr != nil {
-		return 0, false
-	}
-	return cred.Uid, true
-}
 
 // Block makes reads and writes of a Unix connection block their thread instead
 // of parking the goroutine: the kernel then wakes who waits for an answer
@@ -124,7 +143,11 @@ func (c *Conn) fill(n int) error {
 		c.r = 0
 	}
 	for c.w < n {
-		k, err := c.read(c.buf[c.w:])
+		to := len(c.buf)
+		if c.few {
+			to = max(n, c.w+readLess)
+		}
+		k, err := c.read(c.buf[c.w:min(to, len(c.buf))])
 		if err != nil {
 			if errors.Is(err, io.EOF) && c.w > 0 {
 				err = io.ErrUnexpectedEOF
@@ -187,15 +210,20 @@ func (c *Conn) Next() (h Header, body []byte, err error) {
 	if err := c.fill(n); err != nil {
 		return h, nil, err
 	}
-	body = c.buf[c.r+HeaderSize : c.r+n]
+	header, body := c.buf[c.r:c.r+HeaderSize], c.buf[c.r+HeaderSize:c.r+n]
 	c.r += n
-	return h, body, h.CheckBody(body)
+	if err := h.CheckBody(body); err != nil || c.macs == nil {
+		return h, body, err
+	}
+	body, err = c.macs.open(header, body)
+	return h, body, err
 }
 
 // Data reads len(p) bytes of the frame's data straight into p.
 func (c *Conn) Data(p []byte) error {
 	n := copy(p, c.buf[c.r:c.w])
 	c.r += n
+	c.few = len(p) > readAhead
 	if n == len(p) {
 		return nil
 	}
@@ -233,7 +261,7 @@ func (c *Conn) DropDescriptors() {
 // Queue adds a frame without data to what the next Flush or Send writes.
 func (c *Conn) Queue(frame []byte) {
 	c.mu.Lock()
-	c.out = append(c.out, frame...)
+	c.gather(frame)
 	c.mu.Unlock()
 }
 
@@ -245,7 +273,8 @@ func (c *Conn) SendSoon(frame, data []byte) error {
 	if len(c.out)+len(frame)+len(data) > readAhead {
 		return c.write(frame, data)
 	}
-	c.out = append(append(c.out, frame...), data...)
+	c.gather(frame)
+	c.out = append(c.out, data...)
 	if !c.due {
 		c.due = true
 		if c.soon == nil {
@@ -278,16 +307,24 @@ func (c *Conn) Send(frame, data []byte) error {
 	return c.write(frame, data)
 }
 
+// gather adds a frame to what will be written.
+func (c *Conn) gather(frame []byte) {
+	if c.macs != nil && len(frame) > 0 {
+		c.out = c.macs.seal(c.out, frame)
+		return
+	}
+	c.out = append(c.out, frame...)
+}
+
 // write sends out, frame and data. The connection is useless after an error.
 func (c *Conn) write(frame, data []byte) error {
 	if c.werr != nil {
 		return c.werr
 	}
+	c.gather(frame)
 	if len(data) == 0 {
-		c.out = append(c.out, frame...)
 		_, c.werr = c.nc.Write(c.out)
 	} else {
-		c.out = append(c.out, frame...)
 		c.vecs = append(c.vecs[:0], c.out, data)
 		v := c.vecs
 		_, c.werr = v.WriteTo(c.nc)
@@ -321,15 +358,39 @@ func (c *Conn) SendDescriptor(frame, data []byte, fd int) error {
 }
 
 // SendFile writes a frame and n bytes of a file from off on, without copying
-// them through this process. A file that turns out shorter breaks the connection.
+// them through this process unless they are to be encrypted. A file that turns out shorter breaks the connection.
 func (c *Conn) SendFile(frame []byte, fd int, off int64, n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.write(frame, nil); err != nil {
-		return err
+	if c.tls {
+		if err := c.write(frame, nil); err != nil {
+			return err
+		}
+		if c.werr = c.copyFile(fd, off, n); c.werr != nil {
+			c.nc.Close()
+		}
+		return c.werr
 	}
+	if c.werr != nil {
+		return c.werr
+	}
+	c.gather(frame)
+	head := c.out
 	var serr error
 	err := c.raw.Write(func(sock uintptr) bool {
+		// The head goes with the first of the data: alone, it would wake the receiver for nothing.
+		for len(head) > 0 {
+			k, err := unix.SendmsgN(int(sock), head, nil, nil, unix.MSG_MORE|unix.MSG_NOSIGNAL)
+			switch {
+			case err == unix.EINTR:
+			case err == unix.EAGAIN:
+				return false
+			case err != nil:
+				serr = os.NewSyscallError("sendmsg", err)
+				return true
+			}
+			head = head[max(k, 0):]
+		}
 		for n > 0 {
 			k, err := unix.Sendfile(int(sock), fd, &off, n)
 			switch {
@@ -347,8 +408,34 @@ func (c *Conn) SendFile(frame []byte, fd int, off int64, n int) error {
 		}
 		return true
 	})
+	c.out = c.out[:0]
 	if c.werr = errors.Join(err, serr); c.werr != nil {
 		c.nc.Close()
 	}
 	return c.werr
+}
+
+var copies = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
+
+// copyFile sends what sendfile would, through TLS.
+func (c *Conn) copyFile(fd int, off int64, n int) error {
+	buf := copies.Get().(*[]byte)
+	defer copies.Put(buf)
+	for n > 0 {
+		p := (*buf)[:min(n, len(*buf))]
+		k, err := unix.Pread(fd, p, off)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return os.NewSyscallError("pread", err)
+		case k == 0:
+			return io.ErrUnexpectedEOF
+		}
+		if _, err := c.nc.Write(p[:k]); err != nil {
+			return err
+		}
+		off, n = off+int64(k), n-k
+	}
+	return nil
 }

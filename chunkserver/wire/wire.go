@@ -3,7 +3,7 @@
 // data:
 //
 //	 0  4  "PSCF"
-//	 4  1  version, 1
+//	 4  1  version that brought this form of the frame: 1, so far
 //	 5  1  type; replies have bit 7 set
 //	 6  2  flags
 //	 8  8  request id, chosen by the client, echoed in the reply
@@ -16,7 +16,10 @@
 //
 // The first 5 bytes stay as they are in every version, so that a peer of
 // another version can be told so. The first frame on a connection is Hello,
-// which says what both speak; replies come in any order.
+// which says what both speak; replies come in any order. What a later version
+// changes it does in frames that bear its number, after a hello by which the
+// other side knows it; all other frames stay as they are and bear 1, so that
+// programs of two versions work together.
 //
 // A request's body begins with the capability (length 2, bytes); what follows, by type (id 16, fence 12):
 //
@@ -30,11 +33,13 @@
 //	8 local   id, first block 8, most blocks 4
 //	9 ping    nothing
 //	10 share  size 8; a memory file of that size comes along as a descriptor: the ring for FlagShared
+//	11 ticket nothing
 //
 // A reply's body begins with the error kind 2 and a detail for people (length
 // 2, bytes). If the kind is zero, then by type:
 //
-//	hello   version 2, server 8, host (length 2, bytes)
+//	hello   version 2, server 8, host (length 2, bytes); with FlagTicket, random bytes (length 2, bytes)
+//	ticket  ticket (length 2, bytes), secret (length 2, bytes), seconds that it holds 4
 //	sync    synced 8
 //	read    FlagRaw: checksums of the blocks, 4 each; the data is the bytes, unchecked. Else nothing; the data is the bytes
 //	stat, seal  info
@@ -45,6 +50,7 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -53,7 +59,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Version is the only version there is.
+// Version is the highest version that this program speaks, and the only one
+// there is.
 const Version = 1
 
 // Sizes in bytes.
@@ -82,6 +89,11 @@ const (
 	Local
 	Ping
 	Share
+	Ticket
+	lastType
+
+	// Types bounds the types of requests.
+	Types = int(lastType)
 
 	Reply Type = 0x80
 )
@@ -92,6 +104,7 @@ const (
 	FlagDescriptor                    // local: send, or here comes, a descriptor
 	FlagShared                        // append: the bytes are in the shared ring
 	FlagVerify                        // local: verify all of the chunk before answering
+	FlagTicket                        // hello: on a ticketed connection, see mac.go
 )
 
 // Header is a decoded frame header.
@@ -201,7 +214,7 @@ func (q *Request) AppendFrame(b []byte, t Type, flags uint16, id uint64, n int, 
 		b = appendFence(appendID(b, q.Chunk), q.Fence)
 	case Share:
 		b = binary.BigEndian.AppendUint64(b, q.Off)
-	case Ping:
+	case Ping, Ticket:
 	default:
 		panic(fmt.Sprintf("wire: no request of type %d", t))
 	}
@@ -211,7 +224,7 @@ func (q *Request) AppendFrame(b []byte, t Type, flags uint16, id uint64, n int, 
 
 func finish(b []byte, t Type, flags uint16, id uint64, n int, crc uint32) {
 	body := b[HeaderSize:]
-	if len(body) > MaxBody || n > MaxData {
+	if len(body) > MaxBody-MACSize || n > MaxData {
 		panic(fmt.Sprintf("wire: frame of type %d with a body of %d and data of %d bytes", t, len(body), n))
 	}
 	h := Header{Type: t, Flags: flags, ID: id, Body: uint32(len(body)), Data: uint32(n), BodyCRC: chunkserver.CRC(body), DataCRC: crc}
@@ -243,7 +256,7 @@ func DecodeRequest(t Type, flags uint16, b []byte) (q Request, err error) {
 		q.Chunk, q.Fence = d.id(), d.fence()
 	case Share:
 		q.Off = d.u64()
-	case Ping:
+	case Ping, Ticket:
 	default:
 		return q, meta.E("read frame", meta.Protocol, "", fmt.Errorf("request of type %d", t))
 	}
@@ -262,6 +275,9 @@ type Answer struct {
 	Speaks uint16           // hello
 	Server meta.ServerID    // hello
 	Host   string           // hello
+	Ticket []byte           // ticket; hello with FlagTicket: random
+	Secret []byte           // ticket
+	TTL    uint32           // ticket, seconds
 }
 
 // Err is the reply's error, or nil.
@@ -290,6 +306,12 @@ func (a *Answer) AppendFrame(b []byte, t Type, flags uint16, id uint64, n int, c
 		b = binary.BigEndian.AppendUint16(b, a.Speaks)
 		b = binary.BigEndian.AppendUint64(b, uint64(a.Server))
 		b = appendBytes(b, []byte(a.Host))
+		if flags&FlagTicket != 0 {
+			b = appendBytes(b, a.Ticket)
+		}
+	case t == Ticket:
+		b = appendBytes(appendBytes(b, a.Ticket), a.Secret)
+		b = binary.BigEndian.AppendUint32(b, a.TTL)
 	case t == Sync:
 		b = binary.BigEndian.AppendUint64(b, a.Synced)
 	case t == Read && flags&FlagRaw != 0:
@@ -316,6 +338,11 @@ func DecodeAnswer(t Type, flags uint16, b []byte) (a Answer, err error) {
 	case a.Kind != meta.KindOK:
 	case t == Hello:
 		a.Speaks, a.Server, a.Host = d.u16(), meta.ServerID(d.u64()), string(d.bytes())
+		if flags&FlagTicket != 0 {
+			a.Ticket = bytes.Clone(d.bytes())
+		}
+	case t == Ticket:
+		a.Ticket, a.Secret, a.TTL = bytes.Clone(d.bytes()), bytes.Clone(d.bytes()), d.u32()
 	case t == Sync:
 		a.Synced = d.u64()
 	case t == Read && flags&FlagRaw != 0:

@@ -20,6 +20,7 @@ import (
 	"penstock.io/penstock/cmd/penstock/local"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/process"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -32,11 +33,13 @@ const identityFile = "penstock.json"
 // where is how a command finds the running system: --cluster, else --dir, else
 // PENSTOCK_CLUSTER, else the only 'penstock up' of this machine.
 type where struct {
+	credentials
 	cluster []string
 	dir     string
 }
 
 func (w *where) flags(cmd *cobra.Command) {
+	w.credentials.flags(cmd)
 	f := cmd.Flags()
 	f.StringSliceVar(&w.cluster, "cluster", nil, "addresses of meta servers: host:port or unix:/path (default $PENSTOCK_CLUSTER)")
 	f.StringVar(&w.dir, "dir", "", "data directory of a running 'penstock up' (default: the only one on this machine)")
@@ -95,14 +98,22 @@ func (w *where) dial(ctx context.Context) (*client.Session, error) {
 	if err != nil {
 		return nil, err
 	}
+	creds, err := w.credentials.open()
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
+	if creds.Identity().Role != "" && time.Now().After(creds.RenewAt()) {
+		// Best effort: the certificate still holds, or dialling says what is wrong.
+		_ = client.Renew(ctx, addrs, creds)
+	}
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
 	}
 	s, err := client.Dial(ctx, client.Config{
-		Addrs: addrs, Role: wire.RoleAdmin, Handler: cacheless{},
+		Addrs: addrs, Creds: creds, Role: wire.RoleAdmin, Handler: cacheless{},
 		Name: fmt.Sprintf("%s: %s %d", host, filepath.Base(os.Args[0]), os.Getpid()),
 	})
 	if err != nil {
@@ -152,7 +163,7 @@ type cacheless struct{}
 
 func (cacheless) Granted(meta.VolumeID, meta.Grant) {}
 func (cacheless) Recall(_ meta.Recall, done func()) { done() }
-func (cacheless) Expired(error)                     {}
+func (cacheless) Expired([]meta.VolumeID, error)    {}
 
 // volumeByName finds a volume. Errors: NoSuchVolume.
 func volumeByName(ctx context.Context, s *client.Session, name string) (wire.VolumeInfo, error) {
@@ -206,7 +217,11 @@ func noteDir() string {
 // leaveNote tells other commands that this process serves dir; remove takes
 // the note away. The note says nothing that its reader does not check.
 func leaveNote(dir, mount string) (remove func(), err error) {
-	note := running{PID: os.Getpid(), Start: client.ProcessStart(uint32(os.Getpid())), Dir: dir, Mount: mount}
+	self, err := process.Self()
+	if err != nil {
+		return nil, err
+	}
+	note := running{PID: self.PID, Start: self.Start, Dir: dir, Mount: mount}
 	b, err := json.Marshal(note)
 	if err != nil {
 		return nil, err
@@ -224,6 +239,10 @@ func leaveNote(dir, mount string) (remove func(), err error) {
 // runningHere reads the notes of processes that still run, and removes those
 // of processes that don't.
 func runningHere() ([]running, error) {
+	self, err := process.Self()
+	if err != nil {
+		return nil, err
+	}
 	entries, err := os.ReadDir(noteDir())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -243,7 +262,7 @@ func runningHere() ([]running, error) {
 			continue // gone meanwhile
 		}
 		var r running
-		if json.Unmarshal(b, &r) != nil || r.PID == 0 || client.ProcessStart(uint32(r.PID)) != r.Start {
+		if json.Unmarshal(b, &r) != nil || r.PID == 0 || (process.Process{Boot: self.Boot, PIDNS: self.PIDNS, PID: r.PID, Start: r.Start}).Dead(self) {
 			os.Remove(name)
 			continue
 		}

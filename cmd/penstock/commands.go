@@ -2,9 +2,14 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"log/slog"
+	"os"
 
 	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/fuse"
 )
 
 // addCommands is the index of the subcommands: one constructor and one file
@@ -14,12 +19,18 @@ func addCommands(root *cobra.Command) {
 		newBench(),
 		newBenchFio(),
 		newChunkServer(),
+		newCluster(),
 		newConfig(),
 		newDemo(),
+		newDisk(),
 		newFsck(),
+		newGrant(),
 		newLocate(),
 		newMeta(),
 		newMount(),
+		newNode(),
+		newScrub(),
+		newSnapshot(),
 		newStatus(),
 		newTop(),
 		newUp(),
@@ -32,6 +43,13 @@ func addCommands(root *cobra.Command) {
 func runAs(ctx context.Context, args []string, stdout, stderr io.Writer) (status int, handled bool) {
 	if isMountHelper(args) {
 		return mountHelper(ctx, args, stdout, stderr), true
+	}
+	if len(args) > 0 && args[0] == fuse.WatchdogName {
+		if err := fuse.Watch(args[1:], os.Stdin, slog.New(slog.NewTextHandler(stderr, nil))); err != nil {
+			fmt.Fprintf(stderr, "%s: %v\n", fuse.WatchdogName, err)
+			return exitFailed, true
+		}
+		return exitOK, true
 	}
 	return 0, false
 }

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/server"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -56,7 +58,7 @@ checked. Nothing is changed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return w.withOrAlone(cmd.Context(), func(s *client.Session) error {
-				views, err := check(cmd.Context(), s, only)
+				views, err := check(cmd.Context(), s, only, cmd.PrintErrf)
 				if err != nil {
 					return err
 				}
@@ -94,7 +96,35 @@ checked. Nothing is changed.`,
 	return cmd
 }
 
-func check(ctx context.Context, s *client.Session, only []string) ([]checkView, error) {
+// showChecks tells every few seconds how far a check is.
+func showChecks(ctx context.Context, s *client.Session, name string, tell func(string, ...any), done <-chan struct{}) {
+	t := time.NewTicker(2 * time.Second)
+	defer t.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-t.C:
+		}
+		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminStatus})
+		if err != nil {
+			continue
+		}
+		var st server.Status
+		if json.Unmarshal(re.Report, &st) != nil {
+			continue
+		}
+		for _, c := range st.Checks {
+			if c.Of > 0 {
+				tell("volume %s: %d of %d chunks asked for\n", name, c.Chunks, c.Of)
+			} else {
+				tell("volume %s: %d records read\n", name, c.Records)
+			}
+		}
+	}
+}
+
+func check(ctx context.Context, s *client.Session, only []string, tell func(string, ...any)) ([]checkView, error) {
 	r, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumes})
 	if err != nil {
 		return nil, err
@@ -104,7 +134,10 @@ func check(ctx context.Context, s *client.Session, only []string) ([]checkView, 
 		if v.Deleting || len(only) > 0 && !slices.Contains(only, v.Name) {
 			continue
 		}
+		done := make(chan struct{})
+		go showChecks(ctx, s, v.Name, tell, done)
 		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminFsck, Name: v.Name, Volume: v.ID})
+		close(done)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
 		}

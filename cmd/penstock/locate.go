@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"penstock.io/penstock/fuse"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
@@ -17,12 +18,13 @@ import (
 
 // locateView says where a file's bytes lie.
 type locateView struct {
-	Path    string       `json:"path" yaml:"path"`
-	Volume  string       `json:"volume" yaml:"volume"`
-	Inode   uint64       `json:"inode" yaml:"inode"`
-	Size    uint64       `json:"size" yaml:"size"`
-	Inline  bool         `json:"inline" yaml:"inline"` // the bytes lie in the inode's record
-	Extents []extentView `json:"extents" yaml:"extents"`
+	Path     string       `json:"path" yaml:"path"`
+	Volume   string       `json:"volume" yaml:"volume"`
+	Snapshot string       `json:"snapshot,omitempty" yaml:"snapshot,omitempty"` // none: the live file
+	Inode    uint64       `json:"inode" yaml:"inode"`
+	Size     uint64       `json:"size" yaml:"size"`
+	Inline   bool         `json:"inline" yaml:"inline"` // the bytes lie in the inode's record
+	Extents  []extentView `json:"extents" yaml:"extents"`
 }
 
 // extentView is one run of a file's bytes.
@@ -43,30 +45,31 @@ func newLocate() *cobra.Command {
 		Use:   "locate PATH",
 		Short: "Show in which chunks, on which chunk servers, a file's bytes lie",
 		Long: `Shows the extents of a file: which bytes lie in which chunk, and which chunk
-servers hold it. PATH is a file on a mount of this machine. What was written
-and not yet synced has no place until it is.`,
+servers hold it. PATH is a file on a mount of this machine, also one in a
+snapshot. What was written and not yet synced has no place until it is.`,
 		Example: `  penstock locate /mnt/penstock/datasets/shard-0001.tar
   penstock locate /mnt/penstock/a.jpg --output json`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			v, ino, err := onMount(args[0])
+			at, err := onMount(args[0])
 			if err != nil {
 				return err
 			}
 			return w.with(cmd.Context(), func(s *client.Session) error {
-				view := locateView{Path: args[0], Volume: fmt.Sprint(v), Inode: uint64(ino), Extents: []extentView{}}
+				view := locateView{Path: args[0], Volume: fmt.Sprint(at.volume), Inode: uint64(at.ino), Extents: []extentView{}}
 				volumes, err := s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminVolumes})
 				if err != nil {
 					return err
 				}
 				for _, i := range volumes.Volumes {
-					if i.ID == v {
+					if i.ID == at.volume {
 						view.Volume = i.Name
 					}
 				}
+				view.Snapshot = at.snapshot
 				var off uint64
 				for {
-					r, err := s.Do(cmd.Context(), v, meta.OpID{}, &meta.Open{Ino: ino, Off: off}, meta.LeaseNone)
+					r, err := s.DoAt(cmd.Context(), at.volume, at.generation, &meta.Open{Ino: at.ino, Off: off})
 					if err != nil {
 						return err
 					}
@@ -108,6 +111,9 @@ func viewExtent(e meta.Extent, places []meta.ChunkPlace) extentView {
 func (v locateView) table(t *table) {
 	t.row("path", v.Path)
 	t.row("volume", v.Volume)
+	if v.Snapshot != "" {
+		t.row("snapshot", v.Snapshot)
+	}
 	t.row("inode", v.Inode)
 	t.row("size", v.Size)
 	if v.Inline {
@@ -135,28 +141,72 @@ func (v locateView) table(t *table) {
 // mountTypes are how the kernel names our mounts in /proc/self/mountinfo.
 var mountTypes = []string{"fuse.penstock", "fuseblk.penstock"}
 
-// onMount finds volume and inode of a path on a mount: its inode number holds
-// both (meta.InoBits).
-func onMount(path string) (meta.VolumeID, meta.Ino, error) {
+// located is an inode, of a live volume if generation is zero.
+type located struct {
+	volume     meta.VolumeID
+	ino        meta.Ino
+	snapshot   string
+	generation meta.Generation
+}
+
+// onMount finds the inode of a path on a mount: its inode number holds volume
+// and inode (meta.InoBits), or a view, of which the mount tells more.
+func onMount(path string) (located, error) {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_INO|unix.STATX_TYPE, &st)
 	if err != nil {
-		return 0, 0, &os.PathError{Op: "stat", Path: path, Err: err}
+		return located{}, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
 	ours, err := isOurMount(st.Dev_major, st.Dev_minor)
 	if err != nil {
-		return 0, 0, err
+		return located{}, err
 	}
 	if !ours {
-		return 0, 0, fmt.Errorf("%s is not on a mount of penstock", path)
+		return located{}, fmt.Errorf("%s is not on a mount of penstock", path)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return 0, 0, fmt.Errorf("%s is not a regular file: it has no bytes of its own", path)
+		return located{}, fmt.Errorf("%s is not a regular file: it has no bytes of its own", path)
 	}
 	if st.Ino>>meta.InoBits == 0 {
-		return 0, 0, errors.New("inode number without a volume")
+		return located{}, errors.New("inode number without a volume")
 	}
-	return meta.VolumeID(st.Ino >> meta.InoBits), meta.Ino(st.Ino) & meta.MaxIno, nil
+	at := located{volume: meta.VolumeID(st.Ino >> meta.InoBits), ino: meta.Ino(st.Ino) & meta.MaxIno}
+	if at.volume > meta.MaxVolume {
+		err = at.inSnapshot(path)
+	}
+	return at, err
+}
+
+// inSnapshot completes what the inode number of a file in a snapshot tells.
+func (at *located) inSnapshot(path string) error {
+	ask := func(name string) (string, error) {
+		b := make([]byte, 2*meta.MaxName)
+		n, err := unix.Lgetxattr(path, name, b)
+		if err != nil {
+			return "", &os.PathError{Op: "getxattr", Path: path, Err: err}
+		}
+		return string(b[:n]), nil
+	}
+	inode, err := ask(fuse.XattrInode)
+	if err != nil {
+		return err
+	}
+	volume, err := ask(fuse.XattrVolume)
+	if err != nil {
+		return err
+	}
+	generation, err := ask(fuse.XattrSnapshot)
+	if err != nil {
+		return err
+	}
+	at.snapshot = volume[strings.LastIndexByte(volume, '@')+1:]
+	if _, err := fmt.Sscanf(inode, "%d:%d", &at.volume, &at.ino); err != nil {
+		return fmt.Errorf("%s is in volume and inode %q: %w", path, inode, err)
+	}
+	if _, err := fmt.Sscan(generation, &at.generation); err != nil {
+		return fmt.Errorf("%s is in generation %q: %w", path, generation, err)
+	}
+	return nil
 }
 
 func isOurMount(major, minor uint32) (bool, error) {

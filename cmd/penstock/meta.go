@@ -13,13 +13,15 @@ import (
 func newMeta() *cobra.Command {
 	var cfg local.MetaConfig
 	var logs logFlags
+	var creds credentials
+	var port adminPort
 	cmd := &cobra.Command{
 		Use:   "meta",
 		Short: "Run a metadata server",
 		Long: `Serves the volumes of a cluster: names, attributes, leases, quota, and which
 chunks hold which bytes. Without --etcd it embeds an etcd of one member in DIR.`,
 		Example: `  penstock meta --dir /var/lib/penstock-meta
-  penstock meta --dir /var/lib/penstock-meta --etcd http://10.0.0.1:2379,http://10.0.0.2:2379`,
+  penstock meta --dir /var/lib/penstock-meta --listen 10.0.0.4:7400 --etcd https://10.0.0.1:2379,https://10.0.0.2:2379`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := logs.logger(cmd.ErrOrStderr())
@@ -28,6 +30,9 @@ chunks hold which bytes. Without --etcd it embeds an etcd of one member in DIR.`
 			}
 			if cfg.Dir == "" {
 				return usagef("say where to keep the data: --dir DIR")
+			}
+			if cfg.Creds, err = creds.open(); err != nil {
+				return err
 			}
 			unsafe, err := local.Controls(os.Getenv(local.ControlVariable), log)
 			if err != nil {
@@ -38,15 +43,35 @@ chunks hold which bytes. Without --etcd it embeds an etcd of one member in DIR.`
 			if err != nil {
 				return err
 			}
-			started(log, "meta", "dir", cfg.Dir, "address", m.Addr)
-			return untilFailed(cmd.Context(), m.Failed(), func(ctx context.Context) error { return errors.Join(m.Close(ctx), release()) })
+			stop := func(ctx context.Context) error { return errors.Join(m.Close(ctx), release()) }
+			addr, stopAdmin, err := port.serve(cmd.Context(), log, adminSocket(cfg.Dir), local.Metrics(m, nil, nil), nil)
+			if err != nil {
+				return errors.Join(err, stop(cmd.Context()))
+			}
+			defer stopAdmin()
+			started(log, "meta", "dir", cfg.Dir, "address", m.Addr, "admin", addr)
+			return untilFailed(cmd.Context(), m.Failed(), stop)
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Dir, "dir", "", "data directory; made if it does not exist")
-	f.StringSliceVar(&cfg.Etcd, "etcd", nil, "endpoints of the cluster's etcd (default: one embedded in DIR)")
-	f.StringVar(&cfg.Name, "name", "meta", "name of this server")
+	etcdFlags(cmd, &cfg.Etcd, &cfg.EtcdTLS)
+	f.StringVar(&cfg.Listen, "listen", "", "host:port to serve TCP on, beside the socket in the data directory")
+	f.StringVar(&cfg.Advertise, "advertise", "", "address that others are told (default: that of --listen)")
+	f.StringVar(&cfg.Name, "name", "", "name of this server, unique in the cluster and the same after a restart (default: its address)")
 	f.DurationVar(&cfg.CommitDelay, "commit-delay", 0, "how long operations that nobody waits for gather before they are journaled (default 10ms)")
+	creds.flags(cmd)
+	f.DurationVar(&cfg.Repair.Grace, "repair-grace", 0, "how long a copy that is not needed any more is kept for those who may still read it (default 1m)")
+	f.DurationVar(&cfg.Repair.ListInterval, "list-interval", 0, "most time between two comparisons of what chunk servers have with what they should have (default 10m)")
+	f.DurationVar(&cfg.CheckpointEvery, "checkpoint-every", 0, "how old a volume's checkpoint gets while it changes: what is newer is lost if etcd is lost whole (default 5m)")
+	f.IntVar(&cfg.Followers, "followers", 0, "metadata servers besides the owner that keep a copy of a volume's state ready; -1: none (default 2)")
+	f.DurationVar(&cfg.Repair.Delay, "repair-delay", 0, "how long a chunk server may be out of reach before its chunks are copied elsewhere (default 30s)")
+	f.DurationVar(&cfg.Repair.Interval, "repair-interval", 0, "time between two looks at all chunks of a volume (default 5s)")
+	f.IntVar(&cfg.Repair.Parallel, "repair-parallel", 0, "copies that this server has made at a time (default 8)")
+	f.Var((*sizeFlag)(&cfg.Repair.Rate), "repair-rate", "bytes a second that all its copies may take (default 256M)")
+	f.Var((*sizeFlag)(&cfg.Repair.ServerRate), "repair-server-rate", "bytes a second that its copies to one chunk server may take (default 128M)")
+	f.Float64Var(&cfg.Repair.Balance, "balance", 0, "by how much the fill of two chunk servers may differ, a part of 1, before chunks are moved; negative: never move (default 0.1)")
+	port.flag(cmd, "DIR/admin.sock")
 	logs.add(cmd)
 	markDirs(cmd, "dir")
 	return configurable(cmd)

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/spf13/pflag"
 
 	penstock "penstock.io/penstock"
+	"penstock.io/penstock/cmd/penstock/local"
 	"penstock.io/penstock/fuse"
 	"penstock.io/penstock/meta"
 )
@@ -35,17 +37,22 @@ type mountFlags struct {
 	logFile    string
 	grace      time.Duration
 	buffer     int64
+	topology   string
+	congestion string
+	port       adminPort
 }
 
 func newMount() *cobra.Command {
 	var m mountFlags
 	cmd := configurable(&cobra.Command{
-		Use:   "mount [VOLUME:]PATH DIR",
+		Use:   "mount [VOLUME[@SNAPSHOT]:]PATH DIR",
 		Short: "Mount the tree, or a directory of it, and serve the mount",
 		Long: `Mounts a directory of the tree: PATH from the root of the tree, or, after
-VOLUME:, from the root of that volume. DIR must be an empty directory. The
-command serves until it is interrupted or somebody unmounts DIR; with
---background it returns when the mount is there.
+VOLUME:, from the root of that volume. VOLUME@SNAPSHOT: is that volume as a
+snapshot keeps it, read-only; in a mount of the volume itself its snapshots are
+seen in .snapshot of its root. DIR must be an empty directory. The command
+serves until it is interrupted or somebody unmounts DIR; with --background it
+returns when the mount is there.
 
 Interrupted, it makes everything durable and unmounts. While DIR is in use it
 waits for --grace, then it unmounts by force; a second signal does so at once.
@@ -59,12 +66,16 @@ work once it is linked to /sbin/mount.penstock:
 Options (-o): ro, rw, suid, nosuid, dev, nodev, exec, noexec, atime, noatime,
 nonempty, private (nobody else may look in), allow_other (for users, with
 user_allow_other in /etc/fuse.conf), noblock (mount as plain fuse: then sync(1)
-and syncfs(2) do not reach penstock), dir=DIR, cluster=ADDRESS, log=FILE.
+and syncfs(2) do not reach penstock), dir=DIR, cluster=ADDRESS,
+credentials=DIR, insecure, log=FILE. Of snapshots and immutable volumes:
+noopen (the kernel opens nothing, best for small files; the default) or
+passthrough (it reads files by itself that lie whole in a chunk here).
 
 Without root the mount goes through fusermount3: no set-id programs and no
 devices, no passthrough, no syncfs, and only the user who mounted sees it.`,
 		Example: `  penstock mount / /mnt/penstock
   penstock mount --background --read-only datasets:/images /mnt/images
+  penstock mount datasets@v3:/images /mnt/images
   umount /mnt/images`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -82,6 +93,9 @@ devices, no passthrough, no syncfs, and only the user who mounted sees it.`,
 	f.BoolVar(&m.background, "background", false, "return when the mount is there; it is served by another process")
 	f.StringVar(&m.logFile, "log-file", "", "append logs to this file instead of standard error (in the background: instead of syslog)")
 	f.DurationVar(&m.grace, "grace", 10*time.Second, "how long a mount in use may go on after a signal")
+	f.StringVar(&m.topology, "topology", "", "where this machine stands, /datacenter/rack/node, to read from the nearest replica (default: where a chunk server on it does)")
+	f.StringVar(&m.congestion, "tcp-congestion", "", "TCP congestion control of bulk connections, as the kernel calls it (default: cubic, else the machine's)")
+	m.port.flag(cmd, "mount-PID.sock in /run/penstock or the user's runtime directory")
 	f.Int64Var(&m.buffer, "write-buffer", 256, "memory for bytes that are written and not yet durable, MiB")
 	return cmd
 }
@@ -102,27 +116,50 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 	if err != nil {
 		return err
 	}
+	opts.Watchdog = watchdogProgram
 	addrs, err := m.addrs()
 	if err != nil {
 		return err
 	}
-	log, closeLog, err := m.open(stderr, ready != nil)
+	creds, err := m.credentials.open()
+	if err != nil {
+		return err
+	}
+	log, closeLog, err := m.openLog(stderr, ready != nil)
 	if err != nil {
 		return err
 	}
 	defer closeLog()
+	unsafe, err := local.Controls(os.Getenv(local.ControlVariable), log)
+	if err != nil {
+		return err
+	}
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
 	}
+	renewing, stop := context.WithCancel(ctx)
+	var renewed sync.WaitGroup
+	renewed.Go(func() { local.KeepRenewed(renewing, addrs, creds, log) })
+	defer renewed.Wait()
+	defer stop()
+	stopAdmin := func() {}
+	defer func() { stopAdmin() }()
 	return fuse.Serve(ctx, fuse.ServeConfig{
 		Client: penstock.Config{
 			Meta: addrs, Name: fmt.Sprintf("%s:%s (pid %d)", host, dir, os.Getpid()),
-			Logger: log, WriteBuffer: m.buffer << 20,
+			Logger: log, WriteBuffer: m.buffer << 20, Creds: creds, UnsafeNoVerify: unsafe.Store.UnsafeNoVerify, Topology: m.topology, Congestion: m.congestion,
 		},
 		Source: source, Dir: dir, Options: opts, Grace: m.grace, Force: secondSignal(ctx),
-		Ready: func(mount *fuse.Mount, _ *penstock.Client) {
-			started(log, "mount", "source", source, "dir", mount.Dir())
+		Ready: func(mount *fuse.Mount, c *penstock.Client) {
+			addr, stop, err := m.port.serve(ctx, log, mountSocket(), local.Metrics(nil, nil, &local.Mount{Mount: mount, Client: c}), nil)
+			if err != nil {
+				// The mount is there; programs may use it already.
+				log.Error("no metrics", "error", err)
+			} else {
+				stopAdmin = stop
+			}
+			started(log, "mount", "source", source, "dir", mount.Dir(), "admin", addr)
 			if ready != nil {
 				fmt.Fprint(ready, readyOK)
 				ready.Close()
@@ -132,6 +169,9 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 		},
 	})
 }
+
+// watchdogProgram is this binary, also after its file was replaced.
+const watchdogProgram = "/proc/self/exe"
 
 const readyOK = "ok"
 
@@ -158,9 +198,9 @@ func secondSignal(ctx context.Context) <-chan struct{} {
 	return force
 }
 
-// open chooses where the log goes: a file, standard error, or, in the
+// openLog chooses where the log goes: a file, standard error, or, in the
 // background, syslog.
-func (m *mountFlags) open(stderr io.Writer, background bool) (*slog.Logger, func(), error) {
+func (m *mountFlags) openLog(stderr io.Writer, background bool) (*slog.Logger, func(), error) {
 	w, done := stderr, func() {}
 	switch {
 	case m.logFile != "":
@@ -196,6 +236,8 @@ var mountSwitches = map[string]func(*fuse.Options){
 	"private":     func(o *fuse.Options) { o.Private = true },
 	"allow_other": func(o *fuse.Options) { o.Private, o.AllowOther = false, true },
 	"noblock":     func(o *fuse.Options) { o.NoBlock = true },
+	"noopen":      func(o *fuse.Options) { o.NoOpen, o.Passthrough = true, false },
+	"passthrough": func(o *fuse.Options) { o.NoOpen, o.Passthrough = false, true },
 	"user":        func(o *fuse.Options) { o.NoSUID, o.NoDev, o.NoExec = true, true, true },
 	"users":       func(o *fuse.Options) { o.NoSUID, o.NoDev, o.NoExec = true, true, true },
 }
@@ -216,6 +258,10 @@ func (m *mountFlags) parse() (o fuse.Options, err error) {
 			m.dir = value
 		case name == "cluster":
 			m.cluster = append(m.cluster, value)
+		case name == "credentials":
+			m.credentials.credentials = value
+		case name == "insecure":
+			m.insecure = true
 		case name == "log":
 			m.logFile = value
 		case name == "" || slices.Contains(mountIgnored, name) || strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "comment"):
@@ -316,7 +362,7 @@ func mountHelper(ctx context.Context, args []string, stdout, stderr io.Writer) i
 		}
 	}
 	if len(plain) != 2 {
-		fmt.Fprintln(stderr, "usage: mount.penstock [VOLUME:]PATH DIR [-o options]")
+		fmt.Fprintln(stderr, "usage: mount.penstock [VOLUME[@SNAPSHOT]:]PATH DIR [-o options]")
 		return wrongCall
 	}
 	if fake {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"penstock.io/penstock/cmd/penstock/admin"
 	"penstock.io/penstock/cmd/penstock/local"
 )
 
@@ -20,7 +19,7 @@ const closeTimeout = 60 * time.Second
 func newUp() *cobra.Command {
 	var cfg local.Config
 	var logs logFlags
-	var adminAddr string
+	var port adminPort
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run everything on this machine, in one process",
@@ -46,6 +45,7 @@ The parts talk over Unix sockets of mode 0600 in DIR.`,
 			cfg.Logger = log
 			ctx := cmd.Context()
 			began := time.Now()
+			cfg.MountOptions.Watchdog = watchdogProgram
 			s, err := local.Up(ctx, cfg)
 			if err != nil {
 				return err
@@ -64,15 +64,12 @@ The parts talk over Unix sockets of mode 0600 in DIR.`,
 				return errors.Join(err, closeSystem())
 			}
 			defer forget()
-			if adminAddr == "" {
-				adminAddr = "unix:" + filepath.Join(abs, "admin.sock")
-			}
-			a, err := admin.Listen(admin.Config{Addr: adminAddr, Gatherer: local.Metrics(s.Meta, s.Chunk, s.Mount), Logger: log})
+			addr, stopAdmin, err := port.serve(ctx, log, adminSocket(abs), local.Metrics(s.Meta, s.Chunk, s.Mount), s.Chunk.Ready)
 			if err != nil {
 				return errors.Join(err, closeSystem())
 			}
-			defer a.Close(context.WithoutCancel(ctx))
-			started(log, "up", "dir", cfg.Dir, "mount", cfg.Mount, "meta", s.Meta.Addr, "admin", adminAddr, "took", time.Since(began).Round(time.Millisecond))
+			defer stopAdmin()
+			started(log, "up", "dir", cfg.Dir, "mount", cfg.Mount, "meta", s.Meta.Addr, "admin", addr, "took", time.Since(began).Round(time.Millisecond))
 			if cfg.Mount != "" {
 				fmt.Fprintf(cmd.OutOrStdout(), "penstock is mounted on %s; Ctrl-C stops it\n", cfg.Mount)
 			} else {
@@ -90,7 +87,7 @@ The parts talk over Unix sockets of mode 0600 in DIR.`,
 	f.DurationVar(&cfg.CommitDelay, "commit-delay", 0, "how long operations that nobody waits for gather before they are journaled (default 10ms)")
 	f.BoolVar(&cfg.MountOptions.ReadOnly, "read-only", false, "mount read-only")
 	f.BoolVar(&cfg.MountOptions.AllowOther, "allow-other", false, "without root: let other users in (needs user_allow_other in /etc/fuse.conf)")
-	f.StringVar(&adminAddr, "admin", "", "address of metrics, health and profiles: unix:/path or a loopback host:port (default DIR/admin.sock)")
+	port.flag(cmd, "DIR/admin.sock")
 	logs.add(cmd)
 	markDirs(cmd, "dir", "mount")
 	return configurable(cmd)

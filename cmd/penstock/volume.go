@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"path"
@@ -44,13 +45,21 @@ type volumeView struct {
 	Immutable   bool   `json:"immutable" yaml:"immutable"`
 	SyncOnClose bool   `json:"sync_on_close" yaml:"sync_on_close"`
 	NoAtime     bool   `json:"no_atime" yaml:"no_atime"`
+	Topology    string `json:"topology" yaml:"topology"`
+	Spread      string `json:"spread" yaml:"spread"`
+	Class       string `json:"class,omitempty" yaml:"class,omitempty"`
+	LocalFirst  bool   `json:"local_first" yaml:"local_first"`
+	Degrade     bool   `json:"degrade" yaml:"degrade"`
+	Encrypt     bool   `json:"encrypt" yaml:"encrypt"`
 }
 
 func viewOf(v wire.VolumeInfo) volumeView {
 	view := volumeView{ID: uint32(v.ID), Name: v.Name, Path: v.Path, State: "ready",
 		UsedBytes: v.Usage.UsedBytes, UsedInodes: v.Usage.UsedInodes,
 		QuotaBytes: v.Policy.QuotaBytes, QuotaInodes: v.Policy.QuotaInodes, Replicas: v.Policy.Replicas,
-		SealOnClose: v.Policy.SealOnClose, Immutable: v.Policy.Immutable, SyncOnClose: v.Policy.SyncOnClose, NoAtime: v.Policy.NoAtime}
+		SealOnClose: v.Policy.SealOnClose, Immutable: v.Policy.Immutable, SyncOnClose: v.Policy.SyncOnClose, NoAtime: v.Policy.NoAtime,
+		Topology: cmp.Or(v.Policy.Topology, "/"), Spread: v.Policy.Spread.String(), Class: v.Policy.Class,
+		LocalFirst: v.Policy.LocalFirst, Degrade: v.Policy.Degrade, Encrypt: v.Policy.Encrypt}
 	if v.Deleting {
 		view.State = "deleting"
 	}
@@ -63,7 +72,8 @@ func (v volumeView) options() string {
 	for _, o := range []struct {
 		set  bool
 		name string
-	}{{v.SealOnClose, "seal-on-close"}, {v.Immutable, "immutable"}, {v.SyncOnClose, "sync-on-close"}, {v.NoAtime, "noatime"}} {
+	}{{v.SealOnClose, "seal-on-close"}, {v.Immutable, "immutable"}, {v.SyncOnClose, "sync-on-close"}, {v.NoAtime, "noatime"},
+		{!v.LocalFirst, "not-local-first"}, {v.Degrade, "degrade"}, {v.Encrypt, "encrypt"}} {
 		if o.set {
 			on = append(on, o.name)
 		}
@@ -80,6 +90,12 @@ type policyFlags struct {
 	immutable   bool
 	syncOnClose bool
 	noAtime     bool
+	topology    string
+	spread      string
+	class       string
+	localFirst  bool
+	degrade     bool
+	encrypt     bool
 }
 
 func (p *policyFlags) add(f *pflag.FlagSet) {
@@ -90,10 +106,20 @@ func (p *policyFlags) add(f *pflag.FlagSet) {
 	f.BoolVar(&p.immutable, "immutable", false, "nothing can be changed; mounts may skip opening files")
 	f.BoolVar(&p.syncOnClose, "sync-on-close", false, "close makes a file durable")
 	f.BoolVar(&p.noAtime, "noatime", false, "never update access times")
+	f.StringVar(&p.topology, "topology", "/", "subtree of the topology that its data lies in, such as /dc1 or /dc1/rack2")
+	f.StringVar(&p.spread, "spread", "host", "what two copies never share: host, rack or dc")
+	f.StringVar(&p.class, "class", "", "class of the disks that its data lies on, such as nvme, ssd, hdd; empty for any")
+	f.BoolVar(&p.localFirst, "local-first", true, "the first copy lies on the writer's own host if it can")
+	f.BoolVar(&p.degrade, "degrade", false, "where the rest can't be met, write with fewer or closer copies rather than refuse; repair makes up for it")
+	f.BoolVar(&p.encrypt, "encrypt", false, "its bytes travel encrypted only")
 }
 
-// change applies the flags that were given to a policy.
-func (p *policyFlags) change(f *pflag.FlagSet, to *meta.Policy) (changed bool) {
+// change applies the flags that were given to a policy, and checks the outcome.
+func (p *policyFlags) change(f *pflag.FlagSet, to *meta.Policy) (changed bool, err error) {
+	spread, err := meta.ParseSpread(p.spread)
+	if err != nil {
+		return false, usagef("--spread %s: write host, rack or dc", p.spread)
+	}
 	for name, set := range map[string]func(){
 		"quota":         func() { to.QuotaBytes = uint64(p.quotaBytes) },
 		"quota-inodes":  func() { to.QuotaInodes = p.quotaInodes },
@@ -102,13 +128,25 @@ func (p *policyFlags) change(f *pflag.FlagSet, to *meta.Policy) (changed bool) {
 		"immutable":     func() { to.Immutable = p.immutable },
 		"sync-on-close": func() { to.SyncOnClose = p.syncOnClose },
 		"noatime":       func() { to.NoAtime = p.noAtime },
+		"topology":      func() { to.Topology = path.Clean("/" + p.topology) },
+		"spread":        func() { to.Spread = spread },
+		"class":         func() { to.Class = p.class },
+		"local-first":   func() { to.LocalFirst = p.localFirst },
+		"degrade":       func() { to.Degrade = p.degrade },
+		"encrypt":       func() { to.Encrypt = p.encrypt },
 	} {
 		if f.Changed(name) {
 			set()
 			changed = true
 		}
 	}
-	return changed
+	if to.Topology == "/" {
+		to.Topology = ""
+	}
+	if err := to.Check(); err != nil {
+		return changed, &usageError{err}
+	}
+	return changed, nil
 }
 
 // sizeFlag is a number of bytes with an optional binary unit.
@@ -151,11 +189,14 @@ func newVolumeCreate() *cobra.Command {
 		Use:   "create NAME",
 		Short: "Create a volume, and attach it to the tree",
 		Example: `  penstock volume create datasets --attach /datasets --quota 2T
-  penstock volume create shards --attach /shards --seal-on-close --noatime`,
+  penstock volume create shards --attach /shards --seal-on-close --noatime
+  penstock volume create results --attach /results --replicas 3 --spread rack --topology /dc1 --class nvme`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			policy := meta.Policy{Replicas: 1}
-			p.change(cmd.Flags(), &policy)
+			policy := meta.Policy{Replicas: 1, LocalFirst: true}
+			if _, err := p.change(cmd.Flags(), &policy); err != nil {
+				return err
+			}
 			return w.with(cmd.Context(), func(s *client.Session) error {
 				if attach != "" { // a mistake here must not leave a volume behind
 					if _, _, err := walk(cmd.Context(), s, path.Dir(path.Clean("/"+attach))); err != nil {
@@ -285,6 +326,11 @@ func showVolume(t *table, v volumeView) {
 	t.row("quota", limit(v.QuotaBytes, bytesText(v.QuotaBytes)))
 	t.row("quota of files", limit(v.QuotaInodes, fmt.Sprint(v.QuotaInodes)))
 	t.row("replicas", v.Replicas)
+	t.row("topology", v.Topology)
+	t.row("spread", v.Spread)
+	if v.Class != "" {
+		t.row("class", v.Class)
+	}
 	t.row("options", v.options())
 }
 
@@ -303,7 +349,9 @@ func newVolumeSet() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if !p.change(cmd.Flags(), &v.Policy) {
+				if changed, err := p.change(cmd.Flags(), &v.Policy); err != nil {
+					return err
+				} else if !changed {
 					return usagef("no flag says what to change")
 				}
 				_, err = s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminSetPolicy, Name: args[0], Volume: v.ID, Policy: v.Policy})

@@ -53,7 +53,7 @@ func Open(dir string) (*Dir, error) {
 func (d *Dir) Close() error { return d.root.Close() }
 
 // Put is documented at meta.Blob: write, fsync, rename, fsync the folder.
-func (d *Dir) Put(ctx context.Context, hint string, r io.Reader) (ref meta.BlobRef, err error) {
+func (d *Dir) Put(ctx context.Context, _ meta.BlobOwner, hint string, r io.Reader) (ref meta.BlobRef, err error) {
 	const op = "store blob"
 	name := strings.Map(func(c rune) rune {
 		if c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '-' || c == '_' {

@@ -21,7 +21,7 @@ func TestPutGetDelete(t *testing.T) {
 	}
 	for _, n := range []int{0, 1, 100_000} {
 		want := bytes.Repeat([]byte("x"), n)
-		ref, err := d.Put(t.Context(), "../a b/000001.sst", bytes.NewReader(want))
+		ref, err := d.Put(t.Context(), meta.BlobOwner{}, "../a b/000001.sst", bytes.NewReader(want))
 		if err != nil || ref.Length != uint64(n) {
 			t.Fatal(ref, err)
 		}
@@ -68,7 +68,7 @@ func TestDamage(t *testing.T) {
 		"long":    append(bytes.Clone(good), 'x'),
 		"empty":   nil,
 	} {
-		ref, err := d.Put(t.Context(), name, bytes.NewReader(good))
+		ref, err := d.Put(t.Context(), meta.BlobOwner{}, name, bytes.NewReader(good))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,12 +95,12 @@ func TestUnfinished(t *testing.T) {
 		t.Fatal(err)
 	}
 	boom := errors.New("boom")
-	if _, err := d.Put(t.Context(), "a", iotest.ErrReader(boom)); !errors.Is(err, boom) {
+	if _, err := d.Put(t.Context(), meta.BlobOwner{}, "a", iotest.ErrReader(boom)); !errors.Is(err, boom) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := d.Put(ctx, "a", bytes.NewReader([]byte("x"))); !errors.Is(err, meta.Canceled) {
+	if _, err := d.Put(ctx, meta.BlobOwner{}, "a", bytes.NewReader([]byte("x"))); !errors.Is(err, meta.Canceled) {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "b.X.tmp"), nil, 0o600); err != nil {

@@ -1,7 +1,12 @@
 package client
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -13,6 +18,10 @@ type BatchOp struct {
 	ID   meta.OpID
 	Op   meta.Op
 	Want meta.LeaseMode
+	At   meta.Generation // a read at a snapshot; zero: the live volume
+	// Reserved, Draw: see wire.Call.
+	Reserved uint64
+	Draw     bool
 }
 
 // NextOp makes an operation id for work that no kernel request asked for.
@@ -41,7 +50,7 @@ func (s *Session) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op meta
 		id = s.NextOp()
 	}
 	c := &wire.Call{Volume: v, ID: id, Want: want, Ack: s.ack(v), Op: op}
-	m, err := s.roundTrip(ctx, c, true)
+	m, err := s.roundTrip(ctx, v, c, true)
 	if err != nil {
 		return nil, err
 	}
@@ -50,6 +59,21 @@ func (s *Session) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op meta
 		return &r.Result, r.Status.Error()
 	}
 	return &r.Result, nil
+}
+
+// DoAt runs one read at a snapshot; at zero is the live volume. Nothing is
+// leased by it. Errors: those of the operation; NoSuchSnapshot, ReadOnly (op is
+// no read).
+func (s *Session) DoAt(ctx context.Context, v meta.VolumeID, at meta.Generation, op meta.Op) (*meta.Result, error) {
+	if op.Code().Mutates() {
+		return nil, meta.E("call", meta.ReadOnly, "", errors.New("snapshots can't be changed"))
+	}
+	m, err := s.roundTrip(ctx, v, &wire.Call{Volume: v, Ack: s.ack(v), At: at, Op: op}, false)
+	if err != nil {
+		return nil, err
+	}
+	r := m.(*wire.Reply)
+	return &r.Result, r.Status.Error()
 }
 
 // MaxBatch is the largest number of operations in one batch.
@@ -68,10 +92,10 @@ func (s *Session) DoBatch(ctx context.Context, v meta.VolumeID, ops []BatchOp) (
 			if o.ID.IsZero() && o.Op.Code().Mutates() {
 				o.ID = s.NextOp()
 			}
-			b.Calls[i] = wire.Call{Volume: v, ID: o.ID, Want: o.Want, Ack: ack, Op: o.Op}
+			b.Calls[i] = wire.Call{Volume: v, ID: o.ID, Want: o.Want, Ack: ack, At: o.At, Reserved: o.Reserved, Draw: o.Draw, Op: o.Op}
 		}
 		ops = ops[n:]
-		m, err := s.roundTrip(ctx, b, false)
+		m, err := s.roundTrip(ctx, v, b, false)
 		if err != nil {
 			return results, errs, err
 		}
@@ -103,7 +127,7 @@ func (s *Session) Sync(ctx context.Context, v meta.VolumeID) error {
 	if seen <= durable {
 		return nil
 	}
-	m, err := s.roundTrip(ctx, &wire.Sync{Volume: v, Seq: seen}, false)
+	m, err := s.roundTrip(ctx, v, &wire.Sync{Volume: v, Seq: seen}, false)
 	if err != nil {
 		return err
 	}
@@ -122,7 +146,8 @@ func (s *Session) Durable(v meta.VolumeID) bool {
 // AllocChunks asks for n open chunks, journaled before the answer.
 // Errors: NoSpace, QuotaExceeded, Unavailable (no chunk server).
 func (s *Session) AllocChunks(ctx context.Context, v meta.VolumeID, n int, own bool) ([]meta.ChunkGrant, error) {
-	m, err := s.roundTrip(ctx, &wire.Alloc{Volume: v, ID: s.NextOp(), N: uint32(n), Own: own}, false)
+	asked := meta.Time(time.Now().UnixNano())
+	m, err := s.roundTrip(ctx, v, &wire.Alloc{Volume: v, ID: s.NextOp(), N: uint32(n), Own: own}, false)
 	if err != nil {
 		return nil, err
 	}
@@ -130,12 +155,68 @@ func (s *Session) AllocChunks(ctx context.Context, v meta.VolumeID, n int, own b
 	if !ok {
 		return nil, m.(*wire.Reply).Status.Error()
 	}
+	for i := range g.Grants {
+		g.Grants[i].Asked = asked
+	}
 	return g.Grants, g.Status.Error()
 }
 
-// SealChunk ends a chunk of this session; the answer is its journaled record.
+// AppendCap renews the right to append to a chunk of this session, and tells
+// how long it holds. Errors: Sealed, NoSuchChunk, NotPermitted.
+func (s *Session) AppendCap(ctx context.Context, id meta.ChunkID) ([]byte, time.Duration, error) {
+	m, err := s.roundTrip(ctx, id.Volume, &wire.Caps{Volume: id.Volume, Chunk: id}, false)
+	if err != nil {
+		return nil, 0, err
+	}
+	r, ok := m.(*wire.CapsRe)
+	if !ok {
+		return nil, 0, m.(*wire.Reply).Status.Error()
+	}
+	return r.Cap, time.Duration(r.TTL) * time.Millisecond, r.Status.Error()
+}
+
+// Trouble tells the owner which chunk servers could not be reached, and which
+// replicas did not verify. It does not wait; what is asked after it is answered
+// with this in mind.
+func (s *Session) Trouble(v meta.VolumeID, away []meta.ServerID, bad []wire.BadReplica) {
+	m := &wire.Trouble{Volume: v, Away: away, Bad: bad}
+	s.mu.Lock()
+	if vs := s.volume(v); vs.conn == nil {
+		vs.trouble = m
+	}
+	s.mu.Unlock()
+	s.tell(v, m)
+}
+
+// tell sends what has no answer to a volume's owner. While the volume is not up
+// it is dropped: its next owner knows nothing that it would be about.
+func (s *Session) tell(v meta.VolumeID, m wire.Message) {
+	s.mu.Lock()
+	var snd *wire.Sender
+	if vs := s.volumes[v]; vs != nil && vs.conn != nil {
+		snd = vs.conn.send
+		snd.Enqueue(0, m) // under mu: in order with what is asked and claimed
+	}
+	s.mu.Unlock()
+	if snd != nil {
+		snd.Flush()
+	}
+}
+
+// SealChunk ends a chunk of this session wherever it can be; the answer is its
+// journaled record.
 func (s *Session) SealChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID) (meta.ChunkRecord, error) {
-	m, err := s.roundTrip(ctx, &wire.Seal{Chunk: id}, false)
+	return s.sealChunk(ctx, v, wire.Seal{Chunk: id})
+}
+
+// EndChunk is SealChunk for a writer that has stopped: of what lies beyond
+// need nothing must be kept.
+func (s *Session) EndChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID, need uint64) (meta.ChunkRecord, error) {
+	return s.sealChunk(ctx, v, wire.Seal{Chunk: id, Asked: true, Need: need})
+}
+
+func (s *Session) sealChunk(ctx context.Context, v meta.VolumeID, q wire.Seal) (meta.ChunkRecord, error) {
+	m, err := s.roundTrip(ctx, v, &q, false)
 	if err != nil {
 		return meta.ChunkRecord{}, err
 	}
@@ -149,7 +230,7 @@ func (s *Session) SealChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkI
 // SetLock sets or releases a lock; with wait it returns when the lock is
 // granted or ctx ends (Interrupted). Errors: WouldBlock, Deadlock.
 func (s *Session) SetLock(ctx context.Context, v meta.VolumeID, l meta.Lock, wait bool) error {
-	m, err := s.roundTrip(ctx, &wire.Lock{Volume: v, Lock: l, Wait: wait}, wait)
+	m, err := s.roundTrip(ctx, v, &wire.Lock{Volume: v, Lock: l, Wait: wait}, wait)
 	if err != nil {
 		return err
 	}
@@ -158,7 +239,7 @@ func (s *Session) SetLock(ctx context.Context, v meta.VolumeID, l meta.Lock, wai
 
 // DropLocks releases every lock of an owner on an inode, as close does.
 func (s *Session) DropLocks(ctx context.Context, v meta.VolumeID, l meta.Lock) error {
-	m, err := s.roundTrip(ctx, &wire.Lock{Volume: v, Lock: l, DropOwner: true}, false)
+	m, err := s.roundTrip(ctx, v, &wire.Lock{Volume: v, Lock: l, DropOwner: true}, false)
 	if err != nil {
 		return err
 	}
@@ -167,7 +248,7 @@ func (s *Session) DropLocks(ctx context.Context, v meta.VolumeID, l meta.Lock) e
 
 // GetLock tells which lock would conflict; its Type is LockUnlock when none.
 func (s *Session) GetLock(ctx context.Context, v meta.VolumeID, l meta.Lock) (meta.Lock, error) {
-	m, err := s.roundTrip(ctx, &wire.Lock{Volume: v, Lock: l, Test: true}, false)
+	m, err := s.roundTrip(ctx, v, &wire.Lock{Volume: v, Lock: l, Test: true}, false)
 	if err != nil {
 		return meta.Lock{}, err
 	}
@@ -177,11 +258,8 @@ func (s *Session) GetLock(ctx context.Context, v meta.VolumeID, l meta.Lock) (me
 
 // Drop gives leases back; the caller caches nothing of these inodes any more.
 func (s *Session) Drop(v meta.VolumeID, inos []meta.Ino) {
-	s.mu.Lock()
-	snd := s.send
-	s.mu.Unlock()
-	if snd != nil && len(inos) > 0 {
-		snd.Send(0, &wire.Drop{Volume: v, Inos: inos})
+	if len(inos) > 0 {
+		s.tell(v, &wire.Drop{Volume: v, Inos: inos})
 	}
 }
 
@@ -198,6 +276,24 @@ func (s *Session) Resolve(id meta.ServerID) (meta.ServerInfo, bool) {
 	return i, ok
 }
 
+// Servers lists the chunk servers.
+func (s *Session) Servers() []meta.ServerInfo {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.SortedFunc(maps.Values(s.servers), func(a, b meta.ServerInfo) int { return cmp.Compare(a.ID, b.ID) })
+}
+
+// RenewCap gives another capability than old, which a server did not accept.
+func (s *Session) RenewCap(v meta.VolumeID, old []byte) []byte {
+	s.mu.Lock()
+	now := s.volume(v).cap
+	s.mu.Unlock()
+	if now != nil && !bytes.Equal(now, old) {
+		return now
+	}
+	return s.fetchCap(v)
+}
+
 // ReadCap gives a capability to read the volume's chunks, renewed at half its
 // life; nil when none could be had.
 func (s *Session) ReadCap(v meta.VolumeID) []byte {
@@ -206,7 +302,7 @@ func (s *Session) ReadCap(v meta.VolumeID) []byte {
 	left := time.Until(vs.capUntil)
 	if vs.cap != nil && left > 0 {
 		c := vs.cap
-		if left < capLife/2 && !vs.capFetch {
+		if left < vs.capLife/2 && !vs.capFetch {
 			vs.capFetch = true
 			s.wg.Go(func() { s.fetchCap(v) })
 		}
@@ -217,13 +313,11 @@ func (s *Session) ReadCap(v meta.VolumeID) []byte {
 	return s.fetchCap(v)
 }
 
-const capLife = 2 * time.Minute
-
 func (s *Session) fetchCap(v meta.VolumeID) []byte {
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
 	defer cancel()
 	asked := time.Now()
-	m, err := s.roundTrip(ctx, &wire.Caps{Volume: v}, false)
+	m, err := s.roundTrip(ctx, v, &wire.Caps{Volume: v}, false)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	vs := s.volume(v)
@@ -237,13 +331,72 @@ func (s *Session) fetchCap(v meta.VolumeID) []byte {
 		s.log.Warn("no capability to read", "volume", v)
 		return vs.cap
 	}
-	vs.cap, vs.capUntil = r.Cap, asked.Add(time.Duration(r.TTL)*time.Millisecond)
+	vs.cap, vs.capLife = r.Cap, time.Duration(r.TTL)*time.Millisecond
+	vs.capUntil = asked.Add(vs.capLife)
 	return vs.cap
 }
 
-// Admin runs an administrative request.
+// adminWait bounds the search for the server that must answer an administrative
+// request: the owner of its volume may be changing.
+const adminWait = 30 * time.Second
+
+// Admin runs an administrative request at any server, or at the owner of its
+// volume if that one must answer.
 func (s *Session) Admin(ctx context.Context, a wire.Admin) (*wire.AdminRe, error) {
-	m, err := s.roundTrip(ctx, &a, false)
+	var next string
+	wait := lookMin
+	began := now()
+	for hops := 0; ; {
+		c, err := s.adminConn(ctx, a.Volume, next)
+		if err != nil {
+			return nil, err
+		}
+		m, err := s.ask(ctx, c, &a)
+		if errors.Is(err, errLost) && ctx.Err() == nil {
+			next = ""
+		} else if err != nil {
+			return nil, err
+		} else {
+			r, ok := m.(*wire.AdminRe)
+			if !ok {
+				return nil, m.(*wire.Reply).Status.Error()
+			}
+			if r.Status.Err != meta.NotOwner {
+				return r, r.Status.Error()
+			}
+			if now()-began > adminWait {
+				return nil, r.Status.Error()
+			}
+			next, hops = r.Status.Subject, hops+1
+			if hops < lookHops {
+				continue
+			}
+		}
+		hops = 0
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, meta.E("call", meta.Unavailable, "", context.Cause(ctx))
+		}
+		wait = min(2*wait, lookMax)
+	}
+}
+
+// MetaServers lists the meta servers that live, as far as this session was told.
+func (s *Session) MetaServers() []wire.MetaServer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.metas)
+}
+
+// AdminAt runs an administrative request at one server, for what each tells of
+// itself.
+func (s *Session) AdminAt(ctx context.Context, addr string, a wire.Admin) (*wire.AdminRe, error) {
+	c, err := s.connTo(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	m, err := s.ask(ctx, c, &a)
 	if err != nil {
 		return nil, err
 	}
@@ -252,4 +405,23 @@ func (s *Session) Admin(ctx context.Context, a wire.Admin) (*wire.AdminRe, error
 		return nil, m.(*wire.Reply).Status.Error()
 	}
 	return r, r.Status.Error()
+}
+
+// adminConn gives a connection to the server that was named, to the owner of
+// the volume, or to any.
+func (s *Session) adminConn(ctx context.Context, v meta.VolumeID, addr string) (*conn, error) {
+	if addr != "" {
+		step, cancel := context.WithTimeout(ctx, connWait)
+		defer cancel()
+		if c, err := s.connTo(step, addr); err == nil {
+			return c, nil
+		}
+	}
+	s.mu.Lock()
+	if vs := s.volumes[v]; vs != nil && vs.conn != nil && addr == "" {
+		defer s.mu.Unlock()
+		return vs.conn, nil
+	}
+	s.mu.Unlock()
+	return s.anyConn(ctx)
 }

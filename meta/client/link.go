@@ -3,28 +3,75 @@ package client
 import (
 	"context"
 	"log/slog"
+	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
 )
 
-// LinkConfig is a chunk server's standing stream to a metadata server.
+// LinkConfig is a chunk server's standing streams to the metadata servers.
 type LinkConfig struct {
-	Addrs    []string
-	Name     string
-	Logger   *slog.Logger
-	Report   func() wire.Report                                 // who the server is, how full
-	Order    func(context.Context, meta.Order) meta.OrderResult // carries out an order
-	Interval time.Duration                                      // between reports; default 2 s
+	Addrs  []string // of some meta servers; the others are learnt
+	Name   string
+	Logger *slog.Logger
+	Creds  *peer.Credentials  // as in Config
+	Report func() wire.Report // who the server is, how full, its Generation
+	// Events gives the events of the current Generation after one that was
+	// acknowledged, at most max, oldest first; nil: there never are any.
+	Events func(after uint64, max int) []meta.ReplicaEvent
+	// More is closed at the next event; nil: they wait for the next report.
+	More  func() <-chan struct{}
+	Order func(context.Context, meta.Order) meta.OrderResult // carries out an order
+	// Connected, if not nil, is told when the stream stands and when it broke.
+	Connected func(bool)
+	Interval  time.Duration // between reports; default 2 s
 }
 
-// maxOrders bounds the orders carried out at once.
-const maxOrders = 16
+// maxOrders bounds the orders carried out at once, maxLong those of them that
+// take long, and maxWaiting the long ones that wait for a turn.
+const (
+	maxOrders  = 16
+	maxLong    = 4
+	maxWaiting = 1024
+)
 
-// RunLink keeps the stream until ctx ends, connecting again when it breaks.
-// It returns an error only when the server refuses us for good.
+// takesLong tells which orders copy, read or list so much that others must not
+// wait behind them: a seal above all.
+func takesLong(k meta.OrderKind) bool {
+	switch k {
+	case meta.OrderPull, meta.OrderVerify, meta.OrderCopy, meta.OrderList, meta.OrderDisk:
+		return true
+	}
+	return false
+}
+
+// links are the streams of one chunk server: one to each metadata server.
+type links struct {
+	cfg LinkConfig
+	wg  sync.WaitGroup
+
+	slots, long chan struct{} // orders being carried out
+	waiting     atomic.Int32  // long ones
+
+	mu    sync.Mutex
+	tried map[string]bool      // addresses with a goroutine
+	up    map[string]net.Conn  // by the server's own address
+	metas map[string]time.Time // when a server was last told to live
+	err   error                // a server refuses us for good
+	stop  context.CancelFunc
+}
+
+// forgetMeta is how long the address of a server that nobody names any more is
+// tried.
+const forgetMeta = time.Minute
+
+// RunLink keeps a stream to every metadata server until ctx ends, connecting
+// again when one breaks. It returns an error only when a server refuses us for
+// good.
 func RunLink(ctx context.Context, cfg LinkConfig) error {
 	if cfg.Interval == 0 {
 		cfg.Interval = 2 * time.Second
@@ -32,74 +79,237 @@ func RunLink(ctx context.Context, cfg LinkConfig) error {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	for ctx.Err() == nil {
-		err := runLink(ctx, cfg)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if k := meta.KindOf(err); k == meta.Version || k == meta.BadCapability {
-			return err
-		}
-		cfg.Logger.Warn("stream to the metadata server lost, trying again", "error", err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(200 * time.Millisecond):
-		}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	l := &links{
+		cfg: cfg, slots: make(chan struct{}, maxOrders), long: make(chan struct{}, maxLong),
+		tried: map[string]bool{}, up: map[string]net.Conn{}, metas: map[string]time.Time{}, stop: cancel,
 	}
-	return nil
+	l.mu.Lock()
+	for _, a := range cfg.Addrs {
+		l.startLocked(ctx, a, true)
+	}
+	l.mu.Unlock()
+	<-ctx.Done()
+	l.wg.Wait()
+	return l.err
 }
 
-func runLink(ctx context.Context, cfg LinkConfig) error {
-	s := &Session{
-		cfg: Config{Addrs: cfg.Addrs, Name: cfg.Name, Role: wire.RoleChunkServer},
-		log: cfg.Logger, ready: make(chan struct{}), gotSrv: make(chan struct{}), epoch0: time.Now(),
+// startLocked begins to keep a stream to an address.
+func (l *links) startLocked(ctx context.Context, addr string, always bool) {
+	if l.tried[addr] || ctx.Err() != nil {
+		return
 	}
-	s.cfg.Host, s.cfg.PID, s.cfg.Start = self()
-	rd, err := s.connect(ctx)
+	l.tried[addr] = true
+	l.wg.Go(func() {
+		l.keep(ctx, addr, always)
+		l.mu.Lock()
+		delete(l.tried, addr)
+		l.mu.Unlock()
+	})
+}
+
+// learn takes the list of meta servers.
+func (l *links) learn(ctx context.Context, m *wire.Metas) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range m.Servers {
+		l.metas[s.Addr] = time.Now()
+		if l.up[s.Addr] == nil {
+			l.startLocked(ctx, s.Addr, false)
+		}
+	}
+}
+
+// keep connects to one address again and again; one that was learnt, as long as
+// some server names it.
+func (l *links) keep(ctx context.Context, addr string, always bool) {
+	cfg := &l.cfg
+	wait := 50 * time.Millisecond
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := l.run(ctx, addr)
+		if ctx.Err() != nil {
+			return
+		}
+		if refused(err) && meta.KindOf(err) != meta.AccessDenied { // a certificate may be renewed
+			// An address that somebody told us may be wrong; our own may not.
+			if always {
+				l.mu.Lock()
+				l.err = err
+				l.mu.Unlock()
+				l.stop()
+				return
+			}
+			cfg.Logger.Warn("a metadata server refuses this chunk server", "address", addr, "error", err)
+			wait = 5 * time.Second
+		} else if err != nil {
+			cfg.Logger.Warn("stream to the metadata server lost, trying again", "address", addr, "error", err)
+		}
+		l.mu.Lock()
+		gone := !always && time.Since(l.metas[addr]) > forgetMeta
+		l.mu.Unlock()
+		if gone {
+			return
+		}
+		if time.Since(began) > time.Second {
+			wait = 50 * time.Millisecond
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, time.Second)
+	}
+}
+
+// take notes the one stream to a server; false: there is another one already,
+// under another address.
+func (l *links) take(addr string, nc net.Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.up[addr] != nil {
+		return false
+	}
+	l.up[addr] = nc
+	return true
+}
+
+func (l *links) run(ctx context.Context, addr string) error {
+	cfg := &l.cfg
+	self := Config{Name: cfg.Name, Role: wire.RoleChunkServer, Creds: cfg.Creds}
+	self.identify()
+	l.mu.Lock()
+	served := l.up[addr] != nil
+	l.mu.Unlock()
+	if served {
+		return waitFor(ctx, time.Second)
+	}
+	nc, rd, v, ans, err := self.greet(ctx, addr, self.hello(0, ""))
 	if err != nil {
 		return err
+	}
+	defer nc.Close()
+	name := addr
+	if ans.Host != "" {
+		name = ans.Host
+	}
+	if !l.take(name, nc) {
+		nc.Close()
+		return waitFor(ctx, time.Second)
+	}
+	defer func() {
+		l.mu.Lock()
+		delete(l.up, name)
+		l.mu.Unlock()
+	}()
+	send := wire.NewSender(nc, v, nil)
+	if cfg.Connected != nil {
+		cfg.Connected(true)
+		defer cfg.Connected(false)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { s.conn.Close() })
+	stop := context.AfterFunc(ctx, func() { nc.Close() })
 	defer stop()
+	var ack atomic.Pointer[wire.Reported]
+	kick := make(chan struct{}, 1)
+	more := func() <-chan struct{} { return nil }
+	if cfg.More != nil {
+		more = cfg.More
+	}
 	wg.Go(func() {
 		for {
+			next := more()
 			r := cfg.Report()
-			if s.send.Send(0, &r) != nil {
+			if cfg.Events != nil {
+				var seen uint64
+				if a := ack.Load(); a != nil && a.Generation == r.Generation {
+					seen = a.Seq
+				}
+				r.Events = cfg.Events(seen, wire.MaxEvents)
+			}
+			if send.Send(0, &r) != nil {
 				return
 			}
 			select {
 			case <-ctx.Done():
 				return
+			case <-kick: // more events wait
+			case <-next:
 			case <-time.After(cfg.Interval):
 			}
 		}
 	})
-	slots := make(chan struct{}, maxOrders)
 	for {
 		t, id, body, err := rd.Next()
 		if err != nil {
 			return err
 		}
-		if t != wire.TOrder {
-			continue // servers, keep-alives: nothing for us
+		switch t {
+		case wire.TReported:
+			m := new(wire.Reported)
+			if err := wire.Decode(body, m); err != nil {
+				return err
+			}
+			ack.Store(m)
+			if cfg.Events != nil && len(cfg.Events(m.Seq, 1)) > 0 {
+				select {
+				case kick <- struct{}{}:
+				default:
+				}
+			}
+		case wire.TMetas:
+			m := new(wire.Metas)
+			if err := wire.Decode(body, m); err != nil {
+				return err
+			}
+			l.learn(ctx, m)
+		case wire.TOrder:
+			var m wire.Order
+			if err := wire.Decode(body, &m); err != nil {
+				return err
+			}
+			if m.Order.Kind == meta.OrderKeys {
+				// Keys first: what follows may depend on them.
+				send.Send(id, &wire.OrderRe{Result: cfg.Order(ctx, m.Order)})
+				continue
+			}
+			if takesLong(m.Order.Kind) {
+				if l.waiting.Add(1) > maxWaiting {
+					l.waiting.Add(-1)
+					send.Send(id, &wire.OrderRe{Result: meta.OrderResult{Err: meta.ResourceExceeded, Detail: "too many orders wait for their turn"}})
+					continue
+				}
+				wg.Go(func() {
+					defer l.waiting.Add(-1)
+					select {
+					case l.long <- struct{}{}:
+					case <-ctx.Done():
+						return
+					}
+					defer func() { <-l.long }()
+					send.Send(id, &wire.OrderRe{Result: cfg.Order(ctx, m.Order)})
+				})
+				continue
+			}
+			l.slots <- struct{}{}
+			wg.Go(func() {
+				defer func() { <-l.slots }()
+				send.Send(id, &wire.OrderRe{Result: cfg.Order(ctx, m.Order)})
+			})
 		}
-		var m wire.Order
-		if err := wire.Decode(body, &m); err != nil {
-			return err
-		}
-		if m.Order.Kind == meta.OrderKeys {
-			// Keys first: what follows may depend on them.
-			s.send.Send(id, &wire.OrderRe{Result: cfg.Order(ctx, m.Order)})
-			continue
-		}
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			s.send.Send(id, &wire.OrderRe{Result: cfg.Order(ctx, m.Order)})
-		})
+	}
+}
+
+// waitFor sleeps.
+func waitFor(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
 	}
 }

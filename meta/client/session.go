@@ -1,11 +1,24 @@
-// Package client owns a program's session with a metadata server: one
-// connection that is found again when it breaks, operations with exactly-once
-// retries, the order of replies, grants and recalls, and the lease's clock.
+// Package client owns a program's session with the metadata servers of a
+// cluster: connections that are found again when they break, which server owns
+// which volume, operations with exactly-once retries, the order of replies,
+// grants and recalls, and the leases' clocks.
 //
 // What a reply answered may not be in the journal yet (an early reply). The
 // session keeps every mutation, with the values that its reply assigned, until
-// the server says that it is durable, and sends it again to a server that
+// the server says that it is durable, and sends it again to an owner that
 // lost it.
+//
+// A session has one number in the whole cluster and a connection to each server
+// that owns a volume it uses. Everything else is the volume's: it is entered at
+// its owner, and when the owner changes it is entered again, alone:
+//
+//	          Enter            Entered: known            claims, replays,
+//	          at whom          claims wanted             Back, the rest
+//	looking ----------> asked ------------------> known ----------------> up
+//	   ^  ^               | NotOwner, silence       ^                      |
+//	   |  '---------------'                         | Entered: not known   |
+//	   |                                            | void it (Expired)    |
+//	   '------------ Moved, NotOwner, connection lost ---------------------'
 package client
 
 import (
@@ -15,20 +28,19 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"net"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/process"
 	"penstock.io/penstock/meta/wire"
 )
 
-// Handler hears what the server decides about leases. Its methods are called
-// in wire order from the session's one reading goroutine and must not block.
+// Handler hears what owners decide about leases. What it is told of one volume
+// comes in the order in which its owner said it; its methods must not block.
 type Handler interface {
 	// Granted: the session holds this lease from now on, until a Recall. It is
 	// called before the reply that carries the grant is delivered.
@@ -36,15 +48,16 @@ type Handler interface {
 	// Recall asks to lower a lease; done is called once, from any goroutine,
 	// when nothing cached beyond r.Keep can be seen any more.
 	Recall(r meta.Recall, done func())
-	// Expired: the session is over and all its leases are void; what was not
-	// durable is lost. A new session has begun.
-	Expired(err error)
+	// Expired: in these volumes the session is over and all its leases are void;
+	// what was not durable is lost. It has begun anew there.
+	Expired(volumes []meta.VolumeID, err error)
 }
 
-// Claimer is a Handler that can tell which leases and locks it holds, for a
-// server that was restarted.
+// Claimer is a Handler that can tell which leases and locks it holds in a
+// volume, for an owner that does not know. The session holds its own lock
+// meanwhile.
 type Claimer interface {
-	Claims(yield func(v meta.VolumeID, leases []meta.Grant, locks []meta.Lock))
+	Claims(v meta.VolumeID) ([]meta.Grant, []meta.Lock)
 }
 
 // OrphanHandler is a Handler that wants to know when an inode of which the
@@ -53,13 +66,22 @@ type OrphanHandler interface {
 	Orphaned(v meta.VolumeID, ino meta.Ino)
 }
 
-// Config says where the server is and who calls.
+// LockHandler is a Handler that keeps the locks it will claim.
+type LockHandler interface {
+	// Locked: the owner set l, or released its range when its type says so. It
+	// is called before the reply is delivered.
+	Locked(v meta.VolumeID, l meta.Lock)
+}
+
+// Config says where the servers are and who calls.
 type Config struct {
-	Addrs   []string // "unix:/path" or "host:port", tried in order
+	Addrs   []string // of some meta servers: "unix:/path" or "host:port"; the others are learnt
 	Name    string   // for people, in lists of sessions
 	Role    wire.Role
 	Handler Handler
 	Logger  *slog.Logger
+	// Creds are shown to servers reached over TCP; nil: Unix sockets only.
+	Creds *peer.Credentials
 	// Identity of this process, so that a server on the same machine sees at
 	// once that it died; filled in by Dial when empty.
 	Host  string
@@ -76,10 +98,15 @@ type retained struct {
 
 // request is a frame that waits for its answer.
 type request struct {
-	msg    wire.Message
-	replay bool // sent again after its early reply; nobody waits
-	resent bool // counted in its volume's resent
-	done   chan response
+	id       uint64 // of its frame: a new one each time it is sent, so that an old answer is none
+	msg      wire.Message
+	volume   meta.VolumeID
+	ofVolume bool  // else it concerns no volume, and is bound to its connection
+	conn     *conn // where it was sent; nil: its volume is not up
+	replay   bool  // sent again after its early reply; nobody waits
+	resent   bool  // counted in its volume's resent
+	sent     bool  // to some server, at least once
+	done     chan response
 }
 
 type response struct {
@@ -88,8 +115,16 @@ type response struct {
 	err  error
 }
 
-// volumeState is what the session knows of a volume's journal.
+// volumeState is what the session knows of a volume's journal and owner.
 type volumeState struct {
+	conn    *conn // where the volume is up; nil: its owner is looked for
+	routing bool
+	hint    string // who may own it
+	joined  bool   // an owner knows the session
+	route   string // why it is not up, for people
+
+	trouble *wire.Trouble // to be told when it is up
+
 	seen     meta.Seq // largest Seq in a reply
 	durable  meta.Seq // largest TDurable
 	retained []retained
@@ -103,34 +138,47 @@ type volumeState struct {
 	ackHold  meta.Seq
 	cap      []byte
 	capUntil time.Time
+	capLife  time.Duration
 	capFetch bool
+
+	held   uint64 // promised of the volume's quota, and not spent
+	serial uint64 // of the last Reserve
+
+	lease *volumeLease
+}
+
+// volumeLease is a volume's lease clock: that of the connection where it is up,
+// else what the last one had left. It is read without the session's lock.
+type volumeLease struct {
+	conn   atomic.Pointer[conn]
+	frozen atomic.Int64
 }
 
 // Session is safe for concurrent use.
 type Session struct {
 	cfg Config
 	log *slog.Logger
+	id  meta.SessionID
 
 	// Lock order: mu, then a Sender's own.
 	mu       sync.Mutex
-	id       meta.SessionID
 	cluster  string
-	conn     net.Conn
-	send     *wire.Sender  // nil while disconnected
-	ready    chan struct{} // closed while connected
+	conns    map[string]*conn // by the server's own address
+	alias    map[string]string
+	attempts map[string]*attempt
+	failed   map[string]time.Duration // when an address did not answer
+	metas    []wire.MetaServer
 	pending  map[uint64]*request
 	nextReq  uint64
 	volumes  map[meta.VolumeID]*volumeState
 	servers  map[meta.ServerID]meta.ServerInfo
 	gotSrv   chan struct{} // closed once servers is known
-	ttl      time.Duration
 	closed   bool
 	closeErr error
 
+	leases      sync.Map // meta.VolumeID to *volumeLease
 	incarnation uint64
 	background  atomic.Uint64
-	leaseUntil  atomic.Int64 // monotonic nanoseconds since epoch0
-	epoch0      time.Time
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -138,7 +186,7 @@ type Session struct {
 }
 
 // Dial opens a session. It tries the addresses until one answers or ctx ends.
-// Errors: Unavailable, Version, BadCapability.
+// Errors: Unavailable, Version, BadCapability, AccessDenied, Invalid.
 func Dial(ctx context.Context, cfg Config) (*Session, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -146,38 +194,43 @@ func Dial(ctx context.Context, cfg Config) (*Session, error) {
 	if cfg.Role == 0 {
 		cfg.Role = wire.RoleClient
 	}
-	if cfg.PID == 0 {
-		cfg.Host, cfg.PID, cfg.Start = self()
-	}
+	cfg.identify()
 	s := &Session{
 		cfg: cfg, log: cfg.Logger,
-		ready:   make(chan struct{}),
-		gotSrv:  make(chan struct{}),
-		pending: map[uint64]*request{},
-		volumes: map[meta.VolumeID]*volumeState{},
-		servers: map[meta.ServerID]meta.ServerInfo{},
-		epoch0:  time.Now(),
+		gotSrv:   make(chan struct{}),
+		conns:    map[string]*conn{},
+		alias:    map[string]string{},
+		attempts: map[string]*attempt{},
+		failed:   map[string]time.Duration{},
+		pending:  map[uint64]*request{},
+		volumes:  map[meta.VolumeID]*volumeState{},
+		servers:  map[meta.ServerID]meta.ServerInfo{},
 	}
-	var b [8]byte
+	var b [16]byte
 	rand.Read(b[:])
 	s.incarnation = binary.LittleEndian.Uint64(b[:])
+	s.id = meta.SessionID(binary.LittleEndian.Uint64(b[8:]) | 1)
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
-	rd, err := s.connect(ctx)
-	if err != nil {
-		s.cancel(err)
+	if _, err := s.anyConn(ctx); err != nil {
+		s.fail(err)
+		s.wg.Wait()
 		return nil, err
 	}
-	s.wg.Go(func() { s.run(rd) })
-	s.wg.Go(s.keepAlive)
 	return s, nil
 }
 
-// ID is the session's number; it changes when the session expired.
-func (s *Session) ID() meta.SessionID {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.id
+// identify fills in who this process is.
+func (c *Config) identify() {
+	if c.PID != 0 {
+		return
+	}
+	if p, err := process.Self(); err == nil {
+		c.Host, c.PID, c.Start = p.Space(), uint32(p.PID), p.Start
+	}
 }
+
+// ID is the session's number in the whole cluster.
+func (s *Session) ID() meta.SessionID { return s.id }
 
 // Cluster is the id of the cluster that answered.
 func (s *Session) Cluster() string {
@@ -186,228 +239,100 @@ func (s *Session) Cluster() string {
 	return s.cluster
 }
 
-// LeaseLeft is how long the session's leases surely hold, on this process's
-// monotonic clock, counted from when the last renewal was sent, less a margin
-// of an eighth. Zero or less: nothing cached may be believed.
-func (s *Session) LeaseLeft() time.Duration {
-	return time.Duration(s.leaseUntil.Load()) - time.Since(s.epoch0)
+// LeaseLeft is how long the session's leases in a volume surely hold, on this
+// process's monotonic clock, counted from when the last renewal was sent to the
+// volume's owner, less a margin of an eighth. Zero or less: nothing cached may
+// be believed.
+func (s *Session) LeaseLeft(v meta.VolumeID) time.Duration {
+	x, ok := s.leases.Load(v)
+	if !ok {
+		return 0
+	}
+	l := x.(*volumeLease)
+	if c := l.conn.Load(); c != nil {
+		return c.left()
+	}
+	return time.Duration(l.frozen.Load()) - now()
 }
 
-func (s *Session) renewed(sent time.Time, ttl time.Duration) {
-	until := int64(sent.Sub(s.epoch0) + ttl - ttl/8)
-	for {
-		old := s.leaseUntil.Load()
-		if old >= until || s.leaseUntil.CompareAndSwap(old, until) {
+// addrs lists where to ask, those that failed lately at the end. Caller holds mu.
+func (s *Session) addrs(first ...string) (l []string) {
+	seen := map[string]bool{"": true}
+	var late []string
+	add := func(a string) {
+		name := a
+		if c, ok := s.alias[a]; ok {
+			name = c
+		}
+		if seen[name] || seen[a] {
 			return
 		}
+		seen[a], seen[name] = true, true
+		if at, ok := s.failed[a]; ok && now()-at < time.Second {
+			late = append(late, a)
+			return
+		}
+		l = append(l, a)
 	}
+	for _, a := range first {
+		add(a)
+	}
+	for _, m := range s.metas {
+		add(m.Addr)
+	}
+	for _, a := range s.cfg.Addrs {
+		add(a)
+	}
+	return append(l, late...)
 }
 
-func dialAddr(ctx context.Context, addr string) (net.Conn, error) {
-	var d net.Dialer
-	if p, ok := strings.CutPrefix(addr, "unix:"); ok {
-		return d.DialContext(ctx, "unix", p)
-	}
-	return d.DialContext(ctx, "tcp", addr)
-}
+// connWait is how long one address may take before another is tried; the
+// attempt goes on.
+const connWait = 500 * time.Millisecond
 
-// connect dials until one address answers and does the handshake.
-func (s *Session) connect(ctx context.Context) (*wire.Reader, error) {
+// anyConn gives a connection to whichever server answers, rather one that is
+// there.
+func (s *Session) anyConn(ctx context.Context) (*conn, error) {
 	wait := 10 * time.Millisecond
 	for {
-		var errs []error
-		for _, a := range s.cfg.Addrs {
-			rd, err := s.handshake(ctx, a)
-			if err == nil {
-				return rd, nil
+		s.mu.Lock()
+		if s.closed {
+			s.mu.Unlock()
+			return nil, s.closeErr
+		}
+		for _, c := range s.conns {
+			if c.left() > 0 {
+				s.mu.Unlock()
+				return c, nil
 			}
-			if k := meta.KindOf(err); k == meta.Version || k == meta.BadCapability || k == meta.AccessDenied {
-				return nil, err
+		}
+		all := s.addrs()
+		s.mu.Unlock()
+		var errs []error
+		no := 0
+		for _, a := range all {
+			step, cancel := context.WithTimeout(ctx, connWait)
+			c, err := s.connTo(step, a)
+			cancel()
+			if err == nil {
+				return c, nil
+			}
+			if refused(err) {
+				no++
 			}
 			errs = append(errs, fmt.Errorf("%s: %w", a, err))
 		}
+		if no > 0 && no == len(errs) {
+			return nil, errs[0]
+		}
 		select {
 		case <-ctx.Done():
-			return nil, meta.E("dial metadata server", meta.Unavailable, strings.Join(s.cfg.Addrs, ", "), errors.Join(errs...))
+			return nil, meta.E("dial metadata server", meta.Unavailable, strings.Join(all, ", "), errors.Join(errs...))
+		case <-s.ctx.Done():
+			return nil, context.Cause(s.ctx)
 		case <-time.After(wait):
 		}
 		wait = min(wait*2, 500*time.Millisecond)
-	}
-}
-
-func (s *Session) handshake(ctx context.Context, addr string) (*wire.Reader, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	conn, err := dialAddr(ctx, addr)
-	if err != nil {
-		return nil, err
-	}
-	deadline, _ := ctx.Deadline()
-	conn.SetDeadline(deadline)
-	s.mu.Lock()
-	id, cluster := s.id, s.cluster
-	s.mu.Unlock()
-	sent := time.Now()
-	hello := wire.Hello{
-		Min: wire.MinVersion, Max: wire.Version, Role: s.cfg.Role, Session: id, Name: s.cfg.Name,
-		Host: s.cfg.Host, PID: s.cfg.PID, Start: s.cfg.Start, Cluster: cluster,
-	}
-	fail := func(err error) (*wire.Reader, error) { conn.Close(); return nil, err }
-	if _, err := conn.Write(wire.Append(nil, 0, &hello)); err != nil {
-		return fail(err)
-	}
-	rd := wire.NewReader(conn)
-	t, _, body, err := rd.Next()
-	if err != nil {
-		return fail(err)
-	}
-	var ans wire.Hello
-	if t != wire.THello {
-		return fail(meta.E("handshake", meta.Protocol, addr, fmt.Errorf("frame type %d in place of hello", t)))
-	}
-	if err := wire.Decode(body, &ans); err != nil {
-		return fail(err)
-	}
-	if ans.Err != meta.KindOK {
-		return fail(meta.E("handshake", ans.Err, addr, errors.New(ans.Detail)))
-	}
-	conn.SetDeadline(time.Time{})
-	rd.Trust()
-	ttl := time.Duration(ans.TTL) * time.Millisecond
-
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return fail(meta.E("handshake", meta.Canceled, addr, nil))
-	}
-	expired := s.id != 0 && ans.Session != s.id
-	s.id, s.cluster, s.ttl, s.conn = ans.Session, ans.Cluster, ttl, conn
-	s.send = wire.NewSender(conn, nil)
-	s.renewed(sent, ttl)
-	if expired {
-		s.expire()
-	} else {
-		s.resume(ans.Resumed)
-	}
-	// The first keep-alive says that claims and replays are complete.
-	if s.cfg.Role != wire.RoleChunkServer {
-		s.send.Enqueue(0, &wire.KeepAlive{Count: uint64(time.Since(s.epoch0))})
-	}
-	close(s.ready)
-	s.send.Flush()
-	return rd, nil
-}
-
-// expire gives up everything that belonged to the old session. Caller holds mu.
-func (s *Session) expire() {
-	err := meta.E("session", meta.SessionExpired, s.cfg.Name, nil)
-	for id, r := range s.pending {
-		delete(s.pending, id)
-		r.done <- response{err: err}
-	}
-	s.volumes = map[meta.VolumeID]*volumeState{}
-	s.log.Warn("the session expired: leases are void, what was not synced is lost")
-	if s.cfg.Handler != nil {
-		s.cfg.Handler.Expired(err)
-	}
-}
-
-// resume queues, on a new connection of the same session, what the server may
-// have lost: claims when it has no memory of us, then early-replied mutations
-// in the order of their replies, then requests without an answer in the order
-// in which they were asked. Caller holds mu.
-func (s *Session) resume(known bool) {
-	if c, ok := s.cfg.Handler.(Claimer); ok && !known {
-		c.Claims(func(v meta.VolumeID, leases []meta.Grant, locks []meta.Lock) {
-			for len(leases) > 0 || len(locks) > 0 {
-				m := wire.Claim{Volume: v}
-				n := min(len(leases), 4096)
-				m.Leases, leases = leases[:n], leases[n:]
-				k := min(len(locks), 4096)
-				m.Locks, locks = locks[:k], locks[k:]
-				s.send.Enqueue(0, &m)
-			}
-		})
-	}
-	// Replays first: what was answered, in the order of the answers, then what
-	// an earlier connection was asked again and did not answer.
-	vols := slices.Sorted(maps.Keys(s.volumes))
-	var replays []*wire.Call
-	for _, v := range vols {
-		vs := s.volumes[v]
-		if vs.resent == 0 {
-			vs.ackHold = vs.durable
-		}
-		vs.replaying, vs.resent = 0, 0
-		for i := range vs.retained {
-			replays = append(replays, &vs.retained[i].call)
-		}
-		vs.retained = nil // their replies put them on the list again
-	}
-	ids := slices.Sorted(maps.Keys(s.pending))
-	asked := ids[:0]
-	for _, id := range ids {
-		if r := s.pending[id]; r.replay {
-			replays = append(replays, r.msg.(*wire.Call))
-			delete(s.pending, id)
-		} else {
-			asked = append(asked, id)
-		}
-	}
-	for _, c := range replays {
-		c.Replay = true
-		s.nextReq++
-		s.pending[s.nextReq] = &request{msg: c, replay: true, resent: true, done: make(chan response, 1)}
-		s.volume(c.Volume).replaying++
-		s.volume(c.Volume).resent++
-		s.send.Enqueue(s.nextReq, c)
-	}
-	// What was never answered is no replay: it was given nothing, and before
-	// every session is back it could take what others were given (rule 3). If
-	// it was executed after all, its operation id tells.
-	for _, id := range asked {
-		r := s.pending[id]
-		if m, ok := r.msg.(*wire.Sync); ok {
-			r.msg = &wire.Sync{Volume: m.Volume, Seq: wire.SyncAll}
-		}
-		if v, ok := r.volume(); ok {
-			r.resent = true
-			s.volume(v).resent++
-		}
-		s.send.Enqueue(id, r.msg)
-	}
-}
-
-// volume names the volume whose operations a request holds.
-func (r *request) volume() (meta.VolumeID, bool) {
-	switch m := r.msg.(type) {
-	case *wire.Call:
-		return m.Volume, true
-	case *wire.Batch:
-		return m.Calls[0].Volume, true
-	}
-	return 0, false
-}
-
-// run reads until the session is closed, and connects again when it breaks.
-func (s *Session) run(rd *wire.Reader) {
-	for {
-		err := s.read(rd)
-		s.mu.Lock()
-		s.conn.Close()
-		s.send = nil
-		s.ready = make(chan struct{})
-		closed := s.closed
-		s.mu.Unlock()
-		if closed || s.ctx.Err() != nil {
-			return
-		}
-		s.log.Warn("connection to the metadata server lost, trying again", "error", err)
-		if rd, err = s.connect(s.ctx); err != nil {
-			s.fail(err)
-			return
-		}
-		s.log.Info("connected to the metadata server again")
 	}
 }
 
@@ -417,7 +342,10 @@ func (s *Session) fail(err error) {
 	defer s.mu.Unlock()
 	if !s.closed {
 		s.closed, s.closeErr = true, err
-		s.cancel(err)
+	}
+	s.cancel(err)
+	for _, c := range s.conns {
+		c.nc.Close()
 	}
 	for id, r := range s.pending {
 		delete(s.pending, id)
@@ -425,120 +353,23 @@ func (s *Session) fail(err error) {
 	}
 }
 
-// answer makes the empty message that a frame type carries.
-func answer(t wire.Type) wire.Message {
-	switch t {
-	case wire.TReply:
-		return new(wire.Reply)
-	case wire.TBatchRe:
-		return new(wire.BatchRe)
-	case wire.TGrants:
-		return new(wire.Grants)
-	case wire.TLockRe:
-		return new(wire.LockRe)
-	case wire.TAdminRe:
-		return new(wire.AdminRe)
-	case wire.TCapsRe:
-		return new(wire.CapsRe)
-	case wire.TBye:
-		return new(wire.Bye)
-	}
-	return nil
-}
-
-func (s *Session) read(rd *wire.Reader) error {
-	for {
-		t, id, body, err := rd.Next()
-		if err != nil {
-			return err
-		}
-		switch t {
-		case wire.TRecall:
-			var m wire.Recall
-			if err := wire.Decode(body, &m); err != nil {
-				return err
-			}
-			s.recall(id, &m)
-		case wire.TDurable:
-			var m wire.Durable
-			if err := wire.Decode(body, &m); err != nil {
-				return err
-			}
-			s.durable(&m)
-		case wire.TKeepAlive:
-			var m wire.KeepAlive
-			if err := wire.Decode(body, &m); err != nil {
-				return err
-			}
-			s.renewed(s.epoch0.Add(time.Duration(m.Count)), s.ttl)
-		case wire.TServers:
-			var m wire.Servers
-			if err := wire.Decode(body, &m); err != nil {
-				return err
-			}
-			s.mu.Lock()
-			clear(s.servers)
-			for _, i := range m.Servers {
-				s.servers[i.ID] = i
-			}
-			select {
-			case <-s.gotSrv:
-			default:
-				close(s.gotSrv)
-			}
-			s.mu.Unlock()
-		default:
-			m := answer(t)
-			if m == nil {
-				return meta.E("read frame", meta.Protocol, "", fmt.Errorf("unexpected type %d", t))
-			}
-			if err := wire.Decode(body, m); err != nil {
-				return err
-			}
-			s.answered(t, id, m)
-		}
-	}
-}
-
-func (s *Session) recall(id uint64, m *wire.Recall) {
-	h := s.cfg.Handler
-	if m.Orphan {
-		if o, ok := h.(OrphanHandler); ok {
-			o.Orphaned(m.Recall.Volume, m.Recall.Ino)
-		}
-		return
-	}
-	var once sync.Once
-	done := func() {
-		once.Do(func() {
-			s.mu.Lock()
-			snd := s.send
-			s.mu.Unlock()
-			if snd != nil {
-				snd.Send(id, &wire.Recalled{Volume: m.Recall.Volume, Ino: m.Recall.Ino})
-			}
-		})
-	}
-	if h == nil {
-		done()
-		return
-	}
-	h.Recall(m.Recall, done)
-}
-
 func (s *Session) volume(v meta.VolumeID) *volumeState {
 	vs := s.volumes[v]
 	if vs == nil {
-		vs = &volumeState{}
+		vs = &volumeState{lease: &volumeLease{}}
 		s.volumes[v] = vs
+		s.leases.Store(v, vs.lease)
 	}
 	return vs
 }
 
-func (s *Session) durable(m *wire.Durable) {
+func (s *Session) durable(c *conn, m *wire.Durable) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	vs := s.volume(m.Volume)
+	if vs.conn != c {
+		return
+	}
 	vs.durable = max(vs.durable, m.Seq)
 	n := 0
 	for n < len(vs.retained) && vs.retained[n].seq <= m.Seq {
@@ -553,27 +384,42 @@ func (s *Session) durable(m *wire.Durable) {
 
 // answered books a reply: what may have to be sent again is kept, grants are
 // told, then whoever waits gets it.
-func (s *Session) answered(t wire.Type, id uint64, m wire.Message) {
+func (s *Session) answered(c *conn, t wire.Type, id uint64, m wire.Message) {
 	s.mu.Lock()
 	r := s.pending[id]
-	delete(s.pending, id)
-	if r == nil {
+	if r == nil || r.conn != c {
 		s.mu.Unlock()
 		return
 	}
+	if st := statusOf(m); r.ofVolume && st != nil && st.Err == meta.NotOwner {
+		// No answer: whoever owns the volume is asked again.
+		r.conn = nil
+		s.leave(r.volume, c, st.Subject)
+		s.mu.Unlock()
+		return
+	}
+	delete(s.pending, id)
+	v := r.volume
 	if r.resent {
-		if v, ok := r.volume(); ok {
-			s.volume(v).resent--
-		}
+		s.volume(v).resent--
 		r.resent = false
 	}
-	var v meta.VolumeID
 	var grants []meta.Grant
+	var lock *wire.Lock
 	switch a := m.(type) {
+	case *wire.LockRe:
+		if l := r.msg.(*wire.Lock); a.Status.Err == meta.KindOK && !l.Test && !l.DropOwner {
+			lock = l
+		}
+	case *wire.Reserved:
+		s.volume(v).held += a.Granted
+		if !a.Metered && a.Status.Err == meta.KindOK {
+			s.volume(v).held = 0
+		}
 	case *wire.Reply:
-		if c, ok := r.msg.(*wire.Call); ok {
-			v = c.Volume
-			s.retain(c, a)
+		if call, ok := r.msg.(*wire.Call); ok {
+			s.volume(v).spent(call, a)
+			s.retain(call, a)
 			if r.replay {
 				s.volume(v).replaying--
 			}
@@ -584,7 +430,7 @@ func (s *Session) answered(t wire.Type, id uint64, m wire.Message) {
 		b := r.msg.(*wire.Batch)
 		for i := range a.Replies {
 			if i < len(b.Calls) {
-				v = b.Calls[i].Volume
+				s.volume(v).spent(&b.Calls[i], &a.Replies[i])
 				s.retain(&b.Calls[i], &a.Replies[i])
 			}
 			grants = append(grants, a.Replies[i].Grants...)
@@ -595,6 +441,9 @@ func (s *Session) answered(t wire.Type, id uint64, m wire.Message) {
 	if h := s.cfg.Handler; h != nil {
 		for _, g := range grants {
 			h.Granted(v, g)
+		}
+		if l, ok := h.(LockHandler); ok && lock != nil {
+			l.Locked(v, lock.Lock)
 		}
 	}
 	r.done <- response{t: t, body: m}
@@ -612,6 +461,7 @@ func (s *Session) retain(c *wire.Call, a *wire.Reply) {
 		return
 	}
 	call := *c
+	call.Reserved, call.Draw = 0, false // a replay is admitted without
 	switch o := c.Op.(type) {
 	case *meta.Create:
 		if !a.Result.Existed {
@@ -627,82 +477,119 @@ func (s *Session) retain(c *wire.Call, a *wire.Reply) {
 	vs.retained = append(vs.retained, retained{call: call, seq: a.Seq})
 }
 
-func (s *Session) keepAlive() {
-	for {
-		s.mu.Lock()
-		snd, ttl := s.send, s.ttl
+var requests = sync.Pool{New: func() any { return &request{done: make(chan response, 1)} }}
+
+// roundTrip sends a request to a volume's owner and waits for its answer. When
+// ctx ends first the server is told, and the answer is still awaited if it must
+// be (not cancelable).
+func (s *Session) roundTrip(ctx context.Context, v meta.VolumeID, m wire.Message, cancelable bool) (wire.Message, error) {
+	return s.roundTripAfter(ctx, v, m, cancelable, func(*volumeState) {})
+}
+
+// roundTripAfter is roundTrip for a request to which last, under mu, puts what
+// must agree with what is sent before and after it.
+func (s *Session) roundTripAfter(ctx context.Context, v meta.VolumeID, m wire.Message, cancelable bool, last func(*volumeState)) (wire.Message, error) {
+	r := requests.Get().(*request)
+	*r = request{msg: m, volume: v, ofVolume: true, done: r.done}
+	s.mu.Lock()
+	if s.closed {
 		s.mu.Unlock()
-		if snd != nil {
-			// The count is the time of sending: an echo renews from there.
-			snd.Send(0, &wire.KeepAlive{Count: uint64(time.Since(s.epoch0))})
+		return nil, s.closeErr
+	}
+	s.book(r)
+	vs := s.volume(v)
+	last(vs)
+	var snd *wire.Sender
+	if vs.conn != nil {
+		r.conn, r.sent = vs.conn, true
+		snd = vs.conn.send
+		s.put(r)
+	} else {
+		s.look(v)
+	}
+	s.mu.Unlock()
+	if snd != nil {
+		snd.Flush()
+	}
+	return s.await(ctx, r, cancelable)
+}
+
+// ask sends a request that concerns no volume to one server. Errors:
+// Unavailable (the connection broke), Interrupted.
+func (s *Session) ask(ctx context.Context, c *conn, m wire.Message) (wire.Message, error) {
+	r := requests.Get().(*request)
+	*r = request{msg: m, conn: c, sent: true, done: r.done}
+	s.mu.Lock()
+	if s.closed || s.conns[c.addr] != c {
+		defer s.mu.Unlock()
+		if s.closed {
+			return nil, s.closeErr
 		}
-		select {
-		case <-s.ctx.Done():
-			return
-		case <-time.After(max(ttl/4, 50*time.Millisecond)):
+		return nil, meta.E("call", meta.Unavailable, c.addr, errLost)
+	}
+	s.book(r)
+	s.put(r)
+	s.mu.Unlock()
+	c.send.Flush()
+	return s.await(ctx, r, false)
+}
+
+// book gives a request its number. Caller holds mu.
+func (s *Session) book(r *request) {
+	s.nextReq++
+	r.id = s.nextReq
+	s.pending[r.id] = r
+}
+
+// put sends a request on its connection; what the server there is too old for
+// ends at once. Caller holds mu.
+func (s *Session) put(r *request) {
+	if err := r.conn.send.Enqueue(r.id, r.msg); err != nil {
+		delete(s.pending, r.id)
+		if r.resent {
+			s.volume(r.volume).resent--
 		}
+		if r.replay {
+			s.volume(r.volume).replaying--
+		}
+		r.done <- response{err: err}
 	}
 }
 
-var requests = sync.Pool{New: func() any { return &request{done: make(chan response, 1)} }}
-
-// roundTrip sends a request and waits for its answer. When ctx ends first the
-// server is told, and the answer is still awaited if it must be (mustWait).
-func (s *Session) roundTrip(ctx context.Context, m wire.Message, cancelable bool) (wire.Message, error) {
-	r := requests.Get().(*request)
-	r.msg, r.resent = m, false
-	var id uint64
-	for {
-		s.mu.Lock()
-		if s.closed {
-			err := s.closeErr
-			s.mu.Unlock()
-			return nil, err
-		}
-		if s.send != nil {
-			s.nextReq++
-			id = s.nextReq
-			s.pending[id] = r
-			snd := s.send
-			snd.Enqueue(id, m)
-			s.mu.Unlock()
-			snd.Flush()
-			break
-		}
-		ready := s.ready
-		s.mu.Unlock()
-		select {
-		case <-ready:
-		case <-ctx.Done():
-			return nil, meta.E("call", meta.Interrupted, "", context.Cause(ctx))
-		case <-s.ctx.Done():
-			return nil, context.Cause(s.ctx)
-		}
-	}
+func (s *Session) await(ctx context.Context, r *request, cancelable bool) (wire.Message, error) {
 	var res response
 	select {
 	case res = <-r.done:
 	case <-ctx.Done():
-		if cancelable {
-			s.mu.Lock()
-			if s.send != nil {
-				s.send.Enqueue(0, &wire.Cancel{Request: id})
+		interrupted := func() error {
+			return meta.E("call", meta.Interrupted, s.whyNot(r), context.Cause(ctx))
+		}
+		if !cancelable {
+			s.abandon(r)
+			return nil, interrupted()
+		}
+		s.mu.Lock()
+		if !r.sent {
+			if s.pending[r.id] == r {
+				delete(s.pending, r.id)
+				s.mu.Unlock()
+				return nil, interrupted()
 			}
-			snd := s.send
-			s.mu.Unlock()
-			if snd != nil {
-				snd.Flush()
-			}
-			// The server answers a canceled request at once.
-			select {
-			case res = <-r.done:
-			case <-time.After(time.Second):
-				s.abandon(id)
-				return nil, meta.E("call", meta.Interrupted, "", context.Cause(ctx))
-			}
-		} else {
-			s.abandon(id)
-			return nil, meta.E("call", meta.Interrupted, "", context.Cause(ctx))
+		}
+		c := r.conn
+		if c != nil {
+			c.send.Enqueue(0, &wire.Cancel{Request: r.id})
+		}
+		s.mu.Unlock()
+		if c != nil {
+			c.send.Flush()
+		}
+		// The server answers a canceled request at once.
+		select {
+		case res = <-r.done:
+		case <-time.After(time.Second):
+			s.abandon(r)
+			return nil, interrupted()
 		}
 	}
 	r.msg = nil
@@ -710,38 +597,48 @@ func (s *Session) roundTrip(ctx context.Context, m wire.Message, cancelable bool
 	return res.body, res.err
 }
 
-// abandon stops waiting for a read; its reply's grants must still be told, so
-// the entry stays, with nobody listening.
-func (s *Session) abandon(id uint64) {
+// whyNot says for people why a request has no answer, if its volume is not up.
+func (s *Session) whyNot(r *request) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r := s.pending[id]; r != nil {
-		s.pending[id] = &request{msg: r.msg, replay: r.replay, resent: r.resent, done: make(chan response, 1)}
+	if vs := s.volumes[r.volume]; r.ofVolume && vs != nil && vs.conn == nil {
+		return vs.route
+	}
+	return ""
+}
+
+// abandon stops waiting for a read; its reply's grants must still be told, so
+// the entry stays, with nobody listening.
+func (s *Session) abandon(r *request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending[r.id] == r {
+		n := *r
+		n.done = make(chan response, 1)
+		s.pending[r.id] = &n
 	}
 }
 
 // Close ends the session in order: everything answered is made durable, the
-// server forgets leases and locks.
+// servers forget leases and locks.
 func (s *Session) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
 		return nil
 	}
-	connected := s.send != nil
-	s.mu.Unlock()
-	var err error
-	if connected {
-		_, err = s.roundTrip(ctx, &wire.Bye{}, false)
+	var conns []*conn
+	for _, c := range s.conns {
+		conns = append(conns, c)
 	}
-	s.mu.Lock()
-	s.closed, s.closeErr = true, meta.E("session", meta.Canceled, "closed", nil)
-	if s.conn != nil {
-		s.conn.Close()
-	}
-	s.cancel(s.closeErr)
 	s.mu.Unlock()
+	var wg sync.WaitGroup
+	errs := make([]error, len(conns))
+	for i, c := range conns {
+		wg.Go(func() { _, errs[i] = s.ask(ctx, c, &wire.Bye{}) })
+	}
+	wg.Wait()
+	s.fail(meta.E("session", meta.Canceled, "closed", nil))
 	s.wg.Wait()
-	s.fail(s.closeErr)
-	return err
+	return errors.Join(errs...)
 }

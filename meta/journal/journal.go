@@ -105,13 +105,18 @@ type Log interface {
 	// belong to fn. Each entry is checked: its checksum, its number, its hash,
 	// and that it continues the one before. fn's error ends the reading.
 	// Errors: Stale (entries after the position were trimmed: load the
-	// checkpoint), Corrupt (a gap, a mismatch, or an entry that the position
-	// names is not there), Version, Unavailable.
+	// checkpoint), Ahead (the log ends before the position: what keeps it was
+	// set back to an older copy, and nothing may be written over what the
+	// reader has), Corrupt (a gap or a mismatch), Version, Unavailable.
 	Read(ctx context.Context, after Position, fn func(Entry) error) error
 
 	// Follow reads like Read and goes on as the log grows, until ctx ends
-	// (its error is ctx's), fn fails, or one of Read's errors.
-	Follow(ctx context.Context, after Position, fn func(Entry) error) error
+	// (its error is ctx's), fn fails, or one of Read's errors. caughtUp, if not
+	// nil, is called each time the end was reached.
+	Follow(ctx context.Context, after Position, fn func(Entry) error, caughtUp func()) error
+
+	// Entry reads one entry. Errors: NotFound, Corrupt, Version, Unavailable.
+	Entry(ctx context.Context, seq meta.Seq) (Entry, error)
 
 	// Trim records a checkpoint, durable and read back, then deletes the
 	// entries before cp.Seq, never the last one, nor what a pin holds. The
@@ -122,6 +127,16 @@ type Log interface {
 
 	// Checkpoint gives the recorded checkpoint, and false if there is none.
 	Checkpoint(ctx context.Context) (Checkpoint, bool, error)
+
+	// Pin gives the recorded checkpoint and holds it, and the entries after it,
+	// against trimming until release is called or the reader's lease ends. Who
+	// deletes the files of older checkpoints asks OldestPin first.
+	// Errors: NotFound (no checkpoint), Unavailable.
+	Pin(ctx context.Context) (cp Checkpoint, release func(context.Context) error, err error)
+
+	// OldestPin gives the lowest entry number that a reader holds, and false if
+	// nobody holds any.
+	OldestPin(ctx context.Context) (meta.Seq, bool, error)
 
 	// Size is the bytes that the entries of the log take.
 	Size(ctx context.Context) (int64, error)

@@ -43,9 +43,14 @@ var _ Log = (*Journal)(nil)
 // Pauses between proposals of an entry whose outcome is unknown, and between
 // readings of a follower that got no hint.
 const (
-	minPause   = 5 * time.Millisecond
-	maxPause   = 500 * time.Millisecond
-	followPoll = time.Second
+	minPause      = 5 * time.Millisecond
+	maxPause      = 500 * time.Millisecond
+	followPoll    = time.Second
+	maxFollowPoll = 8 * time.Second
+	// How long a proposal is waited for before it is made again: first, and at
+	// most.
+	minPatience = 300 * time.Millisecond
+	maxPatience = 8 * time.Second
 )
 
 func (j *Journal) subject(seq meta.Seq) string {
@@ -123,8 +128,13 @@ func (j *Journal) findHead(ctx context.Context) error {
 func (j *Journal) commit(ctx context.Context, seq meta.Seq, value []byte) error {
 	const op = "append to journal"
 	pause := minPause
-	for uncertain := false; ; {
-		done, err := j.store.Commit(ctx, seq, value)
+	tries := 0
+	for uncertain := false; ; tries++ {
+		// A proposal may be lost with etcd's leader, or sit with a member that
+		// stands still: the next one goes another way. There are three as a rule.
+		try, cancel := context.WithTimeout(ctx, min(minPatience<<min(tries/3, 8), maxPatience))
+		done, err := j.store.Commit(try, seq, value)
+		cancel()
 		if err == nil && done {
 			return nil
 		}
@@ -214,14 +224,20 @@ func (j *Journal) pages(ctx context.Context, from meta.Seq, fn func(Record) erro
 
 // Read is documented at Log.
 func (j *Journal) Read(ctx context.Context, after Position, fn func(Entry) error) error {
-	_, err := j.read(ctx, Chain{Volume: j.volume, At: after}, fn)
+	_, err := j.read(ctx, Chain{Volume: j.volume, At: after}, false, fn)
 	return err
 }
 
-func (j *Journal) read(ctx context.Context, chain Chain, fn func(Entry) error) (Chain, error) {
+// read is Read. With onward the position's own entry is not read again: what
+// follows it names it, but a log that was set back goes unnoticed.
+func (j *Journal) read(ctx context.Context, chain Chain, onward bool, fn func(Entry) error) (Chain, error) {
 	after := chain.At
-	seen := false // something at or after the position
-	err := j.pages(ctx, max(after.Seq, 1), func(r Record) error {
+	from := after.Seq
+	if onward {
+		from++
+	}
+	seen := onward // something at or after the position
+	err := j.pages(ctx, max(from, 1), func(r Record) error {
 		seen = true
 		if r.Seq > chain.At.Seq+1 {
 			return j.missing(ctx, chain.At.Seq+1, r.Seq)
@@ -244,7 +260,7 @@ func (j *Journal) read(ctx context.Context, chain Chain, fn func(Entry) error) (
 	if err == nil && !seen {
 		// A log is never empty after its first entry: the last one is kept.
 		if after.Seq > 0 {
-			return chain, meta.E("read journal", meta.Corrupt, j.subject(after.Seq), errors.New("the log ends before it"))
+			return chain, meta.E("read journal", meta.Ahead, j.subject(after.Seq), errors.New("the log ends before it"))
 		}
 		if _, ok, cerr := j.Checkpoint(ctx); cerr != nil || ok {
 			return chain, errors.Join(cerr, meta.E("read journal", meta.Corrupt, j.subject(1), errors.New("a checkpoint without a log")))
@@ -266,22 +282,32 @@ func (j *Journal) missing(ctx context.Context, want, found meta.Seq) error {
 }
 
 // Follow is documented at Log.
-func (j *Journal) Follow(ctx context.Context, after Position, fn func(Entry) error) error {
+func (j *Journal) Follow(ctx context.Context, after Position, fn func(Entry) error, caughtUp func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	hint := j.store.Hint(ctx)
-	poll := time.NewTicker(followPoll)
+	wait := followPoll
+	poll := time.NewTimer(wait)
 	defer poll.Stop()
 	chain := Chain{Volume: j.volume, At: after}
-	for {
+	for onward := false; ; {
+		before := chain.At
 		var err error
-		chain, err = j.read(ctx, chain, fn)
+		chain, err = j.read(ctx, chain, onward, fn)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err != nil && meta.KindOf(err) != meta.Unavailable:
 			return err
+		case err == nil && caughtUp != nil:
+			caughtUp()
 		}
+		// A log that stands still is looked at less often; the hint is what
+		// makes a follower quick, the poll what makes it certain.
+		if wait = min(2*wait, maxFollowPoll); chain.At != before || err != nil {
+			wait = followPoll
+		}
+		poll.Reset(wait)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -289,9 +315,23 @@ func (j *Journal) Follow(ctx context.Context, after Position, fn func(Entry) err
 			if !ok {
 				hint = nil // the poll goes on
 			}
+			onward = true
 		case <-poll.C:
+			onward = false
 		}
 	}
+}
+
+// Entry is documented at Log.
+func (j *Journal) Entry(ctx context.Context, seq meta.Seq) (Entry, error) {
+	recs, err := j.store.Range(ctx, seq, 1)
+	if err != nil {
+		return Entry{}, err
+	}
+	if len(recs) == 0 || recs[0].Seq != seq {
+		return Entry{}, meta.E("read journal", meta.NotFound, j.subject(seq), nil)
+	}
+	return j.decode(recs[0])
 }
 
 // Checkpoint is documented at Log.
@@ -384,10 +424,7 @@ func (j *Journal) record(ctx context.Context, cp Checkpoint) error {
 	}
 }
 
-// Pin gives the recorded checkpoint and holds it, and the entries after it,
-// against trimming until release is called or the pin's lease ends. Who
-// deletes the files of older checkpoints asks OldestPin first.
-// Errors: NotFound (no checkpoint), Unavailable.
+// Pin is documented at Log.
 func (j *Journal) Pin(ctx context.Context) (Checkpoint, func(context.Context) error, error) {
 	// Trim puts the checkpoint, then reads the pins, then deletes. So if the
 	// checkpoint is unchanged after the pin was put, whoever replaces it later
@@ -414,7 +451,7 @@ func (j *Journal) Pin(ctx context.Context) (Checkpoint, func(context.Context) er
 	}
 }
 
-// OldestPin gives the lowest entry number that a reader holds.
+// OldestPin is documented at Log.
 func (j *Journal) OldestPin(ctx context.Context) (meta.Seq, bool, error) {
 	return j.store.OldestPin(ctx)
 }

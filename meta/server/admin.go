@@ -12,6 +12,7 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
+	peering "penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -24,8 +25,12 @@ func (s *Server) admin(ctx context.Context, sess *session, m *wire.Admin) *wire.
 
 func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
 	c := s.cfg.Cluster
-	if sess.role == wire.RoleEnrol && m.Op != wire.AdminEnrol {
+	if sess.role == wire.RoleEnrol && m.Op != wire.AdminEnrol && m.Op != wire.AdminRenew {
 		return meta.E("admin", meta.NotPermitted, sess.name, nil)
+	}
+	if err := s.mayAdmin(ctx, sess, m); err != nil {
+		s.stats.refused.Add(1)
+		return err
 	}
 	switch m.Op {
 	case wire.AdminVolumes:
@@ -33,37 +38,76 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		if err != nil {
 			return err
 		}
+		if len(all) <= maxListed {
+			// What is closed tells no usage.
+			if _, err := s.openHome(ctx); err != nil {
+				s.log.Info("not every volume could be opened to be listed", "error", err)
+			}
+		}
 		for _, v := range all {
-			re.Volumes = append(re.Volumes, s.volumeInfo(ctx, v))
+			if m.Entry != ownedHere || s.opened(v.ID) != nil {
+				re.Volumes = append(re.Volumes, s.volumeInfo(ctx, v))
+			}
+		}
+		if m.Entry != ownedHere {
+			s.usageElsewhere(ctx, re.Volumes)
+		}
+	case wire.AdminPathOf:
+		o, err := s.ownerFor(ctx, m.Volume)
+		if err != nil {
+			return err
+		}
+		o.mu.Lock()
+		names, err := namespace.PathOf(&view{o: o}, m.Ino)
+		o.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		if re.Report, err = json.Marshal(names); err != nil {
+			panic("server: names are plain data: " + err.Error())
 		}
 	case wire.AdminVolumeByName:
 		v, err := s.find(ctx, m)
 		if err != nil {
 			return err
 		}
+		// Who asks by name wants to use it, or to know all of it: its owner says.
+		// By number only the policy is asked for, again and again.
+		if m.Volume == 0 && v.State == cluster.VolumeActive {
+			if _, err := s.ownerFor(ctx, v.ID); err != nil {
+				return err
+			}
+		}
 		re.Volumes = []wire.VolumeInfo{s.volumeInfo(ctx, v)}
 	case wire.AdminCreateVolume:
 		if m.Policy.Replicas == 0 {
 			m.Policy.Replicas = 1
 		}
+		if err := m.Policy.Check(); err != nil {
+			return err
+		}
 		v, err := c.CreateVolume(ctx, m.Name, m.Policy, meta.Time(time.Now().UnixNano()))
 		if err != nil {
 			return err
 		}
-		if _, err := s.open(ctx, v.ID); err != nil {
+		// Its home makes it when somebody wants it; if this is it, now.
+		if _, err := s.ownerFor(ctx, v.ID); err != nil && !errors.Is(err, meta.NotOwner) {
 			return err
 		}
 		re.Volumes = []wire.VolumeInfo{s.volumeInfo(ctx, v)}
 	case wire.AdminSetPolicy:
+		if err := m.Policy.Check(); err != nil {
+			return err
+		}
 		v, err := s.find(ctx, m)
 		if err != nil {
 			return err
 		}
-		o, err := s.open(ctx, v.ID)
+		o, err := s.ownerFor(ctx, v.ID)
 		if err != nil {
 			return err
 		}
-		if err := o.durably(ctx, &meta.SetPolicy{Policy: m.Policy}); err != nil {
+		if err := o.setPolicy(ctx, m.Policy); err != nil {
 			return err
 		}
 		v, err = c.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error { v.Policy = m.Policy; return nil })
@@ -94,6 +138,21 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 			}
 		}
 		re.Report = fmt.Appendf(nil, `{"cluster":%q,"server":%d}`, c.ID(), id)
+	case wire.AdminHandOver:
+		// Who takes the volume next has made ready for it.
+		o := s.opened(m.Volume)
+		if o == nil {
+			return s.elsewhere(m.Volume)
+		}
+		ctx, cancel := context.WithTimeoutCause(ctx, handOverWait, errors.New("the journal did not take what was answered in time"))
+		defer cancel()
+		return o.handOver(ctx, m.Entry)
+	case wire.AdminTake:
+		s.leavers.add(m.Name)
+		_, err := s.openAs(ctx, m.Volume, cluster.VolumeActive, m.Entry)
+		return err
+	case wire.AdminNodeList, wire.AdminNodeDrain, wire.AdminNodeRemove, wire.AdminRepairStatus:
+		return s.nodeOp(ctx, m, re)
 	case wire.AdminStatus:
 		re.Servers = s.liveServers()
 		b, err := json.Marshal(s.Status())
@@ -106,7 +165,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		if err != nil {
 			return err
 		}
-		o, err := s.open(ctx, v.ID)
+		o, err := s.ownerFor(ctx, v.ID)
 		if err != nil {
 			return err
 		}
@@ -128,10 +187,36 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 			panic("server: a report is plain data: " + err.Error())
 		}
 		re.Report = b
+	case wire.AdminDisk:
+		return s.adminDisk(ctx, m)
+	case wire.AdminScrub:
+		return s.adminScrub(ctx, meta.ServerID(m.Ino))
+	case wire.AdminSnapshots, wire.AdminSnapshotCreate, wire.AdminSnapshotDelete, wire.AdminSnapshotDiff, wire.AdminSnapshotRollback, wire.AdminSnapshotSchedule:
+		return s.snapshotOp(ctx, m, re)
+	case wire.AdminRenew:
+		return s.renew(ctx, sess.who, m, re)
 	default:
-		return meta.E("admin", meta.NotSupported, fmt.Sprintf("request %d", m.Op), nil)
+		return s.adminTrust(ctx, m, re)
 	}
 	return nil
+}
+
+// mayAdmin refuses what is not the session's to ask. A client's rights are those
+// on the volume that the request names, and on the one that it attaches to.
+func (s *Server) mayAdmin(ctx context.Context, sess *session, m *wire.Admin) error {
+	err := sess.mayAdmin(m.Op)
+	if err == nil || int(m.Op) >= len(adminRules) || adminRules[m.Op].right == cluster.NoRights || sess.who.Role != peering.Client {
+		return err
+	}
+	v, ferr := s.find(ctx, m)
+	if ferr != nil {
+		return err // whether there is such a volume is not for it to know, either
+	}
+	volumes := []meta.VolumeID{v.ID}
+	if m.Op == wire.AdminAttach {
+		volumes = append(volumes, m.Parent)
+	}
+	return sess.mayAdmin(m.Op, volumes...)
 }
 
 // find names a volume by its id or its name.
@@ -177,13 +262,18 @@ func (s *Server) pathOf(ctx context.Context, v cluster.Volume, depth int) string
 		return "?/" + v.Attach.Name
 	}
 	var names []string
-	if o, err := s.open(ctx, v.Attach.Parent); err == nil {
+	o, err := s.ownerFor(ctx, v.Attach.Parent)
+	var e *meta.Error
+	switch {
+	case err == nil:
 		o.mu.Lock()
 		names, err = namespace.PathOf(&view{o: o}, v.Attach.Ino)
 		o.mu.Unlock()
-		if err != nil {
-			return "?/" + v.Attach.Name
-		}
+	case errors.As(err, &e) && e.Kind == meta.NotOwner && e.Subject != "":
+		names, err = s.pathElsewhere(ctx, e.Subject, v.Attach.Parent, v.Attach.Ino)
+	}
+	if err != nil {
+		return "?/" + v.Attach.Name
 	}
 	return strings.Join(append(append([]string{s.pathOf(ctx, parent, depth+1)}, names...), v.Attach.Name), "/")
 }
@@ -244,7 +334,7 @@ func (s *Server) attachVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	if v.ID == meta.RootVolume {
 		return meta.E("attach", meta.Invalid, v.Name, errors.New("the root volume is the root"))
 	}
-	parent, err := s.open(ctx, m.Parent)
+	parent, err := s.ownerFor(ctx, m.Parent)
 	if err != nil {
 		return err
 	}
@@ -293,7 +383,7 @@ func (s *Server) detachVolume(ctx context.Context, v cluster.Volume) error {
 	if v.Attach == nil {
 		return meta.E("detach", meta.NotAttached, v.Name, nil)
 	}
-	parent, err := s.open(ctx, v.Attach.Parent)
+	parent, err := s.ownerFor(ctx, v.Attach.Parent)
 	if err != nil {
 		return err
 	}
@@ -323,7 +413,7 @@ func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume) error {
 			return meta.E("delete volume", meta.NotEmpty, v.Name, fmt.Errorf("volume %s is attached inside it", x.Name))
 		}
 	}
-	o, err := s.open(ctx, v.ID)
+	o, err := s.ownerAs(ctx, v.ID, v.State)
 	if err != nil {
 		return err
 	}
@@ -341,10 +431,7 @@ func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume) error {
 	if err := o.close(ctx); err != nil {
 		return err
 	}
-	s.mu.Lock()
-	delete(s.volumes, v.ID)
-	s.mu.Unlock()
-	if err := s.cfg.Cluster.DropStore(v.ID); err != nil {
+	if err := s.standbys.drop(v.ID, true); err != nil {
 		return err
 	}
 	return s.cfg.Cluster.DeleteVolume(ctx, v.ID)
@@ -382,7 +469,7 @@ func (o *owner) deleteAllChunks(ctx context.Context) error {
 	fence := meta.Fence{Term: o.own.Term(), Seals: 1<<32 - 1}
 	for _, c := range chunks {
 		for _, srv := range c.Servers {
-			if _, err := o.srv.Order(ctx, srv, meta.Order{Kind: meta.OrderDelete, Chunk: c.ID, Fence: fence}); err != nil {
+			if _, err := o.order(ctx, srv, meta.Order{Kind: meta.OrderDelete, Chunk: c.ID, Fence: fence}); err != nil {
 				return err
 			}
 		}
@@ -405,6 +492,10 @@ type Status struct {
 	Expired      uint64         `json:"sessions_expired"`
 	Sealed       uint64         `json:"chunks_sealed"`
 	Deleted      uint64         `json:"chunks_deleted"`
+	// Checks are those under way.
+	Checks []CheckStatus `json:"checks,omitempty"`
+	// Standbys are the volumes that are followed here, for others to own.
+	Standbys []StandbyStatus `json:"standbys,omitempty"`
 }
 
 // SessionInfo is one client.
@@ -452,84 +543,7 @@ func (s *Server) Status() Status {
 		o.mu.Unlock()
 		st.Volumes = append(st.Volumes, v)
 	}
+	st.Standbys, _ = s.standbys.status()
+	st.Checks = s.checks()
 	return st
-}
-
-// FsckReport is what a check of one volume found.
-type FsckReport struct {
-	Volume   meta.VolumeID `json:"volume"`
-	Inodes   uint64        `json:"inodes"`
-	Dirs     uint64        `json:"directories"`
-	Entries  uint64        `json:"entries"`
-	Extents  uint64        `json:"extents"`
-	Chunks   uint64        `json:"chunks"`
-	Replicas uint64        `json:"replicas"`
-	Orphans  uint64        `json:"orphans"`
-	Bytes    uint64        `json:"bytes"`
-	Problems []string      `json:"problems"`
-	// Count is the number of problems, those left out of the list included.
-	Count uint64 `json:"problem_count"`
-}
-
-func (r *FsckReport) problem(format string, a ...any) {
-	r.Count++
-	if len(r.Problems) < 1000 {
-		r.Problems = append(r.Problems, fmt.Sprintf(format, a...))
-	}
-}
-
-// Fsck checks a volume's state, recounting everything, and asks the chunk
-// servers for every chunk that it refers to. Changes wait meanwhile.
-func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error) {
-	o, err := s.open(ctx, v)
-	if err != nil {
-		return nil, err
-	}
-	if err := o.await(ctx, o.recovered); err != nil {
-		return nil, err
-	}
-	var chunks []meta.ChunkRecord
-	o.mu.Lock()
-	report, err := namespace.Check(&view{o: o})
-	if err == nil {
-		err = namespace.Chunks(&view{o: o}, func(c meta.ChunkRecord) bool { chunks = append(chunks, c); return true })
-	}
-	o.mu.Unlock()
-	if err != nil {
-		return nil, err
-	}
-	r := &FsckReport{
-		Volume: v, Inodes: report.Inodes, Dirs: report.Dirs, Entries: report.Entries, Extents: report.Extents,
-		Chunks: report.Chunks, Orphans: report.Orphans, Bytes: report.Bytes, Count: report.Count, Problems: []string{},
-	}
-	for _, p := range report.Problems {
-		r.Problems = append(r.Problems, p.String())
-	}
-	for _, c := range chunks {
-		if c.State == meta.ChunkDeleting {
-			continue
-		}
-		for _, srv := range c.Servers {
-			res, err := s.Order(ctx, srv, meta.Order{Kind: meta.OrderStat, Chunk: c.ID})
-			switch {
-			case errors.Is(err, meta.NoSuchChunk):
-				if c.State == meta.ChunkSealed && c.Length > 0 || c.Live > 0 {
-					r.problem("chunk %s of %d live bytes is not on server %d", c.ID, c.Live, srv)
-				}
-			case errors.Is(err, meta.Unavailable):
-				return nil, err
-			case err != nil:
-				r.problem("chunk %s on server %d: %v", c.ID, srv, err)
-			default:
-				r.Replicas++
-				if c.State == meta.ChunkSealed && res.Length != c.Length {
-					r.problem("chunk %s on server %d has %d bytes, its record says %d", c.ID, srv, res.Length, c.Length)
-				}
-				if c.State == meta.ChunkOpen && res.Length < c.Live {
-					r.problem("open chunk %s on server %d has %d bytes, %d are referred to", c.ID, srv, res.Length, c.Live)
-				}
-			}
-		}
-	}
-	return r, nil
 }

@@ -26,6 +26,10 @@ type Backend struct {
 	// Owners gives who takes volumes on a lease that stands, a new one if the
 	// one before was lost.
 	Owners func(context.Context) (*etcd.Owners, error)
+	// LeaseLeft is how long the lease of Owners stands; nil: for ever.
+	LeaseLeft func() time.Duration
+	// Leave takes this process off the list of meta servers; nil: it is on none.
+	Leave  func(context.Context) error
 	Shared *state.Shared
 	Dir    string // stores lie in DIR/volume-%08x
 	Blob   meta.Blob
@@ -41,17 +45,60 @@ func (b *Backend) storeDir(v meta.VolumeID) string {
 	return filepath.Join(b.Dir, fmt.Sprintf("volume-%08x", uint32(v)))
 }
 
-// Own takes the volume.
+// Own takes the volume. What still hangs on the lease of a process of this
+// server's name before this one is waited for.
 func (b *Backend) Own(ctx context.Context, v meta.VolumeID) (Ownership, Journal, error) {
 	owners, err := b.Owners(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	own, err := owners.Await(ctx, v)
+	own, err := owners.Acquire(ctx, v)
+	if errors.Is(err, meta.NotOwner) {
+		last, _, herr := owners.Last(ctx, v)
+		if herr != nil || last.Server != owners.Server() {
+			return nil, nil, err
+		}
+		own, err = owners.Await(ctx, v)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
 	return owned{own, owners}, etcd.OpenLog(own), nil
+}
+
+// Holder reads the owner's record.
+func (b *Backend) Holder(ctx context.Context, v meta.VolumeID) (Holder, error) {
+	owners, err := b.Owners(ctx)
+	if err != nil {
+		return Holder{}, err
+	}
+	rec, held, err := owners.Last(ctx, v)
+	return Holder{Name: rec.Server, Addr: rec.Addr, Held: held, Released: rec.Version == 0 || rec.Released}, err
+}
+
+// Standing is what is left of the process's lease.
+func (b *Backend) Standing() time.Duration {
+	if b.LeaseLeft == nil {
+		return time.Hour
+	}
+	return b.LeaseLeft()
+}
+
+// Unregister takes this process off the list of meta servers.
+func (b *Backend) Unregister(ctx context.Context) error {
+	if b.Leave == nil {
+		return nil
+	}
+	return b.Leave(ctx)
+}
+
+// Follow gives the journal to a reader, whose pins hang on the process' lease.
+func (b *Backend) Follow(ctx context.Context, v meta.VolumeID) (Journal, error) {
+	owners, err := b.Owners(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return etcd.ReadLog(b.Client(), b.Prefix(), v, owners.Lease()), nil
 }
 
 type owned struct {
@@ -170,6 +217,8 @@ func (s store) Apply(pos journal.Position, effects []namespace.Effect) error {
 		return nil
 	})
 }
+
+func (s store) Freeze() Frozen { return s.Store.Freeze() }
 
 func (s store) Snapshot(dir string) (journal.Position, []journal.File, error) {
 	return s.Checkpoint(dir, s.shared)

@@ -16,14 +16,27 @@ import (
 // fakeChunks is a chunk server that has chunks of the lengths that a test says,
 // and remembers its orders.
 type fakeChunks struct {
+	id   meta.ServerID
+	stop context.CancelFunc // ends its connection for good
+
 	mu     sync.Mutex
 	chunks map[meta.ChunkID]meta.OrderResult
 	orders []meta.Order
-	away   bool // answers nothing but Unavailable
+	away   bool          // answers nothing but Unavailable
+	stuck  chan struct{} // closed when it goes on; nil: it does not hang
+	no     meta.Kind     // what seals fail with
 }
 
-func (f *fakeChunks) order(_ context.Context, o meta.Order) meta.OrderResult {
+func (f *fakeChunks) order(ctx context.Context, o meta.Order) meta.OrderResult {
 	f.mu.Lock()
+	if stuck := f.stuck; stuck != nil {
+		f.mu.Unlock()
+		select {
+		case <-stuck:
+		case <-ctx.Done():
+		}
+		f.mu.Lock()
+	}
 	defer f.mu.Unlock()
 	if o.Kind == meta.OrderKeys {
 		return meta.OrderResult{}
@@ -38,6 +51,8 @@ func (f *fakeChunks) order(_ context.Context, o meta.Order) meta.OrderResult {
 		return meta.OrderResult{Err: meta.NoSuchChunk}
 	case o.Kind == meta.OrderDelete:
 		delete(f.chunks, o.Chunk)
+	case o.Kind == meta.OrderSeal && f.no != meta.KindOK:
+		return meta.OrderResult{Err: f.no}
 	case o.Kind == meta.OrderSeal:
 		r.Fence = o.Fence
 		if o.Final {
@@ -61,6 +76,27 @@ func (f *fakeChunks) setAway(away bool) {
 	f.away = away
 }
 
+// hang makes the server answer nothing until wake, as if it were stopped.
+func (f *fakeChunks) hang() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stuck = make(chan struct{})
+}
+
+func (f *fakeChunks) wake() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	close(f.stuck)
+	f.stuck = nil
+}
+
+// refuse makes seals fail from now on.
+func (f *fakeChunks) refuse(k meta.Kind) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.no = k
+}
+
 // ordered lists the orders of a kind for a chunk.
 func (f *fakeChunks) ordered(id meta.ChunkID, k meta.OrderKind) []meta.Order {
 	f.mu.Lock()
@@ -70,8 +106,8 @@ func (f *fakeChunks) ordered(id meta.ChunkID, k meta.OrderKind) []meta.Order {
 
 func (s *site) chunkServer(id meta.ServerID) *fakeChunks {
 	s.t.Helper()
-	f := &fakeChunks{chunks: map[meta.ChunkID]meta.OrderResult{}}
 	ctx, cancel := context.WithCancel(context.Background())
+	f := &fakeChunks{id: id, stop: cancel, chunks: map[meta.ChunkID]meta.OrderResult{}}
 	done := make(chan error, 1)
 	go func() {
 		done <- client.RunLink(ctx, client.LinkConfig{

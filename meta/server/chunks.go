@@ -5,28 +5,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/capability"
 	"penstock.io/penstock/meta/namespace"
+	peering "penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/placement"
 	"penstock.io/penstock/meta/wire"
 )
 
-// CapLife is how long capabilities hold; clients renew at half of it.
-const CapLife = 2 * time.Minute
-
-// appendLife is how long the right to append to one chunk holds.
-const appendLife = 24 * time.Hour
+// CapLife is how long capabilities to read hold; clients renew at half of it.
+// With the few seconds that a view of the cluster may be old, it is what keeps a
+// revoked grant from being of use for a minute.
+const CapLife = 45 * time.Second
 
 // link is a chunk server's standing stream.
 type link struct {
 	conn net.Conn
+	who  peering.Identity
 	send *wire.Sender
 
 	mu     sync.Mutex
@@ -36,20 +38,40 @@ type link struct {
 	gone   chan struct{}
 }
 
+// certified is whom capabilities for a chunk server are bound to: nobody, if it
+// has no certificate.
+func (s *Server) certified(id meta.ServerID) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.links[id]; l != nil && l.who.Role != "" {
+		return l.who.String()
+	}
+	return ""
+}
+
 // serveLink reads a chunk server's reports and the results of its orders.
-func (s *Server) serveLink(conn net.Conn, rd *wire.Reader) {
-	l := &link{conn: conn, send: wire.NewSender(conn, nil), orders: map[uint64]chan meta.OrderResult{}, gone: make(chan struct{})}
+func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string, who peering.Identity) {
+	l := &link{conn: conn, who: who, send: wire.NewSender(conn, v, nil), orders: map[uint64]chan meta.OrderResult{}, gone: make(chan struct{})}
 	var id meta.ServerID
 	defer func() {
 		close(l.gone)
 		s.mu.Lock()
 		if id != 0 && s.links[id] == l {
 			delete(s.links, id)
+		} else {
+			id = 0
 		}
 		s.mu.Unlock()
+		if id != 0 {
+			s.unseen(id)
+			s.kickRepair()
+		}
 	}()
 	for {
 		t, req, body, err := rd.Next()
+		if err == nil {
+			err = maySend(who, t)
+		}
 		if err != nil {
 			if s.ctx.Err() == nil && id != 0 {
 				s.log.Warn("chunk server lost", "server", id, "error", err)
@@ -67,6 +89,7 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader) {
 			changed := l.report.Info.Addr != r.Info.Addr
 			l.report = r
 			l.mu.Unlock()
+			anew := s.saw(name, &r)
 			if id == 0 {
 				id = r.Info.ID
 				l.send.Send(0, &wire.Order{Order: meta.Order{Kind: meta.OrderKeys, Keys: s.capKeys()}})
@@ -77,9 +100,26 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader) {
 				for _, o := range s.owners() {
 					o.kickGC()
 				}
+			} else {
+				// A second stream of the same server may have come and gone.
+				s.mu.Lock()
+				if s.links[id] == nil {
+					s.links[id] = l
+				}
+				s.mu.Unlock()
 			}
 			if changed {
 				s.tellServers()
+			}
+			if anew {
+				s.relist(r.Info.ID)
+			}
+			if n := len(r.Events); n > 0 {
+				for _, e := range r.Events {
+					s.log.Warn("chunk server reports", "server", id, "event", e.Kind, "chunk", e.Chunk, "disk", e.Disk, "detail", e.Detail)
+				}
+				s.events(id, r.Events)
+				l.send.Send(0, &wire.Reported{Generation: r.Generation, Seq: r.Events[n-1].Seq})
 			}
 		case wire.TOrderRe:
 			var r wire.OrderRe
@@ -125,7 +165,14 @@ func (s *Server) liveServers() []meta.ServerInfo {
 	return infos
 }
 
-func (s *Server) serverList() *wire.Servers { return &wire.Servers{Servers: s.liveServers()} }
+// serverList is what clients are told, who need no disks.
+func (s *Server) serverList() *wire.Servers {
+	live := s.liveServers()
+	for i := range live {
+		live[i].Disks = nil
+	}
+	return &wire.Servers{Servers: live}
+}
 
 // tellServers sends every session the list.
 func (s *Server) tellServers() {
@@ -180,39 +227,11 @@ func (s *Server) Order(ctx context.Context, id meta.ServerID, o meta.Order) (met
 	}
 }
 
-// reserve is the free space below which a server gets no new chunks: a
-// fiftieth of the disk, at most 1 GiB, so that what was promised can be kept.
-func reserve(i meta.ServerInfo) uint64 { return min(i.Total/50, 1<<30) }
-
-// place chooses replicas for n chunks. Errors: Unavailable, NoSpace.
-func (s *Server) place(n, replicas int, host string) ([][]meta.ServerID, error) {
-	live := s.liveServers()
-	if len(live) == 0 {
-		return nil, meta.E("place chunk", meta.Unavailable, "", errors.New("no chunk server is connected"))
-	}
-	room := slices.DeleteFunc(live, func(i meta.ServerInfo) bool { return i.Free <= reserve(i) })
-	if len(room) < replicas {
-		return nil, meta.E("place chunk", meta.NoSpace, "", fmt.Errorf("%d servers have room, %d are needed", len(room), replicas))
-	}
-	out := make([][]meta.ServerID, n)
-	for c := range out {
-		left := slices.Clone(room)
-		for range replicas {
-			// The better of two drawn at random, the writer's own host first.
-			i := rand.IntN(len(left))
-			if j := rand.IntN(len(left)); left[j].Free > left[i].Free {
-				i = j
-			}
-			if len(out[c]) == 0 {
-				if h := slices.IndexFunc(left, func(x meta.ServerInfo) bool { return x.Host == host && host != "" }); h >= 0 {
-					i = h
-				}
-			}
-			out[c] = append(out[c], left[i].ID)
-			left = slices.Delete(left, i, i+1)
-		}
-	}
-	return out, nil
+// order is Order in the owner's name: a chunk server that has heard of a
+// successor refuses it.
+func (o *owner) order(ctx context.Context, id meta.ServerID, or meta.Order) (meta.OrderResult, error) {
+	or.Owner, or.Term = o.vol, o.own.Term()
+	return o.srv.Order(ctx, id, or)
 }
 
 func (s *Server) signKey() meta.CapKey {
@@ -227,10 +246,22 @@ func (s *Server) signKey() meta.CapKey {
 	return best
 }
 
+// bulkRights says whether a volume's bytes may go over plain connections.
+func (s *Server) bulkRights(v meta.VolumeID) capability.Rights {
+	view := s.cfg.Cluster.View()
+	if view == nil || !view.Settings.PlainBulk {
+		return 0
+	}
+	if row, ok := view.Volume(v); !ok || row.Policy.Encrypt {
+		return 0
+	}
+	return capability.Plain
+}
+
 // readCap signs the right to read a volume's chunks.
 func (s *Server) readCap(v meta.VolumeID, sess *session) ([]byte, time.Duration, error) {
 	t := capability.Sign(s.signKey(), capability.Claims{
-		Volume: v, Rights: capability.Read, Client: sess.name, Expiry: meta.Time(time.Now().Add(CapLife).UnixNano()),
+		Volume: v, Rights: capability.Read | s.bulkRights(v), Client: sess.holder(), Expiry: meta.Time(time.Now().Add(CapLife).UnixNano()),
 	})
 	return t, CapLife, nil
 }
@@ -269,8 +300,8 @@ func (o *owner) alloc(s *session, n int, own bool) ([]meta.ChunkGrant, error) {
 	if err != nil {
 		return nil, err
 	}
-	boot, _, _ := strings.Cut(s.host, " ") // the machine; see client.PIDSpace
-	servers, err := o.srv.place(n, int(max(policy.Replicas, 1)), boot)
+	boot, _, _ := strings.Cut(s.host, " ") // the machine; see process.Space
+	servers, err := o.srv.place(n, &policy, placement.Writer{Host: boot}, o.srv.suspected.of(s.id))
 	if err != nil {
 		return nil, err
 	}
@@ -305,114 +336,72 @@ func (o *owner) alloc(s *session, n int, own bool) ([]meta.ChunkGrant, error) {
 	if err := o.await(s.ctx, wait); err != nil {
 		return nil, err
 	}
-	limit := policy.MaxChunk
-	if limit == 0 {
-		limit = 1 << 30
-	}
-	key := o.srv.signKey()
+	limit := maxLen(policy, own)
 	grants := make([]meta.ChunkGrant, len(res.Chunks))
 	for i, c := range res.Chunks {
 		grants[i] = meta.ChunkGrant{ID: c.ID, Fence: c.Fence, Servers: c.Servers, MaxLen: limit,
-			Cap: capability.Sign(key, capability.Claims{
-				Volume: c.ID.Volume, Chunk: c.ID, Rights: capability.Append | capability.Read, Fence: c.Fence, MaxLen: limit,
-				Client: s.name, Expiry: meta.Time(time.Now().Add(appendLife).UnixNano()),
-			})}
+			Cap: o.appendCap(s, &c, policy), TTL: uint64(CapLife.Milliseconds())}
 	}
 	return grants, nil
+}
+
+// maxLen is the largest chunk of a volume. One of a file's own holds nothing but
+// that file's bytes, once each, so that with a quota it is bounded by that: the
+// journal hears of the bytes at an open end only when it is closed (rule 7).
+func maxLen(p meta.Policy, own bool) uint64 {
+	n := cmp.Or(p.MaxChunk, 1<<30)
+	if own && p.QuotaBytes > 0 {
+		n = min(n, max(p.QuotaBytes, 1<<20))
+	}
+	return n
+}
+
+// appendCap signs the right to append to one chunk.
+func (o *owner) appendCap(s *session, c *meta.ChunkRecord, p meta.Policy) []byte {
+	rights := capability.Append | capability.Read | o.srv.bulkRights(c.ID.Volume)
+	if !p.Degrade {
+		rights |= capability.OnClass(p.Class)
+	}
+	return capability.Sign(o.srv.signKey(), capability.Claims{
+		Volume: c.ID.Volume, Chunk: c.ID, Rights: rights, Fence: c.Fence, MaxLen: maxLen(p, c.Own),
+		Client: s.holder(), Expiry: meta.Time(time.Now().Add(CapLife).UnixNano()),
+	})
+}
+
+// serveAppendCap renews the right to append, as long as the session has the
+// chunk. Errors: NoSuchChunk, Sealed.
+func (o *owner) serveAppendCap(s *session, id uint64, chunk meta.ChunkID) {
+	s.wg.Go(func() {
+		re := &wire.CapsRe{}
+		token, err := func() ([]byte, error) {
+			if err := o.await(s.ctx, o.recovered); err != nil {
+				return nil, err
+			}
+			policy, err := o.policy()
+			if err != nil {
+				return nil, err
+			}
+			o.mu.Lock()
+			rec, _, err := namespace.ReadChunk(&view{o: o}, chunk)
+			o.mu.Unlock()
+			if err == nil && (rec.State != meta.ChunkOpen || rec.Session != s.id) {
+				err = meta.E("renew capability", meta.Sealed, chunk.String(), nil)
+			}
+			if err != nil {
+				return nil, err
+			}
+			return o.appendCap(s, &rec, policy), nil
+		}()
+		re.Status, re.Cap, re.TTL = wire.StatusOf(err), token, uint64(CapLife.Milliseconds())
+		s.enqueue(id, re)
+		s.flush()
+	})
 }
 
 func (o *owner) policy() (meta.Policy, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return namespace.Policy(&view{o: o})
-}
-
-func (o *owner) serveSeal(s *session, id uint64, chunk meta.ChunkID) {
-	s.wg.Go(func() {
-		rec, err := o.seal(s.ctx, chunk)
-		re := &wire.Reply{Status: wire.StatusOf(err)}
-		if err == nil {
-			re.Result.Chunks = []meta.ChunkRecord{rec}
-		}
-		s.enqueue(id, re)
-		s.flush()
-	})
-}
-
-// seal ends a chunk (rule 5): freeze the reachable replicas at a higher fence,
-// take the longest length that verifies on any of them, journal it, and only
-// then cut the replicas there. It waits while no replica can tell.
-func (o *owner) seal(ctx context.Context, id meta.ChunkID) (meta.ChunkRecord, error) {
-	o.mu.Lock()
-	rec, _, err := namespace.ReadChunk(&view{o: o}, id)
-	o.mu.Unlock()
-	if err != nil {
-		return rec, err
-	}
-	if rec.State != meta.ChunkOpen {
-		return rec, nil
-	}
-	fence := meta.Fence{Term: o.own.Term(), Seals: rec.Fence.Seals + 1}
-	if rec.Fence.Term != fence.Term {
-		fence.Seals = 1
-	}
-	var best meta.OrderResult
-	var have []meta.ServerID
-	var unreachable []error
-	var synced uint64
-	for _, srv := range rec.Servers {
-		r, err := o.srv.Order(ctx, srv, meta.Order{Kind: meta.OrderSeal, Chunk: id, Fence: fence})
-		switch {
-		case errors.Is(err, meta.NoSuchChunk):
-			// Handed out and never written there: nothing to take.
-		case err != nil:
-			unreachable = append(unreachable, err)
-		default:
-			synced = max(synced, r.Synced)
-			if len(have) == 0 || r.Length > best.Length {
-				best = r
-			}
-			have = append(have, srv)
-		}
-	}
-	if len(unreachable) == len(rec.Servers) {
-		return rec, meta.E("seal", meta.Unavailable, id.String(), errors.Join(unreachable...))
-	}
-	if best.Length < synced {
-		return rec, meta.E("seal", meta.Corrupt, id.String(), fmt.Errorf("%d bytes verify, %d were synced", best.Length, synced))
-	}
-	if len(have) == 0 {
-		have = rec.Servers
-	}
-	o.mu.Lock()
-	seq := o.cur.seq
-	_, err = o.run(&meta.SealChunk{Chunk: id, Length: best.Length, CRC: best.CRC, Fence: fence, Servers: have}, 0)
-	if err != nil {
-		o.mu.Unlock()
-		return rec, err
-	}
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
-	if err := o.await(ctx, wait); err != nil {
-		return rec, err
-	}
-	if best.Existing {
-		for _, srv := range have {
-			if _, err := o.srv.Order(ctx, srv, meta.Order{Kind: meta.OrderSeal, Chunk: id, Fence: fence, Final: true, Length: best.Length}); err != nil {
-				return rec, err
-			}
-		}
-	}
-	o.srv.stats.sealed.Add(1)
-	o.kickGC()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	rec, _, err = namespace.ReadChunk(&view{o: o}, id)
-	if errors.Is(err, meta.NoSuchChunk) {
-		// Nothing referred to it: it is on its way out.
-		return meta.ChunkRecord{ID: id, State: meta.ChunkDeleting, Length: best.Length, CRC: best.CRC, Fence: fence, Servers: have}, nil
-	}
-	return rec, err
 }
 
 // abandoned lists the open chunks that no session holds, and how many of them
@@ -440,17 +429,31 @@ func (o *owner) sealAbandoned() (failed bool) {
 		o.lose(err)
 		return true
 	}
+	return o.sealAll(ids)
+}
+
+// sealAll seals chunks side by side, since each may wait for servers that don't
+// answer; failed tells that some could not be sealed yet.
+func (o *owner) sealAll(ids []meta.ChunkID) (failed bool) {
+	var wg sync.WaitGroup
+	var bad atomic.Bool
+	slots := make(chan struct{}, sealsAtOnce)
 	for _, id := range ids {
-		if _, err := o.seal(o.ctx, id); err != nil && o.ctx.Err() == nil {
-			failed = true
-			if errors.Is(err, meta.Unavailable) {
-				o.log.Warn("a chunk that its writer left open can't be sealed yet", "chunk", id, "error", err)
-			} else {
-				o.log.Error("a chunk that its writer left open can't be sealed", "chunk", id, "error", err)
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if _, err := o.seal(o.ctx, id, nil); err != nil && o.ctx.Err() == nil {
+				bad.Store(true)
+				if errors.Is(err, meta.Unavailable) {
+					o.log.Warn("a chunk that its writer left open can't be sealed yet", "chunk", id, "error", err)
+				} else {
+					o.log.Error("a chunk that its writer left open can't be sealed", "chunk", id, "error", err)
+				}
 			}
-		}
+		})
 	}
-	return failed
+	wg.Wait()
+	return bad.Load()
 }
 
 // settleOpenEnded seals, before anything is served, the chunks that files end
@@ -542,17 +545,13 @@ func (o *owner) reapSome() (more bool) {
 // deleteSome orders the deletion of chunks whose record says so in the
 // journal, and drops the record when every replica is gone.
 func (o *owner) deleteSome() (more bool) {
-	var chunks []meta.ChunkRecord
 	o.mu.Lock()
 	if o.failed != nil {
 		o.mu.Unlock()
 		return false
 	}
 	seq := o.newest()
-	err := namespace.DeletingChunks(&view{o: o}, func(c meta.ChunkRecord) bool {
-		chunks = append(chunks, c)
-		return len(chunks) < gcBatch
-	})
+	chunks, err := o.nextDeleted()
 	if err != nil || len(chunks) == 0 {
 		o.mu.Unlock()
 		if err != nil {
@@ -565,28 +564,58 @@ func (o *owner) deleteSome() (more bool) {
 	if o.await(o.ctx, wait) != nil {
 		return false
 	}
-	done := 0
+	m := o.srv.servers()
+	var done atomic.Int64
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, deletesAtOnce)
 	for _, c := range chunks {
-		ok := true
-		for _, srv := range c.Servers {
-			if _, err := o.srv.Order(o.ctx, srv, meta.Order{Kind: meta.OrderDelete, Chunk: c.ID, Fence: c.Fence}); err != nil {
-				ok = false
-				break
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if !o.deleteReplicas(&c, m) {
+				if o.srv.cfg.KeepForCheckpoint {
+					o.mu.Lock()
+					o.deletable = append(o.deletable, c)
+					o.mu.Unlock()
+				}
+				return
 			}
-		}
-		if !ok {
-			continue
-		}
-		o.mu.Lock()
-		if o.failed == nil {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			if o.failed != nil {
+				return
+			}
 			if _, err := o.run(&meta.DropChunk{Chunk: c.ID}, 0); err != nil {
 				o.log.Error("dropping the record of a deleted chunk", "chunk", c.ID, "error", err)
-			} else {
-				done++
-				o.srv.stats.deleted.Add(1)
+				return
 			}
-		}
-		o.mu.Unlock()
+			done.Add(1)
+			o.srv.stats.deleted.Add(1)
+		})
 	}
-	return done == gcBatch
+	wg.Wait()
+	return done.Load() == gcBatch
+}
+
+// deletesAtOnce bounds the chunks that are deleted side by side.
+const deletesAtOnce = 16
+
+// deleteReplicas deletes a chunk on its servers. One that is gone for long is
+// left out: when it comes back it lists what it has, and the chunk is found to
+// be nobody's.
+func (o *owner) deleteReplicas(c *meta.ChunkRecord, m *placement.Map) bool {
+	ctx, cancel := context.WithTimeout(o.ctx, orderPatience)
+	defer cancel()
+	fence := o.fresh(c.Fence) // copies may have been made since under later ones than the record's
+	for _, srv := range c.Servers {
+		if s, known := m.Server(srv); known && s.State == placement.Gone || !known && time.Since(o.srv.epoch) > o.srv.cfg.RepairDelay {
+			continue
+		}
+		_, err := o.order(ctx, srv, meta.Order{Kind: meta.OrderDelete, Chunk: c.ID, Fence: fence})
+		if err != nil && !errors.Is(err, meta.NoSuchChunk) {
+			return false
+		}
+		o.faults.clear(c.ID, srv)
+	}
+	return true
 }

@@ -1,12 +1,17 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/placement"
 )
 
 // Compaction copies what is still live out of sealed chunks that are more than
@@ -77,21 +82,54 @@ func (o *owner) compact() error {
 	if err != nil {
 		return err
 	}
-	o.log.Info("compacting", "chunks", len(victims), "dead", dead, "live", live)
-	// Copies stay on the server that has the source, so sources of one set of
+	// Copies stay on the servers that have the source, so sources of one set of
 	// servers share a target.
+	m := o.srv.servers()
 	groups := map[string][]meta.ChunkRecord{}
+	n := 0
 	for _, c := range victims {
+		if !o.worthCopying(&c, refs[c.ID], m) {
+			continue
+		}
+		slices.Sort(c.Servers)
 		k := fmt.Sprint(c.Servers)
 		groups[k] = append(groups[k], c)
+		n++
 	}
-	for _, g := range groups {
+	if n == 0 {
+		return nil
+	}
+	o.log.Info("compacting", "chunks", n, "dead", dead, "live", live)
+	// What one set of servers can't do now does not keep the others from it.
+	var errs []error
+	for _, k := range slices.Sorted(maps.Keys(groups)) {
+		g := groups[k]
+		slices.SortFunc(g, func(a, b meta.ChunkRecord) int { return a.ID.Compare(b.ID) })
 		if err := o.compactGroup(g, refs); err != nil {
-			return err
+			errs = append(errs, err)
 		}
 	}
 	o.kickGC()
-	return nil
+	return errors.Join(errs...)
+}
+
+// worthCopying: the copy would free the chunk, and every replica can make it.
+// What a snapshot alone refers to can't be moved; what is to be repaired or
+// moved is left to that first.
+func (o *owner) worthCopying(c *meta.ChunkRecord, refs []ref, m *placement.Map) bool {
+	var found uint64
+	for _, r := range refs {
+		found += r.ext.Len
+	}
+	if found != c.Live {
+		return false
+	}
+	for _, id := range c.Servers {
+		if s, ok := m.Server(id); !ok || s.State != placement.Live || o.faults.has(c.ID, id) {
+			return false
+		}
+	}
+	return true
 }
 
 // compactGroup copies the live ranges of chunks on the same servers into one
@@ -135,16 +173,10 @@ copying:
 				moves = append(moves, move{r, next})
 				next += r.ext.Len
 			}
-			for _, srv := range servers {
-				r, err := o.srv.Order(o.ctx, srv, order)
-				if err == nil && r.Length != next {
-					err = meta.E("compact", meta.Corrupt, target.String(), fmt.Errorf("the copy has %d bytes, not %d", r.Length, next))
-				}
-				if err != nil {
-					failed = err
-					moves = moves[:len(moves)-n]
-					break copying
-				}
+			if err := o.copyOn(servers, order, next); err != nil {
+				failed = err
+				moves = moves[:len(moves)-n]
+				break copying
 			}
 			at, rs = next, rs[n:]
 		}
@@ -159,10 +191,34 @@ copying:
 			return errors.Join(failed, err)
 		}
 	}
-	if _, err := o.seal(o.ctx, target); err != nil {
+	if _, err := o.seal(o.ctx, target, nil); err != nil {
 		return errors.Join(failed, err)
 	}
 	return failed
+}
+
+// copyOn has every replica of a chunk being filled copy what its server has of
+// another, side by side; the chunk then has length bytes on each, or an error.
+func (o *owner) copyOn(servers []meta.ServerID, order meta.Order, length uint64) error {
+	var n uint64
+	for _, r := range order.Ranges {
+		n += r.Len
+	}
+	ctx, cancel := context.WithTimeout(o.ctx, copyPatience+time.Duration(n/minCopyRate)*time.Second)
+	defer cancel()
+	errs := make([]error, len(servers))
+	var wg sync.WaitGroup
+	for i, srv := range servers {
+		wg.Go(func() {
+			r, err := o.order(ctx, srv, order)
+			if err == nil && r.Length != length {
+				err = meta.E("compact", meta.Corrupt, order.Chunk.String(), fmt.Errorf("the copy on server %d has %d bytes, not %d", srv, r.Length, length))
+			}
+			errs[i] = err
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 // swap replaces one extent's place. Sessions that cached the file's extents

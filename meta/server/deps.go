@@ -25,6 +25,15 @@ type Store interface {
 	// Snapshot cuts a copy of the store, flushed, and lists its files, which
 	// lie in dir/store. Apply may run meanwhile.
 	Snapshot(dir string) (journal.Position, []journal.File, error)
+	// Freeze gives the store as it is now, for reading at leisure; it must be
+	// closed before the store.
+	Freeze() Frozen
+	Close() error
+}
+
+// Frozen is a store that does not change.
+type Frozen interface {
+	namespace.Reader
 	Close() error
 }
 
@@ -44,19 +53,34 @@ type Ownership interface {
 	Yield(ctx context.Context) error
 }
 
-// Cluster is the table of volumes and whatever else the servers share.
-type Cluster interface {
-	ID() string
+// Holder is who owns a volume, or owned it last.
+type Holder struct {
+	Name, Addr string // empty: nobody ever did
+	Held       bool   // it owns the volume now
+	Released   bool   // it let the volume go in order, or nobody ever had it
+}
+
+// Member is this server's place among the meta servers.
+type Member interface {
+	// Standing is how long the lease that all ownerships of this process hang on
+	// surely stands.
+	Standing() time.Duration
+	// Unregister takes this server off the list of meta servers: it stops.
+	Unregister(ctx context.Context) error
+}
+
+// Volumes is the table of volumes.
+type Volumes interface {
 	Volumes(ctx context.Context) ([]cluster.Volume, error)
 	Volume(ctx context.Context, id meta.VolumeID) (cluster.Volume, error)
 	VolumeByName(ctx context.Context, name string) (cluster.Volume, error)
 	CreateVolume(ctx context.Context, name string, p meta.Policy, now meta.Time) (cluster.Volume, error)
 	UpdateVolume(ctx context.Context, id meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error)
 	DeleteVolume(ctx context.Context, id meta.VolumeID) error
-	NewServerID(ctx context.Context) (meta.ServerID, error)
-	CapKeys(ctx context.Context) ([]meta.CapKey, error)
-	// Own takes a volume. Errors: NotOwner (the subject is the owner's address).
-	Own(ctx context.Context, v meta.VolumeID) (Ownership, Journal, error)
+}
+
+// Stores are the local copies of volumes' states.
+type Stores interface {
 	// OpenStore opens the local copy of a volume's state. When the copy is
 	// missing, damaged, or older than the checkpoint, it is made again from it.
 	OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Checkpoint, have bool) (Store, error)
@@ -64,6 +88,39 @@ type Cluster interface {
 	PutAsideStore(v meta.VolumeID) error
 	// DropStore removes the local copy.
 	DropStore(v meta.VolumeID) error
+}
+
+// Cluster is the table of volumes and whatever else the servers share.
+type Cluster interface {
+	Member
+	Volumes
+	Stores
+	ID() string
+	NewServerID(ctx context.Context) (meta.ServerID, error)
+	CapKeys(ctx context.Context) ([]meta.CapKey, error)
+	// Holder tells who owns a volume, or owned it last.
+	Holder(ctx context.Context, v meta.VolumeID) (Holder, error)
+	// Own takes a volume. Errors: NotOwner (the subject is the owner's address).
+	Own(ctx context.Context, v meta.VolumeID) (Ownership, Journal, error)
+	// Records are the cluster's records that outlive processes.
+	Records(ctx context.Context) ([]cluster.Record, error)
+	// Restored tells whether a volume was made again from its checkpoint after
+	// the cluster's records were lost; SettleRestored notes that its sessions
+	// of before are ended.
+	Restored(ctx context.Context, v meta.VolumeID) (cluster.Restoration, bool, error)
+	SettleRestored(ctx context.Context, v meta.VolumeID) error
+	// Nodes are the chunk servers that were ever seen, by id, as this process
+	// knows them; ObserveNode records one that reports, SetNodeState what is
+	// wanted with one. Errors: NotFound.
+	Nodes() []cluster.Node
+	ObserveNode(ctx context.Context, n cluster.Node, now meta.Time) error
+	SetNodeState(ctx context.Context, id meta.ServerID, state cluster.NodeState, now meta.Time) (cluster.Node, error)
+	// Follow gives a volume's journal to a reader.
+	Follow(ctx context.Context, v meta.VolumeID) (Journal, error)
+	// View is the newest state of the whole cluster that this process knows; nil
+	// where there is nothing to know. Changed is closed when the next is there.
+	View() *cluster.View
+	Changed() <-chan struct{}
 	// Relieve frees space in the journal's store and clears its alarm.
 	Relieve(ctx context.Context) error
 }

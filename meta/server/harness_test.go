@@ -28,11 +28,14 @@ type fakeCluster struct {
 	*Backend                 // OpenStore and DropStore
 	log      *journal.Memory // of the root volume
 
-	mu   sync.Mutex
-	rows map[meta.VolumeID]cluster.Volume
-	logs map[meta.VolumeID]*journal.Memory
-	lost map[meta.VolumeID]chan struct{}
-	next meta.VolumeID
+	mu    sync.Mutex
+	rows  map[meta.VolumeID]cluster.Volume
+	logs  map[meta.VolumeID]*journal.Memory
+	lost  map[meta.VolumeID]chan struct{}
+	next  meta.VolumeID
+	nodes map[meta.ServerID]cluster.Node
+	// released are the volumes whose owner let them go in order.
+	released map[meta.VolumeID]bool
 }
 
 func newFakeCluster(t *testing.T, dir string) *fakeCluster {
@@ -44,6 +47,7 @@ func newFakeCluster(t *testing.T, dir string) *fakeCluster {
 	f := &fakeCluster{
 		Backend: &Backend{Shared: state.NewShared(8<<20, 100, nil), Dir: filepath.Join(dir, "stores"), Blob: blobs, Logger: slog.New(slog.DiscardHandler)},
 		rows:    map[meta.VolumeID]cluster.Volume{}, logs: map[meta.VolumeID]*journal.Memory{}, lost: map[meta.VolumeID]chan struct{}{}, next: 1,
+		nodes: map[meta.ServerID]cluster.Node{}, released: map[meta.VolumeID]bool{},
 	}
 	if err := os.Mkdir(f.Dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -106,6 +110,35 @@ func (f *fakeCluster) UpdateVolume(_ context.Context, id meta.VolumeID, change f
 	f.rows[id] = v
 	return v, nil
 }
+func (f *fakeCluster) Nodes() []cluster.Node {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []cluster.Node
+	for _, id := range slices.Sorted(maps.Keys(f.nodes)) {
+		all = append(all, f.nodes[id])
+	}
+	return all
+}
+func (f *fakeCluster) ObserveNode(_ context.Context, n cluster.Node, now meta.Time) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if was, ok := f.nodes[n.ID]; ok {
+		n.State, n.FirstSeen = was.State, was.FirstSeen
+	}
+	f.nodes[n.ID] = n
+	return nil
+}
+func (f *fakeCluster) SetNodeState(_ context.Context, id meta.ServerID, state cluster.NodeState, now meta.Time) (cluster.Node, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n, ok := f.nodes[id]
+	if !ok {
+		return n, meta.E("record node", meta.NotFound, fmt.Sprint(id), nil)
+	}
+	n.State, n.Since = state, now
+	f.nodes[id] = n
+	return n, nil
+}
 func (f *fakeCluster) NewServerID(context.Context) (meta.ServerID, error) { return 1, nil }
 func (f *fakeCluster) DeleteVolume(_ context.Context, id meta.VolumeID) error {
 	f.mu.Lock()
@@ -114,20 +147,38 @@ func (f *fakeCluster) DeleteVolume(_ context.Context, id meta.VolumeID) error {
 	delete(f.logs, id)
 	return nil
 }
+func (f *fakeCluster) Follow(_ context.Context, v meta.VolumeID) (Journal, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return journal.New(v, f.logs[v].Reader(), nil), nil
+}
+func (f *fakeCluster) Records(context.Context) ([]cluster.Record, error) { return nil, nil }
+func (f *fakeCluster) Restored(context.Context, meta.VolumeID) (cluster.Restoration, bool, error) {
+	return cluster.Restoration{}, false, nil
+}
+func (f *fakeCluster) SettleRestored(context.Context, meta.VolumeID) error { return nil }
+func (f *fakeCluster) View() *cluster.View                                 { return nil }
+func (f *fakeCluster) Changed() <-chan struct{}                            { return nil }
+func (f *fakeCluster) Holder(_ context.Context, v meta.VolumeID) (Holder, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return Holder{Name: "m", Released: f.released[v]}, nil
+}
 func (f *fakeCluster) CapKeys(context.Context) ([]meta.CapKey, error) {
 	return []meta.CapKey{{ID: 1, Secret: make([]byte, 32)}}, nil
 }
 
 type fakeOwn struct {
-	term meta.Term
-	lost chan struct{}
+	term    meta.Term
+	lost    chan struct{}
+	release func()
 }
 
 func (o fakeOwn) Term() meta.Term               { return o.term }
 func (o fakeOwn) Lost() <-chan struct{}         { return o.lost }
 func (o fakeOwn) Left() time.Duration           { return time.Hour }
 func (o fakeOwn) PredecessorDone() bool         { return true }
-func (o fakeOwn) Release(context.Context) error { return nil }
+func (o fakeOwn) Release(context.Context) error { o.release(); return nil }
 func (o fakeOwn) Yield(context.Context) error   { return nil }
 
 func (f *fakeCluster) Own(_ context.Context, v meta.VolumeID) (Ownership, Journal, error) {
@@ -136,7 +187,13 @@ func (f *fakeCluster) Own(_ context.Context, v meta.VolumeID) (Ownership, Journa
 	st, term := f.logs[v].Take()
 	lost := make(chan struct{})
 	f.lost[v] = lost
-	return fakeOwn{term, lost}, journal.New(v, st, lost), nil
+	f.released[v] = false
+	release := func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.released[v] = true
+	}
+	return fakeOwn{term, lost, release}, journal.New(v, st, lost), nil
 }
 
 // lose takes a volume from its owner, as the end of its lease does.
@@ -231,6 +288,7 @@ type peer struct {
 	recalls int
 	expired int
 	orphans []meta.Ino
+	locks   []meta.Lock // to be claimed
 }
 
 func (p *peer) Granted(_ meta.VolumeID, g meta.Grant) {
@@ -256,7 +314,7 @@ func (p *peer) Recall(r meta.Recall, done func()) {
 	go drop()
 }
 
-func (p *peer) Expired(error) {
+func (p *peer) Expired([]meta.VolumeID, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.expired++
@@ -269,14 +327,15 @@ func (p *peer) Orphaned(_ meta.VolumeID, ino meta.Ino) {
 	p.orphans = append(p.orphans, ino)
 }
 
-func (p *peer) Claims(yield func(meta.VolumeID, []meta.Grant, []meta.Lock)) {
-	var g []meta.Grant
+func (p *peer) Claims(meta.VolumeID) (g []meta.Grant, locks []meta.Lock) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for ino, m := range p.leases {
 		if m > meta.LeaseNone {
 			g = append(g, meta.Grant{Ino: ino, Mode: m})
 		}
 	}
-	yield(1, g, nil)
+	return g, p.locks
 }
 
 func (p *peer) mode(ino meta.Ino) meta.LeaseMode {

@@ -19,6 +19,8 @@ type leaseTable struct {
 	unsafe  bool                 // nothing is recalled (Unsafe.NoRecall)
 	rounds  uint64               // of asking, so far
 	asking  map[*recall]struct{} // rounds that are out
+	// writable are the inodes that somebody holds exclusively.
+	writable map[meta.Ino]struct{}
 }
 
 type holder struct {
@@ -50,7 +52,7 @@ type recall struct {
 }
 
 func newLeaseTable() leaseTable {
-	return leaseTable{m: map[meta.Ino]*leases{}, count: map[*session]int{}, asking: map[*recall]struct{}{}}
+	return leaseTable{m: map[meta.Ino]*leases{}, count: map[*session]int{}, asking: map[*recall]struct{}{}, writable: map[meta.Ino]struct{}{}}
 }
 
 // alone reports whether no session but s has any lease, so that an operation
@@ -105,8 +107,19 @@ func (t *leaseTable) grant(s *session, ino meta.Ino, mode meta.LeaseMode) meta.L
 	}
 	if mode > h.mode {
 		h.mode = mode
+		if mode == meta.LeaseExclusive {
+			t.writable[ino] = struct{}{}
+		}
 	}
 	return h.mode
+}
+
+// exclusive reports whether anybody holds ino exclusively.
+func (t *leaseTable) exclusive(ino meta.Ino) (yes bool) {
+	if l := t.m[ino]; l != nil {
+		l.each(func(h *holder) { yes = yes || h.mode == meta.LeaseExclusive })
+	}
+	return yes
 }
 
 // mode tells what s has.
@@ -147,8 +160,16 @@ func (t *leaseTable) drop(s *session, ino meta.Ino) {
 			delete(t.count, s)
 		}
 	}
+	t.lowered(ino)
 	t.answered(l, s)
 	t.tidy(ino, l)
+}
+
+// lowered notes that somebody gave something of ino back.
+func (t *leaseTable) lowered(ino meta.Ino) {
+	if _, was := t.writable[ino]; was && !t.exclusive(ino) {
+		delete(t.writable, ino)
+	}
 }
 
 // dropAll takes s out of everything.
@@ -212,6 +233,7 @@ func (t *leaseTable) recalled(s *session, ino meta.Ino, round uint64) {
 	if h := l.of(s); h != nil {
 		h.mode = min(h.mode, l.recall.keep)
 	}
+	t.lowered(ino)
 	t.answered(l, s)
 	t.tidy(ino, l)
 }
@@ -258,6 +280,7 @@ type ticket struct {
 	inos []meta.Ino
 	// holders are the sessions that stood at the inode which lost its last name.
 	holders map[meta.Ino][]meta.SessionID
+	room    roomSearch
 }
 
 func (t *leaseTable) block(k *ticket, ino meta.Ino) {

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/lock"
@@ -20,7 +19,7 @@ type lockWait struct {
 func (o *owner) serveLock(s *session, id uint64, m *wire.Lock) {
 	select {
 	case <-o.recovered:
-		if o.own.Left() > 0 {
+		if !o.outsideLease() {
 			o.lockNow(s, id, m)
 			return
 		}
@@ -30,10 +29,8 @@ func (o *owner) serveLock(s *session, id uint64, m *wire.Lock) {
 	// claim theirs, nor while another may own the volume (rule 2).
 	s.wg.Go(func() {
 		err := o.await(s.ctx, o.recovered)
-		for err == nil && o.own.Left() <= 0 {
-			soon := make(chan struct{})
-			time.AfterFunc(leasePoll, func() { close(soon) })
-			err = o.await(s.ctx, soon)
+		for err == nil && o.outsideLease() {
+			err = o.await(s.ctx, soon())
 		}
 		if err != nil {
 			s.enqueue(id, &wire.LockRe{Status: wire.StatusOf(err)})
@@ -53,6 +50,8 @@ func (o *owner) lockNow(s *session, id uint64, m *wire.Lock) {
 	switch {
 	case o.failed != nil:
 		re.Status = wire.StatusOf(o.failed)
+	case o.leaving != nil:
+		re.Status = wire.StatusOf(o.srv.elsewhere(o.vol))
 	case s.ctx.Err() != nil:
 		re.Status = wire.StatusOf(meta.E("lock", meta.SessionExpired, s.name, nil))
 	case m.Test:

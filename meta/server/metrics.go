@@ -1,5 +1,7 @@
 package server
 
+import "time"
+
 // Counters are what a metadata server has done since it started, and what it
 // holds now, for metrics.
 type Counters struct {
@@ -8,6 +10,12 @@ type Counters struct {
 	Sessions, Volumes, ChunkServers, Leases, OverlayRecords int
 	// QueuedBytes of effects wait for the journal.
 	QueuedBytes int
+	// Followed volumes, and what following did: entries and bytes applied, copies
+	// opened or made from a checkpoint, copies found damaged. FollowLag is the
+	// longest that a followed copy was last at the end of its journal ago.
+	Followed, FollowUnknown                                int
+	FollowEntries, FollowBytes, FollowLoads, FollowDamaged uint64
+	FollowLag                                              time.Duration
 	// NoSpace: some volume takes no changes because its journal is full.
 	NoSpace bool
 }
@@ -21,6 +29,15 @@ func (s *Server) Counters() Counters {
 	s.mu.Lock()
 	c.Sessions, c.Volumes, c.ChunkServers = len(s.sessions), len(s.volumes), len(s.links)
 	s.mu.Unlock()
+	standbys, lag := s.standbys.status()
+	c.Followed, c.FollowLag = len(standbys), lag
+	for _, f := range standbys {
+		if f.Behind == unknownLag {
+			c.FollowUnknown++
+		}
+	}
+	b := s.standbys
+	c.FollowEntries, c.FollowBytes, c.FollowLoads, c.FollowDamaged = b.applied.Load(), b.bytes.Load(), b.reloads.Load(), b.damaged.Load()
 	for _, o := range s.owners() {
 		o.mu.Lock()
 		c.Leases += len(o.leases.m)

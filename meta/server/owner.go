@@ -3,12 +3,13 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/lock"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/wire"
@@ -26,8 +27,10 @@ type owner struct {
 	vol meta.VolumeID
 	log *slog.Logger
 	own Ownership
-	j   Journal
-	st  Store
+	// fences counts the orders about sealed chunks; see fresh.
+	fences atomic.Uint32
+	j      Journal
+	st     Store
 
 	mu    sync.Mutex
 	ov    *overlay
@@ -44,6 +47,7 @@ type owner struct {
 	stClosed bool
 
 	leases leaseTable
+	quota  quota
 	locks  *lock.Table
 	// lockWaits are requests that wait for a lock, by ticket.
 	lockWaits  map[lock.Ticket]*lockWait
@@ -52,18 +56,51 @@ type owner struct {
 
 	// recovered is closed when operations that are not replays may run.
 	recovered chan struct{}
-	awaited   map[meta.SessionID]struct{} // journaled sessions not yet back or gone
-	// resumable is a copy of awaited's keys under a lock of its own, for the
-	// server, whose lock comes after mu.
+	// allBack, of capacity 1, tells recover that awaited got empty.
+	allBack chan struct{}
+	// awaited are journaled sessions not yet back or gone; true: it has entered,
+	// and its claims and replays are on their way.
+	awaited map[meta.SessionID]bool
+	entered map[*session]struct{}
+	// departed are for departLoop, which departure, of capacity 1, wakes.
+	departed  []departed
+	departure chan struct{}
+	// leaving: the volume is being handed over, and nothing new is answered;
+	// closed if it stays after all.
+	leaving     chan struct{}
 	over        []meta.SessionID // of awaited: ended, but not to the last step
-	resumeMu    sync.Mutex
-	resumable   map[meta.SessionID]struct{}
-	gcWake      chan struct{} // capacity 1
-	lastCompact time.Time     // of gcLoop
+	gcWake      chan struct{}    // capacity 1
+	lastCompact time.Time        // of gcLoop
+
+	inspection inspection
+	faults     faults
+	stale      stale
 
 	sinceCheckpoint int // bytes journaled since the last checkpoint
 	checkpointing   bool
-	noSpace         error // etcd refuses writes
+	checkpointRetry time.Time      // after a failure, not before
+	checkpoints     uint64         // made here
+	blobs           []meta.BlobRef // of the recorded checkpoint
+	oldBlobs        []oldBlobs     // to be deleted, ascending
+	deletingBlobs   bool           // somebody is at it
+	oneCheckpoint   sync.Mutex     // held while one is made, before mu
+	recorded        meta.Seq       // of the last checkpoint made here
+	// deletable are chunks that the last checkpoint knows to be garbage;
+	// waitDelete: there are others, which wait for the next.
+	deletable  []meta.ChunkRecord
+	waitDelete bool
+	check      *checking            // under way; nil: none
+	restored   *cluster.Restoration // nil: it never was
+	noSpace    error                // etcd refuses writes
+	snapped    meta.Seq             // the last entry that takes or deletes a snapshot
+	barrier    *barrier             // a snapshot is being taken
+	closed     chan struct{}        // nobody may enter until it is closed; nil: all may
+	snapWake   chan struct{}        // to snapshotLoop, capacity 1
+	diffs      diffCache
+	freed      uint64    // by the deletion of a snapshot under way
+	keep       string    // the schedule of snapshots,
+	keepRead   time.Time // as it was in the table then
+	keepOpen   bool      // it asks for the volume more often than visits do
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -96,6 +133,9 @@ type keptReply struct {
 	id  meta.OpID
 	seq meta.Seq
 	re  *wire.Reply
+	// claimed: it was executed by an owner before, and what was promised for it
+	// was claimed here.
+	claimed bool
 }
 
 type waiter struct {
@@ -161,6 +201,7 @@ func (o *owner) hurry() {
 // apply books the effects of an executed operation in the current entry.
 // Caller holds mu.
 func (o *owner) apply(effects []namespace.Effect, by meta.SessionID) {
+	o.quota.note(effects)
 	first := len(o.cur.effects) == 0
 	for _, ef := range effects {
 		o.ov.add(o.cur, ef, by)
@@ -188,9 +229,15 @@ func (o *owner) cut() {
 // books its effects. Caller holds mu. An operation that meets a truncated tail
 // reaps it first.
 func (o *owner) execute(op meta.Op, as meta.SessionID, id meta.OpID, replay bool, w *view) (*meta.Result, []namespace.Effect, error) {
+	return o.executeFor(op, as, id, replay, 0, w)
+}
+
+// executeFor is execute for an operation of which reserved bytes were promised.
+func (o *owner) executeFor(op meta.Op, as meta.SessionID, id meta.OpID, replay bool, reserved uint64, w *view) (*meta.Result, []namespace.Effect, error) {
 	for range 1 << 20 {
 		c := o.context(as)
 		c.Op, c.Replay = id, replay
+		c.Reserved, c.Held = reserved, o.quota.total-reserved
 		res, effects, err := namespace.Execute(w, c, op)
 		if err == nil || !errors.Is(err, meta.Again) {
 			return res, effects, err
@@ -204,6 +251,9 @@ func (o *owner) execute(op meta.Op, as meta.SessionID, id meta.OpID, replay bool
 
 // run executes and books an operation of the owner itself. Caller holds mu.
 func (o *owner) run(op meta.Op, as meta.SessionID) (*meta.Result, error) {
+	if o.failed != nil {
+		return nil, o.failed
+	}
 	w := &view{o: o, session: as}
 	res, effects, err := o.execute(op, as, meta.OpID{}, false, w)
 	if err != nil {
@@ -219,15 +269,23 @@ func (o *owner) attempt(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-cha
 	if o.failed != nil {
 		return &wire.Reply{Status: wire.StatusOf(o.failed)}, nil
 	}
-	if o.own.Left() <= 0 {
-		// Another may own the volume by now (rule 2). Either the lease is
-		// renewed in a moment, or the volume is lost.
-		ch := make(chan struct{})
-		time.AfterFunc(leasePoll, func() { close(ch) })
-		return nil, ch
+	if _, ok := o.entered[s]; !ok {
+		if s.ended.Load() {
+			return nil, never // its connection is being closed
+		}
+		return o.refuse(o.srv.elsewhere(o.vol))
+	}
+	if o.leaving != nil {
+		return nil, o.leaving // or until the volume is gone
+	}
+	if o.outsideLease() {
+		return nil, soon()
 	}
 	if j := o.sessions[s.id]; j != nil && c.Ack > j.acked {
 		j.ack(min(c.Ack, o.durable))
+	}
+	if c.At != 0 {
+		return o.queryAt(s, c)
 	}
 	if c.Op.Code().Mutates() {
 		return o.mutate(s, c, k)
@@ -273,6 +331,10 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 				// The notice may have gone down with a connection.
 				s.enqueue(0, &wire.Durable{Volume: o.vol, Seq: kept.seq})
 			}
+			if kept.claimed && !c.Replay {
+				kept.claimed = false
+				o.quota.spend(s.id, c.Reserved)
+			}
 			re := *kept.re
 			re.Grants = nil
 			return &re, nil
@@ -297,6 +359,9 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	if o.queued > maxQueued {
 		return nil, o.untilDurable(o.queue[len(o.queue)-1].seq)
 	}
+	if o.barrier != nil && o.barrier.cut && endsOpen(c.Op) {
+		return nil, o.barrier.over
+	}
 	w := &view{o: o, session: s.id}
 	var orphaned meta.Ino
 	if !o.leases.alone(s) {
@@ -320,9 +385,15 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 		n.Holders = o.holders(s, orphaned, k)
 		op = &n
 	}
-	res, effects, err := o.execute(op, s.id, c.ID, c.Replay, w)
+	cover := o.quota.cover(s.id, c)
+	res, effects, err := o.executeFor(op, s.id, c.ID, c.Replay, cover, w)
 	if w.wait > o.durable {
 		return nil, o.untilDurable(w.wait)
+	}
+	if errors.Is(err, meta.QuotaExceeded) {
+		if wait := o.findRoom(&k.room, err); wait != nil {
+			return nil, wait
+		}
 	}
 	if err != nil {
 		re := &wire.Reply{Status: wire.StatusOf(err)}
@@ -335,7 +406,9 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	o.grantFor(s, c, res, re)
 	effects = append(effects, namespace.PutReply(s.id, o.cur.seq, c.ID, res))
 	o.cur.sessions[s] = struct{}{}
+	before := o.quota.used
 	o.apply(effects, s.id)
+	o.charge(s.id, c, before)
 	j := o.sessions[s.id]
 	kept := &keptReply{id: c.ID, seq: re.Seq, re: re}
 	j.replies[c.ID] = kept
@@ -429,6 +502,9 @@ func (o *owner) tellOrphaned(s *session, ino meta.Ino, k *ticket, res *meta.Resu
 // give grants a lease and mentions it in the reply if that is news to s.
 // Caller holds mu.
 func (o *owner) give(s *session, ino meta.Ino, mode meta.LeaseMode, re *wire.Reply) {
+	if o.barrier != nil {
+		mode = min(mode, meta.LeaseShared)
+	}
 	if l := o.leases.m[ino]; l != nil && !o.leases.unsafe {
 		if l.blocked > 0 {
 			mode = meta.LeaseNone
@@ -501,6 +577,9 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 		case wait != nil:
 			return nil, wait
 		}
+	}
+	if _, open := c.Op.(*meta.Open); open && want == meta.LeaseExclusive && o.barrier != nil {
+		return nil, o.barrier.over
 	}
 	w := &view{o: o, session: s.id}
 	_, w.counters = c.Op.(*meta.StatFSOp)
@@ -674,14 +753,18 @@ func (o *owner) closeStore() error {
 	}
 	o.stClosed = true
 	if o.failed == nil {
-		o.failed = meta.E("volume", meta.Unavailable, fmt.Sprint(o.vol), context.Cause(o.ctx))
+		o.failed = o.gone()
 	}
-	return o.st.Close()
+	// It holds journaled effects only (rule 1): a standby may go on with it.
+	return o.srv.standbys.give(o.vol, o.st)
 }
 
-// gone is why the owner serves no more.
+// gone is why the owner serves no more: whoever asks for it asks the next owner.
 func (o *owner) gone() error {
-	return meta.E("volume", meta.Unavailable, fmt.Sprint(o.vol), context.Cause(o.ctx))
+	cause := context.Cause(o.ctx)
+	var to handedOver
+	errors.As(cause, &to)
+	return meta.E("volume", meta.NotOwner, to.addr, cause)
 }
 
 // serveBatch answers operations in order; nothing is leased by a batch, so

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/journal"
 	"penstock.io/penstock/meta/lock"
 	"penstock.io/penstock/meta/namespace"
@@ -19,16 +20,29 @@ import (
 
 // openOwner takes a volume, brings its store to the end of the journal, and
 // begins to serve. Operations that are not replays wait until every session
-// that the journal knows has come back or ended.
-func (s *Server) openOwner(v meta.VolumeID) (*owner, error) {
+// that the journal knows has come back or ended. If from is not empty the volume
+// is owned there, and asked for once all is ready.
+func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from string) (*owner, error) {
 	ctx := s.ctx
 	vol, err := s.cfg.Cluster.Volume(ctx, v)
 	if err != nil {
 		return nil, err
 	}
+	if vol.State != state {
+		return nil, meta.E("open volume", meta.NoSuchVolume, vol.Name, fmt.Errorf("it is %s", vol.State))
+	}
+	var st Store
+	if from != "" {
+		if st, err = s.takeOver(ctx, v, from); err != nil {
+			return nil, err
+		}
+	}
 	began := time.Now()
 	own, j, err := s.cfg.Cluster.Own(ctx, v)
 	if err != nil {
+		if st != nil {
+			err = errors.Join(err, s.standbys.give(v, st))
+		}
 		return nil, err
 	}
 	release := func(err error) (*owner, error) {
@@ -39,7 +53,7 @@ func (s *Server) openOwner(v meta.VolumeID) (*owner, error) {
 		}
 		return nil, err
 	}
-	st, pos, bytes, err := s.loadState(ctx, v, j)
+	st, pos, bytes, err := s.loadState(ctx, v, j, st)
 	if err != nil {
 		return release(err)
 	}
@@ -47,12 +61,12 @@ func (s *Server) openOwner(v meta.VolumeID) (*owner, error) {
 		effects := namespace.Format(v, meta.Time(time.Now().UnixNano()), 0o755, uint32(os.Geteuid()), uint32(os.Getegid()), vol.Policy)
 		e := journal.Next(v, pos, own.Term(), namespace.AppendEffects(nil, effects))
 		if err := j.Append(ctx, e); err != nil {
-			st.Close()
+			s.standbys.give(v, st)
 			return release(err)
 		}
 		pos = e.Position()
 		if err := st.Apply(pos, effects); err != nil {
-			st.Close()
+			s.standbys.give(v, st)
 			return release(err)
 		}
 	}
@@ -61,43 +75,73 @@ func (s *Server) openOwner(v meta.VolumeID) (*owner, error) {
 		ov: newOverlay(), cache: newCache(s.cfg.CacheBytes),
 		cur: &entry{seq: pos.Seq + 1, sessions: map[*session]struct{}{}}, durable: pos.Seq,
 		wake: make(chan struct{}, 1), leases: newLeaseTable(), locks: lock.New(), lockWaits: map[lock.Ticket]*lockWait{},
-		sessions: map[meta.SessionID]*journaled{}, recovered: make(chan struct{}),
-		awaited: map[meta.SessionID]struct{}{}, sinceCheckpoint: bytes, gcWake: make(chan struct{}, 1),
+		sessions: map[meta.SessionID]*journaled{}, recovered: make(chan struct{}), allBack: make(chan struct{}, 1),
+		departure: make(chan struct{}, 1), awaited: map[meta.SessionID]bool{}, entered: map[*session]struct{}{}, sinceCheckpoint: bytes, gcWake: make(chan struct{}, 1), snapWake: make(chan struct{}, 1),
+		inspection: inspection{wake: make(chan struct{}, 1), listed: map[meta.ServerID]listing{}},
 	}
 	o.leases.unsafe = s.cfg.Unsafe.NoRecall
 	o.ctx, o.cancel = context.WithCancelCause(s.ctx)
-	if err := o.loadSessions(); err != nil {
-		st.Close()
+	if err := o.loadQuota(); err != nil {
+		s.standbys.give(v, st)
 		return release(err)
 	}
-	o.publishResumable() // before anybody may ask to resume
+	if err := o.loadSessions(); err != nil {
+		s.standbys.give(v, st)
+		return release(err)
+	}
+	if err := o.loadRestoration(ctx); err != nil {
+		s.standbys.give(v, st)
+		return release(err)
+	}
+	if rolling, err := o.rolling(); err != nil {
+		s.standbys.give(v, st)
+		return release(err)
+	} else if rolling != 0 {
+		o.closed = make(chan struct{})
+	}
 	o.wg.Go(func() { o.commitLoop(pos) })
 	o.wg.Go(func() {
+		lost := own.Lost()
+		if s.cfg.Unsafe.NoLease {
+			lost = nil
+		}
 		select {
-		case <-own.Lost():
-			o.lose(meta.E("own", meta.Fenced, fmt.Sprintf("volume %d", v), errors.New("the right to serve the volume was lost")))
+		case <-lost:
+			o.lose(errLeaseLost)
 		case <-o.ctx.Done():
 		}
 	})
 	sessions := len(o.sessions)
 	o.wg.Go(o.recover)
 	o.wg.Go(o.gcLoop)
+	o.wg.Go(o.departLoop)
+	o.wg.Go(o.inspectLoop)
+	o.wg.Go(o.checkpointLoop)
+	o.wg.Go(o.snapshotLoop)
 	o.log.Info("serving volume", "id", v, "term", own.Term(), "replayed", bytes, "sessions", sessions, "took", time.Since(began).Round(time.Millisecond))
 	return o, nil
 }
 
 // loadState opens the local store and brings it to the end of the journal. A
-// store that the journal contradicts (an etcd restored from a backup, a store
-// of another history) or no longer reaches is put aside and made again from
-// the checkpoint.
-func (s *Server) loadState(ctx context.Context, v meta.VolumeID, j Journal) (st Store, pos journal.Position, bytes int, err error) {
-	cp, have, err := j.Checkpoint(ctx)
-	if err != nil {
-		return nil, pos, 0, err
+// store that the journal contradicts (a store of another history) or no longer
+// reaches is put aside and made again from the checkpoint. A store that is
+// ahead of the journal stops everything (Ahead): etcd was set back to an older
+// copy, and what was acknowledged since must not be written over. open is the
+// store if it was taken before. After an error the folder is nobody's.
+func (s *Server) loadState(ctx context.Context, v meta.VolumeID, j Journal, open Store) (st Store, pos journal.Position, bytes int, err error) {
+	if st = open; st == nil {
+		// A standby's store is at the end of the journal, or nearly.
+		st = s.standbys.take(v)
 	}
 	for try := 0; ; try++ {
-		if st, err = s.cfg.Cluster.OpenStore(ctx, v, cp, have); err != nil {
-			return nil, pos, 0, err
+		if st == nil {
+			cp, have, err := j.Checkpoint(ctx)
+			if err != nil {
+				return nil, pos, 0, errors.Join(err, s.standbys.give(v, nil))
+			}
+			if st, err = s.cfg.Cluster.OpenStore(ctx, v, cp, have); err != nil {
+				return nil, pos, 0, errors.Join(err, s.standbys.give(v, nil))
+			}
 		}
 		pos, bytes = st.Applied(), 0
 		err = j.Read(ctx, pos, func(e journal.Entry) error {
@@ -113,12 +157,16 @@ func (s *Server) loadState(ctx context.Context, v meta.VolumeID, j Journal) (st 
 			return st, pos, bytes, nil
 		}
 		err = errors.Join(err, st.Close())
+		st = nil
 		if try > 0 || !errors.Is(err, meta.Corrupt) && !errors.Is(err, meta.Stale) {
-			return nil, pos, 0, err
+			return nil, pos, 0, errors.Join(err, s.standbys.give(v, nil))
+		}
+		if errors.Is(err, meta.Stale) {
+			continue // OpenStore loads the checkpoint
 		}
 		s.log.Error("the local state does not fit the journal: it is put aside and made again", "volume", v, "error", err)
 		if err := s.cfg.Cluster.PutAsideStore(v); err != nil {
-			return nil, pos, 0, err
+			return nil, pos, 0, errors.Join(err, s.standbys.give(v, nil))
 		}
 	}
 }
@@ -130,7 +178,7 @@ func (o *owner) loadSessions() error {
 	if e := namespace.Sessions(o.st, func(info meta.SessionStart, ended bool) bool {
 		j := &journaled{seq: o.durable, info: info, replies: map[meta.OpID]*keptReply{}, holds: map[uint64]meta.Seq{}}
 		o.sessions[info.Session] = j
-		o.awaited[info.Session] = struct{}{}
+		o.awaited[info.Session] = false
 		if ended {
 			o.over = append(o.over, info.Session)
 			return true
@@ -142,6 +190,7 @@ func (o *owner) loadSessions() error {
 				return false
 			}
 			k.re = &wire.Reply{Seq: k.seq, Result: *res}
+			k.claimed = true
 			j.replies[k.id] = &k
 			j.order = append(j.order, &k)
 			return true
@@ -154,74 +203,48 @@ func (o *owner) loadSessions() error {
 	return err
 }
 
-// journaledSomewhere reports whether a volume that is open here knows the
-// session. Caller holds the server's mu; an owner's own lock comes before it,
-// so the answer is taken from what recovery published.
-func (s *Server) journaledSomewhere(id meta.SessionID) bool {
-	for _, op := range s.volumes {
-		select {
-		case <-op.done:
-			if op.o != nil && op.o.mayResume(id) {
-				return true
-			}
-		default:
-		}
-	}
-	return false
-}
-
-// mayResume: the session is one that recovery waits for.
-func (o *owner) mayResume(id meta.SessionID) bool {
-	o.resumeMu.Lock()
-	defer o.resumeMu.Unlock()
-	_, ok := o.resumable[id]
-	return ok
-}
-
-func (o *owner) publishResumable() {
-	o.resumeMu.Lock()
-	defer o.resumeMu.Unlock()
-	o.resumable = map[meta.SessionID]struct{}{}
-	for id := range o.awaited {
-		o.resumable[id] = struct{}{}
-	}
-}
-
 // recover waits until every journaled session is back with its claims, or is
-// surely over, and then lets ordinary operations run.
+// surely over, and then lets ordinary operations run. Nobody else was answered
+// by the owner before (see enter), so when all are back, no answer and no lease
+// of it can stand (rule 2).
 func (o *owner) recover() {
-	deadline := time.Now().Add(o.srv.cfg.SessionTTL + o.srv.cfg.SessionTTL/4)
-	o.mu.Lock()
-	nobody := len(o.awaited) == 0
-	o.mu.Unlock()
-	// The owner before may still be answering inside its lease.
+	wait := o.srv.cfg.SessionTTL + o.srv.cfg.SessionTTL/4
 	if !o.own.PredecessorDone() {
-		o.log.Info("waiting for the lease of the owner before to run out")
-	} else if nobody {
-		deadline = time.Now()
+		// It may still be answering inside its lease, but that was over at etcd
+		// when we took the volume; its clients' leases end within Grace of that.
+		wait = max(o.srv.cfg.Grace+o.srv.cfg.Grace/4, 3*o.srv.cfg.SessionTTL/4)
 	}
+	if o.srv.cfg.Unsafe.NoLease {
+		wait = 0
+	}
+	deadline := time.Now().Add(wait)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for told := false; ; told = true {
 		o.mu.Lock()
 		var over []meta.SessionID
 		late := !time.Now().Before(deadline)
-		for id := range o.awaited {
-			info := o.sessions[id].info
-			dead := o.srv.cfg.Dead != nil && o.srv.cfg.Dead(info.Host, info.PID, info.Start)
-			if dead || late || slices.Contains(o.over, id) {
+		for id, entered := range o.awaited {
+			j := o.sessions[id]
+			if j == nil { // it ended after it had come
+				delete(o.awaited, id)
+				continue
+			}
+			dead := o.srv.cfg.Dead != nil && o.srv.cfg.Dead(j.info.Host, j.info.PID, j.info.Start)
+			// One that has entered has a lease here, which is what ends it.
+			if dead || late && !entered || slices.Contains(o.over, id) {
 				over = append(over, id)
 			} else if !told {
-				o.log.Info("waiting for a client to come back", "session", info.Name, "pid", info.PID)
+				o.log.Info("waiting for a client to come back", "session", j.info.Name, "pid", j.info.PID)
 			}
 		}
-		done := len(o.awaited) == len(over) && (late || o.own.PredecessorDone())
+		done := len(o.awaited) == len(over)
 		o.mu.Unlock()
 		for _, id := range over {
 			o.endSession(id, nil)
 			o.mu.Lock()
 			delete(o.awaited, id)
-			o.publishResumable()
+			o.over = slices.DeleteFunc(o.over, func(x meta.SessionID) bool { return x == id })
 			o.mu.Unlock()
 		}
 		if done {
@@ -229,6 +252,7 @@ func (o *owner) recover() {
 		}
 		select {
 		case <-tick.C:
+		case <-o.allBack:
 		case <-o.ctx.Done():
 			return
 		}
@@ -236,21 +260,24 @@ func (o *owner) recover() {
 	if err := o.settleOpenEnded(); err != nil {
 		return
 	}
+	if err := o.settleRestoration(); err != nil {
+		o.lose(err)
+		return
+	}
+	if err := o.resumeRollback(); err != nil {
+		return
+	}
 	o.mu.Lock()
-	o.awaited = nil
-	o.resumeMu.Lock()
-	o.resumable = nil
-	o.resumeMu.Unlock()
 	close(o.recovered)
 	o.mu.Unlock()
 }
 
 // serveClaim gives a session back what it held under the owner before. Its
-// replays follow on the same connection; with the claim it counts as back.
+// replays follow on the same connection.
 func (o *owner) serveClaim(s *session, m *wire.Claim) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if _, ok := o.awaited[s.id]; !ok {
+	if _, ok := o.entered[s]; !ok || !o.awaited[s.id] {
 		o.log.Warn("a claim came too late", "session", s.name)
 		return
 	}
@@ -263,38 +290,130 @@ func (o *owner) serveClaim(s *session, m *wire.Claim) {
 	}
 }
 
-// back notes that a session has sent its claims and replays. Caller holds mu.
-func (o *owner) back(id meta.SessionID) {
-	if _, ok := o.awaited[id]; ok {
-		delete(o.awaited, id)
-		o.publishResumable()
-	}
-}
-
 // endSession releases what a session held in this volume. s is nil when this
-// server never saw it.
+// server never saw it, which only recover says. While files end in chunks that
+// it left open, nobody knows how long they are: then its leases stand until
+// those are sealed, so that nobody is shown less than what was synced.
 func (o *owner) endSession(id meta.SessionID, s *session) {
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	if s != nil {
-		o.leases.dropAll(s)
+		if _, ok := o.entered[s]; !ok {
+			return // it may be on its way here, by another connection
+		}
+		delete(o.entered, s)
 		for e := range o.cur.sessions {
 			if e == s {
 				delete(o.cur.sessions, s)
 			}
 		}
 	}
-	o.dropLocks(id)
 	j := o.sessions[id]
 	if j == nil || j.ending || o.failed != nil {
-		o.mu.Unlock()
+		o.release(id, s)
 		return
 	}
 	j.ending = true
+	if s != nil { // else recover seals before anything is served
+		left, err := o.leftOpen(id)
+		if err != nil {
+			o.log.Error("a session could not be ended", "session", j.info.Name, "error", err)
+			return // with its store: the next owner does it
+		}
+		if len(left) > 0 {
+			o.departed = append(o.departed, departed{id, s})
+			select {
+			case o.departure <- struct{}{}:
+			default:
+			}
+			return
+		}
+	}
+	o.finishSession(id, s)
+}
+
+// departed is a session that is over, and that left files open-ended.
+type departed struct {
+	id meta.SessionID
+	s  *session
+}
+
+// leftOpen lists the open chunks of a session that files end in. Caller holds mu.
+func (o *owner) leftOpen(id meta.SessionID) (ids []meta.ChunkID, err error) {
+	err = namespace.OpenChunks(&view{o: o}, id, func(c meta.ChunkRecord, file meta.Ino) bool {
+		if file != 0 {
+			ids = append(ids, c.ID)
+		}
+		return true
+	})
+	return ids, err
+}
+
+// departLoop seals what departed sessions left open, each beside the others,
+// and ends them then.
+func (o *owner) departLoop() {
+	for {
+		select {
+		case <-o.departure:
+		case <-o.ctx.Done():
+			return
+		}
+		o.mu.Lock()
+		all := o.departed
+		o.departed = nil
+		o.mu.Unlock()
+		for _, d := range all {
+			o.wg.Go(func() { o.depart(d) })
+		}
+	}
+}
+
+func (o *owner) depart(d departed) {
+	for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
+		o.mu.Lock()
+		if o.failed != nil {
+			o.mu.Unlock()
+			return // the next owner does it
+		}
+		left, err := o.leftOpen(d.id)
+		if err == nil && len(left) == 0 {
+			o.finishSession(d.id, d.s)
+			o.mu.Unlock()
+			return
+		}
+		o.mu.Unlock()
+		if err != nil {
+			o.lose(err)
+			return
+		}
+		if !o.sealAll(left) {
+			continue
+		}
+		select {
+		case <-time.After(wait):
+		case <-o.ctx.Done():
+			return
+		}
+	}
+}
+
+// release drops leases and locks of a session. Caller holds mu.
+func (o *owner) release(id meta.SessionID, s *session) {
+	if s != nil {
+		o.leases.dropAll(s)
+	}
+	o.dropLocks(id)
+}
+
+// finishSession releases a session that is ending, through the journal. Caller
+// holds mu, which others may have meanwhile.
+func (o *owner) finishSession(id meta.SessionID, s *session) {
+	o.release(id, s)
 	end := meta.SessionEnd{Session: id}
 	for o.failed == nil {
 		res, err := o.run(&end, 0)
 		if err != nil {
-			o.log.Error("a session could not be ended", "session", j.info.Name, "error", err)
+			o.log.Error("a session could not be ended", "session", o.sessions[id].info.Name, "error", err)
 			break
 		}
 		if res.EOF {
@@ -315,7 +434,7 @@ func (o *owner) endSession(id meta.SessionID, s *session) {
 		o.mu.Lock()
 	}
 	delete(o.sessions, id)
-	o.mu.Unlock()
+	o.quota.leave(id)
 	o.kickGC() // which seals the chunks that it left open
 }
 
@@ -343,29 +462,4 @@ func (o *owner) reapOne(cause error) error {
 	}
 	o.apply(effects, 0)
 	return nil
-}
-
-// close hands the volume over in order: sessions' early replies are journaled,
-// the store is left as it is, the right is released.
-func (o *owner) close(ctx context.Context) error {
-	o.mu.Lock()
-	var wait <-chan struct{} = closedChan
-	if o.failed == nil && (len(o.cur.effects) > 0 || len(o.queue) > 0) {
-		wait = o.untilDurable(o.newest())
-	}
-	o.mu.Unlock()
-	select {
-	case <-wait:
-	case <-o.ctx.Done():
-	case <-ctx.Done():
-	}
-	o.mu.Lock()
-	clean := o.failed == nil
-	o.mu.Unlock()
-	o.cancel(errors.New("the server is stopping"))
-	err := o.closeStore()
-	if clean {
-		err = errors.Join(err, o.own.Release(ctx))
-	}
-	return err
 }

@@ -5,6 +5,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -12,12 +13,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
+	peering "penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/placement"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -25,29 +27,87 @@ import (
 type Config struct {
 	Name    string
 	Cluster Cluster
-	Blob    meta.Blob
-	Logger  *slog.Logger
+	// Identity is what this server's own capabilities are bound to: "meta/name",
+	// or empty if it has no certificate.
+	Identity string
+	Blob     meta.Blob
+	Logger   *slog.Logger
 	// ScratchDir is for checkpoints being cut: on the same file system as the
 	// stores, so that table files can be linked.
 	ScratchDir string
-	// SessionTTL is the lease of a client's session. Default 8 s.
+	// Addr is the address that others are told.
+	Addr string
+	// Creds are shown to other meta servers.
+	Creds *peering.Credentials
+	// SessionTTL is the lease of a client's session. Default 6 s.
 	SessionTTL time.Duration
+	// Grace bounds how long a client's lease may outlive the server's own lease at
+	// etcd: what a successor waits for after a crash. Default half of SessionTTL.
+	Grace time.Duration
+	// HomeAfter is how long the list of meta servers must have stood before a
+	// volume is asked to come home. Default 1 s; negative: volumes stay where they
+	// are, and one that nobody owns is opened only when somebody asks for it.
+	HomeAfter time.Duration
+	// IdleClose is how long a volume that nobody uses stays open. Default 1 min.
+	IdleClose time.Duration
 	// CommitDelay is how long an entry that nobody waits for gathers
 	// operations. Default 10 ms.
 	CommitDelay time.Duration
 	// CheckpointBytes of journal start a checkpoint. Default 32 MiB.
 	CheckpointBytes int
+	// CheckpointEvery is how old a checkpoint gets while its volume is being
+	// changed: what is newer is lost if etcd is lost whole. Default
+	// DefaultCheckpointEvery.
+	CheckpointEvery time.Duration
+	// KeepForCheckpoint keeps chunks that nothing refers to any more until a
+	// checkpoint says so: then a cluster whose etcd is lost whole comes back with
+	// every byte of its checkpoints.
+	KeepForCheckpoint bool
+	// BlobGrace is how long a checkpoint's files may have too few live replicas
+	// before they are stored again. Default DefaultBlobGrace.
+	BlobGrace time.Duration
 	// CacheBytes bounds the cache of hot records of one volume. Default 128 MiB.
 	CacheBytes int
 	// CompactInterval is the least time between two looks for dead space in a
 	// volume. Default 2 s.
 	CompactInterval time.Duration
+	// Followers is how many servers besides the owner follow a volume's journal.
+	// Default DefaultFollowers; negative: none.
+	Followers int
+	// Trust lets others join; nil where there are no certificates.
+	Trust *Trust
+	// MaxConns bounds the connections. Default 32,768.
+	MaxConns int
+	// RepairDelay is how long a chunk server may be out of reach before what it
+	// has is copied elsewhere. Default 30 s.
+	RepairDelay time.Duration
+	// RepairGrace is how long a replica that the journal does not name any more
+	// is kept. Default 1 min.
+	RepairGrace time.Duration
+	// RepairInterval is the time between two looks at all chunks of a volume;
+	// news hurry it. Default 5 s. ListInterval is the most time between two
+	// complete lists of a server's replicas. Default 10 min.
+	RepairInterval, ListInterval time.Duration
+	// RepairParallel copies are made at a time, RepairRate bytes a second in all
+	// and RepairServerRate to one server, for all volumes of this process.
+	// Default 8, 256 MiB, 128 MiB.
+	RepairParallel   int
+	RepairRate       uint64
+	RepairServerRate uint64
+	// Balance is by how much the fill of two servers, a part of 1, may differ
+	// before chunks are moved; negative: they never are. Default 0.1.
+	Balance float64
+	// LeakGrace is how long a chunk of volume 0 that no checkpoint names is
+	// kept, at least. Default and least: longer than a checkpoint may take.
+	LeakGrace time.Duration
 	// Dead reports whether the process of a session surely runs no more: then
 	// its lease need not run out first. Nil: never.
 	Dead func(host string, pid uint32, start uint64) bool
 	// Room tells how much of the disks that hold journal and state is free, and
 	// how large they are, in bytes; nil where that is somebody else's care.
 	Room func() (free, total uint64, err error)
+	// ReadChunk reads of a sealed chunk; only a survey needs it.
+	ReadChunk func(ctx context.Context, at meta.ChunkPlace, p []byte, off uint64) error
 	// Unsafe switches mechanisms off, for the runs that prove their tests.
 	Unsafe Unsafe
 }
@@ -56,6 +116,11 @@ type Config struct {
 type Unsafe struct {
 	NoRecall bool // leases are granted over others
 	NoWait   bool // what is not durable is seen by others
+	// NoLease: an owner answers although its lease ran out, and its successor
+	// waits for nobody's.
+	NoLease bool
+	// NoPromise: what sessions reserve of a quota is not kept from others.
+	NoPromise bool
 }
 
 // Server serves the volumes of a cluster.
@@ -66,6 +131,8 @@ type Server struct {
 	stats counters
 	tight atomic.Pointer[shortage] // nil: there is room
 
+	suspected suspicion
+
 	// Lock order: an owner's mu before mu; never the other way.
 	mu       sync.Mutex
 	sessions map[meta.SessionID]*session
@@ -73,31 +140,42 @@ type Server struct {
 	links    map[meta.ServerID]*link
 	keys     []meta.CapKey
 	closing  bool
-	ready    chan struct{} // closed when clients may come
-	// restarting: volumes are being taken again; ready is closed afterwards.
-	restarting bool
-	breaking   sync.Mutex // held by startOver, before mu
+	standbys *standbys
+	homeWake chan struct{} // capacity 1: to homeLoop
+	leavers  leavers
+	// strangers has a slot for each connection without a certificate.
+	strangers chan struct{}
+	conns     atomic.Int64
+	repairs   *repairs
+
+	// seenMu guards seen and the map made of it; it is the innermost lock.
+	seenMu   sync.Mutex
+	seen     map[meta.ServerID]*sighting
+	placed   *placement.Map // nil: to be made anew
+	placedAt time.Time
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup
 }
 
-// opening is a volume that is open or being opened.
-type opening struct {
-	done chan struct{}
-	o    *owner
-	err  error
-}
-
 type counters struct {
-	calls, entries, journalBytes, checkpoints, expired, sealed, deleted atomic.Uint64
+	calls, entries, journalBytes, checkpoints, refused, expired, sealed, deleted, staleDeleted atomic.Uint64
 }
 
 // New makes a server; Serve lets it speak.
 func New(ctx context.Context, cfg Config) (*Server, error) {
 	if cfg.SessionTTL == 0 {
-		cfg.SessionTTL = 8 * time.Second
+		cfg.SessionTTL = 6 * time.Second
+	}
+	if cfg.Grace == 0 {
+		cfg.Grace = cfg.SessionTTL / 2
+	}
+	if cfg.HomeAfter == 0 {
+		cfg.HomeAfter = time.Second
+	}
+	if cfg.IdleClose == 0 {
+		cfg.IdleClose = time.Minute
 	}
 	if cfg.CommitDelay == 0 {
 		cfg.CommitDelay = 10 * time.Millisecond
@@ -108,25 +186,59 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if cfg.CacheBytes == 0 {
 		cfg.CacheBytes = 128 << 20
 	}
+	if cfg.CheckpointEvery == 0 {
+		cfg.CheckpointEvery = DefaultCheckpointEvery
+	}
+	if cfg.BlobGrace == 0 {
+		cfg.BlobGrace = DefaultBlobGrace
+	}
+	if cfg.Followers == 0 {
+		cfg.Followers = DefaultFollowers
+	}
 	if cfg.CompactInterval == 0 {
 		cfg.CompactInterval = 2 * time.Second
 	}
+	if cfg.MaxConns == 0 {
+		cfg.MaxConns = 32 << 10
+	}
+	cfg.RepairDelay = cmp.Or(cfg.RepairDelay, DefaultRepairDelay)
+	cfg.RepairGrace = cmp.Or(cfg.RepairGrace, DefaultRepairGrace)
+	cfg.RepairInterval = cmp.Or(cfg.RepairInterval, DefaultRepairInterval)
+	cfg.ListInterval = cmp.Or(cfg.ListInterval, DefaultListInterval)
+	cfg.RepairParallel = cmp.Or(cfg.RepairParallel, DefaultRepairParallel)
+	cfg.RepairRate = cmp.Or(cfg.RepairRate, DefaultRepairRate)
+	cfg.RepairServerRate = cmp.Or(cfg.RepairServerRate, DefaultRepairServerRate)
+	cfg.Balance = cmp.Or(cfg.Balance, DefaultBalance)
+	cfg.LeakGrace = cmp.Or(cfg.LeakGrace, DefaultLeakGrace)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{
 		cfg: cfg, log: cfg.Logger, epoch: time.Now(),
-		sessions: map[meta.SessionID]*session{},
-		volumes:  map[meta.VolumeID]*opening{},
-		links:    map[meta.ServerID]*link{},
-		ready:    make(chan struct{}),
+		sessions:  map[meta.SessionID]*session{},
+		volumes:   map[meta.VolumeID]*opening{},
+		links:     map[meta.ServerID]*link{},
+		suspected: suspicion{looking: make(chan struct{}, 4)},
+		homeWake:  make(chan struct{}, 1),
+		strangers: make(chan struct{}, maxStrangers),
+		seen:      map[meta.ServerID]*sighting{},
+		repairs:   newRepairs(),
 	}
 	var err error
 	if s.keys, err = cfg.Cluster.CapKeys(ctx); err != nil {
 		return nil, err
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	s.standbys = newStandbys(s)
 	s.wg.Go(s.expireLoop)
+	s.wg.Go(s.guardLoop)
+	s.wg.Go(s.repairLoop)
+	s.wg.Go(s.leakLoop)
+	s.wg.Go(s.standbys.loop)
+	if cfg.HomeAfter > 0 {
+		s.wg.Go(s.homeLoop)
+		s.wg.Go(s.visitLoop)
+	}
 	if cfg.Room != nil {
 		s.wg.Go(s.roomLoop)
 	}
@@ -139,6 +251,11 @@ func (s *Server) Serve(l net.Listener) error {
 	defer stop()
 	for {
 		conn, err := l.Accept()
+		if err == nil && s.conns.Add(1) > int64(s.cfg.MaxConns) {
+			s.conns.Add(-1)
+			conn.Close()
+			continue
+		}
 		if err != nil {
 			if s.ctx.Err() != nil {
 				return nil
@@ -146,15 +263,21 @@ func (s *Server) Serve(l net.Listener) error {
 			return meta.E("accept", meta.IO, l.Addr().String(), err)
 		}
 		s.wg.Go(func() {
+			defer s.conns.Add(-1)
 			stop := context.AfterFunc(s.ctx, func() { conn.Close() })
 			defer stop()
-			s.connection(conn)
+			conn, who, err := peering.Greet(s.ctx, conn)
+			if err != nil {
+				s.log.Warn("a connection was refused", "error", err)
+				return
+			}
+			s.connection(conn, who)
 		})
 	}
 }
 
 // connection does the handshake and serves whoever it is.
-func (s *Server) connection(conn net.Conn) {
+func (s *Server) connection(conn net.Conn, who peering.Identity) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(10 * time.Second))
 	rd := wire.NewReader(conn)
@@ -171,54 +294,71 @@ func (s *Server) connection(conn net.Conn) {
 		s.greet(conn, err)
 		return
 	}
-	if h.Min > wire.Version || h.Max < wire.MinVersion {
+	v, ok := wire.Negotiate(&h)
+	if !ok {
 		s.greet(conn, meta.E("hello", meta.Version, h.Name, fmt.Errorf("you speak protocol %d to %d, this server %d to %d", h.Min, h.Max, wire.MinVersion, wire.Version)))
 		return
 	}
-	if h.Cluster != "" && h.Cluster != s.cfg.Cluster.ID() {
+	// A server that restores the cluster does not know which it is.
+	if id := s.cfg.Cluster.ID(); h.Cluster != "" && h.Cluster != id && id != "" {
 		s.greet(conn, meta.E("hello", meta.Version, h.Name, fmt.Errorf("this is cluster %s, not %s", s.cfg.Cluster.ID(), h.Cluster)))
 		return
 	}
-	rd.Trust()
 	ans := wire.Hello{
-		Min: wire.MinVersion, Max: wire.Version, Role: h.Role, Name: s.cfg.Name,
+		Min: wire.MinVersion, Max: wire.Version, Role: h.Role, Name: s.cfg.Name, Host: s.cfg.Addr,
 		Cluster: s.cfg.Cluster.ID(), TTL: uint64(s.cfg.SessionTTL.Milliseconds()),
 	}
-	if h.Role == wire.RoleChunkServer {
+	if !who.Anyone() && who.Role == "" {
+		if err := s.stranger(conn, rd, v, &ans); err != nil {
+			s.greet(conn, err)
+		}
+		return
+	}
+	if err := s.mayConnect(who, h.Role); err != nil {
+		s.log.Warn("a connection was refused", "error", err)
+		s.greet(conn, err)
+		return
+	}
+	if _, lost := s.cfg.Cluster.(*lostCluster); lost && h.Role != wire.RoleChunkServer && h.Role != wire.RoleEnrol {
+		s.greet(conn, beingRestored())
+		return
+	}
+	rd.Trust()
+	if !who.Expires.IsZero() {
+		// A connection ends with the certificate that began it; who has a new one
+		// by then comes back with it.
+		defer time.AfterFunc(time.Until(who.Expires), func() { conn.Close() }).Stop()
+	}
+	switch h.Role {
+	case wire.RoleChunkServer:
 		conn.SetDeadline(time.Time{})
-		conn.Write(wire.Append(nil, 0, &ans))
-		s.serveLink(conn, rd)
+		conn.Write(wire.Append(nil, v, 0, &ans))
+		s.serveLink(conn, rd, v, h.Name, who)
+		return
+	case wire.RolePeer:
+		conn.SetDeadline(time.Time{})
+		conn.Write(wire.Append(nil, v, 0, &ans))
+		s.servePeer(conn, rd, v, &session{srv: s, who: who, role: h.Role, name: h.Name})
 		return
 	}
-	s.mu.Lock()
-	enrol := s.ready
-	s.mu.Unlock()
-	if h.Role == wire.RoleEnrol {
-		enrol = closedChan
-	}
-	select {
-	case <-enrol:
-	case <-time.After(4 * time.Second):
-		s.greet(conn, meta.E("hello", meta.Unavailable, s.cfg.Name, errors.New("the server is still opening its volumes")))
-		return
-	case <-s.ctx.Done():
+	grant := s.grant()
+	if grant <= 0 {
+		s.greet(conn, meta.E("hello", meta.Unavailable, s.cfg.Name, errors.New("this server has no lease at etcd")))
 		return
 	}
-	sess, known, err := s.admit(&h)
+	sess, err := s.admit(&h, who)
 	if err != nil {
 		s.greet(conn, err)
 		return
 	}
-	ans.Session, ans.Resumed = sess.id, known
-	conn.SetDeadline(time.Time{})
-	if _, err := conn.Write(wire.Append(nil, 0, &ans)); err != nil {
+	ans.Session, ans.TTL = sess.id, uint64(grant.Milliseconds())
+	snd := sess.attach(conn, v, &ans)
+	if snd == nil {
 		return
 	}
-	snd := sess.attach(conn)
+	conn.SetDeadline(time.Time{})
 	snd.Enqueue(0, s.serverList())
-	if known {
-		sess.resendRecalls()
-	}
+	snd.Enqueue(0, s.metaList())
 	err = sess.read(conn, rd)
 	sess.detach(conn)
 	if err != nil && s.ctx.Err() == nil {
@@ -234,118 +374,62 @@ func (s *Server) connection(conn net.Conn) {
 }
 
 func (s *Server) greet(conn net.Conn, err error) {
-	conn.Write(wire.Append(nil, 0, &wire.Hello{
+	conn.Write(wire.Append(nil, wire.MinVersion, 0, &wire.Hello{
 		Min: wire.MinVersion, Max: wire.Version, Err: meta.KindOf(err), Detail: err.Error(), Cluster: s.cfg.Cluster.ID(),
 	}))
 }
 
-// admit finds the session that a client wants to go on with, or makes one.
-// known: its leases stand. A session that this server does not know, but that
-// some volume's journal does, goes on under its number without leases: the
-// client claims them.
-func (s *Server) admit(h *wire.Hello) (sess *session, known bool, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closing {
-		return nil, false, meta.E("hello", meta.Unavailable, s.cfg.Name, errors.New("the server is stopping"))
-	}
-	if s.restarting && h.Role != wire.RoleEnrol {
-		return nil, false, meta.E("hello", meta.Unavailable, s.cfg.Name, errors.New("the server takes its volumes again"))
-	}
-	if h.Session != 0 {
-		if sess = s.sessions[h.Session]; sess != nil {
-			// One that was taken up and has not sent its claims yet never got
-			// our answer: its leases are not known here.
-			return sess, !sess.claims.Load(), nil
+// admit finds the session that a client goes on with, or makes one under its
+// number. What the session is worth is each volume's to say, when it is entered.
+func (s *Server) admit(h *wire.Hello, who peering.Identity) (*session, error) {
+	wait := time.NewTimer(4 * time.Second)
+	defer wait.Stop()
+	for {
+		s.mu.Lock()
+		if s.closing {
+			s.mu.Unlock()
+			return nil, meta.E("hello", meta.Unavailable, s.cfg.Name, errors.New("the server is stopping"))
+		}
+		old := s.sessions[h.Session]
+		if old == nil {
+			id := h.Session
+			for id == 0 {
+				var b [8]byte
+				rand.Read(b[:])
+				id = meta.SessionID(binary.LittleEndian.Uint64(b[:]))
+			}
+			sess := &session{
+				srv: s, id: id, who: who, role: h.Role, name: h.Name, host: h.Host, pid: h.PID, start: h.Start,
+				cancels: map[uint64]context.CancelCauseFunc{}, ordered: map[meta.VolumeID][]func(){}, gone: make(chan struct{}),
+			}
+			sess.ctx, sess.cancel = context.WithCancelCause(s.ctx)
+			sess.touch()
+			s.sessions[id] = sess
+			s.mu.Unlock()
+			return sess, nil
+		}
+		s.mu.Unlock()
+		if !old.ended.Load() {
+			if !old.who.Same(who) {
+				return nil, meta.E("hello", meta.AccessDenied, who.String(), errors.New("the session is another's"))
+			}
+			return old, nil
+		}
+		// It begins anew once it has ended in every volume.
+		select {
+		case <-old.gone:
+		case <-wait.C:
+			return nil, meta.E("hello", meta.Unavailable, s.cfg.Name, errors.New("the session is being ended"))
+		case <-s.ctx.Done():
+			return nil, meta.E("hello", meta.Unavailable, s.cfg.Name, context.Cause(s.ctx))
 		}
 	}
-	id := h.Session
-	if id == 0 || !s.journaledSomewhere(id) {
-		var b [8]byte
-		rand.Read(b[:])
-		if id = meta.SessionID(binary.LittleEndian.Uint64(b[:])); id == 0 {
-			id = 1
-		}
-	}
-	sess = &session{
-		srv: s, id: id, role: h.Role, name: h.Name, host: h.Host, pid: h.PID, start: h.Start,
-		cancels: map[uint64]context.CancelCauseFunc{},
-	}
-	sess.ctx, sess.cancel = context.WithCancelCause(s.ctx)
-	sess.touch()
-	sess.claims.Store(id == h.Session)
-	s.sessions[id] = sess
-	return sess, false, nil
 }
 
 func (s *Server) session(id meta.SessionID) *session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.sessions[id]
-}
-
-// opened returns the owner of a volume that is open here, without waiting.
-func (s *Server) opened(v meta.VolumeID) *owner {
-	s.mu.Lock()
-	op := s.volumes[v]
-	s.mu.Unlock()
-	if op == nil {
-		return nil
-	}
-	select {
-	case <-op.done:
-		return op.o
-	default:
-		return nil
-	}
-}
-
-// owners lists the volumes that are open here.
-func (s *Server) owners() (all []*owner) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, op := range s.volumes {
-		select {
-		case <-op.done:
-			if op.o != nil {
-				all = append(all, op.o)
-			}
-		default:
-		}
-	}
-	slices.SortFunc(all, func(a, b *owner) int { return int(a.vol) - int(b.vol) })
-	return all
-}
-
-// open opens a volume, or waits for who does. Errors: NoSuchVolume, NotOwner,
-// Unavailable.
-func (s *Server) open(ctx context.Context, v meta.VolumeID) (*owner, error) {
-	s.mu.Lock()
-	if s.closing {
-		s.mu.Unlock()
-		return nil, meta.E("open volume", meta.Unavailable, fmt.Sprint(v), errors.New("the server is stopping"))
-	}
-	op := s.volumes[v]
-	if op == nil {
-		op = &opening{done: make(chan struct{})}
-		s.volumes[v] = op
-		s.wg.Go(func() {
-			op.o, op.err = s.openOwner(v)
-			if op.err != nil {
-				s.mu.Lock()
-				delete(s.volumes, v)
-				s.mu.Unlock()
-			}
-			close(op.done)
-		})
-	}
-	s.mu.Unlock()
-	select {
-	case <-op.done:
-		return op.o, op.err
-	case <-ctx.Done():
-		return nil, meta.E("open volume", meta.Interrupted, fmt.Sprint(v), context.Cause(ctx))
-	}
 }
 
 // expireLoop ends sessions whose lease ran out.
@@ -406,22 +490,21 @@ func (s *Server) endStubborn(stood time.Duration) {
 }
 
 // endSession voids a session: leases and locks go, what it held in each
-// volume is released through the journal.
+// volume that it entered here is released through the journal.
 func (s *Server) endSession(sess *session, why error) {
-	sess.mu.Lock()
-	if sess.ended {
-		sess.mu.Unlock()
+	if sess.ended.Swap(true) {
 		return
 	}
-	sess.ended = true
-	sess.mu.Unlock()
 	s.log.Info("session ended", "session", sess.name, "why", why)
-	s.mu.Lock()
-	delete(s.sessions, sess.id)
-	s.mu.Unlock()
 	for _, o := range s.owners() {
 		o.endSession(sess.id, sess)
 	}
+	s.mu.Lock()
+	if s.sessions[sess.id] == sess {
+		delete(s.sessions, sess.id)
+	}
+	s.mu.Unlock()
+	close(sess.gone)
 	sess.cancel(why)
 	if !errors.Is(why, errLeft) {
 		// A client that lives connects again, and hears that it lost everything.
@@ -444,12 +527,24 @@ func (s *Server) Close(ctx context.Context) error {
 	s.closing = true
 	s.mu.Unlock()
 	var errs []error
-	for _, o := range s.owners() {
-		if err := o.close(ctx); err != nil {
-			errs = append(errs, err)
-		}
+	// Nobody is to be sent here any more.
+	if err := s.cfg.Cluster.Unregister(ctx); err != nil {
+		s.log.Warn("the cluster could not be told that this server stops", "error", err)
 	}
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	for _, o := range s.owners() {
+		wg.Go(func() {
+			if err := o.close(ctx); err != nil {
+				mu.Lock()
+				errs = append(errs, err)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
 	s.cancel(errors.New("the server was stopped"))
+	errs = append(errs, s.standbys.close())
 	s.wg.Wait()
 	return errors.Join(errs...)
 }
@@ -468,4 +563,5 @@ func (s *Server) Abandon() {
 	for _, o := range owners {
 		o.closeStore()
 	}
+	s.standbys.close()
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	peering "penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -18,29 +19,42 @@ import (
 type session struct {
 	srv   *Server
 	id    meta.SessionID
+	who   peering.Identity // that opened it
 	role  wire.Role
 	name  string
 	host  string
 	pid   uint32
 	start uint64
 
+	accMu sync.Mutex // of acc; nothing is taken under it
+	acc   map[meta.VolumeID]accessAt
+
 	// renewed is when the last keep-alive came, nanoseconds of the server's
 	// monotonic clock.
 	renewed atomic.Int64
-	// claims: the session comes from an owner before this one; its claims and
-	// replays are on their way.
-	claims atomic.Bool
+	ended   atomic.Bool
+	gone    chan struct{} // closed when it ended everywhere here
+	reading sync.Mutex    // held while a frame is handled, before mu
 
 	mu      sync.Mutex
 	conn    net.Conn
 	send    *wire.Sender // nil between connections
 	cancels map[uint64]context.CancelCauseFunc
-	ended   bool
-	ordered []func() // replays, oldest first; the first is being run
+	// ordered are the replays of each volume, oldest first; the first is being run.
+	ordered map[meta.VolumeID][]func()
 
 	ctx    context.Context // ends with the session, not with a connection
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup
+}
+
+// holder is whom capabilities of the session are bound to: nobody, if the
+// session has no certificate.
+func (s *session) holder() string {
+	if s.who.Role == "" {
+		return ""
+	}
+	return s.who.String()
 }
 
 // byeWait bounds how long a good-bye waits for the journal.
@@ -49,29 +63,29 @@ const byeWait = time.Second
 var (
 	errCanceled = errors.New("the caller waits no more")
 	errLeft     = errors.New("the client left")
+	errReplaced = errors.New("the client has another connection")
 )
 
-// inOrder runs work that must keep the order in which it came but may wait,
-// which the reading goroutine must not: another session's answer to a recall
-// may be behind it.
-func (s *session) inOrder(work func()) {
+// inOrder runs work of one volume that must keep the order in which it came but
+// may wait, which the reading goroutine must not: another session's answer to a
+// recall may be behind it.
+func (s *session) inOrder(v meta.VolumeID, work func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ordered = append(s.ordered, work)
-	if len(s.ordered) > 1 {
+	s.ordered[v] = append(s.ordered[v], work)
+	if len(s.ordered[v]) > 1 {
 		return // somebody is at it
 	}
 	s.wg.Go(func() {
 		for {
 			s.mu.Lock()
-			next := s.ordered[0]
+			next := s.ordered[v][0]
 			s.mu.Unlock()
 			next()
 			s.mu.Lock()
-			s.ordered[0] = nil
-			s.ordered = s.ordered[1:]
-			if len(s.ordered) == 0 {
-				s.ordered = nil
+			s.ordered[v][0] = nil
+			if s.ordered[v] = s.ordered[v][1:]; len(s.ordered[v]) == 0 {
+				delete(s.ordered, v)
 				s.mu.Unlock()
 				return
 			}
@@ -83,17 +97,22 @@ func (s *session) inOrder(work func()) {
 // enqueue adds a frame to what the session will be sent. Without a connection
 // it is dropped: the client asks again when it is back, and recalls are
 // repeated then.
-func (s *session) enqueue(id uint64, m wire.Message) {
+//
+// false: the client speaks an older protocol and has no words for it.
+func (s *session) enqueue(id uint64, m wire.Message) bool {
 	s.mu.Lock()
 	snd := s.send
 	s.mu.Unlock()
 	if snd != nil {
-		snd.Enqueue(id, m)
+		if snd.Enqueue(id, m) != nil {
+			return false
+		}
 		if _, ok := m.(*wire.Recall); ok {
 			// Whoever asks holds a lock and flushes its own session only.
 			go snd.Flush()
 		}
 	}
+	return true
 }
 
 func (s *session) flush() {
@@ -119,9 +138,16 @@ func (s *session) waiting(id uint64) (context.Context, func()) {
 	}
 }
 
-// attach gives the session a new connection and closes an older one.
-func (s *session) attach(conn net.Conn) *wire.Sender {
-	snd := wire.NewSender(conn, nil)
+// attach answers the hello on a new connection and gives it to the session; an
+// older one is closed, and nothing that is still in it is looked at: it would
+// come after what the client says now.
+func (s *session) attach(conn net.Conn, v uint8, hello *wire.Hello) *wire.Sender {
+	if _, err := conn.Write(wire.Append(nil, v, 0, hello)); err != nil {
+		return nil
+	}
+	snd := wire.NewSender(conn, v, nil)
+	s.reading.Lock()
+	defer s.reading.Unlock()
 	s.mu.Lock()
 	if s.conn != nil {
 		s.conn.Close()
@@ -129,6 +155,9 @@ func (s *session) attach(conn net.Conn) *wire.Sender {
 	s.conn, s.send = conn, snd
 	s.mu.Unlock()
 	s.touch()
+	if s.ended.Load() {
+		conn.Close() // while we were at it: the client comes again
+	}
 	return snd
 }
 
@@ -158,7 +187,16 @@ func (s *session) read(conn net.Conn, rd *wire.Reader) error {
 		if err != nil {
 			return err
 		}
+		s.reading.Lock()
+		s.mu.Lock()
+		ours := s.conn == conn
+		s.mu.Unlock()
+		if !ours {
+			s.reading.Unlock()
+			return errReplaced
+		}
 		done, err := s.handle(t, id, body)
+		s.reading.Unlock()
 		if done || err != nil {
 			return err
 		}
@@ -169,40 +207,45 @@ func (s *session) refuse(id uint64, err error) {
 	s.enqueue(id, &wire.Reply{Status: wire.StatusOf(err)})
 }
 
-// withOwner runs fn with the volume's owner, at once if it is open here, else
-// from a goroutine that opens it.
+// withOwner runs fn with the owner of a volume that the session entered here. A
+// client that did not is told to look for the owner: a volume came and went, or
+// it knows an old owner.
 func (s *session) withOwner(id uint64, v meta.VolumeID, fn func(*owner)) {
-	if o := s.srv.opened(v); o != nil {
+	if o := s.srv.opened(v); o != nil && o.has(s) {
 		fn(o)
 		return
 	}
-	s.wg.Go(func() {
-		o, err := s.srv.open(s.ctx, v)
-		if err != nil {
-			s.refuse(id, err)
-		} else {
-			fn(o)
-		}
-		s.flush()
-	})
+	s.refuse(id, s.srv.elsewhere(v))
 }
 
-func (s *session) handle(t wire.Type, id uint64, body []byte) (done bool, err error) {
+// handle serves one frame, or refuses it.
+func (s *session) handle(t wire.Type, id uint64, body wire.Body) (done bool, err error) {
+	if err := maySend(s.who, t); err != nil {
+		return false, err
+	}
+	done, err = s.serve(t, id, body)
+	var no *refusal
+	if errors.As(err, &no) {
+		s.srv.stats.refused.Add(1)
+		if no.answer != nil {
+			s.enqueue(id, no.answer)
+		}
+		return false, nil
+	}
+	return done, err
+}
+
+func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err error) {
 	switch t {
 	case wire.TCall:
 		c := new(wire.Call)
-		if err := wire.Decode(body, c); err != nil {
+		if err := s.take(body, c); err != nil {
 			return false, err
 		}
 		s.srv.stats.calls.Add(1)
 		if c.Replay {
-			s.inOrder(func() {
-				o, err := s.srv.open(s.ctx, c.Volume)
-				if err != nil {
-					s.refuse(id, err)
-				} else {
-					o.serve(s, id, c, true)
-				}
+			s.inOrder(c.Volume, func() {
+				s.withOwner(id, c.Volume, func(o *owner) { o.serve(s, id, c, true) })
 				s.flush()
 			})
 			return false, nil
@@ -210,7 +253,7 @@ func (s *session) handle(t wire.Type, id uint64, body []byte) (done bool, err er
 		s.withOwner(id, c.Volume, func(o *owner) { o.serve(s, id, c, false) })
 	case wire.TBatch:
 		b := new(wire.Batch)
-		if err := wire.Decode(body, b); err != nil {
+		if err := s.take(body, b); err != nil {
 			return false, err
 		}
 		if len(b.Calls) == 0 {
@@ -226,13 +269,13 @@ func (s *session) handle(t wire.Type, id uint64, body []byte) (done bool, err er
 		s.withOwner(id, b.Calls[0].Volume, func(o *owner) { o.serveBatch(s, id, b) })
 	case wire.TSync:
 		m := new(wire.Sync)
-		if err := wire.Decode(body, m); err != nil {
+		if err := s.take(body, m); err != nil {
 			return false, err
 		}
 		s.withOwner(id, m.Volume, func(o *owner) { o.serveSync(s, id, m) })
 	case wire.TRecalled:
 		var m wire.Recalled
-		if err := wire.Decode(body, &m); err != nil {
+		if err := s.take(body, &m); err != nil {
 			return false, err
 		}
 		if o := s.srv.opened(m.Volume); o != nil {
@@ -242,7 +285,7 @@ func (s *session) handle(t wire.Type, id uint64, body []byte) (done bool, err er
 		}
 	case wire.TDrop:
 		var m wire.Drop
-		if err := wire.Decode(body, &m); err != nil {
+		if err := s.take(body, &m); err != nil {
 			return false, err
 		}
 		if o := s.srv.opened(m.Volume); o != nil {
@@ -254,42 +297,68 @@ func (s *session) handle(t wire.Type, id uint64, body []byte) (done bool, err er
 		}
 	case wire.TKeepAlive:
 		var m wire.KeepAlive
-		if err := wire.Decode(body, &m); err != nil {
+		if err := s.take(body, &m); err != nil {
 			return false, err
 		}
 		s.touch()
-		s.enqueue(id, &m)
-		if s.claims.CompareAndSwap(true, false) {
-			// Claims and replays come before the first keep-alive.
-			s.inOrder(func() {
-				for _, o := range s.srv.owners() {
-					o.mu.Lock()
-					o.back(s.id)
-					o.mu.Unlock()
-				}
-			})
+		// Beyond the server's own lease another may own the volumes (rule 2).
+		if grant := s.srv.grant(); grant > 0 {
+			m.TTL = uint64(grant.Milliseconds())
+			s.enqueue(id, &m)
 		}
+	case wire.TEnter:
+		m := new(wire.Enter)
+		if err := s.take(body, m); err != nil {
+			return false, err
+		}
+		s.wg.Go(func() {
+			e := &wire.Entered{}
+			if o, err := s.srv.ownerFor(s.ctx, m.Volume); err != nil {
+				e.Status = wire.StatusOf(err)
+				s.enqueue(id, e)
+			} else {
+				o.serveEnter(s, id, m)
+			}
+			s.flush()
+		})
+	case wire.TBack:
+		m := new(wire.Back)
+		if err := s.take(body, m); err != nil {
+			return false, err
+		}
+		s.inOrder(m.Volume, func() {
+			if o := s.srv.opened(m.Volume); o != nil {
+				o.back(s)
+			}
+			s.flush()
+		})
 	case wire.TAlloc:
 		m := new(wire.Alloc)
-		if err := wire.Decode(body, m); err != nil {
+		if err := s.take(body, m); err != nil {
 			return false, err
 		}
 		s.withOwner(id, m.Volume, func(o *owner) { o.serveAlloc(s, id, m) })
 	case wire.TSeal:
 		m := new(wire.Seal)
-		if err := wire.Decode(body, m); err != nil {
+		if err := s.take(body, m); err != nil {
 			return false, err
 		}
-		s.withOwner(id, m.Chunk.Volume, func(o *owner) { o.serveSeal(s, id, m.Chunk) })
+		s.withOwner(id, m.Chunk.Volume, func(o *owner) { o.serveSeal(s, id, m) })
+	case wire.TTrouble:
+		var m wire.Trouble
+		if err := s.take(body, &m); err != nil {
+			return false, err
+		}
+		s.srv.trouble(s, &m)
 	case wire.TLock:
 		m := new(wire.Lock)
-		if err := wire.Decode(body, m); err != nil {
+		if err := s.take(body, m); err != nil {
 			return false, err
 		}
 		s.withOwner(id, m.Volume, func(o *owner) { o.serveLock(s, id, m) })
 	case wire.TCancel:
 		var m wire.Cancel
-		if err := wire.Decode(body, &m); err != nil {
+		if err := s.take(body, &m); err != nil {
 			return false, err
 		}
 		s.mu.Lock()
@@ -299,19 +368,32 @@ func (s *session) handle(t wire.Type, id uint64, body []byte) (done bool, err er
 		s.mu.Unlock()
 	case wire.TClaim:
 		m := new(wire.Claim)
-		if err := wire.Decode(body, m); err != nil {
+		if err := s.take(body, m); err != nil {
 			return false, err
 		}
-		o, err := s.srv.open(s.ctx, m.Volume)
-		if err != nil {
-			s.srv.log.Warn("a claim could not be served", "session", s.name, "error", err)
-			return false, nil
+		if o := s.srv.opened(m.Volume); o != nil {
+			o.serveClaim(s, m)
 		}
-		o.serveClaim(s, m)
+	case wire.TReserve:
+		m := new(wire.Reserve)
+		if err := s.take(body, m); err != nil {
+			return false, err
+		}
+		if m.Claim {
+			if o := s.srv.opened(m.Volume); o != nil {
+				o.claimPromise(s, m.Want)
+			}
+			break
+		}
+		s.withOwner(id, m.Volume, func(o *owner) { o.serveReserve(s, id, m) })
 	case wire.TCaps:
 		m := new(wire.Caps)
-		if err := wire.Decode(body, m); err != nil {
+		if err := s.take(body, m); err != nil {
 			return false, err
+		}
+		if !m.Chunk.IsZero() {
+			s.withOwner(id, m.Volume, func(o *owner) { o.serveAppendCap(s, id, m.Chunk) })
+			break
 		}
 		re := &wire.CapsRe{}
 		token, ttl, err := s.srv.readCap(m.Volume, s)
@@ -319,7 +401,7 @@ func (s *session) handle(t wire.Type, id uint64, body []byte) (done bool, err er
 		s.enqueue(id, re)
 	case wire.TAdmin:
 		m := new(wire.Admin)
-		if err := wire.Decode(body, m); err != nil {
+		if err := s.take(body, m); err != nil {
 			return false, err
 		}
 		s.wg.Go(func() {
@@ -329,9 +411,15 @@ func (s *session) handle(t wire.Type, id uint64, body []byte) (done bool, err er
 		})
 	case wire.TBye:
 		s.wg.Go(func() {
+			var used []*owner
+			for _, o := range s.srv.owners() {
+				if o.has(s) {
+					used = append(used, o)
+				}
+			}
 			s.srv.endSession(s, errLeft)
 			// Whoever takes the volumes next shall not wait for this session.
-			for _, o := range s.srv.owners() {
+			for _, o := range used {
 				ctx, cancel := context.WithTimeout(o.ctx, byeWait)
 				if err := o.flush(ctx); err != nil {
 					o.log.Debug("a session's end is not in the journal yet", "error", err)
@@ -349,21 +437,4 @@ func (s *session) handle(t wire.Type, id uint64, body []byte) (done bool, err er
 		return false, meta.E("read frame", meta.Protocol, s.name, fmt.Errorf("frame type %d from a client", t))
 	}
 	return false, nil
-}
-
-// resendRecalls asks again, on a new connection, for what the old one may have
-// lost.
-func (s *session) resendRecalls() {
-	for _, o := range s.srv.owners() {
-		o.mu.Lock()
-		for ino, l := range o.leases.m {
-			if l.recall == nil {
-				continue
-			}
-			if _, asked := l.recall.pending[s]; asked {
-				s.enqueue(l.recall.round, &wire.Recall{Recall: meta.Recall{Volume: o.vol, Ino: ino, Keep: l.recall.keep}})
-			}
-		}
-		o.mu.Unlock()
-	}
 }

@@ -10,15 +10,19 @@ import (
 	"penstock.io/penstock/meta/capability"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/placement"
 )
 
 // Volume 0 holds chunks that belong to the system: the files of checkpoints.
 
+// systemPolicy is how chunks of volume 0 are placed: on three hosts, or on as
+// many as there are (rule 10).
+var systemPolicy = meta.Policy{Replicas: 3, Degrade: true}
+
 // SystemGrant gives the right to write a chunk of volume 0. Such chunks have
 // up to three replicas, whatever any volume's policy (rule 10).
 func (s *Server) SystemGrant(id meta.ChunkID, maxLen uint64) (meta.ChunkGrant, error) {
-	n := min(max(len(s.liveServers()), 1), 3)
-	servers, err := s.place(1, n, "")
+	servers, err := s.place(1, &systemPolicy, placement.Writer{}, nil)
 	if err != nil {
 		return meta.ChunkGrant{}, err
 	}
@@ -26,14 +30,14 @@ func (s *Server) SystemGrant(id meta.ChunkID, maxLen uint64) (meta.ChunkGrant, e
 	return meta.ChunkGrant{ID: id, Fence: fence, Servers: servers[0], MaxLen: maxLen,
 		Cap: capability.Sign(s.signKey(), capability.Claims{
 			Volume: id.Volume, Chunk: id, Rights: capability.Append | capability.Read, Fence: fence, MaxLen: maxLen,
-			Client: s.cfg.Name, Expiry: meta.Time(time.Now().Add(time.Hour).UnixNano()),
+			Client: s.cfg.Identity, Expiry: meta.Time(time.Now().Add(time.Hour).UnixNano()),
 		})}, nil
 }
 
 // SystemReadCap gives the right to read the chunks of a volume.
 func (s *Server) SystemReadCap(v meta.VolumeID) []byte {
 	return capability.Sign(s.signKey(), capability.Claims{
-		Volume: v, Rights: capability.Read, Client: s.cfg.Name, Expiry: meta.Time(time.Now().Add(CapLife).UnixNano()),
+		Volume: v, Rights: capability.Read, Expiry: meta.Time(time.Now().Add(CapLife).UnixNano()),
 	})
 }
 
@@ -68,28 +72,33 @@ func (s *Server) AwaitServer(ctx context.Context, any []meta.ServerID) error {
 	}
 }
 
-// OpenAll opens every volume and then lets clients in: a session from before
-// can only go on if the volumes that know it are open.
+// OpenAll opens the volumes whose home this is and whose owner before did not
+// release them, and finishes deletions. The others are opened when somebody
+// wants them.
 func (s *Server) OpenAll(ctx context.Context) error {
-	err := s.openAll(ctx)
-	s.letIn()
-	return err
-}
-
-func (s *Server) openAll(ctx context.Context) error {
 	all, err := s.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, v := range all {
+		if _, mine := s.home(v.ID); !mine {
+			continue
+		}
 		if v.State == cluster.VolumeDeleting {
 			if err := s.deleteVolume(ctx, v); err != nil {
 				s.log.Warn("a volume's deletion could not be finished", "volume", v.Name, "error", err)
 			}
 			continue
 		}
-		if _, err := s.open(ctx, v.ID); err != nil {
+		h, err := s.cfg.Cluster.Holder(ctx, v.ID)
+		if err == nil && (h.Released && !h.Held && v.ID != meta.RootVolume || h.Held && h.Name != s.cfg.Name) {
+			continue
+		}
+		if err == nil {
+			_, err = s.open(ctx, v.ID)
+		}
+		if err != nil && !errors.Is(err, meta.NotOwner) {
 			errs = append(errs, fmt.Errorf("volume %s: %w", v.Name, err))
 		}
 	}

@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 
 	"penstock.io/penstock/meta"
 )
@@ -13,7 +14,30 @@ import (
 type coder struct {
 	buf []byte // encode: what was written; decode: what is left
 	dec bool
+	v   uint8 // the protocol version that the body is in
 	err error
+}
+
+// since says whether a field that version v added travels. In an older body it
+// doesn't, and the one who reads that body finds zero: right for what an older
+// peer can do without.
+func (c *coder) since(v uint8) bool { return c.v >= v }
+
+// need is since for a field that the peer must not miss: where it is set (has)
+// and the body is of an older version, the message can't be said to that peer,
+// and whoever wants to send it hears NotSupported.
+func (c *coder) need(v uint8, has bool, what string) bool {
+	if c.v >= v {
+		return true
+	}
+	if has && !c.dec {
+		c.cannot(v, what)
+	}
+	return false
+}
+
+func (c *coder) cannot(v uint8, what string) {
+	c.fail(meta.E("encode frame", meta.NotSupported, what, fmt.Errorf("the other side speaks protocol %d, this came with %d", c.v, v)))
 }
 
 var errShort = errors.New("the body ends too early")
@@ -249,6 +273,7 @@ func chunkGrant(c *coder, g *meta.ChunkGrant) {
 	c.fence(&g.Fence)
 	servers(c, &g.Servers)
 	c.bytes(&g.Cap)
+	c.u64(&g.TTL)
 	c.u64(&g.MaxLen)
 }
 
@@ -260,9 +285,51 @@ func serverInfo(c *coder, s *meta.ServerInfo) {
 	c.u64(&s.Total)
 	c.u64(&s.Free)
 	c.str(&s.Host)
+	list(c, &s.Disks, diskInfo)
+	if c.since(3) {
+		c.str(&s.Local)
+	}
+}
+
+func diskInfo(c *coder, d *meta.DiskInfo) {
+	c.str(&d.ID)
+	c.str(&d.Path)
+	c.str(&d.Class)
+	c.u64(&d.Total)
+	c.u64(&d.Free)
+	c.u8((*uint8)(&d.State))
+	c.str(&d.Detail)
+	c.u32(&d.Scrubbed)
+	c.time(&d.ScrubEnd)
+}
+
+func replicaInfo(c *coder, r *meta.ReplicaInfo) {
+	c.chunkID(&r.ID)
+	c.chunkState(&r.State)
+	c.u64(&r.Length)
+	c.u64(&r.Synced)
+	c.u32(&r.CRC)
+	c.fence(&r.Fence)
+	c.str(&r.Disk)
+	c.kind(&r.Err)
+}
+
+func replicaEvent(c *coder, e *meta.ReplicaEvent) {
+	c.u64(&e.Seq)
+	c.u8((*uint8)(&e.Kind))
+	c.chunkID(&e.Chunk)
+	c.str(&e.Disk)
+	c.str(&e.Detail)
 }
 
 func grant(c *coder, g *meta.Grant) { ino(c, &g.Ino); c.mode(&g.Mode) }
+
+// Bits of a policy's last byte. A policy of the words that protocol 1 knew at
+// first (and LocalFirst, which went without saying) is coded as it was then.
+const (
+	policyNoAtime = 1 << iota
+	policyPlaced  // placement follows
+)
 
 func (c *coder) policy(p *meta.Policy) {
 	c.u64(&p.QuotaBytes)
@@ -272,7 +339,30 @@ func (c *coder) policy(p *meta.Policy) {
 	c.bool(&p.SealOnClose)
 	c.bool(&p.Immutable)
 	c.bool(&p.SyncOnClose)
-	c.bool(&p.NoAtime)
+	old := meta.Policy{QuotaBytes: p.QuotaBytes, QuotaInodes: p.QuotaInodes, Replicas: p.Replicas, MaxChunk: p.MaxChunk,
+		SealOnClose: p.SealOnClose, Immutable: p.Immutable, SyncOnClose: p.SyncOnClose, NoAtime: p.NoAtime, LocalFirst: true}
+	var f uint8
+	if p.NoAtime {
+		f |= policyNoAtime
+	}
+	if *p != old {
+		f |= policyPlaced
+	}
+	c.u8(&f)
+	if f > policyNoAtime|policyPlaced {
+		c.fail(errors.New("a policy with unknown words"))
+	}
+	p.NoAtime = f&policyNoAtime != 0
+	if f&policyPlaced == 0 {
+		p.LocalFirst = true
+		return
+	}
+	c.str(&p.Topology)
+	c.u8((*uint8)(&p.Spread))
+	c.str(&p.Class)
+	c.bool(&p.LocalFirst)
+	c.bool(&p.Degrade)
+	c.bool(&p.Encrypt)
 }
 
 func lock(c *coder, l *meta.Lock) {

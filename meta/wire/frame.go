@@ -33,11 +33,32 @@ import (
 )
 
 // Version is the protocol version this program speaks, MinVersion the oldest
-// it still understands.
+// it still understands. Programs of two neighbouring versions work together
+// (rolling upgrades): what a version adds is coded only from that version on, see
+// coder.since and coder.need, typeSince and opSince.
+//
+//	1  within one machine only, by parts of one program; spoken by nobody
+//	2  disks, lists, pulls, events
+//	3  ServerInfo.Local, Call.At, Reserve, Reserved, Quota, Call.Reserved, Entered.Metered
 const (
-	Version    = 1
-	MinVersion = 1
+	Version    = 3
+	MinVersion = 2
 )
+
+// typeSince has the types of frames that came after MinVersion, and with which
+// version. They can't be sent to older peers.
+var typeSince = map[Type]uint8{TReserve: 3, TReserved: 3, TQuota: 3}
+
+// Negotiate gives the version that both sides speak; false if there is none. h is
+// what the other side said of itself. Hellos themselves, which come before that
+// is known, are sent as MinVersion has them by who dials, and as the dialler's
+// frame was by who answers.
+func Negotiate(h *Hello) (uint8, bool) {
+	if h.Min > Version || h.Max < MinVersion || h.Min > h.Max {
+		return 0, false
+	}
+	return uint8(min(h.Max, Version)), true
+}
 
 // Bounds in bytes, the length field excluded.
 const (
@@ -78,17 +99,30 @@ const (
 	TCaps                      // client: renew read capabilities; answered by TCapsRe
 	TCapsRe                    //
 	TServers                   // server: the chunk servers, whenever they change
+	TEnter                     // client: I want to use a volume; answered by TEntered
+	TEntered                   //
+	TBack                      // client: claims and replays of a volume are complete
+	TMoved                     // server: a volume is served here no more
+	TMetas                     // server: the meta servers, whenever they change
+	TReported                  // server: events of a chunk server's reports taken in
+	TTrouble                   // client: chunk servers that failed it; no answer
+	TReserve                   // client: bytes of a quota, before they are written; answered by TReserved
+	TReserved                  //
+	TQuota                     // server: a quota came or went, or what lies idle of it is wanted back
 	lastType
 )
 
+// Types bounds the types of frames.
+const Types = int(lastType)
+
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Begin starts a frame at the end of dst and returns the slice to append the
-// body to; End finishes the frame that began at start.
-func Begin(dst []byte, t Type, id uint64) (frame []byte, start int) {
+// Begin starts a frame of protocol version v at the end of dst and returns the
+// slice to append the body to; End finishes the frame that began at start.
+func Begin(dst []byte, v uint8, t Type, id uint64) (frame []byte, start int) {
 	start = len(dst)
 	var h [HeaderSize]byte
-	h[4] = Version
+	h[4] = v
 	h[5] = byte(t)
 	binary.LittleEndian.PutUint64(h[8:], id)
 	return append(dst, h[:]...), start
@@ -127,42 +161,48 @@ func (r *Reader) Trust() { r.max = MaxFrame }
 // that the next Next will ask the network.
 func (r *Reader) Buffered() int { return r.r.Buffered() }
 
+// Body is what a frame says, in the protocol version that its header names.
+type Body struct {
+	Version uint8
+	Bytes   []byte
+}
+
 // Next reads one frame. The body is valid until the next call.
 // Errors: io.EOF at a clean end, Protocol for a malformed frame, Version.
-func (r *Reader) Next() (t Type, id uint64, body []byte, err error) {
+func (r *Reader) Next() (t Type, id uint64, body Body, err error) {
 	var h [HeaderSize]byte
 	if _, err := io.ReadFull(r.r, h[:]); err != nil {
-		return 0, 0, nil, err
+		return 0, 0, Body{}, err
 	}
 	n := binary.LittleEndian.Uint32(h[:])
 	if n < HeaderSize-4 || n > r.max {
-		return 0, 0, nil, meta.E("read frame", meta.Protocol, "", fmt.Errorf("length %d is not in 16..%d", n, r.max))
+		return 0, 0, Body{}, meta.E("read frame", meta.Protocol, "", fmt.Errorf("length %d is not in 16..%d", n, r.max))
 	}
 	if v := h[4]; v < MinVersion || v > Version {
-		return 0, 0, nil, meta.E("read frame", meta.Version, "", fmt.Errorf("protocol version %d, this program speaks %d to %d", v, MinVersion, Version))
+		return 0, 0, Body{}, meta.E("read frame", meta.Version, "", fmt.Errorf("protocol version %d, this program speaks %d to %d", v, MinVersion, Version))
 	}
 	t = Type(h[5])
 	if t == 0 || t >= lastType || h[6] != 0 || h[7] != 0 {
-		return 0, 0, nil, meta.E("read frame", meta.Protocol, "", fmt.Errorf("type %d, reserved %d", t, binary.LittleEndian.Uint16(h[6:])))
+		return 0, 0, Body{}, meta.E("read frame", meta.Protocol, "", fmt.Errorf("type %d, reserved %d", t, binary.LittleEndian.Uint16(h[6:])))
 	}
 	id = binary.LittleEndian.Uint64(h[8:])
 	n -= HeaderSize - 4
 	if uint32(cap(r.buf)) < n {
 		// Grow as bytes arrive: a length alone makes nobody allocate much.
 		if r.buf, err = readGrowing(r.r, r.buf[:0], int(n)); err != nil {
-			return 0, 0, nil, err
+			return 0, 0, Body{}, err
 		}
 	} else {
 		r.buf = r.buf[:n]
 		if _, err := io.ReadFull(r.r, r.buf); err != nil {
-			return 0, 0, nil, unexpected(err)
+			return 0, 0, Body{}, unexpected(err)
 		}
 	}
 	crc := crc32.Update(0, castagnoli, h[4:16])
 	if crc = crc32.Update(crc, castagnoli, r.buf); crc != binary.LittleEndian.Uint32(h[16:]) {
-		return 0, 0, nil, meta.E("read frame", meta.Protocol, "", fmt.Errorf("checksum of a frame of type %d does not match", t))
+		return 0, 0, Body{}, meta.E("read frame", meta.Protocol, "", fmt.Errorf("checksum of a frame of type %d does not match", t))
 	}
-	body = r.buf
+	body = Body{h[4], r.buf}
 	if cap(r.buf) > 1<<20 {
 		r.buf = nil // a rare giant must not stay in memory for each connection
 	}

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"errors"
 	"fmt"
 
 	"penstock.io/penstock/meta"
@@ -16,6 +17,9 @@ const (
 	// RoleEnrol: a chunk server that wants its number; it may not wait for
 	// volumes that may wait for it.
 	RoleEnrol
+	// RolePeer: another meta server; it sends administrative requests only and
+	// has no session.
+	RolePeer
 )
 
 // Message is the body of a frame.
@@ -24,17 +28,34 @@ type Message interface {
 	fields(*coder)
 }
 
-// Append adds m as one frame to dst.
-func Append(dst []byte, id uint64, m Message) []byte {
-	b, start := Begin(dst, m.frameType(), id)
-	c := coder{buf: b}
+// Encode adds m as one frame of protocol version v to dst. Errors: NotSupported,
+// where m has something to say that v has no words for; dst is then as it was.
+func Encode(dst []byte, v uint8, id uint64, m Message) ([]byte, error) {
+	b, start := Begin(dst, v, m.frameType(), id)
+	c := coder{buf: b, v: v}
+	if t := m.frameType(); typeSince[t] > v {
+		c.cannot(typeSince[t], fmt.Sprintf("frame type %d", t))
+	}
 	m.fields(&c)
-	return End(c.buf, start)
+	if c.err != nil {
+		return dst, c.err
+	}
+	return End(c.buf, start), nil
+}
+
+// Append is Encode for what every version has words for: hellos, and answers,
+// which are no newer than what was asked.
+func Append(dst []byte, v uint8, id uint64, m Message) []byte {
+	b, err := Encode(dst, v, id, m)
+	if err != nil {
+		panic("wire: " + err.Error())
+	}
+	return b
 }
 
 // Decode reads a body into m. Errors: Protocol.
-func Decode(body []byte, m Message) error {
-	c := coder{buf: body, dec: true}
+func Decode(body Body, m Message) error {
+	c := coder{buf: body.Bytes, dec: true, v: body.Version}
 	m.fields(&c)
 	if c.err == nil && len(c.buf) > 0 {
 		c.err = fmt.Errorf("%d bytes too many", len(c.buf))
@@ -52,7 +73,7 @@ type Hello struct {
 	Role     Role
 	Session  meta.SessionID // zero: a new one, please
 	Name     string         // for people
-	Host     string         // boot id
+	Host     string         // boot id; in the answer the address that the server tells others
 	PID      uint32
 	Start    uint64 // process start, clock ticks since boot
 	Cluster  string // the server's answer; a dialer that knows it sends it, too
@@ -88,7 +109,16 @@ type Call struct {
 	// be durable; the owner may forget them.
 	Ack    meta.Seq
 	Replay bool // sent before, on an earlier connection
-	Op     meta.Op
+	// At is the snapshot that a read is about; zero is the live volume. Such a
+	// read gets no lease: what a snapshot shows does not change.
+	At meta.Generation
+	// Reserved of the bytes that were promised to the session (Reserve) are for
+	// this operation; when it succeeds the promise of them is over, whether it
+	// took them or not. Draw: it takes what it needs, and a later operation on
+	// the same inode ends the promise.
+	Reserved uint64
+	Draw     bool
+	Op       meta.Op
 }
 
 func (*Call) frameType() Type { return TCall }
@@ -97,7 +127,37 @@ func (m *Call) fields(c *coder) {
 	c.opID(&m.ID)
 	c.mode(&m.Want)
 	c.seq(&m.Ack)
-	c.bool(&m.Replay)
+	const replay, at, reserved, draw = 1, 2, 4, 8
+	var flags uint8
+	if m.Replay {
+		flags |= replay
+	}
+	if c.need(3, m.At != 0, "a snapshot") && m.At != 0 {
+		flags |= at
+	}
+	if m.Reserved != 0 && c.since(3) {
+		flags |= reserved
+	}
+	if m.Draw && c.since(3) {
+		flags |= draw
+	}
+	c.u8(&flags)
+	if flags > replay|at|reserved|draw || flags > replay && !c.since(3) {
+		c.fail(errors.New("a call has unknown flags"))
+	}
+	m.Replay, m.Draw = flags&replay != 0, flags&draw != 0
+	if flags&at != 0 {
+		c.u32((*uint32)(&m.At))
+		if m.At == 0 {
+			c.fail(errors.New("a call names no snapshot"))
+		}
+	}
+	if flags&reserved != 0 {
+		c.u64(&m.Reserved)
+		if m.Reserved == 0 {
+			c.fail(errors.New("a call ends no promise"))
+		}
+	}
 	c.op(&m.Op)
 }
 
@@ -241,11 +301,85 @@ type Drop struct {
 func (*Drop) frameType() Type   { return TDrop }
 func (m *Drop) fields(c *coder) { c.volume(&m.Volume); list(c, &m.Inos, ino) }
 
-// KeepAlive renews the session's lease; the server echoes it.
-type KeepAlive struct{ Count uint64 }
+// KeepAlive renews the session's lease with this server; the server echoes it
+// and says for how long, counted from when the client sent it. A server that
+// may not answer for a volume that the session entered does not echo.
+type KeepAlive struct {
+	Count uint64
+	TTL   uint64 // milliseconds (echo)
+}
 
-func (*KeepAlive) frameType() Type   { return TKeepAlive }
-func (m *KeepAlive) fields(c *coder) { c.u64(&m.Count) }
+func (*KeepAlive) frameType() Type { return TKeepAlive }
+func (m *KeepAlive) fields(c *coder) {
+	c.u64(&m.Count)
+	c.u64(&m.TTL)
+}
+
+// Enter begins, or goes on with, a session's dealings with a volume. It comes
+// before anything else about the volume on a connection.
+type Enter struct {
+	Volume meta.VolumeID
+	Known  bool // an owner before this one, or this one, let us enter already
+}
+
+func (*Enter) frameType() Type   { return TEnter }
+func (m *Enter) fields(c *coder) { c.volume(&m.Volume); c.bool(&m.Known) }
+
+// Entered answers Enter. With the kind NotOwner the status names in its subject
+// the address to ask, if that is known.
+type Entered struct {
+	Status Status
+	// Known: what the session had in the volume stands. If it is false and the
+	// client said true, everything is void and the session begins anew there.
+	Known bool
+	// Claim: leases and locks are not known here; the client says which it holds.
+	Claim bool
+	// Metered: the volume has a quota of bytes, so the session reserves what it
+	// writes.
+	Metered bool
+}
+
+func (*Entered) frameType() Type { return TEntered }
+func (m *Entered) fields(c *coder) {
+	m.Status.fields(c)
+	c.bool(&m.Known)
+	c.bool(&m.Claim)
+	if c.since(3) {
+		c.bool(&m.Metered)
+	}
+}
+
+// Back tells that the claims and replays of a volume were sent: the owner need
+// not wait for this session any longer.
+type Back struct{ Volume meta.VolumeID }
+
+func (*Back) frameType() Type   { return TBack }
+func (m *Back) fields(c *coder) { c.volume(&m.Volume) }
+
+// Moved tells a session that a volume is served here no more. Requests without
+// an answer are to be sent to its next owner; Addr is where that is likely to
+// be, or empty.
+type Moved struct {
+	Volume meta.VolumeID
+	Addr   string
+}
+
+func (*Moved) frameType() Type   { return TMoved }
+func (m *Moved) fields(c *coder) { c.volume(&m.Volume); c.str(&m.Addr) }
+
+// MetaServer is a meta server that lives.
+type MetaServer struct {
+	Name string
+	Addr string
+}
+
+// Metas tells sessions and chunk servers where meta servers are.
+type Metas struct{ Servers []MetaServer }
+
+func (*Metas) frameType() Type { return TMetas }
+func (m *Metas) fields(c *coder) {
+	list(c, &m.Servers, func(c *coder, x *MetaServer) { c.str(&x.Name); c.str(&x.Addr) })
+}
 
 // Alloc asks for open chunks.
 type Alloc struct {
@@ -267,11 +401,38 @@ type Grants struct {
 func (*Grants) frameType() Type   { return TGrants }
 func (m *Grants) fields(c *coder) { m.Status.fields(c); list(c, &m.Grants, chunkGrant) }
 
-// Seal asks to end a chunk; Reply.Result.Chunks has its record.
-type Seal struct{ Chunk meta.ChunkID }
+// Seal asks to end a chunk; Reply.Result.Chunks has its record. Asked: by its
+// writer, which has stopped and sends again elsewhere what lies beyond Need.
+type Seal struct {
+	Chunk meta.ChunkID
+	Asked bool
+	Need  uint64
+}
 
 func (*Seal) frameType() Type   { return TSeal }
-func (m *Seal) fields(c *coder) { c.chunkID(&m.Chunk) }
+func (m *Seal) fields(c *coder) { c.chunkID(&m.Chunk); c.bool(&m.Asked); c.u64(&m.Need) }
+
+// Trouble tells of chunk servers that failed a client: those it could not
+// reach get no chunk of it for a while (what it says before an Alloc counts for
+// that one); replicas that did not verify are looked at.
+type Trouble struct {
+	Volume meta.VolumeID
+	Away   []meta.ServerID
+	Bad    []BadReplica
+}
+
+// BadReplica is a replica whose bytes did not verify at a reader.
+type BadReplica struct {
+	Chunk  meta.ChunkID
+	Server meta.ServerID
+}
+
+func (*Trouble) frameType() Type { return TTrouble }
+func (m *Trouble) fields(c *coder) {
+	c.volume(&m.Volume)
+	list(c, &m.Away, server)
+	list(c, &m.Bad, func(c *coder, b *BadReplica) { c.chunkID(&b.Chunk); server(c, &b.Server) })
+}
 
 // Lock sets a lock (Wait: until it is granted), or with Test asks who holds a
 // conflicting one.
@@ -325,7 +486,53 @@ const (
 	// AdminEnrol gives a chunk server its number: Ino is the one it has, or
 	// zero. Report is JSON: cluster, server.
 	AdminEnrol
+	// AdminHandOver asks the owner of Volume to give it to the server at Entry.
+	AdminHandOver
+	// AdminDisk gives up the disk Name of the chunk server Ino (Entry "fail"), or
+	// takes an empty directory in its place ("replace").
+	AdminDisk
+	// AdminScrub has the chunk server Ino, or with zero every one that is
+	// connected, read everything now.
+	AdminScrub
+	AdminJoin        // by who has a token and no certificate; Body, Report: JoinRequest, JoinAnswer
+	AdminRenew       // Body, Report: JoinRequest, JoinAnswer
+	AdminMakeToken   // Body, Report: TokenRequest, TokenAnswer
+	AdminTokens      // Report: a list of cluster.TokenRecord
+	AdminRevokeToken // Name: its id
+	AdminMembers     // Report: a list of cluster.Member
+	AdminEvict       // Name: role/name
+	AdminAddGrant    // Body, Report: cluster.Grant; Name: the volume, if it is not in the body
+	AdminGrants      // Report: a list of cluster.Grant
+	AdminRevokeGrant // Ino: its number
+	AdminSettings    // Body: cluster.Settings, or empty to ask; Report: cluster.Settings
+	// AdminNodeList: Report is JSON, a list of server.NodeStatus.
+	AdminNodeList
+	// AdminNodeDrain begins to empty the chunk server Ino (Entry "start"), or
+	// takes that back ("cancel").
+	AdminNodeDrain
+	// AdminNodeRemove gives the chunk server Ino up for good; unless Entry is
+	// "force", only if nothing is on it any more.
+	AdminNodeRemove
+	// AdminRepairStatus: Report is JSON, server.RepairStatus, of Volume or of
+	// every volume that the server owns.
+	AdminRepairStatus
+	// AdminPathOf gives the names from Volume's root to the directory Ino. Report
+	// is a JSON list.
+	AdminPathOf
+	// AdminTake has the server that is asked take Volume from its owner Name at
+	// Entry, which stops: it makes ready, and asks the owner to hand over.
+	AdminTake
+	AdminSnapshots        // Report: SnapshotList
+	AdminSnapshotCreate   // Entry: its name; Body: SnapshotRequest; Report: SnapshotInfo
+	AdminSnapshotDelete   // Entry: its name; Report: SnapshotInfo
+	AdminSnapshotDiff     // Body, Report: DiffRequest, DiffAnswer
+	AdminSnapshotRollback // Entry: its name; Body: SnapshotRequest
+	AdminSnapshotSchedule // Entry: what is kept, "" for nothing
+	lastAdminOp
 )
+
+// AdminOps bounds the numbers of administrative requests.
+const AdminOps = int(lastAdminOp)
 
 // Admin is an administrative request.
 type Admin struct {
@@ -339,6 +546,7 @@ type Admin struct {
 	UID    uint32
 	GID    uint32
 	Policy meta.Policy
+	Body   []byte // what else the request says, by its Op
 }
 
 func (*Admin) frameType() Type { return TAdmin }
@@ -353,6 +561,7 @@ func (m *Admin) fields(c *coder) {
 	c.u32(&m.UID)
 	c.u32(&m.GID)
 	c.policy(&m.Policy)
+	c.bytes(&m.Body)
 }
 
 // VolumeInfo is what administrators see of a volume.
@@ -393,15 +602,30 @@ func (m *AdminRe) fields(c *coder) {
 
 // Report is a chunk server's word of itself, every few seconds.
 type Report struct {
-	Info   meta.ServerInfo
-	Failed []string // disks that failed
+	Info meta.ServerInfo
+	// Generation is drawn anew whenever what was listed before (OrderList) may
+	// be wrong in ways that no event tells: at each start of the server.
+	Generation uint64
+	// Events that this stream has not acknowledged, oldest first, at most
+	// MaxEvents.
+	Events []meta.ReplicaEvent
 }
+
+// MaxEvents bounds the events of one report.
+const MaxEvents = 1024
 
 func (*Report) frameType() Type { return TReport }
 func (m *Report) fields(c *coder) {
 	serverInfo(c, &m.Info)
-	list(c, &m.Failed, func(c *coder, s *string) { c.str(s) })
+	c.fixed(&m.Generation)
+	list(c, &m.Events, replicaEvent)
 }
+
+// Reported acknowledges the events of a generation up to Seq.
+type Reported struct{ Generation, Seq uint64 }
+
+func (*Reported) frameType() Type   { return TReported }
+func (m *Reported) fields(c *coder) { c.fixed(&m.Generation); c.u64(&m.Seq) }
 
 // Order is pushed on a chunk server's stream; OrderRe has the same id.
 type Order struct{ Order meta.Order }
@@ -417,6 +641,20 @@ func (m *Order) fields(c *coder) {
 	list(c, &o.Keys, func(c *coder, k *meta.CapKey) { c.u32(&k.ID); c.bytes(&k.Secret) })
 	c.chunkID(&o.From)
 	list(c, &o.Ranges, func(c *coder, r *meta.CopyRun) { c.u64(&r.Off); c.u64(&r.Len) })
+	c.volume(&o.Volume)
+	c.chunkID(&o.After)
+	c.u32(&o.Max)
+	c.u32(&o.CRC)
+	list(c, &o.Sources, serverInfo)
+	c.bytes(&o.Cap)
+	c.str(&o.Class)
+	c.u64(&o.Rate)
+	c.str(&o.Disk)
+	c.bool(&o.Adopt)
+	if c.since(3) {
+		c.volume(&o.Owner)
+		c.u64((*uint64)(&o.Term))
+	}
 }
 
 // OrderRe answers an Order.
@@ -433,9 +671,12 @@ func (m *OrderRe) fields(c *coder) {
 	c.u32(&r.CRC)
 	c.fence(&r.Fence)
 	c.bool(&r.Existing)
+	c.bool(&r.Whole)
+	list(c, &r.Chunks, replicaInfo)
+	c.bool(&r.More)
 }
 
-// Claim is sent after a change of owner, before anything else: what the
+// Claim is sent after Entered asked for it, before anything else: what the
 // session held on a volume.
 type Claim struct {
 	Volume meta.VolumeID
@@ -456,11 +697,15 @@ type Bye struct{}
 func (*Bye) frameType() Type { return TBye }
 func (*Bye) fields(*coder)   {}
 
-// Caps asks for a capability to read the volume's chunks.
-type Caps struct{ Volume meta.VolumeID }
+// Caps asks for a capability to read the volume's chunks or, with Chunk, to go
+// on appending to that one.
+type Caps struct {
+	Volume meta.VolumeID
+	Chunk  meta.ChunkID
+}
 
 func (*Caps) frameType() Type   { return TCaps }
-func (m *Caps) fields(c *coder) { c.volume(&m.Volume) }
+func (m *Caps) fields(c *coder) { c.volume(&m.Volume); c.chunkID(&m.Chunk) }
 
 // CapsRe answers Caps.
 type CapsRe struct {
@@ -477,3 +722,60 @@ type Servers struct{ Servers []meta.ServerInfo }
 
 func (*Servers) frameType() Type   { return TServers }
 func (m *Servers) fields(c *coder) { list(c, &m.Servers, serverInfo) }
+
+// Reserve gives back Give bytes of what the session was promised of a volume's
+// quota, and asks for Want more; Reserved answers. A session has one at a time
+// under way in a volume.
+type Reserve struct {
+	Volume meta.VolumeID
+	Serial uint64 // grows; one that comes again is answered again, and counts once
+	Give   uint64
+	Want   uint64
+	Round  uint64 // not zero: Give is all that lay idle, as Quota asked
+	// Claim: sent among the claims after a change of owner; Want is what the
+	// session was promised and has not used. There is no answer.
+	Claim bool
+}
+
+func (*Reserve) frameType() Type { return TReserve }
+func (m *Reserve) fields(c *coder) {
+	c.volume(&m.Volume)
+	for _, x := range []*uint64{&m.Serial, &m.Give, &m.Want, &m.Round} {
+		c.u64(x)
+	}
+	c.bool(&m.Claim)
+}
+
+// Reserved answers Reserve. Errors: QuotaExceeded.
+type Reserved struct {
+	Status  Status
+	Granted uint64 // at least Want
+	Idle    uint64 // of the session's promises at most so much may lie idle
+	Metered bool   // false: there is no quota any more, and no promise stands
+}
+
+func (*Reserved) frameType() Type { return TReserved }
+func (m *Reserved) fields(c *coder) {
+	m.Status.fields(c)
+	c.u64(&m.Granted)
+	c.u64(&m.Idle)
+	c.bool(&m.Metered)
+}
+
+// Quota tells a session that a volume's quota came or went, and with a Round
+// asks it for what lies idle of its promises: it answers with a Reserve.
+type Quota struct {
+	Volume  meta.VolumeID
+	Metered bool
+	Round   uint64
+	// Settle: commit everything that was written unmetered before the answer.
+	Settle bool
+}
+
+func (*Quota) frameType() Type { return TQuota }
+func (m *Quota) fields(c *coder) {
+	c.volume(&m.Volume)
+	c.bool(&m.Metered)
+	c.u64(&m.Round)
+	c.bool(&m.Settle)
+}

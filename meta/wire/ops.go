@@ -58,11 +58,17 @@ func newOp(code meta.OpCode) meta.Op {
 	return nil
 }
 
+// opSince has the operations that came after MinVersion, and with which version.
+var opSince = map[meta.OpCode]uint8{}
+
 // op codes an operation: its code, then its fields.
 func (c *coder) op(p *meta.Op) {
 	var code uint8
 	if !c.dec {
 		code = uint8((*p).Code())
+		if v := opSince[meta.OpCode(code)]; v > c.v {
+			c.cannot(v, fmt.Sprintf("operation %d", code))
+		}
 	}
 	c.u8(&code)
 	if c.dec {

@@ -11,6 +11,7 @@ import (
 // so that a lone request costs no switch of goroutines and many share a write.
 type Sender struct {
 	conn net.Conn
+	v    uint8
 
 	mu      sync.Mutex
 	buf     []byte
@@ -24,19 +25,23 @@ type Sender struct {
 // beyond it is cut off.
 const MaxQueued = 64 << 20
 
-// NewSender sends on conn; onError, if not nil, is called once when a write
+// NewSender sends on conn in the version that was negotiated; onError, if not nil, is called once when a write
 // failed or the peer fell too far behind.
-func NewSender(conn net.Conn, onError func(error)) *Sender {
-	return &Sender{conn: conn, onError: onError}
+func NewSender(conn net.Conn, v uint8, onError func(error)) *Sender {
+	return &Sender{conn: conn, v: v, onError: onError}
 }
 
-// Enqueue adds a frame to what will be written.
-func (s *Sender) Enqueue(id uint64, m Message) {
+// Enqueue adds a frame to what will be written. Errors: NotSupported, as Encode:
+// nothing is written then. What is told unasked to a peer that has no words for
+// it may be left unsaid; who waits for an answer must look. That the connection
+// broke is no error here.
+func (s *Sender) Enqueue(id uint64, m Message) (err error) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.err == nil {
-		s.buf = Append(s.buf, id, m)
+		s.buf, err = Encode(s.buf, s.v, id, m)
 	}
-	s.mu.Unlock()
+	return err
 }
 
 // Flush writes what is queued unless another goroutine is at it already, which
@@ -81,7 +86,9 @@ func (s *Sender) Flush() error {
 
 // Send enqueues one frame and flushes.
 func (s *Sender) Send(id uint64, m Message) error {
-	s.Enqueue(id, m)
+	if err := s.Enqueue(id, m); err != nil {
+		return err
+	}
 	return s.Flush()
 }
 

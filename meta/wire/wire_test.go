@@ -19,6 +19,8 @@ func messages() []Message {
 		new(Hello), new(Call), new(Reply), new(Batch), new(BatchRe), new(Sync), new(Durable), new(Recall), new(Recalled),
 		new(Drop), new(KeepAlive), new(Alloc), new(Grants), new(Seal), new(Lock), new(LockRe), new(Cancel), new(Admin),
 		new(AdminRe), new(Report), new(Order), new(OrderRe), new(Claim), new(Bye), new(Caps), new(CapsRe), new(Servers),
+		new(Reported), new(Trouble), new(Enter), new(Entered), new(Back), new(Moved), new(Metas),
+		new(Reserve), new(Reserved), new(Quota),
 	}
 }
 
@@ -82,9 +84,9 @@ func fill(v reflect.Value, r *rand.Rand) {
 func empty(m Message) Message { return reflect.New(reflect.TypeOf(m).Elem()).Interface().(Message) }
 
 // again encodes, reads the frame, decodes, encodes.
-func again(t *testing.T, m Message) (first, second []byte, got Message) {
+func again(t *testing.T, v uint8, m Message) (first, second []byte, got Message) {
 	t.Helper()
-	first = Append(nil, 7, m)
+	first = Append(nil, v, 7, m)
 	rd := NewReader(bytes.NewReader(first))
 	rd.Trust()
 	typ, id, body, err := rd.Next()
@@ -92,10 +94,13 @@ func again(t *testing.T, m Message) (first, second []byte, got Message) {
 		t.Fatalf("%T: frame of type %d, id %d: %v", m, typ, id, err)
 	}
 	got = empty(m)
+	if body.Version != v {
+		t.Fatalf("%T: a frame of version %d", m, body.Version)
+	}
 	if err := Decode(body, got); err != nil {
 		t.Fatalf("%T %+v: %v", m, m, err)
 	}
-	return first, Append(nil, 7, got), got
+	return first, Append(nil, v, 7, got), got
 }
 
 func TestEveryTypeHasAMessage(t *testing.T) {
@@ -115,7 +120,7 @@ func TestEveryMessageComesBack(t *testing.T) {
 	for range 300 {
 		for _, m := range messages() {
 			fill(reflect.ValueOf(m).Elem(), r)
-			if a, b, got := again(t, m); !bytes.Equal(a, b) {
+			if a, b, got := again(t, Version, m); !bytes.Equal(a, b) {
 				t.Fatalf("%T\n sent %+v\n got  %+v", m, m, got)
 			}
 		}
@@ -127,13 +132,13 @@ func TestCutBodiesAreRefused(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, m := range messages() {
 		fill(reflect.ValueOf(m).Elem(), r)
-		body := Append(nil, 1, m)[HeaderSize:]
+		body := Append(nil, Version, 1, m)[HeaderSize:]
 		for n := range body {
-			if err := Decode(body[:n:n], empty(m)); err == nil {
+			if err := Decode(Body{Version, body[:n:n]}, empty(m)); err == nil {
 				t.Fatalf("%T: %d of %d bytes are taken for all", m, n, len(body))
 			}
 		}
-		if err := Decode(append(body, 0), empty(m)); meta.KindOf(err) != meta.Protocol {
+		if err := Decode(Body{Version, append(body, 0)}, empty(m)); meta.KindOf(err) != meta.Protocol {
 			t.Fatalf("%T with a byte too many: %v", m, err)
 		}
 	}
@@ -145,12 +150,12 @@ func TestClaimedLengthsAllocateNothing(t *testing.T) {
 	huge := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}
 	for _, m := range messages() {
 		fill(reflect.ValueOf(m).Elem(), r)
-		body := Append(nil, 1, m)[HeaderSize:]
+		body := Append(nil, Version, 1, m)[HeaderSize:]
 		for at := range len(body) + 1 {
 			bad := append(append(append([]byte{}, body[:at]...), huge...), body[at:]...)
 			var a, b runtime.MemStats
 			runtime.ReadMemStats(&a)
-			err := Decode(bad, empty(m))
+			err := Decode(Body{Version, bad}, empty(m))
 			runtime.ReadMemStats(&b)
 			if n := b.TotalAlloc - a.TotalAlloc; n > 64<<10+64*uint64(len(bad)) {
 				t.Fatalf("%T: %d bytes make it allocate %d (%v)", m, len(bad), n, err)
@@ -164,19 +169,20 @@ func FuzzDecode(f *testing.F) {
 	for range 4 {
 		for i, m := range messages() {
 			fill(reflect.ValueOf(m).Elem(), r)
-			f.Add(uint8(i), Append(nil, 1, m)[HeaderSize:])
+			f.Add(uint8(i), uint8(Version), Append(nil, Version, 1, m)[HeaderSize:])
 		}
 	}
-	f.Fuzz(func(t *testing.T, i uint8, body []byte) {
+	f.Fuzz(func(t *testing.T, i, v uint8, body []byte) {
+		v = MinVersion + v%(Version-MinVersion+1)
 		all := messages()
 		m := all[int(i)%len(all)]
-		if err := Decode(body, m); err != nil {
+		if err := Decode(Body{v, body}, m); err != nil {
 			if k := meta.KindOf(err); k != meta.Protocol && k != meta.Version {
 				t.Fatalf("%T: kind %v: %v", m, k, err)
 			}
 			return
 		}
-		if a, b, _ := again(t, m); !bytes.Equal(a, b) {
+		if a, b, _ := again(t, v, m); !bytes.Equal(a, b) {
 			t.Fatalf("%T: %x comes back as %x", m, a, b)
 		}
 	})
@@ -187,7 +193,7 @@ func FuzzReader(f *testing.F) {
 	var stream []byte
 	for _, m := range messages() {
 		fill(reflect.ValueOf(m).Elem(), r)
-		frame := Append(nil, r.Uint64(), m)
+		frame := Append(nil, Version, r.Uint64(), m)
 		f.Add(frame, true)
 		stream = append(stream, frame...)
 	}
@@ -208,11 +214,11 @@ func FuzzReader(f *testing.F) {
 				}
 				return
 			}
-			if left -= HeaderSize + len(body); left < 0 || typ == 0 || typ >= lastType {
+			if left -= HeaderSize + len(body.Bytes); left < 0 || typ == 0 || typ >= lastType {
 				t.Fatalf("type %d, %d bytes beyond the input", typ, -left)
 			}
-			if !trusted && len(body) > MaxHello {
-				t.Fatalf("a stranger's frame of %d bytes is taken", len(body))
+			if !trusted && len(body.Bytes) > MaxHello {
+				t.Fatalf("a stranger's frame of %d bytes is taken", len(body.Bytes))
 			}
 		}
 	})

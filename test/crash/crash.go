@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/test/disk"
+	"penstock.io/penstock/test/load"
 )
 
 // ControlEnv names the environment variable that switches a mechanism of
@@ -86,12 +88,12 @@ func (s *system) fsck(ctx context.Context) error {
 // under runs a load until the time is over, then calls blow, which must make
 // the mount fail, and waits for the load. Errors of the load before the blow
 // are failures.
-func (s *system) under(ctx context.Context, l *load, d time.Duration, blow func() error) error {
+func (s *system) under(ctx context.Context, l *load.Load, d time.Duration, blow func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
-		err := l.run(ctx)
+		err := l.Run(ctx)
 		if err != nil && !s.killed.Load() {
 			err = fmt.Errorf("before anything was broken (%s): %w", s.process.State(), err)
 		} else {
@@ -120,8 +122,8 @@ func (s *system) killRounds(ctx context.Context, rounds int, seed uint64, logf f
 	if err := s.start(ctx); err != nil {
 		return err
 	}
-	l := newLoad(s.mount, seed, s.killed.Load)
-	if err := l.prepare(s.mount); err != nil {
+	l := load.New(s.mount, load.Options{Seed: seed, Over: s.killed.Load})
+	if err := l.Prepare(s.mount); err != nil {
 		return err
 	}
 	r := rand.New(rand.NewPCG(seed, 99))
@@ -134,7 +136,7 @@ func (s *system) killRounds(ctx context.Context, rounds int, seed uint64, logf f
 			return fmt.Errorf("round %d, starting after SIGKILL: %w", round, err)
 		}
 		logf("round %d: killed after %v, serving again after %v", round, d, s.process.StartedIn.Round(time.Millisecond))
-		if err := errors.Join(l.verify(), s.fsck(ctx)); err != nil {
+		if err := errors.Join(l.Verify(), s.fsck(ctx)); err != nil {
 			return fmt.Errorf("round %d, killed after %v: %w", round, d, err)
 		}
 	}
@@ -158,8 +160,8 @@ func (t powerTarget) String() string {
 // chunks.
 type machine struct {
 	system
-	meta   *disk
-	chunks *disk
+	meta   *disk.Disk
+	chunks *disk.Disk
 }
 
 // newMachine makes the disks below scratch. The data directory is made by a
@@ -171,7 +173,7 @@ func newMachine(ctx context.Context, scratch, binary string, metaBytes, chunkByt
 		return nil, err
 	}
 	var err error
-	if m.meta, err = newDisk(filepath.Join(scratch, "meta.img"), filepath.Join(scratch, "meta"), metaBytes); err != nil {
+	if m.meta, err = disk.New(filepath.Join(scratch, "meta.img"), filepath.Join(scratch, "meta"), metaBytes); err != nil {
 		return m, err
 	}
 	if err := os.Mkdir(m.dir, 0o700); err != nil {
@@ -183,26 +185,26 @@ func newMachine(ctx context.Context, scratch, binary string, metaBytes, chunkByt
 	if err := m.stop(); err != nil {
 		return m, err
 	}
-	if m.chunks, err = newDisk(filepath.Join(scratch, "chunks.img"), filepath.Join(scratch, "chunks"), chunkBytes); err != nil {
+	if m.chunks, err = disk.New(filepath.Join(scratch, "chunks.img"), filepath.Join(scratch, "chunks"), chunkBytes); err != nil {
 		return m, err
 	}
 	folder := filepath.Join(m.dir, "chunks")
-	err = errors.Join(copyTree(folder, m.chunks.at), m.chunks.unmount(), os.RemoveAll(folder), os.Mkdir(folder, 0o700))
+	err = errors.Join(copyTree(folder, m.chunks.At), m.chunks.Unmount(), os.RemoveAll(folder), os.Mkdir(folder, 0o700))
 	if err != nil {
 		return m, err
 	}
-	m.chunks.at = folder
-	return m, m.chunks.mount()
+	m.chunks.At = folder
+	return m, m.chunks.Mount()
 }
 
 // end leaves no process, mount or loop device.
 func (m *machine) end() error {
 	err := m.system.end()
 	if m.chunks != nil {
-		err = errors.Join(err, m.chunks.remove())
+		err = errors.Join(err, m.chunks.Remove())
 	}
 	if m.meta != nil {
-		err = errors.Join(err, m.meta.remove())
+		err = errors.Join(err, m.meta.Remove())
 	}
 	return err
 }
@@ -213,10 +215,10 @@ func (m *machine) cut(target powerTarget) error {
 	m.killed.Store(true)
 	var errs []error
 	if target != cutChunks {
-		errs = append(errs, m.meta.cut())
+		errs = append(errs, m.meta.Cut())
 	}
 	if target != cutMeta {
-		errs = append(errs, m.chunks.cut())
+		errs = append(errs, m.chunks.Cut())
 	}
 	// A moment in which the processes see their disks fail.
 	time.Sleep(20 * time.Millisecond)
@@ -229,13 +231,13 @@ func (m *machine) reboot() error {
 	if err := spawn.Unmount(m.mount); err != nil {
 		return err
 	}
-	if err := errors.Join(m.chunks.unmount(), m.meta.unmount()); err != nil {
+	if err := errors.Join(m.chunks.Unmount(), m.meta.Unmount()); err != nil {
 		return err
 	}
-	if err := m.meta.mount(); err != nil {
+	if err := m.meta.Mount(); err != nil {
 		return err
 	}
-	return m.chunks.mount()
+	return m.chunks.Mount()
 }
 
 // powerRounds loads, cuts, reboots and verifies.
@@ -243,8 +245,8 @@ func (m *machine) powerRounds(ctx context.Context, rounds int, seed uint64, logf
 	if err := m.start(ctx); err != nil {
 		return err
 	}
-	l := newLoad(m.mount, seed, m.killed.Load)
-	if err := l.prepare(m.mount); err != nil {
+	l := load.New(m.mount, load.Options{Seed: seed, Over: m.killed.Load})
+	if err := l.Prepare(m.mount); err != nil {
 		return err
 	}
 	r := rand.New(rand.NewPCG(seed, 98))
@@ -261,7 +263,7 @@ func (m *machine) powerRounds(ctx context.Context, rounds int, seed uint64, logf
 			return fmt.Errorf("round %d, starting after a power cut of %v: %w", round, target, err)
 		}
 		logf("round %d: power cut of %v after %v, serving again after %v", round, target, d, m.process.StartedIn.Round(time.Millisecond))
-		if err := errors.Join(l.verify(), m.fsck(ctx)); err != nil {
+		if err := errors.Join(l.Verify(), m.fsck(ctx)); err != nil {
 			return fmt.Errorf("round %d, power cut of %v after %v: %w", round, target, d, err)
 		}
 	}

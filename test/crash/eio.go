@@ -9,6 +9,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"penstock.io/penstock/test/load"
 )
 
 // failingSyncs lets fsync and fdatasync fail for a while, of the whole process or
@@ -20,8 +22,8 @@ func (m *machine) failingSyncs(ctx context.Context, rounds int, chunksOnly bool,
 	if err := m.start(ctx); err != nil {
 		return err
 	}
-	l := newLoad(m.mount, seed, m.killed.Load)
-	if err := l.prepare(m.mount); err != nil {
+	l := load.New(m.mount, load.Options{Seed: seed, Over: m.killed.Load})
+	if err := l.Prepare(m.mount); err != nil {
 		return err
 	}
 	for round := range rounds {
@@ -36,7 +38,7 @@ func (m *machine) failingSyncs(ctx context.Context, rounds int, chunksOnly bool,
 			return fmt.Errorf("round %d, after failing syncs: %w", round, err)
 		}
 		logf("round %d: the load was told: %v", round, told)
-		if err := errors.Join(l.verify(), m.fsck(ctx)); err != nil {
+		if err := errors.Join(l.Verify(), m.fsck(ctx)); err != nil {
 			return fmt.Errorf("round %d, after failing syncs and a power cut: %w", round, err)
 		}
 		if told == nil {
@@ -48,23 +50,23 @@ func (m *machine) failingSyncs(ctx context.Context, rounds int, chunksOnly bool,
 
 // failSyncsUnder runs the load, breaks syncs with strace for half a second, and
 // cuts the power while the load goes on. It returns what the load was told.
-func (m *machine) failSyncsUnder(ctx context.Context, l *load, chunksOnly bool) (told error, err error) {
+func (m *machine) failSyncsUnder(ctx context.Context, l *load.Load, chunksOnly bool) (told error, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// Each worker goes on after an error as programs do that retry.
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	for i, w := range l.workers {
+	for i, w := range l.Workers {
 		wg.Go(func() {
-			defer w.close()
+			defer w.Close()
 			for ctx.Err() == nil {
-				serr := w.step()
+				serr := w.Step()
 				if serr == nil {
 					continue
 				}
 				mu.Lock()
 				if told == nil && !m.killed.Load() {
-					told = fmt.Errorf("%s: %w", l.names[i], serr)
+					told = fmt.Errorf("%s: %w", l.Names[i], serr)
 				}
 				mu.Unlock()
 				return
@@ -75,7 +77,7 @@ func (m *machine) failSyncsUnder(ctx context.Context, l *load, chunksOnly bool) 
 	args := []string{"-f", "-qq", "-o", "/dev/null", "-p", strconv.Itoa(m.process.PID()),
 		"-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:error=EIO"}
 	if chunksOnly {
-		files, err := filesBelow(m.chunks.at, func(string) bool { return true })
+		files, err := filesBelow(m.chunks.At, func(string) bool { return true })
 		if err != nil {
 			return nil, err
 		}

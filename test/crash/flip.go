@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/test/load"
 )
 
 // flips changes one bit at a time in what a stopped system left on its disks,
@@ -34,7 +35,7 @@ func (s *system) prepareFlips(ctx context.Context) error {
 	}
 	b := make([]byte, flipBytes)
 	for i := range flipFiles {
-		pattern(b, uint64(i), 0)
+		load.Pattern(b, uint64(i), 0)
 		if err := writeSynced(filepath.Join(s.mount, fmt.Sprintf("flip-%02d", i)), b); err != nil {
 			return err
 		}
@@ -135,7 +136,7 @@ func (s *system) readFlipped(ctx context.Context, where string, total *flips) er
 		if len(b) != flipBytes {
 			return fmt.Errorf("%s was flipped, and file %d has %d bytes", where, i, len(b))
 		}
-		if err := checkPattern(b, uint64(i), 0); err != nil {
+		if err := load.CheckPattern(b, uint64(i), 0); err != nil {
 			return fmt.Errorf("%s was flipped, and wrong bytes were read: %w", where, err)
 		}
 	}

@@ -9,23 +9,26 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/test/disk"
+	"penstock.io/penstock/test/load"
 )
 
 // full fills one of the machine's disks under a system in use, and checks that
 // the writer is told, that nothing synced is lost, and that the system goes on
 // by itself once space is back.
-func (m *machine) full(ctx context.Context, d *disk, seed uint64, logf func(string, ...any)) error {
+func (m *machine) full(ctx context.Context, d *disk.Disk, seed uint64, logf func(string, ...any)) error {
 	if err := m.start(ctx); err != nil {
 		return err
 	}
-	l := newLoad(m.mount, seed, m.killed.Load)
-	if err := l.prepare(m.mount); err != nil {
+	l := load.New(m.mount, load.Options{Seed: seed, Over: m.killed.Load})
+	if err := l.Prepare(m.mount); err != nil {
 		return err
 	}
 	if err := m.under(ctx, l, 500*time.Millisecond, func() error { return nil }); err != nil {
 		return err
 	}
-	release, err := d.fill()
+	release, err := d.Fill()
 	if err != nil {
 		return err
 	}
@@ -33,7 +36,7 @@ func (m *machine) full(ctx context.Context, d *disk, seed uint64, logf func(stri
 	if err != nil {
 		return errors.Join(err, release())
 	}
-	logf("%v: told after %d files: ENOSPC", filepath.Base(d.at), told)
+	logf("%v: told after %d files: ENOSPC", filepath.Base(d.At), told)
 	if err := release(); err != nil {
 		return err
 	}
@@ -42,14 +45,14 @@ func (m *machine) full(ctx context.Context, d *disk, seed uint64, logf func(stri
 	}
 	// What was synced before and while the disk was full is there, also after
 	// a crash. The first check takes what it finds as durable: so it is made so.
-	if err := errors.Join(syncFS(m.mount), l.verify()); err != nil {
+	if err := errors.Join(syncFS(m.mount), l.Verify()); err != nil {
 		return err
 	}
 	m.kill()
 	if err := m.start(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(l.verify(), m.fsck(ctx), m.checkTold()); err != nil {
+	if err := errors.Join(l.Verify(), m.fsck(ctx), m.checkTold()); err != nil {
 		return err
 	}
 	return m.stop()
@@ -84,7 +87,7 @@ func (m *machine) writeUntilTold(ctx context.Context) (int, error) {
 			return i, fmt.Errorf("the process ended on a full disk\n%s", m.process.Output())
 		default:
 		}
-		pattern(b, uint64(i), 0)
+		load.Pattern(b, uint64(i), 0)
 		err := writeSynced(m.toldPath(i), b)
 		if errors.Is(err, unix.ENOSPC) {
 			return i, nil
@@ -139,7 +142,7 @@ func (m *machine) checkTold() error {
 		if len(b) != toldBytes {
 			return fmt.Errorf("%s has %d bytes, %d were synced", m.toldPath(i), len(b), toldBytes)
 		}
-		if err := checkPattern(b, uint64(i), 0); err != nil {
+		if err := load.CheckPattern(b, uint64(i), 0); err != nil {
 			return err
 		}
 	}

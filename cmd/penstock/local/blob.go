@@ -2,19 +2,18 @@ package local
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
 	"log/slog"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	chunkclient "penstock.io/penstock/chunkserver/client"
 	"penstock.io/penstock/meta"
-	metaclient "penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/process"
 	"penstock.io/penstock/meta/server"
 )
 
@@ -22,8 +21,11 @@ import (
 // state of its own: their ids and places stand in the checkpoint's record in
 // etcd, so that no volume is needed to restore a volume.
 type chunkBlob struct {
+	creds  *peer.Credentials
 	log    *slog.Logger
 	server *server.Server
+
+	last atomic.Uint32 // counts the chunks made here
 
 	mu     sync.Mutex
 	client *chunkclient.Client
@@ -34,7 +36,9 @@ const blobPart = 256 << 20
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-func newChunkBlob(log *slog.Logger) *chunkBlob { return &chunkBlob{log: log} }
+func newChunkBlob(creds *peer.Credentials, log *slog.Logger) *chunkBlob {
+	return &chunkBlob{creds: creds, log: log}
+}
 
 func (b *chunkBlob) chunks() *chunkclient.Client {
 	b.mu.Lock()
@@ -43,7 +47,7 @@ func (b *chunkBlob) chunks() *chunkclient.Client {
 		b.client = chunkclient.New(chunkclient.Config{
 			Resolve: b.server.Resolve,
 			ReadCap: b.server.SystemReadCap,
-			HostID:  metaclient.BootID(), Logger: b.log,
+			HostID:  process.Boot(), Logger: b.log, Creds: b.creds,
 		})
 	}
 	return b.client
@@ -60,7 +64,7 @@ func (b *chunkBlob) Close() error {
 }
 
 // Put writes, syncs, seals and reads back.
-func (b *chunkBlob) Put(ctx context.Context, name string, r io.Reader) (ref meta.BlobRef, err error) {
+func (b *chunkBlob) Put(ctx context.Context, of meta.BlobOwner, name string, r io.Reader) (ref meta.BlobRef, err error) {
 	ref.Name = name
 	defer func() {
 		if err != nil {
@@ -70,7 +74,7 @@ func (b *chunkBlob) Put(ctx context.Context, name string, r io.Reader) (ref meta
 	sum := crc32.New(castagnoli)
 	buf := make([]byte, 1<<20)
 	for {
-		part, n, err := b.putPart(ctx, io.TeeReader(r, sum), buf)
+		part, n, err := b.putPart(ctx, of, io.TeeReader(r, sum), buf)
 		if n > 0 {
 			ref.Parts = append(ref.Parts, part)
 			ref.Length += n
@@ -92,10 +96,9 @@ func (b *chunkBlob) Put(ctx context.Context, name string, r io.Reader) (ref meta
 }
 
 // putPart writes one chunk; io.EOF says that the reader is at its end.
-func (b *chunkBlob) putPart(ctx context.Context, r io.Reader, buf []byte) (part meta.BlobPart, n uint64, err error) {
-	var c [8]byte
-	rand.Read(c[:])
-	id := meta.ChunkID{Term: uint32(time.Now().Unix()), Counter: binary.LittleEndian.Uint64(c[:])}
+func (b *chunkBlob) putPart(ctx context.Context, of meta.BlobOwner, r io.Reader, buf []byte) (part meta.BlobPart, n uint64, err error) {
+	// A volume's term belongs to one owner in one process: the id is new.
+	id := meta.ChunkID{Term: uint32(of.Term), Counter: uint64(of.Volume)<<32 | uint64(b.last.Add(1))}
 	grant, err := b.server.SystemGrant(id, blobPart)
 	if err != nil {
 		return part, 0, err

@@ -24,12 +24,18 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Store.UnsafeNoVerify = true
 		case "chunk-nofence":
 			u.Store.UnsafeNoFence = true
+		case "chunk-nocap":
+			u.NoCap = true
 		case "journal-nosync":
 			u.NoJournal = true
 		case "meta-norecall":
 			u.Meta.NoRecall = true
 		case "meta-nowait":
 			u.Meta.NoWait = true
+		case "meta-nolease":
+			u.Meta.NoLease = true
+		case "meta-nopromise":
+			u.Meta.NoPromise = true
 		default:
 			return u, meta.E("control", meta.Invalid, name, nil)
 		}

@@ -6,19 +6,22 @@ package local
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sys/unix"
 
+	chunkclient "penstock.io/penstock/chunkserver/client"
 	chunks "penstock.io/penstock/chunkserver/server"
 	"penstock.io/penstock/chunkserver/store"
 	"penstock.io/penstock/meta"
@@ -26,6 +29,8 @@ import (
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/cluster/embedded"
 	"penstock.io/penstock/meta/journal/etcd"
+	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/process"
 	"penstock.io/penstock/meta/server"
 	"penstock.io/penstock/meta/state"
 	"penstock.io/penstock/meta/wire"
@@ -46,17 +51,41 @@ const RootVolumeName = "root"
 // MetaConfig is what a metadata server needs.
 type MetaConfig struct {
 	Dir string // data directory
+	// Cluster is the id of the cluster that Dir belongs to; empty: any, or a new
+	// one.
+	Cluster string
 	// Etcd are the endpoints of a cluster's etcd; empty embeds one in Dir.
-	Etcd   []string
-	Listen string // "unix:/path" or "host:port"; empty: Dir's socket
-	Name   string
-	Logger *slog.Logger
+	Etcd    []string
+	EtcdTLS EtcdTLS
+	// Listen is "host:port", served beside Dir's socket; empty: the socket alone.
+	Listen string
+	// Advertise is the address that others are told; empty: Listen, else the socket.
+	Advertise string
+	Creds     *peer.Credentials // for Listen, and to reach chunk servers
+	Name      string
+	Logger    *slog.Logger
 	// CommitDelay, SessionTTL, CheckpointBytes: zero takes the defaults.
 	CommitDelay     time.Duration
 	SessionTTL      time.Duration
 	CheckpointBytes int
-	Unsafe          server.Unsafe
-	UnsafeNoFsync   bool // of the embedded etcd
+	// CheckpointEvery bounds what is lost with an etcd that is lost whole;
+	// Followers is how many servers follow a volume besides its owner; zero
+	// takes the defaults.
+	CheckpointEvery   time.Duration
+	Followers         int
+	KeepForCheckpoint bool // see server.Config
+	// Repair says how chunks are repaired; zero takes the defaults.
+	Repair        Repair
+	Unsafe        server.Unsafe
+	UnsafeNoFsync bool // of the embedded etcd
+}
+
+// Repair is how a metadata server repairs chunks: see server.Config.
+type Repair struct {
+	Delay, Grace, Interval, ListInterval time.Duration
+	Parallel                             int
+	Rate, ServerRate                     uint64 // bytes a second
+	Balance                              float64
 }
 
 // Meta is a running metadata server.
@@ -64,17 +93,21 @@ type Meta struct {
 	Server *server.Server
 	Addr   string
 
-	cfg     MetaConfig
-	etcd    *embedded.Server
-	cli     *clientv3.Client
-	cluster *cluster.Cluster
-	leaseMu sync.Mutex
-	lease   *etcd.Lease  // nil before a volume was taken
-	owners  *etcd.Owners // on lease
-	shared  *state.Shared
-	blob    *chunkBlob
-	serve   sync.WaitGroup
-	failed  chan error
+	cfg        MetaConfig
+	etcd       *embedded.Server
+	cli        *clientv3.Client
+	cluster    *cluster.Cluster
+	leaseMu    sync.Mutex
+	lease      *etcd.Lease                // nil before a volume was taken
+	owners     *etcd.Owners               // on lease
+	left       atomic.Pointer[etcd.Lease] // lease, to be asked without leaseMu
+	registered bool                       // leaseMu
+	unregister context.CancelFunc         // nil before register
+	shared     *state.Shared
+	blob       *chunkBlob
+	serve      sync.WaitGroup
+	failed     chan error
+	renewing   context.CancelFunc // nil without certificates
 }
 
 // StartMeta starts a metadata server. The data directory is already locked.
@@ -85,6 +118,17 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 			m.Close(context.WithoutCancel(ctx))
 		}
 	}()
+	if err = checkRole(cfg.Creds, peer.Meta); err != nil {
+		return m, err
+	}
+	if id := cfg.Creds.Identity(); id.Role != "" {
+		// A cluster with certificates is made by 'penstock cluster init' alone.
+		if cfg.Cluster == "" {
+			cfg.Cluster = id.Cluster
+		}
+		cfg.Name = id.Name
+		m.cfg = cfg
+	}
 	if len(cfg.Etcd) == 0 {
 		m.etcd, err = embedded.Start(embedded.Config{Dir: filepath.Join(cfg.Dir, etcdDir), Logger: cfg.Logger.With("part", "etcd"), UnsafeNoFsync: cfg.UnsafeNoFsync})
 		if err != nil {
@@ -92,16 +136,20 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 		}
 		m.cli = m.etcd.Client()
 	} else {
-		m.cli, err = cluster.Dial(cfg.Etcd, nil)
+		var etcdTLS *tls.Config
+		if etcdTLS, err = cfg.EtcdTLS.Config(); err != nil {
+			return m, err
+		}
+		m.cli, err = cluster.Dial(cfg.Etcd, etcdTLS)
 		if err != nil {
 			return m, meta.E("connect to etcd", meta.Unavailable, strings.Join(cfg.Etcd, ","), err)
 		}
 	}
-	if m.cluster, err = cluster.Open(ctx, m.cli, cluster.Config{Logger: cfg.Logger}); err != nil {
+	if m.cluster, err = cluster.Open(ctx, m.cli, cluster.Config{Expect: cfg.Cluster, Logger: cfg.Logger}); err != nil {
 		return m, err
 	}
 	if _, err = m.cluster.Volume(ctx, meta.RootVolume); errors.Is(err, meta.NoSuchVolume) {
-		_, err = m.cluster.CreateVolume(ctx, RootVolumeName, meta.Policy{Replicas: 1}, meta.Time(time.Now().UnixNano()))
+		_, err = m.cluster.CreateVolume(ctx, RootVolumeName, meta.Policy{Replicas: 1, LocalFirst: true}, meta.Time(time.Now().UnixNano()))
 		if errors.Is(err, meta.VolumeExists) {
 			err = nil
 		}
@@ -109,15 +157,29 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 	if err != nil {
 		return m, err
 	}
-	self, err := etcd.Self()
+	self, err := process.Self()
 	if err != nil {
 		return m, err
 	}
-	addr := cfg.Listen
-	if addr == "" {
-		addr = "unix:" + filepath.Join(cfg.Dir, MetaSocket)
+	listeners, addr, err := listen(peer.ListenJoiners, filepath.Join(cfg.Dir, MetaSocket), cfg.Listen, cfg.Advertise, cfg.Creds, cfg.Logger)
+	if err != nil {
+		return m, err
 	}
+	serving := false
+	defer func() {
+		if !serving {
+			closeAll(listeners)
+		}
+	}()
 	m.Addr = addr
+	if cfg.Name == "" {
+		// Unique among the cluster's servers, and the same after a restart.
+		cfg.Name = "meta"
+		if cfg.Listen != "" || cfg.Advertise != "" {
+			cfg.Name = addr
+		}
+	}
+	m.cfg.Name = cfg.Name
 	dir := filepath.Join(cfg.Dir, metaDir)
 	scratch := filepath.Join(dir, "scratch")
 	if err = os.RemoveAll(scratch); err == nil {
@@ -127,7 +189,7 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 		return m, meta.E("prepare data directory", meta.IO, dir, err)
 	}
 	m.shared = state.NewShared(64<<20, 1000, cfg.Logger.With("part", "state"))
-	m.blob = newChunkBlob(cfg.Logger)
+	m.blob = newChunkBlob(cfg.Creds, cfg.Logger)
 	backend := &server.Backend{
 		Cluster: m.cluster, Shared: m.shared, Dir: dir, Blob: m.blob, Logger: cfg.Logger,
 		Owners: func(ctx context.Context) (*etcd.Owners, error) {
@@ -137,43 +199,56 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 				Dead: func(o etcd.Owner) bool { return o.Process == self || o.Process.Dead(self) },
 			})
 		},
+		LeaseLeft: m.leaseLeft,
+		Leave:     m.leave,
 	}
 	if m.etcd != nil {
 		backend.Space = func(ctx context.Context) error { return embedded.RecoverSpace(ctx, m.cli, m.etcd.Endpoint()) }
+	} else {
+		backend.Space = embedded.NewReliever(m.cli, cfg.Etcd).Relieve
 	}
-	host, pid := metaclient.PIDSpace(), uint32(os.Getpid())
+	trust, err := trust(m.cluster, cfg.Creds)
+	if err != nil {
+		return m, err
+	}
 	m.Server, err = server.New(ctx, server.Config{
-		Name: cfg.Name, Cluster: backend, Blob: m.blob, Logger: cfg.Logger, ScratchDir: scratch,
+		Trust: trust, Identity: boundTo(cfg.Creds),
+		Name: cfg.Name, Addr: addr, Creds: cfg.Creds, Cluster: backend, Blob: m.blob, Logger: cfg.Logger, ScratchDir: scratch,
 		CommitDelay: cfg.CommitDelay, SessionTTL: cfg.SessionTTL, CheckpointBytes: cfg.CheckpointBytes, Unsafe: cfg.Unsafe,
+		CheckpointEvery: cfg.CheckpointEvery, KeepForCheckpoint: cfg.KeepForCheckpoint, Followers: cfg.Followers,
+		RepairDelay: cfg.Repair.Delay, RepairGrace: cfg.Repair.Grace, RepairInterval: cfg.Repair.Interval, ListInterval: cfg.Repair.ListInterval,
+		RepairParallel: cfg.Repair.Parallel, RepairRate: cfg.Repair.Rate, RepairServerRate: cfg.Repair.ServerRate, Balance: cfg.Repair.Balance,
 		Room: func() (free, total uint64, err error) { return room(dir) },
-		Dead: func(h string, p uint32, start uint64) bool {
-			if h != host || h == "" {
-				return false
-			}
-			// This very process holds no session of before its start.
-			if p == pid && start == metaclient.ProcessStart(pid) {
-				return false
-			}
-			return metaclient.ProcessStart(p) != start
-		},
+		Dead: func(h string, pid uint32, start uint64) bool { return process.Parse(h, pid, start).Dead(self) },
 	})
 	if err != nil {
 		return m, err
 	}
 	m.blob.server = m.Server
-	l, err := listen(addr)
-	if err != nil {
+	if err = m.register(ctx, backend.Owners); err != nil {
 		return m, err
 	}
 	// Chunk servers may be needed to restore a volume, so they may connect
 	// before the volumes are open; clients are served then, too, and wait.
-	m.serve.Go(func() {
-		if err := m.Server.Serve(l); err != nil {
-			m.failed <- err
-		}
-	})
+	serving = true
+	if trust != nil {
+		run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		m.renewing = cancel
+		m.serve.Go(func() { m.keepRenewed(run, trust) })
+	}
+	for _, l := range listeners {
+		m.serve.Go(func() {
+			if err := m.Server.Serve(l); err != nil {
+				m.fail(err)
+			}
+		})
+	}
 	return m, nil
 }
+
+// ownerTTL is the life of the lease at etcd that ownerships and registration
+// hang on: after a crash nobody else takes a volume before it is over.
+const ownerTTL = 3 * time.Second
 
 // takeOwners gives the process' standing as an owner, on a new lease if the one
 // before was lost: the process stood still, or etcd was away.
@@ -184,18 +259,98 @@ func (m *Meta) takeOwners(ctx context.Context, cfg etcd.OwnersConfig) (*etcd.Own
 		return m.owners, nil
 	}
 	if old := m.lease; old != nil {
+		// Nothing is served on it any more before there is another.
+		if m.Server != nil {
+			m.Server.LeaseLost()
+		}
 		m.lease = nil
+		m.left.Store(nil)
 		// What hangs on it may still stand at etcd; a new term fences it.
 		if err := old.Close(ctx); err != nil {
 			m.cfg.Logger.Warn("a lost lease could not be given back", "error", err)
 		}
 	}
-	lease, err := etcd.NewLease(ctx, m.cli, etcd.LeaseConfig{Logger: m.cfg.Logger})
+	lease, err := etcd.NewLease(ctx, m.cli, etcd.LeaseConfig{TTL: ownerTTL, Logger: m.cfg.Logger})
 	if err != nil {
 		return nil, err
 	}
+	if m.registered {
+		if err := m.cluster.RegisterMetaServer(ctx, lease.ID(), m.cfg.Name, m.Addr); err != nil {
+			return nil, errors.Join(err, lease.Close(ctx))
+		}
+	}
 	m.lease, m.owners = lease, etcd.NewOwners(m.cli, lease, cfg)
+	m.left.Store(lease)
 	return m.owners, nil
+}
+
+// leaseLeft is what is left of the lease; it waits for nothing.
+func (m *Meta) leaseLeft() time.Duration {
+	if l := m.left.Load(); l != nil {
+		return l.Left()
+	}
+	return 0
+}
+
+// register puts this process on the list of meta servers, and keeps it there
+// over the loss of a lease.
+func (m *Meta) register(ctx context.Context, owners func(context.Context) (*etcd.Owners, error)) error {
+	m.leaseMu.Lock()
+	m.registered = true
+	m.leaseMu.Unlock()
+	o, err := owners(ctx)
+	if err != nil {
+		return err
+	}
+	if err := m.cluster.RegisterMetaServer(ctx, o.Lease().ID(), m.cfg.Name, m.Addr); err != nil {
+		return err
+	}
+	if _, err := m.cluster.Refresh(ctx); err != nil { // it is on its own list
+		return err
+	}
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	m.unregister = cancel
+	m.serve.Go(func() {
+		for {
+			m.leaseMu.Lock()
+			lost := m.lease
+			m.leaseMu.Unlock()
+			if lost != nil {
+				select {
+				case <-lost.Lost():
+				case <-run.Done():
+					return
+				}
+			}
+			call, cancel := context.WithTimeout(run, ownerTTL)
+			_, err := owners(call)
+			cancel()
+			if err == nil {
+				continue
+			}
+			if run.Err() != nil {
+				return
+			}
+			m.cfg.Logger.Warn("no lease at etcd: nothing can be served", "error", err)
+			select {
+			case <-time.After(200 * time.Millisecond):
+			case <-run.Done():
+				return
+			}
+		}
+	})
+	return nil
+}
+
+// leave takes this process off the list of meta servers.
+func (m *Meta) leave(ctx context.Context) error {
+	m.leaseMu.Lock()
+	m.registered = false
+	m.leaseMu.Unlock()
+	if m.unregister != nil {
+		m.unregister()
+	}
+	return m.cluster.UnregisterMetaServer(ctx, m.cfg.Name, m.Addr)
 }
 
 // room tells what this process may still write on a folder's file system.
@@ -211,36 +366,36 @@ func room(dir string) (free, total uint64, err error) {
 	return blocks * uint64(st.Bsize), st.Blocks * uint64(st.Bsize), nil
 }
 
-// listen opens "unix:/path" with mode 0600, or "host:port". A socket that
-// nobody answers on is left over from a crash, and is removed.
-func listen(addr string) (net.Listener, error) {
-	path, ok := strings.CutPrefix(addr, "unix:")
-	if !ok {
-		l, err := net.Listen("tcp", addr)
-		if err != nil {
-			return nil, meta.E("listen", meta.Busy, addr, err)
-		}
-		return l, nil
-	}
-	if len(path) > 107 {
-		return nil, meta.E("listen", meta.NameTooLong, path, fmt.Errorf("a socket's path has at most 107 bytes, this one has %d: choose a shorter --dir", len(path)))
-	}
-	if c, err := net.Dial("unix", path); err == nil {
-		c.Close()
-		return nil, meta.E("listen", meta.Busy, path, errors.New("another process answers on this socket"))
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, meta.E("listen", meta.IO, path, err)
-	}
-	l, err := net.Listen("unix", path)
+// listen opens a role's socket, and its TCP address if there is one. addr is
+// what others are told.
+func listen(onTCP func(string, *peer.Credentials) (net.Listener, error), socket, tcp, advertise string, creds *peer.Credentials, log *slog.Logger) (all []net.Listener, addr string, err error) {
+	addr = "unix:" + socket
+	l, err := peer.Listen(addr, creds)
 	if err != nil {
-		return nil, meta.E("listen", meta.IO, path, err)
+		return nil, "", err
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
+	all = append(all, l)
+	if tcp != "" {
+		if l, err = onTCP(tcp, creds); err != nil {
+			closeAll(all)
+			return nil, "", err
+		}
+		all = append(all, l)
+		addr = l.Addr().String()
+		if creds.IsInsecure() {
+			log.Warn("INSECURE: plain TCP without certificates; every user of this machine may do everything", "address", addr)
+		}
+	}
+	if advertise != "" {
+		addr = advertise
+	}
+	return all, addr, nil
+}
+
+func closeAll(all []net.Listener) {
+	for _, l := range all {
 		l.Close()
-		return nil, meta.E("listen", meta.IO, path, err)
 	}
-	return l, nil
 }
 
 // ClusterID is the cluster's identity as disks record it.
@@ -263,11 +418,25 @@ func (m *Meta) OpenVolumes(ctx context.Context) error { return m.Server.OpenAll(
 // Failed tells when the server can't go on.
 func (m *Meta) Failed() <-chan error { return m.failed }
 
+// fail tells once; what fails after it is a consequence.
+func (m *Meta) fail(err error) {
+	select {
+	case m.failed <- err:
+	default:
+	}
+}
+
 // Close stops in order.
 func (m *Meta) Close(ctx context.Context) error {
 	var errs []error
+	if m.renewing != nil {
+		m.renewing()
+	}
 	if m.Server != nil {
 		errs = append(errs, m.Server.Close(ctx))
+	}
+	if m.unregister != nil {
+		m.unregister()
 	}
 	m.serve.Wait()
 	if m.blob != nil {
@@ -292,25 +461,42 @@ func (m *Meta) Close(ctx context.Context) error {
 
 // ChunkConfig is what a chunk server needs.
 type ChunkConfig struct {
-	Dir      string   // data directory, for the socket and the identity
-	Disks    []string // directories; empty: one in Dir
-	Meta     []string // addresses of metadata servers
-	Listen   string   // empty: Dir's socket
-	Topology string
-	Class    string
-	Cluster  [16]byte
-	ID       meta.ServerID
-	Name     string
-	Logger   *slog.Logger
-	Store    store.Options // switches of positive controls
+	Dir string // data directory, for the socket and the identity
+	// Disks are directories, "[class=]DIR" each; empty: one in Dir.
+	Disks []string
+	// AnyDisk: serve though no disk could be opened, so that one can be replaced.
+	AnyDisk bool
+	// PullRate and ScrubPeriod: as in the server's Config.
+	PullRate    uint64
+	ScrubPeriod time.Duration
+	Meta        []string // addresses of metadata servers
+	// Listen, Advertise, Creds: as in MetaConfig; Creds is shown to metadata
+	// servers, too.
+	Listen    string
+	Advertise string
+	Creds     *peer.Credentials
+	// LocalClients: clients on this machine are told of the socket in Dir, to
+	// share memory and descriptors with the server.
+	LocalClients bool
+	// Congestion is the TCP congestion control of connections; "" leaves the
+	// machine's default.
+	Congestion  string
+	Topology    string
+	Class       string
+	Cluster     [16]byte
+	ID          meta.ServerID
+	Name        string
+	Logger      *slog.Logger
+	Store       store.Options // switches of positive controls
+	UnsafeNoCap bool          // another one
 }
 
 // Chunk is a running chunk server.
 type Chunk struct {
 	Server *chunks.Server
 	Addr   string
-	stores []*store.Store
-	disks  []string
+	disks  *chunks.Disks
+	links  atomic.Int32 // streams that stand
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	failed chan error
@@ -318,78 +504,130 @@ type Chunk struct {
 
 // StartChunkServer opens the disks and serves them.
 func StartChunkServer(ctx context.Context, cfg ChunkConfig) (c *Chunk, err error) {
-	c = &Chunk{failed: make(chan error, 2)}
+	c = &Chunk{failed: make(chan error, 1)}
 	defer func() {
 		if err != nil {
 			c.Close(context.WithoutCancel(ctx))
 		}
 	}()
-	disks := cfg.Disks
-	if len(disks) == 0 {
-		disks = []string{filepath.Join(cfg.Dir, chunkDir)}
+	if err := checkRole(cfg.Creds, peer.ChunkServer); err != nil {
+		return c, err
 	}
-	for _, dir := range disks {
-		st, err := openDisk(dir, cfg)
-		if err != nil {
-			return c, err
-		}
-		c.stores, c.disks = append(c.stores, st), append(c.disks, dir)
-	}
-	addr := cfg.Listen
-	if addr == "" {
-		addr = "unix:" + filepath.Join(cfg.Dir, ChunkSocket)
-	}
-	c.Addr = addr
-	l, err := listen(addr)
+	specs, err := diskSpecs(cfg)
 	if err != nil {
 		return c, err
 	}
-	c.Server = chunks.New(chunks.Config{
-		ID: cfg.ID, Addr: addr, Topology: cfg.Topology, Class: cfg.Class, Host: metaclient.BootID(), Logger: cfg.Logger,
-	}, c.stores...)
+	o := cfg.Store
+	o.Boot = process.Boot()
+	c.disks, err = chunks.OpenDisks(chunks.DisksConfig{
+		Dir: cfg.Dir, Disks: specs, Cluster: cfg.Cluster, Server: cfg.ID, Options: o, Logger: cfg.Logger,
+	})
+	if err != nil {
+		return c, err
+	}
+	if err := c.disks.FirstError(); err != nil && !cfg.AnyDisk {
+		return c, err
+	}
+	listeners, addr, err := listen(peer.ListenTicketed, filepath.Join(cfg.Dir, ChunkSocket), cfg.Listen, cfg.Advertise, cfg.Creds, cfg.Logger)
+	if err != nil {
+		return c, err
+	}
+	c.Addr = addr
+	socket := ""
+	if cfg.LocalClients && !strings.HasPrefix(addr, "unix:") {
+		path, err := filepath.Abs(filepath.Join(cfg.Dir, ChunkSocket))
+		if err != nil {
+			closeAll(listeners)
+			return c, meta.E("start chunk server", meta.IO, cfg.Dir, err)
+		}
+		socket = "unix:" + path
+	}
+	c.Server = chunks.NewWithDisks(chunks.Config{
+		ID: cfg.ID, Addr: addr, Local: socket, Topology: cfg.Topology, Class: specs[0].Class, Host: process.Boot(), Logger: cfg.Logger, Congestion: cfg.Congestion,
+		PullRate: cfg.PullRate, ScrubPeriod: cfg.ScrubPeriod, UnsafeNoCap: cfg.UnsafeNoCap,
+		Peers: func(where func(meta.ServerID) (meta.ServerInfo, bool), capability func(meta.ChunkID) []byte) chunks.Peers {
+			return chunkclient.New(chunkclient.Config{
+				Name: cfg.Name, Logger: cfg.Logger, Creds: cfg.Creds, Congestion: cfg.Congestion, NoShare: true, Resolve: where, ReadChunkCap: capability,
+			})
+		},
+	}, c.disks)
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c.cancel = cancel
-	c.wg.Go(func() {
-		if err := c.Server.Serve(run, l); err != nil && run.Err() == nil {
-			c.failed <- err
-		}
-	})
+	for _, l := range listeners {
+		c.wg.Go(func() {
+			if err := c.Server.Serve(run, l); err != nil && run.Err() == nil {
+				c.fail(err)
+			}
+		})
+	}
+	c.wg.Go(func() { keepRenewed(run, cfg.Meta, cfg.Creds, cfg.Logger) })
+	// A stream to every metadata server: each may own a volume.
 	c.wg.Go(func() {
 		err := metaclient.RunLink(run, metaclient.LinkConfig{
-			Addrs: cfg.Meta, Name: cfg.Name, Logger: cfg.Logger,
-			Report: func() wire.Report { return wire.Report{Info: c.Server.Info()} },
-			Order:  c.Server.Order,
+			Addrs: cfg.Meta, Name: cfg.Name, Logger: cfg.Logger, Creds: cfg.Creds,
+			Report: func() wire.Report { return wire.Report{Info: c.Server.Info(), Generation: c.Server.Generation()} },
+			Events: c.Server.Events, More: c.Server.More, Order: c.Server.Order,
+			Connected: func(up bool) {
+				if up {
+					c.links.Add(1)
+				} else {
+					c.links.Add(-1)
+				}
+			},
 		})
 		if err != nil {
-			c.failed <- err
+			c.fail(err)
 		}
 	})
 	return c, nil
 }
 
-// openDisk opens a disk, or makes an empty directory one. A directory that
-// holds anything else is refused, never cleaned.
-func openDisk(dir string, cfg ChunkConfig) (*store.Store, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, meta.E("open disk", meta.IO, dir, err)
+// Ready tells why the server can't serve now, or nil.
+func (c *Chunk) Ready() error {
+	if c.links.Load() == 0 {
+		return meta.E("chunk server", meta.Unavailable, "", errors.New("no metadata server is connected"))
 	}
-	o := cfg.Store
-	o.Cluster, o.Logger, o.Boot = cfg.Cluster, cfg.Logger, metaclient.BootID()
-	names, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, meta.E("open disk", meta.IO, dir, err)
-	}
-	d := store.DirDisk(dir)
-	if len(names) == 0 || len(names) == 1 && names[0].Name() == "lost+found" {
-		if err := store.Init(d, o); err != nil {
-			return nil, err
+	for _, d := range c.Server.Info().Disks {
+		if d.State == meta.DiskOK || d.State == meta.DiskFull {
+			return nil
 		}
 	}
-	return store.Open(d, o)
+	return meta.E("chunk server", meta.Unavailable, "", errors.New("no disk is well"))
+}
+
+// diskClasses are the classes that a disk may have.
+var diskClasses = []string{"nvme", "ssd", "hdd"}
+
+// diskSpecs reads "[class=]DIR".
+func diskSpecs(cfg ChunkConfig) ([]chunks.DiskSpec, error) {
+	const op = "open disks"
+	if len(cfg.Disks) == 0 {
+		return []chunks.DiskSpec{{Path: filepath.Join(cfg.Dir, chunkDir), Class: cfg.Class}}, nil
+	}
+	var specs []chunks.DiskSpec
+	for _, s := range cfg.Disks {
+		d := chunks.DiskSpec{Path: s, Class: cfg.Class}
+		if class, path, ok := strings.Cut(s, "="); ok && slices.Contains(diskClasses, class) {
+			d.Class, d.Path = class, path
+		}
+		var err error
+		if d.Path, err = filepath.Abs(d.Path); err != nil || d.Path == "/" {
+			return nil, meta.E(op, meta.Invalid, s, err)
+		}
+		specs = append(specs, d)
+	}
+	return specs, nil
 }
 
 // Failed tells when the server can't go on.
 func (c *Chunk) Failed() <-chan error { return c.failed }
+
+func (c *Chunk) fail(err error) {
+	select {
+	case c.failed <- err:
+	default:
+	}
+}
 
 // Close stops in order.
 func (c *Chunk) Close(ctx context.Context) error {
@@ -401,8 +639,8 @@ func (c *Chunk) Close(ctx context.Context) error {
 		errs = append(errs, c.Server.Close())
 	}
 	c.wg.Wait()
-	for _, s := range c.stores {
-		errs = append(errs, s.Close())
+	if c.disks != nil {
+		errs = append(errs, c.disks.Close())
 	}
 	return errors.Join(errs...)
 }

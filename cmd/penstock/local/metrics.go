@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	penstock "penstock.io/penstock"
+	"penstock.io/penstock/meta"
 )
 
 // Metrics collects what the parts of this process count, in Prometheus's
@@ -62,6 +63,13 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			reading{"penstock_meta_leases", "Inodes that some session may cache.", gauge, float64(s.Leases)},
 			reading{"penstock_meta_overlay_records", "Records not yet in the store.", gauge, float64(s.OverlayRecords)},
 			reading{"penstock_meta_queued_bytes", "Bytes of effects that wait for the journal.", gauge, float64(s.QueuedBytes)},
+			reading{"penstock_meta_followed_volumes", "Volumes of other owners that are followed here.", gauge, float64(s.Followed)},
+			reading{"penstock_meta_followed_behind_volumes", "Followed volumes whose copy is not known to be near the end of the journal.", gauge, float64(s.FollowUnknown)},
+			reading{"penstock_meta_follow_lag_seconds", "Longest time since a followed volume's copy was last at the end of its journal; an idle journal is looked at every 8 s.", gauge, s.FollowLag.Seconds()},
+			reading{"penstock_meta_follow_entries_total", "Journal entries applied to followed volumes.", count, float64(s.FollowEntries)},
+			reading{"penstock_meta_follow_bytes_total", "Bytes of payload in them.", count, float64(s.FollowBytes)},
+			reading{"penstock_meta_follow_loads_total", "Copies opened to follow, from disk or from a checkpoint.", count, float64(s.FollowLoads)},
+			reading{"penstock_meta_follow_damaged_total", "Copies that were put aside because they were damaged or did not fit the journal.", count, float64(s.FollowDamaged)},
 			reading{"penstock_meta_journal_full", "1 while changes are refused because the journal has no space.", gauge, full},
 		)
 		if c.meta.etcd != nil {
@@ -82,22 +90,37 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			reading{"penstock_chunkserver_connections", "Connections now.", gauge, float64(s.Conns)},
 			reading{"penstock_chunkserver_refused_total", "Connections and capabilities refused.", count, float64(s.Refused)},
 			reading{"penstock_chunkserver_frames_total", "Frames served.", count, float64(s.Frames)},
+			reading{"penstock_chunkserver_descriptors_total", "Descriptors of chunks passed to readers on this machine.", count, float64(s.Descriptors)},
+			reading{"penstock_chunkserver_shared_appends_total", "Appends through memory shared with a writer on this machine.", count, float64(s.Shared)},
 		)
-		for i, d := range s.Disks {
-			failed := 0.0
-			if d.Failed != "" {
-				failed = 1
+		send(nil,
+			reading{"penstock_chunkserver_pulled_chunks_total", "Chunks copied from other servers.", count, float64(s.Pulled)},
+			reading{"penstock_chunkserver_pulled_bytes_total", "Bytes of them.", count, float64(s.PulledBytes)},
+			reading{"penstock_chunkserver_pull_errors_total", "Chunks that could not be copied.", count, float64(s.PullErrors)},
+		)
+		for _, d := range s.Disks {
+			failed, bad := 0.0, 0.0
+			switch d.State {
+			case meta.DiskFailed, meta.DiskRemoved:
+				failed, bad = 1, 1
+			case meta.DiskFailing:
+				bad = 1
 			}
-			send(map[string]string{"disk": c.chunk.disks[i]},
+			send(map[string]string{"disk": d.Path},
 				reading{"penstock_chunkserver_appends_total", "Appends.", count, float64(d.Appends)},
 				reading{"penstock_chunkserver_append_bytes_total", "Bytes appended.", count, float64(d.AppendBytes)},
 				reading{"penstock_chunkserver_syncs_total", "Syncs asked for.", count, float64(d.Syncs)},
 				reading{"penstock_chunkserver_log_syncs_total", "Flushes of the disk's log; one may serve many syncs.", count, float64(d.LogSyncs)},
 				reading{"penstock_chunkserver_read_bytes_total", "Bytes read, descriptors passed apart.", count, float64(d.ReadBytes)},
 				reading{"penstock_chunkserver_corrupt_total", "Blocks or chunks found bad.", count, float64(d.Corrupt)},
-				reading{"penstock_chunkserver_disk_bytes", "Size of the disk.", gauge, float64(d.Total)},
-				reading{"penstock_chunkserver_disk_free_bytes", "Bytes that appends may still take.", gauge, float64(d.Free)},
-				reading{"penstock_chunkserver_disk_failed", "1 once the disk has failed.", gauge, failed},
+				reading{"penstock_chunkserver_disk_bytes", "Size of the disk.", gauge, float64(d.DiskInfo.Total)},
+				reading{"penstock_chunkserver_disk_free_bytes", "Bytes that appends may still take.", gauge, float64(d.DiskInfo.Free)},
+				reading{"penstock_chunkserver_disk_failed", "1 while the disk serves nothing.", gauge, failed},
+				reading{"penstock_chunkserver_disk_unhealthy", "1 while the disk takes nothing new because it failed, is failing or was given up.", gauge, bad},
+				reading{"penstock_chunkserver_scrub_progress_ratio", "How far the reading of everything is.", gauge, float64(d.Scrubbed) / 1000},
+				reading{"penstock_chunkserver_scrub_end_timestamp_seconds", "When everything was last read to its end.", gauge, float64(d.ScrubEnd) / 1e9},
+				reading{"penstock_chunkserver_scrub_bytes", "Bytes read in this pass, or in the last one.", gauge, float64(d.Scrub.Bytes)},
+				reading{"penstock_chunkserver_scrub_bad_chunks", "Chunks found bad in this pass, or in the last one.", gauge, float64(d.Scrub.Bad)},
 			)
 		}
 	}

@@ -40,17 +40,24 @@ func lockAndCheck(dir *string) (identity, *embedded.Lock, error) {
 // RunMeta starts a metadata server as a process of its own. Volumes are opened
 // in the background: they may wait for chunk servers.
 func RunMeta(ctx context.Context, cfg MetaConfig) (*Meta, func() error, error) {
-	_, lock, err := lockAndCheck(&cfg.Dir)
+	id, lock, err := lockAndCheck(&cfg.Dir)
 	if err != nil {
 		return nil, nil, err
 	}
+	cfg.Cluster, cfg.KeepForCheckpoint = id.Cluster, true
 	m, err := StartMeta(ctx, cfg)
 	if err != nil {
 		return nil, nil, errors.Join(err, lock.Close())
 	}
+	if id.Cluster == "" {
+		id.Cluster = m.cluster.ID()
+		if err := id.write(cfg.Dir); err != nil {
+			return nil, nil, errors.Join(err, m.Close(ctx), lock.Close())
+		}
+	}
 	m.serve.Go(func() {
 		if err := m.OpenVolumes(ctx); err != nil && ctx.Err() == nil {
-			m.failed <- err
+			m.fail(err)
 		}
 	})
 	return m, lock.Close, nil
@@ -70,7 +77,7 @@ func RunChunkServer(ctx context.Context, cfg ChunkConfig) (*Chunk, func() error,
 		return nil, nil, err
 	}
 	fail := func(err error) (*Chunk, func() error, error) { return nil, nil, errors.Join(err, lock.Close()) }
-	s, err := metaclient.Dial(ctx, metaclient.Config{Addrs: cfg.Meta, Name: cfg.Name, Role: wire.RoleEnrol, Logger: cfg.Logger})
+	s, err := metaclient.Dial(ctx, metaclient.Config{Addrs: cfg.Meta, Name: cfg.Name, Role: wire.RoleEnrol, Logger: cfg.Logger, Creds: cfg.Creds})
 	if err != nil {
 		return fail(err)
 	}
@@ -85,15 +92,18 @@ func RunChunkServer(ctx context.Context, cfg ChunkConfig) (*Chunk, func() error,
 	if err := json.Unmarshal(re.Report, &h); err != nil {
 		return fail(meta.E("enrol", meta.Protocol, "", err))
 	}
-	if id.ServerID == 0 {
-		id.ServerID = h.Server
+	if h.Cluster == "" {
+		h.Cluster = id.Cluster // who answers restores the cluster and does not know yet
+	}
+	if id.ServerID == 0 || id.Cluster == "" {
+		id.ServerID, id.Cluster = h.Server, h.Cluster
 		if err := id.write(cfg.Dir); err != nil {
 			return fail(err)
 		}
 	} else if h.Server != id.ServerID {
 		return fail(meta.E("enrol", meta.Invalid, cfg.Dir, fmt.Errorf("the directory is of server %d, the cluster answered %d", id.ServerID, h.Server)))
 	}
-	cfg.Cluster, cfg.ID = diskCluster(h.Cluster), id.ServerID
+	cfg.Cluster, cfg.ID, cfg.AnyDisk = diskCluster(h.Cluster), id.ServerID, true
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return fail(meta.E("open data directory", meta.IO, cfg.Dir, err))
 	}

@@ -37,12 +37,16 @@ type Unsafe struct {
 	Meta      server.Unsafe
 	NoJournal bool // etcd does not sync
 	Store     store.Options
+	NoCap     bool // chunk servers check no capability
 }
 
 // identity is what a data directory remembers of itself.
 type identity struct {
 	Version  int           `json:"version"` // 1
 	ServerID meta.ServerID `json:"chunk_server"`
+	// Cluster is the id of the cluster that the directory belongs to, once it
+	// was part of one.
+	Cluster string `json:"cluster,omitempty"`
 }
 
 const (
@@ -141,22 +145,25 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 		}
 	}
 	s.Meta, err = StartMeta(ctx, MetaConfig{
-		Dir: cfg.Dir, Name: "up", Logger: cfg.Logger, CommitDelay: cfg.CommitDelay, Unsafe: cfg.Unsafe.Meta, UnsafeNoFsync: cfg.Unsafe.NoJournal,
+		Dir: cfg.Dir, Cluster: id.Cluster, Name: "up", Logger: cfg.Logger, CommitDelay: cfg.CommitDelay, Unsafe: cfg.Unsafe.Meta, UnsafeNoFsync: cfg.Unsafe.NoJournal,
 	})
 	if err != nil {
 		return s, err
 	}
-	if id.ServerID == 0 {
-		if id.ServerID, err = s.Meta.NewServerID(ctx); err != nil {
-			return s, err
+	if id.ServerID == 0 || id.Cluster == "" {
+		if id.ServerID == 0 {
+			if id.ServerID, err = s.Meta.NewServerID(ctx); err != nil {
+				return s, err
+			}
 		}
+		id.Cluster = s.Meta.cluster.ID()
 		if err = id.write(cfg.Dir); err != nil {
 			return s, err
 		}
 	}
 	s.Chunk, err = StartChunkServer(ctx, ChunkConfig{
 		Dir: cfg.Dir, Meta: []string{s.Meta.Addr}, Topology: "/local", Class: "ssd", Cluster: s.Meta.ClusterID(),
-		ID: id.ServerID, Name: "up", Logger: cfg.Logger, Store: cfg.Unsafe.Store,
+		ID: id.ServerID, Name: "up", Logger: cfg.Logger, Store: cfg.Unsafe.Store, UnsafeNoCap: cfg.Unsafe.NoCap,
 	})
 	if err != nil {
 		return s, err

@@ -15,6 +15,7 @@ import (
 	"penstock.io/penstock/meta/journal"
 	"penstock.io/penstock/meta/journal/etcd"
 	"penstock.io/penstock/meta/journal/journaltest"
+	"penstock.io/penstock/meta/process"
 )
 
 // server starts an etcd for one test.
@@ -100,8 +101,8 @@ func TestOwnership(t *testing.T) {
 	if !errors.As(err, &e) || e.Kind != meta.NotOwner || e.Subject != "unix:/a" {
 		t.Fatal(err)
 	}
-	if h, err := b.Holder(ctx, 3); err != nil || h.Server != "a" || h.Term != 1 {
-		t.Fatal(h, err)
+	if h, held, err := b.Last(ctx, 3); err != nil || !held || h.Server != "a" || h.Term != 1 {
+		t.Fatal(h, held, err)
 	}
 	// Another volume is another matter.
 	if o, err := b.Acquire(ctx, 4); err != nil || o.Term != 1 {
@@ -239,7 +240,7 @@ func TestLeaseExpires(t *testing.T) {
 // A holder that was killed on this machine need not be waited for.
 func TestDeadHolder(t *testing.T) {
 	cli := server(t).Client()
-	self, err := etcd.Self()
+	self, err := process.Self()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,14 +250,14 @@ func TestDeadHolder(t *testing.T) {
 	dead := self
 	dead.Start++ // the number was reused
 	for _, p := range []struct {
-		holder etcd.Process
+		holder process.Process
 		dead   bool
 	}{
 		{dead, true},
 		{self, false},
-		{etcd.Process{Boot: "elsewhere", PIDNS: self.PIDNS, PID: 1 << 30}, false},
-		{etcd.Process{Boot: self.Boot, PIDNS: "pid:[1]", PID: 1 << 30}, false},
-		{etcd.Process{Boot: self.Boot, PIDNS: self.PIDNS, PID: 1 << 30}, true},
+		{process.Process{Boot: "elsewhere", PIDNS: self.PIDNS, PID: 1 << 30}, false},
+		{process.Process{Boot: self.Boot, PIDNS: "pid:[1]", PID: 1 << 30}, false},
+		{process.Process{Boot: self.Boot, PIDNS: self.PIDNS, PID: 1 << 30}, true},
 	} {
 		if p.holder.Dead(self) != p.dead {
 			t.Errorf("%+v: dead %v", p.holder, !p.dead)
@@ -289,3 +290,85 @@ func TestDeadHolder(t *testing.T) {
 
 // closing is a context for cleaning up, when the test's own has ended.
 func closing() context.Context { return context.Background() }
+
+// A member that answers keep-alives although the lease has ended: the holder
+// believes that it owns, another owns. The fence decides.
+func TestKeepAlivesLie(t *testing.T) {
+	cli := server(t).Client()
+	ctx := t.Context()
+	a := owners(t, cli, "a", etcd.LeaseConfig{TTL: time.Second,
+		KeepAlive: func(context.Context, clientv3.LeaseID) (time.Duration, error) { return time.Minute, nil }})
+	b := owners(t, cli, "b", etcd.LeaseConfig{TTL: time.Minute})
+	oa, err := a.Acquire(ctx, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := etcd.OpenLog(oa)
+	one := journal.Next(3, journal.Position{}, oa.Term, []byte("one"))
+	if err := log.Append(ctx, one); err != nil {
+		t.Fatal(err)
+	}
+	ob, err := b.Await(ctx, 3) // etcd ends the lease that nobody renewed
+	if err != nil || ob.Term != 2 {
+		t.Fatal(ob, err)
+	}
+	if a.Lease().Left() == 0 {
+		t.Fatal("the holder noticed: nothing was tried")
+	}
+	other := etcd.OpenLog(ob)
+	two := journal.Next(3, one.Position(), ob.Term, []byte("two"))
+	if err := other.Append(ctx, two); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []journal.Entry{
+		journal.Next(3, one.Position(), oa.Term, []byte("late")),
+		journal.Next(3, two.Position(), oa.Term, []byte("late")),
+	} {
+		if err := etcd.OpenLog(oa).Append(ctx, e); meta.KindOf(err) != meta.Fenced && meta.KindOf(err) != meta.Again {
+			t.Fatal(err)
+		}
+	}
+	// Nor may it move the checkpoint.
+	err = etcd.OpenLog(oa).Trim(ctx, journal.Checkpoint{Volume: 3, Position: one.Position(), Term: oa.Term})
+	if meta.KindOf(err) != meta.Fenced {
+		t.Fatal(err)
+	}
+	n := 0
+	if err := other.Read(ctx, journal.Position{}, func(journal.Entry) error { n++; return nil }); err != nil || n != 2 {
+		t.Fatal(n, err)
+	}
+}
+
+// What was given up is not renewed: it would keep others out.
+func TestLostLeaseIsGivenBack(t *testing.T) {
+	cli := server(t).Client()
+	ctx := t.Context()
+	stuck := make(chan struct{})
+	a := owners(t, cli, "a", etcd.LeaseConfig{TTL: 2 * time.Second,
+		KeepAlive: func(ctx context.Context, id clientv3.LeaseID) (time.Duration, error) {
+			select {
+			case <-stuck:
+				r, err := cli.KeepAliveOnce(ctx, id)
+				if err != nil {
+					return 0, err
+				}
+				return time.Duration(r.TTL) * time.Second, nil
+			case <-ctx.Done():
+				// It reached etcd, but no answer comes back: etcd keeps the lease.
+				cli.KeepAliveOnce(context.Background(), id)
+				return 0, ctx.Err()
+			}
+		}})
+	if _, err := a.Acquire(ctx, 3); err != nil {
+		t.Fatal(err)
+	}
+	<-a.Lease().Lost()
+	close(stuck)
+	began := time.Now()
+	b := owners(t, cli, "b", etcd.LeaseConfig{TTL: time.Minute})
+	call, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	if _, err := b.Await(call, 3); err != nil {
+		t.Fatalf("%v after %v: the lease that was given up is renewed on", err, time.Since(began))
+	}
+}

@@ -10,9 +10,9 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/process"
 )
 
 // Defaults of LeaseConfig.
@@ -50,15 +50,6 @@ type Lease struct {
 	why      error
 }
 
-// bootClock is the time since boot, suspension included.
-func bootClock() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		panic("etcd: CLOCK_BOOTTIME is there since Linux 2.6.39: " + err.Error())
-	}
-	return time.Duration(ts.Nano())
-}
-
 // NewLease takes a lease. Errors: Unavailable, NoSpace.
 func NewLease(ctx context.Context, cli *clientv3.Client, cfg LeaseConfig) (*Lease, error) {
 	if cfg.TTL == 0 {
@@ -73,7 +64,7 @@ func NewLease(ctx context.Context, cli *clientv3.Client, cfg LeaseConfig) (*Leas
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	sent := bootClock()
+	sent := process.Uptime()
 	r, err := cli.Grant(ctx, int64((cfg.TTL+time.Second-1)/time.Second))
 	if err != nil {
 		return nil, wrap("take lease", "", err)
@@ -105,7 +96,7 @@ func (l *Lease) Left() time.Duration {
 	if l.gone {
 		return 0
 	}
-	return max(0, l.deadline-bootClock())
+	return max(0, l.deadline-process.Uptime())
 }
 
 // Err says why the lease was lost; nil while it stands.
@@ -120,6 +111,10 @@ func (l *Lease) Close(ctx context.Context) error {
 	l.end(meta.E("keep lease", meta.Canceled, "", errors.New("closed")))
 	l.cancel()
 	l.joined.Wait()
+	return wrap("give lease back", "", l.revoke(ctx))
+}
+
+func (l *Lease) revoke(ctx context.Context) error {
 	// Longer than it lives there is nothing to give back.
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.TTL)
 	defer cancel()
@@ -127,7 +122,7 @@ func (l *Lease) Close(ctx context.Context) error {
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return nil
 	}
-	return wrap("give lease back", "", err)
+	return err
 }
 
 func (l *Lease) renew(ctx context.Context, id clientv3.LeaseID) (time.Duration, error) {
@@ -138,18 +133,24 @@ func (l *Lease) renew(ctx context.Context, id clientv3.LeaseID) (time.Duration, 
 	return time.Duration(r.TTL) * time.Second, nil
 }
 
-// keep renews at a third of the time to live.
+// keep renews at a third of the time to live. A try that gets no answer is
+// short, and followed by another at once: it may have gone to a member that
+// stands still.
 func (l *Lease) keep(ctx context.Context) {
-	every := time.NewTicker(l.cfg.TTL / 3)
-	defer every.Stop()
+	pause := l.cfg.TTL / 3
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-every.C:
+		case <-time.After(pause):
 		}
-		sent := bootClock()
-		try, cancel := context.WithTimeout(ctx, l.cfg.TTL/3)
+		if l.Err() != nil {
+			// It was given up: to renew it would keep others from what hung on it.
+			l.revoke(ctx)
+			return
+		}
+		sent := process.Uptime()
+		try, cancel := context.WithTimeout(ctx, l.cfg.TTL/8)
 		ttl, err := l.cfg.KeepAlive(try, l.id)
 		cancel()
 		switch {
@@ -160,10 +161,12 @@ func (l *Lease) keep(ctx context.Context) {
 			return
 		case err != nil:
 			l.cfg.Logger.Warn("lease not renewed", "left", l.Left(), "err", err)
+			pause = l.cfg.TTL / 50
 		default:
 			l.mu.Lock()
 			l.deadline = sent + ttl - l.cfg.Margin
 			l.mu.Unlock()
+			pause = l.cfg.TTL / 3
 		}
 	}
 }

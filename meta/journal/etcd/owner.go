@@ -5,82 +5,22 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/process"
 )
-
-// Process tells one process of one boot of one machine from all others.
-type Process struct {
-	Boot  string `json:"boot"`  // the kernel's boot id
-	PIDNS string `json:"pidns"` // the name space that PID counts in
-	PID   int    `json:"pid"`
-	Start uint64 `json:"start"` // clock ticks after boot, to tell a reused PID
-}
-
-// Self is the running process.
-func Self() (Process, error) {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return Process{}, meta.E("identify process", meta.IO, "", err)
-	}
-	ns, err := os.Readlink("/proc/self/ns/pid")
-	if err != nil {
-		return Process{}, meta.E("identify process", meta.IO, "", err)
-	}
-	p := Process{Boot: strings.TrimSpace(string(boot)), PIDNS: ns, PID: os.Getpid()}
-	p.Start, err = startTime(p.PID)
-	return p, err
-}
-
-// Dead reports whether p surely runs no more, as seen by self: same boot, same
-// name space of PIDs, and no such process. False means unknown.
-func (p Process) Dead(self Process) bool {
-	if p.Boot == "" || p.Boot != self.Boot || p.PIDNS != self.PIDNS {
-		return false
-	}
-	start, err := startTime(p.PID)
-	if errors.Is(err, os.ErrNotExist) {
-		return true
-	}
-	return err == nil && start != p.Start
-}
-
-// startTime reads field 22 of /proc/PID/stat.
-func startTime(pid int) (uint64, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, meta.E("read process", meta.IO, strconv.Itoa(pid), err)
-	}
-	// The name in parentheses may hold anything; the fields after it are counted from 3.
-	s := string(b)
-	f := strings.Fields(s[strings.LastIndexByte(s, ')')+1:])
-	if len(f) < 20 {
-		return 0, meta.E("read process", meta.Corrupt, strconv.Itoa(pid), nil)
-	}
-	if f[0] == "Z" || f[0] == "X" { // ended, only not yet waited for
-		return 0, meta.E("read process", meta.NotFound, strconv.Itoa(pid), os.ErrNotExist)
-	}
-	n, err := strconv.ParseUint(f[19], 10, 64)
-	if err != nil {
-		return 0, meta.E("read process", meta.Corrupt, strconv.Itoa(pid), err)
-	}
-	return n, nil
-}
 
 // Owner is the record of who owns, or last owned, a volume.
 type Owner struct {
-	Version int       `json:"v"` // 1
-	Term    meta.Term `json:"term"`
-	Server  string    `json:"server"` // the meta server's name
-	Addr    string    `json:"addr"`   // where clients reach it
-	Process Process   `json:"process"`
+	Version int             `json:"v"` // 1
+	Term    meta.Term       `json:"term"`
+	Server  string          `json:"server"` // the meta server's name
+	Addr    string          `json:"addr"`   // where clients reach it
+	Process process.Process `json:"process"`
 	// Released: the owner let the volume go in an orderly way, everything
 	// answered is in the journal, and no session holds anything of it.
 	Released bool `json:"released,omitempty"`
@@ -112,7 +52,7 @@ type OwnersConfig struct {
 	Prefix  string // of the cluster: /penstock/<cluster>
 	Server  string
 	Addr    string
-	Process Process
+	Process process.Process
 	// Dead reports whether the holder of a volume surely runs no more, so that
 	// its lease need not run out first. Nil asks Process.Dead.
 	Dead func(Owner) bool
@@ -206,12 +146,14 @@ func (o *Owners) Acquire(ctx context.Context, v meta.VolumeID) (*Ownership, erro
 				return nil, wrap("own", subject, err)
 			}
 		}
-		t, err := o.cli.Txn(ctx).
+		call, cancel := context.WithTimeout(ctx, acquireTimeout)
+		t, err := o.cli.Txn(call).
 			If(clientv3.Compare(clientv3.CreateRevision(k.owner()), "=", 0),
 				clientv3.Compare(clientv3.ModRevision(k.term()), "=", termRev)).
 			Then(clientv3.OpPut(k.owner(), string(b), clientv3.WithLease(o.lease.ID())),
 				clientv3.OpPut(k.term(), string(b))).
 			Commit()
+		cancel()
 		if err != nil {
 			// If it was committed after all, the key is this process's own, at a
 			// term nobody uses; the next Acquire must not wait for itself.
@@ -242,6 +184,9 @@ func (o *Owners) abandon(own *Ownership) error {
 	return err
 }
 
+// acquireTimeout bounds the taking of a volume; the caller tries again.
+const acquireTimeout = 2 * time.Second
+
 // Await acquires the volume as soon as its holder lets it go. Errors: those of
 // Acquire but NotOwner, and ctx's.
 func (o *Owners) Await(ctx context.Context, v meta.VolumeID) (*Ownership, error) {
@@ -266,17 +211,25 @@ func (o *Owners) Await(ctx context.Context, v meta.VolumeID) (*Ownership, error)
 	}
 }
 
-// Holder tells who owns a volume now. Errors: NotFound (nobody), Unavailable.
-func (o *Owners) Holder(ctx context.Context, v meta.VolumeID) (Owner, error) {
+// Server is for whom volumes are taken.
+func (o *Owners) Server() string { return o.cfg.Server }
+
+// Last tells who owns a volume (held), or owned it last; Version is 0 if nobody
+// ever did. Errors: Unavailable, Corrupt, Version.
+func (o *Owners) Last(ctx context.Context, v meta.VolumeID) (last Owner, held bool, err error) {
 	k := keys{VolumePrefix(o.cfg.Prefix, v)}
-	r, err := o.cli.Get(ctx, k.owner())
+	subject := fmt.Sprintf("volume %d", v)
+	r, err := o.cli.Txn(ctx).Then(clientv3.OpGet(k.owner()), clientv3.OpGet(k.term())).Commit()
 	if err != nil {
-		return Owner{}, wrap("find owner", fmt.Sprintf("volume %d", v), err)
+		return Owner{}, false, wrap("find owner", subject, err)
 	}
-	if len(r.Kvs) == 0 {
-		return Owner{}, meta.E("find owner", meta.NotFound, fmt.Sprintf("volume %d", v), nil)
+	for i, key := range []string{k.owner(), k.term()} {
+		if kvs := r.Responses[i].GetResponseRange().Kvs; len(kvs) > 0 {
+			last, err = decodeOwner(key, kvs[0].Value)
+			return last, i == 0, err
+		}
 	}
-	return decodeOwner(k.owner(), r.Kvs[0].Value)
+	return Owner{}, false, nil
 }
 
 // watch ends the ownership with the lease.

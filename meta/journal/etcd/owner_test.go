@@ -5,10 +5,11 @@ import (
 	"testing"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/process"
 )
 
 func FuzzDecodeOwner(f *testing.F) {
-	b, err := json.Marshal(Owner{Version: 1, Term: 7, Server: "m1", Addr: "unix:/x", Process: Process{Boot: "b", PIDNS: "n", PID: 1, Start: 2}, Released: true})
+	b, err := json.Marshal(Owner{Version: 1, Term: 7, Server: "m1", Addr: "unix:/x", Process: process.Process{Boot: "b", PIDNS: "n", PID: 1, Start: 2}, Released: true})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -208,7 +208,7 @@ func emptyLog(t *testing.T, f Form) {
 	_, _, err := w.log.Pin(t.Context())
 	want(t, err, meta.NotFound)
 	err = w.log.Read(t.Context(), journal.Position{Seq: 3}, func(journal.Entry) error { return nil })
-	want(t, err, meta.Corrupt)
+	want(t, err, meta.Ahead)
 }
 
 // What the log relies on, asked of the store alone.
@@ -542,7 +542,7 @@ func followSeesAll(t *testing.T, f Form) {
 		ended <- journal.New(Volume, f.Reader(t), nil).Follow(ctx, journal.Position{}, func(e journal.Entry) error {
 			got <- string(e.Payload)
 			return nil
-		})
+		}, nil)
 	}()
 	for i := range 50 {
 		if s := <-got; s != fmt.Sprint(i) {
@@ -569,7 +569,7 @@ func followerTrimmedAway(t *testing.T, f Form) {
 				<-goOn
 			}
 			return nil
-		})
+		}, nil)
 	}()
 	<-seen
 	w.append("1")
@@ -620,7 +620,7 @@ func gapIsCorrupt(t *testing.T, f Form) {
 	f.Damage(t, 3, nil)
 	f.Damage(t, 1, nil)
 	_, err = f.all(t, first)
-	want(t, err, meta.Corrupt)
+	want(t, err, meta.Ahead)
 	_, err = w.try(t.Context(), nil)
 	want(t, err, meta.Corrupt) // the entry before is gone
 }
@@ -678,7 +678,7 @@ func divergedReader(t *testing.T, f Form) {
 	_, err := f.all(t, journal.Position{Seq: 2, Hash: journal.Hash{7}})
 	want(t, err, meta.Corrupt)
 	_, err = f.all(t, journal.Position{Seq: 9, Hash: journal.Hash{7}})
-	want(t, err, meta.Corrupt)
+	want(t, err, meta.Ahead)
 }
 
 func sizeCounts(t *testing.T, f Form) {

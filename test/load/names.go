@@ -1,4 +1,4 @@
-package crash
+package load
 
 import (
 	"errors"
@@ -19,6 +19,7 @@ type namer struct {
 	dir    string
 	rand   *rand.Rand
 	over   func() bool
+	meter  *Meter
 	count  uint64
 	start  map[string]string // before ops
 	now    map[string]string // after ops, the last one included
@@ -33,7 +34,7 @@ type nameOp struct {
 
 const nameCount = 40
 
-func (n *namer) step() error {
+func (n *namer) Step() error {
 	if n.now == nil {
 		n.start, n.now = map[string]string{}, map[string]string{}
 	}
@@ -54,12 +55,12 @@ func (n *namer) step() error {
 	}
 	// Known before it is tried: if the mount dies, its outcome is open.
 	n.ops = append(n.ops, op)
-	if err := n.do(op); err != nil {
+	if err := n.meter.Time(Name, 0, func() error { return n.do(op) }); err != nil {
 		return err
 	}
 	op.apply(n.now)
 	if n.rand.IntN(20) == 0 {
-		if err := syncDir(n.dir); err != nil {
+		if err := n.meter.Time(Sync, 0, n.Settle); err != nil {
 			return err
 		}
 		if !n.over() {
@@ -92,9 +93,11 @@ func (op nameOp) apply(to map[string]string) {
 	}
 }
 
-func (n *namer) close() {}
+func (n *namer) Close() {}
 
-func (n *namer) verify() error {
+func (n *namer) Settle() error { return SyncDir(n.dir) }
+
+func (n *namer) Verify() error {
 	found := map[string]string{}
 	entries, err := os.ReadDir(n.dir)
 	if err != nil {
@@ -125,7 +128,7 @@ func (n *namer) verify() error {
 		n.ops[k].apply(state)
 	}
 	if matches < 0 {
-		return fmt.Errorf("no prefix of the %d operations, at least the %d synced ones, explains the directory; against the state after all of them: %s", len(n.ops), n.synced, difference(state, found))
+		return violated("no prefix of the %d operations, at least the %d synced ones, explains the directory; against the state after all of them: %s", len(n.ops), n.synced, difference(state, found))
 	}
 	n.start, n.now, n.ops, n.synced = found, maps.Clone(found), nil, 0
 	return nil

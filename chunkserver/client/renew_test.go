@@ -1,0 +1,62 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/capability"
+)
+
+// Rule 18: a capability that runs out is no failure of a replica. The writer
+// renews it at half its life; if it can't, nobody is blamed.
+func TestRenewedCapability(t *testing.T) {
+	const life = 600 * time.Millisecond
+	var renewed atomic.Int32
+	var refuse atomic.Bool
+	var f *fixture
+	sign := func(id meta.ChunkID) []byte {
+		return capability.Sign(f.key, capability.Claims{Volume: 1, Chunk: id, Rights: capability.Append | f.plainRight(), Client: "client/c", Fence: meta.Fence{Term: 1},
+			MaxLen: 1 << 30, Expiry: meta.Time(time.Now().Add(life).UnixNano())})
+	}
+	f = newFixture(t, "tcp", 2, Config{AppendCap: func(_ context.Context, id meta.ChunkID) ([]byte, time.Duration, error) {
+		if refuse.Load() {
+			return nil, 0, errors.New("no")
+		}
+		renewed.Add(1)
+		return sign(id), life, nil
+	}})
+	g := f.grant()
+	g.Cap, g.TTL, g.Asked = sign(g.ID), uint64(life.Milliseconds()), meta.Time(time.Now().UnixNano())
+	w := f.NewWriter(g)
+	defer w.Close()
+	write := func() error {
+		if _, err := w.Append(t.Context(), random(1000, 1)); err != nil {
+			return err
+		}
+		return w.Sync(t.Context())
+	}
+	for end := time.Now().Add(3 * life); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if err := write(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(2 * life) // nobody asked meanwhile: the next one waits for the renewal
+	if err := write(); err != nil {
+		t.Fatal(err)
+	}
+	if n := renewed.Load(); n < 4 || n > 20 {
+		t.Errorf("renewed %d times", n)
+	}
+	refuse.Store(true)
+	var err error
+	for end := time.Now().Add(10 * life); err == nil && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		err = write()
+	}
+	if meta.KindOf(err) != meta.BadCapability || len(w.Failed()) != 0 {
+		t.Fatalf("%v, blamed %v", err, w.Failed())
+	}
+}

@@ -1,0 +1,166 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/chunkserver/store"
+	"penstock.io/penstock/meta"
+)
+
+// Order carries out what a volume's owner asks.
+func (s *Server) Order(ctx context.Context, o meta.Order) meta.OrderResult {
+	var i chunkserver.Info
+	err := s.terms.admit(&o)
+	if err != nil {
+		return meta.OrderResult{Err: meta.KindOf(err), Detail: err.Error()}
+	}
+	switch o.Kind {
+	case meta.OrderSeal:
+		i, err = s.Seal(ctx, o.Chunk, o.Fence, o.Final, o.Length)
+	case meta.OrderDelete:
+		s.pulls.cancel(ctx, o.Chunk) // it must not come in after it was deleted
+		err = s.Delete(ctx, o.Chunk, o.Fence)
+	case meta.OrderStat:
+		i, err = s.Stat(ctx, o.Chunk)
+	case meta.OrderKeys:
+		s.SetKeys(o.Keys)
+	case meta.OrderCopy:
+		i, err = s.copyRanges(ctx, o)
+	case meta.OrderList:
+		return s.list(ctx, o)
+	case meta.OrderPull:
+		i, err = s.pull(ctx, o)
+	case meta.OrderVerify:
+		i, err = s.verify(ctx, o)
+	case meta.OrderScrub:
+		s.scrubNow(o.Rate)
+	case meta.OrderDisk:
+		err = s.orderDisk(o)
+	default:
+		err = meta.E("order", meta.NotSupported, "", fmt.Errorf("kind %d", o.Kind))
+	}
+	r := meta.OrderResult{State: i.State, Length: i.Length, Synced: i.Synced, CRC: i.CRC, Fence: i.Fence, Existing: !i.ID.IsZero(), Whole: i.Whole}
+	if err != nil {
+		r.Err, r.Detail = meta.KindOf(err), err.Error()
+	}
+	return r
+}
+
+// list carries out OrderList. Replicas come by the last byte of their counter,
+// which is the directory they lie in, then by id: no disk needs more than its
+// own directories to go on after a page. A disk that can't be listed fails
+// the order.
+func (s *Server) list(ctx context.Context, o meta.Order) (r meta.OrderResult) {
+	const op = "list replicas"
+	fail := func(err error) meta.OrderResult {
+		return meta.OrderResult{Err: meta.KindOf(err), Detail: err.Error()}
+	}
+	most := int(o.Max)
+	if most == 0 || most > meta.MaxListed {
+		most = meta.MaxListed
+	}
+	type found struct {
+		id meta.ChunkID
+		d  *disk
+		st *store.Store
+	}
+	for dir := int(byte(o.After.Counter)); dir < 256; dir++ {
+		var all []found
+		for _, d := range s.disks.list() {
+			st := d.serves()
+			if st == nil {
+				continue // what it had is lost; a disk comes back with another generation
+			}
+			ids, err := st.Dir(ctx, o.Volume, byte(dir))
+			if meta.KindOf(err) == meta.IO {
+				if ids, err = st.Dir(ctx, o.Volume, byte(dir)); meta.KindOf(err) == meta.IO && ctx.Err() == nil {
+					// It would be so for ever, and nobody could tell what is lost.
+					d.mu.Lock()
+					d.broken = err
+					d.mu.Unlock()
+				}
+			}
+			if err != nil {
+				return fail(err)
+			}
+			for _, id := range ids {
+				if dir > int(byte(o.After.Counter)) || id.Compare(o.After) > 0 || o.After.IsZero() {
+					all = append(all, found{id, d, st})
+				}
+			}
+		}
+		slices.SortFunc(all, func(a, b found) int { return a.id.Compare(b.id) })
+		for _, f := range all {
+			if err := ctx.Err(); err != nil {
+				return fail(meta.E(op, meta.Canceled, "", err))
+			}
+			if len(r.Chunks) == most {
+				r.More = true
+				return r
+			}
+			i, err := f.st.Peek(f.id)
+			x := meta.ReplicaInfo{ID: f.id, State: i.State, Length: i.Length, Synced: i.Synced, CRC: i.CRC, Fence: i.Fence,
+				Disk: f.d.id}
+			if f.d.cantRead(f.id) {
+				x.Err = meta.Corrupt
+			}
+			switch k := meta.KindOf(err); k {
+			case meta.KindOK:
+			case meta.NoSuchChunk:
+				if !f.st.Leftover(f.id) {
+					continue // deleted meanwhile
+				}
+				x.State = meta.ChunkOpen
+			case meta.Corrupt, meta.Version:
+				x.Err = meta.Corrupt
+			default:
+				return fail(err)
+			}
+			r.Chunks = append(r.Chunks, x)
+		}
+	}
+	return r
+}
+
+// copyRanges carries out OrderCopy: it appends ranges of a chunk that lies here
+// to another one, from offset o.Length on, in order, and syncs it. What is
+// read is verified. Running it again appends nothing that is there already.
+func (s *Server) copyRanges(ctx context.Context, o meta.Order) (chunkserver.Info, error) {
+	buf := make([]byte, 0, 1<<20)
+	at := o.Length
+	flush := func() error {
+		if len(buf) == 0 {
+			return nil
+		}
+		err := s.appendOn(ctx, o.Class, o.Chunk, o.Fence, at, buf, chunkserver.CRC(buf))
+		at += uint64(len(buf))
+		buf = buf[:0]
+		return err
+	}
+	for _, r := range o.Ranges {
+		for off, end := r.Off, r.Off+r.Len; off < end; {
+			if len(buf) == cap(buf) {
+				if err := flush(); err != nil {
+					return chunkserver.Info{}, err
+				}
+			}
+			n := min(uint64(cap(buf)-len(buf)), end-off)
+			p := buf[len(buf) : len(buf)+int(n)]
+			if err := s.Read(ctx, o.From, p, off); err != nil {
+				return chunkserver.Info{}, err
+			}
+			buf = buf[:len(buf)+int(n)]
+			off += n
+		}
+	}
+	if err := flush(); err != nil {
+		return chunkserver.Info{}, err
+	}
+	if _, err := s.Sync(ctx, o.Chunk, at); err != nil {
+		return chunkserver.Info{}, err
+	}
+	return s.Stat(ctx, o.Chunk)
+}

@@ -1,0 +1,144 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// An owner that was stopped, and goes on after another one took its volume, may
+// still give orders, and some may still be on their way. Chunks remember fences,
+// each its own; beside that a server remembers the latest owner of each volume
+// that ordered anything here, in DIR/terms.json:
+//
+//	{"version": 1, "terms": {"17": 5}}
+//
+// by volume. It is written beside, synced and renamed, a moment after something
+// changed: what a crash takes with it are orders of the last moment, and those
+// the fences of the chunks know.
+const (
+	termsFile    = "terms.json"
+	termsVersion = 1
+	// termsDelay gathers changes: every opening of a volume is a new term.
+	termsDelay = time.Second
+)
+
+type termsRecord struct {
+	Version int                         `json:"version"`
+	Terms   map[meta.VolumeID]meta.Term `json:"terms"`
+}
+
+// terms are the latest owners.
+type terms struct {
+	path string // "": they are not kept
+	slog *slog.Logger
+	wake chan struct{} // capacity 1
+
+	mu    sync.Mutex
+	seen  map[meta.VolumeID]meta.Term
+	dirty bool
+}
+
+// open reads what was kept. What can't be read is begun anew: it is a second
+// line.
+func (t *terms) open(dir string, log *slog.Logger) {
+	t.seen, t.slog, t.wake = map[meta.VolumeID]meta.Term{}, log, make(chan struct{}, 1)
+	if dir == "" {
+		return
+	}
+	t.path = filepath.Join(dir, termsFile)
+	b, err := os.ReadFile(t.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	var rec termsRecord
+	if err == nil {
+		var v struct{ Version int }
+		if err = json.Unmarshal(b, &v); err == nil && v.Version != termsVersion {
+			t.path = "" // a later program's stays as it is
+			err = fmt.Errorf("it has version %d, this program knows %d", v.Version, termsVersion)
+		}
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &rec)
+	}
+	if err != nil {
+		log.Warn("which owners gave orders before is not known: orders of stopped ones are told by the chunks' fences alone", "file", filepath.Join(dir, termsFile), "error", err)
+		return
+	}
+	maps.Copy(t.seen, rec.Terms)
+}
+
+// admit says whether an order may be carried out. Errors: Fenced.
+func (t *terms) admit(o *meta.Order) error {
+	if o.Owner == 0 {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	seen := t.seen[o.Owner]
+	switch {
+	case o.Term > seen:
+		t.seen[o.Owner], t.dirty = o.Term, true
+		select {
+		case t.wake <- struct{}{}:
+		default:
+		}
+	case o.Term < seen:
+		switch o.Kind {
+		case meta.OrderStat, meta.OrderList, meta.OrderVerify:
+			return nil // they change nothing
+		}
+		return meta.E("order", meta.Fenced, o.Chunk.String(), fmt.Errorf("the owner of volume %d in term %d orders, one of term %d did before", o.Owner, o.Term, seen))
+	}
+	return nil
+}
+
+// keep writes changes down until ctx ends, and then once more.
+func (t *terms) keep(ctx context.Context) {
+	for ended := false; !ended; {
+		select {
+		case <-t.wake:
+		case <-ctx.Done():
+			ended = true
+		}
+		if !ended {
+			select {
+			case <-time.After(termsDelay):
+			case <-ctx.Done():
+				ended = true
+			}
+		}
+		if err := t.save(); err != nil {
+			t.slog.Warn("which owners gave orders could not be written down", "error", err)
+		}
+	}
+}
+
+func (t *terms) save() error {
+	t.mu.Lock()
+	if !t.dirty || t.path == "" {
+		t.mu.Unlock()
+		return nil
+	}
+	t.dirty = false
+	rec := termsRecord{termsVersion, maps.Clone(t.seen)}
+	t.mu.Unlock()
+	err := writeJSON(t.path, rec)
+	if err != nil {
+		t.mu.Lock()
+		t.dirty = true // with the next change
+		t.mu.Unlock()
+	}
+	return err
+}

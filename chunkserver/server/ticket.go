@@ -1,0 +1,103 @@
+package server
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"strings"
+	"time"
+
+	"penstock.io/penstock/chunkserver/wire"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
+)
+
+// Tickets let who is known over TLS open plain connections; see wire/mac.go.
+// The server keeps nothing of them. A ticket is sealed (AES-256-GCM, the nonce
+// in front) with a key of this process, so that it ends with the process, too:
+//
+//	 0  8  not valid from then on, ns since 1970
+//	 8 32  secret
+//	40  n  identity: cluster/role/name
+
+// ticketLife is how long a ticket opens connections. What goes over them needs
+// capabilities all the same.
+const ticketLife = 10 * time.Minute
+
+const secretSize = 32
+
+func newTicketSeal() cipher.AEAD {
+	key := make([]byte, 32)
+	rand.Read(key)
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		panic("server: a key of 32 bytes is one of AES: " + err.Error())
+	}
+	aead, err := cipher.NewGCM(block)
+	if err != nil {
+		panic("server: AES has a block of 16 bytes: " + err.Error())
+	}
+	return aead
+}
+
+// ticket makes one for who is known by a certificate.
+func (s *Server) ticket(who peer.Identity, now time.Time) (wire.Answer, error) {
+	if who.Role == "" {
+		return wire.Answer{}, meta.E("give ticket", meta.AccessDenied, who.String(), errors.New("tickets are for those whose certificate is known"))
+	}
+	end := now.Add(ticketLife)
+	if end.After(who.Expires) {
+		end = who.Expires
+	}
+	b := binary.BigEndian.AppendUint64(nil, uint64(end.UnixNano()))
+	secret := make([]byte, secretSize)
+	rand.Read(secret)
+	b = append(b, secret...)
+	b = append(b, who.Cluster+"/"+string(who.Role)+"/"+who.Name...)
+	nonce := make([]byte, s.tickets.NonceSize())
+	rand.Read(nonce)
+	return wire.Answer{Ticket: s.tickets.Seal(nonce, nonce, b, nil), Secret: secret, TTL: uint32(max(end.Sub(now), 0) / time.Second)}, nil
+}
+
+// admit opens a ticket and gives its secret and whose it is.
+func (s *Server) admit(ticket []byte, now time.Time) (secret []byte, who peer.Identity, err error) {
+	bad := meta.E("take ticket", meta.BadCapability, "", errors.New("it is not of this server, or its time is over"))
+	n := s.tickets.NonceSize()
+	if len(ticket) < n {
+		return nil, who, bad
+	}
+	b, err := s.tickets.Open(nil, ticket[:n], ticket[n:], nil)
+	if err != nil || len(b) < 8+secretSize {
+		return nil, who, bad
+	}
+	end := time.Unix(0, int64(binary.BigEndian.Uint64(b)))
+	p := strings.SplitN(string(b[8+secretSize:]), "/", 3)
+	if len(p) != 3 || !now.Before(end) {
+		return nil, who, bad
+	}
+	return b[8 : 8+secretSize], peer.Identity{Cluster: p[0], Role: peer.Role(p[1]), Name: p[2], Expires: end}, nil
+}
+
+// ticketed answers the hello of a plain connection, which must bring a ticket.
+func (c *conn) ticketed(h wire.Header, q *wire.Request) error {
+	if h.Flags&wire.FlagTicket == 0 || len(q.Cap) < wire.NonceSize {
+		return meta.E("chunk connection", meta.AccessDenied, "", errors.New("a plain connection without a ticket"))
+	}
+	ticket, theirs := q.Cap[:len(q.Cap)-wire.NonceSize], q.Cap[len(q.Cap)-wire.NonceSize:]
+	secret, who, err := c.s.admit(ticket, time.Now())
+	if err != nil {
+		_ = c.send(wire.Hello, 0, h.ID, answer(err))
+		return err
+	}
+	ours := make([]byte, wire.NonceSize)
+	rand.Read(ours)
+	c.who, c.plain = who, true
+	a := &wire.Answer{Speaks: min(q.Speaks, wire.Version), Server: c.s.cfg.ID, Host: c.s.cfg.Host, Ticket: ours}
+	if err := c.Send(a.AppendFrame(nil, wire.Hello, wire.FlagTicket, h.ID, 0, 0), nil); err != nil {
+		return err
+	}
+	c.Protect(secret, theirs, ours)
+	return nil
+}

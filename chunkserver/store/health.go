@@ -1,0 +1,187 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/meta"
+)
+
+const probeName = "probe"
+
+// maxBad bounds the bad chunks that wait to be told of; those beyond are found
+// again.
+const maxBad = 1024
+
+// tellBad notes that a chunk doesn't verify or couldn't be read. It doesn't
+// block, and locks may be held.
+func (s *Store) tellBad(id meta.ChunkID) {
+	if s.bad == nil {
+		return
+	}
+	select {
+	case s.bad <- id:
+	default:
+	}
+}
+
+// tellFailed is tellBad for an error of the disk, unless it is only that this
+// process or machine has too little of something.
+func (s *Store) tellFailed(id meta.ChunkID, err error) {
+	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM} {
+		if errors.Is(err, e) {
+			return
+		}
+	}
+	s.tellBad(id)
+}
+
+// quarantine marks bad chunks as damaged, and tells the owner of the store.
+func (s *Store) quarantine() {
+	for {
+		select {
+		case <-s.stop:
+			return
+		case id := <-s.bad:
+			if err := s.markDamaged(id); err != nil && s.o.Bad != nil {
+				s.o.Bad(id, err)
+			}
+		}
+	}
+}
+
+// markDamaged looks once more, since the chunk may have been replaced meanwhile,
+// and tells whether it is bad and that is news.
+func (s *Store) markDamaged(id meta.ChunkID) (err error) {
+	c, err := s.use(id)
+	if err != nil {
+		if meta.KindOf(err) == meta.NoSuchChunk || s.shut.Load() {
+			return nil
+		}
+		return err // its metadata can't be read
+	}
+	known, state := !c.exists || c.damaged, c.state
+	length, crcs := c.length, append([]uint32(nil), c.crcs...)
+	var h *handle
+	if !known && length > 0 {
+		if h, err = s.hold(c, false, false); errors.Is(err, os.ErrNotExist) {
+			err = meta.E("read chunk", meta.Corrupt, id.String(), err)
+		}
+	}
+	s.leave(c)
+	if known {
+		return nil
+	}
+	if err == nil && h != nil {
+		err = recheck(h, crcs, length)
+		h.done()
+	}
+	if err == nil {
+		return nil
+	}
+	if c, uerr := s.use(id); uerr == nil {
+		if meta.KindOf(err) == meta.Corrupt && s.failed.Load() == nil && c.exists && c.state == state && c.length == length {
+			c.damaged = true
+			s.touch(c) // the next checkpoint writes it down
+		}
+		s.leave(c)
+	}
+	return err
+}
+
+// recheck compares a data file with checksums.
+func recheck(h *handle, crcs []uint32, length uint64) error {
+	buf := getBlock()
+	defer putBlock(buf)
+	for i, crc := range crcs {
+		at := uint64(i) * block
+		b := (*buf)[:min(block, length-at)]
+		n, err := h.ReadAt(b, int64(at))
+		if err != nil && !errors.Is(err, io.EOF) {
+			return ioError("read chunk", "", err)
+		}
+		if n < len(b) || chunkserver.CRC(b) != crc {
+			return meta.E("read chunk", meta.Corrupt, "", fmt.Errorf("block at %d", at))
+		}
+	}
+	return nil
+}
+
+// Full tells whether appends are refused because the disk is full.
+func (s *Store) Full() bool {
+	free, err := s.space.take(s.d, 0, s.reserve)
+	return err == nil && free < s.reserve+fullAt
+}
+
+// fullAt is how much room above the reserve a disk must have to take new chunks.
+const fullAt = 64 << 10
+
+// Space is the size of the disk and what appends may still take, in bytes, as
+// of a short while ago.
+func (s *Store) Space() (total, free uint64) {
+	free, err := s.space.take(s.d, 0, s.reserve)
+	if err != nil {
+		return 0, 0
+	}
+	s.space.mu.Lock()
+	total = s.space.total
+	s.space.mu.Unlock()
+	return total, free - min(free, s.reserve)
+}
+
+// Probe writes a few bytes to the disk and syncs them: it tells a disk that
+// has failed or became read-only from an idle one. An error, but for a full disk, fails the disk.
+func (s *Store) Probe() error {
+	if err := s.writable(); err != nil {
+		return err
+	}
+	f, err := s.d.Open(probeName, true)
+	if err == nil {
+		_, err = f.WriteAt([]byte(time.Now().UTC().Format(time.RFC3339)+"\n"), 0)
+		if err == nil {
+			err = s.syncFile(f)
+		}
+		f.Close()
+	}
+	if err = ioError("probe disk", "", err); err != nil && meta.KindOf(err) != meta.NoSpace && !s.closed.Load() {
+		return s.fail(err)
+	}
+	return err
+}
+
+// drainWait bounds how long Close waits for operations under way: those of a
+// disk that hangs never end.
+const drainWait = 10 * time.Second
+
+// drained waits until no operation is under way any more; none begins after
+// shut was set. An operation that goes on would write to whatever gets its
+// file descriptors next.
+func (s *Store) drained() bool {
+	for end := time.Now().Add(drainWait); ; time.Sleep(5 * time.Millisecond) {
+		busy := false
+		s.mu.Lock()
+		for _, c := range s.chunks {
+			pins := c.pins
+			if _, ok := s.dirty[c]; ok {
+				pins--
+			}
+			busy = busy || pins > 0
+		}
+		s.mu.Unlock()
+		if !busy {
+			return true
+		}
+		if time.Now().After(end) {
+			return false
+		}
+	}
+}
+
+func errShut(id meta.ChunkID) error {
+	return meta.E("chunk store", meta.Unavailable, id.String(), errors.New("closed"))
+}

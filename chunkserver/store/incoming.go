@@ -1,0 +1,367 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/chunkserver/replica"
+	"penstock.io/penstock/meta"
+)
+
+// A sealed chunk that is copied from another server comes in like this:
+//
+//  1. pull-ID is made beside the format file and the directory synced
+//  2. the bytes go to chunks/xx/ID.data.tmp, which is synced
+//  3. length and checksums are compared with what the journal says; a replica
+//     that is here and no good is deleted, and the log emptied of it
+//  4. ID.data.tmp becomes ID.data, ID.meta.tmp is written and synced, the
+//     directory synced
+//  5. ID.meta.tmp becomes ID.meta and the directory is synced: the chunk is there
+//  6. pull-ID is removed
+//
+// A chunk without a .meta file that the log doesn't speak of isn't there. Open
+// takes away what interrupted copies left, without having to look through all
+// directories: pull-ID tells where.
+const pullPrefix = "pull-"
+
+// Incoming is a sealed chunk on its way in. Not for concurrent use.
+type Incoming struct {
+	s      *Store
+	id     meta.ChunkID
+	fence  meta.Fence
+	length uint64
+	crc    uint32
+
+	f      File
+	at     uint64
+	wb     uint64
+	crcs   []uint32
+	done   bool
+	placed bool
+}
+
+// Receive begins to take in a chunk that was sealed at length under fence with
+// the checksum crc. It returns nil and no error if it is here already, just so
+// and not known to be damaged. Nobody sees anything of it before Commit has returned nil; the caller ends it
+// with Commit or Abort. Errors: Busy (it is coming in already), Fenced, Sealed
+// (a sound replica with other contents is here), NoSpace, IO.
+func (s *Store) Receive(ctx context.Context, id meta.ChunkID, fence meta.Fence, length uint64, crc uint32) (*Incoming, error) {
+	const op = "receive chunk"
+	if id.IsZero() || length > maxChunk {
+		return nil, meta.E(op, meta.Invalid, id.String(), fmt.Errorf("%d bytes", length))
+	}
+	if err := s.writable(); err != nil {
+		return nil, err
+	}
+	if same, err := s.receivable(id, fence, length, crc); err != nil || same {
+		return nil, err
+	}
+	free, err := s.space.take(s.d, 0, s.reserve)
+	if err != nil {
+		return nil, ioError(op, "", err)
+	}
+	if free < s.reserve+length {
+		return nil, meta.E(op, meta.NoSpace, id.String(), fmt.Errorf("%d bytes free, %d are kept in reserve, %d are to come", free, s.reserve, length))
+	}
+	s.mu.Lock()
+	if _, busy := s.coming[id]; busy {
+		s.mu.Unlock()
+		return nil, meta.E(op, meta.Busy, id.String(), errors.New("it is coming in already"))
+	}
+	s.coming[id] = struct{}{}
+	s.mu.Unlock()
+	in := &Incoming{s: s, id: id, fence: fence, length: length, crc: crc, crcs: make([]uint32, 0, chunkserver.Blocks(length))}
+	if err := in.begin(); err != nil {
+		in.Abort()
+		return nil, s.incomingError(id, err)
+	}
+	return in, nil
+}
+
+// receivable tells whether the chunk is here already as it should be, or an
+// error if something is here that must not be replaced.
+func (s *Store) receivable(id meta.ChunkID, fence meta.Fence, length uint64, crc uint32) (same bool, err error) {
+	c, err := s.use(id)
+	if k := meta.KindOf(err); k == meta.Corrupt || k == meta.Version {
+		return false, nil // unreadable: to be replaced
+	}
+	if err != nil {
+		return false, err
+	}
+	defer s.leave(c)
+	r := s.replica(c)
+	if r.State == replica.Sealed {
+		r.CRC = chunkserver.SealCRC(c.crcs)
+	}
+	do, err := r.Install(fence, length, crc)
+	if err != nil {
+		return false, c.refused(err)
+	}
+	if do == replica.Write && r.State == replica.Sealed && !r.Damaged && r.Length == length && r.CRC == crc {
+		// The content is here; only the fence has to rise, so that no order of
+		// before deletes it.
+		s.touch(c)
+		c.fence = fence
+		c.mu.Unlock()
+		err := s.commit(recFence, fenceBody(id, fence), nil)
+		c.mu.Lock()
+		return err == nil, err
+	}
+	return do == replica.Nothing, nil
+}
+
+func (in *Incoming) begin() error {
+	d := in.s.d
+	f, err := d.Open(pullPrefix+in.id.String(), true)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Close(), in.s.syncDir(".")); err != nil {
+		return in.s.fail(ioError("receive chunk", in.id.String(), err))
+	}
+	if in.f, err = d.Open(dataName(in.id)+tmpSuffix, true); err != nil {
+		return err
+	}
+	if err := in.f.Truncate(0); err != nil {
+		return err
+	}
+	_ = in.f.Allocate(0, int64(in.length)) // only a hint
+	return nil
+}
+
+// incomingError: a full disk fails this copy only, anything else the disk.
+func (s *Store) incomingError(id meta.ChunkID, err error) error {
+	if err = ioError("receive chunk", id.String(), err); meta.KindOf(err) == meta.IO {
+		return s.fail(err)
+	}
+	return err
+}
+
+// Write adds the next bytes. Only the last piece, and no other, may end within
+// a checksum block.
+func (in *Incoming) Write(p []byte) (int, error) {
+	const op = "receive chunk"
+	if in.at%block != 0 || uint64(len(p)) > in.length-in.at {
+		return 0, meta.E(op, meta.Invalid, in.id.String(), fmt.Errorf("%d bytes at %d of %d", len(p), in.at, in.length))
+	}
+	if err := in.s.writable(); err != nil {
+		return 0, err
+	}
+	free, err := in.s.space.take(in.s.d, uint64(len(p)), in.s.reserve)
+	if err != nil {
+		return 0, ioError(op, "", err)
+	}
+	if free < in.s.reserve {
+		return 0, meta.E(op, meta.NoSpace, in.id.String(), fmt.Errorf("%d bytes free, %d are kept in reserve", free, in.s.reserve))
+	}
+	if _, err := in.f.WriteAt(p, int64(in.at)); err != nil {
+		return 0, in.s.incomingError(in.id, err)
+	}
+	crcs, _ := sums(in.at, p)
+	in.crcs = append(in.crcs, crcs...)
+	in.at += uint64(len(p))
+	if in.at-in.wb >= writebackStep {
+		in.f.StartWrite(int64(in.wb), int64(in.at-in.wb))
+		in.wb = in.at
+	}
+	return len(p), nil
+}
+
+// Abort gives up what came in.
+func (in *Incoming) Abort() {
+	if in.done {
+		return
+	}
+	in.done = true
+	if in.f != nil {
+		in.f.Close()
+	}
+	// What can't be removed now is when the disk is opened next: pull-ID goes
+	// last, after all that it stands for.
+	gone := in.placed
+	if !gone && in.s.failed.Load() == nil {
+		err := in.s.d.Remove(dataName(in.id) + tmpSuffix)
+		gone = err == nil || errors.Is(err, os.ErrNotExist)
+		if err := in.s.syncDir(dirOf(in.id)); err != nil {
+			_ = in.s.fail(ioError("receive chunk", in.id.String(), err))
+			gone = false
+		}
+	}
+	if gone {
+		_ = in.s.d.Remove(pullPrefix + in.id.String())
+	}
+	in.s.mu.Lock()
+	delete(in.s.coming, in.id)
+	in.s.mu.Unlock()
+}
+
+// Commit makes the chunk be there, durably. Errors: Corrupt (what came is not
+// what was sealed), those of Receive.
+func (in *Incoming) Commit(ctx context.Context) (chunkserver.Info, error) {
+	const op = "receive chunk"
+	var none chunkserver.Info
+	defer in.Abort()
+	s := in.s
+	if crc := chunkserver.SealCRC(in.crcs); in.at != in.length || crc != in.crc && !s.o.UnsafeNoVerify {
+		return none, meta.E(op, meta.Corrupt, in.id.String(),
+			fmt.Errorf("%d bytes with checksum %08x came, %d with %08x were sealed", in.at, crc, in.length, in.crc))
+	}
+	if err := s.syncFile(in.f); err != nil {
+		return none, s.incomingError(in.id, err)
+	}
+	p := s.pin(in.id)
+	defer s.unpin(p)
+	p.ending.Lock()
+	defer p.ending.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.loaded {
+		p.loadErr = s.load(p)
+		p.loaded = true
+	}
+	p.mu.Unlock()
+	same, err := s.receivable(in.id, in.fence, in.length, in.crc)
+	p.mu.Lock()
+	switch {
+	case err != nil:
+		return none, err
+	case same:
+		return p.info(), nil
+	}
+	// Nobody else changes it from here on, while locks are given up for syncs:
+	// appends are refused, what seals and deletes waits for ending.
+	p.frozen = true
+	defer func() { p.frozen = false }()
+	if p.exists || p.loadErr != nil {
+		s.slog.Info("a replica that is no good is replaced", "chunk", in.id.String(), "state", p.state, "length", p.length, "damaged", p.damaged)
+		if err := s.erase(p, p.fence); err != nil {
+			return none, err
+		}
+	}
+	p.mu.Unlock()
+	err = s.emptyLogOf(p)
+	if err == nil {
+		err = in.place()
+	}
+	p.mu.Lock()
+	if err != nil {
+		return none, err
+	}
+	p.set(&chunkMeta{id: in.id, state: meta.ChunkSealed, fence: in.fence, length: in.length, crcs: in.crcs})
+	p.deleted, p.bits, p.wrote, p.checked = false, nil, false, 0
+	in.placed = true
+	s.unbury(in.id)
+	if h, err := s.hold(p, false, false); err == nil {
+		s.toVerify(p, h, 0)
+		h.done()
+	}
+	s.stats.received.Add(1)
+	return p.info(), nil
+}
+
+// emptyLogOf makes sure that no record in the log speaks of a chunk: replay
+// would take it for what is in the chunk's own files.
+func (s *Store) emptyLogOf(c *chunk) error {
+	for try := 0; ; try++ {
+		s.cpMu.Lock()
+		s.mu.Lock()
+		_, dirty := s.dirty[c]
+		s.mu.Unlock()
+		s.cpMu.Unlock()
+		if !dirty {
+			return nil
+		}
+		if try > 2 {
+			return meta.E("receive chunk", meta.Busy, c.id.String(), errors.New("the log goes on speaking of it"))
+		}
+		if err := s.Checkpoint(); err != nil {
+			return err
+		}
+	}
+}
+
+// place puts the files in their places.
+func (in *Incoming) place() error {
+	s, id := in.s, in.id
+	if err := s.d.Rename(dataName(id)+tmpSuffix, dataName(id)); err != nil {
+		return s.incomingError(id, err)
+	}
+	undo := func(err error) error {
+		err = s.incomingError(id, err)
+		if s.failed.Load() == nil { // the disk is full
+			_ = s.d.Remove(metaName(id) + tmpSuffix)
+			_ = s.d.Remove(dataName(id))
+		}
+		return err
+	}
+	m := chunkMeta{id: id, state: meta.ChunkSealed, fence: in.fence, length: in.length, crcs: in.crcs}
+	if err := writeBeside(s.d, metaName(id), m.encode(), !s.o.UnsafeNoSync); err != nil {
+		return undo(err)
+	}
+	if err := s.syncDir(dirOf(id)); err != nil {
+		return s.fail(ioError("receive chunk", id.String(), err))
+	}
+	if err := s.d.Rename(metaName(id)+tmpSuffix, metaName(id)); err != nil {
+		return undo(err)
+	}
+	if err := s.syncDir(dirOf(id)); err != nil {
+		return s.fail(ioError("receive chunk", id.String(), err))
+	}
+	return nil
+}
+
+// dropIncoming takes away what interrupted copies left. The log was replayed
+// and all it tells is in .meta files.
+func (s *Store) dropIncoming() error {
+	const op = "drop interrupted copies"
+	names, err := s.d.List(".")
+	if err != nil {
+		return ioError(op, "", err)
+	}
+	for _, n := range names {
+		hex, ok := strings.CutPrefix(n, pullPrefix)
+		if !ok {
+			continue
+		}
+		id, err := meta.ParseChunkID(hex)
+		if err != nil {
+			continue
+		}
+		drop := []string{dataName(id) + tmpSuffix, metaName(id) + tmpSuffix}
+		f, err := s.d.OpenRead(metaName(id))
+		switch {
+		case err == nil:
+			f.Close()
+		case errors.Is(err, os.ErrNotExist):
+			drop = append(drop, dataName(id))
+		default:
+			return ioError(op, metaName(id), err)
+		}
+		for _, name := range append(drop, n) {
+			if err := s.d.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return ioError(op, name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// unbury forgets that a chunk was deleted.
+func (s *Store) unbury(id meta.ChunkID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.tombs[id]; !ok {
+		return
+	}
+	delete(s.tombs, id)
+	for i, t := range s.tombQ {
+		if t == id {
+			s.tombQ = append(s.tombQ[:i], s.tombQ[i+1:]...)
+			break
+		}
+	}
+}

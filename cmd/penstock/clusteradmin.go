@@ -1,0 +1,292 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/cmd/penstock/local"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/wire"
+)
+
+func newClusterInit() *cobra.Command {
+	var cfg local.FoundConfig
+	var logs logFlags
+	cmd := &cobra.Command{
+		Use:   "init",
+		Short: "Make a new cluster with its certificate authority",
+		Long: `Makes a cluster in an etcd that holds none: its certificate authority, and in
+--credentials the first two credentials, DIR/meta for a metadata server and
+DIR/admin for the administrator. Everybody else joins with a token of
+'penstock cluster join-token'. A cluster that is there is left as it is.
+
+DIR/meta/cluster.key opens the authority's key, which etcd keeps sealed. Metadata
+servers that join get a copy. Without any copy no certificate is signed any more:
+keep one with your backups.`,
+		Example: `  penstock cluster init --etcd https://10.0.0.1:2379 --credentials /etc/penstock/credentials
+  penstock cluster init --dir /var/lib/penstock-meta --credentials /etc/penstock/credentials`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := logs.logger(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			cfg.Logger = log
+			switch {
+			case cfg.Credentials == "":
+				return usagef("say where the credentials go: --credentials DIR")
+			case (cfg.Dir == "") == (len(cfg.Etcd) == 0):
+				return usagef("say where the cluster's etcd is: --etcd, or --dir for one that the metadata server of that directory embeds")
+			}
+			id, err := local.Found(cmd.Context(), cfg)
+			if err != nil {
+				return err
+			}
+			cmd.Printf("cluster %s; credentials are in %s/meta and %s/admin\n", id, cfg.Credentials, cfg.Credentials)
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Dir, "dir", "", "data directory of the metadata server whose embedded etcd holds the cluster")
+	f.StringVar(&cfg.Credentials, "credentials", "", "directory to make, for the first credentials")
+	f.StringVar(&cfg.Meta, "meta-name", "meta1", "name of the first metadata server")
+	f.DurationVar(&cfg.Life, "certificate-life", peer.LeafFor, "how long certificates hold; they are renewed after half of it")
+	etcdFlags(cmd, &cfg.Etcd, &cfg.EtcdTLS)
+	logs.add(cmd)
+	markDirs(cmd, "dir", "credentials")
+	return cmd
+}
+
+func newClusterJoinToken() *cobra.Command {
+	var at where
+	var role, name, revoke string
+	var ttl time.Duration
+	var list bool
+	var out output
+	cmd := &cobra.Command{
+		Use:   "join-token",
+		Short: "Make a secret that lets a machine join the cluster",
+		Long: `Prints a token for one role. Who has it may join until its time is over or it
+is revoked. The token names the cluster's authority, so that a joiner believes
+nobody else. Without --name each bearer joins under a name that is new; with it
+under that name alone, which may be one whose bearer is to be replaced.`,
+		Example: `  penstock cluster join-token --role chunkserver --ttl 1h
+  penstock cluster join-token --list
+  penstock cluster join-token --revoke abcdefghij`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return at.with(cmd.Context(), func(s *client.Session) error {
+				switch {
+				case revoke != "":
+					_, err := s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminRevokeToken, Name: revoke})
+					return err
+				case list:
+					var all []cluster.TokenRecord
+					if err := ask(cmd, s, wire.Admin{Op: wire.AdminTokens}, &all); err != nil {
+						return err
+					}
+					return out.print(cmd.OutOrStdout(), all, func(t *table) {
+						t.row("ID", "ROLE", "NAME", "EXPIRES")
+						for _, k := range all {
+							t.row(k.ID, k.Role, dash(k.Name), timeText(k.Expires))
+						}
+					})
+				}
+				if _, err := peer.ParseRole(role); err != nil {
+					return usagef("--role: %w", err)
+				}
+				body, err := json.Marshal(wire.TokenRequest{Role: role, Name: name, Seconds: uint64(ttl / time.Second)})
+				if err != nil {
+					return err
+				}
+				var a wire.TokenAnswer
+				if err := ask(cmd, s, wire.Admin{Op: wire.AdminMakeToken, Body: body}, &a); err != nil {
+					return err
+				}
+				fmt.Fprintln(cmd.OutOrStdout(), a.Token)
+				return nil
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&role, "role", "", "what its bearer is: meta, chunkserver, client or admin")
+	f.StringVar(&name, "name", "", "the only name that its bearer may take")
+	f.DurationVar(&ttl, "ttl", time.Hour, "how long it holds")
+	f.BoolVar(&list, "list", false, "list the tokens that hold, without their secrets")
+	f.StringVar(&revoke, "revoke", "", "end the token of this id")
+	out.flag(cmd)
+	at.flags(cmd)
+	return cmd
+}
+
+// ask makes a request whose report is JSON.
+func ask(cmd *cobra.Command, s *client.Session, m wire.Admin, into any) error {
+	re, err := s.Admin(cmd.Context(), m)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(re.Report, into); err != nil {
+		return meta.E("read answer", meta.Protocol, "", err)
+	}
+	return nil
+}
+
+func timeText(t meta.Time) string { return time.Unix(0, int64(t)).Format(time.RFC3339) }
+
+func newClusterJoin() *cobra.Command {
+	var token, file, name, dir string
+	var addrs []string
+	cmd := &cobra.Command{
+		Use:   "join",
+		Short: "Get credentials for a join token",
+		Long: `Makes a key, has it signed by a metadata server of the cluster that the token
+names, and writes the credentials to a directory. The key never leaves this
+machine. Without --token and --token-file the token is read from standard
+input, which keeps it out of the list of processes.`,
+		Example: `  penstock cluster join --cluster 10.0.0.4:7400 --credentials /etc/penstock/credentials < token`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if dir == "" || len(addrs) == 0 {
+				return usagef("say where the cluster is and where the credentials go: --cluster host:port, --credentials DIR")
+			}
+			switch {
+			case file != "":
+				b, err := os.ReadFile(file)
+				if err != nil {
+					return usagef("--token-file: %w", err)
+				}
+				token = string(b)
+			case token == "":
+				line, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
+				token = line
+			}
+			if name == "" {
+				host, err := os.Hostname()
+				if err != nil {
+					return usagef("this machine has no name; give --name")
+				}
+				name = host
+			}
+			id, err := client.Join(cmd.Context(), addrs, strings.TrimSpace(token), name, dir)
+			if err != nil {
+				return err
+			}
+			cmd.Printf("joined cluster %s as %s; credentials are in %s\n", id.Cluster, id, dir)
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&token, "token", "", "the token (others may see it in the list of processes)")
+	f.StringVar(&file, "token-file", "", "file that holds the token")
+	f.StringVar(&name, "name", "", "name to join under (default: the machine's)")
+	f.StringVar(&dir, "credentials", "", "directory for the credentials")
+	f.StringSliceVar(&addrs, "cluster", nil, "addresses of metadata servers, host:port")
+	markDirs(cmd, "credentials")
+	return cmd
+}
+
+func newClusterMembers() *cobra.Command {
+	var at where
+	var out output
+	cmd := &cobra.Command{
+		Use:     "members",
+		Short:   "List the identities that certificates were signed for",
+		Example: `  penstock cluster members`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return at.with(cmd.Context(), func(s *client.Session) error {
+				var all []cluster.Member
+				if err := ask(cmd, s, wire.Admin{Op: wire.AdminMembers}, &all); err != nil {
+					return err
+				}
+				return out.print(cmd.OutOrStdout(), all, func(t *table) {
+					t.row("IDENTITY", "JOINED", "TOKEN", "STATE")
+					for _, m := range all {
+						state := "member"
+						if m.Evicted {
+							state = "evicted"
+						}
+						t.row(m, timeText(m.Joined), dash(m.Token), state)
+					}
+				})
+			})
+		},
+	}
+	out.flag(cmd)
+	at.flags(cmd)
+	return cmd
+}
+
+func newClusterEvict() *cobra.Command {
+	var at where
+	cmd := &cobra.Command{
+		Use:   "evict ROLE/NAME",
+		Short: "Make an identity's certificates worthless",
+		Long: `Ends the sessions of an identity and refuses it from now on, on every metadata
+server within seconds, and on chunk servers when its capabilities end (45 s). A
+token for its name lets it in again.`,
+		Example: `  penstock cluster evict client/pod-7`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return at.with(cmd.Context(), func(s *client.Session) error {
+				_, err := s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminEvict, Name: args[0]})
+				return err
+			})
+		},
+	}
+	at.flags(cmd)
+	return cmd
+}
+
+func newClusterSet() *cobra.Command {
+	var at where
+	var plain bool
+	cmd := &cobra.Command{
+		Use:   "set",
+		Short: "Change or show the cluster's settings",
+		Long: `--plain-bulk lets the bytes of files go over plain TCP, on connections that
+tickets open, so that the kernel can send files to sockets by itself. Everything
+else stays encrypted, and so do volumes with the policy encrypt. Who can watch
+the network then reads files, and who can change packets can change them.`,
+		Example: `  penstock cluster set --plain-bulk=true`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return at.with(cmd.Context(), func(s *client.Session) error {
+				m := wire.Admin{Op: wire.AdminSettings}
+				if cmd.Flags().Changed("plain-bulk") {
+					body, err := json.Marshal(cluster.Settings{PlainBulk: plain})
+					if err != nil {
+						return err
+					}
+					m.Body = body
+				}
+				var set cluster.Settings
+				if err := ask(cmd, s, m, &set); err != nil {
+					return err
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "plain-bulk: %t\n", set.PlainBulk)
+				return nil
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&plain, "plain-bulk", false, "let bytes of volumes that do not ask for encryption go over plain TCP")
+	at.flags(cmd)
+	return cmd
+}
+
+// dash stands for nothing in a table.
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

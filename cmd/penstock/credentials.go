@@ -1,0 +1,50 @@
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/cmd/penstock/local"
+	"penstock.io/penstock/meta/peer"
+)
+
+// credentials are the flags that say what a process shows to others.
+type credentials struct {
+	credentials string
+	insecure    bool
+}
+
+func (c *credentials) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&c.credentials, "credentials", "", "directory with this process's certificate, as 'penstock cluster join' makes it (default $PENSTOCK_CREDENTIALS)")
+	f.BoolVar(&c.insecure, "insecure", false, "plain TCP without certificates, between loopback addresses only: for trying things out on one machine")
+	markDirs(cmd, "credentials")
+}
+
+// open gives nil where neither is wanted: Unix sockets then are all there is.
+func (c *credentials) open() (*peer.Credentials, error) {
+	dir := c.credentials
+	if c.insecure {
+		if dir != "" {
+			return nil, usagef("--insecure and --credentials exclude each other")
+		}
+		return peer.Insecure(), nil
+	}
+	if dir == "" {
+		dir = os.Getenv("PENSTOCK_CREDENTIALS")
+	}
+	if dir == "" {
+		return nil, nil
+	}
+	return peer.Load(dir, nil)
+}
+
+// etcdFlags are those of who talks to etcd.
+func etcdFlags(cmd *cobra.Command, endpoints *[]string, t *local.EtcdTLS) {
+	f := cmd.Flags()
+	f.StringSliceVar(endpoints, "etcd", nil, "endpoints of the cluster's etcd (default: one embedded in --dir)")
+	f.StringVar(&t.CA, "etcd-ca", "", "certificates of the authority that vouches for etcd, PEM")
+	f.StringVar(&t.Cert, "etcd-cert", "", "our certificate for etcd, PEM")
+	f.StringVar(&t.Key, "etcd-key", "", "its private key, PEM")
+}

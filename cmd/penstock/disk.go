@@ -1,0 +1,294 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/chunkserver/store"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+func newDisk() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "disk",
+		Short: "List, give up, replace and check the disks of chunk servers",
+		Long: `A chunk server has one or more disks (--disk), each with an identity of its own.
+It remembers which: an empty directory where a disk was before (not mounted), or
+another server's disk, is refused and never changed, and counts as a failed disk
+whose data is copied from other replicas. Disks that return I/O errors, became
+read-only, or do not answer fail by themselves.
+
+To exchange a disk:
+
+  penstock disk fail DISK       # it takes nothing new, its data is moved elsewhere
+  penstock disk list            # until it holds nothing that is needed: see 'penstock node list'
+  penstock disk replace DISK    # the server lets go of it: unmount it
+  penstock disk replace DISK    # once more, with an empty file system mounted there
+
+A disk that failed by itself needs the last two steps only. DISK is the id that
+'penstock disk list' shows, or the beginning of one.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newDiskList(), newDiskFail(), newDiskReplace(), newDiskCheck())
+	return cmd
+}
+
+// diskView is a disk as commands print it.
+type diskView struct {
+	ID     string `json:"id" yaml:"id"`
+	Server uint64 `json:"node" yaml:"node"`
+	Path   string `json:"path" yaml:"path"`
+	Class  string `json:"class" yaml:"class"`
+	State  string `json:"state" yaml:"state"`
+	Detail string `json:"detail,omitempty" yaml:"detail,omitempty"`
+	Total  uint64 `json:"total_bytes" yaml:"total_bytes"`
+	Free   uint64 `json:"free_bytes" yaml:"free_bytes"`
+	// Scrub is how far the reading of everything is, 0 to 1; ScrubEnd when it was last done.
+	Scrub    float64 `json:"scrub,omitempty" yaml:"scrub,omitempty"`
+	ScrubEnd string  `json:"scrub_end,omitempty" yaml:"scrub_end,omitempty"`
+}
+
+func listDisks(ctx context.Context, s *client.Session) ([]diskView, error) {
+	status, err := s.Admin(ctx, wire.Admin{Op: wire.AdminStatus})
+	if err != nil {
+		return nil, err
+	}
+	views := []diskView{}
+	for _, i := range status.Servers {
+		for _, d := range i.Disks {
+			v := diskView{ID: d.ID, Server: uint64(i.ID), Path: d.Path, Class: d.Class, State: d.State.String(), Detail: d.Detail,
+				Total: d.Total, Free: d.Free, Scrub: float64(d.Scrubbed) / 1000}
+			if d.ScrubEnd != 0 {
+				v.ScrubEnd = time.Unix(0, int64(d.ScrubEnd)).UTC().Format(time.RFC3339Nano)
+			}
+			views = append(views, v)
+		}
+	}
+	return views, nil
+}
+
+// findDisk finds a disk by its id or the beginning of it.
+func findDisk(ctx context.Context, s *client.Session, id string) (diskView, error) {
+	all, err := listDisks(ctx, s)
+	if err != nil {
+		return diskView{}, err
+	}
+	var found []diskView
+	for _, d := range all {
+		if strings.HasPrefix(d.ID, id) && id != "" {
+			found = append(found, d)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return diskView{}, meta.E("find disk", meta.NotFound, id, fmt.Errorf("no disk of a connected chunk server has this id; see 'penstock disk list'"))
+	case 1:
+		return found[0], nil
+	}
+	return diskView{}, usagef("%d disks have ids that begin with %s; give more of it", len(found), id)
+}
+
+func (d diskView) String() string {
+	return fmt.Sprintf("%s of chunk server %d (%s)", d.Path, d.Server, d.ID)
+}
+
+func newDiskList() *cobra.Command {
+	var w where
+	var out output
+	var node nodeFlag
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the disks of the chunk servers that are connected",
+		Example: `  penstock disk list
+  penstock disk list --node 3 --output json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return w.with(cmd.Context(), func(s *client.Session) error {
+				all, err := listDisks(cmd.Context(), s)
+				if err != nil {
+					return err
+				}
+				views := []diskView{}
+				for _, v := range all {
+					if node == 0 || v.Server == uint64(node) {
+						views = append(views, v)
+					}
+				}
+				return out.print(cmd.OutOrStdout(), views, func(t *table) {
+					t.row("NODE", "DISK", "PATH", "CLASS", "STATE", "USED", "FREE", "SCRUBBED", "DETAIL")
+					for _, v := range views {
+						t.row(v.Server, short(v.ID), v.Path, v.Class, v.State, bytesText(v.Total-min(v.Free, v.Total)), bytesText(v.Free), v.scrubText(), v.Detail)
+					}
+				})
+			})
+		},
+	}
+	node.flag(cmd)
+	out.flag(cmd)
+	w.flags(cmd)
+	return cmd
+}
+
+// short is enough of a disk's id to tell it from others.
+func short(id string) string { return id[:min(len(id), 12)] }
+
+func (d diskView) scrubText() string {
+	switch {
+	case d.Scrub > 0:
+		return fmt.Sprintf("%.0f %%", 100*d.Scrub)
+	case d.ScrubEnd != "":
+		return d.ScrubEnd[:min(len(d.ScrubEnd), len("2006-01-02T15:04"))]
+	}
+	return "-"
+}
+
+// nodeFlag is --node: a chunk server's number, or zero.
+type nodeFlag uint64
+
+func (n *nodeFlag) flag(cmd *cobra.Command) {
+	cmd.Flags().Var(n, "node", "number of a chunk server (default all); see 'penstock node list'")
+}
+
+// Set parses a number.
+func (n *nodeFlag) Set(text string) error {
+	v, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || v == 0 {
+		return fmt.Errorf("%q is no chunk server's number; see 'penstock node list'", text)
+	}
+	*n = nodeFlag(v)
+	return nil
+}
+
+func (n *nodeFlag) String() string {
+	if *n == 0 {
+		return ""
+	}
+	return fmt.Sprint(uint64(*n))
+}
+
+// Type names the value in help texts.
+func (n *nodeFlag) Type() string { return "number" }
+
+// diskOrder asks, unless told not to, and hands the word to the disk's server.
+func diskOrder(cmd *cobra.Command, w *where, id, entry, question string, yes bool) error {
+	return w.with(cmd.Context(), func(s *client.Session) error {
+		d, err := findDisk(cmd.Context(), s, id)
+		if err != nil {
+			return err
+		}
+		if !yes {
+			if err := confirm(cmd, fmt.Sprintf(question, d), short(d.ID)); err != nil {
+				return err
+			}
+		}
+		_, err = s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminDisk, Ino: meta.Ino(d.Server), Name: d.ID, Entry: entry})
+		return err
+	})
+}
+
+func newDiskFail() *cobra.Command {
+	var w where
+	var yes bool
+	cmd := &cobra.Command{
+		Use:   "fail DISK",
+		Short: "Give a disk up: it takes nothing new, its data is moved elsewhere",
+		Long: `Gives a disk up. It takes nothing new; what it holds is served until it was
+copied elsewhere. 'penstock disk replace' puts a new one in its place. It cannot
+be taken back.`,
+		Example: `  penstock disk fail 4f1c09 --yes`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := diskOrder(cmd, &w, args[0], "fail", "Give up disk %s?", yes); err != nil {
+				return err
+			}
+			cmd.Println("given up; its data is being moved")
+			return nil
+		},
+	}
+	w.flags(cmd)
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	return cmd
+}
+
+func newDiskReplace() *cobra.Command {
+	var w where
+	var yes bool
+	cmd := &cobra.Command{
+		Use:   "replace DISK",
+		Short: "Let go of a disk that failed or was given up, and take a new one in its place",
+		Long: `Makes the chunk server let go of a disk that failed or was given up, so that it
+can be unmounted. If the directory is empty, it becomes a new disk; else mount
+an empty file system there and run the command again. A disk that serves is not
+let go of.`,
+		Example: `  penstock disk replace 4f1c09 --yes`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := diskOrder(cmd, &w, args[0], "replace", "Let go of disk %s? Replicas that are nowhere else are lost.", yes); err != nil {
+				return err
+			}
+			cmd.Println("replaced; see 'penstock disk list'")
+			return nil
+		},
+	}
+	w.flags(cmd)
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	return cmd
+}
+
+func newDiskCheck() *cobra.Command {
+	var out output
+	cmd := &cobra.Command{
+		Use:   "check DIR",
+		Short: "Read everything on a disk, and say what is damaged or lost",
+		Long: `Reads a disk of a chunk server that does not run, with decoders of its own, and
+compares everything with its checksums. Nothing is changed. The exit status is 0
+if all is well, 1 if anything is damaged.
+
+A disk whose log is damaged is not opened by its server, which goes on with its
+others: what this command counts as sound can be copied from other replicas, and
+the disk be replaced ('penstock disk replace').`,
+		Example: `  penstock disk check /var/lib/penstock-chunks/chunks`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			rep, err := store.Check(store.DirDisk(args[0]))
+			if err != nil {
+				return err
+			}
+			view := struct {
+				Chunks   uint64   `json:"chunks" yaml:"chunks"`
+				Sealed   uint64   `json:"sealed" yaml:"sealed"`
+				Bytes    uint64   `json:"verified_bytes" yaml:"verified_bytes"`
+				Records  uint64   `json:"log_records" yaml:"log_records"`
+				Notes    []string `json:"notes" yaml:"notes"`
+				Problems []string `json:"problems" yaml:"problems"`
+			}{rep.Chunks, rep.Sealed, rep.Bytes, rep.LogRecords, append([]string{}, rep.Notes...), append([]string{}, rep.Problems...)}
+			err = out.print(cmd.OutOrStdout(), view, func(t *table) {
+				t.row("chunks", view.Chunks)
+				t.row("sealed", view.Sealed)
+				t.row("verified", bytesText(view.Bytes))
+				t.row("log records", view.Records)
+				for _, n := range view.Notes {
+					t.row("note", n)
+				}
+				for _, p := range view.Problems {
+					t.row("PROBLEM", p)
+				}
+			})
+			if err == nil && len(view.Problems) > 0 {
+				cmd.PrintErrf("penstock disk check: %d problems\n", len(view.Problems))
+				return &statusError{exitFailed}
+			}
+			return err
+		},
+	}
+	out.flag(cmd)
+	return cmd
+}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/wire"
+)
+
+func newGrant() *cobra.Command {
+	grant := &cobra.Command{
+		Use:   "grant",
+		Short: "Say which clients may use which volumes",
+		Long: `A client may touch only volumes that it was granted. Servers and administrators
+need no grants.`,
+	}
+	grant.AddCommand(newGrantAdd(), newGrantList(), newGrantRevoke())
+	return grant
+}
+
+func newGrantAdd() *cobra.Command {
+	var at where
+	var rights, users string
+	cmd := &cobra.Command{
+		Use:   "add CLIENT VOLUME",
+		Short: "Let a client use a volume",
+		Long: `CLIENT is the name in a client's certificate, or a pattern: pod-*. VOLUME is a
+volume's name, or "*" for all.
+
+--users says whose the files are that the client makes: as-is keeps the user ids
+that it sends, root-squash makes root nobody (65534), all-to=UID:GID makes
+everybody that user. It says who owns files; modes are enforced by the client's
+kernel, as on any network file system.`,
+		Example: `  penstock grant add pod-7 datasets --rights read
+  penstock grant add 'build-*' scratch --rights write --users all-to=1000:1000`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := cluster.ParseRights(rights)
+			if err != nil {
+				return usagef("--rights: %w", err)
+			}
+			g := cluster.Grant{Who: "client/" + strings.TrimPrefix(args[0], "client/"), Rights: r}
+			if err := parseUsers(users, &g); err != nil {
+				return err
+			}
+			if err := g.Check(); err != nil {
+				return usagef("%w", err)
+			}
+			body, err := json.Marshal(g)
+			if err != nil {
+				return err
+			}
+			m := wire.Admin{Op: wire.AdminAddGrant, Body: body}
+			if args[1] != "*" {
+				m.Name = args[1]
+			}
+			return at.with(cmd.Context(), func(s *client.Session) error {
+				if err := ask(cmd, s, m, &g); err != nil {
+					return err
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "grant %d\n", g.ID)
+				return nil
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&rights, "rights", "read", "read, write, or admin (policy, attaching, deleting)")
+	f.StringVar(&users, "users", "as-is", "as-is, root-squash, or all-to=UID:GID")
+	at.flags(cmd)
+	return cmd
+}
+
+// parseUsers reads --users.
+func parseUsers(s string, g *cluster.Grant) error {
+	how, ids, given := strings.Cut(s, "=")
+	g.Users = cluster.Users(how)
+	if g.Users != cluster.UsersAllTo {
+		if given {
+			return usagef("--users %s takes no ids", how)
+		}
+		return nil
+	}
+	uid, gid, ok := strings.Cut(ids, ":")
+	u, err := strconv.ParseUint(uid, 10, 32)
+	if err == nil {
+		var n uint64
+		n, err = strconv.ParseUint(gid, 10, 32)
+		g.UID, g.GID = uint32(u), uint32(n)
+	}
+	if !ok || err != nil {
+		return usagef("--users: all-to needs a user and a group, all-to=1000:1000")
+	}
+	return nil
+}
+
+func newGrantList() *cobra.Command {
+	var at where
+	var out output
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "List the grants",
+		Example: `  penstock grant list`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return at.with(cmd.Context(), func(s *client.Session) error {
+				var all []cluster.Grant
+				if err := ask(cmd, s, wire.Admin{Op: wire.AdminGrants}, &all); err != nil {
+					return err
+				}
+				re, err := s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminVolumes})
+				if err != nil {
+					return err
+				}
+				names := map[meta.VolumeID]string{0: "*"}
+				for _, v := range re.Volumes {
+					names[v.ID] = v.Name
+				}
+				return out.print(cmd.OutOrStdout(), all, func(t *table) {
+					t.row("GRANT", "CLIENT", "VOLUME", "RIGHTS", "USERS", "SINCE")
+					for _, g := range all {
+						users := string(g.Users)
+						if g.Users == cluster.UsersAllTo {
+							users = fmt.Sprintf("%s=%d:%d", g.Users, g.UID, g.GID)
+						}
+						name, ok := names[g.Volume]
+						if !ok {
+							name = fmt.Sprintf("(deleted: %d)", g.Volume)
+						}
+						t.row(g.ID, g.Who, name, g.Rights, users, timeText(g.Created))
+					}
+				})
+			})
+		},
+	}
+	out.flag(cmd)
+	at.flags(cmd)
+	return cmd
+}
+
+func newGrantRevoke() *cobra.Command {
+	var at where
+	cmd := &cobra.Command{
+		Use:   "revoke GRANT",
+		Short: "Take a grant back",
+		Long: `GRANT is the number that 'penstock grant list' shows. Within seconds metadata
+servers refuse the client, and what it has open for writing is sealed; what it
+may still read from chunk servers ends within 60 seconds.`,
+		Example: `  penstock grant revoke 3`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			id, err := strconv.ParseUint(args[0], 10, 64)
+			if err != nil || id == 0 {
+				return usagef("%q is no grant's number; see 'penstock grant list'", args[0])
+			}
+			return at.with(cmd.Context(), func(s *client.Session) error {
+				_, err := s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminRevokeGrant, Ino: meta.Ino(id)})
+				return err
+			})
+		},
+	}
+	at.flags(cmd)
+	return cmd
+}

@@ -1,0 +1,142 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/cluster/embedded"
+	"penstock.io/penstock/meta/journal/etcd"
+	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/server"
+	"penstock.io/penstock/meta/state"
+)
+
+// RestoreConfig says how a cluster whose etcd was lost is made again. The
+// restoring stands where a metadata server of the cluster stood, so that the
+// chunk servers find it.
+type RestoreConfig struct {
+	MetaConfig
+	Servers int           // chunk servers to wait for; 0: until no other came for Quiet
+	Quiet   time.Duration // default 10 s
+	Wait    time.Duration // for the chunk servers at all; default 5 min
+	// Confirm is asked before anything is written; false ends it.
+	Confirm func(*server.Survey) (bool, error)
+}
+
+// Restore surveys the chunk servers and writes the cluster's records and the
+// volumes' journals into an etcd that holds none. A data directory that has a
+// disk of its own serves it meanwhile. Errors: Exists (etcd holds a cluster),
+// NotFound (no checkpoint is on the disks), Unavailable.
+func Restore(ctx context.Context, cfg RestoreConfig) (sv *server.Survey, err error) {
+	if cfg.Quiet == 0 {
+		cfg.Quiet = 10 * time.Second
+	}
+	if cfg.Wait == 0 {
+		cfg.Wait = 5 * time.Minute
+	}
+	id, lock, err := lockAndCheck(&cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	var cli *clientv3.Client
+	if len(cfg.Etcd) == 0 {
+		e, err := embedded.Start(embedded.Config{Dir: filepath.Join(cfg.Dir, etcdDir), Logger: cfg.Logger.With("part", "etcd")})
+		if err != nil {
+			return nil, err
+		}
+		defer e.Close()
+		cli = e.Client()
+	} else {
+		if cli, err = cluster.Dial(cfg.Etcd, nil); err != nil {
+			return nil, meta.E("connect to etcd", meta.Unavailable, "", err)
+		}
+		defer cli.Close()
+	}
+	if err := cluster.Absent(ctx, cli, ""); err != nil {
+		return nil, err
+	}
+	sv, err = survey(ctx, cfg, id)
+	if err != nil {
+		return sv, err
+	}
+	if ok, err := cfg.Confirm(sv); err != nil || !ok {
+		return sv, err
+	}
+	if id.Cluster != "" && id.Cluster != sv.Cluster {
+		return sv, meta.E("restore cluster", meta.Invalid, cfg.Dir, errors.New("the directory belongs to another cluster than the checkpoints"))
+	}
+	f, volumes := sv.Founding(meta.Time(time.Now().UnixNano()))
+	err = cluster.Refound(ctx, cli, "", f, func(prefix string) error {
+		for _, v := range volumes {
+			if err := etcd.Restore(ctx, cli, prefix, v); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return sv, err
+}
+
+// survey listens where a metadata server would and looks.
+func survey(ctx context.Context, cfg RestoreConfig, id identity) (sv *server.Survey, err error) {
+	dir := filepath.Join(cfg.Dir, metaDir)
+	scratch := filepath.Join(dir, "scratch")
+	if err := os.MkdirAll(scratch, 0o700); err != nil {
+		return nil, meta.E("prepare data directory", meta.IO, dir, err)
+	}
+	blob := newChunkBlob(cfg.Creds, cfg.Logger)
+	s, err := server.NewSurveyor(ctx, server.Config{
+		Name: cfg.Name, Blob: blob, Logger: cfg.Logger, ScratchDir: scratch,
+		ReadChunk: func(ctx context.Context, at meta.ChunkPlace, p []byte, off uint64) error {
+			return blob.chunks().ReadAt(ctx, at, p, off)
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	blob.server = s
+	var serving sync.WaitGroup
+	defer func() {
+		err = errors.Join(err, s.Close(context.WithoutCancel(ctx)))
+		serving.Wait()
+		err = errors.Join(err, blob.Close())
+	}()
+	listeners, addr, err := listen(peer.Listen, filepath.Join(cfg.Dir, MetaSocket), cfg.Listen, cfg.Advertise, cfg.Creds, cfg.Logger)
+	if err != nil {
+		return nil, err
+	}
+	failed := make(chan error, len(listeners))
+	for _, l := range listeners {
+		serving.Go(func() {
+			if err := s.Serve(l); err != nil {
+				failed <- err
+			}
+		})
+	}
+	if _, err := os.Stat(filepath.Join(cfg.Dir, chunkDir)); err == nil && id.ServerID != 0 {
+		c, err := StartChunkServer(ctx, ChunkConfig{
+			Dir: cfg.Dir, Meta: []string{addr}, Topology: "/local", Class: "ssd", ID: id.ServerID, Name: cfg.Name, Logger: cfg.Logger, Creds: cfg.Creds,
+		})
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, c.Close(context.WithoutCancel(ctx))) }()
+	}
+	wait, cancel := context.WithTimeoutCause(ctx, cfg.Wait, errors.New("no more waiting for them"))
+	defer cancel()
+	if err := s.AwaitServers(wait, cfg.Servers, cfg.Quiet); err != nil {
+		return nil, err
+	}
+	shared := state.NewShared(64<<20, 1000, cfg.Logger.With("part", "state"))
+	defer shared.Close()
+	return s.Survey(ctx, scratch, shared)
+}

@@ -1,0 +1,366 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/server"
+	"penstock.io/penstock/meta/wire"
+)
+
+func newNode() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "node",
+		Short: "List, empty and remove chunk servers",
+		Long: `A node is a chunk server that the cluster has seen. To take one away for good:
+
+  penstock node drain NODE --wait    # everything on it is copied elsewhere
+  (stop it)
+  penstock node remove NODE
+
+A node that died needs 'penstock node remove NODE' only: what it had is copied
+again from other replicas as soon as it is away for long, removed or not.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newNodeList(), newNodeDrain(), newNodeRemove())
+	return cmd
+}
+
+// nodeView is a chunk server as commands print it.
+type nodeView struct {
+	ID       uint64 `json:"id" yaml:"id"`
+	Name     string `json:"name" yaml:"name"`
+	Address  string `json:"address,omitempty" yaml:"address,omitempty"`
+	Topology string `json:"topology" yaml:"topology"`
+	State    string `json:"state" yaml:"state"`
+	Live     bool   `json:"live" yaml:"live"`
+	Gone     string `json:"gone,omitempty" yaml:"gone,omitempty"`
+	Total    uint64 `json:"total_bytes" yaml:"total_bytes"`
+	Free     uint64 `json:"free_bytes" yaml:"free_bytes"`
+	Disks    int    `json:"disks" yaml:"disks"`
+	BadDisks int    `json:"bad_disks" yaml:"bad_disks"`
+	// What the journals say that it has; Needed of these can't be missed.
+	Chunks uint64 `json:"chunks" yaml:"chunks"`
+	Bytes  uint64 `json:"chunk_bytes" yaml:"chunk_bytes"`
+	Open   uint64 `json:"open_chunks" yaml:"open_chunks"`
+	Needed uint64 `json:"needed_chunks" yaml:"needed_chunks"`
+}
+
+func (n nodeView) stateText() string {
+	switch {
+	case n.State == "removed" || n.Live:
+		return n.State
+	case n.Gone != "":
+		return n.State + ", away " + n.Gone
+	}
+	return n.State + ", away"
+}
+
+// everyMeta asks each metadata server that lives. Errors of some are joined; what
+// the others say stands.
+func everyMeta(ctx context.Context, s *client.Session, a wire.Admin, each func(name string, report []byte) error) (asked int, err error) {
+	var errs []error
+	for _, m := range s.MetaServers() {
+		asked++
+		one, cancel := context.WithTimeout(ctx, dialTimeout)
+		re, err := s.AdminAt(one, m.Addr, a)
+		cancel()
+		if err == nil {
+			err = each(m.Name, re.Report)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("metadata server %s: %w", m.Name, err))
+		}
+	}
+	return asked, errors.Join(errs...)
+}
+
+// readRepair sums what every owner says of the chunks of its volumes.
+func readRepair(ctx context.Context, s *client.Session) (*server.RepairStatus, error) {
+	sum := &server.RepairStatus{Nodes: map[meta.ServerID]server.NodeChunks{}}
+	asked, err := everyMeta(ctx, s, wire.Admin{Op: wire.AdminRepairStatus}, func(_ string, report []byte) error {
+		var one server.RepairStatus
+		if err := json.Unmarshal(report, &one); err != nil {
+			return err
+		}
+		sum.Add(&one)
+		return nil
+	})
+	if asked == 0 && err == nil {
+		err = meta.E("repair status", meta.Unavailable, "", errors.New("no metadata server is known"))
+	}
+	return sum, err
+}
+
+// listNodes gives the chunk servers that were ever seen, and what is on them.
+func listNodes(ctx context.Context, s *client.Session) ([]nodeView, *server.RepairStatus, error) {
+	views, err := knownNodes(ctx, s)
+	if err != nil {
+		return nil, nil, err
+	}
+	repair, err := countChunks(ctx, s, views)
+	return views, repair, err
+}
+
+// knownNodes gives them without what is on them, which takes every metadata
+// server to say.
+func knownNodes(ctx context.Context, s *client.Session) ([]nodeView, error) {
+	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminNodeList})
+	if err != nil {
+		return nil, err
+	}
+	var nodes []server.NodeStatus
+	if err := json.Unmarshal(re.Report, &nodes); err != nil {
+		return nil, fmt.Errorf("the list of nodes: %w", err)
+	}
+	views := []nodeView{}
+	for _, n := range nodes {
+		v := nodeView{ID: uint64(n.ID), Name: n.Name, Address: n.Addr, Topology: n.Topology, State: string(n.State), Live: n.Live, Gone: n.Gone,
+			Total: n.Total, Free: n.Free, Disks: len(n.Disks)}
+		for _, d := range n.Disks {
+			if n.Live && d.State != meta.DiskOK && d.State != meta.DiskFull {
+				v.BadDisks++
+			}
+		}
+		views = append(views, v)
+	}
+	return views, nil
+}
+
+// countChunks fills in what is on each node.
+func countChunks(ctx context.Context, s *client.Session, views []nodeView) (*server.RepairStatus, error) {
+	repair, err := readRepair(ctx, s)
+	for i := range views {
+		v := &views[i]
+		c := repair.Nodes[meta.ServerID(v.ID)]
+		v.Chunks, v.Bytes, v.Open, v.Needed = c.Chunks, c.Bytes, c.Open, c.Needed
+	}
+	return repair, err
+}
+
+// warn says on standard error what could not be found out.
+func warn(cmd *cobra.Command, err error) {
+	if err != nil {
+		cmd.PrintErrf("penstock: the counts of chunks are not complete: %v\n", err)
+	}
+}
+
+func newNodeList() *cobra.Command {
+	var w where
+	var out output
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the chunk servers that were ever seen",
+		Example: `  penstock node list
+  penstock node list --output json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return w.with(cmd.Context(), func(s *client.Session) error {
+				views, repair, err := listNodes(cmd.Context(), s)
+				if repair == nil {
+					return err
+				}
+				warn(cmd, err)
+				return out.print(cmd.OutOrStdout(), views, func(t *table) {
+					t.row("NODE", "NAME", "STATE", "PLACE", "ADDRESS", "USED", "FREE", "DISKS", "CHUNKS", "OPEN", "NEEDED")
+					for _, v := range views {
+						disks := strconv.Itoa(v.Disks)
+						if v.BadDisks > 0 {
+							disks += fmt.Sprintf(" (%d bad)", v.BadDisks)
+						}
+						t.row(v.ID, v.Name, v.stateText(), v.Topology, v.Address, bytesText(v.Total-min(v.Free, v.Total)), bytesText(v.Free), disks, v.Chunks, v.Open, v.Needed)
+					}
+				})
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	return cmd
+}
+
+// findNode finds a node by its number or its name; what is on it is not counted.
+func findNode(ctx context.Context, s *client.Session, word string) (nodeView, error) {
+	all, err := knownNodes(ctx, s)
+	if err != nil {
+		return nodeView{}, err
+	}
+	var found []nodeView
+	for _, n := range all {
+		if fmt.Sprint(n.ID) == word {
+			return n, nil
+		}
+		if n.Name == word && n.State != "removed" {
+			found = append(found, n)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return nodeView{}, meta.E("find node", meta.NotFound, word, errors.New("see 'penstock node list'"))
+	case 1:
+		return found[0], nil
+	}
+	return nodeView{}, usagef("%d nodes are called %s; give the number of one", len(found), word)
+}
+
+func newNodeDrain() *cobra.Command {
+	var w where
+	var cancel, wait, yes bool
+	cmd := &cobra.Command{
+		Use:   "drain NODE",
+		Short: "Copy everything on a chunk server elsewhere, so that it can be stopped",
+		Long: `Has everything on a chunk server copied elsewhere. It takes nothing new and goes
+on to serve meanwhile. With --wait the command shows the progress and ends when
+the server can be stopped; without it, see 'penstock node list'. Interrupted, it
+leaves the drain going on; --cancel takes it back.`,
+		Example: `  penstock node drain 3 --wait
+  penstock node drain 3 --cancel`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			return w.with(ctx, func(s *client.Session) error {
+				n, err := findNode(ctx, s, args[0])
+				if err != nil {
+					return err
+				}
+				entry := "start"
+				if cancel {
+					entry = "cancel"
+				} else if !yes && n.State == "active" && isTerminal(cmd.InOrStdin()) {
+					counted := []nodeView{n}
+					_, err := countChunks(ctx, s, counted)
+					warn(cmd, err)
+					if err := confirm(cmd, fmt.Sprintf("Empty chunk server %d (%s, %s)?", n.ID, n.Name, bytesText(counted[0].Bytes)), fmt.Sprint(n.ID)); err != nil {
+						return err
+					}
+				}
+				if _, err := s.Admin(ctx, wire.Admin{Op: wire.AdminNodeDrain, Ino: meta.Ino(n.ID), Entry: entry}); err != nil {
+					return err
+				}
+				if cancel || !wait {
+					return nil
+				}
+				return waitDrain(ctx, cmd, s, n)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&cancel, "cancel", false, "take a drain back")
+	f.BoolVar(&wait, "wait", false, "wait until nothing is left on it")
+	f.BoolVar(&yes, "yes", false, "do not ask")
+	w.flags(cmd)
+	return cmd
+}
+
+// waitDrain shows how much is left on a node until that is nothing.
+func waitDrain(ctx context.Context, cmd *cobra.Command, s *client.Session, n nodeView) error {
+	p := newProgress(cmd)
+	defer p.end()
+	var most uint64
+	clean := 0
+	for {
+		r, err := readRepair(ctx, s)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		left := r.Nodes[meta.ServerID(n.ID)]
+		most = max(most, left.Bytes)
+		switch {
+		case err != nil:
+			clean = 0
+			p.show("not all metadata servers answer: " + firstLine(err))
+		case left.Chunks+left.Open == 0 && r.Unscanned == 0:
+			// Twice: a volume may have been between two owners.
+			if clean++; clean == 2 {
+				p.show(fmt.Sprintf("chunk server %d is empty: it can be stopped, and then removed with 'penstock node remove %d'", n.ID, n.ID))
+				return nil
+			}
+		default:
+			clean = 0
+			p.show(drainText(left, most, r))
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func drainText(left server.NodeChunks, most uint64, r *server.RepairStatus) string {
+	line := fmt.Sprintf("%d chunks (%s) and %d open ones are left", left.Chunks, bytesText(left.Bytes), left.Open)
+	if most > left.Bytes {
+		line += fmt.Sprintf(", %.0f %% done", 100*float64(most-left.Bytes)/float64(most))
+	}
+	if r.Rate > 0 {
+		line += fmt.Sprintf(", %s/s, %v to go", bytesText(uint64(r.Rate)), time.Duration(float64(left.Bytes)/r.Rate*float64(time.Second)).Round(time.Second))
+	}
+	if r.Unscanned > 0 {
+		line += fmt.Sprintf("; %d volumes are still being looked through", r.Unscanned)
+	}
+	if r.Blocked > 0 {
+		line += fmt.Sprintf("; %d chunks have nowhere to go: see 'penstock cluster status'", r.Blocked)
+	}
+	return line
+}
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
+func newNodeRemove() *cobra.Command {
+	var w where
+	var force, yes bool
+	cmd := &cobra.Command{
+		Use:   "remove NODE",
+		Short: "Give a chunk server up for good",
+		Long: `Gives a chunk server up for good: it is not waited for any more, and not let in
+again. It must be empty ('penstock node drain'), or with --force may still hold
+replicas; those that are nowhere else are lost then.`,
+		Example: `  penstock node remove 3 --yes`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			return w.with(ctx, func(s *client.Session) error {
+				n, err := findNode(ctx, s, args[0])
+				if err != nil {
+					return err
+				}
+				if !yes {
+					counted := []nodeView{n}
+					_, err := countChunks(ctx, s, counted)
+					warn(cmd, err)
+					question := fmt.Sprintf("Remove chunk server %d (%s) for good?", n.ID, n.Name)
+					if needed := counted[0].Needed; needed > 0 {
+						question = fmt.Sprintf("Remove chunk server %d (%s) for good, with %d chunks that are not elsewhere often enough?", n.ID, n.Name, needed)
+					}
+					if err := confirm(cmd, question, fmt.Sprint(n.ID)); err != nil {
+						return err
+					}
+				}
+				a := wire.Admin{Op: wire.AdminNodeRemove, Ino: meta.Ino(n.ID)}
+				if force {
+					a.Entry = "force"
+				}
+				_, err = s.Admin(ctx, a)
+				return err
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&force, "force", false, "though it still holds replicas")
+	f.BoolVar(&yes, "yes", false, "do not ask")
+	w.flags(cmd)
+	return cmd
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+func newScrub() *cobra.Command {
+	var w where
+	var node nodeFlag
+	var wait bool
+	cmd := &cobra.Command{
+		Use:   "scrub",
+		Short: "Have chunk servers read everything now and compare it with its checksums",
+		Long: `Chunk servers read everything they have once in --scrub-period anyway, slowly.
+This makes them begin now, faster. Replicas that turn out to be corrupt are kept
+aside and copied again from good ones. 'penstock disk list' shows how far each
+disk is; with --wait the command does, and ends when all are done.`,
+		Example: `  penstock scrub --wait
+  penstock scrub --node 3`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := cmd.Context()
+			return w.with(ctx, func(s *client.Session) error {
+				before, err := listDisks(ctx, s)
+				if err != nil {
+					return err
+				}
+				if _, err := s.Admin(ctx, wire.Admin{Op: wire.AdminScrub, Ino: meta.Ino(node)}); err != nil {
+					return err
+				}
+				if !wait {
+					return nil
+				}
+				return waitScrub(ctx, cmd, s, uint64(node), before)
+			})
+		},
+	}
+	node.flag(cmd)
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until everything was read")
+	w.flags(cmd)
+	return cmd
+}
+
+// waitScrub shows how far disks are until all have ended another pass than
+// before.
+func waitScrub(ctx context.Context, cmd *cobra.Command, s *client.Session, node uint64, before []diskView) error {
+	p, began := newProgress(cmd), time.Now()
+	defer p.end()
+	ended := map[string]string{}
+	for _, d := range before {
+		ended[d.ID] = d.ScrubEnd
+	}
+	for {
+		all, err := listDisks(ctx, s)
+		if err != nil {
+			return err
+		}
+		disks, done := 0, 0.0
+		var skipped []string
+		for _, d := range all {
+			if node != 0 && d.Server != node {
+				continue
+			}
+			if d.State == "failed" || d.State == "removed" {
+				skipped = append(skipped, d.Path)
+				continue
+			}
+			disks++
+			if d.ScrubEnd != ended[d.ID] {
+				done++
+			} else {
+				done += min(d.Scrub, 0.999)
+			}
+		}
+		p.show(fmt.Sprintf("%.1f %% of %d disks read, %v", 100*done/float64(max(disks, 1)), disks, time.Since(began).Round(time.Second)))
+		if done >= float64(disks) {
+			if len(skipped) > 0 {
+				return meta.E("scrub", meta.IO, fmt.Sprint(skipped), fmt.Errorf("these disks failed and were not read; see 'penstock disk list'"))
+			}
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// progress shows one line that changes on a terminal, and elsewhere plain lines,
+// one in ten seconds and the last.
+type progress struct {
+	cmd      *cobra.Command
+	terminal bool
+	last     string
+	shown    time.Time
+	printed  string
+}
+
+func newProgress(cmd *cobra.Command) *progress {
+	p := &progress{cmd: cmd}
+	p.terminal = isTerminal(cmd.ErrOrStderr())
+	return p
+}
+
+func (p *progress) show(line string) {
+	p.last = line
+	switch {
+	case p.terminal:
+		fmt.Fprintf(p.cmd.ErrOrStderr(), "\r\x1b[K%s", line)
+	case time.Since(p.shown) >= 10*time.Second:
+		p.plain()
+	}
+}
+
+func (p *progress) plain() {
+	p.shown, p.printed = time.Now(), p.last
+	fmt.Fprintln(p.cmd.ErrOrStderr(), p.last)
+}
+
+func (p *progress) end() {
+	if p.terminal {
+		fmt.Fprintln(p.cmd.ErrOrStderr())
+	} else if p.last != p.printed {
+		p.plain()
+	}
+}

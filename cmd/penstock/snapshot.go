@@ -1,0 +1,341 @@
+package main
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+func newSnapshot() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "snapshot",
+		Short: "Take, list, delete and compare snapshots of a volume, and go back to one",
+		Long: `A snapshot keeps a volume as it was at one moment. It takes a moment whatever
+the size of the volume, and then holds just what has changed since. Whatever
+write() had returned for is in it and durable; bytes in memory maps are in it as
+far as they were flushed.`,
+	}
+	cmd.AddCommand(newSnapshotCreate(), newSnapshotList(), newSnapshotDelete(), newSnapshotDiff(), newSnapshotRollback(), newSnapshotSchedule())
+	return cmd
+}
+
+// withVolume runs fn with a session and a volume.
+func (w *where) withVolume(ctx context.Context, name string, fn func(s *client.Session, v wire.VolumeInfo) error) error {
+	return w.with(ctx, func(s *client.Session) error {
+		v, err := volumeByName(ctx, s, name)
+		if err != nil {
+			return err
+		}
+		return adviseSnapshot(fn(s, v), name)
+	})
+}
+
+// adviseSnapshot adds what to do about an error.
+func adviseSnapshot(err error, volume string) error {
+	switch {
+	case errors.Is(err, meta.NoSuchSnapshot):
+		return fmt.Errorf("%w; 'penstock snapshot list %s' shows those that there are", err, volume)
+	case errors.Is(err, meta.Exists):
+		return fmt.Errorf("%w; choose another name, or delete that one", err)
+	}
+	return err
+}
+
+func newSnapshotCreate() *cobra.Command {
+	var w where
+	var out output
+	cmd := &cobra.Command{
+		Use:   "create VOLUME [NAME]",
+		Short: "Take a snapshot; without a name it is called after the time",
+		Example: `  penstock snapshot create datasets v3
+  penstock snapshot create results --output json`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name := time.Now().UTC().Format("20060102T150405Z")
+			if len(args) > 1 {
+				name = args[1]
+			}
+			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
+				i, err := s.TakeSnapshot(cmd.Context(), v.ID, name)
+				if err != nil {
+					return err
+				}
+				return out.print(cmd.OutOrStdout(), i, func(t *table) { t.row(i.Name) })
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	return cmd
+}
+
+func newSnapshotList() *cobra.Command {
+	var w where
+	var out output
+	cmd := &cobra.Command{
+		Use:     "list VOLUME",
+		Short:   "List a volume's snapshots, oldest first",
+		Example: `  penstock snapshot list datasets`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
+				l, err := s.Snapshots(cmd.Context(), v.ID)
+				if err != nil {
+					return err
+				}
+				return out.print(cmd.OutOrStdout(), l, func(t *table) {
+					t.row("NAME", "CREATED", "FILES", "SIZE", "STATE")
+					for _, i := range l.Snapshots {
+						t.row(i.Name, i.Created.Local().Format(time.DateTime), i.Inodes, bytesText(i.Bytes), i.State)
+					}
+					if len(l.Snapshots) > 0 {
+						t.row("snapshots alone hold " + bytesText(l.Held))
+					}
+					if l.Keep != "" {
+						t.row("schedule " + l.Keep)
+					}
+				})
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	return cmd
+}
+
+// snapshotPoll is how often a command looks whether what it waits for is done.
+const snapshotPoll = 100 * time.Millisecond
+
+func newSnapshotDelete() *cobra.Command {
+	var w where
+	var yes, wait bool
+	cmd := &cobra.Command{
+		Use:   "delete VOLUME NAME...",
+		Short: "Delete snapshots; what they alone hold is freed in the background",
+		Long: `Deletes snapshots, for ever: nobody can read them from now on. What they alone
+hold is freed in the background; --wait waits for that. On a terminal the command
+asks; a script gives --yes.`,
+		Example: `  penstock snapshot delete datasets v1 v2 --yes`,
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			return w.withVolume(ctx, args[0], func(s *client.Session, v wire.VolumeInfo) error {
+				var gone []meta.Generation
+				for _, name := range args[1:] {
+					if !yes {
+						if err := confirm(cmd, fmt.Sprintf("Delete snapshot %s of volume %s for ever?", name, v.Name), name); err != nil {
+							return err
+						}
+					}
+					i, err := s.DeleteSnapshot(ctx, v.ID, name)
+					if err != nil {
+						return err
+					}
+					gone = append(gone, i.At)
+				}
+				for wait {
+					l, err := s.Snapshots(ctx, v.ID)
+					if err != nil {
+						return err
+					}
+					wait = false
+					for _, i := range l.Snapshots {
+						for _, at := range gone {
+							wait = wait || i.At == at
+						}
+					}
+					select {
+					case <-time.After(snapshotPoll):
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+				}
+				return nil
+			})
+		},
+	}
+	w.flags(cmd)
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until all is freed")
+	return cmd
+}
+
+// changeView is a change as commands print it.
+type changeView struct {
+	Change  string `json:"change" yaml:"change"` // added, removed, renamed, changed
+	Path    string `json:"path" yaml:"path"`
+	From    string `json:"from,omitempty" yaml:"from,omitempty"`
+	Type    string `json:"type" yaml:"type"`
+	Content bool   `json:"content,omitempty" yaml:"content,omitempty"`
+	// The same in base64 where a name is not text.
+	PathBytes string `json:"path_bytes,omitempty" yaml:"path_bytes,omitempty"`
+	FromBytes string `json:"from_bytes,omitempty" yaml:"from_bytes,omitempty"`
+}
+
+func viewOfChange(c meta.Change) changeView {
+	raw := func(s string) string {
+		if utf8.ValidString(s) {
+			return ""
+		}
+		return base64.StdEncoding.EncodeToString([]byte(s))
+	}
+	v := changeView{Path: c.Path, From: c.From, Content: c.Content, PathBytes: raw(c.Path), FromBytes: raw(c.From)}
+	switch c.Kind {
+	case meta.PathAdded:
+		v.Change = "added"
+	case meta.PathRemoved:
+		v.Change = "removed"
+	case meta.PathRenamed:
+		v.Change = "renamed"
+	default:
+		v.Change = "changed"
+	}
+	switch {
+	case c.Ino == 0:
+		v.Type = "volume"
+	case c.Type == meta.TypeDir:
+		v.Type = "directory"
+	case c.Type == meta.TypeRegular:
+		v.Type = "file"
+	case c.Type == meta.TypeSymlink:
+		v.Type = "symlink"
+	default:
+		v.Type = "special"
+	}
+	return v
+}
+
+func newSnapshotDiff() *cobra.Command {
+	var w where
+	var out output
+	cmd := &cobra.Command{
+		Use:   "diff VOLUME FROM [TO]",
+		Short: "List what changed between two snapshots, or since one",
+		Long: `Lists the paths that were added, removed, renamed and changed from one snapshot
+to a later one or, without TO, to the volume as it is committed now. It takes time
+in proportion to what changed. A renamed directory is one line, whatever it holds.`,
+		Example: `  penstock snapshot diff datasets v1 v2
+  penstock snapshot diff datasets v2 --output json`,
+		Args: cobra.RangeArgs(2, 3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			to := ""
+			if len(args) > 2 {
+				to = args[2]
+			}
+			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
+				changes := []changeView{}
+				if err := s.DiffSnapshots(cmd.Context(), v.ID, args[1], to, func(c meta.Change) error {
+					changes = append(changes, viewOfChange(c))
+					return nil
+				}); err != nil {
+					return err
+				}
+				return out.print(cmd.OutOrStdout(), changes, func(t *table) {
+					for _, c := range changes {
+						what := c.Change
+						if c.Change == "changed" && !c.Content {
+							what = "attributes"
+						}
+						path := printable(c.Path)
+						if c.From != "" {
+							path = printable(c.From) + " -> " + path
+						}
+						t.row(what, c.Type, path)
+					}
+				})
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	return cmd
+}
+
+// printable keeps a path from playing with the terminal.
+func printable(path string) string {
+	if q := strconv.Quote(path); q != `"`+path+`"` {
+		return q
+	}
+	return path
+}
+
+func newSnapshotRollback() *cobra.Command {
+	var w where
+	var yes, force bool
+	cmd := &cobra.Command{
+		Use:   "rollback VOLUME NAME",
+		Short: "Make a volume what a snapshot is; what came later is lost",
+		Long: `Makes a volume again what it was when a snapshot was taken. What was written
+since is lost, unless a later snapshot has it. Nobody may be in the volume; --force
+ends the sessions of those who are: their open files fail, what they had not synced
+is lost. Meanwhile nobody is let in. On a terminal the command asks; a script gives
+--yes.`,
+		Example: `  penstock snapshot rollback results before-the-run --yes`,
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
+				if !yes {
+					if err := confirm(cmd, fmt.Sprintf("Go back to snapshot %s? What was written to volume %s since is lost.", args[1], v.Name), args[1]); err != nil {
+						return err
+					}
+				}
+				err := s.RollBack(cmd.Context(), v.ID, args[1], force)
+				if errors.Is(err, meta.Busy) && !force {
+					return fmt.Errorf("%w; unmount it, or give --force", err)
+				}
+				return err
+			})
+		},
+	}
+	w.flags(cmd)
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	cmd.Flags().BoolVar(&force, "force", false, "end the sessions of who is in the volume")
+	return cmd
+}
+
+func newSnapshotSchedule() *cobra.Command {
+	var w where
+	var keep string
+	var none bool
+	cmd := &cobra.Command{
+		Use:   "schedule VOLUME",
+		Short: "Have snapshots taken and deleted by schedule, or show the schedule",
+		Long: `Has snapshots taken by the cluster itself. --keep lists periods with intervals:
+for each, the first snapshot of every interval is kept for the period, and the
+shortest interval says how often one is taken. Periods and intervals are written
+like 30m, 24h, 30d, 8w; intervals also as minutely, hourly, daily, weekly, monthly.
+Snapshots by schedule are called auto-TIME; others are never touched.`,
+		Example: `  penstock snapshot schedule results --keep 24h:hourly,30d:daily
+  penstock snapshot schedule results --none`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if none && keep != "" {
+				return usagef("--none and --keep exclude each other")
+			}
+			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
+				if none || keep != "" {
+					return s.ScheduleSnapshots(cmd.Context(), v.ID, keep)
+				}
+				l, err := s.Snapshots(cmd.Context(), v.ID)
+				if err == nil {
+					fmt.Fprintln(cmd.OutOrStdout(), l.Keep)
+				}
+				return err
+			})
+		},
+	}
+	w.flags(cmd)
+	cmd.Flags().StringVar(&keep, "keep", "", "what is kept, such as 24h:hourly,30d:daily")
+	cmd.Flags().BoolVar(&none, "none", false, "take no more; those that there are stay")
+	return cmd
+}

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"penstock.io/penstock/meta"
+)
+
+func TestPolicyFlags(t *testing.T) {
+	base := meta.Policy{Replicas: 1, LocalFirst: true}
+	for args, want := range map[string]meta.Policy{
+		"--replicas 3 --spread rack --topology dc1/rack2/ --class ssd": {Replicas: 3, LocalFirst: true, Spread: meta.SpreadRack, Topology: "/dc1/rack2", Class: "ssd"},
+		"--topology / --local-first=false --degrade --encrypt":         {Replicas: 1, Degrade: true, Encrypt: true},
+	} {
+		got := base
+		var p policyFlags
+		f := pflag.NewFlagSet("", pflag.ContinueOnError)
+		p.add(f)
+		if err := f.Parse(strings.Fields(args)); err != nil {
+			t.Fatal(err)
+		}
+		if changed, err := p.change(f, &got); err != nil || !changed || got != want {
+			t.Errorf("%s: %+v, %v, %v; want %+v", args, got, changed, err, want)
+		}
+	}
+	for args, text := range map[string]string{
+		"--replicas 0": "replicas", "--replicas 17": "1 to 16", "--spread row": "host, rack or dc", "--class SSD": "lower-case", "--topology /a/b:c": "b:c",
+	} {
+		got := base
+		var p policyFlags
+		f := pflag.NewFlagSet("", pflag.ContinueOnError)
+		p.add(f)
+		if err := f.Parse(strings.Fields(args)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := p.change(f, &got)
+		var usage *usageError
+		if !errors.As(err, &usage) || !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %v, want a usage error with %q", args, err, text)
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package fuse
+
+import (
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/meta"
+)
+
+// The directory .snapshot in the root of every live volume: found by name and
+// never listed there. It holds the roots of the volume's snapshots, each a view
+// with a volume number, and so with inode numbers, of its own. Its node is inode
+// 0 of the volume, which no file has.
+//
+// Its listing's positions are generations, which only grow, after the two dots.
+
+// snapshotsValid is how long the kernel may believe which snapshots there are:
+// nobody tells when one comes or goes.
+const snapshotsValid = time.Second
+
+// isSnapshots reports whether a node is a directory of snapshots.
+func isSnapshots(node uint64) bool { return node&uint64(meta.MaxIno) == 0 && !isVirtual(node) }
+
+// showsSnapshots reports whether a directory has one: a live volume's root.
+func showsSnapshots(v meta.VolumeID, ino meta.Ino) bool {
+	return ino == meta.RootIno && v <= meta.MaxVolume
+}
+
+// enterSnapshots answers the lookup of .snapshot where the volume has no such
+// name of its own, which is so for valid.
+func (f *fileSystem) enterSnapshots(ctx request, v Volume, id meta.VolumeID, valid time.Duration, out *fuse.EntryOut) fuse.Status {
+	out.NodeId = statIno(id, 0)
+	out.Generation = 1
+	a, err := snapshotsAttr(ctx, v)
+	if err != nil {
+		return f.status("lookup", out.NodeId, err)
+	}
+	fillAttr(id, &a, &out.Attr)
+	out.SetEntryTimeout(valid)
+	out.SetAttrTimeout(snapshotsValid)
+	return fuse.OK
+}
+
+// snapshotsAttr makes the directory's attributes. It is as old as what came
+// last, so that a kernel that keeps listings sees that it changed. One link says
+// that links don't count directories.
+func snapshotsAttr(ctx request, v Volume) (meta.Attr, error) {
+	a := meta.Attr{Mode: meta.TypeDir | 0o555, Nlink: 1}
+	list, err := v.ReadSnapshots(ctx)
+	if n := len(list); n > 0 {
+		t := list[n-1].Created
+		a.Atime, a.Mtime, a.Ctime, a.Btime = t, t, t, list[0].Created
+	}
+	return a, err
+}
+
+func (f *fileSystem) snapshotsAttr(ctx request, node uint64, out *fuse.AttrOut) fuse.Status {
+	id, _ := f.split(node)
+	a := meta.Attr{}
+	v, err := f.volume(ctx, id)
+	if err == nil {
+		a, err = snapshotsAttr(ctx, v)
+	}
+	fillAttr(id, &a, &out.Attr)
+	out.SetTimeout(snapshotsValid)
+	return f.status("getattr", node, err)
+}
+
+func (f *fileSystem) snapshotsStatx(ctx request, node uint64, out *fuse.StatxOut) fuse.Status {
+	id, _ := f.split(node)
+	a := meta.Attr{}
+	v, err := f.volume(ctx, id)
+	if err == nil {
+		a, err = snapshotsAttr(ctx, v)
+	}
+	fillStatx(id, &a, out)
+	out.SetTimeout(snapshotsValid)
+	return f.status("statx", node, err)
+}
+
+// snapshotLookup finds a snapshot. Its name may come to mean another one.
+func (f *fileSystem) snapshotLookup(ctx request, node uint64, name string, out *fuse.EntryOut) fuse.Status {
+	id, _ := f.split(node)
+	v, err := f.volume(ctx, id)
+	if err != nil {
+		return f.status("lookup", node, err)
+	}
+	e, err := v.LookupSnapshot(ctx, name)
+	if meta.KindOf(err) == meta.NoSuchSnapshot {
+		return fuse.ENOENT
+	}
+	if err != nil {
+		return f.status("lookup", node, err)
+	}
+	f.fillEntry(&e, out)
+	out.SetEntryTimeout(snapshotsValid)
+	return fuse.OK
+}
+
+func (f *fileSystem) snapshotsReadDir(ctx request, node, from uint64, add func(fuse.DirEntry, *penstock.Entry) bool) fuse.Status {
+	id, _ := f.split(node)
+	v, err := f.volume(ctx, id)
+	if err != nil {
+		return f.status("readdir", node, err)
+	}
+	list, err := v.ReadSnapshots(ctx)
+	if err != nil {
+		return f.status("readdir", node, err)
+	}
+	if from < afterDot && !add(fuse.DirEntry{Name: ".", Ino: node, Mode: meta.TypeDir, Off: afterDot}, nil) {
+		return fuse.OK
+	}
+	if from < afterDotDot && !add(fuse.DirEntry{Name: "..", Ino: statIno(id, meta.RootIno), Mode: meta.TypeDir, Off: afterDotDot}, nil) {
+		return fuse.OK
+	}
+	for _, s := range list {
+		at := uint64(s.At) + afterDotDot
+		if at <= from {
+			continue
+		}
+		view, err := v.ViewID(s.At)
+		if err != nil {
+			return f.status("readdir", node, err)
+		}
+		if !add(fuse.DirEntry{Name: s.Name, Ino: statIno(view, meta.RootIno), Mode: meta.TypeDir, Off: at}, nil) {
+			break
+		}
+	}
+	return fuse.OK
+}

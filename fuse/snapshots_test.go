@@ -1,0 +1,273 @@
+package fuse
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/meta"
+)
+
+func init() {
+	parts["snapshots"], parts["ownName"], parts["noOpen"] = partSnapshots, partOwnName, partNoOpen
+}
+
+// prepareSnapshots makes a tree, keeps it, and changes it: "f" was "then", "d"
+// has two names of one file; the second volume has a snapshot of its own.
+func prepareSnapshots(tree *memTree) {
+	v := tree.volumes[1]
+	file := func(text string) *memInode {
+		return &memInode{attr: meta.Attr{Mode: meta.TypeRegular | 0o644}, data: []byte(text), xattrs: map[string][]byte{"user.a": []byte("b")}}
+	}
+	f := v.add(meta.RootIno, "f", file("then"))
+	d := v.add(meta.RootIno, "d", &memInode{attr: meta.Attr{Mode: meta.TypeDir | 0o755}})
+	a := v.add(d, "a", file("twice"))
+	v.inodes[a].attr.Nlink = 2
+	v.inodes[d].cookie++
+	v.inodes[d].names = append(v.inodes[d].names, memName{"b", a, v.inodes[d].cookie})
+	v.snapshot("one")
+	v.snapshot("another")
+	v.inodes[f].data = []byte("now")
+	second := tree.volumes[2]
+	second.add(meta.RootIno, "g", file("second"))
+	second.snapshot("two")
+}
+
+func TestSnapshots(t *testing.T) {
+	m := mount(t, Options{}, prepareSnapshots)
+	run(t, "snapshots", m.Dir())
+}
+
+func partSnapshots(dir string) error {
+	in := func(parts ...string) string { return filepath.Join(append([]string{dir}, parts...)...) }
+	names := func(dir string) (l []string) {
+		es, err := os.ReadDir(dir)
+		if err != nil {
+			return []string{err.Error()}
+		}
+		for _, e := range es {
+			l = append(l, e.Name())
+		}
+		return l
+	}
+	ino := func(path string) (uint64, uint64) {
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return 0, 0
+		}
+		return st.Ino, uint64(st.Dev)
+	}
+	read := func(path string) string {
+		b, err := os.ReadFile(path)
+		return string(b) + errText(err)
+	}
+	snap := in(".snapshot", "one")
+	if l := names(dir); slices.Contains(l, ".snapshot") {
+		return fmt.Errorf("the root lists %q", l)
+	}
+	es, err := os.ReadDir(in(".snapshot")) // sorted
+	if err != nil || len(es) != 2 || es[0].Name() != "another" || es[1].Name() != "one" {
+		return fmt.Errorf("snapshots: %v, %v", es, err)
+	}
+	for _, c := range [][2]string{
+		{read(in("f")), "now"}, {read(filepath.Join(snap, "f")), "then"}, {read(in("junction", ".snapshot", "two", "g")), "second"},
+		{read(filepath.Join(snap, "d", "b")), "twice"},
+	} {
+		if err := expect("content", c[0], c[1]); err != nil {
+			return err
+		}
+	}
+	for _, gone := range []string{in(".snapshot", "none"), in(".snapshot", "one", ".snapshot"), in("d", ".snapshot"), in(".snapshot", ".snapshot")} {
+		if _, err := os.Lstat(gone); !errors.Is(err, syscall.ENOENT) {
+			return fmt.Errorf("%s: %v", gone, err)
+		}
+	}
+
+	// Identity: the same within a view, another in each.
+	live, dev := ino(in("f"))
+	one, dev1 := ino(filepath.Join(snap, "f"))
+	two, _ := ino(in(".snapshot", "another", "f"))
+	if live == one || live == two || one == two || dev != dev1 || one&uint64(meta.MaxIno) != live&uint64(meta.MaxIno) {
+		return fmt.Errorf("inode numbers %#x, %#x, %#x, devices %d, %d", live, one, two, dev, dev1)
+	}
+	a, _ := ino(filepath.Join(snap, "d", "a"))
+	if b, _ := ino(filepath.Join(snap, "d", "b")); a != b || a == 0 {
+		return fmt.Errorf("two names of one file: %#x, %#x", a, b)
+	}
+	var st, of unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, in(".snapshot"), 0, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st); err != nil || st.Mode != syscall.S_IFDIR|0o555 || st.Nlink != 1 || st.Ino != 1<<meta.InoBits {
+		return fmt.Errorf("statx of .snapshot: %+v, %v", st, err)
+	}
+	if err := unix.Statx(unix.AT_FDCWD, filepath.Join(snap, "f"), 0, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &of); err != nil || of.Mask&unix.STATX_BTIME == 0 || of.Ino != one {
+		return fmt.Errorf("statx in a snapshot: %+v, %v", of, err)
+	}
+	for name, want := range map[string]string{
+		"penstock.volume": "root@one", "penstock.inode": fmt.Sprintf("1:%d", one&uint64(meta.MaxIno)), XattrSnapshot: "1", "user.a": "b",
+	} {
+		b := make([]byte, 100)
+		n, err := unix.Getxattr(filepath.Join(snap, "f"), name, b)
+		if err != nil || string(b[:n]) != want {
+			return fmt.Errorf("attribute %s: %q, %v", name, b[:max(n, 0)], err)
+		}
+	}
+	if _, err := unix.Getxattr(in("f"), XattrSnapshot, nil); err != syscall.ENODATA {
+		return fmt.Errorf("a live file has a snapshot: %v", err)
+	}
+	var usage unix.Statfs_t
+	if err := unix.Statfs(snap, &usage); err != nil || usage.Bfree != 0 || usage.Blocks != (1<<20)/meta.BlockSize || usage.Files != 3 {
+		return fmt.Errorf("statfs: %+v, %v", usage, err)
+	}
+
+	// Nothing changes there, nothing goes in or out.
+	inside := filepath.Join(snap, "f")
+	open := func(path string, flags int) error {
+		f, err := os.OpenFile(path, flags, 0o644)
+		if err == nil {
+			f.Close()
+		}
+		return err
+	}
+	for _, c := range []struct {
+		what string
+		err  error
+		want syscall.Errno
+	}{
+		{"open for writing", open(inside, os.O_RDWR), syscall.EROFS},
+		{"truncating open", open(inside, os.O_RDONLY|os.O_TRUNC), syscall.EROFS},
+		{"create", open(filepath.Join(snap, "new"), os.O_CREATE|os.O_WRONLY), syscall.EROFS},
+		{"create beside snapshots", open(in(".snapshot", "new"), os.O_CREATE|os.O_WRONLY), syscall.EROFS},
+		{"mkdir", os.Mkdir(filepath.Join(snap, "new"), 0o755), syscall.EROFS},
+		{"mkdir beside snapshots", os.Mkdir(in(".snapshot", "new"), 0o755), syscall.EROFS},
+		{"mkdir .snapshot", os.Mkdir(in(".snapshot"), 0o755), syscall.EEXIST},
+		{"rmdir .snapshot", syscall.Rmdir(in(".snapshot")), syscall.EROFS},
+		{"rmdir a snapshot", syscall.Rmdir(snap), syscall.EROFS},
+		{"unlink", syscall.Unlink(inside), syscall.EROFS},
+		{"chmod", os.Chmod(inside, 0o600), syscall.EROFS},
+		{"chmod .snapshot", os.Chmod(in(".snapshot"), 0o700), syscall.EROFS},
+		{"truncate", os.Truncate(inside, 0), syscall.EROFS},
+		{"setxattr", unix.Setxattr(inside, "user.b", []byte("c"), 0), syscall.EROFS},
+		{"setxattr .snapshot", unix.Setxattr(in(".snapshot"), "user.b", []byte("c"), 0), syscall.EROFS},
+		{"symlink", os.Symlink("x", filepath.Join(snap, "l")), syscall.EROFS},
+		{"rename", os.Rename(inside, filepath.Join(snap, "g")), syscall.EROFS},
+		{"rename a snapshot", os.Rename(snap, in(".snapshot", "other")), syscall.EROFS},
+		{"rename out", os.Rename(inside, in("g")), syscall.EXDEV},
+		{"rename in", os.Rename(in("f"), filepath.Join(snap, "g")), syscall.EXDEV},
+		{"rename over .snapshot", unix.Renameat2(unix.AT_FDCWD, in("d"), unix.AT_FDCWD, in(".snapshot"), unix.RENAME_NOREPLACE), syscall.EEXIST},
+		{"link out", os.Link(inside, in("g")), syscall.EXDEV},
+		{"link in", os.Link(in("f"), filepath.Join(snap, "g")), syscall.EXDEV},
+		{"link beside snapshots", os.Link(in("f"), in(".snapshot", "g")), syscall.EROFS},
+	} {
+		if !errors.Is(c.err, c.want) {
+			return fmt.Errorf("%s: %v, want %v", c.what, c.err, c.want)
+		}
+	}
+	// A copy works, by the kernel's own means.
+	from, err := os.Open(inside)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := os.Create(in("copy"))
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	if n, err := unix.CopyFileRange(int(from.Fd()), nil, int(to.Fd()), nil, 100, 0); n != 4 || err != nil {
+		return fmt.Errorf("copy_file_range: %d, %v", n, err)
+	}
+	// Locks hold, and a second look gives the same.
+	if err := unix.Flock(int(from.Fd()), unix.LOCK_EX); err != nil {
+		return err
+	}
+	if again, _ := ino(inside); again != one {
+		return fmt.Errorf("inode number %#x became %#x", one, again)
+	}
+	return nil
+}
+
+func errText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// A file that the volume itself holds under the name hides the snapshots until
+// it is renamed.
+func TestOwnNameOfSnapshots(t *testing.T) {
+	m := mount(t, Options{}, func(tree *memTree) {
+		prepareSnapshots(tree)
+		tree.volumes[1].add(meta.RootIno, ".snapshot", &memInode{attr: meta.Attr{Mode: meta.TypeRegular | 0o644}, data: []byte("mine")})
+	})
+	run(t, "ownName", m.Dir())
+}
+
+func partOwnName(dir string) error {
+	path := filepath.Join(dir, ".snapshot")
+	if b, err := os.ReadFile(path); string(b) != "mine" || err != nil {
+		return fmt.Errorf("%q, %v", b, err)
+	}
+	if err := os.Rename(path, filepath.Join(dir, "mine")); err != nil {
+		return err
+	}
+	b, err := os.ReadFile(filepath.Join(path, "one", "f"))
+	if string(b) != "then" || err != nil {
+		return fmt.Errorf("after the rename: %q, %v", b, err)
+	}
+	return nil
+}
+
+// A snapshot mounted alone is read without opens, or with them where files are
+// to be passed through; anything live refuses the former.
+func TestMountSnapshotAlone(t *testing.T) {
+	for _, through := range []bool{false, true} {
+		tree := newMemTree()
+		prepareSnapshots(tree)
+		m := mountTree(t, tree, Config{Volume: viewOf(1, 1), Options: Options{Passthrough: through}})
+		run(t, "noOpen", m.Dir())
+		opens := m.fs.conn.requests[opOpen].Load()
+		if through != (opens > 1) {
+			t.Errorf("passthrough %v: %d opens", through, opens)
+		}
+		if !m.fs.noOpen == !through {
+			t.Errorf("passthrough %v, no-open %v", through, m.fs.noOpen)
+		}
+	}
+	tree := newMemTree()
+	if _, err := newFileSystem(t.Context(), &Config{Tree: tree, Options: Options{NoOpen: true}}); !errors.Is(err, meta.Invalid) {
+		t.Errorf("a live volume without opens: %v", err)
+	}
+}
+
+func partNoOpen(dir string) error {
+	for range 3 {
+		b, err := os.ReadFile(filepath.Join(dir, "f"))
+		if string(b) != "then" || err != nil {
+			return fmt.Errorf("%q, %v", b, err)
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(dir, ".snapshot")); !errors.Is(err, syscall.ENOENT) {
+		return fmt.Errorf("snapshots of a snapshot: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "f"), nil, 0); !errors.Is(err, syscall.EROFS) {
+		return fmt.Errorf("writing: %v", err)
+	}
+	// Locks of closed files are gone, though nobody tells of closing.
+	for range 2 {
+		f, err := os.Open(filepath.Join(dir, "d", "a"))
+		if err != nil {
+			return err
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			return fmt.Errorf("flock: %w", err)
+		}
+		f.Close()
+	}
+	return nil
+}

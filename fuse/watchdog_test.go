@@ -1,0 +1,195 @@
+package fuse
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// stuckFS has one file whose READs are never answered.
+type stuckFS struct {
+	fuse.RawFileSystem
+	reading chan struct{}
+}
+
+const stuckNode = 2
+
+func (f *stuckFS) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	f.attr(in.NodeId, &out.Attr)
+	return fuse.OK
+}
+
+func (f *stuckFS) attr(node uint64, a *fuse.Attr) {
+	a.Ino, a.Mode, a.Nlink = node, syscall.S_IFDIR|0o755, 2
+	if node == stuckNode {
+		a.Mode, a.Size = syscall.S_IFREG|0o644, 4096
+	}
+}
+
+func (f *stuckFS) Lookup(_ <-chan struct{}, _ *fuse.InHeader, _ string, out *fuse.EntryOut) fuse.Status {
+	out.NodeId = stuckNode
+	out.SetEntryTimeout(time.Hour)
+	out.SetAttrTimeout(time.Hour)
+	f.attr(stuckNode, &out.Attr)
+	return fuse.OK
+}
+
+func (f *stuckFS) Open(<-chan struct{}, *fuse.OpenIn, *fuse.OpenOut) fuse.Status { return fuse.OK }
+
+func (f *stuckFS) Read(<-chan struct{}, *fuse.ReadIn, []byte) (fuse.ReadResult, fuse.Status) {
+	close(f.reading)
+	select {} // until the process ends
+}
+
+// partStuck is a daemon that invalidates a page while the READ that has locked
+// it waits for the daemon. It says "ready" when that stands.
+func partStuck(dir string) error {
+	fs := &stuckFS{RawFileSystem: fuse.NewDefaultRawFileSystem(), reading: make(chan struct{})}
+	srv, err := fuse.NewServer(fs, dir, &fuse.MountOptions{DirectMountStrict: true, FsName: "stuck", Name: "stuck", MaxBackground: 4})
+	if err != nil {
+		return err
+	}
+	go srv.Serve()
+	if err := srv.WaitMount(); err != nil {
+		return err
+	}
+	if os.Getenv(watchEnv) != "" {
+		m := &Mount{dir: dir, log: slog.New(slog.DiscardHandler)}
+		if _, err := m.startWatchdog("/proc/self/exe"); err != nil {
+			return err
+		}
+	}
+	fmt.Println("mounted")
+	<-fs.reading
+	go srv.InodeNotify(stuckNode, 0, 4096)
+	time.Sleep(200 * time.Millisecond)
+	fmt.Println("ready")
+	select {}
+}
+
+const watchEnv = "PENSTOCK_FUSE_TEST_WATCH"
+
+// A daemon that is killed while one of its threads waits for a page in the
+// kernel could neither end nor be unmounted: the watchdog ends its connection.
+// Without it, it stays so.
+func TestWatchdogEndsAConnectionThatAKillLeaves(t *testing.T) {
+	for _, watched := range []bool{true, false} {
+		t.Run(fmt.Sprintf("watched=%v", watched), func(t *testing.T) {
+			dir := t.TempDir()
+			daemon := child(t, "stuck", dir)
+			daemon.Env = append(daemon.Env, "GOMAXPROCS=8")
+			if watched {
+				daemon.Env = append(daemon.Env, watchEnv+"=1")
+			}
+			out, err := daemon.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			daemon.Stderr = os.Stderr
+			if err := daemon.Start(); err != nil {
+				t.Fatal(err)
+			}
+			expectLine(t, out, "mounted")
+			t.Cleanup(func() {
+				_ = unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH)
+			})
+			reader := exec.Command("dd", "if="+filepath.Join(dir, "file"), "of=/dev/null", "bs=4096", "count=1", "status=none")
+			if err := reader.Start(); err != nil {
+				t.Fatal(err)
+			}
+			expectLine(t, out, "ready")
+			if err := daemon.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- reader.Wait() }()
+			select {
+			case err := <-ended:
+				if !watched {
+					t.Errorf("the read ended without a watchdog (%v): this test proves nothing", err)
+				} else if err == nil {
+					t.Error("a read that nobody answered succeeded")
+				}
+			case <-time.After(4 * time.Second):
+				if watched {
+					t.Error("the read still hangs")
+				}
+				if err := unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+				<-ended
+			}
+			_ = daemon.Wait() // "signal: killed"
+		})
+	}
+}
+
+func expectLine(t *testing.T, r io.Reader, want string) {
+	t.Helper()
+	b := make([]byte, len(want)+1)
+	if _, err := io.ReadFull(r, b); err != nil || strings.TrimSpace(string(b)) != want {
+		t.Fatalf("%q %v, want %q", b, err, want)
+	}
+}
+
+// The watchdog of a mount ends with it.
+func TestWatchdogEndsWithTheMount(t *testing.T) {
+	m := mount(t, Options{Watchdog: "/proc/self/exe"}, nil)
+	children := watchdogs(t)
+	if len(children) != 1 {
+		t.Fatalf("watchdogs: %v", children)
+	}
+	if err := m.Unmount(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-m.Done()
+	if left := watchdogs(t); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func watchdogs(t *testing.T) (found []string) {
+	t.Helper()
+	list, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range list {
+		b, err := os.ReadFile(name)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		for _, pid := range strings.Fields(string(b)) {
+			line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+			if strings.HasPrefix(string(line), WatchdogName) {
+				found = append(found, pid)
+			}
+		}
+	}
+	return found
+}
+
+func TestDying(t *testing.T) {
+	for status, want := range map[string]bool{
+		"Name:\tx\nState:\tS (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\n": false,
+		"Name:\tx\nState:\tD (disk sleep)\nSigPnd:\t0000000000000100\n":                          true,
+		"Name:\tx\nState:\tZ (zombie)\n":                                                         true,
+		"Name:\tx\nState:\tT (stopped)\nSigPnd:\t0000000000040000\n":                             false,
+		"": false,
+	} {
+		if got := dying([]byte(status)); got != want {
+			t.Errorf("%q: %v", status, got)
+		}
+	}
+}

@@ -1,0 +1,473 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/process"
+	"penstock.io/penstock/meta/wire"
+)
+
+// handshakeWait bounds dialling and the handshake: a server that was stopped
+// still accepts.
+const handshakeWait = 3 * time.Second
+
+// hello is what a dialler says of itself.
+func (c *Config) hello(id meta.SessionID, cluster string) wire.Hello {
+	return wire.Hello{
+		Min: wire.MinVersion, Max: wire.Version, Role: c.Role, Session: id, Name: c.Name,
+		Host: c.Host, PID: c.PID, Start: c.Start, Cluster: cluster,
+	}
+}
+
+// greet dials a server and does the handshake.
+func (c *Config) greet(ctx context.Context, addr string, hello wire.Hello) (net.Conn, *wire.Reader, uint8, wire.Hello, error) {
+	var ans wire.Hello
+	ctx, cancel := context.WithTimeout(ctx, handshakeWait)
+	defer cancel()
+	nc, err := peer.Dial(ctx, addr, c.Creds, peer.Meta)
+	if err != nil {
+		return nil, nil, 0, ans, err
+	}
+	fail := func(err error) (net.Conn, *wire.Reader, uint8, wire.Hello, error) {
+		nc.Close()
+		return nil, nil, 0, ans, err
+	}
+	deadline, _ := ctx.Deadline()
+	nc.SetDeadline(deadline)
+	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err := nc.Write(wire.Append(nil, wire.MinVersion, 0, &hello)); err != nil {
+		return fail(err)
+	}
+	rd := wire.NewReader(nc)
+	t, _, body, err := rd.Next()
+	if err != nil {
+		if peer.Refused(err) {
+			err = meta.E("handshake", meta.AccessDenied, addr, err)
+		}
+		return fail(err)
+	}
+	if t != wire.THello {
+		return fail(meta.E("handshake", meta.Protocol, addr, fmt.Errorf("frame type %d in place of hello", t)))
+	}
+	if err := wire.Decode(body, &ans); err != nil {
+		return fail(err)
+	}
+	if ans.Err != meta.KindOK {
+		return fail(meta.E("handshake", ans.Err, addr, errors.New(ans.Detail)))
+	}
+	v, ok := wire.Negotiate(&ans)
+	if !ok {
+		return fail(meta.E("handshake", meta.Version, addr, fmt.Errorf("it speaks protocol %d to %d, this program %d to %d", ans.Min, ans.Max, wire.MinVersion, wire.Version)))
+	}
+	if !stop() {
+		return fail(context.Cause(ctx))
+	}
+	nc.SetDeadline(time.Time{})
+	rd.Trust()
+	return nc, rd, v, ans, nil
+}
+
+// refused: a server that answers so would do it again.
+func refused(err error) bool {
+	switch meta.KindOf(err) {
+	case meta.Version, meta.BadCapability, meta.AccessDenied, meta.Invalid:
+		return true
+	}
+	return false
+}
+
+// conn is one connection to one server, with the lease that this server grants.
+// When it breaks it is gone for good: the next one is another conn.
+type conn struct {
+	s    *Session
+	addr string // as the server tells it
+	nc   net.Conn
+	send *wire.Sender
+	ttl  time.Duration
+	gone chan struct{}
+
+	until atomic.Int64 // end of the lease, on the clock of now
+	heard atomic.Int64 // when the last frame came
+
+	used time.Duration // when a volume was last served over it; Session.mu
+}
+
+// now is the clock that leases are counted on.
+func now() time.Duration { return process.Uptime() }
+
+// renewed: the server granted a lease of ttl, counted from when we asked.
+func (c *conn) renewed(sent, ttl time.Duration) {
+	until := int64(sent + ttl - ttl/8)
+	for {
+		old := c.until.Load()
+		if old >= until || c.until.CompareAndSwap(old, until) {
+			return
+		}
+	}
+}
+
+// left is how much of the lease surely is left.
+func (c *conn) left() time.Duration { return time.Duration(c.until.Load()) - now() }
+
+// attempt is a connection being made.
+type attempt struct {
+	done chan struct{}
+	c    *conn
+	err  error
+}
+
+// connTo gives a connection to a server, a new one if there is none. It waits
+// for an attempt at most as long as ctx allows; the attempt goes on.
+func (s *Session) connTo(ctx context.Context, addr string) (*conn, error) {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil, s.closeErr
+	}
+	if a, ok := s.alias[addr]; ok && s.conns[a] != nil {
+		addr = a
+	}
+	if c := s.conns[addr]; c != nil {
+		s.mu.Unlock()
+		return c, nil
+	}
+	a := s.attempts[addr]
+	if a == nil {
+		a = &attempt{done: make(chan struct{})}
+		s.attempts[addr] = a
+		s.wg.Go(func() {
+			a.c, a.err = s.dial(addr)
+			s.mu.Lock()
+			delete(s.attempts, addr)
+			if a.err != nil {
+				s.failed[addr] = now()
+			} else {
+				delete(s.failed, addr)
+			}
+			s.mu.Unlock()
+			close(a.done)
+		})
+	}
+	s.mu.Unlock()
+	select {
+	case <-a.done:
+		return a.c, a.err
+	case <-ctx.Done():
+		return nil, meta.E("connect", meta.Unavailable, addr, context.Cause(ctx))
+	case <-s.ctx.Done():
+		return nil, context.Cause(s.ctx)
+	}
+}
+
+// dial makes a connection and starts what reads from it and keeps its lease.
+func (s *Session) dial(addr string) (*conn, error) {
+	s.mu.Lock()
+	cluster := s.cluster
+	s.mu.Unlock()
+	sent := now()
+	nc, rd, v, ans, err := s.cfg.greet(s.ctx, addr, s.cfg.hello(s.id, cluster))
+	if err != nil {
+		return nil, err
+	}
+	if ans.Session != s.id {
+		nc.Close()
+		return nil, meta.E("handshake", meta.Protocol, addr, errors.New("the server answered for another session"))
+	}
+	c := &conn{s: s, addr: addr, nc: nc, send: wire.NewSender(nc, v, nil), ttl: time.Duration(ans.TTL) * time.Millisecond, gone: make(chan struct{})}
+	if ans.Host != "" {
+		c.addr = ans.Host
+	}
+	c.renewed(sent, c.ttl)
+	c.heard.Store(int64(now()))
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		nc.Close()
+		return nil, s.closeErr
+	}
+	s.cluster = ans.Cluster
+	if c.addr != addr {
+		s.alias[addr] = c.addr
+	}
+	old := s.conns[c.addr]
+	s.conns[c.addr] = c
+	c.used = now()
+	s.wg.Go(func() { c.run(rd) })
+	s.wg.Go(c.keepAlive)
+	s.mu.Unlock()
+	if old != nil {
+		old.nc.Close() // the server did the same: it knows one connection of a session
+	}
+	s.log.Debug("connected to a metadata server", "address", c.addr)
+	return c, nil
+}
+
+// run reads until the connection breaks.
+func (c *conn) run(rd *wire.Reader) {
+	err := c.read(rd)
+	c.nc.Close()
+	close(c.gone)
+	c.s.lost(c, err)
+}
+
+// errSilent and errOver end a connection whose server can't be relied on.
+var (
+	errSilent = errors.New("the server is silent")
+	errOver   = errors.New("the lease ran out")
+	errLost   = errors.New("the connection to the server was lost")
+)
+
+// silence is how long a server may say nothing.
+func (c *conn) silence() time.Duration { return max(c.ttl/2, 400*time.Millisecond) }
+
+// keepAlive renews the lease, and gives the connection up when the server has
+// not answered for too long: another may own its volumes by now.
+func (c *conn) keepAlive() {
+	every := max(c.ttl/8, 20*time.Millisecond)
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		sent := now()
+		// The count is the time of sending: an echo renews from there.
+		c.send.Enqueue(0, &wire.KeepAlive{Count: uint64(sent)})
+		go c.send.Flush() // a peer that does not read must not stop us here
+		select {
+		case <-c.gone:
+			return
+		case <-t.C:
+		}
+		var why error
+		switch {
+		case now()-sent > 4*every+c.silence():
+			// This process itself stood still: what came meanwhile waits to be read.
+			if c.left() <= 0 {
+				why = errOver
+			}
+		case now()-time.Duration(c.heard.Load()) > c.silence():
+			why = errSilent
+		case c.left() <= 0:
+			why = errOver
+		case c.s.idle(c):
+			c.nc.Close()
+			return
+		}
+		if why != nil {
+			c.s.log.Warn("connection to a metadata server given up", "address", c.addr, "cause", why)
+			c.nc.Close()
+			return
+		}
+	}
+}
+
+// idleFor is how long a connection without a volume is kept.
+const idleFor = time.Minute
+
+// idle reports that nothing is served over a connection, and that another one
+// is there for what concerns no volume.
+func (s *Session) idle(c *conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, vs := range s.volumes {
+		if vs.conn == c {
+			c.used = now()
+			return false
+		}
+	}
+	return len(s.conns) > 1 && now()-c.used > idleFor
+}
+
+// answer makes the empty message that a frame type carries.
+func answer(t wire.Type) wire.Message {
+	switch t {
+	case wire.TReply:
+		return new(wire.Reply)
+	case wire.TBatchRe:
+		return new(wire.BatchRe)
+	case wire.TGrants:
+		return new(wire.Grants)
+	case wire.TLockRe:
+		return new(wire.LockRe)
+	case wire.TAdminRe:
+		return new(wire.AdminRe)
+	case wire.TCapsRe:
+		return new(wire.CapsRe)
+	case wire.TEntered:
+		return new(wire.Entered)
+	case wire.TReserved:
+		return new(wire.Reserved)
+	case wire.TBye:
+		return new(wire.Bye)
+	}
+	return nil
+}
+
+// statusOf finds the status of an answer.
+func statusOf(m wire.Message) *wire.Status {
+	switch a := m.(type) {
+	case *wire.Reply:
+		return &a.Status
+	case *wire.BatchRe:
+		for i := range a.Replies {
+			if a.Replies[i].Status.Err == meta.NotOwner {
+				return &a.Replies[i].Status
+			}
+		}
+	case *wire.Grants:
+		return &a.Status
+	case *wire.LockRe:
+		return &a.Status
+	case *wire.CapsRe:
+		return &a.Status
+	case *wire.Reserved:
+		return &a.Status
+	}
+	return nil
+}
+
+func (c *conn) read(rd *wire.Reader) error {
+	s := c.s
+	for {
+		t, id, body, err := rd.Next()
+		if err != nil {
+			return err
+		}
+		c.heard.Store(int64(now()))
+		if t != wire.TKeepAlive && c.left() <= 0 {
+			// Whoever owns the volumes now waited for our lease: what an owner of
+			// before answers may be old (rule 2).
+			return errOver
+		}
+		switch t {
+		case wire.TRecall:
+			var m wire.Recall
+			if err := wire.Decode(body, &m); err != nil {
+				return err
+			}
+			s.recall(c, id, &m)
+		case wire.TQuota:
+			var m wire.Quota
+			if err := wire.Decode(body, &m); err != nil {
+				return err
+			}
+			s.quota(c, &m)
+		case wire.TDurable:
+			var m wire.Durable
+			if err := wire.Decode(body, &m); err != nil {
+				return err
+			}
+			s.durable(c, &m)
+		case wire.TMoved:
+			var m wire.Moved
+			if err := wire.Decode(body, &m); err != nil {
+				return err
+			}
+			s.mu.Lock()
+			delete(s.failed, m.Addr) // it lives, says who knows
+			s.leave(m.Volume, c, m.Addr)
+			s.mu.Unlock()
+		case wire.TKeepAlive:
+			var m wire.KeepAlive
+			if err := wire.Decode(body, &m); err != nil {
+				return err
+			}
+			if c.left() <= 0 {
+				return errOver
+			}
+			c.renewed(time.Duration(m.Count), time.Duration(m.TTL)*time.Millisecond)
+		case wire.TMetas:
+			var m wire.Metas
+			if err := wire.Decode(body, &m); err != nil {
+				return err
+			}
+			s.mu.Lock()
+			s.metas = m.Servers
+			s.mu.Unlock()
+		case wire.TServers:
+			var m wire.Servers
+			if err := wire.Decode(body, &m); err != nil {
+				return err
+			}
+			s.mu.Lock()
+			clear(s.servers)
+			for _, i := range m.Servers {
+				s.servers[i.ID] = i
+			}
+			select {
+			case <-s.gotSrv:
+			default:
+				close(s.gotSrv)
+			}
+			s.mu.Unlock()
+		default:
+			m := answer(t)
+			if m == nil {
+				return meta.E("read frame", meta.Protocol, "", fmt.Errorf("unexpected type %d", t))
+			}
+			if err := wire.Decode(body, m); err != nil {
+				return err
+			}
+			s.answered(c, t, id, m)
+		}
+	}
+}
+
+// lost takes a broken connection off the list. Its volumes look for their owner
+// again; their requests wait for that.
+func (s *Session) lost(c *conn, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conns[c.addr] == c {
+		delete(s.conns, c.addr)
+	}
+	if !s.closed {
+		s.log.Warn("connection to a metadata server lost", "address", c.addr, "error", err)
+	}
+	for v, vs := range s.volumes {
+		if vs.conn == c {
+			s.leave(v, c, c.addr)
+		}
+	}
+	for id, r := range s.pending {
+		if r.conn == c && !r.ofVolume {
+			delete(s.pending, id)
+			r.done <- response{err: meta.E("call", meta.Unavailable, c.addr, errLost)}
+		}
+	}
+}
+
+func (s *Session) recall(c *conn, id uint64, m *wire.Recall) {
+	s.mu.Lock()
+	vs := s.volumes[m.Recall.Volume]
+	here := vs != nil && vs.conn == c
+	s.mu.Unlock()
+	if !here {
+		return // an owner of before; the present one asks again
+	}
+	h := s.cfg.Handler
+	if m.Orphan {
+		if o, ok := h.(OrphanHandler); ok {
+			o.Orphaned(m.Recall.Volume, m.Recall.Ino)
+		}
+		return
+	}
+	var once sync.Once
+	// The answer goes where the question came from, or nowhere: another owner
+	// numbers its rounds anew.
+	done := func() {
+		once.Do(func() { c.send.Send(id, &wire.Recalled{Volume: m.Recall.Volume, Ino: m.Recall.Ino}) })
+	}
+	if h == nil {
+		done()
+		return
+	}
+	h.Recall(m.Recall, done)
+}

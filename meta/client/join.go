@@ -1,0 +1,154 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Join gets the first credentials for a token and puts them into dir. It
+// believes only servers of the authority that the token names. Errors:
+// AccessDenied (the token is not valid, or the server is not the cluster's),
+// Exists (the name is taken, or dir holds credentials), Unavailable.
+func Join(ctx context.Context, addrs []string, text, name, dir string) (peer.Identity, error) {
+	const op = "join"
+	token, err := peer.ParseToken(text)
+	if err != nil {
+		return peer.Identity{}, err
+	}
+	if err := peer.CheckName(name); err != nil {
+		return peer.Identity{}, err
+	}
+	key, request, err := peer.NewKey()
+	if err != nil {
+		return peer.Identity{}, err
+	}
+	var errs []error
+	for _, addr := range addrs {
+		a, ca, err := joinAt(ctx, addr, token, text, name, request)
+		if meta.KindOf(err) == meta.Unavailable {
+			errs = append(errs, fmt.Errorf("%s: %w", addr, err))
+			continue
+		}
+		if err != nil {
+			return peer.Identity{}, err
+		}
+		id := peer.Identity{Cluster: a.Cluster, Role: token.Role, Name: name}
+		return id, peer.Save(dir, id, key, a.Chain, ca, a.Key)
+	}
+	return peer.Identity{}, meta.E(op, meta.Unavailable, "", errors.Join(errs...))
+}
+
+func joinAt(ctx context.Context, addr string, token peer.Token, text, name string, request []byte) (a wire.JoinAnswer, ca []byte, err error) {
+	const op = "join"
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	conn, ca, err := peer.DialStranger(ctx, addr, token.Authority)
+	if err != nil {
+		return a, nil, err
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	conn.SetDeadline(deadline)
+	body, err := json.Marshal(wire.JoinRequest{Token: text, Name: name, Request: request})
+	if err != nil {
+		panic("client: a request is plain data: " + err.Error())
+	}
+	frames := wire.Append(nil, wire.MinVersion, 0, &wire.Hello{Min: wire.MinVersion, Max: wire.Version, Role: wire.RoleEnrol, Name: name})
+	if _, err := conn.Write(wire.Append(frames, wire.MinVersion, 1, &wire.Admin{Op: wire.AdminJoin, Body: body})); err != nil {
+		return a, nil, meta.E(op, meta.Unavailable, addr, err)
+	}
+	rd := wire.NewReader(conn)
+	var hello wire.Hello
+	var re wire.AdminRe
+	for _, m := range []wire.Message{&hello, &re} {
+		_, _, body, err := rd.Next()
+		if err != nil {
+			return a, nil, meta.E(op, meta.Unavailable, addr, err)
+		}
+		if err := wire.Decode(body, m); err != nil {
+			return a, nil, err
+		}
+		if hello.Err != meta.KindOK {
+			return a, nil, meta.E(op, hello.Err, addr, errors.New(hello.Detail))
+		}
+		rd.Trust() // the certificate was checked
+	}
+	if err := re.Status.Error(); err != nil {
+		return a, nil, err
+	}
+	if err := json.Unmarshal(re.Report, &a); err != nil {
+		return a, nil, meta.E(op, meta.Protocol, addr, err)
+	}
+	return a, ca, nil
+}
+
+// Renew gets a new certificate for credentials that are still good.
+func Renew(ctx context.Context, addrs []string, creds *peer.Credentials) error {
+	return RenewBy(creds, func(request []byte) ([]byte, error) {
+		s, err := Dial(ctx, Config{Addrs: addrs, Name: "renewal", Role: wire.RoleEnrol, Creds: creds})
+		if err != nil {
+			return nil, err
+		}
+		defer s.Close(ctx)
+		body, err := json.Marshal(wire.JoinRequest{Request: request})
+		if err != nil {
+			panic("client: a request is plain data: " + err.Error())
+		}
+		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminRenew, Body: body})
+		if err != nil {
+			return nil, err
+		}
+		var a wire.JoinAnswer
+		if err := json.Unmarshal(re.Report, &a); err != nil {
+			return nil, meta.E("renew certificate", meta.Protocol, "", err)
+		}
+		return a.Chain, nil
+	})
+}
+
+// RenewBy is Renew where who asks can have a request signed itself.
+func RenewBy(creds *peer.Credentials, sign func(request []byte) ([]byte, error)) error {
+	key, request, err := peer.NewKey()
+	if err != nil {
+		return err
+	}
+	chain, err := sign(request)
+	if err != nil {
+		return err
+	}
+	return creds.Replace(key, chain)
+}
+
+// KeepRenewed renews credentials after half of their life, and tries again
+// until it succeeds or ctx ends. It returns at once if there is nothing to renew.
+func KeepRenewed(ctx context.Context, creds *peer.Credentials, failed func(error), renew func(context.Context) error) {
+	if creds == nil || creds.IsInsecure() {
+		return
+	}
+	for {
+		wait := max(min(time.Until(creds.RenewAt()), time.Minute), 0) // the files may be replaced by hand, too
+		if wait == 0 {
+			call, cancel := context.WithTimeout(ctx, 20*time.Second)
+			err := renew(call)
+			cancel()
+			if err != nil && ctx.Err() == nil {
+				failed(err)
+			}
+			if err != nil {
+				wait = max(min(time.Until(creds.Identity().Expires)/20, time.Minute), 200*time.Millisecond)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}

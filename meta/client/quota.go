@@ -1,0 +1,92 @@
+package client
+
+import (
+	"context"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+// QuotaHandler is a Handler that reserves what it writes in volumes with a
+// quota.
+type QuotaHandler interface {
+	// Metered: the volume has a quota of bytes, or none. When that comes with
+	// settle not nil, what was written unmetered is to be committed first, and
+	// settle called. It must not block, and not call into the session: it is
+	// called in the owner's order, before anything that was answered later.
+	Metered(v meta.VolumeID, on bool, settle func())
+	// Reclaim asks for what lies idle of the promises: it is given back with a
+	// Reserve of that round. It must not block.
+	Reclaim(v meta.VolumeID, round uint64)
+}
+
+// Promise is the answer to Reserve.
+type Promise struct {
+	Granted uint64
+	Idle    uint64 // at most so much may lie unused
+	Metered bool   // false: the volume has no quota any more
+}
+
+// Reserve gives back give bytes of what the session was promised of a volume's
+// quota and asks for want more. round is that of the Reclaim that it answers,
+// or zero. Only one call for a volume may be under way. It should not be
+// canceled: what is granted then is lost until the session ends.
+// Errors: QuotaExceeded.
+func (s *Session) Reserve(ctx context.Context, v meta.VolumeID, give, want, round uint64) (Promise, error) {
+	m := &wire.Reserve{Volume: v, Give: give, Want: want, Round: round}
+	re, err := s.roundTripAfter(ctx, v, m, false, func(vs *volumeState) {
+		vs.serial++
+		m.Serial = vs.serial
+		m.Give = min(give, vs.held)
+		vs.held -= m.Give
+	})
+	if err != nil {
+		return Promise{}, err
+	}
+	r, ok := re.(*wire.Reserved)
+	if !ok {
+		return Promise{}, re.(*wire.Reply).Status.Error()
+	}
+	return Promise{r.Granted, r.Idle, r.Metered}, r.Status.Error()
+}
+
+// spent ends what was promised for operations that succeeded; more, for one that
+// fails, is kept. Caller holds mu.
+func (vs *volumeState) spent(c *wire.Call, a *wire.Reply) {
+	if !c.Draw && !c.Replay && a.Status.Err == meta.KindOK {
+		vs.held -= min(vs.held, c.Reserved)
+	}
+}
+
+// quota passes on what an owner says of a quota.
+func (s *Session) quota(c *conn, m *wire.Quota) {
+	s.mu.Lock()
+	vs := s.volumes[m.Volume]
+	here := vs != nil && vs.conn == c
+	if here && !m.Metered {
+		vs.held = 0
+	}
+	s.mu.Unlock()
+	if !here {
+		return // who owns the volume now says so itself
+	}
+	answer := func() {
+		s.wg.Go(func() {
+			if _, err := s.Reserve(s.ctx, m.Volume, 0, 0, m.Round); err != nil {
+				s.log.Warn("the owner waits for an answer about the quota", "volume", m.Volume, "error", err)
+			}
+		})
+	}
+	h, ok := s.cfg.Handler.(QuotaHandler)
+	switch {
+	case !ok && m.Round != 0:
+		answer()
+	case !ok:
+	case m.Settle:
+		h.Metered(m.Volume, true, answer)
+	case m.Round != 0:
+		h.Reclaim(m.Volume, m.Round)
+	default:
+		h.Metered(m.Volume, m.Metered, nil)
+	}
+}

@@ -1,0 +1,319 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Bounds of the search for an owner.
+const (
+	lookMin   = 10 * time.Millisecond
+	lookMax   = 250 * time.Millisecond
+	lookHops  = 4               // redirections followed at once
+	lookWarns = 2 * time.Second // between words about an owner that is not found
+)
+
+// look starts the search for a volume's owner. Caller holds mu.
+func (s *Session) look(v meta.VolumeID) {
+	vs := s.volume(v)
+	if vs.routing || vs.conn != nil || s.closed {
+		return
+	}
+	vs.routing = true
+	s.wg.Go(func() { s.route(v) })
+}
+
+// leave notes that a volume is not served over a connection any more. It is
+// called by the goroutine that reads from the connection, so that everything
+// the owner said before was heard. Caller holds mu.
+func (s *Session) leave(v meta.VolumeID, c *conn, hint string) {
+	vs := s.volumes[v]
+	if vs == nil {
+		return
+	}
+	for _, r := range s.pending {
+		if r.ofVolume && r.volume == v && r.conn == c {
+			r.conn = nil
+		}
+	}
+	if vs.conn != c {
+		return
+	}
+	// What is leased holds as long as this server granted: its successor waits
+	// for that, or for our claims.
+	vs.lease.frozen.Store(c.until.Load())
+	vs.lease.conn.Store(nil)
+	vs.conn, vs.hint = nil, hint
+	c.used = now()
+	s.look(v)
+}
+
+// route looks for a volume's owner and enters the volume there.
+func (s *Session) route(v meta.VolumeID) {
+	wait := lookMin
+	var warned time.Duration
+	began := now()
+	for s.ctx.Err() == nil {
+		err := s.enterSomewhere(v)
+		if err == nil {
+			if d := now() - began; d > lookWarns {
+				s.log.Info("a volume's owner was found", "volume", v, "after", d.Round(time.Millisecond))
+			}
+			return
+		}
+		if final(err) {
+			s.refuse(v, err)
+			return
+		}
+		s.mu.Lock()
+		s.volume(v).route = err.Error()
+		s.mu.Unlock()
+		if now := now(); now-max(warned, began) > lookWarns {
+			warned = now
+			s.log.Warn("a volume's owner can't be reached, trying again", "volume", v, "since", (now - began).Round(time.Second), "error", err)
+		}
+		select {
+		case <-time.After(wait/2 + rand.N(wait)):
+		case <-s.ctx.Done():
+		}
+		wait = min(2*wait, lookMax)
+	}
+}
+
+// final: looking on would not help.
+func final(err error) bool {
+	switch meta.KindOf(err) {
+	case meta.NoSuchVolume, meta.AccessDenied, meta.NotPermitted, meta.Corrupt, meta.Version, meta.BadCapability:
+		return true
+	}
+	return false
+}
+
+// enterSomewhere asks one server after the other.
+func (s *Session) enterSomewhere(v meta.VolumeID) error {
+	s.mu.Lock()
+	all := s.addrs(s.volume(v).hint)
+	s.mu.Unlock()
+	var errs []error
+	no := 0
+	asked := map[string]bool{}
+	hops := 0
+	for len(all) > 0 {
+		addr := all[0]
+		all = all[1:]
+		if asked[addr] {
+			continue
+		}
+		asked[addr] = true
+		next, told, err := s.enterAt(v, addr)
+		if err == nil || told && final(err) {
+			return err
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", addr, err))
+		if refused(err) {
+			no++
+		}
+		if next != "" && !asked[next] && hops < lookHops {
+			s.mu.Lock()
+			at, bad := s.failed[next]
+			bad = bad && now()-at < time.Second
+			s.mu.Unlock()
+			if !bad {
+				hops++
+				all = slices.Insert(all, 0, next)
+			}
+		}
+	}
+	if no > 0 && no == len(errs) {
+		return errs[0]
+	}
+	return meta.E("find the owner", meta.Unavailable, fmt.Sprintf("volume %d", v), errors.Join(errs...))
+}
+
+// enterAt enters a volume at one server. told: the error is that server's
+// answer; next is where it sends us.
+func (s *Session) enterAt(v meta.VolumeID, addr string) (next string, told bool, err error) {
+	ctx, cancel := context.WithTimeout(s.ctx, connWait)
+	c, err := s.connTo(ctx, addr)
+	cancel()
+	if err != nil {
+		return "", false, err
+	}
+	for {
+		s.mu.Lock()
+		joined := s.volume(v).joined
+		s.mu.Unlock()
+		// A server that opens the volume may need its time; if it is silent, the
+		// connection breaks.
+		m, err := s.ask(s.ctx, c, &wire.Enter{Volume: v, Known: joined})
+		if err != nil {
+			return "", false, err
+		}
+		e, ok := m.(*wire.Entered)
+		if !ok {
+			return "", false, meta.E("enter volume", meta.Protocol, addr, nil)
+		}
+		if err := e.Status.Error(); err != nil {
+			if e.Status.Err == meta.NotOwner {
+				next = e.Status.Subject
+			}
+			return next, true, err
+		}
+		if e.Known {
+			return "", false, s.up(v, c, e)
+		}
+		if !joined {
+			return "", false, meta.E("enter volume", meta.Protocol, addr, errors.New("nothing was claimed, and it was refused"))
+		}
+		s.expire(v, c) // and begin anew
+	}
+}
+
+// expire gives up everything that the session had in a volume.
+func (s *Session) expire(v meta.VolumeID, c *conn) {
+	err := meta.E("session", meta.SessionExpired, s.cfg.Name, fmt.Errorf("in volume %d: its lease ran out before %s was reached", v, c.addr))
+	s.mu.Lock()
+	vs := s.volume(v)
+	vs.lease.frozen.Store(0)
+	vs.joined, vs.seen, vs.durable, vs.retained, vs.replaying, vs.resent, vs.ackHold = false, 0, 0, nil, 0, 0, 0
+	vs.held = 0
+	for id, r := range s.pending {
+		if r.ofVolume && r.volume == v {
+			delete(s.pending, id)
+			r.done <- response{err: err}
+		}
+	}
+	s.mu.Unlock()
+	s.log.Warn("the session expired: leases are void, what was not synced is lost", "volume", v)
+	if s.cfg.Handler != nil {
+		s.cfg.Handler.Expired([]meta.VolumeID{v}, err)
+	}
+}
+
+// refuse answers everything that waits for a volume which can't be had.
+func (s *Session) refuse(v meta.VolumeID, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	vs := s.volume(v)
+	vs.routing = false
+	for id, r := range s.pending {
+		if r.ofVolume && r.volume == v && !r.replay {
+			delete(s.pending, id)
+			if r.resent {
+				vs.resent--
+			}
+			r.done <- response{err: err}
+		}
+	}
+}
+
+// up queues, on a connection where the volume was entered, what its owner may
+// not have: claims if it wants them, then early-replied mutations in the order
+// of their replies, then requests without an answer in the order in which they
+// were asked.
+func (s *Session) up(v meta.VolumeID, c *conn, e *wire.Entered) error {
+	s.mu.Lock()
+	defer c.send.Flush()
+	defer s.mu.Unlock()
+	if s.closed || s.conns[c.addr] != c {
+		return meta.E("enter volume", meta.Unavailable, c.addr, errLost)
+	}
+	vs := s.volume(v)
+	if h, ok := s.cfg.Handler.(Claimer); ok && e.Known && e.Claim {
+		leases, locks := h.Claims(v)
+		for len(leases) > 0 || len(locks) > 0 {
+			m := wire.Claim{Volume: v}
+			n := min(len(leases), 4096)
+			m.Leases, leases = leases[:n], leases[n:]
+			k := min(len(locks), 4096)
+			m.Locks, locks = locks[:k], locks[k:]
+			c.send.Enqueue(0, &m)
+		}
+	}
+	if !e.Metered {
+		vs.held = 0
+	}
+	if e.Claim && vs.held > 0 {
+		c.send.Enqueue(0, &wire.Reserve{Volume: v, Claim: true, Want: vs.held})
+	}
+	if h, ok := s.cfg.Handler.(QuotaHandler); ok {
+		h.Metered(v, e.Metered, nil)
+	}
+	// Replays first: what was answered, in the order of the answers, then what
+	// an earlier connection was asked again and did not answer.
+	var replays []*wire.Call
+	if vs.resent == 0 {
+		vs.ackHold = vs.durable
+	}
+	vs.replaying, vs.resent = 0, 0
+	for i := range vs.retained {
+		replays = append(replays, &vs.retained[i].call)
+	}
+	vs.retained = nil // their replies put them on the list again
+	var asked []uint64
+	for _, id := range slices.Sorted(maps.Keys(s.pending)) {
+		switch r := s.pending[id]; {
+		case !r.ofVolume || r.volume != v:
+		case r.replay:
+			replays = append(replays, r.msg.(*wire.Call))
+			delete(s.pending, id)
+		default:
+			asked = append(asked, id)
+		}
+	}
+	for _, call := range replays {
+		call.Replay = true
+		r := &request{msg: call, volume: v, ofVolume: true, conn: c, replay: true, resent: true, sent: true, done: make(chan response, 1)}
+		s.book(r)
+		vs.replaying++
+		vs.resent++
+		s.put(r)
+	}
+	c.send.Enqueue(0, &wire.Back{Volume: v})
+	if vs.trouble != nil {
+		c.send.Enqueue(0, vs.trouble)
+		vs.trouble = nil
+	}
+	// What was never answered is no replay: it was given nothing, and before
+	// every session is back it could take what others were given (rule 3). If
+	// it was executed after all, its operation id tells.
+	for _, id := range asked {
+		r := s.pending[id]
+		delete(s.pending, id)
+		s.book(r)
+		if m, ok := r.msg.(*wire.Sync); ok && r.sent {
+			r.msg = &wire.Sync{Volume: m.Volume, Seq: wire.SyncAll}
+		}
+		if m, ok := r.msg.(*wire.Reserve); ok && e.Claim {
+			n := *m
+			n.Give = 0 // it is not claimed any more
+			r.msg = &n
+		}
+		if r.sent && r.isOp() {
+			r.resent = true
+			vs.resent++
+		}
+		r.conn, r.sent = c, true
+		s.put(r)
+	}
+	vs.conn, vs.routing, vs.joined, vs.hint, vs.route = c, false, true, "", ""
+	vs.lease.conn.Store(c)
+	return nil
+}
+
+// isOp: the request holds operations of a volume.
+func (r *request) isOp() bool {
+	switch r.msg.(type) {
+	case *wire.Call, *wire.Batch:
+		return true
+	}
+	return false
+}

@@ -1,0 +1,86 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"math/rand/v2"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+// askJSON runs a request of the owner of a volume whose report is JSON.
+func (s *Session) askJSON(ctx context.Context, a wire.Admin, body, to any) error {
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			panic("client: a request is plain data: " + err.Error())
+		}
+		a.Body = b
+	}
+	re, err := s.Admin(ctx, a)
+	if err != nil || to == nil {
+		return err
+	}
+	if err := json.Unmarshal(re.Report, to); err != nil {
+		return meta.E("admin", meta.Protocol, "", err)
+	}
+	return nil
+}
+
+// Snapshots lists a volume's snapshots.
+func (s *Session) Snapshots(ctx context.Context, v meta.VolumeID) (l wire.SnapshotList, err error) {
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshots, Volume: v}, nil, &l)
+	return l, err
+}
+
+// TakeSnapshot takes one. It is taken once, however often the request had to be
+// sent. Errors: Exists, Invalid, NameTooLong, ResourceExceeded, Unavailable.
+func (s *Session) TakeSnapshot(ctx context.Context, v meta.VolumeID, name string) (i wire.SnapshotInfo, err error) {
+	q := wire.SnapshotRequest{Token: rand.Uint64() | 1}
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotCreate, Volume: v, Entry: name}, q, &i)
+	return i, err
+}
+
+// DeleteSnapshot deletes one: nobody can read it any more, and what it alone
+// held goes in the background. Errors: NoSuchSnapshot, Busy.
+func (s *Session) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name string) (i wire.SnapshotInfo, err error) {
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: v, Entry: name}, nil, &i)
+	return i, err
+}
+
+// DiffSnapshots calls fn with what changed between a snapshot and a later one,
+// or with to empty the volume as it is committed now, in the order of paths.
+// Errors: NoSuchSnapshot, Invalid (from is not the earlier one), Stale (fn was
+// so slow that the owner gave the comparison up), and fn's.
+func (s *Session) DiffSnapshots(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error {
+	for q := (wire.DiffRequest{From: from, To: to}); ; {
+		var a wire.DiffAnswer
+		if err := s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotDiff, Volume: v}, q, &a); err != nil {
+			return err
+		}
+		for _, c := range a.Changes {
+			if err := fn(meta.Change{Kind: c.Kind, Path: string(c.Path), From: string(c.From), Ino: c.Ino, Type: c.Type, Content: c.Content}); err != nil {
+				return err
+			}
+		}
+		if !a.More {
+			return nil
+		}
+		q.Skip, q.Of = q.Skip+len(a.Changes), a.Of
+	}
+}
+
+// RollBack makes a volume what a snapshot is. While sessions are in it, that is
+// refused with Busy unless force: then they end, what they had not synced is
+// lost, and their descriptors fail. Errors: NoSuchSnapshot, Busy, Unavailable.
+func (s *Session) RollBack(ctx context.Context, v meta.VolumeID, name string, force bool) error {
+	return s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotRollback, Volume: v, Entry: name}, wire.SnapshotRequest{Force: force}, nil)
+}
+
+// ScheduleSnapshots has the owners of a volume take and delete snapshots by
+// themselves: keep is like "24h:hourly,30d:daily", empty for none. Errors:
+// Invalid.
+func (s *Session) ScheduleSnapshots(ctx context.Context, v meta.VolumeID, keep string) error {
+	return s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: v, Entry: keep}, nil, nil)
+}

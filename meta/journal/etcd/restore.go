@@ -1,0 +1,51 @@
+package etcd
+
+import (
+	"context"
+	"encoding/json"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/journal"
+)
+
+// Restored is what the journal of a volume begins again with.
+type Restored struct {
+	Volume meta.VolumeID
+	// Term is above every term that was seen anywhere: the next owner's is
+	// higher by one.
+	Term meta.Term
+	// Checkpoint and the journal's entry at its position, as they are kept;
+	// without a checkpoint the journal is empty, and so is the volume.
+	Checkpoint *journal.Checkpoint
+	Entry      []byte
+}
+
+// Restore writes the journal of a volume into an etcd that holds none of it.
+func Restore(ctx context.Context, cli *clientv3.Client, clusterPrefix string, r Restored) error {
+	const op = "restore journal"
+	k := keys{VolumePrefix(clusterPrefix, r.Volume)}
+	// Nobody answers for it: whoever is still about has lost its lease with etcd.
+	b, err := json.Marshal(Owner{Version: ownerVersion, Term: r.Term, Server: "restore", Released: true})
+	if err != nil {
+		panic("etcd: an owner record is plain data: " + err.Error())
+	}
+	ops := []clientv3.Op{clientv3.OpPut(k.term(), string(b))}
+	if r.Checkpoint != nil {
+		e, err := journal.Decode(r.Entry)
+		if err != nil {
+			return err
+		}
+		if e.Volume != r.Volume || e.Position() != r.Checkpoint.Position {
+			return meta.E(op, meta.Corrupt, e.Position().String(), nil)
+		}
+		cp, err := journal.EncodeCheckpoint(*r.Checkpoint)
+		if err != nil {
+			return err
+		}
+		ops = append(ops, clientv3.OpPut(k.entry(e.Seq), string(r.Entry)), clientv3.OpPut(k.checkpoint(), string(cp)))
+	}
+	_, err = cli.Txn(ctx).Then(ops...).Commit()
+	return wrap(op, k.prefix, err)
+}

@@ -1,0 +1,177 @@
+package server
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+// How sessions come to a volume's owner and leave it.
+//
+// A session is the same in the whole cluster, but what it holds is a volume's:
+// leases and locks in the owner's memory, early replies, orphans and open chunks
+// in the journal. So each volume is entered. An owner writes a session into the
+// journal before it answers it anything: then its successor knows everybody who
+// may hold an answer or a lease of it, and need wait for nobody else.
+
+func (o *owner) subject() string { return fmt.Sprintf("volume %d", o.vol) }
+
+// has: the session entered the volume here.
+func (o *owner) has(s *session) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, ok := o.entered[s]
+	return ok && o.failed == nil
+}
+
+// serveEnter lets a session in.
+func (o *owner) serveEnter(s *session, id uint64, m *wire.Enter) {
+	e := &wire.Entered{}
+	for {
+		o.mu.Lock()
+		wait := o.enter(s, m, e)
+		if wait == nil {
+			s.enqueue(id, e)
+			o.mu.Unlock()
+			return
+		}
+		o.mu.Unlock()
+		select {
+		case <-wait:
+		case <-o.ctx.Done():
+			e.Status = wire.StatusOf(o.gone())
+			s.enqueue(id, e)
+			return
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// enter fills in the answer, or says what to wait for. Caller holds mu.
+func (o *owner) enter(s *session, m *wire.Enter, e *wire.Entered) <-chan struct{} {
+	if o.failed != nil {
+		e.Status = wire.StatusOf(o.failed)
+		return nil
+	}
+	if s.ended.Load() {
+		return never // its connection is being closed
+	}
+	if o.leaving != nil {
+		return o.leaving // or until the volume is gone
+	}
+	if o.outsideLease() {
+		return soon()
+	}
+	if o.closed != nil {
+		return o.closed
+	}
+	j := o.sessions[s.id]
+	_, inside := o.entered[s]
+	_, awaited := o.awaited[s.id]
+	switch {
+	case j != nil && (j.ending || slices.Contains(o.over, s.id)):
+		return soon() // it ends here, and begins anew
+	case m.Known && (j == nil || !inside && !awaited):
+		// It ended. The client hears so before it begins anew.
+		return nil
+	}
+	wait, err := o.journalSession(s)
+	if err != nil {
+		e.Status = wire.StatusOf(err)
+		return nil
+	}
+	if wait != nil {
+		return wait
+	}
+	if awaited {
+		o.awaited[s.id] = true
+	}
+	o.entered[s] = struct{}{}
+	e.Known, e.Claim, e.Metered = true, awaited, o.quota.limit > 0 || o.quota.turning != nil
+	return nil
+}
+
+// back notes that a session has sent its claims and replays, and asks again for
+// what it may not have heard.
+func (o *owner) back(s *session) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if _, ok := o.entered[s]; !ok || o.failed != nil {
+		return
+	}
+	delete(o.awaited, s.id)
+	if len(o.awaited) == 0 {
+		select {
+		case o.allBack <- struct{}{}:
+		default:
+		}
+	}
+	for ino, l := range o.leases.m {
+		if l.recall == nil {
+			continue
+		}
+		if _, asked := l.recall.pending[s]; asked {
+			s.enqueue(l.recall.round, &wire.Recall{Recall: meta.Recall{Volume: o.vol, Ino: ino, Keep: l.recall.keep}})
+		}
+	}
+}
+
+// never is a channel to wait for what ends otherwise.
+var never = make(chan struct{})
+
+// soon is a channel that is closed after leasePoll.
+func soon() <-chan struct{} {
+	ch := make(chan struct{})
+	time.AfterFunc(leasePoll, func() { close(ch) })
+	return ch
+}
+
+// outsideLease: another may own the volume by now (rule 2). Either the lease is
+// renewed in a moment, or the volume is lost.
+func (o *owner) outsideLease() bool { return o.own.Left() <= 0 && !o.srv.cfg.Unsafe.NoLease }
+
+// part makes the owner serve no more: whatever waits is told to ask the next
+// owner, whose address is to if that is known. false: it did so before. Caller
+// holds mu.
+func (o *owner) part(to string, cause error) bool {
+	if o.failed != nil {
+		return false
+	}
+	o.failed = meta.E("volume", meta.NotOwner, to, cause)
+	o.waiters = nil // their context ends
+	return true
+}
+
+// dismiss tells the sessions of an owner that parted to go.
+func (o *owner) dismiss(to string, cause error) {
+	o.mu.Lock()
+	var all []*session
+	for s := range o.entered {
+		s.enqueue(0, &wire.Moved{Volume: o.vol, Addr: to})
+		all = append(all, s)
+	}
+	o.mu.Unlock()
+	o.cancel(cause)
+	for _, s := range all {
+		go s.flush()
+	}
+}
+
+// lose ends the serving of a volume: the fence, the journal or the store says
+// that this server can't go on. What was not journaled is dropped with the
+// overlay; clients send it to the next owner, and hear of no failure.
+func (o *owner) lose(cause error) {
+	o.mu.Lock()
+	first := o.part("", cause)
+	o.mu.Unlock()
+	if !first {
+		return
+	}
+	o.log.Warn("the volume is served here no more", "error", cause)
+	o.dismiss("", cause)
+	o.srv.wg.Go(func() { o.srv.retire(o) })
+}

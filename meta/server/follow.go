@@ -1,0 +1,462 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/journal"
+	"penstock.io/penstock/meta/namespace"
+)
+
+// A server that may own a volume next follows its journal into its own store,
+// so that taking the volume means reading the last few entries. A standby
+// never answers anybody: its store is only ever handed to an owner.
+//
+// The store's folder belongs to one of three: a standby, an owner (between
+// take and give), or nobody.
+
+const (
+	// DefaultFollowers is how many servers besides the owner follow a volume.
+	DefaultFollowers = 2
+	// maxStandbys bounds the stores that are open only to follow: each costs
+	// about a quarter of a megabyte and a watch.
+	maxStandbys = 1024
+	// maxLoads bounds the checkpoints being loaded at once.
+	maxLoads = 2
+	// standbyLook is how often the list of volumes to follow is looked at
+	// although nothing hinted at a change.
+	standbyLook = 2 * time.Second
+	// maxLoad bounds the loading of a checkpoint: its pin keeps the journal from
+	// being trimmed.
+	maxLoad = 10 * time.Minute
+	// unwantedGrace is how long a volume is still followed that is not to be: it
+	// is when a server dies that who is left looks alone, and its copies are
+	// needed.
+	unwantedGrace = 30 * time.Second
+	// Pauses after something failed.
+	minStandbyPause = 50 * time.Millisecond
+	maxStandbyPause = 5 * time.Second
+)
+
+// standbys are the volumes that this server follows.
+type standbys struct {
+	s     *Server
+	log   *slog.Logger
+	loads chan struct{} // capacity maxLoads
+
+	applied, bytes, reloads, damaged atomic.Uint64
+
+	mu     sync.Mutex
+	m      map[meta.VolumeID]*standby
+	taken  map[meta.VolumeID]struct{} // an owner has the folder
+	closed bool
+}
+
+func newStandbys(s *Server) *standbys {
+	return &standbys{
+		s: s, log: s.log, loads: make(chan struct{}, maxLoads),
+		m: map[meta.VolumeID]*standby{}, taken: map[meta.VolumeID]struct{}{},
+	}
+}
+
+// standby follows one volume.
+type standby struct {
+	vol  meta.VolumeID
+	hand context.CancelCauseFunc // ends the following; a load under way goes on
+	quit context.CancelCauseFunc // ends everything
+	done chan struct{}           // closed when nobody works here any more
+	st   Store                   // whoever waited for done has it; nil if none is open
+
+	// Under the lock of all:
+	gone     chan struct{} // made when it is dropped, closed when the folder is free
+	unwanted time.Time     // since when it is to be followed no more
+
+	mu     sync.Mutex
+	at     journal.Position
+	caught time.Time // when at was last known to be the end of the journal
+	why    error     // what it waits to try again for
+}
+
+// follow begins to follow a volume into st, or into the local copy if st is
+// nil. It reports false, and st stays the caller's, if the volume is followed
+// already, an owner has it, or there are too many.
+func (b *standbys) follow(v meta.VolumeID, st Store) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.followLocked(v, st)
+}
+
+func (b *standbys) followLocked(v meta.VolumeID, st Store) bool {
+	if _, taken := b.taken[v]; taken || b.m[v] != nil || b.closed || len(b.m) >= maxStandbys {
+		return false
+	}
+	life, quit := context.WithCancelCause(b.s.ctx)
+	following, hand := context.WithCancelCause(life)
+	f := &standby{vol: v, hand: hand, quit: quit, done: make(chan struct{}), st: st}
+	b.m[v] = f
+	b.s.wg.Go(func() {
+		defer close(f.done)
+		defer quit(nil)
+		b.run(life, following, f)
+	})
+	return true
+}
+
+var (
+	errHanded  = errors.New("the volume's owner takes the store")
+	errDropped = errors.New("the volume is not followed here any more")
+)
+
+// take ends the following of a volume and hands its open store over; nil means
+// that there is none, and the caller opens the folder itself. Until give, no
+// standby touches the folder.
+func (b *standbys) take(v meta.VolumeID) Store {
+	b.mu.Lock()
+	b.taken[v] = struct{}{}
+	f := b.m[v]
+	dropped := f != nil && f.gone != nil
+	if f != nil && !dropped {
+		delete(b.m, v)
+	}
+	b.mu.Unlock()
+	switch {
+	case f == nil:
+		return nil
+	case dropped:
+		<-f.gone // until nobody has the folder
+		return nil
+	}
+	f.hand(errHanded)
+	<-f.done
+	return f.st
+}
+
+// give takes the folder back from an owner that is done with it. A store that
+// is still open (it holds journaled effects only: rule 1) goes on as the
+// standby's if this server is to follow the volume, and is closed otherwise.
+func (b *standbys) give(v meta.VolumeID, st Store) error {
+	wanted := st != nil && slices.Contains(b.wanted(), v)
+	if st != nil && !wanted {
+		err := st.Close() // before anybody else may open it
+		st = nil
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.taken, v)
+		return err
+	}
+	b.mu.Lock()
+	delete(b.taken, v)
+	followed := st == nil || b.followLocked(v, st)
+	if !followed {
+		b.taken[v] = struct{}{}
+	}
+	b.mu.Unlock()
+	if followed {
+		return nil
+	}
+	err := st.Close()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.taken, v)
+	return err
+}
+
+// drop ends the following of a volume. With discard the local copy goes, too,
+// unless an owner has it.
+func (b *standbys) drop(v meta.VolumeID, discard bool) error {
+	b.mu.Lock()
+	f := b.m[v]
+	if f != nil && f.gone != nil {
+		b.mu.Unlock()
+		<-f.gone
+		return b.drop(v, discard)
+	}
+	if _, taken := b.taken[v]; f == nil && (!discard || taken) {
+		b.mu.Unlock()
+		return nil
+	}
+	if f == nil {
+		f = &standby{vol: v, done: make(chan struct{}), quit: func(error) {}}
+		close(f.done)
+		b.m[v] = f
+	}
+	// It stays on the list until the folder is free.
+	f.gone = make(chan struct{})
+	b.mu.Unlock()
+	f.quit(errDropped)
+	<-f.done
+	var err error
+	if f.st != nil {
+		err = f.st.Close()
+	}
+	if discard {
+		err = errors.Join(err, b.s.cfg.Cluster.DropStore(v))
+	}
+	b.mu.Lock()
+	delete(b.m, v)
+	b.mu.Unlock()
+	close(f.gone)
+	return err
+}
+
+// close ends all; b.s.ctx is over or about to be.
+func (b *standbys) close() error {
+	b.mu.Lock()
+	b.closed = true
+	var all []*standby
+	for v, f := range b.m {
+		if f.gone == nil { // who drops the others waits for them
+			all = append(all, f)
+			delete(b.m, v)
+		}
+	}
+	b.mu.Unlock()
+	var errs []error
+	for _, f := range all {
+		f.quit(errDropped)
+	}
+	for _, f := range all {
+		<-f.done
+		if f.st != nil {
+			errs = append(errs, f.st.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// position tells how far a standby is, and whether it was at the end of the
+// journal lately.
+func (b *standbys) position(v meta.VolumeID) (at journal.Position, warm bool) {
+	b.mu.Lock()
+	f := b.m[v]
+	b.mu.Unlock()
+	if f == nil {
+		return at, false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.at, !f.caught.IsZero()
+}
+
+// wanted lists the volumes that this server should follow when it does not own
+// them. A server alone follows nothing.
+func (b *standbys) wanted() (all []meta.VolumeID) {
+	view := b.s.cfg.Cluster.View()
+	n := b.s.cfg.Followers
+	if view == nil || n < 0 || len(view.MetaServers) < 2 {
+		return nil
+	}
+	for _, v := range view.Volumes {
+		if v.State != cluster.VolumeActive {
+			continue
+		}
+		for i, m := range cluster.Rank(v.ID, view.MetaServers) {
+			if i > n {
+				break
+			}
+			if m.Name == b.s.cfg.Name {
+				all = append(all, v.ID)
+				break
+			}
+		}
+	}
+	return all
+}
+
+// loop follows what is to be followed, and nothing else.
+func (b *standbys) loop() {
+	for {
+		changed := b.s.cfg.Cluster.Changed()
+		b.look()
+		select {
+		case <-b.s.ctx.Done():
+			return
+		case <-changed:
+		case <-time.After(standbyLook):
+		}
+	}
+}
+
+func (b *standbys) look() {
+	want := b.wanted()
+	b.mu.Lock()
+	var gone []meta.VolumeID
+	for v, f := range b.m {
+		switch {
+		case slices.Contains(want, v):
+			f.unwanted = time.Time{}
+		case f.unwanted.IsZero():
+			f.unwanted = time.Now()
+		case time.Since(f.unwanted) > unwantedGrace && f.gone == nil:
+			gone = append(gone, v)
+		}
+	}
+	b.mu.Unlock()
+	for _, v := range gone {
+		// Only a table that can be read says that a volume is no more.
+		_, err := b.s.cfg.Cluster.Volume(b.s.ctx, v)
+		discard := errors.Is(err, meta.NoSuchVolume)
+		if err := b.drop(v, discard); err != nil {
+			b.log.Warn("a followed volume could not be let go", "volume", v, "error", err)
+		}
+	}
+	for _, v := range want {
+		b.follow(v, nil)
+	}
+}
+
+// run follows until following ends, or until its store can't be used.
+func (b *standbys) run(life, following context.Context, f *standby) {
+	pause := minStandbyPause
+	for following.Err() == nil {
+		began := time.Now()
+		err := b.runOnce(life, following, f)
+		if following.Err() != nil {
+			return
+		}
+		f.mu.Lock()
+		f.why, f.caught = err, time.Time{}
+		f.mu.Unlock()
+		if pause = min(2*pause, maxStandbyPause); time.Since(began) > maxStandbyPause {
+			pause = minStandbyPause
+		}
+		level := slog.LevelInfo
+		if !errors.Is(err, meta.Stale) && !errors.Is(err, meta.Unavailable) {
+			level = slog.LevelError
+		}
+		b.log.Log(following, level, "following a volume stopped, it is tried again", "volume", f.vol, "error", err)
+		select {
+		case <-following.Done():
+		case <-time.After(pause + rand.N(pause)):
+		}
+	}
+}
+
+// runOnce opens the store if none is open and follows the journal until
+// something fails. What can't be followed any more is closed, so that the next
+// time the checkpoint is loaded.
+func (b *standbys) runOnce(life, following context.Context, f *standby) error {
+	log, err := b.s.cfg.Cluster.Follow(life, f.vol)
+	if err != nil {
+		return err
+	}
+	if f.st == nil {
+		if f.st, err = b.load(life, following, f.vol, log); err != nil {
+			return err
+		}
+	}
+	f.mu.Lock()
+	f.at = f.st.Applied()
+	f.mu.Unlock()
+	err = log.Follow(following, f.st.Applied(), func(e journal.Entry) error {
+		effects, err := namespace.DecodeEffects(e.Payload)
+		if err != nil {
+			return err
+		}
+		if err := f.st.Apply(e.Position(), effects); err != nil {
+			return err
+		}
+		b.applied.Add(1)
+		b.bytes.Add(uint64(len(e.Payload)))
+		f.mu.Lock()
+		f.at = e.Position()
+		f.mu.Unlock()
+		return nil
+	}, func() {
+		f.mu.Lock()
+		f.caught, f.why = time.Now(), nil
+		f.mu.Unlock()
+	})
+	if following.Err() != nil || errors.Is(err, meta.Ahead) {
+		// A journal that was set back: this copy is newer than it, and is kept
+		// as it is for whoever has to decide.
+		return err
+	}
+	if err = errors.Join(err, f.st.Close()); errors.Is(err, meta.Corrupt) {
+		b.damaged.Add(1)
+		b.log.Error("a followed volume's copy does not fit the journal: it is put aside and made again", "volume", f.vol, "error", err)
+		err = errors.Join(err, b.s.cfg.Cluster.PutAsideStore(f.vol))
+	}
+	f.st = nil
+	return err
+}
+
+// load opens the local copy, or makes it from the checkpoint, which is pinned
+// meanwhile: neither its files nor the entries after it may go.
+func (b *standbys) load(life, following context.Context, v meta.VolumeID, log Journal) (Store, error) {
+	select {
+	case b.loads <- struct{}{}:
+	case <-following.Done():
+		return nil, context.Cause(following)
+	}
+	defer func() { <-b.loads }()
+	cp, release, err := log.Pin(life)
+	have := err == nil
+	switch {
+	case have:
+		defer func() {
+			// The pin's lease ends it if this does not.
+			if err := release(context.WithoutCancel(life)); err != nil {
+				b.log.Warn("a checkpoint's pin could not be taken back", "volume", v, "error", err)
+			}
+		}()
+	case !errors.Is(err, meta.NotFound):
+		return nil, err
+	}
+	began := time.Now()
+	call, cancel := context.WithTimeoutCause(life, maxLoad, errors.New("the checkpoint can't be loaded"))
+	defer cancel()
+	st, err := b.s.cfg.Cluster.OpenStore(call, v, cp, have)
+	if err != nil {
+		return nil, err
+	}
+	b.reloads.Add(1)
+	b.log.Info("following volume", "volume", v, "from", st.Applied().Seq, "took", time.Since(began).Round(time.Millisecond))
+	return st, nil
+}
+
+// StandbyStatus is a volume that this server follows.
+type StandbyStatus struct {
+	Volume meta.VolumeID `json:"volume"`
+	Seq    meta.Seq      `json:"seq"`
+	// Behind is since when the copy was last known to be the journal's end.
+	Behind string `json:"behind"`
+	Error  string `json:"error,omitempty"`
+}
+
+const unknownLag = "unknown" // it never was at the end, or something failed since
+
+// status lists the followed volumes; lag is the longest that one of them was
+// last at the end of its journal ago, beyond the time between two looks.
+func (b *standbys) status() (all []StandbyStatus, lag time.Duration) {
+	b.mu.Lock()
+	var fs []*standby
+	for _, f := range b.m {
+		fs = append(fs, f)
+	}
+	b.mu.Unlock()
+	slices.SortFunc(fs, func(x, y *standby) int { return int(x.vol) - int(y.vol) })
+	for _, f := range fs {
+		f.mu.Lock()
+		s := StandbyStatus{Volume: f.vol, Seq: f.at.Seq, Behind: unknownLag}
+		if !f.caught.IsZero() {
+			behind := time.Since(f.caught)
+			s.Behind = behind.Round(time.Millisecond).String()
+			lag = max(lag, behind)
+		}
+		if f.why != nil {
+			s.Error = f.why.Error()
+		}
+		f.mu.Unlock()
+		all = append(all, s)
+	}
+	return all, lag
+}

@@ -1,0 +1,240 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/namespace"
+)
+
+// FsckReport is what a check of one volume found.
+type FsckReport struct {
+	Volume   meta.VolumeID `json:"volume"`
+	Inodes   uint64        `json:"inodes"`
+	Dirs     uint64        `json:"directories"`
+	Entries  uint64        `json:"entries"`
+	Extents  uint64        `json:"extents"`
+	Chunks   uint64        `json:"chunks"`
+	Replicas uint64        `json:"replicas"`
+	Orphans  uint64        `json:"orphans"`
+	Bytes    uint64        `json:"bytes"`
+	Problems []string      `json:"problems"`
+	// Count is the number of problems, those left out of the list included.
+	Count uint64 `json:"problem_count"`
+}
+
+func (r *FsckReport) problem(format string, a ...any) {
+	r.Count++
+	if len(r.Problems) < 1000 {
+		r.Problems = append(r.Problems, fmt.Sprintf(format, a...))
+	}
+}
+
+// CheckStatus is how far a check of a volume is.
+type CheckStatus struct {
+	Volume  meta.VolumeID `json:"volume"`
+	Records uint64        `json:"records"` // read so far
+	Chunks  uint64        `json:"chunks"`  // asked for so far
+	Of      uint64        `json:"of"`      // of so many; 0: not known yet
+}
+
+// checking is a check under way.
+type checking struct {
+	records, chunks, of atomic.Uint64
+}
+
+// frozenReader reads a frozen store, counts, and stops when the owner does.
+type frozenReader struct {
+	Frozen
+	ctx context.Context
+	c   *checking
+}
+
+func (r frozenReader) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
+	var stopped error
+	err := r.Frozen.Scan(lo, hi, func(k, v []byte) bool {
+		if r.c.records.Add(1)%1024 == 0 && r.ctx.Err() != nil {
+			stopped = meta.E("check", meta.Canceled, "", context.Cause(r.ctx))
+			return false
+		}
+		return fn(k, v)
+	})
+	return errors.Join(err, stopped)
+}
+
+// Fsck checks a volume's state, recounting everything, and asks the chunk
+// servers for every chunk that it refers to. It reads the state as it was at one
+// journal entry: changes go on meanwhile.
+func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error) {
+	o, err := s.ownerFor(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.await(ctx, o.recovered); err != nil {
+		return nil, err
+	}
+	// What was answered before the check is in what it looks at: in the journal,
+	// and applied, which the next entry waits for.
+	if err := o.settled(ctx); err != nil {
+		return nil, err
+	}
+	c := &checking{}
+	o.mu.Lock()
+	if o.ctx.Err() != nil || o.stClosed {
+		o.mu.Unlock()
+		return nil, o.gone()
+	}
+	o.wg.Add(1) // the store is not closed under it
+	defer o.wg.Done()
+	frozen := o.st.Freeze()
+	o.check = c
+	o.mu.Unlock()
+	defer func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if o.check == c {
+			o.check = nil
+		}
+	}()
+	// The caller may go away, or the owner: the longer walk ends with either.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(o.ctx, func() { cancel(context.Cause(o.ctx)) })()
+	view := frozenReader{frozen, ctx, c}
+	var chunks []meta.ChunkRecord
+	ends := map[meta.ChunkID]uint64{} // of open chunks: where the last extent ends
+	report, err := namespace.Check(view)
+	if err == nil {
+		err = namespace.Chunks(view, func(c meta.ChunkRecord) bool { chunks = append(chunks, c); return true })
+	}
+	open := map[meta.ChunkID]bool{}
+	for _, c := range chunks {
+		if c.State == meta.ChunkOpen {
+			open[c.ID] = true
+		}
+	}
+	if err == nil && len(open) > 0 {
+		err = namespace.AllExtents(view, func(_ meta.Ino, e meta.Extent) bool {
+			if open[e.Chunk] {
+				ends[e.Chunk] = max(ends[e.Chunk], e.ChunkOff+e.Len)
+			}
+			return true
+		})
+	}
+	if err = errors.Join(err, frozen.Close()); err != nil {
+		return nil, err
+	}
+	r := &FsckReport{
+		Volume: v, Inodes: report.Inodes, Dirs: report.Dirs, Entries: report.Entries, Extents: report.Extents,
+		Chunks: report.Chunks, Orphans: report.Orphans, Bytes: report.Bytes, Count: report.Count, Problems: []string{},
+	}
+	for _, p := range report.Problems {
+		r.Problems = append(r.Problems, p.String())
+	}
+	c.of.Store(uint64(len(chunks)))
+	for _, rec := range chunks {
+		c.chunks.Add(1)
+		if rec.State == meta.ChunkDeleting {
+			continue
+		}
+		one := &FsckReport{}
+		if err := s.checkReplicas(ctx, rec, ends[rec.ID], one); err != nil {
+			return nil, err
+		}
+		if one.Count > 0 {
+			// It may have changed since: then that is no problem of its.
+			now, err := o.chunkRecord(rec.ID)
+			if err != nil {
+				return nil, err
+			}
+			if now == nil || now.State == meta.ChunkDeleting {
+				continue
+			}
+			one = &FsckReport{}
+			if err := s.checkReplicas(ctx, *now, ends[rec.ID], one); err != nil {
+				return nil, err
+			}
+		}
+		r.Replicas += one.Replicas
+		for _, p := range one.Problems {
+			r.problem("%s", p)
+		}
+	}
+	return r, nil
+}
+
+// settled waits until everything answered so far is in the store.
+func (o *owner) settled(ctx context.Context) error {
+	if err := o.flush(ctx); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	seq := o.durable
+	o.mu.Unlock()
+	for o.st.Applied().Seq < seq {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-o.ctx.Done():
+			return o.gone()
+		case <-ctx.Done():
+			return meta.E("check", meta.Canceled, "", context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
+// chunkNow gives a chunk's record as it is now; nil if it is gone.
+func (o *owner) chunkRecord(id meta.ChunkID) (now *meta.ChunkRecord, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	err = namespace.ChunksFrom(&view{o: o}, id, func(c meta.ChunkRecord) bool {
+		if c.ID == id {
+			now = &c
+		}
+		return false
+	})
+	return now, err
+}
+
+// checkReplicas asks the servers that a chunk's record names. end is where the
+// last extent in it ends.
+func (s *Server) checkReplicas(ctx context.Context, c meta.ChunkRecord, end uint64, r *FsckReport) error {
+	for _, srv := range c.Servers {
+		res, err := s.Order(ctx, srv, meta.Order{Kind: meta.OrderStat, Chunk: c.ID})
+		switch {
+		case errors.Is(err, meta.NoSuchChunk):
+			if c.State == meta.ChunkSealed && c.Length > 0 || c.Live > 0 {
+				r.problem("chunk %s of %d live bytes is not on server %d", c.ID, c.Live, srv)
+			}
+		case errors.Is(err, meta.Unavailable):
+			return err
+		case err != nil:
+			r.problem("chunk %s on server %d: %v", c.ID, srv, err)
+		default:
+			r.Replicas++
+			if c.State == meta.ChunkSealed && res.Length != c.Length {
+				r.problem("chunk %s on server %d has %d bytes, its record says %d", c.ID, srv, res.Length, c.Length)
+			}
+			if c.State == meta.ChunkOpen && res.Length < end {
+				r.problem("open chunk %s on server %d has %d bytes, %d are referred to", c.ID, srv, res.Length, end)
+			}
+		}
+	}
+	return nil
+}
+
+// checks lists the checks under way.
+func (s *Server) checks() (all []CheckStatus) {
+	for _, o := range s.owners() {
+		o.mu.Lock()
+		if c := o.check; c != nil {
+			all = append(all, CheckStatus{Volume: o.vol, Records: c.records.Load(), Chunks: c.chunks.Load(), Of: c.of.Load()})
+		}
+		o.mu.Unlock()
+	}
+	return all
+}

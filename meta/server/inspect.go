@@ -1,0 +1,506 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/placement"
+)
+
+// An inspection compares what the journal says of a volume's chunks with what the
+// chunk servers say. Servers that are new here, or whose lists may have changed
+// in ways that nothing told, are listed; then every record is planned for.
+// Lists are read beside changes, so whatever they seem to show is asked about
+// again, chunk by chunk, before it counts; and a list that failed shows nothing.
+
+// fault is what is known of one replica.
+type fault struct {
+	server  meta.ServerID
+	state   placement.ReplicaState
+	corrupt bool // whoever found it read the bytes
+}
+
+// faults are what is wrong with replicas that records name.
+type faults struct {
+	mu sync.Mutex
+	m  map[meta.ChunkID][]fault
+}
+
+func (f *faults) set(id meta.ChunkID, server meta.ServerID, state placement.ReplicaState, corrupt bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.m == nil {
+		f.m = map[meta.ChunkID][]fault{}
+	}
+	l := f.m[id]
+	for i := range l {
+		if l[i].server == server {
+			l[i].state, l[i].corrupt = state, l[i].corrupt || corrupt
+			return
+		}
+	}
+	f.m[id] = append(l, fault{server, state, corrupt})
+}
+
+func (f *faults) clear(id meta.ChunkID, server meta.ServerID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l, ok := f.m[id]
+	if !ok {
+		return
+	}
+	if l = slices.DeleteFunc(l, func(x fault) bool { return x.server == server }); len(l) == 0 {
+		delete(f.m, id)
+	} else {
+		f.m[id] = l
+	}
+}
+
+func (f *faults) forget(id meta.ChunkID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.m, id)
+}
+
+func (f *faults) has(id meta.ChunkID, server meta.ServerID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.m[id], func(x fault) bool { return x.server == server })
+}
+
+func (f *faults) corrupt(id meta.ChunkID, server meta.ServerID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.m[id], func(x fault) bool { return x.server == server && x.corrupt })
+}
+
+// replicas are a record's, as far as is known.
+func (f *faults) replicas(rec *meta.ChunkRecord) []placement.Replica {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := make([]placement.Replica, len(rec.Servers))
+	for i, id := range rec.Servers {
+		l[i].Server = id
+		for _, x := range f.m[rec.ID] {
+			if x.server == id {
+				l[i].State = x.state
+			}
+		}
+	}
+	return l
+}
+
+// listing says what was listed of a server, and when.
+type listing struct {
+	generation uint64
+	at         time.Time
+}
+
+// inspection is an owner's memory between its inspections.
+type inspection struct {
+	wake chan struct{} // capacity 1
+
+	mu     sync.Mutex
+	listed map[meta.ServerID]listing
+	// scanned: every server that was live was listed once.
+	scanned bool
+	last    RepairStatus
+}
+
+func (o *owner) kickInspection() {
+	select {
+	case o.inspection.wake <- struct{}{}:
+	default:
+	}
+}
+
+// relist makes every owner list a server again.
+func (s *Server) relist(id meta.ServerID) {
+	for _, o := range s.owners() {
+		o.inspection.mu.Lock()
+		delete(o.inspection.listed, id)
+		o.inspection.mu.Unlock()
+		o.kickInspection()
+	}
+}
+
+// events takes in what a chunk server tells of its replicas.
+func (s *Server) events(id meta.ServerID, l []meta.ReplicaEvent) {
+	for _, e := range l {
+		switch e.Kind {
+		case meta.EventCorrupt, meta.EventLost:
+			s.badReplica(e.Chunk, id, e.Kind == meta.EventCorrupt)
+		case meta.EventDiskFailed, meta.EventDiskBack:
+			s.relist(id)
+		}
+	}
+}
+
+// badReplica notes that a replica is said to be bad; it is asked about before
+// anything is done.
+func (s *Server) badReplica(chunk meta.ChunkID, server meta.ServerID, corrupt bool) {
+	o := s.opened(chunk.Volume)
+	if o == nil {
+		return // its owner has a stream of its own, and hears the same
+	}
+	o.faults.set(chunk, server, placement.Bad, corrupt)
+	o.kickInspection()
+}
+
+// inspectLoop inspects the volume, and deletes what is stale.
+func (o *owner) inspectLoop() {
+	defer o.srv.repairs.forget(o)
+	if o.await(o.ctx, o.recovered) != nil {
+		return
+	}
+	t := time.NewTicker(o.srv.cfg.RepairInterval)
+	defer t.Stop()
+	for {
+		if err := o.lookAround(); err != nil && o.ctx.Err() == nil {
+			o.log.Warn("the inspection of the volume's chunks stopped, it is tried again", "error", err)
+		}
+		o.deleteStale()
+		select {
+		case <-t.C:
+		case <-o.inspection.wake:
+			// Let what belongs together come together.
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-o.ctx.Done():
+			}
+		case <-o.ctx.Done():
+			return
+		}
+	}
+}
+
+// lookAround is one inspection.
+func (o *owner) lookAround() error {
+	m := o.srv.servers()
+	policy, err := o.policy()
+	if err != nil {
+		return err
+	}
+	lists := o.listServers(m, &policy)
+	st, err := o.walk(m, true, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
+		o.confirmMissing(rec, lists)
+		return o.plan(rec, &policy, m, true)
+	})
+	if err != nil {
+		return err
+	}
+	o.inspection.mu.Lock()
+	defer o.inspection.mu.Unlock()
+	if lists.complete() {
+		o.inspection.scanned = true
+	}
+	o.inspection.last = st
+	return nil
+}
+
+// lists are the lists of one inspection.
+type lists struct {
+	mu   sync.Mutex
+	seen map[meta.ChunkID]uint8 // how many of the listed servers have it, as the record wants it
+	from map[meta.ServerID]bool // listed to the end
+	due  int
+}
+
+func (l *lists) complete() bool { return len(l.from) == l.due }
+
+// listServers lists what is due. What the lists say of replicas that no record
+// names, or that are not as the record says, is noted at once.
+func (o *owner) listServers(m *placement.Map, policy *meta.Policy) *lists {
+	l := &lists{seen: map[meta.ChunkID]uint8{}, from: map[meta.ServerID]bool{}}
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 8)
+	o.inspection.mu.Lock()
+	was := o.inspection.listed
+	o.inspection.mu.Unlock()
+	for _, x := range o.srv.sightings() {
+		s, ok := m.Server(x.info.ID)
+		if !ok || s.State != placement.Live && s.State != placement.Draining {
+			continue
+		}
+		o.inspection.mu.Lock()
+		w, had := was[x.info.ID]
+		o.inspection.mu.Unlock()
+		if had && w.generation == x.generation && time.Since(w.at) < o.srv.cfg.ListInterval {
+			continue
+		}
+		l.due++
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			began := time.Now()
+			if err := o.listServer(l, &x, policy); err != nil {
+				if o.ctx.Err() == nil {
+					o.log.Warn("a chunk server's replicas could not be listed: nothing is concluded from that", "server", x.info.ID, "error", err)
+				}
+				return
+			}
+			l.mu.Lock()
+			l.from[x.info.ID] = true
+			l.mu.Unlock()
+			o.inspection.mu.Lock()
+			o.inspection.listed[x.info.ID] = listing{x.generation, began}
+			o.inspection.mu.Unlock()
+		})
+	}
+	wg.Wait()
+	return l
+}
+
+// listPage is how many replicas are asked for, and looked up, at a time.
+const listPage = 1024
+
+func (o *owner) listServer(l *lists, x *sighting, policy *meta.Policy) error {
+	var after meta.ChunkID
+	for {
+		ctx, cancel := context.WithTimeout(o.ctx, orderPatience)
+		r, err := o.order(ctx, x.info.ID, meta.Order{Kind: meta.OrderList, Volume: o.vol, After: after, Max: listPage})
+		cancel()
+		if err != nil {
+			return err
+		}
+		recs := make([]meta.ChunkRecord, len(r.Chunks))
+		missing := make([]bool, len(r.Chunks))
+		o.mu.Lock()
+		if o.failed != nil {
+			o.mu.Unlock()
+			return o.failed
+		}
+		for i, c := range r.Chunks {
+			recs[i], _, err = namespace.ReadChunk(&view{o: o}, c.ID)
+			if missing[i] = errors.Is(err, meta.NoSuchChunk); err != nil && !missing[i] {
+				o.mu.Unlock()
+				return err
+			}
+		}
+		o.mu.Unlock()
+		for i, c := range r.Chunks {
+			o.listedOne(l, x, &c, &recs[i], missing[i], policy)
+		}
+		if !r.More {
+			return nil
+		}
+		if len(r.Chunks) == 0 {
+			return meta.E("list replicas", meta.Protocol, fmt.Sprintf("server %d", x.info.ID), errors.New("an empty page, and more"))
+		}
+		after = r.Chunks[len(r.Chunks)-1].ID
+	}
+}
+
+// listedOne judges one listed replica.
+func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.ChunkRecord, missing bool, policy *meta.Policy) {
+	server := x.info.ID
+	if missing || !slices.Contains(rec.Servers, server) {
+		if missing || rec.State != meta.ChunkOpen {
+			o.stale.add(c.ID, server, missing)
+		}
+		return
+	}
+	if rec.State != meta.ChunkSealed {
+		return // its writer, or its deletion, looks after it
+	}
+	bad := c.Err != meta.KindOK || c.Length < rec.Length
+	if !bad && c.State == meta.ChunkOpen {
+		err := o.sealReplicas(o.ctx, rec, []meta.ServerID{server})[0]
+		if errors.Is(err, meta.Unavailable) {
+			return
+		}
+		bad = err != nil
+	} else if !bad {
+		bad = c.Length != rec.Length || rec.CRC != 0 && c.CRC != rec.CRC
+	}
+	l.mu.Lock()
+	l.seen[c.ID]++
+	l.mu.Unlock()
+	switch {
+	case bad:
+		o.faults.set(c.ID, server, placement.Bad, c.Err == meta.Corrupt)
+	case unfit(x, c.Disk, policy):
+		o.faults.set(c.ID, server, placement.Unfit, false)
+	case !o.faults.corrupt(c.ID, server):
+		o.faults.clear(c.ID, server)
+	}
+}
+
+// unfit: the disk is to be emptied, or of another class than the policy wants.
+func unfit(x *sighting, disk string, policy *meta.Policy) bool {
+	for _, d := range x.info.Disks {
+		if d.ID == disk {
+			return d.State == meta.DiskFailing || policy.Class != "" && d.Class != policy.Class
+		}
+	}
+	return false
+}
+
+// confirmMissing asks servers whose lists were complete, and that a record
+// names, about a chunk that was not in all of their lists.
+func (o *owner) confirmMissing(rec *meta.ChunkRecord, l *lists) {
+	n := 0
+	for _, id := range rec.Servers {
+		if l.from[id] {
+			n++
+		}
+	}
+	if n == 0 || int(l.seen[rec.ID]) >= n {
+		return
+	}
+	for _, id := range rec.Servers {
+		if !l.from[id] || o.faults.has(rec.ID, id) {
+			continue
+		}
+		if state, err := o.judge(o.ctx, rec, id); err == nil && state == placement.Bad {
+			o.log.Warn("a replica is not where the journal says", "chunk", rec.ID, "server", id)
+			o.faults.set(rec.ID, id, placement.Bad, false)
+		}
+	}
+}
+
+// plan says what to do about a chunk, and with queue queues it.
+func (o *owner) plan(rec *meta.ChunkRecord, policy *meta.Policy, m *placement.Map, queue bool) placement.Step {
+	replicas := o.faults.replicas(rec)
+	if time.Since(o.srv.epoch) < o.srv.cfg.RepairDelay {
+		// Servers that this process has not yet heard of may be on their way.
+		for _, x := range replicas {
+			if _, ok := m.Server(x.Server); !ok {
+				return placement.Step{Reason: placement.UnderReplicate, Blocked: true}
+			}
+		}
+	}
+	st := m.Plan(chance{}, policy, replicas)
+	if st.Reason == placement.None && queue && o.srv.cfg.Balance > 0 {
+		if b, ok := m.Balance(chance{}, policy, rec.Servers, o.srv.cfg.Balance); ok {
+			o.srv.repairs.add(o, rec.ID, &b, rec.Length)
+		}
+	}
+	if queue && st.Work() {
+		o.srv.repairs.add(o, rec.ID, &st, rec.Length)
+	}
+	return st
+}
+
+// walkPage is how many records are read at a time.
+const walkPage = 512
+
+// walk visits every chunk's record and adds up how they stand. planned gives
+// the plan for a sealed one; with seal, open ones that must end are sealed.
+func (o *owner) walk(m *placement.Map, seal bool, planned func(*meta.ChunkRecord, *placement.Map) placement.Step) (RepairStatus, error) {
+	st := RepairStatus{Volumes: 1, Nodes: map[meta.ServerID]NodeChunks{}}
+	var toSeal []meta.ChunkID
+	var from meta.ChunkID
+	page := make([]meta.ChunkRecord, 0, walkPage)
+	for o.ctx.Err() == nil {
+		page = page[:0]
+		o.mu.Lock()
+		err := o.failed
+		if err == nil {
+			err = namespace.ChunksFrom(&view{o: o}, from, func(c meta.ChunkRecord) bool {
+				page = append(page, c)
+				return len(page) < walkPage
+			})
+		}
+		o.mu.Unlock()
+		if err != nil {
+			return st, err
+		}
+		for i := range page {
+			rec := &page[i]
+			switch rec.State {
+			case meta.ChunkOpen:
+				if o.mustSeal(rec, m) {
+					toSeal = append(toSeal, rec.ID)
+				}
+				st.addOpen(rec)
+			case meta.ChunkDeleting:
+				st.Deleting++
+			case meta.ChunkSealed:
+				st.add(rec, planned(rec, m))
+			}
+		}
+		if len(page) < walkPage {
+			break
+		}
+		from = page[len(page)-1].ID
+		from.Counter++
+	}
+	o.stale.count(&st)
+	st.addBlobs(o.blobsOn())
+	if seal {
+		o.sealSome(toSeal)
+	}
+	return st, o.ctx.Err()
+}
+
+// mustSeal: an open chunk that lies on a server that is to be emptied, or is
+// gone for long, or that has a bad replica, ends here. Its writer hears that at
+// its next append and goes on in a fresh one; what it has is then repaired as
+// any other chunk.
+func (o *owner) mustSeal(rec *meta.ChunkRecord, m *placement.Map) bool {
+	for _, id := range rec.Servers {
+		s, ok := m.Server(id)
+		if ok && (s.State == placement.Draining || s.State == placement.Gone) || o.faults.has(rec.ID, id) {
+			return true
+		}
+	}
+	return false
+}
+
+// sealSome seals open chunks side by side.
+func (o *owner) sealSome(ids []meta.ChunkID) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, sealsAtOnce)
+	for _, id := range ids {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			rec, err := o.seal(o.ctx, id, nil)
+			if err != nil && o.ctx.Err() == nil {
+				o.log.Warn("an open chunk on a server that is to be emptied can't be sealed yet", "chunk", id, "error", err)
+				return
+			}
+			o.faults.forget(id)
+			if err == nil && rec.State == meta.ChunkSealed {
+				o.kickInspection()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// blobsOn counts the parts of the recorded checkpoint's files by server. One on
+// a server that is to be emptied does not count when there are enough others:
+// the next checkpoint has it elsewhere.
+func (o *owner) blobsOn() map[meta.ServerID]NodeChunks {
+	live := o.srv.blobServers()
+	o.mu.Lock()
+	refs := o.blobs
+	o.mu.Unlock()
+	on := map[meta.ServerID]NodeChunks{}
+	for _, r := range refs {
+		needed := short(r, live)
+		for _, p := range r.Parts {
+			for _, id := range p.Servers {
+				if !needed && !live[id] {
+					continue
+				}
+				n := on[id]
+				n.Chunks++
+				n.Bytes += p.Length
+				if needed {
+					n.Needed++
+				}
+				on[id] = n
+			}
+		}
+	}
+	return on
+}

@@ -1,0 +1,335 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	peering "penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Membership is the record of who belongs to the cluster.
+type Membership interface {
+	AddToken(ctx context.Context, t cluster.TokenRecord, life time.Duration) error
+	Token(ctx context.Context, id string) (cluster.TokenRecord, error)
+	Tokens(ctx context.Context) ([]cluster.TokenRecord, error)
+	RevokeToken(ctx context.Context, id string) error
+	Enrol(ctx context.Context, m cluster.Member, again bool) error
+	Members(ctx context.Context) ([]cluster.Member, error)
+	Evict(ctx context.Context, role peering.Role, name string) error
+	AddGrant(ctx context.Context, g cluster.Grant) (cluster.Grant, error)
+	Grants(ctx context.Context) ([]cluster.Grant, error)
+	RevokeGrant(ctx context.Context, id uint64) error
+	SetSettings(ctx context.Context, s cluster.Settings) error
+}
+
+// Trust is what a server needs to let others join the cluster. Every meta
+// server has it, so that certificates are renewed as long as one of them lives.
+type Trust struct {
+	Members   Membership
+	Authority func(context.Context) (*peering.Authority, error)
+	// ClusterKey opens the authority's key; a meta server that joins gets it.
+	ClusterKey []byte
+}
+
+// maxStrangers bounds the connections without a certificate.
+const maxStrangers = 16
+
+// stranger serves a connection without a certificate: it may show one join
+// token. No session is made for it, and no frame of it is longer than MaxHello.
+func (s *Server) stranger(conn net.Conn, rd *wire.Reader, v uint8, ans *wire.Hello) error {
+	const op = "join"
+	select {
+	case s.strangers <- struct{}{}:
+		defer func() { <-s.strangers }()
+	default:
+		return meta.E(op, meta.Unavailable, s.cfg.Name, errors.New("too many are joining at once"))
+	}
+	ans.Role = wire.RoleEnrol
+	if _, err := conn.Write(wire.Append(nil, v, 0, ans)); err != nil {
+		return nil
+	}
+	t, id, body, err := rd.Next()
+	if err != nil {
+		return nil
+	}
+	m, re := new(wire.Admin), new(wire.AdminRe)
+	if t == wire.TAdmin {
+		err = wire.Decode(body, m)
+	}
+	if err != nil || t != wire.TAdmin || m.Op != wire.AdminJoin {
+		err = meta.E(op, meta.AccessDenied, conn.RemoteAddr().String(), errors.New("without a certificate all one may do is show a join token"))
+	} else {
+		ctx, cancel := context.WithTimeout(s.ctx, 8*time.Second)
+		err = s.join(ctx, m, re)
+		cancel()
+	}
+	if err != nil {
+		s.log.Warn("nobody joined", "peer", conn.RemoteAddr().String(), "error", err)
+	}
+	re.Status = wire.StatusOf(err)
+	conn.Write(wire.Append(nil, v, id, re))
+	return nil
+}
+
+// join signs the first certificate of who has a token. What is wrong with a
+// token is not told.
+func (s *Server) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	const op = "join"
+	var q wire.JoinRequest
+	if err := json.Unmarshal(m.Body, &q); err != nil {
+		return meta.E(op, meta.Invalid, "", err)
+	}
+	no := meta.E(op, meta.AccessDenied, q.Name, errors.New("the token is not valid: its time is over, it was revoked, or it was never made"))
+	token, err := peering.ParseToken(q.Token)
+	if err != nil {
+		return no
+	}
+	if s.cfg.Trust == nil {
+		return meta.E(op, meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates"))
+	}
+	have, err := s.cfg.Trust.Members.Token(ctx, token.ID)
+	if errors.Is(err, meta.NotFound) {
+		return no
+	}
+	if err != nil {
+		return err
+	}
+	if !token.Matches(have.Hash) || token.Role != have.Role {
+		return no
+	}
+	if have.Name != "" && q.Name != have.Name {
+		return meta.E(op, meta.AccessDenied, q.Name, fmt.Errorf("the token is for the name %s", have.Name))
+	}
+	id := peering.Identity{Cluster: s.cfg.Cluster.ID(), Role: have.Role, Name: q.Name}
+	a, err := s.cfg.Trust.Authority(ctx)
+	if err != nil {
+		return err
+	}
+	chain, err := a.Sign(id, q.Request)
+	if err != nil {
+		return err
+	}
+	// Noted before it is given out: nobody bears a name that is not on the list.
+	member := cluster.Member{Role: id.Role, Name: id.Name, Joined: meta.Time(time.Now().UnixNano()), Token: token.ID}
+	if err := s.cfg.Trust.Members.Enrol(ctx, member, have.Name != ""); err != nil {
+		return err
+	}
+	s.log.Info("joined the cluster", "identity", id.String(), "token", token.ID)
+	a2 := wire.JoinAnswer{Cluster: id.Cluster, Role: string(id.Role), Name: id.Name, Chain: chain, Authority: a.CertPEM()}
+	if id.Role == peering.Meta {
+		a2.Key = s.cfg.Trust.ClusterKey
+	}
+	return reportJSON(re, a2)
+}
+
+// renew signs a new certificate for who has a good one.
+func (s *Server) renew(ctx context.Context, who peering.Identity, m *wire.Admin, re *wire.AdminRe) error {
+	const op = "renew certificate"
+	if who.Role == "" {
+		return meta.E(op, meta.AccessDenied, who.String(), errors.New("it has no certificate to renew"))
+	}
+	if s.cfg.Trust == nil {
+		return meta.E(op, meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates"))
+	}
+	var q wire.JoinRequest
+	if err := json.Unmarshal(m.Body, &q); err != nil {
+		return meta.E(op, meta.Invalid, who.String(), err)
+	}
+	a, err := s.cfg.Trust.Authority(ctx)
+	if err != nil {
+		return err
+	}
+	chain, err := a.Sign(who, q.Request)
+	if err != nil {
+		return err
+	}
+	s.log.Info("certificate renewed", "identity", who.String())
+	return reportJSON(re, wire.JoinAnswer{Cluster: who.Cluster, Role: string(who.Role), Name: who.Name, Chain: chain, Authority: a.CertPEM()})
+}
+
+// makeToken makes a join token. The answer is the only place where its secret
+// ever stands.
+func (s *Server) makeToken(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	var q wire.TokenRequest
+	if err := json.Unmarshal(m.Body, &q); err != nil {
+		return meta.E("make join token", meta.Invalid, "", err)
+	}
+	role, err := peering.ParseRole(q.Role)
+	if err != nil {
+		return err
+	}
+	if q.Name != "" {
+		if err := peering.CheckName(q.Name); err != nil {
+			return err
+		}
+	}
+	if s.cfg.Trust == nil {
+		return meta.E("make join token", meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates; 'penstock cluster init' makes one that has"))
+	}
+	a, err := s.cfg.Trust.Authority(ctx)
+	if err != nil {
+		return err
+	}
+	t := peering.NewToken(role, a.Fingerprint())
+	life := time.Duration(q.Seconds) * time.Second
+	err = s.cfg.Trust.Members.AddToken(ctx, cluster.TokenRecord{
+		ID: t.ID, Role: role, Name: q.Name, Hash: t.SecretHash(), Expires: meta.Time(time.Now().Add(life).UnixNano()),
+	}, life)
+	if err != nil {
+		return err
+	}
+	return reportJSON(re, wire.TokenAnswer{Token: t.String(), ID: t.ID})
+}
+
+// adminTrust serves the requests about tokens, members, grants and settings.
+func (s *Server) adminTrust(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	if s.cfg.Trust == nil {
+		return meta.E("admin", meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates, so nobody to tell apart; 'penstock cluster init' makes one that has"))
+	}
+	members := s.cfg.Trust.Members
+	switch m.Op {
+	case wire.AdminMakeToken:
+		return s.makeToken(ctx, m, re)
+	case wire.AdminTokens:
+		all, err := members.Tokens(ctx)
+		for i := range all {
+			all[i].Hash = "" // nobody's business
+		}
+		return errors.Join(err, reportJSON(re, all))
+	case wire.AdminRevokeToken:
+		return members.RevokeToken(ctx, m.Name)
+	case wire.AdminMembers:
+		all, err := members.Members(ctx)
+		return errors.Join(err, reportJSON(re, all))
+	case wire.AdminEvict:
+		role, name, _ := strings.Cut(m.Name, "/")
+		if err := members.Evict(ctx, peering.Role(role), name); err != nil {
+			return err
+		}
+		s.log.Warn("evicted", "identity", m.Name)
+		return nil
+	case wire.AdminAddGrant:
+		var g cluster.Grant
+		if err := json.Unmarshal(m.Body, &g); err != nil {
+			return meta.E("grant", meta.Invalid, "", err)
+		}
+		if m.Name != "" {
+			v, err := s.cfg.Cluster.VolumeByName(ctx, m.Name)
+			if err != nil {
+				return err
+			}
+			g.Volume = v.ID
+		}
+		g.Created = meta.Time(time.Now().UnixNano())
+		g, err := members.AddGrant(ctx, g)
+		if err != nil {
+			return err
+		}
+		s.log.Info("granted", "grant", g.ID, "to", g.Who, "volume", g.Volume, "rights", g.Rights.String(), "users", g.Users)
+		return reportJSON(re, g)
+	case wire.AdminGrants:
+		all, err := members.Grants(ctx)
+		return errors.Join(err, reportJSON(re, all))
+	case wire.AdminRevokeGrant:
+		s.log.Info("grant revoked", "grant", uint64(m.Ino))
+		return members.RevokeGrant(ctx, uint64(m.Ino))
+	case wire.AdminSettings:
+		if len(m.Body) > 0 {
+			var set cluster.Settings
+			if err := json.Unmarshal(m.Body, &set); err != nil {
+				return meta.E("set", meta.Invalid, "", err)
+			}
+			return errors.Join(members.SetSettings(ctx, set), reportJSON(re, set))
+		}
+		return reportJSON(re, s.cfg.Cluster.View().Settings)
+	}
+	return meta.E("admin", meta.NotSupported, fmt.Sprintf("request %d", m.Op), nil)
+}
+
+// mayConnect refuses who was evicted, and roles that the certificate is not for.
+func (s *Server) mayConnect(who peering.Identity, as wire.Role) error {
+	if v := s.cfg.Cluster.View(); v != nil && who.Role != "" && v.Evicted(who.String()) {
+		return meta.E("hello", meta.AccessDenied, who.String(), errors.New("it was evicted from the cluster"))
+	}
+	return maySpeak(who, as)
+}
+
+// guardLoop looks at every new view of the cluster for what sessions may no
+// longer do.
+func (s *Server) guardLoop() {
+	for {
+		changed := s.cfg.Cluster.Changed()
+		s.guard()
+		select {
+		case <-changed:
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// guard ends sessions whose identity was evicted, and takes volumes away from
+// sessions whose grants for them were revoked.
+func (s *Server) guard() {
+	view := s.cfg.Cluster.View()
+	if view == nil {
+		return
+	}
+	s.mu.Lock()
+	var all []*session
+	for _, sess := range s.sessions {
+		if sess.who.Role != "" {
+			all = append(all, sess)
+		}
+	}
+	s.mu.Unlock()
+	for _, sess := range all {
+		if view.Evicted(sess.who.String()) {
+			s.endSession(sess, errors.New("its identity was evicted"))
+			continue
+		}
+		for _, v := range sess.lostVolumes(view) {
+			s.log.Warn("a grant was revoked", "session", sess.name, "identity", sess.who.String(), "volume", v)
+			if o := s.opened(v); o != nil {
+				// Its open chunks are sealed under a higher fence, so that no
+				// capability to append is of use any more. It enters again with
+				// what is left to it, if anything is.
+				o.endSession(sess.id, sess)
+				sess.enqueue(0, &wire.Moved{Volume: v})
+				sess.flush()
+			}
+		}
+	}
+	s.mu.Lock()
+	links := make([]*link, 0, len(s.links))
+	for _, l := range s.links {
+		links = append(links, l)
+	}
+	s.mu.Unlock()
+	for _, l := range links {
+		if l.who.Role != "" && view.Evicted(l.who.String()) {
+			l.conn.Close()
+		}
+	}
+}
+
+func reportJSON(re *wire.AdminRe, v any) error {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		panic("server: a report is plain data: " + err.Error())
+	}
+	re.Report = slices.Clip(b.Bytes())
+	return nil
+}

@@ -1,0 +1,218 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/placement"
+)
+
+// Chunks of volume 0 are the files of checkpoints. They have no records; what
+// is one stands in the checkpoint that a volume's journal names. A crash while
+// a checkpoint is made, or while an old one is deleted, leaks them.
+//
+// A chunk's id says of which volume it is and in which term it was made. The
+// owner of that volume calls it leaked when no checkpoint is being made, the
+// one that the journal names (its manifest read without error) does not have
+// it, nobody may be reading an older one, and all that was so twice, a grace
+// time apart. Chunks that older programs made say nothing: the owner of the
+// root volume asks the journals of all volumes.
+
+// DefaultLeakGrace is how long a chunk is kept of which nobody can say who is
+// writing it: longer than a checkpoint may take.
+const DefaultLeakGrace = maxCheckpoint + 10*time.Minute
+
+// blobTerm is the least number that older programs put where the term is: the
+// time. No volume changes its owner so often.
+const blobTerm = 1 << 30
+
+// leaks are chunks of volume 0 that nothing seems to name, and since when.
+type leaks map[replicaKey]time.Time
+
+// leakLoop looks for leaked chunks of volume 0.
+func (s *Server) leakLoop() {
+	found := leaks{}
+	t := time.NewTicker(min(s.cfg.ListInterval, max(s.cfg.RepairGrace, s.cfg.RepairInterval)))
+	defer t.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-t.C:
+		}
+		s.collectLeaks(found)
+	}
+}
+
+func (s *Server) collectLeaks(found leaks) {
+	byVolume := map[meta.VolumeID][]replicaKey{}
+	seen := map[replicaKey]bool{}
+	for _, x := range s.servers().Servers() {
+		if x.State != placement.Live && x.State != placement.Draining {
+			continue
+		}
+		if err := s.listBlobs(x.ID, func(id meta.ChunkID) {
+			k := replicaKey{id, x.ID}
+			seen[k] = true
+			of := meta.VolumeID(id.Counter >> 32)
+			if id.Term >= blobTerm {
+				of = meta.RootVolume
+			}
+			byVolume[of] = append(byVolume[of], k)
+		}); err != nil && s.ctx.Err() == nil {
+			s.log.Warn("a chunk server's checkpoint chunks could not be listed", "server", x.ID, "error", err)
+		}
+	}
+	for _, o := range s.owners() {
+		if keys := byVolume[o.vol]; len(keys) > 0 {
+			if err := o.judgeBlobs(keys, found); err != nil && o.ctx.Err() == nil {
+				o.log.Warn("whether checkpoint chunks are leaked can't be told now", "chunks", len(keys), "error", err)
+			}
+		}
+	}
+	for k := range found {
+		if !seen[k] {
+			delete(found, k)
+		}
+	}
+}
+
+func (s *Server) listBlobs(id meta.ServerID, each func(meta.ChunkID)) error {
+	var after meta.ChunkID
+	for {
+		ctx, cancel := context.WithTimeout(s.ctx, orderPatience)
+		r, err := s.Order(ctx, id, meta.Order{Kind: meta.OrderList, After: after})
+		cancel()
+		if err != nil {
+			return err
+		}
+		for _, c := range r.Chunks {
+			each(c.ID)
+		}
+		if !r.More || len(r.Chunks) == 0 {
+			return nil
+		}
+		after = r.Chunks[len(r.Chunks)-1].ID
+	}
+}
+
+// judgeBlobs deletes what of these chunks was leaked for long enough.
+func (o *owner) judgeBlobs(keys []replicaKey, found leaks) error {
+	if !o.oneCheckpoint.TryLock() {
+		return nil // one is being made: what belongs to it is not named yet
+	}
+	defer o.oneCheckpoint.Unlock()
+	if o.await(o.ctx, o.recovered) != nil || o.quarantined() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(o.ctx, time.Minute)
+	defer cancel()
+	named := map[meta.ChunkID]bool{}
+	if err := o.namedBlobs(ctx, o.j, named); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	for _, old := range o.oldBlobs {
+		addParts(named, old.refs)
+	}
+	addParts(named, o.blobs)
+	o.mu.Unlock()
+	unsigned := false
+	for _, k := range keys {
+		unsigned = unsigned || k.chunk.Term >= blobTerm && !named[k.chunk]
+	}
+	if unsigned {
+		if err := o.srv.allNamed(ctx, o, named); err != nil {
+			return err
+		}
+	}
+	// What one server can't delete now does not keep the others from it.
+	var errs []error
+	for _, k := range keys {
+		if named[k.chunk] || k.chunk.Term < blobTerm && meta.Term(k.chunk.Term) > o.own.Term() {
+			delete(found, k)
+			continue
+		}
+		since, again := found[k]
+		grace := o.srv.cfg.RepairGrace
+		if k.chunk.Term >= blobTerm {
+			grace = max(grace, o.srv.cfg.LeakGrace)
+		}
+		switch {
+		case !again:
+			found[k] = time.Now()
+		case time.Since(since) < grace:
+		case o.own.Left() <= 0:
+			errs = append(errs, meta.E("collect checkpoint chunks", meta.Unavailable, "", errors.New("the volume's lease is not certain now")))
+			return errors.Join(errs...)
+		default:
+			call, cancel := context.WithTimeout(ctx, orderPatience)
+			_, err := o.order(call, k.server, meta.Order{Kind: meta.OrderDelete, Chunk: k.chunk, Fence: meta.Fence{Term: 1<<64 - 1}})
+			cancel()
+			if err != nil && !errors.Is(err, meta.NoSuchChunk) {
+				errs = append(errs, err)
+				continue
+			}
+			delete(found, k)
+			o.srv.stats.staleDeleted.Add(1)
+			o.log.Info("a leaked chunk of a checkpoint was deleted", "chunk", k.chunk, "server", k.server)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// namedBlobs adds the chunks of a volume's recorded checkpoint. Errors:
+// Unavailable (somebody may be reading an older one), and those of reading.
+func (o *owner) namedBlobs(ctx context.Context, j Journal, named map[meta.ChunkID]bool) error {
+	cp, have, err := j.Checkpoint(ctx)
+	if err != nil {
+		return err
+	}
+	if pin, pinned, err := j.OldestPin(ctx); err != nil {
+		return err
+	} else if pinned && (!have || pin <= cp.Seq) {
+		// At the same entry, too: one that lost replicas is stored again there.
+		return meta.E("collect checkpoint chunks", meta.Unavailable, "", errors.New("a reader may be loading an older checkpoint"))
+	}
+	if !have {
+		return nil
+	}
+	full, err := LoadManifest(ctx, o.srv.cfg.Blob, cp)
+	if err != nil {
+		return err
+	}
+	addParts(named, blobsOf(full))
+	return nil
+}
+
+func addParts(named map[meta.ChunkID]bool, refs []meta.BlobRef) {
+	for _, r := range refs {
+		for _, p := range r.Parts {
+			named[p.Chunk] = true
+		}
+	}
+}
+
+// allNamed adds the chunks of every volume's checkpoint, also of one that is
+// being deleted: whoever goes on with that may have to load it.
+func (s *Server) allNamed(ctx context.Context, o *owner, named map[meta.ChunkID]bool) error {
+	all, err := s.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return err
+	}
+	for _, v := range all {
+		if v.ID == o.vol {
+			continue
+		}
+		j, err := s.cfg.Cluster.Follow(ctx, v.ID)
+		if err != nil {
+			return err
+		}
+		if err := o.namedBlobs(ctx, j, named); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,329 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/wire"
+)
+
+// RepairStatus tells how the chunks of volumes stand. What several meta
+// servers say adds up: each owner speaks for its own volumes.
+type RepairStatus struct {
+	Volumes   int `json:"volumes"`
+	Unscanned int `json:"unscanned"` // of which not every server was listed yet
+
+	Chunks   uint64 `json:"chunks"` // sealed
+	Bytes    uint64 `json:"bytes"`  // of them, each counted once
+	Open     uint64 `json:"open"`
+	Deleting uint64 `json:"deleting"`
+
+	// Chunks, each counted once, by the worst that is wrong with it.
+	Lost            uint64 `json:"lost"`       // no good replica can be reached
+	Endangered      uint64 `json:"endangered"` // one, of more
+	UnderReplicated uint64 `json:"under_replicated"`
+	Corrupt         uint64 `json:"corrupt"`
+	Misplaced       uint64 `json:"misplaced"`
+	Draining        uint64 `json:"draining"`
+	Surplus         uint64 `json:"surplus"`
+	Blocked         uint64 `json:"blocked"` // of all those: nothing can be done now
+	// Away chunks have a replica on a server that is out of reach for a moment:
+	// it is waited for before anything is done.
+	Away uint64 `json:"away"`
+
+	// Replicas that no record names, before they are deleted.
+	Extra   uint64 `json:"extra"`
+	Orphans uint64 `json:"orphans"`
+
+	CopyBytes   uint64  `json:"copy_bytes"` // still to be copied
+	Copying     int     `json:"copying"`
+	Copied      uint64  `json:"copied"` // since the servers started
+	CopiedBytes uint64  `json:"copied_bytes"`
+	Failed      uint64  `json:"failed"`
+	Rate        float64 `json:"rate"` // bytes a second, of late
+
+	Nodes map[meta.ServerID]NodeChunks `json:"nodes"`
+}
+
+// NodeChunks is what the journals say that one chunk server has.
+type NodeChunks struct {
+	Chunks uint64 `json:"chunks"`
+	Bytes  uint64 `json:"bytes"`
+	Open   uint64 `json:"open"`
+	Needed uint64 `json:"needed"` // of Chunks: without this server the chunk had too few replicas
+}
+
+// Full reports that every chunk is where its policy wants it and nothing is
+// left over.
+func (r *RepairStatus) Full() bool {
+	return r.Unscanned == 0 && r.Degraded() == 0 && r.Away == 0 && r.Extra == 0 && r.Orphans == 0 && r.Deleting == 0
+}
+
+// Degraded counts the chunks that something is wrong with.
+func (r *RepairStatus) Degraded() uint64 {
+	return r.Lost + r.Endangered + r.UnderReplicated + r.Corrupt + r.Misplaced + r.Draining + r.Surplus
+}
+
+// Add adds what another owner, or another server, says.
+func (r *RepairStatus) Add(x *RepairStatus) {
+	r.Volumes += x.Volumes
+	r.Unscanned += x.Unscanned
+	for _, p := range [][2]*uint64{
+		{&r.Chunks, &x.Chunks}, {&r.Bytes, &x.Bytes}, {&r.Open, &x.Open}, {&r.Deleting, &x.Deleting}, {&r.Lost, &x.Lost},
+		{&r.Endangered, &x.Endangered}, {&r.UnderReplicated, &x.UnderReplicated}, {&r.Corrupt, &x.Corrupt}, {&r.Misplaced, &x.Misplaced},
+		{&r.Draining, &x.Draining}, {&r.Surplus, &x.Surplus}, {&r.Blocked, &x.Blocked}, {&r.Away, &x.Away}, {&r.Extra, &x.Extra}, {&r.Orphans, &x.Orphans},
+		{&r.CopyBytes, &x.CopyBytes}, {&r.Copied, &x.Copied}, {&r.CopiedBytes, &x.CopiedBytes}, {&r.Failed, &x.Failed},
+	} {
+		*p[0] += *p[1]
+	}
+	r.Copying += x.Copying
+	r.Rate += x.Rate
+	if r.Nodes == nil {
+		r.Nodes = map[meta.ServerID]NodeChunks{}
+	}
+	for id, n := range x.Nodes {
+		m := r.Nodes[id]
+		r.Nodes[id] = NodeChunks{m.Chunks + n.Chunks, m.Bytes + n.Bytes, m.Open + n.Open, m.Needed + n.Needed}
+	}
+}
+
+// add counts a sealed chunk.
+func (r *RepairStatus) add(rec *meta.ChunkRecord, st placement.Step) {
+	r.Chunks++
+	r.Bytes += rec.Length
+	for i, id := range rec.Servers {
+		n := r.Nodes[id]
+		n.Chunks++
+		n.Bytes += rec.Length
+		switch {
+		case st.Reason == placement.None, st.Reason == placement.Extra && i > 0:
+		case !slices.Contains(st.Remove, id) || len(st.Add) > 0:
+			n.Needed++
+		}
+		r.Nodes[id] = n
+	}
+	switch st.Reason {
+	case placement.Lost:
+		r.Lost++
+	case placement.Endangered:
+		r.Endangered++
+	case placement.UnderReplicate:
+		r.UnderReplicated++
+	case placement.BadReplica:
+		r.Corrupt++
+	case placement.Misplaced:
+		r.Misplaced++
+	case placement.Evacuate:
+		r.Draining++
+	case placement.Extra:
+		r.Surplus++
+	}
+	if st.Blocked {
+		r.Blocked++
+	}
+	if st.Away > 0 {
+		r.Away++
+	}
+	r.CopyBytes += uint64(len(st.Add)) * rec.Length
+}
+
+func (r *RepairStatus) addOpen(rec *meta.ChunkRecord) {
+	r.Open++
+	for _, id := range rec.Servers {
+		n := r.Nodes[id]
+		n.Open++
+		r.Nodes[id] = n
+	}
+}
+
+func (r *RepairStatus) addBlobs(on map[meta.ServerID]NodeChunks) {
+	for id, x := range on {
+		n := r.Nodes[id]
+		r.Nodes[id] = NodeChunks{n.Chunks + x.Chunks, n.Bytes + x.Bytes, n.Open, n.Needed + x.Needed}
+	}
+}
+
+// repairStatusWait bounds what RepairStatus waits for volumes that are being
+// opened or recover: a chunk server that is just missing may hold them up.
+const repairStatusWait = 2 * time.Second
+
+// RepairStatus looks at every chunk of a volume, or with 0 of all volumes whose
+// home is here, now. Volumes that can't be looked at in a moment count as
+// unscanned.
+func (s *Server) RepairStatus(ctx context.Context, v meta.VolumeID) (*RepairStatus, error) {
+	sum := &RepairStatus{Nodes: map[meta.ServerID]NodeChunks{}}
+	soon, cancel := context.WithTimeout(ctx, repairStatusWait)
+	defer cancel()
+	if v == 0 {
+		// Those that nobody uses count, too.
+		closed, err := s.openHome(soon)
+		if err != nil {
+			return nil, err
+		}
+		sum.Volumes, sum.Unscanned = closed, closed
+	}
+	owners := s.owners()
+	if v != 0 {
+		o, err := s.ownerFor(ctx, v)
+		if err != nil {
+			return nil, err
+		}
+		owners, soon = []*owner{o}, ctx
+	}
+	for _, o := range owners {
+		var st RepairStatus
+		err := o.await(soon, o.recovered)
+		if err == nil {
+			st, err = o.status()
+		}
+		switch {
+		case err == nil:
+			sum.Add(&st)
+		case ctx.Err() == nil && (soon.Err() != nil || v == 0 && o.ctx.Err() != nil):
+			sum.Volumes++ // it is not ready, or on its way elsewhere
+			sum.Unscanned++
+		default:
+			return nil, err
+		}
+	}
+	r := s.repairs
+	sum.Copied, sum.CopiedBytes, sum.Failed, sum.Rate = r.copies.Load(), r.bytes.Load(), r.failures.Load(), r.rate()
+	r.mu.Lock()
+	sum.Copying = r.running
+	r.mu.Unlock()
+	return sum, nil
+}
+
+// status walks the records with what is known of replicas now.
+func (o *owner) status() (RepairStatus, error) {
+	policy, err := o.policy()
+	if err != nil {
+		return RepairStatus{}, err
+	}
+	st, err := o.walk(o.srv.servers(), false, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
+		return o.plan(rec, &policy, m, false)
+	})
+	o.inspection.mu.Lock()
+	defer o.inspection.mu.Unlock()
+	if !o.inspection.scanned || !o.listedAll() {
+		st.Unscanned = 1
+	}
+	return st, err
+}
+
+// listedAll: nothing waits to be listed. Caller holds inspection.mu.
+func (o *owner) listedAll() bool {
+	for _, x := range o.srv.sightings() {
+		if l, ok := o.inspection.listed[x.info.ID]; x.live && (!ok || l.generation != x.generation) {
+			return false
+		}
+	}
+	return true
+}
+
+// NodeStatus is one chunk server as administrators see it.
+type NodeStatus struct {
+	ID        meta.ServerID     `json:"id"`
+	Name      string            `json:"name"`
+	Addr      string            `json:"addr"`
+	Topology  string            `json:"topology"`
+	State     cluster.NodeState `json:"state"`
+	Live      bool              `json:"live"`
+	Gone      string            `json:"gone,omitempty"` // for how long
+	Total     uint64            `json:"total"`
+	Free      uint64            `json:"free"`
+	Disks     []meta.DiskInfo   `json:"disks"`
+	FirstSeen meta.Time         `json:"first_seen"`
+	Since     meta.Time         `json:"since"` // of State
+}
+
+// NodeList lists every chunk server that was ever seen.
+func (s *Server) NodeList() []NodeStatus {
+	var all []NodeStatus
+	seen := s.sightings()
+	for _, n := range s.cfg.Cluster.Nodes() {
+		st := NodeStatus{ID: n.ID, Name: n.Name, Addr: n.Addr, Topology: n.Topology, State: n.State, FirstSeen: n.FirstSeen, Since: n.Since, Disks: []meta.DiskInfo{}}
+		for _, d := range n.Disks {
+			st.Total += d.Total
+			st.Disks = append(st.Disks, meta.DiskInfo{ID: d.ID, Class: d.Class, Total: d.Total})
+		}
+		for _, x := range seen {
+			if x.info.ID != n.ID {
+				continue
+			}
+			st.Live = x.live && time.Since(x.last) < quiet
+			st.Total, st.Free, st.Disks = x.info.Total, x.info.Free, append([]meta.DiskInfo{}, x.info.Disks...)
+			if !st.Live {
+				st.Gone = time.Since(x.last).Round(time.Second).String()
+			}
+		}
+		all = append(all, st)
+	}
+	return all
+}
+
+// nodeOp answers the administrative requests about nodes and repair.
+func (s *Server) nodeOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	id := meta.ServerID(m.Ino)
+	now := meta.Time(time.Now().UnixNano())
+	var report any
+	switch m.Op {
+	case wire.AdminNodeList:
+		report = s.NodeList()
+	case wire.AdminRepairStatus:
+		st, err := s.RepairStatus(ctx, m.Volume)
+		if err != nil {
+			return err
+		}
+		report = st
+	case wire.AdminNodeDrain:
+		state := cluster.NodeDraining
+		switch m.Entry {
+		case "start":
+		case "cancel":
+			state = cluster.NodeActive
+		default:
+			return meta.E("drain node", meta.Invalid, m.Entry, errors.New(`it is "start" or "cancel"`))
+		}
+		if n := nodeIn(s.cfg.Cluster.Nodes(), id); n != nil && n.State == cluster.NodeRemoved && state == cluster.NodeDraining {
+			return meta.E("drain node", meta.Invalid, fmt.Sprint(id), errors.New("it was removed"))
+		}
+		n, err := s.cfg.Cluster.SetNodeState(ctx, id, state, now)
+		if err != nil {
+			return err
+		}
+		s.forgetMap()
+		s.kickRepair()
+		report = n
+	case wire.AdminNodeRemove:
+		if m.Entry != "force" {
+			st, err := s.clusterRepairStatus(ctx)
+			if err != nil {
+				return err
+			}
+			if n := st.Nodes[id]; st.Unscanned > 0 || n.Chunks+n.Open > 0 {
+				return meta.E("remove node", meta.Busy, fmt.Sprint(id), fmt.Errorf("%d chunks and %d open ones are still on it by the volumes' records, %d volumes are not yet looked through: drain it first", n.Chunks, n.Open, st.Unscanned))
+			}
+		}
+		n, err := s.cfg.Cluster.SetNodeState(ctx, id, cluster.NodeRemoved, now)
+		if err != nil {
+			return err
+		}
+		s.forgetMap()
+		s.kickRepair()
+		report = n
+	}
+	b, err := json.Marshal(report)
+	if err != nil {
+		panic("server: a report is plain data: " + err.Error())
+	}
+	re.Report = b
+	return nil
+}

@@ -1,0 +1,635 @@
+package server
+
+import (
+	"cmp"
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/capability"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/placement"
+)
+
+// Repair brings each sealed chunk to where its volume's policy wants it. The
+// owner of a volume looks at all its chunks again and again (inspect.go), and
+// queues those with something wrong here, the most endangered first, for all
+// volumes of this process together. Nothing of it is written down: a successor
+// finds the same by looking.
+//
+// One chunk is repaired in this order, and may be left at any point:
+//
+//  1. copies are pulled by the servers that are to have one, each verified
+//     against the journaled length and checksum and durable before it is told;
+//  2. the journal's record names the new replicas (SetReplicas, by comparison);
+//  3. after a grace time, for those who read by the old record, what the record
+//     no longer names is deleted (stale.go).
+//
+// Stopped after 1, copies are left that no record names; after 2, old replicas.
+// Either is found in the servers' lists and goes by step 3.
+
+// Defaults of Config.
+const (
+	DefaultRepairDelay      = 30 * time.Second
+	DefaultRepairGrace      = time.Minute
+	DefaultRepairInterval   = 5 * time.Second
+	DefaultListInterval     = 10 * time.Minute
+	DefaultRepairParallel   = 8
+	DefaultRepairRate       = 256 << 20
+	DefaultRepairServerRate = 128 << 20
+	DefaultBalance          = 0.1
+)
+
+const (
+	// maxQueued chunks wait for repair; the inspections find what is left out.
+	maxRepairs = 4096
+	// maxPerServer bounds the copies from, and to, one server at a time.
+	maxPerServer = 2
+	// minCopyRate is what a copy that is not stuck reaches, in bytes a second.
+	minCopyRate = 1 << 20
+	// copyPatience is how long a copy may take beyond that.
+	copyPatience = 20 * time.Second
+	// retryRepair is how long a chunk whose repair failed is left alone.
+	retryRepair = 2 * time.Second
+)
+
+// job is a chunk that waits for repair, or is being repaired.
+type job struct {
+	o       *owner
+	id      meta.ChunkID
+	urgency int
+	bytes   uint64
+	at      int // in the heap; -1: running
+	// of the plan when it was queued: who will be busy with it
+	from, to []meta.ServerID
+}
+
+// jobs is a heap of them, the most urgent on top, older chunks first.
+type jobs []*job
+
+func (h jobs) Len() int { return len(h) }
+func (h jobs) Less(i, j int) bool {
+	if h[i].urgency != h[j].urgency {
+		return h[i].urgency > h[j].urgency
+	}
+	return h[i].id.Compare(h[j].id) < 0
+}
+func (h jobs) Swap(i, j int) { h[i], h[j] = h[j], h[i]; h[i].at, h[j].at = i, j }
+func (h *jobs) Push(x any)   { j := x.(*job); j.at = len(*h); *h = append(*h, j) }
+func (h *jobs) Pop() any {
+	old := *h
+	j := old[len(old)-1]
+	*h, j.at = old[:len(old)-1], -1
+	return j
+}
+
+// repairs are the repairs of all volumes that this process owns.
+type repairs struct {
+	mu      sync.Mutex
+	queue   jobs
+	byChunk map[meta.ChunkID]*job // queued or running
+	failed  map[meta.ChunkID]time.Time
+	in, out map[meta.ServerID]int
+	running int
+	dropped bool // some did not fit the queue
+	// recent copies, for the rate
+	done []copied
+	wake chan struct{} // capacity 1
+
+	copies, bytes, failures atomic.Uint64
+}
+
+type copied struct {
+	at    time.Time
+	bytes uint64
+}
+
+func newRepairs() *repairs {
+	return &repairs{
+		byChunk: map[meta.ChunkID]*job{}, failed: map[meta.ChunkID]time.Time{},
+		in: map[meta.ServerID]int{}, out: map[meta.ServerID]int{}, wake: make(chan struct{}, 1),
+	}
+}
+
+func (r *repairs) kick() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// add queues a chunk, or changes how urgent it is.
+func (r *repairs) add(o *owner, id meta.ChunkID, st *placement.Step, bytes uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if until, ok := r.failed[id]; ok {
+		if time.Now().Before(until) {
+			return
+		}
+		delete(r.failed, id)
+	}
+	if j := r.byChunk[id]; j != nil {
+		if j.at >= 0 && j.o == o {
+			j.urgency, j.from, j.to = st.Urgency(), st.From, st.Add
+			heap.Fix(&r.queue, j.at)
+		}
+		return
+	}
+	if len(r.queue) >= maxRepairs {
+		r.dropped = true
+		// Something less urgent makes room: the last leaf is not the least of
+		// all, but it is not among the most.
+		last := r.queue[len(r.queue)-1]
+		if last.urgency >= st.Urgency() {
+			return
+		}
+		heap.Remove(&r.queue, last.at)
+		delete(r.byChunk, last.id)
+	}
+	j := &job{o: o, id: id, urgency: st.Urgency(), bytes: bytes, from: st.From, to: st.Add}
+	heap.Push(&r.queue, j)
+	r.byChunk[id] = j
+	r.kick()
+}
+
+// forget drops what waits for an owner that is gone.
+func (r *repairs) forget(o *owner) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := len(r.queue) - 1; i >= 0; i-- {
+		if j := r.queue[i]; j.o == o {
+			delete(r.byChunk, j.id)
+			heap.Remove(&r.queue, j.at)
+			i = min(i, len(r.queue))
+		}
+	}
+}
+
+// next takes the most urgent job whose servers are not busy, of those on top.
+func (r *repairs) next(parallel int) *job {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.running >= parallel {
+		return nil
+	}
+	var held []*job
+	var got *job
+	for len(r.queue) > 0 && len(held) < 64 {
+		j := heap.Pop(&r.queue).(*job)
+		if r.free(j) {
+			got = j
+			break
+		}
+		held = append(held, j)
+	}
+	for _, j := range held {
+		heap.Push(&r.queue, j)
+	}
+	if got != nil {
+		r.running++
+		for _, id := range got.to {
+			r.in[id]++
+		}
+		for _, id := range got.from[:min(1, len(got.from))] {
+			r.out[id]++
+		}
+	}
+	return got
+}
+
+// free turns the sources so that the first one has time. Caller holds mu.
+func (r *repairs) free(j *job) bool {
+	for _, id := range j.to {
+		if r.in[id] >= maxPerServer {
+			return false
+		}
+	}
+	for i, id := range j.from {
+		if r.out[id] < maxPerServer {
+			j.from = slices.Concat(j.from[i:], j.from[:i])
+			return true
+		}
+	}
+	return len(j.from) == 0 || len(j.to) == 0
+}
+
+func (r *repairs) finish(j *job, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.running--
+	delete(r.byChunk, j.id)
+	drop := func(m map[meta.ServerID]int, ids []meta.ServerID) {
+		for _, id := range ids {
+			if m[id]--; m[id] <= 0 {
+				delete(m, id)
+			}
+		}
+	}
+	drop(r.in, j.to)
+	drop(r.out, j.from[:min(1, len(j.from))])
+	if err != nil {
+		r.failures.Add(1)
+		if len(r.failed) > maxRepairs {
+			clear(r.failed)
+		}
+		r.failed[j.id] = time.Now().Add(retryRepair)
+	}
+	r.kick()
+}
+
+func (r *repairs) loads() map[meta.ServerID]uint32 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := map[meta.ServerID]uint32{}
+	for id, n := range r.in {
+		l[id] += uint32(n)
+	}
+	return l
+}
+
+// lock keeps repairs from a chunk until unlock; false: it is being repaired.
+func (r *repairs) lock(o *owner, id meta.ChunkID) (unlock func(), ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if j := r.byChunk[id]; j != nil {
+		if j.at < 0 {
+			return nil, false
+		}
+		heap.Remove(&r.queue, j.at)
+	}
+	r.byChunk[id] = &job{o: o, id: id, at: -1}
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.byChunk, id)
+	}, true
+}
+
+// copiedNow books a copy.
+func (r *repairs) copiedNow(n uint64) {
+	r.copies.Add(1)
+	r.bytes.Add(n)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	r.done = append(slices.DeleteFunc(r.done, func(c copied) bool { return now.Sub(c.at) > rateOver }), copied{now, n})
+}
+
+// rateOver is the time that the rate is told over.
+const rateOver = 10 * time.Second
+
+func (r *repairs) rate() float64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var n uint64
+	for _, c := range r.done {
+		if time.Since(c.at) <= rateOver {
+			n += c.bytes
+		}
+	}
+	return float64(n) / rateOver.Seconds()
+}
+
+// share is how fast one more copy may be, so that all stay within the bounds.
+func (s *Server) share() uint64 {
+	r := s.repairs
+	r.mu.Lock()
+	n := min(s.cfg.RepairParallel, max(1, r.running+len(r.queue)))
+	r.mu.Unlock()
+	return max(1, min(s.cfg.RepairRate/uint64(n), s.cfg.RepairServerRate/maxPerServer))
+}
+
+// repairLoop starts the repairs that wait.
+func (s *Server) repairLoop() {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		for {
+			j := s.repairs.next(s.cfg.RepairParallel)
+			if j == nil {
+				break
+			}
+			wg.Go(func() {
+				err := j.o.repair(j)
+				if err != nil && j.o.ctx.Err() == nil {
+					j.o.log.Warn("a chunk could not be repaired, it is tried again", "chunk", j.id, "error", err)
+				}
+				s.repairs.finish(j, err)
+			})
+		}
+		s.repairs.mu.Lock()
+		more := s.repairs.dropped && len(s.repairs.queue) < maxRepairs/4
+		if more {
+			s.repairs.dropped = false
+		}
+		s.repairs.mu.Unlock()
+		if more {
+			s.kickRepair()
+		}
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-s.repairs.wake:
+		}
+	}
+}
+
+// kickRepair makes every owner look at its chunks now.
+func (s *Server) kickRepair() {
+	for _, o := range s.owners() {
+		o.kickInspection()
+	}
+}
+
+// errLeaving is why nothing is begun any more: who has the volume next finds
+// what is left to do.
+var errLeaving error = meta.E("repair", meta.Unavailable, "", errors.New("the volume is being handed over"))
+
+// chunkNow reads a chunk's record and waits until the journal has it: what is
+// done next may rest on it (rule 4).
+func (o *owner) chunkNow(ctx context.Context, id meta.ChunkID) (meta.ChunkRecord, error) {
+	o.mu.Lock()
+	if o.failed != nil {
+		o.mu.Unlock()
+		return meta.ChunkRecord{}, o.failed
+	}
+	if o.leaving != nil {
+		o.mu.Unlock()
+		return meta.ChunkRecord{}, errLeaving
+	}
+	rec, _, err := namespace.ReadChunk(&view{o: o}, id)
+	wait := o.untilDurable(o.newest())
+	o.mu.Unlock()
+	if k := meta.KindOf(err); err != nil && k != meta.NoSuchChunk {
+		return rec, err
+	}
+	if werr := o.await(ctx, wait); werr != nil {
+		return rec, werr
+	}
+	if o.own.Left() <= 0 {
+		return rec, meta.E("repair", meta.Unavailable, id.String(), errors.New("the volume's lease is not certain now"))
+	}
+	return rec, err
+}
+
+// repair does for a chunk what its plan says now.
+func (o *owner) repair(j *job) error {
+	ctx := o.ctx
+	rec, err := o.chunkNow(ctx, j.id)
+	if errors.Is(err, meta.NoSuchChunk) || err == nil && rec.State != meta.ChunkSealed {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	policy, err := o.policy()
+	if err != nil {
+		return err
+	}
+	replicas, err := o.look(ctx, &rec)
+	if err != nil {
+		return err
+	}
+	m := o.srv.servers()
+	st := m.Plan(chance{}, &policy, replicas)
+	if st.Reason == placement.None && j.urgency>>8 == int(placement.Imbalance) {
+		st, _ = m.Balance(chance{}, &policy, rec.Servers, o.srv.cfg.Balance)
+	}
+	if !st.Work() {
+		return nil
+	}
+	crc := rec.CRC
+	if crc == 0 && len(st.Add) > 0 {
+		if crc, err = o.agreed(ctx, &rec, st.From); err != nil {
+			return err
+		}
+	}
+	var added []meta.ServerID
+	var errs []error
+	fence := o.fresh(rec.Fence)
+	for _, to := range st.Add {
+		if err := o.pull(ctx, &rec, fence, crc, policy.Class, to, m.Nearest(to, j.prefer(st.From))); err != nil {
+			errs = append(errs, err)
+			if !slices.Contains(rec.Servers, to) {
+				o.stale.add(rec.ID, to, false) // it may have been made after all
+			}
+			continue
+		}
+		added = append(added, to)
+		o.faults.clear(rec.ID, to)
+	}
+	next := slices.Concat(st.Keep, added)
+	if len(added) < len(st.Add) {
+		// Not all that was planned: nothing goes.
+		next = slices.Clone(rec.Servers)
+		for _, id := range added {
+			if !slices.Contains(next, id) {
+				next = append(next, id)
+			}
+		}
+	} else {
+		// A replica that was copied anew stays where it was in the order.
+		order := func(id meta.ServerID) int {
+			if i := slices.Index(rec.Servers, id); i >= 0 {
+				return i
+			}
+			return len(rec.Servers)
+		}
+		slices.SortStableFunc(next, func(a, b meta.ServerID) int { return order(a) - order(b) })
+	}
+	if len(next) == 0 || slices.Equal(next, rec.Servers) {
+		return errors.Join(errs...)
+	}
+	if err := o.setReplicas(ctx, &rec, next, fence); err != nil {
+		for _, id := range added {
+			o.stale.add(rec.ID, id, false)
+		}
+		if errors.Is(err, meta.NoSuchChunk) {
+			return nil // it went meanwhile, and the copies go after it
+		}
+		return errors.Join(append(errs, err)...)
+	}
+	o.log.Info("replicas changed", "chunk", rec.ID, "why", st.Reason, "were", rec.Servers, "are", next)
+	for _, id := range rec.Servers {
+		if !slices.Contains(next, id) {
+			o.stale.add(rec.ID, id, false)
+			o.faults.clear(rec.ID, id)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// prefer puts the source that was found to have time in front.
+func (j *job) prefer(from []meta.ServerID) []meta.ServerID {
+	if len(j.from) == 0 || !slices.Contains(from, j.from[0]) {
+		return from
+	}
+	return append([]meta.ServerID{j.from[0]}, slices.DeleteFunc(slices.Clone(from), func(id meta.ServerID) bool { return id == j.from[0] })...)
+}
+
+// fresh is a fence for an order about a sealed chunk: above the record's and
+// above all that this owner used before, for any chunk. An order that arrives
+// late is then refused by who has seen a later one: a deletion doesn't hit the
+// copy that was made since, a copy brings nothing back that was deleted since.
+func (o *owner) fresh(f meta.Fence) meta.Fence {
+	seals := uint32(0)
+	if f.Term == o.own.Term() {
+		seals = f.Seals
+	}
+	for {
+		last := o.fences.Load()
+		if next := max(last, seals) + 1; o.fences.CompareAndSwap(last, next) {
+			return meta.Fence{Term: o.own.Term(), Seals: next}
+		}
+	}
+}
+
+// setReplicas journals where a chunk lies, if its record is still rec, under
+// the fence that copies were ordered with.
+func (o *owner) setReplicas(ctx context.Context, rec *meta.ChunkRecord, servers []meta.ServerID, fence meta.Fence) error {
+	o.mu.Lock()
+	if o.failed != nil || o.leaving != nil {
+		o.mu.Unlock()
+		return cmp.Or(o.failed, errLeaving)
+	}
+	seq := o.cur.seq
+	_, err := o.run(&meta.SetReplicas{Chunk: rec.ID, Expect: rec.Servers, Servers: servers, Fence: fence}, 0)
+	if err != nil {
+		o.mu.Unlock()
+		return err
+	}
+	wait := o.untilDurable(seq)
+	o.mu.Unlock()
+	return o.await(ctx, wait)
+}
+
+// look asks about the replicas that something is said to be wrong with, and
+// tells how all stand. What is wrong no more is forgotten.
+func (o *owner) look(ctx context.Context, rec *meta.ChunkRecord) ([]placement.Replica, error) {
+	replicas := o.faults.replicas(rec)
+	for i := range replicas {
+		if replicas[i].State != placement.Bad {
+			continue
+		}
+		state, err := o.judge(ctx, rec, replicas[i].Server)
+		switch {
+		case errors.Is(err, meta.Unavailable), errors.Is(err, meta.Canceled), errors.Is(err, meta.Interrupted):
+			// What was found before stands.
+		case err != nil:
+			return nil, err
+		case state == placement.Good:
+			o.faults.clear(rec.ID, replicas[i].Server)
+			replicas[i].State = placement.Good
+		}
+	}
+	return replicas, nil
+}
+
+// judge asks a server about its replica of a sealed chunk. One that is not yet
+// sealed there is told the journaled end first (rule 5).
+func (o *owner) judge(ctx context.Context, rec *meta.ChunkRecord, server meta.ServerID) (placement.ReplicaState, error) {
+	ctx, cancel := context.WithTimeout(ctx, orderPatience)
+	defer cancel()
+	r, err := o.order(ctx, server, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
+	if err == nil && r.State == meta.ChunkOpen {
+		if err = o.sealReplicas(ctx, rec, []meta.ServerID{server})[0]; err == nil {
+			return placement.Good, nil
+		}
+	}
+	switch k := meta.KindOf(err); {
+	case err == nil && r.Length == rec.Length && (rec.CRC == 0 || r.CRC == rec.CRC):
+		if o.faults.corrupt(rec.ID, server) {
+			// Whoever said so read the bytes: a look at the index is no answer.
+			if _, err := o.order(ctx, server, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID}); err != nil {
+				if k := meta.KindOf(err); k == meta.Unavailable || k == meta.Canceled {
+					return placement.Bad, err
+				}
+				return placement.Bad, nil
+			}
+		}
+		return placement.Good, nil
+	case err == nil, k == meta.NoSuchChunk, k == meta.Corrupt, k == meta.IO, k == meta.WrongOffset, k == meta.Sealed, k == meta.Fenced:
+		return placement.Bad, nil
+	default:
+		return placement.Bad, err
+	}
+}
+
+// orderPatience is how long a small order may take.
+const orderPatience = 10 * time.Second
+
+// agreed finds the checksum of a chunk whose seal did not journal one: every
+// replica that can be asked must say the same.
+func (o *owner) agreed(ctx context.Context, rec *meta.ChunkRecord, from []meta.ServerID) (uint32, error) {
+	ctx, cancel := context.WithTimeout(ctx, orderPatience)
+	defer cancel()
+	var crc uint32
+	for i, id := range from {
+		r, err := o.order(ctx, id, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
+		if err != nil {
+			return 0, err
+		}
+		if r.State != meta.ChunkSealed || r.Length != rec.Length || i > 0 && r.CRC != crc {
+			return 0, meta.E("repair", meta.Corrupt, rec.ID.String(), fmt.Errorf("its replicas differ: servers %v", from))
+		}
+		crc = r.CRC
+	}
+	return crc, nil
+}
+
+// pull makes a server copy a sealed chunk from one of others; where the same
+// content is already, it takes over the fence.
+func (o *owner) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fence, crc uint32, class string, to meta.ServerID, from []meta.ServerID) error {
+	rate := o.srv.share()
+	patience := copyPatience + time.Duration(rec.Length/min(rate, minCopyRate))*time.Second
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("the copy took too long"))
+	defer cancel()
+	or := meta.Order{
+		Kind: meta.OrderPull, Chunk: rec.ID, Fence: fence, Length: rec.Length, CRC: crc, Class: class, Rate: rate,
+		Cap: capability.Sign(o.srv.signKey(), capability.Claims{
+			Volume: o.vol, Chunk: rec.ID, Rights: capability.Read, Client: o.srv.certified(to), // who shows it
+			Expiry: meta.Time(time.Now().Add(patience + time.Minute).UnixNano()),
+		}),
+	}
+	for _, id := range from {
+		if i, ok := o.srv.Resolve(id); ok {
+			i.Disks = nil
+			or.Sources = append(or.Sources, i)
+		}
+	}
+	if len(or.Sources) == 0 {
+		return meta.E("repair", meta.Unavailable, rec.ID.String(), fmt.Errorf("none of servers %v is connected", from))
+	}
+	r, err := o.order(ctx, to, or)
+	if err == nil && (r.State != meta.ChunkSealed || r.Length != rec.Length || r.CRC != crc) {
+		err = meta.E("repair", meta.Corrupt, rec.ID.String(), fmt.Errorf("server %d has %d bytes with checksum %08x, want %d with %08x", to, r.Length, r.CRC, rec.Length, crc))
+	}
+	if err != nil {
+		if k := meta.KindOf(err); k == meta.Corrupt || k == meta.NoSuchChunk {
+			o.suspect(rec, from)
+		}
+		return err
+	}
+	o.srv.repairs.copiedNow(rec.Length)
+	return nil
+}
+
+// suspect asks the sources of a copy that failed whether they have the chunk.
+func (o *owner) suspect(rec *meta.ChunkRecord, servers []meta.ServerID) {
+	for _, id := range servers {
+		ctx, cancel := context.WithTimeout(o.ctx, copyPatience)
+		_, err := o.order(ctx, id, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID})
+		cancel()
+		switch meta.KindOf(err) {
+		case meta.Corrupt, meta.NoSuchChunk, meta.IO:
+			o.log.Warn("a replica does not verify", "chunk", rec.ID, "server", id, "error", err)
+			o.faults.set(rec.ID, id, placement.Bad, true)
+		}
+	}
+}

@@ -1,0 +1,70 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/namespace"
+)
+
+// skipInodes are left out after a restoration: more than a volume gives out
+// between two checkpoints.
+const skipInodes = 1 << 32
+
+// loadRestoration learns whether the volume was made again from a checkpoint.
+// Its sessions are those of a time that others have forgotten: what a client of
+// before knows and has acknowledged may not be there. None of them comes back.
+func (o *owner) loadRestoration(ctx context.Context) error {
+	r, ok, err := o.srv.cfg.Cluster.Restored(ctx, o.vol)
+	if err != nil || !ok {
+		return err
+	}
+	o.restored = &r
+	if !r.Settled {
+		o.log.Warn("the volume was restored from a checkpoint: sessions of before are ended", "seq", r.Seq, "sessions", len(o.sessions))
+		o.over = o.over[:0]
+		for id := range o.awaited {
+			o.over = append(o.over, id)
+		}
+	}
+	return nil
+}
+
+// settleRestoration skips the inode numbers that may have been given out after
+// the checkpoint, once the sessions of before are ended.
+func (o *owner) settleRestoration() error {
+	if o.restored == nil || o.restored.Settled {
+		return nil
+	}
+	o.mu.Lock()
+	effects, err := namespace.SkipInodes(&view{o: o}, skipInodes)
+	if err != nil {
+		o.mu.Unlock()
+		return err
+	}
+	o.apply(effects, 0)
+	wait := o.untilDurable(o.newest())
+	o.mu.Unlock()
+	if err := o.await(o.ctx, wait); err != nil {
+		return err
+	}
+	if err := o.srv.cfg.Cluster.SettleRestored(o.ctx, o.vol); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	o.restored.Settled = true
+	o.mu.Unlock()
+	return nil
+}
+
+// quarantined: what the journal does not know is not to be deleted from disks.
+func (o *owner) quarantined() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return isQuarantined(o.restored)
+}
+
+func isQuarantined(r *cluster.Restoration) bool {
+	return r != nil && time.Now().UnixNano() < int64(r.Quarantine)
+}

@@ -1,0 +1,385 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	peering "penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Who may ask for what. Three tables, each with a row for everything that there
+// is: the program does not build while the newest frame or request has none, and
+// a test finds older ones. They are read here and nowhere else. A process of
+// this machine's administrator (a Unix socket), and anybody on loopback with
+// --insecure, may speak as any role.
+
+// frameRule says who may send a frame.
+type frameRule struct {
+	roles []peering.Role
+	// right on the volume that the frame names; of TCall and TBatch, that of
+	// their operations. NoRights: it names none, or only gives something back.
+	right cluster.Rights
+}
+
+var (
+	users    = []peering.Role{peering.Client, peering.Admin}
+	admins   = []peering.Role{peering.Admin, peering.Meta} // meta servers pass requests on
+	members  = []peering.Role{peering.Client, peering.Admin, peering.ChunkServer, peering.Meta}
+	storage  = []peering.Role{peering.ChunkServer}
+	nobody   = []peering.Role{} // what servers send: from a client it breaks the protocol
+	everyone = members
+)
+
+var frameRules = [...]frameRule{
+	wire.THello:     {roles: everyone}, // once, as the first frame: see connection
+	wire.TCall:      {roles: users},
+	wire.TReply:     {roles: nobody},
+	wire.TBatch:     {roles: users},
+	wire.TBatchRe:   {roles: nobody},
+	wire.TSync:      {roles: users, right: cluster.ReadRights},
+	wire.TDurable:   {roles: nobody},
+	wire.TRecall:    {roles: nobody},
+	wire.TRecalled:  {roles: users},
+	wire.TDrop:      {roles: users},
+	wire.TKeepAlive: {roles: members},
+	wire.TAlloc:     {roles: users, right: cluster.WriteRights},
+	wire.TGrants:    {roles: nobody},
+	wire.TSeal:      {roles: users, right: cluster.WriteRights},
+	wire.TLock:      {roles: users, right: cluster.ReadRights}, // a write lock: WriteRights
+	wire.TLockRe:    {roles: nobody},
+	wire.TCancel:    {roles: users},
+	wire.TAdmin:     {roles: members}, // see adminRules
+	wire.TAdminRe:   {roles: nobody},
+	wire.TReport:    {roles: storage},
+	wire.TOrder:     {roles: nobody},
+	wire.TOrderRe:   {roles: storage},
+	wire.TClaim:     {roles: users, right: cluster.ReadRights},
+	wire.TBye:       {roles: members},
+	wire.TCaps:      {roles: users, right: cluster.ReadRights},
+	wire.TCapsRe:    {roles: nobody},
+	wire.TServers:   {roles: nobody},
+	wire.TReported:  {roles: nobody},
+	wire.TTrouble:   {roles: users, right: cluster.ReadRights},
+	wire.TEnter:     {roles: users, right: cluster.ReadRights},
+	wire.TEntered:   {roles: nobody},
+	wire.TBack:      {roles: users},
+	wire.TMoved:     {roles: nobody},
+	wire.TMetas:     {roles: nobody},
+	wire.TReserve:   {roles: users, right: cluster.WriteRights},
+	wire.TReserved:  {roles: nobody},
+	wire.TQuota:     {roles: nobody},
+}
+
+var _ [wire.Types]struct{} = [len(frameRules)]struct{}{}
+
+// adminRule says who may make an administrative request: whose certificates,
+// and, with a right, clients whose grants give it on the volume that is named.
+type adminRule struct {
+	roles []peering.Role
+	right cluster.Rights
+}
+
+var adminRules = [...]adminRule{
+	wire.AdminVolumes:      {roles: admins},
+	wire.AdminCreateVolume: {roles: admins},
+	wire.AdminDeleteVolume: {roles: admins, right: cluster.AdminRights},
+	wire.AdminSetPolicy:    {roles: admins, right: cluster.AdminRights},
+	wire.AdminAttach:       {roles: admins, right: cluster.AdminRights}, // on the parent, too
+	wire.AdminDetach:       {roles: admins, right: cluster.AdminRights},
+	wire.AdminStatus:       {roles: admins},
+	wire.AdminCheckpoint:   {roles: admins, right: cluster.AdminRights},
+	wire.AdminFsck:         {roles: admins, right: cluster.AdminRights},
+	wire.AdminVolumeByName: {roles: admins, right: cluster.ReadRights},
+	wire.AdminEnrol:        {roles: storage},
+	wire.AdminHandOver:     {roles: admins},
+	wire.AdminDisk:         {roles: admins},
+	wire.AdminScrub:        {roles: admins},
+	wire.AdminNodeList:     {roles: admins},
+	wire.AdminNodeDrain:    {roles: admins},
+	wire.AdminNodeRemove:   {roles: admins},
+	wire.AdminRepairStatus: {roles: admins},
+	wire.AdminJoin:         {roles: nobody}, // strangers only: see stranger
+	wire.AdminRenew:        {roles: members},
+	wire.AdminMakeToken:    {roles: admins},
+	wire.AdminTokens:       {roles: admins},
+	wire.AdminRevokeToken:  {roles: admins},
+	wire.AdminMembers:      {roles: admins},
+	wire.AdminEvict:        {roles: admins},
+	wire.AdminAddGrant:     {roles: admins},
+	wire.AdminGrants:       {roles: admins},
+	wire.AdminRevokeGrant:  {roles: admins},
+	wire.AdminSettings:     {roles: admins},
+	wire.AdminPathOf:       {roles: admins},
+	wire.AdminTake:         {roles: []peering.Role{peering.Meta}},
+
+	wire.AdminSnapshots:        {roles: admins, right: cluster.ReadRights},
+	wire.AdminSnapshotCreate:   {roles: admins, right: cluster.AdminRights},
+	wire.AdminSnapshotDelete:   {roles: admins, right: cluster.AdminRights},
+	wire.AdminSnapshotDiff:     {roles: admins, right: cluster.ReadRights},
+	wire.AdminSnapshotRollback: {roles: admins, right: cluster.AdminRights},
+	wire.AdminSnapshotSchedule: {roles: admins, right: cluster.AdminRights},
+}
+
+var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}
+
+// opRights says which right an operation needs on its volume. Codes that are
+// not here do not come from clients at all.
+var opRights = map[meta.OpCode]cluster.Rights{
+	meta.OpLookup:    cluster.ReadRights,
+	meta.OpGetAttr:   cluster.ReadRights,
+	meta.OpReadDir:   cluster.ReadRights,
+	meta.OpReadLink:  cluster.ReadRights,
+	meta.OpGetXattr:  cluster.ReadRights,
+	meta.OpListXattr: cluster.ReadRights,
+	meta.OpOpen:      cluster.ReadRights,
+	meta.OpStatFS:    cluster.ReadRights,
+	meta.OpSeek:      cluster.ReadRights,
+	// The session gives up descriptors of unlinked files, which it may hold
+	// with the right to read alone.
+	meta.OpReleaseOrphans: cluster.ReadRights,
+	meta.OpCreate:         cluster.WriteRights,
+	meta.OpTmpfile:        cluster.WriteRights,
+	meta.OpLink:           cluster.WriteRights,
+	meta.OpUnlink:         cluster.WriteRights,
+	meta.OpRename:         cluster.WriteRights,
+	meta.OpSetAttr:        cluster.WriteRights,
+	meta.OpWrite:          cluster.WriteRights,
+	meta.OpFallocate:      cluster.WriteRights,
+	meta.OpCopyRange:      cluster.WriteRights,
+	meta.OpSetXattr:       cluster.WriteRights,
+	meta.OpRemoveXattr:    cluster.WriteRights,
+	meta.OpReplaceExtents: cluster.WriteRights,
+}
+
+// roleOf says which certificates may speak as a role of the protocol.
+var roleOf = map[wire.Role][]peering.Role{
+	wire.RoleClient:      users,
+	wire.RoleChunkServer: storage,
+	wire.RoleAdmin:       admins,
+	wire.RolePeer:        {peering.Meta},
+	wire.RoleEnrol:       members, // to enrol, or to renew a certificate
+}
+
+// maySpeak refuses a hello as a role that the peer's certificate does not name.
+func maySpeak(who peering.Identity, as wire.Role) error {
+	roles, known := roleOf[as]
+	if !known {
+		return meta.E("hello", meta.Protocol, who.String(), fmt.Errorf("role %d", as))
+	}
+	if who.Anyone() || slices.Contains(roles, who.Role) {
+		return nil
+	}
+	return meta.E("hello", meta.AccessDenied, who.String(), errors.New("its certificate is of another role"))
+}
+
+// maySend refuses a frame of a type that the peer's role does not send.
+func maySend(who peering.Identity, t wire.Type) error {
+	if int(t) >= len(frameRules) || frameRules[t].roles == nil || len(frameRules[t].roles) == 0 {
+		return meta.E("read frame", meta.Protocol, who.String(), fmt.Errorf("frame type %d from a client", t))
+	}
+	if who.Anyone() || slices.Contains(frameRules[t].roles, who.Role) {
+		return nil
+	}
+	return meta.E("authorize", meta.AccessDenied, who.String(), fmt.Errorf("it may not send frames of type %d", t))
+}
+
+// refusal is what a frame is answered with that asks for too much.
+type refusal struct {
+	cause  error
+	answer wire.Message // nil: the frame has no answer
+}
+
+func (r *refusal) Error() string { return r.cause.Error() }
+
+// take decodes a frame's body and authorizes what it asks: the one place where
+// a session's rights on volumes are looked at. User ids are mapped on the way.
+// Errors: *refusal, Protocol.
+func (s *session) take(body wire.Body, m wire.Message) error {
+	if err := wire.Decode(body, m); err != nil {
+		return err
+	}
+	if s.who.Anyone() || s.who.Role == peering.Admin {
+		return nil
+	}
+	right := func(t wire.Type) cluster.Rights { return frameRules[t].right }
+	var err error
+	var re wire.Message
+	switch m := m.(type) {
+	case *wire.Call:
+		if err = s.authorizeCall(m); err != nil {
+			re = &wire.Reply{Status: wire.StatusOf(err)}
+		}
+	case *wire.Batch:
+		for i := range m.Calls {
+			if err = s.authorizeCall(&m.Calls[i]); err != nil {
+				re = &wire.Reply{Status: wire.StatusOf(err)}
+				break
+			}
+		}
+	case *wire.Sync:
+		if err = s.authorize(m.Volume, right(wire.TSync)); err != nil {
+			re = &wire.Reply{Status: wire.StatusOf(err)}
+		}
+	case *wire.Alloc:
+		if err = s.authorize(m.Volume, right(wire.TAlloc)); err != nil {
+			re = &wire.Grants{Status: wire.StatusOf(err)}
+		}
+	case *wire.Seal:
+		if err = s.authorize(m.Chunk.Volume, right(wire.TSeal)); err != nil {
+			re = &wire.Reply{Status: wire.StatusOf(err)}
+		}
+	case *wire.Lock:
+		need := right(wire.TLock)
+		if m.Lock.Type == meta.LockWrite && !m.Test && !m.DropOwner {
+			need = cluster.WriteRights
+		}
+		if err = s.authorize(m.Volume, need); err != nil {
+			re = &wire.LockRe{Status: wire.StatusOf(err)}
+		}
+	case *wire.Caps:
+		need := right(wire.TCaps)
+		if !m.Chunk.IsZero() {
+			need = cluster.WriteRights
+		}
+		if err = s.authorize(m.Volume, need); err != nil {
+			re = &wire.CapsRe{Status: wire.StatusOf(err)}
+		}
+	case *wire.Claim:
+		if err = s.authorize(m.Volume, right(wire.TClaim)); err == nil && s.authorize(m.Volume, cluster.WriteRights) != nil {
+			for i := range m.Leases {
+				m.Leases[i].Mode = min(m.Leases[i].Mode, meta.LeaseShared)
+			}
+		}
+	case *wire.Enter:
+		if err = s.authorize(m.Volume, right(wire.TEnter)); err != nil {
+			re = &wire.Entered{Status: wire.StatusOf(err)}
+		}
+	case *wire.Reserve:
+		if err = s.authorize(m.Volume, right(wire.TReserve)); err != nil {
+			re = &wire.Reserved{Status: wire.StatusOf(err)}
+			if m.Claim {
+				re = nil
+			}
+		}
+	case *wire.Trouble:
+		err = s.authorize(m.Volume, right(wire.TTrouble))
+	}
+	if err != nil {
+		return &refusal{err, re}
+	}
+	return nil
+}
+
+// authorizeCall checks an operation and maps its user ids.
+func (s *session) authorizeCall(c *wire.Call) error {
+	need, known := opRights[c.Op.Code()]
+	if !known {
+		return meta.E("authorize", meta.NotPermitted, s.who.String(), fmt.Errorf("operation %d is not a client's", c.Op.Code()))
+	}
+	a := s.access(c.Volume)
+	if err := s.enough(a, c.Volume, need); err != nil {
+		return err
+	}
+	if a.Rights < cluster.WriteRights {
+		// Who may not write must not keep others from writing.
+		c.Want = min(c.Want, meta.LeaseShared)
+	}
+	c.Op = a.MapOp(c.Op)
+	return nil
+}
+
+// authorize refuses what needs a right on a volume that the session's identity
+// was not granted. Errors: AccessDenied, ReadOnly.
+func (s *session) authorize(v meta.VolumeID, need cluster.Rights) error {
+	if need == cluster.NoRights || s.who.Anyone() || s.who.Role == peering.Admin {
+		return nil
+	}
+	return s.enough(s.access(v), v, need)
+}
+
+func (s *session) enough(a cluster.Access, v meta.VolumeID, need cluster.Rights) error {
+	switch {
+	case a.Rights >= need:
+		return nil
+	case a.Rights >= cluster.ReadRights && need == cluster.WriteRights:
+		return meta.E("authorize", meta.ReadOnly, s.who.String(), fmt.Errorf("it was granted no more than to read volume %d", v))
+	}
+	return meta.E("authorize", meta.AccessDenied, s.who.String(), fmt.Errorf("it was granted %s on volume %d, this needs %s", a.Rights, v, need))
+}
+
+// access is what the session's grants allow on a volume, by the newest view of
+// the cluster that this server has.
+func (s *session) access(v meta.VolumeID) cluster.Access {
+	view := s.srv.cfg.Cluster.View()
+	if view == nil || s.who.Role != peering.Client {
+		return cluster.Access{}
+	}
+	s.accMu.Lock()
+	defer s.accMu.Unlock()
+	if a, ok := s.acc[v]; ok && a.view == view {
+		return a.Access
+	}
+	if s.acc == nil || len(s.acc) >= maxAccess {
+		s.acc = map[meta.VolumeID]accessAt{}
+	}
+	a := accessAt{view: view}
+	if !view.Evicted(s.who.String()) {
+		a.Access = cluster.AccessOf(view.Grants, s.who.String(), v)
+	}
+	s.acc[v] = a
+	return a.Access
+}
+
+// maxAccess bounds the volumes whose access a session remembers.
+const maxAccess = 4096
+
+// accessAt is what a view said.
+type accessAt struct {
+	cluster.Access
+	view *cluster.View
+}
+
+// lostVolumes lists the volumes that the session used and that the view gives
+// it less of than before, and forgets what it remembers of them.
+func (s *session) lostVolumes(view *cluster.View) (lost []meta.VolumeID) {
+	s.accMu.Lock()
+	defer s.accMu.Unlock()
+	for v, was := range s.acc {
+		if was.view == view {
+			continue
+		}
+		now := accessAt{cluster.AccessOf(view.Grants, s.who.String(), v), view}
+		if now.Rights < was.Rights && was.Rights >= cluster.ReadRights {
+			lost = append(lost, v)
+		}
+		s.acc[v] = now
+	}
+	slices.Sort(lost)
+	return lost
+}
+
+// mayAdmin refuses an administrative request that is not this session's to
+// make. What a client may do to a volume its grants say; v is the volume that is
+// named, zero where none is. Errors: AccessDenied.
+func (s *session) mayAdmin(op wire.AdminOp, volumes ...meta.VolumeID) error {
+	if int(op) >= len(adminRules) || adminRules[op].roles == nil {
+		return meta.E("admin", meta.NotSupported, fmt.Sprintf("request %d", op), nil)
+	}
+	r := adminRules[op]
+	if s.who.Anyone() || slices.Contains(r.roles, s.who.Role) {
+		return nil
+	}
+	if r.right == cluster.NoRights || s.who.Role != peering.Client || len(volumes) == 0 {
+		return meta.E("admin", meta.AccessDenied, s.who.String(), fmt.Errorf("request %d is not for its role", op))
+	}
+	for _, v := range volumes {
+		if err := s.enough(s.access(v), v, r.right); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,401 @@
+package server
+
+import (
+	"net"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/cluster"
+	peering "penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Every frame and every administrative request has a row.
+func TestEveryRequestHasARule(t *testing.T) {
+	for typ := 1; typ < wire.Types; typ++ {
+		if frameRules[typ].roles == nil {
+			t.Errorf("frame type %d has no rule", typ)
+		}
+	}
+	for op := 1; op < wire.AdminOps; op++ {
+		if adminRules[op].roles == nil {
+			t.Errorf("administrative request %d has no rule", op)
+		}
+	}
+}
+
+// guarded is a cluster whose grants a test sets.
+type guarded struct {
+	*fakeCluster
+	view    atomic.Pointer[cluster.View]
+	changed chan struct{}
+}
+
+func (g *guarded) View() *cluster.View      { return g.view.Load() }
+func (g *guarded) Changed() <-chan struct{} { return g.changed }
+
+// secured is a server on TCP with certificates.
+type secured struct {
+	*site
+	g    *guarded
+	a    *peering.Authority
+	addr string
+}
+
+func newSecured(t *testing.T) *secured {
+	t.Helper()
+	dir := t.TempDir()
+	s := &secured{site: &site{t: t, dir: dir, ttl: 5 * time.Second, addr: filepath.Join(dir, "m.sock")}}
+	s.cluster = newFakeCluster(t, dir)
+	s.g = &guarded{fakeCluster: s.cluster, changed: make(chan struct{}, 1)}
+	s.g.view.Store(&cluster.View{Revision: 1})
+	s.adjust = func(c *Config) { c.Cluster = s.g }
+	s.start()
+	var err error
+	if s.a, err = peering.NewAuthority("test", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	l, err := peering.ListenJoiners("127.0.0.1:0", s.creds(peering.Meta, "m"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.addr = l.Addr().String()
+	served := make(chan error, 1)
+	go func() { served <- s.srv.Serve(l) }()
+	t.Cleanup(func() {
+		s.srv.Close(t.Context())
+		<-s.done
+		<-served
+		s.cluster.Shared.Close()
+	})
+	return s
+}
+
+func (s *secured) creds(role peering.Role, name string) *peering.Credentials {
+	s.t.Helper()
+	dir := filepath.Join(s.t.TempDir(), "c")
+	if err := s.a.Issue(dir, peering.Identity{Cluster: "test", Role: role, Name: name}, nil); err != nil {
+		s.t.Fatal(err)
+	}
+	c, err := peering.Load(dir, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
+
+// grants sets what the cluster grants.
+func (s *secured) grants(rev int64, all ...cluster.Grant) {
+	s.g.view.Store(&cluster.View{Revision: rev, Grants: all})
+	s.g.changed <- struct{}{}
+}
+
+// hello connects as a role.
+func (s *secured) hello(creds *peering.Credentials, as wire.Role) (net.Conn, *wire.Reader, wire.Hello) {
+	s.t.Helper()
+	nc, err := peering.Dial(s.t.Context(), s.addr, creds, peering.Meta)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { nc.Close() })
+	nc.SetDeadline(time.Now().Add(20 * time.Second))
+	nc.Write(wire.Append(nil, wire.MinVersion, 0, &wire.Hello{Min: wire.MinVersion, Max: wire.Version, Role: as, Name: "test"}))
+	rd := wire.NewReader(nc)
+	t, _, body, err := rd.Next()
+	if err != nil || t != wire.THello {
+		s.t.Fatal(t, err)
+	}
+	var h wire.Hello
+	if err := wire.Decode(body, &h); err != nil {
+		s.t.Fatal(err)
+	}
+	rd.Trust()
+	return nc, rd, h
+}
+
+var allRoles = []peering.Role{peering.Client, peering.Admin, peering.ChunkServer, peering.Meta}
+
+// A certificate is good for the roles that it names, in the hello too.
+func TestHelloAsAnotherRole(t *testing.T) {
+	s := newSecured(t)
+	for as, roles := range roleOf {
+		for _, role := range allRoles {
+			_, _, h := s.hello(s.creds(role, "x"), as)
+			if ok := slices.Contains(roles, role); ok != (h.Err == meta.KindOK) || !ok && h.Err != meta.AccessDenied {
+				t.Errorf("a %s that speaks as role %d: %v %s", role, as, h.Err, h.Detail)
+			}
+		}
+	}
+}
+
+// ask sends one frame and gives the kind of its answer: Unavailable if the
+// connection ends, KindOK with nothing said within a moment.
+func (s *secured) ask(nc net.Conn, rd *wire.Reader, m wire.Message) meta.Kind {
+	s.t.Helper()
+	const id = 77
+	nc.Write(wire.Append(nil, wire.Version, id, m))
+	for {
+		t, got, body, err := rd.Next()
+		if err != nil {
+			return meta.Unavailable
+		}
+		if got != id {
+			continue
+		}
+		re, st := answerOf(t)
+		if re == nil {
+			s.t.Fatalf("an answer of type %d", t)
+		}
+		if err := wire.Decode(body, re); err != nil {
+			s.t.Fatal(err)
+		}
+		if b, ok := re.(*wire.BatchRe); ok {
+			return b.Replies[0].Status.Err
+		}
+		return st.Err
+	}
+}
+
+// answerOf makes an empty answer and says where its status will be.
+func answerOf(t wire.Type) (wire.Message, *wire.Status) {
+	switch t {
+	case wire.TReply:
+		r := new(wire.Reply)
+		return r, &r.Status
+	case wire.TBatchRe:
+		return new(wire.BatchRe), nil
+	case wire.TGrants:
+		r := new(wire.Grants)
+		return r, &r.Status
+	case wire.TLockRe:
+		r := new(wire.LockRe)
+		return r, &r.Status
+	case wire.TCapsRe:
+		r := new(wire.CapsRe)
+		return r, &r.Status
+	case wire.TEntered:
+		r := new(wire.Entered)
+		return r, &r.Status
+	case wire.TReserved:
+		r := new(wire.Reserved)
+		return r, &r.Status
+	case wire.TAdminRe:
+		r := new(wire.AdminRe)
+		return r, &r.Status
+	}
+	return nil, nil
+}
+
+// asked makes one frame of each type that asks for something on volume 1.
+func asked() map[wire.Type]wire.Message {
+	lookup := &meta.Lookup{Parent: meta.RootIno, Name: "x"}
+	return map[wire.Type]wire.Message{
+		wire.TCall:  &wire.Call{Volume: 1, Op: lookup},
+		wire.TBatch: &wire.Batch{Calls: []wire.Call{{Volume: 1, Op: lookup}}},
+		wire.TSync:  &wire.Sync{Volume: 1},
+		wire.TAlloc: &wire.Alloc{Volume: 1, N: 1},
+		wire.TSeal:  &wire.Seal{Chunk: meta.ChunkID{Volume: 1, Term: 1, Counter: 1}},
+		wire.TLock:  &wire.Lock{Volume: 1, Lock: meta.Lock{Ino: 1, Type: meta.LockRead}},
+		wire.TCaps:  &wire.Caps{Volume: 1},
+		wire.TEnter: &wire.Enter{Volume: 1},
+
+		wire.TReserve: &wire.Reserve{Volume: 1, Serial: 1, Want: 1},
+	}
+}
+
+// Every frame, sent by every role: who may not send it loses the connection or
+// is refused; a client without a grant gets nothing of a volume.
+func TestEveryFrameIsRefused(t *testing.T) {
+	s := newSecured(t)
+	for typ := wire.Type(2); int(typ) < wire.Types; typ++ {
+		r := frameRules[typ]
+		m := asked()[typ]
+		if m == nil && r.right != cluster.NoRights && typ != wire.TClaim && typ != wire.TTrouble {
+			t.Errorf("frame type %d needs a right, and this test does not ask for it", typ)
+		}
+		for _, role := range allRoles {
+			if role == peering.Admin {
+				continue
+			}
+			as := map[peering.Role]wire.Role{peering.Client: wire.RoleClient, peering.ChunkServer: wire.RoleEnrol, peering.Meta: wire.RoleEnrol}[role]
+			nc, rd, h := s.hello(s.creds(role, "x"), as)
+			if h.Err != meta.KindOK {
+				t.Fatal(h.Err, h.Detail)
+			}
+			if !slices.Contains(r.roles, role) {
+				// The body does not matter: it is not looked at.
+				frame, start := wire.Begin(nil, wire.Version, typ, 77)
+				nc.Write(wire.End(frame, start))
+				for {
+					_, id, _, err := rd.Next()
+					if err != nil {
+						break
+					}
+					if id == 77 {
+						t.Errorf("frame type %d of a %s is answered", typ, role)
+						break
+					}
+				}
+			} else if m != nil && role == peering.Client {
+				if k := s.ask(nc, rd, m); k != meta.AccessDenied {
+					t.Errorf("frame type %d of a client without a grant: %v", typ, k)
+				}
+			}
+			nc.Close()
+		}
+	}
+}
+
+// Every administrative request, by every role that may not make it.
+func TestEveryAdminRequestIsRefused(t *testing.T) {
+	s := newSecured(t)
+	for _, role := range []peering.Role{peering.Client, peering.ChunkServer} {
+		as := map[peering.Role]wire.Role{peering.Client: wire.RoleClient, peering.ChunkServer: wire.RoleEnrol}[role]
+		nc, rd, _ := s.hello(s.creds(role, "x"), as)
+		for op := wire.AdminOp(1); int(op) < wire.AdminOps; op++ {
+			if slices.Contains(adminRules[op].roles, role) {
+				continue
+			}
+			if k := s.ask(nc, rd, &wire.Admin{Op: op, Name: "root", Volume: 1}); k != meta.AccessDenied && k != meta.NotPermitted {
+				t.Errorf("request %d by a %s: %v", op, role, k)
+			}
+		}
+	}
+	// Read rights do not let a client change the volume's policy.
+	s.grants(2, cluster.Grant{ID: 1, Who: "client/x", Volume: 1, Rights: cluster.WriteRights, Users: cluster.UsersAsIs})
+	nc, rd, _ := s.hello(s.creds(peering.Client, "x"), wire.RoleClient)
+	if k := s.ask(nc, rd, &wire.Admin{Op: wire.AdminVolumeByName, Name: "root"}); k != meta.KindOK {
+		t.Errorf("naming a volume that it may read: %v", k)
+	}
+	for _, op := range []wire.AdminOp{wire.AdminSetPolicy, wire.AdminDeleteVolume, wire.AdminAttach, wire.AdminFsck} {
+		if k := s.ask(nc, rd, &wire.Admin{Op: op, Name: "root"}); k != meta.AccessDenied {
+			t.Errorf("request %d with the right to write: %v", op, k)
+		}
+	}
+}
+
+// Without a certificate one token may be shown, in a small frame, and no more.
+func TestStrangersMayOnlyJoin(t *testing.T) {
+	s := newSecured(t)
+	for what, m := range map[string]wire.Message{
+		"a status request": &wire.Admin{Op: wire.AdminStatus},
+		"a lookup":         asked()[wire.TCall],
+		"a token":          &wire.Admin{Op: wire.AdminJoin, Body: []byte(`{"token":"psj1.admin.aaaaaaaaaa.aaaaaaaaaaaaaaaa.` + s.a.Fingerprint() + `","name":"x"}`)},
+		"a large frame":    &wire.Admin{Op: wire.AdminJoin, Body: make([]byte, 2*wire.MaxHello)},
+	} {
+		nc, _, err := peering.DialStranger(t.Context(), s.addr, s.a.Fingerprint())
+		if err != nil {
+			t.Fatal(err)
+		}
+		nc.SetDeadline(time.Now().Add(10 * time.Second))
+		nc.Write(wire.Append(nil, wire.MinVersion, 0, &wire.Hello{Min: wire.MinVersion, Max: wire.Version, Role: wire.RoleClient}))
+		rd := wire.NewReader(nc)
+		if typ, _, _, err := rd.Next(); err != nil || typ != wire.THello {
+			t.Fatal(typ, err)
+		}
+		if k := s.ask(nc, rd, m); k != meta.AccessDenied && k != meta.NotSupported && k != meta.Unavailable { // this server signs nothing
+			t.Errorf("%s: %v", what, k)
+		}
+		if k := s.ask(nc, rd, m); k != meta.Unavailable {
+			t.Errorf("%s, again: %v", what, k)
+		}
+		nc.Close()
+	}
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	if n := len(s.srv.sessions); n != 0 {
+		t.Errorf("strangers have %d sessions", n)
+	}
+}
+
+// A client does what its grant says: read, then write with its user ids mapped;
+// and when the grant is gone, nothing, at once.
+func TestGrants(t *testing.T) {
+	s := newSecured(t)
+	creds := s.creds(peering.Client, "pod-1")
+	p := &peer{leases: map[meta.Ino]meta.LeaseMode{}}
+	sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{s.addr}, Name: "pod", Handler: p, Creds: creds})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sess.Close(t.Context())
+	create := func(name string) (*meta.Result, error) {
+		return sess.Do(t.Context(), 1, meta.OpID{}, &meta.Create{Parent: meta.RootIno, Name: name, Mode: 0o100644}, meta.LeaseExclusive)
+	}
+	read := func() error {
+		_, err := sess.Do(t.Context(), 1, meta.OpID{}, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseNone)
+		return err
+	}
+	grant := cluster.Grant{ID: 1, Who: "client/pod-*", Volume: 1, Rights: cluster.ReadRights, Users: cluster.UsersAsIs}
+	if err := read(); meta.KindOf(err) != meta.AccessDenied {
+		t.Fatalf("without a grant: %v", err)
+	}
+	s.grants(2, grant)
+	if err := read(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := create("x"); meta.KindOf(err) != meta.ReadOnly {
+		t.Fatalf("with the right to read: %v", err)
+	}
+	if sess.ReadCap(2) != nil {
+		t.Error("a capability for another volume")
+	}
+	grant.Rights, grant.Users = cluster.WriteRights, cluster.UsersNoRoot
+	s.grants(3, grant)
+	r, err := create("x")
+	if err != nil || r.Attr.UID != cluster.NobodyID || r.Attr.GID != cluster.NobodyID {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	_, err = sess.Do(t.Context(), 1, meta.OpID{}, &meta.SetAttr{Ino: r.Attr.Ino, Mask: meta.SetUID, UID: 0}, meta.LeaseNone)
+	if a, gerr := sess.Do(t.Context(), 1, meta.OpID{}, &meta.GetAttr{Ino: r.Attr.Ino}, meta.LeaseNone); err != nil || gerr != nil || a.Attr.UID != cluster.NobodyID {
+		t.Fatalf("given to root: %+v, %v, %v", a, err, gerr)
+	}
+	began := time.Now()
+	s.grants(4)
+	for err = nil; err == nil && time.Since(began) < time.Minute; time.Sleep(10 * time.Millisecond) {
+		err = read()
+	}
+	if k := meta.KindOf(err); k != meta.AccessDenied && k != meta.SessionExpired {
+		t.Fatalf("after revocation: %v", err)
+	}
+	if err := read(); meta.KindOf(err) != meta.AccessDenied {
+		t.Fatal(err)
+	}
+	t.Logf("a revoked grant stopped working after %v; what it may still read from chunk servers ends within %v", time.Since(began), CapLife)
+	if CapLife > 50*time.Second {
+		t.Errorf("capabilities hold %v: a revoked grant would work for a minute", CapLife)
+	}
+}
+
+// Rights add up; who says how ids map is the most particular grant.
+func TestAccessOf(t *testing.T) {
+	all := []cluster.Grant{
+		{ID: 1, Who: "client/*", Rights: cluster.ReadRights, Users: cluster.UsersNoRoot},
+		{ID: 2, Who: "client/a", Volume: 1, Rights: cluster.WriteRights, Users: cluster.UsersAllTo, UID: 5, GID: 6},
+		{ID: 3, Who: "client/b*", Volume: 2, Rights: cluster.AdminRights, Users: cluster.UsersAsIs},
+	}
+	for _, x := range []struct {
+		who    string
+		volume meta.VolumeID
+		rights cluster.Rights
+		users  cluster.Users
+	}{
+		{"client/a", 1, cluster.WriteRights, cluster.UsersAllTo}, {"client/a", 2, cluster.ReadRights, cluster.UsersNoRoot},
+		{"client/bb", 2, cluster.AdminRights, cluster.UsersAsIs}, {"client/c", 9, cluster.ReadRights, cluster.UsersNoRoot},
+		{"chunkserver/a", 1, cluster.NoRights, ""}, {"client/a/b", 1, cluster.NoRights, ""},
+	} {
+		if a := cluster.AccessOf(all, x.who, x.volume); a.Rights != x.rights || a.Users != x.users {
+			t.Errorf("%s on %d: %+v", x.who, x.volume, a)
+		}
+	}
+	for _, bad := range []cluster.Grant{{Who: "admin/x", Rights: 1, Users: cluster.UsersAsIs}, {Who: "client/[", Rights: 1, Users: cluster.UsersAsIs}, {Who: "client/x", Users: cluster.UsersAsIs}, {Who: "client/x", Rights: 1}} {
+		if err := bad.Check(); meta.KindOf(err) != meta.Invalid {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+}

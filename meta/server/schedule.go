@@ -1,0 +1,190 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// The schedule of a volume's snapshots stands in its row of the table and is
+// kept by whoever owns the volume: it takes one when the finest interval has
+// begun anew, and deletes those that no rule wants any more. It knows its own
+// snapshots by their names and leaves all others alone.
+
+// keepRule wants the first snapshot of each interval for as long as a period.
+type keepRule struct{ period, every time.Duration }
+
+var intervals = map[string]time.Duration{
+	"minutely": time.Minute, "hourly": time.Hour, "daily": 24 * time.Hour, "weekly": 7 * 24 * time.Hour, "monthly": 30 * 24 * time.Hour,
+}
+
+// parseKeep reads "24h:hourly,30d:daily". The empty text has no rules. Errors:
+// Invalid.
+func parseKeep(text string) (rules []keepRule, err error) {
+	if text == "" {
+		return nil, nil
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		period, every, ok := strings.Cut(strings.TrimSpace(part), ":")
+		r := keepRule{}
+		if ok {
+			if r.period, err = parseSpan(period); err == nil {
+				if r.every = intervals[every]; r.every == 0 {
+					r.every, err = parseSpan(every)
+				}
+			}
+		}
+		switch {
+		case !ok:
+			err = errors.New("write PERIOD:INTERVAL, such as 24h:hourly")
+		case err == nil && r.every < time.Second:
+			err = errors.New("the interval is less than a second")
+		case err == nil && r.period < r.every:
+			err = errors.New("the period is shorter than the interval: nothing would be kept")
+		case err == nil && r.period/r.every > meta.MaxSnapshots/4:
+			err = fmt.Errorf("that is more than %d snapshots", meta.MaxSnapshots/4)
+		}
+		if err != nil {
+			return nil, meta.E("read schedule", meta.Invalid, part, err)
+		}
+		rules = append(rules, r)
+	}
+	return rules, nil
+}
+
+// parseSpan is time.ParseDuration that knows days and weeks.
+func parseSpan(s string) (time.Duration, error) {
+	for unit, d := range map[string]time.Duration{"d": 24 * time.Hour, "w": 7 * 24 * time.Hour} {
+		if n, ok := strings.CutSuffix(s, unit); ok {
+			if x, err := strconv.ParseUint(n, 10, 16); err == nil {
+				return time.Duration(x) * d, nil
+			}
+		}
+	}
+	d, err := time.ParseDuration(s)
+	if err == nil && d < 0 {
+		err = errors.New("it is negative")
+	}
+	return d, err
+}
+
+const scheduledLayout = "auto-20060102T150405Z"
+
+func scheduledName(now time.Time) string { return now.UTC().Format(scheduledLayout) }
+
+func isScheduled(name string) bool {
+	_, err := time.Parse(scheduledLayout, name)
+	return err == nil
+}
+
+// finest is the shortest interval.
+func finest(rules []keepRule) time.Duration {
+	d := rules[0].every
+	for _, r := range rules {
+		d = min(d, r.every)
+	}
+	return d
+}
+
+// bucket numbers the intervals since 1970.
+func bucket(t time.Time, every time.Duration) int64 { return t.UnixNano() / int64(every) }
+
+// plan tells whether a snapshot is due, and which of the scheduled ones, oldest
+// first, no rule wants any more. The newest is always wanted.
+func plan(rules []keepRule, have []meta.Snapshot, now time.Time) (due bool, unwanted []meta.Snapshot) {
+	taken := func(s meta.Snapshot) time.Time { return time.Unix(0, int64(s.Created)) }
+	every := finest(rules)
+	due = true
+	for _, s := range have {
+		due = due && bucket(taken(s), every) < bucket(now, every)
+	}
+	wanted := map[meta.Generation]bool{}
+	if n := len(have); n > 0 {
+		wanted[have[n-1].At] = true
+	}
+	for _, r := range rules {
+		last := int64(-1)
+		for _, s := range have {
+			if b := bucket(taken(s), r.every); b != last && now.Sub(taken(s)) < r.period {
+				wanted[s.At], last = true, b
+			}
+		}
+	}
+	return due, slices.DeleteFunc(slices.Clone(have), func(s meta.Snapshot) bool { return wanted[s.At] })
+}
+
+const (
+	scheduleRead  = time.Hour        // how often the table is read again for it
+	scheduleRetry = 15 * time.Second // after a snapshot that could not be taken
+)
+
+// setSchedule makes a schedule the volume's, whose row says so.
+func (o *owner) setSchedule(keep string) {
+	o.mu.Lock()
+	o.keep, o.keepRead = keep, time.Now()
+	o.mu.Unlock()
+	o.kickSnapshots()
+}
+
+// keepSchedule does what is due, and tells for how long nothing will be.
+func (o *owner) keepSchedule() time.Duration {
+	o.mu.Lock()
+	known := !o.keepRead.IsZero() && time.Since(o.keepRead) < scheduleRead
+	o.mu.Unlock()
+	if !known {
+		v, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol)
+		if err != nil {
+			return scheduleRetry
+		}
+		o.mu.Lock()
+		o.keep, o.keepRead = v.Keep, time.Now()
+		o.mu.Unlock()
+	}
+	o.mu.Lock()
+	text := o.keep
+	o.mu.Unlock()
+	rules, err := parseKeep(text)
+	if err != nil {
+		o.log.Error("the schedule of snapshots can't be read", "error", err)
+	}
+	if len(rules) == 0 {
+		o.mu.Lock()
+		o.keepOpen = false
+		o.mu.Unlock()
+		return scheduleRead
+	}
+	every := finest(rules)
+	o.mu.Lock()
+	// Its home visits an idle volume often enough for longer intervals.
+	o.keepOpen = every < 2*visitEvery
+	o.mu.Unlock()
+	all, err := o.snapshots()
+	if err != nil {
+		return scheduleRetry
+	}
+	all = slices.DeleteFunc(all, func(s meta.Snapshot) bool { return s.Deleting || !isScheduled(s.Name) })
+	due, unwanted := plan(rules, all, time.Now())
+	wait := max(time.Until(time.Unix(0, (bucket(time.Now(), every)+1)*int64(every))), 10*time.Millisecond)
+	if due {
+		if _, err := o.takeSnapshot(o.ctx, &meta.TakeSnapshot{Name: scheduledName(time.Now())}); err != nil && o.ctx.Err() == nil {
+			if !errors.Is(err, meta.Exists) {
+				o.log.Warn("a snapshot that is due could not be taken", "error", err)
+			}
+			wait = min(wait, scheduleRetry)
+		}
+	}
+	for _, s := range unwanted {
+		ctx, cancel := context.WithTimeout(o.ctx, scheduleRetry)
+		if _, err := o.deleteSnapshot(ctx, s.Name); err != nil && o.ctx.Err() == nil {
+			o.log.Warn("a snapshot that the schedule keeps no longer could not be deleted", "name", s.Name, "error", err)
+		}
+		cancel()
+	}
+	return min(wait, scheduleRead)
+}

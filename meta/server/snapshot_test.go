@@ -1,0 +1,614 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
+)
+
+// snapshot takes one.
+func (p *peer) snapshot(t *testing.T, name string) (i wire.SnapshotInfo) {
+	t.Helper()
+	p.report(t, wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1, Entry: name}, &i)
+	return i
+}
+
+func (p *peer) report(t *testing.T, a wire.Admin, to any) {
+	t.Helper()
+	if err := json.Unmarshal(p.admin(t, a).Report, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *peer) snapshots(t *testing.T) (l wire.SnapshotList) {
+	t.Helper()
+	p.report(t, wire.Admin{Op: wire.AdminSnapshots, Volume: 1}, &l)
+	return l
+}
+
+// names lists a volume's snapshots by name and state.
+func (p *peer) names(t *testing.T) (l []string) {
+	t.Helper()
+	for _, s := range p.snapshots(t).Snapshots {
+		l = append(l, s.Name+" "+s.State)
+	}
+	return l
+}
+
+// unless is an error until ok.
+func unless(ok bool) error {
+	if ok {
+		return nil
+	}
+	return errors.New("not yet")
+}
+
+// exact fails if fsck finds anything.
+func (s *site) exact() {
+	s.t.Helper()
+	r, err := s.srv.Fsck(s.t.Context(), 1)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if r.Count > 0 {
+		s.t.Fatal(r.Problems)
+	}
+}
+
+// letGo answers what the peer was holding back, and holds nothing more.
+func (p *peer) letGo() {
+	p.mu.Lock()
+	held := p.held
+	p.hold, p.held = false, nil
+	p.mu.Unlock()
+	for _, done := range held {
+		done()
+	}
+}
+
+// refusedAt is the kind of error that a read at a snapshot ends with.
+func (p *peer) refusedAt(t *testing.T, at meta.Generation, op meta.Op) meta.Kind {
+	t.Helper()
+	_, err := p.DoAt(t.Context(), 1, at, op)
+	return meta.KindOf(err)
+}
+
+func TestReadsAtASnapshot(t *testing.T) {
+	s := newSite(t)
+	a, b := s.dial("a"), s.dial("b")
+	ino := a.create(t, "f").Attr.Ino
+	a.do(t, &meta.SetXattr{Ino: ino, Name: "user.x", Value: []byte("then")}, meta.LeaseNone)
+	at := a.snapshot(t, "one").At
+	a.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "f"}, meta.LeaseNone)
+	a.create(t, "g")
+
+	// b sees what was, at once, though a holds leases on all of it.
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	before := a.recalls
+	r, err := b.DoAt(ctx, 1, at, &meta.Lookup{Parent: meta.RootIno, Name: "f"})
+	if err != nil || r.Attr.Ino != ino || r.Attr.Nlink != 1 {
+		t.Fatalf("lookup at the snapshot: %+v, %v", r, err)
+	}
+	if r, err = b.DoAt(ctx, 1, at, &meta.GetXattr{Ino: ino, Name: "user.x"}); err != nil || string(r.Data) != "then" {
+		t.Fatalf("attribute at the snapshot: %q, %v", r.Data, err)
+	}
+	if r, err = b.DoAt(ctx, 1, at, &meta.ReadDir{Ino: meta.RootIno, Max: 10}); err != nil || len(r.Entries) != 1 || r.Entries[0].Name != "f" {
+		t.Fatalf("names at the snapshot: %+v, %v", r.Entries, err)
+	}
+	if r, err = b.DoAt(ctx, 1, at, &meta.StatFSOp{}); err != nil || r.StatFS.UsedInodes != 2 {
+		t.Fatalf("usage at the snapshot: %+v, %v", r.StatFS, err)
+	}
+	if a.recalls != before || b.mode(ino) != meta.LeaseNone || b.mode(meta.RootIno) != meta.LeaseNone {
+		t.Fatal("reads at a snapshot asked for leases")
+	}
+	for kind, got := range map[meta.Kind]meta.Kind{
+		meta.NotFound:       b.refusedAt(t, at, &meta.Lookup{Parent: meta.RootIno, Name: "g"}),
+		meta.NoSuchSnapshot: b.refusedAt(t, at+1, &meta.GetAttr{Ino: meta.RootIno}),
+		meta.ReadOnly:       b.refusedAt(t, at, &meta.Unlink{Parent: meta.RootIno, Name: "f"}),
+	} {
+		if kind != got {
+			t.Errorf("%v, want %v", got, kind)
+		}
+	}
+
+	// The next owner answers at once, before a has come back.
+	s.crash()
+	s.start()
+	if r, err = b.DoAt(ctx, 1, at, &meta.Lookup{Parent: meta.RootIno, Name: "f"}); err != nil || r.Attr.Ino != ino {
+		t.Fatalf("lookup at the snapshot under the next owner: %+v, %v", r, err)
+	}
+}
+
+// TestSnapshotBarrier: while clients give their exclusive leases back nobody
+// gets one, and everything else goes on; what a client commits before it answers
+// is in the snapshot.
+func TestSnapshotBarrier(t *testing.T) {
+	s := newSite(t)
+	s.chunkServer(1)
+	a, b := s.dial("a"), s.dial("b")
+	ino := a.create(t, "f").Attr.Ino
+	other := b.create(t, "g").Attr.Ino
+	b.do(t, &meta.GetAttr{Ino: other}, meta.LeaseNone)
+	a.mu.Lock()
+	a.hold = true
+	a.mu.Unlock()
+
+	taken := make(chan wire.SnapshotInfo, 1)
+	go func() { taken <- s.dial("admin").snapshot(t, "one") }()
+	eventually(t, "the lease is asked for", func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return unless(len(a.held) > 0)
+	})
+	began := time.Now()
+	if m := b.mode(other); m == meta.LeaseExclusive {
+		eventually(t, "b gives its lease back", func() error { return unless(b.mode(other) < meta.LeaseExclusive) })
+	}
+	// Exclusive leases wait, whatever the file; the rest does not.
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	if _, err := b.Do(ctx, 1, meta.OpID{}, &meta.Open{Ino: other}, meta.LeaseExclusive); meta.KindOf(err) != meta.Interrupted {
+		t.Fatalf("a file could be opened for writing: %v", err)
+	}
+	cancel()
+	if fresh := b.create(t, "h").Attr.Ino; b.mode(fresh) == meta.LeaseExclusive {
+		t.Fatal("a new file came with an exclusive lease")
+	}
+	// What a had buffered is committed now.
+	a.do(t, &meta.Write{Ino: ino, Inline: true, Data: []byte("buffered"), Size: 8, Synced: true}, meta.LeaseNone)
+	if time.Since(began) > 900*time.Millisecond {
+		t.Log("this machine is slow: nothing is shown of the barrier's bound")
+	}
+	a.letGo()
+	at := (<-taken).At
+	r, err := b.DoAt(t.Context(), 1, at, &meta.Open{Ino: ino})
+	if err != nil || string(r.Data) != "buffered" {
+		t.Fatalf("the snapshot has %q, %v", r.Data, err)
+	}
+	b.do(t, &meta.Open{Ino: other}, meta.LeaseExclusive)
+	if b.mode(other) != meta.LeaseExclusive {
+		t.Fatal("no exclusive lease after the snapshot")
+	}
+	s.exact()
+}
+
+// TestSnapshotCutsWhoDoesNotAnswer: the file of a client that answers no recall
+// ends in the snapshot where it was synced last; its commits without an end come
+// after the snapshot.
+func TestSnapshotCutsWhoDoesNotAnswer(t *testing.T) {
+	s := newSiteTTL(t, 10*time.Second)
+	chunks := s.chunkServer(1)
+	a := s.dial("a")
+	ino := a.create(t, "log").Attr.Ino
+	g := a.alloc(t, true)
+	chunks.has(g.ID, 900, 700)
+	a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 500, Chunk: g.ID, OpenEnded: true}}, Size: 500, Synced: true}, meta.LeaseNone)
+	a.mu.Lock()
+	a.hold = true
+	a.mu.Unlock()
+	began := time.Now()
+	one := s.dial("admin").snapshot(t, "one")
+	if took := time.Since(began); took < barrierWait {
+		t.Fatalf("it did not wait: %v", took)
+	} else {
+		t.Logf("with one client that does not answer: %v", took)
+	}
+	r, err := a.DoAt(t.Context(), 1, one.At, &meta.Open{Ino: ino})
+	if err != nil || r.Attr.Size < 700 || len(r.Extents) != 1 || r.Extents[0].OpenEnded || r.Extents[0].Len != r.Attr.Size {
+		t.Fatalf("the file's end in the snapshot: %+v, %v", r, err)
+	}
+	if n := len(chunks.ordered(g.ID, meta.OrderSeal)); n < 2 {
+		t.Fatalf("%d orders to seal the chunk, not a freeze and a seal", n)
+	}
+	a.letGo()
+	s.exact()
+}
+
+// TestSnapshotNobodyCanSettle: a file whose end no chunk server can tell keeps
+// the snapshot from being taken, with words, and nothing is left half.
+func TestSnapshotNobodyCanSettle(t *testing.T) {
+	s := newSiteTTL(t, 10*time.Second)
+	chunks := s.chunkServer(1)
+	a := s.dial("a")
+	ino := a.create(t, "log").Attr.Ino
+	g := a.alloc(t, true)
+	chunks.has(g.ID, 900, 700)
+	a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 500, Chunk: g.ID, OpenEnded: true}}, Size: 500, Synced: true}, meta.LeaseNone)
+	a.mu.Lock()
+	a.hold = true
+	a.mu.Unlock()
+	chunks.refuse(meta.IO)
+	admin := s.dial("admin")
+	admin.refused(t, meta.Unavailable, wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1, Entry: "one"})
+	if l := admin.names(t); len(l) != 0 {
+		t.Fatal(l)
+	}
+	chunks.refuse(meta.KindOK)
+	admin.snapshot(t, "one")
+	a.letGo()
+	a.do(t, &meta.Open{Ino: a.create(t, "next").Attr.Ino}, meta.LeaseExclusive)
+	s.exact()
+}
+
+func TestSnapshotNames(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	a.snapshot(t, "one")
+	create := wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1}
+	for name, why := range map[string]meta.Kind{
+		"one": meta.Exists, "": meta.Invalid, ".": meta.Invalid, "a/b": meta.Invalid, "a@b": meta.Invalid, "a\xff": meta.Invalid, "a\nb": meta.Invalid,
+		strings.Repeat("x", 300): meta.NameTooLong,
+	} {
+		create.Entry = name
+		a.refused(t, why, create)
+	}
+	// A request that is sent again, also to the next owner, makes one snapshot.
+	create.Entry, create.Body = "two", []byte(`{"token":77}`)
+	var first, again wire.SnapshotInfo
+	a.report(t, create, &first)
+	s.crash()
+	s.start()
+	a.report(t, create, &again)
+	if first != again {
+		t.Fatal(first, again)
+	}
+	create.Body = []byte(`{"token":78}`)
+	a.refused(t, meta.Exists, create)
+	a.refused(t, meta.NoSuchSnapshot, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: 1, Entry: "three"})
+	a.refused(t, meta.NoSuchSnapshot, wire.Admin{Op: wire.AdminSnapshotRollback, Volume: 1, Entry: "three"})
+	if got := a.names(t); !slices.Equal(got, []string{"one ready", "two ready"}) {
+		t.Fatal(got)
+	}
+}
+
+// TestSnapshotsAreDissolved: what deleted snapshots alone held goes in steps
+// that any owner goes on with; chunks are deleted when the last that saw them
+// is gone, and not before.
+func TestSnapshotsAreDissolved(t *testing.T) {
+	s := newSite(t)
+	chunks := s.chunkServer(1)
+	a := s.dial("a")
+	ino := a.create(t, "f").Attr.Ino
+	g := a.alloc(t, false)
+	chunks.has(g.ID, 4096, 4096)
+	a.commit(t, ino, g, 0, 4096, true)
+	if _, err := a.EndChunk(t.Context(), 1, g.ID, 4096); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 900 {
+		a.create(t, fmt.Sprint("n", i))
+	}
+	for _, name := range []string{"one", "two", "three"} {
+		a.snapshot(t, name)
+	}
+	for i := range 900 {
+		a.do(t, &meta.SetAttr{Ino: ino + 1 + meta.Ino(i), Mask: meta.SetMode, Mode: 0o600}, meta.LeaseNone)
+	}
+	a.do(t, &meta.SetAttr{Ino: ino, Mask: meta.SetSize}, meta.LeaseNone)
+	if held := a.snapshots(t).Held; held != 4096 {
+		t.Fatal(held)
+	}
+	remove := func(name string) {
+		t.Helper()
+		a.admin(t, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: 1, Entry: name})
+	}
+	gone := func(name string) func() error {
+		return func() error {
+			return unless(!slices.ContainsFunc(a.names(t), func(n string) bool { return strings.HasPrefix(n, name+" ") }))
+		}
+	}
+	at := a.snapshots(t).Snapshots[0].At
+	remove("three")
+	// The owner dies while it is at it.
+	s.crash()
+	s.start()
+	if err := s.srv.AwaitServer(t.Context(), []meta.ServerID{1}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "three is gone", gone("three"))
+	s.exact()
+	remove("one")
+	if k := a.refusedAt(t, at, &meta.GetAttr{Ino: ino}); k != meta.NoSuchSnapshot {
+		t.Fatal(k)
+	}
+	eventually(t, "one is gone", gone("one"))
+	s.exact()
+	if n := len(chunks.ordered(g.ID, meta.OrderDelete)); n != 0 || a.snapshots(t).Held != 4096 {
+		t.Fatal("the chunk that a snapshot sees was deleted")
+	}
+	remove("two")
+	eventually(t, "the chunk is deleted", func() error { return unless(len(chunks.ordered(g.ID, meta.OrderDelete)) > 0) })
+	eventually(t, "two is gone", gone("two"))
+	s.exact()
+	if l := a.snapshots(t); len(l.Snapshots) != 0 || l.Held != 0 {
+		t.Fatal(l)
+	}
+}
+
+// TestRollback: back to a snapshot, with the owner dying at any step; sessions
+// are told, and nobody sees anything in between.
+func TestRollback(t *testing.T) {
+	for steps := range 4 {
+		t.Run(fmt.Sprint(steps), func(t *testing.T) {
+			s := newSite(t)
+			a := s.dial("a")
+			var inos []meta.Ino
+			for i := range 600 {
+				inos = append(inos, a.create(t, fmt.Sprint("n", i)).Attr.Ino)
+			}
+			a.snapshot(t, "one")
+			for i, ino := range inos {
+				a.do(t, &meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: 0o600}, meta.LeaseNone)
+				if i%2 == 0 {
+					a.do(t, &meta.Unlink{Parent: meta.RootIno, Name: fmt.Sprint("n", i)}, meta.LeaseNone)
+				}
+			}
+			a.create(t, "new")
+			back := wire.Admin{Op: wire.AdminSnapshotRollback, Volume: 1, Entry: "one"}
+			admin := s.dial("admin")
+			admin.refused(t, meta.Busy, back) // a is in it
+			back.Body = []byte(`{"force":true}`)
+			if steps == 0 {
+				admin.admin(t, back)
+			} else {
+				o := s.srv.opened(1)
+				o.mu.Lock()
+				o.closed = make(chan struct{})
+				o.mu.Unlock()
+				if err := o.endAll(); err != nil {
+					t.Fatal(err)
+				}
+				for o.reapSome() {
+				}
+				step := &meta.Rollback{To: 1}
+				for range steps {
+					o.mu.Lock()
+					res, err := o.run(step, 0)
+					wait := o.untilDurable(o.newest())
+					o.mu.Unlock()
+					if err != nil {
+						t.Fatal(err)
+					}
+					<-wait
+					if step.From = res.Data; res.EOF {
+						t.Fatalf("%d steps were all", steps)
+					}
+				}
+				s.crash()
+				s.start()
+				if l := admin.names(t); !slices.Equal(l, []string{"one ready"}) && !slices.Equal(l, []string{"one rolling back"}) {
+					t.Fatal(l)
+				}
+			}
+			eventually(t, "a hears that its session ended", func() error {
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				return unless(a.expired == 1)
+			})
+			r := a.do(t, &meta.ReadDir{Ino: meta.RootIno, Max: 4096, Plus: true}, meta.LeaseNone)
+			if len(r.Entries) != 600 {
+				t.Fatalf("%d entries", len(r.Entries))
+			}
+			for _, e := range r.Entries {
+				if e.Name == "new" || e.Attr == nil || e.Attr.Mode&0o777 != 0o644 {
+					t.Fatalf("%+v", e)
+				}
+			}
+			a.create(t, "after")
+			s.exact()
+			if l := admin.names(t); !slices.Equal(l, []string{"one ready"}) {
+				t.Fatal(l)
+			}
+		})
+	}
+}
+
+func TestSnapshotDiff(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	ask := func(from, to string) (kinds []string) {
+		t.Helper()
+		q := wire.DiffRequest{From: from, To: to}
+		for {
+			body, err := json.Marshal(q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var ans wire.DiffAnswer
+			a.report(t, wire.Admin{Op: wire.AdminSnapshotDiff, Volume: 1, Body: body}, &ans)
+			for _, c := range ans.Changes {
+				kinds = append(kinds, fmt.Sprint(c.Kind, " ", string(c.Path), string(c.From)))
+			}
+			if !ans.More {
+				return kinds
+			}
+			q.Skip, q.Of = len(kinds), ans.Of
+		}
+	}
+	a.create(t, "\xff")
+	ino := a.create(t, "b").Attr.Ino
+	a.snapshot(t, "one")
+	if got := ask("one", ""); len(got) != 0 {
+		t.Fatal(got)
+	}
+	a.do(t, &meta.Rename{Parent: meta.RootIno, Name: "\xff", NewParent: meta.RootIno, NewName: "\xfe"}, meta.LeaseNone)
+	a.do(t, &meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: 0o600}, meta.LeaseNone)
+	want := []string{fmt.Sprint(meta.PathChanged, " b"), fmt.Sprint(meta.PathRenamed, " \xfe\xff")}
+	if got := ask("one", ""); !slices.Equal(got, want) {
+		t.Fatalf("%q, want %q", got, want)
+	}
+	a.snapshot(t, "two")
+	for i := range diffPage + 5 {
+		a.create(t, fmt.Sprint("n", i))
+	}
+	if got := ask("one", "two"); !slices.Equal(got, want) {
+		t.Fatalf("%q, want %q", got, want)
+	}
+	if got := ask("two", ""); len(got) != diffPage+5 || !slices.IsSorted(got) {
+		t.Fatalf("%d changes", len(got))
+	}
+	for from, why := range map[string]meta.Kind{`{"from":"two","to":"one"}`: meta.Invalid, `{"from":"nine"}`: meta.NoSuchSnapshot, `{"from":"one","of":7}`: meta.Stale} {
+		a.refused(t, why, wire.Admin{Op: wire.AdminSnapshotDiff, Volume: 1, Body: []byte(from)})
+	}
+}
+
+func TestScheduleIsKept(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	a.snapshot(t, "mine")
+	set := wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: 1, Entry: "24h"}
+	a.refused(t, meta.Invalid, set)
+	set.Entry = "3s:1s"
+	a.admin(t, set)
+	scheduled := func() (l []string) {
+		for _, n := range a.names(t) {
+			if strings.HasPrefix(n, "auto-") && strings.HasSuffix(n, wire.SnapshotReady) {
+				l = append(l, n)
+			}
+		}
+		return l
+	}
+	eventually(t, "two snapshots", func() error { return unless(len(scheduled()) >= 2) })
+	first := scheduled()[0]
+	s.crash()
+	s.start()
+	eventually(t, "the first is not kept any more", func() error {
+		l := scheduled()
+		return unless(len(l) > 0 && !slices.Contains(l, first))
+	})
+	set.Entry = ""
+	a.admin(t, set)
+	if !slices.Contains(a.names(t), "mine ready") {
+		t.Fatal("a snapshot that is none of the schedule's was deleted")
+	}
+	n := len(a.names(t))
+	time.Sleep(1500 * time.Millisecond)
+	if l := a.names(t); len(l) > n {
+		t.Fatalf("it goes on: %v", l)
+	}
+	s.exact()
+}
+
+func TestSchedulePlan(t *testing.T) {
+	for _, bad := range []string{"24h", "24h:", ":hourly", "1h:daily", "x:hourly", "24h:x", "-1h:1s", "24h:1ms", "24h:hourly,", "1000d:minutely"} {
+		if r, err := parseKeep(bad); meta.KindOf(err) != meta.Invalid {
+			t.Errorf("%q: %v, %v", bad, r, err)
+		}
+	}
+	rules, err := parseKeep("24h:hourly, 7d:daily")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Run it for three weeks, looking every ten minutes.
+	var have []meta.Snapshot
+	began := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for now := began; now.Before(began.Add(21 * 24 * time.Hour)); now = now.Add(10 * time.Minute) {
+		due, unwanted := plan(rules, have, now)
+		if due != (now.Minute() == 0) {
+			t.Fatalf("%v: due %v", now, due)
+		}
+		have = slices.DeleteFunc(have, func(s meta.Snapshot) bool {
+			return slices.ContainsFunc(unwanted, func(u meta.Snapshot) bool { return u.At == s.At })
+		})
+		if due {
+			have = append(have, meta.Snapshot{At: meta.Generation(len(have)) + meta.Generation(now.Unix()), Created: meta.Time(now.UnixNano()), Name: scheduledName(now)})
+		}
+	}
+	days := map[int]int{}
+	for _, s := range have {
+		if !isScheduled(s.Name) {
+			t.Fatal(s.Name)
+		}
+		days[time.Unix(0, int64(s.Created)).UTC().YearDay()]++
+	}
+	if len(have) != 24+7 && len(have) != 24+6 {
+		t.Errorf("%d are kept, 24 hourly and 7 daily ones were wanted: %v", len(have), days)
+	}
+	for d := 16; d < 20; d++ {
+		if days[d] != 1 {
+			t.Errorf("%d of day %d are kept", days[d], d)
+		}
+	}
+}
+
+// TestOwnerDiesAtTheBarrier: the request goes on at the next owner, and there is
+// one snapshot; writers are not held for ever.
+func TestOwnerDiesAtTheBarrier(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	ino := a.create(t, "f").Attr.Ino
+	a.mu.Lock()
+	a.hold = true
+	a.mu.Unlock()
+	admin := s.dial("admin")
+	taken := make(chan error, 1)
+	go func() {
+		_, err := admin.TakeSnapshot(context.Background(), 1, "one")
+		taken <- err
+	}()
+	eventually(t, "the lease is asked for", func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return unless(len(a.held) > 0)
+	})
+	s.crash()
+	s.start()
+	a.letGo()
+	if err := <-taken; err != nil {
+		t.Fatal(err)
+	}
+	if got := admin.names(t); !slices.Equal(got, []string{"one ready"}) {
+		t.Fatal(got)
+	}
+	a.do(t, &meta.Open{Ino: ino}, meta.LeaseExclusive)
+	if a.mode(ino) != meta.LeaseExclusive {
+		t.Fatal("no exclusive lease after the snapshot")
+	}
+	s.exact()
+}
+
+// TestSnapshotCostsTheSame whatever the volume holds: one entry of two records.
+func TestSnapshotCostsTheSame(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	var entries []int
+	have := 0
+	for _, files := range []int{1_000, 30_000} {
+		for ; have < files; have += 1000 {
+			var ops []client.BatchOp
+			for i := range 1000 {
+				ops = append(ops, client.BatchOp{Op: newFile(fmt.Sprint("n", have+i))})
+			}
+			if _, _, err := a.DoBatch(t.Context(), 1, ops); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := a.Sync(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+		o := s.srv.opened(1)
+		o.mu.Lock()
+		_, effects, err := namespace.Execute(&view{o: o}, o.context(0), &meta.TakeSnapshot{Name: fmt.Sprint("at", files)})
+		o.mu.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		a.snapshot(t, fmt.Sprint("at", files))
+		t.Logf("%d files: %v, %d records", files, time.Since(began), len(effects))
+		entries = append(entries, len(effects))
+	}
+	if entries[0] != entries[1] || entries[1] > 2 {
+		t.Errorf("%v records: it grows with the volume", entries)
+	}
+}

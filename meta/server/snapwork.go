@@ -1,0 +1,450 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
+)
+
+// What goes on about snapshots behind the requests: deleted ones are dissolved
+// and a volume is rolled back, in steps that are journaled, so that any owner
+// goes on with them; and the schedule is kept.
+
+// dropStep is how many superseded versions one step of a deletion deals with:
+// a few milliseconds in which nobody else is answered.
+const dropStep = 256
+
+func (o *owner) kickSnapshots() {
+	select {
+	case o.snapWake <- struct{}{}:
+	default:
+	}
+}
+
+// snapshotLoop does the work of a volume that is served.
+func (o *owner) snapshotLoop() {
+	if o.await(o.ctx, o.recovered) != nil {
+		return
+	}
+	for {
+		for o.ctx.Err() == nil && o.dropSome() {
+		}
+		t := time.NewTimer(o.keepSchedule())
+		select {
+		case <-o.snapWake:
+		case <-t.C:
+		case <-o.ctx.Done():
+			t.Stop()
+			return
+		}
+		t.Stop()
+	}
+}
+
+// snapshotWork tells whether the volume must stay open for it. Caller holds mu.
+func (o *owner) snapshotWork() bool {
+	if o.barrier != nil || o.closed != nil || o.keepOpen {
+		return true
+	}
+	all, err := namespace.Snapshots(&view{o: o})
+	return err != nil || slices.ContainsFunc(all, func(s meta.Snapshot) bool { return s.Deleting })
+}
+
+// deleteSnapshot makes a snapshot unreadable; what it alone saw goes later.
+// Errors: NoSuchSnapshot, Busy (the volume is being rolled back to it).
+func (o *owner) deleteSnapshot(ctx context.Context, name string) (meta.Snapshot, error) {
+	if err := o.await(ctx, o.recovered); err != nil {
+		return meta.Snapshot{}, err
+	}
+	sn, err := o.snapshot(name)
+	if errors.Is(err, meta.NoSuchSnapshot) {
+		// A request that is sent again finds what it did.
+		all, err2 := o.snapshots()
+		if err2 != nil {
+			return sn, err2
+		}
+		if i := slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.Name == name }); i >= 0 {
+			return all[i], nil
+		}
+	}
+	if err != nil {
+		return sn, err
+	}
+	o.mu.Lock()
+	seq := o.cur.seq
+	if _, err := o.run(&meta.DropSnapshot{At: sn.At, Max: 1}, 0); err != nil {
+		o.mu.Unlock()
+		return sn, err
+	}
+	o.snapped = max(o.snapped, min(seq, o.newest()))
+	wait := o.untilDurable(seq)
+	o.mu.Unlock()
+	if err := o.await(ctx, wait); err != nil {
+		return sn, err
+	}
+	o.log.Info("snapshot deleted, what it held goes", "name", name, "generation", sn.At)
+	o.kickSnapshots()
+	sn.Deleting = true
+	return sn, nil
+}
+
+// dropSome works a bounded amount off a deleted snapshot and waits for the
+// journal; more tells that there may be more.
+func (o *owner) dropSome() (more bool) {
+	o.mu.Lock()
+	if o.failed != nil {
+		o.mu.Unlock()
+		return false
+	}
+	all, err := namespace.Snapshots(&view{o: o})
+	i := slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.Deleting })
+	if err != nil || i < 0 {
+		o.mu.Unlock()
+		if err != nil {
+			o.log.Error("deleting snapshots", "error", err)
+		}
+		return false
+	}
+	seq := o.cur.seq
+	res, err := o.run(&meta.DropSnapshot{At: all[i].At, Max: dropStep}, 0)
+	if err != nil {
+		o.mu.Unlock()
+		o.log.Error("deleting a snapshot", "name", all[i].Name, "error", err)
+		return false
+	}
+	o.freed += res.Off
+	if res.EOF {
+		o.log.Info("a deleted snapshot is gone", "name", all[i].Name, "generation", all[i].At, "freed", o.freed)
+		o.freed = 0
+	}
+	wait := o.untilDurable(seq)
+	o.mu.Unlock()
+	if o.await(o.ctx, wait) != nil {
+		return false
+	}
+	o.kickGC()
+	return true
+}
+
+// ---- rolling back
+
+// rolling is the snapshot that the volume is being rolled back to, zero if none.
+// Nobody else uses the owner yet, or the caller holds mu.
+func (o *owner) rolling() (meta.Generation, error) {
+	all, err := namespace.Snapshots(&view{o: o})
+	for _, s := range all {
+		if s.Rolling {
+			return s.At, err
+		}
+	}
+	return 0, err
+}
+
+// rollBack makes the volume what a snapshot is. Nobody may be in it, unless
+// force: then its sessions end, and what they had not synced is lost. Errors:
+// NoSuchSnapshot, Busy, Unavailable (what sessions wrote can't be settled).
+func (o *owner) rollBack(ctx context.Context, name string, force bool) error {
+	if err := o.await(ctx, o.recovered); err != nil {
+		return err
+	}
+	sn, err := o.snapshot(name)
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	for o.barrier != nil {
+		over := o.barrier.over
+		o.mu.Unlock()
+		if err := o.await(ctx, over); err != nil {
+			return err
+		}
+		o.mu.Lock()
+	}
+	err = o.failed
+	switch {
+	case err != nil:
+	case o.closed != nil:
+		err = meta.E("roll back", meta.Busy, o.subject(), errors.New("it is being rolled back already"))
+	case !force && len(o.sessions) > 0:
+		err = meta.E("roll back", meta.Busy, o.subject(), fmt.Errorf("in use by %s: end that, or force it", o.users()))
+	}
+	if err != nil {
+		o.mu.Unlock()
+		return err
+	}
+	closed := make(chan struct{})
+	o.closed = closed
+	o.mu.Unlock()
+	o.log.Warn("the volume is being rolled back: nobody is let in", "snapshot", name, "generation", sn.At)
+	done := make(chan error, 1)
+	o.wg.Go(func() {
+		err := o.rollTo(sn.At)
+		if err == nil {
+			o.log.Info("the volume was rolled back", "snapshot", name, "generation", sn.At)
+		} else {
+			o.log.Error("the volume was not rolled back", "snapshot", name, "error", err)
+		}
+		done <- err
+	})
+	select {
+	case err := <-done:
+		return err
+	case <-o.ctx.Done():
+		return o.gone()
+	case <-ctx.Done():
+		return meta.E("roll back", meta.Interrupted, o.subject(), fmt.Errorf("it goes on: %w", context.Cause(ctx)))
+	}
+}
+
+// users names some of the sessions in the volume. Caller holds mu.
+func (o *owner) users() string {
+	var names []string
+	for _, j := range o.sessions {
+		names = append(names, j.info.Name)
+	}
+	slices.Sort(names)
+	if n := len(names); n > 4 {
+		names = append(names[:4], fmt.Sprintf("%d others", n-4))
+	}
+	return fmt.Sprint(names)
+}
+
+// settleFor is how long what sessions left may take to be settled before a
+// rollback that has not begun is given up.
+const settleFor = 30 * time.Second
+
+// rollTo ends what sessions hold, rolls back, and lets everybody in again. Once
+// a step is journaled it is not given up but with the owner.
+func (o *owner) rollTo(at meta.Generation) error {
+	err := o.endAll()
+	if err == nil {
+		err = o.rollSteps(at, settleFor)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ctx.Err() == nil && o.closed != nil {
+		close(o.closed)
+		o.closed = nil
+	}
+	return err
+}
+
+// resumeRollback goes on, before anybody is served, with what the owner before
+// did not finish.
+func (o *owner) resumeRollback() error {
+	o.mu.Lock()
+	at, err := o.rolling()
+	closed := o.closed
+	o.mu.Unlock()
+	if err != nil {
+		o.lose(err)
+		return err
+	}
+	if closed == nil {
+		return nil
+	}
+	o.log.Warn("the volume is being rolled back: that goes on first", "generation", at)
+	if err := o.rollSteps(at, 0); err != nil {
+		if o.ctx.Err() == nil {
+			o.lose(err)
+		}
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	close(o.closed)
+	o.closed = nil
+	return nil
+}
+
+// endAll ends every session in the volume, which nobody can enter now.
+func (o *owner) endAll() error {
+	o.mu.Lock()
+	var in []*session
+	for s := range o.entered {
+		in = append(in, s)
+	}
+	o.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, s := range in {
+		wg.Go(func() {
+			o.endSession(s.id, s)
+			s.enqueue(0, &wire.Moved{Volume: o.vol}) // it comes back, and hears that it lost everything
+			s.flush()
+		})
+	}
+	wg.Wait()
+	o.mu.Lock()
+	var left []meta.SessionID
+	for id := range o.sessions {
+		left = append(left, id)
+	}
+	o.mu.Unlock()
+	for _, id := range left {
+		o.endSession(id, nil)
+	}
+	// Those that left files without an end stay until that is sealed.
+	for began := time.Now(); ; {
+		o.mu.Lock()
+		n := len(o.sessions)
+		o.mu.Unlock()
+		if n == 0 {
+			return o.flush(o.ctx)
+		}
+		if time.Since(began) > settleFor {
+			return meta.E("roll back", meta.Unavailable, o.subject(), errors.New("what its sessions were writing can't be sealed"))
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-o.ctx.Done():
+			return o.gone()
+		}
+	}
+}
+
+// rollSteps rolls back once everything that sessions held is gone. patience
+// bounds the wait for that; 0: none.
+func (o *owner) rollSteps(at meta.Generation, patience time.Duration) error {
+	began := time.Now()
+	step := &meta.Rollback{To: at}
+	for n := 0; ; n++ {
+		o.sealAbandoned()
+		for o.ctx.Err() == nil && o.reapSome() {
+		}
+		o.mu.Lock()
+		if o.failed != nil {
+			defer o.mu.Unlock()
+			return o.failed
+		}
+		seq := o.cur.seq
+		res, err := o.run(step, 0)
+		wait := o.untilDurable(seq)
+		o.mu.Unlock()
+		if errors.Is(err, meta.Busy) && (patience == 0 || time.Since(began) < patience) {
+			select {
+			case <-time.After(50 * time.Millisecond):
+				continue
+			case <-o.ctx.Done():
+				return o.gone()
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if err := o.await(o.ctx, wait); err != nil {
+			return err
+		}
+		if res.EOF {
+			return nil
+		}
+		patience, step.From = 0, res.Data
+	}
+}
+
+// ---- comparing
+
+// diffCache keeps the last comparison, so that its pages fit each other.
+type diffCache struct {
+	mu   sync.Mutex
+	of   uint64
+	all  []wire.DiffChange
+	drop *time.Timer
+}
+
+const (
+	diffPage = 10_000
+	diffKeep = time.Minute
+)
+
+// diff compares two snapshots, or one with the volume as it is. It reads a
+// frozen state, so nobody waits for it. Errors: NoSuchSnapshot, Invalid, Stale.
+func (o *owner) diff(ctx context.Context, q *wire.DiffRequest) (*wire.DiffAnswer, error) {
+	d := &o.diffs
+	if q.Of == 0 {
+		all, err := o.compare(ctx, q.From, q.To)
+		if err != nil {
+			return nil, err
+		}
+		if len(all) <= diffPage {
+			return &wire.DiffAnswer{Changes: all}, nil
+		}
+		d.mu.Lock()
+		d.all = all
+		d.of = uint64(time.Now().UnixNano())
+		q.Of = d.of
+		if d.drop != nil {
+			d.drop.Stop()
+		}
+		of := d.of
+		d.drop = time.AfterFunc(diffKeep, func() {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			if d.of == of {
+				d.all, d.of = nil, 0
+			}
+		})
+		d.mu.Unlock()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.of != q.Of || q.Skip < 0 || q.Skip > len(d.all) {
+		return nil, meta.E("compare", meta.Stale, o.subject(), errors.New("this comparison was given up: begin again"))
+	}
+	d.drop.Reset(diffKeep)
+	page := d.all[q.Skip:min(q.Skip+diffPage, len(d.all))]
+	return &wire.DiffAnswer{Changes: page, More: q.Skip+len(page) < len(d.all), Of: d.of}, nil
+}
+
+func (o *owner) compare(ctx context.Context, from, to string) ([]wire.DiffChange, error) {
+	if err := o.await(ctx, o.recovered); err != nil {
+		return nil, err
+	}
+	a, err := o.snapshot(from)
+	if err != nil {
+		return nil, err
+	}
+	var b meta.Snapshot
+	if to != "" {
+		if b, err = o.snapshot(to); err != nil {
+			return nil, err
+		}
+	}
+	if to != "" && a.At == b.At {
+		return []wire.DiffChange{}, nil
+	}
+	if err := o.settled(ctx); err != nil {
+		return nil, err
+	}
+	o.mu.Lock()
+	if o.ctx.Err() != nil || o.stClosed {
+		o.mu.Unlock()
+		return nil, o.gone()
+	}
+	if o.closed != nil {
+		o.mu.Unlock()
+		return nil, meta.E("compare", meta.Busy, o.subject(), errors.New("it is being rolled back"))
+	}
+	o.wg.Add(1) // the store is not closed under it
+	defer o.wg.Done()
+	frozen := o.st.Freeze()
+	o.mu.Unlock()
+	l, err := namespace.Diff(frozen, a.At, b.At)
+	if err = errors.Join(err, frozen.Close()); err != nil {
+		return nil, err
+	}
+	out := make([]wire.DiffChange, len(l))
+	for i, c := range l {
+		out[i] = wire.DiffChange{Kind: c.Kind, Path: []byte(c.Path), Ino: c.Ino, Type: c.Type, Content: c.Content}
+		if c.Kind == meta.PathRenamed {
+			out[i].From = []byte(c.From)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,214 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/placement"
+)
+
+// replicaKey names a replica.
+type replicaKey struct {
+	chunk  meta.ChunkID
+	server meta.ServerID
+}
+
+// stale are replicas that the journal does not name: of chunks that have other
+// replicas now, or that have no record any more (orphans). They are noted when
+// a list shows them, or when repair made them so, and deleted after a grace
+// time if the journal, read anew, still does not name them. Nothing that a list
+// does not show leads here.
+type stale struct {
+	mu sync.Mutex
+	m  map[replicaKey]staleSince
+}
+
+type staleSince struct {
+	at     time.Time
+	orphan bool
+}
+
+// maxStale bounds what is remembered; a later list shows the rest.
+const maxStale = 1 << 20
+
+func (s *stale) add(id meta.ChunkID, server meta.ServerID, orphan bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.m == nil {
+		s.m = map[replicaKey]staleSince{}
+	}
+	k := replicaKey{id, server}
+	if x, ok := s.m[k]; ok {
+		x.orphan = orphan
+		s.m[k] = x
+	} else if len(s.m) < maxStale {
+		s.m[k] = staleSince{time.Now(), orphan}
+	}
+}
+
+func (s *stale) drop(k replicaKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.m, k)
+}
+
+// old lists what is older than a grace time.
+func (s *stale) old(grace time.Duration) (keys []replicaKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k, x := range s.m {
+		if time.Since(x.at) >= grace {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+func (s *stale) count(st *RepairStatus) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, x := range s.m {
+		if x.orphan {
+			st.Orphans++
+		} else {
+			st.Extra++
+		}
+	}
+}
+
+// deleteStale deletes what was stale for long enough.
+func (o *owner) deleteStale() {
+	keys := o.stale.old(o.srv.cfg.RepairGrace)
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 8)
+	for _, k := range keys {
+		if o.ctx.Err() != nil {
+			break
+		}
+		if _, ok := o.srv.Resolve(k.server); !ok {
+			// When it is back it lists what it has.
+			o.stale.drop(k)
+			continue
+		}
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			done, err := o.deleteOne(k)
+			if done {
+				o.stale.drop(k)
+			} else if err != nil && o.ctx.Err() == nil {
+				o.log.Warn("a replica that nothing needs could not be deleted, it is tried again", "chunk", k.chunk, "server", k.server, "error", err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// deleteOne deletes a replica if the journal still does not name it. done
+// tells that there is nothing more to do.
+func (o *owner) deleteOne(k replicaKey) (done bool, err error) {
+	unlock, ok := o.srv.repairs.lock(o, k.chunk)
+	if !ok {
+		return false, nil
+	}
+	defer unlock()
+	rec, err := o.chunkNow(o.ctx, k.chunk)
+	orphan := errors.Is(err, meta.NoSuchChunk)
+	switch {
+	case orphan && o.quarantined():
+		return false, nil // it may be all that is left of what a restored volume lost
+	case orphan:
+		if err := o.orphaned(k.chunk); err != nil {
+			_, serr := o.order(o.ctx, k.server, meta.Order{Kind: meta.OrderStat, Chunk: k.chunk})
+			return errors.Is(serr, meta.NoSuchChunk), err
+		}
+	case err != nil:
+		return false, err
+	case rec.State == meta.ChunkOpen:
+		return true, nil // not to be judged (rule 12)
+	}
+	if !orphan {
+		if adopted, err := o.adopt(&rec, k.server); adopted || err != nil {
+			return adopted, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(o.ctx, orderPatience)
+	defer cancel()
+	fence := o.fresh(rec.Fence)
+	if _, err := o.order(ctx, k.server, meta.Order{Kind: meta.OrderDelete, Chunk: k.chunk, Fence: fence}); err != nil && !errors.Is(err, meta.NoSuchChunk) {
+		return false, err
+	}
+	o.log.Info("a replica that nothing needs was deleted", "chunk", k.chunk, "server", k.server, "orphan", orphan)
+	o.srv.stats.staleDeleted.Add(1)
+	return true, nil
+}
+
+// adopt looks, before a replica that the record of a live chunk does not name
+// is deleted, whether those that it names are there. If they are too few, as
+// when the record is of a checkpoint from before the chunk was moved, and this
+// one is good, the record names it, too. Errors: those of asking.
+func (o *owner) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool, err error) {
+	if slices.Contains(rec.Servers, server) {
+		return true, nil
+	}
+	if rec.State != meta.ChunkSealed {
+		return false, nil
+	}
+	policy, err := o.policy()
+	if err != nil {
+		return false, err
+	}
+	good := 0
+	for _, id := range rec.Servers {
+		if state, err := o.judge(o.ctx, rec, id); err == nil && state == placement.Good {
+			good++
+		}
+	}
+	if good >= min(int(max(policy.Replicas, 1)), len(rec.Servers)) {
+		return false, nil
+	}
+	state, err := o.judge(o.ctx, rec, server)
+	if err != nil {
+		return false, err
+	}
+	if state != placement.Good {
+		if good == 0 {
+			return false, meta.E("collect chunks", meta.Corrupt, rec.ID.String(), fmt.Errorf("no good replica is left: that of server %d is kept, bad as it is", server))
+		}
+		return false, nil
+	}
+	o.log.Warn("the journal did not name a good replica that is needed: it does now", "chunk", rec.ID, "server", server, "named", rec.Servers, "good", good)
+	fence := o.fresh(rec.Fence)
+	if rec.CRC != 0 {
+		// The same content is there: only the fence rises, and no order to delete
+		// it that is still on its way is obeyed any more.
+		if err := o.pull(o.ctx, rec, fence, rec.CRC, "", server, []meta.ServerID{server}); err != nil {
+			return false, err
+		}
+	}
+	return true, o.setReplicas(o.ctx, rec, append(slices.Clone(rec.Servers), server), fence)
+}
+
+// orphaned is the proof that a chunk without a record is nobody's: ids are
+// given out only after they were journaled (rule 4), so the journal, of which
+// this owner has every entry, once had a record of it and lost it in order. An
+// id that the journal has not come to yet says that the journal was set back:
+// then nothing is deleted. Errors: Corrupt.
+func (o *owner) orphaned(id meta.ChunkID) error {
+	o.mu.Lock()
+	last, err := namespace.LastChunk(&view{o: o})
+	o.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if id.Volume != o.vol || meta.Term(id.Term) > o.own.Term() || id.Counter > last {
+		return meta.E("collect chunks", meta.Corrupt, id.String(), errors.New("the journal has not given out this chunk: was it set back? nothing is deleted"))
+	}
+	return nil
+}

@@ -1,0 +1,542 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/journal"
+	"penstock.io/penstock/meta/journal/etcd"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/state"
+)
+
+// A survey finds out from the chunk servers alone what can be made again of a
+// cluster whose etcd was lost: it lists what they hold, reads the manifests
+// among the chunks of volume 0, takes for each volume the newest checkpoint that
+// is there to the last byte, and compares it with the chunks on the disks.
+
+// Survey is what was found. Nothing was changed.
+type Survey struct {
+	Cluster string             `json:"cluster"`
+	Servers []meta.ServerInfo  `json:"servers"`
+	Volumes []SurveyedVolume   `json:"volumes"`
+	Notes   []string           `json:"notes,omitempty"`
+	Written meta.Time          `json:"records_of"` // when the cluster's own records were kept; 0: never
+	records []journal.KeyValue // of the root volume's manifest
+
+	MaxVolume meta.VolumeID `json:"-"`
+	MaxServer meta.ServerID `json:"-"`
+}
+
+// SurveyedVolume is one volume.
+type SurveyedVolume struct {
+	ID meta.VolumeID `json:"id"`
+	// Name is that of the row; a volume without a row is called after its id.
+	Name    string    `json:"name"`
+	Seq     meta.Seq  `json:"seq"`     // of the checkpoint; 0: there is none, the volume begins empty
+	Written meta.Time `json:"written"` // when it was made: what came later is lost
+	// Chunks that the checkpoint refers to: on disks, and missing there (their
+	// files answer EIO).
+	Chunks       int    `json:"chunks"`
+	Bytes        uint64 `json:"bytes"`
+	MissingCount int    `json:"missing_chunks"`
+	MissingBytes uint64 `json:"missing_bytes"`
+	// Chunks on disks that the checkpoint does not know: written after it. The
+	// bytes are those of such chunks, and those that open ones have beyond what
+	// the checkpoint refers to.
+	TailCount int    `json:"unknown_chunks"`
+	TailBytes uint64 `json:"unknown_bytes"`
+	// Incomplete counts newer checkpoints that were not complete.
+	Incomplete int `json:"incomplete_checkpoints"`
+
+	row  cluster.Volume
+	best *found
+	term meta.Term
+}
+
+// found is a manifest on the disks.
+type found struct {
+	m   journal.Manifest
+	ref meta.BlobRef
+}
+
+// lostCluster is the Cluster of a server that only surveys: it has nothing, and
+// says so to everybody.
+type lostCluster struct{ key meta.CapKey }
+
+var _ Cluster = (*lostCluster)(nil)
+
+func beingRestored() error {
+	return meta.E("find cluster", meta.Unavailable, "", errors.New("the cluster is being restored"))
+}
+
+func (c *lostCluster) ID() string { return "" }
+
+func (c *lostCluster) CapKeys(context.Context) ([]meta.CapKey, error) {
+	return []meta.CapKey{c.key}, nil
+}
+
+// Standing is as long as anybody asks for: chunk servers may enrol.
+func (c *lostCluster) Standing() time.Duration { return time.Minute }
+
+func (c *lostCluster) Unregister(context.Context) error { return nil }
+
+func (c *lostCluster) Volumes(context.Context) ([]cluster.Volume, error) { return nil, beingRestored() }
+
+func (c *lostCluster) Volume(context.Context, meta.VolumeID) (cluster.Volume, error) {
+	return cluster.Volume{}, beingRestored()
+}
+
+func (c *lostCluster) VolumeByName(context.Context, string) (cluster.Volume, error) {
+	return cluster.Volume{}, beingRestored()
+}
+
+func (c *lostCluster) CreateVolume(context.Context, string, meta.Policy, meta.Time) (cluster.Volume, error) {
+	return cluster.Volume{}, beingRestored()
+}
+
+func (c *lostCluster) UpdateVolume(context.Context, meta.VolumeID, func(*cluster.Volume) error) (cluster.Volume, error) {
+	return cluster.Volume{}, beingRestored()
+}
+
+func (c *lostCluster) DeleteVolume(context.Context, meta.VolumeID) error { return beingRestored() }
+
+func (c *lostCluster) OpenStore(context.Context, meta.VolumeID, journal.Checkpoint, bool) (Store, error) {
+	return nil, beingRestored()
+}
+
+func (c *lostCluster) PutAsideStore(meta.VolumeID) error { return beingRestored() }
+
+func (c *lostCluster) DropStore(meta.VolumeID) error { return beingRestored() }
+
+func (c *lostCluster) NewServerID(context.Context) (meta.ServerID, error) {
+	return 0, beingRestored()
+}
+
+func (c *lostCluster) Holder(context.Context, meta.VolumeID) (Holder, error) {
+	return Holder{}, beingRestored()
+}
+
+func (c *lostCluster) Own(context.Context, meta.VolumeID) (Ownership, Journal, error) {
+	return nil, nil, beingRestored()
+}
+
+func (c *lostCluster) Records(context.Context) ([]cluster.Record, error) { return nil, beingRestored() }
+
+func (c *lostCluster) Restored(context.Context, meta.VolumeID) (cluster.Restoration, bool, error) {
+	return cluster.Restoration{}, false, beingRestored()
+}
+
+func (c *lostCluster) SettleRestored(context.Context, meta.VolumeID) error { return beingRestored() }
+
+func (c *lostCluster) Nodes() []cluster.Node { return nil }
+
+func (c *lostCluster) ObserveNode(context.Context, cluster.Node, meta.Time) error {
+	return beingRestored()
+}
+
+func (c *lostCluster) SetNodeState(context.Context, meta.ServerID, cluster.NodeState, meta.Time) (cluster.Node, error) {
+	return cluster.Node{}, beingRestored()
+}
+
+func (c *lostCluster) Follow(context.Context, meta.VolumeID) (Journal, error) {
+	return nil, beingRestored()
+}
+
+func (c *lostCluster) View() *cluster.View           { return nil }
+func (c *lostCluster) Changed() <-chan struct{}      { return nil }
+func (c *lostCluster) Relieve(context.Context) error { return nil }
+
+// NewSurveyor makes a server that chunk servers may connect to, and nobody
+// else: it knows no volume.
+func NewSurveyor(ctx context.Context, cfg Config) (*Server, error) {
+	c := &lostCluster{key: meta.CapKey{ID: uint32(time.Now().Unix()), Secret: make([]byte, 32)}}
+	rand.Read(c.key.Secret)
+	cfg.Cluster, cfg.Followers, cfg.HomeAfter = c, -1, -1
+	return New(ctx, cfg)
+}
+
+// AwaitServers waits until n chunk servers are connected, or, for n = 0, until
+// some are and no other came for a while.
+func (s *Server) AwaitServers(ctx context.Context, n int, quiet time.Duration) error {
+	last, since := 0, time.Now()
+	for {
+		if now := len(s.liveServers()); now != last {
+			last, since = now, time.Now()
+		}
+		if n > 0 && last >= n || n == 0 && last > 0 && time.Since(since) >= quiet {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return meta.E("wait for chunk servers", meta.Unavailable, fmt.Sprintf("%d of %d are connected", last, n), context.Cause(ctx))
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// listed are the replicas of one volume's chunks.
+type listed map[meta.ChunkID]map[meta.ServerID]meta.ReplicaInfo
+
+// listAll lists a volume's chunks on every connected server. A listing that
+// failed is an error: it proves nothing.
+func (s *Server) listAll(ctx context.Context, v meta.VolumeID) (listed, error) {
+	all := listed{}
+	for _, srv := range s.liveServers() {
+		for after := (meta.ChunkID{}); ; {
+			r, err := s.Order(ctx, srv.ID, meta.Order{Kind: meta.OrderList, Volume: v, After: after})
+			if err != nil {
+				return nil, fmt.Errorf("listing volume %d on server %d: %w", v, srv.ID, err)
+			}
+			for _, c := range r.Chunks {
+				if all[c.ID] == nil {
+					all[c.ID] = map[meta.ServerID]meta.ReplicaInfo{}
+				}
+				all[c.ID][srv.ID] = c
+				after = c.ID
+			}
+			if !r.More {
+				break
+			}
+		}
+	}
+	return all, nil
+}
+
+// whole reports whether every part of a blob is on a server, sealed and as long
+// as it was.
+func (l listed) whole(ref meta.BlobRef) bool {
+	for _, p := range ref.Parts {
+		if !slices.ContainsFunc(p.Servers, func(id meta.ServerID) bool {
+			i, ok := l[p.Chunk][id]
+			return ok && i.Err == meta.KindOK && i.State == meta.ChunkSealed && i.Length == p.Length
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+// Survey looks. dir is for the volumes' states while they are looked through.
+func (s *Server) Survey(ctx context.Context, dir string, shared *state.Shared) (*Survey, error) {
+	sv := &Survey{Servers: s.liveServers()}
+	for _, i := range sv.Servers {
+		sv.MaxServer = max(sv.MaxServer, i.ID)
+	}
+	blobs, err := s.listAll(ctx, 0)
+	if err != nil {
+		return nil, err
+	}
+	manifests, err := s.readManifests(ctx, sv, blobs)
+	if err != nil {
+		return nil, err
+	}
+	if len(manifests) == 0 {
+		return nil, meta.E("survey", meta.NotFound, "", fmt.Errorf("no checkpoint is on the %d chunk servers that are connected", len(sv.Servers)))
+	}
+	byVolume := map[meta.VolumeID]*SurveyedVolume{}
+	at := func(id meta.VolumeID) *SurveyedVolume {
+		v := byVolume[id]
+		if v == nil {
+			v = &SurveyedVolume{ID: id}
+			byVolume[id] = v
+			sv.MaxVolume = max(sv.MaxVolume, id)
+		}
+		return v
+	}
+	// The newest checkpoint first; the term before the number, since after an
+	// earlier restoration the numbers went back and the terms did not.
+	slices.SortStableFunc(manifests, func(a, b *found) int {
+		return cmp.Or(cmp.Compare(a.m.Volume, b.m.Volume), cmp.Compare(b.m.Term, a.m.Term), cmp.Compare(b.m.Seq, a.m.Seq), cmp.Compare(b.m.Written, a.m.Written))
+	})
+	for _, f := range manifests {
+		v := at(f.m.Volume)
+		v.term = max(v.term, f.m.Term)
+		if v.best != nil {
+			continue
+		}
+		if err := s.complete(ctx, blobs, f); err != nil {
+			if ctx.Err() != nil {
+				return nil, err
+			}
+			v.Incomplete++
+			sv.note("volume %d: the checkpoint at %d of %s is not complete: %v", f.m.Volume, f.m.Seq, when(f.m.Written), err)
+			continue
+		}
+		v.best = f
+	}
+	if err := sv.takeRows(byVolume, at); err != nil {
+		return nil, err
+	}
+	for id := range blobs {
+		if v := byVolume[meta.VolumeID(id.Counter>>32)]; v != nil && id.Term < 1<<30 {
+			v.term = max(v.term, meta.Term(id.Term))
+		}
+	}
+	for _, id := range sortedVolumes(byVolume) {
+		v := byVolume[id]
+		if err := s.compare(ctx, v, dir, shared); err != nil {
+			return nil, err
+		}
+		sv.Volumes = append(sv.Volumes, *v)
+	}
+	return sv, nil
+}
+
+func when(t meta.Time) string { return time.Unix(0, int64(t)).UTC().Format(time.RFC3339) }
+
+func (sv *Survey) note(format string, a ...any) {
+	if len(sv.Notes) < 1000 {
+		sv.Notes = append(sv.Notes, fmt.Sprintf(format, a...))
+	}
+}
+
+// readManifests reads every manifest among the chunks of volume 0.
+func (s *Server) readManifests(ctx context.Context, sv *Survey, blobs listed) ([]*found, error) {
+	var all []*found
+	for id, on := range blobs {
+		part := meta.BlobPart{Chunk: id}
+		for srv, i := range on {
+			if i.Err == meta.KindOK && i.State == meta.ChunkSealed && (part.Length == 0 || i.Length == part.Length) {
+				part.Length, part.Servers = i.Length, append(part.Servers, srv)
+			}
+		}
+		if part.Length == 0 {
+			continue
+		}
+		slices.Sort(part.Servers)
+		head, err := s.readPart(ctx, part, 4)
+		if err != nil {
+			sv.note("chunk %s can't be read: %v", id, err)
+			continue
+		}
+		if !journal.LooksLikeManifest(head) {
+			continue
+		}
+		b, err := s.readPart(ctx, part, part.Length)
+		if err != nil {
+			sv.note("chunk %s can't be read: %v", id, err)
+			continue
+		}
+		m, err := journal.DecodeManifest(b)
+		if errors.Is(err, meta.Version) {
+			return nil, err // a newer program must do this
+		}
+		if err != nil {
+			continue // a table file that begins like one
+		}
+		if sv.Cluster == "" {
+			sv.Cluster = m.Cluster
+		}
+		if m.Cluster != sv.Cluster {
+			return nil, meta.E("survey", meta.Invalid, m.Cluster, fmt.Errorf("the chunk servers hold checkpoints of two clusters, %s as well", sv.Cluster))
+		}
+		ref := meta.BlobRef{Name: "manifest", Length: part.Length, CRC: crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)), Parts: []meta.BlobPart{part}}
+		all = append(all, &found{m, ref})
+	}
+	return all, nil
+}
+
+// readPart reads the beginning of a blob's part.
+func (s *Server) readPart(ctx context.Context, p meta.BlobPart, n uint64) ([]byte, error) {
+	b := make([]byte, min(n, p.Length))
+	if s.cfg.ReadChunk == nil {
+		return nil, meta.E("survey", meta.NotSupported, p.Chunk.String(), nil)
+	}
+	return b, s.cfg.ReadChunk(ctx, meta.ChunkPlace{ID: p.Chunk, Servers: p.Servers, Sealed: true, Length: p.Length}, b, 0)
+}
+
+// complete reads all files of a checkpoint.
+func (s *Server) complete(ctx context.Context, blobs listed, f *found) error {
+	for _, file := range f.m.Files {
+		if !blobs.whole(file.Ref) {
+			return meta.E("survey", meta.NotFound, file.Name, errors.New("no connected chunk server has all of it"))
+		}
+	}
+	for _, file := range f.m.Files {
+		r, err := s.cfg.Blob.Get(ctx, file.Ref)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(io.Discard, r)
+		if err = errors.Join(err, r.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeRows decides which volumes there are: those of the cluster's records as
+// the root volume's checkpoint kept them, and those whose own checkpoint is
+// newer. One that the records of later do not have was deleted.
+func (sv *Survey) takeRows(byVolume map[meta.VolumeID]*SurveyedVolume, at func(meta.VolumeID) *SurveyedVolume) error {
+	kept := map[meta.VolumeID]cluster.Volume{}
+	if root := byVolume[meta.RootVolume]; root != nil && root.best != nil {
+		sv.records, sv.Written = root.best.m.Records, root.best.m.Written
+	}
+	for _, r := range sv.records {
+		if len(r.Key) < 6 || string(r.Key[:6]) != "table/" {
+			continue
+		}
+		v, err := cluster.DecodeVolume(r.Value)
+		if err != nil {
+			return err
+		}
+		kept[v.ID] = v
+		if v.State == cluster.VolumeActive {
+			at(v.ID)
+		}
+	}
+	for id, v := range byVolume {
+		row, known := kept[id]
+		if v.best != nil && (!known || v.best.m.Written > sv.Written) {
+			own, err := cluster.DecodeVolume(v.best.m.Row)
+			if err != nil {
+				return err
+			}
+			if !known && v.best.m.Written < sv.Written {
+				sv.note("volume %s (%d) was deleted before %s: its checkpoint is left alone", own.Name, id, when(sv.Written))
+				delete(byVolume, id)
+				continue
+			}
+			row, known = own, true
+		}
+		if !known {
+			row = cluster.Volume{ID: id, Name: fmt.Sprintf("restored-%d", id), State: cluster.VolumeActive, Policy: meta.Policy{Replicas: 1}}
+			sv.note("of volume %d there is neither a row nor a complete checkpoint: it begins empty", id)
+		}
+		v.row, v.Name = row, row.Name
+	}
+	// Names are unique; two volumes may have had one after the other.
+	names := map[string]meta.VolumeID{}
+	for _, id := range sortedVolumes(byVolume) {
+		v := byVolume[id]
+		if other, taken := names[v.Name]; taken {
+			sv.note("volumes %d and %d are both called %q: the second is renamed", other, id, v.Name)
+			v.row.Name = fmt.Sprintf("%s-%d", v.Name, id)
+			v.Name = v.row.Name
+		}
+		names[v.Name] = id
+	}
+	return nil
+}
+
+func sortedVolumes(m map[meta.VolumeID]*SurveyedVolume) (ids []meta.VolumeID) {
+	for id := range m {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// compare holds a volume's checkpoint against the chunks on the disks.
+func (s *Server) compare(ctx context.Context, v *SurveyedVolume, dir string, shared *state.Shared) error {
+	on, err := s.listAll(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	longest := func(id meta.ChunkID) (n uint64) {
+		for _, i := range on[id] {
+			n = max(n, i.Length)
+		}
+		return n
+	}
+	for id, replicas := range on {
+		v.term = max(v.term, meta.Term(id.Term))
+		for _, i := range replicas {
+			v.term = max(v.term, i.Fence.Term)
+		}
+	}
+	known := map[meta.ChunkID]bool{}
+	if v.best != nil {
+		v.Seq, v.Written = v.best.m.Seq, v.best.m.Written
+		tmp := filepath.Join(dir, fmt.Sprintf("survey-%08x", uint32(v.ID)))
+		if err := os.RemoveAll(tmp); err != nil {
+			return meta.E("survey", meta.IO, tmp, err)
+		}
+		defer os.RemoveAll(tmp)
+		err := state.Restore(tmp, v.ID, v.best.m.Files, func(f journal.File) (io.ReadCloser, error) { return s.cfg.Blob.Get(ctx, f.Ref) })
+		if err != nil {
+			return err
+		}
+		st, err := state.Open(tmp, v.ID, shared)
+		if err != nil {
+			return err
+		}
+		if at := st.Applied(); at != v.best.m.Position {
+			return errors.Join(meta.E("survey", meta.Corrupt, v.Name, fmt.Errorf("its files stand at %v, its manifest says %v", at, v.best.m.Position)), st.Close())
+		}
+		err = namespace.Chunks(st, func(c meta.ChunkRecord) bool {
+			known[c.ID] = true
+			if c.State == meta.ChunkDeleting || c.Live == 0 {
+				return true
+			}
+			v.Chunks++
+			v.Bytes += c.Live
+			if n := longest(c.ID); c.State == meta.ChunkOpen && n > c.Live {
+				v.TailBytes += n - c.Live // appended later, or garbage
+			}
+			have := slices.ContainsFunc(c.Servers, func(id meta.ServerID) bool {
+				i, ok := on[c.ID][id]
+				return ok && i.Err == meta.KindOK && (c.State != meta.ChunkSealed || i.Length >= c.Length)
+			})
+			if !have {
+				v.MissingCount++
+				v.MissingBytes += c.Live
+			}
+			return true
+		})
+		if err = errors.Join(err, st.Close()); err != nil {
+			return err
+		}
+	}
+	for id := range on {
+		if !known[id] {
+			v.TailCount++
+			v.TailBytes += longest(id)
+		}
+	}
+	return nil
+}
+
+// restoreTerms is how far above any term that was seen a restored volume goes
+// on: owners may have come and gone without leaving a chunk.
+const restoreTerms = 1000
+
+// Quarantine is how long after a restoration nothing unknown is deleted.
+const Quarantine = 14 * 24 * time.Hour
+
+// Founding gives what the cluster begins again with, and the volumes' journals.
+func (sv *Survey) Founding(now meta.Time) (cluster.Founding, []RestoredVolume) {
+	f := cluster.Founding{ID: sv.Cluster, MaxVolume: sv.MaxVolume, MaxServer: sv.MaxServer, Restored: map[meta.VolumeID]cluster.Restoration{}}
+	for _, r := range sv.records {
+		f.Records = append(f.Records, cluster.Record{Key: string(r.Key), Value: r.Value})
+	}
+	var all []RestoredVolume
+	for _, v := range sv.Volumes {
+		r := RestoredVolume{Volume: v.ID, Term: v.term + restoreTerms}
+		if v.best != nil {
+			cp := v.best.m.Checkpoint
+			cp.Files, cp.Manifest = nil, v.best.ref
+			r.Checkpoint, r.Entry = &cp, v.best.m.Entry
+		}
+		all = append(all, r)
+		f.Volumes = append(f.Volumes, v.row)
+		f.Restored[v.ID] = cluster.Restoration{At: now, Seq: v.Seq, Term: r.Term, Quarantine: now + meta.Time(Quarantine)}
+	}
+	return f, all
+}
+
+// RestoredVolume is what a volume's journal begins again with.
+type RestoredVolume = etcd.Restored

@@ -1,0 +1,316 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
+)
+
+// A volume that nobody uses is closed: it costs a folder and some keys at etcd.
+// But its chunks must be looked after all the same, so its home opens it now and
+// then, and whenever the chunk servers changed, lets it inspect its chunks, and
+// closes it again.
+
+const (
+	visitEvery = 10 * time.Minute // between two visits of a closed volume
+	visitAgain = 10 * time.Second // after one that failed
+	visitPace  = 4                // volumes opened at each look
+	visitLook  = 500 * time.Millisecond
+)
+
+// visits remember when closed volumes were looked after.
+type visits struct {
+	at map[meta.VolumeID]time.Time
+	// seen is what the chunk servers were like then; see standing.
+	seen []serverStanding
+}
+
+// serverStanding is what may leave a closed volume's chunks with something to
+// be done when it changes.
+type serverStanding struct {
+	id    meta.ServerID
+	live  bool
+	node  cluster.NodeState
+	disks string // those that are not to be used as before
+}
+
+// standing tells how the chunk servers stand, by id.
+func (s *Server) standing() (all []serverStanding) {
+	nodes := s.cfg.Cluster.Nodes()
+	for _, x := range s.sightings() {
+		st := serverStanding{id: x.info.ID, live: x.live}
+		if n := nodeIn(nodes, x.info.ID); n != nil {
+			st.node = n.State
+		}
+		for _, d := range x.info.Disks {
+			if d.State != meta.DiskOK && d.State != meta.DiskFull {
+				st.disks += d.ID + " "
+			}
+		}
+		all = append(all, st)
+	}
+	return all
+}
+
+// worse: some server went, is to be emptied or taken away, or has a disk that
+// fails, and that was not so before: what closed volumes have there may have to
+// be copied.
+func worse(was, now []serverStanding) bool {
+	for _, n := range now {
+		i := slices.IndexFunc(was, func(w serverStanding) bool { return w.id == n.id })
+		w := serverStanding{live: true, node: cluster.NodeActive}
+		if i >= 0 {
+			w = was[i]
+		}
+		if w.live && !n.live || n.node != w.node && n.node != cluster.NodeActive && n.node != "" || n.disks != w.disks && n.disks != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// due lists the closed volumes of this home that are to be visited, those
+// first that were not for the longest time.
+func (v *visits) due(s *Server, view *cluster.View, now time.Time) (ids []meta.VolumeID) {
+	for _, x := range view.Volumes {
+		if x.State != cluster.VolumeActive || now.Sub(v.at[x.ID]) < visitEvery || s.opened(x.ID) != nil {
+			continue
+		}
+		if _, mine := s.home(x.ID); mine {
+			ids = append(ids, x.ID)
+		}
+	}
+	slices.SortStableFunc(ids, func(a, b meta.VolumeID) int { return v.at[a].Compare(v.at[b]) })
+	return ids
+}
+
+// visit opens some of the volumes that are due.
+func (v *visits) visit(s *Server, view *cluster.View, now time.Time) {
+	standing := s.standing()
+	if worse(v.seen, standing) {
+		clear(v.at)
+	}
+	v.seen = standing
+	pace := visitPace
+	for _, id := range v.due(s, view, now) {
+		if pace == 0 {
+			break
+		}
+		h, err := s.cfg.Cluster.Holder(s.ctx, id)
+		if err != nil {
+			pace-- // tried again with the next look
+			continue
+		}
+		if h.Held || h.Name == "" {
+			v.at[id] = now // served elsewhere, or never used
+			continue
+		}
+		pace--
+		if _, err := s.open(s.ctx, id); err == nil {
+			v.at[id] = now
+		} else if s.ctx.Err() == nil {
+			// After the others.
+			v.at[id] = now.Add(visitAgain - visitEvery)
+			s.log.Info("a volume could not be visited", "volume", id, "error", err)
+		}
+	}
+}
+
+// visitLoop visits volumes and closes those that are idle.
+func (s *Server) visitLoop() {
+	v := visits{at: map[meta.VolumeID]time.Time{}}
+	idle := map[*owner]time.Time{} // since when
+	t := time.NewTicker(visitLook)
+	defer t.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-t.C:
+		}
+		view := s.cfg.Cluster.View()
+		if view == nil {
+			continue
+		}
+		now := time.Now()
+		v.visit(s, view, now)
+		for _, o := range s.owners() {
+			if !o.unused() {
+				delete(idle, o)
+				continue
+			}
+			if idle[o].IsZero() {
+				idle[o] = now
+			}
+			if now.Sub(idle[o]) < s.cfg.IdleClose {
+				continue
+			}
+			delete(idle, o)
+			if st, err := o.status(); err != nil || !st.Full() {
+				continue // its chunks want something
+			}
+			v.at[o.vol] = now
+			ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
+			if err := o.handOver(ctx, ""); err != nil && s.ctx.Err() == nil {
+				o.log.Info("an idle volume could not be closed", "error", err)
+			}
+			cancel()
+		}
+		for o := range idle {
+			if o.ctx.Err() != nil {
+				delete(idle, o)
+			}
+		}
+	}
+}
+
+// unused: no session holds anything in the volume, and nothing is under way.
+func (o *owner) unused() bool {
+	select {
+	case <-o.recovered:
+	default:
+		return false
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.failed != nil || o.leaving != nil || len(o.sessions) > 0 || len(o.entered) > 0 || len(o.cur.effects) > 0 || o.newest() > o.durable {
+		return false
+	}
+	if o.snapshotWork() {
+		return false
+	}
+	work := false
+	some := func(meta.Ino) bool { work = true; return false }
+	if namespace.ReapQueue(&view{o: o}, some) != nil {
+		return false
+	}
+	err := namespace.AllOpenChunks(&view{o: o}, func(meta.ChunkRecord, meta.Ino) bool { work = true; return false })
+	return err == nil && !work
+}
+
+// openHome opens every volume whose home this is, as far as that goes before ctx
+// ends, and tells how many are not open then.
+func (s *Server) openHome(ctx context.Context) (closed int, err error) {
+	all, err := s.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return 0, err
+	}
+	var wg sync.WaitGroup
+	var not atomic.Int64
+	slots := make(chan struct{}, homeWorkers)
+	for _, v := range all {
+		if _, mine := s.home(v.ID); !mine || v.State != cluster.VolumeActive || s.opened(v.ID) != nil {
+			continue
+		}
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if ctx.Err() != nil {
+				not.Add(1)
+				return
+			}
+			if _, err := s.open(ctx, v.ID); err != nil && !errors.Is(err, meta.NotOwner) && !errors.Is(err, meta.NoSuchVolume) {
+				not.Add(1)
+				s.log.Info("how a volume's chunks stand is not known yet", "volume", v.Name, "error", err)
+			}
+		})
+	}
+	wg.Wait()
+	return int(not.Load()), nil
+}
+
+// others lists the meta servers that live besides this one.
+func (s *Server) others() (l []cluster.MetaServer) {
+	view := s.cfg.Cluster.View()
+	if view == nil {
+		return nil
+	}
+	for _, m := range view.MetaServers {
+		if m.Name != s.cfg.Name {
+			l = append(l, m)
+		}
+	}
+	return l
+}
+
+// clusterRepairStatus sums what every meta server says of its volumes. It fails
+// if one can't be asked.
+func (s *Server) clusterRepairStatus(ctx context.Context) (*RepairStatus, error) {
+	sum, err := s.RepairStatus(ctx, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range s.others() {
+		re, err := s.askPeer(ctx, m.Addr, &wire.Admin{Op: wire.AdminRepairStatus})
+		if err == nil {
+			err = re.Status.Error()
+		}
+		var st RepairStatus
+		if err == nil {
+			err = json.Unmarshal(re.Report, &st)
+		}
+		if err != nil {
+			return nil, meta.E("ask all metadata servers", meta.Unavailable, m.Name, err)
+		}
+		sum.Add(&st)
+	}
+	return sum, nil
+}
+
+// usageElsewhere fills in what other servers know of the volumes that they own.
+func (s *Server) usageElsewhere(ctx context.Context, all []wire.VolumeInfo) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	for _, m := range s.others() {
+		re, err := s.askPeer(ctx, m.Addr, &wire.Admin{Op: wire.AdminVolumes, Entry: ownedHere})
+		if err == nil {
+			err = re.Status.Error()
+		}
+		if err != nil {
+			s.log.Info("a metadata server does not tell of its volumes", "server", m.Name, "error", err)
+			continue
+		}
+		for _, theirs := range re.Volumes {
+			for i := range all {
+				if all[i].ID == theirs.ID {
+					all[i].Usage, all[i].Policy = theirs.Usage, theirs.Policy
+				}
+			}
+		}
+	}
+}
+
+// maxListed bounds the volumes that a list opens.
+const maxListed = 256
+
+// ownedHere as the entry of AdminVolumes asks for the volumes that are open at
+// the server that is asked.
+const ownedHere = "owned here"
+
+// pathElsewhere asks the owner of a volume for the path of a directory.
+func (s *Server) pathElsewhere(ctx context.Context, addr string, v meta.VolumeID, dir meta.Ino) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	re, err := s.askPeer(ctx, addr, &wire.Admin{Op: wire.AdminPathOf, Volume: v, Ino: dir})
+	if err == nil {
+		err = re.Status.Error()
+	}
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	if err := json.Unmarshal(re.Report, &names); err != nil {
+		return nil, meta.E("name a directory", meta.Protocol, fmt.Sprint(dir), err)
+	}
+	return names, nil
+}

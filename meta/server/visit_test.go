@@ -1,0 +1,219 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/wire"
+)
+
+// viewed is a cluster that tells what there is, as one with etcd does: so its
+// server closes what nobody uses.
+type viewed struct{ *fakeCluster }
+
+func (v viewed) View() *cluster.View {
+	all, _ := v.Volumes(context.Background())
+	return &cluster.View{Revision: 1, Volumes: all, MetaServers: []cluster.MetaServer{{Name: "m", Addr: "unix:/m"}}, Nodes: v.Nodes()}
+}
+
+// idleVolumes makes volumes with a chunk of two replicas each, and waits until
+// they are closed.
+func idleVolumes(g *grid, n int) (ids []meta.VolumeID) {
+	t := g.t
+	t.Helper()
+	p := g.s.dial("maker")
+	for i := range n {
+		v, err := g.s.cluster.CreateVolume(t.Context(), fmt.Sprint("v", i), meta.Policy{Replicas: 2}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := p.Do(t.Context(), v.ID, meta.OpID{}, newFile("f"), meta.LeaseNone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		gr, err := p.AllocChunks(t.Context(), v.ID, 1, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range gr[0].Servers {
+			node := g.nodes[id]
+			node.mu.Lock()
+			node.chunks[gr[0].ID] = &gridChunk{data: fmt.Appendf(nil, "volume %d", i), state: meta.ChunkOpen, fence: gr[0].Fence}
+			node.mu.Unlock()
+		}
+		w := &meta.Write{Ino: r.Attr.Ino, Extents: []meta.Extent{{Len: 8, Chunk: gr[0].ID}}, Size: 8, Synced: true}
+		if _, err := p.Do(t.Context(), v.ID, meta.OpID{}, w, meta.LeaseNone); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.SealChunk(t.Context(), v.ID, gr[0].ID); err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, v.ID)
+	}
+	p.Close(t.Context())
+	closed(g, ids)
+	return ids
+}
+
+func closed(g *grid, ids []meta.VolumeID) {
+	g.t.Helper()
+	within(g, 90*time.Second, "all volumes are closed", func() error {
+		for _, v := range ids {
+			if g.s.srv.opened(v) != nil {
+				return fmt.Errorf("volume %d is open", v)
+			}
+		}
+		return nil
+	})
+}
+
+func within(g *grid, d time.Duration, what string, try func() error) {
+	g.t.Helper()
+	for end := time.Now().Add(d); ; time.Sleep(50 * time.Millisecond) {
+		err := try()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			g.t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
+
+// copies counts each chunk's replicas on servers that run, but for one.
+func (g *grid) copies(but meta.ServerID) map[meta.ChunkID]int {
+	m := map[meta.ChunkID]int{}
+	for id, n := range g.nodes {
+		n.mu.Lock()
+		for c, x := range n.chunks {
+			if n.stop != nil && id != but && x.state == meta.ChunkSealed {
+				m[c]++
+			}
+		}
+		n.mu.Unlock()
+	}
+	return m
+}
+
+// Fifty volumes that nobody uses are closed. A chunk server is to be emptied,
+// then another one dies: nobody asks for the volumes, and each has its two
+// replicas again within the time that it takes to visit all, and is closed
+// after that.
+func TestIdleVolumesAreRepaired(t *testing.T) {
+	const n = 50
+	g := newGrid(t, func(c *Config) {
+		c.Cluster = viewed{c.Cluster.(*fakeCluster)}
+		c.IdleClose, c.HomeAfter, c.Followers = 100*time.Millisecond, 100*time.Millisecond, -1
+	}, racks[:5]...)
+	ids := idleVolumes(g, n)
+	const bound = (n/visitPace+1)*visitLook + 60*time.Second // and what a busy machine adds
+	began := time.Now()
+	ctx := t.Context()
+	if _, err := g.s.cluster.SetNodeState(ctx, 1, cluster.NodeDraining, 0); err != nil {
+		t.Fatal(err)
+	}
+	whole := func(without meta.ServerID) func() error {
+		return func() error {
+			m := g.copies(without)
+			two := 0
+			for _, k := range m {
+				if k == 2 {
+					two++
+				}
+			}
+			if two != n {
+				return fmt.Errorf("%d of %d chunks have two replicas elsewhere", two, n)
+			}
+			if node := g.nodes[without]; node.stop != nil {
+				node.mu.Lock()
+				defer node.mu.Unlock()
+				if len(node.chunks) > 0 {
+					return fmt.Errorf("%d replicas are still on server %d", len(node.chunks), without)
+				}
+			}
+			return nil
+		}
+	}
+	within(g, bound, "the drain ends", whole(1))
+	t.Logf("drained of %d closed volumes in %v", n, time.Since(began).Round(time.Millisecond))
+	closed(g, ids)
+	began = time.Now()
+	g.nodes[2].halt()
+	within(g, bound, "what a dead server had is copied", whole(2))
+	t.Logf("repaired %d closed volumes in %v", n, time.Since(began).Round(time.Millisecond))
+	closed(g, ids)
+}
+
+// What makes closed volumes be visited again.
+func TestWorse(t *testing.T) {
+	ok := serverStanding{id: 1, live: true, node: cluster.NodeActive}
+	with := func(f func(*serverStanding)) serverStanding { x := ok; f(&x); return x }
+	dead := with(func(s *serverStanding) { s.live = false })
+	draining := with(func(s *serverStanding) { s.node = cluster.NodeDraining })
+	removed := with(func(s *serverStanding) { s.node = cluster.NodeRemoved })
+	disk := with(func(s *serverStanding) { s.disks = "a " })
+	disks := with(func(s *serverStanding) { s.disks = "a b " })
+	unknown := with(func(s *serverStanding) { s.node = "" })
+	for i, c := range []struct {
+		was, now []serverStanding
+		want     bool
+	}{
+		{nil, nil, false},
+		{nil, []serverStanding{ok}, false},
+		{[]serverStanding{ok}, []serverStanding{ok}, false},
+		{[]serverStanding{ok}, []serverStanding{dead}, true},
+		{[]serverStanding{dead}, []serverStanding{dead}, false},
+		{[]serverStanding{dead}, []serverStanding{ok}, false},
+		{[]serverStanding{ok}, []serverStanding{draining}, true},
+		{[]serverStanding{draining}, []serverStanding{draining}, false},
+		{[]serverStanding{draining}, []serverStanding{removed}, true},
+		{[]serverStanding{draining}, []serverStanding{ok}, false},
+		{[]serverStanding{ok}, []serverStanding{disk}, true},
+		{[]serverStanding{disk}, []serverStanding{disks}, true},
+		{[]serverStanding{disks}, []serverStanding{ok}, false},
+		{[]serverStanding{unknown}, []serverStanding{ok}, false},
+	} {
+		if got := worse(c.was, c.now); got != c.want {
+			t.Errorf("%d: %v", i, got)
+		}
+	}
+}
+
+// Who asks how repair stands, as a drain does, is answered in a moment: a volume
+// whose sessions are waited for, or that can't be opened, counts as not looked
+// through.
+func TestRepairStatusWaitsForNobody(t *testing.T) {
+	g := newGrid(t, nil, racks[:2]...)
+	p := g.s.dial("a")
+	g.policy(p, meta.Policy{Replicas: 1})
+	g.chunk(p, "f", 100)
+	g.await("full", full)
+	g.s.crash()
+	for _, n := range g.nodes {
+		n.halt()
+	}
+	g.s.addr += "2" // where the client does not find it
+	g.s.start()
+	began := time.Now()
+	st, err := g.s.srv.RepairStatus(t.Context(), 0)
+	if err != nil || st.Unscanned != 1 || st.Full() {
+		t.Errorf("%+v, %v", st, err)
+	}
+	if took := time.Since(began); took > repairStatusWait+5*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	// The drain itself needs no volume at all.
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := g.s.srv.nodeOp(ctx, &wire.Admin{Op: wire.AdminNodeDrain, Ino: 2, Entry: "start"}, &wire.AdminRe{}); err != nil {
+		t.Error(err)
+	}
+	if !slices.ContainsFunc(g.s.cluster.Nodes(), func(n cluster.Node) bool { return n.ID == 2 && n.State == cluster.NodeDraining }) {
+		t.Error("the node is not draining")
+	}
+}

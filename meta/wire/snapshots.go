@@ -1,0 +1,70 @@
+package wire
+
+import (
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// Bodies and reports of the requests about snapshots, as JSON.
+
+// States of a snapshot, in SnapshotInfo.
+const (
+	SnapshotReady    = "ready"
+	SnapshotDeleting = "deleting"     // nobody can read it any more
+	SnapshotRolling  = "rolling back" // the volume is being rolled back to it
+)
+
+// SnapshotInfo is what one is told of a snapshot.
+type SnapshotInfo struct {
+	Name    string          `json:"name" yaml:"name"`
+	At      meta.Generation `json:"generation" yaml:"generation"` // what Call.At takes
+	Created time.Time       `json:"created" yaml:"created"`
+	Inodes  uint64          `json:"inodes" yaml:"inodes"` // of the volume when it was taken
+	Bytes   uint64          `json:"bytes" yaml:"bytes"`
+	State   string          `json:"state" yaml:"state"`
+}
+
+// SnapshotList answers AdminSnapshots: oldest first.
+type SnapshotList struct {
+	Snapshots []SnapshotInfo `json:"snapshots" yaml:"snapshots"`
+	// Held is the bytes that snapshots alone see: what deleting all would free.
+	Held uint64 `json:"held_bytes" yaml:"held_bytes"`
+	Keep string `json:"keep,omitempty" yaml:"keep,omitempty"` // the schedule
+}
+
+// SnapshotRequest is the body of AdminSnapshotCreate and AdminSnapshotRollback.
+type SnapshotRequest struct {
+	// Token names the request, so that it may be sent again.
+	Token uint64 `json:"token,omitempty"`
+	// Force: a volume that is in use is taken from its sessions.
+	Force bool `json:"force,omitempty"`
+}
+
+// DiffRequest is AdminSnapshotDiff's body.
+type DiffRequest struct {
+	From string `json:"from"`
+	To   string `json:"to,omitempty"` // empty: the volume as it is now
+	// Skip is how many changes were told already, Of the number that the first
+	// answer gave for the comparison.
+	Skip int    `json:"skip,omitempty"`
+	Of   uint64 `json:"of,omitempty"`
+}
+
+// DiffAnswer answers it. A comparison that the owner does not know any more is
+// refused with Stale: begin again.
+type DiffAnswer struct {
+	Changes []DiffChange `json:"changes"`
+	More    bool         `json:"more,omitempty"`
+	Of      uint64       `json:"of,omitempty"`
+}
+
+// DiffChange is a meta.Change whose names may be any bytes.
+type DiffChange struct {
+	Kind    meta.ChangeKind `json:"kind"`
+	Path    []byte          `json:"path"`
+	From    []byte          `json:"from,omitempty"`
+	Ino     meta.Ino        `json:"ino,omitempty"`
+	Type    uint32          `json:"type"`
+	Content bool            `json:"content,omitempty"`
+}

@@ -1,0 +1,339 @@
+package penstock
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// meter is a volume's part of a quota: what the owner promised this client.
+//
+// A promise lies idle, or belongs to a file's buffered bytes (file.promised),
+// from when write(2) took them until their commit is answered. The part of a
+// file whose end the journal does not know yet (an open-ended extent) keeps its
+// promise, too. A write that finds too little idle asks the owner for what it
+// lacks and gives what is idle with it, so that one who waits has none.
+//
+// mu is a leaf: it may be taken under an inode's.
+type meter struct {
+	on atomic.Bool
+
+	mu   sync.Mutex
+	gen  uint32 // grows when all promises are void; what files have of older ones is none
+	idle uint64
+	most uint64 // that may lie idle
+	busy bool   // a request is under way: one at a time
+	free chan struct{}
+}
+
+// promise is what a file has.
+type promise struct {
+	n   uint64
+	gen uint32
+}
+
+// take gives n idle bytes, or none.
+func (q *meter) take(n uint64) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.idle < n {
+		return false
+	}
+	q.idle -= n
+	return true
+}
+
+// add gives n bytes to a file.
+func (q *meter) add(p *promise, n uint64) {
+	q.mu.Lock()
+	q.current(p)
+	p.n += n
+	q.mu.Unlock()
+}
+
+// has is what a file has. What it had before its promises became void is none.
+func (q *meter) has(p *promise) uint64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.current(p)
+	return p.n
+}
+
+func (q *meter) current(p *promise) {
+	if p.gen != q.gen {
+		*p = promise{gen: q.gen}
+	}
+}
+
+// move takes up to n bytes from one to another.
+func (q *meter) move(from, to *promise, n uint64) {
+	q.mu.Lock()
+	q.current(from)
+	q.current(to)
+	n = min(n, from.n)
+	from.n -= n
+	to.n += n
+	q.mu.Unlock()
+}
+
+// drop makes what a file has idle.
+func (v *Volume) drop(p *promise) {
+	q := &v.meter
+	q.mu.Lock()
+	q.current(p)
+	n := p.n
+	p.n = 0
+	q.mu.Unlock()
+	if n > 0 {
+		v.idle(n)
+	}
+}
+
+// idle adds bytes that nobody needs now, and has what is too much given back.
+func (v *Volume) idle(n uint64) {
+	if n == 0 {
+		return
+	}
+	q := &v.meter
+	q.mu.Lock()
+	q.idle += n
+	much := q.idle > q.most
+	q.mu.Unlock()
+	if much {
+		v.c.spawn(func() { v.reserve(v.c.ctx, 0, 0) })
+	}
+}
+
+// void forgets every promise.
+func (q *meter) void() {
+	q.mu.Lock()
+	q.gen++
+	q.idle, q.most = 0, 0
+	q.mu.Unlock()
+}
+
+// reserve asks the owner for want bytes and gives what is idle back. What
+// is granted beyond want becomes idle. Requests go one by one; a request ends
+// even if ctx does before, and then what it brings is idle.
+func (v *Volume) reserve(ctx context.Context, want, round uint64) error {
+	q := &v.meter
+	for {
+		q.mu.Lock()
+		if want > 0 && q.idle >= want { // another's request brought it
+			q.idle -= want
+			q.mu.Unlock()
+			return nil
+		}
+		if want == 0 && round == 0 && q.idle <= q.most {
+			q.mu.Unlock()
+			return nil
+		}
+		if !q.busy {
+			break
+		}
+		if q.free == nil {
+			q.free = make(chan struct{})
+		}
+		free := q.free
+		q.mu.Unlock()
+		select {
+		case <-free:
+		case <-ctx.Done():
+			return meta.E("reserve", meta.Interrupted, v.name, context.Cause(ctx))
+		}
+	}
+	q.busy = true
+	give, gen := q.idle, q.gen
+	q.idle = 0
+	q.mu.Unlock()
+
+	done := make(chan error, 1)
+	taken := make(chan struct{}) // closed when the caller waits no more
+	v.c.spawn(func() {
+		v.c.stats.rpcs.Add(1)
+		p, err := v.c.sess.Reserve(v.c.ctx, v.id, give, want, round)
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.busy = false
+		if q.free != nil {
+			close(q.free)
+			q.free = nil
+		}
+		if err != nil || gen != q.gen {
+			if err == nil && want > 0 { // what was granted is void already
+				err = errVoid
+			}
+			done <- err
+			return
+		}
+		q.most = p.Idle
+		if round != 0 {
+			q.most = 0
+		}
+		if !p.Metered {
+			q.on.Store(false)
+		}
+		q.idle += p.Granted
+		select {
+		case <-taken:
+		default:
+			q.idle -= min(want, q.idle)
+			done <- nil
+		}
+	})
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		select {
+		case err := <-done: // in the last moment
+			return err
+		default:
+		}
+		close(taken)
+		return meta.E("reserve", meta.Interrupted, v.name, context.Cause(ctx))
+	}
+}
+
+// errVoid: promises became void while more were asked for.
+var errVoid = meta.E("reserve", meta.Again, "", nil)
+
+// room reserves n bytes for a write; it gives none if the volume has no quota
+// any more. Files that were unlinked here a moment ago
+// are told to the owner before it is final that they don't fit.
+func (v *Volume) room(ctx context.Context, n uint64) (uint64, error) {
+	for try := 0; ; try++ {
+		err := v.reserve(ctx, n, 0)
+		switch meta.KindOf(err) {
+		case meta.KindOK:
+			if !v.meter.on.Load() {
+				n = 0
+			}
+			return n, nil
+		case meta.Again:
+			continue
+		case meta.QuotaExceeded:
+			if try < orphanTries && v.orphans.some() {
+				select {
+				case <-time.After(orphanWait):
+				case <-ctx.Done():
+				}
+				continue
+			}
+			return 0, meta.E("write", meta.QuotaExceeded, v.name, err)
+		}
+		return 0, err
+	}
+}
+
+// orphanTries bounds the waiting for unlinked files to be told of.
+const orphanTries = 50
+
+func (o *orphanList) some() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.runs
+}
+
+// needs is how many bytes the volume may grow by when n bytes at off are
+// written: those that nothing stored or buffered lies at, and in a file that is
+// stored inline, which has no holes, those that fill it up. mu is held.
+func (in *inode) needs(f *file, off, n uint64) uint64 {
+	end := off + n
+	need := n
+	f.m.each(off, end, func(s *segment) bool {
+		need -= min(s.end(), end) - max(s.off, off)
+		return true
+	})
+	if size := max(f.size, end); size <= meta.InlineMax {
+		has := in.vol.meter.has(&f.promised)
+		if in.attrOK {
+			has += in.attr.Blocks
+		}
+		if size > has {
+			need = max(need, size-has)
+		}
+	}
+	return need
+}
+
+// notSpent books that a commit failed: what was promised for it is the file's
+// again. If nobody waits for the answer, the commit may go through after all,
+// and the promise is left to it.
+func (v *Volume) notSpent(w *work, unknown bool) {
+	w.in.mu.Lock()
+	defer w.in.mu.Unlock()
+	switch {
+	case unknown:
+	case w.in.file == w.f:
+		v.meter.move(&w.promised, &w.f.promised, w.promised.n)
+	default:
+		v.drop(&w.promised)
+	}
+	w.promised = promise{}
+}
+
+// unneededLocked gives up what a file was promised once nothing of it is buffered. mu
+// is held.
+func (v *Volume) unneededLocked(f *file) {
+	if f.uncommitted == 0 && !f.ended && f.promised.n > 0 {
+		v.drop(&f.promised)
+	}
+}
+
+// Metered tells that a volume has a quota of bytes, or none. It is called by the
+// session in the owner's order and does not block.
+func (c *Client) Metered(id meta.VolumeID, on bool, settle func()) {
+	v := c.lookVolume(id)
+	if v == nil {
+		if settle != nil {
+			settle()
+		}
+		return
+	}
+	if v.meter.on.Swap(on) != on {
+		v.meter.void()
+	}
+	if settle != nil {
+		c.spawn(func() {
+			v.settleUnmetered()
+			settle()
+		})
+	}
+}
+
+// settleUnmetered commits what was buffered before the volume had a quota.
+func (v *Volume) settleUnmetered() {
+	for _, in := range v.c.table.all(func(in *inode) bool { return in.vol == v }) {
+		in.mu.Lock() // a write that saw no quota is in the list of dirty files then
+		in.mu.Unlock()
+		in.put()
+	}
+	err := v.flushAll(v.c.ctx, flushClose)
+	if e := v.closeEnds(v.c.ctx); err == nil {
+		err = e
+	}
+	if err != nil && v.c.ctx.Err() == nil {
+		v.c.log.Warn("not everything could be committed before a quota came", "volume", v.name, "err", err)
+	}
+}
+
+// Reclaim gives back what lies idle. It is called by the session and does not
+// block.
+func (c *Client) Reclaim(id meta.VolumeID, round uint64) {
+	c.spawn(func() {
+		v := c.lookVolume(id)
+		if v == nil {
+			_, _ = c.sess.Reserve(c.ctx, id, 0, 0, round)
+			return
+		}
+		if err := v.reserve(c.ctx, 0, round); err != nil && c.ctx.Err() == nil {
+			c.log.Warn("what lies idle of a quota was not given back", "volume", v.name, "err", err)
+		}
+	})
+}

@@ -1,0 +1,486 @@
+package penstock
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// flushAll makes a volume ready for a snapshot, as an owner's barrier does.
+func flushAll(t testing.TB, v *Volume) {
+	t.Helper()
+	if err := v.flushAll(t.Context(), flushClose); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.closeEnds(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func snapshotOf(t testing.TB, v *Volume, name string) *Volume {
+	t.Helper()
+	s, err := v.Snapshot(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestSnapshotShowsWhatWas(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1, MaxChunk: 8 << 20})
+	k := newKernel()
+	_, v := open(t, w, Config{Notify: k})
+	ctx := t.Context()
+	random := func(n int) []byte {
+		b := make([]byte, n)
+		w.rng.Read(b)
+		return b
+	}
+	then := map[string][]byte{"inline": random(100), "packed": random(50_000), "big": random(3 << 20), "empty": nil}
+	for name, data := range then {
+		write(t, v, create(t, v, name), data, 0)
+	}
+	tr := v.Tree()
+	if err := tr.MkdirAll(ctx, "/d/e", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.WriteFile(ctx, "/d/e/f", []byte("deep"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	big, err := tr.Stat(ctx, "/big")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.Link(ctx, &Call{}, big.Attr.Ino, meta.RootIno, "same"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.Create(ctx, &Call{}, meta.Create{Parent: meta.RootIno, Name: "link", Mode: meta.TypeSymlink | 0o777, Target: "d/e/f"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.SetXattr(ctx, &Call{}, meta.SetXattr{Ino: big.Attr.Ino, Name: "user.a", Value: []byte("then")}); err != nil {
+		t.Fatal(err)
+	}
+	w.run(&meta.Junction{Parent: meta.RootIno, Name: "elsewhere", Volume: 9})
+	flushAll(t, v)
+	at := w.take("one")
+
+	// Everything changes.
+	for name := range then {
+		ino := must(v.Lookup(ctx, meta.RootIno, name)).Attr.Ino
+		write(t, v, ino, random(70_000), 10)
+	}
+	for _, err := range []error{
+		v.SetXattr(ctx, &Call{}, meta.SetXattr{Ino: big.Attr.Ino, Name: "user.a", Value: []byte("now")}),
+		v.Unlink(ctx, &Call{}, meta.RootIno, "same", false),
+		v.Unlink(ctx, &Call{}, meta.RootIno, "link", false),
+		tr.Rename(ctx, "/d/e/f", "/moved"),
+		tr.Remove(ctx, "/d/e"),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	flushAll(t, v)
+
+	s := snapshotOf(t, v, "one")
+	of, info, ok := s.View()
+	if id, err := v.ViewID(at); !ok || of != v.ID() || info.At != at || info.Name != "one" || err != nil || id != s.ID() || id <= meta.MaxVolume || s.Name() != "root@one" {
+		t.Fatalf("the view is %d %q of %d, %+v; %v", s.ID(), s.Name(), of, info, err)
+	}
+	check := func() {
+		t.Helper()
+		for name, data := range then {
+			e := must(s.Lookup(ctx, meta.RootIno, name))
+			if e.Volume != s.ID() || e.Attr.Size != uint64(len(data)) || e.Valid != viewValid {
+				t.Fatalf("%s: %+v", name, e)
+			}
+			info, err := s.Open(ctx, &Call{}, e.Attr.Ino, 0)
+			if err != nil || !info.Sealed || !info.KeepCache {
+				t.Fatalf("open %s: %+v, %v", name, info, err)
+			}
+			if got := contents(t, s, e.Attr.Ino); !bytes.Equal(got, data) {
+				t.Fatalf("%s has other bytes in the snapshot", name)
+			}
+			s.Release(ctx, e.Attr.Ino, 0)
+		}
+		if e := must(s.Lookup(ctx, meta.RootIno, "moved")); !e.Negative || e.Valid != viewValid {
+			t.Fatalf("a later name is in the snapshot: %+v", e)
+		}
+		if e := must(s.Lookup(ctx, meta.RootIno, "same")); e.Attr.Ino != big.Attr.Ino || e.Attr.Nlink != 2 {
+			t.Fatalf("hard link: %+v", e)
+		}
+		// A junction is an empty directory, the same one each time.
+		j := must(s.Lookup(ctx, meta.RootIno, "elsewhere"))
+		if j.Volume != s.ID() || !j.Attr.IsDir() || j.Negative || must(s.GetAttr(ctx, j.Attr.Ino)) != j {
+			t.Fatalf("junction: %+v", j)
+		}
+		if l, eof, err := s.ReadDir(ctx, j.Attr.Ino, 0, 0, true); len(l) > 0 || !eof || err != nil {
+			t.Fatalf("a junction holds %v, %v", l, err)
+		}
+		if e := must(s.Lookup(ctx, j.Attr.Ino, "x")); !e.Negative {
+			t.Fatalf("%+v in a junction", e)
+		}
+	}
+	check()
+	if b, err := s.GetXattr(ctx, big.Attr.Ino, "user.a"); err != nil || string(b) != "then" {
+		t.Fatalf("attribute: %q, %v", b, err)
+	}
+	l, err := tr.ReadDirAll(ctx, "/.snapshot/one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range l {
+		if e.Volume != s.ID() || e.Entry.Attr.Ino != e.Ino || e.Entry.Valid != viewValid {
+			t.Errorf("listed: %+v", e)
+		}
+		names = append(names, e.Name)
+	}
+	slices.Sort(names)
+	if !slices.Equal(names, []string{"big", "d", "elsewhere", "empty", "inline", "link", "packed", "same"}) {
+		t.Errorf("names: %q", names)
+	}
+	if b, err := tr.ReadFile(ctx, "/.snapshot//one/link"); err != nil || string(b) != "deep" {
+		t.Errorf("by a link in the snapshot: %q, %v", b, err)
+	}
+	if _, err := tr.Stat(ctx, "/.snapshot/two/x"); !errors.Is(err, meta.NotFound) {
+		t.Errorf("a snapshot that is not there: %v", err)
+	}
+	if st, err := s.StatFS(ctx); err != nil || st.UsedInodes != info.Inodes || st.UsedBytes != info.Bytes {
+		t.Errorf("usage: %+v, %v", st, err)
+	}
+
+	// Warm, it asks nobody; the recalls of the live volume don't touch it.
+	for try := 0; ; try++ {
+		w.mu.Lock()
+		before := w.callsAt
+		w.mu.Unlock()
+		check()
+		w.mu.Lock()
+		asked := w.callsAt - before
+		w.mu.Unlock()
+		if asked == 0 {
+			break
+		}
+		if try == 100 { // a listing ahead may be on its way for a moment
+			t.Fatalf("a warm snapshot asks %d times", asked)
+		}
+		time.Sleep(time.Millisecond)
+	}
+
+	// Nothing changes it.
+	e := must(s.Lookup(ctx, meta.RootIno, "big"))
+	for what, err := range map[string]error{
+		"create": second(s.Create(ctx, &Call{}, meta.Create{Parent: meta.RootIno, Name: "new", Mode: meta.TypeDir})),
+		"open":   second(s.Open(ctx, &Call{}, e.Attr.Ino, rdwr)),
+		"make":   second(s.CreateOpen(ctx, &Call{}, meta.Create{Parent: meta.RootIno, Name: "big"}, rdwr)),
+		"tmp":    second(s.Tmpfile(ctx, &Call{}, meta.Tmpfile{Parent: meta.RootIno}, rdwr)),
+		"write":  second(s.Write(ctx, &Call{}, e.Attr.Ino, []byte("x"), 0, false, false)),
+		"size":   second(s.SetAttr(ctx, &Call{}, meta.SetAttr{Ino: e.Attr.Ino, Mask: meta.SetSize})),
+		"mode":   second(s.SetAttr(ctx, &Call{}, meta.SetAttr{Ino: e.Attr.Ino, Mask: meta.SetMode})),
+		"xattr":  s.SetXattr(ctx, &Call{}, meta.SetXattr{Ino: e.Attr.Ino, Name: "user.b"}),
+		"link":   second(s.Link(ctx, &Call{}, e.Attr.Ino, meta.RootIno, "l")),
+		"unlink": s.Unlink(ctx, &Call{}, meta.RootIno, "big", false),
+		"rename": s.Rename(ctx, &Call{}, meta.RootIno, "big", meta.RootIno, "b", 0),
+		"punch":  s.Fallocate(ctx, &Call{}, meta.Fallocate{Ino: e.Attr.Ino, Mode: meta.FallocPunchHole, Len: 1}),
+		"copy":   second(s.CopyRange(ctx, &Call{}, meta.CopyRange{Src: e.Attr.Ino, Dst: e.Attr.Ino, DstOff: 1, Len: 1})),
+	} {
+		if !errors.Is(err, meta.ReadOnly) {
+			t.Errorf("%s in a snapshot: %v", what, err)
+		}
+	}
+	if err := errors.Join(s.Fsync(ctx, e.Attr.Ino, false), s.SyncAll(ctx), s.Flush(ctx, &Call{}, e.Attr.Ino, 1)); err != nil {
+		t.Error(err)
+	}
+	for _, err := range []error{second(v.Create(ctx, &Call{}, meta.Create{Parent: meta.RootIno, Name: SnapshotDir, Mode: meta.TypeDir})), tr.WriteFile(ctx, "/.snapshot", nil, 0o644), tr.Rename(ctx, "/d", "/.snapshot")} {
+		if !errors.Is(err, meta.Exists) {
+			t.Errorf("a name that would hide the snapshots: %v", err)
+		}
+	}
+	if err := tr.Remove(ctx, "/.snapshot/one"); !errors.Is(err, meta.Busy) {
+		t.Errorf("removing a snapshot by its path: %v", err)
+	}
+	check()
+	w.check()
+}
+
+func must(e Entry, err error) Entry {
+	if err != nil {
+		panic(err)
+	}
+	return e
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func TestSnapshotDeleted(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	k := newKernel()
+	c, v := open(t, w, Config{Notify: k})
+	ctx := t.Context()
+	ino := create(t, v, "f")
+	write(t, v, ino, []byte("first"), 0)
+	flushAll(t, v)
+	first := w.take("s")
+	s := snapshotOf(t, v, "s")
+	if string(contents(t, s, ino)) != "first" {
+		t.Fatal("the snapshot has other bytes")
+	}
+	k.attrs[ino] = meta.Attr{} // as if the kernel had it from the view
+	write(t, v, ino, []byte("again"), 0)
+	flushAll(t, v)
+	w.drop(first)
+	if w.take("s") == first {
+		t.Fatal("a generation was used twice")
+	}
+	// What is cached is told until somebody asks something new.
+	if string(contents(t, s, ino)) != "first" {
+		t.Fatal("the view was forgotten before anybody knew")
+	}
+	if _, err := s.ReadLink(ctx, ino); !errors.Is(err, meta.Stale) {
+		t.Fatalf("a question about a deleted snapshot: %v", err)
+	}
+	for what, err := range map[string]error{
+		"getattr": second(s.GetAttr(ctx, ino)), "lookup": second(s.Lookup(ctx, meta.RootIno, "f")),
+		"read": second(s.Read(ctx, ino, make([]byte, 5), 0)), "open": second(s.Open(ctx, &Call{}, ino, 0)),
+		"its number": second(c.VolumeByID(ctx, s.ID())),
+	} {
+		if !errors.Is(err, meta.Stale) {
+			t.Errorf("%s after the snapshot was deleted: %v", what, err)
+		}
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for told := false; !told; {
+		k.mu.Lock()
+		_, has := k.attrs[ino]
+		k.mu.Unlock()
+		told = !has
+		if time.Now().After(deadline) {
+			t.Fatal("what the kernel holds of a view that ended was not dropped")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	// The name leads to the new snapshot as soon as the list is asked for again.
+	v.snapshotsChanged()
+	n := snapshotOf(t, v, "s")
+	if n == s || n.ID() == s.ID() || string(contents(t, n, ino)) != "again" {
+		t.Fatalf("the name leads to view %d as before", n.ID())
+	}
+	// The list alone ends views, too, but not those that are younger than it.
+	w.drop(n.view.snap.At)
+	n.view.born = time.Now().Add(time.Hour)
+	v.snapshotsSince(ctx, 0)
+	if n.view.gone.Load() {
+		t.Fatal("an old list ended a young view")
+	}
+	n.view.born = time.Time{}
+	v.snapshotsSince(ctx, 0)
+	if !n.view.gone.Load() {
+		t.Fatal("a view outlived its snapshot's place in the list")
+	}
+	if _, err := v.Snapshot(ctx, "s"); !errors.Is(err, meta.NoSuchSnapshot) {
+		t.Fatal(err)
+	}
+	w.check()
+}
+
+// TestSnapshotsAgainstModel changes a tree, takes and deletes snapshots, and
+// looks at names and bytes of any of them, with a small cache, in two clients.
+func TestSnapshotsAgainstModel(t *testing.T) {
+	for seed := range int64(12) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			rng := rand.New(rand.NewSource(seed))
+			w := newWorld(t, meta.Policy{Replicas: 1})
+			ctx := t.Context()
+			var vs []*Volume
+			for range 2 {
+				_, v := open(t, w, Config{Notify: newKernel(), MetaCache: 15})
+				vs = append(vs, v)
+			}
+			live := map[string]string{}
+			snaps := map[string]map[string]string{}
+			at := map[string]meta.Generation{}
+			for step := range 400 {
+				v := vs[rng.Intn(2)]
+				name := fmt.Sprintf("n%d", rng.Intn(30))
+				switch op := rng.Intn(20); {
+				case op < 6: // write
+					info, err := v.CreateOpen(ctx, &Call{}, meta.Create{Parent: meta.RootIno, Name: name, Mode: 0o644}, rdwr)
+					if err != nil {
+						t.Fatal(err)
+					}
+					text := fmt.Sprintf("%d %s %s", step, name, bytes.Repeat([]byte("x"), rng.Intn(9000)))
+					ino := info.Entry.Attr.Ino
+					if _, err := v.SetAttr(ctx, &Call{}, meta.SetAttr{Ino: ino, Mask: meta.SetSize}); err != nil {
+						t.Fatal(err)
+					}
+					write(t, v, ino, []byte(text), 0)
+					v.Release(ctx, ino, rdwr)
+					live[name] = text
+				case op < 8:
+					err := v.Unlink(ctx, &Call{}, meta.RootIno, name, false)
+					if _, there := live[name]; there != (err == nil) {
+						t.Fatalf("step %d: unlink %s: %v", step, name, err)
+					}
+					delete(live, name)
+				case op < 10 && len(live) > 0:
+					from := slices.Sorted(maps.Keys(live))[rng.Intn(len(live))]
+					if err := v.Rename(ctx, &Call{}, meta.RootIno, from, meta.RootIno, name, 0); err != nil {
+						t.Fatal(err)
+					}
+					text := live[from]
+					delete(live, from)
+					live[name] = text
+				case op == 10 && len(snaps) < 8:
+					for _, v := range vs {
+						flushAll(t, v)
+					}
+					s := fmt.Sprintf("s%d", rng.Intn(10))
+					if snaps[s] != nil {
+						continue
+					}
+					at[s], snaps[s] = w.take(s), maps.Clone(live)
+				case op == 11 && len(snaps) > 0:
+					s := slices.Sorted(maps.Keys(snaps))[rng.Intn(len(snaps))]
+					w.drop(at[s])
+					delete(snaps, s)
+					for _, v := range vs { // else its name could mean the old one for a second
+						v.snapshotsSince(ctx, 0)
+					}
+				case len(snaps) > 0:
+					s := slices.Sorted(maps.Keys(snaps))[rng.Intn(len(snaps))]
+					view, want := snapshotOf(t, v, s), snaps[s]
+					if rng.Intn(3) == 0 {
+						l, err := view.Tree().ReadDirAll(ctx, "/")
+						if err != nil || len(l) != len(want) {
+							t.Fatalf("step %d: %s lists %d names, not %d: %v", step, s, len(l), len(want), err)
+						}
+					}
+					e := must(view.Lookup(ctx, meta.RootIno, name))
+					text, there := want[name]
+					if e.Negative == there {
+						t.Fatalf("step %d: %s in %s: %+v", step, name, s, e)
+					}
+					if there && string(contents(t, view, e.Attr.Ino)) != text {
+						t.Fatalf("step %d: %s in %s has other bytes", step, name, s)
+					}
+				}
+			}
+			for _, v := range vs {
+				if n := v.c.table.len(); n > 200 {
+					t.Errorf("%d inodes are kept", n)
+				}
+			}
+			w.check()
+		})
+	}
+}
+
+// Eviction takes inodes of a view without telling anybody.
+func TestViewsAreEvicted(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	c, v := open(t, w, Config{MetaCache: 64})
+	for i := range 1000 {
+		create(t, v, fmt.Sprintf("f%d", i))
+		v.Release(t.Context(), meta.Ino(i+2), rdwr)
+	}
+	flushAll(t, v)
+	w.take("s")
+	s := snapshotOf(t, v, "s")
+	for range 2 {
+		if l, err := s.Tree().ReadDirAll(t.Context(), "/"); err != nil || len(l) != 1000 {
+			t.Fatal(len(l), err)
+		}
+	}
+	for i := range 1000 {
+		must(s.Lookup(t.Context(), meta.RootIno, fmt.Sprintf("f%d", i)))
+	}
+	for end := time.Now().Add(10 * time.Second); c.table.len() > 100; time.Sleep(time.Millisecond) {
+		c.kickEvict()
+		if time.Now().After(end) {
+			t.Fatalf("%d inodes stay", c.table.len())
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for ino := range w.leases {
+		if ino > 1001 {
+			t.Errorf("a lease on %d", ino)
+		}
+	}
+}
+
+// Numbers of views: each snapshot its own, none a volume's, the same next time.
+func TestViewNumbers(t *testing.T) {
+	var a, b views
+	seen := map[meta.VolumeID]bool{}
+	for g := range meta.Generation(3000) {
+		id, err := a.numberOf(viewKey{1 + meta.VolumeID(g%7), g})
+		if err != nil || seen[id] || id <= meta.MaxVolume || id >= 1<<meta.VolumeBits {
+			t.Fatalf("number %d, %v", id, err)
+		}
+		seen[id] = true
+	}
+	// Inode numbers are made of these: they stay from version to version.
+	for k, want := range map[viewKey]meta.VolumeID{{1, 1}: 1010017, {2, 1}: 999310, {1, 4095}: 887647} {
+		if id, _ := b.numberOf(k); id != want {
+			t.Errorf("volume %d generation %d is view %d, not %d", k.v, k.at, id, want)
+		}
+	}
+	for len(b.key) < maxViews {
+		b.numberOf(viewKey{3, meta.Generation(len(b.key) + 10)})
+	}
+	if _, err := b.numberOf(viewKey{4, 1}); !errors.Is(err, meta.ResourceExceeded) {
+		t.Errorf("one more than there are numbers: %v", err)
+	}
+}
+
+// Locks on a snapshot hold between the processes of one client, with waiting.
+func TestLocksInASnapshot(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	_, v := open(t, w, Config{})
+	ino := create(t, v, "f")
+	w.take("s")
+	s := snapshotOf(t, v, "s")
+	ctx := t.Context()
+	mine := meta.Lock{Ino: ino, Owner: 1, Type: meta.LockWrite, End: 1<<63 - 1}
+	other := mine
+	other.Owner = 2
+	if err := s.SetLock(ctx, mine, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.SetLock(ctx, other, false); !errors.Is(err, meta.WouldBlock) {
+		t.Fatalf("the second lock: %v", err)
+	}
+	if l, err := s.GetLock(ctx, other); err != nil || l.Owner != 1 {
+		t.Fatalf("%+v, %v", l, err)
+	}
+	soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	if err := s.SetLock(soon, other, true); !errors.Is(err, meta.Interrupted) {
+		t.Fatalf("interrupted waiting: %v", err)
+	}
+	var wg sync.WaitGroup
+	got := make(chan error, 1)
+	wg.Go(func() { got <- s.SetLock(ctx, other, true) })
+	time.Sleep(20 * time.Millisecond)
+	if err := s.Flush(ctx, &Call{}, ino, 1); err != nil { // close(2) of who has it
+		t.Fatal(err)
+	}
+	if err := <-got; err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	if l, err := s.GetLock(ctx, mine); err != nil || l.Owner != 2 {
+		t.Fatalf("%+v, %v", l, err)
+	}
+}
