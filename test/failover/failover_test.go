@@ -1,0 +1,285 @@
+package failover
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+)
+
+var (
+	binary = flag.String("penstock", "", "a penstock to test; built if empty")
+	rounds = flag.Int("rounds", 1, "how often each kind of failure is made")
+	keep   = flag.String("keep", "", "a folder to leave logs in")
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	if *binary == "" {
+		dir, err := os.MkdirTemp("", "failover")
+		if err != nil {
+			panic(err)
+		}
+		defer os.RemoveAll(dir)
+		*binary = filepath.Join(dir, "penstock")
+		cmd := exec.Command("go", "build", "-o", *binary, "penstock.io/penstock/cmd/penstock")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "%s\n%v\n", out, err)
+			return 1
+		}
+	}
+	return m.Run()
+}
+
+// scene is a site under load.
+type scene struct {
+	*site
+	t        *testing.T
+	vols     []meta.VolumeID
+	creators []*creator
+	k        *counter
+	stop     func()
+}
+
+func newScene(t *testing.T, n int, env ...string) *scene {
+	dir, err := os.MkdirTemp("", "fo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSite(*binary, dir, n, env...)
+	t.Cleanup(func() {
+		s.close()
+		if *keep != "" {
+			for _, m := range s.metas {
+				os.Rename(m.dir+".log", filepath.Join(*keep, strings.ReplaceAll(t.Name(), "/", "-")+"-"+m.name+".log"))
+			}
+		}
+		os.RemoveAll(dir)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sc := &scene{site: s, t: t}
+	admin := sc.session("admin", nil)
+	if sc.vols, err = s.volumes(t.Context(), admin, 4); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for i, v := range sc.vols {
+		c := &creator{name: fmt.Sprint("c", i), vol: v, made: map[string]meta.Ino{}}
+		c.Session = sc.session(c.name, c)
+		sc.creators = append(sc.creators, c)
+		wg.Go(func() { c.run(ctx) })
+	}
+	// The counter lies in the first volume.
+	writer := sc.session("writer", nil)
+	r, err := writer.Do(t.Context(), sc.vols[0], meta.OpID{}, &meta.Create{Parent: meta.RootIno, Name: "counter", Mode: meta.TypeRegular | 0o644, Excl: true}, meta.LeaseNone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sc.k = &counter{vol: sc.vols[0], ino: r.Attr.Ino}
+	if _, err := writer.Do(t.Context(), sc.k.vol, meta.OpID{}, &meta.SetXattr{Ino: sc.k.ino, Name: counterName, Value: []byte("0")}, meta.LeaseNone); err != nil {
+		t.Fatal(err)
+	}
+	reader := sc.session("reader", nil)
+	cached := &cacher{k: sc.k}
+	cached.Session = sc.session("cacher", cached)
+	wg.Go(func() { sc.k.write(ctx, writer) })
+	wg.Go(func() { sc.k.read(ctx, reader) })
+	wg.Go(func() { cached.run(ctx) })
+	sc.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	t.Cleanup(sc.stop) // before the site is closed: nothing would answer
+	return sc
+}
+
+func (sc *scene) session(name string, h client.Handler) *client.Session {
+	sc.t.Helper()
+	c, err := sc.dial(sc.t.Context(), name, h)
+	if err != nil {
+		sc.t.Fatal(err)
+	}
+	sc.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		c.Close(ctx)
+	})
+	return c
+}
+
+// settle waits until every volume is at home.
+func (sc *scene) settle() {
+	sc.t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for _, v := range sc.vols {
+		for sc.owner(v) == nil || sc.owner(v) != sc.home(v) {
+			if time.Now().After(deadline) {
+				sc.t.Fatalf("volume %d is owned by %v, its home is %s", v, sc.owner(v), sc.home(v).name)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	time.Sleep(time.Second)
+	for _, c := range sc.creators {
+		c.reset()
+	}
+}
+
+// longest gives the longest call in each volume that moved.
+func (sc *scene) longest(moved []meta.VolumeID) (l []time.Duration) {
+	for i, c := range sc.creators {
+		if slices.Contains(moved, sc.vols[i]) {
+			l = append(l, c.reset())
+		}
+	}
+	return l
+}
+
+// verify stops the load and tells what was wrong.
+func (sc *scene) verify() (wrong []error) {
+	sc.t.Helper()
+	sc.stop()
+	by := sc.session("checker", nil)
+	for _, c := range sc.creators {
+		if err := c.check(sc.t.Context(), by); err != nil {
+			wrong = append(wrong, err)
+		}
+		if n := c.expired.Load(); n > 0 {
+			wrong = append(wrong, fmt.Errorf("the session of %s expired %d times", c.name, n))
+		}
+	}
+	if err := sc.k.err(); err != nil {
+		wrong = append(wrong, err)
+	}
+	if sc.k.reads.Load() == 0 || sc.k.hits.Load() == 0 {
+		wrong = append(wrong, fmt.Errorf("%d reads, %d from a cache: too few to prove anything", sc.k.reads.Load(), sc.k.hits.Load()))
+	}
+	return wrong
+}
+
+func (sc *scene) ownedBy(m *server) (l []meta.VolumeID) {
+	for _, v := range sc.vols {
+		if sc.owner(v) == m {
+			l = append(l, v)
+		}
+	}
+	return l
+}
+
+func percentiles(l []time.Duration) string {
+	if len(l) == 0 {
+		return "nothing moved"
+	}
+	slices.Sort(l)
+	return fmt.Sprintf("n=%d p50=%v p99=%v max=%v", len(l), l[len(l)/2].Round(time.Millisecond), l[len(l)*99/100].Round(time.Millisecond), l[len(l)-1].Round(time.Millisecond))
+}
+
+// kinds are the ways in which an owner stops serving for a while.
+var kinds = []struct {
+	name  string
+	bound time.Duration // for a client that keeps creating
+	down  func(*server) error
+	away  time.Duration
+	up    func(*server) error
+}{
+	{"stop", 10 * time.Second, func(m *server) error { return m.p.Stop(20 * time.Second) }, 500 * time.Millisecond, (*server).start},
+	{"kill", 10 * time.Second, func(m *server) error { m.p.Kill(); return nil }, 6 * time.Second, (*server).start},
+	{"pause", 10 * time.Second, func(m *server) error { return m.p.Pause() }, 8 * time.Second, func(m *server) error { return m.p.Resume() }},
+	{"cut from etcd", 10 * time.Second, func(m *server) error { m.gate.cut(); return nil }, 8 * time.Second, func(m *server) error { m.gate.heal(); return nil }},
+}
+
+// Clients that keep creating see a pause when an owner stops, dies, stands still
+// or loses etcd, and nothing else: no error, nothing lost, nothing doubled,
+// nothing stale.
+func TestOwnersGoAndComeBack(t *testing.T) {
+	for _, kind := range kinds {
+		t.Run(kind.name, func(t *testing.T) {
+			sc := newScene(t, 3)
+			var away, home []time.Duration
+			for range *rounds {
+				sc.settle()
+				m := sc.owner(sc.vols[0])
+				moved := sc.ownedBy(m)
+				began := time.Now()
+				if err := kind.down(m); err != nil {
+					t.Fatal(err)
+				}
+				t.Logf("%s of %s with %d volumes took %v", kind.name, m.name, len(moved), time.Since(began).Round(time.Millisecond))
+				time.Sleep(kind.away)
+				for _, v := range moved {
+					deadline := time.Now().Add(20 * time.Second)
+					for o := sc.owner(v); o == nil || o == m; o = sc.owner(v) {
+						if time.Now().After(deadline) {
+							t.Fatalf("nobody took volume %d", v)
+						}
+						time.Sleep(10 * time.Millisecond)
+					}
+				}
+				time.Sleep(500 * time.Millisecond)
+				away = append(away, sc.longest(moved)...)
+				if err := kind.up(m); err != nil {
+					t.Fatal(err)
+				}
+				deadline := time.Now().Add(30 * time.Second)
+				for _, v := range moved {
+					for sc.owner(v) != m {
+						if time.Now().After(deadline) {
+							t.Fatalf("volume %d does not come home", v)
+						}
+						time.Sleep(5 * time.Millisecond)
+					}
+				}
+				time.Sleep(time.Second)
+				home = append(home, sc.longest(moved)...)
+			}
+			for _, err := range sc.verify() {
+				t.Error(err)
+			}
+			t.Logf("%s: longest create while it goes: %s", kind.name, percentiles(away))
+			t.Logf("%s: longest create while it comes home: %s", kind.name, percentiles(home))
+			if len(away) == 0 || slices.Max(away) > kind.bound {
+				t.Errorf("the longest create took %v, the bound is %v", away, kind.bound)
+			}
+		})
+	}
+}
+
+// With the leases switched off the test above must fail: a successor that waits
+// for nobody ends sessions that live, and an owner without a lease goes on.
+func TestWithoutLeasesItShows(t *testing.T) {
+	sc := newScene(t, 3, "PENSTOCK_CONTROL=meta-nolease")
+	sc.settle()
+	m := sc.owner(sc.vols[0])
+	m.gate.cut()
+	deadline := time.Now().Add(30 * time.Second)
+	for o := sc.owner(sc.vols[0]); o == nil || o == m; o = sc.owner(sc.vols[0]) {
+		if time.Now().After(deadline) {
+			t.Fatal("nobody took the volume")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	time.Sleep(2 * time.Second)
+	m.gate.heal()
+	time.Sleep(3 * time.Second)
+	wrong := sc.verify()
+	if len(wrong) == 0 {
+		t.Fatal("nothing was wrong although nobody kept to a lease")
+	}
+	t.Logf("as it should: %v", errors.Join(wrong...))
+}
