@@ -1,0 +1,336 @@
+// Package scale measures what metadata costs with one, two and three metadata
+// servers, as processes of their own over one etcd: creates of several clients
+// in several volumes, the processor time of servers, followers and etcd for
+// each, and the bytes that go through the journal.
+package scale
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/cmd/penstock/local"
+	"penstock.io/penstock/meta"
+	metaclient "penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/cluster/embedded"
+	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/wire"
+)
+
+const childVariable = "PENSTOCK_SCALE_CHILD"
+
+// child says what a child process is: an etcd, or a metadata server.
+type child struct {
+	Dir       string
+	Etcd      string // endpoint; empty: be the etcd
+	Name      string
+	Followers int
+}
+
+// Main runs the tests, or is a child.
+func Main(m *testing.M) int {
+	v := os.Getenv(childVariable)
+	if v == "" {
+		return m.Run()
+	}
+	var c child
+	if err := json.Unmarshal([]byte(v), &c); err != nil {
+		panic(err)
+	}
+	if err := c.run(); err != nil {
+		fmt.Fprintln(os.Stderr, c.Name, err)
+		return 1
+	}
+	return 0
+}
+
+// run serves until the parent closes its end; the first line of output is the
+// address.
+func (c child) run() error {
+	quiet := slog.New(slog.DiscardHandler)
+	if c.Etcd == "" {
+		s, err := embedded.Start(embedded.Config{Dir: c.Dir, Logger: quiet})
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		fmt.Println(s.Endpoint())
+		_, err = io.Copy(io.Discard, os.Stdin)
+		return err
+	}
+	m, release, err := local.RunMeta(context.Background(), local.MetaConfig{
+		Dir: c.Dir, Etcd: []string{c.Etcd}, Name: c.Name, Creds: peer.Insecure(), Logger: quiet, Followers: c.Followers,
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Println(m.Addr)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := m.Close(ctx); err != nil {
+		return err
+	}
+	return release()
+}
+
+// process is a child that runs.
+type process struct {
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	addr  string
+}
+
+func start(t testing.TB, c child) *process {
+	t.Helper()
+	b, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), childVariable+"="+string(b))
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &process{cmd: cmd, stdin: in}
+	t.Cleanup(func() {
+		in.Close()
+		ended := make(chan struct{})
+		go func() {
+			_ = cmd.Wait()
+			close(ended)
+		}()
+		select {
+		case <-ended:
+		case <-time.After(25 * time.Second):
+			t.Errorf("%s does not end", c.Name)
+			_ = cmd.Process.Kill()
+			<-ended
+		}
+	})
+	var line strings.Builder
+	one := make([]byte, 1)
+	for {
+		if _, err := out.Read(one); err != nil {
+			t.Fatalf("%s: %v", c.Name, err)
+		}
+		if one[0] == '\n' {
+			break
+		}
+		line.Write(one)
+	}
+	p.addr = line.String()
+	return p
+}
+
+// cpu is the processor time that the process has used, in seconds.
+func (p *process) cpu(t testing.TB) float64 {
+	t.Helper()
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.cmd.Process.Pid) + "/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	user, _ := strconv.ParseFloat(f[11], 64)
+	system, _ := strconv.ParseFloat(f[12], 64)
+	return (user + system) / 100 // clock ticks; Linux has 100 a second for everybody
+}
+
+// handler caches nothing: it answers recalls at once.
+type handler struct{}
+
+func (handler) Granted(meta.VolumeID, meta.Grant)    {}
+func (handler) Recall(_ meta.Recall, done func())    { done() }
+func (handler) Expired(_ []meta.VolumeID, err error) { panic(fmt.Sprint("a session expired: ", err)) }
+
+// result is what one run came to.
+type result struct {
+	made    int64
+	rate    float64 // creates a second
+	all     float64 // µs of processor time of all metadata servers for a create
+	busiest float64 // µs of the busiest one, for a create of all
+	etcd    float64 // µs
+	client  float64 // µs
+}
+
+// measure creates files for a while: each of volumes has a client with a few
+// requests on the way.
+func measure(t testing.TB, servers, volumes, followers int, length time.Duration) result {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "scale") // short: sockets have short paths
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	etcd := start(t, child{Dir: filepath.Join(dir, "etcd"), Name: "etcd"})
+	var metas []*process
+	var addrs []string
+	for i := range servers {
+		name := fmt.Sprint("m", i+1)
+		metas = append(metas, start(t, child{Dir: filepath.Join(dir, name), Etcd: etcd.addr, Name: name, Followers: followers}))
+		addrs = append(addrs, metas[i].addr)
+	}
+	ctx := t.Context()
+	var sessions []*metaclient.Session
+	var ids []meta.VolumeID
+	for v := range volumes {
+		s, err := metaclient.Dial(ctx, metaclient.Config{Addrs: addrs, Name: fmt.Sprint("client ", v), Handler: handler{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			if err := s.Close(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		sessions = append(sessions, s)
+	}
+	admin, err := metaclient.Dial(ctx, metaclient.Config{Addrs: addrs, Name: "admin", Role: wire.RoleAdmin, Handler: handler{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close(context.WithoutCancel(ctx))
+	for v := range volumes {
+		re, err := admin.Admin(ctx, wire.Admin{Op: wire.AdminCreateVolume, Name: fmt.Sprint("v", v), Policy: meta.Policy{Replicas: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, re.Volumes[0].ID)
+	}
+	var made atomic.Int64
+	work := func(length time.Duration, round string) {
+		t.Helper()
+		var wg sync.WaitGroup
+		stop := time.Now().Add(length)
+		for v := range volumes {
+			for k := range 4 {
+				wg.Go(func() {
+					for i := 0; time.Now().Before(stop); i++ {
+						op := &meta.Create{Parent: meta.RootIno, Name: fmt.Sprintf("%s-%d-%d", round, k, i), Mode: meta.TypeRegular | 0o644}
+						if _, err := sessions[v].Do(ctx, ids[v], meta.OpID{}, op, meta.LeaseNone); err != nil {
+							t.Errorf("create: %v", err)
+							return
+						}
+						made.Add(1)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		for v := range volumes {
+			if err := sessions[v].Sync(ctx, ids[v]); err != nil {
+				t.Errorf("sync: %v", err)
+			}
+		}
+	}
+	// Volumes settle on their servers first.
+	work(length/3, "warm")
+	time.Sleep(min(length/3, 3*time.Second))
+	made.Store(0)
+	before := make([]float64, servers)
+	for i, m := range metas {
+		before[i] = m.cpu(t)
+	}
+	etcdBefore, selfBefore, begun := etcd.cpu(t), selfCPU(), time.Now()
+	work(length, "run")
+	took := time.Since(begun).Seconds()
+	n := float64(made.Load())
+	if n == 0 {
+		t.Fatal("nothing was created")
+	}
+	r := result{made: made.Load(), rate: n / took, etcd: 1e6 * (etcd.cpu(t) - etcdBefore) / n, client: 1e6 * (selfCPU() - selfBefore) / n}
+	for i, m := range metas {
+		used := 1e6 * (m.cpu(t) - before[i]) / n
+		r.all += used
+		r.busiest = max(r.busiest, used)
+	}
+	return r
+}
+
+// rss is the resident memory of the process, in bytes.
+func (p *process) rss(t testing.TB) float64 {
+	t.Helper()
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.cmd.Process.Pid) + "/statm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := strconv.ParseFloat(strings.Fields(string(b))[1], 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pages * float64(os.Getpagesize())
+}
+
+// sessions opens n sessions that each hold a lease on a directory of their own
+// and then only stay alive, and gives what one costs its server: bytes of
+// memory, and processor time a second.
+func sessions(t testing.TB, n int, length time.Duration) (memory, cpu float64) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "scale")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	etcd := start(t, child{Dir: filepath.Join(dir, "etcd"), Name: "etcd"})
+	m := start(t, child{Dir: filepath.Join(dir, "m1"), Etcd: etcd.addr, Name: "m1", Followers: -1})
+	ctx := t.Context()
+	open := func(name string) *metaclient.Session {
+		s, err := metaclient.Dial(ctx, metaclient.Config{Addrs: []string{m.addr}, Name: name, Handler: handler{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			defer cancel()
+			if err := s.Close(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		if _, err := s.Do(ctx, meta.RootVolume, meta.OpID{}, &meta.Create{Parent: meta.RootIno, Name: name, Mode: meta.TypeDir | 0o755}, meta.LeaseShared); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	open("first")
+	time.Sleep(time.Second)
+	before := m.rss(t)
+	for i := range n {
+		open(fmt.Sprint("s", i))
+	}
+	time.Sleep(time.Second)
+	used := m.cpu(t)
+	time.Sleep(length)
+	return (m.rss(t) - before) / float64(n), (m.cpu(t) - used) / length.Seconds() / float64(n)
+}
+
+func selfCPU() float64 {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
+}
