@@ -1,0 +1,319 @@
+// Package restore proves that a cluster whose etcd is lost whole comes back
+// from what its chunk servers hold: real processes, real files.
+package restore
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+var binary string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "restore")
+	if err != nil {
+		panic(err)
+	}
+	binary = filepath.Join(dir, "penstock")
+	cmd := exec.Command("go", "build", "-o", binary, "penstock.io/penstock/cmd/penstock")
+	cmd.Stderr = os.Stderr
+	code := 1
+	if err := cmd.Run(); err == nil {
+		code = m.Run()
+	}
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// rig is one metadata server with an etcd of its own and some chunk servers.
+type rig struct {
+	t      *testing.T
+	dir    string
+	meta   *spawn.Process
+	chunks []*spawn.Process
+}
+
+func (r *rig) run(args ...string) *spawn.Process {
+	r.t.Helper()
+	cmd := exec.Command(binary, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	log, err := os.OpenFile(filepath.Join(r.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	p, err := spawn.Begin(cmd, args[0], log, (*exec.Cmd).Start)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { p.Kill(); log.Close() })
+	return p
+}
+
+func (r *rig) metaDir() string { return filepath.Join(r.dir, "m") }
+func (r *rig) addr() string    { return "unix:" + filepath.Join(r.metaDir(), "meta.sock") }
+
+func (r *rig) startMeta() { r.meta = r.run("meta", "--dir", r.metaDir()) }
+
+func (r *rig) startChunks(n int) {
+	for i := range n {
+		r.chunks = append(r.chunks, r.run("chunkserver", "--data", filepath.Join(r.dir, fmt.Sprint("c", i)), "--cluster", r.addr(), "--topology", fmt.Sprintf("/dc/r%d/n%d", i, i)))
+	}
+}
+
+func newRig(t *testing.T, n int) *rig {
+	dir, err := os.MkdirTemp("", "rs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, dir: dir}
+	t.Cleanup(func() {
+		if t.Failed() {
+			b, _ := os.ReadFile(filepath.Join(dir, "log"))
+			t.Logf("%s", b[max(0, len(b)-8000):])
+		}
+		os.RemoveAll(dir)
+	})
+	r.startMeta()
+	r.until("the metadata server listens", func() error { _, err := os.Stat(filepath.Join(r.metaDir(), "meta.sock")); return err })
+	r.startChunks(n)
+	return r
+}
+
+func (r *rig) until(what string, try func() error) {
+	r.t.Helper()
+	var err error
+	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		if err = try(); err == nil {
+			return
+		}
+	}
+	r.t.Fatalf("%s: %v", what, err)
+}
+
+func (r *rig) client() *penstock.Client {
+	r.t.Helper()
+	var c *penstock.Client
+	r.until("a client connects", func() (err error) {
+		ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+		defer cancel()
+		c, err = penstock.Dial(ctx, penstock.Config{Meta: []string{r.addr()}, Name: "test"})
+		return err
+	})
+	return c
+}
+
+func (r *rig) admin(m wire.Admin) *wire.AdminRe {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), 30*time.Second)
+	defer cancel()
+	s, err := client.Dial(ctx, client.Config{Addrs: []string{r.addr()}, Role: wire.RoleAdmin, Name: "admin", Handler: quiet{}})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer s.Close(ctx)
+	re, err := s.Admin(ctx, m)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return re
+}
+
+type quiet struct{}
+
+func (quiet) Granted(meta.VolumeID, meta.Grant) {}
+func (quiet) Recall(_ meta.Recall, done func()) { done() }
+func (quiet) Expired([]meta.VolumeID, error)    {}
+
+// content is what a file has, by its name.
+func content(name string) []byte {
+	rng := rand.New(rand.NewPCG(uint64(len(name)), uint64(name[len(name)-1])))
+	b := make([]byte, 1000+rng.IntN(200_000))
+	for i := range b {
+		b[i] = byte(rng.Uint32())
+	}
+	return append(b, name...)
+}
+
+func write(t *testing.T, c *penstock.Client, volume string, names ...string) {
+	t.Helper()
+	v, err := c.Volume(t.Context(), volume)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if err := v.Tree().WriteFile(t.Context(), name, content(name), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := v.SyncAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func check(t *testing.T, c *penstock.Client, volume string, names ...string) {
+	t.Helper()
+	v, err := c.Volume(t.Context(), volume)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		b, err := v.Tree().ReadFile(t.Context(), name)
+		if err != nil || !bytes.Equal(b, content(name)) {
+			t.Fatalf("%s: %d bytes, %v", name, len(b), err)
+		}
+	}
+}
+
+func names(prefix string, n int) (all []string) {
+	for i := range n {
+		all = append(all, fmt.Sprint("/", prefix, i))
+	}
+	return all
+}
+
+// restore runs the command and gives what it found.
+func (r *rig) restore(args ...string) (map[string]any, string, error) {
+	ctx, cancel := context.WithTimeout(r.t.Context(), 90*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, append([]string{"cluster", "restore", "--dir", r.metaDir(), "--chunkservers", "3", "--output", "json"}, args...)...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	var v map[string]any
+	if err == nil {
+		err = json.Unmarshal(out.Bytes(), &v)
+	}
+	return v, errs.String() + out.String(), err
+}
+
+// Files are written, some before the last checkpoint, some after; then etcd is
+// gone, with all it held.
+func TestEtcdLostWhole(t *testing.T) {
+	r := newRig(t, 3)
+	r.until("three chunk servers", func() error {
+		if n := len(r.admin(wire.Admin{Op: wire.AdminStatus}).Servers); n < 3 {
+			return fmt.Errorf("%d chunk servers", n)
+		}
+		return nil
+	})
+	r.admin(wire.Admin{Op: wire.AdminCreateVolume, Name: "data", Policy: meta.Policy{Replicas: 2}})
+	r.admin(wire.Admin{Op: wire.AdminAttach, Name: "data", Parent: meta.RootVolume, Ino: meta.RootIno, Entry: "data"})
+	c := r.client()
+	kept, rootKept := names("kept", 20), names("root", 5)
+	write(t, c, "data", kept...)
+	write(t, c, "root", rootKept...)
+	for _, v := range []string{"data", "root"} {
+		r.admin(wire.Admin{Op: wire.AdminCheckpoint, Name: v})
+	}
+	// After the checkpoint: new files, and one of before that goes.
+	lost := names("lost", 10)
+	write(t, c, "data", lost...)
+	data, err := c.Volume(t.Context(), "data")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := data.Tree().Remove(t.Context(), kept[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := data.SyncAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * time.Second) // its chunk would be deleted by now
+
+	// A cluster that is there is not restored over.
+	r.meta.Kill()
+	if _, text, err := r.restore("--yes"); err == nil || !strings.Contains(text, "etcd holds a cluster") {
+		t.Fatal(text, err)
+	}
+	if err := os.RemoveAll(filepath.Join(r.metaDir(), "etcd")); err != nil {
+		t.Fatal(err)
+	}
+	// A server that belonged to it makes no new one of it.
+	m := r.run("meta", "--dir", r.metaDir())
+	select {
+	case <-m.Done():
+	case <-time.After(20 * time.Second):
+		t.Fatal("a metadata server runs on an etcd that lost its cluster")
+	}
+	if b, _ := os.ReadFile(filepath.Join(r.dir, "log")); !bytes.Contains(b, []byte("cluster restore")) {
+		t.Fatal("it does not say what to do")
+	}
+	if err := os.RemoveAll(filepath.Join(r.metaDir(), "etcd")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(r.metaDir(), "meta")); err != nil { // the state, too
+		t.Fatal(err)
+	}
+	if _, text, err := r.restore(); err == nil || !strings.Contains(text, "nothing was written") {
+		t.Fatal(text, err)
+	}
+	began := time.Now()
+	found, text, err := r.restore("--yes")
+	if err != nil {
+		t.Fatal(text, err)
+	}
+	t.Logf("restored in %v", time.Since(began))
+	volumes := found["volumes"].([]any)
+	if len(volumes) != 2 {
+		t.Fatal(text)
+	}
+	for _, v := range volumes {
+		v := v.(map[string]any)
+		if v["seq"].(float64) == 0 || v["missing_chunks"].(float64) != 0 {
+			t.Fatal(text)
+		}
+		if v["name"] == "data" && v["unknown_bytes"].(float64) < 100_000 {
+			t.Fatalf("the bytes of files written after the checkpoint are not seen: %s", text)
+		}
+	}
+	r.startMeta()
+	fresh := r.client()
+	check(t, fresh, "data", kept...)
+	check(t, fresh, "root", rootKept...)
+	again, err := fresh.Volume(t.Context(), "data")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again.Tree().ReadFile(t.Context(), lost[0]); !errors.Is(err, meta.NotFound) {
+		t.Fatalf("a file that was lost: %v", err)
+	}
+	write(t, fresh, "data", names("new", 10)...)
+	check(t, fresh, "data", names("new", 10)...)
+	e, err := again.Tree().Stat(t.Context(), "/new0")
+	if err != nil || uint64(e.Attr.Ino) < 1<<32 {
+		t.Fatalf("inode %d may have been given out before: %v", e.Attr.Ino, err)
+	}
+	re := r.admin(wire.Admin{Op: wire.AdminFsck, Name: "data"})
+	var report struct {
+		Problems []string `json:"problems"`
+	}
+	if err := json.Unmarshal(re.Report, &report); err != nil || len(report.Problems) > 0 {
+		t.Fatal(report, err)
+	}
+	// The client of before finds that it is no longer known.
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	err = data.Tree().WriteFile(ctx, "/old", content("old"), 0o644)
+	t.Logf("the client of before writes: %v", err)
+	closing, stop := context.WithTimeout(context.Background(), 5*time.Second)
+	defer stop()
+	c.Close(closing)
+	fresh.Close(closing)
+}

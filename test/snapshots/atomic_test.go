@@ -1,0 +1,290 @@
+// Package snapshots tests snapshots of a whole system: real clients with
+// buffers, a real metadata server, journal and chunk server, in one process.
+package snapshots
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/cmd/penstock/local"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+func up(t *testing.T) *local.System {
+	t.Helper()
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	unsafe, err := local.Controls(os.Getenv(local.ControlVariable), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "sn") // short, for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	s, err := local.Up(t.Context(), local.Config{Dir: dir, Logger: log, Unsafe: unsafe})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := s.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func connect(t *testing.T, s *local.System, name string) *penstock.Volume {
+	t.Helper()
+	c, err := penstock.Dial(t.Context(), penstock.Config{Meta: []string{s.Meta.Addr}, Name: name, FlushEvery: time.Hour, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		c.Close(ctx)
+	})
+	v, err := c.VolumeByID(t.Context(), meta.RootVolume)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+type quiet struct{}
+
+func (quiet) Granted(meta.VolumeID, meta.Grant) {}
+func (quiet) Recall(_ meta.Recall, done func()) { done() }
+func (quiet) Expired([]meta.VolumeID, error)    {}
+
+// record is what one append adds; the others are shorter or longer.
+const record = 6000
+
+// A kind of counter in files of its own. write makes it n, and returns when an
+// application would go on; read tells what it is at a snapshot.
+type kind struct {
+	name  string
+	write func(ctx context.Context, v *penstock.Volume, ino meta.Ino, name string, n uint64) error
+	read  func(r *reader, name string) (uint64, error)
+}
+
+// reader reads at a snapshot.
+type reader struct {
+	ctx context.Context
+	s   *client.Session
+	at  meta.Generation
+}
+
+func (r *reader) open(name string) (*meta.Result, error) {
+	e, err := r.s.DoAt(r.ctx, meta.RootVolume, r.at, &meta.Lookup{Parent: meta.RootIno, Name: name})
+	if err != nil {
+		return nil, err
+	}
+	res, err := r.s.DoAt(r.ctx, meta.RootVolume, r.at, &meta.Open{Ino: e.Attr.Ino})
+	if err != nil {
+		return nil, err
+	}
+	end := uint64(len(res.Data))
+	for _, x := range res.Extents {
+		if x.OpenEnded || x.Off != end {
+			return nil, fmt.Errorf("%s in the snapshot: %+v after %d bytes", name, x, end)
+		}
+		end = x.End()
+	}
+	if end != res.Attr.Size {
+		return nil, fmt.Errorf("%s in the snapshot has %d bytes mapped, its size is %d", name, end, res.Attr.Size)
+	}
+	return res, nil
+}
+
+func appended(size int, sync bool) func(context.Context, *penstock.Volume, meta.Ino, string, uint64) error {
+	return func(ctx context.Context, v *penstock.Volume, ino meta.Ino, _ string, n uint64) error {
+		if _, err := v.Write(ctx, nil, ino, make([]byte, size), 0, true, false); err != nil || !sync {
+			return err
+		}
+		return v.Fsync(ctx, ino, true)
+	}
+}
+
+func counted(size uint64) func(*reader, string) (uint64, error) {
+	return func(r *reader, name string) (uint64, error) {
+		res, err := r.open(name)
+		if err != nil {
+			return 0, err
+		}
+		if res.Attr.Size%size != 0 {
+			return 0, fmt.Errorf("%s has %d bytes in the snapshot: half a write", name, res.Attr.Size)
+		}
+		return res.Attr.Size / size, nil
+	}
+}
+
+var kinds = []kind{
+	{"overwritten", func(ctx context.Context, v *penstock.Volume, ino meta.Ino, _ string, n uint64) error {
+		_, err := v.Write(ctx, nil, ino, binary.BigEndian.AppendUint64(nil, n), 0, false, false)
+		return err
+	}, func(r *reader, name string) (uint64, error) {
+		res, err := r.open(name)
+		if err != nil || len(res.Data) == 0 {
+			return 0, err
+		}
+		return binary.BigEndian.Uint64(res.Data), nil
+	}},
+	{"appended", appended(record, false), counted(record)},
+	{"synced", appended(record, true), counted(record)}, // open-ended after a while
+	{"large", appended(300_000, false), counted(300_000)},
+	{"renamed", func(ctx context.Context, v *penstock.Volume, _ meta.Ino, name string, n uint64) error {
+		return v.Rename(ctx, nil, meta.RootIno, fmt.Sprint(name, ".", n-1), meta.RootIno, fmt.Sprint(name, ".", n), 0)
+	}, func(r *reader, name string) (uint64, error) {
+		l, err := r.s.DoAt(r.ctx, meta.RootVolume, r.at, &meta.ReadDir{Ino: meta.RootIno, Max: 4096})
+		if err != nil {
+			return 0, err
+		}
+		var n uint64
+		found := 0
+		for _, e := range l.Entries {
+			if _, err := fmt.Sscanf(e.Name, name+".%d", &n); err == nil {
+				found++
+			}
+		}
+		if found != 1 {
+			return 0, fmt.Errorf("%d names of %s in the snapshot", found, name)
+		}
+		return n, nil
+	}},
+}
+
+// pair is one counter that a client writes, and one that another writes when it
+// was told that the first was written.
+type pair struct {
+	name        [2]string
+	of          [2]kind
+	ino         [2]meta.Ino
+	begun, done [2]atomic.Uint64
+}
+
+// TestAtomic: W1 writes A, tells W2, who writes B. While they do, in files and
+// names of every kind, snapshots are taken: each has what write returned for
+// before the call, nothing that had not begun after it, and never B without A.
+func TestAtomic(t *testing.T) {
+	s := up(t)
+	vols := [2]*penstock.Volume{connect(t, s, "w1"), connect(t, s, "w2")}
+	var pairs []*pair
+	for i, a := range kinds {
+		for _, b := range []kind{kinds[i], kinds[(i+1)%len(kinds)], kinds[(i+3)%len(kinds)]} {
+			p := &pair{of: [2]kind{a, b}}
+			for side := range 2 {
+				p.name[side] = fmt.Sprintf("%s-%s-%d", a.name, b.name, side)
+				name := p.name[side]
+				if p.of[side].name == "renamed" {
+					name += ".0"
+				}
+				info, err := vols[side].CreateOpen(t.Context(), nil, meta.Create{Parent: meta.RootIno, Name: name, Mode: meta.TypeRegular | 0o644}, uint32(os.O_RDWR))
+				if err != nil {
+					t.Fatal(err)
+				}
+				p.ino[side] = info.Entry.Attr.Ino
+			}
+			pairs = append(pairs, p)
+		}
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var wg sync.WaitGroup
+	for _, p := range pairs {
+		wg.Go(func() {
+			for n := uint64(1); ctx.Err() == nil && n < 1500; n++ {
+				for side := range 2 {
+					p.begun[side].Store(n)
+					if err := p.of[side].write(t.Context(), vols[side], p.ino[side], p.name[side], n); err != nil {
+						t.Errorf("%s to %d: %v", p.name[side], n, err)
+						return
+					}
+					p.done[side].Store(n)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{s.Meta.Addr}, Role: wire.RoleClient, Name: "reader", Handler: quiet{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sess.Close(context.Background())
+	var longest time.Duration
+	for i := range 12 {
+		before := make([][2]uint64, len(pairs))
+		for j, p := range pairs {
+			before[j] = [2]uint64{p.done[0].Load(), p.done[1].Load()}
+		}
+		began := time.Now()
+		sn, err := sess.TakeSnapshot(t.Context(), meta.RootVolume, fmt.Sprint("s", i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		longest = max(longest, time.Since(began))
+		r := &reader{t.Context(), sess, sn.At}
+		for j, p := range pairs {
+			var n [2]uint64
+			for side := range 2 {
+				if n[side], err = p.of[side].read(r, p.name[side]); err != nil {
+					t.Fatal(err)
+				}
+				if n[side] < before[j][side] {
+					t.Errorf("snapshot %d: %s is %d; write returned for %d before the call", i, p.name[side], n[side], before[j][side])
+				}
+				if n[side] > p.begun[side].Load() {
+					t.Errorf("snapshot %d: %s is %d, which nobody wrote", i, p.name[side], n[side])
+				}
+			}
+			if n[1] > n[0] || n[0] > n[1]+1 {
+				t.Errorf("snapshot %d: %s is %d, %s is %d: no such moment was", i, p.name[0], n[0], p.name[1], n[1])
+			}
+		}
+		if t.Failed() {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	stop()
+	wg.Wait()
+	var wrote uint64
+	for _, p := range pairs {
+		wrote += p.done[0].Load()
+	}
+	t.Logf("%d pairs written %d times; the longest of 12 snapshots took %v", len(pairs), wrote, longest)
+	for i := range 12 {
+		if i%3 == 0 || t.Failed() {
+			continue
+		}
+		if _, err := sess.DeleteSnapshot(t.Context(), meta.RootVolume, fmt.Sprint("s", i)); err != nil {
+			t.Error(err)
+		}
+	}
+	for side, v := range vols {
+		if err := v.SyncAll(t.Context()); err != nil {
+			t.Errorf("w%d: %v", side+1, err)
+		}
+	}
+	report, err := s.Meta.Server.Fsck(t.Context(), meta.RootVolume)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report.Count > 0 {
+		t.Error(report.Problems)
+	}
+}
