@@ -11,11 +11,12 @@ export CGO_ENABLED := 0
 
 # Rounds and lengths of the long tests; soak raises them.
 SOAK_ROUNDS ?= 100
+MINUTES     ?= 10
 FUZZTIME    ?= 10s
 
 .PHONY: help
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: deps
 deps: ## install the Debian packages that are missing (deps.txt)
@@ -59,12 +60,20 @@ bench-fio: deps build ## four rows of the benchmark beside fio on the same direc
 	$(BIN) bench-fio $${DIR:-/var/tmp}
 
 .PHONY: soak
-soak: deps build ## kills, power cuts, full and failing disks for SOAK_ROUNDS (100) rounds
+soak: soak-cluster soak-crash ## both parts of the soak: MINUTES (10) of a cluster under faults, SOAK_ROUNDS (100) rounds on one machine
+
+.PHONY: soak-cluster
+soak-cluster: deps ## a cluster in network namespaces under a mixed load and one fault each 5 s, for MINUTES (10)
+	$(GO) test -timeout $$(( $(MINUTES) + 20 ))m -count 1 -v ./test/cluster -run '^TestSoak$$' -soak $(MINUTES)m -faults all
+
+.PHONY: soak-crash
+soak-crash: deps build ## kills, power cuts, full and failing disks for SOAK_ROUNDS (100) rounds
 	$(GO) test -timeout 12h -count 1 -v ./test/crash -rounds $(SOAK_ROUNDS)
 
 .PHONY: controls
 controls: deps build ## switch each safety mechanism off; the test that guards it must fail
 	$(GO) test -timeout 1h -count 1 -v ./test/crash -run 'Controls$$' -controls
+	$(GO) test -timeout 90m -count 1 -v ./test/cluster -run '^TestSoakControls$$' -controls
 
 .PHONY: gen
 gen: ## regenerate what is generated

@@ -1,0 +1,373 @@
+// Package cluster owns whole clusters of real processes: a real etcd of three
+// members, metadata servers, chunk servers and mounts, each on a node of a data
+// centre of network namespaces (test/netns), each with file systems of its own
+// whose power can be cut (test/disk). Its tests let things go wrong and check
+// what every part promises; the longest of them is the soak.
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/test/netns"
+)
+
+// Config says what to build.
+type Config struct {
+	Binaries
+	Dir          string // scratch, with a short path: sockets lie below it
+	Racks        int
+	Metas        int
+	ChunkServers int
+	Mounts       int
+	EtcdMembers  int   // 0 means 3
+	DiskBytes    int64 // of each chunk server's disk; 0 means 512 MiB
+	Env          []string
+	EtcdArgs     []string // more arguments of etcd
+	// CertificateLife is how long certificates hold; 0 means as long as by default.
+	CertificateLife time.Duration
+	// Insecure leaves certificates out, which works on loopback addresses only.
+	Insecure bool
+}
+
+// Cluster is a running cluster.
+type Cluster struct {
+	cfg    Config
+	Net    *netns.Net
+	Racks  []*netns.Rack
+	Etcd   []*Member
+	Metas  []*Member
+	Chunks []*Member
+	Mounts []*Mount
+	others []*Member
+	admin  *netns.Node
+	creds  credentials
+}
+
+// ports of the parts, each on its own node.
+const (
+	etcdClientPort = 2379
+	etcdPeerPort   = 2380
+	metaPort       = 7400
+	chunkPort      = 7500
+)
+
+// New brings a cluster up, with every mount serving. What it gives is to be
+// closed even with an error.
+func New(ctx context.Context, cfg Config) (*Cluster, error) {
+	if cfg.EtcdMembers == 0 {
+		cfg.EtcdMembers = 3
+	}
+	if cfg.DiskBytes == 0 {
+		cfg.DiskBytes = 512 << 20
+	}
+	c := &Cluster{cfg: cfg, creds: credentials{insecure: cfg.Insecure, base: filepath.Join(cfg.Dir, "credentials")}}
+	steps := []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"network", c.wire}, {"etcd", c.startEtcd}, {"certificates", c.found}, {"metadata servers", c.startMetas},
+		{"chunk servers", c.startChunks}, {"mounts", c.startMounts},
+	}
+	for _, s := range steps {
+		if err := s.do(ctx); err != nil {
+			return c, fmt.Errorf("cluster: %s: %w", s.name, err)
+		}
+	}
+	return c, nil
+}
+
+// wire makes the racks, and members without processes on them.
+func (c *Cluster) wire(context.Context) (err error) {
+	if c.Net, err = c.creds.network(); err != nil {
+		return err
+	}
+	for i := range max(c.cfg.Racks, 1) {
+		r, err := c.Net.AddRack(fmt.Sprint("rack", i+1))
+		if err != nil {
+			return err
+		}
+		c.Racks = append(c.Racks, r)
+	}
+	add := func(to *[]*Member, kind string, count int, bytes int64) error {
+		for i := range count {
+			m, err := c.newMember(fmt.Sprint(kind, i+1), c.Racks[i%len(c.Racks)], bytes)
+			*to = append(*to, m)
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if c.admin, err = c.Racks[0].AddNode("admin"); err != nil {
+		return err
+	}
+	if err := add(&c.Etcd, "etcd", c.cfg.EtcdMembers, 512<<20); err != nil {
+		return err
+	}
+	if err := add(&c.Metas, "meta", c.cfg.Metas, 256<<20); err != nil {
+		return err
+	}
+	return add(&c.Chunks, "cs", c.cfg.ChunkServers, c.cfg.DiskBytes)
+}
+
+func (c *Cluster) startEtcd(ctx context.Context) error {
+	var peers []string
+	for _, m := range c.Etcd {
+		peers = append(peers, fmt.Sprintf("%s=http://%s:%d", m.Name, m.Node.Addr, etcdPeerPort))
+	}
+	for _, m := range c.Etcd {
+		client, peer := fmt.Sprintf("http://%s:%d", m.Node.Addr, etcdClientPort), fmt.Sprintf("http://%s:%d", m.Node.Addr, etcdPeerPort)
+		m.path = c.cfg.Binaries.Etcd
+		m.args = []string{
+			"--name", m.Name, "--data-dir", filepath.Join(m.disk.At, "data"), "--logger", "zap", "--log-level", "warn",
+			"--listen-client-urls", client, "--advertise-client-urls", client,
+			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+			"--initial-cluster", strings.Join(peers, ","), "--initial-cluster-state", "new", "--initial-cluster-token", "test",
+			"--quota-backend-bytes", fmt.Sprint(256 << 20),
+		}
+		m.args = append(m.args, c.cfg.EtcdArgs...)
+		m.ready = func(ctx context.Context) error { return m.healthy() }
+		if err := m.Start(); err != nil {
+			return err
+		}
+	}
+	return c.Ready(ctx, c.Etcd...)
+}
+
+// etcdURLs are all members, for --etcd.
+func (c *Cluster) etcdURLs() string {
+	var urls []string
+	for _, m := range c.Etcd {
+		urls = append(urls, fmt.Sprintf("http://%s:%d", m.Node.Addr, etcdClientPort))
+	}
+	return strings.Join(urls, ",")
+}
+
+func (c *Cluster) startMetas(ctx context.Context) error {
+	for i, m := range c.Metas {
+		if i == 1 {
+			if err := c.Ready(ctx, c.Metas[0]); err != nil { // who lets the others in
+				return err
+			}
+		}
+		if i > 0 {
+			if err := c.join(ctx, peer.Meta, m.Name); err != nil {
+				return err
+			}
+		}
+		m.path = c.cfg.Penstock
+		m.args = append([]string{
+			"meta", "--dir", filepath.Join(m.disk.At, "data"), "--name", m.Name, "--etcd", c.etcdURLs(),
+			"--listen", fmt.Sprintf("%s:%d", m.Node.Addr, metaPort),
+			// So that what is to be collected is so while a test waits.
+			"--repair-grace", "10s", "--list-interval", "10s",
+		}, c.creds.flags(m.Name)...)
+		m.ready = func(context.Context) error { return m.listens(metaPort) }
+		if err := m.Start(); err != nil {
+			return err
+		}
+	}
+	return c.Ready(ctx, c.Metas...)
+}
+
+// metaAddrs are all metadata servers, for --cluster.
+func (c *Cluster) metaAddrs() string {
+	var addrs []string
+	for _, m := range c.Metas {
+		addrs = append(addrs, m.addr(metaPort))
+	}
+	return strings.Join(addrs, ",")
+}
+
+func (c *Cluster) startChunks(ctx context.Context) error {
+	for _, m := range c.Chunks {
+		if err := c.join(ctx, peer.ChunkServer, m.Name); err != nil {
+			return err
+		}
+		m.path = c.cfg.Penstock
+		m.args = append([]string{
+			"chunkserver", "--data", filepath.Join(m.disk.At, "id"), "--disk", filepath.Join(m.disk.At, "d0"), "--name", m.Name,
+			"--topology", m.place(),
+			// The machines of these tests share one file system: no way around their network.
+			"--local-clients=false",
+			"--listen", m.addr(chunkPort), "--cluster", c.metaAddrs(),
+		}, c.creds.flags(m.Name)...)
+		m.ready = func(ctx context.Context) error {
+			s, err := c.Status(ctx)
+			if err != nil {
+				return err
+			}
+			for _, srv := range s.ChunkServers {
+				if srv.Address == m.addr(chunkPort) {
+					return nil
+				}
+			}
+			return fmt.Errorf("penstock status does not list %s", m.addr(chunkPort))
+		}
+		if err := m.Start(); err != nil {
+			return err
+		}
+	}
+	return c.Ready(ctx, c.Chunks...)
+}
+
+// Ready waits until members serve.
+func (c *Cluster) Ready(ctx context.Context, members ...*Member) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for _, m := range members {
+		if err := m.await(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Penstock runs an administrator's command against the cluster.
+func (c *Cluster) Penstock(ctx context.Context, args ...string) ([]byte, error) {
+	args = append(args, append([]string{"--cluster", c.metaAddrs()}, c.creds.flags(admin)...)...)
+	out, err := c.admin.Output(ctx, c.cfg.Penstock, args...)
+	if err != nil {
+		return out, fmt.Errorf("penstock %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return out, nil
+}
+
+// Status is what penstock status says.
+type Status struct {
+	Volumes []struct {
+		ID        uint32 `json:"id"`
+		Name      string `json:"name"`
+		Path      string `json:"path"`
+		UsedBytes uint64 `json:"used_bytes"`
+		Replicas  uint32 `json:"replicas"`
+	} `json:"volumes"`
+	ChunkServers []struct {
+		ID       uint64 `json:"id"`
+		Address  string `json:"address"`
+		Topology string `json:"topology"`
+	} `json:"chunk_servers"`
+	Meta map[string]any `json:"meta"`
+}
+
+// Status asks for the state of the cluster.
+func (c *Cluster) Status(ctx context.Context) (*Status, error) {
+	out, err := c.Penstock(ctx, "status", "--output", "json")
+	if err != nil {
+		return nil, err
+	}
+	var s Status
+	if err := json.Unmarshal(out, &s); err != nil {
+		return nil, fmt.Errorf("penstock status: %w\n%s", err, out)
+	}
+	return &s, nil
+}
+
+// Fsck demands that penstock fsck finds nothing, within a time: what was broken
+// a moment ago may still be on its way to be whole.
+func (c *Cluster) Fsck(ctx context.Context, within time.Duration) error {
+	return eventually(ctx, within, func(ctx context.Context) error {
+		_, err := c.Penstock(ctx, "fsck")
+		return err
+	})
+}
+
+// eventually tries until it works or the time is over.
+func eventually(ctx context.Context, within time.Duration, try func(context.Context) error) error {
+	end := time.Now().Add(within)
+	for {
+		one, cancel := context.WithTimeout(ctx, 20*time.Second)
+		err := try(one)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil || time.Now().After(end) {
+			return err
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+}
+
+// Close ends everything and leaves nothing: mounts first, then from the top down.
+func (c *Cluster) Close() error {
+	var errs []error
+	for _, m := range c.Mounts {
+		errs = append(errs, m.end())
+	}
+	for _, members := range [][]*Member{c.others, c.Chunks, c.Metas, c.Etcd} {
+		for _, m := range members {
+			errs = append(errs, m.end())
+		}
+	}
+	if c.Net != nil {
+		errs = append(errs, c.Net.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Stop ends the mounts in order, then all servers; each must end well.
+func (c *Cluster) Stop() error {
+	var errs []error
+	for _, m := range c.Mounts {
+		errs = append(errs, m.Stop())
+	}
+	for _, members := range [][]*Member{c.others, c.Chunks, c.Metas, c.Etcd} {
+		for _, m := range members {
+			errs = append(errs, m.Stop())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Mount is a client's mount of the whole tree.
+type Mount struct {
+	*Member
+	Path string
+}
+
+func (c *Cluster) startMounts(ctx context.Context) error {
+	for i := range c.cfg.Mounts {
+		name := fmt.Sprint("client", i+1)
+		if err := errors.Join(c.join(ctx, peer.Client, name), c.grant(ctx, name)); err != nil {
+			return err
+		}
+		m, err := c.newMember(name, c.Racks[i%len(c.Racks)], 0)
+		if err != nil {
+			return err
+		}
+		mount := &Mount{Member: m, Path: filepath.Join(c.cfg.Dir, m.Name)}
+		c.Mounts = append(c.Mounts, mount)
+		if err := os.Mkdir(mount.Path, 0o755); err != nil {
+			return err
+		}
+		m.path = c.cfg.Penstock
+		// The place is said: all nodes share the machine's boot id.
+		m.args = append([]string{"mount", "/", mount.Path, "--cluster", c.metaAddrs(), "--topology", m.place()}, c.creds.flags(m.Name)...)
+		m.ready = func(context.Context) error {
+			if !spawn.Mounted(mount.Path) {
+				return fmt.Errorf("nothing is mounted at %s", mount.Path)
+			}
+			return nil
+		}
+		m.clean = func() error { return spawn.Unmount(mount.Path) }
+		if err := m.Start(); err != nil {
+			return err
+		}
+	}
+	for _, m := range c.Mounts {
+		if err := c.Ready(ctx, m.Member); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,177 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/test/load"
+)
+
+var (
+	seed  = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the random choices")
+	given = flag.String("binary", "", "penstock to test; empty builds it")
+)
+
+// race: see race_test.go.
+var race = false
+
+var built Binaries
+
+func TestMain(m *testing.M) {
+	if env := os.Getenv(intruderEnv); env != "" {
+		os.Exit(intrude(env))
+	}
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+// intrude is what this program does as an intruder.
+func intrude(env string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	i, err := IntruderFrom(env)
+	if err == nil {
+		err = i.Run(ctx)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "penstock-cluster-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	if built, err = Build(dir, *given, race); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}
+
+// start brings a cluster up that the test's end takes away. The logs of a failed
+// test stay.
+func start(t *testing.T, cfg Config) *Cluster {
+	t.Helper()
+	if err := sweep(scratch); err != nil {
+		t.Error(err)
+	}
+	dir, held, err := claim()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Binaries, cfg.Dir = built, dir
+	began := time.Now()
+	c, err := New(t.Context(), cfg)
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			if kept, err := os.MkdirTemp("", "penstock-cluster-log-"); err == nil {
+				out, err := exec.Command("cp", "-r", filepath.Join(dir, "log"), kept).CombinedOutput()
+				t.Logf("seed %d; logs of the processes: %s (%v %s)", *seed, kept, err, out)
+			}
+		}
+		if err := errors.Join(os.RemoveAll(dir), held.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("up after %v", time.Since(began).Round(time.Millisecond))
+	return c
+}
+
+// TestReadOnAfterServerDies: what was written with three copies on one node is
+// read on another, also while a chunk server is dead, and after it came back.
+func TestReadOnAfterServerDies(t *testing.T) {
+	c := start(t, Config{Racks: 2, Metas: 1, ChunkServers: 4, Mounts: 2})
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := c.Penstock(t.Context(), "volume", "create", "data", "--attach", "/data", "--replicas", "3")
+	check(err)
+	const files, size = 4, 3 << 20
+	name := func(m *Mount, i int) string { return filepath.Join(m.Path, "data", fmt.Sprint("file", i)) }
+	writer, reader := c.Mounts[0], c.Mounts[1]
+	write := func(i int) {
+		t.Helper()
+		b := make([]byte, size)
+		load.Pattern(b, uint64(i), 0)
+		f, err := os.Create(name(writer, i))
+		check(err)
+		_, err = f.Write(b)
+		check(err)
+		check(f.Sync())
+		check(f.Close())
+	}
+	verify := func(i int) {
+		t.Helper()
+		b, err := os.ReadFile(name(reader, i))
+		check(err)
+		if len(b) != size {
+			t.Fatalf("file %d has %d bytes", i, len(b))
+		}
+		check(load.CheckPattern(b, uint64(i), 0))
+	}
+	for i := range files {
+		write(i)
+	}
+	for i := range files {
+		verify(i)
+	}
+	out, err := c.Penstock(t.Context(), "locate", name(reader, 0), "--output", "json")
+	check(err)
+	t.Logf("%s", bytes.TrimSpace(out))
+	c.Chunks[0].Kill()
+	check(exec.Command("sh", "-c", "echo 1 > /proc/sys/vm/drop_caches").Run())
+	for i := range files {
+		verify(i)
+	}
+	began := time.Now()
+	write(files)
+	t.Logf("writing and syncing %d bytes with a dead chunk server took %v", size, time.Since(began).Round(time.Millisecond))
+	verify(files)
+	check(c.Chunks[0].Start())
+	check(c.Ready(t.Context(), c.Chunks[0]))
+	for i := range files + 1 {
+		verify(i)
+	}
+	check(c.Fsck(t.Context(), time.Minute))
+	check(c.Stop())
+}
+
+// TestInsecure: without certificates the parts speak on loopback addresses.
+func TestInsecure(t *testing.T) {
+	c := start(t, Config{Racks: 1, EtcdMembers: 1, Metas: 1, ChunkServers: 1, Mounts: 1, Insecure: true})
+	file := filepath.Join(c.Mounts[0].Path, "file")
+	if err := os.WriteFile(file, []byte("hello"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(file); string(b) != "hello" {
+		t.Fatalf("read %q, %v", b, err)
+	}
+	if err := c.Stop(); err != nil {
+		t.Error(err)
+	}
+}

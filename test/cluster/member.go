@@ -1,0 +1,251 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/test/disk"
+	"penstock.io/penstock/test/netns"
+)
+
+// Member is one process of a cluster with its node and its disk; it may be
+// started and ended many times.
+type Member struct {
+	Name string
+	Node *netns.Node
+
+	disk  *disk.Disk // nil for mounts
+	log   *os.File
+	path  string
+	args  []string
+	env   []string
+	ready func(context.Context) error
+	clean func() error // after the process ended, before it starts again; may be nil
+
+	mayDie atomic.Bool  // its disk is broken: that it ends is no defect
+	era    atomic.Int64 // odd while it serves; changes when that begins or ends
+
+	mu      sync.Mutex
+	process *spawn.Process // nil while none should run
+}
+
+func (c *Cluster) newMember(name string, rack *netns.Rack, bytes int64) (*Member, error) {
+	m := &Member{Name: name, env: c.cfg.Env}
+	var err error
+	if m.Node, err = rack.AddNode(name); err != nil {
+		return m, err
+	}
+	logs := filepath.Join(c.cfg.Dir, "log")
+	if err := os.MkdirAll(logs, 0o755); err != nil {
+		return m, err
+	}
+	if m.log, err = os.OpenFile(filepath.Join(logs, name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644); err != nil {
+		return m, err
+	}
+	if bytes > 0 {
+		m.disk, err = disk.New(filepath.Join(c.cfg.Dir, name+".img"), filepath.Join(c.cfg.Dir, name), bytes)
+	}
+	return m, err
+}
+
+func (m *Member) addr(port int) string { return fmt.Sprintf("%s:%d", m.Node.Addr, port) }
+
+// place is where the member stands, for --topology.
+func (m *Member) place() string { return fmt.Sprintf("/dc1/%s/%s", m.Node.Rack.Name, m.Name) }
+
+// note writes a line of the test into the member's log.
+func (m *Member) note(format string, a ...any) {
+	fmt.Fprintf(m.log, "--- %s "+format+"\n", append([]any{time.Now().Format("15:04:05.000")}, a...)...)
+}
+
+// Start starts the process.
+func (m *Member) Start() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.process != nil {
+		return fmt.Errorf("%s runs already", m.Name)
+	}
+	if m.clean != nil {
+		if err := m.clean(); err != nil {
+			return err
+		}
+	}
+	m.note("start %s %s", m.path, strings.Join(m.args, " "))
+	p, err := m.Node.Start(netns.Config{
+		Name: m.Name, Path: m.path, Args: m.args, Env: m.env, Log: m.log,
+		// Servers are alone as on a machine of their own: nobody may conclude from
+		// the process table that one is dead. A mount serves callers of this machine.
+		Alone: m.disk != nil,
+	})
+	if err != nil {
+		return err
+	}
+	m.process = p
+	return nil
+}
+
+func (m *Member) running() *spawn.Process {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.process
+}
+
+// await waits until the member serves; that its process ends is an error.
+func (m *Member) await(ctx context.Context) error {
+	for {
+		p := m.running()
+		if p == nil {
+			return fmt.Errorf("%s does not run", m.Name)
+		}
+		one, cancel := context.WithTimeout(ctx, 5*time.Second)
+		err := m.ready(one)
+		cancel()
+		if err == nil {
+			m.serves(true)
+			return nil
+		}
+		select {
+		case <-p.Done():
+			return fmt.Errorf("%s: %s", m.Name, p.State())
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not serve: %w\n%s", m.Name, err, p.Output())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// Kill ends the process with SIGKILL; its dead mount stays.
+func (m *Member) Kill() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.process != nil {
+		m.serves(false)
+		m.note("SIGKILL")
+		m.process.Kill()
+		m.process = nil
+	}
+}
+
+// serves notes that it serves from now on, or no more.
+func (m *Member) serves(now bool) {
+	if era := m.era.Load(); (era%2 == 1) != now {
+		m.era.CompareAndSwap(era, era+1)
+	}
+}
+
+// Pause stops it where it is; Resume lets it go on.
+func (m *Member) Pause() error { return m.signal("pause", (*spawn.Process).Pause) }
+
+// Resume undoes Pause.
+func (m *Member) Resume() error { return m.signal("resume", (*spawn.Process).Resume) }
+
+func (m *Member) signal(what string, f func(*spawn.Process) error) error {
+	p := m.running()
+	if p == nil {
+		return fmt.Errorf("%s does not run", m.Name)
+	}
+	m.note("%s", what)
+	return f(p)
+}
+
+// Stop ends the process gently; it must end well.
+func (m *Member) Stop() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.process == nil {
+		return nil
+	}
+	m.note("SIGTERM")
+	err := m.process.Stop(time.Minute)
+	m.process = nil
+	return err
+}
+
+// CutPower takes the power away from the member: what is not on its disk is
+// lost. Reboot brings the disk back.
+func (m *Member) CutPower() error {
+	m.note("power cut")
+	err := m.disk.Cut()
+	m.Kill()
+	return err
+}
+
+// Reboot mounts the disk again after CutPower; what the kernel cached is gone.
+func (m *Member) Reboot() error { return errors.Join(m.disk.Unmount(), m.disk.Mount()) }
+
+// died gives an error if the process ended by itself.
+func (m *Member) died() error {
+	p := m.running()
+	if p == nil {
+		return nil
+	}
+	select {
+	case <-p.Done():
+		return fmt.Errorf("%s ended by itself: %s", m.Name, p.State())
+	default:
+		return nil
+	}
+}
+
+// end leaves neither process nor mount nor disk.
+func (m *Member) end() error {
+	m.Kill()
+	var errs []error
+	if m.clean != nil {
+		errs = append(errs, m.clean())
+	}
+	if m.disk != nil {
+		errs = append(errs, m.disk.Remove())
+	}
+	if m.log != nil {
+		errs = append(errs, m.log.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// dial connects to a port of the member, from its own node.
+func (m *Member) dial(port int) (conn net.Conn, err error) {
+	err = m.Node.Do(func() (err error) {
+		conn, err = net.DialTimeout("tcp", m.addr(port), time.Second)
+		return err
+	})
+	return conn, err
+}
+
+func (m *Member) listens(port int) error {
+	conn, err := m.dial(port)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// healthy asks an etcd member whether it can serve.
+func (m *Member) healthy() error {
+	conn, err := m.dial(etcdClientPort)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(3 * time.Second)); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(conn, "GET /health HTTP/1.0\r\n\r\n"); err != nil {
+		return err
+	}
+	b := make([]byte, 4096)
+	n, err := conn.Read(b)
+	if err != nil || !strings.Contains(string(b[:n]), " 200 ") {
+		return fmt.Errorf("etcd's health: %w %s", err, b[:n])
+	}
+	return nil
+}
