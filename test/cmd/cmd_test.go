@@ -3,11 +3,17 @@
 package cmd
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,6 +72,49 @@ func TestScripts(t *testing.T) {
 					}
 				}
 			},
+			// port NAME: sets NAME to a TCP port that nobody listens on.
+			"port": func(ts *testscript.TestScript, neg bool, args []string) {
+				l, err := net.Listen("tcp", "127.0.0.1:0")
+				ts.Check(err)
+				defer l.Close()
+				ts.Setenv(args[0], fmt.Sprint(l.Addr().(*net.TCPAddr).Port))
+			},
+			// eventually COMMAND...: the command succeeds within a minute; with !, it fails.
+			"eventually": func(ts *testscript.TestScript, neg bool, args []string) {
+				for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+					err := ts.Exec(args[0], args[1:]...)
+					if (err != nil) == neg {
+						return
+					}
+					if time.Now().After(deadline) {
+						ts.Fatalf("still: %v", err)
+					}
+				}
+			},
+			// revoke FILE: revokes the join token in a file.
+			"revoke": func(ts *testscript.TestScript, neg bool, args []string) {
+				id := strings.Split(ts.ReadFile(args[0]), ".")[2]
+				ts.Check(ts.Exec("penstock", "cluster", "join-token", "--revoke", id, "--credentials", "cred/admin"))
+			},
+			// metric SOCKET NAME N, or >N: what a part's metrics say within half a minute, all disks together.
+			"metric": func(ts *testscript.TestScript, neg bool, args []string) {
+				if neg || len(args) != 3 {
+					ts.Fatalf("usage: metric SOCKET NAME [>]N")
+				}
+				least, more := strings.CutPrefix(args[2], ">")
+				want, err := strconv.ParseFloat(least, 64)
+				ts.Check(err)
+				for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+					sum, err := metric(ts.MkAbs(args[0]), args[1])
+					if err == nil && (more && sum > want || !more && sum == want) {
+						ts.Logf("%s is %v", args[1], sum)
+						return
+					}
+					if time.Now().After(deadline) {
+						ts.Fatalf("%s is %v, want %s: %v", args[1], sum, args[2], err)
+					}
+				}
+			},
 			// status N COMMAND...: the command must end with exit status N.
 			"status": func(ts *testscript.TestScript, neg bool, args []string) {
 				if neg || len(args) < 2 {
@@ -86,4 +135,37 @@ func TestScripts(t *testing.T) {
 			},
 		},
 	})
+}
+
+// metric sums the values of a metric that a part serves on a socket.
+func metric(socket, name string) (sum float64, err error) {
+	client := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	defer client.CloseIdleConnections()
+	re, err := client.Get("http://part/metrics")
+	if err != nil {
+		return 0, err
+	}
+	defer re.Body.Close()
+	b, err := io.ReadAll(re.Body)
+	if err != nil {
+		return 0, err
+	}
+	found := false
+	for line := range strings.Lines(string(b)) {
+		rest, ok := strings.CutPrefix(strings.TrimSpace(line), name)
+		if !ok || !strings.HasPrefix(rest, "{") && !strings.HasPrefix(rest, " ") {
+			continue
+		}
+		v, err := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:], 64)
+		if err != nil {
+			return 0, err
+		}
+		found, sum = true, sum+v
+	}
+	if !found {
+		return 0, fmt.Errorf("no metric %s", name)
+	}
+	return sum, nil
 }

@@ -24,26 +24,29 @@ var table = []row{
 	{"meta/namespace", []string{"meta"}, "the state machine is replayed bit by bit: it sees a store, a context and an operation"},
 	{"meta/lock", []string{"meta"}, "advisory locks are a machine of their own, kept in memory only"},
 	{"meta/placement", []string{"meta"}, "plans are a pure function of the cluster's description"},
+	{"meta/digest", []string{"meta"}, "a fingerprint is a function of the files alone"},
 	{"meta/capability", []string{"meta"}, "signed by meta, verified by chunk servers: above neither"},
 	{"meta/blobdir", []string{"meta"}, "blobs as files of one folder"},
+	{"meta/peer", []string{"meta"}, "who is at the other end of a connection: below all that connect"},
 	{"meta/journal", []string{"meta"}, "the log orders bytes and does not know what they mean"},
 	{"meta/journal/journaltest", []string{"meta", "meta/journal"}, "one suite for all forms of the log"},
-	{"meta/journal/etcd", []string{"meta", "meta/journal", "meta/cluster/embedded"}, "one form of the log; its tests run a real etcd"},
+	{"meta/process", []string{"meta"}, "tells processes apart for owners of volumes and holders of sessions"},
+	{"meta/journal/etcd", []string{"meta", "meta/journal", "meta/process", "meta/cluster/embedded"}, "one form of the log; its tests run a real etcd"},
 	{"meta/state", []string{"meta", "meta/namespace", "meta/journal"}, "stores the effects that the machine returns"},
-	{"meta/cluster", []string{"meta"}, "etcd's keys in the words of meta"},
+	{"meta/cluster", []string{"meta", "meta/peer"}, "etcd's keys in the words of meta; who belongs to the cluster"},
 	{"meta/cluster/embedded", []string{"meta", "meta/cluster"}, "runs etcd for one machine; nobody below needs to know"},
 	{"meta/wire", []string{"meta"}, "frames translate words to bytes"},
-	{"meta/server", []string{"meta/*"}, "the one loop that drives the pure machines"},
-	{"meta/client", []string{"meta", "meta/wire", "meta/cluster"}, "finds the owner and speaks its frames; never the server's insides"},
+	{"chunkserver/replica", []string{"meta"}, "the pure machines of replication and seal: chunk servers, writers and owners ask them"},
+	{"meta/server", []string{"meta/*", "chunkserver/replica"}, "the one loop that drives the pure machines; where a chunk ends is one of them"},
+	{"meta/client", []string{"meta", "meta/wire", "meta/peer", "meta/process"}, "finds the owner and speaks its frames; never the server's insides"},
 
 	{"chunkserver", []string{"meta"}, "words of the chunk protocol"},
-	{"chunkserver/store", []string{"meta", "chunkserver"}, "bytes on a disk; knows no network and no files"},
+	{"chunkserver/store", []string{"meta", "chunkserver", "chunkserver/replica"}, "bytes on a disk; knows no network and no files"},
 	{"chunkserver/wire", []string{"meta", "chunkserver"}, "frames of the data path"},
-	{"chunkserver/replica", []string{"meta", "chunkserver"}, "the pure machine of replication and seal"},
-	{"chunkserver/server", []string{"meta", "chunkserver/*", "meta/client", "meta/wire", "meta/capability"}, "serves a store; calls meta, never the other way round"},
-	{"chunkserver/client", []string{"meta", "chunkserver", "chunkserver/wire", "chunkserver/replica", "meta/capability"}, "the user's side of the data path"},
+	{"chunkserver/server", []string{"meta", "chunkserver/*", "meta/client", "meta/wire", "meta/peer", "meta/capability"}, "serves a store; calls meta, never the other way round"},
+	{"chunkserver/client", []string{"meta", "chunkserver", "chunkserver/wire", "chunkserver/replica", "meta/capability", "meta/peer"}, "the user's side of the data path"},
 
-	{".", []string{"meta", "meta/client", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers"},
+	{".", []string{"meta", "meta/client", "meta/lock", "meta/peer", "meta/process", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers; locks on snapshots are its own"},
 	{"fuse", []string{".", "meta"}, "kernel requests become calls of the client library"},
 	{"stream", []string{".", "meta"}, "a user of the client library like any other"},
 	{"table", []string{".", "meta"}, "a user of the client library like any other"},
@@ -74,12 +77,12 @@ var outside = []struct {
 
 // standardOnly are packages that import nothing but the standard library and
 // the rows above.
-var standardOnly = []string{"meta", "meta/namespace", "meta/lock", "meta/placement", "chunkserver", "chunkserver/replica", "meta/wire", "meta/capability"}
+var standardOnly = []string{"meta", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "chunkserver", "chunkserver/replica", "meta/wire", "meta/capability"}
 
 // pure are the packages that map (state, event) to (state, actions): no clock,
 // chance, goroutine, I/O or map order inside, so that a replay gives the same
 // bytes and a simulation the same run.
-var pure = []string{"meta", "meta/namespace", "meta/lock", "meta/placement", "chunkserver/replica"}
+var pure = []string{"meta", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "chunkserver/replica"}
 
 // forbiddenImports and forbiddenCalls hold in pure packages. time itself may be
 // imported for its durations.
