@@ -8,16 +8,13 @@ package bulk
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -28,14 +25,13 @@ import (
 	"penstock.io/penstock/chunkserver/store"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/test/child"
 )
-
-const childVariable = "PENSTOCK_BULK_CHILD"
 
 var testKey = meta.CapKey{ID: 1, Secret: bytes.Repeat([]byte{3}, 32)}
 
-// child says what a child process is.
-type child struct {
+// role says what a child process is.
+type role struct {
 	Kind  string // chunks, sendfile, sink, chain
 	ID    meta.ServerID
 	Dir   string
@@ -44,25 +40,8 @@ type child struct {
 	Next  []string // chain: where to pass on to
 }
 
-// Main runs the tests, or is a child.
-func Main(m *testing.M) int {
-	v := os.Getenv(childVariable)
-	if v == "" {
-		return m.Run()
-	}
-	var c child
-	if err := json.Unmarshal([]byte(v), &c); err != nil {
-		panic(err)
-	}
-	if err := c.run(); err != nil {
-		fmt.Fprintln(os.Stderr, c.Kind, err)
-		return 1
-	}
-	return 0
-}
-
-// run serves until the parent is gone; its first line of output is the address.
-func (c child) run() error {
+// Run serves until the parent is gone.
+func (c role) Run() error {
 	quiet := slog.New(slog.DiscardHandler)
 	creds := peer.Insecure()
 	if c.Creds != "" {
@@ -107,13 +86,13 @@ func (c child) run() error {
 			}
 		}()
 	}
-	fmt.Println(addr)
-	_, err = io.Copy(io.Discard, os.Stdin)
-	return err
+	child.Ready(addr)
+	child.Orphaned()
+	return nil
 }
 
 // plain sends the file, or writes what comes to one and syncs it.
-func (c child) plain(nc *net.TCPConn, n int) {
+func (c role) plain(nc *net.TCPConn, n int) {
 	defer nc.Close()
 	cubic(nc)
 	if c.Kind == "sendfile" {
@@ -155,53 +134,6 @@ func cubic(nc *net.TCPConn) {
 	}
 }
 
-// process is a child that runs.
-type process struct {
-	cmd  *exec.Cmd
-	addr string
-}
-
-func start(t testing.TB, c child) *process {
-	t.Helper()
-	v, err := json.Marshal(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(os.Args[0], "-test.run=^$")
-	cmd.Env = append(os.Environ(), childVariable+"="+string(v))
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { in.Close(); _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	line := make([]byte, 64)
-	n, err := out.Read(line)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &process{cmd, strings.TrimSpace(string(line[:n]))}
-}
-
-// cpu is the processor time that a process has used, of its children not, as
-// its own clock says: in nanoseconds, where /proc has ticks.
-func (p *process) cpu() time.Duration {
-	const sched = 2 // CPUCLOCK_SCHED, of all threads
-	var ts unix.Timespec
-	if err := unix.ClockGettime(int32(^p.cmd.Process.Pid<<3|sched), &ts); err != nil {
-		return 0
-	}
-	return time.Duration(ts.Nano())
-}
-
 // figure is one way's throughput and cost.
 type figure struct {
 	name string
@@ -211,21 +143,34 @@ type figure struct {
 
 // measure times one transfer of n bytes, with the processor time of this
 // process and others.
-func (f *figure) measure(n int, others []*process, fn func() error) error {
-	used := func() (d time.Duration) {
+func (f *figure) measure(n int, others []*child.Process, fn func() error) error {
+	used := func() (time.Duration, error) {
 		var u syscall.Rusage
-		_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
-		d = time.Duration(u.Utime.Nano() + u.Stime.Nano())
-		for _, p := range others {
-			d += p.cpu()
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+			return 0, err
 		}
-		return d
+		d := time.Duration(u.Utime.Nano() + u.Stime.Nano())
+		for _, p := range others {
+			more, err := p.CPU()
+			if err != nil {
+				return 0, err
+			}
+			d += more
+		}
+		return d, nil
 	}
-	before, begun := used(), time.Now()
-	err := fn()
+	before, err := used()
+	if err != nil {
+		return err
+	}
+	begun := time.Now()
+	if err := fn(); err != nil {
+		return err
+	}
 	took := time.Since(begun)
+	after, err := used()
 	f.mbs = append(f.mbs, float64(n)/1e6/took.Seconds())
-	f.cpu = append(f.cpu, (used()-before).Seconds()*1e9/float64(n))
+	f.cpu = append(f.cpu, (after-before).Seconds()*1e9/float64(n))
 	return err
 }
 

@@ -16,9 +16,10 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/capability"
 	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/test/child"
 )
 
-func TestMain(m *testing.M) { os.Exit(Main(m)) }
+func TestMain(m *testing.M) { os.Exit(child.Main[role](m)) }
 
 // size is what each round moves, and how many rounds there are; the full form
 // is for figures.
@@ -34,12 +35,12 @@ func token(chunk meta.ChunkID, r capability.Rights) []byte {
 		Expiry: meta.Time(time.Now().Add(time.Hour).UnixNano())})
 }
 
-func newClient(t testing.TB, servers []*process, conns int, creds *peer.Credentials, more capability.Rights) *client.Client {
+func newClient(t testing.TB, servers []*child.Process, conns int, creds *peer.Credentials, more capability.Rights) *client.Client {
 	read := capability.Sign(testKey, capability.Claims{Volume: 1, Rights: capability.Read | more, Client: "client/c",
 		Expiry: meta.Time(time.Now().Add(time.Hour).UnixNano())})
 	c := client.New(client.Config{
 		Resolve: func(id meta.ServerID) (meta.ServerInfo, bool) {
-			return meta.ServerInfo{ID: id, Addr: servers[id-1].addr}, true
+			return meta.ServerInfo{ID: id, Addr: servers[id-1].Addr}, true
 		},
 		ReadCap: func(meta.VolumeID) []byte { return read },
 		Creds:   creds, Logger: slog.New(slog.DiscardHandler), Conns: conns,
@@ -78,7 +79,7 @@ func write(t testing.TB, c *client.Client, id uint64, servers []meta.ServerID, n
 type readWay struct {
 	figure
 	c    *client.Client
-	srv  *process
+	srv  *child.Process
 	pl   meta.ChunkPlace
 	step int
 }
@@ -117,16 +118,16 @@ func credentials(t testing.TB) (srv string, cl, owner *peer.Credentials) {
 func TestRemoteRead(t *testing.T) {
 	n, rounds := size()
 	dir := t.TempDir()
-	srv := start(t, child{Kind: "chunks", ID: 1, Dir: dir})
-	open := newClient(t, []*process{srv}, 1, peer.Insecure(), 0)
+	srv := child.Start(t, role{Kind: "chunks", ID: 1, Dir: dir})
+	open := newClient(t, []*child.Process{srv}, 1, peer.Insecure(), 0)
 	pl := sealed(t, open, open, 1, n)
 	name := pl.ID.String()
-	sf := start(t, child{Kind: "sendfile", File: filepath.Join(dir, "chunks", name[30:], name+".data")})
+	sf := child.Start(t, role{Kind: "sendfile", File: filepath.Join(dir, "chunks", name[30:], name+".data")})
 	certs, creds, owner := credentials(t)
-	safe := start(t, child{Kind: "chunks", ID: 1, Dir: t.TempDir(), Creds: certs})
-	overTLS := newClient(t, []*process{safe}, 1, creds, 0)
-	safePlace := sealed(t, overTLS, newClient(t, []*process{safe}, 1, owner, 0), 1, n)
-	ticketed := newClient(t, []*process{safe}, 1, creds, capability.Plain)
+	safe := child.Start(t, role{Kind: "chunks", ID: 1, Dir: t.TempDir(), Creds: certs})
+	overTLS := newClient(t, []*child.Process{safe}, 1, creds, 0)
+	safePlace := sealed(t, overTLS, newClient(t, []*child.Process{safe}, 1, owner, 0), 1, n)
+	ticketed := newClient(t, []*child.Process{safe}, 1, creds, capability.Plain)
 	plain := &figure{name: "sendfile, plain socket"}
 	ways := []*readWay{
 		{figure{name: "chunk, reads of 128 KiB"}, open, srv, pl, 128 << 10},
@@ -138,8 +139,8 @@ func TestRemoteRead(t *testing.T) {
 	}
 	buf := make([]byte, 8<<20)
 	for range rounds {
-		err := plain.measure(n, []*process{sf}, func() error {
-			nc, err := net.Dial("tcp", sf.addr)
+		err := plain.measure(n, []*child.Process{sf}, func() error {
+			nc, err := net.Dial("tcp", sf.Addr)
 			if err != nil {
 				return err
 			}
@@ -161,7 +162,7 @@ func TestRemoteRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, w := range ways {
-			err := w.measure(n, []*process{w.srv}, func() error {
+			err := w.measure(n, []*child.Process{w.srv}, func() error {
 				for off := 0; off < n; off += w.step {
 					if err := w.c.ReadAt(t.Context(), w.pl, buf[:w.step], uint64(off)); err != nil {
 						return err
@@ -182,18 +183,18 @@ func TestRemoteRead(t *testing.T) {
 
 func TestWriteThree(t *testing.T) {
 	n, rounds := size()
-	var fan, chain, sinks []*process
+	var fan, chain, sinks []*child.Process
 	for i := range 3 {
-		fan = append(fan, start(t, child{Kind: "chunks", ID: meta.ServerID(i + 1), Dir: t.TempDir()}))
-		sinks = append(sinks, start(t, child{Kind: "sink", Dir: t.TempDir()}))
+		fan = append(fan, child.Start(t, role{Kind: "chunks", ID: meta.ServerID(i + 1), Dir: t.TempDir()}))
+		sinks = append(sinks, child.Start(t, role{Kind: "sink", Dir: t.TempDir()}))
 	}
 	var next []string
 	for i := 3; i > 0; i-- {
-		p := start(t, child{Kind: "chain", ID: meta.ServerID(i), Dir: t.TempDir(), Next: next})
+		p := child.Start(t, role{Kind: "chain", ID: meta.ServerID(i), Dir: t.TempDir(), Next: next})
 		chain = append(chain, p)
-		next = []string{p.addr}
+		next = []string{p.Addr}
 	}
-	head := []*process{chain[2]}
+	head := []*child.Process{chain[2]}
 	fc, cc := newClient(t, fan, 4, peer.Insecure(), 0), newClient(t, head, 4, peer.Insecure(), 0)
 	plain := &figure{name: "three plain streams, fdatasync"}
 	fanned, chained := &figure{name: "three replicas, fan-out"}, &figure{name: "three replicas, chain"}
@@ -203,7 +204,7 @@ func TestWriteThree(t *testing.T) {
 			var wg sync.WaitGroup
 			for i, s := range sinks {
 				wg.Go(func() {
-					nc, err := net.Dial("tcp", s.addr)
+					nc, err := net.Dial("tcp", s.Addr)
 					if err != nil {
 						errs[i] = err
 						return

@@ -13,7 +13,7 @@ import (
 // chain serves appends and syncs as a chain would: each frame is passed on to
 // the next server before it is stored here, and acknowledged when both have it.
 // It is there to be measured: the chunk server itself does not chain.
-func (c child) chain(ln net.Listener, st *store.Store) {
+func (c role) chain(ln net.Listener, st *store.Store) {
 	for {
 		nc, err := ln.Accept()
 		if err != nil {
@@ -64,7 +64,7 @@ func (h *hop) wait(id uint64) error {
 	return h.err
 }
 
-func (c child) chainOne(nc net.Conn, st *store.Store) error {
+func (c role) chainOne(nc net.Conn, st *store.Store) error {
 	up, err := wire.NewConn(nc, "")
 	if err != nil {
 		return err

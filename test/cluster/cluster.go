@@ -20,6 +20,9 @@ import (
 	"penstock.io/penstock/test/netns"
 )
 
+// Binaries are the programs that a cluster is made of.
+type Binaries struct{ Penstock, Etcd string }
+
 // Config says what to build.
 type Config struct {
 	Binaries

@@ -15,23 +15,18 @@ import (
 	"time"
 
 	"penstock.io/penstock/test/load"
+	"penstock.io/penstock/test/program"
 )
 
-var (
-	seed  = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the random choices")
-	given = flag.String("binary", "", "penstock to test; empty builds it")
-)
+var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the random choices")
 
-// race: see race_test.go.
-var race = false
-
-var built Binaries
+// etcd is the release that go.mod names, built from its own main package.
+var etcd string
 
 func TestMain(m *testing.M) {
 	if env := os.Getenv(intruderEnv); env != "" {
 		os.Exit(intrude(env))
 	}
-	flag.Parse()
 	os.Exit(run(m))
 }
 
@@ -57,11 +52,12 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	if built, err = Build(dir, *given, race); err != nil {
+	etcd = filepath.Join(dir, "etcd")
+	if err := program.Build(etcd, "go.etcd.io/etcd/server/v3"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	return m.Run()
+	return program.Main(m)
 }
 
 // start brings a cluster up that the test's end takes away. The logs of a failed
@@ -75,7 +71,7 @@ func start(t *testing.T, cfg Config) *Cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Binaries, cfg.Dir = built, dir
+	cfg.Binaries, cfg.Dir = Binaries{Penstock: program.Path, Etcd: etcd}, dir
 	began := time.Now()
 	c, err := New(t.Context(), cfg)
 	t.Cleanup(func() {

@@ -20,31 +20,10 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/test/program"
 )
 
-// binary is the penstock that TestMain built.
-var binary string
-
-func TestMain(m *testing.M) {
-	os.Exit(build(m))
-}
-
-func build(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "penstock-cmd-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	binary = filepath.Join(dir, "penstock")
-	cmd := exec.Command("go", "build", "-o", binary, "penstock.io/penstock/cmd/penstock")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "building penstock: %v\n%s", err, out)
-		return 1
-	}
-	return m.Run()
-}
+func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -56,7 +35,7 @@ func TestScripts(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			e.Setenv("PATH", filepath.Dir(binary)+string(os.PathListSeparator)+e.Getenv("PATH"))
+			e.Setenv("PATH", filepath.Dir(program.Path)+string(os.PathListSeparator)+e.Getenv("PATH"))
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){

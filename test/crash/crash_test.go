@@ -2,19 +2,18 @@ package crash
 
 import (
 	"flag"
-	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"penstock.io/penstock/test/program"
 )
 
 var (
 	rounds   = flag.Int("rounds", 0, "rounds of each test; 0 means a few")
 	seed     = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the random choices")
-	given    = flag.String("binary", "", "penstock to test; empty builds it")
 	controls = flag.Bool("controls", false, "switch each mechanism off, and demand that its test fails")
 )
 
@@ -26,41 +25,7 @@ func few(n int) int {
 	return n
 }
 
-// buildFlags and buildEnv say how; see race_test.go.
-var (
-	buildFlags []string
-	buildEnv   = "CGO_ENABLED=0"
-)
-
-// built is the penstock that TestMain built.
-var built string
-
-func TestMain(m *testing.M) {
-	flag.Parse()
-	os.Exit(build(m))
-}
-
-func build(m *testing.M) int {
-	if *given != "" {
-		built = *given
-		return m.Run()
-	}
-	dir, err := os.MkdirTemp("", "penstock-crash-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	built = filepath.Join(dir, "penstock")
-	args := append([]string{"build", "-o", built}, buildFlags...)
-	cmd := exec.Command("go", append(args, "penstock.io/penstock/cmd/penstock")...)
-	cmd.Env = append(os.Environ(), buildEnv)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "building penstock: %v\n%s", err, out)
-		return 1
-	}
-	return m.Run()
-}
+func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 
 // scratch is a short path: sockets of the data directory have 107 bytes.
 func scratch(t *testing.T) string {
@@ -98,7 +63,7 @@ func logFile(t *testing.T) io.Writer {
 func newSystem(t *testing.T) *system {
 	t.Helper()
 	dir := scratch(t)
-	s := &system{binary: built, dir: filepath.Join(dir, "data"), mount: filepath.Join(dir, "mnt"), log: logFile(t)}
+	s := &system{binary: program.Path, dir: filepath.Join(dir, "data"), mount: filepath.Join(dir, "mnt"), log: logFile(t)}
 	for _, d := range []string{s.dir, s.mount} {
 		if err := os.Mkdir(d, 0o700); err != nil {
 			t.Fatal(err)
@@ -114,7 +79,7 @@ func newSystem(t *testing.T) *system {
 
 func machineOf(t *testing.T, metaBytes, chunkBytes int64) *machine {
 	t.Helper()
-	m, err := newMachine(t.Context(), scratch(t), built, metaBytes, chunkBytes, logFile(t))
+	m, err := newMachine(t.Context(), scratch(t), program.Path, metaBytes, chunkBytes, logFile(t))
 	if m != nil {
 		t.Cleanup(func() {
 			if err := m.end(); err != nil {

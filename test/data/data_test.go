@@ -3,15 +3,15 @@ package data
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"penstock.io/penstock/test/program"
 )
 
 // full asks for the amounts that the project promises.
@@ -24,29 +24,7 @@ func amount(ci, promised int) int {
 	return ci
 }
 
-var built string
-
-func TestMain(m *testing.M) { os.Exit(build(m)) }
-
-func build(m *testing.M) int {
-	if built = os.Getenv("PENSTOCK_BINARY"); built != "" {
-		return m.Run()
-	}
-	dir, err := os.MkdirTemp("", "penstock-data-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	built = filepath.Join(dir, "penstock")
-	cmd := exec.Command("go", "build", "-o", built, "penstock.io/penstock/cmd/penstock")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "building penstock: %v\n%s", err, out)
-		return 1
-	}
-	return m.Run()
-}
+func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 
 func newSystem(t *testing.T) *system {
 	t.Helper()
@@ -58,7 +36,7 @@ func newSystem(t *testing.T) *system {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &system{binary: built, dir: filepath.Join(dir, "data"), mount: filepath.Join(dir, "mnt"), log: log}
+	s := &system{binary: program.Path, dir: filepath.Join(dir, "data"), mount: filepath.Join(dir, "mnt"), log: log}
 	for _, d := range []string{s.dir, s.mount} {
 		if err := os.Mkdir(d, 0o700); err != nil {
 			t.Fatal(err)

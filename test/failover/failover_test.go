@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,36 +15,15 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/test/program"
 )
 
 var (
-	binary = flag.String("penstock", "", "a penstock to test; built if empty")
 	rounds = flag.Int("rounds", 1, "how often each kind of failure is made")
 	keep   = flag.String("keep", "", "a folder to leave logs in")
 )
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	if *binary == "" {
-		dir, err := os.MkdirTemp("", "failover")
-		if err != nil {
-			panic(err)
-		}
-		defer os.RemoveAll(dir)
-		*binary = filepath.Join(dir, "penstock")
-		cmd := exec.Command("go", "build", "-o", *binary, "penstock.io/penstock/cmd/penstock")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "%s\n%v\n", out, err)
-			return 1
-		}
-	}
-	return m.Run()
-}
+func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 
 // scene is a site under load.
 type scene struct {
@@ -62,7 +40,7 @@ func newScene(t *testing.T, n int, env ...string) *scene {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := newSite(*binary, dir, n, env...)
+	s, err := newSite(program.Path, dir, n, env...)
 	t.Cleanup(func() {
 		s.close()
 		if *keep != "" {

@@ -22,28 +22,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/test/program"
 )
 
-var binary string
-
-func TestMain(m *testing.M) { os.Exit(build(m)) }
-
-func build(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "penstock-formats-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	binary = filepath.Join(dir, "penstock")
-	cmd := exec.Command("go", "build", "-o", binary, "penstock.io/penstock/cmd/penstock")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "building penstock: %v\n%s", err, out)
-		return 1
-	}
-	return m.Run()
-}
+func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 
 // unpack makes a copy of the data directory of a format.
 func unpack(t *testing.T, version string) (data, mount string) {
@@ -132,13 +114,13 @@ func TestOldDataDirectories(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			data, mount := unpack(t, version)
 			for range 2 { // what this program writes, it reads again
-				p, err := spawn.Start(t.Context(), spawn.Config{Binary: binary, Dir: data, Mount: mount})
+				p, err := spawn.Start(t.Context(), spawn.Config{Binary: program.Path, Dir: data, Mount: mount})
 				if err != nil {
 					t.Fatal(err)
 				}
 				check(t, mount)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				out, err := exec.CommandContext(ctx, binary, "fsck", "--dir", data).CombinedOutput()
+				out, err := exec.CommandContext(ctx, program.Path, "fsck", "--dir", data).CombinedOutput()
 				cancel()
 				if err != nil {
 					t.Errorf("fsck: %v\n%s", err, out)
@@ -193,7 +175,7 @@ func TestNewerDataDirectoryIsRefused(t *testing.T) {
 	before := sum(t, data)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, binary, "up", "--dir", data, "--mount", mount).CombinedOutput()
+	out, err := exec.CommandContext(ctx, program.Path, "up", "--dir", data, "--mount", mount).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "format 2") {
 		t.Errorf("%v: %s", err, out)
 	}

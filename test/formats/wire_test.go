@@ -13,6 +13,7 @@ import (
 	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/program"
 )
 
 // oldTalk reads what a program of an older protocol sent, by connection.
@@ -84,7 +85,7 @@ func TestClientsOfTheVersionBefore(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	p, err := spawn.Start(t.Context(), spawn.Config{Binary: binary, Dir: dir})
+	p, err := spawn.Start(t.Context(), spawn.Config{Binary: program.Path, Dir: dir})
 	if err != nil {
 		t.Fatal(err)
 	}

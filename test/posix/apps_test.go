@@ -42,16 +42,16 @@ func find(t *testing.T, name string) string {
 	return ""
 }
 
-// program runs one and gives its output; it fails the test unless the program
+// app runs a program and gives its output; it fails the test unless the program
 // succeeds.
-type program struct {
+type app struct {
 	t   *testing.T
 	dir string
 	env []string
 	as  *syscall.Credential
 }
 
-func (p program) run(name string, args ...string) string {
+func (p app) run(name string, args ...string) string {
 	p.t.Helper()
 	out, err := p.try(name, args...)
 	if err != nil {
@@ -60,7 +60,7 @@ func (p program) run(name string, args ...string) string {
 	return out
 }
 
-func (p program) try(name string, args ...string) (string, error) {
+func (p app) try(name string, args ...string) (string, error) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), 5*time.Minute)
 	defer cancel()
@@ -80,7 +80,7 @@ func (p program) try(name string, args ...string) (string, error) {
 // that nothing changed on the way.
 func TestGit(t *testing.T) {
 	dir := subject(t)
-	p := program{t: t, dir: dir, env: []string{"HOME=" + dir, "GIT_CONFIG_NOSYSTEM=1", "GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@example.org", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@example.org"}}
+	p := app{t: t, dir: dir, env: []string{"HOME=" + dir, "GIT_CONFIG_NOSYSTEM=1", "GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@example.org", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@example.org"}}
 	p.run("git", "init", "-q", "-b", "main", "origin")
 	in := p
 	in.dir = filepath.Join(dir, "origin")
@@ -127,12 +127,12 @@ func TestGit(t *testing.T) {
 func TestGoBuild(t *testing.T) {
 	dir := subject(t)
 	const module = "github.com/google/btree"
-	src := strings.TrimSpace(program{t: t}.run("go", "list", "-m", "-f", "{{.Dir}}", module))
+	src := strings.TrimSpace(app{t: t}.run("go", "list", "-m", "-f", "{{.Dir}}", module))
 	must(t, os.CopyFS(filepath.Join(dir, "src"), os.DirFS(src)))
 	for _, d := range []string{"cache", "tmp"} {
 		must(t, os.Mkdir(filepath.Join(dir, d), 0o755))
 	}
-	p := program{t: t, dir: filepath.Join(dir, "src"), env: []string{
+	p := app{t: t, dir: filepath.Join(dir, "src"), env: []string{
 		"GOCACHE=" + filepath.Join(dir, "cache"), "GOTMPDIR=" + filepath.Join(dir, "tmp"), "CGO_ENABLED=0", "GOFLAGS=-mod=mod -trimpath", "GOWORK=off",
 	}}
 	must(t, os.WriteFile(filepath.Join(dir, "src", "go.mod"), []byte("module "+module+"\n\ngo 1.24\n"), 0o644))
@@ -171,7 +171,7 @@ func main() {
 // archive.
 func TestTar(t *testing.T) {
 	dir := subject(t)
-	p := program{t: t, dir: dir}
+	p := app{t: t, dir: dir}
 	plant(t, filepath.Join(dir, "tree"))
 	p.run("tar", "--format=posix", "--xattrs", "--xattrs-include=*", "--acls", "--sparse", "-cf", "tree.tar", "tree")
 	must(t, os.Mkdir(filepath.Join(dir, "out"), 0o755))
@@ -187,7 +187,7 @@ func TestRsync(t *testing.T) {
 	native, err := os.MkdirTemp(scratchDir, "rsync-")
 	must(t, err)
 	plant(t, filepath.Join(native, "tree"))
-	p := program{t: t, dir: dir}
+	p := app{t: t, dir: dir}
 	flags := []string{"-aHAXS", "--modify-window=-1", // compare nanoseconds, too
 		"--numeric-ids", "--devices", "--specials", "--delete"}
 	sync := func(from, to string) {
@@ -213,7 +213,7 @@ func TestSQLite(t *testing.T) {
 	dir := subject(t)
 	for _, mode := range []string{"delete", "truncate", "persist", "wal"} {
 		db := filepath.Join(dir, mode+".db")
-		p := program{t: t, dir: dir}
+		p := app{t: t, dir: dir}
 		if got := strings.TrimSpace(p.run("sqlite3", db, "PRAGMA journal_mode="+mode+"; CREATE TABLE t (writer INT, n INT, text TEXT); CREATE INDEX i ON t (text);")); got != mode {
 			t.Errorf("journal mode is %s, asked for %s", got, mode)
 		}
@@ -257,7 +257,7 @@ func TestPostgreSQL(t *testing.T) {
 	sockets, err := os.MkdirTemp(scratchDir, "pg") // the path of a socket has 107 bytes
 	must(t, err)
 	must(t, os.Chown(sockets, uid, gid))
-	p := program{t: t, dir: base, as: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, env: []string{"PGHOST=" + sockets, "PGUSER=postgres", "LC_ALL=C", "HOME=" + base}}
+	p := app{t: t, dir: base, as: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, env: []string{"PGHOST=" + sockets, "PGUSER=postgres", "LC_ALL=C", "HOME=" + base}}
 	p.run("initdb", "-D", data, "--data-checksums", "-A", "trust", "-U", "postgres")
 	options := fmt.Sprintf("-c listen_addresses= -c unix_socket_directories=%s -c shared_buffers=16MB", sockets)
 	start := func() { p.run("pg_ctl", "-D", data, "-l", logFile, "-o", options, "-w", "-t", "120", "start") }
@@ -288,7 +288,7 @@ func TestPostgreSQL(t *testing.T) {
 // TestShell does what people do all day with small tools.
 func TestShell(t *testing.T) {
 	dir := subject(t)
-	program{t: t, dir: dir}.run("sh", "-ex", "-c", `
+	app{t: t, dir: dir}.run("sh", "-ex", "-c", `
 mkdir -p a/b/c
 i=0; while [ $i -lt 200 ]; do echo "line $i" >> a/log; echo $i > a/b/$i; i=$((i+1)); done
 [ $(wc -l < a/log) = 200 ]

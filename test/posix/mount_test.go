@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,20 +13,16 @@ import (
 	"time"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/test/program"
 )
 
 // binary builds penstock once for all tests.
 var binary = sync.OnceValues(func() (string, error) {
-	if p := os.Getenv("PENSTOCK_BINARY"); p != "" {
+	if p := os.Getenv(program.Variable); p != "" {
 		return p, nil
 	}
 	path := filepath.Join(scratchDir, "penstock")
-	cmd := exec.Command("go", "build", "-o", path, "penstock.io/penstock/cmd/penstock")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building penstock: %w\n%s", err, out)
-	}
-	return path, nil
+	return path, program.Build(path, "penstock.io/penstock/cmd/penstock")
 })
 
 // scratchDir is for everything that the tests make. Its path is short: sockets

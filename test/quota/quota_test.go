@@ -21,25 +21,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/test/program"
 )
 
-var program string
-
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "quota")
-	if err != nil {
-		panic(err)
-	}
-	program = filepath.Join(dir, "penstock")
-	cmd := exec.Command("go", "build", "-o", program, "penstock.io/penstock/cmd/penstock")
-	cmd.Stderr = os.Stderr
-	code := 1
-	if err := cmd.Run(); err == nil {
-		code = m.Run()
-	}
-	os.RemoveAll(dir)
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 
 // rig is one metadata server, one chunk server, and mounts of the volume q,
 // each a process.
@@ -76,7 +61,7 @@ func (r *rig) startMeta()      { r.meta = r.run("meta", "--dir", r.metaDir()) }
 
 func (r *rig) run(args ...string) *spawn.Process {
 	r.t.Helper()
-	cmd := exec.Command(program, args...)
+	cmd := exec.Command(program.Path, args...)
 	cmd.Env = append(os.Environ(), r.env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	log, err := os.OpenFile(filepath.Join(r.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -104,7 +89,7 @@ func (r *rig) until(what string, try func() error) {
 
 // ctl runs a command of the program against the cluster.
 func (r *rig) ctl(args ...string) ([]byte, error) {
-	cmd := exec.Command(program, append(args, "--cluster", r.addr())...)
+	cmd := exec.Command(program.Path, append(args, "--cluster", r.addr())...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {

@@ -22,25 +22,10 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/program"
 )
 
-var binary string
-
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "restore")
-	if err != nil {
-		panic(err)
-	}
-	binary = filepath.Join(dir, "penstock")
-	cmd := exec.Command("go", "build", "-o", binary, "penstock.io/penstock/cmd/penstock")
-	cmd.Stderr = os.Stderr
-	code := 1
-	if err := cmd.Run(); err == nil {
-		code = m.Run()
-	}
-	os.RemoveAll(dir)
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 
 // rig is one metadata server with an etcd of its own and some chunk servers.
 type rig struct {
@@ -52,7 +37,7 @@ type rig struct {
 
 func (r *rig) run(args ...string) *spawn.Process {
 	r.t.Helper()
-	cmd := exec.Command(binary, args...)
+	cmd := exec.Command(program.Path, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	log, err := os.OpenFile(filepath.Join(r.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -192,7 +177,7 @@ func names(prefix string, n int) (all []string) {
 func (r *rig) restore(args ...string) (map[string]any, string, error) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), 90*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, append([]string{"cluster", "restore", "--dir", r.metaDir(), "--chunkservers", "3", "--output", "json"}, args...)...)
+	cmd := exec.CommandContext(ctx, program.Path, append([]string{"cluster", "restore", "--dir", r.metaDir(), "--chunkservers", "3", "--output", "json"}, args...)...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()

@@ -6,12 +6,9 @@ package scale
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -27,38 +24,19 @@ import (
 	"penstock.io/penstock/meta/cluster/embedded"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/child"
 )
 
-const childVariable = "PENSTOCK_SCALE_CHILD"
-
-// child says what a child process is: an etcd, or a metadata server.
-type child struct {
+// role says what a child process is: an etcd, or a metadata server.
+type role struct {
 	Dir       string
 	Etcd      string // endpoint; empty: be the etcd
 	Name      string
 	Followers int
 }
 
-// Main runs the tests, or is a child.
-func Main(m *testing.M) int {
-	v := os.Getenv(childVariable)
-	if v == "" {
-		return m.Run()
-	}
-	var c child
-	if err := json.Unmarshal([]byte(v), &c); err != nil {
-		panic(err)
-	}
-	if err := c.run(); err != nil {
-		fmt.Fprintln(os.Stderr, c.Name, err)
-		return 1
-	}
-	return 0
-}
-
-// run serves until the parent closes its end; the first line of output is the
-// address.
-func (c child) run() error {
+// Run serves until the parent closes its end.
+func (c role) Run() error {
 	quiet := slog.New(slog.DiscardHandler)
 	if c.Etcd == "" {
 		s, err := embedded.Start(embedded.Config{Dir: c.Dir, Logger: quiet})
@@ -66,9 +44,9 @@ func (c child) run() error {
 			return err
 		}
 		defer s.Close()
-		fmt.Println(s.Endpoint())
-		_, err = io.Copy(io.Discard, os.Stdin)
-		return err
+		child.Ready(s.Endpoint())
+		child.Orphaned()
+		return nil
 	}
 	m, release, err := local.RunMeta(context.Background(), local.MetaConfig{
 		Dir: c.Dir, Etcd: []string{c.Etcd}, Name: c.Name, Creds: peer.Insecure(), Logger: quiet, Followers: c.Followers,
@@ -76,8 +54,8 @@ func (c child) run() error {
 	if err != nil {
 		return err
 	}
-	fmt.Println(m.Addr)
-	_, _ = io.Copy(io.Discard, os.Stdin)
+	child.Ready(m.Addr)
+	child.Orphaned()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	if err := m.Close(ctx); err != nil {
@@ -86,76 +64,14 @@ func (c child) run() error {
 	return release()
 }
 
-// process is a child that runs.
-type process struct {
-	cmd   *exec.Cmd
-	stdin io.WriteCloser
-	addr  string
-}
-
-func start(t testing.TB, c child) *process {
+// cpuOf is the processor time that a child has used, in seconds.
+func cpuOf(t testing.TB, p *child.Process) float64 {
 	t.Helper()
-	b, err := json.Marshal(c)
+	d, err := p.CPU()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), childVariable+"="+string(b))
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	p := &process{cmd: cmd, stdin: in}
-	t.Cleanup(func() {
-		in.Close()
-		ended := make(chan struct{})
-		go func() {
-			_ = cmd.Wait()
-			close(ended)
-		}()
-		select {
-		case <-ended:
-		case <-time.After(25 * time.Second):
-			t.Errorf("%s does not end", c.Name)
-			_ = cmd.Process.Kill()
-			<-ended
-		}
-	})
-	var line strings.Builder
-	one := make([]byte, 1)
-	for {
-		if _, err := out.Read(one); err != nil {
-			t.Fatalf("%s: %v", c.Name, err)
-		}
-		if one[0] == '\n' {
-			break
-		}
-		line.Write(one)
-	}
-	p.addr = line.String()
-	return p
-}
-
-// cpu is the processor time that the process has used, in seconds.
-func (p *process) cpu(t testing.TB) float64 {
-	t.Helper()
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.cmd.Process.Pid) + "/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-	user, _ := strconv.ParseFloat(f[11], 64)
-	system, _ := strconv.ParseFloat(f[12], 64)
-	return (user + system) / 100 // clock ticks; Linux has 100 a second for everybody
+	return d.Seconds()
 }
 
 // handler caches nothing: it answers recalls at once.
@@ -184,13 +100,13 @@ func measure(t testing.TB, servers, volumes, followers int, length time.Duration
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	etcd := start(t, child{Dir: filepath.Join(dir, "etcd"), Name: "etcd"})
-	var metas []*process
+	etcd := child.Start(t, role{Dir: filepath.Join(dir, "etcd"), Name: "etcd"})
+	var metas []*child.Process
 	var addrs []string
 	for i := range servers {
 		name := fmt.Sprint("m", i+1)
-		metas = append(metas, start(t, child{Dir: filepath.Join(dir, name), Etcd: etcd.addr, Name: name, Followers: followers}))
-		addrs = append(addrs, metas[i].addr)
+		metas = append(metas, child.Start(t, role{Dir: filepath.Join(dir, name), Etcd: etcd.Addr, Name: name, Followers: followers}))
+		addrs = append(addrs, metas[i].Addr)
 	}
 	ctx := t.Context()
 	var sessions []*metaclient.Session
@@ -253,18 +169,18 @@ func measure(t testing.TB, servers, volumes, followers int, length time.Duration
 	made.Store(0)
 	before := make([]float64, servers)
 	for i, m := range metas {
-		before[i] = m.cpu(t)
+		before[i] = cpuOf(t, m)
 	}
-	etcdBefore, selfBefore, begun := etcd.cpu(t), selfCPU(), time.Now()
+	etcdBefore, selfBefore, begun := cpuOf(t, etcd), selfCPU(), time.Now()
 	work(length, "run")
 	took := time.Since(begun).Seconds()
 	n := float64(made.Load())
 	if n == 0 {
 		t.Fatal("nothing was created")
 	}
-	r := result{made: made.Load(), rate: n / took, etcd: 1e6 * (etcd.cpu(t) - etcdBefore) / n, client: 1e6 * (selfCPU() - selfBefore) / n}
+	r := result{made: made.Load(), rate: n / took, etcd: 1e6 * (cpuOf(t, etcd) - etcdBefore) / n, client: 1e6 * (selfCPU() - selfBefore) / n}
 	for i, m := range metas {
-		used := 1e6 * (m.cpu(t) - before[i]) / n
+		used := 1e6 * (cpuOf(t, m) - before[i]) / n
 		r.all += used
 		r.busiest = max(r.busiest, used)
 	}
@@ -272,9 +188,9 @@ func measure(t testing.TB, servers, volumes, followers int, length time.Duration
 }
 
 // rss is the resident memory of the process, in bytes.
-func (p *process) rss(t testing.TB) float64 {
+func rss(t testing.TB, p *child.Process) float64 {
 	t.Helper()
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.cmd.Process.Pid) + "/statm")
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID()) + "/statm")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,11 +211,11 @@ func sessions(t testing.TB, n int, length time.Duration) (memory, cpu float64) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	etcd := start(t, child{Dir: filepath.Join(dir, "etcd"), Name: "etcd"})
-	m := start(t, child{Dir: filepath.Join(dir, "m1"), Etcd: etcd.addr, Name: "m1", Followers: -1})
+	etcd := child.Start(t, role{Dir: filepath.Join(dir, "etcd"), Name: "etcd"})
+	m := child.Start(t, role{Dir: filepath.Join(dir, "m1"), Etcd: etcd.Addr, Name: "m1", Followers: -1})
 	ctx := t.Context()
 	open := func(name string) *metaclient.Session {
-		s, err := metaclient.Dial(ctx, metaclient.Config{Addrs: []string{m.addr}, Name: name, Handler: handler{}})
+		s, err := metaclient.Dial(ctx, metaclient.Config{Addrs: []string{m.Addr}, Name: name, Handler: handler{}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -317,14 +233,14 @@ func sessions(t testing.TB, n int, length time.Duration) (memory, cpu float64) {
 	}
 	open("first")
 	time.Sleep(time.Second)
-	before := m.rss(t)
+	before := rss(t, m)
 	for i := range n {
 		open(fmt.Sprint("s", i))
 	}
 	time.Sleep(time.Second)
-	used := m.cpu(t)
+	used := cpuOf(t, m)
 	time.Sleep(length)
-	return (m.rss(t) - before) / float64(n), (m.cpu(t) - used) / length.Seconds() / float64(n)
+	return (rss(t, m) - before) / float64(n), (cpuOf(t, m) - used) / length.Seconds() / float64(n)
 }
 
 func selfCPU() float64 {

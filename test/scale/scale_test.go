@@ -5,9 +5,11 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"penstock.io/penstock/test/child"
 )
 
-func TestMain(m *testing.M) { os.Exit(Main(m)) }
+func TestMain(m *testing.M) { os.Exit(child.Main[role](m)) }
 
 // Creates with one, two and three metadata servers, alone and with followers.
 // PENSTOCK_SCALE=full runs it long enough for figures.

@@ -6,14 +6,12 @@ package stall
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"os"
-	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -26,39 +24,25 @@ import (
 	metaclient "penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/child"
 )
 
-// childVariable holds the configuration of a chunk server: the test binary
-// then is one.
-const childVariable = "PENSTOCK_STALL_SERVER"
+// role is a chunk server: what a child process is.
+type role struct{ Dir, Meta, Listen, Advertise, Name, Topology string }
 
-type child struct{ Dir, Meta, Listen, Advertise, Name, Topology string }
-
-// Main runs the tests, or a chunk server in their place.
-func Main(m *testing.M) int {
-	v := os.Getenv(childVariable)
-	if v == "" {
-		return m.Run()
-	}
-	var c child
-	if err := json.Unmarshal([]byte(v), &c); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 2
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
+// Run serves until the parent is gone.
+func (c role) Run() error {
+	ctx := context.Background()
 	cs, release, err := local.RunChunkServer(ctx, local.ChunkConfig{
 		Dir: c.Dir, Meta: []string{c.Meta}, Listen: c.Listen, Advertise: c.Advertise, Creds: peer.Insecure(),
 		Congestion: "cubic", Topology: c.Topology, Class: "ssd", Name: c.Name, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
-		fmt.Fprintln(os.Stderr, c.Name, err)
-		return 1
+		return err
 	}
-	<-ctx.Done()
-	_ = cs.Close(context.Background())
-	_ = release()
-	return 0
+	child.Ready(c.Advertise)
+	child.Orphaned()
+	return errors.Join(cs.Close(ctx), release())
 }
 
 // site is the cluster.
@@ -72,7 +56,7 @@ type site struct {
 type chunkServer struct {
 	s     *site
 	n     int
-	cmd   *exec.Cmd
+	proc  *child.Process
 	dir   string
 	port  string
 	relay *relay
@@ -137,29 +121,22 @@ func (c *chunkServer) start() {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		c.s.t.Fatal(err)
 	}
-	v, err := json.Marshal(child{Dir: c.dir, Meta: "unix:" + filepath.Join(c.s.dir, "m", local.MetaSocket), Listen: c.port,
+	c.proc = child.Start(c.s.t, role{Dir: c.dir, Meta: "unix:" + filepath.Join(c.s.dir, "m", local.MetaSocket), Listen: c.port,
 		Advertise: c.relay.addr(), Name: fmt.Sprint("c", c.n), Topology: fmt.Sprintf("/dc/rack%d/n%d", c.n, c.n)})
-	if err != nil {
-		c.s.t.Fatal(err)
-	}
-	c.cmd = exec.Command(os.Args[0], "-test.run=^$")
-	c.cmd.Env = append(os.Environ(), childVariable+"="+string(v))
-	c.cmd.Stderr = os.Stderr
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := c.cmd.Start(); err != nil {
-		c.s.t.Fatal(err)
-	}
 }
 
 func (c *chunkServer) kill() {
-	if c.cmd != nil {
-		_ = c.cmd.Process.Kill()
-		_ = c.cmd.Wait()
-		c.cmd = nil
+	if c.proc != nil {
+		c.proc.Kill()
+		c.proc = nil
 	}
 }
 
-func (c *chunkServer) signal(sig syscall.Signal) { _ = c.cmd.Process.Signal(sig) }
+func (c *chunkServer) signal(sig syscall.Signal) {
+	if err := c.proc.Signal(sig); err != nil {
+		c.s.t.Error(err)
+	}
+}
 
 func (s *site) metaAddr() string { return "unix:" + filepath.Join(s.dir, "m", local.MetaSocket) }
 

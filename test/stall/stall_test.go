@@ -15,9 +15,10 @@ import (
 
 	"penstock.io/penstock"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/test/child"
 )
 
-func TestMain(m *testing.M) { os.Exit(Main(m)) }
+func TestMain(m *testing.M) { os.Exit(child.Main[role](m)) }
 
 // rounds of each fault; PENSTOCK_STALL_ROUNDS asks for more.
 func rounds() int {

@@ -1,0 +1,133 @@
+// Package child lets a test binary be other processes, too: servers whose
+// processor time is theirs alone and that can be stopped and killed.
+package child
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// variable holds what a child is, as JSON.
+const variable = "PENSTOCK_TEST_CHILD"
+
+// A Role is what a child may be; its fields are its configuration.
+type Role interface {
+	// Run serves until Orphaned returns. It prints one line when it is ready:
+	// its address, or nothing.
+	Run() error
+}
+
+// Main runs the tests of a package, or what this process is a child for. It
+// gives the exit status.
+func Main[R Role](m *testing.M) int {
+	v := os.Getenv(variable)
+	if v == "" {
+		return m.Run()
+	}
+	var r R
+	err := json.Unmarshal([]byte(v), &r)
+	if err == nil {
+		err = r.Run()
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "child %s: %v\n", v, err)
+		return 1
+	}
+	return 0
+}
+
+// Ready tells the parent that the child serves, and where.
+func Ready(addr string) { fmt.Println(addr) }
+
+// Orphaned returns when the parent has closed its end, or is gone.
+func Orphaned() { _, _ = io.Copy(io.Discard, os.Stdin) }
+
+// Process is a child that runs.
+type Process struct {
+	Addr  string // that it told
+	cmd   *exec.Cmd
+	stdin io.Closer
+	ended chan struct{}
+}
+
+// Start starts a child and returns when it is ready. It is ended with the test.
+func Start(t testing.TB, r Role) *Process {
+	t.Helper()
+	v, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=^$")
+	cmd.Env = append(os.Environ(), variable+"="+string(v))
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &Process{cmd: cmd, stdin: in, ended: make(chan struct{})}
+	lines := bufio.NewReader(out)
+	line, err := lines.ReadString('\n')
+	go func() {
+		_, _ = io.Copy(io.Discard, lines)
+		_ = cmd.Wait()
+		close(p.ended)
+	}()
+	t.Cleanup(func() { p.stop(t, v) })
+	if err != nil {
+		t.Fatalf("child %s: %v", v, err)
+	}
+	p.Addr = strings.TrimSpace(line)
+	return p
+}
+
+// stop lets the child end by itself, and kills it if it does not.
+func (p *Process) stop(t testing.TB, what []byte) {
+	_ = p.stdin.Close()
+	select {
+	case <-p.ended:
+	case <-time.After(25 * time.Second):
+		t.Errorf("child %s does not end", what)
+		p.Kill()
+	}
+}
+
+// Kill ends the child with SIGKILL and waits for it.
+func (p *Process) Kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.ended
+}
+
+// Signal sends a signal to the child.
+func (p *Process) Signal(sig syscall.Signal) error { return p.cmd.Process.Signal(sig) }
+
+// PID of the child.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// CPU is the processor time that the child has used, without its children's, as
+// its own clock says: in nanoseconds, where /proc has ticks.
+func (p *Process) CPU() (time.Duration, error) {
+	const sched = 2 // CPUCLOCK_SCHED, of all threads
+	var ts unix.Timespec
+	if err := unix.ClockGettime(int32(^p.PID()<<3|sched), &ts); err != nil {
+		return 0, err
+	}
+	return time.Duration(ts.Nano()), nil
+}
