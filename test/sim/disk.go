@@ -33,7 +33,7 @@ func (d *disk) crash() {
 	d.w.res.Crashes++
 	d.w.trace("%s crashes", d.name)
 	d.life++
-	d.paused = d.w.now + d.w.rng.Int64N(60)
+	d.paused = d.w.Now + d.w.rng.Int64N(60)
 	for _, id := range sortedChunks(d.chunks) {
 		r := d.chunks[id]
 		keep := r.synced + d.w.rng.IntN(len(r.data)-r.synced+1)

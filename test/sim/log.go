@@ -66,11 +66,11 @@ type taken struct {
 // take gives the volume to s if nobody's lease stands. It also reads the log:
 // linearizably, since it is one step.
 func (l *volumeLog) take(s *server, life int) (taken, bool) {
-	if l.owner != nil && l.until > l.w.now && !(l.owner == s && l.life == life) {
+	if l.owner != nil && l.until > l.w.Now && !(l.owner == s && l.life == life) {
 		return taken{}, false
 	}
 	l.tokens++
-	l.owner, l.life, l.token, l.until = s, life, l.tokens, l.w.now+ownerTTL
+	l.owner, l.life, l.token, l.until = s, life, l.tokens, l.w.Now+ownerTTL
 	l.term++
 	l.w.res.Takeovers++
 	l.w.trace("volume %d: %s owns it, term %d, log at %d", l.vol, s.name, l.term, l.end().Seq)
@@ -79,17 +79,17 @@ func (l *volumeLog) take(s *server, life int) (taken, bool) {
 
 // renew extends an owner's lease.
 func (l *volumeLog) renew(token int64) bool {
-	if l.token != token || l.until <= l.w.now {
+	if l.token != token || l.until <= l.w.Now {
 		return false
 	}
-	l.until = l.w.now + ownerTTL
+	l.until = l.w.Now + ownerTTL
 	return true
 }
 
 // propose is the transaction.
 func (l *volumeLog) propose(token int64, p proposal) verdict {
 	// A lease that ran out takes the owner's key with it.
-	owned := l.token == token && l.until > l.w.now || l.w.cfg.Off.Fence
+	owned := l.token == token && l.until > l.w.Now || l.w.cfg.Off.Fence
 	seq := p.entry.Seq
 	if i := int(seq) - 1; i < len(l.all) {
 		same := l.all[i].entry.Hash == p.entry.Hash
@@ -108,7 +108,7 @@ func (l *volumeLog) propose(token int64, p proposal) verdict {
 
 // trim records a checkpoint and drops entries before it, never the last one.
 func (l *volumeLog) trim(token int64, cp *checkpoint) {
-	if l.token != token || l.until <= l.w.now {
+	if l.token != token || l.until <= l.w.Now {
 		return
 	}
 	l.cp = cp

@@ -69,9 +69,9 @@ type conn struct {
 }
 
 func (c *conn) after(last *int64, n *node, do func()) {
-	at := max(c.w.now+c.w.delay(), *last)
+	at := max(c.w.Now+c.w.delay(), *last)
 	*last = at
-	c.w.after(at-c.w.now, n, func() {
+	c.w.after(at-c.w.Now, n, func() {
 		if !c.broken && c.life == c.srv.life {
 			do()
 		}

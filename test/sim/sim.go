@@ -13,7 +13,6 @@
 package sim
 
 import (
-	"container/heap"
 	"encoding/binary"
 	"fmt"
 	"hash"
@@ -21,6 +20,7 @@ import (
 	"math/rand/v2"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/test/sim/schedule"
 )
 
 // Times of the simulated world, in milliseconds.
@@ -64,29 +64,6 @@ type Result struct {
 	Expired, Checkpoints, Reads, Writes        int
 }
 
-type event struct {
-	at   int64
-	n    uint64 // order of making, among those of one time
-	node *node  // nil: the world itself
-	life int    // of the node, when it was made
-	do   func()
-}
-
-type queue []*event
-
-func (q queue) Len() int { return len(q) }
-func (q queue) Less(i, j int) bool {
-	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].n < q[j].n
-}
-func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *queue) Push(x any)   { *q = append(*q, x.(*event)) }
-func (q *queue) Pop() any {
-	old := *q
-	e := old[len(old)-1]
-	*q = old[:len(old)-1]
-	return e
-}
-
 // node is a process on a machine: it can stand still, and it can end.
 type node struct {
 	name   string
@@ -95,13 +72,13 @@ type node struct {
 	drift  int64 // of its clock, in thousandths
 }
 
+func (n *node) Condition() (life int, paused int64) { return n.life, n.paused }
+
 // world is everything.
 type world struct {
+	schedule.Queue
 	cfg   Config
 	rng   *rand.Rand
-	now   int64
-	made  uint64
-	q     queue
 	sum   hash.Hash64
 	res   Result
 	err   error
@@ -115,11 +92,11 @@ type world struct {
 }
 
 // clock is a node's own: it drifts, and goes on while the node stands still.
-func (w *world) clock(n *node) int64 { return w.now + w.now*n.drift/1000 }
+func (w *world) clock(n *node) int64 { return w.Now + w.Now*n.drift/1000 }
 
 func (w *world) fail(format string, a ...any) {
 	if w.err == nil {
-		w.err = fmt.Errorf("at %d ms: "+format, append([]any{w.now}, a...)...)
+		w.err = fmt.Errorf("at %d ms: "+format, append([]any{w.Now}, a...)...)
 		w.trace("VIOLATION %v", w.err)
 	}
 }
@@ -127,22 +104,21 @@ func (w *world) fail(format string, a ...any) {
 func (w *world) trace(format string, a ...any) {
 	line := fmt.Sprintf(format, a...)
 	var b [8]byte
-	binary.LittleEndian.PutUint64(b[:], uint64(w.now))
+	binary.LittleEndian.PutUint64(b[:], uint64(w.Now))
 	w.sum.Write(b[:])
 	w.sum.Write([]byte(line))
 	if w.cfg.Log != nil {
-		w.cfg.Log(fmt.Sprintf("%6d %s", w.now, line))
+		w.cfg.Log(fmt.Sprintf("%6d %s", w.Now, line))
 	}
 }
 
 // after runs do on a node in d milliseconds, unless the node's life ends first.
 func (w *world) after(d int64, n *node, do func()) {
-	e := &event{at: w.now + d, n: w.made, node: n, do: do}
-	if n != nil {
-		e.life = n.life
+	if n == nil {
+		w.At(w.Now+d, nil, do) // no node at all, where a nil one would be asked
+		return
 	}
-	w.made++
-	heap.Push(&w.q, e)
+	w.At(w.Now+d, n, do)
 }
 
 // chance is true with probability p/1000, never when the world is calm.
@@ -157,23 +133,15 @@ func (w *world) delay() int64 {
 
 // step runs one event; false when there is none left.
 func (w *world) step() bool {
-	if len(w.q) == 0 || w.err != nil {
+	if w.err != nil {
 		return false
 	}
-	e := heap.Pop(&w.q).(*event)
-	w.now = e.at
-	if e.node != nil {
-		if e.life != e.node.life {
-			return true
-		}
-		if e.node.paused > w.now {
-			e.at = e.node.paused
-			heap.Push(&w.q, e) // keeps its place among those that wait
-			return true
-		}
+	e, ok := w.Next()
+	if e == nil {
+		return ok
 	}
 	w.res.Events++
-	e.do()
+	e.Do()
 	return true
 }
 
@@ -239,7 +207,7 @@ func (w *world) rest() {
 	for _, c := range w.clients {
 		c.stopping = true
 	}
-	for end := w.now + 12*sessionTTL + 4*ownerTTL; w.now < end && w.step(); {
+	for end := w.Now + 12*sessionTTL + 4*ownerTTL; w.Now < end && w.step(); {
 	}
 	if w.err == nil {
 		w.truth.atRest()
@@ -291,7 +259,7 @@ func (w *world) faults() {
 func (w *world) pause(n *node, d int64) {
 	w.res.Pauses++
 	w.trace("%s stands still for %d", n.name, d)
-	n.paused = w.now + d
+	n.paused = w.Now + d
 }
 
 func (w *world) breakOne() {

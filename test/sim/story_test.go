@@ -44,25 +44,25 @@ func newStage(t *testing.T) *stage {
 // until runs the world until something is so.
 func (s *stage) until(what string, so func() bool) {
 	s.t.Helper()
-	for end := s.now + 20*sessionTTL; s.now < end && !so(); {
+	for end := s.Now + 20*sessionTTL; s.Now < end && !so(); {
 		s.run(1)
 	}
 	if !so() {
-		s.t.Fatalf("at %d ms: it never came to this: %s", s.now, what)
+		s.t.Fatalf("at %d ms: it never came to this: %s", s.Now, what)
 	}
 }
 
 func (s *stage) run(ms int64) {
 	s.t.Helper()
-	for end := s.now + ms; len(s.q) > 0 && s.q[0].at <= end; {
+	end := s.Now + ms
+	for at, ok := s.First(); ok && at <= end; at, ok = s.First() {
 		s.step()
 	}
-	s.now += 0
 	if s.err != nil {
 		s.t.Fatal(s.err)
 	}
-	if len(s.q) > 0 {
-		s.now = max(s.now, min(s.now+ms, s.q[0].at))
+	if at, ok := s.First(); ok {
+		s.Now = max(s.Now, min(s.Now+ms, at))
 	}
 }
 
@@ -151,7 +151,7 @@ func TestStoryFencedOwnerWakesUp(t *testing.T) {
 		t.Fatal("the ghost was answered")
 	}
 	made := s.create(a, "after")
-	s.until("O1 wakes", func() bool { return o1.paused <= s.now })
+	s.until("O1 wakes", func() bool { return o1.paused <= s.Now })
 	s.run(50)
 	if r := s.lookup(a, "ghost"); !errors.Is(r.err, meta.NotFound) {
 		t.Fatalf("the ghost is there: inode %d, %v", r.res.Attr.Ino, r.err)
@@ -254,17 +254,17 @@ func TestStoryTwoVolumesAreIndependent(t *testing.T) {
 	// The first volume moves to the other server, alone.
 	o := s.log[0].owner
 	o.owners[1].lose("it is sent away")
-	s.log[0].until = s.now
+	s.log[0].until = s.Now
 	o.taking[1] = true // and not taken back
-	began := s.now
+	began := s.Now
 	for range 20 {
-		ino := s.create(b, string(rune('a'+s.rng.IntN(26)))+string(rune('a'+s.now%26))+string(rune('a'+len(s.truth.inos)%26))).res.Attr.Ino
+		ino := s.create(b, string(rune('a'+s.rng.IntN(26)))+string(rune('a'+s.Now%26))+string(rune('a'+len(s.truth.inos)%26))).res.Attr.Ino
 		s.write(b, ino)
 	}
 	if s.log[1].owner.owners[2] == nil {
 		t.Fatal("the second volume was lost, too")
 	}
-	t.Logf("20 files in the second volume in %d ms", s.now-began)
+	t.Logf("20 files in the second volume in %d ms", s.Now-began)
 	s.until("the first is served elsewhere", func() bool { return s.log[0].owner != o && s.log[0].owner.owners[1] != nil })
 	s.create(a, "y")
 	delete(o.taking, 1)

@@ -67,7 +67,7 @@ func (o *owner) take() {
 	o.life++
 	*o = owner{node: o.node, w: w, term: w.journal.term, active: true, st: w.journal.clone(), away: make([]int64, len(w.servers))}
 	for range o.st.expired {
-		o.seen = append(o.seen, w.now)
+		o.seen = append(o.seen, w.Now)
 	}
 	o.grow()
 	o.work()
@@ -77,7 +77,7 @@ func (o *owner) crash() {
 	o.w.trace("%s crashes", o.name)
 	o.life++
 	o.active = false
-	o.down = o.w.now + o.w.rng.Int64N(300)
+	o.down = o.w.Now + o.w.rng.Int64N(300)
 }
 
 func (o *owner) grow() {
@@ -86,7 +86,7 @@ func (o *owner) grow() {
 		o.fences = append(o.fences, 0)
 	}
 	for len(o.seen) < len(o.st.expired) {
-		o.seen = append(o.seen, o.w.now)
+		o.seen = append(o.seen, o.w.Now)
 	}
 }
 
@@ -107,7 +107,7 @@ func (o *owner) fresh(r *record) meta.Fence {
 // unless the owner ends before.
 func (o *owner) commit(apply func(*state) error, back func(error)) {
 	w, term := o.w, o.term
-	w.schedule(w.now+w.delay(), nil, func() {
+	w.schedule(w.Now+w.delay(), nil, func() {
 		var err error = meta.Fenced
 		if term == w.journal.term {
 			if err = apply(&w.journal.state); err == nil {
@@ -139,7 +139,7 @@ func (o *owner) work() {
 		}
 		o.work()
 		for k, t := range o.seen {
-			if !o.st.expired[k] && o.w.now-t > sessionTTL {
+			if !o.st.expired[k] && o.w.Now-t > sessionTTL {
 				o.expire(k)
 			}
 		}
@@ -169,7 +169,7 @@ func (o *owner) work() {
 }
 
 func (o *owner) expire(session int) {
-	o.seen[session] = o.w.now
+	o.seen[session] = o.w.Now
 	o.commit(func(s *state) error {
 		s.expired[session] = true
 		return nil
@@ -324,7 +324,7 @@ func (o *owner) survey(r *record) {
 			if a.ok {
 				o.away[i] = 0
 			} else if o.away[i] == 0 {
-				o.away[i] = w.now
+				o.away[i] = w.Now
 			}
 			if left--; left == 0 {
 				o.repair(r, answers)
@@ -348,7 +348,7 @@ func (o *owner) repair(r *record, answers []replica.Answer) {
 		member := slices.Contains(r.Servers, s.id())
 		switch {
 		case a.Reach != replica.Answered:
-			if member && o.away[i] > 0 && w.now-o.away[i] > 300 {
+			if member && o.away[i] > 0 && w.Now-o.away[i] > 300 {
 				bad = append(bad, i)
 			}
 		case member && !a.Damaged && a.State == replica.Sealed && a.Length == r.Length && a.CRC == r.CRC:
@@ -556,7 +556,7 @@ func (o *owner) beat(session int, reply func(error)) {
 	case o.st.expired[session]:
 		reply(meta.SessionExpired)
 	default:
-		o.seen[session] = o.w.now
+		o.seen[session] = o.w.Now
 		reply(nil)
 	}
 }

@@ -363,7 +363,7 @@ func (s *server) kill() {
 	s.w.res.Kills++
 	s.w.trace("%s is killed", s.name)
 	s.life++
-	s.down = s.w.now + s.w.rng.Int64N(60)
+	s.down = s.w.Now + s.w.rng.Int64N(60)
 	for _, r := range s.reps {
 		if r != nil {
 			r.restarted()
@@ -380,7 +380,7 @@ func (s *server) crash() {
 	s.w.res.Crashes++
 	s.w.trace("%s loses power", s.name)
 	s.life++
-	s.down = s.w.now + s.w.rng.Int64N(200)
+	s.down = s.w.Now + s.w.rng.Int64N(200)
 	for c, r := range s.reps {
 		if r != nil {
 			s.recover(c, r)
@@ -448,7 +448,7 @@ func (s *server) wipe() {
 	s.w.res.Wipes++
 	s.w.trace("%s gets an empty disk", s.name)
 	s.life++
-	s.down = s.w.now + s.w.rng.Int64N(40)
+	s.down = s.w.Now + s.w.rng.Int64N(40)
 	for c, r := range s.reps {
 		switch {
 		case r == nil:

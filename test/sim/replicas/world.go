@@ -9,12 +9,12 @@
 package replicas
 
 import (
-	"container/heap"
 	"fmt"
 	"math/rand/v2"
 
 	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/test/sim/schedule"
 )
 
 // Off plants bugs: rules of the machines that are switched off, and mistakes
@@ -72,29 +72,6 @@ const (
 	beat       = 80
 )
 
-type event struct {
-	at   int64
-	n    uint64 // order of making, among those of one time
-	node *node  // nil: the world itself
-	life int    // of the node, when it was made
-	do   func()
-}
-
-type queue []*event
-
-func (q queue) Len() int { return len(q) }
-func (q queue) Less(i, j int) bool {
-	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].n < q[j].n
-}
-func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *queue) Push(x any)   { *q = append(*q, x.(*event)) }
-func (q *queue) Pop() any {
-	old := *q
-	e := old[len(old)-1]
-	*q = old[:len(old)-1]
-	return e
-}
-
 // node is a process: it can stand still, and it can end.
 type node struct {
 	i      int
@@ -104,12 +81,12 @@ type node struct {
 	down   int64 // until then what is sent to it is lost
 }
 
+func (n *node) Condition() (life int, paused int64) { return n.life, n.paused }
+
 type world struct {
+	schedule.Queue
 	cfg  Config
 	rng  *rand.Rand
-	now  int64
-	made uint64
-	q    queue
 	hash uint64
 	res  Result
 	err  error
@@ -164,7 +141,7 @@ func newWorld(cfg Config) *world {
 
 func (w *world) fail(format string, a ...any) {
 	if w.err == nil {
-		w.err = fmt.Errorf("at %d ms: "+format, append([]any{w.now}, a...)...)
+		w.err = fmt.Errorf("at %d ms: "+format, append([]any{w.Now}, a...)...)
 		w.trace("VIOLATION %v", w.err)
 	}
 }
@@ -177,7 +154,7 @@ func (w *world) mix(v uint64) {
 
 func (w *world) trace(format string, a ...any) {
 	if w.cfg.Log != nil {
-		w.cfg.Log(fmt.Sprintf("%6d ", w.now) + fmt.Sprintf(format, a...))
+		w.cfg.Log(fmt.Sprintf("%6d ", w.Now) + fmt.Sprintf(format, a...))
 	}
 }
 
@@ -185,16 +162,15 @@ func (w *world) trace(format string, a ...any) {
 func (w *world) chance(p int) bool { return !w.calm && w.rng.IntN(1000) < p }
 
 func (w *world) schedule(at int64, n *node, do func()) {
-	e := &event{at: at, n: w.made, node: n, do: do}
-	if n != nil {
-		e.life = n.life
+	if n == nil {
+		w.At(at, nil, do) // no node at all, where a nil one would be asked
+		return
 	}
-	w.made++
-	heap.Push(&w.q, e)
+	w.At(at, n, do)
 }
 
 // after runs do on a node in d milliseconds, unless the node's life ends first.
-func (w *world) after(d int64, n *node, do func()) { w.schedule(w.now+d, n, do) }
+func (w *world) after(d int64, n *node, do func()) { w.schedule(w.Now+d, n, do) }
 
 func (w *world) delay() int64 {
 	if w.chance(15) {
@@ -206,16 +182,16 @@ func (w *world) delay() int64 {
 // send carries a message: late, twice, overtaken or not at all.
 func (w *world) send(from, to *node, ordered bool, do func()) {
 	d := w.delay()
-	if w.cut[from.i][to.i] > w.now || w.chance(2) {
+	if w.cut[from.i][to.i] > w.Now || w.chance(2) {
 		return
 	}
-	at := w.now + d
+	at := w.Now + d
 	if last := &w.last[from.i][to.i]; ordered && !w.chance(3) {
 		at = max(at, *last)
 		*last = at
 	}
 	arrive := func() {
-		if to.down <= w.now {
+		if to.down <= w.Now {
 			do()
 		}
 	}
@@ -255,25 +231,17 @@ func call[T any](w *world, from, to *node, ordered bool, work func(reply func(T)
 
 // step runs one event; false when there is none left, or a check failed.
 func (w *world) step() bool {
-	if len(w.q) == 0 || w.err != nil {
+	if w.err != nil {
 		return false
 	}
-	e := heap.Pop(&w.q).(*event)
-	w.now = e.at
-	if e.node != nil {
-		if e.life != e.node.life {
-			return true
-		}
-		if e.node.paused > w.now {
-			e.at = e.node.paused
-			heap.Push(&w.q, e) // keeps its place among those that wait
-			return true
-		}
+	e, ok := w.Next()
+	if e == nil {
+		return ok
 	}
 	w.res.Steps++
-	w.mix(uint64(e.at))
-	w.mix(e.n)
-	e.do()
+	w.mix(uint64(e.At))
+	w.mix(e.N)
+	e.Do()
 	w.truth.step()
 	return true
 }
@@ -308,7 +276,7 @@ func (w *world) rest() {
 	}
 	w.calm = true
 	for _, n := range w.nodes {
-		n.paused, n.down = 0, min(n.down, w.now+1)
+		n.paused, n.down = 0, min(n.down, w.Now+1)
 		for j := range w.nodes {
 			w.cut[n.i][j] = 0
 		}
@@ -316,7 +284,7 @@ func (w *world) rest() {
 	for _, c := range w.writers {
 		c.stopping = true
 	}
-	for end := w.now + 30_000; w.now < end && w.step() && !w.truth.settled(); {
+	for end := w.Now + 30_000; w.Now < end && w.step() && !w.truth.settled(); {
 	}
 	if w.err == nil {
 		w.truth.atRest()
@@ -329,10 +297,10 @@ func (w *world) watch() {
 		w.watch()
 		i := int(w.journal.term) % 2 // owners take turns: term t is of owner t-1 mod 2
 		cur := w.owners[(i+1)%2]
-		if gone := cur.paused > w.now || cur.down > w.now || !cur.active; gone || w.chance(60) {
-			if next := w.owners[i]; next.paused <= w.now && next.down <= w.now {
+		if gone := cur.paused > w.Now || cur.down > w.Now || !cur.active; gone || w.chance(60) {
+			if next := w.owners[i]; next.paused <= w.Now && next.down <= w.Now {
 				next.take()
-			} else if !cur.active && cur.down <= w.now && cur.paused <= w.now {
+			} else if !cur.active && cur.down <= w.Now && cur.paused <= w.Now {
 				w.journal.term++ // the other one's turn is skipped
 				cur.take()
 			}
@@ -373,7 +341,7 @@ func (w *world) faults() {
 		case r < 88:
 			w.res.Cuts++
 			a, b := w.nodes[w.rng.IntN(len(w.nodes))], s.i
-			until := w.now + w.rng.Int64N(500)
+			until := w.Now + w.rng.Int64N(500)
 			w.cut[a.i][b] = until
 			if w.rng.IntN(2) == 0 { // else one way only
 				w.cut[b][a.i] = until
@@ -381,7 +349,7 @@ func (w *world) faults() {
 			w.trace("%s and %s are cut until %d", a.name, s.name, until)
 		case r < 94: // all servers but one from the owners
 			w.res.Cuts++
-			until := w.now + w.rng.Int64N(300)
+			until := w.Now + w.rng.Int64N(300)
 			for _, x := range w.servers {
 				for _, o := range w.owners {
 					if x != s {
@@ -393,13 +361,13 @@ func (w *world) faults() {
 			switch w.rng.IntN(4) { // and that one was just away
 			case 0:
 				s.crash()
-				s.down = w.now + w.rng.Int64N(20)
+				s.down = w.Now + w.rng.Int64N(20)
 			case 1:
 				s.wipe()
 			}
 		default: // one server from everybody
 			w.res.Cuts++
-			until := w.now + w.rng.Int64N(900)
+			until := w.Now + w.rng.Int64N(900)
 			for i := range w.nodes {
 				w.cut[i][s.i], w.cut[s.i][i] = until, until
 			}
@@ -412,7 +380,7 @@ func (w *world) faults() {
 func (w *world) pause(n *node, d int64) {
 	w.res.Pauses++
 	w.trace("%s stands still for %d", n.name, d)
-	n.paused = w.now + d
+	n.paused = w.Now + d
 }
 
 // owner is the owner that a client asks: mostly the right one.

@@ -59,7 +59,7 @@ func (c *writer) crash() {
 	w := c.w
 	w.trace("%s crashes", c.name)
 	c.life++
-	c.down = w.now + w.rng.Int64N(300)
+	c.down = w.Now + w.rng.Int64N(300)
 	c.salt++
 	era := c.rec
 	base, session, acked := c.base, c.session, uint64(0)
@@ -67,13 +67,13 @@ func (c *writer) crash() {
 		acked = c.m.Acked()
 	}
 	if w.rng.IntN(3) == 0 || session < 0 || era == nil {
-		w.after(c.down-w.now, &c.node, c.boot)
+		w.after(c.down-w.Now, &c.node, c.boot)
 		return
 	}
 	// A successor has the session, the file's memory and the capability.
 	w.res.Successors++
 	rude := w.rng.IntN(2) == 0 && c.m != nil && c.m.Err() == nil
-	w.after(c.down-w.now, &c.node, func() {
+	w.after(c.down-w.Now, &c.node, func() {
 		c.m, c.sealing, c.syncs = nil, false, nil
 		c.era++
 		if rude {
