@@ -201,6 +201,9 @@ func (s *Soak) settle(ctx context.Context, w *driven) {
 	for ctx.Err() == nil {
 		era := w.mount.era.Load()
 		err := w.worker.Settle()
+		if err == nil && s.dark.Load() > 0 {
+			err = errDark // what Verify takes for durable need not be (load.Options.Over)
+		}
 		if err == nil {
 			err = w.worker.Verify()
 		}
@@ -213,6 +216,8 @@ func (s *Soak) settle(ctx context.Context, w *driven) {
 		sleep(ctx, 200*time.Millisecond)
 	}
 }
+
+var errDark = errors.New("a sync during a blackout does not count")
 
 // judge ends the soak if an error is a violation, and the mount through which
 // it was seen was there all the time, since an era that the caller took before:

@@ -340,7 +340,7 @@ func (o *overwriter) Step() error {
 			return err
 		}
 		if !o.over() {
-			o.synced = o.seq
+			o.synced, o.ready = o.seq, true
 			o.show()
 		}
 	}
@@ -367,6 +367,9 @@ func (o *overwriter) Verify() error {
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
+		// The next file has none of the writes to this one. Its own go on with
+		// the next number, so that a block of this one would be known.
+		o.start, o.writes, o.synced = [overwriteBlocks]uint64{}, nil, o.seq
 		return nil
 	}
 	b, err := o.meter.readFile(o.path())

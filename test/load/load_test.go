@@ -73,6 +73,65 @@ func TestWorkersKnow(t *testing.T) {
 	}
 }
 
+// TestBegunInTheDark: what is begun while syncs don't count is not held against
+// a mount, neither when the file is given up and begun anew nor when a later
+// sync counts; and what that sync made durable is demanded.
+func TestBegunInTheDark(t *testing.T) {
+	const seed, steps = 5, 100 // with a sync in each of the eight on average
+	for _, again := range []bool{true, false} {
+		root, dark := t.TempDir(), true
+		l := New(root, Options{Seed: seed, Over: func() bool { return dark }, Each: 1})
+		if err := l.Prepare(root); err != nil {
+			t.Fatal(err)
+		}
+		look := func(w Worker) error {
+			return w.(Watched).Look(w.(*overwriter).dir, rand.New(rand.NewPCG(seed, 5)))
+		}
+		for i, w := range l.Workers {
+			o, ok := w.(*overwriter)
+			if !ok {
+				continue
+			}
+			step := func() {
+				t.Helper()
+				for range steps {
+					if err := o.Step(); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			step()
+			if dark = false; again {
+				o.Close()
+				if err := errors.Join(o.Settle(), o.Verify()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			step()
+			if err := look(o); err != nil {
+				t.Errorf("begun anew %v: %v", again, err)
+			}
+			if err := o.Verify(); err != nil {
+				t.Errorf("begun anew %v: %v", again, err)
+			}
+			step()
+			o.Close()
+			if err := plant(root, l.Names[i], w); err != nil {
+				t.Fatal(err)
+			}
+			o.synced = o.seq
+			o.show()
+			var v *Violation
+			if err := look(o); !errors.As(err, &v) {
+				t.Errorf("begun anew %v: others don't see a planted loss: %v", again, err)
+			}
+			if err := o.Verify(); !errors.As(err, &v) {
+				t.Errorf("begun anew %v: a planted loss was not seen: %v", again, err)
+			}
+		}
+	}
+}
+
 // plant damages what a worker synced.
 func plant(root, name string, w Worker) error {
 	dir := filepath.Join(root, name)
