@@ -44,6 +44,10 @@ type world struct {
 	fail func(op meta.Op) error
 	// failChunk is asked before an append or sync of a chunk.
 	failChunk func(what string, id meta.ChunkID) error
+	// failRead is asked before a read of a chunk.
+	failRead func() error
+	// before runs when an operation is sent, before it is decided; it may block.
+	before func(op meta.Op)
 	// delay makes waiters look at replies late, to reorder them with recalls.
 	delay  time.Duration
 	policy meta.Policy
@@ -355,6 +359,12 @@ func (s *fakeSession) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op 
 	ch := make(chan answer, 1)
 	w := s.w
 	w.mu.Lock()
+	before := w.before
+	w.mu.Unlock()
+	if before != nil {
+		before(op)
+	}
+	w.mu.Lock()
 	res, grants, err := w.runLocked(s, id, op, want)
 	if res == nil {
 		res = &meta.Result{}
@@ -662,6 +672,11 @@ func (x *fakeWriter) Close() error { return nil }
 func (f *fakeChunks) ReadAt(_ context.Context, pl meta.ChunkPlace, p []byte, off uint64) error {
 	f.w.mu.Lock()
 	defer f.w.mu.Unlock()
+	if f.w.failRead != nil {
+		if err := f.w.failRead(); err != nil {
+			return err
+		}
+	}
 	c := f.w.chunks[pl.ID]
 	if c == nil {
 		return meta.E("read", meta.NoSuchChunk, pl.ID.String(), nil)

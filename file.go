@@ -183,7 +183,6 @@ type snapshot struct {
 // loadMap brings in the file's map under at least the lease wanted. Without a
 // grant (the inode is contended) it returns a snapshot for one use.
 func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, error) {
-	v := in.vol
 	in.mu.Lock()
 	held := in.lease
 	gen := uint32(0)
@@ -197,13 +196,23 @@ func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, e
 		// waiting for ours, and we for the page that the reader has locked.
 		ask = meta.LeaseNone
 	}
-	var first stamp
-	var sn snapshot
-	var attr meta.Attr
+	sn, attr, first, err := in.fetchMap(ctx, ask)
+	if err != nil {
+		return nil, err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.installLocked(&sn, &attr, first, gen)
+	return &sn, nil
+}
+
+// fetchMap asks for a file's map, with the stamp under which it may be cached.
+func (in *inode) fetchMap(ctx context.Context, ask meta.LeaseMode) (sn snapshot, attr meta.Attr, first stamp, err error) {
+	v := in.vol
 	for off := uint64(0); ; {
 		res, stamp, err := v.do(ctx, nil, &meta.Open{Ino: in.ino, Off: off}, ask)
 		if err != nil {
-			return nil, err
+			return snapshot{}, attr, first, err
 		}
 		if off == 0 {
 			attr, first = res.Attr, stamp
@@ -219,10 +228,7 @@ func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, e
 		off = res.Extents[len(res.Extents)-1].End()
 	}
 	sn.granted = first.granted(in.ino)
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	in.installLocked(&sn, &attr, first, gen)
-	return &sn, nil
+	return sn, attr, first, nil
 }
 
 // add takes in one answer of Open.

@@ -135,7 +135,8 @@ func (v *Volume) readPieces(ctx context.Context, pieces []piece) error {
 }
 
 // reload asks anew where the committed bytes of a file lie, and keeps what is
-// buffered on top.
+// buffered on top. Until the answer is here the old map stays: writers go on
+// with it, and nobody reads past what they wrote.
 func (v *Volume) reload(ctx context.Context, in *inode) error {
 	in.mu.Lock()
 	f, err := in.take(ctx, turnCommit|turnPush)
@@ -143,51 +144,54 @@ func (v *Volume) reload(ctx context.Context, in *inode) error {
 		in.mu.Unlock()
 		return err
 	}
-	if f.ended {
-		in.mu.Unlock()
-		err := v.flushHeld(ctx, in, flushClose)
-		in.mu.Lock()
-		if err != nil {
-			in.file.leave(turnCommit | turnPush)
-			in.mu.Unlock()
-			return err
-		}
-	}
-	f = in.file
-	var over []segment
-	f.m.each(0, 1<<63, func(s *segment) bool {
-		if s.b != nil && !s.b.clean {
-			over = append(over, *s)
-			s.b.busy++
-		}
-		return true
-	})
-	size := f.size
-	had := f.mapOK
-	f.m.replace(0, 1<<63, nil, func(*blob) {}) // the buffered ones are put back below
-	f.m, f.mapOK = extmap{}, false
-	f.mapGen++
+	ended := f.ended
 	in.mu.Unlock()
-	sn, err := in.loadMap(ctx, meta.LeaseNone)
+	if ended {
+		err = v.flushHeld(ctx, in, flushClose)
+	}
+	var sn snapshot
+	var attr meta.Attr
+	var st stamp
+	if err == nil {
+		sn, attr, st, err = in.fetchMap(ctx, meta.LeaseNone)
+	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	f = in.fileLocked()
-	if len(over) > 0 && in.lease == meta.LeaseExclusive && had {
-		if !f.mapOK && err == nil {
-			f.m, f.mapOK, f.size = sn.m, true, sn.size
-		}
-		f.mapOK = true
-		for _, s := range over {
-			f.m.replace(s.off, s.end(), []segment{s}, func(*blob) {})
-		}
-		f.size = max(f.size, size)
-	}
-	for _, s := range over {
-		s.b.busy--
-		v.settleBlob(s.b)
+	if err == nil && f.mapOK {
+		in.rebaseLocked(&sn, &attr, st)
 	}
 	f.leave(turnCommit | turnPush)
 	return err
+}
+
+// rebaseLocked puts what the owner told of a file below what is buffered of
+// it. Both turns were held since before the owner was asked, so that none of
+// what is buffered was committed meanwhile.
+func (in *inode) rebaseLocked(sn *snapshot, attr *meta.Attr, stamp stamp) {
+	f := in.file
+	keep := func(*blob) {} // blobs move from map to map
+	valid := in.learnLocked(attr, stamp)
+	switch {
+	case f.uncommitted > 0:
+		if !valid {
+			return // what is known is as good
+		}
+		f.m.each(0, 1<<63, func(s *segment) bool {
+			if s.b != nil && !s.b.clean {
+				sn.m.replace(s.off, s.end(), []segment{*s}, keep)
+			}
+			return true
+		})
+		f.m.replace(0, 1<<63, nil, keep)
+		f.m = sn.m
+	case valid && in.attr.Change == attr.Change:
+		f.m, f.size = sn.m, sn.size
+	default:
+		f.m, f.mapOK = extmap{}, false
+	}
+	f.mapGen++
+	f.changed()
 }
 
 // ReadFD gives a descriptor that holds the bytes [off, off+n) of the file at

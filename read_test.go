@@ -1,0 +1,107 @@
+package penstock
+
+import (
+	"bytes"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// TestReloadKeepsWhatIsWritten: a reader whose chunk fails has the file's map
+// asked for again. While it is asked for, others read what was written last, a
+// writer goes on, and nothing of that is undone when the answer is there; nor
+// if there is none.
+func TestReloadKeepsWhatIsWritten(t *testing.T) {
+	for _, answered := range []bool{true, false} {
+		w := newWorld(t, meta.Policy{})
+		_, v := open(t, w, Config{FlushEvery: time.Hour})
+		ino := create(t, v, "f")
+		want := bytes.Repeat([]byte("a"), 4*blockOf)
+		write(t, v, ino, want, 0)
+		if err := v.Fsync(t.Context(), ino, false); err != nil {
+			t.Fatal(err)
+		}
+		put := func(block int, c byte) {
+			p := bytes.Repeat([]byte{c}, blockOf)
+			copy(want[block*blockOf:], p)
+			write(t, v, ino, p, int64(block*blockOf))
+		}
+		read := func(block int) {
+			t.Helper()
+			p := make([]byte, blockOf)
+			if _, err := v.Read(t.Context(), ino, p, int64(block*blockOf)); err != nil {
+				t.Fatalf("answered %v: block %d: %v", answered, block, err)
+			}
+			if w := want[block*blockOf:][:blockOf]; !bytes.Equal(p, w) {
+				t.Fatalf("answered %v: block %d is %q, not %q", answered, block, p[0], w[0])
+			}
+		}
+		put(0, 'b')
+		put(1, 'b')
+
+		asked, answer := make(chan struct{}), make(chan struct{})
+		var opens atomic.Int32
+		failed := false
+		w.mu.Lock()
+		w.failRead = func() error {
+			if failed {
+				return nil
+			}
+			failed = true // the first one alone
+			return meta.E("read", meta.Unavailable, "", nil)
+		}
+		w.before = func(op meta.Op) {
+			if _, ok := op.(*meta.Open); ok && opens.Add(1) == 1 {
+				close(asked)
+				<-answer
+			}
+		}
+		if !answered {
+			w.fail = func(op meta.Op) error {
+				if _, ok := op.(*meta.Open); ok {
+					return meta.E("open", meta.Unavailable, "", nil)
+				}
+				return nil
+			}
+		}
+		w.mu.Unlock()
+		var got error
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, got = v.Read(t.Context(), ino, make([]byte, blockOf), 3*blockOf)
+		}()
+		<-asked
+		read(0)
+		read(2)
+		put(0, 'c')
+		put(2, 'c')
+		read(0)
+		close(answer)
+		<-done
+		if answered == (got != nil) {
+			t.Fatalf("answered %v: the reader was told %v", answered, got)
+		}
+		w.mu.Lock()
+		w.fail = nil
+		w.mu.Unlock()
+		for b := range 4 {
+			read(b)
+		}
+		if err := v.Fsync(t.Context(), ino, false); err != nil {
+			t.Fatal(err)
+		}
+		_, other := open(t, w, Config{})
+		if b := contents(t, other, ino); !slices.Equal(b, want) {
+			t.Fatalf("answered %v: others see %d bytes that differ from %d on", answered, len(b), diff(b, want))
+		}
+		w.check()
+	}
+}
+
+// blockOf is the size of the blocks that TestReloadKeepsWhatIsWritten writes:
+// no file of them is stored inline.
+const blockOf = 4096
