@@ -310,7 +310,8 @@ func (c *Client) Metered(id meta.VolumeID, on bool, settle func()) {
 // settleUnmetered commits what was buffered before the volume had a quota.
 func (v *Volume) settleUnmetered() {
 	for _, in := range v.c.table.all(func(in *inode) bool { return in.vol == v }) {
-		in.mu.Lock() // a write that saw no quota is in the list of dirty files then
+		in.mu.Lock()
+		//lint:ignore SA2001 a write that saw no quota is in the list of dirty files once it let go
 		in.mu.Unlock()
 		in.put()
 	}
