@@ -50,6 +50,9 @@ const (
 	OpDropSnapshot
 	OpRollback
 	OpSetReplicas
+	OpPinClone
+	OpSweepClone
+	OpAdoptExtents
 )
 
 // Mutates reports whether the operation changes the namespace.
@@ -386,6 +389,44 @@ type DropSnapshot struct {
 	Max uint32
 }
 
+// PinClone notes that a volume was cloned from a snapshot, which then can't be
+// deleted; Drop takes the note back. Neither is an error when it was done
+// before. Errors: NoSuchSnapshot (not with Drop), ResourceExceeded (MaxClones).
+type PinClone struct {
+	At    Generation
+	Clone VolumeID
+	Drop  bool
+}
+
+// SweepClone is a step of making a clone independent: what it can't see of its
+// origin's state is removed, until Result.EOF; then what it sees of the
+// snapshot that it began with, and changed since, may be dropped (DropSnapshot
+// of Result.Off, which is zero when that is gone), and at last, with Forget, it
+// is a volume like others: no extent may lie in another volume's chunk then.
+// The next step's From is Result.Data. Errors: Busy (Forget comes too early).
+type SweepClone struct {
+	From   []byte
+	Max    uint32 // versions looked at in one step; 0: 1,000
+	Forget bool
+}
+
+// AdoptExtents puts copies in the place of extents in other volumes' chunks,
+// in the generations in which they were written: nobody can tell. What was
+// superseded meanwhile is passed over. Result.Off is the bytes that were taken
+// over. Errors: CrossVolume, NoSuchChunk, Sealed (the place of a copy).
+type AdoptExtents struct {
+	Extents []Adopted
+}
+
+// Adopted is an extent, and where its bytes were copied to.
+type Adopted struct {
+	Ino  Ino
+	At   Generation // in which it was written
+	Old  Extent
+	Copy ChunkID
+	Off  uint64 // in Copy
+}
+
 // Rollback makes the live volume what a snapshot is, in steps: until Result.EOF
 // it is run again with From set to Result.Data. In between the volume is neither
 // one nor the other: the owner lets nobody look, and a new owner begins anew (a
@@ -397,6 +438,9 @@ type Rollback struct {
 	From []byte
 	Max  uint32 // notes of changes in one step; 0: 256
 }
+
+// MaxClones is how many clones a snapshot may have.
+const MaxClones = 1024
 
 // MaxSnapshots is how many snapshots a volume may have.
 const MaxSnapshots = 4096
@@ -470,6 +514,9 @@ func (*TakeSnapshot) Code() OpCode   { return OpTakeSnapshot }
 func (*DropSnapshot) Code() OpCode   { return OpDropSnapshot }
 func (*Rollback) Code() OpCode       { return OpRollback }
 func (*SetReplicas) Code() OpCode    { return OpSetReplicas }
+func (*PinClone) Code() OpCode       { return OpPinClone }
+func (*SweepClone) Code() OpCode     { return OpSweepClone }
+func (*AdoptExtents) Code() OpCode   { return OpAdoptExtents }
 
 // Result is the answer to any operation; which fields are set is said at the
 // operation. Every result of an operation that names an inode has Attr.

@@ -111,7 +111,7 @@ func Refound(ctx context.Context, cli *clientv3.Client, name string, f Founding,
 		}
 	}
 	for _, v := range f.Volumes {
-		v.Version = recordVersion
+		v.Version = rowVersion(&v)
 		if err := put(fmt.Sprintf("table/%08x", uint32(v.ID)), encode(v)); err != nil {
 			return err
 		}

@@ -19,6 +19,7 @@ type VolumeState string
 const (
 	VolumeActive   VolumeState = "active"
 	VolumeDeleting VolumeState = "deleting" // its name is free; its chunks are being deleted
+	VolumeCreating VolumeState = "creating" // a clone that its origin's snapshot does not know of yet
 )
 
 // Attach is the junction that leads to a volume.
@@ -26,6 +27,18 @@ type Attach struct {
 	Parent meta.VolumeID `json:"parent"`
 	Ino    meta.Ino      `json:"ino"` // the directory in the parent
 	Name   string        `json:"name"`
+}
+
+// Origin is the snapshot that a volume is a clone of. As long as it stands in
+// the clone's row the clone may need chunks of the origin, which notes that in
+// its journal before the clone is active and forgets it after this is gone.
+type Origin struct {
+	Volume    meta.VolumeID   `json:"volume"`
+	At        meta.Generation `json:"at"`
+	Snapshot  string          `json:"snapshot"`
+	Implied   bool            `json:"implied,omitempty"` // the snapshot was taken for the clone, and goes with it
+	Token     uint64          `json:"token,omitempty"`   // of the request that made it
+	Promoting bool            `json:"promoting,omitempty"`
 }
 
 // Volume is a row of the volume table.
@@ -37,7 +50,8 @@ type Volume struct {
 	Policy  meta.Policy   `json:"policy"`
 	Attach  *Attach       `json:"attach,omitempty"` // nil: nowhere, or the root
 	Created meta.Time     `json:"created"`
-	Keep    string        `json:"keep,omitempty"` // the schedule of its snapshots
+	Keep    string        `json:"keep,omitempty"`   // the schedule of its snapshots
+	Origin  *Origin       `json:"origin,omitempty"` // of a clone
 	// Revision of the row in etcd; not stored.
 	Revision int64 `json:"-"`
 }
@@ -52,6 +66,17 @@ func (v *Volume) UnmarshalJSON(b []byte) error {
 	}
 	*v = Volume(r)
 	return nil
+}
+
+// A row of a clone is not for programs that would take the volume for an empty
+// one.
+const cloneRow = 2
+
+func rowVersion(v *Volume) int {
+	if v.Origin != nil {
+		return cloneRow
+	}
+	return recordVersion
 }
 
 func (c *Cluster) rowKey(id meta.VolumeID) string {
@@ -74,7 +99,33 @@ func checkVolumeName(name string) error {
 // now is its time of creation. Errors: VolumeExists (the name), Invalid (the
 // name), ResourceExceeded (ids are used up), Unavailable, NoSpace.
 func (c *Cluster) CreateVolume(ctx context.Context, name string, p meta.Policy, now meta.Time) (Volume, error) {
+	return c.createVolume(ctx, Volume{Name: name, State: VolumeActive, Policy: p, Created: now})
+}
+
+// CreateClone adds a clone that is being created, unless the origin's row is
+// changed at the same moment. Errors: as CreateVolume, NoSuchVolume (the origin
+// is not active), Busy (its row changed).
+func (c *Cluster) CreateClone(ctx context.Context, name string, p meta.Policy, now meta.Time, from Origin) (Volume, error) {
+	origin, err := c.Volume(ctx, from.Volume)
+	if err != nil {
+		return Volume{}, err
+	}
+	if origin.State != VolumeActive {
+		return Volume{}, meta.E("clone", meta.NoSuchVolume, origin.Name, fmt.Errorf("it is %s", origin.State))
+	}
+	v, err := c.createVolume(ctx, Volume{Name: name, State: VolumeCreating, Policy: p, Created: now, Origin: &from},
+		clientv3.Compare(clientv3.ModRevision(c.rowKey(origin.ID)), "=", origin.Revision))
+	if meta.KindOf(err) == meta.VolumeExists {
+		if _, ferr := c.VolumeByName(ctx, name); meta.KindOf(ferr) == meta.NoSuchVolume {
+			err = meta.E("clone", meta.Busy, origin.Name, errors.New("it is being changed: try again"))
+		}
+	}
+	return v, err
+}
+
+func (c *Cluster) createVolume(ctx context.Context, v Volume, more ...clientv3.Cmp) (Volume, error) {
 	const op = "create volume"
+	name := v.Name
 	if err := checkVolumeName(name); err != nil {
 		return Volume{}, err
 	}
@@ -91,10 +142,10 @@ func (c *Cluster) CreateVolume(ctx context.Context, name string, p meta.Policy, 
 	if n > uint64(meta.MaxVolume) {
 		return Volume{}, meta.E(op, meta.ResourceExceeded, name, fmt.Errorf("all %d volume ids were given out", meta.MaxVolume))
 	}
-	v := Volume{Version: recordVersion, ID: meta.VolumeID(n), Name: name, State: VolumeActive, Policy: p, Created: now}
+	v.ID, v.Version = meta.VolumeID(n), rowVersion(&v)
 	t, err := c.cli.Txn(ctx).
-		If(clientv3.Compare(clientv3.CreateRevision(c.nameKey(name)), "=", 0),
-			clientv3.Compare(clientv3.CreateRevision(c.rowKey(v.ID)), "=", 0)).
+		If(append(more, clientv3.Compare(clientv3.CreateRevision(c.nameKey(name)), "=", 0),
+			clientv3.Compare(clientv3.CreateRevision(c.rowKey(v.ID)), "=", 0))...).
 		Then(clientv3.OpPut(c.nameKey(name), fmt.Sprintf("%08x", uint32(v.ID))),
 			clientv3.OpPut(c.rowKey(v.ID), encode(v))).
 		Commit()
@@ -193,10 +244,14 @@ func (c *Cluster) UpdateVolume(ctx context.Context, id meta.VolumeID, change fun
 			a := *old.Attach
 			v.Attach = &a
 		}
+		if old.Origin != nil {
+			o := *old.Origin
+			v.Origin = &o
+		}
 		if err := change(&v); err != nil {
 			return Volume{}, err
 		}
-		v.ID, v.Version, v.Created = old.ID, recordVersion, old.Created
+		v.ID, v.Version, v.Created = old.ID, rowVersion(&v), old.Created
 		cmps := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(c.rowKey(id)), "=", old.Revision)}
 		ops := []clientv3.Op{clientv3.OpPut(c.rowKey(id), encode(v))}
 		held := func(w Volume) bool { return w.State != VolumeDeleting } // a row that is going away holds no name

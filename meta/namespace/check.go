@@ -137,6 +137,7 @@ type checker struct {
 	dirs     map[uint64]*checkedDir
 	ends     map[uint64]openEnd
 	seen     []byte // base of the last versioned key
+	based    []byte // that of the last key of which the version was seen that a clone began with
 	snaps    checkedSnapshots
 	chunks   map[[16]byte]*checkedChunk
 	orphans  map[uint64]uint32
@@ -168,6 +169,9 @@ func (c *checker) record(k, v []byte) error {
 		}
 		base := k[:len(k)-4]
 		gen := ^binary.BigEndian.Uint32(k[len(k)-4:])
+		if c.outside(k, base, gen) {
+			return nil
+		}
 		if gen == 0 || c.vol != nil && uint64(gen) > c.vol.gen {
 			c.bad(k, "generation %d", gen)
 		}
@@ -208,6 +212,8 @@ func (c *checker) record(k, v []byte) error {
 		}
 	case 'b', 'g', 'h':
 		c.note(k, v)
+	case 'f':
+		c.clone(k, v)
 	case 's': // read before
 	case 'l':
 		c.bad(k, "a record of a kind that this program does not write")
@@ -351,7 +357,10 @@ func (c *checker) newest(base []byte) (v []byte, ok bool, err error) {
 	if c.vol != nil && c.vol.gen == 1 { // the only one there can be
 		return c.r.Get(append(base, 0xff, 0xff, 0xff, 0xfe))
 	}
-	err = c.r.Scan(base, append(append([]byte(nil), base...), 0xff, 0xff, 0xff, 0xff), func(_, b []byte) bool {
+	err = c.r.Scan(base, append(append([]byte(nil), base...), 0xff, 0xff, 0xff, 0xff), func(k, b []byte) bool {
+		if c.hidden(^binary.BigEndian.Uint32(k[len(k)-4:])) {
+			return true
+		}
 		v = append([]byte(nil), b...)
 		ok = len(v) != 1 || v[0] != 0
 		return false
@@ -384,6 +393,7 @@ func (c *checker) extent(k, v []byte, older bool) {
 	if bits&2 == 0 {
 		ch := c.chunks[id]
 		switch {
+		case c.foreign(id):
 		case ch == nil:
 			c.bad(k, "extent of inode %d in chunk %x, which has no record", ino, id)
 		case bits&1 != 0:
@@ -397,7 +407,7 @@ func (c *checker) extent(k, v []byte, older bool) {
 		}
 	}
 	if older {
-		if bits&2 == 0 && bits&1 == 0 {
+		if bits&3 == 0 && !c.foreign(id) {
 			c.snaps.bytes += length
 		}
 		return
@@ -852,6 +862,8 @@ func readInode(v []byte) (r wireInode, problem string) {
 type wireVolume struct {
 	id, gen, nextIno, inodes, bytes, chunks uint64
 	lastSnap, snaps, buried                 uint64
+	clone                                   bool
+	gaps                                    [][2]uint64 // generations above the first, up to the second
 }
 
 func readVolume(v []byte) (r wireVolume, problem string) {
@@ -863,7 +875,8 @@ func readVolume(v []byte) (r wireVolume, problem string) {
 	w.n() // replicas
 	w.n() // largest chunk
 	w.u8()
-	last := ver == 3
+	r.clone = ver == 4
+	last := ver == 3 || r.clone
 	if ver == 2 || last {
 		ver = 1 // and what more there is of it:
 		if place, spread := w.u8(), w.u8(); place > 7 || spread > 2 {
@@ -874,6 +887,16 @@ func readVolume(v []byte) (r wireVolume, problem string) {
 	}
 	if last {
 		r.lastSnap, r.snaps, r.buried = w.n(), w.n(), w.n()
+	}
+	if r.clone {
+		before := uint64(0)
+		for n := w.n(); n > 0 && !w.damaged; n-- {
+			lo, hi := w.n(), w.n()
+			if lo < before || lo >= hi || hi >= r.gen {
+				return r, fmt.Sprintf("a gap of generations from %d to %d in %d", lo, hi, r.gen)
+			}
+			r.gaps, before = append(r.gaps, [2]uint64{lo, hi}), hi
+		}
 	}
 	if r.gen == 0 {
 		return r, "generation 0"

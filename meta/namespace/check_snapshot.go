@@ -10,6 +10,8 @@ import (
 // newest first.
 type checkedSnapshots struct {
 	gens   []uint32          // of the snapshots, ascending
+	live   []uint32          // those that can be read
+	based  bool              // the oldest is what a clone began with
 	leaves uint32            // the one whose list is partly with the one before
 	buried map[string]uint32 // key of a version -> the snapshot it is buried with
 	bytes  uint64            // of older versions of extents in chunks
@@ -36,7 +38,7 @@ func (c *checker) readSnapshots() error {
 		}
 		name := string(w.take(int(min(w.n(), 1<<20))))
 		problem := w.done(ver)
-		if len(k) != 5 || problem != "" || state < 1 || state > 4 || name == "" {
+		if len(k) != 5 || problem != "" || state < 1 || state > 5 || name == "" {
 			c.bad(k, "snapshot record %q: %s; state %d", name, problem, state)
 			return true
 		}
@@ -51,6 +53,18 @@ func (c *checker) readSnapshots() error {
 		}
 		names[name] = names[name] || state == 1
 		gen := binary.BigEndian.Uint32(k[1:])
+		if state == 5 && (len(c.snaps.gens) > 0 || c.vol == nil || !c.vol.clone) {
+			c.bad(k, "what a clone began with, in a volume that is none, or not the oldest")
+		}
+		if state == 5 && c.vol != nil {
+			if n := len(c.vol.gaps); n > 0 && c.vol.gaps[n-1][0] != uint64(gen) {
+				c.bad(k, "the clone began with generation %d, but leaves out what is above %d", gen, c.vol.gaps[n-1][0])
+			}
+			c.snaps.based = true
+		}
+		if state == 1 {
+			c.snaps.live = append(c.snaps.live, gen)
+		}
 		if state == 3 && c.snaps.leaves != 0 {
 			c.bad(k, "two snapshots are being worked off")
 		}
@@ -82,6 +96,57 @@ func (c *checker) note(k, v []byte) {
 		c.bad(k, "buried with snapshot %d and with %d", other, gen)
 	}
 	c.snaps.buried[key] = gen
+}
+
+// hidden: versions of that generation are not there.
+func (c *checker) hidden(gen uint32) bool {
+	if c.vol == nil {
+		return false
+	}
+	for _, g := range c.vol.gaps {
+		if uint64(gen) > g[0] && uint64(gen) <= g[1] {
+			return true
+		}
+	}
+	return false
+}
+
+// outside tells whether a version is of the origin's state and not of the
+// clone's: it is hidden, or lies below the one that the clone began with.
+func (c *checker) outside(k, base []byte, gen uint32) bool {
+	if c.vol == nil || len(c.vol.gaps) == 0 {
+		return false
+	}
+	if c.hidden(gen) {
+		return true
+	}
+	if uint64(gen) > c.vol.gaps[len(c.vol.gaps)-1][0] {
+		return false
+	}
+	if string(base) == string(c.based) {
+		if string(base) == string(c.seen) {
+			c.snaps.tomb = false // it lies over something
+		}
+		return true
+	}
+	c.based = append(c.based[:0], base...)
+	return false
+}
+
+// foreign: the chunk is one that a clone may refer to and does not count.
+func (c *checker) foreign(id [16]byte) bool {
+	return c.vol != nil && c.vol.clone && uint64(binary.BigEndian.Uint32(id[:])) != c.vol.id
+}
+
+// clone takes the note of a volume that was cloned from a snapshot.
+func (c *checker) clone(k, v []byte) {
+	if len(k) != 9 || len(v) != 1 || v[0] != 1 {
+		c.bad(k, "the note of a clone of %d bytes with a value of %d", len(k), len(v))
+		return
+	}
+	if gen := binary.BigEndian.Uint32(k[1:]); !slices.Contains(c.snaps.live, gen) {
+		c.bad(k, "volume %d is a clone of snapshot %d, which is not there", binary.BigEndian.Uint32(k[5:]), gen)
+	}
 }
 
 // version judges one version of a key among the others: each but the newest is
@@ -121,6 +186,9 @@ func (c *checker) compareSnapshots() {
 	c.oldestVersion()
 	for _, key := range slices.Sorted(maps.Keys(s.buried)) {
 		c.bad([]byte(key), "buried with snapshot %d, and not superseded or not there", s.buried[key])
+	}
+	if len(c.vol.gaps) > 0 && !s.based {
+		c.bad([]byte{'v'}, "the record of what the clone began with is not there")
 	}
 	var last uint32
 	if n := len(s.gens); n > 0 {

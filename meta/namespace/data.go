@@ -92,7 +92,7 @@ func (t *tx) open(op *meta.Open, res *meta.Result) error {
 	}
 	var last meta.ChunkID
 	for _, e := range res.Extents {
-		if e.Chunk.IsZero() || e.Chunk == last {
+		if e.Chunk.IsZero() || e.Chunk == last || t.foreign(e.Chunk) {
 			continue
 		}
 		last = e.Chunk

@@ -215,7 +215,7 @@ func (t *tx) replace(in *inode, old []extent, fresh []meta.Extent) error {
 // putExtent writes an extent and counts it.
 func (t *tx) putExtent(in *inode, e meta.Extent) error {
 	in.Blocks += e.Len
-	if !e.Chunk.IsZero() {
+	if !e.Chunk.IsZero() && !t.foreign(e.Chunk) {
 		c, err := t.chunk(e.Chunk)
 		if err != nil {
 			return err
@@ -255,7 +255,7 @@ func (t *tx) uncount(in *inode, e extent) error {
 		in.Flags &^= meta.FlagOpenEnded
 		in.openOff = 0
 	}
-	if e.Chunk.IsZero() {
+	if e.Chunk.IsZero() || t.foreign(e.Chunk) {
 		return nil
 	}
 	c, err := t.chunk(e.Chunk)

@@ -30,6 +30,7 @@ import (
 //	b snap:4 key                          version that snapshots alone see   5 + key
 //	g gen:4 ino:8                         inode changed in a generation     13 bytes
 //	h gen:4 parent:8 name                 entry changed in a generation     13 + name
+//	f gen:4 clone:4                       volume cloned from a snapshot      9 bytes
 //	l                                     reserved: locks
 //
 // snap in a key of prefix b is the youngest snapshot that sees the version
@@ -58,6 +59,7 @@ const (
 	prefixBuried  = 'b'
 	prefixInoGen  = 'g'
 	prefixNameGen = 'h'
+	prefixClone   = 'f'
 )
 
 // firstGen is the live generation of a volume without snapshots.
@@ -134,6 +136,10 @@ func appendSnapKey(b []byte, gen uint32) []byte {
 
 func appendBuriedKey(b []byte, snap uint32, key []byte) []byte {
 	return append(binary.BigEndian.AppendUint32(append(b, prefixBuried), snap), key...)
+}
+
+func appendCloneKey(b []byte, gen uint32, clone meta.VolumeID) []byte {
+	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(append(b, prefixClone), gen), uint32(clone))
 }
 
 func appendInoGenKey(b []byte, gen uint32, ino meta.Ino) []byte {

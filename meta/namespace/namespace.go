@@ -143,6 +143,14 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 	case *meta.DropSnapshot:
 		unmetered = true
 		err = t.dropSnapshot(op, res)
+	case *meta.PinClone:
+		err = t.pinClone(op)
+	case *meta.SweepClone:
+		unmetered = true
+		err = t.sweepClone(op, res)
+	case *meta.AdoptExtents:
+		unmetered = true
+		err = t.adoptExtents(op, res)
 	case *meta.Rollback:
 		unmetered = true // what the snapshot holds was admitted once
 		err = t.rollback(op, res)

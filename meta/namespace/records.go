@@ -21,6 +21,9 @@ import (
 //	         03 as 02, then lastSnap:n snaps:n buried:n
 //	            the youngest snapshot's generation, their number, and the bytes of
 //	            extents that snapshots alone see; written once there was one
+//	         04 as 03, then gaps:n (lo:n hi:n)*
+//	            a clone: what is of a generation above lo and up to hi is not
+//	            there; extents may lie in chunks of other volumes
 //	inode    01 bits:1 mode:n nlink:n uid:n gid:n flags:n change:n size:n blocks:n
 //	            btime:8 (ctime-btime):z (mtime-ctime):z (atime-mtime):z
 //	            directory: parent:n nextCookie:n
@@ -44,8 +47,8 @@ import (
 //	snapshot 02 state:1 created:8 inodes:n bytes:n token:8 len:n name
 //	            01 if the token is zero, which it then lacks; state 2: it was deleted;
 //	            3: and its list of versions is being worked off; 4: the volume is
-//	            being rolled back to it
-//	delete, writer, orphan, reap, buried, changed inode, changed entry
+//	            being rolled back to it; 5: it is what the volume was cloned from
+//	delete, writer, orphan, reap, buried, changed inode, changed entry, clone
 //	         01
 //
 // type:1 holds the S_IFMT bits shifted right by 12.
@@ -54,6 +57,7 @@ const (
 	volumeV1    = 1
 	volumeV2    = 2
 	volumeV3    = 3
+	volumeV4    = 4
 	inodeV1     = 1
 	inodeV2     = 2
 	dentryV1    = 1
@@ -95,6 +99,7 @@ const (
 	snapshotGone    = 2 // for users: its turn to be dissolved will come
 	snapshotLeaving = 3 // at most one: its list is partly with the snapshot before
 	snapshotRolling = 4 // in the record only: snapshot.rolling
+	snapshotBase    = 5 // of a clone: the oldest, which users don't see
 )
 
 var marker = []byte{markerV1}
@@ -113,7 +118,9 @@ type volume struct {
 
 	lastSnap uint32 // INVARIANT: the youngest snapshot's generation, below gen; 0: there is none
 	snaps    uint64 // INVARIANT: snapshot records
-	buried   uint64 // INVARIANT: bytes of buried extents in chunks
+	buried   uint64 // INVARIANT: bytes of buried extents in chunks of this volume
+
+	base *base // of a clone; never changed, only replaced
 }
 
 // inode is a decoded inode record.
@@ -283,7 +290,7 @@ func appendInt(b []byte, v int64) []byte {
 func decodeVolume(b []byte, v *volume) error {
 	d := decoder{b: b}
 	var ver byte
-	if len(b) > 0 && b[0] <= volumeV3 {
+	if len(b) > 0 && b[0] <= volumeV4 {
 		ver = b[0]
 	}
 	if placed := ver >= volumeV2; placed {
@@ -324,6 +331,17 @@ func decodeVolume(b []byte, v *volume) error {
 			d.bad = true
 		}
 	}
+	v.base = nil
+	if ver == volumeV4 {
+		v.base = &base{gaps: make([]gap, 0, 1)}
+		for n := d.uint(); n > 0 && !d.bad; n-- {
+			g := gap{d.uint32(), d.uint32()}
+			if g.lo >= g.hi || g.hi >= v.gen || len(v.base.gaps) > 0 && g.lo < v.base.gaps[len(v.base.gaps)-1].hi {
+				d.bad = true
+			}
+			v.base.gaps = append(v.base.gaps, g)
+		}
+	}
 	return d.end("volume")
 }
 
@@ -345,6 +363,9 @@ func appendVolume(b []byte, v *volume) []byte {
 	}
 	if v.gen != firstGen {
 		ver = volumeV3
+	}
+	if v.base != nil {
+		ver = volumeV4
 	}
 	b = append(b, ver)
 	b = binary.AppendUvarint(b, uint64(v.id))
@@ -383,7 +404,16 @@ func appendVolume(b []byte, v *volume) []byte {
 	}
 	b = binary.AppendUvarint(b, uint64(v.lastSnap))
 	b = binary.AppendUvarint(b, v.snaps)
-	return binary.AppendUvarint(b, v.buried)
+	b = binary.AppendUvarint(b, v.buried)
+	if ver == volumeV3 {
+		return b
+	}
+	b = binary.AppendUvarint(b, uint64(len(v.base.gaps)))
+	for _, g := range v.base.gaps {
+		b = binary.AppendUvarint(b, uint64(g.lo))
+		b = binary.AppendUvarint(b, uint64(g.hi))
+	}
+	return b
 }
 
 func decodeInode(b []byte, ino meta.Ino, in *inode) error {
@@ -672,7 +702,7 @@ func decodeSnapshot(b []byte, gen uint32) (s snapshot, err error) {
 	if s.state == snapshotRolling {
 		s.state, s.rolling = snapshotLive, true
 	}
-	if s.state < snapshotLive || s.state > snapshotLeaving {
+	if s.state < snapshotLive || s.state > snapshotLeaving && s.state != snapshotBase {
 		d.bad = true
 	}
 	return s, d.end("snapshot")

@@ -44,7 +44,7 @@ func (t *tx) rollSome(op *meta.Rollback, res *meta.Result) error {
 	if err := t.checkIdle(); err != nil {
 		return err
 	}
-	old := &tx{view: view{r: t.r, gen: uint32(op.To)}, c: t.c, vol: t.vol}
+	old := &tx{view: view{r: t.r, gen: uint32(op.To), base: t.base}, c: t.c, vol: t.vol}
 	limit := int(op.Max)
 	if limit == 0 {
 		limit = rollBatch

@@ -674,7 +674,7 @@ func (s *sim) rollBack() {
 
 // noted tells whether an inode was changed after a snapshot.
 func (s *sim) noted(since meta.Generation, ino meta.Ino) (yes bool) {
-	for gen := uint32(since) + 1; !yes && gen < 1000; gen++ {
+	for gen := uint32(since) + 1; !yes && gen < uint32(since)+1000; gen++ {
 		_, yes, _ = s.s.Get(appendInoGenKey(nil, gen, ino))
 	}
 	return yes

@@ -83,11 +83,14 @@ func (t *tx) takeSnapshot(op *meta.TakeSnapshot, res *meta.Result) error {
 		}
 		return fail("take snapshot", meta.Exists, op.Name)
 	}
-	if len(have) >= meta.MaxSnapshots {
+	if n := len(have); n > meta.MaxSnapshots || n == meta.MaxSnapshots && have[0].state != snapshotBase {
 		return fail("take snapshot", meta.ResourceExceeded, fmt.Sprintf("%d snapshots", len(have)))
 	}
 	if t.vol.gen == 1<<32-1 {
 		return fail("take snapshot", meta.ResourceExceeded, "generations are used up")
+	}
+	if err := t.roomForClones(); err != nil {
+		return err
 	}
 	var open meta.Ino
 	if err := OpenEnded(t.r, func(ino meta.Ino, _ meta.ChunkRecord) bool {
@@ -121,6 +124,9 @@ func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 	}
 	if all[at].rolling {
 		return fail("delete snapshot", meta.Busy, all[at].name)
+	}
+	if err := t.mayDrop(&all[at]); err != nil {
+		return err
 	}
 	asked := at
 	if i := slices.IndexFunc(all, func(s snapshot) bool { return s.state == snapshotLeaving }); i >= 0 {
@@ -157,11 +163,15 @@ func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 	if len(keys) == limit {
 		return nil
 	}
-	if at == 0 {
+	first := 0
+	if all[0].state == snapshotBase {
+		first = 1
+	}
+	if at == first || at == 0 {
 		// Nothing is compared with what was before the oldest snapshot.
 		upTo := t.vol.gen
-		if len(all) > 1 {
-			upTo = all[1].gen
+		if len(all) > at+1 {
+			upTo = all[at+1].gen
 		}
 		n, err := t.forgetChanges(upTo, limit-len(keys))
 		if err != nil || n == limit-len(keys) {
@@ -236,6 +246,7 @@ func (t *tx) unbury(entry []byte, before uint32, all []snapshot) error {
 	err := t.r.Scan(base, after(base), func(k, v []byte) bool {
 		g := ^binary.BigEndian.Uint32(k[len(k)-genLen:])
 		switch {
+		case t.base.hides(g):
 		case g > gen:
 			newer = append(newer, version{g, isTombstone(v)})
 		case g == gen:
@@ -263,8 +274,14 @@ func (t *tx) unbury(entry []byte, before uint32, all []snapshot) error {
 	if older {
 		return nil
 	}
+	return t.dropTombs(base, newer, all)
+}
+
+// dropTombs removes the tombstones at the end of a list of a key's versions,
+// newest first, when nothing lies under them any more.
+func (t *tx) dropTombs(base []byte, newer []version, all []snapshot) error {
 	for i := len(newer) - 1; i >= 0 && newer[i].tomb; i-- {
-		s = t.mark()
+		s := t.mark()
 		t.buf = putGen(append(t.buf, base...), newer[i].gen)
 		t.deleteAt(s)
 		if i == 0 {
@@ -275,9 +292,15 @@ func (t *tx) unbury(entry []byte, before uint32, all []snapshot) error {
 		if j == 0 || all[j-1].gen < newer[i].gen {
 			return fail("delete snapshot", meta.Corrupt, fmt.Sprintf("no snapshot sees %x of generation %d", base, newer[i].gen))
 		}
-		s = t.mark()
-		t.buf = putGen(append(appendBuriedKey(t.buf, all[j-1].gen, nil), base...), newer[i].gen)
-		t.deleteAt(s)
+		with := []uint32{all[j-1].gen}
+		if j > 1 && all[j-1].state == snapshotLeaving && newer[i].gen <= all[j-2].gen {
+			with = append(with, all[j-2].gen) // it may have passed there
+		}
+		for _, snap := range with {
+			s = t.mark()
+			t.buf = putGen(append(appendBuriedKey(t.buf, snap, nil), base...), newer[i].gen)
+			t.deleteAt(s)
+		}
 	}
 	return nil
 }
@@ -310,7 +333,7 @@ type version struct {
 // chunk.
 func (t *tx) uncountBuried(base, val []byte) error {
 	e, err := decodeExtent(val, binary.BigEndian.Uint64(base[9:]))
-	if err != nil || e.Chunk.IsZero() {
+	if err != nil || e.Chunk.IsZero() || t.foreign(e.Chunk) {
 		return err
 	}
 	c, err := t.chunk(e.Chunk)
@@ -331,6 +354,9 @@ func Snapshots(r Reader) ([]meta.Snapshot, error) {
 	all, err := t.snapshots()
 	if err != nil {
 		return nil, err
+	}
+	if len(all) > 0 && all[0].state == snapshotBase {
+		all = all[1:]
 	}
 	l := make([]meta.Snapshot, len(all))
 	for i, s := range all {

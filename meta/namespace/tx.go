@@ -13,6 +13,7 @@ import (
 type view struct {
 	r       Reader
 	gen     uint32
+	base    *base     // hides what is in its gaps; nil: nothing
 	scratch [320]byte // keys for reading; longer than any
 }
 
@@ -29,8 +30,11 @@ func (v *view) get(base []byte) (val []byte, gen uint32, ok bool, err error) {
 	}
 	hi := after(base)
 	err = v.r.Scan(k, hi, func(k, b []byte) bool {
-		gen = ^binary.BigEndian.Uint32(k[len(k)-genLen:])
-		val, ok = bytes.Clone(b), true
+		g := ^binary.BigEndian.Uint32(k[len(k)-genLen:])
+		if v.base.hides(g) {
+			return true
+		}
+		gen, val, ok = g, bytes.Clone(b), true
 		return false
 	})
 	return val, gen, ok && !isTombstone(val), err
@@ -50,7 +54,7 @@ func (v *view) scan(lo, hi []byte, fn func(base, val []byte, gen uint32) (more b
 		}
 		base := k[:len(k)-genLen]
 		gen := ^binary.BigEndian.Uint32(k[len(k)-genLen:])
-		if gen > v.gen {
+		if gen > v.gen || v.base.hides(gen) {
 			return true
 		}
 		if v.gen != firstGen {
@@ -102,7 +106,7 @@ func (t *tx) begin() error {
 		return err
 	}
 	t.was = t.vol
-	t.gen = t.vol.gen
+	t.gen, t.base = t.vol.gen, t.vol.base
 	return nil
 }
 
@@ -220,6 +224,8 @@ func (t *tx) history(base []byte) (h history, err error) {
 	err = t.r.Scan(putGen(bytes.Clone(base), t.gen), after(base), func(k, v []byte) bool {
 		gen := ^binary.BigEndian.Uint32(k[len(k)-genLen:])
 		switch {
+		case t.base.hides(gen):
+			return true
 		case gen == t.gen:
 			h.now = true
 			return true

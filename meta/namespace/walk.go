@@ -1,6 +1,7 @@
 package namespace
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -30,11 +31,31 @@ func Extents(r Reader, fn func(ino meta.Ino, e meta.Extent) bool) error {
 // AllExtents is Extents of every generation: it visits those, too, that
 // snapshots alone see.
 func AllExtents(r Reader, fn func(ino meta.Ino, e meta.Extent) bool) error {
+	t := tx{view: view{r: r}}
+	if err := t.begin(); err != nil {
+		return err
+	}
+	return allExtents(&t, func(ino meta.Ino, _ uint32, e meta.Extent) bool { return fn(ino, e) })
+}
+
+func allExtents(t *tx, fn func(ino meta.Ino, gen uint32, e meta.Extent) bool) error {
 	var inner error
-	err := r.Scan([]byte{prefixExtent}, []byte{prefixExtent + 1}, func(k, v []byte) bool {
+	var last []byte // the base of the last key,
+	under := false  // of which the version that a clone began with was seen
+	err := t.r.Scan([]byte{prefixExtent}, []byte{prefixExtent + 1}, func(k, v []byte) bool {
 		if len(k) != 17+genLen {
 			inner = fail("scan", meta.Corrupt, fmt.Sprintf("key %x", k))
 			return false
+		}
+		gen := ^binary.BigEndian.Uint32(k[17:])
+		if t.base != nil {
+			if !bytes.Equal(last, k[:17]) {
+				last, under = append(last[:0], k[:17]...), false
+			}
+			if under || t.base.hides(gen) {
+				return true
+			}
+			under = t.base.below(gen)
 		}
 		if isTombstone(v) {
 			return true
@@ -43,7 +64,7 @@ func AllExtents(r Reader, fn func(ino meta.Ino, e meta.Extent) bool) error {
 		if e, inner = decodeExtent(v, binary.BigEndian.Uint64(k[9:])); inner != nil {
 			return false
 		}
-		return fn(meta.Ino(binary.BigEndian.Uint64(k[1:])), e)
+		return fn(meta.Ino(binary.BigEndian.Uint64(k[1:])), gen, e)
 	})
 	if inner != nil {
 		return inner

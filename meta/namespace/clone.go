@@ -1,0 +1,479 @@
+package namespace
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"penstock.io/penstock/meta"
+)
+
+// Clones. A clone's store begins as a copy of its origin's, made at any time
+// after the snapshot was taken, and CloneEffects makes it the clone. Nothing in
+// it that grows with the tree is touched:
+//
+//	generations   1 ...... g | g+1 ............ g+cloneGens | g+cloneGens+1 ...
+//	              snapshot g | a gap: the origin's later    | the clone's own
+//	              and older  | changes, which are not there |
+//
+// Snapshot g is the clone's base: a snapshot record that users don't see, which
+// makes what lies below it immutable for the rest of this package. What lies
+// below the version that it sees of a key is not there, either.
+//
+// Extents of the base lie in chunks of the origin, or of what that was cloned
+// from. Those are foreign: whose id names another volume. The volume that
+// allocated a chunk counts, seals, repairs and deletes it for ever (rule 9), so
+// a clone keeps no record of foreign chunks and counts nothing in them. The
+// origin keeps the snapshot, and with it every byte, as long as the clone's note
+// (prefix f) stands there.
+
+const (
+	// cloneGens is how many generations of the origin a clone leaves out. The
+	// origin takes no more snapshots than that after a cloned one.
+	cloneGens = 1 << 24
+	// sweepBatch is how many versions one SweepClone looks at by default.
+	sweepBatch = 1000
+	// baseName is the name of a clone's base in its record.
+	baseName = "origin"
+	// maxUnnamed bounds the unlinked files that were open when the snapshot was
+	// taken: a clone removes them, and what tells it so is one journal entry.
+	maxUnnamed = 4000
+)
+
+// base is what a clone's state lies upon.
+type base struct {
+	gaps []gap // ascending; none: everything that the clone can't see was removed
+}
+
+// gap is the generations above lo and up to hi.
+type gap struct{ lo, hi uint32 }
+
+func (b *base) hides(gen uint32) bool {
+	if b == nil {
+		return false
+	}
+	for _, g := range b.gaps {
+		if gen > g.lo && gen <= g.hi {
+			return true
+		}
+	}
+	return false
+}
+
+// below: the generation is one of the base's, or of what that lies upon.
+func (b *base) below(gen uint32) bool {
+	return b != nil && len(b.gaps) > 0 && gen <= b.gaps[len(b.gaps)-1].lo
+}
+
+// foreign: the chunk belongs to another volume, of which this one is a clone.
+func (t *tx) foreign(id meta.ChunkID) bool { return t.vol.base != nil && id.Volume != t.vol.id }
+
+// clonesOf lists the volumes cloned from a snapshot; gen 0: from any.
+func (t *tx) clonesOf(gen uint32) (all []meta.VolumeID, oldest uint32, err error) {
+	prefix := []byte{prefixClone}
+	if gen != 0 {
+		prefix = binary.BigEndian.AppendUint32(prefix, gen)
+	}
+	err = eachKey(t.r, prefix, 9, func(k, _ []byte) (bool, error) {
+		if oldest == 0 {
+			oldest = binary.BigEndian.Uint32(k[1:])
+		}
+		all = append(all, meta.VolumeID(binary.BigEndian.Uint32(k[5:])))
+		return true, nil
+	})
+	return all, oldest, err
+}
+
+// roomForClones refuses a snapshot that a clone would take for its own.
+func (t *tx) roomForClones() error {
+	_, oldest, err := t.clonesOf(0)
+	if err == nil && oldest != 0 && t.vol.gen-oldest >= cloneGens-1 {
+		err = fail("take snapshot", meta.ResourceExceeded, fmt.Sprintf("%d were taken since the one of generation %d, which has clones", t.vol.gen-oldest, oldest))
+	}
+	return err
+}
+
+// mayDrop refuses to delete what clones need.
+func (t *tx) mayDrop(sn *snapshot) error {
+	switch {
+	case sn.state == snapshotBase && len(t.vol.base.gaps) > 0:
+		return fail("delete snapshot", meta.Busy, "the volume is a clone of it")
+	case sn.state != snapshotLive:
+		return nil
+	}
+	all, _, err := t.clonesOf(sn.gen)
+	if err == nil && len(all) > 0 {
+		err = meta.E("delete snapshot", meta.Busy, sn.name, fmt.Errorf("volumes %v are clones of it", all))
+	}
+	return err
+}
+
+func (t *tx) pinClone(op *meta.PinClone) error {
+	key := appendCloneKey(nil, uint32(op.At), op.Clone)
+	_, have, err := t.r.Get(key)
+	if err != nil || have != op.Drop {
+		return err
+	}
+	s := t.mark()
+	if op.Drop {
+		t.buf = append(t.buf, key...)
+		t.deleteAt(s)
+		return nil
+	}
+	if _, err := t.snapshotAt(uint32(op.At)); err != nil {
+		return err
+	}
+	all, _, err := t.clonesOf(uint32(op.At))
+	if err != nil {
+		return err
+	}
+	if len(all) >= meta.MaxClones {
+		return fail("clone", meta.ResourceExceeded, fmt.Sprintf("%d clones of one snapshot", len(all)))
+	}
+	if uint64(t.vol.gen)+cloneGens >= 1<<32-cloneGens {
+		return fail("clone", meta.ResourceExceeded, "it is a clone of a clone, and so on, too many times")
+	}
+	t.buf = append(t.buf, key...)
+	t.putMarker(s)
+	return nil
+}
+
+// ClonePin is a note that a volume was cloned from a snapshot.
+type ClonePin struct {
+	At    meta.Generation
+	Clone meta.VolumeID
+}
+
+// ClonePins lists the notes of a volume's clones.
+func ClonePins(r Reader) (all []ClonePin, err error) {
+	err = eachKey(r, []byte{prefixClone}, 9, func(k, _ []byte) (bool, error) {
+		all = append(all, ClonePin{meta.Generation(binary.BigEndian.Uint32(k[1:])), meta.VolumeID(binary.BigEndian.Uint32(k[5:]))})
+		return true, nil
+	})
+	return all, err
+}
+
+// IsClone tells whether a volume may refer to other volumes' chunks.
+func IsClone(r Reader) (bool, error) {
+	t := tx{view: view{r: r}}
+	err := t.begin()
+	return t.vol.base != nil, err
+}
+
+// CloneEffects returns the effects that make a copy of a volume's state a clone
+// of one of its snapshots, under another id: the first entry of the clone's
+// journal. They are the same in meaning whichever later state of the origin the
+// copy is of, so the copy can be made again from a later one. They cost what was
+// unlinked, and had not gone, when the snapshot was taken; finding that costs
+// what changed since. Errors: NoSuchSnapshot, ResourceExceeded.
+func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy, now meta.Time) ([]Effect, error) {
+	t := &tx{view: view{r: r}, c: Context{Now: now, Volume: id}}
+	if err := t.begin(); err != nil {
+		return nil, err
+	}
+	sn, err := t.snapshotAt(uint32(at))
+	if err != nil {
+		return nil, err
+	}
+	then := &tx{view: view{r: r, gen: sn.gen, base: t.base}, vol: t.vol}
+	unnamed, err := then.unnamed(t)
+	if err != nil {
+		return nil, err
+	}
+	t.mark()
+	for _, p := range []byte{prefixChunk, prefixDelete, prefixWriter, prefixOrphan, prefixSession, prefixReply, prefixReap, prefixSnap, prefixBuried, prefixInoGen, prefixNameGen, prefixClone} {
+		t.effects = append(t.effects, Effect{DeleteRange, []byte{p}, []byte{p + 1}})
+	}
+	v := &t.vol
+	b := &base{}
+	if v.base != nil {
+		b.gaps = append(b.gaps, v.base.gaps...)
+	}
+	b.gaps = append(b.gaps, gap{sn.gen, sn.gen + cloneGens})
+	v.id, v.gen, v.base, v.policy = id, sn.gen+cloneGens+1, b, p
+	v.inodes, v.bytes, v.lastSnap, v.snaps, v.buried = sn.inodes, sn.bytes, sn.gen, 1, 0
+	t.gen, t.base = v.gen, b
+	t.putSnapshot(&snapshot{gen: sn.gen, state: snapshotBase, created: sn.created, inodes: sn.inodes, bytes: sn.bytes, name: baseName})
+	for _, ino := range unnamed {
+		in, err := t.load(ino)
+		if err != nil {
+			return nil, err
+		}
+		if in.Nlink == 0 {
+			in.holders, in.tmp = 0, 0
+		}
+		from := uint64(0)
+		if in.Nlink != 0 {
+			from = in.reapFrom
+		}
+		t.queueReap(in, from)
+		in.dirty = true
+	}
+	if err := t.finish(false); err != nil {
+		return nil, err
+	}
+	return t.effects, nil
+}
+
+// unnamed lists the inodes that a snapshot has and users don't see, or not to
+// the end: unlinked files that were held open, and those with a tail still to
+// be reaped. Either they are still there (in the live queues), or they changed
+// since.
+func (t *tx) unnamed(live *tx) (all []meta.Ino, err error) {
+	seen := map[meta.Ino]bool{}
+	var inner error
+	look := func(ino meta.Ino) bool {
+		if seen[ino] {
+			return true
+		}
+		in, err := t.load(ino)
+		t.inodes = t.inodes[:0]
+		if meta.KindOf(err) == meta.Stale {
+			return true
+		}
+		if inner = err; err != nil {
+			return false
+		}
+		if in.Nlink == 0 || in.reap {
+			seen[ino] = true
+			all = append(all, ino)
+		}
+		return len(all) <= maxUnnamed
+	}
+	scan := func(lo, hi []byte, length int) error {
+		var inos []meta.Ino
+		for more := true; more; {
+			inos, more = inos[:0], false
+			err := t.r.Scan(lo, hi, func(k, _ []byte) bool {
+				if len(k) != length {
+					inner = fail("clone", meta.Corrupt, fmt.Sprintf("key %x", k))
+					return false
+				}
+				if more = len(inos) == checkPage; more {
+					return false
+				}
+				inos = append(inos, meta.Ino(binary.BigEndian.Uint64(k[length-8:])))
+				lo = append(bytes.Clone(k), 0)
+				return true
+			})
+			if err = errors.Join(err, inner); err != nil {
+				return err
+			}
+			for _, ino := range inos {
+				if !look(ino) {
+					break
+				}
+			}
+			if inner != nil || len(all) > maxUnnamed {
+				break
+			}
+		}
+		return inner
+	}
+	since := binary.BigEndian.AppendUint32([]byte{prefixInoGen}, t.gen+1)
+	for _, q := range []struct {
+		lo, hi []byte
+		length int
+	}{{[]byte{prefixOrphan}, []byte{prefixOrphan + 1}, 17}, {[]byte{prefixReap}, []byte{prefixReap + 1}, 9}, {since, []byte{prefixInoGen + 1}, 13}} {
+		if err := scan(q.lo, q.hi, q.length); err != nil {
+			return nil, err
+		}
+	}
+	if len(all) > maxUnnamed {
+		return nil, fail("clone", meta.ResourceExceeded, fmt.Sprintf("more than %d unlinked files were open when the snapshot was taken", maxUnnamed))
+	}
+	return all, nil
+}
+
+// sweepPrefixes are those of versioned keys, in order.
+var sweepPrefixes = []byte{prefixDentry, prefixExtent, prefixInode, prefixCookie, prefixXattr}
+
+// sweepClone removes versions in gaps and below the base's, a step of them.
+func (t *tx) sweepClone(op *meta.SweepClone, res *meta.Result) error {
+	b := t.vol.base
+	if b == nil {
+		res.EOF = true
+		return nil
+	}
+	all, err := t.snapshots()
+	if err != nil {
+		return err
+	}
+	if op.Forget {
+		for _, s := range all {
+			if s.state != snapshotLive || len(b.gaps) > 0 {
+				return fail("sweep clone", meta.Busy, s.name)
+			}
+		}
+		t.vol.base = nil
+		res.EOF = true
+		return nil
+	}
+	limit := int(op.Max)
+	if limit == 0 {
+		limit = sweepBatch
+	}
+	from := op.From
+	if len(from) == 0 {
+		from = sweepPrefixes[:1]
+	}
+	if len(b.gaps) == 0 {
+		from = []byte{prefixXattr + 1}
+	}
+	for _, p := range sweepPrefixes {
+		if from[0] > p {
+			continue
+		}
+		if from[0] < p {
+			from = []byte{p}
+		}
+		next, n, err := t.sweepSome(from, []byte{p + 1}, limit, all)
+		if err != nil {
+			return err
+		}
+		if next != nil {
+			res.Data = next
+			return nil
+		}
+		if limit -= n; limit <= 0 && p != prefixXattr {
+			res.Data = []byte{p + 1}
+			return nil
+		}
+	}
+	if len(b.gaps) > 0 {
+		t.vol.base = &base{}
+	}
+	res.EOF = true
+	if len(all) > 0 && all[0].state == snapshotBase {
+		res.Off = uint64(all[0].gen)
+	}
+	return nil
+}
+
+// sweepSome looks at about limit versions, whole keys at a time, and tells how
+// many those were and where to go on, nil at the end.
+func (t *tx) sweepSome(lo, hi []byte, limit int, all []snapshot) (next []byte, n int, err error) {
+	type key struct {
+		base []byte
+		l    []version
+	}
+	var keys []key
+	var inner error
+	err = t.r.Scan(lo, hi, func(k, v []byte) bool {
+		if len(k) < 1+8+genLen {
+			inner = fail("sweep clone", meta.Corrupt, fmt.Sprintf("key %x", k))
+			return false
+		}
+		b := k[:len(k)-genLen]
+		if len(keys) == 0 || !bytes.Equal(keys[len(keys)-1].base, b) {
+			if n >= limit {
+				next = bytes.Clone(b)
+				return false
+			}
+			keys = append(keys, key{base: bytes.Clone(b)})
+		}
+		last := &keys[len(keys)-1]
+		last.l = append(last.l, version{^binary.BigEndian.Uint32(k[len(k)-genLen:]), isTombstone(v)})
+		n++
+		return true
+	})
+	if err = errors.Join(err, inner); err != nil {
+		return nil, n, err
+	}
+	for _, k := range keys {
+		left, under := k.l[:0:0], false
+		for _, v := range k.l {
+			if !under && !t.base.hides(v.gen) {
+				left = append(left, v)
+				under = t.base.below(v.gen)
+				continue
+			}
+			s := t.mark()
+			t.buf = putGen(append(t.buf, k.base...), v.gen)
+			t.deleteAt(s)
+		}
+		if len(left) > 0 && len(left) < len(k.l) {
+			if err := t.dropTombs(k.base, left, all); err != nil {
+				return nil, n, err
+			}
+		}
+	}
+	return next, n, nil
+}
+
+// adoptExtents swaps places in records of any generation.
+func (t *tx) adoptExtents(op *meta.AdoptExtents, res *meta.Result) error {
+	if len(op.Extents) > maxEdit {
+		return fail("adopt extents", meta.ResourceExceeded, fmt.Sprintf("%d extents", len(op.Extents)))
+	}
+	for _, a := range op.Extents {
+		e := a.Old
+		e.Chunk, e.ChunkOff, e.OpenEnded = a.Copy, a.Off, false
+		if a.Copy.IsZero() || !t.foreign(a.Old.Chunk) {
+			return fail("adopt extents", meta.Invalid, fmt.Sprintf("%v in place of %v", a.Copy, a.Old.Chunk))
+		}
+		if err := t.checkNew(e); err != nil {
+			return err
+		}
+		baseKey := appendExtentBase(nil, a.Ino, a.Old.End())
+		key := putGen(bytes.Clone(baseKey), uint32(a.At))
+		b, ok, err := t.r.Get(key)
+		if err != nil {
+			return err
+		}
+		if !ok || isTombstone(b) {
+			continue
+		}
+		old, err := decodeExtent(b, a.Old.End())
+		if err != nil {
+			return err
+		}
+		if old != a.Old {
+			continue
+		}
+		c, err := t.chunk(a.Copy)
+		if err != nil {
+			return err
+		}
+		// One that was superseded is counted among what snapshots alone see.
+		buried := false
+		if err := t.r.Scan(baseKey, key, func(k, _ []byte) bool {
+			buried = !t.base.hides(^binary.BigEndian.Uint32(k[len(k)-genLen:]))
+			return !buried
+		}); err != nil {
+			return err
+		}
+		if buried {
+			t.vol.buried += e.Len
+		}
+		c.Live += e.Len
+		res.Off += e.Len
+		s := t.mark()
+		t.buf = append(t.buf, key...)
+		v := len(t.buf)
+		t.buf = appendExtent(t.buf, e)
+		t.putAt(s, v)
+	}
+	return nil
+}
+
+// ForeignExtent is an extent in another volume's chunk.
+type ForeignExtent struct {
+	Ino meta.Ino
+	At  meta.Generation // in which it was written
+	meta.Extent
+}
+
+// ForeignExtents visits the extents of a clone, of every generation that it
+// sees or that one of its snapshots does, that lie in other volumes' chunks,
+// until fn says false.
+func ForeignExtents(r Reader, fn func(e ForeignExtent) bool) error {
+	t := tx{view: view{r: r}}
+	if err := t.begin(); err != nil || t.vol.base == nil {
+		return err
+	}
+	return allExtents(&t, func(ino meta.Ino, gen uint32, e meta.Extent) bool {
+		return e.Chunk.IsZero() || !t.foreign(e.Chunk) || fn(ForeignExtent{ino, meta.Generation(gen), e})
+	})
+}

@@ -1,0 +1,434 @@
+package namespace
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"penstock.io/penstock/meta"
+)
+
+var cloneSeeds = flag.Uint64("clones", 8, "how many random families of clones are made")
+
+// copied is the model as it is now, for a clone: what has no name is not in it.
+func (m *model) copied() *model {
+	n := &model{nodes: map[meta.Ino]*mnode{}, now: m.now, session: m.session}
+	for ino, x := range m.nodes {
+		if x.nlink > 0 {
+			y := *x
+			y.data, y.alloc, y.xattrs = slices.Clone(x.data), slices.Clone(x.alloc), maps.Clone(x.xattrs)
+			y.holders, y.tmp = nil, false
+			n.nodes[ino] = &y
+		}
+	}
+	for ino, y := range n.nodes {
+		x := m.nodes[ino]
+		if x.parent != nil {
+			y.parent = n.nodes[x.parent.ino]
+		}
+		if x.kids != nil {
+			y.kids = map[string]*mnode{}
+		}
+		for name, k := range x.kids {
+			if k.vol != 0 {
+				j := *k
+				j.parent = y
+				y.kids[name] = &j
+				continue
+			}
+			y.kids[name] = n.nodes[k.ino]
+		}
+	}
+	n.root = n.nodes[meta.RootIno]
+	return n
+}
+
+func (m *memStore) copied() *memStore {
+	n := newMemStore()
+	for _, it := range m.items() {
+		n.t.ReplaceOrInsert(memItem{bytes.Clone(it.k), bytes.Clone(it.v)})
+	}
+	return n
+}
+
+// family is an origin with its clones, and theirs.
+type family struct {
+	t    *testing.T
+	rng  *rand.Rand
+	all  map[meta.VolumeID]*member
+	next meta.VolumeID
+	log  []string
+}
+
+type member struct {
+	*sim
+	id     meta.VolumeID
+	origin meta.VolumeID   // 0: none, or none any more
+	at     meta.Generation // in it
+	then   *model          // what it was, once a snapshot is kept to be cloned
+	from   frozen          // that snapshot
+	kept   bool
+	steps  int
+}
+
+// keep takes the snapshot that clones will be made of.
+func (f *family) keep(m *member) {
+	m.from = m.freeze(1_000_000 + m.steps)
+	m.then, m.kept = m.m.copied(), true
+}
+
+// clone makes a clone of a member's snapshot out of its state now.
+func (f *family) clone(o *member) {
+	f.t.Helper()
+	id := f.next
+	f.next++
+	f.log = append(f.log, fmt.Sprintf("volume %d is a clone of %d at %d", id, o.id, o.from.gen))
+	o.m.now = o.now + 1
+	o.do(&meta.PinClone{At: o.from.gen, Clone: id})
+	o.fails(meta.Busy, &meta.DropSnapshot{At: o.from.gen})
+	x := &fixture{t: f.t, s: o.s.copied(), replica: o.s.copied(), now: o.now, session: testSession}
+	effects, err := CloneEffects(x.s, o.from.gen, id, meta.Policy{Replicas: 1}, x.now)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	x.commit(effects)
+	if again, err := CloneEffects(o.s, o.from.gen, id, meta.Policy{Replicas: 1}, x.now); err != nil || !bytes.Equal(AppendEffects(nil, again), AppendEffects(nil, effects)) {
+		f.t.Fatal("the same clone twice is not the same", err)
+	}
+	for _, s := range []meta.SessionID{testSession, otherSess} {
+		x.do(&meta.SessionStart{Session: s, Name: "test", Host: "boot", PID: 1, Start: 2})
+	}
+	c := &member{sim: &sim{fixture: x, rng: f.rng, m: o.then.copied()}, id: id, origin: o.id, at: o.from.gen}
+	f.all[id] = c
+	x.check()
+	c.reapAll() // what was unlinked and held open, which the model has no more
+	c.sameTree()
+}
+
+// live counts the bytes of a chunk that its owner keeps.
+func (f *family) servable(id meta.ChunkID, end uint64) error {
+	o := f.all[id.Volume]
+	if o == nil {
+		return errors.New("its volume is gone")
+	}
+	c, _, err := ReadChunk(o.s, id)
+	if err != nil {
+		return err
+	}
+	if c.State == meta.ChunkDeleting || c.State == meta.ChunkSealed && c.Length < end {
+		return fmt.Errorf("%+v", c)
+	}
+	return nil
+}
+
+// check requires of every member that it is whole, and that what it refers to
+// of others is kept there.
+func (f *family) check() {
+	f.t.Helper()
+	for _, id := range slices.Sorted(maps.Keys(f.all)) {
+		m := f.all[id]
+		m.check()
+		if err := ForeignExtents(m.s, func(e ForeignExtent) bool {
+			if err := f.servable(e.Chunk, e.ChunkOff+e.Len); err != nil {
+				f.t.Fatalf("volume %d: inode %d of generation %d needs %v: %v", id, e.Ino, e.At, e.Chunk, err)
+			}
+			return true
+		}); err != nil {
+			f.t.Fatal(err)
+		}
+		if m.kept {
+			m.from.compare(m.sim)
+		}
+	}
+}
+
+func (f *family) childrenOf(id meta.VolumeID) (n int) {
+	for _, m := range f.all {
+		if m.origin == id {
+			n++
+		}
+	}
+	return n
+}
+
+// remove deletes a volume that nobody depends on.
+func (f *family) remove(m *member) {
+	f.log = append(f.log, fmt.Sprintf("volume %d is deleted", m.id))
+	delete(f.all, m.id)
+	f.release(m)
+}
+
+func (f *family) release(m *member) {
+	if o := f.all[m.origin]; o != nil {
+		o.do(&meta.PinClone{At: m.at, Clone: m.id, Drop: true})
+	}
+	m.origin = 0
+}
+
+// promote makes a clone independent, in small steps, while it is used.
+func (f *family) promote(m *member) {
+	f.t.Helper()
+	f.log = append(f.log, fmt.Sprintf("volume %d is promoted", m.id))
+	m.fails(meta.Busy, &meta.SweepClone{Forget: true})
+	step := func() {
+		if f.rng.IntN(4) == 0 {
+			m.step()
+		}
+	}
+	var base meta.Generation
+	for op := (&meta.SweepClone{}); ; step() {
+		op.Max = uint32(f.rng.IntN(20) + 1)
+		res := m.do(op)
+		if f.rng.IntN(8) == 0 {
+			m.check()
+		}
+		if res.EOF {
+			base = meta.Generation(res.Off)
+			break
+		}
+		op.From = res.Data
+	}
+	m.check()
+	for ; ; step() {
+		if m.do(&meta.DropSnapshot{At: base, Max: uint32(f.rng.IntN(20) + 1)}).EOF {
+			break
+		}
+	}
+	for len(m.going) > 0 {
+		m.dropStep(0)
+	}
+	m.check()
+	moved := map[meta.ChunkID]meta.ChunkID{}
+	for {
+		var l []meta.Adopted
+		if err := ForeignExtents(m.s, func(e ForeignExtent) bool {
+			l = append(l, meta.Adopted{Ino: e.Ino, At: e.At, Old: e.Extent, Off: e.ChunkOff})
+			return len(l) < 5
+		}); err != nil {
+			f.t.Fatal(err)
+		}
+		if len(l) == 0 {
+			break
+		}
+		for i := range l {
+			src := l[i].Old.Chunk
+			if _, ok := moved[src]; !ok {
+				to := m.chunks(1, false)[0]
+				m.seals(l[i], to)
+				moved[src] = to
+			}
+			l[i].Copy = moved[src]
+		}
+		if res := m.do(&meta.AdoptExtents{Extents: l}); res.Off == 0 {
+			f.t.Fatal("nothing was adopted")
+		}
+		if f.rng.IntN(8) == 0 {
+			m.check()
+		}
+	}
+	m.do(&meta.SweepClone{Forget: true})
+	if yes, err := IsClone(m.s); yes || err != nil {
+		f.t.Fatal(yes, err)
+	}
+	f.release(m)
+	m.kept = false // its bytes lie elsewhere, so its snapshots can't be compared by place
+	m.frozen = nil
+	m.m = nil
+	m.check()
+}
+
+// seals holds a copy's chunk open for as long as the test goes on.
+func (m *member) seals(meta.Adopted, meta.ChunkID) {}
+
+// TestClones makes clones of random states, of clones as well, changes all of
+// them, and deletes and promotes them in any order. After every few steps each
+// has what it should, is exact, and finds all that it refers to.
+func TestClones(t *testing.T) {
+	for seed := range *cloneSeeds {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { runClones(t, seed, 700) })
+	}
+}
+
+func runClones(t *testing.T, seed uint64, steps int) {
+	f := &family{t: t, rng: rand.New(rand.NewPCG(seed, 7)), all: map[meta.VolumeID]*member{}, next: testVolume + 1}
+	x := newFixture(t)
+	root := &member{sim: &sim{fixture: x, rng: f.rng, m: newModel(x.now-2, testSession)}, id: testVolume}
+	f.all[testVolume] = root
+	defer func() {
+		if t.Failed() {
+			t.Logf("seed %d:\n%s", seed, strings.Join(f.log, "\n"))
+		}
+	}()
+	for i := range steps {
+		ids := slices.Sorted(maps.Keys(f.all))
+		m := f.all[ids[f.rng.IntN(len(ids))]]
+		if m.m == nil { // promoted: the model knows its places no more
+			continue
+		}
+		m.steps++
+		m.snapshots(m.steps)
+		m.step()
+		if m.steps%25 == 24 {
+			m.sameTree()
+		}
+		switch r := f.rng.IntN(100); {
+		case i < 100 || r > 5:
+		case !m.kept:
+			f.keep(m)
+		case r < 3 && len(f.all) < 5:
+			f.clone(m)
+		case m.origin != 0 && f.childrenOf(m.id) == 0 && r == 3:
+			f.remove(m)
+		case m.origin != 0 && f.childrenOf(m.id) == 0 && r == 4:
+			f.promote(m)
+		}
+		if i%40 == 39 {
+			f.check()
+		}
+	}
+	for _, m := range f.all {
+		if m.m != nil {
+			m.sameTree()
+			for _, sn := range m.frozen {
+				sn.compare(m.sim)
+			}
+		}
+	}
+	f.check()
+	for _, id := range slices.Sorted(maps.Keys(f.all)) {
+		if m := f.all[id]; m.m != nil && m.origin != 0 {
+			for _, s := range []meta.SessionID{testSession, otherSess} {
+				for !m.do(&meta.SessionEnd{Session: s}).EOF {
+				}
+			}
+			m.rollBack()
+		}
+	}
+	// All clones go, the youngest first; then the origin owes nobody anything.
+	for len(f.all) > 1 {
+		ids := slices.Sorted(maps.Keys(f.all))
+		f.remove(f.all[ids[len(ids)-1]])
+	}
+	f.check()
+	if pins, err := ClonePins(root.s); err != nil || len(pins) != 0 {
+		t.Fatal(pins, err)
+	}
+	if root.kept {
+		root.going = append(root.going, root.from.gen)
+	}
+	root.dropAll()
+}
+
+// TestClonesAreSmall: what makes a clone does not grow with the tree.
+func TestClonesAreSmall(t *testing.T) {
+	size := func(files int) int {
+		f := newFixture(t)
+		c := f.chunks(1, false)[0]
+		for i := range files {
+			ino := f.file(fmt.Sprint("f", i))
+			f.do(&meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 4096, Chunk: c, ChunkOff: uint64(i) * 4096}}, Size: 4096, Synced: true})
+		}
+		f.file("held")
+		at := meta.Generation(f.do(&meta.TakeSnapshot{Name: "s"}).Off)
+		f.do(&meta.Unlink{Parent: meta.RootIno, Name: "held", Holders: []meta.SessionID{testSession}})
+		l, err := CloneEffects(f.s, at, 9, meta.Policy{Replicas: 1}, f.now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(AppendEffects(nil, l))
+	}
+	if a, b := size(10), size(2000); b > a+8 {
+		t.Errorf("%d bytes for 10 files, %d for 2,000", a, b)
+	}
+}
+
+// TestCloneOfUnlinked: a file that was unlinked and open when the snapshot was
+// taken has no name in the clone, and goes there.
+func TestCloneOfUnlinked(t *testing.T) {
+	for _, later := range []bool{false, true} {
+		f := newFixture(t)
+		c := f.chunks(1, false)[0]
+		ino := f.file("a")
+		f.do(&meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 4096, Chunk: c}}, Size: 4096, Synced: true})
+		f.do(&meta.Unlink{Parent: meta.RootIno, Name: "a", Holders: []meta.SessionID{testSession}})
+		at := meta.Generation(f.do(&meta.TakeSnapshot{Name: "s"}).Off)
+		if later { // and is gone from the origin by the time that the clone is made
+			f.do(&meta.ReleaseOrphans{Inos: []meta.Ino{ino}})
+		}
+		x := &fixture{t: t, s: f.s.copied(), replica: f.s.copied(), now: f.now, session: testSession}
+		l, err := CloneEffects(x.s, at, 9, meta.Policy{Replicas: 1}, x.now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.commit(l)
+		x.check()
+		if _, n, _ := Usage(x.s); n != 2 {
+			t.Fatalf("%d inodes", n)
+		}
+		if !x.do(&meta.Reap{Ino: ino}).EOF {
+			t.Fatal("not reaped")
+		}
+		x.check()
+		if b, n, _ := Usage(x.s); n != 1 || b != 0 {
+			t.Fatalf("%d inodes, %d bytes", n, b)
+		}
+	}
+}
+
+// TestCloneDamage: Check sees what is wrong with a clone.
+func TestCloneDamage(t *testing.T) {
+	f := newFixture(t)
+	c := f.chunks(1, false)[0]
+	ino := f.file("a")
+	f.do(&meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 4096, Chunk: c}}, Size: 4096, Synced: true})
+	at := meta.Generation(f.do(&meta.TakeSnapshot{Name: "s"}).Off)
+	f.do(&meta.PinClone{At: at, Clone: 9})
+	x := &fixture{t: t, s: f.s.copied(), replica: f.s.copied(), now: f.now, session: testSession}
+	l, err := CloneEffects(x.s, at, 9, meta.Policy{Replicas: 1}, x.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.commit(l)
+	x.check()
+	gap := binary.BigEndian.AppendUint32(nil, ^uint32(at+1))
+	for name, spoil := range map[string]struct {
+		of *memStore
+		fn func(s *memStore)
+	}{
+		"a note of a clone of a snapshot that is not there": {f.s, func(s *memStore) {
+			s.apply([]Effect{{Put, appendCloneKey(nil, uint32(at)+1, 9), marker}})
+		}},
+		"a malformed note of a clone": {f.s, func(s *memStore) {
+			s.apply([]Effect{{Put, []byte("f12345678"), []byte{2}}})
+		}},
+		"a base that is gone": {x.s, func(s *memStore) {
+			s.apply([]Effect{{Kind: Delete, Key: appendSnapKey(nil, uint32(at))}})
+		}},
+		"a base in a volume that is no clone": {f.s, func(s *memStore) {
+			s.apply([]Effect{{Put, appendSnapKey(nil, uint32(at)), appendSnapshot(nil, &snapshot{gen: uint32(at), state: snapshotBase, name: "x"})}})
+		}},
+		"an extent in a foreign chunk in a volume that is no clone": {f.s, func(s *memStore) {
+			b := appendExtentBase(nil, ino, 8192)
+			s.apply([]Effect{{Put, putGen(b, uint32(at)+1), appendExtent(nil, meta.Extent{Off: 4096, Len: 4096, Chunk: meta.ChunkID{Volume: 8, Term: 1, Counter: 1}})}})
+		}},
+	} {
+		s := spoil.of.copied()
+		spoil.fn(s)
+		if rep, err := Check(s); err != nil || rep.OK() {
+			t.Errorf("%s: not seen (%v)", name, err)
+		}
+	}
+	// What lies in the gap is not there at all.
+	s := x.s.copied()
+	s.apply([]Effect{{Put, append(appendInodeBase(nil, 77), gap...), []byte("rubbish")}})
+	if rep, err := Check(s); err != nil || !rep.OK() {
+		t.Errorf("what lies in the gap was looked at: %v %v", rep.Problems, err)
+	}
+}
