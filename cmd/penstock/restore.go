@@ -62,7 +62,8 @@ what it would do. Clients of before must mount again.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Dir, "dir", "", "data directory of a metadata server")
-	f.StringSliceVar(&cfg.Etcd, "etcd", nil, "endpoints of the new, empty etcd (default: one embedded in DIR)")
+	etcdFlags(cmd, &cfg.Etcd, &cfg.EtcdTLS)
+	f.Lookup("etcd").Usage = "endpoints of the new, empty etcd (default: one embedded in DIR)"
 	f.StringVar(&cfg.Name, "name", "restore", "name in logs")
 	f.StringVar(&cfg.Listen, "listen", "", "host:port where the chunk servers look for a metadata server")
 	f.IntVar(&cfg.Servers, "chunkservers", 0, "chunk servers to wait for (default: until no other came for 10 s)")

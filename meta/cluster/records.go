@@ -14,13 +14,56 @@ type Record struct {
 	Value []byte
 }
 
-// notKept are records that Records leaves out: a volume's are in its own
-// checkpoints, and secrets are not written into chunks.
-var notKept = []string{"volumes/", "capkeys", "secrets/"}
+// recordKind is a kind of record: all whose keys begin so, or the one key.
+type recordKind struct {
+	key string
+	// kept: checkpoints of the root volume hold records of this kind, in chunks
+	// that any chunk server may have. Secrets never: they stay in etcd and in
+	// the files of metadata servers' credentials.
+	kept bool
+}
+
+// recordKinds has every kind that there is. What is not here, or is not kept,
+// is in no checkpoint: a new kind has to be thought about.
+var recordKinds = []recordKind{
+	{"format", false},        // written last by who restores
+	{"counters/", true},      //
+	{"table/", true},         //
+	{"names/", true},         //
+	{"chunkservers/", false}, // who lives: on a lease
+	{"metaservers/", false},  // who lives: on a lease
+	{"nodes/", true},         //
+	{"bearers/", true},       //
+	{"capkeys", false},       // secret: who has them reads and writes every chunk
+	{"restored/", true},      //
+	{authorityKey, false},    // secret, sealed as it is: metadata servers keep a copy beside the key that opens it
+	{"tokens/", false},       // of secrets; on leases
+	{"members/", true},       //
+	{"grants/", true},        //
+	{"settings", true},       //
+	{"volumes/", false},      // journals: each volume's checkpoints are its own
+}
+
+// kindOf finds a record's kind; ok is false for one that nobody knows.
+func kindOf(key string) (k recordKind, ok bool) {
+	for _, k := range recordKinds {
+		if key == k.key || strings.HasSuffix(k.key, "/") && strings.HasPrefix(key, k.key) {
+			return k, true
+		}
+	}
+	return recordKind{}, false
+}
+
+// keptRecord tells whether a checkpoint holds the record of a key.
+func keptRecord(key string) bool {
+	k, ok := kindOf(key)
+	return ok && k.kept
+}
 
 // Records reads all records of the cluster that outlive processes, each page
 // linearizably: what a new etcd is to be given if this one is lost whole. What
-// hangs on a lease, the journals of volumes and secrets are left out.
+// hangs on a lease, the journals of volumes and secrets are left out, and what
+// no row of recordKinds says.
 func (c *Cluster) Records(ctx context.Context) ([]Record, error) {
 	var all []Record
 	prefix := c.prefix + "/"
@@ -33,15 +76,14 @@ func (c *Cluster) Records(ctx context.Context) ([]Record, error) {
 		for _, kv := range r.Kvs {
 			key := strings.TrimPrefix(string(kv.Key), prefix)
 			from = string(kv.Key) + "\x00"
-			left := kv.Lease != 0
-			for _, p := range notKept {
-				if strings.HasPrefix(key, p) {
-					left = true
-					from = max(from, clientv3.GetPrefixRangeEnd(prefix+p)) // over the journals at once
-				}
-			}
-			if !left {
+			k, known := kindOf(key)
+			switch {
+			case !known:
+				c.log.Warn("records of a kind that this program does not know are in no checkpoint", "key", key)
+			case k.kept && kv.Lease == 0:
 				all = append(all, Record{key, kv.Value})
+			case !k.kept && strings.HasSuffix(k.key, "/"):
+				from = max(from, clientv3.GetPrefixRangeEnd(prefix+k.key)) // over the journals at once
 			}
 		}
 		if !r.More {

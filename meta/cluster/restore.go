@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
 )
 
 // A cluster whose etcd was lost whole is written anew: its records first, the
@@ -34,7 +36,10 @@ type Restoration struct {
 type Founding struct {
 	ID      string
 	Records []Record // kept of the old etcd; rows and names are made of Volumes
-	Volumes []Volume
+	// Authority is the cluster's, as a metadata server's credentials have it; nil
+	// for a cluster without certificates. Records of older programs hold it.
+	Authority *peer.Sealed
+	Volumes   []Volume
 	// Restored says, by volume, what to note of it.
 	Restored map[meta.VolumeID]Restoration
 	// MaxVolume and MaxServer are the highest numbers that were seen anywhere:
@@ -42,6 +47,14 @@ type Founding struct {
 	MaxVolume meta.VolumeID
 	MaxServer meta.ServerID
 }
+
+// HasAuthority tells whether the cluster will have a certificate authority.
+func (f *Founding) HasAuthority() bool {
+	return f.Authority != nil || slices.ContainsFunc(f.Records, func(r Record) bool { return r.Key == authorityKey })
+}
+
+// authorityKey is where it lies.
+const authorityKey = "authority"
 
 // skipIDs is how many ids are left out above the highest that was seen: those
 // given out after it are not known.
@@ -100,8 +113,16 @@ func Refound(ctx context.Context, cli *clientv3.Client, name string, f Founding,
 			}
 			last[counter] = max(last[counter], n)
 			continue
+		case r.Key == authorityKey && f.Authority == nil: // of an older program's checkpoint
+		case !keptRecord(r.Key):
+			continue
 		}
 		if err := put(r.Key, string(r.Value)); err != nil {
+			return err
+		}
+	}
+	if f.Authority != nil {
+		if err := put(authorityKey, encode(AuthorityRecord{recordVersion, *f.Authority})); err != nil {
 			return err
 		}
 	}

@@ -212,6 +212,10 @@ func (a *Authority) Seal(sealKey []byte) (Sealed, error) {
 	return Sealed{Cert: a.CertPEM(), Key: aead.Seal(nonce, nonce, der, a.cert.Raw), Life: a.Life}, nil
 }
 
+// PrivateKey is the authority's, PKCS #8: whoever has it is anybody in the
+// cluster. For tests that look for it where it must not be.
+func (a *Authority) PrivateKey() ([]byte, error) { return x509.MarshalPKCS8PrivateKey(a.key) }
+
 // Open decrypts. Errors: AccessDenied (another key sealed it), Corrupt.
 func (s Sealed) Open(sealKey []byte) (*Authority, error) {
 	const op = "open authority"

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -28,10 +29,14 @@ import (
 //	              One file, so that a rename replaces key and certificate together
 //	cluster.key   meta servers only: what opens the authority's own key, 64 hex
 //	              digits; mode 0600
+//	authority.sealed  meta servers only: a copy of the authority as etcd holds it,
+//	              JSON of Sealed; mode 0600. A cluster whose etcd is lost gets its
+//	              authority back from here, since no checkpoint has it
 const (
 	caFile         = "ca.pem"
 	identityFile   = "identity.pem"
 	clusterKeyFile = "cluster.key"
+	sealedFile     = "authority.sealed"
 )
 
 // Credentials are what a process shows to others and how it judges them.
@@ -202,6 +207,40 @@ func (c *Credentials) ClusterKey() ([]byte, error) {
 	}
 	return key, nil
 }
+
+// SealedAuthority reads the copy of the authority. Errors: NotFound (there is
+// none), Corrupt, IO.
+func (c *Credentials) SealedAuthority() (s Sealed, err error) {
+	const op = "read authority"
+	path := filepath.Join(c.dir, sealedFile)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return s, meta.E(op, meta.NotFound, path, errors.New("only a meta server's credentials hold one"))
+	}
+	if err != nil {
+		return s, meta.E(op, meta.IO, path, err)
+	}
+	if err := json.Unmarshal(b, &s); err != nil || len(s.Cert) == 0 {
+		return s, meta.E(op, meta.Corrupt, path, err)
+	}
+	return s, nil
+}
+
+// KeepAuthority writes a copy of the authority into a meta server's directory,
+// unless it is there. Errors: IO.
+func KeepAuthority(dir string, s Sealed) error {
+	b, err := json.Marshal(s)
+	if err != nil {
+		panic("peer: a sealed authority is plain data: " + err.Error())
+	}
+	if have, err := os.ReadFile(filepath.Join(dir, sealedFile)); err == nil && bytes.Equal(have, b) {
+		return nil
+	}
+	return writeFile(dir, sealedFile, b)
+}
+
+// Dir is where the credentials lie; empty for insecure ones.
+func (c *Credentials) Dir() string { return c.dir }
 
 // Replace puts a renewed certificate in place: key and chain as NewKey and Sign
 // gave them.

@@ -172,6 +172,13 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		if err := o.flush(ctx); err != nil {
 			return err
 		}
+		// What is in the journal is in the store a moment later.
+		o.mu.Lock()
+		seq := o.durable
+		o.mu.Unlock()
+		if err := o.awaitApplied(ctx, seq); err != nil {
+			return err
+		}
 		return o.checkpoint(ctx)
 	case wire.AdminFsck:
 		v, err := s.find(ctx, m)

@@ -197,6 +197,20 @@ func short(r meta.BlobRef, live map[meta.ServerID]bool) bool {
 	return false
 }
 
+// awaitApplied waits until the store has an entry that the journal has.
+func (o *owner) awaitApplied(ctx context.Context, seq meta.Seq) error {
+	for o.st.Applied().Seq < seq {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-o.ctx.Done():
+			return context.Cause(o.ctx)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
 // checkpoint stores the state's files and trims the journal. Files that the
 // checkpoint before has, too, are not stored again unless they lost replicas.
 func (o *owner) checkpoint(ctx context.Context) error {

@@ -63,6 +63,15 @@ func (r *rig) startChunks(n int) {
 }
 
 func newRig(t *testing.T, n int) *rig {
+	r := newBareRig(t)
+	r.startMeta()
+	r.until("the metadata server listens", func() error { _, err := os.Stat(filepath.Join(r.metaDir(), "meta.sock")); return err })
+	r.startChunks(n)
+	return r
+}
+
+// newBareRig has nothing running.
+func newBareRig(t *testing.T) *rig {
 	dir, err := os.MkdirTemp("", "rs")
 	if err != nil {
 		t.Fatal(err)
@@ -75,9 +84,6 @@ func newRig(t *testing.T, n int) *rig {
 		}
 		os.RemoveAll(dir)
 	})
-	r.startMeta()
-	r.until("the metadata server listens", func() error { _, err := os.Stat(filepath.Join(r.metaDir(), "meta.sock")); return err })
-	r.startChunks(n)
 	return r
 }
 

@@ -207,7 +207,7 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 	} else {
 		backend.Space = embedded.NewReliever(m.cli, cfg.Etcd).Relieve
 	}
-	trust, err := trust(m.cluster, cfg.Creds)
+	trust, err := trust(ctx, m.cluster, cfg.Creds, cfg.Logger)
 	if err != nil {
 		return m, err
 	}

@@ -56,12 +56,20 @@ func Restore(ctx context.Context, cfg RestoreConfig) (sv *server.Survey, err err
 		defer e.Close()
 		cli = e.Client()
 	} else {
-		if cli, err = cluster.Dial(cfg.Etcd, nil); err != nil {
+		t, err := cfg.EtcdTLS.Config()
+		if err != nil {
+			return nil, err
+		}
+		if cli, err = cluster.Dial(cfg.Etcd, t); err != nil {
 			return nil, meta.E("connect to etcd", meta.Unavailable, "", err)
 		}
 		defer cli.Close()
 	}
 	if err := cluster.Absent(ctx, cli, ""); err != nil {
+		return nil, err
+	}
+	authority, err := keptAuthority(cfg.Creds)
+	if err != nil {
 		return nil, err
 	}
 	sv, err = survey(ctx, cfg, id)
@@ -75,6 +83,10 @@ func Restore(ctx context.Context, cfg RestoreConfig) (sv *server.Survey, err err
 		return sv, meta.E("restore cluster", meta.Invalid, cfg.Dir, errors.New("the directory belongs to another cluster than the checkpoints"))
 	}
 	f, volumes := sv.Founding(meta.Time(time.Now().UnixNano()))
+	f.Authority = authority
+	if !f.HasAuthority() && cfg.Creds != nil && !cfg.Creds.IsInsecure() {
+		return sv, meta.E("restore cluster", meta.NotFound, cfg.Creds.Dir(), errors.New("no authority.sealed is there, which the certificate authority comes back from: use the credentials of another metadata server, or your copy of them"))
+	}
 	err = cluster.Refound(ctx, cli, "", f, func(prefix string) error {
 		for _, v := range volumes {
 			if err := etcd.Restore(ctx, cli, prefix, v); err != nil {
@@ -84,6 +96,30 @@ func Restore(ctx context.Context, cfg RestoreConfig) (sv *server.Survey, err err
 		return nil
 	})
 	return sv, err
+}
+
+// keptAuthority is the certificate authority as the credentials of a metadata
+// server have it, checked with the key that opens it; nil without certificates.
+func keptAuthority(creds *peer.Credentials) (*peer.Sealed, error) {
+	if creds == nil || creds.IsInsecure() {
+		return nil, nil
+	}
+	key, err := creds.ClusterKey()
+	if err != nil {
+		return nil, err
+	}
+	sealed, err := creds.SealedAuthority()
+	if errors.Is(err, meta.NotFound) {
+		// A program wrote these that still put it into checkpoints.
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if _, err := sealed.Open(key); err != nil {
+		return nil, err
+	}
+	return &sealed, nil
 }
 
 // survey listens where a metadata server would and looks.

@@ -62,7 +62,7 @@ func (e EtcdTLS) Config() (*tls.Config, error) {
 
 // trust is what a meta server with credentials lets others join with; nil
 // without.
-func trust(c *cluster.Cluster, creds *peer.Credentials) (*server.Trust, error) {
+func trust(ctx context.Context, c *cluster.Cluster, creds *peer.Credentials, log *slog.Logger) (*server.Trust, error) {
 	if creds == nil || creds.IsInsecure() {
 		return nil, nil
 	}
@@ -83,8 +83,18 @@ func trust(c *cluster.Cluster, creds *peer.Credentials) (*server.Trust, error) {
 		if err != nil {
 			return nil, err
 		}
-		open, err = sealed.Open(key)
-		return open, err
+		if open, err = sealed.Open(key); err != nil {
+			return nil, err
+		}
+		// No checkpoint has it: this copy is what it comes back from with a lost
+		// etcd.
+		if err := peer.KeepAuthority(creds.Dir(), sealed); err != nil {
+			log.Warn("the copy of the certificate authority could not be written beside cluster.key", "error", err)
+		}
+		return open, nil
+	}
+	if _, err := t.Authority(ctx); err != nil {
+		log.Warn("the certificate authority can't be read now: nobody joins", "error", err)
 	}
 	return t, nil
 }
@@ -181,11 +191,13 @@ func Found(ctx context.Context, cfg FoundConfig) (id string, err error) {
 	key := make([]byte, peer.SealKeySize)
 	rand.Read(key)
 	var a *peer.Authority
+	var sealed peer.Sealed
 	id, err = cluster.Found(ctx, cli, cluster.Config{}, func(id string) (peer.Sealed, error) {
 		if a, err = peer.NewAuthority(id, cfg.Life); err != nil {
 			return peer.Sealed{}, err
 		}
-		return a.Seal(key)
+		sealed, err = a.Seal(key)
+		return sealed, err
 	})
 	if err != nil {
 		return "", err
@@ -203,6 +215,11 @@ func Found(ctx context.Context, cfg FoundConfig) (id string, err error) {
 	}{{"meta", peer.Meta, cfg.Meta, key}, {"admin", peer.Admin, "admin", nil}} {
 		if err := a.Issue(filepath.Join(cfg.Credentials, m.dir), peer.Identity{Cluster: id, Role: m.role, Name: m.name}, m.clusterKey); err != nil {
 			return id, err
+		}
+		if m.role == peer.Meta {
+			if err := peer.KeepAuthority(filepath.Join(cfg.Credentials, m.dir), sealed); err != nil {
+				return id, err
+			}
 		}
 		if err := c.Enrol(ctx, cluster.Member{Role: m.role, Name: m.name, Joined: meta.Time(time.Now().UnixNano())}, true); err != nil {
 			return id, err
