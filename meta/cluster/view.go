@@ -28,6 +28,8 @@ type View struct {
 	Grants       []Grant  // by number
 	Members      []Member // by role and name
 	Settings     Settings // Version 0: never set
+	// Bearers says which identity each chunk server's number belongs to.
+	Bearers map[meta.ServerID]Bearer
 }
 
 // Volume finds a volume by id.
@@ -110,7 +112,7 @@ func (c *Cluster) keepView(ctx context.Context) {
 	}
 }
 
-var viewParts = []string{"/table/", "/chunkservers/", "/metaservers/", "/nodes/", "/capkeys", "/grants/", "/members/", "/settings"}
+var viewParts = []string{"/table/", "/chunkservers/", "/metaservers/", "/nodes/", "/capkeys", "/grants/", "/members/", "/settings", "/bearers/"}
 
 // read reads every part at one revision.
 func (c *Cluster) read(ctx context.Context) (*View, error) {
@@ -131,7 +133,7 @@ func (c *Cluster) readOnce(ctx context.Context) (*View, error) {
 			return v, err
 		}
 	}
-	v := &View{ChunkServers: map[meta.ServerID]meta.ServerInfo{}}
+	v := &View{ChunkServers: map[meta.ServerID]meta.ServerInfo{}, Bearers: map[meta.ServerID]Bearer{}}
 	for _, part := range viewParts {
 		prefix := c.prefix + part
 		end := clientv3.GetPrefixRangeEnd(prefix)
@@ -181,6 +183,7 @@ func (c *Cluster) readChanged(ctx context.Context, old *View) (*View, error) {
 		Grants:       slices.Clone(old.Grants),
 		Members:      slices.Clone(old.Members),
 		Settings:     old.Settings,
+		Bearers:      maps.Clone(old.Bearers),
 	}
 	for i, part := range viewParts {
 		got := r.Responses[i].GetResponseRange()
@@ -188,7 +191,7 @@ func (c *Cluster) readChanged(ctx context.Context, old *View) (*View, error) {
 			c.addTo(v, kv)
 		}
 		n := map[string]int{"/table/": len(v.Volumes), "/chunkservers/": len(v.ChunkServers), "/metaservers/": len(v.MetaServers), "/nodes/": len(v.Nodes), "/capkeys": min(1, len(v.CapKeys)),
-			"/grants/": len(v.Grants), "/members/": len(v.Members), "/settings": min(1, v.Settings.Version)}[part]
+			"/grants/": len(v.Grants), "/members/": len(v.Members), "/settings": min(1, v.Settings.Version), "/bearers/": len(v.Bearers)}[part]
 		if got.More || int64(n) != got.Count {
 			return nil, nil
 		}
@@ -257,6 +260,12 @@ func (v *View) add(name string, kv *mvccpb.KeyValue) error {
 		m.Revision = kv.ModRevision
 		i, ok := slices.BinarySearchFunc(v.Members, m.String(), memberByName)
 		v.Members = place(v.Members, i, ok, m)
+	case strings.HasPrefix(name, "/bearers/"):
+		b, err := decode[Bearer](kv.Key, kv.Value)
+		if err != nil {
+			return err
+		}
+		v.Bearers[b.Server] = b
 	case name == "/settings":
 		s, err := decode[Settings](kv.Key, kv.Value)
 		if err != nil {

@@ -137,6 +137,9 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 				return err
 			}
 		}
+		if err := s.bind(ctx, sess.who, id); err != nil {
+			return err
+		}
 		re.Report = fmt.Appendf(nil, `{"cluster":%q,"server":%d}`, c.ID(), id)
 	case wire.AdminHandOver:
 		// Who takes the volume next has made ready for it.

@@ -85,6 +85,17 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 				s.log.Warn("chunk server dropped", "error", err)
 				return
 			}
+			if id == 0 {
+				ctx, cancel := context.WithTimeout(s.ctx, bindWait)
+				err = s.bind(ctx, who, r.Info.ID)
+				cancel()
+			} else if id != r.Info.ID {
+				err = meta.E("report", meta.Protocol, who.String(), fmt.Errorf("on one stream it says to be server %d and server %d", id, r.Info.ID))
+			}
+			if err != nil {
+				s.log.Warn("a chunk server that is not who it says was refused", "name", name, "server", r.Info.ID, "error", err)
+				return
+			}
 			l.mu.Lock()
 			changed := l.report.Info.Addr != r.Info.Addr
 			l.report = r
@@ -139,6 +150,22 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 			return
 		}
 	}
+}
+
+// bindWait bounds what a chunk server's first report may wait for etcd.
+const bindWait = 5 * time.Second
+
+// bind refuses a chunk server whose number another certificate bears. Without a
+// certificate (a socket of this machine's administrator, --insecure) there is
+// nothing to compare. Errors: Invalid, and those of Cluster.BindServer.
+func (s *Server) bind(ctx context.Context, who peering.Identity, id meta.ServerID) error {
+	if id == 0 {
+		return meta.E("report", meta.Invalid, who.String(), errors.New("a chunk server has a number"))
+	}
+	if who.Role != peering.ChunkServer {
+		return nil
+	}
+	return s.cfg.Cluster.BindServer(ctx, id, who.String())
 }
 
 func (s *Server) capKeys() []meta.CapKey {

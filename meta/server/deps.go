@@ -115,6 +115,9 @@ type Cluster interface {
 	Nodes() []cluster.Node
 	ObserveNode(ctx context.Context, n cluster.Node, now meta.Time) error
 	SetNodeState(ctx context.Context, id meta.ServerID, state cluster.NodeState, now meta.Time) (cluster.Node, error)
+	// BindServer makes a chunk server's number the identity's, or finds that it
+	// is. Errors: AccessDenied (it is another's), Unavailable.
+	BindServer(ctx context.Context, id meta.ServerID, who string) error
 	// Follow gives a volume's journal to a reader.
 	Follow(ctx context.Context, v meta.VolumeID) (Journal, error)
 	// View is the newest state of the whole cluster that this process knows; nil

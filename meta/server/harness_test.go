@@ -28,12 +28,13 @@ type fakeCluster struct {
 	*Backend                 // OpenStore and DropStore
 	log      *journal.Memory // of the root volume
 
-	mu    sync.Mutex
-	rows  map[meta.VolumeID]cluster.Volume
-	logs  map[meta.VolumeID]*journal.Memory
-	lost  map[meta.VolumeID]chan struct{}
-	next  meta.VolumeID
-	nodes map[meta.ServerID]cluster.Node
+	mu      sync.Mutex
+	rows    map[meta.VolumeID]cluster.Volume
+	logs    map[meta.VolumeID]*journal.Memory
+	lost    map[meta.VolumeID]chan struct{}
+	next    meta.VolumeID
+	nodes   map[meta.ServerID]cluster.Node
+	bearers map[meta.ServerID]string
 	// released are the volumes whose owner let them go in order.
 	released map[meta.VolumeID]bool
 }
@@ -119,6 +120,19 @@ func (f *fakeCluster) Nodes() []cluster.Node {
 	}
 	return all
 }
+func (f *fakeCluster) BindServer(_ context.Context, id meta.ServerID, who string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if have := f.bearers[id]; have != "" && have != who {
+		return meta.E("bind chunk server", meta.AccessDenied, who, nil)
+	}
+	if f.bearers == nil {
+		f.bearers = map[meta.ServerID]string{}
+	}
+	f.bearers[id] = who
+	return nil
+}
+
 func (f *fakeCluster) ObserveNode(_ context.Context, n cluster.Node, now meta.Time) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -279,6 +279,74 @@ func TestEveryAdminRequestIsRefused(t *testing.T) {
 	}
 }
 
+// A chunk server's number is its certificate's: another certificate, good as it
+// is, neither gets it confirmed nor reports under it, nor under two numbers.
+func TestChunkServerNumberIsTheCertificates(t *testing.T) {
+	s := newSecured(t)
+	one, two := s.creds(peering.ChunkServer, "one"), s.creds(peering.ChunkServer, "two")
+	// report says who one is and tells whether orders come.
+	report := func(creds *peering.Credentials, ids ...meta.ServerID) bool {
+		t.Helper()
+		nc, rd, h := s.hello(creds, wire.RoleChunkServer)
+		if h.Err != meta.KindOK {
+			t.Fatal(h.Err, h.Detail)
+		}
+		for i, id := range ids {
+			nc.Write(wire.Append(nil, wire.Version, 0, &wire.Report{Info: meta.ServerInfo{ID: id, Addr: "unix:/x"}}))
+			if i > 0 {
+				continue
+			}
+			if typ, _, _, err := rd.Next(); err != nil || typ != wire.TOrder {
+				return false
+			}
+		}
+		if len(ids) == 1 {
+			nc.Close()
+			return true
+		}
+		for {
+			if _, _, _, err := rd.Next(); err != nil {
+				return false
+			}
+		}
+	}
+	enrol := func(creds *peering.Credentials, id meta.ServerID) meta.Kind {
+		t.Helper()
+		nc, rd, _ := s.hello(creds, wire.RoleEnrol)
+		defer nc.Close()
+		return s.ask(nc, rd, &wire.Admin{Op: wire.AdminEnrol, Ino: meta.Ino(id)})
+	}
+	if k := enrol(one, 7); k != meta.KindOK {
+		t.Fatal(k)
+	}
+	if !report(one, 7) {
+		t.Fatal("a server's own number is refused")
+	}
+	if k := enrol(two, 7); k != meta.AccessDenied {
+		t.Errorf("enrolling as another's number: %v", k)
+	}
+	if report(two, 7) {
+		t.Error("another certificate reports as server 7")
+	}
+	if !report(two, 8) {
+		t.Fatal("a number that nobody has is refused")
+	}
+	if report(one, 7, 8) {
+		t.Error("one stream reports as two servers")
+	}
+	if report(one, 0) {
+		t.Error("a report without a number is taken")
+	}
+	eventually(t, "server 8 is its own", func() error {
+		s.srv.mu.Lock()
+		defer s.srv.mu.Unlock()
+		if l := s.srv.links[8]; l != nil && l.who.Name == "one" {
+			return meta.E("look", meta.Busy, "", nil)
+		}
+		return nil
+	})
+}
+
 // Without a certificate one token may be shown, in a small frame, and no more.
 func TestStrangersMayOnlyJoin(t *testing.T) {
 	s := newSecured(t)

@@ -142,6 +142,9 @@ func (c *lostCluster) SettleRestored(context.Context, meta.VolumeID) error { ret
 
 func (c *lostCluster) Nodes() []cluster.Node { return nil }
 
+// BindServer lets all come: what is found on their disks is checked itself.
+func (c *lostCluster) BindServer(context.Context, meta.ServerID, string) error { return nil }
+
 func (c *lostCluster) ObserveNode(context.Context, cluster.Node, meta.Time) error {
 	return beingRestored()
 }

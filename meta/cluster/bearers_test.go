@@ -1,0 +1,59 @@
+package cluster
+
+import (
+	"testing"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
+)
+
+// A number is whose certificate showed it first, until that one is given up.
+func TestBindServer(t *testing.T) {
+	c := join(t, client(t))
+	ctx := t.Context()
+	bind := func(id meta.ServerID, who string) error { t.Helper(); return c.BindServer(ctx, id, who) }
+	for _, name := range []string{"a", "b"} {
+		if err := c.Enrol(ctx, Member{Role: peer.ChunkServer, Name: name}, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := bind(1, "chunkserver/a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want(t, bind(1, "chunkserver/b"), meta.AccessDenied)
+	v, err := c.Refresh(ctx)
+	if err != nil || v.Bearers[1].Who != "chunkserver/a" {
+		t.Fatal(v.Bearers, err)
+	}
+	want(t, bind(1, "chunkserver/b"), meta.AccessDenied)
+	if err := bind(2, "chunkserver/b"); err != nil {
+		t.Fatal(err)
+	}
+	// The node was removed: its number is whose who comes with its disks.
+	if err := c.ObserveNode(ctx, NodeOf("a", meta.ServerInfo{ID: 1}), 1); err != nil {
+		t.Fatal(err)
+	}
+	want(t, bind(1, "chunkserver/b"), meta.AccessDenied)
+	if _, err := c.SetNodeState(ctx, 1, NodeRemoved, 2); err != nil {
+		t.Fatal(err)
+	}
+	if err := bind(1, "chunkserver/b"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Refresh(ctx); err != nil {
+		t.Fatal(err)
+	}
+	// An identity that was evicted bears nothing.
+	want(t, bind(2, "chunkserver/c"), meta.AccessDenied)
+	if err := c.Evict(ctx, peer.ChunkServer, "b"); err != nil {
+		t.Fatal(err)
+	}
+	if err := bind(2, "chunkserver/c"); err != nil {
+		t.Fatal(err)
+	}
+	if v, err = c.Refresh(ctx); err != nil || v.Bearers[2].Who != "chunkserver/c" {
+		t.Fatal(v.Bearers, err)
+	}
+}
