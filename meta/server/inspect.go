@@ -382,10 +382,20 @@ func (o *owner) plan(rec *meta.ChunkRecord, policy *meta.Policy, m *placement.Ma
 			o.srv.repairs.add(o, rec.ID, &b, rec.Length)
 		}
 	}
-	if queue && st.Work() {
+	if queue && (st.Work() || st.Live == 0 && mayAsk(m, replicas)) {
 		o.srv.repairs.add(o, rec.ID, &st, rec.Length)
 	}
 	return st
+}
+
+// mayAsk: a replica that is said to be bad is where it can be asked about. When
+// all are said to be, as after a power cut of all servers, whose last reads
+// failed, that is all that can be done for the chunk, and often enough.
+func mayAsk(m *placement.Map, replicas []placement.Replica) bool {
+	return slices.ContainsFunc(replicas, func(x placement.Replica) bool {
+		s, ok := m.Server(x.Server)
+		return ok && x.State == placement.Bad && (s.State == placement.Live || s.State == placement.Draining)
+	})
 }
 
 // walkPage is how many records are read at a time.

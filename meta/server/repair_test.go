@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -474,6 +475,42 @@ func TestRepairBadReplicas(t *testing.T) {
 	g.nodes[3].chunks[c.ID].data = g.nodes[3].chunks[c.ID].data[:250]
 	g.nodes[3].mu.Unlock()
 	g.await("three copies", func(st *RepairStatus) bool { return st.Copied >= 3 && full(st) })
+	g.exact(3)
+}
+
+// Every replica is said to be bad, as by servers whose disks all failed for a
+// moment. Each is asked, what is whole counts again, and what is missing is made.
+func TestRepairFalseAlarm(t *testing.T) {
+	g := newGrid(t, nil, racks[0], racks[2], racks[4])
+	p := g.s.dial("a")
+	g.policy(p, meta.Policy{Replicas: 3})
+	a := g.chunk(p, "a", 100)
+	g.await("full", full)
+	var asked atomic.Int32
+	g.mu.Lock()
+	g.before = func(_ meta.ServerID, o meta.Order) bool {
+		if o.Kind == meta.OrderVerify && o.Chunk == a.ID {
+			asked.Add(1)
+		}
+		return true
+	}
+	g.mu.Unlock()
+	// All at once, before anything is done about the first.
+	unlock, ok := g.s.srv.repairs.lock(g.s.srv.opened(1), a.ID)
+	if !ok {
+		t.Fatal("a repair of a whole chunk")
+	}
+	g.nodes[3].mu.Lock()
+	delete(g.nodes[3].chunks, a.ID)
+	g.nodes[3].mu.Unlock()
+	for _, n := range g.nodes {
+		n.mu.Lock()
+		n.events = append(n.events, meta.ReplicaEvent{Seq: 1, Kind: meta.EventCorrupt, Chunk: a.ID, Disk: "d"})
+		n.mu.Unlock()
+	}
+	g.await("all said to be bad", func(st *RepairStatus) bool { return st.Lost == 1 })
+	unlock()
+	g.await("whole", func(st *RepairStatus) bool { return full(st) && asked.Load() >= 2 })
 	g.exact(3)
 }
 
