@@ -2,6 +2,7 @@ package penstock
 
 import (
 	"context"
+	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/wire"
@@ -19,6 +20,8 @@ type snapshotSession interface {
 	DiffSnapshots(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error
 	RollBack(ctx context.Context, v meta.VolumeID, name string, force bool) error
 	ScheduleSnapshots(ctx context.Context, v meta.VolumeID, keep string) error
+	PinSnapshot(ctx context.Context, v meta.VolumeID, name, holder string, ttl time.Duration) (wire.PinInfo, error)
+	UnpinSnapshot(ctx context.Context, v meta.VolumeID, name, holder string) (released bool, err error)
 }
 
 var _ snapshotSession = session{}
@@ -60,7 +63,8 @@ func (v *Volume) Snapshots(ctx context.Context) ([]Snapshot, error) {
 }
 
 // DeleteSnapshot deletes a snapshot: from then on nobody can read it; what it
-// alone held is freed in the background. Errors: NoSuchSnapshot, Busy.
+// alone held is freed in the background. Errors: NoSuchSnapshot, Busy (somebody
+// pinned it: the text says who, and until when).
 func (v *Volume) DeleteSnapshot(ctx context.Context, name string) error {
 	s, err := v.snapshotSession()
 	if err != nil {

@@ -24,6 +24,9 @@ type ServeConfig struct {
 	Grace time.Duration
 	// Force ends the waiting at once: a second signal.
 	Force <-chan struct{}
+	// Admit looks at the volume that Source names before it is mounted, and
+	// refuses with an error; nil: nobody does.
+	Admit func(context.Context, *penstock.Volume) error
 	// Ready is told of the live mount; nil: nobody is.
 	Ready func(*Mount, *penstock.Client)
 }
@@ -56,6 +59,11 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	root, err := rootVolume(ctx, client, volume, snapshot)
 	if err != nil {
 		return err
+	}
+	if cfg.Admit != nil {
+		if err := cfg.Admit(ctx, root); err != nil {
+			return err
+		}
 	}
 	tree := ClientTree(client)
 	id, ino, err := Resolve(ctx, tree, root.ID(), dir)

@@ -1,5 +1,7 @@
 package meta
 
+import "time"
+
 // Op is an operation on one volume's namespace. Mutations are executed by the
 // pure machine in meta/namespace; reads are answered from the same store. Each
 // operation is a pointer to one of the structs below; Code names it on the
@@ -53,6 +55,8 @@ const (
 	OpPinClone
 	OpSweepClone
 	OpAdoptExtents
+	OpPinSnapshot
+	OpUnpinSnapshot
 )
 
 // Mutates reports whether the operation changes the namespace.
@@ -378,12 +382,54 @@ type TakeSnapshot struct {
 	Token uint64
 }
 
+// PinSnapshot keeps a snapshot from being deleted for a holder, for TTL from now
+// at least: a pin that lasts longer already stays as it is. By is who asked
+// first. What pins of the snapshot have run out go. Result.Off is the Time at
+// which the pin ends. Errors: NoSuchSnapshot, Invalid and NameTooLong (holder,
+// TTL), ResourceExceeded (MaxPins).
+type PinSnapshot struct {
+	At     Generation
+	Holder string // text of 1 to 255 bytes
+	By     string
+	TTL    time.Duration // a nanosecond to MaxPinTTL
+}
+
+// UnpinSnapshot gives a holder's pin up; Result.Existed tells that there was one.
+type UnpinSnapshot struct {
+	At     Generation
+	Holder string
+}
+
+// Bounds of pins.
+const (
+	MaxPins   = 1024 // of one snapshot
+	MaxPinTTL = 366 * 24 * time.Hour
+	// ClockSkew is how far the clocks of two machines may be apart. A pin may be
+	// made by one owner's clock and judged by another's, so it holds for that much
+	// longer.
+	ClockSkew = 5 * time.Minute
+)
+
+// Pin is a holder's word that a snapshot is in use.
+type Pin struct {
+	Snapshot Generation
+	Holder   string
+	By       string // the identity that made it
+	Made     Time
+	Until    Time
+}
+
+// Over tells whether the pin surely ended, on a clock that may be ClockSkew away
+// from the one that it was made by.
+func (p *Pin) Over(now Time) bool { return now > p.Until+Time(ClockSkew) }
+
 // DropSnapshot deletes a snapshot in steps, each of at most Max superseded
 // versions (0: 1,000): it is run again until Result.EOF, which it also gives for
 // one that is not there. From the first step on nobody can read the snapshot.
 // One is worked off at a time: a step may work for one that was deleted before.
 // What the snapshot alone saw goes; Result.Off is the bytes of chunks that this
-// step freed. Errors: Busy (the volume is being rolled back to it).
+// step freed. Errors: Busy (the volume is being rolled back to it, or somebody
+// pinned it: the text says who, and until when).
 type DropSnapshot struct {
 	At  Generation
 	Max uint32
@@ -513,6 +559,8 @@ func (*Reap) Code() OpCode           { return OpReap }
 func (*TakeSnapshot) Code() OpCode   { return OpTakeSnapshot }
 func (*DropSnapshot) Code() OpCode   { return OpDropSnapshot }
 func (*Rollback) Code() OpCode       { return OpRollback }
+func (*PinSnapshot) Code() OpCode    { return OpPinSnapshot }
+func (*UnpinSnapshot) Code() OpCode  { return OpUnpinSnapshot }
 func (*SetReplicas) Code() OpCode    { return OpSetReplicas }
 func (*PinClone) Code() OpCode       { return OpPinClone }
 func (*SweepClone) Code() OpCode     { return OpSweepClone }

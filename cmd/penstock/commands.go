@@ -31,6 +31,8 @@ func addCommands(root *cobra.Command) {
 		newNode(),
 		newScrub(),
 		newSnapshot(),
+		newPin(),
+		newUnpin(),
 		newStatus(),
 		newTop(),
 		newUp(),

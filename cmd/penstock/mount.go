@@ -40,6 +40,8 @@ type mountFlags struct {
 	topology   string
 	congestion string
 	port       adminPort
+	pin        string
+	pinTTL     span
 }
 
 func newMount() *cobra.Command {
@@ -67,7 +69,7 @@ Options (-o): ro, rw, suid, nosuid, dev, nodev, exec, noexec, atime, noatime,
 nonempty, private (nobody else may look in), allow_other (for users, with
 user_allow_other in /etc/fuse.conf), noblock (mount as plain fuse: then sync(1)
 and syncfs(2) do not reach penstock), dir=DIR, cluster=ADDRESS,
-credentials=DIR, insecure, log=FILE. Of snapshots and immutable volumes:
+credentials=DIR, insecure, log=FILE, pin=HOLDER (see --pin). Of snapshots and immutable volumes:
 noopen (the kernel opens nothing, best for small files; the default) or
 passthrough (it reads files by itself that lie whole in a chunk here).
 
@@ -75,7 +77,7 @@ Without root the mount goes through fusermount3: no set-id programs and no
 devices, no passthrough, no syncfs, and only the user who mounted sees it.`,
 		Example: `  penstock mount / /mnt/penstock
   penstock mount --background --read-only datasets:/images /mnt/images
-  penstock mount datasets@v3:/images /mnt/images
+  penstock mount datasets@v3:/images /mnt/images --pin run-42
   umount /mnt/images`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -95,6 +97,9 @@ devices, no passthrough, no syncfs, and only the user who mounted sees it.`,
 	f.DurationVar(&m.grace, "grace", 10*time.Second, "how long a mount in use may go on after a signal")
 	f.StringVar(&m.topology, "topology", "", "where this machine stands, /datacenter/rack/node, to read from the nearest replica (default: where a chunk server on it does)")
 	f.StringVar(&m.congestion, "tcp-congestion", "", "TCP congestion control of bulk connections, as the kernel calls it (default: cubic, else the machine's)")
+	f.StringVar(&m.pin, "pin", "", "keep the mounted snapshot from being deleted, for this holder, as long as the mount lives")
+	m.pinTTL = span(time.Hour)
+	f.Var(&m.pinTTL, "pin-ttl", "how long the pin stands after the mount last renewed it, such as 30m or 7d")
 	m.port.flag(cmd, "mount-PID.sock in /run/penstock or the user's runtime directory")
 	f.Int64Var(&m.buffer, "write-buffer", 256, "memory for bytes that are written and not yet durable, MiB")
 	return cmd
@@ -143,6 +148,19 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 	renewed.Go(func() { local.KeepRenewed(renewing, addrs, creds, log) })
 	defer renewed.Wait()
 	defer stop()
+	admit := func(ctx context.Context, root *penstock.Volume) error {
+		if m.pin == "" {
+			return nil
+		}
+		if _, _, ok := root.View(); !ok {
+			return usagef("--pin holds a snapshot: the source is VOLUME@SNAPSHOT:PATH")
+		}
+		if _, err := root.Pin(ctx, m.pin, time.Duration(m.pinTTL)); err != nil {
+			return err
+		}
+		renewed.Go(func() { root.KeepPinned(renewing, m.pin, time.Duration(m.pinTTL)) })
+		return nil
+	}
 	stopAdmin := func() {}
 	defer func() { stopAdmin() }()
 	return fuse.Serve(ctx, fuse.ServeConfig{
@@ -150,7 +168,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 			Meta: addrs, Name: fmt.Sprintf("%s:%s (pid %d)", host, dir, os.Getpid()),
 			Logger: log, WriteBuffer: m.buffer << 20, Creds: creds, UnsafeNoVerify: unsafe.Store.UnsafeNoVerify, Topology: m.topology, Congestion: m.congestion,
 		},
-		Source: source, Dir: dir, Options: opts, Grace: m.grace, Force: secondSignal(ctx),
+		Source: source, Dir: dir, Options: opts, Grace: m.grace, Force: secondSignal(ctx), Admit: admit,
 		Ready: func(mount *fuse.Mount, c *penstock.Client) {
 			addr, stop, err := m.port.serve(ctx, log, mountSocket(), local.Metrics(nil, nil, &local.Mount{Mount: mount, Client: c}), nil)
 			if err != nil {
@@ -264,6 +282,8 @@ func (m *mountFlags) parse() (o fuse.Options, err error) {
 			m.insecure = true
 		case name == "log":
 			m.logFile = value
+		case name == "pin":
+			m.pin = value
 		case name == "" || slices.Contains(mountIgnored, name) || strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "comment"):
 		default:
 			return o, usagef("unknown mount option %q; see 'penstock mount --help'", option)

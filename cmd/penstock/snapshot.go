@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -45,6 +46,8 @@ func adviseSnapshot(err error, volume string) error {
 	switch {
 	case errors.Is(err, meta.NoSuchSnapshot):
 		return fmt.Errorf("%w; 'penstock snapshot list %s' shows those that there are", err, volume)
+	case errors.Is(err, meta.Busy) && strings.Contains(err.Error(), "pinned by"):
+		return fmt.Errorf("%w; 'penstock unpin' releases it", err)
 	case errors.Is(err, meta.Exists):
 		return fmt.Errorf("%w; choose another name, or delete that one", err)
 	}
@@ -94,9 +97,9 @@ func newSnapshotList() *cobra.Command {
 					return err
 				}
 				return out.print(cmd.OutOrStdout(), l, func(t *table) {
-					t.row("NAME", "CREATED", "FILES", "SIZE", "STATE")
+					t.row("NAME", "CREATED", "FILES", "SIZE", "STATE", "PINNED BY")
 					for _, i := range l.Snapshots {
-						t.row(i.Name, i.Created.Local().Format(time.DateTime), i.Inodes, bytesText(i.Bytes), i.State)
+						t.row(i.Name, i.Created.Local().Format(time.DateTime), i.Inodes, bytesText(i.Bytes), i.State, holders(i.Pins))
 					}
 					if len(l.Snapshots) > 0 {
 						t.row("snapshots alone hold " + bytesText(l.Held))

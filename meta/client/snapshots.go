@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"math/rand/v2"
+	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/wire"
@@ -43,7 +44,8 @@ func (s *Session) TakeSnapshot(ctx context.Context, v meta.VolumeID, name string
 }
 
 // DeleteSnapshot deletes one: nobody can read it any more, and what it alone
-// held goes in the background. Errors: NoSuchSnapshot, Busy.
+// held goes in the background. Errors: NoSuchSnapshot, Busy (somebody pinned it:
+// the text says who, and until when).
 func (s *Session) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name string) (i wire.SnapshotInfo, err error) {
 	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: v, Entry: name}, nil, &i)
 	return i, err
@@ -83,4 +85,21 @@ func (s *Session) RollBack(ctx context.Context, v meta.VolumeID, name string, fo
 // Invalid.
 func (s *Session) ScheduleSnapshots(ctx context.Context, v meta.VolumeID, keep string) error {
 	return s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: v, Entry: keep}, nil, nil)
+}
+
+// PinSnapshot keeps a snapshot from being deleted for ttl at least: a pin of the
+// holder that lasts longer stays as it is. Errors: NoSuchSnapshot, Invalid,
+// NameTooLong, ResourceExceeded.
+func (s *Session) PinSnapshot(ctx context.Context, v meta.VolumeID, name, holder string, ttl time.Duration) (p wire.PinInfo, err error) {
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminPin, Volume: v, Entry: name}, wire.PinRequest{Holder: holder, TTL: ttl}, &p)
+	return p, err
+}
+
+// UnpinSnapshot gives a pin up, and tells whether there was one; of a request
+// that had to be sent again, the last one counts. Errors: NoSuchSnapshot,
+// AccessDenied (somebody else made it).
+func (s *Session) UnpinSnapshot(ctx context.Context, v meta.VolumeID, name, holder string) (released bool, err error) {
+	var a wire.UnpinAnswer
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminUnpin, Volume: v, Entry: name}, wire.PinRequest{Holder: holder}, &a)
+	return a.Released, err
 }

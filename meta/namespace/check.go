@@ -215,6 +215,8 @@ func (c *checker) record(k, v []byte) error {
 	case 'f':
 		c.clone(k, v)
 	case 's': // read before
+	case 't':
+		c.pin(k, v)
 	case 'l':
 		c.bad(k, "a record of a kind that this program does not write")
 	default:

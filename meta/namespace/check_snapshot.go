@@ -149,6 +149,22 @@ func (c *checker) clone(k, v []byte) {
 	}
 }
 
+// pin judges a pin: of a snapshot that can be read, by a holder with a name.
+func (c *checker) pin(k, v []byte) {
+	w := walker{b: v}
+	ver := w.u8()
+	made, until := w.u64(), w.u64()
+	w.take(int(min(w.n(), 1<<20)))
+	problem := w.done(ver)
+	if len(k) < 6 || problem != "" || until <= made {
+		c.bad(k, "a pin from %d to %d: %s", made, until, problem)
+		return
+	}
+	if gen := binary.BigEndian.Uint32(k[1:]); !slices.Contains(c.snaps.live, gen) {
+		c.bad(k, "a pin of snapshot %d, which is not there", gen)
+	}
+}
+
 // version judges one version of a key among the others: each but the newest is
 // seen by a snapshot, and buried with the youngest such; the oldest is no
 // tombstone.

@@ -31,6 +31,7 @@ import (
 //	g gen:4 ino:8                         inode changed in a generation     13 bytes
 //	h gen:4 parent:8 name                 entry changed in a generation     13 + name
 //	f gen:4 clone:4                       volume cloned from a snapshot      9 bytes
+//	t snap:4 holder                       pin of a snapshot                  5 + holder
 //	l                                     reserved: locks
 //
 // snap in a key of prefix b is the youngest snapshot that sees the version
@@ -60,6 +61,7 @@ const (
 	prefixInoGen  = 'g'
 	prefixNameGen = 'h'
 	prefixClone   = 'f'
+	prefixPin     = 't'
 )
 
 // firstGen is the live generation of a volume without snapshots.
@@ -132,6 +134,10 @@ func appendReapKey(b []byte, ino meta.Ino) []byte {
 
 func appendSnapKey(b []byte, gen uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(b, prefixSnap), gen)
+}
+
+func appendPinKey(b []byte, snap uint32, holder string) []byte {
+	return append(binary.BigEndian.AppendUint32(append(b, prefixPin), snap), holder...)
 }
 
 func appendBuriedKey(b []byte, snap uint32, key []byte) []byte {

@@ -154,6 +154,12 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 	case *meta.Rollback:
 		unmetered = true // what the snapshot holds was admitted once
 		err = t.rollback(op, res)
+	case *meta.PinSnapshot:
+		unmetered = true
+		err = t.pinSnapshot(op, res)
+	case *meta.UnpinSnapshot:
+		unmetered = true
+		err = t.unpinSnapshot(op, res)
 	default:
 		err = fail("execute", meta.NotSupported, fmt.Sprintf("operation code %d", op.Code()))
 	}

@@ -48,6 +48,7 @@ import (
 //	            01 if the token is zero, which it then lacks; state 2: it was deleted;
 //	            3: and its list of versions is being worked off; 4: the volume is
 //	            being rolled back to it; 5: it is what the volume was cloned from
+//	pin      01 made:8 until:8 len:n by
 //	delete, writer, orphan, reap, buried, changed inode, changed entry, clone
 //	         01
 //
@@ -68,6 +69,7 @@ const (
 	sessionV1   = 1
 	snapshotV1  = 1
 	snapshotV2  = 2
+	pinV1       = 1
 	markerV1    = 1
 	bitTmpfile  = 1
 	bitReap     = 2

@@ -128,6 +128,11 @@ func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 	if err := t.mayDrop(&all[at]); err != nil {
 		return err
 	}
+	if all[at].state == snapshotLive {
+		if err := t.unpinned(&all[at]); err != nil {
+			return err
+		}
+	}
 	asked := at
 	if i := slices.IndexFunc(all, func(s snapshot) bool { return s.state == snapshotLeaving }); i >= 0 {
 		at = i

@@ -203,6 +203,8 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return s.adminScrub(ctx, meta.ServerID(m.Ino))
 	case wire.AdminSnapshots, wire.AdminSnapshotCreate, wire.AdminSnapshotDelete, wire.AdminSnapshotDiff, wire.AdminSnapshotRollback, wire.AdminSnapshotSchedule:
 		return s.snapshotOp(ctx, m, re)
+	case wire.AdminPin, wire.AdminUnpin:
+		return s.pinOp(ctx, sess, m, re)
 	case wire.AdminRenew:
 		return s.renew(ctx, sess.who, m, re)
 	default:
@@ -426,6 +428,11 @@ func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume) error {
 	o, err := s.ownerAs(ctx, v.ID, v.State)
 	if err != nil {
 		return err
+	}
+	if v.State == cluster.VolumeActive {
+		if err := o.mayGo(ctx); err != nil {
+			return err
+		}
 	}
 	// What mounts cached is given up first; what they buffered is committed,
 	// and goes with the rest.

@@ -79,7 +79,7 @@ func (o *owner) full(op meta.Op) error {
 // those of the chunks.
 func frees(op meta.Op) bool {
 	switch m := op.(type) {
-	case *meta.Unlink, *meta.ReleaseOrphans, *meta.RemoveXattr:
+	case *meta.Unlink, *meta.ReleaseOrphans, *meta.RemoveXattr, *meta.UnpinSnapshot:
 		return true
 	case *meta.SetAttr:
 		return m.Mask&meta.SetSize != 0

@@ -122,6 +122,8 @@ var adminRules = [...]adminRule{
 	wire.AdminSnapshotDiff:     {roles: admins, right: cluster.ReadRights},
 	wire.AdminSnapshotRollback: {roles: admins, right: cluster.AdminRights},
 	wire.AdminSnapshotSchedule: {roles: admins, right: cluster.AdminRights},
+	wire.AdminPin:              {roles: admins, right: cluster.ReadRights},
+	wire.AdminUnpin:            {roles: admins, right: cluster.ReadRights}, // of one's own: see unpin
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}

@@ -181,7 +181,12 @@ func (o *owner) keepSchedule() time.Duration {
 	}
 	for _, s := range unwanted {
 		ctx, cancel := context.WithTimeout(o.ctx, scheduleRetry)
-		if _, err := o.deleteSnapshot(ctx, s.Name); err != nil && o.ctx.Err() == nil {
+		_, err := o.deleteSnapshot(ctx, s.Name)
+		switch {
+		case err == nil || o.ctx.Err() != nil:
+		case errors.Is(err, meta.Busy):
+			o.log.Debug("a snapshot that the schedule keeps no longer is needed still", "name", s.Name, "error", err)
+		default:
 			o.log.Warn("a snapshot that the schedule keeps no longer could not be deleted", "name", s.Name, "error", err)
 		}
 		cancel()

@@ -375,6 +375,9 @@ func (o *owner) listSnapshots() (*wire.SnapshotList, error) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if err := o.listPins(l.Snapshots); err != nil {
+		return nil, err
+	}
 	l.Held, err = namespace.Buried(&view{o: o})
 	return l, err
 }

@@ -259,7 +259,7 @@ func TestSnapshotNames(t *testing.T) {
 	s.crash()
 	s.start()
 	a.report(t, create, &again)
-	if first != again {
+	if fmt.Sprint(first) != fmt.Sprint(again) {
 		t.Fatal(first, again)
 	}
 	create.Body = []byte(`{"token":78}`)

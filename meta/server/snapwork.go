@@ -58,7 +58,8 @@ func (o *owner) snapshotWork() bool {
 }
 
 // deleteSnapshot makes a snapshot unreadable; what it alone saw goes later.
-// Errors: NoSuchSnapshot, Busy (the volume is being rolled back to it).
+// Errors: NoSuchSnapshot, Busy (the volume is being rolled back to it, or somebody
+// pinned it).
 func (o *owner) deleteSnapshot(ctx context.Context, name string) (meta.Snapshot, error) {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return meta.Snapshot{}, err

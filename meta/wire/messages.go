@@ -528,6 +528,8 @@ const (
 	AdminSnapshotDiff     // Body, Report: DiffRequest, DiffAnswer
 	AdminSnapshotRollback // Entry: its name; Body: SnapshotRequest
 	AdminSnapshotSchedule // Entry: what is kept, "" for nothing
+	AdminPin              // Entry: the snapshot; Body: PinRequest; Report: PinInfo
+	AdminUnpin            // Entry: the snapshot; Body: PinRequest; Report: UnpinAnswer
 	lastAdminOp
 )
 

@@ -23,6 +23,26 @@ type SnapshotInfo struct {
 	Inodes  uint64          `json:"inodes" yaml:"inodes"` // of the volume when it was taken
 	Bytes   uint64          `json:"bytes" yaml:"bytes"`
 	State   string          `json:"state" yaml:"state"`
+	Pins    []PinInfo       `json:"pins,omitempty" yaml:"pins,omitempty"` // who keeps it from being deleted
+}
+
+// PinInfo is what one is told of a pin.
+type PinInfo struct {
+	Holder string    `json:"holder" yaml:"holder"`
+	By     string    `json:"by" yaml:"by"` // the identity that made it
+	Made   time.Time `json:"made" yaml:"made"`
+	Until  time.Time `json:"until" yaml:"until"` // on a clock that may be meta.ClockSkew away
+}
+
+// PinRequest is the body of AdminPin and AdminUnpin.
+type PinRequest struct {
+	Holder string        `json:"holder"`
+	TTL    time.Duration `json:"ttl,omitempty"` // nanoseconds from now
+}
+
+// UnpinAnswer answers AdminUnpin.
+type UnpinAnswer struct {
+	Released bool `json:"released"` // there was such a pin
 }
 
 // SnapshotList answers AdminSnapshots: oldest first.

@@ -31,8 +31,10 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			// Whatever a script leaves mounted, and whatever is below it, goes.
 			e.Defer(func() {
-				if err := spawn.Unmount(filepath.Join(e.WorkDir, "mnt")); err != nil {
-					t.Error(err)
+				for _, dir := range []string{"mnt", "mnt2"} {
+					if err := spawn.Unmount(filepath.Join(e.WorkDir, dir)); err != nil {
+						t.Error(err)
+					}
 				}
 			})
 			e.Setenv("PATH", filepath.Dir(program.Path)+string(os.PathListSeparator)+e.Getenv("PATH"))
@@ -67,6 +69,19 @@ func TestScripts(t *testing.T) {
 					}
 					if time.Now().After(deadline) {
 						ts.Fatalf("still: %v", err)
+					}
+				}
+			},
+			// renewed FILE: the listed pins of volume images are not those in the file any more.
+			"renewed": func(ts *testscript.TestScript, neg bool, args []string) {
+				before := ts.ReadFile(args[0])
+				for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+					ts.Check(ts.Exec("penstock", "pin", "list", "--dir", "data", "images", "-o", "json"))
+					if ts.ReadFile("stdout") != before {
+						return
+					}
+					if time.Now().After(deadline) {
+						ts.Fatalf("nothing was renewed: %s", before)
 					}
 				}
 			},

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+// span is a flag's duration, which knows days and weeks.
+type span time.Duration
+
+func (s *span) Type() string { return "duration" }
+
+func (s *span) String() string {
+	d := time.Duration(*s)
+	if d > 0 && d%(24*time.Hour) == 0 {
+		return fmt.Sprintf("%dd", d/(24*time.Hour))
+	}
+	return d.String()
+}
+
+func (s *span) Set(text string) error {
+	for unit, d := range map[string]time.Duration{"d": 24 * time.Hour, "w": 7 * 24 * time.Hour} {
+		if n, ok := strings.CutSuffix(text, unit); ok {
+			if x, err := strconv.ParseUint(n, 10, 16); err == nil {
+				*s = span(time.Duration(x) * d)
+				return nil
+			}
+		}
+	}
+	d, err := time.ParseDuration(text)
+	*s = span(d)
+	return err
+}
+
+// holders names who pinned a snapshot, in a table.
+func holders(pins []wire.PinInfo) string {
+	var names []string
+	for _, p := range pins {
+		names = append(names, printable(p.Holder))
+	}
+	return strings.Join(names, ", ")
+}
+
+// snapshotOf takes VOLUME@SNAPSHOT apart.
+func snapshotOf(arg string) (volume, snapshot string, err error) {
+	volume, snapshot, ok := strings.Cut(arg, "@")
+	if !ok || volume == "" || snapshot == "" {
+		return "", "", usagef("%q is no snapshot: write VOLUME@SNAPSHOT, such as datasets@v3", arg)
+	}
+	return volume, snapshot, nil
+}
+
+func newPin() *cobra.Command {
+	var w where
+	var out output
+	var holder string
+	ttl := span(7 * 24 * time.Hour)
+	cmd := &cobra.Command{
+		Use:   "pin VOLUME@SNAPSHOT",
+		Short: "Keep a snapshot from being deleted while a run needs it",
+		Long: `Pins a snapshot for a holder, such as a training run: until the pin is released
+or has run out, neither 'snapshot delete' nor a schedule deletes the snapshot, and
+the volume can't be deleted. Pinning again makes a pin last longer, never shorter.
+Who may read the volume may pin. A mount with --pin renews its holder's pin as long
+as it lives.`,
+		Example: `  penstock pin datasets@v3 --holder run-42 --ttl 7d
+  penstock pin list datasets`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			volume, snapshot, err := snapshotOf(args[0])
+			if err != nil {
+				return err
+			}
+			if holder == "" {
+				return usagef("--holder says for whom the snapshot is kept")
+			}
+			return w.withVolume(cmd.Context(), volume, func(s *client.Session, v wire.VolumeInfo) error {
+				p, err := s.PinSnapshot(cmd.Context(), v.ID, snapshot, holder, time.Duration(ttl))
+				if err != nil {
+					return err
+				}
+				return out.print(cmd.OutOrStdout(), p, func(t *table) {
+					t.row("pinned for " + printable(p.Holder) + " until " + p.Until.Local().Format(time.DateTime))
+				})
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	cmd.Flags().StringVar(&holder, "holder", "", "for whom, such as run-42")
+	cmd.Flags().Var(&ttl, "ttl", "how long the pin lasts unless it is renewed, such as 12h or 7d; at most 366d")
+	cmd.AddCommand(newPinList())
+	return cmd
+}
+
+// pinView is a pin as commands print it.
+type pinView struct {
+	Snapshot     string `json:"snapshot" yaml:"snapshot"`
+	wire.PinInfo `yaml:",inline"`
+}
+
+func newPinList() *cobra.Command {
+	var w where
+	var out output
+	cmd := &cobra.Command{
+		Use:     "list VOLUME",
+		Short:   "List the pins of a volume's snapshots",
+		Example: `  penstock pin list datasets`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
+				l, err := s.Snapshots(cmd.Context(), v.ID)
+				if err != nil {
+					return err
+				}
+				pins := []pinView{}
+				for _, i := range l.Snapshots {
+					for _, p := range i.Pins {
+						pins = append(pins, pinView{i.Name, p})
+					}
+				}
+				return out.print(cmd.OutOrStdout(), pins, func(t *table) {
+					t.row("SNAPSHOT", "HOLDER", "UNTIL", "BY")
+					for _, p := range pins {
+						t.row(p.Snapshot, printable(p.Holder), p.Until.Local().Format(time.DateTime), p.By)
+					}
+				})
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	return cmd
+}
+
+func newUnpin() *cobra.Command {
+	var w where
+	var holder string
+	cmd := &cobra.Command{
+		Use:     "unpin VOLUME@SNAPSHOT",
+		Short:   "Release a pin: the snapshot may be deleted, unless others pinned it",
+		Long:    `Releases a holder's pin. Who made it may, and who administers the volume.`,
+		Example: `  penstock unpin datasets@v3 --holder run-42`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			volume, snapshot, err := snapshotOf(args[0])
+			if err != nil {
+				return err
+			}
+			if holder == "" {
+				return usagef("--holder says whose pin is released; 'penstock pin list %s' shows them", volume)
+			}
+			return w.withVolume(cmd.Context(), volume, func(s *client.Session, v wire.VolumeInfo) error {
+				released, err := s.UnpinSnapshot(cmd.Context(), v.ID, snapshot, holder)
+				if err == nil && !released {
+					err = meta.E("unpin snapshot", meta.NotFound, args[0], fmt.Errorf("%s has no pin of it; 'penstock pin list %s' shows those that there are", printable(holder), volume))
+				}
+				return err
+			})
+		},
+	}
+	w.flags(cmd)
+	cmd.Flags().StringVar(&holder, "holder", "", "whose pin")
+	return cmd
+}

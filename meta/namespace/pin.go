@@ -1,0 +1,177 @@
+package namespace
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"penstock.io/penstock/meta"
+)
+
+// Pins keep snapshots from being deleted while somebody needs them. They belong
+// to no generation: rolling back does not touch them.
+
+// eachPin calls fn with the pins of one snapshot, or with snap zero of all, in
+// order of snapshots and holders.
+func (t *tx) eachPin(snap uint32, fn func(p *meta.Pin)) error {
+	lo := []byte{prefixPin}
+	if snap != 0 {
+		lo = appendPinKey(nil, snap, "")
+	}
+	var bad error
+	err := t.r.Scan(lo, after(lo), func(k, v []byte) bool {
+		if len(k) < 6 {
+			bad = fail("pin", meta.Corrupt, fmt.Sprintf("key %x", k))
+			return false
+		}
+		var p meta.Pin
+		if p, bad = decodePin(v); bad == nil {
+			p.Snapshot, p.Holder = meta.Generation(binary.BigEndian.Uint32(k[1:])), string(k[5:])
+			fn(&p)
+		}
+		return bad == nil
+	})
+	return cmp.Or(err, bad)
+}
+
+func (t *tx) deletePin(snap uint32, holder string) {
+	s := t.mark()
+	t.buf = appendPinKey(t.buf, snap, holder)
+	t.deleteAt(s)
+}
+
+func checkHolder(holder string) error {
+	bad := func(why string) error {
+		return meta.E("pin snapshot", meta.Invalid, fmt.Sprintf("%q", holder), errors.New(why))
+	}
+	switch {
+	case holder == "":
+		return bad("a pin has a holder")
+	case len(holder) > meta.MaxName:
+		return fail("pin snapshot", meta.NameTooLong, holder)
+	case !utf8.ValidString(holder) || strings.ContainsFunc(holder, unicode.IsControl):
+		return bad("a holder's name is text")
+	}
+	return nil
+}
+
+func (t *tx) pinSnapshot(op *meta.PinSnapshot, res *meta.Result) error {
+	if err := checkHolder(op.Holder); err != nil {
+		return err
+	}
+	if op.TTL <= 0 || op.TTL > meta.MaxPinTTL {
+		return meta.E("pin snapshot", meta.Invalid, op.Holder, fmt.Errorf("for %v: more than nothing, at most %v", op.TTL, meta.MaxPinTTL))
+	}
+	sn, err := t.snapshotAt(uint32(op.At))
+	if err != nil {
+		return err
+	}
+	now := t.c.Now
+	pin := meta.Pin{By: op.By, Made: now, Until: now + meta.Time(op.TTL)}
+	n, longer := 0, false
+	var over []string
+	if err := t.eachPin(sn.gen, func(p *meta.Pin) {
+		switch {
+		case p.Holder == op.Holder:
+			pin.By, pin.Made = p.By, min(p.Made, now)
+			longer = p.Until >= pin.Until
+			pin.Until = max(p.Until, pin.Until)
+		case p.Over(now):
+			over = append(over, p.Holder)
+		default:
+			n++
+		}
+	}); err != nil {
+		return err
+	}
+	if n >= meta.MaxPins {
+		return fail("pin snapshot", meta.ResourceExceeded, fmt.Sprintf("%d pins", n))
+	}
+	for _, holder := range over {
+		t.deletePin(sn.gen, holder)
+	}
+	res.Off = uint64(pin.Until)
+	if longer {
+		return nil
+	}
+	s := t.mark()
+	t.buf = appendPinKey(t.buf, sn.gen, op.Holder)
+	v := len(t.buf)
+	t.buf = appendPin(t.buf, &pin)
+	t.putAt(s, v)
+	return nil
+}
+
+func (t *tx) unpinSnapshot(op *meta.UnpinSnapshot, res *meta.Result) error {
+	_, ok, err := t.r.Get(appendPinKey(nil, uint32(op.At), op.Holder))
+	if err != nil || !ok {
+		return err
+	}
+	res.Existed = true
+	t.deletePin(uint32(op.At), op.Holder)
+	return nil
+}
+
+// shownPins is how many holders an error names.
+const shownPins = 5
+
+// unpinned refuses while somebody holds a snapshot; otherwise what pins there
+// were go with it.
+func (t *tx) unpinned(sn *snapshot) error {
+	var over, held []string
+	if err := t.eachPin(sn.gen, func(p *meta.Pin) {
+		if p.Over(t.c.Now) {
+			over = append(over, p.Holder)
+			return
+		}
+		held = append(held, fmt.Sprintf("%s until %s", p.Holder, time.Unix(0, int64(p.Until)).UTC().Format(time.RFC3339)))
+	}); err != nil {
+		return err
+	}
+	if n := len(held); n > 0 {
+		if n > shownPins {
+			held = append(held[:shownPins], fmt.Sprintf("%d others", n-shownPins))
+		}
+		return meta.E("delete snapshot", meta.Busy, sn.name, errors.New("it is pinned by "+strings.Join(held, ", ")))
+	}
+	for _, holder := range over {
+		t.deletePin(sn.gen, holder)
+	}
+	return nil
+}
+
+// Pins lists the pins of a volume's snapshots that have not surely ended.
+func Pins(r Reader, now meta.Time) (l []meta.Pin, err error) {
+	t := tx{view: view{r: r}}
+	err = t.eachPin(0, func(p *meta.Pin) {
+		if !p.Over(now) {
+			l = append(l, *p)
+		}
+	})
+	return l, err
+}
+
+func decodePin(b []byte) (p meta.Pin, err error) {
+	d := decoder{b: b}
+	if err := d.version(pinV1, "pin"); err != nil {
+		return p, err
+	}
+	p.Made, p.Until = meta.Time(d.fixed64()), meta.Time(d.fixed64())
+	p.By = string(d.bytes())
+	if p.Until <= p.Made {
+		d.bad = true
+	}
+	return p, d.end("pin")
+}
+
+func appendPin(b []byte, p *meta.Pin) []byte {
+	b = append(b, pinV1)
+	b = binary.BigEndian.AppendUint64(b, uint64(p.Made))
+	b = binary.BigEndian.AppendUint64(b, uint64(p.Until))
+	return appendBytes(b, p.By)
+}

@@ -1,0 +1,139 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/namespace"
+	peering "penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/wire"
+)
+
+// pinOp answers a request about pins at the owner of the volume.
+func (s *Server) pinOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
+	v, err := s.find(ctx, m)
+	if err != nil {
+		return err
+	}
+	o, err := s.ownerFor(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	var q wire.PinRequest
+	if err := json.Unmarshal(m.Body, &q); err != nil {
+		return meta.E("admin", meta.Protocol, "", err)
+	}
+	sn, err := o.snapshot(m.Entry)
+	if err != nil {
+		return err
+	}
+	if m.Op == wire.AdminUnpin {
+		return o.unpin(ctx, sess, sn, q.Holder, re)
+	}
+	if _, err := o.changePin(ctx, &meta.PinSnapshot{At: sn.At, Holder: q.Holder, By: sess.who.String(), TTL: q.TTL}); err != nil {
+		return err
+	}
+	p, ok, err := o.pin(sn.At, q.Holder)
+	if err == nil && !ok {
+		err = meta.E("pin snapshot", meta.NoSuchSnapshot, m.Entry, errors.New("it was pinned, and let go at once"))
+	}
+	if err != nil {
+		return err
+	}
+	return reportJSON(re, pinInfo(p))
+}
+
+// unpin gives a pin up: its maker may, and who administers the volume.
+func (o *owner) unpin(ctx context.Context, sess *session, sn meta.Snapshot, holder string, re *wire.AdminRe) error {
+	p, ok, err := o.pin(sn.At, holder)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return reportJSON(re, wire.UnpinAnswer{})
+	}
+	if sess.who.Role == peering.Client && p.By != sess.who.String() {
+		if err := sess.authorize(o.vol, cluster.AdminRights); err != nil {
+			return meta.E("unpin snapshot", meta.AccessDenied, holder, fmt.Errorf("it was pinned by %s: %w", p.By, err))
+		}
+	}
+	res, err := o.changePin(ctx, &meta.UnpinSnapshot{At: sn.At, Holder: holder})
+	if err != nil {
+		return err
+	}
+	return reportJSON(re, wire.UnpinAnswer{Released: res.Existed})
+}
+
+// changePin runs an operation about pins and waits for the journal.
+func (o *owner) changePin(ctx context.Context, op meta.Op) (*meta.Result, error) {
+	if err := o.await(ctx, o.recovered); err != nil {
+		return nil, err
+	}
+	o.mu.Lock()
+	if err := o.full(op); err != nil {
+		o.mu.Unlock()
+		return nil, err
+	}
+	seq := o.cur.seq
+	res, err := o.run(op, 0)
+	wait := o.untilDurable(seq)
+	o.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return res, o.await(ctx, wait)
+}
+
+// pin finds a pin that has not surely ended.
+func (o *owner) pin(at meta.Generation, holder string) (p meta.Pin, ok bool, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.failed != nil {
+		return p, false, o.failed
+	}
+	all, err := namespace.Pins(&view{o: o}, o.now())
+	i := slices.IndexFunc(all, func(p meta.Pin) bool { return p.Snapshot == at && p.Holder == holder })
+	if err != nil || i < 0 {
+		return p, false, err
+	}
+	return all[i], true, nil
+}
+
+func pinInfo(p meta.Pin) wire.PinInfo {
+	return wire.PinInfo{Holder: p.Holder, By: p.By, Made: time.Unix(0, int64(p.Made)).UTC(), Until: time.Unix(0, int64(p.Until)).UTC()}
+}
+
+// listPins adds pins to the snapshots that they are of. Caller holds mu.
+func (o *owner) listPins(l []wire.SnapshotInfo) error {
+	all, err := namespace.Pins(&view{o: o}, o.now())
+	for _, p := range all {
+		if i := slices.IndexFunc(l, func(s wire.SnapshotInfo) bool { return s.At == p.Snapshot }); i >= 0 {
+			l[i].Pins = append(l[i].Pins, pinInfo(p))
+		}
+	}
+	return err
+}
+
+// mayGo refuses the deletion of a volume of which a snapshot is pinned.
+func (o *owner) mayGo(ctx context.Context) error {
+	if err := o.await(ctx, o.recovered); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.failed != nil {
+		return o.failed
+	}
+	all, err := namespace.Pins(&view{o: o}, o.now())
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	return meta.E("delete volume", meta.Busy, o.subject(), fmt.Errorf("snapshots of it are pinned, one by %s until %s: 'penstock pin list' shows them",
+		all[0].Holder, time.Unix(0, int64(all[0].Until)).UTC().Format(time.RFC3339)))
+}

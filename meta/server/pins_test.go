@@ -1,0 +1,207 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/cluster"
+	peering "penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/wire"
+)
+
+// holders lists the pins of a snapshot.
+func (p *peer) holders(t *testing.T, name string) (l []string) {
+	t.Helper()
+	for _, s := range p.snapshots(t).Snapshots {
+		for _, pin := range s.Pins {
+			if s.Name == name {
+				l = append(l, pin.Holder)
+			}
+		}
+	}
+	return l
+}
+
+// TestPins: a pinned snapshot is not deleted by anybody, under this owner and
+// the next, and survives a rollback; released by all it goes.
+func TestPins(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	a.create(t, "f")
+	a.snapshot(t, "one")
+	a.create(t, "g")
+	a.snapshot(t, "two")
+	first, err := a.PinSnapshot(t.Context(), 1, "two", "run-1", time.Hour)
+	if err != nil || first.By != "local" || time.Until(first.Until) < 50*time.Minute {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	if _, err := a.PinSnapshot(t.Context(), 1, "two", "run-2", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	// A shorter renewal takes nothing away, a longer one adds.
+	if p, err := a.PinSnapshot(t.Context(), 1, "two", "run-1", time.Minute); err != nil || !p.Until.Equal(first.Until) {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	if p, err := a.PinSnapshot(t.Context(), 1, "two", "run-1", 2*time.Hour); err != nil || !p.Until.After(first.Until) || !p.Made.Equal(first.Made) {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	for why, f := range map[meta.Kind]func() error{
+		meta.NoSuchSnapshot: func() error { _, err := a.PinSnapshot(t.Context(), 1, "three", "x", time.Hour); return err },
+		meta.Invalid:        func() error { _, err := a.PinSnapshot(t.Context(), 1, "two", "", time.Hour); return err },
+	} {
+		if err := f(); meta.KindOf(err) != why {
+			t.Errorf("%v, want %v", err, why)
+		}
+	}
+	refused := func(when string) {
+		t.Helper()
+		_, err := a.DeleteSnapshot(t.Context(), 1, "two")
+		if meta.KindOf(err) != meta.Busy || !strings.Contains(err.Error(), "run-1 until 20") || !strings.Contains(err.Error(), "run-2 until 20") {
+			t.Fatalf("%s: %v", when, err)
+		}
+		if got := a.holders(t, "two"); !slices.Equal(got, []string{"run-1", "run-2"}) {
+			t.Fatalf("%s: %v", when, got)
+		}
+	}
+	refused("at once")
+	s.crash()
+	s.start()
+	refused("under the next owner")
+	if err := a.RollBack(t.Context(), 1, "one", true); err != nil {
+		t.Fatal(err)
+	}
+	refused("after a rollback")
+
+	for holder, want := range map[string]bool{"run-1": true, "run-3": false} {
+		if got, err := a.UnpinSnapshot(t.Context(), 1, "two", holder); err != nil || got != want {
+			t.Fatalf("%s: %v, %v", holder, got, err)
+		}
+	}
+	if _, err := a.DeleteSnapshot(t.Context(), 1, "two"); meta.KindOf(err) != meta.Busy || strings.Contains(err.Error(), "run-1") {
+		t.Fatal(err)
+	}
+	s.crash()
+	s.start()
+	if got := a.holders(t, "two"); !slices.Equal(got, []string{"run-2"}) {
+		t.Fatal(got)
+	}
+	if got, err := a.UnpinSnapshot(t.Context(), 1, "two", "run-2"); err != nil || !got {
+		t.Fatal(got, err)
+	}
+	if _, err := a.DeleteSnapshot(t.Context(), 1, "two"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "two is gone", func() error { return unless(slices.Equal(a.names(t), []string{"one ready"})) })
+	s.exact()
+}
+
+// TestPinnedOfSchedule: the schedule deletes what it took when nobody pins it
+// any more, and not before.
+func TestPinnedOfSchedule(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	a.admin(t, wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: 1, Entry: "2s:1s"})
+	var first string
+	eventually(t, "a snapshot is taken and pinned", func() error {
+		for _, i := range a.snapshots(t).Snapshots {
+			if i.State == wire.SnapshotReady {
+				first = i.Name
+				_, err := a.PinSnapshot(t.Context(), 1, first, "run", time.Hour)
+				return err
+			}
+		}
+		return errors.New("none")
+	})
+	taken := map[string]bool{}
+	eventually(t, "the schedule goes on", func() error {
+		for _, n := range a.names(t) {
+			taken[n] = true
+		}
+		return unless(len(taken) > 5)
+	})
+	if !slices.Contains(a.names(t), first+" ready") {
+		t.Fatalf("%s is pinned, and gone: %v", first, a.names(t))
+	}
+	if _, err := a.UnpinSnapshot(t.Context(), 1, first, "run"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the schedule deletes it", func() error {
+		return unless(!slices.ContainsFunc(a.names(t), func(n string) bool { return strings.HasPrefix(n, first+" ") }))
+	})
+}
+
+// TestPinnedVolume can't be deleted.
+func TestPinnedVolume(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	v := a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "v"}).Volumes[0].ID
+	if _, err := a.TakeSnapshot(t.Context(), v, "one"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.PinSnapshot(t.Context(), v, "one", "run", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	a.refused(t, meta.Busy, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v})
+	if _, err := a.UnpinSnapshot(t.Context(), v, "one", "run"); err != nil {
+		t.Fatal(err)
+	}
+	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v})
+}
+
+// TestWhoMayPin: who may read; to release another's pin is for administrators
+// of the volume.
+func TestWhoMayPin(t *testing.T) {
+	s := newSecured(t)
+	s.grants(2, cluster.Grant{Who: "client/reader", Volume: 1, Rights: cluster.ReadRights, Users: cluster.UsersAsIs},
+		cluster.Grant{Who: "client/other", Volume: 1, Rights: cluster.WriteRights, Users: cluster.UsersAsIs},
+		cluster.Grant{Who: "client/boss", Volume: 1, Rights: cluster.AdminRights, Users: cluster.UsersAsIs})
+	as := func(name string) *client.Session {
+		p := &peer{leases: map[meta.Ino]meta.LeaseMode{}}
+		sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{s.addr}, Name: name, Handler: p, Creds: s.creds(peering.Client, name)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+			defer cancel()
+			sess.Close(ctx)
+		})
+		return sess
+	}
+	boss := as("boss")
+	if _, err := boss.TakeSnapshot(t.Context(), 1, "one"); err != nil {
+		t.Fatal(err)
+	}
+	p, err := as("reader").PinSnapshot(t.Context(), 1, "one", "run", time.Hour)
+	if err != nil || p.By != "client/reader" {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	if _, err := as("stranger").PinSnapshot(t.Context(), 1, "one", "x", time.Hour); meta.KindOf(err) != meta.AccessDenied {
+		t.Errorf("a client without a grant: %v", err)
+	}
+	if _, err := as("stranger").UnpinSnapshot(t.Context(), 1, "one", "run"); meta.KindOf(err) != meta.AccessDenied {
+		t.Errorf("a client without a grant: %v", err)
+	}
+	if _, err := as("other").UnpinSnapshot(t.Context(), 1, "one", "run"); meta.KindOf(err) != meta.AccessDenied || !strings.Contains(err.Error(), "client/reader") {
+		t.Errorf("another's pin: %v", err)
+	}
+	// To renew it does not make it one's own.
+	if p, err := as("other").PinSnapshot(t.Context(), 1, "one", "run", 2*time.Hour); err != nil || p.By != "client/reader" {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if ok, err := as("reader").UnpinSnapshot(t.Context(), 1, "one", "run"); err != nil || !ok {
+		t.Errorf("one's own: %v, %v", ok, err)
+	}
+	if _, err := as("reader").PinSnapshot(t.Context(), 1, "one", "run", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := boss.UnpinSnapshot(t.Context(), 1, "one", "run"); err != nil || !ok {
+		t.Errorf("the administrator: %v, %v", ok, err)
+	}
+}
