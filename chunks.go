@@ -32,9 +32,9 @@ type chunk struct {
 	max     uint64
 	own     bool
 	servers []meta.ServerID
-	asked   time.Time // when its grant was asked for
-	done    sync.Once // seals; then sealErr is how it went
-	sealErr error
+	asked   time.Time  // when its grant was asked for
+	sealing sync.Mutex // who has the owner seal it; taken before mu
+	sealed  bool       // the owner did; under sealing
 
 	mu      sync.Mutex
 	blobs   int  // appended here and not committed yet
@@ -148,11 +148,10 @@ func (v *Volume) grant(ctx context.Context, own bool) (grant, error) {
 
 // giveBack ends a chunk that nothing was written to.
 func (v *Volume) giveBack(g grant) {
-	v.c.spawn(func() {
+	v.endLater(g.ID, func(ctx context.Context) error {
 		v.c.stats.rpcs.Add(1)
-		if _, err := v.c.sess.EndChunk(v.c.ctx, v.id, g.ID, 0); err != nil && v.c.ctx.Err() == nil {
-			v.c.log.Warn("unused chunk could not be sealed; its session's end will do it", "chunk", g.ID, "err", err)
-		}
+		_, err := v.c.sess.EndChunk(ctx, v.id, g.ID, 0)
+		return err
 	})
 }
 
@@ -322,34 +321,69 @@ func (v *Volume) breakChunk(c *chunk, err error) {
 
 // sealLater seals in the background.
 func (v *Volume) sealLater(c *chunk) {
+	v.endLater(c.id, func(ctx context.Context) error { return v.seal(ctx, c) })
+}
+
+// Bounds of the pause before a seal that failed is tried again.
+const (
+	endAgain  = 200 * time.Millisecond
+	endAtMost = 30 * time.Second
+)
+
+// endLater ends a chunk in the background. While its servers can't be reached
+// it is tried again: nothing else would end it before the session ends, and no
+// open chunk is repaired, compacted or deleted.
+func (v *Volume) endLater(id meta.ChunkID, end func(context.Context) error) {
+	epoch := v.expiries.Load()
 	v.c.spawn(func() {
-		if err := v.seal(v.c.ctx, c); err != nil && v.c.ctx.Err() == nil {
-			v.c.log.Warn("chunk could not be sealed; its session's end will do it", "chunk", c.id, "err", err)
+		ctx := v.c.ctx
+		for wait := endAgain; ; wait = min(2*wait, endAtMost) {
+			err := end(ctx)
+			switch k := meta.KindOf(err); {
+			case err == nil, k == meta.NoSuchChunk, ctx.Err() != nil:
+				return
+			case v.expiries.Load() != epoch:
+				return // it was the old session's, which ended
+			case k != meta.Unavailable && k != meta.Fenced && k != meta.Interrupted:
+				v.c.log.Warn("chunk could not be sealed; its session's end will do it", "chunk", id, "err", err)
+				return
+			}
+			if wait == endAgain {
+				v.c.log.Warn("chunk can't be sealed yet", "chunk", id, "err", err)
+			}
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+				return
+			}
 		}
 	})
 }
 
 // seal has the owner end the chunk for ever.
 func (v *Volume) seal(ctx context.Context, c *chunk) error {
-	c.done.Do(func() {
-		_ = c.w.Close()
-		v.c.stats.rpcs.Add(1)
-		rec, err := v.c.sess.EndChunk(ctx, v.id, c.id, c.w.Acked())
-		if err != nil {
-			c.sealErr = err
-			return
+	c.sealing.Lock()
+	defer c.sealing.Unlock()
+	if c.sealed {
+		return nil
+	}
+	_ = c.w.Close()
+	v.c.stats.rpcs.Add(1)
+	rec, err := v.c.sess.EndChunk(ctx, v.id, c.id, c.w.Acked())
+	if err != nil {
+		return err
+	}
+	c.sealed = true
+	v.mutations.Add(1)
+	if rec.State == meta.ChunkSealed {
+		pl := *c.ref.place.Load()
+		pl.Sealed, pl.Length = true, rec.Length
+		if len(rec.Servers) > 0 {
+			pl.Servers = rec.Servers
 		}
-		v.mutations.Add(1)
-		if rec.State == meta.ChunkSealed {
-			pl := *c.ref.place.Load()
-			pl.Sealed, pl.Length = true, rec.Length
-			if len(rec.Servers) > 0 {
-				pl.Servers = rec.Servers
-			}
-			c.ref.place.Store(&pl)
-		}
-	})
-	return c.sealErr
+		c.ref.place.Store(&pl)
+	}
+	return nil
 }
 
 // sync makes everything appended to the chunk so far durable.

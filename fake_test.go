@@ -44,6 +44,8 @@ type world struct {
 	fail func(op meta.Op) error
 	// failChunk is asked before an append or sync of a chunk.
 	failChunk func(what string, id meta.ChunkID) error
+	// failEnd is asked before a chunk is sealed.
+	failEnd func(id meta.ChunkID) error
 	// failRead is asked before a read of a chunk.
 	failRead func() error
 	// before runs when an operation is sent, before it is decided; it may block.
@@ -504,6 +506,11 @@ func (s *fakeSession) EndChunk(ctx context.Context, v meta.VolumeID, id meta.Chu
 	w := s.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.failEnd != nil {
+		if err := w.failEnd(id); err != nil {
+			return meta.ChunkRecord{}, err
+		}
+	}
 	c := w.chunks[id]
 	c.sealed = true
 	res, _, err := w.runLocked(s, meta.OpID{}, &meta.SealChunk{Chunk: id, Length: uint64(len(c.data)), Fence: meta.Fence{Term: 1}, Servers: []meta.ServerID{1}}, meta.LeaseNone)
