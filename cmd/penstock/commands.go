@@ -21,6 +21,7 @@ func addCommands(root *cobra.Command) {
 		newChunkServer(),
 		newCluster(),
 		newConfig(),
+		newCSI(),
 		newDemo(),
 		newDisk(),
 		newFsck(),

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/cmd/penstock/local"
+	"penstock.io/penstock/csi"
+	"penstock.io/penstock/csi/cluster"
+	"penstock.io/penstock/csi/controller"
+	"penstock.io/penstock/csi/node"
+)
+
+// csiFlags are what `penstock csi` takes.
+type csiFlags struct {
+	where
+	logFlags
+	port       adminPort
+	endpoint   string
+	controller bool
+	node       bool
+	name       string
+	state      string
+	topology   string
+	inline     bool
+}
+
+func newCSI() *cobra.Command {
+	var c csiFlags
+	cmd := &cobra.Command{
+		Use:   "csi",
+		Short: "Serve the Container Storage Interface, for Kubernetes and others",
+		Long: `Serves the Container Storage Interface (CSI) 1.13 on a Unix socket, as the driver
+csi.penstock.io. The controller makes, changes and deletes volumes; it needs an
+administrator's credentials. The node part has volumes mounted on its machine,
+each by a process of its own that outlives this one, and binds them to where pods
+look for them; it needs root, and a client's credentials with grants for the
+volumes. Without --controller and --node both are served.`,
+		Example: `  penstock csi --controller --endpoint unix:///csi/csi.sock --cluster meta:7400 --credentials /etc/penstock/admin
+  penstock csi --node --node-name "$NODE_NAME" --endpoint unix:///csi/csi.sock --cluster meta:7400 --credentials /etc/penstock/node`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd.Context(), cmd) },
+	}
+	c.where.flags(cmd)
+	c.logFlags.add(cmd)
+	f := cmd.Flags()
+	f.StringVar(&c.endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "socket to serve on, such as unix:///csi/csi.sock (default $CSI_ENDPOINT)")
+	f.BoolVar(&c.controller, "controller", false, "serve the controller part")
+	f.BoolVar(&c.node, "node", false, "serve the node part")
+	f.StringVar(&c.name, "node-name", "", "this node's name, as the orchestrator knows it (default: the machine's)")
+	f.StringVar(&c.state, "state-dir", "/var/lib/penstock-csi", "directory where the node part keeps how volumes were staged")
+	f.StringVar(&c.topology, "topology", "", "where this node stands, /datacenter/rack/node (default: where a chunk server on it does)")
+	f.BoolVar(&c.inline, "inline", false, "serve volumes that pods bring along (ephemeral inline volumes); the node part then needs an administrator's credentials")
+	c.port.flag(cmd, "STATE-DIR/admin.sock, or csi-PID.sock in /run/penstock for a controller")
+	markDirs(cmd, "state-dir")
+	return configurable(cmd)
+}
+
+// killVariable names the step of a call at which the process ends itself with
+// SIGKILL, for tests of what a successor makes of it.
+const killVariable = "PENSTOCK_CSI_KILL_AT"
+
+func killAt(log *slog.Logger) func(step string) {
+	at := os.Getenv(killVariable)
+	if at == "" {
+		return nil
+	}
+	log.Error("this process ends itself at a step of a call: for tests only", "step", at)
+	return func(step string) {
+		if step == at {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {} // nothing more happens
+		}
+	}
+}
+
+func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
+	log, err := c.logger(cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	if c.endpoint == "" {
+		return usagef("say where to serve: --endpoint unix:///csi/csi.sock")
+	}
+	if !c.controller && !c.node {
+		c.controller, c.node = true, true
+	}
+	host, err := os.Hostname()
+	if err != nil && c.name == "" {
+		return err
+	}
+	if c.name == "" {
+		c.name = host
+	}
+	addrs, err := c.addrs()
+	if err != nil {
+		return err
+	}
+	creds, err := c.credentials.open()
+	if err != nil {
+		return err
+	}
+	renewing, stop := context.WithCancel(ctx)
+	var renewed sync.WaitGroup
+	renewed.Go(func() { local.KeepRenewed(renewing, addrs, creds, log) })
+	defer renewed.Wait()
+	defer stop()
+
+	pool := cluster.New(cluster.Config{Addrs: addrs, Creds: creds, Name: fmt.Sprintf("%s: csi %d", host, os.Getpid()), Admin: c.controller || c.inline, Logger: log})
+	defer func() {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
+		defer cancel()
+		if err := pool.Close(end); err != nil {
+			log.Debug("the session did not end in order", "err", err)
+		}
+	}()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	cfg := csi.Config{Endpoint: c.endpoint, Version: version, Ready: pool.Ready, Logger: log, Metrics: registry}
+	step := killAt(log)
+	standard := "unix:" + filepath.Join(noteDir(), fmt.Sprintf("csi-%d.sock", os.Getpid()))
+	if c.controller {
+		cfg.Controller = controller.New(controller.Config{Cluster: pool, Logger: log, Step: step})
+	}
+	if c.node {
+		if cfg.Node, err = c.newNode(ctx, pool, log, step); err != nil {
+			return err
+		}
+		standard = adminSocket(c.state)
+	}
+	s, err := csi.Serve(cfg)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		s.Close(end)
+	}()
+	ready := func() error {
+		ask, cancel := context.WithTimeout(ctx, dialTimeout)
+		defer cancel()
+		return pool.Ready(ask)
+	}
+	addr, stopAdmin, err := c.port.serve(ctx, log, standard, registry, ready)
+	if err != nil {
+		return err
+	}
+	defer stopAdmin()
+	started(log, "csi", "endpoint", c.endpoint, "controller", c.controller, "node", c.node, "admin", addr)
+	select {
+	case err := <-s.Failed():
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// sweepWait bounds the clearing away of what pods left behind.
+const sweepWait = 30 * time.Second
+
+// newNode makes the node part, and looks at what one before it left.
+func (c *csiFlags) newNode(ctx context.Context, pool *cluster.Cluster, log *slog.Logger, step func(string)) (*node.Server, error) {
+	if os.Geteuid() != 0 {
+		return nil, usagef("the node part mounts: run it as root")
+	}
+	state, err := filepath.Abs(c.state)
+	if err == nil {
+		err = os.MkdirAll(state, 0o700)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.state = state
+	n := node.New(node.Config{
+		Cluster: pool, Logger: log, Name: c.name, State: state, Topology: c.topology, Inline: c.inline, Step: step, Command: c.mountCommand,
+	})
+	staged, err := n.Recover()
+	if err != nil {
+		return nil, err
+	}
+	log.Info("looked for what is staged", "volumes", len(staged))
+	sweep, cancel := context.WithTimeout(ctx, sweepWait)
+	defer cancel()
+	if err := n.Sweep(sweep, staged); err != nil {
+		log.Warn("what pods left behind was not all cleared away", "err", err)
+	}
+	return n, nil
+}
+
+// mountCommand is a `penstock mount` that tells on descriptor 3 how mounting
+// went.
+func (c *csiFlags) mountCommand(source, dir, logFile string, options []string) *exec.Cmd {
+	args := []string{"mount", "--log-file=" + logFile, "--log-level=" + c.level}
+	for _, o := range options {
+		args = append(args, "--options="+o)
+	}
+	for _, a := range c.cluster {
+		args = append(args, "--cluster="+a)
+	}
+	if c.dir != "" {
+		args = append(args, "--dir="+c.dir)
+	}
+	if c.credentials.credentials != "" {
+		args = append(args, "--credentials="+c.credentials.credentials)
+	}
+	if c.insecure {
+		args = append(args, "--insecure")
+	}
+	if c.topology != "" {
+		args = append(args, "--topology="+c.topology)
+	}
+	cmd := exec.Command("/proc/self/exe", append(args, "--", source, dir)...)
+	cmd.Env = append(os.Environ(), readyEnv+"=3")
+	return cmd
+}

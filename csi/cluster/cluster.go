@@ -1,0 +1,381 @@
+// Package cluster speaks to a Penstock cluster for the driver: volumes, where
+// they hang in the tree, snapshots, and the machines that store bytes. It is a
+// session and words; what is to be done is decided by its callers.
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/csi/policy"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/process"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Volume is one of the cluster's.
+type Volume struct {
+	ID       meta.VolumeID
+	Name     string
+	Path     string // in the tree; "": it stands alone
+	Policy   meta.Policy
+	Deleting bool
+}
+
+// Snapshot is one of a volume's.
+type Snapshot struct {
+	Name    string
+	At      meta.Generation
+	Created time.Time
+	Bytes   uint64 // of the volume when it was taken
+	Ready   bool   // else it is being deleted, or rolled back to
+}
+
+// Config says where the cluster is and who asks.
+type Config struct {
+	Addrs []string
+	Creds *peer.Credentials
+	Name  string // for people
+	// Admin: as an administrator, who may make and delete volumes; else as a
+	// client, who learns of the volumes that it was granted.
+	Admin  bool
+	Logger *slog.Logger
+}
+
+// Cluster is a connection that is made when it is needed, and again when its
+// session has ended for good. It is safe for concurrent use.
+type Cluster struct {
+	cfg Config
+
+	mu   sync.Mutex
+	sess *client.Session
+}
+
+// New makes one; nothing is connected yet.
+func New(cfg Config) *Cluster { return &Cluster{cfg: cfg} }
+
+// dialWait bounds a connection's beginning.
+const dialWait = 10 * time.Second
+
+// session gives the one that there is, or a new one.
+func (c *Cluster) session(ctx context.Context) (*client.Session, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sess != nil {
+		return c.sess, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialWait)
+	defer cancel()
+	role := wire.RoleClient
+	if c.cfg.Admin {
+		role = wire.RoleAdmin
+	}
+	s, err := client.Dial(ctx, client.Config{Addrs: c.cfg.Addrs, Creds: c.cfg.Creds, Role: role, Name: c.cfg.Name, Handler: cacheless{}, Logger: c.cfg.Logger})
+	if err != nil {
+		return nil, fmt.Errorf("no answer from %s: %w", strings.Join(c.cfg.Addrs, ", "), err)
+	}
+	c.sess = s
+	return s, nil
+}
+
+// cacheless answers recalls at once: nothing is cached here.
+type cacheless struct{}
+
+func (cacheless) Granted(meta.VolumeID, meta.Grant) {}
+func (cacheless) Recall(_ meta.Recall, done func()) { done() }
+func (cacheless) Expired([]meta.VolumeID, error)    {}
+
+// with runs work in a session. One that has ended is given up, so that the next
+// call begins another.
+func (c *Cluster) with(ctx context.Context, work func(*client.Session) error) error {
+	s, err := c.session(ctx)
+	if err != nil {
+		return err
+	}
+	err = work(s)
+	if errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Canceled) && ctx.Err() == nil {
+		c.mu.Lock()
+		if c.sess == s {
+			c.sess = nil
+		}
+		c.mu.Unlock()
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = s.Close(end) // it has ended; only what it still holds goes
+	}
+	return err
+}
+
+// Close ends the session.
+func (c *Cluster) Close(ctx context.Context) error {
+	c.mu.Lock()
+	s := c.sess
+	c.sess = nil
+	c.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	return s.Close(ctx)
+}
+
+// ID is the cluster's.
+func (c *Cluster) ID(ctx context.Context) (id string, err error) {
+	err = c.with(ctx, func(s *client.Session) error { id = s.Cluster(); return nil })
+	return id, err
+}
+
+// Ready tells whether the cluster answers.
+func (c *Cluster) Ready(ctx context.Context) error {
+	return c.with(ctx, func(s *client.Session) error {
+		_, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: meta.RootVolume})
+		if errors.Is(err, meta.AccessDenied) || errors.Is(err, meta.NotPermitted) || errors.Is(err, meta.NoSuchVolume) {
+			return nil // it answers; that volume is not ours
+		}
+		return err
+	})
+}
+
+func volumeOf(i wire.VolumeInfo) Volume {
+	return Volume{ID: i.ID, Name: i.Name, Path: i.Path, Policy: i.Policy, Deleting: i.Deleting}
+}
+
+// one asks for one volume.
+func (c *Cluster) one(ctx context.Context, a wire.Admin) (v Volume, err error) {
+	err = c.with(ctx, func(s *client.Session) error {
+		re, err := s.Admin(ctx, a)
+		if err != nil {
+			return err
+		}
+		if len(re.Volumes) != 1 {
+			return meta.E("find volume", meta.NoSuchVolume, a.Name, nil)
+		}
+		v = volumeOf(re.Volumes[0])
+		return nil
+	})
+	return v, err
+}
+
+// Volume finds a volume by its number. Errors: NoSuchVolume.
+func (c *Cluster) Volume(ctx context.Context, id meta.VolumeID) (Volume, error) {
+	return c.one(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: id})
+}
+
+// VolumeByName finds a volume by its name. Errors: NoSuchVolume.
+func (c *Cluster) VolumeByName(ctx context.Context, name string) (Volume, error) {
+	return c.one(ctx, wire.Admin{Op: wire.AdminVolumeByName, Name: name})
+}
+
+// Volumes lists all volumes.
+func (c *Cluster) Volumes(ctx context.Context) (all []Volume, err error) {
+	err = c.with(ctx, func(s *client.Session) error {
+		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumes})
+		if err != nil {
+			return err
+		}
+		for _, i := range re.Volumes {
+			all = append(all, volumeOf(i))
+		}
+		return nil
+	})
+	return all, err
+}
+
+// Create makes a volume. Errors: VolumeExists, Invalid, ResourceExceeded.
+func (c *Cluster) Create(ctx context.Context, name string, p meta.Policy) (Volume, error) {
+	return c.one(ctx, wire.Admin{Op: wire.AdminCreateVolume, Name: name, Policy: p})
+}
+
+// SetPolicy replaces a volume's policy. Errors: NoSuchVolume, Invalid.
+func (c *Cluster) SetPolicy(ctx context.Context, id meta.VolumeID, p meta.Policy) (Volume, error) {
+	return c.one(ctx, wire.Admin{Op: wire.AdminSetPolicy, Volume: id, Policy: p})
+}
+
+// Delete deletes a volume that hangs nowhere, with everything in it. It goes on
+// where an earlier call ended. Errors: NoSuchVolume, Busy (it is attached),
+// NotEmpty (another is attached in it).
+func (c *Cluster) Delete(ctx context.Context, id meta.VolumeID) error {
+	return c.with(ctx, func(s *client.Session) error {
+		_, err := s.Admin(ctx, wire.Admin{Op: wire.AdminDeleteVolume, Volume: id})
+		return err
+	})
+}
+
+// Nodes lists the machines that store bytes and answer.
+func (c *Cluster) Nodes(ctx context.Context) (sites []policy.Site, err error) {
+	err = c.with(ctx, func(s *client.Session) error {
+		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminNodeList})
+		if err != nil {
+			return err
+		}
+		var nodes []struct {
+			Topology string          `json:"topology"`
+			State    string          `json:"state"`
+			Live     bool            `json:"live"`
+			Disks    []meta.DiskInfo `json:"disks"`
+		}
+		if err := json.Unmarshal(re.Report, &nodes); err != nil {
+			return meta.E("list nodes", meta.Protocol, "", err)
+		}
+		for _, n := range nodes {
+			if !n.Live || n.State != "active" {
+				continue
+			}
+			site := policy.Site{Topology: n.Topology}
+			for _, d := range n.Disks {
+				if d.State == meta.DiskOK {
+					site.Disks = append(site.Disks, policy.Disk{Class: d.Class, Free: d.Free})
+				}
+			}
+			sites = append(sites, site)
+		}
+		return nil
+	})
+	return sites, err
+}
+
+// How long is listened for chunk servers: two seconds.
+const (
+	hearTries = 100
+	hearPoll  = 20 * time.Millisecond
+)
+
+// Here is the place of the chunk server that stands on this machine; "" where
+// none does.
+func (c *Cluster) Here(ctx context.Context) (at string, err error) {
+	err = c.with(ctx, func(s *client.Session) error {
+		// A session hears of chunk servers a moment after it began.
+		for range hearTries {
+			all := s.Servers()
+			for _, i := range all {
+				if i.Host != "" && i.Host == process.Boot() && i.Topology != "" {
+					at = i.Topology
+					return nil
+				}
+			}
+			if len(all) > 0 {
+				return nil
+			}
+			select {
+			case <-ctx.Done():
+				return meta.E("list chunk servers", meta.Unavailable, "", context.Cause(ctx))
+			case <-time.After(hearPoll):
+			}
+		}
+		return nil
+	})
+	return at, err
+}
+
+// Snapshots lists a volume's snapshots, oldest first. Errors: NoSuchVolume.
+func (c *Cluster) Snapshots(ctx context.Context, v meta.VolumeID) (all []Snapshot, err error) {
+	err = c.with(ctx, func(s *client.Session) error {
+		l, err := s.Snapshots(ctx, v)
+		for _, i := range l.Snapshots {
+			all = append(all, snapshotOf(i))
+		}
+		return err
+	})
+	return all, err
+}
+
+func snapshotOf(i wire.SnapshotInfo) Snapshot {
+	return Snapshot{Name: i.Name, At: i.At, Created: i.Created, Bytes: i.Bytes, Ready: i.State == wire.SnapshotReady}
+}
+
+// TakeSnapshot keeps a volume as it is now. Errors: Exists, NoSuchVolume,
+// ResourceExceeded, Unavailable.
+func (c *Cluster) TakeSnapshot(ctx context.Context, v meta.VolumeID, name string) (taken Snapshot, err error) {
+	err = c.with(ctx, func(s *client.Session) error {
+		i, err := s.TakeSnapshot(ctx, v, name)
+		taken = snapshotOf(i)
+		return err
+	})
+	return taken, err
+}
+
+// DeleteSnapshot deletes one. Errors: NoSuchSnapshot, Busy.
+func (c *Cluster) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name string) error {
+	return c.with(ctx, func(s *client.Session) error {
+		_, err := s.DeleteSnapshot(ctx, v, name)
+		return err
+	})
+}
+
+// dirMode is what directories on the way to a volume are made with.
+const dirMode = 0o040755
+
+// walk follows the directories of a path from the root of the tree, through
+// junctions, and makes those that are missing if it may. Symbolic links are not
+// followed.
+func walk(ctx context.Context, s *client.Session, dir string, missing bool) (v meta.VolumeID, ino meta.Ino, err error) {
+	v, ino = meta.RootVolume, meta.RootIno
+	for name := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {
+		if name == "" {
+			continue
+		}
+		r, err := s.Do(ctx, v, meta.OpID{}, &meta.Lookup{Parent: ino, Name: name}, meta.LeaseNone)
+		if errors.Is(err, meta.NotFound) && missing {
+			r, err = s.Do(ctx, v, s.NextOp(), &meta.Create{Parent: ino, Name: name, Mode: dirMode, Excl: true}, meta.LeaseNone)
+			if errors.Is(err, meta.Exists) { // somebody was faster
+				r, err = s.Do(ctx, v, meta.OpID{}, &meta.Lookup{Parent: ino, Name: name}, meta.LeaseNone)
+			}
+		}
+		if err != nil {
+			return 0, 0, fmt.Errorf("%s: %w", dir, err)
+		}
+		if ino = r.Attr.Ino; r.Volume != 0 {
+			v, ino = r.Volume, meta.RootIno
+		}
+	}
+	return v, ino, nil
+}
+
+// Attach hangs a volume into the tree and makes the directories on the way to
+// it. Errors: Exists (the name is taken, or the volume hangs elsewhere), NotDir.
+func (c *Cluster) Attach(ctx context.Context, id meta.VolumeID, at string) error {
+	return c.with(ctx, func(s *client.Session) error {
+		parent, dir, err := walk(ctx, s, path.Dir(at), true)
+		if err != nil {
+			return err
+		}
+		_, err = s.Admin(ctx, wire.Admin{Op: wire.AdminAttach, Volume: id, Parent: parent, Ino: dir, Entry: path.Base(at)})
+		return err
+	})
+}
+
+// Detach takes a volume out of the tree. Errors: NotAttached, NoSuchVolume.
+func (c *Cluster) Detach(ctx context.Context, id meta.VolumeID) error {
+	return c.with(ctx, func(s *client.Session) error {
+		_, err := s.Admin(ctx, wire.Admin{Op: wire.AdminDetach, Volume: id})
+		return err
+	})
+}
+
+// Tidy removes the directory that a volume hung in if nothing is left in it. One
+// that lies in the root of the tree stays.
+func (c *Cluster) Tidy(ctx context.Context, dir string) error {
+	if path.Dir(dir) == "/" || dir == "/" {
+		return nil
+	}
+	err := c.with(ctx, func(s *client.Session) error {
+		v, parent, err := walk(ctx, s, path.Dir(dir), false)
+		if err != nil {
+			return err
+		}
+		_, err = s.Do(ctx, v, s.NextOp(), &meta.Unlink{Parent: parent, Name: path.Base(dir), Dir: true}, meta.LeaseNone)
+		return err
+	})
+	if errors.Is(err, meta.NotFound) || errors.Is(err, meta.NotEmpty) || errors.Is(err, meta.NotDir) || errors.Is(err, meta.Busy) {
+		return nil
+	}
+	return err
+}

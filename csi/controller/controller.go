@@ -1,0 +1,193 @@
+// Package controller is the Controller service of the Container Storage
+// Interface: volumes and snapshots of a cluster, made, changed and deleted for
+// an orchestrator. It keeps nothing: a volume's name says that it was made here,
+// and the cluster has the rest, so that a call that was cut off anywhere is
+// simply made again, by this process or another.
+package controller
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"penstock.io/penstock/csi/cluster"
+	"penstock.io/penstock/csi/handle"
+	"penstock.io/penstock/csi/policy"
+	"penstock.io/penstock/csi/reply"
+	"penstock.io/penstock/meta"
+)
+
+// Cluster is what the service needs of one; cluster.Cluster is it.
+type Cluster interface {
+	ID(ctx context.Context) (string, error)
+	Volume(ctx context.Context, id meta.VolumeID) (cluster.Volume, error)
+	VolumeByName(ctx context.Context, name string) (cluster.Volume, error)
+	Volumes(ctx context.Context) ([]cluster.Volume, error)
+	Create(ctx context.Context, name string, p meta.Policy) (cluster.Volume, error)
+	SetPolicy(ctx context.Context, id meta.VolumeID, p meta.Policy) (cluster.Volume, error)
+	Delete(ctx context.Context, id meta.VolumeID) error
+	Attach(ctx context.Context, id meta.VolumeID, at string) error
+	Detach(ctx context.Context, id meta.VolumeID) error
+	Tidy(ctx context.Context, dir string) error
+	Nodes(ctx context.Context) ([]policy.Site, error)
+	Snapshots(ctx context.Context, v meta.VolumeID) ([]cluster.Snapshot, error)
+	TakeSnapshot(ctx context.Context, v meta.VolumeID, name string) (cluster.Snapshot, error)
+	DeleteSnapshot(ctx context.Context, v meta.VolumeID, name string) error
+}
+
+// Config says what the service works on.
+type Config struct {
+	Cluster Cluster
+	Logger  *slog.Logger
+	// Step is called between the steps of each call with the step's name: tests
+	// end the process there. Nil: nobody is.
+	Step func(step string)
+}
+
+// Server is the service.
+type Server struct {
+	csi.UnimplementedControllerServer
+	Config
+	pending reply.Pending
+}
+
+// New makes the service.
+func New(cfg Config) *Server {
+	if cfg.Step == nil {
+		cfg.Step = func(string) {}
+	}
+	return &Server{Config: cfg}
+}
+
+// capabilities are what ControllerGetCapabilities answers.
+var capabilities = []csi.ControllerServiceCapability_RPC_Type{
+	csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+	csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+	csi.ControllerServiceCapability_RPC_GET_VOLUME,
+	csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+	csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+	csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
+	csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+}
+
+// ControllerGetCapabilities tells what this service can do.
+func (s *Server) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	r := &csi.ControllerGetCapabilitiesResponse{}
+	for _, c := range capabilities {
+		r.Capabilities = append(r.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: c}}})
+	}
+	return r, nil
+}
+
+// handleOf is a volume's handle.
+func (s *Server) handleOf(ctx context.Context, id meta.VolumeID) (string, error) {
+	c, err := s.Cluster.ID(ctx)
+	if err != nil {
+		return "", err
+	}
+	return handle.Volume{Cluster: handle.ClusterOf(c), Volume: id}.String(), nil
+}
+
+// find gives the volume that a handle names. Errors: NoSuchVolume for handles
+// that no volume can have, too, as the specification wants it; Busy for those of
+// another cluster and those written by hand, whose volumes are not this
+// service's to touch.
+func (s *Server) find(ctx context.Context, id string) (cluster.Volume, error) {
+	const op = "find volume"
+	h, err := handle.ParseVolume(id)
+	if err != nil {
+		return cluster.Volume{}, meta.E(op, meta.NoSuchVolume, "", err)
+	}
+	if h.ByHand() {
+		v, err := s.Cluster.VolumeByName(ctx, h.Name)
+		if err != nil {
+			return cluster.Volume{}, err
+		}
+		return v, nil
+	}
+	if err := s.ours(ctx, h.Cluster); err != nil {
+		return cluster.Volume{}, err
+	}
+	return s.Cluster.Volume(ctx, h.Volume)
+}
+
+// ours refuses what belongs to another cluster.
+func (s *Server) ours(ctx context.Context, of string) error {
+	c, err := s.Cluster.ID(ctx)
+	if err != nil {
+		return err
+	}
+	if handle.ClusterOf(c) != of {
+		return meta.E("read handle", meta.Busy, of, errors.New("it belongs to another cluster than this driver's"))
+	}
+	return nil
+}
+
+// mine finds a volume that this service may change: one that it made.
+func (s *Server) mine(ctx context.Context, id string) (cluster.Volume, error) {
+	if id == "" {
+		return cluster.Volume{}, status.Error(codes.InvalidArgument, "no volume id")
+	}
+	v, err := s.find(ctx, id)
+	if err != nil {
+		return v, err
+	}
+	if h, err := handle.ParseVolume(id); err != nil || h.ByHand() || !made(v) {
+		return v, meta.E("change volume", meta.Busy, v.Name, errors.New("it was not made by this driver; change it with 'penstock volume'"))
+	}
+	return v, nil
+}
+
+// made tells which volumes this service made: by their names, since it keeps no
+// books. Those that pods brought along are the node service's.
+func made(v cluster.Volume) bool {
+	return strings.HasPrefix(v.Name, handle.Made) && !strings.HasPrefix(v.Name, handle.Inline)
+}
+
+// ValidateVolumeCapabilities tells whether a volume can be used so.
+func (s *Server) ValidateVolumeCapabilities(ctx context.Context, q *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	if q.GetVolumeId() == "" {
+		return nil, status.Error(codes.InvalidArgument, "no volume id")
+	}
+	if len(q.GetVolumeCapabilities()) == 0 {
+		return nil, status.Error(codes.InvalidArgument, "no volume capabilities")
+	}
+	if _, err := s.find(ctx, q.GetVolumeId()); err != nil {
+		return nil, reply.Error(err)
+	}
+	if err := reply.Capabilities(q.GetVolumeCapabilities()); err != nil {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
+	}
+	if _, err := policy.ReadClass(q.GetParameters(), q.GetMutableParameters(), ""); err != nil {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
+	}
+	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+		VolumeContext: q.GetVolumeContext(), VolumeCapabilities: q.GetVolumeCapabilities(), Parameters: q.GetParameters(), MutableParameters: q.GetMutableParameters(),
+	}}, nil
+}
+
+// GetCapacity tells how large a volume of a class could be now.
+func (s *Server) GetCapacity(ctx context.Context, q *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	c, err := policy.ReadClass(q.GetParameters(), nil, "capacity")
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	if len(q.GetVolumeCapabilities()) > 0 {
+		if err := reply.Capabilities(q.GetVolumeCapabilities()); err != nil {
+			return &csi.GetCapacityResponse{}, nil // no volume can be used so
+		}
+	}
+	sites, err := s.Cluster.Nodes(ctx)
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	return &csi.GetCapacityResponse{AvailableCapacity: signed(policy.Capacity(sites, c.Policy, q.GetAccessibleTopology().GetSegments()))}, nil
+}
+
+// signed is a number of bytes as messages have it.
+func signed(n uint64) int64 { return int64(min(n, 1<<63-1)) }

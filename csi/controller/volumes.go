@@ -1,0 +1,335 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"penstock.io/penstock/csi/cluster"
+	"penstock.io/penstock/csi/handle"
+	"penstock.io/penstock/csi/policy"
+	"penstock.io/penstock/csi/reply"
+	"penstock.io/penstock/meta"
+)
+
+// CreateVolume makes a volume, or finds the one that an earlier call made:
+//
+//	named -> made (row and policy) -> attached
+//
+// each step is looked at before it is taken.
+func (s *Server) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	if q.GetName() == "" {
+		return nil, status.Error(codes.InvalidArgument, "no name")
+	}
+	if len(q.GetVolumeCapabilities()) == 0 {
+		return nil, status.Error(codes.InvalidArgument, "no volume capabilities")
+	}
+	if err := reply.Capabilities(q.GetVolumeCapabilities()); err != nil {
+		return nil, err
+	}
+	class, err := policy.ReadClass(q.GetParameters(), q.GetMutableParameters(), q.GetName())
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	if q.GetVolumeContentSource() != nil {
+		return nil, status.Error(codes.InvalidArgument, "volumes are made empty: neither from snapshots nor from volumes")
+	}
+	required, limit := q.GetCapacityRange().GetRequiredBytes(), q.GetCapacityRange().GetLimitBytes()
+	if class.Policy.QuotaBytes, err = policy.Size(required, limit); err != nil {
+		return nil, reply.Error(err)
+	}
+	name := handle.NameOf(class.Prefix, q.GetName())
+	end, err := s.pending.Begin(name)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+
+	v, err := s.Cluster.VolumeByName(ctx, name)
+	switch {
+	case errors.Is(err, meta.NoSuchVolume):
+		if v, err = s.makeVolume(ctx, name, class, q.GetAccessibilityRequirements()); err != nil {
+			return nil, reply.Error(err)
+		}
+	case err != nil:
+		return nil, reply.Error(err)
+	case v.Deleting:
+		return nil, status.Errorf(codes.Aborted, "a volume of the name %q is being deleted", q.GetName())
+	case !sameVolume(v, class, required, limit):
+		return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with other parameters or of another size", q.GetName())
+	}
+	if class.AttachPath != "" && v.Path == "" {
+		if v.Path, err = s.attach(ctx, v, class.AttachPath); err != nil {
+			return nil, reply.Error(err)
+		}
+	}
+	out, err := s.describe(ctx, v)
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	return &csi.CreateVolumeResponse{Volume: out}, nil
+}
+
+// sameVolume tells whether a volume is what a call wants that made it once.
+// Where it lies was chosen then, within the class's place.
+func sameVolume(v cluster.Volume, c policy.Class, required, limit int64) bool {
+	want := c.Policy
+	if c.Level != policy.Anywhere && policy.Under(v.Policy.Topology, want.Topology) {
+		want.Topology = v.Policy.Topology
+	}
+	return policy.Same(v.Policy, want) && policy.Fits(v.Policy.QuotaBytes, required, limit)
+}
+
+func (s *Server) makeVolume(ctx context.Context, name string, class policy.Class, want *csi.TopologyRequirement) (cluster.Volume, error) {
+	if want != nil {
+		sites, err := s.Cluster.Nodes(ctx)
+		if err != nil {
+			return cluster.Volume{}, err
+		}
+		if err := policy.Place(&class, sites, segments(want.GetPreferred()), segments(want.GetRequisite()), class.Policy.QuotaBytes); err != nil {
+			return cluster.Volume{}, err
+		}
+	}
+	s.Step("create.make")
+	v, err := s.Cluster.Create(ctx, name, class.Policy)
+	if err != nil {
+		return v, err
+	}
+	s.Step("create.made")
+	return v, nil
+}
+
+func segments(topologies []*csi.Topology) (all []map[string]string) {
+	for _, t := range topologies {
+		all = append(all, t.GetSegments())
+	}
+	return all
+}
+
+// attachTries is how often a volume is hung up again whose directory somebody
+// removed meanwhile: the last volume in it was deleted.
+const attachTries = 5
+
+// attach hangs a volume into the tree: at the path of its class or, if
+// something else is there (a claim of the same name whose volume was kept), beside
+// it at PATH.NUMBER.
+func (s *Server) attach(ctx context.Context, v cluster.Volume, at string) (string, error) {
+	beside := at + "." + strconv.Itoa(int(v.ID))
+	for try := 0; ; try++ {
+		err := s.Cluster.Attach(ctx, v.ID, at)
+		switch {
+		case err == nil:
+			s.Step("create.attached")
+			return at, nil
+		case errors.Is(err, meta.Exists) && at != beside:
+			s.Logger.Info("another thing hangs where a claim's volume should", "path", at, "volume", v.Name, "instead", beside)
+			at = beside
+		case (errors.Is(err, meta.NotFound) || errors.Is(err, meta.Stale)) && try < attachTries:
+		default:
+			return "", err
+		}
+	}
+}
+
+// describe is a volume in the words of the interface.
+func (s *Server) describe(ctx context.Context, v cluster.Volume) (*csi.Volume, error) {
+	id, err := s.handleOf(ctx, v.ID)
+	if err != nil {
+		return nil, err
+	}
+	out := &csi.Volume{VolumeId: id, CapacityBytes: signed(v.Policy.QuotaBytes), VolumeContext: map[string]string{}}
+	if near := policy.Segments(v.Policy.Topology, false); near != nil {
+		out.AccessibleTopology = []*csi.Topology{{Segments: near}}
+	}
+	return out, nil
+}
+
+// DeleteVolume deletes a volume: taken out of the tree, then deleted with
+// everything in it. One that snapshots depend on stays until they are gone.
+func (s *Server) DeleteVolume(ctx context.Context, q *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	done := &csi.DeleteVolumeResponse{}
+	v, err := s.mine(ctx, q.GetVolumeId())
+	if errors.Is(err, meta.NoSuchVolume) {
+		return done, nil
+	}
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	end, err := s.pending.Begin(v.Name)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	if !v.Deleting {
+		if err := s.unneeded(ctx, v); err != nil {
+			return nil, reply.Error(err)
+		}
+	}
+	if v.Path != "" {
+		s.Step("delete.detach")
+		if err := s.Cluster.Detach(ctx, v.ID); err != nil && !errors.Is(err, meta.NotAttached) && !errors.Is(err, meta.NoSuchVolume) {
+			return nil, reply.Error(err)
+		}
+		s.Step("delete.detached")
+		if dir := path.Dir(v.Path); strings.HasPrefix(dir, "/") {
+			if err := s.Cluster.Tidy(ctx, dir); err != nil {
+				s.Logger.Warn("a directory of claims was not removed", "path", dir, "err", err)
+			}
+		}
+	}
+	s.Step("delete.delete")
+	if err := s.Cluster.Delete(ctx, v.ID); err != nil && !errors.Is(err, meta.NoSuchVolume) {
+		return nil, reply.Error(err)
+	}
+	s.Step("delete.deleted")
+	return done, nil
+}
+
+// unneeded refuses to delete a volume whose snapshots the orchestrator has.
+func (s *Server) unneeded(ctx context.Context, v cluster.Volume) error {
+	all, err := s.Cluster.Snapshots(ctx, v.ID)
+	if err != nil && !errors.Is(err, meta.NoSuchVolume) {
+		return err
+	}
+	for _, x := range all {
+		if x.Ready && strings.HasPrefix(x.Name, handle.Made) {
+			return meta.E("delete volume", meta.Busy, v.Name, errors.New("it has snapshots; delete them first"))
+		}
+	}
+	return nil
+}
+
+// ListVolumes lists what this driver made, by number, so that a token stays good
+// whatever is made or deleted between two pages.
+func (s *Server) ListVolumes(ctx context.Context, q *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+	after, err := readToken(q.GetStartingToken(), q.GetMaxEntries())
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.Cluster.Volumes(ctx)
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	all = slices.DeleteFunc(all, func(v cluster.Volume) bool { return !made(v) || v.Deleting || uint64(v.ID) <= after })
+	slices.SortFunc(all, func(a, b cluster.Volume) int { return int(a.ID) - int(b.ID) })
+	r := &csi.ListVolumesResponse{}
+	if n := int(q.GetMaxEntries()); n > 0 && len(all) > n {
+		all = all[:n]
+		r.NextToken = strconv.FormatUint(uint64(all[n-1].ID), 10)
+	}
+	for _, v := range all {
+		out, err := s.describe(ctx, v)
+		if err != nil {
+			return nil, reply.Error(err)
+		}
+		r.Entries = append(r.Entries, &csi.ListVolumesResponse_Entry{Volume: out})
+	}
+	return r, nil
+}
+
+// readToken reads where a list goes on. Errors: statuses of Aborted, as the
+// specification wants it, and InvalidArgument.
+func readToken(token string, entries int32) (after uint64, err error) {
+	if entries < 0 {
+		return 0, status.Error(codes.InvalidArgument, "max_entries is negative")
+	}
+	if token == "" {
+		return 0, nil
+	}
+	if after, err = strconv.ParseUint(token, 10, 64); err != nil {
+		return 0, status.Error(codes.Aborted, "starting_token is not one that this driver gave")
+	}
+	return after, nil
+}
+
+// ControllerGetVolume tells of one volume.
+func (s *Server) ControllerGetVolume(ctx context.Context, q *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	v, err := s.mine(ctx, q.GetVolumeId())
+	if err == nil && v.Deleting {
+		err = meta.E("find volume", meta.NoSuchVolume, v.Name, nil)
+	}
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	out, err := s.describe(ctx, v)
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	return &csi.ControllerGetVolumeResponse{Volume: out, Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}, nil
+}
+
+// ControllerExpandVolume raises a volume's quota; mounts see it within seconds.
+func (s *Server) ControllerExpandVolume(ctx context.Context, q *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	if q.GetVolumeId() != "" && q.GetCapacityRange() == nil {
+		return nil, status.Error(codes.InvalidArgument, "no capacity range")
+	}
+	required, limit := q.GetCapacityRange().GetRequiredBytes(), q.GetCapacityRange().GetLimitBytes()
+	v, err := s.change(ctx, q.GetVolumeId(), "expand", func(p *meta.Policy) error {
+		size, err := policy.Size(required, limit)
+		if err != nil {
+			return err
+		}
+		switch {
+		case p.QuotaBytes == 0 || p.QuotaBytes >= size && (limit == 0 || p.QuotaBytes <= uint64(limit)): // large enough
+		case p.QuotaBytes > size:
+			return meta.E("expand volume", meta.Range, strconv.FormatUint(p.QuotaBytes, 10), errors.New("the volume is larger than the limit: volumes don't shrink"))
+		default:
+			p.QuotaBytes = size
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	size := v.Policy.QuotaBytes
+	if size == 0 { // no quota: it holds whatever is asked for
+		size = uint64(required)
+	}
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: signed(size)}, nil
+}
+
+// ControllerModifyVolume lays the parameters of a volume attributes class over a
+// volume's policy: new bytes follow at once, old ones by repair.
+func (s *Server) ControllerModifyVolume(ctx context.Context, q *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
+	_, err := s.change(ctx, q.GetVolumeId(), "modify", func(p *meta.Policy) error { return policy.Change(p, q.GetMutableParameters()) })
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	return &csi.ControllerModifyVolumeResponse{}, nil
+}
+
+// change changes a volume's policy.
+func (s *Server) change(ctx context.Context, id, step string, change func(*meta.Policy) error) (cluster.Volume, error) {
+	v, err := s.mine(ctx, id)
+	if err != nil {
+		return v, err
+	}
+	end, err := s.pending.Begin(v.Name)
+	if err != nil {
+		return v, err
+	}
+	defer end()
+	if v, err = s.Cluster.Volume(ctx, v.ID); err != nil { // as it is now that nobody else changes it
+		return v, err
+	}
+	if v.Deleting {
+		return v, meta.E("find volume", meta.NoSuchVolume, v.Name, nil)
+	}
+	p := v.Policy
+	if err := change(&p); err != nil || p == v.Policy {
+		return v, err
+	}
+	s.Step(step + ".set")
+	v, err = s.Cluster.SetPolicy(ctx, v.ID, p)
+	if err == nil {
+		s.Step(step + ".done")
+	}
+	return v, err
+}

@@ -1,0 +1,160 @@
+// Package node is the Node service of the Container Storage Interface: it has
+// volumes mounted on this machine and binds the mounts to where pods look for
+// them. A staged volume is served by a process of its own, which outlives the
+// driver: upgraded or killed, it breaks no pod. What is mounted is in the
+// kernel's table; a directory of state has, for each staged volume, how it was
+// mounted, and a lock that its process holds.
+//
+//	STATE/volumes/KEY/record.json     see record
+//	                 /lock            held (flock) as long as the process lives
+//	                 /log             of the process
+//	STATE/inline/KEY/mount            where volumes of pods are staged
+package node
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os/exec"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"penstock.io/penstock/csi/cluster"
+	"penstock.io/penstock/csi/handle"
+	"penstock.io/penstock/csi/policy"
+	"penstock.io/penstock/csi/reply"
+	"penstock.io/penstock/meta"
+)
+
+// Cluster is what the service needs of one; cluster.Cluster is it. Only volumes
+// that pods bring along are made and deleted.
+type Cluster interface {
+	ID(ctx context.Context) (string, error)
+	Ready(ctx context.Context) error
+	Here(ctx context.Context) (string, error)
+	Volume(ctx context.Context, id meta.VolumeID) (cluster.Volume, error)
+	VolumeByName(ctx context.Context, name string) (cluster.Volume, error)
+	Volumes(ctx context.Context) ([]cluster.Volume, error)
+	Create(ctx context.Context, name string, p meta.Policy) (cluster.Volume, error)
+	Delete(ctx context.Context, id meta.VolumeID) error
+}
+
+// Config says what the service works with.
+type Config struct {
+	Cluster Cluster
+	Logger  *slog.Logger
+	// Name is the node's, as the orchestrator knows it.
+	Name string
+	// State is the directory of state; it is made if it does not exist.
+	State string
+	// Topology is where the machine stands, /zone/rack/host; "": where the chunk
+	// server on it does.
+	Topology string
+	// Inline: volumes that pods bring along are served, for which the driver must
+	// be an administrator.
+	Inline bool
+	// Command is the program that mounts source ([VOLUME[@SNAPSHOT]:]PATH) at dir
+	// with options of mount(8), appends its log to a file, and serves until it is
+	// unmounted. On descriptor 3 it writes "ok" once it has mounted, else what is
+	// wrong, and closes it. Descriptor 4 it keeps open as long as it lives.
+	Command func(source, dir, log string, options []string) *exec.Cmd
+	// Step is called between the steps of each call with the step's name: tests
+	// end the process there. Nil: nobody is.
+	Step func(step string)
+}
+
+// Server is the service.
+type Server struct {
+	csi.UnimplementedNodeServer
+	Config
+	pending reply.Pending
+	probes  probes
+}
+
+// New makes the service.
+func New(cfg Config) *Server {
+	if cfg.Step == nil {
+		cfg.Step = func(string) {}
+	}
+	return &Server{Config: cfg}
+}
+
+var capabilities = []csi.NodeServiceCapability_RPC_Type{
+	csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+	csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+	csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
+	csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP,
+	csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+	csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
+}
+
+// NodeGetCapabilities tells what this service can do.
+func (s *Server) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	r := &csi.NodeGetCapabilitiesResponse{}
+	for _, c := range capabilities {
+		r.Capabilities = append(r.Capabilities, &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: c}}})
+	}
+	return r, nil
+}
+
+// NodeGetInfo tells the node's name and place.
+func (s *Server) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	at := s.Topology
+	if at == "" {
+		var err error
+		if at, err = s.Cluster.Here(ctx); err != nil {
+			return nil, reply.Error(err)
+		}
+	}
+	r := &csi.NodeGetInfoResponse{NodeId: s.Name}
+	if labels := policy.Segments(at, true); labels != nil {
+		r.AccessibleTopology = &csi.Topology{Segments: labels}
+	}
+	return r, nil
+}
+
+// source finds what a handle is mounted from. Errors: NoSuchVolume, Busy (of
+// another cluster).
+func (s *Server) source(ctx context.Context, id string) (string, error) {
+	const op = "find volume"
+	h, err := handle.ParseVolume(id)
+	switch {
+	case err != nil:
+		return "", meta.E(op, meta.NoSuchVolume, "", err)
+	case h.ByHand() && h.Snapshot != "":
+		return h.Name + "@" + h.Snapshot + ":/", nil
+	case h.ByHand():
+		return h.Name + ":/", nil
+	}
+	c, err := s.Cluster.ID(ctx)
+	if err != nil {
+		return "", err
+	}
+	if handle.ClusterOf(c) != h.Cluster {
+		return "", meta.E(op, meta.Busy, h.Cluster, errors.New("the volume belongs to another cluster than this driver's"))
+	}
+	v, err := s.Cluster.Volume(ctx, h.Volume)
+	if err != nil {
+		return "", err
+	}
+	if v.Deleting {
+		return "", meta.E(op, meta.NoSuchVolume, v.Name, errors.New("it is being deleted"))
+	}
+	return v.Name + ":/", nil
+}
+
+// required refuses calls that lack a volume or a path.
+func required(volume string, paths ...string) error {
+	if volume == "" {
+		return status.Error(codes.InvalidArgument, "no volume id")
+	}
+	for _, p := range paths {
+		if err := checkPath(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}

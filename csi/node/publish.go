@@ -1,0 +1,159 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"penstock.io/penstock/csi/policy"
+	"penstock.io/penstock/csi/reply"
+	"penstock.io/penstock/meta"
+)
+
+// NodePublishVolume binds a staged volume to where a pod looks for it.
+func (s *Server) NodePublishVolume(ctx context.Context, q *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	if err := required(q.GetVolumeId(), q.GetTargetPath()); err != nil {
+		return nil, err
+	}
+	_, group, err := s.wanted(q.GetVolumeId(), q.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	inline := q.GetVolumeContext()[policy.EphemeralMark] == "true"
+	if !inline && q.GetStagingTargetPath() == "" {
+		return nil, status.Error(codes.FailedPrecondition, "the volume was not staged: no staging_target_path")
+	}
+	end, err := s.pending.Begin(q.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	staging := ""
+	if inline {
+		staging, err = s.stageInline(ctx, q)
+	} else if err = checkPath(q.GetStagingTargetPath()); err == nil {
+		staging, err = whole(q.GetStagingTargetPath())
+	}
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	target, err := whole(q.GetTargetPath())
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	p := publishing{
+		volume: q.GetVolumeId(), staging: staging, target: target,
+		readOnly: q.GetReadonly() || reply.ReadOnly(q.GetVolumeCapability()),
+		alone:    q.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+	}
+	if err := s.publish(p); err != nil {
+		return nil, reply.Error(err)
+	}
+	if !p.readOnly {
+		if err := s.giveGroup(staging, group); err != nil {
+			return nil, reply.Error(err)
+		}
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// publishing says what is bound where, by whole paths.
+type publishing struct {
+	volume, staging, target string
+	readOnly                bool
+	alone                   bool // nobody else on this node may have it
+}
+
+func (s *Server) publish(p publishing) error {
+	const op = "publish"
+	staged, err := mountAt(p.staging)
+	if err != nil {
+		return err
+	}
+	have, rerr := s.folderOf(p.volume, p.staging).read()
+	if staged == nil || rerr != nil {
+		return meta.E(op, meta.Busy, p.staging, errors.New("the volume is not staged there"))
+	}
+	if have.Volume != p.volume {
+		panic(fmt.Sprintf("node: the record of %s says %s: its folder's name is not of both", p.volume, have.Volume))
+	}
+	if err := s.probes.ask(p.staging); err != nil {
+		return meta.E(op, meta.Busy, p.staging, fmt.Errorf("the staged mount is dead: stage the volume again: %w", err))
+	}
+	there, err := mountAt(p.target)
+	if err != nil {
+		return err
+	}
+	switch {
+	case there == nil:
+	case there.Major == staged.Major && there.Minor == staged.Minor:
+		if isReadOnly(there) != (p.readOnly || isReadOnly(staged)) {
+			return meta.E(op, meta.Exists, p.target, errors.New("the volume is published there, but writable where it should not be, or the other way round"))
+		}
+		return nil
+	default:
+		if s.probes.ask(p.target) == nil {
+			return meta.E(op, meta.Exists, p.target, fmt.Errorf("another volume (%s) is published there", there.Source))
+		}
+		if err := s.unmount(p.target); err != nil { // what was published before the mount died
+			return err
+		}
+	}
+	if p.alone {
+		others, err := publishedElsewhere(staged, p.staging, p.target)
+		if err != nil {
+			return err
+		}
+		if len(others) > 0 {
+			return meta.E(op, meta.Busy, p.target, fmt.Errorf("a single writer has it already, at %s", others[0]))
+		}
+	}
+	s.Step("publish.bind")
+	if err := bind(p.staging, p.target, p.readOnly); err != nil {
+		return err
+	}
+	s.Step("publish.bound")
+	return nil
+}
+
+// NodeUnpublishVolume takes a volume from a pod, and one that the pod brought
+// along away for good. The directory that it was bound to goes only if it is
+// empty.
+func (s *Server) NodeUnpublishVolume(ctx context.Context, q *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	if err := required(q.GetVolumeId(), q.GetTargetPath()); err != nil {
+		return nil, err
+	}
+	end, err := s.pending.Begin(q.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	target, err := whole(q.GetTargetPath())
+	if err == nil {
+		err = s.unpublish(target)
+	}
+	if err != nil && meta.KindOf(err) != meta.NotFound {
+		return nil, reply.Error(err)
+	}
+	if err := s.removeInline(ctx, q.GetVolumeId()); err != nil {
+		return nil, reply.Error(err)
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+func (s *Server) unpublish(target string) error {
+	s.Step("unpublish.unmount")
+	if err := s.unmount(target); err != nil {
+		return err
+	}
+	s.Step("unpublish.unmounted")
+	if err := removeDir(target); err != nil {
+		return err
+	}
+	s.Step("unpublish.removed")
+	return nil
+}

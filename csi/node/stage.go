@@ -1,0 +1,301 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"penstock.io/penstock/csi/policy"
+	"penstock.io/penstock/csi/reply"
+	"penstock.io/penstock/meta"
+)
+
+// NodeStageVolume mounts a volume at its staging path, once for all pods of the
+// node that use it.
+func (s *Server) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	if err := required(q.GetVolumeId(), q.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
+	want, group, err := s.wanted(q.GetVolumeId(), q.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	end, err := s.pending.Begin(q.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	if want.Source, err = s.source(ctx, q.GetVolumeId()); err != nil {
+		return nil, reply.Error(err)
+	}
+	if want.Staging, err = whole(q.GetStagingTargetPath()); err != nil {
+		return nil, reply.Error(err)
+	}
+	if err := s.stage(ctx, want); err != nil {
+		return nil, reply.Error(err)
+	}
+	if err := s.giveGroup(want.Staging, group); err != nil {
+		return nil, reply.Error(err)
+	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+// noGroup: the pod asks for none.
+const noGroup = -1
+
+// wanted reads how a volume is to be mounted, and the group that its root is
+// to be writable for.
+func (s *Server) wanted(volume string, c *csi.VolumeCapability) (r record, group int, err error) {
+	if err := reply.Capability(c); err != nil {
+		return r, 0, err
+	}
+	group = noGroup
+	if g := c.GetMount().GetVolumeMountGroup(); g != "" {
+		n, err := strconv.ParseUint(g, 10, 31)
+		if err != nil {
+			return r, 0, status.Errorf(codes.InvalidArgument, "volume_mount_group is no number of a group")
+		}
+		group = int(n)
+	}
+	options, err := policy.MountOptions(c.GetMount().GetMountFlags(), false)
+	if err != nil {
+		return r, 0, reply.Error(err)
+	}
+	return record{Volume: volume, Options: options}, group, nil
+}
+
+// stage has a volume mounted as the record says, or finds that it is:
+//
+//	record written -> directory -> process started -> mounted
+//
+// The process takes the lock with it: a driver that comes after one that was
+// killed in between sees that the process still mounts, and lets it.
+func (s *Server) stage(ctx context.Context, want record) error {
+	f := s.folderOf(want.Volume, want.Staging)
+	lock, err := f.lock()
+	if meta.KindOf(err) == meta.Busy {
+		return s.alreadyStaged(f, want)
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if m, err := mountAt(want.Staging); err != nil {
+		return err
+	} else if m != nil && s.probes.ask(want.Staging) == nil {
+		// It lives, and not under this lock: the state was lost.
+		if m.Source != strings.TrimSuffix(want.Source, "/") {
+			return meta.E("stage", meta.Exists, want.Staging, fmt.Errorf("%s is mounted there", m.Source))
+		}
+		s.Logger.Warn("a mount is found that the state does not know", "volume", want.Volume, "path", want.Staging)
+		return f.write(want)
+	}
+	// What is mounted is dead.
+	if err := s.unmount(want.Staging); err != nil {
+		return err
+	}
+	s.Step("stage.record")
+	if err := f.write(want); err != nil {
+		return err
+	}
+	s.Step("stage.directory")
+	dir, err := openDir(want.Staging)
+	if err != nil {
+		return errors.Join(err, f.remove())
+	}
+	unix.Close(dir)
+	s.Step("stage.start")
+	if err := s.start(ctx, f, want, lock); err != nil {
+		return err
+	}
+	s.Step("stage.mounted")
+	return nil
+}
+
+// alreadyStaged is stage where a process lives.
+func (s *Server) alreadyStaged(f folder, want record) error {
+	have, err := f.read()
+	if err != nil {
+		return err
+	}
+	if !have.same(want) {
+		return meta.E("stage", meta.Exists, want.Staging, fmt.Errorf("the volume is staged there with other options: %v", have.Options))
+	}
+	m, err := mountAt(want.Staging)
+	if err != nil {
+		return err
+	}
+	if m == nil {
+		return status.Error(codes.Aborted, "the volume's process is mounting it, or ending")
+	}
+	return s.probes.ask(want.Staging)
+}
+
+// startWait bounds how long a process may take to mount, whatever the caller's
+// patience.
+const startWait = 60 * time.Second
+
+// start runs the mounting process and waits until it has mounted. If ctx ends
+// before, the process goes on, and holds the lock.
+func (s *Server) start(ctx context.Context, f folder, want record, lock *os.File) error {
+	const op = "stage"
+	if err := os.Truncate(f.file(logName), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	cmd := s.Command(want.Source, want.Staging, f.file(logName), want.Options)
+	cmd.ExtraFiles = []*os.File{w, lock}
+	// A session of its own: no signal that ends the driver reaches it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		return meta.E(op, meta.IO, cmd.Path, err)
+	}
+	s.Step("stage.started")
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }() // ends with the process; until then it is ours to reap
+	said := make(chan string, 1)
+	go func() { // ends when the process closes the pipe, or dies
+		b, _ := io.ReadAll(io.LimitReader(r, 64<<10))
+		said <- string(b)
+	}()
+	give, cancel := context.WithTimeout(ctx, startWait)
+	defer cancel()
+	select {
+	case text := <-said:
+		if text == mounted {
+			return nil
+		}
+		if text == "" {
+			text = fmt.Sprintf("the mount ended without a word: %v", <-ended)
+		}
+		return meta.E(op, meta.Unavailable, want.Source, errors.New(text))
+	case <-give.Done():
+		return meta.E(op, meta.Unavailable, want.Source, fmt.Errorf("not mounted yet: %w", context.Cause(give)))
+	}
+}
+
+// mounted is what a mounting process says when it has.
+const mounted = "ok"
+
+// giveGroup makes the root of a volume a directory of a group: writable for it,
+// and what is made in it belongs to it as well. What is in the volume already is
+// not walked.
+func (s *Server) giveGroup(path string, group int) error {
+	if group == noGroup {
+		return nil
+	}
+	const op = "set group"
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return meta.E(op, meta.IO, path, err)
+	}
+	const want = unix.S_ISGID | 0o070
+	if int(st.Gid) == group && st.Mode&want == want {
+		return nil
+	}
+	err := unix.Lchown(path, -1, group)
+	if err == nil {
+		err = unix.Chmod(path, st.Mode&0o7777|want)
+	}
+	if errors.Is(err, unix.EROFS) {
+		return nil // nobody writes there
+	}
+	if err != nil {
+		return meta.E(op, meta.IO, path, err)
+	}
+	return nil
+}
+
+// NodeUnstageVolume unmounts a volume. When it returns, what was written is
+// durable and no process is left, unless a pod still has the volume.
+func (s *Server) NodeUnstageVolume(ctx context.Context, q *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	if err := required(q.GetVolumeId(), q.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
+	end, err := s.pending.Begin(q.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	path, err := whole(q.GetStagingTargetPath())
+	if meta.KindOf(err) == meta.NotFound {
+		return &csi.NodeUnstageVolumeResponse{}, nil
+	}
+	if err == nil {
+		err = s.unstage(ctx, q.GetVolumeId(), path)
+	}
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+// unstage unmounts a staged volume, waits for its process to end, and forgets
+// it.
+func (s *Server) unstage(ctx context.Context, volume, path string) error {
+	f := s.folderOf(volume, path)
+	if _, err := os.Stat(string(f)); errors.Is(err, os.ErrNotExist) {
+		// Never staged there, or unstaged already. A mount would be another's.
+		return nil
+	}
+	m, err := mountAt(path)
+	if err != nil {
+		return err
+	}
+	if m != nil {
+		published, err := publishedElsewhere(m, path)
+		if err != nil {
+			return err
+		}
+		if len(published) > 0 {
+			return meta.E("unstage", meta.Busy, path, fmt.Errorf("the volume is still published at %s", published[0]))
+		}
+	}
+	s.Step("unstage.unmount")
+	if err := s.unmount(path); err != nil {
+		return err
+	}
+	s.Step("unstage.unmounted")
+	lock, err := f.waitLock(ctx)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	s.Step("unstage.forget")
+	return f.remove()
+}
+
+// endPoll is how often is looked whether a process has ended.
+const endPoll = 10 * time.Millisecond
+
+// waitLock waits for the process of a mount to end.
+func (f folder) waitLock(ctx context.Context) (*os.File, error) {
+	for {
+		l, err := f.lock()
+		if meta.KindOf(err) != meta.Busy {
+			return l, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, meta.E("unstage", meta.Unavailable, string(f), fmt.Errorf("the volume's process has not ended: %w", context.Cause(ctx)))
+		case <-time.After(endPoll):
+		}
+	}
+}

@@ -1,0 +1,186 @@
+package node
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/meta"
+)
+
+// record says how a volume was staged. It is written before the volume is
+// mounted and removed after it was unmounted.
+type record struct {
+	Version int      `json:"version"` // recordVersion
+	Volume  string   `json:"volume"`  // its handle
+	Staging string   `json:"staging"` // where it is mounted
+	Source  string   `json:"source"`
+	Options []string `json:"options"`
+}
+
+const (
+	recordVersion = 1
+	recordName    = "record.json"
+	lockName      = "lock"
+	logName       = "log"
+)
+
+// keyOf names a volume's folder.
+func keyOf(parts ...string) string {
+	h := sha256.New()
+	for _, p := range parts {
+		fmt.Fprintf(h, "%d:%s", len(p), p)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// folder is a staged volume's folder of the state.
+type folder string
+
+func (s *Server) folderOf(volume, staging string) folder {
+	return folder(filepath.Join(s.State, "volumes", keyOf(volume, staging)))
+}
+
+func (f folder) file(name string) string { return filepath.Join(string(f), name) }
+
+// read gives the record. Errors: NotFound, Version, Corrupt.
+func (f folder) read() (r record, err error) {
+	const op = "read state"
+	b, err := os.ReadFile(f.file(recordName))
+	if errors.Is(err, os.ErrNotExist) {
+		return r, meta.E(op, meta.NotFound, string(f), nil)
+	}
+	if err != nil {
+		return r, meta.E(op, meta.IO, string(f), err)
+	}
+	if err := json.Unmarshal(b, &r); err != nil {
+		return r, meta.E(op, meta.Corrupt, string(f), err)
+	}
+	if r.Version != recordVersion {
+		return r, meta.E(op, meta.Version, string(f), fmt.Errorf("version %d; this program knows %d", r.Version, recordVersion))
+	}
+	return r, nil
+}
+
+// write keeps a record: whole or not at all, also after a power cut.
+func (f folder) write(r record) error {
+	r.Version = recordVersion
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		panic("node: a record is plain data: " + err.Error())
+	}
+	if err := os.MkdirAll(string(f), 0o700); err != nil {
+		return err
+	}
+	tmp := f.file(recordName + ".new")
+	w, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(b)
+	if err = errors.Join(err, w.Sync(), w.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, f.file(recordName)); err != nil {
+		return err
+	}
+	d, err := os.Open(string(f))
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// lock takes the lock that a mount's process holds. Busy: it lives.
+func (f folder) lock() (*os.File, error) {
+	if err := os.MkdirAll(string(f), 0o700); err != nil {
+		return nil, err
+	}
+	l, err := os.OpenFile(f.file(lockName), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(l.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		l.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, meta.E("lock state", meta.Busy, string(f), errors.New("its process lives"))
+		}
+		return nil, os.NewSyscallError("flock", err)
+	}
+	return l, nil
+}
+
+// remove takes the folder away, whose lock is held: its files by their names,
+// and nothing else that might lie there.
+func (f folder) remove() error {
+	for _, name := range []string{recordName, recordName + ".new", logName, lockName} {
+		if err := os.Remove(f.file(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	if err := os.Remove(string(f)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// same tells whether a volume that is staged is what a call wants.
+func (r record) same(o record) bool {
+	return r.Volume == o.Volume && r.Staging == o.Staging && r.Source == o.Source && slices.Equal(r.Options, o.Options)
+}
+
+// Recover looks at what was staged when the driver ran last: what is still
+// mounted stays as it is, the state of what is not is removed. It gives the
+// volumes that are staged. It is called once, before the service serves.
+func (s *Server) Recover() (staged []string, err error) {
+	dirs, err := os.ReadDir(filepath.Join(s.State, "volumes"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range dirs {
+		f := folder(filepath.Join(s.State, "volumes", d.Name()))
+		l, err := f.lock()
+		if meta.KindOf(err) == meta.Busy {
+			if r, err := f.read(); err == nil {
+				staged = append(staged, r.Volume)
+			} else {
+				s.Logger.Error("a volume is mounted whose record can't be read", "folder", f, "err", err)
+			}
+			continue
+		}
+		if err != nil {
+			return staged, err
+		}
+		r, err := f.read()
+		if meta.KindOf(err) == meta.Version {
+			s.Logger.Error("a record of another version is left alone", "folder", f, "err", err)
+			l.Close()
+			continue
+		}
+		if err == nil {
+			if m, merr := mountsAt(r.Staging); merr == nil && len(m) > 0 {
+				// Its process is gone and the mount is dead; whoever stages or
+				// unstages it next finds the record.
+				s.Logger.Warn("a staged volume's process is gone", "volume", r.Volume, "path", r.Staging)
+				l.Close()
+				continue
+			}
+		}
+		err = f.remove()
+		l.Close()
+		if err != nil {
+			return staged, err
+		}
+	}
+	return staged, nil
+}

@@ -1,0 +1,305 @@
+// Package policy owns what users of a container orchestrator may say about
+// volumes, and what that is in the words of Penstock: parameters of storage
+// classes and of volume attributes classes, mount options, places. It decides
+// and does nothing: strings and maps in, policies and errors out.
+package policy
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"penstock.io/penstock/csi/handle"
+	"penstock.io/penstock/meta"
+)
+
+// Class is what a storage class says of a volume that is to be made.
+type Class struct {
+	Policy meta.Policy // without a quota of bytes, which is the claim's
+	// Level is how near the place that was asked for the volume's bytes lie.
+	Level Level
+	// Prefix goes before the volume's name, after what begins all of them.
+	Prefix string
+	// AttachPath is where the volume hangs in the tree; "": it stands alone.
+	AttachPath string
+}
+
+// Parameters that the provisioner adds.
+const (
+	orchestrator    = "csi.storage.k8s.io/"
+	claimName       = orchestrator + "pvc/name"
+	claimNamespace  = orchestrator + "pvc/namespace"
+	volumeOfClaim   = orchestrator + "pv/name"
+	EphemeralMark   = orchestrator + "ephemeral"
+	DefaultAttach   = "/kubernetes/{namespace}/{claim}"
+	attachNowhere   = "none"
+	maxAttachLength = 1024
+)
+
+// setter reads one parameter into a policy.
+type setter func(p *meta.Policy, value string) error
+
+// mutable are the parameters of a class that can be changed later, by a volume
+// attributes class.
+var mutable = map[string]setter{
+	"replicas": func(p *meta.Policy, v string) error {
+		n, err := strconv.ParseUint(v, 10, 32)
+		if err != nil || n < 1 || n > meta.MaxReplicas {
+			return fmt.Errorf("it is a number from 1 to %d", meta.MaxReplicas)
+		}
+		p.Replicas = uint32(n)
+		return nil
+	},
+	"class": func(p *meta.Policy, v string) error {
+		if v == "" {
+			return errors.New("it is a class of disks, such as nvme, ssd or hdd")
+		}
+		p.Class = v
+		return meta.CheckClass(v)
+	},
+	"topology": func(p *meta.Policy, v string) error {
+		if err := meta.CheckTopology(v); err != nil {
+			return err
+		}
+		if p.Topology = v; v == "/" {
+			p.Topology = ""
+		}
+		return nil
+	},
+	"spread": func(p *meta.Policy, v string) (err error) {
+		p.Spread, err = meta.ParseSpread(v)
+		return err
+	},
+	"inodes": func(p *meta.Policy, v string) (err error) {
+		if p.QuotaInodes, err = strconv.ParseUint(v, 10, 63); err != nil {
+			return errors.New("it is a number of files and directories; 0 for no limit")
+		}
+		return nil
+	},
+	"degrade":     boolean(func(p *meta.Policy, on bool) { p.Degrade = on }),
+	"localFirst":  boolean(func(p *meta.Policy, on bool) { p.LocalFirst = on }),
+	"syncOnClose": boolean(func(p *meta.Policy, on bool) { p.SyncOnClose = on }),
+	"noatime":     boolean(func(p *meta.Policy, on bool) { p.NoAtime = on }),
+}
+
+// fixed are those that a volume keeps for its life.
+var fixed = map[string]setter{
+	"sealOnClose": boolean(func(p *meta.Policy, on bool) { p.SealOnClose = on }),
+	"encrypt":     boolean(func(p *meta.Policy, on bool) { p.Encrypt = on }),
+}
+
+func boolean(set func(*meta.Policy, bool)) setter {
+	return func(p *meta.Policy, v string) error {
+		if v != "true" && v != "false" {
+			return errors.New(`it is "true" or "false"`)
+		}
+		set(p, v == "true")
+		return nil
+	}
+}
+
+func wrong(parameter, value string, err error) error {
+	return meta.E("read parameters", meta.Invalid, parameter, fmt.Errorf("%q: %w", value[:min(len(value), 64)], err))
+}
+
+// keys are a map's, sorted, so that the first mistake is always the same one.
+func keys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// ReadClass reads the parameters of a storage class, with those of a volume
+// attributes class laid over them. volume is the orchestrator's name for the
+// volume. Errors: Invalid, with the parameter that is wrong.
+func ReadClass(parameters, changed map[string]string, volume string) (Class, error) {
+	c := Class{Policy: meta.Policy{Replicas: 1, LocalFirst: true}}
+	attach := ""
+	for _, k := range keys(parameters) {
+		v := parameters[k]
+		var err error
+		switch {
+		case mutable[k] != nil:
+			err = mutable[k](&c.Policy, v)
+		case fixed[k] != nil:
+			err = fixed[k](&c.Policy, v)
+		case k == "topologyLevel":
+			c.Level, err = parseLevel(v)
+		case k == "volumeNamePrefix":
+			c.Prefix, err = v, handle.CheckPrefix(v)
+		case k == "attachPath":
+			attach, err = v, checkTemplate(v)
+		case strings.HasPrefix(k, orchestrator): // read below, or for others
+		default:
+			err = fmt.Errorf("it is unknown; a class may have %s", strings.Join(known(), ", "))
+		}
+		if err != nil {
+			return Class{}, wrong(k, v, err)
+		}
+	}
+	if err := Change(&c.Policy, changed); err != nil {
+		return Class{}, err
+	}
+	if attach == "" && parameters[claimName] != "" && parameters[claimNamespace] != "" {
+		attach = DefaultAttach
+	}
+	if attach != "" && attach != attachNowhere {
+		at, err := fill(attach, map[string]string{"namespace": parameters[claimNamespace], "claim": parameters[claimName], "volume": cmp.Or(parameters[volumeOfClaim], volume)})
+		if err != nil {
+			return Class{}, wrong("attachPath", attach, err)
+		}
+		c.AttachPath = at
+	}
+	return c, c.Policy.Check()
+}
+
+func known() []string {
+	all := append(keys(mutable), keys(fixed)...)
+	all = append(all, "topologyLevel", "volumeNamePrefix", "attachPath")
+	slices.Sort(all)
+	return all
+}
+
+// Change applies the parameters of a volume attributes class. Errors: Invalid.
+func Change(p *meta.Policy, parameters map[string]string) error {
+	for _, k := range keys(parameters) {
+		set := mutable[k]
+		if set == nil {
+			return wrong(k, parameters[k], fmt.Errorf("it can't be changed; what can: %s", strings.Join(keys(mutable), ", ")))
+		}
+		if err := set(p, parameters[k]); err != nil {
+			return wrong(k, parameters[k], err)
+		}
+	}
+	return p.Check()
+}
+
+// ReadInline reads what a pod says of a volume that it brings along: a size and
+// no more than what costs nobody else anything. Errors: Invalid.
+func ReadInline(attributes map[string]string) (p meta.Policy, err error) {
+	p = meta.Policy{Replicas: 1, LocalFirst: true, QuotaBytes: 1 << 30}
+	for _, k := range keys(attributes) {
+		v := attributes[k]
+		switch {
+		case k == "size":
+			if p.QuotaBytes, err = parseSize(v); err == nil && p.QuotaBytes == 0 {
+				err = errors.New("it is more than nothing")
+			}
+		case k == "class" || k == "noatime" || k == "inodes":
+			err = mutable[k](&p, v)
+		case strings.HasPrefix(k, orchestrator):
+		default:
+			err = errors.New("it is unknown; a volume of a pod may have size, inodes, class and noatime")
+		}
+		if err != nil {
+			return meta.Policy{}, wrong(k, v, err)
+		}
+	}
+	return p, p.Check()
+}
+
+// suffixes are those of quantities in Kubernetes.
+var suffixes = []struct {
+	text   string
+	factor uint64
+}{{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40}, {"Pi", 1 << 50}, {"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"P", 1e15}}
+
+func parseSize(s string) (uint64, error) {
+	factor := uint64(1)
+	digits := s
+	for _, x := range suffixes {
+		if rest, found := strings.CutSuffix(s, x.text); found {
+			digits, factor = rest, x.factor
+			break
+		}
+	}
+	n, err := strconv.ParseUint(digits, 10, 63)
+	if err != nil || n > math.MaxInt64/factor {
+		return 0, errors.New("it is a number of bytes, such as 10Gi, 500M or 1048576")
+	}
+	return n * factor, nil
+}
+
+// Size chooses a volume's quota: what is required, which may be nothing for no
+// quota, but within limit, which may be none. Errors: Range, where no size is
+// within, Invalid.
+func Size(required, limit int64) (uint64, error) {
+	const op = "choose size"
+	switch {
+	case required < 0 || limit < 0:
+		return 0, meta.E(op, meta.Invalid, "capacity", errors.New("a capacity is not negative"))
+	case limit > 0 && required > limit:
+		return 0, meta.E(op, meta.Range, "capacity", fmt.Errorf("%d bytes are required, more than the limit of %d", required, limit))
+	case required == 0:
+		return uint64(limit), nil
+	}
+	return uint64(required), nil
+}
+
+// Fits tells whether a volume with this quota (0: none) is what was asked for.
+func Fits(quota uint64, required, limit int64) bool {
+	if quota == 0 {
+		return limit == 0
+	}
+	return quota >= uint64(required) && (limit == 0 || quota <= uint64(limit))
+}
+
+// Same tells whether a volume of one policy may pass for one of the other: all
+// is the same but the quota of bytes.
+func Same(a, b meta.Policy) bool {
+	a.QuotaBytes, b.QuotaBytes = 0, 0
+	return a == b
+}
+
+// checkTemplate says what is wrong with a path with {namespace}, {claim} and
+// {volume} in it.
+func checkTemplate(t string) error {
+	if t == attachNowhere {
+		return nil
+	}
+	at, err := fill(t, map[string]string{"namespace": "n", "claim": "c", "volume": "v"})
+	switch {
+	case err != nil:
+		return err
+	case !strings.Contains(t, "{volume}") && !(strings.Contains(t, "{namespace}") && strings.Contains(t, "{claim}")):
+		return errors.New("it contains {namespace} and {claim}, or {volume}: each volume hangs at a path of its own")
+	case strings.Count(at, "/") < 2:
+		return errors.New("it is at least one directory below the root of the tree")
+	}
+	return nil
+}
+
+// fill puts values into a template. A value is one part of a path, or a piece of one.
+func fill(t string, values map[string]string) (string, error) {
+	at := t
+	for _, k := range keys(values) {
+		if !strings.Contains(at, "{"+k+"}") {
+			continue
+		}
+		v := values[k]
+		if v == "" {
+			return "", fmt.Errorf("nobody says what {%s} is; start the provisioner with --extra-create-metadata", k)
+		}
+		if len(v) > meta.MaxName || v == "." || v == ".." || strings.IndexFunc(v, outsideName) >= 0 {
+			return "", fmt.Errorf("%q can't be {%s}: letters, digits, dots, dashes, underscores", v[:min(len(v), 64)], k)
+		}
+		at = strings.ReplaceAll(at, "{"+k+"}", v)
+	}
+	if strings.IndexFunc(at, outsidePath) >= 0 || path.Clean(at) != at || !path.IsAbs(at) || at == "/" || len(at) > maxAttachLength {
+		return "", errors.New("it is an absolute path of letters, digits, dots, dashes and underscores, without . and .. and //; placeholders are {namespace}, {claim} and {volume}")
+	}
+	for part := range strings.SplitSeq(at, "/") {
+		if len(part) > meta.MaxName {
+			return "", fmt.Errorf("a name in it has more than %d bytes", meta.MaxName)
+		}
+	}
+	return at, nil
+}
+
+func outsideName(r rune) bool {
+	return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_')
+}
+
+func outsidePath(r rune) bool { return r != '/' && outsideName(r) }

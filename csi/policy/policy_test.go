@@ -1,0 +1,198 @@
+package policy
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"penstock.io/penstock/meta"
+)
+
+func TestClassParameters(t *testing.T) {
+	c, err := ReadClass(map[string]string{
+		"replicas": "3", "class": "nvme", "topology": "/dc1/r1", "topologyLevel": "rack", "spread": "rack", "inodes": "1000", "encrypt": "true",
+		"sealOnClose": "true", "degrade": "true", "localFirst": "false", "volumeNamePrefix": "gold-",
+		"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pvc/namespace": "team", "csi.storage.k8s.io/pv/name": "pvc-1",
+	}, map[string]string{"replicas": "2", "noatime": "true"}, "pvc-1")
+	want := Class{Level: Rack, Prefix: "gold-", AttachPath: "/kubernetes/team/data", Policy: meta.Policy{Replicas: 2, Class: "nvme", Topology: "/dc1/r1", Spread: meta.SpreadRack,
+		QuotaInodes: 1000, Encrypt: true, SealOnClose: true, Degrade: true, NoAtime: true}}
+	if err != nil || c != want {
+		t.Errorf("%+v, %v; want %+v", c, err, want)
+	}
+	if c, err := ReadClass(nil, nil, "v"); err != nil || c != (Class{Policy: meta.Policy{Replicas: 1, LocalFirst: true}}) {
+		t.Errorf("without parameters: %+v, %v", c, err)
+	}
+}
+
+func TestWrongParameters(t *testing.T) {
+	for _, p := range []map[string]string{
+		{"replicas": "0"}, {"replicas": "17"}, {"replicas": "-1"}, {"replicas": ""}, {"replicas": "two"},
+		{"class": ""}, {"class": "NVMe"}, {"class": "../x"}, {"topology": "dc1"}, {"topology": "/../x"}, {"topology": "/a//b"},
+		{"topologyLevel": "shelf"}, {"spread": "planet"}, {"inodes": "-3"}, {"degrade": "yes"}, {"encrypt": "1"},
+		{"volumeNamePrefix": "../"}, {"volumeNamePrefix": strings.Repeat("p", 33)}, {"quota": "1G"}, {"Replicas": "1"}, {"subDir": "../../etc"},
+	} {
+		if c, err := ReadClass(p, nil, "v"); !errors.Is(err, meta.Invalid) {
+			t.Errorf("%v: %+v, %v; want Invalid", p, c, err)
+		}
+	}
+	for _, p := range []map[string]string{{"encrypt": "true"}, {"sealOnClose": "true"}, {"attachPath": "/a/{volume}"}, {"nope": "1"}, {"replicas": "99"}, {"topologyLevel": "rack"}} {
+		if c, err := ReadClass(nil, p, "v"); !errors.Is(err, meta.Invalid) {
+			t.Errorf("changing %v: %+v, %v; want Invalid", p, c, err)
+		}
+	}
+}
+
+// Names that users choose stay one part of the path.
+func TestAttachPathsDoNotEscape(t *testing.T) {
+	type call struct{ template, namespace, claim, want string } // want "": refused
+	for _, c := range []call{
+		{"", "team", "data", "/kubernetes/team/data"},
+		{"none", "team", "data", ""},
+		{"/pods/{namespace}/{claim}", "team", "data.v2", "/pods/team/data.v2"},
+		{"/pods/{volume}", "team", "data", "/pods/pvc-1"},
+		{"/pods/x-{namespace}-{claim}", "..", "data", "!"},
+		{"/pods/{namespace}.{claim}", "a", "b", "/pods/a.b"},
+		{"/k/{namespace}/{claim}", "..", "data", "!"},
+		{"/k/{namespace}/{claim}", "../..", "etc", "!"},
+		{"/k/{namespace}/{claim}", "a/b", "c", "!"},
+		{"/k/{namespace}/{claim}", "a\x00", "c", "!"},
+		{"/k/{namespace}/{claim}", ".", "c", "!"},
+		{"/k/{namespace}/{claim}", "", "c", "!"},
+		{"/k/{namespace}/{claim}", "{claim}", "c", "!"},
+		{"/k/{namespace}/{claim}", "a", strings.Repeat("c", 256), "!"},
+		{"/k/{namespace}", "a", "c", "!"}, {"/{volume}", "a", "c", "!"}, {"k/{volume}", "a", "c", "!"}, {"/k/../{volume}", "a", "c", "!"}, {"/k/./{volume}", "a", "c", "!"},
+		{"//k/{volume}", "a", "c", "!"}, {"/k/{volume}/", "a", "c", "!"}, {"/k/{user}/{volume}", "a", "c", "!"}, {"/k/\n/{volume}", "a", "c", "!"}, {"/k/{volume", "a", "c", "!"},
+	} {
+		p := map[string]string{claimName: c.claim, claimNamespace: c.namespace, volumeOfClaim: "pvc-1"}
+		if c.template != "" {
+			p["attachPath"] = c.template
+		}
+		got, err := ReadClass(p, nil, "pvc-1")
+		if c.want == "!" {
+			if !errors.Is(err, meta.Invalid) {
+				t.Errorf("%+v: attached at %q, %v", c, got.AttachPath, err)
+			}
+		} else if err != nil || got.AttachPath != c.want {
+			t.Errorf("%+v: attached at %q, %v", c, got.AttachPath, err)
+		}
+	}
+}
+
+func TestInline(t *testing.T) {
+	p, err := ReadInline(map[string]string{"size": "10Gi", "class": "nvme", EphemeralMark: "true", "csi.storage.k8s.io/pod.name": "p"})
+	if want := (meta.Policy{Replicas: 1, LocalFirst: true, Class: "nvme", QuotaBytes: 10 << 30}); err != nil || p != want {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for _, a := range []map[string]string{{"size": "0"}, {"size": "-1"}, {"size": "10XB"}, {"size": "9223372036854775807Ki"}, {"size": ""}, {"replicas": "16"}, {"attachPath": "/etc/{volume}"}, {"topology": "/dc1"}, {"volume": "datasets"}} {
+		if p, err := ReadInline(a); !errors.Is(err, meta.Invalid) {
+			t.Errorf("%v: %+v, %v", a, p, err)
+		}
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for _, c := range []struct {
+		required, limit int64
+		want            uint64
+		kind            meta.Kind
+	}{{0, 0, 0, 0}, {5, 0, 5, 0}, {5, 9, 5, 0}, {0, 9, 9, 0}, {9, 5, 0, meta.Range}, {-1, 0, 0, meta.Invalid}, {0, -1, 0, meta.Invalid}} {
+		got, err := Size(c.required, c.limit)
+		if got != c.want || meta.KindOf(err) != c.kind {
+			t.Errorf("%+v: %d, %v", c, got, err)
+		}
+		if err == nil && !Fits(got, c.required, c.limit) {
+			t.Errorf("%+v: %d was chosen and does not fit", c, got)
+		}
+	}
+	if Fits(4, 5, 0) || Fits(10, 5, 9) || Fits(0, 0, 9) || !Fits(0, 5, 0) {
+		t.Error("what fits is wrong")
+	}
+	if !Same(meta.Policy{Replicas: 1, QuotaBytes: 5}, meta.Policy{Replicas: 1}) || Same(meta.Policy{Replicas: 2}, meta.Policy{Replicas: 1}) {
+		t.Error("what is the same is wrong")
+	}
+}
+
+func TestSegments(t *testing.T) {
+	for at, want := range map[string]map[string]string{
+		"": nil, "/": nil, "/h": {KeyHost: "h"}, "/z/h": {KeyZone: "z", KeyHost: "h"}, "/z/r/h": {KeyZone: "z", KeyRack: "r", KeyHost: "h"},
+		"/z/room/r/h": {KeyZone: "z", KeyRack: "room.r", KeyHost: "h"}, "/z/" + strings.Repeat("r", 64) + "/h": {KeyZone: "z", KeyHost: "h"},
+	} {
+		got := Segments(at, true)
+		if !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", at, got, want)
+		}
+		if !Within(at, got) {
+			t.Errorf("%s is not where its own labels say", at)
+		}
+	}
+	if got, want := Segments("/z/r", false), (map[string]string{KeyZone: "z", KeyRack: "r"}); !maps.Equal(got, want) {
+		t.Errorf("a rack: %v", got)
+	}
+	for level, want := range map[Level]string{Anywhere: "", Zone: "/z", Rack: "/z/r", Host: "/z/r/h"} {
+		if got := Subtree("/z/r/h", level); got != want {
+			t.Errorf("level %d: %s", level, got)
+		}
+	}
+	if Under("/z1/r", "/z") || !Under("/z/r", "/z") || !Under("/z", "/z") || !Under("/z", "") || !Under("/z", "/") {
+		t.Error("what lies under what is wrong")
+	}
+}
+
+func TestPlace(t *testing.T) {
+	site := func(at string, class string, free uint64) Site {
+		return Site{Topology: at, Disks: []Disk{{class, free}}}
+	}
+	sites := []Site{site("/z1/r1/a", "nvme", 100), site("/z1/r1/b", "nvme", 100), site("/z1/r2/c", "hdd", 500), site("/z2/r1/d", "nvme", 0)}
+	seg := func(zone, rack string) map[string]string {
+		return map[string]string{KeyZone: zone, KeyRack: rack, "other": "x"}
+	}
+	for _, c := range []struct {
+		name      string
+		class     Class
+		preferred []map[string]string
+		requisite []map[string]string
+		bytes     uint64
+		want      string
+		kind      meta.Kind
+	}{
+		{name: "nobody asks", class: Class{Level: Rack}, want: ""},
+		{name: "the pod's rack", class: Class{Level: Rack}, preferred: []map[string]string{seg("z1", "r2")}, want: "/z1/r2"},
+		{name: "its zone", class: Class{Level: Zone}, preferred: []map[string]string{seg("z1", "r2")}, want: "/z1"},
+		{name: "the next best has room", class: Class{Level: Rack}, preferred: []map[string]string{seg("z2", "r1"), seg("z1", "r1")}, bytes: 150, want: "/z1/r1"},
+		{name: "full", class: Class{Level: Rack}, requisite: []map[string]string{seg("z1", "r1")}, bytes: 300, kind: meta.NoSpace},
+		{name: "two replicas need twice the room", class: Class{Level: Rack, Policy: meta.Policy{Replicas: 2}}, requisite: []map[string]string{seg("z1", "r1")}, bytes: 150, kind: meta.NoSpace},
+		{name: "another class of disks", class: Class{Level: Rack, Policy: meta.Policy{Class: "nvme"}}, requisite: []map[string]string{seg("z1", "r2")}, kind: meta.NoSpace},
+		{name: "no such rack", class: Class{Level: Rack}, requisite: []map[string]string{seg("z1", "r9")}, kind: meta.NoSpace},
+		{name: "the class's zone holds", class: Class{Level: Rack, Policy: meta.Policy{Topology: "/z1"}}, preferred: []map[string]string{seg("z2", "r1"), seg("z1", "r1")}, want: "/z1/r1"},
+		{name: "the class is narrower", class: Class{Level: Zone, Policy: meta.Policy{Topology: "/z1/r2"}}, preferred: []map[string]string{seg("z1", "r2")}, want: "/z1/r2"},
+		{name: "anywhere", class: Class{}, preferred: []map[string]string{seg("z9", "r9")}, want: ""},
+		{name: "anywhere, but the class says where", class: Class{Policy: meta.Policy{Topology: "/z1"}}, preferred: []map[string]string{seg("z1", "r1")}, want: "/z1"},
+		{name: "the class says elsewhere", class: Class{Policy: meta.Policy{Topology: "/z1"}}, requisite: []map[string]string{seg("z2", "r1")}, kind: meta.NoSpace},
+	} {
+		got := c.class
+		err := Place(&got, sites, c.preferred, c.requisite, c.bytes)
+		if meta.KindOf(err) != c.kind || err == nil && got.Policy.Topology != c.want {
+			t.Errorf("%s: %q, %v; want %q, %v", c.name, got.Policy.Topology, err, c.want, c.kind)
+		}
+	}
+	if got := Capacity(sites, meta.Policy{Replicas: 2, Class: "nvme"}, map[string]string{KeyZone: "z1"}); got != 100 {
+		t.Errorf("capacity %d", got)
+	}
+}
+
+func TestMountOptions(t *testing.T) {
+	got, err := MountOptions([]string{"noatime", "exec"}, true)
+	if want := []string{"exec", "noatime", "nodev", "nosuid", "ro"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v; want %v", got, err, want)
+	}
+	if got, err := MountOptions([]string{"suid"}, false); err != nil || slices.Contains(got, "nosuid") {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, f := range []string{"dev", "cluster=evil:1", "dir=/", "credentials=/etc", "log=/etc/passwd", "insecure", "allow_other", "nonempty", "", "ro,dev", "x-a", "context=x", "bind", "remount"} {
+		if got, err := MountOptions([]string{f}, false); !errors.Is(err, meta.Invalid) {
+			t.Errorf("%q: %v, %v", f, got, err)
+		}
+	}
+}

@@ -1,0 +1,170 @@
+package policy
+
+import (
+	"errors"
+	"strings"
+
+	"penstock.io/penstock/meta"
+)
+
+// Level is a level of the topology /zone/.../rack/host.
+type Level uint8
+
+// Levels, from the widest. Anywhere is no level: a volume's place is its
+// policy's, wherever its pods are.
+const (
+	Anywhere Level = iota
+	Zone
+	Rack
+	Host
+)
+
+func parseLevel(s string) (Level, error) {
+	for i, name := range []string{"none", "zone", "rack", "host"} {
+		if s == name {
+			return Level(i), nil
+		}
+	}
+	return 0, errors.New("it is none, zone, rack or host")
+}
+
+// Keys of topology segments.
+const (
+	KeyZone = "topology.penstock.io/zone"
+	KeyRack = "topology.penstock.io/rack"
+	KeyHost = "topology.penstock.io/host"
+)
+
+// maxLabel is the longest value of a label in Kubernetes.
+const maxLabel = 63
+
+// Segments says of a place in the topology what labels can: of /z/r/h zone, rack
+// and host; of /z/h no rack; of /h the host; of longer paths everything between
+// zone and host is the rack, joined by dots. Of a subtree that is not a whole
+// path (whole false) the last part is no host. What does not fit into a label is
+// left out.
+func Segments(at string, whole bool) map[string]string {
+	if at == "" || at == "/" {
+		return nil
+	}
+	parts := strings.Split(strings.Trim(at, "/"), "/")
+	out := map[string]string{}
+	put := func(key, value string) {
+		if value != "" && len(value) <= maxLabel && strings.Trim(value[:1]+value[len(value)-1:], ".-_") != "" {
+			out[key] = value
+		}
+	}
+	if whole {
+		put(KeyHost, parts[len(parts)-1])
+		parts = parts[:len(parts)-1]
+	}
+	if len(parts) > 0 {
+		put(KeyZone, parts[0])
+		put(KeyRack, strings.Join(parts[1:], "."))
+	}
+	return out
+}
+
+// Within tells whether the place of a machine lies where segments say. Keys of
+// others count for nothing.
+func Within(at string, segments map[string]string) bool {
+	have := Segments(at, true)
+	for _, k := range []string{KeyZone, KeyRack, KeyHost} {
+		if want, asked := segments[k]; asked && have[k] != want {
+			return false
+		}
+	}
+	return true
+}
+
+// Subtree cuts a machine's place down to a level.
+func Subtree(at string, level Level) string {
+	parts := strings.Split(strings.Trim(at, "/"), "/")
+	n := len(parts)
+	switch level {
+	case Anywhere:
+		return ""
+	case Zone:
+		n = min(n, 1)
+	case Rack:
+		n = max(n-1, 1)
+	}
+	return "/" + strings.Join(parts[:n], "/")
+}
+
+// Under tells whether a place lies in a subtree; "" and "/" are everything.
+func Under(at, subtree string) bool {
+	subtree = strings.TrimSuffix(subtree, "/")
+	return at == subtree || strings.HasPrefix(at, subtree+"/")
+}
+
+// Site is one machine that stores bytes.
+type Site struct {
+	Topology string
+	Disks    []Disk // those that take new bytes
+}
+
+// Disk is one of its disks.
+type Disk struct {
+	Class string
+	Free  uint64 // bytes
+}
+
+// Capacity is how many bytes a volume of this policy could hold now, of the disks
+// that lie where segments say (nil: anywhere).
+func Capacity(sites []Site, p meta.Policy, segments map[string]string) uint64 {
+	var free uint64
+	for _, s := range sites {
+		if !Under(s.Topology, p.Topology) || !Within(s.Topology, segments) {
+			continue
+		}
+		for _, d := range s.Disks {
+			if p.Class == "" || d.Class == p.Class {
+				free += d.Free
+			}
+		}
+	}
+	return free / uint64(max(p.Replicas, 1))
+}
+
+// Place settles where a volume's bytes lie. preferred and requisite are what the
+// orchestrator asks for, best first; without both the policy stands. The first
+// place with room for bytes is taken and becomes the policy's subtree, cut to the
+// class's level. Errors: NoSpace.
+func Place(c *Class, sites []Site, preferred, requisite []map[string]string, bytes uint64) error {
+	if len(preferred)+len(requisite) == 0 {
+		return nil
+	}
+	if c.Level == Anywhere {
+		// Every node can read it; but bytes that the class ties to a place draw
+		// pods there, so that a node elsewhere was not meant.
+		for _, want := range append(preferred, requisite...) {
+			for _, s := range sites {
+				if Under(s.Topology, c.Policy.Topology) && Within(s.Topology, want) {
+					return nil
+				}
+			}
+			if c.Policy.Topology == "" {
+				return nil
+			}
+		}
+		return meta.E("place volume", meta.NoSpace, c.Policy.Topology, errors.New("the class's topology lies outside of every place that was asked for"))
+	}
+	for _, want := range append(preferred, requisite...) {
+		for _, s := range sites {
+			if !Within(s.Topology, want) || !Under(s.Topology, c.Policy.Topology) {
+				continue
+			}
+			p := c.Policy
+			p.Topology = Subtree(s.Topology, c.Level)
+			if !Under(p.Topology, c.Policy.Topology) {
+				p.Topology = c.Policy.Topology // the class is narrower than the level
+			}
+			if free := Capacity(sites, p, nil); free > 0 && free >= bytes {
+				c.Policy = p
+				return nil
+			}
+		}
+	}
+	return meta.E("place volume", meta.NoSpace, "", errors.New("no place that was asked for has chunk servers of the class with room for it"))
+}

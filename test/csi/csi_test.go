@@ -1,0 +1,295 @@
+// Package csi proves that `penstock csi` is a driver of the Container Storage
+// Interface: real processes of a cluster and of the driver, real mounts.
+package csi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"penstock.io/penstock/cmd/penstock/spawn"
+)
+
+var program string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "csi")
+	if err != nil {
+		panic(err)
+	}
+	program = filepath.Join(dir, "penstock")
+	cmd := exec.Command("go", "build", "-o", program, "penstock.io/penstock/cmd/penstock")
+	cmd.Stderr = os.Stderr
+	code := 1
+	if err := cmd.Run(); err == nil {
+		code = m.Run()
+	}
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// rig is a metadata server, a chunk server, and a driver that may be killed and
+// started again.
+type rig struct {
+	t      *testing.T
+	dir    string
+	driver *spawn.Process
+	conn   *grpc.ClientConn
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ct")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, dir: dir}
+	t.Cleanup(func() {
+		if t.Failed() {
+			b, _ := os.ReadFile(filepath.Join(dir, "log"))
+			t.Logf("%s", b[max(0, len(b)-12000):])
+		}
+		if left := r.mounts(); len(left) > 0 {
+			t.Errorf("mounts are left: %v", left)
+			for _, m := range left {
+				_ = unix.Unmount(m, unix.MNT_FORCE|unix.MNT_DETACH)
+			}
+			return // what lies below could be a volume
+		}
+		os.RemoveAll(dir)
+	})
+	r.start(nil, "meta", "--dir", r.path("m"))
+	r.until("the metadata server listens", func() error { _, err := os.Stat(r.path("m", "meta.sock")); return err })
+	r.start(nil, "chunkserver", "--data", r.path("c"), "--cluster", r.cluster(), "--topology", "/dc1/rack1/node1")
+	r.until("the chunk server is known", func() error {
+		if out, err := r.ctl("node", "list", "--output", "json"); err != nil || !bytes.Contains(out, []byte(`"live": true`)) {
+			return fmt.Errorf("%s %w", out, err)
+		}
+		return nil
+	})
+	return r
+}
+
+func (r *rig) path(parts ...string) string {
+	return filepath.Join(append([]string{r.dir}, parts...)...)
+}
+func (r *rig) cluster() string { return "unix:" + r.path("m", "meta.sock") }
+func (r *rig) socket() string  { return r.path("csi.sock") }
+
+// start runs a part as a process that ends with the test.
+func (r *rig) start(env []string, args ...string) *spawn.Process {
+	r.t.Helper()
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	log, err := os.OpenFile(r.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	p, err := spawn.Begin(cmd, args[0], log, (*exec.Cmd).Start)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { p.Kill(); log.Close() })
+	return p
+}
+
+// drive starts the driver, at its highest verbosity, and waits until it answers.
+func (r *rig) drive(env []string, args ...string) {
+	r.t.Helper()
+	r.driver = r.start(env, append([]string{"csi", "--endpoint", "unix://" + r.socket(), "--cluster", r.cluster(), "--state-dir", r.path("state"), "--node-name", "node1", "--inline", "--log-level", "debug"}, args...)...)
+	if r.conn == nil {
+		conn, err := grpc.NewClient("unix://"+r.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.conn = conn
+		r.t.Cleanup(func() { conn.Close() })
+	}
+	r.until("the driver answers", func() error {
+		p, err := csi.NewIdentityClient(r.conn).Probe(r.t.Context(), &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		if err == nil && !p.GetReady().GetValue() {
+			err = errors.New("the cluster does not answer")
+		}
+		return err
+	})
+}
+
+func (r *rig) controller() csi.ControllerClient { return csi.NewControllerClient(r.conn) }
+func (r *rig) node() csi.NodeClient             { return csi.NewNodeClient(r.conn) }
+
+func (r *rig) until(what string, try func() error) {
+	r.t.Helper()
+	var err error
+	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if err = try(); err == nil {
+			return
+		}
+	}
+	r.t.Fatalf("%s: %v", what, err)
+}
+
+// ctl runs a command of the program against the cluster.
+func (r *rig) ctl(args ...string) ([]byte, error) {
+	cmd := exec.Command(program, append(args, "--cluster", r.cluster())...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, errs.String())
+	}
+	return out.Bytes(), nil
+}
+
+// volumes lists the names of the cluster's volumes besides the root.
+func (r *rig) volumes() (names []string) {
+	r.t.Helper()
+	out, err := r.ctl("volume", "list", "--output", "json")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var l []struct {
+		ID   int    `json:"id"`
+		Name string `json:"name"`
+	}
+	if err := json.Unmarshal(out, &l); err != nil {
+		r.t.Fatal(err)
+	}
+	for _, v := range l {
+		if v.ID != 1 {
+			names = append(names, v.Name)
+		}
+	}
+	return names
+}
+
+// mounts lists what is mounted below the test's directory.
+func (r *rig) mounts() (paths []string) {
+	r.t.Helper()
+	all, err := mountinfo.GetMounts(mountinfo.PrefixFilter(r.dir))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, m := range all {
+		paths = append([]string{m.Mountpoint}, paths...)
+	}
+	return paths
+}
+
+// processes lists the processes that mount below the test's directory.
+func (r *rig) processes() (lines []string) {
+	r.t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, name := range all {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			continue // it ended
+		}
+		if line := string(bytes.ReplaceAll(b, []byte{0}, []byte{' '})); strings.Contains(line, r.dir) && strings.Contains(line, " mount ") {
+			lines = append(lines, name+": "+line)
+		}
+	}
+	return lines
+}
+
+// clean demands that nothing is left of any claim.
+func (r *rig) clean() {
+	r.t.Helper()
+	if v := r.volumes(); len(v) > 0 {
+		r.t.Errorf("volumes are left: %v", v)
+	}
+	if m := r.mounts(); len(m) > 0 {
+		r.t.Errorf("mounts are left: %v", m)
+	}
+	if p := r.processes(); len(p) > 0 {
+		r.t.Errorf("processes are left: %v", p)
+	}
+	for _, d := range []string{"volumes", "inline"} {
+		l, err := os.ReadDir(r.path("state", d))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			r.t.Fatal(err)
+		}
+		for _, e := range l {
+			r.t.Errorf("state is left: %s/%s", d, e.Name())
+		}
+	}
+}
+
+// capability is a way to use a volume.
+func capability(mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{MountFlags: flags}},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode},
+	}
+}
+
+const (
+	manyWriters = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	manyReaders = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+	oneWriter   = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+)
+
+func claim(name string, parameters map[string]string) *csi.CreateVolumeRequest {
+	return &csi.CreateVolumeRequest{Name: name, Parameters: parameters, VolumeCapabilities: []*csi.VolumeCapability{capability(manyWriters)}, CapacityRange: &csi.CapacityRange{RequiredBytes: 64 << 20}}
+}
+
+// must is the answer of a call that may not fail.
+func must[Q, A any](t *testing.T, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) A {
+	t.Helper()
+	a, err := call(t.Context(), q)
+	if err != nil {
+		t.Fatalf("%T: %v", q, err)
+	}
+	return a
+}
+
+// TestClaim is a claim's life: made, mounted for two pods, written, read, grown,
+// deleted.
+func TestClaim(t *testing.T) {
+	r := newRig(t)
+	r.drive(nil)
+	v := must(t, r.controller().CreateVolume, claim("pvc-1", map[string]string{"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pvc/namespace": "team"})).GetVolume()
+	if v.GetCapacityBytes() != 64<<20 {
+		t.Errorf("the volume has %d bytes", v.GetCapacityBytes())
+	}
+	staging, a, b := r.path("staging"), r.path("pod-a"), r.path("pod-b")
+	stage := &csi.NodeStageVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: staging, VolumeCapability: capability(manyWriters), VolumeContext: v.GetVolumeContext()}
+	must(t, r.node().NodeStageVolume, stage)
+	publish := func(target string, readOnly bool) *csi.NodePublishVolumeRequest {
+		return &csi.NodePublishVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: staging, TargetPath: target, VolumeCapability: capability(manyWriters), Readonly: readOnly}
+	}
+	must(t, r.node().NodePublishVolume, publish(a, false))
+	must(t, r.node().NodePublishVolume, publish(b, true))
+	if err := os.WriteFile(filepath.Join(a, "f"), []byte("hello"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(b, "f")); err != nil || string(got) != "hello" {
+		t.Errorf("the other pod reads %q, %v", got, err)
+	}
+	if err := os.WriteFile(filepath.Join(b, "g"), nil, 0o644); !errors.Is(err, unix.EROFS) {
+		t.Errorf("a read-only pod writes: %v", err)
+	}
+	for _, p := range []string{a, b} {
+		must(t, r.node().NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: v.GetVolumeId(), TargetPath: p})
+	}
+	must(t, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: staging})
+	must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
+	r.clean()
+}
