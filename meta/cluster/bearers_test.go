@@ -57,3 +57,40 @@ func TestBindServer(t *testing.T) {
 		t.Fatal(v.Bearers, err)
 	}
 }
+
+// A deleted volume's record lasts until every server was seen without it.
+func TestDeletedVolumes(t *testing.T) {
+	c := join(t, client(t))
+	ctx := t.Context()
+	v, err := c.CreateVolume(ctx, "data", meta.Policy{Replicas: 1}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.DeleteVolume(ctx, v.ID, 1, 2); err != nil {
+		t.Fatal(err)
+	}
+	on := func() (all []meta.ServerID) {
+		t.Helper()
+		d, err := c.DeletedVolumes(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range d {
+			if x.Volume == v.ID {
+				all = append(all, x.On...)
+			}
+		}
+		return all
+	}
+	for i, server := range []meta.ServerID{2, 2, 1, 1} {
+		if got, want := len(on()), []int{2, 1, 1, 0}[i]; got != want {
+			t.Fatalf("step %d: %d servers", i, got)
+		}
+		if err := c.SweptVolume(ctx, v.ID, server); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if on() != nil {
+		t.Error("the record is still there")
+	}
+}

@@ -12,6 +12,7 @@
 //	metaservers/<name>           leased: MetaServer
 //	nodes/<server, 16 hex>       Node: a chunk server that was seen once, and what is wanted with it
 //	bearers/<server, 16 hex>     Bearer: whose certificate a chunk server's number belongs to
+//	deleted/<volume, 8 hex>      Deleted: a volume that is gone, and who may still have chunks of it
 //	capkeys                      capKeys: the keys that capabilities are signed with
 //	restored/<volume, 8 hex>     Restoration: the volume was made again from a checkpoint
 //	authority                    AuthorityRecord: the certificate authority, its key sealed

@@ -34,6 +34,7 @@ var recordKinds = []recordKind{
 	{"metaservers/", false},  // who lives: on a lease
 	{"nodes/", true},         //
 	{"bearers/", true},       //
+	{"deleted/", true},       //
 	{"capkeys", false},       // secret: who has them reads and writes every chunk
 	{"restored/", true},      //
 	{authorityKey, false},    // secret, sealed as it is: metadata servers keep a copy beside the key that opens it

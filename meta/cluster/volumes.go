@@ -280,10 +280,10 @@ func (c *Cluster) UpdateVolume(ctx context.Context, id meta.VolumeID, change fun
 }
 
 // DeleteVolume removes a volume's row, its name and everything of its journal;
-// its owner, if any, is fenced by that. Its id is never given out again. The
-// caller has deleted its chunks, or queued them elsewhere. Deleting what is not
+// its owner, if any, is fenced by that. Its id is never given out again. Servers
+// that may still have chunks of it are noted: see Deleted. Deleting what is not
 // there succeeds. Errors: Busy (the row changed meanwhile), Unavailable.
-func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID) error {
+func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID, on ...meta.ServerID) error {
 	const op = "delete volume"
 	v, err := c.Volume(ctx, id)
 	if meta.KindOf(err) == meta.NoSuchVolume {
@@ -296,6 +296,9 @@ func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID) error {
 	ops := []clientv3.Op{clientv3.OpDelete(c.rowKey(id)), clientv3.OpDelete(keys, clientv3.WithPrefix())}
 	if v.State != VolumeDeleting {
 		ops = append(ops, clientv3.OpDelete(c.nameKey(v.Name)))
+	}
+	if len(on) > 0 {
+		ops = append(ops, clientv3.OpPut(c.deletedKey(id), encode(Deleted{recordVersion, id, on})))
 	}
 	t, err := c.cli.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(c.rowKey(id)), "=", v.Revision)).Then(ops...).Commit()
 	if err != nil {

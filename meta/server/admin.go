@@ -451,7 +451,7 @@ func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume) error {
 	if err := s.standbys.drop(v.ID, true); err != nil {
 		return err
 	}
-	return s.cfg.Cluster.DeleteVolume(ctx, v.ID)
+	return s.cfg.Cluster.DeleteVolume(ctx, v.ID, s.knownServers()...)
 }
 
 // recallAll takes back every lease on the volume.
@@ -474,7 +474,8 @@ func (o *owner) recallAll(ctx context.Context) error {
 	}
 }
 
-// deleteAllChunks orders the deletion of every chunk of a volume that is going.
+// deleteAllChunks orders the deletion of every chunk of a volume that is going,
+// where servers can be reached. What is left is found by sweepDeleted.
 func (o *owner) deleteAllChunks(ctx context.Context) error {
 	var chunks []meta.ChunkRecord
 	o.mu.Lock()
@@ -486,7 +487,7 @@ func (o *owner) deleteAllChunks(ctx context.Context) error {
 	fence := meta.Fence{Term: o.own.Term(), Seals: 1<<32 - 1}
 	for _, c := range chunks {
 		for _, srv := range c.Servers {
-			if _, err := o.order(ctx, srv, meta.Order{Kind: meta.OrderDelete, Chunk: c.ID, Fence: fence}); err != nil {
+			if _, err := o.order(ctx, srv, meta.Order{Kind: meta.OrderDelete, Chunk: c.ID, Fence: fence}); ctx.Err() != nil {
 				return err
 			}
 		}

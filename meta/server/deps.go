@@ -76,7 +76,12 @@ type Volumes interface {
 	VolumeByName(ctx context.Context, name string) (cluster.Volume, error)
 	CreateVolume(ctx context.Context, name string, p meta.Policy, now meta.Time) (cluster.Volume, error)
 	UpdateVolume(ctx context.Context, id meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error)
-	DeleteVolume(ctx context.Context, id meta.VolumeID) error
+	// DeleteVolume removes a volume's row, and notes which chunk servers may
+	// still have chunks of it; DeletedVolumes lists those volumes, SweptVolume
+	// notes that one server has none any more.
+	DeleteVolume(ctx context.Context, id meta.VolumeID, on ...meta.ServerID) error
+	DeletedVolumes(ctx context.Context) ([]cluster.Deleted, error)
+	SweptVolume(ctx context.Context, id meta.VolumeID, server meta.ServerID) error
 }
 
 // Stores are the local copies of volumes' states.

@@ -35,6 +35,9 @@ type fakeCluster struct {
 	next    meta.VolumeID
 	nodes   map[meta.ServerID]cluster.Node
 	bearers map[meta.ServerID]string
+	deleted map[meta.VolumeID][]meta.ServerID
+	// noDeleted is what asking for deleted fails with.
+	noDeleted error
 	// released are the volumes whose owner let them go in order.
 	released map[meta.VolumeID]bool
 }
@@ -154,9 +157,32 @@ func (f *fakeCluster) SetNodeState(_ context.Context, id meta.ServerID, state cl
 	return n, nil
 }
 func (f *fakeCluster) NewServerID(context.Context) (meta.ServerID, error) { return 1, nil }
-func (f *fakeCluster) DeleteVolume(_ context.Context, id meta.VolumeID) error {
+func (f *fakeCluster) DeletedVolumes(context.Context) (all []cluster.Deleted, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	for v, on := range f.deleted {
+		all = append(all, cluster.Deleted{Volume: v, On: slices.Clone(on)})
+	}
+	return all, f.noDeleted
+}
+func (f *fakeCluster) SweptVolume(_ context.Context, v meta.VolumeID, server meta.ServerID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.deleted[v] = slices.DeleteFunc(f.deleted[v], func(id meta.ServerID) bool { return id == server })
+	if len(f.deleted[v]) == 0 {
+		delete(f.deleted, v)
+	}
+	return nil
+}
+func (f *fakeCluster) DeleteVolume(_ context.Context, id meta.VolumeID, on ...meta.ServerID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(on) > 0 {
+		if f.deleted == nil {
+			f.deleted = map[meta.VolumeID][]meta.ServerID{}
+		}
+		f.deleted[id] = on
+	}
 	delete(f.rows, id)
 	delete(f.logs, id)
 	return nil

@@ -33,7 +33,7 @@ type leaks map[replicaKey]time.Time
 
 // leakLoop looks for leaked chunks of volume 0.
 func (s *Server) leakLoop() {
-	found := leaks{}
+	found, swept := leaks{}, map[meta.VolumeID]time.Time{}
 	t := time.NewTicker(min(s.cfg.ListInterval, max(s.cfg.RepairGrace, s.cfg.RepairInterval)))
 	defer t.Stop()
 	for {
@@ -43,6 +43,9 @@ func (s *Server) leakLoop() {
 		case <-t.C:
 		}
 		s.collectLeaks(found)
+		if err := s.sweepDeleted(swept); err != nil && s.ctx.Err() == nil {
+			s.log.Info("chunks of deleted volumes can't be collected now", "error", err)
+		}
 	}
 }
 
@@ -53,7 +56,7 @@ func (s *Server) collectLeaks(found leaks) {
 		if x.State != placement.Live && x.State != placement.Draining {
 			continue
 		}
-		if err := s.listBlobs(x.ID, func(id meta.ChunkID) {
+		if err := s.listChunks(x.ID, 0, func(id meta.ChunkID) {
 			k := replicaKey{id, x.ID}
 			seen[k] = true
 			of := meta.VolumeID(id.Counter >> 32)
@@ -79,11 +82,12 @@ func (s *Server) collectLeaks(found leaks) {
 	}
 }
 
-func (s *Server) listBlobs(id meta.ServerID, each func(meta.ChunkID)) error {
+// listChunks lists a server's chunks of a volume: all, or there is an error.
+func (s *Server) listChunks(id meta.ServerID, v meta.VolumeID, each func(meta.ChunkID)) error {
 	var after meta.ChunkID
 	for {
 		ctx, cancel := context.WithTimeout(s.ctx, orderPatience)
-		r, err := s.Order(ctx, id, meta.Order{Kind: meta.OrderList, After: after})
+		r, err := s.Order(ctx, id, meta.Order{Kind: meta.OrderList, Volume: v, After: after})
 		cancel()
 		if err != nil {
 			return err

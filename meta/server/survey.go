@@ -110,7 +110,17 @@ func (c *lostCluster) UpdateVolume(context.Context, meta.VolumeID, func(*cluster
 	return cluster.Volume{}, beingRestored()
 }
 
-func (c *lostCluster) DeleteVolume(context.Context, meta.VolumeID) error { return beingRestored() }
+func (c *lostCluster) DeleteVolume(context.Context, meta.VolumeID, ...meta.ServerID) error {
+	return beingRestored()
+}
+
+func (c *lostCluster) DeletedVolumes(context.Context) ([]cluster.Deleted, error) {
+	return nil, beingRestored()
+}
+
+func (c *lostCluster) SweptVolume(context.Context, meta.VolumeID, meta.ServerID) error {
+	return beingRestored()
+}
 
 func (c *lostCluster) OpenStore(context.Context, meta.VolumeID, journal.Checkpoint, bool) (Store, error) {
 	return nil, beingRestored()

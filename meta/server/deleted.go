@@ -1,0 +1,109 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+)
+
+// A volume is deleted although chunk servers are away, some for good. The record
+// that takes the place of its row names every chunk server that there is. The
+// owner of the root volume deletes what each of them, as soon as it is there,
+// lists of the volume, replicas that no record named any more included, and
+// takes a server off the record when a whole list shows nothing. The record is
+// the proof: it was written when the row went, ids of volumes are not given out
+// again, and what can't be read proves nothing.
+
+// knownServers are all chunk servers that were ever seen, as far as is known here.
+func (s *Server) knownServers() (all []meta.ServerID) {
+	for _, n := range s.cfg.Cluster.Nodes() {
+		all = append(all, n.ID)
+	}
+	for _, x := range s.sightings() {
+		all = append(all, x.info.ID)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// sweepDeleted deletes chunks of deleted volumes, if the root volume is owned
+// here. since remembers from when on a volume was known to be deleted: what
+// its clients had under way may arrive for a while.
+func (s *Server) sweepDeleted(since map[meta.VolumeID]time.Time) error {
+	o := s.opened(meta.RootVolume)
+	if o == nil || o.await(o.ctx, o.recovered) != nil || o.quarantined() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(o.ctx, time.Minute)
+	defer cancel()
+	all, err := s.cfg.Cluster.DeletedVolumes(ctx)
+	if err != nil {
+		return err
+	}
+	for v := range since {
+		if !slices.ContainsFunc(all, func(d cluster.Deleted) bool { return d.Volume == v }) {
+			delete(since, v)
+		}
+	}
+	var errs []error
+	for _, d := range all {
+		// A volume that came back, restored from an older checkpoint, is none.
+		if _, err := s.cfg.Cluster.Volume(ctx, d.Volume); !errors.Is(err, meta.NoSuchVolume) || d.Volume == meta.RootVolume {
+			errs = append(errs, err)
+			continue
+		}
+		first, again := since[d.Volume]
+		if !again {
+			since[d.Volume] = time.Now()
+		}
+		for _, id := range d.On {
+			if _, ok := s.Resolve(id); !ok {
+				continue // its turn comes when it is back
+			}
+			left, err := o.sweepServer(ctx, id, d.Volume)
+			if err != nil {
+				errs = append(errs, err)
+			} else if left == 0 && again && time.Since(first) >= s.cfg.RepairGrace {
+				errs = append(errs, s.cfg.Cluster.SweptVolume(ctx, d.Volume, id))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sweepServer deletes what one server has of a deleted volume, files of its
+// checkpoints included, and tells how much it had.
+func (o *owner) sweepServer(ctx context.Context, id meta.ServerID, v meta.VolumeID) (n int, err error) {
+	var chunks []meta.ChunkID
+	if err := o.srv.listChunks(id, v, func(c meta.ChunkID) { chunks = append(chunks, c) }); err != nil {
+		return 0, err
+	}
+	if err := o.srv.listChunks(id, 0, func(c meta.ChunkID) {
+		if c.Term < blobTerm && meta.VolumeID(c.Counter>>32) == v {
+			chunks = append(chunks, c)
+		}
+	}); err != nil {
+		return 0, err
+	}
+	for _, c := range chunks {
+		if o.own.Left() <= 0 {
+			return n, meta.E("collect chunks", meta.Unavailable, c.String(), errors.New("the root volume's lease is not certain now"))
+		}
+		call, cancel := context.WithTimeout(ctx, orderPatience)
+		_, err := o.order(call, id, meta.Order{Kind: meta.OrderDelete, Chunk: c, Fence: meta.Fence{Term: 1<<64 - 1}})
+		cancel()
+		if err != nil && !errors.Is(err, meta.NoSuchChunk) {
+			return n, err
+		}
+		n++
+		o.srv.stats.staleDeleted.Add(1)
+	}
+	if n > 0 {
+		o.log.Info("chunks of a deleted volume were deleted", "volume", v, "server", id, "chunks", n)
+	}
+	return n, nil
+}
