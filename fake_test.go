@@ -32,7 +32,8 @@ type world struct {
 
 	sessions map[meta.SessionID]*fakeSession
 	leases   map[meta.Ino]map[*fakeSession]meta.LeaseMode
-	recalls  map[meta.Ino]map[*fakeSession]bool // asked, not answered
+	recalls  map[meta.Ino]map[*fakeSession]uint64 // asked, not answered: the round
+	round    uint64
 	blocked  map[meta.Ino]int
 
 	chunks map[meta.ChunkID]*fakeChunk
@@ -93,7 +94,7 @@ func newWorld(t testing.TB, p meta.Policy) *world {
 		store:    &memStore{btree.NewG(32, func(a, b memItem) bool { return bytes.Compare(a.k, b.k) < 0 })},
 		sessions: map[meta.SessionID]*fakeSession{},
 		leases:   map[meta.Ino]map[*fakeSession]meta.LeaseMode{},
-		recalls:  map[meta.Ino]map[*fakeSession]bool{},
+		recalls:  map[meta.Ino]map[*fakeSession]uint64{},
 		blocked:  map[meta.Ino]int{},
 		chunks:   map[meta.ChunkID]*fakeChunk{},
 		calls:    map[meta.OpCode]int{},
@@ -110,6 +111,16 @@ func (w *world) check() {
 	defer w.mu.Unlock()
 	for _, b := range w.bad {
 		w.t.Error(b)
+	}
+	for _, s := range w.sessions {
+		for _, in := range s.c.table.all(func(in *inode) bool { return !in.vol.frozen() }) {
+			in.mu.Lock()
+			if mine := w.leases[in.ino][s]; in.lease > mine {
+				w.t.Errorf("session %d believes in lease %v on inode %d, its owner in %v", s.id, in.lease, in.ino, mine)
+			}
+			in.mu.Unlock()
+			in.put()
+		}
 	}
 	rep, err := namespace.Check(w.store)
 	if err != nil {
@@ -129,6 +140,9 @@ type fakeSession struct {
 	events chan func()
 	done   chan struct{}
 	left   time.Duration
+	// dropping is told before a drop arrives; drops counts those that did.
+	dropping func()
+	drops    int
 }
 
 // client makes a client of the world.
@@ -178,21 +192,26 @@ func (w *world) conflictLocked(s *fakeSession, ino meta.Ino, keep meta.LeaseMode
 			}
 			busy = true
 			if w.recalls[ino] == nil {
-				w.recalls[ino] = map[*fakeSession]bool{}
+				w.recalls[ino] = map[*fakeSession]uint64{}
 			}
-			if w.recalls[ino][o] {
+			if w.recalls[ino][o] > 0 {
 				continue
 			}
-			w.recalls[ino][o] = true
+			w.round++
+			round := w.round
+			w.recalls[ino][o] = round
 			o.events <- func() {
 				o.c.Recall(meta.Recall{Volume: 1, Ino: ino, Keep: keep}, func() {
 					w.mu.Lock()
+					defer w.mu.Unlock()
+					if w.recalls[ino][o] != round {
+						return // it dropped the inode meanwhile, and may have a lease anew
+					}
 					delete(w.recalls[ino], o)
 					if m, ok := w.leases[ino]; ok && m[o] > keep {
 						m[o] = keep
 					}
 					w.cond.Broadcast()
-					w.mu.Unlock()
 				})
 			}
 		}
@@ -207,7 +226,7 @@ func (w *world) conflictLocked(s *fakeSession, ino meta.Ino, keep meta.LeaseMode
 }
 
 func (w *world) giveLocked(s *fakeSession, ino meta.Ino, mode meta.LeaseMode, grants *[]meta.Grant) {
-	if ino == 0 || mode == meta.LeaseNone || w.recalls[ino][s] {
+	if ino == 0 || mode == meta.LeaseNone || w.recalls[ino][s] > 0 {
 		return
 	}
 	if w.blocked[ino] > 0 {
@@ -534,8 +553,12 @@ func (s *fakeSession) GetLock(_ context.Context, _ meta.VolumeID, l meta.Lock) (
 }
 
 func (s *fakeSession) Drop(v meta.VolumeID, inos []meta.Ino) {
+	if s.dropping != nil {
+		s.dropping()
+	}
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
+	s.drops++
 	for _, ino := range inos {
 		delete(s.w.leases[ino], s)
 		if len(s.w.leases[ino]) == 0 {

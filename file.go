@@ -202,6 +202,7 @@ func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, e
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	sn.granted = sn.granted && in.since > first.tick // and not void, see drop.go
 	in.installLocked(&sn, &attr, first, gen)
 	return &sn, nil
 }

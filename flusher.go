@@ -400,20 +400,20 @@ func (v *Volume) sendOrphans() {
 // process may still look at (a removed working directory) stays cached.
 func (v *Volume) forgetDead(inos []meta.Ino) {
 	t := &v.c.table
-	gone := make([]meta.Ino, 0, len(inos))
+	gone := make([]inodeKey, 0, len(inos))
 	t.mu.Lock()
 	for _, ino := range inos {
 		k := inodeKey{v.id, ino}
 		in := t.m[k]
 		if in == nil {
-			gone = append(gone, ino)
+			gone = append(gone, k)
 			continue
 		}
 		in.mu.Lock()
 		keep := in.recall != nil || in.file != nil && in.file.opens > 0 || in.dir != nil || in.attrOK && in.attr.IsDir()
 		if !keep {
 			in.lowerLocked(meta.LeaseNone)
-			gone = append(gone, ino)
+			gone = append(gone, k)
 		}
 		keep = keep || in.busyLocked() || in.pins.Load() > 0
 		in.mu.Unlock()
@@ -421,9 +421,10 @@ func (v *Volume) forgetDead(inos []meta.Ino) {
 			t.removeLocked(in)
 		}
 	}
+	send := t.giveUpLocked(gone...)
 	t.mu.Unlock()
-	if len(gone) > 0 {
-		v.c.sess.Drop(v.id, gone)
+	if send {
+		t.sendDrops()
 	}
 }
 

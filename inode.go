@@ -101,13 +101,8 @@ type table struct {
 	mu      sync.Mutex
 	m       map[inodeKey]*inode
 	hand    *inode
-	evicted uint64 // tick of the last eviction: what a new inode starts with
-	// dropping are inodes whose leases were dropped while operations were in
-	// flight: a grant that belongs to one of those is void, because the owner
-	// will see the drop after it. They are counted by two generations.
-	dropping map[inodeKey]struct{}
-	gen      int
-	flying   [2]int
+	evicted uint64 // tick of the last drop: what a new inode starts with
+	drops
 }
 
 // get finds or makes an inode and pins it; put unpins.
@@ -181,23 +176,6 @@ func (t *table) all(ok func(*inode) bool) []*inode {
 	return l
 }
 
-// begin counts an operation that may bring grants; end with what it returned.
-func (t *table) begin() int {
-	t.mu.Lock()
-	g := t.gen
-	t.flying[g]++
-	t.mu.Unlock()
-	return g
-}
-
-func (t *table) end(g int) {
-	t.mu.Lock()
-	if t.flying[g]--; t.flying[g] == 0 && g != t.gen && t.dropping != nil {
-		t.dropping = nil
-	}
-	t.mu.Unlock()
-}
-
 // evict takes inodes out until some room is free. What a kernel caches of them
 // is invalidated and their leases are given back.
 func (t *table) evict() {
@@ -227,13 +205,10 @@ func (t *table) evict() {
 		}
 		in.mu.Unlock()
 	}
-	// From here on grants for them are void until all that is in flight now has
-	// been answered; noted before the drop is sent. Also those without a lease
-	// are dropped: the owner may count us among those who have them open.
-	byVolume := make(map[*Volume][]meta.Ino)
+	// Also those without a lease are dropped: the owner may count us among those
+	// who have them open.
+	var gone []inodeKey
 	t.mu.Lock()
-	t.dropping = make(map[inodeKey]struct{})
-	t.evicted = t.tick.Add(1)
 	for _, in := range victims {
 		in.mu.Lock()
 		frozen := in.vol.frozen()
@@ -244,24 +219,18 @@ func (t *table) evict() {
 		}
 		in.mu.Unlock()
 		if !leased && !frozen {
-			t.dropping[inodeKey{in.vol.id, in.ino}] = struct{}{}
-			byVolume[in.vol] = append(byVolume[in.vol], in.ino)
+			gone = append(gone, inodeKey{in.vol.id, in.ino})
 		}
 		if !keep {
 			t.removeLocked(in)
 		}
 		in.pins.Add(-1)
 	}
+	send := t.giveUpLocked(gone...)
 	t.mu.Unlock()
-	for v, inos := range byVolume {
-		t.c.sess.Drop(v.id, inos)
+	if send {
+		t.sendDrops()
 	}
-	t.mu.Lock()
-	t.gen ^= 1
-	if t.flying[t.gen^1] == 0 {
-		t.dropping = nil
-	}
-	t.mu.Unlock()
 }
 
 // removeLocked takes an inode out of the map and the ring; t.mu is held.
@@ -281,7 +250,7 @@ func (t *table) removeLocked(in *inode) {
 func (t *table) choose() []*inode {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.m) <= t.max || t.dropping != nil || t.flying[t.gen^1] > 0 {
+	if len(t.m) <= t.max || t.dropping != nil {
 		return nil
 	}
 	want := len(t.m) - t.max + t.max/16 + 1

@@ -59,23 +59,21 @@ func (c *Client) Granted(id meta.VolumeID, g meta.Grant) {
 	if v == nil {
 		return
 	}
-	t := &c.table
-	t.mu.Lock()
-	_, void := t.dropping[inodeKey{id, g.Ino}]
-	t.mu.Unlock()
-	if void {
-		// The owner must not believe that we have it, or it never tells us again.
-		c.spawn(func() { c.sess.Drop(id, []meta.Ino{g.Ino}) })
+	t, k := &c.table, inodeKey{id, g.Ino}
+	in := t.get(v, g.Ino)
+	defer in.put()
+	t.mu.Lock() // a drop that begins now comes after the grant
+	defer t.mu.Unlock()
+	if t.voidLocked(k) {
+		t.giveUpLocked(k) // in the next round: one is under way
 		return
 	}
-	in := t.get(v, g.Ino)
 	in.mu.Lock()
+	defer in.mu.Unlock()
 	if in.lease == meta.LeaseNone {
 		in.since = t.tick.Add(1)
 	}
 	in.lease = max(in.lease, g.Mode)
-	in.mu.Unlock()
-	in.put()
 }
 
 // Recall lowers a lease and calls done. It is called by the session's reader
@@ -84,10 +82,7 @@ func (c *Client) Recall(r meta.Recall, done func()) {
 	c.stats.recalls.Add(1)
 	in := c.table.peek(r.Volume, r.Ino)
 	if in == nil {
-		c.spawn(func() {
-			done()
-			c.sess.Drop(r.Volume, []meta.Ino{r.Ino}) // nothing of it is open here
-		})
+		c.unknown(inodeKey{r.Volume, r.Ino}, done)
 		return
 	}
 	in.mu.Lock()
@@ -103,6 +98,22 @@ func (c *Client) Recall(r meta.Recall, done func()) {
 	c.spawn(func() {
 		defer in.put()
 		in.serveRecalls()
+	})
+}
+
+// unknown answers a recall of an inode of which nothing is here, and has the
+// owner forget that it ever was.
+func (c *Client) unknown(k inodeKey, done func()) {
+	t := &c.table
+	t.mu.Lock()
+	// An operation may want it by now, but nothing grants it before the drop.
+	send := t.giveUpLocked(k)
+	t.mu.Unlock()
+	c.spawn(func() {
+		done()
+		if send {
+			t.sendDrops()
+		}
 	})
 }
 
