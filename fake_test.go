@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -411,6 +412,35 @@ func (s *fakeSession) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op 
 }
 
 func (s *fakeSession) DoBatch(ctx context.Context, v meta.VolumeID, ops []batchOp) ([]meta.Result, []error, error) {
+	s.w.mu.Lock()
+	before := s.w.before
+	s.w.mu.Unlock()
+	if before == nil {
+		return s.doBatch(v, ops)
+	}
+	type answer struct {
+		res  []meta.Result
+		errs []error
+		err  error
+	}
+	ch := make(chan answer, 1)
+	ops = slices.Clone(ops)
+	go func() { // it is done, late or not, though nobody may wait
+		for _, o := range ops {
+			before(o.Op)
+		}
+		res, errs, err := s.doBatch(v, ops)
+		ch <- answer{res, errs, err}
+	}()
+	select {
+	case a := <-ch:
+		return a.res, a.errs, a.err
+	case <-ctx.Done():
+		return nil, nil, meta.E("call", meta.Interrupted, "", context.Cause(ctx))
+	}
+}
+
+func (s *fakeSession) doBatch(v meta.VolumeID, ops []batchOp) ([]meta.Result, []error, error) {
 	w := s.w
 	w.mu.Lock()
 	res := make([]meta.Result, len(ops))

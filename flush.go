@@ -872,24 +872,48 @@ func (v *Volume) flushOne(ctx context.Context, in *inode, mode flushMode) error 
 	if err != nil {
 		return err
 	}
-	w := &work{in: in, mode: mode}
-	v.flushGroup(ctx, []*work{w}, true)
-	in.mu.Lock()
-	if f := in.file; f != nil {
-		f.leave(turnCommit)
-		if own := f.own; own != nil && mode == flushClose && f.writers == 0 && f.uncommitted == 0 && !f.ended {
-			f.own = nil
-			v.retire(own)
+	in.pins.Add(1)
+	return v.toItsEnd(ctx, func(ctx context.Context) error {
+		defer in.put()
+		w := &work{in: in, mode: mode}
+		v.flushGroup(ctx, []*work{w}, true)
+		in.mu.Lock()
+		if f := in.file; f != nil {
+			f.leave(turnCommit)
+			if own := f.own; own != nil && mode == flushClose && f.writers == 0 && f.uncommitted == 0 && !f.ended {
+				f.own = nil
+				v.retire(own)
+			}
 		}
-	}
-	in.mu.Unlock()
-	return v.verdict(in, w.err)
+		in.mu.Unlock()
+		return v.verdict(in, w.err)
+	})
 }
 
-// flushHeld is flushOne for a caller that holds both turns.
-func (v *Volume) flushHeld(ctx context.Context, in *inode, mode flushMode) error {
+// toItsEnd runs a flush, which holds turns, with the client's context, and
+// waits for it. If ctx ends first, as when a process that waits is killed, the
+// caller is told that and the flush goes on: a commit that nobody waits for may
+// be done late, so the turns must not be free before it is, lest it undo a
+// newer one.
+func (v *Volume) toItsEnd(ctx context.Context, flush func(context.Context) error) error {
+	if ctx.Done() == nil || ctx == v.c.ctx {
+		return flush(v.c.ctx)
+	}
+	done := make(chan error, 1)
+	v.c.spawn(func() { done <- flush(v.c.ctx) })
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return meta.E("write back", meta.Interrupted, v.name, context.Cause(ctx))
+	}
+}
+
+// flushHeld is flushOne for a caller that holds both turns, and keeps them: it
+// waits for the end in any case.
+func (v *Volume) flushHeld(in *inode, mode flushMode) error {
 	w := &work{in: in, mode: mode}
-	v.flushGroup(ctx, []*work{w}, false)
+	v.flushGroup(v.c.ctx, []*work{w}, false)
 	return v.verdict(in, w.err)
 }
 

@@ -217,7 +217,7 @@ func (v *Volume) flushAll(ctx context.Context, mode flushMode) error {
 	v.dirtyMu.Unlock()
 	var first error
 	var later []*inode
-	for len(todo) > 0 {
+	for len(todo) > 0 && ctx.Err() == nil {
 		var ws []*work
 		var bytes int64
 		for len(todo) > 0 && len(ws) < groupFiles && bytes < 4*groupBytes {
@@ -234,21 +234,27 @@ func (v *Volume) flushAll(ctx context.Context, mode flushMode) error {
 			}
 			in.mu.Unlock()
 		}
-		v.flushGroup(ctx, ws, true)
-		for _, w := range ws {
-			err := v.verdict(w.in, w.err)
-			if err != nil && first == nil {
-				first = err
+		err := v.toItsEnd(ctx, func(ctx context.Context) (first error) {
+			v.flushGroup(ctx, ws, true)
+			for _, w := range ws {
+				err := v.verdict(w.in, w.err)
+				if err != nil && first == nil {
+					first = err
+				}
+				w.in.mu.Lock()
+				if f := w.in.file; f != nil {
+					f.leave(turnCommit)
+				}
+				w.in.mu.Unlock()
+				w.in.put()
 			}
-			w.in.mu.Lock()
-			if f := w.in.file; f != nil {
-				f.leave(turnCommit)
-			}
-			w.in.mu.Unlock()
-			w.in.put()
+			return first
+		})
+		if err != nil && first == nil {
+			first = err
 		}
 	}
-	for _, in := range later {
+	for _, in := range append(later, todo...) { // of todo nothing is left unless ctx ended
 		if err := v.flushOne(ctx, in, mode); err != nil && first == nil {
 			first = err
 		}

@@ -147,7 +147,7 @@ func (v *Volume) reload(ctx context.Context, in *inode) error {
 	ended := f.ended
 	in.mu.Unlock()
 	if ended {
-		err = v.flushHeld(ctx, in, flushClose)
+		err = v.flushHeld(in, flushClose)
 	}
 	var sn snapshot
 	var attr meta.Attr

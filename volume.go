@@ -210,7 +210,7 @@ func (v *Volume) alone(ctx context.Context, in *inode, flush bool, fn func() err
 	flush = flush || f.ended
 	in.mu.Unlock()
 	if flush {
-		err = v.flushHeld(ctx, in, flushClose)
+		err = v.flushHeld(in, flushClose)
 	}
 	if err == nil {
 		err = fn()
