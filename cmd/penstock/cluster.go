@@ -177,23 +177,6 @@ func volumeByName(ctx context.Context, s *client.Session, name string) (wire.Vol
 	return r.Volumes[0], nil
 }
 
-// walk follows an absolute path of the tree from the root volume, through
-// junctions, to a directory. Symbolic links are not followed.
-func walk(ctx context.Context, s *client.Session, path string) (meta.VolumeID, meta.Ino, error) {
-	v, ino := meta.RootVolume, meta.RootIno
-	for _, name := range strings.FieldsFunc(path, func(r rune) bool { return r == '/' }) {
-		r, err := s.Do(ctx, v, meta.OpID{}, &meta.Lookup{Parent: ino, Name: name}, meta.LeaseNone)
-		if err != nil {
-			return 0, 0, fmt.Errorf("%s: %w", path, err)
-		}
-		ino = r.Attr.Ino
-		if r.Volume != 0 {
-			v, ino = r.Volume, meta.RootIno
-		}
-	}
-	return v, ino, nil
-}
-
 // running is the note that a 'penstock up' leaves for other commands of this
 // machine, in a file named after its process id.
 type running struct {

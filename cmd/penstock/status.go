@@ -34,17 +34,18 @@ type serverView struct {
 }
 
 func readStatus(ctx context.Context, s *client.Session) (*statusView, error) {
-	volumes, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumes})
-	if err != nil {
-		return nil, err
-	}
 	status, err := s.Admin(ctx, wire.Admin{Op: wire.AdminStatus})
 	if err != nil {
 		return nil, err
 	}
 	view := &statusView{Cluster: s.Cluster(), Volumes: []volumeView{}, Servers: []serverView{}}
-	for _, v := range volumes.Volumes {
-		view.Volumes = append(view.Volumes, viewOf(v))
+	for v, err := range s.Volumes(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		if v.Detail.State != wire.VolumeInTrash {
+			view.Volumes = append(view.Volumes, viewOf(v))
+		}
 	}
 	for _, i := range status.Servers {
 		view.Servers = append(view.Servers, serverView{ID: uint64(i.ID), Address: i.Addr, Topology: i.Topology, Class: i.Class, Total: i.Total, Free: i.Free})

@@ -1,14 +1,13 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
-	"context"
 	"fmt"
 	"path"
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -21,12 +20,12 @@ import (
 func newVolume() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "volume",
-		Short: "Create, list, show, change, attach, detach and delete volumes",
+		Short: "Create, list, show, change, attach, rename and delete volumes",
 		Long: `A volume is a part of the tree with a policy of its own: quota, replicas, how
 its files are sealed and synced. It hangs in the tree where it is attached; a
 mount of the tree shows it there, and it can be mounted by its name alone.`,
 	}
-	cmd.AddCommand(newVolumeCreate(), newVolumeList(), newVolumeShow(), newVolumeSet(), newVolumeAttach(), newVolumeDetach(), newVolumeDelete())
+	cmd.AddCommand(newVolumeCreate(), newVolumeList(), newVolumeShow(), newVolumeSet(), newVolumeAttach(), newVolumeDetach(), newVolumeRename(), newVolumeDelete(), newVolumeUndelete())
 	return cmd
 }
 
@@ -51,19 +50,30 @@ type volumeView struct {
 	LocalFirst  bool   `json:"local_first" yaml:"local_first"`
 	Degrade     bool   `json:"degrade" yaml:"degrade"`
 	Encrypt     bool   `json:"encrypt" yaml:"encrypt"`
+	// TrashSeconds is how long it stays in the trash once it is deleted.
+	TrashSeconds uint64     `json:"trash_seconds" yaml:"trash_seconds"`
+	Created      *time.Time `json:"created,omitempty" yaml:"created,omitempty"`
+	Deleted      *time.Time `json:"deleted,omitempty" yaml:"deleted,omitempty"` // in the trash
+	Until        *time.Time `json:"until,omitempty" yaml:"until,omitempty"`
+	// Closed: nobody uses it, and what is used of it was not asked for.
+	Closed bool `json:"closed,omitempty" yaml:"closed,omitempty"`
 }
 
-func viewOf(v wire.VolumeInfo) volumeView {
-	view := volumeView{ID: uint32(v.ID), Name: v.Name, Path: v.Path, State: "ready",
+func viewOf(v client.Volume) volumeView {
+	at := func(t time.Time) *time.Time {
+		if t.IsZero() {
+			return nil
+		}
+		t = t.UTC().Truncate(time.Second)
+		return &t
+	}
+	return volumeView{ID: uint32(v.ID), Name: v.Name, Path: v.Path, State: v.Detail.State,
 		UsedBytes: v.Usage.UsedBytes, UsedInodes: v.Usage.UsedInodes,
 		QuotaBytes: v.Policy.QuotaBytes, QuotaInodes: v.Policy.QuotaInodes, Replicas: v.Policy.Replicas,
 		SealOnClose: v.Policy.SealOnClose, Immutable: v.Policy.Immutable, SyncOnClose: v.Policy.SyncOnClose, NoAtime: v.Policy.NoAtime,
 		Topology: cmp.Or(v.Policy.Topology, "/"), Spread: v.Policy.Spread.String(), Class: v.Policy.Class,
-		LocalFirst: v.Policy.LocalFirst, Degrade: v.Policy.Degrade, Encrypt: v.Policy.Encrypt}
-	if v.Deleting {
-		view.State = "deleting"
-	}
-	return view
+		LocalFirst: v.Policy.LocalFirst, Degrade: v.Policy.Degrade, Encrypt: v.Policy.Encrypt,
+		TrashSeconds: v.Detail.TrashSeconds, Created: at(v.Detail.Created), Deleted: at(v.Detail.Deleted), Until: at(v.Detail.Until), Closed: !v.Detail.Open}
 }
 
 // options names what the policy switches on.
@@ -96,6 +106,7 @@ type policyFlags struct {
 	localFirst  bool
 	degrade     bool
 	encrypt     bool
+	trash       time.Duration
 }
 
 func (p *policyFlags) add(f *pflag.FlagSet) {
@@ -112,6 +123,22 @@ func (p *policyFlags) add(f *pflag.FlagSet) {
 	f.BoolVar(&p.localFirst, "local-first", true, "the first copy lies on the writer's own host if it can")
 	f.BoolVar(&p.degrade, "degrade", false, "where the rest can't be met, write with fewer or closer copies rather than refuse; repair makes up for it")
 	f.BoolVar(&p.encrypt, "encrypt", false, "its bytes travel encrypted only")
+	f.DurationVar(&p.trash, "trash", defaultTrash, "how long it can be taken out of the trash once it is deleted; 0 for not at all")
+}
+
+// defaultTrash is the trash time of a volume that is created here.
+const defaultTrash = 24 * time.Hour
+
+// words are what the flags say beside the policy; all says what none says, too.
+func (p *policyFlags) words(f *pflag.FlagSet, all bool) (w wire.VolumeWords, err error) {
+	if f.Changed("trash") || all {
+		if p.trash < 0 || p.trash%time.Second != 0 {
+			return w, usagef("--trash %v: whole seconds, such as 24h", p.trash)
+		}
+		n := uint64(p.trash / time.Second)
+		w.TrashSeconds = &n
+	}
+	return w, nil
 }
 
 // change applies the flags that were given to a policy, and checks the outcome.
@@ -184,12 +211,13 @@ func newVolumeCreate() *cobra.Command {
 	var w where
 	var p policyFlags
 	var attach string
+	var parents bool
 	var out output
 	cmd := &cobra.Command{
 		Use:   "create NAME",
 		Short: "Create a volume, and attach it to the tree",
 		Example: `  penstock volume create datasets --attach /datasets --quota 2T
-  penstock volume create shards --attach /shards --seal-on-close --noatime
+  penstock volume create shards --attach /teams/vision/shards --parents --seal-on-close --noatime
   penstock volume create results --attach /results --replicas 3 --spread rack --topology /dc1 --class nvme`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -197,24 +225,24 @@ func newVolumeCreate() *cobra.Command {
 			if _, err := p.change(cmd.Flags(), &policy); err != nil {
 				return err
 			}
+			words, err := p.words(cmd.Flags(), true)
+			if err != nil {
+				return err
+			}
 			return w.with(cmd.Context(), func(s *client.Session) error {
 				if attach != "" { // a mistake here must not leave a volume behind
-					if _, _, err := walk(cmd.Context(), s, path.Dir(path.Clean("/"+attach))); err != nil {
+					if _, _, err := s.Walk(cmd.Context(), path.Dir(path.Clean("/"+attach)), parents); err != nil {
 						return err
 					}
 				}
-				_, err := s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminCreateVolume, Name: args[0], Policy: policy})
+				v, err := s.CreateVolume(cmd.Context(), args[0], policy, words)
 				if err != nil {
 					return err
 				}
 				if attach != "" {
-					if err := attachVolume(cmd.Context(), s, args[0], attach); err != nil {
+					if v, err = s.AttachVolume(cmd.Context(), v.ID, attach, parents); err != nil {
 						return fmt.Errorf("volume %s was created, but not attached: %w", args[0], err)
 					}
-				}
-				v, err := volumeByName(cmd.Context(), s, args[0])
-				if err != nil {
-					return err
 				}
 				return out.print(cmd.OutOrStdout(), viewOf(v), func(t *table) { showVolume(t, viewOf(v)) })
 			})
@@ -224,44 +252,33 @@ func newVolumeCreate() *cobra.Command {
 	w.flags(cmd)
 	p.add(cmd.Flags())
 	cmd.Flags().StringVar(&attach, "attach", "", "path of the tree where the volume hangs; its parent must exist, the last name must not")
+	cmd.Flags().BoolVar(&parents, "parents", false, "make the directories above it that are missing")
 	return cmd
-}
-
-func attachVolume(ctx context.Context, s *client.Session, name, at string) error {
-	v, err := volumeByName(ctx, s, name)
-	if err != nil {
-		return err
-	}
-	at = path.Clean("/" + at)
-	if at == "/" {
-		return usagef("a volume can't be attached at /: the root volume is there")
-	}
-	parent, dir, err := walk(ctx, s, path.Dir(at))
-	if err != nil {
-		return err
-	}
-	_, err = s.Admin(ctx, wire.Admin{Op: wire.AdminAttach, Name: name, Volume: v.ID, Parent: parent, Ino: dir, Entry: path.Base(at)})
-	return err
 }
 
 func newVolumeList() *cobra.Command {
 	var w where
 	var out output
+	var trash bool
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the volumes",
+		Long: `Lists the volumes. In a cluster with many, those that nobody uses are not
+opened to be asked, and show "-" for what is used; 'penstock volume show' asks.`,
 		Example: `  penstock volume list
+  penstock volume list --trash
   penstock volume list --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return w.with(cmd.Context(), func(s *client.Session) error {
-				r, err := s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminVolumes})
-				if err != nil {
-					return err
-				}
-				views := make([]volumeView, 0, len(r.Volumes))
-				for _, v := range r.Volumes {
-					views = append(views, viewOf(v))
+				views := []volumeView{}
+				for v, err := range s.Volumes(cmd.Context()) {
+					if err != nil {
+						return err
+					}
+					if trash == (v.Detail.State == wire.VolumeInTrash) {
+						views = append(views, viewOf(v))
+					}
 				}
 				return out.print(cmd.OutOrStdout(), views, func(t *table) { listVolumes(t, views) })
 			})
@@ -269,6 +286,7 @@ func newVolumeList() *cobra.Command {
 	}
 	out.flag(cmd)
 	w.flags(cmd)
+	cmd.Flags().BoolVar(&trash, "trash", false, "those in the trash: 'penstock volume undelete' brings them back")
 	return cmd
 }
 
@@ -283,7 +301,15 @@ func listVolumes(t *table, views []volumeView) {
 		if at == "" {
 			at = "-"
 		}
-		t.row(v.ID, v.Name, at, bytesText(v.UsedBytes), v.UsedInodes, quota, v.Replicas, v.State, v.options())
+		used, files := bytesText(v.UsedBytes), fmt.Sprint(v.UsedInodes)
+		if v.Closed {
+			used, files = "-", "-"
+		}
+		state := v.State
+		if v.Until != nil {
+			state += " until " + v.Until.Format(time.RFC3339)
+		}
+		t.row(v.ID, v.Name, at, used, files, quota, v.Replicas, state, v.options())
 	}
 }
 
@@ -297,7 +323,7 @@ func newVolumeShow() *cobra.Command {
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return w.with(cmd.Context(), func(s *client.Session) error {
-				v, err := volumeByName(cmd.Context(), s, args[0])
+				v, err := s.FindVolume(cmd.Context(), args[0])
 				if err != nil {
 					return err
 				}
@@ -331,6 +357,7 @@ func showVolume(t *table, v volumeView) {
 	if v.Class != "" {
 		t.row("class", v.Class)
 	}
+	t.row("trash time", time.Duration(v.TrashSeconds)*time.Second)
 	t.row("options", v.options())
 }
 
@@ -345,16 +372,20 @@ func newVolumeSet() *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return w.with(cmd.Context(), func(s *client.Session) error {
-				v, err := volumeByName(cmd.Context(), s, args[0])
+				v, err := s.FindVolume(cmd.Context(), args[0])
+				if err != nil {
+					return err
+				}
+				words, err := p.words(cmd.Flags(), false)
 				if err != nil {
 					return err
 				}
 				if changed, err := p.change(cmd.Flags(), &v.Policy); err != nil {
 					return err
-				} else if !changed {
+				} else if !changed && words.Empty() {
 					return usagef("no flag says what to change")
 				}
-				_, err = s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminSetPolicy, Name: args[0], Volume: v.ID, Policy: v.Policy})
+				_, err = s.SetVolume(cmd.Context(), v.ID, v.Policy, words)
 				return err
 			})
 		},
@@ -362,91 +393,4 @@ func newVolumeSet() *cobra.Command {
 	w.flags(cmd)
 	p.add(cmd.Flags())
 	return cmd
-}
-
-func newVolumeAttach() *cobra.Command {
-	var w where
-	cmd := &cobra.Command{
-		Use:     "attach NAME PATH",
-		Short:   "Hang a volume into the tree",
-		Example: `  penstock volume attach datasets /projects/vision/datasets`,
-		Args:    cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
-				return attachVolume(cmd.Context(), s, args[0], args[1])
-			})
-		},
-	}
-	w.flags(cmd)
-	return cmd
-}
-
-func newVolumeDetach() *cobra.Command {
-	var w where
-	cmd := &cobra.Command{
-		Use:     "detach NAME",
-		Short:   "Take a volume out of the tree; its files stay",
-		Example: `  penstock volume detach datasets`,
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
-				v, err := volumeByName(cmd.Context(), s, args[0])
-				if err != nil {
-					return err
-				}
-				_, err = s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminDetach, Name: args[0], Volume: v.ID})
-				return err
-			})
-		},
-	}
-	w.flags(cmd)
-	return cmd
-}
-
-func newVolumeDelete() *cobra.Command {
-	var w where
-	var yes bool
-	cmd := &cobra.Command{
-		Use:   "delete NAME",
-		Short: "Delete a volume with everything in it",
-		Long: `Deletes a volume with everything in it, for ever. It must be detached first.
-On a terminal the command asks; a script gives --yes.`,
-		Example: `  penstock volume delete scratch --yes`,
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
-				v, err := volumeByName(cmd.Context(), s, args[0])
-				if err != nil {
-					return err
-				}
-				if !yes {
-					question := fmt.Sprintf("Delete volume %s (%s in %d files) for ever?", v.Name, bytesText(v.Usage.UsedBytes), v.Usage.UsedInodes)
-					if err := confirm(cmd, question, v.Name); err != nil {
-						return err
-					}
-				}
-				_, err = s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminDeleteVolume, Name: args[0], Volume: v.ID})
-				return err
-			})
-		},
-	}
-	w.flags(cmd)
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
-	return cmd
-}
-
-// confirm asks a person on a terminal to type a word.
-func confirm(cmd *cobra.Command, question, word string) error {
-	if !isTerminal(cmd.InOrStdin()) {
-		return usagef("%s Nobody can be asked here: give --yes", question)
-	}
-	cmd.PrintErrf("%s Type %q to go on: ", question, word)
-	line, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
-	if err != nil {
-		return err
-	}
-	if strings.TrimSpace(line) != word {
-		return fmt.Errorf("nothing was deleted")
-	}
-	return nil
 }

@@ -136,7 +136,7 @@ func Refound(ctx context.Context, cli *clientv3.Client, name string, f Founding,
 		if err := put(fmt.Sprintf("table/%08x", uint32(v.ID)), encode(v)); err != nil {
 			return err
 		}
-		if v.State != VolumeDeleting {
+		if v.named() {
 			if err := put("names/"+v.Name, fmt.Sprintf("%08x", uint32(v.ID))); err != nil {
 				return err
 			}

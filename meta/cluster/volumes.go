@@ -18,8 +18,19 @@ type VolumeState string
 
 const (
 	VolumeActive   VolumeState = "active"
+	VolumeTrash    VolumeState = "trash"    // deleted, but whole until Volume.Until; its name is free
 	VolumeDeleting VolumeState = "deleting" // its name is free; its chunks are being deleted
 	VolumeCreating VolumeState = "creating" // a clone that its origin's snapshot does not know of yet
+)
+
+// AttachStep is what is being done to a junction. A row that has one is settled
+// by the parent's home if who began does not finish.
+type AttachStep string
+
+const (
+	Attached  AttachStep = "" // the junction is in the parent
+	Attaching AttachStep = "attaching"
+	Detaching AttachStep = "detaching"
 )
 
 // Attach is the junction that leads to a volume.
@@ -27,6 +38,12 @@ type Attach struct {
 	Parent meta.VolumeID `json:"parent"`
 	Ino    meta.Ino      `json:"ino"` // the directory in the parent
 	Name   string        `json:"name"`
+	Step   AttachStep    `json:"step,omitempty"`
+}
+
+// Same tells whether both are one place, whatever is being done there.
+func (a Attach) Same(b Attach) bool {
+	return a.Parent == b.Parent && a.Ino == b.Ino && a.Name == b.Name
 }
 
 // Origin is the snapshot that a volume is a clone of. As long as it stands in
@@ -52,6 +69,14 @@ type Volume struct {
 	Created meta.Time     `json:"created"`
 	Keep    string        `json:"keep,omitempty"`   // the schedule of its snapshots
 	Origin  *Origin       `json:"origin,omitempty"` // of a clone
+	// TrashSeconds is how long the volume stays in the trash when it is deleted.
+	TrashSeconds uint64    `json:"trash_seconds,omitempty"`
+	Deleted      meta.Time `json:"deleted,omitempty"` // in the trash: since when, until when
+	Until        meta.Time `json:"until,omitempty"`
+	// SoftBytes and SoftInodes are advisory quotas: what uses more is told of,
+	// not refused. 0: none.
+	SoftBytes  uint64 `json:"soft_bytes,omitempty"`
+	SoftInodes uint64 `json:"soft_inodes,omitempty"`
 	// Revision of the row in etcd; not stored.
 	Revision int64 `json:"-"`
 }
@@ -79,6 +104,10 @@ func rowVersion(v *Volume) int {
 	return recordVersion
 }
 
+// named tells whether the volume has its name: one that was deleted left it to
+// others.
+func (v *Volume) named() bool { return v.State == VolumeActive || v.State == VolumeCreating }
+
 func (c *Cluster) rowKey(id meta.VolumeID) string {
 	return fmt.Sprintf("%s/table/%08x", c.prefix, uint32(id))
 }
@@ -96,10 +125,15 @@ func checkVolumeName(name string) error {
 }
 
 // CreateVolume adds a volume. The first one of a cluster gets meta.RootVolume.
-// now is its time of creation. Errors: VolumeExists (the name), Invalid (the
-// name), ResourceExceeded (ids are used up), Unavailable, NoSpace.
-func (c *Cluster) CreateVolume(ctx context.Context, name string, p meta.Policy, now meta.Time) (Volume, error) {
-	return c.createVolume(ctx, Volume{Name: name, State: VolumeActive, Policy: p, Created: now})
+// now is its time of creation; words say what else its row has from the
+// beginning. Errors: VolumeExists (the name), Invalid (the name),
+// ResourceExceeded (ids are used up), Unavailable, NoSpace.
+func (c *Cluster) CreateVolume(ctx context.Context, name string, p meta.Policy, now meta.Time, words ...func(*Volume)) (Volume, error) {
+	v := Volume{Name: name, State: VolumeActive, Policy: p, Created: now}
+	for _, say := range words {
+		say(&v)
+	}
+	return c.createVolume(ctx, v)
 }
 
 // CreateClone adds a clone that is being created, unless the origin's row is
@@ -254,11 +288,10 @@ func (c *Cluster) UpdateVolume(ctx context.Context, id meta.VolumeID, change fun
 		v.ID, v.Version, v.Created = old.ID, rowVersion(&v), old.Created
 		cmps := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(c.rowKey(id)), "=", old.Revision)}
 		ops := []clientv3.Op{clientv3.OpPut(c.rowKey(id), encode(v))}
-		held := func(w Volume) bool { return w.State != VolumeDeleting } // a row that is going away holds no name
-		if held(old) && (!held(v) || v.Name != old.Name) {
+		if old.named() && (!v.named() || v.Name != old.Name) {
 			ops = append(ops, clientv3.OpDelete(c.nameKey(old.Name)))
 		}
-		if held(v) && (!held(old) || v.Name != old.Name) {
+		if v.named() && (!old.named() || v.Name != old.Name) {
 			if err := checkVolumeName(v.Name); err != nil {
 				return Volume{}, err
 			}
@@ -294,7 +327,7 @@ func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID, on ...meta
 	}
 	keys := fmt.Sprintf("%s/volumes/%08x/", c.prefix, uint32(id))
 	ops := []clientv3.Op{clientv3.OpDelete(c.rowKey(id)), clientv3.OpDelete(keys, clientv3.WithPrefix())}
-	if v.State != VolumeDeleting {
+	if v.named() {
 		ops = append(ops, clientv3.OpDelete(c.nameKey(v.Name)))
 	}
 	if len(on) > 0 {

@@ -30,6 +30,14 @@ type Report struct {
 	Bytes                                  uint64 // sum of Blocks
 	Problems                               []Problem
 	Count                                  uint64 // of problems, those left out of the list included
+	Junctions                              []JunctionAt
+}
+
+// JunctionAt is an entry that leads to another volume.
+type JunctionAt struct {
+	Parent meta.Ino
+	Name   string
+	Volume meta.VolumeID
 }
 
 // OK reports that nothing is wrong.
@@ -317,6 +325,8 @@ func (c *checker) name(k, v []byte) {
 		}
 	case e.ino != 0 || e.typ != 4:
 		c.bad(k, "a junction to volume %d with inode %d and type %d", e.vol, e.ino, e.typ)
+	default:
+		c.rep.Junctions = append(c.rep.Junctions, JunctionAt{meta.Ino(parent), name, meta.VolumeID(e.vol)})
 	}
 }
 

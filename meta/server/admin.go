@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -34,24 +33,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 	}
 	switch m.Op {
 	case wire.AdminVolumes:
-		all, err := c.Volumes(ctx)
-		if err != nil {
-			return err
-		}
-		if len(all) <= maxListed {
-			// What is closed tells no usage.
-			if _, err := s.openHome(ctx); err != nil {
-				s.log.Info("not every volume could be opened to be listed", "error", err)
-			}
-		}
-		for _, v := range all {
-			if m.Entry != ownedHere || s.opened(v.ID) != nil {
-				re.Volumes = append(re.Volumes, s.volumeInfo(ctx, v))
-			}
-		}
-		if m.Entry != ownedHere {
-			s.usageElsewhere(ctx, re.Volumes)
-		}
+		return s.listVolumes(ctx, m, re)
 	case wire.AdminPathOf:
 		o, err := s.ownerFor(ctx, m.Volume)
 		if err != nil {
@@ -78,7 +60,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 				return err
 			}
 		}
-		re.Volumes = []wire.VolumeInfo{s.volumeInfo(ctx, v)}
+		s.describe(ctx, re, v)
 	case wire.AdminCreateVolume:
 		if m.Policy.Replicas == 0 {
 			m.Policy.Replicas = 1
@@ -86,17 +68,22 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		if err := m.Policy.Check(); err != nil {
 			return err
 		}
-		v, err := c.CreateVolume(ctx, m.Name, m.Policy, meta.Time(time.Now().UnixNano()))
+		words, err := wordsOf(m)
 		if err != nil {
 			return err
 		}
-		// Its home makes it when somebody wants it; if this is it, now.
-		if _, err := s.ownerFor(ctx, v.ID); err != nil && !errors.Is(err, meta.NotOwner) {
+		// Its home makes it when somebody wants it.
+		v, err := c.CreateVolume(ctx, m.Name, m.Policy, meta.Time(time.Now().UnixNano()), words)
+		if err != nil {
 			return err
 		}
-		re.Volumes = []wire.VolumeInfo{s.volumeInfo(ctx, v)}
+		s.describe(ctx, re, v)
 	case wire.AdminSetPolicy:
 		if err := m.Policy.Check(); err != nil {
+			return err
+		}
+		words, err := wordsOf(m)
+		if err != nil {
 			return err
 		}
 		v, err := s.find(ctx, m)
@@ -110,25 +97,33 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		if err := o.setPolicy(ctx, m.Policy); err != nil {
 			return err
 		}
-		v, err = c.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error { v.Policy = m.Policy; return nil })
+		v, err = c.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
+			v.Policy = m.Policy
+			words(v)
+			return nil
+		})
 		if err != nil {
 			return err
 		}
-		re.Volumes = []wire.VolumeInfo{s.volumeInfo(ctx, v)}
+		s.describe(ctx, re, v)
 	case wire.AdminAttach:
 		return s.attachVolume(ctx, m, re)
 	case wire.AdminDetach:
-		v, err := s.find(ctx, m)
-		if err != nil {
-			return err
-		}
-		return s.detachVolume(ctx, v)
+		return s.detachVolume(ctx, m, re)
+	case wire.AdminRenameVolume:
+		return s.renameVolume(ctx, m, re)
+	case wire.AdminUndeleteVolume:
+		return s.undeleteVolume(ctx, m, re)
 	case wire.AdminDeleteVolume:
+		var d wire.VolumeDeletion
+		if err := readBody(m, &d); err != nil {
+			return err
+		}
 		v, err := s.find(ctx, m)
 		if err != nil {
 			return err
 		}
-		return s.deleteVolume(ctx, v)
+		return s.deleteVolume(ctx, v, d.Now)
 	case wire.AdminEnrol:
 		id := meta.ServerID(m.Ino)
 		if id == 0 {
@@ -239,57 +234,6 @@ func (s *Server) find(ctx context.Context, m *wire.Admin) (cluster.Volume, error
 	return s.cfg.Cluster.VolumeByName(ctx, m.Name)
 }
 
-func (s *Server) volumeInfo(ctx context.Context, v cluster.Volume) wire.VolumeInfo {
-	i := wire.VolumeInfo{ID: v.ID, Name: v.Name, Policy: v.Policy, Deleting: v.State == cluster.VolumeDeleting}
-	if o := s.opened(v.ID); o != nil {
-		o.mu.Lock()
-		if r, err := namespace.Query(&view{o: o}, o.context(0), &meta.StatFSOp{}); err == nil {
-			i.Usage = r.StatFS
-		}
-		if p, err := namespace.Policy(&view{o: o}); err == nil {
-			i.Policy = p // the journal's word, not the table's copy
-		}
-		o.mu.Unlock()
-	}
-	switch {
-	case v.ID == meta.RootVolume:
-		i.Path = "/"
-	case v.Attach != nil:
-		i.Path = s.pathOf(ctx, v, 0)
-	}
-	return i
-}
-
-// pathOf walks up from where a volume is attached; a directory that can't be
-// named makes the path relative to its volume.
-func (s *Server) pathOf(ctx context.Context, v cluster.Volume, depth int) string {
-	if v.ID == meta.RootVolume {
-		return ""
-	}
-	if v.Attach == nil || depth > 64 {
-		return v.Name + ":"
-	}
-	parent, err := s.cfg.Cluster.Volume(ctx, v.Attach.Parent)
-	if err != nil {
-		return "?/" + v.Attach.Name
-	}
-	var names []string
-	o, err := s.ownerFor(ctx, v.Attach.Parent)
-	var e *meta.Error
-	switch {
-	case err == nil:
-		o.mu.Lock()
-		names, err = namespace.PathOf(&view{o: o}, v.Attach.Ino)
-		o.mu.Unlock()
-	case errors.As(err, &e) && e.Kind == meta.NotOwner && e.Subject != "":
-		names, err = s.pathElsewhere(ctx, e.Subject, v.Attach.Parent, v.Attach.Ino)
-	}
-	if err != nil {
-		return "?/" + v.Attach.Name
-	}
-	return strings.Join(append(append([]string{s.pathOf(ctx, parent, depth+1)}, names...), v.Attach.Name), "/")
-}
-
 // durably runs an operation of the owner and waits for the journal.
 func (o *owner) durably(ctx context.Context, op meta.Op) error {
 	if err := o.await(ctx, o.recovered); err != nil {
@@ -333,166 +277,6 @@ func (o *owner) flush(ctx context.Context) error {
 	wait := o.untilDurable(o.newest())
 	o.mu.Unlock()
 	return o.await(ctx, wait)
-}
-
-// attachVolume hangs a volume under a directory of another: first the table
-// says where, then the junction is journaled, so that a crash in between
-// leaves a row that the next attach or detach puts right.
-func (s *Server) attachVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	v, err := s.find(ctx, m)
-	if err != nil {
-		return err
-	}
-	if v.ID == meta.RootVolume {
-		return meta.E("attach", meta.Invalid, v.Name, errors.New("the root volume is the root"))
-	}
-	parent, err := s.ownerFor(ctx, m.Parent)
-	if err != nil {
-		return err
-	}
-	if err := s.noCycle(ctx, v.ID, m.Parent); err != nil {
-		return err
-	}
-	at := &cluster.Attach{Parent: m.Parent, Ino: m.Ino, Name: m.Entry}
-	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
-		if v.Attach != nil && *v.Attach != *at {
-			return meta.E("attach", meta.Exists, v.Name, errors.New("the volume is attached elsewhere: detach it first"))
-		}
-		v.Attach = at
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	err = parent.durably(ctx, &meta.Junction{Parent: m.Ino, Name: m.Entry, Volume: v.ID})
-	if err != nil {
-		s.cfg.Cluster.UpdateVolume(context.WithoutCancel(ctx), v.ID, func(v *cluster.Volume) error { v.Attach = nil; return nil })
-		return err
-	}
-	re.Volumes = []wire.VolumeInfo{s.volumeInfo(ctx, v)}
-	return nil
-}
-
-// noCycle refuses to hang a volume below itself.
-func (s *Server) noCycle(ctx context.Context, v, parent meta.VolumeID) error {
-	for range 64 {
-		if parent == v {
-			return meta.E("attach", meta.Invalid, fmt.Sprint(v), errors.New("the volume would lie below itself"))
-		}
-		p, err := s.cfg.Cluster.Volume(ctx, parent)
-		if err != nil {
-			return err
-		}
-		if p.Attach == nil {
-			return nil
-		}
-		parent = p.Attach.Parent
-	}
-	return meta.E("attach", meta.Loop, fmt.Sprint(v), nil)
-}
-
-func (s *Server) detachVolume(ctx context.Context, v cluster.Volume) error {
-	if v.Attach == nil {
-		return meta.E("detach", meta.NotAttached, v.Name, nil)
-	}
-	parent, err := s.ownerFor(ctx, v.Attach.Parent)
-	if err != nil {
-		return err
-	}
-	err = parent.durably(ctx, &meta.Junction{Parent: v.Attach.Ino, Name: v.Attach.Name, Volume: v.ID, Detach: true})
-	if err != nil && !errors.Is(err, meta.NotAttached) && !errors.Is(err, meta.NotFound) && !errors.Is(err, meta.Stale) {
-		return err
-	}
-	_, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error { v.Attach = nil; return nil })
-	return err
-}
-
-// deleteVolume removes a detached volume: its row says so first, then its
-// chunks go, then its journal and row.
-func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume) error {
-	if v.ID == meta.RootVolume {
-		return meta.E("delete volume", meta.NotPermitted, v.Name, errors.New("the root volume can't be deleted"))
-	}
-	if v.Attach != nil {
-		return meta.E("delete volume", meta.Busy, v.Name, errors.New("the volume is attached: detach it first"))
-	}
-	all, err := s.cfg.Cluster.Volumes(ctx)
-	if err != nil {
-		return err
-	}
-	for _, x := range all {
-		if x.Attach != nil && x.Attach.Parent == v.ID {
-			return meta.E("delete volume", meta.NotEmpty, v.Name, fmt.Errorf("volume %s is attached inside it", x.Name))
-		}
-	}
-	o, err := s.ownerAs(ctx, v.ID, v.State)
-	if err != nil {
-		return err
-	}
-	if v.State == cluster.VolumeActive {
-		if err := o.mayGo(ctx); err != nil {
-			return err
-		}
-	}
-	// What mounts cached is given up first; what they buffered is committed,
-	// and goes with the rest.
-	if err := o.recallAll(ctx); err != nil {
-		return err
-	}
-	if _, err := s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error { v.State = cluster.VolumeDeleting; return nil }); err != nil {
-		return err
-	}
-	if err := o.deleteAllChunks(ctx); err != nil {
-		return err
-	}
-	if err := o.close(ctx); err != nil {
-		return err
-	}
-	if err := s.standbys.drop(v.ID, true); err != nil {
-		return err
-	}
-	return s.cfg.Cluster.DeleteVolume(ctx, v.ID, s.knownServers()...)
-}
-
-// recallAll takes back every lease on the volume.
-func (o *owner) recallAll(ctx context.Context) error {
-	for {
-		o.mu.Lock()
-		var wait <-chan struct{}
-		for ino := range o.leases.m {
-			if ch := o.leases.conflict(o.vol, nil, ino, meta.LeaseNone); ch != nil {
-				wait = ch
-			}
-		}
-		o.mu.Unlock()
-		if wait == nil {
-			return nil
-		}
-		if err := o.await(ctx, wait); err != nil {
-			return err
-		}
-	}
-}
-
-// deleteAllChunks orders the deletion of every chunk of a volume that is going,
-// where servers can be reached. What is left is found by sweepDeleted.
-func (o *owner) deleteAllChunks(ctx context.Context) error {
-	var chunks []meta.ChunkRecord
-	o.mu.Lock()
-	err := namespace.Chunks(&view{o: o}, func(c meta.ChunkRecord) bool { chunks = append(chunks, c); return true })
-	o.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	fence := meta.Fence{Term: o.own.Term(), Seals: 1<<32 - 1}
-	for _, c := range chunks {
-		for _, srv := range c.Servers {
-			if _, err := o.order(ctx, srv, meta.Order{Kind: meta.OrderDelete, Chunk: c.ID, Fence: fence}); ctx.Err() != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // Status is what an administrator sees of a server.

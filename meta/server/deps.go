@@ -74,7 +74,7 @@ type Volumes interface {
 	Volumes(ctx context.Context) ([]cluster.Volume, error)
 	Volume(ctx context.Context, id meta.VolumeID) (cluster.Volume, error)
 	VolumeByName(ctx context.Context, name string) (cluster.Volume, error)
-	CreateVolume(ctx context.Context, name string, p meta.Policy, now meta.Time) (cluster.Volume, error)
+	CreateVolume(ctx context.Context, name string, p meta.Policy, now meta.Time, words ...func(*cluster.Volume)) (cluster.Volume, error)
 	UpdateVolume(ctx context.Context, id meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error)
 	// DeleteVolume removes a volume's row, and notes which chunk servers may
 	// still have chunks of it; DeletedVolumes lists those volumes, SweptVolume

@@ -21,8 +21,10 @@ type FsckReport struct {
 	Chunks   uint64        `json:"chunks"`
 	Replicas uint64        `json:"replicas"`
 	Orphans  uint64        `json:"orphans"`
-	Bytes    uint64        `json:"bytes"`
-	Problems []string      `json:"problems"`
+	// Junctions lead to other volumes; each is compared with its volume's row.
+	Junctions uint64   `json:"junctions"`
+	Bytes     uint64   `json:"bytes"`
+	Problems  []string `json:"problems"`
 	// Count is the number of problems, those left out of the list included.
 	Count uint64 `json:"problem_count"`
 }
@@ -134,6 +136,9 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 	}
 	for _, p := range report.Problems {
 		r.Problems = append(r.Problems, p.String())
+	}
+	if err := s.checkJunctions(ctx, o, report.Junctions, r); err != nil {
+		return nil, err
 	}
 	c.of.Store(uint64(len(chunks)))
 	for _, rec := range chunks {

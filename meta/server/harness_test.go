@@ -38,6 +38,9 @@ type fakeCluster struct {
 	deleted map[meta.VolumeID][]meta.ServerID
 	// noDeleted is what asking for deleted fails with.
 	noDeleted error
+	// dies is asked at each step that changes a row, or removes one; an error ends
+	// the request there, as SIGKILL would.
+	dies func(step string) error
 	// released are the volumes whose owner let them go in order.
 	released map[meta.VolumeID]bool
 }
@@ -85,21 +88,24 @@ func (f *fakeCluster) VolumeByName(_ context.Context, name string) (cluster.Volu
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, v := range f.rows {
-		if v.Name == name {
+		if v.Name == name && v.State == cluster.VolumeActive {
 			return v, nil
 		}
 	}
 	return cluster.Volume{}, meta.E("volume", meta.NoSuchVolume, name, nil)
 }
-func (f *fakeCluster) CreateVolume(_ context.Context, name string, p meta.Policy, _ meta.Time) (cluster.Volume, error) {
+func (f *fakeCluster) CreateVolume(_ context.Context, name string, p meta.Policy, _ meta.Time, words ...func(*cluster.Volume)) (cluster.Volume, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, v := range f.rows {
-		if v.Name == name {
+		if v.Name == name && v.State == cluster.VolumeActive {
 			return v, meta.E("create volume", meta.VolumeExists, name, nil)
 		}
 	}
 	v := cluster.Volume{ID: f.next, Name: name, State: cluster.VolumeActive, Policy: p}
+	for _, say := range words {
+		say(&v)
+	}
 	f.next++
 	f.rows[v.ID], f.logs[v.ID] = v, journal.NewMemory(v.ID)
 	return v, nil
@@ -107,12 +113,33 @@ func (f *fakeCluster) CreateVolume(_ context.Context, name string, p meta.Policy
 func (f *fakeCluster) UpdateVolume(_ context.Context, id meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	v := f.rows[id]
+	v, ok := f.rows[id]
+	if !ok {
+		return v, meta.E("volume", meta.NoSuchVolume, fmt.Sprint(id), nil)
+	}
+	if v.Attach != nil {
+		at := *v.Attach
+		v.Attach = &at
+	}
 	if err := change(&v); err != nil {
 		return v, err
 	}
+	for _, w := range f.rows {
+		if w.ID != id && w.Name == v.Name && w.State == cluster.VolumeActive && v.State == cluster.VolumeActive {
+			return v, meta.E("change volume", meta.VolumeExists, v.Name, nil)
+		}
+	}
+	if err := f.crash("row"); err != nil {
+		return v, err
+	}
 	f.rows[id] = v
-	return v, nil
+	return v, f.crash("row written")
+}
+func (f *fakeCluster) crash(step string) error {
+	if f.dies == nil {
+		return nil
+	}
+	return f.dies(step)
 }
 func (f *fakeCluster) Nodes() []cluster.Node {
 	f.mu.Lock()
@@ -177,6 +204,9 @@ func (f *fakeCluster) SweptVolume(_ context.Context, v meta.VolumeID, server met
 func (f *fakeCluster) DeleteVolume(_ context.Context, id meta.VolumeID, on ...meta.ServerID) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if err := f.crash("row gone"); err != nil {
+		return err
+	}
 	if len(on) > 0 {
 		if f.deleted == nil {
 			f.deleted = map[meta.VolumeID][]meta.ServerID{}

@@ -25,10 +25,11 @@ import (
 
 // opening is a volume that is open, being opened or being left.
 type opening struct {
-	done chan struct{} // o and err are set
-	o    *owner
-	err  error
-	gone chan struct{} // it is off the list
+	state cluster.VolumeState // that its row must have
+	done  chan struct{}       // o and err are set
+	o     *owner
+	err   error
+	gone  chan struct{} // it is off the list
 }
 
 // opened returns the owner of a volume that is served here, without waiting.
@@ -81,7 +82,7 @@ func (s *Server) openAs(ctx context.Context, v meta.VolumeID, state cluster.Volu
 		}
 		op := s.volumes[v]
 		if op == nil {
-			op = &opening{done: make(chan struct{}), gone: make(chan struct{})}
+			op = &opening{state: state, done: make(chan struct{}), gone: make(chan struct{})}
 			s.volumes[v] = op
 			s.wg.Go(func() {
 				op.o, op.err = s.openOwner(v, state, from)
@@ -100,7 +101,8 @@ func (s *Server) openAs(ctx context.Context, v meta.VolumeID, state cluster.Volu
 		case <-ctx.Done():
 			return nil, meta.E("open volume", meta.Interrupted, fmt.Sprint(v), context.Cause(ctx))
 		}
-		if op.err != nil || op.o.ctx.Err() == nil {
+		// Who wanted it in another state may have been refused where this is not.
+		if op.err != nil && op.state == state || op.err == nil && op.o.ctx.Err() == nil {
 			return op.o, op.err
 		}
 		select {
@@ -159,19 +161,26 @@ func (s *Server) ownerFor(ctx context.Context, v meta.VolumeID) (*owner, error) 
 // ownerAs is ownerFor of a volume whose row must have this state.
 func (s *Server) ownerAs(ctx context.Context, v meta.VolumeID, state cluster.VolumeState) (*owner, error) {
 	if o := s.opened(v); o != nil && o.ctx.Err() == nil {
-		return o, nil
+		return o.serving(state)
 	}
-	if op := s.coming(v); op != nil {
+	if op := s.coming(v); op != nil && op.state == state {
 		// Who was sent here by the owner before waits here.
 		select {
 		case <-op.done:
+			if op.err == nil {
+				return op.o.serving(state)
+			}
 			return op.o, op.err
 		case <-ctx.Done():
 			return nil, meta.E("open volume", meta.Interrupted, fmt.Sprint(v), context.Cause(ctx))
 		}
 	}
 	if _, mine := s.home(v); mine {
-		return s.openAs(ctx, v, state, "")
+		o, err := s.openAs(ctx, v, state, "")
+		if err != nil {
+			return nil, err
+		}
+		return o.serving(state)
 	}
 	h, err := s.cfg.Cluster.Holder(ctx, v)
 	if err != nil {
@@ -312,7 +321,7 @@ func (s *Server) bringHome(view *cluster.View, calm bool) (again bool) {
 	var mu sync.Mutex
 	slots := make(chan struct{}, homeWorkers)
 	for _, v := range view.Volumes {
-		if s.opened(v.ID) != nil || cluster.Rank(v.ID, view.MetaServers)[0].Name != s.cfg.Name {
+		if v.State == cluster.VolumeTrash || s.opened(v.ID) != nil || cluster.Rank(v.ID, view.MetaServers)[0].Name != s.cfg.Name {
 			continue
 		}
 		slots <- struct{}{}
@@ -338,7 +347,7 @@ func (s *Server) finishDeletion(v cluster.Volume, calm bool) (again bool) {
 	if !calm {
 		return true
 	}
-	err := s.deleteVolume(s.ctx, v)
+	err := s.deleteVolume(s.ctx, v, true)
 	if err != nil && s.ctx.Err() == nil && !errors.Is(err, meta.NoSuchVolume) {
 		s.log.Info("a volume's deletion is not finished yet", "volume", v.ID, "error", err)
 		return true

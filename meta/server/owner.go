@@ -32,7 +32,12 @@ type owner struct {
 	j      Journal
 	st     Store
 
+	// hanging is held while something is hung into the volume, and alone while
+	// it is deleted. It is taken before mu.
+	hanging sync.RWMutex
+
 	mu    sync.Mutex
+	state cluster.VolumeState // what the volume's row says
 	ov    *overlay
 	cache *cache
 	// cur is being filled, queue is full and waits for the journal.

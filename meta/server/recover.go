@@ -71,7 +71,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		}
 	}
 	o := &owner{
-		srv: s, vol: v, log: s.log.With("volume", vol.Name), own: own, j: j, st: st,
+		srv: s, vol: v, state: state, log: s.log.With("volume", vol.Name), own: own, j: j, st: st,
 		ov: newOverlay(), cache: newCache(s.cfg.CacheBytes),
 		cur: &entry{seq: pos.Seq + 1, sessions: map[*session]struct{}{}}, durable: pos.Seq,
 		wake: make(chan struct{}, 1), leases: newLeaseTable(), locks: lock.New(), lockWaits: map[lock.Ticket]*lockWait{},

@@ -124,6 +124,9 @@ var adminRules = [...]adminRule{
 	wire.AdminSnapshotSchedule: {roles: admins, right: cluster.AdminRights},
 	wire.AdminPin:              {roles: admins, right: cluster.ReadRights},
 	wire.AdminUnpin:            {roles: admins, right: cluster.ReadRights}, // of one's own: see unpin
+
+	wire.AdminRenameVolume:   {roles: admins, right: cluster.AdminRights},
+	wire.AdminUndeleteVolume: {roles: admins},
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}

@@ -148,6 +148,8 @@ type Server struct {
 	conns     atomic.Int64
 	repairs   *repairs
 
+	tree treeLocks
+
 	// seenMu guards seen and the map made of it; it is the innermost lock.
 	seenMu   sync.Mutex
 	seen     map[meta.ServerID]*sighting
@@ -238,6 +240,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if cfg.HomeAfter > 0 {
 		s.wg.Go(s.homeLoop)
 		s.wg.Go(s.visitLoop)
+		s.wg.Go(s.treeLoop)
 	}
 	if cfg.Room != nil {
 		s.wg.Go(s.roomLoop)

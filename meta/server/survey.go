@@ -102,7 +102,7 @@ func (c *lostCluster) VolumeByName(context.Context, string) (cluster.Volume, err
 	return cluster.Volume{}, beingRestored()
 }
 
-func (c *lostCluster) CreateVolume(context.Context, string, meta.Policy, meta.Time) (cluster.Volume, error) {
+func (c *lostCluster) CreateVolume(context.Context, string, meta.Policy, meta.Time, ...func(*cluster.Volume)) (cluster.Volume, error) {
 	return cluster.Volume{}, beingRestored()
 }
 
@@ -407,7 +407,7 @@ func (sv *Survey) takeRows(byVolume map[meta.VolumeID]*SurveyedVolume, at func(m
 			return err
 		}
 		kept[v.ID] = v
-		if v.State == cluster.VolumeActive {
+		if v.State != cluster.VolumeDeleting {
 			at(v.ID)
 		}
 	}

@@ -86,9 +86,12 @@ func (s *Server) OpenAll(ctx context.Context) error {
 			continue
 		}
 		if v.State == cluster.VolumeDeleting {
-			if err := s.deleteVolume(ctx, v); err != nil {
+			if err := s.deleteVolume(ctx, v, true); err != nil {
 				s.log.Warn("a volume's deletion could not be finished", "volume", v.Name, "error", err)
 			}
+			continue
+		}
+		if v.State == cluster.VolumeTrash {
 			continue
 		}
 		h, err := s.cfg.Cluster.Holder(ctx, v.ID)

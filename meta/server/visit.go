@@ -83,7 +83,7 @@ func worse(was, now []serverStanding) bool {
 // first that were not for the longest time.
 func (v *visits) due(s *Server, view *cluster.View, now time.Time) (ids []meta.VolumeID) {
 	for _, x := range view.Volumes {
-		if x.State != cluster.VolumeActive || now.Sub(v.at[x.ID]) < visitEvery || s.opened(x.ID) != nil {
+		if x.State != cluster.VolumeActive && x.State != cluster.VolumeTrash || now.Sub(v.at[x.ID]) < visitEvery || s.opened(x.ID) != nil {
 			continue
 		}
 		if _, mine := s.home(x.ID); mine {
@@ -116,7 +116,11 @@ func (v *visits) visit(s *Server, view *cluster.View, now time.Time) {
 			continue
 		}
 		pace--
-		if _, err := s.open(s.ctx, id); err == nil {
+		state := cluster.VolumeActive
+		if x, ok := view.Volume(id); ok {
+			state = x.State // what is in the trash has chunks, too
+		}
+		if _, err := s.openAs(s.ctx, id, state, ""); err == nil {
 			v.at[id] = now
 		} else if s.ctx.Err() == nil {
 			// After the others.

@@ -473,10 +473,12 @@ func (m *Cancel) fields(c *coder) { c.u64(&m.Request) }
 type AdminOp uint8
 
 const (
-	AdminVolumes AdminOp = 1 + iota
-	AdminCreateVolume
-	AdminDeleteVolume
-	AdminSetPolicy
+	// AdminVolumes lists those after Parent, by number, Ino at most, or all that
+	// there are. Report: a list of VolumeDetail, here and at what follows.
+	AdminVolumes      AdminOp = 1 + iota
+	AdminCreateVolume         // Body: VolumeWords, or empty
+	AdminDeleteVolume         // Body: VolumeDeletion, or empty
+	AdminSetPolicy            // Body: VolumeWords, or empty
 	AdminAttach
 	AdminDetach
 	AdminStatus
@@ -530,6 +532,10 @@ const (
 	AdminSnapshotSchedule // Entry: what is kept, "" for nothing
 	AdminPin              // Entry: the snapshot; Body: PinRequest; Report: PinInfo
 	AdminUnpin            // Entry: the snapshot; Body: PinRequest; Report: UnpinAnswer
+	AdminRenameVolume     // Entry: its new name
+	// AdminUndeleteVolume takes Volume, or the one of the name Name that was
+	// deleted last, out of the trash; Entry: its new name, "" for the old one.
+	AdminUndeleteVolume
 	lastAdminOp
 )
 

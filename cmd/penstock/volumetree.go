@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+)
+
+// onVolume is a command about one volume by its name.
+func onVolume(cmd *cobra.Command, work func(ctx context.Context, s *client.Session, v client.Volume, args []string) error) *cobra.Command {
+	var w where
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return w.with(cmd.Context(), func(s *client.Session) error {
+			v, err := s.FindVolume(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return work(cmd.Context(), s, v, args)
+		})
+	}
+	w.flags(cmd)
+	return cmd
+}
+
+func newVolumeAttach() *cobra.Command {
+	var parents bool
+	cmd := onVolume(&cobra.Command{
+		Use:   "attach NAME PATH",
+		Short: "Hang a volume into the tree",
+		Long: `Hangs a volume into the tree: from then on PATH is its root directory, in every
+mount that shows PATH's parent. The last name must be free. That it hangs there
+already is no error.`,
+		Example: `  penstock volume attach datasets /projects/vision/datasets --parents`,
+		Args:    cobra.ExactArgs(2),
+	}, func(ctx context.Context, s *client.Session, v client.Volume, args []string) error {
+		_, err := s.AttachVolume(ctx, v.ID, args[1], parents)
+		return err
+	})
+	cmd.Flags().BoolVar(&parents, "parents", false, "make the directories above it that are missing")
+	return cmd
+}
+
+func newVolumeDetach() *cobra.Command {
+	return onVolume(&cobra.Command{
+		Use:     "detach NAME",
+		Short:   "Take a volume out of the tree; its files stay",
+		Example: `  penstock volume detach datasets`,
+		Args:    cobra.ExactArgs(1),
+	}, func(ctx context.Context, s *client.Session, v client.Volume, _ []string) error {
+		return s.DetachVolume(ctx, v.ID)
+	})
+}
+
+func newVolumeRename() *cobra.Command {
+	return onVolume(&cobra.Command{
+		Use:   "rename NAME NEW",
+		Short: "Give a volume another name; where it hangs stays as it is",
+		Long: `Gives a volume another name. Mounts of it go on; where it hangs in the tree is
+not changed: for that, detach and attach it. Grants are kept by number and stay.`,
+		Example: `  penstock volume rename scratch scratch-2026`,
+		Args:    cobra.ExactArgs(2),
+	}, func(ctx context.Context, s *client.Session, v client.Volume, args []string) error {
+		_, err := s.RenameVolume(ctx, v.ID, args[1])
+		return err
+	})
+}
+
+func newVolumeDelete() *cobra.Command {
+	var yes, now bool
+	var cmd *cobra.Command
+	cmd = onVolume(&cobra.Command{
+		Use:   "delete NAME",
+		Short: "Delete a volume with everything in it",
+		Long: `Deletes a volume with everything in it. It must be detached first, and nothing
+may be attached in it. For its trash time ('penstock volume set --trash')
+'penstock volume undelete' brings it back as it was; then, or at once with --now,
+its bytes are freed. On a terminal the command asks; a script gives --yes.`,
+		Example: `  penstock volume delete scratch --yes
+  penstock volume delete scratch --now --yes`,
+		Args: cobra.ExactArgs(1),
+	}, func(ctx context.Context, s *client.Session, v client.Volume, _ []string) error {
+		trash := time.Duration(v.Detail.TrashSeconds) * time.Second
+		if !yes {
+			until := "for ever"
+			if trash > 0 && !now {
+				until = fmt.Sprintf("(%v in the trash, then for ever)", trash)
+			}
+			question := fmt.Sprintf("Delete volume %s (%s in %d files) %s?", v.Name, bytesText(v.Usage.UsedBytes), v.Usage.UsedInodes, until)
+			if err := confirm(cmd, question, v.Name); err != nil {
+				return err
+			}
+		}
+		if err := s.DeleteVolume(ctx, v.ID, now); err != nil {
+			return err
+		}
+		if trash > 0 && !now {
+			cmd.PrintErrf("Volume %s (%d) is in the trash for %v: 'penstock volume undelete %s' brings it back.\n", v.Name, v.ID, trash, v.Name)
+		}
+		return nil
+	})
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	cmd.Flags().BoolVar(&now, "now", false, "free its bytes at once, past the trash")
+	return cmd
+}
+
+func newVolumeUndelete() *cobra.Command {
+	var w where
+	var as string
+	cmd := &cobra.Command{
+		Use:   "undelete NAME|NUMBER",
+		Short: "Take a volume out of the trash",
+		Long: `Takes a volume out of the trash, as it was when it was deleted. It hangs nowhere
+then. Of several with one name the one that was deleted last is taken; the number
+('penstock volume list --trash') says which. If another volume has the name by
+now, --as gives it a new one.`,
+		Example: `  penstock volume undelete scratch
+  penstock volume undelete 42 --as scratch-old`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return w.with(cmd.Context(), func(s *client.Session) error {
+				_, err := s.UndeleteVolume(cmd.Context(), 0, args[0], as)
+				if n, nerr := strconv.ParseUint(args[0], 10, 32); nerr == nil && meta.KindOf(err) == meta.NoSuchVolume {
+					_, err = s.UndeleteVolume(cmd.Context(), meta.VolumeID(n), args[0], as)
+				}
+				return err
+			})
+		},
+	}
+	w.flags(cmd)
+	cmd.Flags().StringVar(&as, "as", "", "its new name")
+	return cmd
+}
+
+// confirm asks a person on a terminal to type a word.
+func confirm(cmd *cobra.Command, question, word string) error {
+	if !isTerminal(cmd.InOrStdin()) {
+		return usagef("%s Nobody can be asked here: give --yes", question)
+	}
+	cmd.PrintErrf("%s Type %q to go on: ", question, word)
+	line, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
+	if err != nil {
+		return err
+	}
+	if strings.TrimSpace(line) != word {
+		return fmt.Errorf("nothing was deleted")
+	}
+	return nil
+}

@@ -1,0 +1,219 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"path"
+	"strings"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Volume is what one is told of a volume.
+type Volume struct {
+	wire.VolumeInfo
+	Detail wire.VolumeDetail
+}
+
+// volumes reads an answer about volumes.
+func volumes(re *wire.AdminRe) ([]Volume, error) {
+	all := make([]Volume, len(re.Volumes))
+	for i, v := range re.Volumes {
+		all[i] = Volume{v, wire.VolumeDetail{ID: v.ID, State: wire.VolumeReady, Open: true}}
+		if v.Deleting {
+			all[i].Detail.State = wire.VolumeDeleting
+		}
+	}
+	if len(re.Report) == 0 {
+		return all, nil // of a server of before details
+	}
+	var details []wire.VolumeDetail
+	if err := json.Unmarshal(re.Report, &details); err != nil || len(details) != len(all) {
+		return nil, meta.E("admin", meta.Protocol, "details of volumes", err)
+	}
+	for i, d := range details {
+		all[i].Detail = d
+	}
+	return all, nil
+}
+
+// askVolume runs a request whose answer is one volume.
+func (s *Session) askVolume(ctx context.Context, a wire.Admin, body any) (Volume, error) {
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			panic("client: a request is plain data: " + err.Error())
+		}
+		a.Body = b
+	}
+	re, err := s.Admin(ctx, a)
+	if err != nil {
+		return Volume{}, err
+	}
+	all, err := volumes(re)
+	if err != nil {
+		return Volume{}, err
+	}
+	if len(all) != 1 {
+		return Volume{}, meta.E("find volume", meta.NoSuchVolume, a.Name, nil)
+	}
+	return all[0], nil
+}
+
+// volumesPage is the most volumes of one answer.
+const volumesPage = 1000
+
+// Volumes lists the volumes of the cluster by number, those in the trash and
+// those being deleted, too. It asks for a page at a time.
+func (s *Session) Volumes(ctx context.Context) iter.Seq2[Volume, error] {
+	return func(yield func(Volume, error) bool) {
+		for after := meta.VolumeID(0); ; {
+			re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumes, Parent: after, Ino: volumesPage})
+			var page []Volume
+			if err == nil {
+				page, err = volumes(re)
+			}
+			if err != nil {
+				yield(Volume{}, err)
+				return
+			}
+			for _, v := range page {
+				// A server of before pages tells all of them each time.
+				if v.ID > after {
+					if !yield(v, nil) {
+						return
+					}
+				}
+			}
+			if len(page) != volumesPage {
+				return
+			}
+			after = page[len(page)-1].ID
+		}
+	}
+}
+
+// FindVolume finds a volume by name. Errors: NoSuchVolume.
+func (s *Session) FindVolume(ctx context.Context, name string) (Volume, error) {
+	return s.askVolume(ctx, wire.Admin{Op: wire.AdminVolumeByName, Name: name}, nil)
+}
+
+// CreateVolume makes a volume that hangs nowhere. Errors: VolumeExists, Invalid,
+// ResourceExceeded, NotSupported (the server is older than a word).
+func (s *Session) CreateVolume(ctx context.Context, name string, p meta.Policy, words wire.VolumeWords) (Volume, error) {
+	v, err := s.askVolume(ctx, wire.Admin{Op: wire.AdminCreateVolume, Name: name, Policy: p}, body(words))
+	return v, errors.Join(err, spoken(v, words))
+}
+
+// SetVolume changes what is kept of a volume: its policy as a whole, and the
+// words that are said. Errors: NoSuchVolume, Invalid, NotSupported.
+func (s *Session) SetVolume(ctx context.Context, id meta.VolumeID, p meta.Policy, words wire.VolumeWords) (Volume, error) {
+	v, err := s.askVolume(ctx, wire.Admin{Op: wire.AdminSetPolicy, Volume: id, Policy: p}, body(words))
+	return v, errors.Join(err, spoken(v, words))
+}
+
+func body(w wire.VolumeWords) any {
+	if w.Empty() {
+		return nil
+	}
+	return w
+}
+
+// spoken tells if a server did not understand a word.
+func spoken(v Volume, w wire.VolumeWords) error {
+	for _, x := range []struct {
+		said *uint64
+		is   uint64
+	}{{w.TrashSeconds, v.Detail.TrashSeconds}, {w.SoftBytes, v.Detail.SoftBytes}, {w.SoftInodes, v.Detail.SoftInodes}} {
+		if v.ID != 0 && x.said != nil && *x.said != x.is {
+			return meta.E("change volume", meta.NotSupported, v.Name, errors.New("the metadata server is older than this program and knows no trash and no advisory quotas: set them again after its upgrade"))
+		}
+	}
+	return nil
+}
+
+// AttachVolume hangs a volume into the tree; parents makes the directories above
+// that are missing. That it hangs there already is no error. Errors: Exists (the
+// name is taken, or the volume hangs elsewhere), NotFound, NotDir, Invalid.
+func (s *Session) AttachVolume(ctx context.Context, id meta.VolumeID, at string, parents bool) (Volume, error) {
+	at = path.Clean("/" + at)
+	if at == "/" {
+		return Volume{}, meta.E("attach", meta.Invalid, at, errors.New("the root volume is there"))
+	}
+	parent, dir, err := s.Walk(ctx, path.Dir(at), parents)
+	if err != nil {
+		return Volume{}, err
+	}
+	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminAttach, Volume: id, Parent: parent, Ino: dir, Entry: path.Base(at)})
+	if err != nil {
+		return Volume{}, err
+	}
+	all, err := volumes(re)
+	if err != nil || len(all) != 1 {
+		return Volume{}, errors.Join(err, meta.E("attach", meta.Protocol, at, nil))
+	}
+	return all[0], nil
+}
+
+// DetachVolume takes a volume out of the tree. Errors: NotAttached, NoSuchVolume.
+func (s *Session) DetachVolume(ctx context.Context, id meta.VolumeID) error {
+	_, err := s.Admin(ctx, wire.Admin{Op: wire.AdminDetach, Volume: id})
+	return err
+}
+
+// RenameVolume gives a volume another name. Errors: VolumeExists, Invalid,
+// NotPermitted (the root volume).
+func (s *Session) RenameVolume(ctx context.Context, id meta.VolumeID, name string) (Volume, error) {
+	return s.askVolume(ctx, wire.Admin{Op: wire.AdminRenameVolume, Volume: id, Entry: name}, nil)
+}
+
+// DeleteVolume puts a volume that hangs nowhere into the trash, for as long as
+// its trash time; with now, or without a trash time, it is gone at once. Errors:
+// Busy (it is attached), NotEmpty (another is attached in it), NotPermitted.
+func (s *Session) DeleteVolume(ctx context.Context, id meta.VolumeID, now bool) error {
+	a := wire.Admin{Op: wire.AdminDeleteVolume, Volume: id}
+	if now {
+		a.Body = []byte(`{"now":true}`)
+	}
+	_, err := s.Admin(ctx, a)
+	return err
+}
+
+// UndeleteVolume takes a volume out of the trash: by number, or with id 0 the one
+// of the name that was deleted last. as is its new name, empty for the old one.
+// Errors: NoSuchVolume (it is not in the trash), VolumeExists.
+func (s *Session) UndeleteVolume(ctx context.Context, id meta.VolumeID, name, as string) (Volume, error) {
+	return s.askVolume(ctx, wire.Admin{Op: wire.AdminUndeleteVolume, Volume: id, Name: name, Entry: as}, nil)
+}
+
+// Walk follows a path of the tree from the root volume, through junctions, to a
+// directory; with mkdir, it makes what is missing, of mode 0755. Symbolic links
+// are not followed. Errors: NotFound, NotDir, AccessDenied.
+func (s *Session) Walk(ctx context.Context, at string, mkdir bool) (meta.VolumeID, meta.Ino, error) {
+	v, ino := meta.RootVolume, meta.RootIno
+	for name := range strings.FieldsFuncSeq(at, func(r rune) bool { return r == '/' }) {
+		r, err := s.Do(ctx, v, meta.OpID{}, &meta.Lookup{Parent: ino, Name: name}, meta.LeaseNone)
+		if mkdir && errors.Is(err, meta.NotFound) {
+			r, err = s.Do(ctx, v, meta.OpID{}, &meta.Create{Parent: ino, Name: name, Mode: meta.TypeDir | 0o755, Excl: true}, meta.LeaseNone)
+			if errors.Is(err, meta.Exists) { // somebody else did
+				r, err = s.Do(ctx, v, meta.OpID{}, &meta.Lookup{Parent: ino, Name: name}, meta.LeaseNone)
+			}
+		}
+		if err != nil {
+			return 0, 0, fmt.Errorf("%s: %w", at, err)
+		}
+		switch {
+		case r.Volume != 0:
+			v, ino = r.Volume, meta.RootIno
+		case !r.Attr.IsDir():
+			return 0, 0, meta.E("walk", meta.NotDir, at, fmt.Errorf("%q is no directory", name))
+		default:
+			ino = r.Attr.Ino
+		}
+	}
+	return v, ino, nil
+}

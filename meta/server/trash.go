@@ -1,0 +1,234 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Deleting a volume. Its row is what counts, and goes through
+//
+//	active -> trash -> deleting -> gone
+//
+// each by one transaction, the trash only if the volume has a trash time. In the
+// trash nobody can enter it, its name is free, and its home looks after its
+// chunks as after those of any closed volume. Whoever finds it deleting goes on:
+// its home does, after every change of the cluster.
+
+// deleteVolume deletes a volume that hangs nowhere and that nothing hangs in, or
+// goes on deleting it. With now it leaves the trash out. Errors: Busy (it is
+// attached), NotEmpty (something is attached in it), NotPermitted (the root).
+func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume, now bool) error {
+	if v.ID == meta.RootVolume {
+		return meta.E("delete volume", meta.NotPermitted, v.Name, errors.New("the root volume can't be deleted"))
+	}
+	o, err := s.ownerAs(ctx, v.ID, v.State)
+	if err != nil {
+		return err
+	}
+	if v, err = s.condemn(ctx, o, v, now); err != nil {
+		return err
+	}
+	if v.State == cluster.VolumeTrash {
+		return o.handOver(ctx, "")
+	}
+	if err := o.deleteAllChunks(ctx); err != nil {
+		return err
+	}
+	if err := o.handOver(ctx, ""); err != nil {
+		return err
+	}
+	if err := s.standbys.drop(v.ID, true); err != nil {
+		return err
+	}
+	return s.cfg.Cluster.DeleteVolume(ctx, v.ID, s.knownServers()...)
+}
+
+// condemn writes into a volume's row that it is deleted.
+func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, now bool) (cluster.Volume, error) {
+	const op = "delete volume"
+	if v.Attach != nil {
+		return v, attached(v)
+	}
+	// Nothing is hung into it meanwhile.
+	o.hanging.Lock()
+	defer o.hanging.Unlock()
+	all, err := s.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return v, err
+	}
+	for _, x := range all {
+		if x.Attach != nil && x.Attach.Parent == v.ID {
+			return v, meta.E(op, meta.NotEmpty, v.Name, fmt.Errorf("volume %s is attached inside it", x.Name))
+		}
+	}
+	if v.State == cluster.VolumeActive {
+		if err := o.mayGo(ctx); err != nil {
+			return v, err
+		}
+		// What mounts cached is given up first; what they buffered is committed,
+		// and goes with the rest.
+		if err := o.recallAll(ctx); err != nil {
+			return v, err
+		}
+		if err := o.flush(ctx); err != nil {
+			return v, err
+		}
+	}
+	at := time.Now()
+	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
+		if x.Attach != nil {
+			return attached(*x)
+		}
+		if x.State != v.State {
+			return meta.E(op, meta.Busy, x.Name, fmt.Errorf("it is %s now: try again", x.State))
+		}
+		if x.State == cluster.VolumeActive && x.TrashSeconds > 0 && !now {
+			x.State = cluster.VolumeTrash
+			x.Deleted, x.Until = meta.Time(at.UnixNano()), meta.Time(at.Add(seconds(x.TrashSeconds)).UnixNano())
+			return nil
+		}
+		x.State = cluster.VolumeDeleting
+		return nil
+	})
+	if err == nil {
+		o.setState(v.State)
+	}
+	return v, err
+}
+
+func attached(v cluster.Volume) error {
+	return meta.E("delete volume", meta.Busy, v.Name, errors.New("the volume is attached: detach it first"))
+}
+
+func seconds(n uint64) time.Duration { return time.Duration(n) * time.Second }
+
+// MaxTrash bounds a trash time: ten years.
+const MaxTrash = 10 * 365 * 24 * time.Hour
+
+// purge deletes a volume whose time in the trash is over.
+func (s *Server) purge(v cluster.Volume) {
+	if err := s.deleteVolume(s.ctx, v, true); err != nil && s.ctx.Err() == nil && !errors.Is(err, meta.NoSuchVolume) {
+		s.log.Info("a volume does not leave the trash yet", "volume", v.Name, "error", err)
+	}
+}
+
+// undeleteVolume takes a volume out of the trash. It hangs nowhere then. Errors:
+// NoSuchVolume (none of the name is in the trash), VolumeExists (its name is
+// another's by now).
+func (s *Server) undeleteVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	const op = "undelete volume"
+	v, err := s.findInTrash(ctx, m)
+	if err != nil {
+		return err
+	}
+	o, err := s.ownerAs(ctx, v.ID, cluster.VolumeTrash)
+	if err != nil {
+		return err
+	}
+	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
+		if x.State != cluster.VolumeTrash {
+			return meta.E(op, meta.NoSuchVolume, x.Name, fmt.Errorf("it is %s", x.State))
+		}
+		x.State, x.Deleted, x.Until = cluster.VolumeActive, 0, 0
+		if m.Entry != "" {
+			x.Name = m.Entry
+		}
+		return nil
+	})
+	if errors.Is(err, meta.VolumeExists) {
+		return meta.E(op, meta.VolumeExists, v.Name, errors.New("another volume has its name by now: give it a new one"))
+	}
+	if err != nil {
+		return err
+	}
+	o.setState(v.State)
+	s.describe(ctx, re, v)
+	return nil
+}
+
+// findInTrash finds a volume by number, or the one of a name that was deleted
+// last.
+func (s *Server) findInTrash(ctx context.Context, m *wire.Admin) (found cluster.Volume, err error) {
+	all, err := s.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return found, err
+	}
+	for _, v := range all {
+		if v.State != cluster.VolumeTrash || m.Volume != 0 && v.ID != m.Volume || m.Volume == 0 && v.Name != m.Name {
+			continue
+		}
+		if found.ID == 0 || v.Deleted > found.Deleted {
+			found = v
+		}
+	}
+	if found.ID == 0 {
+		return found, meta.E("undelete volume", meta.NoSuchVolume, m.Name, errors.New("it is not in the trash"))
+	}
+	return found, nil
+}
+
+// setState notes what the volume's row says by now.
+func (o *owner) setState(to cluster.VolumeState) {
+	o.mu.Lock()
+	o.state = to
+	o.mu.Unlock()
+}
+
+// serving is the owner, unless the volume is open for another purpose than being
+// used: it is in the trash. Errors: NoSuchVolume.
+func (o *owner) serving(as cluster.VolumeState) (*owner, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if as == cluster.VolumeActive && o.state != cluster.VolumeActive {
+		return nil, meta.E("open volume", meta.NoSuchVolume, o.subject(), fmt.Errorf("it is %s", o.state))
+	}
+	return o, nil
+}
+
+// recallAll takes back every lease on the volume.
+func (o *owner) recallAll(ctx context.Context) error {
+	for {
+		o.mu.Lock()
+		var wait <-chan struct{}
+		for ino := range o.leases.m {
+			if ch := o.leases.conflict(o.vol, nil, ino, meta.LeaseNone); ch != nil {
+				wait = ch
+			}
+		}
+		o.mu.Unlock()
+		if wait == nil {
+			return nil
+		}
+		if err := o.await(ctx, wait); err != nil {
+			return err
+		}
+	}
+}
+
+// deleteAllChunks orders the deletion of every chunk of a volume that is going,
+// where servers can be reached. What is left is found by sweepDeleted.
+func (o *owner) deleteAllChunks(ctx context.Context) error {
+	var chunks []meta.ChunkRecord
+	o.mu.Lock()
+	err := namespace.Chunks(&view{o: o}, func(c meta.ChunkRecord) bool { chunks = append(chunks, c); return true })
+	o.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	fence := meta.Fence{Term: o.own.Term(), Seals: 1<<32 - 1}
+	for _, c := range chunks {
+		for _, srv := range c.Servers {
+			if _, err := o.order(ctx, srv, meta.Order{Kind: meta.OrderDelete, Chunk: c.ID, Fence: fence}); ctx.Err() != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

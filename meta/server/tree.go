@@ -1,0 +1,425 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Volumes hang in each other by junctions. Where one hangs is said twice: in its
+// row of the table, for whoever asks about the volume, and by an entry in the
+// parent's directory, for whoever walks the tree. No transaction spans both, so
+// the row goes first and says what is being done (cluster.AttachStep), then the
+// entry is journaled, then the row says that it is done. The parent's owner does
+// all three, one volume at a time; if it dies in between, the parent's next home
+// finds the step in the row and does what is left. Both steps may be done twice.
+
+// treeLook is how often rows are looked at, treeGrace how long a step may take
+// whoever began it before it is done by the parent's home. Variables, so that
+// tests wait less.
+var (
+	treeLook  = time.Second
+	treeGrace = 5 * time.Second
+)
+
+// treeLocks let one request at a time change where a volume hangs.
+type treeLocks struct {
+	mu sync.Mutex
+	m  map[meta.VolumeID]chan struct{}
+}
+
+// lock waits until nobody else changes where v hangs. Errors: Interrupted.
+func (l *treeLocks) lock(ctx context.Context, v meta.VolumeID) (unlock func(), err error) {
+	for {
+		l.mu.Lock()
+		busy := l.m[v]
+		if busy == nil {
+			if l.m == nil {
+				l.m = map[meta.VolumeID]chan struct{}{}
+			}
+			done := make(chan struct{})
+			l.m[v] = done
+			l.mu.Unlock()
+			return func() {
+				l.mu.Lock()
+				delete(l.m, v)
+				l.mu.Unlock()
+				close(done)
+			}, nil
+		}
+		l.mu.Unlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil, meta.E("attach", meta.Interrupted, fmt.Sprint(v), context.Cause(ctx))
+		}
+	}
+}
+
+// attachVolume hangs a volume under a directory of another. What is there
+// already stays, without an error. Errors: Exists (the name is taken, or the
+// volume hangs elsewhere), NotFound and NotDir (the directory), Invalid (it
+// would lie below itself), NoSuchVolume.
+func (s *Server) attachVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	v, err := s.find(ctx, m)
+	if err != nil {
+		return err
+	}
+	if v.ID == meta.RootVolume {
+		return meta.E("attach", meta.Invalid, v.Name, errors.New("the root volume is the root"))
+	}
+	parent, err := s.ownerFor(ctx, m.Parent)
+	if err != nil {
+		return err
+	}
+	unlock, err := s.tree.lock(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	// The parent is not deleted meanwhile.
+	parent.hanging.RLock()
+	defer parent.hanging.RUnlock()
+	if p, err := s.cfg.Cluster.Volume(ctx, m.Parent); err != nil {
+		return err
+	} else if p.State != cluster.VolumeActive {
+		return meta.E("attach", meta.NoSuchVolume, p.Name, fmt.Errorf("it is %s", p.State))
+	}
+	if err := s.noCycle(ctx, v.ID, m.Parent); err != nil {
+		return err
+	}
+	at := cluster.Attach{Parent: m.Parent, Ino: m.Ino, Name: m.Entry, Step: cluster.Attaching}
+	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
+		switch {
+		case v.State != cluster.VolumeActive:
+			return meta.E("attach", meta.NoSuchVolume, v.Name, fmt.Errorf("it is %s", v.State))
+		case v.Attach == nil:
+			v.Attach = &at
+		case !v.Attach.Same(at):
+			return meta.E("attach", meta.Exists, v.Name, errors.New("the volume is attached elsewhere: detach it first"))
+		case v.Attach.Step == cluster.Detaching:
+			return meta.E("attach", meta.Busy, v.Name, errors.New("it is being detached: try again"))
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	// Two that are being hung below each other at once see each other now.
+	if err := s.noCycle(ctx, v.ID, m.Parent); err != nil {
+		_, uerr := s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error { v.Attach = nil; return nil })
+		return errors.Join(err, uerr)
+	}
+	if v, err = s.settle(ctx, parent, v); err != nil {
+		return err
+	}
+	s.describe(ctx, re, v)
+	return nil
+}
+
+// noCycle refuses to hang a volume below itself.
+func (s *Server) noCycle(ctx context.Context, v, parent meta.VolumeID) error {
+	for range maxNested {
+		if parent == v {
+			return meta.E("attach", meta.Invalid, fmt.Sprint(v), errors.New("the volume would lie below itself"))
+		}
+		p, err := s.cfg.Cluster.Volume(ctx, parent)
+		if err != nil {
+			return err
+		}
+		if p.Attach == nil {
+			return nil
+		}
+		parent = p.Attach.Parent
+	}
+	return meta.E("attach", meta.Loop, fmt.Sprint(v), fmt.Errorf("more than %d volumes below each other", maxNested))
+}
+
+// maxNested bounds how many volumes hang below each other.
+const maxNested = 64
+
+// detachVolume takes a volume out of the tree. Errors: NotAttached, NoSuchVolume.
+func (s *Server) detachVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	v, err := s.find(ctx, m)
+	if err != nil {
+		return err
+	}
+	if v.Attach == nil {
+		return meta.E("detach", meta.NotAttached, v.Name, nil)
+	}
+	parent, err := s.ownerFor(ctx, v.Attach.Parent)
+	if err != nil && !errors.Is(err, meta.NoSuchVolume) {
+		return err
+	}
+	unlock, err := s.tree.lock(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	was := *v.Attach
+	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
+		if v.Attach == nil || !v.Attach.Same(was) {
+			return meta.E("detach", meta.Busy, v.Name, errors.New("it is being attached elsewhere: try again"))
+		}
+		v.Attach.Step = cluster.Detaching
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if v, err = s.settle(ctx, parent, v); err != nil {
+		return err
+	}
+	s.describe(ctx, re, v)
+	return nil
+}
+
+// settle does the step that a row says is being done: the parent's entry first,
+// then the row. parent is nil if there is no such volume any more. The caller
+// holds the volume's lock, and this server owns the parent.
+func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (cluster.Volume, error) {
+	if v.Attach == nil || v.Attach.Step == cluster.Attached && parent != nil && parent.leadsTo(*v.Attach) == v.ID {
+		return v, nil
+	}
+	at := *v.Attach
+	var refused error
+	after := &cluster.Attach{Parent: at.Parent, Ino: at.Ino, Name: at.Name}
+	switch {
+	case parent == nil:
+		after = nil
+		if at.Step != cluster.Detaching {
+			refused = meta.E("attach", meta.NoSuchVolume, fmt.Sprint(at.Parent), nil)
+		}
+	case at.Step == cluster.Detaching:
+		err := parent.durably(ctx, &meta.Junction{Parent: at.Ino, Name: at.Name, Volume: v.ID, Detach: true})
+		switch meta.KindOf(err) {
+		case meta.KindOK, meta.NotAttached, meta.NotFound, meta.NotDir, meta.Stale:
+		default:
+			return v, err
+		}
+		after = nil
+	default:
+		err := parent.durably(ctx, &meta.Junction{Parent: at.Ino, Name: at.Name, Volume: v.ID})
+		switch meta.KindOf(err) {
+		case meta.KindOK:
+		case meta.Exists:
+			if parent.leadsTo(at) != v.ID {
+				after, refused = nil, err
+			}
+		case meta.NotFound, meta.NotDir, meta.Stale, meta.Invalid, meta.NameTooLong, meta.TooManyLinks, meta.ReadOnly, meta.NotPermitted:
+			after, refused = nil, err
+		default:
+			return v, err // whether it happened is not known: the row keeps the step
+		}
+	}
+	w, err := s.cfg.Cluster.UpdateVolume(context.WithoutCancel(ctx), v.ID, func(v *cluster.Volume) error {
+		if v.Attach == nil || *v.Attach != at {
+			return meta.E("attach", meta.Busy, v.Name, errors.New("it is being changed: try again"))
+		}
+		v.Attach = after
+		return nil
+	})
+	if refused != nil {
+		return v, refused // told first; a row that could not be written is settled later
+	}
+	return w, err
+}
+
+// leadsTo is the volume that a junction leads to; 0: there is none.
+func (o *owner) leadsTo(at cluster.Attach) meta.VolumeID {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r, err := namespace.Query(&view{o: o}, o.context(0), &meta.Lookup{Parent: at.Ino, Name: at.Name})
+	if err != nil {
+		return 0
+	}
+	return r.Volume
+}
+
+// treeLoop settles steps whose server died, and empties the trash.
+func (s *Server) treeLoop() {
+	type step struct {
+		at       cluster.Attach
+		revision int64
+		since    time.Time
+	}
+	seen := map[meta.VolumeID]step{}
+	t := time.NewTicker(treeLook)
+	defer t.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-t.C:
+		}
+		view := s.cfg.Cluster.View()
+		if view == nil {
+			continue
+		}
+		now := time.Now()
+		under := map[meta.VolumeID]bool{}
+		for i := range view.Volumes {
+			v := &view.Volumes[i]
+			if v.State == cluster.VolumeTrash && now.After(goTime(v.Until)) {
+				if _, mine := s.home(v.ID); mine {
+					s.purge(*v)
+				}
+			}
+			if v.Attach == nil || v.Attach.Step == cluster.Attached {
+				continue
+			}
+			under[v.ID] = true
+			if was, ok := seen[v.ID]; !ok || was.at != *v.Attach || was.revision != v.Revision {
+				seen[v.ID] = step{*v.Attach, v.Revision, now}
+			} else if _, mine := s.home(v.Attach.Parent); mine && now.Sub(was.since) >= treeGrace {
+				if err := s.settleLeft(v.ID); err != nil && s.ctx.Err() == nil {
+					s.log.Info("where a volume hangs is not settled yet", "volume", v.Name, "error", err)
+				}
+			}
+		}
+		for id := range seen {
+			if !under[id] {
+				delete(seen, id)
+			}
+		}
+	}
+}
+
+// settleLeft does what a server that is gone left of a volume's step.
+func (s *Server) settleLeft(id meta.VolumeID) error {
+	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
+	defer cancel()
+	v, err := s.cfg.Cluster.Volume(ctx, id)
+	if err != nil || v.Attach == nil || v.Attach.Step == cluster.Attached {
+		return err
+	}
+	at := *v.Attach
+	parent, err := s.ownerFor(ctx, at.Parent)
+	if err != nil && !errors.Is(err, meta.NoSuchVolume) {
+		return err
+	}
+	unlock, err := s.tree.lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if v, err = s.cfg.Cluster.Volume(ctx, id); err != nil || v.Attach == nil || *v.Attach != at {
+		return err
+	}
+	_, err = s.settle(ctx, parent, v)
+	s.log.Info("a step of a volume was finished for a server that is gone", "volume", v.Name, "step", at.Step, "error", err)
+	return err
+}
+
+// renameVolume gives a volume another name. Errors: VolumeExists, Invalid,
+// NotPermitted (the root volume).
+func (s *Server) renameVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	v, err := s.find(ctx, m)
+	if err != nil {
+		return err
+	}
+	if v.ID == meta.RootVolume {
+		return meta.E("rename volume", meta.NotPermitted, v.Name, errors.New("the root volume keeps its name"))
+	}
+	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
+		if v.State != cluster.VolumeActive {
+			return meta.E("rename volume", meta.NoSuchVolume, v.Name, fmt.Errorf("it is %s", v.State))
+		}
+		v.Name = m.Entry
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	s.describe(ctx, re, v)
+	return nil
+}
+
+// pathOf walks up from where a volume is attached; a directory that can't be
+// named makes the path relative to its volume.
+func (s *Server) pathOf(ctx context.Context, v cluster.Volume, depth int) string {
+	if v.ID == meta.RootVolume {
+		return ""
+	}
+	if v.Attach == nil || depth > maxNested {
+		return v.Name + ":"
+	}
+	parent, err := s.cfg.Cluster.Volume(ctx, v.Attach.Parent)
+	if err != nil {
+		return "?/" + v.Attach.Name
+	}
+	var names []string
+	o, err := s.ownerFor(ctx, v.Attach.Parent)
+	var e *meta.Error
+	switch {
+	case err == nil:
+		o.mu.Lock()
+		names, err = namespace.PathOf(&view{o: o}, v.Attach.Ino)
+		o.mu.Unlock()
+	case errors.As(err, &e) && e.Kind == meta.NotOwner && e.Subject != "":
+		names, err = s.pathElsewhere(ctx, e.Subject, v.Attach.Parent, v.Attach.Ino)
+	}
+	if err != nil {
+		return "?/" + v.Attach.Name
+	}
+	return strings.Join(append(append([]string{s.pathOf(ctx, parent, depth+1)}, names...), v.Attach.Name), "/")
+}
+
+// checkJunctions compares the junctions in a volume with the rows of the volumes
+// that they lead to, and rows that say they hang here with the junctions. What
+// differs is looked at again as it is now: both change meanwhile.
+func (s *Server) checkJunctions(ctx context.Context, o *owner, junctions []namespace.JunctionAt, r *FsckReport) error {
+	r.Junctions = uint64(len(junctions))
+	rows, err := s.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return err
+	}
+	hang := map[meta.VolumeID]cluster.Attach{}
+	for _, v := range rows {
+		if v.Attach != nil && v.Attach.Parent == o.vol {
+			hang[v.ID] = *v.Attach
+		}
+	}
+	now := func(id meta.VolumeID) (*cluster.Attach, error) {
+		v, err := s.cfg.Cluster.Volume(ctx, id)
+		if errors.Is(err, meta.NoSuchVolume) {
+			return nil, nil
+		}
+		return v.Attach, err
+	}
+	for _, j := range junctions {
+		at := cluster.Attach{Parent: o.vol, Ino: j.Parent, Name: j.Name}
+		if row, ok := hang[j.Volume]; ok && row.Same(at) {
+			delete(hang, j.Volume)
+			continue
+		}
+		row, err := now(j.Volume)
+		if err != nil {
+			return err
+		}
+		if (row == nil || !row.Same(at)) && o.leadsTo(at) == j.Volume {
+			r.problem("%q in directory %d leads to volume %d, which does not hang there", j.Name, j.Parent, j.Volume)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(hang)) {
+		row, err := now(id)
+		if err != nil {
+			return err
+		}
+		// A step that is under way, or that nobody finished yet, is settled soon.
+		if row != nil && row.Parent == o.vol && row.Step == cluster.Attached && o.leadsTo(*row) != id {
+			r.problem("volume %d should hang in directory %d as %q, and nothing there leads to it", id, row.Ino, row.Name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,286 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/wire"
+)
+
+// newTree is a site whose server sees what is left in the table, and soon.
+func newTree(t *testing.T) *site {
+	t.Helper()
+	look, grace := treeLook, treeGrace
+	treeLook, treeGrace = 20*time.Millisecond, 100*time.Millisecond
+	dir := t.TempDir()
+	s := &site{t: t, dir: dir, ttl: time.Second, addr: dir + "/m.sock"}
+	s.cluster = newFakeCluster(t, dir)
+	s.adjust = func(c *Config) { c.Cluster = viewed{s.cluster}; c.HomeAfter = 50 * time.Millisecond }
+	s.start()
+	t.Cleanup(func() {
+		s.srv.Close(context.Background())
+		<-s.done
+		s.cluster.Shared.Close()
+		treeLook, treeGrace = look, grace
+	})
+	return s
+}
+
+// consistent compares where a row says that a volume hangs with the entry in the
+// root volume.
+func (s *site) consistent(v meta.VolumeID, name string) (attached bool, err error) {
+	row, err := s.cluster.Volume(s.t.Context(), v)
+	if err != nil {
+		return false, err
+	}
+	o, err := s.srv.ownerFor(s.t.Context(), meta.RootVolume)
+	if err != nil {
+		return false, err
+	}
+	leads := o.leadsTo(cluster.Attach{Ino: meta.RootIno, Name: name})
+	switch {
+	case row.Attach == nil && leads == 0:
+		return false, nil
+	case row.Attach != nil && row.Attach.Step == cluster.Attached && leads == v:
+		return true, nil
+	}
+	return false, fmt.Errorf("the row says %+v, the entry leads to %d", row.Attach, leads)
+}
+
+var errKilled = errors.New("killed")
+
+// dieAt has the server die at the n-th step of what follows. It tells whether
+// that came.
+func (s *site) dieAt(n int) (died func() bool) {
+	left := n
+	s.cluster.mu.Lock()
+	defer s.cluster.mu.Unlock()
+	s.cluster.dies = func(string) error {
+		if left--; left <= 0 {
+			return errKilled
+		}
+		return nil
+	}
+	return func() bool {
+		s.cluster.mu.Lock()
+		defer s.cluster.mu.Unlock()
+		s.cluster.dies = nil
+		return left <= 0
+	}
+}
+
+// A server dies at each step of attaching and of detaching a volume: what it
+// leaves is settled without anybody's doing, wholly done or wholly undone.
+func TestTreeStepsSurviveDeath(t *testing.T) {
+	s := newTree(t)
+	steps := 0
+	for _, detach := range []bool{false, true} {
+		for n := 1; ; n++ {
+			name := fmt.Sprintf("v%v%d", detach, n)
+			a := s.dial(name)
+			v := a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: name}).Volumes[0].ID
+			attach := wire.Admin{Op: wire.AdminAttach, Volume: v, Parent: 1, Ino: meta.RootIno, Entry: name}
+			do := attach
+			if detach {
+				a.admin(t, attach)
+				do = wire.Admin{Op: wire.AdminDetach, Volume: v}
+			}
+			died := s.dieAt(n)
+			_, err := a.Admin(t.Context(), do)
+			s.crash()
+			if !died() {
+				if err != nil {
+					t.Fatalf("nobody died, yet %v", err)
+				}
+				s.start()
+				if on, err := s.consistent(v, name); err != nil || on == detach {
+					t.Fatalf("attached %v, %v", on, err)
+				}
+				break
+			}
+			steps++
+			s.start()
+			eventually(t, "the step is settled", func() error { _, err := s.consistent(v, name); return err })
+			// And it can be done again.
+			b := s.dial("after " + name)
+			if on, _ := s.consistent(v, name); on {
+				b.admin(t, wire.Admin{Op: wire.AdminDetach, Volume: v})
+			}
+			b.admin(t, attach)
+			b.admin(t, attach) // twice is once
+			if on, err := s.consistent(v, name); err != nil || !on {
+				t.Fatalf("attached %v, %v", on, err)
+			}
+		}
+	}
+	if steps < 6 {
+		t.Errorf("servers died at %d steps only", steps)
+	}
+	s.clean(t, 1)
+}
+
+// A server dies at each step of deleting a volume, and of taking one out of the
+// trash: it is there as before, in the trash, or gone, and never in between.
+func TestDeletionSurvivesDeath(t *testing.T) {
+	s := newTree(t)
+	day := uint64(86400)
+	states := map[cluster.VolumeState]int{}
+	for _, what := range []string{"trash", "now", "undelete"} {
+		for n := 1; ; n++ {
+			name := fmt.Sprintf("%s%d", what, n)
+			a := s.dial(name)
+			r, err := a.CreateVolume(t.Context(), name, meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := a.Do(t.Context(), r.ID, meta.OpID{}, newFile("kept"), meta.LeaseNone); err != nil {
+				t.Fatal(err)
+			}
+			if what == "undelete" {
+				if err := a.DeleteVolume(t.Context(), r.ID, false); err != nil {
+					t.Fatal(err)
+				}
+			}
+			died := s.dieAt(n)
+			if what == "undelete" {
+				_, err = a.UndeleteVolume(t.Context(), 0, name, "")
+			} else {
+				err = a.DeleteVolume(t.Context(), r.ID, what == "now")
+			}
+			s.crash()
+			over := !died()
+			s.start()
+			if over && err != nil {
+				t.Fatalf("nobody died, yet %v", err)
+			}
+			eventually(t, "the volume is in one state", func() error {
+				row, err := s.cluster.Volume(t.Context(), r.ID)
+				switch {
+				case errors.Is(err, meta.NoSuchVolume):
+					states["gone"]++
+					return nil
+				case err != nil || row.State == cluster.VolumeDeleting:
+					return fmt.Errorf("it is %s, %v", row.State, err)
+				}
+				states[row.State]++
+				b := s.dial("after " + name)
+				if row.State == cluster.VolumeTrash {
+					if _, err := b.Do(t.Context(), r.ID, meta.OpID{}, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseNone); !errors.Is(err, meta.NoSuchVolume) {
+						t.Fatalf("a volume in the trash answers: %v", err)
+					}
+					if _, err := b.UndeleteVolume(t.Context(), 0, name, ""); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if _, err := b.Do(t.Context(), r.ID, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: "kept"}, meta.LeaseNone); err != nil {
+					t.Fatalf("what was in it: %v", err)
+				}
+				return nil
+			})
+			if over {
+				break
+			}
+		}
+	}
+	for _, want := range []cluster.VolumeState{cluster.VolumeActive, cluster.VolumeTrash, "gone"} {
+		if states[want] == 0 {
+			t.Errorf("no volume was found %s: %v", want, states)
+		}
+	}
+}
+
+// The trash: a name is free at once, two of one name lie there, each comes back,
+// and what stays is deleted when its time is over.
+func TestTrash(t *testing.T) {
+	s := newTree(t)
+	a := s.dial("a")
+	long, short := uint64(86400), uint64(1)
+	make := func(words wire.VolumeWords) meta.VolumeID {
+		v, err := a.CreateVolume(t.Context(), "x", meta.Policy{Replicas: 1}, words)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v.ID
+	}
+	one := make(wire.VolumeWords{TrashSeconds: &long})
+	if err := a.DeleteVolume(t.Context(), one, false); err != nil {
+		t.Fatal(err)
+	}
+	two := make(wire.VolumeWords{TrashSeconds: &long})
+	if _, err := a.UndeleteVolume(t.Context(), 0, "x", ""); !errors.Is(err, meta.VolumeExists) {
+		t.Errorf("undelete over another: %v", err)
+	}
+	if v, err := a.UndeleteVolume(t.Context(), 0, "x", "y"); err != nil || v.ID != one || v.Name != "y" {
+		t.Errorf("undelete as y: %+v, %v", v, err)
+	}
+	if err := a.DeleteVolume(t.Context(), two, false); err != nil {
+		t.Fatal(err)
+	}
+	three := make(wire.VolumeWords{TrashSeconds: &short})
+	if err := a.DeleteVolume(t.Context(), three, false); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the third leaves the trash", func() error {
+		if _, err := s.cluster.Volume(t.Context(), three); !errors.Is(err, meta.NoSuchVolume) {
+			return fmt.Errorf("it is there: %v", err)
+		}
+		return nil
+	})
+	if v, err := a.UndeleteVolume(t.Context(), 0, "x", ""); err != nil || v.ID != two {
+		t.Errorf("undelete: %+v, %v", v, err)
+	}
+	if _, err := a.UndeleteVolume(t.Context(), 0, "x", ""); !errors.Is(err, meta.NoSuchVolume) {
+		t.Errorf("undelete what is not there: %v", err)
+	}
+	if _, err := a.RenameVolume(t.Context(), two, "y"); !errors.Is(err, meta.VolumeExists) {
+		t.Errorf("rename over another: %v", err)
+	}
+	if v, err := a.RenameVolume(t.Context(), two, "z"); err != nil || v.Name != "z" {
+		t.Errorf("rename: %+v, %v", v, err)
+	}
+	if _, err := a.RenameVolume(t.Context(), meta.RootVolume, "z2"); !errors.Is(err, meta.NotPermitted) {
+		t.Errorf("rename the root: %v", err)
+	}
+	var names []string
+	for v, err := range a.Volumes(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, v.Name+" "+v.Detail.State)
+	}
+	if want := "[root ready y ready z ready]"; fmt.Sprint(names) != want {
+		t.Errorf("listed: %v, want %s", names, want)
+	}
+}
+
+// A check of a volume sees junctions without a row, and rows without a junction.
+func TestFsckComparesJunctions(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	var ids []meta.VolumeID
+	for _, name := range []string{"one", "two", "three"} {
+		v := a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: name}).Volumes[0].ID
+		a.admin(t, wire.Admin{Op: wire.AdminAttach, Volume: v, Parent: 1, Ino: meta.RootIno, Entry: name})
+		ids = append(ids, v)
+	}
+	r, err := s.srv.Fsck(t.Context(), 1)
+	if err != nil || r.Count != 0 || r.Junctions != 3 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	forget := func(v *cluster.Volume) error { v.Attach = nil; return nil }
+	if _, err := s.cluster.UpdateVolume(t.Context(), ids[0], forget); err != nil {
+		t.Fatal(err)
+	}
+	move := func(v *cluster.Volume) error { v.Attach.Name = "elsewhere"; return nil }
+	if _, err := s.cluster.UpdateVolume(t.Context(), ids[1], move); err != nil {
+		t.Fatal(err)
+	}
+	if r, err = s.srv.Fsck(t.Context(), 1); err != nil || r.Count != 3 {
+		t.Fatalf("want three problems: %+v, %v", r, err)
+	}
+}

@@ -1,0 +1,54 @@
+package wire
+
+import (
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// Bodies and reports of the requests about volumes, as JSON.
+
+// VolumeWords are what a volume's row says beside the policy: the body of
+// AdminCreateVolume and AdminSetPolicy. nil: as it is.
+type VolumeWords struct {
+	// TrashSeconds is how long it stays in the trash once it is deleted.
+	TrashSeconds *uint64 `json:"trash_seconds,omitempty"`
+	// SoftBytes and SoftInodes are advisory quotas; 0: none.
+	SoftBytes  *uint64 `json:"soft_bytes,omitempty"`
+	SoftInodes *uint64 `json:"soft_inodes,omitempty"`
+}
+
+// Empty tells whether they say nothing.
+func (w VolumeWords) Empty() bool { return w == VolumeWords{} }
+
+// VolumeDeletion is the body of AdminDeleteVolume; without one the volume's
+// trash time holds.
+type VolumeDeletion struct {
+	Now bool `json:"now,omitempty"` // past the trash
+}
+
+// States of a volume, in VolumeDetail.
+const (
+	VolumeReady     = "ready"
+	VolumeAttaching = "attaching"
+	VolumeDetaching = "detaching"
+	VolumeInTrash   = "trash"
+	VolumeDeleting  = "deleting"
+)
+
+// VolumeDetail is what VolumeInfo has no room for. The report of AdminVolumes,
+// AdminVolumeByName and what changes a volume is a list of them, one for each
+// VolumeInfo, in the same order. Servers of before it send none.
+type VolumeDetail struct {
+	ID           meta.VolumeID `json:"id"`
+	State        string        `json:"state"`
+	Created      time.Time     `json:"created,omitzero"`
+	TrashSeconds uint64        `json:"trash_seconds,omitempty"`
+	SoftBytes    uint64        `json:"soft_bytes,omitempty"`
+	SoftInodes   uint64        `json:"soft_inodes,omitempty"`
+	Deleted      time.Time     `json:"deleted,omitzero"` // in the trash
+	Until        time.Time     `json:"until,omitzero"`
+	// Open: its usage is known. A volume that nobody uses is closed, and a list
+	// of many does not open it.
+	Open bool `json:"open"`
+}
