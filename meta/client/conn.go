@@ -152,6 +152,7 @@ func (s *Session) connTo(ctx context.Context, addr string) (*conn, error) {
 				s.failed[addr] = now()
 			} else {
 				delete(s.failed, addr)
+				s.deniedAt = 0
 			}
 			s.mu.Unlock()
 			close(a.done)

@@ -19,6 +19,9 @@ const (
 	lookMax   = 250 * time.Millisecond
 	lookHops  = 4               // redirections followed at once
 	lookWarns = 2 * time.Second // between words about an owner that is not found
+	// lookDenied is how long a session that a server refuses for who it is goes
+	// on asking the others, which don't answer.
+	lookDenied = 3 * time.Second
 )
 
 // look starts the search for a volume's owner. Caller holds mu.
@@ -69,13 +72,21 @@ func (s *Session) route(v meta.VolumeID) {
 			}
 			return
 		}
+		if !final(err) && s.denied(err) {
+			err = meta.E("find the owner", meta.AccessDenied, fmt.Sprintf("volume %d", v), err)
+		}
+		s.mu.Lock()
+		vs := s.volume(v)
+		said := vs.route == err.Error()
+		vs.route = err.Error()
+		s.mu.Unlock()
 		if final(err) {
+			if !said {
+				s.log.Warn("a volume is refused to this client", "volume", v, "error", err)
+			}
 			s.refuse(v, err)
 			return
 		}
-		s.mu.Lock()
-		s.volume(v).route = err.Error()
-		s.mu.Unlock()
 		if now := now(); now-max(warned, began) > lookWarns {
 			warned = now
 			s.log.Warn("a volume's owner can't be reached, trying again", "volume", v, "since", (now - began).Round(time.Second), "error", err)
@@ -95,6 +106,21 @@ func final(err error) bool {
 		return true
 	}
 	return false
+}
+
+// denied: some servers say that this session's identity has no business here (it
+// was evicted), and for a while nobody has said otherwise. That others can't be
+// reached is no reason to hope on: they would say the same.
+func (s *Session) denied(err error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !errors.Is(err, meta.AccessDenied) {
+		return false
+	}
+	if s.deniedAt == 0 {
+		s.deniedAt = now()
+	}
+	return now()-s.deniedAt > lookDenied
 }
 
 // enterSomewhere asks one server after the other.

@@ -167,6 +167,7 @@ type Session struct {
 	alias    map[string]string
 	attempts map[string]*attempt
 	failed   map[string]time.Duration // when an address did not answer
+	deniedAt time.Duration            // since when servers refuse this identity; 0: they don't
 	metas    []wire.MetaServer
 	pending  map[uint64]*request
 	nextReq  uint64

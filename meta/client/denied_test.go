@@ -1,0 +1,128 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+// evictingServer answers everybody until evict, and nobody after.
+type evictingServer struct {
+	addr string
+
+	mu    sync.Mutex
+	out   bool
+	conns []net.Conn
+}
+
+func newEvictingServer(t *testing.T) *evictingServer {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	ln, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	s := &evictingServer{addr: "unix:" + path}
+	go func() {
+		for {
+			nc, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			s.mu.Lock()
+			s.conns = append(s.conns, nc)
+			s.mu.Unlock()
+			go s.serve(nc)
+		}
+	}()
+	return s
+}
+
+func (s *evictingServer) serve(nc net.Conn) {
+	defer nc.Close()
+	rd := wire.NewReader(nc)
+	for {
+		typ, id, body, err := rd.Next()
+		if err != nil {
+			return
+		}
+		s.mu.Lock()
+		out := s.out
+		s.mu.Unlock()
+		var re wire.Message
+		switch typ {
+		case wire.THello:
+			var h wire.Hello
+			if wire.Decode(body, &h) != nil {
+				return
+			}
+			a := &wire.Hello{Min: wire.MinVersion, Max: wire.Version, Session: h.Session, Cluster: "c", TTL: 6000}
+			if out {
+				a.Err, a.Detail = meta.AccessDenied, "it was evicted from the cluster"
+			}
+			re = a
+		case wire.TEnter:
+			re = &wire.Entered{Known: true}
+		case wire.TCall:
+			re = &wire.Reply{Result: meta.Result{Attr: meta.Attr{Ino: 9}}}
+		case wire.TKeepAlive:
+			var k wire.KeepAlive
+			if wire.Decode(body, &k) != nil {
+				return
+			}
+			re = &wire.KeepAlive{Count: k.Count, TTL: 6000}
+		case wire.TBye:
+			re = &wire.Bye{}
+		default:
+			continue
+		}
+		_, _ = nc.Write(wire.Append(nil, body.Version, id, re))
+	}
+}
+
+// evict hangs up on everybody.
+func (s *evictingServer) evict() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.out = true
+	for _, nc := range s.conns {
+		nc.Close()
+	}
+}
+
+// Who was evicted is told so soon, though some servers can't be reached: it does
+// not look for the owners of its volumes for ever.
+func TestEvictedIsTold(t *testing.T) {
+	srv := newEvictingServer(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s, err := Dial(ctx, Config{Addrs: []string{srv.addr, "unix:" + filepath.Join(t.TempDir(), "gone")}, Name: "evicted"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stat := func() error {
+		_, err := s.Do(ctx, meta.RootVolume, meta.OpID{}, &meta.GetAttr{Ino: 9}, meta.LeaseNone)
+		return err
+	}
+	if err := stat(); err != nil {
+		t.Fatal(err)
+	}
+	srv.evict()
+	for range 3 {
+		// What was under way when the connection broke is asked again, and refused.
+		if err := stat(); !errors.Is(err, meta.AccessDenied) || meta.KindOf(err) != meta.AccessDenied {
+			t.Errorf("told %v", err)
+		}
+	}
+	if err := s.Close(ctx); err != nil {
+		t.Error(err)
+	}
+}
