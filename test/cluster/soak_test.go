@@ -20,7 +20,7 @@ var soakCluster = Config{Racks: 3, Metas: 3, ChunkServers: 4, Mounts: 3, Certifi
 
 // open are kinds of faults after which a mount was seen to show an old state of
 // a file for a moment (docs/parts/netns.md); 'make soak' has them.
-var open = []string{"pause client", "blackout of all chunk servers"}
+var open = []string{"pause client"}
 
 // TestSoak: see Soak.
 func TestSoak(t *testing.T) {
