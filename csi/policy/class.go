@@ -108,6 +108,12 @@ func wrong(parameter, value string, err error) error {
 	return meta.E("read parameters", meta.Invalid, parameter, fmt.Errorf("%q: %w", value[:min(len(value), 64)], err))
 }
 
+// unknown refuses a parameter without saying its value, which could be anything,
+// a password too.
+func unknown(parameter, instead string) error {
+	return meta.E("read parameters", meta.Invalid, strconv.Quote(parameter[:min(len(parameter), 64)]), errors.New("it is unknown; "+instead))
+}
+
 // keys are a map's, sorted, so that the first mistake is always the same one.
 func keys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
@@ -133,7 +139,7 @@ func ReadClass(parameters, changed map[string]string, volume string) (Class, err
 			attach, err = v, checkTemplate(v)
 		case strings.HasPrefix(k, orchestrator): // read below, or for others
 		default:
-			err = fmt.Errorf("it is unknown; a class may have %s", strings.Join(known(), ", "))
+			return Class{}, unknown(k, "a class may have "+strings.Join(known(), ", "))
 		}
 		if err != nil {
 			return Class{}, wrong(k, v, err)
@@ -167,7 +173,7 @@ func Change(p *meta.Policy, parameters map[string]string) error {
 	for _, k := range keys(parameters) {
 		set := mutable[k]
 		if set == nil {
-			return wrong(k, parameters[k], fmt.Errorf("it can't be changed; what can: %s", strings.Join(keys(mutable), ", ")))
+			return unknown(k, "what can be changed: "+strings.Join(keys(mutable), ", "))
 		}
 		if err := set(p, parameters[k]); err != nil {
 			return wrong(k, parameters[k], err)
@@ -191,7 +197,7 @@ func ReadInline(attributes map[string]string) (p meta.Policy, err error) {
 			err = mutable[k](&p, v)
 		case strings.HasPrefix(k, orchestrator):
 		default:
-			err = errors.New("it is unknown; a volume of a pod may have size, inodes, class and noatime")
+			return meta.Policy{}, unknown(k, "a volume of a pod may have size, inodes, class and noatime")
 		}
 		if err != nil {
 			return meta.Policy{}, wrong(k, v, err)

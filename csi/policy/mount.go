@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"strconv"
+	"strings"
 
 	"penstock.io/penstock/meta"
 )
@@ -21,7 +22,8 @@ func MountOptions(flags []string, readOnly bool) ([]string, error) {
 	}
 	for _, f := range flags {
 		if !slices.Contains(mountOptions, f) {
-			return nil, meta.E("read mount options", meta.Invalid, strconv.Quote(f[:min(len(f), 64)]), errors.New("it is not one that a claim may have"))
+			name, _, _ := strings.Cut(f, "=") // the value could be a password
+			return nil, meta.E("read mount options", meta.Invalid, strconv.Quote(name[:min(len(name), 64)]), errors.New("it is not one that a claim may have"))
 		}
 		if !slices.Contains(out, f) && f != "relatime" {
 			out = append(out, f)

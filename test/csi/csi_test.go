@@ -20,6 +20,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
@@ -49,6 +50,7 @@ type rig struct {
 	t      *testing.T
 	dir    string
 	driver *spawn.Process
+	deaths int // of drivers, that again saw
 	conn   *grpc.ClientConn
 }
 
@@ -73,6 +75,12 @@ func newRig(t *testing.T) *rig {
 		}
 		os.RemoveAll(dir)
 	})
+	r.conn, err = grpc.NewClient("unix://"+r.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 100 * time.Millisecond}, MinConnectTimeout: time.Second}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.conn.Close() })
 	r.start(nil, "meta", "--dir", r.path("m"))
 	r.until("the metadata server listens", func() error { _, err := os.Stat(r.path("m", "meta.sock")); return err })
 	r.start(nil, "chunkserver", "--data", r.path("c"), "--cluster", r.cluster(), "--topology", "/dc1/rack1/node1")
@@ -113,14 +121,6 @@ func (r *rig) start(env []string, args ...string) *spawn.Process {
 func (r *rig) drive(env []string, args ...string) {
 	r.t.Helper()
 	r.driver = r.start(env, append([]string{"csi", "--endpoint", "unix://" + r.socket(), "--cluster", r.cluster(), "--state-dir", r.path("state"), "--node-name", "node1", "--inline", "--log-level", "debug"}, args...)...)
-	if r.conn == nil {
-		conn, err := grpc.NewClient("unix://"+r.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		r.conn = conn
-		r.t.Cleanup(func() { conn.Close() })
-	}
 	r.until("the driver answers", func() error {
 		p, err := csi.NewIdentityClient(r.conn).Probe(r.t.Context(), &csi.ProbeRequest{}, grpc.WaitForReady(true))
 		if err == nil && !p.GetReady().GetValue() {

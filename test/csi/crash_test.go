@@ -1,0 +1,167 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// crashes are the steps at which the driver is killed, by the life of a volume
+// that passes them.
+var crashes = map[string][]string{
+	"claim": {
+		"create.make", "create.made", "create.attached", "expand.set", "expand.done", "modify.set", "modify.done",
+		"delete.detach", "delete.detached", "delete.delete", "delete.deleted",
+	},
+	"mount": {
+		"stage.record", "stage.directory", "stage.start", "stage.started", "stage.mounted", "publish.bind", "publish.bound",
+		"unpublish.unmount", "unpublish.unmounted", "unpublish.removed", "unstage.unmount", "unstage.unmounted", "unstage.forget",
+	},
+	"inline": {"inline.make", "inline.made", "inline.delete", "inline.deleted"},
+}
+
+// TestTableOfCrashes: every step that the driver names is in the table.
+func TestTableOfCrashes(t *testing.T) {
+	var table []string
+	for _, l := range crashes {
+		table = append(table, l...)
+	}
+	step := regexp.MustCompile(`Step\("([^"]+)"\)|s\.change\(ctx, [^,]+, "([^"]+)"`)
+	seen := map[string]bool{}
+	for _, folder := range []string{"controller", "node"} {
+		files, err := filepath.Glob(filepath.Join("..", "..", "csi", folder, "*.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatal(files, err)
+		}
+		for _, f := range files {
+			b, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range step.FindAllStringSubmatch(string(b), -1) {
+				if m[1] != "" {
+					seen[m[1]] = true
+				} else {
+					seen[m[2]+".set"], seen[m[2]+".done"] = true, true
+				}
+			}
+		}
+	}
+	for s := range seen {
+		if !slices.Contains(table, s) {
+			t.Errorf("nobody kills the driver at %s", s)
+		}
+	}
+	for _, s := range table {
+		if !seen[s] {
+			t.Errorf("the driver has no step %s", s)
+		}
+	}
+}
+
+// again makes a call until it succeeds, as an orchestrator does. If the driver
+// died under it, another is started.
+func again[Q, A any](r *rig, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) (a A) {
+	r.t.Helper()
+	var err error
+	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if a, err = call(r.t.Context(), q); err == nil {
+			return a
+		}
+		select {
+		case <-r.driver.Done():
+			r.deaths++
+			r.drive(nil)
+			continue
+		default:
+		}
+		if c := status.Code(err); c != codes.Aborted && c != codes.Unavailable && c != codes.FailedPrecondition {
+			r.t.Fatalf("%T: %v", q, err)
+		}
+	}
+	r.t.Fatalf("%T: %v", q, err)
+	return a
+}
+
+// lives are what a volume goes through, every call made until it succeeds.
+var lives = map[string]func(r *rig, name string){
+	"claim": func(r *rig, name string) {
+		v := again(r, r.controller().CreateVolume, claim(name, inTree)).GetVolume()
+		again(r, r.controller().ControllerExpandVolume, &csi.ControllerExpandVolumeRequest{VolumeId: v.GetVolumeId(), CapacityRange: &csi.CapacityRange{RequiredBytes: 128 << 20}})
+		again(r, r.controller().ControllerModifyVolume, &csi.ControllerModifyVolumeRequest{VolumeId: v.GetVolumeId(), MutableParameters: map[string]string{"noatime": "true"}})
+		if got := again(r, r.controller().ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: v.GetVolumeId()}).GetVolume().GetCapacityBytes(); got != 128<<20 {
+			r.t.Errorf("%s: expanded to %d bytes", name, got)
+		}
+		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
+	},
+	"mount": func(r *rig, name string) {
+		v := again(r, r.controller().CreateVolume, claim(name, nil)).GetVolume()
+		staging, target := r.path("staging"), r.path("target")
+		use := func(look func()) {
+			again(r, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: staging, VolumeCapability: capability(manyWriters)})
+			again(r, r.node().NodePublishVolume, &csi.NodePublishVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: staging, TargetPath: target, VolumeCapability: capability(manyWriters)})
+			look()
+			again(r, r.node().NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: v.GetVolumeId(), TargetPath: target})
+			again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: staging})
+		}
+		use(func() {
+			if err := os.WriteFile(filepath.Join(target, "f"), []byte(name), 0o644); err != nil {
+				r.t.Errorf("%s: %v", name, err)
+			}
+		})
+		use(func() {
+			if b, err := os.ReadFile(filepath.Join(target, "f")); err != nil || string(b) != name {
+				r.t.Errorf("%s: what was written reads %q, %v", name, b, err)
+			}
+		})
+		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
+	},
+	"inline": func(r *rig, name string) {
+		target := r.path("target")
+		again(r, r.node().NodePublishVolume, &csi.NodePublishVolumeRequest{VolumeId: name, TargetPath: target, VolumeCapability: capability(manyWriters), VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "16Mi"}})
+		if err := os.WriteFile(filepath.Join(target, "f"), []byte(name), 0o644); err != nil {
+			r.t.Errorf("%s: %v", name, err)
+		}
+		again(r, r.node().NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: name, TargetPath: target})
+	},
+}
+
+var inTree = map[string]string{"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pvc/namespace": "team"}
+
+// TestCrashes kills the driver at every step of the table; another one, called
+// again, brings the volume's life to its end and leaves nothing behind.
+func TestCrashes(t *testing.T) {
+	r := newRig(t)
+	for life, steps := range crashes {
+		for _, step := range steps {
+			t.Run(step, func(t *testing.T) {
+				r.t = t
+				r.deaths = 0
+				r.drive([]string{"PENSTOCK_CSI_KILL_AT=" + step})
+				lives[life](r, "pvc-"+strings.ReplaceAll(step, ".", "-"))
+				if r.deaths != 1 {
+					t.Errorf("the driver died %d times", r.deaths)
+				}
+				r.clean()
+				for _, left := range []string{"staging", "target"} {
+					if err := os.Remove(r.path(left)); err != nil && !errors.Is(err, os.ErrNotExist) {
+						t.Errorf("%s is not empty: %v", left, err)
+					}
+				}
+				r.driver.Kill()
+			})
+		}
+	}
+	r.t = t
+}

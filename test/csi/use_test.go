@@ -1,0 +1,222 @@
+package csi
+
+import (
+	"fmt"
+	"hash/crc32"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+func atoi(t *testing.T, s string) int {
+	t.Helper()
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// rehandle gives a handle another volume's number, and a sum that is right.
+func rehandle(id string, change func(uint32) uint32) string {
+	parts := strings.Split(id, "-")
+	n, err := strconv.ParseUint(parts[2], 16, 32)
+	if err != nil {
+		panic(err)
+	}
+	body := fmt.Sprintf("%s-%s-%06x", parts[0], parts[1], change(uint32(n)))
+	return fmt.Sprintf("%s-%08x", body, crc32.Checksum([]byte(body), crc32.MakeTable(crc32.Castagnoli)))
+}
+
+// TestPlaces: a node says where it stands; a volume lands in the rack that is
+// asked for, says so, and is refused where nothing stands.
+func TestPlaces(t *testing.T) {
+	r := newRig(t)
+	r.drive(nil)
+	here := map[string]string{"topology.penstock.io/zone": "dc1", "topology.penstock.io/rack": "rack1", "topology.penstock.io/host": "node1"}
+	info := must(t, r.node().NodeGetInfo, &csi.NodeGetInfoRequest{})
+	if got := info.GetAccessibleTopology().GetSegments(); info.GetNodeId() != "node1" || !maps.Equal(got, here) {
+		t.Errorf("node %s stands at %v", info.GetNodeId(), got)
+	}
+	there := maps.Clone(here)
+	there["topology.penstock.io/rack"] = "rack9"
+	q := claim("pvc-1", map[string]string{"topologyLevel": "rack"})
+	q.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: there}}}
+	_, err := r.controller().CreateVolume(t.Context(), q)
+	wants(t, "a rack without servers", err, codes.ResourceExhausted)
+	q.AccessibilityRequirements.Requisite = append(q.AccessibilityRequirements.Requisite, &csi.Topology{Segments: here})
+	v := must(t, r.controller().CreateVolume, q).GetVolume()
+	want := map[string]string{"topology.penstock.io/zone": "dc1", "topology.penstock.io/rack": "rack1"}
+	if got := v.GetAccessibleTopology(); len(got) != 1 || !maps.Equal(got[0].GetSegments(), want) {
+		t.Errorf("it can be reached from %v", got)
+	}
+	if again := must(t, r.controller().CreateVolume, q).GetVolume(); again.GetVolumeId() != v.GetVolumeId() {
+		t.Errorf("made twice: %v", again)
+	}
+	out, err := r.ctl("volume", "show", "csi-pvc-1", "--output", "yaml")
+	if err != nil || !strings.Contains(string(out), "topology: /dc1/rack1\n") {
+		t.Errorf("%s %v", out, err)
+	}
+	for _, c := range []struct {
+		segments map[string]string
+		some     bool
+	}{{here, true}, {there, false}, {nil, true}} {
+		q := &csi.GetCapacityRequest{}
+		if c.segments != nil {
+			q.AccessibleTopology = &csi.Topology{Segments: c.segments}
+		}
+		if got := must(t, r.controller().GetCapacity, q).GetAvailableCapacity(); got > 0 != c.some {
+			t.Errorf("capacity %d at %v", got, c.segments)
+		}
+	}
+	must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
+	r.clean()
+}
+
+// TestPages: volumes are listed once each, in pages, whatever goes meanwhile.
+func TestPages(t *testing.T) {
+	r := newRig(t)
+	r.drive(nil)
+	if _, err := r.ctl("volume", "create", "by-hand"); err != nil {
+		t.Fatal(err)
+	}
+	var made []string
+	for i := range 5 {
+		made = append(made, must(t, r.controller().CreateVolume, claim(fmt.Sprint("pvc-", i), nil)).GetVolume().GetVolumeId())
+	}
+	var seen []string
+	token := ""
+	for page := 0; ; page++ {
+		a := must(t, r.controller().ListVolumes, &csi.ListVolumesRequest{MaxEntries: 2, StartingToken: token})
+		for _, e := range a.GetEntries() {
+			seen = append(seen, e.GetVolume().GetVolumeId())
+		}
+		if page == 0 { // the last one of the page goes
+			must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: made[1]})
+		}
+		if token = a.GetNextToken(); token == "" {
+			break
+		}
+	}
+	if !slices.Equal(seen, made) {
+		t.Errorf("listed %v; made %v", seen, made)
+	}
+	_, err := r.controller().ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: "-1"})
+	wants(t, "a wrong token", err, codes.Aborted)
+	_, err = r.controller().ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: -1})
+	wants(t, "a negative number", err, codes.InvalidArgument)
+	for _, id := range made {
+		must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
+	}
+	if _, err := r.ctl("volume", "delete", "by-hand", "--yes"); err != nil {
+		t.Fatal(err)
+	}
+	r.clean()
+}
+
+// TestInTheTree: a claim's volume hangs at its path, its files are seen there, a
+// second one of the same name hangs beside it, and directories go with the last.
+func TestInTheTree(t *testing.T) {
+	r := newRig(t)
+	r.drive(nil)
+	one := must(t, r.controller().CreateVolume, claim("pvc-1", inTree)).GetVolume().GetVolumeId()
+	two := must(t, r.controller().CreateVolume, claim("pvc-2", inTree)).GetVolume().GetVolumeId()
+	tree, pod := r.path("tree"), r.path("pod")
+	must(t, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: one, StagingTargetPath: pod, VolumeCapability: capability(manyWriters)})
+	if err := os.WriteFile(r.path("pod", "f"), []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(tree, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p := r.start(nil, "mount", "--cluster", r.cluster(), "/", tree)
+	r.until("the tree shows the claim", func() error {
+		_, err := os.Stat(r.path("tree", "kubernetes", "team", "data", "f"))
+		return err
+	})
+	l, err := os.ReadDir(r.path("tree", "kubernetes", "team"))
+	if err != nil || len(l) != 2 || l[0].Name() != "data" || !strings.HasPrefix(l[1].Name(), "data.") {
+		t.Errorf("claims: %v, %v", l, err)
+	}
+	must(t, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: one, StagingTargetPath: pod})
+	for _, id := range []string{one, two} {
+		must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
+	}
+	r.until("the namespace's directory is gone", func() error {
+		if l, err := os.ReadDir(r.path("tree", "kubernetes")); err != nil || len(l) > 0 {
+			return fmt.Errorf("%v %w", l, err)
+		}
+		return nil
+	})
+	if err := unix.Unmount(tree, 0); err != nil {
+		t.Error(err)
+	}
+	<-p.Done()
+	r.clean()
+}
+
+// TestUse: a group's volume, one for a single writer, statistics, growing, and
+// the same volume staged in another way.
+func TestUse(t *testing.T) {
+	r := newRig(t)
+	r.drive(nil)
+	id := must(t, r.controller().CreateVolume, claim("pvc-1", nil)).GetVolume().GetVolumeId()
+	staging, a, b := r.path("staging"), r.path("a"), r.path("b")
+	alone := capability(oneWriter)
+	alone.GetMount().VolumeMountGroup = "2000"
+	must(t, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: alone})
+	var st unix.Stat_t
+	if err := unix.Stat(staging, &st); err != nil || st.Gid != 2000 || st.Mode&0o2070 != 0o2070 {
+		t.Errorf("group %d, mode %o, %v", st.Gid, st.Mode, err)
+	}
+	other := capability(oneWriter, "noexec")
+	_, err := r.node().NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: other})
+	wants(t, "staged in another way", err, codes.AlreadyExists)
+	p := publish(id, staging, a)
+	p.VolumeCapability = alone
+	must(t, r.node().NodePublishVolume, p)
+	q := publish(id, staging, b)
+	q.VolumeCapability = alone
+	_, err = r.node().NodePublishVolume(t.Context(), q)
+	wants(t, "a second pod", err, codes.FailedPrecondition)
+	p.Readonly = true
+	_, err = r.node().NodePublishVolume(t.Context(), p)
+	wants(t, "the same pod, read-only now", err, codes.AlreadyExists)
+
+	total := func(unit csi.VolumeUsage_Unit) int64 {
+		for _, u := range must(t, r.node().NodeGetVolumeStats, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: a}).GetUsage() {
+			if u.GetUnit() == unit {
+				return u.GetTotal()
+			}
+		}
+		return 0
+	}
+	if got := total(csi.VolumeUsage_BYTES); got != 64<<20 {
+		t.Errorf("%d bytes", got)
+	}
+	must(t, r.controller().ControllerExpandVolume, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 256 << 20}})
+	r.until("the mount sees the new size", func() error {
+		if got := total(csi.VolumeUsage_BYTES); got != 256<<20 {
+			return fmt.Errorf("%d bytes", got)
+		}
+		return nil
+	})
+	must(t, r.controller().ControllerModifyVolume, &csi.ControllerModifyVolumeRequest{VolumeId: id, MutableParameters: map[string]string{"inodes": "1000"}})
+	r.until("the mount sees the new number of files", func() error {
+		if got := total(csi.VolumeUsage_INODES); got != 1000 {
+			return fmt.Errorf("%d files", got)
+		}
+		return nil
+	})
+	_, err = r.controller().ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{LimitBytes: 1 << 20}})
+	wants(t, "shrunk", err, codes.OutOfRange)
+	r.gone(id, staging, a)
+	r.clean()
+}
