@@ -450,7 +450,7 @@ func pushAgain(ctx context.Context, err error) error {
 		return err
 	}
 	switch meta.KindOf(err) {
-	case meta.NoSpace, meta.QuotaExceeded, meta.SessionExpired, meta.ReadOnly:
+	case meta.NoSpace, meta.QuotaExceeded, meta.SessionExpired, meta.ReadOnly, meta.AccessDenied:
 		return err
 	}
 	return errors.Join(errAgain, err)
