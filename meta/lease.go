@@ -93,6 +93,7 @@ type Order struct {
 	Rate    uint64       // OrderPull, OrderVerify, OrderScrub: bytes a second; zero: the server's own bound
 	Disk    string       // OrderDisk: which
 	Adopt   bool         // OrderDisk: rather than to retire it
+	Evicted []string     // OrderKeys: whose connections end and are refused, "role/name"
 
 	// Owner is the volume whose owner orders this, Term the owner's: who has
 	// seen a later one refuses what changes anything (Fenced). Zero: this is

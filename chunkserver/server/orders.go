@@ -27,6 +27,7 @@ func (s *Server) Order(ctx context.Context, o meta.Order) meta.OrderResult {
 		i, err = s.Stat(ctx, o.Chunk)
 	case meta.OrderKeys:
 		s.SetKeys(o.Keys)
+		s.evict(o.Evicted)
 	case meta.OrderCopy:
 		i, err = s.copyRanges(ctx, o)
 	case meta.OrderList:

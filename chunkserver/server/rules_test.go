@@ -134,6 +134,71 @@ func dialTLS(t *testing.T, addr string, creds *peer.Credentials) *wire.Conn {
 	return c
 }
 
+// Who is evicted loses its connections, with tickets or without, at once, and
+// gets no new ones; others keep theirs; who is let in again is.
+func TestEvictedConnectionsEnd(t *testing.T) {
+	s, addr, a := secure(t)
+	bad, good := as(t, a, peer.Client, "bad"), as(t, a, peer.Client, "good")
+	greet := func(c *wire.Conn) error {
+		if err := c.Send((&wire.Request{Speaks: wire.Version}).AppendFrame(nil, wire.Hello, 0, 1, 0, 0), nil); err != nil {
+			return err
+		}
+		_, _, err := c.Next()
+		return err
+	}
+	ping := func(c *wire.Conn) error {
+		if err := c.Send((&wire.Request{}).AppendFrame(nil, wire.Ping, 0, 2, 0, 0), nil); err != nil {
+			return err
+		}
+		_, _, err := c.Next()
+		return err
+	}
+	theirs, others := dialTLS(t, addr, bad), dialTLS(t, addr, good)
+	for _, c := range []*wire.Conn{theirs, others} {
+		if err := errors.Join(greet(c), ping(c)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A ticket that it got before does not help.
+	ticket, err := s.ticket(bad.Identity(), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, who, err := s.admit(ticket.Ticket, time.Now()); err != nil || who.String() != "client/bad" {
+		t.Fatal(who, err)
+	}
+	s.Order(ctx, meta.Order{Kind: meta.OrderKeys, Keys: []meta.CapKey{key}, Evicted: []string{"client/bad"}})
+	if err := ping(theirs); err == nil {
+		t.Error("the connection of who was evicted still answers")
+	}
+	if err := greet(dialTLS(t, addr, bad)); err == nil {
+		t.Error("who was evicted is greeted")
+	}
+	nc, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = nc.SetDeadline(time.Now().Add(20 * time.Second))
+	plain, err := wire.NewConn(nc, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { plain.Close() })
+	hello := &wire.Request{Speaks: wire.Version, Cap: append(ticket.Ticket, make([]byte, wire.NonceSize)...)}
+	if err := plain.Send(hello.AppendFrame(nil, wire.Hello, wire.FlagTicket, 1, 0, 0), nil); err == nil {
+		if _, _, err = plain.Next(); err == nil {
+			t.Error("a ticket of who was evicted is taken")
+		}
+	}
+	if err := ping(others); err != nil {
+		t.Errorf("somebody else lost a connection: %v", err)
+	}
+	s.Order(ctx, meta.Order{Kind: meta.OrderKeys, Keys: []meta.CapKey{key}})
+	if err := greet(dialTLS(t, addr, bad)); err != nil {
+		t.Errorf("who was let in again is refused: %v", err)
+	}
+}
+
 // Every frame that names a chunk, sent by every role with every kind of bad
 // capability, is refused; by a role that may, with a good one, it is not.
 func TestEveryFrameIsRefusedToStrangers(t *testing.T) {

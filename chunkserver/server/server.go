@@ -68,6 +68,8 @@ type Server struct {
 
 	mu    sync.Mutex
 	conns map[*conn]struct{} // greeted
+	// evicted are identities, "role/name", whose certificates count for nothing.
+	evicted map[string]bool
 	// accepted counts the connections that are there, greeted or not yet.
 	accepted int
 	lns      map[net.Listener]struct{}
@@ -191,6 +193,12 @@ func (s *Server) greet(nc net.Conn) *conn {
 		nc.Close()
 		return nil
 	}
+	if who.Role != "" && s.evicted[who.String()] {
+		s.refused.Add(1)
+		s.slog.Warn("chunk connection refused: its peer was evicted", "peer", who.String())
+		nc.Close()
+		return nil
+	}
 	s.conns[c] = struct{}{}
 	return c
 }
@@ -275,6 +283,27 @@ func (s *Server) SetKeys(keys []meta.CapKey) {
 	s.keys = keys
 	clear(s.seen)
 	s.capMu.Unlock()
+}
+
+// evict ends the connections of who was evicted from the cluster, and refuses
+// new ones. The list takes the place of the one before.
+func (s *Server) evict(who []string) {
+	s.mu.Lock()
+	s.evicted = map[string]bool{}
+	for _, x := range who {
+		s.evicted[x] = true
+	}
+	ended := map[*conn]string{}
+	for c := range s.conns {
+		if who := c.who.String(); c.who.Role != "" && s.evicted[who] {
+			ended[c] = who
+		}
+	}
+	s.mu.Unlock()
+	for c, who := range ended {
+		s.slog.Warn("chunk connection ended: its peer was evicted", "peer", who)
+		c.NetConn().Close() // its reader takes the rest down
+	}
 }
 
 // find tells the store that has a chunk; with create, where a new one goes: on

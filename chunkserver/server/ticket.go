@@ -93,7 +93,14 @@ func (c *conn) ticketed(h wire.Header, q *wire.Request) error {
 	}
 	ours := make([]byte, wire.NonceSize)
 	rand.Read(ours)
+	c.s.mu.Lock() // evict looks at connections
 	c.who, c.plain = who, true
+	evicted := c.s.evicted[who.String()]
+	c.s.mu.Unlock()
+	if evicted {
+		c.s.refused.Add(1)
+		return meta.E("chunk connection", meta.AccessDenied, who.String(), errors.New("it was evicted from the cluster"))
+	}
 	a := &wire.Answer{Speaks: min(q.Speaks, wire.Version), Server: c.s.cfg.ID, Host: c.s.cfg.Host, Ticket: ours}
 	if err := c.Send(a.AppendFrame(nil, wire.Hello, wire.FlagTicket, h.ID, 0, 0), nil); err != nil {
 		return err

@@ -12,8 +12,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// before is the protocol of the version before this one.
-const before = wire.Version - 1
+// before is the oldest protocol that is still spoken.
+const before = wire.MinVersion
 
 // oldServer answers as a metadata server of the version before: it hangs up on
 // any frame of another version.

@@ -287,6 +287,17 @@ func place[T any](all []T, i int, replace bool, x T) []T {
 
 func memberByName(a Member, name string) int { return strings.Compare(a.String(), name) }
 
+// AllEvicted lists the identities whose certificates are worth nothing any more,
+// "role/name", ascending.
+func (v *View) AllEvicted() (all []string) {
+	for _, m := range v.Members {
+		if m.Evicted {
+			all = append(all, m.String())
+		}
+	}
+	return all
+}
+
 // Evicted tells whether an identity's certificates are worth nothing any more.
 func (v *View) Evicted(who string) bool {
 	i, ok := slices.BinarySearchFunc(v.Members, who, memberByName)

@@ -103,7 +103,7 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 			anew := s.saw(name, &r)
 			if id == 0 {
 				id = r.Info.ID
-				l.send.Send(0, &wire.Order{Order: meta.Order{Kind: meta.OrderKeys, Keys: s.capKeys()}})
+				l.send.Send(0, &wire.Order{Order: s.keysOrder()})
 				s.mu.Lock()
 				s.links[id] = l
 				s.mu.Unlock()
@@ -168,10 +168,11 @@ func (s *Server) bind(ctx context.Context, who peering.Identity, id meta.ServerI
 	return s.cfg.Cluster.BindServer(ctx, id, who.String())
 }
 
-func (s *Server) capKeys() []meta.CapKey {
+// keysOrder tells a chunk server whom to believe.
+func (s *Server) keysOrder() meta.Order {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Clone(s.keys)
+	return meta.Order{Kind: meta.OrderKeys, Keys: slices.Clone(s.keys), Evicted: s.evicted}
 }
 
 // liveServers lists the chunk servers with a stream, by id.

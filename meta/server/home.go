@@ -266,7 +266,6 @@ func (s *Server) homeLoop() {
 				s.leavers.forget(servers)
 				s.tellMetas()
 			}
-			s.takeKeys(view.CapKeys)
 			again = s.bringHome(view, time.Since(changed) >= s.cfg.HomeAfter)
 		}
 		var poll <-chan time.Time
@@ -284,13 +283,17 @@ func (s *Server) homeLoop() {
 }
 
 // takeKeys takes the cluster's capability keys when they were rotated, and gives
-// them to the chunk servers before anything is signed with the new one.
-func (s *Server) takeKeys(keys []meta.CapKey) {
+// them to the chunk servers before anything is signed with the new one; with
+// them goes who was evicted, whose connections the chunk servers end.
+func (s *Server) takeKeys(view *cluster.View) {
+	keys, evicted := view.CapKeys, view.AllEvicted()
 	if len(keys) == 0 {
 		return
 	}
 	s.mu.Lock()
-	same := slices.EqualFunc(s.keys, keys, func(a, b meta.CapKey) bool { return a.ID == b.ID })
+	rotated := !slices.EqualFunc(s.keys, keys, func(a, b meta.CapKey) bool { return a.ID == b.ID })
+	same := !rotated && slices.Equal(s.evicted, evicted)
+	s.evicted = evicted
 	var senders []*wire.Sender
 	for _, l := range s.links {
 		senders = append(senders, l.send)
@@ -300,8 +303,11 @@ func (s *Server) takeKeys(keys []meta.CapKey) {
 		return
 	}
 	for _, snd := range senders {
-		snd.Enqueue(0, &wire.Order{Order: meta.Order{Kind: meta.OrderKeys, Keys: keys}})
+		snd.Enqueue(0, &wire.Order{Order: meta.Order{Kind: meta.OrderKeys, Keys: keys, Evicted: evicted}})
 		go snd.Flush()
+	}
+	if !rotated {
+		return
 	}
 	s.log.Info("capability keys were rotated", "newest", keys[len(keys)-1].ID)
 	// A chunk server that is slow to take them refuses what is signed with the

@@ -270,6 +270,9 @@ func (s *Server) guardLoop() {
 	for {
 		changed := s.cfg.Cluster.Changed()
 		s.guard()
+		if view := s.cfg.Cluster.View(); view != nil {
+			s.takeKeys(view)
+		}
 		select {
 		case <-changed:
 		case <-s.ctx.Done():

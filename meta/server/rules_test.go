@@ -347,6 +347,58 @@ func TestChunkServerNumberIsTheCertificates(t *testing.T) {
 	})
 }
 
+// Chunk servers are told who was evicted as soon as a view of the cluster says
+// so, and those that come later are told at once.
+func TestChunkServersHearOfEvictions(t *testing.T) {
+	s := newSecured(t)
+	heard := func(rd *wire.Reader) []string {
+		t.Helper()
+		for {
+			typ, _, body, err := rd.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var o wire.Order
+			if typ != wire.TOrder {
+				continue
+			}
+			if err := wire.Decode(body, &o); err != nil {
+				t.Fatal(err)
+			}
+			if o.Order.Kind == meta.OrderKeys {
+				return o.Order.Evicted
+			}
+		}
+	}
+	report := func(name string, id meta.ServerID) *wire.Reader {
+		t.Helper()
+		nc, rd, h := s.hello(s.creds(peering.ChunkServer, name), wire.RoleChunkServer)
+		if h.Err != meta.KindOK {
+			t.Fatal(h.Err, h.Detail)
+		}
+		nc.Write(wire.Append(nil, wire.Version, 0, &wire.Report{Info: meta.ServerInfo{ID: id, Addr: "unix:/x"}}))
+		return rd
+	}
+	first := report("one", 1)
+	if who := heard(first); who != nil {
+		t.Fatalf("%v are evicted", who)
+	}
+	keys, err := s.cluster.CapKeys(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.g.view.Store(&cluster.View{Revision: 2, CapKeys: keys, Members: []cluster.Member{
+		{Role: peering.Client, Name: "lab", Evicted: true}, {Role: peering.Client, Name: "pod"},
+	}})
+	s.g.changed <- struct{}{}
+	if who := heard(first); !slices.Equal(who, []string{"client/lab"}) {
+		t.Errorf("who is there hears that %v are evicted", who)
+	}
+	if who := heard(report("two", 2)); !slices.Equal(who, []string{"client/lab"}) {
+		t.Errorf("who comes later hears that %v are evicted", who)
+	}
+}
+
 // Without a certificate one token may be shown, in a small frame, and no more.
 func TestStrangersMayOnlyJoin(t *testing.T) {
 	s := newSecured(t)

@@ -139,6 +139,7 @@ type Server struct {
 	volumes  map[meta.VolumeID]*opening
 	links    map[meta.ServerID]*link
 	keys     []meta.CapKey
+	evicted  []string // identities; with keys, for chunk servers
 	closing  bool
 	standbys *standbys
 	homeWake chan struct{} // capacity 1: to homeLoop

@@ -40,8 +40,9 @@ import (
 //	1  within one machine only, by parts of one program; spoken by nobody
 //	2  disks, lists, pulls, events
 //	3  ServerInfo.Local, Call.At, Reserve, Reserved, Quota, Call.Reserved, Entered.Metered
+//	4  Order.Evicted
 const (
-	Version    = 3
+	Version    = 4
 	MinVersion = 2
 )
 

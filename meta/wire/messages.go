@@ -663,6 +663,9 @@ func (m *Order) fields(c *coder) {
 		c.volume(&o.Owner)
 		c.u64((*uint64)(&o.Term))
 	}
+	if c.since(4) {
+		list(c, &o.Evicted, (*coder).str)
+	}
 }
 
 // OrderRe answers an Order.
