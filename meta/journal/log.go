@@ -139,7 +139,14 @@ func (j *Journal) commit(ctx context.Context, seq meta.Seq, value []byte) error 
 			return nil
 		}
 		if k := meta.KindOf(err); err != nil && !uncertain && (k == meta.NoSpace || k == meta.ResourceExceeded) {
-			return err
+			// The proposal that fills etcd up is applied, and answered so all the same.
+			in, rerr := j.store.Inspect(ctx, seq)
+			switch {
+			case rerr == nil && bytes.Equal(in.Value, value):
+				return nil
+			case rerr == nil:
+				return err
+			}
 		}
 		refused := err == nil
 		uncertain = uncertain || !refused
