@@ -146,7 +146,10 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		defer cancel()
 		return o.handOver(ctx, m.Entry)
 	case wire.AdminTake:
-		s.leavers.add(m.Name)
+		// Of a server that stops, or else of one that could not open the volume.
+		if m.Name != "" {
+			s.leavers.add(m.Name)
+		}
 		_, err := s.openAs(ctx, m.Volume, cluster.VolumeActive, m.Entry)
 		return err
 	case wire.AdminNodeList, wire.AdminNodeDrain, wire.AdminNodeRemove, wire.AdminRepairStatus:

@@ -7,22 +7,30 @@ import (
 	"net"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/journal"
 	"penstock.io/penstock/meta/wire"
 )
 
 // homing makes a crew whose volumes go home.
 func homing(t *testing.T, n int) *crew {
 	t.Helper()
+	return homingWith(t, n, func(*Config) {})
+}
+
+func homingWith(t *testing.T, n int, adjust func(*Config)) *crew {
+	t.Helper()
 	e := startEtcd(t, filepath.Join(shortDir(t), "etcd"))
 	t.Cleanup(func() { e.Close() })
 	c := newCrewWith(t, n, e.Client(), func(cfg *Config) {
 		cfg.HomeAfter, cfg.SessionTTL = 100*time.Millisecond, 2*time.Second
+		adjust(cfg)
 	})
 	for _, h := range c.hands {
 		eventually(t, "all servers know each other", func() error {
@@ -250,6 +258,66 @@ func TestTakingFails(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// fullDisk is a cluster whose local copies can't be opened while it is full.
+type fullDisk struct {
+	Cluster
+	full *atomic.Bool
+}
+
+func (d fullDisk) OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Checkpoint, have bool) (Store, error) {
+	if d.full.Load() {
+		return nil, meta.E("open store", meta.NoSpace, fmt.Sprint(v), nil)
+	}
+	return d.Cluster.OpenStore(ctx, v, cp, have)
+}
+
+// A home that can't open a volume has another serve it, and takes it when it can.
+// If nobody can, who asks is told why.
+func TestHomeThatCantOpen(t *testing.T) {
+	full := map[string]*atomic.Bool{"m0": {}, "m1": {}}
+	c := homingWith(t, 2, func(cfg *Config) {
+		cfg.Followers = -1 // each opening opens the store
+		cfg.Cluster = fullDisk{cfg.Cluster, full[cfg.Name]}
+	})
+	row, err := c.hands[0].cluster.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := row.ID
+	home, other := c.homeOf(v), c.hands[0]
+	if other == home {
+		other = c.hands[1]
+	}
+	full[home.name].Store(true)
+	p := home.dial("a")
+	p.file(t, v, "x")
+	if home.srv.opened(v) != nil || other.srv.opened(v) == nil {
+		t.Fatal("the volume is not served elsewhere")
+	}
+	full[home.name].Store(false)
+	eventually(t, "it comes home", func() error {
+		if home.srv.opened(v) == nil {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	p.file(t, v, "y")
+
+	full[home.name].Store(true)
+	full[other.name].Store(true)
+	if row, err = c.hands[0].cluster.CreateVolume(t.Context(), "w", meta.Policy{Replicas: 1}, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range c.hands {
+		if _, err := h.srv.ownerFor(t.Context(), row.ID); h == c.homeOf(row.ID) && !errors.Is(err, meta.NoSpace) {
+			t.Errorf("%s says %v", h.name, err)
+		}
+	}
+	full[home.name].Store(false)
+	full[other.name].Store(false)
+	p.file(t, row.ID, "z")
 }
 
 // A client that is cut off from the owner while others reach it is expired, and

@@ -75,6 +75,9 @@ func (s *Server) open(ctx context.Context, v meta.VolumeID) (*owner, error) {
 // from its owner there (see takeOver).
 func (s *Server) openAs(ctx context.Context, v meta.VolumeID, state cluster.VolumeState, from string) (*owner, error) {
 	for {
+		if err := s.unable.now(v); err != nil {
+			return nil, err
+		}
 		s.mu.Lock()
 		if s.closing {
 			s.mu.Unlock()
@@ -86,6 +89,9 @@ func (s *Server) openAs(ctx context.Context, v meta.VolumeID, state cluster.Volu
 			s.volumes[v] = op
 			s.wg.Go(func() {
 				op.o, op.err = s.openOwner(v, state, from)
+				if s.unable.note(v, op.err) {
+					op.err = s.handOn(v, op.err)
+				}
 				if op.err != nil {
 					s.mu.Lock()
 					delete(s.volumes, v)
@@ -363,7 +369,7 @@ func (s *Server) finishDeletion(v cluster.Volume, calm bool) (again bool) {
 
 func (s *Server) bringOneHome(row cluster.Volume, calm bool) (again bool) {
 	v := row.ID
-	if s.coming(v) != nil {
+	if s.coming(v) != nil || s.unable.now(v) != nil {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)

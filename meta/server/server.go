@@ -119,6 +119,8 @@ type Unsafe struct {
 	// NoLease: an owner answers although its lease ran out, and its successor
 	// waits for nobody's.
 	NoLease bool
+	// NoFence: the journal takes what owners write that were deposed.
+	NoFence bool
 	// NoPromise: what sessions reserve of a quota is not kept from others.
 	NoPromise bool
 }
@@ -144,6 +146,7 @@ type Server struct {
 	standbys *standbys
 	homeWake chan struct{} // capacity 1: to homeLoop
 	leavers  leavers
+	unable   unable
 	// strangers has a slot for each connection without a certificate.
 	strangers chan struct{}
 	conns     atomic.Int64
