@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -67,9 +68,11 @@ func (s *Session) route(v meta.VolumeID) {
 	for s.ctx.Err() == nil {
 		err := s.enterSomewhere(v)
 		if err == nil {
-			if d := now() - began; d > lookWarns {
-				s.log.Info("a volume's owner was found", "volume", v, "after", d.Round(time.Millisecond))
+			level := slog.LevelDebug
+			if now()-began > lookWarns {
+				level = slog.LevelInfo
 			}
+			s.log.Log(s.ctx, level, "a volume's owner was found", "volume", v, "after", (now() - began).Round(time.Millisecond))
 			return
 		}
 		if !final(err) && s.denied(err) {
@@ -80,6 +83,7 @@ func (s *Session) route(v meta.VolumeID) {
 		said := vs.route == err.Error()
 		vs.route = err.Error()
 		s.mu.Unlock()
+		s.log.Debug("a volume's owner is looked for", "volume", v, "since", (now() - began).Round(time.Millisecond), "error", err)
 		if final(err) {
 			if !said {
 				s.log.Warn("a volume is refused to this client", "volume", v, "error", err)

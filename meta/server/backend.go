@@ -66,6 +66,15 @@ func (b *Backend) Own(ctx context.Context, v meta.VolumeID) (Ownership, Journal,
 	return owned{own, owners}, etcd.OpenLog(own), nil
 }
 
+// Expect readies Own.
+func (b *Backend) Expect(ctx context.Context, v meta.VolumeID) error {
+	owners, err := b.Owners(ctx)
+	if err != nil {
+		return err
+	}
+	return owners.Expect(ctx, v)
+}
+
 // Holder reads the owner's record.
 func (b *Backend) Holder(ctx context.Context, v meta.VolumeID) (Holder, error) {
 	owners, err := b.Owners(ctx)

@@ -47,6 +47,9 @@ type Ownership interface {
 	// PredecessorDone: the owner before released the volume in order or surely
 	// runs no more, so that its answers need not be waited out (rule 2).
 	PredecessorDone() bool
+	// Head is the journal's last entry as of when the right was taken; false: it
+	// is to be read.
+	Head() (journal.Position, bool)
 	// Release hands the volume over in order.
 	Release(ctx context.Context) error
 	// Yield gives the volume back by an owner that never answered for it.
@@ -107,6 +110,9 @@ type Cluster interface {
 	Holder(ctx context.Context, v meta.VolumeID) (Holder, error)
 	// Own takes a volume. Errors: NotOwner (the subject is the owner's address).
 	Own(ctx context.Context, v meta.VolumeID) (Ownership, Journal, error)
+	// Expect readies Own for a volume that its owner is about to release, so
+	// that it takes less time then.
+	Expect(ctx context.Context, v meta.VolumeID) error
 	// Records are the cluster's records that outlive processes.
 	Records(ctx context.Context) ([]cluster.Record, error)
 	// Restored tells whether a volume was made again from its checkpoint after

@@ -8,6 +8,8 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/journal"
+	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -36,18 +38,42 @@ func (s *Server) takeOver(ctx context.Context, v meta.VolumeID, from string) (St
 	if err != nil {
 		return nil, err
 	}
-	st, _, _, err := s.loadState(ctx, v, log, nil)
+	st, pos, _, err := s.loadState(ctx, v, log, nil)
 	if err != nil {
 		return nil, err
 	}
+	keep := func(err error) (Store, error) {
+		return nil, meta.E("take volume", meta.NotOwner, from, errors.Join(err, s.standbys.give(v, st)))
+	}
+	if err := s.cfg.Cluster.Expect(ctx, v); err != nil {
+		return keep(err)
+	}
+	// The owner goes on until it has journaled what it answered: that is applied
+	// as it comes, so that little is left to read when it is done.
+	following, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		err := log.Follow(following, pos, func(e journal.Entry) error {
+			effects, err := namespace.DecodeEffects(e.Payload)
+			if err != nil {
+				return err
+			}
+			return st.Apply(e.Position(), effects)
+		}, nil)
+		if following.Err() == nil {
+			s.log.Warn("a volume's journal could not be followed before it was taken", "volume", v, "error", err)
+		}
+	})
 	ask, cancel := context.WithTimeoutCause(ctx, handOverWait, errors.New("the owner did not hand over in time"))
 	defer cancel()
 	re, err := s.askPeer(ask, from, &wire.Admin{Op: wire.AdminHandOver, Volume: v, Name: s.cfg.Name, Entry: s.cfg.Addr})
+	stop()
+	wg.Wait()
 	if err == nil {
 		err = re.Status.Error()
 	}
 	if err != nil {
-		return nil, meta.E("take volume", meta.NotOwner, from, errors.Join(err, s.standbys.give(v, st)))
+		return keep(err)
 	}
 	return st, nil
 }
@@ -58,6 +84,8 @@ func (s *Server) takeOver(ctx context.Context, v meta.VolumeID, from string) (St
 // Errors: NotOwner, Unavailable (the volume stays).
 func (o *owner) handOver(ctx context.Context, to string) error {
 	began := time.Now()
+	o.drain(ctx)
+	drained := time.Since(began)
 	o.mu.Lock()
 	if o.failed == nil && o.leaving != nil {
 		o.mu.Unlock()
@@ -89,12 +117,40 @@ func (o *owner) handOver(ctx context.Context, to string) error {
 		return err
 	}
 	o.mu.Unlock()
-	journaled := time.Since(began)
-	err := o.own.Release(ctx)
+	journaled := time.Since(began) - drained
+	// Nobody is answered any more: it is released whoever still waits for that.
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), handOverWait)
+	err := o.own.Release(call)
+	cancel()
 	o.dismiss(to, why)
-	o.log.Info("the volume was handed over", "to", to, "journaled", journaled.Round(time.Millisecond), "took", time.Since(began).Round(time.Millisecond), "error", err)
+	o.log.Info("the volume was handed over", "to", to, "drained", drained.Round(time.Millisecond), "journaled", journaled.Round(time.Millisecond), "took", time.Since(began).Round(time.Millisecond), "error", err)
 	o.srv.wg.Go(func() { o.srv.retire(o) }) // who takes it does not wait for that
 	return err
+}
+
+// drainWait bounds drain; it is part of handOverWait.
+const drainWait = time.Second
+
+// drain lets the journal get what was answered before calls are held back, so
+// that one entry is left to be written while they are.
+func (o *owner) drain(ctx context.Context) {
+	end := time.NewTimer(drainWait)
+	defer end.Stop()
+	for again := true; again; {
+		o.mu.Lock()
+		wait := o.untilDurable(o.newest())
+		again = len(o.queue) > 0 // more than what one entry takes
+		o.mu.Unlock()
+		select {
+		case <-wait:
+		case <-end.C:
+			return
+		case <-o.ctx.Done():
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // close gives the volume to whoever is next, since the server stops.
@@ -123,7 +179,28 @@ func (o *owner) close(ctx context.Context) error {
 			}
 		}
 	}
-	return o.handOver(ctx, next)
+	for {
+		// A server that was given up above may take it after all.
+		o.mu.Lock()
+		leaving, parted := o.leaving, o.failed != nil
+		o.mu.Unlock()
+		if !parted && leaving == nil {
+			if err := o.handOver(ctx, next); !errors.Is(err, meta.Busy) {
+				return err
+			}
+			continue
+		}
+		if parted {
+			leaving = nil // it is not closed any more
+		}
+		select {
+		case <-leaving: // it stays
+		case <-o.ctx.Done():
+			return nil
+		case <-ctx.Done():
+			return meta.E("hand over", meta.Unavailable, o.subject(), context.Cause(ctx))
+		}
+	}
 }
 
 // leaverFor is how long a server that said it stops is believed, unless it goes

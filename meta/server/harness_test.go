@@ -251,6 +251,10 @@ func (o fakeOwn) PredecessorDone() bool         { return true }
 func (o fakeOwn) Release(context.Context) error { o.release(); return nil }
 func (o fakeOwn) Yield(context.Context) error   { return nil }
 
+func (o fakeOwn) Head() (journal.Position, bool) { return journal.Position{}, false }
+
+func (f *fakeCluster) Expect(context.Context, meta.VolumeID) error { return nil }
+
 func (f *fakeCluster) Own(_ context.Context, v meta.VolumeID) (Ownership, Journal, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -174,11 +174,18 @@ func (t *leaseTable) lowered(ino meta.Ino) {
 
 // dropAll takes s out of everything.
 func (t *leaseTable) dropAll(s *session) {
+	t.dropAllBut(s, func(meta.Ino) bool { return false })
+}
+
+// dropAllBut takes s out of everything but the inodes that stay.
+func (t *leaseTable) dropAllBut(s *session, stays func(meta.Ino) bool) {
 	if t.count[s] == 0 {
 		return
 	}
 	for ino := range t.m {
-		t.drop(s, ino)
+		if !stays(ino) {
+			t.drop(s, ino)
+		}
 	}
 }
 

@@ -38,6 +38,10 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		}
 	}
 	began := time.Now()
+	var restored <-chan restoration
+	if from != "" {
+		restored = s.askRestoration(ctx, v) // nobody settles it any more
+	}
 	own, j, err := s.cfg.Cluster.Own(ctx, v)
 	if err != nil {
 		if st != nil {
@@ -53,8 +57,16 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		}
 		return nil, err
 	}
-	st, pos, bytes, err := s.loadState(ctx, v, j, st)
-	if err != nil {
+	if restored == nil {
+		restored = s.askRestoration(ctx, v)
+	}
+	owned := time.Since(began)
+	// A copy that is at the end already is not read for.
+	var pos journal.Position
+	var bytes int
+	if end, ok := own.Head(); ok && st != nil && st.Applied() == end {
+		pos = end
+	} else if st, pos, bytes, err = s.loadState(ctx, v, j, st); err != nil {
 		return release(err)
 	}
 	if pos.Seq == 0 {
@@ -89,10 +101,12 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		s.standbys.give(v, st)
 		return release(err)
 	}
-	if err := o.loadRestoration(ctx); err != nil {
+	was := <-restored
+	if was.err != nil {
 		s.standbys.give(v, st)
-		return release(err)
+		return release(was.err)
 	}
+	o.loadRestoration(was.r)
 	if rolling, err := o.rolling(); err != nil {
 		s.standbys.give(v, st)
 		return release(err)
@@ -118,7 +132,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 	o.wg.Go(o.inspectLoop)
 	o.wg.Go(o.checkpointLoop)
 	o.wg.Go(o.snapshotLoop)
-	o.log.Info("serving volume", "id", v, "term", own.Term(), "replayed", bytes, "sessions", sessions, "took", time.Since(began).Round(time.Millisecond))
+	o.log.Info("serving volume", "id", v, "term", own.Term(), "replayed", bytes, "sessions", sessions, "taken", owned.Round(time.Millisecond), "took", time.Since(began).Round(time.Millisecond))
 	return o, nil
 }
 
@@ -292,8 +306,9 @@ func (o *owner) serveClaim(s *session, m *wire.Claim) {
 
 // endSession releases what a session held in this volume. s is nil when this
 // server never saw it, which only recover says. While files end in chunks that
-// it left open, nobody knows how long they are: then its leases stand until
-// those are sealed, so that nobody is shown less than what was synced.
+// it left open, nobody knows how long they are: then its leases of those files
+// stand until the chunks are sealed, so that nobody is shown less than what was
+// synced.
 func (o *owner) endSession(id meta.SessionID, s *session) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -315,12 +330,14 @@ func (o *owner) endSession(id meta.SessionID, s *session) {
 	}
 	j.ending = true
 	if s != nil { // else recover seals before anything is served
-		left, err := o.leftOpen(id)
+		left, files, err := o.leftOpen(id)
 		if err != nil {
 			o.log.Error("a session could not be ended", "session", j.info.Name, "error", err)
 			return // with its store: the next owner does it
 		}
 		if len(left) > 0 {
+			// Whoever does not ask for one of those files need not wait.
+			o.leases.dropAllBut(s, func(ino meta.Ino) bool { return slices.Contains(files, ino) })
 			o.departed = append(o.departed, departed{id, s})
 			select {
 			case o.departure <- struct{}{}:
@@ -338,15 +355,16 @@ type departed struct {
 	s  *session
 }
 
-// leftOpen lists the open chunks of a session that files end in. Caller holds mu.
-func (o *owner) leftOpen(id meta.SessionID) (ids []meta.ChunkID, err error) {
+// leftOpen lists the open chunks of a session that files end in, and those
+// files. Caller holds mu.
+func (o *owner) leftOpen(id meta.SessionID) (ids []meta.ChunkID, files []meta.Ino, err error) {
 	err = namespace.OpenChunks(&view{o: o}, id, func(c meta.ChunkRecord, file meta.Ino) bool {
 		if file != 0 {
-			ids = append(ids, c.ID)
+			ids, files = append(ids, c.ID), append(files, file)
 		}
 		return true
 	})
-	return ids, err
+	return ids, files, err
 }
 
 // departLoop seals what departed sessions left open, each beside the others,
@@ -375,7 +393,7 @@ func (o *owner) depart(d departed) {
 			o.mu.Unlock()
 			return // the next owner does it
 		}
-		left, err := o.leftOpen(d.id)
+		left, _, err := o.leftOpen(d.id)
 		if err == nil && len(left) == 0 {
 			o.finishSession(d.id, d.s)
 			o.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 )
@@ -12,15 +13,34 @@ import (
 // between two checkpoints.
 const skipInodes = 1 << 32
 
-// loadRestoration learns whether the volume was made again from a checkpoint.
+// restoration is what the cluster says of a volume's restoration.
+type restoration struct {
+	r   *cluster.Restoration // nil: it never was
+	err error
+}
+
+// askRestoration asks beside what else a volume's opening takes.
+func (s *Server) askRestoration(ctx context.Context, v meta.VolumeID) <-chan restoration {
+	ch := make(chan restoration, 1)
+	s.wg.Go(func() {
+		r, ok, err := s.cfg.Cluster.Restored(ctx, v)
+		if !ok {
+			ch <- restoration{err: err}
+			return
+		}
+		ch <- restoration{&r, err}
+	})
+	return ch
+}
+
+// loadRestoration notes whether the volume was made again from a checkpoint.
 // Its sessions are those of a time that others have forgotten: what a client of
 // before knows and has acknowledged may not be there. None of them comes back.
-func (o *owner) loadRestoration(ctx context.Context) error {
-	r, ok, err := o.srv.cfg.Cluster.Restored(ctx, o.vol)
-	if err != nil || !ok {
-		return err
+func (o *owner) loadRestoration(r *cluster.Restoration) {
+	if r == nil {
+		return
 	}
-	o.restored = &r
+	o.restored = r
 	if !r.Settled {
 		o.log.Warn("the volume was restored from a checkpoint: sessions of before are ended", "seq", r.Seq, "sessions", len(o.sessions))
 		o.over = o.over[:0]
@@ -28,7 +48,6 @@ func (o *owner) loadRestoration(ctx context.Context) error {
 			o.over = append(o.over, id)
 		}
 	}
-	return nil
 }
 
 // settleRestoration skips the inode numbers that may have been given out after

@@ -251,6 +251,7 @@ func TestOpenEndedFileIsClosedWhenItsWriterDies(t *testing.T) {
 	g := a.alloc(t, true)
 	f.has(g.ID, 100, 100)
 	a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 100, Chunk: g.ID, OpenEnded: true}}, Size: 100, Synced: true}, meta.LeaseNone)
+	a.do(t, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseShared)
 	if err := a.Sync(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
@@ -260,6 +261,8 @@ func TestOpenEndedFileIsClosedWhenItsWriterDies(t *testing.T) {
 	// when it comes back.
 	f.hang()
 	s.expire(a)
+	// What it cached of the directory is void: others do not wait for the chunk.
+	b.create(t, "beside")
 	sizes := make(chan uint64)
 	for _, p := range []*peer{a, b} {
 		go func() {

@@ -142,6 +142,8 @@ func (c *lostCluster) Own(context.Context, meta.VolumeID) (Ownership, Journal, e
 	return nil, nil, beingRestored()
 }
 
+func (c *lostCluster) Expect(context.Context, meta.VolumeID) error { return beingRestored() }
+
 func (c *lostCluster) Records(context.Context) ([]cluster.Record, error) { return nil, beingRestored() }
 
 func (c *lostCluster) Restored(context.Context, meta.VolumeID) (cluster.Restoration, bool, error) {

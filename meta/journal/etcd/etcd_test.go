@@ -60,7 +60,7 @@ func TestSuite(t *testing.T) {
 		}
 		t.Cleanup(func() { lease.Close(closing()) })
 		// Every taker believes that the one before is dead.
-		o := etcd.NewOwners(cli, lease, etcd.OwnersConfig{Prefix: at, Dead: func(etcd.Owner) bool { return true }})
+		o := etcd.NewOwners(cli, lease, etcd.OwnersConfig{Prefix: at, Dead: func(etcd.Owner) bool { return true }, UnsafeNoFence: os.Getenv("PENSTOCK_CONTROL") == "journal-nofence"})
 		key := func(seq meta.Seq) string {
 			return fmt.Sprintf("%sjournal/%016x", etcd.VolumePrefix(at, journaltest.Volume), uint64(seq))
 		}
@@ -137,6 +137,68 @@ func TestOwnership(t *testing.T) {
 	}
 	if _, err := a.Acquire(ctx, 3); meta.KindOf(err) != meta.NotOwner {
 		t.Fatal(err)
+	}
+}
+
+// Who expects a release takes the volume as everybody else does, whether the
+// release came, something else came, or nothing; and learns where the log ends.
+func TestExpect(t *testing.T) {
+	cli := server(t).Client()
+	ctx := t.Context()
+	a, b := owners(t, cli, "a", etcd.LeaseConfig{}), owners(t, cli, "b", etcd.LeaseConfig{})
+	oa, err := a.Acquire(ctx, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := oa.Head(); ok {
+		t.Fatal("a log without entries has an end")
+	}
+	e := journal.Next(3, journal.Position{}, oa.Term, []byte("x"))
+	if err := etcd.OpenLog(oa).Append(ctx, e); err != nil {
+		t.Fatal(err)
+	}
+	expect := func() {
+		t.Helper()
+		if err := b.Expect(ctx, 3); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect()
+	if _, err := b.Acquire(ctx, 3); meta.KindOf(err) != meta.NotOwner {
+		t.Fatal("not released, and taken:", err)
+	}
+	expect()
+	if err := oa.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	ob, err := b.Acquire(ctx, 3)
+	if err != nil || ob.Term != 2 || !ob.Previous.Released || ob.Previous.Server != "a" || ob.Previous.Term != 1 {
+		t.Fatalf("%+v %v", ob, err)
+	}
+	if at, ok := ob.Head(); !ok || at != e.Position() {
+		t.Fatal(at, ok)
+	}
+	if err := ob.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	// What is expected is old: two owners came and went meanwhile.
+	if oa, err = a.Acquire(ctx, 3); err != nil {
+		t.Fatal(err)
+	}
+	expect()
+	for _, o := range []*etcd.Owners{a, a} {
+		if err := oa.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if oa, err = o.Acquire(ctx, 3); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := oa.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if ob, err = b.Acquire(ctx, 3); err != nil || ob.Term != 6 || ob.Previous.Term != 5 {
+		t.Fatalf("%+v %v", ob, err)
 	}
 }
 

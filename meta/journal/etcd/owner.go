@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/journal"
 	"penstock.io/penstock/meta/process"
 )
 
@@ -56,6 +57,8 @@ type OwnersConfig struct {
 	// Dead reports whether the holder of a volume surely runs no more, so that
 	// its lease need not run out first. Nil asks Process.Dead.
 	Dead func(Owner) bool
+	// UnsafeNoFence lets a deposed owner append, for the run that proves its test.
+	UnsafeNoFence bool
 }
 
 // Owners takes volumes on one lease.
@@ -63,6 +66,9 @@ type Owners struct {
 	cli   *clientv3.Client
 	lease *Lease
 	cfg   OwnersConfig
+
+	mu       sync.Mutex
+	expected map[meta.VolumeID]Owner // see Expect
 }
 
 // NewOwners takes volumes for a meta server.
@@ -70,7 +76,7 @@ func NewOwners(cli *clientv3.Client, lease *Lease, cfg OwnersConfig) *Owners {
 	if cfg.Dead == nil {
 		cfg.Dead = func(o Owner) bool { return o.Process.Dead(cfg.Process) }
 	}
-	return &Owners{cli: cli, lease: lease, cfg: cfg}
+	return &Owners{cli: cli, lease: lease, cfg: cfg, expected: map[meta.VolumeID]Owner{}}
 }
 
 // Lease is the lease that the ownerships hang on.
@@ -91,6 +97,8 @@ type Ownership struct {
 	keys     keys
 	revision int64 // create revision of the owner key
 	record   Owner
+	head     journal.Position
+	headOK   bool
 
 	mu       sync.Mutex
 	released bool
@@ -102,6 +110,18 @@ type Ownership struct {
 func (o *Owners) Acquire(ctx context.Context, v meta.VolumeID) (*Ownership, error) {
 	subject := fmt.Sprintf("volume %d", v)
 	k := keys{VolumePrefix(o.cfg.Prefix, v)}
+	if prev, ok := o.expectedOf(v); ok && o.lease.Left() > 0 {
+		// Released as expected, the record is this one, to the byte.
+		prev.Released = true
+		own := o.claim(v, k, prev)
+		done, err := o.take(ctx, own, clientv3.Compare(clientv3.Value(k.term()), "=", string(marshal(prev))))
+		switch {
+		case err != nil:
+			return nil, err
+		case done:
+			return own, nil
+		}
+	}
 	for {
 		if o.lease.Left() == 0 {
 			return nil, meta.E("own", meta.Fenced, subject, o.lease.Err())
@@ -110,15 +130,15 @@ func (o *Owners) Acquire(ctx context.Context, v meta.VolumeID) (*Ownership, erro
 		if err != nil {
 			return nil, wrap("own", subject, err)
 		}
-		own := &Ownership{Volume: v, Term: 1, owners: o, keys: k, lost: make(chan struct{})}
+		var previous Owner
 		var ownerRev, termRev int64
 		if kvs := r.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {
-			if own.Previous, err = decodeOwner(k.term(), kvs[0].Value); err != nil {
+			if previous, err = decodeOwner(k.term(), kvs[0].Value); err != nil {
 				return nil, err
 			}
 			termRev = kvs[0].ModRevision
-			own.Term = own.Previous.Term + 1
 		}
+		own := o.claim(v, k, previous)
 		if kvs := r.Responses[0].GetResponseRange().Kvs; len(kvs) > 0 {
 			holder, err := decodeOwner(k.owner(), kvs[0].Value)
 			if err != nil {
@@ -131,11 +151,6 @@ func (o *Owners) Acquire(ctx context.Context, v meta.VolumeID) (*Ownership, erro
 		} else if own.Previous.Version > 0 && o.cfg.Dead(own.Previous) {
 			own.PreviousDead = true
 		}
-		own.record = Owner{Version: ownerVersion, Term: own.Term, Server: o.cfg.Server, Addr: o.cfg.Addr, Process: o.cfg.Process}
-		b, err := json.Marshal(own.record)
-		if err != nil {
-			panic("etcd: an owner record is plain data: " + err.Error())
-		}
 		// A dead holder's key is deleted in a transaction of its own: the fence
 		// is the key's create revision, which only a new key has.
 		if ownerRev != 0 {
@@ -146,26 +161,86 @@ func (o *Owners) Acquire(ctx context.Context, v meta.VolumeID) (*Ownership, erro
 				return nil, wrap("own", subject, err)
 			}
 		}
-		call, cancel := context.WithTimeout(ctx, acquireTimeout)
-		t, err := o.cli.Txn(call).
-			If(clientv3.Compare(clientv3.CreateRevision(k.owner()), "=", 0),
-				clientv3.Compare(clientv3.ModRevision(k.term()), "=", termRev)).
-			Then(clientv3.OpPut(k.owner(), string(b), clientv3.WithLease(o.lease.ID())),
-				clientv3.OpPut(k.term(), string(b))).
-			Commit()
-		cancel()
-		if err != nil {
-			// If it was committed after all, the key is this process's own, at a
-			// term nobody uses; the next Acquire must not wait for itself.
-			return nil, errors.Join(wrap("own", subject, err), o.abandon(own))
+		done, err := o.take(ctx, own, clientv3.Compare(clientv3.ModRevision(k.term()), "=", termRev))
+		switch {
+		case err != nil:
+			return nil, err
+		case done:
+			return own, nil
 		}
-		if !t.Succeeded {
-			continue // another was faster: look again
-		}
-		own.revision = t.Header.Revision
-		go own.watch()
-		return own, nil
+		// Another was faster: look again.
 	}
+}
+
+// claim is an ownership that is still to be taken, after prev.
+func (o *Owners) claim(v meta.VolumeID, k keys, prev Owner) *Ownership {
+	return &Ownership{
+		Volume: v, Term: prev.Term + 1, Previous: prev, owners: o, keys: k, lost: make(chan struct{}),
+		record: Owner{Version: ownerVersion, Term: prev.Term + 1, Server: o.cfg.Server, Addr: o.cfg.Addr, Process: o.cfg.Process},
+	}
+}
+
+// take tries to make own the owner if nobody is, and the term key is as said.
+func (o *Owners) take(ctx context.Context, own *Ownership, term clientv3.Cmp) (bool, error) {
+	b, k := string(marshal(own.record)), own.keys
+	call, cancel := context.WithTimeout(ctx, acquireTimeout)
+	t, err := o.cli.Txn(call).
+		If(clientv3.Compare(clientv3.CreateRevision(k.owner()), "=", 0), term).
+		Then(clientv3.OpPut(k.owner(), b, clientv3.WithLease(o.lease.ID())),
+			clientv3.OpPut(k.term(), b),
+			// Nobody else can append from here on: this is the log's end.
+			clientv3.OpGet(k.entry(0), clientv3.WithRange(k.afterEntries()), clientv3.WithLimit(1),
+				clientv3.WithSort(clientv3.SortByKey, clientv3.SortDescend))).
+		Commit()
+	cancel()
+	if err != nil {
+		// If it was committed after all, the key is this process's own, at a
+		// term nobody uses; the next Acquire must not wait for itself.
+		return false, errors.Join(wrap("own", fmt.Sprintf("volume %d", own.Volume), err), o.abandon(own))
+	}
+	if !t.Succeeded {
+		return false, nil
+	}
+	own.revision = t.Header.Revision
+	if kvs := t.Responses[2].GetResponseRange().Kvs; len(kvs) > 0 {
+		// What can't be decoded, a reading of the log explains.
+		if e, err := journal.Decode(kvs[0].Value); err == nil && e.Volume == own.Volume {
+			own.head, own.headOK = e.Position(), true
+		}
+	}
+	go own.watch()
+	return true, nil
+}
+
+// marshal gives a record's bytes.
+func marshal(rec Owner) []byte {
+	b, err := json.Marshal(rec)
+	if err != nil {
+		panic("etcd: an owner record is plain data: " + err.Error())
+	}
+	return b
+}
+
+// Expect notes who owns a volume now, which it is about to release: the next
+// Acquire then needs one transaction and no reading. If it comes otherwise,
+// Acquire is as without. Errors: those of Last.
+func (o *Owners) Expect(ctx context.Context, v meta.VolumeID) error {
+	last, held, err := o.Last(ctx, v)
+	if err == nil && held {
+		o.mu.Lock()
+		o.expected[v] = last
+		o.mu.Unlock()
+	}
+	return err
+}
+
+// expectedOf gives what Expect noted, once.
+func (o *Owners) expectedOf(v meta.VolumeID) (Owner, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	prev, ok := o.expected[v]
+	delete(o.expected, v)
+	return prev, ok
 }
 
 // abandon deletes the owner key that a transaction of unknown outcome may have
@@ -173,12 +248,8 @@ func (o *Owners) Acquire(ctx context.Context, v meta.VolumeID) (*Ownership, erro
 func (o *Owners) abandon(own *Ownership) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	b, err := json.Marshal(own.record)
-	if err != nil {
-		panic("etcd: an owner record is plain data: " + err.Error())
-	}
-	_, err = o.cli.Txn(ctx).
-		If(clientv3.Compare(clientv3.Value(own.keys.owner()), "=", string(b)),
+	_, err := o.cli.Txn(ctx).
+		If(clientv3.Compare(clientv3.Value(own.keys.owner()), "=", string(marshal(own.record))),
 			clientv3.Compare(clientv3.LeaseValue(own.keys.owner()), "=", o.lease.ID())).
 		Then(clientv3.OpDelete(own.keys.owner())).Commit()
 	return err
@@ -231,6 +302,10 @@ func (o *Owners) Last(ctx context.Context, v meta.VolumeID) (last Owner, held bo
 	}
 	return Owner{}, false, nil
 }
+
+// Head is the last entry of the journal as of when the volume was taken; false:
+// there was none, or it can't be read.
+func (w *Ownership) Head() (journal.Position, bool) { return w.head, w.headOK }
 
 // watch ends the ownership with the lease.
 func (w *Ownership) watch() {
@@ -286,13 +361,9 @@ func (w *Ownership) giveBack(ctx context.Context, rec Owner) error {
 	if !w.end() {
 		return meta.E("release", meta.Fenced, subject, nil)
 	}
-	b, err := json.Marshal(rec)
-	if err != nil {
-		panic("etcd: an owner record is plain data: " + err.Error())
-	}
 	r, err := w.owners.cli.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(w.keys.owner()), "=", w.revision)).
-		Then(clientv3.OpDelete(w.keys.owner()), clientv3.OpPut(w.keys.term(), string(b))).
+		Then(clientv3.OpDelete(w.keys.owner()), clientv3.OpPut(w.keys.term(), string(marshal(rec)))).
 		Commit()
 	if err != nil {
 		return wrap("release", subject, err)
