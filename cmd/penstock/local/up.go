@@ -203,18 +203,25 @@ func (s *System) Failed(ctx context.Context) error {
 }
 
 // Close stops in order: the mount flushes, the chunk server's log is folded,
-// the journal gets what was answered.
+// the journal gets what was answered. Each step may take a part of the time until
+// ctx ends, so that those after it have some, too: a chunk server elsewhere may be
+// silent, and a mount waits for it as long as it may.
 func (s *System) Close(ctx context.Context) error {
 	var errs []error
+	step := func(of float64, stop func(context.Context) error) {
+		ctx, cancel := part(ctx, of)
+		defer cancel()
+		errs = append(errs, stop(ctx))
+	}
 	if s.Mount != nil {
-		errs = append(errs, s.Mount.Close(ctx))
+		step(0.6, s.Mount.Close)
 	}
 	if s.Meta != nil && s.Meta.Server != nil {
 		// Chunks that the mount left are sealed while the chunk server is here.
-		errs = append(errs, s.Meta.Server.Settle(ctx))
+		step(0.3, s.Meta.Server.Settle)
 	}
 	if s.Meta != nil {
-		errs = append(errs, s.Meta.Close(ctx))
+		step(0.7, s.Meta.Close)
 	}
 	if s.Chunk != nil {
 		errs = append(errs, s.Chunk.Close(ctx))
@@ -223,6 +230,15 @@ func (s *System) Close(ctx context.Context) error {
 		errs = append(errs, s.lock.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// part gives a context that ends when this part of ctx's time is over.
+func part(ctx context.Context, of float64) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, time.Duration(of*float64(time.Until(end))))
 }
 
 // MountConfig says what to mount.
