@@ -27,9 +27,12 @@ type Role interface {
 	Run() error
 }
 
+// Tests of a package: its testing.M, or what prepares it and runs it then.
+type Tests interface{ Run() int }
+
 // Main runs the tests of a package, or what this process is a child for. It
 // gives the exit status.
-func Main[R Role](m *testing.M) int {
+func Main[R Role](m Tests) int {
 	v := os.Getenv(variable)
 	if v == "" {
 		return m.Run()

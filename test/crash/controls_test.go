@@ -24,6 +24,8 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"meta-norecall", "meta/server", "TestNamesAreRecalledBeforeTheyChange"},
 	{"meta-nowait", "meta/server", "TestNobodySeesWhatCouldBeLost"},
 	{"meta-norecall", "test/snapshots", "TestAtomic"},
+	{"journal-nofence", "test/failover", "TestLateCommit"},
+	{"journal-nofence", "meta/journal/etcd", "TestSuite"},
 	{"sim-nofence", "test/sim", "TestRandom"},
 	{"sim-noorder", "test/sim", "TestRandom"},
 	{"sim-noownerlease", "test/sim", "TestRandom"},

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +17,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/test/child"
 	"penstock.io/penstock/test/program"
 )
 
@@ -23,19 +26,27 @@ var (
 	keep   = flag.String("keep", "", "a folder to leave logs in")
 )
 
-func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(child.Main[maker](built{m})) }
+
+// built are the tests with a penstock built for them.
+type built struct{ m *testing.M }
+
+func (b built) Run() int { return program.Main(b.m) }
 
 // scene is a site under load.
 type scene struct {
 	*site
 	t        *testing.T
+	log      *slog.Logger // of the clients
 	vols     []meta.VolumeID
 	creators []*creator
 	k        *counter
 	stop     func()
 }
 
-func newScene(t *testing.T, n int, env ...string) *scene {
+// start brings n servers up, which the test's end takes away.
+func start(t *testing.T, n int, env ...string) *site {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "fo")
 	if err != nil {
 		t.Fatal(err)
@@ -53,22 +64,36 @@ func newScene(t *testing.T, n int, env ...string) *scene {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sc := &scene{site: s, t: t}
+	return s
+}
+
+func newScene(t *testing.T, n int, env ...string) *scene {
+	s := start(t, n, env...)
+	sc := &scene{site: s, t: t, log: slog.New(slog.DiscardHandler)}
+	if *keep != "" {
+		f, err := os.Create(filepath.Join(*keep, strings.ReplaceAll(t.Name(), "/", "-")+"-clients.log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		sc.log = slog.New(slog.NewTextHandler(f, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
 	admin := sc.session("admin", nil)
+	var err error
 	if sc.vols, err = s.volumes(t.Context(), admin, 4); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	for i, v := range sc.vols {
-		c := &creator{name: fmt.Sprint("c", i), vol: v, made: map[string]meta.Ino{}}
+		c := &creator{name: fmt.Sprint("c", i), log: sc.log, vol: v, made: map[string]meta.Ino{}}
 		c.Session = sc.session(c.name, c)
 		sc.creators = append(sc.creators, c)
 		wg.Go(func() { c.run(ctx) })
 	}
 	// The counter lies in the first volume.
 	writer := sc.session("writer", nil)
-	r, err := writer.Do(t.Context(), sc.vols[0], meta.OpID{}, &meta.Create{Parent: meta.RootIno, Name: "counter", Mode: meta.TypeRegular | 0o644, Excl: true}, meta.LeaseNone)
+	r, err := writer.Do(t.Context(), sc.vols[0], meta.OpID{}, &meta.Create{Parent: meta.RootIno, Name: counterFile, Mode: meta.TypeRegular | 0o644, Excl: true}, meta.LeaseNone)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,14 +107,36 @@ func newScene(t *testing.T, n int, env ...string) *scene {
 	wg.Go(func() { sc.k.write(ctx, writer) })
 	wg.Go(func() { sc.k.read(ctx, reader) })
 	wg.Go(func() { cached.run(ctx) })
+	wg.Go(func() { sc.watch(ctx) })
 	sc.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
 	t.Cleanup(sc.stop) // before the site is closed: nothing would answer
 	return sc
 }
 
+// watch dumps stacks once if a creator waits for too long; what is tested does
+// not depend on it.
+func (sc *scene) watch(ctx context.Context) {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		for _, c := range sc.creators {
+			if d := c.stalled(); d > stallLimit {
+				file, err := sc.dumpStacks(fmt.Sprintf("%s waits since %v for a create in volume %d", c.name, d, c.vol))
+				sc.t.Logf("%s waits since %v: all stacks are in %s (%v)", c.name, d.Round(time.Second), file, err)
+				return
+			}
+		}
+	}
+}
+
 func (sc *scene) session(name string, h client.Handler) *client.Session {
 	sc.t.Helper()
-	c, err := sc.dial(sc.t.Context(), name, h)
+	c, err := sc.dial(sc.t.Context(), name, h, sc.log)
 	if err != nil {
 		sc.t.Fatal(err)
 	}
@@ -235,6 +282,26 @@ func TestOwnersGoAndComeBack(t *testing.T) {
 				t.Errorf("the longest create took %v, the bound is %v", away, kind.bound)
 			}
 		})
+	}
+}
+
+// What is written down of a stall names the goroutines of clients and servers.
+func TestStacks(t *testing.T) {
+	s := start(t, 1)
+	until(t, "the server tells its stacks", func() bool { return s.metas[0].stacks(io.Discard) == nil })
+	file, err := s.dumpStacks("nothing is wrong")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(file)
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"failover.TestStacks", "=== m1", "server.(*Server).homeLoop"} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("%s has no %q", file, want)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -18,11 +19,13 @@ import (
 type creator struct {
 	*client.Session
 	name    string
+	log     *slog.Logger
 	vol     meta.VolumeID
 	expired atomic.Int32
 
 	mu     sync.Mutex
 	made   map[string]meta.Ino
+	since  time.Time     // when the call under way began; zero: none is
 	slow   time.Duration // the longest call since reset
 	calls  []time.Duration
 	failed error
@@ -36,10 +39,17 @@ func (c *creator) run(ctx context.Context) {
 	for i := 0; ctx.Err() == nil; i++ {
 		name := fmt.Sprintf("%s-%d", c.name, i)
 		began := time.Now()
+		c.mu.Lock()
+		c.since = began
+		c.mu.Unlock()
 		// The call itself is never canceled: its outcome is to be known.
 		r, err := c.Do(context.Background(), c.vol, meta.OpID{}, &meta.Create{Parent: meta.RootIno, Name: name, Mode: meta.TypeRegular | 0o644, Excl: true}, meta.LeaseNone)
 		took := time.Since(began)
+		if took > 50*time.Millisecond {
+			c.log.Info("a create took long", "client", c.name, "name", name, "volume", c.vol, "began", began.Format("15:04:05.000"), "took", took.Round(time.Millisecond))
+		}
 		c.mu.Lock()
+		c.since = time.Time{}
 		if err != nil {
 			c.failed = fmt.Errorf("%s: %w", name, err)
 			c.mu.Unlock()
@@ -52,6 +62,16 @@ func (c *creator) run(ctx context.Context) {
 	}
 }
 
+// stalled tells for how long the call under way has had no answer.
+func (c *creator) stalled() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.since.IsZero() {
+		return 0
+	}
+	return time.Since(c.since)
+}
+
 // reset gives the longest call since the last time.
 func (c *creator) reset() time.Duration {
 	c.mu.Lock()
@@ -62,12 +82,16 @@ func (c *creator) reset() time.Duration {
 }
 
 // check compares the ledger with the volume: nothing is lost, doubled or
-// changed.
+// changed, and nothing is there that nobody was told of.
 func (c *creator) check(ctx context.Context, by *client.Session) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.failed != nil {
 		return c.failed
+	}
+	listed, err := list(ctx, by, c.vol)
+	if err != nil {
+		return err
 	}
 	seen := map[meta.Ino]string{}
 	for name, ino := range c.made {
@@ -75,15 +99,39 @@ func (c *creator) check(ctx context.Context, by *client.Session) error {
 			return fmt.Errorf("%s and %s were both answered inode %d", name, other, ino)
 		}
 		seen[ino] = name
-		r, err := by.Do(ctx, c.vol, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: name}, meta.LeaseNone)
-		if err != nil {
-			return fmt.Errorf("%s, made as inode %d, is lost: %w", name, ino, err)
+		switch got, ok := listed[name]; {
+		case !ok:
+			return fmt.Errorf("%s, made as inode %d, is lost", name, ino)
+		case got != ino:
+			return fmt.Errorf("%s is inode %d, was made as %d", name, got, ino)
 		}
-		if r.Attr.Ino != ino {
-			return fmt.Errorf("%s is inode %d, was made as %d", name, r.Attr.Ino, ino)
+	}
+	for name, ino := range listed {
+		if _, ok := c.made[name]; !ok && name != counterFile {
+			return fmt.Errorf("%s is listed as inode %d, but was never answered", name, ino)
 		}
 	}
 	return nil
+}
+
+// list reads a volume's root directory. A name that comes twice is an error.
+func list(ctx context.Context, by *client.Session, v meta.VolumeID) (map[string]meta.Ino, error) {
+	all := map[string]meta.Ino{}
+	for cookie := uint64(0); ; {
+		r, err := by.Do(ctx, v, meta.OpID{}, &meta.ReadDir{Ino: meta.RootIno, Cookie: cookie, Max: 4096}, meta.LeaseNone)
+		if err != nil {
+			return nil, fmt.Errorf("list volume %d: %w", v, err)
+		}
+		for _, e := range r.Entries {
+			if other, ok := all[e.Name]; ok {
+				return nil, fmt.Errorf("%s is listed twice, as inode %d and %d", e.Name, other, e.Ino)
+			}
+			all[e.Name], cookie = e.Ino, e.Cookie
+		}
+		if r.EOF || len(r.Entries) == 0 {
+			return all, nil
+		}
+	}
 }
 
 // counter is a number in an extended attribute that one session counts up. What
@@ -99,7 +147,10 @@ type counter struct {
 	wrong error
 }
 
-const counterName = "user.n"
+const (
+	counterName = "user.n"
+	counterFile = "counter"
+)
 
 func (k *counter) fail(format string, a ...any) {
 	k.mu.Lock()

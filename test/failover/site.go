@@ -3,7 +3,7 @@ package failover
 import (
 	"context"
 	"fmt"
-	"io"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -145,8 +145,8 @@ func (s *site) home(v meta.VolumeID) *server {
 	return nil
 }
 
-func (s *site) dial(ctx context.Context, name string, h client.Handler) (*client.Session, error) {
-	return client.Dial(ctx, client.Config{Addrs: s.addrs(), Name: name, Handler: h, Creds: peer.Insecure()})
+func (s *site) dial(ctx context.Context, name string, h client.Handler, log *slog.Logger) (*client.Session, error) {
+	return client.Dial(ctx, client.Config{Addrs: s.addrs(), Name: name, Handler: h, Logger: log.With("client", name), Creds: peer.Insecure()})
 }
 
 // volumes makes n volumes beside the root.
@@ -188,6 +188,7 @@ type gate struct {
 
 	mu    sync.Mutex
 	shut  chan struct{} // nil: open; else closed when it opens
+	held  int           // bytes held back towards the other
 	conns map[net.Conn]struct{}
 	done  bool
 }
@@ -216,27 +217,27 @@ func newGate(path, to string) (*gate, error) {
 				up.Close()
 			}
 			g.mu.Unlock()
-			g.wg.Go(func() { g.copy(c, up) })
-			g.wg.Go(func() { g.copy(up, c) })
+			g.wg.Go(func() { g.copy(c, up, false) })
+			g.wg.Go(func() { g.copy(up, c, true) })
 		}
 	})
 	return g, nil
 }
 
-func (g *gate) copy(to, from net.Conn) {
+func (g *gate) copy(to, from net.Conn, onward bool) {
 	defer to.Close()
 	defer from.Close()
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(buf)
 		if err != nil {
-			if err != io.EOF {
-				return
-			}
 			return
 		}
 		g.mu.Lock()
 		wait := g.shut
+		if wait != nil && onward {
+			g.held += n
+		}
 		g.mu.Unlock()
 		if wait != nil {
 			<-wait
@@ -252,8 +253,15 @@ func (g *gate) cut() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.shut == nil {
-		g.shut = make(chan struct{})
+		g.shut, g.held = make(chan struct{}), 0
 	}
+}
+
+// holds tells how many bytes are held back on their way to the other.
+func (g *gate) holds() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.held
 }
 
 func (g *gate) heal() {

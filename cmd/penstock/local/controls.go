@@ -28,6 +28,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.NoCap = true
 		case "journal-nosync":
 			u.NoJournal = true
+		case "journal-nofence":
+			u.Meta.NoFence = true
 		case "meta-norecall":
 			u.Meta.NoRecall = true
 		case "meta-nowait":

@@ -196,7 +196,8 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 			return m.takeOwners(ctx, etcd.OwnersConfig{
 				Prefix: m.cluster.Prefix(), Server: cfg.Name, Addr: addr, Process: self,
 				// What this process owned before it lost its lease it serves no more.
-				Dead: func(o etcd.Owner) bool { return o.Process == self || o.Process.Dead(self) },
+				Dead:          func(o etcd.Owner) bool { return o.Process == self || o.Process.Dead(self) },
+				UnsafeNoFence: cfg.Unsafe.NoFence,
 			})
 		},
 		LeaseLeft: m.leaseLeft,

@@ -29,7 +29,7 @@ func OpenLog(own *Ownership) *journal.Journal {
 
 // Store is the journal's store under this ownership.
 func (w *Ownership) Store() journal.Store {
-	return &store{cli: w.owners.cli, keys: w.keys, owner: w.revision, lease: w.owners.lease, volume: w.Volume}
+	return &store{cli: w.owners.cli, keys: w.keys, owner: w.revision, unfenced: w.owners.cfg.UnsafeNoFence, lease: w.owners.lease, volume: w.Volume}
 }
 
 // ReadLog gives the journal of a volume to a reader, whose pins hang on lease
@@ -43,13 +43,15 @@ func ReadStore(cli *clientv3.Client, clusterPrefix string, v meta.VolumeID, leas
 	return &store{cli: cli, keys: keys{VolumePrefix(clusterPrefix, v)}, owner: -1, lease: lease, volume: v}
 }
 
-// store keeps a log in etcd. Owner is the create revision of the owner key.
+// store keeps a log in etcd. Owner is the create revision of the owner key,
+// unfenced: it is not compared (OwnersConfig.UnsafeNoFence).
 type store struct {
-	cli    *clientv3.Client
-	keys   keys
-	owner  int64
-	lease  *Lease
-	volume meta.VolumeID
+	cli      *clientv3.Client
+	keys     keys
+	owner    int64
+	unfenced bool
+	lease    *Lease
+	volume   meta.VolumeID
 }
 
 func (s *store) wrap(op string, err error) error {
@@ -57,6 +59,9 @@ func (s *store) wrap(op string, err error) error {
 }
 
 func (s *store) owned() clientv3.Cmp {
+	if s.unfenced {
+		return clientv3.Compare(clientv3.CreateRevision(s.keys.owner()), "!=", -1)
+	}
 	return clientv3.Compare(clientv3.CreateRevision(s.keys.owner()), "=", s.owner)
 }
 
