@@ -26,6 +26,8 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"meta-norecall", "test/snapshots", "TestAtomic"},
 	{"journal-nofence", "test/failover", "TestLateCommit"},
 	{"journal-nofence", "meta/journal/etcd", "TestSuite"},
+	{"meta-norecall", "test/cluster", "TestPartitions"},
+	{"meta-nolease", "test/cluster", "TestPartitions"},
 	{"sim-nofence", "test/sim", "TestRandom"},
 	{"sim-noorder", "test/sim", "TestRandom"},
 	{"sim-noownerlease", "test/sim", "TestRandom"},
