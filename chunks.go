@@ -516,8 +516,19 @@ func (v *Volume) refOf(pl meta.ChunkPlace) *chunkRef {
 
 func (v *Volume) addPlaces(pls []meta.ChunkPlace) {
 	for _, pl := range pls {
+		if pl.ID.Volume != v.id {
+			if s, ok := v.c.sess.(foreignSession); ok {
+				s.Via(pl.ID, v.id)
+			}
+		}
 		v.refOf(pl)
 	}
+}
+
+// foreignSession is told which chunks of other volumes files of a clone lie in,
+// so that it knows where to get the right to read them.
+type foreignSession interface {
+	Via(id meta.ChunkID, v meta.VolumeID)
 }
 
 // committed makes the segment of an extent that the volume knows; the places

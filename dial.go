@@ -25,7 +25,7 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 		return nil, err
 	}
 	io := chunkclient.New(chunkclient.Config{
-		Resolve: s.Resolve, ReadCap: s.ReadCap, Renew: s.RenewCap, AppendCap: s.AppendCap, Name: cfg.Name, HostID: c.cfg.Host, Logger: c.log, Creds: cfg.Creds, UnsafeNoVerify: cfg.UnsafeNoVerify,
+		Resolve: s.Resolve, ReadChunkCap: s.ReadChunkCap, Renew: s.RenewChunkCap, AppendCap: s.AppendCap, Name: cfg.Name, HostID: c.cfg.Host, Logger: c.log, Creds: cfg.Creds, UnsafeNoVerify: cfg.UnsafeNoVerify,
 		Topology: cfg.Topology, Servers: s.Servers, Congestion: cfg.Congestion,
 		Corrupt: func(id meta.ChunkID, server meta.ServerID) {
 			s.Trouble(id.Volume, nil, []wire.BadReplica{{Chunk: id, Server: server}})

@@ -58,7 +58,7 @@ type Config struct {
 	Corrupt func(meta.ChunkID, meta.ServerID)
 	// Renew gives another capability to read in place of one that a server did
 	// not accept; nil: ReadCap.
-	Renew func(v meta.VolumeID, old []byte) []byte
+	Renew func(id meta.ChunkID, old []byte) []byte
 	// Conns bounds the connections to one server for reading, and as many for
 	// appending; 0 means 4.
 	Conns int

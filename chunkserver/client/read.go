@@ -270,7 +270,7 @@ func (c *Client) readPiece(ctx context.Context, id meta.ServerID, pl *meta.Chunk
 	token := c.readCap(pl.ID)
 	err := c.readWith(ctx, token, id, pl, p, off)
 	if meta.KindOf(err) == meta.BadCapability && c.cfg.Renew != nil && ctx.Err() == nil {
-		err = c.readWith(ctx, c.cfg.Renew(pl.ID.Volume, token), id, pl, p, off)
+		err = c.readWith(ctx, c.cfg.Renew(pl.ID, token), id, pl, p, off)
 	}
 	return err
 }

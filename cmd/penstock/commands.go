@@ -19,6 +19,7 @@ func addCommands(root *cobra.Command) {
 		newBench(),
 		newBenchFio(),
 		newChunkServer(),
+		newClone(),
 		newCluster(),
 		newConfig(),
 		newCSI(),

@@ -169,6 +169,7 @@ type Session struct {
 	failed   map[string]time.Duration // when an address did not answer
 	deniedAt time.Duration            // since when servers refuse this identity; 0: they don't
 	metas    []wire.MetaServer
+	foreign  map[meta.ChunkID]*foreignCap // chunks that clones were seen to lie in
 	pending  map[uint64]*request
 	nextReq  uint64
 	volumes  map[meta.VolumeID]*volumeState

@@ -166,6 +166,58 @@ func (b *Backend) OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Che
 	return store{st, b.Shared}, nil
 }
 
+// BaseStore opens the store in its folder, or makes it beside that and puts it
+// there when it is whole.
+func (b *Backend) BaseStore(ctx context.Context, v meta.VolumeID, from Store, cp journal.Checkpoint, replay func(Store) error) (Store, error) {
+	dir := b.storeDir(v)
+	st, err := state.Open(dir, v, b.Shared)
+	if errors.Is(err, meta.Corrupt) {
+		b.Logger.Error("the local state is damaged: it is put aside and made again", "volume", v, "error", err)
+		if err = b.PutAsideStore(v); err == nil {
+			err = meta.E("open store", meta.NotFound, dir, nil)
+		}
+	}
+	if !errors.Is(err, meta.NotFound) {
+		if err != nil {
+			return nil, err
+		}
+		return store{st, b.Shared}, nil
+	}
+	tmp := dir + ".base"
+	if err := os.RemoveAll(tmp); err != nil {
+		return nil, meta.E("clone store", meta.IO, tmp, err)
+	}
+	if from != nil {
+		if _, _, err = from.Snapshot(tmp); err == nil {
+			err = state.Adopt(tmp, v)
+		}
+	} else if cp, err = LoadManifest(ctx, b.Blob, cp); err == nil {
+		err = state.Restore(tmp, v, cp.Files, func(f journal.File) (io.ReadCloser, error) { return b.Blob.Get(ctx, f.Ref) })
+	}
+	if err != nil {
+		return nil, err
+	}
+	if st, err = state.Open(tmp, v, b.Shared); err != nil {
+		return nil, err
+	}
+	if from == nil {
+		err = replay(store{st, b.Shared})
+	}
+	if err == nil {
+		err = st.Rebase()
+	}
+	if err = errors.Join(err, st.Close()); err != nil {
+		return nil, err
+	}
+	if err := state.Install(tmp, dir); err != nil {
+		return nil, err
+	}
+	if st, err = state.Open(dir, v, b.Shared); err != nil {
+		return nil, err
+	}
+	return store{st, b.Shared}, nil
+}
+
 // PutAsideStore renames the folder to one that ends with .damaged and a time.
 func (b *Backend) PutAsideStore(v meta.VolumeID) error {
 	dir := b.storeDir(v)
@@ -207,6 +259,11 @@ func (s store) Apply(pos journal.Position, effects []namespace.Effect) error {
 			case namespace.Delete:
 				b.Delete(e.Key)
 			case namespace.DeleteRange:
+				if len(e.Key) == 1 {
+					// All of a kind: a clone begins with this.
+					b.DeleteRange(e.Key, e.Value)
+					continue
+				}
 				// Replies, a few: one by one, since Pebble builds all range
 				// tombstones of a memtable anew for each read after a new one.
 				var keys [][]byte

@@ -78,6 +78,8 @@ type Volumes interface {
 	Volume(ctx context.Context, id meta.VolumeID) (cluster.Volume, error)
 	VolumeByName(ctx context.Context, name string) (cluster.Volume, error)
 	CreateVolume(ctx context.Context, name string, p meta.Policy, now meta.Time, words ...func(*cluster.Volume)) (cluster.Volume, error)
+	// CreateClone adds a clone, being created. Errors: as cluster.CreateClone.
+	CreateClone(ctx context.Context, name string, p meta.Policy, now meta.Time, from cluster.Origin) (cluster.Volume, error)
 	UpdateVolume(ctx context.Context, id meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error)
 	// DeleteVolume removes a volume's row, and notes which chunk servers may
 	// still have chunks of it; DeletedVolumes lists those volumes, SweptVolume
@@ -92,6 +94,10 @@ type Stores interface {
 	// OpenStore opens the local copy of a volume's state. When the copy is
 	// missing, damaged, or older than the checkpoint, it is made again from it.
 	OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Checkpoint, have bool) (Store, error)
+	// BaseStore opens the local copy of a clone's state. If there is none it is
+	// made, at position zero, from an open store or, if that is nil, from a
+	// checkpoint, onto which replay then puts what came after.
+	BaseStore(ctx context.Context, v meta.VolumeID, from Store, cp journal.Checkpoint, replay func(Store) error) (Store, error)
 	// PutAsideStore renames the local copy, so that OpenStore makes a new one.
 	PutAsideStore(v meta.VolumeID) error
 	// DropStore removes the local copy.

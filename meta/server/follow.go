@@ -414,7 +414,7 @@ func (b *standbys) load(life, following context.Context, v meta.VolumeID, log Jo
 	began := time.Now()
 	call, cancel := context.WithTimeoutCause(life, maxLoad, errors.New("the checkpoint can't be loaded"))
 	defer cancel()
-	st, err := b.s.cfg.Cluster.OpenStore(call, v, cp, have)
+	st, err := b.s.openStore(call, v, cp, have)
 	if err != nil {
 		return nil, err
 	}

@@ -127,6 +127,13 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 			return true
 		})
 	}
+	foreign := map[meta.ChunkID]uint64{} // of a clone: how much of others' chunks it needs
+	if err == nil {
+		err = namespace.ForeignExtents(view, func(e namespace.ForeignExtent) bool {
+			foreign[e.Chunk] = max(foreign[e.Chunk], e.ChunkOff+e.Len)
+			return true
+		})
+	}
 	if err = errors.Join(err, frozen.Close()); err != nil {
 		return nil, err
 	}
@@ -138,6 +145,9 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 		r.Problems = append(r.Problems, p.String())
 	}
 	if err := s.checkJunctions(ctx, o, report.Junctions, r); err != nil {
+		return nil, err
+	}
+	if err := s.checkForeign(ctx, foreign, r); err != nil {
 		return nil, err
 	}
 	c.of.Store(uint64(len(chunks)))

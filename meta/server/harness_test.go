@@ -88,7 +88,7 @@ func (f *fakeCluster) VolumeByName(_ context.Context, name string) (cluster.Volu
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, v := range f.rows {
-		if v.Name == name && v.State == cluster.VolumeActive {
+		if v.Name == name && (v.State == cluster.VolumeActive || v.State == cluster.VolumeCreating) {
 			return v, nil
 		}
 	}
@@ -98,7 +98,7 @@ func (f *fakeCluster) CreateVolume(_ context.Context, name string, p meta.Policy
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, v := range f.rows {
-		if v.Name == name && v.State == cluster.VolumeActive {
+		if v.Name == name && (v.State == cluster.VolumeActive || v.State == cluster.VolumeCreating) {
 			return v, meta.E("create volume", meta.VolumeExists, name, nil)
 		}
 	}
@@ -109,6 +109,21 @@ func (f *fakeCluster) CreateVolume(_ context.Context, name string, p meta.Policy
 	f.next++
 	f.rows[v.ID], f.logs[v.ID] = v, journal.NewMemory(v.ID)
 	return v, nil
+}
+func (f *fakeCluster) CreateClone(ctx context.Context, name string, p meta.Policy, now meta.Time, from cluster.Origin) (cluster.Volume, error) {
+	f.mu.Lock()
+	err := f.crash("clone")
+	f.mu.Unlock()
+	if err != nil {
+		return cluster.Volume{}, err
+	}
+	v, err := f.CreateVolume(ctx, name, p, now, func(v *cluster.Volume) { v.State, v.Origin = cluster.VolumeCreating, &from })
+	if err != nil {
+		return v, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return v, f.crash("clone written")
 }
 func (f *fakeCluster) UpdateVolume(_ context.Context, id meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error) {
 	f.mu.Lock()
@@ -215,7 +230,7 @@ func (f *fakeCluster) DeleteVolume(_ context.Context, id meta.VolumeID, on ...me
 	}
 	delete(f.rows, id)
 	delete(f.logs, id)
-	return nil
+	return f.crash("row and journal gone")
 }
 func (f *fakeCluster) Follow(_ context.Context, v meta.VolumeID) (Journal, error) {
 	f.mu.Lock()

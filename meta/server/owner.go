@@ -102,10 +102,13 @@ type owner struct {
 	closed     chan struct{}        // nobody may enter until it is closed; nil: all may
 	snapWake   chan struct{}        // to snapshotLoop, capacity 1
 	diffs      diffCache
-	freed      uint64    // by the deletion of a snapshot under way
-	keep       string    // the schedule of snapshots,
-	keepRead   time.Time // as it was in the table then
-	keepOpen   bool      // it asks for the volume more often than visits do
+	clone      bool       // files may lie in other volumes' chunks,
+	foreign    foreign    // which are these
+	cloning    sync.Mutex // held while a clone of this volume is made or let go, before mu
+	freed      uint64     // by the deletion of a snapshot under way
+	keep       string     // the schedule of snapshots,
+	keepRead   time.Time  // as it was in the table then
+	keepOpen   bool       // it asks for the volume more often than visits do
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -598,6 +601,12 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 			o.grantNames(s, c.Op, re)
 		}
 		return re, nil
+	}
+	if wait, err := o.fillPlaces(res); wait != nil || err != nil {
+		if err != nil {
+			return o.refuse(err)
+		}
+		return nil, wait
 	}
 	if w.counters {
 		o.srv.fillDisk(&res.StatFS)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -70,7 +69,11 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		return release(err)
 	}
 	if pos.Seq == 0 {
-		effects := namespace.Format(v, meta.Time(time.Now().UnixNano()), 0o755, uint32(os.Geteuid()), uint32(os.Getegid()), vol.Policy)
+		effects, err := firstEffects(st, &vol)
+		if err != nil {
+			s.standbys.give(v, st)
+			return release(err)
+		}
 		e := journal.Next(v, pos, own.Term(), namespace.AppendEffects(nil, effects))
 		if err := j.Append(ctx, e); err != nil {
 			s.standbys.give(v, st)
@@ -93,6 +96,10 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 	}
 	o.leases.unsafe = s.cfg.Unsafe.NoRecall
 	o.ctx, o.cancel = context.WithCancelCause(s.ctx)
+	if o.clone, err = namespace.IsClone(st); err != nil {
+		s.standbys.give(v, st)
+		return release(err)
+	}
 	if err := o.loadQuota(); err != nil {
 		s.standbys.give(v, st)
 		return release(err)
@@ -153,7 +160,7 @@ func (s *Server) loadState(ctx context.Context, v meta.VolumeID, j Journal, open
 			if err != nil {
 				return nil, pos, 0, errors.Join(err, s.standbys.give(v, nil))
 			}
-			if st, err = s.cfg.Cluster.OpenStore(ctx, v, cp, have); err != nil {
+			if st, err = s.openStore(ctx, v, cp, have); err != nil {
 				return nil, pos, 0, errors.Join(err, s.standbys.give(v, nil))
 			}
 		}

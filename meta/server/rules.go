@@ -127,6 +127,12 @@ var adminRules = [...]adminRule{
 
 	wire.AdminRenameVolume:   {roles: admins, right: cluster.AdminRights},
 	wire.AdminUndeleteVolume: {roles: admins},
+
+	// A clone is a new volume, which nobody has rights on yet.
+	wire.AdminClone:       {roles: admins},
+	wire.AdminClones:      {roles: admins},
+	wire.AdminCloneSettle: {roles: []peering.Role{peering.Meta}},
+	wire.AdminChunkPlaces: {roles: []peering.Role{peering.Meta}},
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}
@@ -247,7 +253,7 @@ func (s *session) take(body wire.Body, m wire.Message) error {
 		}
 	case *wire.Caps:
 		need := right(wire.TCaps)
-		if !m.Chunk.IsZero() {
+		if !m.Chunk.IsZero() && m.Chunk.Volume == m.Volume {
 			need = cluster.WriteRights
 		}
 		if err = s.authorize(m.Volume, need); err != nil {

@@ -392,7 +392,13 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 			return false, err
 		}
 		if !m.Chunk.IsZero() {
-			s.withOwner(id, m.Volume, func(o *owner) { o.serveAppendCap(s, id, m.Chunk) })
+			s.withOwner(id, m.Volume, func(o *owner) {
+				if m.Chunk.Volume != m.Volume {
+					o.serveForeignCap(s, id, m.Chunk)
+					return
+				}
+				o.serveAppendCap(s, id, m.Chunk)
+			})
 			break
 		}
 		re := &wire.CapsRe{}

@@ -237,6 +237,12 @@ func (o *owner) queryAt(s *session, c *wire.Call) (*wire.Reply, <-chan struct{})
 	if err != nil {
 		return o.refuse(err)
 	}
+	if wait, err := o.fillPlaces(res); wait != nil || err != nil {
+		if err != nil {
+			return o.refuse(err)
+		}
+		return nil, wait
+	}
 	if _, ok := c.Op.(*meta.StatFSOp); ok {
 		o.srv.fillDisk(&res.StatFS)
 	}
@@ -330,7 +336,7 @@ func (s *Server) snapshotOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe
 		}
 		return reportJSON(re, snapshotInfo(sn))
 	case wire.AdminSnapshotDelete:
-		sn, err := o.deleteSnapshot(ctx, m.Entry)
+		sn, err := o.deleteUnpinned(ctx, m.Entry)
 		if err != nil {
 			return err
 		}

@@ -36,6 +36,9 @@ func (o *owner) snapshotLoop() {
 	for {
 		for o.ctx.Err() == nil && o.dropSome() {
 		}
+		if err := o.settleClones(o.ctx); err != nil && o.ctx.Err() == nil {
+			o.log.Warn("the volume's clones could not be looked after, that is tried again", "error", err)
+		}
 		t := time.NewTimer(o.keepSchedule())
 		select {
 		case <-o.snapWake:

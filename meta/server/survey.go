@@ -106,6 +106,14 @@ func (c *lostCluster) CreateVolume(context.Context, string, meta.Policy, meta.Ti
 	return cluster.Volume{}, beingRestored()
 }
 
+func (c *lostCluster) CreateClone(context.Context, string, meta.Policy, meta.Time, cluster.Origin) (cluster.Volume, error) {
+	return cluster.Volume{}, beingRestored()
+}
+
+func (c *lostCluster) BaseStore(context.Context, meta.VolumeID, Store, journal.Checkpoint, func(Store) error) (Store, error) {
+	return nil, beingRestored()
+}
+
 func (c *lostCluster) UpdateVolume(context.Context, meta.VolumeID, func(*cluster.Volume) error) (cluster.Volume, error) {
 	return cluster.Volume{}, beingRestored()
 }

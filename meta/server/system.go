@@ -82,8 +82,8 @@ func (s *Server) OpenAll(ctx context.Context) error {
 	}
 	var errs []error
 	for _, v := range all {
-		if _, mine := s.home(v.ID); !mine {
-			continue
+		if _, mine := s.home(v.ID); !mine || v.State == cluster.VolumeCreating {
+			continue // its origin's owner sees to what is being created
 		}
 		if v.State == cluster.VolumeDeleting {
 			if err := s.deleteVolume(ctx, v, true); err != nil {

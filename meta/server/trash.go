@@ -28,6 +28,9 @@ func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume, now bool) e
 	if v.ID == meta.RootVolume {
 		return meta.E("delete volume", meta.NotPermitted, v.Name, errors.New("the root volume can't be deleted"))
 	}
+	if v.State == cluster.VolumeCreating {
+		return meta.E("delete volume", meta.Busy, v.Name, errors.New("it is being created"))
+	}
 	o, err := s.ownerAs(ctx, v.ID, v.State)
 	if err != nil {
 		return err
@@ -47,7 +50,11 @@ func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume, now bool) e
 	if err := s.standbys.drop(v.ID, true); err != nil {
 		return err
 	}
-	return s.cfg.Cluster.DeleteVolume(ctx, v.ID, s.knownServers()...)
+	if err := s.cfg.Cluster.DeleteVolume(ctx, v.ID, s.knownServers()...); err != nil {
+		return err
+	}
+	s.settleOrigin(ctx, v.Origin)
+	return nil
 }
 
 // condemn writes into a volume's row that it is deleted.
@@ -68,6 +75,9 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, now bo
 			return v, meta.E(op, meta.NotEmpty, v.Name, fmt.Errorf("volume %s is attached inside it", x.Name))
 		}
 	}
+	if err := dependent(op, v, all); err != nil {
+		return v, err
+	}
 	if v.State == cluster.VolumeActive {
 		if err := o.mayGo(ctx); err != nil {
 			return v, err
@@ -82,6 +92,7 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, now bo
 		}
 	}
 	at := time.Now()
+	was := v.State
 	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
 		if x.Attach != nil {
 			return attached(*x)
@@ -97,6 +108,9 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, now bo
 		x.State = cluster.VolumeDeleting
 		return nil
 	})
+	if err == nil && was == cluster.VolumeActive {
+		v, err = s.uncloned(ctx, v)
+	}
 	if err == nil {
 		o.setState(v.State)
 	}

@@ -28,7 +28,7 @@ func (s *Server) listVolumes(ctx context.Context, m *wire.Admin, re *wire.AdminR
 	}
 	var page []cluster.Volume
 	for _, v := range all {
-		if v.ID <= m.Parent || m.Entry == ownedHere && s.opened(v.ID) == nil {
+		if v.ID <= m.Parent || v.State == cluster.VolumeCreating || m.Entry == ownedHere && s.opened(v.ID) == nil {
 			continue
 		}
 		if page = append(page, v); m.Ino != 0 && len(page) == int(m.Ino) {

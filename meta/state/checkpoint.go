@@ -148,7 +148,14 @@ func Restore(dir string, v meta.VolumeID, files []journal.File, get func(journal
 	if err := writeFormat(tmp, v); err != nil {
 		return err
 	}
-	if err := os.Rename(tmp, dir); err != nil {
+	return Install(tmp, dir)
+}
+
+// Install renames a whole state directory to where it belongs. Errors: Exists,
+// IO.
+func Install(from, dir string) error {
+	const op = "restore state"
+	if err := os.Rename(from, dir); err != nil {
 		if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
 			return meta.E(op, meta.Exists, dir, nil)
 		}
@@ -156,6 +163,10 @@ func Restore(dir string, v meta.VolumeID, files []journal.File, get func(journal
 	}
 	return ioError(op, dir, syncDir(filepath.Dir(dir)))
 }
+
+// Adopt makes the copy that Checkpoint left in dir a state directory of another
+// volume. Errors: IO, NoSpace.
+func Adopt(dir string, v meta.VolumeID) error { return writeFormat(dir, v) }
 
 func restoreFile(name string, f journal.File, get func(journal.File) (io.ReadCloser, error)) error {
 	r, err := get(f)

@@ -363,6 +363,21 @@ func (s *Store) Applied() journal.Position {
 	return s.applied
 }
 
+// Rebase forgets which entry the store stands at, durably: it is what another
+// volume's history begins with. Errors: IO, NoSpace.
+func (s *Store) Rebase() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.db.Set(appliedKey, encodeApplied(journal.Position{}), pebble.NoSync)
+	if err == nil {
+		err = s.db.Flush()
+	}
+	if err == nil {
+		s.applied = journal.Position{}
+	}
+	return ioError("rebase state", s.dir, err)
+}
+
 // Flush makes everything applied before durable. Errors: IO, NoSpace.
 func (s *Store) Flush() error {
 	if s.Applied().Seq == 0 {

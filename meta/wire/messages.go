@@ -536,6 +536,14 @@ const (
 	// AdminUndeleteVolume takes Volume, or the one of the name Name that was
 	// deleted last, out of the trash; Entry: its new name, "" for the old one.
 	AdminUndeleteVolume
+	AdminClone  // of Volume; Entry: the new name; Body: CloneRequest; Volumes: the clone
+	AdminClones // of Volume, or all; Report: a list of CloneInfo
+	// AdminCloneSettle has the owner of Volume compare the notes of its clones
+	// with the table of volumes.
+	AdminCloneSettle
+	// AdminChunkPlaces asks Volume's owner where chunks lie: Body is a list of
+	// ids in hex, Report a list of ChunkWhere.
+	AdminChunkPlaces
 	lastAdminOp
 )
 

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+func newClone() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "clone",
+		Short: "Make writable copies of volumes that share their data, and list them",
+		Long: `A clone is a volume of its own that begins as a snapshot of another. Making one
+takes a moment whatever the size, and no data is copied: both lie in the same
+chunks until one of them is written. As long as a clone is there, neither the
+snapshot nor the volume that it was made of can be deleted.
+A clone is deleted like any volume: 'penstock volume delete'.`,
+	}
+	cmd.AddCommand(newCloneCreate(), newCloneList())
+	return cmd
+}
+
+func newCloneCreate() *cobra.Command {
+	var w where
+	var out output
+	var attach string
+	var parents bool
+	cmd := &cobra.Command{
+		Use:   "create VOLUME[@SNAPSHOT] NAME",
+		Short: "Clone a snapshot of a volume, or the volume as it is now",
+		Long: `Makes volume NAME, which begins as the snapshot, or, without one, as what the
+volume holds now: a snapshot is taken for that, and goes with the clone. The clone
+has the policy of the volume, its quota too; 'penstock volume set' changes it.`,
+		Example: `  penstock clone create imagenet@v3 experiment-17 --attach /experiments/17
+  penstock clone create results results-copy`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			name, snapshot, at := strings.Cut(args[0], "@")
+			if at && snapshot == "" {
+				return usagef("%s names no snapshot", args[0])
+			}
+			return w.with(ctx, func(s *client.Session) error {
+				if attach != "" { // a mistake here must not leave a volume behind
+					if _, _, err := s.Walk(ctx, path.Dir(path.Clean("/"+attach)), parents); err != nil {
+						return err
+					}
+				}
+				v, err := volumeByName(ctx, s, name)
+				if err != nil {
+					return err
+				}
+				c, err := s.Clone(ctx, v.ID, snapshot, args[1])
+				if errors.Is(err, meta.NoSuchSnapshot) {
+					return adviseSnapshot(err, name)
+				}
+				if err != nil {
+					return err
+				}
+				if attach != "" {
+					if c, err = s.AttachVolume(ctx, c.ID, attach, parents); err != nil {
+						return fmt.Errorf("volume %s was made, but not attached: %w", args[1], err)
+					}
+				}
+				return out.print(cmd.OutOrStdout(), viewOf(c), func(t *table) { showVolume(t, viewOf(c)) })
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	cmd.Flags().StringVar(&attach, "attach", "", "path of the tree where the volume hangs; its parent must exist, the last name must not")
+	cmd.Flags().BoolVar(&parents, "parents", false, "make the directories above it that are missing")
+	return cmd
+}
+
+func newCloneList() *cobra.Command {
+	var w where
+	var out output
+	cmd := &cobra.Command{
+		Use:   "list [VOLUME]",
+		Short: "List the clones of a volume, or all, with what they were made of",
+		Example: `  penstock clone list
+  penstock clone list imagenet --output json`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			return w.with(ctx, func(s *client.Session) error {
+				l, err := listClones(ctx, s, args)
+				if err != nil {
+					return err
+				}
+				return out.print(cmd.OutOrStdout(), l, func(t *table) {
+					t.row("NAME", "OF", "CREATED")
+					for _, c := range l {
+						t.row(c.Name, c.Origin+"@"+c.Snapshot, c.Created.Local().Format(time.DateTime))
+					}
+				})
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	return cmd
+}
+
+func listClones(ctx context.Context, s *client.Session, of []string) ([]wire.CloneInfo, error) {
+	if len(of) == 0 {
+		return s.Clones(ctx, 0)
+	}
+	v, err := volumeByName(ctx, s, of[0])
+	if err != nil {
+		return nil, err
+	}
+	return s.Clones(ctx, v.ID)
+}

@@ -1,0 +1,108 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Files of a clone lie in chunks of the volume that it was cloned from. Who may
+// read the clone need not have any right there: the clone's owner gives the
+// right to read each chunk that a file was seen to lie in.
+
+// foreignCap is the right to read one such chunk, and the clone through which it
+// was met last.
+type foreignCap struct {
+	via      meta.VolumeID
+	cap      []byte
+	until    time.Time
+	life     time.Duration
+	fetching bool
+}
+
+// maxForeignCaps bounds those that are kept: the rest is met again when it is
+// needed.
+const maxForeignCaps = 100_000
+
+// Via notes that files of a volume lie in a chunk of another.
+func (s *Session) Via(id meta.ChunkID, v meta.VolumeID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.foreign[id]; f != nil {
+		f.via = v
+		return
+	}
+	if s.foreign == nil || len(s.foreign) >= maxForeignCaps {
+		s.foreign = map[meta.ChunkID]*foreignCap{}
+	}
+	s.foreign[id] = &foreignCap{via: v}
+}
+
+// ReadChunkCap gives a capability to read a chunk, renewed at half its life; nil
+// when none could be had.
+func (s *Session) ReadChunkCap(id meta.ChunkID) []byte {
+	s.mu.Lock()
+	f := s.foreign[id]
+	if f == nil {
+		s.mu.Unlock()
+		return s.ReadCap(id.Volume)
+	}
+	left := time.Until(f.until)
+	if f.cap != nil && left > 0 {
+		c := f.cap
+		if left < f.life/2 && !f.fetching {
+			f.fetching = true
+			s.wg.Go(func() { s.fetchForeignCap(id, f) })
+		}
+		s.mu.Unlock()
+		return c
+	}
+	s.mu.Unlock()
+	return s.fetchForeignCap(id, f)
+}
+
+// RenewChunkCap gives another capability to read a chunk than old, which a
+// server did not accept.
+func (s *Session) RenewChunkCap(id meta.ChunkID, old []byte) []byte {
+	s.mu.Lock()
+	f := s.foreign[id]
+	if f == nil {
+		s.mu.Unlock()
+		return s.RenewCap(id.Volume, old)
+	}
+	now := f.cap
+	s.mu.Unlock()
+	if now != nil && !bytes.Equal(now, old) {
+		return now
+	}
+	return s.fetchForeignCap(id, f)
+}
+
+func (s *Session) fetchForeignCap(id meta.ChunkID, f *foreignCap) []byte {
+	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
+	defer cancel()
+	asked := time.Now()
+	s.mu.Lock()
+	via := f.via
+	s.mu.Unlock()
+	m, err := s.roundTrip(ctx, via, &wire.Caps{Volume: via, Chunk: id}, false)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f.fetching = false
+	if err != nil {
+		s.log.Warn("no capability to read", "chunk", id, "clone", via, "error", err)
+		return f.cap
+	}
+	r, ok := m.(*wire.CapsRe)
+	if !ok || r.Status.Err != meta.KindOK {
+		// Its owner is another one, or forgot: opening the file again reminds it.
+		s.log.Debug("no capability to read", "chunk", id, "clone", via)
+		return f.cap
+	}
+	f.cap, f.life = r.Cap, time.Duration(r.TTL)*time.Millisecond
+	f.until = asked.Add(f.life)
+	return f.cap
+}

@@ -1,0 +1,675 @@
+package server
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/capability"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/journal"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Clones of a volume (namespace/clone.go says what one is). The origin's owner
+// makes them, in steps of which each is durable before the next:
+//
+//	1. the snapshot, if none was named
+//	2. the clone's row, "creating": it holds the name, and nobody opens it
+//	3. PinClone in the origin's journal
+//	4. the row becomes active
+//
+// Whoever owns the origin next finds a row of step 2 or 3 and goes on, or takes
+// it away if the snapshot is gone. A clone's end goes the other way: the row
+// first, then the note. So a note without a row is of a clone that is no more,
+// and nothing that a row leads to is ever without its note.
+//
+// The clone's state is made when it is opened first: a copy of the origin's
+// (hard links, where the origin is served by the same process, else its
+// checkpoint), and one journal entry.
+
+// impliedPrefix begins the names of snapshots that are taken for a clone; 16
+// hex digits end them. Like those of the schedule they are known by their names.
+const impliedPrefix = "clone-"
+
+func impliedName(clone string, token uint64) string {
+	const room = meta.MaxName - len(impliedPrefix) - 17
+	clone = strings.Map(func(r rune) rune {
+		if r == '@' || r < ' ' || r == 0x7f {
+			return '_'
+		}
+		return r
+	}, clone)
+	return fmt.Sprintf("%s%s-%016x", impliedPrefix, clone[:min(len(clone), room)], token)
+}
+
+func isImplied(name string) bool {
+	n := len(name)
+	if !strings.HasPrefix(name, impliedPrefix) || n < len(impliedPrefix)+17 || name[n-17] != '-' {
+		return false
+	}
+	_, err := hex.DecodeString(name[n-16:])
+	return err == nil
+}
+
+// dependent refuses what would take from a volume's clones what they need.
+func dependent(op string, v cluster.Volume, all []cluster.Volume) error {
+	if names := clonesIn(all, v.ID, 0); len(names) > 0 {
+		return meta.E(op, meta.Busy, v.Name, fmt.Errorf("it has clones that need it: %s; delete those first", strings.Join(names, ", ")))
+	}
+	return nil
+}
+
+// uncloned looks once more whether a volume that is deleted from now on has
+// clones: one that came meanwhile saw the row as it was before, any later one
+// does not. If it has, the volume is not deleted.
+func (s *Server) uncloned(ctx context.Context, v cluster.Volume) (cluster.Volume, error) {
+	all, err := s.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return v, err
+	}
+	if err := dependent("delete volume", v, all); err != nil {
+		_, uerr := s.cfg.Cluster.UpdateVolume(context.WithoutCancel(ctx), v.ID, func(x *cluster.Volume) error {
+			x.State, x.Deleted, x.Until = cluster.VolumeActive, 0, 0
+			return nil
+		})
+		return v, errors.Join(err, uerr)
+	}
+	return v, nil
+}
+
+// clonesIn names the clones of a volume, or of one of its snapshots.
+func clonesIn(all []cluster.Volume, v meta.VolumeID, at meta.Generation) (names []string) {
+	for _, x := range all {
+		if x.Origin != nil && x.Origin.Volume == v && (at == 0 || x.Origin.At == at) {
+			names = append(names, x.Name)
+		}
+	}
+	return names
+}
+
+// cloneOp answers a request about clones.
+func (s *Server) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	if m.Op == wire.AdminClones {
+		return s.listClones(ctx, m, re)
+	}
+	v, err := s.find(ctx, m)
+	if err != nil {
+		return err
+	}
+	o, err := s.ownerFor(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	switch m.Op {
+	case wire.AdminClone:
+		var q wire.CloneRequest
+		if err := json.Unmarshal(m.Body, &q); err != nil {
+			return meta.E("clone", meta.Protocol, v.Name, err)
+		}
+		c, err := o.makeClone(ctx, m.Entry, &q)
+		if err != nil {
+			return err
+		}
+		s.describe(ctx, re, c)
+		return nil
+	case wire.AdminCloneSettle:
+		return o.settleClones(ctx)
+	}
+	var names []string
+	if err := json.Unmarshal(m.Body, &names); err != nil {
+		return meta.E("place chunks", meta.Protocol, v.Name, err)
+	}
+	var ids []meta.ChunkID
+	for _, n := range names {
+		b, err := hex.DecodeString(n)
+		if err != nil || len(b) != 16 {
+			return meta.E("place chunks", meta.Protocol, n, err)
+		}
+		ids = append(ids, meta.ChunkIDFromBytes(b))
+	}
+	places, err := o.placesOf(ctx, ids)
+	if err != nil {
+		return err
+	}
+	out := make([]wire.ChunkWhere, len(places))
+	for i, p := range places {
+		out[i] = wire.ChunkWhere{Chunk: names[i], Servers: p.Servers, Sealed: p.Sealed, Length: p.Length}
+	}
+	return reportJSON(re, out)
+}
+
+func (s *Server) listClones(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	all, err := s.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return err
+	}
+	of := meta.VolumeID(0)
+	if m.Volume != 0 || m.Name != "" {
+		v, err := s.find(ctx, m)
+		if err != nil {
+			return err
+		}
+		of = v.ID
+	}
+	names := map[meta.VolumeID]string{}
+	for _, v := range all {
+		names[v.ID] = v.Name
+	}
+	out := []wire.CloneInfo{}
+	for _, v := range all {
+		if c := v.Origin; c != nil && v.State == cluster.VolumeActive && (of == 0 || c.Volume == of) {
+			out = append(out, wire.CloneInfo{ID: v.ID, Name: v.Name, Origin: names[c.Volume], Snapshot: c.Snapshot, Implied: c.Implied, Created: time.Unix(0, int64(v.Created)).UTC()})
+		}
+	}
+	return reportJSON(re, out)
+}
+
+// makeClone makes a clone of a snapshot. Errors: NoSuchSnapshot, VolumeExists,
+// Invalid (the name), NotSupported (volumes are attached inside this one),
+// ResourceExceeded, and those of takeSnapshot.
+func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest) (cluster.Volume, error) {
+	c := o.srv.cfg.Cluster
+	var none cluster.Volume
+	if err := o.await(ctx, o.recovered); err != nil {
+		return none, err
+	}
+	o.cloning.Lock()
+	defer o.cloning.Unlock()
+	began := time.Now()
+	row, err := c.VolumeByName(ctx, name)
+	switch {
+	case err == nil && row.Origin != nil && row.Origin.Volume == o.vol && q.Token != 0 && row.Origin.Token == q.Token:
+		// The request came again: an owner before may not have got to its end.
+		if row.State == cluster.VolumeCreating {
+			if err := o.finishClone(ctx, &row); err != nil {
+				return none, err
+			}
+		}
+		return row, nil
+	case err == nil:
+		return none, meta.E("clone", meta.VolumeExists, name, nil)
+	case !errors.Is(err, meta.NoSuchVolume):
+		return none, err
+	}
+	all, err := c.Volumes(ctx)
+	if err != nil {
+		return none, err
+	}
+	for _, x := range all {
+		if x.Attach != nil && x.Attach.Parent == o.vol {
+			return none, meta.E("clone", meta.NotSupported, o.subject(), fmt.Errorf("volume %s is attached inside it, and a clone would lead into that one, not into a copy", x.Name))
+		}
+	}
+	from := cluster.Origin{Volume: o.vol, Snapshot: q.Snapshot, Token: q.Token}
+	if q.Snapshot == "" {
+		from.Implied, from.Snapshot = true, impliedName(name, q.Token)
+		if _, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: from.Snapshot, Token: q.Token}); err != nil {
+			return none, err
+		}
+	}
+	sn, err := o.snapshot(from.Snapshot)
+	if err != nil {
+		return none, err
+	}
+	from.At = sn.At
+	policy, err := o.policy()
+	if err != nil {
+		return none, err
+	}
+	row, err = c.CreateClone(ctx, name, policy, o.now(), from)
+	if err == nil {
+		err = o.finishClone(ctx, &row)
+	}
+	if err != nil {
+		o.kickSnapshots() // which takes away what is left of it
+		return none, err
+	}
+	o.log.Info("cloned", "clone", name, "id", row.ID, "snapshot", from.Snapshot, "took", time.Since(began).Round(time.Millisecond))
+	return row, nil
+}
+
+// finishClone pins the snapshot of a clone that is being created and makes its
+// row active; if the snapshot is not there the row goes. Caller holds cloning.
+func (o *owner) finishClone(ctx context.Context, row *cluster.Volume) error {
+	c := o.srv.cfg.Cluster
+	if err := o.durably(ctx, &meta.PinClone{At: row.Origin.At, Clone: row.ID}); err != nil {
+		if errors.Is(err, meta.NoSuchSnapshot) || errors.Is(err, meta.ResourceExceeded) {
+			err = errors.Join(err, c.DeleteVolume(context.WithoutCancel(ctx), row.ID))
+		}
+		return err
+	}
+	now, err := c.UpdateVolume(ctx, row.ID, func(v *cluster.Volume) error {
+		if v.State == cluster.VolumeCreating {
+			v.State = cluster.VolumeActive
+		}
+		return nil
+	})
+	if err == nil {
+		*row = now
+	}
+	return err
+}
+
+// settleClones brings the notes of the volume's clones in step with the table
+// of volumes, which is right.
+func (o *owner) settleClones(ctx context.Context) error {
+	o.cloning.Lock()
+	defer o.cloning.Unlock()
+	if err := o.await(ctx, o.recovered); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	if o.failed != nil || o.stClosed {
+		defer o.mu.Unlock()
+		return o.failed
+	}
+	pins, err := namespace.ClonePins(&view{o: o})
+	var all []meta.Snapshot
+	if err == nil {
+		all, err = namespace.Snapshots(&view{o: o})
+	}
+	o.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	implied := slices.ContainsFunc(all, func(s meta.Snapshot) bool { return isImplied(s.Name) && !s.Deleting })
+	if v := o.srv.cfg.Cluster.View(); len(pins) == 0 && !implied && v != nil &&
+		!slices.ContainsFunc(v.Volumes, func(x cluster.Volume) bool { return x.Origin != nil && x.Origin.Volume == o.vol }) {
+		return nil
+	}
+	rows, err := o.srv.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return err
+	}
+	wanted := map[namespace.ClonePin]bool{}
+	var errs []error
+	for _, x := range rows {
+		if x.Origin == nil || x.Origin.Volume != o.vol {
+			continue
+		}
+		pin := namespace.ClonePin{At: x.Origin.At, Clone: x.ID}
+		wanted[pin] = true
+		switch {
+		case x.State == cluster.VolumeCreating:
+			o.log.Info("a clone was not finished: that goes on", "clone", x.Name)
+			if err := o.finishClone(ctx, &x); err != nil {
+				errs = append(errs, err)
+			}
+		case !slices.Contains(pins, pin):
+			// Only the restoring of a cluster can lose a note.
+			if err := o.durably(ctx, &meta.PinClone{At: pin.At, Clone: pin.Clone}); err != nil {
+				errs = append(errs, meta.E("keep snapshot for clone", meta.KindOf(err), x.Name, err))
+			}
+		}
+	}
+	needed := map[meta.Generation]bool{}
+	for p := range wanted {
+		needed[p.At] = true
+	}
+	for _, p := range pins {
+		if !wanted[p] {
+			if err := o.durably(ctx, &meta.PinClone{At: p.At, Clone: p.Clone, Drop: true}); err != nil {
+				return errors.Join(append(errs, err)...)
+			}
+			o.log.Info("a clone needs its origin no more", "clone", p.Clone, "generation", p.At)
+		}
+	}
+	for _, s := range all {
+		if isImplied(s.Name) && !s.Deleting && !s.Rolling && !needed[s.At] {
+			if _, err := o.deleteSnapshot(ctx, s.Name); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// deleteUnpinned is deleteSnapshot for who asks for it: clones that need the
+// snapshot are named.
+func (o *owner) deleteUnpinned(ctx context.Context, name string) (meta.Snapshot, error) {
+	sn, err := o.deleteSnapshot(ctx, name)
+	if !errors.Is(err, meta.Busy) {
+		return sn, err
+	}
+	// A clone may be gone whose note is still there.
+	if serr := o.settleClones(ctx); serr != nil {
+		return sn, errors.Join(err, serr)
+	}
+	if sn, err = o.deleteSnapshot(ctx, name); !errors.Is(err, meta.Busy) {
+		return sn, err
+	}
+	all, verr := o.srv.cfg.Cluster.Volumes(ctx)
+	if names := clonesIn(all, o.vol, sn.At); verr == nil && len(names) > 0 {
+		err = meta.E("delete snapshot", meta.Busy, name, fmt.Errorf("clones need it: %s; delete those first", strings.Join(names, ", ")))
+	}
+	return sn, err
+}
+
+// settleOrigin tells the owner of a clone's origin that the clone is gone. If
+// that can't be told now, whoever owns the origin finds out by itself.
+func (s *Server) settleOrigin(ctx context.Context, from *cluster.Origin) {
+	if from == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), peerPatience)
+	defer cancel()
+	err := s.atOwner(ctx, from.Volume, func(o *owner) error { return o.settleClones(ctx) },
+		&wire.Admin{Op: wire.AdminCloneSettle, Volume: from.Volume}, nil)
+	if err != nil {
+		s.log.Info("a clone's origin could not be told that the clone is gone, it finds out later", "origin", from.Volume, "error", err)
+	}
+}
+
+const (
+	// peerPatience bounds what one owner asks of another.
+	peerPatience = 20 * time.Second
+	peerPause    = 50 * time.Millisecond
+)
+
+// atOwner runs here at the owner of a volume, or asks the server that has it.
+func (s *Server) atOwner(ctx context.Context, v meta.VolumeID, here func(*owner) error, there *wire.Admin, to func(*wire.AdminRe) error) error {
+	for {
+		o, err := s.ownerFor(ctx, v)
+		if err == nil {
+			err = here(o)
+		}
+		var e *meta.Error
+		if errors.As(err, &e) && e.Kind == meta.NotOwner && e.Subject != "" && e.Subject != s.cfg.Addr {
+			var re *wire.AdminRe
+			if re, err = s.askPeer(ctx, e.Subject, there); err == nil {
+				if err = re.Status.Error(); err == nil && to != nil {
+					err = to(re)
+				}
+			}
+		}
+		if !errors.Is(err, meta.NotOwner) && !errors.Is(err, meta.Unavailable) {
+			return err
+		}
+		// Its owner is changing.
+		select {
+		case <-time.After(peerPause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// ---- the state of a clone
+
+// openStore opens the local copy of a volume's state. That of a clone without a
+// checkpoint of its own begins as a copy of its origin's.
+func (s *Server) openStore(ctx context.Context, v meta.VolumeID, cp journal.Checkpoint, have bool) (Store, error) {
+	c := s.cfg.Cluster
+	if have {
+		return c.OpenStore(ctx, v, cp, true)
+	}
+	row, err := c.Volume(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	if row.Origin == nil {
+		return c.OpenStore(ctx, v, cp, false)
+	}
+	from := row.Origin.Volume
+	// What the origin answered before is in its copy, the snapshot above all.
+	if o := s.opened(from); o != nil && o.settled(ctx) == nil {
+		o.mu.Lock()
+		ok := o.ctx.Err() == nil && !o.stClosed
+		if ok {
+			o.wg.Add(1) // the store is not closed under it
+		}
+		o.mu.Unlock()
+		if ok {
+			defer o.wg.Done()
+			return c.BaseStore(ctx, v, o.st, cp, nil)
+		}
+	}
+	log, err := c.Follow(ctx, from)
+	if err != nil {
+		return nil, err
+	}
+	cp, release, err := log.Pin(ctx)
+	if errors.Is(err, meta.NotFound) {
+		ask, cancel := context.WithTimeoutCause(ctx, maxLoad, errors.New("the origin's owner makes no checkpoint"))
+		defer cancel()
+		err = s.atOwner(ask, from, func(o *owner) error {
+			if err := o.flush(ask); err != nil {
+				return err
+			}
+			return o.checkpoint(ask)
+		}, &wire.Admin{Op: wire.AdminCheckpoint, Volume: from}, nil)
+		if err == nil {
+			cp, release, err = log.Pin(ctx)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		// The pin's lease ends it if this does not.
+		if err := release(context.WithoutCancel(ctx)); err != nil {
+			s.log.Warn("a checkpoint's pin could not be taken back", "volume", from, "error", err)
+		}
+	}()
+	return c.BaseStore(ctx, v, nil, cp, func(st Store) error {
+		return log.Read(ctx, st.Applied(), func(e journal.Entry) error {
+			effects, err := namespace.DecodeEffects(e.Payload)
+			if err != nil {
+				return err
+			}
+			return st.Apply(e.Position(), effects)
+		})
+	})
+}
+
+// firstEffects are those of a volume's first entry.
+func firstEffects(st Store, row *cluster.Volume) ([]namespace.Effect, error) {
+	now := meta.Time(time.Now().UnixNano())
+	if row.Origin != nil {
+		return namespace.CloneEffects(st, row.Origin.At, row.ID, row.Policy, now)
+	}
+	return namespace.Format(row.ID, now, 0o755, uint32(os.Geteuid()), uint32(os.Getegid()), row.Policy), nil
+}
+
+// ---- chunks of other volumes
+
+// foreign are the chunks of other volumes that files of this one were seen to
+// lie in. Their places come from their volumes' owners.
+type foreign struct {
+	m map[meta.ChunkID]foreignPlace
+}
+
+type foreignPlace struct {
+	meta.ChunkPlace
+	at  time.Time
+	err error // it could not be asked for
+}
+
+const (
+	// foreignFresh is how long a foreign chunk's place is taken for what it is:
+	// much less than the time for which a replica stays that was moved.
+	foreignFresh = 2 * time.Second
+	// maxForeign bounds the foreign chunks that are remembered.
+	maxForeign = 1 << 18
+)
+
+// fillPlaces adds to an answer the places of the foreign chunks that it names.
+// It asks for what it doesn't know, and says what to wait for. Caller holds mu.
+func (o *owner) fillPlaces(res *meta.Result) (wait <-chan struct{}, err error) {
+	if !o.clone || len(res.Extents) == 0 {
+		return nil, nil
+	}
+	want := map[meta.ChunkID]bool{}
+	for _, e := range res.Extents {
+		if !e.Chunk.IsZero() && e.Chunk.Volume != o.vol {
+			want[e.Chunk] = true
+		}
+	}
+	if len(want) == 0 {
+		return nil, nil
+	}
+	ids := slices.SortedFunc(maps.Keys(want), meta.ChunkID.Compare)
+	var missing []meta.ChunkID
+	places := res.Places
+	for _, id := range ids {
+		p, ok := o.foreign.m[id]
+		switch {
+		case !ok || time.Since(p.at) > foreignFresh:
+			missing = append(missing, id)
+		case p.err != nil:
+			err = p.err
+		default:
+			places = append(places, p.ChunkPlace)
+		}
+	}
+	if len(missing) == 0 {
+		if err == nil {
+			res.Places = places
+		}
+		return nil, err
+	}
+	done := make(chan struct{})
+	o.wg.Go(func() {
+		defer close(done)
+		o.learnPlaces(missing)
+	})
+	return done, nil
+}
+
+// learnPlaces asks the owners of chunks where they lie.
+func (o *owner) learnPlaces(ids []meta.ChunkID) {
+	ctx, cancel := context.WithTimeout(o.ctx, peerPatience)
+	defer cancel()
+	for len(ids) > 0 { // they are in order: by volume
+		n := 1
+		for n < len(ids) && ids[n].Volume == ids[0].Volume {
+			n++
+		}
+		places, err := o.srv.placesIn(ctx, ids[0].Volume, ids[:n])
+		o.mu.Lock()
+		if o.foreign.m == nil || len(o.foreign.m) > maxForeign {
+			o.foreign.m = map[meta.ChunkID]foreignPlace{}
+		}
+		for i, id := range ids[:n] {
+			p := foreignPlace{at: time.Now(), err: err}
+			if err == nil {
+				if p.ChunkPlace = places[i]; len(p.Servers) == 0 {
+					p.err = meta.E("find chunk", meta.NoSuchChunk, id.String(), fmt.Errorf("volume %d has no record of it", id.Volume))
+				}
+			}
+			o.foreign.m[id] = p
+		}
+		o.mu.Unlock()
+		ids = ids[n:]
+	}
+}
+
+// placesIn tells where chunks of one volume lie; those that it has no record of
+// have no servers.
+func (s *Server) placesIn(ctx context.Context, v meta.VolumeID, ids []meta.ChunkID) (places []meta.ChunkPlace, err error) {
+	names := make([]string, len(ids))
+	for i, id := range ids {
+		b := id.Bytes()
+		names[i] = hex.EncodeToString(b[:])
+	}
+	body, err := json.Marshal(names)
+	if err != nil {
+		panic("server: names are plain data: " + err.Error())
+	}
+	err = s.atOwner(ctx, v, func(o *owner) (err error) {
+		places, err = o.placesOf(ctx, ids)
+		return err
+	}, &wire.Admin{Op: wire.AdminChunkPlaces, Volume: v, Body: body}, func(re *wire.AdminRe) error {
+		var l []wire.ChunkWhere
+		if err := json.Unmarshal(re.Report, &l); err != nil || len(l) != len(ids) {
+			return meta.E("place chunks", meta.Protocol, fmt.Sprint(v), err)
+		}
+		for i, w := range l {
+			places = append(places, meta.ChunkPlace{ID: ids[i], Servers: w.Servers, Sealed: w.Sealed, Length: w.Length})
+		}
+		return nil
+	})
+	return places, err
+}
+
+// checkForeign compares what a clone needs of other volumes' chunks with what
+// their owners have records of.
+func (s *Server) checkForeign(ctx context.Context, need map[meta.ChunkID]uint64, r *FsckReport) error {
+	byVolume := map[meta.VolumeID][]meta.ChunkID{}
+	for _, id := range slices.SortedFunc(maps.Keys(need), meta.ChunkID.Compare) {
+		byVolume[id.Volume] = append(byVolume[id.Volume], id)
+	}
+	for v, ids := range byVolume {
+		for some := range slices.Chunk(ids, 4096) {
+			places, err := s.placesIn(ctx, v, some)
+			if err != nil {
+				return err
+			}
+			for _, p := range places {
+				switch {
+				case len(p.Servers) == 0:
+					r.problem("chunk %s, of which %d bytes are needed, is not kept by volume %d", p.ID, need[p.ID], v)
+				case p.Sealed && p.Length < need[p.ID]:
+					r.problem("chunk %s of volume %d has %d bytes, %d are needed", p.ID, v, p.Length, need[p.ID])
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// placesOf reads records of this volume's chunks.
+func (o *owner) placesOf(ctx context.Context, ids []meta.ChunkID) ([]meta.ChunkPlace, error) {
+	if err := o.await(ctx, o.recovered); err != nil {
+		return nil, err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.failed != nil {
+		return nil, o.failed
+	}
+	places := make([]meta.ChunkPlace, len(ids))
+	for i, id := range ids {
+		places[i].ID = id
+		c, _, err := namespace.ReadChunk(&view{o: o}, id)
+		if errors.Is(err, meta.NoSuchChunk) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if c.State != meta.ChunkDeleting {
+			places[i] = meta.ChunkPlace{ID: id, Servers: c.Servers, Sealed: c.State != meta.ChunkOpen, Length: c.Length}
+		}
+	}
+	return places, nil
+}
+
+// serveForeignCap signs the right to read one chunk of another volume, if a
+// file of this one was seen to lie in it. Errors: NoSuchChunk.
+func (o *owner) serveForeignCap(s *session, id uint64, chunk meta.ChunkID) {
+	o.mu.Lock()
+	p, ok := o.foreign.m[chunk]
+	o.mu.Unlock()
+	re := &wire.CapsRe{TTL: uint64(CapLife.Milliseconds())}
+	if !ok || p.err != nil {
+		re.Status = wire.StatusOf(meta.E("read capability", meta.NoSuchChunk, chunk.String(), errors.New("no file was seen to lie in it: open the file again")))
+	} else {
+		re.Cap = capability.Sign(o.srv.signKey(), capability.Claims{
+			Volume: chunk.Volume, Chunk: chunk, Rights: capability.Read | o.srv.bulkRights(chunk.Volume)&o.srv.bulkRights(o.vol),
+			Client: s.holder(), Expiry: meta.Time(time.Now().Add(CapLife).UnixNano()),
+		})
+	}
+	s.enqueue(id, re)
+	s.flush()
+}

@@ -1,0 +1,341 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/journal"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
+)
+
+// exactIn fails if fsck finds anything in a volume.
+func (s *site) exactIn(v meta.VolumeID) {
+	s.t.Helper()
+	r, err := s.srv.Fsck(s.t.Context(), v)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if r.Count > 0 {
+		s.t.Fatal(v, r.Problems)
+	}
+}
+
+// pins lists the notes of a volume's clones.
+func (s *site) pins(v meta.VolumeID) []namespace.ClonePin {
+	s.t.Helper()
+	o, err := s.srv.open(s.t.Context(), v)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all, err := namespace.ClonePins(&view{o: o})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return all
+}
+
+// list names what is in the root directory of a volume.
+func (p *peer) list(t *testing.T, v meta.VolumeID) (names []string) {
+	t.Helper()
+	r, err := p.Do(t.Context(), v, meta.OpID{}, &meta.ReadDir{Ino: meta.RootIno}, meta.LeaseNone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range r.Entries {
+		names = append(names, e.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (p *peer) createIn(t *testing.T, v meta.VolumeID, name string) {
+	t.Helper()
+	if _, err := p.Do(t.Context(), v, meta.OpID{}, newFile(name), meta.LeaseNone); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *peer) clone(t *testing.T, v meta.VolumeID, snapshot, name string) meta.VolumeID {
+	t.Helper()
+	i, err := p.Clone(t.Context(), v, snapshot, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i.ID
+}
+
+func TestClone(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	a.createIn(t, 1, "old")
+	a.snapshot(t, "v1")
+	a.createIn(t, 1, "later")
+	c := a.clone(t, 1, "v1", "c")
+	now := a.clone(t, 1, "", "now")
+	a.createIn(t, c, "mine")
+	if got := a.list(t, c); !slices.Equal(got, []string{"mine", "old"}) {
+		t.Fatal(got)
+	}
+	if got := a.list(t, now); !slices.Equal(got, []string{"later", "old"}) {
+		t.Fatal(got)
+	}
+	// A clone of a clone, as it is now.
+	cc := a.clone(t, c, "", "cc")
+	a.createIn(t, c, "mine too")
+	if got := a.list(t, cc); !slices.Equal(got, []string{"mine", "old"}) {
+		t.Fatal(got)
+	}
+	refused := func(err error, kind meta.Kind, words ...string) {
+		t.Helper()
+		if meta.KindOf(err) != kind {
+			t.Fatalf("%v, not %v", err, kind)
+		}
+		for _, w := range words {
+			if !strings.Contains(err.Error(), w) {
+				t.Fatalf("%v says nothing of %s", err, w)
+			}
+		}
+	}
+	_, err := a.Clone(t.Context(), 1, "nothing", "x")
+	refused(err, meta.NoSuchSnapshot, "nothing")
+	_, err = a.Clone(t.Context(), 1, "v1", "c")
+	refused(err, meta.VolumeExists, "c")
+	_, err = a.DeleteSnapshot(t.Context(), 1, "v1")
+	refused(err, meta.Busy, "v1", ": c;")
+	_, err = a.Admin(t.Context(), wire.Admin{Op: wire.AdminDeleteVolume, Volume: c})
+	refused(err, meta.Busy, ": cc;")
+	// The table of volumes says what is cloned from what.
+	l, err := a.Clones(t.Context(), 1)
+	if err != nil || len(l) != 2 || l[0].Name != "c" || l[0].Snapshot != "v1" || l[0].Implied || l[1].Name != "now" || !l[1].Implied {
+		t.Fatal(l, err)
+	}
+	for _, again := range []bool{false, true} {
+		for _, v := range []meta.VolumeID{1, c, now, cc} {
+			s.exactIn(v)
+		}
+		if !again {
+			s.crash()
+			s.start()
+		}
+	}
+	// They go, the youngest first; what was taken for them goes too.
+	for _, v := range []meta.VolumeID{cc, c, now} {
+		a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v})
+	}
+	eventually(t, "what was taken for a clone is gone", func() error {
+		got := a.names(t)
+		return unless(slices.Equal(got, []string{"v1 ready"}))
+	})
+	if got := s.pins(1); len(got) != 0 {
+		t.Fatal(got)
+	}
+	if _, err := a.DeleteSnapshot(t.Context(), 1, "v1"); err != nil {
+		t.Fatal(err)
+	}
+	s.exactIn(1)
+}
+
+// The server dies at each step of making a clone and of deleting it. After that
+// a clone is there as a whole, or not at all, and its origin knows.
+func TestCloneInterrupted(t *testing.T) {
+	for _, step := range []string{"clone", "clone written", "row", "row written", "delete: row", "delete: row written", "delete: row gone", "delete: row and journal gone"} {
+		for _, snapshot := range []string{"v1", ""} {
+			t.Run(fmt.Sprintf("%s of %q", step, snapshot), func(t *testing.T) { cloneInterrupted(t, step, snapshot) })
+		}
+	}
+}
+
+func cloneInterrupted(t *testing.T, step, snapshot string) {
+	s := newSite(t)
+	a := s.dial("a")
+	a.createIn(t, 1, "old")
+	a.snapshot(t, "v1")
+	step, deleting := strings.CutPrefix(step, "delete: ")
+	ask := func(p *peer) error {
+		_, err := p.Clone(context.Background(), 1, snapshot, "c")
+		return err
+	}
+	if deleting {
+		c := a.clone(t, 1, snapshot, "c")
+		ask = func(p *peer) error {
+			_, err := p.Admin(context.Background(), wire.Admin{Op: wire.AdminDeleteVolume, Volume: c})
+			return err
+		}
+	}
+	reached, dead := make(chan struct{}), false
+	s.cluster.mu.Lock()
+	s.cluster.dies = func(at string) error { // from the step on the table answers nothing
+		if at == step && !dead {
+			dead = true
+			close(reached)
+		}
+		if dead {
+			return meta.E("table of volumes", meta.Unavailable, at, nil)
+		}
+		return nil
+	}
+	s.cluster.mu.Unlock()
+	answer := make(chan error, 1)
+	admin := s.dial("admin")
+	go func() { answer <- ask(admin) }()
+	select {
+	case <-reached:
+	case <-time.After(30 * time.Second):
+		t.Fatal("the step was not reached")
+	}
+	s.crash()
+	s.cluster.mu.Lock()
+	s.cluster.dies = nil
+	s.cluster.mu.Unlock()
+	s.start()
+	select {
+	case err := <-answer: // it was told that it failed, or asked again
+		t.Log(err)
+	case <-time.After(60 * time.Second):
+		t.Fatal("no answer")
+	}
+	var there cluster.Volume
+	eventually(t, "the clone is there or not", func() error {
+		all, err := s.cluster.Volumes(t.Context())
+		if err != nil {
+			return err
+		}
+		there = cluster.Volume{}
+		for _, v := range all {
+			if v.Origin != nil {
+				there = v
+			}
+		}
+		switch want := there.ID != 0; {
+		case there.State == cluster.VolumeCreating:
+			return errors.New("it is being created")
+		case len(s.pins(1)) != 0 != want:
+			return fmt.Errorf("the clone is there: %v, notes: %v", want, s.pins(1))
+		case snapshot == "" && len(a.names(t)) > 1 != want:
+			return fmt.Errorf("the clone is there: %v, snapshots: %v", want, a.names(t))
+		}
+		return nil
+	})
+	s.exactIn(1)
+	if there.ID != 0 && there.State == cluster.VolumeActive {
+		if got := a.list(t, there.ID); !slices.Equal(got, []string{"old"}) {
+			t.Fatal(got)
+		}
+		s.exactIn(there.ID)
+	}
+	if there.ID != 0 {
+		a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: there.ID})
+	}
+	// The name is free, and so is the origin.
+	c := a.clone(t, 1, snapshot, "c")
+	a.createIn(t, c, "mine")
+	s.exactIn(c)
+	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: c})
+	if _, err := a.DeleteSnapshot(t.Context(), 1, "v1"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "nothing is left", func() error { return unless(len(a.names(t)) == 0 && len(s.pins(1)) == 0) })
+	s.exactIn(1)
+}
+
+// A clone that has no checkpoint of its own is loaded from its origin's, which
+// has gone on since, where the origin is not served by the same process.
+func TestCloneFromCheckpoint(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	a.createIn(t, 1, "old")
+	at := a.snapshot(t, "v1").At
+	for i := range 3 {
+		a.snapshot(t, fmt.Sprint("later ", i))
+		a.createIn(t, 1, fmt.Sprint("later ", i))
+	}
+	a.admin(t, wire.Admin{Op: wire.AdminCheckpoint, Volume: 1})
+	a.createIn(t, 1, "after the checkpoint")
+	if err := a.Sync(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	row, err := s.cluster.CreateClone(t.Context(), "c", meta.Policy{Replicas: 1}, 0, cluster.Origin{Volume: 1, At: at, Snapshot: "v1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := s.srv
+	srv.mu.Lock()
+	op := srv.volumes[1]
+	delete(srv.volumes, 1) // it serves the origin no more, as far as it knows
+	srv.mu.Unlock()
+	defer func() {
+		srv.mu.Lock()
+		srv.volumes[1] = op
+		srv.mu.Unlock()
+	}()
+	for try := range 2 { // made, and then found
+		st, err := srv.openStore(t.Context(), row.ID, journal.Checkpoint{}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at := st.Applied(); at.Seq != 0 {
+			t.Fatal(at)
+		}
+		effects, err := firstEffects(st, &row)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if try == 1 {
+			if err := st.Apply(journal.Position{Seq: 1}, effects); err != nil {
+				t.Fatal(err)
+			}
+			if rep, err := namespace.Check(st); err != nil || !rep.OK() || rep.Entries != 1 {
+				t.Fatal(rep, err)
+			}
+		}
+		if err := st.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestCloneCostsTheSame whatever the volume holds.
+func TestCloneCostsTheSame(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	have := 0
+	for _, files := range []int{1_000, 30_000} {
+		for ; have < files; have += 1000 {
+			var ops []client.BatchOp
+			for i := range 1000 {
+				ops = append(ops, client.BatchOp{Op: newFile(fmt.Sprint("n", have+i))})
+			}
+			if _, _, err := a.DoBatch(t.Context(), 1, ops); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := a.Sync(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+		o := s.srv.opened(1)
+		o.mu.Lock()
+		before := o.newest()
+		o.mu.Unlock()
+		began := time.Now()
+		a.clone(t, 1, "", fmt.Sprint("of ", files))
+		took := time.Since(began)
+		o.mu.Lock()
+		entries := o.newest() - before
+		o.mu.Unlock()
+		t.Logf("%d files: %v, %d entries of the origin's journal", files, took, entries)
+		if entries > 3 {
+			t.Errorf("%d entries for %d files", entries, files)
+		}
+	}
+}

@@ -1,0 +1,35 @@
+package wire
+
+import (
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// Bodies and reports of the requests about clones, as JSON.
+
+// CloneRequest is AdminClone's body.
+type CloneRequest struct {
+	Snapshot string `json:"snapshot,omitempty"` // empty: one is taken for the clone
+	// Token names the request, so that it may be sent again.
+	Token uint64 `json:"token,omitempty"`
+}
+
+// CloneInfo is what one is told of a clone.
+type CloneInfo struct {
+	ID       meta.VolumeID `json:"id" yaml:"id"`
+	Name     string        `json:"name" yaml:"name"`
+	Origin   string        `json:"origin" yaml:"origin"` // the volume that it was cloned from
+	Snapshot string        `json:"snapshot" yaml:"snapshot"`
+	// Implied: the snapshot was taken for the clone, and goes with it.
+	Implied bool      `json:"implied,omitempty" yaml:"implied,omitempty"`
+	Created time.Time `json:"created" yaml:"created"`
+}
+
+// ChunkWhere is where a chunk lies. Of one that has no record Servers is empty.
+type ChunkWhere struct {
+	Chunk   string          `json:"chunk"` // 32 hex digits
+	Servers []meta.ServerID `json:"servers,omitempty"`
+	Sealed  bool            `json:"sealed,omitempty"`
+	Length  uint64          `json:"length,omitempty"`
+}

@@ -1,0 +1,454 @@
+// Package clones tests clones of volumes in a whole system: the program, a
+// mount, and kill -9 while clones are made and deleted.
+package clones
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/program"
+)
+
+var kills = flag.Int("kills", 3, "how often the system is killed while a clone is made, and while one is deleted")
+
+func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
+
+// rig is one machine: everything in one process, with a mount.
+type rig struct {
+	t       *testing.T
+	dir, at string
+	up      *spawn.Process
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cl") // short, for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, dir: dir, at: filepath.Join(dir, "mnt")}
+	t.Cleanup(func() {
+		if t.Failed() {
+			b, _ := os.ReadFile(filepath.Join(dir, "log"))
+			t.Logf("%s", b[max(0, len(b)-12000):])
+		}
+		os.RemoveAll(dir)
+	})
+	if err := os.Mkdir(r.at, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	return r
+}
+
+func (r *rig) addr() string { return "unix:" + filepath.Join(r.dir, "d", "meta.sock") }
+
+func (r *rig) start() {
+	r.t.Helper()
+	cmd := exec.Command(program.Path, "up", "--dir", filepath.Join(r.dir, "d"), "--mount", r.at)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	log, err := os.OpenFile(filepath.Join(r.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	p, err := spawn.Begin(cmd, "up", log, (*exec.Cmd).Start)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.up = p
+	r.t.Cleanup(func() { p.Kill(); spawn.Unmount(r.at); log.Close() })
+	r.until("mounted", func() error {
+		if !spawn.Mounted(r.at) {
+			return errors.New("not yet")
+		}
+		_, err := os.ReadDir(r.at)
+		return err
+	})
+}
+
+// kill is kill -9.
+func (r *rig) kill() {
+	r.up.Kill()
+	spawn.Unmount(r.at)
+}
+
+func (r *rig) until(what string, try func() error) {
+	r.t.Helper()
+	var err error
+	for deadline := time.Now().Add(90 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if err = try(); err == nil {
+			return
+		}
+	}
+	r.t.Fatalf("%s: %v", what, err)
+}
+
+// ctl runs a command of the program.
+func (r *rig) ctl(args ...string) ([]byte, error) {
+	cmd := exec.Command(program.Path, append(args, "--cluster", r.addr())...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, errs.String())
+	}
+	return out.Bytes(), nil
+}
+
+func (r *rig) must(args ...string) []byte {
+	r.t.Helper()
+	out, err := r.ctl(args...)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return out
+}
+
+// refused runs a command that must fail with words that name what is wrong.
+func (r *rig) refused(words []string, args ...string) {
+	r.t.Helper()
+	_, err := r.ctl(args...)
+	if err == nil {
+		r.t.Fatalf("%v was not refused", args)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			r.t.Fatalf("%v says nothing of %s", err, w)
+		}
+	}
+}
+
+func (r *rig) path(p ...string) string { return filepath.Join(append([]string{r.at}, p...)...) }
+
+func (r *rig) write(p string, b []byte) {
+	r.t.Helper()
+	f, err := os.Create(r.path(p))
+	if err == nil {
+		_, err = f.Write(b)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// tree gives every file below a directory with a sum of its content.
+func (r *rig) tree(dir string) map[string]string {
+	r.t.Helper()
+	got := map[string]string{}
+	root := r.path(dir)
+	err := filepath.WalkDir(root, func(p string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(p)
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(root, p)
+		got[name] = fmt.Sprintf("%d %x", len(b), sha256.Sum256(b))
+		return err
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return got
+}
+
+func (r *rig) same(dir string, want map[string]string) {
+	r.t.Helper()
+	got := r.tree(dir)
+	for name, sum := range want {
+		if got[name] != sum {
+			r.t.Fatalf("%s/%s is %s, not %s", dir, name, got[name], sum)
+		}
+	}
+	if len(got) != len(want) {
+		r.t.Fatalf("%s has %d files, not %d", dir, len(got), len(want))
+	}
+}
+
+// fill makes files of all kinds: inline, packed, with chunks of their own.
+func (r *rig) fill(dir string) {
+	r.t.Helper()
+	rng := rand.NewChaCha8([32]byte{1})
+	for i, size := range []int{0, 10, 3000, 4096, 5000, 70_000, 700_000, 3 << 20, 9<<20 + 17} {
+		b := make([]byte, size)
+		rng.Read(b)
+		r.write(filepath.Join(dir, fmt.Sprint("f", i)), b)
+	}
+}
+
+func random(n int) []byte {
+	b := make([]byte, n)
+	rng := rand.NewChaCha8([32]byte{2, byte(n)})
+	rng.Read(b)
+	return b
+}
+
+// patch writes in the middle of a file.
+func (r *rig) patch(p string, off int64, b []byte) {
+	r.t.Helper()
+	f, err := os.OpenFile(r.path(p), os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.WriteAt(b, off)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// chunks lists which chunks a file's bytes lie in.
+func (r *rig) chunks(volume, name string) (ids []meta.ChunkID) {
+	r.t.Helper()
+	s, err := client.Dial(r.t.Context(), client.Config{Addrs: []string{r.addr()}, Name: "look", Handler: quiet{}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer s.Close(r.t.Context())
+	re, err := s.Admin(r.t.Context(), wire.Admin{Op: wire.AdminVolumeByName, Name: volume})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	v := re.Volumes[0].ID
+	e, err := s.Do(r.t.Context(), v, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: name}, meta.LeaseNone)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	res, err := s.Do(r.t.Context(), v, meta.OpID{}, &meta.Open{Ino: e.Attr.Ino}, meta.LeaseNone)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, x := range res.Extents {
+		ids = append(ids, x.Chunk)
+	}
+	return ids
+}
+
+type quiet struct{}
+
+func (quiet) Granted(meta.VolumeID, meta.Grant) {}
+func (quiet) Recall(_ meta.Recall, done func()) { done() }
+func (quiet) Expired([]meta.VolumeID, error)    {}
+
+func TestClones(t *testing.T) {
+	r := newRig(t)
+	r.must("volume", "create", "data", "--attach", "/data")
+	r.fill("data")
+	r.must("snapshot", "create", "data", "v1")
+	v1 := r.tree("data")
+	r.write("data/f1", []byte("changed"))
+	r.patch("data/f8", 5<<20, random(1000))
+	if err := os.Remove(r.path("data/f5")); err != nil {
+		t.Fatal(err)
+	}
+	live := r.tree("data")
+
+	r.must("clone", "create", "data@v1", "exp", "--attach", "/exp")
+	r.must("clone", "create", "data", "now", "--attach", "/now")
+	r.same("exp", v1)
+	r.same("now", live)
+	if a, b := r.chunks("data", "f7"), r.chunks("exp", "f7"); !slices.Equal(a, b) || len(a) == 0 {
+		t.Fatalf("the clone's file lies in %v, the origin's in %v", b, a)
+	}
+
+	// Each side is written, and the other does not notice.
+	r.write("exp/new", random(2<<20))
+	r.patch("exp/f7", 1<<20, random(500_000))
+	r.write("exp/f2", []byte("mine"))
+	if err := os.Rename(r.path("exp/f6"), r.path("exp/moved")); err != nil {
+		t.Fatal(err)
+	}
+	r.patch("data/f7", 2<<20, random(600_000))
+	r.write("data/f3", []byte("theirs"))
+	exp, data := r.tree("exp"), r.tree("data")
+	r.same("now", live)
+
+	// Copies within a volume share extents, those that the clone began with too.
+	if out, err := exec.Command("cp", "--reflink=auto", r.path("exp/f8"), r.path("exp/copy")).CombinedOutput(); err != nil {
+		t.Fatal(err, string(out))
+	}
+	copyRange(t, r.path("exp/new"), r.path("exp/copy2"))
+	for of, to := range map[string]string{"f8": "copy", "new": "copy2"} {
+		exp[to] = exp[of]
+		if a, b := r.chunks("exp", of), r.chunks("exp", to); !slices.Equal(a, b) {
+			t.Errorf("%s lies in %v, its copy in %v", of, a, b)
+		}
+	}
+	r.same("exp", exp)
+
+	// A clone has snapshots of its own, and clones.
+	r.must("snapshot", "create", "exp", "e1")
+	r.write("exp/f2", []byte("later"))
+	var changes []struct{ Change, Path string }
+	if err := json.Unmarshal(r.must("snapshot", "diff", "exp", "e1", "--output", "json"), &changes); err != nil {
+		t.Fatal(err)
+	}
+	if len(changes) != 1 || changes[0].Path != "f2" || changes[0].Change != "changed" {
+		t.Fatal(changes)
+	}
+	r.must("snapshot", "rollback", "exp", "e1", "--yes", "--force")
+	r.until("the mount is back", func() error { _, err := os.ReadDir(r.path("exp")); return err })
+	r.same("exp", exp)
+	r.must("clone", "create", "exp@e1", "exp2", "--attach", "/exp2")
+	r.same("exp2", exp)
+
+	// What clones need stays.
+	r.refused([]string{"busy", "exp"}, "snapshot", "delete", "data", "v1", "--yes")
+	r.must("volume", "detach", "data")
+	r.refused([]string{"busy", "exp", "now"}, "volume", "delete", "data", "--yes")
+	r.must("volume", "attach", "data", "/data")
+	r.must("fsck")
+
+	r.kill()
+	r.start()
+	r.same("exp", exp)
+	r.same("exp2", exp)
+	r.same("now", live)
+	r.same("data", data)
+	r.must("fsck")
+
+	// They go in an order that is allowed; then nothing keeps the origin.
+	for _, v := range []string{"exp2", "now"} {
+		r.gone(v)
+	}
+	r.refused([]string{"busy", "exp"}, "snapshot", "delete", "data", "v1", "--yes")
+	r.must("snapshot", "delete", "exp", "e1", "--yes", "--wait")
+	r.gone("exp")
+	r.must("snapshot", "delete", "data", "v1", "--yes", "--wait")
+	r.same("data", data)
+	r.must("fsck")
+	if l := r.snapshots("data"); len(l) != 0 {
+		t.Fatal(l)
+	}
+	r.gone("data")
+}
+
+func copyRange(t *testing.T, from, to string) {
+	t.Helper()
+	a, err := os.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	b, err := os.Create(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	for {
+		n, err := unix.CopyFileRange(int(a.Fd()), nil, int(b.Fd()), nil, 1<<30, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			return
+		}
+	}
+}
+
+// gone detaches and deletes a volume.
+func (r *rig) gone(v string) {
+	r.t.Helper()
+	if _, err := r.ctl("volume", "detach", v); err != nil && !strings.Contains(err.Error(), "not attached") {
+		r.t.Fatal(err)
+	}
+	r.must("volume", "delete", v, "--yes")
+}
+
+func (r *rig) snapshots(v string) (names []string) {
+	r.t.Helper()
+	var l wire.SnapshotList
+	if err := json.Unmarshal(r.must("snapshot", "list", v, "--output", "json"), &l); err != nil {
+		r.t.Fatal(err)
+	}
+	for _, s := range l.Snapshots {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+func (r *rig) clones() (names []string) {
+	r.t.Helper()
+	var l []wire.CloneInfo
+	if err := json.Unmarshal(r.must("clone", "list", "--output", "json"), &l); err != nil {
+		r.t.Fatal(err)
+	}
+	for _, c := range l {
+		names = append(names, c.Name)
+	}
+	return names
+}
+
+// TestKilled kills the system at any moment of making a clone, and of deleting
+// one: after that it is there as a whole or not at all, and what keeps the
+// origin is what clones there are.
+func TestKilled(t *testing.T) {
+	r := newRig(t)
+	r.must("volume", "create", "data", "--attach", "/data")
+	r.fill("data")
+	data := r.tree("data")
+	at := func(n int, fn func()) {
+		done := make(chan struct{})
+		go func() { defer close(done); fn() }()
+		time.Sleep(time.Duration(n*60/max(1, *kills))*time.Millisecond + rand.N(20*time.Millisecond))
+		r.kill()
+		r.start()
+		<-done // the command asks again, until somebody answers
+	}
+	for n := range *kills {
+		name := fmt.Sprint("c", n)
+		at(n, func() { r.ctl("clone", "create", "data", name) })
+		if !slices.Contains(r.clones(), name) {
+			t.Logf("%s is not there", name)
+			r.must("clone", "create", "data", name)
+		}
+		r.must("volume", "attach", name, "/"+name)
+		r.same(name, data)
+		r.write(name+"/mine", []byte(name))
+		r.must("fsck")
+	}
+	for n := range *kills {
+		name := fmt.Sprint("c", n)
+		r.must("volume", "detach", name)
+		at(n, func() { r.ctl("volume", "delete", name, "--yes") })
+		if slices.Contains(r.clones(), name) {
+			t.Logf("%s is still there", name)
+			r.must("volume", "delete", name, "--yes")
+		}
+		r.must("fsck")
+	}
+	r.until("the snapshots that were taken for the clones are gone", func() error {
+		if l := r.snapshots("data"); len(l) > 0 {
+			return fmt.Errorf("%v", l)
+		}
+		return nil
+	})
+	r.same("data", data)
+	r.must("fsck")
+	r.gone("data")
+}
