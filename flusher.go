@@ -181,6 +181,7 @@ func (v *Volume) settleGroup(ctx context.Context, ws []*work) {
 				last = err
 			}
 			f.leave(turnCommit)
+			v.endOwnLocked(f)
 		}
 		in.mu.Unlock()
 		in.put()
@@ -244,6 +245,7 @@ func (v *Volume) flushAll(ctx context.Context, mode flushMode) error {
 				w.in.mu.Lock()
 				if f := w.in.file; f != nil {
 					f.leave(turnCommit)
+					v.endOwnLocked(f)
 				}
 				w.in.mu.Unlock()
 				w.in.put()
