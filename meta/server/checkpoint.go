@@ -385,13 +385,6 @@ func (o *owner) nextDeleted() (some []meta.ChunkRecord, err error) {
 	return some, err
 }
 
-// checkpointed: a checkpoint at or after an entry is recorded by this owner.
-func (o *owner) checkpointed(seq meta.Seq) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.recorded >= seq
-}
-
 // describe adds what a volume is made again from when etcd is lost whole.
 func (o *owner) describe(ctx context.Context, m *journal.Manifest) error {
 	row, err := o.srv.cfg.Cluster.Volume(ctx, o.vol)

@@ -329,7 +329,7 @@ func TestEtcdSetBack(t *testing.T) {
 	dir := shortDir(t)
 	s := startEtcd(t, filepath.Join(dir, "e"))
 	c := newCrew(t, 2, s.Client())
-	o := c.hands[0].own(1)
+	c.hands[0].own(1)
 	p := c.hands[0].dial("a")
 	p.files(t, "a", 20)
 	leave := func() { // or it comes back and asks another server for its volume
@@ -354,7 +354,7 @@ func TestEtcdSetBack(t *testing.T) {
 	for _, h := range c.hands {
 		h.start()
 	}
-	o = c.hands[0].own(1)
+	o := c.hands[0].own(1)
 	p = c.hands[0].dial("b")
 	p.files(t, "b", 20)
 	leave()
