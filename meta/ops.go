@@ -57,6 +57,7 @@ const (
 	OpAdoptExtents
 	OpPinSnapshot
 	OpUnpinSnapshot
+	OpSetDigest
 )
 
 // Mutates reports whether the operation changes the namespace.
@@ -400,6 +401,23 @@ type UnpinSnapshot struct {
 	Holder string
 }
 
+// SetDigest records what a snapshot's content is called (package meta/digest).
+// One that is recorded stays. Errors: NoSuchSnapshot.
+type SetDigest struct {
+	At     Generation
+	Digest SnapshotDigest
+}
+
+// SnapshotDigest is a recorded digest.
+type SnapshotDigest struct {
+	Version uint8 // of the digest's form
+	Sum     [32]byte
+	Made    Time
+	Inodes  uint64 // that it is over
+	Bytes   uint64 // in their files, holes included
+	Read    uint64 // of these, bytes that were not known from an earlier digest
+}
+
 // Bounds of pins.
 const (
 	MaxPins   = 1024 // of one snapshot
@@ -561,6 +579,7 @@ func (*DropSnapshot) Code() OpCode   { return OpDropSnapshot }
 func (*Rollback) Code() OpCode       { return OpRollback }
 func (*PinSnapshot) Code() OpCode    { return OpPinSnapshot }
 func (*UnpinSnapshot) Code() OpCode  { return OpUnpinSnapshot }
+func (*SetDigest) Code() OpCode      { return OpSetDigest }
 func (*SetReplicas) Code() OpCode    { return OpSetReplicas }
 func (*PinClone) Code() OpCode       { return OpPinClone }
 func (*SweepClone) Code() OpCode     { return OpSweepClone }

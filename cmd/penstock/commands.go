@@ -35,6 +35,8 @@ func addCommands(root *cobra.Command) {
 		newSnapshot(),
 		newPin(),
 		newUnpin(),
+		newVerify(),
+		newDigest(),
 		newStatus(),
 		newTop(),
 		newUp(),

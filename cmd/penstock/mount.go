@@ -42,6 +42,7 @@ type mountFlags struct {
 	port       adminPort
 	pin        string
 	pinTTL     span
+	digest     string
 }
 
 func newMount() *cobra.Command {
@@ -69,7 +70,8 @@ Options (-o): ro, rw, suid, nosuid, dev, nodev, exec, noexec, atime, noatime,
 nonempty, private (nobody else may look in), allow_other (for users, with
 user_allow_other in /etc/fuse.conf), noblock (mount as plain fuse: then sync(1)
 and syncfs(2) do not reach penstock), dir=DIR, cluster=ADDRESS,
-credentials=DIR, insecure, log=FILE, pin=HOLDER (see --pin). Of snapshots and immutable volumes:
+credentials=DIR, insecure, log=FILE, pin=HOLDER and digest=DIGEST (see
+--pin, --digest). Of snapshots and immutable volumes:
 noopen (the kernel opens nothing, best for small files; the default) or
 passthrough (it reads files by itself that lie whole in a chunk here).
 
@@ -98,6 +100,7 @@ devices, no passthrough, no syncfs, and only the user who mounted sees it.`,
 	f.StringVar(&m.topology, "topology", "", "where this machine stands, /datacenter/rack/node, to read from the nearest replica (default: where a chunk server on it does)")
 	f.StringVar(&m.congestion, "tcp-congestion", "", "TCP congestion control of bulk connections, as the kernel calls it (default: cubic, else the machine's)")
 	f.StringVar(&m.pin, "pin", "", "keep the mounted snapshot from being deleted, for this holder, as long as the mount lives")
+	f.StringVar(&m.digest, "digest", "", "refuse to mount a snapshot unless this is its recorded digest")
 	m.pinTTL = span(time.Hour)
 	f.Var(&m.pinTTL, "pin-ttl", "how long the pin stands after the mount last renewed it, such as 30m or 7d")
 	m.port.flag(cmd, "mount-PID.sock in /run/penstock or the user's runtime directory")
@@ -149,11 +152,20 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 	defer renewed.Wait()
 	defer stop()
 	admit := func(ctx context.Context, root *penstock.Volume) error {
-		if m.pin == "" {
+		if m.pin == "" && m.digest == "" {
 			return nil
 		}
 		if _, _, ok := root.View(); !ok {
-			return usagef("--pin holds a snapshot: the source is VOLUME@SNAPSHOT:PATH")
+			return usagef("--pin and --digest are about snapshots: the source is VOLUME@SNAPSHOT:PATH")
+		}
+		if m.digest != "" {
+			want, err := parseDigest(m.digest)
+			if err == nil {
+				err = root.Demand(ctx, want)
+			}
+			if err != nil || m.pin == "" {
+				return err
+			}
 		}
 		if _, err := root.Pin(ctx, m.pin, time.Duration(m.pinTTL)); err != nil {
 			return err
@@ -282,6 +294,8 @@ func (m *mountFlags) parse() (o fuse.Options, err error) {
 			m.insecure = true
 		case name == "log":
 			m.logFile = value
+		case name == "digest":
+			m.digest = value
 		case name == "pin":
 			m.pin = value
 		case name == "" || slices.Contains(mountIgnored, name) || strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "comment"):

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,7 +27,7 @@ the size of the volume, and then holds just what has changed since. Whatever
 write() had returned for is in it and durable; bytes in memory maps are in it as
 far as they were flushed.`,
 	}
-	cmd.AddCommand(newSnapshotCreate(), newSnapshotList(), newSnapshotDelete(), newSnapshotDiff(), newSnapshotRollback(), newSnapshotSchedule())
+	cmd.AddCommand(newSnapshotCreate(), newSnapshotList(), newSnapshotShow(), newSnapshotDelete(), newSnapshotDiff(), newSnapshotRollback(), newSnapshotSchedule())
 	return cmd
 }
 
@@ -97,15 +98,67 @@ func newSnapshotList() *cobra.Command {
 					return err
 				}
 				return out.print(cmd.OutOrStdout(), l, func(t *table) {
-					t.row("NAME", "CREATED", "FILES", "SIZE", "STATE", "PINNED BY")
+					t.row("NAME", "CREATED", "FILES", "SIZE", "STATE", "DIGEST", "PINNED BY")
 					for _, i := range l.Snapshots {
-						t.row(i.Name, i.Created.Local().Format(time.DateTime), i.Inodes, bytesText(i.Bytes), i.State, holders(i.Pins))
+						t.row(i.Name, i.Created.Local().Format(time.DateTime), i.Inodes, bytesText(i.Bytes), i.State, shortDigest(i.Digest), holders(i.Pins))
 					}
 					if len(l.Snapshots) > 0 {
 						t.row("snapshots alone hold " + bytesText(l.Held))
 					}
 					if l.Keep != "" {
 						t.row("schedule " + l.Keep)
+					}
+				})
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	return cmd
+}
+
+// shortDigest is enough of a digest to tell two apart, in a table.
+func shortDigest(d *wire.DigestInfo) string {
+	if d == nil {
+		return "-"
+	}
+	_, digits, _ := strings.Cut(d.Digest, ":")
+	return digits[:min(12, len(digits))]
+}
+
+func newSnapshotShow() *cobra.Command {
+	var w where
+	var out output
+	cmd := &cobra.Command{
+		Use:     "show VOLUME NAME",
+		Short:   "Show one snapshot: its digest, and who pinned it",
+		Example: `  penstock snapshot show datasets v3`,
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
+				l, err := s.Snapshots(cmd.Context(), v.ID)
+				if err != nil {
+					return err
+				}
+				n := slices.IndexFunc(l.Snapshots, func(i wire.SnapshotInfo) bool { return i.Name == args[1] })
+				if n < 0 {
+					return meta.E("show snapshot", meta.NoSuchSnapshot, args[1], nil)
+				}
+				i := l.Snapshots[n]
+				return out.print(cmd.OutOrStdout(), i, func(t *table) {
+					t.row("name", i.Name)
+					t.row("created", i.Created.Local().Format(time.DateTime))
+					t.row("files", i.Inodes)
+					t.row("size", bytesText(i.Bytes))
+					t.row("state", i.State)
+					if d := i.Digest; d != nil {
+						t.row("digest", d.Digest)
+						t.row("read for it", bytesText(d.Read)+" of "+bytesText(d.Bytes))
+					} else {
+						t.row("digest", "not computed yet")
+					}
+					for _, p := range i.Pins {
+						t.row("pinned by", printable(p.Holder)+" until "+p.Until.Local().Format(time.DateTime))
 					}
 				})
 			})

@@ -225,6 +225,8 @@ func (c *checker) record(k, v []byte) error {
 	case 's': // read before
 	case 't':
 		c.pin(k, v)
+	case 'm':
+		c.digest(k, v)
 	case 'l':
 		c.bad(k, "a record of a kind that this program does not write")
 	default:

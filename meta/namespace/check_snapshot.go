@@ -149,6 +149,23 @@ func (c *checker) clone(k, v []byte) {
 	}
 }
 
+// digest judges the digest of a snapshot that can be read.
+func (c *checker) digest(k, v []byte) {
+	w := walker{b: v}
+	ver, form := w.u8(), w.u8()
+	w.take(32)
+	w.u64()
+	inodes, all, read := w.n(), w.n(), w.n()
+	problem := w.done(ver)
+	if len(k) != 5 || problem != "" || form == 0 || inodes == 0 || read > all {
+		c.bad(k, "a digest of form %d over %d inodes and %d bytes, %d read: %s", form, inodes, all, read, problem)
+		return
+	}
+	if gen := binary.BigEndian.Uint32(k[1:]); !slices.Contains(c.snaps.live, gen) {
+		c.bad(k, "a digest of snapshot %d, which is not there", gen)
+	}
+}
+
 // pin judges a pin: of a snapshot that can be read, by a holder with a name.
 func (c *checker) pin(k, v []byte) {
 	w := walker{b: v}

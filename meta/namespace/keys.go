@@ -32,6 +32,7 @@ import (
 //	h gen:4 parent:8 name                 entry changed in a generation     13 + name
 //	f gen:4 clone:4                       volume cloned from a snapshot      9 bytes
 //	t snap:4 holder                       pin of a snapshot                  5 + holder
+//	m snap:4                              digest of a snapshot               5 bytes
 //	l                                     reserved: locks
 //
 // snap in a key of prefix b is the youngest snapshot that sees the version
@@ -62,6 +63,7 @@ const (
 	prefixNameGen = 'h'
 	prefixClone   = 'f'
 	prefixPin     = 't'
+	prefixDigest  = 'm'
 )
 
 // firstGen is the live generation of a volume without snapshots.
@@ -134,6 +136,10 @@ func appendReapKey(b []byte, ino meta.Ino) []byte {
 
 func appendSnapKey(b []byte, gen uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(b, prefixSnap), gen)
+}
+
+func appendDigestKey(b []byte, snap uint32) []byte {
+	return binary.BigEndian.AppendUint32(append(b, prefixDigest), snap)
 }
 
 func appendPinKey(b []byte, snap uint32, holder string) []byte {

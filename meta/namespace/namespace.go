@@ -160,6 +160,9 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 	case *meta.UnpinSnapshot:
 		unmetered = true
 		err = t.unpinSnapshot(op, res)
+	case *meta.SetDigest:
+		unmetered = true
+		err = t.setDigest(op)
 	default:
 		err = fail("execute", meta.NotSupported, fmt.Sprintf("operation code %d", op.Code()))
 	}

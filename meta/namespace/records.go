@@ -49,6 +49,7 @@ import (
 //	            3: and its list of versions is being worked off; 4: the volume is
 //	            being rolled back to it; 5: it is what the volume was cloned from
 //	pin      01 made:8 until:8 len:n by
+//	digest   01 version:1 sum:32 made:8 inodes:n bytes:n read:n
 //	delete, writer, orphan, reap, buried, changed inode, changed entry, clone
 //	         01
 //
@@ -70,6 +71,7 @@ const (
 	snapshotV1  = 1
 	snapshotV2  = 2
 	pinV1       = 1
+	digestV1    = 1
 	markerV1    = 1
 	bitTmpfile  = 1
 	bitReap     = 2

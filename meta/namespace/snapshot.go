@@ -132,6 +132,7 @@ func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 		if err := t.unpinned(&all[at]); err != nil {
 			return err
 		}
+		t.dropDigest(all[at].gen)
 	}
 	asked := at
 	if i := slices.IndexFunc(all, func(s snapshot) bool { return s.state == snapshotLeaving }); i >= 0 {

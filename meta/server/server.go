@@ -35,6 +35,12 @@ type Config struct {
 	// ScratchDir is for checkpoints being cut: on the same file system as the
 	// stores, so that table files can be linked.
 	ScratchDir string
+	// Chunks reads bytes for the digests of snapshots, DigestRate of them a second
+	// (default DefaultDigestRate); DigestDir remembers which are known. Without
+	// the one or the other no digests are computed.
+	Chunks     ChunkReader
+	DigestRate uint64
+	DigestDir  string
 	// Addr is the address that others are told.
 	Addr string
 	// Creds are shown to other meta servers.
@@ -151,6 +157,7 @@ type Server struct {
 	strangers chan struct{}
 	conns     atomic.Int64
 	repairs   *repairs
+	digests   digests
 
 	tree treeLocks
 
@@ -212,6 +219,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	cfg.RepairInterval = cmp.Or(cfg.RepairInterval, DefaultRepairInterval)
 	cfg.ListInterval = cmp.Or(cfg.ListInterval, DefaultListInterval)
 	cfg.RepairParallel = cmp.Or(cfg.RepairParallel, DefaultRepairParallel)
+	cfg.DigestRate = cmp.Or(cfg.DigestRate, DefaultDigestRate)
 	cfg.RepairRate = cmp.Or(cfg.RepairRate, DefaultRepairRate)
 	cfg.RepairServerRate = cmp.Or(cfg.RepairServerRate, DefaultRepairServerRate)
 	cfg.Balance = cmp.Or(cfg.Balance, DefaultBalance)
@@ -229,6 +237,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		strangers: make(chan struct{}, maxStrangers),
 		seen:      map[meta.ServerID]*sighting{},
 		repairs:   newRepairs(),
+		digests:   newDigests(cfg.DigestRate),
 	}
 	var err error
 	if s.keys, err = cfg.Cluster.CapKeys(ctx); err != nil {

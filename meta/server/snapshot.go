@@ -126,6 +126,7 @@ func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot) (meta.S
 	if i < 0 {
 		return none, meta.E("take snapshot", meta.NoSuchSnapshot, op.Name, errors.New("it was taken, and deleted at once"))
 	}
+	o.kickDigests()
 	o.log.Info("snapshot taken", "name", op.Name, "generation", res.Off, "written", writers, "unanswered", late, "held", held.Round(time.Millisecond), "took", time.Since(began).Round(time.Millisecond))
 	return all[i], nil
 }
@@ -381,7 +382,7 @@ func (o *owner) listSnapshots() (*wire.SnapshotList, error) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if err := o.listPins(l.Snapshots); err != nil {
+	if err := errors.Join(o.listPins(l.Snapshots), o.listDigests(l.Snapshots)); err != nil {
 		return nil, err
 	}
 	l.Held, err = namespace.Buried(&view{o: o})

@@ -50,6 +50,7 @@ func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume, now bool) e
 	if err := s.standbys.drop(v.ID, true); err != nil {
 		return err
 	}
+	s.forgetDigests(v.ID)
 	if err := s.cfg.Cluster.DeleteVolume(ctx, v.ID, s.knownServers()...); err != nil {
 		return err
 	}

@@ -23,7 +23,18 @@ type SnapshotInfo struct {
 	Inodes  uint64          `json:"inodes" yaml:"inodes"` // of the volume when it was taken
 	Bytes   uint64          `json:"bytes" yaml:"bytes"`
 	State   string          `json:"state" yaml:"state"`
-	Pins    []PinInfo       `json:"pins,omitempty" yaml:"pins,omitempty"` // who keeps it from being deleted
+	// Digest is missing until it was computed.
+	Digest *DigestInfo `json:"digest,omitempty" yaml:"digest,omitempty"`
+	Pins   []PinInfo   `json:"pins,omitempty" yaml:"pins,omitempty"` // who keeps it from being deleted
+}
+
+// DigestInfo is what one is told of a snapshot's digest.
+type DigestInfo struct {
+	Digest string    `json:"digest" yaml:"digest"` // as package meta/digest writes it
+	Made   time.Time `json:"made" yaml:"made"`
+	Inodes uint64    `json:"inodes" yaml:"inodes"` // that it is over
+	Bytes  uint64    `json:"bytes" yaml:"bytes"`   // of their files, holes included
+	Read   uint64    `json:"read" yaml:"read"`     // that were not known from an earlier digest
 }
 
 // PinInfo is what one is told of a pin.

@@ -72,6 +72,27 @@ func TestScripts(t *testing.T) {
 					}
 				}
 			},
+			// digest-of VOLUME SNAPSHOT NAME: sets NAME to the digest, once there is one.
+			"digest-of": func(ts *testscript.TestScript, neg bool, args []string) {
+				for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+					ts.Check(ts.Exec("penstock", "snapshot", "show", "--dir", "data", args[0], args[1]))
+					for line := range strings.Lines(ts.ReadFile("stdout")) {
+						if f := strings.Fields(line); len(f) == 2 && f[0] == "digest" {
+							ts.Setenv(args[2], f[1])
+							return
+						}
+					}
+					if time.Now().After(deadline) {
+						ts.Fatalf("no digest of %s@%s", args[0], args[1])
+					}
+				}
+			},
+			// same A B: the two texts are the same.
+			"same": func(ts *testscript.TestScript, neg bool, args []string) {
+				if (args[0] == args[1]) == neg {
+					ts.Fatalf("%s and %s", args[0], args[1])
+				}
+			},
 			// renewed FILE: the listed pins of volume images are not those in the file any more.
 			"renewed": func(ts *testscript.TestScript, neg bool, args []string) {
 				before := ts.ReadFile(args[0])

@@ -25,6 +25,7 @@ var table = []row{
 	{"meta/lock", []string{"meta"}, "advisory locks are a machine of their own, kept in memory only"},
 	{"meta/placement", []string{"meta"}, "plans are a pure function of the cluster's description"},
 	{"meta/digest", []string{"meta"}, "a fingerprint is a function of the files alone"},
+	{"meta/digest/known", []string{"meta", "meta/digest"}, "blocks on disk whose digest is known"},
 	{"meta/capability", []string{"meta"}, "signed by meta, verified by chunk servers: above neither"},
 	{"meta/blobdir", []string{"meta"}, "blobs as files of one folder"},
 	{"meta/peer", []string{"meta"}, "who is at the other end of a connection: below all that connect"},
@@ -46,7 +47,7 @@ var table = []row{
 	{"chunkserver/server", []string{"meta", "chunkserver/*", "meta/client", "meta/wire", "meta/peer", "meta/capability"}, "serves a store; calls meta, never the other way round"},
 	{"chunkserver/client", []string{"meta", "chunkserver", "chunkserver/wire", "chunkserver/replica", "meta/capability", "meta/peer"}, "the user's side of the data path"},
 
-	{".", []string{"meta", "meta/client", "meta/lock", "meta/peer", "meta/process", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers; locks on snapshots are its own"},
+	{".", []string{"meta", "meta/client", "meta/digest", "meta/lock", "meta/peer", "meta/process", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers; locks on snapshots are its own"},
 	{"fuse", []string{".", "meta"}, "kernel requests become calls of the client library"},
 	{"stream", []string{".", "meta"}, "a user of the client library like any other"},
 	{"table", []string{".", "meta"}, "a user of the client library like any other"},

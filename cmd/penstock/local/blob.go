@@ -187,6 +187,11 @@ func (r *blobReader) Read(p []byte) (int, error) {
 
 func (r *blobReader) Close() error { return nil }
 
+// ReadAt reads bytes of any volume's chunks, for digests of snapshots.
+func (b *chunkBlob) ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off uint64) error {
+	return b.chunks().ReadAt(ctx, pl, p, off)
+}
+
 // Delete removes the parts.
 func (b *chunkBlob) Delete(ctx context.Context, ref meta.BlobRef) error {
 	var errs []error

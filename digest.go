@@ -1,0 +1,74 @@
+package penstock
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/digest"
+)
+
+// Digest is the fingerprint of a tree; its text is sha256-tree-1: and 64 digits.
+type Digest = digest.Sum
+
+// DigestProgress tells how far the computation of a digest is.
+type DigestProgress = digest.Progress
+
+// ComputeDigest reads a whole snapshot, names, attributes and every byte, and
+// gives its digest. The volume shows a snapshot (Client.Snapshot); told, if not
+// nil, hears now and then how far it is. Memory does not grow with the volume,
+// but with the entries of the directories on one path, and the extents of one
+// file. Errors: NotSupported (a live volume), Stale, Corrupt.
+func (v *Volume) ComputeDigest(ctx context.Context, told func(DigestProgress)) (Digest, DigestProgress, error) {
+	if v.view == nil {
+		return Digest{}, DigestProgress{}, meta.E("digest", meta.NotSupported, v.name, fmt.Errorf("only of a snapshot"))
+	}
+	src := digest.Asked{
+		Ask: func(ctx context.Context, op meta.Op) (*meta.Result, error) {
+			res, _, err := v.ask(ctx, op)
+			return res, err
+		},
+		Read: func(ctx context.Context, ino meta.Ino, p []byte, off uint64) error {
+			n, err := v.Read(ctx, ino, p, int64(off))
+			if err == nil && n < len(p) {
+				err = meta.E("digest", meta.Corrupt, v.subject(ino), io.ErrUnexpectedEOF)
+			}
+			return err
+		},
+	}
+	return digest.Walk(ctx, src, nil, told)
+}
+
+// RecordedDigest is what the owner of the volume found when it computed the
+// digest of the snapshot that is shown here. Errors: NotSupported (a live
+// volume), NoSuchSnapshot, Unavailable (it has not been computed yet).
+func (v *Volume) RecordedDigest(ctx context.Context) (Digest, error) {
+	if v.view == nil {
+		return Digest{}, meta.E("digest", meta.NotSupported, v.name, fmt.Errorf("only of a snapshot"))
+	}
+	l, err := v.view.of.Snapshots(ctx)
+	if err != nil {
+		return Digest{}, err
+	}
+	for _, s := range l {
+		switch {
+		case s.At != v.view.snap.At:
+		case s.Digest == nil:
+			return Digest{}, meta.E("digest", meta.Unavailable, v.name, fmt.Errorf("it has not been computed yet"))
+		default:
+			return digest.Parse(s.Digest.Digest)
+		}
+	}
+	return Digest{}, meta.E("digest", meta.NoSuchSnapshot, v.name, nil)
+}
+
+// Demand refuses a snapshot whose recorded digest is another. Errors: as
+// RecordedDigest, and Corrupt.
+func (v *Volume) Demand(ctx context.Context, want Digest) error {
+	have, err := v.RecordedDigest(ctx)
+	if err == nil && have != want {
+		err = meta.E("digest", meta.Corrupt, v.name, fmt.Errorf("it is %v, and %v is demanded", have, want))
+	}
+	return err
+}
