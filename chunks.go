@@ -319,6 +319,17 @@ func (v *Volume) breakChunk(c *chunk, err error) {
 	}
 }
 
+// endOwnLocked ends a file's own chunk after a flush, if nobody writes the file
+// any more: the last release may have found none, since the flush that made it
+// was under way, or came later; and of a file that was removed meanwhile nobody
+// would ask again.
+func (v *Volume) endOwnLocked(f *file) {
+	if own := f.own; own != nil && f.writers == 0 && f.uncommitted == 0 && !f.ended && !f.sealWant {
+		f.own = nil
+		v.retire(own)
+	}
+}
+
 // sealLater seals in the background.
 func (v *Volume) sealLater(c *chunk) {
 	v.endLater(c.id, func(ctx context.Context) error { return v.seal(ctx, c) })

@@ -887,17 +887,6 @@ func (v *Volume) flushOne(ctx context.Context, in *inode, mode flushMode) error 
 	})
 }
 
-// endOwnLocked ends a file's own chunk after a flush, if nobody writes the file
-// any more: the last release may have found none, since the flush that made it
-// was under way, or came later; and of a file that was removed meanwhile nobody
-// would ask again.
-func (v *Volume) endOwnLocked(f *file) {
-	if own := f.own; own != nil && f.writers == 0 && f.uncommitted == 0 && !f.ended && !f.sealWant {
-		f.own = nil
-		v.retire(own)
-	}
-}
-
 // toItsEnd runs a flush, which holds turns, with the client's context, and
 // waits for it. If ctx ends first, as when a process that waits is killed, the
 // caller is told that and the flush goes on: a commit that nobody waits for may
