@@ -87,6 +87,7 @@ func (s *Server) openAs(ctx context.Context, v meta.VolumeID, state cluster.Volu
 		if op == nil {
 			op = &opening{state: state, done: make(chan struct{}), gone: make(chan struct{})}
 			s.volumes[v] = op
+			delete(s.atRest, v)
 			s.wg.Go(func() {
 				op.o, op.err = s.openOwner(v, state, from)
 				if s.unable.note(v, op.err) {
@@ -269,6 +270,9 @@ func (s *Server) homeLoop() {
 		if view != nil {
 			if !slices.Equal(servers, view.MetaServers) {
 				servers, changed = view.MetaServers, time.Now()
+				s.mu.Lock()
+				clear(s.atRest)
+				s.mu.Unlock()
 				s.leavers.forget(servers)
 				s.tellMetas()
 			}
@@ -333,7 +337,7 @@ func (s *Server) bringHome(view *cluster.View, calm bool) (again bool) {
 	var mu sync.Mutex
 	slots := make(chan struct{}, homeWorkers)
 	for _, v := range view.Volumes {
-		if v.State == cluster.VolumeTrash || s.opened(v.ID) != nil || cluster.Rank(v.ID, view.MetaServers)[0].Name != s.cfg.Name {
+		if v.State == cluster.VolumeTrash || s.rests(v) || cluster.Rank(v.ID, view.MetaServers)[0].Name != s.cfg.Name {
 			continue
 		}
 		slots <- struct{}{}
@@ -343,67 +347,92 @@ func (s *Server) bringHome(view *cluster.View, calm bool) (again bool) {
 			if v.State == cluster.VolumeDeleting {
 				bring = s.finishDeletion
 			}
-			if bring(v, calm) {
-				mu.Lock()
-				again = true
-				mu.Unlock()
+			later, rests := bring(v, calm)
+			if rests {
+				s.letRest(v.ID)
 			}
+			mu.Lock()
+			again = again || later
+			mu.Unlock()
 		})
 	}
 	wg.Wait()
 	return again
 }
 
+// rests: homeLoop need not look at the volume.
+func (s *Server) rests(v cluster.Volume) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if op := s.volumes[v.ID]; op != nil {
+		select {
+		case <-op.done:
+			return op.o != nil
+		default:
+		}
+	}
+	return s.atRest[v.ID] && v.State != cluster.VolumeDeleting
+}
+
+// letRest notes that a volume is closed.
+func (s *Server) letRest(v meta.VolumeID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.volumes[v] == nil {
+		s.atRest[v] = true
+	}
+}
+
 // finishDeletion goes on where a server that is gone left off.
-func (s *Server) finishDeletion(v cluster.Volume, calm bool) (again bool) {
+func (s *Server) finishDeletion(v cluster.Volume, calm bool) (again, rests bool) {
 	if !calm {
-		return true
+		return true, false
 	}
 	err := s.deleteVolume(s.ctx, v, true)
 	if err != nil && s.ctx.Err() == nil && !errors.Is(err, meta.NoSuchVolume) {
 		s.log.Info("a volume's deletion is not finished yet", "volume", v.ID, "error", err)
-		return true
+		return true, false
 	}
-	return false
+	return false, false
 }
 
-func (s *Server) bringOneHome(row cluster.Volume, calm bool) (again bool) {
+func (s *Server) bringOneHome(row cluster.Volume, calm bool) (again, rests bool) {
 	v := row.ID
 	if s.coming(v) != nil || s.unable.now(v) != nil {
-		return true
+		return true, false
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
 	defer cancel()
 	h, err := s.cfg.Cluster.Holder(ctx, v)
 	switch {
 	case err != nil:
-		return s.ctx.Err() == nil
+		return s.ctx.Err() == nil, false
 	case h.Held && h.Name == s.cfg.Name:
 		// By what ran under our name before: its lease ends, or it is known dead.
 		_, err := s.open(ctx, v)
-		return err != nil
+		return err != nil, false
 	case h.Held:
 		if !calm {
-			return true
+			return true, false
 		}
 		if _, warm := s.standbys.position(v); !warm && s.cfg.Followers > 0 {
-			return true
+			return true, false
 		}
 		if _, err := s.openAs(ctx, v, cluster.VolumeActive, h.Addr); err != nil {
 			s.log.Info("a volume does not come home yet", "volume", v, "owner", h.Name, "error", err)
-			return true
+			return true, false
 		}
-		return false
+		return false, false
 	case h.Released:
-		return false // until somebody wants it
+		return false, true // until somebody wants it
 	}
 	if _, err := s.open(ctx, v); err != nil {
 		if s.ctx.Err() == nil {
 			s.log.Warn("a volume whose home this is could not be opened", "volume", v, "error", err)
 		}
-		return !errors.Is(err, meta.NoSuchVolume)
+		return !errors.Is(err, meta.NoSuchVolume), false
 	}
-	return false
+	return false, false
 }
 
 // metaList is what sessions and chunk servers are told of meta servers.

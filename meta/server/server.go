@@ -160,6 +160,11 @@ type Server struct {
 	digests   digests
 
 	tree treeLocks
+	// atRest are volumes of this home that are closed and that their owner before
+	// let go in order. With the same metadata servers nobody but this one takes
+	// them, so homeLoop does not ask etcd for each again whenever something
+	// changes. Guarded by mu.
+	atRest map[meta.VolumeID]bool
 
 	// seenMu guards seen and the map made of it; it is the innermost lock.
 	seenMu   sync.Mutex
@@ -231,6 +236,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		cfg: cfg, log: cfg.Logger, epoch: time.Now(),
 		sessions:  map[meta.SessionID]*session{},
 		volumes:   map[meta.VolumeID]*opening{},
+		atRest:    map[meta.VolumeID]bool{},
 		links:     map[meta.ServerID]*link{},
 		suspected: suspicion{looking: make(chan struct{}, 4)},
 		homeWake:  make(chan struct{}, 1),

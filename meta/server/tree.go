@@ -345,34 +345,65 @@ func (s *Server) renameVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	return nil
 }
 
-// pathOf walks up from where a volume is attached; a directory that can't be
-// named makes the path relative to its volume.
-func (s *Server) pathOf(ctx context.Context, v cluster.Volume, depth int) string {
+// paths names where volumes hang. It asks once for each volume and directory, so
+// that a list of thousands of volumes asks little.
+type paths struct {
+	s    *Server
+	rows map[meta.VolumeID]cluster.Volume
+	dirs map[cluster.Attach]string // by Parent and Ino: the way from the volume's root
+}
+
+func (s *Server) newPaths(rows []cluster.Volume) *paths {
+	p := &paths{s, map[meta.VolumeID]cluster.Volume{}, map[cluster.Attach]string{}}
+	for _, v := range rows {
+		p.rows[v.ID] = v
+	}
+	return p
+}
+
+// of walks up from where a volume is attached; a directory that can't be named
+// makes the path relative to its volume.
+func (p *paths) of(ctx context.Context, v cluster.Volume, depth int) string {
 	if v.ID == meta.RootVolume {
 		return ""
 	}
 	if v.Attach == nil || depth > maxNested {
 		return v.Name + ":"
 	}
-	parent, err := s.cfg.Cluster.Volume(ctx, v.Attach.Parent)
-	if err != nil {
-		return "?/" + v.Attach.Name
+	parent, ok := p.rows[v.Attach.Parent]
+	if !ok {
+		var err error
+		if parent, err = p.s.cfg.Cluster.Volume(ctx, v.Attach.Parent); err != nil {
+			return "?/" + v.Attach.Name
+		}
+		p.rows[parent.ID] = parent
 	}
-	var names []string
-	o, err := s.ownerFor(ctx, v.Attach.Parent)
+	at := cluster.Attach{Parent: v.Attach.Parent, Ino: v.Attach.Ino}
+	dir, ok := p.dirs[at]
+	if !ok {
+		names, err := p.s.namesOf(ctx, at)
+		dir = strings.Join(append([]string{p.of(ctx, parent, depth+1)}, names...), "/")
+		if err != nil {
+			dir = "?"
+		}
+		p.dirs[at] = dir
+	}
+	return dir + "/" + v.Attach.Name
+}
+
+// namesOf asks a volume's owner for the way to a directory.
+func (s *Server) namesOf(ctx context.Context, at cluster.Attach) (names []string, err error) {
+	o, err := s.ownerFor(ctx, at.Parent)
 	var e *meta.Error
 	switch {
 	case err == nil:
 		o.mu.Lock()
-		names, err = namespace.PathOf(&view{o: o}, v.Attach.Ino)
+		names, err = namespace.PathOf(&view{o: o}, at.Ino)
 		o.mu.Unlock()
 	case errors.As(err, &e) && e.Kind == meta.NotOwner && e.Subject != "":
-		names, err = s.pathElsewhere(ctx, e.Subject, v.Attach.Parent, v.Attach.Ino)
+		names, err = s.pathElsewhere(ctx, e.Subject, at.Parent, at.Ino)
 	}
-	if err != nil {
-		return "?/" + v.Attach.Name
-	}
-	return strings.Join(append(append([]string{s.pathOf(ctx, parent, depth+1)}, names...), v.Attach.Name), "/")
+	return names, err
 }
 
 // checkJunctions compares the junctions in a volume with the rows of the volumes

@@ -22,11 +22,17 @@ import (
 // closes it again.
 
 const (
-	visitEvery = 10 * time.Minute // between two visits of a closed volume
+	visitEvery = 10 * time.Minute // at least between two visits of a closed volume: see between
 	visitAgain = 10 * time.Second // after one that failed
 	visitPace  = 4                // volumes opened at each look
 	visitLook  = 500 * time.Millisecond
 )
+
+// between is how much time passes between two visits of a volume where nothing
+// changes: visiting as many as there are takes a quarter of it at most.
+func between(volumes int) time.Duration {
+	return max(visitEvery, 4*time.Duration(volumes/visitPace)*visitLook)
+}
 
 // visits remember when closed volumes were looked after.
 type visits struct {
@@ -82,8 +88,9 @@ func worse(was, now []serverStanding) bool {
 // due lists the closed volumes of this home that are to be visited, those
 // first that were not for the longest time.
 func (v *visits) due(s *Server, view *cluster.View, now time.Time) (ids []meta.VolumeID) {
+	every := between(len(view.Volumes))
 	for _, x := range view.Volumes {
-		if x.State != cluster.VolumeActive && x.State != cluster.VolumeTrash || now.Sub(v.at[x.ID]) < visitEvery || s.opened(x.ID) != nil {
+		if x.State != cluster.VolumeActive && x.State != cluster.VolumeTrash || now.Sub(v.at[x.ID]) < every || s.opened(x.ID) != nil {
 			continue
 		}
 		if _, mine := s.home(x.ID); mine {
@@ -124,7 +131,7 @@ func (v *visits) visit(s *Server, view *cluster.View, now time.Time) {
 			v.at[id] = now
 		} else if s.ctx.Err() == nil {
 			// After the others.
-			v.at[id] = now.Add(visitAgain - visitEvery)
+			v.at[id] = now.Add(visitAgain - between(len(view.Volumes)))
 			s.log.Info("a volume could not be visited", "volume", id, "error", err)
 		}
 	}

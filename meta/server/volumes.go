@@ -35,7 +35,7 @@ func (s *Server) listVolumes(ctx context.Context, m *wire.Admin, re *wire.AdminR
 			break
 		}
 	}
-	s.describe(ctx, re, page...)
+	s.describeIn(ctx, re, s.newPaths(all), page)
 	if m.Entry != ownedHere {
 		s.usageElsewhere(ctx, re.Volumes)
 	}
@@ -44,9 +44,13 @@ func (s *Server) listVolumes(ctx context.Context, m *wire.Admin, re *wire.AdminR
 
 // describe fills in an answer about volumes.
 func (s *Server) describe(ctx context.Context, re *wire.AdminRe, all ...cluster.Volume) {
+	s.describeIn(ctx, re, s.newPaths(all), all)
+}
+
+func (s *Server) describeIn(ctx context.Context, re *wire.AdminRe, in *paths, all []cluster.Volume) {
 	details := make([]wire.VolumeDetail, 0, len(all))
 	for _, v := range all {
-		re.Volumes = append(re.Volumes, s.volumeInfo(ctx, v))
+		re.Volumes = append(re.Volumes, s.volumeInfo(ctx, in, v))
 		d := wire.VolumeDetail{ID: v.ID, State: wire.VolumeReady, Created: goTime(v.Created), TrashSeconds: v.TrashSeconds,
 			SoftBytes: v.SoftBytes, SoftInodes: v.SoftInodes, Deleted: goTime(v.Deleted), Until: goTime(v.Until), Open: s.opened(v.ID) != nil}
 		switch {
@@ -76,7 +80,7 @@ func goTime(t meta.Time) time.Time {
 	return time.Unix(0, int64(t))
 }
 
-func (s *Server) volumeInfo(ctx context.Context, v cluster.Volume) wire.VolumeInfo {
+func (s *Server) volumeInfo(ctx context.Context, in *paths, v cluster.Volume) wire.VolumeInfo {
 	i := wire.VolumeInfo{ID: v.ID, Name: v.Name, Policy: v.Policy, Deleting: v.State != cluster.VolumeActive}
 	if o := s.opened(v.ID); o != nil {
 		o.mu.Lock()
@@ -92,7 +96,7 @@ func (s *Server) volumeInfo(ctx context.Context, v cluster.Volume) wire.VolumeIn
 	case v.ID == meta.RootVolume:
 		i.Path = "/"
 	case v.Attach != nil:
-		i.Path = s.pathOf(ctx, v, 0)
+		i.Path = in.of(ctx, v, 0)
 	}
 	return i
 }
