@@ -24,11 +24,14 @@ import (
 
 // Volume is one of the cluster's.
 type Volume struct {
-	ID       meta.VolumeID
-	Name     string
-	Path     string // in the tree; "": it stands alone
-	Policy   meta.Policy
+	ID     meta.VolumeID
+	Name   string
+	Path   string // in the tree; "": it stands alone
+	Policy meta.Policy
+	// Deleting: it is not there for anybody to use, because it is being made or
+	// deleted, or in the trash.
 	Deleting bool
+	Trashed  bool // deleted, and kept for a while in case it was a mistake
 }
 
 // Snapshot is one of a volume's.
@@ -144,45 +147,38 @@ func (c *Cluster) Ready(ctx context.Context) error {
 	})
 }
 
-func volumeOf(i wire.VolumeInfo) Volume {
-	return Volume{ID: i.ID, Name: i.Name, Path: i.Path, Policy: i.Policy, Deleting: i.Deleting}
+func volumeOf(v client.Volume) Volume {
+	return Volume{ID: v.ID, Name: v.Name, Path: v.Path, Policy: v.Policy, Deleting: v.Deleting, Trashed: v.Detail.State == wire.VolumeInTrash}
 }
 
-// one asks for one volume.
-func (c *Cluster) one(ctx context.Context, a wire.Admin) (v Volume, err error) {
+// one runs a request whose answer is a volume.
+func (c *Cluster) one(ctx context.Context, ask func(*client.Session) (client.Volume, error)) (v Volume, err error) {
 	err = c.with(ctx, func(s *client.Session) error {
-		re, err := s.Admin(ctx, a)
-		if err != nil {
-			return err
-		}
-		if len(re.Volumes) != 1 {
-			return meta.E("find volume", meta.NoSuchVolume, a.Name, nil)
-		}
-		v = volumeOf(re.Volumes[0])
-		return nil
+		got, err := ask(s)
+		v = volumeOf(got)
+		return err
 	})
 	return v, err
 }
 
 // Volume finds a volume by its number. Errors: NoSuchVolume.
 func (c *Cluster) Volume(ctx context.Context, id meta.VolumeID) (Volume, error) {
-	return c.one(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: id})
+	return c.one(ctx, func(s *client.Session) (client.Volume, error) { return s.VolumeByID(ctx, id) })
 }
 
 // VolumeByName finds a volume by its name. Errors: NoSuchVolume.
 func (c *Cluster) VolumeByName(ctx context.Context, name string) (Volume, error) {
-	return c.one(ctx, wire.Admin{Op: wire.AdminVolumeByName, Name: name})
+	return c.one(ctx, func(s *client.Session) (client.Volume, error) { return s.FindVolume(ctx, name) })
 }
 
-// Volumes lists all volumes.
+// Volumes lists all volumes by number, those that are going, too.
 func (c *Cluster) Volumes(ctx context.Context) (all []Volume, err error) {
 	err = c.with(ctx, func(s *client.Session) error {
-		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumes})
-		if err != nil {
-			return err
-		}
-		for _, i := range re.Volumes {
-			all = append(all, volumeOf(i))
+		for v, err := range s.Volumes(ctx) {
+			if err != nil {
+				return err
+			}
+			all = append(all, volumeOf(v))
 		}
 		return nil
 	})
@@ -191,22 +187,24 @@ func (c *Cluster) Volumes(ctx context.Context) (all []Volume, err error) {
 
 // Create makes a volume. Errors: VolumeExists, Invalid, ResourceExceeded.
 func (c *Cluster) Create(ctx context.Context, name string, p meta.Policy) (Volume, error) {
-	return c.one(ctx, wire.Admin{Op: wire.AdminCreateVolume, Name: name, Policy: p})
+	return c.one(ctx, func(s *client.Session) (client.Volume, error) {
+		return s.CreateVolume(ctx, name, p, wire.VolumeWords{})
+	})
 }
 
 // SetPolicy replaces a volume's policy. Errors: NoSuchVolume, Invalid.
 func (c *Cluster) SetPolicy(ctx context.Context, id meta.VolumeID, p meta.Policy) (Volume, error) {
-	return c.one(ctx, wire.Admin{Op: wire.AdminSetPolicy, Volume: id, Policy: p})
+	return c.one(ctx, func(s *client.Session) (client.Volume, error) {
+		return s.SetVolume(ctx, id, p, wire.VolumeWords{})
+	})
 }
 
-// Delete deletes a volume that hangs nowhere, with everything in it. It goes on
-// where an earlier call ended. Errors: NoSuchVolume, Busy (it is attached),
-// NotEmpty (another is attached in it).
+// Delete deletes a volume that hangs nowhere, with everything in it; one that an
+// administrator gave a trash time goes into the trash. It goes on where an
+// earlier call ended. Errors: NoSuchVolume, Busy (it is attached), NotEmpty
+// (another is attached in it).
 func (c *Cluster) Delete(ctx context.Context, id meta.VolumeID) error {
-	return c.with(ctx, func(s *client.Session) error {
-		_, err := s.Admin(ctx, wire.Admin{Op: wire.AdminDeleteVolume, Volume: id})
-		return err
-	})
+	return c.with(ctx, func(s *client.Session) error { return s.DeleteVolume(ctx, id, false) })
 }
 
 // Nodes lists the machines that store bytes and answer.
@@ -310,54 +308,18 @@ func (c *Cluster) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name stri
 	})
 }
 
-// dirMode is what directories on the way to a volume are made with.
-const dirMode = 0o040755
-
-// walk follows the directories of a path from the root of the tree, through
-// junctions, and makes those that are missing if it may. Symbolic links are not
-// followed.
-func walk(ctx context.Context, s *client.Session, dir string, missing bool) (v meta.VolumeID, ino meta.Ino, err error) {
-	v, ino = meta.RootVolume, meta.RootIno
-	for name := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {
-		if name == "" {
-			continue
-		}
-		r, err := s.Do(ctx, v, meta.OpID{}, &meta.Lookup{Parent: ino, Name: name}, meta.LeaseNone)
-		if errors.Is(err, meta.NotFound) && missing {
-			r, err = s.Do(ctx, v, s.NextOp(), &meta.Create{Parent: ino, Name: name, Mode: dirMode, Excl: true}, meta.LeaseNone)
-			if errors.Is(err, meta.Exists) { // somebody was faster
-				r, err = s.Do(ctx, v, meta.OpID{}, &meta.Lookup{Parent: ino, Name: name}, meta.LeaseNone)
-			}
-		}
-		if err != nil {
-			return 0, 0, fmt.Errorf("%s: %w", dir, err)
-		}
-		if ino = r.Attr.Ino; r.Volume != 0 {
-			v, ino = r.Volume, meta.RootIno
-		}
-	}
-	return v, ino, nil
-}
-
 // Attach hangs a volume into the tree and makes the directories on the way to
 // it. Errors: Exists (the name is taken, or the volume hangs elsewhere), NotDir.
 func (c *Cluster) Attach(ctx context.Context, id meta.VolumeID, at string) error {
 	return c.with(ctx, func(s *client.Session) error {
-		parent, dir, err := walk(ctx, s, path.Dir(at), true)
-		if err != nil {
-			return err
-		}
-		_, err = s.Admin(ctx, wire.Admin{Op: wire.AdminAttach, Volume: id, Parent: parent, Ino: dir, Entry: path.Base(at)})
+		_, err := s.AttachVolume(ctx, id, at, true)
 		return err
 	})
 }
 
 // Detach takes a volume out of the tree. Errors: NotAttached, NoSuchVolume.
 func (c *Cluster) Detach(ctx context.Context, id meta.VolumeID) error {
-	return c.with(ctx, func(s *client.Session) error {
-		_, err := s.Admin(ctx, wire.Admin{Op: wire.AdminDetach, Volume: id})
-		return err
-	})
+	return c.with(ctx, func(s *client.Session) error { return s.DetachVolume(ctx, id) })
 }
 
 // Tidy removes the directory that a volume hung in if nothing is left in it. One
@@ -367,7 +329,7 @@ func (c *Cluster) Tidy(ctx context.Context, dir string) error {
 		return nil
 	}
 	err := c.with(ctx, func(s *client.Session) error {
-		v, parent, err := walk(ctx, s, path.Dir(dir), false)
+		v, parent, err := s.Walk(ctx, path.Dir(dir), false)
 		if err != nil {
 			return err
 		}

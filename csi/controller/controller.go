@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -54,6 +55,7 @@ type Server struct {
 	csi.UnimplementedControllerServer
 	Config
 	pending reply.Pending
+	index   index
 }
 
 // New makes the service.
@@ -78,7 +80,11 @@ var capabilities = []csi.ControllerServiceCapability_RPC_Type{
 // ControllerGetCapabilities tells what this service can do.
 func (s *Server) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	r := &csi.ControllerGetCapabilitiesResponse{}
-	for _, c := range capabilities {
+	can := capabilities
+	if _, clones := s.cloner(); clones {
+		can = slices.Concat(capabilities, withClones)
+	}
+	for _, c := range can {
 		r.Capabilities = append(r.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: c}}})
 	}
 	return r, nil

@@ -38,12 +38,16 @@ func (s *Server) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 	if err != nil {
 		return nil, reply.Error(err)
 	}
-	if q.GetVolumeContentSource() != nil {
-		return nil, status.Error(codes.InvalidArgument, "volumes are made empty: neither from snapshots nor from volumes")
+	from, err := s.contentOf(ctx, q.GetVolumeContentSource())
+	if err != nil {
+		return nil, reply.Error(err)
 	}
 	required, limit := q.GetCapacityRange().GetRequiredBytes(), q.GetCapacityRange().GetLimitBytes()
 	if class.Policy.QuotaBytes, err = policy.Size(required, limit); err != nil {
 		return nil, reply.Error(err)
+	}
+	if from != nil && class.Policy.QuotaBytes > 0 && class.Policy.QuotaBytes < from.bytes {
+		return nil, status.Errorf(codes.OutOfRange, "what it is made of has %d bytes, more than the %d that are asked for", from.bytes, class.Policy.QuotaBytes)
 	}
 	name := handle.NameOf(class.Prefix, q.GetName())
 	end, err := s.pending.Begin(name)
@@ -55,15 +59,24 @@ func (s *Server) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 	v, err := s.Cluster.VolumeByName(ctx, name)
 	switch {
 	case errors.Is(err, meta.NoSuchVolume):
-		if v, err = s.makeVolume(ctx, name, class, q.GetAccessibilityRequirements()); err != nil {
+		if v, err = s.makeVolume(ctx, name, &class, from, q.GetAccessibilityRequirements()); err != nil {
 			return nil, reply.Error(err)
 		}
 	case err != nil:
 		return nil, reply.Error(err)
 	case v.Deleting:
-		return nil, status.Errorf(codes.Aborted, "a volume of the name %q is being deleted", q.GetName())
-	case !sameVolume(v, class, required, limit):
+		return nil, status.Errorf(codes.Aborted, "a volume of the name %q is being made or deleted", q.GetName())
+	case from == nil && !sameVolume(v, class, required, limit):
 		return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with other parameters or of another size", q.GetName())
+	}
+	if from != nil {
+		same := false
+		if v, same, err = s.settleClone(ctx, v, from, class, q); err != nil {
+			return nil, reply.Error(err)
+		}
+		if !same {
+			return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with other contents or parameters, or of another size", q.GetName())
+		}
 	}
 	if class.AttachPath != "" && v.Path == "" {
 		if v.Path, err = s.attach(ctx, v, class.AttachPath); err != nil {
@@ -74,6 +87,7 @@ func (s *Server) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 	if err != nil {
 		return nil, reply.Error(err)
 	}
+	out.ContentSource = q.GetVolumeContentSource()
 	return &csi.CreateVolumeResponse{Volume: out}, nil
 }
 
@@ -87,23 +101,35 @@ func sameVolume(v cluster.Volume, c policy.Class, required, limit int64) bool {
 	return policy.Same(v.Policy, want) && policy.Fits(v.Policy.QuotaBytes, required, limit)
 }
 
-func (s *Server) makeVolume(ctx context.Context, name string, class policy.Class, want *csi.TopologyRequirement) (cluster.Volume, error) {
-	if want != nil {
-		sites, err := s.Cluster.Nodes(ctx)
-		if err != nil {
-			return cluster.Volume{}, err
-		}
-		if err := policy.Place(&class, sites, segments(want.GetPreferred()), segments(want.GetRequisite()), class.Policy.QuotaBytes); err != nil {
-			return cluster.Volume{}, err
-		}
+// makeVolume makes a volume and settles its place, which class says afterwards.
+// A clone has its origin's policy yet.
+func (s *Server) makeVolume(ctx context.Context, name string, class *policy.Class, from *content, want *csi.TopologyRequirement) (v cluster.Volume, err error) {
+	if err := s.place(ctx, class, want); err != nil {
+		return v, err
 	}
 	s.Step("create.make")
-	v, err := s.Cluster.Create(ctx, name, class.Policy)
+	if from != nil {
+		v, err = s.clone(ctx, from, name)
+	} else {
+		v, err = s.Cluster.Create(ctx, name, class.Policy)
+	}
 	if err != nil {
 		return v, err
 	}
 	s.Step("create.made")
 	return v, nil
+}
+
+// place settles where a volume's bytes are to lie.
+func (s *Server) place(ctx context.Context, class *policy.Class, want *csi.TopologyRequirement) error {
+	if want == nil {
+		return nil
+	}
+	sites, err := s.Cluster.Nodes(ctx)
+	if err != nil {
+		return err
+	}
+	return policy.Place(class, sites, segments(want.GetPreferred()), segments(want.GetRequisite()), class.Policy.QuotaBytes)
 }
 
 func segments(topologies []*csi.Topology) (all []map[string]string) {
@@ -167,6 +193,9 @@ func (s *Server) DeleteVolume(ctx context.Context, q *csi.DeleteVolumeRequest) (
 		return nil, err
 	}
 	defer end()
+	if v.Trashed {
+		return done, nil
+	}
 	if !v.Deleting {
 		if err := s.unneeded(ctx, v); err != nil {
 			return nil, reply.Error(err)

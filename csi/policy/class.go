@@ -182,6 +182,17 @@ func Change(p *meta.Policy, parameters map[string]string) error {
 	return p.Check()
 }
 
+// SnapshotParameters refuses what a class of snapshots may not say: anything
+// but what the sidecars add. Errors: Invalid.
+func SnapshotParameters(parameters map[string]string) error {
+	for _, k := range keys(parameters) {
+		if !strings.HasPrefix(k, orchestrator) {
+			return unknown(k, "a class of snapshots has no parameters")
+		}
+	}
+	return nil
+}
+
 // ReadInline reads what a pod says of a volume that it brings along: a size and
 // no more than what costs nobody else anything. Errors: Invalid.
 func ReadInline(attributes map[string]string) (p meta.Policy, err error) {

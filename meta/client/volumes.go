@@ -102,6 +102,12 @@ func (s *Session) FindVolume(ctx context.Context, name string) (Volume, error) {
 	return s.askVolume(ctx, wire.Admin{Op: wire.AdminVolumeByName, Name: name}, nil)
 }
 
+// VolumeByID finds a volume by number, one that is being deleted or in the trash,
+// too. Errors: NoSuchVolume.
+func (s *Session) VolumeByID(ctx context.Context, id meta.VolumeID) (Volume, error) {
+	return s.askVolume(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: id}, nil)
+}
+
 // CreateVolume makes a volume that hangs nowhere. Errors: VolumeExists, Invalid,
 // ResourceExceeded, NotSupported (the server is older than a word).
 func (s *Session) CreateVolume(ctx context.Context, name string, p meta.Policy, words wire.VolumeWords) (Volume, error) {

@@ -28,6 +28,7 @@ var crashes = map[string][]string{
 		"stage.record", "stage.directory", "stage.start", "stage.started", "stage.mounted", "publish.bind", "publish.bound",
 		"unpublish.unmount", "unpublish.unmounted", "unpublish.removed", "unstage.unmount", "unstage.unmounted", "unstage.forget",
 	},
+	"clone":  {"snapshot.take", "snapshot.taken", "clone.set", "unsnapshot.delete", "unsnapshot.deleted"},
 	"inline": {"inline.make", "inline.made", "inline.delete", "inline.deleted"},
 }
 
@@ -104,6 +105,22 @@ var lives = map[string]func(r *rig, name string){
 			r.t.Errorf("%s: expanded to %d bytes", name, got)
 		}
 		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
+	},
+	"clone": func(r *rig, name string) {
+		v := again(r, r.controller().CreateVolume, claim(name, nil)).GetVolume().GetVolumeId()
+		x := again(r, r.controller().CreateSnapshot, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v}).GetSnapshot()
+		q := claim(name+"-copy", map[string]string{"noatime": "true"})
+		q.VolumeContentSource = fromSnapshot(x.GetSnapshotId())
+		c := again(r, r.controller().CreateVolume, q).GetVolume().GetVolumeId()
+		if l := again(r, r.controller().ListSnapshots, &csi.ListSnapshotsRequest{}).GetEntries(); len(l) != 1 {
+			r.t.Errorf("%s: snapshots: %v", name, l)
+		}
+		for _, id := range []string{c, v} {
+			if id == v {
+				again(r, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x.GetSnapshotId()})
+			}
+			again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
+		}
 	},
 	"mount": func(r *rig, name string) {
 		v := again(r, r.controller().CreateVolume, claim(name, nil)).GetVolume()

@@ -220,3 +220,61 @@ func TestUse(t *testing.T) {
 	r.gone(id, staging, a)
 	r.clean()
 }
+
+func fromSnapshot(id string) *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
+}
+
+// TestRestore: a volume made of a snapshot has what the snapshot has, one made of
+// a volume what that has now, each of its own size, and what is written to one is
+// not in another.
+func TestRestore(t *testing.T) {
+	r := newRig(t)
+	r.drive(nil)
+	id, staging := r.staged("pvc-1")
+	put := func(path, text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(r.path("pvc-1", "f"), "one")
+	x := must(t, r.controller().CreateSnapshot, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id}).GetSnapshot().GetSnapshotId()
+	put(r.path("pvc-1", "f"), "two")
+	restored := claim("pvc-2", nil)
+	restored.VolumeContentSource = fromSnapshot(x)
+	restored.CapacityRange.RequiredBytes = 128 << 20
+	copied := claim("pvc-3", nil)
+	copied.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	made := map[string]string{}
+	for _, c := range []struct {
+		q    *csi.CreateVolumeRequest
+		want string
+	}{{restored, "one"}, {copied, "two"}} {
+		v := must(t, r.controller().CreateVolume, c.q).GetVolume()
+		if v.GetCapacityBytes() != c.q.GetCapacityRange().GetRequiredBytes() {
+			t.Errorf("%s has %d bytes", c.q.GetName(), v.GetCapacityBytes())
+		}
+		if again := must(t, r.controller().CreateVolume, c.q).GetVolume(); again.GetVolumeId() != v.GetVolumeId() {
+			t.Errorf("%s was made twice", c.q.GetName())
+		}
+		at := r.path(c.q.GetName())
+		made[v.GetVolumeId()] = at
+		must(t, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: at, VolumeCapability: capability(manyWriters)})
+		if b, err := os.ReadFile(at + "/f"); err != nil || string(b) != c.want {
+			t.Errorf("%s reads %q, %v; want %q", c.q.GetName(), b, err, c.want)
+		}
+		put(at+"/f", "its own")
+	}
+	if b, err := os.ReadFile(r.path("pvc-1", "f")); err != nil || string(b) != "two" {
+		t.Errorf("the origin reads %q, %v", b, err)
+	}
+	_, err := r.controller().DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: x})
+	wants(t, "a snapshot that a volume needs is deleted", err, codes.FailedPrecondition)
+	for v, at := range made {
+		r.gone(v, at)
+	}
+	must(t, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x})
+	r.gone(id, staging)
+	r.clean()
+}

@@ -1,0 +1,388 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"penstock.io/penstock/csi/cluster"
+	"penstock.io/penstock/csi/handle"
+	"penstock.io/penstock/csi/policy"
+	"penstock.io/penstock/csi/reply"
+	"penstock.io/penstock/meta"
+)
+
+// Cloner is a Cluster that makes volumes out of others. Only with one are
+// snapshots offered, since there is no other use for them in this interface.
+type Cloner interface {
+	// Clone makes a volume out of a snapshot of another or, with snapshot empty,
+	// of what the other is now. It begins with the other's policy. Errors:
+	// VolumeExists, NoSuchVolume, NoSuchSnapshot.
+	Clone(ctx context.Context, of meta.VolumeID, snapshot, name string) (cluster.Volume, error)
+	// Origin tells of which snapshot of a volume another one is a clone; of one
+	// that was taken for the clone alone the name is empty. Errors: NotFound, it is
+	// no clone of that volume.
+	Origin(ctx context.Context, of meta.VolumeID, clone meta.VolumeID) (snapshot string, err error)
+}
+
+func (s *Server) cloner() (Cloner, bool) {
+	c, is := s.Cluster.(Cloner)
+	return c, is
+}
+
+// withClones are the capabilities of a service whose cluster makes clones.
+var withClones = []csi.ControllerServiceCapability_RPC_Type{
+	csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+	csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+	csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
+	csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
+}
+
+// index knows in which volume a snapshot of a name is: names are unique among
+// volumes here, but snapshots' names only in theirs. It is filled by looking at
+// all volumes once, when the first snapshot is taken, and believed only after
+// the volume was asked.
+type index struct {
+	mu   sync.Mutex
+	full bool
+	of   map[string]meta.VolumeID
+}
+
+// elsewhere tells whether another volume than v has a snapshot of a name.
+func (s *Server) elsewhere(ctx context.Context, name string, v meta.VolumeID) (bool, error) {
+	s.index.mu.Lock()
+	defer s.index.mu.Unlock()
+	if !s.index.full {
+		of := map[string]meta.VolumeID{}
+		if err := s.eachSnapshot(ctx, 0, func(v cluster.Volume, x cluster.Snapshot) bool { of[x.Name] = v.ID; return true }); err != nil {
+			return false, err
+		}
+		s.index.of, s.index.full = of, true
+	}
+	other, known := s.index.of[name]
+	if !known || other == v {
+		s.index.of[name] = v
+		return false, nil
+	}
+	_, err := s.snapshotNamed(ctx, other, name)
+	if meta.KindOf(err) == meta.NoSuchSnapshot || meta.KindOf(err) == meta.NoSuchVolume {
+		s.index.of[name] = v
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// snapshotNamed finds a volume's snapshot by its name. Errors: NoSuchSnapshot,
+// NoSuchVolume.
+func (s *Server) snapshotNamed(ctx context.Context, v meta.VolumeID, name string) (cluster.Snapshot, error) {
+	return s.snapshot(ctx, v, name, func(x cluster.Snapshot) bool { return x.Name == name })
+}
+
+// snapshotAt finds a volume's snapshot by its generation. Errors: as above.
+func (s *Server) snapshotAt(ctx context.Context, h handle.Snapshot) (cluster.Snapshot, error) {
+	return s.snapshot(ctx, h.Volume, h.String(), func(x cluster.Snapshot) bool { return x.At == h.At })
+}
+
+func (s *Server) snapshot(ctx context.Context, v meta.VolumeID, subject string, is func(cluster.Snapshot) bool) (cluster.Snapshot, error) {
+	all, err := s.Cluster.Snapshots(ctx, v)
+	if err != nil {
+		return cluster.Snapshot{}, err
+	}
+	for _, x := range all {
+		if x.Ready && is(x) {
+			return x, nil
+		}
+	}
+	return cluster.Snapshot{}, meta.E("find snapshot", meta.NoSuchSnapshot, subject, nil)
+}
+
+// eachSnapshot calls fn with what this driver took, by the numbers of volumes and
+// generations, of volumes from one on, until fn says that it has enough.
+func (s *Server) eachSnapshot(ctx context.Context, from meta.VolumeID, fn func(cluster.Volume, cluster.Snapshot) (more bool)) error {
+	volumes, err := s.Cluster.Volumes(ctx)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(volumes, func(a, b cluster.Volume) int { return cmp.Compare(a.ID, b.ID) })
+	for _, v := range volumes {
+		if !made(v) || v.Deleting || v.ID < from {
+			continue
+		}
+		all, err := s.Cluster.Snapshots(ctx, v.ID)
+		if meta.KindOf(err) == meta.NoSuchVolume {
+			continue // it went meanwhile
+		}
+		if err != nil {
+			return err
+		}
+		slices.SortFunc(all, func(a, b cluster.Snapshot) int { return cmp.Compare(a.At, b.At) })
+		for _, x := range all {
+			if x.Ready && strings.HasPrefix(x.Name, handle.Made) && !fn(v, x) {
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+// describeSnapshot is a snapshot in the words of the interface.
+func (s *Server) describeSnapshot(ctx context.Context, v meta.VolumeID, x cluster.Snapshot) (*csi.Snapshot, error) {
+	c, err := s.Cluster.ID(ctx)
+	if err != nil {
+		return nil, err
+	}
+	of := handle.ClusterOf(c)
+	return &csi.Snapshot{
+		SnapshotId: handle.Snapshot{Cluster: of, Volume: v, At: x.At}.String(), SourceVolumeId: handle.Volume{Cluster: of, Volume: v}.String(),
+		SizeBytes: signed(x.Bytes), CreationTime: timestamppb.New(x.Created), ReadyToUse: true,
+	}, nil
+}
+
+// CreateSnapshot keeps a volume as it is, or finds what an earlier call kept.
+func (s *Server) CreateSnapshot(ctx context.Context, q *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+	if q.GetName() == "" {
+		return nil, status.Error(codes.InvalidArgument, "no name")
+	}
+	if err := policy.SnapshotParameters(q.GetParameters()); err != nil {
+		return nil, reply.Error(err)
+	}
+	v, err := s.mine(ctx, q.GetSourceVolumeId())
+	if err == nil && v.Deleting {
+		err = meta.E("find volume", meta.NoSuchVolume, v.Name, nil)
+	}
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	name := handle.NameOf("", q.GetName())
+	end, err := s.pending.Begin(v.Name, "snapshot "+name)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	taken, err := s.elsewhere(ctx, name, v.ID)
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	if taken {
+		return nil, status.Errorf(codes.AlreadyExists, "another volume has a snapshot %q", q.GetName())
+	}
+	x, err := s.snapshotNamed(ctx, v.ID, name)
+	if meta.KindOf(err) == meta.NoSuchSnapshot {
+		s.Step("snapshot.take")
+		if x, err = s.Cluster.TakeSnapshot(ctx, v.ID, name); err == nil {
+			s.Step("snapshot.taken")
+		}
+	}
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	out, err := s.describeSnapshot(ctx, v.ID, x)
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	return &csi.CreateSnapshotResponse{Snapshot: out}, nil
+}
+
+// DeleteSnapshot deletes a snapshot that this driver took.
+func (s *Server) DeleteSnapshot(ctx context.Context, q *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+	if q.GetSnapshotId() == "" {
+		return nil, status.Error(codes.InvalidArgument, "no snapshot id")
+	}
+	done := &csi.DeleteSnapshotResponse{}
+	h, x, err := s.findSnapshot(ctx, q.GetSnapshotId())
+	switch meta.KindOf(err) {
+	case meta.KindOK:
+	case meta.NoSuchSnapshot, meta.NoSuchVolume:
+		return done, nil
+	default:
+		return nil, reply.Error(err)
+	}
+	if !strings.HasPrefix(x.Name, handle.Made) {
+		return nil, status.Error(codes.FailedPrecondition, "the snapshot was not taken by this driver; delete it with 'penstock snapshot'")
+	}
+	end, err := s.pending.Begin("snapshot " + x.Name)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	s.Step("unsnapshot.delete")
+	if err := s.Cluster.DeleteSnapshot(ctx, h.Volume, x.Name); err != nil && meta.KindOf(err) != meta.NoSuchSnapshot && meta.KindOf(err) != meta.NoSuchVolume {
+		return nil, reply.Error(err)
+	}
+	s.Step("unsnapshot.deleted")
+	return done, nil
+}
+
+// findSnapshot finds what a handle names. Errors: NoSuchSnapshot for what is no
+// handle, too, NoSuchVolume, Busy (of another cluster).
+func (s *Server) findSnapshot(ctx context.Context, id string) (handle.Snapshot, cluster.Snapshot, error) {
+	h, err := handle.ParseSnapshot(id)
+	if err != nil {
+		return h, cluster.Snapshot{}, meta.E("find snapshot", meta.NoSuchSnapshot, "", err)
+	}
+	if err := s.ours(ctx, h.Cluster); err != nil {
+		return h, cluster.Snapshot{}, err
+	}
+	x, err := s.snapshotAt(ctx, h)
+	return h, x, err
+}
+
+// GetSnapshot tells of one.
+func (s *Server) GetSnapshot(ctx context.Context, q *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
+	if q.GetSnapshotId() == "" {
+		return nil, status.Error(codes.InvalidArgument, "no snapshot id")
+	}
+	h, x, err := s.findSnapshot(ctx, q.GetSnapshotId())
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	out, err := s.describeSnapshot(ctx, h.Volume, x)
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	return &csi.GetSnapshotResponse{Snapshot: out}, nil
+}
+
+// ListSnapshots lists what this driver took: one, those of a volume, or all. A
+// token names the last one that was told of, which may go meanwhile.
+func (s *Server) ListSnapshots(ctx context.Context, q *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+	var after handle.Snapshot
+	if t := q.GetStartingToken(); t != "" {
+		if n, err := fmt.Sscanf(t, "%d.%d", &after.Volume, &after.At); n != 2 || err != nil {
+			return nil, status.Error(codes.Aborted, "starting_token is not one that this driver gave")
+		}
+	}
+	if q.GetMaxEntries() < 0 {
+		return nil, status.Error(codes.InvalidArgument, "max_entries is negative")
+	}
+	var only handle.Snapshot // of this volume, of this generation, if not zero
+	if id := q.GetSnapshotId(); id != "" {
+		h, _, err := s.findSnapshot(ctx, id)
+		if err != nil {
+			return none(err)
+		}
+		only = h
+	}
+	if id := q.GetSourceVolumeId(); id != "" {
+		v, err := s.find(ctx, id)
+		if err != nil {
+			return none(err)
+		}
+		if only.Volume != 0 && only.Volume != v.ID {
+			return &csi.ListSnapshotsResponse{}, nil
+		}
+		only.Volume = v.ID
+	}
+	r := &csi.ListSnapshotsResponse{}
+	var last handle.Snapshot
+	var failed error
+	err := s.eachSnapshot(ctx, max(after.Volume, only.Volume), func(v cluster.Volume, x cluster.Snapshot) bool {
+		if only.Volume != 0 && v.ID != only.Volume {
+			return false
+		}
+		if only.At != 0 && x.At != only.At || v.ID == after.Volume && x.At <= after.At {
+			return true
+		}
+		if n := int(q.GetMaxEntries()); n > 0 && len(r.Entries) == n {
+			r.NextToken = fmt.Sprintf("%d.%d", last.Volume, last.At)
+			return false
+		}
+		out, err := s.describeSnapshot(ctx, v.ID, x)
+		if failed = err; err != nil {
+			return false
+		}
+		last = handle.Snapshot{Volume: v.ID, At: x.At}
+		r.Entries = append(r.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: out})
+		return true
+	})
+	if err = errors.Join(err, failed); err != nil {
+		return nil, reply.Error(err)
+	}
+	return r, nil
+}
+
+// none is the list for something that isn't there.
+func none(err error) (*csi.ListSnapshotsResponse, error) {
+	if k := meta.KindOf(err); k == meta.NoSuchSnapshot || k == meta.NoSuchVolume {
+		return &csi.ListSnapshotsResponse{}, nil
+	}
+	return nil, reply.Error(err)
+}
+
+// content is what a volume is made of: a snapshot, or with an empty name what
+// another volume is now.
+type content struct {
+	of       cluster.Volume
+	snapshot string
+	bytes    uint64 // at least
+}
+
+// contentOf finds what a call wants a volume made of; nil: of nothing. Errors:
+// NoSuchVolume, NoSuchSnapshot, Invalid.
+func (s *Server) contentOf(ctx context.Context, source *csi.VolumeContentSource) (*content, error) {
+	const op = "read content source"
+	if source == nil {
+		return nil, nil
+	}
+	if _, can := s.cloner(); !can {
+		return nil, meta.E(op, meta.Invalid, "", errors.New("volumes are made empty here: neither from snapshots nor from volumes"))
+	}
+	switch {
+	case source.GetSnapshot() != nil:
+		h, x, err := s.findSnapshot(ctx, source.GetSnapshot().GetSnapshotId())
+		if err != nil {
+			return nil, err
+		}
+		v, err := s.Cluster.Volume(ctx, h.Volume)
+		return &content{of: v, snapshot: x.Name, bytes: x.Bytes}, err
+	case source.GetVolume() != nil:
+		v, err := s.find(ctx, source.GetVolume().GetVolumeId())
+		if err == nil && v.Deleting {
+			err = meta.E("find volume", meta.NoSuchVolume, v.Name, nil)
+		}
+		return &content{of: v}, err
+	}
+	return nil, meta.E(op, meta.Invalid, "", errors.New("it is a snapshot or a volume"))
+}
+
+// clone makes a volume out of a content.
+func (s *Server) clone(ctx context.Context, c *content, name string) (cluster.Volume, error) {
+	cl, can := s.cloner()
+	if !can {
+		panic("controller: a content source was let through by a cluster that makes no clones")
+	}
+	return cl.Clone(ctx, c.of.ID, c.snapshot, name)
+}
+
+// settleClone brings a volume that was found or has just been cloned to what a
+// call wants: a clone begins with the policy of its origin, and has it still if
+// the call that made it was cut off. It gives false for what is something else.
+func (s *Server) settleClone(ctx context.Context, v cluster.Volume, c *content, class policy.Class, q *csi.CreateVolumeRequest) (cluster.Volume, bool, error) {
+	cl, _ := s.cloner()
+	snapshot, err := cl.Origin(ctx, c.of.ID, v.ID)
+	switch {
+	case meta.KindOf(err) == meta.NotFound || err == nil && snapshot != c.snapshot:
+		return v, false, nil
+	case err != nil:
+		return v, false, err
+	case sameVolume(v, class, q.GetCapacityRange().GetRequiredBytes(), q.GetCapacityRange().GetLimitBytes()):
+		return v, true, nil
+	case v.Policy != c.of.Policy:
+		return v, false, nil
+	}
+	if err := s.place(ctx, &class, q.GetAccessibilityRequirements()); err != nil {
+		return v, false, err
+	}
+	s.Step("clone.set")
+	v, err = s.Cluster.SetPolicy(ctx, v.ID, class.Policy)
+	return v, err == nil, err
+}
