@@ -51,21 +51,6 @@ var rules = [...]rule{
 
 var _ [wire.Types]struct{} = [len(rules)]struct{}{}
 
-// orderers may give orders of each kind: the one who answers where the server
-// dialled. meta/client makes sure that it is a meta server before it reads.
-var orderers = [...][]peer.Role{
-	meta.OrderSeal:   owners,
-	meta.OrderDelete: owners,
-	meta.OrderStat:   owners,
-	meta.OrderKeys:   owners,
-	meta.OrderCopy:   owners,
-	meta.OrderList:   owners,
-	meta.OrderPull:   owners,
-	meta.OrderVerify: owners,
-	meta.OrderScrub:  owners,
-	meta.OrderDisk:   owners,
-}
-
 // authorize says whether a connection's peer may do what a frame asks. n is the
 // number of bytes that an append brings. Errors: AccessDenied (not this peer),
 // BadCapability, Fenced.

@@ -22,7 +22,6 @@ type bigDisk struct {
 	chunks int
 	mu     sync.Mutex
 	files  map[string]*bigFile
-	dirs   map[string]bool
 }
 
 type bigFile struct {

@@ -540,7 +540,6 @@ func (s *Store) commit(typ recType, head, tail []byte) error {
 
 // Seal implements chunkserver.Service.
 func (s *Store) Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, final bool, length uint64) (chunkserver.Info, error) {
-	const op = "seal"
 	var none chunkserver.Info
 	if err := s.writable(); err != nil {
 		return none, err
@@ -747,7 +746,6 @@ func (s *Store) Stat(ctx context.Context, id meta.ChunkID) (chunkserver.Info, er
 
 // Delete implements chunkserver.Service.
 func (s *Store) Delete(ctx context.Context, id meta.ChunkID, fence meta.Fence) error {
-	const op = "delete"
 	if err := s.writable(); err != nil {
 		return err
 	}

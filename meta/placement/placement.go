@@ -193,7 +193,6 @@ type pool struct {
 	m    *Map
 	idx  []int
 	sums []uint64 // sums[k]: of the weights of idx[0..k]
-	max  uint64   // the heaviest
 }
 
 // weight is what a server's chance is proportional to, in MiB, so that the sum

@@ -12,7 +12,6 @@ import (
 // world is one chunk's replicas as they really are.
 type world struct {
 	record []Replica
-	lost   bool // it had no good replica at some time
 }
 
 // take does a step, as the repair loop would, and says what is wrong with it.

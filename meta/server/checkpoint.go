@@ -257,7 +257,7 @@ func (o *owner) checkpoint(ctx context.Context) error {
 		}
 		if old.Seq >= pos.Seq && !lost {
 			o.mu.Lock()
-			o.recorded, o.deletable, o.waitDelete = old.Seq, doomed, false
+			o.deletable, o.waitDelete = doomed, false
 			o.mu.Unlock()
 			return nil
 		}
@@ -316,7 +316,6 @@ func (o *owner) checkpoint(ctx context.Context) error {
 	}
 	m.Manifest = ref
 	o.mu.Lock()
-	o.recorded = pos.Seq
 	o.deletable, o.waitDelete = doomed, false
 	o.sinceCheckpoint -= before
 	o.checkpoints++

@@ -89,7 +89,6 @@ type owner struct {
 	oldBlobs        []oldBlobs     // to be deleted, ascending
 	deletingBlobs   bool           // somebody is at it
 	oneCheckpoint   sync.Mutex     // held while one is made, before mu
-	recorded        meta.Seq       // of the last checkpoint made here
 	// deletable are chunks that the last checkpoint knows to be garbage;
 	// waitDelete: there are others, which wait for the next.
 	deletable  []meta.ChunkRecord

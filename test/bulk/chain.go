@@ -85,10 +85,9 @@ func (c role) chainOne(nc net.Conn, st *store.Store) error {
 		go down.read()
 	}
 	type done struct {
-		id   uint64
-		t    wire.Type
-		a    wire.Answer
-		sync bool
+		id uint64
+		t  wire.Type
+		a  wire.Answer
 	}
 	acks := make(chan done, 256)
 	defer close(acks)

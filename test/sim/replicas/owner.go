@@ -409,7 +409,7 @@ func (o *owner) spread(r *record, answers []replica.Answer, good, spare []*serve
 	case want && len(good) > 0 && len(spare) > 0:
 		o.copy(r, spare[w.rng.IntN(len(spare))], good, 0, free)
 	case len(good) >= copies && (len(bad) > 0 || len(good) > copies):
-		drop := w.servers[0]
+		var drop *server
 		if len(bad) > 0 {
 			drop = w.servers[bad[0]]
 		} else {
