@@ -526,10 +526,11 @@ func (v *Volume) refOf(pl meta.ChunkPlace) *chunkRef {
 }
 
 func (v *Volume) addPlaces(pls []meta.ChunkPlace) {
+	home := v.home().id // a view has a number of its own, and no chunks
 	for _, pl := range pls {
-		if pl.ID.Volume != v.id {
+		if pl.ID.Volume != home {
 			if s, ok := v.c.sess.(foreignSession); ok {
-				s.Via(pl.ID, v.id)
+				s.Via(pl.ID, home)
 			}
 		}
 		v.refOf(pl)
