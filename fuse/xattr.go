@@ -1,12 +1,14 @@
 package fuse
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
 )
 
@@ -19,7 +21,56 @@ const (
 	XattrInode = ownPrefix + "inode"
 	// XattrSnapshot holds the generation of the snapshot that shows the inode.
 	XattrSnapshot = ownPrefix + "snapshot"
+	// XattrLocations holds where a file's committed bytes lie: a line for each
+	// extent, see showLocations.
+	XattrLocations = ownPrefix + "locations"
 )
+
+// maxXattr is the longest value that the kernel takes.
+const maxXattr = 64 << 10
+
+// locator is a volume that knows where files' bytes lie.
+type locator interface {
+	Locate(ctx context.Context, ino meta.Ino, off uint64) (penstock.Location, error)
+}
+
+// showLocations writes a line for each extent,
+//
+//	OFFSET LENGTH CHUNK CHUNKOFFSET SERVER,SERVER
+//
+// "inline" for a file whose bytes lie in its record, "zeros" in place of what
+// follows the length for preallocated space, and a last line "..." if there is
+// more than fits.
+func showLocations(ctx context.Context, l locator, ino meta.Ino) ([]byte, error) {
+	const more = "...\n"
+	var b []byte
+	for off := uint64(0); ; {
+		at, err := l.Locate(ctx, ino, off)
+		if err != nil {
+			return nil, err
+		}
+		if at.Inline {
+			return []byte("inline\n"), nil
+		}
+		for _, e := range at.Extents {
+			line := fmt.Sprintf("%d %d zeros\n", e.Off, e.Len)
+			if !e.Chunk.IsZero() {
+				var servers []string
+				for _, s := range e.Servers {
+					servers = append(servers, fmt.Sprint(s))
+				}
+				line = fmt.Sprintf("%d %d %s %d %s\n", e.Off, e.Len, e.Chunk, e.ChunkOff, strings.Join(servers, ","))
+			}
+			if len(b)+len(line)+len(more) > maxXattr {
+				return append(b, more...), nil
+			}
+			b, off = append(b, line...), e.End()
+		}
+		if at.EOF || len(at.Extents) == 0 {
+			return b, nil
+		}
+	}
+}
 
 // trustedPrefix begins the names that only root may see.
 const trustedPrefix = "trusted."
@@ -67,6 +118,17 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name st
 			return 0, fuse.ENODATA
 		}
 		value = fmt.Append(nil, s.At)
+	case name == XattrLocations:
+		l, ok := v.(locator)
+		if !ok {
+			return 0, fuse.ENODATA
+		}
+		if value, err = showLocations(ctx, l, ino); meta.KindOf(err) == meta.Invalid {
+			return 0, fuse.ENODATA // no regular file
+		}
+		if err != nil {
+			return 0, f.status("getxattr", in.NodeId, err)
+		}
 	case known(name) != fuse.OK:
 		return 0, known(name)
 	default:

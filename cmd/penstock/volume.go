@@ -313,29 +313,6 @@ func listVolumes(t *table, views []volumeView) {
 	}
 }
 
-func newVolumeShow() *cobra.Command {
-	var w where
-	var out output
-	cmd := &cobra.Command{
-		Use:     "show NAME",
-		Short:   "Show one volume",
-		Example: `  penstock volume show datasets --output yaml`,
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
-				v, err := s.FindVolume(cmd.Context(), args[0])
-				if err != nil {
-					return err
-				}
-				return out.print(cmd.OutOrStdout(), viewOf(v), func(t *table) { showVolume(t, viewOf(v)) })
-			})
-		},
-	}
-	out.flag(cmd)
-	w.flags(cmd)
-	return cmd
-}
-
 func showVolume(t *table, v volumeView) {
 	limit := func(n uint64, text string) string {
 		if n == 0 {
@@ -364,11 +341,16 @@ func showVolume(t *table, v volumeView) {
 func newVolumeSet() *cobra.Command {
 	var w where
 	var p policyFlags
+	var wait bool
 	cmd := &cobra.Command{
 		Use:   "set NAME",
 		Short: "Change a volume's policy; what no flag names stays",
+		Long: `Changes a volume's policy. It holds for new data at once; what lies elsewhere is
+moved in the background while it is read and written, which 'penstock volume show'
+and --wait follow.`,
 		Example: `  penstock volume set datasets --immutable
-  penstock volume set scratch --quota 500G --noatime`,
+  penstock volume set scratch --quota 500G --noatime
+  penstock volume set results --topology /dc1/rack2 --wait`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return w.with(cmd.Context(), func(s *client.Session) error {
@@ -385,11 +367,14 @@ func newVolumeSet() *cobra.Command {
 				} else if !changed && words.Empty() {
 					return usagef("no flag says what to change")
 				}
-				_, err = s.SetVolume(cmd.Context(), v.ID, v.Policy, words)
-				return err
+				if _, err := s.SetVolume(cmd.Context(), v.ID, v.Policy, words); err != nil || !wait {
+					return err
+				}
+				return waitPlaced(cmd.Context(), cmd, s, v)
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&wait, "wait", false, "show how much is still to be moved until that is nothing")
 	w.flags(cmd)
 	p.add(cmd.Flags())
 	return cmd

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/server"
+	"penstock.io/penstock/meta/wire"
+)
+
+// volumeFull is a volume with what has to be asked of its owner.
+type volumeFull struct {
+	volumeView `yaml:",inline"`
+	Snapshots  *snapshotsView `json:"snapshots,omitempty" yaml:"snapshots,omitempty"`
+	Data       *dataView      `json:"data,omitempty" yaml:"data,omitempty"`
+}
+
+// snapshotsView sums a volume's snapshots.
+type snapshotsView struct {
+	Count int    `json:"count" yaml:"count"`
+	Held  uint64 `json:"held_bytes" yaml:"held_bytes"` // that they alone see
+	Keep  string `json:"keep,omitempty" yaml:"keep,omitempty"`
+}
+
+// dataView says where a volume's chunks lie, and what is to be moved.
+type dataView struct {
+	Chunks  uint64       `json:"chunks" yaml:"chunks"`
+	Bytes   uint64       `json:"bytes" yaml:"bytes"` // of sealed chunks, each counted once
+	Open    uint64       `json:"open" yaml:"open"`
+	Placed  bool         `json:"placed" yaml:"placed"`         // everything lies where the policy wants it
+	ToMove  uint64       `json:"to_move" yaml:"to_move"`       // chunks that do not
+	ToCopy  uint64       `json:"copy_bytes" yaml:"copy_bytes"` // bytes still to be copied for that
+	Blocked uint64       `json:"blocked" yaml:"blocked"`       // of ToMove: nothing can be done now
+	Servers []serverData `json:"servers" yaml:"servers"`
+}
+
+// serverData is what one chunk server has of a volume.
+type serverData struct {
+	ID       uint64 `json:"id" yaml:"id"`
+	Topology string `json:"topology,omitempty" yaml:"topology,omitempty"`
+	Class    string `json:"class,omitempty" yaml:"class,omitempty"`
+	Chunks   uint64 `json:"chunks" yaml:"chunks"`
+	Open     uint64 `json:"open" yaml:"open"`
+	Bytes    uint64 `json:"bytes" yaml:"bytes"`
+}
+
+// repairOf asks a volume's owner how its chunks stand.
+func repairOf(ctx context.Context, s *client.Session, v meta.VolumeID) (*server.RepairStatus, error) {
+	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminRepairStatus, Volume: v})
+	if err != nil {
+		return nil, err
+	}
+	var r server.RepairStatus
+	if err := json.Unmarshal(re.Report, &r); err != nil {
+		return nil, fmt.Errorf("the owner's report: %w", err)
+	}
+	return &r, nil
+}
+
+// toMove counts the chunks that do not lie as the policy wants.
+func toMove(r *server.RepairStatus) uint64 { return r.Degraded() }
+
+func readVolume(ctx context.Context, s *client.Session, name string) (*volumeFull, error) {
+	v, err := s.FindVolume(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	full := &volumeFull{volumeView: viewOf(v)}
+	list, err := s.Snapshots(ctx, v.ID)
+	if err != nil {
+		return nil, err
+	}
+	full.Snapshots = &snapshotsView{len(list.Snapshots), list.Held, list.Keep}
+	r, err := repairOf(ctx, s, v.ID)
+	if meta.KindOf(err) == meta.AccessDenied {
+		return full, nil // where chunks lie is for administrators of the cluster
+	}
+	if err != nil {
+		return nil, err
+	}
+	d := &dataView{Chunks: r.Chunks, Bytes: r.Bytes, Open: r.Open, ToMove: toMove(r), ToCopy: r.CopyBytes, Blocked: r.Blocked, Servers: []serverData{}}
+	d.Placed = d.ToMove == 0 && r.Unscanned == 0
+	st, err := s.Admin(ctx, wire.Admin{Op: wire.AdminStatus})
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range slices.Sorted(maps.Keys(r.Nodes)) {
+		n := r.Nodes[id]
+		one := serverData{ID: uint64(id), Chunks: n.Chunks, Open: n.Open, Bytes: n.Bytes}
+		for _, i := range st.Servers {
+			if i.ID == id {
+				one.Topology, one.Class = i.Topology, i.Class
+			}
+		}
+		d.Servers = append(d.Servers, one)
+	}
+	full.Data = d
+	return full, nil
+}
+
+func newVolumeShow() *cobra.Command {
+	var w where
+	var out output
+	cmd := &cobra.Command{
+		Use:   "show NAME",
+		Short: "Show one volume: policy, use, snapshots, and where its data lies",
+		Long: `Shows one volume: its policy, what is used of it, what its snapshots hold apart
+from that, on which chunk servers its data lies, and how much of it is still to
+be moved to where the policy wants it. The parts of its last checkpoint count as
+chunks of it.`,
+		Example: `  penstock volume show datasets
+  penstock volume show datasets --output yaml`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return w.with(cmd.Context(), func(s *client.Session) error {
+				v, err := readVolume(cmd.Context(), s, args[0])
+				if err != nil {
+					return err
+				}
+				return out.print(cmd.OutOrStdout(), v, func(t *table) { v.table(t) })
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	return cmd
+}
+
+func (v *volumeFull) table(t *table) {
+	showVolume(t, v.volumeView)
+	if n := v.Snapshots; n != nil {
+		t.row("snapshots", fmt.Sprintf("%d, which alone hold %s", n.Count, bytesText(n.Held)))
+		if n.Keep != "" {
+			t.row("schedule", n.Keep)
+		}
+	}
+	d := v.Data
+	if d == nil {
+		return
+	}
+	t.row("chunks", fmt.Sprintf("%d (%s), %d open", d.Chunks, bytesText(d.Bytes), d.Open))
+	placed := "as its policy wants"
+	if !d.Placed {
+		placed = moveText(d.ToMove, d.ToCopy, d.Blocked, 0)
+	}
+	t.row("placed", placed)
+	for _, s := range d.Servers {
+		t.row(fmt.Sprintf("on server %d", s.ID), fmt.Sprintf("%d chunks (%s), %d open, %s %s", s.Chunks, bytesText(s.Bytes), s.Open, s.Topology, s.Class))
+	}
+}
+
+func moveText(chunks, bytes, blocked uint64, rate float64) string {
+	line := fmt.Sprintf("%d chunks do not lie as the policy wants, %s to copy", chunks, bytesText(bytes))
+	if chunks == 0 {
+		line = "what its chunk servers have is being listed"
+	}
+	if rate > 0 {
+		line += fmt.Sprintf(", %s/s", bytesText(uint64(rate)))
+	}
+	if blocked > 0 {
+		line += fmt.Sprintf("; %d have nowhere to go: see 'penstock node list'", blocked)
+	}
+	return line
+}
+
+// waitPlaced shows how much of a volume lies elsewhere than its policy wants,
+// until that is nothing.
+func waitPlaced(ctx context.Context, cmd *cobra.Command, s *client.Session, v client.Volume) error {
+	p := newProgress(cmd)
+	defer p.end()
+	for clean := 0; ; {
+		r, err := repairOf(ctx, s, v.ID)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			clean = 0
+			p.show("its owner does not answer: " + firstLine(err))
+		case toMove(r) == 0 && r.Unscanned == 0:
+			if clean++; clean == 2 { // twice: the volume may have been between two owners
+				p.show(fmt.Sprintf("volume %s lies as its policy wants: %d chunks (%s)", v.Name, r.Chunks, bytesText(r.Bytes)))
+				return nil
+			}
+		default:
+			clean = 0
+			p.show(moveText(toMove(r), r.CopyBytes, r.Blocked, r.Rate))
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+}
