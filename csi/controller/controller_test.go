@@ -140,7 +140,7 @@ func (m *memory) Clone(_ context.Context, of meta.VolumeID, snapshot, name strin
 }
 
 func (m *memory) Origin(_ context.Context, of, clone meta.VolumeID) (string, error) {
-	if v := m.volumes[clone]; v != nil && v.of == of {
+	if v := m.volumes[clone]; v != nil && v.of != 0 && (v.of == of || of == 0) {
 		return v.from, nil
 	}
 	return "", meta.E("origin", meta.NotFound, "", nil)
@@ -288,7 +288,8 @@ func TestClones(t *testing.T) {
 			if v.GetContentSource() == nil || len(v.GetAccessibleTopology()) != 1 {
 				t.Errorf("the answer: %v", v)
 			}
-			empty := request(q.Name, 3<<30)
+			empty := request(q.Name, 2<<30)
+			empty.Parameters = q.Parameters
 			fails(t, codes.AlreadyExists, s.CreateVolume, empty)
 			if source == a {
 				q.VolumeContentSource = of(snap)

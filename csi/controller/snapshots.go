@@ -29,8 +29,8 @@ type Cloner interface {
 	// VolumeExists, NoSuchVolume, NoSuchSnapshot.
 	Clone(ctx context.Context, of meta.VolumeID, snapshot, name string) (cluster.Volume, error)
 	// Origin tells of which snapshot of a volume another one is a clone; of one
-	// that was taken for the clone alone the name is empty. Errors: NotFound, it is
-	// no clone of that volume.
+	// that was taken for the clone alone the name is empty. Of volume 0: of
+	// whichever. Errors: NotFound, it is no clone of that volume.
 	Origin(ctx context.Context, of meta.VolumeID, clone meta.VolumeID) (snapshot string, err error)
 }
 
@@ -352,6 +352,19 @@ func (s *Server) contentOf(ctx context.Context, source *csi.VolumeContentSource)
 		return &content{of: v}, err
 	}
 	return nil, meta.E(op, meta.Invalid, "", errors.New("it is a snapshot or a volume"))
+}
+
+// isClone tells whether a volume was made of another.
+func (s *Server) isClone(ctx context.Context, v cluster.Volume) (bool, error) {
+	cl, can := s.cloner()
+	if !can {
+		return false, nil
+	}
+	_, err := cl.Origin(ctx, 0, v.ID)
+	if meta.KindOf(err) == meta.NotFound {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // clone makes a volume out of a content.

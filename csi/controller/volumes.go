@@ -57,6 +57,10 @@ func (s *Server) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 	defer end()
 
 	v, err := s.Cluster.VolumeByName(ctx, name)
+	clone := false
+	if err == nil && from == nil {
+		clone, err = s.isClone(ctx, v)
+	}
 	switch {
 	case errors.Is(err, meta.NoSuchVolume):
 		if v, err = s.makeVolume(ctx, name, &class, from, q.GetAccessibilityRequirements()); err != nil {
@@ -66,7 +70,7 @@ func (s *Server) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 		return nil, reply.Error(err)
 	case v.Deleting:
 		return nil, status.Errorf(codes.Aborted, "a volume of the name %q is being made or deleted", q.GetName())
-	case from == nil && !sameVolume(v, class, required, limit):
+	case from == nil && (clone || !sameVolume(v, class, required, limit)):
 		return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with other parameters or of another size", q.GetName())
 	}
 	if from != nil {

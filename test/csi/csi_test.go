@@ -4,6 +4,7 @@ package csi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -52,9 +53,32 @@ type rig struct {
 	driver *spawn.Process
 	deaths int // of drivers, that again saw
 	conn   *grpc.ClientConn
+	secure string // address of a metadata server over TCP; "": a Unix socket
 }
 
 func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := emptyRig(t)
+	r.start(nil, "meta", "--dir", r.path("m"))
+	r.until("the metadata server listens", func() error { _, err := os.Stat(r.path("m", "meta.sock")); return err })
+	r.start(nil, "chunkserver", "--data", r.path("c"), "--cluster", r.cluster(), "--topology", "/dc1/rack1/node1")
+	r.hasChunkServer()
+	return r
+}
+
+// hasChunkServer waits for one.
+func (r *rig) hasChunkServer() {
+	r.t.Helper()
+	r.until("the chunk server is known", func() error {
+		if out, err := r.ctl("node", "list", "--output", "json"); err != nil || !bytes.Contains(out, []byte(`"live": true`)) {
+			return fmt.Errorf("%s %w", out, err)
+		}
+		return nil
+	})
+}
+
+// emptyRig is a directory and what looks after it.
+func emptyRig(t *testing.T) *rig {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ct")
 	if err != nil {
@@ -75,28 +99,25 @@ func newRig(t *testing.T) *rig {
 		}
 		os.RemoveAll(dir)
 	})
-	r.conn, err = grpc.NewClient("unix://"+r.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+	r.conn = r.dial(r.socket())
+	return r
+}
+
+func (r *rig) dial(socket string) *grpc.ClientConn {
+	r.t.Helper()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 100 * time.Millisecond}, MinConnectTimeout: time.Second}))
 	if err != nil {
-		t.Fatal(err)
+		r.t.Fatal(err)
 	}
-	t.Cleanup(func() { r.conn.Close() })
-	r.start(nil, "meta", "--dir", r.path("m"))
-	r.until("the metadata server listens", func() error { _, err := os.Stat(r.path("m", "meta.sock")); return err })
-	r.start(nil, "chunkserver", "--data", r.path("c"), "--cluster", r.cluster(), "--topology", "/dc1/rack1/node1")
-	r.until("the chunk server is known", func() error {
-		if out, err := r.ctl("node", "list", "--output", "json"); err != nil || !bytes.Contains(out, []byte(`"live": true`)) {
-			return fmt.Errorf("%s %w", out, err)
-		}
-		return nil
-	})
-	return r
+	r.t.Cleanup(func() { conn.Close() })
+	return conn
 }
 
 func (r *rig) path(parts ...string) string {
 	return filepath.Join(append([]string{r.dir}, parts...)...)
 }
-func (r *rig) cluster() string { return "unix:" + r.path("m", "meta.sock") }
+func (r *rig) cluster() string { return cmp.Or(r.secure, "unix:"+r.path("m", "meta.sock")) }
 func (r *rig) socket() string  { return r.path("csi.sock") }
 
 // start runs a part as a process that ends with the test.
@@ -121,8 +142,13 @@ func (r *rig) start(env []string, args ...string) *spawn.Process {
 func (r *rig) drive(env []string, args ...string) {
 	r.t.Helper()
 	r.driver = r.start(env, append([]string{"csi", "--endpoint", "unix://" + r.socket(), "--cluster", r.cluster(), "--state-dir", r.path("state"), "--node-name", "node1", "--inline", "--log-level", "debug"}, args...)...)
+	r.answers(r.conn)
+}
+
+func (r *rig) answers(conn *grpc.ClientConn) {
+	r.t.Helper()
 	r.until("the driver answers", func() error {
-		p, err := csi.NewIdentityClient(r.conn).Probe(r.t.Context(), &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		p, err := csi.NewIdentityClient(conn).Probe(r.t.Context(), &csi.ProbeRequest{}, grpc.WaitForReady(true))
 		if err == nil && !p.GetReady().GetValue() {
 			err = errors.New("the cluster does not answer")
 		}
@@ -146,7 +172,10 @@ func (r *rig) until(what string, try func() error) {
 
 // ctl runs a command of the program against the cluster.
 func (r *rig) ctl(args ...string) ([]byte, error) {
-	cmd := exec.Command(program, append(args, "--cluster", r.cluster())...)
+	if args = append(args, "--cluster", r.cluster()); r.secure != "" {
+		args = append(args, "--credentials", r.path("cred", "admin"))
+	}
+	cmd := exec.Command(program, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
