@@ -160,14 +160,33 @@ func (o *owner) askAt(ctx context.Context, at meta.Generation, op meta.Op) (*met
 	if err := o.srv.digests.limit.WaitN(ctx, askCost); err != nil {
 		return nil, o.gone()
 	}
+	for {
+		res, wait, err := o.tryAt(at, op)
+		if err != nil || wait == nil {
+			return res, err
+		}
+		if err := o.await(ctx, wait); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// tryAt reads, or says what to wait for first: the places of a clone's chunks in
+// other volumes.
+func (o *owner) tryAt(at meta.Generation, op meta.Op) (*meta.Result, <-chan struct{}, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.failed != nil {
-		return nil, o.failed
+		return nil, nil, o.failed
 	}
 	q := o.context(0)
 	q.At = at
-	return namespace.Query(&view{o: o}, q, op)
+	res, err := namespace.Query(&view{o: o}, q, op)
+	if err != nil {
+		return nil, nil, err
+	}
+	wait, err := o.fillPlaces(res)
+	return res, wait, err
 }
 
 // readAt reads the bytes of a file at a snapshot.
@@ -196,7 +215,7 @@ func (o *owner) readAt(ctx context.Context, at meta.Generation, ino meta.Ino, p 
 			}
 			pl, ok := places[e.Chunk]
 			if !ok {
-				return meta.E("digest", meta.NotSupported, o.subject(), fmt.Errorf("chunk %v is counted by another volume", e.Chunk))
+				return meta.E("digest", meta.Unavailable, o.subject(), fmt.Errorf("nobody says where chunk %v lies", e.Chunk))
 			}
 			if err := o.srv.cfg.Chunks.ReadAt(ctx, pl, p[lo-off:hi-off], e.ChunkOff+lo-e.Off); err != nil {
 				return err
