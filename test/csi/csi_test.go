@@ -170,18 +170,25 @@ func (r *rig) until(what string, try func() error) {
 	r.t.Fatalf("%s: %v", what, err)
 }
 
-// ctl runs a command of the program against the cluster.
+// ctl runs a command of the program against the cluster; on a machine that is so
+// busy that nobody answers in time, again.
 func (r *rig) ctl(args ...string) ([]byte, error) {
 	if args = append(args, "--cluster", r.cluster()); r.secure != "" {
 		args = append(args, "--credentials", r.path("cred", "admin"))
 	}
-	cmd := exec.Command(program, args...)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, errs.String())
+	for deadline := time.Now().Add(60 * time.Second); ; {
+		cmd := exec.Command(program, args...)
+		var out, errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		err := cmd.Run()
+		if err == nil {
+			return out.Bytes(), nil
+		}
+		if !strings.Contains(errs.String(), "no answer from") || time.Now().After(deadline) {
+			return nil, fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, errs.String())
+		}
+		time.Sleep(100 * time.Millisecond)
 	}
-	return out.Bytes(), nil
 }
 
 // volumes lists the names of the cluster's volumes besides the root.
