@@ -16,6 +16,7 @@ type CloneOf = wire.CloneInfo
 type cloneSession interface {
 	Clone(ctx context.Context, v meta.VolumeID, snapshot, name string) (metaclient.Volume, error)
 	Clones(ctx context.Context, v meta.VolumeID) ([]wire.CloneInfo, error)
+	Promote(ctx context.Context, v meta.VolumeID) (wire.PromoteStatus, error)
 }
 
 var _ cloneSession = session{}
@@ -57,4 +58,20 @@ func (v *Volume) Clones(ctx context.Context) ([]CloneOf, error) {
 		return nil, err
 	}
 	return s.Clones(ctx, v.id)
+}
+
+// Promotion tells how far a clone is on the way to needing no other volume.
+type Promotion = wire.PromoteStatus
+
+// Promote begins to copy what this volume, a clone, still shares with what it
+// was cloned from, and tells how far that is. It goes on in the background, also
+// under the volume's next owners, while the volume is used; once it is done the
+// origin may be deleted. Of a volume that is no clone it says so. Errors: Busy
+// (the volume has clones itself), AccessDenied.
+func (v *Volume) Promote(ctx context.Context) (Promotion, error) {
+	s, err := v.cloneSession()
+	if err != nil {
+		return Promotion{}, err
+	}
+	return s.Promote(ctx, v.id)
 }

@@ -25,7 +25,7 @@ func newVolume() *cobra.Command {
 its files are sealed and synced. It hangs in the tree where it is attached; a
 mount of the tree shows it there, and it can be mounted by its name alone.`,
 	}
-	cmd.AddCommand(newVolumeCreate(), newVolumeList(), newVolumeShow(), newVolumeSet(), newVolumeAttach(), newVolumeDetach(), newVolumeRename(), newVolumeDelete(), newVolumeUndelete())
+	cmd.AddCommand(newVolumeCreate(), newVolumeList(), newVolumeShow(), newVolumeSet(), newVolumeAttach(), newVolumeDetach(), newVolumeRename(), newVolumeDelete(), newVolumePromote(), newVolumeUndelete())
 	return cmd
 }
 

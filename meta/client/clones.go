@@ -22,3 +22,11 @@ func (s *Session) Clones(ctx context.Context, v meta.VolumeID) (l []wire.CloneIn
 	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminClones, Volume: v}, nil, &l)
 	return l, err
 }
+
+// Promote begins to make a clone independent of what it was cloned from, and
+// tells how far that is: it goes on by itself. Errors: Busy (it has clones
+// itself).
+func (s *Session) Promote(ctx context.Context, v meta.VolumeID) (st wire.PromoteStatus, err error) {
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminPromote, Volume: v}, nil, &st)
+	return st, err
+}

@@ -203,7 +203,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return s.snapshotOp(ctx, m, re)
 	case wire.AdminPin, wire.AdminUnpin:
 		return s.pinOp(ctx, sess, m, re)
-	case wire.AdminClone, wire.AdminClones, wire.AdminCloneSettle, wire.AdminChunkPlaces:
+	case wire.AdminClone, wire.AdminClones, wire.AdminCloneSettle, wire.AdminPromote, wire.AdminChunkPlaces:
 		return s.cloneOp(ctx, m, re)
 	case wire.AdminRenew:
 		return s.renew(ctx, sess.who, m, re)

@@ -64,7 +64,7 @@ func isImplied(name string) bool {
 // dependent refuses what would take from a volume's clones what they need.
 func dependent(op string, v cluster.Volume, all []cluster.Volume) error {
 	if names := clonesIn(all, v.ID, 0); len(names) > 0 {
-		return meta.E(op, meta.Busy, v.Name, fmt.Errorf("it has clones that need it: %s; delete those first", strings.Join(names, ", ")))
+		return meta.E(op, meta.Busy, v.Name, fmt.Errorf("it has clones that need it: %s; promote or delete those first", strings.Join(names, ", ")))
 	}
 	return nil
 }
@@ -124,6 +124,12 @@ func (s *Server) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) e
 		return nil
 	case wire.AdminCloneSettle:
 		return o.settleClones(ctx)
+	case wire.AdminPromote:
+		st, err := o.promote(ctx)
+		if err != nil {
+			return err
+		}
+		return reportJSON(re, st)
 	}
 	var names []string
 	if err := json.Unmarshal(m.Body, &names); err != nil {
@@ -137,7 +143,7 @@ func (s *Server) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) e
 		}
 		ids = append(ids, meta.ChunkIDFromBytes(b))
 	}
-	places, err := o.placesOf(ctx, ids)
+	places, err := o.placesOf(ctx, ids, m.Entry == sealFirst)
 	if err != nil {
 		return err
 	}
@@ -206,6 +212,9 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 		return none, err
 	}
 	for _, x := range all {
+		if x.ID == o.vol && x.Origin != nil && x.Origin.Promoting {
+			return none, meta.E("clone", meta.Busy, x.Name, errors.New("it is being promoted: wait for that"))
+		}
 		if x.Attach != nil && x.Attach.Parent == o.vol {
 			return none, meta.E("clone", meta.NotSupported, o.subject(), fmt.Errorf("volume %s is attached inside it, and a clone would lead into that one, not into a copy", x.Name))
 		}
@@ -350,7 +359,7 @@ func (o *owner) deleteUnpinned(ctx context.Context, name string) (meta.Snapshot,
 	}
 	all, verr := o.srv.cfg.Cluster.Volumes(ctx)
 	if names := clonesIn(all, o.vol, sn.At); verr == nil && len(names) > 0 {
-		err = meta.E("delete snapshot", meta.Busy, name, fmt.Errorf("clones need it: %s; delete those first", strings.Join(names, ", ")))
+		err = meta.E("delete snapshot", meta.Busy, name, fmt.Errorf("clones need it: %s; promote or delete those first", strings.Join(names, ", ")))
 	}
 	return sn, err
 }
@@ -555,7 +564,7 @@ func (o *owner) learnPlaces(ids []meta.ChunkID) {
 		for n < len(ids) && ids[n].Volume == ids[0].Volume {
 			n++
 		}
-		places, err := o.srv.placesIn(ctx, ids[0].Volume, ids[:n])
+		places, err := o.srv.placesIn(ctx, ids[0].Volume, ids[:n], false)
 		o.mu.Lock()
 		if o.foreign.m == nil || len(o.foreign.m) > maxForeign {
 			o.foreign.m = map[meta.ChunkID]foreignPlace{}
@@ -575,8 +584,12 @@ func (o *owner) learnPlaces(ids []meta.ChunkID) {
 }
 
 // placesIn tells where chunks of one volume lie; those that it has no record of
-// have no servers.
-func (s *Server) placesIn(ctx context.Context, v meta.VolumeID, ids []meta.ChunkID) (places []meta.ChunkPlace, err error) {
+// have no servers. With seal, those that are still open are sealed first.
+func (s *Server) placesIn(ctx context.Context, v meta.VolumeID, ids []meta.ChunkID, seal bool) (places []meta.ChunkPlace, err error) {
+	entry := ""
+	if seal {
+		entry = sealFirst
+	}
 	names := make([]string, len(ids))
 	for i, id := range ids {
 		b := id.Bytes()
@@ -587,9 +600,9 @@ func (s *Server) placesIn(ctx context.Context, v meta.VolumeID, ids []meta.Chunk
 		panic("server: names are plain data: " + err.Error())
 	}
 	err = s.atOwner(ctx, v, func(o *owner) (err error) {
-		places, err = o.placesOf(ctx, ids)
+		places, err = o.placesOf(ctx, ids, seal)
 		return err
-	}, &wire.Admin{Op: wire.AdminChunkPlaces, Volume: v, Body: body}, func(re *wire.AdminRe) error {
+	}, &wire.Admin{Op: wire.AdminChunkPlaces, Volume: v, Entry: entry, Body: body}, func(re *wire.AdminRe) error {
 		var l []wire.ChunkWhere
 		if err := json.Unmarshal(re.Report, &l); err != nil || len(l) != len(ids) {
 			return meta.E("place chunks", meta.Protocol, fmt.Sprint(v), err)
@@ -611,7 +624,7 @@ func (s *Server) checkForeign(ctx context.Context, need map[meta.ChunkID]uint64,
 	}
 	for v, ids := range byVolume {
 		for some := range slices.Chunk(ids, 4096) {
-			places, err := s.placesIn(ctx, v, some)
+			places, err := s.placesIn(ctx, v, some, false)
 			if err != nil {
 				return err
 			}
@@ -628,10 +641,21 @@ func (s *Server) checkForeign(ctx context.Context, need map[meta.ChunkID]uint64,
 	return nil
 }
 
+// sealFirst as the entry of AdminChunkPlaces has chunks sealed that are open.
+const sealFirst = "seal"
+
 // placesOf reads records of this volume's chunks.
-func (o *owner) placesOf(ctx context.Context, ids []meta.ChunkID) ([]meta.ChunkPlace, error) {
+func (o *owner) placesOf(ctx context.Context, ids []meta.ChunkID, seal bool) ([]meta.ChunkPlace, error) {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
+	}
+	if seal {
+		for _, id := range ids {
+			// Who is writing it goes on in another.
+			if _, err := o.seal(ctx, id, nil); err != nil && !errors.Is(err, meta.NoSuchChunk) {
+				return nil, err
+			}
+		}
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()

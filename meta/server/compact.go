@@ -221,16 +221,22 @@ func (o *owner) copyOn(servers []meta.ServerID, order meta.Order, length uint64)
 	return errors.Join(errs...)
 }
 
-// swap replaces one extent's place. Sessions that cached the file's extents
-// are asked to forget them first; those with data still to commit keep it,
-// since their commits only replace ranges.
+// swap replaces one extent's place.
 func (o *owner) swap(ino meta.Ino, old, new meta.Extent) error {
+	_, err := o.swapped(ino, &meta.ReplaceExtents{Ino: ino, Old: []meta.Extent{old}, New: []meta.Extent{new}})
+	return err
+}
+
+// swapped runs an operation that changes where bytes of a file lie. Sessions that
+// cached the file's extents are asked to forget them first; those with data
+// still to commit keep it, since their commits only replace ranges.
+func (o *owner) swapped(ino meta.Ino, op meta.Op) (*meta.Result, error) {
 	k := &ticket{}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for {
 		if o.failed != nil {
-			return o.failed
+			return nil, o.failed
 		}
 		ch := o.leases.conflict(o.vol, nil, ino, meta.LeaseNone)
 		if ch == nil {
@@ -242,10 +248,10 @@ func (o *owner) swap(ino meta.Ino, old, new meta.Extent) error {
 		o.mu.Lock()
 		if err != nil {
 			o.leases.unblock(k)
-			return err
+			return nil, err
 		}
 	}
-	_, err := o.run(&meta.ReplaceExtents{Ino: ino, Old: []meta.Extent{old}, New: []meta.Extent{new}}, 0)
+	res, err := o.run(op, 0)
 	o.leases.unblock(k)
-	return err
+	return res, err
 }

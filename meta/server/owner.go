@@ -103,13 +103,16 @@ type owner struct {
 	digestWake chan struct{}        // to digestLoop, capacity 1
 	digesting  bool                 // it is at it
 	diffs      diffCache
-	clone      bool       // files may lie in other volumes' chunks,
-	foreign    foreign    // which are these
-	cloning    sync.Mutex // held while a clone of this volume is made or let go, before mu
-	freed      uint64     // by the deletion of a snapshot under way
-	keep       string     // the schedule of snapshots,
-	keepRead   time.Time  // as it was in the table then
-	keepOpen   bool       // it asks for the volume more often than visits do
+	clone      bool         // files may lie in other volumes' chunks,
+	foreign    foreign      // which are these
+	promotion  promotion    // of a clone,
+	promoting  bool         // which is under way,
+	filling    meta.ChunkID // and this chunk being filled for it
+	cloning    sync.Mutex   // held while a clone of this volume is made or let go, before mu
+	freed      uint64       // by the deletion of a snapshot under way
+	keep       string       // the schedule of snapshots,
+	keepRead   time.Time    // as it was in the table then
+	keepOpen   bool         // it asks for the volume more often than visits do
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc

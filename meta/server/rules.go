@@ -131,6 +131,7 @@ var adminRules = [...]adminRule{
 	// A clone is a new volume, which nobody has rights on yet.
 	wire.AdminClone:       {roles: admins},
 	wire.AdminClones:      {roles: admins},
+	wire.AdminPromote:     {roles: admins, right: cluster.AdminRights},
 	wire.AdminCloneSettle: {roles: []peering.Role{peering.Meta}},
 	wire.AdminChunkPlaces: {roles: []peering.Role{peering.Meta}},
 }

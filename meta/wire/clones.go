@@ -33,3 +33,11 @@ type ChunkWhere struct {
 	Sealed  bool            `json:"sealed,omitempty"`
 	Length  uint64          `json:"length,omitempty"`
 }
+
+// PromoteStatus answers AdminPromote.
+type PromoteStatus struct {
+	// Done: the volume needs no other.
+	Done   bool   `json:"done" yaml:"done"`
+	Copied uint64 `json:"copied_bytes" yaml:"copied_bytes"` // since its owner began
+	Left   uint64 `json:"left_bytes" yaml:"left_bytes"`     // as far as is known
+}

@@ -452,3 +452,57 @@ func TestKilled(t *testing.T) {
 	r.must("fsck")
 	r.gone("data")
 }
+
+// TestPromoted makes a clone independent while it is written and the system is
+// killed: then its origin may go, and nothing of the clone or of its snapshots
+// is missing.
+func TestPromoted(t *testing.T) {
+	r := newRig(t)
+	r.must("volume", "create", "data", "--attach", "/data")
+	r.fill("data")
+	r.must("snapshot", "create", "data", "v1")
+	r.must("clone", "create", "data@v1", "exp", "--attach", "/exp")
+	r.must("snapshot", "create", "exp", "e1")
+	e1 := r.tree("exp")
+	r.patch("exp/f8", 3<<20, random(200_000))
+	copyRange(t, r.path("exp/f7"), r.path("exp/copy"))
+	if err := os.Remove(r.path("exp/f6")); err != nil {
+		t.Fatal(err)
+	}
+	r.must("clone", "create", "exp", "child")
+	r.refused([]string{"busy", "child"}, "volume", "promote", "exp")
+	r.gone("child")
+	exp := r.tree("exp")
+
+	r.must("volume", "promote", "exp", "--detach")
+	time.Sleep(rand.N(60 * time.Millisecond))
+	r.kill()
+	r.start()
+	r.write("exp/new", random(3<<20))
+	exp["new"] = r.tree("exp")["new"]
+	r.must("volume", "promote", "exp")
+	if l := r.clones(); len(l) != 0 {
+		t.Fatal(l)
+	}
+	for _, name := range []string{"f5", "f7", "f8", "copy"} {
+		for _, id := range r.chunks("exp", name) {
+			for _, other := range r.chunks("data", "f7") {
+				if id.Volume == other.Volume {
+					t.Errorf("%s still lies in %v", name, id)
+				}
+			}
+		}
+	}
+	r.must("fsck")
+	r.must("snapshot", "delete", "data", "v1", "--yes", "--wait")
+	r.gone("data")
+	r.same("exp", exp)
+	r.same("exp/.snapshot/e1", e1)
+	r.must("snapshot", "rollback", "exp", "e1", "--yes", "--force")
+	r.until("the mount is back", func() error { _, err := os.ReadDir(r.path("exp")); return err })
+	r.same("exp", e1)
+	r.kill()
+	r.start()
+	r.same("exp", e1)
+	r.must("fsck")
+}

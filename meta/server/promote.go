@@ -1,0 +1,340 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Promoting a clone: what it needs of other volumes' chunks is copied, server
+// by server where the chunks lie, and its origin is free. The row says that it
+// is wanted; whoever owns the clone goes on with it, from what its state says is
+// left. Nobody is kept waiting meanwhile but by a recall of a file's leases.
+//
+//	1. what the clone can't see of its origin's state is removed (SweepClone)
+//	2. its base, as a deleted snapshot is
+//	3. ranges are copied, and extents of every generation swapped (AdoptExtents)
+//	4. the state is an ordinary volume's, and a checkpoint of it is stored
+//	5. the row names no origin any more, and the origin forgets its note
+
+const (
+	// promoteRefs bounds the extents that one round looks at.
+	promoteRefs = 200_000
+	// promoteSome bounds the extents of one entry.
+	promoteSome  = 1000
+	promotePause = 5 * time.Second // after something failed
+)
+
+// promotion is how far the work is, for who asks.
+type promotion struct {
+	copied, left atomic.Uint64
+	wake         chan struct{} // capacity 1
+}
+
+// promote begins, or tells how far it is. Errors: Invalid (it is no clone), Busy
+// (it has clones itself).
+func (o *owner) promote(ctx context.Context) (wire.PromoteStatus, error) {
+	const op = "promote volume"
+	if err := o.await(ctx, o.recovered); err != nil {
+		return wire.PromoteStatus{}, err
+	}
+	o.cloning.Lock()
+	defer o.cloning.Unlock()
+	c := o.srv.cfg.Cluster
+	row, err := c.Volume(ctx, o.vol)
+	if err != nil {
+		return wire.PromoteStatus{}, err
+	}
+	if row.Origin == nil {
+		return wire.PromoteStatus{Done: true, Copied: o.promotion.copied.Load()}, nil
+	}
+	if !row.Origin.Promoting {
+		all, err := c.Volumes(ctx)
+		if err != nil {
+			return wire.PromoteStatus{}, err
+		}
+		if names := clonesIn(all, o.vol, 0); len(names) > 0 {
+			return wire.PromoteStatus{}, meta.E(op, meta.Busy, row.Name, fmt.Errorf("its own clones need its origin, too: %s; promote or delete those first", strings.Join(names, ", ")))
+		}
+		if _, err := c.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error {
+			if v.Origin != nil {
+				v.Origin.Promoting = true
+			}
+			return nil
+		}); err != nil {
+			return wire.PromoteStatus{}, err
+		}
+		o.log.Info("the clone is being promoted", "origin", row.Origin.Volume, "snapshot", row.Origin.Snapshot)
+	}
+	select {
+	case o.promotion.wake <- struct{}{}:
+	default:
+	}
+	return wire.PromoteStatus{Copied: o.promotion.copied.Load(), Left: o.promotion.left.Load()}, nil
+}
+
+// promoteLoop does what is left of a promotion, when it is asked to and when the
+// volume is opened.
+func (o *owner) promoteLoop() {
+	if o.await(o.ctx, o.recovered) != nil {
+		return
+	}
+	t := time.NewTimer(0)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-o.promotion.wake:
+		case <-o.ctx.Done():
+			return
+		}
+		row, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol)
+		if err == nil && (row.Origin == nil || !row.Origin.Promoting) {
+			o.setPromoting(false)
+			continue
+		}
+		if err == nil {
+			o.setPromoting(true)
+			err = o.promoteAll(o.ctx, row.Origin)
+		}
+		if err != nil && o.ctx.Err() == nil {
+			o.log.Warn("promoting the clone stopped, it is tried again", "error", err)
+			t.Reset(promotePause)
+			continue
+		}
+		o.setPromoting(false)
+	}
+}
+
+func (o *owner) setPromoting(yes bool) {
+	o.mu.Lock()
+	o.promoting = yes
+	o.mu.Unlock()
+}
+
+// step runs an operation of the owner and waits for the journal.
+func (o *owner) step(ctx context.Context, op meta.Op) (*meta.Result, error) {
+	o.mu.Lock()
+	seq := o.cur.seq
+	res, err := o.run(op, 0)
+	wait := o.untilDurable(seq)
+	o.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return res, o.await(ctx, wait)
+}
+
+func (o *owner) promoteAll(ctx context.Context, origin *cluster.Origin) error {
+	var base meta.Generation
+	for sweep := (&meta.SweepClone{}); ; {
+		res, err := o.step(ctx, sweep)
+		if err != nil {
+			return err
+		}
+		if res.EOF {
+			base = meta.Generation(res.Off)
+			break
+		}
+		sweep.From = res.Data
+	}
+	for base != 0 {
+		res, err := o.step(ctx, &meta.DropSnapshot{At: base, Max: dropStep})
+		if err != nil {
+			return err
+		}
+		if res.EOF {
+			break
+		}
+	}
+	for {
+		more, err := o.adoptSome(ctx)
+		if err != nil {
+			return err
+		}
+		if !more {
+			break
+		}
+	}
+	if _, err := o.step(ctx, &meta.SweepClone{Forget: true}); err != nil {
+		return err
+	}
+	// The state that others load is the clone's own from now on.
+	if err := o.settled(ctx); err != nil {
+		return err
+	}
+	if err := o.checkpoint(ctx); err != nil {
+		return err
+	}
+	if _, err := o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error { v.Origin = nil; return nil }); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	o.clone = false
+	o.mu.Unlock()
+	o.log.Info("the clone was promoted", "copied", o.promotion.copied.Load())
+	o.srv.settleOrigin(ctx, origin)
+	return nil
+}
+
+// adoptSome copies some of what lies in other volumes' chunks. When it finds
+// nothing of any generation there can be none later: only what is there can be
+// copied by reference.
+func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
+	if err := o.settled(ctx); err != nil {
+		return false, err
+	}
+	o.mu.Lock()
+	if o.ctx.Err() != nil || o.stClosed {
+		o.mu.Unlock()
+		return false, o.gone()
+	}
+	o.wg.Add(1) // the store is not closed under it
+	defer o.wg.Done()
+	frozen := o.st.Freeze()
+	o.mu.Unlock()
+	refs := map[meta.ChunkID][]namespace.ForeignExtent{}
+	n, left := 0, uint64(0)
+	err = namespace.ForeignExtents(frozen, func(e namespace.ForeignExtent) bool {
+		left += e.Len
+		if _, ok := refs[e.Chunk]; ok || n < promoteRefs {
+			refs[e.Chunk] = append(refs[e.Chunk], e)
+			n++
+		}
+		return o.ctx.Err() == nil
+	})
+	if err = errors.Join(err, frozen.Close()); err != nil || n == 0 {
+		return false, err
+	}
+	o.promotion.left.Store(left)
+	ids := slices.SortedFunc(maps.Keys(refs), meta.ChunkID.Compare)
+	for len(ids) > 0 {
+		some := 1
+		for some < min(len(ids), 256) && ids[some].Volume == ids[0].Volume {
+			some++
+		}
+		places, err := o.srv.placesIn(ctx, ids[0].Volume, ids[:some], true)
+		if err != nil {
+			return false, err
+		}
+		for _, p := range places {
+			// A rollback waits until nothing is being written.
+			o.mu.Lock()
+			closed := o.closed
+			o.mu.Unlock()
+			if closed != nil {
+				if err := o.await(ctx, closed); err != nil {
+					return false, err
+				}
+			}
+			if err := o.adoptChunk(ctx, p, refs[p.ID]); err != nil {
+				return false, err
+			}
+		}
+		ids = ids[some:]
+	}
+	return true, nil
+}
+
+// adoptChunk copies what is needed of one chunk to a chunk of this volume, on
+// the servers that have it, and swaps the extents.
+func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []namespace.ForeignExtent) error {
+	const op = "promote volume"
+	m := o.srv.servers()
+	var servers []meta.ServerID
+	for _, id := range from.Servers {
+		if s, ok := m.Server(id); ok && s.State == placement.Live {
+			servers = append(servers, id)
+		}
+	}
+	if len(servers) == 0 || !from.Sealed {
+		return meta.E(op, meta.Unavailable, from.ID.String(), fmt.Errorf("it lies on %v, sealed: %v", from.Servers, from.Sealed))
+	}
+	runs := union(refs)
+	o.mu.Lock()
+	seq := o.cur.seq
+	fence := meta.Fence{Term: o.own.Term()}
+	res, err := o.run(&meta.AllocChunks{N: 1, Servers: [][]meta.ServerID{servers}, Fence: fence}, 0)
+	if err == nil {
+		o.filling = res.Chunks[0].ID
+	}
+	wait := o.untilDurable(seq)
+	o.mu.Unlock()
+	if err == nil {
+		err = o.await(ctx, wait)
+	}
+	if err != nil {
+		return err
+	}
+	target := res.Chunks[0].ID
+	var length uint64
+	defer func() {
+		o.mu.Lock()
+		o.filling = meta.ChunkID{}
+		o.mu.Unlock()
+	}()
+	at := make([]uint64, len(runs)) // where each run begins in the copy
+	for i := 0; i < len(runs); {
+		order := meta.Order{Kind: meta.OrderCopy, Chunk: target, Fence: fence, From: from.ID, Length: length}
+		for len(order.Ranges) < 1024 && i < len(runs) {
+			at[i] = length
+			order.Ranges = append(order.Ranges, runs[i])
+			length += runs[i].Len
+			i++
+		}
+		if err := o.copyOn(servers, order, length); err != nil {
+			return err // the collector seals what was begun, and it is garbage
+		}
+	}
+	byInode := map[meta.Ino][]meta.Adopted{}
+	for _, r := range refs {
+		i, _ := slices.BinarySearchFunc(runs, r.ChunkOff, func(x meta.CopyRun, off uint64) int { return cmp.Compare(x.Off+x.Len-1, off) })
+		byInode[r.Ino] = append(byInode[r.Ino], meta.Adopted{Ino: r.Ino, At: r.At, Old: r.Extent, Copy: target, Off: at[i] + r.ChunkOff - runs[i].Off})
+	}
+	for _, ino := range slices.Sorted(maps.Keys(byInode)) {
+		for some := range slices.Chunk(byInode[ino], promoteSome) {
+			if err := o.adopt1(ino, some); err != nil {
+				return err
+			}
+		}
+	}
+	_, err = o.seal(ctx, target, nil)
+	return err
+}
+
+// union joins the ranges of a chunk that extents refer to.
+func union(refs []namespace.ForeignExtent) (runs []meta.CopyRun) {
+	sorted := slices.SortedFunc(slices.Values(refs), func(a, b namespace.ForeignExtent) int { return cmp.Compare(a.ChunkOff, b.ChunkOff) })
+	for _, r := range sorted {
+		end := r.ChunkOff + r.Len
+		if n := len(runs) - 1; n >= 0 && r.ChunkOff <= runs[n].Off+runs[n].Len {
+			runs[n].Len = max(runs[n].Len, end-runs[n].Off)
+			continue
+		}
+		runs = append(runs, meta.CopyRun{Off: r.ChunkOff, Len: r.Len})
+	}
+	return runs
+}
+
+// adopt1 swaps extents of one inode. Sessions that cached where they lie are
+// asked to forget that first, as for compaction.
+func (o *owner) adopt1(ino meta.Ino, l []meta.Adopted) error {
+	res, err := o.swapped(ino, &meta.AdoptExtents{Extents: l})
+	if err == nil {
+		o.promotion.copied.Add(res.Off)
+		o.promotion.left.Add(-min(res.Off, o.promotion.left.Load()))
+	}
+	return err
+}
