@@ -131,13 +131,8 @@ func body(w wire.VolumeWords) any {
 
 // spoken tells if a server did not understand a word.
 func spoken(v Volume, w wire.VolumeWords) error {
-	for _, x := range []struct {
-		said *uint64
-		is   uint64
-	}{{w.TrashSeconds, v.Detail.TrashSeconds}, {w.SoftBytes, v.Detail.SoftBytes}, {w.SoftInodes, v.Detail.SoftInodes}} {
-		if v.ID != 0 && x.said != nil && *x.said != x.is {
-			return meta.E("change volume", meta.NotSupported, v.Name, errors.New("the metadata server is older than this program and knows no trash and no advisory quotas: set them again after its upgrade"))
-		}
+	if v.ID != 0 && w.TrashSeconds != nil && *w.TrashSeconds != v.Detail.TrashSeconds {
+		return meta.E("change volume", meta.NotSupported, v.Name, errors.New("the metadata server is older than this program and knows no trash: set its time again after the upgrade"))
 	}
 	return nil
 }

@@ -73,10 +73,6 @@ type Volume struct {
 	TrashSeconds uint64    `json:"trash_seconds,omitempty"`
 	Deleted      meta.Time `json:"deleted,omitempty"` // in the trash: since when, until when
 	Until        meta.Time `json:"until,omitempty"`
-	// SoftBytes and SoftInodes are advisory quotas: what uses more is told of,
-	// not refused. 0: none.
-	SoftBytes  uint64 `json:"soft_bytes,omitempty"`
-	SoftInodes uint64 `json:"soft_inodes,omitempty"`
 	// Revision of the row in etcd; not stored.
 	Revision int64 `json:"-"`
 }

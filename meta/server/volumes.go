@@ -52,7 +52,7 @@ func (s *Server) describeIn(ctx context.Context, re *wire.AdminRe, in *paths, al
 	for _, v := range all {
 		re.Volumes = append(re.Volumes, s.volumeInfo(ctx, in, v))
 		d := wire.VolumeDetail{ID: v.ID, State: wire.VolumeReady, Created: goTime(v.Created), TrashSeconds: v.TrashSeconds,
-			SoftBytes: v.SoftBytes, SoftInodes: v.SoftInodes, Deleted: goTime(v.Deleted), Until: goTime(v.Until), Open: s.opened(v.ID) != nil}
+			Deleted: goTime(v.Deleted), Until: goTime(v.Until), Open: s.opened(v.ID) != nil}
 		switch {
 		case v.State == cluster.VolumeTrash:
 			d.State = wire.VolumeInTrash
@@ -123,13 +123,8 @@ func wordsOf(m *wire.Admin) (func(*cluster.Volume), error) {
 		return nil, meta.E("change volume", meta.Invalid, m.Name, fmt.Errorf("a trash time is at most %d days", MaxTrash/(24*time.Hour)))
 	}
 	return func(v *cluster.Volume) {
-		for _, x := range []struct {
-			to   *uint64
-			word *uint64
-		}{{&v.TrashSeconds, w.TrashSeconds}, {&v.SoftBytes, w.SoftBytes}, {&v.SoftInodes, w.SoftInodes}} {
-			if x.word != nil {
-				*x.to = *x.word
-			}
+		if w.TrashSeconds != nil {
+			v.TrashSeconds = *w.TrashSeconds
 		}
 	}, nil
 }

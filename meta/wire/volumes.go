@@ -13,9 +13,6 @@ import (
 type VolumeWords struct {
 	// TrashSeconds is how long it stays in the trash once it is deleted.
 	TrashSeconds *uint64 `json:"trash_seconds,omitempty"`
-	// SoftBytes and SoftInodes are advisory quotas; 0: none.
-	SoftBytes  *uint64 `json:"soft_bytes,omitempty"`
-	SoftInodes *uint64 `json:"soft_inodes,omitempty"`
 }
 
 // Empty tells whether they say nothing.
@@ -44,8 +41,6 @@ type VolumeDetail struct {
 	State        string        `json:"state"`
 	Created      time.Time     `json:"created,omitzero"`
 	TrashSeconds uint64        `json:"trash_seconds,omitempty"`
-	SoftBytes    uint64        `json:"soft_bytes,omitempty"`
-	SoftInodes   uint64        `json:"soft_inodes,omitempty"`
 	Deleted      time.Time     `json:"deleted,omitzero"` // in the trash
 	Until        time.Time     `json:"until,omitzero"`
 	// Open: its usage is known. A volume that nobody uses is closed, and a list
