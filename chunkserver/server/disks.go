@@ -416,16 +416,12 @@ func (ds *Disks) initInto(d *disk) error {
 	return ds.openInto(d, disksRecord{})
 }
 
-// isFresh tells whether a directory is empty (but for lost+found) or isn't there.
+// isFresh tells whether a directory isn't there, or one to make a store in.
 func isFresh(path string) (bool, error) {
-	names, err := os.ReadDir(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}
-	if err != nil {
-		return false, err
-	}
-	return len(names) == 0 || len(names) == 1 && names[0].Name() == "lost+found", nil
+	return store.Fresh(store.DirDisk(path))
 }
 
 func readOwner(path string) (o owner, err error) {

@@ -309,3 +309,44 @@ func TestCrash(t *testing.T) {
 		}
 	}
 }
+
+// An Init that a power cut ends anywhere is begun again, or was done; a
+// directory with anything else is never taken for that.
+func TestInitIsCutShort(t *testing.T) {
+	whole := false
+	for n := 1; !whole; n++ {
+		d := newMemDisk()
+		d.powerAt = n
+		whole = Init(d, options()) == nil
+		for seed := range uint64(8) {
+			after := d.crash(rand.New(rand.NewPCG(uint64(n), seed)))
+			fresh, err := Fresh(after)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if whole && fresh {
+				t.Fatalf("power cut at change %d: done, and yet to be made", n)
+			}
+			if fresh {
+				if err := Init(after, options()); err != nil {
+					t.Fatalf("power cut at change %d: %v", n, err)
+				}
+			}
+			s, err := Open(after, options())
+			if err != nil {
+				t.Fatalf("power cut at change %d, fresh %v: %v", n, fresh, err)
+			}
+			s.Abandon()
+			if fresh, _ := Fresh(after); fresh {
+				t.Fatalf("power cut at change %d: a store in use is taken for none", n)
+			}
+		}
+	}
+	d := newMemDisk()
+	if f, err := d.Open("picture", true); err != nil || f.Close() != nil {
+		t.Fatal(err)
+	}
+	if err := Init(d, options()); meta.KindOf(err) != meta.Exists {
+		t.Fatalf("a directory with a file in it is made a store: %v", err)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"slices"
 
 	"penstock.io/penstock/chunkserver"
 	"penstock.io/penstock/meta"
@@ -17,6 +18,7 @@ const FormatVersion = 1
 // Names within a disk's directory.
 const (
 	formatName = "format"
+	makingName = "unfinished" // there until the format file is
 	chunksDir  = "chunks"
 	logDir     = "log"
 	lockName   = "lock"
@@ -186,18 +188,27 @@ func getFence(b []byte) meta.Fence {
 	return meta.Fence{Term: meta.Term(binary.BigEndian.Uint64(b)), Seals: binary.BigEndian.Uint32(b[8:])}
 }
 
-// Init makes a new, empty store on d. It refuses a directory that holds
-// anything (but lost+found): Exists.
-func Init(d Disk, o Options) error {
-	const op = "make chunk store"
+// Fresh reports that Init may make a store on d: it holds nothing (but
+// lost+found), or what an Init left that did not come to its end.
+func Fresh(d Disk) (bool, error) {
 	names, err := d.List(".")
 	if err != nil {
-		return ioError(op, "", err)
+		return false, ioError("look at disk", "", err)
 	}
-	for _, n := range names {
-		if n != "lost+found" {
-			return meta.E(op, meta.Exists, n, errors.New("the directory is not empty; a new disk needs an empty one"))
-		}
+	if slices.Contains(names, makingName) {
+		return !slices.Contains(names, formatName), nil
+	}
+	return !slices.ContainsFunc(names, func(n string) bool { return n != "lost+found" }), nil
+}
+
+// Init makes a new, empty store on d, or goes on with one that a crash cut
+// short. It refuses a directory that holds anything else (but lost+found): Exists.
+func Init(d Disk, o Options) error {
+	const op = "make chunk store"
+	if fresh, err := Fresh(d); err != nil {
+		return err
+	} else if !fresh {
+		return meta.E(op, meta.Exists, "", errors.New("the directory is not empty; a new disk needs an empty one"))
 	}
 	f := format{cluster: o.Cluster, disk: o.Disk, segmentSize: o.SegmentSize, segments: o.Segments}
 	if f.segmentSize == 0 || f.segments == 0 {
@@ -209,14 +220,20 @@ func Init(d Disk, o Options) error {
 	if _, err := decodeFormat(f.encode()); err != nil {
 		return err
 	}
-	for _, dir := range []string{chunksDir, logDir} {
-		if err := d.Mkdir(dir); err != nil {
-			return ioError(op, dir, err)
-		}
+	m, err := d.Open(makingName, true)
+	if err != nil {
+		return ioError(op, makingName, err)
 	}
+	if err := errors.Join(m.Close(), d.SyncDir(".")); err != nil {
+		return ioError(op, makingName, err)
+	}
+	dirs := []string{chunksDir, logDir}
 	for i := range chunkDirs {
-		if err := d.Mkdir(fmt.Sprintf("%s/%02x", chunksDir, i)); err != nil {
-			return ioError(op, chunksDir, err)
+		dirs = append(dirs, fmt.Sprintf("%s/%02x", chunksDir, i))
+	}
+	for _, dir := range dirs {
+		if err := d.Mkdir(dir); err != nil && !errors.Is(err, os.ErrExist) {
+			return ioError(op, dir, err)
 		}
 	}
 	if err := d.SyncDir(chunksDir); err != nil {
@@ -229,7 +246,19 @@ func Init(d Disk, o Options) error {
 	if err := replaceFile(d, formatName, f.encode()); err != nil {
 		return ioError(op, formatName, err)
 	}
-	return ioError(op, "", d.SyncDir("."))
+	if err := d.SyncDir("."); err != nil {
+		return ioError(op, "", err)
+	}
+	return made(d)
+}
+
+// made takes the mark of an unfinished store away, if it is there; the format
+// file says that the store is whole. A mark that comes back does no harm.
+func made(d Disk) error {
+	if err := d.Remove(makingName); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return ioError("make chunk store", makingName, err)
+	}
+	return nil
 }
 
 // replaceFile makes name hold b, whole or not at all, after the caller has

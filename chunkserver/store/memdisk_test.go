@@ -160,6 +160,9 @@ func (d *memDisk) Rename(from, to string) error {
 func (d *memDisk) Mkdir(name string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.dirs[path.Clean(name)] != nil {
+		return &os.PathError{Op: "mkdir", Path: name, Err: os.ErrExist}
+	}
 	d.dirs[path.Clean(name)] = newMemDir() // only Init makes directories; not lost
 	return nil
 }

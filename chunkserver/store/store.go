@@ -183,6 +183,9 @@ func Open(d Disk, o Options) (*Store, error) {
 		}
 		return nil, ioError(op, lockName, err)
 	}
+	if err := made(d); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
 	s := &Store{
 		o: o, d: d, f: f, lock: lock, slog: o.Logger,
 		chunks: map[meta.ChunkID]*chunk{}, dirty: map[*chunk]struct{}{}, tombs: map[meta.ChunkID]meta.Fence{}, coming: map[meta.ChunkID]struct{}{},
