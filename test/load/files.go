@@ -417,7 +417,7 @@ func (o *overwriter) Verify() error {
 // which must not lose both versions either.
 //
 // After a crash there is one whole version, not older than the last one whose
-// directory was synced.
+// directory was synced; or the first, empty, if that is all that ever was.
 type replacer struct {
 	dir     string
 	rand    *rand.Rand
@@ -505,6 +505,11 @@ func (r *replacer) Verify() error {
 	}
 	if err != nil {
 		return err
+	}
+	if len(b) == 0 && r.synced == 0 {
+		// The first version took no other's place: a rename that replaces nothing
+		// waits for no bytes, and nobody asked for them.
+		return os.Remove(filepath.Join(r.dir, "current"))
 	}
 	version, err := r.judge(b, r.synced)
 	if err != nil {
