@@ -110,6 +110,14 @@ func (d *disk) state() (meta.DiskState, string) {
 	return meta.DiskOK, ""
 }
 
+// rank orders disks that hold the same: that which may keep it first.
+func (d *disk) rank() int {
+	if state, _ := d.state(); state == meta.DiskFailing {
+		return 1
+	}
+	return 0
+}
+
 // serves gives the store if the disk answers.
 func (d *disk) serves() *store.Store {
 	if s, _ := d.state(); s == meta.DiskFailed || s == meta.DiskRemoved {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -93,7 +94,10 @@ func (s *Server) list(ctx context.Context, o meta.Order) (r meta.OrderResult) {
 				}
 			}
 		}
-		slices.SortFunc(all, func(a, b found) int { return a.id.Compare(b.id) })
+		// What is on two disks, since a disk that is to be emptied could not delete
+		// what was moved, counts where it may stay.
+		slices.SortFunc(all, func(a, b found) int { return cmp.Or(a.id.Compare(b.id), a.d.rank()-b.d.rank()) })
+		all = slices.CompactFunc(all, func(a, b found) bool { return a.id == b.id })
 		for _, f := range all {
 			if err := ctx.Err(); err != nil {
 				return fail(meta.E(op, meta.Canceled, "", err))

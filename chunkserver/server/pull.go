@@ -211,11 +211,20 @@ func (s *Server) pullOne(ctx context.Context, o meta.Order) (chunkserver.Info, e
 	s.mu.Lock()
 	s.where[o.Chunk] = to
 	s.mu.Unlock()
-	if old != nil {
-		if st := old.serves(); st != nil {
-			if err := st.Delete(ctx, o.Chunk, o.Fence); err != nil {
-				s.slog.Warn("a replica was copied to another disk and stays on its old one, too", "chunk", o.Chunk.String(), "disk", old.id, "error", err)
-			}
+	// It is on one disk alone, also if an earlier move was stopped half way.
+	for _, d := range s.disks.list() {
+		if d == to {
+			continue
+		}
+		st := d.serves()
+		if st == nil {
+			continue
+		}
+		if _, err := st.Peek(o.Chunk); meta.KindOf(err) == meta.NoSuchChunk {
+			continue
+		}
+		if err := st.Delete(ctx, o.Chunk, o.Fence); err != nil {
+			s.slog.Warn("a replica was copied to another disk and stays on its old one, too", "chunk", o.Chunk.String(), "disk", d.id, "error", err)
 		}
 	}
 	return i, nil

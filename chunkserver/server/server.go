@@ -343,7 +343,15 @@ func (s *Server) findDisk(ctx context.Context, id meta.ChunkID, create bool, cla
 		_, err := st.Peek(id)
 		if k := meta.KindOf(err); k == meta.IO {
 			failed = err // it may be there
-		} else if k != meta.NoSuchChunk {
+		} else if k == meta.NoSuchChunk {
+			continue
+		}
+		// A move between disks that was stopped left it on two: the one that may
+		// stay counts.
+		if found == nil {
+			found = d
+		}
+		if state, _ := d.state(); state != meta.DiskFailing {
 			found = d
 			break
 		}

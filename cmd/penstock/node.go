@@ -54,6 +54,23 @@ type nodeView struct {
 	Bytes  uint64 `json:"chunk_bytes" yaml:"chunk_bytes"`
 	Open   uint64 `json:"open_chunks" yaml:"open_chunks"`
 	Needed uint64 `json:"needed_chunks" yaml:"needed_chunks"`
+	// What is still to be moved off it, or off one of its disks, and onto it.
+	ToLeave       uint64 `json:"chunks_to_leave" yaml:"chunks_to_leave"`
+	ToLeaveBytes  uint64 `json:"bytes_to_leave" yaml:"bytes_to_leave"`
+	ToArrive      uint64 `json:"chunks_to_arrive" yaml:"chunks_to_arrive"`
+	ToArriveBytes uint64 `json:"bytes_to_arrive" yaml:"bytes_to_arrive"`
+}
+
+// moveText says what is still to be moved: "-12 (96.0 MiB)" off it, "+…" onto it.
+func (n nodeView) moveText() string {
+	var parts []string
+	if n.ToLeave > 0 {
+		parts = append(parts, fmt.Sprintf("-%d (%s)", n.ToLeave, bytesText(n.ToLeaveBytes)))
+	}
+	if n.ToArrive > 0 {
+		parts = append(parts, fmt.Sprintf("+%d (%s)", n.ToArrive, bytesText(n.ToArriveBytes)))
+	}
+	return strings.Join(parts, " ")
 }
 
 func (n nodeView) stateText() string {
@@ -144,6 +161,7 @@ func countChunks(ctx context.Context, s *client.Session, views []nodeView) (*ser
 		v := &views[i]
 		c := repair.Nodes[meta.ServerID(v.ID)]
 		v.Chunks, v.Bytes, v.Open, v.Needed = c.Chunks, c.Bytes, c.Open, c.Needed
+		v.ToLeave, v.ToLeaveBytes, v.ToArrive, v.ToArriveBytes = c.ToLeave, c.ToLeaveBytes, c.ToArrive, c.ToArriveBytes
 	}
 	return repair, err
 }
@@ -172,13 +190,13 @@ func newNodeList() *cobra.Command {
 				}
 				warn(cmd, err)
 				return out.print(cmd.OutOrStdout(), views, func(t *table) {
-					t.row("NODE", "NAME", "STATE", "PLACE", "ADDRESS", "USED", "FREE", "DISKS", "CHUNKS", "OPEN", "NEEDED")
+					t.row("NODE", "NAME", "STATE", "PLACE", "ADDRESS", "USED", "FREE", "DISKS", "CHUNKS", "OPEN", "NEEDED", "TO MOVE")
 					for _, v := range views {
 						disks := strconv.Itoa(v.Disks)
 						if v.BadDisks > 0 {
 							disks += fmt.Sprintf(" (%d bad)", v.BadDisks)
 						}
-						t.row(v.ID, v.Name, v.stateText(), v.Topology, v.Address, bytesText(v.Total-min(v.Free, v.Total)), bytesText(v.Free), disks, v.Chunks, v.Open, v.Needed)
+						t.row(v.ID, v.Name, v.stateText(), v.Topology, v.Address, bytesText(v.Total-min(v.Free, v.Total)), bytesText(v.Free), disks, v.Chunks, v.Open, v.Needed, v.moveText())
 					}
 				})
 			})

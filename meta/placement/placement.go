@@ -31,6 +31,11 @@ type Server struct {
 	Disks    []Disk
 	State    State
 	Load     uint32 // copies under way to it, and the like: less is better
+	// Leaving bytes are of replicas that no record names any more: they count
+	// as used in Disks, and will be free. Coming bytes were copied here and are
+	// not in Disks yet. Of Gone and Got bytes, deleted and copied just now, it is
+	// not certain whether Disks shows them. Balance alone looks at these.
+	Leaving, Coming, Gone, Got uint64
 }
 
 // Disk is room of one class on a server.
@@ -59,8 +64,6 @@ type Map struct {
 	servers []Server // by id
 	// domain[level][i] numbers the failure domain of servers[i].
 	domain [3][]int32
-	fill   []float64 // used part of each server, 0 to 1, all classes
-	mean   float64   // of all live servers' bytes
 }
 
 // NewMap makes a map. The servers' ids are unique.
@@ -82,20 +85,6 @@ func NewMap(servers []Server) *Map {
 			}
 			m.domain[level][i] = n
 		}
-	}
-	m.fill = make([]float64, len(m.servers))
-	var used, total uint64
-	for i, s := range m.servers {
-		t, f := s.room("")
-		if t > 0 {
-			m.fill[i] = float64(t-min(f, t)) / float64(t)
-		}
-		if s.State == Live {
-			used, total = used+t-min(f, t), total+t
-		}
-	}
-	if total > 0 {
-		m.mean = float64(used) / float64(total)
 	}
 	return m
 }
@@ -141,6 +130,14 @@ func (s *Server) room(class string) (total, free uint64) {
 // Reserve is the free space below which a disk gets no new chunks: a fiftieth
 // of it, at most 1 GiB, so that what was promised can be kept.
 func Reserve(total uint64) uint64 { return min(total/50, 1<<30) }
+
+// fitsOn reports whether one disk of a class has room for n bytes and is not
+// near its end then.
+func (s *Server) fitsOn(class string, n uint64) bool {
+	return slices.ContainsFunc(s.Disks, func(d Disk) bool {
+		return (class == "" || d.Class == class) && d.Free > Reserve(d.Total) && d.Free-Reserve(d.Total) > n
+	})
+}
 
 // usable is the room on the disks of a class that are not near their end.
 func (s *Server) usable(class string) (free uint64) {
@@ -200,11 +197,19 @@ type pool struct {
 func weight(free uint64) uint64 { return max(free>>20, 1) }
 
 func (m *Map) pool(p *meta.Policy, avoid []meta.ServerID) *pool {
+	return m.poolOf(p, func(i int) bool {
+		s := &m.servers[i]
+		return s.State == Live && !slices.Contains(avoid, s.ID) && m.fits(i, p)
+	})
+}
+
+// poolOf is the pool of those servers with room that may get a replica.
+func (m *Map) poolOf(p *meta.Policy, may func(i int) bool) *pool {
 	l := &pool{m: m}
 	var sum uint64
 	for i := range m.servers {
 		s := &m.servers[i]
-		if s.State != Live || slices.Contains(avoid, s.ID) || !m.fits(i, p) {
+		if !may(i) {
 			continue
 		}
 		free := s.usable(p.Class)
@@ -299,12 +304,7 @@ func (m *Map) widen(r Rand, p *meta.Policy, n int, w Writer, have, avoid, got []
 // choose picks up to n servers whose domains at a level are their own.
 func (m *Map) choose(r Rand, p *meta.Policy, level meta.Spread, n int, w Writer, have, avoid []meta.ServerID) (got []meta.ServerID) {
 	l := m.pool(p, avoid)
-	var taken []int32
-	for _, id := range have {
-		if i, ok := m.index(id); ok {
-			taken = append(taken, m.domain[level][i])
-		}
-	}
+	taken := m.taken(level, have)
 	if len(have) == 0 && n > 0 && p.LocalFirst {
 		if i := l.local(w); i >= 0 {
 			got = append(got, m.servers[i].ID)
@@ -320,6 +320,16 @@ func (m *Map) choose(r Rand, p *meta.Policy, level meta.Spread, n int, w Writer,
 		taken = append(taken, m.domain[level][i])
 	}
 	return got
+}
+
+// taken are the domains at a level that servers are in.
+func (m *Map) taken(level meta.Spread, servers []meta.ServerID) (taken []int32) {
+	for _, id := range servers {
+		if i, ok := m.index(id); ok {
+			taken = append(taken, m.domain[level][i])
+		}
+	}
+	return taken
 }
 
 // local finds the server on the writer's machine with the most room, or else at

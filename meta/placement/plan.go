@@ -16,7 +16,8 @@ const (
 	// server can be asked to copy it anew.
 	Bad
 	// Unfit: good, and on a disk where it may not stay: of another class, or
-	// failing.
+	// failing. It moves to another disk of its server, if one has room, or else
+	// to another server.
 	Unfit
 )
 
@@ -24,6 +25,7 @@ const (
 type Replica struct {
 	Server meta.ServerID
 	State  ReplicaState
+	Length uint64 // bytes; 0: not known
 }
 
 // Reason is why something is to be done about a chunk, the most urgent last.
@@ -176,15 +178,21 @@ func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 		}
 		return st
 	}
-	// Copy anew where a bad one lies, if it may be there: nothing else moves.
+	// Copy anew where a bad one lies, if it may be there, and from a disk that is
+	// to be emptied to another one of the same server: nothing else moves.
 	refill := make([]bool, len(replicas))
-	for j := range replicas {
-		if kind[j] != bad || fit == want {
+	for j, x := range replicas {
+		if kind[j] != bad && (kind[j] != unfit || x.State != Unfit) || fit == want {
 			continue
 		}
 		i := at[j]
 		d := m.domain[p.Spread][i]
-		if s := &m.servers[i]; s.State == Live && m.fits(i, p) && s.usable(p.Class) > 0 && !slices.Contains(taken, d) {
+		s := &m.servers[i]
+		room := s.usable(p.Class) > 0
+		if kind[j] == unfit {
+			room = s.fitsOn(p.Class, x.Length)
+		}
+		if s.State == Live && m.fits(i, p) && room && !slices.Contains(taken, d) {
 			refill[j], stay[j] = true, true
 			taken = append(taken, d)
 			fit++
@@ -244,35 +252,4 @@ func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 	}
 	st.Blocked = len(st.Add) == 0
 	return st
-}
-
-// Balance proposes to move one replica of a chunk that Plan is content with
-// from a server that is fuller than the mean to one that is emptier, if their
-// fill differs by more than threshold (a part of 1).
-func (m *Map) Balance(r Rand, p *meta.Policy, servers []meta.ServerID, threshold float64) (Step, bool) {
-	worst, fullest := -1, m.mean
-	for k, id := range servers {
-		i, ok := m.index(id)
-		if !ok || m.servers[i].State != Live {
-			return Step{}, false
-		}
-		if m.fill[i] > fullest {
-			worst, fullest = k, m.fill[i]
-		}
-	}
-	if worst < 0 {
-		return Step{}, false
-	}
-	keep := slices.Delete(slices.Clone(servers), worst, worst+1)
-	avoid := slices.Clone(servers)
-	for i := range m.servers {
-		if m.fill[i] >= min(m.mean, fullest-threshold) {
-			avoid = append(avoid, m.servers[i].ID)
-		}
-	}
-	to := m.choose(r, p, p.Spread, 1, Writer{}, keep, avoid)
-	if len(to) == 0 {
-		return Step{}, false
-	}
-	return Step{Reason: Imbalance, Live: len(servers), Add: to, From: slices.Clone(servers), Keep: keep, Remove: servers[worst : worst+1 : worst+1]}, true
 }

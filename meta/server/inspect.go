@@ -86,7 +86,7 @@ func (f *faults) replicas(rec *meta.ChunkRecord) []placement.Replica {
 	defer f.mu.Unlock()
 	l := make([]placement.Replica, len(rec.Servers))
 	for i, id := range rec.Servers {
-		l[i].Server = id
+		l[i].Server, l[i].Length = id, rec.Length
 		for _, x := range f.m[rec.ID] {
 			if x.server == id {
 				l[i].State = x.state
@@ -188,9 +188,10 @@ func (o *owner) lookAround() error {
 		return err
 	}
 	lists := o.listServers(m, &policy)
+	balance := m.Balance(&policy, o.srv.cfg.Balance)
 	st, err := o.walk(m, true, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
 		o.confirmMissing(rec, lists)
-		return o.plan(rec, &policy, m, true)
+		return o.plan(rec, &policy, m, balance, true)
 	})
 	if err != nil {
 		return err
@@ -302,7 +303,7 @@ func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.
 	server := x.info.ID
 	if missing || !slices.Contains(rec.Servers, server) {
 		if missing || rec.State != meta.ChunkOpen {
-			o.stale.add(c.ID, server, missing)
+			o.stale.add(c.ID, server, c.Length, missing)
 		}
 		return
 	}
@@ -365,8 +366,9 @@ func (o *owner) confirmMissing(rec *meta.ChunkRecord, l *lists) {
 	}
 }
 
-// plan says what to do about a chunk, and with queue queues it.
-func (o *owner) plan(rec *meta.ChunkRecord, policy *meta.Policy, m *placement.Map, queue bool) placement.Step {
+// plan says what to do about a chunk, and with queue queues it. balance books
+// what is to move only to even out fills.
+func (o *owner) plan(rec *meta.ChunkRecord, policy *meta.Policy, m *placement.Map, balance *placement.Balance, queue bool) placement.Step {
 	replicas := o.faults.replicas(rec)
 	if time.Since(o.srv.epoch) < o.srv.cfg.RepairDelay {
 		// Servers that this process has not yet heard of may be on their way.
@@ -377,9 +379,9 @@ func (o *owner) plan(rec *meta.ChunkRecord, policy *meta.Policy, m *placement.Ma
 		}
 	}
 	st := m.Plan(chance{}, policy, replicas)
-	if st.Reason == placement.None && queue && o.srv.cfg.Balance > 0 {
-		if b, ok := m.Balance(chance{}, policy, rec.Servers, o.srv.cfg.Balance); ok {
-			o.srv.repairs.add(o, rec.ID, &b, rec.Length)
+	if st.Reason == placement.None {
+		if b, ok := balance.Move(chance{}, rec.Servers, rec.Length); ok {
+			st = b
 		}
 	}
 	if queue && (st.Work() || st.Live == 0 && mayAsk(m, replicas)) {

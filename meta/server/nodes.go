@@ -34,6 +34,10 @@ type RepairStatus struct {
 	Draining        uint64 `json:"draining"`
 	Surplus         uint64 `json:"surplus"`
 	Blocked         uint64 `json:"blocked"` // of all those: nothing can be done now
+	// Imbalanced chunks are where they may be, and one replica of each is to move
+	// so that servers get about equally full. Each metadata server counts for its
+	// own volumes as if no other moved anything.
+	Imbalanced uint64 `json:"imbalanced"`
 	// Away chunks have a replica on a server that is out of reach for a moment:
 	// it is waited for before anything is done.
 	Away uint64 `json:"away"`
@@ -58,6 +62,18 @@ type NodeChunks struct {
 	Bytes  uint64 `json:"bytes"`
 	Open   uint64 `json:"open"`
 	Needed uint64 `json:"needed"` // of Chunks: without this server the chunk had too few replicas
+	// What is still to be moved off it, or off one of its disks, and onto it, for
+	// whatever reason; bytes are of whole replicas.
+	ToLeave       uint64 `json:"to_leave"`
+	ToLeaveBytes  uint64 `json:"to_leave_bytes"`
+	ToArrive      uint64 `json:"to_arrive"`
+	ToArriveBytes uint64 `json:"to_arrive_bytes"`
+}
+
+// plus adds what another volume has there.
+func (n NodeChunks) plus(x NodeChunks) NodeChunks {
+	return NodeChunks{n.Chunks + x.Chunks, n.Bytes + x.Bytes, n.Open + x.Open, n.Needed + x.Needed,
+		n.ToLeave + x.ToLeave, n.ToLeaveBytes + x.ToLeaveBytes, n.ToArrive + x.ToArrive, n.ToArriveBytes + x.ToArriveBytes}
 }
 
 // Full reports that every chunk is where its policy wants it and nothing is
@@ -78,7 +94,7 @@ func (r *RepairStatus) Add(x *RepairStatus) {
 	for _, p := range [][2]*uint64{
 		{&r.Chunks, &x.Chunks}, {&r.Bytes, &x.Bytes}, {&r.Open, &x.Open}, {&r.Deleting, &x.Deleting}, {&r.Lost, &x.Lost},
 		{&r.Endangered, &x.Endangered}, {&r.UnderReplicated, &x.UnderReplicated}, {&r.Corrupt, &x.Corrupt}, {&r.Misplaced, &x.Misplaced},
-		{&r.Draining, &x.Draining}, {&r.Surplus, &x.Surplus}, {&r.Blocked, &x.Blocked}, {&r.Away, &x.Away}, {&r.Extra, &x.Extra}, {&r.Orphans, &x.Orphans},
+		{&r.Draining, &x.Draining}, {&r.Surplus, &x.Surplus}, {&r.Blocked, &x.Blocked}, {&r.Imbalanced, &x.Imbalanced}, {&r.Away, &x.Away}, {&r.Extra, &x.Extra}, {&r.Orphans, &x.Orphans},
 		{&r.CopyBytes, &x.CopyBytes}, {&r.Copied, &x.Copied}, {&r.CopiedBytes, &x.CopiedBytes}, {&r.Failed, &x.Failed},
 	} {
 		*p[0] += *p[1]
@@ -89,8 +105,7 @@ func (r *RepairStatus) Add(x *RepairStatus) {
 		r.Nodes = map[meta.ServerID]NodeChunks{}
 	}
 	for id, n := range x.Nodes {
-		m := r.Nodes[id]
-		r.Nodes[id] = NodeChunks{m.Chunks + n.Chunks, m.Bytes + n.Bytes, m.Open + n.Open, m.Needed + n.Needed}
+		r.Nodes[id] = r.Nodes[id].plus(n)
 	}
 }
 
@@ -103,13 +118,30 @@ func (r *RepairStatus) add(rec *meta.ChunkRecord, st placement.Step) {
 		n.Chunks++
 		n.Bytes += rec.Length
 		switch {
-		case st.Reason == placement.None, st.Reason == placement.Extra && i > 0:
+		case st.Reason <= placement.Imbalance, st.Reason == placement.Extra && i > 0:
 		case !slices.Contains(st.Remove, id) || len(st.Add) > 0:
 			n.Needed++
 		}
 		r.Nodes[id] = n
 	}
+	for _, id := range st.Add {
+		n := r.Nodes[id]
+		n.ToArrive++
+		n.ToArriveBytes += rec.Length
+		r.Nodes[id] = n
+	}
+	for _, id := range rec.Servers {
+		if slices.Contains(st.Remove, id) || slices.Contains(st.Add, id) && slices.Contains(st.From, id) {
+			n := r.Nodes[id]
+			n.ToLeave++
+			n.ToLeaveBytes += rec.Length
+			r.Nodes[id] = n
+		}
+	}
 	switch st.Reason {
+	case placement.Imbalance:
+		r.Imbalanced++
+		return // nothing that is wanted is missing
 	case placement.Lost:
 		r.Lost++
 	case placement.Endangered:
@@ -145,8 +177,7 @@ func (r *RepairStatus) addOpen(rec *meta.ChunkRecord) {
 
 func (r *RepairStatus) addBlobs(on map[meta.ServerID]NodeChunks) {
 	for id, x := range on {
-		n := r.Nodes[id]
-		r.Nodes[id] = NodeChunks{n.Chunks + x.Chunks, n.Bytes + x.Bytes, n.Open, n.Needed + x.Needed}
+		r.Nodes[id] = r.Nodes[id].plus(x)
 	}
 }
 
@@ -207,8 +238,10 @@ func (o *owner) status() (RepairStatus, error) {
 	if err != nil {
 		return RepairStatus{}, err
 	}
-	st, err := o.walk(o.srv.servers(), false, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
-		return o.plan(rec, &policy, m, false)
+	m := o.srv.servers()
+	balance := m.Balance(&policy, o.srv.cfg.Balance)
+	st, err := o.walk(m, false, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
+		return o.plan(rec, &policy, m, balance, false)
 	})
 	o.inspection.mu.Lock()
 	defer o.inspection.mu.Unlock()

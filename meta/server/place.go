@@ -107,7 +107,7 @@ func (s *Server) servers() *placement.Map {
 	}
 	s.seenMu.Unlock()
 	if m == nil {
-		m = s.makeMap()
+		m = s.makeMap(nil)
 		s.seenMu.Lock()
 		s.placed, s.placedAt = m, time.Now()
 		s.seenMu.Unlock()
@@ -137,12 +137,28 @@ func givenUp(i *meta.ServerInfo) bool {
 	return serves
 }
 
-func (s *Server) makeMap() *placement.Map {
+// makeMap makes the map, as without a job that is running (nil: with all).
+func (s *Server) makeMap(without *job) *placement.Map {
 	nodes := s.cfg.Cluster.Nodes()
 	load := s.repairs.loads()
+	seenNow := s.sightings()
+	told := make(map[meta.ServerID]time.Time, len(seenNow))
+	for _, x := range seenNow {
+		told[x.info.ID] = x.last
+	}
+	changes := make(map[meta.ServerID]*placement.Server, len(seenNow))
+	for id := range told {
+		changes[id] = &placement.Server{}
+	}
+	s.repairs.unreported(told, without, changes)
+	for _, o := range s.owners() {
+		o.stale.leaving(changes)
+	}
 	var all []placement.Server
-	for _, x := range s.sightings() {
+	for _, x := range seenNow {
 		p := placement.Server{ID: x.info.ID, Topology: x.info.Topology, Host: x.info.Host, Disks: roomOf(&x.info), Load: load[x.info.ID]}
+		c := changes[x.info.ID]
+		p.Leaving, p.Coming, p.Gone, p.Got = c.Leaving, c.Coming, c.Gone, c.Got
 		node := nodeIn(nodes, x.info.ID)
 		away := time.Since(x.last)
 		switch {

@@ -64,6 +64,7 @@ type job struct {
 	o       *owner
 	id      meta.ChunkID
 	urgency int
+	reason  placement.Reason
 	bytes   uint64
 	at      int // in the heap; -1: running
 	// of the plan when it was queued: who will be busy with it
@@ -100,10 +101,22 @@ type repairs struct {
 	dropped bool // some did not fit the queue
 	// recent copies, for the rate
 	done []copied
-	wake chan struct{} // capacity 1
+	// what changed on servers' disks since they last told of them
+	recent []change
+	wake   chan struct{} // capacity 1
 
 	copies, bytes, failures atomic.Uint64
 }
+
+// change is what a server's disks got, and what was deleted from them.
+type change struct {
+	at        time.Time
+	server    meta.ServerID
+	got, gone uint64 // bytes
+}
+
+// reportLag is how old what a report says of disks may be when it arrives.
+const reportLag = time.Second
 
 type copied struct {
 	at    time.Time
@@ -136,7 +149,7 @@ func (r *repairs) add(o *owner, id meta.ChunkID, st *placement.Step, bytes uint6
 	}
 	if j := r.byChunk[id]; j != nil {
 		if j.at >= 0 && j.o == o {
-			j.urgency, j.from, j.to = st.Urgency(), st.From, st.Add
+			j.urgency, j.reason, j.from, j.to = st.Urgency(), st.Reason, st.From, st.Add
 			heap.Fix(&r.queue, j.at)
 		}
 		return
@@ -152,7 +165,7 @@ func (r *repairs) add(o *owner, id meta.ChunkID, st *placement.Step, bytes uint6
 		heap.Remove(&r.queue, last.at)
 		delete(r.byChunk, last.id)
 	}
-	j := &job{o: o, id: id, urgency: st.Urgency(), bytes: bytes, from: st.From, to: st.Add}
+	j := &job{o: o, id: id, urgency: st.Urgency(), reason: st.Reason, bytes: bytes, from: st.From, to: st.Add}
 	heap.Push(&r.queue, j)
 	r.byChunk[id] = j
 	r.kick()
@@ -241,6 +254,47 @@ func (r *repairs) finish(j *job, err error) {
 		r.failed[j.id] = time.Now().Add(retryRepair)
 	}
 	r.kick()
+}
+
+// changed notes what a report will show.
+func (r *repairs) changed(server meta.ServerID, got, gone uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.recent) < maxStale {
+		r.recent = append(r.recent, change{time.Now(), server, got, gone})
+	}
+}
+
+// unreported adds to servers what their reports don't show yet, or may not
+// show: what is being copied to them, but for the job without, and was, and what
+// was deleted. told says when each last reported.
+func (r *repairs) unreported(told map[meta.ServerID]time.Time, without *job, to map[meta.ServerID]*placement.Server) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, j := range r.byChunk {
+		if j.at >= 0 || j == without {
+			continue
+		}
+		for _, id := range j.to {
+			if s := to[id]; s != nil {
+				s.Got += j.bytes
+			}
+		}
+	}
+	r.recent = slices.DeleteFunc(r.recent, func(c change) bool {
+		t, ok := told[c.server]
+		return !ok || t.After(c.at.Add(reportLag))
+	})
+	for _, c := range r.recent {
+		s := to[c.server]
+		switch {
+		case s == nil:
+		case told[c.server].After(c.at):
+			s.Got, s.Gone = s.Got+c.got, s.Gone+c.gone
+		default:
+			s.Coming, s.Leaving = s.Coming+c.got, s.Leaving+c.gone
+		}
+	}
 }
 
 func (r *repairs) loads() map[meta.ServerID]uint32 {
@@ -398,8 +452,9 @@ func (o *owner) repair(j *job) error {
 	}
 	m := o.srv.servers()
 	st := m.Plan(chance{}, &policy, replicas)
-	if st.Reason == placement.None && j.urgency>>8 == int(placement.Imbalance) {
-		st, _ = m.Balance(chance{}, &policy, rec.Servers, o.srv.cfg.Balance)
+	if st.Reason == placement.None && j.reason == placement.Imbalance {
+		// The fills as they are now, and without this very copy.
+		st, _ = o.srv.makeMap(j).Balance(&policy, o.srv.cfg.Balance).Move(chance{}, rec.Servers, rec.Length)
 	}
 	if !st.Work() {
 		return nil
@@ -417,7 +472,7 @@ func (o *owner) repair(j *job) error {
 		if err := o.pull(ctx, &rec, fence, crc, policy.Class, to, m.Nearest(to, j.prefer(st.From))); err != nil {
 			errs = append(errs, err)
 			if !slices.Contains(rec.Servers, to) {
-				o.stale.add(rec.ID, to, false) // it may have been made after all
+				o.stale.add(rec.ID, to, 0, false) // it may have been made after all
 			}
 			continue
 		}
@@ -448,7 +503,7 @@ func (o *owner) repair(j *job) error {
 	}
 	if err := o.setReplicas(ctx, &rec, next, fence); err != nil {
 		for _, id := range added {
-			o.stale.add(rec.ID, id, false)
+			o.stale.add(rec.ID, id, rec.Length, false)
 		}
 		if errors.Is(err, meta.NoSuchChunk) {
 			return nil // it went meanwhile, and the copies go after it
@@ -458,7 +513,7 @@ func (o *owner) repair(j *job) error {
 	o.log.Info("replicas changed", "chunk", rec.ID, "why", st.Reason, "were", rec.Servers, "are", next)
 	for _, id := range rec.Servers {
 		if !slices.Contains(next, id) {
-			o.stale.add(rec.ID, id, false)
+			o.stale.add(rec.ID, id, rec.Length, false)
 			o.faults.clear(rec.ID, id)
 		}
 	}
@@ -617,6 +672,7 @@ func (o *owner) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fenc
 		return err
 	}
 	o.srv.repairs.copiedNow(rec.Length)
+	o.srv.repairs.changed(to, rec.Length, 0)
 	return nil
 }
 

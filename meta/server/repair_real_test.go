@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -18,27 +19,37 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
+	loop "penstock.io/penstock/test/disk"
 )
 
 // realServer is a chunk server as it runs in production, on a folder.
 func (g *grid) realServer(id meta.ServerID, at string) (stop func()) {
+	_, stop = g.realServerOn(id, at, g.t.TempDir())
+	return stop
+}
+
+// realServerOn is one with disks.
+func (g *grid) realServerOn(id meta.ServerID, at string, dirs ...string) (srv *chunks.Server, stop func()) {
 	t := g.t
-	dir := t.TempDir()
 	log := slog.New(slog.DiscardHandler)
-	if err := disk.Init(disk.DirDisk(dir), disk.Options{}); err != nil {
-		t.Fatal(err)
+	var specs []chunks.DiskSpec
+	for _, dir := range dirs {
+		specs = append(specs, chunks.DiskSpec{Path: dir, Class: "ssd"})
 	}
-	st, err := disk.Open(disk.DirDisk(dir), disk.Options{Logger: log})
+	ds, err := chunks.OpenDisks(chunks.DisksConfig{Dir: t.TempDir(), Disks: specs, Server: id, Logger: log, Options: disk.Options{Reserve: 1 << 20}})
+	if err == nil {
+		err = ds.FirstError()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(dir, "s")
-	srv := chunks.New(chunks.Config{
+	path := filepath.Join(t.TempDir(), "s")
+	srv = chunks.NewWithDisks(chunks.Config{
 		ID: id, Addr: "unix:" + path, Topology: at, Logger: log, PullRate: 4 << 30, ScrubPeriod: -1,
 		Peers: func(where func(meta.ServerID) (meta.ServerInfo, bool), cap func(meta.ChunkID) []byte) chunks.Peers {
 			return chunkclient.New(chunkclient.Config{Resolve: where, ReadChunkCap: cap, Logger: log})
 		},
-	}, st)
+	}, ds)
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +93,144 @@ func (g *grid) realServer(id meta.ServerID, at string) (stop func()) {
 	if err := g.s.srv.AwaitServer(wait, []meta.ServerID{id}); err != nil {
 		t.Fatal(err)
 	}
-	return stop
+	return srv, stop
+}
+
+// fillWith writes n sealed chunks of a size in bytes.
+func (g *grid) fillWith(p *peer, n, size int) {
+	g.t.Helper()
+	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.Resolve, Logger: slog.New(slog.DiscardHandler)})
+	defer cl.Close()
+	for i := range n {
+		ino := p.create(g.t, fmt.Sprint("chunk", i)).Attr.Ino
+		gr := p.alloc(g.t, true)
+		w := cl.NewWriter(gr)
+		if _, err := w.Append(g.t.Context(), make([]byte, size)); err != nil {
+			g.t.Fatal(err)
+		}
+		if err := w.Sync(g.t.Context()); err != nil {
+			g.t.Fatal(err)
+		}
+		w.Close()
+		p.commit(g.t, ino, gr, 0, uint64(size), true)
+		if _, err := p.SealChunk(g.t.Context(), 1, gr.ID); err != nil {
+			g.t.Fatal(err)
+		}
+	}
+}
+
+// Two chunk servers, each with a disk of its own, fuller the one than the other,
+// and an empty one joins: chunks move onto it until the fills are within the
+// band, though what is left behind is deleted late, and then no more do.
+func TestNewServerFills(t *testing.T) {
+	const size = 1 << 20
+	g := newGrid(t, func(c *Config) {
+		c.Balance, c.RepairGrace = 0.1, 3*time.Second
+		c.RepairServerRate, c.RepairRate = 1<<30, 1<<30
+	})
+	var servers []*chunks.Server
+	join := func(mib int64) {
+		id := meta.ServerID(len(servers) + 1)
+		dir := t.TempDir()
+		d, err := loop.New(filepath.Join(dir, "image"), filepath.Join(dir, "disk"), mib<<20)
+		if d != nil {
+			t.Cleanup(func() {
+				if err := d.Remove(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		srv, _ := g.realServerOn(id, racks[id-1], d.At)
+		servers = append(servers, srv)
+	}
+	join(64)
+	join(96)
+	p := g.s.dial("a")
+	g.policy(p, meta.Policy{Replicas: 1})
+	g.fillWith(p, 60, size)
+	settled := func(st *RepairStatus) bool { return full(st) && st.Imbalanced == 0 }
+	g.await("settled", settled)
+	where := map[meta.ChunkID]meta.ServerID{}
+	for _, r := range g.records() {
+		where[r.ID] = r.Servers[0]
+	}
+	before := g.status().Copied
+	join(64)
+	st := g.await("chunks are to move", func(st *RepairStatus) bool { return st.Imbalanced > 0 && st.Nodes[3].ToArrive > 0 })
+	var leave, arrive uint64
+	for _, n := range st.Nodes {
+		leave, arrive = leave+n.ToLeaveBytes, arrive+n.ToArriveBytes
+	}
+	if leave != arrive || leave != st.Imbalanced*size {
+		t.Errorf("%d bytes are to leave, %d to arrive, in %d chunks", leave, arrive, st.Imbalanced)
+	}
+	// What was just deleted or copied may or may not be in a server's report, and
+	// then nothing moves for its sake: settled is what stays so.
+	var copies uint64
+	since := time.Now()
+	st = g.await("moved, and what was left behind is deleted", func(st *RepairStatus) bool {
+		if !settled(st) || st.Copied != copies {
+			copies, since = st.Copied, time.Now()
+		}
+		return time.Since(since) > 3*reportLag
+	})
+	moved := uint64(0)
+	for _, r := range g.records() {
+		if r.Servers[0] != where[r.ID] {
+			moved++
+		}
+	}
+	if got := st.Copied - before; got > moved+moved/4 || moved < 10 {
+		t.Errorf("%d copies for %d chunks that lie elsewhere now: some went to and fro", got, moved)
+	}
+	lo, hi := 1.0, 0.0
+	for _, s := range servers {
+		i := s.Info()
+		fill := 1 - float64(i.Free)/float64(i.Total)
+		lo, hi = min(lo, fill), max(hi, fill)
+		t.Logf("server %d: %d MiB, %.3f full", i.ID, i.Total>>20, fill)
+	}
+	if hi-lo > 0.1+0.04 { // a chunk, and what the file system takes for it
+		t.Errorf("fills from %.3f to %.3f", lo, hi)
+	}
+}
+
+// A disk is given up, and its server is the only one: what it holds moves to
+// the server's other disk.
+func TestFailedDiskMovesWithinItsServer(t *testing.T) {
+	g := newGrid(t, nil)
+	srv, _ := g.realServerOn(1, racks[0], t.TempDir(), t.TempDir())
+	p := g.s.dial("a")
+	g.policy(p, meta.Policy{Replicas: 1})
+	g.fillWith(p, 24, 100_000)
+	g.await("full", full)
+	bad := srv.Info().Disks[0].ID
+	on := func() (n int) {
+		for _, c := range srv.Order(t.Context(), meta.Order{Kind: meta.OrderList, Volume: 1, Term: 1}).Chunks {
+			if c.Disk == bad {
+				n++
+			}
+		}
+		return n
+	}
+	if n := on(); n == 0 || n == 24 {
+		t.Fatalf("%d of 24 chunks lie on the disk", n)
+	}
+	if r := srv.Order(t.Context(), meta.Order{Kind: meta.OrderDisk, Disk: bad}); r.Err != meta.KindOK {
+		t.Fatalf("%+v", r)
+	}
+	g.await("moved", func(st *RepairStatus) bool { return on() == 0 && full(st) })
+	if l := srv.Order(t.Context(), meta.Order{Kind: meta.OrderList, Volume: 1, Term: 1}).Chunks; len(l) != 24 {
+		t.Errorf("%d chunks are left", len(l))
+	}
+	for _, r := range g.records() {
+		if !slices.Equal(r.Servers, []meta.ServerID{1}) {
+			t.Errorf("%v is on %v", r.ID, r.Servers)
+		}
+	}
 }
 
 // Real chunk servers: one dies, its chunks are copied by the others, and every

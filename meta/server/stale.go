@@ -27,35 +27,75 @@ type replicaKey struct {
 type stale struct {
 	mu sync.Mutex
 	m  map[replicaKey]staleSince
+	// bytes of those that are no orphans, by server: they count as free already
+	// when fills are evened out. Orphans may have to stay.
+	bytes map[meta.ServerID]uint64
 }
 
 type staleSince struct {
 	at     time.Time
 	orphan bool
+	bytes  uint64
 }
 
 // maxStale bounds what is remembered; a later list shows the rest.
 const maxStale = 1 << 20
 
-func (s *stale) add(id meta.ChunkID, server meta.ServerID, orphan bool) {
+// add notes a replica of bytes (0: not known).
+func (s *stale) add(id meta.ChunkID, server meta.ServerID, bytes uint64, orphan bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.m == nil {
-		s.m = map[replicaKey]staleSince{}
+		s.m, s.bytes = map[replicaKey]staleSince{}, map[meta.ServerID]uint64{}
 	}
 	k := replicaKey{id, server}
-	if x, ok := s.m[k]; ok {
-		x.orphan = orphan
-		s.m[k] = x
-	} else if len(s.m) < maxStale {
-		s.m[k] = staleSince{time.Now(), orphan}
+	x, ok := s.m[k]
+	if !ok && len(s.m) >= maxStale {
+		return
+	}
+	if !ok {
+		x.at = time.Now()
+	}
+	s.uncount(k)
+	x.orphan, x.bytes = orphan, max(x.bytes, bytes)
+	s.m[k] = x
+	if !orphan {
+		s.bytes[server] += x.bytes
 	}
 }
 
-func (s *stale) drop(k replicaKey) {
+// uncount takes a replica's bytes off the sum. Caller holds mu.
+func (s *stale) uncount(k replicaKey) {
+	x, ok := s.m[k]
+	if !ok || x.orphan {
+		return
+	}
+	if s.bytes[k.server] -= x.bytes; s.bytes[k.server] == 0 {
+		delete(s.bytes, k.server)
+	}
+}
+
+// drop forgets a replica, and gives the bytes that counted for it.
+func (s *stale) drop(k replicaKey) (bytes uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if x := s.m[k]; !x.orphan {
+		bytes = x.bytes
+	}
+	s.uncount(k)
 	delete(s.m, k)
+	return bytes
+}
+
+// leaving adds what waits to be deleted.
+func (s *stale) leaving(to map[meta.ServerID]*placement.Server) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, n := range s.bytes {
+		if x := to[id]; x != nil {
+			x.Leaving += n
+		}
+	}
 }
 
 // old lists what is older than a grace time.
@@ -99,9 +139,12 @@ func (o *owner) deleteStale() {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			done, err := o.deleteOne(k)
+			done, deleted, err := o.deleteOne(k)
 			if done {
-				o.stale.drop(k)
+				n := o.stale.drop(k)
+				if deleted {
+					o.srv.repairs.changed(k.server, 0, n)
+				}
 			} else if err != nil && o.ctx.Err() == nil {
 				o.log.Warn("a replica that nothing needs could not be deleted, it is tried again", "chunk", k.chunk, "server", k.server, "error", err)
 			}
@@ -111,42 +154,42 @@ func (o *owner) deleteStale() {
 }
 
 // deleteOne deletes a replica if the journal still does not name it. done
-// tells that there is nothing more to do.
-func (o *owner) deleteOne(k replicaKey) (done bool, err error) {
+// tells that there is nothing more to do, deleted that it is gone by that.
+func (o *owner) deleteOne(k replicaKey) (done, deleted bool, err error) {
 	unlock, ok := o.srv.repairs.lock(o, k.chunk)
 	if !ok {
-		return false, nil
+		return false, false, nil
 	}
 	defer unlock()
 	rec, err := o.chunkNow(o.ctx, k.chunk)
 	orphan := errors.Is(err, meta.NoSuchChunk)
 	switch {
 	case orphan && o.quarantined():
-		return false, nil // it may be all that is left of what a restored volume lost
+		return false, false, nil // it may be all that is left of what a restored volume lost
 	case orphan:
 		if err := o.orphaned(k.chunk); err != nil {
 			_, serr := o.order(o.ctx, k.server, meta.Order{Kind: meta.OrderStat, Chunk: k.chunk})
-			return errors.Is(serr, meta.NoSuchChunk), err
+			return errors.Is(serr, meta.NoSuchChunk), false, err
 		}
 	case err != nil:
-		return false, err
+		return false, false, err
 	case rec.State == meta.ChunkOpen:
-		return true, nil // not to be judged (rule 12)
+		return true, false, nil // not to be judged (rule 12)
 	}
 	if !orphan {
 		if adopted, err := o.adopt(&rec, k.server); adopted || err != nil {
-			return adopted, err
+			return adopted, false, err
 		}
 	}
 	ctx, cancel := context.WithTimeout(o.ctx, orderPatience)
 	defer cancel()
 	fence := o.fresh(rec.Fence)
 	if _, err := o.order(ctx, k.server, meta.Order{Kind: meta.OrderDelete, Chunk: k.chunk, Fence: fence}); err != nil && !errors.Is(err, meta.NoSuchChunk) {
-		return false, err
+		return false, false, err
 	}
 	o.log.Info("a replica that nothing needs was deleted", "chunk", k.chunk, "server", k.server, "orphan", orphan)
 	o.srv.stats.staleDeleted.Add(1)
-	return true, nil
+	return true, true, nil
 }
 
 // adopt looks, before a replica that the record of a live chunk does not name
