@@ -42,6 +42,9 @@ type Config struct {
 	// Controller and Node are served if they are not nil.
 	Controller *controller.Server
 	Node       *node.Server
+	// Registration is the directory in which the kubelet looks for drivers
+	// (/var/lib/kubelet/plugins_registry); it must exist. "": none looks.
+	Registration string
 	// Ready tells whether the cluster answers.
 	Ready   func(context.Context) error
 	Logger  *slog.Logger
@@ -51,12 +54,13 @@ type Config struct {
 // Server serves.
 type Server struct {
 	csi.UnimplementedIdentityServer
-	cfg     Config
-	path    string
-	grpc    *grpc.Server
-	failed  chan error
-	calls   *prometheus.CounterVec
-	seconds *prometheus.HistogramVec
+	cfg       Config
+	path      string
+	grpc      *grpc.Server
+	registrar *registrar // nil: no kubelet looks
+	failed    chan error
+	calls     *prometheus.CounterVec
+	seconds   *prometheus.HistogramVec
 }
 
 // socketPath reads an endpoint. Errors: Invalid.
@@ -130,17 +134,37 @@ func Serve(cfg Config) (*Server, error) {
 	}
 	go func() { // ends with Close
 		if err := s.grpc.Serve(l); err != nil {
-			s.failed <- fmt.Errorf("serve %s: %w", socket, err)
+			s.fail(fmt.Errorf("serve %s: %w", socket, err))
 		}
 	}()
+	if cfg.Registration != "" {
+		// Last: the kubelet calls as soon as it sees the socket.
+		if err := s.register(cfg.Registration); err != nil {
+			l.Close() // Serve may not have seen it yet
+			s.grpc.Stop()
+			return nil, err
+		}
+	}
 	return s, nil
+}
+
+// fail notes why serving ended; one reason is enough.
+func (s *Server) fail(err error) {
+	select {
+	case s.failed <- err:
+	default:
+	}
 }
 
 // Failed says why serving ended without Close.
 func (s *Server) Failed() <-chan error { return s.failed }
 
-// Close lets calls under way end, until ctx does, and stops.
+// Close tells the kubelet that the driver is gone, by removing the socket that it
+// watches; lets calls under way end, until ctx does, and stops.
 func (s *Server) Close(ctx context.Context) {
+	if s.registrar != nil {
+		s.registrar.grpc.Stop()
+	}
 	done := make(chan struct{})
 	go func() { s.grpc.GracefulStop(); close(done) }()
 	select {

@@ -145,6 +145,7 @@ func timeText(t meta.Time) string { return time.Unix(0, int64(t)).Format(time.RF
 func newClusterJoin() *cobra.Command {
 	var token, file, name, dir string
 	var addrs []string
+	var once bool
 	cmd := &cobra.Command{
 		Use:   "join",
 		Short: "Get credentials for a join token",
@@ -157,6 +158,16 @@ input, which keeps it out of the list of processes.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if dir == "" || len(addrs) == 0 {
 				return usagef("say where the cluster is and where the credentials go: --cluster host:port, --credentials DIR")
+			}
+			if once {
+				have, err := peer.Load(dir, nil)
+				if err == nil {
+					cmd.Printf("joined as %s before; credentials are in %s\n", have.Identity(), dir)
+					return nil
+				}
+				if meta.KindOf(err) != meta.NotFound {
+					return err
+				}
 			}
 			switch {
 			case file != "":
@@ -187,6 +198,7 @@ input, which keeps it out of the list of processes.`,
 	f := cmd.Flags()
 	f.StringVar(&token, "token", "", "the token (others may see it in the list of processes)")
 	f.StringVar(&file, "token-file", "", "file that holds the token")
+	f.BoolVar(&once, "once", false, "do nothing where the directory holds credentials already: for whoever starts again and again")
 	f.StringVar(&name, "name", "", "name to join under (default: the machine's)")
 	f.StringVar(&dir, "credentials", "", "directory for the credentials")
 	f.StringSliceVar(&addrs, "cluster", nil, "addresses of metadata servers, host:port")

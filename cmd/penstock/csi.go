@@ -34,6 +34,7 @@ type csiFlags struct {
 	state      string
 	topology   string
 	inline     bool
+	register   string
 }
 
 func newCSI() *cobra.Command {
@@ -48,7 +49,8 @@ each by a process of its own that outlives this one, and binds them to where pod
 look for them; it needs root, and a client's credentials with grants for the
 volumes. Without --controller and --node both are served.`,
 		Example: `  penstock csi --controller --endpoint unix:///csi/csi.sock --cluster meta:7400 --credentials /etc/penstock/admin
-  penstock csi --node --node-name "$NODE_NAME" --endpoint unix:///csi/csi.sock --cluster meta:7400 --credentials /etc/penstock/node`,
+  penstock csi --node --node-name "$NODE_NAME" --endpoint unix:///var/lib/kubelet/plugins/csi.penstock.io/csi.sock \
+      --registration-dir /var/lib/kubelet/plugins_registry --cluster meta:7400 --credentials /etc/penstock/node`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd.Context(), cmd) },
 	}
@@ -62,8 +64,9 @@ volumes. Without --controller and --node both are served.`,
 	f.StringVar(&c.state, "state-dir", "/var/lib/penstock-csi", "directory where the node part keeps how volumes were staged")
 	f.StringVar(&c.topology, "topology", "", "where this node stands, /datacenter/rack/node (default: where a chunk server on it does)")
 	f.BoolVar(&c.inline, "inline", false, "serve volumes that pods bring along (ephemeral inline volumes); the node part then needs an administrator's credentials")
+	f.StringVar(&c.register, "registration-dir", "", "directory in which the kubelet looks for drivers, /var/lib/kubelet/plugins_registry: the node part registers itself there, so that no node-driver-registrar is needed; the path of --endpoint must then be the same for the kubelet (default: registers nowhere)")
 	c.port.flag(cmd, "STATE-DIR/admin.sock, or csi-PID.sock in /run/penstock for a controller")
-	markDirs(cmd, "state-dir")
+	markDirs(cmd, "state-dir", "registration-dir")
 	return configurable(cmd)
 }
 
@@ -96,6 +99,9 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	if !c.controller && !c.node {
 		c.controller, c.node = true, true
 	}
+	if c.register != "" && !c.node {
+		return usagef("--registration-dir is for the node part: the kubelet does not want controllers")
+	}
 	host, err := os.Hostname()
 	if err != nil && c.name == "" {
 		return err
@@ -127,7 +133,7 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	}()
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	cfg := csi.Config{Endpoint: c.endpoint, Version: version, Ready: pool.Ready, Logger: log, Metrics: registry}
+	cfg := csi.Config{Endpoint: c.endpoint, Version: version, Registration: c.register, Ready: pool.Ready, Logger: log, Metrics: registry}
 	step := killAt(log)
 	standard := "unix:" + filepath.Join(noteDir(), fmt.Sprintf("csi-%d.sock", os.Getpid()))
 	if c.controller {

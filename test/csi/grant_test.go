@@ -9,8 +9,10 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
 // freePort is a port of loopback that nobody has now.
@@ -57,9 +59,13 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 
 	r.start(nil, "csi", "--controller", "--endpoint", "unix://"+r.socket(), "--cluster", r.secure, "--credentials", r.path("cred", "admin"), "--log-level", "debug")
 	r.answers(r.conn)
-	r.start(nil, "csi", "--node", "--node-name", "node1", "--state-dir", r.path("state"), "--endpoint", "unix://"+r.path("node.sock"), "--cluster", r.secure, "--credentials", r.path("cred", "node1"), "--log-level", "debug")
+	r.start(nil, "csi", "--node", "--node-name", "node1", "--state-dir", r.path("state"), "--endpoint", "unix://"+r.path("node.sock"), "--registration-dir", r.path(), "--cluster", r.secure, "--credentials", r.path("cred", "node1"), "--log-level", "debug")
 	conn := r.dial(r.path("node.sock"))
 	r.answers(conn)
+	kubelet := registration.NewRegistrationClient(r.dial(r.path("csi.penstock.io-reg.sock")))
+	if info, err := kubelet.GetInfo(t.Context(), &registration.InfoRequest{}, grpc.WaitForReady(true)); err != nil || info.GetEndpoint() != r.path("node.sock") {
+		t.Errorf("the kubelet is told: %v, %v", info, err)
+	}
 	node := csi.NewNodeClient(conn)
 	if got := must(t, node.NodeGetInfo, &csi.NodeGetInfoRequest{}).GetAccessibleTopology().GetSegments()["topology.penstock.io/rack"]; got != "rack1" {
 		t.Errorf("the node stands in rack %q", got)

@@ -1,0 +1,124 @@
+package csi
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"penstock.io/penstock/meta"
+)
+
+func dial(t *testing.T, socket string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// registered reads the gauge.
+func registered(t *testing.T, r *prometheus.Registry) float64 {
+	t.Helper()
+	all, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range all {
+		if f.GetName() == "penstock_csi_registered" {
+			return f.GetMetric()[0].GetGauge().GetValue()
+		}
+	}
+	t.Fatal("nothing tells whether the kubelet took the driver")
+	return 0
+}
+
+// TestKubelet plays the kubelet: it looks for sockets in its directory, asks who
+// is there, calls the driver where it says, and tells what came of it.
+func TestKubelet(t *testing.T) {
+	dir, err := os.MkdirTemp("", "reg") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	registry, endpoint := filepath.Join(dir, "plugins_registry"), filepath.Join(dir, "csi.sock")
+	if err := os.Mkdir(registry, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	// What a driver that was killed left behind.
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(registry, Name+"-reg.sock"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	stale.Close()
+
+	metrics := prometheus.NewRegistry()
+	s, err := Serve(Config{
+		Endpoint: "unix://" + endpoint, Version: "1.2.3", Registration: registry, Metrics: metrics,
+		Ready: func(context.Context) error { return nil }, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close(context.Background()) })
+
+	found, err := filepath.Glob(filepath.Join(registry, "*"))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("in the kubelet's directory: %v, %v", found, err)
+	}
+	driver := registration.NewRegistrationClient(dial(t, found[0]))
+	info, err := driver.GetInfo(t.Context(), &registration.InfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.GetType() != registration.CSIPlugin || info.GetEndpoint() != endpoint || len(info.GetSupportedVersions()) != 1 || info.GetSupportedVersions()[0] != "1.0.0" {
+		t.Errorf("the kubelet is told: %v", info)
+	}
+	plugin, err := csi.NewIdentityClient(dial(t, info.GetEndpoint())).GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
+	if err != nil || plugin.GetName() != info.GetName() || plugin.GetVendorVersion() != "1.2.3" {
+		t.Errorf("at the endpoint that the kubelet was told: %v, %v", plugin, err)
+	}
+	for _, taken := range []bool{true, false, true} {
+		if _, err := driver.NotifyRegistrationStatus(t.Context(), &registration.RegistrationStatus{PluginRegistered: taken, Error: "no such node"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := registered(t, metrics) == 1; got != taken {
+			t.Errorf("told %t, shown %t", taken, got)
+		}
+	}
+
+	// An end in order is seen by the kubelet: the socket is gone.
+	s.Close(t.Context())
+	if found, _ := filepath.Glob(filepath.Join(registry, "*")); len(found) > 0 {
+		t.Errorf("left in the kubelet's directory: %v", found)
+	}
+}
+
+// TestNoKubelet: a directory that is not there is an error at the start, and
+// leaves nothing that serves.
+func TestNoKubelet(t *testing.T) {
+	dir, err := os.MkdirTemp("", "reg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	endpoint := filepath.Join(dir, "csi.sock")
+	_, err = Serve(Config{Endpoint: endpoint, Registration: filepath.Join(dir, "none"), Logger: slog.New(slog.DiscardHandler)})
+	if meta.KindOf(err) != meta.IO {
+		t.Errorf("no directory of the kubelet's: %v", err)
+	}
+	if _, err := net.Dial("unix", endpoint); err == nil {
+		t.Error("the driver serves nevertheless")
+	}
+}
