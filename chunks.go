@@ -345,7 +345,7 @@ const (
 // it is tried again: nothing else would end it before the session ends, and no
 // open chunk is repaired, compacted or deleted.
 func (v *Volume) endLater(id meta.ChunkID, end func(context.Context) error) {
-	epoch := v.expiries.Load()
+	epoch := v.epoch.Load()
 	v.c.spawn(func() {
 		ctx := v.c.ctx
 		for wait := endAgain; ; wait = min(2*wait, endAtMost) {
@@ -353,7 +353,7 @@ func (v *Volume) endLater(id meta.ChunkID, end func(context.Context) error) {
 			switch k := meta.KindOf(err); {
 			case err == nil, k == meta.NoSuchChunk, ctx.Err() != nil:
 				return
-			case v.expiries.Load() != epoch:
+			case v.epoch.Load() != epoch:
 				return // it was the old session's, which ended
 			case k != meta.Unavailable && k != meta.Fenced && k != meta.Interrupted:
 				v.c.log.Warn("chunk could not be sealed; its session's end will do it", "chunk", id, "err", err)

@@ -75,6 +75,7 @@ type Client struct {
 	mu      sync.Mutex
 	closed  bool
 	volumes map[meta.VolumeID]*Volume // by ID: live ones and views
+	expired map[meta.VolumeID]uint64  // how often the session did in a volume, open or not
 	views   views
 
 	stats struct {
@@ -108,6 +109,7 @@ func newClient(cfg Config) *Client {
 	c := &Client{
 		cfg: cfg, log: cfg.Logger,
 		volumes:      make(map[meta.VolumeID]*Volume),
+		expired:      make(map[meta.VolumeID]uint64),
 		flushEvery:   cfg.FlushEvery,
 		flushBytes:   min(cfg.WriteBuffer/8, groupBytes),
 		streamCommit: min(cfg.WriteBuffer/4, 64<<20),
@@ -212,6 +214,7 @@ func (c *Client) openVolume(ctx context.Context, id meta.VolumeID, name string) 
 			dirty:  make(map[*inode]struct{}),
 			kicked: make(chan struct{}, 1),
 		}
+		v.epoch.Store(1 + c.expired[i.ID])
 		c.volumes[i.ID] = v
 	}
 	v.setPolicy(i.Policy)

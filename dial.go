@@ -39,12 +39,12 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 // needs.
 type session struct{ *metaclient.Session }
 
-func (s session) DoBatch(ctx context.Context, v meta.VolumeID, ops []batchOp) ([]meta.Result, []error, error) {
+func (s session) DoBatch(ctx context.Context, v meta.VolumeID, epoch uint64, ops []batchOp) ([]meta.Result, []error, error) {
 	l := make([]metaclient.BatchOp, len(ops))
 	for i, o := range ops {
 		l[i] = metaclient.BatchOp(o)
 	}
-	return s.Session.DoBatch(ctx, v, l)
+	return s.Session.DoBatch(ctx, v, epoch, l)
 }
 
 func (s session) Suspect(v meta.VolumeID, servers []meta.ServerID) { s.Trouble(v, servers, nil) }

@@ -135,12 +135,13 @@ func (w *world) check() {
 // fakeSession is a metaSession whose events come in the owner's order from one
 // goroutine.
 type fakeSession struct {
-	w      *world
-	id     meta.SessionID
-	c      *Client
-	events chan func()
-	done   chan struct{}
-	left   time.Duration
+	w       *world
+	id      meta.SessionID
+	c       *Client
+	events  chan func()
+	done    chan struct{}
+	left    time.Duration
+	expired uint64 // how often
 	// dropping is told before a drop arrives; drops counts those that did.
 	dropping func()
 	drops    int
@@ -411,12 +412,12 @@ func (s *fakeSession) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op 
 	return a.res, a.err
 }
 
-func (s *fakeSession) DoBatch(ctx context.Context, v meta.VolumeID, ops []batchOp) ([]meta.Result, []error, error) {
+func (s *fakeSession) DoBatch(ctx context.Context, v meta.VolumeID, epoch uint64, ops []batchOp) ([]meta.Result, []error, error) {
 	s.w.mu.Lock()
 	before := s.w.before
 	s.w.mu.Unlock()
 	if before == nil {
-		return s.doBatch(v, ops)
+		return s.doBatch(v, epoch, ops)
 	}
 	type answer struct {
 		res  []meta.Result
@@ -429,7 +430,7 @@ func (s *fakeSession) DoBatch(ctx context.Context, v meta.VolumeID, ops []batchO
 		for _, o := range ops {
 			before(o.Op)
 		}
-		res, errs, err := s.doBatch(v, ops)
+		res, errs, err := s.doBatch(v, epoch, ops)
 		ch <- answer{res, errs, err}
 	}()
 	select {
@@ -440,9 +441,13 @@ func (s *fakeSession) DoBatch(ctx context.Context, v meta.VolumeID, ops []batchO
 	}
 }
 
-func (s *fakeSession) doBatch(v meta.VolumeID, ops []batchOp) ([]meta.Result, []error, error) {
+func (s *fakeSession) doBatch(v meta.VolumeID, epoch uint64, ops []batchOp) ([]meta.Result, []error, error) {
 	w := s.w
 	w.mu.Lock()
+	if epoch != metaclient.AnyEpoch && epoch != 1+s.expired {
+		w.mu.Unlock()
+		return nil, nil, meta.E("batch", meta.SessionExpired, "", nil)
+	}
 	res := make([]meta.Result, len(ops))
 	errs := make([]error, len(ops))
 	var all []meta.Grant
@@ -649,6 +654,7 @@ func (s *fakeSession) expire() {
 	}
 	w.endLocked(s)
 	w.startLocked(s)
+	s.expired++
 	ch := make(chan struct{})
 	s.events <- func() {
 		s.c.Expired([]meta.VolumeID{1}, meta.E("session", meta.SessionExpired, "", nil))

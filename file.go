@@ -46,8 +46,9 @@ type file struct {
 	gate        int32 // writers wait while not zero
 	want        int32 // writers waiting for the exclusive lease
 	puts        uint32
-	pushers     int32 // waiting for the push turn, the stream apart
-	appends     uint8 // fsyncs in a row that found just bytes added at the end
+	epoch       uint64 // of the volume: that in which what is buffered was written
+	pushers     int32  // waiting for the push turn, the stream apart
+	appends     uint8  // fsyncs in a row that found just bytes added at the end
 
 	// own is the open chunk that belongs to this file; byte off of the file is
 	// byte off-ownBase of it. ended: the journal has an open-ended extent in it.
@@ -73,11 +74,12 @@ const (
 	errWrite uint8 = 1 << iota
 	errSync
 	errClose
+	errRename // over another file; it need not hear what one of the others did
 )
 
 func (in *inode) fileLocked() *file {
 	if in.file == nil {
-		in.file = &file{}
+		in.file = &file{epoch: in.vol.epoch.Load()}
 	}
 	return in.file
 }
@@ -135,7 +137,7 @@ func (f *file) leave(turns uint8) {
 
 // fail keeps an error for the next write, fsync and close.
 func (f *file) fail(err error) {
-	f.err, f.errFor = err, errWrite|errSync|errClose
+	f.err, f.errFor = err, errWrite|errSync|errClose|errRename
 }
 
 // taken tells a kept error, once to each kind of caller.
@@ -144,7 +146,7 @@ func (f *file) taken(to uint8) error {
 		return nil
 	}
 	err := f.err
-	if f.errFor &^= to; f.errFor == 0 {
+	if f.errFor &^= to | errRename; f.errFor == 0 {
 		f.err = nil
 	}
 	return err
@@ -401,7 +403,7 @@ func (in *inode) openInfoLocked() OpenInfo {
 	live := in.liveLocked() && in.attrOK
 	info := OpenInfo{
 		Entry:     in.entryLocked(nil, true),
-		KeepCache: live,
+		KeepCache: live && in.inval == 0,
 		DirectIO:  !live,
 		Sealed:    in.attr.Flags&meta.FlagSealed != 0 || in.vol.frozen(),
 	}

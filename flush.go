@@ -53,7 +53,7 @@ type work struct {
 	size   uint64
 	mtime  meta.Time
 	puts   uint32
-	epoch  uint64 // expiries of the volume when captured
+	epoch  uint64 // in which what is captured was written
 	fast   bool   // the journal's open end covers it: no commit
 	open   bool   // commit the last extent open-ended
 	close  bool   // commit an explicit end of the open-ended extent
@@ -76,7 +76,7 @@ func (v *Volume) capture(w *work) {
 	in, f := w.in, w.in.fileLocked()
 	w.f, w.segs, w.blobs, w.data = f, nil, nil, nil
 	w.inline, w.fast, w.open, w.close, w.seal, w.idle, w.own = false, false, false, false, false, false, nil
-	w.size, w.mtime, w.puts, w.epoch = f.size, f.mtime, f.puts, v.expiries.Load()
+	w.size, w.mtime, w.puts, w.epoch = f.size, f.mtime, f.puts, f.epoch
 	w.admitted = v.meter.has(&f.promised)
 	w.seal = f.sealWant
 	if f.uncommitted == 0 && !f.metaDirty && !w.seal && !(f.ended && w.mode == flushClose) {
@@ -206,55 +206,6 @@ func (v *Volume) release(w *work) {
 	w.blobs, w.segs = nil, nil
 }
 
-// gather copies small blobs of many files into one append.
-type gather struct {
-	v    *Volume
-	buf  []byte
-	list []gathered
-}
-
-type gathered struct {
-	w  *work
-	b  *blob
-	at int
-}
-
-func (g *gather) add(ctx context.Context, w *work, b *blob) error {
-	if len(g.buf)+len(b.data) > gatherSize {
-		if err := g.flush(ctx); err != nil {
-			return err
-		}
-	}
-	if g.buf == nil {
-		g.buf = g.v.c.buf.buffer(gatherSize)
-	}
-	g.list = append(g.list, gathered{w, b, len(g.buf)})
-	g.buf = append(g.buf, b.data...)
-	return nil
-}
-
-func (g *gather) flush(ctx context.Context) error {
-	if len(g.list) == 0 {
-		return nil
-	}
-	c, off, err := g.v.appendPacked(ctx, g.buf)
-	for _, it := range g.list {
-		if err != nil {
-			it.w.err = errors.Join(it.w.err, pushAgain(ctx, err))
-			continue
-		}
-		g.v.placed(it.w.in, it.b, c, off+uint64(it.at))
-	}
-	g.list, g.buf = g.list[:0], g.buf[:0]
-	return err
-}
-
-func (g *gather) close() {
-	if g.buf != nil {
-		g.v.c.buf.recycle(g.buf)
-	}
-}
-
 // placed notes where a blob was appended.
 func (v *Volume) placed(in *inode, b *blob, c *chunk, off uint64) {
 	c.holdBlob()
@@ -275,9 +226,13 @@ func (v *Volume) push(ctx context.Context, w *work, g *gather) error {
 	for i, s := range w.segs {
 		b := s.b
 		in.mu.Lock()
+		err := in.expiredSince(f, w.epoch)
 		placed := b.cw != nil
 		own, base := f.own, f.ownBase
 		in.mu.Unlock()
+		if err != nil {
+			return err
+		}
 		if placed {
 			continue
 		}
@@ -292,8 +247,14 @@ func (v *Volume) push(ctx context.Context, w *work, g *gather) error {
 				return err
 			}
 			in.mu.Lock()
-			f.own, f.ownBase = c, s.off
+			if err = in.expiredSince(f, w.epoch); err == nil {
+				f.own, f.ownBase = c, s.off
+			}
 			in.mu.Unlock()
+			if err != nil {
+				v.retire(c)
+				return err
+			}
 			own, base = c, s.off
 		}
 		if own != nil && whole && s.off == base+own.w.Len() {
@@ -383,9 +344,16 @@ func (v *Volume) flushGroup(ctx context.Context, ws []*work, leavePush bool) {
 	for begun, pause := time.Now(), time.Duration(0); time.Since(begun) < flushFor; pause = min(2*pause+10*time.Millisecond, time.Second) {
 		var again []*work
 		for _, w := range ws {
-			if w.err != nil && errors.Is(w.err, errAgain) && ctx.Err() == nil {
+			if w.err == nil || !errors.Is(w.err, errAgain) || ctx.Err() != nil {
+				continue
+			}
+			w.in.mu.Lock()
+			if w.stale() { // what is there now is not what was to be flushed
+				w.err = w.in.expiredSince(w.f, w.epoch)
+			} else {
 				again = append(again, w)
 			}
+			w.in.mu.Unlock()
 		}
 		if len(again) == 0 {
 			return
@@ -461,10 +429,11 @@ func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
 	v.syncGroup(ctx, ws)
 	var ops []batchOp
 	var of []*work
+	var epoch uint64 // of all in ops
 	inline := 0
 	send := func() {
 		if len(ops) > 0 {
-			v.sendCommits(ctx, ops, of)
+			v.sendCommits(ctx, epoch, ops, of)
 		}
 		ops, of, inline = ops[:0], of[:0], 0
 	}
@@ -479,6 +448,10 @@ func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
 			continue
 		}
 		w.in.mu.Lock()
+		if w.err = w.in.expiredSince(w.f, w.epoch); w.err != nil {
+			w.in.mu.Unlock()
+			continue
+		}
 		if w.seal {
 			w.own = w.f.own
 		}
@@ -486,6 +459,10 @@ func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
 		v.meter.move(&w.f.promised, &w.promised, w.admitted)
 		w.in.mu.Unlock()
 		w.ops = len(list)
+		if epoch != w.epoch {
+			send()
+			epoch = w.epoch
+		}
 		for i, op := range list {
 			b := batchOp{Op: op, Draw: i < len(list)-1}
 			if !b.Draw {
@@ -728,13 +705,19 @@ func (v *Volume) sealFile(ctx context.Context, w *work) error {
 	if err := v.seal(ctx, w.own); err != nil {
 		return err
 	}
-	res, stamp, err := v.do(ctx, nil, &meta.Write{Ino: w.in.ino, Size: w.size, Mtime: w.mtime, Seal: true}, meta.LeaseNone)
+	res, errs, stamp, err := v.doBatch(ctx, w.epoch, []batchOp{{Op: &meta.Write{Ino: w.in.ino, Size: w.size, Mtime: w.mtime, Seal: true}}})
+	if err == nil {
+		err = errs[0]
+	}
 	if err != nil {
 		return err
 	}
 	w.in.mu.Lock()
 	defer w.in.mu.Unlock()
-	w.in.learnLocked(&res.Attr, stamp)
+	if err := w.in.expiredSince(w.f, w.epoch); err != nil {
+		return err
+	}
+	w.in.learnLocked(&res[0].Attr, stamp)
 	w.f.sealWant = false
 	if w.f.own == w.own {
 		w.f.own = nil
@@ -744,9 +727,9 @@ func (v *Volume) sealFile(ctx context.Context, w *work) error {
 	return nil
 }
 
-// sendCommits sends a batch and takes in the answers.
-func (v *Volume) sendCommits(ctx context.Context, ops []batchOp, of []*work) {
-	res, errs, stamp, err := v.doBatch(ctx, ops)
+// sendCommits sends a batch of one epoch and takes in the answers.
+func (v *Volume) sendCommits(ctx context.Context, epoch uint64, ops []batchOp, of []*work) {
+	res, errs, stamp, err := v.doBatch(ctx, epoch, ops)
 	for i, w := range of {
 		var r *meta.Result
 		e := err
@@ -784,7 +767,8 @@ func (v *Volume) sendCommits(ctx context.Context, ops []batchOp, of []*work) {
 func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 	in, f := w.in, w.f
 	w.done = true
-	if w.epoch != v.expiries.Load() || in.file != f {
+	if w.err = in.expiredSince(f, w.epoch); w.err != nil {
+		// Perhaps the owner has it, perhaps not: the writer was told that it is lost.
 		v.release(w)
 		return
 	}
@@ -944,14 +928,23 @@ func (v *Volume) verdict(in *inode, err error) error {
 	return meta.E("write back", kind, v.subject(in.ino), err)
 }
 
-// flushIfDirty makes a file's buffered bytes durable and committed.
+// flushIfDirty makes a file's buffered bytes durable and committed. It fails,
+// too, if some were lost before and nobody was told.
 func (v *Volume) flushIfDirty(ctx context.Context, ino meta.Ino) error {
 	in := v.c.table.peek(v.id, ino)
 	if in == nil {
 		return nil
 	}
 	defer in.put()
-	return v.flushOne(ctx, in, flushKeep)
+	if err := v.flushOne(ctx, in, flushKeep); err != nil {
+		return err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.file == nil {
+		return nil
+	}
+	return in.file.taken(errRename)
 }
 
 // dropDirtyLocked forgets everything buffered of a file. What a flush has

@@ -176,7 +176,7 @@ func (v *Volume) settleGroup(ctx context.Context, ws []*work) {
 		err := v.verdict(in, w.err)
 		in.mu.Lock()
 		if f := in.file; f != nil {
-			if err != nil && ctx.Err() == nil {
+			if err != nil && ctx.Err() == nil && !w.stale() { // else it was told when the session expired
 				f.fail(err)
 				last = err
 			}
@@ -302,11 +302,12 @@ func (l *atimeList) send(v *Volume) {
 	l.mu.Unlock()
 	var ops []batchOp
 	var ins []*inode
+	var epoch uint64 // of all in ops
 	flush := func() {
 		if len(ops) == 0 {
 			return
 		}
-		res, errs, stamp, err := v.doBatch(v.c.ctx, ops)
+		res, errs, stamp, err := v.doBatch(v.c.ctx, epoch, ops)
 		for i := range ops {
 			ins[i].mu.Lock()
 			if err == nil && errs[i] == nil {
@@ -333,11 +334,17 @@ func (l *atimeList) send(v *Volume) {
 			f.atimeDirty = false
 		}
 		a := in.attr
+		var learnt uint64
 		if send = send && in.attrOK && a.Nlink > 0; send {
 			f.busy |= turnCommit
+			learnt = f.epoch
 		}
 		in.mu.Unlock()
 		if send {
+			if learnt != epoch {
+				flush()
+				epoch = learnt
+			}
 			// Reading changes no ctime: it is set to what it was.
 			ops = append(ops, batchOp{Op: &meta.SetAttr{Ino: in.ino, Mask: meta.SetAtime | meta.SetCtime, Atime: a.Atime, Ctime: a.Ctime}})
 			ins = append(ins, in)

@@ -80,6 +80,7 @@ type inode struct {
 	mu     sync.Mutex
 	lease  meta.LeaseMode
 	attrOK bool   // attr is right as long as the lease is held
+	inval  uint32 // the kernel is being told to forget what it has of an expired session
 	low    uint64 // tick at which the lease was last lowered,
 	since  uint64 // and at which it was last raised from none
 	attr   meta.Attr
@@ -357,7 +358,7 @@ func (in *inode) entryLocked(a *meta.Attr, cached bool) Entry {
 	e := Entry{Volume: in.vol.id}
 	if cached || a == nil {
 		e.Attr = in.viewLocked(in.attr)
-		if in.recall == nil {
+		if in.recall == nil && in.inval == 0 {
 			e.Valid = in.vol.valid()
 		}
 	} else {
@@ -409,9 +410,9 @@ func (v *Volume) do(ctx context.Context, call *Call, op meta.Op, want meta.Lease
 	return res, st, err
 }
 
-// doBatch sends operations in one frame, as background work. The stamp is for
-// all, with what each reply granted.
-func (v *Volume) doBatch(ctx context.Context, ops []batchOp) ([]meta.Result, []error, stamp, error) {
+// doBatch sends operations in one frame, as background work, if it is still the
+// epoch (see metaSession). The stamp is for all, with what each reply granted.
+func (v *Volume) doBatch(ctx context.Context, epoch uint64, ops []batchOp) ([]meta.Result, []error, stamp, error) {
 	c := v.c
 	c.stats.rpcs.Add(1)
 	changes := uint64(0)
@@ -426,7 +427,7 @@ func (v *Volume) doBatch(ctx context.Context, ops []batchOp) ([]meta.Result, []e
 	}
 	st := stamp{tick: c.table.tick.Load()}
 	g := c.table.begin()
-	res, errs, err := c.sess.DoBatch(ctx, v.home().id, ops)
+	res, errs, err := c.sess.DoBatch(ctx, v.home().id, epoch, ops)
 	c.table.end(g)
 	if err == nil {
 		v.mutations.Add(changes)

@@ -224,8 +224,18 @@ func (v *Volume) Rename(ctx context.Context, call *Call, parent meta.Ino, name s
 	dst, known := q.lookLocked(newName)
 	q.mu.Unlock()
 	replaces := flags&(meta.RenameExchange|meta.RenameNoReplace) == 0 && !(known && dst.ino == 0)
-	if replaces && src.ino != 0 && src.vol == 0 {
-		if err := v.flushIfDirty(ctx, src.ino); err != nil {
+	if replaces && src.vol == 0 {
+		// The bytes first: they must not be lost once the old file is.
+		var err error
+		if src.ino != 0 {
+			err = v.flushIfDirty(ctx, src.ino)
+		} else { // the name is not cached, which says nothing of its bytes
+			var e Entry
+			if e, err = v.Lookup(ctx, parent, name); err == nil && !e.Negative && e.Volume == v.id {
+				err = v.flushIfDirty(ctx, e.Attr.Ino)
+			}
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"penstock.io/penstock/meta"
+	metaclient "penstock.io/penstock/meta/client"
 )
 
 // openAhead asks for the maps of many files at once when many are opened:
@@ -88,7 +89,7 @@ func (v *Volume) openBlock(block, except meta.Ino) {
 	if len(ops) == 0 {
 		return
 	}
-	res, errs, stamp, err := v.doBatch(v.c.ctx, ops)
+	res, errs, stamp, err := v.doBatch(v.c.ctx, metaclient.AnyEpoch, ops)
 	for i, in := range ins {
 		if err == nil && errs[i] == nil && res[i].EOF {
 			var sn snapshot

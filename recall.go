@@ -354,15 +354,22 @@ func (in *inode) flushForRecall() {
 // while nothing else is heard of these volumes; the session begins anew.
 func (c *Client) Expired(volumes []meta.VolumeID, err error) {
 	for _, id := range volumes {
-		if v := c.lookVolume(id); v != nil {
-			v.expired(err)
+		c.mu.Lock()
+		c.expired[id]++
+		v, epoch := c.volumes[id], 1+c.expired[id]
+		c.mu.Unlock()
+		if v != nil {
+			v.expired(epoch, err)
 		}
 	}
 }
 
-func (v *Volume) expired(err error) {
+// expired begins an epoch. Until it returns nothing is granted, so that whatever
+// is buffered was written in an epoch before; the file says in which. What a
+// flush has captured of that is not sent any more (expiredSince, and DoBatch).
+func (v *Volume) expired(epoch uint64, err error) {
 	c := v.c
-	v.expiries.Add(1)
+	v.epoch.Store(epoch)
 	v.meter.void()
 	c.log.Error("session expired; bytes that were not synced are lost", "volume", v.name, "err", err)
 	v.locks.clear()
@@ -381,15 +388,34 @@ func (v *Volume) expired(err error) {
 				in.vol.retire(f.own)
 			}
 			f.own, f.ended, f.appends = nil, false, 0
+			if f.metaDirty || f.sealWant {
+				// The size is somebody else's to change now, and so are the times.
+				f.size, f.mtime, f.ctime, f.metaDirty = 0, 0, 0, f.sealWant
+				f.puts++
+				v.unlistLocked(in)
+			}
+			f.epoch = epoch
 		}
 		in.lowerLocked(meta.LeaseNone)
 		if f := in.file; f != nil {
 			f.changed()
 		}
+		tell := had && c.cfg.Notify != nil
+		if tell {
+			// Pages that are being read are locked until the read is answered, which
+			// may take a lease of the new session: nobody can wait here. Who opens the
+			// file meanwhile has the kernel forget them first.
+			in.inval++
+		}
 		in.mu.Unlock()
-		if had && c.cfg.Notify != nil {
+		if tell {
 			c.spawn(func() {
 				defer in.put()
+				defer func() {
+					in.mu.Lock()
+					in.inval--
+					in.mu.Unlock()
+				}()
 				if isDir {
 					c.cfg.Notify.InvalEntries(in.vol.id, in.ino)
 					c.cfg.Notify.InvalAttr(in.vol.id, in.ino)

@@ -14,7 +14,10 @@ import (
 // Recall and Expired in wire order.
 type metaSession interface {
 	Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error)
-	DoBatch(ctx context.Context, v meta.VolumeID, ops []batchOp) ([]meta.Result, []error, error)
+	// DoBatch fails with SessionExpired, and does nothing, if the session has
+	// expired in the volume since epoch (Volume.epoch), unless that is
+	// metaclient.AnyEpoch.
+	DoBatch(ctx context.Context, v meta.VolumeID, epoch uint64, ops []batchOp) ([]meta.Result, []error, error)
 	// DoAt reads at a snapshot; nothing is leased.
 	DoAt(ctx context.Context, v meta.VolumeID, at meta.Generation, op meta.Op) (*meta.Result, error)
 	// ListSnapshots lists a volume's snapshots.

@@ -71,7 +71,7 @@ func (v *Volume) stream(in *inode) {
 			at += blockSize
 			room -= blockSize
 		}
-		own := f.own
+		own, epoch := f.own, f.epoch
 		if len(blobs) == 0 || own != nil && own.doubtful() {
 			for _, b := range blobs {
 				b.busy--
@@ -85,8 +85,14 @@ func (v *Volume) stream(in *inode) {
 		if own == nil {
 			if own, err = v.newOwn(ctx); err == nil {
 				in.mu.Lock()
-				f.own, f.ownBase = own, 0
+				if err = in.expiredSince(f, epoch); err == nil {
+					f.own, f.ownBase = own, 0
+				}
 				in.mu.Unlock()
+				if err != nil {
+					v.retire(own)
+					own = nil
+				}
 			}
 		}
 		for i := 0; i < len(blobs) && err == nil; i++ {

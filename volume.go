@@ -31,10 +31,11 @@ type Volume struct {
 	// mutations counts operations that changed the volume and were answered;
 	// durable is the count that is known to be journaled.
 	mutations, durable atomic.Uint64
-	expiries           atomic.Uint64 // of the session in this volume
-	dirtyBytes         atomic.Int64
-	policy             atomic.Pointer[meta.Policy]
-	policyAt           atomic.Int64 // nanoseconds of the clock
+	// epoch is 1 more than the session has expired in this volume.
+	epoch      atomic.Uint64
+	dirtyBytes atomic.Int64
+	policy     atomic.Pointer[meta.Policy]
+	policyAt   atomic.Int64 // nanoseconds of the clock
 
 	placeMu sync.Mutex
 	places  map[meta.ChunkID]*chunkRef

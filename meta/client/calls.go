@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -76,12 +77,20 @@ func (s *Session) DoAt(ctx context.Context, v meta.VolumeID, at meta.Generation,
 	return &r.Result, r.Status.Error()
 }
 
+// AnyEpoch stands for whatever epoch it is when a batch is sent.
+const AnyEpoch = 0
+
 // MaxBatch is the largest number of operations in one batch.
 const MaxBatch = 1024
 
 // DoBatch runs operations of one volume in order, each whether or not the one
 // before succeeded. The third value is set when there is no answer at all.
-func (s *Session) DoBatch(ctx context.Context, v meta.VolumeID, ops []BatchOp) ([]meta.Result, []error, error) {
+//
+// What the operations say was found out in an epoch of the session in the volume:
+// 1 at first, and 1 more with each Handler.Expired. Unless it is AnyEpoch, they
+// are not sent in another one, nor asked again there: what they would change was
+// given up by then, and others may have changed it. Errors: SessionExpired.
+func (s *Session) DoBatch(ctx context.Context, v meta.VolumeID, epoch uint64, ops []BatchOp) ([]meta.Result, []error, error) {
 	results := make([]meta.Result, 0, len(ops))
 	errs := make([]error, 0, len(ops))
 	for len(ops) > 0 {
@@ -95,7 +104,12 @@ func (s *Session) DoBatch(ctx context.Context, v meta.VolumeID, ops []BatchOp) (
 			b.Calls[i] = wire.Call{Volume: v, ID: o.ID, Want: o.Want, Ack: ack, At: o.At, Reserved: o.Reserved, Draw: o.Draw, Op: o.Op}
 		}
 		ops = ops[n:]
-		m, err := s.roundTrip(ctx, v, b, false)
+		m, err := s.roundTripAfter(ctx, v, b, false, func(vs *volumeState) error {
+			if epoch != AnyEpoch && epoch != vs.epoch {
+				return meta.E("batch", meta.SessionExpired, s.cfg.Name, fmt.Errorf("in volume %d, since this was begun", v))
+			}
+			return nil
+		})
 		if err != nil {
 			return results, errs, err
 		}

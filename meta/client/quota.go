@@ -34,11 +34,12 @@ type Promise struct {
 // Errors: QuotaExceeded.
 func (s *Session) Reserve(ctx context.Context, v meta.VolumeID, give, want, round uint64) (Promise, error) {
 	m := &wire.Reserve{Volume: v, Give: give, Want: want, Round: round}
-	re, err := s.roundTripAfter(ctx, v, m, false, func(vs *volumeState) {
+	re, err := s.roundTripAfter(ctx, v, m, false, func(vs *volumeState) error {
 		vs.serial++
 		m.Serial = vs.serial
 		m.Give = min(give, vs.held)
 		vs.held -= m.Give
+		return nil
 	})
 	if err != nil {
 		return Promise{}, err

@@ -49,7 +49,9 @@ type Handler interface {
 	// when nothing cached beyond r.Keep can be seen any more.
 	Recall(r meta.Recall, done func())
 	// Expired: in these volumes the session is over and all its leases are void;
-	// what was not durable is lost. It has begun anew there.
+	// what was not durable is lost. It has begun anew there, and each such call
+	// begins the volume's next epoch (Session.DoBatch). Nothing is granted before
+	// Expired returns.
 	Expired(volumes []meta.VolumeID, err error)
 }
 
@@ -121,6 +123,7 @@ type volumeState struct {
 	routing bool
 	hint    string // who may own it
 	joined  bool   // an owner knows the session
+	epoch   uint64 // 1 more than it has expired
 	route   string // why it is not up, for people
 
 	trouble *wire.Trouble // to be told when it is up
@@ -358,7 +361,7 @@ func (s *Session) fail(err error) {
 func (s *Session) volume(v meta.VolumeID) *volumeState {
 	vs := s.volumes[v]
 	if vs == nil {
-		vs = &volumeState{lease: &volumeLease{}}
+		vs = &volumeState{lease: &volumeLease{}, epoch: 1}
 		s.volumes[v] = vs
 		s.leases.Store(v, vs.lease)
 	}
@@ -485,12 +488,13 @@ var requests = sync.Pool{New: func() any { return &request{done: make(chan respo
 // ctx ends first the server is told, and the answer is still awaited if it must
 // be (not cancelable).
 func (s *Session) roundTrip(ctx context.Context, v meta.VolumeID, m wire.Message, cancelable bool) (wire.Message, error) {
-	return s.roundTripAfter(ctx, v, m, cancelable, func(*volumeState) {})
+	return s.roundTripAfter(ctx, v, m, cancelable, func(*volumeState) error { return nil })
 }
 
 // roundTripAfter is roundTrip for a request to which last, under mu, puts what
-// must agree with what is sent before and after it.
-func (s *Session) roundTripAfter(ctx context.Context, v meta.VolumeID, m wire.Message, cancelable bool, last func(*volumeState)) (wire.Message, error) {
+// must agree with what is sent before and after it, unless it refuses the
+// request.
+func (s *Session) roundTripAfter(ctx context.Context, v meta.VolumeID, m wire.Message, cancelable bool, last func(*volumeState) error) (wire.Message, error) {
 	r := requests.Get().(*request)
 	*r = request{msg: m, volume: v, ofVolume: true, done: r.done}
 	s.mu.Lock()
@@ -498,9 +502,14 @@ func (s *Session) roundTripAfter(ctx context.Context, v meta.VolumeID, m wire.Me
 		s.mu.Unlock()
 		return nil, s.closeErr
 	}
-	s.book(r)
 	vs := s.volume(v)
-	last(vs)
+	if err := last(vs); err != nil {
+		s.mu.Unlock()
+		r.msg = nil
+		requests.Put(r)
+		return nil, err
+	}
+	s.book(r)
 	var snd *wire.Sender
 	if vs.conn != nil {
 		r.conn, r.sent = vs.conn, true

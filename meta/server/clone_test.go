@@ -316,7 +316,7 @@ func TestCloneCostsTheSame(t *testing.T) {
 			for i := range 1000 {
 				ops = append(ops, client.BatchOp{Op: newFile(fmt.Sprint("n", have+i))})
 			}
-			if _, _, err := a.DoBatch(t.Context(), 1, ops); err != nil {
+			if _, _, err := a.DoBatch(t.Context(), 1, client.AnyEpoch, ops); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -90,7 +90,10 @@ func (o *owner) enter(s *session, m *wire.Enter, e *wire.Entered) <-chan struct{
 	if awaited {
 		o.awaited[s.id] = true
 	}
-	o.entered[s] = struct{}{}
+	if !inside {
+		o.entries++
+		o.entered[s] = o.entries
+	}
 	e.Known, e.Claim, e.Metered = true, awaited, o.quota.limit > 0 || o.quota.turning != nil
 	return nil
 }

@@ -288,6 +288,8 @@ type ticket struct {
 	// holders are the sessions that stood at the inode which lost its last name.
 	holders map[meta.Ino][]meta.SessionID
 	room    roomSearch
+	// entry is that of the session when the call came; see owner.entered.
+	entry uint64
 }
 
 func (t *leaseTable) block(k *ticket, ino meta.Ino) {

@@ -66,7 +66,10 @@ type owner struct {
 	// awaited are journaled sessions not yet back or gone; true: it has entered,
 	// and its claims and replays are on their way.
 	awaited map[meta.SessionID]bool
-	entered map[*session]struct{}
+	// entered are the sessions inside, each with the number of its entry: what
+	// came before another entry is not executed after it. entries is the last.
+	entered map[*session]uint64
+	entries uint64
 	// departed are for departLoop, which departure, of capacity 1, wakes.
 	departed  []departed
 	departure chan struct{}
@@ -281,11 +284,19 @@ func (o *owner) attempt(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-cha
 	if o.failed != nil {
 		return &wire.Reply{Status: wire.StatusOf(o.failed)}, nil
 	}
-	if _, ok := o.entered[s]; !ok {
+	entry, ok := o.entered[s]
+	if !ok {
 		if s.ended.Load() {
 			return nil, never // its connection is being closed
 		}
 		return o.refuse(o.srv.elsewhere(o.vol))
+	}
+	if k.entry == 0 {
+		k.entry = entry
+	} else if k.entry != entry {
+		// It waited while its session ended and began anew: the client has given up
+		// by now what it would do.
+		return o.refuse(meta.E("call", meta.SessionExpired, s.name, nil))
 	}
 	if o.leaving != nil {
 		return nil, o.leaving // or until the volume is gone
@@ -790,12 +801,14 @@ func (o *owner) gone() error {
 func (o *owner) serveBatch(s *session, id uint64, b *wire.Batch) {
 	out := &wire.BatchRe{Replies: make([]wire.Reply, len(b.Calls))}
 	i := 0
+	var entry uint64
 	step := func() <-chan struct{} { // under mu
 		for ; i < len(b.Calls); i++ {
 			c := &b.Calls[i]
 			c.Want = meta.LeaseNone
-			k := &ticket{}
+			k := &ticket{entry: entry}
 			re, wait := o.attempt(s, c, k)
+			entry = k.entry
 			if wait != nil {
 				o.leases.unblock(k)
 				return wait

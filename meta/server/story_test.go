@@ -569,7 +569,7 @@ func TestSessionWithManyOrphansEnds(t *testing.T) {
 	for i := range n {
 		ops = append(ops, client.BatchOp{Op: newFile(fmt.Sprint("x", i))}, client.BatchOp{Op: &meta.Unlink{Parent: meta.RootIno, Name: fmt.Sprint("x", i)}})
 	}
-	if _, errs, err := a.DoBatch(t.Context(), 1, ops); err != nil || errors.Join(errs...) != nil {
+	if _, errs, err := a.DoBatch(t.Context(), 1, client.AnyEpoch, ops); err != nil || errors.Join(errs...) != nil {
 		t.Fatal(err, errors.Join(errs...))
 	}
 	done := make(chan error, 1)

@@ -32,7 +32,7 @@ func (c *churn) batch(ctx context.Context, n int, op func(i int) meta.Op) ([]met
 	for i := range ops {
 		ops[i].Op = op(i)
 	}
-	res, errs, err := c.sess.DoBatch(ctx, meta.RootVolume, ops)
+	res, errs, err := c.sess.DoBatch(ctx, meta.RootVolume, client.AnyEpoch, ops)
 	return res, errors.Join(err, errors.Join(errs...))
 }
 
