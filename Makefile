@@ -75,6 +75,10 @@ controls: deps build ## switch each safety mechanism off; the test that guards i
 	$(GO) test -timeout 1h -count 1 -v ./test/crash -run 'Controls$$' -controls
 	$(GO) test -timeout 90m -count 1 -v ./test/cluster -run '^TestSoakControls$$' -controls
 
+.PHONY: chart
+chart: ## compare the plain manifests with what helm itself makes of the chart (builds helm's engine)
+	cd test/helm && $(GO) test -count 1 ./...
+
 .PHONY: gen
 gen: ## regenerate what is generated
 	$(GO) generate ./...

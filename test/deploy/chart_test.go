@@ -1,0 +1,456 @@
+package deploy
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"text/template"
+
+	"gopkg.in/yaml.v3"
+
+	driver "penstock.io/penstock/csi"
+	"penstock.io/penstock/csi/policy"
+)
+
+var update = flag.Bool("update", false, "write deploy/kubernetes anew")
+
+const (
+	chart     = "../../deploy/helm/penstock"
+	plain     = "../../deploy/kubernetes"
+	namespace = "penstock-system"
+)
+
+func read(t *testing.T, parts ...string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(parts...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// render is what helm does with a chart, as far as this one needs it: text/template
+// with these functions. test/helm compares it with helm itself, which is too
+// heavy to be built for every test run.
+func render(t *testing.T, change func(values map[string]any)) map[string]string {
+	t.Helper()
+	var about, values map[string]any
+	for name, into := range map[string]*map[string]any{"Chart.yaml": &about, "values.yaml": &values} {
+		if err := yaml.Unmarshal(read(t, chart, name), into); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	change(values)
+	scope := map[string]any{
+		"Values":  values,
+		"Chart":   map[string]any{"AppVersion": about["appVersion"]},
+		"Release": map[string]any{"Namespace": namespace},
+	}
+	all := template.New("").Option("missingkey=error")
+	all.Funcs(template.FuncMap{
+		"include": func(name string, data any) (string, error) {
+			var b strings.Builder
+			err := all.ExecuteTemplate(&b, name, data)
+			return b.String(), err
+		},
+		"nindent": func(n int, s string) string {
+			pad := strings.Repeat(" ", n)
+			return "\n" + pad + strings.ReplaceAll(s, "\n", "\n"+pad)
+		},
+		"toYaml": func(v any) (string, error) {
+			var b bytes.Buffer
+			enc := yaml.NewEncoder(&b)
+			enc.SetIndent(2)
+			err := enc.Encode(v)
+			return strings.TrimSuffix(b.String(), "\n"), err
+		},
+		"quote": strconv.Quote,
+		"join": func(by string, list []any) string {
+			var s []string
+			for _, v := range list {
+				s = append(s, fmt.Sprint(v))
+			}
+			return strings.Join(s, by)
+		},
+	})
+	files, err := filepath.Glob(filepath.Join(chart, "templates", "*"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no templates: %v", err)
+	}
+	for _, f := range files {
+		if _, err := all.New(filepath.Base(f)).Parse(string(read(t, f))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out := map[string]string{}
+	for _, f := range files {
+		if name := filepath.Base(f); filepath.Ext(name) == ".yaml" {
+			var b strings.Builder
+			if err := all.ExecuteTemplate(&b, name, scope); err != nil {
+				t.Fatal(err)
+			}
+			out[name] = b.String()
+		}
+	}
+	return out
+}
+
+func asIs(map[string]any) {}
+
+const header = "# Made from deploy/helm/penstock by `go generate ./test/deploy`; edit that.\n"
+
+// TestPlainManifests: they are what the chart gives with the values that it has.
+func TestPlainManifests(t *testing.T) {
+	for name, want := range render(t, asIs) {
+		want = header + want
+		path := filepath.Join(plain, name)
+		if *update {
+			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := string(read(t, path)); got != want {
+			t.Errorf("%s is not what the chart gives: go generate ./test/deploy", path)
+		}
+	}
+	var k struct{ Resources []string }
+	if err := yaml.Unmarshal(read(t, plain, "kustomization.yaml"), &k); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(plain, "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := map[string]bool{"kustomization.yaml": true}
+	for _, r := range k.Resources {
+		listed[r] = true
+	}
+	for _, f := range files {
+		if !listed[filepath.Base(f)] {
+			t.Errorf("kustomization.yaml does not list %s", f)
+		}
+	}
+	if len(listed) != len(files) {
+		t.Errorf("kustomization.yaml lists %d files, %d are there", len(listed), len(files))
+	}
+}
+
+// object is one manifest.
+type object map[string]any
+
+func (o object) at(path ...string) any {
+	var v any = map[string]any(o)
+	for _, p := range path {
+		switch x := v.(type) {
+		case map[string]any:
+			v = x[p]
+		case object:
+			v = x[p]
+		default:
+			return nil
+		}
+	}
+	return v
+}
+
+func (o object) text(path ...string) string { s, _ := o.at(path...).(string); return s }
+
+func (o object) list(path ...string) (all []object) {
+	l, _ := o.at(path...).([]any)
+	for _, v := range l {
+		if m, is := v.(map[string]any); is {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
+func (o object) String() string { return o.text("kind") + "/" + o.text("metadata", "name") }
+
+// parse reads manifests; a key that stands twice is an error.
+func parse(t *testing.T, name, text string) (all []object) {
+	t.Helper()
+	dec := yaml.NewDecoder(strings.NewReader(text))
+	for {
+		var o map[string]any
+		err := dec.Decode(&o)
+		if err == io.EOF {
+			return all
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if o != nil {
+			all = append(all, o)
+		}
+	}
+}
+
+func objects(t *testing.T, change func(map[string]any)) map[string]object {
+	t.Helper()
+	all := map[string]object{}
+	for name, text := range render(t, change) {
+		for _, o := range parse(t, name, text) {
+			if all[o.String()] != nil || o.text("apiVersion") == "" || o.text("metadata", "name") == "" {
+				t.Errorf("%s: %s has no name or version, or stands twice", name, o)
+			}
+			all[o.String()] = o
+		}
+	}
+	return all
+}
+
+// clusterWide are kinds without a namespace.
+var clusterWide = map[string]bool{"CSIDriver": true, "StorageClass": true, "ClusterRole": true, "ClusterRoleBinding": true, "VolumeSnapshotClass": true}
+
+// TestObjectsFit: what refers to something refers to what is there.
+func TestObjectsFit(t *testing.T) {
+	all := objects(t, asIs)
+	flags := programFlags(t)
+	for _, o := range all {
+		if got := o.text("metadata", "namespace"); clusterWide[o.text("kind")] != (got == "") || got != "" && got != namespace {
+			t.Errorf("%s: namespace %q", o, got)
+		}
+		if role := o.text("roleRef", "name"); role != "" {
+			if all[o.text("roleRef", "kind")+"/"+role] == nil {
+				t.Errorf("%s: no role %s", o, role)
+			}
+			for _, s := range o.list("subjects") {
+				if all["ServiceAccount/"+s.text("name")] == nil || s.text("namespace") != namespace {
+					t.Errorf("%s: nobody is %v", o, s)
+				}
+			}
+		}
+		pod, _ := o.at("spec", "template").(map[string]any)
+		if pod != nil {
+			fits(t, o, pod, all, flags)
+		}
+		if kind := o.text("kind"); kind == "PodDisruptionBudget" || kind == "NetworkPolicy" {
+			key := map[string]string{"PodDisruptionBudget": "selector", "NetworkPolicy": "podSelector"}[kind]
+			if !selects(o, all["Deployment/penstock-controller"].at("spec", "template").(map[string]any), "spec", key, "matchLabels") {
+				t.Errorf("%s selects no pods of the controller", o)
+			}
+		}
+	}
+}
+
+// selects reports whether the labels that o asks for are the pod's.
+func selects(o, pod object, path ...string) bool {
+	want, _ := o.at(path...).(map[string]any)
+	for k, v := range want {
+		if pod.text("metadata", "labels", k) != v {
+			return false
+		}
+	}
+	return len(want) > 0
+}
+
+// programFlags are the names of the flags of all commands.
+func programFlags(t *testing.T) map[string]bool {
+	t.Helper()
+	files, err := filepath.Glob("../../cmd/penstock/*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no sources: %v", err)
+	}
+	flags, named := map[string]bool{}, regexp.MustCompile(`Var\([^"\n]*"([a-z-]+)"`)
+	for _, f := range files {
+		for _, m := range named.FindAllSubmatch(read(t, f), -1) {
+			flags[string(m[1])] = true
+		}
+	}
+	return flags
+}
+
+// fits looks at the pods of a Deployment or DaemonSet.
+func fits(t *testing.T, o, pod object, all map[string]object, flags map[string]bool) {
+	t.Helper()
+	if !selects(o, pod, "spec", "selector", "matchLabels") {
+		t.Errorf("%s does not select its own pods", o)
+	}
+	if all["ServiceAccount/"+pod.text("spec", "serviceAccountName")] == nil {
+		t.Errorf("%s: nobody is %s", o, pod.text("spec", "serviceAccountName"))
+	}
+	if pod.text("spec", "securityContext", "seccompProfile", "type") != "RuntimeDefault" || pod.text("spec", "priorityClassName") == "" {
+		t.Errorf("%s has no seccomp profile or no priority", o)
+	}
+	volumes, used := map[string]bool{}, map[string]bool{}
+	for _, v := range pod.list("spec", "volumes") {
+		volumes[v.text("name")] = true
+	}
+	for _, c := range append(pod.list("spec", "initContainers"), pod.list("spec", "containers")...) {
+		name := fmt.Sprintf("%s, container %s", o, c.text("name"))
+		if c.at("securityContext", "readOnlyRootFilesystem") != true {
+			t.Errorf("%s may write to its image", name)
+		}
+		privileged := c.at("securityContext", "privileged") == true
+		if privileged != (o.text("kind") == "DaemonSet" && c.text("name") == "penstock") {
+			t.Errorf("%s: privileged %t", name, privileged)
+		}
+		if !privileged && (c.at("securityContext", "allowPrivilegeEscalation") != false || fmt.Sprint(c.at("securityContext", "capabilities", "drop")) != "[ALL]") {
+			t.Errorf("%s may do more than it must", name)
+		}
+		if c.at("resources", "requests", "memory") == nil || c.at("resources", "limits", "memory") == nil || c.at("resources", "requests", "cpu") == nil {
+			t.Errorf("%s says not what it needs", name)
+		}
+		known := map[string]bool{}
+		for _, e := range c.list("env") {
+			known[e.text("name")] = true
+			if ref := e.text("valueFrom", "configMapKeyRef", "name"); ref != "" && all["ConfigMap/"+ref].text("data", e.text("valueFrom", "configMapKeyRef", "key")) == "" {
+				t.Errorf("%s: nothing is in the ConfigMap for %s", name, e.text("name"))
+			}
+		}
+		for _, m := range c.list("volumeMounts") {
+			used[m.text("name")] = true
+			if !volumes[m.text("name")] {
+				t.Errorf("%s: no volume %s", name, m.text("name"))
+			}
+		}
+		args, _ := c.at("args").([]any)
+		for _, a := range args {
+			arg := a.(string)
+			for _, m := range regexp.MustCompile(`\$\((\w+)\)`).FindAllStringSubmatch(arg, -1) {
+				if !known[m[1]] {
+					t.Errorf("%s: nothing is in the environment for %s", name, arg)
+				}
+			}
+			if f, is := strings.CutPrefix(arg, "--"); is && strings.HasPrefix(c.text("image"), "penstock:") {
+				if f, _, _ = strings.Cut(f, "="); !flags[f] {
+					t.Errorf("%s: penstock knows no --%s", name, f)
+				}
+			}
+		}
+	}
+	for v := range volumes {
+		if !used[v] {
+			t.Errorf("%s: nobody mounts volume %s", o, v)
+		}
+	}
+}
+
+// TestDriverObject: Kubernetes is told what the driver does.
+func TestDriverObject(t *testing.T) {
+	all := objects(t, asIs)
+	d := all["CSIDriver/"+driver.Name]
+	for field, want := range map[string]string{
+		"attachRequired": "false", "podInfoOnMount": "false", "fsGroupPolicy": "File", "storageCapacity": "true",
+		"volumeLifecycleModes": "[Persistent]", "requiresRepublish": "false", "seLinuxMount": "false",
+	} {
+		if got := fmt.Sprint(d.at("spec", field)); got != want {
+			t.Errorf("%s is %s, not %s", field, got, want)
+		}
+	}
+	classes := 0
+	for _, o := range all {
+		switch o.text("kind") {
+		case "StorageClass":
+			classes++
+			if o.text("provisioner") != driver.Name || o.text("volumeBindingMode") != "WaitForFirstConsumer" || o.at("allowVolumeExpansion") != true {
+				t.Errorf("%s: %v", o, o)
+			}
+			if _, err := policy.ReadClass(texts(t, o, "parameters"), nil, "pvc-1"); err != nil {
+				t.Errorf("%s: the driver would refuse it: %v", o, err)
+			}
+		case "VolumeSnapshotClass":
+			if o.text("driver") != driver.Name {
+				t.Errorf("%s: %v", o, o)
+			}
+		}
+	}
+	if classes == 0 {
+		t.Error("there is no storage class")
+	}
+}
+
+// texts is a map of strings; anything else in it would be refused by Kubernetes.
+func texts(t *testing.T, o object, path ...string) map[string]string {
+	t.Helper()
+	m, all := o.at(path...), map[string]string{}
+	if m == nil {
+		return all
+	}
+	for k, v := range m.(map[string]any) {
+		s, is := v.(string)
+		if !is {
+			t.Errorf("%s: %s is no string: %v", o, k, v)
+		}
+		all[k] = s
+	}
+	return all
+}
+
+// TestValues: what can be switched off is gone, and nothing refers to it.
+func TestValues(t *testing.T) {
+	off := func(part string) func(map[string]any) {
+		return func(v map[string]any) { v[part].(map[string]any)["enabled"] = false }
+	}
+	for _, c := range []struct {
+		change func(map[string]any)
+		gone   []string
+	}{
+		{off("node"), []string{"DaemonSet/penstock-node", "ServiceAccount/penstock-node"}},
+		{off("snapshots"), []string{"VolumeSnapshotClass/penstock"}},
+		{off("networkPolicy"), []string{"NetworkPolicy/penstock-controller"}},
+	} {
+		before, after := objects(t, asIs), objects(t, c.change)
+		for _, g := range c.gone {
+			if before[g] == nil || after[g] != nil {
+				t.Errorf("%s: there by default %t, when switched off %t", g, before[g] != nil, after[g] != nil)
+			}
+		}
+		if len(after) != len(before)-len(c.gone) {
+			t.Errorf("without %v there are %d objects, with %d", c.gone, len(after), len(before))
+		}
+	}
+	all := objects(t, func(v map[string]any) {
+		v["cluster"] = []any{"10.0.0.4:7400", "10.0.0.5:7400"}
+		v["node"].(map[string]any)["topology"] = "/dc1/rack1/$(NODE_NAME)"
+		v["imagePullSecrets"] = []any{map[string]any{"name": "registry"}}
+		v["storageClasses"].([]any)[0].(map[string]any)["default"] = true
+	})
+	if got := all["ConfigMap/penstock"].text("data", "cluster"); got != "10.0.0.4:7400,10.0.0.5:7400" {
+		t.Errorf("cluster is %q", got)
+	}
+	if got := fmt.Sprint(all["DaemonSet/penstock-node"].at("spec", "template", "spec")); !strings.Contains(got, "--topology=/dc1/rack1/$(NODE_NAME)") || !strings.Contains(got, "imagePullSecrets:[map[name:registry]]") {
+		t.Errorf("values did not arrive: %s", got)
+	}
+	if got := all["StorageClass/penstock"].text("metadata", "annotations", "storageclass.kubernetes.io/is-default-class"); got != "true" {
+		t.Errorf("the default class is marked %q", got)
+	}
+}
+
+// TestExamples: they parse, and the driver takes what they say.
+func TestExamples(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(plain, "examples", "*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no examples: %v", err)
+	}
+	known := objects(t, asIs)
+	for _, f := range files {
+		for _, o := range parse(t, f, string(read(t, f))) {
+			if o.text("apiVersion") == "" || o.text("metadata", "name") == "" {
+				t.Errorf("%s: %v is no object", f, o)
+			}
+			if o.text("kind") == "VolumeAttributesClass" {
+				if o.text("driverName") != driver.Name {
+					t.Errorf("%s: %s is of driver %q", f, o, o.text("driverName"))
+				}
+				if _, err := policy.ReadClass(nil, texts(t, o, "parameters"), "pvc-1"); err != nil {
+					t.Errorf("%s: the driver would refuse it: %v", f, err)
+				}
+			}
+			if class := o.text("spec", "storageClassName"); class != "" && known["StorageClass/"+class] == nil {
+				t.Errorf("%s: %s wants class %s, which is not there", f, o, class)
+			}
+			if class := o.text("spec", "volumeSnapshotClassName"); class != "" && known["VolumeSnapshotClass/"+class] == nil {
+				t.Errorf("%s: %s wants class %s, which is not there", f, o, class)
+			}
+		}
+	}
+}
