@@ -107,7 +107,12 @@ func TestLateCommit(t *testing.T) {
 	time.Sleep(2 * time.Second)
 	after := s.entries(t, v)
 	t.Logf("the journal had %d entries when term %d began, has %d", len(before), rec.Term, len(after))
-	for _, e := range after[len(before):] {
+	for i, e := range before {
+		if i >= len(after) || after[i].Seq != e.Seq || after[i].Term != e.Term || after[i].Hash != e.Hash {
+			t.Errorf("entry %d of term %d is not what it was", e.Seq, e.Term)
+		}
+	}
+	for _, e := range after[min(len(before), len(after)):] {
 		if e.Term < rec.Term {
 			t.Errorf("entry %d is of term %d, but the owner of term %d had read to entry %d", e.Seq, e.Term, rec.Term, len(before))
 		}
