@@ -80,12 +80,17 @@ type Cluster struct {
 	id     string
 	log    *slog.Logger
 
+	run    context.Context // ends with Close
 	cancel context.CancelFunc
 	joined sync.WaitGroup
 	view   atomic.Pointer[View]
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced with every new view
+	// Of Current: the reading that has not begun, or nil; the newest one; and when
+	// the next may begin.
+	next, last *lookup
+	calm       time.Time
 }
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
@@ -116,7 +121,7 @@ func Open(ctx context.Context, cli *clientv3.Client, cfg Config) (*Cluster, erro
 	}
 	c.view.Store(v)
 	run, cancel := context.WithCancel(context.Background())
-	c.cancel = cancel
+	c.run, c.cancel = run, cancel
 	c.joined.Go(func() { c.keepView(run) })
 	return c, nil
 }
@@ -170,7 +175,9 @@ func (c *Cluster) Client() *clientv3.Client { return c.cli }
 
 // Close stops the view. The client stays open: the caller made it.
 func (c *Cluster) Close() {
-	c.cancel()
+	c.mu.Lock()
+	c.cancel() // under mu: Current begins nothing afterwards
+	c.mu.Unlock()
 	c.joined.Wait()
 }
 

@@ -301,3 +301,50 @@ func TestRowOfBefore(t *testing.T) {
 		t.Fatalf("%+v, %v; want %+v", got, err, v)
 	}
 }
+
+// Current shows what another process wrote before, however late the watch is;
+// many that ask at once share few readings.
+func TestCurrent(t *testing.T) {
+	cli := client(t)
+	a, b, ctx := join(t, cli), join(t, cli), t.Context()
+	for i := range 20 {
+		if _, err := a.AddGrant(ctx, Grant{Who: "client/x", Rights: ReadRights, Users: UsersAsIs}); err != nil {
+			t.Fatal(err)
+		}
+		v, err := b.Current(ctx)
+		if err != nil || len(v.Grants) != i+1 {
+			t.Fatalf("after %d grants: %+v, %v", i+1, v, err)
+		}
+	}
+	// 4,000 that ask at once, by 8: those that come while one reading waits for
+	// its turn get that one.
+	var mu sync.Mutex
+	views := map[*View]int{}
+	var wg sync.WaitGroup
+	began := time.Now()
+	for range 8 {
+		wg.Go(func() {
+			var each sync.WaitGroup
+			for range 500 {
+				each.Go(func() {
+					v, err := b.Current(ctx)
+					if err != nil {
+						t.Error(err)
+					}
+					mu.Lock()
+					views[v]++
+					mu.Unlock()
+				})
+			}
+			each.Wait()
+		})
+	}
+	wg.Wait()
+	if most := 2 + int(time.Since(began)/minPause); len(views) > most {
+		t.Errorf("4,000 that asked within %v got %d readings, not %d at most", time.Since(began), len(views), most)
+	}
+	b.Close()
+	if _, err := b.Current(ctx); err == nil {
+		t.Error("a closed one answers")
+	}
+}

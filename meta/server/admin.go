@@ -228,6 +228,15 @@ func (s *Server) mayAdmin(ctx context.Context, sess *session, m *wire.Admin) err
 	if m.Op == wire.AdminAttach {
 		volumes = append(volumes, m.Parent)
 	}
+	if err = sess.mayAdmin(m.Op, volumes...); err == nil {
+		return nil
+	}
+	// The grant may have been made a moment ago, through another server.
+	look, cancel := context.WithTimeout(ctx, currentWait)
+	defer cancel()
+	if _, lerr := s.cfg.Cluster.Current(look); lerr != nil {
+		return err
+	}
 	return sess.mayAdmin(m.Op, volumes...)
 }
 

@@ -104,11 +104,23 @@ type Stores interface {
 	DropStore(v meta.VolumeID) error
 }
 
+// Views show the whole cluster.
+type Views interface {
+	// View is the newest state of the whole cluster that this process knows; nil
+	// where there is nothing to know. Changed is closed when the next is there.
+	View() *cluster.View
+	Changed() <-chan struct{}
+	// Current gives a view that is not older than the call. It bounds by itself
+	// how often it asks etcd. Errors: Unavailable, Canceled.
+	Current(ctx context.Context) (*cluster.View, error)
+}
+
 // Cluster is the table of volumes and whatever else the servers share.
 type Cluster interface {
 	Member
 	Volumes
 	Stores
+	Views
 	ID() string
 	NewServerID(ctx context.Context) (meta.ServerID, error)
 	CapKeys(ctx context.Context) ([]meta.CapKey, error)
@@ -137,10 +149,6 @@ type Cluster interface {
 	BindServer(ctx context.Context, id meta.ServerID, who string) error
 	// Follow gives a volume's journal to a reader.
 	Follow(ctx context.Context, v meta.VolumeID) (Journal, error)
-	// View is the newest state of the whole cluster that this process knows; nil
-	// where there is nothing to know. Changed is closed when the next is there.
-	View() *cluster.View
-	Changed() <-chan struct{}
 	// Relieve frees space in the journal's store and clears its alarm.
 	Relieve(ctx context.Context) error
 }

@@ -243,6 +243,7 @@ func (f *fakeCluster) Restored(context.Context, meta.VolumeID) (cluster.Restorat
 }
 func (f *fakeCluster) SettleRestored(context.Context, meta.VolumeID) error { return nil }
 func (f *fakeCluster) View() *cluster.View                                 { return nil }
+func (f *fakeCluster) Current(context.Context) (*cluster.View, error)      { return nil, nil }
 func (f *fakeCluster) Changed() <-chan struct{}                            { return nil }
 func (f *fakeCluster) Holder(_ context.Context, v meta.VolumeID) (Holder, error) {
 	f.mu.Lock()

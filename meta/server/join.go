@@ -251,14 +251,27 @@ func (s *Server) adminTrust(ctx context.Context, m *wire.Admin, re *wire.AdminRe
 			}
 			return errors.Join(members.SetSettings(ctx, set), reportJSON(re, set))
 		}
-		return reportJSON(re, s.cfg.Cluster.View().Settings)
+		v, err := s.cfg.Cluster.Current(ctx) // another server may have set them just now
+		if err != nil {
+			return err
+		}
+		return reportJSON(re, v.Settings)
 	}
 	return meta.E("admin", meta.NotSupported, fmt.Sprintf("request %d", m.Op), nil)
 }
 
 // mayConnect refuses who was evicted, and roles that the certificate is not for.
 func (s *Server) mayConnect(who peering.Identity, as wire.Role) error {
-	if v := s.cfg.Cluster.View(); v != nil && who.Role != "" && v.Evicted(who.String()) {
+	evicted := func(v *cluster.View) bool { return v != nil && who.Role != "" && v.Evicted(who.String()) }
+	no := evicted(s.cfg.Cluster.View())
+	if no {
+		// Perhaps it was let in again a moment ago, through another server.
+		ctx, cancel := context.WithTimeout(s.ctx, currentWait)
+		v, err := s.cfg.Cluster.Current(ctx)
+		cancel()
+		no = err != nil || evicted(v)
+	}
+	if no {
 		return meta.E("hello", meta.AccessDenied, who.String(), errors.New("it was evicted from the cluster"))
 	}
 	return maySpeak(who, as)

@@ -1,9 +1,11 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
@@ -214,6 +216,11 @@ func (s *session) take(body wire.Body, m wire.Message) error {
 	if err := wire.Decode(body, m); err != nil {
 		return err
 	}
+	return s.allow(m)
+}
+
+// allow is take's decision. Errors: *refusal.
+func (s *session) allow(m wire.Message) error {
 	if s.who.Anyone() || s.who.Role == peering.Admin {
 		return nil
 	}
@@ -267,7 +274,8 @@ func (s *session) take(body wire.Body, m wire.Message) error {
 			}
 		}
 	case *wire.Enter:
-		if err = s.authorize(m.Volume, right(wire.TEnter)); err != nil {
+		// What an older view refuses is looked at again: see allowedNow.
+		if err = s.enough(s.access(m.Volume), m.Volume, right(wire.TEnter)); err != nil {
 			re = &wire.Entered{Status: wire.StatusOf(err)}
 		}
 	case *wire.Reserve:
@@ -292,8 +300,8 @@ func (s *session) authorizeCall(c *wire.Call) error {
 	if !known {
 		return meta.E("authorize", meta.NotPermitted, s.who.String(), fmt.Errorf("operation %d is not a client's", c.Op.Code()))
 	}
-	a := s.access(c.Volume)
-	if err := s.enough(a, c.Volume, need); err != nil {
+	a, err := s.accessFor(c.Volume, need)
+	if err != nil {
 		return err
 	}
 	if a.Rights < cluster.WriteRights {
@@ -310,8 +318,62 @@ func (s *session) authorize(v meta.VolumeID, need cluster.Rights) error {
 	if need == cluster.NoRights || s.who.Anyone() || s.who.Role == peering.Admin {
 		return nil
 	}
-	return s.enough(s.access(v), v, need)
+	_, err := s.accessFor(v, need)
+	return err
 }
+
+// accessFor is access, if it is enough. Before it refuses it may have the view
+// read anew, for a grant that was made a moment ago and that this server has not
+// heard of: at most for lookWait, and no more often than every lookEvery, since
+// what the session sends meanwhile waits, and a mount that may only read can be
+// made to write by any of its users. Errors: AccessDenied, ReadOnly.
+func (s *session) accessFor(v meta.VolumeID, need cluster.Rights) (cluster.Access, error) {
+	a := s.access(v)
+	err := s.enough(a, v, need)
+	if err == nil || s.who.Role != peering.Client {
+		return a, err
+	}
+	s.accMu.Lock()
+	early := time.Now().Before(s.look)
+	s.accMu.Unlock()
+	if early {
+		return a, err
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, lookWait)
+	_, lerr := s.srv.cfg.Cluster.Current(ctx)
+	cancel()
+	s.accMu.Lock()
+	s.look = time.Now().Add(lookEvery)
+	s.accMu.Unlock()
+	if lerr != nil {
+		return a, err
+	}
+	a = s.access(v)
+	return a, s.enough(a, v, need)
+}
+
+const (
+	lookWait  = 2 * time.Second
+	lookEvery = 2 * time.Second
+)
+
+// allowedNow asks etcd whether what was refused is allowed by now. It may wait:
+// it is not for the goroutine that reads a session's frames.
+func (s *session) allowedNow(m wire.Message) bool {
+	if s.who.Role != peering.Client {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, currentWait)
+	defer cancel()
+	if _, err := s.srv.cfg.Cluster.Current(ctx); err != nil {
+		s.srv.log.Info("a refusal could not be checked with etcd", "identity", s.who.String(), "error", err)
+		return false
+	}
+	return s.allow(m) == nil
+}
+
+// currentWait bounds how long a refusal waits for etcd.
+const currentWait = 5 * time.Second
 
 func (s *session) enough(a cluster.Access, v meta.VolumeID, need cluster.Rights) error {
 	switch {
@@ -389,7 +451,7 @@ func (s *session) mayAdmin(op wire.AdminOp, volumes ...meta.VolumeID) error {
 		return meta.E("admin", meta.AccessDenied, s.who.String(), fmt.Errorf("request %d is not for its role", op))
 	}
 	for _, v := range volumes {
-		if err := s.enough(s.access(v), v, r.right); err != nil {
+		if err := s.enough(s.access(v), v, r.right); err != nil { // see Server.mayAdmin
 			return err
 		}
 	}

@@ -1,9 +1,11 @@
 package server
 
 import (
+	"context"
 	"net"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -33,11 +35,36 @@ func TestEveryRequestHasARule(t *testing.T) {
 type guarded struct {
 	*fakeCluster
 	view    atomic.Pointer[cluster.View]
-	changed chan struct{}
+	mu      sync.Mutex
+	changed chan struct{} // closed and replaced with each view: several wait for it
+	// newer is what etcd has when this server's watch is late; nil: the view.
+	newer atomic.Pointer[cluster.View]
+	asked atomic.Int64
 }
 
-func (g *guarded) View() *cluster.View      { return g.view.Load() }
-func (g *guarded) Changed() <-chan struct{} { return g.changed }
+func (g *guarded) Current(context.Context) (*cluster.View, error) {
+	g.asked.Add(1)
+	if v := g.newer.Load(); v != nil {
+		g.view.Store(v)
+	}
+	return g.View(), nil
+}
+
+func (g *guarded) View() *cluster.View { return g.view.Load() }
+func (g *guarded) Changed() <-chan struct{} {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.changed
+}
+
+// set makes a view the newest, and tells all who wait for one.
+func (g *guarded) set(v *cluster.View) {
+	g.view.Store(v)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.changed)
+	g.changed = make(chan struct{})
+}
 
 // secured is a server on TCP with certificates.
 type secured struct {
@@ -50,9 +77,9 @@ type secured struct {
 func newSecured(t *testing.T) *secured {
 	t.Helper()
 	dir := t.TempDir()
-	s := &secured{site: &site{t: t, dir: dir, ttl: 5 * time.Second, addr: filepath.Join(dir, "m.sock")}}
+	s := &secured{site: &site{t: t, dir: dir, ttl: time.Minute, addr: filepath.Join(dir, "m.sock")}}
 	s.cluster = newFakeCluster(t, dir)
-	s.g = &guarded{fakeCluster: s.cluster, changed: make(chan struct{}, 1)}
+	s.g = &guarded{fakeCluster: s.cluster, changed: make(chan struct{})}
 	s.g.view.Store(&cluster.View{Revision: 1})
 	s.adjust = func(c *Config) { c.Cluster = s.g }
 	s.start()
@@ -91,8 +118,7 @@ func (s *secured) creds(role peering.Role, name string) *peering.Credentials {
 
 // grants sets what the cluster grants.
 func (s *secured) grants(rev int64, all ...cluster.Grant) {
-	s.g.view.Store(&cluster.View{Revision: rev, Grants: all})
-	s.g.changed <- struct{}{}
+	s.g.set(&cluster.View{Revision: rev, Grants: all})
 }
 
 // hello connects as a role.
@@ -103,7 +129,7 @@ func (s *secured) hello(creds *peering.Credentials, as wire.Role) (net.Conn, *wi
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { nc.Close() })
-	nc.SetDeadline(time.Now().Add(20 * time.Second))
+	nc.SetDeadline(time.Now().Add(2 * time.Minute))
 	nc.Write(wire.Append(nil, wire.MinVersion, 0, &wire.Hello{Min: wire.MinVersion, Max: wire.Version, Role: as, Name: "test"}))
 	rd := wire.NewReader(nc)
 	t, _, body, err := rd.Next()
@@ -387,10 +413,9 @@ func TestChunkServersHearOfEvictions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.g.view.Store(&cluster.View{Revision: 2, CapKeys: keys, Members: []cluster.Member{
+	s.g.set(&cluster.View{Revision: 2, CapKeys: keys, Members: []cluster.Member{
 		{Role: peering.Client, Name: "lab", Evicted: true}, {Role: peering.Client, Name: "pod"},
 	}})
-	s.g.changed <- struct{}{}
 	if who := heard(first); !slices.Equal(who, []string{"client/lab"}) {
 		t.Errorf("who is there hears that %v are evicted", who)
 	}
@@ -430,6 +455,69 @@ func TestStrangersMayOnlyJoin(t *testing.T) {
 	defer s.srv.mu.Unlock()
 	if n := len(s.srv.sessions); n != 0 {
 		t.Errorf("strangers have %d sessions", n)
+	}
+}
+
+// A grant that another server made is good here before this server's watch of the
+// cluster tells of it: who is to be refused is looked up once more. Who was not
+// granted anything can't make the server ask etcd with each frame.
+func TestGrantsMadeElsewhere(t *testing.T) {
+	grant := cluster.Grant{ID: 1, Who: "client/pod", Volume: 1, Rights: cluster.AdminRights, Users: cluster.UsersAsIs}
+	for what, m := range asked() {
+		s := newSecured(t)
+		nc, rd, _ := s.hello(s.creds(peering.Client, "pod"), wire.RoleClient)
+		s.g.newer.Store(&cluster.View{Revision: 2, Grants: []cluster.Grant{grant}})
+		if k := s.ask(nc, rd, m); k == meta.AccessDenied || k == meta.ReadOnly || k == meta.Unavailable {
+			t.Errorf("frame %d, granted elsewhere: %v", what, k)
+		}
+		if n := s.g.asked.Load(); n != 1 {
+			t.Errorf("frame %d: etcd was asked %d times", what, n)
+		}
+	}
+	s := newSecured(t)
+	pod := s.creds(peering.Client, "pod")
+	nc, rd, _ := s.hello(pod, wire.RoleClient)
+	// More rights than before.
+	read := grant
+	read.Rights = cluster.ReadRights
+	s.grants(2, read)
+	if k := s.ask(nc, rd, &wire.Admin{Op: wire.AdminDeleteVolume, Volume: 1}); k != meta.AccessDenied && k != meta.ReadOnly {
+		t.Fatal(k)
+	}
+	create := &wire.Call{Volume: 1, Op: &meta.Create{Parent: meta.RootIno, Name: "x", Mode: 0o100644}}
+	asked, began := s.g.asked.Load(), time.Now()
+	for range 20 {
+		if k := s.ask(nc, rd, create); k != meta.ReadOnly {
+			t.Fatal(k)
+		}
+	}
+	if n := s.g.asked.Load() - asked; n > 1+int64(time.Since(began)/lookEvery) {
+		t.Errorf("20 refused operations asked etcd %d times", n)
+	}
+	s.g.newer.Store(&cluster.View{Revision: 3, Grants: []cluster.Grant{grant}})
+	if k := s.ask(nc, rd, &wire.Enter{Volume: 1}); k != meta.KindOK {
+		t.Fatal(k)
+	}
+	s.srv.mu.Lock()
+	for _, sess := range s.srv.sessions {
+		sess.accMu.Lock()
+		sess.look = time.Time{} // as if the pace's time were over
+		sess.accMu.Unlock()
+	}
+	s.srv.mu.Unlock()
+	if k := s.ask(nc, rd, create); k == meta.ReadOnly || k == meta.AccessDenied || k == meta.Unavailable {
+		t.Error(k)
+	}
+	// Evicted by what is known here, let in again by a new token elsewhere.
+	evicted := []cluster.Member{{Role: peering.Client, Name: "pod", Evicted: true}}
+	s.g.newer.Store(&cluster.View{Revision: 4, Members: evicted})
+	s.g.view.Store(s.g.newer.Load())
+	if _, _, h := s.hello(pod, wire.RoleClient); h.Err != meta.AccessDenied {
+		t.Errorf("evicted: %v", h.Err)
+	}
+	s.g.newer.Store(&cluster.View{Revision: 5})
+	if _, _, h := s.hello(pod, wire.RoleClient); h.Err != meta.KindOK {
+		t.Errorf("let in again: %v", h.Err)
 	}
 }
 

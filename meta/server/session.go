@@ -28,6 +28,8 @@ type session struct {
 
 	accMu sync.Mutex // of acc; nothing is taken under it
 	acc   map[meta.VolumeID]accessAt
+	// look is when the next operation that is refused has the view read anew.
+	look time.Time
 
 	// renewed is when the last keep-alive came, nanoseconds of the server's
 	// monotonic clock.
@@ -308,10 +310,18 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		}
 	case wire.TEnter:
 		m := new(wire.Enter)
-		if err := s.take(body, m); err != nil {
+		err := s.take(body, m)
+		var no *refusal
+		if err != nil && !errors.As(err, &no) {
 			return false, err
 		}
 		s.wg.Go(func() {
+			if no != nil && !s.allowedNow(m) {
+				s.srv.stats.refused.Add(1)
+				s.enqueue(id, no.answer)
+				s.flush()
+				return
+			}
 			e := &wire.Entered{}
 			if o, err := s.srv.ownerFor(s.ctx, m.Volume); err != nil {
 				e.Status = wire.StatusOf(err)

@@ -177,8 +177,11 @@ func (c *lostCluster) Follow(context.Context, meta.VolumeID) (Journal, error) {
 	return nil, beingRestored()
 }
 
-func (c *lostCluster) View() *cluster.View           { return nil }
-func (c *lostCluster) Changed() <-chan struct{}      { return nil }
+func (c *lostCluster) View() *cluster.View      { return nil }
+func (c *lostCluster) Changed() <-chan struct{} { return nil }
+func (c *lostCluster) Current(context.Context) (*cluster.View, error) {
+	return nil, beingRestored()
+}
 func (c *lostCluster) Relieve(context.Context) error { return nil }
 
 // NewSurveyor makes a server that chunk servers may connect to, and nobody
