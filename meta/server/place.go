@@ -44,7 +44,7 @@ func (s *Server) saw(name string, r *wire.Report) (anew bool) {
 	}) || x.info.Topology != r.Info.Topology
 	x.info, x.generation, x.live, x.last = r.Info, r.Generation, true, time.Now()
 	if anew {
-		s.placed = nil
+		s.mapIsOldLocked()
 	}
 	if time.Since(x.noted) < notedEvery {
 		return anew
@@ -70,7 +70,7 @@ func (s *Server) unseen(id meta.ServerID) {
 	defer s.seenMu.Unlock()
 	if x := s.seen[id]; x != nil {
 		x.live, x.last = false, time.Now()
-		s.placed = nil
+		s.mapIsOldLocked()
 	}
 }
 
@@ -100,16 +100,23 @@ const mapAge = 200 * time.Millisecond
 // servers gives the map that chunks are placed by: those that report, those
 // that did, and those that the registry knows.
 func (s *Server) servers() *placement.Map {
+	return s.mapWith(func() *placement.Map { return s.makeMap(nil) })
+}
+
+// mapWith is servers with a way to make a map where there is none that serves.
+func (s *Server) mapWith(make func() *placement.Map) *placement.Map {
 	s.seenMu.Lock()
-	m := s.placed
+	m, made := s.placed, s.mapTurn
 	if time.Since(s.placedAt) > mapAge {
 		m = nil
 	}
 	s.seenMu.Unlock()
 	if m == nil {
-		m = s.makeMap(nil)
+		m = make()
 		s.seenMu.Lock()
-		s.placed, s.placedAt = m, time.Now()
+		if s.mapTurn == made { // else somebody was seen meanwhile, perhaps not by this map
+			s.placed, s.placedAt = m, time.Now()
+		}
 		s.seenMu.Unlock()
 	}
 	return m
@@ -119,7 +126,14 @@ func (s *Server) servers() *placement.Map {
 func (s *Server) forgetMap() {
 	s.seenMu.Lock()
 	defer s.seenMu.Unlock()
+	s.mapIsOldLocked()
+}
+
+// mapIsOldLocked: one that is being made now does not serve for longer, either.
+// seenMu is held.
+func (s *Server) mapIsOldLocked() {
 	s.placed = nil
+	s.mapTurn++
 }
 
 // givenUp: all disks of a server are bad, and what one of them still serves is

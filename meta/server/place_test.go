@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/wire"
 )
 
 // A server is emptied when no disk of it is good and one still serves.
@@ -26,5 +28,30 @@ func TestGivenUp(t *testing.T) {
 		if givenUp(&i) != c.want {
 			t.Errorf("disks %v: given up is %t", c.disks, !c.want)
 		}
+	}
+}
+
+// A map of the servers that was begun before one was seen does not serve those
+// who place chunks afterwards.
+func TestMapBegunBeforeAServerCame(t *testing.T) {
+	s := newSite(t).srv
+	report := &wire.Report{Info: meta.ServerInfo{ID: 7, Addr: "unix:/nowhere", Total: 1 << 40, Free: 1 << 39}}
+	s.forgetMap()
+	s.mapWith(func() *placement.Map {
+		m := s.makeMap(nil)
+		s.saw("n", report)
+		return m
+	})
+	if _, err := s.place(1, &meta.Policy{Replicas: 1}, placement.Writer{}, nil); err != nil {
+		t.Error(err)
+	}
+	s.forgetMap()
+	s.mapWith(func() *placement.Map {
+		m := s.makeMap(nil)
+		s.unseen(7)
+		return m
+	})
+	if _, err := s.place(1, &meta.Policy{Replicas: 1}, placement.Writer{}, nil); meta.KindOf(err) != meta.Unavailable {
+		t.Errorf("a chunk is placed on a server that is gone: %v", err)
 	}
 }

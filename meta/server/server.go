@@ -171,6 +171,7 @@ type Server struct {
 	seen     map[meta.ServerID]*sighting
 	placed   *placement.Map // nil: to be made anew
 	placedAt time.Time
+	mapTurn  uint64 // counts what made maps old
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
