@@ -32,7 +32,7 @@ func processorTime(t testing.TB) time.Duration {
 func figures(t *testing.T, n int) {
 	dir := shortDir(t)
 	s := startEtcd(t, dir)
-	defer s.Close()
+	t.Cleanup(func() { s.Close() })
 	c := newCrew(t, 2, s.Client())
 	first, second := c.hands[0], c.hands[1]
 	o := first.own(1)
@@ -107,7 +107,7 @@ func TestFollowFigures(t *testing.T) {
 func TestBootstrapInterrupted(t *testing.T) {
 	dir := shortDir(t)
 	s := startEtcd(t, dir)
-	defer s.Close()
+	t.Cleanup(func() { s.Close() })
 	c := newCrew(t, 1, s.Client())
 	o := c.hands[0].own(1)
 	p := c.hands[0].dial("a")

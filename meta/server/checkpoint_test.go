@@ -85,6 +85,10 @@ func (s *site) checkpointNow() journal.Checkpoint {
 	if err := o.flush(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
+	// A checkpoint holds what the store has, a moment after the journal.
+	if err := o.awaitApplied(s.t.Context(), o.durableNow()); err != nil {
+		s.t.Fatal(err)
+	}
 	if err := o.checkpoint(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}

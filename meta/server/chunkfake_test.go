@@ -123,7 +123,7 @@ func (s *site) chunkServer(id meta.ServerID) *fakeChunks {
 			s.t.Error(err)
 		}
 	})
-	wait, stop := context.WithTimeout(context.Background(), 5*time.Second)
+	wait, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
 	if err := s.srv.AwaitServer(wait, []meta.ServerID{id}); err != nil {
 		s.t.Fatal(err)

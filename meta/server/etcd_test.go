@@ -242,7 +242,7 @@ func TestEtcdNoSpaceByItself(t *testing.T) {
 func TestFollowerFallsBehind(t *testing.T) {
 	dir := shortDir(t)
 	s := startEtcd(t, dir)
-	defer s.Close()
+	t.Cleanup(func() { s.Close() })
 	c := newCrew(t, 3, s.Client())
 	o := c.hands[0].own(1)
 	p := c.hands[0].dial("a")
@@ -295,7 +295,7 @@ func TestFollowerFallsBehind(t *testing.T) {
 func TestTrimmedWhileLoading(t *testing.T) {
 	dir := shortDir(t)
 	s := startEtcd(t, dir)
-	defer s.Close()
+	t.Cleanup(func() { s.Close() })
 	c := newCrew(t, 2, s.Client())
 	o := c.hands[0].own(1)
 	p := c.hands[0].dial("a")
@@ -328,6 +328,11 @@ func TestTrimmedWhileLoading(t *testing.T) {
 func TestEtcdSetBack(t *testing.T) {
 	dir := shortDir(t)
 	s := startEtcd(t, filepath.Join(dir, "e"))
+	t.Cleanup(func() {
+		if s != nil {
+			s.Close()
+		}
+	})
 	c := newCrew(t, 2, s.Client())
 	c.hands[0].own(1)
 	p := c.hands[0].dial("a")
@@ -342,6 +347,7 @@ func TestEtcdSetBack(t *testing.T) {
 		h.stop()
 	}
 	s.Close()
+	s = nil
 	copyDir := func(from, to string) {
 		t.Helper()
 		if out, err := exec.Command("cp", "-a", from, to).CombinedOutput(); err != nil {
@@ -364,6 +370,7 @@ func TestEtcdSetBack(t *testing.T) {
 		h.stop()
 	}
 	s.Close()
+	s = nil
 	if err := os.Rename(filepath.Join(dir, "e"), filepath.Join(dir, "new")); err != nil {
 		t.Fatal(err)
 	}
@@ -379,8 +386,8 @@ func TestEtcdSetBack(t *testing.T) {
 		h.stop()
 	}
 	s.Close()
+	s = nil
 	s = startEtcd(t, filepath.Join(dir, "new"))
-	defer s.Close()
 	c.cli = s.Client()
 	for _, h := range c.hands {
 		h.start()
@@ -463,7 +470,7 @@ func TestWatchesLie(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	dir := shortDir(t)
 	s := startEtcd(t, dir)
-	defer s.Close()
+	t.Cleanup(func() { s.Close() })
 	c := newCrew(t, 0, s.Client())
 	n := uint64(0)
 	c.watcher = func(w clientv3.Watcher) clientv3.Watcher {

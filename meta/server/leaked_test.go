@@ -347,13 +347,7 @@ func TestLeaksAndPins(t *testing.T) {
 				l.more("b")
 			}
 			o := l.owner()
-			if err := o.flush(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if err := o.checkpoint(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			cp := l.s.recorded()
+			cp := l.s.checkpointNow()
 			if same != (cp.Position == old.Position) || cp.Manifest.Name == old.Manifest.Name {
 				t.Fatalf("the checkpoints are at %v and %v", old.Position, cp.Position)
 			}

@@ -24,7 +24,7 @@ func newFile(name string) *meta.Create {
 func eventually(t *testing.T, what string, try func() error) {
 	t.Helper()
 	var err error
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if err = try(); err == nil {
 			return
 		}

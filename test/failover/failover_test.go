@@ -179,6 +179,8 @@ func (sc *scene) longest(moved []meta.VolumeID) (l []time.Duration) {
 // verify stops the load and tells what was wrong.
 func (sc *scene) verify() (wrong []error) {
 	sc.t.Helper()
+	// A machine that is busy gets to read late; what was seen till now counts.
+	until(sc.t, "values are read, from a cache too", func() bool { return sc.k.reads.Load() > 0 && sc.k.hits.Load() > 0 || sc.k.err() != nil })
 	sc.stop()
 	by := sc.session("checker", nil)
 	for _, c := range sc.creators {
@@ -191,9 +193,6 @@ func (sc *scene) verify() (wrong []error) {
 	}
 	if err := sc.k.err(); err != nil {
 		wrong = append(wrong, err)
-	}
-	if sc.k.reads.Load() == 0 || sc.k.hits.Load() == 0 {
-		wrong = append(wrong, fmt.Errorf("%d reads, %d from a cache: too few to prove anything", sc.k.reads.Load(), sc.k.hits.Load()))
 	}
 	return wrong
 }
