@@ -64,7 +64,7 @@ soak: soak-cluster soak-crash ## both parts of the soak: MINUTES (10) of a clust
 
 .PHONY: soak-cluster
 soak-cluster: deps ## a cluster in network namespaces under a mixed load and one fault each 5 s, for MINUTES (10)
-	$(GO) test -timeout $$(( $(MINUTES) + 20 ))m -count 1 -v ./test/cluster -run '^TestSoak$$' -soak $(MINUTES)m -faults all
+	$(GO) test -timeout $$(( $(MINUTES) + 20 ))m -count 1 -v ./test/cluster -run '^TestSoak$$' -soak $(MINUTES)m
 
 .PHONY: soak-crash
 soak-crash: deps build ## kills, power cuts, full and failing disks for SOAK_ROUNDS (100) rounds

@@ -49,7 +49,7 @@ type count struct {
 func newNemesis(s *Soak) *nemesis {
 	n := &nemesis{s: s, c: s.Cluster, rand: rand.New(rand.NewPCG(s.Seed, 666)), flips: map[string]bool{}, busy: map[string]bool{}, total: map[string]*count{}}
 	for _, f := range n.all() {
-		if (len(s.Only) == 0 || slices.Contains(s.Only, f.kind)) && !slices.Contains(s.Not, f.kind) {
+		if len(s.Only) == 0 || slices.Contains(s.Only, f.kind) {
 			n.faults = append(n.faults, f)
 		}
 	}

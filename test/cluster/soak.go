@@ -35,7 +35,6 @@ type Soak struct {
 	Patience time.Duration
 	Self     string   // program that becomes an Intruder if its environment asks for it; empty for none
 	Only     []string // kinds of faults; empty means all
-	Not      []string // kinds of faults that are left out
 
 	meter   load.Meter
 	stalls  *stalls

@@ -10,7 +10,7 @@ var (
 	soakFor  = flag.Duration("soak", 3*time.Minute, "how long TestSoak breaks things")
 	every    = flag.Duration("every", 5*time.Second, "mean time between the faults of TestSoak")
 	patience = flag.Duration("patience", 0, "how long repair may take at the end of TestSoak")
-	only     = flag.String("faults", "", "kinds of faults of TestSoak, with commas between; all for all; empty for all but those that find what is still open")
+	only     = flag.String("faults", "", "kinds of faults of TestSoak, with commas between; empty for all")
 	controls = flag.Bool("controls", false, "switch each mechanism off, and demand that the soak fails")
 )
 
@@ -18,17 +18,10 @@ var (
 // Certificates are renewed about once a minute.
 var soakCluster = Config{Racks: 3, Metas: 3, ChunkServers: 4, Mounts: 3, CertificateLife: 2 * time.Minute}
 
-// open are kinds of faults after which a mount was seen to show an old state of
-// a file for a moment (docs/parts/netns.md); 'make soak' has them.
-var open = []string{"pause client"}
-
 // TestSoak: see Soak.
 func TestSoak(t *testing.T) {
 	c := start(t, soakCluster)
 	s := soak(t, c)
-	if *only == "" {
-		s.Not = open
-	}
 	err := s.Run(t.Context())
 	t.Logf("\n%s", s.Report())
 	if err != nil {
