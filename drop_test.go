@@ -2,6 +2,7 @@ package penstock
 
 import (
 	"bytes"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -84,4 +85,73 @@ func TestLateDropTakesNoLease(t *testing.T) {
 			w.check()
 		})
 	}
+}
+
+// opener is a kernel above a client that calls f once when it is told to forget
+// a file's pages.
+type opener struct {
+	kernel
+	armed atomic.Bool
+	f     func(ino meta.Ino)
+}
+
+func (o *opener) InvalData(_ meta.VolumeID, ino meta.Ino, _, _ int64) {
+	if o.armed.Swap(false) {
+		o.f(ino)
+	}
+}
+
+// A file that is opened while it is being evicted stays, and the owner is not
+// told to forget who has it open, also if the lease that came with the open is
+// recalled again: it would take the file's bytes with the last name.
+func TestOpenedWhileEvicted(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	_, a := open(t, w, Config{})
+	n := &opener{}
+	c, b := open(t, w, Config{Notify: n})
+	ino := create(t, a, "f")
+	write(t, a, ino, []byte("bytes"), 0)
+	flushAll(t, a)
+	if got := contents(t, b, ino); !bytes.Equal(got, []byte("bytes")) {
+		t.Fatalf("%q", got)
+	}
+	b.atimes.send(b) // until the access time is sent, the inode stays
+	n.f = func(i meta.Ino) {
+		if i != ino {
+			t.Errorf("inode %d is evicted", i)
+		}
+		if _, err := b.Open(t.Context(), &Call{}, ino, 0); err != nil {
+			t.Error(err)
+		}
+		write(t, a, ino, []byte("BYTES"), 0) // recalls the lease
+		flushAll(t, a)
+	}
+	n.armed.Store(true)
+	// All is evicted that can be; what was used just now is spared once.
+	c.table.mu.Lock()
+	was := c.table.max
+	c.table.max = 0
+	in := c.table.m[inodeKey{b.id, ino}]
+	c.table.mu.Unlock()
+	for range 3 {
+		c.table.evict()
+	}
+	if n.armed.Swap(false) {
+		t.Fatal("the file was not evicted: nothing is tested")
+	}
+	c.table.mu.Lock()
+	c.table.max = was
+	kept := c.table.m[inodeKey{b.id, ino}] == in && in != nil
+	c.table.mu.Unlock()
+	w.mu.Lock()
+	_, counted := w.leases[ino][c.sess.(*fakeSession)]
+	w.mu.Unlock()
+	if !kept || !counted {
+		t.Errorf("an open file is in the table: %v, the owner knows of it: %v", kept, counted)
+	}
+	if err := a.Unlink(t.Context(), &Call{}, meta.RootIno, "f", false); err != nil {
+		t.Fatal(err)
+	}
+	b.Release(t.Context(), ino, 0)
+	w.check()
 }

@@ -200,29 +200,25 @@ func (t *table) evict() {
 				n.InvalData(in.vol.id, in.ino, 0, 0)
 			}
 		}
-		in.mu.Lock()
-		if !in.busyLocked() {
-			in.lowerLocked(meta.LeaseNone)
-		}
-		in.mu.Unlock()
 	}
-	// Also those without a lease are dropped: the owner may count us among those
-	// who have them open.
+	// What was used meanwhile stays as it is, lease and all: a kernel may cache
+	// it again, and it may be open by now. The owner that is told to forget it
+	// would not count us among those who have it open, and would take its bytes
+	// when the last name goes. Of the others those without a lease are dropped,
+	// too: the owner may count us still.
 	var gone []inodeKey
 	t.mu.Lock()
 	for _, in := range victims {
 		in.mu.Lock()
-		frozen := in.vol.frozen()
-		leased := in.lease != meta.LeaseNone && !frozen // again, or busy
-		keep := leased || in.pins.Load() > 1 || in.busyLocked()
-		if frozen && !keep {
+		keep := in.pins.Load() > 1 || in.used.Load() || in.busyLocked()
+		if !keep {
 			in.lowerLocked(meta.LeaseNone)
 		}
 		in.mu.Unlock()
-		if !leased && !frozen {
-			gone = append(gone, inodeKey{in.vol.id, in.ino})
-		}
 		if !keep {
+			if !in.vol.frozen() {
+				gone = append(gone, inodeKey{in.vol.id, in.ino})
+			}
 			t.removeLocked(in)
 		}
 		in.pins.Add(-1)
