@@ -64,7 +64,7 @@ soak: soak-cluster soak-crash ## both parts of the soak: MINUTES (10) of a clust
 
 .PHONY: soak-cluster
 soak-cluster: deps ## a cluster in network namespaces under a mixed load and one fault each 5 s, for MINUTES (10)
-	$(GO) test -timeout $$(( $(MINUTES) + 20 ))m -count 1 -v ./test/cluster -run '^TestSoak$$' -soak $(MINUTES)m
+	$(GO) test -timeout $$(( $(MINUTES) + 20 ))m -count 1 -v ./test/cluster -run '^TestSoak$$' -soak $(MINUTES)m -seed 0
 
 .PHONY: soak-crash
 soak-crash: deps build ## kills, power cuts, full and failing disks for SOAK_ROUNDS (100) rounds
@@ -73,7 +73,7 @@ soak-crash: deps build ## kills, power cuts, full and failing disks for SOAK_ROU
 .PHONY: controls
 controls: deps build ## switch each safety mechanism off; the test that guards it must fail
 	$(GO) test -timeout 1h -count 1 -v ./test/crash -run 'Controls$$' -controls
-	$(GO) test -timeout 90m -count 1 -v ./test/cluster -run '^TestSoakControls$$' -controls
+	$(GO) test -timeout 90m -count 1 -v ./test/cluster -run '^TestSoakControls$$' -soak 5m -seed 0 -controls
 
 .PHONY: chart
 chart: ## compare the plain manifests with what helm itself makes of the chart (builds helm's engine)
