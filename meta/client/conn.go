@@ -398,7 +398,8 @@ func (c *conn) read(rd *wire.Reader) error {
 				return err
 			}
 			s.mu.Lock()
-			clear(s.servers)
+			// One that is not in the list is not forgotten: a metadata server that has
+			// just started does not know those that have not reported yet.
 			for _, i := range m.Servers {
 				s.servers[i.ID] = i
 			}
