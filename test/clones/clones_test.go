@@ -3,7 +3,6 @@
 package clones
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -16,7 +15,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -35,25 +33,15 @@ func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 
 // rig is one machine: everything in one process, with a mount.
 type rig struct {
-	t       *testing.T
-	dir, at string
-	up      *spawn.Process
+	*program.Rig
+	at string // where the tree is mounted
+	up *spawn.Process
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "cl") // short, for sockets
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &rig{t: t, dir: dir, at: filepath.Join(dir, "mnt")}
-	t.Cleanup(func() {
-		if t.Failed() {
-			b, _ := os.ReadFile(filepath.Join(dir, "log"))
-			t.Logf("%s", b[max(0, len(b)-12000):])
-		}
-		os.RemoveAll(dir)
-	})
+	r := &rig{Rig: program.NewRig(t)}
+	r.Addr, r.at = "unix:"+filepath.Join(r.Dir, "d", "meta.sock"), filepath.Join(r.Dir, "mnt")
 	if err := os.Mkdir(r.at, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -61,23 +49,12 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-func (r *rig) addr() string { return "unix:" + filepath.Join(r.dir, "d", "meta.sock") }
-
 func (r *rig) start() {
-	r.t.Helper()
-	cmd := exec.Command(program.Path, "up", "--dir", filepath.Join(r.dir, "d"), "--mount", r.at)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	log, err := os.OpenFile(filepath.Join(r.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	p, err := spawn.Begin(cmd, "up", log, (*exec.Cmd).Start)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	r.T.Helper()
+	p := r.Run("up", "--dir", filepath.Join(r.Dir, "d"), "--mount", r.at)
 	r.up = p
-	r.t.Cleanup(func() { p.Kill(); spawn.Unmount(r.at); log.Close() })
-	r.until("mounted", func() error {
+	r.T.Cleanup(func() { p.Kill(); spawn.Unmount(r.at) })
+	r.Until("mounted", func() error {
 		if !spawn.Mounted(r.at) {
 			return errors.New("not yet")
 		}
@@ -92,47 +69,16 @@ func (r *rig) kill() {
 	spawn.Unmount(r.at)
 }
 
-func (r *rig) until(what string, try func() error) {
-	r.t.Helper()
-	var err error
-	for deadline := time.Now().Add(90 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		if err = try(); err == nil {
-			return
-		}
-	}
-	r.t.Fatalf("%s: %v", what, err)
-}
-
-// ctl runs a command of the program.
-func (r *rig) ctl(args ...string) ([]byte, error) {
-	cmd := exec.Command(program.Path, append(args, "--cluster", r.addr())...)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, errs.String())
-	}
-	return out.Bytes(), nil
-}
-
-func (r *rig) must(args ...string) []byte {
-	r.t.Helper()
-	out, err := r.ctl(args...)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return out
-}
-
 // refused runs a command that must fail with words that name what is wrong.
 func (r *rig) refused(words []string, args ...string) {
-	r.t.Helper()
-	_, err := r.ctl(args...)
+	r.T.Helper()
+	_, err := r.Ctl(args...)
 	if err == nil {
-		r.t.Fatalf("%v was not refused", args)
+		r.T.Fatalf("%v was not refused", args)
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
-			r.t.Fatalf("%v says nothing of %s", err, w)
+			r.T.Fatalf("%v says nothing of %s", err, w)
 		}
 	}
 }
@@ -140,7 +86,7 @@ func (r *rig) refused(words []string, args ...string) {
 func (r *rig) path(p ...string) string { return filepath.Join(append([]string{r.at}, p...)...) }
 
 func (r *rig) write(p string, b []byte) {
-	r.t.Helper()
+	r.T.Helper()
 	f, err := os.Create(r.path(p))
 	if err == nil {
 		_, err = f.Write(b)
@@ -149,13 +95,13 @@ func (r *rig) write(p string, b []byte) {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 }
 
 // tree gives every file below a directory with a sum of its content.
 func (r *rig) tree(dir string) map[string]string {
-	r.t.Helper()
+	r.T.Helper()
 	got := map[string]string{}
 	root := r.path(dir)
 	err := filepath.WalkDir(root, func(p string, e os.DirEntry, err error) error {
@@ -171,27 +117,27 @@ func (r *rig) tree(dir string) map[string]string {
 		return err
 	})
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	return got
 }
 
 func (r *rig) same(dir string, want map[string]string) {
-	r.t.Helper()
+	r.T.Helper()
 	got := r.tree(dir)
 	for name, sum := range want {
 		if got[name] != sum {
-			r.t.Fatalf("%s/%s is %s, not %s", dir, name, got[name], sum)
+			r.T.Fatalf("%s/%s is %s, not %s", dir, name, got[name], sum)
 		}
 	}
 	if len(got) != len(want) {
-		r.t.Fatalf("%s has %d files, not %d", dir, len(got), len(want))
+		r.T.Fatalf("%s has %d files, not %d", dir, len(got), len(want))
 	}
 }
 
 // fill makes files of all kinds: inline, packed, with chunks of their own.
 func (r *rig) fill(dir string) {
-	r.t.Helper()
+	r.T.Helper()
 	rng := rand.NewChaCha8([32]byte{1})
 	for i, size := range []int{0, 10, 3000, 4096, 5000, 70_000, 700_000, 3 << 20, 9<<20 + 17} {
 		b := make([]byte, size)
@@ -209,7 +155,7 @@ func random(n int) []byte {
 
 // patch writes in the middle of a file.
 func (r *rig) patch(p string, off int64, b []byte) {
-	r.t.Helper()
+	r.T.Helper()
 	f, err := os.OpenFile(r.path(p), os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.WriteAt(b, off)
@@ -218,30 +164,30 @@ func (r *rig) patch(p string, off int64, b []byte) {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 }
 
 // chunks lists which chunks a file's bytes lie in.
 func (r *rig) chunks(volume, name string) (ids []meta.ChunkID) {
-	r.t.Helper()
-	s, err := client.Dial(r.t.Context(), client.Config{Addrs: []string{r.addr()}, Name: "look", Handler: quiet{}, Logger: slog.New(slog.DiscardHandler)})
+	r.T.Helper()
+	s, err := client.Dial(r.T.Context(), client.Config{Addrs: []string{r.Addr}, Name: "look", Handler: quiet{}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
-	defer s.Close(r.t.Context())
-	re, err := s.Admin(r.t.Context(), wire.Admin{Op: wire.AdminVolumeByName, Name: volume})
+	defer s.Close(r.T.Context())
+	re, err := s.Admin(r.T.Context(), wire.Admin{Op: wire.AdminVolumeByName, Name: volume})
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	v := re.Volumes[0].ID
-	e, err := s.Do(r.t.Context(), v, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: name}, meta.LeaseNone)
+	e, err := s.Do(r.T.Context(), v, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: name}, meta.LeaseNone)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
-	res, err := s.Do(r.t.Context(), v, meta.OpID{}, &meta.Open{Ino: e.Attr.Ino}, meta.LeaseNone)
+	res, err := s.Do(r.T.Context(), v, meta.OpID{}, &meta.Open{Ino: e.Attr.Ino}, meta.LeaseNone)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	for _, x := range res.Extents {
 		ids = append(ids, x.Chunk)
@@ -257,9 +203,9 @@ func (quiet) Expired([]meta.VolumeID, error)    {}
 
 func TestClones(t *testing.T) {
 	r := newRig(t)
-	r.must("volume", "create", "data", "--attach", "/data")
+	r.Must("volume", "create", "data", "--attach", "/data")
 	r.fill("data")
-	r.must("snapshot", "create", "data", "v1")
+	r.Must("snapshot", "create", "data", "v1")
 	v1 := r.tree("data")
 	r.write("data/f1", []byte("changed"))
 	r.patch("data/f8", 5<<20, random(1000))
@@ -268,8 +214,8 @@ func TestClones(t *testing.T) {
 	}
 	live := r.tree("data")
 
-	r.must("clone", "create", "data@v1", "exp", "--attach", "/exp")
-	r.must("clone", "create", "data", "now", "--attach", "/now")
+	r.Must("clone", "create", "data@v1", "exp", "--attach", "/exp")
+	r.Must("clone", "create", "data", "now", "--attach", "/now")
 	r.same("exp", v1)
 	r.same("now", live)
 	if a, b := r.chunks("data", "f7"), r.chunks("exp", "f7"); !slices.Equal(a, b) || len(a) == 0 {
@@ -302,27 +248,27 @@ func TestClones(t *testing.T) {
 	r.same("exp", exp)
 
 	// A clone has snapshots of its own, and clones.
-	r.must("snapshot", "create", "exp", "e1")
+	r.Must("snapshot", "create", "exp", "e1")
 	r.write("exp/f2", []byte("later"))
 	var changes []struct{ Change, Path string }
-	if err := json.Unmarshal(r.must("snapshot", "diff", "exp", "e1", "--output", "json"), &changes); err != nil {
+	if err := json.Unmarshal(r.Must("snapshot", "diff", "exp", "e1", "--output", "json"), &changes); err != nil {
 		t.Fatal(err)
 	}
 	if len(changes) != 1 || changes[0].Path != "f2" || changes[0].Change != "changed" {
 		t.Fatal(changes)
 	}
-	r.must("snapshot", "rollback", "exp", "e1", "--yes", "--force")
-	r.until("the mount is back", func() error { _, err := os.ReadDir(r.path("exp")); return err })
+	r.Must("snapshot", "rollback", "exp", "e1", "--yes", "--force")
+	r.Until("the mount is back", func() error { _, err := os.ReadDir(r.path("exp")); return err })
 	r.same("exp", exp)
-	r.must("clone", "create", "exp@e1", "exp2", "--attach", "/exp2")
+	r.Must("clone", "create", "exp@e1", "exp2", "--attach", "/exp2")
 	r.same("exp2", exp)
 
 	// What clones need stays.
 	r.refused([]string{"busy", "exp"}, "snapshot", "delete", "data", "v1", "--yes")
-	r.must("volume", "detach", "data")
+	r.Must("volume", "detach", "data")
 	r.refused([]string{"busy", "exp", "now"}, "volume", "delete", "data", "--yes")
-	r.must("volume", "attach", "data", "/data")
-	r.must("fsck")
+	r.Must("volume", "attach", "data", "/data")
+	r.Must("fsck")
 
 	r.kill()
 	r.start()
@@ -330,18 +276,18 @@ func TestClones(t *testing.T) {
 	r.same("exp2", exp)
 	r.same("now", live)
 	r.same("data", data)
-	r.must("fsck")
+	r.Must("fsck")
 
 	// They go in an order that is allowed; then nothing keeps the origin.
 	for _, v := range []string{"exp2", "now"} {
 		r.gone(v)
 	}
 	r.refused([]string{"busy", "exp"}, "snapshot", "delete", "data", "v1", "--yes")
-	r.must("snapshot", "delete", "exp", "e1", "--yes", "--wait")
+	r.Must("snapshot", "delete", "exp", "e1", "--yes", "--wait")
 	r.gone("exp")
-	r.must("snapshot", "delete", "data", "v1", "--yes", "--wait")
+	r.Must("snapshot", "delete", "data", "v1", "--yes", "--wait")
 	r.same("data", data)
-	r.must("fsck")
+	r.Must("fsck")
 	if l := r.snapshots("data"); len(l) != 0 {
 		t.Fatal(l)
 	}
@@ -373,18 +319,18 @@ func copyRange(t *testing.T, from, to string) {
 
 // gone detaches and deletes a volume.
 func (r *rig) gone(v string) {
-	r.t.Helper()
-	if _, err := r.ctl("volume", "detach", v); err != nil && !strings.Contains(err.Error(), "not attached") {
-		r.t.Fatal(err)
+	r.T.Helper()
+	if _, err := r.Ctl("volume", "detach", v); err != nil && !strings.Contains(err.Error(), "not attached") {
+		r.T.Fatal(err)
 	}
-	r.must("volume", "delete", v, "--yes")
+	r.Must("volume", "delete", v, "--yes")
 }
 
 func (r *rig) snapshots(v string) (names []string) {
-	r.t.Helper()
+	r.T.Helper()
 	var l wire.SnapshotList
-	if err := json.Unmarshal(r.must("snapshot", "list", v, "--output", "json"), &l); err != nil {
-		r.t.Fatal(err)
+	if err := json.Unmarshal(r.Must("snapshot", "list", v, "--output", "json"), &l); err != nil {
+		r.T.Fatal(err)
 	}
 	for _, s := range l.Snapshots {
 		names = append(names, s.Name)
@@ -393,10 +339,10 @@ func (r *rig) snapshots(v string) (names []string) {
 }
 
 func (r *rig) clones() (names []string) {
-	r.t.Helper()
+	r.T.Helper()
 	var l []wire.CloneInfo
-	if err := json.Unmarshal(r.must("clone", "list", "--output", "json"), &l); err != nil {
-		r.t.Fatal(err)
+	if err := json.Unmarshal(r.Must("clone", "list", "--output", "json"), &l); err != nil {
+		r.T.Fatal(err)
 	}
 	for _, c := range l {
 		names = append(names, c.Name)
@@ -409,7 +355,7 @@ func (r *rig) clones() (names []string) {
 // origin is what clones there are.
 func TestKilled(t *testing.T) {
 	r := newRig(t)
-	r.must("volume", "create", "data", "--attach", "/data")
+	r.Must("volume", "create", "data", "--attach", "/data")
 	r.fill("data")
 	data := r.tree("data")
 	at := func(n int, fn func()) {
@@ -422,34 +368,34 @@ func TestKilled(t *testing.T) {
 	}
 	for n := range *kills {
 		name := fmt.Sprint("c", n)
-		at(n, func() { r.ctl("clone", "create", "data", name) })
+		at(n, func() { r.Ctl("clone", "create", "data", name) })
 		if !slices.Contains(r.clones(), name) {
 			t.Logf("%s is not there", name)
-			r.must("clone", "create", "data", name)
+			r.Must("clone", "create", "data", name)
 		}
-		r.must("volume", "attach", name, "/"+name)
+		r.Must("volume", "attach", name, "/"+name)
 		r.same(name, data)
 		r.write(name+"/mine", []byte(name))
-		r.must("fsck")
+		r.Must("fsck")
 	}
 	for n := range *kills {
 		name := fmt.Sprint("c", n)
-		r.must("volume", "detach", name)
-		at(n, func() { r.ctl("volume", "delete", name, "--yes") })
+		r.Must("volume", "detach", name)
+		at(n, func() { r.Ctl("volume", "delete", name, "--yes") })
 		if slices.Contains(r.clones(), name) {
 			t.Logf("%s is still there", name)
-			r.must("volume", "delete", name, "--yes")
+			r.Must("volume", "delete", name, "--yes")
 		}
-		r.must("fsck")
+		r.Must("fsck")
 	}
-	r.until("the snapshots that were taken for the clones are gone", func() error {
+	r.Until("the snapshots that were taken for the clones are gone", func() error {
 		if l := r.snapshots("data"); len(l) > 0 {
 			return fmt.Errorf("%v", l)
 		}
 		return nil
 	})
 	r.same("data", data)
-	r.must("fsck")
+	r.Must("fsck")
 	r.gone("data")
 }
 
@@ -458,29 +404,29 @@ func TestKilled(t *testing.T) {
 // is missing.
 func TestPromoted(t *testing.T) {
 	r := newRig(t)
-	r.must("volume", "create", "data", "--attach", "/data")
+	r.Must("volume", "create", "data", "--attach", "/data")
 	r.fill("data")
-	r.must("snapshot", "create", "data", "v1")
-	r.must("clone", "create", "data@v1", "exp", "--attach", "/exp")
-	r.must("snapshot", "create", "exp", "e1")
+	r.Must("snapshot", "create", "data", "v1")
+	r.Must("clone", "create", "data@v1", "exp", "--attach", "/exp")
+	r.Must("snapshot", "create", "exp", "e1")
 	e1 := r.tree("exp")
 	r.patch("exp/f8", 3<<20, random(200_000))
 	copyRange(t, r.path("exp/f7"), r.path("exp/copy"))
 	if err := os.Remove(r.path("exp/f6")); err != nil {
 		t.Fatal(err)
 	}
-	r.must("clone", "create", "exp", "child")
+	r.Must("clone", "create", "exp", "child")
 	r.refused([]string{"busy", "child"}, "volume", "promote", "exp")
 	r.gone("child")
 	exp := r.tree("exp")
 
-	r.must("volume", "promote", "exp", "--detach")
+	r.Must("volume", "promote", "exp", "--detach")
 	time.Sleep(rand.N(60 * time.Millisecond))
 	r.kill()
 	r.start()
 	r.write("exp/new", random(3<<20))
 	exp["new"] = r.tree("exp")["new"]
-	r.must("volume", "promote", "exp")
+	r.Must("volume", "promote", "exp")
 	if l := r.clones(); len(l) != 0 {
 		t.Fatal(l)
 	}
@@ -493,16 +439,16 @@ func TestPromoted(t *testing.T) {
 			}
 		}
 	}
-	r.must("fsck")
-	r.must("snapshot", "delete", "data", "v1", "--yes", "--wait")
+	r.Must("fsck")
+	r.Must("snapshot", "delete", "data", "v1", "--yes", "--wait")
 	r.gone("data")
 	r.same("exp", exp)
 	r.same("exp/.snapshot/e1", e1)
-	r.must("snapshot", "rollback", "exp", "e1", "--yes", "--force")
-	r.until("the mount is back", func() error { _, err := os.ReadDir(r.path("exp")); return err })
+	r.Must("snapshot", "rollback", "exp", "e1", "--yes", "--force")
+	r.Until("the mount is back", func() error { _, err := os.ReadDir(r.path("exp")); return err })
 	r.same("exp", e1)
 	r.kill()
 	r.start()
 	r.same("exp", e1)
-	r.must("fsck")
+	r.Must("fsck")
 }

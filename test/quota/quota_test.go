@@ -10,9 +10,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -29,90 +27,37 @@ func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 // rig is one metadata server, one chunk server, and mounts of the volume q,
 // each a process.
 type rig struct {
-	t    *testing.T
-	dir  string
-	env  []string
+	*program.Rig
 	meta *spawn.Process
 }
 
 func newRig(t *testing.T, env ...string) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "qt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &rig{t: t, dir: dir, env: env}
-	t.Cleanup(func() {
-		if t.Failed() {
-			b, _ := os.ReadFile(filepath.Join(dir, "log"))
-			t.Logf("%s", b[max(0, len(b)-12000):])
-		}
-		os.RemoveAll(dir)
-	})
+	r := &rig{Rig: program.NewRig(t, env...)}
 	r.startMeta()
-	r.until("the metadata server listens", func() error { _, err := os.Stat(filepath.Join(r.metaDir(), "meta.sock")); return err })
-	r.run("chunkserver", "--data", filepath.Join(dir, "c"), "--cluster", r.addr(), "--topology", "/dc/r/n")
+	r.Until("the metadata server listens", func() error { _, err := os.Stat(filepath.Join(r.metaDir(), "meta.sock")); return err })
+	r.Run("chunkserver", "--data", filepath.Join(r.Dir, "c"), "--cluster", r.Addr, "--topology", "/dc/r/n")
 	return r
 }
 
-func (r *rig) metaDir() string { return filepath.Join(r.dir, "m") }
-func (r *rig) addr() string    { return "unix:" + filepath.Join(r.metaDir(), "meta.sock") }
-func (r *rig) startMeta()      { r.meta = r.run("meta", "--dir", r.metaDir()) }
-
-func (r *rig) run(args ...string) *spawn.Process {
-	r.t.Helper()
-	cmd := exec.Command(program.Path, args...)
-	cmd.Env = append(os.Environ(), r.env...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	log, err := os.OpenFile(filepath.Join(r.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	p, err := spawn.Begin(cmd, args[0], log, (*exec.Cmd).Start)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.t.Cleanup(func() { p.Kill(); log.Close() })
-	return p
-}
-
-func (r *rig) until(what string, try func() error) {
-	r.t.Helper()
-	var err error
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		if err = try(); err == nil {
-			return
-		}
-	}
-	r.t.Fatalf("%s: %v", what, err)
-}
-
-// ctl runs a command of the program against the cluster.
-func (r *rig) ctl(args ...string) ([]byte, error) {
-	cmd := exec.Command(program.Path, append(args, "--cluster", r.addr())...)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, errs.String())
-	}
-	return out.Bytes(), nil
-}
+func (r *rig) metaDir() string { return filepath.Join(r.Dir, "m") }
+func (r *rig) startMeta()      { r.meta = r.Run("meta", "--dir", r.metaDir()) }
 
 func (r *rig) volume(args ...string) {
-	r.t.Helper()
-	r.until(args[0], func() error { _, err := r.ctl(append([]string{"volume"}, args...)...); return err })
+	r.T.Helper()
+	r.Until(args[0], func() error { _, err := r.Ctl(append([]string{"volume"}, args...)...); return err })
 }
 
 // mount mounts the volume in a process of its own.
 func (r *rig) mount(name string) (at string, p *spawn.Process) {
-	r.t.Helper()
-	at = filepath.Join(r.dir, name)
+	r.T.Helper()
+	at = filepath.Join(r.Dir, name)
 	if err := os.MkdirAll(at, 0o755); err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
-	p = r.run("mount", "--cluster", r.addr(), "/q", at)
-	r.t.Cleanup(func() { p.Kill(); spawn.Unmount(at) })
-	r.until("mounted", func() error {
+	p = r.Run("mount", "--cluster", r.Addr, "/q", at)
+	r.T.Cleanup(func() { p.Kill(); spawn.Unmount(at) })
+	r.Until("mounted", func() error {
 		if !spawn.Mounted(at) {
 			return errors.New("not yet")
 		}
@@ -128,9 +73,9 @@ type usage struct {
 
 // used is what the owner counts as committed.
 func (r *rig) used() (u usage) {
-	r.t.Helper()
-	r.until("volume show", func() error {
-		out, err := r.ctl("volume", "show", "q", "--output", "json")
+	r.T.Helper()
+	r.Until("volume show", func() error {
+		out, err := r.Ctl("volume", "show", "q", "--output", "json")
 		if err != nil {
 			return err
 		}
@@ -140,8 +85,8 @@ func (r *rig) used() (u usage) {
 }
 
 func (r *rig) fsck() {
-	r.t.Helper()
-	r.until("fsck", func() error { _, err := r.ctl("fsck"); return err })
+	r.T.Helper()
+	r.Until("fsck", func() error { _, err := r.Ctl("fsck"); return err })
 }
 
 // fill gives bytes that tell their file and place.
@@ -481,7 +426,7 @@ func TestIdleIsRecalled(t *testing.T) {
 	pa.Kill()
 	g.Close()
 	spawn.Unmount(a)
-	r.until("the promise of a killed mount is free", func() error {
+	r.Until("the promise of a killed mount is free", func() error {
 		_, err := f.WriteAt(over[:4096], 1<<20)
 		return err
 	})
@@ -499,7 +444,7 @@ func TestIdleIsRecalled(t *testing.T) {
 		t.Fatalf("while the deleted file is open: %v", err)
 	}
 	f.Close()
-	r.until("room of a deleted file", func() error { return os.WriteFile(filepath.Join(b, "more"), over, 0o644) })
+	r.Until("room of a deleted file", func() error { return os.WriteFile(filepath.Join(b, "more"), over, 0o644) })
 	r.fsck()
 }
 
@@ -592,7 +537,7 @@ func TestChangedOnline(t *testing.T) {
 	if err := syncAll([]string{at}); err != nil {
 		t.Fatal(err)
 	}
-	r.until("all is committed", func() error {
+	r.Until("all is committed", func() error {
 		if u := r.used(); u.Used != 15<<20+100_000 {
 			return fmt.Errorf("%d bytes", u.Used)
 		}

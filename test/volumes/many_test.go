@@ -42,16 +42,16 @@ func resident(t *testing.T, pid int) int64 {
 
 // stored sums the keys and values that the cluster has at etcd.
 func (r *rig) stored() (bytes, keys int64) {
-	r.t.Helper()
-	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + filepath.Join(r.dir, "m", "etcd", "c")}, DialTimeout: 30 * time.Second})
+	r.T.Helper()
+	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + filepath.Join(r.Dir, "m", "etcd", "c")}, DialTimeout: 30 * time.Second})
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	defer cli.Close()
 	for from := "\x00"; ; {
-		got, err := cli.Get(r.t.Context(), from, clientv3.WithFromKey(), clientv3.WithLimit(1000))
+		got, err := cli.Get(r.T.Context(), from, clientv3.WithFromKey(), clientv3.WithLimit(1000))
 		if err != nil {
-			r.t.Fatal(err)
+			r.T.Fatal(err)
 		}
 		for _, kv := range got.Kvs {
 			bytes += int64(len(kv.Key) + len(kv.Value))
@@ -71,14 +71,14 @@ func (r *rig) stored() (bytes, keys int64) {
 func TestManyVolumes(t *testing.T) {
 	r := newRig(t)
 	n := *many
-	r.until("the chunk server is there", func() error {
-		out, err := r.ctl("node", "list")
+	r.Until("the chunk server is there", func() error {
+		out, err := r.Ctl("node", "list")
 		if err == nil && !strings.Contains(string(out), "/dc/r/n") {
 			err = errors.New("not yet")
 		}
 		return err
 	})
-	c, err := penstock.Dial(t.Context(), penstock.Config{Meta: []string{r.addr()}, Name: "many"})
+	c, err := penstock.Dial(t.Context(), penstock.Config{Meta: []string{r.Addr}, Name: "many"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestManyVolumes(t *testing.T) {
 		r.write(filepath.Join(dir, "f"), dir)
 		r.reads(filepath.Join(dir, "f"), dir)
 	}
-	out := r.must("fsck", "--volume", "root")
+	out := r.Must("fsck", "--volume", "root")
 	if !strings.Contains(string(out), "clean") {
 		t.Errorf("fsck: %s", out)
 	}

@@ -33,9 +33,9 @@ type shown struct {
 }
 
 func (r *rig) show(name string) (s shown) {
-	r.t.Helper()
-	if err := json.Unmarshal(r.must("volume", "show", name, "--output", "json"), &s); err != nil {
-		r.t.Fatal(err)
+	r.T.Helper()
+	if err := json.Unmarshal(r.Must("volume", "show", name, "--output", "json"), &s); err != nil {
+		r.T.Fatal(err)
 	}
 	return s
 }
@@ -43,7 +43,7 @@ func (r *rig) show(name string) (s shown) {
 // located is where `penstock locate` says that a file's bytes lie, as the
 // attribute penstock.locations has it.
 func (r *rig) located(file string) (text string, servers []uint64) {
-	r.t.Helper()
+	r.T.Helper()
 	var v struct {
 		Extents []struct {
 			Offset, Length uint64
@@ -52,8 +52,8 @@ func (r *rig) located(file string) (text string, servers []uint64) {
 			Servers        []uint64
 		}
 	}
-	if err := json.Unmarshal(r.must("locate", file, "--output", "json"), &v); err != nil {
-		r.t.Fatal(err)
+	if err := json.Unmarshal(r.Must("locate", file, "--output", "json"), &v); err != nil {
+		r.T.Fatal(err)
 	}
 	for _, e := range v.Extents {
 		on := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(e.Servers)), ","), "[]")
@@ -82,15 +82,15 @@ func attribute(t *testing.T, file string) string {
 // said alike by the command and by the attribute.
 func TestPolicyMovesData(t *testing.T) {
 	r := newRig(t)
-	r.run("chunkserver", "--data", filepath.Join(r.dir, "c2"), "--cluster", r.addr(), "--topology", "/dc/r2/n")
-	r.until("both chunk servers are there", func() error {
-		out, err := r.ctl("node", "list")
+	r.Run("chunkserver", "--data", filepath.Join(r.Dir, "c2"), "--cluster", r.Addr, "--topology", "/dc/r2/n")
+	r.Until("both chunk servers are there", func() error {
+		out, err := r.Ctl("node", "list")
 		if err == nil && !(bytes.Contains(out, []byte("/dc/r2/n")) && bytes.Contains(out, []byte("/dc/r/n"))) {
 			err = fmt.Errorf("%s", out)
 		}
 		return err
 	})
-	r.must("volume", "create", "v", "--attach", "/v", "--topology", "/dc/r")
+	r.Must("volume", "create", "v", "--attach", "/v", "--topology", "/dc/r")
 	root := r.mount("/", "root")
 	const files, size = 6, 2 << 20
 	name := func(i int) string { return filepath.Join(root, "v", fmt.Sprint("f", i)) }
@@ -111,7 +111,7 @@ func TestPolicyMovesData(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.must("snapshot", "create", "v", "s")
+	r.Must("snapshot", "create", "v", "s")
 	if err := os.Remove(name(files - 1)); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestPolicyMovesData(t *testing.T) {
 		t.Errorf("the attribute says %q, the command %q", got, text)
 	}
 	r.write(filepath.Join(root, "v", "small"), "small")
-	r.until("the small file is committed", func() error {
+	r.Until("the small file is committed", func() error {
 		if got := attribute(t, filepath.Join(root, "v", "small")); got != "inline\n" {
 			return fmt.Errorf("it is at %q", got)
 		}
@@ -129,7 +129,7 @@ func TestPolicyMovesData(t *testing.T) {
 	if _, err := unix.Getxattr(filepath.Join(root, "v"), "penstock.locations", nil); err != unix.ENODATA {
 		t.Errorf("the locations of a directory: %v", err)
 	}
-	r.until("what the snapshot holds is counted", func() error {
+	r.Until("what the snapshot holds is counted", func() error {
 		if s := r.show("v"); s.Snapshots.Count != 1 || s.Snapshots.Held != size || s.Used != (files-1)*size+5 {
 			return fmt.Errorf("%+v", s)
 		}
@@ -165,8 +165,8 @@ func TestPolicyMovesData(t *testing.T) {
 			}
 		}
 	}()
-	r.must("volume", "set", "v", "--topology", "/dc/r2", "--wait")
-	r.until("the files lie in the other rack", func() error {
+	r.Must("volume", "set", "v", "--topology", "/dc/r2", "--wait")
+	r.Until("the files lie in the other rack", func() error {
 		for i := range files - 1 {
 			if text, now := r.located(name(i)); len(now) != 1 || now[0] == before[0] {
 				return fmt.Errorf("f%d: %s", i, text)
@@ -180,7 +180,7 @@ func TestPolicyMovesData(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	r.until("show says so", func() error {
+	r.Until("show says so", func() error {
 		s := r.show("v")
 		if s.Topology != "/dc/r2" || !s.Data.Placed || s.Data.ToMove != 0 || len(s.Data.Servers) == 0 {
 			return fmt.Errorf("%+v", s)
@@ -188,14 +188,14 @@ func TestPolicyMovesData(t *testing.T) {
 		return nil
 	})
 	for i := range files - 1 {
-		r.until("the attribute agrees", func() error {
+		r.Until("the attribute agrees", func() error {
 			if text, _ := r.located(name(i)); attribute(t, name(i)) != text {
 				return fmt.Errorf("%q, not %q", attribute(t, name(i)), text)
 			}
 			return nil
 		})
 	}
-	if out := r.must("fsck"); !bytes.Contains(out, []byte("clean")) {
+	if out := r.Must("fsck"); !bytes.Contains(out, []byte("clean")) {
 		t.Errorf("fsck: %s", out)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -27,96 +26,35 @@ func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 
 // rig is a metadata server, a chunk server and mounts, each a process.
 type rig struct {
-	t    *testing.T
-	dir  string
+	*program.Rig
 	meta *spawn.Process
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "vt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &rig{t: t, dir: dir}
-	t.Cleanup(func() {
-		if t.Failed() {
-			b, _ := os.ReadFile(filepath.Join(dir, "log"))
-			t.Logf("%s", b[max(0, len(b)-12000):])
-		}
-		os.RemoveAll(dir)
-	})
+	r := &rig{Rig: program.NewRig(t)}
 	r.startMeta()
-	r.run("chunkserver", "--data", filepath.Join(dir, "c"), "--cluster", r.addr(), "--topology", "/dc/r/n")
+	r.Run("chunkserver", "--data", filepath.Join(r.Dir, "c"), "--cluster", r.Addr, "--topology", "/dc/r/n")
 	return r
 }
 
-func (r *rig) addr() string { return "unix:" + filepath.Join(r.dir, "m", "meta.sock") }
-
 // startMeta starts the metadata server and waits until it answers.
 func (r *rig) startMeta() {
-	r.t.Helper()
-	r.meta = r.run("meta", "--dir", filepath.Join(r.dir, "m"))
-	r.until("the metadata server answers", func() error { _, err := r.ctl("volume", "show", "root"); return err })
-}
-
-func (r *rig) run(args ...string) *spawn.Process {
-	r.t.Helper()
-	cmd := exec.Command(program.Path, args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	log, err := os.OpenFile(filepath.Join(r.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	p, err := spawn.Begin(cmd, args[0], log, (*exec.Cmd).Start)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.t.Cleanup(func() { p.Kill(); log.Close() })
-	return p
-}
-
-func (r *rig) until(what string, try func() error) {
-	r.t.Helper()
-	var err error
-	for deadline := time.Now().Add(90 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		if err = try(); err == nil {
-			return
-		}
-	}
-	r.t.Fatalf("%s: %v", what, err)
-}
-
-// ctl runs a command of the program against the cluster.
-func (r *rig) ctl(args ...string) ([]byte, error) {
-	cmd := exec.Command(program.Path, append(args, "--cluster", r.addr())...)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, errs.String())
-	}
-	return out.Bytes(), nil
-}
-
-func (r *rig) must(args ...string) []byte {
-	r.t.Helper()
-	out, err := r.ctl(args...)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return out
+	r.T.Helper()
+	r.meta = r.Run("meta", "--dir", filepath.Join(r.Dir, "m"))
+	r.Until("the metadata server answers", func() error { _, err := r.Ctl("volume", "show", "root"); return err })
 }
 
 // mount mounts a directory of the tree in a process of its own.
 func (r *rig) mount(source, name string) string {
-	r.t.Helper()
-	at := filepath.Join(r.dir, name)
+	r.T.Helper()
+	at := filepath.Join(r.Dir, name)
 	if err := os.MkdirAll(at, 0o755); err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
-	p := r.run("mount", "--cluster", r.addr(), source, at)
-	r.t.Cleanup(func() { p.Kill(); spawn.Unmount(at) })
-	r.until("mounted", func() error {
+	p := r.Run("mount", "--cluster", r.Addr, source, at)
+	r.T.Cleanup(func() { p.Kill(); spawn.Unmount(at) })
+	r.Until("mounted", func() error {
 		if !spawn.Mounted(at) {
 			return errors.New("not yet")
 		}
@@ -131,10 +69,10 @@ type volumeRow struct {
 }
 
 func (r *rig) list(more ...string) map[string]volumeRow {
-	r.t.Helper()
+	r.T.Helper()
 	var rows []volumeRow
-	if err := json.Unmarshal(r.must(append([]string{"volume", "list", "--output", "json"}, more...)...), &rows); err != nil {
-		r.t.Fatal(err)
+	if err := json.Unmarshal(r.Must(append([]string{"volume", "list", "--output", "json"}, more...)...), &rows); err != nil {
+		r.T.Fatal(err)
 	}
 	m := map[string]volumeRow{}
 	for _, v := range rows {
@@ -144,23 +82,23 @@ func (r *rig) list(more ...string) map[string]volumeRow {
 }
 
 func (r *rig) write(name, text string) {
-	r.t.Helper()
+	r.T.Helper()
 	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 }
 
 func (r *rig) reads(name, want string) {
-	r.t.Helper()
+	r.T.Helper()
 	if b, err := os.ReadFile(name); err != nil || string(b) != want {
-		r.t.Errorf("%s: %q, %v; want %q", name, b, err, want)
+		r.T.Errorf("%s: %q, %v; want %q", name, b, err, want)
 	}
 }
 
 func (r *rig) fails(what string, err, want error) {
-	r.t.Helper()
+	r.T.Helper()
 	if !errors.Is(err, want) {
-		r.t.Errorf("%s: %v, want %v", what, err, want)
+		r.T.Errorf("%s: %v, want %v", what, err, want)
 	}
 }
 
@@ -169,8 +107,8 @@ func (r *rig) fails(what string, err, want error) {
 // says so, and a junction can't be taken away by those who use the tree.
 func TestTree(t *testing.T) {
 	r := newRig(t)
-	r.must("volume", "create", "a", "--attach", "/teams/vision/a", "--parents", "--quota", "64M")
-	r.must("volume", "create", "b", "--attach", "/teams/vision/a/b", "--quota", "32M")
+	r.Must("volume", "create", "a", "--attach", "/teams/vision/a", "--parents", "--quota", "64M")
+	r.Must("volume", "create", "b", "--attach", "/teams/vision/a/b", "--quota", "32M")
 	root, teams := r.mount("/", "root"), r.mount("/teams", "teams")
 	alone := r.mount("a:/", "alone")
 	in := func(name string) string { return filepath.Join(root, "teams/vision", name) }
@@ -232,7 +170,7 @@ func TestTree(t *testing.T) {
 	}
 
 	// A snapshot is of one volume: the other is an empty directory in it.
-	r.must("snapshot", "create", "a", "s")
+	r.Must("snapshot", "create", "a", "s")
 	if list, err := os.ReadDir(in("a/.snapshot/s/b")); err != nil || len(list) != 0 {
 		t.Errorf("a junction in a snapshot: %v, %v", list, err)
 	}
@@ -245,7 +183,7 @@ func TestTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	r.must("volume", "detach", "b")
+	r.Must("volume", "detach", "b")
 	for _, at := range []string{in("a/b"), filepath.Join(teams, "vision/a/b"), filepath.Join(alone, "b")} {
 		_, err := os.Lstat(at)
 		r.fails(at, err, unix.ENOENT)
@@ -253,47 +191,47 @@ func TestTree(t *testing.T) {
 	if b := make([]byte, 4); must(t, f.Read, b) != 4 || string(b) != "in b" {
 		t.Errorf("the file that is open reads %q", b)
 	}
-	r.must("volume", "rename", "b", "bb")
-	r.must("volume", "attach", "bb", "/teams/other/deep/b", "--parents")
-	r.must("volume", "attach", "bb", "/teams/other/deep/b") // twice is once
+	r.Must("volume", "rename", "b", "bb")
+	r.Must("volume", "attach", "bb", "/teams/other/deep/b", "--parents")
+	r.Must("volume", "attach", "bb", "/teams/other/deep/b") // twice is once
 	r.reads(filepath.Join(teams, "other/deep/b/g"), "in b")
-	if _, err := r.ctl("volume", "attach", "bb", "/elsewhere"); err == nil {
+	if _, err := r.Ctl("volume", "attach", "bb", "/elsewhere"); err == nil {
 		t.Error("a volume hangs at two places")
 	}
-	if _, err := r.ctl("volume", "attach", "a", "/teams/other/deep/b/a"); err == nil {
+	if _, err := r.Ctl("volume", "attach", "a", "/teams/other/deep/b/a"); err == nil {
 		t.Error("a was attached although it hangs elsewhere")
 	}
-	r.must("volume", "detach", "a")
-	if _, err := r.ctl("volume", "attach", "a", "/teams/vision/top"); err == nil {
+	r.Must("volume", "detach", "a")
+	if _, err := r.Ctl("volume", "attach", "a", "/teams/vision/top"); err == nil {
 		t.Error("a junction was put over a file")
 	}
-	r.must("volume", "attach", "a", "/teams/other/deep/b/a")
-	r.must("volume", "detach", "bb")
-	if out, err := r.ctl("volume", "delete", "bb", "--yes"); err == nil {
+	r.Must("volume", "attach", "a", "/teams/other/deep/b/a")
+	r.Must("volume", "detach", "bb")
+	if out, err := r.Ctl("volume", "delete", "bb", "--yes"); err == nil {
 		t.Errorf("deleted although a hangs in it: %s", out)
 	}
-	r.must("volume", "detach", "a")
+	r.Must("volume", "detach", "a")
 
 	// The trash.
-	r.must("volume", "delete", "bb", "--yes")
+	r.Must("volume", "delete", "bb", "--yes")
 	if v := r.list("--trash")["bb"]; v.State != "trash" {
 		t.Errorf("in the trash: %+v", r.list("--trash"))
 	}
-	if _, err := r.ctl("volume", "attach", "bb", "/bb"); err == nil {
+	if _, err := r.Ctl("volume", "attach", "bb", "/bb"); err == nil {
 		t.Error("a volume in the trash was attached")
 	}
-	r.must("volume", "create", "bb", "--trash", "0s")
-	if _, err := r.ctl("volume", "undelete", "bb"); err == nil {
+	r.Must("volume", "create", "bb", "--trash", "0s")
+	if _, err := r.Ctl("volume", "undelete", "bb"); err == nil {
 		t.Error("two volumes have one name")
 	}
-	r.must("volume", "undelete", "bb", "--as", "back")
-	r.must("volume", "attach", "back", "/back")
+	r.Must("volume", "undelete", "bb", "--as", "back")
+	r.Must("volume", "attach", "back", "/back")
 	r.reads(filepath.Join(root, "back/g"), "in b")
-	r.must("volume", "delete", "bb", "--yes") // has no trash time
+	r.Must("volume", "delete", "bb", "--yes") // has no trash time
 	if _, left := r.list("--trash")["bb"]; left || len(r.list()) != 3 {
 		t.Errorf("left: %v, %v", r.list(), r.list("--trash"))
 	}
-	if out := r.must("fsck"); !bytes.Contains(out, []byte("clean")) {
+	if out := r.Must("fsck"); !bytes.Contains(out, []byte("clean")) {
 		t.Errorf("fsck: %s", out)
 	}
 }
@@ -325,7 +263,7 @@ func TestKillsWhileTheTreeChanges(t *testing.T) {
 	r := newRig(t)
 	const n, rounds = 4, 3
 	for i := range n {
-		r.must("volume", "create", fmt.Sprint("v", i), "--attach", fmt.Sprint("/v", i))
+		r.Must("volume", "create", fmt.Sprint("v", i), "--attach", fmt.Sprint("/v", i))
 	}
 	root := r.mount("/", "root")
 	for i := range n {
@@ -350,7 +288,7 @@ func TestKillsWhileTheTreeChanges(t *testing.T) {
 							return
 						default:
 						}
-						if _, err := r.ctl(c...); err == nil {
+						if _, err := r.Ctl(c...); err == nil {
 							steps++
 						}
 					}
@@ -362,7 +300,7 @@ func TestKillsWhileTheTreeChanges(t *testing.T) {
 		r.startMeta()
 		close(stop)
 		t.Logf("round %d: %d steps done", round, <-done)
-		r.until("every step is settled", func() error {
+		r.Until("every step is settled", func() error {
 			for name, v := range r.list() {
 				if v.State != "ready" {
 					return fmt.Errorf("%s is %s", name, v.State)
@@ -371,15 +309,15 @@ func TestKillsWhileTheTreeChanges(t *testing.T) {
 			return nil
 		})
 		for name := range r.list("--trash") {
-			r.must("volume", "undelete", name)
+			r.Must("volume", "undelete", name)
 		}
 		for name, v := range r.list() {
 			if name != "root" && v.Path == "" {
-				r.must("volume", "attach", name, "/"+name)
+				r.Must("volume", "attach", name, "/"+name)
 			}
 		}
 		for i := range n {
-			r.until("the file is where it was", func() error {
+			r.Until("the file is where it was", func() error {
 				b, err := os.ReadFile(filepath.Join(root, fmt.Sprint("v", i), "f"))
 				if err == nil && string(b) != fmt.Sprint(i) {
 					t.Fatalf("v%d holds %q", i, b)
@@ -387,7 +325,7 @@ func TestKillsWhileTheTreeChanges(t *testing.T) {
 				return err
 			})
 		}
-		if out := r.must("fsck"); !bytes.Contains(out, []byte("clean")) {
+		if out := r.Must("fsck"); !bytes.Contains(out, []byte("clean")) {
 			t.Errorf("fsck: %s", out)
 		}
 	}

@@ -1,0 +1,91 @@
+package program
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/cmd/penstock/spawn"
+)
+
+// Rig is a folder in which a test runs penstock as processes that end with it.
+type Rig struct {
+	T    testing.TB
+	Dir  string   // short: sockets lie in it
+	Addr string   // of the metadata server; DIR/m/meta.sock unless it is set otherwise
+	Env  []string // more environment of the processes, "NAME=value"
+}
+
+// NewRig makes one. A test that fails shows the end of what its processes said.
+func NewRig(t testing.TB, env ...string) *Rig {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pr")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			b, _ := os.ReadFile(filepath.Join(dir, "log"))
+			t.Logf("%s", b[max(0, len(b)-12000):])
+		}
+		os.RemoveAll(dir)
+	})
+	return &Rig{T: t, Dir: dir, Addr: "unix:" + filepath.Join(dir, "m", "meta.sock"), Env: env}
+}
+
+// Run starts penstock with arguments; the test's end kills it.
+func (r *Rig) Run(args ...string) *spawn.Process {
+	r.T.Helper()
+	cmd := exec.Command(Path, args...)
+	cmd.Env = append(os.Environ(), r.Env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	log, err := os.OpenFile(filepath.Join(r.Dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	p, err := spawn.Begin(cmd, args[0], log, (*exec.Cmd).Start)
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	r.T.Cleanup(func() { p.Kill(); log.Close() })
+	return p
+}
+
+// Until tries until it succeeds; the test fails if it never does in 90 s.
+func (r *Rig) Until(what string, try func() error) {
+	r.T.Helper()
+	var err error
+	for deadline := time.Now().Add(90 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if err = try(); err == nil {
+			return
+		}
+	}
+	r.T.Fatalf("%s: %v", what, err)
+}
+
+// Ctl runs a command of the program against the cluster and gives its output.
+func (r *Rig) Ctl(args ...string) ([]byte, error) {
+	cmd := exec.Command(Path, append(args, "--cluster", r.Addr)...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, errs.String())
+	}
+	return out.Bytes(), nil
+}
+
+// Must is Ctl that may not fail.
+func (r *Rig) Must(args ...string) []byte {
+	r.T.Helper()
+	out, err := r.Ctl(args...)
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	return out
+}
