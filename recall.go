@@ -208,7 +208,8 @@ func (c *Client) Orphaned(id meta.VolumeID, ino meta.Ino) {
 }
 
 // Claims tells which leases and locks this client holds in a volume, to an
-// owner that does not know. The session holds its own lock meanwhile, so
+// owner that does not know, and which files it has open without a lease: the
+// owner keeps those when their last names go. The session holds its own lock meanwhile, so
 // nothing here calls into it.
 func (c *Client) Claims(id meta.VolumeID) (leases []meta.Grant, locks []meta.Lock) {
 	v := c.lookVolume(id)
@@ -217,7 +218,7 @@ func (c *Client) Claims(id meta.VolumeID) (leases []meta.Grant, locks []meta.Loc
 	}
 	for _, in := range c.table.all(func(in *inode) bool { return in.vol == v }) {
 		in.mu.Lock()
-		if in.lease != meta.LeaseNone {
+		if in.lease != meta.LeaseNone || in.file != nil && in.file.opens > 0 {
 			leases = append(leases, meta.Grant{Ino: in.ino, Mode: in.lease})
 		}
 		in.mu.Unlock()

@@ -3,6 +3,7 @@ package penstock
 import (
 	"encoding/binary"
 	"math/rand"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -196,4 +197,33 @@ func TestStaleReplyIsNotCached(t *testing.T) {
 	}
 	wg.Wait()
 	w.check()
+}
+
+// A file that is open here without a lease is claimed, too: the next owner must
+// know who has it open when its last name goes.
+func TestOpenFilesAreClaimed(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	_, va := open(t, w, Config{})
+	ino := create(t, va, "f")
+	b, vb := open(t, w, Config{})
+	if _, err := vb.Open(t.Context(), &Call{}, ino, 0); err != nil {
+		t.Fatal(err)
+	}
+	write(t, va, ino, []byte("taken back"), 0)
+	claimed := func() (modes []meta.LeaseMode) {
+		leases, _ := b.Claims(vb.id)
+		for _, g := range leases {
+			if g.Ino == ino {
+				modes = append(modes, g.Mode)
+			}
+		}
+		return modes
+	}
+	if m := claimed(); !slices.Equal(m, []meta.LeaseMode{meta.LeaseNone}) {
+		t.Fatalf("leases of an open file: %v", m)
+	}
+	vb.Release(t.Context(), ino, 0)
+	if m := claimed(); len(m) != 0 {
+		t.Fatalf("leases of a closed file: %v", m)
+	}
 }
