@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -120,6 +121,15 @@ func (o *owner) back(s *session) {
 		if _, asked := l.recall.pending[s]; asked {
 			s.enqueue(l.recall.round, &wire.Recall{Recall: meta.Recall{Volume: o.vol, Ino: ino, Keep: l.recall.keep}})
 		}
+	}
+	// It holds what lost its last name while it was away, or under an owner that
+	// did not come to say so: untold, it would hold it until it ends.
+	err := namespace.Orphans(&view{o: o}, s.id, func(ino meta.Ino) bool {
+		s.enqueue(0, &wire.Recall{Recall: meta.Recall{Volume: o.vol, Ino: ino}, Orphan: true})
+		return true
+	})
+	if err != nil {
+		o.log.Error("a session could not be told which files lost their names", "session", s.name, "error", err)
 	}
 }
 

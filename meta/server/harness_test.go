@@ -379,6 +379,8 @@ type peer struct {
 	expired int
 	orphans []meta.Ino
 	locks   []meta.Lock // to be claimed
+
+	comeBack <-chan struct{} // not nil: it claims nothing before, and replays nothing
 }
 
 func (p *peer) Granted(_ meta.VolumeID, g meta.Grant) {
@@ -418,6 +420,12 @@ func (p *peer) Orphaned(_ meta.VolumeID, ino meta.Ino) {
 }
 
 func (p *peer) Claims(meta.VolumeID) (g []meta.Grant, locks []meta.Lock) {
+	p.mu.Lock()
+	back := p.comeBack
+	p.mu.Unlock()
+	if back != nil {
+		<-back
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for ino, m := range p.leases {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -497,7 +498,9 @@ func (o *owner) noteHolders(ino meta.Ino, k *ticket) {
 	})
 }
 
-// holders are the sessions that may hold ino open, the caller among them.
+// holders are the sessions that may hold ino open, the caller among them. What
+// those hold that are not back yet, while others replay, nobody knows: each is
+// told when it is, and gives up what it has not open. Caller holds mu.
 func (o *owner) holders(s *session, ino meta.Ino, k *ticket) []meta.SessionID {
 	ids := []meta.SessionID{s.id}
 	for _, id := range k.holders[ino] {
@@ -505,6 +508,11 @@ func (o *owner) holders(s *session, ino meta.Ino, k *ticket) []meta.SessionID {
 			if _, err := o.journalSession(h); err == nil {
 				ids = append(ids, id)
 			}
+		}
+	}
+	for id := range o.awaited {
+		if j := o.sessions[id]; j != nil && !j.ending && !slices.Contains(ids, id) {
+			ids = append(ids, id)
 		}
 	}
 	return ids

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -178,6 +179,92 @@ func TestUnlinkedFileLivesWhileAnotherMayHaveItOpen(t *testing.T) {
 	b.do(t, &meta.ReleaseOrphans{Inos: []meta.Ino{ino}}, meta.LeaseNone)
 	if _, err := b.Do(t.Context(), 1, meta.OpID{}, &meta.GetAttr{Ino: ino}, meta.LeaseShared); !errors.Is(err, meta.Stale) && !errors.Is(err, meta.NotFound) {
 		t.Fatalf("the orphan is still there: %v", err)
+	}
+}
+
+// A session that is not there when a file that it may have open loses its last
+// name hears of it when it is back: else it would hold the file, and its space,
+// until it ends.
+func TestOrphansAreToldAgain(t *testing.T) {
+	for _, crash := range []bool{false, true} {
+		t.Run(fmt.Sprintf("crash=%t", crash), func(t *testing.T) {
+			s := newSite(t)
+			a, b := s.dial("a"), s.dial("b")
+			ino := a.create(t, "x").Attr.Ino
+			b.do(t, &meta.Open{Ino: ino}, meta.LeaseShared)
+			// Recalled, b stands at the inode without a lease: nobody waits for it.
+			a.do(t, &meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: meta.TypeRegular | 0o600}, meta.LeaseShared)
+			away := s.srv.session(b.ID())
+			away.mu.Lock()
+			conn := away.conn
+			away.send = nil // what it is sent is lost, as in a partition
+			away.mu.Unlock()
+			a.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "x"}, meta.LeaseShared)
+			if err := a.Sync(t.Context(), 1); err != nil {
+				t.Fatal(err)
+			}
+			if crash {
+				s.crash()
+				s.start()
+			} else {
+				conn.Close()
+			}
+			for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+				b.mu.Lock()
+				told := slices.Contains(b.orphans, ino)
+				b.mu.Unlock()
+				if told {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatal("b was not told that it holds an orphan")
+				}
+			}
+		})
+	}
+}
+
+// While one session replays the removal of a file, another that has it open may
+// not have come back yet: the new owner does not know of it, and keeps the file.
+func TestReplayedUnlinkKeepsWhatOthersMayHaveOpen(t *testing.T) {
+	for round := range 5 {
+		t.Run(fmt.Sprint(round), func(t *testing.T) {
+			s := newSiteTTL(t, 10*time.Second)
+			a, b := s.dial("a"), s.dial("b")
+			ino := a.create(t, "x").Attr.Ino
+			b.do(t, &meta.Open{Ino: ino}, meta.LeaseShared)
+			back := make(chan struct{})
+			b.mu.Lock()
+			b.comeBack = back
+			b.mu.Unlock()
+			a.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "x"}, meta.LeaseShared)
+			s.crash() // most likely the removal is not in the journal yet
+			s.start()
+			for o := s.srv.opened(1); ; time.Sleep(time.Millisecond) {
+				o.mu.Lock()
+				_, waited := o.awaited[a.ID()]
+				o.mu.Unlock()
+				if !waited {
+					break
+				}
+			}
+			close(back)
+			release := func(p *peer) {
+				p.do(t, &meta.ReleaseOrphans{Inos: []meta.Ino{ino}}, meta.LeaseNone)
+				if err := p.Sync(t.Context(), 1); err != nil {
+					t.Fatal(err)
+				}
+			}
+			release(a)
+			if r := b.do(t, &meta.GetAttr{Ino: ino}, meta.LeaseShared); r.Attr.Nlink != 0 {
+				t.Fatalf("nlink %d", r.Attr.Nlink)
+			}
+			release(b)
+			r, err := s.srv.Fsck(t.Context(), 1)
+			if err != nil || r.Count != 0 || r.Orphans != 0 {
+				t.Fatalf("fsck: %v %+v", err, r)
+			}
+		})
 	}
 }
 
