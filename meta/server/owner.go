@@ -530,8 +530,8 @@ func (o *owner) tellOrphaned(s *session, ino meta.Ino, k *ticket, res *meta.Resu
 	}
 }
 
-// give grants a lease and mentions it in the reply if that is news to s.
-// Caller holds mu.
+// give grants a lease and mentions it in the reply if that is news to s, or may
+// be. Caller holds mu.
 func (o *owner) give(s *session, ino meta.Ino, mode meta.LeaseMode, re *wire.Reply) {
 	if o.barrier != nil {
 		mode = min(mode, meta.LeaseShared)
@@ -550,7 +550,7 @@ func (o *owner) give(s *session, ino meta.Ino, mode meta.LeaseMode, re *wire.Rep
 		})
 	}
 	had := o.leases.mode(s, ino)
-	if got := o.leases.grant(s, ino, mode); got > had {
+	if got := o.leases.grant(s, ino, mode); got > had || got > meta.LeaseNone && s.again.Load() {
 		re.Grants = append(re.Grants, meta.Grant{Ino: ino, Mode: got})
 	}
 }

@@ -224,6 +224,27 @@ func TestOrphansAreToldAgain(t *testing.T) {
 	}
 }
 
+// A drop that is lost with its connection leaves the owner with a lease of which
+// the client does not know: it is told when it asks again, or would never cache
+// the inode any more.
+func TestLeaseAfterALostDrop(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	ino := a.create(t, "x").Attr.Ino
+	a.mu.Lock()
+	clear(a.leases)
+	a.mu.Unlock()
+	there := s.srv.session(a.ID())
+	there.mu.Lock()
+	conn := there.conn
+	there.mu.Unlock()
+	conn.Close() // the drop was on its way
+	a.do(t, &meta.Open{Ino: ino}, meta.LeaseExclusive)
+	if m := a.mode(ino); m != meta.LeaseExclusive {
+		t.Fatalf("the client knows of lease %d", m)
+	}
+}
+
 // While one session replays the removal of a file, another that has it open may
 // not have come back yet: the new owner does not know of it, and keeps the file.
 func TestReplayedUnlinkKeepsWhatOthersMayHaveOpen(t *testing.T) {

@@ -31,6 +31,11 @@ type session struct {
 	// look is when the next operation that is refused has the view read anew.
 	look time.Time
 
+	// came: it has had a connection; again: it has another by now. A drop that was
+	// lost with the one before leaves it with leases here that it does not know of,
+	// so that it is told of each that it asks for, news or not.
+	came, again atomic.Bool
+
 	// renewed is when the last keep-alive came, nanoseconds of the server's
 	// monotonic clock.
 	renewed atomic.Int64
@@ -156,6 +161,9 @@ func (s *session) attach(conn net.Conn, v uint8, hello *wire.Hello) *wire.Sender
 	}
 	s.conn, s.send = conn, snd
 	s.mu.Unlock()
+	if s.came.Swap(true) {
+		s.again.Store(true)
+	}
 	s.touch()
 	if s.ended.Load() {
 		conn.Close() // while we were at it: the client comes again
