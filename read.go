@@ -84,6 +84,10 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 		}
 		// Compaction may have moved the bytes, or repair the replicas.
 		if try >= 2 || ctx.Err() != nil || errors.Is(err, meta.Corrupt) && try > 0 {
+			if errors.Is(err, meta.NoSuchOffset) {
+				// The chunk was sealed short of what the file has there: that was lost.
+				err = meta.E("read", meta.IO, v.subject(ino), err)
+			}
 			return 0, err
 		}
 		if err := v.reload(ctx, in); err != nil {

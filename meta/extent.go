@@ -43,7 +43,15 @@ type ChunkRecord struct {
 	Live uint64
 	// Own: the chunk belongs to one file from its offset 0 on; else it is packed.
 	Own bool
+	// Lost: an operator accepted that bytes which extents refer to are gone for
+	// good: all of them if a sealed chunk has no Servers, else those at Length and
+	// beyond. Reads of them fail (EIO) and never give zeros. Not sent to clients.
+	Lost bool
 }
+
+// Gone reports that all of a chunk was accepted as lost: it has no replica, and
+// gets none any more.
+func (c *ChunkRecord) Gone() bool { return c.Lost && c.State == ChunkSealed && len(c.Servers) == 0 }
 
 // ChunkGrant hands a chunk to a writer: where it lies and the signed right to
 // append to it. The owner gives grants out only from journaled state (rule 4).

@@ -304,6 +304,7 @@ type SealChunk struct {
 	CRC     uint32
 	Fence   Fence
 	Servers []ServerID // the replicas that were sealed
+	Lost    bool       // bytes that extents refer to are gone, as an operator accepted
 }
 
 // DropChunk removes the record of a chunk in state ChunkDeleting after every
@@ -350,6 +351,9 @@ type SetReplicas struct {
 	// order that the change rests on. An older order to delete, come late, is then
 	// refused by who has a copy since.
 	Fence Fence
+	// Lost: an operator accepted that no replica is left. There are no Servers then,
+	// and never will be.
+	Lost bool
 }
 
 // Junction attaches Volume under a name (Detach: takes it away). Errors:

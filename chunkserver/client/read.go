@@ -39,10 +39,14 @@ func (c *Client) isLocal(id meta.ServerID) bool {
 // ReadAt fills p with the chunk's bytes from off on, verified against their
 // checksums, from the nearest replica that can. Sealed and open chunks; of an
 // open one only acknowledged bytes. Errors: NoSuchOffset (past the end),
-// NoSuchChunk, Corrupt (no replica has good bytes, one has bad ones), Unavailable, BadCapability.
+// NoSuchChunk, Corrupt (no replica has good bytes, one has bad ones), IO (it was
+// accepted as lost), Unavailable, BadCapability.
 func (c *Client) ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off uint64) error {
 	if len(p) == 0 {
 		return nil
+	}
+	if pl.Sealed && len(pl.Servers) == 0 {
+		return meta.E("read chunk", meta.IO, pl.ID.String(), errors.New("it has no replica: an operator accepted that it is lost"))
 	}
 	if pl.Sealed && off+uint64(len(p)) > pl.Length {
 		return meta.E("read chunk", meta.NoSuchOffset, pl.ID.String(), fmt.Errorf("%d bytes at %d of %d", len(p), off, pl.Length))

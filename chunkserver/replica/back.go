@@ -63,6 +63,9 @@ func Return(rec meta.ChunkRecord, server meta.ServerID, a Answer, others int, wa
 	case meta.ChunkDeleting:
 		return Discard
 	}
+	if rec.Gone() && !off.lost() {
+		return Discard // who accepted its loss was told that it never comes back
+	}
 	same := a.Length == rec.Length && a.CRC == rec.CRC
 	switch {
 	case a.State == Absent || a.State == Deleted:

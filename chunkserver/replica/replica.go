@@ -66,6 +66,7 @@ type Off struct {
 	Empty      bool // a replica that knows nothing counts as proof that nothing was written
 	Tails      bool // a seal takes replicas whose tails differ
 	Return     bool // a replica that was away serves unchecked
+	Lost       bool // a chunk that was accepted as lost takes a replica back
 }
 
 func (o *Off) fence() bool      { return o != nil && o.Fence }
@@ -83,6 +84,7 @@ func (o *Off) bound() bool      { return o != nil && o.Bound }
 func (o *Off) empty() bool      { return o != nil && o.Empty }
 func (o *Off) tails() bool      { return o != nil && o.Tails }
 func (o *Off) away() bool       { return o != nil && o.Return }
+func (o *Off) lost() bool       { return o != nil && o.Lost }
 
 // Replica is one chunk on one server, as far as decisions go. The zero value
 // is a chunk of which the server knows nothing.

@@ -330,6 +330,20 @@ var stories = []struct {
 		return first(err, want(wait.Verdict == Wait, "%+v", wait), want(missing.Verdict == Missing, "%+v", missing),
 			want(d.Verdict == Take && d.Length == 5 && d.Lost == 5, "%+v", d))
 	}},
+	// All servers of a sealed chunk are gone for good, an operator accepts that it
+	// is lost, and reads fail. One of its disks turns up, whole: readers were told
+	// that the bytes never come back, and may have acted on it.
+	{5, "what was accepted as lost never comes back", &Off{Lost: true}, func(off *Off) error {
+		l := disks(off, 1)
+		err := write(l, 0, "hello")
+		d := seal(Case{Servers: ids(l...), Off: off}, s1, l...)
+		err = first(err, l[0].end(s1, d.Length))
+		rec := meta.ChunkRecord{State: meta.ChunkSealed, Length: d.Length, CRC: d.CRC, Servers: ids(l...)}
+		before := Return(rec, l[0].id, l[0].tell(0), 0, true, off)
+		rec.Servers, rec.Lost = nil, true
+		after := Return(rec, l[0].id, l[0].tell(0), 0, true, off)
+		return first(err, want(before == Keep, "before: %v", before), want(after == Discard, "%v", after))
+	}},
 	// A freeze tells five bytes, the journal names five, and then the power goes:
 	// what the answer told must be durable before it is told.
 	{5, "what a freeze tells survives", &Off{FreezeSync: true}, func(off *Off) error {

@@ -166,6 +166,9 @@ func (v *clusterView) table(t *table) {
 	}
 	if r := v.Repair; r != nil {
 		t.row("chunks", fmt.Sprintf("%d sealed (%s), %d open, %d to be deleted", r.Chunks, bytesText(r.Bytes), r.Open, r.Deleting))
+		if n := v.Repair.AcceptedLost; n > 0 {
+			t.row("lost", fmt.Sprintf("%d chunks or parts of them were accepted as lost: see 'penstock chunk lost'", n))
+		}
 		t.row("repair", fmt.Sprintf("%s to copy, %d copies under way, %s/s; %d chunks (%s) copied, %d failures since the servers started",
 			bytesText(r.CopyBytes), r.Copying, bytesText(uint64(r.Rate)), r.Copied, bytesText(r.CopiedBytes), r.Failed))
 	}

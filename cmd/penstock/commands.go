@@ -18,6 +18,7 @@ func addCommands(root *cobra.Command) {
 	root.AddCommand(
 		newBench(),
 		newBenchFio(),
+		newChunk(),
 		newChunkServer(),
 		newClone(),
 		newCluster(),

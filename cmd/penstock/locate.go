@@ -127,6 +127,8 @@ func (v locateView) table(t *table) {
 		switch {
 		case e.Chunk == "":
 			state = "zeros"
+		case e.Sealed && len(e.Servers) == 0:
+			state = "lost"
 		case e.Sealed:
 			state = "sealed"
 		}

@@ -52,10 +52,12 @@ func (o *output) print(w io.Writer, v any, fill func(*table)) error {
 		}
 		return e.Close()
 	}
-	t := &table{w: tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)}
+	t := &table{w: newTabs(w)}
 	fill(t)
 	return t.w.Flush()
 }
+
+func newTabs(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 8, 2, ' ', 0) }
 
 // table draws aligned columns.
 type table struct{ w *tabwriter.Writer }

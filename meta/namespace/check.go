@@ -31,6 +31,7 @@ type Report struct {
 	Problems                               []Problem
 	Count                                  uint64 // of problems, those left out of the list included
 	Junctions                              []JunctionAt
+	Lost                                   uint64 // bytes of extents, of any generation, that were accepted as lost
 }
 
 // JunctionAt is an entry that leads to another volume.
@@ -135,6 +136,7 @@ type checkedChunk struct {
 	openBy               uint64
 	opens                int
 	queued, writerListed bool
+	lost, gone           bool // bytes of it, or all of it, were accepted as lost
 }
 
 type checker struct {
@@ -415,7 +417,12 @@ func (c *checker) extent(k, v []byte, older bool) {
 			ch.opens++
 		default:
 			ch.counted += length
-			if ch.state != 1 && off+length > ch.length {
+			switch {
+			case ch.gone:
+				c.rep.Lost += length
+			case ch.lost && ch.state != 1 && off+length > ch.length:
+				c.rep.Lost += min(length, off+length-ch.length)
+			case ch.state != 1 && off+length > ch.length:
 				c.bad(k, "extent of inode %d ends at %d of chunk %x, which ends at %d", ino, off+length, id, ch.length)
 			}
 		}
@@ -516,9 +523,17 @@ func (c *checker) chunk(k, v []byte) {
 	ver := w.u8()
 	ch := &checkedChunk{key: append([]byte(nil), k...)}
 	ch.state, ch.own = w.u8(), w.u8()
+	if ver == 2 {
+		ver, ch.lost, ch.own = 1, ch.own&2 != 0, ch.own&^2
+		if !ch.lost {
+			ver = 2 // nothing called for it
+		}
+	}
 	w.n()
 	w.n()
-	for n := w.n(); n > 0 && !w.damaged; n-- {
+	n := w.n()
+	ch.gone = ch.lost && n == 0 && ch.state != 1
+	for ; n > 0 && !w.damaged; n-- {
 		w.n()
 	}
 	ch.live = w.n()

@@ -66,6 +66,7 @@ func (t *tx) sealChunk(op *meta.SealChunk, res *meta.Result) error {
 	c.State, c.Session, c.owner = meta.ChunkSealed, 0, 0
 	c.Length, c.CRC, c.Fence = op.Length, op.CRC, op.Fence
 	c.Servers = slices.Clone(op.Servers)
+	c.Lost = op.Lost
 	if c.Live == 0 {
 		c.State = meta.ChunkDeleting
 	}
@@ -92,7 +93,7 @@ func (t *tx) dropChunk(op *meta.DropChunk) error {
 // checksum stay, the fence may rise.
 func (t *tx) setReplicas(op *meta.SetReplicas, res *meta.Result) error {
 	const name = "set replicas"
-	if len(op.Servers) == 0 || len(op.Servers) > maxReplicas || slices.Contains(op.Servers, 0) {
+	if (len(op.Servers) == 0) != op.Lost || len(op.Servers) > maxReplicas || slices.Contains(op.Servers, 0) {
 		return fail(name, meta.Invalid, fmt.Sprintf("%v on servers %v", op.Chunk, op.Servers))
 	}
 	for i, s := range op.Servers {
@@ -107,12 +108,13 @@ func (t *tx) setReplicas(op *meta.SetReplicas, res *meta.Result) error {
 	switch {
 	case c.State == meta.ChunkOpen:
 		return fail(name, meta.Busy, op.Chunk.String())
-	case c.State != meta.ChunkSealed:
+	case c.State != meta.ChunkSealed, c.Gone():
 		return fail(name, meta.NoSuchChunk, op.Chunk.String())
 	case !slices.Equal(c.Servers, op.Expect):
 		return fail(name, meta.Again, fmt.Sprintf("chunk %v is on %v, not on %v", op.Chunk, c.Servers, op.Expect))
 	}
 	c.Servers = slices.Clone(op.Servers)
+	c.Lost = c.Lost || op.Lost
 	if c.Fence.Less(op.Fence) {
 		c.Fence = op.Fence
 	}

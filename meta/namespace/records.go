@@ -43,6 +43,8 @@ import (
 //	chunk    01 state:1 own:1 fenceTerm:n fenceSeals:n servers:n (server:n)* live:n
 //	            open: session:8 inode:n       the inode of its open-ended extent, or 0
 //	            else: length:n crc:4
+//	         02 the same, with own+2 in the place of own: bytes of it were accepted
+//	            as lost; written only then
 //	session  01 state:1 pid:n start:n len:n name len:n host
 //	snapshot 02 state:1 created:8 inodes:n bytes:n token:8 len:n name
 //	            01 if the token is zero, which it then lacks; state 2: it was deleted;
@@ -67,6 +69,9 @@ const (
 	extentV1    = 1
 	xattrV1     = 1
 	chunkV1     = 1
+	chunkV2     = 2
+	bitOwn      = 1
+	bitLost     = 2
 	sessionV1   = 1
 	snapshotV1  = 1
 	snapshotV2  = 2
@@ -615,17 +620,21 @@ func appendExtent(b []byte, e meta.Extent) []byte {
 
 func decodeChunk(b []byte, id meta.ChunkID) (c *chunk, err error) {
 	d := decoder{b: b}
-	if err := d.version(chunkV1, "chunk"); err != nil {
+	version := byte(chunkV1)
+	if len(b) > 0 && b[0] == chunkV2 {
+		version = chunkV2
+	}
+	if err := d.version(version, "chunk"); err != nil {
 		return nil, err
 	}
 	c = &chunk{}
 	c.ID = id
 	c.State = meta.ChunkState(d.byte())
-	own := d.byte()
-	c.Own = own == 1
+	bits := d.byte()
+	c.Own, c.Lost = bits&bitOwn != 0, version == chunkV2
 	c.Fence = meta.Fence{Term: meta.Term(d.uint()), Seals: d.uint32()}
 	n := d.uint()
-	if n > uint64(len(d.b)) || own > 1 || c.State < meta.ChunkOpen || c.State > meta.ChunkDeleting {
+	if n > uint64(len(d.b)) || c.Lost != (bits&bitLost != 0) || bits > bitOwn|bitLost || c.State < meta.ChunkOpen || c.State > meta.ChunkDeleting {
 		return nil, fail("decode chunk", meta.Corrupt, id.String())
 	}
 	c.Servers = make([]meta.ServerID, n)
@@ -645,11 +654,14 @@ func decodeChunk(b []byte, id meta.ChunkID) (c *chunk, err error) {
 }
 
 func appendChunk(b []byte, c *chunk) []byte {
-	var own byte
+	version, bits := byte(chunkV1), byte(0)
 	if c.Own {
-		own = 1
+		bits = bitOwn
 	}
-	b = append(b, chunkV1, byte(c.State), own)
+	if c.Lost {
+		version, bits = chunkV2, bits|bitLost
+	}
+	b = append(b, version, byte(c.State), bits)
 	b = binary.AppendUvarint(b, uint64(c.Fence.Term))
 	b = binary.AppendUvarint(b, uint64(c.Fence.Seals))
 	b = binary.AppendUvarint(b, uint64(len(c.Servers)))

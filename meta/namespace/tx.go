@@ -515,7 +515,7 @@ func (t *tx) flushChunk(c *chunk) {
 	}
 	w, n := &c.was, &c.ChunkRecord
 	if !c.fresh && w.State == n.State && w.Session == n.Session && w.Live == n.Live && w.Fence == n.Fence && c.wasO == c.owner &&
-		w.Length == n.Length && w.CRC == n.CRC && slices.Equal(w.Servers, n.Servers) {
+		w.Length == n.Length && w.CRC == n.CRC && w.Lost == n.Lost && slices.Equal(w.Servers, n.Servers) {
 		return
 	}
 	wasOpen := !c.fresh && w.State == meta.ChunkOpen

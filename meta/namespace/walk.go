@@ -114,3 +114,41 @@ func PathOf(r Reader, dir meta.Ino) ([]string, error) {
 	slices.Reverse(names)
 	return names, nil
 }
+
+// NamesOf gives a path, of one or more names from the volume's root, of each of the
+// inodes that has a name in the live generation. It reads all directories.
+func NamesOf(r Reader, inos map[meta.Ino]bool) (map[meta.Ino][]string, error) {
+	type at struct {
+		dir  meta.Ino
+		name string
+	}
+	found := map[meta.Ino]at{}
+	if len(inos) == 0 {
+		return nil, nil
+	}
+	t := tx{view: view{r: r}}
+	if err := t.begin(); err != nil {
+		return nil, err
+	}
+	err := t.scan([]byte{prefixCookie}, []byte{prefixCookie + 1}, func(base, val []byte, _ uint32) (bool, error) {
+		e, name, err := decodeCookie(val)
+		if err == nil && inos[e.ino] && e.vol == 0 && len(base) == 17 {
+			found[e.ino] = at{meta.Ino(binary.BigEndian.Uint64(base[1:])), string(name)}
+		}
+		return len(found) < len(inos), err
+	})
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[meta.Ino][]string, len(found))
+	dirs := map[meta.Ino][]string{}
+	for ino, p := range found {
+		if _, ok := dirs[p.dir]; !ok {
+			if dirs[p.dir], err = PathOf(r, p.dir); err != nil {
+				return nil, err
+			}
+		}
+		names[ino] = append(slices.Clone(dirs[p.dir]), p.name)
+	}
+	return names, nil
+}

@@ -205,6 +205,8 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return s.pinOp(ctx, sess, m, re)
 	case wire.AdminClone, wire.AdminClones, wire.AdminCloneSettle, wire.AdminPromote, wire.AdminChunkPlaces:
 		return s.cloneOp(ctx, m, re)
+	case wire.AdminLostChunks, wire.AdminAcceptLoss:
+		return s.lossOp(ctx, sess, m, re)
 	case wire.AdminRenew:
 		return s.renew(ctx, sess.who, m, re)
 	default:

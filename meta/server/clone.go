@@ -572,7 +572,7 @@ func (o *owner) learnPlaces(ids []meta.ChunkID) {
 		for i, id := range ids[:n] {
 			p := foreignPlace{at: time.Now(), err: err}
 			if err == nil {
-				if p.ChunkPlace = places[i]; len(p.Servers) == 0 {
+				if p.ChunkPlace = places[i]; len(p.Servers) == 0 && !p.Sealed { // else it was accepted as lost
 					p.err = meta.E("find chunk", meta.NoSuchChunk, id.String(), fmt.Errorf("volume %d has no record of it", id.Volume))
 				}
 			}
@@ -630,6 +630,7 @@ func (s *Server) checkForeign(ctx context.Context, need map[meta.ChunkID]uint64,
 			}
 			for _, p := range places {
 				switch {
+				case len(p.Servers) == 0 && p.Sealed: // its owner has accepted that it is lost
 				case len(p.Servers) == 0:
 					r.problem("chunk %s, of which %d bytes are needed, is not kept by volume %d", p.ID, need[p.ID], v)
 				case p.Sealed && p.Length < need[p.ID]:

@@ -53,7 +53,7 @@ func (o *owner) compact() error {
 	victims := map[meta.ChunkID]meta.ChunkRecord{}
 	var dead, live uint64
 	err := namespace.Chunks(&view{o: o}, func(c meta.ChunkRecord) bool {
-		if c.State == meta.ChunkSealed && c.Live > 0 && c.Live*2 < c.Length && live+c.Live <= compactTarget {
+		if c.State == meta.ChunkSealed && !c.Lost && c.Live > 0 && c.Live*2 < c.Length && live+c.Live <= compactTarget {
 			victims[c.ID] = c
 			dead += c.Length - c.Live
 			live += c.Live

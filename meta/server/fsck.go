@@ -22,9 +22,13 @@ type FsckReport struct {
 	Replicas uint64        `json:"replicas"`
 	Orphans  uint64        `json:"orphans"`
 	// Junctions lead to other volumes; each is compared with its volume's row.
-	Junctions uint64   `json:"junctions"`
-	Bytes     uint64   `json:"bytes"`
-	Problems  []string `json:"problems"`
+	Junctions uint64 `json:"junctions"`
+	Bytes     uint64 `json:"bytes"`
+	// Lost are bytes of files, of any generation, that an operator accepted as
+	// lost, in the chunks of Accepted (the first 1,000). They are no problem.
+	Lost     uint64   `json:"accepted_lost_bytes"`
+	Accepted []string `json:"accepted_lost,omitempty"`
+	Problems []string `json:"problems"`
 	// Count is the number of problems, those left out of the list included.
 	Count uint64 `json:"problem_count"`
 }
@@ -85,14 +89,13 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 		return nil, err
 	}
 	c := &checking{}
-	o.mu.Lock()
-	if o.ctx.Err() != nil || o.stClosed {
-		o.mu.Unlock()
-		return nil, o.gone()
+	view, release, err := o.freezeState(ctx, c)
+	if err != nil {
+		return nil, err
 	}
-	o.wg.Add(1) // the store is not closed under it
-	defer o.wg.Done()
-	frozen := o.st.Freeze()
+	defer release()
+	ctx = view.ctx
+	o.mu.Lock()
 	o.check = c
 	o.mu.Unlock()
 	defer func() {
@@ -102,11 +105,6 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 			o.check = nil
 		}
 	}()
-	// The caller may go away, or the owner: the longer walk ends with either.
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(o.ctx, func() { cancel(context.Cause(o.ctx)) })()
-	view := frozenReader{frozen, ctx, c}
 	var chunks []meta.ChunkRecord
 	ends := map[meta.ChunkID]uint64{} // of open chunks: where the last extent ends
 	report, err := namespace.Check(view)
@@ -134,12 +132,12 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 			return true
 		})
 	}
-	if err = errors.Join(err, frozen.Close()); err != nil {
+	if err = errors.Join(err, view.Close()); err != nil {
 		return nil, err
 	}
 	r := &FsckReport{
 		Volume: v, Inodes: report.Inodes, Dirs: report.Dirs, Entries: report.Entries, Extents: report.Extents,
-		Chunks: report.Chunks, Orphans: report.Orphans, Bytes: report.Bytes, Count: report.Count, Problems: []string{},
+		Chunks: report.Chunks, Orphans: report.Orphans, Bytes: report.Bytes, Lost: report.Lost, Count: report.Count, Problems: []string{},
 	}
 	for _, p := range report.Problems {
 		r.Problems = append(r.Problems, p.String())
@@ -155,6 +153,9 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 		c.chunks.Add(1)
 		if rec.State == meta.ChunkDeleting {
 			continue
+		}
+		if rec.Lost && len(r.Accepted) < 1000 {
+			r.Accepted = append(r.Accepted, rec.ID.String())
 		}
 		one := &FsckReport{}
 		if err := s.checkReplicas(ctx, rec, ends[rec.ID], one); err != nil {
@@ -180,6 +181,20 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 		}
 	}
 	return r, nil
+}
+
+// freezeState gives the state as it is in the store, to walk over beside changes: closed by
+// Close, then released. Walks end with the caller or the owner.
+func (o *owner) freezeState(ctx context.Context, c *checking) (view frozenReader, release func(), err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ctx.Err() != nil || o.stClosed {
+		return view, nil, o.gone()
+	}
+	o.wg.Add(1) // the store is not closed under it
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(o.ctx, func() { cancel(context.Cause(o.ctx)) })
+	return frozenReader{o.st.Freeze(), ctx, c}, func() { stop(); cancel(nil); o.wg.Done() }, nil
 }
 
 // settled waits until everything answered so far is in the store.
@@ -218,6 +233,9 @@ func (o *owner) chunkRecord(id meta.ChunkID) (now *meta.ChunkRecord, err error) 
 // checkReplicas asks the servers that a chunk's record names. end is where the
 // last extent in it ends.
 func (s *Server) checkReplicas(ctx context.Context, c meta.ChunkRecord, end uint64, r *FsckReport) error {
+	if len(c.Servers) == 0 && !c.Gone() && c.Live > 0 {
+		r.problem("chunk %s of %d live bytes is on no server, and nobody accepted that it is lost", c.ID, c.Live)
+	}
 	for _, srv := range c.Servers {
 		res, err := s.Order(ctx, srv, meta.Order{Kind: meta.OrderStat, Chunk: c.ID})
 		switch {
@@ -225,6 +243,8 @@ func (s *Server) checkReplicas(ctx context.Context, c meta.ChunkRecord, end uint
 			if c.State == meta.ChunkSealed && c.Length > 0 || c.Live > 0 {
 				r.problem("chunk %s of %d live bytes is not on server %d", c.ID, c.Live, srv)
 			}
+		case errors.Is(err, meta.Unavailable) && s.neverBack(srv):
+			r.problem("chunk %s of %d live bytes: server %d was removed", c.ID, c.Live, srv)
 		case errors.Is(err, meta.Unavailable):
 			return err
 		case err != nil:

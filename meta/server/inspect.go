@@ -408,6 +408,37 @@ const walkPage = 512
 func (o *owner) walk(m *placement.Map, seal bool, planned func(*meta.ChunkRecord, *placement.Map) placement.Step) (RepairStatus, error) {
 	st := RepairStatus{Volumes: 1, Nodes: map[meta.ServerID]NodeChunks{}}
 	var toSeal []meta.ChunkID
+	err := o.walkRecords(func(rec *meta.ChunkRecord) {
+		switch rec.State {
+		case meta.ChunkOpen:
+			if o.mustSeal(rec, m) {
+				toSeal = append(toSeal, rec.ID)
+			}
+			st.addOpen(rec)
+		case meta.ChunkDeleting:
+			st.Deleting++
+		case meta.ChunkSealed:
+			if rec.Lost {
+				st.AcceptedLost++
+			}
+			if !rec.Gone() {
+				st.add(rec, planned(rec, m))
+			}
+		}
+	})
+	if err != nil && o.ctx.Err() == nil {
+		return st, err
+	}
+	o.stale.count(&st)
+	st.addBlobs(o.blobsOn())
+	if seal {
+		o.sealSome(toSeal)
+	}
+	return st, o.ctx.Err()
+}
+
+// walkRecords visits all chunks' records, a page at a time.
+func (o *owner) walkRecords(each func(*meta.ChunkRecord)) error {
 	var from meta.ChunkID
 	page := make([]meta.ChunkRecord, 0, walkPage)
 	for o.ctx.Err() == nil {
@@ -422,34 +453,18 @@ func (o *owner) walk(m *placement.Map, seal bool, planned func(*meta.ChunkRecord
 		}
 		o.mu.Unlock()
 		if err != nil {
-			return st, err
+			return err
 		}
 		for i := range page {
-			rec := &page[i]
-			switch rec.State {
-			case meta.ChunkOpen:
-				if o.mustSeal(rec, m) {
-					toSeal = append(toSeal, rec.ID)
-				}
-				st.addOpen(rec)
-			case meta.ChunkDeleting:
-				st.Deleting++
-			case meta.ChunkSealed:
-				st.add(rec, planned(rec, m))
-			}
+			each(&page[i])
 		}
 		if len(page) < walkPage {
-			break
+			return nil
 		}
 		from = page[len(page)-1].ID
 		from.Counter++
 	}
-	o.stale.count(&st)
-	st.addBlobs(o.blobsOn())
-	if seal {
-		o.sealSome(toSeal)
-	}
-	return st, o.ctx.Err()
+	return o.ctx.Err()
 }
 
 // mustSeal: an open chunk that lies on a server that is to be emptied, or is

@@ -42,6 +42,10 @@ type RepairStatus struct {
 	// it is waited for before anything is done.
 	Away uint64 `json:"away"`
 
+	// AcceptedLost chunks, or parts of them, were accepted as lost by an operator. Those of
+	// which nothing is left count nowhere else.
+	AcceptedLost uint64 `json:"accepted_lost"`
+
 	// Replicas that no record names, before they are deleted.
 	Extra   uint64 `json:"extra"`
 	Orphans uint64 `json:"orphans"`
@@ -94,7 +98,7 @@ func (r *RepairStatus) Add(x *RepairStatus) {
 	for _, p := range [][2]*uint64{
 		{&r.Chunks, &x.Chunks}, {&r.Bytes, &x.Bytes}, {&r.Open, &x.Open}, {&r.Deleting, &x.Deleting}, {&r.Lost, &x.Lost},
 		{&r.Endangered, &x.Endangered}, {&r.UnderReplicated, &x.UnderReplicated}, {&r.Corrupt, &x.Corrupt}, {&r.Misplaced, &x.Misplaced},
-		{&r.Draining, &x.Draining}, {&r.Surplus, &x.Surplus}, {&r.Blocked, &x.Blocked}, {&r.Imbalanced, &x.Imbalanced}, {&r.Away, &x.Away}, {&r.Extra, &x.Extra}, {&r.Orphans, &x.Orphans},
+		{&r.Draining, &x.Draining}, {&r.Surplus, &x.Surplus}, {&r.Blocked, &x.Blocked}, {&r.Imbalanced, &x.Imbalanced}, {&r.Away, &x.Away}, {&r.AcceptedLost, &x.AcceptedLost}, {&r.Extra, &x.Extra}, {&r.Orphans, &x.Orphans},
 		{&r.CopyBytes, &x.CopyBytes}, {&r.Copied, &x.Copied}, {&r.CopiedBytes, &x.CopiedBytes}, {&r.Failed, &x.Failed},
 	} {
 		*p[0] += *p[1]

@@ -436,7 +436,7 @@ func (o *owner) chunkNow(ctx context.Context, id meta.ChunkID) (meta.ChunkRecord
 func (o *owner) repair(j *job) error {
 	ctx := o.ctx
 	rec, err := o.chunkNow(ctx, j.id)
-	if errors.Is(err, meta.NoSuchChunk) || err == nil && rec.State != meta.ChunkSealed {
+	if errors.Is(err, meta.NoSuchChunk) || err == nil && (rec.State != meta.ChunkSealed || rec.Gone()) {
 		return nil
 	}
 	if err != nil {
@@ -546,7 +546,7 @@ func (o *owner) fresh(f meta.Fence) meta.Fence {
 }
 
 // setReplicas journals where a chunk lies, if its record is still rec, under
-// the fence that copies were ordered with.
+// the fence that copies were ordered with. No servers: it is accepted as lost.
 func (o *owner) setReplicas(ctx context.Context, rec *meta.ChunkRecord, servers []meta.ServerID, fence meta.Fence) error {
 	o.mu.Lock()
 	if o.failed != nil || o.leaving != nil {
@@ -554,7 +554,7 @@ func (o *owner) setReplicas(ctx context.Context, rec *meta.ChunkRecord, servers 
 		return cmp.Or(o.failed, errLeaving)
 	}
 	seq := o.cur.seq
-	_, err := o.run(&meta.SetReplicas{Chunk: rec.ID, Expect: rec.Servers, Servers: servers, Fence: fence}, 0)
+	_, err := o.run(&meta.SetReplicas{Chunk: rec.ID, Expect: rec.Servers, Servers: servers, Fence: fence, Lost: len(servers) == 0}, 0)
 	if err != nil {
 		o.mu.Unlock()
 		return err

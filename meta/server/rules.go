@@ -136,6 +136,10 @@ var adminRules = [...]adminRule{
 	wire.AdminPromote:     {roles: admins, right: cluster.AdminRights},
 	wire.AdminCloneSettle: {roles: []peering.Role{peering.Meta}},
 	wire.AdminChunkPlaces: {roles: []peering.Role{peering.Meta}},
+
+	// Not a volume's own administrator's: it is about servers and disks.
+	wire.AdminLostChunks: {roles: admins},
+	wire.AdminAcceptLoss: {roles: admins},
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}

@@ -68,7 +68,7 @@ func (o *owner) orderAll(ctx context.Context, servers []meta.ServerID, or meta.O
 					first.Do(func() { time.AfterFunc(sealWait, late) })
 					return
 				}
-				if ctx.Err() != nil {
+				if ctx.Err() != nil || o.srv.neverBack(id) {
 					return
 				}
 				select {
@@ -98,17 +98,20 @@ func (o *owner) seal(ctx context.Context, id meta.ChunkID, need *uint64) (meta.C
 	if rec.State != meta.ChunkOpen {
 		return rec, nil
 	}
-	fence := meta.Fence{Term: o.own.Term(), Seals: rec.Fence.Seals + 1}
-	if rec.Fence.Term != fence.Term {
-		fence.Seals = 1
-	}
-	end, err := o.freeze(ctx, &rec, file, fence, need)
+	fence := o.sealFence(&rec)
+	end, err := o.freeze(ctx, &rec, file, fence, need, nil)
 	if err != nil {
 		return rec, err
 	}
+	return o.end(ctx, id, fence, end)
+}
+
+// end journals where a frozen chunk ends, and cuts its replicas there.
+func (o *owner) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, end ending) (meta.ChunkRecord, error) {
+	rec := meta.ChunkRecord{ID: id}
 	o.mu.Lock()
 	seq := o.cur.seq
-	if _, err = o.run(&meta.SealChunk{Chunk: id, Length: end.Length, CRC: end.CRC, Fence: fence, Servers: end.Servers}, 0); err != nil {
+	if _, err := o.run(&meta.SealChunk{Chunk: id, Length: end.Length, CRC: end.CRC, Fence: fence, Servers: end.Servers, Lost: end.Lost > 0}, 0); err != nil {
 		o.mu.Unlock()
 		return rec, err
 	}
@@ -128,7 +131,7 @@ func (o *owner) seal(ctx context.Context, id meta.ChunkID, need *uint64) (meta.C
 	o.kickGC()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	rec, _, err = namespace.ReadChunk(&view{o: o}, id)
+	rec, _, err := namespace.ReadChunk(&view{o: o}, id)
 	if errors.Is(err, meta.NoSuchChunk) {
 		// Nothing referred to it: it is on its way out.
 		now.State = meta.ChunkDeleting
@@ -137,14 +140,25 @@ func (o *owner) seal(ctx context.Context, id meta.ChunkID, need *uint64) (meta.C
 	return rec, err
 }
 
+// sealFence is the next fence that an open chunk is sealed under.
+func (o *owner) sealFence(rec *meta.ChunkRecord) meta.Fence {
+	fence := meta.Fence{Term: o.own.Term(), Seals: rec.Fence.Seals + 1}
+	if rec.Fence.Term != fence.Term {
+		fence.Seals = 1
+	}
+	return fence
+}
+
 // ending is where a chunk is to end.
 type ending struct {
 	replica.Decision
 	unwritten bool // nobody ever wrote to it
 }
 
-// freeze freezes the reachable replicas and decides where the chunk ends.
-func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino, fence meta.Fence, need *uint64) (ending, error) {
+// freeze freezes the reachable replicas and decides where the chunk ends. accept
+// says that an operator accepts that what no replica has is lost, and may refuse
+// by what the replicas answered.
+func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino, fence meta.Fence, need *uint64, accept func([]replica.Answer) error) (ending, error) {
 	const op = "seal"
 	c := replica.Case{Servers: rec.Servers, OpenEnded: file != 0}
 	if rec.Live > 0 || file != 0 {
@@ -160,6 +174,9 @@ func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino
 	var errs []error
 	for i, a := range said {
 		answers[i] = replica.AnswerOf(a.OrderResult, a.err, order.Length)
+		if answers[i].Reach == replica.Unreachable && o.srv.neverBack(rec.Servers[i]) {
+			answers[i].Reach = replica.Lost
+		}
 		if errors.Is(a.err, meta.NoSuchChunk) {
 			absent++
 		} else if a.err != nil {
@@ -169,6 +186,19 @@ func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino
 	if c.Committed == 0 && absent > 0 && absent+len(errs) == len(said) {
 		// As far as one can tell nobody wrote to it, and nothing refers to it.
 		return ending{replica.Decision{Servers: rec.Servers}, true}, nil
+	}
+	if accept != nil {
+		if err := accept(answers); err != nil {
+			return ending{}, err
+		}
+		c.AcceptLoss = true
+		if c.Committed > 0 {
+			most, err := o.committed(rec.ID)
+			if err != nil {
+				return ending{}, err
+			}
+			c.Committed = max(c.Committed, most)
+		}
 	}
 	for range 8 {
 		d := replica.DecideSeal(c, answers)
@@ -185,6 +215,9 @@ func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino
 					c.Committed = most
 					continue
 				}
+			}
+			if d.Lost > 0 && accept == nil {
+				panic(fmt.Sprintf("chunk %v: a seal gives %d bytes up that nobody accepted as lost", rec.ID, d.Lost))
 			}
 			return ending{Decision: d}, nil
 		case replica.Tell:

@@ -200,8 +200,8 @@ func (o *owner) adopt(rec *meta.ChunkRecord, server meta.ServerID) (adopted bool
 	if slices.Contains(rec.Servers, server) {
 		return true, nil
 	}
-	if rec.State != meta.ChunkSealed {
-		return false, nil
+	if rec.State != meta.ChunkSealed || rec.Gone() {
+		return false, nil // who accepted its loss was told that it never comes back
 	}
 	policy, err := o.policy()
 	if err != nil {

@@ -547,6 +547,8 @@ const (
 	// AdminChunkPlaces asks Volume's owner where chunks lie: Body is a list of
 	// ids in hex, Report a list of ChunkWhere; Entry "seal": open ones are sealed.
 	AdminChunkPlaces
+	AdminLostChunks // of Volume; Report: LostChunks
+	AdminAcceptLoss // of Volume; Body: AcceptLoss; Report: LostChunks, those accepted now
 	lastAdminOp
 )
 

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+func newChunk() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "chunk",
+		Short: "List the chunks that are lost, and accept that they are",
+		Long: `A chunk is lost while none of its replicas can serve it. Files with bytes there give
+EIO when these are read. If one of its servers or disks comes back with a good
+replica, so do the bytes. When none will ever, accept the loss:
+
+  penstock chunk lost                         # what, of which files, and why
+  penstock node remove NODE --force           # servers that will never come back,
+  penstock disk replace DISK                  # and disks
+  penstock chunk accept-loss --all --yes
+
+From then on nothing waits for the chunk, and what comes back with it after all
+is told to delete it. The files stay: the bytes that are gone give EIO for good,
+never zeros, until the files are removed or written anew.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newChunkLost(), newChunkAcceptLoss())
+	return cmd
+}
+
+// lostView is a lost chunk as commands print it.
+type lostView struct {
+	Volume         string `json:"volume" yaml:"volume"`
+	wire.LostChunk `yaml:",inline"`
+}
+
+// lostIn asks the owners of volumes for their lost chunks; all if none is named.
+func lostIn(ctx context.Context, s *client.Session, only []string) (views []lostView, ids map[string]meta.VolumeID, err error) {
+	r, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumes})
+	if err != nil {
+		return nil, nil, err
+	}
+	views, ids = []lostView{}, map[string]meta.VolumeID{}
+	for _, v := range r.Volumes {
+		if v.Deleting || len(only) > 0 && !slices.Contains(only, v.Name) {
+			continue
+		}
+		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminLostChunks, Volume: v.ID})
+		var l wire.LostChunks
+		if err == nil {
+			err = json.Unmarshal(re.Report, &l)
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("volume %s: %w", v.Name, err)
+		}
+		ids[v.Name] = v.ID
+		for _, c := range l.Chunks {
+			views = append(views, lostView{v.Name, c})
+		}
+		if l.More > 0 {
+			err = fmt.Errorf("volume %s has %d more: accept these, and ask again", v.Name, l.More)
+		}
+		if err != nil {
+			return views, ids, err
+		}
+	}
+	if len(only) > len(ids) {
+		return nil, nil, usagef("not all of the volumes %v exist; see 'penstock volume list'", only)
+	}
+	return views, ids, nil
+}
+
+func lostTable(t *table, views []lostView) {
+	t.row("VOLUME", "CHUNK", "STATE", "LIVE", "FILE", "BYTES", "REPLICAS")
+	for _, v := range views {
+		var why []string
+		for _, r := range v.Replicas {
+			why = append(why, fmt.Sprintf("node %d: %s", r.Server, r.Why))
+		}
+		row := []any{v.Volume, v.Chunk, v.State, bytesText(v.Live)}
+		for i, f := range v.Files {
+			name := f.Path
+			if name == "" {
+				name = fmt.Sprintf("(inode %d, only in snapshots, or open)", f.Ino)
+			}
+			if i == 0 {
+				t.row(append(row, name, f.Bytes, strings.Join(why, "; "))...)
+			} else {
+				t.row("", "", "", "", name, f.Bytes)
+			}
+		}
+		if len(v.Files) == 0 {
+			t.row(append(row, "-", 0, strings.Join(why, "; "))...)
+		}
+		if v.More > 0 {
+			t.row("", "", "", "", fmt.Sprintf("and %d more files", v.More))
+		}
+	}
+}
+
+func newChunkLost() *cobra.Command {
+	var w where
+	var out output
+	var only []string
+	cmd := &cobra.Command{
+		Use:   "lost",
+		Short: "List the chunks of which no good replica is left, with the files that they are of",
+		Long: `Lists the chunks of which no good replica can be reached, each with the files,
+by their paths in the volume, that have bytes in it. States:
+
+  waits     a node or disk that may have it is out of reach and was not given up
+  damaged   replicas are left that serve only what matches its checksums
+  lost      nobody has it any more
+  accepted  that was accepted ('penstock chunk accept-loss')`,
+		Example: `  penstock chunk lost
+  penstock chunk lost --volume datasets --output json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return w.with(cmd.Context(), func(s *client.Session) error {
+				views, _, err := lostIn(cmd.Context(), s, only)
+				if views == nil {
+					return err
+				}
+				return errors.Join(out.print(cmd.OutOrStdout(), views, func(t *table) { lostTable(t, views) }), err)
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	cmd.Flags().StringSliceVar(&only, "volume", nil, "volumes to look into (default all)")
+	return cmd
+}
+
+func newChunkAcceptLoss() *cobra.Command {
+	var w where
+	var out output
+	var only []string
+	var all, damaged, yes bool
+	cmd := &cobra.Command{
+		Use:   "accept-loss [CHUNK...]",
+		Short: "Accept that chunks are lost for good",
+		Long: `Records that chunks of which no good replica is left are lost for good: all that
+'penstock chunk lost' shows as lost, with --all, or those that are named. It cannot be
+taken back: a replica that turns up later is deleted. Chunks whose nodes or disks may
+come back are refused; so are, without --damaged, those of which damaged
+replicas still serve a part.`,
+		Example: `  penstock chunk accept-loss --all --volume datasets --yes
+  penstock chunk accept-loss 00000003000000010000000000000007 --damaged --yes`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if all == (len(args) > 0) {
+				return usagef("name chunks, as 'penstock chunk lost' shows them, or give --all")
+			}
+			ctx := cmd.Context()
+			return w.with(ctx, func(s *client.Session) error {
+				views, ids, err := lostIn(ctx, s, only)
+				if err != nil && (views == nil || !all) {
+					return err
+				}
+				give := map[string][]string{}
+				var chosen []lostView
+				left := slices.Clone(args)
+				for _, v := range views {
+					i := slices.Index(left, v.Chunk)
+					if i >= 0 {
+						left = slices.Delete(left, i, i+1)
+					}
+					if v.State != wire.LossAccepted && (i >= 0 || all && (v.State == wire.LossTotal || damaged && v.State == wire.LossDamaged)) {
+						give[v.Volume], chosen = append(give[v.Volume], v.Chunk), append(chosen, v)
+					}
+				}
+				if len(left) > 0 {
+					return meta.E("accept loss", meta.NoSuchChunk, left[0], errors.New("'penstock chunk lost' does not show it"))
+				}
+				if len(chosen) == 0 {
+					cmd.PrintErrln("nothing is lost that was not accepted")
+					return nil
+				}
+				if !yes {
+					lost := &table{w: newTabs(cmd.ErrOrStderr())}
+					lostTable(lost, chosen)
+					if err := lost.w.Flush(); err != nil {
+						return err
+					}
+					if err := confirm(cmd, fmt.Sprintf("Give up %d chunks for good?", len(chosen)), "lost"); err != nil {
+						return err
+					}
+				}
+				done := []lostView{}
+				for name, chunks := range give {
+					body, err := json.Marshal(wire.AcceptLoss{Chunks: chunks, Damaged: damaged})
+					if err != nil {
+						return err
+					}
+					re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminAcceptLoss, Volume: ids[name], Body: body})
+					var l wire.LostChunks
+					if err == nil {
+						err = json.Unmarshal(re.Report, &l)
+					}
+					if err != nil {
+						return fmt.Errorf("volume %s: %w", name, err)
+					}
+					for _, c := range l.Chunks {
+						done = append(done, lostView{name, c})
+					}
+				}
+				return errors.Join(out.print(cmd.OutOrStdout(), done, func(t *table) { lostTable(t, done) }), err)
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	f := cmd.Flags()
+	f.StringSliceVar(&only, "volume", nil, "volumes to look into (default all)")
+	f.BoolVar(&all, "all", false, "all that 'penstock chunk lost' shows as lost")
+	f.BoolVar(&damaged, "damaged", false, "give up what damaged replicas still serve, too")
+	f.BoolVar(&yes, "yes", false, "do not ask")
+	return cmd
+}

@@ -1,0 +1,345 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"penstock.io/penstock/chunkserver/replica"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/wire"
+)
+
+// A chunk whose last replica is gone stays as it is: reads of it fail, repair
+// looks for it, and if a server comes back with it all is well. Only an
+// operator can know that none will. What was accepted as lost is journaled in the
+// chunk's record: reads fail at once and for good, repair has nothing to do, and
+// a replica that turns up after all is deleted, since others acted on the loss.
+
+const (
+	maxLostListed = 10_000 // chunks in one answer
+	maxLostFiles  = 100    // files listed of one chunk
+)
+
+// lossOp answers the administrative requests about lost chunks.
+func (s *Server) lossOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
+	v, err := s.find(ctx, m)
+	if err != nil {
+		return err
+	}
+	o, err := s.ownerFor(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	if err := o.await(ctx, o.recovered); err != nil {
+		return err
+	}
+	var found *wire.LostChunks
+	if m.Op == wire.AdminLostChunks {
+		found, err = o.lostChunks(ctx)
+	} else {
+		var body wire.AcceptLoss
+		if err := readBody(m, &body); err != nil {
+			return err
+		}
+		found, err = o.acceptLoss(ctx, &body, sess.name)
+	}
+	if err != nil {
+		return err
+	}
+	if re.Report, err = json.Marshal(found); err != nil {
+		panic("server: a report is plain data: " + err.Error())
+	}
+	return nil
+}
+
+// neverBack: an operator gave the chunk server up, and it is not here.
+func (s *Server) neverBack(id meta.ServerID) bool {
+	s.mu.Lock()
+	_, here := s.links[id]
+	s.mu.Unlock()
+	n := nodeIn(s.cfg.Cluster.Nodes(), id)
+	return !here && n != nil && n.State == cluster.NodeRemoved
+}
+
+// failedDisk names a disk of a server that serves nothing and was not given up: what
+// the server says it does not have may be there.
+func (s *Server) failedDisk(id meta.ServerID) string {
+	for _, x := range s.sightings() {
+		for _, d := range x.info.Disks {
+			if x.info.ID == id && d.State == meta.DiskFailed {
+				return d.ID
+			}
+		}
+	}
+	return ""
+}
+
+// lossOf asks about every replica of a chunk that none seems to be left of. good
+// tells that one is, or that of an open chunk one answers.
+func (o *owner) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l wire.LostChunk, good bool) {
+	l = wire.LostChunk{ID: rec.ID, Chunk: rec.ID.String(), State: wire.LossTotal, Live: rec.Live, Length: rec.Length}
+	waits, damaged := false, false
+	for _, id := range rec.Servers {
+		ask, cancel := context.WithTimeout(ctx, orderPatience)
+		said, err := o.order(ask, id, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
+		cancel()
+		why := ""
+		switch k := meta.KindOf(err); {
+		case err == nil && rec.State == meta.ChunkSealed:
+			if state, err := o.judge(ctx, rec, id); err == nil && state == placement.Good {
+				return l, true
+			}
+			why, damaged = fmt.Sprintf("differs, or is damaged: %d bytes of %d", said.Length, rec.Length), true
+		case err == nil:
+			why = fmt.Sprintf("has %d bytes", said.Length)
+		case k == meta.NoSuchChunk && o.srv.failedDisk(id) != "":
+			why, waits = fmt.Sprintf("not there, but its disk %s failed and was not given up", o.srv.failedDisk(id)), true
+		case k == meta.NoSuchChunk:
+			why = "not there"
+		case o.srv.neverBack(id):
+			why = "its node was removed"
+		case k == meta.Corrupt, k == meta.IO:
+			why, damaged = "damaged: "+said.Detail, true
+		default:
+			why, waits = "its node does not answer", true
+		}
+		l.Replicas = append(l.Replicas, wire.LostReplica{Server: id, Why: why})
+	}
+	switch {
+	case waits:
+		l.State = wire.LossPending
+	case damaged:
+		l.State = wire.LossDamaged
+	}
+	return l, false
+}
+
+// lostChunks lists the chunks of which no good replica is left, and those that
+// were accepted as lost, with the files that they are of.
+func (o *owner) lostChunks(ctx context.Context) (*wire.LostChunks, error) {
+	policy, err := o.policy()
+	if err != nil {
+		return nil, err
+	}
+	var accepted, suspects []meta.ChunkRecord
+	m := o.srv.servers()
+	err = o.walkRecords(func(rec *meta.ChunkRecord) {
+		switch {
+		case rec.Lost:
+			accepted = append(accepted, *rec)
+		case rec.State == meta.ChunkOpen && rec.Live > 0 && (rec.Session == 0 || o.mustSeal(rec, m)):
+			suspects = append(suspects, *rec)
+		case rec.State == meta.ChunkSealed:
+			if st := m.Plan(chance{}, &policy, o.faults.replicas(rec)); st.Reason == placement.Lost {
+				suspects = append(suspects, *rec)
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := &wire.LostChunks{Chunks: []wire.LostChunk{}}
+	if n := len(suspects); n > maxLostListed {
+		out.More, suspects = uint64(n-maxLostListed), suspects[:maxLostListed]
+	}
+	for _, rec := range accepted {
+		l := wire.LostChunk{ID: rec.ID, Chunk: rec.ID.String(), State: wire.LossAccepted, Live: rec.Live, Length: rec.Length}
+		if rec.Gone() {
+			l.Length = 0
+		}
+		out.Chunks = append(out.Chunks, l)
+	}
+	found := make([]*wire.LostChunk, len(suspects))
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, sealsAtOnce)
+	for i := range suspects {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			rec := &suspects[i]
+			if rec.State == meta.ChunkOpen {
+				if now, err := o.seal(ctx, rec.ID, nil); err == nil || now.State == meta.ChunkSealed {
+					return // its end could be told after all
+				}
+			}
+			if l, good := o.lossOf(ctx, rec); !good {
+				found[i] = &l
+			}
+		})
+	}
+	wg.Wait()
+	for _, l := range found {
+		if l != nil {
+			out.Chunks = append(out.Chunks, *l)
+		}
+	}
+	if n := len(out.Chunks); n > maxLostListed {
+		out.More, out.Chunks = out.More+uint64(n-maxLostListed), out.Chunks[:maxLostListed]
+	}
+	return out, o.filesIn(ctx, out.Chunks)
+}
+
+// filesIn fills in which files have bytes in chunks.
+func (o *owner) filesIn(ctx context.Context, chunks []wire.LostChunk) error {
+	if len(chunks) == 0 {
+		return nil
+	}
+	if err := o.settled(ctx); err != nil {
+		return err
+	}
+	view, release, err := o.freezeState(ctx, &checking{})
+	if err != nil {
+		return err
+	}
+	defer release()
+	in := map[meta.ChunkID]map[meta.Ino]uint64{}
+	for _, c := range chunks {
+		in[c.ID] = map[meta.Ino]uint64{}
+	}
+	wanted := map[meta.Ino]bool{}
+	err = namespace.AllExtents(view, func(ino meta.Ino, e meta.Extent) bool {
+		if files, ok := in[e.Chunk]; ok {
+			files[ino] += e.Len
+			wanted[ino] = true
+		}
+		return true
+	})
+	var names map[meta.Ino][]string
+	if err == nil {
+		names, err = namespace.NamesOf(view, wanted)
+	}
+	if err := errors.Join(err, view.Close()); err != nil {
+		return err
+	}
+	for i := range chunks {
+		c := &chunks[i]
+		c.Files = []wire.LostFile{}
+		for _, ino := range slices.Sorted(maps.Keys(in[c.ID])) {
+			if len(c.Files) == maxLostFiles {
+				c.More++
+				continue
+			}
+			f := wire.LostFile{Ino: ino, Bytes: in[c.ID][ino]}
+			if n := names[ino]; len(n) > 0 {
+				f.Path = "/" + strings.Join(n, "/")
+			}
+			c.Files = append(c.Files, f)
+		}
+	}
+	return nil
+}
+
+// acceptLoss records, for each chunk that is named, that what no replica has is lost. It
+// stops at the first that it refuses. Errors: Invalid (no such id),
+// NoSuchChunk, Unavailable (a server or disk may have it), Busy (it is not lost), Corrupt
+// (damaged replicas are left, and may be given up only by name).
+func (o *owner) acceptLoss(ctx context.Context, m *wire.AcceptLoss, by string) (*wire.LostChunks, error) {
+	out := &wire.LostChunks{Chunks: []wire.LostChunk{}}
+	for _, name := range m.Chunks {
+		id, err := meta.ParseChunkID(name)
+		if err != nil || id.Volume != o.vol {
+			return nil, meta.E("accept loss", meta.Invalid, name, errors.Join(err, fmt.Errorf("it is no chunk of volume %d", o.vol)))
+		}
+		l, err := o.acceptOne(ctx, id, m.Damaged)
+		if err != nil {
+			return nil, err
+		}
+		if l != nil {
+			o.log.Warn("a chunk was accepted as lost", "chunk", id, "live", l.Live, "left", l.Length, "by", by)
+			out.Chunks = append(out.Chunks, *l)
+		}
+	}
+	return out, o.filesIn(ctx, out.Chunks)
+}
+
+// acceptOne accepts the loss of one chunk; nil: there was nothing to accept.
+func (o *owner) acceptOne(ctx context.Context, id meta.ChunkID, damaged bool) (*wire.LostChunk, error) {
+	unlock, ok := o.srv.repairs.lock(o, id)
+	if !ok {
+		return nil, refuseLoss(id, meta.Busy, "it is being repaired")
+	}
+	defer unlock()
+	rec, err := o.chunkNow(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if rec.State == meta.ChunkDeleting || rec.Gone() {
+		return nil, nil
+	}
+	l, good := o.lossOf(ctx, &rec)
+	switch {
+	case good:
+		return nil, refuseLoss(id, meta.Busy, "a good replica is left")
+	case l.State == wire.LossPending:
+		return nil, refuseLoss(id, meta.Unavailable, "%s: give up what is gone for good ('penstock node remove --force', 'penstock disk replace')", whyLost(&l))
+	case l.State == wire.LossDamaged && !damaged:
+		return nil, refuseLoss(id, meta.Corrupt, "%s: what verifies can still be read, and --damaged gives it up", whyLost(&l))
+	}
+	if rec.State == meta.ChunkOpen {
+		return o.acceptEnd(ctx, &rec, &l)
+	}
+	if err := o.setReplicas(ctx, &rec, nil, o.fresh(rec.Fence)); err != nil {
+		return nil, err
+	}
+	o.faults.forget(id)
+	for _, s := range rec.Servers {
+		o.stale.add(id, s, 0, false)
+	}
+	l.State, l.Length = wire.LossAccepted, 0
+	return &l, nil
+}
+
+// acceptEnd seals an open chunk at what is left of it.
+func (o *owner) acceptEnd(ctx context.Context, rec *meta.ChunkRecord, l *wire.LostChunk) (*wire.LostChunk, error) {
+	o.mu.Lock()
+	_, file, err := namespace.ReadChunk(&view{o: o}, rec.ID)
+	o.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	fence := o.sealFence(rec)
+	end, err := o.freeze(ctx, rec, file, fence, nil, func(answers []replica.Answer) error {
+		for i, a := range answers {
+			if a.Reach == replica.Unreachable {
+				return refuseLoss(rec.ID, meta.Unavailable, "node %d does not answer: it may have what is missing", rec.Servers[i])
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	now, err := o.end(ctx, rec.ID, fence, end)
+	if err != nil || end.Lost == 0 {
+		return nil, err
+	}
+	for _, s := range rec.Servers {
+		if !slices.Contains(now.Servers, s) {
+			o.stale.add(rec.ID, s, 0, false)
+		}
+	}
+	o.faults.forget(rec.ID)
+	l.State, l.Length = wire.LossAccepted, end.Length
+	return l, nil
+}
+
+func whyLost(l *wire.LostChunk) string {
+	var all []string
+	for _, r := range l.Replicas {
+		all = append(all, fmt.Sprintf("node %d: %s", r.Server, r.Why))
+	}
+	return strings.Join(all, "; ")
+}
+
+func refuseLoss(id meta.ChunkID, k meta.Kind, format string, a ...any) error {
+	return meta.E("accept loss", k, id.String(), fmt.Errorf(format, a...))
+}

@@ -1,0 +1,163 @@
+package server
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+// loss asks for the lost chunks, by id.
+func (g *grid) loss(p *peer) map[meta.ChunkID]wire.LostChunk {
+	g.t.Helper()
+	var l wire.LostChunks
+	if err := json.Unmarshal(p.admin(g.t, wire.Admin{Op: wire.AdminLostChunks, Volume: 1}).Report, &l); err != nil {
+		g.t.Fatal(err)
+	}
+	m := map[meta.ChunkID]wire.LostChunk{}
+	for _, c := range l.Chunks {
+		id, err := meta.ParseChunkID(c.Chunk)
+		if err != nil {
+			g.t.Fatal(err)
+		}
+		m[id] = c
+	}
+	return m
+}
+
+func accept(damaged bool, ids ...meta.ChunkID) wire.Admin {
+	body := wire.AcceptLoss{Damaged: damaged}
+	for _, id := range ids {
+		body.Chunks = append(body.Chunks, id.String())
+	}
+	b, err := json.Marshal(body)
+	if err != nil {
+		panic(err)
+	}
+	return wire.Admin{Op: wire.AdminAcceptLoss, Volume: 1, Body: b}
+}
+
+func (g *grid) record(id meta.ChunkID) (r meta.ChunkRecord) {
+	for _, rec := range g.records() {
+		if rec.ID == id {
+			r = rec
+		}
+	}
+	return r
+}
+
+// All servers that have a chunk go. As long as nobody accepts the loss, they
+// may come back with it; once it is accepted, it is on record, nothing is left to
+// repair, and a server that comes back all the same is told to delete what it has.
+func TestAcceptedLossIsForGood(t *testing.T) {
+	g := newGrid(t, nil, racks[0], racks[2])
+	p := g.s.dial("a")
+	g.policy(p, meta.Policy{Replicas: 2})
+	sealed, kept := g.chunk(p, "sealed", 500).ID, g.chunk(p, "kept", 300).ID
+	open := g.open(p, "open", 100)
+	g.await("full", full)
+	p.refused(t, meta.Busy, accept(true, sealed)) // there is nothing wrong with it
+	g.nodes[1].halt()
+	g.nodes[2].halt()
+	g.await("gone", func(st *RepairStatus) bool { return st.Lost == 2 })
+	if l := g.loss(p); l[sealed].State != wire.LossPending || l[open].State != wire.LossPending {
+		t.Fatalf("of servers that are only away: %+v", l)
+	}
+	p.refused(t, meta.Unavailable, accept(true, sealed)) // they may come back
+	p.refused(t, meta.Unavailable, accept(true, open))
+	for _, id := range []meta.ServerID{1, 2} {
+		p.admin(t, wire.Admin{Op: wire.AdminNodeRemove, Ino: meta.Ino(id), Entry: "force"})
+	}
+	// Nobody accepted anything yet: one that comes back brings the bytes.
+	g.add(1, racks[0])
+	g.await("back", func(st *RepairStatus) bool { return st.Lost == 0 && st.Unscanned == 0 })
+	p.refused(t, meta.Busy, accept(true, kept))
+	g.nodes[1].halt()
+	g.await("gone again", func(st *RepairStatus) bool { return st.Lost >= 2 })
+	l := g.loss(p)
+	if s := l[sealed]; s.State != wire.LossTotal || len(s.Files) != 1 || s.Files[0].Path != "/sealed" || s.Files[0].Bytes != 500 || s.Live != 500 {
+		t.Fatalf("%+v", l)
+	}
+	p.admin(t, accept(false, sealed, open))
+	g.s.crash()
+	g.s.start()
+	p = g.s.dial("b")
+	p.refused(t, meta.Invalid, accept(false, meta.ChunkID{Volume: 9}))
+	for _, id := range []meta.ChunkID{sealed, open} {
+		if rec := g.record(id); !rec.Gone() {
+			t.Fatalf("%+v", rec)
+		}
+	}
+	if l = g.loss(p); l[sealed].State != wire.LossAccepted || l[open].State != wire.LossAccepted || l[kept].State != wire.LossTotal {
+		t.Fatalf("%+v", l)
+	}
+	// What comes back has what was not given up, and loses what was.
+	g.add(1, racks[0])
+	g.await("what was given up is deleted", func(st *RepairStatus) bool {
+		n := g.nodes[1]
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.chunks[sealed] == nil && n.chunks[open] == nil && n.chunks[kept] != nil && st.AcceptedLost == 2 && st.Lost == 0
+	})
+	if rec := g.record(sealed); !rec.Gone() || len(g.record(kept).Servers) == 0 {
+		t.Fatalf("%+v %+v", rec, g.record(kept))
+	}
+	r, err := g.s.srv.Fsck(t.Context(), 1)
+	if err != nil || r.Lost != 600 || len(r.Accepted) != 2 || slices.ContainsFunc(r.Problems, func(s string) bool {
+		return strings.Contains(s, sealed.String()) || strings.Contains(s, open.String())
+	}) {
+		t.Fatalf("%+v %v", r, err)
+	}
+	// Its bytes go, and with them the record.
+	p.do(t, &meta.SetAttr{Ino: l[sealed].Files[0].Ino, Mask: meta.SetSize}, meta.LeaseNone)
+	g.await("dropped", func(*RepairStatus) bool { return g.record(sealed).ID.IsZero() })
+}
+
+// What damaged replicas still serve is not given up by the way, and an open
+// chunk that ends before what the journal promised ends there only by an operator's word.
+func TestLossOfPart(t *testing.T) {
+	g := newGrid(t, nil, racks[0], racks[2])
+	p := g.s.dial("a")
+	g.policy(p, meta.Policy{Replicas: 2})
+	bad, short := g.chunk(p, "bad", 500).ID, g.open(p, "short", 100)
+	g.await("full", full)
+	for _, n := range g.nodes {
+		n.mu.Lock()
+		n.chunks[bad].corrupt, n.chunks[bad].told = true, true
+		n.chunks[short].data = n.chunks[short].data[:60]
+		n.mu.Unlock()
+	}
+	g.await("lost", func(st *RepairStatus) bool { return st.Lost == 1 })
+	if _, err := p.SealChunk(t.Context(), 1, short); meta.KindOf(err) != meta.Corrupt {
+		t.Fatalf("sealed at less than was promised: %v", err)
+	}
+	if s := g.loss(p)[bad]; s.State != wire.LossDamaged {
+		t.Fatalf("%+v", s)
+	}
+	p.refused(t, meta.Corrupt, accept(false, bad))
+	p.admin(t, accept(true, bad, short))
+	if rec := g.record(short); rec.State != meta.ChunkSealed || rec.Length != 60 || len(rec.Servers) != 2 || !rec.Lost {
+		t.Fatalf("%+v", rec)
+	}
+	g.await("done", func(st *RepairStatus) bool { return full(st) && st.AcceptedLost == 2 })
+	r, err := g.s.srv.Fsck(t.Context(), 1)
+	if err != nil || r.Count != 0 || r.Lost != 540 || len(r.Accepted) != 2 {
+		t.Fatalf("%+v %v", r, err)
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for n := g.nodes[1]; ; time.Sleep(20 * time.Millisecond) {
+		n.mu.Lock()
+		_, there := n.chunks[bad]
+		n.mu.Unlock()
+		if !there {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("a damaged replica that was given up stays")
+		}
+	}
+}

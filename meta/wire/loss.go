@@ -1,0 +1,54 @@
+package wire
+
+import "penstock.io/penstock/meta"
+
+// Bodies and reports of the requests about chunks that are lost, as JSON.
+
+// States of a chunk of which no good replica is left, in LostChunk.
+const (
+	LossPending  = "waits"    // a server or disk that may have it is out of reach, and was not given up
+	LossDamaged  = "damaged"  // replicas are left that serve only what verifies, or differ
+	LossTotal    = "lost"     // nobody has the bytes
+	LossAccepted = "accepted" // an operator accepted that
+)
+
+// LostChunk is a chunk of which no good replica is left.
+type LostChunk struct {
+	ID     meta.ChunkID `json:"-" yaml:"-"`
+	Chunk  string       `json:"chunk" yaml:"chunk"` // ID in hex
+	State  string       `json:"state" yaml:"state"`
+	Live   uint64       `json:"live_bytes" yaml:"live_bytes"` // that files and snapshots refer to
+	Length uint64       `json:"length" yaml:"length"`         // when accepted: what is left is below
+	// Replicas says what became of each that the record names.
+	Replicas []LostReplica `json:"replicas" yaml:"replicas"`
+	Files    []LostFile    `json:"files" yaml:"files"`
+	// More files are not listed.
+	More uint64 `json:"more_files,omitempty" yaml:"more_files,omitempty"`
+}
+
+// LostReplica is what became of a replica.
+type LostReplica struct {
+	Server meta.ServerID `json:"node" yaml:"node"`
+	Why    string        `json:"why" yaml:"why"`
+}
+
+// LostFile is a file with bytes in such a chunk.
+type LostFile struct {
+	Ino meta.Ino `json:"inode" yaml:"inode"`
+	// Path in the volume; "" for a file that has no name now: it is open, or
+	// snapshots alone have it.
+	Path  string `json:"path" yaml:"path"`
+	Bytes uint64 `json:"bytes" yaml:"bytes"` // in this chunk, of all generations
+}
+
+// LostChunks answers AdminLostChunks and AdminAcceptLoss.
+type LostChunks struct {
+	Chunks []LostChunk `json:"chunks" yaml:"chunks"`
+	More   uint64      `json:"more_chunks,omitempty" yaml:"more_chunks,omitempty"` // not listed
+}
+
+// AcceptLoss is the body of AdminAcceptLoss.
+type AcceptLoss struct {
+	Chunks  []string `json:"chunks" yaml:"chunks"`   // ids in hex
+	Damaged bool     `json:"damaged" yaml:"damaged"` // give up what damaged replicas still serve, too
+}

@@ -1,0 +1,142 @@
+package operate
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func containsAll(s string, parts ...string) bool {
+	for _, p := range parts {
+		if !strings.Contains(s, p) {
+			return false
+		}
+	}
+	return true
+}
+
+type lost struct {
+	Chunk string `json:"chunk"`
+	State string `json:"state"`
+	Files []struct {
+		Path string `json:"path"`
+	} `json:"files"`
+}
+
+func (r *rig) lost() (l []lost) {
+	r.T.Helper()
+	if err := json.Unmarshal(r.Must("chunk", "lost", "-o", "json"), &l); err != nil {
+		r.T.Fatal(err)
+	}
+	return l
+}
+
+// One of two chunk servers, which share nothing, is gone with its disk. What it had
+// gives EIO, and is told by its path; what the other has reads as it was. Once the loss is
+// accepted it stays so, though the server comes back with every byte.
+func TestLoss(t *testing.T) {
+	r := newRig(t, 2, "--repair-delay", "1s", "--repair-grace", "200ms", "--repair-interval", "200ms", "--balance", "-1")
+	r.Must("volume", "create", "v", "--attach", "/v", "--replicas", "1")
+	at := r.mount("v:/", "w")
+	if err := os.Mkdir(filepath.Join(at, "d"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// Files of a chunk each, until both servers have some.
+	data := bytes.Repeat([]byte("penstock"), 1<<17)
+	onNode := map[uint64][]string{}
+	for i := 0; len(onNode) < 2; i++ {
+		name := fmt.Sprint("d/f", i)
+		if i == 40 {
+			t.Fatalf("files lie on %v alone", onNode)
+		}
+		f, err := os.Create(filepath.Join(at, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = f.Write(data)
+		if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		var where struct {
+			Extents []struct {
+				Servers []uint64 `json:"servers"`
+			} `json:"extents"`
+		}
+		if err := json.Unmarshal(r.Must("locate", filepath.Join(at, name), "-o", "json"), &where); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range where.Extents {
+			onNode[e.Servers[0]] = append(onNode[e.Servers[0]], name)
+		}
+	}
+	gone := onNode[1][0]
+	r.chunks[0].Kill()
+	at = r.mount("v:/", "x") // knows nothing yet
+	read := func(name string) error {
+		b, err := os.ReadFile(filepath.Join(at, name))
+		if err == nil && !bytes.Equal(b, data) {
+			t.Fatalf("%s: %d bytes, zeros %v: these are not its bytes", name, len(b), bytes.Count(b, []byte{0}))
+		}
+		return err
+	}
+	if err := read(onNode[2][0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := read(gone); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("%s, whose server is gone: %v", gone, err)
+	}
+	state := func(want string) {
+		t.Helper()
+		r.Until(gone+" is "+want, func() error {
+			for _, l := range r.lost() {
+				if l.State == want && len(l.Files) > 0 && l.Files[0].Path == "/"+gone {
+					return nil
+				}
+			}
+			return fmt.Errorf("%+v", r.lost())
+		})
+	}
+	state("waits")
+	if _, err := r.Ctl("chunk", "accept-loss", r.lost()[0].Chunk, "--yes"); err == nil || !strings.Contains(err.Error(), "does not answer") {
+		t.Fatalf("accepted though its server may come back: %v", err)
+	}
+	r.Must("node", "remove", "1", "--force", "--yes")
+	state("lost")
+	if _, err := r.Ctl("chunk", "accept-loss", "--all"); err == nil {
+		t.Fatal("nobody was asked, and nobody said --yes")
+	}
+	r.Must("chunk", "accept-loss", "--all", "--yes")
+	state("accepted")
+	if err := read(gone); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("%s, which was accepted as lost: %v", gone, err)
+	}
+	if out := string(r.Must("fsck", "--volume", "v")); !strings.Contains(out, "accepted_lost") {
+		t.Errorf("fsck does not tell what was accepted as lost:\n%s", out)
+	}
+	// It comes back, and has to delete what it has.
+	r.chunkServer(0)
+	r.Until("what came back is deleted", func() error {
+		files, err := filepath.Glob(filepath.Join(r.Dir, "c0", "*", "*", "*", "*.data"))
+		more, merr := filepath.Glob(filepath.Join(r.Dir, "c0", "*", "*", "*.data"))
+		if n := len(files) + len(more); n > 0 || err != nil || merr != nil {
+			return fmt.Errorf("%v %v", append(files, more...), errors.Join(err, merr))
+		}
+		return nil
+	})
+	if err := read(gone); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("%s, after its server came back: %v", gone, err)
+	}
+	// Written anew, it is a file like others.
+	if err := os.WriteFile(filepath.Join(at, gone), data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := read(gone); err != nil {
+		t.Fatal(err)
+	}
+}
