@@ -44,6 +44,7 @@ type Volume struct {
 	dirty   map[*inode]struct{} // pinned
 
 	orphans   orphanList
+	lost      lostNames
 	snapshots snapshotNames
 	kicked    chan struct{}
 	running   sync.Once
@@ -462,6 +463,9 @@ func (v *Volume) Fsync(ctx context.Context, ino meta.Ino, dataOnly bool) error {
 	if e := v.journalSync(ctx); e != nil {
 		return e
 	}
+	if e := v.lost.taken(ino); err == nil {
+		err = e
+	}
 	return err
 }
 
@@ -483,9 +487,28 @@ func (v *Volume) journalSync(ctx context.Context) error {
 	}
 }
 
-// SyncAll makes everything that this client did on the volume durable: syncfs,
-// and fsync of a directory.
+// SyncAll makes everything that this client did on the volume durable, as
+// syncfs(2) does. Errors: IO when bytes or names that were not synced before are
+// lost; the next call does not tell of them again.
 func (v *Volume) SyncAll(ctx context.Context) error {
+	err := v.syncAll(ctx)
+	if e := v.lost.takenAll(); err == nil {
+		err = e
+	}
+	return err
+}
+
+// FsyncDir makes everything that this client did on the volume durable, the
+// names of a directory among it. Errors: those of SyncAll, of this directory.
+func (v *Volume) FsyncDir(ctx context.Context, ino meta.Ino) error {
+	err := v.syncAll(ctx)
+	if e := v.lost.taken(ino); err == nil {
+		err = e
+	}
+	return err
+}
+
+func (v *Volume) syncAll(ctx context.Context) error {
 	if v.frozen() {
 		return nil
 	}

@@ -31,9 +31,9 @@ func (f *fileSystem) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Sta
 		return fuse.OK
 	}
 	ctx := request(cancel)
-	v, _, err := f.inode(ctx, in.NodeId)
+	v, ino, err := f.inode(ctx, in.NodeId)
 	if err == nil {
-		err = v.SyncAll(ctx)
+		err = v.FsyncDir(ctx, ino)
 	}
 	return f.status("fsyncdir", in.NodeId, err)
 }

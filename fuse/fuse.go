@@ -66,6 +66,7 @@ type Volume interface {
 	Policy() meta.Policy
 	StatFS(ctx context.Context) (meta.StatFS, error)
 	SyncAll(ctx context.Context) error
+	FsyncDir(ctx context.Context, ino meta.Ino) error
 	Forget(ino meta.Ino)
 	volumeSnapshots
 	volumeNames

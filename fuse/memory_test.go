@@ -217,6 +217,8 @@ func (v *memVolume) StatFS(context.Context) (meta.StatFS, error) {
 	return meta.StatFS{UsedBytes: 1 << 20, UsedInodes: 3, QuotaBytes: 1 << 30, DiskTotal: 1 << 40, DiskFree: 1 << 39}, nil
 }
 
+func (v *memVolume) FsyncDir(ctx context.Context, _ meta.Ino) error { return v.SyncAll(ctx) }
+
 func (v *memVolume) SyncAll(context.Context) error {
 	err := v.enter("syncall", nil)
 	v.mu.Unlock()

@@ -212,6 +212,10 @@ func (s *Session) expire(v meta.VolumeID, c *conn) {
 	err := meta.E("session", meta.SessionExpired, s.cfg.Name, fmt.Errorf("in volume %d: its lease ran out before %s was reached", v, c.addr))
 	s.mu.Lock()
 	vs := s.volume(v)
+	var lost []meta.Ino
+	for i := range vs.retained {
+		lost = appendChanged(lost, vs.retained[i].call.Op)
+	}
 	vs.lease.frozen.Store(0)
 	vs.joined, vs.seen, vs.durable, vs.retained, vs.replaying, vs.resent, vs.ackHold = false, 0, 0, nil, 0, 0, 0
 	vs.held = 0
@@ -219,14 +223,54 @@ func (s *Session) expire(v meta.VolumeID, c *conn) {
 	for id, r := range s.pending {
 		if r.ofVolume && r.volume == v {
 			delete(s.pending, id)
+			if r.replay {
+				lost = appendChanged(lost, r.msg.(*wire.Call).Op)
+			}
 			r.done <- response{err: err}
 		}
 	}
 	s.mu.Unlock()
 	s.log.Warn("the session expired: leases are void, what was not synced is lost", "volume", v)
+	if h, ok := s.cfg.Handler.(LossHandler); ok && len(lost) > 0 {
+		slices.Sort(lost)
+		h.Lost(v, slices.Compact(lost), err)
+	}
 	if s.cfg.Handler != nil {
 		s.cfg.Handler.Expired([]meta.VolumeID{v}, err)
 	}
+}
+
+// appendChanged adds the inodes of which op says itself that it changes them.
+func appendChanged(inos []meta.Ino, op meta.Op) []meta.Ino {
+	switch op := op.(type) {
+	case *meta.Create:
+		return append(inos, op.Parent, op.Ino)
+	case *meta.Tmpfile:
+		return append(inos, op.Ino)
+	case *meta.Link:
+		return append(inos, op.Parent, op.Ino)
+	case *meta.Unlink:
+		return append(inos, op.Parent)
+	case *meta.Rename:
+		return append(inos, op.Parent, op.NewParent)
+	case *meta.Junction:
+		return append(inos, op.Parent)
+	case *meta.SetAttr:
+		if op.Mask&^(meta.SetAtime|meta.SetCtime) != 0 { // else a time of access
+			return append(inos, op.Ino)
+		}
+	case *meta.Write:
+		return append(inos, op.Ino)
+	case *meta.Fallocate:
+		return append(inos, op.Ino)
+	case *meta.CopyRange:
+		return append(inos, op.Dst)
+	case *meta.SetXattr:
+		return append(inos, op.Ino)
+	case *meta.RemoveXattr:
+		return append(inos, op.Ino)
+	}
+	return inos
 }
 
 // refuse answers everything that waits for a volume which can't be had.

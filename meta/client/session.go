@@ -68,6 +68,14 @@ type OrphanHandler interface {
 	Orphaned(v meta.VolumeID, ino meta.Ino)
 }
 
+// LossHandler is a Handler that can tell whoever syncs an inode that changes of
+// it are lost.
+type LossHandler interface {
+	// Lost: of these inodes changes were answered of which it is not known that
+	// they are in the journal, and the session is over. Expired follows.
+	Lost(v meta.VolumeID, inos []meta.Ino, err error)
+}
+
 // LockHandler is a Handler that keeps the locks it will claim.
 type LockHandler interface {
 	// Locked: the owner set l, or released its range when its type says so. It

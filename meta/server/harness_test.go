@@ -378,6 +378,7 @@ type peer struct {
 	recalls int
 	expired int
 	orphans []meta.Ino
+	lost    []meta.Ino
 	locks   []meta.Lock // to be claimed
 
 	comeBack <-chan struct{} // not nil: it claims nothing before, and replays nothing
@@ -411,6 +412,12 @@ func (p *peer) Expired([]meta.VolumeID, error) {
 	defer p.mu.Unlock()
 	p.expired++
 	p.leases = map[meta.Ino]meta.LeaseMode{}
+}
+
+func (p *peer) Lost(_ meta.VolumeID, inos []meta.Ino, _ error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lost = append(p.lost, inos...)
 }
 
 func (p *peer) Orphaned(_ meta.VolumeID, ino meta.Ino) {

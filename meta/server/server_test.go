@@ -104,8 +104,11 @@ func TestRecallIsNotWaitedForForEver(t *testing.T) {
 // new one.
 func TestExpiredClientHearsOfIt(t *testing.T) {
 	s := newSite(t)
+	s.crash()
+	s.adjust = func(c *Config) { c.CommitDelay = time.Hour } // nothing is journaled unless somebody waits
+	s.start()
 	b := s.dial("b")
-	b.create(t, "x")
+	made := b.create(t, "x").Attr.Ino
 	s.srv.endSession(s.srv.session(b.ID()), errors.New("test"))
 	deadline := time.Now().Add(5 * time.Second)
 	for {
@@ -120,6 +123,12 @@ func TestExpiredClientHearsOfIt(t *testing.T) {
 			t.Fatalf("expired %d times, last answer %v", expired, err)
 		}
 		time.Sleep(10 * time.Millisecond)
+	}
+	b.mu.Lock()
+	lost := slices.Clone(b.lost)
+	b.mu.Unlock()
+	if !slices.Equal(lost, []meta.Ino{meta.RootIno, made}) {
+		t.Errorf("told that changes of inodes %v are lost, want %v", lost, []meta.Ino{meta.RootIno, made})
 	}
 	b.create(t, "y")
 }

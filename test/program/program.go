@@ -20,7 +20,9 @@ const Variable = "PENSTOCK_BINARY"
 // Main builds penstock, runs the tests of a package, and removes what it built.
 // It gives the exit status.
 func Main(m *testing.M) int {
-	flag.Parse()
+	if !flag.Parsed() { // a caller may have put in defaults since
+		flag.Parse()
+	}
 	if Path = os.Getenv(Variable); Path != "" {
 		return m.Run()
 	}

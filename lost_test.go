@@ -1,0 +1,33 @@
+package penstock
+
+import (
+	"errors"
+	"testing"
+
+	"penstock.io/penstock/meta"
+)
+
+// What was answered and is lost with the session is told once to whoever syncs
+// it: a directory and the volume by fsync and syncfs, an open file by its own.
+func TestLostChangesAreTold(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	c, v := open(t, w, Config{})
+	ino := create(t, v, "f")
+	gone := errors.New("the session expired")
+	c.Lost(v.id, []meta.Ino{meta.RootIno, ino}, gone)
+	for _, sync := range []struct {
+		what string
+		do   func() error
+	}{
+		{"fsync of the directory", func() error { return v.FsyncDir(t.Context(), meta.RootIno) }},
+		{"fsync of the file", func() error { return v.Fsync(t.Context(), ino, false) }},
+		{"syncfs", func() error { return v.SyncAll(t.Context()) }},
+	} {
+		if err := sync.do(); !errors.Is(err, meta.IO) || !errors.Is(err, gone) {
+			t.Errorf("%s after a loss: %v", sync.what, err)
+		}
+		if err := sync.do(); err != nil {
+			t.Errorf("%s once more: %v", sync.what, err)
+		}
+	}
+}
