@@ -28,6 +28,12 @@ type Info struct {
 	Fence  meta.Fence
 	CRC    uint32 // when sealed, or as a freeze found it: CRC32C over the big-endian block checksums
 	Whole  bool   // told by a freeze: every byte that was ever acknowledged here is
+
+	// Of a store itself, not told in frames: how the chunk lies on the disk, what
+	// its data takes there in bytes, and that compressing it was found to save nothing.
+	Form   meta.Compression
+	Stored uint64
+	Dense  bool
 }
 
 // Service is what a chunk store does; the server's value is itself the

@@ -56,16 +56,17 @@ type Lock struct {
 type OrderKind uint8
 
 const (
-	OrderSeal   OrderKind = 1 + iota // freeze at Fence and tell the length; Length set: cut there and seal
-	OrderDelete                      // remove the chunk; idempotent
-	OrderStat                        // tell state, length, synced mark
-	OrderKeys                        // replace the capability keys
-	OrderCopy                        // append Ranges of the sealed chunk From to Chunk, in order, and sync
-	OrderList                        // the replicas of Volume's chunks after After, at most Max; see OrderResult.Chunks
-	OrderPull                        // copy the sealed chunk from the first of Sources that serves it, verified; idempotent
-	OrderVerify                      // read all of the chunk and compare it with its checksums
-	OrderScrub                       // begin to read everything now; the reports tell how far it is
-	OrderDisk                        // Disk is given up for good (Retire), or may be replaced by an empty directory (Adopt)
+	OrderSeal     OrderKind = 1 + iota // freeze at Fence and tell the length; Length set: cut there and seal
+	OrderDelete                        // remove the chunk; idempotent
+	OrderStat                          // tell state, length, synced mark
+	OrderKeys                          // replace the capability keys
+	OrderCopy                          // append Ranges of the sealed chunk From to Chunk, in order, and sync
+	OrderList                          // the replicas of Volume's chunks after After, at most Max; see OrderResult.Chunks
+	OrderPull                          // copy the sealed chunk from the first of Sources that serves it, verified; idempotent
+	OrderVerify                        // read all of the chunk and compare it with its checksums
+	OrderScrub                         // begin to read everything now; the reports tell how far it is
+	OrderDisk                          // Disk is given up for good (Retire), or may be replaced by an empty directory (Adopt)
+	OrderCompress                      // have the sealed Chunk compressed soon, with Compress; idempotent, and nobody waits for it
 )
 
 // CopyRun is one range of a chunk, in bytes.
@@ -94,6 +95,8 @@ type Order struct {
 	Disk    string       // OrderDisk: which
 	Adopt   bool         // OrderDisk: rather than to retire it
 	Evicted []string     // OrderKeys: whose connections end and are refused, "role/name"
+	// Compress: OrderCompress, and soon after it OrderSeal with Final and OrderPull.
+	Compress Compression
 
 	// Owner is the volume whose owner orders this, Term the owner's: who has
 	// seen a later one refuses what changes anything (Fenced). Zero: this is
@@ -135,6 +138,11 @@ type ReplicaInfo struct {
 	// Err is Corrupt for a replica that doesn't verify. It serves nothing and
 	// is kept until somebody orders its deletion or pulls it anew.
 	Err Kind
+	// Form is how it is stored, Stored what its data takes on the disk in bytes;
+	// 0 of servers of before this was known. Dense: to compress it saves nothing.
+	Form   Compression
+	Stored uint64
+	Dense  bool
 }
 
 // ReplicaEventKind is what happened to a replica or a disk.

@@ -89,7 +89,8 @@ type Client struct {
 	closed bool
 	peers  map[meta.ServerID]*peer
 	files  map[meta.ChunkID]*file
-	lru    list.List // of *file, least recently used in front
+	noFile map[badReplica]struct{} // chunks that servers on this machine give no file of
+	lru    list.List               // of *file, least recently used in front
 
 	checked atomic.Uint64 // bytes compared with checksums
 	place   atomic.Pointer[place]

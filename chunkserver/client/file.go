@@ -101,8 +101,14 @@ func (c *Client) file(ctx context.Context, server meta.ServerID, pl *meta.ChunkP
 		}
 		f.unref()
 	}
+	if c.hasNoFile(server, pl.ID) {
+		return nil, meta.E("open chunk", meta.NotSupported, pl.ID.String(), errors.New("its server gives no file of it"))
+	}
 	f := &file{c: c, server: server, id: pl.ID}
 	if err := f.ask(ctx, 0, wire.FlagDescriptor|flags); err != nil {
+		if meta.KindOf(err) == meta.NotSupported {
+			c.noteNoFile(server, pl.ID)
+		}
 		return nil, err
 	}
 	f.refs.Store(2) // the cache's and the caller's
@@ -125,6 +131,26 @@ func (c *Client) file(ctx context.Context, server meta.ServerID, pl *meta.ChunkP
 	c.files[pl.ID] = f
 	f.where = c.lru.PushBack(f)
 	return f, nil
+}
+
+// maxNoFile bounds the chunks that are known to have no file to read: those that
+// are compressed. They are read through the server, without asking for it each time.
+const maxNoFile = 1 << 14
+
+func (c *Client) hasNoFile(server meta.ServerID, id meta.ChunkID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, no := c.noFile[badReplica{id, server}]
+	return no
+}
+
+func (c *Client) noteNoFile(server meta.ServerID, id meta.ChunkID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.noFile == nil || len(c.noFile) >= maxNoFile {
+		c.noFile = map[badReplica]struct{}{}
+	}
+	c.noFile[badReplica{id, server}] = struct{}{}
 }
 
 func (c *Client) forgetLocked(f *file) {

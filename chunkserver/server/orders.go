@@ -3,6 +3,7 @@ package server
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -20,7 +21,9 @@ func (s *Server) Order(ctx context.Context, o meta.Order) meta.OrderResult {
 	}
 	switch o.Kind {
 	case meta.OrderSeal:
-		i, err = s.Seal(ctx, o.Chunk, o.Fence, o.Final, o.Length)
+		if i, err = s.Seal(ctx, o.Chunk, o.Fence, o.Final, o.Length); err == nil && o.Final {
+			_ = s.compress(ctx, o.Chunk, o.Compress) // its owner sees in the next list if it is not
+		}
 	case meta.OrderDelete:
 		s.pulls.cancel(ctx, o.Chunk) // it must not come in after it was deleted
 		err = s.Delete(ctx, o.Chunk, o.Fence)
@@ -34,7 +37,11 @@ func (s *Server) Order(ctx context.Context, o meta.Order) meta.OrderResult {
 	case meta.OrderList:
 		return s.list(ctx, o)
 	case meta.OrderPull:
-		i, err = s.pull(ctx, o)
+		if i, err = s.pull(ctx, o); err == nil {
+			_ = s.compress(ctx, o.Chunk, o.Compress)
+		}
+	case meta.OrderCompress:
+		err = s.compress(ctx, o.Chunk, o.Compress)
 	case meta.OrderVerify:
 		i, err = s.verify(ctx, o)
 	case meta.OrderScrub:
@@ -108,7 +115,7 @@ func (s *Server) list(ctx context.Context, o meta.Order) (r meta.OrderResult) {
 			}
 			i, err := f.st.Peek(f.id)
 			x := meta.ReplicaInfo{ID: f.id, State: i.State, Length: i.Length, Synced: i.Synced, CRC: i.CRC, Fence: i.Fence,
-				Disk: f.d.id}
+				Disk: f.d.id, Form: i.Form, Stored: i.Stored, Dense: i.Dense}
 			if f.d.cantRead(f.id) {
 				x.Err = meta.Corrupt
 			}
@@ -168,4 +175,21 @@ func (s *Server) copyRanges(ctx context.Context, o meta.Order) (chunkserver.Info
 		return chunkserver.Info{}, err
 	}
 	return s.Stat(ctx, o.Chunk)
+}
+
+// compress has a chunk compressed where it lies, soon. Errors: NoSuchChunk,
+// NotSupported (an algorithm of later programs).
+func (s *Server) compress(ctx context.Context, id meta.ChunkID, alg meta.Compression) error {
+	if alg == meta.CompressNone {
+		return nil
+	}
+	if !alg.Known() {
+		return meta.E("compress chunk", meta.NotSupported, id.String(), errors.New(alg.String()))
+	}
+	st, err := s.find(ctx, id, false, "")
+	if err != nil {
+		return err
+	}
+	st.Compress(id, alg)
+	return nil
 }

@@ -10,12 +10,16 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/klauspost/compress/s2"
+	"github.com/klauspost/compress/zstd"
+
 	"penstock.io/penstock/meta"
 )
 
 // CheckReport is what Check found on a disk.
 type CheckReport struct {
 	Chunks, Sealed uint64
+	Packed         uint64 // chunks that are compressed
 	Bytes          uint64 // that were read and match their checksums
 	LogRecords     uint64
 	// Notes are odd but harmless: what a crash leaves behind.
@@ -99,7 +103,7 @@ func (k *checker) run() error {
 	case crcOf(b[:60]) != be(b, 60, 4):
 		k.problem("format: checksum")
 		return nil
-	case be(b, 8, 4) != 1:
+	case be(b, 8, 4) != 1 && be(b, 8, 4) != 2:
 		k.problem("format: version %d", be(b, 8, 4))
 		return nil
 	}
@@ -213,16 +217,20 @@ func (k *checker) dir(dir string) error {
 	for _, n := range names {
 		id, isMeta := strings.CutSuffix(n, ".meta")
 		id, isData := strings.CutSuffix(id, ".data")
+		id, isPack := strings.CutSuffix(id, ".pack")
 		switch b, err := hex.DecodeString(id); {
 		case strings.HasSuffix(n, ".tmp"):
 			k.note("%s/%s: left by a crash", dir, n)
-		case err != nil || len(b) != 16 || !isMeta && !isData:
+		case err != nil || len(b) != 16 || !isMeta && !isData && !isPack:
 			k.note("%s/%s: not of a chunk", dir, n)
 		case dir != fmt.Sprintf("chunks/%02x", b[15]):
 			k.problem("%s/%s: in the wrong directory", dir, n)
 		case isMeta:
 			if err := k.chunk(dir+"/"+id, b, k.inLog[id]); err != nil {
 				return err
+			}
+			if slices.Contains(names, id+".data") && slices.Contains(names, id+".pack") {
+				k.note("%s/%s: plain and compressed, one of them left by a crash", dir, id)
 			}
 		case !slices.Contains(names, id+".meta") && !k.inLog[id]:
 			k.note("%s/%s: data that nothing is known of, left by a crash", dir, n)
@@ -245,13 +253,13 @@ func (k *checker) chunk(path string, id []byte, flux bool) error {
 	}
 	length, n := be(b, 36, 8), be(b, 44, 4)
 	switch {
-	case b[4] != 1:
+	case b[4] != 1 && b[4] != 2:
 		k.problem("%s.meta: version %d", path, b[4])
 		return nil
 	case string(b[8:24]) != string(id):
 		k.problem("%s.meta: belongs to chunk %x", path, b[8:24])
 		return nil
-	case n != (length+65535)/65536 || uint64(len(b)) != 52+4*n || b[5] != 1 && b[5] != 2:
+	case n != (length+65535)/65536 || b[4] == 1 && uint64(len(b)) != 52+4*n || b[5] != 1 && b[5] != 2:
 		k.problem("%s.meta: inconsistent", path)
 		return nil
 	}
@@ -261,6 +269,10 @@ func (k *checker) chunk(path string, id []byte, flux bool) error {
 	sealed := b[5] == 2
 	if sealed {
 		k.rep.Sealed++
+	}
+	if b[4] == 2 {
+		k.rep.Packed++
+		return k.packed(path, b, length, n)
 	}
 	f, err := k.d.OpenRead(path + ".data")
 	if errors.Is(err, os.ErrNotExist) {
@@ -299,6 +311,64 @@ func (k *checker) chunk(path string, id []byte, flux bool) error {
 			return nil
 		}
 		k.rep.Bytes += want
+	}
+	return nil
+}
+
+// packed checks a compressed chunk of n blocks, whose .meta is b.
+func (k *checker) packed(path string, b []byte, length, n uint64) error {
+	m := (length + 131071) / 131072
+	if uint64(len(b)) != 60+4*n+4*m || be(b, int(52+4*n), 4) != m || b[5] != 2 {
+		k.problem("%s.meta: inconsistent", path)
+		return nil
+	}
+	z, err := k.whole(path + ".pack")
+	if err != nil {
+		return err
+	}
+	for i := uint64(0); i < m; i++ {
+		size, plain := be(b, int(56+4*n+4*i), 4), min(131072, length-i*131072)
+		frame := z
+		if asIs := size >= 1<<31; asIs {
+			size -= 1 << 31
+		}
+		if size > uint64(len(z)) {
+			k.problem("%s.pack: ends within the bytes at %d", path, i*131072)
+			return nil
+		}
+		frame, z = frame[:size], z[size:]
+		out, err := frame, error(nil)
+		switch alg := b[48+4*n]; {
+		case be(b, int(56+4*n+4*i), 4) >= 1<<31:
+		case alg == 1:
+			if got, lerr := s2.DecodedLen(frame); lerr != nil || uint64(got) > plain {
+				err = fmt.Errorf("%d bytes: %w", got, lerr)
+			} else {
+				out, err = s2.Decode(nil, frame)
+			}
+		case alg == 2:
+			var d *zstd.Decoder
+			if d, err = zstd.NewReader(nil, zstd.WithDecoderMaxMemory(131072), zstd.WithDecoderConcurrency(1)); err == nil {
+				out, err = d.DecodeAll(frame, nil)
+				d.Close()
+			}
+		default:
+			err = fmt.Errorf("algorithm %d", alg)
+		}
+		if err != nil || uint64(len(out)) != plain {
+			k.problem("%s.pack: the bytes at %d can't be decoded: %d of %d, %v", path, i*131072, len(out), plain, err)
+			return nil
+		}
+		for at := uint64(0); at < plain; at += 65536 {
+			if crcOf(out[at:min(at+65536, plain)]) != be(b, int(48+4*(i*2+at/65536)), 4) {
+				k.problem("%s.pack: block at %d damaged", path, i*131072+at)
+				return nil
+			}
+		}
+		k.rep.Bytes += plain
+	}
+	if len(z) > 0 {
+		k.problem("%s.pack: %d bytes more than its index says", path, len(z))
 	}
 	return nil
 }

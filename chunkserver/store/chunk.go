@@ -65,6 +65,12 @@ type chunk struct {
 	checked  uint64
 	checking *checking // the verification under way
 	queued   bool      // to be verified, since something was appended
+
+	pack     *packing // how it lies in its .pack file; nil: plain
+	dense    bool     // compressing it was found to save nothing
+	packing  *byte    // of the compression under way, which is void once this changed
+	next     *packing // written, for the next checkpoint to put in place
+	nextFile *handle
 }
 
 // handle is an open data file that is closed when its last user is done.
@@ -92,6 +98,14 @@ func (b *bitmap) set(i uint64) {
 	(*b)[i/64] |= 1 << (i % 64)
 }
 
+// dropNext forgets a compressed form that is not in place.
+func (c *chunk) dropNext() {
+	if c.nextFile != nil {
+		c.nextFile.done()
+	}
+	c.next, c.nextFile = nil, nil
+}
+
 func (c *chunk) closeFile() {
 	if c.file != nil {
 		c.file.done()
@@ -104,9 +118,16 @@ func (s *Store) hold(c *chunk, write, create bool) (*handle, error) {
 	if c.file == nil || write && !c.file.writable {
 		var f File
 		var err error
-		if write {
+		switch {
+		case c.pack != nil && write:
+			err = errPacked
+		case c.pack != nil:
+			if f, err = s.d.OpenRead(packName(c.id)); err == nil {
+				f = &packedFile{File: f, p: c.pack, length: c.length, cache: &s.frames}
+			}
+		case write:
 			f, err = s.d.Open(dataName(c.id), create)
-		} else {
+		default:
 			f, err = s.d.OpenRead(dataName(c.id))
 		}
 		if err != nil {
@@ -200,7 +221,7 @@ func (s *Store) touch(c *chunk) {
 
 // load reads a chunk's .meta file.
 func (s *Store) load(c *chunk) error {
-	b, err := readFile(s.d, metaName(c.id), metaHead+4*(maxChunk/block)+4)
+	b, err := readFile(s.d, metaName(c.id), maxMeta)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -226,7 +247,7 @@ func (c *chunk) set(m *chunkMeta) {
 	c.exists, c.state, c.damaged, c.fence = true, m.state, m.damaged, m.fence
 	c.length, c.synced, c.dataOK, c.wb, c.entry = m.length, m.length, m.length, m.length, true
 	c.asked = m.length // as far as is known
-	c.crcs = m.crcs
+	c.crcs, c.pack, c.dense = m.crcs, m.pack, m.dense
 }
 
 // grow adds the checksums of the pieces of an append of n bytes at the end.
@@ -269,6 +290,8 @@ func (c *chunk) info() chunkserver.Info {
 	if c.state == meta.ChunkSealed {
 		i.CRC = chunkserver.SealCRC(c.crcs)
 	}
+	i.Form, i.Stored = c.stored()
+	i.Dense = c.isDense()
 	return i
 }
 
@@ -787,6 +810,8 @@ func (s *Store) erase(c *chunk, fence meta.Fence) error {
 		s.stats.deletes.Add(1)
 	}
 	c.closeFile()
+	c.dropNext()
+	c.pack, c.packing, c.dense = nil, nil, false
 	c.length, c.synced, c.asked, c.dataOK, c.crcs, c.bits, c.checked, c.damaged = 0, 0, 0, 0, nil, nil, 0, false
 	s.forget(id)
 	return s.unlink(id)
@@ -794,7 +819,7 @@ func (s *Store) erase(c *chunk, fence meta.Fence) error {
 
 // unlink removes a chunk's files, if they are there.
 func (s *Store) unlink(id meta.ChunkID) error {
-	for _, name := range []string{dataName(id), metaName(id)} {
+	for _, name := range []string{dataName(id), packName(id), metaName(id)} {
 		if err := s.d.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return ioError("delete", id.String(), err)
 		}

@@ -158,6 +158,15 @@ func (l *life) step() error {
 	case op < 93:
 		l.s.Mark()
 		return nil
+	case op < 96:
+		if !c.sealed {
+			return nil
+		}
+		_, err := l.s.Pack(ctx, id, meta.Compression(1+r.IntN(2)))
+		return err
+	case op < 97:
+		_, err := l.s.DirAll(ctx, byte(n)) // and what it tidies
+		return err
 	default:
 		return l.read(c, id, len(c.data))
 	}
@@ -231,6 +240,11 @@ func (l *life) check(whole bool) error {
 			if err := l.s.Append(ctx, id, old, i.Length, []byte("x"), chunkserver.CRC([]byte("x"))); meta.KindOf(err) != meta.Fenced {
 				return fmt.Errorf("chunk %d takes appends of an old fence: %v", n, err)
 			}
+		}
+	}
+	for n := range l.next { // tidies
+		if _, err := l.s.DirAll(ctx, byte(n+1)); err != nil {
+			return err
 		}
 	}
 	rep, err := l.s.Scrub(ctx, 0)

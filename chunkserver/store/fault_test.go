@@ -489,9 +489,17 @@ func TestLogWraps(t *testing.T) {
 func FuzzMeta(f *testing.F) {
 	m := chunkMeta{id: testID(1), state: meta.ChunkSealed, fence: meta.Fence{Term: 1}, length: 70_000, crcs: []uint32{1, 2}}
 	f.Add(m.encode())
+	m.pack = newPacking(meta.CompressZstd, []uint32{30_000})
+	f.Add(m.encode())
+	m.pack = newPacking(meta.CompressS2, []uint32{70_000 | frameAsIs})
+	f.Add(m.encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if m, err := decodeMeta(testID(1), b); err == nil && chunkserver.Blocks(m.length) != uint64(len(m.crcs)) {
+		m, err := decodeMeta(testID(1), b)
+		if err == nil && chunkserver.Blocks(m.length) != uint64(len(m.crcs)) {
 			t.Fatal("blocks don't fit the length")
+		}
+		if err == nil && m.pack != nil && (m.pack.size() > m.length || checkFrames(m.pack.lens, m.length) != nil) {
+			t.Fatal("frames don't fit the length")
 		}
 	})
 }
@@ -516,7 +524,8 @@ func FuzzRecord(f *testing.F) {
 }
 
 func FuzzFormat(f *testing.F) {
-	f.Add(format{segmentSize: 1 << 20, segments: 4}.encode())
+	f.Add(format{version: formatPlain, segmentSize: 1 << 20, segments: 4}.encode())
+	f.Add(format{version: formatPacked, segmentSize: 1 << 20, segments: 4}.encode())
 	f.Fuzz(func(t *testing.T, b []byte) { _, _ = decodeFormat(b) })
 }
 

@@ -12,8 +12,15 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// FormatVersion is the version of everything below one disk's directory.
-const FormatVersion = 1
+// FormatVersion is the highest version of everything below one disk's directory
+// that this program knows; 1 knows of no compressed chunks, and a disk without
+// such is of version 1.
+const FormatVersion = formatPacked
+
+const (
+	formatPlain  = 1
+	formatPacked = 2
+)
 
 // Names within a disk's directory.
 const (
@@ -27,7 +34,7 @@ const (
 // The format file, big-endian:
 //
 //	 0  8  "PENSTKCS"
-//	 8  4  version, 1
+//	 8  4  version: 1, or 2 once a chunk was compressed
 //	12  4  zero
 //	16 16  cluster id
 //	32 16  disk id
@@ -36,6 +43,7 @@ const (
 //	56  4  zero
 //	60  4  CRC32C of the bytes before
 type format struct {
+	version       uint32
 	cluster, disk [16]byte
 	segmentSize   uint32
 	segments      uint32
@@ -49,7 +57,7 @@ const (
 func (f format) encode() []byte {
 	b := make([]byte, formatSize)
 	copy(b, formatMagic)
-	binary.BigEndian.PutUint32(b[8:], FormatVersion)
+	binary.BigEndian.PutUint32(b[8:], f.version)
 	copy(b[16:], f.cluster[:])
 	copy(b[32:], f.disk[:])
 	binary.BigEndian.PutUint32(b[48:], f.segmentSize)
@@ -63,8 +71,9 @@ func decodeFormat(b []byte) (f format, err error) {
 	if len(b) < 12 || string(b[:8]) != formatMagic {
 		return f, meta.E(op, meta.Invalid, formatName, errors.New("not a chunk store's"))
 	}
-	if v := binary.BigEndian.Uint32(b[8:]); v != FormatVersion {
-		return f, meta.E(op, meta.Version, formatName, fmt.Errorf("version %d, this program knows %d", v, FormatVersion))
+	f.version = binary.BigEndian.Uint32(b[8:])
+	if f.version < formatPlain || f.version > FormatVersion {
+		return f, meta.E(op, meta.Version, formatName, fmt.Errorf("version %d, this program knows %d", f.version, FormatVersion))
 	}
 	if len(b) != formatSize || binary.BigEndian.Uint32(b[60:]) != chunkserver.CRC(b[:60]) {
 		return f, meta.E(op, meta.Corrupt, formatName, nil)
@@ -88,19 +97,24 @@ func dirOf(id meta.ChunkID) string {
 }
 func dataName(id meta.ChunkID) string { return dirOf(id) + "/" + id.String() + ".data" }
 func metaName(id meta.ChunkID) string { return dirOf(id) + "/" + id.String() + ".meta" }
+func packName(id meta.ChunkID) string { return dirOf(id) + "/" + id.String() + ".pack" }
 
 // A chunk's .meta file, big-endian; the block checksums cover ChecksumBlock
 // bytes of the .data file each, the last one what is left:
 //
 //	 0  4  "PSCM"
-//	 4  1  version, 1
+//	 4  1  version: 1, or 2 of a compressed chunk
 //	 5  1  state: meta.ChunkOpen or meta.ChunkSealed
-//	 6  2  flags: 1 = damaged (bytes below the synced mark were found bad)
+//	 6  2  flags: 1 = damaged (bytes below the synced mark were found bad), 2 = compressing it saves nothing
 //	 8 16  chunk id
 //	24 12  fence: term 8, seals 4
 //	36  8  length, bytes, all of them durable
 //	44  4  number of blocks n
 //	48 4n  CRC32C of each block
+//	..     of version 2: how it lies in the .pack file, see pack.go:
+//	       1  algorithm: meta.CompressS2 or meta.CompressZstd; 3 zero
+//	       4  number of frames m, of FrameSize plain bytes each
+//	       4m length of each frame, in bytes; bit 31: not compressed
 //	..  4  CRC32C of the bytes before
 //
 // It is replaced as a whole: written beside as .meta.tmp, synced, renamed, the
@@ -112,25 +126,36 @@ type chunkMeta struct {
 	fence   meta.Fence
 	length  uint64
 	crcs    []uint32
+	dense   bool
+	pack    *packing // nil: plain
 }
 
 const (
 	metaMagic   = "PSCM"
 	metaVersion = 1
+	metaPacked  = 2
 	metaHead    = 48
 	flagDamaged = 1
+	flagDense   = 2
 	// maxChunk bounds a chunk's length: what the block count of a .meta file
 	// can say without being absurd (1 TiB).
 	maxChunk = 1 << 40
+	// maxMeta bounds a .meta file, in bytes.
+	maxMeta = metaHead + 4*(maxChunk/block) + 8 + 4*(maxChunk/FrameSize) + 4
 )
 
 func (m *chunkMeta) encode() []byte {
 	b := make([]byte, metaHead, metaHead+4*len(m.crcs)+4)
 	copy(b, metaMagic)
 	b[4], b[5] = metaVersion, byte(m.state)
+	var flags uint16
 	if m.damaged {
-		binary.BigEndian.PutUint16(b[6:], flagDamaged)
+		flags |= flagDamaged
 	}
+	if m.dense {
+		flags |= flagDense
+	}
+	binary.BigEndian.PutUint16(b[6:], flags)
 	id := m.id.Bytes()
 	copy(b[8:], id[:])
 	putFence(b[24:], m.fence)
@@ -138,6 +163,14 @@ func (m *chunkMeta) encode() []byte {
 	binary.BigEndian.PutUint32(b[44:], uint32(len(m.crcs)))
 	for _, c := range m.crcs {
 		b = binary.BigEndian.AppendUint32(b, c)
+	}
+	if m.pack != nil {
+		b[4] = metaPacked
+		b = append(b, byte(m.pack.alg), 0, 0, 0)
+		b = binary.BigEndian.AppendUint32(b, uint32(len(m.pack.lens)))
+		for _, n := range m.pack.lens {
+			b = binary.BigEndian.AppendUint32(b, n)
+		}
 	}
 	return binary.BigEndian.AppendUint32(b, chunkserver.CRC(b))
 }
@@ -153,13 +186,14 @@ func decodeMeta(id meta.ChunkID, b []byte) (*chunkMeta, error) {
 	if chunkserver.CRC(b[:len(b)-4]) != binary.BigEndian.Uint32(b[len(b)-4:]) {
 		return bad("checksum")
 	}
-	if b[4] != metaVersion {
-		return nil, meta.E(op, meta.Version, id.String(), fmt.Errorf("version %d, this program knows %d", b[4], metaVersion))
+	if b[4] != metaVersion && b[4] != metaPacked {
+		return nil, meta.E(op, meta.Version, id.String(), fmt.Errorf("version %d, this program knows %d", b[4], metaPacked))
 	}
 	m := &chunkMeta{
 		id:      meta.ChunkIDFromBytes(b[8:]),
 		state:   meta.ChunkState(b[5]),
 		damaged: binary.BigEndian.Uint16(b[6:])&flagDamaged != 0,
+		dense:   binary.BigEndian.Uint16(b[6:])&flagDense != 0,
 		fence:   getFence(b[24:]),
 		length:  binary.BigEndian.Uint64(b[36:]),
 	}
@@ -169,12 +203,37 @@ func decodeMeta(id meta.ChunkID, b []byte) (*chunkMeta, error) {
 		return bad("belongs to " + m.id.String())
 	case m.state != meta.ChunkOpen && m.state != meta.ChunkSealed:
 		return bad("state")
-	case m.length > maxChunk || n != chunkserver.Blocks(m.length) || uint64(len(b)) != metaHead+4*n+4:
+	case m.length > maxChunk || n != chunkserver.Blocks(m.length):
+		return bad("length")
+	}
+	size := metaHead + 4*n + 4
+	if b[4] == metaPacked {
+		size += 8 + 4*frames(m.length)
+	}
+	if uint64(len(b)) != size {
 		return bad("length")
 	}
 	m.crcs = make([]uint32, n)
 	for i := range m.crcs {
 		m.crcs[i] = binary.BigEndian.Uint32(b[metaHead+4*i:])
+	}
+	if b[4] == metaPacked {
+		p := b[metaHead+4*n : len(b)-4]
+		lens := make([]uint32, frames(m.length))
+		for i := range lens {
+			lens[i] = binary.BigEndian.Uint32(p[8+4*i:])
+		}
+		alg := meta.Compression(p[0])
+		if !alg.Known() || alg == meta.CompressNone {
+			return nil, meta.E(op, meta.Version, id.String(), fmt.Errorf("compressed with algorithm %d", p[0]))
+		}
+		if m.state != meta.ChunkSealed || binary.BigEndian.Uint32(p[4:]) != uint32(len(lens)) {
+			return bad("compressed")
+		}
+		if err := checkFrames(lens, m.length); err != nil {
+			return bad(err.Error())
+		}
+		m.pack = newPacking(alg, lens)
 	}
 	return m, nil
 }
@@ -210,7 +269,7 @@ func Init(d Disk, o Options) error {
 	} else if !fresh {
 		return meta.E(op, meta.Exists, "", errors.New("the directory is not empty; a new disk needs an empty one"))
 	}
-	f := format{cluster: o.Cluster, disk: o.Disk, segmentSize: o.SegmentSize, segments: o.Segments}
+	f := format{version: formatPlain, cluster: o.Cluster, disk: o.Disk, segmentSize: o.SegmentSize, segments: o.Segments}
 	if f.segmentSize == 0 || f.segments == 0 {
 		f.segmentSize, f.segments = 16<<20, 6
 		if total, _, err := d.Space(); err == nil && total < 4<<30 {

@@ -57,6 +57,11 @@ func (s *Store) dir(ctx context.Context, dir byte, v *meta.VolumeID) ([]meta.Chu
 		if !strings.HasPrefix(n, prefix) {
 			continue
 		}
+		if hex, ok := strings.CutSuffix(n, ".pack"); ok && slices.Contains(names, hex+".data") {
+			if id, err := meta.ParseChunkID(hex); err == nil {
+				s.tidy(id)
+			}
+		}
 		if id, err := meta.ParseChunkID(strings.TrimSuffix(strings.TrimSuffix(n, ".data"), ".meta")); err == nil {
 			ids = append(ids, id)
 		}
@@ -78,7 +83,7 @@ func (s *Store) Peek(id meta.ChunkID) (chunkserver.Info, error) {
 		}
 		return info, err
 	}
-	b, err := readFile(s.d, metaName(id), metaHead+4*(maxChunk/block)+4)
+	b, err := readFile(s.d, metaName(id), maxMeta)
 	if errors.Is(err, os.ErrNotExist) {
 		return chunkserver.Info{}, meta.E("stat", meta.NoSuchChunk, id.String(), nil)
 	}

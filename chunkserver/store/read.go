@@ -24,7 +24,9 @@ func (s *Store) readBlock(id meta.ChunkID, h File, b []byte, off uint64, crc uin
 	n, err := h.ReadAt(b, int64(off))
 	s.stats.checked.Add(uint64(n))
 	if err != nil && !errors.Is(err, io.EOF) {
-		err = ioError("read chunk", id.String(), err)
+		if err = ioError("read chunk", id.String(), err); meta.KindOf(err) == meta.Corrupt {
+			s.stats.corrupt.Add(1)
+		}
 		s.tellFailed(id, err)
 		return err
 	}
@@ -156,6 +158,7 @@ type Local struct {
 }
 
 // Local tells how to read a chunk directly: up to most blocks from first on.
+// Errors: NotSupported for a compressed chunk, those of Read.
 // With open, File is a fresh read-only descriptor.
 func (s *Store) Local(id meta.ChunkID, first uint64, most int, open bool) (Local, error) {
 	c, err := s.use(id)
@@ -165,6 +168,9 @@ func (s *Store) Local(id meta.ChunkID, first uint64, most int, open bool) (Local
 	defer s.leave(c)
 	if !c.exists {
 		return Local{}, c.noSuch("open chunk")
+	}
+	if c.pack != nil {
+		return Local{}, meta.E("open chunk", meta.NotSupported, id.String(), errors.New("it is compressed: its file holds other bytes"))
 	}
 	l := Local{Info: chunkserver.Info{ID: c.id, State: c.state, Length: c.length, Synced: c.synced, Fence: c.fence}, First: first}
 	var good uint64 // blocks

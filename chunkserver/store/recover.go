@@ -103,6 +103,11 @@ func (s *Store) settle(dirty map[*chunk]struct{}) error {
 			if err := s.syncFile(t.h); err != nil {
 				return s.fail(ioError("checkpoint", t.c.id.String(), err))
 			}
+			if t.next { // before .meta names it
+				if err := s.syncDir(dirOf(t.c.id)); err != nil {
+					return s.fail(ioError("checkpoint", t.c.id.String(), err))
+				}
+			}
 		}
 		if t.m != nil {
 			if err := writeBeside(s.d, metaName(t.c.id), t.m.encode(), !batch && !s.o.UnsafeNoSync); err != nil {
@@ -123,13 +128,17 @@ func (s *Store) settle(dirty map[*chunk]struct{}) error {
 		dirs[dirOf(t.c.id)] = struct{}{}
 	}
 	if batch {
-		return s.syncAll()
+		if err := s.syncAll(); err != nil {
+			return err
+		}
+		dirs = nil
 	}
 	for dir := range dirs {
 		if err := s.syncDir(dir); err != nil {
 			return s.fail(ioError("checkpoint", dir, err))
 		}
 	}
+	s.dropPlain(all)
 	return nil
 }
 
@@ -138,6 +147,8 @@ type settling struct {
 	c *chunk
 	m *chunkMeta // nil: the chunk is deleted
 	h *handle    // nil: the data file needs no sync
+	// next: m names the compressed file, h, for the first time; swapped: it is in place.
+	next, swapped bool
 }
 
 func (s *Store) snapshot(c *chunk) (*settling, error) {
@@ -152,9 +163,12 @@ func (s *Store) snapshot(c *chunk) (*settling, error) {
 		return nil, nil
 	}
 	t.m = &chunkMeta{id: c.id, state: c.state, damaged: c.damaged, fence: c.fence, length: c.length,
-		crcs: append([]uint32(nil), c.crcs...)}
+		crcs: append([]uint32(nil), c.crcs...), dense: c.dense, pack: c.pack}
 	var err error
-	if c.length > c.dataOK {
+	if c.next != nil && !c.damaged {
+		t.m.pack, t.h, t.next = c.next, c.nextFile, true
+		t.h.refs.Add(1)
+	} else if c.length > c.dataOK {
 		t.h, err = s.hold(c, true, false)
 	}
 	return t, err
@@ -176,6 +190,11 @@ func (s *Store) replace(t *settling) error {
 		return err
 	}
 	c.dataOK = max(c.dataOK, min(t.m.length, c.length))
+	if t.next {
+		c.pack, t.swapped = t.m.pack, true
+		c.dropNext()
+		c.closeFile()
+	}
 	return nil
 }
 

@@ -4,7 +4,8 @@
 //
 //	DIR/format            which cluster and disk this is; see format.go
 //	DIR/lock              flock(2) of the process that has the store open
-//	DIR/chunks/xx/ID.data the raw bytes at their offsets and nothing else
+//	DIR/chunks/xx/ID.data the raw bytes at their offsets and nothing else, or
+//	DIR/chunks/xx/ID.pack the bytes compressed; see pack.go
 //	DIR/chunks/xx/ID.meta state, fence, length and block checksums as of the last checkpoint; see format.go
 //	DIR/log/              what happened since; see log.go
 //	DIR/pull-ID           a copy of a chunk is coming in; see incoming.go
@@ -125,6 +126,11 @@ type Store struct {
 	cpDone   chan struct{} // closed and replaced when a checkpoint ends
 	cpErr    error         // of the last checkpoint
 
+	packMu   sync.Mutex
+	packs    map[meta.ChunkID]meta.Compression // that wait to be compressed
+	packKick chan struct{}
+	frames   frameCache
+
 	vmu        sync.Mutex
 	vouched    map[meta.ChunkID]vouched
 	unsaved    bool // vouched is newer than the record on the disk
@@ -136,7 +142,7 @@ type Store struct {
 }
 
 type counters struct {
-	appends, appendBytes, syncs, inlineSyncs, reads, readBytes, checkpoints, corrupt, seals, deletes, checked, received atomic.Uint64
+	appends, appendBytes, syncs, inlineSyncs, reads, readBytes, checkpoints, corrupt, seals, deletes, checked, received, packed atomic.Uint64
 }
 
 // Stats are counts since Open, and where the disk stands.
@@ -147,6 +153,7 @@ type Stats struct {
 	Reads, ReadBytes     uint64
 	Seals, Deletes       uint64
 	Received             uint64 // chunks copied from other servers
+	Packed               uint64 // chunks compressed
 	Checkpoints          uint64
 	Checked              uint64 // bytes read to compare them with their checksums
 	Corrupt              uint64 // blocks or chunks found bad
@@ -190,6 +197,7 @@ func Open(d Disk, o Options) (*Store, error) {
 		o: o, d: d, f: f, lock: lock, slog: o.Logger,
 		chunks: map[meta.ChunkID]*chunk{}, dirty: map[*chunk]struct{}{}, tombs: map[meta.ChunkID]meta.Fence{}, coming: map[meta.ChunkID]struct{}{},
 		vouched: map[meta.ChunkID]vouched{}, waiting: map[meta.ChunkID]struct{}{}, checks: make(chan struct{}, maxChecks),
+		packs: map[meta.ChunkID]meta.Compression{}, packKick: make(chan struct{}, 1),
 		kick: make(chan struct{}, 1), stop: make(chan struct{}), cpDone: make(chan struct{}),
 	}
 	if o.UnsafeNoFence {
@@ -218,6 +226,7 @@ func Open(d Disk, o Options) (*Store, error) {
 		s.wg.Go(s.quarantine)
 		s.wg.Go(s.run)
 		s.wg.Go(s.check)
+		s.wg.Go(s.compress)
 	}
 	return s, nil
 }
@@ -267,6 +276,7 @@ func (s *Store) release() {
 	for _, c := range s.chunks {
 		c.mu.Lock()
 		c.closeFile()
+		c.dropNext()
 		c.mu.Unlock()
 	}
 	s.mu.Unlock()
@@ -435,7 +445,7 @@ func (s *Store) Stats() Stats {
 		Appends: s.stats.appends.Load(), AppendBytes: s.stats.appendBytes.Load(),
 		Syncs: s.stats.syncs.Load(), InlineSyncs: s.stats.inlineSyncs.Load(), LogSyncs: logSyncs,
 		Reads: s.stats.reads.Load(), ReadBytes: s.stats.readBytes.Load(),
-		Seals: s.stats.seals.Load(), Deletes: s.stats.deletes.Load(), Received: s.stats.received.Load(),
+		Seals: s.stats.seals.Load(), Deletes: s.stats.deletes.Load(), Received: s.stats.received.Load(), Packed: s.stats.packed.Load(),
 		Checkpoints: s.stats.checkpoints.Load(), Checked: s.stats.checked.Load(), Corrupt: s.stats.corrupt.Load(),
 	}
 	if total, free, err := s.d.Space(); err == nil {

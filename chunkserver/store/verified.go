@@ -175,7 +175,7 @@ func (s *Store) verify(ctx context.Context, id meta.ChunkID, pace func(time.Dura
 			return c.noSuch(op)
 		}
 		c.queued = false
-		if c.length == 0 {
+		if c.length == 0 || c.pack != nil { // of what is compressed nobody gets the file
 			return nil
 		}
 		h, err := s.hold(c, false, false)

@@ -265,14 +265,16 @@ the disk be replaced ('penstock disk replace').`,
 			view := struct {
 				Chunks   uint64   `json:"chunks" yaml:"chunks"`
 				Sealed   uint64   `json:"sealed" yaml:"sealed"`
+				Packed   uint64   `json:"compressed" yaml:"compressed"`
 				Bytes    uint64   `json:"verified_bytes" yaml:"verified_bytes"`
 				Records  uint64   `json:"log_records" yaml:"log_records"`
 				Notes    []string `json:"notes" yaml:"notes"`
 				Problems []string `json:"problems" yaml:"problems"`
-			}{rep.Chunks, rep.Sealed, rep.Bytes, rep.LogRecords, append([]string{}, rep.Notes...), append([]string{}, rep.Problems...)}
+			}{rep.Chunks, rep.Sealed, rep.Packed, rep.Bytes, rep.LogRecords, append([]string{}, rep.Notes...), append([]string{}, rep.Problems...)}
 			err = out.print(cmd.OutOrStdout(), view, func(t *table) {
 				t.row("chunks", view.Chunks)
 				t.row("sealed", view.Sealed)
+				t.row("compressed", view.Packed)
 				t.row("verified", bytesText(view.Bytes))
 				t.row("log records", view.Records)
 				for _, n := range view.Notes {

@@ -51,10 +51,17 @@ type volumeView struct {
 	Degrade     bool   `json:"degrade" yaml:"degrade"`
 	Encrypt     bool   `json:"encrypt" yaml:"encrypt"`
 	// TrashSeconds is how long it stays in the trash once it is deleted.
-	TrashSeconds uint64     `json:"trash_seconds" yaml:"trash_seconds"`
-	Created      *time.Time `json:"created,omitempty" yaml:"created,omitempty"`
-	Deleted      *time.Time `json:"deleted,omitempty" yaml:"deleted,omitempty"` // in the trash
-	Until        *time.Time `json:"until,omitempty" yaml:"until,omitempty"`
+	TrashSeconds uint64 `json:"trash_seconds" yaml:"trash_seconds"`
+	// Compression of sealed chunks: none, s2 or zstd.
+	Compression string `json:"compression" yaml:"compression"`
+	// The advisory quota refuses nothing; since when the volume counts as above it.
+	AdvisoryBytes  uint64     `json:"advisory_bytes,omitempty" yaml:"advisory_bytes,omitempty"`
+	AdvisoryInodes uint64     `json:"advisory_inodes,omitempty" yaml:"advisory_inodes,omitempty"`
+	BytesOver      *time.Time `json:"bytes_over,omitempty" yaml:"bytes_over,omitempty"`
+	InodesOver     *time.Time `json:"inodes_over,omitempty" yaml:"inodes_over,omitempty"`
+	Created        *time.Time `json:"created,omitempty" yaml:"created,omitempty"`
+	Deleted        *time.Time `json:"deleted,omitempty" yaml:"deleted,omitempty"` // in the trash
+	Until          *time.Time `json:"until,omitempty" yaml:"until,omitempty"`
 	// Closed: nobody uses it, and what is used of it was not asked for.
 	Closed bool `json:"closed,omitempty" yaml:"closed,omitempty"`
 }
@@ -73,6 +80,8 @@ func viewOf(v client.Volume) volumeView {
 		SealOnClose: v.Policy.SealOnClose, Immutable: v.Policy.Immutable, SyncOnClose: v.Policy.SyncOnClose, NoAtime: v.Policy.NoAtime,
 		Topology: cmp.Or(v.Policy.Topology, "/"), Spread: v.Policy.Spread.String(), Class: v.Policy.Class,
 		LocalFirst: v.Policy.LocalFirst, Degrade: v.Policy.Degrade, Encrypt: v.Policy.Encrypt,
+		Compression: cmp.Or(v.Detail.Compression, meta.CompressNone.String()), AdvisoryBytes: v.Detail.AdvisoryBytes, AdvisoryInodes: v.Detail.AdvisoryInodes,
+		BytesOver: at(v.Detail.BytesOver), InodesOver: at(v.Detail.InodesOver),
 		TrashSeconds: v.Detail.TrashSeconds, Created: at(v.Detail.Created), Deleted: at(v.Detail.Deleted), Until: at(v.Detail.Until), Closed: !v.Detail.Open}
 }
 
@@ -87,6 +96,9 @@ func (v volumeView) options() string {
 		if o.set {
 			on = append(on, o.name)
 		}
+	}
+	if v.Compression != meta.CompressNone.String() {
+		on = append(on, v.Compression)
 	}
 	return strings.Join(on, ",")
 }
@@ -107,6 +119,10 @@ type policyFlags struct {
 	degrade     bool
 	encrypt     bool
 	trash       time.Duration
+
+	compression    string
+	advisoryBytes  sizeFlag
+	advisoryInodes uint64
 }
 
 func (p *policyFlags) add(f *pflag.FlagSet) {
@@ -123,6 +139,9 @@ func (p *policyFlags) add(f *pflag.FlagSet) {
 	f.BoolVar(&p.localFirst, "local-first", true, "the first copy lies on the writer's own host if it can")
 	f.BoolVar(&p.degrade, "degrade", false, "where the rest can't be met, write with fewer or closer copies rather than refuse; repair makes up for it")
 	f.BoolVar(&p.encrypt, "encrypt", false, "its bytes travel encrypted only")
+	f.StringVar(&p.compression, "compression", meta.CompressNone.String(), "how sealed chunks are stored: none, s2 (fast) or zstd (smaller); for what is written from then on, and soon for what is there")
+	f.Var(&p.advisoryBytes, "advisory-quota", "bytes above which an event, a metric and a line in the log tell; nothing is refused; 0 for none")
+	f.Uint64Var(&p.advisoryInodes, "advisory-quota-inodes", 0, "the same for files and directories")
 	f.DurationVar(&p.trash, "trash", defaultTrash, "how long it can be taken out of the trash once it is deleted; 0 for not at all")
 }
 
@@ -137,6 +156,19 @@ func (p *policyFlags) words(f *pflag.FlagSet, all bool) (w wire.VolumeWords, err
 		}
 		n := uint64(p.trash / time.Second)
 		w.TrashSeconds = &n
+	}
+	if f.Changed("compression") {
+		if _, err := meta.ParseCompression(p.compression); err != nil {
+			return w, usagef("--compression %s: write none, s2 or zstd", p.compression)
+		}
+		w.Compression = &p.compression
+	}
+	if f.Changed("advisory-quota") {
+		n := uint64(p.advisoryBytes)
+		w.AdvisoryBytes = &n
+	}
+	if f.Changed("advisory-quota-inodes") {
+		w.AdvisoryInodes = &p.advisoryInodes
 	}
 	return w, nil
 }
@@ -328,6 +360,19 @@ func showVolume(t *table, v volumeView) {
 	t.row("files", v.UsedInodes)
 	t.row("quota", limit(v.QuotaBytes, bytesText(v.QuotaBytes)))
 	t.row("quota of files", limit(v.QuotaInodes, fmt.Sprint(v.QuotaInodes)))
+	over := func(since *time.Time) string {
+		if since == nil {
+			return ""
+		}
+		return ", EXCEEDED since " + since.Format(time.RFC3339)
+	}
+	if v.AdvisoryBytes > 0 {
+		t.row("advisory quota", bytesText(v.AdvisoryBytes)+over(v.BytesOver))
+	}
+	if v.AdvisoryInodes > 0 {
+		t.row("advisory of files", fmt.Sprint(v.AdvisoryInodes)+over(v.InodesOver))
+	}
+	t.row("compression", v.Compression)
 	t.row("replicas", v.Replicas)
 	t.row("topology", v.Topology)
 	t.row("spread", v.Spread)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -40,6 +41,17 @@ type dataView struct {
 	ToCopy  uint64       `json:"copy_bytes" yaml:"copy_bytes"` // bytes still to be copied for that
 	Blocked uint64       `json:"blocked" yaml:"blocked"`       // of ToMove: nothing can be done now
 	Servers []serverData `json:"servers" yaml:"servers"`
+	Stored  *storedView  `json:"stored,omitempty" yaml:"stored,omitempty"` // if any is compressed, or to be
+}
+
+// storedView sums the replicas of sealed chunks.
+type storedView struct {
+	Replicas   uint64  `json:"replicas" yaml:"replicas"`
+	Compressed uint64  `json:"compressed" yaml:"compressed"` // of Replicas
+	Dense      uint64  `json:"dense" yaml:"dense"`           // of Replicas: to compress them saves nothing
+	Plain      uint64  `json:"plain_bytes" yaml:"plain_bytes"`
+	Stored     uint64  `json:"stored_bytes" yaml:"stored_bytes"` // what they take on the disks
+	Ratio      float64 `json:"ratio" yaml:"ratio"`               // Plain / Stored
 }
 
 // serverData is what one chunk server has of a volume.
@@ -88,6 +100,9 @@ func readVolume(ctx context.Context, s *client.Session, name string) (*volumeFul
 	}
 	d := &dataView{Chunks: r.Chunks, Bytes: r.Bytes, Open: r.Open, ToMove: toMove(r), ToCopy: r.CopyBytes, Blocked: r.Blocked, Servers: []serverData{}}
 	d.Placed = d.ToMove == 0 && r.Unscanned == 0
+	if b := r.Stored; b.Replicas > 0 {
+		d.Stored = &storedView{b.Replicas, b.Compressed, b.Dense, b.Plain, b.Stored, math.Round(b.Ratio()*1000) / 1000}
+	}
 	st, err := s.Admin(ctx, wire.Admin{Op: wire.AdminStatus})
 	if err != nil {
 		return nil, err
@@ -147,6 +162,9 @@ func (v *volumeFull) table(t *table) {
 		return
 	}
 	t.row("chunks", fmt.Sprintf("%d (%s), %d open", d.Chunks, bytesText(d.Bytes), d.Open))
+	if b := d.Stored; b != nil {
+		t.row("stored", fmt.Sprintf("%s in %s, ratio %.2f; of %d replicas %d are compressed, %d would not shrink", bytesText(b.Plain), bytesText(b.Stored), b.Ratio, b.Replicas, b.Compressed, b.Dense))
+	}
 	placed := "as its policy wants"
 	if !d.Placed {
 		placed = moveText(d.ToMove, d.ToCopy, d.Blocked, 0)

@@ -131,8 +131,21 @@ func body(w wire.VolumeWords) any {
 
 // spoken tells if a server did not understand a word.
 func spoken(v Volume, w wire.VolumeWords) error {
-	if v.ID != 0 && w.TrashSeconds != nil && *w.TrashSeconds != v.Detail.TrashSeconds {
-		return meta.E("change volume", meta.NotSupported, v.Name, errors.New("the metadata server is older than this program and knows no trash: set its time again after the upgrade"))
+	if v.ID == 0 {
+		return nil
+	}
+	later := func(what string) error {
+		return meta.E("change volume", meta.NotSupported, v.Name, errors.New("the metadata server is older than this program and knows no "+what+": set it again after the upgrade"))
+	}
+	d := &v.Detail
+	switch {
+	case w.Compression != nil && *w.Compression != d.Compression && (d.Compression != "" || *w.Compression != meta.CompressNone.String()):
+		return later("compression")
+	case w.AdvisoryBytes != nil && *w.AdvisoryBytes != d.AdvisoryBytes, w.AdvisoryInodes != nil && *w.AdvisoryInodes != d.AdvisoryInodes:
+		return later("advisory quota")
+	}
+	if w.TrashSeconds != nil && *w.TrashSeconds != d.TrashSeconds {
+		return later("trash")
 	}
 	return nil
 }

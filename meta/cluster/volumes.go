@@ -58,6 +58,15 @@ type Origin struct {
 	Promoting bool            `json:"promoting,omitempty"`
 }
 
+// Advisory is a quota that refuses nothing. Its owner writes into the row since
+// when the volume counts as above it.
+type Advisory struct {
+	Bytes      uint64    `json:"bytes,omitempty"`
+	Inodes     uint64    `json:"inodes,omitempty"`
+	BytesOver  meta.Time `json:"bytes_over,omitempty"`
+	InodesOver meta.Time `json:"inodes_over,omitempty"`
+}
+
 // Volume is a row of the volume table.
 type Volume struct {
 	Version int           `json:"v"`
@@ -73,6 +82,9 @@ type Volume struct {
 	TrashSeconds uint64    `json:"trash_seconds,omitempty"`
 	Deleted      meta.Time `json:"deleted,omitempty"` // in the trash: since when, until when
 	Until        meta.Time `json:"until,omitempty"`
+	// Compression names how chunks are stored, see meta.ParseCompression; "": plain.
+	Compression string    `json:"compression,omitempty"`
+	Advisory    *Advisory `json:"advisory,omitempty"` // nil: none
 	// Revision of the row in etcd; not stored.
 	Revision int64 `json:"-"`
 }

@@ -105,6 +105,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		if err != nil {
 			return err
 		}
+		o.setWords(&v)
 		s.describe(ctx, re, v)
 	case wire.AdminAttach:
 		return s.attachVolume(ctx, m, re)

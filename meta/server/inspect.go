@@ -111,6 +111,8 @@ type inspection struct {
 	// scanned: every server that was live was listed once.
 	scanned bool
 	last    RepairStatus
+	stored  map[meta.ServerID]StoredBytes // as it was last listed
+	tallied time.Time                     // when all were, for somebody who asked
 }
 
 func (o *owner) kickInspection() {
@@ -182,7 +184,9 @@ func (o *owner) inspectLoop() {
 
 // lookAround is one inspection.
 func (o *owner) lookAround() error {
+	o.readWords()
 	m := o.srv.servers()
+	o.inspection.forgetStored(m)
 	policy, err := o.policy()
 	if err != nil {
 		return err
@@ -262,22 +266,18 @@ func (o *owner) listServers(m *placement.Map, policy *meta.Policy) *lists {
 const listPage = 1024
 
 func (o *owner) listServer(l *lists, x *sighting, policy *meta.Policy) error {
-	var after meta.ChunkID
-	for {
-		ctx, cancel := context.WithTimeout(o.ctx, orderPatience)
-		r, err := o.order(ctx, x.info.ID, meta.Order{Kind: meta.OrderList, Volume: o.vol, After: after, Max: listPage})
-		cancel()
-		if err != nil {
-			return err
-		}
-		recs := make([]meta.ChunkRecord, len(r.Chunks))
-		missing := make([]bool, len(r.Chunks))
+	var sum StoredBytes
+	plain := toCompress{o: o, server: x.info.ID, alg: o.compression()}
+	err := o.eachPage(o.ctx, x.info.ID, func(page []meta.ReplicaInfo) error {
+		recs := make([]meta.ChunkRecord, len(page))
+		missing := make([]bool, len(page))
 		o.mu.Lock()
 		if o.failed != nil {
 			o.mu.Unlock()
 			return o.failed
 		}
-		for i, c := range r.Chunks {
+		for i, c := range page {
+			var err error
 			recs[i], _, err = namespace.ReadChunk(&view{o: o}, c.ID)
 			if missing[i] = errors.Is(err, meta.NoSuchChunk); err != nil && !missing[i] {
 				o.mu.Unlock()
@@ -285,14 +285,39 @@ func (o *owner) listServer(l *lists, x *sighting, policy *meta.Policy) error {
 			}
 		}
 		o.mu.Unlock()
-		for i, c := range r.Chunks {
+		for i, c := range page {
 			o.listedOne(l, x, &c, &recs[i], missing[i], policy)
+			sum.add(&c)
+			if !missing[i] && recs[i].State == meta.ChunkSealed {
+				plain.add(&c)
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		o.inspection.setStored(x.info.ID, sum)
+	}
+	return err
+}
+
+// eachPage lists the replicas that a server has of the volume, page by page.
+func (o *owner) eachPage(ctx context.Context, server meta.ServerID, page func([]meta.ReplicaInfo) error) error {
+	var after meta.ChunkID
+	for {
+		ctx, cancel := context.WithTimeout(ctx, orderPatience)
+		r, err := o.order(ctx, server, meta.Order{Kind: meta.OrderList, Volume: o.vol, After: after, Max: listPage})
+		cancel()
+		if err != nil {
+			return err
+		}
+		if err := page(r.Chunks); err != nil {
+			return err
 		}
 		if !r.More {
 			return nil
 		}
 		if len(r.Chunks) == 0 {
-			return meta.E("list replicas", meta.Protocol, fmt.Sprintf("server %d", x.info.ID), errors.New("an empty page, and more"))
+			return meta.E("list replicas", meta.Protocol, fmt.Sprintf("server %d", server), errors.New("an empty page, and more"))
 		}
 		after = r.Chunks[len(r.Chunks)-1].ID
 	}

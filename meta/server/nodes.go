@@ -58,6 +58,8 @@ type RepairStatus struct {
 	Rate        float64 `json:"rate"` // bytes a second, of late
 
 	Nodes map[meta.ServerID]NodeChunks `json:"nodes"`
+
+	Stored StoredBytes `json:"stored,omitzero"` // of volumes that are or were compressed, and only if one volume was asked for
 }
 
 // NodeChunks is what the journals say that one chunk server has.
@@ -105,6 +107,7 @@ func (r *RepairStatus) Add(x *RepairStatus) {
 	}
 	r.Copying += x.Copying
 	r.Rate += x.Rate
+	r.Stored.plus(x.Stored)
 	if r.Nodes == nil {
 		r.Nodes = map[meta.ServerID]NodeChunks{}
 	}
@@ -217,6 +220,9 @@ func (s *Server) RepairStatus(ctx context.Context, v meta.VolumeID) (*RepairStat
 		err := o.await(soon, o.recovered)
 		if err == nil {
 			st, err = o.status()
+		}
+		if err == nil && v != 0 {
+			st.Stored = o.tally(ctx)
 		}
 		switch {
 		case err == nil:

@@ -24,10 +24,11 @@ var replyPrefix = namespace.PutReply(0, 0, meta.OpID{}, &meta.Result{}).Key[0]
 // Lock order: mu, then a session's sender. No call to etcd, disk sync or
 // network is made under mu; the store is read under it.
 type owner struct {
-	srv *Server
-	vol meta.VolumeID
-	log *slog.Logger
-	own Ownership
+	srv  *Server
+	vol  meta.VolumeID
+	name string // of the volume, when it was opened
+	log  *slog.Logger
+	own  Ownership
 	// fences counts the orders about sealed chunks; see fresh.
 	fences atomic.Uint32
 	j      Journal
@@ -54,6 +55,7 @@ type owner struct {
 
 	leases leaseTable
 	quota  quota
+	words  words
 	locks  *lock.Table
 	// lockWaits are requests that wait for a lock, by ticket.
 	lockWaits  map[lock.Ticket]*lockWait
@@ -217,7 +219,12 @@ func (o *owner) hurry() {
 // apply books the effects of an executed operation in the current entry.
 // Caller holds mu.
 func (o *owner) apply(effects []namespace.Effect, by meta.SessionID) {
-	o.quota.note(effects)
+	if bytes, inodes, ok := namespace.UsageAfter(effects); ok {
+		if o.quota.limit > 0 {
+			o.quota.used = bytes
+		}
+		o.watchQuota(bytes, inodes)
+	}
 	first := len(o.cur.effects) == 0
 	for _, ef := range effects {
 		o.ov.add(o.cur, ef, by)

@@ -159,16 +159,6 @@ func (o *owner) charge(id meta.SessionID, c *wire.Call, before uint64) {
 	delete(p.drawn, w.Ino)
 }
 
-// note follows the volume's usage. Caller holds the owner's mu.
-func (q *quota) note(effects []namespace.Effect) {
-	if q.limit == 0 {
-		return
-	}
-	if n, _, ok := namespace.UsageAfter(effects); ok {
-		q.used = n
-	}
-}
-
 // leave books that a session ended.
 func (q *quota) leave(id meta.SessionID) {
 	p := q.held[id]

@@ -86,7 +86,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		}
 	}
 	o := &owner{
-		srv: s, vol: v, state: state, log: s.log.With("volume", vol.Name), own: own, j: j, st: st,
+		srv: s, vol: v, name: vol.Name, state: state, log: s.log.With("volume", vol.Name), own: own, j: j, st: st,
 		ov: newOverlay(), cache: newCache(s.cfg.CacheBytes),
 		cur: &entry{seq: pos.Seq + 1, sessions: map[*session]struct{}{}}, durable: pos.Seq,
 		wake: make(chan struct{}, 1), leases: newLeaseTable(), locks: lock.New(), lockWaits: map[lock.Ticket]*lockWait{},
@@ -133,6 +133,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		}
 	})
 	sessions := len(o.sessions)
+	o.setWords(&vol)
 	o.wg.Go(o.recover)
 	o.wg.Go(o.gcLoop)
 	o.wg.Go(o.departLoop)

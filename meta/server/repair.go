@@ -646,7 +646,7 @@ func (o *owner) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fenc
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("the copy took too long"))
 	defer cancel()
 	or := meta.Order{
-		Kind: meta.OrderPull, Chunk: rec.ID, Fence: fence, Length: rec.Length, CRC: crc, Class: class, Rate: rate,
+		Kind: meta.OrderPull, Chunk: rec.ID, Fence: fence, Length: rec.Length, CRC: crc, Class: class, Rate: rate, Compress: o.compression(),
 		Cap: capability.Sign(o.srv.signKey(), capability.Claims{
 			Volume: o.vol, Chunk: rec.ID, Rights: capability.Read, Client: o.srv.certified(to), // who shows it
 			Expiry: meta.Time(time.Now().Add(patience + time.Minute).UnixNano()),

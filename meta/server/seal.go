@@ -242,7 +242,7 @@ func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino
 // NoSuchChunk, WrongOffset (shorter), Corrupt (other bytes), Sealed (at another
 // length): this replica is none and must go.
 func (o *owner) sealReplicas(ctx context.Context, rec *meta.ChunkRecord, servers []meta.ServerID) []error {
-	said := o.orderAll(ctx, servers, meta.Order{Kind: meta.OrderSeal, Chunk: rec.ID, Fence: rec.Fence, Final: true, Length: rec.Length})
+	said := o.orderAll(ctx, servers, meta.Order{Kind: meta.OrderSeal, Chunk: rec.ID, Fence: rec.Fence, Final: true, Length: rec.Length, Compress: o.compression()})
 	errs := make([]error, len(said))
 	for i, a := range said {
 		errs[i] = a.err

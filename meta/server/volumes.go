@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -52,7 +53,9 @@ func (s *Server) describeIn(ctx context.Context, re *wire.AdminRe, in *paths, al
 	for _, v := range all {
 		re.Volumes = append(re.Volumes, s.volumeInfo(ctx, in, v))
 		d := wire.VolumeDetail{ID: v.ID, State: wire.VolumeReady, Created: goTime(v.Created), TrashSeconds: v.TrashSeconds,
-			Deleted: goTime(v.Deleted), Until: goTime(v.Until), Open: s.opened(v.ID) != nil}
+			Deleted: goTime(v.Deleted), Until: goTime(v.Until), Open: s.opened(v.ID) != nil,
+			Compression: cmp.Or(v.Compression, meta.CompressNone.String())}
+		advisoryOf(&v, &d)
 		switch {
 		case v.State == cluster.VolumeTrash:
 			d.State = wire.VolumeInTrash
@@ -122,9 +125,18 @@ func wordsOf(m *wire.Admin) (func(*cluster.Volume), error) {
 	if w.TrashSeconds != nil && *w.TrashSeconds > uint64(MaxTrash/time.Second) {
 		return nil, meta.E("change volume", meta.Invalid, m.Name, fmt.Errorf("a trash time is at most %d days", MaxTrash/(24*time.Hour)))
 	}
+	if err := checkCompression(w.Compression); err != nil {
+		return nil, err
+	}
 	return func(v *cluster.Volume) {
 		if w.TrashSeconds != nil {
 			v.TrashSeconds = *w.TrashSeconds
 		}
+		if w.Compression != nil {
+			if v.Compression = *w.Compression; v.Compression == meta.CompressNone.String() {
+				v.Compression = ""
+			}
+		}
+		sayAdvisory(v, &w)
 	}, nil
 }

@@ -312,6 +312,11 @@ func replicaInfo(c *coder, r *meta.ReplicaInfo) {
 	c.fence(&r.Fence)
 	c.str(&r.Disk)
 	c.kind(&r.Err)
+	if c.since(5) {
+		c.u8((*uint8)(&r.Form))
+		c.u64(&r.Stored)
+		c.bool(&r.Dense)
+	}
 }
 
 func replicaEvent(c *coder, e *meta.ReplicaEvent) {

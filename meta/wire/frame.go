@@ -41,8 +41,9 @@ import (
 //	2  disks, lists, pulls, events
 //	3  ServerInfo.Local, Call.At, Reserve, Reserved, Quota, Call.Reserved, Entered.Metered
 //	4  Order.Evicted
+//	5  Order.Compress; how replicas are stored, in lists
 const (
-	Version    = 4
+	Version    = 5
 	MinVersion = 2
 )
 

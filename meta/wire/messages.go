@@ -679,6 +679,9 @@ func (m *Order) fields(c *coder) {
 	if c.since(4) {
 		list(c, &o.Evicted, (*coder).str)
 	}
+	if c.since(5) { // a server of before stores plain bytes, which are as good
+		c.u8((*uint8)(&o.Compress))
+	}
 }
 
 // OrderRe answers an Order.

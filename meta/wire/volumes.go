@@ -13,6 +13,11 @@ import (
 type VolumeWords struct {
 	// TrashSeconds is how long it stays in the trash once it is deleted.
 	TrashSeconds *uint64 `json:"trash_seconds,omitempty"`
+	// Compression of chunks that are sealed from then on: none, s2 or zstd.
+	Compression *string `json:"compression,omitempty"`
+	// Advisory quota, bytes and files; 0: none.
+	AdvisoryBytes  *uint64 `json:"advisory_bytes,omitempty"`
+	AdvisoryInodes *uint64 `json:"advisory_inodes,omitempty"`
 }
 
 // Empty tells whether they say nothing.
@@ -46,4 +51,10 @@ type VolumeDetail struct {
 	// Open: its usage is known. A volume that nobody uses is closed, and a list
 	// of many does not open it.
 	Open bool `json:"open"`
+	// Compression names how chunks are stored; "" of servers of before.
+	Compression    string    `json:"compression,omitempty"`
+	AdvisoryBytes  uint64    `json:"advisory_bytes,omitempty"`
+	AdvisoryInodes uint64    `json:"advisory_inodes,omitempty"`
+	BytesOver      time.Time `json:"bytes_over,omitzero"` // since when it counts as above its advisory quota
+	InodesOver     time.Time `json:"inodes_over,omitzero"`
 }

@@ -24,6 +24,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"meta-norecall", "meta/server", "TestNamesAreRecalledBeforeTheyChange"},
 	{"meta-nowait", "meta/server", "TestNobodySeesWhatCouldBeLost"},
 	{"meta-norecall", "test/snapshots", "TestAtomic"},
+	{"meta-nopromise", "test/quota", "TestRace"},
 	{"journal-nofence", "test/failover", "TestLateCommit"},
 	{"journal-nofence", "meta/journal/etcd", "TestSuite"},
 	{"meta-norecall", "test/cluster", "TestPartitions"},

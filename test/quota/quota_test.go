@@ -267,7 +267,7 @@ func TestRace(t *testing.T) {
 		t.Error("nobody was refused")
 	}
 	// Who is refused is refused for want of space: what is left is less than one write.
-	if limit-u.Used > 1<<20 {
+	if u.Used+(1<<20) < limit {
 		t.Errorf("%d bytes are left, though all were refused", limit-u.Used)
 	}
 	at, _ := r.mount("b")

@@ -72,6 +72,31 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			reading{"penstock_meta_follow_damaged_total", "Copies that were put aside because they were damaged or did not fit the journal.", count, float64(s.FollowDamaged)},
 			reading{"penstock_meta_journal_full", "1 while changes are refused because the journal has no space.", gauge, full},
 		)
+		for _, v := range c.meta.Server.VolumeCounters() {
+			labels := map[string]string{"volume": v.Name}
+			if v.Compressed {
+				send(labels,
+					reading{"penstock_meta_volume_plain_bytes", "Bytes of replicas of sealed chunks, of volumes that are compressed.", gauge, float64(v.PlainBytes)},
+					reading{"penstock_meta_volume_stored_bytes", "What they take on the disks, as last listed.", gauge, float64(v.StoredBytes)},
+				)
+			}
+			advisory := func(of string, limit, used uint64, over bool) {
+				if limit == 0 {
+					return
+				}
+				above := 0.0
+				if over {
+					above = 1
+				}
+				send(map[string]string{"volume": v.Name, "of": of},
+					reading{"penstock_meta_volume_advisory_quota", "The advisory quota, of bytes or of inodes.", gauge, float64(limit)},
+					reading{"penstock_meta_volume_advisory_used", "What is used of it.", gauge, float64(used)},
+					reading{"penstock_meta_volume_advisory_exceeded", "1 while the volume counts as above its advisory quota.", gauge, above},
+				)
+			}
+			advisory("bytes", v.AdvisoryBytes, v.UsedBytes, v.BytesOver)
+			advisory("inodes", v.AdvisoryInodes, v.UsedInodes, v.InodesOver)
+		}
 		if c.meta.etcd != nil {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			size, used, err := c.meta.etcd.DBSize(ctx)

@@ -1,0 +1,570 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"github.com/klauspost/compress/s2"
+	"github.com/klauspost/compress/zstd"
+
+	"penstock.io/penstock/meta"
+)
+
+// A sealed chunk may be compressed. Its data file ID.data is then replaced by
+// ID.pack: frames, one after another, each the compressed form of FrameSize bytes
+// of the chunk (the last one of what is left) or, where that would not save a
+// sixteenth, the bytes themselves. The .meta file says which algorithm and how
+// long each frame is; the checksums of blocks stay those of the plain bytes, so
+// they tell of a decoder's mistakes, too. Everything above reads plain bytes
+// at plain offsets and never learns of it, but there is no descriptor to be had.
+//
+// It happens like this, in the background:
+//
+//  1. ID.pack is written; each frame is decoded again and compared
+//  2. a checkpoint syncs it, and its directory, before ID.meta is replaced by
+//     one that names it
+//  3. the directory synced again, ID.data is removed
+//
+// What a crash leaves of the file that ID.meta doesn't name is removed when the
+// directory is listed next (tidy), which each owner of a volume does soon.
+const (
+	// FrameSize is how many bytes are compressed together.
+	FrameSize = 128 << 10
+	// frameAsIs marks the length of a frame that is not compressed.
+	frameAsIs = 1 << 31
+	// packFrom is the least length of a chunk that is compressed: below, file
+	// systems' blocks leave nothing to be saved.
+	packFrom = 8 << 10
+	// packTry is after how many bytes a chunk that does not shrink is given up.
+	packTry = 16 * FrameSize
+	// packedFrames bounds the frames that are kept decoded, for small reads.
+	packedFrames = 32
+	// maxPacks chunks wait to be compressed; their owners ask again for others.
+	maxPacks = 1 << 16
+	// packBatch and packBytes bound what is compressed between two checkpoints.
+	packBatch = 64
+	packBytes = 1 << 30
+)
+
+// packing is how a chunk lies in its ID.pack.
+type packing struct {
+	alg  meta.Compression
+	lens []uint32 // of the frames, in bytes; frameAsIs beside
+	ends []uint64 // where each ends in the file
+}
+
+func newPacking(alg meta.Compression, lens []uint32) *packing {
+	p := &packing{alg: alg, lens: lens, ends: make([]uint64, len(lens))}
+	at := uint64(0)
+	for i, n := range lens {
+		at += uint64(n &^ frameAsIs)
+		p.ends[i] = at
+	}
+	return p
+}
+
+// size is the length of the file.
+func (p *packing) size() uint64 {
+	if len(p.ends) == 0 {
+		return 0
+	}
+	return p.ends[len(p.ends)-1]
+}
+
+// frame tells where a frame lies in the file, and whether it is compressed.
+func (p *packing) frame(i uint64) (off uint64, n int, asIs bool) {
+	n = int(p.lens[i] &^ frameAsIs)
+	return p.ends[i] - uint64(n), n, p.lens[i]&frameAsIs != 0
+}
+
+func frames(length uint64) uint64 { return (length + FrameSize - 1) / FrameSize }
+
+// frameLen is how many plain bytes frame i of a chunk stands for.
+func frameLen(i, length uint64) uint64 { return min(FrameSize, length-i*FrameSize) }
+
+// checkFrames tells what is wrong with frame lengths for a chunk of length bytes.
+func checkFrames(lens []uint32, length uint64) error {
+	if uint64(len(lens)) != frames(length) {
+		return fmt.Errorf("%d frames for %d bytes", len(lens), length)
+	}
+	for i, n := range lens {
+		plain := uint32(frameLen(uint64(i), length))
+		if n&frameAsIs != 0 && n != plain|frameAsIs || n&frameAsIs == 0 && (n == 0 || n >= plain) {
+			return fmt.Errorf("frame %d of %d bytes for %d", i, n&^frameAsIs, plain)
+		}
+	}
+	return nil
+}
+
+// The coders are safe for concurrent use and made when first needed.
+var (
+	zstdWriter = sync.OnceValue(func() *zstd.Encoder {
+		e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderConcurrency(1),
+			zstd.WithEncoderCRC(false), zstd.WithWindowSize(FrameSize))
+		if err != nil {
+			panic("store: options of the encoder: " + err.Error())
+		}
+		return e
+	})
+	// Nothing that a frame claims makes the decoder take more memory than what it
+	// is to be decoded into.
+	zstdReader = sync.OnceValue(func() *zstd.Decoder {
+		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderMaxMemory(FrameSize),
+			zstd.WithDecodeAllCapLimit(true), zstd.IgnoreChecksum(true))
+		if err != nil {
+			panic("store: options of the decoder: " + err.Error())
+		}
+		return d
+	})
+)
+
+// encodeFrame compresses plain into the beginning of scratch, which holds
+// 2*FrameSize; nil if that saves less than a sixteenth.
+func encodeFrame(alg meta.Compression, scratch, plain []byte) []byte {
+	var b []byte
+	switch alg {
+	case meta.CompressS2:
+		b = s2.Encode(scratch[:cap(scratch)], plain)
+	case meta.CompressZstd:
+		b = zstdWriter().EncodeAll(plain, scratch[:0])
+	}
+	if len(b) == 0 || len(b) > len(plain)-len(plain)/16 {
+		return nil
+	}
+	return b
+}
+
+// decodeFrame fills plain from a frame of exactly so many bytes. The frame may
+// be anything; nothing is written beyond plain.
+func decodeFrame(alg meta.Compression, plain, frame []byte) error {
+	var got []byte
+	var err error
+	switch alg {
+	case meta.CompressS2:
+		var n int
+		if n, err = s2.DecodedLen(frame); err == nil && n != len(plain) {
+			return fmt.Errorf("a frame of %d bytes, not %d", n, len(plain))
+		}
+		if err == nil {
+			got, err = s2.Decode(plain[:len(plain):len(plain)], frame)
+		}
+	case meta.CompressZstd:
+		got, err = zstdReader().DecodeAll(frame, plain[:0:len(plain)])
+	default:
+		return fmt.Errorf("compressed with algorithm %d", alg)
+	}
+	if err != nil {
+		return err
+	}
+	if len(got) != len(plain) {
+		return fmt.Errorf("a frame of %d bytes, not %d", len(got), len(plain))
+	}
+	if len(got) > 0 && &got[0] != &plain[0] {
+		copy(plain, got)
+	}
+	return nil
+}
+
+// packedFile reads a compressed chunk as if it were not.
+type packedFile struct {
+	File   // ID.pack
+	p      *packing
+	length uint64
+	cache  *frameCache
+}
+
+var errPacked = errors.New("a compressed chunk is read only")
+
+func (f *packedFile) WriteAt([]byte, int64) (int, error) { return 0, errPacked }
+func (f *packedFile) Truncate(int64) error               { return errPacked }
+func (f *packedFile) Allocate(int64, int64) error        { return errPacked }
+func (f *packedFile) StartWrite(int64, int64)            {}
+func (f *packedFile) Size() (int64, error)               { return int64(f.length), nil }
+
+// WillNeed hints at the frames that hold the range.
+func (f *packedFile) WillNeed(off, n int64) {
+	if n <= 0 || uint64(off) >= f.length {
+		return
+	}
+	last := min(uint64(off+n), f.length) - 1
+	from, _, _ := f.p.frame(uint64(off) / FrameSize)
+	f.File.WillNeed(int64(from), int64(f.p.ends[last/FrameSize]-from))
+}
+
+// ReadAt implements io.ReaderAt. Errors: Corrupt for a frame that can't be decoded.
+func (f *packedFile) ReadAt(b []byte, off int64) (done int, err error) {
+	for done < len(b) {
+		at := uint64(off) + uint64(done)
+		if at >= f.length {
+			return done, io.EOF
+		}
+		i, in := at/FrameSize, at%FrameSize
+		plain := frameLen(i, f.length)
+		n := min(uint64(len(b)-done), plain-in)
+		to := b[done : done+int(n)]
+		switch {
+		case in == 0 && n == plain:
+			err = f.decode(i, to)
+		case !f.cache.copy(frameKey{f.p, i}, to, in):
+			buf := framePool.Get().(*[]byte)
+			p := (*buf)[:plain]
+			if err = f.decode(i, p); err == nil {
+				copy(to, p[in:])
+				f.cache.keep(frameKey{f.p, i}, p)
+			}
+			framePool.Put(buf)
+		}
+		if err != nil {
+			return done, err
+		}
+		done += int(n)
+	}
+	return done, nil
+}
+
+var framePool = sync.Pool{New: func() any { b := make([]byte, 2*FrameSize); return &b }}
+
+// decode reads and decodes one frame into plain, which is just as long.
+func (f *packedFile) decode(i uint64, plain []byte) error {
+	off, n, asIs := f.p.frame(i)
+	src := plain
+	if !asIs {
+		buf := framePool.Get().(*[]byte)
+		defer framePool.Put(buf)
+		src = (*buf)[:n]
+	}
+	if got, err := f.File.ReadAt(src, int64(off)); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	} else if got < len(src) {
+		return meta.E("read chunk", meta.Corrupt, "", fmt.Errorf("the compressed file ends at %d", off+uint64(got)))
+	}
+	if asIs {
+		return nil
+	}
+	if err := decodeFrame(f.p.alg, plain, src); err != nil {
+		return meta.E("read chunk", meta.Corrupt, "", fmt.Errorf("compressed bytes for %d: %w", i*FrameSize, err))
+	}
+	return nil
+}
+
+// frameCache holds the frames that small reads decoded last.
+type frameCache struct {
+	mu    sync.Mutex
+	slots [packedFrames]struct {
+		key frameKey
+		n   int
+		buf []byte
+	}
+	next int
+}
+
+type frameKey struct {
+	p *packing
+	i uint64
+}
+
+// copy fills to from a frame that is kept, from in on.
+func (c *frameCache) copy(key frameKey, to []byte, in uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.slots {
+		if s := &c.slots[i]; s.key == key {
+			copy(to, s.buf[in:s.n])
+			return true
+		}
+	}
+	return false
+}
+
+// keep keeps a frame in place of the one that came before all others.
+func (c *frameCache) keep(key frameKey, plain []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := &c.slots[c.next]
+	c.next = (c.next + 1) % len(c.slots)
+	if s.buf == nil {
+		s.buf = make([]byte, FrameSize)
+	}
+	s.key, s.n = key, copy(s.buf, plain)
+}
+
+// ---- compressing
+
+// Compress has a sealed chunk compressed soon. Chunks that are compressed
+// already, or were found not to shrink, stay as they are; what fails is tried
+// again when it is asked for again. It does not wait.
+func (s *Store) Compress(id meta.ChunkID, alg meta.Compression) {
+	if alg == meta.CompressNone || s.writable() != nil {
+		return
+	}
+	s.packMu.Lock()
+	defer s.packMu.Unlock()
+	if len(s.packs) < maxPacks || s.packs[id] != 0 {
+		s.packs[id] = alg
+	}
+	select {
+	case s.packKick <- struct{}{}:
+	default:
+	}
+}
+
+// toPack takes some chunk that waits to be compressed.
+func (s *Store) toPack() (meta.ChunkID, meta.Compression, bool) {
+	s.packMu.Lock()
+	defer s.packMu.Unlock()
+	for id, alg := range s.packs {
+		delete(s.packs, id)
+		return id, alg, true
+	}
+	return meta.ChunkID{}, 0, false
+}
+
+// compress compresses what waits, a batch and a checkpoint at a time.
+func (s *Store) compress() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() { <-s.stop; cancel() }()
+	for {
+		select {
+		case <-s.stop:
+			return
+		case <-s.packKick:
+		}
+		for more := true; more && ctx.Err() == nil && s.writable() == nil; {
+			done, bytes := 0, uint64(0)
+			for done < packBatch && bytes < packBytes && ctx.Err() == nil {
+				var id meta.ChunkID
+				var alg meta.Compression
+				if id, alg, more = s.toPack(); !more {
+					break
+				}
+				n, err := s.Pack(ctx, id, alg)
+				if err != nil {
+					switch meta.KindOf(err) {
+					case meta.NoSuchChunk, meta.Canceled, meta.Busy:
+					default:
+						s.slog.Warn("a chunk could not be compressed", "chunk", id.String(), "err", err)
+					}
+					continue
+				}
+				if bytes += n; n > 0 {
+					done++
+				}
+			}
+			if done > 0 {
+				if err := s.Checkpoint(); err != nil {
+					s.slog.Warn("compressed chunks are not in their places yet", "err", err)
+				}
+			}
+		}
+	}
+}
+
+// Pack writes the compressed form of a sealed chunk, which the next checkpoint
+// puts in place of the plain one; n is its plain length, 0 if there was nothing to do.
+// One call at a time. Errors: NoSuchChunk, Busy (it is not sealed), Corrupt, NoSpace, IO.
+func (s *Store) Pack(ctx context.Context, id meta.ChunkID, alg meta.Compression) (n uint64, err error) {
+	const op = "compress chunk"
+	c, err := s.use(id)
+	if err != nil {
+		return 0, err
+	}
+	defer s.leave(c)
+	switch {
+	case !c.exists:
+		return 0, c.noSuch(op)
+	case c.state != meta.ChunkSealed:
+		return 0, meta.E(op, meta.Busy, id.String(), errors.New("it is not sealed"))
+	case c.damaged:
+		return 0, meta.E(op, meta.Corrupt, id.String(), errors.New("it is damaged"))
+	case c.pack != nil, c.next != nil, c.isDense():
+		return 0, nil
+	}
+	h, err := s.hold(c, false, false)
+	if err != nil {
+		return 0, err
+	}
+	defer h.done()
+	length, crcs := c.length, c.crcs // of a sealed chunk they don't change
+	turn := new(byte)
+	c.packing = turn
+	c.mu.Unlock()
+	p, f, err := s.writePack(ctx, id, alg, h, crcs, length)
+	c.mu.Lock()
+	mine := c.packing == turn
+	c.packing = nil
+	if !mine || err != nil || p == nil {
+		if f != nil {
+			f.Close()
+		}
+		if rerr := s.d.Remove(packName(id)); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
+			err = errors.Join(err, ioError(op, id.String(), rerr))
+		}
+		if mine && err == nil {
+			c.dense = true
+			s.touch(c) // the next checkpoint writes it down
+		}
+		return 0, err
+	}
+	c.next, c.nextFile = p, &handle{File: f}
+	c.nextFile.refs.Store(1)
+	s.touch(c)
+	return length, nil
+}
+
+// writePack writes ID.pack, not synced. No packing and no error: it does not shrink.
+func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compression, h *handle, crcs []uint32, length uint64) (*packing, File, error) {
+	const op = "compress chunk"
+	if err := s.upgrade(); err != nil {
+		return nil, nil, err
+	}
+	f, err := s.d.Open(packName(id), true)
+	if err != nil {
+		return nil, nil, s.incomingError(id, err)
+	}
+	if err := f.Truncate(0); err != nil {
+		return nil, f, s.incomingError(id, err)
+	}
+	plain, again, coded := make([]byte, FrameSize), make([]byte, FrameSize), make([]byte, 2*FrameSize)
+	lens := make([]uint32, 0, frames(length))
+	var out []byte
+	var at, size uint64 // written, and that with what is in out
+	flush := func() error {
+		if len(out) == 0 {
+			return nil
+		}
+		free, err := s.space.take(s.d, uint64(len(out)), s.reserve)
+		if err != nil {
+			return ioError(op, id.String(), err)
+		}
+		if free < s.reserve {
+			return meta.E(op, meta.NoSpace, id.String(), fmt.Errorf("%d bytes free, %d are kept in reserve", free, s.reserve))
+		}
+		if _, err := f.WriteAt(out, int64(at)); err != nil {
+			return s.incomingError(id, err)
+		}
+		at, out = at+uint64(len(out)), out[:0]
+		return nil
+	}
+	for i := range frames(length) {
+		if ctx.Err() != nil {
+			return nil, f, meta.E(op, meta.Canceled, id.String(), ctx.Err())
+		}
+		b := plain[:frameLen(i, length)]
+		for n := uint64(0); n < uint64(len(b)); n += block {
+			off := i*FrameSize + n
+			if err := s.readBlock(id, h, b[n:min(n+block, uint64(len(b)))], off, crcs[off/block]); err != nil {
+				return nil, f, err
+			}
+		}
+		z := encodeFrame(alg, coded, b)
+		if z == nil {
+			z = b
+			lens = append(lens, uint32(len(b))|frameAsIs)
+		} else {
+			// The plain bytes go when this is on the disk: be sure of it.
+			if err := decodeFrame(alg, again[:len(b)], z); err != nil || !bytes.Equal(again[:len(b)], b) {
+				return nil, f, meta.E(op, meta.Corrupt, id.String(), fmt.Errorf("what was compressed at %d does not decode to what it was: %w", i*FrameSize, err))
+			}
+			lens = append(lens, uint32(len(z)))
+		}
+		out = append(out, z...)
+		size += uint64(len(z))
+		done := min((i+1)*FrameSize, length)
+		if (done == packTry || done == length) && size > done-done/16 {
+			return nil, f, nil
+		}
+		if len(out) >= 1<<20 {
+			if err := flush(); err != nil {
+				return nil, f, err
+			}
+		}
+	}
+	if err := flush(); err != nil {
+		return nil, f, err
+	}
+	const page = 4096
+	if (size+page-1)/page >= (length+page-1)/page {
+		return nil, f, nil
+	}
+	return newPacking(alg, lens), f, nil
+}
+
+// isDense: compressing it saves nothing.
+func (c *chunk) isDense() bool { return c.dense || c.length < packFrom }
+
+// upgrade has the disk's format say that programs of before compression can't
+// read it, before the first chunk is compressed.
+func (s *Store) upgrade() error {
+	s.packMu.Lock()
+	defer s.packMu.Unlock()
+	if s.f.version >= formatPacked {
+		return nil
+	}
+	f := s.f
+	f.version = formatPacked
+	if err := replaceFile(s.d, formatName, f.encode()); err != nil {
+		return s.incomingError(meta.ChunkID{}, err)
+	}
+	if err := s.syncDir("."); err != nil {
+		return s.fail(ioError("upgrade disk format", formatName, err))
+	}
+	s.f.version = f.version
+	return nil
+}
+
+// dropPlain removes the data files of chunks that a checkpoint has put compressed
+// files in the place of. Store.cpMu is held.
+func (s *Store) dropPlain(all []*settling) {
+	for _, t := range all {
+		if t.m == nil || t.m.pack == nil {
+			continue
+		}
+		t.c.mu.Lock()
+		if swapped := t.swapped && t.c.pack == t.m.pack; swapped {
+			if err := s.d.Remove(dataName(t.c.id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+				s.slog.Warn("the plain data of a compressed chunk is still there", "chunk", t.c.id.String(), "err", err)
+			}
+			s.stats.packed.Add(1)
+		}
+		t.c.mu.Unlock()
+	}
+}
+
+// tidy removes what a crash, or a failure, left of a chunk of which both files
+// are there: the one that its .meta doesn't name.
+func (s *Store) tidy(id meta.ChunkID) {
+	s.cpMu.Lock() // what .meta says in memory is durable
+	defer s.cpMu.Unlock()
+	if s.writable() != nil {
+		return
+	}
+	c, err := s.use(id)
+	if err != nil {
+		return
+	}
+	defer s.leave(c)
+	name := dataName(id)
+	switch {
+	case c.packing != nil, c.next != nil, !c.exists, c.state != meta.ChunkSealed:
+		return
+	case c.pack == nil:
+		name = packName(id)
+	}
+	if err := s.d.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+		s.slog.Warn("a leftover stays", "chunk", id.String(), "err", err)
+	}
+}
+
+// stored is what a chunk takes: its plain length, or that of its compressed file.
+func (c *chunk) stored() (meta.Compression, uint64) {
+	if c.pack == nil {
+		return meta.CompressNone, c.length
+	}
+	return c.pack.alg, c.pack.size()
+}

@@ -1,0 +1,150 @@
+package server
+
+import (
+	"context"
+	"maps"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/placement"
+)
+
+// Chunk servers compress sealed chunks, each its own replica; the order to seal,
+// or to copy, one says how. What was missed, since a server went down meanwhile or
+// the volume is to be compressed only now, shows in the servers' lists, which say
+// how each replica is stored, and is ordered again. What is compressed stays so
+// when the volume is to be plain.
+
+// StoredBytes sums replicas of sealed chunks.
+type StoredBytes struct {
+	Replicas   uint64 `json:"replicas"`
+	Compressed uint64 `json:"compressed"` // of Replicas
+	Dense      uint64 `json:"dense"`      // of Replicas: to compress them saves nothing
+	Plain      uint64 `json:"plain_bytes"`
+	Stored     uint64 `json:"stored_bytes"` // what they take on the disks
+}
+
+// Ratio is how many bytes one stored byte stands for; 1 of nothing.
+func (b StoredBytes) Ratio() float64 {
+	if b.Stored == 0 {
+		return 1
+	}
+	return float64(b.Plain) / float64(b.Stored)
+}
+
+func (b *StoredBytes) plus(x StoredBytes) {
+	b.Replicas += x.Replicas
+	b.Compressed += x.Compressed
+	b.Dense += x.Dense
+	b.Plain += x.Plain
+	b.Stored += x.Stored
+}
+
+// add counts a listed replica.
+func (b *StoredBytes) add(c *meta.ReplicaInfo) {
+	if c.State != meta.ChunkSealed {
+		return
+	}
+	b.Replicas++
+	b.Plain += c.Length
+	if c.Form == meta.CompressNone {
+		b.Stored += c.Length // also of servers that don't tell
+		if c.Dense {
+			b.Dense++
+		}
+		return
+	}
+	b.Compressed++
+	b.Stored += c.Stored
+}
+
+func (i *inspection) setStored(server meta.ServerID, b StoredBytes) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.stored == nil {
+		i.stored = map[meta.ServerID]StoredBytes{}
+	}
+	i.stored[server] = b
+}
+
+// forgetStored drops what is known of servers that are gone for good.
+func (i *inspection) forgetStored(m *placement.Map) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	maps.DeleteFunc(i.stored, func(id meta.ServerID, _ StoredBytes) bool {
+		s, ok := m.Server(id)
+		return !ok || s.State == placement.Gone
+	})
+}
+
+// storedNow sums what was listed last.
+func (i *inspection) storedNow() (sum StoredBytes) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, b := range i.stored {
+		sum.plus(b)
+	}
+	return sum
+}
+
+// tallyAge is how old what is told may be.
+const tallyAge = 3 * time.Second
+
+// tally sums how the volume is stored, for somebody who asks: servers are listed
+// again, if anything is compressed or to be. Of a server that does not answer it
+// is what was listed last.
+func (o *owner) tally(ctx context.Context) StoredBytes {
+	i := &o.inspection
+	sum := i.storedNow()
+	i.mu.Lock()
+	fresh := time.Since(i.tallied) < tallyAge
+	i.mu.Unlock()
+	if sum.Compressed == 0 && o.compression() == meta.CompressNone {
+		return StoredBytes{}
+	}
+	if fresh {
+		return sum
+	}
+	for _, x := range o.srv.sightings() {
+		if !x.live {
+			continue
+		}
+		var b StoredBytes
+		err := o.eachPage(ctx, x.info.ID, func(page []meta.ReplicaInfo) error {
+			for k := range page {
+				b.add(&page[k])
+			}
+			return nil
+		})
+		if err == nil {
+			i.setStored(x.info.ID, b)
+		}
+	}
+	i.mu.Lock()
+	i.tallied = time.Now()
+	i.mu.Unlock()
+	return i.storedNow()
+}
+
+// toCompress orders listed replicas to be compressed.
+type toCompress struct {
+	o      *owner
+	server meta.ServerID
+	alg    meta.Compression
+}
+
+// add orders it if the replica is plain and may shrink. A server that does not
+// know how is asked nothing more.
+func (t *toCompress) add(c *meta.ReplicaInfo) {
+	if t.alg == meta.CompressNone || c.State != meta.ChunkSealed || c.Err != meta.KindOK || c.Form != meta.CompressNone || c.Dense || c.Length == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(t.o.ctx, orderPatience)
+	defer cancel()
+	_, err := t.o.order(ctx, t.server, meta.Order{Kind: meta.OrderCompress, Chunk: c.ID, Compress: t.alg})
+	switch meta.KindOf(err) {
+	case meta.KindOK, meta.NoSuchChunk:
+	default:
+		t.alg = meta.CompressNone
+	}
+}

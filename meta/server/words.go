@@ -1,0 +1,231 @@
+package server
+
+import (
+	"fmt"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
+)
+
+// What a volume's row says beside its policy, and its owner acts on: how its
+// chunks are stored, and the advisory quota. The owner reads it when it opens the
+// volume, is told of changes, since they go through it, and looks again now and
+// then for a change that fell between two owners.
+type words struct {
+	compress meta.Compression
+	advisory cluster.Advisory
+	read     time.Time
+	// booking: a crossing is being written into the row.
+	booking bool
+}
+
+// wordsEvery is how often an owner reads its volume's row again.
+const wordsEvery = 10 * time.Minute
+
+// setWords takes over what the row says now.
+func (o *owner) setWords(v *cluster.Volume) {
+	alg, err := meta.ParseCompression(v.Compression)
+	if v.Compression != "" && err != nil {
+		o.log.Warn("the volume is to be compressed in a way that this program does not know: new chunks stay plain", "compression", v.Compression)
+	}
+	o.mu.Lock()
+	w := &o.words
+	more := alg != meta.CompressNone && alg != w.compress
+	w.compress, w.read = alg, time.Now()
+	w.advisory = cluster.Advisory{}
+	if v.Advisory != nil {
+		w.advisory = *v.Advisory
+	}
+	if bytes, inodes, err := namespace.Usage(&view{o: o}); err == nil {
+		o.watchQuota(bytes, inodes)
+	}
+	o.mu.Unlock()
+	if more { // lists tell what is plain still
+		o.inspection.mu.Lock()
+		clear(o.inspection.listed)
+		o.inspection.mu.Unlock()
+		o.kickInspection()
+	}
+}
+
+// readWords reads the row again if that is due.
+func (o *owner) readWords() {
+	o.mu.Lock()
+	due := time.Since(o.words.read) > wordsEvery
+	o.mu.Unlock()
+	if !due {
+		return
+	}
+	if v, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol); err == nil {
+		o.setWords(&v)
+	}
+}
+
+// compression is how new chunks are stored.
+func (o *owner) compression() meta.Compression {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.words.compress
+}
+
+// An advisory quota refuses nothing: crossing it is written into the volume's
+// row, once, logged, and shown by metrics. It counts as crossed until the use is
+// a twentieth below it.
+
+// crossed tells whether a use counts as above a limit, given that it did or not.
+func crossed(was bool, use, limit uint64) bool {
+	switch {
+	case limit == 0:
+		return false
+	case was:
+		return use > limit-limit/20
+	}
+	return use > limit
+}
+
+// watchQuota notices that the volume's use crosses its advisory quota. Caller
+// holds mu.
+func (o *owner) watchQuota(bytes, inodes uint64) {
+	w := &o.words
+	a := &w.advisory
+	if w.booking || o.ctx.Err() != nil || crossed(a.BytesOver != 0, bytes, a.Bytes) == (a.BytesOver != 0) && crossed(a.InodesOver != 0, inodes, a.Inodes) == (a.InodesOver != 0) {
+		return
+	}
+	w.booking = true
+	o.wg.Go(o.bookCrossing)
+}
+
+// bookCrossing writes down in the row which advisory quotas are crossed, as of
+// what is used then, until that is true.
+func (o *owner) bookCrossing() {
+	for o.ctx.Err() == nil {
+		var told []func()
+		v, err := o.srv.cfg.Cluster.UpdateVolume(o.ctx, o.vol, func(v *cluster.Volume) error {
+			told = nil
+			if v.Advisory == nil {
+				return nil
+			}
+			o.mu.Lock()
+			bytes, inodes, err := namespace.Usage(&view{o: o})
+			o.mu.Unlock()
+			if err != nil {
+				return err
+			}
+			a := *v.Advisory
+			v.Advisory = &a
+			book := func(over *meta.Time, use, limit uint64, what string) {
+				now := crossed(*over != 0, use, limit)
+				if now == (*over != 0) {
+					return
+				}
+				if *over = 0; now {
+					*over = meta.Time(time.Now().UnixNano())
+				}
+				told = append(told, func() {
+					if now {
+						o.log.Warn("the volume is above its advisory quota", "of", what, "used", use, "quota", limit)
+					} else {
+						o.log.Info("the volume is below its advisory quota again", "of", what, "used", use, "quota", limit)
+					}
+				})
+			}
+			book(&a.BytesOver, bytes, a.Bytes, "bytes")
+			book(&a.InodesOver, inodes, a.Inodes, "inodes")
+			return nil
+		})
+		if err == nil {
+			for _, tell := range told {
+				tell()
+			}
+			o.mu.Lock()
+			o.words.booking = false
+			o.mu.Unlock()
+			o.setWords(&v) // what changed meanwhile is noticed there
+			return
+		}
+		o.log.Warn("that the volume crosses its advisory quota could not be written down, it is tried again", "error", err)
+		select {
+		case <-time.After(5 * time.Second):
+		case <-o.ctx.Done():
+		}
+	}
+}
+
+// advisoryOf fills in what is told of a row's advisory quota.
+func advisoryOf(v *cluster.Volume, d *wire.VolumeDetail) {
+	if a := v.Advisory; a != nil {
+		d.AdvisoryBytes, d.AdvisoryInodes = a.Bytes, a.Inodes
+		d.BytesOver, d.InodesOver = goTime(a.BytesOver), goTime(a.InodesOver)
+	}
+}
+
+// sayAdvisory changes a row's advisory quota as words say. A limit that changes
+// is judged anew.
+func sayAdvisory(v *cluster.Volume, w *wire.VolumeWords) {
+	if w.AdvisoryBytes == nil && w.AdvisoryInodes == nil {
+		return
+	}
+	var a cluster.Advisory
+	if v.Advisory != nil {
+		a = *v.Advisory
+	}
+	if n := w.AdvisoryBytes; n != nil && *n != a.Bytes {
+		a.Bytes, a.BytesOver = *n, 0
+	}
+	if n := w.AdvisoryInodes; n != nil && *n != a.Inodes {
+		a.Inodes, a.InodesOver = *n, 0
+	}
+	if v.Advisory = &a; a == (cluster.Advisory{}) {
+		v.Advisory = nil
+	}
+}
+
+// checkCompression refuses an unknown algorithm. Errors: Invalid.
+func checkCompression(name *string) error {
+	if name == nil {
+		return nil
+	}
+	if _, err := meta.ParseCompression(*name); err != nil {
+		return fmt.Errorf("compression: %w", err)
+	}
+	return nil
+}
+
+// VolumeCounters are what metrics tell of a volume that is served here, if its row
+// asks for compression or has an advisory quota.
+type VolumeCounters struct {
+	Name                  string
+	UsedBytes, UsedInodes uint64
+	// Advisory quota, 0: none, and whether it counts as crossed.
+	AdvisoryBytes, AdvisoryInodes uint64
+	BytesOver, InodesOver         bool
+	// Of replicas of sealed chunks, as the chunk servers last listed them: their
+	// bytes, and what they take.
+	Compressed              bool // the volume is to be compressed
+	PlainBytes, StoredBytes uint64
+}
+
+// VolumeCounters takes a reading.
+func (s *Server) VolumeCounters() (all []VolumeCounters) {
+	for _, o := range s.owners() {
+		o.mu.Lock()
+		w := &o.words
+		c := VolumeCounters{Name: o.name, Compressed: w.compress != meta.CompressNone,
+			AdvisoryBytes: w.advisory.Bytes, AdvisoryInodes: w.advisory.Inodes, BytesOver: w.advisory.BytesOver != 0, InodesOver: w.advisory.InodesOver != 0}
+		var err error
+		if c.UsedBytes, c.UsedInodes, err = namespace.Usage(&view{o: o}); err != nil {
+			c.Compressed, w = false, &words{}
+		}
+		wanted := c.Compressed || w.advisory != (cluster.Advisory{})
+		o.mu.Unlock()
+		if wanted {
+			st := o.inspection.storedNow()
+			c.PlainBytes, c.StoredBytes = st.Plain, st.Stored
+			all = append(all, c)
+		}
+	}
+	return all
+}

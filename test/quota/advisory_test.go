@@ -1,0 +1,148 @@
+package quota
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// metric reads one value of the metadata server's; "" if it has none.
+func (r *rig) metric(name string) string {
+	r.T.Helper()
+	c := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", filepath.Join(r.metaDir(), "admin.sock"))
+	}}, Timeout: 30 * time.Second}
+	defer c.CloseIdleConnections()
+	resp, err := c.Get("http://penstock/metrics")
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, name); ok {
+			return strings.TrimSpace(rest)
+		}
+	}
+	return ""
+}
+
+// An advisory quota refuses nothing. That it is crossed is told once, in the
+// volume's row, the log and the metrics, stays so across a restart of the owner and a
+// use that falls a little, and ends when the use is well below it.
+func TestAdvisory(t *testing.T) {
+	const limit = 8 << 20
+	r := newRig(t)
+	r.volume("create", "q", "--attach", "/q", "--advisory-quota", fmt.Sprint(limit), "--advisory-quota-inodes", "8")
+	at, _ := r.mount("a")
+	write := func(name string, n int) {
+		t.Helper()
+		f, err := os.OpenFile(filepath.Join(at, name), os.O_WRONLY|os.O_CREATE, 0o644)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := f.Write(make([]byte, n)); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Sync(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	type over struct {
+		Bytes  string `json:"bytes_over"`
+		Inodes string `json:"inodes_over"`
+	}
+	shown := func(what string, bytes, inodes bool) (o over) {
+		t.Helper()
+		r.Until(what, func() error {
+			o = over{}
+			out, err := r.Ctl("volume", "show", "q", "--output", "json")
+			if err != nil {
+				return err
+			}
+			if err := json.Unmarshal(out, &o); err != nil {
+				return err
+			}
+			if (o.Bytes != "") != bytes || (o.Inodes != "") != inodes {
+				return fmt.Errorf("it shows %+v", o)
+			}
+			return nil
+		})
+		want := map[bool]string{false: "0", true: "1"}
+		for of, is := range map[string]bool{"bytes": bytes, "inodes": inodes} {
+			name := fmt.Sprintf(`penstock_meta_volume_advisory_exceeded{of=%q,volume="q"}`, of)
+			r.Until(what, func() error {
+				if got := r.metric(name); got != want[is] {
+					return fmt.Errorf("%s is %q, not %s", name, got, want[is])
+				}
+				return nil
+			})
+		}
+		return o
+	}
+	logged := func(line string) int {
+		t.Helper()
+		b, err := os.ReadFile(filepath.Join(r.Dir, "log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(b), line)
+	}
+	const above, below = "the volume is above its advisory quota", "the volume is below its advisory quota again"
+
+	write("a", limit-1<<20)
+	shown("below", false, false)
+	write("b", 2<<20) // nothing is refused
+	first := shown("above", true, false)
+	if n := logged(above); n != 1 {
+		t.Errorf("crossing it is logged %d times", n)
+	}
+	for i := range 4 { // about the limit, and no further news
+		write("b", 2<<20+i)
+		if err := os.Truncate(filepath.Join(at, "b"), 1<<20-100<<10); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("b", 2<<20)
+	r.meta.Kill()
+	r.startMeta()
+	write("c", 10)
+	if o := shown("the owner restarted", true, false); o != first {
+		t.Errorf("%+v, was %+v", o, first)
+	}
+	for i := range 9 {
+		write(fmt.Sprint("n", i), 10)
+	}
+	shown("many files", true, true)
+	if n := logged(above); n != 2 {
+		t.Errorf("the two crossings are logged %d times", n)
+	}
+	if err := os.Truncate(filepath.Join(at, "a"), 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	shown("well below", false, true)
+	if n := logged(below); n != 1 {
+		t.Errorf("that it is below is logged %d times", n)
+	}
+	r.volume("set", "q", "--advisory-quota-inodes", "0", "--advisory-quota", "1M")
+	r.Until("changed", func() error {
+		if got := r.metric(`penstock_meta_volume_advisory_exceeded{of="inodes",volume="q"}`); got != "" {
+			return fmt.Errorf("there is no such quota any more, and it shows %q", got)
+		}
+		return nil
+	})
+	r.fsck()
+}
