@@ -192,7 +192,7 @@ func (s *Server) GetCapacity(ctx context.Context, q *csi.GetCapacityRequest) (*c
 	if err != nil {
 		return nil, reply.Error(err)
 	}
-	return &csi.GetCapacityResponse{AvailableCapacity: signed(policy.Capacity(sites, c.Policy, q.GetAccessibleTopology().GetSegments()))}, nil
+	return &csi.GetCapacityResponse{AvailableCapacity: signed(policy.Room(c, sites, q.GetAccessibleTopology().GetSegments()))}, nil
 }
 
 // signed is a number of bytes as messages have it.

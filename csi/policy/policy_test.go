@@ -177,8 +177,31 @@ func TestPlace(t *testing.T) {
 			t.Errorf("%s: %q, %v; want %q, %v", c.name, got.Policy.Topology, err, c.want, c.kind)
 		}
 	}
-	if got := Capacity(sites, meta.Policy{Replicas: 2, Class: "nvme"}, map[string]string{KeyZone: "z1"}); got != 100 {
+	if got := Capacity(sites, meta.Policy{Replicas: 2, Class: "nvme", Topology: "/z1"}); got != 100 {
 		t.Errorf("capacity %d", got)
+	}
+	// There is room for what Place places, and for no byte more; whatever the disks of
+	// the pod's own machine.
+	for _, at := range []map[string]string{nil, seg("z1", "r1"), seg("z1", "r2"), seg("z2", "r1"), seg("z9", "r9"), {KeyZone: "z1", KeyRack: "r1", KeyHost: "b"}} {
+		for _, level := range []Level{Anywhere, Zone, Rack, Host} {
+			for _, topology := range []string{"", "/z1", "/z1/r2"} {
+				class := Class{Level: level, Policy: meta.Policy{Topology: topology, Replicas: 2}}
+				var asked []map[string]string
+				if at != nil {
+					asked = append(asked, at)
+				}
+				room := Room(class, sites, at)
+				fits := func(bytes uint64) bool {
+					c := class
+					err := Place(&c, sites, asked, nil, bytes)
+					// Place does not look for room where it changes nothing.
+					return err == nil && Capacity(sites, c.Policy) >= bytes
+				}
+				if room > 0 && !fits(room) || fits(room+1) {
+					t.Errorf("at %v, class %+v: room for %d, but that many fit: %v, and one more: %v", at, class, room, fits(room), fits(room+1))
+				}
+			}
+		}
 	}
 }
 

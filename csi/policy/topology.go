@@ -111,11 +111,11 @@ type Disk struct {
 }
 
 // Capacity is how many bytes a volume of this policy could hold now, of the disks
-// that lie where segments say (nil: anywhere).
-func Capacity(sites []Site, p meta.Policy, segments map[string]string) uint64 {
+// in its subtree.
+func Capacity(sites []Site, p meta.Policy) uint64 {
 	var free uint64
 	for _, s := range sites {
-		if !Under(s.Topology, p.Topology) || !Within(s.Topology, segments) {
+		if !Under(s.Topology, p.Topology) {
 			continue
 		}
 		for _, d := range s.Disks {
@@ -125,6 +125,35 @@ func Capacity(sites []Site, p meta.Policy, segments map[string]string) uint64 {
 		}
 	}
 	return free / uint64(max(p.Replicas, 1))
+}
+
+// Room is how many bytes a volume of a class could hold that Place would place for
+// somebody where segments say (nil: anywhere). Those of a class without a level lie
+// wherever the class says, so there is as much room for a pod on one machine as on
+// any other; at a level, all of the rack or zone counts that the machine is in, not
+// the machine's own disks alone.
+func Room(c Class, sites []Site, segments map[string]string) uint64 {
+	if segments == nil || c.Level == Anywhere && c.Policy.Topology == "" {
+		return Capacity(sites, c.Policy)
+	}
+	var most uint64
+	for _, s := range sites {
+		if Within(s.Topology, segments) && Under(s.Topology, c.Policy.Topology) {
+			p := c.Policy
+			p.Topology = c.subtree(s)
+			most = max(most, Capacity(sites, p))
+		}
+	}
+	return most
+}
+
+// subtree is where a volume of the class lies that a site was chosen for.
+func (c *Class) subtree(s Site) string {
+	at := Subtree(s.Topology, c.Level)
+	if !Under(at, c.Policy.Topology) {
+		return c.Policy.Topology // the class is narrower than the level
+	}
+	return at
 }
 
 // Place settles where a volume's bytes lie. preferred and requisite are what the
@@ -156,11 +185,8 @@ func Place(c *Class, sites []Site, preferred, requisite []map[string]string, byt
 				continue
 			}
 			p := c.Policy
-			p.Topology = Subtree(s.Topology, c.Level)
-			if !Under(p.Topology, c.Policy.Topology) {
-				p.Topology = c.Policy.Topology // the class is narrower than the level
-			}
-			if free := Capacity(sites, p, nil); free > 0 && free >= bytes {
+			p.Topology = c.subtree(s)
+			if free := Capacity(sites, p); free > 0 && free >= bytes {
 				c.Policy = p
 				return nil
 			}

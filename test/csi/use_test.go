@@ -68,12 +68,16 @@ func TestPlaces(t *testing.T) {
 		segments map[string]string
 		some     bool
 	}{{here, true}, {there, false}, {nil, true}} {
-		q := &csi.GetCapacityRequest{}
+		q := &csi.GetCapacityRequest{Parameters: map[string]string{"topologyLevel": "rack"}}
 		if c.segments != nil {
 			q.AccessibleTopology = &csi.Topology{Segments: c.segments}
 		}
 		if got := must(t, r.controller().GetCapacity, q).GetAvailableCapacity(); got > 0 != c.some {
 			t.Errorf("capacity %d at %v", got, c.segments)
+		}
+		// Without a level it is all the same where the pod is.
+		if q.Parameters = nil; must(t, r.controller().GetCapacity, q).GetAvailableCapacity() == 0 {
+			t.Errorf("no capacity at %v for volumes that lie anywhere", c.segments)
 		}
 	}
 	must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
