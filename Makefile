@@ -16,7 +16,7 @@ FUZZTIME    ?= 10s
 
 .PHONY: help
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: deps
 deps: ## install the Debian packages that are missing (deps.txt)
@@ -78,6 +78,11 @@ controls: deps build ## switch each safety mechanism off; the test that guards i
 .PHONY: chart
 chart: ## compare the plain manifests with what helm itself makes of the chart (builds helm's engine)
 	cd test/helm && $(GO) test -count 1 ./...
+
+.PHONY: e2e-k8s
+e2e-k8s: deps ## a Kubernetes of two nodes on this machine, Penstock deployed in it, and what users do there (root; E2EFLAGS)
+	@DEPS=test/k8s/deps.txt scripts/deps.sh
+	cd test/k8s && $(GO) test -count 1 -v -timeout 90m ./stories $(E2EFLAGS)
 
 .PHONY: gen
 gen: ## regenerate what is generated

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Installs the Debian packages of deps.txt that are missing, by name, through
-# apt-get. With --check it only tells which are missing, and fails if any is.
+# Installs the Debian packages of deps.txt (or of the file that DEPS names) that
+# are missing, by name, through apt-get. With --check it only tells which are
+# missing, and fails if any is.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -17,7 +18,7 @@ missing=
 while read -r package shows _; do
 	case $package in '' | '#'*) continue ;; esac
 	present "$shows" || missing="$missing $package"
-done <deps.txt
+done <"${DEPS:-deps.txt}"
 
 [ -z "$missing" ] && exit 0
 if [ "${1:-}" = --check ]; then

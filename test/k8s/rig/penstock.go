@@ -1,0 +1,147 @@
+package rig
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// meta is the address of the metadata server.
+func (r *Rig) meta() string { return r.order[0].Addr + ":" + MetaPort }
+
+func (r *Rig) credentials(who string) string { return filepath.Join(r.Dir, "credentials", who) }
+
+// startPenstock starts a cluster with certificates, as docs/operations.md tells: a
+// metadata server with an etcd of its own, and a chunk server on each machine that
+// stands in a rack.
+func (r *Rig) startPenstock() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	main := r.order[0]
+	state := filepath.Join(main.dir, "meta")
+	if out, err := main.Command(ctx, r.penstock, "cluster", "init", "--dir", state, "--credentials", r.credentials("")).CombinedOutput(); err != nil {
+		return fmt.Errorf("cluster init: %w: %s", err, out)
+	}
+	if err := r.StartMeta(); err != nil {
+		return err
+	}
+	if err := r.Until(time.Minute, "the metadata server answers", func(ctx context.Context) error {
+		_, err := r.Penstock(ctx, "volume", "list")
+		return err
+	}); err != nil {
+		return err
+	}
+	racks := 0
+	for n, p := range places {
+		if p.rack == "" {
+			continue
+		}
+		racks++
+		m := r.order[n]
+		if err := r.Join(ctx, m, "chunkserver", p.name+"-chunks"); err != nil {
+			return err
+		}
+		chunks := filepath.Join(m.dir, "chunks")
+		if p.disk != "" {
+			if out, err := m.Command(ctx, "sh", "-ec", "mkdir "+chunks+"; mount -t tmpfs -o size="+p.disk+" tmpfs "+chunks).CombinedOutput(); err != nil {
+				return fmt.Errorf("a disk of %s: %w: %s", p.name, err, out)
+			}
+		}
+		if _, err := m.Start("chunkserver", r.penstock, "chunkserver", "--data", chunks, "--cluster", r.meta(),
+			"--listen", m.Addr+":7500", "--topology", "/dc1/"+p.rack+"/"+p.name, "--credentials", r.credentials(p.name+"-chunks")); err != nil {
+			return err
+		}
+	}
+	return r.Until(time.Minute, "the chunk servers are known", func(ctx context.Context) error {
+		out, err := r.Penstock(ctx, "node", "list", "--output", "json")
+		if n := strings.Count(out, `"live": true`); err == nil && n != racks {
+			err = fmt.Errorf("%d of %d are", n, racks)
+		}
+		return err
+	})
+}
+
+// StartMeta starts the metadata server, also again.
+func (r *Rig) StartMeta() error {
+	main := r.order[0]
+	_, err := main.Start("meta", r.penstock, "meta", "--dir", filepath.Join(main.dir, "meta"), "--listen", r.meta(), "--credentials", r.credentials("meta"))
+	return err
+}
+
+// Join makes credentials for somebody on a machine, whose name they are kept under.
+func (r *Rig) Join(ctx context.Context, m *Machine, role, name string) error {
+	token, err := r.Penstock(ctx, "cluster", "join-token", "--role", role)
+	if err != nil {
+		return err
+	}
+	join := m.Command(ctx, r.penstock, "cluster", "join", "--cluster", r.meta(), "--name", name, "--credentials", r.credentials(name))
+	join.Stdin = strings.NewReader(token)
+	if out, err := join.CombinedOutput(); err != nil {
+		return fmt.Errorf("join as %s: %w: %s", name, err, out)
+	}
+	return nil
+}
+
+// Penstock runs a command of it as the administrator.
+func (r *Rig) Penstock(ctx context.Context, args ...string) (string, error) {
+	return r.PenstockOn(ctx, "node1", append(args, "--cluster", r.meta(), "--credentials", r.credentials("admin"))...)
+}
+
+// PenstockOn runs a command of it on a machine, as nobody in particular.
+func (r *Rig) PenstockOn(ctx context.Context, machine string, args ...string) (string, error) {
+	cmd := r.Machine(machine).Command(ctx, r.penstock, args...)
+	var out, errs strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("penstock %s: %w: %s", strings.Join(args, " "), err, errs.String())
+	}
+	return out.String(), nil
+}
+
+// MountTree mounts the whole tree on the workstation, as somebody who may write
+// everything, and gives where.
+func (r *Rig) MountTree(ctx context.Context) (string, error) {
+	desk := r.Machine("desk")
+	at := "/run/tree"
+	if _, err := r.Penstock(ctx, "grant", "add", "desk", "*", "--rights", "write"); err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(r.credentials("desk")); err != nil {
+		if err := r.Join(ctx, desk, "client", "desk"); err != nil {
+			return "", err
+		}
+	}
+	if out, err := desk.Command(ctx, "mkdir", "-p", at).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	_, err := r.PenstockOn(ctx, "desk", "mount", "--background", "--log-file", desk.Log("mount"), "--cluster", r.meta(), "--credentials", r.credentials("desk"), "/", at)
+	return at, err
+}
+
+// Volume is what `penstock volume list` says of one.
+type Volume struct {
+	ID   int    `json:"id"`
+	Name string `json:"name"`
+}
+
+// Volumes lists those of the cluster besides the root.
+func (r *Rig) Volumes(ctx context.Context) (l []Volume, err error) {
+	out, err := r.Penstock(ctx, "volume", "list", "--output", "json")
+	if err != nil {
+		return nil, err
+	}
+	var all []Volume
+	if err := json.Unmarshal([]byte(out), &all); err != nil {
+		return nil, err
+	}
+	for _, v := range all {
+		if v.ID != 1 {
+			l = append(l, v)
+		}
+	}
+	return l, nil
+}

@@ -1,0 +1,546 @@
+// Package rig is a Kubernetes of several nodes and a Penstock cluster on one
+// machine, for tests: real programs, in namespaces that end with this process.
+//
+// A Rig has these machines, in two racks:
+//
+//	node1, rack1   Kubernetes' control plane, a kubelet, a metadata server, a chunk server
+//	node2, rack2   a kubelet, a chunk server with a small disk
+//	store1, rack1  a chunk server
+//	store2, rack2  a chunk server with a small disk
+//	desk           a workstation: nothing but what a test starts there
+//
+// The driver comes into it as users bring it: by deploy/kubernetes.
+package rig
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Namespace is where deploy/kubernetes puts the driver.
+const Namespace = "penstock-system"
+
+const (
+	// pauseImage holds pods' namespaces, and has a shell.
+	pauseImage = Image
+	// Image is what tests' pods run: busybox, and the program `load`.
+	Image = "localhost/penstock-e2e/busybox:1"
+	// library is what runtimes put before names without a registry.
+	library = "docker.io/library/"
+)
+
+// Rig is what a test works with.
+type Rig struct {
+	Dir      string // what it keeps; gone after Down
+	root     string // of the repository
+	penstock string // the program
+	machines map[string]*Machine
+	order    []*Machine
+	groups   *cgroups
+	kube     *kubernetes
+	say      func(string, ...any)
+	loops    map[string]bool // loop devices that were in use before
+	held     bool            // by another process
+}
+
+// place is where a machine stands.
+type place struct {
+	name, rack string
+	kubelet    bool
+	disk       string // size of a disk of its own, in memory; "": what this machine has free
+}
+
+// Claims of 8 GiB fit into rack1 only.
+var places = []place{
+	{"node1", "rack1", true, ""},
+	{"node2", "rack2", true, "2g"},
+	{"store1", "rack1", false, ""},
+	{"store2", "rack2", false, "2g"},
+	{"desk", "", false, ""},
+}
+
+// configDir is where on a node the driver's configuration file lies.
+const configDir = "/run/penstock-csi-config"
+
+// MetaPort is the port of the metadata server.
+const MetaPort = "7400"
+
+// Up brings all of it up; root is that of the repository. What fails is taken down
+// again.
+func Up(root string, say func(string, ...any)) (r *Rig, err error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("run as root: machines are namespaces, and mount")
+	}
+	begin := time.Now()
+	if root, err = filepath.Abs(root); err != nil {
+		return nil, err
+	}
+	r = &Rig{root: root, machines: map[string]*Machine{}, say: say}
+	defer func() {
+		if err != nil {
+			if r.Dir != "" {
+				r.Failed()
+			}
+			err = errors.Join(err, r.Down())
+			r = nil
+		}
+	}()
+	p, err := buildPrograms(filepath.Join(root, "test", "k8s"), say)
+	if err != nil {
+		return r, err
+	}
+	if r.loops, err = loopsInUse(); err != nil {
+		return r, err
+	}
+	if r.Dir, err = os.MkdirTemp("", "penstock-k8s-"); err != nil {
+		return r, err
+	}
+	images, err := r.build(p)
+	if err != nil {
+		return r, err
+	}
+	r.step(&begin, "penstock and %d images were built", len(images))
+
+	hosts := map[string]string{}
+	var names []string
+	for n, p := range places {
+		hosts[p.name] = addrOf(n + 1)
+		names = append(names, p.name)
+	}
+	if r.groups, err = newCgroups(filepath.Base(r.Dir), names); err != nil {
+		return r, err
+	}
+	for n, p := range places {
+		m, err := newMachine(r.Dir, p.name, addrOf(n+1), hosts)
+		if err != nil {
+			return r, err
+		}
+		r.machines[p.name], r.order = m, append(r.order, m)
+		if n > 0 {
+			if err := r.order[0].link(m); err != nil {
+				return r, err
+			}
+		}
+	}
+	// The runtimes load images while the control plane starts.
+	var loading sync.WaitGroup
+	failed := make([]error, len(places))
+	for n, p := range places {
+		if p.kubelet {
+			loading.Go(func() { failed[n] = startRuntime(r.order[n], n+1, images) })
+		}
+	}
+	r.kube, err = startControl(p, r.Dir, r.order[0])
+	if err == nil {
+		r.step(&begin, "the API server is ready")
+		err = r.startPenstock()
+	}
+	loading.Wait()
+	if err = errors.Join(append(failed, err)...); err != nil {
+		return r, err
+	}
+	r.step(&begin, "containerd has the images")
+	for n, p := range places {
+		if p.kubelet {
+			if err := r.kube.startNode(r.order[n], r.groups.of(p.name)); err != nil {
+				return r, err
+			}
+		}
+	}
+	if err := r.snapshots(); err != nil {
+		return r, err
+	}
+	if err := r.Until(2*time.Minute, "the nodes are ready", func(ctx context.Context) error {
+		_, err := r.Kubectl(ctx, "wait", "--for=condition=Ready", "node/node1", "node/node2", "--timeout=5s")
+		if err == nil {
+			_, err = r.Kubectl(ctx, "get", "serviceaccount", "default")
+		}
+		return err
+	}); err != nil {
+		return r, err
+	}
+	r.step(&begin, "the nodes are ready")
+	if err := r.deploy(); err != nil {
+		return r, err
+	}
+	r.step(&begin, "the driver is deployed by deploy/kubernetes, and registered")
+	return r, r.note()
+}
+
+// note is what another process needs to know to work with a rig that is held.
+type note struct {
+	PIDs     map[string]int
+	Programs string
+}
+
+const noteName = "rig.json"
+
+func (r *Rig) note() error {
+	n := note{PIDs: map[string]int{}, Programs: r.kube.dir}
+	for _, m := range r.order {
+		n.PIDs[m.Name] = m.pid
+	}
+	b, err := json.Marshal(n)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(r.Dir, noteName), b, 0o600)
+}
+
+// Attach gives a rig that another process holds in a directory. Its Down does
+// nothing.
+func Attach(root, dir string, say func(string, ...any)) (*Rig, error) {
+	b, err := os.ReadFile(filepath.Join(dir, noteName))
+	if err != nil {
+		return nil, err
+	}
+	var n note
+	if err := json.Unmarshal(b, &n); err != nil {
+		return nil, err
+	}
+	if root, err = filepath.Abs(root); err != nil {
+		return nil, err
+	}
+	r := &Rig{Dir: dir, root: root, penstock: filepath.Join(dir, "penstock"), machines: map[string]*Machine{}, say: say, held: true}
+	for i, p := range places {
+		m := &Machine{Name: p.name, Addr: addrOf(i + 1), dir: filepath.Join(dir, p.name), pid: n.PIDs[p.name], running: map[string]*Process{}}
+		r.machines[p.name], r.order = m, append(r.order, m)
+	}
+	r.kube = &kubernetes{programs: programs{n.Programs}, main: r.order[0], admin: filepath.Join(dir, "pki", "admin.conf")}
+	return r, nil
+}
+
+// step tells what is done, and how long it took.
+func (r *Rig) step(since *time.Time, format string, args ...any) {
+	r.say("%s (%.1f s)", fmt.Sprintf(format, args...), time.Since(*since).Seconds())
+	*since = time.Now()
+}
+
+// build makes penstock and the images; it gives the archives' names.
+func (r *Rig) build(p programs) (archives []string, err error) {
+	r.penstock = filepath.Join(r.Dir, "penstock")
+	if _, err := output(r.root, "go", "build", "-o", r.penstock, "./cmd/penstock"); err != nil {
+		return nil, err
+	}
+	load := filepath.Join(r.Dir, "load")
+	if _, err := output(filepath.Join(r.root, "test", "k8s"), "go", "build", "-o", load, "./load"); err != nil {
+		return nil, err
+	}
+	dockerfile, err := os.ReadFile(filepath.Join(r.root, "deploy", "docker", "Dockerfile"))
+	if err != nil {
+		return nil, err
+	}
+	// The names that the manifests have, so that they need no change.
+	manifest, err := os.ReadFile(filepath.Join(r.root, "deploy", "kubernetes", "controller.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	product, err := fromDockerfile(string(dockerfile), map[string]string{"/penstock": r.penstock})
+	if err != nil {
+		return nil, err
+	}
+	var images []image
+	known := map[string]bool{}
+	for _, line := range strings.Split(string(manifest), "\n") {
+		name, ok := strings.CutPrefix(strings.TrimSpace(line), "image: ")
+		if !ok || known[name] {
+			continue
+		}
+		known[name] = true
+		short, _, _ := strings.Cut(name[strings.LastIndex(name, "/")+1:], ":")
+		i := image{Names: []string{name}, User: "65532:65532", Entrypoint: []string{"/" + short}, Files: map[string]string{"/" + short: p.path(short)}}
+		if short == "penstock" {
+			i = product
+			i.Names = []string{library + name}
+		}
+		images = append(images, i)
+	}
+	applets, err := output("/", "busybox", "--list")
+	if err != nil {
+		return nil, err
+	}
+	// The examples that are shipped name a newer busybox than Debian's.
+	shell := image{Names: []string{Image, library + "busybox:1.37"}, Entrypoint: []string{"/bin/sleep", "2147483647"},
+		Files: map[string]string{"/bin/busybox": "/bin/busybox", "/bin/load": load}, Links: map[string]string{}}
+	for _, a := range strings.Fields(applets) {
+		if a != "busybox" {
+			shell.Links["/bin/"+a] = "busybox"
+		}
+	}
+	for n, i := range append(images, shell) {
+		to := filepath.Join(r.Dir, fmt.Sprintf("image%d.tar", n))
+		if err := i.write(to); err != nil {
+			return nil, fmt.Errorf("image %s: %w", i.Names, err)
+		}
+		archives = append(archives, to)
+	}
+	return archives, nil
+}
+
+// snapshots makes the cluster one with snapshots, as most are: their kinds, and the
+// controller that belongs to Kubernetes and to no driver.
+func (r *Rig) snapshots() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for _, kind := range []string{"volumesnapshotclasses", "volumesnapshotcontents", "volumesnapshots"} {
+		if _, err := r.Kubectl(ctx, "apply", "-f", r.kube.path("crd/snapshot.storage.k8s.io_"+kind+".yaml")); err != nil {
+			return err
+		}
+	}
+	if _, err := r.Kubectl(ctx, "wait", "--for=condition=Established", "crd/volumesnapshots.snapshot.storage.k8s.io", "--timeout=30s"); err != nil {
+		return err
+	}
+	_, err := r.order[0].Start("snapshot-controller", r.kube.path("snapshot-controller"), "--kubeconfig="+r.kube.admin)
+	return err
+}
+
+// deploy does what docs/kubernetes.md tells to do.
+func (r *Rig) deploy() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	shipped := filepath.Join(r.root, "deploy", "kubernetes")
+	if _, err := r.Kubectl(ctx, "apply", "-f", filepath.Join(shipped, "namespace.yaml")); err != nil {
+		return err
+	}
+	for _, s := range []struct{ secret, role, name string }{
+		{"penstock-controller-token", "admin", "kubernetes"},
+		{"penstock-node-token", "client", ""},
+	} {
+		args := []string{"cluster", "join-token", "--role", s.role}
+		if s.name != "" {
+			args = append(args, "--name", s.name)
+		}
+		token, err := r.Penstock(ctx, args...)
+		if err != nil {
+			return err
+		}
+		if _, err := r.Kubectl(ctx, "-n", Namespace, "create", "secret", "generic", s.secret, "--from-literal=token="+strings.TrimSpace(token)); err != nil {
+			return err
+		}
+	}
+	if _, err := r.Penstock(ctx, "grant", "add", "node*", "*", "--rights", "write"); err != nil {
+		return err
+	}
+	// A node finds its place by the chunk server on it, which it knows by the boot of
+	// the kernel; and here all machines have one kernel. So nodes are told.
+	for n, p := range places {
+		if p.kubelet {
+			at := filepath.Join(r.Dir, p.name, "driver")
+			if err := errors.Join(os.Mkdir(at, 0o755), os.WriteFile(filepath.Join(at, "csi.yaml"), []byte("topology: /dc1/"+p.rack+"/"+p.name+"\n"), 0o644)); err != nil {
+				return err
+			}
+			if out, err := r.order[n].Command(ctx, "ln", "-s", at, configDir).CombinedOutput(); err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+		}
+	}
+	// The one change that every user makes, and that one.
+	relative, err := filepath.Rel(filepath.Join(r.Dir, "kustomize"), shipped)
+	if err != nil {
+		return err
+	}
+	text := fmt.Sprintf(`apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [%q]
+patches:
+  - target: {kind: ConfigMap, name: penstock}
+    patch: '[{"op": "replace", "path": "/data/cluster", "value": "%s"}]'
+  - target: {kind: DaemonSet, name: penstock-node}
+    patch: |-
+      - {op: add, path: /spec/template/spec/volumes/-, value: {name: config, hostPath: {path: %s}}}
+      - {op: add, path: /spec/template/spec/containers/0/volumeMounts/-, value: {name: config, mountPath: /etc/penstock, readOnly: true}}
+`, relative, r.meta(), configDir)
+	if err := errors.Join(
+		os.MkdirAll(filepath.Join(r.Dir, "kustomize"), 0o755),
+		os.WriteFile(filepath.Join(r.Dir, "kustomize", "kustomization.yaml"), []byte(text), 0o644),
+	); err != nil {
+		return err
+	}
+	if _, err := r.Kubectl(ctx, "apply", "-k", filepath.Join(r.Dir, "kustomize")); err != nil {
+		return err
+	}
+	return r.Driver(ctx)
+}
+
+// Driver waits until the driver's pods are ready and the kubelets have it.
+func (r *Rig) Driver(ctx context.Context) error {
+	if _, err := r.Kubectl(ctx, "-n", Namespace, "rollout", "status", "deployment/penstock-controller", "--timeout=120s"); err != nil {
+		return err
+	}
+	// kubectl knows no rollout of what is updated by hand (OnDelete).
+	if _, err := r.Kubectl(ctx, "-n", Namespace, "wait", "--for=jsonpath={.status.numberReady}=2", "daemonset/penstock-node", "--timeout=120s"); err != nil {
+		return err
+	}
+	return r.Until(time.Minute, "the kubelets have the driver", func(ctx context.Context) error {
+		out, err := r.Kubectl(ctx, "get", "csinodes", "-o", "jsonpath={.items[*].spec.drivers[*].name}")
+		if err == nil && out != "csi.penstock.io csi.penstock.io" {
+			err = fmt.Errorf("they have %q", out)
+		}
+		return err
+	})
+}
+
+// Kubectl runs it as the administrator.
+func (r *Rig) Kubectl(ctx context.Context, args ...string) (string, error) {
+	return r.kube.kubectl(ctx, "", args...)
+}
+
+// Apply applies a manifest.
+func (r *Rig) Apply(ctx context.Context, manifest string) error {
+	_, err := r.kube.kubectl(ctx, manifest, "apply", "-f", "-")
+	return err
+}
+
+// Machine gives one by its name.
+func (r *Rig) Machine(name string) *Machine {
+	m := r.machines[name]
+	if m == nil {
+		panic("rig: there is no machine " + name)
+	}
+	return m
+}
+
+// Until tries until it succeeds; it gives up when time is up or a part of the rig
+// that should run has ended.
+func (r *Rig) Until(d time.Duration, what string, try func(context.Context) error) error {
+	return until(d, what, func(ctx context.Context) error { return errors.Join(try(ctx), alive(r.order...)) })
+}
+
+// Failed shows the ends of all logs.
+func (r *Rig) Failed() {
+	logs, _ := filepath.Glob(filepath.Join(r.Dir, "*", "log", "*.log"))
+	for _, f := range logs {
+		if out, err := exec.Command("tail", "-n", "15", f).Output(); err == nil && len(out) > 0 {
+			r.say("--- %s\n%s", strings.TrimPrefix(f, r.Dir+"/"), out)
+		}
+	}
+}
+
+// Down ends everything, removes what was kept, and fails if anything is left on the
+// machine below.
+func (r *Rig) Down() error {
+	if r.held {
+		return nil
+	}
+	var errs []error
+	for _, m := range r.order {
+		errs = append(errs, m.stop())
+	}
+	if r.groups != nil {
+		errs = append(errs, r.groups.remove())
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err // something lives and may use what would be removed
+	}
+	if r.Dir == "" {
+		return nil
+	}
+	return errors.Join(r.left(), os.RemoveAll(r.Dir))
+}
+
+// left fails if the machine below still has something of ours: mounts, loop devices,
+// processes.
+func (r *Rig) left() error {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, line := range strings.Split(string(mounts), "\n") {
+		if strings.Contains(line, r.Dir) {
+			errs = append(errs, fmt.Errorf("a mount is left: %s", line))
+		}
+	}
+	loops, err := loopsInUse()
+	if err != nil {
+		return err
+	}
+	for l := range loops {
+		if !r.loops[l] && strings.Contains(l, r.Dir) {
+			errs = append(errs, fmt.Errorf("a loop device is left: %s", l))
+		}
+	}
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return err
+	}
+	for _, f := range lines {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			continue // it ended
+		}
+		if strings.Contains(string(b), r.Dir+"/") {
+			errs = append(errs, fmt.Errorf("a process is left: %s: %q", f, b))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// loopsInUse lists loop devices with their files.
+func loopsInUse() (map[string]bool, error) {
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	used := map[string]bool{}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		used[f+": "+strings.TrimSpace(string(b))] = true
+	}
+	return used, nil
+}
+
+// Enter is a command that opens a shell on a machine.
+func (r *Rig) Enter(machine string) string {
+	return fmt.Sprintf("nsenter -t %d -m -n -p -u -i --wd=/ -- env KUBECONFIG=%s PATH=%s:$PATH bash   (kube kubectl ...)",
+		r.Machine(machine).pid, r.kube.admin, r.kube.dir)
+}
+
+// Memory is a table of what each process of the machines holds: resident memory of
+// its own, MiB.
+func (r *Rig) Memory() (string, error) {
+	var b strings.Builder
+	for _, m := range r.order {
+		out, err := m.Command(context.Background(), "sh", "-c", `for p in /proc/[0-9]*; do
+	a=$(tr '\0' ' ' < $p/cmdline 2>/dev/null | cut -c1-300); s=$(awk '/^RssAnon/ {print $2}' $p/status 2>/dev/null)
+	[ -n "$a" ] && [ -n "$s" ] && echo "$s $a"; done`).Output()
+		if err != nil {
+			return "", err
+		}
+		for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+			f := strings.Fields(line)
+			if len(f) < 2 {
+				continue
+			}
+			kib, err := strconv.Atoi(f[0])
+			if err != nil || kib < 4096 {
+				continue
+			}
+			name := filepath.Base(f[1])
+			if len(f) > 2 && !strings.HasPrefix(f[2], "-") {
+				name += " " + f[2]
+			}
+			fmt.Fprintf(&b, "  %-7s %-40s %5d\n", m.Name, name, kib/1024)
+		}
+	}
+	return b.String(), nil
+}
+
+// File is the whole path of one of the repository.
+func (r *Rig) File(path string) string { return filepath.Join(r.root, path) }

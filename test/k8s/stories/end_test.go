@@ -1,0 +1,72 @@
+package stories
+
+import (
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestNamespaceGoes: deleting a namespace with pods that write, a snapshot, a clone
+// of it and a volume tied to a rack leaves nothing behind, not even a grant.
+func TestNamespaceGoes(t *testing.T) {
+	s := begin(t)
+	before, err := the.Penstock(t.Context(), "grant", "list")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.apply(claim("data", "penstock", "ReadWriteMany", "256Mi"), claim("rack", "penstock-rack", "ReadWriteMany", "64Mi"),
+		pod("a", "node1", map[string]string{"/data": "data", "/rack": "rack"}), pod("b", "node2", map[string]string{"/data": "data"}))
+	s.ready("a", "b")
+	s.sh("a", "load files /data/many 300; echo x > /rack/x")
+	s.apply(snapshot("snap", "data"), claim("clone", "penstock", "ReadWriteMany", "256Mi", from("VolumeSnapshot", "snap")),
+		pod("c", "node2", map[string]string{"/data": "clone"}))
+	s.ready("c")
+	s.want("c", "load check /data/many 300", "300 files are right")
+	for _, p := range []string{"a", "b", "c"} {
+		s.sh(p, "(while true; do dd if=/dev/zero of=/data/busy-$HOSTNAME bs=256k count=4 conv=fsync; done) >/dev/null 2>&1 &")
+	}
+	s.end()
+	after, err := the.Penstock(t.Context(), "grant", "list")
+	if err != nil || after != before {
+		t.Errorf("grants were %s and are %s, %v", before, after, err)
+	}
+}
+
+// TestDeadCluster: no server answers any more. Pods that write hang, and can be
+// deleted all the same; nothing of them stays in the kernel. When the cluster is
+// back, the rest is cleared away, and new pods find what was synced.
+func TestDeadCluster(t *testing.T) {
+	s := begin(t)
+	s.apply(claim("data", "penstock", "ReadWriteMany", "256Mi"),
+		pod("w", "node2", map[string]string{"/data": "data"}), pod("r", "node1", map[string]string{"/data": "data"}))
+	s.ready("w", "r")
+	s.sh("w", "echo kept > /data/f; sync /data/f")
+	s.sh("w", "(while true; do dd if=/dev/zero of=/data/busy bs=256k count=4 conv=fsync; done) >/dev/null 2>&1 &")
+	s.sh("r", "(while true; do ls -l /data; cat /data/f; sleep 0.1; done) >/dev/null 2>&1 &")
+
+	servers := [][2]string{{"node1", "meta"}, {"node1", "chunkserver"}, {"node2", "chunkserver"}, {"store1", "chunkserver"}, {"store2", "chunkserver"}}
+	signal := func(sig syscall.Signal) {
+		t.Helper()
+		for _, p := range servers {
+			if err := the.Machine(p[0]).Signal(p[1], sig); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	signal(syscall.SIGSTOP)
+	back := false
+	defer func() {
+		if !back {
+			signal(syscall.SIGCONT)
+		}
+	}()
+	time.Sleep(5 * time.Second) // so that all of them hang in a call
+	begin := time.Now()
+	s.kubectl("delete", "pod", "w", "r", "--timeout=120s")
+	t.Logf("with a cluster that does not answer, pods are deleted after %v", time.Since(begin))
+	signal(syscall.SIGCONT)
+	back = true
+	s.apply(pod("late", "node2", map[string]string{"/data": "data"}))
+	s.ready("late")
+	s.want("late", "cat /data/f", "kept")
+}

@@ -1,0 +1,79 @@
+package stories
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/test/k8s/rig"
+)
+
+// TestTrainingJob: an indexed Job of four pods on two nodes reads a data set twice,
+// with checkpoints to a second claim; its pods are killed on the way. Every byte is
+// compared, by each pod, and each goes on from its checkpoint.
+func TestTrainingJob(t *testing.T) {
+	const shards, workers, epochs = 16, 4, 2
+	s := begin(t)
+	s.apply(claim("data", "penstock", "ReadWriteMany", "1Gi"), claim("checkpoints", "penstock", "ReadWriteMany", "1Gi"),
+		pod("prepare", "", map[string]string{"/data": "data"}))
+	s.ready("prepare")
+	s.sh("prepare", fmt.Sprintf("load data /data %d", shards))
+	s.apply(fmt.Sprintf(`apiVersion: batch/v1
+kind: Job
+metadata: {name: train, namespace: NAMESPACE}
+spec:
+  completionMode: Indexed
+  completions: %[1]d
+  parallelism: %[1]d
+  backoffLimit: 100
+  podReplacementPolicy: TerminatingOrFailed
+  template:
+    metadata: {labels: {job: train}}
+    spec:
+      restartPolicy: Never
+      terminationGracePeriodSeconds: 0
+      topologySpreadConstraints:
+        - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {job: train}}}
+      containers:
+        - name: main
+          image: %[2]s
+          command: [load, train, /data, /checkpoints, "%[3]d", "%[1]d", "%[4]d", 500ms]
+          volumeMounts: [{name: data, mountPath: /data, readOnly: true}, {name: checkpoints, mountPath: /checkpoints}]
+      volumes:
+        - {name: data, persistentVolumeClaim: {claimName: data}}
+        - {name: checkpoints, persistentVolumeClaim: {claimName: checkpoints}}`, workers, rig.Image, shards, epochs))
+	s.until(patience, "all have a checkpoint", func(ctx context.Context) error {
+		out, err := the.Kubectl(ctx, "-n", s.ns, "get", "pods", "-l", "job=train", "-o", "jsonpath={.items[*].status.phase}")
+		if err == nil && strings.Count(out, "Running") != workers {
+			err = fmt.Errorf("the pods are %s", out)
+		}
+		return err
+	})
+	time.Sleep(2 * time.Second) // some steps; the checkpoints tell below how many
+	s.kubectl("delete", "pods", "-l", "job=train", "--force", "--grace-period=0")
+	s.kubectl("wait", "--for=condition=Complete", "job/train", fmt.Sprintf("--timeout=%v", patience))
+
+	lives := 0
+	for _, line := range strings.Split(strings.TrimSpace(s.kubectl("logs", "-l", "job=train", "--tail=1")), "\n") {
+		var p struct {
+			Step, Lives, Samples int
+			Reading, Total       time.Duration
+		}
+		if err := json.Unmarshal([]byte(line), &p); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		// A step is 64 samples and 100 small files.
+		const steps = epochs * shards / workers
+		if p.Step != steps || p.Samples != steps*164 {
+			t.Errorf("a worker says %+v", p)
+		}
+		lives += p.Lives
+		t.Logf("a worker of %d lives waited %v of %v for data", p.Lives, p.Reading, p.Total)
+	}
+	if lives < workers+1 {
+		t.Errorf("%d lives of %d workers: nobody went on from a checkpoint", lives, workers)
+	}
+}
