@@ -43,6 +43,11 @@ type Config struct {
 	MetaCache int
 	// Notify is told of recalls; nil if nobody caches above this client.
 	Notify Notifier
+	// IndexDir is a folder for the indexes of snapshots, made if it is not there,
+	// which processes of one machine should share; empty: UseIndex does nothing.
+	// IndexKeep bounds what is kept there, in bytes; 0: 16 GiB.
+	IndexDir  string
+	IndexKeep int64
 	// FlushEvery is the longest that written bytes wait before the background
 	// makes them durable and commits them; 0: 1 s.
 	FlushEvery time.Duration
@@ -79,7 +84,7 @@ type Client struct {
 	views   views
 
 	stats struct {
-		rpcs, hits, recalls, written, read, appended, commits, lost atomic.Uint64
+		rpcs, hits, recalls, written, read, appended, commits, lost, indexed, refused atomic.Uint64
 	}
 }
 
@@ -296,6 +301,8 @@ type Stats struct {
 	BufferBytes   int64  // memory that these take
 	RPCs          uint64 // requests sent to meta servers
 	LookupHits    uint64 // lookups answered from memory
+	Indexed       uint64 // questions answered from the indexes of snapshots
+	BadIndexes    uint64 // indexes that were refused because they were damaged
 	Recalls       uint64 // leases recalled
 	WrittenBytes  uint64 // by Write
 	ReadBytes     uint64 // by Read
@@ -312,6 +319,8 @@ func (c *Client) Stats() Stats {
 		BufferBytes:   c.buf.inUse(),
 		RPCs:          c.stats.rpcs.Load(),
 		LookupHits:    c.stats.hits.Load(),
+		Indexed:       c.stats.indexed.Load(),
+		BadIndexes:    c.stats.refused.Load(),
 		Recalls:       c.stats.recalls.Load(),
 		WrittenBytes:  c.stats.written.Load(),
 		ReadBytes:     c.stats.read.Load(),

@@ -117,6 +117,9 @@ func (v *Volume) Lookup(ctx context.Context, parent meta.Ino, name string) (Entr
 	if v.isStub(parent) {
 		return Entry{Volume: v.id, Negative: true, Valid: v.valid()}, nil
 	}
+	if e, ok, err := v.lookupIndex(parent, name); ok {
+		return e, err
+	}
 	p := v.node(parent)
 	defer p.put()
 	p.mu.Lock()
@@ -215,6 +218,9 @@ func (v *Volume) entryOf(ctx context.Context, to dent, steady bool) (Entry, erro
 func (v *Volume) GetAttr(ctx context.Context, ino meta.Ino) (Entry, error) {
 	if v.isStub(ino) {
 		return v.stub(ino), nil
+	}
+	if e, ok, err := v.attrIndex(ino); ok {
+		return e, err
 	}
 	in := v.node(ino)
 	defer in.put()
@@ -329,6 +335,9 @@ func (in *inode) prefetch() {
 func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, cookie uint64, max int, plus bool) (list []DirEntry, eof bool, err error) {
 	if v.isStub(ino) {
 		return nil, true, nil
+	}
+	if list, eof, ok, err := v.listIndex(ctx, ino, cookie, max, plus); ok {
+		return list, eof, err
 	}
 	in := v.node(ino)
 	defer in.put()

@@ -24,6 +24,7 @@ func (v *Volume) ComputeDigest(ctx context.Context, told func(DigestProgress)) (
 	if v.view == nil {
 		return Digest{}, DigestProgress{}, meta.E("digest", meta.NotSupported, v.name, fmt.Errorf("only of a snapshot"))
 	}
+	ctx = context.WithValue(ctx, pastIndex{}, true) // it does not rest on an index either
 	src := digest.Asked{
 		Ask: func(ctx context.Context, op meta.Op) (*meta.Result, error) {
 			res, _, err := v.ask(ctx, op)

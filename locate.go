@@ -26,6 +26,7 @@ type LocatedExtent struct {
 // at a time, more follow unless EOF. What was written and is not committed yet
 // has no place. Errors: Invalid (no regular file).
 func (v *Volume) Locate(ctx context.Context, ino meta.Ino, off uint64) (Location, error) {
+	ctx = context.WithValue(ctx, pastIndex{}, true) // repair may have moved what an index tells of
 	res, _, err := v.do(ctx, nil, &meta.Open{Ino: ino, Off: off}, meta.LeaseNone)
 	if err != nil {
 		return Location{}, err

@@ -35,6 +35,9 @@ const (
 
 // openAhead books a file whose map had to be asked for.
 func (v *Volume) openAhead(ino meta.Ino) {
+	if v.indexed() != nil {
+		return // to open one costs no request
+	}
 	o := &v.opens
 	o.mu.Lock()
 	o.misses++

@@ -142,6 +142,7 @@ func (v *Volume) readPieces(ctx context.Context, pieces []piece) error {
 // buffered on top. Until the answer is here the old map stays: writers go on
 // with it, and nobody reads past what they wrote.
 func (v *Volume) reload(ctx context.Context, in *inode) error {
+	ctx = context.WithValue(ctx, pastIndex{}, true)
 	in.mu.Lock()
 	f, err := in.take(ctx, turnCommit|turnPush)
 	if err != nil {

@@ -50,6 +50,7 @@ type view struct {
 	born  time.Time
 	gone  atomic.Bool
 	locks viewLocks
+	index viewIndex
 }
 
 // snapshotNames is the list of a live volume's snapshots as it was last told.
@@ -276,8 +277,20 @@ func (c *Client) watchViews() {
 			}
 			asked[v.view.of] = true
 			if _, _, err := v.view.of.snapshotsSince(c.ctx, viewCheck/2); err != nil {
+				if meta.KindOf(err) == meta.AccessDenied {
+					c.forbidIndexes(v.view.of, err)
+				}
 				c.log.Debug("snapshots not listed", "volume", v.view.of.name, "err", err)
 			}
+		}
+	}
+}
+
+// forbidIndexes gives up the indexes of all snapshots of a volume.
+func (c *Client) forbidIndexes(of *Volume, err error) {
+	for _, v := range c.openVolumes() {
+		if v.view != nil && v.view.of == of {
+			v.forbidIndex(err)
 		}
 	}
 }
@@ -319,6 +332,9 @@ func (v *Volume) ask(ctx context.Context, op meta.Op) (*meta.Result, stamp, erro
 	}
 	if v.view.gone.Load() {
 		return nil, st, v.stale(nil)
+	}
+	if res, ok, err := v.fromIndex(ctx, op); ok {
+		return res, st, err
 	}
 	c.stats.rpcs.Add(1)
 	res, err := c.sess.DoAt(ctx, v.view.of.id, v.view.snap.At, op)

@@ -24,6 +24,9 @@ const (
 	// XattrLocations holds where a file's committed bytes lie: a line for each
 	// extent, see showLocations.
 	XattrLocations = ownPrefix + "locations"
+	// XattrIndex tells whether a snapshot is answered for from its index: see
+	// showIndex.
+	XattrIndex = ownPrefix + "index"
 )
 
 // maxXattr is the longest value that the kernel takes.
@@ -72,6 +75,24 @@ func showLocations(ctx context.Context, l locator, ino meta.Ino) ([]byte, error)
 	}
 }
 
+// indexed is a volume that may be answered for from an index.
+type indexed interface {
+	Index() penstock.IndexStatus
+}
+
+// showIndex writes the state of an index (penstock.IndexStatus), then "inodes N
+// bytes N" if it is known what it holds, and why it is not used, quoted.
+func showIndex(s penstock.IndexStatus) []byte {
+	b := []byte(s.State)
+	if s.Inodes > 0 {
+		b = fmt.Appendf(b, " inodes %d bytes %d", s.Inodes, s.Bytes)
+	}
+	if s.Detail != "" {
+		b = fmt.Appendf(b, " %q", s.Detail)
+	}
+	return b
+}
+
 // trustedPrefix begins the names that only root may see.
 const trustedPrefix = "trusted."
 
@@ -118,6 +139,12 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name st
 			return 0, fuse.ENODATA
 		}
 		value = fmt.Append(nil, s.At)
+	case name == XattrIndex:
+		x, ok := v.(indexed)
+		if _, _, frozen := v.View(); !ok || !frozen {
+			return 0, fuse.ENODATA
+		}
+		value = showIndex(x.Index())
 	case name == XattrLocations:
 		l, ok := v.(locator)
 		if !ok {

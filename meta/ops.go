@@ -58,6 +58,7 @@ const (
 	OpPinSnapshot
 	OpUnpinSnapshot
 	OpSetDigest
+	OpSetIndex
 )
 
 // Mutates reports whether the operation changes the namespace.
@@ -422,6 +423,36 @@ type SnapshotDigest struct {
 	Read    uint64 // of these, bytes that were not known from an earlier digest
 }
 
+// SetIndex records where the index of a snapshot lies (package meta/index), in
+// chunks of its own that it counts in full; they go with it. One that is recorded
+// stays, unless the new one has a higher version; Result.Existed tells that it
+// stayed. Without parts whatever is recorded goes, also that of a snapshot which
+// is not there any more. Errors: NoSuchSnapshot, Invalid, and those of a write
+// to the chunks.
+type SetIndex struct {
+	At    Generation
+	Index SnapshotIndex
+}
+
+// SnapshotIndex is a recorded index.
+type SnapshotIndex struct {
+	Version uint8    // of its form
+	Sum     [32]byte // its digest
+	Length  uint64   // bytes, those of its parts
+	Inodes  uint64   // that it tells of
+	Made    Time
+	Parts   []IndexPart // in order; at most MaxIndexParts
+}
+
+// MaxIndexParts bounds the parts of an index.
+const MaxIndexParts = 1024
+
+// IndexPart is the first Length bytes of a chunk.
+type IndexPart struct {
+	Chunk  ChunkID
+	Length uint64
+}
+
 // Bounds of pins.
 const (
 	MaxPins   = 1024 // of one snapshot
@@ -584,6 +615,7 @@ func (*Rollback) Code() OpCode       { return OpRollback }
 func (*PinSnapshot) Code() OpCode    { return OpPinSnapshot }
 func (*UnpinSnapshot) Code() OpCode  { return OpUnpinSnapshot }
 func (*SetDigest) Code() OpCode      { return OpSetDigest }
+func (*SetIndex) Code() OpCode       { return OpSetIndex }
 func (*SetReplicas) Code() OpCode    { return OpSetReplicas }
 func (*PinClone) Code() OpCode       { return OpPinClone }
 func (*SweepClone) Code() OpCode     { return OpSweepClone }

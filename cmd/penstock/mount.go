@@ -43,6 +43,8 @@ type mountFlags struct {
 	pin        string
 	pinTTL     span
 	digest     string
+	noIndex    bool
+	indexDir   string
 }
 
 func newMount() *cobra.Command {
@@ -70,8 +72,9 @@ Options (-o): ro, rw, suid, nosuid, dev, nodev, exec, noexec, atime, noatime,
 nonempty, private (nobody else may look in), allow_other (for users, with
 user_allow_other in /etc/fuse.conf), noblock (mount as plain fuse: then sync(1)
 and syncfs(2) do not reach penstock), dir=DIR, cluster=ADDRESS,
-credentials=DIR, insecure, log=FILE, pin=HOLDER and digest=DIGEST (see
---pin, --digest). Of snapshots and immutable volumes:
+credentials=DIR, insecure, log=FILE, pin=HOLDER, digest=DIGEST, noindex and
+indexdir=DIR (see --pin, --digest, --no-index, --index-dir). Of snapshots and
+immutable volumes:
 noopen (the kernel opens nothing, best for small files; the default) or
 passthrough (it reads files by itself that lie whole in a chunk here).
 
@@ -101,6 +104,8 @@ devices, no passthrough, no syncfs, and only the user who mounted sees it.`,
 	f.StringVar(&m.congestion, "tcp-congestion", "", "TCP congestion control of bulk connections, as the kernel calls it (default: cubic, else the machine's)")
 	f.StringVar(&m.pin, "pin", "", "keep the mounted snapshot from being deleted, for this holder, as long as the mount lives")
 	f.StringVar(&m.digest, "digest", "", "refuse to mount a snapshot unless this is its recorded digest")
+	f.BoolVar(&m.noIndex, "no-index", false, "have metadata servers answer for a mounted snapshot, not its index")
+	f.StringVar(&m.indexDir, "index-dir", "", "keep indexes of snapshots here, for all mounts of this machine (default: /var/cache/penstock/indexes, or in the user's cache directory)")
 	m.pinTTL = span(time.Hour)
 	f.Var(&m.pinTTL, "pin-ttl", "how long the pin stands after the mount last renewed it, such as 30m or 7d")
 	m.port.flag(cmd, "mount-PID.sock in /run/penstock or the user's runtime directory")
@@ -152,10 +157,16 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 	defer renewed.Wait()
 	defer stop()
 	admit := func(ctx context.Context, root *penstock.Volume) error {
+		_, _, snapshot := root.View()
+		if snapshot && !m.noIndex {
+			if err := root.UseIndex(); err != nil {
+				return err
+			}
+		}
 		if m.pin == "" && m.digest == "" {
 			return nil
 		}
-		if _, _, ok := root.View(); !ok {
+		if !snapshot {
 			return usagef("--pin and --digest are about snapshots: the source is VOLUME@SNAPSHOT:PATH")
 		}
 		if m.digest != "" {
@@ -178,7 +189,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 	return fuse.Serve(ctx, fuse.ServeConfig{
 		Client: penstock.Config{
 			Meta: addrs, Name: fmt.Sprintf("%s:%s (pid %d)", host, dir, os.Getpid()),
-			Logger: log, WriteBuffer: m.buffer << 20, Creds: creds, UnsafeNoVerify: unsafe.Store.UnsafeNoVerify, Topology: m.topology, Congestion: m.congestion,
+			IndexDir: m.indexes(), Logger: log, WriteBuffer: m.buffer << 20, Creds: creds, UnsafeNoVerify: unsafe.Store.UnsafeNoVerify, Topology: m.topology, Congestion: m.congestion,
 		},
 		Source: source, Dir: dir, Options: opts, Grace: m.grace, Force: secondSignal(ctx), Admit: admit,
 		Ready: func(mount *fuse.Mount, c *penstock.Client) {
@@ -198,6 +209,21 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 			}
 		},
 	})
+}
+
+// indexes is the folder for indexes of snapshots; empty: none are used.
+func (m *mountFlags) indexes() string {
+	if m.noIndex || m.indexDir != "" {
+		return m.indexDir
+	}
+	if os.Geteuid() == 0 {
+		return "/var/cache/penstock/indexes"
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "" // without a home there is nowhere to keep them
+	}
+	return filepath.Join(dir, "penstock", "indexes")
 }
 
 // watchdogProgram is this binary, also after its file was replaced.
@@ -298,6 +324,10 @@ func (m *mountFlags) parse() (o fuse.Options, err error) {
 			m.digest = value
 		case name == "pin":
 			m.pin = value
+		case name == "noindex":
+			m.noIndex = true
+		case name == "indexdir":
+			m.indexDir = value
 		case name == "" || slices.Contains(mountIgnored, name) || strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "comment"):
 		default:
 			return o, usagef("unknown mount option %q; see 'penstock mount --help'", option)

@@ -103,3 +103,10 @@ func (s *Session) UnpinSnapshot(ctx context.Context, v meta.VolumeID, name, hold
 	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminUnpin, Volume: v, Entry: name}, wire.PinRequest{Holder: holder}, &a)
 	return a.Released, err
 }
+
+// SnapshotIndex tells where the index of a snapshot lies, and has it made if
+// there is none. Errors: NoSuchSnapshot; NotSupported (an older server).
+func (s *Session) SnapshotIndex(ctx context.Context, v meta.VolumeID, name string) (a wire.IndexAnswer, err error) {
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotIndex, Volume: v, Entry: name}, nil, &a)
+	return a, err
+}

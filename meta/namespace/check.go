@@ -229,6 +229,8 @@ func (c *checker) record(k, v []byte) error {
 		c.pin(k, v)
 	case 'm':
 		c.digest(k, v)
+	case 'j':
+		c.index(k, v)
 	case 'l':
 		c.bad(k, "a record of a kind that this program does not write")
 	default:

@@ -166,6 +166,44 @@ func (c *checker) digest(k, v []byte) {
 	}
 }
 
+// index judges the index of a snapshot that can be read, and counts what it
+// holds of its chunks, which are read before.
+func (c *checker) index(k, v []byte) {
+	w := walker{b: v}
+	ver, form := w.u8(), w.u8()
+	w.take(32)
+	length, inodes := w.n(), w.n()
+	w.u64()
+	var sum uint64
+	parts := w.n()
+	for range min(parts, 1<<16) {
+		var id [16]byte
+		vol, term, counter := w.n(), w.n(), w.n()
+		binary.BigEndian.PutUint32(id[0:], uint32(vol))
+		binary.BigEndian.PutUint32(id[4:], uint32(term))
+		binary.BigEndian.PutUint64(id[8:], counter)
+		n := w.n()
+		sum += n
+		switch ch := c.chunks[id]; {
+		case w.damaged:
+		case ch == nil:
+			c.bad(k, "an index in chunk %x, which has no record", id)
+		default:
+			ch.counted += n
+			if ch.state != 1 && !ch.lost && n > ch.length {
+				c.bad(k, "a part of an index of %d bytes in chunk %x, which ends at %d", n, id, ch.length)
+			}
+		}
+	}
+	if problem := w.done(ver); len(k) != 5 || problem != "" || form == 0 || inodes == 0 || parts == 0 || sum != length {
+		c.bad(k, "an index of form %d of %d inodes, %d bytes, %d in %d parts: %s", form, inodes, length, sum, parts, problem)
+		return
+	}
+	if gen := binary.BigEndian.Uint32(k[1:]); !slices.Contains(c.snaps.live, gen) {
+		c.bad(k, "an index of snapshot %d, which is not there", gen)
+	}
+}
+
 // pin judges a pin: of a snapshot that can be read, by a holder with a name.
 func (c *checker) pin(k, v []byte) {
 	w := walker{b: v}

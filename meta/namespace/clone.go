@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"penstock.io/penstock/meta"
 )
@@ -182,7 +184,7 @@ func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy,
 		return nil, err
 	}
 	t.mark()
-	for _, p := range []byte{prefixChunk, prefixDelete, prefixWriter, prefixOrphan, prefixSession, prefixReply, prefixReap, prefixSnap, prefixBuried, prefixInoGen, prefixNameGen, prefixClone, prefixPin, prefixDigest} {
+	for _, p := range []byte{prefixChunk, prefixDelete, prefixWriter, prefixOrphan, prefixSession, prefixReply, prefixReap, prefixSnap, prefixBuried, prefixInoGen, prefixNameGen, prefixClone, prefixPin, prefixDigest, prefixIndex} {
 		t.effects = append(t.effects, Effect{DeleteRange, []byte{p}, []byte{p + 1}})
 	}
 	v := &t.vol
@@ -454,6 +456,16 @@ func (t *tx) adoptExtents(op *meta.AdoptExtents, res *meta.Result) error {
 		v := len(t.buf)
 		t.buf = appendExtent(t.buf, e)
 		t.putAt(s, v)
+	}
+	// Indexes that were made before say where the bytes lay.
+	indexes, err := Indexes(t.r)
+	if err != nil || len(op.Extents) == 0 {
+		return err
+	}
+	for _, at := range slices.Sorted(maps.Keys(indexes)) {
+		if err := t.dropIndex(uint32(at)); err != nil {
+			return err
+		}
 	}
 	return nil
 }

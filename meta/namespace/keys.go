@@ -33,6 +33,7 @@ import (
 //	f gen:4 clone:4                       volume cloned from a snapshot      9 bytes
 //	t snap:4 holder                       pin of a snapshot                  5 + holder
 //	m snap:4                              digest of a snapshot               5 bytes
+//	j snap:4                              index of a snapshot                5 bytes
 //	l                                     reserved: locks
 //
 // snap in a key of prefix b is the youngest snapshot that sees the version
@@ -64,6 +65,7 @@ const (
 	prefixClone   = 'f'
 	prefixPin     = 't'
 	prefixDigest  = 'm'
+	prefixIndex   = 'j'
 )
 
 // firstGen is the live generation of a volume without snapshots.
@@ -140,6 +142,10 @@ func appendSnapKey(b []byte, gen uint32) []byte {
 
 func appendDigestKey(b []byte, snap uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(b, prefixDigest), snap)
+}
+
+func appendIndexKey(b []byte, snap uint32) []byte {
+	return binary.BigEndian.AppendUint32(append(b, prefixIndex), snap)
 }
 
 func appendPinKey(b []byte, snap uint32, holder string) []byte {

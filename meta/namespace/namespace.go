@@ -163,6 +163,9 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 	case *meta.SetDigest:
 		unmetered = true
 		err = t.setDigest(op)
+	case *meta.SetIndex:
+		unmetered = true
+		err = t.setIndex(op, res)
 	default:
 		err = fail("execute", meta.NotSupported, fmt.Sprintf("operation code %d", op.Code()))
 	}

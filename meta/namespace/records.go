@@ -52,6 +52,7 @@ import (
 //	            being rolled back to it; 5: it is what the volume was cloned from
 //	pin      01 made:8 until:8 len:n by
 //	digest   01 version:1 sum:32 made:8 inodes:n bytes:n read:n
+//	index    01 version:1 sum:32 length:n inodes:n made:8 parts:n (volume:n term:n counter:n length:n)*parts
 //	delete, writer, orphan, reap, buried, changed inode, changed entry, clone
 //	         01
 //
@@ -77,6 +78,7 @@ const (
 	snapshotV2  = 2
 	pinV1       = 1
 	digestV1    = 1
+	indexV1     = 1
 	markerV1    = 1
 	bitTmpfile  = 1
 	bitReap     = 2

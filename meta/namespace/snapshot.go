@@ -133,6 +133,9 @@ func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 			return err
 		}
 		t.dropDigest(all[at].gen)
+		if err := t.dropIndex(all[at].gen); err != nil {
+			return err
+		}
 	}
 	asked := at
 	if i := slices.IndexFunc(all, func(s snapshot) bool { return s.state == snapshotLeaving }); i >= 0 {

@@ -208,6 +208,8 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return s.cloneOp(ctx, m, re)
 	case wire.AdminLostChunks, wire.AdminAcceptLoss:
 		return s.lossOp(ctx, sess, m, re)
+	case wire.AdminSnapshotIndex:
+		return s.indexOp(ctx, m, re)
 	case wire.AdminRenew:
 		return s.renew(ctx, sess.who, m, re)
 	default:

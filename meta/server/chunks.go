@@ -436,7 +436,7 @@ func (o *owner) policy() (meta.Policy, error) {
 // a file ends in, its length not yet known. Caller holds mu.
 func (o *owner) abandoned() (ids []meta.ChunkID, files int, err error) {
 	err = namespace.AllOpenChunks(&view{o: o}, func(c meta.ChunkRecord, file meta.Ino) bool {
-		if o.sessions[c.Session] == nil && c.ID != o.filling {
+		if o.sessions[c.Session] == nil && c.ID != o.filling && !o.indexing.parts[c.ID] {
 			ids = append(ids, c.ID)
 			if file != 0 {
 				files++

@@ -124,6 +124,15 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 			}
 			return true
 		})
+		if err == nil {
+			var indexes map[meta.Generation]meta.SnapshotIndex
+			indexes, err = namespace.Indexes(view)
+			for _, x := range indexes {
+				for _, p := range x.Parts {
+					ends[p.Chunk] = max(ends[p.Chunk], p.Length)
+				}
+			}
+		}
 	}
 	foreign := map[meta.ChunkID]uint64{} // of a clone: how much of others' chunks it needs
 	if err == nil {

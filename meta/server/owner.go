@@ -108,6 +108,7 @@ type owner struct {
 	snapWake   chan struct{}        // to snapshotLoop, capacity 1
 	digestWake chan struct{}        // to digestLoop, capacity 1
 	digesting  bool                 // it is at it
+	indexing   indexing
 	diffs      diffCache
 	clone      bool         // files may lie in other volumes' chunks,
 	foreign    foreign      // which are these

@@ -140,6 +140,9 @@ var adminRules = [...]adminRule{
 	// Not a volume's own administrator's: it is about servers and disks.
 	wire.AdminLostChunks: {roles: admins},
 	wire.AdminAcceptLoss: {roles: admins},
+
+	// It has every name of the volume, as who may read it may.
+	wire.AdminSnapshotIndex: {roles: admins, right: cluster.ReadRights},
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}

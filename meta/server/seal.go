@@ -265,6 +265,17 @@ func (o *owner) committed(id meta.ChunkID) (most uint64, err error) {
 		}
 		return true
 	})
+	if err != nil || most > 0 {
+		return most, err
+	}
+	indexes, err := namespace.Indexes(&view{o: o})
+	for _, x := range indexes {
+		for _, p := range x.Parts {
+			if p.Chunk == id {
+				most = p.Length
+			}
+		}
+	}
 	return most, err
 }
 

@@ -41,6 +41,8 @@ type Config struct {
 	Chunks     ChunkReader
 	DigestRate uint64
 	DigestDir  string
+	// ChunkWriter writes the indexes of snapshots; nil: none are made.
+	ChunkWriter ChunkWriter
 	// Addr is the address that others are told.
 	Addr string
 	// Creds are shown to other meta servers.
@@ -158,6 +160,7 @@ type Server struct {
 	conns     atomic.Int64
 	repairs   *repairs
 	digests   digests
+	indexes   chan struct{} // capacity 1: held while one is made
 
 	tree treeLocks
 	// atRest are volumes of this home that are closed and that their owner before
@@ -245,6 +248,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		seen:      map[meta.ServerID]*sighting{},
 		repairs:   newRepairs(),
 		digests:   newDigests(cfg.DigestRate),
+		indexes:   make(chan struct{}, 1),
 	}
 	var err error
 	if s.keys, err = cfg.Cluster.CapKeys(ctx); err != nil {

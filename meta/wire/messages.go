@@ -549,6 +549,9 @@ const (
 	AdminChunkPlaces
 	AdminLostChunks // of Volume; Report: LostChunks
 	AdminAcceptLoss // of Volume; Body: AcceptLoss; Report: LostChunks, those accepted now
+	// AdminSnapshotIndex tells where the index of the snapshot Entry lies, and has
+	// it made if there is none. Report: IndexAnswer.
+	AdminSnapshotIndex
 	lastAdminOp
 )
 

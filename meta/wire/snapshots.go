@@ -37,6 +37,36 @@ type DigestInfo struct {
 	Read   uint64    `json:"read" yaml:"read"`     // that were not known from an earlier digest
 }
 
+// States of an index, in IndexAnswer.
+const (
+	IndexReady    = "ready"
+	IndexBuilding = "building" // ask again later
+	IndexNone     = "none"     // this server makes none
+)
+
+// IndexAnswer answers AdminSnapshotIndex.
+type IndexAnswer struct {
+	At     meta.Generation `json:"generation"` // of the snapshot
+	State  string          `json:"state"`
+	Detail string          `json:"detail,omitempty"` // why it took more than one try so far
+	// Of an index that is ready: the version of its form, its digest (package
+	// meta/index), its length in bytes, and where it lies.
+	Version uint8       `json:"version,omitempty"`
+	Digest  []byte      `json:"digest,omitempty"`
+	Length  uint64      `json:"length,omitempty"`
+	Inodes  uint64      `json:"inodes,omitempty"`
+	Parts   []IndexPart `json:"parts,omitempty"`
+}
+
+// IndexPart is the first Length bytes of a chunk.
+type IndexPart struct {
+	Chunk       []byte          `json:"chunk"` // its id, 16 bytes
+	Length      uint64          `json:"length"`
+	Servers     []meta.ServerID `json:"servers"`
+	Sealed      bool            `json:"sealed,omitempty"`
+	ChunkLength uint64          `json:"chunk_length,omitempty"` // if sealed
+}
+
 // PinInfo is what one is told of a pin.
 type PinInfo struct {
 	Holder string    `json:"holder" yaml:"holder"`

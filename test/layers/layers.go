@@ -26,6 +26,7 @@ var table = []row{
 	{"meta/placement", []string{"meta"}, "plans are a pure function of the cluster's description"},
 	{"meta/digest", []string{"meta"}, "a fingerprint is a function of the files alone"},
 	{"meta/digest/known", []string{"meta", "meta/digest"}, "blocks on disk whose digest is known"},
+	{"meta/index", []string{"meta"}, "a file that answers for a snapshot: a function of what is in it"},
 	{"meta/capability", []string{"meta"}, "signed by meta, verified by chunk servers: above neither"},
 	{"meta/blobdir", []string{"meta"}, "blobs as files of one folder"},
 	{"meta/peer", []string{"meta"}, "who is at the other end of a connection: below all that connect"},
@@ -47,7 +48,7 @@ var table = []row{
 	{"chunkserver/server", []string{"meta", "chunkserver/*", "meta/client", "meta/wire", "meta/peer", "meta/capability"}, "serves a store; calls meta, never the other way round"},
 	{"chunkserver/client", []string{"meta", "chunkserver", "chunkserver/wire", "chunkserver/replica", "meta/capability", "meta/peer"}, "the user's side of the data path"},
 
-	{".", []string{"meta", "meta/client", "meta/digest", "meta/lock", "meta/peer", "meta/process", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers; locks on snapshots are its own"},
+	{".", []string{"meta", "meta/client", "meta/digest", "meta/index", "meta/lock", "meta/peer", "meta/process", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers; locks on snapshots are its own"},
 	{"fuse", []string{".", "meta"}, "kernel requests become calls of the client library"},
 	{"stream", []string{".", "meta"}, "a user of the client library like any other"},
 	{"table", []string{".", "meta"}, "a user of the client library like any other"},
@@ -84,12 +85,12 @@ var outside = []struct {
 
 // standardOnly are packages that import nothing but the standard library and
 // the rows above.
-var standardOnly = []string{"meta", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "chunkserver", "chunkserver/replica", "meta/wire", "meta/capability"}
+var standardOnly = []string{"meta", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "chunkserver", "chunkserver/replica", "meta/wire", "meta/capability"}
 
 // pure are the packages that map (state, event) to (state, actions): no clock,
 // chance, goroutine, I/O or map order inside, so that a replay gives the same
 // bytes and a simulation the same run.
-var pure = []string{"meta", "csi/handle", "csi/policy", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "chunkserver/replica"}
+var pure = []string{"meta", "csi/handle", "csi/policy", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "chunkserver/replica"}
 
 // forbiddenImports and forbiddenCalls hold in pure packages. time itself may be
 // imported for its durations.

@@ -103,28 +103,12 @@ func (b *chunkBlob) putPart(ctx context.Context, of meta.BlobOwner, r io.Reader,
 	if err != nil {
 		return part, 0, err
 	}
-	w := b.chunks().NewWriter(grant)
-	defer w.Close()
-	end := false
-	for n < blobPart && !end {
-		k, err := io.ReadFull(r, buf)
-		end = err == io.EOF || err == io.ErrUnexpectedEOF
-		if err != nil && !end {
-			return part, n, meta.E("store blob", meta.IO, "", err)
-		}
-		if k == 0 {
-			break
-		}
-		if _, err := w.Append(ctx, buf[:k]); err != nil {
-			return part, n, err
-		}
-		n += uint64(k)
-	}
-	if n == 0 {
+	n, end, err := b.write(ctx, grant, r, buf, blobPart)
+	if n == 0 && err == nil {
 		return part, 0, io.EOF
 	}
 	part = meta.BlobPart{Chunk: id, Length: n, Servers: grant.Servers}
-	if err := w.Sync(ctx); err != nil {
+	if err != nil {
 		return part, n, err
 	}
 	fence := grant.Fence
@@ -138,6 +122,37 @@ func (b *chunkBlob) putPart(ctx context.Context, of meta.BlobOwner, r io.Reader,
 		return part, n, io.EOF
 	}
 	return part, n, nil
+}
+
+// write appends at most limit bytes to a chunk and syncs it; end says that the
+// reader is at its end.
+func (b *chunkBlob) write(ctx context.Context, grant meta.ChunkGrant, r io.Reader, buf []byte, limit uint64) (n uint64, end bool, err error) {
+	w := b.chunks().NewWriter(grant)
+	defer w.Close()
+	for n < limit && !end {
+		k, err := io.ReadFull(r, buf)
+		end = err == io.EOF || err == io.ErrUnexpectedEOF
+		if err != nil && !end {
+			return n, false, meta.E("write chunk", meta.IO, "", err)
+		}
+		if k == 0 {
+			break
+		}
+		if _, err := w.Append(ctx, buf[:k]); err != nil {
+			return n, false, err
+		}
+		n += uint64(k)
+	}
+	if n == 0 {
+		return 0, end, nil
+	}
+	return n, end, w.Sync(ctx)
+}
+
+// Write writes a chunk of any volume, for indexes of snapshots.
+func (b *chunkBlob) Write(ctx context.Context, g meta.ChunkGrant, r io.Reader) (uint64, error) {
+	n, _, err := b.write(ctx, g, r, make([]byte, 1<<20), g.MaxLen)
+	return n, err
 }
 
 // Get reads a blob; the last Read gives Corrupt unless everything matched.

@@ -215,7 +215,7 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 	m.Server, err = server.New(ctx, server.Config{
 		Trust: trust, Identity: boundTo(cfg.Creds),
 		Name: cfg.Name, Addr: addr, Creds: cfg.Creds, Cluster: backend, Blob: m.blob, Logger: cfg.Logger, ScratchDir: scratch,
-		Chunks: m.blob, DigestDir: filepath.Join(dir, "digests"),
+		ChunkWriter: m.blob, Chunks: m.blob, DigestDir: filepath.Join(dir, "digests"),
 		CommitDelay: cfg.CommitDelay, SessionTTL: cfg.SessionTTL, CheckpointBytes: cfg.CheckpointBytes, Unsafe: cfg.Unsafe,
 		CheckpointEvery: cfg.CheckpointEvery, KeepForCheckpoint: cfg.KeepForCheckpoint, Followers: cfg.Followers,
 		RepairDelay: cfg.Repair.Delay, RepairGrace: cfg.Repair.Grace, RepairInterval: cfg.Repair.Interval, ListInterval: cfg.Repair.ListInterval,

@@ -166,6 +166,8 @@ func clientReadings(s penstock.Stats) []reading {
 		{"penstock_client_buffer_bytes", "Memory that written bytes take.", gauge, float64(s.BufferBytes)},
 		{"penstock_client_rpcs_total", "Requests sent to metadata servers.", count, float64(s.RPCs)},
 		{"penstock_client_lookup_hits_total", "Lookups answered from memory.", count, float64(s.LookupHits)},
+		{"penstock_client_indexed_total", "Questions answered from the indexes of snapshots.", count, float64(s.Indexed)},
+		{"penstock_client_bad_indexes_total", "Indexes of snapshots refused because they were damaged.", count, float64(s.BadIndexes)},
 		{"penstock_client_recalls_total", "Leases recalled.", count, float64(s.Recalls)},
 		{"penstock_client_written_bytes_total", "Bytes written by programs.", count, float64(s.WrittenBytes)},
 		{"penstock_client_read_bytes_total", "Bytes read through this process, the kernel's own reads apart.", count, float64(s.ReadBytes)},

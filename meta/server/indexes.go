@@ -1,0 +1,538 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/capability"
+	"penstock.io/penstock/meta/index"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Indexes of snapshots are made by the owner of the volume when somebody first
+// asks for one, in the background, one at a time in a process. It reads a copy
+// of its store that does not change, so nobody waits for it, and writes the
+// index into chunks of the volume, which the snapshot's record refers to from
+// then on: they are placed, repaired, counted and deleted as those of files.
+
+// ChunkWriter writes chunks as clients do.
+type ChunkWriter interface {
+	// Write appends what r gives to a chunk and returns when it is synced on
+	// every replica: n bytes of it. The chunk stays open.
+	Write(ctx context.Context, g meta.ChunkGrant, r io.Reader) (n uint64, err error)
+}
+
+const (
+	// indexPart is the largest part of an index, in bytes: a chunk each.
+	indexPart = 256 << 20
+	// indexCost is what an inode counts as at the rate of digests, in bytes: at
+	// most 64,000 a second are read for indexes.
+	indexCost = 1 << 10
+	// indexPage is how many inodes are listed at a time.
+	indexPage = 1024
+	// indexCapLife is how long the right to write a part holds.
+	indexCapLife = time.Hour
+)
+
+// indexing is what an owner has for it.
+type indexing struct {
+	wake chan struct{} // capacity 1
+
+	mu     sync.Mutex
+	wanted map[meta.Generation]error // and why there is none yet, if it was tried
+
+	// Guarded by the owner's mu:
+	busy  bool
+	parts map[meta.ChunkID]bool // being filled
+}
+
+// index answers the request for the index of a snapshot, and has it made if
+// there is none. Errors: NoSuchSnapshot.
+func (o *owner) index(ctx context.Context, name string) (*wire.IndexAnswer, error) {
+	if err := o.await(ctx, o.recovered); err != nil {
+		return nil, err
+	}
+	sn, err := o.snapshot(name)
+	if err != nil {
+		return nil, err
+	}
+	a, wait, err := o.indexOf(sn.At)
+	if err != nil {
+		return nil, err
+	}
+	if a == nil {
+		if o.srv.cfg.ChunkWriter == nil {
+			return &wire.IndexAnswer{At: sn.At, State: wire.IndexNone}, nil
+		}
+		a = &wire.IndexAnswer{At: sn.At, State: wire.IndexBuilding}
+		x := &o.indexing
+		x.mu.Lock()
+		why, asked := x.wanted[sn.At]
+		if !asked {
+			if x.wanted == nil {
+				x.wanted = map[meta.Generation]error{}
+			}
+			x.wanted[sn.At] = nil
+		}
+		x.mu.Unlock()
+		if why != nil {
+			a.Detail = why.Error()
+		}
+		select {
+		case x.wake <- struct{}{}:
+		default:
+		}
+		return a, nil
+	}
+	return a, o.await(ctx, wait)
+}
+
+// indexOf tells of a recorded index, once the journal has it; nil: there is
+// none of the version that this program makes, or a newer one.
+func (o *owner) indexOf(at meta.Generation) (a *wire.IndexAnswer, wait <-chan struct{}, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.failed != nil {
+		return nil, nil, o.failed
+	}
+	all, err := namespace.Indexes(&view{o: o})
+	x, ok := all[at]
+	if err != nil || !ok || x.Version < index.Version {
+		return nil, nil, err
+	}
+	a = &wire.IndexAnswer{At: at, State: wire.IndexReady, Version: x.Version, Digest: x.Sum[:], Length: x.Length, Inodes: x.Inodes}
+	for _, p := range x.Parts {
+		c, _, err := namespace.ReadChunk(&view{o: o}, p.Chunk)
+		if err != nil {
+			return nil, nil, err
+		}
+		if c.Lost { // an operator said so: another index is made
+			_, err := o.run(&meta.SetIndex{At: at}, 0)
+			return nil, nil, err
+		}
+		id := p.Chunk.Bytes()
+		a.Parts = append(a.Parts, wire.IndexPart{Chunk: id[:], Length: p.Length, Servers: c.Servers, Sealed: c.State != meta.ChunkOpen, ChunkLength: c.Length})
+	}
+	return a, o.untilDurable(o.newest()), nil
+}
+
+// indexLoop makes what is wanted.
+func (o *owner) indexLoop() {
+	if o.srv.cfg.ChunkWriter == nil || o.await(o.ctx, o.recovered) != nil {
+		return
+	}
+	if err := o.dropLeftIndexes(); err != nil && o.ctx.Err() == nil {
+		o.log.Warn("indexes of snapshots that are gone could not be looked for", "error", err)
+	}
+	x := &o.indexing
+	wait := digestRetry
+	for o.ctx.Err() == nil {
+		x.mu.Lock()
+		wanted := slices.Sorted(maps.Keys(x.wanted))
+		x.mu.Unlock()
+		var failed error
+		for _, at := range wanted {
+			select {
+			case o.srv.indexes <- struct{}{}:
+			case <-o.ctx.Done():
+				return
+			}
+			err := o.makeIndex(at)
+			<-o.srv.indexes
+			if o.ctx.Err() != nil {
+				return
+			}
+			x.mu.Lock()
+			if err == nil || errors.Is(err, meta.NoSuchSnapshot) {
+				delete(x.wanted, at)
+			} else {
+				x.wanted[at], failed = err, err
+			}
+			x.mu.Unlock()
+		}
+		var retry <-chan time.Time
+		if failed != nil {
+			o.log.Warn("no index of a snapshot yet; it is tried again", "in", wait, "error", failed)
+			retry = time.After(wait)
+			wait = min(2*wait, digestRetryMost)
+		} else {
+			wait = digestRetry
+		}
+		wake := x.wake
+		if failed != nil {
+			wake = nil // who asks again hurries nothing
+		}
+		select {
+		case <-retry:
+		case <-wake:
+		case <-o.ctx.Done():
+		}
+	}
+}
+
+// dropLeftIndexes forgets the indexes that a program which knows none left when
+// it deleted their snapshots.
+func (o *owner) dropLeftIndexes() error {
+	all, err := o.snapshots()
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	have, err := namespace.Indexes(&view{o: o})
+	if err != nil {
+		return err
+	}
+	for _, at := range slices.Sorted(maps.Keys(have)) {
+		if slices.ContainsFunc(all, func(s meta.Snapshot) bool { return s.At == at && !s.Deleting }) {
+			continue
+		}
+		if _, err := o.run(&meta.SetIndex{At: at}, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeIndex makes the index of a snapshot and records it.
+func (o *owner) makeIndex(at meta.Generation) (err error) {
+	began := time.Now()
+	if a, _, err := o.indexOf(at); err != nil || a != nil {
+		return err
+	}
+	x := &o.indexing
+	busy := func(yes bool) {
+		o.mu.Lock()
+		x.busy = yes
+		if !yes {
+			x.parts = nil // those that are still open the collector seals
+		}
+		o.mu.Unlock()
+	}
+	busy(true)
+	defer busy(false)
+	dir, err := os.MkdirTemp(o.srv.cfg.ScratchDir, "index-")
+	if err != nil {
+		return meta.E("make index", meta.IO, o.srv.cfg.ScratchDir, err)
+	}
+	defer os.RemoveAll(dir)
+	file, record, err := o.buildIndex(at, dir)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := o.putIndex(file, &record); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	seq := o.cur.seq
+	_, err = o.run(&meta.SetIndex{At: at, Index: record}, 0)
+	wait := o.untilDurable(seq)
+	o.mu.Unlock()
+	if err == nil {
+		err = o.await(o.ctx, wait)
+	}
+	if err != nil {
+		return err
+	}
+	for _, p := range record.Parts {
+		if _, err := o.seal(o.ctx, p.Chunk, &p.Length); err != nil && o.ctx.Err() == nil {
+			o.log.Info("a chunk of an index is sealed later", "chunk", p.Chunk, "error", err)
+		}
+	}
+	o.log.Info("index of a snapshot", "generation", at, "inodes", record.Inodes, "bytes", record.Length, "took", time.Since(began).Round(time.Millisecond))
+	return nil
+}
+
+// buildIndex makes the index in a file of a folder.
+func (o *owner) buildIndex(at meta.Generation, dir string) (file *os.File, record meta.SnapshotIndex, err error) {
+	if err := o.settled(o.ctx); err != nil {
+		return nil, record, err
+	}
+	o.mu.Lock()
+	if o.ctx.Err() != nil || o.stClosed {
+		o.mu.Unlock()
+		return nil, record, o.gone()
+	}
+	o.wg.Add(1) // the store is not closed under it
+	defer o.wg.Done()
+	frozen := o.st.Freeze()
+	o.mu.Unlock()
+	defer frozen.Close()
+	temp := func() (*os.File, error) {
+		f, err := os.CreateTemp(dir, "")
+		if err != nil {
+			return nil, meta.E("make index", meta.IO, dir, err)
+		}
+		return f, nil
+	}
+	var spools []*os.File
+	defer func() {
+		for _, f := range spools {
+			f.Close()
+		}
+	}()
+	stat, err := namespace.Query(frozen, namespace.Context{At: at}, &meta.StatFSOp{})
+	if err != nil {
+		return nil, record, err
+	}
+	b, err := index.NewBuilder(index.Head{Volume: o.vol, At: at, UsedBytes: stat.StatFS.UsedBytes, UsedInodes: stat.StatFS.UsedInodes}, func() (index.Spool, error) {
+		f, err := temp()
+		if err == nil {
+			spools = append(spools, f)
+		}
+		return f, err
+	})
+	if err != nil {
+		return nil, record, err
+	}
+	f := feeder{r: frozen, at: at, b: b, foreign: func(ino meta.Ino, e meta.Extent) ([]meta.ChunkPlace, error) {
+		res, err := o.askAt(o.ctx, at, &meta.Open{Ino: ino, Off: e.Off, Len: e.Len})
+		if err != nil {
+			return nil, err
+		}
+		return res.Places, nil
+	}, pace: func() error {
+		if err := o.srv.digests.limit.WaitN(o.ctx, indexCost); err != nil {
+			return o.gone()
+		}
+		return nil
+	}}
+	if err := f.feed(); err != nil {
+		return nil, record, err
+	}
+	if file, err = temp(); err != nil {
+		return nil, record, err
+	}
+	length, sum, err := b.Finish(file)
+	if err == nil {
+		_, err = file.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		file.Close()
+		return nil, record, err
+	}
+	return file, meta.SnapshotIndex{Version: index.Version, Sum: sum, Length: length, Inodes: f.inodes, Made: o.now()}, nil
+}
+
+// feeder gives a builder all inodes of a snapshot.
+type feeder struct {
+	r       namespace.Reader
+	at      meta.Generation
+	b       *index.Builder
+	foreign func(ino meta.Ino, e meta.Extent) ([]meta.ChunkPlace, error) // of extents in other volumes' chunks
+	pace    func() error                                                 // before each inode
+	inodes  uint64
+}
+
+func (f *feeder) feed() error {
+	page := make([]meta.Attr, 0, indexPage)
+	for from := meta.RootIno; ; from = page[len(page)-1].Ino + 1 {
+		page = page[:0]
+		err := namespace.InodesAt(f.r, f.at, from, func(a *meta.Attr) bool {
+			page = append(page, *a)
+			return len(page) < indexPage
+		})
+		if err != nil || len(page) == 0 {
+			return err
+		}
+		for i := range page {
+			if err := f.pace(); err != nil {
+				return err
+			}
+			if err := f.inode(&page[i]); err != nil {
+				return err
+			}
+			f.inodes++
+		}
+	}
+}
+
+func (f *feeder) ask(op meta.Op) (*meta.Result, error) {
+	return namespace.Query(f.r, namespace.Context{At: f.at}, op)
+}
+
+func (f *feeder) inode(a *meta.Attr) error {
+	n := &index.Node{Attr: *a}
+	var err error
+	switch a.Mode & meta.TypeMask {
+	case meta.TypeDir:
+		err = f.entries(n)
+	case meta.TypeRegular:
+		if a.Blocks != 0 {
+			err = f.extents(n)
+		}
+	case meta.TypeSymlink:
+		var res *meta.Result
+		if res, err = f.ask(&meta.ReadLink{Ino: a.Ino}); err == nil {
+			n.Data = res.Data
+		}
+	}
+	if err == nil && a.Flags&meta.FlagHasXattrs != 0 {
+		err = f.xattrs(n)
+	}
+	if err != nil {
+		return err
+	}
+	return f.b.Add(n)
+}
+
+func (f *feeder) entries(n *index.Node) error {
+	for op := (&meta.ReadDir{Ino: n.Attr.Ino}); ; {
+		res, err := f.ask(op)
+		if err != nil {
+			return err
+		}
+		n.Entries = append(n.Entries, res.Entries...)
+		if res.EOF || len(res.Entries) == 0 {
+			return nil
+		}
+		op.Cookie = res.Entries[len(res.Entries)-1].Cookie
+	}
+}
+
+func (f *feeder) xattrs(n *index.Node) error {
+	names, err := f.ask(&meta.ListXattr{Ino: n.Attr.Ino})
+	if err != nil {
+		return err
+	}
+	for name := range bytes.SplitSeq(bytes.TrimSuffix(names.Data, []byte{0}), []byte{0}) {
+		res, err := f.ask(&meta.GetXattr{Ino: n.Attr.Ino, Name: string(name)})
+		if err != nil {
+			return err
+		}
+		n.Xattrs = append(n.Xattrs, index.Xattr{Name: string(name), Value: res.Data})
+	}
+	return nil
+}
+
+func (f *feeder) extents(n *index.Node) error {
+	for op := (&meta.Open{Ino: n.Attr.Ino}); ; {
+		res, err := f.ask(op)
+		if err != nil {
+			return err
+		}
+		if op.Off == 0 {
+			n.Data = res.Data
+		}
+		for _, pl := range res.Places {
+			if err := f.b.Place(pl); err != nil {
+				return err
+			}
+		}
+		for _, e := range res.Extents {
+			if e.Chunk.IsZero() || f.b.Knows(e.Chunk) {
+				continue
+			}
+			places, err := f.foreign(n.Attr.Ino, e)
+			if err != nil {
+				return err
+			}
+			for _, pl := range places {
+				if err := f.b.Place(pl); err != nil {
+					return err
+				}
+			}
+		}
+		n.Extents = append(n.Extents, res.Extents...)
+		if res.EOF || len(res.Extents) == 0 {
+			return nil
+		}
+		op.Off = res.Extents[len(res.Extents)-1].End()
+	}
+}
+
+// putIndex writes an index into chunks, which stay open.
+func (o *owner) putIndex(file io.Reader, record *meta.SnapshotIndex) error {
+	policy, err := o.policy()
+	if err != nil {
+		return err
+	}
+	for left := record.Length; left > 0; {
+		n := min(left, indexPart, maxLen(policy, false))
+		if len(record.Parts) == meta.MaxIndexParts {
+			return meta.E("make index", meta.ResourceExceeded, o.subject(), fmt.Errorf("%d bytes do not fit into %d chunks", record.Length, len(record.Parts)))
+		}
+		id, err := o.putPart(&policy, io.LimitReader(file, int64(n)), n)
+		if err != nil {
+			return err
+		}
+		record.Parts = append(record.Parts, meta.IndexPart{Chunk: id, Length: n})
+		left -= n
+	}
+	return nil
+}
+
+func (o *owner) putPart(policy *meta.Policy, r io.Reader, n uint64) (id meta.ChunkID, err error) {
+	servers, err := o.srv.place(1, policy, placement.Writer{}, nil)
+	if err != nil {
+		return id, err
+	}
+	fence := meta.Fence{Term: o.own.Term()}
+	op := &meta.AllocChunks{N: 1, Servers: servers, Fence: fence}
+	o.mu.Lock()
+	if err = o.failed; err == nil {
+		err = o.full(op)
+	}
+	if err != nil {
+		o.mu.Unlock()
+		return id, err
+	}
+	seq := o.cur.seq
+	res, err := o.run(op, 0)
+	if err != nil {
+		o.mu.Unlock()
+		return id, err
+	}
+	id = res.Chunks[0].ID
+	if o.indexing.parts == nil {
+		o.indexing.parts = map[meta.ChunkID]bool{}
+	}
+	o.indexing.parts[id] = true
+	wait := o.untilDurable(seq)
+	o.mu.Unlock()
+	if err := o.await(o.ctx, wait); err != nil {
+		return id, err
+	}
+	rights := capability.Append | capability.Read | o.srv.bulkRights(o.vol)
+	if !policy.Degrade {
+		rights |= capability.OnClass(policy.Class)
+	}
+	grant := meta.ChunkGrant{ID: id, Fence: fence, Servers: servers[0], MaxLen: n, Cap: capability.Sign(o.srv.signKey(), capability.Claims{
+		Volume: o.vol, Chunk: id, Rights: rights, Fence: fence, MaxLen: n,
+		Client: o.srv.cfg.Identity, Expiry: meta.Time(time.Now().Add(indexCapLife).UnixNano()),
+	})}
+	wrote, err := o.srv.cfg.ChunkWriter.Write(o.ctx, grant, r)
+	if err == nil && wrote != n {
+		err = meta.E("make index", meta.IO, id.String(), fmt.Errorf("%d bytes were written, not %d", wrote, n))
+	}
+	return id, err
+}
+
+// indexOp answers a request about the index of a snapshot.
+func (s *Server) indexOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	v, err := s.find(ctx, m)
+	if err != nil {
+		return err
+	}
+	o, err := s.ownerFor(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	a, err := o.index(ctx, m.Entry)
+	if err != nil {
+		return err
+	}
+	return reportJSON(re, a)
+}

@@ -1,0 +1,552 @@
+package penstock
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/index"
+	"penstock.io/penstock/meta/wire"
+)
+
+// A volume that shows a snapshot can have all names, attributes and extents at
+// hand: the index of the snapshot (package meta/index), which its owner makes
+// once and keeps in chunks of the volume. It is fetched in the background, kept
+// as a file of Config.IndexDir that all processes of the machine share, and
+// mapped into memory. From then on lookups, attributes, listings and extents are
+// answered from it; until then, and if it turns out to be damaged, by the owner.
+
+// indexSession finds indexes; meta/client has it.
+type indexSession interface {
+	SnapshotIndex(ctx context.Context, v meta.VolumeID, snapshot string) (wire.IndexAnswer, error)
+}
+
+const (
+	// indexPoll and indexPollMost are the times between questions for an index
+	// that is being made, indexRetry that before another try after a failure, and the longest.
+	indexPoll      = 200 * time.Millisecond
+	indexPollMost  = 5 * time.Second
+	indexRetry     = 30 * time.Second
+	indexRetryMost = 10 * time.Minute
+	// indexPiece is how much of one is read at a time, by indexReaders.
+	indexPiece   = 4 << 20
+	indexReaders = 4
+	// indexKeep is the default bound of what IndexDir holds, in bytes.
+	indexKeep = 16 << 30
+	// indexTemp begins the names of files that are not whole yet; they are removed
+	// once nobody can be filling them any more.
+	indexTemp    = "part-"
+	indexTempAge = 24 * time.Hour
+	indexEnd     = ".index"
+)
+
+// IndexStatus tells how a volume that shows a snapshot is answered for.
+type IndexStatus struct {
+	// State is "off", "asked" (the owner was not reached yet), "building",
+	// "fetching", "ready", "none" (its servers make none) or "refused" (what came
+	// was damaged, of a later version, could not be kept here, or may not be read).
+	State  string
+	Detail string // of an error: why
+	Inodes uint64 // that it tells of
+	Bytes  uint64 // its length
+}
+
+// viewIndex is what a view has of its index.
+type viewIndex struct {
+	begun  sync.Once
+	ready  atomic.Pointer[mapped]
+	status atomic.Pointer[IndexStatus]
+}
+
+// mapped is an index in memory.
+type mapped struct {
+	x    *index.Index
+	path string
+}
+
+// ask lets fn look into the index. A page that the disk does not give back is
+// damage like any other. Errors: fn's, Corrupt.
+func (m *mapped) ask(fn func(x *index.Index) error) (err error) {
+	defer runtime.KeepAlive(m)
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		r := recover()
+		if r == nil {
+			return
+		}
+		fault, ok := r.(interface{ Addr() uintptr })
+		if !ok {
+			panic(r)
+		}
+		err = meta.E("read index", meta.Corrupt, m.path, fmt.Errorf("no memory at %x: %v", fault.Addr(), r))
+	}()
+	return fn(m.x)
+}
+
+// UseIndex has the index of the snapshot that is shown here fetched in the
+// background, made if there is none, and then used; nobody waits for it. It does
+// nothing without Config.IndexDir. Index tells how far it is. Errors:
+// NotSupported (a live volume).
+func (v *Volume) UseIndex() error {
+	if v.view == nil {
+		return meta.E("use index", meta.NotSupported, v.name, errors.New("only of a snapshot"))
+	}
+	if s, ok := v.c.sess.(indexSession); ok && v.c.cfg.IndexDir != "" {
+		v.view.index.begun.Do(func() {
+			v.indexIs(IndexStatus{State: "asked"})
+			v.c.spawn(func() { v.keepIndex(s) })
+		})
+	}
+	return nil
+}
+
+// Index tells how the volume is answered for.
+func (v *Volume) Index() IndexStatus {
+	if v.view == nil {
+		return IndexStatus{State: "off"}
+	}
+	if s := v.view.index.status.Load(); s != nil {
+		return *s
+	}
+	return IndexStatus{State: "off"}
+}
+
+func (v *Volume) indexIs(s IndexStatus) { v.view.index.status.Store(&s) }
+
+// keepIndex sees to it that there is an index in use, until the view ends.
+func (v *Volume) keepIndex(s indexSession) {
+	poll, retry := indexPoll, indexRetry
+	for v.c.ctx.Err() == nil && !v.view.gone.Load() {
+		wait := indexRetry // between two looks at whether it is still in use
+		if v.view.index.ready.Load() == nil {
+			a, err := s.SnapshotIndex(v.c.ctx, v.view.of.id, v.view.snap.Name)
+			v.c.stats.rpcs.Add(1)
+			if err == nil && a.At != v.view.snap.At {
+				err = meta.E("find index", meta.NoSuchSnapshot, v.name, nil)
+			}
+			switch {
+			case meta.KindOf(err) == meta.NotSupported || err == nil && a.State == wire.IndexNone:
+				v.indexIs(IndexStatus{State: "none"})
+			case meta.KindOf(err) == meta.AccessDenied:
+				v.indexIs(IndexStatus{State: "refused", Detail: err.Error()})
+			case err != nil:
+				v.indexIs(IndexStatus{State: "asked", Detail: err.Error()})
+			case a.State == wire.IndexReady:
+				v.indexIs(IndexStatus{State: "fetching", Inodes: a.Inodes, Bytes: a.Length})
+				if err := v.takeIndex(v.c.ctx, &a); err != nil {
+					if v.c.ctx.Err() != nil {
+						return
+					}
+					if meta.KindOf(err) == meta.Unavailable { // its chunk servers come and go
+						v.indexIs(IndexStatus{State: "fetching", Detail: err.Error()})
+						v.c.log.Info("the index of a snapshot can't be fetched now", "snapshot", v.name, "in", poll, "err", err)
+						wait, poll = poll, min(2*poll, indexPollMost)
+						break
+					}
+					if k := meta.KindOf(err); k == meta.Corrupt {
+						v.c.stats.refused.Add(1)
+					}
+					v.indexIs(IndexStatus{State: "refused", Detail: err.Error()})
+					v.c.log.Error("the index of a snapshot can't be used; metadata servers are asked instead, and it is tried again", "snapshot", v.name, "in", retry, "err", err)
+					wait, retry = retry, min(2*retry, indexRetryMost)
+				}
+			default:
+				v.indexIs(IndexStatus{State: "building", Detail: a.Detail})
+				wait, poll = poll, min(2*poll, indexPollMost)
+			}
+		}
+		select {
+		case <-time.After(wait):
+		case <-v.c.ctx.Done():
+		}
+	}
+}
+
+// takeIndex takes an index into use, from the disk or else from its chunks.
+func (v *Volume) takeIndex(ctx context.Context, a *wire.IndexAnswer) error {
+	if a.Version != index.Version {
+		return meta.E("open index", meta.Version, fmt.Sprint(a.Version), fmt.Errorf("this program reads version %d", index.Version))
+	}
+	sum, err := checkIndexAnswer(a)
+	if err != nil {
+		return err
+	}
+	dir := v.c.cfg.IndexDir
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return meta.E("keep index", meta.IO, dir, err)
+	}
+	unlock, err := lockDir(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	path := filepath.Join(dir, hex.EncodeToString(sum[:])+indexEnd)
+	m, err := openIndex(path, sum)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			v.c.stats.refused.Add(1)
+			v.c.log.Error("the index of a snapshot on this machine's disk is damaged; it is fetched again", "file", path, "err", err)
+			if err := os.Remove(path); err != nil {
+				v.c.log.Warn("a damaged index stays on the disk", "file", path, "err", err)
+			}
+		}
+		if m, err = v.fetchIndex(ctx, a, sum, path); err != nil {
+			return err
+		}
+	}
+	if h := m.x.Head; h.Volume != v.view.of.id || h.At != v.view.snap.At {
+		return meta.E("open index", meta.Corrupt, path, fmt.Errorf("it is of volume %d, generation %d", h.Volume, h.At))
+	}
+	now := time.Now()
+	if err := os.Chtimes(path, now, now); err != nil {
+		v.c.log.Debug("index not marked as used", "file", path, "err", err)
+	}
+	keepIndexes(dir, cmp.Or(v.c.cfg.IndexKeep, indexKeep), filepath.Base(path))
+	v.view.index.ready.Store(m)
+	v.indexIs(IndexStatus{State: "ready", Inodes: m.x.Inodes(), Bytes: m.x.Size()})
+	v.c.log.Info("a snapshot is answered for from its index", "snapshot", v.name, "inodes", m.x.Inodes(), "bytes", m.x.Size())
+	return nil
+}
+
+func checkIndexAnswer(a *wire.IndexAnswer) (sum index.Sum, err error) {
+	total := uint64(0)
+	for _, p := range a.Parts {
+		if len(p.Chunk) != 16 || p.Length > index.MaxSize {
+			return sum, meta.E("find index", meta.Protocol, "", fmt.Errorf("a part of %d bytes in chunk %x", p.Length, p.Chunk))
+		}
+		total += p.Length
+	}
+	if len(a.Digest) != len(sum) || total != a.Length || total > index.MaxSize || total == 0 || len(a.Parts) > meta.MaxIndexParts {
+		return sum, meta.E("find index", meta.Protocol, "", fmt.Errorf("%d bytes in %d parts of %d", a.Length, len(a.Parts), total))
+	}
+	return index.Sum(a.Digest), nil
+}
+
+// lockDir keeps other processes from fetching into a folder meanwhile.
+func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
+	path := filepath.Join(dir, "lock")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, meta.E("keep index", meta.IO, path, err)
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			f.Close()
+			return nil, meta.E("keep index", meta.IO, path, err)
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			f.Close()
+			return nil, meta.E("keep index", meta.Canceled, path, context.Cause(ctx))
+		}
+	}
+}
+
+// openIndex maps an index into memory.
+func openIndex(path string, sum index.Sum) (*mapped, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, meta.E("open index", meta.IO, path, err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, meta.E("open index", meta.IO, path, err)
+	}
+	if st.Size() == 0 || st.Size() > index.MaxSize {
+		return nil, meta.E("open index", meta.Corrupt, path, fmt.Errorf("%d bytes", st.Size()))
+	}
+	data, err := unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, meta.E("open index", meta.IO, path, err)
+	}
+	m := &mapped{path: path}
+	err = m.ask(func(*index.Index) (err error) {
+		m.x, err = index.Open(data, sum)
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, unix.Munmap(data))
+	}
+	runtime.AddCleanup(m, func(data []byte) { unix.Munmap(data) }, data)
+	return m, nil
+}
+
+// fetchIndex reads an index from its chunks into a file, and takes it when every
+// block of it is right.
+func (v *Volume) fetchIndex(ctx context.Context, a *wire.IndexAnswer, sum index.Sum, path string) (_ *mapped, err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), indexTemp)
+	if err != nil {
+		return nil, meta.E("fetch index", meta.IO, path, err)
+	}
+	defer func() {
+		f.Close()
+		if err != nil {
+			os.Remove(f.Name())
+		}
+	}()
+	if err := v.copyIndex(ctx, a, f); err != nil {
+		return nil, err
+	}
+	m, err := openIndex(f.Name(), sum)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.ask((*index.Index).Check); err != nil {
+		return nil, err
+	}
+	// A crash may leave a file that is damaged: whoever opens it sees that.
+	if err := os.Rename(f.Name(), path); err != nil {
+		return nil, meta.E("fetch index", meta.IO, path, err)
+	}
+	m.path = path
+	return m, nil
+}
+
+// copyIndex reads the parts of an index side by side.
+func (v *Volume) copyIndex(ctx context.Context, a *wire.IndexAnswer, f *os.File) error {
+	type piece struct {
+		place   meta.ChunkPlace
+		off, at uint64 // in the chunk, in the file
+		n       uint64
+	}
+	var pieces []piece
+	at := uint64(0)
+	for _, p := range a.Parts {
+		pl := meta.ChunkPlace{ID: meta.ChunkIDFromBytes(p.Chunk), Servers: p.Servers, Sealed: p.Sealed, Length: p.ChunkLength}
+		for off := uint64(0); off < p.Length; off += indexPiece {
+			pieces = append(pieces, piece{pl, off, at + off, min(indexPiece, p.Length-off)})
+		}
+		at += p.Length
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range min(indexReaders, len(pieces)) {
+		wg.Go(func() {
+			buf := make([]byte, indexPiece)
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= len(pieces) || ctx.Err() != nil {
+					return
+				}
+				p := &pieces[i]
+				err := v.c.chunks.ReadAt(ctx, p.place, buf[:p.n], p.off)
+				if err == nil {
+					if _, werr := f.WriteAt(buf[:p.n], int64(p.at)); werr != nil {
+						err = meta.E("fetch index", meta.IO, f.Name(), werr)
+					}
+				}
+				if err != nil {
+					cancel(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// keepIndexes removes the indexes that were used longest ago until what is left
+// takes at most max bytes, and what nobody will finish any more. Who has one in
+// use keeps it.
+func keepIndexes(dir string, max int64, newest string) {
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	type file struct {
+		name string
+		used time.Time
+		size int64
+	}
+	var all []file
+	total := int64(0)
+	for _, e := range list {
+		st, err := e.Info()
+		if err != nil {
+			continue
+		}
+		switch {
+		case strings.HasPrefix(e.Name(), indexTemp) && time.Since(st.ModTime()) > indexTempAge:
+			os.Remove(filepath.Join(dir, e.Name()))
+		case strings.HasSuffix(e.Name(), indexEnd):
+			total += st.Size()
+			if e.Name() != newest {
+				all = append(all, file{e.Name(), st.ModTime(), st.Size()})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b file) int { return a.used.Compare(b.used) })
+	for _, f := range all {
+		if total <= max {
+			return
+		}
+		if os.Remove(filepath.Join(dir, f.name)) == nil {
+			total -= f.size
+		}
+	}
+}
+
+// ---- answers
+
+// pastIndex is the key of a context's value that says that the owner is to be
+// asked: what the index said did not hold.
+type pastIndex struct{}
+
+// indexed gives the index to answer from, if there is one in use.
+func (v *Volume) indexed() *mapped {
+	if v.view == nil || v.view.gone.Load() {
+		return nil
+	}
+	return v.view.index.ready.Load()
+}
+
+// looked takes in how a look into the index ended: ok unless it is damaged, and
+// then it is used no more.
+func (v *Volume) looked(m *mapped, err error) (ok bool) {
+	if meta.KindOf(err) != meta.Corrupt {
+		v.c.stats.indexed.Add(1)
+		return true
+	}
+	if v.view.index.ready.CompareAndSwap(m, nil) {
+		v.c.stats.refused.Add(1)
+		v.indexIs(IndexStatus{State: "refused", Detail: err.Error()})
+		v.c.log.Error("the index of a snapshot is damaged; metadata servers are asked instead until it was fetched again", "snapshot", v.name, "err", err)
+		if rerr := os.Remove(m.path); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
+			v.c.log.Warn("a damaged index stays on the disk", "file", m.path, "err", rerr)
+		}
+	}
+	return false
+}
+
+// fromIndex answers an operation; ok false: the owner is to be asked.
+func (v *Volume) fromIndex(ctx context.Context, op meta.Op) (res *meta.Result, ok bool, err error) {
+	m := v.indexed()
+	if m == nil || op.Code() == meta.OpSeek || ctx.Value(pastIndex{}) != nil {
+		return nil, false, nil
+	}
+	err = m.ask(func(x *index.Index) (err error) {
+		res, err = x.Query(op)
+		return err
+	})
+	if !v.looked(m, err) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, true, err
+	}
+	// Repair may have moved what the index tells of: places that were heard of
+	// since are the better ones.
+	if len(res.Places) > 0 {
+		h := v.home()
+		h.placeMu.Lock()
+		res.Places = slices.DeleteFunc(res.Places, func(pl meta.ChunkPlace) bool { return h.places[pl.ID] != nil })
+		h.placeMu.Unlock()
+	}
+	return res, true, nil
+}
+
+// lookupIndex answers Lookup.
+func (v *Volume) lookupIndex(parent meta.Ino, name string) (e Entry, ok bool, err error) {
+	m := v.indexed()
+	if m == nil {
+		return e, false, nil
+	}
+	var volume meta.VolumeID
+	err = m.ask(func(x *index.Index) (err error) {
+		e.Attr, volume, err = x.Lookup(parent, name)
+		return err
+	})
+	if !v.looked(m, err) {
+		return Entry{}, false, nil
+	}
+	switch {
+	case errors.Is(err, meta.NotFound):
+		return Entry{Volume: v.id, Negative: true, Valid: v.valid()}, true, nil
+	case err != nil:
+		return Entry{}, true, err
+	case volume != 0:
+		return v.stub(stubIno(volume)), true, nil
+	}
+	v.c.stats.hits.Add(1)
+	e.Volume, e.Valid = v.id, v.valid()
+	return e, true, nil
+}
+
+// attrIndex answers GetAttr.
+func (v *Volume) attrIndex(ino meta.Ino) (e Entry, ok bool, err error) {
+	m := v.indexed()
+	if m == nil {
+		return e, false, nil
+	}
+	err = m.ask(func(x *index.Index) (err error) {
+		e.Attr, err = x.Attr(ino)
+		return err
+	})
+	if !v.looked(m, err) {
+		return Entry{}, false, nil
+	}
+	if err != nil {
+		return Entry{}, true, err
+	}
+	e.Volume, e.Valid = v.id, v.valid()
+	return e, true, nil
+}
+
+// listIndex answers ReadDir.
+func (v *Volume) listIndex(ctx context.Context, ino meta.Ino, cookie uint64, max int, plus bool) (list []DirEntry, eof, ok bool, err error) {
+	op := &meta.ReadDir{Ino: ino, Cookie: cookie, Max: uint32(min(max, 1<<16)), Plus: plus}
+	res, ok, err := v.fromIndex(ctx, op)
+	if !ok || err != nil {
+		return nil, false, ok, err
+	}
+	list = make([]DirEntry, len(res.Entries))
+	valid := v.valid()
+	for i, e := range res.Entries {
+		d := &list[i]
+		*d = DirEntry{Name: e.Name, Ino: e.Ino, Volume: v.id, Type: e.Type, Cookie: e.Cookie}
+		switch {
+		case e.Volume != 0:
+			if d.Ino = stubIno(e.Volume); plus {
+				d.Entry = v.stub(d.Ino)
+			}
+		case e.Attr != nil:
+			d.Entry = Entry{Attr: *e.Attr, Volume: v.id, Valid: valid}
+		}
+	}
+	return list, res.EOF, true, nil
+}
+
+// forbidIndex gives the index up because its reader may read the volume no more.
+func (v *Volume) forbidIndex(err error) {
+	if v.view.index.ready.Swap(nil) != nil {
+		v.indexIs(IndexStatus{State: "refused", Detail: err.Error()})
+		v.c.log.Warn("the index of a snapshot is used no more: the volume may not be read", "snapshot", v.name, "err", err)
+	}
+}
