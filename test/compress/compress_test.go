@@ -47,6 +47,11 @@ func (r *rig) startChunk() {
 	r.chunk = r.Run("chunkserver", "--data", r.disk(), "--cluster", r.Addr, "--topology", "/dc/r/n")
 }
 
+// second starts another chunk server, on what counts as another machine.
+func (r *rig) second() *spawn.Process {
+	return r.Run("chunkserver", "--data", filepath.Join(r.Dir, "c2"), "--cluster", r.Addr, "--topology", "/dc/r/n2")
+}
+
 func (r *rig) volume(args ...string) {
 	r.T.Helper()
 	r.Until(args[0], func() error { _, err := r.Ctl(append([]string{"volume"}, args...)...); return err })
@@ -103,15 +108,15 @@ func (r *rig) show(name string) (s shown, err error) {
 	return s, json.Unmarshal(out, &s)
 }
 
-// compressed waits until all chunks are sealed, and compressed or found not to
-// shrink.
-func (r *rig) compressed(name string) (s shown) {
+// compressed waits until all chunks but so many are sealed, and compressed or
+// found not to shrink.
+func (r *rig) compressed(name string, open uint64) (s shown) {
 	r.T.Helper()
 	r.Until("compressed", func() (err error) {
 		if s, err = r.show(name); err != nil {
 			return err
 		}
-		if d := s.Data; d.Open > 0 || d.Stored.Compressed+d.Stored.Dense < d.Stored.Replicas || d.Stored.Compressed == 0 {
+		if d := s.Data; d.Open > open || d.Stored.Compressed+d.Stored.Dense < d.Stored.Replicas || d.Stored.Compressed == 0 {
 			time.Sleep(200 * time.Millisecond)
 			return fmt.Errorf("%+v", d)
 		}
@@ -268,7 +273,7 @@ func TestModel(t *testing.T) {
 				r.startChunk()
 			}
 		}
-		got := r.compressed("z")
+		got := r.compressed("z", 0)
 		t.Logf("round %d: %+v", round, got.Data)
 	}
 	at, unmount := r.mount("/z", "b")
@@ -292,4 +297,59 @@ func TestModel(t *testing.T) {
 	if jerr := json.Unmarshal(out, &rep); err != nil || jerr != nil || rep.Compressed == 0 || len(rep.Problems) > 0 {
 		t.Fatalf("%v, %v: %s", err, jerr, out)
 	}
+}
+
+// A file that a program reads at the disk's own speed, as seal-on-close volumes
+// have it, is compressed under it; it goes on, and so does who opens it later. A
+// second replica is copied from the compressed one and compressed, too, and serves
+// alone when the first is gone.
+func TestCompressedUnderReaders(t *testing.T) {
+	r := newRig(t)
+	r.volume("create", "z", "--attach", "/z", "--seal-on-close")
+	at, _ := r.mount("/z", "a")
+	want := prose(rand.New(rand.NewPCG(8, 8)), 6<<20)
+	if err := os.WriteFile(filepath.Join(at, "f"), want, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(filepath.Join(at, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	look := func(what string, f *os.File) {
+		t.Helper()
+		got := make([]byte, len(want))
+		if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("%s: %v, equal %v", what, err, bytes.Equal(got, want))
+		}
+	}
+	look("plain", f)
+	r.Must("volume", "set", "z", "--compression", "s2") // what is there, too
+	if s := r.compressed("z", 1); s.Compression != "s2" || s.Data.Stored.Ratio < 2 {
+		t.Fatalf("%+v", s)
+	}
+	look("open since before", f)
+	again := func(what, name string) {
+		t.Helper()
+		at, unmount := r.mount("/z", name)
+		g, err := os.Open(filepath.Join(at, "f"))
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		look(what, g)
+		g.Close()
+		unmount()
+	}
+	again("opened later", "b")
+	r.second()
+	r.Must("volume", "set", "z", "--replicas", "2")
+	r.Until("two compressed replicas", func() error {
+		s, err := r.show("z")
+		if err == nil && s.Data.Stored.Compressed != 2 {
+			err = fmt.Errorf("%+v", s.Data)
+		}
+		return err
+	})
+	r.chunk.Kill()
+	again("from the second", "d")
 }

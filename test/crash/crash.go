@@ -11,6 +11,7 @@ package crash
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -33,13 +34,15 @@ const ControlEnv = "PENSTOCK_CONTROL"
 // system is a penstock with its data directory and mount point; it may be
 // started and killed many times.
 type system struct {
-	binary  string
-	dir     string // data directory
-	mount   string
-	env     []string
-	log     io.Writer
-	process *spawn.Process
-	killed  atomic.Bool // on purpose: errors of the load are expected from then on
+	binary      string
+	dir         string // data directory
+	mount       string
+	env         []string
+	log         io.Writer
+	process     *spawn.Process
+	compression string       // of the root volume; empty: as it is
+	verified    func() error // called after each round of kills, if set
+	killed      atomic.Bool  // on purpose: errors of the load are expected from then on
 }
 
 func (s *system) start(ctx context.Context) error {
@@ -49,7 +52,31 @@ func (s *system) start(ctx context.Context) error {
 		return err
 	}
 	s.process = p
+	if s.compression == "" {
+		return nil
+	}
+	out, err := exec.CommandContext(ctx, s.binary, "volume", "set", "root", "--compression", s.compression, "--dir", s.dir).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("penstock volume set: %w\n%s", err, out)
+	}
 	return nil
+}
+
+// compressed tells how many chunks of the root volume are.
+func (s *system) compressed(ctx context.Context) (uint64, error) {
+	out, err := exec.CommandContext(ctx, s.binary, "volume", "show", "root", "--output", "json", "--dir", s.dir).Output()
+	if err != nil {
+		return 0, fmt.Errorf("penstock volume show: %w", err)
+	}
+	var v struct {
+		Data struct {
+			Stored struct {
+				Compressed uint64 `json:"compressed"`
+			} `json:"stored"`
+		} `json:"data"`
+	}
+	err = json.Unmarshal(out, &v)
+	return v.Data.Stored.Compressed, err
 }
 
 func (s *system) kill() {
@@ -138,6 +165,11 @@ func (s *system) killRounds(ctx context.Context, rounds int, seed uint64, logf f
 		logf("round %d: killed after %v, serving again after %v", round, d, s.process.StartedIn.Round(time.Millisecond))
 		if err := errors.Join(l.Verify(), s.fsck(ctx)); err != nil {
 			return fmt.Errorf("round %d, killed after %v: %w", round, d, err)
+		}
+		if s.verified != nil {
+			if err := s.verified(); err != nil {
+				return fmt.Errorf("round %d: %w", round, err)
+			}
 		}
 	}
 	return s.stop()
