@@ -34,6 +34,7 @@ type file struct {
 	pushing    bool // a goroutine streams
 	ahead      bool // the map was asked for ahead of its use
 	listed     bool // in the volume's list of dirty files
+	tellClosed bool // the owner asked to hear when nobody writes it any more
 	errFor     uint8
 	busy       uint8 // turns
 	err        error // of a flush in the background, for those in errFor
@@ -497,6 +498,9 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 		f.sealWant, f.metaDirty = true, true
 		settle = settle || f.own != nil
 		v.listDirtyLocked(in)
+	}
+	if !dead {
+		v.closedLocked(in)
 	}
 	in.mu.Unlock()
 	switch {

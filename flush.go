@@ -774,6 +774,7 @@ func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 	}
 	if r != nil {
 		in.learnLocked(&r.Attr, stamp)
+		v.askedLocked(f, r)
 	}
 	switch {
 	case w.inline && f.puts == w.puts && f.mapOK && f.size == w.size:
@@ -835,6 +836,7 @@ func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 	}
 	v.release(w)
 	v.unlistLocked(in)
+	v.closedLocked(in)
 }
 
 // flushOne flushes one file and waits for it. What it commits is not journaled

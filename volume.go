@@ -45,6 +45,7 @@ type Volume struct {
 
 	orphans   orphanList
 	lost      lostNames
+	closed    closedList
 	snapshots snapshotNames
 	kicked    chan struct{}
 	running   sync.Once
@@ -173,6 +174,8 @@ func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.
 			return err
 		}
 		cached := in.learnLocked(&res.Attr, stamp)
+		v.askedLocked(f, res)
+		defer v.closedLocked(in)
 		in.tookTimes(req, &res.Attr)
 		f.m.replace(req.Size, 1<<63, nil, v.freeBlobOf(f))
 		if f.mapOK {
@@ -331,6 +334,8 @@ func (v *Volume) changeMap(ctx context.Context, call *Call, in *inode, op meta.O
 		return err
 	}
 	in.learnLocked(&res.Attr, stamp)
+	v.askedLocked(in.fileLocked(), res)
+	v.closedLocked(in)
 	return nil
 }
 
@@ -362,6 +367,8 @@ func (v *Volume) CopyRange(ctx context.Context, call *Call, req meta.CopyRange) 
 		if err != nil {
 			return err
 		}
+		v.askedLocked(dst.fileLocked(), res)
+		v.closedLocked(dst)
 		n = res.Off
 		for _, a := range []*meta.Attr{&res.Attr, &res.Attr2} {
 			if a.Ino == dst.ino {

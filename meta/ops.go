@@ -59,6 +59,8 @@ const (
 	OpUnpinSnapshot
 	OpSetDigest
 	OpSetIndex
+	OpSetEvents
+	OpClosed
 )
 
 // Mutates reports whether the operation changes the namespace.
@@ -629,7 +631,7 @@ type Result struct {
 	ParentAttr    Attr // after the change; Ino zero when not set
 	NewParentAttr Attr
 	Volume        VolumeID // Lookup of a junction
-	Existed       bool     // Create found the name
+	Existed       bool     // Create found the name; Write, Fallocate, CopyRange: tell with Closed
 	Entries       []Dirent
 	EOF           bool
 	Data          []byte

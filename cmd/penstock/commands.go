@@ -34,6 +34,7 @@ func addCommands(root *cobra.Command) {
 		newNode(),
 		newScrub(),
 		newSnapshot(),
+		newEvents(),
 		newPin(),
 		newUnpin(),
 		newVerify(),

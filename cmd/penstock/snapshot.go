@@ -256,19 +256,24 @@ func viewOfChange(c meta.Change) changeView {
 	default:
 		v.Change = "changed"
 	}
-	switch {
-	case c.Ino == 0:
-		v.Type = "volume"
-	case c.Type == meta.TypeDir:
-		v.Type = "directory"
-	case c.Type == meta.TypeRegular:
-		v.Type = "file"
-	case c.Type == meta.TypeSymlink:
-		v.Type = "symlink"
-	default:
-		v.Type = "special"
+	v.Type = "volume"
+	if c.Ino != 0 {
+		v.Type = typeText(c.Type)
 	}
 	return v
+}
+
+// typeText names the S_IFMT bits of a mode.
+func typeText(typ uint32) string {
+	switch typ {
+	case meta.TypeDir:
+		return "directory"
+	case meta.TypeRegular:
+		return "file"
+	case meta.TypeSymlink:
+		return "symlink"
+	}
+	return "special"
 }
 
 func newSnapshotDiff() *cobra.Command {

@@ -387,6 +387,7 @@ func newVolumeSet() *cobra.Command {
 	var w where
 	var p policyFlags
 	var wait bool
+	var events eventsFlag
 	cmd := &cobra.Command{
 		Use:   "set NAME",
 		Short: "Change a volume's policy; what no flag names stays",
@@ -395,7 +396,8 @@ moved in the background while it is read and written, which 'penstock volume sho
 and --wait follow.`,
 		Example: `  penstock volume set datasets --immutable
   penstock volume set scratch --quota 500G --noatime
-  penstock volume set results --topology /dc1/rack2 --wait`,
+  penstock volume set results --topology /dc1/rack2 --wait
+  penstock volume set inbox --events on`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return w.with(cmd.Context(), func(s *client.Session) error {
@@ -407,9 +409,19 @@ and --wait follow.`,
 				if err != nil {
 					return err
 				}
-				if changed, err := p.change(cmd.Flags(), &v.Policy); err != nil {
+				changed, err := p.change(cmd.Flags(), &v.Policy)
+				if err != nil {
 					return err
-				} else if !changed && words.Empty() {
+				}
+				if cmd.Flags().Changed("events") {
+					if err := s.SetEvents(cmd.Context(), v.ID, events.keep); err != nil {
+						return err
+					}
+					if !changed && words.Empty() {
+						return nil
+					}
+				}
+				if !changed && words.Empty() {
 					return usagef("no flag says what to change")
 				}
 				if _, err := s.SetVolume(cmd.Context(), v.ID, v.Policy, words); err != nil || !wait {
@@ -420,6 +432,7 @@ and --wait follow.`,
 		},
 	}
 	cmd.Flags().BoolVar(&wait, "wait", false, "show how much is still to be moved until that is nothing")
+	cmd.Flags().Var(&events, "events", "make events of what changes, for 'penstock events': on keeps the last 100000, a number so many")
 	w.flags(cmd)
 	p.add(cmd.Flags())
 	return cmd

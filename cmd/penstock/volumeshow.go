@@ -21,7 +21,15 @@ import (
 type volumeFull struct {
 	volumeView `yaml:",inline"`
 	Snapshots  *snapshotsView `json:"snapshots,omitempty" yaml:"snapshots,omitempty"`
+	Events     *eventsView    `json:"events,omitempty" yaml:"events,omitempty"`
 	Data       *dataView      `json:"data,omitempty" yaml:"data,omitempty"`
+}
+
+// eventsView says which events are kept.
+type eventsView struct {
+	Keep  uint64 `json:"keep" yaml:"keep"` // at least so many
+	First uint64 `json:"first" yaml:"first"`
+	Last  uint64 `json:"last" yaml:"last"`
 }
 
 // snapshotsView sums a volume's snapshots.
@@ -91,6 +99,11 @@ func readVolume(ctx context.Context, s *client.Session, name string) (*volumeFul
 		return nil, err
 	}
 	full.Snapshots = &snapshotsView{len(list.Snapshots), list.Held, list.Keep}
+	if log, err := s.EventLog(ctx, v.ID); err == nil && log.Keep > 0 {
+		full.Events = &eventsView{log.Keep, log.First, log.Last}
+	} else if err != nil && meta.KindOf(err) != meta.NotSupported { // its owner may be of an older version
+		return nil, err
+	}
 	r, err := repairOf(ctx, s, v.ID)
 	if meta.KindOf(err) == meta.AccessDenied {
 		return full, nil // where chunks lie is for administrators of the cluster
@@ -156,6 +169,9 @@ func (v *volumeFull) table(t *table) {
 		if n.Keep != "" {
 			t.row("schedule", n.Keep)
 		}
+	}
+	if e := v.Events; e != nil {
+		t.row("events", fmt.Sprintf("%d to %d; the last %d are kept", e.First, e.Last, e.Keep))
 	}
 	d := v.Data
 	if d == nil {

@@ -12,14 +12,21 @@ func (t *tx) setAttr(op *meta.SetAttr, res *meta.Result) error {
 		return err
 	}
 	now := t.c.Now
+	mode, uid, gid := in.Mode, in.UID, in.GID
 	if op.Mask != 0 {
 		touch(in)
 	}
 	if op.Mask&meta.SetSize != 0 {
+		size := in.Size
 		if err := t.setSize(in, op.Size); err != nil {
 			return err
 		}
 		in.Mtime = now
+		if in.Size != size {
+			if err := t.changing(in, res); err != nil {
+				return err
+			}
+		}
 	}
 	if op.Mask&meta.SetUID != 0 {
 		in.UID = op.UID
@@ -59,6 +66,9 @@ func (t *tx) setAttr(op *meta.SetAttr, res *meta.Result) error {
 		in.Ctime = now
 	}
 	res.Attr = in.Attr
+	if in.Mode != mode || in.UID != uid || in.GID != gid {
+		return t.fileEvent(meta.EventAttributes, in)
+	}
 	return nil
 }
 

@@ -31,8 +31,12 @@ func (f *fixture) exec(b *testing.B, op meta.Op) []Effect {
 	return l
 }
 
-func BenchmarkCreate(b *testing.B) {
+func BenchmarkCreate(b *testing.B)       { benchCreate(b, 0) }
+func BenchmarkCreateEvents(b *testing.B) { benchCreate(b, meta.MaxEvents) }
+
+func benchCreate(b *testing.B, events uint64) {
 	f := benchVolume(b, benchFiles)
+	f.exec(b, &meta.SetEvents{Keep: events})
 	c := f.ctx()
 	op := &meta.Create{Parent: meta.RootIno, Mode: meta.TypeRegular | 0o644, UID: 1000, GID: 1000, Excl: true}
 	bytes := 0

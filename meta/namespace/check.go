@@ -153,6 +153,8 @@ type checker struct {
 	orphans  map[uint64]uint32
 	sessions map[uint64]bool
 	reaps    map[uint64]bool
+	event1   uint64 // the first event's number
+	events   uint64
 
 	// Extents come in order of inode and offset:
 	curIno  uint64
@@ -169,7 +171,7 @@ func (c *checker) bad(key []byte, format string, args ...any) {
 
 // record takes one key. The walk is in key order: buried versions (b), chunks (c), names (d),
 // extents (e), inodes (i), deletions (k), sessions (n), orphans (o), replies
-// (p), reap queue (q), positions (r), volume (v), writers (w), xattrs (x).
+// (p), reap queue (q), positions (r), volume (v), writers (w), xattrs (x), events (y).
 func (c *checker) record(k, v []byte) error {
 	switch k[0] {
 	case 'i', 'd', 'r', 'e', 'x':
@@ -231,6 +233,10 @@ func (c *checker) record(k, v []byte) error {
 		c.digest(k, v)
 	case 'j':
 		c.index(k, v)
+	case 'y':
+		c.event(k, v)
+	case 'z':
+		c.changer(k, v)
 	case 'l':
 		c.bad(k, "a record of a kind that this program does not write")
 	default:
@@ -601,6 +607,49 @@ func (c *checker) markerKey(k, v []byte) {
 	}
 }
 
+// event judges one event, and that none is left out.
+func (c *checker) event(k, v []byte) {
+	w := walker{b: v}
+	ver, kind, bits, typ := w.u8(), w.u8(), w.u8(), w.u8()
+	w.u64()
+	w.n()
+	w.n()
+	w.take(int(min(w.n(), 1<<20)))
+	if bits&1 != 0 {
+		w.n()
+		w.take(int(min(w.n(), 1<<20)))
+	}
+	if bits&2 != 0 {
+		w.n()
+	}
+	if bits&4 != 0 {
+		w.n()
+	}
+	if problem := w.done(ver); len(k) != 9 || problem != "" || kind == 0 || bits > 15 || typ > 15 {
+		c.bad(k, "an event of kind %d, bits %x: %s", kind, bits, problem)
+		return
+	}
+	n := binary.BigEndian.Uint64(k[1:])
+	if c.events == 0 {
+		c.event1 = n
+	}
+	if n != c.event1+c.events {
+		c.bad(k, "event %d, %d come from %d on", n, c.events, c.event1)
+	}
+	c.events++
+}
+
+// changer judges a note that a session is changing a file.
+func (c *checker) changer(k, v []byte) {
+	if len(k) != 17 || len(v) != 1 || v[0] != 1 {
+		c.bad(k, "a key of %d bytes with a value of %d", len(k), len(v))
+		return
+	}
+	if s := binary.BigEndian.Uint64(k[1:]); !c.sessions[s] {
+		c.bad(k, "a file is being changed by session %x, which has no record", s)
+	}
+}
+
 // compare judges what only the whole walk can tell.
 func (c *checker) compare() {
 	for _, ino := range slices.Sorted(maps.Keys(c.inodes)) {
@@ -626,6 +675,9 @@ func (c *checker) compare() {
 	}
 	if c.vol.bytes != c.rep.Bytes {
 		c.bad([]byte{'v'}, "%d bytes are counted, the inodes have %d", c.vol.bytes, c.rep.Bytes)
+	}
+	if n := c.vol.nextEvent - c.vol.firstEvent; c.events != n || n != 0 && c.event1 != c.vol.firstEvent {
+		c.bad([]byte{'v'}, "events %d up to %d are counted, %d are there from %d on", c.vol.firstEvent, c.vol.nextEvent, c.events, c.event1)
 	}
 	c.compareSnapshots()
 }
@@ -894,6 +946,7 @@ type wireVolume struct {
 	id, gen, nextIno, inodes, bytes, chunks uint64
 	lastSnap, snaps, buried                 uint64
 	clone                                   bool
+	firstEvent, nextEvent                   uint64
 	gaps                                    [][2]uint64 // generations above the first, up to the second
 }
 
@@ -907,7 +960,8 @@ func readVolume(v []byte) (r wireVolume, problem string) {
 	w.n() // largest chunk
 	w.u8()
 	r.clone = ver == 4
-	last := ver == 3 || r.clone
+	last := ver >= 3 && ver <= 5
+	five := ver == 5
 	if ver == 2 || last {
 		ver = 1 // and what more there is of it:
 		if place, spread := w.u8(), w.u8(); place > 7 || spread > 2 {
@@ -919,6 +973,14 @@ func readVolume(v []byte) (r wireVolume, problem string) {
 	if last {
 		r.lastSnap, r.snaps, r.buried = w.n(), w.n(), w.n()
 	}
+	events := false
+	if five {
+		bits := w.u8()
+		r.clone, events = bits&1 != 0, bits&2 != 0
+		if bits > 3 {
+			return r, fmt.Sprintf("bits %x", bits)
+		}
+	}
 	if r.clone {
 		before := uint64(0)
 		for n := w.n(); n > 0 && !w.damaged; n-- {
@@ -927,6 +989,13 @@ func readVolume(v []byte) (r wireVolume, problem string) {
 				return r, fmt.Sprintf("a gap of generations from %d to %d in %d", lo, hi, r.gen)
 			}
 			r.gaps, before = append(r.gaps, [2]uint64{lo, hi}), hi
+		}
+	}
+	if events {
+		keep := w.n()
+		r.firstEvent, r.nextEvent = w.n(), w.n()
+		if r.firstEvent == 0 || r.firstEvent > r.nextEvent || keep == 0 && r.firstEvent != r.nextEvent {
+			return r, fmt.Sprintf("%d events are kept, of %d to %d", keep, r.firstEvent, r.nextEvent)
 		}
 	}
 	if r.gen == 0 {

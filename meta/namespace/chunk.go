@@ -60,6 +60,9 @@ func (t *tx) sealChunk(op *meta.SealChunk, res *meta.Result) error {
 		touch(in)
 		if in.Size != size {
 			in.Mtime, in.Ctime = t.c.Now, t.c.Now
+			if err := t.fileEvent(meta.EventChanged, in); err != nil {
+				return err
+			}
 		}
 		res.Attr = in.Attr
 	}

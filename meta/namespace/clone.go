@@ -184,7 +184,7 @@ func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy,
 		return nil, err
 	}
 	t.mark()
-	for _, p := range []byte{prefixChunk, prefixDelete, prefixWriter, prefixOrphan, prefixSession, prefixReply, prefixReap, prefixSnap, prefixBuried, prefixInoGen, prefixNameGen, prefixClone, prefixPin, prefixDigest, prefixIndex} {
+	for _, p := range []byte{prefixChunk, prefixDelete, prefixWriter, prefixOrphan, prefixSession, prefixReply, prefixReap, prefixSnap, prefixBuried, prefixInoGen, prefixNameGen, prefixClone, prefixPin, prefixDigest, prefixIndex, prefixEvent, prefixChanger} {
 		t.effects = append(t.effects, Effect{DeleteRange, []byte{p}, []byte{p + 1}})
 	}
 	v := &t.vol
@@ -193,7 +193,7 @@ func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy,
 		b.gaps = append(b.gaps, v.base.gaps...)
 	}
 	b.gaps = append(b.gaps, gap{sn.gen, sn.gen + cloneGens})
-	v.id, v.gen, v.base, v.policy = id, sn.gen+cloneGens+1, b, p
+	v.id, v.gen, v.base, v.policy, v.events = id, sn.gen+cloneGens+1, b, p, eventLog{}
 	v.inodes, v.bytes, v.lastSnap, v.snaps, v.buried = sn.inodes, sn.bytes, sn.gen, 1, 0
 	t.gen, t.base = v.gen, b
 	t.putSnapshot(&snapshot{gen: sn.gen, state: snapshotBase, created: sn.created, inodes: sn.inodes, bytes: sn.bytes, name: baseName})

@@ -195,6 +195,9 @@ func (t *tx) write(op *meta.Write, res *meta.Result) error {
 	if content || closes {
 		touch(in)
 		in.Mtime, in.Ctime = now, max(in.Ctime, now)
+		if err := t.changing(in, res); err != nil {
+			return err
+		}
 	} else if op.Mtime != 0 && in.Mtime != op.Mtime {
 		touch(in)
 		in.Mtime, in.Ctime = now, max(in.Ctime, now)
@@ -483,7 +486,7 @@ func (t *tx) fallocate(op *meta.Fallocate, res *meta.Result) error {
 	touch(in)
 	in.Mtime, in.Ctime = t.c.Now, t.c.Now
 	res.Attr = in.Attr
-	return nil
+	return t.changing(in, res)
 }
 
 // checkFalloc holds the rules of fallocate(2) and ext4 about modes.
@@ -664,5 +667,5 @@ func (t *tx) copyRange(op *meta.CopyRange, res *meta.Result) error {
 	dst.Flags |= src.Flags & meta.FlagUnsynced
 	dst.Mtime, dst.Ctime = t.c.Now, t.c.Now
 	res.Off, res.Attr = n, dst.Attr
-	return nil
+	return t.changing(dst, res)
 }

@@ -233,24 +233,12 @@ func (s *side) read(ino meta.Ino) (*inode, error) {
 // nameAt finds an inode's name in a directory: where the inode says, or, for
 // records that don't say, by looking through the directory.
 func (s *side) nameAt(in *inode, dir meta.Ino) (string, bool, error) {
-	if in.home == dir && dir != 0 {
-		b, _, ok, err := s.get(appendCookieBase(s.scratch[:0], dir, in.homeAt))
-		if err != nil {
-			return "", false, err
-		}
-		if ok {
-			e, name, err := decodeCookie(b)
-			if err != nil {
-				return "", false, err
-			}
-			if e.ino == in.Ino && e.vol == 0 {
-				return string(name), true, nil
-			}
-		}
+	found, err := s.nameIn(in, dir)
+	if err != nil || found != "" {
+		return found, found != "", err
 	}
-	found := ""
 	lo := appendCookieBase(nil, dir, 0)
-	err := s.scan(lo, after(lo[:9]), func(_, val []byte, _ uint32) (bool, error) {
+	err = s.scan(lo, after(lo[:9]), func(_, val []byte, _ uint32) (bool, error) {
 		e, name, err := decodeCookie(val)
 		if err == nil && e.ino == in.Ino && e.vol == 0 {
 			found = string(name)

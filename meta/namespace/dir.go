@@ -264,6 +264,7 @@ func (t *tx) create(op *meta.Create, res *meta.Result) error {
 	if err := t.addName(dir, op.Name, in, 0); err != nil {
 		return err
 	}
+	t.event(&meta.Event{Kind: meta.EventCreated, Ino: in.Ino, Type: in.Mode & meta.TypeMask, Parent: dir.Ino, Name: op.Name})
 	res.Attr, res.ParentAttr = in.Attr, dir.Attr
 	return nil
 }
@@ -372,7 +373,9 @@ func (t *tx) link(op *meta.Link, res *meta.Result) error {
 	case in.Nlink >= meta.MaxLinks:
 		return fail("link", meta.TooManyLinks, op.Name)
 	}
+	kind := meta.EventLinked
 	if in.tmp != 0 {
+		kind = meta.EventCreated
 		s := t.mark()
 		t.buf = appendOrphanKey(t.buf, in.tmp, in.Ino)
 		t.deleteAt(s)
@@ -385,6 +388,7 @@ func (t *tx) link(op *meta.Link, res *meta.Result) error {
 	if err := t.addName(dir, op.Name, in, 0); err != nil {
 		return err
 	}
+	t.event(&meta.Event{Kind: kind, Ino: in.Ino, Type: in.Mode & meta.TypeMask, Parent: dir.Ino, Name: op.Name})
 	res.Attr, res.ParentAttr = in.Attr, dir.Attr
 	return nil
 }
@@ -441,6 +445,7 @@ func (t *tx) unlink(op *meta.Unlink, res *meta.Result) error {
 	if err := t.loseName(in, op.Holders); err != nil {
 		return err
 	}
+	t.event(&meta.Event{Kind: meta.EventRemoved, Ino: in.Ino, Type: in.Mode & meta.TypeMask, Parent: dir.Ino, Name: op.Name, Last: in.Nlink == 0})
 	res.Attr, res.ParentAttr = in.Attr, dir.Attr
 	return nil
 }
@@ -586,6 +591,14 @@ func (t *tx) rename(op *meta.Rename, res *meta.Result) error {
 	in.Ctime = now
 	t.changedDir(from, now)
 	t.changedDir(to, now)
+	ev := meta.Event{Kind: meta.EventRenamed, Ino: in.Ino, Type: in.Mode & meta.TypeMask, Parent: to.Ino, Name: op.NewName, FromParent: from.Ino, From: op.Name}
+	if exchange {
+		ev.Kind = meta.EventExchanged
+	}
+	if old != nil {
+		ev.Replaced, ev.Last = old.Ino, old.Nlink == 0
+	}
+	t.event(&ev)
 	res.Attr, res.ParentAttr, res.NewParentAttr = in.Attr, from.Attr, to.Attr
 	if old != nil {
 		res.Attr2 = old.Attr
@@ -719,6 +732,11 @@ func (t *tx) junction(op *meta.Junction, res *meta.Result) error {
 		dir.Nlink++
 	}
 	t.changedDir(dir, t.c.Now)
+	ev := meta.Event{Kind: meta.EventAttached, Parent: dir.Ino, Name: op.Name, Volume: op.Volume}
+	if op.Detach {
+		ev.Kind, ev.Volume = meta.EventDetached, e.vol
+	}
+	t.event(&ev)
 	res.Attr, res.ParentAttr = dir.Attr, dir.Attr
 	return nil
 }

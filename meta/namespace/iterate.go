@@ -190,14 +190,16 @@ func Replies(r Reader, s meta.SessionID, fn func(key, val []byte) bool) error {
 }
 
 // SkipInodes gives the effects that leave n inode numbers out: those that may
-// have been given out after the state that a restored volume goes on from.
+// have been given out after the state that a restored volume goes on from. As
+// many numbers of events are left out, so that who followed them hears of it.
 func SkipInodes(r Reader, n uint64) ([]Effect, error) {
 	t := tx{view: view{r: r}}
 	if err := t.begin(); err != nil {
 		return nil, err
 	}
 	t.vol.nextIno += n
-	return []Effect{{Kind: Put, Key: volumeKey, Value: appendVolume(nil, &t.vol)}}, nil
+	t.cutEvents(n)
+	return append(t.effects, Effect{Kind: Put, Key: volumeKey, Value: appendVolume(nil, &t.vol)}), nil
 }
 
 // LastChunk reads the counter of the last chunk that was handed out.

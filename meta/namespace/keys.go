@@ -34,6 +34,8 @@ import (
 //	t snap:4 holder                       pin of a snapshot                  5 + holder
 //	m snap:4                              digest of a snapshot               5 bytes
 //	j snap:4                              index of a snapshot                5 bytes
+//	y number:8                            event                              9 bytes
+//	z session:8 ino:8                     file being changed, for an event  17 bytes
 //	l                                     reserved: locks
 //
 // snap in a key of prefix b is the youngest snapshot that sees the version
@@ -66,7 +68,12 @@ const (
 	prefixPin     = 't'
 	prefixDigest  = 'm'
 	prefixIndex   = 'j'
+	prefixEvent   = EventPrefix
+	prefixChanger = 'z'
 )
+
+// EventPrefix is the first byte of events' keys. No operation reads them.
+const EventPrefix = 'y'
 
 // firstGen is the live generation of a volume without snapshots.
 const firstGen = 1
@@ -146,6 +153,15 @@ func appendDigestKey(b []byte, snap uint32) []byte {
 
 func appendIndexKey(b []byte, snap uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(b, prefixIndex), snap)
+}
+
+func appendEventKey(b []byte, seq uint64) []byte {
+	return binary.BigEndian.AppendUint64(append(b, prefixEvent), seq)
+}
+
+func appendChangerKey(b []byte, s meta.SessionID, ino meta.Ino) []byte {
+	b = binary.BigEndian.AppendUint64(append(b, prefixChanger), uint64(s))
+	return binary.BigEndian.AppendUint64(b, uint64(ino))
 }
 
 func appendPinKey(b []byte, snap uint32, holder string) []byte {

@@ -166,6 +166,10 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 	case *meta.SetIndex:
 		unmetered = true
 		err = t.setIndex(op, res)
+	case *meta.SetEvents:
+		err = t.setEvents(op)
+	case *meta.Closed:
+		err = t.closed(op)
 	default:
 		err = fail("execute", meta.NotSupported, fmt.Sprintf("operation code %d", op.Code()))
 	}

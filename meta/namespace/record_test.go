@@ -12,6 +12,7 @@ import (
 // richVolume has a record of every kind.
 func richVolume(t testing.TB) *fixture {
 	f := newFixture(t)
+	f.do(&meta.SetEvents{Keep: meta.MinEvents})
 	d := f.mkdir(1, "d")
 	f.do(&meta.SetXattr{Ino: d, Name: xattrDefaultACL, Value: mkACL(t, "u::rwx,u:5:rwx,g::rx,m::rwx,o::r")})
 	a := f.create(d, "a", reg|0o666).Ino
@@ -90,6 +91,8 @@ func (f *fixture) walkAll() (kinds map[meta.Kind]int) {
 	}))
 	_, _, err := Usage(f.s)
 	note(err)
+	_, err = Events(f.s, 0, 100)
+	note(err)
 	return kinds
 }
 
@@ -130,7 +133,7 @@ func TestDamage(t *testing.T) {
 			{"gone", nil, 0},
 		} {
 			named := kind == prefixXattr || kind == prefixCookie // their ends are free
-			if kind == prefixReply && d.name == "gone" || named && (d.name == "longer" || d.name == "cut") || kind == prefixSession && d.name == "gone" {
+			if kind == prefixReply && d.name == "gone" || named && (d.name == "longer" || d.name == "cut") || (kind == prefixSession || kind == prefixChanger) && d.name == "gone" {
 				continue
 			}
 			if d.make != nil {
@@ -143,7 +146,7 @@ func TestDamage(t *testing.T) {
 				t.Errorf("%s %q: Check sees nothing (%v)", d.name, it.k, err)
 			}
 			kinds := f.walkAll()
-			isMarker := strings.IndexByte("kwoq", kind) >= 0
+			isMarker := strings.IndexByte("kwoqz", kind) >= 0
 			if d.want != 0 && !isMarker && kinds[d.want] == 0 {
 				t.Errorf("%s %q: readers say %v, none %v", d.name, it.k, kinds, d.want)
 			}
@@ -230,11 +233,14 @@ func TestCheckSees(t *testing.T) {
 		{"orphan of nobody", put(appendOrphanKey(nil, 77, 10), marker), "has no record"},
 		{"overlap", put(putGen(appendExtentBase(nil, 4, 5000), firstGen), appendExtent(nil, meta.Extent{Off: 0, Len: 5000})), "begins before"},
 		{"extent of nobody", put(putGen(appendExtentBase(nil, 777, 5000), firstGen), appendExtent(nil, meta.Extent{Off: 0, Len: 5000})), "no record"},
-		{"unknown prefix", put([]byte("zzz"), marker), "unknown prefix"},
+		{"unknown prefix", put([]byte("uuu"), marker), "unknown prefix"},
 		{"reserved prefix", put([]byte("lll"), marker), "does not write"},
 		{"snapshot", put(appendSnapKey(nil, 1), appendSnapshot(nil, &snapshot{gen: 1, state: snapshotLive, name: "x"})), "snapshots are counted"},
 		{"buried", put(appendBuriedKey(nil, 1, putGen(appendInodeBase(nil, 4), firstGen)), marker), "not superseded"},
 		{"no snapshot", put(putGen(appendInodeBase(nil, 4), firstGen+1), appendInode(nil, &inode{})), "generation 2"},
+		{"event too many", put(appendEventKey(nil, 99), appendEvent(nil, &meta.Event{Kind: meta.EventCreated})), "event 99"},
+		{"event counter", editVolume(func(v *volume) { v.events.next++ }), "are counted"},
+		{"changed by nobody", put(appendChangerKey(nil, 77, 4), marker), "which has no record"},
 		{"change", put(appendInoGenKey(nil, 7, 4), marker), "a change in generation 7"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

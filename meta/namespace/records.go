@@ -24,6 +24,9 @@ import (
 //	         04 as 03, then gaps:n (lo:n hi:n)*
 //	            a clone: what is of a generation above lo and up to hi is not
 //	            there; extents may lie in chunks of other volumes
+//	         05 as 03, then bits:1 [gaps:n (lo:n hi:n)*] [keep:n first:n next:n]
+//	            bits&1 a clone: gaps, as in 04; bits&2 events were switched on once:
+//	            how many are kept, the oldest there is, the next one's number
 //	inode    01 bits:1 mode:n nlink:n uid:n gid:n flags:n change:n size:n blocks:n
 //	            btime:8 (ctime-btime):z (mtime-ctime):z (atime-mtime):z
 //	            directory: parent:n nextCookie:n
@@ -53,7 +56,10 @@ import (
 //	pin      01 made:8 until:8 len:n by
 //	digest   01 version:1 sum:32 made:8 inodes:n bytes:n read:n
 //	index    01 version:1 sum:32 length:n inodes:n made:8 parts:n (volume:n term:n counter:n length:n)*parts
-//	delete, writer, orphan, reap, buried, changed inode, changed entry, clone
+//	event    01 kind:1 bits:1 type:1 time:8 ino:n parent:n len:n name
+//	            [fromParent:n len:n from] [replaced:n] [volume:n]
+//	            bits&1 from; bits&2 replaced; bits&4 volume; bits&8 the last name
+//	delete, writer, orphan, reap, buried, changed inode, changed entry, clone, changer
 //	         01
 //
 // type:1 holds the S_IFMT bits shifted right by 12.
@@ -63,6 +69,7 @@ const (
 	volumeV2    = 2
 	volumeV3    = 3
 	volumeV4    = 4
+	volumeV5    = 5
 	inodeV1     = 1
 	inodeV2     = 2
 	dentryV1    = 1
@@ -79,6 +86,7 @@ const (
 	pinV1       = 1
 	digestV1    = 1
 	indexV1     = 1
+	eventV1     = 1
 	markerV1    = 1
 	bitTmpfile  = 1
 	bitReap     = 2
@@ -98,6 +106,11 @@ const (
 	placeLocalFirst = 1 << iota
 	placeDegrade
 	placeEncrypt
+)
+
+const ( // bits of volumeV5
+	volumeIsClone = 1 << iota
+	volumeHasEvents
 )
 
 const (
@@ -132,6 +145,8 @@ type volume struct {
 	buried   uint64 // INVARIANT: bytes of buried extents in chunks of this volume
 
 	base *base // of a clone; never changed, only replaced
+
+	events eventLog
 }
 
 // inode is a decoded inode record.
@@ -301,7 +316,7 @@ func appendInt(b []byte, v int64) []byte {
 func decodeVolume(b []byte, v *volume) error {
 	d := decoder{b: b}
 	var ver byte
-	if len(b) > 0 && b[0] <= volumeV4 {
+	if len(b) > 0 && b[0] <= volumeV5 {
 		ver = b[0]
 	}
 	if placed := ver >= volumeV2; placed {
@@ -342,8 +357,17 @@ func decodeVolume(b []byte, v *volume) error {
 			d.bad = true
 		}
 	}
-	v.base = nil
-	if ver == volumeV4 {
+	v.base, v.events = nil, eventLog{}
+	bits := byte(0)
+	switch ver {
+	case volumeV4:
+		bits = volumeIsClone
+	case volumeV5:
+		if bits = d.byte(); bits > volumeIsClone|volumeHasEvents {
+			d.bad = true
+		}
+	}
+	if bits&volumeIsClone != 0 {
 		v.base = &base{gaps: make([]gap, 0, 1)}
 		for n := d.uint(); n > 0 && !d.bad; n-- {
 			g := gap{d.uint32(), d.uint32()}
@@ -351,6 +375,13 @@ func decodeVolume(b []byte, v *volume) error {
 				d.bad = true
 			}
 			v.base.gaps = append(v.base.gaps, g)
+		}
+	}
+	if bits&volumeHasEvents != 0 {
+		e := &v.events
+		e.keep, e.first, e.next = d.uint(), d.uint(), d.uint()
+		if e.first == 0 || e.first > e.next || e.keep == 0 && e.first != e.next {
+			d.bad = true
 		}
 	}
 	return d.end("volume")
@@ -377,6 +408,9 @@ func appendVolume(b []byte, v *volume) []byte {
 	}
 	if v.base != nil {
 		ver = volumeV4
+	}
+	if v.events.next != 0 {
+		ver = volumeV5
 	}
 	b = append(b, ver)
 	b = binary.AppendUvarint(b, uint64(v.id))
@@ -419,10 +453,24 @@ func appendVolume(b []byte, v *volume) []byte {
 	if ver == volumeV3 {
 		return b
 	}
-	b = binary.AppendUvarint(b, uint64(len(v.base.gaps)))
-	for _, g := range v.base.gaps {
-		b = binary.AppendUvarint(b, uint64(g.lo))
-		b = binary.AppendUvarint(b, uint64(g.hi))
+	if ver == volumeV5 {
+		bits := byte(volumeHasEvents)
+		if v.base != nil {
+			bits |= volumeIsClone
+		}
+		b = append(b, bits)
+	}
+	if v.base != nil {
+		b = binary.AppendUvarint(b, uint64(len(v.base.gaps)))
+		for _, g := range v.base.gaps {
+			b = binary.AppendUvarint(b, uint64(g.lo))
+			b = binary.AppendUvarint(b, uint64(g.hi))
+		}
+	}
+	if ver == volumeV5 {
+		b = binary.AppendUvarint(b, v.events.keep)
+		b = binary.AppendUvarint(b, v.events.first)
+		b = binary.AppendUvarint(b, v.events.next)
 	}
 	return b
 }

@@ -33,6 +33,9 @@ func (t *tx) rollback(op *meta.Rollback, res *meta.Result) error {
 	if err := t.rollSome(op, res); err != nil {
 		return err
 	}
+	if res.EOF {
+		t.cutEvents(1) // what changed is not told one by one
+	}
 	if sn.rolling == res.EOF {
 		sn.rolling = !res.EOF
 		t.putSnapshot(&sn)

@@ -95,6 +95,9 @@ func (t *tx) sessionEnd(op *meta.SessionEnd, res *meta.Result) error {
 	if res.Off = 0; op.From != 0 {
 		return nil // once more from the beginning, to be sure
 	}
+	if more, err = t.endChanges(op.Session); more || err != nil {
+		return err
+	}
 	var open []meta.ChunkID
 	lo = appendWriterKey(nil, op.Session, meta.ChunkID{})
 	err = t.r.Scan(lo, after(lo[:9]), func(k, _ []byte) bool {
@@ -153,6 +156,9 @@ func (t *tx) dropOrphan(s meta.SessionID, ino meta.Ino) error {
 	m := t.mark()
 	t.buf = appendOrphanKey(t.buf, s, ino)
 	t.deleteAt(m)
+	if err := t.changed(s, ino, false); err != nil {
+		return err
+	}
 	in, err := t.load(ino)
 	if err != nil {
 		return err

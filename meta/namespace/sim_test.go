@@ -21,6 +21,7 @@ type sim struct {
 
 	frozen []frozen          // snapshots
 	going  []meta.Generation // those that are being deleted
+	copy   *follower         // nil: nobody follows the events
 }
 
 func (s *sim) pick() meta.Ino {
@@ -586,13 +587,24 @@ func runModel(t *testing.T, seed uint64, steps int) {
 			t.Logf("seed %d, the last of %d operations:\n%s", seed, len(s.log), strings.Join(s.log[max(0, len(s.log)-12):], "\n"))
 		}
 	}()
+	if seed%3 > 0 {
+		s.do(&meta.SetEvents{Keep: meta.MaxEvents})
+		s.m.now = s.now
+		s.copy = newFollower(s)
+	}
 	for i := range steps {
 		if seed%2 == 1 {
 			s.snapshots(i)
 		}
 		s.step()
+		if s.copy != nil && s.rng.IntN(4) == 0 {
+			s.copy.poll()
+		}
 		if i%25 == 24 {
 			s.sameTree()
+			if s.copy != nil {
+				s.copy.sameNames()
+			}
 		}
 	}
 	for _, sn := range s.frozen {
@@ -610,6 +622,9 @@ func runModel(t *testing.T, seed uint64, steps int) {
 		}
 	}
 	s.sameTree()
+	if s.copy != nil {
+		s.copy.sameFiles()
+	}
 	if seed%2 == 1 {
 		s.rollBack()
 		s.dropAll()

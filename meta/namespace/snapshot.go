@@ -107,6 +107,7 @@ func (t *tx) takeSnapshot(op *meta.TakeSnapshot, res *meta.Result) error {
 	t.vol.lastSnap = t.vol.gen
 	t.vol.snaps++
 	t.vol.gen++
+	t.event(&meta.Event{Kind: meta.EventSnapshotTaken, Name: op.Name})
 	return nil
 }
 
@@ -136,6 +137,7 @@ func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 		if err := t.dropIndex(all[at].gen); err != nil {
 			return err
 		}
+		t.event(&meta.Event{Kind: meta.EventSnapshotDeleted, Name: all[at].name})
 	}
 	asked := at
 	if i := slices.IndexFunc(all, func(s snapshot) bool { return s.state == snapshotLeaving }); i >= 0 {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 
 	"penstock.io/penstock/meta"
 )
@@ -70,6 +71,85 @@ func allExtents(t *tx, fn func(ino meta.Ino, gen uint32, e meta.Extent) bool) er
 		return inner
 	}
 	return err
+}
+
+// Paths names directories, and remembers what it found: as long as the state does
+// not change.
+type Paths struct {
+	t    tx
+	dirs map[meta.Ino]string
+}
+
+// NewPaths begins with nothing known.
+func NewPaths(r Reader) *Paths {
+	return &Paths{tx{view: view{r: r}}, map[meta.Ino]string{}}
+}
+
+// Of gives the path of a directory from the volume's root, which is "". It costs
+// two reads a directory above that is not known. Errors: Stale (it is gone),
+// NotDir.
+func (p *Paths) Of(dir meta.Ino) (string, error) {
+	if p.t.vol.gen == 0 {
+		if err := p.t.begin(); err != nil {
+			return "", err
+		}
+	}
+	return p.of(dir, 0)
+}
+
+func (p *Paths) of(dir meta.Ino, depth int) (string, error) {
+	if dir == meta.RootIno {
+		return "", nil
+	}
+	if path, ok := p.dirs[dir]; ok {
+		return path, nil
+	}
+	p.t.inodes = p.t.inodes[:0]
+	in, err := p.t.inode(dir)
+	switch {
+	case err != nil:
+		return "", err
+	case !in.IsDir():
+		return "", fail("path", meta.NotDir, fmt.Sprintf("inode %d", dir))
+	case in.Nlink == 0 || depth > meta.MaxPath:
+		return "", stale(dir)
+	}
+	home := in.Parent
+	name, err := p.t.nameIn(in, home)
+	if err != nil {
+		return "", err
+	}
+	if name == "" { // its record is older than those that say where it has its name
+		names, err := PathOf(p.t.r, dir)
+		p.dirs[dir] = strings.Join(names, "/")
+		return p.dirs[dir], err
+	}
+	above, err := p.of(home, depth+1)
+	if err != nil {
+		return "", err
+	}
+	if above != "" {
+		name = above + "/" + name
+	}
+	p.dirs[dir] = name
+	return name, nil
+}
+
+// nameIn gives the name that an inode has in a directory, if its record tells
+// which; else "".
+func (v *view) nameIn(in *inode, dir meta.Ino) (string, error) {
+	if in.home == 0 || in.home != dir {
+		return "", nil
+	}
+	b, _, ok, err := v.get(appendCookieBase(v.scratch[:0], in.home, in.homeAt))
+	if err != nil || !ok {
+		return "", err
+	}
+	d, name, err := decodeCookie(b)
+	if err != nil || d.ino != in.Ino || d.vol != 0 {
+		return "", err
+	}
+	return string(name), nil
 }
 
 // PathOf names a directory: the names from the volume's root down to it, none

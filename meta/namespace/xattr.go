@@ -131,6 +131,9 @@ func (t *tx) setXattr(op *meta.SetXattr, res *meta.Result) error {
 	if changed {
 		touch(in)
 		in.Ctime = t.c.Now
+		if err := t.fileEvent(meta.EventAttributes, in); err != nil {
+			return err
+		}
 	}
 	res.Attr = in.Attr
 	return nil
@@ -210,6 +213,9 @@ func (t *tx) removeXattr(op *meta.RemoveXattr, res *meta.Result) error {
 		}
 		touch(in)
 		in.Ctime = t.c.Now
+		if err := t.fileEvent(meta.EventAttributes, in); err != nil {
+			return err
+		}
 	} else if !isACL(op.Name) { // removing an ACL that is not there succeeds on ext4
 		return fail("removexattr", meta.NoAttribute, op.Name)
 	}

@@ -210,6 +210,8 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return s.lossOp(ctx, sess, m, re)
 	case wire.AdminSnapshotIndex:
 		return s.indexOp(ctx, m, re)
+	case wire.AdminEvents, wire.AdminSetEvents:
+		return s.eventsOp(ctx, m, re)
 	case wire.AdminRenew:
 		return s.renew(ctx, sess.who, m, re)
 	default:

@@ -259,8 +259,9 @@ func (s store) Apply(pos journal.Position, effects []namespace.Effect) error {
 			case namespace.Delete:
 				b.Delete(e.Key)
 			case namespace.DeleteRange:
-				if len(e.Key) == 1 {
-					// All of a kind: a clone begins with this.
+				if len(e.Key) == 1 || e.Key[0] == namespace.EventPrefix {
+					// All of a kind, as a clone begins, or thousands of events, of
+					// which the entry itself may have put some.
 					b.DeleteRange(e.Key, e.Value)
 					continue
 				}

@@ -131,6 +131,10 @@ func (o *owner) commit(e *entry, pos journal.Position) (journal.Position, error)
 	}
 	o.mu.Lock()
 	o.ov.settle(e, o.cache)
+	if e.events && o.told != nil {
+		close(o.told)
+		o.told = nil
+	}
 	o.sinceCheckpoint += len(je.Payload)
 	o.mu.Unlock()
 	o.srv.stats.entries.Add(1)

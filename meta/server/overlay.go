@@ -41,18 +41,20 @@ type entry struct {
 	bytes    int
 	sessions map[*session]struct{} // who wants to hear that it is durable
 	urgent   bool                  // somebody waits
+	events   bool                  // there are some among the effects
 }
 
 // add books one effect of an operation of session by. The last write of a key
-// in an entry wins. Range deletions concern reply records only, which are
-// never read through the overlay.
+// in an entry wins. Range deletions concern reply records and events, or what no
+// operation reads again; those two are never read through the overlay.
 func (o *overlay) add(e *entry, ef namespace.Effect, by meta.SessionID) {
 	if ef.Kind == namespace.DeleteRange {
 		e.effects = append(e.effects, ef)
 		e.bytes += len(ef.Key) + len(ef.Value)
 		return
 	}
-	if ef.Key[0] == replyPrefix {
+	if ef.Key[0] == replyPrefix || ef.Key[0] == eventPrefix {
+		e.events = e.events || ef.Key[0] == eventPrefix
 		e.effects = append(e.effects, ef)
 		e.bytes += len(ef.Key) + len(ef.Value)
 		return
@@ -80,7 +82,7 @@ func (o *overlay) add(e *entry, ef namespace.Effect, by meta.SessionID) {
 func (o *overlay) settle(e *entry, c *cache) {
 	for i := range e.effects {
 		ef := &e.effects[i]
-		if ef.Kind == namespace.DeleteRange || ef.Key[0] == replyPrefix {
+		if ef.Kind == namespace.DeleteRange || ef.Key[0] == replyPrefix || ef.Key[0] == eventPrefix {
 			continue
 		}
 		r := o.m[string(ef.Key)]

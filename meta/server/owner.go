@@ -19,6 +19,9 @@ import (
 // replyPrefix is the first byte of reply records, which only recovery reads.
 var replyPrefix = namespace.PutReply(0, 0, meta.OpID{}, &meta.Result{}).Key[0]
 
+// eventPrefix is that of events, which those who follow them read from the store.
+const eventPrefix = namespace.EventPrefix
+
 // owner serves one volume while this server owns it.
 //
 // Lock order: mu, then a session's sender. No call to etcd, disk sync or
@@ -120,6 +123,9 @@ type owner struct {
 	keep       string       // the schedule of snapshots,
 	keepRead   time.Time    // as it was in the table then
 	keepOpen   bool         // it asks for the volume more often than visits do
+
+	told     chan struct{} // closed when the store has more events; nil: nobody waits
+	watchers int           // that do
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc

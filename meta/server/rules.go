@@ -143,6 +143,8 @@ var adminRules = [...]adminRule{
 
 	// It has every name of the volume, as who may read it may.
 	wire.AdminSnapshotIndex: {roles: admins, right: cluster.ReadRights},
+	wire.AdminEvents:        {roles: admins, right: cluster.ReadRights},
+	wire.AdminSetEvents:     {roles: admins, right: cluster.AdminRights},
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}
@@ -174,6 +176,7 @@ var opRights = map[meta.OpCode]cluster.Rights{
 	meta.OpSetXattr:       cluster.WriteRights,
 	meta.OpRemoveXattr:    cluster.WriteRights,
 	meta.OpReplaceExtents: cluster.WriteRights,
+	meta.OpClosed:         cluster.WriteRights,
 }
 
 // roleOf says which certificates may speak as a role of the protocol.

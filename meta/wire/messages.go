@@ -552,6 +552,8 @@ const (
 	// AdminSnapshotIndex tells where the index of the snapshot Entry lies, and has
 	// it made if there is none. Report: IndexAnswer.
 	AdminSnapshotIndex
+	AdminEvents    // of Volume; Body, Report: EventsRequest, EventsAnswer
+	AdminSetEvents // of Volume; Body: SetEventsRequest
 	lastAdminOp
 )
 

@@ -54,12 +54,14 @@ func newOp(code meta.OpCode) meta.Op {
 		return new(meta.ReleaseOrphans)
 	case meta.OpReplaceExtents:
 		return new(meta.ReplaceExtents)
+	case meta.OpClosed:
+		return new(meta.Closed)
 	}
 	return nil
 }
 
 // opSince has the operations that came after MinVersion, and with which version.
-var opSince = map[meta.OpCode]uint8{}
+var opSince = map[meta.OpCode]uint8{meta.OpClosed: 5}
 
 // op codes an operation: its code, then its fields.
 func (c *coder) op(p *meta.Op) {
@@ -186,6 +188,8 @@ func (c *coder) op(p *meta.Op) {
 		ino(c, &o.Ino)
 		list(c, &o.Old, extent)
 		list(c, &o.New, extent)
+	case *meta.Closed:
+		list(c, &o.Inos, ino)
 	default:
 		// A client can't send the owner's own operations; trying is a bug here.
 		panic(fmt.Sprintf("wire: operation %T does not travel", o))

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -103,6 +104,19 @@ func TestScripts(t *testing.T) {
 					}
 					if time.Now().After(deadline) {
 						ts.Fatalf("nothing was renewed: %s", before)
+					}
+				}
+			},
+			// told SINCE REGEXP: the last event of volume inbox after a number is so within a minute.
+			"told": func(ts *testscript.TestScript, neg bool, args []string) {
+				want := regexp.MustCompile(args[1])
+				for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+					ts.Check(ts.Exec("penstock", "events", "--dir", "data", "inbox", "--since", args[0]))
+					if want.MatchString(strings.TrimSpace(ts.ReadFile("stdout"))) {
+						return
+					}
+					if time.Now().After(deadline) {
+						ts.Fatalf("not told of %s", args[1])
 					}
 				}
 			},

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+// eventView is an event as commands print it.
+type eventView struct {
+	Seq        uint64        `json:"seq"`
+	Time       time.Time     `json:"time"`
+	Kind       string        `json:"kind"`
+	Type       string        `json:"type,omitempty"`
+	Ino        meta.Ino      `json:"ino,omitempty"`
+	Parent     meta.Ino      `json:"parent,omitempty"`
+	Name       string        `json:"name,omitempty"`
+	Path       string        `json:"path,omitempty"` // as its directory lies now
+	FromParent meta.Ino      `json:"from_parent,omitempty"`
+	From       string        `json:"from,omitempty"`
+	FromPath   string        `json:"from_path,omitempty"`
+	Replaced   meta.Ino      `json:"replaced,omitempty"`
+	Last       bool          `json:"last,omitempty"`
+	Volume     meta.VolumeID `json:"volume,omitempty"`
+	Snapshot   string        `json:"snapshot,omitempty"`
+	// The same in base64 where a name is not text.
+	NameBytes string `json:"name_bytes,omitempty"`
+	FromBytes string `json:"from_bytes,omitempty"`
+}
+
+// rescanView is the line that tells a program of a RescanError.
+type rescanView struct {
+	Seq   uint64 `json:"seq"` // to go on after
+	Kind  string `json:"kind"`
+	First uint64 `json:"first"` // the oldest that is there
+}
+
+func viewOfEvent(e client.Event) eventView {
+	raw := func(s string) string {
+		if utf8.ValidString(s) {
+			return ""
+		}
+		return base64.StdEncoding.EncodeToString([]byte(s))
+	}
+	v := eventView{Seq: e.Seq, Time: time.Unix(0, int64(e.Time)).UTC(), Kind: e.Kind.String(), Ino: e.Ino, Parent: e.Parent, Name: e.Name, Path: e.Path,
+		FromParent: e.FromParent, From: e.From, FromPath: e.FromPath, Replaced: e.Replaced, Last: e.Last, Volume: e.Volume,
+		NameBytes: raw(e.Name), FromBytes: raw(e.From)}
+	switch {
+	case e.Kind == meta.EventSnapshotTaken || e.Kind == meta.EventSnapshotDeleted:
+		v.Name, v.Snapshot = "", e.Name
+	case e.Volume != 0:
+		v.Type = "volume"
+	case e.Ino != 0:
+		v.Type = typeText(e.Type)
+	}
+	return v
+}
+
+func (v *eventView) print(to io.Writer) error {
+	or := func(path, name string, dir meta.Ino) string {
+		if path == "" && name != "" { // its directory is gone
+			return fmt.Sprintf("(%d)/%s", dir, printable(name))
+		}
+		return printable(path)
+	}
+	what := or(v.Path, v.Name, v.Parent)
+	switch {
+	case v.Snapshot != "":
+		what = printable(v.Snapshot)
+	case v.From != "":
+		what = or(v.FromPath, v.From, v.FromParent) + " -> " + what
+	case v.Ino == meta.RootIno:
+		what = "/"
+	case what == "":
+		what = fmt.Sprintf("inode %d", v.Ino)
+	}
+	_, err := fmt.Fprintf(to, "%d %s %s %s %s\n", v.Seq, v.Time.Local().Format("2006-01-02T15:04:05.000"), v.Kind, v.Type, what)
+	return err
+}
+
+func newEvents() *cobra.Command {
+	var w where
+	var since string
+	var follow, asJSON bool
+	cmd := &cobra.Command{
+		Use:   "events VOLUME",
+		Short: "Tell what changes in a volume: names, contents, snapshots",
+		Long: `Prints the events of a volume, each with its number: created, linked, removed,
+renamed, exchanged, changed (contents, told when the writer closed the file),
+attributes, attached, detached, snapshot-taken, snapshot-deleted. They are made
+while they are switched on: 'penstock volume set VOLUME --events on'.
+
+The first is the one after --since, or the oldest that is kept; --since now begins
+with the next. --follow waits for more. Whoever stops goes on later with the number
+of the last event that was handled. If some of those after it are not kept any
+more, the command says so and fails, with --json after a line of the kind "rescan":
+then look at the tree again, and go on after the number that it names.
+
+Paths are as their directories lie now, and may differ from what they were; parent
+(an inode number) and name are what was.`,
+		Example: `  penstock events datasets
+  penstock events datasets --follow --since now
+  penstock events datasets --follow --since 4711 --json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			after := uint64(0)
+			if since != "" && since != "now" {
+				var err error
+				if after, err = strconv.ParseUint(since, 10, 64); err != nil {
+					return usagef("--since %s: write the number of an event, or now", since)
+				}
+			}
+			return w.withVolume(ctx, args[0], func(s *client.Session, v wire.VolumeInfo) error {
+				if since == "" || since == "now" {
+					log, err := s.EventLog(ctx, v.ID)
+					if err != nil {
+						return err
+					}
+					if after = log.Last; since == "" {
+						after = max(log.First, 1) - 1
+					}
+				}
+				out := cmd.OutOrStdout()
+				lines := json.NewEncoder(out)
+				err := s.Events(ctx, v.ID, after, follow, func(e client.Event) error {
+					view := viewOfEvent(e)
+					if asJSON {
+						return lines.Encode(view)
+					}
+					return view.print(out)
+				})
+				if rescan, ok := errors.AsType[*meta.RescanError](err); ok && asJSON {
+					err = errors.Join(err, lines.Encode(rescanView{rescan.Last, "rescan", rescan.First}))
+				}
+				if follow && ctx.Err() != nil {
+					return nil // it was told to stop
+				}
+				return err
+			})
+		},
+	}
+	w.flags(cmd)
+	cmd.Flags().StringVar(&since, "since", "", "number of the last event that is known, or now")
+	cmd.Flags().BoolVar(&follow, "follow", false, "wait for more events, until interrupted")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line")
+	return cmd
+}
+
+// eventsFlag is how many events are kept: on, off or a number.
+type eventsFlag struct{ keep uint64 }
+
+// Set parses "on", "off" and numbers.
+func (e *eventsFlag) Set(text string) error {
+	switch text {
+	case "on":
+		e.keep = meta.DefaultEvents
+		return nil
+	case "off":
+		e.keep = 0
+		return nil
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || n < meta.MinEvents || n > meta.MaxEvents {
+		return fmt.Errorf("%q: write on, off, or how many to keep, %d to %d", text, meta.MinEvents, meta.MaxEvents)
+	}
+	e.keep = n
+	return nil
+}
+
+func (e *eventsFlag) String() string {
+	if e.keep == 0 {
+		return "off"
+	}
+	return fmt.Sprint(e.keep)
+}
+
+// Type names the value in help texts.
+func (e *eventsFlag) Type() string { return "on|off|number" }
+
+var _ pflag.Value = (*eventsFlag)(nil)

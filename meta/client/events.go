@@ -1,0 +1,106 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+// eventsWait is how long one request waits for events.
+const eventsWait = 15 * time.Second
+
+// Event is one of a volume's, with where it lies now as far as that can be told.
+type Event struct {
+	meta.Event
+	// Path and FromPath are Name and From with the paths of their directories,
+	// from the volume's root, without a slash in front. They are for people: the
+	// directories may have been moved since the event, and when one is gone the
+	// path is empty. Parent and Name are what was.
+	Path     string
+	FromPath string
+}
+
+// EventLog tells which events a volume keeps.
+func (s *Session) EventLog(ctx context.Context, v meta.VolumeID) (meta.EventLog, error) {
+	a, err := s.events(ctx, v, wire.EventsRequest{Newest: true})
+	return meta.EventLog{Keep: a.Keep, First: a.First, Last: a.Last}, err
+}
+
+// SetEvents switches a volume's events off (keep 0), on, or changes how many are
+// kept: meta.MinEvents to meta.MaxEvents. Errors: Invalid.
+func (s *Session) SetEvents(ctx context.Context, v meta.VolumeID, keep uint64) error {
+	return s.askJSON(ctx, wire.Admin{Op: wire.AdminSetEvents, Volume: v}, wire.SetEventsRequest{Keep: keep}, nil)
+}
+
+func (s *Session) events(ctx context.Context, v meta.VolumeID, q wire.EventsRequest) (a wire.EventsAnswer, err error) {
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminEvents, Volume: v}, q, &a)
+	return a, err
+}
+
+// Events calls fn with the events after number since, in their order, each once.
+// With follow it then waits for more until ctx ends; without, it ends with the
+// last that there is. It goes on through changes of the volume's owner. Errors:
+// *meta.RescanError (some of those after since are not there any more), also
+// while following if fn is so slow; NotSupported (events are switched off);
+// and fn's.
+func (s *Session) Events(ctx context.Context, v meta.VolumeID, since uint64, follow bool, fn func(Event) error) error {
+	for {
+		q := wire.EventsRequest{Since: since}
+		if follow {
+			q.Wait = eventsWait
+		}
+		a, err := s.events(ctx, v, q)
+		if follow && ctx.Err() == nil && passes(err) {
+			// Between two owners, or while none can be reached.
+			select {
+			case <-time.After(lookMax):
+				continue
+			case <-ctx.Done():
+			}
+		}
+		switch {
+		case err != nil:
+			return err
+		case a.Keep == 0:
+			return meta.E("events", meta.NotSupported, fmt.Sprintf("volume %d", v), errors.New("its events are switched off: 'penstock volume set VOLUME --events on'"))
+		case a.Rescan:
+			return &meta.RescanError{Since: since, First: a.First, Last: a.Last}
+		}
+		for i := range a.Events {
+			e := Event{Event: a.Events[i].Event()}
+			if e.Seq != since+1 {
+				return meta.E("events", meta.Protocol, "", fmt.Errorf("event %d came after %d", e.Seq, since))
+			}
+			e.Path, e.FromPath = pathIn(a.Dirs, e.Parent, e.Name), pathIn(a.Dirs, e.FromParent, e.From)
+			if err := fn(e); err != nil {
+				return err
+			}
+			since = e.Seq
+		}
+		if !follow && since >= a.Last {
+			return nil
+		}
+	}
+}
+
+// passes: the volume is served again soon, as far as the error tells.
+func passes(err error) bool {
+	switch meta.KindOf(err) {
+	case meta.NotOwner, meta.Unavailable, meta.Interrupted:
+		return true
+	}
+	return false
+}
+
+func pathIn(dirs map[meta.Ino][]byte, dir meta.Ino, name string) string {
+	at, ok := dirs[dir]
+	if !ok || name == "" {
+		return ""
+	}
+	return strings.TrimPrefix(string(at)+"/"+name, "/")
+}

@@ -1,0 +1,165 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
+)
+
+const (
+	// eventsPage bounds the events of one answer.
+	eventsPage = 1000
+	// eventsWait bounds how long a request waits for one.
+	eventsWait = 20 * time.Second
+)
+
+// events answers who follows a volume's events. Only what the store has is told,
+// so only what is in the journal: an early reply that is still to be journaled
+// becomes an event when it is. A frozen state is read, so nobody waits for it.
+func (o *owner) events(ctx context.Context, q *wire.EventsRequest) (*wire.EventsAnswer, error) {
+	if err := o.await(ctx, o.recovered); err != nil {
+		return nil, err
+	}
+	over := time.After(min(max(q.Wait, 0), eventsWait))
+	for {
+		o.mu.Lock()
+		if o.failed != nil || o.stClosed || o.ctx.Err() != nil {
+			o.mu.Unlock()
+			return nil, o.gone()
+		}
+		if closed := o.closed; closed != nil { // being rolled back: neither one nor the other
+			o.mu.Unlock()
+			if err := o.await(ctx, closed); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if o.told == nil {
+			o.told = make(chan struct{})
+		}
+		told := o.told
+		o.wg.Add(1) // the store is not closed under it
+		frozen := o.st.Freeze()
+		o.mu.Unlock()
+		a, err := readEvents(frozen, q)
+		err = errors.Join(err, frozen.Close())
+		o.wg.Done()
+		if err != nil {
+			return nil, err
+		}
+		// A state of before the volume was lost lacks what the next owner told: who
+		// has heard of that must not be told that it never was.
+		o.mu.Lock()
+		late := o.outsideLease()
+		o.mu.Unlock()
+		if late {
+			if err := o.await(ctx, soon()); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if len(a.Events) > 0 || a.Rescan || a.Keep == 0 || q.Wait <= 0 {
+			return a, nil
+		}
+		o.watch(1)
+		select {
+		case <-told:
+		case <-over:
+			q.Wait = 0
+		case <-ctx.Done():
+			err = meta.E("call", meta.Interrupted, "", context.Cause(ctx))
+		case <-o.ctx.Done():
+			err = o.gone()
+		}
+		o.watch(-1)
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// watch counts those that wait for an event: a volume that is followed is not
+// idle.
+func (o *owner) watch(n int) {
+	o.mu.Lock()
+	o.watchers += n
+	o.mu.Unlock()
+}
+
+// readEvents reads one page, and names the directories in it.
+func readEvents(r namespace.Reader, q *wire.EventsRequest) (*wire.EventsAnswer, error) {
+	log, err := namespace.EventLog(r)
+	if err != nil {
+		return nil, err
+	}
+	a := &wire.EventsAnswer{Keep: log.Keep, First: log.First, Last: log.Last}
+	since := q.Since
+	if q.Oldest && log.First > 0 {
+		since = log.First - 1
+	}
+	if log.Keep == 0 || q.Newest {
+		return a, nil
+	}
+	if since+1 < log.First || since > log.Last {
+		a.Rescan = true
+		return a, nil
+	}
+	limit := eventsPage
+	if q.Limit > 0 {
+		limit = min(limit, q.Limit)
+	}
+	all, err := namespace.Events(r, since, limit)
+	if err != nil {
+		return nil, err
+	}
+	dirs := namespace.NewPaths(r)
+	a.Dirs = map[meta.Ino][]byte{}
+	for _, e := range all {
+		a.Events = append(a.Events, wire.EventInfoOf(e))
+		for _, dir := range []meta.Ino{e.Parent, e.FromParent} {
+			if dir == 0 {
+				continue
+			}
+			path, err := dirs.Of(dir)
+			switch {
+			case err == nil:
+				a.Dirs[dir] = []byte(path)
+			case !errors.Is(err, meta.Stale):
+				return nil, err
+			}
+		}
+	}
+	return a, nil
+}
+
+// eventsOp answers a request about events at the owner of the volume.
+func (s *Server) eventsOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	v, err := s.find(ctx, m)
+	if err != nil {
+		return err
+	}
+	o, err := s.ownerFor(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	if m.Op == wire.AdminSetEvents {
+		var q wire.SetEventsRequest
+		if err := readBody(m, &q); err != nil {
+			return err
+		}
+		return o.durably(ctx, &meta.SetEvents{Keep: q.Keep})
+	}
+	var q wire.EventsRequest
+	if err := readBody(m, &q); err != nil {
+		return err
+	}
+	a, err := o.events(ctx, &q)
+	if err != nil {
+		return err
+	}
+	return reportJSON(re, a)
+}

@@ -1,0 +1,312 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+// copyOf is a tree kept by events alone: inode -> where it is.
+type copyOf struct {
+	mu    sync.Mutex
+	names map[string]meta.Ino // parent/name
+	seq   uint64
+	wrong error
+}
+
+// take applies one event; what does not fit was lost, told twice, or in another
+// order.
+func (c *copyOf) take(e client.Event) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := fmt.Sprintf("%d/%s", e.Parent, e.Name)
+	from := fmt.Sprintf("%d/%s", e.FromParent, e.From)
+	if e.Seq != c.seq+1 {
+		return fmt.Errorf("event %d after %d", e.Seq, c.seq)
+	}
+	c.seq = e.Seq
+	fits := func(ok bool) error {
+		if !ok {
+			return fmt.Errorf("%+v does not fit %v", e, c.names)
+		}
+		return nil
+	}
+	switch e.Kind {
+	case meta.EventCreated, meta.EventLinked:
+		if err := fits(c.names[at] == 0); err != nil {
+			return err
+		}
+		c.names[at] = e.Ino
+	case meta.EventRemoved:
+		if err := fits(c.names[at] == e.Ino); err != nil {
+			return err
+		}
+		delete(c.names, at)
+	case meta.EventRenamed:
+		if err := fits(c.names[from] == e.Ino && c.names[at] == e.Replaced); err != nil {
+			return err
+		}
+		delete(c.names, from)
+		c.names[at] = e.Ino
+	}
+	return nil
+}
+
+// follow keeps the copy until ctx ends.
+func (p *peer) follow(ctx context.Context, c *copyOf) {
+	err := p.Events(ctx, 1, c.seq, true, c.take)
+	if ctx.Err() == nil {
+		c.mu.Lock()
+		c.wrong = err
+		c.mu.Unlock()
+	}
+}
+
+// tree is what the volume holds, in the copy's words.
+func (p *peer) tree(t *testing.T) map[string]meta.Ino {
+	t.Helper()
+	names := map[string]meta.Ino{}
+	todo := []meta.Ino{meta.RootIno}
+	for len(todo) > 0 {
+		dir := todo[0]
+		todo = todo[1:]
+		for cookie, eof := uint64(0), false; !eof; {
+			r := p.do(t, &meta.ReadDir{Ino: dir, Cookie: cookie}, meta.LeaseNone)
+			for _, e := range r.Entries {
+				names[fmt.Sprintf("%d/%s", dir, e.Name)] = e.Ino
+				if e.Type == meta.TypeDir {
+					todo = append(todo, e.Ino)
+				}
+				cookie = e.Cookie
+			}
+			eof = r.EOF
+		}
+	}
+	return names
+}
+
+// A copy of the tree that is kept by events alone is the tree, while clients
+// change it at random, owners die and are followed by others, and the journal is
+// trimmed. Each event comes once, in order.
+func TestEventsMakeTheTree(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	a.admin(t, wire.Admin{Op: wire.AdminSetEvents, Volume: 1, Body: []byte(`{"keep":1000000}`)})
+	ctx, cancel := context.WithCancel(t.Context())
+	c := &copyOf{names: map[string]meta.Ino{}}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	f := s.dial("follower")
+	wg.Go(func() { f.follow(ctx, c) })
+
+	const rounds, workers, ops = 4, 3, 60
+	for round := range rounds {
+		var work sync.WaitGroup
+		for w := range workers {
+			p := s.dial(fmt.Sprint("worker ", w))
+			work.Go(func() {
+				rng := rand.New(rand.NewPCG(uint64(round), uint64(w)))
+				dirs := []meta.Ino{meta.RootIno}
+				name := func() string { return fmt.Sprint(rng.IntN(12)) }
+				dir := func() meta.Ino { return dirs[rng.IntN(len(dirs))] }
+				for range ops {
+					var op meta.Op
+					switch rng.IntN(6) {
+					case 0, 1:
+						op = &meta.Create{Parent: dir(), Name: name(), Mode: meta.TypeRegular | 0o644, Excl: true}
+					case 2:
+						op = &meta.Create{Parent: dir(), Name: name(), Mode: meta.TypeDir | 0o755, Excl: true}
+					case 3:
+						op = &meta.Unlink{Parent: dir(), Name: name(), Dir: rng.IntN(2) == 0}
+					default:
+						op = &meta.Rename{Parent: dir(), Name: name(), NewParent: dir(), NewName: name()}
+					}
+					r, err := p.Do(t.Context(), 1, meta.OpID{}, op, meta.LeaseNone)
+					if err == nil && r.Attr.IsDir() && r.Attr.Nlink > 0 {
+						dirs = append(dirs, r.Attr.Ino)
+					}
+				}
+			})
+		}
+		switch round {
+		case 1: // in the middle of it, as SIGKILL would
+			time.Sleep(30 * time.Millisecond)
+			s.crash()
+			s.start()
+		case 2:
+			a.admin(t, wire.Admin{Op: wire.AdminCheckpoint, Volume: 1})
+		}
+		work.Wait()
+	}
+	want := a.tree(t)
+	eventually(t, "the copy", func() error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.wrong != nil {
+			t.Fatal(c.wrong)
+		}
+		if !maps.Equal(c.names, want) {
+			return fmt.Errorf("after event %d the copy has %d names, the volume %d", c.seq, len(c.names), len(want))
+		}
+		return nil
+	})
+	s.exact()
+}
+
+// Who comes too late, or asks for what never was, is told to look again; who
+// asks for the newest is told where to go on. Nothing is told of a volume whose
+// events are off.
+func TestEventsAreMissed(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	none := func(e client.Event) error { return fmt.Errorf("%+v", e) }
+	if err := a.Events(t.Context(), 1, 0, false, none); meta.KindOf(err) != meta.NotSupported {
+		t.Fatal(err)
+	}
+	if err := a.SetEvents(t.Context(), 1, 5); meta.KindOf(err) != meta.Invalid {
+		t.Fatal(err)
+	}
+	if err := a.SetEvents(t.Context(), 1, meta.MinEvents); err != nil {
+		t.Fatal(err)
+	}
+	const n = 2*meta.MinEvents + 7
+	var batch []client.BatchOp
+	for i := range n {
+		batch = append(batch, client.BatchOp{Op: &meta.Create{Parent: meta.RootIno, Name: fmt.Sprint(i), Mode: meta.TypeRegular | 0o644}})
+	}
+	if _, _, err := a.DoBatch(t.Context(), 1, client.AnyEpoch, batch); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Sync(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	var log meta.EventLog
+	eventually(t, "events", func() (err error) {
+		log, err = a.EventLog(t.Context(), 1)
+		return errors.Join(err, unless(log.Last == n))
+	})
+	for _, since := range []uint64{0, 5, log.First - 2, n + 1, 1 << 63, 1<<64 - 1} {
+		err := a.Events(t.Context(), 1, since, since%2 == 0, none)
+		r, ok := errors.AsType[*meta.RescanError](err)
+		if !ok || r.Since != since || r.First != log.First || r.Last != n {
+			t.Errorf("after %d: %v", since, err)
+		}
+	}
+	var got []string
+	if err := a.Events(t.Context(), 1, log.First-1, false, func(e client.Event) error {
+		got = append(got, e.Path)
+		return nil
+	}); err != nil || len(got) != int(log.Last+1-log.First) || got[len(got)-1] != fmt.Sprint(n-1) {
+		t.Errorf("%d events, %v", len(got), err)
+	}
+	if err := a.Events(t.Context(), 1, n, false, none); err != nil {
+		t.Error(err)
+	}
+	// What the caller says ends it.
+	enough := errors.New("enough")
+	if err := a.Events(t.Context(), 1, n-3, true, func(client.Event) error { return enough }); !errors.Is(err, enough) {
+		t.Error(err)
+	}
+	s.exact()
+}
+
+// A request waits for an event no longer than it said, is answered as soon as
+// there is one, and keeps the volume from being closed as idle. An event is told
+// when it is in the journal, not before.
+func TestEventsAreWaitedFor(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	if err := a.SetEvents(t.Context(), 1, meta.MinEvents); err != nil {
+		t.Fatal(err)
+	}
+	o := s.srv.opened(1)
+	ask := func(wait time.Duration) *wire.EventsAnswer {
+		t.Helper()
+		ans, err := o.events(t.Context(), &wire.EventsRequest{Wait: wait})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ans
+	}
+	began := time.Now()
+	if ans := ask(50 * time.Millisecond); len(ans.Events) != 0 || time.Since(began) < 50*time.Millisecond {
+		t.Errorf("%+v after %v", ans, time.Since(began))
+	}
+	told := make(chan *wire.EventsAnswer, 1)
+	go func() {
+		ans, err := o.events(t.Context(), &wire.EventsRequest{Wait: time.Hour})
+		if err != nil {
+			t.Error(err)
+		}
+		told <- ans
+	}()
+	eventually(t, "waiting", func() error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return unless(o.watchers == 1)
+	})
+	if o.unused() {
+		t.Error("a volume that is followed counts as idle")
+	}
+	a.create(t, "x")
+	o.mu.Lock()
+	durable := o.durable >= o.newest() // whether it was, by the time of the early reply
+	o.mu.Unlock()
+	ans := <-told
+	if len(ans.Events) != 1 || string(ans.Events[0].Name) != "x" || string(ans.Dirs[meta.RootIno]) != "" {
+		t.Errorf("%+v (in the journal at once: %v)", ans, durable)
+	}
+	if kinds := slices.Collect(maps.Keys(ans.Dirs)); !slices.Equal(kinds, []meta.Ino{meta.RootIno}) {
+		t.Error(kinds)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.watchers != 0 {
+		t.Error(o.watchers, "wait")
+	}
+}
+
+// Early replies that are lost with their owner, and answered again by the next,
+// are one event; so are commits that a client sends again.
+func TestEventsOfReplays(t *testing.T) {
+	s := newSite(t)
+	s.srv.cfg.CommitDelay = time.Hour // the first owner journals what somebody waits for, and nothing else
+	a := s.dial("a")
+	if err := a.SetEvents(t.Context(), 1, meta.MinEvents); err != nil {
+		t.Fatal(err)
+	}
+	const n = 20
+	for i := range n {
+		a.create(t, fmt.Sprint(i))
+	}
+	if log, err := a.EventLog(t.Context(), 1); err != nil || log.Last >= n {
+		t.Fatalf("%+v, %v: what is not in the journal is told", log, err)
+	}
+	s.crash()
+	s.start()
+	if err := a.Sync(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]int{}
+	eventually(t, "events", func() error {
+		clear(seen)
+		err := a.Events(t.Context(), 1, 0, false, func(e client.Event) error { seen[e.Name]++; return nil })
+		return errors.Join(err, unless(len(seen) == n))
+	})
+	for name, times := range seen {
+		if times != 1 {
+			t.Errorf("%s is told of %d times", name, times)
+		}
+	}
+}
