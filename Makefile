@@ -60,7 +60,11 @@ bench-fio: deps build ## four rows of the benchmark beside fio on the same direc
 	$(BIN) bench-fio $${DIR:-/var/tmp}
 
 .PHONY: soak
-soak: soak-cluster soak-crash ## both parts of the soak: MINUTES (10) of a cluster under faults, SOAK_ROUNDS (100) rounds on one machine
+soak: soak-snapshots soak-cluster soak-crash ## all parts of the soak: 200 snapshots, MINUTES (10) of a cluster under faults, SOAK_ROUNDS (100) rounds on one machine
+
+.PHONY: soak-snapshots
+soak-snapshots: ## 200 snapshots of a volume that changes, deleted in any order, checked against a model
+	$(GO) test -timeout 20m -count 1 -v ./meta/namespace -run '^TestManySnapshots$$' -snapshots 200 -snapshots-seed $$(date +%s)
 
 .PHONY: soak-cluster
 soak-cluster: deps ## a cluster in network namespaces under a mixed load and one fault each 5 s, for MINUTES (10)
