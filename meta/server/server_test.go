@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -218,18 +219,62 @@ func TestOrphansAreToldAgain(t *testing.T) {
 			} else {
 				conn.Close()
 			}
-			for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			until(t, "b is told that it holds an orphan", func() bool {
 				b.mu.Lock()
-				told := slices.Contains(b.orphans, ino)
-				b.mu.Unlock()
-				if told {
-					break
-				}
-				if time.Now().After(deadline) {
-					t.Fatal("b was not told that it holds an orphan")
-				}
-			}
+				defer b.mu.Unlock()
+				return slices.Contains(b.orphans, ino)
+			})
 		})
+	}
+}
+
+// What a client that was killed had asked, and what still waited, is not done
+// after its connection is gone: others have seen that it was not.
+func TestNothingIsDoneForTheKilled(t *testing.T) {
+	s := newSiteTTL(t, 10*time.Second)
+	a, b := s.dial("a"), s.dial("b")
+	ino := b.create(t, "x").Attr.Ino
+	b.mu.Lock()
+	b.hold = true // its lease is asked for, and it takes its time
+	b.mu.Unlock()
+	chmod := &meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: meta.TypeRegular | 0o600}
+	go a.Do(t.Context(), 1, meta.OpID{}, chmod, meta.LeaseNone)
+	there := s.srv.session(a.ID())
+	until(t, "the call waits", func() bool {
+		there.mu.Lock()
+		defer there.mu.Unlock()
+		return len(there.cancels) > 0
+	})
+	if err := os.Remove(s.addr); err != nil { // it does not come back
+		t.Fatal(err)
+	}
+	there.mu.Lock()
+	conn := there.conn
+	there.mu.Unlock()
+	conn.Close()
+	until(t, "the call is given up", func() bool {
+		there.mu.Lock()
+		defer there.mu.Unlock()
+		return len(there.cancels) == 0
+	})
+	b.mu.Lock()
+	held := b.held
+	b.hold, b.held = false, nil
+	b.mu.Unlock()
+	for _, answer := range held {
+		answer()
+	}
+	if r := b.do(t, &meta.GetAttr{Ino: ino}, meta.LeaseNone); r.Attr.Mode&0o777 != 0o644 {
+		t.Fatalf("mode %o", r.Attr.Mode)
+	}
+}
+
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in 10 s: %s", what)
+		}
 	}
 }
 

@@ -70,7 +70,7 @@ const byeWait = time.Second
 var (
 	errCanceled = errors.New("the caller waits no more")
 	errLeft     = errors.New("the client left")
-	errReplaced = errors.New("the client has another connection")
+	errReplaced = errors.New("its connection is gone")
 )
 
 // inOrder runs work of one volume that must keep the order in which it came but
@@ -146,8 +146,8 @@ func (s *session) waiting(id uint64) (context.Context, func()) {
 }
 
 // attach answers the hello on a new connection and gives it to the session; an
-// older one is closed, and nothing that is still in it is looked at: it would
-// come after what the client says now.
+// older one is closed, and nothing that is still in it is looked at, or waits: it
+// would come after what the client says now.
 func (s *session) attach(conn net.Conn, v uint8, hello *wire.Hello) *wire.Sender {
 	if _, err := conn.Write(wire.Append(nil, v, 0, hello)); err != nil {
 		return nil
@@ -159,6 +159,7 @@ func (s *session) attach(conn net.Conn, v uint8, hello *wire.Hello) *wire.Sender
 	if s.conn != nil {
 		s.conn.Close()
 	}
+	s.cancelLocked()
 	s.conn, s.send = conn, snd
 	s.mu.Unlock()
 	if s.came.Swap(true) {
@@ -171,10 +172,20 @@ func (s *session) attach(conn net.Conn, v uint8, hello *wire.Hello) *wire.Sender
 	return snd
 }
 
+// cancelLocked ends what waits of a connection that is gone: a client that lives
+// asks again. One that was killed does not, and what it had asked must not be done
+// after others have seen that it was not.
+func (s *session) cancelLocked() {
+	for _, cancel := range s.cancels {
+		cancel(errReplaced)
+	}
+}
+
 func (s *session) detach(conn net.Conn) {
 	s.mu.Lock()
 	if s.conn == conn {
 		s.conn, s.send = nil, nil
+		s.cancelLocked()
 	}
 	s.mu.Unlock()
 	conn.Close()

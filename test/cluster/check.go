@@ -77,14 +77,18 @@ func (s *Soak) finishPacked() error {
 			if err != nil {
 				return err
 			}
-			for i := range 50 {
-				if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), small, 0o600); err != nil {
-					return err
-				}
-			}
 			f, err := os.Open(dir)
 			if err != nil {
 				return err
+			}
+			// The first to sync a volume is told once of what was lost before.
+			if err := unix.Syncfs(int(f.Fd())); err != nil && !errors.Is(err, unix.EIO) {
+				return errors.Join(err, f.Close())
+			}
+			for i := range 50 {
+				if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), small, 0o600); err != nil {
+					return errors.Join(err, f.Close())
+				}
 			}
 			err = unix.Syncfs(int(f.Fd()))
 			if err := errors.Join(err, f.Close(), os.RemoveAll(dir)); err != nil {
