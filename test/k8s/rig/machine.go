@@ -33,6 +33,7 @@ type Machine struct {
 
 // Process runs on a machine.
 type Process struct {
+	enter *os.Process   // nsenter, whose child it is
 	ended chan struct{} // closed when it has
 
 	err error
@@ -132,7 +133,7 @@ func (m *Machine) Start(as, name string, args ...string) (*Process, error) {
 	if err := os.WriteFile(m.pidFile(as), []byte(strconv.Itoa(cmd.Process.Pid)), 0o644); err != nil {
 		return nil, err
 	}
-	p := &Process{ended: make(chan struct{})}
+	p := &Process{enter: cmd.Process, ended: make(chan struct{})}
 	m.mu.Lock()
 	m.running[as] = p
 	m.mu.Unlock()
@@ -162,7 +163,15 @@ func (m *Machine) Signal(as string, sig syscall.Signal) error {
 	if err != nil {
 		return fmt.Errorf("%s on %s has processes %q", as, m.Name, b)
 	}
-	return syscall.Kill(pid, sig)
+	if err := syscall.Kill(pid, sig); err != nil || sig != syscall.SIGCONT {
+		return err
+	}
+	// nsenter stops when what it started does, and would reap nothing.
+	outside, err := strconv.Atoi(enter)
+	if err != nil {
+		return err
+	}
+	return syscall.Kill(outside, sig)
 }
 
 // pidFile holds the process that entered the machine to run something.
@@ -186,6 +195,12 @@ func (m *Machine) Died() (names []string) {
 // stop ends the machine. When it returns, no process of it is left, so neither are
 // its mounts and its network.
 func (m *Machine) stop() error {
+	m.mu.Lock()
+	for _, p := range m.running {
+		// Who enters reaps what it started; see Signal.
+		_ = p.enter.Signal(syscall.SIGCONT)
+	}
+	m.mu.Unlock()
 	if err := m.init.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
