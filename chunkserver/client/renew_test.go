@@ -1,8 +1,11 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -58,5 +61,63 @@ func TestRenewedCapability(t *testing.T) {
 	}
 	if meta.KindOf(err) != meta.BadCapability || len(w.Failed()) != 0 {
 		t.Fatalf("%v, blamed %v", err, w.Failed())
+	}
+}
+
+// The key that signs is replaced again and again, each time in the middle of a
+// capability's life. As long as a server knows the key before, too, writers and
+// readers notice nothing; the last rotation leaves it the newest alone, and shows
+// that they depend on that.
+func TestKeysRotateUnderClients(t *testing.T) {
+	const life = 600 * time.Millisecond
+	var mu sync.Mutex
+	var f *fixture
+	keys := []meta.CapKey{{ID: 1, Secret: bytes.Repeat([]byte{1}, 32)}}
+	sign := func(id meta.ChunkID, rights capability.Rights) []byte {
+		mu.Lock()
+		defer mu.Unlock()
+		return capability.Sign(keys[len(keys)-1], capability.Claims{Volume: 1, Chunk: id, Rights: rights | f.plainRight(), Client: "client/c", Fence: meta.Fence{Term: 1},
+			MaxLen: 1 << 30, Expiry: meta.Time(time.Now().Add(life).UnixNano())})
+	}
+	f = newFixture(t, "tcp", 2, Config{AppendCap: func(_ context.Context, id meta.ChunkID) ([]byte, time.Duration, error) {
+		return sign(id, capability.Append), life, nil
+	}})
+	tell := func(kept int) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, s := range f.servers {
+			s.SetKeys(slices.Clone(keys[max(0, len(keys)-kept):]))
+		}
+	}
+	tell(2)
+	g := f.grant()
+	g.Cap, g.TTL, g.Asked = sign(g.ID, capability.Append), uint64(life.Milliseconds()), meta.Time(time.Now().UnixNano())
+	w := f.NewWriter(g)
+	defer w.Close()
+	for id := uint32(2); ; id++ {
+		mu.Lock()
+		keys = append(keys, meta.CapKey{ID: id, Secret: bytes.Repeat([]byte{byte(id)}, 32)})
+		mu.Unlock()
+		last := id == 6
+		if last {
+			tell(1)
+		} else {
+			tell(2)
+		}
+		var err error
+		for end := time.Now().Add(life); err == nil && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			if _, err = w.Append(t.Context(), random(1000, 1)); err == nil {
+				err = w.Sync(t.Context())
+			}
+		}
+		if last {
+			if meta.KindOf(err) != meta.BadCapability {
+				t.Fatalf("without the key before: %v", err)
+			}
+			return
+		}
+		if err != nil {
+			t.Fatalf("after %d rotations: %v", id-1, err)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -262,34 +263,50 @@ token for its name lets it in again.`,
 func newClusterSet() *cobra.Command {
 	var at where
 	var plain bool
+	var keyLife time.Duration
 	cmd := &cobra.Command{
 		Use:   "set",
 		Short: "Change or show the cluster's settings",
 		Long: `--plain-bulk lets the bytes of files go over plain TCP, on connections that
 tickets open, so that the kernel can send files to sockets by itself. Everything
 else stays encrypted, and so do volumes with the policy encrypt. Who can watch
-the network then reads files, and who can change packets can change them.`,
-		Example: `  penstock cluster set --plain-bulk=true`,
-		Args:    cobra.NoArgs,
+the network then reads files, and who can change packets can change them.
+
+--key-life is how long a key signs capabilities before the next one does: 2m at
+least, 24h if nothing else is set. What an older one signed holds until it ends.`,
+		Example: `  penstock cluster set --plain-bulk=true
+  penstock cluster set --key-life 1h`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return at.with(cmd.Context(), func(s *client.Session) error {
 				m := wire.Admin{Op: wire.AdminSettings}
-				if cmd.Flags().Changed("plain-bulk") {
-					body, err := json.Marshal(cluster.Settings{PlainBulk: plain})
-					if err != nil {
-						return err
-					}
-					m.Body = body
-				}
 				var set cluster.Settings
 				if err := ask(cmd, s, m, &set); err != nil {
 					return err
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "plain-bulk: %t\n", set.PlainBulk)
+				was := set
+				if cmd.Flags().Changed("plain-bulk") {
+					set.PlainBulk = plain
+				}
+				if cmd.Flags().Changed("key-life") {
+					set.KeyLife = keyLife
+				}
+				if set != was { // they are replaced as a whole
+					body, err := json.Marshal(set)
+					if err != nil {
+						return err
+					}
+					m.Body = body
+					if err := ask(cmd, s, m, &set); err != nil {
+						return err
+					}
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "plain-bulk: %t\nkey-life: %v\n", set.PlainBulk, cmp.Or(set.KeyLife, cluster.DefaultKeyLife))
 				return nil
 			})
 		},
 	}
+	cmd.Flags().DurationVar(&keyLife, "key-life", 0, "how long a key signs capabilities (0: the default, 24h)")
 	cmd.Flags().BoolVar(&plain, "plain-bulk", false, "let bytes of volumes that do not ask for encryption go over plain TCP")
 	at.flags(cmd)
 	return cmd

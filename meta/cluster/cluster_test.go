@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -347,4 +348,62 @@ func TestCurrent(t *testing.T) {
 	if _, err := b.Current(ctx); err == nil {
 		t.Error("a closed one answers")
 	}
+}
+
+// Several servers look whether the capability keys are due, again and again: each
+// time that they are one of them rotates, and never before. Another interval counts
+// from when it is set.
+func TestKeysRotateOnSchedule(t *testing.T) {
+	cli := client(t)
+	const every = 2 * time.Second
+	var mu sync.Mutex
+	var at []time.Time
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var wg sync.WaitGroup
+	for range 3 {
+		c := join(t, cli)
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				rotated, err := c.FreshCapKeys(ctx, every)
+				if err != nil && ctx.Err() == nil {
+					t.Error(err)
+					return
+				}
+				if rotated {
+					mu.Lock()
+					at = append(at, time.Now())
+					mu.Unlock()
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+		})
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		mu.Lock()
+		n := len(at)
+		mu.Unlock()
+		if n >= 3 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d rotations in a minute", n)
+		}
+	}
+	cancel()
+	wg.Wait()
+	for i := 1; i < len(at); i++ {
+		if d := at[i].Sub(at[i-1]); d < every-every/4 {
+			t.Errorf("rotated again after %v", d)
+		}
+	}
+	c := join(t, cli)
+	keys, err := c.CapKeys(t.Context())
+	if err != nil || len(keys) != keptKeys || int(keys[1].ID) != len(at) || keys[0].ID+1 != keys[1].ID {
+		t.Fatalf("%d rotations, keys %v, %v", len(at), keys, err)
+	}
+	if rotated, err := c.FreshCapKeys(t.Context(), time.Hour); rotated || err != nil {
+		t.Errorf("another interval rotated at once: %v %v", rotated, err)
+	}
+	want(t, c.SetSettings(t.Context(), Settings{KeyLife: time.Minute}), meta.Invalid)
 }

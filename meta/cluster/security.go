@@ -225,10 +225,33 @@ type Settings struct {
 	// PlainBulk lets bytes of volumes that do not ask for encryption go over
 	// plain TCP with tickets.
 	PlainBulk bool `json:"plain_bulk"`
+	// KeyLife is how long a key signs capabilities before the next one does, in
+	// nanoseconds: at least MinKeyLife; zero: DefaultKeyLife.
+	KeyLife time.Duration `json:"key_life,omitempty"`
 }
 
-// SetSettings replaces them.
+const (
+	// DefaultKeyLife is how old the key gets that signs capabilities.
+	DefaultKeyLife = 24 * time.Hour
+	// MinKeyLife is above what is still shown of the key before: a server may hear
+	// of the newest 5 s late and waits before it signs with it, and what was
+	// signed last holds for a capability's life (45 s).
+	MinKeyLife = 2 * time.Minute
+)
+
+// Check refuses what no cluster can have. Errors: Invalid.
+func (s *Settings) Check() error {
+	if s.KeyLife != 0 && s.KeyLife < MinKeyLife {
+		return meta.E("set", meta.Invalid, "key life", fmt.Errorf("%v: what the key before signed is in use for a while, so it is at least %v", s.KeyLife, MinKeyLife))
+	}
+	return nil
+}
+
+// SetSettings replaces them. Errors: Invalid.
 func (c *Cluster) SetSettings(ctx context.Context, s Settings) error {
+	if err := s.Check(); err != nil {
+		return err
+	}
 	s.Version = recordVersion
 	_, err := c.cli.Put(ctx, c.prefix+"/settings", encode(s))
 	return wrap("set", "settings", err)

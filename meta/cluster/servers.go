@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -66,6 +67,17 @@ type capKeys struct {
 	Keys    []meta.CapKey `json:"keys"`
 }
 
+// add makes a new key and drops what is too old.
+func (r *capKeys) add() {
+	next := meta.CapKey{ID: 1, Secret: make([]byte, 32)}
+	if n := len(r.Keys); n > 0 {
+		next.ID = r.Keys[n-1].ID + 1
+	}
+	rand.Read(next.Secret) // never fails: it stops the program instead
+	r.Version, r.Keys = recordVersion, append(r.Keys, next)
+	r.Keys = r.Keys[max(0, len(r.Keys)-keptKeys):]
+}
+
 // keptKeys is how many capability keys stay valid: what an older one signed
 // must be renewed within one rotation.
 const keptKeys = 2
@@ -78,6 +90,52 @@ func (c *Cluster) CapKeys(ctx context.Context) ([]meta.CapKey, error) {
 		return c.rotate(ctx, func(k []meta.CapKey) bool { return len(k) == 0 })
 	}
 	return r.Keys, err
+}
+
+// FreshCapKeys rotates the capability keys if the newest is older than every, and
+// tells whether this call did. Of several that ask at once one does. The age is
+// etcd's to count: a key beside the record hangs on a lease that long (etcd gives
+// none below some seconds), so that no clocks are compared and no restart of a
+// server begins it anew. With another every than before the age counts from now. Errors:
+// Unavailable.
+func (c *Cluster) FreshCapKeys(ctx context.Context, every time.Duration) (rotated bool, err error) {
+	const op = "rotate capability keys"
+	age, keys := c.prefix+"/keyage", c.prefix+"/capkeys"
+	r, err := c.cli.Get(ctx, age)
+	if err != nil {
+		return false, wrap(op, "", err)
+	}
+	had := int64(0)
+	if len(r.Kvs) > 0 {
+		if string(r.Kvs[0].Value) == every.String() {
+			return false, nil
+		}
+		had = r.Kvs[0].ModRevision
+	}
+	now, rev, err := c.capKeys(ctx)
+	if err != nil {
+		return false, err
+	}
+	lease, err := c.cli.Grant(ctx, int64((every+time.Second-1)/time.Second))
+	if err != nil {
+		return false, wrap(op, "", err)
+	}
+	then := []clientv3.Op{clientv3.OpPut(age, every.String(), clientv3.WithLease(lease.ID))}
+	if had == 0 {
+		now.add()
+		then = append(then, clientv3.OpPut(keys, encode(now)))
+	}
+	t, err := c.cli.Txn(ctx).
+		If(clientv3.Compare(clientv3.ModRevision(age), "=", had), clientv3.Compare(clientv3.ModRevision(keys), "=", rev)).
+		Then(then...).Commit()
+	if err != nil {
+		return false, wrap(op, "", err) // the lease ends by itself, if it was not used
+	}
+	if !t.Succeeded {
+		_, err := c.cli.Revoke(ctx, lease.ID) // another was quicker
+		return false, wrap(op, "", err)
+	}
+	return had == 0, nil
 }
 
 // RotateCapKeys adds a key, which signs from now on, and drops the oldest.
@@ -104,13 +162,7 @@ func (c *Cluster) rotate(ctx context.Context, want func([]meta.CapKey) bool) ([]
 		if err != nil || !want(r.Keys) {
 			return r.Keys, err
 		}
-		next := meta.CapKey{ID: 1, Secret: make([]byte, 32)}
-		if n := len(r.Keys); n > 0 {
-			next.ID = r.Keys[n-1].ID + 1
-		}
-		rand.Read(next.Secret) // never fails: it stops the program instead
-		r.Version, r.Keys = recordVersion, append(r.Keys, next)
-		r.Keys = r.Keys[max(0, len(r.Keys)-keptKeys):]
+		r.add()
 		key := c.prefix + "/capkeys"
 		t, err := c.cli.Txn(ctx).
 			If(clientv3.Compare(clientv3.ModRevision(key), "=", rev)).

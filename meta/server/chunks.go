@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/capability"
+	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	peering "penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/placement"
@@ -265,13 +267,46 @@ func (o *owner) order(ctx context.Context, id meta.ServerID, or meta.Order) (met
 func (s *Server) signKey() meta.CapKey {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	best := s.keys[0]
-	for _, k := range s.keys {
-		if k.ID > best.ID {
-			best = k
+	k := slices.Clone(s.keys)
+	slices.SortFunc(k, func(a, b meta.CapKey) int { return int(int64(a.ID) - int64(b.ID)) })
+	if len(k) > 1 && time.Since(s.keysAt) < keyHold {
+		return k[len(k)-2]
+	}
+	return k[len(k)-1]
+}
+
+const (
+	// keyHold is how long a new key is only told to chunk servers, before it signs.
+	keyHold = 10 * time.Second
+	// DefaultKeyLook is how often it is looked whether the newest key is too old.
+	DefaultKeyLook = time.Minute
+)
+
+// keyLoop rotates the capability keys at the interval that the cluster's settings say.
+// All metadata servers do; whoever is first does it.
+func (s *Server) keyLoop() {
+	for {
+		// Not all at once.
+		wait := s.cfg.KeyLook/2 + rand.N(s.cfg.KeyLook)
+		select {
+		case <-time.After(wait):
+		case <-s.ctx.Done():
+			return
+		}
+		every := cluster.DefaultKeyLife
+		if v := s.cfg.Cluster.View(); v != nil && v.Settings.KeyLife != 0 {
+			every = max(v.Settings.KeyLife, cluster.MinKeyLife)
+		}
+		ctx, cancel := context.WithTimeout(s.ctx, DefaultKeyLook)
+		rotated, err := s.cfg.Cluster.FreshCapKeys(ctx, every)
+		cancel()
+		switch {
+		case err != nil && s.ctx.Err() == nil:
+			s.log.Warn("the capability keys could not be looked at, it is tried again", "error", err)
+		case rotated:
+			s.log.Info("this server rotated the capability keys", "after", every)
 		}
 	}
-	return best
 }
 
 // bulkRights says whether a volume's bytes may go over plain connections.

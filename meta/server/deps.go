@@ -124,6 +124,8 @@ type Cluster interface {
 	ID() string
 	NewServerID(ctx context.Context) (meta.ServerID, error)
 	CapKeys(ctx context.Context) ([]meta.CapKey, error)
+	// FreshCapKeys rotates them if the newest is older than every.
+	FreshCapKeys(ctx context.Context, every time.Duration) (rotated bool, err error)
 	// Holder tells who owns a volume, or owned it last.
 	Holder(ctx context.Context, v meta.VolumeID) (Holder, error)
 	// Own takes a volume. Errors: NotOwner (the subject is the owner's address).

@@ -38,6 +38,8 @@ type fakeCluster struct {
 	deleted map[meta.VolumeID][]meta.ServerID
 	// noDeleted is what asking for deleted fails with.
 	noDeleted error
+	// keyLife is how old the capability keys may get, each time that it was asked.
+	keyLife []time.Duration
 	// dies is asked at each step that changes a row, or removes one; an error ends
 	// the request there, as SIGKILL would.
 	dies func(step string) error
@@ -250,6 +252,13 @@ func (f *fakeCluster) Holder(_ context.Context, v meta.VolumeID) (Holder, error)
 	defer f.mu.Unlock()
 	return Holder{Name: "m", Released: f.released[v]}, nil
 }
+func (f *fakeCluster) FreshCapKeys(_ context.Context, every time.Duration) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.keyLife = append(f.keyLife, every)
+	return true, nil
+}
+
 func (f *fakeCluster) CapKeys(context.Context) ([]meta.CapKey, error) {
 	return []meta.CapKey{{ID: 1, Secret: make([]byte, 32)}}, nil
 }

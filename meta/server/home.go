@@ -320,10 +320,10 @@ func (s *Server) takeKeys(view *cluster.View) {
 		return
 	}
 	s.log.Info("capability keys were rotated", "newest", keys[len(keys)-1].ID)
-	// A chunk server that is slow to take them refuses what is signed with the
-	// newest; clients try again.
+	// The newest signs in a while (signKey): until then even a chunk server that is slow
+	// to take them knows what it is shown.
 	s.mu.Lock()
-	s.keys = slices.Clone(keys)
+	s.keys, s.keysAt = slices.Clone(keys), time.Now()
 	s.mu.Unlock()
 }
 

@@ -249,7 +249,10 @@ func (s *Server) adminTrust(ctx context.Context, m *wire.Admin, re *wire.AdminRe
 			if err := json.Unmarshal(m.Body, &set); err != nil {
 				return meta.E("set", meta.Invalid, "", err)
 			}
-			return errors.Join(members.SetSettings(ctx, set), reportJSON(re, set))
+			if err := members.SetSettings(ctx, set); err != nil {
+				return err
+			}
+			return reportJSON(re, set)
 		}
 		v, err := s.cfg.Cluster.Current(ctx) // another server may have set them just now
 		if err != nil {

@@ -116,6 +116,9 @@ type Config struct {
 	Room func() (free, total uint64, err error)
 	// ReadChunk reads of a sealed chunk; only a survey needs it.
 	ReadChunk func(ctx context.Context, at meta.ChunkPlace, p []byte, off uint64) error
+	// KeyLook is how often it is looked whether the capability keys are to be
+	// rotated. Default one minute.
+	KeyLook time.Duration
 	// Unsafe switches mechanisms off, for the runs that prove their tests.
 	Unsafe Unsafe
 }
@@ -149,6 +152,7 @@ type Server struct {
 	volumes  map[meta.VolumeID]*opening
 	links    map[meta.ServerID]*link
 	keys     []meta.CapKey
+	keysAt   time.Time // when they came; zero: with the server
 	evicted  []string // identities; with keys, for chunk servers
 	closing  bool
 	standbys *standbys
@@ -226,6 +230,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	cfg.RepairDelay = cmp.Or(cfg.RepairDelay, DefaultRepairDelay)
 	cfg.RepairGrace = cmp.Or(cfg.RepairGrace, DefaultRepairGrace)
 	cfg.RepairInterval = cmp.Or(cfg.RepairInterval, DefaultRepairInterval)
+	cfg.KeyLook = cmp.Or(cfg.KeyLook, DefaultKeyLook)
 	cfg.ListInterval = cmp.Or(cfg.ListInterval, DefaultListInterval)
 	cfg.RepairParallel = cmp.Or(cfg.RepairParallel, DefaultRepairParallel)
 	cfg.DigestRate = cmp.Or(cfg.DigestRate, DefaultDigestRate)
@@ -260,6 +265,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	s.wg.Go(s.guardLoop)
 	s.wg.Go(s.repairLoop)
 	s.wg.Go(s.leakLoop)
+	s.wg.Go(s.keyLoop)
 	s.wg.Go(s.standbys.loop)
 	if cfg.HomeAfter > 0 {
 		s.wg.Go(s.homeLoop)

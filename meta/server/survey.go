@@ -88,6 +88,10 @@ func (c *lostCluster) CapKeys(context.Context) ([]meta.CapKey, error) {
 }
 
 // Standing is as long as anybody asks for: chunk servers may enrol.
+func (c *lostCluster) FreshCapKeys(context.Context, time.Duration) (bool, error) {
+	return false, beingRestored()
+}
+
 func (c *lostCluster) Standing() time.Duration { return time.Minute }
 
 func (c *lostCluster) Unregister(context.Context) error { return nil }
