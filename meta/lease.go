@@ -94,7 +94,7 @@ type Order struct {
 	Rate    uint64       // OrderPull, OrderVerify, OrderScrub: bytes a second; zero: the server's own bound
 	Disk    string       // OrderDisk: which
 	Adopt   bool         // OrderDisk: rather than to retire it
-	Evicted []string     // OrderKeys: whose connections end and are refused, "role/name"
+	Evicted []string     // OrderKeys: whose connections end and are refused, as peer.ParseWorthless reads it
 	// Compress: OrderCompress, and soon after it OrderSeal with Final and OrderPull.
 	Compress Compression
 

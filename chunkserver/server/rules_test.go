@@ -99,8 +99,14 @@ func secure(t *testing.T) (*Server, string, *peer.Authority) {
 
 func as(t *testing.T, a *peer.Authority, role peer.Role, name string) *peer.Credentials {
 	t.Helper()
+	return asAgain(t, a, role, name, 0)
+}
+
+// asAgain is as for who was let in again so often.
+func asAgain(t *testing.T, a *peer.Authority, role peer.Role, name string, admission uint32) *peer.Credentials {
+	t.Helper()
 	dir := filepath.Join(t.TempDir(), "c")
-	if err := a.Issue(dir, peer.Identity{Cluster: "test", Role: role, Name: name}, nil); err != nil {
+	if err := a.Issue(dir, peer.Identity{Cluster: "test", Role: role, Name: name, Admission: admission}, nil); err != nil {
 		t.Fatal(err)
 	}
 	c, err := peer.Load(dir, quiet)
@@ -187,6 +193,17 @@ func TestEvictedConnectionsEnd(t *testing.T) {
 	s.Order(ctx, meta.Order{Kind: meta.OrderKeys, Keys: []meta.CapKey{key}})
 	if err := greet(dialTLS(t, addr, bad)); err != nil {
 		t.Errorf("who was let in again is refused: %v", err)
+	}
+	// It was, with new certificates: those of before stay worthless.
+	s.Order(ctx, meta.Order{Kind: meta.OrderKeys, Keys: []meta.CapKey{key}, Evicted: []string{"client/bad<1"}})
+	if err := greet(dialTLS(t, addr, bad)); err == nil {
+		t.Error("a certificate of before the eviction is good again")
+	}
+	if _, who, err := s.admit(ticket.Ticket, time.Now()); err != nil || !s.evicted.Has(who) {
+		t.Errorf("so is its ticket: %v %v", who, err)
+	}
+	if err := greet(dialTLS(t, addr, asAgain(t, a, peer.Client, "bad", 1))); err != nil {
+		t.Errorf("the certificate of the new admission is refused: %v", err)
 	}
 }
 

@@ -69,7 +69,7 @@ type Server struct {
 	mu    sync.Mutex
 	conns map[*conn]struct{} // greeted
 	// evicted are identities, "role/name", whose certificates count for nothing.
-	evicted map[string]bool
+	evicted peer.Worthless
 	// accepted counts the connections that are there, greeted or not yet.
 	accepted int
 	lns      map[net.Listener]struct{}
@@ -193,7 +193,7 @@ func (s *Server) greet(nc net.Conn) *conn {
 		nc.Close()
 		return nil
 	}
-	if who.Role != "" && s.evicted[who.String()] {
+	if s.evicted.Has(who) {
 		s.refused.Add(1)
 		s.slog.Warn("chunk connection refused: its peer was evicted", "peer", who.String())
 		nc.Close()
@@ -289,14 +289,11 @@ func (s *Server) SetKeys(keys []meta.CapKey) {
 // new ones. The list takes the place of the one before.
 func (s *Server) evict(who []string) {
 	s.mu.Lock()
-	s.evicted = map[string]bool{}
-	for _, x := range who {
-		s.evicted[x] = true
-	}
+	s.evicted = peer.ParseWorthless(who)
 	ended := map[*conn]string{}
 	for c := range s.conns {
-		if who := c.who.String(); c.who.Role != "" && s.evicted[who] {
-			ended[c] = who
+		if s.evicted.Has(c.who) {
+			ended[c] = c.who.String()
 		}
 	}
 	s.mu.Unlock()

@@ -6,6 +6,8 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,7 +22,7 @@ import (
 //
 //	 0  8  not valid from then on, ns since 1970
 //	 8 32  secret
-//	40  n  identity: cluster/role/name
+//	40  n  identity: cluster/role/name/admission
 
 // ticketLife is how long a ticket opens connections. What goes over them needs
 // capabilities all the same.
@@ -55,7 +57,7 @@ func (s *Server) ticket(who peer.Identity, now time.Time) (wire.Answer, error) {
 	secret := make([]byte, secretSize)
 	rand.Read(secret)
 	b = append(b, secret...)
-	b = append(b, who.Cluster+"/"+string(who.Role)+"/"+who.Name...)
+	b = append(b, fmt.Sprintf("%s/%s/%s/%d", who.Cluster, who.Role, who.Name, who.Admission)...)
 	nonce := make([]byte, s.tickets.NonceSize())
 	rand.Read(nonce)
 	return wire.Answer{Ticket: s.tickets.Seal(nonce, nonce, b, nil), Secret: secret, TTL: uint32(max(end.Sub(now), 0) / time.Second)}, nil
@@ -73,11 +75,15 @@ func (s *Server) admit(ticket []byte, now time.Time) (secret []byte, who peer.Id
 		return nil, who, bad
 	}
 	end := time.Unix(0, int64(binary.BigEndian.Uint64(b)))
-	p := strings.SplitN(string(b[8+secretSize:]), "/", 3)
-	if len(p) != 3 || !now.Before(end) {
+	p := strings.SplitN(string(b[8+secretSize:]), "/", 4)
+	if len(p) != 4 || !now.Before(end) {
 		return nil, who, bad
 	}
-	return b[8 : 8+secretSize], peer.Identity{Cluster: p[0], Role: peer.Role(p[1]), Name: p[2], Expires: end}, nil
+	again, err := strconv.ParseUint(p[3], 10, 32)
+	if err != nil {
+		return nil, who, bad
+	}
+	return b[8 : 8+secretSize], peer.Identity{Cluster: p[0], Role: peer.Role(p[1]), Name: p[2], Admission: uint32(again), Expires: end}, nil
 }
 
 // ticketed answers the hello of a plain connection, which must bring a ticket.
@@ -95,7 +101,7 @@ func (c *conn) ticketed(h wire.Header, q *wire.Request) error {
 	rand.Read(ours)
 	c.s.mu.Lock() // evict looks at connections
 	c.who, c.plain = who, true
-	evicted := c.s.evicted[who.String()]
+	evicted := c.s.evicted.Has(who)
 	c.s.mu.Unlock()
 	if evicted {
 		c.s.refused.Add(1)

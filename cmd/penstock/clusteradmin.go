@@ -246,7 +246,8 @@ func newClusterEvict() *cobra.Command {
 		Short: "Make an identity's certificates worthless",
 		Long: `Ends the sessions of an identity and refuses it from now on, on every metadata
 server within seconds, and on chunk servers when its capabilities end (45 s). A
-token for its name lets it in again.`,
+token for its name lets it in again, with a new certificate: those of before stay
+worthless.`,
 		Example: `  penstock cluster evict client/pod-7`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

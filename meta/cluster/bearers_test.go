@@ -13,7 +13,7 @@ func TestBindServer(t *testing.T) {
 	ctx := t.Context()
 	bind := func(id meta.ServerID, who string) error { t.Helper(); return c.BindServer(ctx, id, who) }
 	for _, name := range []string{"a", "b"} {
-		if err := c.Enrol(ctx, Member{Role: peer.ChunkServer, Name: name}, false); err != nil {
+		if _, err := c.Enrol(ctx, Member{Role: peer.ChunkServer, Name: name}, false); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -27,7 +27,7 @@ func TestRecordsHoldNoSecrets(t *testing.T) {
 	if err := c.AddToken(ctx, TokenRecord{ID: "one", Role: peer.Client, Hash: "hash of a token"}, time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Enrol(ctx, Member{Role: peer.Client, Name: "lab"}, false); err != nil {
+	if _, err := c.Enrol(ctx, Member{Role: peer.Client, Name: "lab"}, false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.CreateVolume(ctx, "data", meta.Policy{Replicas: 1}, 1); err != nil {

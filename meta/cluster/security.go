@@ -162,6 +162,9 @@ type Member struct {
 	Token   string    `json:"token,omitempty"` // its id; empty: made with the cluster
 	// Evicted: its certificates are worth nothing any more.
 	Evicted bool `json:"evicted,omitempty"`
+	// Admission counts how often the name was let in again after that: certificates
+	// that say less stay worthless.
+	Admission uint32 `json:"admission,omitempty"`
 	// Revision of the record in etcd; not stored.
 	Revision int64 `json:"-"`
 }
@@ -174,30 +177,37 @@ func (c *Cluster) memberKey(role peer.Role, name string) string {
 }
 
 // Enrol notes an identity. Unless again is set, one that is there already is
-// refused: a name's second bearer would have the rights of the first. Errors:
-// Exists, AccessDenied (evicted).
-func (c *Cluster) Enrol(ctx context.Context, m Member, again bool) error {
+// refused: a name's second bearer would have the rights of the first. The answer
+// says which admission the certificate has to name. Errors: Exists.
+func (c *Cluster) Enrol(ctx context.Context, m Member, again bool) (Member, error) {
 	const op = "enrol"
 	m.Version = recordVersion
 	key := c.memberKey(m.Role, m.Name)
 	for {
 		r, err := c.cli.Get(ctx, key)
 		if err != nil {
-			return wrap(op, m.String(), err)
+			return m, wrap(op, m.String(), err)
 		}
 		var rev int64
 		if len(r.Kvs) > 0 {
 			rev = r.Kvs[0].ModRevision
 			if !again {
-				return meta.E(op, meta.Exists, m.String(), errors.New("the name is taken; if its bearer is to be replaced, make a token for that name"))
+				return m, meta.E(op, meta.Exists, m.String(), errors.New("the name is taken; if its bearer is to be replaced, make a token for that name"))
+			}
+			was, err := decode[Member](r.Kvs[0].Key, r.Kvs[0].Value)
+			if err != nil {
+				return m, err
+			}
+			if m.Admission = was.Admission; was.Evicted {
+				m.Admission++
 			}
 		}
 		t, err := c.cli.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", rev)).Then(clientv3.OpPut(key, encode(m))).Commit()
 		if err != nil {
-			return wrap(op, m.String(), err)
+			return m, wrap(op, m.String(), err)
 		}
 		if t.Succeeded {
-			return nil
+			return m, nil
 		}
 	}
 }
@@ -207,8 +217,8 @@ func (c *Cluster) Members(ctx context.Context) ([]Member, error) {
 	return list[Member](ctx, c, "/members/")
 }
 
-// Evict makes the certificates of an identity worthless. A token for its name
-// lets it in again. Errors: NotFound.
+// Evict makes the certificates of an identity worthless, for good. A token for its
+// name lets it in again, with new ones. Errors: NotFound.
 func (c *Cluster) Evict(ctx context.Context, role peer.Role, name string) error {
 	m, err := get[Member](ctx, c, "member", strings.TrimPrefix(c.memberKey(role, name), c.prefix))
 	if err != nil {

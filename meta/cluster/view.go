@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
 )
 
 // View is the cluster at one revision. It is never changed: all who hold one
@@ -370,20 +371,23 @@ func place[T any](all []T, i int, replace bool, x T) []T {
 func memberByName(a Member, name string) int { return strings.Compare(a.String(), name) }
 
 // AllEvicted lists the identities whose certificates are worth nothing any more,
-// "role/name", ascending.
+// as peer.ParseWorthless reads them, ascending.
 func (v *View) AllEvicted() (all []string) {
 	for _, m := range v.Members {
-		if m.Evicted {
-			all = append(all, m.String())
+		switch {
+		case m.Evicted:
+			all = append(all, peer.AllWorthless(m.String()))
+		case m.Admission > 0:
+			all = append(all, peer.WorthlessBelow(m.String(), m.Admission))
 		}
 	}
 	return all
 }
 
-// Evicted tells whether an identity's certificates are worth nothing any more.
-func (v *View) Evicted(who string) bool {
-	i, ok := slices.BinarySearchFunc(v.Members, who, memberByName)
-	return ok && v.Members[i].Evicted
+// Evicted tells whether an identity's certificate is worth nothing any more.
+func (v *View) Evicted(who peer.Identity) bool {
+	i, ok := slices.BinarySearchFunc(v.Members, who.String(), memberByName)
+	return ok && (v.Members[i].Evicted || who.Admission < v.Members[i].Admission)
 }
 
 func volumeByID(a Volume, id meta.VolumeID) int { return cmp.Compare(a.ID, id) }

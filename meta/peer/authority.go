@@ -18,6 +18,7 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -63,6 +64,9 @@ func ParseRole(s string) (Role, error) {
 	return "", meta.E("role", meta.Invalid, s, errors.New("a role is meta, chunkserver, client or admin"))
 }
 
+// admission is how a certificate says Identity.Admission, in its subject's serial number.
+const admission = "admission "
+
 // URI is what a certificate of the identity says.
 func (i Identity) URI() *url.URL {
 	return &url.URL{Scheme: scheme, Host: i.Cluster, Path: "/" + string(i.Role) + "/" + i.Name}
@@ -78,6 +82,13 @@ func identityOf(c *x509.Certificate) (Identity, error) {
 	id := Identity{Cluster: u.Host, Role: Role(role), Name: name, Expires: c.NotAfter}
 	if _, err := ParseRole(role); err != nil || !ok || !validName.MatchString(name) || !validCluster.MatchString(u.Host) || id.URI().String() != u.String() {
 		return Identity{}, fmt.Errorf("its certificate names %q, no identity of a cluster", u)
+	}
+	if s := c.Subject.SerialNumber; s != "" {
+		n, err := strconv.ParseUint(strings.TrimPrefix(s, admission), 10, 32)
+		if err != nil || s != admission+strconv.FormatUint(n, 10) {
+			return Identity{}, fmt.Errorf("its certificate says %q, which is no admission", s)
+		}
+		id.Admission = uint32(n)
 	}
 	return id, nil
 }
@@ -171,6 +182,9 @@ func (a *Authority) Sign(id Identity, request []byte) ([]byte, error) {
 		SerialNumber: serial(), URIs: []*url.URL{id.URI()},
 		NotBefore: now.Add(-skew), NotAfter: now.Add(life),
 		KeyUsage: x509.KeyUsageDigitalSignature, BasicConstraintsValid: true,
+	}
+	if id.Admission > 0 {
+		t.Subject.SerialNumber = admission + strconv.FormatUint(uint64(id.Admission), 10)
 	}
 	// Servers are clients of others, too; clients are nobody's servers.
 	t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}

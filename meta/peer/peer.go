@@ -42,6 +42,9 @@ type Identity struct {
 	Role    Role      // "" without a certificate: it may do nothing but join
 	Name    string    // unique among its role
 	Expires time.Time // of the certificate
+	// Admission counts how often the name was let in again after it was evicted,
+	// as the certificate says: those of earlier admissions are worth nothing.
+	Admission uint32
 	// Local: the connection is a Unix socket of this machine, and the peer runs
 	// as root or as this process's user. It may speak as any role.
 	Local bool

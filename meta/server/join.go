@@ -23,7 +23,7 @@ type Membership interface {
 	Token(ctx context.Context, id string) (cluster.TokenRecord, error)
 	Tokens(ctx context.Context) ([]cluster.TokenRecord, error)
 	RevokeToken(ctx context.Context, id string) error
-	Enrol(ctx context.Context, m cluster.Member, again bool) error
+	Enrol(ctx context.Context, m cluster.Member, again bool) (cluster.Member, error)
 	Members(ctx context.Context) ([]cluster.Member, error)
 	Evict(ctx context.Context, role peering.Role, name string) error
 	AddGrant(ctx context.Context, g cluster.Grant) (cluster.Grant, error)
@@ -121,8 +121,13 @@ func (s *Server) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) erro
 	}
 	// Noted before it is given out: nobody bears a name that is not on the list.
 	member := cluster.Member{Role: id.Role, Name: id.Name, Joined: meta.Time(time.Now().UnixNano()), Token: token.ID}
-	if err := s.cfg.Trust.Members.Enrol(ctx, member, have.Name != ""); err != nil {
+	if member, err = s.cfg.Trust.Members.Enrol(ctx, member, have.Name != ""); err != nil {
 		return err
+	}
+	if id.Admission = member.Admission; id.Admission > 0 {
+		if chain, err = a.Sign(id, q.Request); err != nil {
+			return err
+		}
 	}
 	s.log.Info("joined the cluster", "identity", id.String(), "token", token.ID)
 	a2 := wire.JoinAnswer{Cluster: id.Cluster, Role: string(id.Role), Name: id.Name, Chain: chain, Authority: a.CertPEM()}
@@ -265,7 +270,7 @@ func (s *Server) adminTrust(ctx context.Context, m *wire.Admin, re *wire.AdminRe
 
 // mayConnect refuses who was evicted, and roles that the certificate is not for.
 func (s *Server) mayConnect(who peering.Identity, as wire.Role) error {
-	evicted := func(v *cluster.View) bool { return v != nil && who.Role != "" && v.Evicted(who.String()) }
+	evicted := func(v *cluster.View) bool { return v != nil && who.Role != "" && v.Evicted(who) }
 	no := evicted(s.cfg.Cluster.View())
 	if no {
 		// Perhaps it was let in again a moment ago, through another server.
@@ -313,7 +318,7 @@ func (s *Server) guard() {
 	}
 	s.mu.Unlock()
 	for _, sess := range all {
-		if view.Evicted(sess.who.String()) {
+		if view.Evicted(sess.who) {
 			s.endSession(sess, errors.New("its identity was evicted"))
 			continue
 		}
@@ -336,7 +341,7 @@ func (s *Server) guard() {
 	}
 	s.mu.Unlock()
 	for _, l := range links {
-		if l.who.Role != "" && view.Evicted(l.who.String()) {
+		if l.who.Role != "" && view.Evicted(l.who) {
 			l.conn.Close()
 		}
 	}

@@ -411,7 +411,7 @@ func (s *session) access(v meta.VolumeID) cluster.Access {
 		s.acc = map[meta.VolumeID]accessAt{}
 	}
 	a := accessAt{view: view}
-	if !view.Evicted(s.who.String()) {
+	if !view.Evicted(s.who) {
 		a.Access = cluster.AccessOf(view.Grants, s.who.String(), v)
 	}
 	s.acc[v] = a

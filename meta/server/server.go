@@ -153,7 +153,7 @@ type Server struct {
 	links    map[meta.ServerID]*link
 	keys     []meta.CapKey
 	keysAt   time.Time // when they came; zero: with the server
-	evicted  []string // identities; with keys, for chunk servers
+	evicted  []string  // identities; with keys, for chunk servers
 	closing  bool
 	standbys *standbys
 	homeWake chan struct{} // capacity 1: to homeLoop

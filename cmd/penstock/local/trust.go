@@ -221,7 +221,7 @@ func Found(ctx context.Context, cfg FoundConfig) (id string, err error) {
 				return id, err
 			}
 		}
-		if err := c.Enrol(ctx, cluster.Member{Role: m.role, Name: m.name, Joined: meta.Time(time.Now().UnixNano())}, true); err != nil {
+		if _, err := c.Enrol(ctx, cluster.Member{Role: m.role, Name: m.name, Joined: meta.Time(time.Now().UnixNano())}, true); err != nil {
 			return id, err
 		}
 	}

@@ -1,0 +1,44 @@
+package peer
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Worthless are the identities whose certificates are worth nothing: those of
+// admissions below a number.
+type Worthless map[string]uint64
+
+// everyAdmission is above all admissions.
+const everyAdmission = 1 << 32
+
+// AllWorthless is how a list says that an identity is refused whatever its
+// certificate says: "role/name", as programs knew it that had no admissions.
+func AllWorthless(who string) string { return who }
+
+// WorthlessBelow is how a list says that certificates of earlier admissions are refused:
+// "role/name<3". Who knows no admissions takes that for nobody's name.
+func WorthlessBelow(who string, n uint32) string { return fmt.Sprintf("%s<%d", who, n) }
+
+// ParseWorthless reads a list. What it can't read is refused as a whole name,
+// which is nobody's.
+func ParseWorthless(list []string) Worthless {
+	r := Worthless{}
+	for _, x := range list {
+		who, below, some := strings.Cut(x, "<")
+		n, err := strconv.ParseUint(below, 10, 32)
+		switch {
+		case !some:
+			r[x] = everyAdmission
+		case err == nil:
+			r[who] = max(r[who], n)
+		}
+	}
+	return r
+}
+
+// Has tells whether an identity's certificate is refused. Who has none is not.
+func (r Worthless) Has(i Identity) bool {
+	return i.Role != "" && uint64(i.Admission) < r[i.String()]
+}
