@@ -265,6 +265,7 @@ func newClusterSet() *cobra.Command {
 	var at where
 	var plain bool
 	var keyLife time.Duration
+	var clientRate uint32
 	cmd := &cobra.Command{
 		Use:   "set",
 		Short: "Change or show the cluster's settings",
@@ -274,7 +275,11 @@ else stays encrypted, and so do volumes with the policy encrypt. Who can watch
 the network then reads files, and who can change packets can change them.
 
 --key-life is how long a key signs capabilities before the next one does: 2m at
-least, 24h if nothing else is set. What an older one signed holds until it ends.`,
+least, 24h if nothing else is set. What an older one signed holds until it ends.
+
+--client-rate is how many operations a second one client identity may have done by
+one metadata server, all its mounts together (50000 if nothing else is set). Who asks for
+more waits; nothing fails.`,
 		Example: `  penstock cluster set --plain-bulk=true
   penstock cluster set --key-life 1h`,
 		Args: cobra.NoArgs,
@@ -292,6 +297,9 @@ least, 24h if nothing else is set. What an older one signed holds until it ends.
 				if cmd.Flags().Changed("key-life") {
 					set.KeyLife = keyLife
 				}
+				if cmd.Flags().Changed("client-rate") {
+					set.ClientRate = clientRate
+				}
 				if set != was { // they are replaced as a whole
 					body, err := json.Marshal(set)
 					if err != nil {
@@ -302,12 +310,13 @@ least, 24h if nothing else is set. What an older one signed holds until it ends.
 						return err
 					}
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "plain-bulk: %t\nkey-life: %v\n", set.PlainBulk, cmp.Or(set.KeyLife, cluster.DefaultKeyLife))
+				fmt.Fprintf(cmd.OutOrStdout(), "plain-bulk: %t\nkey-life: %v\nclient-rate: %d\n", set.PlainBulk, cmp.Or(set.KeyLife, cluster.DefaultKeyLife), cmp.Or(set.ClientRate, cluster.DefaultClientRate))
 				return nil
 			})
 		},
 	}
 	cmd.Flags().DurationVar(&keyLife, "key-life", 0, "how long a key signs capabilities (0: the default, 24h)")
+	cmd.Flags().Uint32Var(&clientRate, "client-rate", 0, "operations a second of one client identity (0: the default, 50000)")
 	cmd.Flags().BoolVar(&plain, "plain-bulk", false, "let bytes of volumes that do not ask for encryption go over plain TCP")
 	at.flags(cmd)
 	return cmd

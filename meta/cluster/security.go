@@ -238,9 +238,17 @@ type Settings struct {
 	// KeyLife is how long a key signs capabilities before the next one does, in
 	// nanoseconds: at least MinKeyLife; zero: DefaultKeyLife.
 	KeyLife time.Duration `json:"key_life,omitempty"`
+	// ClientRate is how many operations a second one client identity may have done by one
+	// metadata server, all its mounts together; zero: DefaultClientRate.
+	ClientRate uint32 `json:"client_rate,omitempty"`
 }
 
 const (
+	// DefaultClientRate is more than one client needs, in operations a second.
+	DefaultClientRate = 50_000
+	// MinClientRate: what a client has under way must not keep its signs of life
+	// from being read for as long as its session lasts.
+	MinClientRate = 5_000
 	// DefaultKeyLife is how old the key gets that signs capabilities.
 	DefaultKeyLife = 24 * time.Hour
 	// MinKeyLife is above what is still shown of the key before: a server may hear
@@ -253,6 +261,9 @@ const (
 func (s *Settings) Check() error {
 	if s.KeyLife != 0 && s.KeyLife < MinKeyLife {
 		return meta.E("set", meta.Invalid, "key life", fmt.Errorf("%v: what the key before signed is in use for a while, so it is at least %v", s.KeyLife, MinKeyLife))
+	}
+	if s.ClientRate != 0 && s.ClientRate < MinClientRate {
+		return meta.E("set", meta.Invalid, "client rate", fmt.Errorf("%d operations a second: it is at least %d", s.ClientRate, MinClientRate))
 	}
 	return nil
 }

@@ -347,6 +347,8 @@ func (s *site) start() {
 		switch c {
 		case "meta-norecall":
 			cfg.Unsafe.NoRecall = true
+		case "meta-nopace":
+			cfg.Unsafe.NoPace = true
 		case "meta-nowait":
 			cfg.Unsafe.NoWait = true
 		}

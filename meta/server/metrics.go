@@ -6,6 +6,10 @@ import "time"
 // holds now, for metrics.
 type Counters struct {
 	Calls, Entries, JournalBytes, Checkpoints, Expired, Sealed, Deleted uint64
+	// Held are operations that waited because their client was ahead of its rate,
+	// HeldFor how long, all together.
+	Held    uint64
+	HeldFor time.Duration
 
 	Sessions, Volumes, ChunkServers, Leases, OverlayRecords int
 	// QueuedBytes of effects wait for the journal.
@@ -26,6 +30,7 @@ func (s *Server) Counters() Counters {
 		Calls: s.stats.calls.Load(), Entries: s.stats.entries.Load(), JournalBytes: s.stats.journalBytes.Load(),
 		Checkpoints: s.stats.checkpoints.Load(), Expired: s.stats.expired.Load(), Sealed: s.stats.sealed.Load(), Deleted: s.stats.deleted.Load(),
 	}
+	c.Held, c.HeldFor = s.paces.held.Load(), time.Duration(s.paces.waited.Load())
 	s.mu.Lock()
 	c.Sessions, c.Volumes, c.ChunkServers = len(s.sessions), len(s.volumes), len(s.links)
 	s.mu.Unlock()

@@ -130,6 +130,8 @@ type Unsafe struct {
 	// NoLease: an owner answers although its lease ran out, and its successor
 	// waits for nobody's.
 	NoLease bool
+	// NoPace: nobody is held up, however much is asked.
+	NoPace bool
 	// NoFence: the journal takes what owners write that were deposed.
 	NoFence bool
 	// NoPromise: what sessions reserve of a quota is not kept from others.
@@ -153,7 +155,8 @@ type Server struct {
 	links    map[meta.ServerID]*link
 	keys     []meta.CapKey
 	keysAt   time.Time // when they came; zero: with the server
-	evicted  []string  // identities; with keys, for chunk servers
+	paces    paces
+	evicted  []string // identities; with keys, for chunk servers
 	closing  bool
 	standbys *standbys
 	homeWake chan struct{} // capacity 1: to homeLoop
@@ -431,7 +434,7 @@ func (s *Server) admit(h *wire.Hello, who peering.Identity) (*session, error) {
 				rand.Read(b[:])
 				id = meta.SessionID(binary.LittleEndian.Uint64(b[:]))
 			}
-			sess := &session{
+			sess := &session{pace: s.paces.of(who),
 				srv: s, id: id, who: who, role: h.Role, name: h.Name, host: h.Host, pid: h.PID, start: h.Start,
 				cancels: map[uint64]context.CancelCauseFunc{}, ordered: map[meta.VolumeID][]func(){}, gone: make(chan struct{}),
 			}

@@ -20,6 +20,7 @@ type session struct {
 	srv   *Server
 	id    meta.SessionID
 	who   peering.Identity // that opened it
+	pace  *pace            // of its identity; nil: it is not held up
 	role  wire.Role
 	name  string
 	host  string
@@ -42,6 +43,7 @@ type session struct {
 	ended   atomic.Bool
 	gone    chan struct{} // closed when it ended everywhere here
 	reading sync.Mutex    // held while a frame is handled, before mu
+	calls   int           // in the batch that is handled; under reading
 
 	mu      sync.Mutex
 	conn    net.Conn
@@ -216,11 +218,14 @@ func (s *session) read(conn net.Conn, rd *wire.Reader) error {
 			s.reading.Unlock()
 			return errReplaced
 		}
+		s.calls = 0
 		done, err := s.handle(t, id, body)
+		n := costOf(t, s.calls)
 		s.reading.Unlock()
 		if done || err != nil {
 			return err
 		}
+		s.hold(s.ctx, n)
 	}
 }
 
@@ -287,6 +292,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 			}
 		}
 		s.srv.stats.calls.Add(uint64(len(b.Calls)))
+		s.calls = len(b.Calls)
 		s.withOwner(id, b.Calls[0].Volume, func(o *owner) { o.serveBatch(s, id, b) })
 	case wire.TSync:
 		m := new(wire.Sync)

@@ -51,6 +51,8 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		}
 		send(nil,
 			reading{"penstock_meta_calls_total", "Operations asked for.", count, float64(s.Calls)},
+			reading{"penstock_meta_calls_held_total", "Operations that waited because their client identity was ahead of its rate.", count, float64(s.Held)},
+			reading{"penstock_meta_calls_held_seconds_total", "How long they waited, all together.", count, s.HeldFor.Seconds()},
 			reading{"penstock_meta_journal_entries_total", "Journal entries committed.", count, float64(s.Entries)},
 			reading{"penstock_meta_journal_bytes_total", "Bytes of payload in committed journal entries.", count, float64(s.JournalBytes)},
 			reading{"penstock_meta_checkpoints_total", "Checkpoints made.", count, float64(s.Checkpoints)},
