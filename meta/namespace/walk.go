@@ -222,7 +222,7 @@ func NamesOf(r Reader, inos map[meta.Ino]bool) (map[meta.Ino][]string, error) {
 	}
 	names := make(map[meta.Ino][]string, len(found))
 	dirs := map[meta.Ino][]string{}
-	for ino, p := range found {
+	for ino, p := range found { // in any order: each is named by itself
 		if _, ok := dirs[p.dir]; !ok {
 			if dirs[p.dir], err = PathOf(r, p.dir); err != nil {
 				return nil, err
