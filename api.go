@@ -18,6 +18,9 @@ type Call struct {
 	GID   uint32
 	PID   uint32
 	Umask uint32
+	// Resent: the kernel sends it again, since a predecessor of this process was
+	// killed before it answered.
+	Resent bool
 }
 
 // Entry is what a name or an inode is, and for how long that may be believed.

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/keep"
 )
 
 // blockSize is the largest blob, and the size of the pooled buffers that
@@ -16,14 +17,15 @@ const blockSize = 1 << 20
 // guarded by the inode's mu; data up to its length is immutable once frozen.
 type blob struct {
 	data   []byte
-	refs   int32  // segments of the map that point here
-	busy   int32  // pushes and commits that use it now
-	frozen bool   // being appended or appended: never changed in place
-	clean  bool   // committed as the inode's inline data: costs no budget
-	pooled bool   // data is a buffer of the budget's
-	synced bool   // durable at cw, off
-	cw     *chunk // where it was appended; nil: nowhere yet
-	off    uint64 // in cw
+	refs   int32     // segments of the map that point here
+	busy   int32     // pushes and commits that use it now
+	frozen bool      // being appended or appended: never changed in place
+	clean  bool      // committed as the inode's inline data: costs no budget
+	pooled bool      // data is a buffer of the budget's
+	synced bool      // durable at cw, off
+	cw     *chunk    // where it was appended; nil: nowhere yet
+	off    uint64    // in cw
+	slot   keep.Slot // where a successor finds it
 }
 
 // budget bounds the bytes that all files of the client hold in blobs, and
@@ -32,6 +34,7 @@ type blob struct {
 type budget struct {
 	mu   sync.Mutex
 	max  int64
+	keep *keep.Memory // where buffers lie, so that a successor has them; nil: on the heap
 	used int64
 	wake chan struct{} // closed when used fell; nil: nobody waits
 	last error         // why the last flush failed, while it does
@@ -136,6 +139,11 @@ func sizeOf(n int) int {
 
 // buffer gives an empty buffer with room for at least n bytes, at most a block.
 func (g *budget) buffer(n int) []byte {
+	if g.keep != nil {
+		if b := g.keep.Buffer(n); b != nil {
+			return b
+		}
+	}
 	i := sizeOf(n)
 	g.mu.Lock()
 	if k := len(g.free[i]); k > 0 {
@@ -151,6 +159,9 @@ func (g *budget) buffer(n int) []byte {
 
 // recycle takes back what buffer gave.
 func (g *budget) recycle(b []byte) {
+	if g.keep.Recycle(b) {
+		return
+	}
 	g.mu.Lock()
 	if n := int64(cap(b)); g.freeBytes+n <= max(g.max/4, 16*blockSize) {
 		i := sizeOf(cap(b))

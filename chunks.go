@@ -86,6 +86,7 @@ func (v *Volume) alloc(ctx context.Context, n int, own bool) ([]grant, error) {
 	l := make([]grant, len(gs))
 	for i, g := range gs {
 		l[i] = grant{g, asked}
+		v.c.kept.chunk(g.ID)
 	}
 	return l, err
 }
@@ -351,7 +352,10 @@ func (v *Volume) endLater(id meta.ChunkID, end func(context.Context) error) {
 		for wait := endAgain; ; wait = min(2*wait, endAtMost) {
 			err := end(ctx)
 			switch k := meta.KindOf(err); {
-			case err == nil, k == meta.NoSuchChunk, ctx.Err() != nil:
+			case err == nil, k == meta.NoSuchChunk:
+				v.c.kept.ended(id)
+				return
+			case ctx.Err() != nil:
 				return
 			case v.epoch.Load() != epoch:
 				return // it was the old session's, which ended
@@ -385,6 +389,7 @@ func (v *Volume) seal(ctx context.Context, c *chunk) error {
 		return err
 	}
 	c.sealed = true
+	v.c.kept.ended(c.id)
 	v.mutations.Add(1)
 	if rec.State == meta.ChunkSealed {
 		pl := *c.ref.place.Load()

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/keep"
 	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/process"
 )
 
 // Config says how to reach a cluster and how much memory to use.
@@ -51,6 +53,18 @@ type Config struct {
 	// FlushEvery is the longest that written bytes wait before the background
 	// makes them durable and commits them; 0: 1 s.
 	FlushEvery time.Duration
+	// Keep is where the client leaves what a successor needs if this process is
+	// killed; nil: nothing is left.
+	Keep *keep.Memory
+	// Left is what a predecessor left whose session is gone on with; nil: there is
+	// none. Then Session is that session, Generation counts its processes, and
+	// what the cluster asks of the client waits for Resumed.
+	Left       *keep.Memory
+	Session    meta.SessionID
+	Generation uint32
+	// Process lives as long as the session is to: one that holds for successors;
+	// zero: this one.
+	Process process.Process
 }
 
 // Client is a connection to a cluster: one session, one cache, one write
@@ -82,6 +96,7 @@ type Client struct {
 	volumes map[meta.VolumeID]*Volume // by ID: live ones and views
 	expired map[meta.VolumeID]uint64  // how often the session did in a volume, open or not
 	views   views
+	kept    kept
 
 	stats struct {
 		rpcs, hits, recalls, written, read, appended, commits, lost, indexed, refused atomic.Uint64
@@ -119,7 +134,8 @@ func newClient(cfg Config) *Client {
 		flushBytes:   min(cfg.WriteBuffer/8, groupBytes),
 		streamCommit: min(cfg.WriteBuffer/4, 64<<20),
 	}
-	c.buf.max = cfg.WriteBuffer
+	c.buf.max, c.buf.keep = cfg.WriteBuffer, cfg.Keep
+	c.kept.init(&c.cfg)
 	c.table = table{c: c, max: cfg.MetaCache, m: make(map[inodeKey]*inode)}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	var b [8]byte
@@ -128,7 +144,27 @@ func newClient(cfg Config) *Client {
 	return c
 }
 
-func (c *Client) attach(s metaSession, chunks chunkIO) { c.sess, c.chunks = s, chunks }
+func (c *Client) attach(s metaSession, chunks chunkIO) {
+	c.sess, c.chunks = s, chunks
+	c.kept.session, _ = s.(counted)
+}
+
+// Session is the number of the client's session; zero in tests without one.
+func (c *Client) Session() meta.SessionID {
+	if s, ok := c.sess.(interface{ ID() meta.SessionID }); ok {
+		return s.ID()
+	}
+	return 0
+}
+
+// Leave lets go of everything without telling anybody: another process goes on
+// with the session, from what is in Config.Keep. The process must end soon.
+func (c *Client) Leave() {
+	if s, ok := c.sess.(interface{ Leave() }); ok {
+		c.cancel()
+		s.Leave()
+	}
+}
 
 // opID gives the id of the next operation of a request, or of background work.
 func (c *Client) opID(call *Call) meta.OpID {
@@ -219,6 +255,8 @@ func (c *Client) openVolume(ctx context.Context, id meta.VolumeID, name string) 
 			dirty:  make(map[*inode]struct{}),
 			kicked: make(chan struct{}, 1),
 		}
+		v.locks.keep, v.locks.volume = c.cfg.Keep, i.ID
+		c.cfg.Keep.Note(keep.Record{Kind: keep.Volume, N: [6]uint64{uint64(i.ID)}})
 		v.epoch.Store(1 + c.expired[i.ID])
 		c.volumes[i.ID] = v
 	}

@@ -2,10 +2,12 @@ package penstock
 
 import (
 	"context"
+	"errors"
 
 	chunkclient "penstock.io/penstock/chunkserver/client"
 	"penstock.io/penstock/meta"
 	metaclient "penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/keep"
 	"penstock.io/penstock/meta/process"
 	"penstock.io/penstock/meta/wire"
 )
@@ -19,7 +21,20 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 	}
 	// Grants and recalls come only after the first operation, so the handler
 	// is whole by then; an expiry may come earlier and finds nothing to void.
-	s, err := metaclient.Dial(ctx, metaclient.Config{Addrs: cfg.Meta, Name: cfg.Name, Handler: c, Logger: c.log, Host: c.cfg.Host, Creds: cfg.Creds})
+	mc := metaclient.Config{Addrs: cfg.Meta, Name: cfg.Name, Handler: c, Logger: c.log, Host: c.cfg.Host, Creds: cfg.Creds, Succeeded: cfg.Keep != nil}
+	if p := cfg.Process; p.PID != 0 {
+		mc.Host, mc.PID, mc.Start = p.Space(), uint32(p.PID), p.Start
+	}
+	var left []keep.Record
+	if cfg.Left != nil {
+		var err error
+		if left, err = cfg.Left.Records(); err != nil {
+			c.cancel()
+			return nil, err
+		}
+		mc.Session, mc.Generation, mc.Joined = cfg.Session, cfg.Generation, volumesOf(left)
+	}
+	s, err := metaclient.Dial(ctx, mc)
 	if err != nil {
 		c.cancel()
 		return nil, err
@@ -32,6 +47,14 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 		},
 	})
 	c.attach(session{s}, chunkPool{io})
+	if cfg.Left != nil {
+		if err := c.resume(ctx, left); err != nil {
+			c.cancel() // the session stays for another try
+			s.Leave()
+			c.wg.Wait()
+			return nil, errors.Join(err, io.Close())
+		}
+	}
 	return c, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/keep"
 )
 
 // file is what is kept of a regular file that was opened, read or written.
@@ -18,6 +19,7 @@ import (
 // and its like take both. Whoever holds a turn waits only for servers, never
 // for another file's turn, so that turns of many files may be held.
 type file struct {
+	in *inode
 	// m maps the file's bytes while mapOK; then size is the file's.
 	// INVARIANT: blobs that are not clean exist only under an exclusive lease.
 	m      extmap
@@ -63,6 +65,11 @@ type file struct {
 
 	promised promise // of the quota, for what is not committed
 
+	// erasing: what successors need no more is gathered in erased, to be erased
+	// in order.
+	erasing bool
+	erased  []keep.Slot
+
 	wake chan struct{} // closed at the next change; nil: nobody waits
 }
 
@@ -80,7 +87,7 @@ const (
 
 func (in *inode) fileLocked() *file {
 	if in.file == nil {
-		in.file = &file{epoch: in.vol.epoch.Load()}
+		in.file = &file{in: in, epoch: in.vol.epoch.Load()}
 	}
 	return in.file
 }
@@ -404,7 +411,7 @@ func (in *inode) openInfoLocked() OpenInfo {
 	live := in.liveLocked() && in.attrOK
 	info := OpenInfo{
 		Entry:     in.entryLocked(nil, true),
-		KeepCache: live && in.inval == 0,
+		KeepCache: live && in.inval == 0 && !in.distrusted(),
 		DirectIO:  !live,
 		Sealed:    in.attr.Flags&meta.FlagSealed != 0 || in.vol.frozen(),
 	}

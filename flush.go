@@ -772,6 +772,7 @@ func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 		v.release(w)
 		return
 	}
+	defer v.c.kept.inOrder(f)()
 	if r != nil {
 		in.learnLocked(&r.Attr, stamp)
 		v.askedLocked(f, r)

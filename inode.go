@@ -80,6 +80,7 @@ type inode struct {
 	mu     sync.Mutex
 	lease  meta.LeaseMode
 	attrOK bool   // attr is right as long as the lease is held
+	fresh  bool   // opened since a predecessor's session expired; see distrusted
 	inval  uint32 // the kernel is being told to forget what it has of an expired session
 	low    uint64 // tick at which the lease was last lowered,
 	since  uint64 // and at which it was last raised from none

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/keep"
 )
 
 // heldLocks are the advisory locks that this client holds on a volume, to
@@ -14,6 +15,10 @@ import (
 type heldLocks struct {
 	mu sync.Mutex
 	m  map[lockKey][]meta.Lock // in order of Start, without overlap
+
+	keep   *keep.Memory // where a successor finds them
+	volume meta.VolumeID
+	slots  map[lockKey][]keep.Slot
 }
 
 type lockKey struct {
@@ -51,6 +56,7 @@ func (h *heldLocks) set(l meta.Lock) {
 	if l.Type != meta.LockUnlock {
 		out = append(out, l)
 	}
+	h.keepLocked(k, out)
 	if len(out) == 0 {
 		delete(h.m, k)
 		return
@@ -72,6 +78,7 @@ func (h *heldLocks) drop(k lockKey) (had bool) {
 	defer h.mu.Unlock()
 	_, had = h.m[k]
 	delete(h.m, k)
+	h.keepLocked(k, nil)
 	return had
 }
 
@@ -79,6 +86,9 @@ func (h *heldLocks) drop(k lockKey) (had bool) {
 func (h *heldLocks) clear() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	for k := range h.m {
+		h.keepLocked(k, nil)
+	}
 	h.m = nil
 }
 

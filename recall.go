@@ -79,6 +79,9 @@ func (c *Client) Granted(id meta.VolumeID, g meta.Grant) {
 // Recall lowers a lease and calls done. It is called by the session's reader
 // goroutine and does not block.
 func (c *Client) Recall(r meta.Recall, done func()) {
+	if c.kept.later(func() { c.Recall(r, done) }) {
+		return
+	}
 	c.stats.recalls.Add(1)
 	in := c.table.peek(r.Volume, r.Ino)
 	if in == nil {
@@ -110,6 +113,11 @@ func (c *Client) unknown(k inodeKey, done func()) {
 	send := t.giveUpLocked(k)
 	t.mu.Unlock()
 	c.spawn(func() {
+		if c.cfg.Left != nil && c.cfg.Notify != nil {
+			// The kernel may have cached it under the lease of a predecessor.
+			c.cfg.Notify.InvalEntries(k.v, k.ino)
+			c.cfg.Notify.InvalData(k.v, k.ino, 0, 0)
+		}
 		done()
 		if send {
 			t.sendDrops()
@@ -182,6 +190,9 @@ func (in *inode) giveBack(keep meta.LeaseMode) {
 // while this one held a lease on it. Once it is not open here, the owner may
 // forget it. It is called by the session's reader goroutine.
 func (c *Client) Orphaned(id meta.VolumeID, ino meta.Ino) {
+	if c.kept.later(func() { c.Orphaned(id, ino) }) {
+		return
+	}
 	v := c.lookVolume(id)
 	if v == nil {
 		return
@@ -216,6 +227,7 @@ func (c *Client) Claims(id meta.VolumeID) (leases []meta.Grant, locks []meta.Loc
 	if v == nil {
 		return nil, nil
 	}
+	c.kept.uncertain(v)
 	for _, in := range c.table.all(func(in *inode) bool { return in.vol == v }) {
 		in.mu.Lock()
 		if in.lease != meta.LeaseNone || in.file != nil && in.file.opens > 0 {
@@ -371,6 +383,7 @@ func (c *Client) Expired(volumes []meta.VolumeID, err error) {
 func (v *Volume) expired(epoch uint64, err error) {
 	c := v.c
 	v.epoch.Store(epoch)
+	c.kept.uncertain(v)
 	v.meter.void()
 	c.log.Error("session expired; bytes that were not synced are lost", "volume", v.name, "err", err)
 	v.locks.clear()
@@ -401,7 +414,7 @@ func (v *Volume) expired(epoch uint64, err error) {
 		if f := in.file; f != nil {
 			f.changed()
 		}
-		tell := had && c.cfg.Notify != nil
+		tell := (had || c.cfg.Left != nil) && c.cfg.Notify != nil
 		if tell {
 			// Pages that are being read are locked until the read is answered, which
 			// may take a lease of the new session: nobody can wait here. Who opens the

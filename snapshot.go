@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/keep"
 )
 
 // How a snapshot is shown.
@@ -255,6 +256,7 @@ func (c *Client) openView(of *Volume, s meta.Snapshot) (*Volume, error) {
 	p.Immutable, p.NoAtime, p.SyncOnClose, p.SealOnClose = true, true, false, false
 	v.setPolicy(p)
 	c.volumes[id] = v
+	c.cfg.Keep.Note(keep.Record{Kind: keep.View, N: [6]uint64{uint64(id), uint64(of.id), uint64(s.At)}})
 	if !c.closed {
 		c.views.watch.Do(func() { c.spawn(c.watchViews) })
 	}

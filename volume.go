@@ -49,6 +49,9 @@ type Volume struct {
 	snapshots snapshotNames
 	kicked    chan struct{}
 	running   sync.Once
+	// distrust: what the kernel cached under a predecessor's leases may be old, and
+	// nobody knows of what.
+	distrust atomic.Bool
 }
 
 // ID is the volume's number, which never changes; of a view, see ViewID.
@@ -162,12 +165,18 @@ func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.
 	}
 	var e Entry
 	err := v.alone(ctx, in, req.Size > 0, func() error {
+		if req.Size == 0 {
+			// Should this process be killed, its successor would commit these bytes, and
+			// be told that the truncation was done already.
+			v.c.kept.forgetAll(in)
+		}
 		res, stamp, err := v.do(ctx, call, req, meta.LeaseShared)
 		in.mu.Lock()
 		defer in.mu.Unlock()
 		f := in.fileLocked()
 		f.mapGen++
 		if err != nil {
+			v.c.kept.all(f)
 			if undecided(err) && f.uncommitted == 0 {
 				f.m, f.mapOK = extmap{}, false
 			}

@@ -59,6 +59,9 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 			in.mu.Unlock()
 			return 0, err
 		}
+		if atEnd && v.c.cfg.Keep != nil {
+			at = v.c.kept.appendAt(in, call, at)
+		}
 		if !v.meter.on.Load() {
 			break
 		}
@@ -166,6 +169,7 @@ func (v *Volume) putPart(f *file, p []byte, off uint64) (n, grew int) {
 				prev.n += uint64(n)
 				f.uncommitted += int64(n)
 				f.unpushed += int64(n)
+				v.c.cfg.Keep.SetN(b.slot, 3, uint64(len(b.data)))
 				return n, n
 			}
 		}
@@ -175,12 +179,13 @@ func (v *Volume) putPart(f *file, p []byte, off uint64) (n, grew int) {
 	switch {
 	case run >= blockSize/2:
 		b.data, b.pooled = v.c.buf.buffer(blockSize), true
-	case n >= smallBuffer/2:
+	case n >= smallBuffer/2 || v.c.cfg.Keep != nil:
 		b.data, b.pooled = v.c.buf.buffer(n), true
 	default:
 		b.data = make([]byte, 0, n)
 	}
 	b.data = append(b.data, p[:n]...)
+	v.c.kept.blob(f, b, off) // before what it replaces is forgotten
 	f.m.replace(off, off+uint64(n), []segment{{off: off, n: uint64(n), b: b}}, v.freeBlobOf(f))
 	f.uncommitted += int64(n)
 	f.unpushed += int64(n)
@@ -191,11 +196,12 @@ func (v *Volume) putPart(f *file, p []byte, off uint64) (n, grew int) {
 func (v *Volume) growBlob(b *blob, want int) {
 	want = max(want, 2*cap(b.data))
 	old, was := b.data, b.pooled
-	if b.pooled = want >= smallBuffer/2; b.pooled {
+	if b.pooled = want >= smallBuffer/2 || v.c.cfg.Keep != nil; b.pooled {
 		b.data = append(v.c.buf.buffer(want), old...)
 	} else {
 		b.data = append(make([]byte, 0, want), old...)
 	}
+	v.c.kept.moved(b)
 	if was {
 		v.c.buf.recycle(old)
 	}
@@ -219,6 +225,7 @@ func (v *Volume) freeBlobOf(f *file) func(*blob) {
 		if b.clean {
 			return
 		}
+		v.c.kept.forget(f, b)
 		f.uncommitted -= int64(len(b.data))
 		if b.cw == nil {
 			f.unpushed -= int64(len(b.data))

@@ -88,6 +88,10 @@ type conn struct {
 
 	minor  uint32 // of the kernel's protocol 7.minor
 	syncfs bool   // the kernel passes syncfs(2) on
+	// initial is the INIT that a successor needs; resends: the kernel can send
+	// again what is not answered.
+	initial []byte
+	resends bool
 
 	ctx    context.Context // ends with the connection
 	cancel context.CancelFunc
@@ -124,14 +128,19 @@ type slot struct {
 	canceled bool
 }
 
-// newConn takes over fd, a /dev/fuse that was just mounted, and answers INIT.
-func newConn(fd int, fs *fileSystem, log *slog.Logger) (*conn, error) {
+// newConn takes over fd, a /dev/fuse that was just mounted, and answers INIT;
+// with left, one of which a predecessor answered this INIT.
+func newConn(fd int, fs *fileSystem, log *slog.Logger, left []byte) (*conn, error) {
 	c := &conn{
 		file: os.NewFile(uintptr(fd), "/dev/fuse"), fd: fd, fs: fs, log: log,
 		ps: fuse.NewProtocolServer(fs, initOptions(fs, log)), done: make(chan struct{}), busy: make(map[*slot]bool),
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	if err := c.init(); err != nil {
+	begin := c.init
+	if left != nil {
+		begin = func() error { return c.adopt(left) }
+	}
+	if err := begin(); err != nil {
 		c.file.Close()
 		return nil, err
 	}
@@ -200,6 +209,7 @@ func (c *conn) init() error {
 	}
 	c.fs.noEpoch = c.minor < minorEpoch
 	c.handle(s, n)
+	c.remember(s.in[:n], s.out)
 	return nil
 }
 
@@ -304,7 +314,13 @@ func (c *conn) slot() *slot {
 	} else {
 		// Mapped, not from the heap: a request is often a hundred bytes, and the
 		// collector would clear a megabyte for it.
-		in, err := unix.Mmap(-1, 0, inSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		flags := unix.MAP_PRIVATE | unix.MAP_ANON
+		if c.fs.kept.keep != nil {
+			// Pages must be there before the kernel copies a request into them: if we
+			// are killed while it waits for one, it answers the request with EIO.
+			flags |= unix.MAP_POPULATE
+		}
+		in, err := unix.Mmap(-1, 0, inSize, unix.PROT_READ|unix.PROT_WRITE, flags)
 		if err != nil {
 			panic(fmt.Sprintf("fuse: no memory for a request of %d bytes: %v", inSize, err))
 		}
@@ -348,6 +364,10 @@ func (c *conn) handle(s *slot, n int) {
 	case opInterrupt:
 		c.interrupted(s)
 		return
+	}
+	if c.fs.count != nil && op != opSetlkw { // who waits for a lock may wait for days
+		turn := c.fs.count.Begin()
+		defer c.fs.count.End(turn)
 	}
 	s.op.Store(op)
 	s.pid.Store(order.Uint32(s.in[32:]))

@@ -24,6 +24,7 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 	if f.noOpen {
 		return fuse.ENOSYS
 	}
+	f.undoOpen(&in.InHeader)
 	ctx := request(cancel)
 	v, ino, err := f.inode(ctx, in.NodeId)
 	if err != nil {
@@ -54,6 +55,7 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 		}
 	}
 	f.opened1(ctx, v, in.NodeId, ino, in.Flags, &info, out)
+	f.kept.opened(in.NodeId, out.Fh, in.Flags, out.BackingID, in.Unique)
 	return fuse.OK
 }
 
@@ -66,6 +68,7 @@ func (f *fileSystem) Create(cancel <-chan struct{}, in *fuse.CreateIn, name stri
 	if isVirtual(in.NodeId) {
 		return fuse.EPERM
 	}
+	f.undoOpen(&in.InHeader)
 	ctx := request(cancel)
 	v, parent, err := f.inode(ctx, in.NodeId)
 	if err != nil {
@@ -78,7 +81,7 @@ func (f *fileSystem) Create(cancel <-chan struct{}, in *fuse.CreateIn, name stri
 	if err != nil {
 		return f.status("create", in.NodeId, err)
 	}
-	f.created(ctx, v, in.Flags, &info, out)
+	f.created(ctx, v, in, &info, out)
 	return fuse.OK
 }
 
@@ -87,6 +90,7 @@ func (f *fileSystem) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fus
 	if isVirtual(in.NodeId) {
 		return fuse.EPERM
 	}
+	f.undoOpen(&in.InHeader)
 	ctx := request(cancel)
 	v, parent, err := f.inode(ctx, in.NodeId)
 	if err != nil {
@@ -98,13 +102,14 @@ func (f *fileSystem) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fus
 	if err != nil {
 		return f.status("tmpfile", in.NodeId, err)
 	}
-	f.created(ctx, v, in.Flags, &info, out)
+	f.created(ctx, v, in, &info, out)
 	return fuse.OK
 }
 
-func (f *fileSystem) created(ctx request, v Volume, flags uint32, info *penstock.OpenInfo, out *fuse.CreateOut) {
+func (f *fileSystem) created(ctx request, v Volume, in *fuse.CreateIn, info *penstock.OpenInfo, out *fuse.CreateOut) {
 	f.fillEntry(&info.Entry, &out.EntryOut)
-	f.opened1(ctx, v, out.NodeId, info.Entry.Attr.Ino, flags, info, &out.OpenOut)
+	f.opened1(ctx, v, out.NodeId, info.Entry.Attr.Ino, in.Flags, info, &out.OpenOut)
+	f.kept.opened(out.NodeId, out.Fh, in.Flags, out.BackingID, in.Unique)
 }
 
 // opened1 chooses how one open file goes about its bytes and makes its handle.
@@ -159,6 +164,9 @@ func (f *fileSystem) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 		f.status("release", in.NodeId, err)
 		return
 	}
+	if in.Unique&resent != 0 && !f.kept.known(in.Fh) {
+		return // a predecessor did it, and was killed before it said so
+	}
 	var owners []uint64
 	var backing int32
 	f.opens.with(in.NodeId, false, func(n *openNode) {
@@ -178,6 +186,10 @@ func (f *fileSystem) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 		f.unlock(ctx, v, in.NodeId, meta.Lock{Ino: ino, Owner: owner, End: lockEnd})
 	}
 	v.Release(ctx, ino, in.Flags)
+	for _, owner := range owners {
+		f.kept.unlocks(in.NodeId, owner)
+	}
+	f.kept.released(in.Fh)
 }
 
 func (f *fileSystem) unlock(ctx request, v Volume, node uint64, l meta.Lock) {
@@ -200,6 +212,7 @@ func (f *fileSystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status
 		return f.status("flush", in.NodeId, err)
 	}
 	f.opens.flushed(in.NodeId, in.LockOwner)
+	f.kept.unlocks(in.NodeId, in.LockOwner)
 	err = f.back.drain(in.NodeId)
 	if e := v.Flush(ctx, f.call(&in.InHeader), ino, in.LockOwner); e != nil {
 		err = e
@@ -291,7 +304,7 @@ func (f *fileSystem) write(cancel <-chan struct{}, in *fuse.WriteIn, p []byte) (
 	if in.WriteFlags&fuse.WRITE_CACHE != 0 {
 		p = slices.Clone(p)
 		f.opens.clearTail(in.NodeId, p, off)
-		f.back.add(in.NodeId, pageWrite{v: v, call: call, ino: ino, data: p, off: off, kill: kill})
+		f.addPage(in.NodeId, pageWrite{v: v, call: call, ino: ino, data: p, off: off, kill: kill})
 		return uint32(len(p)), fuse.OK
 	}
 	if f.back.queued.Load() > 0 {

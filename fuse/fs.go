@@ -35,8 +35,14 @@ type fileSystem struct {
 	volumes map[meta.VolumeID]Volume
 
 	opens opens
-	back  *writeback
-	conn  *conn
+	kept  keptOpens
+	// count counts requests for the session; nil: nobody wants to know.
+	count interface {
+		Begin() uint32
+		End(turn uint32)
+	}
+	back *writeback
+	conn *conn
 }
 
 // nodeID is the kernel's name of an inode, and its st_ino unless it is the
@@ -117,7 +123,7 @@ const resent = 1 << 63
 func (f *fileSystem) call(h *fuse.InHeader) *penstock.Call {
 	return &penstock.Call{
 		Op:  meta.OpID{Incarnation: f.incarnation, Unique: h.Unique &^ resent},
-		UID: h.Uid, GID: h.Gid, PID: h.Pid,
+		UID: h.Uid, GID: h.Gid, PID: h.Pid, Resent: h.Unique&resent != 0,
 	}
 }
 

@@ -65,7 +65,7 @@ func (f *fileSystem) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) f
 	}
 	l := lockOf(ino, in)
 	if !l.Flock && l.Type != meta.LockUnlock {
-		f.opens.noteLocker(in.NodeId, in.Fh, in.Owner)
+		f.noteLocker(in.NodeId, in.Fh, in.Owner)
 	}
 	return f.status("setlk", in.NodeId, v.SetLock(ctx, l, wait))
 }
@@ -81,8 +81,8 @@ func (f *fileSystem) setLock(cancel <-chan struct{}, in *fuse.LkIn, wait bool) f
 //     gives up what was locked through the handle and not yet by a FLUSH.
 
 // noteLocker remembers who takes a POSIX lock through which handle.
-func (o *opens) noteLocker(node, fh, owner uint64) {
-	o.with(node, false, func(n *openNode) {
+func (f *fileSystem) noteLocker(node, fh, owner uint64) {
+	f.opens.with(node, false, func(n *openNode) {
 		if slices.Contains(n.lockers[owner], fh) {
 			return
 		}
@@ -90,6 +90,7 @@ func (o *opens) noteLocker(node, fh, owner uint64) {
 			n.lockers = make(map[uint64][]uint64)
 		}
 		n.lockers[owner] = append(n.lockers[owner], fh)
+		f.kept.locks(node, owner, fh)
 	})
 }
 

@@ -34,6 +34,8 @@ type Config struct {
 	// Source is what /proc/mounts shows, as [VOLUME:]PATH; "" is made up.
 	Source  string
 	Options Options
+	// Keeping leaves the mount to successors; nil: it ends with this process.
+	Keeping *Keeping
 }
 
 // Options are the choices of mount(8) that we know.
@@ -75,6 +77,7 @@ type Mount struct {
 	log      *slog.Logger
 	helper   string // path of fusermount3 if that mounted
 	done     chan struct{}
+	held     bool // a holder has it
 }
 
 // New mounts and serves until Unmount, Abort, or umount(8). Errors: NotFound,
@@ -84,6 +87,9 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	f, err := newFileSystem(ctx, &cfg)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Keeping != nil && cfg.Keeping.Left != nil {
+		return takeOver(f, &cfg)
 	}
 	dir, err := mountPoint(cfg.Dir, cfg.Options.NonEmpty, cfg.Logger)
 	if err != nil {
@@ -95,12 +101,22 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	}
 	f.noPassthrough = a.helper != ""
 	m := &Mount{dir: dir, fs: f, notifier: cfg.Notifier, log: cfg.Logger, helper: a.helper, done: make(chan struct{})}
-	f.conn, err = newConn(a.fd, f, cfg.Logger)
+	f.conn, err = newConn(a.fd, f, cfg.Logger, nil)
 	if err != nil {
 		m.detach()
 		return nil, err
 	}
 	f.conn.syncfs = a.block
+	if k := cfg.Keeping; k != nil {
+		if !f.conn.resends {
+			cfg.Logger.Warn("the kernel can't send unanswered requests again (Linux 6.9): the mount ends with this process", "dir", dir)
+		} else if err := m.leave(k, 1, a.block, cfg.Source); err != nil {
+			return nil, errors.Join(err, m.detach())
+		} else {
+			m.held = true
+			cfg.Options.Watchdog = "" // the holder does its work
+		}
+	}
 	cfg.Notifier.add(f)
 	f.conn.serve()
 	stopWatchdog := func() {}
@@ -117,6 +133,42 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	return m, nil
 }
 
+// takeOver goes on with a mount that a predecessor left.
+func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
+	k := cfg.Keeping
+	h := &k.Left.head
+	left, err := k.Left.Records()
+	if err != nil {
+		return nil, err
+	}
+	f.incarnation, f.noOpen, f.noPassthrough = h.Incarnation, h.NoOpen, h.Helper != ""
+	m := &Mount{dir: h.Dir, fs: f, notifier: cfg.Notifier, log: cfg.Logger, helper: h.Helper, done: make(chan struct{}), held: true}
+	device, err := dupDevice(k.Device)
+	if err != nil {
+		return nil, err
+	}
+	if f.conn, err = newConn(device, f, cfg.Logger, h.Init); err != nil {
+		return nil, err
+	}
+	f.conn.syncfs = h.Block
+	cfg.Notifier.add(f)
+	f.restore(left)
+	f.restorePages(left, k.Left.Bytes)
+	if err := m.leave(k, h.Generation+1, h.Block, h.Source); err != nil {
+		cfg.Notifier.remove(f)
+		f.conn.file.Close()
+		return nil, err
+	}
+	if k.Resumed != nil {
+		k.Resumed()
+	}
+	f.conn.resend()
+	f.conn.serve()
+	go m.finish(func() {})
+	cfg.Logger.Info("took over", "dir", h.Dir, "source", h.Source, "generation", h.Generation+1, "records", len(left))
+	return m, nil
+}
+
 // newFileSystem looks at the root of what is mounted and completes cfg.
 func newFileSystem(ctx context.Context, cfg *Config) (*fileSystem, error) {
 	if cfg.Volume == 0 {
@@ -129,6 +181,10 @@ func newFileSystem(ctx context.Context, cfg *Config) (*fileSystem, error) {
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		tree:          cfg.Tree, rootVolume: cfg.Volume, rootIno: cfg.Root, log: cfg.Logger,
 		volumes: make(map[meta.VolumeID]Volume),
+	}
+	if k := cfg.Keeping; k != nil {
+		f.kept.init(k.Memory)
+		f.count = k.Count
 	}
 	f.back = newWriteback(func(node uint64, err error) { f.status("write back", node, err) })
 	var random [8]byte
@@ -280,13 +336,9 @@ func (m *Mount) umount(flags int) error {
 
 // mountPoint checks the mount point and clears a dead mount of ours away.
 func mountPoint(dir string, nonEmpty bool, log *slog.Logger) (string, error) {
-	dir, err := filepath.Abs(dir)
+	dir, err := MountPath(dir)
 	if err != nil {
-		return "", meta.E("mount", meta.Invalid, dir, err)
-	}
-	// The last part is not resolved: it may be a dead mount, which can't be.
-	if parent, err := filepath.EvalSymlinks(filepath.Dir(dir)); err == nil {
-		dir = filepath.Join(parent, filepath.Base(dir))
+		return "", err
 	}
 	var st unix.Stat_t
 	err = lookAt(dir, &st)
@@ -321,6 +373,24 @@ func mountPoint(dir string, nonEmpty bool, log *slog.Logger) (string, error) {
 	}
 	if len(list) > 0 {
 		return "", meta.E("mount", meta.NotEmpty, dir, fmt.Errorf("the mount would hide %q and %d more; choose an empty directory, or say nonempty", list[0].Name(), len(list)-1))
+	}
+	return dir, nil
+}
+
+// MountPath is the absolute path of a mount point, without links. It asks nothing
+// of what is mounted there, which may be dead.
+func MountPath(dir string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", meta.E("mount", meta.Invalid, dir, err)
+	}
+	if parent, err := filepath.EvalSymlinks(filepath.Dir(dir)); err == nil {
+		dir = filepath.Join(parent, filepath.Base(dir))
+	}
+	if _, err := os.Readlink(dir); err == nil { // of a mount's root this fails at once
+		if resolved, err := filepath.EvalSymlinks(dir); err == nil {
+			dir = resolved
+		}
 	}
 	return dir, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/keep"
 )
 
 // ServeConfig says what Serve mounts.
@@ -29,6 +30,19 @@ type ServeConfig struct {
 	Admit func(context.Context, *penstock.Volume) error
 	// Ready is told of the live mount; nil: nobody is.
 	Ready func(*Mount, *penstock.Client)
+	// Hold leaves the mount to a successor through a holder: Serve takes over what
+	// it has under Dir, and else mounts and gives it to it. Start is how that
+	// successor is started.
+	Hold  *Hold
+	Start Start
+	// Redial reaches the holder again when it was itself replaced; nil: not tried.
+	Redial func(context.Context) (*Hold, error)
+	// Replace takes the mount from a process that serves it; then, or with Must,
+	// Serve fails with NotFound if the holder doesn't have it.
+	Replace bool
+	Must    bool
+	// Leave ends Serve with ErrYielded, the mount stays with the holder; nil: never.
+	Leave <-chan struct{}
 }
 
 // Defaults and bounds of the end of a mount.
@@ -47,11 +61,34 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	}
 	notifier := NewNotifier()
 	cfg.Client.Notify = notifier
+	var keeping *Keeping
+	if cfg.Hold != nil {
+		hold := &hold{Hold: cfg.Hold, cfg: &cfg}
+		// Who yields keeps the connection to the end of the process: until then it
+		// serves.
+		defer func() {
+			if !errors.Is(err, ErrYielded) {
+				hold.Close()
+			}
+		}()
+		if keeping, err = hold.keeping(); err != nil {
+			return err
+		}
+		defer keeping.close()
+	}
 	client, err := penstock.Dial(ctx, cfg.Client)
 	if err != nil {
 		return err
 	}
+	served := false
 	defer func() {
+		if errors.Is(err, ErrYielded) {
+			return // another process goes on with the session
+		}
+		if keeping != nil && keeping.Left != nil && err != nil && !served {
+			client.Leave() // another process may try
+			return
+		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 		defer cancel()
 		err = errors.Join(err, client.Close(ctx))
@@ -66,23 +103,48 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		}
 	}
 	tree := ClientTree(client)
-	id, ino, err := Resolve(ctx, tree, root.ID(), dir)
-	if err != nil {
+	var id meta.VolumeID
+	var ino meta.Ino
+	if keeping != nil && keeping.Left != nil {
+		id, ino = keeping.Left.head.Volume, keeping.Left.head.Root // it may have been renamed
+	} else if id, ino, err = Resolve(ctx, tree, root.ID(), dir); err != nil {
 		return err
+	}
+	if keeping != nil {
+		keeping.Session, keeping.Count, keeping.Resumed = client.Session(), client, client.Resumed
 	}
 	m, err := New(ctx, Config{
 		Tree: tree, Notifier: notifier, Logger: cfg.Client.Logger, Volume: id, Root: ino,
-		Dir: cfg.Dir, Source: root.Name() + ":" + strings.TrimSuffix(dir, "/"), Options: cfg.Options,
+		Dir: cfg.Dir, Source: root.Name() + ":" + strings.TrimSuffix(dir, "/"), Options: cfg.Options, Keeping: keeping,
 	})
 	if err != nil {
 		return err
 	}
+	served = true
+	if m.held {
+		defer func() {
+			if !errors.Is(err, ErrYielded) {
+				err = errors.Join(err, keeping.drop())
+			}
+		}()
+	}
 	if cfg.Ready != nil {
 		cfg.Ready(m, client)
+	}
+	var yield <-chan struct{}
+	var leave <-chan struct{}
+	if m.held {
+		yield, leave = keeping.yield(), cfg.Leave
 	}
 	select {
 	case <-m.Done():
 		return nil
+	case <-yield:
+		m.yielding(ctx)
+		return ErrYielded
+	case <-leave:
+		m.yielding(ctx)
+		return ErrYielded
 	case <-ctx.Done():
 	}
 	grace := cfg.Grace
@@ -90,6 +152,53 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		grace = defaultGrace
 	}
 	return m.Stop(context.WithoutCancel(ctx), grace, cfg.Force)
+}
+
+// keepArena is the room for what is written and not committed, as a multiple of
+// the write buffer: buffers of each size keep to themselves.
+const keepArena = 4
+
+// keeping asks the holder for what a predecessor left, and has the client leave
+// as much.
+func (h *hold) keeping() (*Keeping, error) {
+	cfg := h.cfg
+	dir, err := MountPath(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	device, memory, found, err := cfg.Hold.Take(dir, cfg.Replace)
+	if err != nil {
+		return nil, err
+	}
+	if !found && (cfg.Replace || cfg.Must) {
+		return nil, meta.E("take over mount", meta.NotFound, dir, errors.New("the holder doesn't have it"))
+	}
+	k := &Keeping{hold: h}
+	if found {
+		defer memory.Close()
+		k.device = device
+		k.Device = int(device.Fd())
+		if k.Left, err = OpenLeft(int(memory.Fd())); err != nil {
+			k.close()
+			return nil, err
+		}
+		cfg.Client.Left, cfg.Client.Session, cfg.Client.Generation = k.Left.Memory, k.Left.Session(), k.Left.Generation()
+	}
+	if k.Memory, err = keep.New(keepArena * max(cfg.Client.WriteBuffer, 64<<20)); err != nil {
+		k.close()
+		return nil, err
+	}
+	cfg.Client.Keep, cfg.Client.Process = k.Memory, cfg.Hold.Process()
+	k.Put = func(device, memory int) error { return h.put(dir, device, memory) }
+	return k, nil
+}
+
+// close lets go of what was taken. The memory of this process stays mapped until
+// it ends: its client may still be at work in it.
+func (k *Keeping) close() {
+	if k.device != nil {
+		k.device.Close()
+	}
 }
 
 func rootVolume(ctx context.Context, c *penstock.Client, name, snapshot string) (*penstock.Volume, error) {

@@ -6,6 +6,7 @@ import (
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/keep"
 )
 
 // writeback takes the pages that the kernel writes back from shared mappings.
@@ -52,6 +53,11 @@ type pageWrite struct {
 	data []byte
 	off  int64
 	kill bool
+
+	// slot and kept are where a successor finds it until it is written.
+	keep *keep.Memory
+	slot keep.Slot
+	kept []byte
 }
 
 func newWriteback(log func(node uint64, err error)) *writeback {
@@ -92,6 +98,10 @@ func (w *writeback) run(node uint64, q *pageQueue) {
 		if err != nil {
 			w.log(node, err)
 		}
+		if p.keep != nil {
+			p.keep.Erase(p.slot)
+			p.keep.Recycle(p.kept)
+		}
 		w.mu.Lock()
 		q.pages[0] = pageWrite{}
 		q.pages = q.pages[1:]
@@ -105,6 +115,21 @@ func (w *writeback) run(node uint64, q *pageQueue) {
 	}
 	if q.err == nil {
 		delete(w.nodes, node)
+	}
+}
+
+// fail has the node's next drain tell an error.
+func (w *writeback) fail(node uint64, err error) {
+	w.log(node, err)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q := w.nodes[node]
+	if q == nil {
+		q = new(pageQueue)
+		w.nodes[node] = q
+	}
+	if q.err == nil {
+		q.err = err
 	}
 }
 

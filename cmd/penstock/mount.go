@@ -42,6 +42,8 @@ type mountFlags struct {
 	port       adminPort
 	pin        string
 	pinTTL     span
+	hold       string
+	replace    string
 	digest     string
 	noIndex    bool
 	indexDir   string
@@ -73,8 +75,8 @@ nonempty, private (nobody else may look in), allow_other (for users, with
 user_allow_other in /etc/fuse.conf), noblock (mount as plain fuse: then sync(1)
 and syncfs(2) do not reach penstock), dir=DIR, cluster=ADDRESS,
 credentials=DIR, insecure, log=FILE, pin=HOLDER, digest=DIGEST, noindex and
-indexdir=DIR (see --pin, --digest, --no-index, --index-dir). Of snapshots and
-immutable volumes:
+indexdir=DIR (see --pin, --digest, --no-index, --index-dir), hold or
+hold=SOCKET (see --hold). Of snapshots and immutable volumes:
 noopen (the kernel opens nothing, best for small files; the default) or
 passthrough (it reads files by itself that lie whole in a chunk here).
 
@@ -83,9 +85,20 @@ devices, no passthrough, no syncfs, and only the user who mounted sees it.`,
 		Example: `  penstock mount / /mnt/penstock
   penstock mount --background --read-only datasets:/images /mnt/images
   penstock mount datasets@v3:/images /mnt/images --pin run-42
+  penstock mount --hold=/run/penstock/hold.sock / /mnt/penstock
+  penstock mount --replace /mnt/penstock
   umount /mnt/images`,
-		Args: cobra.ExactArgs(2),
+		Args: cobra.MaximumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if m.replace != "" {
+				if len(args) > 0 {
+					return usagef("--replace takes the mount point alone: source and options stay as they are")
+				}
+				return m.replaceMount(cmd)
+			}
+			if len(args) != 2 {
+				return usagef("want a source and a directory")
+			}
 			if m.background {
 				return m.inBackground(cmd, args)
 			}
@@ -106,6 +119,9 @@ devices, no passthrough, no syncfs, and only the user who mounted sees it.`,
 	f.StringVar(&m.digest, "digest", "", "refuse to mount a snapshot unless this is its recorded digest")
 	f.BoolVar(&m.noIndex, "no-index", false, "have metadata servers answer for a mounted snapshot, not its index")
 	f.StringVar(&m.indexDir, "index-dir", "", "keep indexes of snapshots here, for all mounts of this machine (default: /var/cache/penstock/indexes, or in the user's cache directory)")
+	f.StringVar(&m.hold, "hold", "", "leave the mount to a successor if this process is killed or replaced: a holder has it, which listens at this socket, or a process of the mount's own")
+	f.Lookup("hold").NoOptDefVal = ownHolder
+	f.StringVar(&m.replace, "replace", "", "have this version of penstock serve what is mounted there with --hold, without unmounting")
 	m.pinTTL = span(time.Hour)
 	f.Var(&m.pinTTL, "pin-ttl", "how long the pin stands after the mount last renewed it, such as 30m or 7d")
 	m.port.flag(cmd, "mount-PID.sock in /run/penstock or the user's runtime directory")
@@ -131,6 +147,10 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 	}
 	opts.Watchdog = watchdogProgram
 	addrs, err := m.addrs()
+	if err != nil {
+		return err
+	}
+	hold, redial, takeover, err := m.holder(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -186,7 +206,8 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 	}
 	stopAdmin := func() {}
 	defer func() { stopAdmin() }()
-	return fuse.Serve(ctx, fuse.ServeConfig{
+	err = fuse.Serve(ctx, fuse.ServeConfig{
+		Hold: hold, Redial: redial, Start: startAgain(), Must: takeover != "", Replace: takeover == takeoverReplace, Leave: hangup(ctx),
 		Client: penstock.Config{
 			Meta: addrs, Name: fmt.Sprintf("%s:%s (pid %d)", host, dir, os.Getpid()),
 			IndexDir: m.indexes(), Logger: log, WriteBuffer: m.buffer << 20, Creds: creds, UnsafeNoVerify: unsafe.Store.UnsafeNoVerify, Topology: m.topology, Congestion: m.congestion,
@@ -209,6 +230,11 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 			}
 		},
 	})
+	if errors.Is(err, fuse.ErrYielded) {
+		log.Info("another process serves the mount from now on", "dir", dir)
+		return nil
+	}
+	return err
 }
 
 // indexes is the folder for indexes of snapshots; empty: none are used.
@@ -316,6 +342,10 @@ func (m *mountFlags) parse() (o fuse.Options, err error) {
 			m.cluster = append(m.cluster, value)
 		case name == "credentials":
 			m.credentials.credentials = value
+		case name == "hold":
+			if m.hold = value; value == "" {
+				m.hold = ownHolder
+			}
 		case name == "insecure":
 			m.insecure = true
 		case name == "log":
@@ -352,16 +382,23 @@ func (m *mountFlags) inBackground(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
+	child := exec.Command(self, sameCommand(cmd, args)...)
+	child.Env = append(os.Environ(), readyEnv+"=3")
+	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return startReady(cmd, child)
+}
+
+// startReady starts a process that serves a mount, and waits until it says on
+// descriptor 3 that it does, or why it can't.
+func startReady(cmd *cobra.Command, child *exec.Cmd) error {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	child := exec.Command(self, sameCommand(cmd, args)...)
-	child.Env = append(os.Environ(), readyEnv+"=3")
 	child.ExtraFiles = []*os.File{w}
-	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := child.Start(); err != nil {
+		w.Close()
 		return err
 	}
 	w.Close()
@@ -373,7 +410,7 @@ func (m *mountFlags) inBackground(cmd *cobra.Command, args []string) error {
 	select {
 	case b := <-said:
 		if string(b) == readyOK {
-			return child.Process.Release()
+			return nil // it outlives us
 		}
 		werr := child.Wait()
 		if len(b) == 0 {

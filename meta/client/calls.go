@@ -37,10 +37,14 @@ func (s *Session) ack(v meta.VolumeID) meta.Seq {
 	// Replies come in wire order before the durable notice that covers them,
 	// so everything up to durable was received; but not those that went down
 	// with a connection.
-	if vs.resent > 0 {
-		return vs.ackHold
+	ack := vs.durable
+	if s.cfg.Succeeded {
+		ack = vs.settled
 	}
-	return vs.durable
+	if vs.resent > 0 {
+		ack = min(ack, vs.ackHold)
+	}
+	return ack
 }
 
 // Do runs one operation. Mutations need an id; a zero one is made. The reply

@@ -23,7 +23,7 @@ const handshakeWait = 3 * time.Second
 func (c *Config) hello(id meta.SessionID, cluster string) wire.Hello {
 	return wire.Hello{
 		Min: wire.MinVersion, Max: wire.Version, Role: c.Role, Session: id, Name: c.Name,
-		Host: c.Host, PID: c.PID, Start: c.Start, Cluster: cluster,
+		Host: c.Host, PID: c.PID, Start: c.Start, Cluster: cluster, Resumed: c.Session != 0,
 	}
 }
 
@@ -182,6 +182,10 @@ func (s *Session) dial(addr string) (*conn, error) {
 	if ans.Session != s.id {
 		nc.Close()
 		return nil, meta.E("handshake", meta.Protocol, addr, errors.New("the server answered for another session"))
+	}
+	if s.cfg.Session != 0 && !ans.Resumed {
+		nc.Close()
+		return nil, meta.E("handshake", meta.Version, addr, errors.New("the server is too old to have another process go on with a session"))
 	}
 	c := &conn{s: s, addr: addr, nc: nc, send: wire.NewSender(nc, v, nil), ttl: time.Duration(ans.TTL) * time.Millisecond, gone: make(chan struct{})}
 	if ans.Host != "" {

@@ -35,7 +35,7 @@ type Promise struct {
 func (s *Session) Reserve(ctx context.Context, v meta.VolumeID, give, want, round uint64) (Promise, error) {
 	m := &wire.Reserve{Volume: v, Give: give, Want: want, Round: round}
 	re, err := s.roundTripAfter(ctx, v, m, false, func(vs *volumeState) error {
-		vs.serial++
+		vs.serial++ // as with frames, a predecessor's numbers are behind us
 		m.Serial = vs.serial
 		m.Give = min(give, vs.held)
 		vs.held -= m.Give

@@ -218,6 +218,7 @@ func (s *Session) expire(v meta.VolumeID, c *conn) {
 	}
 	vs.lease.frozen.Store(0)
 	vs.joined, vs.seen, vs.durable, vs.retained, vs.replaying, vs.resent, vs.ackHold = false, 0, 0, nil, 0, 0, 0
+	vs.settling, vs.settled = 0, 0
 	vs.held = 0
 	vs.epoch++ // under the same mu: what was made before is either answered here or refused
 	for id, r := range s.pending {

@@ -97,6 +97,15 @@ type Config struct {
 	Host  string
 	PID   uint32
 	Start uint64
+	// Session, unless zero, is a session to go on with in the place of a process
+	// that ended: it had entered the volumes in Joined. Generation is above that
+	// of every process that had the session before.
+	Session    meta.SessionID
+	Joined     []meta.VolumeID
+	Generation uint32
+	// Succeeded: another process may come after this one, so that replies are
+	// acknowledged only when what asked for them is over, too; see Begin.
+	Succeeded bool
 }
 
 // retained is a mutation that was answered early: it is sent again if the
@@ -142,6 +151,9 @@ type volumeState struct {
 	// replaying counts replays without an answer: entries of an owner before
 	// may have other numbers now.
 	replaying int
+	// settling and settled follow durable once what had begun before is over.
+	settling meta.Seq
+	settled  meta.Seq
 	// resent counts requests without an answer that an earlier connection was
 	// asked, too: their answers may lie before what newer notices cover, so
 	// that meanwhile no more than ackHold is acknowledged.
@@ -192,6 +204,8 @@ type Session struct {
 	leases      sync.Map // meta.VolumeID to *volumeLease
 	incarnation uint64
 	background  atomic.Uint64
+	begun       begun
+	born        time.Duration // on the clock of now
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -222,7 +236,16 @@ func Dial(ctx context.Context, cfg Config) (*Session, error) {
 	var b [16]byte
 	rand.Read(b[:])
 	s.incarnation = binary.LittleEndian.Uint64(b[:])
+	s.born = now()
 	s.id = meta.SessionID(binary.LittleEndian.Uint64(b[8:]) | 1)
+	if cfg.Session != 0 {
+		s.id = cfg.Session
+		for _, v := range cfg.Joined {
+			s.volume(v).joined = true
+		}
+	}
+	// An answer to the predecessor may still come: it must not pass for one to us.
+	s.nextReq = uint64(cfg.Generation) << 40
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	if _, err := s.anyConn(ctx); err != nil {
 		s.fail(err)
@@ -369,7 +392,7 @@ func (s *Session) fail(err error) {
 func (s *Session) volume(v meta.VolumeID) *volumeState {
 	vs := s.volumes[v]
 	if vs == nil {
-		vs = &volumeState{lease: &volumeLease{}, epoch: 1}
+		vs = &volumeState{lease: &volumeLease{}, epoch: 1, serial: uint64(s.cfg.Generation) << 32}
 		s.volumes[v] = vs
 		s.leases.Store(v, vs.lease)
 	}
@@ -384,6 +407,9 @@ func (s *Session) durable(c *conn, m *wire.Durable) {
 		return
 	}
 	vs.durable = max(vs.durable, m.Seq)
+	if s.cfg.Succeeded {
+		s.settle()
+	}
 	n := 0
 	for n < len(vs.retained) && vs.retained[n].seq <= m.Seq {
 		vs.retained[n] = retained{}
@@ -636,6 +662,13 @@ func (s *Session) abandon(r *request) {
 		n.done = make(chan response, 1)
 		s.pending[r.id] = &n
 	}
+}
+
+// Leave lets go of the session without ending it: another process goes on with
+// it, or it expires.
+func (s *Session) Leave() {
+	s.fail(meta.E("session", meta.Canceled, "left", nil))
+	s.wg.Wait()
 }
 
 // Close ends the session in order: everything answered is made durable, the

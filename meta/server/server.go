@@ -387,6 +387,7 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 		s.greet(conn, err)
 		return
 	}
+	ans.Resumed = h.Resumed
 	ans.Session, ans.TTL = sess.id, uint64(grant.Milliseconds())
 	snd := sess.attach(conn, v, &ans)
 	if snd == nil {

@@ -78,9 +78,12 @@ type Hello struct {
 	Start    uint64 // process start, clock ticks since boot
 	Cluster  string // the server's answer; a dialer that knows it sends it, too
 	TTL      uint64 // lease, milliseconds (answer)
-	Resumed  bool   // the session goes on with its leases (answer)
-	Err      meta.Kind
-	Detail   string
+	// Resumed: another process goes on with the session, which doesn't know what is
+	// leased to it and is to be told again with each reply; in the answer, that it
+	// will be (a server that can't does not say so).
+	Resumed bool
+	Err     meta.Kind
+	Detail  string
 }
 
 func (*Hello) frameType() Type { return THello }

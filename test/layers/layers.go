@@ -32,6 +32,7 @@ var table = []row{
 	{"meta/peer", []string{"meta"}, "who is at the other end of a connection: below all that connect"},
 	{"meta/journal", []string{"meta"}, "the log orders bytes and does not know what they mean"},
 	{"meta/journal/journaltest", []string{"meta", "meta/journal"}, "one suite for all forms of the log"},
+	{"meta/keep", []string{"meta"}, "memory that outlives a process: records and bytes, whose meaning is its users'"},
 	{"meta/process", []string{"meta"}, "tells processes apart for owners of volumes and holders of sessions"},
 	{"meta/journal/etcd", []string{"meta", "meta/journal", "meta/process", "meta/cluster/embedded"}, "one form of the log; its tests run a real etcd"},
 	{"meta/state", []string{"meta", "meta/namespace", "meta/journal"}, "stores the effects that the machine returns"},
@@ -48,8 +49,8 @@ var table = []row{
 	{"chunkserver/server", []string{"meta", "chunkserver/*", "meta/client", "meta/wire", "meta/peer", "meta/capability"}, "serves a store; calls meta, never the other way round"},
 	{"chunkserver/client", []string{"meta", "chunkserver", "chunkserver/wire", "chunkserver/replica", "meta/capability", "meta/peer"}, "the user's side of the data path"},
 
-	{".", []string{"meta", "meta/client", "meta/digest", "meta/index", "meta/lock", "meta/peer", "meta/process", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers; locks on snapshots are its own"},
-	{"fuse", []string{".", "meta"}, "kernel requests become calls of the client library"},
+	{".", []string{"meta", "meta/client", "meta/digest", "meta/index", "meta/keep", "meta/lock", "meta/peer", "meta/process", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers; locks on snapshots are its own"},
+	{"fuse", []string{".", "meta", "meta/keep", "meta/process"}, "kernel requests become calls of the client library; what it leaves to a successor lies beside what that does"},
 	{"stream", []string{".", "meta"}, "a user of the client library like any other"},
 	{"table", []string{".", "meta"}, "a user of the client library like any other"},
 	{"csi/handle", []string{"meta"}, "names and handles are pure words"},

@@ -1,0 +1,284 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/meta"
+)
+
+func newHold() *cobra.Command {
+	var (
+		logs          logFlags
+		socket        string
+		patience      time.Duration
+		respawn, once bool
+		list          bool
+	)
+	cmd := configurable(&cobra.Command{
+		Use:   "hold --socket PATH",
+		Short: "Hold mounts, so that they outlive the processes that serve them",
+		Long: `Holds what mounts with --hold=PATH need to go on when the process that serves
+them is killed, upgraded or restarted: the connection to the kernel, and memory
+with what was written and is not committed yet. It belongs outside the control
+group and the pod of those processes, and needs no access to the cluster.
+
+A mount that nobody serves for --patience is given up: who uses it gets errors,
+as without a holder.
+
+Under systemd, with FileDescriptorStoreMax in the unit, the holder itself may be
+restarted: systemd has the descriptors meanwhile.`,
+		Example: `  penstock hold --socket /run/penstock/hold.sock
+  penstock hold --socket /run/penstock/hold.sock --list`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if socket == "" {
+				return usagef("--socket says where to listen")
+			}
+			if list {
+				return listHeld(cmd.OutOrStdout(), socket)
+			}
+			log, err := logs.logger(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			// A holder should be the last to go when memory is short. Without the right
+			// to say so it stays as it is.
+			_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0)
+			cfg := fuse.HolderConfig{Patience: patience, Respawn: respawn, Once: once, Logger: log}
+			store, left, err := fromSystemd(os.Getenv)
+			if err != nil {
+				return err
+			}
+			if store != nil {
+				cfg.Store = store
+			}
+			h, err := fuse.NewHolder(cfg, left)
+			if err != nil {
+				return err
+			}
+			l, err := listenHold(socket)
+			if err != nil {
+				return err
+			}
+			if store != nil {
+				if err := store.ready(); err != nil {
+					return err
+				}
+			}
+			started(log, "hold", "socket", socket, "held", len(left))
+			return h.Serve(cmd.Context(), l)
+		},
+	})
+	logs.add(cmd)
+	f := cmd.Flags()
+	f.StringVar(&socket, "socket", "", "the socket at which it listens")
+	f.DurationVar(&patience, "patience", 30*time.Second, "how long a mount may be served by nobody before it is given up")
+	f.BoolVar(&respawn, "respawn", false, "start successors itself, as the process before was started")
+	f.BoolVar(&once, "once", false, "end with the last mount")
+	f.BoolVar(&list, "list", false, "list what the holder at the socket holds")
+	return cmd
+}
+
+// listenHold listens at a path where nobody does.
+func listenHold(path string) (*net.UnixListener, error) {
+	const op = "hold"
+	addr := &net.UnixAddr{Name: path, Net: "unixpacket"}
+	if c, err := net.DialUnix("unixpacket", nil, addr); err == nil {
+		c.Close()
+		return nil, meta.E(op, meta.Exists, path, errors.New("another holder listens there"))
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, meta.E(op, meta.IO, path, err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, meta.E(op, meta.IO, path, err)
+	}
+	l, err := net.ListenUnix("unixpacket", addr)
+	if err != nil {
+		return nil, meta.E(op, meta.IO, path, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return nil, meta.E(op, meta.IO, path, err)
+	}
+	return l, nil
+}
+
+func listHeld(w io.Writer, socket string) error {
+	h, err := fuse.DialHolder(socket)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	mounts, err := h.List("")
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		by := "nobody"
+		if m.PID != 0 {
+			by = fmt.Sprint("pid ", m.PID)
+		}
+		fmt.Fprintf(w, "%s\tserved by %s\ttaken over %d times\n", m.Name, by, m.Taken)
+	}
+	return nil
+}
+
+// ownHolder is what --hold says without a socket: a holder for this mount alone.
+const ownHolder = "own"
+
+// Values of fuse.TakeoverEnv.
+const takeoverReplace = "replace"
+
+// holdSocket is the socket of the holder of the mount at dir.
+func (m *mountFlags) holdSocket(dir string) (path string, own bool, err error) {
+	if m.hold != ownHolder {
+		return m.hold, false, nil
+	}
+	if dir, err = fuse.MountPath(dir); err != nil {
+		return "", false, err
+	}
+	sum := sha256.Sum256([]byte(dir))
+	return filepath.Join(noteDir(), "hold-"+hex.EncodeToString(sum[:8])+".sock"), true, nil
+}
+
+// holder reaches the mount's holder, and starts one if it is to be the mount's
+// own. takeover is how this process was told to take over, "" if it was not.
+func (m *mountFlags) holder(ctx context.Context, dir string) (h *fuse.Hold, redial func(context.Context) (*fuse.Hold, error), takeover string, err error) {
+	takeover = os.Getenv(fuse.TakeoverEnv)
+	os.Unsetenv(fuse.TakeoverEnv)
+	if m.hold == "" {
+		return nil, nil, "", nil
+	}
+	socket, own, err := m.holdSocket(dir)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	redial = func(context.Context) (*fuse.Hold, error) { return fuse.DialHolder(socket) }
+	h, err = fuse.DialHolder(socket)
+	if !own || err == nil || takeover != "" {
+		return h, redial, takeover, err
+	}
+	if err := spawnHolder(socket); err != nil {
+		return nil, nil, "", err
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		h, err = fuse.DialHolder(socket)
+		if err == nil || time.Now().After(deadline) || ctx.Err() != nil {
+			return h, redial, takeover, err
+		}
+	}
+}
+
+// spawnHolder starts a holder in a session of its own.
+func spawnHolder(socket string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(self, "hold", "--socket", socket, "--respawn", "--once")
+	cmd.Dir, cmd.Stderr = "/", os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return meta.E("start holder", meta.IO, self, err)
+	}
+	go cmd.Wait() // reaps it, if it ends before this process does
+	return nil
+}
+
+// startAgain is how this process was started.
+func startAgain() fuse.Start {
+	path, err := os.Executable()
+	if err != nil {
+		path = os.Args[0]
+	}
+	// Where a new version was put in its place, that one is started.
+	path = strings.TrimSuffix(path, " (deleted)")
+	dir, err := os.Getwd()
+	if err != nil {
+		dir = "/"
+	}
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, fuse.TakeoverEnv+"=") || strings.HasPrefix(v, readyEnv+"=")
+	})
+	return fuse.Start{Path: path, Args: slices.Clone(os.Args), Env: env, Dir: dir}
+}
+
+// hangup is closed at SIGHUP: the process is to go and to leave the mount.
+func hangup(ctx context.Context) <-chan struct{} {
+	leave := make(chan struct{})
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGHUP)
+	go func() { // ends with the command
+		select {
+		case <-signals:
+			close(leave)
+		case <-ctx.Done():
+		}
+	}()
+	return leave
+}
+
+// replaceMount starts this version of the program as the successor of whoever
+// serves a mount, with the arguments of that one.
+func (m *mountFlags) replaceMount(cmd *cobra.Command) error {
+	const op = "replace mount"
+	if m.hold == "" {
+		m.hold = ownHolder
+	}
+	socket, _, err := m.holdSocket(m.replace)
+	if err != nil {
+		return err
+	}
+	h, err := fuse.DialHolder(socket)
+	if err != nil {
+		return meta.E(op, meta.NotFound, m.replace, fmt.Errorf("%w: was it mounted with --hold? Say --hold=SOCKET if its holder listens elsewhere", err))
+	}
+	defer h.Close()
+	dir, err := fuse.MountPath(m.replace)
+	if err != nil {
+		return err
+	}
+	mounts, err := h.List(dir)
+	if err != nil {
+		return err
+	}
+	if len(mounts) != 1 {
+		return meta.E(op, meta.NotFound, dir, errors.New("the holder doesn't have it"))
+	}
+	start := mounts[0].Start
+	if len(start.Args) == 0 {
+		return meta.E(op, meta.NotFound, dir, errors.New("the holder doesn't know how it was mounted; restart whoever serves it"))
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	child := &exec.Cmd{
+		Path: self, Args: start.Args, Dir: start.Dir,
+		Env:         append(slices.Clone(start.Env), fuse.TakeoverEnv+"="+takeoverReplace, readyEnv+"=3"),
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+	}
+	if err := startReady(cmd, child); err != nil {
+		return err
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "%s is served by process %d now, it was %d\n", dir, child.Process.Pid, mounts[0].PID)
+	return nil
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/meta"
+)
+
+// systemd's descriptor store (sd_notify(3), sd_listen_fds(3)): a service sends
+// descriptors with a name to $NOTIFY_SOCKET, and gets them back when it is started
+// again, from number 3 on, with their names in $LISTEN_FDNAMES.
+//
+// The names here are of a hash: the mount point may hold what names may not. It
+// stands in the memory that is stored.
+
+// systemd is the manager that started this process.
+type systemd struct{ socket string }
+
+// firstFD is the number of the first descriptor that systemd passes.
+const firstFD = 3
+
+const deviceName, memoryName = "-device", "-memory"
+
+// fromSystemd takes what systemd passed: nil, nil if no systemd waits for us.
+func fromSystemd(env func(string) string) (*systemd, map[string][]*os.File, error) {
+	socket := env("NOTIFY_SOCKET")
+	if socket == "" {
+		return nil, nil, nil
+	}
+	s := &systemd{socket}
+	if pid, err := strconv.Atoi(env("LISTEN_PID")); err != nil || pid != os.Getpid() {
+		return s, nil, nil
+	}
+	n, err := strconv.Atoi(env("LISTEN_FDS"))
+	names := strings.Split(env("LISTEN_FDNAMES"), ":")
+	if err != nil || n < 0 || n != len(names) {
+		return nil, nil, meta.E("take descriptors", meta.Invalid, "LISTEN_FDS", errors.New("they don't match LISTEN_FDNAMES"))
+	}
+	type pair struct{ device, memory *os.File }
+	pairs := make(map[string]pair)
+	for i, name := range names {
+		syscall.CloseOnExec(firstFD + i)
+		f := os.NewFile(uintptr(firstFD+i), name)
+		if hash, ok := strings.CutSuffix(name, deviceName); ok {
+			pairs[hash] = pair{f, pairs[hash].memory}
+		} else if hash, ok := strings.CutSuffix(name, memoryName); ok {
+			pairs[hash] = pair{pairs[hash].device, f}
+		} else {
+			f.Close()
+		}
+	}
+	left := make(map[string][]*os.File)
+	for hash, p := range pairs {
+		if p.device == nil || p.memory == nil {
+			return nil, nil, meta.E("take descriptors", meta.Corrupt, hash, errors.New("one of two is missing"))
+		}
+		dir, err := fuse.LeftDir(int(p.memory.Fd()))
+		if err != nil {
+			return nil, nil, err
+		}
+		left[dir] = []*os.File{p.device, p.memory}
+	}
+	return s, left, nil
+}
+
+func storeName(dir string) string {
+	sum := sha256.Sum256([]byte(dir))
+	return "penstock-" + hex.EncodeToString(sum[:8])
+}
+
+// notify sends one message to systemd.
+func (s *systemd) notify(text string, fds ...*os.File) error {
+	name := s.socket
+	if strings.HasPrefix(name, "@") { // an abstract one
+		name = "\x00" + name[1:]
+	}
+	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: name, Net: "unixgram"})
+	if err != nil {
+		return meta.E("notify systemd", meta.Unavailable, s.socket, err)
+	}
+	defer c.Close()
+	var oob []byte
+	if len(fds) > 0 {
+		var n []int
+		for _, f := range fds {
+			n = append(n, int(f.Fd()))
+		}
+		oob = unix.UnixRights(n...)
+	}
+	if _, _, err := c.WriteMsgUnix([]byte(text), oob, nil); err != nil {
+		return meta.E("notify systemd", meta.IO, s.socket, err)
+	}
+	return nil
+}
+
+func (s *systemd) ready() error { return s.notify("READY=1") }
+
+// Store puts a mount's device and memory into systemd's store, instead of what is
+// there under this name.
+func (s *systemd) Store(dir string, fds ...*os.File) error {
+	if err := s.Remove(dir); err != nil {
+		return err
+	}
+	name := storeName(dir)
+	for i, suffix := range []string{deviceName, memoryName} {
+		// FDPOLL=0: the device always reports an error or hang-up condition to poll
+		// when its connection is aborted, and is to be dropped by us, not then.
+		if err := s.notify(fmt.Sprintf("FDSTORE=1\nFDNAME=%s%s\nFDPOLL=0", name, suffix), fds[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Remove takes it out.
+func (s *systemd) Remove(dir string) error {
+	name := storeName(dir)
+	return errors.Join(s.notify("FDSTOREREMOVE=1\nFDNAME="+name+deviceName), s.notify("FDSTOREREMOVE=1\nFDNAME="+name+memoryName))
+}

@@ -1,0 +1,476 @@
+package penstock
+
+import (
+	"context"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/keep"
+)
+
+// What a client leaves for its successor.
+//
+// A client whose Config says Keep has its write buffer in memory that outlives
+// the process, and notes there which files and chunks it writes, which locks it
+// holds, and which volumes it uses. Its successor goes on with its session: to
+// owners it is a client that was away for a moment, whose leases hold. So
+//
+//   - what was written and not committed is still covered by the exclusive lease
+//     under which it was written, and is put back before anything else is done;
+//   - what the kernel caches is still covered by leases. Of which inodes, the
+//     successor does not know: a recall of one that is not in its table has the
+//     kernel forget it, whatever it is;
+//   - an operation that the kernel asks for again, since it was never answered,
+//     has the same number as before, and gets the reply that it got then.
+//
+// A successor never appends to a chunk of its predecessor: it has it sealed first
+// (rule 6), which also closes an open-ended extent at what is synced.
+//
+// Bytes that were written twice are in two blobs, the newer above the older.
+// INVARIANT: of two blobs in Keep that overlap, the newer is not forgotten before
+// the older: what is put back is put back in order.
+
+// kept is a client's side of its Keep.
+type kept struct {
+	keep    *keep.Memory // nil: nothing is kept
+	session counted      // nil in tests without one
+
+	mu      sync.Mutex
+	chunks  map[meta.ChunkID]keep.Slot
+	at      map[uint64]uint64 // offsets of appends that a predecessor had begun, by request
+	ring    []keep.Slot       // the appends begun last
+	turn    int
+	waiting []func() // until Resumed
+	resumed bool
+}
+
+// counted is a session that another process may go on with: it counts requests
+// from above; see metaclient.Session.Begin.
+type counted interface {
+	Begin() uint32
+	End(turn uint32)
+	SealChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID) (meta.ChunkRecord, error)
+}
+
+// appendsKept is how many appends are remembered: more than the kernel sends at
+// once.
+const appendsKept = 4096
+
+func (k *kept) init(cfg *Config) {
+	k.keep, k.resumed = cfg.Keep, cfg.Left == nil
+	k.chunks = make(map[meta.ChunkID]keep.Slot)
+}
+
+// Begin counts a request from above, whose operations have ids (Call.Op) under
+// which it may be asked again after this process was killed. End, with what Begin
+// gave, tells that it was answered and never will be.
+func (c *Client) Begin() (turn uint32) {
+	if c.kept.keep == nil || c.kept.session == nil {
+		return 0
+	}
+	return c.kept.session.Begin()
+}
+
+// End is the end of what Begin began.
+func (c *Client) End(turn uint32) {
+	if c.kept.keep != nil && c.kept.session != nil {
+		c.kept.session.End(turn)
+	}
+}
+
+// blob notes a new blob of a file at an offset.
+func (k *kept) blob(f *file, b *blob, off uint64) {
+	if k.keep == nil {
+		return
+	}
+	b.slot = k.keep.Note(keep.Record{Kind: keep.Data, N: [6]uint64{
+		uint64(f.in.vol.id), uint64(f.in.ino), off, uint64(len(b.data)), k.keep.Place(b.data), uint64(f.mtime),
+	}})
+}
+
+// moved notes that a blob lies elsewhere.
+func (k *kept) moved(b *blob) {
+	if k.keep == nil || b.slot == 0 {
+		return
+	}
+	r, _ := k.keep.Get(b.slot)
+	r.N[3], r.N[4] = uint64(len(b.data)), k.keep.Place(b.data)
+	old := b.slot
+	b.slot = k.keep.Note(r) // in the same place of the order
+	k.keep.Erase(old)
+}
+
+// forget notes that a blob is needed no more.
+func (k *kept) forget(f *file, b *blob) {
+	if b.slot == 0 {
+		return
+	}
+	if f.erasing {
+		f.erased = append(f.erased, b.slot)
+	} else {
+		k.keep.Erase(b.slot)
+	}
+	b.slot = 0
+}
+
+// inOrder has the blobs that are forgotten until the function is called that it
+// gives forgotten oldest first. f's mu is held all the while.
+func (k *kept) inOrder(f *file) func() {
+	if k.keep == nil {
+		return func() {}
+	}
+	f.erasing = true
+	return func() {
+		k.keep.EraseAll(f.erased)
+		f.erasing, f.erased = false, nil
+	}
+}
+
+// forgetAll forgets what is buffered of a file, which is about to be dropped.
+func (k *kept) forgetAll(in *inode) {
+	if k.keep == nil {
+		return
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	f := in.fileLocked()
+	defer k.inOrder(f)()
+	f.m.each(0, 1<<63, func(s *segment) bool {
+		if s.b != nil {
+			k.forget(f, s.b)
+		}
+		return true
+	})
+}
+
+// all notes what is buffered of a file and not noted, since it was not dropped
+// after all. mu is held.
+func (k *kept) all(f *file) {
+	if k.keep == nil {
+		return
+	}
+	f.m.each(0, 1<<63, func(s *segment) bool {
+		if s.b != nil && !s.b.clean && s.b.slot == 0 {
+			k.blob(f, s.b, s.off-s.pos)
+		}
+		return true
+	})
+}
+
+// chunk notes a chunk that was handed out; ended, that it was sealed.
+func (k *kept) chunk(id meta.ChunkID) {
+	if k.keep == nil {
+		return
+	}
+	s := k.keep.Note(keep.Record{Kind: keep.Chunk, N: [6]uint64{uint64(id.Volume), uint64(id.Term), id.Counter}})
+	k.mu.Lock()
+	k.chunks[id] = s
+	k.mu.Unlock()
+}
+
+func (k *kept) ended(id meta.ChunkID) {
+	if k.keep == nil {
+		return
+	}
+	k.mu.Lock()
+	s := k.chunks[id]
+	delete(k.chunks, id)
+	k.mu.Unlock()
+	k.keep.Erase(s)
+}
+
+// appendAt is where the bytes of an append go: at the end, unless it is one that a
+// predecessor may have done already. It notes the place before the bytes are
+// there.
+func (k *kept) appendAt(in *inode, call *Call, end uint64) uint64 {
+	if call == nil || call.Op.Unique == 0 {
+		return end
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if at, ok := k.at[call.Op.Unique]; ok && call.Resent {
+		return at
+	}
+	k.noteAppend(keep.Record{Kind: keep.Append, N: [6]uint64{uint64(in.vol.id), uint64(in.ino), call.Op.Unique, end}})
+	return end
+}
+
+func (k *kept) noteAppend(r keep.Record) {
+	r.Seq = 0
+	if len(k.ring) < appendsKept {
+		k.ring = append(k.ring, k.keep.Note(r))
+		return
+	}
+	k.keep.Erase(k.ring[k.turn])
+	k.ring[k.turn] = k.keep.Note(r)
+	k.turn = (k.turn + 1) % appendsKept
+}
+
+// keepLocked notes the locks of one owner instead of those noted before.
+func (h *heldLocks) keepLocked(k lockKey, l []meta.Lock) {
+	if h.keep == nil {
+		return
+	}
+	old := h.slots[k]
+	var slots []keep.Slot
+	for _, o := range l {
+		aux := uint32(o.Type)
+		if o.Flock {
+			aux |= 1 << 8
+		}
+		slots = append(slots, h.keep.Note(keep.Record{Kind: keep.Lock, Aux: aux, N: [6]uint64{
+			uint64(h.volume), uint64(o.Ino), o.Owner, o.Start, o.End, uint64(o.PID),
+		}}))
+	}
+	if h.slots == nil {
+		h.slots = make(map[lockKey][]keep.Slot)
+	}
+	if h.slots[k] = slots; len(slots) == 0 {
+		delete(h.slots, k)
+	}
+	h.keep.EraseAll(old)
+}
+
+// ---- the successor
+
+// volumesOf lists the volumes that a predecessor had opened.
+func volumesOf(left []keep.Record) (l []meta.VolumeID) {
+	for _, r := range left {
+		if r.Kind == keep.Volume {
+			l = append(l, meta.VolumeID(r.N[0]))
+		}
+	}
+	return l
+}
+
+// later puts off what the cluster asks for until all is in place again.
+func (k *kept) later(fn func()) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.resumed {
+		return false
+	}
+	k.waiting = append(k.waiting, fn)
+	return true
+}
+
+// Resumed tells a client with Config.Left that files which were open are open
+// again (Reopen): what the cluster asks of it is answered from now on.
+func (c *Client) Resumed() {
+	c.kept.mu.Lock()
+	l := c.kept.waiting
+	c.kept.resumed, c.kept.waiting = true, nil
+	c.kept.mu.Unlock()
+	for _, fn := range l {
+		fn()
+	}
+}
+
+// Reopen counts an opener of a regular file as Open does, which a predecessor
+// opened with these flags. It asks nobody.
+func (v *Volume) Reopen(ino meta.Ino, flags uint32) {
+	in := v.node(ino)
+	defer in.put()
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	f := in.fileLocked()
+	f.opens++
+	if forWriting(flags) {
+		f.writers++
+	}
+}
+
+// Bounds of resume.
+const (
+	sealsAtOnce = 16
+	filesAtOnce = 64
+)
+
+// resume takes in what a predecessor left.
+func (c *Client) resume(ctx context.Context, left []keep.Record) error {
+	for _, id := range volumesOf(left) {
+		if _, err := c.VolumeByID(ctx, id); err != nil {
+			c.log.Warn("a volume that a predecessor used can't be opened", "volume", id, "err", err)
+		}
+	}
+	var seals errgroup.Group
+	seals.SetLimit(sealsAtOnce)
+	files := make(map[inodeKey][]keep.Record)
+	c.kept.at = make(map[uint64]uint64)
+	for _, r := range left {
+		switch r.Kind {
+		case keep.View:
+			c.reopenView(ctx, r)
+		case keep.Chunk:
+			id := meta.ChunkID{Volume: meta.VolumeID(r.N[0]), Term: uint32(r.N[1]), Counter: r.N[2]}
+			c.kept.chunk(id)
+			if v := c.lookVolume(id.Volume); v != nil {
+				seals.Go(func() error { c.endLeft(ctx, v, id); return nil })
+			}
+		case keep.Lock:
+			if v := c.lookVolume(meta.VolumeID(r.N[0])); v != nil {
+				v.locks.set(meta.Lock{Ino: meta.Ino(r.N[1]), Owner: r.N[2], Start: r.N[3], End: r.N[4], PID: uint32(r.N[5]), Type: meta.LockType(r.Aux & 0xff), Flock: r.Aux>>8 != 0})
+			}
+		case keep.Append:
+			c.kept.at[r.N[2]] = r.N[3]
+			if c.kept.keep != nil {
+				c.kept.noteAppend(r)
+			}
+		case keep.Data:
+			k := inodeKey{meta.VolumeID(r.N[0]), meta.Ino(r.N[1])}
+			files[k] = append(files[k], r)
+		}
+	}
+	_ = seals.Wait() // none fails
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(filesAtOnce)
+	for k, l := range files {
+		g.Go(func() error { return c.putBack(ctx, k, l) })
+	}
+	return g.Wait()
+}
+
+// endLeft has a chunk of the predecessor sealed. One that can't be sealed now is
+// sealed later.
+func (c *Client) endLeft(ctx context.Context, v *Volume, id meta.ChunkID) {
+	err := c.sealLeft(ctx, v, id)
+	switch meta.KindOf(err) {
+	case meta.KindOK, meta.NoSuchChunk, meta.SessionExpired:
+		c.kept.ended(id)
+	default:
+		v.endLater(id, func(ctx context.Context) error { return c.sealLeft(ctx, v, id) })
+	}
+}
+
+// sealLeft asks for a seal as anybody may who doesn't know how far the chunk was
+// acknowledged: all that is synced, and what of it is more, stays. (The writer's
+// own EndChunk would have it cut.)
+func (c *Client) sealLeft(ctx context.Context, v *Volume, id meta.ChunkID) error {
+	c.stats.rpcs.Add(1)
+	_, err := c.kept.session.SealChunk(ctx, v.id, id)
+	return err
+}
+
+// reopenView gives a view the number that the kernel knows it by.
+func (c *Client) reopenView(ctx context.Context, r keep.Record) {
+	id, of, at := meta.VolumeID(r.N[0]), meta.VolumeID(r.N[1]), meta.Generation(r.N[2])
+	c.mu.Lock()
+	if c.views.number == nil {
+		c.views.number, c.views.key = make(map[viewKey]meta.VolumeID), make(map[meta.VolumeID]viewKey)
+	}
+	k := viewKey{of, at}
+	c.views.number[k], c.views.key[id] = id, k
+	c.mu.Unlock()
+	v, err := c.VolumeByID(ctx, of)
+	if err == nil {
+		var l []meta.Snapshot
+		if l, _, err = v.snapshotsSince(ctx, snapshotsAge); err == nil {
+			for _, s := range l {
+				if s.At == at {
+					_, err = c.openView(v, s)
+				}
+			}
+		}
+	}
+	if err != nil {
+		c.log.Warn("a snapshot that a predecessor showed can't be opened", "volume", of, "generation", at, "err", err)
+	}
+}
+
+// putBack buffers again what was written to a file and not committed. If the
+// session has expired meanwhile it is lost, and the file says so. Errors: of the
+// cluster, which can't be asked.
+func (c *Client) putBack(ctx context.Context, k inodeKey, l []keep.Record) error {
+	v := c.lookVolume(k.v)
+	if v == nil {
+		return nil // it is gone, and was warned of
+	}
+	in := v.node(k.ino)
+	defer in.put()
+	in.mu.Lock()
+	// Whoever wrote had it, and an owner that wants it back waits for us.
+	in.lease, in.since = meta.LeaseExclusive, c.table.tick.Add(1)
+	in.mu.Unlock()
+	f, _, err := in.withMap(ctx, meta.LeaseExclusive)
+	switch {
+	case err == nil:
+	case meta.KindOf(err) == meta.Stale:
+		return nil // the file is gone
+	default:
+		return err
+	}
+	defer in.mu.Unlock()
+	lost := 0
+	for _, r := range l {
+		p := c.cfg.Left.Bytes(r)
+		if p == nil || v.epoch.Load() != 1 {
+			lost += int(r.N[3])
+			continue
+		}
+		n := int64(len(p))
+		if n == 0 {
+			continue
+		}
+		c.buf.force(n)
+		off := r.N[2]
+		if f.uncommitted == 0 {
+			f.lo, f.hi = off, off+uint64(n)
+		} else {
+			f.lo, f.hi = min(f.lo, off), max(f.hi, off+uint64(n))
+		}
+		f.mtime = max(f.mtime, meta.Time(r.N[5]))
+		f.ctime = f.mtime
+		grew := int64(v.putLocked(f, p, off))
+		c.buf.give(n - grew)
+		f.size = max(f.size, off+uint64(n))
+		f.puts++
+		v.dirtyBytes.Add(grew)
+		v.listDirtyLocked(in)
+	}
+	if lost > 0 {
+		c.stats.lost.Add(uint64(lost))
+		c.log.Error("bytes that a predecessor was given are lost", "inode", v.subject(k.ino), "bytes", lost)
+		f.fail(meta.E("write back", meta.IO, v.subject(k.ino), nil))
+	}
+	return nil
+}
+
+// uncertain notes that nothing is leased any more of what the kernel cached before
+// this process came, and nobody knows of which inodes that is. Names are forgotten
+// here, and pages of what is open; pages of other files when they are opened.
+// Attributes grow old by themselves: their time was bounded by the lease of then.
+func (k *kept) uncertain(v *Volume) {
+	if v.c.cfg.Left == nil {
+		return
+	}
+	v.distrust.Store(true)
+	n := v.c.cfg.Notify
+	if n == nil {
+		return
+	}
+	open := v.c.table.all(func(in *inode) bool { return in.vol == v })
+	v.c.spawn(func() {
+		n.InvalEntries(v.id, meta.RootIno)
+		for _, in := range open {
+			in.mu.Lock()
+			unknown := in.lease == meta.LeaseNone && in.file != nil && in.file.opens > 0
+			in.mu.Unlock()
+			if unknown {
+				n.InvalData(v.id, in.ino, 0, 0)
+			}
+			in.put()
+		}
+	})
+}
+
+// distrusted reports, once for an inode, that the kernel must drop the pages that
+// it has of it. mu is held.
+func (in *inode) distrusted() bool {
+	if in.fresh || !in.vol.distrust.Load() {
+		return false
+	}
+	in.fresh = true
+	return true
+}

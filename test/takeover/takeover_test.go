@@ -1,0 +1,324 @@
+package takeover
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/test/program"
+)
+
+var kills = flag.Int("kills", 6, "how often the process that serves the mount is killed under load")
+
+// loadEnv makes this binary a process that uses a mount.
+const loadEnv = "PENSTOCK_TAKEOVER_LOAD"
+
+func TestMain(m *testing.M) {
+	if names := os.Getenv(loadEnv); names != "" {
+		if err := run(os.Args[1], strings.Split(names, ","), os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	// In a mount name space of its own: one that another process makes meanwhile
+	// would keep a copy of each mount.
+	if os.Geteuid() == 0 && os.Getenv(ownEnv) == "" {
+		cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+		cmd.Env = append(os.Environ(), ownEnv+"=1")
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Run(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(program.Main(m))
+}
+
+const ownEnv = "PENSTOCK_TAKEOVER_OWN"
+
+// rig is a cluster of one process, a holder, and a mount.
+type rig struct {
+	*program.Rig
+	at     string
+	socket string
+	holder *spawn.Process
+	hold   *fuse.Hold
+}
+
+func newRig(t *testing.T, holder ...string) *rig {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("mounting needs root")
+	}
+	r := &rig{Rig: program.NewRig(t)}
+	r.Addr = "unix:" + filepath.Join(r.Dir, "c", "meta.sock")
+	r.at, r.socket = filepath.Join(r.Dir, "mnt"), filepath.Join(r.Dir, "hold.sock")
+	if err := os.Mkdir(r.at, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.Run("up", "--dir", filepath.Join(r.Dir, "c"), "--admin", "none")
+	if holder != nil {
+		r.startHolder(holder...)
+	}
+	return r
+}
+
+func (r *rig) startHolder(args ...string) {
+	r.T.Helper()
+	r.holder = r.Run(append([]string{"hold", "--socket", r.socket}, args...)...)
+	r.dial()
+}
+
+func (r *rig) dial() {
+	r.T.Helper()
+	r.Until("holder", func() (err error) { r.hold, err = fuse.DialHolder(r.socket); return err })
+	r.T.Cleanup(r.hold.Close)
+}
+
+// mount mounts, and has what is left of it go with the test.
+func (r *rig) mount(args ...string) *spawn.Process {
+	r.T.Helper()
+	r.Until("metadata server", func() error { _, err := r.Ctl("volume", "list"); return err })
+	p := r.Run(append([]string{"mount", "--dir", filepath.Join(r.Dir, "c"), "--hold=" + r.socket, "/", r.at}, args...)...)
+	r.T.Cleanup(func() {
+		_ = unix.Unmount(r.at, unix.MNT_FORCE|unix.MNT_DETACH)
+		if pid := r.server(); pid != 0 {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	r.Until("mounted", func() error {
+		if !spawn.Mounted(r.at) || r.server() == 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	return p
+}
+
+// server is who serves the mount, 0 if nobody does.
+func (r *rig) server() int {
+	if r.hold == nil {
+		return 0
+	}
+	l, err := r.hold.List(r.at)
+	if err != nil || len(l) != 1 {
+		return 0
+	}
+	return l[0].PID
+}
+
+// next waits until another process serves.
+func (r *rig) next(than int) (pid int) {
+	r.T.Helper()
+	r.Until("a successor", func() error {
+		if pid = r.server(); pid == 0 || pid == than {
+			return errors.New("nobody serves")
+		}
+		return nil
+	})
+	return pid
+}
+
+// user is a process that uses the mount.
+type user struct {
+	r    *rig
+	cmd  *exec.Cmd
+	stop func()
+	out  bytes.Buffer
+	errs bytes.Buffer
+}
+
+func (r *rig) load(kinds ...string) *user {
+	r.T.Helper()
+	u := &user{r: r, cmd: exec.CommandContext(r.T.Context(), os.Args[0], r.at)}
+	u.cmd.Env = append(os.Environ(), loadEnv+"="+strings.Join(kinds, ","))
+	u.cmd.Stderr = &u.errs
+	u.cmd.WaitDelay = time.Second
+	in, err := u.cmd.StdinPipe()
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	out, err := u.cmd.StdoutPipe()
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	if err := u.cmd.Start(); err != nil {
+		r.T.Fatal(err)
+	}
+	rd := bufio.NewReader(out)
+	if line, err := rd.ReadString('\n'); err != nil || line != "begun\n" {
+		r.T.Fatalf("%q %v %s", line, err, u.errs.String())
+	}
+	u.stop = func() {
+		in.Close()
+		_, _ = rd.WriteTo(&u.out)
+	}
+	return u
+}
+
+// end stops the load, which must not have seen anything.
+func (u *user) end() {
+	u.r.T.Helper()
+	late := time.AfterFunc(60*time.Second, func() { u.cmd.Process.Kill() })
+	defer late.Stop()
+	u.stop()
+	if err := u.cmd.Wait(); err != nil {
+		u.r.T.Errorf("who used the mount: %v\n%s", err, u.errs.String())
+	}
+	u.r.T.Logf("%s", u.out.String())
+}
+
+// probe makes and removes a file, again and again, and keeps the longest time
+// that one round took.
+type probe struct {
+	stop  chan struct{}
+	ended chan error
+	worst chan time.Duration
+}
+
+func (r *rig) probe() *probe {
+	p := &probe{stop: make(chan struct{}), ended: make(chan error, 1), worst: make(chan time.Duration)}
+	name := filepath.Join(r.at, "probe")
+	go func() {
+		var worst time.Duration
+		for {
+			begun := time.Now()
+			f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+			if err == nil {
+				err = errors.Join(f.Close(), os.Remove(name))
+			}
+			if err != nil {
+				p.ended <- err
+				return
+			}
+			worst = max(worst, time.Since(begun))
+			select {
+			case p.worst <- worst:
+				worst = 0
+			case <-p.stop:
+				p.ended <- nil
+				return
+			default:
+			}
+		}
+	}()
+	return p
+}
+
+// take is the longest round since the last take.
+func (p *probe) take(t *testing.T) time.Duration {
+	t.Helper()
+	select {
+	case d := <-p.worst:
+		return d
+	case err := <-p.ended:
+		t.Fatalf("probe: %v", err)
+	case <-time.After(60 * time.Second):
+		t.Fatal("the mount hangs")
+	}
+	return 0
+}
+
+func (p *probe) end(t *testing.T) {
+	close(p.stop)
+	if err := <-p.ended; err != nil {
+		t.Error("probe:", err)
+	}
+}
+
+func pauses(t *testing.T, what string, l []time.Duration) {
+	slices.Sort(l)
+	t.Logf("%s: %d pauses, p50 %v, max %v", what, len(l), l[len(l)/2].Round(time.Millisecond), l[len(l)-1].Round(time.Millisecond))
+}
+
+var allKinds = []string{"append", "blocks", "tree", "mapped", "locks", "list", "unlinked", "stream", "tails"}
+
+// The process that serves a mount is killed again and again, under a load that
+// knows every byte: nobody sees an error, only pauses.
+func TestKilled(t *testing.T) {
+	r := newRig(t, "--respawn")
+	r.mount()
+	u := r.load(allKinds...)
+	p := r.probe()
+	pid := r.server()
+	var l []time.Duration
+	rnd := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
+	for range *kills {
+		time.Sleep(200*time.Millisecond + rand.N(600*time.Millisecond) + time.Duration(rnd.IntN(1000))*time.Microsecond)
+		p.take(t)
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		pid = r.next(pid)
+		l = append(l, p.take(t))
+	}
+	p.end(t)
+	u.end()
+	pauses(t, "killed", l)
+	r.clean(pid)
+}
+
+// clean unmounts; everybody ends, and the cluster is whole.
+func (r *rig) clean(pid int) {
+	r.T.Helper()
+	r.Until("unmounted", func() error { return unix.Unmount(r.at, 0) })
+	r.Until("the server's end", func() error {
+		if l, err := r.hold.List(""); err != nil || len(l) > 0 {
+			return fmt.Errorf("%d mounts are held: %w", len(l), err)
+		}
+		if err := syscall.Kill(pid, 0); err == nil {
+			b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+			if !bytes.Contains(b, []byte(") Z ")) {
+				return fmt.Errorf("process %d lives", pid)
+			}
+		}
+		return nil
+	})
+	r.Until("fsck", func() error { _, err := r.Ctl("fsck"); return err })
+}
+
+// replace is the command that upgrades a live mount; a user goes on.
+func TestReplaced(t *testing.T) {
+	r := newRig(t, "--respawn")
+	first := r.mount()
+	u := r.load(allKinds...)
+	p := r.probe()
+	pid := r.server()
+	var l []time.Duration
+	for range 3 {
+		time.Sleep(300 * time.Millisecond)
+		p.take(t)
+		out, err := exec.Command(program.Path, "mount", "--replace", r.at, "--hold="+r.socket).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		pid = r.next(pid)
+		l = append(l, p.take(t))
+	}
+	<-first.Done()
+	if err := first.End(); err != nil {
+		t.Errorf("the first process ended with %v", err)
+	}
+	p.end(t)
+	u.end()
+	pauses(t, "replaced", l)
+	r.clean(pid)
+}
