@@ -38,6 +38,10 @@ const (
 	MaxVolume  = VolumeID(1)<<VolumeBits - 1 - Views
 )
 
+// MirrorLock is no inode: who holds the lock on it (flock, for writing) in a
+// mirror's target is the one session that changes it.
+const MirrorLock = MaxIno
+
 // Generation counts snapshots of a volume; keys end with the generation they
 // were written in. It never mixes with Term.
 type Generation uint32

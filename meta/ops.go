@@ -61,6 +61,7 @@ const (
 	OpSetIndex
 	OpSetEvents
 	OpClosed
+	OpSetMirror
 )
 
 // Mutates reports whether the operation changes the namespace.
@@ -415,6 +416,11 @@ type SetDigest struct {
 	Digest SnapshotDigest
 }
 
+// SetMirror makes the volume the target of a mirror, whose readers are shown the
+// snapshot Shown, or shows them another one; with zero it is a volume like others
+// again. The snapshot that is shown can't be deleted. Errors: NoSuchSnapshot.
+type SetMirror struct{ Shown Generation }
+
 // SnapshotDigest is a recorded digest.
 type SnapshotDigest struct {
 	Version uint8 // of the digest's form
@@ -573,11 +579,11 @@ const (
 type Change struct {
 	Kind ChangeKind
 	Path string // from the volume's root, without a slash in front; of PathRemoved, the old one
-	From string // of PathRenamed: the old path
+	From string // of PathRenamed: the old path; of PathAdded in an exact comparison: one that the inode had
 	Ino  Ino    // zero for a junction
 	Type uint32 // TypeDir, TypeRegular, ...
 	// Content: of PathChanged, the bytes or the target may differ; otherwise only
-	// mode, owner or extended attributes do.
+	// mode, owner or extended attributes do, or in an exact comparison times.
 	Content bool
 }
 
@@ -618,6 +624,7 @@ func (*PinSnapshot) Code() OpCode    { return OpPinSnapshot }
 func (*UnpinSnapshot) Code() OpCode  { return OpUnpinSnapshot }
 func (*SetDigest) Code() OpCode      { return OpSetDigest }
 func (*SetIndex) Code() OpCode       { return OpSetIndex }
+func (*SetMirror) Code() OpCode      { return OpSetMirror }
 func (*SetReplicas) Code() OpCode    { return OpSetReplicas }
 func (*PinClone) Code() OpCode       { return OpPinClone }
 func (*SweepClone) Code() OpCode     { return OpSweepClone }

@@ -31,6 +31,7 @@ func addCommands(root *cobra.Command) {
 		newHold(),
 		newLocate(),
 		newMeta(),
+		newMirror(),
 		newMount(),
 		newNode(),
 		newScrub(),

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -56,10 +57,23 @@ func (s *Session) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name stri
 // Errors: NoSuchSnapshot, Invalid (from is not the earlier one), Stale (fn was
 // so slow that the owner gave the comparison up), and fn's.
 func (s *Session) DiffSnapshots(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error {
-	for q := (wire.DiffRequest{From: from, To: to}); ; {
+	return s.diff(ctx, v, wire.DiffRequest{From: from, To: to}, fn)
+}
+
+// DiffExact is DiffSnapshots for who makes a copy equal: see
+// namespace.DiffExact. Errors: also Version (a server of before it).
+func (s *Session) DiffExact(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error {
+	return s.diff(ctx, v, wire.DiffRequest{From: from, To: to, Exact: true}, fn)
+}
+
+func (s *Session) diff(ctx context.Context, v meta.VolumeID, q wire.DiffRequest, fn func(meta.Change) error) error {
+	for {
 		var a wire.DiffAnswer
 		if err := s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotDiff, Volume: v}, q, &a); err != nil {
 			return err
+		}
+		if q.Exact && !a.Exact {
+			return meta.E("compare", meta.Version, "", errors.New("the volume's server does not know exact comparisons: bring it up to date"))
 		}
 		for _, c := range a.Changes {
 			if err := fn(meta.Change{Kind: c.Kind, Path: string(c.Path), From: string(c.From), Ino: c.Ino, Type: c.Type, Content: c.Content}); err != nil {

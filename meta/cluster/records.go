@@ -35,6 +35,7 @@ var recordKinds = []recordKind{
 	{"nodes/", true},         //
 	{"bearers/", true},       //
 	{"deleted/", true},       //
+	{"mirrors/", true},       //
 	{"capkeys", false},       // secret: who has them reads and writes every chunk
 	{"restored/", true},      //
 	{authorityKey, false},    // secret, sealed as it is: metadata servers keep a copy beside the key that opens it

@@ -204,6 +204,18 @@ func (c *checker) index(k, v []byte) {
 	}
 }
 
+// mirror judges the word that the volume is a mirror's target: its readers see a
+// snapshot that can be read.
+func (c *checker) mirror(k, v []byte) {
+	if len(k) != 1 || len(v) != 5 || v[0] != 1 {
+		c.bad(k, "a mirror of %d bytes", len(v))
+		return
+	}
+	if gen := binary.BigEndian.Uint32(v[1:]); !slices.Contains(c.snaps.live, gen) {
+		c.bad(k, "readers of the mirror are shown snapshot %d, which is not there", gen)
+	}
+}
+
 // pin judges a pin: of a snapshot that can be read, by a holder with a name.
 func (c *checker) pin(k, v []byte) {
 	w := walker{b: v}

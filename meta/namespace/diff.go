@@ -16,7 +16,18 @@ import (
 // proportion to what changed. Errors: NoSuchSnapshot, Invalid (from is not the
 // earlier one).
 func Diff(r Reader, from, to meta.Generation) ([]meta.Change, error) {
-	d := &differ{changed: map[meta.Ino]bool{}, names: map[place]bool{}, gone: map[whom][]place{}, come: map[whom][]place{}}
+	return compare(r, from, to, false)
+}
+
+// DiffExact is Diff for who makes a copy equal: it also tells of inodes whose
+// time of modification alone is another, and of which inode a new name is when
+// that was there before (Change.From).
+func DiffExact(r Reader, from, to meta.Generation) ([]meta.Change, error) {
+	return compare(r, from, to, true)
+}
+
+func compare(r Reader, from, to meta.Generation, exact bool) ([]meta.Change, error) {
+	d := &differ{exact: exact, changed: map[meta.Ino]bool{}, names: map[place]bool{}, gone: map[whom][]place{}, come: map[whom][]place{}}
 	for i, gen := range []meta.Generation{from, to} {
 		s := &d.sides[i]
 		s.tx = tx{view: view{r: r}}
@@ -66,6 +77,7 @@ type side struct {
 }
 
 type differ struct {
+	exact      bool
 	sides      [2]side
 	changed    map[meta.Ino]bool
 	names      map[place]bool
@@ -138,11 +150,15 @@ func (d *differ) tellNames() error {
 			return err
 		}
 		delete(d.come, w)
+		had := old[0]
 		for len(old) > 0 || len(fresh) > 0 {
 			c := meta.Change{Ino: w.ino, Type: w.typ}
 			switch {
 			case len(old) == 0:
 				c.Kind, c.Path, fresh = meta.PathAdded, fresh[0], fresh[1:]
+				if d.exact && w.vol == 0 {
+					c.From = had
+				}
 			case len(fresh) == 0:
 				c.Kind, c.Path, old = meta.PathRemoved, old[0], old[1:]
 			default:
@@ -157,11 +173,46 @@ func (d *differ) tellNames() error {
 		if err != nil {
 			return err
 		}
+		had := ""
+		if d.exact && w.vol == 0 {
+			if had, err = d.pathBefore(w.ino); err != nil {
+				return err
+			}
+		}
 		for _, p := range fresh {
-			d.out = append(d.out, meta.Change{Kind: meta.PathAdded, Path: p, Ino: w.ino, Type: w.typ})
+			d.out = append(d.out, meta.Change{Kind: meta.PathAdded, Path: p, From: had, Ino: w.ino, Type: w.typ})
 		}
 	}
 	return nil
+}
+
+// pathBefore gives a path that an inode had at the earlier moment; "" if it was
+// not there, or had no name.
+func (d *differ) pathBefore(ino meta.Ino) (string, error) {
+	s := &d.sides[0]
+	in, err := s.read(ino)
+	if meta.KindOf(err) == meta.Stale {
+		return "", nil
+	} else if err != nil || in.Nlink == 0 || in.IsDir() {
+		return "", err // a directory that kept its name got no other
+	}
+	if name, ok, err := s.nameAt(in, in.home); err != nil || ok {
+		if err != nil {
+			return "", err
+		}
+		up, err := s.dirPath(in.home)
+		return join(up, name), err
+	}
+	found, err := s.findNames(map[meta.Ino]int{ino: 0})
+	if err != nil {
+		return "", err
+	}
+	p, ok := found[ino]
+	if !ok {
+		return "", fail("diff", meta.Corrupt, fmt.Sprintf("inode %d has links and no name", ino))
+	}
+	up, err := s.dirPath(p.dir)
+	return join(up, p.name), err
 }
 
 func compareWhom(a, b whom) int {
@@ -273,7 +324,7 @@ func (d *differ) tellInodes() error {
 				return err
 			}
 		}
-		differs := c.Content || a.Mode != b.Mode || a.UID != b.UID || a.GID != b.GID
+		differs := c.Content || d.exact && a.Mtime != b.Mtime || a.Mode != b.Mode || a.UID != b.UID || a.GID != b.GID
 		if !differs {
 			if differs, err = d.xattrsDiffer(a, b); err != nil {
 				return err
@@ -313,14 +364,7 @@ func (d *differ) find(lost map[meta.Ino]int) error {
 		return nil
 	}
 	s := &d.sides[1]
-	found := map[meta.Ino]place{}
-	err := s.scan([]byte{prefixCookie}, []byte{prefixCookie + 1}, func(base, val []byte, _ uint32) (bool, error) {
-		e, name, err := decodeCookie(val)
-		if _, want := lost[e.ino]; err == nil && want && e.vol == 0 && len(base) == 17 {
-			found[e.ino] = place{meta.Ino(binary.BigEndian.Uint64(base[1:])), string(name)}
-		}
-		return len(found) < len(lost), err
-	})
+	found, err := s.findNames(lost)
 	if err != nil {
 		return err
 	}
@@ -336,6 +380,19 @@ func (d *differ) find(lost map[meta.Ino]int) error {
 		d.out[lost[ino]].Path = join(up, p.name)
 	}
 	return nil
+}
+
+// findNames looks through all directories for a name of each inode.
+func (s *side) findNames(lost map[meta.Ino]int) (map[meta.Ino]place, error) {
+	found := map[meta.Ino]place{}
+	err := s.scan([]byte{prefixCookie}, []byte{prefixCookie + 1}, func(base, val []byte, _ uint32) (bool, error) {
+		e, name, err := decodeCookie(val)
+		if _, want := lost[e.ino]; err == nil && want && e.vol == 0 && len(base) == 17 {
+			found[e.ino] = place{meta.Ino(binary.BigEndian.Uint64(base[1:])), string(name)}
+		}
+		return len(found) < len(lost), err
+	})
+	return found, err
 }
 
 // contentDiffers tells whether a file may hold other bytes. The same bytes in

@@ -36,6 +36,7 @@ import (
 //	j snap:4                              index of a snapshot                5 bytes
 //	y number:8                            event                              9 bytes
 //	z session:8 ino:8                     file being changed, for an event  17 bytes
+//	u                                     target of a mirror                 1 byte
 //	l                                     reserved: locks
 //
 // snap in a key of prefix b is the youngest snapshot that sees the version
@@ -70,6 +71,7 @@ const (
 	prefixIndex   = 'j'
 	prefixEvent   = EventPrefix
 	prefixChanger = 'z'
+	prefixMirror  = 'u'
 )
 
 // EventPrefix is the first byte of events' keys. No operation reads them.

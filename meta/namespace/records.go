@@ -87,6 +87,7 @@ const (
 	digestV1    = 1
 	indexV1     = 1
 	eventV1     = 1
+	mirrorV1    = 1
 	markerV1    = 1
 	bitTmpfile  = 1
 	bitReap     = 2

@@ -130,6 +130,9 @@ func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 		return err
 	}
 	if all[at].state == snapshotLive {
+		if err := t.notShown(&all[at]); err != nil {
+			return err
+		}
 		if err := t.unpinned(&all[at]); err != nil {
 			return err
 		}

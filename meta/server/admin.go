@@ -201,7 +201,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 	case wire.AdminScrub:
 		return s.adminScrub(ctx, meta.ServerID(m.Ino))
 	case wire.AdminSnapshots, wire.AdminSnapshotCreate, wire.AdminSnapshotDelete, wire.AdminSnapshotDiff, wire.AdminSnapshotRollback, wire.AdminSnapshotSchedule:
-		return s.snapshotOp(ctx, m, re)
+		return s.snapshotOp(ctx, sess, m, re)
 	case wire.AdminPin, wire.AdminUnpin:
 		return s.pinOp(ctx, sess, m, re)
 	case wire.AdminClone, wire.AdminClones, wire.AdminCloneSettle, wire.AdminPromote, wire.AdminChunkPlaces:
@@ -212,6 +212,8 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return s.indexOp(ctx, m, re)
 	case wire.AdminEvents, wire.AdminSetEvents:
 		return s.eventsOp(ctx, m, re)
+	case wire.AdminMirrors, wire.AdminMirrorPut, wire.AdminMirrorDrop, wire.AdminMirrorShow:
+		return s.mirrorOp(ctx, sess, m, re)
 	case wire.AdminRenew:
 		return s.renew(ctx, sess.who, m, re)
 	default:

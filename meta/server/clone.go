@@ -220,6 +220,9 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 		}
 	}
 	from := cluster.Origin{Volume: o.vol, Snapshot: q.Snapshot, Token: q.Token}
+	if q.Snapshot == "" && o.isMirror() {
+		return none, meta.E("clone", meta.ReadOnly, o.subject(), errors.New("it is a mirror's target, which is being filled: clone one of its snapshots"))
+	}
 	if q.Snapshot == "" {
 		from.Implied, from.Snapshot = true, impliedName(name, q.Token)
 		if _, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: from.Snapshot, Token: q.Token}); err != nil {

@@ -115,12 +115,21 @@ type Views interface {
 	Current(ctx context.Context) (*cluster.View, error)
 }
 
+// MirrorTable is the records of mirrors; the promises are at package cluster.
+type MirrorTable interface {
+	Mirrors(ctx context.Context) ([]meta.Mirror, error)
+	Mirror(ctx context.Context, target meta.VolumeID) (meta.Mirror, error)
+	PutMirror(ctx context.Context, m meta.Mirror) (meta.Mirror, error)
+	DropMirror(ctx context.Context, target meta.VolumeID) error
+}
+
 // Cluster is the table of volumes and whatever else the servers share.
 type Cluster interface {
 	Member
 	Volumes
 	Stores
 	Views
+	MirrorTable
 	ID() string
 	NewServerID(ctx context.Context) (meta.ServerID, error)
 	CapKeys(ctx context.Context) ([]meta.CapKey, error)

@@ -25,8 +25,9 @@ import (
 // fakeCluster is a table of volumes whose journals are in memory and outlive
 // servers; their stores are real, and so are the files of checkpoints.
 type fakeCluster struct {
-	*Backend                 // OpenStore and DropStore
-	log      *journal.Memory // of the root volume
+	MirrorTable                 // none
+	*Backend                    // OpenStore and DropStore
+	log         *journal.Memory // of the root volume
 
 	mu      sync.Mutex
 	rows    map[meta.VolumeID]cluster.Volume

@@ -60,6 +60,10 @@ type owner struct {
 	quota  quota
 	words  words
 	locks  *lock.Table
+	// mirror is the snapshot that readers see if the volume is a mirror's target,
+	// else zero. What is in the journal says so, or will in a moment.
+	mirror meta.Generation
+	flip   chan struct{} // another one is about to be shown; nil: none
 	// lockWaits are requests that wait for a lock, by ticket.
 	lockWaits  map[lock.Ticket]*lockWait
 	nextTicket uint64
@@ -388,6 +392,9 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	if err := o.full(c.Op); err != nil && !c.Replay {
 		return o.refuse(err)
 	}
+	if !c.Replay && !o.mayChange(s, c.Op) {
+		return o.refuse(errMirror("change", o))
+	}
 	if wait, err := o.journalSession(s); wait != nil || err != nil {
 		if err != nil {
 			return o.refuse(err)
@@ -612,6 +619,10 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 		return nil, o.recovered
 	}
 	want := c.Want
+	at, re, wait := o.mirrored(s, c)
+	if re != nil || wait != nil {
+		return re, wait
+	}
 	if want > meta.LeaseNone && o.leases.count[s] == 0 {
 		// Whoever owns the volume next must know who may hold leases: it waits
 		// for them, or until their processes are gone.
@@ -628,7 +639,9 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 	}
 	w := &view{o: o, session: s.id}
 	_, w.counters = c.Op.(*meta.StatFSOp)
-	res, err := namespace.Query(w, o.context(s.id), c.Op)
+	q := o.context(s.id)
+	q.At = at
+	res, err := namespace.Query(w, q, c.Op)
 	if w.wait > o.durable {
 		return nil, o.untilDurable(w.wait)
 	}
@@ -648,7 +661,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 	if w.counters {
 		o.srv.fillDisk(&res.StatFS)
 	}
-	re := &wire.Reply{Result: *res}
+	re = &wire.Reply{Result: *res}
 	ino := res.Attr.Ino
 	if ino == 0 {
 		ino = subject(c.Op)
@@ -659,9 +672,11 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 		keep = meta.LeaseNone
 	}
 	if !o.leases.alone(s) && ino != 0 {
-		if ch := o.leases.conflict(o.vol, s, ino, keep); ch != nil {
-			o.leases.block(k, ino)
-			return nil, ch
+		if at == 0 { // who is shown a snapshot reads nothing that others may hold
+			if ch := o.leases.conflict(o.vol, s, ino, keep); ch != nil {
+				o.leases.block(k, ino)
+				return nil, ch
+			}
 		}
 		if _, open := c.Op.(*meta.Open); open && want > o.leases.mode(s, ino) {
 			if ch := o.leases.free(k, ino); ch != nil {

@@ -130,6 +130,9 @@ func (o *owner) mayGo(ctx context.Context) error {
 	if o.failed != nil {
 		return o.failed
 	}
+	if o.mirror != 0 {
+		return meta.E("delete volume", meta.Busy, o.subject(), errors.New("it is a mirror's target: 'penstock mirror delete' comes first"))
+	}
 	all, err := namespace.Pins(&view{o: o}, o.now())
 	if err != nil || len(all) == 0 {
 		return err

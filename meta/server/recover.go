@@ -104,6 +104,10 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		s.standbys.give(v, st)
 		return release(err)
 	}
+	if o.mirror, err = namespace.Mirror(o.st); err != nil {
+		s.standbys.give(v, st)
+		return release(err)
+	}
 	if err := o.loadSessions(); err != nil {
 		s.standbys.give(v, st)
 		return release(err)

@@ -145,6 +145,10 @@ var adminRules = [...]adminRule{
 	wire.AdminSnapshotIndex: {roles: admins, right: cluster.ReadRights},
 	wire.AdminEvents:        {roles: admins, right: cluster.ReadRights},
 	wire.AdminSetEvents:     {roles: admins, right: cluster.AdminRights},
+	wire.AdminMirrors:       {roles: admins, right: cluster.AdminRights},
+	wire.AdminMirrorPut:     {roles: admins, right: cluster.AdminRights},
+	wire.AdminMirrorDrop:    {roles: admins, right: cluster.AdminRights},
+	wire.AdminMirrorShow:    {roles: admins, right: cluster.AdminRights},
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}
@@ -266,6 +270,9 @@ func (s *session) allow(m wire.Message) error {
 		if m.Lock.Type == meta.LockWrite && !m.Test && !m.DropOwner {
 			need = cluster.WriteRights
 		}
+		if m.Lock.Ino == meta.MirrorLock {
+			need = cluster.AdminRights
+		}
 		if err = s.authorize(m.Volume, need); err != nil {
 			re = &wire.LockRe{Status: wire.StatusOf(err)}
 		}
@@ -282,6 +289,9 @@ func (s *session) allow(m wire.Message) error {
 			for i := range m.Leases {
 				m.Leases[i].Mode = min(m.Leases[i].Mode, meta.LeaseShared)
 			}
+		}
+		if err == nil && s.authorize(m.Volume, cluster.AdminRights) != nil {
+			m.Locks = slices.DeleteFunc(m.Locks, func(l meta.Lock) bool { return l.Ino == meta.MirrorLock })
 		}
 	case *wire.Enter:
 		// What an older view refuses is looked at again: see allowedNow.

@@ -153,6 +153,9 @@ func (o *owner) keepSchedule() time.Duration {
 	if err != nil {
 		o.log.Error("the schedule of snapshots can't be read", "error", err)
 	}
+	if o.isMirror() {
+		rules = nil // it is being filled; what is complete has a snapshot already
+	}
 	if len(rules) == 0 {
 		o.mu.Lock()
 		o.keepOpen = false

@@ -297,7 +297,7 @@ func snapshotInfo(s meta.Snapshot) wire.SnapshotInfo {
 }
 
 // snapshotOp answers a request about snapshots at the owner of the volume.
-func (s *Server) snapshotOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
 	v, err := s.find(ctx, m)
 	if err != nil {
 		return err
@@ -314,6 +314,12 @@ func (s *Server) snapshotOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe
 			return meta.E("admin", meta.Protocol, "", err)
 		}
 		return nil
+	}
+	switch m.Op {
+	case wire.AdminSnapshotCreate, wire.AdminSnapshotRollback, wire.AdminSnapshotSchedule:
+		if err := o.mayMirror(ctx, sess); err != nil && m.Entry != "" {
+			return err
+		}
 	}
 	switch m.Op {
 	case wire.AdminSnapshots:

@@ -372,12 +372,12 @@ const (
 func (o *owner) diff(ctx context.Context, q *wire.DiffRequest) (*wire.DiffAnswer, error) {
 	d := &o.diffs
 	if q.Of == 0 {
-		all, err := o.compare(ctx, q.From, q.To)
+		all, err := o.compare(ctx, q.From, q.To, q.Exact)
 		if err != nil {
 			return nil, err
 		}
 		if len(all) <= diffPage {
-			return &wire.DiffAnswer{Changes: all}, nil
+			return &wire.DiffAnswer{Changes: all, Exact: q.Exact}, nil
 		}
 		d.mu.Lock()
 		d.all = all
@@ -403,10 +403,10 @@ func (o *owner) diff(ctx context.Context, q *wire.DiffRequest) (*wire.DiffAnswer
 	}
 	d.drop.Reset(diffKeep)
 	page := d.all[q.Skip:min(q.Skip+diffPage, len(d.all))]
-	return &wire.DiffAnswer{Changes: page, More: q.Skip+len(page) < len(d.all), Of: d.of}, nil
+	return &wire.DiffAnswer{Changes: page, Exact: q.Exact, More: q.Skip+len(page) < len(d.all), Of: d.of}, nil
 }
 
-func (o *owner) compare(ctx context.Context, from, to string) ([]wire.DiffChange, error) {
+func (o *owner) compare(ctx context.Context, from, to string, exact bool) ([]wire.DiffChange, error) {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
 	}
@@ -439,14 +439,18 @@ func (o *owner) compare(ctx context.Context, from, to string) ([]wire.DiffChange
 	defer o.wg.Done()
 	frozen := o.st.Freeze()
 	o.mu.Unlock()
-	l, err := namespace.Diff(frozen, a.At, b.At)
+	differ := namespace.Diff
+	if exact {
+		differ = namespace.DiffExact
+	}
+	l, err := differ(frozen, a.At, b.At)
 	if err = errors.Join(err, frozen.Close()); err != nil {
 		return nil, err
 	}
 	out := make([]wire.DiffChange, len(l))
 	for i, c := range l {
 		out[i] = wire.DiffChange{Kind: c.Kind, Path: []byte(c.Path), Ino: c.Ino, Type: c.Type, Content: c.Content}
-		if c.Kind == meta.PathRenamed {
+		if c.From != "" {
 			out[i].From = []byte(c.From)
 		}
 	}

@@ -134,6 +134,18 @@ func (c *lostCluster) SweptVolume(context.Context, meta.VolumeID, meta.ServerID)
 	return beingRestored()
 }
 
+func (c *lostCluster) Mirrors(context.Context) ([]meta.Mirror, error) { return nil, beingRestored() }
+
+func (c *lostCluster) Mirror(context.Context, meta.VolumeID) (meta.Mirror, error) {
+	return meta.Mirror{}, beingRestored()
+}
+
+func (c *lostCluster) PutMirror(context.Context, meta.Mirror) (meta.Mirror, error) {
+	return meta.Mirror{}, beingRestored()
+}
+
+func (c *lostCluster) DropMirror(context.Context, meta.VolumeID) error { return beingRestored() }
+
 func (c *lostCluster) OpenStore(context.Context, meta.VolumeID, journal.Checkpoint, bool) (Store, error) {
 	return nil, beingRestored()
 }

@@ -98,6 +98,9 @@ func (s *Server) attachVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	if err := s.noCycle(ctx, v.ID, m.Parent); err != nil {
 		return err
 	}
+	if parent.isMirror() {
+		return meta.E("attach", meta.ReadOnly, parent.subject(), errors.New("it is a mirror's target"))
+	}
 	at := cluster.Attach{Parent: m.Parent, Ino: m.Ino, Name: m.Entry, Step: cluster.Attaching}
 	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
 		switch {

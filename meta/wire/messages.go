@@ -557,6 +557,14 @@ const (
 	AdminSnapshotIndex
 	AdminEvents    // of Volume; Body, Report: EventsRequest, EventsAnswer
 	AdminSetEvents // of Volume; Body: SetEventsRequest
+	// AdminMirrors lists the records of mirrors, or that of the target Volume.
+	// Report: a list of meta.Mirror.
+	AdminMirrors
+	AdminMirrorPut  // Body, Report: meta.Mirror; it is as it was read (Revision), or new
+	AdminMirrorDrop // of the target Volume
+	// AdminMirrorShow shows the readers of Volume, a mirror's target from now on,
+	// the snapshot Entry; with "" it is a volume like others again.
+	AdminMirrorShow
 	lastAdminOp
 )
 

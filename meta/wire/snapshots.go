@@ -110,6 +110,8 @@ type DiffRequest struct {
 	// answer gave for the comparison.
 	Skip int    `json:"skip,omitempty"`
 	Of   uint64 `json:"of,omitempty"`
+	// Exact: also changes of times alone, and From of names that were added.
+	Exact bool `json:"exact,omitempty"`
 }
 
 // DiffAnswer answers it. A comparison that the owner does not know any more is
@@ -117,6 +119,7 @@ type DiffRequest struct {
 type DiffAnswer struct {
 	Changes []DiffChange `json:"changes"`
 	More    bool         `json:"more,omitempty"`
+	Exact   bool         `json:"exact,omitempty"` // as it was asked for
 	Of      uint64       `json:"of,omitempty"`
 }
 

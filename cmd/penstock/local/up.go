@@ -115,8 +115,10 @@ type System struct {
 	Meta  *Meta
 	Chunk *Chunk
 	Mount *Mount
-	lock  *embedded.Lock
-	log   *slog.Logger
+	// stopMirrors ends what runs the mirrors, and waits for it.
+	stopMirrors func()
+	lock        *embedded.Lock
+	log         *slog.Logger
 }
 
 // Up starts everything. Errors: DirectoryInUse, Version, Invalid (the
@@ -171,6 +173,7 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	if err = s.Meta.OpenVolumes(ctx); err != nil {
 		return s, err
 	}
+	s.stopMirrors = s.Meta.runMirrors(cfg.Logger)
 	if cfg.Mount != "" {
 		s.Mount, err = StartMount(ctx, MountConfig{
 			Meta: []string{s.Meta.Addr}, Dir: cfg.Mount, Logger: cfg.Logger, Options: cfg.MountOptions,
@@ -212,6 +215,9 @@ func (s *System) Close(ctx context.Context) error {
 		ctx, cancel := part(ctx, of)
 		defer cancel()
 		errs = append(errs, stop(ctx))
+	}
+	if s.stopMirrors != nil {
+		s.stopMirrors()
 	}
 	if s.Mount != nil {
 		step(0.6, s.Mount.Close)

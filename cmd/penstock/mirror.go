@@ -1,0 +1,550 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/cmd/penstock/local"
+	"penstock.io/penstock/meta"
+)
+
+func newMirror() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "mirror",
+		Short: "Keep read-only copies of volumes, here or in another cluster",
+		Long: `A mirror copies the snapshots of a volume, the source, into another volume, its
+target: first everything, then what changed. The target may lie in another part of
+the topology, or in another cluster. Readers of the target see the last snapshot
+that was copied completely and whose digest is that of the source, and go on to
+the next at once. These commands are for the target's cluster. 'penstock up' runs
+its mirrors; in a cluster 'penstock mirror run' does, on one machine or several.`,
+	}
+	cmd.AddCommand(newMirrorCreate(), newMirrorList(), newMirrorStatus(), newMirrorSet(), newMirrorPause(), newMirrorResume(), newMirrorSync(),
+		newMirrorPromote(), newMirrorResync(), newMirrorDelete(), newMirrorRun())
+	return cmd
+}
+
+// withMirrors runs work with a client of the target's cluster.
+func (w *where) withMirrors(ctx context.Context, work func(*penstock.Client, penstock.Mirrors) error) error {
+	addrs, err := w.addrs()
+	if err != nil {
+		return err
+	}
+	creds, err := w.credentials.open()
+	if err != nil {
+		return err
+	}
+	dial, cancel := context.WithTimeout(ctx, dialTimeout)
+	c, err := penstock.Dial(dial, penstock.Config{Meta: addrs, Creds: creds, Name: "penstock mirror", Logger: slog.New(slog.DiscardHandler)})
+	cancel()
+	if err != nil {
+		return fmt.Errorf("no answer from %s: %w", strings.Join(addrs, ", "), err)
+	}
+	m, err := c.Mirrors()
+	if err == nil {
+		err = work(c, m)
+	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
+	defer cancel()
+	return errors.Join(err, c.Close(end))
+}
+
+// elsewhere are the flags that say where the source's cluster is.
+type elsewhere struct {
+	meta        []string
+	dir         string
+	credentials string
+}
+
+func (e *elsewhere) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringSliceVar(&e.meta, "source-cluster", nil, "addresses of the meta servers of the source's cluster (default: the same cluster)")
+	f.StringVar(&e.dir, "source-dir", "", "data directory of the 'penstock up' of this machine that has the source")
+	f.StringVar(&e.credentials, "source-credentials", "", "directory with a certificate of the source's cluster, on the machine that runs the mirror")
+	markDirs(cmd, "source-dir", "source-credentials")
+}
+
+// at is what a mirror's record keeps.
+func (e *elsewhere) at() (meta.MirrorSource, error) {
+	at := meta.MirrorSource{Meta: e.meta}
+	for _, dir := range []struct{ from, to *string }{{&e.dir, &e.dir}, {&e.credentials, &at.Credentials}} {
+		if *dir.from == "" {
+			continue
+		}
+		abs, err := filepath.Abs(*dir.from)
+		if err != nil {
+			return at, err
+		}
+		*dir.to = abs
+	}
+	switch {
+	case e.dir != "" && len(e.meta) > 0:
+		return at, usagef("--source-cluster and --source-dir say two places; give one of them")
+	case e.dir != "":
+		at.Meta = []string{"unix:" + metaSocket(e.dir)}
+	case at.Credentials != "" && len(e.meta) == 0:
+		return at, usagef("--source-credentials are for another cluster: say where it is with --source-cluster")
+	}
+	return at, nil
+}
+
+// sourceClient gives a client of the source's cluster: c for the same.
+func sourceClient(ctx context.Context, c *penstock.Client, at meta.MirrorSource, work func(*penstock.Client) error) error {
+	if len(at.Meta) == 0 {
+		return work(c)
+	}
+	dial, cancel := context.WithTimeout(ctx, dialTimeout)
+	src, err := local.DialSource(dial, at, slog.New(slog.DiscardHandler))
+	cancel()
+	if err != nil {
+		return fmt.Errorf("the source's cluster at %s: %w", strings.Join(at.Meta, ", "), err)
+	}
+	err = work(src)
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
+	defer cancel()
+	return errors.Join(err, src.Close(end))
+}
+
+func newMirrorCreate() *cobra.Command {
+	var w where
+	var e elsewhere
+	var p policyFlags
+	var every span
+	var rate sizeFlag
+	var keep int
+	var attach string
+	var parents bool
+	cmd := &cobra.Command{
+		Use:   "create SOURCE TARGET",
+		Short: "Make a volume that mirrors another one",
+		Long: `Makes volume TARGET, with the policy of SOURCE as far as no flag says otherwise,
+without its quota. Until the first round is complete it shows nothing. The snapshot
+that source and target have in common is pinned in the source.`,
+		Example: `  penstock mirror create datasets datasets-rack2 --topology /dc1/rack2 --every 1h --attach /mirror/datasets
+  penstock mirror create datasets datasets --source-cluster meta.east:7000 --source-credentials /etc/penstock/east --every 15m --rate 200M`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			at, err := e.at()
+			if err != nil {
+				return err
+			}
+			return w.withMirrors(ctx, func(c *penstock.Client, m penstock.Mirrors) error {
+				return sourceClient(ctx, c, at, func(from *penstock.Client) error {
+					src, err := from.Volume(ctx, args[0])
+					if err != nil {
+						return err
+					}
+					policy := src.Policy()
+					policy.NoAtime = true // nobody but the mirror writes it
+					policy.QuotaBytes, policy.QuotaInodes, policy.Immutable, policy.SealOnClose = 0, 0, false, false
+					if len(at.Meta) > 0 { // places are the other cluster's
+						policy.Topology, policy.Class = "", ""
+					}
+					if _, err := p.change(cmd.Flags(), &policy); err != nil {
+						return err
+					}
+					r, err := m.Create(ctx, penstock.MirrorPlan{Source: src, At: at, Target: args[1], Policy: policy, Every: time.Duration(every), Rate: uint64(rate), Keep: keep})
+					if err != nil {
+						return err
+					}
+					if attach == "" {
+						return nil
+					}
+					v, err := c.Volumes()
+					if err == nil {
+						_, err = v.Attach(ctx, r.Target, attach, parents)
+					}
+					if err != nil {
+						return fmt.Errorf("volume %s was made, but not attached: %w", args[1], err)
+					}
+					return nil
+				})
+			})
+		},
+	}
+	w.flags(cmd)
+	e.flags(cmd)
+	p.add(cmd.Flags())
+	mirrorFlags(cmd, &every, &rate, &keep)
+	cmd.Flags().StringVar(&attach, "attach", "", "path of the tree where the target hangs")
+	cmd.Flags().BoolVar(&parents, "parents", false, "make the directories above it that are missing")
+	return cmd
+}
+
+func mirrorFlags(cmd *cobra.Command, every *span, rate *sizeFlag, keep *int) {
+	f := cmd.Flags()
+	f.Var(every, "every", "how often a round begins, such as 15m or 1d; 0: when 'penstock mirror sync' asks for one")
+	f.Var(rate, "rate", "most bytes sent in a second, such as 100M; 0: as fast as it goes")
+	f.IntVar(keep, "keep", 2, "how many complete snapshots stay in the target")
+}
+
+// mirrorView is a mirror as commands print it.
+type mirrorView struct {
+	Target      string `json:"target" yaml:"target"`
+	meta.Mirror `yaml:",inline"`
+	// LagSeconds is how old what readers see is; -1: there is nothing yet.
+	LagSeconds int64 `json:"lag_seconds" yaml:"lag_seconds"`
+}
+
+func viewMirror(ctx context.Context, c *penstock.Client, r meta.Mirror) mirrorView {
+	v := mirrorView{Target: fmt.Sprint(r.Target), Mirror: r, LagSeconds: -1}
+	if t, err := c.VolumeByID(ctx, r.Target); err == nil {
+		v.Target = t.Name()
+	}
+	if r.Last != nil {
+		v.LagSeconds = int64(time.Since(r.Last.Taken) / time.Second)
+	}
+	return v
+}
+
+func (v *mirrorView) lag() string {
+	if v.LagSeconds < 0 {
+		return "nothing copied yet"
+	}
+	return (time.Duration(v.LagSeconds) * time.Second).String()
+}
+
+// doing is what goes on, in a word or two.
+func (v *mirrorView) doing() string {
+	switch n := v.Round; {
+	case v.Mirror.State != meta.MirrorRunning:
+		return string(v.Mirror.State)
+	case v.Error != "":
+		return "failing"
+	case n == nil:
+		return "idle"
+	case !n.Copied.IsZero():
+		return "checking"
+	}
+	return "copying"
+}
+
+func (v *mirrorView) source() string {
+	if len(v.Source.Meta) == 0 {
+		return v.Source.Volume
+	}
+	return v.Source.Volume + " at " + strings.Join(v.Source.Meta, ",")
+}
+
+func newMirrorList() *cobra.Command {
+	var w where
+	var out output
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "List the mirrors whose targets are in this cluster",
+		Example: `  penstock mirror list`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := cmd.Context()
+			return w.withMirrors(ctx, func(c *penstock.Client, m penstock.Mirrors) error {
+				all, err := m.All(ctx)
+				if err != nil {
+					return err
+				}
+				views := []mirrorView{}
+				for _, r := range all {
+					views = append(views, viewMirror(ctx, c, r))
+				}
+				return out.print(cmd.OutOrStdout(), views, func(t *table) {
+					t.row("TARGET", "SOURCE", "STATE", "LAG", "ROUNDS")
+					for _, v := range views {
+						t.row(v.Target, v.source(), v.doing(), v.lag(), v.Rounds)
+					}
+				})
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	return cmd
+}
+
+func newMirrorStatus() *cobra.Command {
+	var w where
+	var out output
+	cmd := &cobra.Command{
+		Use:     "status TARGET",
+		Short:   "Show how far a mirror is",
+		Example: `  penstock mirror status datasets-rack2 --output json`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			return w.withMirrors(ctx, func(c *penstock.Client, m penstock.Mirrors) error {
+				r, err := m.Find(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				v := viewMirror(ctx, c, r)
+				return out.print(cmd.OutOrStdout(), v, func(t *table) { showMirror(t, &v) })
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	return cmd
+}
+
+func showMirror(t *table, v *mirrorView) {
+	t.row("target", v.Target)
+	t.row("source", v.source())
+	t.row("state", v.doing())
+	t.row("lag", v.lag())
+	if !v.Looked.IsZero() {
+		t.row("behind", bytesText(v.Behind)+" as of "+v.Looked.Local().Format(time.DateTime))
+	}
+	if n := v.Last; n != nil {
+		t.row("shown", n.Snapshot)
+		t.row("digest", n.Digest)
+		t.row("last round", fmt.Sprintf("%s, %d inodes, in %v", bytesText(n.Sent), n.Inodes, n.Ended.Sub(n.Began).Round(time.Millisecond)))
+	}
+	if n := v.Round; n != nil {
+		t.row("round", fmt.Sprintf("%s: %s of %s known of, %d inodes", n.Snapshot, bytesText(n.Sent), bytesText(n.Planned), n.Inodes))
+	}
+	if v.Every > 0 {
+		t.row("every", v.Every)
+	}
+	if v.Rate > 0 {
+		t.row("rate", bytesText(v.Rate)+"/s")
+	}
+	if v.Error != "" {
+		t.row("error", v.Error)
+		t.row("since", v.Since.Local().Format(time.DateTime))
+	}
+}
+
+// mirrorCommand makes a command that changes one mirror.
+func mirrorCommand(use, short, long, example string, do func(ctx context.Context, c *penstock.Client, m penstock.Mirrors, target string) error) *cobra.Command {
+	var w where
+	cmd := &cobra.Command{Use: use, Short: short, Long: long, Example: example, Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return w.withMirrors(cmd.Context(), func(c *penstock.Client, m penstock.Mirrors) error {
+				return do(cmd.Context(), c, m, args[0])
+			})
+		}}
+	w.flags(cmd)
+	return cmd
+}
+
+func newMirrorSet() *cobra.Command {
+	var every span
+	var rate sizeFlag
+	var keep int
+	var cmd *cobra.Command
+	cmd = mirrorCommand("set TARGET", "Change how often a mirror copies, how fast, and how much it keeps",
+		`Changes what the flags say. A new rate holds from the next round on.`,
+		`  penstock mirror set datasets-rack2 --every 10m --rate 50M`,
+		func(ctx context.Context, _ *penstock.Client, m penstock.Mirrors, target string) error {
+			_, err := m.Change(ctx, target, func(r *penstock.Mirror) error {
+				f := cmd.Flags()
+				if f.Changed("every") {
+					r.Every = time.Duration(every)
+				}
+				if f.Changed("rate") {
+					r.Rate = uint64(rate)
+				}
+				if f.Changed("keep") {
+					r.Keep = keep
+				}
+				if r.Every < 0 || r.Keep < 1 {
+					return usagef("--every is not negative, --keep at least 1")
+				}
+				return nil
+			})
+			return err
+		})
+	mirrorFlags(cmd, &every, &rate, &keep)
+	return cmd
+}
+
+func newMirrorPause() *cobra.Command {
+	return mirrorCommand("pause TARGET", "Stop copying, for now",
+		`A round that is under way stops within seconds. Readers go on.`,
+		`  penstock mirror pause datasets-rack2`,
+		func(ctx context.Context, _ *penstock.Client, m penstock.Mirrors, target string) error {
+			return setMirror(ctx, m, target, meta.MirrorPaused)
+		})
+}
+
+func newMirrorResume() *cobra.Command {
+	return mirrorCommand("resume TARGET", "Go on copying after a pause", `Goes on with the round that was stopped.`,
+		`  penstock mirror resume datasets-rack2`,
+		func(ctx context.Context, _ *penstock.Client, m penstock.Mirrors, target string) error {
+			return setMirror(ctx, m, target, meta.MirrorRunning)
+		})
+}
+
+func setMirror(ctx context.Context, m penstock.Mirrors, target string, to meta.MirrorState) error {
+	_, err := m.Change(ctx, target, func(r *penstock.Mirror) error {
+		if r.State == meta.MirrorPromoted {
+			return meta.E("change mirror", meta.Invalid, target, errors.New("it was promoted: 'penstock mirror resync' makes it a mirror again"))
+		}
+		r.State = to
+		return nil
+	})
+	return err
+}
+
+func newMirrorSync() *cobra.Command {
+	var wait bool
+	cmd := mirrorCommand("sync TARGET", "Copy what the source holds now",
+		`Asks for a round. With --wait the command ends when a snapshot that was taken
+after it began is complete in the target, and shown.`,
+		`  penstock mirror sync datasets-rack2 --wait`,
+		func(ctx context.Context, _ *penstock.Client, m penstock.Mirrors, target string) error {
+			r, err := m.Change(ctx, target, func(r *penstock.Mirror) error {
+				if r.State != meta.MirrorRunning {
+					return meta.E("sync mirror", meta.Invalid, target, fmt.Errorf("it is %s", r.State))
+				}
+				r.Asked++
+				return nil
+			})
+			for asked := r.Asked; err == nil && wait; {
+				if r.Heard >= asked && r.Round == nil {
+					return nil
+				}
+				if r.State != meta.MirrorRunning {
+					return meta.E("sync mirror", meta.Canceled, target, fmt.Errorf("it is %s", r.State))
+				}
+				select {
+				case <-time.After(promotePoll):
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+				r, err = m.Find(ctx, target)
+			}
+			return err
+		})
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until it is complete")
+	return cmd
+}
+
+func newMirrorPromote() *cobra.Command {
+	return mirrorCommand("promote TARGET", "Make a mirror's target writable, as its readers see it",
+		`The target becomes a volume like others, with the last complete snapshot. What a
+round under way copied goes. 'penstock mirror resync' can make it a mirror again,
+or turn the direction.`,
+		`  penstock mirror promote datasets-rack2`,
+		func(ctx context.Context, _ *penstock.Client, m penstock.Mirrors, target string) error {
+			_, err := m.Promote(ctx, target)
+			return err
+		})
+}
+
+func newMirrorResync() *cobra.Command {
+	var w where
+	var discard bool
+	var reverse bool
+	var back elsewhere
+	cmd := &cobra.Command{
+		Use:   "resync TARGET",
+		Short: "Make a promoted target a mirror again, or its source a mirror of it",
+		Long: `Both volumes have the last complete snapshot, so only what changed is copied. What
+was written since to the volume that becomes the target goes: --discard says that
+it may. Its sessions end.
+
+With --reverse the source becomes the mirror of TARGET; its record moves to the
+source's cluster, whose 'penstock up' or 'penstock mirror run' copies, and reaches
+the cluster of TARGET at --back-cluster.`,
+		Example: `  penstock mirror resync datasets-rack2 --discard
+  penstock mirror resync datasets --reverse --discard --back-cluster meta.west:7000 --back-credentials /etc/penstock/west`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			if !discard {
+				return usagef("what was written since the last round, to the volume that becomes the target, is lost: say --discard")
+			}
+			at, err := back.at()
+			if err != nil {
+				return err
+			}
+			if len(at.Meta) > 0 && !reverse {
+				return usagef("--back-cluster goes with --reverse")
+			}
+			return w.withMirrors(ctx, func(c *penstock.Client, m penstock.Mirrors) error {
+				if !reverse {
+					_, err := m.Resync(ctx, args[0])
+					return err
+				}
+				r, err := m.Find(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				if (len(r.Source.Meta) > 0) != (len(at.Meta) > 0) {
+					return usagef("--back-cluster says how the source's cluster, if it is another one, reaches this one")
+				}
+				return sourceClient(ctx, c, r.Source, func(src *penstock.Client) error {
+					there, err := src.Mirrors()
+					if err == nil {
+						_, err = there.Reverse(ctx, m, args[0], at)
+					}
+					return err
+				})
+			})
+		},
+	}
+	w.flags(cmd)
+	f := cmd.Flags()
+	f.BoolVar(&discard, "discard", false, "what was written to the volume that becomes the target goes")
+	f.BoolVar(&reverse, "reverse", false, "turn the direction: the source becomes the target")
+	f.StringSliceVar(&back.meta, "back-cluster", nil, "addresses of the meta servers of TARGET's cluster, as the source's cluster reaches them")
+	f.StringVar(&back.dir, "back-dir", "", "data directory of the 'penstock up' of that machine that has TARGET")
+	f.StringVar(&back.credentials, "back-credentials", "", "directory with a certificate of TARGET's cluster, on the machine that runs the mirror then")
+	markDirs(cmd, "back-dir", "back-credentials")
+	return cmd
+}
+
+func newMirrorDelete() *cobra.Command {
+	return mirrorCommand("delete TARGET", "Forget a mirror; its target stays, a volume like others",
+		`Promotes the target, if it is not yet, and deletes the mirror's snapshots in
+source and target. 'penstock volume delete' deletes the volume.`,
+		`  penstock mirror delete datasets-rack2`,
+		func(ctx context.Context, c *penstock.Client, m penstock.Mirrors, target string) error {
+			r, err := m.Find(ctx, target)
+			if err != nil {
+				return err
+			}
+			return sourceClient(ctx, c, r.Source, func(src *penstock.Client) error { return m.Delete(ctx, target, src) })
+		})
+}
+
+func newMirrorRun() *cobra.Command {
+	var w where
+	var logs logFlags
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Run the mirrors of a cluster",
+		Long: `Copies for all mirrors whose targets are in this cluster, until it is stopped.
+Several may run, on several machines: each mirror is run by one of them, and by
+another one when that ends. It needs a certificate that may administer the targets
+and, for each source in another cluster, one that may administer the source.`,
+		Example: `  penstock mirror run --cluster meta1:7000,meta2:7000 --credentials /etc/penstock/mirror`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := logs.logger(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			addrs, err := w.addrs()
+			if err != nil {
+				return err
+			}
+			creds, err := w.credentials.open()
+			if err != nil {
+				return err
+			}
+			return local.RunMirrors(cmd.Context(), penstock.Config{Meta: addrs, Creds: creds, Logger: log}, log)
+		},
+	}
+	w.flags(cmd)
+	logs.add(cmd)
+	return cmd
+}

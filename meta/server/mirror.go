@@ -1,0 +1,163 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+// The target of a mirror. Its live tree belongs to one session, which fills it:
+// the one that holds meta.MirrorLock. All others read the snapshot that is shown,
+// as if it were the volume, and change nothing. They go on to another one at
+// once, by one journal entry: before it, whatever is leased is taken back, and
+// nobody is answered in between. What they have cached is of the snapshot that is
+// shown, so the session that fills the live tree need not wait for them; that it
+// takes their leases of what it changes, as any session would, does no harm.
+
+// mirrored tells which generation a read is answered from; zero for the live
+// tree. Caller holds mu.
+func (o *owner) mirrored(s *session, c *wire.Call) (at meta.Generation, re *wire.Reply, wait <-chan struct{}) {
+	if o.mirror == 0 && o.flip == nil || o.fills(s.id) {
+		return 0, nil, nil
+	}
+	switch _, open := c.Op.(*meta.Open); {
+	case o.flip != nil:
+		return 0, nil, o.flip
+	case open && c.Want == meta.LeaseExclusive: // to write
+		re, _ = o.refuse(errMirror("open", o))
+		return 0, re, nil
+	case o.snapped > o.durable:
+		return 0, nil, o.untilDurable(o.snapped)
+	}
+	return o.mirror, nil, nil
+}
+
+// mayChange tells whether a session may run a mutation. Caller holds mu.
+func (o *owner) mayChange(s *session, op meta.Op) bool {
+	return o.mirror == 0 || op.Code() == meta.OpReleaseOrphans || o.fills(s.id)
+}
+
+func errMirror(op string, o *owner) error {
+	return meta.E(op, meta.ReadOnly, o.subject(), errors.New("it is a mirror's target, which only the mirror changes"))
+}
+
+// fills tells whether a session is the one that fills the target. Caller holds mu.
+func (o *owner) fills(id meta.SessionID) bool {
+	l, held := o.locks.Get(meta.Lock{Ino: meta.MirrorLock, Flock: true, Type: meta.LockWrite})
+	return held && l.Type == meta.LockWrite && l.Session == id
+}
+
+func (o *owner) isMirror() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.mirror != 0
+}
+
+// mayMirror refuses to all but who fills it what concerns the live tree of a
+// mirror's target. Errors: ReadOnly.
+func (o *owner) mayMirror(ctx context.Context, sess *session) error {
+	if err := o.await(ctx, o.recovered); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.mirror == 0 || o.fills(sess.id) {
+		return nil
+	}
+	return errMirror("snapshot", o)
+}
+
+// show makes the volume a mirror's target, or shows its readers another
+// snapshot, or with "" makes it a volume like others. Only who holds the lock
+// may. Errors: NoSuchSnapshot, ReadOnly (another session fills it).
+func (o *owner) show(ctx context.Context, sess *session, name string) error {
+	if err := o.await(ctx, o.recovered); err != nil {
+		return err
+	}
+	op := &meta.SetMirror{}
+	if name != "" {
+		sn, err := o.snapshot(name)
+		if err != nil {
+			return err
+		}
+		op.Shown = sn.At
+	}
+	o.mu.Lock()
+	if o.failed != nil {
+		defer o.mu.Unlock()
+		return o.failed
+	}
+	if !o.fills(sess.id) {
+		defer o.mu.Unlock()
+		return errMirror("show snapshot", o)
+	}
+	if o.flip != nil {
+		defer o.mu.Unlock()
+		return meta.E("show snapshot", meta.Busy, o.subject(), errors.New("another one is about to be shown"))
+	}
+	flip := make(chan struct{})
+	o.flip = flip
+	defer close(flip)
+	o.mu.Unlock()
+	err := o.recallAll(ctx)
+	o.mu.Lock()
+	seq := o.cur.seq
+	if err == nil {
+		_, err = o.run(op, 0)
+	}
+	o.flip = nil
+	if err != nil {
+		o.mu.Unlock()
+		return err
+	}
+	o.mirror = op.Shown
+	o.snapped = max(o.snapped, min(seq, o.newest())) // nobody sees it before the journal has it
+	wait := o.untilDurable(seq)
+	o.mu.Unlock()
+	if err := o.await(ctx, wait); err != nil {
+		return err
+	}
+	o.log.Info("what readers of the mirror see", "snapshot", name, "generation", op.Shown)
+	return nil
+}
+
+// mirrorOp answers requests about mirrors.
+func (s *Server) mirrorOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
+	c := s.cfg.Cluster
+	switch m.Op {
+	case wire.AdminMirrors:
+		all := []meta.Mirror{}
+		if m.Volume == 0 {
+			l, err := c.Mirrors(ctx)
+			if err != nil {
+				return err
+			}
+			return reportJSON(re, append(all, l...))
+		}
+		x, err := c.Mirror(ctx, m.Volume)
+		if err != nil {
+			return err
+		}
+		return reportJSON(re, append(all, x))
+	case wire.AdminMirrorPut:
+		var x meta.Mirror
+		if err := json.Unmarshal(m.Body, &x); err != nil || x.Target != m.Volume || x.Target == 0 {
+			return meta.E("write mirror", meta.Protocol, "", err)
+		}
+		x, err := c.PutMirror(ctx, x)
+		if err != nil {
+			return err
+		}
+		return reportJSON(re, x)
+	case wire.AdminMirrorDrop:
+		return c.DropMirror(ctx, m.Volume)
+	}
+	o, err := s.ownerFor(ctx, m.Volume)
+	if err != nil {
+		return err
+	}
+	return o.show(ctx, sess, m.Entry)
+}

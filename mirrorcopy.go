@@ -1,0 +1,973 @@
+package penstock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// How a mirror's target becomes equal to a snapshot of the source.
+//
+// The target's live tree holds base, the snapshot that it was equal to last, and
+// perhaps a part of the way from there to the new one: whoever copied may have
+// been killed at any point. So each step looks at what is there before it does
+// anything, and what was done is not done again:
+//
+//  1. Names. The comparison of base and the new snapshot in the source says which
+//     entries are others. An inode that was in base is found in the target by the
+//     path that it has in the target's own base, which does not change. What is
+//     renamed goes into a staging directory first, then what is removed is
+//     unlinked, then each new entry is made, in the order of paths. An entry of
+//     the target that is neither what base had there nor absent was made here
+//     before, for this snapshot.
+//  2. Contents, several files at a time: of files that were there, the ranges
+//     whose place in chunks is another one than in base; of new ones, all.
+//  3. Attributes; times last, when the file's bytes are committed. So a file
+//     whose size and time are right is whole.
+//  4. Directories' attributes, when nothing in them changes any more.
+//
+// A first copy has no base: every entry is new.
+
+const (
+	mirrorFiles   = 16      // files copied at a time
+	mirrorReads   = 4       // reads ahead of the writing of one file
+	mirrorSegment = 1 << 20 // bytes of one read
+	mirrorBatch   = 2000    // files whose times are set after one sync
+	mirrorResume  = 8 << 20 // files of so many bytes are not copied from the beginning again
+)
+
+// mirrorCopy is one way from base to a snapshot.
+type mirrorCopy struct {
+	to                    *Volume // the source's snapshot
+	from                  *Volume // the source's base, nil for a first copy
+	base                  *Volume // the target's
+	dst                   *Volume // the target, live
+	pace                  *pace
+	planned, sent, inodes atomic.Uint64
+
+	files  chan mirrorFile
+	synced chan mirrorFile
+	ids    map[meta.Ino]meta.Ino // in the source -> in the target
+	dirs   map[meta.Ino]meta.Ino // whose attributes are set at the end
+	stage  string                // name of the staging directory
+}
+
+// mirrorFile is an inode that gets contents and attributes.
+type mirrorFile struct {
+	src, dst meta.Ino
+	fresh    bool // not in base
+	content  bool
+	a        meta.Attr // of the source
+}
+
+// run makes the target equal to the snapshot, and all of it durable.
+func (m *mirrorCopy) run(ctx context.Context, changes []meta.Change) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	m.files, m.synced = make(chan mirrorFile, 4*mirrorFiles), make(chan mirrorFile, mirrorBatch)
+	m.ids, m.dirs = map[meta.Ino]meta.Ino{}, map[meta.Ino]meta.Ino{meta.RootIno: meta.RootIno}
+	var copying, setting sync.WaitGroup
+	for range mirrorFiles {
+		copying.Go(func() {
+			for f := range m.files {
+				if ctx.Err() != nil {
+					continue
+				}
+				if err := m.fill(ctx, f); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	setting.Go(func() {
+		if err := m.setTimes(ctx); err != nil {
+			cancel(err)
+			for range m.synced {
+			}
+		}
+	})
+	var err error
+	if m.from == nil {
+		err = m.copyTree(ctx, meta.RootIno, meta.RootIno)
+	} else {
+		err = m.apply(ctx, changes)
+	}
+	if err != nil {
+		cancel(err)
+	}
+	close(m.files)
+	copying.Wait()
+	close(m.synced)
+	setting.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	for src, dst := range m.dirs {
+		if err := m.finishDir(ctx, src, dst); err != nil {
+			return err
+		}
+	}
+	return m.dst.SyncAll(ctx)
+}
+
+// ---- a first copy
+
+// copyTree makes what is in a directory.
+func (m *mirrorCopy) copyTree(ctx context.Context, src, dst meta.Ino) error {
+	for cookie, eof := uint64(0), false; !eof; {
+		var list []DirEntry
+		var err error
+		if list, eof, err = m.to.ReadDir(ctx, src, cookie, 0, true); err != nil {
+			return err
+		}
+		if len(list) > 0 {
+			cookie = list[len(list)-1].Cookie
+		}
+		made := make([]meta.Ino, len(list))
+		errs := make([]error, len(list))
+		var wg sync.WaitGroup
+		slots := make(chan struct{}, mirrorFiles)
+		for i, e := range list {
+			if err := context.Cause(ctx); err != nil {
+				return err
+			}
+			if m.to.isStub(e.Ino) {
+				return errJunction(e.Name)
+			}
+			a := e.Entry.Attr
+			if a.Ino == 0 || !a.IsDir() && a.Nlink > 1 {
+				continue // one by one
+			}
+			slots <- struct{}{}
+			wg.Go(func() {
+				defer func() { <-slots }()
+				made[i], errs[i] = m.make(ctx, dst, e.Name, &a)
+			})
+		}
+		wg.Wait()
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
+		for i, e := range list {
+			a := e.Entry.Attr
+			if made[i] == 0 {
+				got, err := m.to.GetAttr(ctx, e.Ino)
+				if err != nil {
+					return err
+				}
+				a = got.Attr
+				if made[i], err = m.enter(ctx, dst, e.Name, &a); err != nil {
+					return err
+				}
+				if made[i] == 0 {
+					continue // another name of what is being copied
+				}
+			}
+			if !a.IsDir() {
+				if err := m.queue(ctx, mirrorFile{src: a.Ino, dst: made[i], fresh: true, content: true, a: a}); err != nil {
+					return err
+				}
+				continue
+			}
+			m.dirs[a.Ino] = made[i]
+			if err := m.copyTree(ctx, a.Ino, made[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func errJunction(path string) error {
+	return meta.E("mirror", meta.NotSupported, path, errors.New("another volume is attached there: mirror that by itself, and attach it elsewhere"))
+}
+
+// enter gives a name to an inode that is new, and may have several. It returns
+// zero when it was made before: then it is being copied.
+func (m *mirrorCopy) enter(ctx context.Context, dir meta.Ino, name string, a *meta.Attr) (meta.Ino, error) {
+	if !a.IsDir() && a.Nlink > 1 {
+		if ino, ok := m.ids[a.Ino]; ok {
+			return 0, m.link(ctx, ino, dir, name)
+		}
+	}
+	ino, err := m.make(ctx, dir, name, a)
+	if err == nil && !a.IsDir() && a.Nlink > 1 {
+		m.ids[a.Ino] = ino
+	}
+	return ino, err
+}
+
+// make makes a new inode, or finds it.
+func (m *mirrorCopy) make(ctx context.Context, dir meta.Ino, name string, a *meta.Attr) (meta.Ino, error) {
+	e, err := m.dst.Lookup(ctx, dir, name)
+	if err != nil {
+		return 0, err
+	}
+	if !e.Negative {
+		if e.Attr.Mode&meta.TypeMask != a.Mode&meta.TypeMask {
+			return 0, meta.E("mirror", meta.Corrupt, name, fmt.Errorf("the target has type %o there, the source %o", e.Attr.Mode&meta.TypeMask, a.Mode&meta.TypeMask))
+		}
+		return e.Attr.Ino, nil
+	}
+	req := meta.Create{Parent: dir, Name: name, Mode: a.Mode, UID: a.UID, GID: a.GID, Rdev: a.Rdev, Excl: true}
+	if a.Mode&meta.TypeMask == meta.TypeSymlink {
+		if req.Target, err = m.to.ReadLink(ctx, a.Ino); err != nil {
+			return 0, err
+		}
+	}
+	e, err = m.dst.Create(ctx, nil, req)
+	return e.Attr.Ino, err
+}
+
+// link gives an inode of the target one more name, unless it has it.
+func (m *mirrorCopy) link(ctx context.Context, ino, dir meta.Ino, name string) error {
+	if there, err := m.at(ctx, dir, name); err != nil || there == ino {
+		return err
+	}
+	_, err := m.dst.Link(ctx, nil, ino, dir, name)
+	return err
+}
+
+// at tells what is under a name of the target; zero: nothing.
+func (m *mirrorCopy) at(ctx context.Context, dir meta.Ino, name string) (meta.Ino, error) {
+	e, err := m.dst.Lookup(ctx, dir, name)
+	if err != nil || e.Negative {
+		return 0, err
+	}
+	return e.Attr.Ino, nil
+}
+
+func (m *mirrorCopy) queue(ctx context.Context, f mirrorFile) error {
+	select {
+	case m.files <- f:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// ---- from one snapshot to the next
+
+// mirrorPaths finds inodes by path, without following anything.
+type mirrorPaths struct {
+	v    *Volume
+	dirs map[string]meta.Ino
+}
+
+func newMirrorPaths(v *Volume) *mirrorPaths {
+	return &mirrorPaths{v: v, dirs: map[string]meta.Ino{}}
+}
+
+// find gives what a path leads to. Errors: NotFound.
+func (p *mirrorPaths) find(ctx context.Context, path string) (meta.Ino, error) {
+	if path == "" {
+		return meta.RootIno, nil
+	}
+	dir, name, err := p.parent(ctx, path)
+	if err != nil {
+		return 0, err
+	}
+	e, err := p.v.Lookup(ctx, dir, name)
+	if err == nil && e.Negative {
+		err = meta.E("mirror", meta.NotFound, fmt.Sprintf("%s: %q", p.v.name, path), nil)
+	}
+	return e.Attr.Ino, err
+}
+
+// parent gives the directory in which a path ends, and the last name.
+func (p *mirrorPaths) parent(ctx context.Context, path string) (meta.Ino, string, error) {
+	i := strings.LastIndexByte(path, '/')
+	if i < 0 {
+		return meta.RootIno, path, nil
+	}
+	dir, ok := p.dirs[path[:i]]
+	if !ok {
+		var err error
+		if dir, err = p.find(ctx, path[:i]); err != nil {
+			return 0, "", err
+		}
+		if len(p.dirs) > 1<<18 {
+			clear(p.dirs)
+		}
+		p.dirs[path[:i]] = dir
+	}
+	return dir, path[i+1:], nil
+}
+
+// mirrorName is an entry of the target's base.
+type mirrorName struct {
+	dir  meta.Ino
+	name string
+	ino  meta.Ino
+	typ  uint32
+}
+
+func (m *mirrorCopy) apply(ctx context.Context, changes []meta.Change) error {
+	for _, c := range changes {
+		if c.Kind == meta.PathAdded && c.Ino == 0 {
+			return errJunction(c.Path)
+		}
+	}
+	if err := m.findStage(ctx); err != nil {
+		return err
+	}
+	moved, removed, err := m.leaving(ctx, changes)
+	if err != nil {
+		return err
+	}
+	if err := m.setAside(ctx, moved); err != nil {
+		return err
+	}
+	for _, n := range removed {
+		if there, err := m.at(ctx, n.dir, n.name); err != nil {
+			return err
+		} else if there != n.ino {
+			continue
+		}
+		if err := m.dst.Unlink(ctx, nil, n.dir, n.name, n.typ == meta.TypeDir); err != nil {
+			return err
+		}
+	}
+	if err := m.arrive(ctx, changes); err != nil {
+		return err
+	}
+	if err := m.dropStage(ctx); err != nil {
+		return err
+	}
+	there := newMirrorPaths(m.dst)
+	for _, c := range changes {
+		if c.Kind != meta.PathChanged {
+			continue
+		}
+		dst, err := there.find(ctx, c.Path)
+		if err != nil {
+			return err
+		}
+		if c.Type == meta.TypeDir {
+			m.dirs[c.Ino] = dst
+			continue
+		}
+		e, err := m.to.GetAttr(ctx, c.Ino)
+		if err != nil {
+			return err
+		}
+		if err := m.queue(ctx, mirrorFile{src: c.Ino, dst: dst, content: c.Content, a: e.Attr}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// findStage chooses a name that no entry of the roots has.
+func (m *mirrorCopy) findStage(ctx context.Context) error {
+	for m.stage = ".penstock-mirror"; ; m.stage += "-" {
+		free := true
+		for _, v := range []*Volume{m.from, m.to} {
+			e, err := v.Lookup(ctx, meta.RootIno, m.stage)
+			if err != nil {
+				return err
+			}
+			free = free && e.Negative
+		}
+		if free {
+			return nil
+		}
+	}
+}
+
+// leaving finds, in the bases, the entries that are renamed or removed: removed
+// directories after what is in them.
+func (m *mirrorCopy) leaving(ctx context.Context, changes []meta.Change) (moved, removed []mirrorName, err error) {
+	src, dst := newMirrorPaths(m.from), newMirrorPaths(m.base)
+	var dirs []mirrorName
+	for _, c := range changes {
+		path := c.Path
+		switch {
+		case c.Kind == meta.PathRenamed:
+			path = c.From
+		case c.Kind == meta.PathAdded && c.From != "":
+			ino, err := dst.find(ctx, c.From)
+			if err != nil {
+				return nil, nil, err
+			}
+			m.ids[c.Ino] = ino
+			continue
+		case c.Kind != meta.PathRemoved:
+			continue
+		}
+		n := mirrorName{typ: c.Type}
+		if n.dir, n.name, err = dst.parent(ctx, path); err != nil {
+			return nil, nil, err
+		}
+		if n.ino, err = dst.find(ctx, path); err != nil {
+			return nil, nil, err
+		}
+		// The directory that it leaves is changed, if it stays.
+		up, _, err := src.parent(ctx, path)
+		if err != nil {
+			return nil, nil, err
+		}
+		if _, have := m.dirs[up]; !have {
+			if _, err := m.to.GetAttr(ctx, up); err == nil {
+				m.dirs[up] = n.dir
+			} else if meta.KindOf(err) != meta.Stale {
+				return nil, nil, err
+			}
+		}
+		switch {
+		case c.Kind == meta.PathRenamed:
+			m.ids[c.Ino] = n.ino
+			moved = append(moved, n)
+		case n.typ == meta.TypeDir:
+			dirs = append(dirs, n)
+		default:
+			removed = append(removed, n)
+		}
+	}
+	slices.Reverse(dirs)
+	return moved, append(removed, dirs...), nil
+}
+
+func stageName(ino meta.Ino) string { return fmt.Sprintf("%x", uint64(ino)) }
+
+// setAside takes entries that are renamed out of the way.
+func (m *mirrorCopy) setAside(ctx context.Context, moved []mirrorName) error {
+	if len(moved) == 0 {
+		return nil
+	}
+	stage, err := m.at(ctx, meta.RootIno, m.stage)
+	if err == nil && stage == 0 {
+		var e Entry
+		e, err = m.dst.Create(ctx, nil, meta.Create{Parent: meta.RootIno, Name: m.stage, Mode: meta.TypeDir | 0o700, Excl: true})
+		stage = e.Attr.Ino
+	}
+	if err != nil {
+		return err
+	}
+	for _, n := range moved {
+		there, err := m.at(ctx, n.dir, n.name)
+		if err != nil {
+			return err
+		}
+		if there != n.ino {
+			continue
+		}
+		if n.typ == meta.TypeDir {
+			err = m.dst.Rename(ctx, nil, n.dir, n.name, stage, stageName(n.ino), meta.RenameNoReplace)
+		} else if err = m.link(ctx, n.ino, stage, stageName(n.ino)); err == nil {
+			err = m.dst.Unlink(ctx, nil, n.dir, n.name, false)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// arrive makes the entries that are new, in the order of paths: what is above
+// them is there.
+func (m *mirrorCopy) arrive(ctx context.Context, changes []meta.Change) error {
+	src, dst := newMirrorPaths(m.to), newMirrorPaths(m.dst)
+	stage, err := m.at(ctx, meta.RootIno, m.stage)
+	if err != nil {
+		return err
+	}
+	for _, c := range changes {
+		if c.Kind != meta.PathAdded && c.Kind != meta.PathRenamed {
+			continue
+		}
+		dir, name, err := dst.parent(ctx, c.Path)
+		if err != nil {
+			return err
+		}
+		up, _, err := src.parent(ctx, c.Path)
+		if err != nil {
+			return err
+		}
+		m.dirs[up] = dir
+		ino, known := m.ids[c.Ino]
+		switch {
+		case known && c.Type == meta.TypeDir:
+			if there, err := m.at(ctx, dir, name); err != nil {
+				return err
+			} else if there == ino {
+				continue
+			}
+			err = m.dst.Rename(ctx, nil, stage, stageName(ino), dir, name, meta.RenameNoReplace)
+		case known:
+			err = m.link(ctx, ino, dir, name)
+		default:
+			err = m.create(ctx, c.Ino, dir, name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// create makes a new inode and sees to what is in it.
+func (m *mirrorCopy) create(ctx context.Context, src, dir meta.Ino, name string) error {
+	e, err := m.to.GetAttr(ctx, src)
+	if err != nil {
+		return err
+	}
+	ino, err := m.make(ctx, dir, name, &e.Attr)
+	if err != nil {
+		return err
+	}
+	m.ids[src] = ino
+	if e.Attr.IsDir() {
+		m.dirs[src] = ino
+		return nil
+	}
+	return m.queue(ctx, mirrorFile{src: src, dst: ino, fresh: true, content: true, a: e.Attr})
+}
+
+// dropStage removes the staging directory, which holds second names of files
+// only by now.
+func (m *mirrorCopy) dropStage(ctx context.Context) error {
+	stage, err := m.at(ctx, meta.RootIno, m.stage)
+	if err != nil || stage == 0 {
+		return err
+	}
+	for cookie, eof := uint64(0), false; !eof; {
+		var list []DirEntry
+		if list, eof, err = m.dst.ReadDir(ctx, stage, cookie, 0, false); err != nil {
+			return err
+		}
+		for _, e := range list {
+			cookie = e.Cookie
+			if err := m.dst.Unlink(ctx, nil, stage, e.Name, false); err != nil {
+				return err
+			}
+		}
+	}
+	return m.dst.Unlink(ctx, nil, meta.RootIno, m.stage, true)
+}
+
+// ---- contents and attributes
+
+// fill gives a file its contents, and all attributes but times.
+func (m *mirrorCopy) fill(ctx context.Context, f mirrorFile) error {
+	e, err := m.dst.GetAttr(ctx, f.dst)
+	if err != nil {
+		return err
+	}
+	a, t := &f.a, &e.Attr
+	m.inodes.Add(1)
+	if a.IsRegular() && f.content {
+		known := f.fresh
+		if !f.fresh {
+			was, err := m.from.GetAttr(ctx, f.src)
+			if err != nil {
+				return err
+			}
+			known = was.Attr.Mtime != a.Mtime // else the time does not tell whether it is whole
+		}
+		if known && t.Mtime == a.Mtime && t.Size == a.Size && a.Mtime != 0 {
+			f.content = false // it was copied before
+		} else if err := m.fillData(ctx, &f, t); err != nil {
+			return err
+		}
+	}
+	if err := m.setOwner(ctx, f.src, f.dst, a, t); err != nil {
+		return err
+	}
+	if t.Mtime == a.Mtime && t.Atime == a.Atime && !f.content {
+		return nil
+	}
+	select {
+	case m.synced <- f:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// fillData copies what differs.
+func (m *mirrorCopy) fillData(ctx context.Context, f *mirrorFile, t *meta.Attr) error {
+	data, holes, err := m.ranges(ctx, f, t)
+	if err != nil {
+		return err
+	}
+	if t.Size != f.a.Size {
+		if _, err := m.dst.SetAttr(ctx, nil, meta.SetAttr{Ino: f.dst, Mask: meta.SetSize, Size: f.a.Size}); err != nil {
+			return err
+		}
+	}
+	for _, r := range holes {
+		if err := m.dst.Fallocate(ctx, nil, meta.Fallocate{Ino: f.dst, Mode: meta.FallocPunchHole | meta.FallocKeepSize, Off: r.lo, Len: r.hi - r.lo}); err != nil {
+			return err
+		}
+	}
+	return m.copyRanges(ctx, f, data)
+}
+
+// setOwner sets everything but times and contents.
+func (m *mirrorCopy) setOwner(ctx context.Context, src, dst meta.Ino, a, t *meta.Attr) error {
+	if a.UID != t.UID || a.GID != t.GID { // before capabilities, which it drops
+		e, err := m.dst.SetAttr(ctx, nil, meta.SetAttr{Ino: dst, Mask: meta.SetUID | meta.SetGID, UID: a.UID, GID: a.GID})
+		if err != nil {
+			return err
+		}
+		t = &e.Attr
+	}
+	if (a.Flags|t.Flags)&meta.FlagHasXattrs != 0 {
+		if err := m.copyXattrs(ctx, src, dst); err != nil {
+			return err
+		}
+		e, err := m.dst.GetAttr(ctx, dst)
+		if err != nil {
+			return err
+		}
+		t = &e.Attr
+	}
+	if a.Mode != t.Mode && a.Mode&meta.TypeMask != meta.TypeSymlink {
+		if _, err := m.dst.SetAttr(ctx, nil, meta.SetAttr{Ino: dst, Mask: meta.SetMode, Mode: a.Mode}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *mirrorCopy) copyXattrs(ctx context.Context, src, dst meta.Ino) error {
+	want, err := m.to.ListXattr(ctx, src)
+	if err != nil {
+		return err
+	}
+	have, err := m.dst.ListXattr(ctx, dst)
+	if err != nil {
+		return err
+	}
+	for _, name := range have {
+		if !slices.Contains(want, name) {
+			if err := m.dst.RemoveXattr(ctx, nil, dst, name); err != nil && meta.KindOf(err) != meta.NoAttribute {
+				return err
+			}
+		}
+	}
+	for _, name := range want {
+		v, err := m.to.GetXattr(ctx, src, name)
+		if err == nil {
+			err = m.dst.SetXattr(ctx, nil, meta.SetXattr{Ino: dst, Name: name, Value: v})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func timesOf(ino meta.Ino, a *meta.Attr) meta.SetAttr {
+	return meta.SetAttr{Ino: ino, Mask: meta.SetMtime | meta.SetAtime, Mtime: a.Mtime, Atime: a.Atime}
+}
+
+// setTimes sets the times of files whose contents are committed, many after one
+// sync.
+func (m *mirrorCopy) setTimes(ctx context.Context) error {
+	for {
+		f, more := <-m.synced
+		if !more {
+			return nil
+		}
+		batch := []mirrorFile{f}
+		for wait := time.After(100 * time.Millisecond); len(batch) < mirrorBatch && more; {
+			select {
+			case f, ok := <-m.synced:
+				if more = ok; ok {
+					batch = append(batch, f)
+				}
+				continue
+			case <-wait:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+			break
+		}
+		if err := m.dst.SyncAll(ctx); err != nil {
+			return err
+		}
+		if err := each(batch, mirrorFiles, func(f mirrorFile) error {
+			_, err := m.dst.SetAttr(ctx, nil, timesOf(f.dst, &f.a))
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+}
+
+// each calls fn for all, n at a time.
+func each[T any](all []T, n int, fn func(T) error) error {
+	errs := make([]error, len(all))
+	slots := make(chan struct{}, n)
+	var wg sync.WaitGroup
+	for i, x := range all {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			errs[i] = fn(x)
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (m *mirrorCopy) finishDir(ctx context.Context, src, dst meta.Ino) error {
+	s, err := m.to.GetAttr(ctx, src)
+	if err != nil {
+		return err
+	}
+	t, err := m.dst.GetAttr(ctx, dst)
+	if err != nil {
+		return err
+	}
+	m.inodes.Add(1)
+	if err := m.setOwner(ctx, src, dst, &s.Attr, &t.Attr); err != nil {
+		return err
+	}
+	_, err = m.dst.SetAttr(ctx, nil, timesOf(dst, &s.Attr))
+	return err
+}
+
+// ---- ranges
+
+// span is the bytes [lo, hi) of a file.
+type span struct{ lo, hi uint64 }
+
+// ranges tells which bytes are to be copied, and which are to become holes.
+func (m *mirrorCopy) ranges(ctx context.Context, f *mirrorFile, t *meta.Attr) (data, holes []span, err error) {
+	if f.fresh && f.a.Blocks >= f.a.Size && t.Blocks == 0 {
+		return []span{{0, f.a.Size}}, nil, nil // whole, and from the beginning
+	}
+	size := f.a.Size
+	now, err := placesOf(ctx, m.to, f.src)
+	if err != nil {
+		return nil, nil, err
+	}
+	var was []meta.Extent // in the source's base
+	if !f.fresh {
+		if was, err = placesOf(ctx, m.from, f.src); err != nil {
+			return nil, nil, err
+		}
+	}
+	todo := otherPlaces(was, now, size)
+	if size >= mirrorResume && t.Blocks > 0 {
+		// Where the target's bytes lie elsewhere than in its base they were copied
+		// before, by who did not get to the end of the file.
+		var before []meta.Extent
+		if !f.fresh {
+			if before, err = placesOf(ctx, m.base, f.dst); err != nil {
+				return nil, nil, err
+			}
+		}
+		have, err := placesOf(ctx, m.dst, f.dst)
+		if err != nil {
+			return nil, nil, err
+		}
+		todo = without(todo, otherPlaces(before, have, size))
+	}
+	data = within(todo, now)
+	return data, without(todo, data), nil
+}
+
+// placesOf lists where a file's committed bytes lie; an inline file's are one
+// extent whose place is like no other.
+func placesOf(ctx context.Context, v *Volume, ino meta.Ino) (all []meta.Extent, err error) {
+	for off := uint64(0); ; {
+		l, err := v.Locate(ctx, ino, off)
+		if err != nil {
+			return nil, err
+		}
+		if l.Inline {
+			e, err := v.GetAttr(ctx, ino)
+			return []meta.Extent{{Len: max(e.Attr.Size, 1), Chunk: meta.ChunkID{Term: 1, Counter: e.Attr.Change, Volume: v.id}}}, err
+		}
+		for _, e := range l.Extents {
+			if e.End() > off {
+				all = append(all, e.Extent)
+				off = e.End()
+			}
+		}
+		if l.EOF || len(l.Extents) == 0 {
+			return all, nil
+		}
+	}
+}
+
+// otherPlaces tells which bytes of the first size lie elsewhere in b than in a:
+// in another place, or nowhere.
+func otherPlaces(a, b []meta.Extent, size uint64) (out []span) {
+	type where struct {
+		chunk meta.ChunkID
+		at    uint64 // of the file's byte zero, modulo 2^64
+	}
+	place := func(l []meta.Extent, off uint64) (w where, end uint64, rest []meta.Extent) {
+		for len(l) > 0 && l[0].End() <= off {
+			l = l[1:]
+		}
+		switch {
+		case len(l) == 0:
+			return w, size, l
+		case l[0].Off > off:
+			return w, l[0].Off, l
+		case l[0].Chunk.IsZero(): // preallocated: it reads as a hole does
+			return w, l[0].End(), l
+		}
+		return where{l[0].Chunk, l[0].ChunkOff - l[0].Off}, l[0].End(), l
+	}
+	for off := uint64(0); off < size; {
+		var x, y where
+		var ex, ey uint64
+		x, ex, a = place(a, off)
+		y, ey, b = place(b, off)
+		end := min(ex, ey, size)
+		if x != y {
+			out = addSpan(out, span{off, end})
+		}
+		off = end
+	}
+	return out
+}
+
+func addSpan(l []span, s span) []span {
+	if n := len(l); n > 0 && l[n-1].hi == s.lo {
+		l[n-1].hi = s.hi
+		return l
+	}
+	return append(l, s)
+}
+
+// within is the part of l that has bytes in chunks, or inline.
+func within(l []span, data []meta.Extent) (out []span) {
+	for _, s := range l {
+		i, _ := slices.BinarySearchFunc(data, s.lo, func(e meta.Extent, off uint64) int {
+			if e.End() <= off {
+				return -1
+			}
+			return 1
+		})
+		for ; i < len(data) && data[i].Off < s.hi; i++ {
+			if e := data[i]; !e.Chunk.IsZero() {
+				out = addSpan(out, span{max(s.lo, e.Off), min(s.hi, e.End())})
+			}
+		}
+	}
+	return out
+}
+
+// without is l without what is in sub. Both are in order.
+func without(l, sub []span) (out []span) {
+	for _, s := range l {
+		for len(sub) > 0 && sub[0].hi <= s.lo {
+			sub = sub[1:]
+		}
+		for _, x := range sub {
+			if x.lo >= s.hi {
+				break
+			}
+			if x.lo > s.lo {
+				out = append(out, span{s.lo, x.lo})
+			}
+			s.lo = max(s.lo, min(x.hi, s.hi))
+		}
+		if s.lo < s.hi {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// copyRanges copies bytes: reads go ahead of writes, which stay in order.
+func (m *mirrorCopy) copyRanges(ctx context.Context, f *mirrorFile, ranges []span) error {
+	var segments []span
+	for _, r := range ranges {
+		m.planned.Add(r.hi - r.lo)
+		for ; r.lo < r.hi; r.lo += min(mirrorSegment, r.hi-r.lo) {
+			segments = append(segments, span{r.lo, min(r.lo+mirrorSegment, r.hi)})
+		}
+	}
+	type answer struct {
+		p   []byte
+		err error
+	}
+	read := func(s span) (a answer) {
+		if a.err = m.pace.take(ctx, s.hi-s.lo); a.err != nil {
+			return a
+		}
+		a.p = make([]byte, s.hi-s.lo)
+		n, err := m.to.Read(ctx, f.src, a.p, int64(s.lo))
+		if err == nil && n < len(a.p) {
+			err = meta.E("mirror", meta.Corrupt, m.to.subject(f.src), fmt.Errorf("%d bytes at %d, there should be %d", n, s.lo, len(a.p)))
+		}
+		a.err = err
+		return a
+	}
+	answers := make([]chan answer, len(segments))
+	begin := func(i int) {
+		if i < len(segments) {
+			answers[i] = make(chan answer, 1)
+			go func() { answers[i] <- read(segments[i]) }()
+		}
+	}
+	for i := range mirrorReads {
+		begin(i)
+	}
+	var failed error
+	for i, s := range segments {
+		if answers[i] == nil {
+			break
+		}
+		a := <-answers[i] // every read that was begun is waited for
+		if failed == nil {
+			failed = a.err
+		}
+		if failed == nil {
+			_, failed = m.dst.Write(ctx, nil, f.dst, a.p, int64(s.lo), false, false)
+		}
+		if failed == nil {
+			m.sent.Add(s.hi - s.lo)
+			begin(i + mirrorReads)
+		}
+	}
+	return failed
+}
+
+// pace bounds bytes in a second; nil, or with a rate of zero: it does not.
+type pace struct {
+	mu   sync.Mutex
+	rate uint64
+	next time.Time
+}
+
+// take waits until n bytes may be sent.
+func (p *pace) take(ctx context.Context, n uint64) error {
+	if p == nil {
+		return context.Cause(ctx)
+	}
+	p.mu.Lock()
+	if p.rate == 0 {
+		p.mu.Unlock()
+		return context.Cause(ctx)
+	}
+	now := time.Now()
+	if p.next.Before(now) {
+		p.next = now
+	}
+	at := p.next
+	p.next = at.Add(time.Duration(float64(n) / float64(p.rate) * float64(time.Second)))
+	p.mu.Unlock()
+	select {
+	case <-time.After(time.Until(at)):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,438 @@
+package penstock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// MirrorConfig says for which cluster mirrors are run.
+type MirrorConfig struct {
+	// Client is connected to the targets' cluster, with the right to administer
+	// the targets. Nothing else uses it.
+	Client *Client
+	// Dial connects to the cluster of a source that has addresses, with the right
+	// to administer the source.
+	Dial   func(ctx context.Context, at meta.MirrorSource) (*Client, error)
+	Logger *slog.Logger // nil: slog.Default()
+	// Poll is how often the records are looked at; 0: 2 s.
+	Poll time.Duration
+}
+
+const (
+	mirrorPin   = 30 * 24 * time.Hour // how long a source keeps the last snapshot for a mirror that is silent
+	mirrorRetry = time.Minute         // the longest between tries
+	mirrorLook  = 30 * time.Second    // how often what is missing is estimated
+	mirrorTell  = time.Second         // how often a round tells how far it is
+)
+
+// RunMirrors runs the mirrors of a cluster until ctx ends: those that are not
+// paused, and that no other process runs. Any number of processes may do so; each
+// mirror is run by one of them. It returns when all has stopped.
+func RunMirrors(ctx context.Context, cfg MirrorConfig) error {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.Poll <= 0 {
+		cfg.Poll = 2 * time.Second
+	}
+	m, err := cfg.Client.Mirrors()
+	if err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	running := map[meta.VolumeID]bool{}
+	for {
+		all, err := m.All(ctx)
+		if err != nil && ctx.Err() == nil {
+			cfg.Logger.Warn("mirrors could not be listed, that is tried again", "error", err)
+		}
+		for _, r := range all {
+			if r.State != meta.MirrorRunning || r.Version > meta.MirrorVersion {
+				continue
+			}
+			mu.Lock()
+			begun := running[r.Target]
+			running[r.Target] = true
+			mu.Unlock()
+			if begun {
+				continue
+			}
+			wg.Go(func() {
+				w := &mirrorWorker{MirrorConfig: cfg, m: m, target: r.Target, log: cfg.Logger.With("mirror", r.Target)}
+				if err := w.run(ctx); err != nil && ctx.Err() == nil {
+					w.log.Warn("a mirror is not run here now, that is tried again", "error", err)
+				}
+				mu.Lock()
+				delete(running, r.Target)
+				mu.Unlock()
+			})
+		}
+		select {
+		case <-time.After(cfg.Poll):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// mirrorWorker runs one mirror.
+type mirrorWorker struct {
+	MirrorConfig
+	m      Mirrors
+	target meta.VolumeID
+	log    *slog.Logger
+	dst    *Volume
+	src    *Volume
+}
+
+// run does rounds until the mirror is paused, or another process has it.
+func (w *mirrorWorker) run(ctx context.Context) (err error) {
+	if w.dst, err = w.Client.VolumeByID(ctx, w.target); err != nil {
+		return err
+	}
+	owner := rand.Uint64()
+	if err := w.dst.fill(ctx, owner, false); err != nil {
+		if meta.KindOf(err) == meta.WouldBlock {
+			return nil // another process runs it
+		}
+		return err
+	}
+	defer func() {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		_ = w.dst.unfill(end, owner) // what can't be told ends with the session
+	}()
+	var looked time.Time
+	for tries := 0; ; {
+		r, err := w.m.find(ctx, w.target)
+		if err != nil {
+			return err
+		}
+		if r.State != meta.MirrorRunning {
+			return nil
+		}
+		// The right is lost with the session: then another may have it.
+		if err := w.dst.fill(ctx, owner, false); err != nil {
+			return err
+		}
+		wait := w.Poll
+		switch due := w.due(&r); {
+		case due:
+			err := w.round(ctx, r)
+			if err == nil {
+				tries, looked = 0, time.Time{}
+				continue
+			}
+			if ctx.Err() != nil {
+				return nil
+			}
+			if errors.Is(err, errPaused) {
+				continue
+			}
+			w.log.Warn("a round of a mirror failed, it goes on from there", "error", err)
+			w.note(ctx, err)
+			wait = min(time.Second<<min(tries, 10), mirrorRetry)
+			tries++
+		case time.Since(looked) > mirrorLook:
+			began := time.Now()
+			if behind, err := w.behind(ctx, &r); err == nil {
+				_, err = w.m.change(ctx, w.target, func(r *Mirror) error { r.Behind, r.Looked = behind, time.Now().UTC(); return nil })
+				if err != nil {
+					w.log.Warn("how far a mirror is behind could not be recorded", "error", err)
+				}
+			}
+			// It never takes more than a part of the time.
+			looked = time.Now().Add(min(10*time.Since(began), time.Hour))
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+var errPaused = errors.New("the mirror was paused")
+
+// due tells whether a round is to be done now.
+func (w *mirrorWorker) due(r *Mirror) bool {
+	return r.Round != nil || r.Last == nil || r.Asked != r.Heard || r.Every > 0 && time.Since(r.Last.Taken) >= r.Every
+}
+
+// note records why a try failed.
+func (w *mirrorWorker) note(ctx context.Context, why error) {
+	_, err := w.m.change(ctx, w.target, func(r *Mirror) error {
+		if r.Error == "" {
+			r.Since = time.Now().UTC()
+		}
+		r.Error = why.Error()
+		return nil
+	})
+	if err != nil {
+		w.log.Warn("that could not be recorded", "error", err)
+	}
+}
+
+// open finds the source.
+func (w *mirrorWorker) open(ctx context.Context, r *Mirror) (done func(), err error) {
+	c, done := w.Client, func() {}
+	if len(r.Source.Meta) > 0 {
+		if c, err = w.Dial(ctx, r.Source); err != nil {
+			return nil, fmt.Errorf("the source's cluster: %w", err)
+		}
+		done = func() {
+			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+			defer cancel()
+			if err := c.Close(end); err != nil {
+				w.log.Info("the connection to a mirror's source did not end well", "error", err)
+			}
+		}
+	}
+	if w.src, err = c.VolumeByID(ctx, r.Source.ID); err != nil {
+		done()
+		return nil, fmt.Errorf("the source: %w", err)
+	}
+	return done, nil
+}
+
+// round copies one snapshot, or the rest of it, checks it and shows it. Whatever
+// it does is recorded before or can be seen, so that it may end at any point.
+func (w *mirrorWorker) round(ctx context.Context, r Mirror) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	done, err := w.open(ctx, &r)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if r.Round == nil {
+		now := time.Now().UTC()
+		n := MirrorRound{Snapshot: fmt.Sprintf("%s-%s", r.Name, now.Format("20060102T150405.000Z")), Began: now}
+		if r.Last != nil {
+			n.Base = r.Last.Snapshot
+		}
+		if r, err = w.m.change(ctx, w.target, func(r *Mirror) error { r.Round, r.Heard = &n, r.Asked; return nil }); err != nil {
+			return err
+		}
+	}
+	n := *r.Round
+	if n.Taken, err = w.snapshots(ctx, &r); err != nil {
+		return err
+	}
+	copier := &mirrorCopy{dst: w.dst, pace: &pace{rate: r.Rate}}
+	sent := n.Sent
+	tell := func(r *Mirror) error {
+		n.Planned, n.Sent, n.Inodes = sent+copier.planned.Load(), sent+copier.sent.Load(), copier.inodes.Load()
+		if r.State != meta.MirrorRunning {
+			return errPaused
+		}
+		x := n
+		r.Round = &x
+		return nil
+	}
+	var telling sync.WaitGroup
+	over := make(chan struct{})
+	telling.Go(func() {
+		for {
+			select {
+			case <-time.After(mirrorTell):
+			case <-over:
+				return
+			}
+			if _, err := w.m.change(ctx, w.target, tell); errors.Is(err, errPaused) {
+				cancel(errPaused)
+				return
+			}
+		}
+	})
+	err = w.fillTarget(ctx, copier, &r)
+	close(over)
+	telling.Wait()
+	if err != nil {
+		return errors.Join(context.Cause(ctx), err)
+	}
+	n.Copied = time.Now().UTC()
+	if _, err := w.m.change(ctx, w.target, tell); err != nil {
+		return err
+	}
+	if n.Digest, err = w.verify(ctx, n.Snapshot); err != nil {
+		if meta.KindOf(err) == meta.Corrupt {
+			// From the beginning: what is there can't be told from what is wrong.
+			err = errors.Join(err, w.dst.DeleteSnapshot(ctx, n.Snapshot), w.dst.RollBack(ctx, shown(&r), true))
+		}
+		return err
+	}
+	if err := w.m.s.ShowSnapshot(ctx, w.target, n.Snapshot); err != nil {
+		return err
+	}
+	n.Ended = time.Now().UTC()
+	if r, err = w.m.change(ctx, w.target, func(r *Mirror) error {
+		x := n
+		x.Planned, x.Sent, x.Inodes = sent+copier.planned.Load(), sent+copier.sent.Load(), copier.inodes.Load()
+		r.Last, r.Round, r.Error, r.Since, r.Behind, r.Looked = &x, nil, "", time.Time{}, 0, time.Time{}
+		r.Rounds++
+		return nil
+	}); err != nil {
+		return err
+	}
+	w.log.Info("a round of a mirror is complete", "snapshot", n.Snapshot, "bytes", r.Last.Sent, "inodes", r.Last.Inodes, "took", n.Ended.Sub(n.Began).Round(time.Millisecond))
+	if err := errors.Join(w.src.dropMirrored(ctx, &r, 1), w.dst.dropMirrored(ctx, &r, r.Keep)); err != nil {
+		w.log.Warn("old snapshots of a mirror could not be deleted, that is tried after the next round", "error", err)
+	}
+	return nil
+}
+
+// snapshots takes the round's snapshot of the source, if it is not there, and
+// pins it and the base. It tells when it was taken.
+func (w *mirrorWorker) snapshots(ctx context.Context, r *Mirror) (time.Time, error) {
+	n := r.Round
+	if n.Base != "" {
+		if _, err := w.src.PinSnapshot(ctx, n.Base, r.Name, mirrorPin); err != nil {
+			return time.Time{}, fmt.Errorf("the snapshot that source and target have in common: %w", err)
+		}
+	}
+	_, err := w.src.PinSnapshot(ctx, n.Snapshot, r.Name, mirrorPin)
+	if meta.KindOf(err) == meta.NoSuchSnapshot {
+		if _, err = w.src.TakeSnapshot(ctx, n.Snapshot); err == nil {
+			_, err = w.src.PinSnapshot(ctx, n.Snapshot, r.Name, mirrorPin)
+		}
+	}
+	if err != nil {
+		return time.Time{}, err
+	}
+	v, err := w.src.Snapshot(ctx, n.Snapshot)
+	if err != nil {
+		return time.Time{}, err
+	}
+	_, s, _ := v.View()
+	return time.Unix(0, int64(s.Created)).UTC(), nil
+}
+
+// fillTarget makes the target's live tree equal to the round's snapshot, and
+// keeps it as one.
+func (w *mirrorWorker) fillTarget(ctx context.Context, c *mirrorCopy, r *Mirror) (err error) {
+	n := r.Round
+	if _, err := w.dst.Snapshot(ctx, n.Snapshot); meta.KindOf(err) != meta.NoSuchSnapshot {
+		return err // it was complete before
+	}
+	if c.to, err = w.src.Snapshot(ctx, n.Snapshot); err != nil {
+		return err
+	}
+	var changes []meta.Change
+	if n.Base != "" {
+		if c.from, err = w.src.Snapshot(ctx, n.Base); err != nil {
+			return err
+		}
+		if c.base, err = w.dst.Snapshot(ctx, n.Base); err != nil {
+			return err
+		}
+		src, ok := w.src.c.sess.(mirrorSession)
+		if !ok {
+			return meta.E("mirror", meta.NotSupported, w.src.name, nil)
+		}
+		if err := src.DiffExact(ctx, w.src.id, n.Base, n.Snapshot, func(c meta.Change) error { changes = append(changes, c); return nil }); err != nil {
+			return err
+		}
+	}
+	if err := c.run(ctx, changes); err != nil {
+		return err
+	}
+	_, err = w.dst.TakeSnapshot(ctx, n.Snapshot)
+	return err
+}
+
+// verify compares what the owners of both volumes computed from every name and
+// byte. Errors: Corrupt.
+func (w *mirrorWorker) verify(ctx context.Context, snapshot string) (string, error) {
+	var sums [2]Digest
+	for i, v := range []*Volume{w.src, w.dst} {
+		s, err := v.Snapshot(ctx, snapshot)
+		if err != nil {
+			return "", err
+		}
+		for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+			if sums[i], err = s.RecordedDigest(ctx); meta.KindOf(err) != meta.Unavailable {
+				break
+			}
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+				return "", context.Cause(ctx)
+			}
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	if sums[0] != sums[1] {
+		return "", meta.E("mirror", meta.Corrupt, snapshot, fmt.Errorf("the source's digest is %v, the target's %v: it is copied again from the last complete snapshot", sums[0], sums[1]))
+	}
+	return sums[0].String(), nil
+}
+
+// behindFiles is how many changed files are looked at to estimate the bytes that
+// are missing.
+const behindFiles = 2000
+
+// behind estimates the bytes that a round would send now.
+func (w *mirrorWorker) behind(ctx context.Context, r *Mirror) (uint64, error) {
+	done, err := w.open(ctx, r)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	was, err := w.src.Snapshot(ctx, r.Last.Snapshot)
+	if err != nil {
+		return 0, err
+	}
+	var bytes, files, looked uint64
+	err = w.src.DiffSnapshots(ctx, r.Last.Snapshot, "", func(c meta.Change) error {
+		if c.Type != meta.TypeRegular || c.Kind != meta.PathAdded && !(c.Kind == meta.PathChanged && c.Content) {
+			return nil
+		}
+		if files++; files > behindFiles {
+			return nil
+		}
+		var before []meta.Extent
+		if c.Kind == meta.PathChanged {
+			if l, err := was.Locate(ctx, c.Ino, 0); err == nil {
+				before = extentsOf(l)
+			}
+		}
+		l, err := w.src.Locate(ctx, c.Ino, 0) // the first of a file with many
+		if err != nil {
+			return nil // gone meanwhile
+		}
+		looked++
+		now := extentsOf(l)
+		if l.Inline {
+			bytes += meta.InlineMax / 2
+		}
+		if len(now) > 0 {
+			for _, s := range within(otherPlaces(before, now, now[len(now)-1].End()), now) {
+				bytes += s.hi - s.lo
+			}
+		}
+		return nil
+	})
+	if looked > 0 && files > behindFiles {
+		bytes = uint64(float64(bytes) / float64(looked) * float64(files))
+	}
+	return bytes, err
+}
+
+func extentsOf(l Location) (all []meta.Extent) {
+	for _, e := range l.Extents {
+		all = append(all, e.Extent)
+	}
+	return all
+}
