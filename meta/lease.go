@@ -67,7 +67,30 @@ const (
 	OrderScrub                         // begin to read everything now; the reports tell how far it is
 	OrderDisk                          // Disk is given up for good (Retire), or may be replaced by an empty directory (Adopt)
 	OrderCompress                      // have the sealed Chunk compressed soon, with Compress; idempotent, and nobody waits for it
+	OrderGather                        // append Pieces of sealed chunks, wherever they lie, to Chunk from Length on, in order, and sync; idempotent
 )
+
+// Bounds of OrderGather.
+const (
+	MaxPieces  = 4096 // of one order
+	MaxSources = 4096 // chunks that they are from
+)
+
+// CopySource is a sealed chunk, as the journal knows it, that pieces are copied
+// from, and the servers that may have it, the nearest first. A replica of another
+// length, or of another checksum where CRC is not zero, is none.
+type CopySource struct {
+	Chunk   ChunkID
+	Length  uint64
+	CRC     uint32
+	Servers []ServerID
+}
+
+// CopyPiece is a range of an order's Chunks[Chunk], in bytes.
+type CopyPiece struct {
+	Chunk    uint32
+	Off, Len uint64
+}
 
 // CopyRun is one range of a chunk, in bytes.
 type CopyRun struct{ Off, Len uint64 }
@@ -88,10 +111,10 @@ type Order struct {
 	After   ChunkID      // OrderList: the last one of the page before, or zero
 	Max     uint32       // OrderList: at most MaxListed, which zero stands for
 	CRC     uint32       // OrderPull, beside Chunk, Fence, Length: what the journal says of the sealed chunk
-	Sources []ServerInfo // OrderPull: who may have it, the nearest first
-	Cap     []byte       // OrderPull: the right to read it there
-	Class   string       // OrderPull: of the disk to put it on; empty: any
-	Rate    uint64       // OrderPull, OrderVerify, OrderScrub: bytes a second; zero: the server's own bound
+	Sources []ServerInfo // OrderPull: who may have it, the nearest first; OrderGather: all servers of Chunks, in any order
+	Cap     []byte       // OrderPull, OrderGather: the right to read it there
+	Class   string       // OrderPull, OrderCopy, OrderGather: of the disk to put it on; empty: any
+	Rate    uint64       // OrderPull, OrderVerify, OrderScrub, OrderGather: bytes a second; zero: the server's own bound
 	Disk    string       // OrderDisk: which
 	Adopt   bool         // OrderDisk: rather than to retire it
 	Evicted []string     // OrderKeys: whose connections end and are refused, as peer.ParseWorthless reads it
@@ -103,6 +126,9 @@ type Order struct {
 	// no owner's order about its volume.
 	Owner VolumeID
 	Term  Term
+
+	Chunks []CopySource // OrderGather
+	Pieces []CopyPiece  // OrderGather
 }
 
 // MaxListed bounds the replicas in one answer to OrderList.

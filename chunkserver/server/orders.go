@@ -34,6 +34,8 @@ func (s *Server) Order(ctx context.Context, o meta.Order) meta.OrderResult {
 		s.evict(o.Evicted)
 	case meta.OrderCopy:
 		i, err = s.copyRanges(ctx, o)
+	case meta.OrderGather:
+		i, err = s.gather(ctx, o)
 	case meta.OrderList:
 		return s.list(ctx, o)
 	case meta.OrderPull:

@@ -21,8 +21,9 @@ type pulls struct {
 	where  map[meta.ServerID]meta.ServerInfo
 	busy   map[meta.ChunkID]*pulling
 	pace   pacer
+	lent   map[meta.VolumeID]*gatherCap
 
-	done, bytes, failed atomic.Uint64
+	done, bytes, failed, gathered atomic.Uint64
 }
 
 // pulling is one of them.
@@ -137,6 +138,9 @@ func (s *Server) sources(o meta.Order) Peers {
 			defer p.mu.Unlock()
 			if k := p.busy[id]; k != nil {
 				return k.cap
+			}
+			if c := p.lent[id.Volume]; c != nil {
+				return c.cap
 			}
 			return nil
 		})

@@ -254,8 +254,10 @@ type Stats struct {
 	Shared      uint64 // appends whose bytes were in memory shared with their writer
 	Pulled      uint64 // chunks copied from other servers
 	PulledBytes uint64
-	PullErrors  uint64
-	Disks       []DiskStats
+	PullErrors  uint64 // and pieces
+	// GatheredBytes of pieces were copied into chunks here, for compaction.
+	GatheredBytes uint64
+	Disks         []DiskStats
 }
 
 // Stats tells counts.
@@ -264,6 +266,7 @@ func (s *Server) Stats() Stats {
 	st := Stats{Conns: len(s.conns), Refused: s.refused.Load(), Frames: s.frames.Load(), Descriptors: s.descriptors.Load(), Shared: s.shared.Load()}
 	s.mu.Unlock()
 	st.Pulled, st.PulledBytes, st.PullErrors = s.pulls.done.Load(), s.pulls.bytes.Load(), s.pulls.failed.Load()
+	st.GatheredBytes = s.pulls.gathered.Load()
 	for _, d := range s.disks.list() {
 		ds := DiskStats{DiskInfo: d.info()}
 		if open := d.serves(); open != nil {

@@ -43,7 +43,7 @@ const (
 // wait behind them: a seal above all.
 func takesLong(k meta.OrderKind) bool {
 	switch k {
-	case meta.OrderPull, meta.OrderVerify, meta.OrderCopy, meta.OrderList, meta.OrderDisk:
+	case meta.OrderPull, meta.OrderVerify, meta.OrderCopy, meta.OrderList, meta.OrderDisk, meta.OrderGather:
 		return true
 	}
 	return false

@@ -11,13 +11,20 @@ import (
 )
 
 // Extents visits the live extents of every inode until fn says false: a walk
-// over all that the volume maps, for compaction.
+// over all that the volume maps.
 func Extents(r Reader, fn func(ino meta.Ino, e meta.Extent) bool) error {
+	return LiveExtents(r, func(ino meta.Ino, e meta.Extent, _ bool) bool { return fn(ino, e) })
+}
+
+// LiveExtents is Extents for compaction: it tells of each extent whether it is
+// kept, that is, whether a snapshot sees this very version of it. Moved elsewhere
+// it would lie in both places.
+func LiveExtents(r Reader, fn func(ino meta.Ino, e meta.Extent, kept bool) bool) error {
 	t := tx{view: view{r: r}}
 	if err := t.begin(); err != nil {
 		return err
 	}
-	return t.scan([]byte{prefixExtent}, []byte{prefixExtent + 1}, func(base, val []byte, _ uint32) (bool, error) {
+	return t.scan([]byte{prefixExtent}, []byte{prefixExtent + 1}, func(base, val []byte, gen uint32) (bool, error) {
 		if len(base) != 17 {
 			return false, fail("scan", meta.Corrupt, fmt.Sprintf("key %x", base))
 		}
@@ -25,7 +32,24 @@ func Extents(r Reader, fn func(ino meta.Ino, e meta.Extent) bool) error {
 		if err != nil {
 			return false, err
 		}
-		return fn(meta.Ino(binary.BigEndian.Uint64(base[1:])), e), nil
+		return fn(meta.Ino(binary.BigEndian.Uint64(base[1:])), e, gen <= t.vol.lastSnap), nil
+	})
+}
+
+// FileExtents visits the live extents of one file that lie, in part at least, in
+// the bytes from off to end, in order; what a truncation left to be reaped is
+// not among them. kept is as in LiveExtents. Errors: Stale (no such inode).
+func FileExtents(r Reader, ino meta.Ino, off, end uint64, fn func(e meta.Extent, kept bool) bool) error {
+	t := tx{view: view{r: r}}
+	if err := t.begin(); err != nil {
+		return err
+	}
+	in, err := t.inode(ino)
+	if err != nil {
+		return err
+	}
+	return t.scanLive(in, off, func(e extent) bool {
+		return e.Off < end && fn(e.Extent, e.gen <= t.vol.lastSnap)
 	})
 }
 

@@ -471,7 +471,7 @@ func (o *owner) policy() (meta.Policy, error) {
 // a file ends in, its length not yet known. Caller holds mu.
 func (o *owner) abandoned() (ids []meta.ChunkID, files int, err error) {
 	err = namespace.AllOpenChunks(&view{o: o}, func(c meta.ChunkRecord, file meta.Ino) bool {
-		if o.sessions[c.Session] == nil && c.ID != o.filling && !o.indexing.parts[c.ID] {
+		if o.sessions[c.Session] == nil && !o.filling[c.ID] && !o.indexing.parts[c.ID] {
 			ids = append(ids, c.ID)
 			if file != 0 {
 				files++
@@ -555,8 +555,8 @@ func (o *owner) kickGC() {
 // gcBatch bounds the chunks deleted, and inodes reaped, before others run.
 const gcBatch = 128
 
-// gcLoop reaps what unlinks and truncations left, deletes chunks that nothing
-// refers to, and compacts.
+// gcLoop reaps what unlinks and truncations left, and deletes chunks that nothing
+// refers to.
 func (o *owner) gcLoop() {
 	if o.await(o.ctx, o.recovered) != nil {
 		return
@@ -565,7 +565,7 @@ func (o *owner) gcLoop() {
 	defer t.Stop()
 	for {
 		o.sealAbandoned()
-		for o.ctx.Err() == nil && (o.reapSome() || o.deleteSome() || o.compactSome()) {
+		for o.ctx.Err() == nil && (o.reapSome() || o.deleteSome()) {
 		}
 		select {
 		case <-t.C:

@@ -20,6 +20,11 @@ type Counters struct {
 	Followed, FollowUnknown                                int
 	FollowEntries, FollowBytes, FollowLoads, FollowDamaged uint64
 	FollowLag                                              time.Duration
+	// Compaction: chunks that were filled, bytes copied into them (once, however
+	// many replicas they have), extents moved, looks that ended with an error; files
+	// and fragments in them that were to be joined when they were last looked for.
+	Compacted, CompactedBytes, CompactedExtents, CompactFailed uint64
+	FragmentedFiles, Fragments                                 uint64
 	// NoSpace: some volume takes no changes because its journal is full.
 	NoSpace bool
 }
@@ -43,7 +48,11 @@ func (s *Server) Counters() Counters {
 	}
 	b := s.standbys
 	c.FollowEntries, c.FollowBytes, c.FollowLoads, c.FollowDamaged = b.applied.Load(), b.bytes.Load(), b.reloads.Load(), b.damaged.Load()
+	c.Compacted, c.CompactedBytes = s.stats.compacted.Load(), s.stats.compactedBytes.Load()
+	c.CompactedExtents, c.CompactFailed = s.stats.compactedExtents.Load(), s.stats.compactFailed.Load()
 	for _, o := range s.owners() {
+		c.FragmentedFiles += o.compaction.files.Load()
+		c.Fragments += o.compaction.fragments.Load()
 		o.mu.Lock()
 		c.Leases += len(o.leases.m)
 		c.OverlayRecords += len(o.ov.m)

@@ -85,10 +85,9 @@ type owner struct {
 	departure chan struct{}
 	// leaving: the volume is being handed over, and nothing new is answered;
 	// closed if it stays after all.
-	leaving     chan struct{}
-	over        []meta.SessionID // of awaited: ended, but not to the last step
-	gcWake      chan struct{}    // capacity 1
-	lastCompact time.Time        // of gcLoop
+	leaving chan struct{}
+	over    []meta.SessionID // of awaited: ended, but not to the last step
+	gcWake  chan struct{}    // capacity 1
 
 	inspection inspection
 	faults     faults
@@ -117,16 +116,17 @@ type owner struct {
 	digesting  bool                 // it is at it
 	indexing   indexing
 	diffs      diffCache
-	clone      bool         // files may lie in other volumes' chunks,
-	foreign    foreign      // which are these
-	promotion  promotion    // of a clone,
-	promoting  bool         // which is under way,
-	filling    meta.ChunkID // and this chunk being filled for it
-	cloning    sync.Mutex   // held while a clone of this volume is made or let go, before mu
-	freed      uint64       // by the deletion of a snapshot under way
-	keep       string       // the schedule of snapshots,
-	keepRead   time.Time    // as it was in the table then
-	keepOpen   bool         // it asks for the volume more often than visits do
+	clone      bool       // files may lie in other volumes' chunks,
+	foreign    foreign    // which are these
+	promotion  promotion  // of a clone,
+	promoting  bool       // which is under way
+	cloning    sync.Mutex // held while a clone of this volume is made or let go, before mu
+	freed      uint64     // by the deletion of a snapshot under way
+	keep       string     // the schedule of snapshots,
+	keepRead   time.Time  // as it was in the table then
+	keepOpen   bool       // it asks for the volume more often than visits do
+	compaction compaction
+	filling    map[meta.ChunkID]bool // open, by promoteLoop or compactLoop: not abandoned
 
 	told     chan struct{} // closed when the store has more events; nil: nobody waits
 	watchers int           // that do

@@ -268,7 +268,7 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 	fence := meta.Fence{Term: o.own.Term()}
 	res, err := o.run(&meta.AllocChunks{N: 1, Servers: [][]meta.ServerID{servers}, Fence: fence}, 0)
 	if err == nil {
-		o.filling = res.Chunks[0].ID
+		o.filling[res.Chunks[0].ID] = true
 	}
 	wait := o.untilDurable(seq)
 	o.mu.Unlock()
@@ -282,7 +282,7 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 	var length uint64
 	defer func() {
 		o.mu.Lock()
-		o.filling = meta.ChunkID{}
+		delete(o.filling, target)
 		o.mu.Unlock()
 	}()
 	at := make([]uint64, len(runs)) // where each run begins in the copy
@@ -294,7 +294,7 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 			length += runs[i].Len
 			i++
 		}
-		if err := o.copyOn(servers, order, length); err != nil {
+		if err := o.copyOn(servers, order, length, copyPatience+time.Duration((length-order.Length)/minCopyRate)*time.Second, nil); err != nil {
 			return err // the collector seals what was begun, and it is garbage
 		}
 	}
@@ -331,7 +331,7 @@ func union(refs []namespace.ForeignExtent) (runs []meta.CopyRun) {
 // adopt1 swaps extents of one inode. Sessions that cached where they lie are
 // asked to forget that first, as for compaction.
 func (o *owner) adopt1(ino meta.Ino, l []meta.Adopted) error {
-	res, err := o.swapped(ino, &meta.AdoptExtents{Extents: l})
+	res, err := o.swapped(ino, func() (meta.Op, error) { return &meta.AdoptExtents{Extents: l}, nil })
 	if err == nil {
 		o.promotion.copied.Add(res.Off)
 		o.promotion.left.Add(-min(res.Off, o.promotion.left.Load()))

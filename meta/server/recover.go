@@ -93,6 +93,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		sessions: map[meta.SessionID]*journaled{}, recovered: make(chan struct{}), allBack: make(chan struct{}, 1),
 		departure: make(chan struct{}, 1), awaited: map[meta.SessionID]bool{}, entered: map[*session]uint64{}, sinceCheckpoint: bytes, gcWake: make(chan struct{}, 1), snapWake: make(chan struct{}, 1), digestWake: make(chan struct{}, 1), indexing: indexing{wake: make(chan struct{}, 1)}, promotion: promotion{wake: make(chan struct{}, 1)},
 		inspection: inspection{wake: make(chan struct{}, 1), listed: map[meta.ServerID]listing{}},
+		filling:    map[meta.ChunkID]bool{},
 	}
 	o.leases.unsafe = s.cfg.Unsafe.NoRecall
 	o.ctx, o.cancel = context.WithCancelCause(s.ctx)
@@ -140,6 +141,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 	o.setWords(&vol)
 	o.wg.Go(o.recover)
 	o.wg.Go(o.gcLoop)
+	o.wg.Go(o.compactLoop)
 	o.wg.Go(o.departLoop)
 	o.wg.Go(o.inspectLoop)
 	o.wg.Go(o.checkpointLoop)

@@ -150,24 +150,31 @@ func (n *gridNode) order(ctx context.Context, o meta.Order) meta.OrderResult {
 	if o.Kind == meta.OrderPull {
 		return n.pull(o)
 	}
+	var gathered []byte
+	if o.Kind == meta.OrderGather {
+		for _, p := range o.Pieces {
+			b := n.g.piece(&o.Chunks[p.Chunk], p)
+			if b == nil {
+				return meta.OrderResult{Err: meta.Unavailable, Detail: "a source is not there"}
+			}
+			gathered = append(gathered, b...)
+		}
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if o.Kind == meta.OrderCopy {
-		from, to := n.chunks[o.From], n.chunks[o.Chunk]
-		if from == nil || from.state != meta.ChunkSealed || from.corrupt {
-			return meta.OrderResult{Err: meta.NoSuchChunk}
-		}
+	if o.Kind == meta.OrderGather {
+		to := n.chunks[o.Chunk]
 		if to == nil {
 			to = &gridChunk{state: meta.ChunkOpen, fence: o.Fence}
 			n.chunks[o.Chunk] = to
 		}
+		if to.state != meta.ChunkOpen {
+			return meta.OrderResult{Err: meta.Sealed}
+		}
 		if o.Fence.Less(to.fence) {
 			return meta.OrderResult{Err: meta.Fenced}
 		}
-		to.data = to.data[:o.Length]
-		for _, r := range o.Ranges {
-			to.data = append(to.data, from.data[r.Off:r.Off+r.Len]...)
-		}
+		to.data = append(to.data[:o.Length], gathered...)
 	}
 	c := n.chunks[o.Chunk]
 	tell := func() meta.OrderResult {
@@ -190,7 +197,7 @@ func (n *gridNode) order(ctx context.Context, o meta.Order) meta.OrderResult {
 		return meta.OrderResult{Err: meta.NoSuchChunk}
 	}
 	switch o.Kind {
-	case meta.OrderCopy:
+	case meta.OrderGather:
 	case meta.OrderStat:
 		if c.told {
 			return meta.OrderResult{Err: meta.Corrupt}
@@ -216,6 +223,27 @@ func (n *gridNode) order(ctx context.Context, o meta.Order) meta.OrderResult {
 		return meta.OrderResult{Err: meta.NotSupported}
 	}
 	return tell()
+}
+
+// piece reads of a source on the first server that has it as the order says.
+func (g *grid) piece(c *meta.CopySource, p meta.CopyPiece) []byte {
+	for _, id := range c.Servers {
+		g.mu.Lock()
+		n := g.nodes[id]
+		g.mu.Unlock()
+		n.mu.Lock()
+		x := n.chunks[c.Chunk]
+		ok := x != nil && n.stop != nil && x.state == meta.ChunkSealed && !x.corrupt && uint64(len(x.data)) == c.Length && crcOf(x.data) == c.CRC
+		var b []byte
+		if ok {
+			b = slices.Clone(x.data[p.Off : p.Off+p.Len])
+		}
+		n.mu.Unlock()
+		if ok {
+			return b
+		}
+	}
+	return nil
 }
 
 // list gives replicas in an order of its own, a few at a time.
@@ -956,9 +984,14 @@ func TestMostEndangeredFirst(t *testing.T) {
 
 // compacting fills a chunk with two files, removes one, and stops the owner at
 // the k-th order of what follows; its successor ends with the other file's bytes
-// in a chunk of their own, and nothing else anywhere.
-func compacting(t *testing.T, k int, carryOut bool) (reached bool) {
-	g := newGrid(t, func(c *Config) { c.CompactInterval = 50 * time.Millisecond }, racks[0], racks[2], racks[4])
+// in a chunk of their own, and nothing else anywhere. With join both files stay,
+// the small one is in many pieces, in two chunks, and ends up in one.
+func compacting(t *testing.T, join bool, k int, carryOut bool) (reached bool) {
+	var begun atomic.Bool
+	g := newGrid(t, func(c *Config) {
+		c.CompactInterval, c.JoinLeast = 50*time.Millisecond, 4
+		c.joinNow = func() bool { return join && begun.Load() }
+	}, racks[0], racks[2], racks[4])
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 3})
 	crash := make(chan struct{})
@@ -978,38 +1011,69 @@ func compacting(t *testing.T, k int, carryOut bool) (reached bool) {
 		return n < k || carryOut && n == k
 	}
 	g.mu.Unlock()
+	// fill makes a chunk of n bytes, still open.
+	fill := func(n int) (meta.ChunkID, []byte) {
+		gr := p.alloc(t, false)
+		data := make([]byte, n)
+		for i := range data {
+			data[i] = byte(rand.Uint32())
+		}
+		for _, id := range gr.Servers {
+			node := g.nodes[id]
+			node.mu.Lock()
+			node.chunks[gr.ID] = &gridChunk{data: slices.Clone(data), state: meta.ChunkOpen, fence: gr.Fence}
+			node.mu.Unlock()
+		}
+		return gr.ID, data
+	}
+	put := func(ino meta.Ino, chunk meta.ChunkID, fileOff, chunkOff, n uint64) {
+		p.do(t, &meta.Write{Ino: ino, Synced: true, Size: fileOff + n, Extents: []meta.Extent{{Off: fileOff, Len: n, Chunk: chunk, ChunkOff: chunkOff}}}, meta.LeaseNone)
+	}
+	seal := func(id meta.ChunkID) {
+		if _, err := p.SealChunk(t.Context(), 1, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begin := func() {
+		g.mu.Lock()
+		count = true
+		g.mu.Unlock()
+		begun.Store(true)
+	}
 	const piece = 700 << 10
-	big, small := p.create(t, "big").Attr.Ino, p.create(t, "small").Attr.Ino
-	gr := p.alloc(t, false)
-	data := make([]byte, 3*piece)
-	for i := range data {
-		data[i] = byte(rand.Uint32())
+	small := p.create(t, "small").Attr.Ino
+	var old []meta.ChunkID
+	var want []byte
+	if join {
+		const some = 20
+		a, x := fill(some * 1000)
+		b, y := fill(some * 1000)
+		old = []meta.ChunkID{a, b}
+		for i := range uint64(some) {
+			put(small, a, 2000*i, 1000*(some-1-i), 1000)
+			put(small, b, 2000*i+1000, 1000*i, 1000)
+			want = slices.Concat(want, x[1000*(some-1-i):1000*(some-i)], y[1000*i:1000*(i+1)])
+		}
+		seal(a)
+		seal(b)
+		begin()
+	} else {
+		big := p.create(t, "big").Attr.Ino
+		id, data := fill(3 * piece)
+		old = []meta.ChunkID{id}
+		// The small file lies in pieces around the big one, out of order.
+		put(small, id, 0, 2*piece+piece/2, piece/2)
+		put(big, id, 0, piece/2, 2*piece)
+		put(small, id, piece/2, 0, piece/2)
+		want = slices.Concat(data[2*piece+piece/2:], data[:piece/2])
+		seal(id)
+		begin()
+		p.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "big"}, meta.LeaseNone)
+		p.do(t, &meta.ReleaseOrphans{Inos: []meta.Ino{big}}, meta.LeaseNone)
 	}
-	for _, id := range gr.Servers {
-		node := g.nodes[id]
-		node.mu.Lock()
-		node.chunks[gr.ID] = &gridChunk{data: slices.Clone(data), state: meta.ChunkOpen, fence: gr.Fence}
-		node.mu.Unlock()
-	}
-	put := func(ino meta.Ino, fileOff, chunkOff, n uint64) {
-		p.do(t, &meta.Write{Ino: ino, Synced: true, Size: fileOff + n, Extents: []meta.Extent{{Off: fileOff, Len: n, Chunk: gr.ID, ChunkOff: chunkOff}}}, meta.LeaseNone)
-	}
-	// The small file lies in pieces around the big one, out of order.
-	put(small, 0, 2*piece+piece/2, piece/2)
-	put(big, 0, piece/2, 2*piece)
-	put(small, piece/2, 0, piece/2)
-	want := slices.Concat(data[2*piece+piece/2:], data[:piece/2])
-	if _, err := p.SealChunk(t.Context(), 1, gr.ID); err != nil {
-		t.Fatal(err)
-	}
-	g.mu.Lock()
-	count = true
-	g.mu.Unlock()
-	p.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "big"}, meta.LeaseNone)
-	p.do(t, &meta.ReleaseOrphans{Inos: []meta.Ino{big}}, meta.LeaseNone)
 	compacted := func() bool {
 		recs := g.records()
-		return len(recs) == 1 && recs[0].ID != gr.ID && recs[0].State == meta.ChunkSealed
+		return len(recs) == 1 && !slices.Contains(old, recs[0].ID) && recs[0].State == meta.ChunkSealed
 	}
 	done := make(chan struct{})
 	go func() {
@@ -1074,7 +1138,7 @@ func compacting(t *testing.T, k int, carryOut bool) (reached bool) {
 func TestCompactionSurvivesCrashes(t *testing.T) {
 	steps := 0
 	for k := 1; steps < 40; k++ {
-		reached := compacting(t, k, true) && compacting(t, k, false)
+		reached := compacting(t, false, k, true) && compacting(t, false, k, false)
 		if t.Failed() {
 			return
 		}
@@ -1086,5 +1150,18 @@ func TestCompactionSurvivesCrashes(t *testing.T) {
 	t.Logf("stopped at %d orders", steps)
 	if steps < 8 {
 		t.Errorf("the story has %d orders only", steps)
+	}
+}
+
+func TestJoinSurvivesCrashes(t *testing.T) {
+	k := 1
+	for ; k < 40 && compacting(t, true, k, k%2 == 0); k++ {
+		if t.Failed() {
+			return
+		}
+	}
+	t.Logf("stopped at %d orders", k-1)
+	if k <= 8 {
+		t.Errorf("the story has %d orders only", k-1)
 	}
 }

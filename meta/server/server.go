@@ -79,6 +79,19 @@ type Config struct {
 	// CompactInterval is the least time between two looks for dead space in a
 	// volume. Default 2 s.
 	CompactInterval time.Duration
+	// CompactRate is how many bytes a second are copied to each replica of a chunk
+	// that compaction fills, one chunk at a time for all volumes of this process.
+	// Default 64 MiB.
+	CompactRate uint64
+	// JoinLeast fragments of a file that follow each other, each smaller than
+	// JoinSmall bytes, are copied into one chunk (placement.JoinRule). Defaults
+	// 16 and 256 KiB; negative JoinLeast: never.
+	JoinLeast int
+	JoinSmall uint64
+	// JoinInterval is the least time between two looks for fragments in a volume
+	// that is in use and changes. Default 5 min.
+	JoinInterval time.Duration
+	joinNow      func() bool // tests: look for fragments whenever it says so, and never else; nil: as above
 	// Followers is how many servers besides the owner follow a volume's journal.
 	// Default DefaultFollowers; negative: none.
 	Followers int
@@ -168,6 +181,7 @@ type Server struct {
 	repairs   *repairs
 	digests   digests
 	indexes   chan struct{} // capacity 1: held while one is made
+	filling   chan struct{} // a slot for the chunk that compaction fills
 
 	tree treeLocks
 	// atRest are volumes of this home that are closed and that their owner before
@@ -190,6 +204,9 @@ type Server struct {
 
 type counters struct {
 	calls, entries, journalBytes, checkpoints, refused, expired, sealed, deleted, staleDeleted atomic.Uint64
+
+	// compaction: chunks filled, bytes copied into them, extents moved, failures
+	compacted, compactedBytes, compactedExtents, compactFailed atomic.Uint64
 }
 
 // New makes a server; Serve lets it speak.
@@ -224,9 +241,11 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if cfg.Followers == 0 {
 		cfg.Followers = DefaultFollowers
 	}
-	if cfg.CompactInterval == 0 {
-		cfg.CompactInterval = 2 * time.Second
-	}
+	cfg.CompactInterval = cmp.Or(cfg.CompactInterval, DefaultCompactInterval)
+	cfg.CompactRate = cmp.Or(cfg.CompactRate, DefaultCompactRate)
+	cfg.JoinLeast = cmp.Or(cfg.JoinLeast, DefaultJoinLeast)
+	cfg.JoinSmall = cmp.Or(cfg.JoinSmall, DefaultJoinSmall)
+	cfg.JoinInterval = cmp.Or(cfg.JoinInterval, DefaultJoinInterval)
 	if cfg.MaxConns == 0 {
 		cfg.MaxConns = 32 << 10
 	}
@@ -257,6 +276,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		repairs:   newRepairs(),
 		digests:   newDigests(cfg.DigestRate),
 		indexes:   make(chan struct{}, 1),
+		filling:   make(chan struct{}, 1),
 	}
 	var err error
 	if s.keys, err = cfg.Cluster.CapKeys(ctx); err != nil {

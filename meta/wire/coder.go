@@ -268,6 +268,13 @@ func chunkPlace(c *coder, p *meta.ChunkPlace) {
 	c.u64(&p.Length)
 }
 
+func copySource(c *coder, s *meta.CopySource) {
+	c.chunkID(&s.Chunk)
+	c.u64(&s.Length)
+	c.u32(&s.CRC)
+	servers(c, &s.Servers)
+}
+
 func chunkGrant(c *coder, g *meta.ChunkGrant) {
 	c.chunkID(&g.ID)
 	c.fence(&g.Fence)

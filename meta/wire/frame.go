@@ -41,7 +41,7 @@ import (
 //	2  disks, lists, pulls, events
 //	3  ServerInfo.Local, Call.At, Reserve, Reserved, Quota, Call.Reserved, Entered.Metered
 //	4  Order.Evicted
-//	5  Order.Compress; how replicas are stored, in lists; the operation Closed
+//	5  Order.Compress; how replicas are stored, in lists; the operation Closed; Order.Chunks, Order.Pieces
 const (
 	Version    = 5
 	MinVersion = 2

@@ -698,6 +698,10 @@ func (m *Order) fields(c *coder) {
 	if c.since(5) { // a server of before stores plain bytes, which are as good
 		c.u8((*uint8)(&o.Compress))
 	}
+	if c.need(5, o.Kind == meta.OrderGather || len(o.Chunks) > 0 || len(o.Pieces) > 0, "an order to gather pieces") {
+		list(c, &o.Chunks, copySource)
+		list(c, &o.Pieces, func(c *coder, p *meta.CopyPiece) { c.u32(&p.Chunk); c.u64(&p.Off); c.u64(&p.Len) })
+	}
 }
 
 // OrderRe answers an Order.

@@ -80,12 +80,18 @@ type MetaConfig struct {
 	UnsafeNoFsync bool // of the embedded etcd
 }
 
-// Repair is how a metadata server repairs chunks: see server.Config.
+// Repair is how a metadata server repairs and compacts chunks: see
+// server.Config.
 type Repair struct {
 	Delay, Grace, Interval, ListInterval time.Duration
 	Parallel                             int
 	Rate, ServerRate                     uint64 // bytes a second
 	Balance                              float64
+
+	CompactRate   uint64 // bytes a second
+	JoinFragments int
+	JoinBelow     uint64 // bytes
+	JoinInterval  time.Duration
 }
 
 // Meta is a running metadata server.
@@ -220,6 +226,7 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 		CheckpointEvery: cfg.CheckpointEvery, KeepForCheckpoint: cfg.KeepForCheckpoint, Followers: cfg.Followers,
 		RepairDelay: cfg.Repair.Delay, RepairGrace: cfg.Repair.Grace, RepairInterval: cfg.Repair.Interval, ListInterval: cfg.Repair.ListInterval,
 		RepairParallel: cfg.Repair.Parallel, RepairRate: cfg.Repair.Rate, RepairServerRate: cfg.Repair.ServerRate, Balance: cfg.Repair.Balance,
+		CompactRate: cfg.Repair.CompactRate, JoinLeast: cfg.Repair.JoinFragments, JoinSmall: cfg.Repair.JoinBelow, JoinInterval: cfg.Repair.JoinInterval,
 		Room: func() (free, total uint64, err error) { return room(dir) },
 		Dead: func(h string, pid uint32, start uint64) bool { return process.Parse(h, pid, start).Dead(self) },
 	})

@@ -59,6 +59,12 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			reading{"penstock_meta_sessions_expired_total", "Sessions whose lease ran out.", count, float64(s.Expired)},
 			reading{"penstock_meta_chunks_sealed_total", "Chunks sealed.", count, float64(s.Sealed)},
 			reading{"penstock_meta_chunks_deleted_total", "Chunks deleted.", count, float64(s.Deleted)},
+			reading{"penstock_meta_compacted_chunks_total", "Chunks that compaction filled.", count, float64(s.Compacted)},
+			reading{"penstock_meta_compacted_bytes_total", "Bytes it copied, each once however many replicas there are.", count, float64(s.CompactedBytes)},
+			reading{"penstock_meta_compacted_extents_total", "Extents it moved.", count, float64(s.CompactedExtents)},
+			reading{"penstock_meta_compact_errors_total", "Times it stopped with an error.", count, float64(s.CompactFailed)},
+			reading{"penstock_meta_fragmented_files", "Files with fragments to be joined, when they were last looked for.", gauge, float64(s.FragmentedFiles)},
+			reading{"penstock_meta_fragments", "Fragments to be joined in them.", gauge, float64(s.Fragments)},
 			reading{"penstock_meta_sessions", "Sessions now.", gauge, float64(s.Sessions)},
 			reading{"penstock_meta_volumes", "Volumes open here.", gauge, float64(s.Volumes)},
 			reading{"penstock_meta_chunkservers", "Chunk servers connected.", gauge, float64(s.ChunkServers)},
@@ -123,7 +129,8 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		send(nil,
 			reading{"penstock_chunkserver_pulled_chunks_total", "Chunks copied from other servers.", count, float64(s.Pulled)},
 			reading{"penstock_chunkserver_pulled_bytes_total", "Bytes of them.", count, float64(s.PulledBytes)},
-			reading{"penstock_chunkserver_pull_errors_total", "Chunks that could not be copied.", count, float64(s.PullErrors)},
+			reading{"penstock_chunkserver_pull_errors_total", "Chunks or pieces that could not be copied.", count, float64(s.PullErrors)},
+			reading{"penstock_chunkserver_gathered_bytes_total", "Bytes of pieces that compaction had copied into chunks here.", count, float64(s.GatheredBytes)},
 		)
 		for _, d := range s.Disks {
 			failed, bad := 0.0, 0.0
