@@ -416,6 +416,51 @@ func TestRot(t *testing.T) {
 	}
 }
 
+// The last block of an open chunk that grows is another when it is full: its
+// checksum of before is neither held against the replica nor taken for one of the
+// bytes that came.
+func TestGrowingTail(t *testing.T) {
+	for _, look := range []bool{false, true} {
+		t.Run(fmt.Sprintf("read before: %t", look), func(t *testing.T) {
+			bad := 0
+			f := newFixture(t, "unix", 1, Config{Corrupt: func(meta.ChunkID, meta.ServerID) { bad++ }})
+			g := f.grant()
+			w := f.NewWriter(g)
+			defer w.Close()
+			data := random(4*block, 7)
+			grow := func(from, to int) {
+				if _, err := w.Append(t.Context(), data[from:to]); err != nil {
+					t.Fatal(err)
+				}
+				if err := w.Sync(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			open := meta.ChunkPlace{ID: g.ID, Servers: g.Servers}
+			read := func(off, n int) {
+				t.Helper()
+				p := make([]byte, n)
+				if err := f.ReadAt(t.Context(), open, p, uint64(off)); err != nil || !bytes.Equal(p, data[off:off+n]) {
+					t.Errorf("%d bytes at %d: %v", n, off, err)
+				}
+			}
+			const end = block + block/2
+			grow(0, end)
+			read(0, 1000)
+			if look {
+				read(block, 1000)
+			}
+			grow(end, len(data))
+			read(3*block, 1000) // learns how long it is by now
+			read(block, 1000)
+			read(end, 1000)
+			if bad > 0 {
+				t.Errorf("%d times a good replica was said to be corrupt", bad)
+			}
+		})
+	}
+}
+
 func (f *fixture) sealSynced(w *Writer, g meta.ChunkGrant) meta.ChunkPlace {
 	f.t.Helper()
 	if err := w.Sync(context.Background()); err != nil {

@@ -194,6 +194,12 @@ func (f *file) ask(ctx context.Context, first uint64, flags uint16) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	info := &k.answer.Info
+	if was := min(f.length, info.Length); f.length != info.Length && was%block != 0 {
+		// The block at the old end is another by now, and the answer may begin
+		// behind it: what is known of it is of fewer bytes.
+		f.known.set(was/block, false)
+		f.good.set(was/block, false)
+	}
 	f.sealed, f.length = info.State == meta.ChunkSealed, info.Length
 	f.asked.Store(time.Now().UnixNano())
 	if f.sealed && f.ctime != k.answer.Time {
