@@ -233,7 +233,7 @@ func TestCheckSees(t *testing.T) {
 		{"orphan of nobody", put(appendOrphanKey(nil, 77, 10), marker), "has no record"},
 		{"overlap", put(putGen(appendExtentBase(nil, 4, 5000), firstGen), appendExtent(nil, meta.Extent{Off: 0, Len: 5000})), "begins before"},
 		{"extent of nobody", put(putGen(appendExtentBase(nil, 777, 5000), firstGen), appendExtent(nil, meta.Extent{Off: 0, Len: 5000})), "no record"},
-		{"unknown prefix", put([]byte("uuu"), marker), "unknown prefix"},
+		{"unknown prefix", put([]byte("~~~"), marker), "unknown prefix"},
 		{"reserved prefix", put([]byte("lll"), marker), "does not write"},
 		{"snapshot", put(appendSnapKey(nil, 1), appendSnapshot(nil, &snapshot{gen: 1, state: snapshotLive, name: "x"})), "snapshots are counted"},
 		{"buried", put(appendBuriedKey(nil, 1, putGen(appendInodeBase(nil, 4), firstGen)), marker), "not superseded"},

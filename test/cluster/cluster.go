@@ -171,8 +171,8 @@ func (c *Cluster) startMetas(ctx context.Context) error {
 		m.args = append([]string{
 			"meta", "--dir", filepath.Join(m.disk.At, "data"), "--name", m.Name, "--etcd", c.etcdURLs(),
 			"--listen", fmt.Sprintf("%s:%d", m.Node.Addr, metaPort),
-			// So that what is to be collected is so while a test waits.
-			"--repair-grace", "10s", "--list-interval", "10s",
+			// So that what is to be collected, or joined, is so while a test waits.
+			"--repair-grace", "10s", "--list-interval", "10s", "--join-interval", "2s", "--join-fragments", "4",
 		}, c.creds.flags(m.Name)...)
 		m.ready = func(context.Context) error { return m.listens(metaPort) }
 		if err := m.Start(); err != nil {

@@ -557,7 +557,7 @@ func TestTwoClusters(t *testing.T) {
 	src := a.volume("src")
 	w := newWriter(t, src, *seed+200)
 	w.steps(100)
-	b.Must("mirror", "create", "src", "dst", "--source-dir", a.dir, "--rate", "512K")
+	b.Must("mirror", "create", "src", "dst", "--source-dir", a.dir, "--rate", "96K")
 	r := rand.New(rand.NewPCG(*seed, 3))
 	within := 0
 	for k := range *kills {
@@ -570,7 +570,7 @@ func TestTwoClusters(t *testing.T) {
 			}
 			return nil
 		})
-		time.Sleep(time.Duration(r.IntN(2000)) * time.Millisecond)
+		time.Sleep(time.Duration(r.IntN(1500)) * time.Millisecond)
 		if m := b.mirror("dst"); m.Round != nil && m.Round.Copied.IsZero() {
 			within++
 		}
@@ -583,6 +583,9 @@ func TestTwoClusters(t *testing.T) {
 		t.Logf("kill %d: %d bytes, %d inodes, %d rounds", k, m.Last.Sent, m.Last.Inodes, m.Rounds)
 	}
 	t.Logf("%d of %d kills while something was being copied", within, *kills)
+	if within == 0 {
+		t.Error("no side was killed while something was being copied")
+	}
 	// The mirror takes over, and is written.
 	b.Must("mirror", "promote", "dst")
 	dst := b.volume("dst")
