@@ -123,12 +123,26 @@ type MirrorTable interface {
 	DropMirror(ctx context.Context, target meta.VolumeID) error
 }
 
+// Nodes is the table of chunk servers.
+type Nodes interface {
+	// Nodes are the chunk servers that were ever seen, by id, as this process
+	// knows them; ObserveNode records one that reports, SetNodeState what is
+	// wanted with one. Errors: NotFound.
+	Nodes() []cluster.Node
+	ObserveNode(ctx context.Context, n cluster.Node, now meta.Time) error
+	SetNodeState(ctx context.Context, id meta.ServerID, state cluster.NodeState, now meta.Time) (cluster.Node, error)
+	// BindServer makes a chunk server's number the identity's, or finds that it
+	// is. Errors: AccessDenied (it is another's), Unavailable.
+	BindServer(ctx context.Context, id meta.ServerID, who string) error
+}
+
 // Cluster is the table of volumes and whatever else the servers share.
 type Cluster interface {
 	Member
 	Volumes
 	Stores
 	Views
+	Nodes
 	MirrorTable
 	ID() string
 	NewServerID(ctx context.Context) (meta.ServerID, error)
@@ -149,15 +163,6 @@ type Cluster interface {
 	// of before are ended.
 	Restored(ctx context.Context, v meta.VolumeID) (cluster.Restoration, bool, error)
 	SettleRestored(ctx context.Context, v meta.VolumeID) error
-	// Nodes are the chunk servers that were ever seen, by id, as this process
-	// knows them; ObserveNode records one that reports, SetNodeState what is
-	// wanted with one. Errors: NotFound.
-	Nodes() []cluster.Node
-	ObserveNode(ctx context.Context, n cluster.Node, now meta.Time) error
-	SetNodeState(ctx context.Context, id meta.ServerID, state cluster.NodeState, now meta.Time) (cluster.Node, error)
-	// BindServer makes a chunk server's number the identity's, or finds that it
-	// is. Errors: AccessDenied (it is another's), Unavailable.
-	BindServer(ctx context.Context, id meta.ServerID, who string) error
 	// Follow gives a volume's journal to a reader.
 	Follow(ctx context.Context, v meta.VolumeID) (Journal, error)
 	// Relieve frees space in the journal's store and clears its alarm.

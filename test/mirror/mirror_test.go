@@ -594,11 +594,17 @@ func TestTwoClusters(t *testing.T) {
 	there := newWriter(t, dst, *seed+300)
 	there.steps(30)
 	b.Must("mirror", "resync", "dst", "--reverse", "--discard", "--back-dir", b.dir)
+	a.Until("a round of the way back", func() error {
+		if now := a.mirror("src").Last; now == nil || now.Snapshot == last.Snapshot {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if base := a.mirror("src").Last.Base; base != last.Snapshot {
+		t.Errorf("the way back began with %q, both had %q", base, last.Snapshot)
+	}
 	a.Must("mirror", "sync", "src", "--wait")
 	m := a.mirror("src")
-	if m.Last.Base != last.Snapshot {
-		t.Errorf("the way back began with %q, both had %q", m.Last.Base, last.Snapshot)
-	}
 	same(t, dst, src, &m.Mirror)
 	if _, err := src.Create(t.Context(), nil, meta.Create{Parent: meta.RootIno, Name: "x", Mode: meta.TypeRegular}); meta.KindOf(err) != meta.ReadOnly {
 		t.Fatalf("what is a target now was written: %v", err)

@@ -48,7 +48,7 @@ func TestLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Files of a chunk each, until both servers have some.
-	data := bytes.Repeat([]byte("penstock"), 1<<17)
+	data := bytes.Repeat([]byte("penstock"), 1<<19)
 	onNode := map[uint64][]string{}
 	for i := 0; len(onNode) < 2; i++ {
 		name := fmt.Sprint("d/f", i)
