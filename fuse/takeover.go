@@ -110,11 +110,8 @@ func (l *Left) Generation() uint32 { return l.head.Generation + 1 }
 // Flags of INIT, in 64 bits.
 const (
 	initExt   = 1 << 30
-	hasResend = fuse.CAP_HAS_RESEND
+	hasResend = fuse.CAP_HAS_RESEND // FUSE_NOTIFY_RESEND: protocol 7.40, Linux 6.9
 )
-
-// minorResend is the protocol of Linux 6.9, which brought FUSE_NOTIFY_RESEND.
-const minorResend = 40
 
 // remember keeps an INIT request with only those flags that the answer took, so
 // that a successor, which may want more, comes to the same.

@@ -302,13 +302,11 @@ func TestEventsOfSnapshots(t *testing.T) {
 	gen := meta.Generation(f.do(&meta.TakeSnapshot{Name: "s"}).Off)
 	f.file("b")
 	f.do(&meta.TakeSnapshot{Name: "s2"})
-	for l, err := Snapshots(f.s); ; {
-		if err != nil {
-			t.Fatal(err)
-		}
-		for !f.do(&meta.DropSnapshot{At: l[1].At}).EOF {
-		}
-		break
+	shots, err := Snapshots(f.s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for !f.do(&meta.DropSnapshot{At: shots[1].At}).EOF {
 	}
 	l, err := Events(f.s, 0, 100)
 	if got, want := eventKinds(l), []string{"1 created 1/a", "2 snapshot-taken 0/s", "3 created 1/b", "4 snapshot-taken 0/s2", "5 snapshot-deleted 0/s2"}; err != nil || !slices.Equal(got, want) {
