@@ -25,6 +25,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"meta-nowait", "meta/server", "TestNobodySeesWhatCouldBeLost"},
 	{"meta-norecall", "test/snapshots", "TestAtomic"},
 	{"meta-nopromise", "test/quota", "TestRace"},
+	{"meta-nopace", "meta/server", "TestFloodIsHeldUp"},
 	{"journal-nofence", "test/failover", "TestLateCommit"},
 	{"journal-nofence", "meta/journal/etcd", "TestSuite"},
 	{"meta-norecall", "test/cluster", "TestPartitions"},
