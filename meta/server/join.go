@@ -306,7 +306,7 @@ func (s *Server) guardLoop() {
 // sessions whose grants for them were revoked.
 func (s *Server) guard() {
 	view := s.cfg.Cluster.View()
-	if view == nil {
+	if view == nil || s.cfg.Unsafe.NoRevoke {
 		return
 	}
 	s.mu.Lock()

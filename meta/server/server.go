@@ -143,6 +143,8 @@ type Unsafe struct {
 	// NoLease: an owner answers although its lease ran out, and its successor
 	// waits for nobody's.
 	NoLease bool
+	// NoRevoke: a session keeps what it was given, and outlives its identity.
+	NoRevoke bool
 	// NoPace: nobody is held up, however much is asked.
 	NoPace bool
 	// NoFence: the journal takes what owners write that were deposed.

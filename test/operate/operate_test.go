@@ -6,7 +6,9 @@ package operate
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -19,15 +21,61 @@ func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
 // rig is a metadata server, chunk servers and mounts, each a process.
 type rig struct {
 	*program.Rig
+	secure bool
+	flags  []string // the metadata server's
+	meta   *spawn.Process
 	chunks []*spawn.Process
 }
 
 func newRig(t *testing.T, chunks int, flags ...string) *rig {
 	t.Helper()
 	r := &rig{Rig: program.NewRig(t)}
-	r.Run(append([]string{"meta", "--dir", filepath.Join(r.Dir, "m")}, flags...)...)
+	r.start(chunks, flags...)
+	return r
+}
+
+// newSecureRig is one whose parts know each other by certificates, over TCP. env
+// is more environment of its processes.
+func newSecureRig(t *testing.T, chunks int, env []string, flags ...string) *rig {
+	t.Helper()
+	r := &rig{Rig: program.NewRig(t, env...), secure: true}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Addr = l.Addr().String()
+	l.Close()
+	r.Env = append(r.Env, "PENSTOCK_CREDENTIALS="+r.credentials("admin"))
+	init := exec.Command(program.Path, "cluster", "init", "--dir", filepath.Join(r.Dir, "m"), "--credentials", filepath.Join(r.Dir, "cred"))
+	if out, err := init.CombinedOutput(); err != nil {
+		t.Fatalf("cluster init: %v: %s", err, out)
+	}
+	r.start(chunks, append(flags, "--listen", r.Addr, "--credentials", r.credentials("meta"))...)
+	return r
+}
+
+// credentials is where those of a name lie.
+func (r *rig) credentials(name string) string { return filepath.Join(r.Dir, "cred", name) }
+
+// join makes credentials for a name.
+func (r *rig) join(role, name string) {
+	r.T.Helper()
+	token := filepath.Join(r.Dir, "token")
+	if err := os.WriteFile(token, r.Must("cluster", "join-token", "--role", role), 0o600); err != nil {
+		r.T.Fatal(err)
+	}
+	r.Must("cluster", "join", "--name", name, "--credentials", r.credentials(name), "--token-file", token)
+}
+
+func (r *rig) start(chunks int, flags ...string) {
+	r.T.Helper()
+	r.flags = append([]string{"meta", "--dir", filepath.Join(r.Dir, "m")}, flags...)
+	r.meta = r.Run(r.flags...)
 	r.Until("the metadata server answers", func() error { _, err := r.Ctl("volume", "show", "root"); return err })
 	for i := range chunks {
+		if r.secure {
+			r.join("chunkserver", fmt.Sprint("c", i))
+		}
 		r.chunks = append(r.chunks, r.chunkServer(i))
 		r.Until("the chunk server is known", func() error {
 			if out, err := r.Ctl("node", "list", "-o", "json"); err != nil || !containsAll(string(out), fmt.Sprintf(`"id": %d,`, i+1)) {
@@ -36,12 +84,15 @@ func newRig(t *testing.T, chunks int, flags ...string) *rig {
 			return nil
 		})
 	}
-	return r
 }
 
 func (r *rig) chunkServer(i int) *spawn.Process {
 	r.T.Helper()
-	return r.Run("chunkserver", "--data", filepath.Join(r.Dir, fmt.Sprint("c", i)), "--cluster", r.Addr, "--topology", fmt.Sprintf("/dc/r%d/n%d", i, i), "--local-clients=false")
+	args := []string{"chunkserver", "--data", filepath.Join(r.Dir, fmt.Sprint("c", i)), "--cluster", r.Addr, "--topology", fmt.Sprintf("/dc/r%d/n%d", i, i), "--local-clients=false"}
+	if r.secure {
+		args = append(args, "--listen", "127.0.0.1:0", "--credentials", r.credentials(fmt.Sprint("c", i)))
+	}
+	return r.Run(args...)
 }
 
 // mount mounts a directory of the tree in a process of its own.

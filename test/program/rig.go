@@ -19,7 +19,7 @@ type Rig struct {
 	T    testing.TB
 	Dir  string   // short: sockets lie in it
 	Addr string   // of the metadata server; DIR/m/meta.sock unless it is set otherwise
-	Env  []string // more environment of the processes, "NAME=value"
+	Env  []string // more environment of processes and commands, "NAME=value"
 }
 
 // NewRig makes one. A test that fails shows the end of what its processes said.
@@ -72,6 +72,7 @@ func (r *Rig) Until(what string, try func() error) {
 // Ctl runs a command of the program against the cluster and gives its output.
 func (r *Rig) Ctl(args ...string) ([]byte, error) {
 	cmd := exec.Command(Path, append(args, "--cluster", r.Addr)...)
+	cmd.Env = append(os.Environ(), r.Env...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {

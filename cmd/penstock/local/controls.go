@@ -36,6 +36,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Meta.NoWait = true
 		case "meta-nolease":
 			u.Meta.NoLease = true
+		case "meta-norevoke":
+			u.Meta.NoRevoke = true
 		case "meta-nopromise":
 			u.Meta.NoPromise = true
 		default:

@@ -1,0 +1,299 @@
+package operate
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/chunkserver/client"
+	"penstock.io/penstock/meta"
+	metaclient "penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/peer"
+)
+
+// off switches mechanisms off in the servers, for who wants to see the test fail.
+var off = flag.String("off", "", "mechanisms to switch off in TestRevocation's servers, as PENSTOCK_CONTROL names them")
+
+// bound is within what time a revoked grant must be of no use.
+const bound = time.Minute
+
+// probe does one thing again and again, and notes when it last succeeded.
+type probe struct {
+	name string
+	try  func() error
+	last atomic.Int64 // Unix nanoseconds
+	err  atomic.Pointer[error]
+}
+
+// probes run beside each other. The test's end waits for them: whatever they may
+// hang in must end before, and so be cleaned up by what is registered later.
+type probes struct {
+	all  []*probe
+	wg   sync.WaitGroup
+	stop chan struct{}
+}
+
+func newProbes(t *testing.T) *probes {
+	p := &probes{stop: make(chan struct{})}
+	t.Cleanup(p.wg.Wait)
+	return p
+}
+
+func (ps *probes) add(name string, try func() error) *probe {
+	p := &probe{name: name, try: try}
+	ps.all = append(ps.all, p)
+	ps.wg.Go(func() {
+		for {
+			err := p.try()
+			if err == nil {
+				p.last.Store(time.Now().UnixNano())
+			}
+			p.err.Store(&err)
+			select {
+			case <-ps.stop:
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	})
+	return p
+}
+
+func (p *probe) why() error {
+	if err := p.err.Load(); err != nil {
+		return *err
+	}
+	return errors.New("not tried yet")
+}
+
+func (p *probe) since(at time.Time) time.Duration { return time.Unix(0, p.last.Load()).Sub(at) }
+
+// counter reads a number that another mount counts up, through a file that stays
+// open: only a larger one than before is a success, so nothing that was cached
+// before counts as one.
+func counter(t *testing.T, path string) func() error {
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	var seen uint64
+	return func() error {
+		b := make([]byte, 8)
+		if _, err := f.ReadAt(b, 0); err != nil {
+			return err
+		}
+		n := binary.BigEndian.Uint64(b)
+		if n <= seen {
+			return fmt.Errorf("still %d", n)
+		}
+		seen = n
+		return nil
+	}
+}
+
+// writer writes on in a file that stays open, and syncs. It is padded beyond what
+// an inode's record holds.
+func writer(t *testing.T, path string) func() error {
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	b := make([]byte, 16<<10)
+	var n uint64
+	return func() error {
+		n++
+		binary.BigEndian.PutUint64(b, n)
+		if _, err := f.WriteAt(b, 0); err != nil {
+			return err
+		}
+		return f.Sync()
+	}
+}
+
+// quiet answers recalls at once.
+type quiet struct{}
+
+func (quiet) Granted(meta.VolumeID, meta.Grant) {}
+func (quiet) Recall(_ meta.Recall, done func()) { done() }
+func (quiet) Expired([]meta.VolumeID, error)    {}
+
+// hoarder is a client with bad manners: it keeps what capabilities it was given,
+// asks for no others, and shows them to chunk servers as long as they are taken.
+func (r *rig) hoarder(name string, of meta.ChunkPlace) (read, write func() error) {
+	r.T.Helper()
+	creds, err := peer.Load(r.credentials(name), nil)
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	s, err := metaclient.Dial(r.T.Context(), metaclient.Config{Addrs: []string{r.Addr}, Name: "hoarder", Handler: quiet{}, Logger: log, Creds: creds})
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	token := s.ReadCap(of.ID.Volume)
+	gs, err := s.AllocChunks(r.T.Context(), of.ID.Volume, 1, true)
+	if err != nil || len(token) == 0 {
+		r.T.Fatal(err, len(token))
+	}
+	info := map[meta.ServerID]meta.ServerInfo{} // asks for no addresses, either
+	for _, i := range s.Servers() {
+		info[i.ID] = i
+	}
+	c := client.New(client.Config{Resolve: func(id meta.ServerID) (meta.ServerInfo, bool) { i, ok := info[id]; return i, ok },
+		ReadCap: func(meta.VolumeID) []byte { return token }, Name: "hoarder", Logger: log, Creds: creds})
+	w := c.NewWriter(gs[0])
+	r.T.Cleanup(func() {
+		w.Close()
+		c.Close()
+		end, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = s.Close(end) // it may have been thrown out
+	})
+	b, off := make([]byte, 100), uint64(0)
+	read = func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		off = (off + 7919) % (500 << 10) // nowhere near the one before: nothing is read ahead
+		return c.ReadAt(ctx, of, b, off)
+	}
+	write = func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if _, err := w.Append(ctx, b); err != nil {
+			return err
+		}
+		return w.Sync(ctx)
+	}
+	return read, write
+}
+
+// A grant is revoked and another client is evicted while each reads and writes
+// through a mount, and with capabilities that it hoards: nothing of it works for
+// longer than a minute, and whoever was granted something else is not disturbed.
+func TestRevocation(t *testing.T) {
+	t.Parallel() // it waits for capabilities to expire
+	r := newSecureRig(t, 1, []string{"PENSTOCK_CONTROL=" + *off})
+	ps := newProbes(t)
+	r.Must("volume", "create", "v", "--attach", "/v", "--replicas", "1")
+	mount := func(name string) string {
+		r.join("client", name)
+		r.Must("grant", "add", name, "v", "--rights", "write")
+		return r.mount("v:/", name, "--credentials", r.credentials(name))
+	}
+	kept := mount("kept")
+	counts := writer(t, filepath.Join(kept, "count"))
+	large := filepath.Join(kept, "large")
+	if err := errors.Join(counts(), os.WriteFile(large, make([]byte, 1<<20), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := os.Open(large); err != nil {
+		t.Fatal(err)
+	} else if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	var where struct {
+		Extents []struct {
+			Chunk   string          `json:"chunk"`
+			Servers []meta.ServerID `json:"servers"`
+		} `json:"extents"`
+	}
+	if err := json.Unmarshal(r.Must("locate", large, "-o", "json"), &where); err != nil || len(where.Extents) == 0 {
+		t.Fatalf("%v: %+v", err, where)
+	}
+	id, err := meta.ParseChunkID(where.Extents[0].Chunk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := meta.ChunkPlace{ID: id, Servers: where.Extents[0].Servers}
+
+	clients := []string{"revoked", "evicted"}
+	ends := map[string][]*probe{}
+	for _, name := range clients {
+		at := mount(name)
+		n := 0
+		more := func() error { // a new file each time, synced
+			n++
+			f, err := os.Create(filepath.Join(at, fmt.Sprint(name, n)))
+			if err != nil {
+				return err
+			}
+			_, err = f.Write(make([]byte, 10))
+			return errors.Join(err, f.Sync(), f.Close())
+		}
+		read, write := r.hoarder(name, of)
+		ends[name] = []*probe{
+			ps.add(name+": read through the mount", counter(t, filepath.Join(at, "count"))),
+			ps.add(name+": write through the mount", writer(t, filepath.Join(at, name))),
+			ps.add(name+": create through the mount", more),
+			ps.add(name+": read with a hoarded capability", read),
+			ps.add(name+": append with a hoarded capability", write),
+		}
+	}
+	goesOn := ps.add("kept: write", counts)
+	t.Cleanup(func() { close(ps.stop) })
+	r.Until("all of it works", func() error {
+		var errs []error
+		for _, p := range ps.all {
+			if p.last.Load() == 0 {
+				errs = append(errs, fmt.Errorf("%s: %w", p.name, p.why()))
+			}
+		}
+		return errors.Join(errs...)
+	})
+
+	var grants []struct {
+		ID  uint64 `json:"id"`
+		Who string `json:"who"`
+	}
+	list := r.Must("grant", "list", "-o", "json")
+	if err := json.Unmarshal(list, &grants); err != nil {
+		t.Fatalf("%v: %s", err, list)
+	}
+	began := map[string]time.Time{}
+	for _, g := range grants {
+		if g.Who == "client/revoked" || g.Who == "revoked" {
+			began["revoked"] = time.Now()
+			r.Must("grant", "revoke", fmt.Sprint(g.ID))
+		}
+	}
+	if began["revoked"].IsZero() {
+		t.Fatalf("no such grant: %s", list)
+	}
+	began["evicted"] = time.Now()
+	r.Must("cluster", "evict", "client/evicted")
+
+	// Until nothing worked for three seconds.
+	for quietSince := time.Now(); time.Since(quietSince) < 3*time.Second && time.Since(began["evicted"]) < bound+3*time.Second; time.Sleep(50 * time.Millisecond) {
+		for _, name := range clients {
+			for _, p := range ends[name] {
+				if last := time.Unix(0, p.last.Load()); last.After(quietSince) {
+					quietSince = last
+				}
+			}
+		}
+	}
+	for _, name := range clients {
+		for _, p := range ends[name] {
+			took := p.since(began[name])
+			t.Logf("%s: last at %+.2f s; now: %v", p.name, took.Seconds(), p.why())
+			if took > bound {
+				t.Errorf("%s: still works after %v", p.name, took)
+			}
+		}
+	}
+	if was := time.Since(time.Unix(0, goesOn.last.Load())); was > 5*time.Second {
+		t.Errorf("who may write did not for %v: %v", was, goesOn.why())
+	}
+}
