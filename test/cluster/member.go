@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -172,11 +173,52 @@ func (m *Member) Stop() error {
 
 // CutPower takes the power away from the member: what is not on its disk is
 // lost. Reboot brings the disk back.
+//
+// The process stands still when the disk goes. A sync that is under way then may
+// succeed without its bytes (ext4's shutdown has it so), which no process lives to
+// see where the power is really cut: told to others, it would be a promise that
+// nobody gave.
 func (m *Member) CutPower() error {
 	m.note("power cut")
-	err := m.disk.Cut()
+	err := errors.Join(m.freeze(), m.disk.Cut())
 	m.Kill()
 	return err
+}
+
+// freeze stops the process, for good; it may have ended.
+func (m *Member) freeze() error {
+	if p := m.running(); p != nil && p.Pause() == nil {
+		return standsStill(p.PID())
+	}
+	return nil
+}
+
+// standsStill waits until no thread of a process that was stopped runs its own
+// code: each is stopped, or in a call of the kernel from which it will not return.
+func standsStill(pid int) error {
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		if err != nil {
+			return err
+		}
+		running := 0
+		for _, f := range files {
+			b, err := os.ReadFile(f)
+			if err != nil {
+				continue // the thread ended
+			}
+			// The state follows the name, which is in parentheses.
+			if i := bytes.LastIndexByte(b, ')'); i+2 < len(b) && bytes.IndexByte([]byte("RS"), b[i+2]) >= 0 {
+				running++
+			}
+		}
+		if running == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("process %d was stopped, and %d of its threads run", pid, running)
+		}
+	}
 }
 
 // Reboot mounts the disk again after CutPower; what the kernel cached is gone.

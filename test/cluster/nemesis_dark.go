@@ -25,6 +25,9 @@ func (n *nemesis) blackout(of func() []*Member) doing {
 		for _, m := range members {
 			m.mayDie.Store(true)
 			m.note("power cut of all")
+			errs = append(errs, m.freeze()) // see CutPower
+		}
+		for _, m := range members {
 			errs = append(errs, m.disk.Cut())
 		}
 		for _, m := range members {
