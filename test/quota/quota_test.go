@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -182,22 +183,32 @@ func (w *writer) verify(root string) error {
 	return nil
 }
 
-// race lets the mounts fill the volume until each was refused several times.
+// raceEnough is what the writers of a race take, in bytes, if nobody refuses
+// them: more than any quota here.
+const raceEnough = 96 << 20
+
+// raceTime is long for a race in which everybody is refused in the end.
+const raceTime = 90 * time.Second
+
+// race lets the mounts fill the volume until each was refused several times, or
+// took far too much.
 func race(mounts []string, seed uint64, files int) ([]*writer, error) {
 	var mu sync.Mutex
 	var all []*writer
 	var errs []error
+	var took atomic.Int64
 	var wg sync.WaitGroup
 	for i, at := range mounts {
 		for k := range 2 {
 			r := rand.New(rand.NewPCG(seed, uint64(10*i+k)))
 			wg.Go(func() {
 				refused := 0
-				for n := 0; n < files && refused < 3; n++ {
+				for n := 0; n < files && refused < 3 && took.Load() < raceEnough; n++ {
 					w := &writer{path: filepath.Join(at, fmt.Sprintf("f%d-%d-%d", i, k, n)), file: uint64(i*10000 + k*1000 + n)}
 					err := w.run(r)
 					mu.Lock()
 					all = append(all, w)
+					took.Add(w.taken)
 					if err != nil {
 						errs = append(errs, fmt.Errorf("%s: %w", w.path, err))
 					}
@@ -212,8 +223,14 @@ func race(mounts []string, seed uint64, files int) ([]*writer, error) {
 			})
 		}
 	}
-	wg.Wait()
-	return all, errors.Join(errs...)
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	select {
+	case <-done:
+		return all, errors.Join(errs...)
+	case <-time.After(raceTime):
+		return nil, errors.New("writers wait and wait: of what write took more can't be committed than the quota has left")
+	}
 }
 
 // syncAll flushes the mounts.
