@@ -61,7 +61,7 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	return program.Main(m)
+	return program.Built(m)
 }
 
 // start brings a cluster up that the test's end takes away. The logs of a failed

@@ -36,23 +36,8 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	// In a mount name space of its own: one that another process makes meanwhile
-	// would keep a copy of each mount.
-	if os.Geteuid() == 0 && os.Getenv(ownEnv) == "" {
-		cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-		cmd.Env = append(os.Environ(), ownEnv+"=1")
-		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Run(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
 	os.Exit(program.Main(m))
 }
-
-const ownEnv = "PENSTOCK_TAKEOVER_OWN"
 
 // rig is a cluster of one process, a holder, and a mount.
 type rig struct {
