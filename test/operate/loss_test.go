@@ -43,17 +43,17 @@ func (r *rig) lost() (l []lost) {
 func TestLoss(t *testing.T) {
 	r := newRig(t, 2, "--repair-delay", "1s", "--repair-grace", "200ms", "--repair-interval", "200ms", "--balance", "-1")
 	r.Must("volume", "create", "v", "--attach", "/v", "--replicas", "1")
-	at := r.mount("v:/", "w")
-	if err := os.Mkdir(filepath.Join(at, "d"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	// Files of a chunk each, until both servers have some.
+	// Files of a mount each, so of a chunk each, until both servers have some.
 	data := bytes.Repeat([]byte("penstock"), 1<<19)
 	onNode := map[uint64][]string{}
 	for i := 0; len(onNode) < 2; i++ {
 		name := fmt.Sprint("d/f", i)
 		if i == 40 {
 			t.Fatalf("files lie on %v alone", onNode)
+		}
+		at := r.mount("v:/", fmt.Sprint("w", i))
+		if err := os.MkdirAll(filepath.Join(at, "d"), 0o755); err != nil {
+			t.Fatal(err)
 		}
 		f, err := os.Create(filepath.Join(at, name))
 		if err != nil {
@@ -77,7 +77,7 @@ func TestLoss(t *testing.T) {
 	}
 	gone := onNode[1][0]
 	r.chunks[0].Kill()
-	at = r.mount("v:/", "x") // knows nothing yet
+	at := r.mount("v:/", "x") // knows nothing yet
 	read := func(name string) error {
 		b, err := os.ReadFile(filepath.Join(at, name))
 		if err == nil && !bytes.Equal(b, data) {
