@@ -279,11 +279,12 @@ func (t *tx) addName(dir *inode, name string, in *inode, cookie uint64) error {
 
 // makeInode gives a new inode its number, owner, mode and ACLs.
 func (t *tx) makeInode(dir *inode, ino meta.Ino, mode, umask, uid, gid uint32, now meta.Time) (*inode, error) {
+	under := uint32(0) // a number that nobody was given
 	if ino == 0 {
 		ino = meta.Ino(t.vol.nextIno)
-	} else if _, _, used, err := t.get(appendInodeBase(t.scratch[:0], ino)); err != nil {
+	} else if _, gen, used, err := t.get(appendInodeBase(t.scratch[:0], ino)); err != nil {
 		return nil, err
-	} else if used {
+	} else if under = gen; used {
 		return nil, fail("create", meta.Again, fmt.Sprintf("inode number %d is in use", ino))
 	}
 	if ino > meta.MaxIno {
@@ -298,6 +299,7 @@ func (t *tx) makeInode(dir *inode, ino meta.Ino, mode, umask, uid, gid uint32, n
 		}
 	}
 	in := t.newInode(ino, mode, uid, gid, now)
+	in.known, in.under = true, under
 	if mode&meta.TypeMask == meta.TypeSymlink {
 		return in, nil
 	}

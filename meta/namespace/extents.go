@@ -1,6 +1,7 @@
 package namespace
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -21,6 +22,41 @@ const (
 // span is a range of file offsets, lo <= x < hi.
 type span struct{ lo, hi uint64 }
 
+// foundEnds is what a scan of an inode's extents learned of the versions of
+// their keys. The store is the same until the operation has ended, so it holds.
+type foundEnds struct {
+	ino    meta.Ino
+	lo, hi uint64     // every key of an end above lo and up to hi was met,
+	at     []foundEnd // and these are there, in order
+}
+
+type foundEnd struct {
+	end uint64
+	gen uint32 // of the newest version, also if it is a tombstone
+}
+
+// maxEnds bounds what is remembered of a scan.
+const maxEnds = 64
+
+func (f *foundEnds) add(end uint64, gen uint32) {
+	if len(f.at) < maxEnds {
+		f.at = append(f.at, foundEnd{end, gen})
+		f.hi = end
+	}
+}
+
+// under gives the generation of the newest version of an extent's key, 0 if
+// there is none, and whether that is known.
+func (f *foundEnds) under(ino meta.Ino, end uint64) (gen uint32, known bool) {
+	if ino != f.ino || end <= f.lo || end > f.hi {
+		return 0, false
+	}
+	if i, ok := slices.BinarySearchFunc(f.at, end, func(e foundEnd, end uint64) int { return cmp.Compare(e.end, end) }); ok {
+		gen = f.at[i].gen
+	}
+	return gen, true
+}
+
 // scanExtents visits the extents of an inode that end after off, in order.
 func (t *tx) scanExtents(ino meta.Ino, off uint64, fn func(e extent) bool) error {
 	if off == math.MaxUint64 {
@@ -28,7 +64,12 @@ func (t *tx) scanExtents(ino meta.Ino, off uint64, fn func(e extent) bool) error
 	}
 	lo := appendExtentBase(nil, ino, off+1)
 	hi := after(lo[:9])
-	return t.scan(lo, hi, func(base, val []byte, gen uint32) (bool, error) {
+	remember := t.gen != firstGen && t.gen == t.vol.gen
+	if remember {
+		t.ends = foundEnds{ino: ino, lo: off, hi: off, at: t.ends.at[:0]}
+	}
+	stopped := false
+	err := t.scanAll(lo, hi, func(base, val []byte, gen uint32) (bool, error) {
 		if len(base) != 17 {
 			return false, fail("extent", meta.Corrupt, fmt.Sprintf("key %x", base))
 		}
@@ -36,8 +77,20 @@ func (t *tx) scanExtents(ino meta.Ino, off uint64, fn func(e extent) bool) error
 		if err != nil {
 			return false, err
 		}
-		return fn(extent{e, gen}), nil
+		if remember {
+			t.ends.add(e.End(), gen)
+		}
+		stopped = !fn(extent{e, gen})
+		return !stopped, nil
+	}, func(base []byte, gen uint32) {
+		if remember && len(base) == 17 {
+			t.ends.add(binary.BigEndian.Uint64(base[9:]), gen)
+		}
 	})
+	if err == nil && remember && !stopped && len(t.ends.at) < maxEnds {
+		t.ends.hi = math.MaxUint64
+	}
+	return err
 }
 
 // scanLive is scanExtents without the garbage of a truncation that is not yet
@@ -187,7 +240,7 @@ func (t *tx) replace(in *inode, old []extent, fresh []meta.Extent) error {
 			}
 			s := t.mark()
 			t.buf = appendExtentBase(t.buf, in.Ino, old[i].End())
-			if err := t.drop(s); err != nil {
+			if err := t.dropFrom(s, old[i].gen); err != nil {
 				return err
 			}
 			i++
@@ -236,9 +289,13 @@ func (t *tx) putExtent(in *inode, e meta.Extent) error {
 	}
 	s := t.mark()
 	t.buf = appendExtentBase(t.buf, in.Ino, e.End())
-	s, err := t.renew(s)
-	if err != nil {
-		return err
+	if gen, known := t.ends.under(in.Ino, e.End()); known {
+		s = t.renewFrom(s, gen)
+	} else {
+		var err error
+		if s, err = t.renew(s); err != nil {
+			return err
+		}
 	}
 	t.buf = putGen(t.buf, t.gen)
 	v := len(t.buf)

@@ -164,6 +164,8 @@ type inode struct {
 	homeAt   uint64   // the name's cookie there
 
 	gen   uint32 // of the version that was loaded; 0: it is new
+	known bool   // under is true,
+	under uint32 // of the newest version in the store, also a tombstone; 0: there is none
 	dirty bool
 	gone  bool
 	wasB  uint64 // Blocks when loaded

@@ -28,6 +28,15 @@ func (v *view) get(base []byte) (val []byte, gen uint32, ok bool, err error) {
 		}
 		return val, gen, ok && !isTombstone(val), err
 	}
+	if base[0] == prefixInode {
+		// Directories that are being filled, and files that are being written,
+		// changed in this generation already: then a point read finds them, which
+		// costs a fraction of a scan. Names that are read are mostly older, and
+		// names that are made are not there at all.
+		if val, ok, err = v.r.Get(k); ok || err != nil {
+			return val, v.gen, ok && !isTombstone(val), err
+		}
+	}
 	hi := after(base)
 	err = v.r.Scan(k, hi, func(k, b []byte) bool {
 		g := ^binary.BigEndian.Uint32(k[len(k)-genLen:])
@@ -45,6 +54,11 @@ func isTombstone(v []byte) bool { return len(v) == 1 && v[0] == tombstone }
 // scan visits the versions that the view sees of the keys lo <= k < hi, the
 // generation cut off. A damaged key length is reported, not skipped.
 func (v *view) scan(lo, hi []byte, fn func(base, val []byte, gen uint32) (more bool, err error)) error {
+	return v.scanAll(lo, hi, fn, nil)
+}
+
+// scanAll is scan, and tells of tombstones that are the newest version, too.
+func (v *view) scanAll(lo, hi []byte, fn func(base, val []byte, gen uint32) (more bool, err error), tomb func(base []byte, gen uint32)) error {
 	var last []byte
 	var inner error
 	err := v.r.Scan(lo, hi, func(k, val []byte) bool {
@@ -64,6 +78,9 @@ func (v *view) scan(lo, hi []byte, fn func(base, val []byte, gen uint32) (more b
 			last = append(last[:0], base...)
 		}
 		if isTombstone(val) {
+			if tomb != nil {
+				tomb(base, gen)
+			}
 			return true
 		}
 		var more bool
@@ -87,6 +104,8 @@ type tx struct {
 	inodes []*inode
 	chunks []*chunk
 	chunkI map[meta.ChunkID]int // only when there are many
+	names  [2]foundName         // looked up last: an operation asks for two at most
+	ends   foundEnds            // of the extents that were scanned last
 	budget int                  // extents that may still be removed in this step
 
 	buf     []byte // the effects' bytes
@@ -143,7 +162,11 @@ func (t *tx) finish(metered bool) error {
 func (t *tx) mark() int {
 	if t.buf == nil {
 		t.buf = make([]byte, 0, 512)
-		t.effects = make([]Effect, 0, 8)
+		n := 8
+		if t.gen != firstGen {
+			n = 12 // notes and buried versions come with it
+		}
+		t.effects = make([]Effect, 0, n)
 	}
 	return len(t.buf)
 }
@@ -169,17 +192,28 @@ func (t *tx) putMarker(s int) {
 // version that a snapshot sees it leaves a tombstone; over nothing it would be
 // of no use.
 func (t *tx) drop(s int) error {
-	base := bytes.Clone(t.buf[s:])
 	if t.gen == firstGen {
 		t.buf = putGen(t.buf, t.gen)
 		t.deleteAt(s)
 		return nil
 	}
-	t.buf = t.buf[:s]
-	h, err := t.history(base)
+	h, err := t.history(t.buf[s:])
 	if err != nil {
 		return err
 	}
+	return t.dropOver(s, &h)
+}
+
+// dropFrom is drop for who read the key, and found a version of generation gen.
+func (t *tx) dropFrom(s int, gen uint32) error {
+	if h := t.newest(gen); t.gen != firstGen && h.kept {
+		return t.dropOver(s, &h)
+	}
+	return t.drop(s) // what lies below it decides, too
+}
+
+func (t *tx) dropOver(s int, h *history) error {
+	base := t.cut(s)
 	covered := h.kept && h.keptTomb
 	switch {
 	case !h.now && h.loose == 0 && (covered || !h.kept):
@@ -191,7 +225,7 @@ func (t *tx) drop(s int) error {
 		}
 	}
 	if !covered || h.loose != 0 {
-		t.supersede(base, &h)
+		t.supersede(base, h)
 	}
 	s = t.mark()
 	t.buf = putGen(append(t.buf, base...), t.gen)
@@ -239,6 +273,20 @@ func (t *tx) history(base []byte) (h history, err error) {
 	return h, err
 }
 
+// newest is the part of it that the newest version alone tells.
+func (t *tx) newest(gen uint32) (h history) {
+	switch {
+	case gen == 0:
+	case gen == t.gen:
+		h.now = true
+	case gen > t.vol.lastSnap:
+		h.loose = gen
+	default:
+		h.kept, h.keptGen = true, gen
+	}
+	return h
+}
+
 // supersede does what the first change of a key in a generation owes the
 // snapshots: the version before is buried with the youngest snapshot if that
 // sees it, and goes if none does.
@@ -266,16 +314,30 @@ func (t *tx) renew(s int) (int, error) {
 	if t.gen == firstGen {
 		return s, nil
 	}
-	base := bytes.Clone(t.buf[s:])
-	h, err := t.history(base)
+	h, err := t.history(t.buf[s:])
 	if err != nil {
 		return s, err
 	}
-	t.buf = t.buf[:s]
-	t.supersede(base, &h)
+	return t.renewOver(s, &h), nil
+}
+
+// renewFrom is renew for who read the key: gen is that of the newest version,
+// also if it is a tombstone; zero: there is none. Nothing is read again, and that
+// is most of what a change in a volume with snapshots would cost otherwise.
+func (t *tx) renewFrom(s int, gen uint32) int {
+	h := t.newest(gen)
+	return t.renewOver(s, &h)
+}
+
+func (t *tx) renewOver(s int, h *history) int {
+	if h.now || h.loose == 0 && !h.kept {
+		return s // nothing goes before it
+	}
+	base := t.cut(s) // stays where it is: what follows is put behind it, or elsewhere
+	t.supersede(base, h)
 	s = t.mark()
 	t.buf = append(t.buf, base...)
-	return s, nil
+	return s
 }
 
 // noteInode and noteName tell those who compare snapshots where to look.
@@ -314,7 +376,7 @@ func (t *tx) load(ino meta.Ino) (*inode, error) {
 	if !ok {
 		return nil, stale(ino)
 	}
-	in := &inode{gen: gen}
+	in := &inode{gen: gen, under: gen, known: t.gen == t.vol.gen}
 	if err := decodeInode(b, ino, in); err != nil {
 		return nil, err
 	}
@@ -360,6 +422,9 @@ func (t *tx) flushInode(in *inode) error {
 		}
 		s := t.mark()
 		t.buf = appendInodeBase(t.buf, in.Ino)
+		if in.known && in.under != 0 {
+			return t.dropFrom(s, in.under)
+		}
 		return t.drop(s)
 	}
 	if !in.dirty {
@@ -373,11 +438,15 @@ func (t *tx) flushInode(in *inode) error {
 	s := t.mark()
 	t.buf = appendInodeBase(t.buf, in.Ino)
 	if in.gen != t.gen {
-		var err error
-		if s, err = t.renew(s); err != nil {
-			return err
+		if in.known {
+			s = t.renewFrom(s, in.under)
+		} else {
+			var err error
+			if s, err = t.renew(s); err != nil {
+				return err
+			}
 		}
-		in.gen = t.gen
+		in.gen, in.under, in.known = t.gen, t.gen, true
 	}
 	t.buf = putGen(t.buf, t.gen)
 	v := len(t.buf)
@@ -401,13 +470,39 @@ func (t *tx) release() error {
 
 // ---- entries
 
+// foundName is what findEntry learned of the versions under a name.
+type foundName struct {
+	dir  meta.Ino
+	name string
+	gen  uint32 // of the newest, also if it is a tombstone; 0: there is none
+	live bool   // it is there
+}
+
 func (t *tx) findEntry(parent meta.Ino, name string) (dentry, bool, error) {
-	b, _, ok, err := t.get(appendDentryBase(t.scratch[:0], parent, name))
-	if err != nil || !ok {
+	b, gen, ok, err := t.get(appendDentryBase(t.scratch[:0], parent, name))
+	if err != nil {
 		return dentry{}, false, err
+	}
+	t.names[0], t.names[1] = foundName{parent, name, gen, ok}, t.names[0]
+	if !ok {
+		return dentry{}, false, nil
 	}
 	e, err := decodeDentry(b)
 	return e, err == nil, err
+}
+
+// found gives what findEntry learned, if it did. The store is the same until the
+// operation has ended, so it holds.
+func (t *tx) found(dir meta.Ino, name string) *foundName {
+	if t.gen != t.vol.gen {
+		return nil
+	}
+	for i := range t.names {
+		if f := &t.names[i]; f.dir == dir && f.name == name {
+			return f
+		}
+	}
+	return nil
 }
 
 // setEntry writes both records of an entry and gives its cookie; a zero cookie
@@ -422,7 +517,9 @@ func (t *tx) setEntry(dir *inode, name string, e dentry) (cookie uint64, err err
 	t.noteName(dir.Ino, name)
 	s := t.mark()
 	t.buf = appendDentryBase(t.buf, dir.Ino, name)
-	if s, err = t.renew(s); err != nil {
+	if f := t.found(dir.Ino, name); f != nil {
+		s = t.renewFrom(s, f.gen)
+	} else if s, err = t.renew(s); err != nil {
 		return 0, err
 	}
 	t.buf = putGen(t.buf, t.gen)
@@ -448,7 +545,13 @@ func (t *tx) dropEntry(dir *inode, name string, e dentry) error {
 	t.noteName(dir.Ino, name)
 	s := t.mark()
 	t.buf = appendDentryBase(t.buf, dir.Ino, name)
-	if err := t.drop(s); err != nil {
+	var err error
+	if f := t.found(dir.Ino, name); f != nil && f.live {
+		err = t.dropFrom(s, f.gen)
+	} else {
+		err = t.drop(s)
+	}
+	if err != nil {
 		return err
 	}
 	s = t.mark()

@@ -86,6 +86,17 @@ func BenchmarkStore(b *testing.B) {
 			}
 		}
 	})
+	// The versions of one key, as a volume with snapshots reads them.
+	b.Run("ScanVersions", func(b *testing.B) {
+		for b.Loop() {
+			i += 7919
+			k := benchKey(1000 + i%benchKeys)
+			n := 0
+			if err := s.Scan(k[:9], append(bytes.Clone(k[:9]), 0xff, 0xff, 0xff, 0xff), func(k, v []byte) bool { n++; return false }); err != nil || n != 1 {
+				b.Fatal(n, err)
+			}
+		}
+	})
 	b.Run("Apply100Puts", func(b *testing.B) {
 		val := bytes.Repeat([]byte("w"), 100)
 		for b.Loop() {
