@@ -274,14 +274,14 @@ tickets open, so that the kernel can send files to sockets by itself. Everything
 else stays encrypted, and so do volumes with the policy encrypt. Who can watch
 the network then reads files, and who can change packets can change them.
 
---key-life is how long a key signs capabilities before the next one does: 2m at
+--key-life is how long a key signs capabilities before the next one does: 2h at
 least, 24h if nothing else is set. What an older one signed holds until it ends.
 
 --client-rate is how many operations a second one client identity may have done by
 one metadata server, all its mounts together (50000 if nothing else is set). Who asks for
 more waits; nothing fails.`,
 		Example: `  penstock cluster set --plain-bulk=true
-  penstock cluster set --key-life 1h`,
+  penstock cluster set --key-life 12h`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return at.with(cmd.Context(), func(s *client.Session) error {

@@ -22,6 +22,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"penstock.io/penstock/meta"
 )
@@ -75,6 +76,9 @@ const (
 	version = 1
 	fixed   = 51
 	macLen  = sha256.Size
+	// MaxLife is the longest that any token is signed for. Keys stay valid for longer
+	// than that after the last token that they signed.
+	MaxLife = time.Hour
 	// MaxToken is the size of the largest token, in bytes.
 	MaxToken = fixed + 255 + macLen
 )

@@ -14,6 +14,7 @@
 //	bearers/<server, 16 hex>     Bearer: whose certificate a chunk server's number belongs to
 //	deleted/<volume, 8 hex>      Deleted: a volume that is gone, and who may still have chunks of it
 //	capkeys                      capKeys: the keys that capabilities are signed with
+//	keyhold                      leased, empty: no capability key is added now
 //	restored/<volume, 8 hex>     Restoration: the volume was made again from a checkpoint
 //	authority                    AuthorityRecord: the certificate authority, its key sealed
 //	tokens/<id>                  leased: TokenRecord, a join token

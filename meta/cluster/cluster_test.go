@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -195,9 +194,12 @@ func TestView(t *testing.T) {
 		t.Fatal(same, err)
 	}
 	for range 2 {
-		if keys, err = c.RotateCapKeys(ctx); err != nil {
+		if err := rotateNow(ctx, c); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if keys, err = c.CapKeys(ctx); err != nil {
+		t.Fatal(err)
 	}
 	if len(keys) != 2 || keys[1].ID != 3 {
 		t.Fatal(keys)
@@ -259,7 +261,7 @@ func TestViewGrows(t *testing.T) {
 		case 5:
 			_, err = cli.Delete(ctx, fmt.Sprintf("%s/%s%d", c.Prefix(), []string{"metaservers/m", "chunkservers/000000000000000"}[rng.IntN(2)], n))
 		case 6:
-			_, err = c.RotateCapKeys(ctx)
+			err = rotateNow(ctx, c)
 		}
 		if k := meta.KindOf(err); k != meta.KindOK && k != meta.VolumeExists && k != meta.NoSuchVolume {
 			t.Fatal(err)
@@ -348,62 +350,4 @@ func TestCurrent(t *testing.T) {
 	if _, err := b.Current(ctx); err == nil {
 		t.Error("a closed one answers")
 	}
-}
-
-// Several servers look whether the capability keys are due, again and again: each
-// time that they are one of them rotates, and never before. Another interval counts
-// from when it is set.
-func TestKeysRotateOnSchedule(t *testing.T) {
-	cli := client(t)
-	const every = 2 * time.Second
-	var mu sync.Mutex
-	var at []time.Time
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var wg sync.WaitGroup
-	for range 3 {
-		c := join(t, cli)
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				rotated, err := c.FreshCapKeys(ctx, every)
-				if err != nil && ctx.Err() == nil {
-					t.Error(err)
-					return
-				}
-				if rotated {
-					mu.Lock()
-					at = append(at, time.Now())
-					mu.Unlock()
-				}
-				time.Sleep(20 * time.Millisecond)
-			}
-		})
-	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		mu.Lock()
-		n := len(at)
-		mu.Unlock()
-		if n >= 3 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d rotations in a minute", n)
-		}
-	}
-	cancel()
-	wg.Wait()
-	for i := 1; i < len(at); i++ {
-		if d := at[i].Sub(at[i-1]); d < every-every/4 {
-			t.Errorf("rotated again after %v", d)
-		}
-	}
-	c := join(t, cli)
-	keys, err := c.CapKeys(t.Context())
-	if err != nil || len(keys) != keptKeys || int(keys[1].ID) != len(at) || keys[0].ID+1 != keys[1].ID {
-		t.Fatalf("%d rotations, keys %v, %v", len(at), keys, err)
-	}
-	if rotated, err := c.FreshCapKeys(t.Context(), time.Hour); rotated || err != nil {
-		t.Errorf("another interval rotated at once: %v %v", rotated, err)
-	}
-	want(t, c.SetSettings(t.Context(), Settings{KeyLife: time.Minute}), meta.Invalid)
 }

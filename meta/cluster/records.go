@@ -36,7 +36,7 @@ var recordKinds = []recordKind{
 	{"bearers/", true},       //
 	{"deleted/", true},       //
 	{"mirrors/", true},       //
-	{"keyage", false},        // when the keys were made: on a lease
+	{"keyhold", false},       // that the newest capability key stays for now: on a lease
 	{"capkeys", false},       // secret: who has them reads and writes every chunk
 	{"restored/", true},      //
 	{authorityKey, false},    // secret, sealed as it is: metadata servers keep a copy beside the key that opens it

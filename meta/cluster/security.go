@@ -10,6 +10,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/capability"
 	"penstock.io/penstock/meta/peer"
 )
 
@@ -251,16 +252,15 @@ const (
 	MinClientRate = 5_000
 	// DefaultKeyLife is how old the key gets that signs capabilities.
 	DefaultKeyLife = 24 * time.Hour
-	// MinKeyLife is above what is still shown of the key before: a server may hear
-	// of the newest 5 s late and waits before it signs with it, and what was
-	// signed last holds for a capability's life (45 s).
-	MinKeyLife = 2 * time.Minute
+	// MinKeyLife is the shortest interval: what the key before the newest signed
+	// must end while that key is valid, even if clocks differ.
+	MinKeyLife = 2 * capability.MaxLife
 )
 
 // Check refuses what no cluster can have. Errors: Invalid.
 func (s *Settings) Check() error {
 	if s.KeyLife != 0 && s.KeyLife < MinKeyLife {
-		return meta.E("set", meta.Invalid, "key life", fmt.Errorf("%v: what the key before signed is in use for a while, so it is at least %v", s.KeyLife, MinKeyLife))
+		return meta.E("set", meta.Invalid, "key life", fmt.Errorf("%v: what a key signed is in use for up to %v, so it is at least %v", s.KeyLife, capability.MaxLife, MinKeyLife))
 	}
 	if s.ClientRate != 0 && s.ClientRate < MinClientRate {
 		return meta.E("set", meta.Invalid, "client rate", fmt.Errorf("%d operations a second: it is at least %d", s.ClientRate, MinClientRate))

@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/capability"
 )
 
 // ChunkServer is a chunk server that lives.
@@ -65,82 +66,92 @@ func (c *Cluster) UnregisterMetaServer(ctx context.Context, name, addr string) e
 type capKeys struct {
 	Version int           `json:"v"`
 	Keys    []meta.CapKey `json:"keys"`
+	// Since is when the newest was made, on the clock of the server that made it;
+	// zero: a program that does not count wrote the record.
+	Since meta.Time `json:"since,omitempty"`
 }
 
 // add makes a new key and drops what is too old.
-func (r *capKeys) add() {
+func (r *capKeys) add(now time.Time) {
 	next := meta.CapKey{ID: 1, Secret: make([]byte, 32)}
 	if n := len(r.Keys); n > 0 {
 		next.ID = r.Keys[n-1].ID + 1
 	}
 	rand.Read(next.Secret) // never fails: it stops the program instead
-	r.Version, r.Keys = recordVersion, append(r.Keys, next)
+	r.Version, r.Keys, r.Since = recordVersion, append(r.Keys, next), meta.Time(now.UnixNano())
 	r.Keys = r.Keys[max(0, len(r.Keys)-keptKeys):]
 }
 
-// keptKeys is how many capability keys stay valid: what an older one signed
-// must be renewed within one rotation.
-const keptKeys = 2
+const (
+	// keptKeys is how many capability keys stay valid: the one that signs and the
+	// one before.
+	keptKeys = 2
+	// keyHold is how long the newest key is left alone, whatever clocks say: what
+	// the one before signed last has ended by then. A server may hear of the newest
+	// 5 s late and waits 10 s before it signs with it.
+	keyHold = capability.MaxLife + time.Minute
+)
 
-// CapKeys gives the capability keys, ascending; the last one signs. The first
-// call in a cluster makes one.
+// CapKeys gives the capability keys, ascending by id; all are valid, the last is
+// the newest. The first call in a cluster makes one. Errors: Unavailable, Corrupt,
+// Version.
 func (c *Cluster) CapKeys(ctx context.Context) ([]meta.CapKey, error) {
-	r, _, err := c.capKeys(ctx)
-	if err == nil && len(r.Keys) == 0 {
-		return c.rotate(ctx, func(k []meta.CapKey) bool { return len(k) == 0 })
-	}
-	return r.Keys, err
-}
-
-// FreshCapKeys rotates the capability keys if the newest is older than every, and
-// tells whether this call did. Of several that ask at once one does. The age is
-// etcd's to count: a key beside the record hangs on a lease that long (etcd gives
-// none below some seconds), so that no clocks are compared and no restart of a
-// server begins it anew. With another every than before the age counts from now. Errors:
-// Unavailable.
-func (c *Cluster) FreshCapKeys(ctx context.Context, every time.Duration) (rotated bool, err error) {
-	const op = "rotate capability keys"
-	age, keys := c.prefix+"/keyage", c.prefix+"/capkeys"
-	r, err := c.cli.Get(ctx, age)
-	if err != nil {
-		return false, wrap(op, "", err)
-	}
-	had := int64(0)
-	if len(r.Kvs) > 0 {
-		if string(r.Kvs[0].Value) == every.String() {
-			return false, nil
+	for {
+		r, rev, err := c.capKeys(ctx)
+		if err != nil || len(r.Keys) > 0 {
+			return r.Keys, err
 		}
-		had = r.Kvs[0].ModRevision
+		r.add(time.Now())
+		if done, err := c.putCapKeys(ctx, r, rev, 0); err != nil || done {
+			return r.Keys, err
+		}
 	}
-	now, rev, err := c.capKeys(ctx)
-	if err != nil {
-		return false, err
-	}
-	lease, err := c.cli.Grant(ctx, int64((every+time.Second-1)/time.Second))
-	if err != nil {
-		return false, wrap(op, "", err)
-	}
-	then := []clientv3.Op{clientv3.OpPut(age, every.String(), clientv3.WithLease(lease.ID))}
-	if had == 0 {
-		now.add()
-		then = append(then, clientv3.OpPut(keys, encode(now)))
-	}
-	t, err := c.cli.Txn(ctx).
-		If(clientv3.Compare(clientv3.ModRevision(age), "=", had), clientv3.Compare(clientv3.ModRevision(keys), "=", rev)).
-		Then(then...).Commit()
-	if err != nil {
-		return false, wrap(op, "", err) // the lease ends by itself, if it was not used
-	}
-	if !t.Succeeded {
-		_, err := c.cli.Revoke(ctx, lease.ID) // another was quicker
-		return false, wrap(op, "", err)
-	}
-	return had == 0, nil
 }
 
-// RotateCapKeys adds a key, which signs from now on, and drops the oldest.
-func (c *Cluster) RotateCapKeys(ctx context.Context) ([]meta.CapKey, error) {
-	return c.rotate(ctx, func([]meta.CapKey) bool { return true })
+// FreshCapKeys adds a capability key and drops the oldest if the newest is older
+// than every, and tells whether this call did. Of several that ask at once one does.
+//
+// The age is counted on servers' clocks: a lease of etcd would begin anew whenever etcd
+// elects a leader or starts. A server whose clock shows a time before the key was
+// made counts from then on, so that clocks which are wrong by d make a key that much
+// older or younger, and no clock puts the next one off for longer than every. However
+// wrong they are, no key comes within keyHold of the one before: a key beside the
+// record, on a lease that long, sees to that, which may last longer but never shorter.
+// Errors: Unavailable, Corrupt, Version.
+func (c *Cluster) FreshCapKeys(ctx context.Context, every time.Duration) (rotated bool, err error) {
+	return c.freshCapKeys(ctx, time.Now(), every, keyHold)
+}
+
+func (c *Cluster) freshCapKeys(ctx context.Context, now time.Time, every, hold time.Duration) (rotated bool, err error) {
+	const op = "rotate capability keys"
+	r, rev, err := c.capKeys(ctx)
+	if err != nil || len(r.Keys) == 0 {
+		return false, err // CapKeys makes the first
+	}
+	age := now.Sub(time.Unix(0, int64(r.Since)))
+	switch {
+	case r.Since == 0 || age < 0:
+		r.Since = meta.Time(now.UnixNano())
+		_, err := c.putCapKeys(ctx, r, rev, 0) // else another was quicker
+		return false, err
+	case age < every:
+		return false, nil
+	}
+	g, err := c.cli.Get(ctx, c.prefix+"/keyhold", clientv3.WithKeysOnly())
+	if err != nil || len(g.Kvs) > 0 {
+		return false, wrap(op, "", err)
+	}
+	lease, err := c.cli.Grant(ctx, int64((hold+time.Second-1)/time.Second))
+	if err != nil {
+		return false, wrap(op, "", err)
+	}
+	r.add(now)
+	rotated, err = c.putCapKeys(ctx, r, rev, lease.ID)
+	if err == nil && !rotated {
+		_, err = c.cli.Revoke(ctx, lease.ID) // another was quicker
+		err = wrap(op, "", err)
+	}
+	return rotated, err // after an error a lease that is not used ends by itself
 }
 
 func (c *Cluster) capKeys(ctx context.Context) (capKeys, int64, error) {
@@ -155,23 +166,20 @@ func (c *Cluster) capKeys(ctx context.Context) (capKeys, int64, error) {
 	return k, r.Kvs[0].ModRevision, err
 }
 
-// rotate adds a key if the present ones want one.
-func (c *Cluster) rotate(ctx context.Context, want func([]meta.CapKey) bool) ([]meta.CapKey, error) {
-	for {
-		r, rev, err := c.capKeys(ctx)
-		if err != nil || !want(r.Keys) {
-			return r.Keys, err
-		}
-		r.add()
-		key := c.prefix + "/capkeys"
-		t, err := c.cli.Txn(ctx).
-			If(clientv3.Compare(clientv3.ModRevision(key), "=", rev)).
-			Then(clientv3.OpPut(key, encode(r))).Commit()
-		if err != nil {
-			return nil, wrap("rotate capability keys", "", err)
-		}
-		if t.Succeeded {
-			return r.Keys, nil
-		}
+// putCapKeys writes the record if its revision is still rev, and tells whether it
+// was. With a lease it does so only if no key is held, and the newest is held then
+// for as long as the lease lives.
+func (c *Cluster) putCapKeys(ctx context.Context, r capKeys, rev int64, lease clientv3.LeaseID) (done bool, err error) {
+	key, held := c.prefix+"/capkeys", c.prefix+"/keyhold"
+	is := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", rev)}
+	then := []clientv3.Op{clientv3.OpPut(key, encode(r))}
+	if lease != 0 {
+		is = append(is, clientv3.Compare(clientv3.CreateRevision(held), "=", 0))
+		then = append(then, clientv3.OpPut(held, "", clientv3.WithLease(lease)))
 	}
+	t, err := c.cli.Txn(ctx).If(is...).Then(then...).Commit()
+	if err != nil {
+		return false, wrap("write capability keys", "", err)
+	}
+	return t.Succeeded, nil
 }

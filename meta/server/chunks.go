@@ -264,6 +264,13 @@ func (o *owner) order(ctx context.Context, id meta.ServerID, or meta.Order) (met
 	return o.srv.Order(ctx, id, or)
 }
 
+// sign makes a capability that holds from now on for as long as life, which is cut
+// to capability.MaxLife: the key that signs it is valid for no longer than that.
+func (s *Server) sign(life time.Duration, c capability.Claims) []byte {
+	c.Expiry = meta.Time(time.Now().Add(min(life, capability.MaxLife)).UnixNano())
+	return capability.Sign(s.signKey(), c)
+}
+
 func (s *Server) signKey() meta.CapKey {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -323,8 +330,8 @@ func (s *Server) bulkRights(v meta.VolumeID) capability.Rights {
 
 // readCap signs the right to read a volume's chunks.
 func (s *Server) readCap(v meta.VolumeID, sess *session) ([]byte, time.Duration, error) {
-	t := capability.Sign(s.signKey(), capability.Claims{
-		Volume: v, Rights: capability.Read | s.bulkRights(v), Client: sess.holder(), Expiry: meta.Time(time.Now().Add(CapLife).UnixNano()),
+	t := s.sign(CapLife, capability.Claims{
+		Volume: v, Rights: capability.Read | s.bulkRights(v), Client: sess.holder(),
 	})
 	return t, CapLife, nil
 }
@@ -425,9 +432,9 @@ func (o *owner) appendCap(s *session, c *meta.ChunkRecord, p meta.Policy) []byte
 	if !p.Degrade {
 		rights |= capability.OnClass(p.Class)
 	}
-	return capability.Sign(o.srv.signKey(), capability.Claims{
+	return o.srv.sign(CapLife, capability.Claims{
 		Volume: c.ID.Volume, Chunk: c.ID, Rights: rights, Fence: c.Fence, MaxLen: maxLen(p, c.Own),
-		Client: s.holder(), Expiry: meta.Time(time.Now().Add(CapLife).UnixNano()),
+		Client: s.holder(),
 	})
 }
 

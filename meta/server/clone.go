@@ -693,9 +693,9 @@ func (o *owner) serveForeignCap(s *session, id uint64, chunk meta.ChunkID) {
 	if !ok || p.err != nil {
 		re.Status = wire.StatusOf(meta.E("read capability", meta.NoSuchChunk, chunk.String(), errors.New("no file was seen to lie in it: open the file again")))
 	} else {
-		re.Cap = capability.Sign(o.srv.signKey(), capability.Claims{
+		re.Cap = o.srv.sign(CapLife, capability.Claims{
 			Volume: chunk.Volume, Chunk: chunk, Rights: capability.Read | o.srv.bulkRights(chunk.Volume)&o.srv.bulkRights(o.vol),
-			Client: s.holder(), Expiry: meta.Time(time.Now().Add(CapLife).UnixNano()),
+			Client: s.holder(),
 		})
 	}
 	s.enqueue(id, re)

@@ -680,15 +680,15 @@ func (f *filler) gather(order meta.Order, recs []meta.ChunkRecord, m *placement.
 		}
 		order.Chunks = append(order.Chunks, meta.CopySource{Chunk: recs[i].ID, Length: recs[i].Length, CRC: recs[i].CRC, Servers: from})
 	}
-	patience := copyPatience + time.Duration(n/min(order.Rate, minCopyRate))*time.Second
+	rate, patience := copyTerms(n, order.Rate)
+	order.Rate = rate
 	return o.copyOn(f.servers, order, order.Length+n, patience, func(to meta.ServerID, or *meta.Order) {
 		or.Chunks = slices.Clone(or.Chunks)
 		for i := range or.Chunks {
 			or.Chunks[i].Servers = m.Nearest(to, or.Chunks[i].Servers)
 		}
-		or.Cap = capability.Sign(o.srv.signKey(), capability.Claims{
+		or.Cap = o.srv.sign(patience+time.Minute, capability.Claims{
 			Volume: o.vol, Rights: capability.Read, Client: o.srv.certified(to), // who shows it
-			Expiry: meta.Time(time.Now().Add(patience + time.Minute).UnixNano()),
 		})
 	})
 }

@@ -41,8 +41,6 @@ const (
 	indexCost = 1 << 10
 	// indexPage is how many inodes are listed at a time.
 	indexPage = 1024
-	// indexCapLife is how long the right to write a part holds.
-	indexCapLife = time.Hour
 )
 
 // indexing is what an owner has for it.
@@ -509,9 +507,9 @@ func (o *owner) putPart(policy *meta.Policy, r io.Reader, n uint64) (id meta.Chu
 	if !policy.Degrade {
 		rights |= capability.OnClass(policy.Class)
 	}
-	grant := meta.ChunkGrant{ID: id, Fence: fence, Servers: servers[0], MaxLen: n, Cap: capability.Sign(o.srv.signKey(), capability.Claims{
+	grant := meta.ChunkGrant{ID: id, Fence: fence, Servers: servers[0], MaxLen: n, Cap: o.srv.sign(capability.MaxLife, capability.Claims{
 		Volume: o.vol, Chunk: id, Rights: rights, Fence: fence, MaxLen: n,
-		Client: o.srv.cfg.Identity, Expiry: meta.Time(time.Now().Add(indexCapLife).UnixNano()),
+		Client: o.srv.cfg.Identity,
 	})}
 	wrote, err := o.srv.cfg.ChunkWriter.Write(o.ctx, grant, r)
 	if err == nil && wrote != n {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/capability"
 	"penstock.io/penstock/meta/cluster"
 )
 
@@ -35,5 +36,35 @@ func TestKeysAreRotated(t *testing.T) {
 	s.mu.Unlock()
 	if k := s.signKey(); k.ID != 2 {
 		t.Errorf("key %d signs, not the newest", k.ID)
+	}
+}
+
+// No capability holds longer than the key that signed it stays valid, whatever is
+// asked for; and a copy of any size, however low its bound, ends within that.
+func TestNothingIsSignedForLonger(t *testing.T) {
+	g := newGrid(t, nil)
+	s := g.s.srv
+	token := s.sign(24*time.Hour, capability.Claims{Volume: 1, Rights: capability.Read})
+	keys := []meta.CapKey{s.signKey()}
+	at := func(d time.Duration) meta.Time { return meta.Time(time.Now().Add(d).UnixNano()) }
+	if _, err := capability.Verify(keys, token, at(capability.MaxLife-time.Minute)); err != nil {
+		t.Error(err)
+	}
+	if _, err := capability.Verify(keys, token, at(capability.MaxLife+time.Second)); meta.KindOf(err) != meta.BadCapability {
+		t.Errorf("it holds longer than %v: %v", capability.MaxLife, err)
+	}
+	for _, n := range []uint64{0, 1, 1799, 1800, 3599, 1 << 20, 256 << 20, 1 << 30, 1 << 40} {
+		for _, bound := range []uint64{0, 1, 1000, minCopyRate - 1, minCopyRate, 1 << 30} {
+			rate, patience := copyTerms(n, bound)
+			if rate < bound || rate == 0 || patience < copyPatience || patience+time.Minute > capability.MaxLife {
+				t.Errorf("%d bytes at %d: %d a second within %v", n, bound, rate, patience)
+			}
+			if took := time.Duration(n/rate) * time.Second; took > patience {
+				t.Errorf("%d bytes at %d take %v, and may %v", n, rate, took, patience)
+			}
+			if bound >= minCopyRate && n <= 1<<30 && rate != bound {
+				t.Errorf("%d bytes at %d: the bound is exceeded by %d", n, bound, rate)
+			}
+		}
 	}
 }

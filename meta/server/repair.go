@@ -638,18 +638,27 @@ func (o *owner) agreed(ctx context.Context, rec *meta.ChunkRecord, from []meta.S
 	return crc, nil
 }
 
+// copyTerms says how fast n bytes are copied, in bytes a second, if the bounds would
+// have it at rate, and how long that may take: what reads them is signed once, and no
+// capability holds longer than capability.MaxLife. So a bound that is too low for that
+// is exceeded.
+func copyTerms(n, rate uint64) (uint64, time.Duration) {
+	const most = uint64(capability.MaxLife/2) / uint64(time.Second)
+	least := (n + most - 1) / most
+	rate = max(rate, least, 1)
+	return rate, copyPatience + time.Duration(n/min(rate, max(minCopyRate, least)))*time.Second
+}
+
 // pull makes a server copy a sealed chunk from one of others; where the same
 // content is already, it takes over the fence.
 func (o *owner) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fence, crc uint32, class string, to meta.ServerID, from []meta.ServerID) error {
-	rate := o.srv.share()
-	patience := copyPatience + time.Duration(rec.Length/min(rate, minCopyRate))*time.Second
+	rate, patience := copyTerms(rec.Length, o.srv.share())
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("the copy took too long"))
 	defer cancel()
 	or := meta.Order{
 		Kind: meta.OrderPull, Chunk: rec.ID, Fence: fence, Length: rec.Length, CRC: crc, Class: class, Rate: rate, Compress: o.compression(),
-		Cap: capability.Sign(o.srv.signKey(), capability.Claims{
+		Cap: o.srv.sign(patience+time.Minute, capability.Claims{
 			Volume: o.vol, Chunk: rec.ID, Rights: capability.Read, Client: o.srv.certified(to), // who shows it
-			Expiry: meta.Time(time.Now().Add(patience + time.Minute).UnixNano()),
 		}),
 	}
 	for _, id := range from {

@@ -28,16 +28,16 @@ func (s *Server) SystemGrant(id meta.ChunkID, maxLen uint64) (meta.ChunkGrant, e
 	}
 	fence := meta.Fence{Term: meta.Term(id.Term)}
 	return meta.ChunkGrant{ID: id, Fence: fence, Servers: servers[0], MaxLen: maxLen,
-		Cap: capability.Sign(s.signKey(), capability.Claims{
+		Cap: s.sign(capability.MaxLife, capability.Claims{
 			Volume: id.Volume, Chunk: id, Rights: capability.Append | capability.Read, Fence: fence, MaxLen: maxLen,
-			Client: s.cfg.Identity, Expiry: meta.Time(time.Now().Add(time.Hour).UnixNano()),
+			Client: s.cfg.Identity,
 		})}, nil
 }
 
 // SystemReadCap gives the right to read the chunks of a volume.
 func (s *Server) SystemReadCap(v meta.VolumeID) []byte {
-	return capability.Sign(s.signKey(), capability.Claims{
-		Volume: v, Rights: capability.Read, Expiry: meta.Time(time.Now().Add(CapLife).UnixNano()),
+	return s.sign(CapLife, capability.Claims{
+		Volume: v, Rights: capability.Read,
 	})
 }
 

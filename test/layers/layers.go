@@ -36,7 +36,7 @@ var table = []row{
 	{"meta/process", []string{"meta"}, "tells processes apart for owners of volumes and holders of sessions"},
 	{"meta/journal/etcd", []string{"meta", "meta/journal", "meta/process", "meta/cluster/embedded"}, "one form of the log; its tests run a real etcd"},
 	{"meta/state", []string{"meta", "meta/namespace", "meta/journal"}, "stores the effects that the machine returns"},
-	{"meta/cluster", []string{"meta", "meta/peer"}, "etcd's keys in the words of meta; who belongs to the cluster"},
+	{"meta/cluster", []string{"meta", "meta/peer", "meta/capability"}, "etcd's keys in the words of meta; who belongs to the cluster"},
 	{"meta/cluster/embedded", []string{"meta", "meta/cluster"}, "runs etcd for one machine; nobody below needs to know"},
 	{"meta/wire", []string{"meta"}, "frames translate words to bytes"},
 	{"chunkserver/replica", []string{"meta"}, "the pure machines of replication and seal: chunk servers, writers and owners ask them"},
