@@ -19,12 +19,14 @@ const (
 	EventDetached        EventKind = 9  // it does no more
 	EventSnapshotTaken   EventKind = 10 // Name is the snapshot's
 	EventSnapshotDeleted EventKind = 11
+	EventQuota           EventKind = 12 // the use crossed an advisory quota: Name is "bytes" or "inodes"
 )
 
 var eventNames = [...]string{
 	EventCreated: "created", EventLinked: "linked", EventRemoved: "removed", EventRenamed: "renamed",
 	EventExchanged: "exchanged", EventChanged: "changed", EventAttributes: "attributes", EventAttached: "attached",
 	EventDetached: "detached", EventSnapshotTaken: "snapshot-taken", EventSnapshotDeleted: "snapshot-deleted",
+	EventQuota: "quota",
 }
 
 func (k EventKind) String() string {
@@ -58,6 +60,10 @@ type Event struct {
 	// Last: of removed, Ino has no other name; of renamed, Replaced has none.
 	Last   bool
 	Volume VolumeID // of attached and detached
+	// Over, Used and Limit, of quota: whether the use counts as above the advisory
+	// quota now, what it was then, and the quota; zero: it was taken away.
+	Over        bool
+	Used, Limit uint64
 }
 
 // Bounds of how many events a volume keeps for those who come later.
@@ -96,5 +102,14 @@ type SetEvents struct{ Keep uint64 }
 // Result.Existed, which asks for it. It does nothing where nobody asked.
 type Closed struct{ Inos []Ino }
 
+// TellQuota says which advisory quotas the use of the volume counts as above, as
+// its row in the cluster's table does. What differs from what was said last
+// becomes an event; said again it is none.
+type TellQuota struct {
+	Bytes, Inodes         uint64 // the quotas; zero: none
+	BytesOver, InodesOver bool
+}
+
 func (*SetEvents) Code() OpCode { return OpSetEvents }
 func (*Closed) Code() OpCode    { return OpClosed }
+func (*TellQuota) Code() OpCode { return OpTellQuota }

@@ -62,6 +62,7 @@ const (
 	OpSetEvents
 	OpClosed
 	OpSetMirror
+	OpTellQuota
 )
 
 // Mutates reports whether the operation changes the namespace.

@@ -35,9 +35,18 @@ type eventView struct {
 	Last       bool          `json:"last,omitempty"`
 	Volume     meta.VolumeID `json:"volume,omitempty"`
 	Snapshot   string        `json:"snapshot,omitempty"`
+	Quota      *quotaView    `json:"quota,omitempty"`
 	// The same in base64 where a name is not text.
 	NameBytes string `json:"name_bytes,omitempty"`
 	FromBytes string `json:"from_bytes,omitempty"`
+}
+
+// quotaView is what became of an advisory quota.
+type quotaView struct {
+	Of    string `json:"of"`   // bytes, inodes
+	Over  bool   `json:"over"` // the use counts as above it from now on
+	Used  uint64 `json:"used"`
+	Limit uint64 `json:"limit,omitempty"` // none: it was taken away
 }
 
 // rescanView is the line that tells a program of a RescanError.
@@ -60,6 +69,8 @@ func viewOfEvent(e client.Event) eventView {
 	switch {
 	case e.Kind == meta.EventSnapshotTaken || e.Kind == meta.EventSnapshotDeleted:
 		v.Name, v.Snapshot = "", e.Name
+	case e.Kind == meta.EventQuota:
+		v.Name, v.Path, v.Quota = "", "", &quotaView{e.Name, e.Over, e.Used, e.Limit}
 	case e.Volume != 0:
 		v.Type = "volume"
 	case e.Ino != 0:
@@ -79,6 +90,13 @@ func (v *eventView) print(to io.Writer) error {
 	switch {
 	case v.Snapshot != "":
 		what = printable(v.Snapshot)
+	case v.Quota != nil:
+		q := v.Quota
+		what = "below"
+		if q.Over {
+			what = "above"
+		}
+		what = fmt.Sprintf("%s %s it: %d of %d", q.Of, what, q.Used, q.Limit)
 	case v.From != "":
 		what = or(v.FromPath, v.From, v.FromParent) + " -> " + what
 	case v.Ino == meta.RootIno:
@@ -99,8 +117,8 @@ func newEvents() *cobra.Command {
 		Short: "Tell what changes in a volume: names, contents, snapshots",
 		Long: `Prints the events of a volume, each with its number: created, linked, removed,
 renamed, exchanged, changed (contents, told when the writer closed the file),
-attributes, attached, detached, snapshot-taken, snapshot-deleted. They are made
-while they are switched on: 'penstock volume set VOLUME --events on'.
+attributes, attached, detached, snapshot-taken, snapshot-deleted, quota (the use
+crossed an advisory quota). They are made while they are switched on: 'penstock volume set VOLUME --events on'.
 
 The first is the one after --since, or the oldest that is kept; --since now begins
 with the next. --follow waits for more. Whoever stops goes on later with the number

@@ -237,6 +237,8 @@ func (c *checker) record(k, v []byte) error {
 		c.event(k, v)
 	case 'z':
 		c.changer(k, v)
+	case 'a':
+		c.over(k, v)
 	case 'u':
 		c.mirror(k, v)
 	case 'l':

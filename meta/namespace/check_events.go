@@ -34,6 +34,13 @@ func (c *checker) event(k, v []byte) {
 	c.events++
 }
 
+// over judges the word about advisory quotas.
+func (c *checker) over(k, v []byte) {
+	if len(k) != 1 || len(v) != 2 || v[0] != 1 || v[1] < 1 || v[1] > 3 {
+		c.bad(k, "crossed quotas: %x", v)
+	}
+}
+
 // changer judges a note that a session is changing a file.
 func (c *checker) changer(k, v []byte) {
 	if len(k) != 17 || len(v) != 1 || v[0] != 1 {

@@ -184,7 +184,7 @@ func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy,
 		return nil, err
 	}
 	t.mark()
-	for _, p := range []byte{prefixChunk, prefixDelete, prefixWriter, prefixOrphan, prefixSession, prefixReply, prefixReap, prefixSnap, prefixBuried, prefixInoGen, prefixNameGen, prefixClone, prefixPin, prefixDigest, prefixIndex, prefixEvent, prefixChanger, prefixMirror} {
+	for _, p := range []byte{prefixChunk, prefixDelete, prefixWriter, prefixOrphan, prefixSession, prefixReply, prefixReap, prefixSnap, prefixBuried, prefixInoGen, prefixNameGen, prefixClone, prefixPin, prefixDigest, prefixIndex, prefixEvent, prefixChanger, prefixMirror, prefixOver} {
 		t.effects = append(t.effects, Effect{DeleteRange, []byte{p}, []byte{p + 1}})
 	}
 	v := &t.vol

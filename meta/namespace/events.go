@@ -100,6 +100,81 @@ func (t *tx) setEvents(op *meta.SetEvents) error {
 	return nil
 }
 
+// ---- advisory quotas
+
+// What was told of advisory quotas last stands in a record of its own, so that an
+// owner that dies between writing a crossing into the volume's row and telling of
+// it leaves that to its successor, and nothing is told twice.
+
+var overKey = []byte{prefixOver}
+
+const ( // bits of the record
+	overBytes = 1 << iota
+	overInodes
+)
+
+func (t *tx) tellQuota(op *meta.TellQuota) error {
+	was, err := quotaTold(t.r)
+	if err != nil {
+		return err
+	}
+	var now byte
+	for _, q := range []struct {
+		bit         byte
+		name        string
+		over        bool
+		used, limit uint64
+	}{
+		{overBytes, "bytes", op.BytesOver, t.vol.bytes, op.Bytes},
+		{overInodes, "inodes", op.InodesOver, t.vol.inodes, op.Inodes},
+	} {
+		if q.over {
+			now |= q.bit
+		}
+		if q.over != (was&q.bit != 0) {
+			t.event(&meta.Event{Kind: meta.EventQuota, Name: q.name, Over: q.over, Used: q.used, Limit: q.limit})
+		}
+	}
+	if now == was {
+		return nil
+	}
+	s := t.mark()
+	t.buf = append(t.buf, overKey...)
+	if now == 0 {
+		t.deleteAt(s)
+		return nil
+	}
+	v := len(t.buf)
+	t.buf = append(t.buf, overV1, now)
+	t.putAt(s, v)
+	return nil
+}
+
+// QuotaTold says which advisory quotas were told to be crossed, events on or off.
+func QuotaTold(r Reader) (bytes, inodes bool, err error) {
+	bits, err := quotaTold(r)
+	return bits&overBytes != 0, bits&overInodes != 0, err
+}
+
+func quotaTold(r Reader) (bits byte, err error) {
+	b, have, err := r.Get(overKey)
+	if err != nil || !have {
+		return 0, err
+	}
+	return decodeOver(b)
+}
+
+func decodeOver(b []byte) (bits byte, err error) {
+	d := decoder{b: b}
+	if err := d.version(overV1, "crossed quotas"); err != nil {
+		return 0, err
+	}
+	if bits = d.byte(); bits == 0 || bits > overBytes|overInodes {
+		d.bad = true
+	}
+	return bits, d.end("crossed quotas")
+}
+
 // fileEvent tells of an inode as it is, under one of its names. Who has none is
 // not spoken of.
 func (t *tx) fileEvent(kind meta.EventKind, in *inode) error {
@@ -242,6 +317,11 @@ func Events(r Reader, after uint64, limit int) (all []meta.Event, err error) {
 }
 
 func appendEvent(b []byte, e *meta.Event) []byte {
+	if e.Kind == meta.EventQuota {
+		// In the places of other fields, which programs that don't know the kind
+		// can read: they pass over it.
+		e = &meta.Event{Kind: e.Kind, Time: e.Time, Name: e.Name, Ino: meta.Ino(e.Used), Replaced: meta.Ino(e.Limit), Last: e.Over}
+	}
 	var bits byte
 	if e.FromParent != 0 {
 		bits |= eventFrom
@@ -300,6 +380,11 @@ func decodeEvent(b []byte) (e meta.Event, err error) {
 	e.Last = bits&eventLast != 0
 	if e.Kind == 0 || e.Type&^meta.TypeMask != 0 || bits > eventFrom|eventReplaced|eventVolume|eventLast {
 		d.bad = true
+	}
+	if e.Kind == meta.EventQuota {
+		e.Used, e.Limit, e.Over = uint64(e.Ino), uint64(e.Replaced), e.Last
+		e.Ino, e.Replaced, e.Last = 0, 0, false
+		d.bad = d.bad || bits&^(eventReplaced|eventLast) != 0 || e.Type != 0 || e.Parent != 0
 	}
 	return e, d.end("event")
 }

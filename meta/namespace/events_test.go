@@ -341,12 +341,95 @@ func TestEventsOfSnapshots(t *testing.T) {
 }
 
 // FuzzEvent: any bytes are an event or an error; what is one is coded the same.
+// TestEventsOfQuota: a crossing is told once, whoever says it how often, and while
+// events are off it is remembered as told. A program that does not know the kind
+// reads the record all the same.
+func TestEventsOfQuota(t *testing.T) {
+	f := newFixture(t)
+	told := func(wantBytes, wantInodes bool) {
+		t.Helper()
+		if bytes, inodes, err := QuotaTold(f.s); err != nil || bytes != wantBytes || inodes != wantInodes {
+			t.Fatal(bytes, inodes, err)
+		}
+	}
+	var after uint64
+	expect := func(want ...meta.Event) {
+		t.Helper()
+		all, err := Events(f.s, after, 100)
+		if err != nil || len(all) != len(want) {
+			t.Fatalf("%+v %v, want %+v", all, err, want)
+		}
+		for i, e := range all {
+			after, want[i].Kind = e.Seq, meta.EventQuota
+			if e.Time != f.now {
+				t.Errorf("%+v is not of %d", e, f.now)
+			}
+			if e.Seq, e.Time = 0, 0; e != want[i] {
+				t.Fatalf("%+v, want %+v", e, want[i])
+			}
+		}
+		f.check()
+	}
+	told(false, false)
+	f.do(&meta.TellQuota{})
+	f.do(&meta.TellQuota{Bytes: 5, BytesOver: true}) // events are off
+	told(true, false)
+	f.do(&meta.SetEvents{Keep: meta.MinEvents})
+	f.do(&meta.TellQuota{Bytes: 5, BytesOver: true})
+	expect()
+	f.do(&meta.TellQuota{Bytes: 5, BytesOver: true, Inodes: 1, InodesOver: true})
+	told(true, true)
+	expect(meta.Event{Name: "inodes", Over: true, Used: 1, Limit: 1})
+	f.do(&meta.Write{Ino: f.create(1, "f", meta.TypeRegular|0o644).Ino, Data: []byte("abc"), Inline: true, Size: 3})
+	after++ // the file
+	f.do(&meta.TellQuota{Bytes: 5, BytesOver: true, Inodes: 1, InodesOver: true})
+	f.do(&meta.TellQuota{Bytes: 9})
+	told(false, false)
+	expect(meta.Event{Name: "bytes", Used: 3, Limit: 9}, meta.Event{Name: "inodes", Used: 2})
+	if _, have, err := f.s.Get(overKey); have || err != nil {
+		t.Error("a record is left", err)
+	}
+
+	rec := appendEvent(nil, &meta.Event{Kind: meta.EventQuota, Name: "bytes", Over: true, Used: 12, Limit: 10})
+	rec[1] = 200 // as for a program to which quota is as unknown as this
+	if e, err := decodeEvent(rec); err != nil || e.Name != "bytes" || e.Parent != 0 || e.FromParent != 0 {
+		t.Errorf("%+v %v", e, err)
+	}
+	for _, bad := range [][]byte{{}, {overV1}, {overV1, 0}, {overV1, 4}, {overV1, 1, 0}, {2, 1}} {
+		if _, err := decodeOver(bad); err == nil {
+			t.Errorf("%x is read", bad)
+		}
+		f.s.t.ReplaceOrInsert(memItem{overKey, bad})
+		if r, err := Check(f.s); err != nil || len(r.Problems) == 0 {
+			t.Errorf("%x: fsck sees nothing: %v", bad, err)
+		}
+	}
+	f.s.t.Delete(memItem{k: overKey})
+}
+
+func FuzzOver(f *testing.F) {
+	f.Add([]byte{overV1, 1})
+	f.Add([]byte{overV1, 4})
+	f.Add([]byte{9})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if bits, err := decodeOver(b); err == nil {
+			if again := []byte{overV1, bits}; string(again) != string(b) {
+				t.Fatalf("%x became %x", b, again)
+			}
+		} else if k := meta.KindOf(err); k != meta.Corrupt && k != meta.Version {
+			t.Fatal(err)
+		}
+	})
+}
+
 func FuzzEvent(f *testing.F) {
 	for _, e := range []meta.Event{
 		{Kind: meta.EventCreated, Time: 1, Ino: 2, Type: meta.TypeRegular, Parent: 1, Name: "a"},
 		{Kind: meta.EventRenamed, Ino: 2, Type: meta.TypeDir, Parent: 1, Name: "a", FromParent: 3, From: "b", Replaced: 9, Last: true},
 		{Kind: meta.EventAttached, Parent: 1, Name: "v", Volume: 7},
 		{Kind: 200, Name: "of a newer program"},
+		{Kind: meta.EventQuota, Name: "bytes", Over: true, Used: 12, Limit: 10},
+		{Kind: meta.EventQuota, Name: "inodes"},
 	} {
 		f.Add(appendEvent(nil, &e))
 	}

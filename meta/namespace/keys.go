@@ -37,6 +37,7 @@ import (
 //	y number:8                            event                              9 bytes
 //	z session:8 ino:8                     file being changed, for an event  17 bytes
 //	u                                     target of a mirror                 1 byte
+//	a                                     advisory quotas that are crossed   1 byte
 //	l                                     reserved: locks
 //
 // snap in a key of prefix b is the youngest snapshot that sees the version
@@ -72,6 +73,7 @@ const (
 	prefixEvent   = EventPrefix
 	prefixChanger = 'z'
 	prefixMirror  = 'u'
+	prefixOver    = 'a'
 )
 
 // EventPrefix is the first byte of events' keys. No operation reads them.

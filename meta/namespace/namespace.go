@@ -170,6 +170,9 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 		err = t.setEvents(op)
 	case *meta.Closed:
 		err = t.closed(op)
+	case *meta.TellQuota:
+		unmetered = true
+		err = t.tellQuota(op)
 	case *meta.SetMirror:
 		unmetered = true
 		err = t.setMirror(op)

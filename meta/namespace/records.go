@@ -59,6 +59,9 @@ import (
 //	event    01 kind:1 bits:1 type:1 time:8 ino:n parent:n len:n name
 //	            [fromParent:n len:n from] [replaced:n] [volume:n]
 //	            bits&1 from; bits&2 replaced; bits&4 volume; bits&8 the last name
+//	            of kind quota, in their places: ino what is used, replaced the quota,
+//	            bits&8 that the use is above it
+//	over     01 bits:1                        bits&1 of bytes, bits&2 of inodes; never 0
 //	delete, writer, orphan, reap, buried, changed inode, changed entry, clone, changer
 //	         01
 //
@@ -88,6 +91,7 @@ const (
 	indexV1     = 1
 	eventV1     = 1
 	mirrorV1    = 1
+	overV1      = 1
 	markerV1    = 1
 	bitTmpfile  = 1
 	bitReap     = 2

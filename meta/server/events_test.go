@@ -13,6 +13,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -161,6 +162,64 @@ func TestEventsMakeTheTree(t *testing.T) {
 		}
 		return nil
 	})
+	s.exact()
+}
+
+// An owner that wrote into the row that a quota is crossed, and died before it told
+// of it, leaves that to the next; which tells once, however often it opens the
+// volume and reads the row.
+func TestEventsOfQuota(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	if err := a.SetEvents(t.Context(), 1, meta.MinEvents); err != nil {
+		t.Fatal(err)
+	}
+	expect := func(what string, want ...string) {
+		t.Helper()
+		eventually(t, what, func() error {
+			var got []string
+			err := a.Events(t.Context(), 1, 0, false, func(e client.Event) error {
+				if e.Kind == meta.EventQuota {
+					got = append(got, fmt.Sprint(e.Name, " ", e.Over, " ", e.Limit))
+				}
+				return nil
+			})
+			if err != nil || !slices.Equal(got, want) {
+				return fmt.Errorf("%q, %v", got, err)
+			}
+			return nil
+		})
+	}
+	row := func(change func(a *cluster.Advisory)) {
+		t.Helper()
+		if _, err := s.cluster.UpdateVolume(t.Context(), 1, func(v *cluster.Volume) error {
+			var a cluster.Advisory
+			if v.Advisory != nil {
+				a = *v.Advisory
+			}
+			change(&a)
+			v.Advisory = &a
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.create(t, "one")
+	a.create(t, "two")
+	if err := a.Sync(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	s.crash()
+	row(func(a *cluster.Advisory) { a.Inodes, a.InodesOver = 2, 77 })
+	for range 3 {
+		s.start()
+		a.create(t, fmt.Sprint(time.Now().UnixNano()))
+		expect("the successor tells", "inodes true 2")
+		s.crash()
+	}
+	row(func(a *cluster.Advisory) { a.Inodes, a.InodesOver = 0, 0 })
+	s.start()
+	expect("it is no quota any more", "inodes true 2", "inodes false 0")
 	s.exact()
 }
 

@@ -18,8 +18,9 @@ type words struct {
 	compress meta.Compression
 	advisory cluster.Advisory
 	read     time.Time
-	// booking: a crossing is being written into the row.
-	booking bool
+	// booking: a crossing is being written into the row; telling: the state machine
+	// is being told of what the row says, so that it makes an event.
+	booking, telling bool
 }
 
 // wordsEvery is how often an owner reads its volume's row again.
@@ -41,6 +42,10 @@ func (o *owner) setWords(v *cluster.Volume) {
 	}
 	if bytes, inodes, err := namespace.Usage(&view{o: o}); err == nil {
 		o.watchQuota(bytes, inodes)
+		if !w.booking && !w.telling && !o.quotaTold() && o.ctx.Err() == nil {
+			w.telling = true
+			o.wg.Go(o.tellQuota)
+		}
 	}
 	o.mu.Unlock()
 	if more { // lists tell what is plain still
@@ -150,6 +155,38 @@ func (o *owner) bookCrossing() {
 		select {
 		case <-time.After(5 * time.Second):
 		case <-o.ctx.Done():
+		}
+	}
+}
+
+// quotaTold: the state says of advisory quotas what the row does. Caller holds mu.
+func (o *owner) quotaTold() bool {
+	a := &o.words.advisory
+	bytes, inodes, err := namespace.QuotaTold(&view{o: o})
+	return err != nil || bytes == (a.BytesOver != 0) && inodes == (a.InodesOver != 0)
+}
+
+// tellQuota journals what the row says of advisory quotas, and with it an event
+// if those are on. The row goes first: an owner that dies in between leaves this
+// to the next, which finds the two different when it opens the volume. While the
+// row is being judged anew it waits: the outcome may be what was told.
+func (o *owner) tellQuota() {
+	for {
+		o.mu.Lock()
+		a := o.words.advisory
+		if o.words.booking || o.ctx.Err() != nil || o.failed != nil || o.quotaTold() {
+			o.words.telling = false
+			o.mu.Unlock()
+			return
+		}
+		o.mu.Unlock()
+		err := o.durably(o.ctx, &meta.TellQuota{Bytes: a.Bytes, Inodes: a.Inodes, BytesOver: a.BytesOver != 0, InodesOver: a.InodesOver != 0})
+		if err != nil && o.ctx.Err() == nil {
+			o.log.Warn("that the volume crosses its advisory quota was not journaled, it is tried again", "error", err)
+			select {
+			case <-time.After(5 * time.Second):
+			case <-o.ctx.Done():
+			}
 		}
 	}
 }

@@ -48,17 +48,21 @@ type EventInfo struct {
 	Replaced   meta.Ino       `json:"replaced,omitempty"`
 	Last       bool           `json:"last,omitempty"`
 	Volume     meta.VolumeID  `json:"volume,omitempty"`
+	Over       bool           `json:"over,omitempty"`
+	Used       uint64         `json:"used,omitempty"`
+	Limit      uint64         `json:"limit,omitempty"`
 }
 
 // EventInfoOf translates.
 func EventInfoOf(e meta.Event) EventInfo {
-	return EventInfo{e.Seq, e.Kind, e.Time, e.Ino, e.Type, e.Parent, []byte(e.Name), e.FromParent, []byte(e.From), e.Replaced, e.Last, e.Volume}
+	return EventInfo{e.Seq, e.Kind, e.Time, e.Ino, e.Type, e.Parent, []byte(e.Name), e.FromParent, []byte(e.From), e.Replaced, e.Last, e.Volume, e.Over, e.Used, e.Limit}
 }
 
 // Event translates back.
 func (i *EventInfo) Event() meta.Event {
 	return meta.Event{Seq: i.Seq, Kind: i.Kind, Time: i.Time, Ino: i.Ino, Type: i.Type, Parent: i.Parent, Name: string(i.Name),
-		FromParent: i.FromParent, From: string(i.From), Replaced: i.Replaced, Last: i.Last, Volume: i.Volume}
+		FromParent: i.FromParent, From: string(i.From), Replaced: i.Replaced, Last: i.Last, Volume: i.Volume,
+		Over: i.Over, Used: i.Used, Limit: i.Limit}
 }
 
 // SetEventsRequest is AdminSetEvents' body.

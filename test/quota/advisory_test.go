@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +47,7 @@ func TestAdvisory(t *testing.T) {
 	const limit = 8 << 20
 	r := newRig(t)
 	r.volume("create", "q", "--attach", "/q", "--advisory-quota", fmt.Sprint(limit), "--advisory-quota-inodes", "8")
+	r.volume("set", "q", "--events", "on")
 	at, _ := r.mount("a")
 	write := func(name string, n int) {
 		t.Helper()
@@ -141,6 +143,39 @@ func TestAdvisory(t *testing.T) {
 	r.Until("changed", func() error {
 		if got := r.metric(`penstock_meta_volume_advisory_exceeded{of="inodes",volume="q"}`); got != "" {
 			return fmt.Errorf("there is no such quota any more, and it shows %q", got)
+		}
+		return nil
+	})
+	// Each crossing once, over the death of the owner, too; the last two come at once.
+	want := []string{"bytes true 8388608", "inodes true 8", "bytes false 8388608", "bytes true 1048576", "inodes false 0"}
+	r.Until("events", func() error {
+		out, err := r.Ctl("events", "q", "--json")
+		if err != nil {
+			return err
+		}
+		var got []string
+		for line := range strings.Lines(string(out)) {
+			var e struct {
+				Kind  string `json:"kind"`
+				Quota struct {
+					Of    string `json:"of"`
+					Over  bool   `json:"over"`
+					Used  uint64 `json:"used"`
+					Limit uint64 `json:"limit"`
+				} `json:"quota"`
+			}
+			if err := json.Unmarshal([]byte(line), &e); err != nil {
+				return err
+			}
+			if q := e.Quota; e.Kind == "quota" {
+				got = append(got, fmt.Sprint(q.Of, " ", q.Over, " ", q.Limit))
+				if q.Over && q.Used <= q.Limit || q.Used == 0 {
+					return fmt.Errorf("%+v", q)
+				}
+			}
+		}
+		if slices.Sort(got[min(3, len(got)):]); !slices.Equal(got, want) {
+			return fmt.Errorf("%q", got)
 		}
 		return nil
 	})
