@@ -341,9 +341,11 @@ func (k *checker) packed(path string, b []byte, length, n uint64) error {
 		switch alg := b[48+4*n]; {
 		case be(b, int(56+4*n+4*i), 4) >= 1<<31:
 		case alg == 1:
-			if got, lerr := s2.DecodedLen(frame); lerr != nil || uint64(got) > plain {
-				err = fmt.Errorf("%d bytes: %w", got, lerr)
-			} else {
+			var got int
+			if got, err = s2.DecodedLen(frame); err == nil && uint64(got) > plain {
+				err = fmt.Errorf("%d bytes, not %d", got, plain)
+			}
+			if err == nil {
 				out, err = s2.Decode(nil, frame)
 			}
 		case alg == 2:
@@ -356,7 +358,10 @@ func (k *checker) packed(path string, b []byte, length, n uint64) error {
 			err = fmt.Errorf("algorithm %d", alg)
 		}
 		if err != nil || uint64(len(out)) != plain {
-			k.problem("%s.pack: the bytes at %d can't be decoded: %d of %d, %v", path, i*131072, len(out), plain, err)
+			if err == nil {
+				err = fmt.Errorf("%d bytes, not %d", len(out), plain)
+			}
+			k.problem("%s.pack: the bytes at %d can't be decoded: %v", path, i*131072, err)
 			return nil
 		}
 		for at := uint64(0); at < plain; at += 65536 {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -71,6 +70,7 @@ type chunk struct {
 	packing  *byte    // of the compression under way, which is void once this changed
 	next     *packing // written, for the next checkpoint to put in place
 	nextFile *handle
+	plain    bool // pack is in place as far as the cache goes, and the data file there still
 }
 
 // handle is an open data file that is closed when its last user is done.
@@ -96,14 +96,6 @@ func (b *bitmap) set(i uint64) {
 		*b = append(*b, 0)
 	}
 	(*b)[i/64] |= 1 << (i % 64)
-}
-
-// dropNext forgets a compressed form that is not in place.
-func (c *chunk) dropNext() {
-	if c.nextFile != nil {
-		c.nextFile.done()
-	}
-	c.next, c.nextFile = nil, nil
 }
 
 func (c *chunk) closeFile() {
@@ -197,6 +189,7 @@ func (s *Store) unpin(c *chunk) {
 	if drop != nil {
 		drop.mu.Lock()
 		drop.closeFile()
+		s.dropNext(drop)
 		drop.mu.Unlock()
 	}
 }
@@ -245,8 +238,9 @@ func (s *Store) load(c *chunk) error {
 // set takes over the state that a .meta file tells.
 func (c *chunk) set(m *chunkMeta) {
 	c.exists, c.state, c.damaged, c.fence = true, m.state, m.damaged, m.fence
-	c.length, c.synced, c.dataOK, c.wb, c.entry = m.length, m.length, m.length, m.length, true
-	c.asked = m.length // as far as is known
+	c.length, c.synced, c.dataOK, c.wb = m.length, m.length, m.length, m.length
+	c.entry = m.length > 0 // a .meta may be of a fence alone, and the data file newer
+	c.asked = m.length     // as far as is known
 	c.crcs, c.pack, c.dense = m.crcs, m.pack, m.dense
 }
 
@@ -810,8 +804,8 @@ func (s *Store) erase(c *chunk, fence meta.Fence) error {
 		s.stats.deletes.Add(1)
 	}
 	c.closeFile()
-	c.dropNext()
-	c.pack, c.packing, c.dense = nil, nil, false
+	s.dropNext(c)
+	c.pack, c.packing, c.dense, c.plain = nil, nil, false, false
 	c.length, c.synced, c.asked, c.dataOK, c.crcs, c.bits, c.checked, c.damaged = 0, 0, 0, 0, nil, nil, 0, false
 	s.forget(id)
 	return s.unlink(id)
@@ -858,7 +852,7 @@ func (s *Store) tomb(id meta.ChunkID) (meta.Fence, bool) {
 }
 
 // List calls fn with every chunk on the disk, in no order, until it returns
-// false. err is not nil where a chunk's metadata can't be read. A data file
+// false. err is not nil where a chunk's metadata can't be read. A data file, plain or compressed,
 // that nothing is known of (a crash left it) is told as open and empty; it may be deleted.
 func (s *Store) List(ctx context.Context, fn func(info chunkserver.Info, err error) bool) error {
 	for i := range chunkDirs {
@@ -869,7 +863,7 @@ func (s *Store) List(ctx context.Context, fn func(info chunkserver.Info, err err
 		}
 		ids := map[meta.ChunkID]struct{}{}
 		for _, n := range names {
-			if id, err := meta.ParseChunkID(strings.TrimSuffix(strings.TrimSuffix(n, ".data"), ".meta")); err == nil {
+			if id, ok := chunkOf(n); ok {
 				ids[id] = struct{}{}
 			}
 		}

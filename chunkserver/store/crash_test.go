@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -162,8 +163,31 @@ func (l *life) step() error {
 		if !c.sealed {
 			return nil
 		}
+		if r.IntN(4) > 0 {
+			_, err := l.s.Pack(ctx, id, meta.Compression(1+r.IntN(2)))
+			return err
+		}
+		// It is deleted when the compressed file is about to be made; perhaps
+		// nothing speaks of it any more when the power goes after that.
+		var deleted error
+		l.d.before = func(op, name string) error {
+			if op != "open" || name != packName(id) {
+				return nil
+			}
+			l.d.before = nil
+			c.maybeDelete = true
+			if deleted = l.s.Delete(ctx, id, c.fence); deleted == nil {
+				c.deleted, c.maybeDelete = true, false
+				deleted = l.s.Checkpoint()
+			}
+			return nil
+		}
 		_, err := l.s.Pack(ctx, id, meta.Compression(1+r.IntN(2)))
-		return err
+		l.d.before = nil
+		if meta.KindOf(err) == meta.Canceled {
+			err = nil
+		}
+		return errors.Join(deleted, err)
 	case op < 97:
 		_, err := l.s.DirAll(ctx, byte(n)) // and what it tidies
 		return err
@@ -242,10 +266,8 @@ func (l *life) check(whole bool) error {
 			}
 		}
 	}
-	for n := range l.next { // tidies
-		if _, err := l.s.DirAll(ctx, byte(n+1)); err != nil {
-			return err
-		}
+	if err := l.tidy(); err != nil {
+		return err
 	}
 	rep, err := l.s.Scrub(ctx, 0)
 	if err != nil {
@@ -256,6 +278,37 @@ func (l *life) check(whole bool) error {
 	}
 	if len(rep.Bad) > 0 {
 		return fmt.Errorf("scrub: %+v", rep.Bad)
+	}
+	return nil
+}
+
+// tidy lists all chunks, as owners do, who then delete what nothing is known of;
+// no file but those of chunks stays.
+func (l *life) tidy() error {
+	for n := range l.next {
+		n++
+		ids, err := l.s.DirAll(ctx, byte(n))
+		if err != nil {
+			return err
+		}
+		for _, id := range ids {
+			if l.s.Leftover(id) {
+				if err := l.s.Delete(ctx, id, meta.Fence{Term: 1}); err != nil {
+					return err
+				}
+			}
+		}
+		id := testID(n)
+		form, exists := meta.CompressNone, false
+		if i, err := l.s.Stat(ctx, id); err == nil {
+			form, exists = i.Form, true
+		}
+		if plain := l.d.has(dataName(id)); plain && (!exists || form != meta.CompressNone) {
+			return fmt.Errorf("chunk %d: there %v, form %v, and a plain file stays", n, exists, form)
+		}
+		if pack := l.d.has(packName(id)); pack != (exists && form != meta.CompressNone) {
+			return fmt.Errorf("chunk %d: there %v, form %v, a compressed file %v", n, exists, form, pack)
+		}
 	}
 	return nil
 }
@@ -284,6 +337,10 @@ func runLife(seed uint64, o Options) error {
 			if !l.d.dead {
 				return fmt.Errorf("round %d: open: %w", round, err)
 			}
+			if r.IntN(3) == 0 {
+				l.d.dead = false
+				continue
+			}
 			l.d, l.lost = l.d.crash(r), true
 		}
 		l.d.ops, l.d.powerAt = 0, 0
@@ -304,6 +361,12 @@ func runLife(seed uint64, o Options) error {
 			}
 		}
 		l.s.Abandon()
+		if l.d.dead && r.IntN(3) == 0 {
+			// It was the process that died in the middle: what it wrote is in the
+			// cache, and may be lost yet.
+			l.d.dead, l.lost = false, false
+			continue
+		}
 		if l.lost = l.d.dead || r.IntN(4) == 0; l.lost {
 			l.d = l.d.crash(r)
 		}

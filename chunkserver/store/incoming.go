@@ -28,6 +28,8 @@ import (
 // directories: pull-ID tells where.
 const pullPrefix = "pull-"
 
+const receiveOp = "receive chunk"
+
 // Incoming is a sealed chunk on its way in. Not for concurrent use.
 type Incoming struct {
 	s      *Store
@@ -50,7 +52,7 @@ type Incoming struct {
 // with Commit or Abort. Errors: Busy (it is coming in already), Fenced, Sealed
 // (a sound replica with other contents is here), NoSpace, IO.
 func (s *Store) Receive(ctx context.Context, id meta.ChunkID, fence meta.Fence, length uint64, crc uint32) (*Incoming, error) {
-	const op = "receive chunk"
+	const op = receiveOp
 	if id.IsZero() || length > maxChunk {
 		return nil, meta.E(op, meta.Invalid, id.String(), fmt.Errorf("%d bytes", length))
 	}
@@ -77,7 +79,7 @@ func (s *Store) Receive(ctx context.Context, id meta.ChunkID, fence meta.Fence, 
 	in := &Incoming{s: s, id: id, fence: fence, length: length, crc: crc, crcs: make([]uint32, 0, chunkserver.Blocks(length))}
 	if err := in.begin(); err != nil {
 		in.Abort()
-		return nil, s.incomingError(id, err)
+		return nil, s.diskError(receiveOp, id, err)
 	}
 	return in, nil
 }
@@ -121,7 +123,7 @@ func (in *Incoming) begin() error {
 		return err
 	}
 	if err := errors.Join(f.Close(), in.s.syncDir(".")); err != nil {
-		return in.s.fail(ioError("receive chunk", in.id.String(), err))
+		return in.s.fail(ioError(receiveOp, in.id.String(), err))
 	}
 	if in.f, err = d.Open(dataName(in.id)+tmpSuffix, true); err != nil {
 		return err
@@ -133,18 +135,10 @@ func (in *Incoming) begin() error {
 	return nil
 }
 
-// incomingError: a full disk fails this copy only, anything else the disk.
-func (s *Store) incomingError(id meta.ChunkID, err error) error {
-	if err = ioError("receive chunk", id.String(), err); meta.KindOf(err) == meta.IO {
-		return s.fail(err)
-	}
-	return err
-}
-
 // Write adds the next bytes. Only the last piece, and no other, may end within
 // a checksum block.
 func (in *Incoming) Write(p []byte) (int, error) {
-	const op = "receive chunk"
+	const op = receiveOp
 	if in.at%block != 0 || uint64(len(p)) > in.length-in.at {
 		return 0, meta.E(op, meta.Invalid, in.id.String(), fmt.Errorf("%d bytes at %d of %d", len(p), in.at, in.length))
 	}
@@ -159,7 +153,7 @@ func (in *Incoming) Write(p []byte) (int, error) {
 		return 0, meta.E(op, meta.NoSpace, in.id.String(), fmt.Errorf("%d bytes free, %d are kept in reserve", free, in.s.reserve))
 	}
 	if _, err := in.f.WriteAt(p, int64(in.at)); err != nil {
-		return 0, in.s.incomingError(in.id, err)
+		return 0, in.s.diskError(receiveOp, in.id, err)
 	}
 	crcs, _ := sums(in.at, p)
 	in.crcs = append(in.crcs, crcs...)
@@ -187,7 +181,7 @@ func (in *Incoming) Abort() {
 		err := in.s.d.Remove(dataName(in.id) + tmpSuffix)
 		gone = err == nil || errors.Is(err, os.ErrNotExist)
 		if err := in.s.syncDir(dirOf(in.id)); err != nil {
-			_ = in.s.fail(ioError("receive chunk", in.id.String(), err))
+			_ = in.s.fail(ioError(receiveOp, in.id.String(), err))
 			gone = false
 		}
 	}
@@ -202,7 +196,7 @@ func (in *Incoming) Abort() {
 // Commit makes the chunk be there, durably. Errors: Corrupt (what came is not
 // what was sealed), those of Receive.
 func (in *Incoming) Commit(ctx context.Context) (chunkserver.Info, error) {
-	const op = "receive chunk"
+	const op = receiveOp
 	var none chunkserver.Info
 	defer in.Abort()
 	s := in.s
@@ -211,7 +205,7 @@ func (in *Incoming) Commit(ctx context.Context) (chunkserver.Info, error) {
 			fmt.Errorf("%d bytes with checksum %08x came, %d with %08x were sealed", in.at, crc, in.length, in.crc))
 	}
 	if err := s.syncFile(in.f); err != nil {
-		return none, s.incomingError(in.id, err)
+		return none, s.diskError(receiveOp, in.id, err)
 	}
 	p := s.pin(in.id)
 	defer s.unpin(p)
@@ -276,7 +270,7 @@ func (s *Store) emptyLogOf(c *chunk) error {
 			return nil
 		}
 		if try > 2 {
-			return meta.E("receive chunk", meta.Busy, c.id.String(), errors.New("the log goes on speaking of it"))
+			return meta.E(receiveOp, meta.Busy, c.id.String(), errors.New("the log goes on speaking of it"))
 		}
 		if err := s.Checkpoint(); err != nil {
 			return err
@@ -288,10 +282,10 @@ func (s *Store) emptyLogOf(c *chunk) error {
 func (in *Incoming) place() error {
 	s, id := in.s, in.id
 	if err := s.d.Rename(dataName(id)+tmpSuffix, dataName(id)); err != nil {
-		return s.incomingError(id, err)
+		return s.diskError(receiveOp, id, err)
 	}
 	undo := func(err error) error {
-		err = s.incomingError(id, err)
+		err = s.diskError(receiveOp, id, err)
 		if s.failed.Load() == nil { // the disk is full
 			_ = s.d.Remove(metaName(id) + tmpSuffix)
 			_ = s.d.Remove(dataName(id))
@@ -303,13 +297,13 @@ func (in *Incoming) place() error {
 		return undo(err)
 	}
 	if err := s.syncDir(dirOf(id)); err != nil {
-		return s.fail(ioError("receive chunk", id.String(), err))
+		return s.fail(ioError(receiveOp, id.String(), err))
 	}
 	if err := s.d.Rename(metaName(id)+tmpSuffix, metaName(id)); err != nil {
 		return undo(err)
 	}
 	if err := s.syncDir(dirOf(id)); err != nil {
-		return s.fail(ioError("receive chunk", id.String(), err))
+		return s.fail(ioError(receiveOp, id.String(), err))
 	}
 	return nil
 }
@@ -337,7 +331,7 @@ func (s *Store) dropIncoming() error {
 		case err == nil:
 			f.Close()
 		case errors.Is(err, os.ErrNotExist):
-			drop = append(drop, dataName(id))
+			drop = append(drop, dataName(id), packName(id))
 		default:
 			return ioError(op, metaName(id), err)
 		}

@@ -49,6 +49,7 @@ func (s *Store) dir(ctx context.Context, dir byte, v *meta.VolumeID) ([]meta.Chu
 	if err != nil {
 		return nil, ioError("list chunks", where, err)
 	}
+	var both []meta.ChunkID // files, of which one is left over
 	prefix := ""
 	if v != nil {
 		prefix = fmt.Sprintf("%08x", uint32(*v))
@@ -57,17 +58,29 @@ func (s *Store) dir(ctx context.Context, dir byte, v *meta.VolumeID) ([]meta.Chu
 		if !strings.HasPrefix(n, prefix) {
 			continue
 		}
-		if hex, ok := strings.CutSuffix(n, ".pack"); ok && slices.Contains(names, hex+".data") {
-			if id, err := meta.ParseChunkID(hex); err == nil {
-				s.tidy(id)
-			}
+		id, ok := chunkOf(n)
+		if !ok {
+			continue
 		}
-		if id, err := meta.ParseChunkID(strings.TrimSuffix(strings.TrimSuffix(n, ".data"), ".meta")); err == nil {
-			ids = append(ids, id)
+		ids = append(ids, id)
+		if hex, ok := strings.CutSuffix(n, ".pack"); ok && slices.Contains(names, hex+".data") {
+			both = append(both, id)
 		}
 	}
+	s.tidy(where, both)
 	slices.SortFunc(ids, meta.ChunkID.Compare)
 	return slices.Compact(ids), nil
+}
+
+// chunkOf tells which chunk a file is of.
+func chunkOf(name string) (meta.ChunkID, bool) {
+	for _, suffix := range []string{".data", ".pack", ".meta"} {
+		if hex, ok := strings.CutSuffix(name, suffix); ok {
+			id, err := meta.ParseChunkID(hex)
+			return id, err == nil
+		}
+	}
+	return meta.ChunkID{}, false
 }
 
 // Peek is Stat for one who looks at many chunks once: nothing is kept in memory.
@@ -102,7 +115,7 @@ func (s *Store) Peek(id meta.ChunkID) (chunkserver.Info, error) {
 	return t.info(), nil
 }
 
-// Leftover tells whether a data file is here that nothing is known of: a crash
+// Leftover tells whether a data file, plain or compressed, is here that nothing is known of: a crash
 // left it, and it may be deleted.
 func (s *Store) Leftover(id meta.ChunkID) bool {
 	s.mu.Lock()
@@ -112,6 +125,9 @@ func (s *Store) Leftover(id meta.ChunkID) bool {
 		return false
 	}
 	f, err := s.d.OpenRead(dataName(id))
+	if errors.Is(err, os.ErrNotExist) {
+		f, err = s.d.OpenRead(packName(id))
+	}
 	if err != nil {
 		return false
 	}

@@ -25,7 +25,14 @@ type memDisk struct {
 	dead    bool
 	failAt  int   // this change fails with failErr
 	failErr error // EIO or ENOSPC
-	room    int64 // bytes that may still be written beyond files' ends; -1: no bound
+	// syncFailed: that change was a sync.
+	syncFailed bool
+	room       int64 // bytes that may still be written beyond files' ends; -1: no bound
+	// before, if not nil, is called before a file is made ("open"), renamed to a
+	// name ("rename"), removed ("remove"), or a directory is synced ("sync");
+	// nothing is locked. An error ends the call.
+	before func(op, name string) error
+	opened map[string]int // how many times what is open now
 }
 
 var errPower = errors.New("the power is off")
@@ -54,7 +61,7 @@ type fileOp struct {
 }
 
 func newMemDisk() *memDisk {
-	return &memDisk{dirs: map[string]*memDir{".": newMemDir()}, room: -1}
+	return &memDisk{dirs: map[string]*memDir{".": newMemDir()}, room: -1, opened: map[string]int{}}
 }
 
 func newMemDir() *memDir {
@@ -85,12 +92,24 @@ func (d *memDisk) after(err error) error {
 	return err
 }
 
+func (d *memDisk) hook(op, name string) error {
+	if d.before == nil {
+		return nil
+	}
+	return d.before(op, name)
+}
+
 func (d *memDisk) find(name string) (*memDir, string) {
 	dir, base := path.Split(path.Clean(name))
 	return d.dirs[path.Clean(dir)], base
 }
 
 func (d *memDisk) Open(name string, create bool) (File, error) {
+	if create {
+		if err := d.hook("open", name); err != nil {
+			return nil, err
+		}
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.dead {
@@ -112,7 +131,11 @@ func (d *memDisk) Open(name string, create bool) (File, error) {
 		dir.now[base] = i
 		dir.pending = append(dir.pending, dirOp{add: base, inode: i})
 	}
-	return &memFile{d: d, i: i, name: name, write: true}, d.after(nil)
+	if d.dead {
+		return nil, errPower
+	}
+	d.opened[name]++
+	return &memFile{d: d, i: i, name: name, write: true}, nil
 }
 
 func (d *memDisk) OpenRead(name string) (File, error) {
@@ -125,6 +148,9 @@ func (d *memDisk) OpenRead(name string) (File, error) {
 }
 
 func (d *memDisk) Remove(name string) error {
+	if err := d.hook("remove", name); err != nil {
+		return err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	dir, base := d.find(name)
@@ -134,12 +160,18 @@ func (d *memDisk) Remove(name string) error {
 	if err := d.change(); err != nil {
 		return err
 	}
+	if d.room >= 0 {
+		d.room += int64(len(dir.now[base].now))
+	}
 	delete(dir.now, base)
 	dir.pending = append(dir.pending, dirOp{remove: base})
 	return d.after(nil)
 }
 
 func (d *memDisk) Rename(from, to string) error {
+	if err := d.hook("rename", to); err != nil {
+		return err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a, abase := d.find(from)
@@ -151,6 +183,9 @@ func (d *memDisk) Rename(from, to string) error {
 		return err
 	}
 	i := a.now[abase]
+	if over := a.now[bbase]; over != nil && d.room >= 0 {
+		d.room += int64(len(over.now))
+	}
 	delete(a.now, abase)
 	a.now[bbase] = i
 	a.pending = append(a.pending, dirOp{add: bbase, inode: i, remove: abase})
@@ -177,9 +212,13 @@ func (d *memDisk) List(name string) ([]string, error) {
 }
 
 func (d *memDisk) SyncDir(name string) error {
+	if err := d.hook("sync", name); err != nil {
+		return err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.change(); err != nil {
+		d.syncFailed = true
 		return err
 	}
 	if d.dead {
@@ -194,6 +233,7 @@ func (d *memDisk) SyncAll() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.change(); err != nil {
+		d.syncFailed = true
 		return err
 	}
 	if d.dead {
@@ -236,6 +276,8 @@ type memFile struct {
 	i     *memInode
 	name  string
 	write bool
+
+	closed bool
 }
 
 func (f *memFile) ReadAt(p []byte, off int64) (int, error) {
@@ -299,6 +341,7 @@ func (f *memFile) Sync() error {
 	if err := f.d.change(); err != nil {
 		// The pages are clean now and will never be written.
 		f.i.pending = nil
+		f.d.syncFailed = true
 		return err
 	}
 	if f.d.dead {
@@ -339,7 +382,19 @@ func (f *memFile) Stamp() (Stamp, error) {
 func (f *memFile) Allocate(off, n int64) error { return nil }
 func (f *memFile) StartWrite(off, n int64)     {}
 func (f *memFile) WillNeed(off, n int64)       {}
-func (f *memFile) Close() error                { return nil }
+
+func (f *memFile) Close() error {
+	f.d.mu.Lock()
+	defer f.d.mu.Unlock()
+	if f.closed {
+		panic("closed twice: " + f.name)
+	}
+	f.closed = true
+	if f.d.opened[f.name]--; f.d.opened[f.name] == 0 {
+		delete(f.d.opened, f.name)
+	}
+	return nil
+}
 
 // crash gives the disk as it comes back: all that was synced, and of the rest
 // whatever chance leaves, torn at sectors.
@@ -360,10 +415,11 @@ func (d *memDisk) keep(r *rand.Rand, keep float64) *memDisk {
 		dir := d.dirs[name]
 		fresh := newMemDir()
 		ents := maps.Clone(dir.durable)
-		// File systems keep the order of entries' changes, at least in one directory.
+		// File systems mostly keep the order of entries' changes, at least in one
+		// directory; nothing that is promised rests on that.
 		for _, op := range dir.pending {
 			if r.Float64() >= keep {
-				break
+				continue
 			}
 			if op.remove != "" {
 				delete(ents, op.remove)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/klauspost/compress/s2"
 	"github.com/klauspost/compress/zstd"
@@ -328,13 +329,14 @@ func (s *Store) toPack() (meta.ChunkID, meta.Compression, bool) {
 func (s *Store) compress() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	go func() { <-s.stop; cancel() }()
+	s.wg.Go(func() { <-s.stop; cancel() })
 	for {
 		select {
 		case <-s.stop:
 			return
 		case <-s.packKick:
 		}
+		told := false
 		for more := true; more && ctx.Err() == nil && s.writable() == nil; {
 			done, bytes := 0, uint64(0)
 			for done < packBatch && bytes < packBytes && ctx.Err() == nil {
@@ -343,11 +345,17 @@ func (s *Store) compress() {
 				if id, alg, more = s.toPack(); !more {
 					break
 				}
-				n, err := s.Pack(ctx, id, alg)
+				n, err := s.pack(ctx, id, alg, s.packPace(ctx))
 				if err != nil {
-					switch meta.KindOf(err) {
-					case meta.NoSuchChunk, meta.Canceled, meta.Busy:
+					switch k := meta.KindOf(err); {
+					case k == meta.NoSuchChunk || k == meta.Canceled || k == meta.Busy:
+					case k == meta.NoSpace && done > 0:
+						// What was compressed before it makes room in its place.
+						s.Compress(id, alg)
+						bytes = packBytes
+					case k == meta.NoSpace && told:
 					default:
+						told = told || k == meta.NoSpace
 						s.slog.Warn("a chunk could not be compressed", "chunk", id.String(), "err", err)
 					}
 					continue
@@ -365,11 +373,43 @@ func (s *Store) compress() {
 	}
 }
 
+// packPace waits as long as compressing took, and while somebody uses the disk
+// three times as long: unlike verification it must come to an end there, too,
+// or a disk that is always written to would fill up with what could be small.
+func (s *Store) packPace(ctx context.Context) func(time.Duration) error {
+	var owed time.Duration
+	return func(took time.Duration) error {
+		if owed += took; !s.quiet() {
+			owed += 2 * took
+		}
+		if owed < time.Millisecond { // less than a timer can do
+			return nil
+		}
+		select {
+		case <-time.After(min(owed, 3*time.Second)):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		owed = 0
+		return nil
+	}
+}
+
+const packOp = "compress chunk"
+
 // Pack writes the compressed form of a sealed chunk, which the next checkpoint
 // puts in place of the plain one; n is its plain length, 0 if there was nothing to do.
-// One call at a time. Errors: NoSuchChunk, Busy (it is not sealed), Corrupt, NoSpace, IO.
+// One call at a time. Errors: NoSuchChunk, Busy (it is not sealed), Corrupt, NoSpace
+// (it would come near the space that is kept for writers), Canceled (also if the
+// chunk was deleted or replaced meanwhile), IO.
 func (s *Store) Pack(ctx context.Context, id meta.ChunkID, alg meta.Compression) (n uint64, err error) {
-	const op = "compress chunk"
+	return s.pack(ctx, id, alg, nil)
+}
+
+// pack is Pack; pace, if not nil, is called between frames, not locked, with the
+// time that the last one took. It may wait, and end it with an error.
+func (s *Store) pack(ctx context.Context, id meta.ChunkID, alg meta.Compression, pace func(time.Duration) error) (n uint64, err error) {
+	const op = packOp
 	c, err := s.use(id)
 	if err != nil {
 		return 0, err
@@ -393,19 +433,44 @@ func (s *Store) Pack(ctx context.Context, id meta.ChunkID, alg meta.Compression)
 	length, crcs := c.length, c.crcs // of a sealed chunk they don't change
 	turn := new(byte)
 	c.packing = turn
+	// void tells why it need not go on; c.mu is held.
+	void := func() error {
+		switch {
+		case c.packing != turn:
+			return meta.E(op, meta.Canceled, id.String(), errors.New("it was deleted or replaced meanwhile"))
+		case c.damaged:
+			return meta.E(op, meta.Corrupt, id.String(), errors.New("damage was found meanwhile"))
+		}
+		return nil
+	}
 	c.mu.Unlock()
-	p, f, err := s.writePack(ctx, id, alg, h, crcs, length)
+	p, f, err := s.writePack(ctx, id, alg, h, crcs, length, func(took time.Duration) error {
+		c.mu.Lock()
+		err := void()
+		c.mu.Unlock()
+		if err == nil && pace != nil {
+			if err = pace(took); err != nil {
+				err = meta.E(op, meta.Canceled, id.String(), err)
+			}
+		}
+		return err
+	})
 	c.mu.Lock()
+	if err == nil {
+		err = void()
+	}
 	mine := c.packing == turn
-	c.packing = nil
-	if !mine || err != nil || p == nil {
+	if mine {
+		c.packing = nil
+	}
+	if err != nil || p == nil {
 		if f != nil {
 			f.Close()
 		}
 		if rerr := s.d.Remove(packName(id)); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
 			err = errors.Join(err, ioError(op, id.String(), rerr))
 		}
-		if mine && err == nil {
+		if err == nil {
 			c.dense = true
 			s.touch(c) // the next checkpoint writes it down
 		}
@@ -413,40 +478,72 @@ func (s *Store) Pack(ctx context.Context, id meta.ChunkID, alg meta.Compression)
 	}
 	c.next, c.nextFile = p, &handle{File: f}
 	c.nextFile.refs.Store(1)
+	s.packWaits.Add(p.size())
 	s.touch(c)
 	return length, nil
 }
 
-// writePack writes ID.pack, not synced. No packing and no error: it does not shrink.
-func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compression, h *handle, crcs []uint32, length uint64) (*packing, File, error) {
-	const op = "compress chunk"
+// dropNext forgets a compressed form that is not in place.
+func (s *Store) dropNext(c *chunk) {
+	if c.next == nil {
+		return
+	}
+	s.packWaits.Add(-c.next.size())
+	c.nextFile.done()
+	c.next, c.nextFile = nil, nil
+}
+
+// roomToPack makes sure that writing so many bytes leaves room for writers, and
+// for new chunks: those who need the space come before the one who saves some.
+// What waits for a checkpoint beside its plain form counts once more, so that
+// compressing takes no more than half of the room there is.
+func (s *Store) roomToPack(id meta.ChunkID, n uint64) error {
+	keep := s.reserve + fullAt
+	need := n + s.packWaits.Load()
+	free, err := s.space.take(s.d, 0, keep+need)
+	if err != nil {
+		return ioError(packOp, id.String(), err)
+	}
+	if free < keep+need {
+		return meta.E(packOp, meta.NoSpace, id.String(), fmt.Errorf("%d bytes free, %d are kept for writers, %d may be needed", free, keep, need))
+	}
+	return nil
+}
+
+// writePack writes ID.pack, not synced. step is called after each frame with the
+// time that it took. No packing and no error: it does not shrink.
+func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compression, h *handle, crcs []uint32, length uint64, step func(time.Duration) error) (*packing, File, error) {
+	const op = packOp
+	if err := s.roomToPack(id, length); err != nil {
+		return nil, nil, err
+	}
 	if err := s.upgrade(); err != nil {
 		return nil, nil, err
 	}
 	f, err := s.d.Open(packName(id), true)
 	if err != nil {
-		return nil, nil, s.incomingError(id, err)
+		return nil, nil, s.diskError(op, id, err)
 	}
 	if err := f.Truncate(0); err != nil {
-		return nil, f, s.incomingError(id, err)
+		return nil, f, s.diskError(op, id, err)
 	}
 	plain, again, coded := make([]byte, FrameSize), make([]byte, FrameSize), make([]byte, 2*FrameSize)
 	lens := make([]uint32, 0, frames(length))
 	var out []byte
 	var at, size uint64 // written, and that with what is in out
+	var done uint64     // of the plain bytes
 	flush := func() error {
 		if len(out) == 0 {
 			return nil
 		}
-		free, err := s.space.take(s.d, uint64(len(out)), s.reserve)
-		if err != nil {
-			return ioError(op, id.String(), err)
-		}
-		if free < s.reserve {
-			return meta.E(op, meta.NoSpace, id.String(), fmt.Errorf("%d bytes free, %d are kept in reserve", free, s.reserve))
+		if err := s.roomToPack(id, uint64(len(out))+length-done); err != nil {
+			return err
 		}
 		if _, err := f.WriteAt(out, int64(at)); err != nil {
-			return s.incomingError(id, err)
+			return s.diskError(op, id, err)
+		}
+		if _, err := s.space.take(s.d, uint64(len(out)), s.reserve); err != nil {
+			return ioError(op, id.String(), err)
 		}
 		at, out = at+uint64(len(out)), out[:0]
 		return nil
@@ -455,6 +552,7 @@ func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compres
 		if ctx.Err() != nil {
 			return nil, f, meta.E(op, meta.Canceled, id.String(), ctx.Err())
 		}
+		began := time.Now()
 		b := plain[:frameLen(i, length)]
 		for n := uint64(0); n < uint64(len(b)); n += block {
 			off := i*FrameSize + n
@@ -469,13 +567,13 @@ func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compres
 		} else {
 			// The plain bytes go when this is on the disk: be sure of it.
 			if err := decodeFrame(alg, again[:len(b)], z); err != nil || !bytes.Equal(again[:len(b)], b) {
-				return nil, f, meta.E(op, meta.Corrupt, id.String(), fmt.Errorf("what was compressed at %d does not decode to what it was: %w", i*FrameSize, err))
+				return nil, f, meta.E(op, meta.Corrupt, id.String(), differs(i*FrameSize, err))
 			}
 			lens = append(lens, uint32(len(z)))
 		}
 		out = append(out, z...)
 		size += uint64(len(z))
-		done := min((i+1)*FrameSize, length)
+		done = min((i+1)*FrameSize, length)
 		if (done == packTry || done == length) && size > done-done/16 {
 			return nil, f, nil
 		}
@@ -483,6 +581,9 @@ func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compres
 			if err := flush(); err != nil {
 				return nil, f, err
 			}
+		}
+		if err := step(time.Since(began)); err != nil {
+			return nil, f, err
 		}
 	}
 	if err := flush(); err != nil {
@@ -495,24 +596,33 @@ func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compres
 	return newPacking(alg, lens), f, nil
 }
 
+// differs tells that a frame decodes to other bytes than it was made of, or, with
+// an error, not at all.
+func differs(at uint64, err error) error {
+	if err == nil {
+		return fmt.Errorf("what was compressed at %d decodes to other bytes", at)
+	}
+	return fmt.Errorf("what was compressed at %d can't be decoded: %w", at, err)
+}
+
 // isDense: compressing it saves nothing.
 func (c *chunk) isDense() bool { return c.dense || c.length < packFrom }
 
 // upgrade has the disk's format say that programs of before compression can't
-// read it, before the first chunk is compressed.
+// read it, before the first chunk is compressed. Only Pack calls it, once at a
+// time, and nobody else looks at the version.
 func (s *Store) upgrade() error {
-	s.packMu.Lock()
-	defer s.packMu.Unlock()
+	const op = "upgrade disk format"
 	if s.f.version >= formatPacked {
 		return nil
 	}
 	f := s.f
 	f.version = formatPacked
 	if err := replaceFile(s.d, formatName, f.encode()); err != nil {
-		return s.incomingError(meta.ChunkID{}, err)
+		return s.diskError(op, meta.ChunkID{}, err)
 	}
 	if err := s.syncDir("."); err != nil {
-		return s.fail(ioError("upgrade disk format", formatName, err))
+		return s.fail(ioError(op, formatName, err))
 	}
 	s.f.version = f.version
 	return nil
@@ -526,24 +636,37 @@ func (s *Store) dropPlain(all []*settling) {
 			continue
 		}
 		t.c.mu.Lock()
-		if swapped := t.swapped && t.c.pack == t.m.pack; swapped {
+		if t.c.plain && t.c.pack == t.m.pack {
 			if err := s.d.Remove(dataName(t.c.id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 				s.slog.Warn("the plain data of a compressed chunk is still there", "chunk", t.c.id.String(), "err", err)
 			}
+			t.c.plain = false
 			s.stats.packed.Add(1)
 		}
 		t.c.mu.Unlock()
 	}
 }
 
-// tidy removes what a crash, or a failure, left of a chunk of which both files
-// are there: the one that its .meta doesn't name.
-func (s *Store) tidy(id meta.ChunkID) {
-	s.cpMu.Lock() // what .meta says in memory is durable
+// tidy removes what a crash, or a failure, left of chunks of a directory of which
+// both files are there: the one that .meta doesn't name.
+func (s *Store) tidy(dir string, ids []meta.ChunkID) {
+	s.cpMu.Lock() // no .meta changes its name
 	defer s.cpMu.Unlock()
-	if s.writable() != nil {
+	if len(ids) == 0 || s.writable() != nil {
 		return
 	}
+	// A checkpoint that failed, or a process that was killed in one, may have put
+	// a .meta in place as far as the cache goes only. The plain file goes after that.
+	if err := s.syncDir(dir); err != nil {
+		_ = s.fail(ioError("list chunks", dir, err))
+		return
+	}
+	for _, id := range ids {
+		s.tidyOne(id)
+	}
+}
+
+func (s *Store) tidyOne(id meta.ChunkID) {
 	c, err := s.use(id)
 	if err != nil {
 		return

@@ -105,11 +105,15 @@ func TestPackReads(t *testing.T) {
 				if _, err := s.Local(id, 0, 10, true); meta.KindOf(err) != meta.NotSupported {
 					t.Fatalf("the compressed file is handed out: %v", err)
 				}
+				before := s.Stats()
 				fd, _, done, err := s.Raw(id, 0, uint64(size))
 				if err != nil || fd >= 0 {
 					t.Fatalf("the compressed file is sent: %d, %v", fd, err)
 				}
 				done()
+				if after := s.Stats(); after.Reads != before.Reads || after.ReadBytes != before.ReadBytes {
+					t.Fatalf("nothing was sent, and %d bytes count as read", after.ReadBytes-before.ReadBytes)
+				}
 				if err := s.Close(); err != nil {
 					t.Fatal(err)
 				}

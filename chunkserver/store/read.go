@@ -127,7 +127,8 @@ func (s *Store) readView(v view, p []byte, off uint64) error {
 // Raw tells how [off, off+n) can be sent without reading it: the data file and
 // the checksums of all blocks it touches; the receiver verifies. off must be
 // a multiple of ChecksumBlock, and n too unless the range ends at the chunk's end.
-// fd is -1 when the disk has no descriptors. The caller calls done after sending.
+// fd is -1 where there is no descriptor of the plain bytes: nothing counts as read
+// then. The caller calls done after sending.
 func (s *Store) Raw(id meta.ChunkID, off, n uint64) (fd int, crcs []uint32, done func(), err error) {
 	v, err := s.look(id, off, n)
 	if err != nil {
@@ -140,9 +141,9 @@ func (s *Store) Raw(id meta.ChunkID, off, n uint64) (fd int, crcs []uint32, done
 	fd = -1
 	if d, ok := v.h.File.(interface{ Fd() int }); ok {
 		fd = d.Fd()
+		s.stats.reads.Add(1)
+		s.stats.readBytes.Add(n)
 	}
-	s.stats.reads.Add(1)
-	s.stats.readBytes.Add(n)
 	return fd, v.crcs, v.h.done, nil
 }
 

@@ -70,6 +70,8 @@ func (s *Store) checkpoint() error {
 // file system three times rather than each file and directory.
 const batchFrom = 16
 
+const cpOp = "checkpoint"
+
 // settle makes dirty chunks' data files and .meta files say all there is to
 // say: data synced, .meta written beside and synced, renamed, directories synced.
 func (s *Store) settle(dirty map[*chunk]struct{}) error {
@@ -101,17 +103,22 @@ func (s *Store) settle(dirty map[*chunk]struct{}) error {
 	for _, t := range all {
 		if !batch && t.h != nil {
 			if err := s.syncFile(t.h); err != nil {
-				return s.fail(ioError("checkpoint", t.c.id.String(), err))
+				return s.fail(ioError(cpOp, t.c.id.String(), err))
 			}
-			if t.next { // before .meta names it
+			if t.made { // before .meta speaks of it
 				if err := s.syncDir(dirOf(t.c.id)); err != nil {
-					return s.fail(ioError("checkpoint", t.c.id.String(), err))
+					return s.fail(ioError(cpOp, t.c.id.String(), err))
 				}
+				t.c.mu.Lock()
+				if t.c.file == t.h { // nobody deleted it meanwhile
+					t.c.entry = true
+				}
+				t.c.mu.Unlock()
 			}
 		}
 		if t.m != nil {
 			if err := writeBeside(s.d, metaName(t.c.id), t.m.encode(), !batch && !s.o.UnsafeNoSync); err != nil {
-				return s.cpError(t.c.id, err)
+				return s.diskError(cpOp, t.c.id, err)
 			}
 		}
 	}
@@ -123,7 +130,7 @@ func (s *Store) settle(dirty map[*chunk]struct{}) error {
 	dirs := map[string]struct{}{}
 	for _, t := range all {
 		if err := s.replace(t); err != nil {
-			return s.cpError(t.c.id, err)
+			return s.diskError(cpOp, t.c.id, err)
 		}
 		dirs[dirOf(t.c.id)] = struct{}{}
 	}
@@ -135,7 +142,7 @@ func (s *Store) settle(dirty map[*chunk]struct{}) error {
 	}
 	for dir := range dirs {
 		if err := s.syncDir(dir); err != nil {
-			return s.fail(ioError("checkpoint", dir, err))
+			return s.fail(ioError(cpOp, dir, err))
 		}
 	}
 	s.dropPlain(all)
@@ -144,11 +151,11 @@ func (s *Store) settle(dirty map[*chunk]struct{}) error {
 
 // settling is one chunk on its way to its own files.
 type settling struct {
-	c *chunk
-	m *chunkMeta // nil: the chunk is deleted
-	h *handle    // nil: the data file needs no sync
-	// next: m names the compressed file, h, for the first time; swapped: it is in place.
-	next, swapped bool
+	c    *chunk
+	m    *chunkMeta // nil: the chunk is deleted
+	h    *handle    // nil: the data file needs no sync
+	next bool       // m names the compressed file, h, for the first time
+	made bool       // h's directory entry may not be durable yet
 }
 
 func (s *Store) snapshot(c *chunk) (*settling, error) {
@@ -165,11 +172,18 @@ func (s *Store) snapshot(c *chunk) (*settling, error) {
 	t.m = &chunkMeta{id: c.id, state: c.state, damaged: c.damaged, fence: c.fence, length: c.length,
 		crcs: append([]uint32(nil), c.crcs...), dense: c.dense, pack: c.pack}
 	var err error
-	if c.next != nil && !c.damaged {
-		t.m.pack, t.h, t.next = c.next, c.nextFile, true
+	if c.damaged && c.next != nil {
+		s.dropNext(c)
+		if err := s.d.Remove(packName(c.id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			s.slog.Warn("a leftover stays", "chunk", c.id.String(), "err", err) // until the chunk is listed, or goes
+		}
+	}
+	if c.next != nil {
+		t.m.pack, t.h, t.next, t.made = c.next, c.nextFile, true, true
 		t.h.refs.Add(1)
 	} else if c.length > c.dataOK {
 		t.h, err = s.hold(c, true, false)
+		t.made = !c.entry
 	}
 	return t, err
 }
@@ -191,20 +205,11 @@ func (s *Store) replace(t *settling) error {
 	}
 	c.dataOK = max(c.dataOK, min(t.m.length, c.length))
 	if t.next {
-		c.pack, t.swapped = t.m.pack, true
-		c.dropNext()
+		c.pack, c.plain = t.m.pack, true
+		s.dropNext(c)
 		c.closeFile()
 	}
 	return nil
-}
-
-// cpError: a full disk fails this checkpoint only, anything else the disk.
-func (s *Store) cpError(id meta.ChunkID, err error) error {
-	err = ioError("checkpoint", id.String(), err)
-	if meta.KindOf(err) != meta.NoSpace {
-		return s.fail(err)
-	}
-	return err
 }
 
 func (s *Store) syncAll() error {
@@ -212,7 +217,7 @@ func (s *Store) syncAll() error {
 		return nil
 	}
 	if err := s.d.SyncAll(); err != nil {
-		return s.fail(ioError("checkpoint", "", err))
+		return s.fail(ioError(cpOp, "", err))
 	}
 	return nil
 }

@@ -130,6 +130,8 @@ type Store struct {
 	packs    map[meta.ChunkID]meta.Compression // that wait to be compressed
 	packKick chan struct{}
 	frames   frameCache
+	// packWaits is how many bytes of compressed files wait for a checkpoint.
+	packWaits atomic.Uint64
 
 	vmu        sync.Mutex
 	vouched    map[meta.ChunkID]vouched
@@ -276,7 +278,7 @@ func (s *Store) release() {
 	for _, c := range s.chunks {
 		c.mu.Lock()
 		c.closeFile()
-		c.dropNext()
+		s.dropNext(c)
 		c.mu.Unlock()
 	}
 	s.mu.Unlock()
@@ -471,4 +473,12 @@ func ioError(op, subject string, err error) error {
 		return meta.E(op, meta.NoSpace, subject, err)
 	}
 	return meta.E(op, meta.IO, subject, err)
+}
+
+// diskError is ioError for a write: a full disk fails that alone, anything else the disk.
+func (s *Store) diskError(op string, id meta.ChunkID, err error) error {
+	if err = ioError(op, id.String(), err); meta.KindOf(err) == meta.IO {
+		return s.fail(err)
+	}
+	return err
 }

@@ -155,8 +155,10 @@ func (s *Store) next() (meta.ChunkID, bool) {
 
 // Verify makes sure that all of a sealed chunk, and of an open one all whole
 // blocks, were read and compared with their checksums since the machine booted,
-// reading what was not. Errors: NoSuchChunk, Corrupt, IO, Canceled, Busy
-// (somebody writes to the data file).
+// reading what was not: it is for those who read the data file without us. Nobody
+// gets the file of a compressed chunk, so nothing is read of that; ReadAll reads any
+// chunk. Errors: NoSuchChunk, Corrupt, IO, Canceled, Busy (somebody writes to the
+// data file).
 func (s *Store) Verify(ctx context.Context, id meta.ChunkID) error {
 	return s.verify(ctx, id, nil)
 }
