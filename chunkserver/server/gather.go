@@ -19,7 +19,7 @@ const (
 	gatherWindow = 16 << 20
 	// gatherGap is how many bytes between two pieces are read in passing: a block.
 	gatherGap = chunkserver.ChecksumBlock
-	// gatherRead bounds one reading, gatherReads how many are under way.
+	// gatherRead bounds one reading in bytes, gatherReads how many are under way.
 	gatherRead  = 4 << 20
 	gatherReads = 4
 )
@@ -62,13 +62,15 @@ func (s *Server) gatherAll(ctx context.Context, o *meta.Order) (chunkserver.Info
 			return none, meta.E(op, meta.Invalid, o.Chunk.String(), fmt.Errorf("%d bytes at %d of source %d of %d", p.Len, p.Off, p.Chunk, len(o.Chunks)))
 		}
 	}
-	g := &gathering{s: s, o: o, from: make([][]*source, len(o.Chunks))}
+	ctx, cancel := context.WithCancelCause(ctx)
+	g := &gathering{s: s, o: o, from: make([]*replicas, len(o.Chunks)), ctx: ctx}
+	defer g.wg.Wait()
+	defer cancel(nil)
 	if s.cfg.Peers != nil {
 		g.peers = s.sources(*o)
 		defer s.pulls.lend(o.Chunk.Volume, o.Cap)()
 	}
 	at := o.Length
-	var own pacer
 	var wants []want
 	var n uint64 // in the window
 	buf := make([]byte, 0, min(gatherWindow, total(o.Pieces)))
@@ -78,12 +80,6 @@ func (s *Server) gatherAll(ctx context.Context, o *meta.Order) (chunkserver.Info
 			return err
 		}
 		for p := range slices.Chunk(buf, 1<<20) {
-			if err := s.pulls.pace.wait(ctx, uint64(len(p)), s.cfg.PullRate); err != nil {
-				return err
-			}
-			if err := own.wait(ctx, uint64(len(p)), o.Rate); err != nil {
-				return err
-			}
 			if err := s.appendOn(ctx, o.Class, o.Chunk, o.Fence, at, p, chunkserver.CRC(p)); err != nil {
 				return err
 			}
@@ -95,7 +91,7 @@ func (s *Server) gatherAll(ctx context.Context, o *meta.Order) (chunkserver.Info
 	}
 	for _, p := range o.Pieces {
 		for p.Len > 0 {
-			k := min(p.Len, gatherWindow-n)
+			k := min(p.Len, gatherWindow-n, gatherRead)
 			wants = append(wants, want{src: p.Chunk, at: p.Off, to: n, n: k})
 			p.Off, p.Len, n = p.Off+k, p.Len-k, n+k
 			if n == gatherWindow {
@@ -151,10 +147,13 @@ func (p *pulls) lend(v meta.VolumeID, cap []byte) (giveBack func()) {
 type gathering struct {
 	s     *Server
 	o     *meta.Order
-	peers Peers // nil: nothing is read elsewhere
+	peers Peers           // nil: nothing is read elsewhere
+	ctx   context.Context // of the order
+	wg    sync.WaitGroup  // of those who look at replicas
+	pace  pacer           // for the order's rate
 
 	mu   sync.Mutex
-	from [][]*source // by index in the order's Chunks; nil: not yet asked for
+	from []*replicas // by index in the order's Chunks; nil: not yet asked for
 }
 
 // fill reads what the window wants, in order of where it lies: what is near each
@@ -166,11 +165,15 @@ func (g *gathering) fill(ctx context.Context, buf []byte, wants []want) error {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, gatherReads)
 	for len(wants) > 0 {
-		lo, hi, k := wants[0].at, wants[0].at+wants[0].n, 1
+		lo, hi, k, n := wants[0].at, wants[0].at+wants[0].n, 1, wants[0].n
 		for k < len(wants) && wants[k].src == wants[0].src && wants[k].at <= hi+gatherGap && max(hi, wants[k].at+wants[k].n)-lo <= gatherRead {
 			hi = max(hi, wants[k].at+wants[k].n)
+			n += wants[k].n
 			k++
 		}
+		// What is read in passing counts, and what is wanted twice: of reading and
+		// appending the larger.
+		n = max(n, hi-lo)
 		some := wants[:k]
 		wants = wants[k:]
 		one := func() {
@@ -178,7 +181,14 @@ func (g *gathering) fill(ctx context.Context, buf []byte, wants []want) error {
 			if len(some) > 1 {
 				p = make([]byte, hi-lo)
 			}
-			if err := g.read(ctx, some[0].src, p, lo); err != nil {
+			err := g.s.pulls.pace.wait(ctx, n, g.s.cfg.PullRate)
+			if err == nil {
+				err = g.pace.wait(ctx, n, g.o.Rate)
+			}
+			if err == nil {
+				err = g.read(ctx, some[0].src, p, lo)
+			}
+			if err != nil {
 				cancel(err)
 				return
 			}
@@ -200,74 +210,125 @@ func (g *gathering) fill(ctx context.Context, buf []byte, wants []want) error {
 	return context.Cause(ctx)
 }
 
-// read reads of a source from the first replica that serves it, this server's
-// own before others.
+// read reads of a source from this server's own replica, else from any of those
+// elsewhere that is what the order says: the client asks the next one when one
+// fails or is slow, and remembers that.
 func (g *gathering) read(ctx context.Context, src uint32, p []byte, off uint64) error {
-	c := &g.o.Chunks[src]
-	var errs []error
-	for _, r := range g.sources(src) {
-		err := g.look(ctx, c, r)
-		if err == nil {
-			err = r.read(ctx, p, off)
+	c, r := &g.o.Chunks[src], g.replicas(src)
+	err := g.own(ctx, c, r, p, off)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	errs := []error{fmt.Errorf("this server: %w", err)}
+	for asked := 0; ; {
+		var good []meta.ServerID
+		good, err = g.elsewhere(ctx, c, r, asked)
+		if len(good) == 0 {
+			errs = append(errs, err)
+			break
 		}
-		if err == nil || ctx.Err() != nil {
+		place := meta.ChunkPlace{ID: c.Chunk, Servers: good[asked:], Sealed: true, Length: c.Length}
+		asked = len(good)
+		if err = g.peers.ReadAt(ctx, place, p, off); err == nil || ctx.Err() != nil {
 			return err
 		}
-		errs = append(errs, fmt.Errorf("%s: %w", r.name, err))
+		errs = append(errs, fmt.Errorf("chunk servers %v: %w", place.Servers, err))
 	}
 	return meta.E("gather pieces", meta.Unavailable, c.Chunk.String(), fmt.Errorf("nobody serves %d bytes at %d: %w", len(p), off, errors.Join(errs...)))
 }
 
-// source is a replica that may be read when it was looked at.
-type source struct {
-	reader
+// replicas are those of one source.
+type replicas struct {
+	looked sync.Once // at this server's own
+	asked  sync.Once // those elsewhere
+
 	mu   sync.Mutex
-	good bool
+	mine error           // why this server's own is not read; nil: it is
+	good []meta.ServerID // those elsewhere that are sealed as the order says
+	errs []error         // why others are not read
+	left int             // have not answered yet
+	more chan struct{}   // closed, and made anew, when one answered
 }
 
-// look makes sure that a replica is what the order says, once.
-func (g *gathering) look(ctx context.Context, c *meta.CopySource, r *source) error {
+func (g *gathering) replicas(src uint32) *replicas {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.from[src] == nil {
+		g.from[src] = &replicas{more: make(chan struct{})}
+	}
+	return g.from[src]
+}
+
+// own reads from this server's replica.
+func (g *gathering) own(ctx context.Context, c *meta.CopySource, r *replicas, p []byte, off uint64) error {
+	r.looked.Do(func() {
+		// What lies here though the record does not say so may be the rest of a move.
+		if !slices.Contains(c.Servers, g.s.cfg.ID) {
+			r.mine = errors.New("it has none")
+			return
+		}
+		i, err := g.s.Stat(g.ctx, c.Chunk)
+		if err == nil {
+			err = sealedAs(i, c.Chunk, c.Length, cmp.Or(c.CRC, i.CRC))
+		}
+		r.mine = err
+	})
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.good {
-		return nil
+	err := r.mine
+	r.mu.Unlock()
+	if err != nil {
+		return err
 	}
-	i, err := r.stat(ctx)
-	if err == nil && (i.State != meta.ChunkSealed || i.Length != c.Length || c.CRC != 0 && i.CRC != c.CRC) {
-		err = fmt.Errorf("not sealed under the record: state %d, %d bytes, checksum %08x; ought to be %d bytes, %08x", i.State, i.Length, i.CRC, c.Length, c.CRC)
+	if err = g.s.Read(ctx, c.Chunk, p, off); err != nil && ctx.Err() == nil && meta.KindOf(err) != meta.Corrupt {
+		r.mu.Lock() // where it rotted, other pieces of it may be good
+		r.mine = err
+		r.mu.Unlock()
 	}
-	r.good = err == nil
 	return err
 }
 
-// sources lists the replicas that a source may have.
-func (g *gathering) sources(src uint32) []*source {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.from[src] != nil {
-		return g.from[src]
-	}
-	c := g.o.Chunks[src]
-	all := []*source{}
-	// What lies here though the record does not say so may be the rest of a move.
-	if slices.Contains(c.Servers, g.s.cfg.ID) {
-		all = append(all, &source{reader: reader{
-			name: "this server",
-			stat: func(ctx context.Context) (chunkserver.Info, error) { return g.s.Stat(ctx, c.Chunk) },
-			read: func(ctx context.Context, p []byte, off uint64) error { return g.s.Read(ctx, c.Chunk, p, off) },
-		}})
-	}
-	for _, id := range c.Servers {
-		if id == g.s.cfg.ID || g.peers == nil {
-			continue
+// elsewhere lists the servers that may be read, more than so many; it waits for the
+// next one that answers. An error tells why there are no more: all others refused.
+func (g *gathering) elsewhere(ctx context.Context, c *meta.CopySource, r *replicas, than int) ([]meta.ServerID, error) {
+	r.asked.Do(func() {
+		for _, id := range c.Servers {
+			if id == g.s.cfg.ID || g.peers == nil {
+				continue
+			}
+			r.mu.Lock()
+			r.left++
+			r.mu.Unlock()
+			g.wg.Go(func() {
+				i, err := g.peers.Stat(g.ctx, id, c.Chunk)
+				if err == nil {
+					err = sealedAs(i, c.Chunk, c.Length, cmp.Or(c.CRC, i.CRC))
+				}
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				if r.left--; err == nil {
+					r.good = append(r.good, id)
+				} else {
+					r.errs = append(r.errs, fmt.Errorf("chunk server %d: %w", id, err))
+				}
+				close(r.more)
+				r.more = make(chan struct{})
+			})
 		}
-		place := meta.ChunkPlace{ID: c.Chunk, Servers: []meta.ServerID{id}, Sealed: true, Length: c.Length}
-		all = append(all, &source{reader: reader{
-			name: fmt.Sprintf("chunk server %d", id),
-			stat: func(ctx context.Context) (chunkserver.Info, error) { return g.peers.Stat(ctx, id, c.Chunk) },
-			read: func(ctx context.Context, p []byte, off uint64) error { return g.peers.ReadAt(ctx, place, p, off) },
-		}})
+	})
+	for {
+		r.mu.Lock()
+		good, left, more, err := slices.Clone(r.good), r.left, r.more, errors.Join(r.errs...)
+		r.mu.Unlock()
+		switch {
+		case len(good) > than:
+			return good, nil
+		case left == 0:
+			return nil, err
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
-	g.from[src] = all
-	return all
 }

@@ -1,9 +1,11 @@
 package server
 
 import (
-	"bytes"
 	"context"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -264,26 +266,149 @@ func TestPacer(t *testing.T) {
 	})
 }
 
-// An order to gather keeps to its rate, and to the server's.
+// An order to gather keeps to its rate, and to the server's, in what it reads: of
+// pieces that lie scattered that is more than what it appends. No reading is
+// larger than the bound.
 func TestGatherIsPaced(t *testing.T) {
-	_, all := cluster(t, 1, 1)
-	data := random(3<<20, 1)
+	f, all := cluster(t, 2, 1)
+	data := random(12<<20, 1)
 	src := sourceOf(fill(t, meta.ChunkID{Volume: 1, Term: 1, Counter: 1}, data, all[0]))
-	for i, set := range []func(*meta.Order){
-		func(o *meta.Order) { o.Rate = 10 << 20 },
-		func(o *meta.Order) { all[0].cfg.PullRate = 10 << 20 },
-	} {
-		o := meta.Order{Kind: meta.OrderGather, Chunk: meta.ChunkID{Volume: 1, Term: 1, Counter: uint64(i + 2)}, Fence: fence, Chunks: []meta.CopySource{src}, Pieces: []meta.CopyPiece{{Len: 3 << 20}}}
-		set(&o)
-		began := time.Now()
-		if r := all[0].Order(ctx, o); r.Err != 0 {
-			t.Fatal(r)
+	var read, most atomic.Int64
+	f.after = func(_ meta.ServerID, _ uint64, p []byte) {
+		read.Add(int64(len(p)))
+		for n := most.Load(); int64(len(p)) > n && !most.CompareAndSwap(n, int64(len(p))); n = most.Load() {
 		}
-		if d := time.Since(began); d < 200*time.Millisecond { // two of three MiB wait
-			t.Errorf("3 MiB in %v", d)
+	}
+	whole := []meta.CopyPiece{{Len: 12 << 20}}
+	var scattered []meta.CopyPiece
+	for off := uint64(0); off < 12<<20; off += gatherGap {
+		scattered = append(scattered, meta.CopyPiece{Off: off, Len: 4096})
+	}
+	counter := uint64(2)
+	for name, pieces := range map[string][]meta.CopyPiece{"whole": whole, "scattered": scattered} {
+		for i, set := range []func(*meta.Order, uint64){
+			func(o *meta.Order, rate uint64) { o.Rate = rate },
+			func(_ *meta.Order, rate uint64) { all[1].cfg.PullRate = rate },
+		} {
+			o := meta.Order{Kind: meta.OrderGather, Chunk: meta.ChunkID{Volume: 1, Term: 1, Counter: counter}, Fence: fence, Chunks: []meta.CopySource{src}, Pieces: pieces}
+			counter++
+			set(&o, 40<<20)
+			read.Store(0)
+			began := time.Now()
+			if r := all[1].Order(ctx, o); r.Err != 0 {
+				t.Fatal(r)
+			}
+			if d := time.Since(began); d < 190*time.Millisecond { // of three readings of 4 MiB two wait
+				t.Errorf("%s, %d: %d bytes were read in %v", name, i, read.Load(), d)
+			}
+			all[1].cfg.PullRate = 1 << 40
+			var want []byte
+			for _, p := range pieces {
+				want = append(want, data[p.Off:p.Off+p.Len]...)
+			}
+			holds(t, all[1], o.Chunk, want)
+			if n := read.Load(); n > 12<<20 {
+				t.Errorf("%s, %d: %d bytes were read", name, i, n)
+			}
 		}
-		if got := make([]byte, len(data)); all[0].Read(ctx, o.Chunk, got, 0) != nil || !bytes.Equal(got, data) {
-			t.Error("other bytes")
+	}
+	if n := most.Load(); n > gatherRead {
+		t.Errorf("%d bytes were read at once", n)
+	}
+}
+
+// A source that does not answer, at all or any more, holds nothing up while
+// another one has what is wanted; nor is one that failed once asked for each range.
+func TestGatherFromADeafSource(t *testing.T) {
+	f, all := cluster(t, 4, 1)
+	data := random(8<<20, 1)
+	src := sourceOf(fill(t, meta.ChunkID{Volume: 1, Term: 1, Counter: 1}, data, all[:3]...))
+	src.Servers = []meta.ServerID{1, 2, 3}
+	o := meta.Order{Kind: meta.OrderGather, Fence: fence, Chunks: []meta.CopySource{src}}
+	var want []byte
+	for off := uint64(0); off < 8<<20; off += 4 * gatherGap { // none near another
+		o.Pieces = append(o.Pieces, meta.CopyPiece{Off: off, Len: 4096})
+		want = append(want, data[off:off+4096]...)
+	}
+	gather := func(counter uint64) meta.OrderResult {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // of an owner's patience
+		defer cancel()
+		o.Chunk = meta.ChunkID{Volume: 1, Term: 1, Counter: counter}
+		return all[3].Order(ctx, o)
+	}
+	set := func(deaf map[meta.ServerID]int) {
+		f.mu.Lock()
+		f.deaf, f.asked = deaf, map[meta.ServerID]int{}
+		f.mu.Unlock()
+	}
+	for i, deaf := range []map[meta.ServerID]int{{1: 1}, {1: 1, 2: 1}, {1: 1, 3: 1}, {1: 2}, {1: 2, 2: 1}} {
+		set(deaf)
+		if r := gather(uint64(10 + i)); r.Err != 0 {
+			t.Fatalf("deaf %v: %+v", deaf, r)
 		}
+		holds(t, all[3], o.Chunk, want)
+		for id, how := range deaf {
+			if n := f.asked[id]; how == 1 && n > 0 {
+				t.Errorf("server %d, which did not answer, was read %d times", id, n)
+			}
+		}
+	}
+	// Nobody answers: it ends with the order, and says why.
+	set(map[meta.ServerID]int{1: 1, 2: 1, 3: 2})
+	cctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	o.Chunk = meta.ChunkID{Volume: 1, Term: 1, Counter: 99}
+	if r := all[3].Order(cctx, o); r.Err != meta.Canceled {
+		t.Fatalf("%+v", r)
+	}
+	nothing(t, all[3], o.Chunk)
+}
+
+// This server's own replica is read before others; where it is gone, or rotted in
+// part, the others serve, and it is not asked again in vain.
+func TestGatherFromItself(t *testing.T) {
+	f, all := cluster(t, 2, 1)
+	data := random(4<<20, 1)
+	src := sourceOf(fill(t, meta.ChunkID{Volume: 1, Term: 1, Counter: 1}, data, all...))
+	src.Servers = []meta.ServerID{1, 2}
+	f.asked = map[meta.ServerID]int{}
+	o := meta.Order{Kind: meta.OrderGather, Chunk: meta.ChunkID{Volume: 1, Term: 1, Counter: 2}, Fence: fence, Chunks: []meta.CopySource{src}, Pieces: []meta.CopyPiece{{Len: 4 << 20}}}
+	if r := all[0].Order(ctx, o); r.Err != 0 {
+		t.Fatal(r)
+	}
+	holds(t, all[0], o.Chunk, data)
+	if len(f.asked) > 0 {
+		t.Errorf("others were read: %v", f.asked)
+	}
+	rot(t, all[0], src.Chunk, 1000)
+	o.Chunk.Counter = 3
+	o.Pieces = nil
+	for off := uint64(0); off < 4<<20; off += 4 * gatherGap {
+		o.Pieces = append(o.Pieces, meta.CopyPiece{Off: off, Len: 4096})
+	}
+	if r := all[0].Order(ctx, o); r.Err != 0 {
+		t.Fatal(r)
+	}
+	if n := f.asked[2]; n != 1 {
+		t.Errorf("one range of this server's replica is bad, and %d were read elsewhere", n)
+	}
+}
+
+// rot flips a bit of a plain chunk on a server of one disk.
+func rot(t *testing.T, s *Server, id meta.ChunkID, off int64) {
+	t.Helper()
+	name := filepath.Join(s.disks.list()[0].path, "chunks", fmt.Sprintf("%02x", byte(id.Counter)), id.String()+".data")
+	file, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	b := make([]byte, 1)
+	if _, err := file.ReadAt(b, off); err != nil {
+		t.Fatal(err)
+	}
+	b[0] ^= 1
+	if _, err := file.WriteAt(b, off); err != nil {
+		t.Fatal(err)
 	}
 }

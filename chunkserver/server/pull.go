@@ -320,7 +320,7 @@ func (s *Server) receiveFrom(ctx context.Context, o meta.Order, st *store.Store,
 	for _, r := range src {
 		i, err := r.stat(ctx)
 		if err == nil {
-			err = sealedAs(i, o)
+			err = sealedAs(i, o.Chunk, o.Length, o.CRC)
 		}
 		if err != nil {
 			give(r, err)
@@ -374,10 +374,10 @@ func (s *Server) receiveFrom(ctx context.Context, o meta.Order, st *store.Store,
 }
 
 // sealedAs tells why a replica is no source: rule 5.
-func sealedAs(i chunkserver.Info, o meta.Order) error {
-	if i.State != meta.ChunkSealed || i.Length != o.Length || i.CRC != o.CRC {
-		return meta.E("pull chunk", meta.Invalid, o.Chunk.String(), fmt.Errorf(
-			"not sealed under the record: state %d, %d bytes, checksum %08x; ought to be %d bytes, %08x", i.State, i.Length, i.CRC, o.Length, o.CRC))
+func sealedAs(i chunkserver.Info, id meta.ChunkID, length uint64, crc uint32) error {
+	if i.State != meta.ChunkSealed || i.Length != length || i.CRC != crc {
+		return meta.E("copy chunk", meta.Invalid, id.String(), fmt.Errorf(
+			"not sealed under the record: state %d, %d bytes, checksum %08x; ought to be %d bytes, %08x", i.State, i.Length, i.CRC, length, crc))
 	}
 	return nil
 }

@@ -24,33 +24,60 @@ type fabric struct {
 	servers map[meta.ServerID]*Server
 	before  func(server meta.ServerID, off uint64) error // a read
 	after   func(server meta.ServerID, off uint64, p []byte)
+	// deaf servers never answer: 1 from the first question on, 2 when they are read.
+	deaf map[meta.ServerID]int
+	// asked counts the reads of each, deaf ones too.
+	asked map[meta.ServerID]int
 }
 
 func (f *fabric) Stat(ctx context.Context, server meta.ServerID, id meta.ChunkID) (chunkserver.Info, error) {
 	f.mu.Lock()
-	s := f.servers[server]
+	s, deaf := f.servers[server], f.deaf[server] == 1
 	f.mu.Unlock()
+	if deaf {
+		<-ctx.Done()
+		s = nil
+	}
 	if s == nil {
 		return chunkserver.Info{}, meta.E("stat", meta.Unavailable, "", nil)
 	}
 	return s.Stat(ctx, id)
 }
 
-func (f *fabric) ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off uint64) error {
-	f.mu.Lock()
-	s, before, after := f.servers[pl.Servers[0]], f.before, f.after
-	f.mu.Unlock()
-	if s == nil {
-		return meta.E("read", meta.Unavailable, "", nil)
-	}
-	if before != nil {
-		if err := before(pl.Servers[0], off); err != nil {
-			return err
+// ReadAt asks one server after another, as the client does; one that is deaf
+// holds the read up only where there is no other.
+func (f *fabric) ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off uint64) (err error) {
+	deaf := 0
+	for _, id := range pl.Servers {
+		f.mu.Lock()
+		s, before, after := f.servers[id], f.before, f.after
+		if f.asked != nil {
+			f.asked[id]++
+		}
+		if f.deaf[id] > 0 {
+			s = nil
+			deaf++
+		}
+		f.mu.Unlock()
+		err = meta.E("read", meta.Unavailable, "", nil)
+		if s == nil {
+			continue
+		}
+		if before != nil {
+			if err = before(id, off); err != nil {
+				continue
+			}
+		}
+		if err = s.Read(ctx, pl.ID, p, off); err == nil {
+			if after != nil {
+				after(id, off, p)
+			}
+			return nil
 		}
 	}
-	err := s.Read(ctx, pl.ID, p, off)
-	if err == nil && after != nil {
-		after(pl.Servers[0], off, p)
+	if deaf > 0 {
+		<-ctx.Done()
+		err = meta.E("read", meta.Unavailable, "", ctx.Err())
 	}
 	return err
 }
