@@ -68,7 +68,10 @@ const (
 	inSize     = maxWrite + 4096
 	smallOut   = 8 << 10 // bytes that any answer but a READ's or a listing's fits
 	maxReaders = 2       // goroutines that wait for a request; more gained nothing
-	maxFree    = 16      // slots kept for later
+	maxFree    = 16      // slots, and buffers, kept for later
+	smallIn    = 4 << 10 // bytes that almost any request but a WRITE fits
+	// manyBuffers are in use when requests of any size are copied out of theirs.
+	manyBuffers = 64
 )
 
 // conn is the connection to the kernel: it reads requests, has go-fuse's
@@ -104,9 +107,11 @@ type conn struct {
 	genMu      sync.RWMutex
 	generation atomic.Uint64
 
-	mu   sync.Mutex
-	free []*slot
-	busy map[*slot]bool
+	mu      sync.Mutex
+	free    []*slot
+	busy    map[*slot]bool
+	buffers [][]byte // not in use
+	inUse   int      // buffers that are
 
 	closeMu sync.RWMutex
 	closed  bool
@@ -117,6 +122,8 @@ type conn struct {
 // slot is the memory of one request.
 type slot struct {
 	in, out []byte
+	small   []byte // in, if the request fits
+	buffer  []byte // in, if it doesn't: of inSize, given back with the slot
 	ins     [1][]byte
 	outs    [1][]byte
 	unique  atomic.Uint64 // the request that is being worked on, or zero
@@ -194,9 +201,8 @@ const (
 
 // init answers the first request.
 func (c *conn) init() error {
-	s := c.slot()
+	s, n, err := c.next()
 	defer c.put(s)
-	n, err := c.read(s.in)
 	if err != nil {
 		return meta.E("mount", meta.IO, "/dev/fuse", fmt.Errorf("read of the first request: %w", err))
 	}
@@ -235,8 +241,7 @@ func (c *conn) serve() {
 func (c *conn) loop() {
 	defer c.loops.Done()
 	for {
-		s := c.slot()
-		n, err := c.read(s.in)
+		s, n, err := c.next()
 		waiting := c.idle.Add(-1)
 		if err != nil {
 			c.put(s)
@@ -304,41 +309,95 @@ func (c *conn) write(p []byte) error {
 	}
 }
 
-// slot takes memory for a request.
-func (c *conn) slot() *slot {
+// next reads a request into a slot. Who waits for a lock, or for metadata, may do
+// so for long and be one of thousands: a small request gives its buffer back
+// before it is begun, and any does where many are in use.
+func (c *conn) next() (*slot, int, error) {
+	s, b := c.slot()
+	n, err := c.read(b)
+	switch {
+	case err != nil || n <= smallIn:
+		s.in = s.small
+	case c.many():
+		s.in = make([]byte, n)
+	default:
+		s.in, s.buffer = b, b
+		return s, n, nil
+	}
+	if err == nil {
+		copy(s.in, b[:n])
+	}
+	c.giveBack(b)
+	return s, n, err
+}
+
+// slot takes memory for a request, and a buffer into which any can be read.
+func (c *conn) slot() (s *slot, b []byte) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	var s *slot
 	if n := len(c.free); n > 0 {
 		s, c.free = c.free[n-1], c.free[:n-1]
 	} else {
-		// Mapped, not from the heap: a request is often a hundred bytes, and the
-		// collector would clear a megabyte for it.
-		flags := unix.MAP_PRIVATE | unix.MAP_ANON
-		if c.fs.kept.keep != nil {
-			// Pages must be there before the kernel copies a request into them: if we
-			// are killed while it waits for one, it answers the request with EIO.
-			flags |= unix.MAP_POPULATE
-		}
-		in, err := unix.Mmap(-1, 0, inSize, unix.PROT_READ|unix.PROT_WRITE, flags)
-		if err != nil {
-			panic(fmt.Sprintf("fuse: no memory for a request of %d bytes: %v", inSize, err))
-		}
-		s = &slot{in: in, out: make([]byte, smallOut), cancel: make(chan struct{})}
+		s = &slot{small: make([]byte, smallIn), out: make([]byte, smallOut), cancel: make(chan struct{})}
 	}
 	c.busy[s] = true
-	return s
+	c.inUse++
+	if n := len(c.buffers); n > 0 {
+		b, c.buffers = c.buffers[n-1], c.buffers[:n-1]
+	}
+	c.mu.Unlock()
+	if b == nil {
+		b = c.buffer()
+	}
+	return s, b
+}
+
+func (c *conn) many() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.inUse > manyBuffers
 }
 
 func (c *conn) put(s *slot) {
+	if s.buffer != nil {
+		c.giveBack(s.buffer)
+	}
+	s.in, s.buffer = nil, nil
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.busy, s)
 	if len(c.free) < maxFree {
 		c.free = append(c.free, s)
-		return
 	}
-	unix.Munmap(s.in)
+}
+
+// buffer makes one. It takes a while: nobody waits for it.
+func (c *conn) buffer() []byte {
+	// Mapped, not from the heap: the collector would clear a megabyte for a request
+	// that is often a hundred bytes.
+	flags := unix.MAP_PRIVATE | unix.MAP_ANON
+	if c.fs.kept.keep != nil {
+		// Pages must be there before the kernel copies a request into them: if we
+		// are killed while it waits for one, it answers the request with EIO.
+		flags |= unix.MAP_POPULATE
+	}
+	b, err := unix.Mmap(-1, 0, inSize, unix.PROT_READ|unix.PROT_WRITE, flags)
+	if err != nil {
+		panic(fmt.Sprintf("fuse: no memory for a request of %d bytes: %v", inSize, err))
+	}
+	return b
+}
+
+func (c *conn) giveBack(b []byte) {
+	c.mu.Lock()
+	c.inUse--
+	if len(c.buffers) < maxFree {
+		c.buffers = append(c.buffers, b)
+		b = nil
+	}
+	c.mu.Unlock()
+	if b != nil {
+		unix.Munmap(b)
+	}
 }
 
 // handle answers the request of n bytes in s.in.

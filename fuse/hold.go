@@ -153,6 +153,9 @@ func (h *Hold) Close() {
 // a holder has it for one that comes: nothing was unmounted.
 var ErrYielded = errors.New("the mount goes on without this process")
 
+// ErrLeft is with ErrYielded if nobody serves the mount yet.
+var ErrLeft = errors.New("its holder waits for a process that serves it")
+
 // yieldSync bounds what is made durable before a process goes; the rest is put
 // back by its successor.
 const yieldSync = 5 * time.Second

@@ -215,6 +215,9 @@ func newFileSystem(ctx context.Context, cfg *Config) (*fileSystem, error) {
 // Dir is the mount point's absolute path.
 func (m *Mount) Dir() string { return m.dir }
 
+// Held reports whether a holder has the mount, so that it outlives this process.
+func (m *Mount) Held() bool { return m.held }
+
 // Done is closed when the mount has ended and what was written is durable, or
 // its loss was logged.
 func (m *Mount) Done() <-chan struct{} { return m.done }

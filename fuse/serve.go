@@ -1,12 +1,17 @@
 package fuse
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"os"
 	"path"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
@@ -41,7 +46,8 @@ type ServeConfig struct {
 	// Serve fails with NotFound if the holder doesn't have it.
 	Replace bool
 	Must    bool
-	// Leave ends Serve with ErrYielded, the mount stays with the holder; nil: never.
+	// Leave ends Serve with ErrYielded and ErrLeft, the mount stays with the holder
+	// for a process that somebody starts; nil: never.
 	Leave <-chan struct{}
 }
 
@@ -55,7 +61,7 @@ const (
 // everything is durable, or it fails and says what is not. It ends within
 // Grace and half a minute.
 func Serve(ctx context.Context, cfg ServeConfig) (err error) {
-	volume, snapshot, dir, err := ParseSource(cfg.Source)
+	src, err := parseSource(cfg.Source)
 	if err != nil {
 		return err
 	}
@@ -71,7 +77,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 				hold.Close()
 			}
 		}()
-		if keeping, err = hold.keeping(); err != nil {
+		if keeping, err = hold.keeping(ctx); err != nil {
 			return err
 		}
 		defer keeping.close()
@@ -93,7 +99,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		defer cancel()
 		err = errors.Join(err, client.Close(ctx))
 	}()
-	root, err := rootVolume(ctx, client, volume, snapshot)
+	root, id, ino, err := src.find(ctx, client, keeping, cfg.Client.Logger)
 	if err != nil {
 		return err
 	}
@@ -102,20 +108,13 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 			return err
 		}
 	}
-	tree := ClientTree(client)
-	var id meta.VolumeID
-	var ino meta.Ino
-	if keeping != nil && keeping.Left != nil {
-		id, ino = keeping.Left.head.Volume, keeping.Left.head.Root // it may have been renamed
-	} else if id, ino, err = Resolve(ctx, tree, root.ID(), dir); err != nil {
-		return err
-	}
 	if keeping != nil {
 		keeping.Session, keeping.Count, keeping.Resumed = client.Session(), client, client.Resumed
+		keeping.asked, keeping.base = src.String(), root.ID()
 	}
 	m, err := New(ctx, Config{
-		Tree: tree, Notifier: notifier, Logger: cfg.Client.Logger, Volume: id, Root: ino,
-		Dir: cfg.Dir, Source: root.Name() + ":" + strings.TrimSuffix(dir, "/"), Options: cfg.Options, Keeping: keeping,
+		Tree: ClientTree(client), Notifier: notifier, Logger: cfg.Client.Logger, Volume: id, Root: ino,
+		Dir: cfg.Dir, Source: root.Name() + ":" + strings.TrimSuffix(src.dir, "/"), Options: cfg.Options, Keeping: keeping,
 	})
 	if err != nil {
 		return err
@@ -144,7 +143,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		return ErrYielded
 	case <-leave:
 		m.yielding(ctx)
-		return ErrYielded
+		return errors.Join(ErrYielded, ErrLeft)
 	case <-ctx.Done():
 	}
 	grace := cfg.Grace
@@ -154,13 +153,66 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	return m.Stop(context.WithoutCancel(ctx), grace, cfg.Force)
 }
 
+// source is [VOLUME[@SNAPSHOT]:]PATH.
+type source struct{ volume, snapshot, dir string }
+
+func parseSource(text string) (s source, err error) {
+	s.volume, s.snapshot, s.dir, err = ParseSource(text)
+	return s, err
+}
+
+// String is the same for all ways to write it.
+func (s source) String() string {
+	switch {
+	case s.volume == "":
+		return s.dir
+	case s.snapshot == "":
+		return s.volume + ":" + s.dir
+	}
+	return s.volume + "@" + s.snapshot + ":" + s.dir
+}
+
+// find gives the volume or snapshot that the source names, and the directory to
+// mount. What is mounted already stays what it is: of that it gives the numbers,
+// whatever it is called by now, if this is the source that it was mounted by, or
+// one that leads to it; else it fails with Busy.
+func (s source) find(ctx context.Context, c *penstock.Client, k *Keeping, log *slog.Logger) (root *penstock.Volume, id meta.VolumeID, ino meta.Ino, err error) {
+	if k == nil || k.Left == nil {
+		return s.resolve(ctx, c)
+	}
+	h := &k.Left.head
+	if h.Asked == s.String() {
+		root, err = c.VolumeByID(ctx, h.Base)
+		if err == nil && s.volume != "" && !strings.HasPrefix(s.String(), root.Name()+":") {
+			log.Info("what is mounted has another name by now", "asked", s.String(), "volume", root.Name())
+		}
+		return root, h.Volume, h.Root, err
+	}
+	root, id, ino, err = s.resolve(ctx, c)
+	if err == nil && (id != h.Volume || ino != h.Root) {
+		err = errors.New("that is another directory")
+	}
+	if err != nil {
+		return nil, 0, 0, meta.E("take over mount", meta.Busy, h.Dir,
+			fmt.Errorf("what is mounted there was asked for as %s, and this is %s: %w; unmount it first, or say the same", cmp.Or(h.Asked, h.Source), s, err))
+	}
+	return root, id, ino, nil
+}
+
+func (s source) resolve(ctx context.Context, c *penstock.Client) (root *penstock.Volume, id meta.VolumeID, ino meta.Ino, err error) {
+	if root, err = rootVolume(ctx, c, s.volume, s.snapshot); err == nil {
+		id, ino, err = Resolve(ctx, ClientTree(c), root.ID(), s.dir)
+	}
+	return root, id, ino, err
+}
+
 // keepArena is the room for what is written and not committed, as a multiple of
 // the write buffer: buffers of each size keep to themselves.
 const keepArena = 4
 
 // keeping asks the holder for what a predecessor left, and has the client leave
 // as much.
-func (h *hold) keeping() (*Keeping, error) {
+func (h *hold) keeping(ctx context.Context) (*Keeping, error) {
 	cfg := h.cfg
 	dir, err := MountPath(cfg.Dir)
 	if err != nil {
@@ -169,6 +221,15 @@ func (h *hold) keeping() (*Keeping, error) {
 	device, memory, found, err := cfg.Hold.Take(dir, cfg.Replace)
 	if err != nil {
 		return nil, err
+	}
+	if found && ended(int(device.Fd())) {
+		// Unmounted by force while nobody served.
+		err := h.settle(ctx, dir, device, memory)
+		closeAll([]*os.File{device, memory})
+		if err != nil {
+			return nil, err
+		}
+		found = false
 	}
 	if !found && (cfg.Replace || cfg.Must) {
 		return nil, meta.E("take over mount", meta.NotFound, dir, errors.New("the holder doesn't have it"))
@@ -182,15 +243,75 @@ func (h *hold) keeping() (*Keeping, error) {
 			k.close()
 			return nil, err
 		}
-		cfg.Client.Left, cfg.Client.Session, cfg.Client.Generation = k.Left.Memory, k.Left.Session(), k.Left.Generation()
+		k.Left.follow(&cfg.Client)
 	}
-	if k.Memory, err = keep.New(keepArena * max(cfg.Client.WriteBuffer, 64<<20)); err != nil {
+	if k.Memory, err = cfg.keep(); err != nil {
 		k.close()
 		return nil, err
 	}
 	cfg.Client.Keep, cfg.Client.Process = k.Memory, cfg.Hold.Process()
 	k.Put = func(device, memory int) error { return h.put(dir, device, memory) }
 	return k, nil
+}
+
+func (cfg *ServeConfig) keep() (*keep.Memory, error) {
+	return keep.New(keepArena * max(cfg.Client.WriteBuffer, 64<<20))
+}
+
+// follow has a client go on with the session of the predecessor.
+func (l *Left) follow(cfg *penstock.Config) {
+	cfg.Left, cfg.Session, cfg.Generation = l.Memory, l.Session(), l.Generation()
+}
+
+// ended reports whether a connection to the kernel has ended.
+func ended(device int) bool {
+	p := []unix.PollFd{{Fd: int32(device), Events: unix.POLLIN}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n == 1 && p[0].Revents&unix.POLLERR != 0
+}
+
+// settle makes durable what was written to a mount that has ended while nobody
+// served it, and ends its session; the holder forgets it.
+func (h *hold) settle(ctx context.Context, dir string, device, memory *os.File) (err error) {
+	log := h.cfg.Client.Logger
+	log.Warn("a mount ended while nobody served it; what was written to it is made durable", "dir", dir)
+	left, err := OpenLeft(int(memory.Fd()))
+	if err != nil {
+		return err
+	}
+	defer left.Close()
+	records, err := left.Records()
+	if err != nil {
+		return err
+	}
+	cfg := h.cfg.Client
+	cfg.Notify, cfg.Process = NewNotifier(), h.Process()
+	left.follow(&cfg)
+	if cfg.Keep, err = h.cfg.keep(); err != nil {
+		return err
+	}
+	defer cfg.Keep.Close()
+	client, err := penstock.Dial(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	// Killed until here, the memory of then is as it was.
+	f, err := newFileSystem(ctx, &Config{Tree: ClientTree(client), Logger: log, Volume: left.head.Volume, Root: left.head.Root})
+	if err == nil {
+		f.incarnation = left.head.Incarnation
+		f.restorePages(records, left.Bytes)
+		client.Resumed()
+		err = f.back.drainAll()
+	} else {
+		client.Resumed()
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	if err = errors.Join(err, client.Close(ctx)); err != nil {
+		// Nobody has a descriptor any more that could be told.
+		log.Error("not everything that was written to a mount is durable", "dir", dir, "err", err)
+	}
+	return errors.Join(h.Put(dir, h.cfg.Start, device, memory), h.Drop(dir))
 }
 
 // close lets go of what was taken. The memory of this process stays mapped until

@@ -58,6 +58,8 @@ type Keeping struct {
 	Resumed func()
 
 	device *os.File // that Device is
+	asked  string   // as head's
+	base   meta.VolumeID
 	hold   *hold
 }
 
@@ -81,6 +83,10 @@ type head struct {
 	Helper      string          `json:"helper,omitempty"`
 	NoOpen      bool            `json:"noOpen,omitempty"`
 	Options     json.RawMessage `json:"options,omitempty"` // for people
+	// Asked is the source as the one who mounted named it, Base the volume or view
+	// that this meant: names change their meaning, numbers don't.
+	Asked string        `json:"asked,omitempty"`
+	Base  meta.VolumeID `json:"base,omitempty"`
 }
 
 // OpenLeft reads what a holder had of a predecessor. Errors: Corrupt, Version, IO.
@@ -347,6 +353,7 @@ func (m *Mount) leave(k *Keeping, generation uint32, block bool, source string) 
 	h := head{
 		Dir: m.dir, Source: source, Volume: m.fs.rootVolume, Root: m.fs.rootIno, Incarnation: m.fs.incarnation,
 		Session: k.Session, Generation: generation, Init: m.fs.conn.initial, Block: block, Helper: m.helper, NoOpen: m.fs.noOpen,
+		Asked: k.asked, Base: k.base,
 	}
 	b, err := json.Marshal(h)
 	if err != nil {

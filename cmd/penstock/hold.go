@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -221,21 +220,6 @@ func startAgain() fuse.Start {
 	return fuse.Start{Path: path, Args: slices.Clone(os.Args), Env: env, Dir: dir}
 }
 
-// hangup is closed at SIGHUP: the process is to go and to leave the mount.
-func hangup(ctx context.Context) <-chan struct{} {
-	leave := make(chan struct{})
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGHUP)
-	go func() { // ends with the command
-		select {
-		case <-signals:
-			close(leave)
-		case <-ctx.Done():
-		}
-	}()
-	return leave
-}
-
 // replaceMount starts this version of the program as the successor of whoever
 // serves a mount, with the arguments of that one.
 func (m *mountFlags) replaceMount(cmd *cobra.Command) error {
@@ -264,6 +248,9 @@ func (m *mountFlags) replaceMount(cmd *cobra.Command) error {
 		return meta.E(op, meta.NotFound, dir, errors.New("the holder doesn't have it"))
 	}
 	start := mounts[0].Start
+	if unit, ok := unitOf(start.Env, mounts[0].PID); ok {
+		return meta.E(op, meta.NotPermitted, dir, fmt.Errorf("process %d, which serves it, is of a unit of systemd, which would lose sight of its successor: systemctl reload %s", mounts[0].PID, unit))
+	}
 	if len(start.Args) == 0 {
 		return meta.E(op, meta.NotFound, dir, errors.New("the holder doesn't know how it was mounted; restart whoever serves it"))
 	}

@@ -20,8 +20,9 @@ import (
 // Exit statuses of every subcommand.
 const (
 	exitOK     = 0
-	exitFailed = 1 // the work failed, or a check found something
-	exitUsage  = 2 // the command line or the configuration is wrong
+	exitFailed = 1  // the work failed, or a check found something
+	exitUsage  = 2  // the command line or the configuration is wrong
+	exitLeft   = 75 // of `penstock mount`: a holder has the mount for who is started next
 )
 
 func main() {

@@ -63,6 +63,8 @@ returns when the mount is there.
 
 Interrupted, it makes everything durable and unmounts. While DIR is in use it
 waits for --grace, then it unmounts by force; a second signal does so at once.
+SIGHUP does the same, but a mount with --hold it leaves to the holder, with exit
+status 75: start the same command again at once, and who uses DIR sees a pause.
 
 The binary called as mount.penstock is the helper of mount(8), so that these
 work once it is linked to /sbin/mount.penstock:
@@ -133,9 +135,14 @@ devices, no passthrough, no syncfs, and only the user who mounted sees it.`,
 // parent how mounting went: "ok", or the error for a person.
 const readyEnv = "PENSTOCK_READY_FD"
 
+// backgroundEnv is set for a successor of a process that serves in the background;
+// no flag has this name.
+const backgroundEnv = "PENSTOCK_SERVES_IN_BACKGROUND"
+
 // serve mounts and serves.
 func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Writer) (err error) {
 	ready := readyPipe()
+	background := ready != nil || os.Getenv(backgroundEnv) != ""
 	defer func() {
 		if err != nil && ready != nil {
 			fmt.Fprint(ready, explain(err))
@@ -158,7 +165,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 	if err != nil {
 		return err
 	}
-	log, closeLog, err := m.openLog(stderr, ready != nil)
+	log, closeLog, err := m.openLog(stderr, background)
 	if err != nil {
 		return err
 	}
@@ -206,14 +213,22 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 	}
 	stopAdmin := func() {}
 	defer func() { stopAdmin() }()
+	start := startAgain()
+	if background {
+		start.Env = append(start.Env, backgroundEnv+"=1")
+	}
+	ctx, unmount := context.WithCancel(ctx)
+	defer unmount()
+	leave := make(chan struct{})
 	err = fuse.Serve(ctx, fuse.ServeConfig{
-		Hold: hold, Redial: redial, Start: startAgain(), Must: takeover != "", Replace: takeover == takeoverReplace, Leave: hangup(ctx),
+		Hold: hold, Redial: redial, Start: start, Must: takeover != "", Replace: takeover == takeoverReplace, Leave: leave,
 		Client: penstock.Config{
 			Meta: addrs, Name: fmt.Sprintf("%s:%s (pid %d)", host, dir, os.Getpid()),
 			IndexDir: m.indexes(), Logger: log, WriteBuffer: m.buffer << 20, Creds: creds, UnsafeNoVerify: unsafe.Store.UnsafeNoVerify, Topology: m.topology, Congestion: m.congestion,
 		},
 		Source: source, Dir: dir, Options: opts, Grace: m.grace, Force: secondSignal(ctx), Admit: admit,
 		Ready: func(mount *fuse.Mount, c *penstock.Client) {
+			hangup(ctx, mount.Held(), leave, unmount)
 			addr, stop, err := m.port.serve(ctx, log, mountSocket(), local.Metrics(nil, nil, &local.Mount{Mount: mount, Client: c}), nil)
 			if err != nil {
 				// The mount is there; programs may use it already.
@@ -230,6 +245,10 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 			}
 		},
 	})
+	if errors.Is(err, fuse.ErrLeft) {
+		log.Info("the mount is left to who is started next", "dir", dir)
+		return &statusError{exitLeft}
+	}
 	if errors.Is(err, fuse.ErrYielded) {
 		log.Info("another process serves the mount from now on", "dir", dir)
 		return nil
@@ -266,6 +285,50 @@ func readyPipe() *os.File {
 	os.Unsetenv(readyEnv)
 	syscall.CloseOnExec(fd)
 	return os.NewFile(uintptr(fd), "ready")
+}
+
+// hangup has the process go at SIGHUP: a mount that is held is left, any other is
+// unmounted, as its terminal is closed; unless nohup(1) says no.
+func hangup(ctx context.Context, held bool, leave chan struct{}, unmount func()) {
+	if !held && signal.Ignored(syscall.SIGHUP) {
+		return
+	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGHUP)
+	go func() { // ends with the command
+		select {
+		case <-signals:
+			if held {
+				close(leave)
+			} else {
+				unmount()
+			}
+		case <-ctx.Done():
+		}
+	}()
+}
+
+// unitOf gives the unit of systemd whose main process was started with env.
+func unitOf(env []string, pid int) (name string, ok bool) {
+	main := strconv.Itoa(pid)
+	for _, v := range env {
+		switch name, value, _ := strings.Cut(v, "="); name {
+		case "INVOCATION_ID":
+			ok = true
+		case "SYSTEMD_EXEC_PID": // of a parent's: it was started by a process of the unit
+			main = value
+		}
+	}
+	if !ok || main != strconv.Itoa(pid) {
+		return "", false
+	}
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	for line := range strings.Lines(string(b)) {
+		if unit := filepath.Base(strings.TrimSpace(line)); strings.HasSuffix(unit, ".service") {
+			return unit, true
+		}
+	}
+	return "UNIT", true
 }
 
 // secondSignal is closed at the first signal after ctx has ended.

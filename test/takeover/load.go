@@ -295,10 +295,45 @@ func (l *load) mapped(dir string) error {
 	return nil
 }
 
-// locks adds one to a number in a file under a lock, from several descriptions
-// by flock, and by open file description locks.
+// locking are the three ways to lock a file.
+var locking = map[string]func(f *os.File, kind int16, wait bool) error{
+	"ofd": func(f *os.File, kind int16, wait bool) error {
+		cmd := unix.F_OFD_SETLK
+		if wait {
+			cmd = unix.F_OFD_SETLKW
+		}
+		return unix.FcntlFlock(f.Fd(), cmd, &unix.Flock_t{Type: kind, Len: 8})
+	},
+	"posix": func(f *os.File, kind int16, wait bool) error {
+		cmd := unix.F_SETLK
+		if wait {
+			cmd = unix.F_SETLKW
+		}
+		return unix.FcntlFlock(f.Fd(), cmd, &unix.Flock_t{Type: kind, Len: 8})
+	},
+	"flock": func(f *os.File, kind int16, wait bool) error {
+		how := map[int16]int{unix.F_WRLCK: unix.LOCK_EX, unix.F_RDLCK: unix.LOCK_SH, unix.F_UNLCK: unix.LOCK_UN}[kind]
+		if !wait {
+			how |= unix.LOCK_NB
+		}
+		return unix.Flock(int(f.Fd()), how)
+	},
+}
+
+// locks adds one to a number in a file under a lock, from several open file
+// descriptions: of one file by locks of theirs, of another by flock. (Locks of
+// processes are TestLocksOutliveTheServer's.)
 func (l *load) locks(dir string) error {
-	name := filepath.Join(dir, "number")
+	var wg sync.WaitGroup
+	var errs [2]error
+	for i, how := range []string{"ofd", "flock"} {
+		wg.Go(func() { errs[i] = l.adds(filepath.Join(dir, how), locking[how]) })
+	}
+	wg.Wait()
+	return errors.Join(errs[:]...)
+}
+
+func (l *load) adds(name string, lock func(f *os.File, kind int16, wait bool) error) error {
 	if err := os.WriteFile(name, make([]byte, 8), 0o644); err != nil {
 		return err
 	}
@@ -315,8 +350,7 @@ func (l *load) locks(dir string) error {
 				}
 				defer f.Close()
 				for !l.stopped() {
-					lk := unix.Flock_t{Type: unix.F_WRLCK, Len: 8}
-					if err := retry(func() error { return unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLKW, &lk) }); err != nil {
+					if err := retry(func() error { return lock(f, unix.F_WRLCK, true) }); err != nil {
 						return fmt.Errorf("lock: %w", err)
 					}
 					var b [8]byte
@@ -329,8 +363,7 @@ func (l *load) locks(dir string) error {
 					}
 					added.Add(1)
 					l.count("lock")
-					lk.Type = unix.F_UNLCK
-					if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lk); err != nil {
+					if err := lock(f, unix.F_UNLCK, false); err != nil {
 						return fmt.Errorf("unlock: %w", err)
 					}
 					time.Sleep(time.Millisecond)
@@ -348,7 +381,7 @@ func (l *load) locks(dir string) error {
 		return err
 	}
 	if got := binary.LittleEndian.Uint64(b); got != added.Load() {
-		return fmt.Errorf("the number is %d after %d additions", got, added.Load())
+		return fmt.Errorf("the number in %s is %d after %d additions", name, got, added.Load())
 	}
 	return nil
 }

@@ -29,6 +29,13 @@ var kills = flag.Int("kills", 6, "how often the process that serves the mount is
 const loadEnv = "PENSTOCK_TAKEOVER_LOAD"
 
 func TestMain(m *testing.M) {
+	if how := os.Getenv(lockerEnv); how != "" {
+		if err := locker(how, os.Args[1], os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if names := os.Getenv(loadEnv); names != "" {
 		if err := run(os.Args[1], strings.Split(names, ","), os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -81,8 +88,19 @@ func (r *rig) dial() {
 // mount mounts, and has what is left of it go with the test.
 func (r *rig) mount(args ...string) *spawn.Process {
 	r.T.Helper()
+	return r.mountOf("/", args...)
+}
+
+// serve starts a process that is to serve the mount, or to mount.
+func (r *rig) serve(source string, args ...string) *spawn.Process {
+	r.T.Helper()
+	return r.Run(append([]string{"mount", "--dir", filepath.Join(r.Dir, "c"), "--hold=" + r.socket, source, r.at}, args...)...)
+}
+
+func (r *rig) mountOf(source string, args ...string) *spawn.Process {
+	r.T.Helper()
 	r.Until("metadata server", func() error { _, err := r.Ctl("volume", "list"); return err })
-	p := r.Run(append([]string{"mount", "--dir", filepath.Join(r.Dir, "c"), "--hold=" + r.socket, "/", r.at}, args...)...)
+	p := r.serve(source, args...)
 	r.T.Cleanup(func() {
 		_ = unix.Unmount(r.at, unix.MNT_FORCE|unix.MNT_DETACH)
 		if pid := r.server(); pid != 0 {
