@@ -3,12 +3,14 @@ package penstock
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand"
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	metaclient "penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/keep"
 	"penstock.io/penstock/meta/namespace"
 )
 
@@ -145,6 +148,85 @@ type fakeSession struct {
 	// dropping is told before a drop arrives; drops counts those that did.
 	dropping func()
 	drops    int
+	// gone: its process was killed, nothing that it asks for is heard any more.
+	gone atomic.Bool
+	heir bool // it went on with another's, and does not know all its leases
+}
+
+func (s *fakeSession) heard(op string) error {
+	if s.gone.Load() {
+		return meta.E(op, meta.Unavailable, "", errors.New("its process was killed"))
+	}
+	return nil
+}
+
+// fakeKept is the session of a client with a Config.Keep.
+type fakeKept struct{ *fakeSession }
+
+func (fakeKept) Begin() uint32 { return 0 }
+func (fakeKept) End(uint32)    {}
+
+// SealChunk seals what a predecessor left at what is synced.
+func (s fakeKept) SealChunk(_ context.Context, _ meta.VolumeID, id meta.ChunkID) (meta.ChunkRecord, error) {
+	w := s.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := w.chunks[id]
+	if c == nil {
+		return meta.ChunkRecord{}, meta.E("seal", meta.NoSuchChunk, id.String(), nil)
+	}
+	if !c.sealed {
+		c.sealed, c.data = true, c.data[:c.synced]
+	}
+	res, _, err := w.runLocked(s.fakeSession, meta.OpID{}, &meta.SealChunk{Chunk: id, Length: uint64(len(c.data)), Fence: meta.Fence{Term: 1}, Servers: []meta.ServerID{1}}, meta.LeaseNone)
+	if err != nil {
+		return meta.ChunkRecord{}, err
+	}
+	return res.Chunks[0], nil
+}
+
+// succeed kills a client and gives its successor, which has taken in what was left.
+func (w *world) succeed(old *Client, cfg Config) *Client {
+	w.t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	was := old.sess.(fakeKept).fakeSession
+	was.gone.Store(true)
+	old.cancel()
+	left, err := keep.Left(old.cfg.Keep.FD())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer left.Close()
+	records, err := left.Records()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	cfg.Left = left
+	c := newClient(cfg)
+	s := &fakeSession{w: w, id: was.id, c: c, heir: true, events: make(chan func(), 1<<16), done: make(chan struct{}), left: was.left, expired: was.expired}
+	w.mu.Lock()
+	w.sessions[s.id] = s
+	for _, m := range w.leases {
+		if mode, ok := m[was]; ok {
+			delete(m, was)
+			m[s] = mode
+		}
+	}
+	w.mu.Unlock()
+	c.attach(fakeKept{s}, &fakeChunks{w: w, s: s})
+	go s.run()
+	if err := c.resume(context.Background(), records); err != nil {
+		w.t.Fatal(err)
+	}
+	c.Resumed()
+	return c
+}
+
+func (s *fakeSession) run() {
+	defer close(s.done)
+	for ev := range s.events {
+		ev()
+	}
 }
 
 // client makes a client of the world.
@@ -157,13 +239,12 @@ func (w *world) client(cfg Config) *Client {
 	w.mu.Lock()
 	w.startLocked(s)
 	w.mu.Unlock()
-	c.attach(s, &fakeChunks{w: w})
-	go func() {
-		defer close(s.done)
-		for ev := range s.events {
-			ev()
-		}
-	}()
+	if cfg.Keep != nil {
+		c.attach(fakeKept{s}, &fakeChunks{w: w, s: s})
+	} else {
+		c.attach(s, &fakeChunks{w: w, s: s})
+	}
+	go s.run()
 	return c
 }
 
@@ -245,8 +326,8 @@ func (w *world) giveLocked(s *fakeSession, ino meta.Ino, mode meta.LeaseMode, gr
 	if w.leases[ino] == nil {
 		w.leases[ino] = map[*fakeSession]meta.LeaseMode{}
 	}
-	if w.leases[ino][s] < mode {
-		w.leases[ino][s] = mode
+	if w.leases[ino][s] < mode || s.heir {
+		w.leases[ino][s] = max(mode, w.leases[ino][s])
 		*grants = append(*grants, meta.Grant{Ino: ino, Mode: mode})
 	}
 }
@@ -387,6 +468,9 @@ func (s *fakeSession) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op 
 	if before != nil {
 		before(op)
 	}
+	if err := s.heard("call"); err != nil {
+		return nil, err
+	}
 	w.mu.Lock()
 	res, grants, err := w.runLocked(s, id, op, want)
 	if res == nil {
@@ -442,6 +526,9 @@ func (s *fakeSession) DoBatch(ctx context.Context, v meta.VolumeID, epoch uint64
 }
 
 func (s *fakeSession) doBatch(v meta.VolumeID, epoch uint64, ops []batchOp) ([]meta.Result, []error, error) {
+	if err := s.heard("batch"); err != nil {
+		return nil, nil, err
+	}
 	w := s.w
 	w.mu.Lock()
 	if epoch != metaclient.AnyEpoch && epoch != 1+s.expired {
@@ -537,6 +624,9 @@ func (s *fakeSession) Sync(context.Context, meta.VolumeID) error {
 }
 
 func (s *fakeSession) AllocChunks(ctx context.Context, v meta.VolumeID, n int, own bool) ([]meta.ChunkGrant, error) {
+	if err := s.heard("alloc"); err != nil {
+		return nil, err
+	}
 	w := s.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -557,6 +647,9 @@ func (s *fakeSession) AllocChunks(ctx context.Context, v meta.VolumeID, n int, o
 }
 
 func (s *fakeSession) EndChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID, need uint64) (meta.ChunkRecord, error) {
+	if err := s.heard("end chunk"); err != nil {
+		return meta.ChunkRecord{}, err
+	}
 	w := s.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -675,9 +768,13 @@ type fakeChunk struct {
 	broken error
 }
 
-type fakeChunks struct{ w *world }
+type fakeChunks struct {
+	w *world
+	s *fakeSession
+}
 
 type fakeWriter struct {
+	s *fakeSession
 	c *fakeChunk
 	n uint64
 	g meta.ChunkGrant
@@ -686,10 +783,13 @@ type fakeWriter struct {
 func (f *fakeChunks) NewWriter(g meta.ChunkGrant) chunkWriter {
 	f.w.mu.Lock()
 	defer f.w.mu.Unlock()
-	return &fakeWriter{c: f.w.chunks[g.ID], g: g}
+	return &fakeWriter{s: f.s, c: f.w.chunks[g.ID], g: g}
 }
 
 func (x *fakeWriter) Append(_ context.Context, p []byte) (uint64, error) {
+	if err := x.s.heard("append"); err != nil {
+		return 0, err
+	}
 	w := x.c.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -712,6 +812,9 @@ func (x *fakeWriter) Append(_ context.Context, p []byte) (uint64, error) {
 }
 
 func (x *fakeWriter) Sync(context.Context) error {
+	if err := x.s.heard("sync"); err != nil {
+		return err
+	}
 	w := x.c.w
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,7 +1,9 @@
 package penstock
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -90,6 +92,23 @@ func (k *kept) blob(f *file, b *blob, off uint64) {
 	}})
 }
 
+// upToNoted is how many of n bytes at off a blob may grow by: those before the first
+// that another blob holds. That may be the newer of the two, and be needed for other
+// bytes, and would be put back above these.
+func (k *kept) upToNoted(f *file, off uint64, n int) int {
+	if k.keep == nil {
+		return n
+	}
+	f.m.each(off, off+uint64(n), func(s *segment) bool {
+		if s.b == nil || s.b.slot == 0 {
+			return true
+		}
+		n = int(max(s.off, off) - off)
+		return false
+	})
+	return n
+}
+
 // moved notes that a blob lies elsewhere.
 func (k *kept) moved(b *blob) {
 	if k.keep == nil || b.slot == 0 {
@@ -128,35 +147,44 @@ func (k *kept) inOrder(f *file) func() {
 	}
 }
 
-// forgetAll forgets what is buffered of a file, which is about to be dropped.
-func (k *kept) forgetAll(in *inode) {
+// forgetAll forgets what is buffered of a file, which is about to be dropped. If it
+// is not dropped after all, what it gave notes again what of that is still buffered,
+// each in its place of the order; in's mu is held then.
+func (k *kept) forgetAll(in *inode) (again func()) {
 	if k.keep == nil {
-		return
+		return func() {}
 	}
+	type noted struct {
+		b *blob
+		r keep.Record
+	}
+	var all []noted
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	f := in.fileLocked()
 	defer k.inOrder(f)()
 	f.m.each(0, 1<<63, func(s *segment) bool {
-		if s.b != nil {
+		if s.b != nil && s.b.slot != 0 {
+			r, _ := k.keep.Get(s.b.slot)
+			all = append(all, noted{s.b, r})
 			k.forget(f, s.b)
 		}
 		return true
 	})
-}
-
-// all notes what is buffered of a file and not noted, since it was not dropped
-// after all. mu is held.
-func (k *kept) all(f *file) {
-	if k.keep == nil {
-		return
-	}
-	f.m.each(0, 1<<63, func(s *segment) bool {
-		if s.b != nil && !s.b.clean && s.b.slot == 0 {
-			k.blob(f, s.b, s.off-s.pos)
+	return func() {
+		left := make(map[*blob]bool, len(all))
+		f.m.each(0, 1<<63, func(s *segment) bool {
+			left[s.b] = true
+			return true
+		})
+		// The newest first, as the invariant wants it.
+		slices.SortFunc(all, func(x, y noted) int { return cmp.Compare(y.r.Seq, x.r.Seq) })
+		for _, n := range all {
+			if left[n.b] {
+				n.b.slot = k.keep.Note(n.r)
+			}
 		}
-		return true
-	})
+	}
 }
 
 // chunk notes a chunk that was handed out; ended, that it was sealed.

@@ -165,10 +165,11 @@ func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.
 	}
 	var e Entry
 	err := v.alone(ctx, in, req.Size > 0, func() error {
+		again := func() {}
 		if req.Size == 0 {
 			// Should this process be killed, its successor would commit these bytes, and
 			// be told that the truncation was done already.
-			v.c.kept.forgetAll(in)
+			again = v.c.kept.forgetAll(in)
 		}
 		res, stamp, err := v.do(ctx, call, req, meta.LeaseShared)
 		in.mu.Lock()
@@ -176,7 +177,7 @@ func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.
 		f := in.fileLocked()
 		f.mapGen++
 		if err != nil {
-			v.c.kept.all(f)
+			again()
 			if undecided(err) && f.uncommitted == 0 {
 				f.m, f.mapOK = extmap{}, false
 			}

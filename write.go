@@ -159,10 +159,11 @@ func (v *Volume) putPart(f *file, p []byte, off uint64) (n, grew int) {
 		b := prev.b
 		run = uint64(len(b.data))
 		if !b.frozen && b.refs == 1 && prev.pos+prev.n == uint64(len(b.data)) && len(b.data) < blockSize {
-			if room := cap(b.data) - len(b.data); room < len(p) && cap(b.data) < blockSize {
-				v.growBlob(b, len(b.data)+len(p))
+			n = v.c.kept.upToNoted(f, off, len(p))
+			if room := cap(b.data) - len(b.data); room < n && cap(b.data) < blockSize {
+				v.growBlob(b, len(b.data)+n)
 			}
-			if n = min(len(p), cap(b.data)-len(b.data), blockSize-len(b.data)); n > 0 {
+			if n = min(n, cap(b.data)-len(b.data), blockSize-len(b.data)); n > 0 {
 				f.m.replace(off, off+uint64(n), nil, v.freeBlobOf(f))
 				b.data = append(b.data, p[:n]...)
 				prev, _ = f.m.before(off) // replace may have moved it

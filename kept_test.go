@@ -1,0 +1,202 @@
+package penstock
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/keep"
+)
+
+// keeping is a configuration whose buffers outlive the process. Nothing is
+// committed unless somebody asks for it.
+func keeping(t testing.TB) Config {
+	t.Helper()
+	m, err := keep.New(32 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	m.Whole()
+	return Config{Keep: m, FlushEvery: time.Hour}
+}
+
+// heir kills a client and gives what its successor has of the volume.
+func heir(t testing.TB, w *world, old *Client) (*Client, *Volume) {
+	t.Helper()
+	c := w.succeed(old, keeping(t))
+	t.Cleanup(func() { _ = c.Close(context.Background()) })
+	v, err := c.Volume(t.Context(), "root")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, v
+}
+
+// A truncation that fails leaves what was written in the order in which it was
+// written, not in that of the file.
+func TestKilledAfterAFailedTruncate(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	c, v := open(t, w, keeping(t))
+	ino := create(t, v, "f")
+	write(t, v, ino, bytes.Repeat([]byte("A"), 100), 50)
+	write(t, v, ino, bytes.Repeat([]byte("B"), 70), 0)
+	want := append(bytes.Repeat([]byte("B"), 70), bytes.Repeat([]byte("A"), 80)...)
+	for _, kind := range []meta.Kind{meta.ReadOnly, meta.Interrupted, meta.ResourceExceeded} {
+		w.failSetAttr(kind)
+		if _, err := v.SetAttr(t.Context(), &Call{}, meta.SetAttr{Ino: ino, Mask: meta.SetSize}); meta.KindOf(err) != kind {
+			t.Fatal(err)
+		}
+		w.failSetAttr(meta.KindOK)
+	}
+	_, v = heir(t, w, c)
+	if got := contents(t, v, ino); !bytes.Equal(got, want) {
+		t.Errorf("a successor has\n%s, not\n%s", got, want)
+	}
+}
+
+// Bytes that continue an old buffer and replace those of a newer one, which is
+// still needed for others, are the newest all the same.
+func TestKilledAfterABufferGrewOverANewerOne(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	c, v := open(t, w, keeping(t))
+	ino := create(t, v, "f")
+	want := make([]byte, 50)
+	for _, p := range []struct {
+		b       string
+		off, to int
+	}{{"A", 10, 40}, {"B", 0, 10}, {"C", 35, 50}, {"D", 10, 38}} {
+		copy(want[p.off:], bytes.Repeat([]byte(p.b), p.to-p.off))
+		write(t, v, ino, bytes.Repeat([]byte(p.b), p.to-p.off), int64(p.off))
+	}
+	_, v = heir(t, w, c)
+	if got := contents(t, v, ino); !bytes.Equal(got, want) {
+		t.Errorf("a successor has\n%s, not\n%s", got, want)
+	}
+}
+
+func (w *world) failSetAttr(kind meta.Kind) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.fail = func(op meta.Op) error {
+		if a, ok := op.(*meta.SetAttr); ok && kind != meta.KindOK && a.Mask&meta.SetSize != 0 {
+			return meta.E("truncate", kind, "", nil)
+		}
+		return nil
+	}
+}
+
+// Whatever is written, truncated, committed or fails to be: who goes on after a kill
+// has what a flat file has.
+func TestKilledModel(t *testing.T) {
+	for seed := range uint64(60) {
+		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { killedModel(t, seed) }) {
+			return
+		}
+	}
+}
+
+func killedModel(t *testing.T, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 7))
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	c, v := open(t, w, keeping(t))
+	var inos [2]meta.Ino
+	var flat [2][]byte
+	for i := range inos {
+		inos[i] = create(t, v, fmt.Sprint("f", i))
+	}
+	log := ""
+	check := func(what string) {
+		t.Helper()
+		for i, ino := range inos {
+			if got := contents(t, v, ino); !bytes.Equal(got, flat[i]) {
+				at := 0
+				for at < min(len(got), len(flat[i])) && got[at] == flat[i][at] {
+					at++
+				}
+				t.Fatalf("seed %d: %s: file %d has %d bytes, not %d, and differs at %d\n%s", seed, what, i, len(got), len(flat[i]), at, log)
+			}
+		}
+	}
+	reach := 1 << (6 + rng.IntN(6))
+	if rng.IntN(4) == 0 {
+		reach = 3 << 20 // above a buffer's largest size
+	}
+	next := byte(0)
+	for step := range 60 {
+		i := rng.IntN(len(inos))
+		ino := inos[i]
+		switch k := rng.IntN(20); {
+		case k < 12:
+			off, n := rng.IntN(reach), 1+rng.IntN(reach/2)
+			if size := len(flat[i]); k < 3 { // as streams do
+				off = size
+			} else if k < 6 && size > 0 {
+				off, n = rng.IntN(size), 1+rng.IntN(8)
+			}
+			next++
+			if n+off > len(flat[i]) {
+				flat[i] = append(flat[i], make([]byte, n+off-len(flat[i]))...)
+			}
+			for j := range n {
+				flat[i][off+j] = next
+			}
+			if got, err := v.Write(t.Context(), &Call{}, ino, flat[i][off:off+n], int64(off), false, false); err != nil || got != n {
+				t.Fatalf("seed %d: write: %d, %v\n%s", seed, got, err, log)
+			}
+			log += fmt.Sprintf("%d: file %d [%d, %d) = %d\n", step, i, off, off+n, next)
+		case k < 15:
+			size := uint64(0)
+			if k == 14 {
+				size = uint64(rng.IntN(reach))
+			}
+			kind := []meta.Kind{meta.KindOK, meta.ReadOnly, meta.Interrupted, meta.ResourceExceeded}[rng.IntN(4)]
+			w.failSetAttr(kind)
+			_, err := v.SetAttr(t.Context(), &Call{}, meta.SetAttr{Ino: ino, Mask: meta.SetSize, Size: size})
+			w.failSetAttr(meta.KindOK)
+			if meta.KindOf(err) != kind {
+				t.Fatalf("truncate: %v, not %v", err, kind)
+			}
+			if err == nil {
+				flat[i] = append(flat[i], make([]byte, max(int(size), len(flat[i]))-len(flat[i]))...)[:size]
+			}
+			log += fmt.Sprintf("%d: file %d truncated to %d: %v\n", step, i, size, err)
+		case k < 16:
+			if err := v.Fsync(t.Context(), ino, false); err != nil {
+				t.Fatal(err)
+			}
+			log += fmt.Sprintf("%d: file %d synced\n", step, i)
+		case k < 17:
+			w.mu.Lock()
+			w.fail = func(op meta.Op) error {
+				if _, ok := op.(*meta.Write); ok {
+					return meta.E("write", meta.Unavailable, "", nil)
+				}
+				return nil
+			}
+			w.mu.Unlock()
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+			err := v.Fsync(ctx, ino, false)
+			cancel()
+			w.failSetAttr(meta.KindOK)
+			log += fmt.Sprintf("%d: file %d sync failed: %v\n", step, i, err)
+		case k < 18:
+			check("before")
+		default:
+			c, v = heir(t, w, c)
+			log += fmt.Sprintf("%d: killed\n", step)
+			check("killed")
+			if rng.IntN(2) == 0 {
+				for _, ino := range inos {
+					v.Reopen(ino, rdwr)
+				}
+			}
+		}
+	}
+	_, v = heir(t, w, c)
+	check("killed at last")
+}
