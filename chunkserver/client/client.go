@@ -89,8 +89,8 @@ type Client struct {
 	closed bool
 	peers  map[meta.ServerID]*peer
 	files  map[meta.ChunkID]*file
-	noFile map[badReplica]struct{} // chunks that servers on this machine give no file of
-	lru    list.List               // of *file, least recently used in front
+	noFile map[badReplica]time.Time // chunks that servers on this machine give no file of, and until when that is believed
+	lru    list.List                // of *file, least recently used in front
 
 	checked atomic.Uint64 // bytes compared with checksums
 	place   atomic.Pointer[place]

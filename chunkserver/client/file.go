@@ -106,9 +106,6 @@ func (c *Client) file(ctx context.Context, server meta.ServerID, pl *meta.ChunkP
 	}
 	f := &file{c: c, server: server, id: pl.ID}
 	if err := f.ask(ctx, 0, wire.FlagDescriptor|flags); err != nil {
-		if meta.KindOf(err) == meta.NotSupported {
-			c.noteNoFile(server, pl.ID)
-		}
 		return nil, err
 	}
 	f.refs.Store(2) // the cache's and the caller's
@@ -133,14 +130,23 @@ func (c *Client) file(ctx context.Context, server meta.ServerID, pl *meta.ChunkP
 	return f, nil
 }
 
-// maxNoFile bounds the chunks that are known to have no file to read: those that
-// are compressed. They are read through the server, without asking for it each time.
-const maxNoFile = 1 << 14
+const (
+	// maxNoFile bounds the chunks that are known to have no file to read: those that
+	// are packed or compressed. They are read through the server, without asking for
+	// it each time.
+	maxNoFile = 1 << 14
+	// noFileFor is how long that is believed: another replica may take its place.
+	noFileFor = time.Minute
+)
 
 func (c *Client) hasNoFile(server meta.ServerID, id meta.ChunkID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, no := c.noFile[badReplica{id, server}]
+	until, no := c.noFile[badReplica{id, server}]
+	if no && !time.Now().Before(until) {
+		delete(c.noFile, badReplica{id, server})
+		return false
+	}
 	return no
 }
 
@@ -148,9 +154,9 @@ func (c *Client) noteNoFile(server meta.ServerID, id meta.ChunkID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.noFile == nil || len(c.noFile) >= maxNoFile {
-		c.noFile = map[badReplica]struct{}{}
+		c.noFile = map[badReplica]time.Time{}
 	}
-	c.noFile[badReplica{id, server}] = struct{}{}
+	c.noFile[badReplica{id, server}] = time.Now().Add(noFileFor)
 }
 
 func (c *Client) forgetLocked(f *file) {
@@ -176,6 +182,10 @@ func (f *file) ask(ctx context.Context, first uint64, flags uint16) error {
 	k := &call{t: wire.Local}
 	open := flags&wire.FlagDescriptor != 0
 	if err := f.c.ask(ctx, f.server, &q, k, flags); err != nil {
+		// Over another connection nobody gets a file: that says nothing of this one.
+		if l := k.at.Load(); open && meta.KindOf(err) == meta.NotSupported && l != nil && l.Local() {
+			f.c.noteNoFile(f.server, f.id)
+		}
 		if k.fd > 0 {
 			closeFD(k.fd)
 		}

@@ -63,7 +63,7 @@ type call struct {
 	dst    []byte               // where a read's data go, unless place is set
 	place  func() []byte        // says so when they are there
 	hold   chan struct{}        // before, they may wait for this; nil: not
-	at     atomic.Pointer[link] // with hold: over which it goes
+	at     atomic.Pointer[link] // over which it goes
 	wanted atomic.Bool          // with hold: somebody waits
 	data   []byte               // a local reply's data
 	answer wire.Answer

@@ -2,6 +2,8 @@ package client
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	peering "penstock.io/penstock/meta/peer"
 )
 
 // slowRelay stands before a server; each burst that the server sends waits.
@@ -227,5 +230,81 @@ func TestCorruptIsTold(t *testing.T) {
 	defer mu.Unlock()
 	if !slices.Equal(bad, []meta.ServerID{1}) {
 		t.Fatalf("told of %v: once, of 1", bad)
+	}
+}
+
+// A server's socket on this machine that is away for a moment is no reason to leave its
+// files alone for good; neither is a chunk that the server keeps packed now.
+func TestFilesAreBackWithTheSocket(t *testing.T) {
+	f := newFixture(t, "tcp", 1, Config{})
+	path := filepath.Join(t.TempDir(), "sock")
+	ln, err := peering.ListenTicketed("unix:"+path, f.creds[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	go f.servers[1].Serve(context.Background(), ln)
+	info := f.infos[1]
+	info.Local = "unix:" + path
+	f.infos[1] = info
+	pl, data := f.written(3*block+5, 9)
+	away := func(yes bool) {
+		t.Helper()
+		from, to := path+".away", path
+		if yes {
+			from, to = path, path+".away"
+		}
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+		p := f.Client.peer(1)
+		p.mu.Lock()
+		p.noLocal = time.Time{} // the pause after the last failure is over
+		links := slices.Concat(p.pools[:]...)
+		p.mu.Unlock()
+		for _, l := range links {
+			l.fail(errors.New("its server was restarted"))
+		}
+	}
+	direct := func() bool {
+		t.Helper()
+		_, done, err := f.File(t.Context(), pl, 0, 1)
+		if err == nil {
+			done()
+		} else if meta.KindOf(err) != meta.NotSupported {
+			t.Fatal(err)
+		}
+		return err == nil
+	}
+	away(true)
+	if direct() {
+		t.Fatal("a descriptor came over TCP")
+	}
+	readAll(t, f, pl, data)
+	away(false)
+	if !direct() {
+		t.Fatal("the socket is back, and no descriptor is asked for")
+	}
+	readAll(t, f, pl, data)
+
+	// What a server on this machine says itself holds for a while.
+	f.Client.forgetFile(pl.ID)
+	f.Client.noteNoFile(1, pl.ID)
+	if direct() {
+		t.Fatal("it is asked again at once")
+	}
+	f.Client.mu.Lock()
+	f.Client.noFile[badReplica{pl.ID, 1}] = time.Now()
+	f.Client.mu.Unlock()
+	if !direct() {
+		t.Fatal("it is never asked again")
+	}
+}
+
+// forgetFile closes the descriptor that is kept of a chunk.
+func (c *Client) forgetFile(id meta.ChunkID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f := c.files[id]; f != nil {
+		c.forgetLocked(f)
 	}
 }
