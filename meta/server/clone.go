@@ -212,11 +212,11 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 		return none, err
 	}
 	for _, x := range all {
+		if q.Snapshot == "" && x.Attach != nil && x.Attach.Parent == o.vol { // before a snapshot is taken in vain
+			return none, o.leadsInside("volume " + x.Name + " is")
+		}
 		if x.ID == o.vol && x.Origin != nil && x.Origin.Promoting {
 			return none, meta.E("clone", meta.Busy, x.Name, errors.New("it is being promoted: wait for that"))
-		}
-		if x.Attach != nil && x.Attach.Parent == o.vol {
-			return none, meta.E("clone", meta.NotSupported, o.subject(), fmt.Errorf("volume %s is attached inside it, and a clone would lead into that one, not into a copy", x.Name))
 		}
 	}
 	from := cluster.Origin{Volume: o.vol, Snapshot: q.Snapshot, Token: q.Token}
@@ -234,6 +234,10 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 		return none, err
 	}
 	from.At = sn.At
+	if err := o.noJunctions(ctx, sn.At); err != nil {
+		o.kickSnapshots()
+		return none, err
+	}
 	policy, err := o.policy()
 	if err != nil {
 		return none, err
@@ -248,6 +252,47 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 	}
 	o.log.Info("cloned", "clone", name, "id", row.ID, "snapshot", from.Snapshot, "took", time.Since(began).Round(time.Millisecond))
 	return row, nil
+}
+
+func (o *owner) leadsInside(who string) error {
+	return meta.E("clone", meta.NotSupported, o.subject(), fmt.Errorf("%s attached inside it, and a clone would lead into that one, not into a copy", who))
+}
+
+// noJunctions refuses a clone of a snapshot that shows volumes attached inside:
+// what hangs where is said by the rows of those. What the snapshot shows hangs
+// there still, or left a note when it went; the rows are read first, so that what
+// goes meanwhile is among them.
+func (o *owner) noJunctions(ctx context.Context, at meta.Generation) error {
+	rows, err := o.srv.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return err
+	}
+	names := map[meta.VolumeID]string{}
+	for _, x := range rows {
+		names[x.ID] = x.Name
+		if x.Attach == nil || x.Attach.Parent != o.vol {
+			continue
+		}
+		o.mu.Lock()
+		then, err := namespace.JunctionThen(&view{o: o}, at, x.Attach.Ino, x.Attach.Name)
+		o.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		if then != 0 {
+			return o.leadsInside("volume " + x.Name + " is")
+		}
+	}
+	return o.junctionsSince(ctx, at, func(c namespace.JunctionChange) error {
+		if c.Was == 0 {
+			return nil
+		}
+		name := names[c.Was]
+		if name == "" {
+			name = fmt.Sprint(c.Was, ", which is gone,")
+		}
+		return o.leadsInside("when the snapshot was taken, volume " + name + " was")
+	})
 }
 
 // finishClone pins the snapshot of a clone that is being created and makes its

@@ -40,6 +40,9 @@ type owner struct {
 	// hanging is held while something is hung into the volume, and alone while
 	// it is deleted. It is taken before mu.
 	hanging sync.RWMutex
+	// rollLock is held while an entry that leads to another volume is made or taken
+	// away, and alone while the volume is rolled back. Nobody waits for it.
+	rollLock sync.RWMutex
 
 	mu    sync.Mutex
 	state cluster.VolumeState // what the volume's row says

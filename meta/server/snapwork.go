@@ -153,12 +153,32 @@ func (o *owner) rolling() (meta.Generation, error) {
 
 // rollBack makes the volume what a snapshot is. Nobody may be in it, unless
 // force: then its sessions end, and what they had not synced is lost. Errors:
-// NoSuchSnapshot, Busy, Unavailable (what sessions wrote can't be settled).
+// NoSuchSnapshot, Busy (also if volumes were attached or detached inside since the
+// snapshot), Unavailable (what sessions wrote can't be settled).
 func (o *owner) rollBack(ctx context.Context, name string, force bool) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}
 	sn, err := o.snapshot(name)
+	if err != nil {
+		return err
+	}
+	if !o.rollLock.TryLock() {
+		return meta.E("roll back", meta.Busy, o.subject(), errors.New("a volume is being attached or detached inside it, or it is being rolled back already"))
+	}
+	begun := false
+	defer func() {
+		if !begun {
+			o.rollLock.Unlock()
+		}
+	}()
+	err = o.junctionsSince(ctx, sn.At, func(c namespace.JunctionChange) error {
+		v, what := c.Now, "attached"
+		if v == 0 {
+			v, what = c.Was, "detached"
+		}
+		return meta.E("roll back", meta.Busy, o.subject(), fmt.Errorf("volume %d was %s since the snapshot, as %q in directory %d, and where a volume hangs is not rolled back: undo that first", v, what, c.Name, c.Parent))
+	})
 	if err != nil {
 		return err
 	}
@@ -188,7 +208,9 @@ func (o *owner) rollBack(ctx context.Context, name string, force bool) error {
 	o.mu.Unlock()
 	o.log.Warn("the volume is being rolled back: nobody is let in", "snapshot", name, "generation", sn.At)
 	done := make(chan error, 1)
+	begun = true
 	o.wg.Go(func() {
+		defer o.rollLock.Unlock()
 		err := o.rollTo(sn.At)
 		if err == nil {
 			o.log.Info("the volume was rolled back", "snapshot", name, "generation", sn.At)
@@ -204,6 +226,36 @@ func (o *owner) rollBack(ctx context.Context, name string, force bool) error {
 		return o.gone()
 	case <-ctx.Done():
 		return meta.E("roll back", meta.Interrupted, o.subject(), fmt.Errorf("it goes on: %w", context.Cause(ctx)))
+	}
+}
+
+// junctionsSince calls fn with the names that changed since a snapshot and lead or
+// led to volumes, until it says no.
+func (o *owner) junctionsSince(ctx context.Context, at meta.Generation, fn func(namespace.JunctionChange) error) error {
+	const page = 1000
+	var from []byte
+	for {
+		if err := ctx.Err(); err != nil {
+			return meta.E("junctions", meta.Interrupted, o.subject(), err)
+		}
+		o.mu.Lock()
+		if o.failed != nil || o.stClosed {
+			defer o.mu.Unlock()
+			return o.gone()
+		}
+		all, next, err := namespace.JunctionsSince(&view{o: o}, at, from, page)
+		o.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		for _, c := range all {
+			if err := fn(c); err != nil {
+				return err
+			}
+		}
+		if from = next; from == nil {
+			return nil
+		}
 	}
 }
 

@@ -194,6 +194,12 @@ func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (c
 	if v.Attach == nil || v.Attach.Step == cluster.Attached && parent != nil && parent.leadsTo(*v.Attach) == v.ID {
 		return v, nil
 	}
+	if parent != nil {
+		if !parent.rollLock.TryRLock() {
+			return v, meta.E("attach", meta.Busy, parent.subject(), errors.New("it is being rolled back: try again"))
+		}
+		defer parent.rollLock.RUnlock()
+	}
 	at := *v.Attach
 	var refused error
 	after := &cluster.Attach{Parent: at.Parent, Ino: at.Ino, Name: at.Name}

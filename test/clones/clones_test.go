@@ -452,3 +452,75 @@ func TestPromoted(t *testing.T) {
 	r.same("exp", e1)
 	r.Must("fsck")
 }
+
+// What hangs in a volume is no part of its snapshots: there it is an empty
+// directory. A snapshot that shows such a one is not cloned, also when that volume
+// hangs elsewhere by now; one from before is. Rolling back moves no volume: it is
+// refused where it would have to.
+func TestNested(t *testing.T) {
+	r := newRig(t)
+	r.Must("volume", "create", "v", "--attach", "/v")
+	r.write("v/old", []byte("old"))
+	r.Must("snapshot", "create", "v", "before")
+	r.Must("volume", "create", "w", "--attach", "/v/w")
+	r.write("v/w/inside", []byte("inside"))
+	r.Must("snapshot", "create", "v", "with")
+	r.Must("snapshot", "create", "w", "own")
+	r.write("v/new", []byte("new"))
+	has := func(dir string, want ...string) {
+		t.Helper()
+		l, err := os.ReadDir(r.path(dir))
+		var got []string
+		for _, e := range l {
+			got = append(got, e.Name())
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s holds %q, %v; want %q", dir, got, err, want)
+		}
+	}
+	has("v/.snapshot/before", "old")
+	has("v/.snapshot/with", "old", "w")
+	has("v/.snapshot/with/w")
+	has("v/w/.snapshot/own", "inside")
+	if err := os.WriteFile(r.path("v/.snapshot/with/w/x"), nil, 0o644); !errors.Is(err, unix.EROFS) {
+		t.Errorf("writing below a junction of a snapshot: %v", err)
+	}
+
+	attached := []string{"volume w is attached inside"}
+	r.refused(attached, "clone", "create", "v", "c")
+	r.refused(attached, "clone", "create", "v@with", "c")
+	r.Must("clone", "create", "v@before", "c", "--attach", "/c")
+	has("c", "old")
+	r.refused([]string{"attached since the snapshot", `"w"`}, "snapshot", "rollback", "v", "before", "--force", "--yes")
+	has("v", "new", "old", "w")
+
+	r.Must("volume", "detach", "w")
+	was := []string{"when the snapshot was taken, volume w was attached inside"}
+	r.refused(was, "clone", "create", "v@with", "d")
+	r.refused([]string{"detached since the snapshot", `"w"`}, "snapshot", "rollback", "v", "with", "--force", "--yes")
+	r.Must("clone", "create", "v", "d", "--attach", "/d")
+	has("d", "new", "old")
+	r.Must("volume", "attach", "w", "/d/w") // into a clone; it hangs there alone
+	r.refused(was, "clone", "create", "v@with", "e")
+	has("d/w", "inside")
+	r.Must("volume", "detach", "w")
+
+	r.Must("volume", "attach", "w", "/v/w")
+	r.Must("snapshot", "rollback", "v", "with", "--force", "--yes")
+	r.Until("rolled back", func() error {
+		l, err := os.ReadDir(r.path("v"))
+		if err == nil && len(l) != 2 {
+			err = fmt.Errorf("%v", l)
+		}
+		return err
+	})
+	has("v/w", "inside")
+	r.Must("volume", "detach", "w")
+	r.Must("snapshot", "rollback", "v", "before", "--force", "--yes")
+	r.Must("fsck")
+	for _, s := range r.snapshots("v") {
+		if strings.HasPrefix(s, "clone-e-") || strings.HasPrefix(s, "clone-c-") {
+			t.Errorf("snapshot %s of a clone that was refused", s)
+		}
+	}
+}
