@@ -396,7 +396,13 @@ func (v *Volume) do(ctx context.Context, call *Call, op meta.Op, want meta.Lease
 	}
 	st := stamp{tick: c.table.tick.Load()}
 	g := c.table.begin()
-	res, err := c.sess.Do(ctx, v.id, id, op, want)
+	var res *meta.Result
+	var err error
+	if only := v.only.Load(); only == 0 {
+		res, err = c.sess.Do(ctx, v.id, id, op, want)
+	} else {
+		res, err = c.sess.(mirrorSession).DoIn(ctx, v.id, only, id, op, want) // set by who has seen that it is one
+	}
 	c.table.end(g)
 	if mutates && err == nil {
 		v.mutations.Add(1)

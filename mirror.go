@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,6 +29,7 @@ type mirrorSession interface {
 	DropMirror(ctx context.Context, target meta.VolumeID) error
 	ShowSnapshot(ctx context.Context, target meta.VolumeID, name string) error
 	DiffExact(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error
+	DoIn(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error)
 }
 
 var _ mirrorSession = session{}
@@ -77,8 +79,7 @@ func (m Mirrors) find(ctx context.Context, target meta.VolumeID) (Mirror, error)
 	return l[0], nil
 }
 
-// Change changes what is wanted of a mirror: how often, how fast, whether it is
-// paused. change may be called several times. Errors: change's, and those of Find.
+// Change changes what is wanted of a mirror: how often, how fast. change may be called several times. Errors: change's, and those of Find.
 func (m Mirrors) Change(ctx context.Context, target string, change func(*Mirror) error) (Mirror, error) {
 	v, err := m.c.Volume(ctx, target)
 	if err != nil {
@@ -116,8 +117,9 @@ type MirrorPlan struct {
 	Keep   int
 }
 
-// Create makes a target, which is empty until the first round is complete.
-// Errors: VolumeExists, Invalid.
+// Create makes a target, which is empty until the first round is complete. What
+// an error leaves of it Delete makes a volume like others. Errors: VolumeExists,
+// Invalid.
 func (m Mirrors) Create(ctx context.Context, p MirrorPlan) (Mirror, error) {
 	none := Mirror{}
 	if p.Keep < 1 || p.Every < 0 {
@@ -136,9 +138,13 @@ func (m Mirrors) Create(ctx context.Context, p MirrorPlan) (Mirror, error) {
 	}
 	var b [6]byte
 	_, _ = crand.Read(b[:]) // never fails
-	r := Mirror{Version: meta.MirrorVersion, Name: "mirror-" + hex.EncodeToString(b[:]), Target: made.ID, State: meta.MirrorRunning,
+	r := Mirror{Version: meta.MirrorVersion, Name: "mirror-" + hex.EncodeToString(b[:]), Target: made.ID, State: meta.MirrorPaused,
 		Source: p.At, Every: p.Every, Rate: p.Rate, Keep: p.Keep}
 	r.Source.Volume, r.Source.ID = p.Source.name, p.Source.id
+	// The record comes first: what has one can be deleted whatever it is.
+	if r, err = m.s.PutMirror(ctx, r); err != nil {
+		return r, fmt.Errorf("volume %s was made, but is no mirror's target: delete it: %w", p.Target, err)
+	}
 	v, err := m.c.VolumeByID(ctx, made.ID)
 	if err == nil {
 		err = v.filling(ctx, func() error {
@@ -149,19 +155,69 @@ func (m Mirrors) Create(ctx context.Context, p MirrorPlan) (Mirror, error) {
 		})
 	}
 	if err == nil {
-		r, err = m.s.PutMirror(ctx, r)
+		r, err = m.Resume(ctx, p.Target)
 	}
 	if err != nil {
-		err = fmt.Errorf("volume %s was made, but is no mirror's target: delete it: %w", p.Target, err)
+		err = fmt.Errorf("volume %s was made, but its mirror does not run: delete the mirror, then the volume: %w", p.Target, err)
 	}
 	return r, err
+}
+
+// Pause stops copying. A round that is under way stops within seconds; readers
+// go on. Errors: Invalid (it was promoted).
+func (m Mirrors) Pause(ctx context.Context, target string) (Mirror, error) {
+	return m.want(ctx, target, meta.MirrorPaused)
+}
+
+// Resume goes on copying after a pause, with the round that was stopped. Errors:
+// Invalid (the volume is no mirror's target any more, or not yet).
+func (m Mirrors) Resume(ctx context.Context, target string) (Mirror, error) {
+	v, err := m.c.Volume(ctx, target)
+	if err != nil {
+		return Mirror{}, err
+	}
+	if s, err := v.shown(ctx); err != nil {
+		return Mirror{}, err
+	} else if s == nil {
+		return Mirror{}, meta.E("resume mirror", meta.Invalid, target, errors.New("the volume is one like others: 'penstock mirror promote' and then 'resync' make it a target, 'penstock mirror delete' forgets the mirror"))
+	}
+	return m.want(ctx, target, meta.MirrorRunning)
+}
+
+func (m Mirrors) want(ctx context.Context, target string, to meta.MirrorState) (Mirror, error) {
+	return m.Change(ctx, target, func(r *Mirror) error {
+		switch r.State {
+		case meta.MirrorPromoted:
+			return meta.E("change mirror", meta.Invalid, target, errors.New("it was promoted: 'penstock mirror resync' makes it a mirror again"))
+		case meta.MirrorPromoting:
+			return meta.E("change mirror", meta.Invalid, target, errors.New("it is being promoted: if that failed, say 'penstock mirror promote' again"))
+		}
+		r.State = to
+		return nil
+	})
+}
+
+// shown is the snapshot that a mirror's readers are shown, as the owner says; nil
+// for a volume that is the target of none.
+func (v *Volume) shown(ctx context.Context) (*Snapshot, error) {
+	l, err := v.Snapshots(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range l {
+		if l[i].Shown {
+			return &l[i], nil
+		}
+	}
+	return nil, nil
 }
 
 // emptySnapshot is the target's first, which readers see until a round is
 // complete.
 func emptySnapshot(r *Mirror) string { return r.Name + "-empty" }
 
-// shown is the snapshot that readers of the target see.
+// shown is the last complete snapshot. The readers see it, or already the one of
+// the round under way: only the owner knows (Volume.shown).
 func shown(r *Mirror) string {
 	if r.Last != nil {
 		return r.Last.Snapshot
@@ -183,7 +239,8 @@ func (v *Volume) unfill(ctx context.Context, owner uint64) error {
 }
 
 // filling runs fn with the right to change a mirror's target, once whoever has it
-// let go. Errors: Busy (it does not).
+// let go. fn may end the session in the volume, and so the right. Errors: Busy (it
+// does not), fn's.
 func (v *Volume) filling(ctx context.Context, fn func() error) error {
 	owner := rand.Uint64()
 	wait, cancel := context.WithTimeout(ctx, fillWait)
@@ -198,7 +255,7 @@ func (v *Volume) filling(ctx context.Context, fn func() error) error {
 	err = fn()
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	if uerr := v.unfill(end, owner); err == nil {
+	if uerr := v.unfill(end, owner); err == nil && meta.KindOf(uerr) != meta.SessionExpired {
 		err = uerr
 	}
 	return err
@@ -206,29 +263,89 @@ func (v *Volume) filling(ctx context.Context, fn func() error) error {
 
 // Promote makes the target a volume like others, with what its readers see: what
 // was copied of a round that is under way goes. The mirror stays known, so that
-// Resync and Reverse can go on from there. Errors: Busy.
+// Resync and Reverse can go on from there. What an error interrupts is done when
+// it is called again; until then the mirror is paused. Errors: Busy, Invalid (it
+// was promoted before).
 func (m Mirrors) Promote(ctx context.Context, target string) (Mirror, error) {
 	v, err := m.c.Volume(ctx, target)
 	if err != nil {
 		return Mirror{}, err
 	}
+	r, err := m.find(ctx, v.id)
+	if err != nil {
+		return r, err
+	}
+	if s, err := v.shown(ctx); err != nil {
+		return r, err
+	} else if r.State == meta.MirrorPromoted && s == nil {
+		return r, meta.E("promote mirror", meta.Invalid, target, errors.New("it was promoted before"))
+	}
+	return m.release(ctx, v)
+}
+
+// release makes a target a volume like others. It may end at any point and be
+// called again:
+//
+//  1. Paused: who fills it lets go.
+//  2. Promoting, written by who has the right to fill: whoever gets that right
+//     later finds this state, and fills nothing.
+//  3. What is filled beyond what readers see is rolled back, and then the record
+//     has no round any more. That the target still refuses writers is what makes
+//     it safe to do so twice.
+//  4. The owner shows nothing any more: the volume can be written. From here on
+//     nothing is rolled back.
+//  5. Promoted.
+func (m Mirrors) release(ctx context.Context, v *Volume) (Mirror, error) {
 	r, err := m.change(ctx, v.id, func(r *Mirror) error {
-		if r.State == meta.MirrorPromoted {
-			return meta.E("promote mirror", meta.Invalid, target, errors.New("it was promoted before"))
+		if r.State == meta.MirrorRunning {
+			r.State = meta.MirrorPaused
 		}
-		r.State = meta.MirrorPaused // whoever fills it lets go
 		return nil
 	})
 	if err != nil {
 		return r, err
 	}
-	if r.Round != nil {
-		if err := v.filling(ctx, func() error { return v.RollBack(ctx, shown(&r), true) }); err != nil && meta.KindOf(err) != meta.SessionExpired {
-			return r, err
+	if err := v.filling(ctx, func() error {
+		r, err := m.change(ctx, v.id, func(r *Mirror) error {
+			if r.State != meta.MirrorPromoted { // a Resync that failed: what was written stays, if it is there
+				r.State = meta.MirrorPromoting
+			}
+			return nil
+		})
+		if err != nil {
+			return err
 		}
+		s, err := v.shown(ctx)
+		if err != nil || s == nil || r.Round == nil {
+			return err
+		}
+		if r.Round.Snapshot != s.Name {
+			if err := v.RollBack(ctx, s.Name, true); err != nil { // which ends our session there, too
+				return err
+			}
+		}
+		_, err = m.change(ctx, v.id, func(r *Mirror) error {
+			if n := r.Round; n != nil && n.Snapshot == s.Name { // it was shown, and who did that could not say so
+				if s.Digest != nil {
+					n.Digest = s.Digest.Digest
+				}
+				n.Ended = time.Now().UTC()
+				r.Last = n
+				r.Rounds++
+			}
+			r.Round = nil
+			return nil
+		})
+		return err
+	}); err != nil {
+		return r, err
 	}
 	if err := v.filling(ctx, func() error {
-		if _, err := v.PinSnapshot(ctx, shown(&r), r.Name, mirrorPin); err != nil {
+		s, err := v.shown(ctx)
+		if err != nil || s == nil {
+			return err
+		}
+		if _, err := v.PinSnapshot(ctx, s.Name, r.Name, mirrorPin); err != nil {
 			return err
 		}
 		return m.s.ShowSnapshot(ctx, v.id, "")
@@ -249,13 +366,25 @@ func (m Mirrors) Resync(ctx context.Context, target string) (Mirror, error) {
 	if err != nil {
 		return r, err
 	}
-	if r.State != meta.MirrorPromoted {
-		return r, meta.E("resync mirror", meta.Invalid, target, errors.New("it was not promoted"))
+	promoted := func(r *Mirror) error {
+		if r.State != meta.MirrorPromoted {
+			return meta.E("resync mirror", meta.Invalid, target, errors.New("it was not promoted"))
+		}
+		return nil
+	}
+	if err := promoted(&r); err != nil {
+		return r, err
 	}
 	if err := m.become(ctx, v, shown(&r)); err != nil {
 		return r, err
 	}
-	return m.change(ctx, v.id, func(r *Mirror) error { r.State = meta.MirrorRunning; return nil })
+	return m.change(ctx, v.id, func(r *Mirror) error {
+		if err := promoted(r); err != nil {
+			return err
+		}
+		r.State = meta.MirrorRunning
+		return nil
+	})
 }
 
 // become makes a volume a target that holds what one of its snapshots does. First
@@ -264,26 +393,30 @@ func (m Mirrors) become(ctx context.Context, v *Volume, snapshot string) error {
 	if err := v.filling(ctx, func() error { return m.s.ShowSnapshot(ctx, v.id, snapshot) }); err != nil {
 		return err
 	}
-	err := v.filling(ctx, func() error { return v.RollBack(ctx, snapshot, true) })
-	if meta.KindOf(err) == meta.SessionExpired {
-		err = nil // ours was one of them
-	}
-	return err
+	return v.filling(ctx, func() error { return v.RollBack(ctx, snapshot, true) })
 }
 
 // Reverse turns a promoted mirror around: the source, which is a volume of the
 // cluster of m, becomes the target of the volume that was its mirror; what was
 // written to it since the last complete round goes, and its sessions end. old
 // administers the mirror as it was; at says how whoever copies reaches the new
-// source. Errors: Invalid (it was not promoted), NoSuchSnapshot (the source does
-// not have the snapshot that both had any more).
+// source. Errors: Invalid (it was not promoted), Busy (the source is, or was, the
+// target of another mirror), NoSuchSnapshot (the source does not have the
+// snapshot that both had any more).
 func (m Mirrors) Reverse(ctx context.Context, old Mirrors, target string, at meta.MirrorSource) (Mirror, error) {
-	was, err := old.Find(ctx, target)
+	const op = "reverse mirror"
+	to, err := old.c.Volume(ctx, target)
+	if err != nil {
+		return Mirror{}, err
+	}
+	was, err := old.find(ctx, to.id)
 	if err != nil {
 		return was, err
 	}
-	if was.State != meta.MirrorPromoted || was.Last == nil {
-		return was, meta.E("reverse mirror", meta.Invalid, target, errors.New("promote it first, after a complete round"))
+	if s, err := to.shown(ctx); err != nil {
+		return was, err
+	} else if was.State != meta.MirrorPromoted || s != nil || was.Last == nil {
+		return was, meta.E(op, meta.Invalid, target, errors.New("promote it first, after a complete round"))
 	}
 	v, err := m.c.VolumeByID(ctx, was.Source.ID)
 	if err != nil {
@@ -295,17 +428,25 @@ func (m Mirrors) Reverse(ctx context.Context, old Mirrors, target string, at met
 	r := was
 	r.Revision, r.Target, r.Source, r.State, r.Asked = 0, v.id, at, meta.MirrorPaused, was.Asked+1
 	r.Source.Volume, r.Source.ID = target, was.Target
-	if _, err := m.find(ctx, v.id); meta.KindOf(err) == meta.NotFound {
-		if _, err := m.s.PutMirror(ctx, r); err != nil {
-			return was, err
-		}
-	} else if err != nil {
+	there, err := m.find(ctx, v.id)
+	switch {
+	case meta.KindOf(err) == meta.NotFound:
+	case err != nil:
+		return was, err
+	case there.Name != was.Name || there.Source.ID != was.Target:
+		return was, meta.E(op, meta.Busy, v.name, fmt.Errorf("volume %s has a mirror of its own, from %s: 'penstock mirror delete' comes first", v.name, there.Source.Volume))
+	case there.State == meta.MirrorRunning: // an earlier try got as far
+		return there, old.s.DropMirror(ctx, was.Target)
+	default: // one got not as far, or it is from when it was the target before
+		r.Revision = there.Revision
+	}
+	if _, err := m.s.PutMirror(ctx, r); err != nil {
 		return was, err
 	}
 	if err := m.become(ctx, v, was.Last.Snapshot); err != nil {
 		return was, err
 	}
-	if r, err = m.change(ctx, v.id, func(r *Mirror) error { r.State = meta.MirrorRunning; return nil }); err != nil {
+	if r, err = m.Resume(ctx, v.name); err != nil {
 		return r, err
 	}
 	return r, old.s.DropMirror(ctx, was.Target)
@@ -315,21 +456,20 @@ func (m Mirrors) Reverse(ctx context.Context, old Mirrors, target string, at met
 // makes it. src is a client of the source's cluster, where the mirror's snapshots
 // are deleted; nil leaves them: their pins run out. Errors: as Promote.
 func (m Mirrors) Delete(ctx context.Context, target string, src *Client) error {
-	r, err := m.Find(ctx, target)
+	v, err := m.c.Volume(ctx, target)
 	if err != nil {
 		return err
 	}
-	if r.State != meta.MirrorPromoted {
-		if r, err = m.Promote(ctx, target); err != nil {
+	r, err := m.find(ctx, v.id)
+	if err != nil {
+		return err
+	}
+	if s, err := v.shown(ctx); err != nil {
+		return err
+	} else if r.State != meta.MirrorPromoted || s != nil {
+		if r, err = m.release(ctx, v); err != nil {
 			return err
 		}
-	}
-	if err := m.s.DropMirror(ctx, r.Target); err != nil {
-		return err
-	}
-	v, err := m.c.VolumeByID(ctx, r.Target)
-	if err != nil {
-		return err
 	}
 	errs := []error{v.dropMirrored(ctx, &r, 0)}
 	if src != nil {
@@ -341,15 +481,22 @@ func (m Mirrors) Delete(ctx context.Context, target string, src *Client) error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return m.s.DropMirror(ctx, r.Target)
 }
 
-// dropMirrored deletes the snapshots of a mirror but the newest and those that
-// others pinned.
+// dropMirrored deletes the snapshots of a mirror but the last that is complete
+// and keep-1 before it, and those that others pinned; with keep 0, all. What is
+// newer belongs to a round under way, perhaps of another process by now.
 func (v *Volume) dropMirrored(ctx context.Context, r *Mirror, keep int) error {
 	l, err := v.Snapshots(ctx)
 	if err != nil {
 		return err
+	}
+	if keep > 0 {
+		l = l[:1+slices.IndexFunc(l, func(s Snapshot) bool { return s.Name == shown(r) })]
 	}
 	var errs []error
 	for i := len(l) - 1; i >= 0; i-- {

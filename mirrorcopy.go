@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"penstock.io/penstock/meta"
 )
@@ -109,10 +112,10 @@ func (m *mirrorCopy) run(ctx context.Context, changes []meta.Change) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	for src, dst := range m.dirs {
-		if err := m.finishDir(ctx, src, dst); err != nil {
-			return err
-		}
+	if err := each(ctx, slices.Collect(maps.Keys(m.dirs)), func(ctx context.Context, _ int, src meta.Ino) error {
+		return m.finishDir(ctx, src, m.dirs[src])
+	}); err != nil {
+		return err
 	}
 	return m.dst.SyncAll(ctx)
 }
@@ -131,28 +134,16 @@ func (m *mirrorCopy) copyTree(ctx context.Context, src, dst meta.Ino) error {
 			cookie = list[len(list)-1].Cookie
 		}
 		made := make([]meta.Ino, len(list))
-		errs := make([]error, len(list))
-		var wg sync.WaitGroup
-		slots := make(chan struct{}, mirrorFiles)
-		for i, e := range list {
-			if err := context.Cause(ctx); err != nil {
-				return err
-			}
+		if err := each(ctx, list, func(ctx context.Context, i int, e DirEntry) (err error) {
 			if m.to.isStub(e.Ino) {
 				return errJunction(e.Name)
 			}
 			a := e.Entry.Attr
-			if a.Ino == 0 || !a.IsDir() && a.Nlink > 1 {
-				continue // one by one
+			if a.Ino != 0 && (a.IsDir() || a.Nlink <= 1) { // others one by one
+				made[i], err = m.make(ctx, dst, e.Name, &a)
 			}
-			slots <- struct{}{}
-			wg.Go(func() {
-				defer func() { <-slots }()
-				made[i], errs[i] = m.make(ctx, dst, e.Name, &a)
-			})
-		}
-		wg.Wait()
-		if err := errors.Join(errs...); err != nil {
+			return err
+		}); err != nil {
 			return err
 		}
 		for i, e := range list {
@@ -695,7 +686,7 @@ func (m *mirrorCopy) setTimes(ctx context.Context) error {
 		if err := m.dst.SyncAll(ctx); err != nil {
 			return err
 		}
-		if err := each(batch, mirrorFiles, func(f mirrorFile) error {
+		if err := each(ctx, batch, func(ctx context.Context, _ int, f mirrorFile) error {
 			_, err := m.dst.SetAttr(ctx, nil, timesOf(f.dst, &f.a))
 			return err
 		}); err != nil {
@@ -704,20 +695,20 @@ func (m *mirrorCopy) setTimes(ctx context.Context) error {
 	}
 }
 
-// each calls fn for all, n at a time.
-func each[T any](all []T, n int, fn func(T) error) error {
-	errs := make([]error, len(all))
-	slots := make(chan struct{}, n)
-	var wg sync.WaitGroup
+// each calls fn for all, mirrorFiles at a time, until one fails.
+func each[T any](ctx context.Context, all []T, fn func(ctx context.Context, i int, x T) error) error {
+	g, until := errgroup.WithContext(ctx)
+	g.SetLimit(mirrorFiles)
 	for i, x := range all {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			errs[i] = fn(x)
-		})
+		if until.Err() != nil {
+			break
+		}
+		g.Go(func() error { return fn(until, i, x) })
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return context.Cause(ctx)
 }
 
 func (m *mirrorCopy) finishDir(ctx context.Context, src, dst meta.Ino) error {

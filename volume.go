@@ -32,7 +32,10 @@ type Volume struct {
 	// durable is the count that is known to be journaled.
 	mutations, durable atomic.Uint64
 	// epoch is 1 more than the session has expired in this volume.
-	epoch      atomic.Uint64
+	epoch atomic.Uint64
+	// only is the one epoch in which operations are sent; 0: in any. What fills a
+	// mirror's target knows from it that the right to do so is still the same.
+	only       atomic.Uint64
 	dirtyBytes atomic.Int64
 	policy     atomic.Pointer[meta.Policy]
 	policyAt   atomic.Int64 // nanoseconds of the clock

@@ -57,9 +57,10 @@ type MirrorSource struct {
 type MirrorState string
 
 const (
-	MirrorRunning  MirrorState = "running"
-	MirrorPaused   MirrorState = "paused"
-	MirrorPromoted MirrorState = "promoted" // the target is a volume like others
+	MirrorRunning   MirrorState = "running"
+	MirrorPaused    MirrorState = "paused"
+	MirrorPromoting MirrorState = "promoting" // nobody fills it any more; the target may be a volume like others
+	MirrorPromoted  MirrorState = "promoted"  // the target is a volume like others
 )
 
 // MirrorRound is one copy of a snapshot.

@@ -370,7 +370,8 @@ func newMirrorPause() *cobra.Command {
 		`A round that is under way stops within seconds. Readers go on.`,
 		`  penstock mirror pause datasets-rack2`,
 		func(ctx context.Context, _ *penstock.Client, m penstock.Mirrors, target string) error {
-			return setMirror(ctx, m, target, meta.MirrorPaused)
+			_, err := m.Pause(ctx, target)
+			return err
 		})
 }
 
@@ -378,19 +379,9 @@ func newMirrorResume() *cobra.Command {
 	return mirrorCommand("resume TARGET", "Go on copying after a pause", `Goes on with the round that was stopped.`,
 		`  penstock mirror resume datasets-rack2`,
 		func(ctx context.Context, _ *penstock.Client, m penstock.Mirrors, target string) error {
-			return setMirror(ctx, m, target, meta.MirrorRunning)
+			_, err := m.Resume(ctx, target)
+			return err
 		})
-}
-
-func setMirror(ctx context.Context, m penstock.Mirrors, target string, to meta.MirrorState) error {
-	_, err := m.Change(ctx, target, func(r *penstock.Mirror) error {
-		if r.State == meta.MirrorPromoted {
-			return meta.E("change mirror", meta.Invalid, target, errors.New("it was promoted: 'penstock mirror resync' makes it a mirror again"))
-		}
-		r.State = to
-		return nil
-	})
-	return err
 }
 
 func newMirrorSync() *cobra.Command {
@@ -503,17 +494,24 @@ the cluster of TARGET at --back-cluster.`,
 }
 
 func newMirrorDelete() *cobra.Command {
-	return mirrorCommand("delete TARGET", "Forget a mirror; its target stays, a volume like others",
+	var leave bool
+	cmd := mirrorCommand("delete TARGET", "Forget a mirror; its target stays, a volume like others",
 		`Promotes the target, if it is not yet, and deletes the mirror's snapshots in
-source and target. 'penstock volume delete' deletes the volume.`,
+source and target; with --leave-source it leaves those in the source, whose pins run
+out. 'penstock volume delete' deletes the volume.`,
 		`  penstock mirror delete datasets-rack2`,
 		func(ctx context.Context, c *penstock.Client, m penstock.Mirrors, target string) error {
 			r, err := m.Find(ctx, target)
 			if err != nil {
 				return err
 			}
+			if leave {
+				return m.Delete(ctx, target, nil)
+			}
 			return sourceClient(ctx, c, r.Source, func(src *penstock.Client) error { return m.Delete(ctx, target, src) })
 		})
+	cmd.Flags().BoolVar(&leave, "leave-source", false, "the source is gone, or can't be reached")
+	return cmd
 }
 
 func newMirrorRun() *cobra.Command {

@@ -51,19 +51,27 @@ func (s *Session) ack(v meta.VolumeID) meta.Seq {
 // may be early: Sync waits for the journal. Want asks for a lease on the
 // inodes of the result.
 func (s *Session) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error) {
+	return s.DoIn(ctx, v, AnyEpoch, id, op, want)
+}
+
+// DoIn is Do for an operation that is sent in one epoch only, as DoBatch says.
+// Errors: also SessionExpired.
+func (s *Session) DoIn(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error) {
 	if op.Code().Mutates() && id.IsZero() {
 		id = s.NextOp()
 	}
 	c := &wire.Call{Volume: v, ID: id, Want: want, Ack: s.ack(v), Op: op}
-	m, err := s.roundTrip(ctx, v, c, true)
+	m, err := s.roundTripAfter(ctx, v, c, true, func(vs *volumeState) error {
+		if epoch != AnyEpoch && epoch != vs.epoch {
+			return meta.E("call", meta.SessionExpired, s.cfg.Name, fmt.Errorf("in volume %d, since this was begun", v))
+		}
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
 	r := m.(*wire.Reply)
-	if r.Status.Err != meta.KindOK {
-		return &r.Result, r.Status.Error()
-	}
-	return &r.Result, nil
+	return &r.Result, r.Status.Error()
 }
 
 // DoAt runs one read at a snapshot; at zero is the live volume. Nothing is

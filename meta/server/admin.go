@@ -211,7 +211,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 	case wire.AdminSnapshotIndex:
 		return s.indexOp(ctx, m, re)
 	case wire.AdminEvents, wire.AdminSetEvents:
-		return s.eventsOp(ctx, m, re)
+		return s.eventsOp(ctx, sess, m, re)
 	case wire.AdminMirrors, wire.AdminMirrorPut, wire.AdminMirrorDrop, wire.AdminMirrorShow:
 		return s.mirrorOp(ctx, sess, m, re)
 	case wire.AdminRenew:

@@ -27,14 +27,29 @@ func (p *peer) expiredTimes(t *testing.T, n int) {
 }
 
 // A batch that was made before the session ended is executed neither by the end
-// of it nor in the session that follows; what is made later is.
+// of it nor in the session that follows; what is made later is. So is an operation
+// by itself that is bound to its epoch.
 func TestBatchOfAnEpochBefore(t *testing.T) {
+	t.Run("batch", func(t *testing.T) {
+		ofAnEpochBefore(t, func(a *peer, epoch uint64, op meta.Op) error {
+			_, errs, err := a.DoBatch(t.Context(), 1, epoch, []client.BatchOp{{Op: op}})
+			return errors.Join(append(errs, err)...)
+		})
+	})
+	t.Run("one", func(t *testing.T) {
+		ofAnEpochBefore(t, func(a *peer, epoch uint64, op meta.Op) error {
+			_, err := a.DoIn(t.Context(), 1, epoch, meta.OpID{}, op, meta.LeaseShared)
+			return err
+		})
+	})
+}
+
+func ofAnEpochBefore(t *testing.T, do func(a *peer, epoch uint64, op meta.Op) error) {
 	s := newSiteTTL(t, 10*time.Second)
 	a, b := s.dial("a"), s.dial("b")
 	ino := a.create(t, "x").Attr.Ino
 	chmod := func(epoch uint64, mode uint32) error {
-		_, errs, err := a.DoBatch(t.Context(), 1, epoch, []client.BatchOp{{Op: &meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: mode}}})
-		return errors.Join(append(errs, err)...)
+		return do(a, epoch, &meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: mode})
 	}
 	if err := chmod(1, 0o600); err != nil {
 		t.Fatal(err)

@@ -20,7 +20,9 @@ const (
 // events answers who follows a volume's events. Only what the store has is told,
 // so only what is in the journal: an early reply that is still to be journaled
 // becomes an event when it is. A frozen state is read, so nobody waits for it.
-func (o *owner) events(ctx context.Context, q *wire.EventsRequest) (*wire.EventsAnswer, error) {
+// Errors: ReadOnly (a mirror's target: its events are of the tree that is being
+// filled, which its readers don't see).
+func (o *owner) events(ctx context.Context, sess *session, q *wire.EventsRequest) (*wire.EventsAnswer, error) {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
 	}
@@ -30,6 +32,11 @@ func (o *owner) events(ctx context.Context, q *wire.EventsRequest) (*wire.Events
 		if o.failed != nil || o.stClosed || o.ctx.Err() != nil {
 			o.mu.Unlock()
 			return nil, o.gone()
+		}
+		if o.mirror != 0 && !o.fills(sess.id) {
+			err := errMirror("events", o)
+			o.mu.Unlock()
+			return nil, err
 		}
 		if closed := o.closed; closed != nil { // being rolled back: neither one nor the other
 			o.mu.Unlock()
@@ -137,7 +144,7 @@ func readEvents(r namespace.Reader, q *wire.EventsRequest) (*wire.EventsAnswer, 
 }
 
 // eventsOp answers a request about events at the owner of the volume.
-func (s *Server) eventsOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+func (s *Server) eventsOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
 	v, err := s.find(ctx, m)
 	if err != nil {
 		return err
@@ -147,6 +154,9 @@ func (s *Server) eventsOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) 
 		return err
 	}
 	if m.Op == wire.AdminSetEvents {
+		if err := o.mayMirror(ctx, sess, "events"); err != nil {
+			return err
+		}
 		var q wire.SetEventsRequest
 		if err := readBody(m, &q); err != nil {
 			return err
@@ -157,7 +167,7 @@ func (s *Server) eventsOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) 
 	if err := readBody(m, &q); err != nil {
 		return err
 	}
-	a, err := o.events(ctx, &q)
+	a, err := o.events(ctx, sess, &q)
 	if err != nil {
 		return err
 	}

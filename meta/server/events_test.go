@@ -292,7 +292,7 @@ func TestEventsAreWaitedFor(t *testing.T) {
 	o := s.srv.opened(1)
 	ask := func(wait time.Duration) *wire.EventsAnswer {
 		t.Helper()
-		ans, err := o.events(t.Context(), &wire.EventsRequest{Wait: wait})
+		ans, err := o.events(t.Context(), nil, &wire.EventsRequest{Wait: wait})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -304,7 +304,7 @@ func TestEventsAreWaitedFor(t *testing.T) {
 	}
 	told := make(chan *wire.EventsAnswer, 1)
 	go func() {
-		ans, err := o.events(t.Context(), &wire.EventsRequest{Wait: time.Hour})
+		ans, err := o.events(t.Context(), nil, &wire.EventsRequest{Wait: time.Hour})
 		if err != nil {
 			t.Error(err)
 		}

@@ -41,7 +41,7 @@ func (o *owner) mayChange(s *session, op meta.Op) bool {
 }
 
 func errMirror(op string, o *owner) error {
-	return meta.E(op, meta.ReadOnly, o.subject(), errors.New("it is a mirror's target, which only the mirror changes"))
+	return meta.E(op, meta.ReadOnly, o.subject(), errors.New("it is a mirror's target, whose live tree is the mirror's alone"))
 }
 
 // fills tells whether a session is the one that fills the target. Caller holds mu.
@@ -58,7 +58,7 @@ func (o *owner) isMirror() bool {
 
 // mayMirror refuses to all but who fills it what concerns the live tree of a
 // mirror's target. Errors: ReadOnly.
-func (o *owner) mayMirror(ctx context.Context, sess *session) error {
+func (o *owner) mayMirror(ctx context.Context, sess *session, op string) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (o *owner) mayMirror(ctx context.Context, sess *session) error {
 	if o.mirror == 0 || o.fills(sess.id) {
 		return nil
 	}
-	return errMirror("snapshot", o)
+	return errMirror(op, o)
 }
 
 // show makes the volume a mirror's target, or shows its readers another

@@ -252,21 +252,29 @@ func (o *owner) queryAt(s *session, c *wire.Call) (*wire.Reply, <-chan struct{})
 
 // snapshots lists those in the journal, oldest first.
 func (o *owner) snapshots() ([]meta.Snapshot, error) {
+	all, _, err := o.shownSnapshots()
+	return all, err
+}
+
+// shownSnapshots is snapshots; it tells also which one readers of a mirror are
+// shown, zero if the volume is the target of none.
+func (o *owner) shownSnapshots() ([]meta.Snapshot, meta.Generation, error) {
 	for {
 		o.mu.Lock()
 		if o.failed != nil {
 			o.mu.Unlock()
-			return nil, o.failed
+			return nil, 0, o.failed
 		}
 		if o.snapped <= o.durable {
 			all, err := namespace.Snapshots(&view{o: o})
+			shown := o.mirror
 			o.mu.Unlock()
-			return all, err
+			return all, shown, err
 		}
 		wait := o.untilDurable(o.snapped)
 		o.mu.Unlock()
 		if err := o.await(o.ctx, wait); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 	}
 }
@@ -317,7 +325,7 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 	}
 	switch m.Op {
 	case wire.AdminSnapshotCreate, wire.AdminSnapshotRollback, wire.AdminSnapshotSchedule:
-		if err := o.mayMirror(ctx, sess); err != nil && m.Entry != "" {
+		if err := o.mayMirror(ctx, sess, "snapshot"); err != nil && m.Entry != "" {
 			return err
 		}
 	}
@@ -353,6 +361,11 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		if err := body(&q); err != nil {
 			return err
 		}
+		if q.To == "" { // with the live tree
+			if err := o.mayMirror(ctx, sess, "compare"); err != nil {
+				return err
+			}
+		}
 		a, err := o.diff(ctx, &q)
 		if err != nil {
 			return err
@@ -378,13 +391,14 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 }
 
 func (o *owner) listSnapshots() (*wire.SnapshotList, error) {
-	all, err := o.snapshots()
+	all, shown, err := o.shownSnapshots()
 	if err != nil {
 		return nil, err
 	}
 	l := &wire.SnapshotList{Snapshots: make([]wire.SnapshotInfo, len(all))}
 	for i, s := range all {
 		l.Snapshots[i] = snapshotInfo(s)
+		l.Snapshots[i].Shown = s.At == shown
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -26,6 +26,8 @@ type SnapshotInfo struct {
 	// Digest is missing until it was computed.
 	Digest *DigestInfo `json:"digest,omitempty" yaml:"digest,omitempty"`
 	Pins   []PinInfo   `json:"pins,omitempty" yaml:"pins,omitempty"` // who keeps it from being deleted
+	// Shown: the volume is a mirror's target, and this is what its readers see.
+	Shown bool `json:"shown,omitempty" yaml:"shown,omitempty"`
 }
 
 // DigestInfo is what one is told of a snapshot's digest.

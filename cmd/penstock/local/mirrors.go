@@ -35,6 +35,10 @@ func mirrorName() string {
 
 // RunMirrors runs the mirrors of a cluster until ctx ends.
 func RunMirrors(ctx context.Context, cfg penstock.Config, log *slog.Logger) error {
+	unsafe, err := Controls(os.Getenv(ControlVariable), log)
+	if err != nil {
+		return err
+	}
 	cfg.Name, cfg.WriteBuffer, cfg.MetaCache = mirrorName(), 64<<20, 100_000
 	dial, cancel := context.WithTimeout(ctx, 30*time.Second)
 	c, err := penstock.Dial(dial, cfg)
@@ -49,7 +53,7 @@ func RunMirrors(ctx context.Context, cfg penstock.Config, log *slog.Logger) erro
 			log.Warn("the mirrors' session did not end well", "error", err)
 		}
 	}()
-	return penstock.RunMirrors(ctx, penstock.MirrorConfig{Client: c, Logger: log,
+	return penstock.RunMirrors(ctx, penstock.MirrorConfig{Client: c, Logger: log, Unsafe: unsafe.Mirrors,
 		Dial: func(ctx context.Context, at meta.MirrorSource) (*penstock.Client, error) {
 			ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 			defer cancel()

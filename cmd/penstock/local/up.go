@@ -35,6 +35,7 @@ type Config struct {
 // tests notice (make controls). Nothing else may set it.
 type Unsafe struct {
 	Meta      server.Unsafe
+	Mirrors   penstock.MirrorUnsafe
 	NoJournal bool // etcd does not sync
 	Store     store.Options
 	NoCap     bool // chunk servers check no capability
