@@ -36,6 +36,7 @@ type fileSystem struct {
 
 	opens opens
 	kept  keptOpens
+	texts virtualTexts
 	// count counts requests for the session; nil: nobody wants to know.
 	count interface {
 		Begin() uint32
@@ -161,6 +162,7 @@ func (f *fileSystem) String() string { return "penstock" }
 // for this.
 func (f *fileSystem) Forget(node, _ uint64) {
 	if isVirtual(node) {
+		f.texts.forget(node)
 		return
 	}
 	id, ino := f.split(node)

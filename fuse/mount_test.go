@@ -849,6 +849,32 @@ func TestNoOpen(t *testing.T) {
 			t.Fatalf("%q %v", out, err)
 		}
 	}
+	// No open is asked for from here on; what .penstock says is read all the same,
+	// whole and as it is now.
+	said := map[string]bool{}
+	for range 3 {
+		out, err := exec.CommandContext(t.Context(), "cat", m.Dir()+"/.penstock/mount").CombinedOutput()
+		if err != nil || !bytes.HasSuffix(out, []byte("no-open true\n")) {
+			t.Errorf(".penstock/mount: %q %v", out, err)
+		}
+		if out, err = exec.CommandContext(t.Context(), "cat", m.Dir()+"/.penstock/requests").CombinedOutput(); err != nil {
+			t.Error(err)
+		}
+		said[string(out)] = true
+	}
+	if len(said) != 3 {
+		t.Errorf(".penstock/requests said the same again: %v", said)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(m.Dir()+"/.penstock/volumes", &st); err != nil || st.Size == 0 {
+		t.Errorf(".penstock/volumes has %d bytes: %v", st.Size, err)
+	}
+	m.fs.texts.mu.Lock()
+	n := len(m.fs.texts.texts)
+	m.fs.texts.mu.Unlock()
+	if n > 2*len(virtualFiles) {
+		t.Errorf("%d texts are kept of what the kernel forgot", n)
+	}
 	v := m.tree.volumes[1]
 	if v.count("open") != 0 || v.count("read") != 1 {
 		t.Errorf("%d opens and %d reads for two readers", v.count("open"), v.count("read"))

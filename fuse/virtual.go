@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
@@ -30,6 +31,55 @@ var virtualFiles = []struct {
 	{"requests", (*fileSystem).showRequests},
 }
 
+// virtualTexts are what the files of a no-open mount say, by node. Opened without
+// an OPEN, a file is read through the page cache, up to the size that it has and
+// as it was read first. So each lookup makes a node that says one thing, until the
+// kernel forgets it.
+type virtualTexts struct {
+	mu    sync.Mutex
+	made  uint64
+	texts map[uint64][]byte
+}
+
+// node makes one that says text; i is the index of the file.
+func (t *virtualTexts) node(i int, text []byte) uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.made++
+	node := virtualDir + 1 + uint64(i) + t.made*uint64(len(virtualFiles))
+	if t.texts == nil {
+		t.texts = make(map[uint64][]byte)
+	}
+	t.texts[node] = text
+	return node
+}
+
+func (t *virtualTexts) forget(node uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.texts, node)
+}
+
+// virtualFile is the index of the file that a node is.
+func virtualFile(node uint64) (i int, ok bool) {
+	return int((node - virtualDir - 1) % uint64(len(virtualFiles))), node > virtualDir
+}
+
+// virtualText is what a node says; empty for what is no file.
+func (f *fileSystem) virtualText(node uint64) []byte {
+	i, ok := virtualFile(node)
+	if !ok {
+		return nil
+	}
+	f.texts.mu.Lock()
+	text, ok := f.texts.texts[node]
+	f.texts.mu.Unlock()
+	if !ok { // of a mount whose opens are told, or a predecessor's
+		text = virtualFiles[i].show(f)
+	}
+	return text
+}
+
 // opNames are the names of opcodes in linux/fuse.h.
 var opNames = [maxOpcode]string{
 	1: "lookup", 2: "forget", 3: "getattr", 4: "setattr", 5: "readlink", 6: "symlink", 8: "mknod", 9: "mkdir", 10: "unlink",
@@ -45,15 +95,19 @@ var opNames = [maxOpcode]string{
 func isVirtual(node uint64) bool { return node>>meta.InoBits == 0 && node != fuse.FUSE_ROOT_ID }
 
 func virtualAttr(node uint64) fuse.Attr {
-	a := fuse.Attr{Ino: node, Mode: meta.TypeRegular | 0o444, Nlink: 1, Blksize: meta.BlockSize}
+	i, _ := virtualFile(node)
+	a := fuse.Attr{Ino: virtualDir + 1 + uint64(i), Mode: meta.TypeRegular | 0o444, Nlink: 1, Blksize: meta.BlockSize}
 	if node == virtualDir {
-		a.Mode, a.Nlink = meta.TypeDir|0o555, 2
+		a.Ino, a.Mode, a.Nlink = virtualDir, meta.TypeDir|0o555, 2
 	}
 	return a
 }
 
 func (f *fileSystem) virtualAttr(node uint64, out *fuse.AttrOut) fuse.Status {
 	out.Attr = virtualAttr(node)
+	if f.noOpen {
+		out.Size = uint64(len(f.virtualText(node)))
+	}
 	return fuse.OK
 }
 
@@ -74,6 +128,12 @@ func (f *fileSystem) virtualLookup(parent uint64, name string, out *fuse.EntryOu
 			return fuse.ENOENT, true
 		}
 		node = virtualDir + 1 + uint64(i)
+		if f.noOpen {
+			text := virtualFiles[i].show(f)
+			out.NodeId, out.Generation, out.Attr = f.texts.node(i, text), 1, virtualAttr(node)
+			out.Size = uint64(len(text))
+			return fuse.OK, true
+		}
 	case isVirtual(parent):
 		return fuse.Status(errnos[meta.NotDir]), true
 	default:
@@ -100,11 +160,7 @@ func (f *fileSystem) virtualReadDir(from uint64, add func(fuse.DirEntry, *pensto
 }
 
 func (f *fileSystem) virtualRead(node uint64, p []byte, off int64) int {
-	i := int(node) - virtualDir - 1
-	if i < 0 || i >= len(virtualFiles) {
-		return 0
-	}
-	text := virtualFiles[i].show(f)
+	text := f.virtualText(node)
 	return copy(p, text[min(off, int64(len(text))):])
 }
 
