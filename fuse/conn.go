@@ -117,6 +117,7 @@ type conn struct {
 	closed  bool
 
 	requests [maxOpcode]atomic.Uint64 // by opcode
+	reads    readClock
 }
 
 // slot is the memory of one request.
@@ -407,6 +408,10 @@ func (c *conn) handle(s *slot, n int) {
 		c.requests[op].Add(1)
 	}
 	switch op {
+	case opRead:
+		began := time.Now()
+		c.reads.begin(began)
+		defer func() { c.reads.end(began, time.Now()) }()
 	case opSyncfs:
 		c.fail(s, unique, c.fs.status("syncfs", order.Uint64(s.in[16:]), c.syncAll()))
 		return

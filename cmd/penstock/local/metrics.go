@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	penstock "penstock.io/penstock"
+	"penstock.io/penstock/fuse"
 	"penstock.io/penstock/meta"
 )
 
@@ -162,6 +163,14 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		for _, r := range clientReadings(c.mount.Client.Stats()) {
 			send(nil, r)
 		}
+		t := c.mount.ReadTimes()
+		send(nil, reading{"penstock_mount_read_waiting_seconds_total", "Time in which a READ of the kernel was asked for and not answered: its share of the time bounds how long a program that reads stood still for data.", count, t.Waiting.Seconds()})
+		buckets := make(map[float64]uint64)
+		for i, bound := range fuse.ReadBounds {
+			buckets[bound.Seconds()] = t.Buckets[i]
+		}
+		d := prometheus.NewDesc("penstock_mount_read_seconds", "How long READs of the kernel took, of what it had not cached; with read-ahead.", nil, nil)
+		out <- prometheus.MustNewConstHistogram(d, t.Count, t.Sum.Seconds(), buckets)
 	}
 }
 
