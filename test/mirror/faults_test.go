@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -241,9 +242,13 @@ func TestSourceDead(t *testing.T) {
 	m.Must("mirror", "delete", "dst", "--leave-source")
 }
 
-// TestPromoteDuringCheck promotes while a round waits for the digest of a source
-// that stands still.
-func TestPromoteDuringCheck(t *testing.T) {
+// held holds something up from when it has begun.
+type held struct{ begun, over chan struct{} }
+
+// TestPromoteWhileWaiting promotes while a round waits: for the connection to its
+// source, before the record says that there is a round; and for the digest of a
+// source that stands still.
+func TestPromoteWhileWaiting(t *testing.T) {
 	t.Parallel()
 	m, far := newCluster(t), newCluster(t)
 	w := newWriter(t, far.volume("src"), *seed+1100)
@@ -253,16 +258,51 @@ func TestPromoteDuringCheck(t *testing.T) {
 	// It copies in this process: it looks more often than the program does.
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
+	var hold atomic.Pointer[held] // the next connection
 	go func() {
 		ended <- penstock.RunMirrors(ctx, penstock.MirrorConfig{Client: m.dial(), Poll: 20 * time.Millisecond,
 			Dial: func(ctx context.Context, at meta.MirrorSource) (*penstock.Client, error) {
-				return penstock.Dial(ctx, penstock.Config{Meta: at.Meta})
+				if h := hold.Swap(nil); h != nil {
+					close(h.begun)
+					<-h.over
+				}
+				return penstock.Dial(context.WithoutCancel(ctx), penstock.Config{Meta: at.Meta})
 			}})
 	}()
 	m.Must("mirror", "create", "src", "dst", "--source-cluster", far.Addr)
 	m.Must("mirror", "sync", "dst", "--wait")
 	mirrors, err := m.c.Mirrors()
 	w.must(err)
+	m.Until("how far it is behind is known", func() error { // which connects, too
+		if r, err := mirrors.Find(ctx, "dst"); err != nil || r.Looked.IsZero() {
+			return errors.Join(err, errors.New("not yet"))
+		}
+		return nil
+	})
+	old := walk(t, m.volume("dst"))
+	w.file("big", 4<<20)
+	m.rate("dst", "1M")
+	h := &held{make(chan struct{}), make(chan struct{})}
+	hold.Store(h)
+	m.Must("mirror", "sync", "dst")
+	<-h.begun
+	promoted := make(chan error, 1)
+	go func() { _, err := m.Ctl("mirror", "promote", "dst"); promoted <- err }()
+	m.Until("the mirror is paused", func() error {
+		if r, err := mirrors.Find(ctx, "dst"); err != nil || r.State == meta.MirrorRunning {
+			return errors.Join(err, errors.New("not yet"))
+		}
+		return nil
+	})
+	close(h.over)
+	w.must(<-promoted)
+	if err := differ(old, walk(t, m.volume("dst"))); err != nil {
+		t.Fatalf("promoted, it is not what its readers saw:\n%v", err)
+	}
+	m.rate("dst", "0")
+	m.Must("mirror", "resync", "dst", "--discard")
+	m.Must("mirror", "sync", "dst", "--wait")
+
 	t.Cleanup(func() { syscall.Kill(far.up.PID(), syscall.SIGCONT) })
 	for try := 0; ; try++ {
 		if try == 5 {
