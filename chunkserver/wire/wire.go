@@ -72,6 +72,9 @@ const (
 	MaxLocal = 4096
 )
 
+// maxBody leaves room for what proves a frame on a ticketed connection.
+const maxBody = MaxBody - MACSize
+
 const magic = "PSCF"
 
 // Type is what a frame asks; Reply is set on answers.
@@ -224,7 +227,7 @@ func (q *Request) AppendFrame(b []byte, t Type, flags uint16, id uint64, n int, 
 
 func finish(b []byte, t Type, flags uint16, id uint64, n int, crc uint32) {
 	body := b[HeaderSize:]
-	if len(body) > MaxBody-MACSize || n > MaxData {
+	if len(body) > maxBody || n > MaxData {
 		panic(fmt.Sprintf("wire: frame of type %d with a body of %d and data of %d bytes", t, len(body), n))
 	}
 	h := Header{Type: t, Flags: flags, ID: id, Body: uint32(len(body)), Data: uint32(n), BodyCRC: chunkserver.CRC(body), DataCRC: crc}
@@ -292,7 +295,10 @@ func (a *Answer) Err(op, subject string) error {
 	return meta.E(op, a.Kind, subject, cause)
 }
 
-// AppendFrame appends a reply frame to a request of type t without its data.
+// AppendFrame appends a reply frame to a request of type t without its data: n
+// bytes, at most MaxData, with checksum crc must follow it on the wire. In place of
+// a reply without data whose body would be too long goes one of the kind
+// ResourceExceeded.
 func (a *Answer) AppendFrame(b []byte, t Type, flags uint16, id uint64, n int, crc uint32) []byte {
 	at := len(b)
 	b = append(b, make([]byte, HeaderSize)...)
@@ -321,6 +327,10 @@ func (a *Answer) AppendFrame(b []byte, t Type, flags uint16, id uint64, n int, c
 	case t == Local:
 		b = binary.BigEndian.AppendUint64(appendInfo(b, &a.Info), a.First)
 		b = binary.BigEndian.AppendUint64(b, uint64(a.Time))
+	}
+	if n == 0 && len(b)-at-HeaderSize > maxBody {
+		a = &Answer{Kind: meta.ResourceExceeded, Detail: fmt.Sprintf("a reply of %d bytes, a frame has at most %d", len(b)-at-HeaderSize, maxBody), Info: a.Info}
+		return a.AppendFrame(b[:at], t, flags, id, 0, 0)
 	}
 	finish(b[at:], t|Reply, flags, id, n, crc)
 	return b

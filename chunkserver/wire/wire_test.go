@@ -166,3 +166,26 @@ func FuzzFrame(f *testing.F) {
 		_, _ = DecodeAnswer(h.Type&^Reply, h.Flags, body)
 	})
 }
+
+// A reply that does not fit is one that says so, also on a ticketed connection,
+// where its proof needs room.
+func TestRepliesAreBounded(t *testing.T) {
+	for _, c := range []struct {
+		n    int
+		kind meta.Kind
+	}{{1, 0}, {maxBody - 16, 0}, {maxBody - 15, meta.ResourceExceeded}, {1 << 16, meta.ResourceExceeded}, {1 << 20, meta.ResourceExceeded}} {
+		a := Answer{Speaks: 1, Server: 2, Host: strings.Repeat("h", c.n)}
+		b := a.AppendFrame([]byte("before"), Hello, 0, 7, 0, 0)[len("before"):]
+		h, err := ParseHeader(b)
+		if err == nil {
+			err = h.CheckBody(b[HeaderSize:])
+		}
+		if err != nil || h.ID != 7 || h.Type != Hello|Reply || int(h.Body) > MaxBody-MACSize {
+			t.Fatalf("%+v %v", h, err)
+		}
+		got, err := DecodeAnswer(Hello, 0, b[HeaderSize:])
+		if err != nil || got.Kind != c.kind || c.kind == 0 && got.Host != a.Host {
+			t.Errorf("%d bytes: kind %v, %v", c.n, got.Kind, err)
+		}
+	}
+}

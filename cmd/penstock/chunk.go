@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -46,32 +45,20 @@ type lostView struct {
 
 // lostIn asks the owners of volumes for their lost chunks; all if none is named.
 func lostIn(ctx context.Context, s *client.Session, only []string) (views []lostView, ids map[string]meta.VolumeID, err error) {
-	r, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumes})
-	if err != nil {
-		return nil, nil, err
-	}
 	views, ids = []lostView{}, map[string]meta.VolumeID{}
-	for _, v := range r.Volumes {
+	for v, err := range s.Volumes(ctx) {
+		if err != nil {
+			return nil, nil, err
+		}
 		if v.Deleting || len(only) > 0 && !slices.Contains(only, v.Name) {
 			continue
 		}
-		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminLostChunks, Volume: v.ID})
-		var l wire.LostChunks
-		if err == nil {
-			err = json.Unmarshal(re.Report, &l)
-		}
-		if err != nil {
-			return nil, nil, fmt.Errorf("volume %s: %w", v.Name, err)
-		}
 		ids[v.Name] = v.ID
-		for _, c := range l.Chunks {
+		for c, err := range s.LostChunks(ctx, v.ID) {
+			if err != nil {
+				return nil, nil, fmt.Errorf("volume %s: %w", v.Name, err)
+			}
 			views = append(views, lostView{v.Name, c})
-		}
-		if l.More > 0 {
-			err = fmt.Errorf("volume %s has %d more: accept these, and ask again", v.Name, l.More)
-		}
-		if err != nil {
-			return views, ids, err
 		}
 	}
 	if len(only) > len(ids) {
@@ -120,6 +107,8 @@ by their paths in the volume, that have bytes in it. States:
 
   waits     a node or disk that may have it is out of reach and was not given up
   damaged   replicas are left that serve only what matches its checksums
+  short     it was being written, and what its nodes have ends before what its
+            writer was told is safe
   lost      nobody has it any more
   accepted  that was accepted ('penstock chunk accept-loss')`,
 		Example: `  penstock chunk lost
@@ -128,10 +117,10 @@ by their paths in the volume, that have bytes in it. States:
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return w.with(cmd.Context(), func(s *client.Session) error {
 				views, _, err := lostIn(cmd.Context(), s, only)
-				if views == nil {
+				if err != nil {
 					return err
 				}
-				return errors.Join(out.print(cmd.OutOrStdout(), views, func(t *table) { lostTable(t, views) }), err)
+				return out.print(cmd.OutOrStdout(), views, func(t *table) { lostTable(t, views) })
 			})
 		},
 	}
@@ -150,7 +139,7 @@ func newChunkAcceptLoss() *cobra.Command {
 		Use:   "accept-loss [CHUNK...]",
 		Short: "Accept that chunks are lost for good",
 		Long: `Records that chunks of which no good replica is left are lost for good: all that
-'penstock chunk lost' shows as lost, with --all, or those that are named. It cannot be
+'penstock chunk lost' shows as lost or short, with --all, or those that are named. It cannot be
 taken back: a replica that turns up later is deleted. Chunks whose nodes or disks may
 come back are refused; so are, without --damaged, those of which damaged
 replicas still serve a part.`,
@@ -163,7 +152,7 @@ replicas still serve a part.`,
 			ctx := cmd.Context()
 			return w.with(ctx, func(s *client.Session) error {
 				views, ids, err := lostIn(ctx, s, only)
-				if err != nil && (views == nil || !all) {
+				if err != nil {
 					return err
 				}
 				give := map[string][]string{}
@@ -174,7 +163,7 @@ replicas still serve a part.`,
 					if i >= 0 {
 						left = slices.Delete(left, i, i+1)
 					}
-					if v.State != wire.LossAccepted && (i >= 0 || all && (v.State == wire.LossTotal || damaged && v.State == wire.LossDamaged)) {
+					if v.State != wire.LossAccepted && (i >= 0 || all && (v.State == wire.LossTotal || v.State == wire.LossShort || damaged && v.State == wire.LossDamaged)) {
 						give[v.Volume], chosen = append(give[v.Volume], v.Chunk), append(chosen, v)
 					}
 				}
@@ -197,20 +186,13 @@ replicas still serve a part.`,
 				}
 				done := []lostView{}
 				for name, chunks := range give {
-					body, err := json.Marshal(wire.AcceptLoss{Chunks: chunks, Damaged: damaged})
-					if err != nil {
-						return err
-					}
-					re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminAcceptLoss, Volume: ids[name], Body: body})
-					var l wire.LostChunks
-					if err == nil {
-						err = json.Unmarshal(re.Report, &l)
-					}
-					if err != nil {
-						return fmt.Errorf("volume %s: %w", name, err)
-					}
-					for _, c := range l.Chunks {
+					l, lerr := s.AcceptLoss(ctx, ids[name], chunks, damaged)
+					for _, c := range l {
 						done = append(done, lostView{name, c})
+					}
+					if lerr != nil {
+						err = fmt.Errorf("volume %s: %w", name, lerr)
+						break
 					}
 				}
 				return errors.Join(out.print(cmd.OutOrStdout(), done, func(t *table) { lostTable(t, done) }), err)
@@ -221,7 +203,7 @@ replicas still serve a part.`,
 	w.flags(cmd)
 	f := cmd.Flags()
 	f.StringSliceVar(&only, "volume", nil, "volumes to look into (default all)")
-	f.BoolVar(&all, "all", false, "all that 'penstock chunk lost' shows as lost")
+	f.BoolVar(&all, "all", false, "all that 'penstock chunk lost' shows as lost or short")
 	f.BoolVar(&damaged, "damaged", false, "give up what damaged replicas still serve, too")
 	f.BoolVar(&yes, "yes", false, "do not ask")
 	return cmd

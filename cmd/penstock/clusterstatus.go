@@ -39,11 +39,12 @@ type metaView struct {
 
 func readCluster(ctx context.Context, s *client.Session) (*clusterView, error) {
 	v := &clusterView{Cluster: s.Cluster(), Meta: []metaView{}, Disks: []diskView{}}
-	volumes, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumes})
-	if err != nil {
-		return nil, err
+	for _, err := range s.Volumes(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		v.Volumes++
 	}
-	v.Volumes = len(volumes.Volumes)
 	nodes, repair, rerr := listNodes(ctx, s)
 	if repair == nil {
 		return nil, rerr

@@ -142,24 +142,28 @@ Paths are as their directories lie now, and may differ from what they were; pare
 				}
 			}
 			return w.withVolume(ctx, args[0], func(s *client.Session, v wire.VolumeInfo) error {
-				if since == "" || since == "now" {
+				if since == "now" {
 					log, err := s.EventLog(ctx, v.ID)
 					if err != nil {
 						return err
 					}
-					if after = log.Last; since == "" {
-						after = max(log.First, 1) - 1
-					}
+					after = log.Last
 				}
 				out := cmd.OutOrStdout()
 				lines := json.NewEncoder(out)
-				err := s.Events(ctx, v.ID, after, follow, func(e client.Event) error {
+				tell := func(e client.Event) error {
 					view := viewOfEvent(e)
 					if asJSON {
 						return lines.Encode(view)
 					}
 					return view.print(out)
-				})
+				}
+				var err error
+				if since == "" {
+					err = s.KeptEvents(ctx, v.ID, follow, tell)
+				} else {
+					err = s.Events(ctx, v.ID, after, follow, tell)
+				}
 				if rescan, ok := errors.AsType[*meta.RescanError](err); ok && asJSON {
 					err = errors.Join(err, lines.Encode(rescanView{rescan.Last, "rescan", rescan.First}))
 				}

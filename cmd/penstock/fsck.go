@@ -125,12 +125,11 @@ func showChecks(ctx context.Context, s *client.Session, name string, tell func(s
 }
 
 func check(ctx context.Context, s *client.Session, only []string, tell func(string, ...any)) ([]checkView, error) {
-	r, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumes})
-	if err != nil {
-		return nil, err
-	}
 	views := []checkView{}
-	for _, v := range r.Volumes {
+	for v, err := range s.Volumes(ctx) {
+		if err != nil {
+			return nil, err
+		}
 		if v.Deleting || len(only) > 0 && !slices.Contains(only, v.Name) {
 			continue
 		}

@@ -114,12 +114,11 @@ func newGrantList() *cobra.Command {
 				if err := ask(cmd, s, wire.Admin{Op: wire.AdminGrants}, &all); err != nil {
 					return err
 				}
-				re, err := s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminVolumes})
-				if err != nil {
-					return err
-				}
 				names := map[meta.VolumeID]string{0: "*"}
-				for _, v := range re.Volumes {
+				for v, err := range s.Volumes(cmd.Context()) {
+					if err != nil {
+						return err
+					}
 					names[v.ID] = v.Name
 				}
 				return out.print(cmd.OutOrStdout(), all, func(t *table) {

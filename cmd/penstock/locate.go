@@ -13,7 +13,6 @@ import (
 	"penstock.io/penstock/fuse"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
 )
 
 // locateView says where a file's bytes lie.
@@ -57,15 +56,11 @@ snapshot. What was written and not yet synced has no place until it is.`,
 			}
 			return w.with(cmd.Context(), func(s *client.Session) error {
 				view := locateView{Path: args[0], Volume: fmt.Sprint(at.volume), Inode: uint64(at.ino), Extents: []extentView{}}
-				volumes, err := s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminVolumes})
+				v, err := s.VolumeByID(cmd.Context(), at.volume)
 				if err != nil {
 					return err
 				}
-				for _, i := range volumes.Volumes {
-					if i.ID == at.volume {
-						view.Volume = i.Name
-					}
-				}
+				view.Volume = v.Name
 				view.Snapshot = at.snapshot
 				var off uint64
 				for {

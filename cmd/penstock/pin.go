@@ -121,8 +121,9 @@ func newPinList() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				pins := []pinView{}
+				pins, more := []pinView{}, uint64(0)
 				for _, i := range l.Snapshots {
+					more += i.MorePins
 					for _, p := range i.Pins {
 						pins = append(pins, pinView{i.Name, p})
 					}
@@ -131,6 +132,9 @@ func newPinList() *cobra.Command {
 					t.row("SNAPSHOT", "HOLDER", "UNTIL", "BY")
 					for _, p := range pins {
 						t.row(p.Snapshot, printable(p.Holder), p.Until.Local().Format(time.DateTime), p.By)
+					}
+					if more > 0 {
+						t.row(fmt.Sprintf("and %d more", more))
 					}
 				})
 			})

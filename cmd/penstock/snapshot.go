@@ -160,6 +160,9 @@ func newSnapshotShow() *cobra.Command {
 					for _, p := range i.Pins {
 						t.row("pinned by", printable(p.Holder)+" until "+p.Until.Local().Format(time.DateTime))
 					}
+					if i.MorePins > 0 {
+						t.row("", fmt.Sprintf("and %d more", i.MorePins))
+					}
 				})
 			})
 		},

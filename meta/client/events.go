@@ -49,11 +49,20 @@ func (s *Session) events(ctx context.Context, v meta.VolumeID, q wire.EventsRequ
 // while following if fn is so slow; NotSupported (events are switched off);
 // and fn's.
 func (s *Session) Events(ctx context.Context, v meta.VolumeID, since uint64, follow bool, fn func(Event) error) error {
+	return s.eventsFrom(ctx, v, wire.EventsRequest{Since: since}, follow, fn)
+}
+
+// KeptEvents is Events from the oldest that the volume keeps, whichever that is by
+// the time that its owner answers.
+func (s *Session) KeptEvents(ctx context.Context, v meta.VolumeID, follow bool, fn func(Event) error) error {
+	return s.eventsFrom(ctx, v, wire.EventsRequest{Oldest: true}, follow, fn)
+}
+
+func (s *Session) eventsFrom(ctx context.Context, v meta.VolumeID, q wire.EventsRequest, follow bool, fn func(Event) error) error {
+	if follow {
+		q.Wait = eventsWait
+	}
 	for {
-		q := wire.EventsRequest{Since: since}
-		if follow {
-			q.Wait = eventsWait
-		}
 		a, err := s.events(ctx, v, q)
 		if follow && ctx.Err() == nil && passes(err) {
 			// Between two owners, or while none can be reached.
@@ -69,20 +78,24 @@ func (s *Session) Events(ctx context.Context, v meta.VolumeID, since uint64, fol
 		case a.Keep == 0:
 			return meta.E("events", meta.NotSupported, fmt.Sprintf("volume %d", v), errors.New("its events are switched off: 'penstock volume set VOLUME --events on'"))
 		case a.Rescan:
-			return &meta.RescanError{Since: since, First: a.First, Last: a.Last}
+			return &meta.RescanError{Since: q.Since, First: a.First, Last: a.Last}
+		}
+		if q.Oldest {
+			q.Since = max(a.First, 1) - 1
+			q.Oldest = false
 		}
 		for i := range a.Events {
 			e := Event{Event: a.Events[i].Event()}
-			if e.Seq != since+1 {
-				return meta.E("events", meta.Protocol, "", fmt.Errorf("event %d came after %d", e.Seq, since))
+			if e.Seq != q.Since+1 {
+				return meta.E("events", meta.Protocol, "", fmt.Errorf("event %d came after %d", e.Seq, q.Since))
 			}
 			e.Path, e.FromPath = pathIn(a.Dirs, e.Parent, e.Name), pathIn(a.Dirs, e.FromParent, e.From)
 			if err := fn(e); err != nil {
 				return err
 			}
-			since = e.Seq
+			q.Since = e.Seq
 		}
-		if !follow && since >= a.Last {
+		if !follow && q.Since >= a.Last {
 			return nil
 		}
 	}

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"sync"
@@ -274,13 +275,13 @@ func (l *links) run(ctx context.Context, addr string) error {
 			}
 			if m.Order.Kind == meta.OrderKeys {
 				// Keys first: what follows may depend on them.
-				send.Send(id, &wire.OrderRe{Result: cfg.Order(ctx, m.Order)})
+				answerOrder(send, id, cfg.Order(ctx, m.Order))
 				continue
 			}
 			if takesLong(m.Order.Kind) {
 				if l.waiting.Add(1) > maxWaiting {
 					l.waiting.Add(-1)
-					send.Send(id, &wire.OrderRe{Result: meta.OrderResult{Err: meta.ResourceExceeded, Detail: "too many orders wait for their turn"}})
+					answerOrder(send, id, meta.OrderResult{Err: meta.ResourceExceeded, Detail: "too many orders wait for their turn"})
 					continue
 				}
 				wg.Go(func() {
@@ -291,16 +292,24 @@ func (l *links) run(ctx context.Context, addr string) error {
 						return
 					}
 					defer func() { <-l.long }()
-					send.Send(id, &wire.OrderRe{Result: cfg.Order(ctx, m.Order)})
+					answerOrder(send, id, cfg.Order(ctx, m.Order))
 				})
 				continue
 			}
 			l.slots <- struct{}{}
 			wg.Go(func() {
 				defer func() { <-l.slots }()
-				send.Send(id, &wire.OrderRe{Result: cfg.Order(ctx, m.Order)})
+				answerOrder(send, id, cfg.Order(ctx, m.Order))
 			})
 		}
+	}
+}
+
+// answerOrder tells how an order went; what does not fit into a frame is an order
+// that failed.
+func answerOrder(send *wire.Sender, id uint64, r meta.OrderResult) {
+	if err := send.Send(id, &wire.OrderRe{Result: r}); errors.Is(err, meta.ResourceExceeded) {
+		send.Send(id, &wire.OrderRe{Result: meta.OrderResult{Err: meta.ResourceExceeded, Detail: err.Error()}})
 	}
 }
 

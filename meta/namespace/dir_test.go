@@ -2,6 +2,7 @@ package namespace
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -453,5 +454,72 @@ func TestPathOf(t *testing.T) {
 	f.do(&meta.Unlink{Parent: a, Name: "b", Dir: true})
 	if _, err := PathOf(f.s, b); meta.KindOf(err) != meta.Stale {
 		t.Errorf("a removed directory: %v", err)
+	}
+}
+
+// deep makes directories inside each other, n of them under dir.
+func (f *fixture) deep(dir meta.Ino, n int, name string) []meta.Ino {
+	var all []meta.Ino
+	for range n {
+		dir = f.mkdir(dir, name)
+		all = append(all, dir)
+	}
+	return all
+}
+
+// Paths names what a path can reach, in any order of asking, and tells of the rest
+// that it is too deep; what it remembers of a chain takes about as much memory as
+// the longest path in it.
+func TestPaths(t *testing.T) {
+	f := newFixture(t)
+	name := strings.Repeat("n", meta.MaxName)
+	chain := f.deep(meta.RootIno, 64, name)
+	side := f.mkdir(chain[3], "side")
+	want := func(i int) string { return strings.TrimSuffix(strings.Repeat(name+"/", i+1), "/") }
+	for _, order := range [][]int{{0, 1, 14, 15, 16, 20, 63, 3}, {63, 62, 17, 16, 15, 2, 14}, {14, 63, 15, 16}, {16, 15}} {
+		p := NewPaths(f.s)
+		for _, i := range order {
+			got, err := p.Of(chain[i])
+			if i > 14 { // 15 names of 255 bytes and their slashes fit, exactly 4095 are 16 without one
+				if len(want(i)) >= meta.MaxPath != (meta.KindOf(err) == meta.NameTooLong) {
+					t.Errorf("%v: depth %d: %d bytes, %v", order, i, len(got), err)
+				}
+				continue
+			}
+			if err != nil || got != want(i) {
+				t.Errorf("%v: depth %d: %d bytes, %v", order, i, len(got), err)
+			}
+		}
+		if got, err := p.Of(side); err != nil || got != want(3)+"/side" {
+			t.Errorf("%v: %q, %v", order, got, err)
+		}
+		if got, err := p.Of(meta.RootIno); err != nil || got != "" {
+			t.Errorf("%q, %v", got, err)
+		}
+		if _, err := p.Of(99999); meta.KindOf(err) != meta.Stale {
+			t.Error(err)
+		}
+	}
+	short := f.deep(meta.RootIno, 3000, "d")
+	p := NewPaths(f.s)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if got, err := p.Of(short[2000]); err != nil || len(got) != 2*2001-1 {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+	if _, err := p.Of(short[2999]); meta.KindOf(err) != meta.NameTooLong {
+		t.Error(err)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if n := int64(after.HeapAlloc) - int64(before.HeapAlloc); n > 1<<20 {
+		t.Errorf("the paths of 2,000 directories take %d bytes", n)
+	}
+	runtime.KeepAlive(p)
+	// Names of files below it are left out, others told.
+	file, far := f.create(chain[0], "f", reg).Ino, f.create(chain[40], "f", reg).Ino
+	names, err := NamesOf(f.s, map[meta.Ino]bool{file: true, far: true})
+	if err != nil || len(names) != 1 || names[file] != name+"/f" {
+		t.Errorf("%v, %v", names, err)
 	}
 }

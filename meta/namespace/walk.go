@@ -3,6 +3,7 @@ package namespace
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -102,61 +103,93 @@ func allExtents(t *tx, fn func(ino meta.Ino, gen uint32, e meta.Extent) bool) er
 type Paths struct {
 	t    tx
 	dirs map[meta.Ino]string
+	long map[meta.Ino]bool // their paths are too long
 }
+
+// pathsKept bounds the directories that Paths remembers.
+const pathsKept = 1 << 16
 
 // NewPaths begins with nothing known.
 func NewPaths(r Reader) *Paths {
-	return &Paths{tx{view: view{r: r}}, map[meta.Ino]string{}}
+	return &Paths{tx{view: view{r: r}}, map[meta.Ino]string{}, map[meta.Ino]bool{}}
 }
 
 // Of gives the path of a directory from the volume's root, which is "". It costs
 // two reads a directory above that is not known. Errors: Stale (it is gone),
-// NotDir.
+// NotDir, NameTooLong (a path of meta.MaxPath bytes or more: directories can be
+// nested deeper than a path reaches).
 func (p *Paths) Of(dir meta.Ino) (string, error) {
 	if p.t.vol.gen == 0 {
 		if err := p.t.begin(); err != nil {
 			return "", err
 		}
 	}
-	return p.of(dir, 0)
+	if len(p.dirs) > pathsKept {
+		clear(p.dirs)
+		clear(p.long)
+	}
+	var chain []meta.Ino // from dir up
+	var names []string   // theirs
+	path, length := "", 0
+	for at := dir; at != meta.RootIno; {
+		if known, ok := p.dirs[at]; ok {
+			path = known
+			break
+		}
+		in, name, err := p.step(at)
+		if err != nil {
+			return "", err
+		}
+		if name == "" { // its record is older than those that say where it has its name
+			above, err := PathOf(p.t.r, at)
+			if err != nil {
+				return "", err
+			}
+			chain, names = append(chain, at), append(names, strings.Join(above, "/"))
+			break
+		}
+		chain, names = append(chain, at), append(names, name)
+		if length += len(name) + 1; length > meta.MaxPath || p.long[at] {
+			return "", p.tooLong(dir)
+		}
+		at = in.Parent
+	}
+	down := slices.Clone(names)
+	if path != "" {
+		down = append(down, path)
+	}
+	slices.Reverse(down)
+	if path = strings.Join(down, "/"); len(path) >= meta.MaxPath {
+		return "", p.tooLong(dir)
+	}
+	// Those above begin as this one does: they share its memory.
+	for i, end := 0, len(path); i < len(chain); i++ {
+		p.dirs[chain[i]] = path[:end]
+		end -= len(names[i]) + 1
+	}
+	return path, nil
 }
 
-func (p *Paths) of(dir meta.Ino, depth int) (string, error) {
-	if dir == meta.RootIno {
-		return "", nil
-	}
-	if path, ok := p.dirs[dir]; ok {
-		return path, nil
-	}
+func (p *Paths) tooLong(dir meta.Ino) error {
+	p.long[dir] = true
+	return fail("path", meta.NameTooLong, fmt.Sprintf("inode %d", dir))
+}
+
+// step reads a directory and its name in the one above, "" if its record does not
+// tell where that is.
+func (p *Paths) step(dir meta.Ino) (*inode, string, error) {
 	p.t.inodes = p.t.inodes[:0]
 	in, err := p.t.inode(dir)
 	switch {
 	case err != nil:
-		return "", err
+		return nil, "", err
 	case !in.IsDir():
-		return "", fail("path", meta.NotDir, fmt.Sprintf("inode %d", dir))
-	case in.Nlink == 0 || depth > meta.MaxPath:
-		return "", stale(dir)
+		return nil, "", fail("path", meta.NotDir, fmt.Sprintf("inode %d", dir))
+	case in.Nlink == 0:
+		return nil, "", stale(dir)
 	}
-	home := in.Parent
-	name, err := p.t.nameIn(in, home)
-	if err != nil {
-		return "", err
-	}
-	if name == "" { // its record is older than those that say where it has its name
-		names, err := PathOf(p.t.r, dir)
-		p.dirs[dir] = strings.Join(names, "/")
-		return p.dirs[dir], err
-	}
-	above, err := p.of(home, depth+1)
-	if err != nil {
-		return "", err
-	}
-	if above != "" {
-		name = above + "/" + name
-	}
-	p.dirs[dir] = name
-	return name, nil
+	name, err := p.t.nameIn(in, in.Parent)
+	return in, name, err
 }
 
 // nameIn gives the name that an inode has in a directory, if its record tells
@@ -219,9 +252,10 @@ func PathOf(r Reader, dir meta.Ino) ([]string, error) {
 	return names, nil
 }
 
-// NamesOf gives a path, of one or more names from the volume's root, of each of the
-// inodes that has a name in the live generation. It reads all directories.
-func NamesOf(r Reader, inos map[meta.Ino]bool) (map[meta.Ino][]string, error) {
+// NamesOf gives a path, from the volume's root and without a slash before it, of each of the inodes that has a
+// name in the live generation, unless its directory's is too long (Paths). It reads
+// all directories.
+func NamesOf(r Reader, inos map[meta.Ino]bool) (map[meta.Ino]string, error) {
 	type at struct {
 		dir  meta.Ino
 		name string
@@ -244,15 +278,17 @@ func NamesOf(r Reader, inos map[meta.Ino]bool) (map[meta.Ino][]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := make(map[meta.Ino][]string, len(found))
-	dirs := map[meta.Ino][]string{}
+	paths := make(map[meta.Ino]string, len(found))
+	dirs := NewPaths(r)
 	for ino, p := range found { // in any order: each is named by itself
-		if _, ok := dirs[p.dir]; !ok {
-			if dirs[p.dir], err = PathOf(r, p.dir); err != nil {
-				return nil, err
-			}
+		dir, err := dirs.Of(p.dir)
+		switch {
+		case errors.Is(err, meta.NameTooLong):
+			continue
+		case err != nil:
+			return nil, err
 		}
-		names[ino] = append(slices.Clone(dirs[p.dir]), p.name)
+		paths[ino] = strings.TrimPrefix(dir+"/"+p.name, "/")
 	}
-	return names, nil
+	return paths, nil
 }

@@ -45,9 +45,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		if err != nil {
 			return err
 		}
-		if re.Report, err = json.Marshal(names); err != nil {
-			panic("server: names are plain data: " + err.Error())
-		}
+		return reportJSON(re, names)
 	case wire.AdminVolumeByName:
 		v, err := s.find(ctx, m)
 		if err != nil {
@@ -163,11 +161,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		}
 		re.Report = b
 	case wire.AdminCheckpoint:
-		v, err := s.find(ctx, m)
-		if err != nil {
-			return err
-		}
-		o, err := s.ownerFor(ctx, v.ID)
+		o, err := s.ownerOf(ctx, m)
 		if err != nil {
 			return err
 		}
@@ -255,6 +249,39 @@ func (s *Server) find(ctx context.Context, m *wire.Admin) (cluster.Volume, error
 		return s.cfg.Cluster.Volume(ctx, m.Volume)
 	}
 	return s.cfg.Cluster.VolumeByName(ctx, m.Name)
+}
+
+// ownerOf gives the owner of the volume that a request names.
+func (s *Server) ownerOf(ctx context.Context, m *wire.Admin) (*owner, error) {
+	v, err := s.find(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	return s.ownerFor(ctx, v.ID)
+}
+
+// pageBytes is where an answer that has a successor ends, in bytes of JSON: far
+// below wire.MaxFrame.
+const pageBytes = 4 << 20
+
+// pageOf is the beginning of a list that fits into pageBytes, one item at least.
+func pageOf[T any](all []T, size func(*T) int) []T {
+	n := 0
+	for i := range all {
+		if n += size(&all[i]); n > pageBytes && i > 0 {
+			return all[:i]
+		}
+	}
+	return all
+}
+
+// jsonSize is how long an item is in an answer, at most.
+func jsonSize[T any](item *T) int {
+	b, err := json.Marshal(item)
+	if err != nil {
+		panic("server: a report is plain data: " + err.Error())
+	}
+	return len(b) + 1
 }
 
 // durably runs an operation of the owner and waits for the journal.

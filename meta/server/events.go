@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"time"
 
@@ -115,29 +116,31 @@ func readEvents(r namespace.Reader, q *wire.EventsRequest) (*wire.EventsAnswer, 
 		a.Rescan = true
 		return a, nil
 	}
-	limit := eventsPage
-	if q.Limit > 0 {
-		limit = min(limit, q.Limit)
-	}
-	all, err := namespace.Events(r, since, limit)
+	all, err := namespace.Events(r, since, eventsPage)
 	if err != nil {
 		return nil, err
 	}
 	dirs := namespace.NewPaths(r)
 	a.Dirs = map[meta.Ino][]byte{}
+	size := 0
 	for _, e := range all {
 		a.Events = append(a.Events, wire.EventInfoOf(e))
+		size += jsonSize(&a.Events[len(a.Events)-1])
 		for _, dir := range []meta.Ino{e.Parent, e.FromParent} {
-			if dir == 0 {
+			if _, told := a.Dirs[dir]; dir == 0 || told {
 				continue
 			}
 			path, err := dirs.Of(dir)
 			switch {
 			case err == nil:
 				a.Dirs[dir] = []byte(path)
-			case !errors.Is(err, meta.Stale):
+				size += 32 + base64.StdEncoding.EncodedLen(len(path))
+			case !errors.Is(err, meta.Stale) && !errors.Is(err, meta.NameTooLong):
 				return nil, err
 			}
+		}
+		if size > pageBytes {
+			break // who asked goes on after the last
 		}
 	}
 	return a, nil
@@ -145,11 +148,7 @@ func readEvents(r namespace.Reader, q *wire.EventsRequest) (*wire.EventsAnswer, 
 
 // eventsOp answers a request about events at the owner of the volume.
 func (s *Server) eventsOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
-	v, err := s.find(ctx, m)
-	if err != nil {
-		return err
-	}
-	o, err := s.ownerFor(ctx, v.ID)
+	o, err := s.ownerOf(ctx, m)
 	if err != nil {
 		return err
 	}

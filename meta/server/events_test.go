@@ -272,6 +272,23 @@ func TestEventsAreMissed(t *testing.T) {
 	if err := a.Events(t.Context(), 1, n, false, none); err != nil {
 		t.Error(err)
 	}
+	// What is kept can be asked for without knowing since when: meanwhile it
+	// would be trimmed.
+	for _, follow := range []bool{false, true} {
+		kept, stop := log.First, errors.New("the last")
+		err := a.KeptEvents(t.Context(), 1, follow, func(e client.Event) error {
+			if e.Seq != kept {
+				return fmt.Errorf("event %d, not %d", e.Seq, kept)
+			}
+			if kept++; follow && e.Seq == n {
+				return stop
+			}
+			return nil
+		})
+		if kept != n+1 || follow && !errors.Is(err, stop) || !follow && err != nil {
+			t.Errorf("to event %d: %v", kept-1, err)
+		}
+	}
 	// What the caller says ends it.
 	enough := errors.New("enough")
 	if err := a.Events(t.Context(), 1, n-3, true, func(client.Event) error { return enough }); !errors.Is(err, enough) {

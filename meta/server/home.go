@@ -480,7 +480,11 @@ func (s *Server) servePeer(conn net.Conn, rd *wire.Reader, v uint8, who *session
 		if wire.Decode(body, m) != nil {
 			return
 		}
-		if _, err := conn.Write(wire.Append(nil, v, id, s.admin(s.ctx, who, m))); err != nil {
+		frame, err := wire.Encode(nil, v, id, s.admin(s.ctx, who, m))
+		if err != nil {
+			frame = wire.Append(nil, v, id, &wire.AdminRe{Status: wire.StatusOf(err)})
+		}
+		if _, err := conn.Write(frame); err != nil {
 			return
 		}
 	}

@@ -520,11 +520,7 @@ func (o *owner) putPart(policy *meta.Policy, r io.Reader, n uint64) (id meta.Chu
 
 // indexOp answers a request about the index of a snapshot.
 func (s *Server) indexOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	v, err := s.find(ctx, m)
-	if err != nil {
-		return err
-	}
-	o, err := s.ownerFor(ctx, v.ID)
+	o, err := s.ownerOf(ctx, m)
 	if err != nil {
 		return err
 	}

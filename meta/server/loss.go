@@ -1,8 +1,8 @@
 package server
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -25,17 +25,14 @@ import (
 // a replica that turns up after all is deleted, since others acted on the loss.
 
 const (
-	maxLostListed = 10_000 // chunks in one answer
-	maxLostFiles  = 100    // files listed of one chunk
+	lostPage     = 1000   // chunks in one answer
+	maxLostFiles = 100    // files listed of one chunk
+	maxAccepted  = 10_000 // chunks in one request
 )
 
 // lossOp answers the administrative requests about lost chunks.
 func (s *Server) lossOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
-	v, err := s.find(ctx, m)
-	if err != nil {
-		return err
-	}
-	o, err := s.ownerFor(ctx, v.ID)
+	o, err := s.ownerOf(ctx, m)
 	if err != nil {
 		return err
 	}
@@ -44,7 +41,11 @@ func (s *Server) lossOp(ctx context.Context, sess *session, m *wire.Admin, re *w
 	}
 	var found *wire.LostChunks
 	if m.Op == wire.AdminLostChunks {
-		found, err = o.lostChunks(ctx)
+		var q wire.LostRequest
+		if err := readBody(m, &q); err != nil {
+			return err
+		}
+		found, err = o.lostChunks(ctx, q.After)
 	} else {
 		var body wire.AcceptLoss
 		if err := readBody(m, &body); err != nil {
@@ -55,10 +56,7 @@ func (s *Server) lossOp(ctx context.Context, sess *session, m *wire.Admin, re *w
 	if err != nil {
 		return err
 	}
-	if re.Report, err = json.Marshal(found); err != nil {
-		panic("server: a report is plain data: " + err.Error())
-	}
-	return nil
+	return reportJSON(re, found)
 }
 
 // neverBack: an operator gave the chunk server up, and it is not here.
@@ -84,10 +82,11 @@ func (s *Server) failedDisk(id meta.ServerID) string {
 }
 
 // lossOf asks about every replica of a chunk that none seems to be left of. good
-// tells that one is, or that of an open chunk one answers.
+// tells that one is, of a sealed chunk; of an open one replicas have what they
+// have, which is not enough to tell where it ends.
 func (o *owner) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l wire.LostChunk, good bool) {
 	l = wire.LostChunk{ID: rec.ID, Chunk: rec.ID.String(), State: wire.LossTotal, Live: rec.Live, Length: rec.Length}
-	waits, damaged := false, false
+	waits, damaged, some := false, false, false
 	for _, id := range rec.Servers {
 		ask, cancel := context.WithTimeout(ctx, orderPatience)
 		said, err := o.order(ask, id, meta.Order{Kind: meta.OrderStat, Chunk: rec.ID})
@@ -100,7 +99,7 @@ func (o *owner) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l wire.LostC
 			}
 			why, damaged = fmt.Sprintf("differs, or is damaged: %d bytes of %d", said.Length, rec.Length), true
 		case err == nil:
-			why = fmt.Sprintf("has %d bytes", said.Length)
+			why, some = fmt.Sprintf("has %d bytes", said.Length), true
 		case k == meta.NoSuchChunk && o.srv.failedDisk(id) != "":
 			why, waits = fmt.Sprintf("not there, but its disk %s failed and was not given up", o.srv.failedDisk(id)), true
 		case k == meta.NoSuchChunk:
@@ -119,53 +118,67 @@ func (o *owner) lossOf(ctx context.Context, rec *meta.ChunkRecord) (l wire.LostC
 		l.State = wire.LossPending
 	case damaged:
 		l.State = wire.LossDamaged
+	case some:
+		l.State = wire.LossShort
 	}
 	return l, false
 }
 
 // lostChunks lists the chunks of which no good replica is left, and those that
-// were accepted as lost, with the files that they are of.
-func (o *owner) lostChunks(ctx context.Context) (*wire.LostChunks, error) {
+// were accepted as lost, with the files that they are of: a page of them, by id,
+// from the first after the one named. An open chunk whose writer is gone is sealed
+// on the way, if its end can be told, and is then none of them. Errors: Invalid
+// (after is no id).
+func (o *owner) lostChunks(ctx context.Context, after string) (*wire.LostChunks, error) {
+	var from meta.ChunkID
+	if after != "" {
+		var err error
+		if from, err = meta.ParseChunkID(after); err != nil {
+			return nil, meta.E("list lost chunks", meta.Invalid, after, err)
+		}
+	}
 	policy, err := o.policy()
 	if err != nil {
 		return nil, err
 	}
-	var accepted, suspects []meta.ChunkRecord
-	m := o.srv.servers()
+	out := &wire.LostChunks{Chunks: []wire.LostChunk{}}
+	var recs []meta.ChunkRecord
+	m, most := o.srv.servers(), cmp.Or(o.srv.cfg.lostPage, lostPage)
 	err = o.walkRecords(func(rec *meta.ChunkRecord) {
+		if rec.ID.Compare(from) <= 0 {
+			return
+		}
 		switch {
 		case rec.Lost:
-			accepted = append(accepted, *rec)
 		case rec.State == meta.ChunkOpen && rec.Live > 0 && (rec.Session == 0 || o.mustSeal(rec, m)):
-			suspects = append(suspects, *rec)
-		case rec.State == meta.ChunkSealed:
-			if st := m.Plan(chance{}, &policy, o.faults.replicas(rec)); st.Reason == placement.Lost {
-				suspects = append(suspects, *rec)
-			}
+		case rec.State == meta.ChunkSealed && m.Plan(chance{}, &policy, o.faults.replicas(rec)).Reason == placement.Lost:
+		default:
+			return
 		}
+		if len(recs) == most {
+			out.More++
+			return
+		}
+		recs = append(recs, *rec)
 	})
 	if err != nil {
 		return nil, err
 	}
-	out := &wire.LostChunks{Chunks: []wire.LostChunk{}}
-	if n := len(suspects); n > maxLostListed {
-		out.More, suspects = uint64(n-maxLostListed), suspects[:maxLostListed]
-	}
-	for _, rec := range accepted {
-		l := wire.LostChunk{ID: rec.ID, Chunk: rec.ID.String(), State: wire.LossAccepted, Live: rec.Live, Length: rec.Length}
-		if rec.Gone() {
-			l.Length = 0
-		}
-		out.Chunks = append(out.Chunks, l)
-	}
-	found := make([]*wire.LostChunk, len(suspects))
+	found := make([]*wire.LostChunk, len(recs))
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, sealsAtOnce)
-	for i := range suspects {
+	for i := range recs {
+		rec := &recs[i]
+		if rec.Lost {
+			found[i] = &wire.LostChunk{ID: rec.ID, Chunk: rec.ID.String(), State: wire.LossAccepted, Live: rec.Live, Length: rec.Length}
+			if rec.Gone() {
+				found[i].Length = 0
+			}
+			continue
+		}
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			rec := &suspects[i]
 			if rec.State == meta.ChunkOpen {
 				if now, err := o.seal(ctx, rec.ID, nil); err == nil || now.State == meta.ChunkSealed {
 					return // its end could be told after all
@@ -182,10 +195,18 @@ func (o *owner) lostChunks(ctx context.Context) (*wire.LostChunks, error) {
 			out.Chunks = append(out.Chunks, *l)
 		}
 	}
-	if n := len(out.Chunks); n > maxLostListed {
-		out.More, out.Chunks = out.More+uint64(n-maxLostListed), out.Chunks[:maxLostListed]
+	if out.More > 0 {
+		out.After = recs[len(recs)-1].ID.String()
 	}
-	return out, o.filesIn(ctx, out.Chunks)
+	if err := o.filesIn(ctx, out.Chunks); err != nil {
+		return nil, err
+	}
+	if n := len(pageOf(out.Chunks, jsonSize)); n < len(out.Chunks) {
+		out.After = out.Chunks[n-1].Chunk
+		out.More += uint64(len(out.Chunks) - n)
+		out.Chunks = out.Chunks[:n]
+	}
+	return out, nil
 }
 
 // filesIn fills in which files have bytes in chunks.
@@ -205,21 +226,13 @@ func (o *owner) filesIn(ctx context.Context, chunks []wire.LostChunk) error {
 	for _, c := range chunks {
 		in[c.ID] = map[meta.Ino]uint64{}
 	}
-	wanted := map[meta.Ino]bool{}
 	err = namespace.AllExtents(view, func(ino meta.Ino, e meta.Extent) bool {
 		if files, ok := in[e.Chunk]; ok {
 			files[ino] += e.Len
-			wanted[ino] = true
 		}
 		return true
 	})
-	var names map[meta.Ino][]string
-	if err == nil {
-		names, err = namespace.NamesOf(view, wanted)
-	}
-	if err := errors.Join(err, view.Close()); err != nil {
-		return err
-	}
+	wanted := map[meta.Ino]bool{}
 	for i := range chunks {
 		c := &chunks[i]
 		c.Files = []wire.LostFile{}
@@ -228,21 +241,36 @@ func (o *owner) filesIn(ctx context.Context, chunks []wire.LostChunk) error {
 				c.More++
 				continue
 			}
-			f := wire.LostFile{Ino: ino, Bytes: in[c.ID][ino]}
-			if n := names[ino]; len(n) > 0 {
-				f.Path = "/" + strings.Join(n, "/")
+			c.Files = append(c.Files, wire.LostFile{Ino: ino, Bytes: in[c.ID][ino]})
+			wanted[ino] = true
+		}
+	}
+	var names map[meta.Ino]string
+	if err == nil {
+		names, err = namespace.NamesOf(view, wanted)
+	}
+	if err := errors.Join(err, view.Close()); err != nil {
+		return err
+	}
+	for i := range chunks {
+		for k := range chunks[i].Files {
+			f := &chunks[i].Files[k]
+			if name, ok := names[f.Ino]; ok {
+				f.Path = "/" + name
 			}
-			c.Files = append(c.Files, f)
 		}
 	}
 	return nil
 }
 
 // acceptLoss records, for each chunk that is named, that what no replica has is lost. It
-// stops at the first that it refuses. Errors: Invalid (no such id),
+// stops at the first that it refuses. Errors: Invalid (no such id, or too many),
 // NoSuchChunk, Unavailable (a server or disk may have it), Busy (it is not lost), Corrupt
 // (damaged replicas are left, and may be given up only by name).
 func (o *owner) acceptLoss(ctx context.Context, m *wire.AcceptLoss, by string) (*wire.LostChunks, error) {
+	if n := len(m.Chunks); n > maxAccepted {
+		return nil, meta.E("accept loss", meta.Invalid, o.subject(), fmt.Errorf("%d chunks in one request, at most %d: name some at a time", n, maxAccepted))
+	}
 	out := &wire.LostChunks{Chunks: []wire.LostChunk{}}
 	for _, name := range m.Chunks {
 		id, err := meta.ParseChunkID(name)
@@ -258,7 +286,18 @@ func (o *owner) acceptLoss(ctx context.Context, m *wire.AcceptLoss, by string) (
 			out.Chunks = append(out.Chunks, *l)
 		}
 	}
-	return out, o.filesIn(ctx, out.Chunks)
+	if err := o.filesIn(ctx, out.Chunks); err != nil {
+		return nil, err
+	}
+	// It is done, and can't be told in pages: the last go without their files.
+	for left, i := pageBytes, 0; i < len(out.Chunks); i++ {
+		c := &out.Chunks[i]
+		if left -= jsonSize(&c.Files); left < 0 {
+			c.More += uint64(len(c.Files))
+			c.Files = []wire.LostFile{}
+		}
+	}
+	return out, nil
 }
 
 // acceptOne accepts the loss of one chunk; nil: there was nothing to accept.

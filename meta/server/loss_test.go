@@ -2,6 +2,7 @@ package server
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -123,7 +124,8 @@ func TestLossOfPart(t *testing.T) {
 	g := newGrid(t, nil, racks[0], racks[2])
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 2})
-	bad, short := g.chunk(p, "bad", 500).ID, g.open(p, "short", 100)
+	writer := g.s.dial("writer")
+	bad, short := g.chunk(p, "bad", 500).ID, g.open(writer, "short", 100)
 	g.await("full", full)
 	for _, n := range g.nodes {
 		n.mu.Lock()
@@ -132,12 +134,17 @@ func TestLossOfPart(t *testing.T) {
 		n.mu.Unlock()
 	}
 	g.await("lost", func(st *RepairStatus) bool { return st.Lost == 1 })
-	if _, err := p.SealChunk(t.Context(), 1, short); meta.KindOf(err) != meta.Corrupt {
+	if _, err := writer.SealChunk(t.Context(), 1, short); meta.KindOf(err) != meta.Corrupt {
 		t.Fatalf("sealed at less than was promised: %v", err)
 	}
-	if s := g.loss(p)[bad]; s.State != wire.LossDamaged {
-		t.Fatalf("%+v", s)
-	}
+	writer.Close(t.Context())
+	eventually(t, "both are lost", func() error {
+		l := g.loss(p)
+		if l[bad].State != wire.LossDamaged || l[short].State != wire.LossShort {
+			return fmt.Errorf("%+v", l)
+		}
+		return nil
+	})
 	p.refused(t, meta.Corrupt, accept(false, bad))
 	p.admin(t, accept(true, bad, short))
 	if rec := g.record(short); rec.State != meta.ChunkSealed || rec.Length != 60 || len(rec.Servers) != 2 || !rec.Lost {

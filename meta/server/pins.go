@@ -109,13 +109,22 @@ func pinInfo(p meta.Pin) wire.PinInfo {
 	return wire.PinInfo{Holder: p.Holder, By: p.By, Made: time.Unix(0, int64(p.Made)).UTC(), Until: time.Unix(0, int64(p.Until)).UTC()}
 }
 
-// listPins adds pins to the snapshots that they are of. Caller holds mu.
+// listPins adds pins to the snapshots that they are of, as many as a page holds: of
+// the others it is told how many there are. Caller holds mu.
 func (o *owner) listPins(l []wire.SnapshotInfo) error {
 	all, err := namespace.Pins(&view{o: o}, o.now())
+	left := pageBytes
 	for _, p := range all {
-		if i := slices.IndexFunc(l, func(s wire.SnapshotInfo) bool { return s.At == p.Snapshot }); i >= 0 {
-			l[i].Pins = append(l[i].Pins, pinInfo(p))
+		i := slices.IndexFunc(l, func(s wire.SnapshotInfo) bool { return s.At == p.Snapshot })
+		if i < 0 {
+			continue
 		}
+		info := pinInfo(p)
+		if left -= jsonSize(&info); left < 0 {
+			l[i].MorePins++
+			continue
+		}
+		l[i].Pins = append(l[i].Pins, info)
 	}
 	return err
 }

@@ -256,7 +256,11 @@ func TestEveryFrameIsRefused(t *testing.T) {
 			if !slices.Contains(r.roles, role) {
 				// The body does not matter: it is not looked at.
 				frame, start := wire.Begin(nil, wire.Version, typ, 77)
-				nc.Write(wire.End(frame, start))
+				frame, err := wire.End(frame, start)
+				if err != nil {
+					t.Fatal(err)
+				}
+				nc.Write(frame)
 				for {
 					_, id, _, err := rd.Next()
 					if err != nil {

@@ -92,6 +92,7 @@ type Config struct {
 	// that is in use and changes. Default 5 min.
 	JoinInterval time.Duration
 	joinNow      func() bool // tests: look for fragments whenever it says so, and never else; nil: as above
+	lostPage     int         // tests: the most lost chunks in one answer; 0: lostPage
 	// Followers is how many servers besides the owner follow a volume's journal.
 	// Default DefaultFollowers; negative: none.
 	Followers int

@@ -107,13 +107,22 @@ func (s *session) inOrder(v meta.VolumeID, work func()) {
 // it is dropped: the client asks again when it is back, and recalls are
 // repeated then.
 //
-// false: the client speaks an older protocol and has no words for it.
+// false: the client speaks an older protocol and has no words for it, or nobody
+// asked for it and it does not fit into a frame.
 func (s *session) enqueue(id uint64, m wire.Message) bool {
 	s.mu.Lock()
 	snd := s.send
 	s.mu.Unlock()
 	if snd != nil {
-		if snd.Enqueue(id, m) != nil {
+		err := snd.Enqueue(id, m)
+		if errors.Is(err, meta.ResourceExceeded) {
+			// Asked again, it would be as long: the client is told that.
+			s.srv.log.Error("what a client is to be told does not fit into a frame", "session", s.name, "error", err)
+			if id != 0 {
+				err = snd.Enqueue(id, &wire.Reply{Status: wire.StatusOf(err)})
+			}
+		}
+		if err != nil {
 			return false
 		}
 		if _, ok := m.(*wire.Recall); ok {

@@ -415,7 +415,7 @@ type diffCache struct {
 }
 
 const (
-	diffPage = 10_000
+	diffPage = 10_000 // changes in one answer, fewer if they take pageBytes
 	diffKeep = time.Minute
 )
 
@@ -428,7 +428,7 @@ func (o *owner) diff(ctx context.Context, q *wire.DiffRequest) (*wire.DiffAnswer
 		if err != nil {
 			return nil, err
 		}
-		if len(all) <= diffPage {
+		if len(diffPageOf(all)) == len(all) {
 			return &wire.DiffAnswer{Changes: all, Exact: q.Exact}, nil
 		}
 		d.mu.Lock()
@@ -454,8 +454,12 @@ func (o *owner) diff(ctx context.Context, q *wire.DiffRequest) (*wire.DiffAnswer
 		return nil, meta.E("compare", meta.Stale, o.subject(), errors.New("this comparison was given up: begin again"))
 	}
 	d.drop.Reset(diffKeep)
-	page := d.all[q.Skip:min(q.Skip+diffPage, len(d.all))]
+	page := diffPageOf(d.all[q.Skip:])
 	return &wire.DiffAnswer{Changes: page, Exact: q.Exact, More: q.Skip+len(page) < len(d.all), Of: d.of}, nil
+}
+
+func diffPageOf(all []wire.DiffChange) []wire.DiffChange {
+	return pageOf(all[:min(diffPage, len(all))], jsonSize)
 }
 
 func (o *owner) compare(ctx context.Context, from, to string, exact bool) ([]wire.DiffChange, error) {

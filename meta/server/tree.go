@@ -392,7 +392,7 @@ func (p *paths) of(ctx context.Context, v cluster.Volume, depth int) string {
 	if !ok {
 		names, err := p.s.namesOf(ctx, at)
 		dir = strings.Join(append([]string{p.of(ctx, parent, depth+1)}, names...), "/")
-		if err != nil {
+		if err != nil || len(dir) >= meta.MaxPath {
 			dir = "?"
 		}
 		p.dirs[at] = dir

@@ -13,7 +13,6 @@ type EventsRequest struct {
 	// there are, just the number of the last.
 	Oldest bool `json:"oldest,omitempty"`
 	Newest bool `json:"newest,omitempty"`
-	Limit  int  `json:"limit,omitempty"` // 0: as many as the owner likes to send
 	// Wait is how long the owner may wait for one, if there is none. It may answer
 	// sooner.
 	Wait time.Duration `json:"wait,omitempty"`
@@ -27,10 +26,12 @@ type EventsAnswer struct {
 	Last  uint64 `json:"last"`
 	// Rescan: what came after Since is not all there any more. Who looks at the
 	// tree from now on, and then goes on after Last, misses nothing.
-	Rescan bool        `json:"rescan,omitempty"`
+	Rescan bool `json:"rescan,omitempty"`
+	// Events are fewer than there are if they would take too many bytes.
 	Events []EventInfo `json:"events,omitempty"`
 	// Dirs are the paths of directories that events name, as far as they are
-	// there, as they are when this is answered: without slashes at the ends.
+	// there and shorter than meta.MaxPath, as they are when this is answered:
+	// without slashes at the ends.
 	Dirs map[meta.Ino][]byte `json:"dirs,omitempty"`
 }
 

@@ -130,18 +130,19 @@ func Begin(dst []byte, v uint8, t Type, id uint64) (frame []byte, start int) {
 	return append(dst, h[:]...), start
 }
 
-// End fills in length and checksum of the frame that Begin started. It panics
-// when the body is longer than MaxFrame: callers bound what they send.
-func End(frame []byte, start int) []byte {
+// End fills in length and checksum of the frame that Begin started. Errors:
+// ResourceExceeded (it is longer than MaxFrame). Callers bound what they send; what
+// gets here all the same must not stop a server that others are served by.
+func End(frame []byte, start int) ([]byte, error) {
 	n := len(frame) - start - 4
 	if n > MaxFrame {
-		panic(fmt.Sprintf("wire: frame type %d of %d bytes is over the bound of %d", frame[start+5], n, MaxFrame))
+		return nil, meta.E("encode frame", meta.ResourceExceeded, fmt.Sprintf("type %d", frame[start+5]), fmt.Errorf("%d bytes, a frame has at most %d", n, MaxFrame))
 	}
 	binary.LittleEndian.PutUint32(frame[start:], uint32(n))
 	crc := crc32.Update(0, castagnoli, frame[start+4:start+16])
 	crc = crc32.Update(crc, castagnoli, frame[start+HeaderSize:])
 	binary.LittleEndian.PutUint32(frame[start+16:], crc)
-	return frame
+	return frame, nil
 }
 
 // Reader reads frames from a connection into one buffer.

@@ -8,6 +8,7 @@ import "penstock.io/penstock/meta"
 const (
 	LossPending  = "waits"    // a server or disk that may have it is out of reach, and was not given up
 	LossDamaged  = "damaged"  // replicas are left that serve only what verifies, or differ
+	LossShort    = "short"    // it was being written, and replicas have less than its writer was promised
 	LossTotal    = "lost"     // nobody has the bytes
 	LossAccepted = "accepted" // an operator accepted that
 )
@@ -35,20 +36,29 @@ type LostReplica struct {
 // LostFile is a file with bytes in such a chunk.
 type LostFile struct {
 	Ino meta.Ino `json:"inode" yaml:"inode"`
-	// Path in the volume; "" for a file that has no name now: it is open, or
-	// snapshots alone have it.
+	// Path in the volume; "" for a file that has no name now (it is open, or
+	// snapshots alone have it), or lies so deep that its directory's path has
+	// meta.MaxPath bytes or more.
 	Path  string `json:"path" yaml:"path"`
 	Bytes uint64 `json:"bytes" yaml:"bytes"` // in this chunk, of all generations
 }
 
-// LostChunks answers AdminLostChunks and AdminAcceptLoss.
+// LostRequest is the body of AdminLostChunks; without one the list begins with the
+// first.
+type LostRequest struct {
+	After string `json:"after,omitempty"` // those with higher ids are wanted, in hex
+}
+
+// LostChunks answers AdminLostChunks and AdminAcceptLoss. A list comes in pages, by
+// ids: while More is not zero, the next begins after After.
 type LostChunks struct {
 	Chunks []LostChunk `json:"chunks" yaml:"chunks"`
-	More   uint64      `json:"more_chunks,omitempty" yaml:"more_chunks,omitempty"` // not listed
+	More   uint64      `json:"more_chunks,omitempty" yaml:"more_chunks,omitempty"` // not listed, at most so many
+	After  string      `json:"after,omitempty" yaml:"after,omitempty"`
 }
 
 // AcceptLoss is the body of AdminAcceptLoss.
 type AcceptLoss struct {
-	Chunks  []string `json:"chunks" yaml:"chunks"`   // ids in hex
+	Chunks  []string `json:"chunks" yaml:"chunks"`   // ids in hex, at most 10,000
 	Damaged bool     `json:"damaged" yaml:"damaged"` // give up what damaged replicas still serve, too
 }

@@ -29,7 +29,8 @@ type Message interface {
 }
 
 // Encode adds m as one frame of protocol version v to dst. Errors: NotSupported,
-// where m has something to say that v has no words for; dst is then as it was.
+// where m has something to say that v has no words for; ResourceExceeded, where the
+// frame would be longer than MaxFrame. dst is then as it was.
 func Encode(dst []byte, v uint8, id uint64, m Message) ([]byte, error) {
 	b, start := Begin(dst, v, m.frameType(), id)
 	c := coder{buf: b, v: v}
@@ -40,11 +41,15 @@ func Encode(dst []byte, v uint8, id uint64, m Message) ([]byte, error) {
 	if c.err != nil {
 		return dst, c.err
 	}
-	return End(c.buf, start), nil
+	frame, err := End(c.buf, start)
+	if err != nil {
+		return dst, err
+	}
+	return frame, nil
 }
 
-// Append is Encode for what every version has words for: hellos, and answers,
-// which are no newer than what was asked.
+// Append is Encode for what every version has words for and is short: hellos, and
+// answers that are no newer than what was asked, and of bounded length.
 func Append(dst []byte, v uint8, id uint64, m Message) []byte {
 	b, err := Encode(dst, v, id, m)
 	if err != nil {

@@ -31,8 +31,9 @@ func NewSender(conn net.Conn, v uint8, onError func(error)) *Sender {
 	return &Sender{conn: conn, v: v, onError: onError}
 }
 
-// Enqueue adds a frame to what will be written. Errors: NotSupported, as Encode:
-// nothing is written then. What is told unasked to a peer that has no words for
+// Enqueue adds a frame to what will be written. Errors: NotSupported and
+// ResourceExceeded, as Encode: nothing is written then, and whoever waits for this
+// answer must be given another. What is told unasked to a peer that has no words for
 // it may be left unsaid; who waits for an answer must look. That the connection
 // broke is no error here.
 func (s *Sender) Enqueue(id uint64, m Message) (err error) {

@@ -28,6 +28,8 @@ type SnapshotInfo struct {
 	Pins   []PinInfo   `json:"pins,omitempty" yaml:"pins,omitempty"` // who keeps it from being deleted
 	// Shown: the volume is a mirror's target, and this is what its readers see.
 	Shown bool `json:"shown,omitempty" yaml:"shown,omitempty"`
+	// MorePins are not listed: a volume's pins would take too many bytes.
+	MorePins uint64 `json:"more_pins,omitempty" yaml:"more_pins,omitempty"`
 }
 
 // DigestInfo is what one is told of a snapshot's digest.

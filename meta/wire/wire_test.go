@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"reflect"
 	"runtime"
 	"testing"
@@ -223,3 +224,50 @@ func FuzzReader(f *testing.F) {
 		}
 	})
 }
+
+// What does not fit into a frame is an error for who would send it, and the frames
+// before and after it are sent: no request can stop a server by its answer.
+func TestFramesAreBounded(t *testing.T) {
+	var sent bytes.Buffer
+	s := NewSender(bufferConn{Buffer: &sent}, Version, nil)
+	room := MaxFrame - (len(Append(nil, Version, 1, &AdminRe{Report: make([]byte, 1<<21)})) - 1<<21 - 4)
+	for i, c := range []struct {
+		n    int
+		kind meta.Kind
+	}{{5, 0}, {room, 0}, {room + 1, meta.ResourceExceeded}, {2 * MaxFrame, meta.ResourceExceeded}, {7, 0}} {
+		if err := s.Enqueue(uint64(i), &AdminRe{Report: make([]byte, c.n)}); meta.KindOf(err) != c.kind {
+			t.Errorf("%d bytes: %v", c.n, err)
+		}
+	}
+	if err := s.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	rd := NewReader(&sent)
+	rd.Trust()
+	for _, want := range []int{5, room, 7} {
+		_, _, body, err := rd.Next()
+		var re AdminRe
+		if err == nil {
+			err = Decode(body, &re)
+		}
+		if err != nil || len(re.Report) != want {
+			t.Fatalf("%d bytes, want %d: %v", len(re.Report), want, err)
+		}
+	}
+	if _, _, _, err := rd.Next(); err != io.EOF {
+		t.Error(err)
+	}
+	dst := []byte("before")
+	if b, err := Encode(dst, Version, 1, &AdminRe{Report: make([]byte, MaxFrame)}); err == nil || string(b) != "before" {
+		t.Errorf("%d bytes, %v", len(b), err)
+	}
+}
+
+// bufferConn is a connection of which only the writing is used.
+type bufferConn struct {
+	net.Conn
+	*bytes.Buffer
+}
+
+func (c bufferConn) Write(p []byte) (int, error) { return c.Buffer.Write(p) }
+func (c bufferConn) Read(p []byte) (int, error)  { return c.Buffer.Read(p) }
