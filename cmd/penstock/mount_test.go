@@ -59,3 +59,22 @@ func TestMountHelperCalls(t *testing.T) {
 		errs.Reset()
 	}
 }
+
+// Whose process is a unit's of systemd: the one that systemd started, and not
+// what that starts.
+func TestUnitOf(t *testing.T) {
+	for _, c := range []struct {
+		env  string
+		want bool
+	}{
+		{"PATH=/bin", false},
+		{"PATH=/bin INVOCATION_ID=12", true}, // before systemd 248
+		{"INVOCATION_ID=12 SYSTEMD_EXEC_PID=4194300", true},
+		{"INVOCATION_ID=12 SYSTEMD_EXEC_PID=1", false},
+		{"SYSTEMD_EXEC_PID=4194300", false},
+	} {
+		if name, got := unitOf(strings.Fields(c.env), 4194300); got != c.want || got && name == "" {
+			t.Errorf("%s: %v %q", c.env, got, name)
+		}
+	}
+}

@@ -52,8 +52,12 @@ func readUnit(t *testing.T) *unit {
 			u.sets[key] = value
 		}
 	}
-	known := []string{"Description", "Requires", "After", "Wants", "StartLimitIntervalSec", "ExecStart", "ExecReload", "Restart", "RestartForceExitStatus", "RestartSec",
+	// A unit that requires another is stopped when that is restarted.
+	known := []string{"Description", "After", "Wants", "StartLimitIntervalSec", "ExecStart", "ExecReload", "Restart", "RestartForceExitStatus", "RestartSec",
 		"KillSignal", "TimeoutStopSec", "OOMPolicy", "LimitNOFILE", "WantedBy"}
+	if !strings.Contains(u.sets["After"], "penstock-hold.service") || !strings.Contains(u.sets["Wants"], "penstock-hold.service") {
+		t.Error("the mount may be stopped after its holder")
+	}
 	for key := range u.sets {
 		if !slices.Contains(known, key) {
 			t.Fatalf("this test does not know %s", key)

@@ -1,0 +1,53 @@
+package fuse
+
+import (
+	"bytes"
+	"os"
+	"syscall"
+	"testing"
+)
+
+// A request keeps the buffer into which it was read only if it is large and few
+// do.
+func TestBuffersAreGivenBack(t *testing.T) {
+	c, _, _ := newDirect()
+	c.busy = make(map[*slot]bool)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	c.fd = int(r.Fd())
+	read := func(size int) *slot {
+		t.Helper()
+		want := bytes.Repeat([]byte{byte(size), byte(size >> 8), 7}, size)[:size]
+		if _, err := syscall.Write(int(w.Fd()), want); err != nil {
+			t.Fatal(err)
+		}
+		s, n, err := c.next()
+		if err != nil || n != size || !bytes.Equal(s.in[:n], want) {
+			t.Fatalf("%d of %d bytes, %v", n, size, err)
+		}
+		return s
+	}
+	var taken []*slot
+	for _, step := range []struct{ size, inUse int }{{smallIn, 0}, {smallIn + 1, 1}, {50 << 10, 2}, {100, 2}} {
+		taken = append(taken, read(step.size))
+		if c.inUse != step.inUse {
+			t.Errorf("after a request of %d bytes %d buffers are in use, not %d", step.size, c.inUse, step.inUse)
+		}
+	}
+	for range 2 * manyBuffers {
+		taken = append(taken, read(8<<10))
+	}
+	if c.inUse != manyBuffers {
+		t.Errorf("%d requests keep %d buffers, not %d", len(taken), c.inUse, manyBuffers)
+	}
+	for _, s := range taken {
+		c.put(s)
+	}
+	if c.inUse != 0 || len(c.busy) != 0 || len(c.buffers) > maxFree || len(c.free) > maxFree {
+		t.Errorf("%d buffers and %d slots are in use, %d and %d are kept", c.inUse, len(c.busy), len(c.buffers), len(c.free))
+	}
+}
