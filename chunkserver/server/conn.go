@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/chunkserver"
@@ -36,6 +38,10 @@ type conn struct {
 	data     []byte
 	ring     []byte
 	busy     chan struct{}
+	ctx      context.Context // ends with the connection
+	end      context.CancelFunc
+	answers  *semaphore.Weighted
+	peers    *share       // with others of the same identity; guarded by Server.mu
 	since    atomic.Int64 // unix nanoseconds: when the reader began the append it is at; 0: at none
 	beating  atomic.Bool  // a sign of life is being sent
 	wg       sync.WaitGroup
@@ -51,17 +57,21 @@ func newConn(s *Server, nc net.Conn, who peer.Identity) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &conn{Conn: w, s: s, who: who, trusted: who.Local, busy: make(chan struct{}, maxBusy)}, nil
+	c := &conn{Conn: w, s: s, who: who, trusted: who.Local, busy: make(chan struct{}, maxBusy), answers: semaphore.NewWeighted(answersConn)}
+	c.ctx, c.end = context.WithCancel(s.ctx)
+	return c, nil
 }
 
 // serve reads frames until the connection ends.
 func (c *conn) serve() {
 	err := c.loop()
 	c.Close()
+	c.end()
 	c.wg.Wait()
 	c.DropDescriptors()
 	c.s.mu.Lock()
 	delete(c.s.conns, c)
+	c.unshare()
 	c.s.mu.Unlock()
 	if c.ring != nil {
 		unix.Munmap(c.ring)
@@ -357,6 +367,11 @@ func (c *conn) read(h wire.Header, q wire.Request) error {
 			return nil
 		}
 	}
+	giveBack, err := c.room(c.ctx, int64(n))
+	if err != nil {
+		return err
+	}
+	defer giveBack()
 	buf := readPool.Get().(*[]byte)
 	defer readPool.Put(buf)
 	if uint64(cap(*buf)) < n {

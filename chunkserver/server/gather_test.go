@@ -117,6 +117,18 @@ func TestGatherTakesOnlyWhatIsSealed(t *testing.T) {
 		t.Fatal(r)
 	}
 	holds(t, all[0], o.Chunk, want)
+	// Nor is one that lies elsewhere.
+	for i, on := range [][]meta.ServerID{{1, 2}, {1}} {
+		o.Chunk.Counter, o.Chunks[0].Servers = uint64(10+i), on
+		switch r := all[2].Order(ctx, o); {
+		case len(on) > 1 && r.Err == 0:
+			holds(t, all[2], o.Chunk, want)
+		case len(on) > 1 || r.Err != meta.Unavailable:
+			t.Fatalf("%v: %+v", on, r)
+		default:
+			nothing(t, all[2], o.Chunk)
+		}
+	}
 	// Sealed, but at other bytes.
 	if r := all[0].Order(ctx, meta.Order{Kind: meta.OrderSeal, Chunk: id, Fence: meta.Fence{Term: 1, Seals: 1}, Final: true, Length: 100_000}); r.Err != 0 {
 		t.Fatal(r)

@@ -72,6 +72,7 @@ type Server struct {
 	evicted peer.Worthless
 	// accepted counts the connections that are there, greeted or not yet.
 	accepted int
+	shares   map[string]*share // of identities that are connected
 	lns      map[net.Listener]struct{}
 	where    map[meta.ChunkID]*disk // with several disks: where chunks were found
 	ended    bool
@@ -88,6 +89,8 @@ type Server struct {
 	refused, frames     atomic.Uint64
 	descriptors, shared atomic.Uint64
 	threads             atomic.Int32 // connections that were given a thread
+	answering           atomic.Int64 // bytes of answers to reads that are in memory
+	held                atomic.Uint64
 }
 
 var _ chunkserver.Service = (*Server)(nil)
@@ -107,7 +110,7 @@ func NewWithDisks(cfg Config, disks *Disks) *Server {
 	}
 	s := &Server{
 		cfg: cfg, disks: disks, slog: cfg.Logger, keys: cfg.Keys,
-		conns: map[*conn]struct{}{}, lns: map[net.Listener]struct{}{},
+		conns: map[*conn]struct{}{}, shares: map[string]*share{}, lns: map[net.Listener]struct{}{},
 		where: map[meta.ChunkID]*disk{}, seen: map[string]capability.Claims{}, tickets: newTicketSeal(),
 	}
 	if s.cfg.PullRate == 0 {
@@ -252,6 +255,8 @@ type Stats struct {
 	Frames      uint64
 	Descriptors uint64 // of chunks, passed to readers on this machine
 	Shared      uint64 // appends whose bytes were in memory shared with their writer
+	Answering   uint64 // bytes of answers to reads that are in memory now
+	Held        uint64 // reads that waited since their client had too many answers to come
 	Pulled      uint64 // chunks copied from other servers
 	PulledBytes uint64
 	PullErrors  uint64 // and pieces
@@ -266,6 +271,7 @@ func (s *Server) Stats() Stats {
 	st := Stats{Conns: len(s.conns), Refused: s.refused.Load(), Frames: s.frames.Load(), Descriptors: s.descriptors.Load(), Shared: s.shared.Load()}
 	s.mu.Unlock()
 	st.Pulled, st.PulledBytes, st.PullErrors = s.pulls.done.Load(), s.pulls.bytes.Load(), s.pulls.failed.Load()
+	st.Answering, st.Held = uint64(s.answering.Load()), s.held.Load()
 	st.GatheredBytes = s.pulls.gathered.Load()
 	for _, d := range s.disks.list() {
 		ds := DiskStats{DiskInfo: d.info()}

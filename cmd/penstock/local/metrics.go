@@ -126,6 +126,8 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			reading{"penstock_chunkserver_frames_total", "Frames served.", count, float64(s.Frames)},
 			reading{"penstock_chunkserver_descriptors_total", "Descriptors of chunks passed to readers on this machine.", count, float64(s.Descriptors)},
 			reading{"penstock_chunkserver_shared_appends_total", "Appends through memory shared with a writer on this machine.", count, float64(s.Shared)},
+			reading{"penstock_chunkserver_answers_bytes", "Bytes of answers to reads that are in memory now.", gauge, float64(s.Answering)},
+			reading{"penstock_chunkserver_reads_held_total", "Reads that waited since their client had too many answers to come.", count, float64(s.Held)},
 		)
 		send(nil,
 			reading{"penstock_chunkserver_pulled_chunks_total", "Chunks copied from other servers.", count, float64(s.Pulled)},
