@@ -4,17 +4,22 @@
 //
 //	penstock up --dir data --mount mnt; the files that check names; a clean stop;
 //	find data -type s -delete; tar -S -czf testdata/vN.tar.gz data
+//
+// v1 is of the format 1 of penstock.json. v4 is of a program whose volume records
+// had version 4 at most: a clone and its origin, see TestOldClone.
 package formats
 
 import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/meta"
 	"penstock.io/penstock/test/program"
 )
 
@@ -136,6 +142,87 @@ func TestOldDataDirectories(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A clone of a program from before there were events, whose volume record is of
+// version 4, is opened with its origin, their snapshots and what both changed; and
+// it becomes one of version 5, which is read again. That program, given the latter,
+// says "volume record version 5, this program knows 1", serves the other volumes,
+// and leaves this one as it is.
+func TestOldClone(t *testing.T) {
+	data, mount := unpack(t, "v4")
+	for i := range 2 {
+		p, err := spawn.Start(t.Context(), spawn.Config{Binary: program.Path, Dir: data, Mount: mount})
+		if err != nil {
+			t.Fatal(err)
+		}
+		penstock := func(args ...string) string {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			out, err := exec.CommandContext(ctx, program.Path, append(args, "--dir", data)...).CombinedOutput()
+			if err != nil {
+				t.Errorf("%v: %v\n%s", args, err, out)
+			}
+			return string(out)
+		}
+		for name, want := range map[string]string{
+			"origin/a": "later\n", "origin/.snapshot/base/a": "one\n", "origin/gone": "gone\n", "origin/dir/packed": lines(500000, 300000),
+			"copy/.snapshot/mine/a": "two\n", "copy/hard": lines(500000, 300000), "copy/.snapshot/mine/dir/packed": lines(500000, 300000),
+			"copy/new": lines(1, 100000), "copy/a": []string{"three\n", "four\n"}[i],
+		} {
+			if got, err := os.ReadFile(filepath.Join(mount, name)); err != nil || string(got) != want {
+				t.Errorf("%s: %d bytes, %v; want %d bytes that differ", name, len(got), err, len(want))
+			}
+		}
+		if _, err := os.Lstat(filepath.Join(mount, "copy/gone")); !os.IsNotExist(err) {
+			t.Errorf("copy/gone: %v", err)
+		}
+		if i == 0 {
+			penstock("volume", "set", "copy", "--events", "on")
+			if err := os.WriteFile(filepath.Join(mount, "copy/a"), []byte("four\n"), 0o644); err != nil {
+				t.Error(err)
+			}
+		} else if out := penstock("events", "copy"); !strings.Contains(out, "changed") {
+			t.Errorf("events: %s", out)
+		}
+		penstock("fsck")
+		if err := p.Stop(time.Minute); err != nil {
+			t.Error(err)
+		}
+		if err := p.End(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A mirror's record in etcd, as drawn in docs/formats.md, says what it said.
+func TestOldMirrorRecord(t *testing.T) {
+	kept, err := os.ReadFile("testdata/mirror-v1.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := json.NewDecoder(bytes.NewReader(kept))
+	d.DisallowUnknownFields()
+	var got meta.Mirror
+	if err := d.Decode(&got); err != nil {
+		t.Fatal(err)
+	}
+	at := time.Date(2026, 11, 22, 7, 16, 21, 609000000, time.UTC)
+	want := meta.Mirror{
+		Name: "mirror-9f0c52a81b3d", Version: 1, Target: 3,
+		Source: meta.MirrorSource{Meta: []string{"meta.east:7000"}, Credentials: "/etc/penstock/east", Volume: "datasets", ID: 2},
+		State:  meta.MirrorRunning, Every: 15 * time.Minute, Rate: 1 << 20, Keep: 2, Asked: 2, Heard: 1, Rounds: 7, Error: "refused", Since: at, Behind: 5, Looked: at,
+		Last: &meta.MirrorRound{Snapshot: "mirror-9f0c52a81b3d-20261122T071621.609Z", Base: "mirror-9f0c52a81b3d-20261122T070121.600Z",
+			Taken: at, Began: at, Copied: at, Ended: at, Digest: "sha256-tree-1:00", Planned: 4096, Sent: 4096, Inodes: 3},
+		Round: &meta.MirrorRound{Snapshot: "mirror-9f0c52a81b3d-20261122T073121.601Z", Began: at},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if again, err := json.Marshal(got); err != nil || string(again) != strings.TrimSpace(string(kept)) {
+		t.Errorf("it would be written as %s, %v", again, err)
 	}
 }
 

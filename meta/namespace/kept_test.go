@@ -1,0 +1,125 @@
+package namespace
+
+import (
+	"encoding/hex"
+	"reflect"
+	"testing"
+
+	"penstock.io/penstock/meta"
+)
+
+// TestKeptVolumeRecords: what earlier programs wrote of a volume says what it
+// said, and is written so again as long as nothing else is to be said.
+func TestKeptVolumeRecords(t *testing.T) {
+	plain := volume{id: 7, gen: 1, nextIno: 300, inodes: 12, bytes: 70000, chunks: 5,
+		policy: meta.Policy{QuotaBytes: 1 << 30, QuotaInodes: 1000, Replicas: 2, MaxChunk: 64 << 20, SyncOnClose: true, LocalFirst: true}}
+	placed := plain
+	placed.policy.Topology, placed.policy.Spread, placed.policy.Class, placed.policy.LocalFirst = "/dc1/rack3", meta.SpreadRack, "nvme", false
+	shot := plain
+	shot.gen, shot.lastSnap, shot.snaps, shot.buried = 9, 8, 3, 4096
+	clone := shot
+	clone.gen, clone.lastSnap, clone.snaps, clone.base = 4+cloneGens+3, 4+cloneGens+1, 2, &base{gaps: []gap{{4, 4 + cloneGens}}}
+	told := clone
+	told.events = eventLog{keep: 100_000, first: 17, next: 140}
+	untold := shot
+	untold.events = eventLog{first: 140, next: 140}
+	for _, c := range []struct {
+		record string
+		want   volume
+	}{
+		{keptV1, plain}, {keptV2, placed}, {keptV3, shot}, {keptV4, clone}, {keptV5, told}, {keptV5Off, untold},
+	} {
+		b, err := hex.DecodeString(c.record)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v volume
+		if err := decodeVolume(b, &v); err != nil || !reflect.DeepEqual(v, c.want) {
+			t.Errorf("%s: %+v, %v; want %+v", c.record, v, err, c.want)
+		}
+		if again := hex.EncodeToString(appendVolume(nil, &c.want)); again != c.record {
+			t.Errorf("%d bytes are written as %s, was %s", len(b), again, c.record)
+		}
+	}
+	if err := decodeVolume([]byte{volumeV5 + 1, 7}, new(volume)); meta.KindOf(err) != meta.Version {
+		t.Errorf("a newer version: %v", err)
+	}
+}
+
+const (
+	keptV1    = "010701ac020cf0a204058080808004e807028080802004"
+	keptV2    = "020701ac020cf0a204058080808004e80702808080200400010a2f6463312f7261636b33046e766d65"
+	keptV3    = "030709ac020cf0a204058080808004e8070280808020040100000008038020"
+	keptV4    = "040787808008ac020cf0a204058080808004e8070280808020040100000085808008028020010484808008"
+	keptV5    = "050787808008ac020cf0a204058080808004e807028080802004010000008580800802802003010484808008a08d06118c01"
+	keptV5Off = "050709ac020cf0a204058080808004e807028080802004010000000803802002008c018c01"
+)
+
+// TestRollbackCountsOn: change counters, as inode numbers and cookies, go on, so
+// that nobody takes what is old for what it has seen (rule 17).
+func TestRollbackCountsOn(t *testing.T) {
+	f := newFixture(t)
+	ino := f.file("f")
+	at := meta.Generation(f.do(&meta.TakeSnapshot{Name: "s"}).Off)
+	for i := range 5 {
+		f.do(&meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: uint32(i)})
+	}
+	seen := f.attr(ino)
+	for op := (&meta.Rollback{To: at}); ; {
+		res := f.do(op)
+		if op.From = res.Data; res.EOF {
+			break
+		}
+	}
+	if now := f.attr(ino); now.Mode&meta.ModePerm != 0o644 || now.Change <= seen.Change {
+		t.Errorf("mode %o, change %d after %d", now.Mode, now.Change, seen.Change)
+	}
+}
+
+// TestGaps: a clone leaves out exactly the generations that its origin may come
+// to, and the origin comes to no more.
+func TestGaps(t *testing.T) {
+	b := &base{gaps: []gap{{4, 4 + cloneGens}, {4 + cloneGens + 3, 4 + 2*cloneGens + 3}}}
+	for gen, hidden := range map[uint32]bool{
+		1: false, 4: false, 5: true, 4 + cloneGens: true, 4 + cloneGens + 1: false, 4 + cloneGens + 3: false, 4 + cloneGens + 4: true,
+		4 + 2*cloneGens + 3: true, 4 + 2*cloneGens + 4: false,
+	} {
+		if b.hides(gen) != hidden {
+			t.Errorf("generation %d: hidden %v", gen, !hidden)
+		}
+	}
+
+	f := newFixture(t)
+	at := meta.Generation(f.do(&meta.TakeSnapshot{Name: "s"}).Off)
+	f.do(&meta.PinClone{At: at, Clone: 9})
+	raw, _, err := f.s.Get(volumeKey)
+	var v volume
+	if err == nil {
+		err = decodeVolume(raw, &v)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.gen = uint32(at) + cloneGens - 2 // as after so many snapshots
+	f.commit([]Effect{{Put, volumeKey, appendVolume(nil, &v)}})
+	last := meta.Generation(f.do(&meta.TakeSnapshot{Name: "last"}).Off)
+	f.fails(meta.ResourceExceeded, &meta.TakeSnapshot{Name: "more"})
+	if last+1 > at+cloneGens {
+		t.Errorf("the origin lives in generation %d, the gap ends with %d", last+1, at+cloneGens)
+	}
+	f.do(&meta.PinClone{At: at, Clone: 9, Drop: true})
+	f.do(&meta.TakeSnapshot{Name: "more"})
+}
+
+// TestMaxClones: so many clones of one snapshot, and none more.
+func TestMaxClones(t *testing.T) {
+	f := newFixture(t)
+	at := meta.Generation(f.do(&meta.TakeSnapshot{Name: "s"}).Off)
+	for i := range meta.MaxClones {
+		f.do(&meta.PinClone{At: at, Clone: meta.VolumeID(100 + i)})
+	}
+	f.fails(meta.ResourceExceeded, &meta.PinClone{At: at, Clone: 99})
+	f.do(&meta.PinClone{At: at, Clone: 100}) // it has one
+	f.do(&meta.PinClone{At: at, Clone: 100, Drop: true})
+	f.do(&meta.PinClone{At: at, Clone: 99})
+}
