@@ -34,7 +34,14 @@ var (
 	seed  = flag.Uint64("seed", 1, "of the random changes")
 )
 
-func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	// Those that run beside others mostly wait: for polls, rates, leases.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	os.Exit(program.Main(m))
+}
 
 // machine is a 'penstock up' and a client of it.
 type machine struct {
@@ -635,7 +642,12 @@ func TestBytes(t *testing.T) {
 	}
 	w.must(src.SyncAll(t.Context()))
 	b.Must("mirror", "create", "src", "dst", "--source-dir", a.dir)
-	b.Must("mirror", "sync", "dst", "--wait")
+	b.Until("the first round", func() error {
+		if b.mirror("dst").Last == nil {
+			return errors.New("not yet")
+		}
+		return nil
+	})
 	first := b.mirror("dst").Last
 	took := first.Copied.Sub(first.Began)
 	plain := plainCopy(t, uint64(*size)<<20, block)
