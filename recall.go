@@ -374,6 +374,20 @@ func (c *Client) Expired(volumes []meta.VolumeID, err error) {
 		if v != nil {
 			v.expired(epoch, err)
 		}
+		if meta.KindOf(err) != meta.AccessDenied {
+			continue // what views show stays as it is
+		}
+		c.mu.Lock()
+		var views []*Volume
+		for _, w := range c.volumes {
+			if w.view != nil && w.view.of.id == id {
+				views = append(views, w)
+			}
+		}
+		c.mu.Unlock()
+		for _, w := range views {
+			w.end() // who is let in again opens them anew
+		}
 	}
 }
 

@@ -489,3 +489,45 @@ func TestLocksInASnapshot(t *testing.T) {
 		t.Fatalf("%+v, %v", l, err)
 	}
 }
+
+// Who is refused the volume shows nothing of its snapshots any more.
+func TestViewsEndWithTheGrant(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	k := newKernel()
+	c, v := open(t, w, Config{Notify: k})
+	ino := create(t, v, "f")
+	write(t, v, ino, []byte("text"), 0)
+	if err := v.Fsync(t.Context(), ino, false); err != nil {
+		t.Fatal(err)
+	}
+	w.take("s")
+	s := snapshotOf(t, v, "s")
+	if string(contents(t, s, ino)) != "text" {
+		t.Fatal("the view shows something else")
+	}
+	c.Expired([]meta.VolumeID{1}, meta.E("session", meta.SessionExpired, "", nil))
+	if s.view.gone.Load() {
+		t.Error("a session that ran out ended a view, which never changes")
+	}
+	k.mu.Lock()
+	k.attrs[ino] = meta.Attr{}
+	k.mu.Unlock()
+	c.Expired([]meta.VolumeID{1}, meta.E("authorize", meta.AccessDenied, "", nil))
+	if !s.view.gone.Load() {
+		t.Error("the view goes on without a grant")
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		k.mu.Lock()
+		_, has := k.attrs[ino]
+		k.mu.Unlock()
+		if !has {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the kernel keeps what it has of the view")
+		}
+	}
+	if s := snapshotOf(t, v, "s"); string(contents(t, s, ino)) != "text" {
+		t.Error("who is let in again finds something else")
+	}
+}

@@ -98,13 +98,28 @@ func (s *evictingServer) evict() {
 	}
 }
 
+// expiries notes why leases ended.
+type expiries struct {
+	mu sync.Mutex
+	l  []error
+}
+
+func (e *expiries) Granted(meta.VolumeID, meta.Grant) {}
+func (e *expiries) Recall(_ meta.Recall, done func()) { done() }
+func (e *expiries) Expired(_ []meta.VolumeID, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.l = append(e.l, err)
+}
+
 // Who was evicted is told so soon, though some servers can't be reached: it does
 // not look for the owners of its volumes for ever.
 func TestEvictedIsTold(t *testing.T) {
 	srv := newEvictingServer(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	s, err := Dial(ctx, Config{Addrs: []string{srv.addr, "unix:" + filepath.Join(t.TempDir(), "gone")}, Name: "evicted"})
+	told := &expiries{}
+	s, err := Dial(ctx, Config{Addrs: []string{srv.addr, "unix:" + filepath.Join(t.TempDir(), "gone")}, Name: "evicted", Handler: told})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,6 +137,12 @@ func TestEvictedIsTold(t *testing.T) {
 			t.Errorf("told %v", err)
 		}
 	}
+	// So is who caches under its leases, once.
+	told.mu.Lock()
+	if len(told.l) != 1 || meta.KindOf(told.l[0]) != meta.AccessDenied {
+		t.Errorf("the leases ended so: %v", told.l)
+	}
+	told.mu.Unlock()
 	if err := s.Close(ctx); err != nil {
 		t.Error(err)
 	}

@@ -88,6 +88,14 @@ func (s *Session) route(v meta.VolumeID) {
 			if !said {
 				s.log.Warn("a volume is refused to this client", "volume", v, "error", err)
 			}
+			s.mu.Lock()
+			joined := s.volume(v).joined
+			s.mu.Unlock()
+			if joined && errors.Is(err, meta.AccessDenied) {
+				// The owner ended the session there before it refused it. What was
+				// cached under its leases is not ours to show any more.
+				s.expire(v, err)
+			}
 			s.refuse(v, err)
 			return
 		}
@@ -203,13 +211,14 @@ func (s *Session) enterAt(v meta.VolumeID, addr string) (next string, told bool,
 		if !joined {
 			return "", false, meta.E("enter volume", meta.Protocol, addr, errors.New("nothing was claimed, and it was refused"))
 		}
-		s.expire(v, c) // and begin anew
+		// And begin anew.
+		s.expire(v, meta.E("session", meta.SessionExpired, s.cfg.Name, fmt.Errorf("in volume %d: its lease ran out before %s was reached", v, c.addr)))
 	}
 }
 
-// expire gives up everything that the session had in a volume.
-func (s *Session) expire(v meta.VolumeID, c *conn) {
-	err := meta.E("session", meta.SessionExpired, s.cfg.Name, fmt.Errorf("in volume %d: its lease ran out before %s was reached", v, c.addr))
+// expire gives up everything that the session had in a volume, for the reason err,
+// which is what requests under way get.
+func (s *Session) expire(v meta.VolumeID, err error) {
 	s.mu.Lock()
 	vs := s.volume(v)
 	var lost []meta.Ino
@@ -231,7 +240,7 @@ func (s *Session) expire(v meta.VolumeID, c *conn) {
 		}
 	}
 	s.mu.Unlock()
-	s.log.Warn("the session expired: leases are void, what was not synced is lost", "volume", v)
+	s.log.Warn("the session expired: leases are void, what was not synced is lost", "volume", v, "why", err)
 	if h, ok := s.cfg.Handler.(LossHandler); ok && len(lost) > 0 {
 		slices.Sort(lost)
 		h.Lost(v, slices.Compact(lost), err)

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"penstock.io/penstock/chunkserver/client"
 	"penstock.io/penstock/meta"
 	metaclient "penstock.io/penstock/meta/client"
@@ -100,6 +102,45 @@ func counter(t *testing.T, path string) func() error {
 		seen = n
 		return nil
 	}
+}
+
+// cached reads what a mount's kernel has of a file that stays open: once with pread,
+// once through a mapping. Nothing but the kernel's own pages is needed for that.
+func cached(t *testing.T, path string) (pread, mapped func() error) {
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	const n = 1 << 20
+	m, err := unix.Mmap(int(f.Fd()), 0, n, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Munmap(m) })
+	b := make([]byte, n)
+	pread = func() error {
+		_, err := f.ReadAt(b, 0)
+		return err
+	}
+	// The system call touches the mapping, not this program: it is told of what is
+	// SIGBUS to a program, and no signal of the runtime's begins a page fault anew.
+	to, err := unix.MemfdCreate("mapped", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(to) })
+	mapped = func() error {
+		k, err := unix.Pwrite(to, m, 0)
+		if err == nil && k < n {
+			err = fmt.Errorf("%d of %d bytes", k, n)
+		}
+		return err
+	}
+	if err := errors.Join(pread(), mapped()); err != nil {
+		t.Fatal(err)
+	}
+	return pread, mapped
 }
 
 // writer writes on in a file that stays open, and syncs. It is padded beyond what
@@ -233,10 +274,13 @@ func TestRevocation(t *testing.T) {
 			return errors.Join(err, f.Sync(), f.Close())
 		}
 		read, write := r.hoarder(name, of)
+		pread, mapped := cached(t, filepath.Join(at, "large"))
 		ends[name] = []*probe{
 			ps.add(name+": read through the mount", counter(t, filepath.Join(at, "count"))),
 			ps.add(name+": write through the mount", writer(t, filepath.Join(at, name))),
 			ps.add(name+": create through the mount", more),
+			ps.add(name+": read what its kernel has cached", pread),
+			ps.add(name+": read through a mapping", mapped),
 			ps.add(name+": read with a hoarded capability", read),
 			ps.add(name+": append with a hoarded capability", write),
 		}
