@@ -3,6 +3,7 @@ package fuse
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"sync"
@@ -15,13 +16,14 @@ import (
 // Hold is a process's connection to a holder. As long as it is open the holder
 // takes the process for the one that serves what it put.
 type Hold struct {
-	link    *holdLink
+	conn    *net.UnixConn
 	process process.Process
+	within  time.Duration // bounds the holder's answers; taking takes longer
 
-	mu     sync.Mutex // one request at a time
+	turn   chan struct{} // one request at a time
 	answer chan held
 	yield  chan string
-	gone   chan struct{}
+	gone   chan struct{} // closed when the connection is
 }
 
 type held struct {
@@ -29,18 +31,31 @@ type held struct {
 	fds []*os.File
 }
 
-// answerIn bounds the holder's answers; taking takes longer.
 const answerIn = 10 * time.Second
 
-// DialHolder connects to the holder at a path. Errors: Unavailable, Version.
+// DialHolder connects to the holder at a path, which must be of this user, or of
+// root. Errors: Unavailable, NotPermitted, Version.
 func DialHolder(path string) (*Hold, error) {
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
 		return nil, meta.E("reach holder", meta.Unavailable, path, err)
 	}
-	h := &Hold{link: &holdLink{conn: c}, answer: make(chan held), yield: make(chan string, 1), gone: make(chan struct{})}
+	if _, err := trusted(c); err != nil {
+		c.Close()
+		return nil, meta.E("reach holder", meta.KindOf(err), path, err)
+	}
+	return greet(c, path, answerIn)
+}
+
+// greet begins a connection, which it takes over.
+func greet(c *net.UnixConn, path string, within time.Duration) (*Hold, error) {
+	roomy(c)
+	h := &Hold{
+		conn: c, within: within, turn: make(chan struct{}, 1),
+		answer: make(chan held), yield: make(chan string, 1), gone: make(chan struct{}),
+	}
 	go h.read() // ends with the connection
-	p, _, err := h.ask(&holdPacket{Op: "hello", Version: HoldVersion}, answerIn)
+	p, _, err := h.ask(&holdPacket{Op: "hello", Version: HoldVersion}, within)
 	if err == nil && p.Process == nil {
 		err = meta.E("reach holder", meta.Protocol, path, nil)
 	}
@@ -54,8 +69,9 @@ func DialHolder(path string) (*Hold, error) {
 
 func (h *Hold) read() {
 	defer close(h.gone)
+	defer h.conn.Close()
 	for {
-		p, fds, err := readPacket(h.link.conn)
+		p, fds, err := readPacket(h.conn)
 		if err != nil {
 			return
 		}
@@ -68,29 +84,46 @@ func (h *Hold) read() {
 		}
 		select {
 		case h.answer <- held{p, fds}:
-		case <-time.After(answerIn):
-			closeAll(fds) // nobody waits any more
+		case <-time.After(h.within):
+			closeAll(fds) // nobody asked
+			return
 		}
 	}
 }
 
+// ask is one request and its answer. Where that doesn't come in time the
+// connection ends: it would be taken for the next one's.
 func (h *Hold) ask(p *holdPacket, within time.Duration, fds ...*os.File) (*holdPacket, []*os.File, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if err := h.link.write(p, fds...); err != nil {
-		return nil, nil, meta.E("ask holder", meta.Unavailable, p.Op, err)
+	const op = "ask holder"
+	h.turn <- struct{}{}
+	defer func() { <-h.turn }()
+	b := p.encode()
+	if len(b) > maxPut {
+		return nil, nil, meta.E(op, meta.Invalid, p.Name, fmt.Errorf("arguments and environment of this process take %d bytes, a holder keeps %d: start it with a smaller environment", len(b), maxPut))
 	}
+	if err := writePacket(h.conn, b, fds...); err != nil {
+		h.conn.Close()
+		return nil, nil, meta.E(op, meta.Unavailable, p.Op, err)
+	}
+	late := time.NewTimer(within)
+	defer late.Stop()
 	select {
 	case a := <-h.answer:
+		if a.p.Op != p.Op {
+			closeAll(a.fds)
+			h.conn.Close()
+			return nil, nil, meta.E(op, meta.Protocol, p.Op, fmt.Errorf("the answer is to %q", a.p.Op))
+		}
 		if a.p.Error != "" {
 			closeAll(a.fds)
-			return nil, nil, meta.E("ask holder", a.p.Kind, p.Name, errors.New(a.p.Error))
+			return nil, nil, meta.E(op, a.p.Kind, p.Name, errors.New(a.p.Error))
 		}
 		return a.p, a.fds, nil
 	case <-h.gone:
-		return nil, nil, meta.E("ask holder", meta.Unavailable, p.Op, errors.New("it is gone"))
-	case <-time.After(within):
-		return nil, nil, meta.E("ask holder", meta.Unavailable, p.Op, errors.New("it does not answer"))
+		return nil, nil, meta.E(op, meta.Unavailable, p.Op, errors.New("it is gone"))
+	case <-late.C:
+		h.conn.Close()
+		return nil, nil, meta.E(op, meta.Unavailable, p.Op, errors.New("it does not answer"))
 	}
 }
 
@@ -98,18 +131,23 @@ func (h *Hold) ask(p *holdPacket, within time.Duration, fds ...*os.File) (*holdP
 // serve.
 func (h *Hold) Process() process.Process { return h.process }
 
-// Put hands a mount's device and memory to the holder: this process serves it.
-func (h *Hold) Put(name string, start Start, device, memory *os.File) error {
-	_, _, err := h.ask(&holdPacket{Op: "put", Name: name, Start: &start}, answerIn, device, memory)
+// Put hands a mount's device and memory to the holder, with the kernel's number
+// of its connection (0: not known): this process serves it. Errors: Busy (another
+// one does, or is about to), Invalid (start is too large), NotSupported (the
+// holder can't see this process), Unavailable.
+func (h *Hold) Put(name string, start Start, connection uint64, device, memory *os.File) error {
+	_, _, err := h.ask(&holdPacket{Op: "put", Name: name, Start: &start, Connection: connection}, h.within, device, memory)
 	return err
 }
 
 // Take gets a mount that nobody serves, with replace also one that somebody
 // serves, who is asked to go. ok is false if it is not held at all.
-// Errors: Busy (somebody serves it, and does not go), Unavailable.
+// Errors: Busy (somebody serves it, and does not go), NotSupported (the holder
+// can't see this process), Unavailable.
 func (h *Hold) Take(name string, replace bool) (device, memory *os.File, ok bool, err error) {
-	p, fds, err := h.ask(&holdPacket{Op: "take", Name: name, Replace: replace}, yieldFor+answerIn)
+	p, fds, err := h.ask(&holdPacket{Op: "take", Name: name, Replace: replace}, yieldFor+h.within)
 	if err != nil || !p.Found {
+		closeAll(fds)
 		return nil, nil, false, err
 	}
 	if len(fds) != 2 {
@@ -121,31 +159,38 @@ func (h *Hold) Take(name string, replace bool) (device, memory *os.File, ok bool
 
 // Drop tells that a mount has ended.
 func (h *Hold) Drop(name string) error {
-	_, _, err := h.ask(&holdPacket{Op: "drop", Name: name}, answerIn)
+	_, _, err := h.ask(&holdPacket{Op: "drop", Name: name}, h.within)
 	return err
 }
 
-// List lists what is held; name "": all.
-func (h *Hold) List(name string) ([]Held, error) {
-	op := "show"
-	if name == "" {
-		op = "list"
-	}
-	p, _, err := h.ask(&holdPacket{Op: op, Name: name}, answerIn)
+// Show gives what is held under a name, with how its server was started; nothing
+// if it is not held.
+func (h *Hold) Show(name string) ([]Held, error) {
+	p, _, err := h.ask(&holdPacket{Op: "show", Name: name}, h.within)
 	if err != nil {
 		return nil, err
 	}
 	return p.Mounts, nil
 }
 
-// Stays answers a yield: this process goes on serving.
-func (h *Hold) Stays(name string, why error) error {
-	return h.link.write(&holdPacket{Op: "stays", Name: name, Error: why.Error()})
+// List gives all that is held, by name, without how it was started.
+func (h *Hold) List() (all []Held, err error) {
+	for after := ""; ; {
+		p, _, err := h.ask(&holdPacket{Op: "list", Name: after}, h.within)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p.Mounts...)
+		if !p.More || len(p.Mounts) == 0 {
+			return all, nil
+		}
+		after = all[len(all)-1].Name
+	}
 }
 
 // Close ends the connection: the holder takes the process for gone.
 func (h *Hold) Close() {
-	h.link.conn.Close()
+	h.conn.Close()
 	<-h.gone
 }
 
@@ -179,18 +224,37 @@ type hold struct {
 	name   string // of what was put; "": nothing
 	fds    [2]*os.File
 	closed bool
+	number uint64        // the kernel's, of the connection
 	yields chan struct{} // closed when this process is to go
+	lost   chan struct{} // closed when another one serves already
+}
+
+// taking gives a context that ends when the holder does not wait any longer for
+// this process to serve what it took: then somebody else may have it. stop is to
+// be called once it serves.
+func (h *hold) taking(ctx context.Context) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	l := h.Hold
+	go func() { // ends with stop at the latest
+		select {
+		case <-l.gone:
+			cancel(meta.E("take over mount", meta.Unavailable, h.cfg.Dir, errors.New("the holder is gone, or did not wait any longer")))
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 // put hands over, and looks after it from then on.
-func (h *hold) put(name string, device, memory int) (err error) {
-	h.name, h.yields = name, make(chan struct{})
+func (h *hold) put(name string, number uint64, device, memory int) (err error) {
+	h.name, h.number = name, number
+	h.yields, h.lost = make(chan struct{}), make(chan struct{})
 	for i, fd := range []int{device, memory} {
 		if h.fds[i], err = dupFile(fd); err != nil {
 			return err
 		}
 	}
-	if err := h.Put(name, h.cfg.Start, h.fds[0], h.fds[1]); err != nil {
+	if err := h.Put(name, h.cfg.Start, number, h.fds[0], h.fds[1]); err != nil {
 		return err
 	}
 	go h.watch(h.Hold) // ends with Close, or the process
@@ -208,25 +272,37 @@ func (h *hold) watch(l *Hold) {
 			return
 		case <-l.gone:
 		}
-		for said := false; ; time.Sleep(redialEvery) {
+		log, said := h.cfg.Client.Logger, ""
+		say := func(what string, err error) { // once
+			if what != said {
+				said = what
+				log.Warn(what, "dir", h.name, "err", err)
+			}
+		}
+		for ; ; time.Sleep(redialEvery) {
 			h.mu.Lock()
 			closed := h.closed
 			h.mu.Unlock()
 			if closed || h.cfg.Redial == nil {
 				return
 			}
-			if !said {
-				said = true
-				h.cfg.Client.Logger.Warn("the holder of this mount is gone; looking for its successor", "dir", h.name)
-			}
 			ctx, cancel := context.WithTimeout(context.Background(), answerIn)
 			next, err := h.cfg.Redial(ctx)
 			cancel()
 			if err != nil {
+				say("the holder of this mount is gone; looking for its successor", err)
 				continue
 			}
-			if err := next.Put(h.name, h.cfg.Start, h.fds[0], h.fds[1]); err != nil {
-				h.cfg.Client.Logger.Error("a new holder does not hold", "dir", h.name, "err", err)
+			err = next.Put(h.name, h.cfg.Start, h.number, h.fds[0], h.fds[1])
+			if errors.Is(err, meta.Busy) {
+				// It had given us up. To go on would be to serve beside another.
+				log.Error("a new holder has given this mount to another process", "dir", h.name, "err", err)
+				next.Close()
+				close(h.lost)
+				return
+			}
+			if err != nil {
+				say("a new holder does not hold this mount", err)
 				next.Close()
 				continue
 			}
@@ -238,13 +314,15 @@ func (h *hold) watch(l *Hold) {
 				next.Close()
 				return
 			}
-			h.cfg.Client.Logger.Info("held again", "dir", h.name)
+			log.Info("held again", "dir", h.name)
 			break
 		}
 	}
 }
 
 func (k *Keeping) yield() <-chan struct{} { return k.hold.yields }
+
+func (k *Keeping) lost() <-chan struct{} { return k.hold.lost }
 
 // drop tells the holder that the mount has ended.
 func (k *Keeping) drop() error {

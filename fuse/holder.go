@@ -6,16 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/process"
@@ -25,37 +23,25 @@ import (
 // outlive whoever serves them.
 //
 // It speaks JSON in packets over a Unix socket (SOCK_SEQPACKET), with descriptors
-// beside them, to processes of the same user (or root) only. A request and its
-// answer are one packet each; the one thing that the holder says by itself is
-// "yield", to a process that serves a mount which another one is to take over.
+// beside them, to processes of the same user (or root) only, which make sure of
+// the same. A request and its answer are one packet each; the one thing that the
+// holder says by itself is "yield", to a process that serves a mount which
+// another one is to take over.
 //
 //	hello                   -> process of the holder, which sessions are bound to
 //	put NAME + 2 fds        the sender serves NAME from now on
 //	take NAME [replace]     -> 2 fds once nobody serves it, or found=false
-//	show NAME, list         -> what is held, and who serves it
+//	show NAME               -> who serves it, and how that was started
+//	list [NAME]             -> names behind NAME, and who serves them
 //	drop NAME               it was unmounted
-//	stays NAME              the answer to yield of who can't go
 //	yield NAME              from the holder
 //
 // Who serves is known by its connection: it ends with the last thread of the
 // process. So when it ends, nothing of the process writes to the device any more.
-
-// HoldVersion is the version of this protocol.
-const HoldVersion = 1
-
-// holdPacket is a request or an answer.
-type holdPacket struct {
-	Op      string           `json:"op"`
-	Version int              `json:"version,omitempty"`
-	Name    string           `json:"name,omitempty"`
-	Replace bool             `json:"replace,omitempty"`
-	Start   *Start           `json:"start,omitempty"`
-	Process *process.Process `json:"process,omitempty"`
-	Found   bool             `json:"found,omitempty"`
-	Kind    meta.Kind        `json:"kind,omitempty"`
-	Error   string           `json:"error,omitempty"`
-	Mounts  []Held           `json:"mounts,omitempty"`
-}
+//
+// Of each mount at most one process serves it (link) and at most one is about to
+// (taker), never both: taking needs that nobody serves, and while somebody takes
+// nobody else may put.
 
 // Start is how a process that serves a mount was started, and how its successor
 // is.
@@ -66,99 +52,203 @@ type Start struct {
 	Dir  string   `json:"dir"`
 }
 
-// Held is a mount that a holder has.
+// Held is a mount that a holder has, as it tells of it.
 type Held struct {
-	Name   string `json:"name"`          // the mount point
-	PID    int    `json:"pid,omitempty"` // of who serves it; 0: nobody
-	Taken  int    `json:"taken"`         // how often it was taken over
-	Start  Start  `json:"start"`
-	device *os.File
-	memory *os.File
-
-	link      *holdLink // of who serves it
-	taker     *holdLink // of who is about to
-	waiting   []*holdTake
-	orphaned  time.Time
-	respawned int
-	starting  int // which successor was started, and has not come yet; 0: none
+	Name  string `json:"name"`          // the mount point
+	PID   int    `json:"pid,omitempty"` // of who serves it; 0: nobody
+	Taken int    `json:"taken"`         // how often it was taken over
+	Start Start  `json:"start,omitzero"`
+	// Unkept is why it would not be there after a restart of the holder, which has
+	// an FDStore; "": it would, or there is no store.
+	Unkept string `json:"unkept,omitempty"`
 }
+
+// heldMount is what a holder knows of a mount.
+type heldMount struct {
+	name           string
+	device, memory *os.File
+	connection     uint64 // the kernel's number of it; 0: not known
+	start          Start
+	taken          int // -1 before it is put
+	unkept         string
+
+	// INVARIANT: link or taker is nil.
+	link    *holdLink // of who serves it
+	taker   *holdLink // of who is about to
+	waiting []*holdTake
+	since   time.Time // of the last put
+	yielded bool      // who serves was asked to go
+	// down is since when nobody serves it, or only such as don't settle.
+	down      time.Time
+	respawned int // successors that were started since somebody settled
+	starting  int // which of them has not come yet; 0: none
+	looks     int // at who serves, that it was dying
+
+	// restored: a holder before this one had it, and its server may come back; nil:
+	// it did, or won't.
+	restored *restored
+}
+
+// restored is who may come back.
+type restored struct {
+	server process.Process // as the memory says; PID 0: not known
+	until  time.Time       // if it is not known
+}
+
+// free: it may be given to one who takes it over.
+func (m *heldMount) free() bool { return m.link == nil && m.taker == nil && m.restored == nil }
 
 type holdTake struct {
-	link *holdLink
-	done bool
+	link    *holdLink
+	replace bool
+	until   time.Time
 }
 
+// holdLink is a holder's connection to a process. What is said to it waits in a
+// queue: nobody waits for a process that doesn't read.
 type holdLink struct {
 	conn *net.UnixConn
 	pid  int
-	send sync.Mutex
+	out  chan holdOut
+}
+
+type holdOut struct {
+	packet []byte
+	fds    []*os.File // its own
+}
+
+// maxSaid is how much may wait for a process: it asks one thing at a time.
+const maxSaid = 8
+
+// say queues a packet, with copies of descriptors. A process that doesn't read,
+// or gets no descriptors, is let go. Caller holds the holder's mu.
+func (l *holdLink) say(p *holdPacket, fds ...*os.File) {
+	o := holdOut{packet: p.encode()}
+	for _, f := range fds {
+		c, err := dupFile(int(f.Fd()))
+		if err != nil {
+			closeAll(o.fds)
+			l.conn.Close()
+			return
+		}
+		o.fds = append(o.fds, c)
+	}
+	select {
+	case l.out <- o:
+	default:
+		closeAll(o.fds)
+		l.conn.Close()
+	}
+}
+
+// writer says what is queued until the queue is closed.
+func (l *holdLink) writer() {
+	for o := range l.out {
+		if err := writePacket(l.conn, o.packet, o.fds...); err != nil {
+			l.conn.Close()
+		}
+		closeAll(o.fds)
+	}
 }
 
 // HolderConfig says how a holder behaves.
 type HolderConfig struct {
-	// Patience is how long a mount may be without anybody who serves it. Then it is
-	// given up, and who uses it gets errors. 0: 30 s.
+	// Patience is how long a mount may be without anybody who serves it and settles.
+	// Then it is given up, and who uses it gets errors. 0: 30 s.
 	Patience time.Duration
+	// Settle is how long a process must serve until it counts as one that can. Those
+	// that end earlier are followed by others with growing pauses, while Patience
+	// runs. 0: 5 s.
+	Settle time.Duration
 	// Respawn has the holder start a successor itself, as the predecessor was
 	// started; else a supervisor does that.
 	Respawn bool
-	// Once ends the holder when it had a mount and has none any more.
+	// Once ends the holder when it has no mount, and nobody is connected.
 	Once   bool
 	Logger *slog.Logger
 	// Store keeps the descriptors beyond the holder's own life; nil: nobody does.
 	Store FDStore
 }
 
-// FDStore keeps descriptors under names, as systemd does for a service.
+// FDStore keeps descriptors under names, as systemd does for a service. Its calls
+// come one after the other.
 type FDStore interface {
+	// Store puts descriptors in place of those that are there under the name.
 	Store(name string, fds ...*os.File) error
 	Remove(name string) error
 }
 
 const (
 	defaultPatience = 30 * time.Second
-	yieldFor        = 30 * time.Second // a process that was asked may take to go
-	respawnPause    = 200 * time.Millisecond
-	maxPacket       = 256 << 10
+	defaultSettle   = 5 * time.Second
+	yieldFor        = 30 * time.Second       // a process that was asked may take to go
+	comeBack        = 2 * time.Second        // a process that serves may take to find a new holder
+	respawnPause    = 200 * time.Millisecond // more before each successor
+	maxRespawnPause = 5 * time.Second
+	storeAgain      = 5 * time.Second
+	watchHeld       = 100 * time.Millisecond // between looks at who serves
+	dyingLooks      = 5                      // half a second: a process with much memory takes its time
 )
 
 // Holder serves one socket.
 type Holder struct {
-	cfg  HolderConfig
-	self process.Process
+	cfg      HolderConfig
+	self     process.Process // as sessions know it
+	here     process.Process // as it is
+	comeBack time.Duration
+	abort    func(connection uint64) (*os.File, error) // opens what aborts it
 
 	mu     sync.Mutex
-	mounts map[string]*Held
+	mounts map[string]*heldMount
 	links  map[*holdLink]bool
-	had    bool
-	starts int           // successors, so far
-	over   chan struct{} // closed with Once, at the end of the last mount
+	stale  map[string]bool // what the store has is not what is held
+	starts int             // successors, so far
+	over   chan struct{}   // closed with Once, at the end of the last mount
+	wake   chan struct{}   // something is stale
 	wg     sync.WaitGroup
 	ctx    context.Context
 }
 
 // NewHolder makes a holder with what another one left, if anything: descriptors
-// by name, the device and the memory of each mount.
+// by name, the device and the memory of each mount. They are given to nobody
+// while the process that served them may come back: as long as it runs, where
+// that can be told, else for 2 s. Errors: Corrupt.
 func NewHolder(cfg HolderConfig, left map[string][]*os.File) (*Holder, error) {
 	if cfg.Patience == 0 {
 		cfg.Patience = defaultPatience
+	}
+	if cfg.Settle == 0 {
+		cfg.Settle = defaultSettle
 	}
 	self, err := process.Self()
 	if err != nil {
 		return nil, err
 	}
+	h := &Holder{
+		cfg: cfg, self: self, here: self, comeBack: comeBack, abort: openAbort, ctx: context.Background(),
+		mounts: make(map[string]*heldMount), links: make(map[*holdLink]bool), stale: make(map[string]bool),
+		over: make(chan struct{}), wake: make(chan struct{}, 1),
+	}
 	if cfg.Store != nil {
 		// Another process may hold after this one: that this one ended says nothing
 		// of the sessions.
-		self.PIDNS = ""
+		h.self.PIDNS = ""
 	}
-	h := &Holder{cfg: cfg, self: self, mounts: make(map[string]*Held), links: make(map[*holdLink]bool), over: make(chan struct{})}
 	for name, fds := range left {
 		if len(fds) != 2 {
 			return nil, meta.E("hold", meta.Corrupt, name, fmt.Errorf("%d descriptors, not 2", len(fds)))
 		}
-		h.mounts[name] = &Held{Name: name, device: fds[0], memory: fds[1], orphaned: time.Now()}
-		h.had = true
+		m := &heldMount{name: name, device: fds[0], memory: fds[1], down: time.Now(), restored: new(restored)}
+		if l, err := OpenLeft(int(m.memory.Fd())); err == nil {
+			m.connection, m.restored.server = l.head.Connection, l.head.Server
+			l.Close()
+		} else {
+			cfg.Logger.Warn("who served a mount is not known", "mount", name, "err", err)
+		}
+		if m.connection == 0 {
+			m.connection = connectionAt(name)
+		}
+		h.mounts[name] = m
 	}
 	return h, nil
 }
@@ -167,12 +257,11 @@ func NewHolder(cfg HolderConfig, left map[string][]*os.File) (*Holder, error) {
 // then ends with the process, unless somebody else has it, too.
 func (h *Holder) Serve(ctx context.Context, l *net.UnixListener) error {
 	ctx, cancel := context.WithCancel(ctx)
-	h.ctx = ctx
 	defer h.wg.Wait()
 	defer cancel()
+	h.begin(ctx)
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
-	h.wg.Go(func() { h.watch(ctx) })
 	go func() { // ends with Serve
 		select {
 		case <-h.over:
@@ -194,41 +283,48 @@ func (h *Holder) Serve(ctx context.Context, l *net.UnixListener) error {
 			h.mu.Unlock()
 			return err
 		}
-		uid, pid, err := peerOf(c)
-		if err != nil || uid != os.Geteuid() && uid != 0 {
-			h.cfg.Logger.Warn("refused", "uid", uid, "err", err)
+		pid, err := trusted(c)
+		if err != nil {
+			h.cfg.Logger.Warn("refused", "err", err)
 			c.Close()
 			continue
 		}
-		link := &holdLink{conn: c, pid: pid}
-		h.mu.Lock()
-		h.links[link] = true
-		h.mu.Unlock()
-		h.wg.Go(func() {
-			h.talk(link)
-			c.Close()
-			h.mu.Lock()
-			delete(h.links, link)
-			h.left(link)
-			if len(h.links) == 0 {
-				h.endIfOver()
-			}
-			h.mu.Unlock()
-		})
+		h.join(c, pid)
 	}
 }
 
-func peerOf(c *net.UnixConn) (uid, pid int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, 0, err
+// begin starts what a holder does by itself, until ctx ends.
+func (h *Holder) begin(ctx context.Context) {
+	h.ctx = ctx
+	h.mu.Lock()
+	for _, m := range h.mounts {
+		m.down, m.restored.until = time.Now(), time.Now().Add(h.comeBack)
 	}
-	var cred *unix.Ucred
-	cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if cerr != nil || err != nil {
-		return 0, 0, errors.Join(cerr, err)
+	h.mu.Unlock()
+	h.wg.Go(func() { h.watch(ctx) })
+	if h.cfg.Store != nil {
+		h.wg.Go(func() { h.keepStored(ctx) })
 	}
-	return int(cred.Uid), int(cred.Pid), nil
+}
+
+// join talks with one process until it goes.
+func (h *Holder) join(c *net.UnixConn, pid int) {
+	roomy(c)
+	link := &holdLink{conn: c, pid: pid, out: make(chan holdOut, maxSaid)}
+	h.mu.Lock()
+	h.links[link] = true
+	h.mu.Unlock()
+	h.wg.Go(link.writer)
+	h.wg.Go(func() {
+		h.talk(link)
+		c.Close()
+		h.mu.Lock()
+		delete(h.links, link)
+		h.left(link)
+		close(link.out)
+		h.endIfOver()
+		h.mu.Unlock()
+	})
 }
 
 // talk answers one process until it goes.
@@ -238,12 +334,14 @@ func (h *Holder) talk(link *holdLink) {
 		if err != nil {
 			return
 		}
-		h.mu.Lock()
-		err = h.answer(link, p, fds)
-		h.mu.Unlock()
-		if err != nil {
-			_ = link.write(&holdPacket{Op: p.Op, Name: p.Name, Kind: meta.KindOf(err), Error: err.Error()})
+		if p.Op == "put" && p.Connection == 0 { // it does not know
+			p.Connection = connectionAt(p.Name)
 		}
+		h.mu.Lock()
+		if err := h.answer(link, p, fds); err != nil {
+			link.say(&holdPacket{Op: p.Op, Name: p.Name, Kind: meta.KindOf(err), Error: err.Error()})
+		}
+		h.mu.Unlock()
 	}
 }
 
@@ -256,113 +354,147 @@ func (h *Holder) answer(link *holdLink, p *holdPacket, fds []*os.File) error {
 			closeAll(fds)
 		}
 	}()
-	ok := &holdPacket{Op: p.Op, Name: p.Name, Found: m != nil}
+	if link.pid == 0 && (p.Op == "put" || p.Op == "take") {
+		return meta.E("hold", meta.NotSupported, p.Name, errors.New("this holder can't see the process that asks, so it could not tell that it was killed: the holder must run in the machine's name space of processes (in a pod: hostPID: true)"))
+	}
 	switch p.Op {
 	case "hello":
 		if p.Version != HoldVersion {
 			return meta.E("hold", meta.Version, "", fmt.Errorf("version %d, this holder speaks %d", p.Version, HoldVersion))
 		}
-		ok.Version, ok.Process = HoldVersion, &h.self
+		link.say(&holdPacket{Op: p.Op, Version: HoldVersion, Process: &h.self})
 	case "put":
 		if len(fds) != 2 || p.Name == "" || p.Start == nil {
 			return meta.E("hold", meta.Protocol, p.Name, fmt.Errorf("%d descriptors, not 2", len(fds)))
 		}
-		if m != nil && m.link != nil && m.link != link {
-			return meta.E("hold", meta.Busy, p.Name, fmt.Errorf("process %d serves it", m.PID))
-		}
-		if m == nil {
-			m = &Held{Name: p.Name, Taken: -1}
-			h.mounts[p.Name] = m
-		}
-		old := []*os.File{m.device, m.memory}
-		m.device, m.memory, m.Start, m.link, m.PID, m.taker = fds[0], fds[1], *p.Start, link, link.pid, nil
-		m.starting = 0
-		m.Taken++
-		used, h.had = true, true
-		closeAll(old)
-		if h.cfg.Store != nil {
-			if err := h.cfg.Store.Store(p.Name, m.device, m.memory); err != nil {
-				h.cfg.Logger.Error("not kept beyond this process", "mount", p.Name, "err", err)
+		if m != nil {
+			for _, other := range []*holdLink{m.link, m.taker} {
+				if other != nil && other != link {
+					return meta.E("hold", meta.Busy, p.Name, fmt.Errorf("process %d serves it, or is about to", other.pid))
+				}
 			}
 		}
-		h.cfg.Logger.Info("held", "mount", p.Name, "pid", m.PID, "taken", m.Taken)
+		used = true
+		h.put(link, p, fds)
 	case "take":
 		if m == nil {
-			break
+			link.say(&holdPacket{Op: p.Op, Name: p.Name})
+			return nil
 		}
-		if m.link == nil && m.taker == nil {
-			m.taker = link
-			return link.write(ok, m.device, m.memory)
+		if m.link != nil && !p.Replace {
+			return busyServed(m)
 		}
-		if !p.Replace && m.link != nil {
-			return meta.E("take over mount", meta.Busy, p.Name, fmt.Errorf("process %d serves it; use --replace", m.PID))
+		m.waiting = append(m.waiting, &holdTake{link: link, replace: p.Replace, until: time.Now().Add(yieldFor)})
+		if m.free() {
+			h.next(m)
 		}
-		t := &holdTake{link: link}
-		m.waiting = append(m.waiting, t)
-		if m.link != nil {
-			if err := m.link.write(&holdPacket{Op: "yield", Name: p.Name}); err != nil {
-				h.cfg.Logger.Warn("who serves a mount can't be asked to go", "mount", p.Name, "err", err)
-			}
-		}
-		time.AfterFunc(yieldFor, func() {
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			h.refuse(m, t, errors.New("who serves it did not go"))
-		})
-		return nil
-	case "stays":
-		if m != nil && m.link == link {
-			for _, t := range slices.Clone(m.waiting) {
-				h.refuse(m, t, errors.New(p.Error))
-			}
-		}
-		return nil
+		h.urge(m)
 	case "list", "show":
-		for _, m := range h.mounts {
-			if p.Op == "list" || m.Name == p.Name {
-				ok.Mounts = append(ok.Mounts, Held{Name: m.Name, PID: m.PID, Taken: m.Taken, Start: m.Start})
-			}
-		}
-		slices.SortFunc(ok.Mounts, func(a, b Held) int { return strings.Compare(a.Name, b.Name) })
+		h.list(link, p)
 	case "drop":
-		if m != nil && m.link == link {
+		if m != nil && (m.link == link || m.taker == link) {
 			h.drop(m)
 		}
+		link.say(&holdPacket{Op: p.Op, Name: p.Name, Found: m != nil})
 	default:
 		return meta.E("hold", meta.NotSupported, p.Op, nil)
 	}
-	return link.write(ok)
+	return nil
+}
+
+func busyServed(m *heldMount) error {
+	return meta.E("take over mount", meta.Busy, m.name, fmt.Errorf("process %d serves it; use --replace", m.link.pid))
+}
+
+// put notes who serves a mount. Caller holds mu.
+func (h *Holder) put(link *holdLink, p *holdPacket, fds []*os.File) {
+	m := h.mounts[p.Name]
+	if m == nil {
+		m = &heldMount{name: p.Name, taken: -1}
+		h.mounts[p.Name] = m
+	}
+	closeAll([]*os.File{m.device, m.memory})
+	m.device, m.memory, m.connection, m.start = fds[0], fds[1], p.Connection, *p.Start
+	if m.restored == nil { // else it is the one that served before
+		m.taken++
+	}
+	m.link, m.taker, m.restored, m.starting, m.looks, m.yielded, m.since = link, nil, nil, 0, 0, false, time.Now()
+	h.toStore(m.name)
+	link.say(&holdPacket{Op: p.Op, Name: p.Name, Found: true})
+	h.cfg.Logger.Info("held", "mount", p.Name, "pid", link.pid, "taken", m.taken)
+	h.urge(m)
+}
+
+// urge tells those who wait for a mount that is served what becomes of it: who is
+// to replace its server does so, others can't have it. Caller holds mu.
+func (h *Holder) urge(m *heldMount) {
+	if m.link == nil {
+		return
+	}
+	for _, t := range slices.Clone(m.waiting) {
+		if !t.replace {
+			h.refuse(m, t, busyServed(m))
+		} else if !m.yielded {
+			m.yielded = true
+			m.link.say(&holdPacket{Op: "yield", Name: m.name})
+		}
+	}
+}
+
+// list answers list and show. Caller holds mu.
+func (h *Holder) list(link *holdLink, p *holdPacket) {
+	ok := &holdPacket{Op: p.Op, Name: p.Name}
+	room := maxList
+	for _, name := range slices.Sorted(maps.Keys(h.mounts)) {
+		if p.Op == "show" && name != p.Name || p.Op == "list" && name <= p.Name {
+			continue
+		}
+		m := h.mounts[name]
+		t := Held{Name: name, Taken: m.taken, Unkept: m.unkept}
+		if m.link != nil {
+			t.PID = m.link.pid
+		}
+		if p.Op == "show" {
+			t.Start = m.start
+		} else if b, err := json.Marshal(t); err == nil {
+			if room -= len(b); room < 0 && len(ok.Mounts) > 0 {
+				ok.More = true
+				break
+			}
+		}
+		ok.Mounts = append(ok.Mounts, t)
+	}
+	ok.Found = len(ok.Mounts) > 0
+	link.say(ok)
 }
 
 // refuse tells one who waits for a mount that it is not to be had. Caller holds mu.
-func (h *Holder) refuse(m *Held, t *holdTake, why error) {
-	if t.done {
-		return
-	}
-	t.done = true
+func (h *Holder) refuse(m *heldMount, t *holdTake, err error) {
 	m.waiting = slices.DeleteFunc(m.waiting, func(o *holdTake) bool { return o == t })
-	err := meta.E("take over mount", meta.Busy, m.Name, why)
-	_ = t.link.write(&holdPacket{Op: "take", Name: m.Name, Kind: meta.Busy, Error: err.Error()})
+	t.link.say(&holdPacket{Op: "take", Name: m.name, Kind: meta.KindOf(err), Error: err.Error()})
 }
 
-// drop forgets a mount. Caller holds mu.
-func (h *Holder) drop(m *Held) {
-	delete(h.mounts, m.Name)
-	closeAll([]*os.File{m.device, m.memory})
-	if h.cfg.Store != nil {
-		if err := h.cfg.Store.Remove(m.Name); err != nil {
-			h.cfg.Logger.Warn("still kept beyond this process", "mount", m.Name, "err", err)
-		}
-	}
-	for _, t := range slices.Clone(m.waiting) {
-		h.refuse(m, t, errors.New("it was unmounted"))
-	}
+// drop forgets a mount; those who wait for it may mount. Caller holds mu.
+func (h *Holder) drop(m *heldMount) {
+	closeAll(h.forget(m))
 	h.endIfOver()
+}
+
+// forget gives what is to be closed of a mount that is held no more. Caller
+// holds mu.
+func (h *Holder) forget(m *heldMount) []*os.File {
+	delete(h.mounts, m.name)
+	h.toStore(m.name)
+	for _, t := range m.waiting {
+		t.link.say(&holdPacket{Op: "take", Name: m.name})
+	}
+	m.waiting = nil
+	return []*os.File{m.device, m.memory}
 }
 
 // endIfOver ends a holder that holds once. Caller holds mu.
 func (h *Holder) endIfOver() {
-	if h.cfg.Once && len(h.mounts) == 0 {
+	if h.cfg.Once && len(h.mounts) == 0 && len(h.links) == 0 {
 		select {
 		case <-h.over:
 		default:
@@ -386,33 +518,39 @@ func (h *Holder) left(link *holdLink) {
 }
 
 // orphan has somebody else serve a mount. Caller holds mu.
-func (h *Holder) orphan(m *Held) {
-	h.cfg.Logger.Warn("nobody serves a mount", "mount", m.Name, "pid", m.PID)
-	m.link, m.PID, m.orphaned, m.respawned = nil, 0, time.Now(), 0
+func (h *Holder) orphan(m *heldMount) {
+	h.cfg.Logger.Warn("nobody serves a mount", "mount", m.name, "pid", m.link.pid)
+	// A process that ends again and again soon after it began, for what it is asked
+	// perhaps, is as none.
+	if m.yielded || m.down.IsZero() || time.Since(m.since) >= h.cfg.Settle {
+		m.down, m.respawned = time.Now(), 0
+	}
+	m.link, m.looks, m.yielded = nil, 0, false
 	h.next(m)
 }
 
 // next gives a mount to one who waits for it, or starts one. Caller holds mu.
-func (h *Holder) next(m *Held) {
-	for len(m.waiting) > 0 {
-		t := m.waiting[0]
-		m.waiting = m.waiting[1:]
-		t.done = true
-		if t.link.write(&holdPacket{Op: "take", Name: m.Name, Found: true}, m.device, m.memory) == nil {
-			m.taker = t.link
-			return
-		}
+func (h *Holder) next(m *heldMount) {
+	if !m.free() {
+		return
 	}
-	if h.cfg.Respawn && m.Start.Path != "" && h.ctx.Err() == nil && m.starting == 0 {
+	if len(m.waiting) > 0 {
+		m.taker = m.waiting[0].link
+		m.waiting = m.waiting[1:]
+		m.taker.say(&holdPacket{Op: "take", Name: m.name, Found: true}, m.device, m.memory)
+		return
+	}
+	if h.cfg.Respawn && m.start.Path != "" && h.ctx.Err() == nil && m.starting == 0 {
+		pause := min(time.Duration(m.respawned)*respawnPause, maxRespawnPause)
 		m.respawned++
 		h.starts++
 		m.starting = h.starts
-		h.respawn(m, m.starting, time.Duration(m.respawned-1)*respawnPause)
+		h.respawn(m, m.starting, pause)
 	}
 }
 
 // respawn starts a successor after a pause. Caller holds mu.
-func (h *Holder) respawn(m *Held, which int, pause time.Duration) {
+func (h *Holder) respawn(m *heldMount, which int, pause time.Duration) {
 	h.wg.Go(func() {
 		select {
 		case <-time.After(pause):
@@ -420,8 +558,8 @@ func (h *Holder) respawn(m *Held, which int, pause time.Duration) {
 			return
 		}
 		h.mu.Lock()
-		needed := h.mounts[m.Name] == m && m.link == nil && m.taker == nil
-		start := m.Start
+		needed := h.mounts[m.name] == m && m.free()
+		start := m.start
 		h.mu.Unlock()
 		if !needed {
 			h.came(m, which)
@@ -432,7 +570,7 @@ func (h *Holder) respawn(m *Held, which int, pause time.Duration) {
 			Stdout: os.Stdout, Stderr: os.Stderr, SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 		}
 		if err := cmd.Start(); err != nil {
-			h.cfg.Logger.Error("no successor", "mount", m.Name, "err", err)
+			h.cfg.Logger.Error("no successor", "mount", m.name, "err", err)
 			h.came(m, which)
 			h.again(m)
 			return
@@ -440,14 +578,14 @@ func (h *Holder) respawn(m *Held, which int, pause time.Duration) {
 		go func() { // ends with the child, or with this process
 			err := cmd.Wait()
 			h.came(m, which)
-			h.cfg.Logger.Info("a process that served ended", "mount", m.Name, "pid", cmd.Process.Pid, "status", err)
+			h.cfg.Logger.Info("a process that served ended", "mount", m.name, "pid", cmd.Process.Pid, "status", err)
 			h.again(m)
 		}()
 	})
 }
 
 // came notes that the process that was started serves, or has ended.
-func (h *Holder) came(m *Held, which int) {
+func (h *Holder) came(m *heldMount, which int) {
 	h.mu.Lock()
 	if m.starting == which {
 		m.starting = 0
@@ -456,10 +594,10 @@ func (h *Holder) came(m *Held, which int) {
 }
 
 // again tries another successor if there is none.
-func (h *Holder) again(m *Held) {
+func (h *Holder) again(m *heldMount) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.mounts[m.Name] == m && m.link == nil && m.taker == nil {
+	if h.mounts[m.name] == m {
 		h.next(m)
 	}
 }
@@ -468,17 +606,10 @@ func (h *Holder) again(m *Held) {
 // and not to mount.
 const TakeoverEnv = "PENSTOCK_TAKEOVER"
 
-// watchHeld is how often a holder looks at who serves.
-const watchHeld = 100 * time.Millisecond
-
-// watch gives up mounts that nobody serves for too long, and lets go on what a
-// killed process can't leave: one of its threads may wait, in the kernel, for a
-// page that a READ has locked, and the READ for the process. Then its connection
-// to us stays; but the process runs no more, and its successor may begin.
+// watch looks at the mounts and at who serves them.
 func (h *Holder) watch(ctx context.Context) {
 	t := time.NewTicker(watchHeld)
 	defer t.Stop()
-	looks := make(map[*holdLink]int)
 	for {
 		select {
 		case <-ctx.Done():
@@ -486,124 +617,188 @@ func (h *Holder) watch(ctx context.Context) {
 		case <-t.C:
 		}
 		h.mu.Lock()
-		for _, m := range h.mounts {
-			if m.link == nil {
-				if time.Since(m.orphaned) > h.cfg.Patience && m.taker == nil {
-					h.cfg.Logger.Error("a mount is given up: nobody came to serve it", "mount", m.Name)
-					h.abort(m)
+		all := slices.Collect(maps.Values(h.mounts))
+		h.mu.Unlock()
+		for _, m := range all {
+			h.look(m)
+		}
+	}
+}
+
+// look gives up a mount that nobody serves for too long, and lets go on what a
+// killed process can't leave: one of its threads may wait, in the kernel, for a
+// page that a READ has locked, and the READ for the process. Then its connection
+// to us stays; but the process runs no more, and its successor may begin.
+func (h *Holder) look(m *heldMount) {
+	h.mu.Lock()
+	link, back := m.link, m.restored
+	h.mu.Unlock()
+	gone, runs := false, false
+	switch {
+	case link != nil:
+		gone = isDying(link.pid)
+	case back != nil && back.server.SeenBy(h.here):
+		runs = !back.server.Dead(h.here)
+		gone = !runs || isDying(back.server.PID)
+	}
+	now := time.Now()
+
+	h.mu.Lock()
+	if h.mounts[m.name] != m || m.link != link || m.restored != back {
+		h.mu.Unlock()
+		return
+	}
+	for _, t := range slices.Clone(m.waiting) {
+		if now.After(t.until) {
+			h.refuse(m, t, meta.E("take over mount", meta.Busy, m.name, errors.New("who serves it did not go")))
+		}
+	}
+	if gone {
+		m.looks++
+	} else {
+		m.looks = 0
+	}
+	switch {
+	case link != nil:
+		if m.looks >= dyingLooks {
+			h.cfg.Logger.Warn("a killed process can't end: its mount goes on without it", "mount", m.name, "pid", link.pid)
+			h.orphan(m)
+		}
+	case back != nil:
+		if back.server.SeenBy(h.here) {
+			if runs && m.looks < dyingLooks {
+				break
+			}
+		} else if now.Before(back.until) {
+			break
+		}
+		m.restored, m.down, m.looks = nil, now, 0
+		h.next(m)
+	case now.Sub(m.down) > h.cfg.Patience:
+		h.cfg.Logger.Error("a mount is given up: nobody came to serve it for long", "mount", m.name)
+		if m.taker != nil {
+			m.taker.conn.Close() // it is to go, too
+		}
+		files := h.forget(m)
+		h.mu.Unlock()
+		if err := h.end(m); err != nil {
+			h.cfg.Logger.Error("a mount that nobody serves can't be ended", "mount", m.name, "err", err)
+		}
+		closeAll(files)
+		h.mu.Lock()
+		h.endIfOver()
+	}
+	h.mu.Unlock()
+}
+
+// isDying: the process was killed, and is not gone.
+func isDying(pid int) bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	return err == nil && dying(status)
+}
+
+// end aborts the connection of a mount that can't be served. What is mounted at
+// its place now may be another, and its number another's: the number is the
+// mount's as long as its device is connected.
+func (h *Holder) end(m *heldMount) error {
+	const op = "abort mount"
+	if m.connection == 0 {
+		return meta.E(op, meta.NotFound, m.name, errors.New("its number is not known; it ends when nobody has its device open any more"))
+	}
+	f, err := h.abort(m.connection)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // it was unmounted
+	}
+	if err != nil {
+		return meta.E(op, meta.IO, m.name, err)
+	}
+	defer f.Close()
+	if ended(int(m.device.Fd())) {
+		return nil
+	}
+	_, err = f.WriteString("1")
+	return err
+}
+
+// connectionAt is the kernel's number of the connection of our mount at dir; 0:
+// there is none.
+func connectionAt(dir string) uint64 {
+	info, err := mountedAt(dir)
+	if err != nil || !ours(info) {
+		return 0
+	}
+	return uint64(info.Major<<20 | info.Minor)
+}
+
+// toStore has the store learn of a mount. Caller holds mu.
+func (h *Holder) toStore(name string) {
+	if h.cfg.Store == nil {
+		return
+	}
+	h.stale[name] = true
+	select {
+	case h.wake <- struct{}{}:
+	default:
+	}
+}
+
+// keepStored brings the store up to what is held, until ctx ends and it is.
+func (h *Holder) keepStored(ctx context.Context) {
+	for {
+		failed := h.storeAll()
+		if ctx.Err() != nil {
+			return
+		}
+		var again <-chan time.Time
+		if failed {
+			again = time.After(storeAgain)
+		}
+		select {
+		case <-h.wake:
+		case <-again:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// storeAll tries each name once that is stale.
+func (h *Holder) storeAll() (failed bool) {
+	h.mu.Lock()
+	names := slices.Sorted(maps.Keys(h.stale))
+	h.mu.Unlock()
+	for _, name := range names {
+		var fds []*os.File
+		var err error
+		h.mu.Lock()
+		delete(h.stale, name)
+		m := h.mounts[name]
+		if m != nil {
+			for _, f := range []*os.File{m.device, m.memory} {
+				c, derr := dupFile(int(f.Fd()))
+				if err = errors.Join(err, derr); derr == nil {
+					fds = append(fds, c)
 				}
-				continue
 			}
-			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", m.link.pid))
-			if m.link.pid == 0 || err != nil || !dying(status) {
-				delete(looks, m.link)
-				continue
-			}
-			if looks[m.link]++; looks[m.link] >= dyingLooks {
-				h.cfg.Logger.Warn("a killed process can't end: its mount goes on without it", "mount", m.Name, "pid", m.PID)
-				delete(looks, m.link)
-				h.orphan(m)
+		}
+		h.mu.Unlock()
+		if err == nil && m != nil {
+			err = h.cfg.Store.Store(name, fds...)
+		} else if err == nil {
+			err = h.cfg.Store.Remove(name)
+		}
+		closeAll(fds)
+		h.mu.Lock()
+		if m != nil {
+			m.unkept = ""
+		}
+		if err != nil {
+			h.cfg.Logger.Error("what is kept beyond this process is not what it holds", "mount", name, "err", err)
+			h.stale[name], failed = true, true
+			if m != nil {
+				m.unkept = err.Error()
 			}
 		}
 		h.mu.Unlock()
 	}
-}
-
-const dyingLooks = 5 // half a second: a process with much memory takes its time
-
-// abort ends a mount that can't be served. Caller holds mu.
-func (h *Holder) abort(m *Held) {
-	if info, err := mountedAt(m.Name); err == nil && ours(info) {
-		if f, err := openAbort(uint64(info.Major<<20 | info.Minor)); err == nil {
-			_, _ = f.WriteString("1")
-			f.Close()
-		}
-	}
-	h.drop(m)
-}
-
-func closeAll(l []*os.File) {
-	for _, f := range l {
-		if f != nil {
-			f.Close()
-		}
-	}
-}
-
-// ---- packets
-
-func (l *holdLink) write(p *holdPacket, fds ...*os.File) error {
-	l.send.Lock()
-	defer l.send.Unlock()
-	l.conn.SetWriteDeadline(time.Now().Add(5 * time.Second))
-	return writePacket(l.conn, p, fds...)
-}
-
-func writePacket(c *net.UnixConn, p *holdPacket, fds ...*os.File) error {
-	b, err := json.Marshal(p)
-	if err != nil {
-		panic("fuse: a packet is plain data: " + err.Error())
-	}
-	if len(b) > maxPacket {
-		return meta.E("hold", meta.Invalid, p.Name, fmt.Errorf("a packet of %d bytes", len(b)))
-	}
-	var oob []byte
-	if len(fds) > 0 {
-		var n []int
-		for _, f := range fds {
-			n = append(n, int(f.Fd()))
-		}
-		oob = unix.UnixRights(n...)
-	}
-	_, _, err = c.WriteMsgUnix(b, oob, nil)
-	return err
-}
-
-// readPacket reads one packet; the descriptors are the caller's.
-func readPacket(c *net.UnixConn) (*holdPacket, []*os.File, error) {
-	b, oob := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(4*8))
-	n, on, _, _, err := c.ReadMsgUnix(b, oob)
-	if err != nil {
-		return nil, nil, err
-	}
-	if n == 0 {
-		return nil, nil, net.ErrClosed
-	}
-	fds, err := rightsOf(oob[:on])
-	if err != nil {
-		return nil, nil, err
-	}
-	p, err := decodePacket(b[:n])
-	if err != nil {
-		closeAll(fds)
-		return nil, nil, err
-	}
-	return p, fds, nil
-}
-
-func decodePacket(b []byte) (*holdPacket, error) {
-	p := new(holdPacket)
-	if err := json.Unmarshal(b, p); err != nil {
-		return nil, meta.E("hold", meta.Protocol, "", err)
-	}
-	return p, nil
-}
-
-func rightsOf(oob []byte) (l []*os.File, err error) {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, err
-	}
-	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			closeAll(l)
-			return nil, err
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			l = append(l, os.NewFile(uintptr(fd), "held"))
-		}
-	}
-	return l, nil
+	return failed
 }

@@ -110,7 +110,7 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	if k := cfg.Keeping; k != nil {
 		if !f.conn.resends {
 			cfg.Logger.Warn("the kernel can't send unanswered requests again (Linux 6.9): the mount ends with this process", "dir", dir)
-		} else if err := m.leave(k, 1, a.block, cfg.Source); err != nil {
+		} else if err := m.leave(k, 1, 0, a.block, cfg.Source); err != nil {
 			return nil, errors.Join(err, m.detach())
 		} else {
 			m.held = true
@@ -154,7 +154,7 @@ func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 	cfg.Notifier.add(f)
 	f.restore(left)
 	f.restorePages(left, k.Left.Bytes)
-	if err := m.leave(k, h.Generation+1, h.Block, h.Source); err != nil {
+	if err := m.leave(k, h.Generation+1, h.Connection, h.Block, h.Source); err != nil {
 		cfg.Notifier.remove(f)
 		f.conn.file.Close()
 		return nil, err

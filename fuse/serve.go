@@ -82,7 +82,12 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		}
 		defer keeping.close()
 	}
-	client, err := penstock.Dial(ctx, cfg.Client)
+	taking, taken := ctx, func() {}
+	if keeping != nil && keeping.Left != nil {
+		taking, taken = keeping.hold.taking(ctx)
+		defer func() { taken() }()
+	}
+	client, err := penstock.Dial(taking, cfg.Client)
 	if err != nil {
 		return err
 	}
@@ -99,12 +104,12 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		defer cancel()
 		err = errors.Join(err, client.Close(ctx))
 	}()
-	root, id, ino, err := src.find(ctx, client, keeping, cfg.Client.Logger)
+	root, id, ino, err := src.find(taking, client, keeping, cfg.Client.Logger)
 	if err != nil {
 		return err
 	}
 	if cfg.Admit != nil {
-		if err := cfg.Admit(ctx, root); err != nil {
+		if err := cfg.Admit(taking, root); err != nil {
 			return err
 		}
 	}
@@ -112,13 +117,14 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		keeping.Session, keeping.Count, keeping.Resumed = client.Session(), client, client.Resumed
 		keeping.asked, keeping.base = src.String(), root.ID()
 	}
-	m, err := New(ctx, Config{
+	m, err := New(taking, Config{
 		Tree: ClientTree(client), Notifier: notifier, Logger: cfg.Client.Logger, Volume: id, Root: ino,
 		Dir: cfg.Dir, Source: root.Name() + ":" + strings.TrimSuffix(src.dir, "/"), Options: cfg.Options, Keeping: keeping,
 	})
 	if err != nil {
 		return err
 	}
+	taken()
 	served = true
 	if m.held {
 		defer func() {
@@ -131,9 +137,9 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		cfg.Ready(m, client)
 	}
 	var yield <-chan struct{}
-	var leave <-chan struct{}
+	var leave, lost <-chan struct{}
 	if m.held {
-		yield, leave = keeping.yield(), cfg.Leave
+		yield, leave, lost = keeping.yield(), cfg.Leave, keeping.lost()
 	}
 	select {
 	case <-m.Done():
@@ -144,6 +150,8 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	case <-leave:
 		m.yielding(ctx)
 		return errors.Join(ErrYielded, ErrLeft)
+	case <-lost:
+		return ErrYielded // at once: what it writes from now on would be beside the other
 	case <-ctx.Done():
 	}
 	grace := cfg.Grace
@@ -222,9 +230,13 @@ func (h *hold) keeping(ctx context.Context) (*Keeping, error) {
 	if err != nil {
 		return nil, err
 	}
-	if found && ended(int(device.Fd())) {
-		// Unmounted by force while nobody served.
-		err := h.settle(ctx, dir, device, memory)
+	if found && (ended(int(device.Fd())) || !cfg.Replace && !cfg.Must && elsewhere(dir, memory)) {
+		// Unmounted while nobody served, by force, or while something used it: then a
+		// successor that the holder starts would serve that still, who is started by
+		// others is to mount.
+		taking, stop := h.taking(ctx)
+		err := h.settle(taking, dir, device, memory)
+		stop()
 		closeAll([]*os.File{device, memory})
 		if err != nil {
 			return nil, err
@@ -250,7 +262,7 @@ func (h *hold) keeping(ctx context.Context) (*Keeping, error) {
 		return nil, err
 	}
 	cfg.Client.Keep, cfg.Client.Process = k.Memory, cfg.Hold.Process()
-	k.Put = func(device, memory int) error { return h.put(dir, device, memory) }
+	k.Put = func(connection uint64, device, memory int) error { return h.put(dir, connection, device, memory) }
 	return k, nil
 }
 
@@ -268,6 +280,17 @@ func ended(device int) bool {
 	p := []unix.PollFd{{Fd: int32(device), Events: unix.POLLIN}}
 	n, err := unix.Poll(p, 0)
 	return err == nil && n == 1 && p[0].Revents&unix.POLLERR != 0
+}
+
+// elsewhere reports whether a predecessor's mount is not the one that is at dir.
+func elsewhere(dir string, memory *os.File) bool {
+	left, err := OpenLeft(int(memory.Fd()))
+	if err != nil {
+		return false
+	}
+	defer left.Close()
+	n := left.head.Connection
+	return n != 0 && n != connectionAt(dir)
 }
 
 // settle makes durable what was written to a mount that has ended while nobody
@@ -311,7 +334,7 @@ func (h *hold) settle(ctx context.Context, dir string, device, memory *os.File) 
 		// Nobody has a descriptor any more that could be told.
 		log.Error("not everything that was written to a mount is durable", "dir", dir, "err", err)
 	}
-	return errors.Join(h.Put(dir, h.cfg.Start, device, memory), h.Drop(dir))
+	return errors.Join(h.Put(dir, h.cfg.Start, 0, device, memory), h.Drop(dir))
 }
 
 // close lets go of what was taken. The memory of this process stays mapped until

@@ -13,6 +13,7 @@ import (
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/keep"
+	"penstock.io/penstock/meta/process"
 )
 
 // How a mount outlives the process that serves it.
@@ -41,9 +42,9 @@ import (
 // Keeping is what a mount needs to leave itself to a successor.
 type Keeping struct {
 	Memory *keep.Memory // the client's
-	// Put hands the device and the memory to the holder; the caller keeps its own
-	// descriptors.
-	Put func(device, memory int) error
+	// Put hands the device and the memory to the holder, with the kernel's number of
+	// the connection; the caller keeps its own descriptors.
+	Put func(connection uint64, device, memory int) error
 	// Left is what a predecessor left, and Device the connection's descriptor, which
 	// becomes the mount's; Left nil: there is none, and New mounts.
 	Left   *Left
@@ -71,22 +72,24 @@ type Left struct {
 
 // head is what generations of one mount agree on.
 type head struct {
-	Dir         string          `json:"dir"`
-	Source      string          `json:"source"`
-	Volume      meta.VolumeID   `json:"volume"`
-	Root        meta.Ino        `json:"root"`
-	Incarnation uint64          `json:"incarnation"`
-	Session     meta.SessionID  `json:"session"`
-	Generation  uint32          `json:"generation"` // of the process that wrote it
-	Init        []byte          `json:"init"`       // the kernel's, without what was not negotiated
-	Block       bool            `json:"block,omitempty"`
-	Helper      string          `json:"helper,omitempty"`
-	NoOpen      bool            `json:"noOpen,omitempty"`
-	Options     json.RawMessage `json:"options,omitempty"` // for people
+	Dir         string         `json:"dir"`
+	Source      string         `json:"source"`
+	Volume      meta.VolumeID  `json:"volume"`
+	Root        meta.Ino       `json:"root"`
+	Incarnation uint64         `json:"incarnation"`
+	Session     meta.SessionID `json:"session"`
+	Generation  uint32         `json:"generation"` // of the process that wrote it
+	Init        []byte         `json:"init"`       // the kernel's, without what was not negotiated
+	Block       bool           `json:"block,omitempty"`
+	Helper      string         `json:"helper,omitempty"`
+	NoOpen      bool           `json:"noOpen,omitempty"`
 	// Asked is the source as the one who mounted named it, Base the volume or view
 	// that this meant: names change their meaning, numbers don't.
 	Asked string        `json:"asked,omitempty"`
 	Base  meta.VolumeID `json:"base,omitempty"`
+	// Who wrote it came later than the first version, too: a predecessor may not say.
+	Server     process.Process `json:"server,omitzero"`
+	Connection uint64          `json:"connection,omitempty"` // the kernel's number
 }
 
 // OpenLeft reads what a holder had of a predecessor. Errors: Corrupt, Version, IO.
@@ -348,9 +351,17 @@ func (f *fileSystem) addPage(node uint64, p pageWrite) {
 	f.back.add(node, p)
 }
 
-// leave gives the holder what a successor needs.
-func (m *Mount) leave(k *Keeping, generation uint32, block bool, source string) error {
+// leave gives the holder what a successor needs. connection 0: not known.
+func (m *Mount) leave(k *Keeping, generation uint32, connection uint64, block bool, source string) error {
+	self, err := process.Self()
+	if err != nil {
+		return err
+	}
+	if connection == 0 {
+		connection = connectionAt(m.dir)
+	}
 	h := head{
+		Server: self, Connection: connection,
 		Dir: m.dir, Source: source, Volume: m.fs.rootVolume, Root: m.fs.rootIno, Incarnation: m.fs.incarnation,
 		Session: k.Session, Generation: generation, Init: m.fs.conn.initial, Block: block, Helper: m.helper, NoOpen: m.fs.noOpen,
 		Asked: k.asked, Base: k.base,
@@ -363,7 +374,7 @@ func (m *Mount) leave(k *Keeping, generation uint32, block bool, source string) 
 		return err
 	}
 	k.Memory.Whole()
-	return k.Put(m.fs.conn.fd, k.Memory.FD())
+	return k.Put(connection, m.fs.conn.fd, k.Memory.FD())
 }
 
 func dupFile(fd int) (*os.File, error) {

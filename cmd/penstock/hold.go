@@ -17,9 +17,11 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/fuse"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
 )
 
 func newHold() *cobra.Command {
@@ -27,6 +29,7 @@ func newHold() *cobra.Command {
 		logs          logFlags
 		socket        string
 		patience      time.Duration
+		settle        time.Duration
 		respawn, once bool
 		list          bool
 	)
@@ -39,7 +42,11 @@ with what was written and is not committed yet. It belongs outside the control
 group and the pod of those processes, and needs no access to the cluster.
 
 A mount that nobody serves for --patience is given up: who uses it gets errors,
-as without a holder.
+as without a holder. So it is if all that come end within --settle, or hang
+before they serve.
+
+It must see the processes that serve: in a pod, with the machine's name space of
+processes (hostPID).
 
 Under systemd, with FileDescriptorStoreMax in the unit, the holder itself may be
 restarted: systemd has the descriptors meanwhile.`,
@@ -60,7 +67,7 @@ restarted: systemd has the descriptors meanwhile.`,
 			// A holder should be the last to go when memory is short. Without the right
 			// to say so it stays as it is.
 			_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0)
-			cfg := fuse.HolderConfig{Patience: patience, Respawn: respawn, Once: once, Logger: log}
+			cfg := fuse.HolderConfig{Patience: patience, Settle: settle, Respawn: respawn, Once: once, Logger: log}
 			store, left, err := fromSystemd(os.Getenv)
 			if err != nil {
 				return err
@@ -89,35 +96,41 @@ restarted: systemd has the descriptors meanwhile.`,
 	f := cmd.Flags()
 	f.StringVar(&socket, "socket", "", "the socket at which it listens")
 	f.DurationVar(&patience, "patience", 30*time.Second, "how long a mount may be served by nobody before it is given up")
+	f.DurationVar(&settle, "settle", 5*time.Second, "how long a process serves that is able to: after one that ended sooner the next begins later, and --patience goes on")
 	f.BoolVar(&respawn, "respawn", false, "start successors itself, as the process before was started")
 	f.BoolVar(&once, "once", false, "end with the last mount")
 	f.BoolVar(&list, "list", false, "list what the holder at the socket holds")
 	return cmd
 }
 
-// listenHold listens at a path where nobody does.
+// listenHold listens at a path where nobody does, in a folder in which no other
+// user may put another socket in its place.
 func listenHold(path string) (*net.UnixListener, error) {
-	const op = "hold"
-	addr := &net.UnixAddr{Name: path, Net: "unixpacket"}
-	if c, err := net.DialUnix("unixpacket", nil, addr); err == nil {
-		c.Close()
-		return nil, meta.E(op, meta.Exists, path, errors.New("another holder listens there"))
+	if err := ownFolder(filepath.Dir(path)); err != nil {
+		return nil, meta.E("hold", meta.KindOf(err), path, err)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, meta.E(op, meta.IO, path, err)
+	return peer.ListenUnix("unixpacket", path)
+}
+
+// ownFolder makes a folder, or makes sure that what is there belongs to this user
+// or root, and that others can't exchange what lies in it. Errors: NotPermitted,
+// IO.
+func ownFolder(dir string) error {
+	const op = "look at folder"
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return meta.E(op, meta.IO, dir, err)
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, meta.E(op, meta.IO, path, err)
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return meta.E(op, meta.IO, dir, err)
 	}
-	l, err := net.ListenUnix("unixpacket", addr)
-	if err != nil {
-		return nil, meta.E(op, meta.IO, path, err)
+	if int(st.Uid) != os.Geteuid() && st.Uid != 0 {
+		return meta.E(op, meta.NotPermitted, dir, fmt.Errorf("it belongs to user %d", st.Uid))
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		l.Close()
-		return nil, meta.E(op, meta.IO, path, err)
+	if st.Mode&0o022 != 0 && st.Mode&unix.S_ISVTX == 0 {
+		return meta.E(op, meta.NotPermitted, dir, fmt.Errorf("others may write to it (mode %#o): chmod go-w, or choose another", st.Mode&0o7777))
 	}
-	return l, nil
+	return nil
 }
 
 func listHeld(w io.Writer, socket string) error {
@@ -126,7 +139,7 @@ func listHeld(w io.Writer, socket string) error {
 		return err
 	}
 	defer h.Close()
-	mounts, err := h.List("")
+	mounts, err := h.List()
 	if err != nil {
 		return err
 	}
@@ -135,7 +148,11 @@ func listHeld(w io.Writer, socket string) error {
 		if m.PID != 0 {
 			by = fmt.Sprint("pid ", m.PID)
 		}
-		fmt.Fprintf(w, "%s\tserved by %s\ttaken over %d times\n", m.Name, by, m.Taken)
+		line := fmt.Sprintf("%s\tserved by %s\ttaken over %d times", m.Name, by, max(m.Taken, 0))
+		if m.Unkept != "" {
+			line += "\tnot kept beyond the holder: " + m.Unkept
+		}
+		fmt.Fprintln(w, line)
 	}
 	return nil
 }
@@ -240,7 +257,7 @@ func (m *mountFlags) replaceMount(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	mounts, err := h.List(dir)
+	mounts, err := h.Show(dir)
 	if err != nil {
 		return err
 	}

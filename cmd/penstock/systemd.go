@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -79,6 +80,9 @@ func storeName(dir string) string {
 	return "penstock-" + hex.EncodeToString(sum[:8])
 }
 
+// notifyIn bounds the wait for systemd to read its messages.
+const notifyIn = 5 * time.Second
+
 // notify sends one message to systemd.
 func (s *systemd) notify(text string, fds ...*os.File) error {
 	name := s.socket
@@ -98,7 +102,20 @@ func (s *systemd) notify(text string, fds ...*os.File) error {
 		}
 		oob = unix.UnixRights(n...)
 	}
-	if _, _, err := c.WriteMsgUnix([]byte(text), oob, nil); err != nil {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return meta.E("notify systemd", meta.IO, s.socket, err)
+	}
+	if err := c.SetWriteDeadline(time.Now().Add(notifyIn)); err != nil {
+		return meta.E("notify systemd", meta.IO, s.socket, err)
+	}
+	// Not by WriteMsgUnix: it refuses a datagram socket that is connected.
+	var sent error
+	err = raw.Write(func(fd uintptr) bool {
+		sent = unix.Sendmsg(int(fd), []byte(text), oob, nil, unix.MSG_NOSIGNAL)
+		return !errors.Is(sent, syscall.EAGAIN)
+	})
+	if err = errors.Join(err, sent); err != nil {
 		return meta.E("notify systemd", meta.IO, s.socket, err)
 	}
 	return nil

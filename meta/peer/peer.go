@@ -103,7 +103,7 @@ func ListenTicketed(addr string, creds *Credentials) (net.Listener, error) {
 func listen(addr string, creds *Credentials, as listener) (net.Listener, error) {
 	const op = "listen"
 	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
-		return listenUnix(path)
+		return ListenUnix("unix", path)
 	}
 	if creds == nil {
 		return nil, meta.E(op, meta.Invalid, addr, errors.New("TCP needs credentials; give --credentials, or --insecure for a loopback address"))
@@ -121,19 +121,23 @@ func listen(addr string, creds *Credentials, as listener) (net.Listener, error) 
 	return &as, nil
 }
 
-func listenUnix(path string) (net.Listener, error) {
+// ListenUnix listens at a path where nobody does, for processes of this user and
+// root. network is "unix" or "unixpacket". Errors: Busy (somebody answers there),
+// NameTooLong, IO.
+func ListenUnix(network, path string) (*net.UnixListener, error) {
 	const op = "listen"
 	if len(path) > 107 {
-		return nil, meta.E(op, meta.NameTooLong, path, fmt.Errorf("a socket's path has at most 107 bytes, this one has %d: choose a shorter --dir", len(path)))
+		return nil, meta.E(op, meta.NameTooLong, path, fmt.Errorf("a socket's path has at most 107 bytes, this one has %d: choose a shorter one", len(path)))
 	}
-	if c, err := net.Dial("unix", path); err == nil {
+	addr := &net.UnixAddr{Name: path, Net: network}
+	if c, err := net.DialUnix(network, nil, addr); err == nil {
 		c.Close()
 		return nil, meta.E(op, meta.Busy, path, errors.New("another process answers on this socket"))
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, meta.E(op, meta.IO, path, err)
 	}
-	l, err := net.Listen("unix", path)
+	l, err := net.ListenUnix(network, addr)
 	if err != nil {
 		return nil, meta.E(op, meta.IO, path, err)
 	}

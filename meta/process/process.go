@@ -42,7 +42,7 @@ func Self() (Process, error) {
 // name space of PIDs, and no such process. False means unknown: containers of
 // one machine share the boot and not the name space.
 func (p Process) Dead(self Process) bool {
-	if p.Boot == "" || p.Boot != self.Boot || p.PIDNS == "" || p.PIDNS != self.PIDNS {
+	if !p.SeenBy(self) {
 		return false
 	}
 	start, err := startTime(p.PID)
@@ -50,6 +50,11 @@ func (p Process) Dead(self Process) bool {
 		return true
 	}
 	return err == nil && start != p.Start
+}
+
+// SeenBy reports whether self can tell if p runs.
+func (p Process) SeenBy(self Process) bool {
+	return p.Boot != "" && p.Boot == self.Boot && p.PIDNS != "" && p.PIDNS == self.PIDNS
 }
 
 // Space names what the process's id counts in: boot and name space in one

@@ -117,7 +117,7 @@ func (p *lockProcess) must(what, want string) {
 // Locks of each kind, and who waits for one, outlive the process that serves the
 // mount; and they end as they would have: unlocked, closed, or with their owner.
 func TestLocksOutliveTheServer(t *testing.T) {
-	r := newRig(t, "--respawn")
+	r := newRig(t, "--respawn", "--settle=50ms") // each is killed before long
 	r.mount()
 	busy := syscall.EAGAIN.Error()
 	for how := range locking {

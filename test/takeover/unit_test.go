@@ -217,7 +217,7 @@ func TestExampleUnit(t *testing.T) {
 	if spawn.Mounted(r.at) || u.result != "0" {
 		t.Fatalf("stopped, it ended with %s, and is mounted: %v\n%s", u.result, spawn.Mounted(r.at), u.out.String())
 	}
-	if l, err := r.hold.List(""); err != nil || len(l) != 0 {
+	if l, err := r.hold.List(); err != nil || len(l) != 0 {
 		t.Errorf("the holder has %v, %v", l, err)
 	}
 	r.holder.Kill() // as the machine is switched off

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"penstock.io/penstock/meta"
+)
+
+// A holder listens only where no other user can put a socket in place of its own.
+func TestListenHold(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("giving a folder away needs root")
+	}
+	base, err := os.MkdirTemp("", "lh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(base)
+	for _, c := range []struct {
+		name string
+		make func(dir string) error
+		want meta.Kind
+	}{
+		{"new", func(string) error { return nil }, meta.KindOK},
+		{"ours", func(d string) error { return os.Mkdir(d, 0o755) }, meta.KindOK},
+		{"sticky", func(d string) error { return errors.Join(os.Mkdir(d, 0o777), os.Chmod(d, 0o777|os.ModeSticky)) }, meta.KindOK},
+		{"open", func(d string) error { return errors.Join(os.Mkdir(d, 0o777), os.Chmod(d, 0o777)) }, meta.NotPermitted},
+		{"theirs", func(d string) error { return errors.Join(os.Mkdir(d, 0o755), os.Chown(d, 12345, 12345)) }, meta.NotPermitted},
+		{"theirs-by-link", func(d string) error { return os.Symlink(filepath.Join(base, "theirs"), d) }, meta.NotPermitted},
+	} {
+		dir := filepath.Join(base, c.name)
+		if err := c.make(dir); err != nil {
+			t.Fatal(err)
+		}
+		l, err := listenHold(filepath.Join(dir, "s"))
+		if meta.KindOf(err) != c.want {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+		if err != nil {
+			continue
+		}
+		if c.name == "new" {
+			if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o700 {
+				t.Errorf("%v %v", st.Mode(), err)
+			}
+		}
+		if _, err := listenHold(filepath.Join(dir, "s")); !errors.Is(err, meta.Busy) {
+			t.Errorf("two holders at one place: %v", err)
+		}
+		l.Close()
+	}
+}

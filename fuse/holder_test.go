@@ -1,0 +1,885 @@
+package fuse
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/keep"
+	"penstock.io/penstock/meta/process"
+)
+
+// holderRig is a holder at a socket; its mounts are pipes and empty memories. What
+// a pipe does like /dev/fuse: its writing end reports an error to poll(2) once the
+// other end, the "kernel", has closed.
+type holderRig struct {
+	*testing.T
+	h      *Holder
+	socket string
+}
+
+// holds starts one; with left, a holder that gets that from one before.
+func holds(t *testing.T, cfg HolderConfig, left map[string][]*os.File, change ...func(*Holder)) *holderRig {
+	t.Helper()
+	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+	h, err := NewHolder(cfg, left)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range change {
+		c(h)
+	}
+	dir, err := os.MkdirTemp("", "ho")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &holderRig{t, h, filepath.Join(dir, "s")}
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: r.socket, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- h.Serve(t.Context(), l) }()
+	t.Cleanup(func() {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		os.RemoveAll(dir)
+	})
+	return r
+}
+
+func (r *holderRig) dial() *Hold {
+	r.Helper()
+	h, err := DialHolder(r.socket)
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(h.Close)
+	return h
+}
+
+// device is a mount's device, and the kernel's end of it.
+func device(t *testing.T) (dev, kernel *os.File) {
+	t.Helper()
+	kernel, dev, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { kernel.Close(); dev.Close() })
+	return dev, kernel
+}
+
+// memory is what a server leaves: who it was, and the kernel's number.
+func memory(t *testing.T, server process.Process, connection uint64) *os.File {
+	t.Helper()
+	m, err := keep.New(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	b, err := json.Marshal(head{Session: 1, Init: make([]byte, inHeaderSize+16), Server: server, Connection: connection})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.SetHead(b); err != nil {
+		t.Fatal(err)
+	}
+	m.Whole()
+	f, err := dupFile(m.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+var someStart = Start{Args: []string{"serve"}}
+
+func (r *holderRig) put(h *Hold, name string, start Start) (kernel *os.File) {
+	r.Helper()
+	dev, kernel := device(r.T)
+	if err := h.Put(name, start, 0, dev, memory(r.T, process.Process{}, 0)); err != nil {
+		r.Fatal(err)
+	}
+	dev.Close()
+	return kernel
+}
+
+// goes ends who serves; nobody does then.
+func (r *holderRig) goes(h *Hold) {
+	r.Helper()
+	h.Close()
+	looks := r.dial()
+	r.until("nobody serves", func() bool {
+		return !slices.ContainsFunc(r.list(looks), func(m Held) bool { return m.PID != 0 })
+	})
+}
+
+type taken struct {
+	device, memory *os.File
+	ok             bool
+	err            error
+}
+
+func (r *holderRig) take(h *Hold, name string, replace bool) chan taken {
+	c := make(chan taken, 1)
+	go func() {
+		var t taken
+		t.device, t.memory, t.ok, t.err = h.Take(name, replace)
+		c <- t
+	}()
+	return c
+}
+
+// comes waits for what must come.
+func comes[T any](t *testing.T, what string, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s did not come", what)
+	}
+	return v
+}
+
+// stays makes sure, for a while, that something does not come.
+func stays[T any](t *testing.T, what string, c <-chan T, d time.Duration) {
+	t.Helper()
+	select {
+	case v := <-c:
+		t.Fatalf("%s came: %+v", what, v)
+	case <-time.After(d):
+	}
+}
+
+func (t taken) have(tb testing.TB) {
+	tb.Helper()
+	if t.err != nil || !t.ok {
+		tb.Fatalf("not taken: found %v, %v", t.ok, t.err)
+	}
+	tb.Cleanup(func() { t.device.Close(); t.memory.Close() })
+}
+
+func (r *holderRig) until(what string, ok func() bool) {
+	r.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			r.Fatalf("never: %s", what)
+		}
+	}
+}
+
+func (r *holderRig) list(h *Hold) []Held {
+	r.Helper()
+	l, err := h.List()
+	if err != nil {
+		r.Fatal(err)
+	}
+	return l
+}
+
+func wantKind(t *testing.T, err error, want meta.Kind) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Fatalf("%v, want %v", err, want)
+	}
+}
+
+// shortly has a holder wait less for servers that may come back.
+func shortly(h *Holder) { h.comeBack = 300 * time.Millisecond }
+
+// ---- one serves
+
+// Who serves comes back to a holder that was restarted; nobody gets the mount
+// before.
+func TestRestoredMountWaitsForItsServer(t *testing.T) {
+	self, err := process.Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, _ := device(t)
+	mem := memory(t, self, 0)
+	d2, _ := dupFile(int(dev.Fd()))
+	m2, _ := dupFile(int(mem.Fd()))
+	r := holds(t, HolderConfig{}, map[string][]*os.File{"/m": {d2, m2}}, shortly)
+	p, q, s := r.dial(), r.dial(), r.dial()
+	got, replaced := r.take(q, "/m", false), r.take(s, "/m", true)
+	stays(t, "a mount whose server runs", got, 500*time.Millisecond)
+	if err := p.Put("/m", someStart, 0, dev, mem); err != nil {
+		t.Fatal("who serves is refused:", err)
+	}
+	wantKind(t, comes(t, "an answer", got).err, meta.Busy)
+	comes(t, "a yield for who replaces", p.yield)
+	p.Close()
+	comes(t, "the mount", replaced).have(t)
+}
+
+// A server that is not known has some time; then the mount is given out, and it
+// is told that it serves no more.
+func TestRestoredMountIsGivenOut(t *testing.T) {
+	dev, _ := device(t)
+	mem := memory(t, process.Process{}, 0)
+	d2, _ := dupFile(int(dev.Fd()))
+	m2, _ := dupFile(int(mem.Fd()))
+	r := holds(t, HolderConfig{}, map[string][]*os.File{"/m": {d2, m2}}, shortly)
+	q := r.dial()
+	got := r.take(q, "/m", false)
+	stays(t, "a mount whose server may come", got, 100*time.Millisecond)
+	comes(t, "the mount", got).have(t)
+
+	old := r.dial()
+	old.Close()
+	server := &hold{
+		cfg:  &ServeConfig{Redial: func(context.Context) (*Hold, error) { return DialHolder(r.socket) }},
+		Hold: old, name: "/m", fds: [2]*os.File{dev, mem}, yields: make(chan struct{}), lost: make(chan struct{}),
+	}
+	server.cfg.Client.Logger = r.h.cfg.Logger
+	go server.watch(old)
+	comes(t, "the loss", server.lost)
+	server.Close()
+}
+
+// Of a server that runs no more nobody waits.
+func TestRestoredMountOfTheDead(t *testing.T) {
+	gone := exec.Command("/bin/sleep", "60")
+	if err := gone.Start(); err != nil {
+		t.Fatal(err)
+	}
+	self, err := process.Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	self.PID, self.Start = gone.Process.Pid, 0
+	self.Start = startOf(t, self.PID)
+	dev, _ := device(t)
+	r := holds(t, HolderConfig{}, map[string][]*os.File{"/m": {dev, memory(t, self, 0)}}, shortly)
+	got := r.take(r.dial(), "/m", false)
+	stays(t, "a mount whose server runs", got, 700*time.Millisecond) // longer than an unknown one has
+	gone.Process.Kill()
+	gone.Wait()
+	comes(t, "the mount", got).have(t)
+}
+
+func startOf(t *testing.T, pid int) uint64 {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.ParseUint(strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))[19], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// While one takes a mount over no other one may say that it serves it.
+func TestPutBesideTaker(t *testing.T) {
+	r := holds(t, HolderConfig{}, nil)
+	p, q, other := r.dial(), r.dial(), r.dial()
+	r.put(p, "/m", someStart)
+	r.goes(p)
+	took := comes(t, "the mount", r.take(q, "/m", false))
+	took.have(t)
+	dev, _ := device(t)
+	wantKind(t, other.Put("/m", someStart, 0, dev, memory(t, process.Process{}, 0)), meta.Busy)
+	if err := q.Put("/m", someStart, 0, took.device, took.memory); err != nil {
+		t.Fatal(err)
+	}
+	wantKind(t, other.Put("/m", someStart, 0, dev, memory(t, process.Process{}, 0)), meta.Busy)
+	if l := r.list(other); len(l) != 1 || l[0].Taken != 1 {
+		t.Fatalf("%+v", l)
+	}
+}
+
+// Who wants a mount that is being taken over gets it from the one that took it,
+// or hears that it is served.
+func TestTakeDuringTakeover(t *testing.T) {
+	r := holds(t, HolderConfig{}, nil)
+	p, s, plain, admin := r.dial(), r.dial(), r.dial(), r.dial()
+	r.put(p, "/m", someStart)
+	r.goes(p)
+	took := comes(t, "the mount", r.take(s, "/m", false))
+	took.have(t)
+	refused, replaced := r.take(plain, "/m", false), r.take(admin, "/m", true)
+	stays(t, "an answer", refused, 50*time.Millisecond)
+	stays(t, "an answer", replaced, 50*time.Millisecond)
+	if err := s.Put("/m", someStart, 0, took.device, took.memory); err != nil {
+		t.Fatal(err)
+	}
+	wantKind(t, comes(t, "an answer", refused).err, meta.Busy)
+	comes(t, "a yield", s.yield)
+	s.Close()
+	comes(t, "the mount", replaced).have(t)
+}
+
+// Who waits is first when a taker fails.
+func TestTakerFails(t *testing.T) {
+	r := holds(t, HolderConfig{}, nil)
+	p, s, next := r.dial(), r.dial(), r.dial()
+	r.put(p, "/m", someStart)
+	r.goes(p)
+	comes(t, "the mount", r.take(s, "/m", false)).have(t)
+	got := r.take(next, "/m", false)
+	stays(t, "an answer", got, 50*time.Millisecond)
+	s.Close()
+	comes(t, "the mount", got).have(t)
+}
+
+// ---- patience
+
+// A successor that hangs does not keep users waiting for ever.
+func TestPatienceCoversTaker(t *testing.T) {
+	number := filepath.Join(t.TempDir(), "abort")
+	r := holds(t, HolderConfig{Patience: 500 * time.Millisecond}, nil, aborts(number))
+	p, q, looks := r.dial(), r.dial(), r.dial()
+	kernel := r.put(p, "/m", someStart)
+	r.goes(p)
+	took := comes(t, "the mount", r.take(q, "/m", false))
+	took.have(t)
+	serving, stop := (&hold{cfg: &ServeConfig{}, Hold: q}).taking(t.Context())
+	defer stop()
+	comes(t, "the end of the taker's time", serving.Done())
+	r.until("given up", func() bool { return len(r.list(looks)) == 0 })
+	took.device.Close()
+	if n, err := kernel.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("the device is held still: %d %v", n, err)
+	}
+}
+
+// A mount is aborted by its number, if it is the mount's still.
+func TestAbort(t *testing.T) {
+	for _, umounted := range []bool{false, true} {
+		name := filepath.Join(t.TempDir(), "abort")
+		r := holds(t, HolderConfig{Patience: 300 * time.Millisecond}, nil, aborts(name))
+		p, q := r.dial(), r.dial()
+		dev, kernel := device(t)
+		if err := p.Put("/m", someStart, 42, dev, memory(t, process.Process{}, 0)); err != nil {
+			t.Fatal(err)
+		}
+		r.goes(p)
+		// Taken, so that its end is not seen before its time is over.
+		comes(t, "the mount", r.take(q, "/m", false)).have(t)
+		if umounted {
+			kernel.Close()
+		}
+		r.until("given up", func() bool { return len(r.list(r.dial())) == 0 })
+		comes(t, "the end of the taker", q.gone)
+		r.until("looked", func() bool { _, err := os.Stat(name); return err == nil })
+		time.Sleep(50 * time.Millisecond)
+		b, err := os.ReadFile(name)
+		if want := map[bool]string{false: "42 1", true: "42 "}[umounted]; err != nil || string(b) != want {
+			t.Errorf("umounted %v: %q, want %q, %v", umounted, b, want, err)
+		}
+	}
+}
+
+// aborts has a file in place of the kernel's.
+func aborts(name string) func(*Holder) {
+	return func(h *Holder) {
+		h.abort = func(n uint64) (*os.File, error) {
+			f, err := os.Create(name)
+			if err == nil {
+				fmt.Fprint(f, n, " ")
+			}
+			return f, err
+		}
+	}
+}
+
+// A mount that was ended while nobody served it is given out: what was written is
+// in its memory. Who took it has it dropped.
+func TestUnmountedWhileNobodyServed(t *testing.T) {
+	r := holds(t, HolderConfig{}, nil)
+	p, q := r.dial(), r.dial()
+	kernel := r.put(p, "/m", someStart)
+	r.goes(p)
+	kernel.Close()
+	comes(t, "the mount", r.take(q, "/m", false)).have(t)
+	if err := r.dial().Drop("/m"); err != nil || len(r.list(q)) != 1 {
+		t.Fatal("anybody may drop it", err)
+	}
+	if err := q.Drop("/m"); err != nil || len(r.list(q)) != 0 {
+		t.Fatal("it is held still", err)
+	}
+}
+
+// Successors that end as soon as they serve are started with pauses, and not for
+// ever.
+func TestSuccessorsThatEnd(t *testing.T) {
+	for _, part := range []string{"holderPut", "holderNever"} {
+		t.Run(part, func(t *testing.T) {
+			t.Parallel()
+			notes := filepath.Join(t.TempDir(), "notes")
+			r := holds(t, HolderConfig{Patience: 1500 * time.Millisecond, Settle: time.Hour, Respawn: true}, nil)
+			p := r.dial()
+			r.put(p, "/m", Start{
+				Path: os.Args[0], Args: []string{os.Args[0], r.socket}, Dir: "/",
+				Env: append(os.Environ(), partEnv+"="+part, notesEnv+"="+notes),
+			})
+			p.Close()
+			began := time.Now()
+			looks := r.dial()
+			r.until("given up", func() bool { return len(r.list(looks)) == 0 })
+			b, _ := os.ReadFile(notes)
+			n := strings.Count(string(b), "\n")
+			// Pauses of 0, 0.2, 0.4 s and so on: with none of them, some hundred.
+			if n < 2 || n > 6 {
+				t.Errorf("%d successors in %v", n, time.Since(began))
+			}
+		})
+	}
+}
+
+// One that served for long is followed at once, however many there were.
+func TestSuccessorsThatSettle(t *testing.T) {
+	notes := filepath.Join(t.TempDir(), "notes")
+	r := holds(t, HolderConfig{Patience: time.Hour, Settle: time.Millisecond, Respawn: true}, nil)
+	p := r.dial()
+	r.put(p, "/m", Start{
+		Path: os.Args[0], Args: []string{os.Args[0], r.socket}, Dir: "/",
+		Env: append(os.Environ(), partEnv+"=holderPut", notesEnv+"="+notes),
+	})
+	time.Sleep(2 * time.Millisecond)
+	p.Close()
+	r.until("twelve", func() bool {
+		b, _ := os.ReadFile(notes)
+		return strings.Count(string(b), "\n") >= 12
+	})
+	r.h.mu.Lock()
+	n := r.h.mounts["/m"].respawned
+	r.h.mu.Unlock()
+	if n > 1 {
+		t.Errorf("%d count as failures", n)
+	}
+}
+
+const notesEnv = "PENSTOCK_FUSE_NOTES"
+
+func init() {
+	// A successor that takes over and ends; one that ends before.
+	parts["holderPut"] = func(socket string) error {
+		note()
+		h, err := DialHolder(socket)
+		if err != nil {
+			return err
+		}
+		dev, mem, ok, err := h.Take("/m", false)
+		if err != nil || !ok {
+			return fmt.Errorf("found %v, %w", ok, err)
+		}
+		env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, TakeoverEnv) })
+		err = h.Put("/m", Start{Path: os.Args[0], Args: os.Args, Dir: "/", Env: env}, 0, dev, mem)
+		time.Sleep(2 * time.Millisecond)
+		return err
+	}
+	parts["holderNever"] = func(string) error { note(); return errors.New("no configuration") }
+	// Listens, as another user.
+	parts["holderStranger"] = func(socket string) error {
+		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+		if err != nil {
+			return err
+		}
+		if err := os.Chmod(socket, 0o777); err != nil {
+			return err
+		}
+		fmt.Println("listens")
+		c, err := l.AcceptUnix()
+		if err != nil {
+			return err
+		}
+		p, _, err := readPacket(c)
+		if err == nil {
+			fmt.Println("told", p.Op)
+		}
+		return nil
+	}
+}
+
+func note() {
+	f, err := os.OpenFile(os.Getenv(notesEnv), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err == nil {
+		fmt.Fprintln(f, os.Getpid())
+		f.Close()
+	}
+}
+
+// ---- trust
+
+// Whoever listens at a holder's path is told nothing unless it is root or
+// ourselves.
+func TestStrangerAtTheSocket(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("becoming another user needs root")
+	}
+	dir, err := os.MkdirTemp("", "ho")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "s")
+	exe := filepath.Join(dir, "exe") // the test's own lies where others may not look
+	if err := copyFile(exe, os.Args[0]); err != nil {
+		t.Fatal(err)
+	}
+	cmd := child(t, "holderStranger", socket)
+	cmd.Path, cmd.Dir = exe, "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, len("listens\n"))
+	if _, err := io.ReadFull(out, b); err != nil {
+		t.Fatal(err)
+	}
+	h, err := DialHolder(socket)
+	if err == nil {
+		h.Close()
+	}
+	wantKind(t, err, meta.NotPermitted)
+	if rest, err := io.ReadAll(out); err != nil || len(rest) > 0 {
+		t.Errorf("%q %v", rest, err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+func copyFile(to, from string) error {
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, b, 0o755)
+}
+
+// socketPair is a connection without a holder that accepts.
+func socketPair(t *testing.T) (a, b *net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var l [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "pair")
+		c, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l[i] = c.(*net.UnixConn)
+		t.Cleanup(func() { c.Close() })
+	}
+	return l[0], l[1]
+}
+
+// A holder that can't see who serves would not see that it was killed.
+func TestServerThatCannotBeSeen(t *testing.T) {
+	r := holds(t, HolderConfig{}, nil)
+	a, b := socketPair(t)
+	r.h.join(a, 0)
+	h, err := greet(b, "pair", answerIn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	dev, _ := device(t)
+	err = h.Put("/m", someStart, 0, dev, memory(t, process.Process{}, 0))
+	wantKind(t, err, meta.NotSupported)
+	if !strings.Contains(err.Error(), "hostPID") {
+		t.Errorf("%v does not say what to do", err)
+	}
+	_, _, _, err = h.Take("/m", false)
+	wantKind(t, err, meta.NotSupported)
+}
+
+// ---- sizes
+
+// Many mounts with much environment each are listed; how one was started is shown.
+func TestManyMounts(t *testing.T) {
+	r := holds(t, HolderConfig{}, nil)
+	p := r.dial()
+	start := Start{Path: "/bin/x", Args: []string{"x"}, Env: []string{"A=" + strings.Repeat("a", 2000)}, Dir: "/"}
+	dev, _ := device(t)
+	mem := memory(t, process.Process{}, 0)
+	const mounts = 400
+	name := func(i int) string { return fmt.Sprintf("/m/%s/%04d", strings.Repeat("d", 900), i) }
+	for i := range mounts {
+		if err := p.Put(name(i), start, 0, dev, mem); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := r.list(r.dial())
+	if len(l) != mounts {
+		t.Fatalf("%d of %d are listed", len(l), mounts)
+	}
+	for i, m := range l {
+		if m.Name != name(i) || m.PID != os.Getpid() || m.Start.Path != "" {
+			t.Fatalf("%d: %+v", i, m)
+		}
+	}
+	shown, err := p.Show(name(7))
+	if err != nil || len(shown) != 1 || !slices.Equal(shown[0].Start.Env, start.Env) || shown[0].PID != os.Getpid() {
+		t.Fatalf("%+v %v", shown, err)
+	}
+	if shown, err := p.Show("/none"); err != nil || len(shown) != 0 {
+		t.Fatalf("%+v %v", shown, err)
+	}
+}
+
+// An environment as large as fits is held and shown; of a larger one the error
+// says what is wrong.
+func TestLargeEnvironment(t *testing.T) {
+	r := holds(t, HolderConfig{}, nil)
+	p := r.dial()
+	env := func(n int) Start {
+		return Start{Path: "/bin/x", Args: []string{"x"}, Env: []string{"A=" + strings.Repeat("a", n)}, Dir: "/"}
+	}
+	long := "/" + strings.Repeat("m", 4000)
+	r.put(p, long, env(maxPut-6000))
+	l, err := p.Show(long)
+	if err != nil || len(l) != 1 || len(l[0].Start.Env[0]) != maxPut-6000+2 {
+		t.Fatalf("%d mounts, %v", len(l), err)
+	}
+	dev, _ := device(t)
+	err = p.Put("/m", env(300<<10), 0, dev, memory(t, process.Process{}, 0))
+	wantKind(t, err, meta.Invalid)
+	if !strings.Contains(err.Error(), "environment") {
+		t.Errorf("%v does not say what is too large", err)
+	}
+	r.put(p, "/m", someStart) // the connection goes on
+}
+
+// ---- nobody waits for others
+
+// An answer that comes too late is not taken for that to the next request.
+func TestLateAnswer(t *testing.T) {
+	a, b := socketPair(t)
+	go func() {
+		for n := 0; ; n++ {
+			p, fds, err := readPacket(a)
+			if err != nil {
+				return
+			}
+			closeAll(fds)
+			if n > 0 {
+				time.Sleep(400 * time.Millisecond)
+			}
+			self, _ := process.Self()
+			_ = writePacket(a, (&holdPacket{Op: p.Op, Process: &self, Mounts: []Held{{Name: p.Name}}}).encode())
+		}
+	}()
+	h, err := greet(b, "pair", 200*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	_, err = h.Show("/one")
+	wantKind(t, err, meta.Unavailable)
+	time.Sleep(300 * time.Millisecond)
+	if l, err := h.Show("/two"); err == nil {
+		t.Fatalf("the answer is %+v", l)
+	}
+}
+
+// stuckStore is a store that does not come back.
+type stuckStore struct {
+	called  chan string
+	release chan struct{}
+}
+
+func (s *stuckStore) Store(name string, _ ...*os.File) error {
+	s.called <- name
+	<-s.release
+	return errors.New("no room")
+}
+func (s *stuckStore) Remove(string) error { return nil }
+
+// Neither a store that hangs nor a process that does not read keeps others
+// waiting.
+func TestNobodyWaitsForOthers(t *testing.T) {
+	store := &stuckStore{make(chan string, 100), make(chan struct{})}
+	r := holds(t, HolderConfig{Store: store}, nil)
+	p := r.dial()
+	began := time.Now()
+	r.put(p, "/m", someStart)
+	comes(t, "the store", store.called)
+
+	// It asks and never reads: its answers fill what the kernel keeps for it.
+	a, b := socketPair(t)
+	r.h.join(a, os.Getpid())
+	show := (&holdPacket{Op: "show", Name: "/large"}).encode()
+	r.put(p, "/large", Start{Path: "/", Env: []string{strings.Repeat("x", 200<<10)}})
+	for range 40 {
+		_ = b.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+		if _, err := b.Write(show); err != nil {
+			break
+		}
+	}
+	for range 20 {
+		if l := r.list(p); len(l) != 2 {
+			t.Fatalf("%+v", l)
+		}
+	}
+	if d := time.Since(began); d > 4*time.Second { // each of them: 5 s and more
+		t.Errorf("others waited: %v", d)
+	}
+	close(store.release)
+	r.until("told that it is not kept", func() bool { return strings.Contains(r.list(p)[0].Unkept, "no room") })
+}
+
+// memStore is a store as systemd's: by name, what was put there last.
+type memStore struct {
+	mu   sync.Mutex
+	held map[string]int
+	fail atomic.Bool
+}
+
+func (s *memStore) Store(name string, fds ...*os.File) error {
+	if s.fail.Load() {
+		return errors.New("full")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held[name]++
+	return nil
+}
+
+func (s *memStore) Remove(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.held, name)
+	return nil
+}
+
+// The store has what is held: also of mounts that nobody serves, no longer of
+// those that ended.
+func TestStored(t *testing.T) {
+	store := &memStore{held: make(map[string]int)}
+	r := holds(t, HolderConfig{Store: store, Patience: time.Hour}, nil)
+	has := func(name string) bool {
+		store.mu.Lock()
+		defer store.mu.Unlock()
+		return store.held[name] > 0
+	}
+	p, q := r.dial(), r.dial()
+	r.put(p, "/a", someStart)
+	r.put(p, "/b", someStart)
+	r.until("stored", func() bool { return has("/a") && has("/b") })
+	if err := p.Drop("/a"); err != nil {
+		t.Fatal(err)
+	}
+	r.until("removed", func() bool { return !has("/a") })
+	r.goes(p)
+	if !has("/b") {
+		t.Error("what nobody serves is not kept")
+	}
+	if q.Process().PIDNS != "" {
+		t.Error("sessions are bound to a process that may be followed by another")
+	}
+}
+
+// A holder of its own ends with its mount, not before its last user is gone.
+func TestOnce(t *testing.T) {
+	dir, err := os.MkdirTemp("", "ho")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	h, err := NewHolder(HolderConfig{Once: true, Logger: slog.New(slog.DiscardHandler)}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, "s"), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- h.Serve(t.Context(), l) }()
+	r := &holderRig{t, h, filepath.Join(dir, "s")}
+	p := r.dial()
+	r.put(p, "/m", someStart)
+	if err := p.Drop("/m"); err != nil {
+		t.Fatal(err)
+	}
+	stays(t, "the end", ended, 200*time.Millisecond)
+	r.put(p, "/m", someStart)
+	if err := p.Drop("/m"); err != nil {
+		t.Fatal(err)
+	}
+	p.Close()
+	if err := comes(t, "the end", ended); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func FuzzHoldPacket(f *testing.F) {
+	self, err := process.Self()
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, p := range []*holdPacket{
+		{Op: "hello", Version: 1}, {Op: "hello", Version: 1, Process: &self}, {Op: "put", Name: "/m", Start: &someStart, Connection: 42},
+		{Op: "take", Name: "/m", Replace: true}, {Op: "take", Name: "/m", Found: true}, {Op: "take", Name: "/m", Kind: meta.Busy, Error: "no"},
+		{Op: "list", Mounts: []Held{{Name: "/m", PID: 7, Taken: 2, Unkept: "full"}}, More: true}, {Op: "yield", Name: "/m"},
+		{Op: "show", Mounts: []Held{{Name: "/m", Start: someStart}}},
+	} {
+		f.Add(p.encode())
+	}
+	// As the first version wrote them.
+	f.Add([]byte(`{"op":"list","mounts":[{"name":"/m","pid":7,"taken":0,"start":{"path":"/p","args":["p"],"env":null,"dir":"/"}}]}`))
+	f.Add([]byte(`{"op":"take","name":`))
+	h, err := NewHolder(HolderConfig{Logger: slog.New(slog.DiscardHandler)}, nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, err := decodePacket(b)
+		if err != nil {
+			if !errors.Is(err, meta.Protocol) {
+				t.Fatal(err)
+			}
+			return
+		}
+		again, err := decodePacket(p.encode())
+		if err != nil || string(again.encode()) != string(p.encode()) {
+			t.Fatalf("%s becomes %s: %v", p.encode(), again.encode(), err)
+		}
+		// Whatever it asks without descriptors, the holder answers and holds nothing.
+		link := &holdLink{pid: 1, out: make(chan holdOut, 2)}
+		h.mu.Lock()
+		err = h.answer(link, p, nil)
+		n := len(h.mounts)
+		h.mu.Unlock()
+		if n != 0 || (err == nil) != (len(link.out) == 1) {
+			t.Fatalf("%d mounts, %d answers, %v", n, len(link.out), err)
+		}
+	})
+}

@@ -1,0 +1,156 @@
+package fuse
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/process"
+)
+
+// HoldVersion is the version of the protocol between mounts and their holder.
+const HoldVersion = 1
+
+// holdPacket is a request or an answer. Fields that came later than the first
+// ones are empty where the other side does not know them.
+type holdPacket struct {
+	Op         string           `json:"op"`
+	Version    int              `json:"version,omitempty"`
+	Name       string           `json:"name,omitempty"`
+	Replace    bool             `json:"replace,omitempty"`
+	Connection uint64           `json:"connection,omitempty"` // put: the kernel's number of it
+	Start      *Start           `json:"start,omitempty"`
+	Process    *process.Process `json:"process,omitempty"`
+	Found      bool             `json:"found,omitempty"`
+	Kind       meta.Kind        `json:"kind,omitempty"`
+	Error      string           `json:"error,omitempty"`
+	Mounts     []Held           `json:"mounts,omitempty"`
+	More       bool             `json:"more,omitempty"` // list: there are some behind the last
+}
+
+const (
+	maxPacket = 256 << 10
+	// maxPut leaves room for what stands around a Start in the answer to show.
+	maxPut = maxPacket - 32<<10
+	// maxList is how much of a list goes into one packet.
+	maxList = 64 << 10
+)
+
+func (p *holdPacket) encode() []byte {
+	b, err := json.Marshal(p)
+	if err != nil {
+		panic("fuse: a packet is plain data: " + err.Error())
+	}
+	return b
+}
+
+// writeIn bounds how long a packet may wait for its reader.
+const writeIn = 5 * time.Second
+
+func writePacket(c *net.UnixConn, b []byte, fds ...*os.File) error {
+	var oob []byte
+	if len(fds) > 0 {
+		var n []int
+		for _, f := range fds {
+			n = append(n, int(f.Fd()))
+		}
+		oob = unix.UnixRights(n...)
+	}
+	if err := c.SetWriteDeadline(time.Now().Add(writeIn)); err != nil {
+		return err
+	}
+	_, _, err := c.WriteMsgUnix(b, oob, nil)
+	return err
+}
+
+// readPacket reads one packet; the descriptors are the caller's.
+func readPacket(c *net.UnixConn) (*holdPacket, []*os.File, error) {
+	b, oob := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(4*8))
+	n, on, _, _, err := c.ReadMsgUnix(b, oob)
+	if err != nil {
+		return nil, nil, err
+	}
+	if n == 0 {
+		return nil, nil, net.ErrClosed
+	}
+	fds, err := rightsOf(oob[:on])
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := decodePacket(b[:n])
+	if err != nil {
+		closeAll(fds)
+		return nil, nil, err
+	}
+	return p, fds, nil
+}
+
+// decodePacket errors: Protocol.
+func decodePacket(b []byte) (*holdPacket, error) {
+	p := new(holdPacket)
+	if err := json.Unmarshal(b, p); err != nil {
+		return nil, meta.E("hold", meta.Protocol, "", err)
+	}
+	return p, nil
+}
+
+func rightsOf(oob []byte) (l []*os.File, err error) {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, err
+	}
+	for i := range messages {
+		fds, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			closeAll(l)
+			return nil, err
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			l = append(l, os.NewFile(uintptr(fd), "held"))
+		}
+	}
+	return l, nil
+}
+
+func closeAll(l []*os.File) {
+	for _, f := range l {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// peerOf is who is at the other end; pid is 0 if it is in a name space of
+// processes that this one can't look into.
+func peerOf(c *net.UnixConn) (uid, pid int, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, 0, err
+	}
+	var cred *unix.Ucred
+	cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if cerr != nil || err != nil {
+		return 0, 0, errors.Join(cerr, err)
+	}
+	return int(cred.Uid), int(cred.Pid), nil
+}
+
+// trusted fails unless the other end belongs to the same user, or to root.
+func trusted(c *net.UnixConn) (pid int, err error) {
+	uid, pid, err := peerOf(c)
+	if err == nil && uid != os.Geteuid() && uid != 0 {
+		err = meta.E("hold", meta.NotPermitted, "", fmt.Errorf("the process at the other end is of user %d, this one of %d", uid, os.Geteuid()))
+	}
+	return pid, err
+}
+
+// roomy lets a socket take the largest packet: it must fit into the send buffer
+// as a whole, and what is usual is less.
+func roomy(c *net.UnixConn) { _ = c.SetWriteBuffer(maxPacket) }
