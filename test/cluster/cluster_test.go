@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	if env := os.Getenv(intruderEnv); env != "" {
 		os.Exit(intrude(env))
 	}
-	os.Exit(run(m))
+	os.Exit(program.InOwnMounts(func() int { return run(m) }))
 }
 
 // intrude is what this program does as an intruder.
@@ -61,7 +61,7 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	return program.Built(m)
+	return program.Main(m)
 }
 
 // start brings a cluster up that the test's end takes away. The logs of a failed

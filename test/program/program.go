@@ -9,8 +9,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 // Path of the penstock that Main built or was given.
@@ -26,16 +30,23 @@ const Variable = "PENSTOCK_BINARY"
 // What they mount goes with them, though they be killed, and no name space that
 // another process makes meanwhile keeps a copy of it.
 func Main(m *testing.M) int {
-	return inOwnMounts(func() int { return Built(m) })
+	return InOwnMounts(func() int { return built(m) })
 }
 
 // own is set where the mount name space is the tests' own.
 const own = "PENSTOCK_TEST_OWN_MOUNTS"
 
-// inOwnMounts runs main in this process if the mount name space is its own, and
+// InOwnMounts runs main in this process if the mount name space is its own, and
 // else lets it run in another of the same program and arguments whose it is.
-func inOwnMounts(main func() int) int {
-	if os.Geteuid() != 0 || os.Getenv(own) != "" {
+func InOwnMounts(main func() int) int {
+	if os.Geteuid() != 0 {
+		return main()
+	}
+	if os.Getenv(own) != "" {
+		if err := forgetOthers(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
 		return main()
 	}
 	exe, err := os.Executable()
@@ -59,8 +70,27 @@ func inOwnMounts(main func() int) int {
 	return 0
 }
 
-// Built is Main for tests that look after their mounts themselves.
-func Built(m *testing.M) int {
+// forgetOthers takes away the copies of what others had mounted when this name
+// space was made: a copy keeps a file system mounted, and its disk busy, after
+// those who mounted it have unmounted it.
+func forgetOthers() error {
+	mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		return !strings.HasPrefix(i.FSType, "fuse") && !strings.HasPrefix(i.Source, "/dev/loop"), false
+	})
+	if err != nil {
+		return err
+	}
+	for _, m := range slices.Backward(mounts) {
+		// It may have gone with one below it.
+		if err := syscall.Unmount(m.Mountpoint, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
+			return fmt.Errorf("unmount the copy of %s: %w", m.Mountpoint, err)
+		}
+	}
+	return nil
+}
+
+// built runs the tests with penstock built.
+func built(m *testing.M) int {
 	if !flag.Parsed() { // a caller may have put in defaults since
 		flag.Parse()
 	}
