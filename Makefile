@@ -12,6 +12,7 @@ export CGO_ENABLED := 0
 # Rounds and lengths of the long tests; soak raises them.
 SOAK_ROUNDS ?= 100
 MINUTES     ?= 10
+NODES       ?= 40
 FUZZTIME    ?= 10s
 
 .PHONY: help
@@ -78,6 +79,10 @@ soak-crash: deps build ## kills, power cuts, full and failing disks for SOAK_ROU
 controls: deps build ## switch each safety mechanism off; the test that guards it must fail
 	$(GO) test -timeout 1h -count 1 -v ./test/crash -run 'Controls$$' -controls
 	$(GO) test -timeout 90m -count 1 -v ./test/cluster -run '^TestSoakControls$$' -soak 5m -seed 0 -controls
+
+.PHONY: burst
+burst: deps ## NODES (40) nodes join within a minute, mount a data set of 100,000 files, read, and go, ten of them by SIGKILL
+	$(GO) test -timeout 30m -count 1 -v ./test/cluster -run '^TestBurst$$' -burst $(NODES) -burst-within 60s -burst-files 100000
 
 .PHONY: chart
 chart: ## compare the plain manifests with what helm itself makes of the chart (builds helm's engine)

@@ -126,10 +126,13 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // CPU is the processor time that the child has used, without its children's, as
 // its own clock says: in nanoseconds, where /proc has ticks.
-func (p *Process) CPU() (time.Duration, error) {
+func (p *Process) CPU() (time.Duration, error) { return CPU(p.PID()) }
+
+// CPU is the same of any process of this PID name space.
+func CPU(pid int) (time.Duration, error) {
 	const sched = 2 // CPUCLOCK_SCHED, of all threads
 	var ts unix.Timespec
-	if err := unix.ClockGettime(int32(^p.PID()<<3|sched), &ts); err != nil {
+	if err := unix.ClockGettime(int32(^pid<<3|sched), &ts); err != nil {
 		return 0, err
 	}
 	return time.Duration(ts.Nano()), nil

@@ -341,29 +341,14 @@ type Mount struct {
 func (c *Cluster) startMounts(ctx context.Context) error {
 	for i := range c.cfg.Mounts {
 		name := fmt.Sprint("client", i+1)
-		if err := errors.Join(c.join(ctx, peer.Client, name), c.grant(ctx, name)); err != nil {
+		if err := c.grant(ctx, name); err != nil {
 			return err
 		}
-		m, err := c.newMember(name, c.Racks[i%len(c.Racks)], 0)
+		m, err := c.newMount(name, "/", c.Racks[i%len(c.Racks)])
+		if err == nil {
+			err = c.begin(ctx, m)
+		}
 		if err != nil {
-			return err
-		}
-		mount := &Mount{Member: m, Path: filepath.Join(c.cfg.Dir, m.Name)}
-		c.Mounts = append(c.Mounts, mount)
-		if err := os.Mkdir(mount.Path, 0o755); err != nil {
-			return err
-		}
-		m.path = c.cfg.Penstock
-		// The place is said: all nodes share the machine's boot id.
-		m.args = append([]string{"mount", "/", mount.Path, "--cluster", c.metaAddrs(), "--topology", m.place()}, c.creds.flags(m.Name)...)
-		m.ready = func(context.Context) error {
-			if !spawn.Mounted(mount.Path) {
-				return fmt.Errorf("nothing is mounted at %s", mount.Path)
-			}
-			return nil
-		}
-		m.clean = func() error { return spawn.Unmount(mount.Path) }
-		if err := m.Start(); err != nil {
 			return err
 		}
 	}
@@ -373,4 +358,33 @@ func (c *Cluster) startMounts(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// newMount adds a node that will mount a source; it is not begun.
+func (c *Cluster) newMount(name, source string, rack *netns.Rack) (*Mount, error) {
+	member, err := c.newMember(name, rack, 0)
+	if err != nil {
+		return nil, err
+	}
+	m := &Mount{Member: member, Path: filepath.Join(c.cfg.Dir, name)}
+	c.Mounts = append(c.Mounts, m)
+	m.path = c.cfg.Penstock
+	// The place is said: all nodes share the machine's boot id.
+	m.args = append([]string{"mount", source, m.Path, "--cluster", c.metaAddrs(), "--topology", m.place()}, c.creds.flags(name)...)
+	m.ready = func(context.Context) error {
+		if !spawn.Mounted(m.Path) {
+			return fmt.Errorf("nothing is mounted at %s", m.Path)
+		}
+		return nil
+	}
+	m.clean = func() error { return spawn.Unmount(m.Path) }
+	return m, os.Mkdir(m.Path, 0o755)
+}
+
+// begin gets a mount its certificate and starts it.
+func (c *Cluster) begin(ctx context.Context, m *Mount) error {
+	if err := c.join(ctx, peer.Client, m.Name); err != nil {
+		return err
+	}
+	return m.Start()
 }
