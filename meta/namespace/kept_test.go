@@ -123,3 +123,44 @@ func TestMaxClones(t *testing.T) {
 	f.do(&meta.PinClone{At: at, Clone: 100, Drop: true})
 	f.do(&meta.PinClone{At: at, Clone: 99})
 }
+
+// TestQuotaOfPromises: what others were promised is not taken, to the byte, and
+// what the caller was promised is admitted, to the byte.
+func TestQuotaOfPromises(t *testing.T) {
+	f := newFixture(t)
+	ino := f.file("f")
+	f.do(&meta.SetPolicy{Policy: meta.Policy{Replicas: 1, QuotaBytes: 100}})
+	for _, c := range []struct {
+		bytes          int
+		reserved, held uint64
+		ok             bool
+	}{
+		{40, 0, 60, true}, {41, 0, 60, false}, {41, 41, 60, true}, {42, 41, 60, false}, {100, 0, 0, true}, {101, 0, 0, false},
+	} {
+		at := f.ctx()
+		at.Reserved, at.Held = c.reserved, c.held
+		_, _, err := Execute(f.s, at, &meta.Write{Ino: ino, Inline: true, Data: make([]byte, c.bytes), Size: uint64(c.bytes)})
+		if c.ok && err != nil || !c.ok && meta.KindOf(err) != meta.QuotaExceeded {
+			t.Errorf("%d bytes of 100, %d promised, %d to others: %v", c.bytes, c.reserved, c.held, err)
+		}
+	}
+}
+
+// TestManyEndsAfterSnapshots: more extents are written at once, over tombstones
+// that a snapshot sees, than an operation remembers having met.
+func TestManyEndsAfterSnapshots(t *testing.T) {
+	const n = maxEnds + 40
+	f := newFixture(t)
+	ino, id := f.file("f"), f.chunks(1, false)[0]
+	op := &meta.Write{Ino: ino, Synced: true, Size: n * 4096}
+	for i := range uint64(n) {
+		op.Extents = append(op.Extents, meta.Extent{Off: i * 4096, Len: 4096, Chunk: id, ChunkOff: i * 8192})
+	}
+	for i := range 3 {
+		f.do(op)
+		f.do(&meta.TakeSnapshot{Name: string(rune('a' + 2*i))})
+		f.do(&meta.SetAttr{Ino: ino, Mask: meta.SetSize})
+		f.do(&meta.TakeSnapshot{Name: string(rune('b' + 2*i))})
+		f.check()
+	}
+}
