@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -20,6 +21,8 @@ import (
 	"penstock.io/penstock/csi/cluster"
 	"penstock.io/penstock/csi/controller"
 	"penstock.io/penstock/csi/node"
+	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/meta"
 )
 
 // csiFlags are what `penstock csi` takes.
@@ -35,6 +38,7 @@ type csiFlags struct {
 	topology   string
 	inline     bool
 	register   string
+	hold       string
 }
 
 func newCSI() *cobra.Command {
@@ -65,6 +69,7 @@ volumes. Without --controller and --node both are served.`,
 	f.StringVar(&c.topology, "topology", "", "where this node stands, /datacenter/rack/node (default: where a chunk server on it does)")
 	f.BoolVar(&c.inline, "inline", false, "serve volumes that pods bring along (ephemeral inline volumes); the node part then needs an administrator's credentials")
 	f.StringVar(&c.register, "registration-dir", "", "directory in which the kubelet looks for drivers, /var/lib/kubelet/plugins_registry: the node part registers itself there, so that no node-driver-registrar is needed; the path of --endpoint must then be the same for the kubelet (default: registers nowhere)")
+	f.StringVar(&c.hold, "hold", "", "leave the node part's mounts to a holder that listens at this socket (see 'penstock hold'): pods see a pause and no error when the processes that serve them are killed or replaced, also together with this one (default: mounts end with their processes)")
 	c.port.flag(cmd, "STATE-DIR/admin.sock, or csi-PID.sock in /run/penstock for a controller")
 	markDirs(cmd, "state-dir", "registration-dir")
 	return configurable(cmd)
@@ -101,6 +106,9 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	}
 	if c.register != "" && !c.node {
 		return usagef("--registration-dir is for the node part: the kubelet does not want controllers")
+	}
+	if c.hold != "" && !c.node {
+		return usagef("--hold is for the node part: a controller has no mounts")
 	}
 	host, err := os.Hostname()
 	if err != nil && c.name == "" {
@@ -140,9 +148,23 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 		cfg.Controller = controller.New(controller.Config{Cluster: pool, Logger: log, Step: step})
 	}
 	if c.node {
-		if cfg.Node, err = c.newNode(ctx, pool, log, step); err != nil {
+		n, staged, err := c.newNode(pool, log, step)
+		if err != nil {
 			return err
 		}
+		cfg.Node = n
+		// Before anything that takes its time: pods may be waiting.
+		keep, stopKeeping := context.WithCancel(ctx)
+		var keeping sync.WaitGroup
+		keeping.Go(func() { n.Keep(keep) })
+		defer func() {
+			stopKeeping()
+			keeping.Wait()
+			if os.Getpid() == 1 { // the kernel ends all processes of a container with its first one
+				n.Leave(context.WithoutCancel(ctx))
+			}
+		}()
+		sweepNode(ctx, n, staged, log)
 		standard = adminSocket(c.state)
 	}
 	s, err := csi.Serve(cfg)
@@ -177,37 +199,84 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 const sweepWait = 30 * time.Second
 
 // newNode makes the node part, and looks at what one before it left.
-func (c *csiFlags) newNode(ctx context.Context, pool *cluster.Cluster, log *slog.Logger, step func(string)) (*node.Server, error) {
+func (c *csiFlags) newNode(pool *cluster.Cluster, log *slog.Logger, step func(string)) (n *node.Server, staged []string, err error) {
 	if os.Geteuid() != 0 {
-		return nil, usagef("the node part mounts: run it as root")
+		return nil, nil, usagef("the node part mounts: run it as root")
 	}
 	state, err := filepath.Abs(c.state)
 	if err == nil {
 		err = os.MkdirAll(state, 0o700)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	c.state = state
-	n := node.New(node.Config{
+	cfg := node.Config{
 		Cluster: pool, Logger: log, Name: c.name, State: state, Topology: c.topology, Inline: c.inline, Step: step, Command: c.mountCommand,
-	})
-	staged, err := n.Recover()
+	}
+	if c.hold != "" {
+		cfg.Holder = csiHolder(c.hold)
+	}
+	n = node.New(cfg)
+	if staged, err = n.Recover(); err != nil {
+		return nil, nil, err
+	}
+	log.Info("looked for what is staged", "volumes", len(staged))
+	return n, staged, nil
+}
+
+// sweepNode clears away what pods left behind while the node was down.
+func sweepNode(ctx context.Context, n *node.Server, staged []string, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, sweepWait)
+	defer cancel()
+	if err := n.Sweep(ctx, staged); err != nil {
+		log.Warn("what pods left behind was not all cleared away", "err", err)
+	}
+}
+
+// csiHolder is the socket of a holder, as the node part needs it. A connection is
+// for one question: the holder may be replaced meanwhile.
+type csiHolder string
+
+func (c csiHolder) Orphans() (paths []string, err error) {
+	h, err := fuse.DialHolder(string(c))
 	if err != nil {
 		return nil, err
 	}
-	log.Info("looked for what is staged", "volumes", len(staged))
-	sweep, cancel := context.WithTimeout(ctx, sweepWait)
-	defer cancel()
-	if err := n.Sweep(sweep, staged); err != nil {
-		log.Warn("what pods left behind was not all cleared away", "err", err)
+	defer h.Close()
+	mounts, err := h.List("")
+	for _, m := range mounts {
+		if m.PID == 0 {
+			paths = append(paths, m.Name)
+		}
 	}
-	return n, nil
+	return paths, err
+}
+
+func (c csiHolder) Forget(path string) error {
+	h, err := fuse.DialHolder(string(c))
+	if meta.KindOf(err) == meta.Unavailable {
+		return nil // what it had went with it
+	}
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	device, memory, found, err := h.Take(path, false)
+	if err != nil || !found {
+		return err
+	}
+	// Who serves a mount may say that it has ended.
+	err = h.Put(path, fuse.Start{}, device, memory)
+	if err == nil {
+		err = h.Drop(path)
+	}
+	return errors.Join(err, device.Close(), memory.Close())
 }
 
 // mountCommand is a `penstock mount` that tells on descriptor 3 how mounting
-// went.
-func (c *csiFlags) mountCommand(source, dir, logFile string, options []string) *exec.Cmd {
+// went; with takeUp one that goes on with what the holder has.
+func (c *csiFlags) mountCommand(source, dir, logFile string, options []string, takeUp bool) *exec.Cmd {
 	args := []string{"mount", "--log-file=" + logFile, "--log-level=" + c.level}
 	for _, o := range options {
 		args = append(args, "--options="+o)
@@ -227,7 +296,13 @@ func (c *csiFlags) mountCommand(source, dir, logFile string, options []string) *
 	if c.topology != "" {
 		args = append(args, "--topology="+c.topology)
 	}
+	if c.hold != "" {
+		args = append(args, "--hold="+c.hold)
+	}
 	cmd := exec.Command("/proc/self/exe", append(args, "--", source, dir)...)
 	cmd.Env = append(os.Environ(), readyEnv+"=3")
+	if takeUp {
+		cmd.Env = append(cmd.Env, fuse.TakeoverEnv+"=1")
+	}
 	return cmd
 }

@@ -146,15 +146,28 @@ const maxLayers = 64
 
 // unmount takes away every mount of ours at a whole path. It waits for what was
 // written to be durable where a mount is the last one of its volume; a mount
-// that does not answer is taken away without.
-func (s *Server) unmount(path string) error {
+// that does not answer is taken away without. Where it is not the last one, and
+// nobody uses it, nobody needs to answer.
+func (s *Server) unmount(path string) error { return s.takeAway(path, false) }
+
+// takeAway is unmount, of what is known not to answer if dead is set.
+func (s *Server) takeAway(path string, dead bool) error {
 	for range maxLayers {
 		m, err := mountAt(path)
 		if err != nil || m == nil {
 			return err
 		}
 		flags := unix.UMOUNT_NOFOLLOW
-		if err := s.probes.ask(path); err != nil {
+		others, err := publishedElsewhere(m, path)
+		if err != nil {
+			return err
+		}
+		if len(others) > 0 && unix.Unmount(path, flags) == nil {
+			continue
+		}
+		if dead {
+			flags |= unix.MNT_FORCE | unix.MNT_DETACH
+		} else if err := s.probes.ask(path); err != nil {
 			s.Logger.Warn("a mount that does not answer is taken away", "path", path, "err", err)
 			flags |= unix.MNT_FORCE | unix.MNT_DETACH
 		}

@@ -1,7 +1,8 @@
 // Package node is the Node service of the Container Storage Interface: it has
 // volumes mounted on this machine and binds the mounts to where pods look for
 // them. A staged volume is served by a process of its own, which outlives the
-// driver: upgraded or killed, it breaks no pod. What is mounted is in the
+// driver: upgraded or killed, it breaks no pod. With a holder the mount outlives
+// that process, too, and the driver starts the next one. What is mounted is in the
 // kernel's table; a directory of state has, for each staged volume, how it was
 // mounted, and a lock that its process holds.
 //
@@ -58,8 +59,12 @@ type Config struct {
 	// Command is the program that mounts source ([VOLUME[@SNAPSHOT]:]PATH) at dir
 	// with options of mount(8), appends its log to a file, and serves until it is
 	// unmounted. On descriptor 3 it writes "ok" once it has mounted, else what is
-	// wrong, and closes it. Descriptor 4 it keeps open as long as it lives.
-	Command func(source, dir, log string, options []string) *exec.Cmd
+	// wrong, and closes it. Descriptor 4 it keeps open as long as it lives. With
+	// takeUp it goes on with the mount that the holder has, instead of mounting.
+	Command func(source, dir, log string, options []string, takeUp bool) *exec.Cmd
+	// Holder has the mounts that Command makes when their processes are gone; nil:
+	// they end with them.
+	Holder Holder
 	// Step is called between the steps of each call with the step's name: tests
 	// end the process there. Nil: nobody is.
 	Step func(step string)
@@ -69,8 +74,9 @@ type Config struct {
 type Server struct {
 	csi.UnimplementedNodeServer
 	Config
-	pending reply.Pending
-	probes  probes
+	pending  reply.Pending
+	probes   probes
+	children children
 }
 
 // New makes the service.
@@ -78,7 +84,7 @@ func New(cfg Config) *Server {
 	if cfg.Step == nil {
 		cfg.Step = func(string) {}
 	}
-	return &Server{Config: cfg}
+	return &Server{Config: cfg, children: children{alive: map[*exec.Cmd]struct{}{}, takes: map[folder]context.CancelFunc{}, ended: make(chan struct{}, 1)}}
 }
 
 var capabilities = []csi.NodeServiceCapability_RPC_Type{

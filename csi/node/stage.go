@@ -91,9 +91,14 @@ func (s *Server) stage(ctx context.Context, want record) error {
 		return err
 	}
 	defer lock.Close()
-	if m, err := mountAt(want.Staging); err != nil {
+	m, err := mountAt(want.Staging)
+	if err != nil {
 		return err
-	} else if m != nil && s.probes.ask(want.Staging) == nil {
+	}
+	if have, err := f.read(); err == nil && m != nil && have.same(want) && s.orphaned(want.Staging) {
+		return s.takeUpLocked(ctx, f, lock)
+	}
+	if m != nil && s.probes.ask(want.Staging) == nil {
 		// It lives, and not under this lock: the state was lost.
 		if m.Source != strings.TrimSuffix(want.Source, "/") {
 			return meta.E("stage", meta.Exists, want.Staging, fmt.Errorf("%s is mounted there", m.Source))
@@ -101,8 +106,11 @@ func (s *Server) stage(ctx context.Context, want record) error {
 		s.Logger.Warn("a mount is found that the state does not know", "volume", want.Volume, "path", want.Staging)
 		return f.write(want)
 	}
-	// What is mounted is dead.
+	// What is mounted is dead, and what a holder has of it.
 	if err := s.unmount(want.Staging); err != nil {
+		return err
+	}
+	if err := s.forget(want.Staging); err != nil {
 		return err
 	}
 	s.Step("stage.record")
@@ -116,7 +124,7 @@ func (s *Server) stage(ctx context.Context, want record) error {
 	}
 	unix.Close(dir)
 	s.Step("stage.start")
-	if err := s.start(ctx, f, want, lock); err != nil {
+	if err := s.start(ctx, f, want, lock, false); err != nil {
 		return err
 	}
 	s.Step("stage.mounted")
@@ -146,19 +154,22 @@ func (s *Server) alreadyStaged(f folder, want record) error {
 // patience.
 const startWait = 60 * time.Second
 
-// start runs the mounting process and waits until it has mounted. If ctx ends
-// before, the process goes on, and holds the lock.
-func (s *Server) start(ctx context.Context, f folder, want record, lock *os.File) error {
+// start runs the mounting process and waits until it has mounted, or taken up
+// what was. If ctx ends before, the process goes on, and holds the lock; one that
+// was to take up is killed.
+func (s *Server) start(ctx context.Context, f folder, want record, lock *os.File, takeUp bool) error {
 	const op = "stage"
-	if err := os.Truncate(f.file(logName), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
+	if !takeUp { // else it says why its predecessor ended
+		if err := os.Truncate(f.file(logName), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	cmd := s.Command(want.Source, want.Staging, f.file(logName), want.Options)
+	cmd := s.Command(want.Source, want.Staging, f.file(logName), want.Options, takeUp)
 	cmd.ExtraFiles = []*os.File{w, lock}
 	// A session of its own: no signal that ends the driver reaches it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -167,9 +178,18 @@ func (s *Server) start(ctx context.Context, f folder, want record, lock *os.File
 	if err != nil {
 		return meta.E(op, meta.IO, cmd.Path, err)
 	}
-	s.Step("stage.started")
+	if takeUp {
+		s.Step("takeup.started")
+	} else {
+		s.Step("stage.started")
+	}
+	s.children.begin(cmd)
 	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }() // ends with the process; until then it is ours to reap
+	go func() { // ends with the process; until then it is ours to reap
+		err := cmd.Wait()
+		s.children.end(cmd)
+		ended <- err
+	}()
 	said := make(chan string, 1)
 	go func() { // ends when the process closes the pipe, or dies
 		b, _ := io.ReadAll(io.LimitReader(r, 64<<10))
@@ -187,6 +207,11 @@ func (s *Server) start(ctx context.Context, f folder, want record, lock *os.File
 		}
 		return meta.E(op, meta.Unavailable, want.Source, errors.New(text))
 	case <-give.Done():
+		if takeUp {
+			// It may wait for the cluster as long as it likes. The holder has all that
+			// it has: the next one begins anew.
+			_ = cmd.Process.Kill()
+		}
 		return meta.E(op, meta.Unavailable, want.Source, fmt.Errorf("not mounted yet: %w", context.Cause(give)))
 	}
 }
@@ -268,18 +293,42 @@ func (s *Server) unstage(ctx context.Context, volume, path string) error {
 			return meta.E("unstage", meta.Busy, path, fmt.Errorf("the volume is still published at %s", published[0]))
 		}
 	}
+	dead := false
+	if m != nil && s.orphaned(path) {
+		// What was written is with the holder, and durable once somebody serves. If
+		// nobody can, the mount is taken away as it is.
+		wait, cancel := context.WithTimeout(ctx, probeWait)
+		err := s.takeUp(wait, f, time.Now())
+		cancel()
+		if err != nil && meta.KindOf(err) != meta.Busy {
+			dead = true
+			s.Logger.Warn("a mount that nobody serves can't be taken up; it goes as it is", "volume", volume, "path", path, "err", err)
+		}
+	}
 	s.Step("unstage.unmount")
-	if err := s.unmount(path); err != nil {
+	if err := s.takeAway(path, dead); err != nil {
 		return err
 	}
 	s.Step("unstage.unmounted")
+	s.children.giveUp(f)
 	lock, err := f.waitLock(ctx)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
+	if err := s.forget(path); err != nil {
+		return err
+	}
 	s.Step("unstage.forget")
 	return f.remove()
+}
+
+// forget has the holder drop what it has of a mount that is no more.
+func (s *Server) forget(path string) error {
+	if s.Holder == nil {
+		return nil
+	}
+	return s.Holder.Forget(path)
 }
 
 // endPoll is how often is looked whether a process has ended.

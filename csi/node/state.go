@@ -169,11 +169,18 @@ func (s *Server) Recover() (staged []string, err error) {
 		}
 		if err == nil {
 			if m, merr := mountsAt(r.Staging); merr == nil && len(m) > 0 {
-				// Its process is gone and the mount is dead; whoever stages or
-				// unstages it next finds the record.
+				// Its process is gone. A holder may have the mount: see Keep. Else it
+				// is dead, and whoever stages or unstages it next finds the record.
 				s.Logger.Warn("a staged volume's process is gone", "volume", r.Volume, "path", r.Staging)
+				staged = append(staged, r.Volume)
 				l.Close()
 				continue
+			}
+		}
+		if err == nil {
+			if err := s.forget(r.Staging); err != nil {
+				// It gives it up by itself, later.
+				s.Logger.Warn("the holder does not forget a mount that is no more", "path", r.Staging, "err", err)
 			}
 		}
 		err = f.remove()

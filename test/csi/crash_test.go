@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,6 +31,7 @@ var crashes = map[string][]string{
 	},
 	"clone":  {"snapshot.take", "snapshot.taken", "clone.set", "unsnapshot.delete", "unsnapshot.deleted"},
 	"inline": {"inline.make", "inline.made", "inline.delete", "inline.deleted"},
+	"held":   {"takeup.start", "takeup.started", "stage.started", "unstage.unmounted", "unstage.forget"},
 }
 
 // TestTableOfCrashes: every step that the driver names is in the table.
@@ -144,6 +146,33 @@ var lives = map[string]func(r *rig, name string){
 		})
 		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
 	},
+	"held": func(r *rig, name string) {
+		v := again(r, r.controller().CreateVolume, claim(name, nil)).GetVolume().GetVolumeId()
+		staging, target := r.path("staging"), r.path("target")
+		again(r, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: v, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)})
+		again(r, r.node().NodePublishVolume, publish(v, staging, target))
+		// Not open when a driver is started: this process's child would close it, which
+		// waits for who serves.
+		f := filepath.Join(target, "f")
+		err := os.WriteFile(f, []byte(name), 0o644)
+		if err == nil {
+			err = syscall.Kill(r.server(), syscall.SIGKILL)
+		}
+		if err != nil {
+			r.t.Fatalf("%s: %v", name, err)
+		}
+		if strings.Contains(name, "takeup") {
+			<-r.driver.Done()
+		}
+		again(r, r.node().NodePublishVolume, publish(v, staging, target))
+		if b, err := os.ReadFile(f); err != nil || string(b) != name {
+			r.t.Errorf("%s: what was written reads %q, %v", name, b, err)
+		}
+		again(r, r.node().NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: v, TargetPath: target})
+		again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: v, StagingTargetPath: staging})
+		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v})
+		r.nothingHeld()
+	},
 	"inline": func(r *rig, name string) {
 		target := r.path("target")
 		again(r, r.node().NodePublishVolume, &csi.NodePublishVolumeRequest{VolumeId: name, TargetPath: target, VolumeCapability: capability(manyWriters), VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "16Mi"}})
@@ -165,6 +194,9 @@ func TestCrashes(t *testing.T) {
 			t.Run(step, func(t *testing.T) {
 				r.t = t
 				r.deaths = 0
+				if r.hold = ""; life == "held" {
+					r.held()
+				}
 				r.drive([]string{"PENSTOCK_CSI_KILL_AT=" + step})
 				lives[life](r, "pvc-"+strings.ReplaceAll(step, ".", "-"))
 				if r.deaths != 1 {

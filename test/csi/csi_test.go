@@ -30,6 +30,9 @@ import (
 var program string
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(useEnv); dir != "" {
+		os.Exit(use(dir))
+	}
 	dir, err := os.MkdirTemp("", "csi")
 	if err != nil {
 		panic(err)
@@ -54,16 +57,26 @@ type rig struct {
 	deaths int // of drivers, that again saw
 	conn   *grpc.ClientConn
 	secure string // address of a metadata server over TCP; "": a Unix socket
+	meta   *spawn.Process
+
+	hold      string // the socket of a holder that drivers use; "": they use none
+	has       int    // what it had when it was last asked
+	contained bool   // drivers run in a container
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := emptyRig(t)
-	r.start(nil, "meta", "--dir", r.path("m"))
-	r.until("the metadata server listens", func() error { _, err := os.Stat(r.path("m", "meta.sock")); return err })
+	r.startMeta()
 	r.start(nil, "chunkserver", "--data", r.path("c"), "--cluster", r.cluster(), "--topology", "/dc1/rack1/node1")
 	r.hasChunkServer()
 	return r
+}
+
+func (r *rig) startMeta() {
+	r.t.Helper()
+	r.meta = r.start(nil, "meta", "--dir", r.path("m"))
+	r.until("the metadata server listens", func() error { _, err := os.Stat(r.path("m", "meta.sock")); return err })
 }
 
 // hasChunkServer waits for one.
@@ -126,6 +139,9 @@ func (r *rig) start(env []string, args ...string) *spawn.Process {
 	cmd := exec.Command(program, args...)
 	cmd.Env = append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if r.contained && args[0] == "csi" {
+		inContainer(cmd)
+	}
 	log, err := os.OpenFile(r.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		r.t.Fatal(err)
@@ -141,6 +157,9 @@ func (r *rig) start(env []string, args ...string) *spawn.Process {
 // drive starts the driver, at its highest verbosity, and waits until it answers.
 func (r *rig) drive(env []string, args ...string) {
 	r.t.Helper()
+	if r.hold != "" {
+		args = append(args, "--hold", r.hold)
+	}
 	r.driver = r.start(env, append([]string{"csi", "--endpoint", "unix://" + r.socket(), "--cluster", r.cluster(), "--state-dir", r.path("state"), "--node-name", "node1", "--inline", "--log-level", "debug"}, args...)...)
 	r.answers(r.conn)
 }

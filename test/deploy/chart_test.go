@@ -394,7 +394,8 @@ func TestValues(t *testing.T) {
 		change func(map[string]any)
 		gone   []string
 	}{
-		{off("node"), []string{"DaemonSet/penstock-node", "ServiceAccount/penstock-node"}},
+		{off("node"), []string{"DaemonSet/penstock-node", "ServiceAccount/penstock-node", "DaemonSet/penstock-hold", "ServiceAccount/penstock-hold"}},
+		{off("hold"), []string{"DaemonSet/penstock-hold", "ServiceAccount/penstock-hold"}},
 		{off("snapshots"), []string{"VolumeSnapshotClass/penstock"}},
 		{off("networkPolicy"), []string{"NetworkPolicy/penstock-controller"}},
 	} {
@@ -422,6 +423,60 @@ func TestValues(t *testing.T) {
 	}
 	if got := all["StorageClass/penstock"].text("metadata", "annotations", "storageclass.kubernetes.io/is-default-class"); got != "true" {
 		t.Errorf("the default class is marked %q", got)
+	}
+}
+
+// TestHold: the driver's mounts are left to what outlives its pod, and by default to
+// nothing where that is switched off.
+func TestHold(t *testing.T) {
+	flag := func(o object, name string) (value string) {
+		for _, c := range o.list("spec", "template", "spec", "containers") {
+			args, _ := c.at("args").([]any)
+			for _, a := range args {
+				if v, is := strings.CutPrefix(a.(string), name+"="); is {
+					value = v
+				}
+			}
+		}
+		return value
+	}
+	// where a path of a container is on the machine
+	host := func(o object, path string) string {
+		for _, c := range o.list("spec", "template", "spec", "containers") {
+			for _, m := range c.list("volumeMounts") {
+				rest, is := strings.CutPrefix(path, m.text("mountPath")+"/")
+				for _, v := range o.list("spec", "template", "spec", "volumes") {
+					if is && v.text("name") == m.text("name") && v.text("hostPath", "path") != "" {
+						return v.text("hostPath", "path") + "/" + rest
+					}
+				}
+			}
+		}
+		return ""
+	}
+	all := objects(t, func(v map[string]any) { v["hold"].(map[string]any)["runDir"] = "/run/elsewhere" })
+	node, hold := all["DaemonSet/penstock-node"], all["DaemonSet/penstock-hold"]
+	at := host(hold, flag(hold, "--socket"))
+	if at != "/run/elsewhere/hold.sock" || host(node, flag(node, "--hold")) != at {
+		t.Errorf("the holder listens at %q, the driver asks at %q", at, host(node, flag(node, "--hold")))
+	}
+	if hold.text("spec", "updateStrategy", "type") != "OnDelete" || node.text("spec", "updateStrategy", "type") != "RollingUpdate" {
+		t.Errorf("updates: of the holder %q, of the driver %q", hold.text("spec", "updateStrategy", "type"), node.text("spec", "updateStrategy", "type"))
+	}
+	if hold.at("spec", "template", "spec", "hostPID") != true || hold.text("spec", "template", "spec", "priorityClassName") != node.text("spec", "template", "spec", "priorityClassName") {
+		t.Error("the holder does not see who serves, or goes before the driver")
+	}
+	if node.at("spec", "template", "spec", "hostPID") != nil {
+		t.Error("the driver's pod would leave its processes behind")
+	}
+	for _, k := range []string{"nodeSelector", "tolerations"} { // wherever the driver is
+		if got, want := fmt.Sprint(hold.at("spec", "template", "spec", k)), fmt.Sprint(node.at("spec", "template", "spec", k)); got != want {
+			t.Errorf("%s of the holder: %s, of the driver: %s", k, got, want)
+		}
+	}
+	all = objects(t, func(v map[string]any) { v["hold"].(map[string]any)["enabled"] = false })
+	if node = all["DaemonSet/penstock-node"]; flag(node, "--hold") != "" || node.text("spec", "updateStrategy", "type") != "OnDelete" {
+		t.Error("without a holder the driver asks for one, or its pods are replaced while mounts depend on them")
 	}
 }
 

@@ -276,8 +276,6 @@ func pauses(t *testing.T, what string, l []time.Duration) {
 	t.Logf("%s: %d pauses, p50 %v, max %v", what, len(l), l[len(l)/2].Round(time.Millisecond), l[len(l)-1].Round(time.Millisecond))
 }
 
-var allKinds = []string{"append", "blocks", "tree", "mapped", "locks", "list", "unlinked", "stream", "tails"}
-
 // The process that serves a mount is killed again and again, under a load that
 // knows every byte: nobody sees an error, only pauses.
 func TestKilled(t *testing.T) {

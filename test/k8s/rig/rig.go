@@ -236,6 +236,10 @@ func (r *Rig) build(p programs) (archives []string, err error) {
 	if _, err := output(filepath.Join(r.root, "test", "k8s"), "go", "build", "-o", load, "./load"); err != nil {
 		return nil, err
 	}
+	user := filepath.Join(r.Dir, "user")
+	if _, err := output(r.root, "go", "build", "-o", user, "./test/takeover/user"); err != nil {
+		return nil, err
+	}
 	dockerfile, err := os.ReadFile(filepath.Join(r.root, "deploy", "docker", "Dockerfile"))
 	if err != nil {
 		return nil, err
@@ -271,7 +275,7 @@ func (r *Rig) build(p programs) (archives []string, err error) {
 	}
 	// The examples that are shipped name a newer busybox than Debian's.
 	shell := image{Names: []string{Image, library + "busybox:1.37"}, Entrypoint: []string{"/bin/sleep", "2147483647"},
-		Files: map[string]string{"/bin/busybox": "/bin/busybox", "/bin/load": load}, Links: map[string]string{}}
+		Files: map[string]string{"/bin/busybox": "/bin/busybox", "/bin/load": load, "/bin/user": user}, Links: map[string]string{}}
 	for _, a := range strings.Fields(applets) {
 		if a != "busybox" {
 			shell.Links["/bin/"+a] = "busybox"
@@ -378,8 +382,10 @@ func (r *Rig) Driver(ctx context.Context) error {
 		return err
 	}
 	// kubectl knows no rollout of what is updated by hand (OnDelete).
-	if _, err := r.Kubectl(ctx, "-n", Namespace, "wait", "--for=jsonpath={.status.numberReady}=2", "daemonset/penstock-node", "--timeout=120s"); err != nil {
-		return err
+	for _, set := range []string{"penstock-hold", "penstock-node"} {
+		if _, err := r.Kubectl(ctx, "-n", Namespace, "wait", "--for=jsonpath={.status.numberReady}=2", "daemonset/"+set, "--timeout=120s"); err != nil {
+			return err
+		}
 	}
 	return r.Until(time.Minute, "the kubelets have the driver", func(ctx context.Context) error {
 		out, err := r.Kubectl(ctx, "get", "csinodes", "-o", "jsonpath={.items[*].spec.drivers[*].name}")

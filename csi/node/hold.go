@@ -1,0 +1,280 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// Holder outlives the processes that serve mounts, and this one. What it has and
+// nobody serves is taken up: by Keep, as soon as it sees that a process is gone,
+// or by a call about the volume that comes first. Whoever does so has the volume's
+// lock and hands it to the process that it starts: there is one at a time, and a
+// driver that is killed meanwhile leaves one that lives, or none.
+type Holder interface {
+	// Orphans lists the mounts that it has and nobody serves, by their whole paths.
+	Orphans() ([]string, error)
+	// Forget has it drop a mount that nobody serves; there may be none.
+	// Errors: Busy (somebody does).
+	Forget(path string) error
+}
+
+const (
+	keepEvery  = 250 * time.Millisecond // looks for what a driver before this one had started
+	keepSoon   = 20 * time.Millisecond  // and for a process of its own that has just ended,
+	keepAlert  = time.Second            // so long, until the holder knows
+	takeUpWait = 30 * time.Second       // then another process is tried
+	takeUps    = 8                      // at once: to start one is a tenth of a second of a processor
+	againAfter = 200 * time.Millisecond // after one that failed; twice as long each time, up to
+	againLimit = 5 * time.Second
+	dyingAfter = 2 * time.Second  // a process has the lock still, though the holder saw its end
+	leaveWait  = 15 * time.Second // for processes to make things durable and to end
+)
+
+// children are the processes that this driver has started and that live.
+type children struct {
+	mu    sync.Mutex
+	alive map[*exec.Cmd]struct{}
+	takes map[folder]context.CancelFunc // of those that are about to take up
+	ended chan struct{}                 // has one element if some have ended since it was read
+}
+
+func (c *children) begin(cmd *exec.Cmd) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.alive[cmd] = struct{}{}
+}
+
+func (c *children) end(cmd *exec.Cmd) {
+	c.mu.Lock()
+	delete(c.alive, cmd)
+	c.mu.Unlock()
+	select {
+	case c.ended <- struct{}{}:
+	default:
+	}
+}
+
+func (c *children) list() (all []*exec.Cmd) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for cmd := range c.alive {
+		all = append(all, cmd)
+	}
+	return all
+}
+
+// take notes that a mount is about to be taken up; done is to be called after.
+func (c *children) take(ctx context.Context, f folder) (_ context.Context, done func()) {
+	ctx, cancel := context.WithTimeout(ctx, takeUpWait)
+	c.mu.Lock()
+	c.takes[f] = cancel // there is one: it has the lock
+	c.mu.Unlock()
+	return ctx, func() {
+		cancel()
+		c.mu.Lock()
+		delete(c.takes, f)
+		c.mu.Unlock()
+	}
+}
+
+// giveUp ends taking up a mount that is no more.
+func (c *children) giveUp(f folder) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if cancel := c.takes[f]; cancel != nil {
+		cancel()
+	}
+}
+
+// effort is what Keep knows of a mount that nobody serves.
+type effort struct {
+	since time.Time     // it has been seen so
+	next  time.Time     // when to try again
+	pause time.Duration // before the try after that
+	under bool          // a try is under way
+}
+
+// Keep has what the holder has and nobody serves taken up, until ctx ends.
+func (s *Server) Keep(ctx context.Context) {
+	if s.Holder == nil {
+		return
+	}
+	var (
+		tries sync.WaitGroup
+		mu    sync.Mutex // of what efforts point to
+		room  = make(chan struct{}, takeUps)
+		known = map[string]*effort{}
+		alert time.Time
+		said  string
+	)
+	defer tries.Wait()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.children.ended:
+			alert = time.Now().Add(keepAlert)
+		case <-timer.C:
+		}
+		orphans, err := s.Holder.Orphans()
+		if err != nil && err.Error() != said {
+			said = err.Error()
+			s.Logger.Warn("the holder of mounts can't be asked", "err", err)
+		} else if err == nil {
+			said = ""
+		}
+		mu.Lock()
+		for path, e := range known {
+			if !e.under && !slices.Contains(orphans, path) {
+				delete(known, path)
+			}
+		}
+		now := time.Now()
+		var staged map[string]folder
+		for _, path := range orphans {
+			e := known[path]
+			if e == nil {
+				e = &effort{since: now, next: now, pause: againAfter}
+				known[path] = e
+			}
+			if e.under || now.Before(e.next) {
+				continue
+			}
+			if staged == nil {
+				staged = s.folders()
+			}
+			f, ours := staged[path]
+			if !ours {
+				continue // another program's
+			}
+			e.under = true
+			tries.Go(func() {
+				room <- struct{}{}
+				err := s.takeUp(ctx, f, e.since)
+				<-room
+				mu.Lock()
+				defer mu.Unlock()
+				e.under, e.next, e.pause = false, time.Now().Add(e.pause), min(2*e.pause, againLimit)
+				if err != nil && meta.KindOf(err) != meta.Busy {
+					s.Logger.Error("a mount that nobody serves is not taken up yet", "path", path, "err", err)
+				}
+			})
+		}
+		mu.Unlock()
+		if now.Before(alert) {
+			timer.Reset(keepSoon)
+		} else {
+			timer.Reset(keepEvery)
+		}
+	}
+}
+
+// folders finds what is staged, by where.
+func (s *Server) folders() map[string]folder {
+	all := map[string]folder{}
+	dirs, err := os.ReadDir(filepath.Join(s.State, "volumes"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		s.Logger.Error("the state can't be read", "err", err)
+	}
+	for _, d := range dirs {
+		f := folder(filepath.Join(s.State, "volumes", d.Name()))
+		if r, err := f.read(); err == nil {
+			all[r.Staging] = f
+		}
+	}
+	return all
+}
+
+// takeUp starts a process that goes on with a mount that nobody has served since
+// a time, and waits until it does. Errors: Busy (a process has the lock: it is
+// starting), Unavailable.
+func (s *Server) takeUp(ctx context.Context, f folder, since time.Time) error {
+	lock, err := f.lock()
+	if meta.KindOf(err) == meta.Busy && time.Since(since) > dyingAfter {
+		// A killed process that can't end: a thread of it waits, in the kernel, for
+		// what a successor will serve. It keeps its lock, of a file that is no more.
+		if err := os.Remove(f.file(lockName)); err != nil {
+			return meta.E("take up mount", meta.IO, string(f), err)
+		}
+		lock, err = f.lock()
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	return s.takeUpLocked(ctx, f, lock)
+}
+
+func (s *Server) takeUpLocked(ctx context.Context, f folder, lock *os.File) error {
+	r, err := f.read()
+	if err != nil {
+		return err
+	}
+	ctx, done := s.children.take(ctx, f)
+	defer done()
+	m, err := mountAt(r.Staging)
+	if err != nil {
+		return err
+	}
+	if m == nil {
+		return s.Holder.Forget(r.Staging) // it was unmounted when nobody served it
+	}
+	s.Logger.Warn("a mount that nobody serves is taken up", "volume", r.Volume, "path", r.Staging)
+	s.Step("takeup.start")
+	err = s.start(ctx, f, r, lock, true)
+	if err == nil {
+		s.Logger.Info("a mount was taken up", "volume", r.Volume, "path", r.Staging)
+	}
+	return err
+}
+
+// orphaned tells whether the holder has a mount that nobody serves.
+func (s *Server) orphaned(path string) bool {
+	if s.Holder == nil {
+		return false
+	}
+	l, err := s.Holder.Orphans()
+	if err != nil {
+		s.Logger.Warn("the holder of mounts can't be asked", "path", path, "err", err)
+	}
+	return slices.Contains(l, path)
+}
+
+// Leave has the processes of this driver make things durable and end; their mounts
+// stay with the holder, for a driver that comes after. It is for one whose own end
+// is that of the processes: that Keep has ended is the caller's to see to.
+func (s *Server) Leave(ctx context.Context) {
+	if s.Holder == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, leaveWait)
+	defer cancel()
+	for _, c := range s.children.list() {
+		if err := c.Process.Signal(syscall.SIGHUP); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			s.Logger.Warn("a process is not asked to leave its mount", "pid", c.Process.Pid, "err", err)
+		}
+	}
+	for {
+		left := len(s.children.list())
+		if left == 0 {
+			return
+		}
+		select {
+		case <-s.children.ended:
+		case <-ctx.Done():
+			s.Logger.Warn("processes that serve mounts have not ended; what is not durable yet is left to who comes after", "processes", left)
+			return
+		}
+	}
+}

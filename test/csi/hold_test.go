@@ -1,0 +1,280 @@
+package csi
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+
+	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/test/takeover"
+)
+
+// useEnv makes this binary a pod's process: it uses the directory that this names.
+const useEnv = "PENSTOCK_TEST_CSI_USE"
+
+// use is that process.
+func use(dir string) int {
+	if err := takeover.Use(dir, os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// held starts a holder, which drivers that are started from now on use.
+func (r *rig) held() {
+	r.t.Helper()
+	r.hold = r.path("hold.sock")
+	r.start(nil, "hold", "--socket", r.hold)
+	r.until("the holder listens", func() error { _, err := r.orphans(); return err })
+}
+
+// orphans lists what the holder has, and how much of it nobody serves.
+func (r *rig) orphans() (none int, err error) {
+	h, err := fuse.DialHolder(r.hold)
+	if err != nil {
+		return 0, err
+	}
+	defer h.Close()
+	l, err := h.List("")
+	for _, m := range l {
+		if m.PID == 0 {
+			none++
+		}
+	}
+	r.has = len(l)
+	return none, err
+}
+
+// nothingHeld demands that the holder has nothing.
+func (r *rig) nothingHeld() {
+	r.t.Helper()
+	r.until("the holder has nothing", func() error {
+		if _, err := r.orphans(); err != nil || r.has > 0 {
+			return fmt.Errorf("%d mounts, %w", r.has, err)
+		}
+		return nil
+	})
+}
+
+// container is where a driver runs as in a pod: the first process of a name space,
+// whose end is that of all its processes, with mounts of its own that only below
+// one directory are those of the machine.
+func (r *rig) container() (pods string) {
+	r.t.Helper()
+	pods = r.path("pods")
+	err := os.Mkdir(pods, 0o755)
+	if err == nil {
+		err = unix.Mount(pods, pods, "", unix.MS_BIND, "")
+	}
+	if err == nil {
+		r.t.Cleanup(func() {
+			if err := unix.Unmount(pods, unix.MNT_DETACH); err != nil {
+				r.t.Error(err)
+			}
+		})
+		err = unix.Mount("", pods, "", unix.MS_SHARED, "")
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.contained = true
+	return pods
+}
+
+// inContainer has a command run in one.
+func inContainer(cmd *exec.Cmd) {
+	cmd.Args = append([]string{"sh", "-ec", `mount --make-private /proc; mount -t proc proc /proc; exec "$@"`, "sh"}, cmd.Args...)
+	cmd.Path = "/bin/sh"
+	cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWPID | syscall.CLONE_NEWNS
+}
+
+// pod is a process that uses a directory.
+type pod struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	in   io.Closer
+	out  *bufio.Reader
+	errs bytes.Buffer
+}
+
+func (r *rig) pod(dir string) *pod {
+	r.t.Helper()
+	p := &pod{t: r.t, cmd: exec.CommandContext(r.t.Context(), os.Args[0])}
+	p.cmd.Env = append(os.Environ(), useEnv+"="+dir)
+	p.cmd.Stderr = &p.errs
+	in, err := p.cmd.StdinPipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	p.in, p.out = in, bufio.NewReader(out)
+	if line, err := p.out.ReadString('\n'); err != nil || line != "begun\n" {
+		r.t.Fatalf("%q %v %s", line, err, p.errs.String())
+	}
+	return p
+}
+
+// end stops it; it must not have seen anything.
+func (p *pod) end() {
+	p.t.Helper()
+	late := time.AfterFunc(60*time.Second, func() { p.cmd.Process.Kill() })
+	defer late.Stop()
+	p.in.Close()
+	did, _ := io.ReadAll(p.out)
+	if err := p.cmd.Wait(); err != nil {
+		p.t.Errorf("the pod saw: %v\n%s", err, p.errs.String())
+	}
+	p.t.Logf("the pod did %s", did)
+}
+
+// server is the process that serves the one mount of a test.
+func (r *rig) server() int {
+	r.t.Helper()
+	l := r.processes()
+	if len(l) != 1 {
+		r.t.Fatalf("processes: %q", l)
+	}
+	pid, err := strconv.Atoi(strings.Split(l[0], "/")[2])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return pid
+}
+
+// passes waits until a file can be made, and tells how long that took.
+func (r *rig) passes(dir string) time.Duration {
+	r.t.Helper()
+	begun := time.Now()
+	name := filepath.Join(dir, "probe")
+	if err := errors.Join(os.WriteFile(name, nil, 0o644), os.Remove(name)); err != nil {
+		r.t.Error(err)
+	}
+	return time.Since(begun).Round(time.Millisecond)
+}
+
+// TestHeld: the process of a mount, the driver's whole container, and one that is
+// told to end, go in the middle of what a pod writes, maps and has open. It sees
+// no error, and when it has gone nothing is left.
+func TestHeld(t *testing.T) {
+	r := newRig(t)
+	r.held()
+	pods := r.container()
+	r.drive(nil)
+	q := claim("pvc-1", nil)
+	q.CapacityRange.RequiredBytes = 8 << 30 // who goes leaves what it had reserved of the quota
+	id := must(t, r.controller().CreateVolume, q).GetVolume().GetVolumeId()
+	staging, target := filepath.Join(pods, "staging"), filepath.Join(pods, "pod")
+	stage := &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)}
+	must(t, r.node().NodeStageVolume, stage)
+	must(t, r.node().NodePublishVolume, publish(id, staging, target))
+	p := r.pod(target)
+	time.Sleep(300 * time.Millisecond)
+	if err := syscall.Kill(r.server(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("its process killed: a pause of %v", r.passes(target))
+	for _, end := range []struct {
+		how string
+		do  func() error
+	}{
+		{"killed", func() error { r.driver.Kill(); return nil }},
+		{"told to end", func() error { return r.driver.Stop(20 * time.Second) }},
+	} {
+		time.Sleep(300 * time.Millisecond)
+		if err := end.do(); err != nil {
+			t.Errorf("%s: %v", end.how, err)
+		}
+		if l := r.processes(); len(l) > 0 {
+			t.Errorf("%s: the mounts' processes are no part of the container: %v", end.how, l)
+		}
+		begun := time.Now()
+		r.drive(nil)
+		r.passes(target)
+		t.Logf("the driver %s: a pause of %v from the start of the next one", end.how, time.Since(begun).Round(time.Millisecond))
+		must(t, r.node().NodeStageVolume, stage)
+		must(t, r.node().NodePublishVolume, publish(id, staging, target))
+	}
+	p.end()
+	r.gone(id, staging, target)
+	r.nothingHeld()
+	r.driver.Kill()
+	if err := unix.Unmount(pods, 0); err != nil {
+		t.Errorf("somebody has something below it: %v", err)
+	}
+	r.clean()
+	if err := unix.Mount(pods, pods, "", unix.MS_BIND, ""); err != nil { // for the cleanup
+		t.Fatal(err)
+	}
+}
+
+// TestHeldByNobody: the processes of mounts are gone, and the cluster too, so that
+// nobody can take them up: what pods have is taken away all the same, once and
+// again, and nothing is left.
+func TestHeldByNobody(t *testing.T) {
+	r := newRig(t)
+	r.held()
+	r.drive(nil)
+	id, staging := r.staged("pvc-1")
+	targets := []string{r.path("a"), r.path("b")}
+	for _, target := range targets {
+		must(t, r.node().NodePublishVolume, publish(id, staging, target))
+	}
+	if err := os.WriteFile(filepath.Join(targets[0], "f"), []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r.meta.Kill()
+	if err := syscall.Kill(r.server(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	r.until("nobody serves", func() error {
+		if n, err := r.orphans(); err != nil || n != 1 {
+			return fmt.Errorf("%d %w", n, err)
+		}
+		return nil
+	})
+	begun := time.Now()
+	for range 2 {
+		for _, target := range targets {
+			must(t, r.node().NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+		}
+	}
+	t.Logf("unpublished in %v", time.Since(begun).Round(time.Millisecond))
+	for range 2 {
+		again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+	}
+	t.Logf("and unstaged in %v", time.Since(begun).Round(time.Millisecond))
+	if _, err := r.orphans(); err != nil || r.has > 0 {
+		t.Errorf("the holder has %d mounts yet, %v", r.has, err)
+	}
+	if m, p := r.mounts(), r.processes(); len(m)+len(p) > 0 {
+		t.Errorf("left: %v %v", m, p)
+	}
+	// The same path is good for the next volume.
+	r.startMeta()
+	r.hasChunkServer()
+	must(t, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)})
+	must(t, r.node().NodePublishVolume, publish(id, staging, targets[0]))
+	r.passes(targets[0])
+	r.gone(id, staging, targets[0])
+	r.clean()
+}

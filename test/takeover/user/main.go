@@ -1,0 +1,64 @@
+// Command user is a process that uses a mount, for pods of tests that have no
+// other program:
+//
+//	user DIR STOP
+//
+// uses DIR until a file STOP is there. It prints each time that making and removing
+// a file took longer than a quarter of a second, and what it did; any error that it
+// sees and any byte that it does not expect is its error.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/test/takeover"
+)
+
+const long = 250 * time.Millisecond
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "user:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) != 2 {
+		return errors.New("want a directory and a file")
+	}
+	dir, stop := args[0], args[1]
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	in, end := io.Pipe()
+	var probe sync.WaitGroup
+	var err error
+	probe.Go(func() {
+		defer end.Close()
+		name := filepath.Join(dir, "probe")
+		for {
+			begun := time.Now()
+			if err = errors.Join(os.WriteFile(name, nil, 0o644), os.Remove(name)); err != nil {
+				return
+			}
+			if took := time.Since(begun); took > long {
+				fmt.Printf("a pause of %v\n", took.Round(time.Millisecond))
+			}
+			if _, there := os.Stat(stop); there == nil {
+				return
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	used := takeover.Use(dir, in, os.Stdout)
+	in.Close()
+	probe.Wait()
+	return errors.Join(used, err)
+}
