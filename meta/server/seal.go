@@ -165,8 +165,9 @@ func (o *owner) freeze(ctx context.Context, rec *meta.ChunkRecord, file meta.Ino
 		// Where the last journaled extent ends is known only by looking through the
 		// volume, with its lock held, and a chunk server that dies leaves many chunks
 		// to seal. It need not be known: an extent is journaled when every replica of
-		// the record has synced it, so each that answers, and has its own bytes, tells
-		// a mark no lower. 1 is for those that have none: a wiped disk must not pass
+		// the record has synced it (but for inodes marked as having others, of which
+		// no more was promised than that), so each that answers, and has its own
+		// bytes, tells a mark no lower. 1 is for those that have none: a wiped disk must not pass
 		// for a chunk that was never written. What comes out shorter than what is in
 		// use of the chunk (a disk set back to an old image) is looked at closer below.
 		c.Committed = 1
