@@ -148,7 +148,10 @@ func (v *Volume) keepIndex(s indexSession) {
 				v.indexIs(IndexStatus{State: "asked", Detail: err.Error()})
 			case a.State == wire.IndexReady:
 				v.indexIs(IndexStatus{State: "fetching", Inodes: a.Inodes, Bytes: a.Length})
-				if err := v.takeIndex(v.c.ctx, &a); err != nil {
+				err := v.takeIndex(v.c.ctx, &a)
+				if err == nil {
+					poll, retry = indexPoll, indexRetry // what fails next is another matter
+				} else {
 					if v.c.ctx.Err() != nil {
 						return
 					}
@@ -190,13 +193,17 @@ func (v *Volume) takeIndex(ctx context.Context, a *wire.IndexAnswer) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return meta.E("keep index", meta.IO, dir, err)
 	}
-	unlock, err := lockDir(ctx, dir)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	path := filepath.Join(dir, hex.EncodeToString(sum[:])+indexEnd)
 	m, err := openIndex(path, sum)
+	if err != nil {
+		// Another process may be fetching it, or another one.
+		unlock, lerr := lockDir(ctx, dir)
+		if lerr != nil {
+			return lerr
+		}
+		defer unlock()
+		m, err = openIndex(path, sum)
+	}
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
 			v.c.stats.refused.Add(1)

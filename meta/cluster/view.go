@@ -376,7 +376,7 @@ func (v *View) AllEvicted() (all []string) {
 	for _, m := range v.Members {
 		switch {
 		case m.Evicted:
-			all = append(all, peer.AllWorthless(m.String()))
+			all = append(all, m.String())
 		case m.Admission > 0:
 			all = append(all, peer.WorthlessBelow(m.String(), m.Admission))
 		}

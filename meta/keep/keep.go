@@ -30,6 +30,7 @@
 package keep
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -64,8 +65,8 @@ const (
 	flagWhole = 1
 )
 
-// Kind says what a slot tells. New kinds are added at the end; a reader skips
-// those that it doesn't know only if the version says that it may.
+// Kind says what a slot tells. New kinds are added at the end, with a new version:
+// a reader refuses memory with a kind that it doesn't know.
 type Kind uint32
 
 // Kinds of slots, and what their numbers are.
@@ -322,16 +323,7 @@ func (m *Memory) EraseAll(l []Slot) {
 	if m == nil || len(l) == 0 {
 		return
 	}
-	slices.SortFunc(l, func(a, b Slot) int {
-		x, y := m.seqOf(a), m.seqOf(b)
-		switch {
-		case x < y:
-			return -1
-		case x > y:
-			return 1
-		}
-		return 0
-	})
+	slices.SortFunc(l, func(a, b Slot) int { return cmp.Compare(m.seqOf(a), m.seqOf(b)) })
 	for _, s := range l {
 		m.Erase(s)
 	}
@@ -367,15 +359,7 @@ func (m *Memory) Records() ([]Record, error) {
 		}
 		l = append(l, r)
 	}
-	slices.SortStableFunc(l, func(a, b Record) int {
-		switch {
-		case a.Seq < b.Seq:
-			return -1
-		case a.Seq > b.Seq:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(l, func(a, b Record) int { return cmp.Compare(a.Seq, b.Seq) })
 	return l, nil
 }
 

@@ -151,11 +151,8 @@ func fingerprint(c *x509.Certificate) string {
 	return hex.EncodeToString(s[:])
 }
 
-// Sign makes a certificate that says id, for the key of a request that proves
-// that its sender holds it (a PKCS #10 request in DER). Only the key of the
-// request counts. The answer is the leaf and the authority's certificate, PEM.
-// Errors: Invalid.
-func (a *Authority) Sign(id Identity, request []byte) ([]byte, error) {
+// CheckRequest reads a request that Sign would take for id. Errors: Invalid.
+func CheckRequest(id Identity, request []byte) (*x509.CertificateRequest, error) {
 	const op = "sign certificate"
 	if err := CheckName(id.Name); err != nil {
 		return nil, err
@@ -172,6 +169,18 @@ func (a *Authority) Sign(id Identity, request []byte) ([]byte, error) {
 	}
 	if k, ok := csr.PublicKey.(*ecdsa.PublicKey); !ok || k.Curve != elliptic.P256() {
 		return nil, meta.E(op, meta.Invalid, id.String(), errors.New("its key is not ECDSA P-256"))
+	}
+	return csr, nil
+}
+
+// Sign makes a certificate that says id, for the key of a request that proves
+// that its sender holds it (a PKCS #10 request in DER). Only the key of the
+// request counts. The answer is the leaf and the authority's certificate, PEM.
+// Errors: Invalid.
+func (a *Authority) Sign(id Identity, request []byte) ([]byte, error) {
+	csr, err := CheckRequest(id, request)
+	if err != nil {
+		return nil, err
 	}
 	now := time.Now()
 	life := a.Life
@@ -193,7 +202,7 @@ func (a *Authority) Sign(id Identity, request []byte) ([]byte, error) {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, t, a.cert, csr.PublicKey, a.key)
 	if err != nil {
-		return nil, meta.E(op, meta.Invalid, id.String(), err)
+		return nil, meta.E("sign certificate", meta.Invalid, id.String(), err)
 	}
 	return append(certPEM(der), a.CertPEM()...), nil
 }

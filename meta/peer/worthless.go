@@ -13,12 +13,9 @@ type Worthless map[string]uint64
 // everyAdmission is above all admissions.
 const everyAdmission = 1 << 32
 
-// AllWorthless is how a list says that an identity is refused whatever its
-// certificate says: "role/name", as programs knew it that had no admissions.
-func AllWorthless(who string) string { return who }
-
 // WorthlessBelow is how a list says that certificates of earlier admissions are refused:
-// "role/name<3". Who knows no admissions takes that for nobody's name.
+// "role/name<3". Who knows no admissions takes that for nobody's name. An identity
+// by itself, "role/name", is refused whatever its certificate says.
 func WorthlessBelow(who string, n uint32) string { return fmt.Sprintf("%s<%d", who, n) }
 
 // ParseWorthless reads a list. What it can't read is refused as a whole name,

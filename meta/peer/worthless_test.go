@@ -17,7 +17,7 @@ func TestAdmissions(t *testing.T) {
 	if got := c.Identity(); got.Admission != 0 || got.Same(id) {
 		t.Fatalf("%+v", got)
 	}
-	list := ParseWorthless([]string{AllWorthless("client/a"), WorthlessBelow("client/c", 2), "client/d<nonsense"})
+	list := ParseWorthless([]string{"client/a", WorthlessBelow("client/c", 2), "client/d<nonsense"})
 	for _, x := range []struct {
 		id   Identity
 		want bool

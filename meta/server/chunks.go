@@ -191,7 +191,7 @@ func (s *Server) liveServers() []meta.ServerInfo {
 		infos = append(infos, l.report.Info)
 		l.mu.Unlock()
 	}
-	slices.SortFunc(infos, func(a, b meta.ServerInfo) int { return int(int64(a.ID) - int64(b.ID)) })
+	slices.SortFunc(infos, func(a, b meta.ServerInfo) int { return cmp.Compare(a.ID, b.ID) })
 	return infos
 }
 
@@ -275,7 +275,7 @@ func (s *Server) signKey() meta.CapKey {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := slices.Clone(s.keys)
-	slices.SortFunc(k, func(a, b meta.CapKey) int { return int(int64(a.ID) - int64(b.ID)) })
+	slices.SortFunc(k, func(a, b meta.CapKey) int { return cmp.Compare(a.ID, b.ID) })
 	if len(k) > 1 && time.Since(s.keysAt) < keyHold {
 		return k[len(k)-2]
 	}

@@ -72,8 +72,8 @@ const (
 type compaction struct {
 	begun  meta.Seq      // the newest entry when the loop began
 	joined time.Time     // when extents were last looked through for fragments,
-	took   time.Duration // which took so long,
-	seen   meta.Seq      // with this as the newest entry
+	took   time.Duration // which took so long
+	seen   meta.Seq      // the newest entry at the last look of which all was joined
 
 	files, fragments atomic.Uint64 // to be joined, when last looked for
 	looks            atomic.Uint64 // begun
@@ -163,7 +163,7 @@ func (o *owner) compact() error {
 	var batches []placement.Batch
 	victims, err := o.sparse(frozen)
 	if err == nil && (join || len(victims) > 0) {
-		batches, err = o.lookThrough(frozen, victims, join, newest)
+		batches, err = o.lookThrough(frozen, victims, join)
 	}
 	err = errors.Join(err, frozen.Close())
 	o.wg.Done()
@@ -178,7 +178,11 @@ func (o *owner) compact() error {
 	if len(batches) > 0 {
 		o.kickGC()
 	}
-	return errors.Join(errs...)
+	// What failed is looked for again, though nothing changes.
+	if err = errors.Join(errs...); err == nil && join && o.ctx.Err() == nil {
+		o.compaction.seen = newest
+	}
+	return err
 }
 
 // sparse finds the chunks that are more than half dead, if it is worth looking
@@ -205,7 +209,7 @@ func (o *owner) sparse(r namespace.Reader) (map[meta.ChunkID]*victim, error) {
 
 // lookThrough walks over all extents, for what refers to victims and, with join,
 // for fragments.
-func (o *owner) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim, join bool, newest meta.Seq) ([]placement.Batch, error) {
+func (o *owner) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim, join bool) ([]placement.Batch, error) {
 	policy, err := namespace.Policy(r)
 	if err != nil {
 		return nil, err
@@ -248,7 +252,7 @@ func (o *owner) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim
 	c := &o.compaction
 	c.files.Store(uint64(len(files)))
 	c.fragments.Store(n)
-	c.joined, c.took, c.seen = time.Now(), time.Since(began), newest
+	c.joined, c.took = time.Now(), time.Since(began)
 	if n == 0 {
 		return batches, nil
 	}
@@ -516,6 +520,11 @@ func (f *filler) step(some []move) error {
 		return err
 	}
 	some, err := o.stillThere(some)
+	// What was written over in its middle is two by now, and an order is bounded.
+	var rest []move
+	if len(some) > meta.MaxPieces {
+		some, rest = some[:meta.MaxPieces], some[meta.MaxPieces:]
+	}
 	order := meta.Order{Kind: meta.OrderGather, Length: f.at, Rate: o.srv.cfg.CompactRate}
 	var recs []meta.ChunkRecord
 	if err == nil {
@@ -558,6 +567,9 @@ func (f *filler) step(some []move) error {
 		o.srv.stats.compactedExtents.Add(uint64(moved))
 		some = some[n:]
 	}
+	if len(rest) > 0 {
+		return f.step(rest)
+	}
 	return nil
 }
 
@@ -569,7 +581,7 @@ func (o *owner) resting() error {
 	case o.closed != nil:
 		return meta.E("compact", meta.Busy, "", errors.New("the volume is being rolled back"))
 	}
-	return nil
+	return o.full(&meta.ReplaceExtents{})
 }
 
 // stillThere narrows moves of files, each in order of offsets, to what is mapped
@@ -757,13 +769,19 @@ func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Resul
 	defer o.mu.Unlock()
 	for {
 		if o.failed != nil {
+			o.leases.unblock(k)
 			return nil, o.failed
 		}
 		ch := o.leases.conflict(o.vol, nil, ino, meta.LeaseNone)
+		switch {
+		case ch != nil:
+			o.leases.block(k, ino)
+		case o.queued > maxQueued:
+			ch = o.untilDurable(o.queue[len(o.queue)-1].seq)
+		}
 		if ch == nil {
 			break
 		}
-		o.leases.block(k, ino)
 		o.mu.Unlock()
 		err := o.await(o.ctx, ch)
 		o.mu.Lock()

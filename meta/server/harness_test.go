@@ -39,6 +39,7 @@ type fakeCluster struct {
 	deleted map[meta.VolumeID][]meta.ServerID
 	// noDeleted is what asking for deleted fails with.
 	noDeleted error
+	capKeys   []meta.CapKey // of a server that starts; none: one
 	// keyLife is how old the capability keys may get, each time that it was asked.
 	keyLife []time.Duration
 	// dies is asked at each step that changes a row, or removes one; an error ends
@@ -261,6 +262,9 @@ func (f *fakeCluster) FreshCapKeys(_ context.Context, every time.Duration) (bool
 }
 
 func (f *fakeCluster) CapKeys(context.Context) ([]meta.CapKey, error) {
+	if len(f.capKeys) > 0 {
+		return f.capKeys, nil
+	}
 	return []meta.CapKey{{ID: 1, Secret: make([]byte, 32)}}, nil
 }
 

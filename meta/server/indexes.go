@@ -48,11 +48,28 @@ type indexing struct {
 	wake chan struct{} // capacity 1
 
 	mu     sync.Mutex
-	wanted map[meta.Generation]error // and why there is none yet, if it was tried
+	wanted map[meta.Generation]*wantedIndex
 
 	// Guarded by the owner's mu:
 	busy  bool
 	parts map[meta.ChunkID]bool // being filled
+}
+
+// wantedIndex is one that somebody asked for.
+type wantedIndex struct {
+	err  error         // why there is none yet, if it was tried
+	wait time.Duration // before the try after the next
+	due  time.Time     // of the next
+}
+
+// failed plans the next try. What a snapshot holds never changes: an index that
+// has no room is not made again by this owner.
+func (w *wantedIndex) failed(err error, now time.Time) {
+	w.wait = min(max(2*w.wait, digestRetry), digestRetryMost)
+	w.err, w.due = err, now.Add(w.wait)
+	if errors.Is(err, meta.ResourceExceeded) {
+		w.due = now.Add(365 * 24 * time.Hour)
+	}
 }
 
 // index answers the request for the index of a snapshot, and has it made if
@@ -76,17 +93,18 @@ func (o *owner) index(ctx context.Context, name string) (*wire.IndexAnswer, erro
 		a = &wire.IndexAnswer{At: sn.At, State: wire.IndexBuilding}
 		x := &o.indexing
 		x.mu.Lock()
-		why, asked := x.wanted[sn.At]
-		if !asked {
+		w := x.wanted[sn.At]
+		if w == nil {
 			if x.wanted == nil {
-				x.wanted = map[meta.Generation]error{}
+				x.wanted = map[meta.Generation]*wantedIndex{}
 			}
-			x.wanted[sn.At] = nil
+			w = &wantedIndex{}
+			x.wanted[sn.At] = w
+		}
+		if w.err != nil {
+			a.Detail = w.err.Error()
 		}
 		x.mu.Unlock()
-		if why != nil {
-			a.Detail = why.Error()
-		}
 		select {
 		case x.wake <- struct{}{}:
 		default:
@@ -134,13 +152,17 @@ func (o *owner) indexLoop() {
 		o.log.Warn("indexes of snapshots that are gone could not be looked for", "error", err)
 	}
 	x := &o.indexing
-	wait := digestRetry
 	for o.ctx.Err() == nil {
 		x.mu.Lock()
 		wanted := slices.Sorted(maps.Keys(x.wanted))
 		x.mu.Unlock()
-		var failed error
 		for _, at := range wanted {
+			x.mu.Lock()
+			until := time.Until(x.wanted[at].due)
+			x.mu.Unlock()
+			if until > 0 {
+				continue // who asks again hurries nothing
+			}
 			select {
 			case o.srv.indexes <- struct{}{}:
 			case <-o.ctx.Done():
@@ -155,27 +177,24 @@ func (o *owner) indexLoop() {
 			if err == nil || errors.Is(err, meta.NoSuchSnapshot) {
 				delete(x.wanted, at)
 			} else {
-				x.wanted[at], failed = err, err
+				x.wanted[at].failed(err, time.Now())
+				o.log.Warn("no index of a snapshot yet", "generation", at, "again", time.Until(x.wanted[at].due).Round(time.Second), "error", err)
 			}
 			x.mu.Unlock()
 		}
-		var retry <-chan time.Time
-		if failed != nil {
-			o.log.Warn("no index of a snapshot yet; it is tried again", "in", wait, "error", failed)
-			retry = time.After(wait)
-			wait = min(2*wait, digestRetryMost)
-		} else {
-			wait = digestRetry
+		x.mu.Lock()
+		first := digestRetryMost
+		for _, w := range x.wanted {
+			first = min(first, time.Until(w.due))
 		}
-		wake := x.wake
-		if failed != nil {
-			wake = nil // who asks again hurries nothing
-		}
+		x.mu.Unlock()
+		next := time.NewTimer(max(first, 0))
 		select {
-		case <-retry:
-		case <-wake:
+		case <-next.C:
+		case <-x.wake:
 		case <-o.ctx.Done():
 		}
+		next.Stop()
 	}
 }
 

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"flag"
 	"fmt"
@@ -10,13 +11,16 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/btree"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/index"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
 )
 
 var indexSeed = flag.Uint64("index-seed", 0, "seed of the random trees that are indexed; 0: a new one")
@@ -381,3 +385,51 @@ func TestDamagedIndex(t *testing.T) {
 }
 
 var _ io.ReaderAt = (*memSpool)(nil)
+
+// failingWriter has no room for the first index that it is given.
+type failingWriter struct {
+	calls atomic.Int64
+	err   error
+}
+
+func (w *failingWriter) Write(_ context.Context, _ meta.ChunkGrant, r io.Reader) (uint64, error) {
+	if w.calls.Add(1) == 1 {
+		return 0, w.err
+	}
+	n, err := io.Copy(io.Discard, r)
+	return uint64(n), err
+}
+
+// One snapshot whose index can't be made keeps no other's from being made, and
+// what has no room is not tried again and again.
+func TestIndexesFailAlone(t *testing.T) {
+	w := &failingWriter{err: meta.E("write", meta.Unavailable, "", nil)}
+	g := newGrid(t, func(c *Config) { c.ChunkWriter = w }, racks[0])
+	a := g.s.dial("a")
+	a.snapshot(t, "one")
+	a.create(t, "f")
+	a.snapshot(t, "two")
+	state := func(name string) wire.IndexAnswer {
+		ans, err := a.SnapshotIndex(t.Context(), 1, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ans
+	}
+	eventually(t, "the first fails", func() error { return unless(state("one").Detail != "") })
+	eventually(t, "the second", func() error { return unless(state("two").State == wire.IndexReady) })
+	if one := state("one"); one.State != wire.IndexBuilding || w.calls.Load() != 2 {
+		t.Errorf("%+v after %d writes", one, w.calls.Load())
+	}
+	now := time.Now()
+	x := wantedIndex{}
+	for range 10 {
+		x.failed(w.err, now)
+	}
+	if x.due.Sub(now) != digestRetryMost {
+		t.Error(x.due.Sub(now))
+	}
+	if x.failed(meta.E("make index", meta.ResourceExceeded, "", nil), now); x.due.Sub(now) < 24*time.Hour {
+		t.Error(x.due.Sub(now))
+	}
+}

@@ -115,19 +115,18 @@ func (s *Server) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) erro
 	if err != nil {
 		return err
 	}
-	chain, err := a.Sign(id, q.Request)
-	if err != nil {
-		return err
+	if _, err := peering.CheckRequest(id, q.Request); err != nil {
+		return err // before anything is noted
 	}
 	// Noted before it is given out: nobody bears a name that is not on the list.
 	member := cluster.Member{Role: id.Role, Name: id.Name, Joined: meta.Time(time.Now().UnixNano()), Token: token.ID}
 	if member, err = s.cfg.Trust.Members.Enrol(ctx, member, have.Name != ""); err != nil {
 		return err
 	}
-	if id.Admission = member.Admission; id.Admission > 0 {
-		if chain, err = a.Sign(id, q.Request); err != nil {
-			return err
-		}
+	id.Admission = member.Admission
+	chain, err := a.Sign(id, q.Request)
+	if err != nil {
+		return err
 	}
 	s.log.Info("joined the cluster", "identity", id.String(), "token", token.ID)
 	a2 := wire.JoinAnswer{Cluster: id.Cluster, Role: string(id.Role), Name: id.Name, Chain: chain, Authority: a.CertPEM()}

@@ -376,3 +376,79 @@ func TestJoinObeysThePolicy(t *testing.T) {
 	}
 	g.exact(2)
 }
+
+// What was looked at as many extents and written over since is more pieces than an
+// order may have: they are moved in several.
+func TestJoinOfSplitPieces(t *testing.T) {
+	var on atomic.Bool
+	g := newGrid(t, joiner(&on))
+	g.realServer(1, racks[0])
+	p := g.s.dial("a")
+	const blocks = 3 * meta.MaxPieces / 4
+	s := g.scribbler(p, "f", blocks*3)
+	all := make([]int, blocks*3)
+	for i := range all {
+		all[i] = i
+	}
+	if err := s.write(all); err != nil {
+		t.Fatal(err)
+	}
+	o := g.s.srv.opened(1)
+	var looked []move
+	for i := range blocks { // three blocks as one piece each
+		for _, e := range s.extents() {
+			if off := uint64(i) * 3 * blockSize; e.Off <= off && off < e.End() {
+				looked = append(looked, move{ino: s.ino, ext: meta.Extent{Off: off, Len: 3 * blockSize, Chunk: e.Chunk, ChunkOff: e.ChunkOff + off - e.Off}})
+			}
+		}
+	}
+	var middles []int
+	for i := range blocks {
+		middles = append(middles, 3*i+1)
+	}
+	if err := s.write(middles); err != nil {
+		t.Fatal(err)
+	}
+	policy, err := o.policy()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &filler{o: o, policy: policy}
+	if err := f.end(f.step(looked)); err != nil || f.moved != 2*blocks {
+		t.Errorf("%d extents were moved, want %d: %v", f.moved, 2*blocks, err)
+	}
+	s.check()
+}
+
+// A look whose joins failed counts as none: it is made again though nothing
+// changed. Nothing is moved while there is no room for the journal.
+func TestJoinIsTriedAgain(t *testing.T) {
+	g := newGrid(t, func(c *Config) {
+		c.CompactInterval, c.JoinInterval, c.CompactRate, c.JoinLeast, c.JoinSmall = 10*time.Millisecond, time.Millisecond, 1<<30, 4, 8<<20
+	})
+	g.realServer(1, racks[0])
+	p := g.s.dial("a")
+	s := g.scribbler(p, "f", 64)
+	o := g.s.srv.opened(1)
+	tight := &shortage{err: meta.E("journal", meta.NoSpace, "test", nil)}
+	g.s.srv.filling <- struct{}{} // joins wait until all is written
+	for _, b := range perm(s.r, 0, 64) {
+		if err := s.write([]int{b}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(s.extents()); n < 32 {
+		t.Fatalf("%d extents", n)
+	}
+	g.s.srv.tight.Store(tight)
+	<-g.s.srv.filling
+	moved := g.s.srv.stats.compactedExtents.Load()
+	looks := o.compaction.looks.Load()
+	eventually(t, "looks", func() error { return unless(o.compaction.looks.Load() > looks+3) })
+	if n := g.s.srv.stats.compactedExtents.Load() - moved; n != 0 {
+		t.Errorf("%d extents were moved without room", n)
+	}
+	g.s.srv.tight.Store(nil)
+	eventually(t, "joined", func() error { return unless(len(s.extents()) < 8) })
+	s.check()
+}

@@ -26,6 +26,13 @@ func TestKeysAreRotated(t *testing.T) {
 			t.Fatal("nobody looks after the keys")
 		}
 	}
+	// A server that starts knows not since when the others were told.
+	g.s.crash()
+	g.s.cluster.capKeys = []meta.CapKey{{ID: 1<<31 + 5, Secret: make([]byte, 32)}, {ID: 4, Secret: make([]byte, 32)}}
+	g.s.start()
+	if k := g.s.srv.signKey(); k.ID != 4 {
+		t.Errorf("key %d signs at once after a start", k.ID)
+	}
 	s, two := g.s.srv, []meta.CapKey{{ID: 1, Secret: make([]byte, 32)}, {ID: 2, Secret: make([]byte, 32)}}
 	s.takeKeys(&cluster.View{CapKeys: two})
 	if k := s.signKey(); k.ID != 1 {

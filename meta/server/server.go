@@ -170,7 +170,7 @@ type Server struct {
 	volumes  map[meta.VolumeID]*opening
 	links    map[meta.ServerID]*link
 	keys     []meta.CapKey
-	keysAt   time.Time // when they came; zero: with the server
+	keysAt   time.Time // when they came
 	paces    paces
 	evicted  []string // identities; with keys, for chunk servers
 	closing  bool
@@ -285,6 +285,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if s.keys, err = cfg.Cluster.CapKeys(ctx); err != nil {
 		return nil, err
 	}
+	s.keysAt = time.Now() // the newest may have been made a moment ago
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.standbys = newStandbys(s)
 	s.wg.Go(s.expireLoop)
