@@ -244,7 +244,7 @@ func (c csiHolder) Orphans() (paths []string, err error) {
 		return nil, err
 	}
 	defer h.Close()
-	mounts, err := h.List("")
+	mounts, err := h.List()
 	for _, m := range mounts {
 		if m.PID == 0 {
 			paths = append(paths, m.Name)
@@ -266,12 +266,7 @@ func (c csiHolder) Forget(path string) error {
 	if err != nil || !found {
 		return err
 	}
-	// Who serves a mount may say that it has ended.
-	err = h.Put(path, fuse.Start{}, device, memory)
-	if err == nil {
-		err = h.Drop(path)
-	}
-	return errors.Join(err, device.Close(), memory.Close())
+	return errors.Join(h.Drop(path), device.Close(), memory.Close())
 }
 
 // mountCommand is a `penstock mount` that tells on descriptor 3 how mounting

@@ -49,7 +49,7 @@ func (r *rig) orphans() (none int, err error) {
 		return 0, err
 	}
 	defer h.Close()
-	l, err := h.List("")
+	l, err := h.List()
 	for _, m := range l {
 		if m.PID == 0 {
 			none++
