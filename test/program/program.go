@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 )
@@ -33,41 +36,100 @@ func Main(m *testing.M) int {
 	return InOwnMounts(func() int { return built(m) })
 }
 
-// own is set where the mount name space is the tests' own.
-const own = "PENSTOCK_TEST_OWN_MOUNTS"
+// own says which part of InOwnMounts a process plays; the first has none.
+const (
+	own    = "PENSTOCK_TEST_OWN_MOUNTS"
+	keeper = "keeper"
+	tester = "tester"
+)
 
-// InOwnMounts runs main in this process if the mount name space is its own, and
-// else lets it run in another of the same program and arguments whose it is.
+// InOwnMounts runs main in a mount name space of its own, if this is root: in
+// another process of the same program and arguments. It gives main's exit status.
+//
+// A third process is between the two, which outlives all others in the name space.
+// The kernel unmounts what is left there when its last process ends, and asks the
+// server of a FUSE device for leave; a server that is itself this last process
+// never answers, and sync(2) hangs on the whole machine.
 func InOwnMounts(main func() int) int {
 	if os.Geteuid() != 0 {
 		return main()
 	}
-	if os.Getenv(own) != "" {
+	attr := &syscall.SysProcAttr{}
+	next := ""
+	switch os.Getenv(own) {
+	case tester:
+		return main()
+	case keeper:
 		if err := forgetOthers(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
-		return main()
+		next, attr.Pdeathsig = tester, syscall.SIGKILL
+	default:
+		next, attr.Pdeathsig, attr.Unshareflags = keeper, syscall.SIGTERM, syscall.CLONE_NEWNS
 	}
+	runtime.LockOSThread() // the other gets its signal when this thread ends
+	defer runtime.UnlockOSThread()
 	exe, err := os.Executable()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	runtime.LockOSThread() // the other is killed when this thread ends
-	defer runtime.UnlockOSThread()
 	cmd := exec.Command(exe, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), own+"=1")
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Run(); err != nil {
-		if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() > 0 {
-			return exit.ExitCode() // it has said why
+	cmd.Env = append(os.Environ(), own+"="+next)
+	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = os.Stdout, os.Stderr, attr
+	if next == tester {
+		ended := make(chan os.Signal, 1)
+		signal.Notify(ended, syscall.SIGTERM, syscall.SIGINT)
+		err = cmd.Start()
+		if err == nil {
+			go func() {
+				<-ended
+				cmd.Process.Kill()
+			}()
+			err = cmd.Wait()
 		}
+		endOthers()
+	} else {
+		err = cmd.Run()
+	}
+	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() > 0 {
+		return exit.ExitCode() // it has said why
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return 0
+}
+
+// endOthers kills whoever is left in this mount name space, and waits for their ends.
+func endOthers() {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		left := 0
+		mine, err := os.Readlink("/proc/self/ns/mnt")
+		dirs, gerr := filepath.Glob("/proc/[0-9]*")
+		if err = errors.Join(err, gerr); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return
+		}
+		for _, dir := range dirs {
+			pid, err := strconv.Atoi(filepath.Base(dir))
+			// One that has ended meanwhile has no name space.
+			if ns, lerr := os.Readlink(dir + "/ns/mnt"); err != nil || lerr != nil || ns != mine || pid == os.Getpid() {
+				continue
+			}
+			left++
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+		if left == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			fmt.Fprintf(os.Stderr, "%d processes of the tests do not end\n", left)
+			return
+		}
+	}
 }
 
 // forgetOthers takes away the copies of what others had mounted when this name
