@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/test/program"
 )
 
 // Whoever uses the mount is another process: a page fault or a poll that waits
@@ -49,7 +50,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(program.InOwnMounts(m.Run))
 }
 
 // child prepares a part; end it with Run or Start and Wait.

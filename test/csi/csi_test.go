@@ -25,27 +25,14 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/test/program"
 )
-
-var program string
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(useEnv); dir != "" {
 		os.Exit(use(dir))
 	}
-	dir, err := os.MkdirTemp("", "csi")
-	if err != nil {
-		panic(err)
-	}
-	program = filepath.Join(dir, "penstock")
-	cmd := exec.Command("go", "build", "-o", program, "penstock.io/penstock/cmd/penstock")
-	cmd.Stderr = os.Stderr
-	code := 1
-	if err := cmd.Run(); err == nil {
-		code = m.Run()
-	}
-	os.RemoveAll(dir)
-	os.Exit(code)
+	os.Exit(program.Main(m))
 }
 
 // rig is a metadata server, a chunk server, and a driver that may be killed and
@@ -136,7 +123,7 @@ func (r *rig) socket() string  { return r.path("csi.sock") }
 // start runs a part as a process that ends with the test.
 func (r *rig) start(env []string, args ...string) *spawn.Process {
 	r.t.Helper()
-	cmd := exec.Command(program, args...)
+	cmd := exec.Command(program.Path, args...)
 	cmd.Env = append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if r.contained && args[0] == "csi" {
@@ -196,7 +183,7 @@ func (r *rig) ctl(args ...string) ([]byte, error) {
 		args = append(args, "--credentials", r.path("cred", "admin"))
 	}
 	for deadline := time.Now().Add(60 * time.Second); ; {
-		cmd := exec.Command(program, args...)
+		cmd := exec.Command(program.Path, args...)
 		var out, errs bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &errs
 		err := cmd.Run()

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"penstock.io/penstock/test/program"
 )
 
 // freePort is a port of loopback that nobody has now.
@@ -34,7 +36,7 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 	r.secure = freePort(t)
 	run := func(stdin string, args ...string) string {
 		t.Helper()
-		cmd := exec.Command(program, args...)
+		cmd := exec.Command(program.Path, args...)
 		cmd.Stdin = strings.NewReader(stdin)
 		var errs bytes.Buffer
 		cmd.Stderr = &errs

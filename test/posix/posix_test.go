@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
 	"penstock.io/penstock/test/posix/suite"
+	"penstock.io/penstock/test/program"
 )
 
 var (
@@ -33,7 +35,7 @@ func TestMain(m *testing.M) {
 	suite.RunAsHelper() // doesn't return when this process was started as one
 	calmRuntime()
 	flag.Parse()
-	os.Exit(withScratch(m))
+	os.Exit(program.InOwnMounts(func() int { return withScratch(m) }))
 }
 
 // withScratch gives the tests their scratch directory. Other users walk
