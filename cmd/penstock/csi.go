@@ -273,6 +273,8 @@ func (c csiHolder) Forget(path string) error {
 // went; with takeUp one that goes on with what the holder has.
 func (c *csiFlags) mountCommand(source, dir, logFile string, options []string, takeUp bool) *exec.Cmd {
 	args := []string{"mount", "--log-file=" + logFile, "--log-level=" + c.level}
+	// In a container the state directory is what can be written to, and stays.
+	args = append(args, "--index-dir="+filepath.Join(c.state, "indexes"))
 	for _, o := range options {
 		args = append(args, "--options="+o)
 	}

@@ -1,10 +1,12 @@
 package csi
 
 import (
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -279,6 +281,42 @@ func TestRestore(t *testing.T) {
 		r.gone(v, at)
 	}
 	must(t, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x})
+	r.gone(id, staging)
+	r.clean()
+}
+
+// TestSnapshotIsMountedWithItsIndex: the node part keeps indexes of snapshots in
+// its own directory, the only one that a container with a read-only root gives it.
+func TestSnapshotIsMountedWithItsIndex(t *testing.T) {
+	r := newRig(t)
+	r.drive(nil)
+	id, staging := r.staged("pvc-1")
+	if err := os.WriteFile(filepath.Join(staging, "f"), []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	snapshot := func(args ...string) {
+		t.Helper()
+		if _, err := r.ctl(append([]string{"snapshot"}, args...)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	snapshot("create", "csi-pvc-1", "v1")
+	const view = "name=csi-pvc-1@v1"
+	at := r.path("view")
+	must(t, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: view, StagingTargetPath: at, VolumeCapability: capability(manyReaders)})
+	r.until("the index is in use", func() error {
+		b := make([]byte, 1024)
+		n, err := unix.Getxattr(at, "penstock.index", b)
+		if err == nil && !strings.HasPrefix(string(b[:n]), "ready") {
+			err = errors.New(string(b[:n]))
+		}
+		return err
+	})
+	if l, err := filepath.Glob(filepath.Join(r.path("state"), "indexes", "*.index")); err != nil || len(l) != 1 {
+		t.Errorf("%v, %v", l, err)
+	}
+	must(t, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: view, StagingTargetPath: at})
+	snapshot("delete", "csi-pvc-1", "v1", "--yes")
 	r.gone(id, staging)
 	r.clean()
 }
