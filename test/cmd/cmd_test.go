@@ -38,6 +38,7 @@ func TestScripts(t *testing.T) {
 					}
 				}
 			})
+			e.Setenv("PENSTOCK_INDEX_DIR", filepath.Join(e.WorkDir, "indexes"))
 			e.Setenv("PATH", filepath.Dir(program.Path)+string(os.PathListSeparator)+e.Getenv("PATH"))
 			return nil
 		},

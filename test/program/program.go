@@ -156,15 +156,20 @@ func built(m *testing.M) int {
 	if !flag.Parsed() { // a caller may have put in defaults since
 		flag.Parse()
 	}
-	if Path = os.Getenv(Variable); Path != "" {
-		return m.Run()
-	}
 	dir, err := os.MkdirTemp("", "penstock-program-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	defer os.RemoveAll(dir)
+	// Mounts of snapshots keep nothing on this machine.
+	if err := os.Setenv("PENSTOCK_INDEX_DIR", filepath.Join(dir, "indexes")); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if Path = os.Getenv(Variable); Path != "" {
+		return m.Run()
+	}
 	Path = filepath.Join(dir, "penstock")
 	if err := Build(Path, "penstock.io/penstock/cmd/penstock"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
