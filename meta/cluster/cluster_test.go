@@ -351,3 +351,27 @@ func TestCurrent(t *testing.T) {
 		t.Error("a closed one answers")
 	}
 }
+
+// Clusters that share the client of an etcd in this process end, though so many
+// watches ending at once can make the client and the server wait for each other.
+func TestManyCloseAtOnce(t *testing.T) {
+	cli := client(t)
+	var all []*Cluster
+	for range 16 {
+		all = append(all, join(t, cli))
+	}
+	done := make(chan struct{})
+	go func() {
+		var wg sync.WaitGroup
+		for _, c := range all {
+			wg.Go(c.Close)
+		}
+		wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		t.Fatal("they do not end")
+	}
+}

@@ -153,7 +153,18 @@ func (c *Cluster) keepView(ctx context.Context) {
 	for _, part := range viewParts {
 		w := c.cli.Watch(ctx, c.prefix+part, clientv3.WithPrefix(), clientv3.WithKeysOnly())
 		c.joined.Go(func() {
-			for range w {
+			for {
+				// Not until etcd's client closes it: that waits for the server to hear of
+				// the end, and with an etcd in this process the two can wait for each
+				// other when many watches end at once.
+				select {
+				case <-ctx.Done():
+					return
+				case _, ok := <-w:
+					if !ok {
+						return
+					}
+				}
 				select {
 				case hint <- struct{}{}:
 				default:
