@@ -247,9 +247,17 @@ func watchHint(ctx context.Context, cli *clientv3.Client, key, end string) <-cha
 	}
 	w := cli.Watch(ctx, key, opts...)
 	hint := make(chan struct{}, 1)
-	go func() { // ends with ctx: etcd closes w
+	go func() {
 		defer close(hint)
-		for range w {
+		for {
+			select {
+			case <-ctx.Done(): // not only when etcd's client closes w: see cluster.keepView
+				return
+			case _, ok := <-w:
+				if !ok {
+					return
+				}
+			}
 			select {
 			case hint <- struct{}{}:
 			default:
