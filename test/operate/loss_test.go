@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 func containsAll(s string, parts ...string) bool {
@@ -46,11 +47,13 @@ func TestLoss(t *testing.T) {
 	// Files of a mount each, so of a chunk each, until both servers have some.
 	data := bytes.Repeat([]byte("penstock"), 1<<19)
 	onNode := map[uint64][]string{}
-	for i := 0; len(onNode) < 2; i++ {
+	// A server that has just come is not asked yet.
+	for i, deadline := 0, time.Now().Add(time.Minute); len(onNode) < 2; i++ {
 		name := fmt.Sprint("d/f", i)
-		if i == 40 {
+		if time.Now().After(deadline) {
 			t.Fatalf("files lie on %v alone", onNode)
 		}
+		time.Sleep(time.Duration(min(i, 20)) * 50 * time.Millisecond)
 		at := r.mount("v:/", fmt.Sprint("w", i))
 		if err := os.MkdirAll(filepath.Join(at, "d"), 0o755); err != nil {
 			t.Fatal(err)
