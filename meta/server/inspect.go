@@ -108,6 +108,9 @@ type inspection struct {
 
 	mu     sync.Mutex
 	listed map[meta.ServerID]listing
+	// again: when servers were last to be listed again. A listing that began before
+	// it does not tell.
+	again time.Time
 	// scanned: every server that was live was listed once.
 	scanned bool
 	last    RepairStatus
@@ -127,6 +130,7 @@ func (s *Server) relist(id meta.ServerID) {
 	for _, o := range s.owners() {
 		o.inspection.mu.Lock()
 		delete(o.inspection.listed, id)
+		o.inspection.again = time.Now()
 		o.inspection.mu.Unlock()
 		o.kickInspection()
 	}
@@ -254,7 +258,9 @@ func (o *owner) listServers(m *placement.Map, policy *meta.Policy) *lists {
 			l.from[x.info.ID] = true
 			l.mu.Unlock()
 			o.inspection.mu.Lock()
-			o.inspection.listed[x.info.ID] = listing{x.generation, began}
+			if began.After(o.inspection.again) {
+				o.inspection.listed[x.info.ID] = listing{x.generation, began}
+			}
 			o.inspection.mu.Unlock()
 		})
 	}
