@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"penstock.io/penstock/chunkserver"
 	"penstock.io/penstock/meta"
@@ -241,6 +242,7 @@ func (g *gathering) read(ctx context.Context, src uint32, p []byte, off uint64) 
 type replicas struct {
 	looked sync.Once // at this server's own
 	asked  sync.Once // those elsewhere
+	begun  time.Time // when they were
 
 	mu   sync.Mutex
 	mine error           // why this server's own is not read; nil: it is
@@ -287,10 +289,16 @@ func (g *gathering) own(ctx context.Context, c *meta.CopySource, r *replicas, p 
 	return err
 }
 
+// gatherLook is how long others may take to answer after the first asked did: who
+// reads of several goes on with another when one is silent.
+const gatherLook = 300 * time.Millisecond
+
 // elsewhere lists the servers that may be read, more than so many; it waits for the
-// next one that answers. An error tells why there are no more: all others refused.
+// next one that answers, and a little for all. An error tells why there are no more:
+// all others refused.
 func (g *gathering) elsewhere(ctx context.Context, c *meta.CopySource, r *replicas, than int) ([]meta.ServerID, error) {
 	r.asked.Do(func() {
+		r.begun = time.Now()
 		for _, id := range c.Servers {
 			if id == g.s.cfg.ID || g.peers == nil {
 				continue
@@ -319,14 +327,18 @@ func (g *gathering) elsewhere(ctx context.Context, c *meta.CopySource, r *replic
 		r.mu.Lock()
 		good, left, more, err := slices.Clone(r.good), r.left, r.more, errors.Join(r.errs...)
 		r.mu.Unlock()
-		switch {
-		case len(good) > than:
+		var late <-chan time.Time
+		switch some := len(good) > than; {
+		case some && (left == 0 || time.Since(r.begun) >= gatherLook):
 			return good, nil
 		case left == 0:
 			return nil, err
+		case some:
+			late = time.After(gatherLook - time.Since(r.begun))
 		}
 		select {
 		case <-more:
+		case <-late:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
