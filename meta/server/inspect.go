@@ -108,8 +108,8 @@ type inspection struct {
 
 	mu     sync.Mutex
 	listed map[meta.ServerID]listing
-	// again: when servers were last to be listed again. A listing that began before
-	// it does not tell.
+	// again: when all servers were last to be listed again. A listing that began
+	// before it does not count.
 	again time.Time
 	// scanned: every server that was live was listed once.
 	scanned bool
@@ -130,7 +130,6 @@ func (s *Server) relist(id meta.ServerID) {
 	for _, o := range s.owners() {
 		o.inspection.mu.Lock()
 		delete(o.inspection.listed, id)
-		o.inspection.again = time.Now()
 		o.inspection.mu.Unlock()
 		o.kickInspection()
 	}
