@@ -383,6 +383,8 @@ func TestJoinOfSplitPieces(t *testing.T) {
 	var on atomic.Bool
 	g := newGrid(t, joiner(&on))
 	g.realServer(1, racks[0])
+	g.s.srv.filling <- struct{}{} // nobody else moves what this test does
+	defer func() { <-g.s.srv.filling }()
 	p := g.s.dial("a")
 	const blocks = 3 * meta.MaxPieces / 4
 	s := g.scribbler(p, "f", blocks*3)
