@@ -289,7 +289,7 @@ func (g *gathering) own(ctx context.Context, c *meta.CopySource, r *replicas, p 
 	return err
 }
 
-// gatherLook is how long others may take to answer after the first asked did: who
+// gatherLook is how long all who were asked may take to answer once one did: who
 // reads of several goes on with another when one is silent.
 const gatherLook = 300 * time.Millisecond
 

@@ -29,8 +29,10 @@ type grid struct {
 	// out, and its answer never comes.
 	mu     sync.Mutex
 	before func(id meta.ServerID, o meta.Order) bool
-	late   []func() meta.OrderResult // of real servers: those orders, as if they arrived now
-	nodes  map[meta.ServerID]*gridNode
+	// lists, if not nil, is called before each list that an owner makes.
+	lists func()
+	late  []func() meta.OrderResult // of real servers: those orders, as if they arrived now
+	nodes map[meta.ServerID]*gridNode
 }
 
 type gridNode struct {
@@ -141,8 +143,11 @@ func (n *gridNode) order(ctx context.Context, o meta.Order) meta.OrderResult {
 		return meta.OrderResult{}
 	}
 	n.g.mu.Lock()
-	before := n.g.before
+	before, lists := n.g.before, n.g.lists
 	n.g.mu.Unlock()
+	if lists != nil && o.Kind == meta.OrderList && o.Max == listPage {
+		lists()
+	}
 	if before != nil && o.Kind != meta.OrderList && !before(n.info.ID, o) {
 		<-ctx.Done()
 		return meta.OrderResult{Err: meta.Canceled}
