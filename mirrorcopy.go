@@ -889,8 +889,8 @@ func (m *mirrorCopy) copyRanges(ctx context.Context, f *mirrorFile, ranges []spa
 		p   []byte
 		err error
 	}
-	read := func(s span) (a answer) {
-		if a.err = m.pace.take(ctx, s.hi-s.lo); a.err != nil {
+	read := func(s span, at time.Time) (a answer) {
+		if a.err = waitUntil(ctx, at); a.err != nil {
 			return a
 		}
 		a.p = make([]byte, s.hi-s.lo)
@@ -905,7 +905,9 @@ func (m *mirrorCopy) copyRanges(ctx context.Context, f *mirrorFile, ranges []spa
 	begin := func(i int) {
 		if i < len(segments) {
 			answers[i] = make(chan answer, 1)
-			go func() { answers[i] <- read(segments[i]) }()
+			// Their turns are in the order of the file: what comes first is written first.
+			at := m.pace.turn(segments[i].hi - segments[i].lo)
+			go func() { answers[i] <- read(segments[i], at) }()
 		}
 	}
 	for i := range mirrorReads {
@@ -938,25 +940,31 @@ type pace struct {
 	next time.Time
 }
 
-// take waits until n bytes may be sent.
-func (p *pace) take(ctx context.Context, n uint64) error {
-	if p == nil {
-		return context.Cause(ctx)
+// turn is when n bytes may be sent, which are then counted as sent; the zero time: now.
+func (p *pace) turn(n uint64) time.Time {
+	if p == nil || p.rate == 0 {
+		return time.Time{}
 	}
 	p.mu.Lock()
-	if p.rate == 0 {
-		p.mu.Unlock()
-		return context.Cause(ctx)
-	}
+	defer p.mu.Unlock()
 	now := time.Now()
 	if p.next.Before(now) {
 		p.next = now
 	}
 	at := p.next
 	p.next = at.Add(time.Duration(float64(n) / float64(p.rate) * float64(time.Second)))
-	p.mu.Unlock()
+	return at
+}
+
+// waitUntil waits for a time, not at all for one that is past. Errors: the cause of
+// ctx's end.
+func waitUntil(ctx context.Context, at time.Time) error {
+	wait := time.Until(at)
+	if wait <= 0 {
+		return context.Cause(ctx)
+	}
 	select {
-	case <-time.After(time.Until(at)):
+	case <-time.After(wait):
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)

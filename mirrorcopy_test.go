@@ -79,20 +79,24 @@ func TestPace(t *testing.T) {
 	p := &pace{rate: 1 << 20}
 	began := time.Now()
 	for range 5 {
-		if err := p.take(context.Background(), 64<<10); err != nil {
+		if err := waitUntil(context.Background(), p.turn(64<<10)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if took := time.Since(began); took < 4*time.Second/16 {
 		t.Errorf("256 KiB at 1 MiB a second took %v", took)
 	}
+	// Turns are given out in the order in which they are asked for.
+	if a, b := p.turn(1), p.turn(1); !a.Before(b) {
+		t.Errorf("turns at %v and %v", a, b)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := p.take(ctx, 1<<20); err == nil {
+	if err := waitUntil(ctx, p.turn(1<<20)); err == nil {
 		t.Error("it did not hear that nobody waits")
 	}
 	for _, p := range []*pace{nil, {}} {
-		if err := p.take(context.Background(), 1<<40); err != nil {
+		if err := waitUntil(context.Background(), p.turn(1<<40)); err != nil {
 			t.Error(err)
 		}
 	}
