@@ -53,6 +53,8 @@ type world struct {
 	failEnd func(id meta.ChunkID) error
 	// failRead is asked before a read of a chunk.
 	failRead func() error
+	// awaited is what chunk servers that can't be reached are.
+	awaited bool
 	// before runs when an operation is sent, before it is decided; it may block.
 	before func(op meta.Op)
 	// delay makes waiters look at replies late, to reorder them with recalls.
@@ -865,7 +867,12 @@ func (f *fakeChunks) Backing(_ context.Context, pl meta.ChunkPlace) (*os.File, e
 	return os.Open(os.DevNull)
 }
 func (f *fakeChunks) Prefetch(meta.ChunkPlace, uint64, uint64) {}
-func (f *fakeChunks) Close() error                             { return nil }
+func (f *fakeChunks) Awaited([]meta.ServerID) bool {
+	f.w.mu.Lock()
+	defer f.w.mu.Unlock()
+	return f.w.awaited
+}
+func (f *fakeChunks) Close() error { return nil }
 
 func (x *fakeWriter) Failed() []meta.ServerID { return nil }
 

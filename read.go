@@ -59,6 +59,7 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 	in := v.node(ino)
 	defer in.put()
 	rng := &byteRange{off, int64(len(p))}
+	var failed time.Time // the first time
 	for try := 0; ; try++ {
 		f, sn, err := in.withMapFor(ctx, meta.LeaseShared, rng)
 		if err != nil {
@@ -82,6 +83,16 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 			}
 			return n, nil
 		}
+		if failed.IsZero() {
+			failed = time.Now()
+		}
+		if try > 0 && errors.Is(err, meta.Unavailable) && time.Since(failed) < maxAwait && v.awaited(pieces) {
+			select {
+			case <-time.After(awaitEvery):
+				try = 0
+			case <-ctx.Done():
+			}
+		}
 		// Compaction may have moved the bytes, or repair the replicas.
 		if try >= 2 || ctx.Err() != nil || errors.Is(err, meta.Corrupt) && try > 0 {
 			if errors.Is(err, meta.NoSuchOffset) {
@@ -94,6 +105,23 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 			return 0, err
 		}
 	}
+}
+
+// A read that finds none of a chunk's servers asks again each awaitEvery while one of
+// them may be starting anew, for at most maxAwait.
+const (
+	awaitEvery = 200 * time.Millisecond
+	maxAwait   = 15 * time.Second
+)
+
+// awaited tells whether what could not be read may be there in a moment.
+func (v *Volume) awaited(pieces []piece) bool {
+	for _, pc := range pieces {
+		if v.c.chunks.Awaited(pc.ref.place.Load().Servers) {
+			return true
+		}
+	}
+	return false
 }
 
 // beginRead counts a read in flight, so that a recall waits for it.

@@ -2,6 +2,8 @@ package penstock
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -105,3 +107,50 @@ func TestReloadKeepsWhatIsWritten(t *testing.T) {
 // blockOf is the size of the blocks that TestReloadKeepsWhatIsWritten writes:
 // no file of them is stored inline.
 const blockOf = 4096
+
+// TestReadAwaitsServers: while a chunk's server may be starting anew, a read waits for
+// it, and can be interrupted; of one that is away for long it fails at once.
+func TestReadAwaitsServers(t *testing.T) {
+	w := newWorld(t, meta.Policy{})
+	_, v := open(t, w, Config{FlushEvery: time.Hour})
+	ino := create(t, v, "f")
+	write(t, v, ino, bytes.Repeat([]byte("a"), 2*blockOf), 0)
+	if err := v.Fsync(t.Context(), ino, false); err != nil {
+		t.Fatal(err)
+	}
+	fails := 0
+	set := func(n int, awaited bool) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		fails, w.awaited = n, awaited
+		w.failRead = func() error {
+			if fails == 0 {
+				return nil
+			}
+			fails--
+			return meta.E("read", meta.Unavailable, "", nil)
+		}
+	}
+	read := func(ctx context.Context) error {
+		_, err := v.Read(ctx, ino, make([]byte, blockOf), 0)
+		return err
+	}
+	set(6, true)
+	if err := read(t.Context()); err != nil {
+		t.Errorf("a server that came: %v", err)
+	}
+	set(1000, true)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	if err := read(ctx); err == nil || time.Since(began) > maxAwait {
+		t.Errorf("an interrupted read: %v after %v", err, time.Since(began))
+	}
+	set(1000, false)
+	if err := read(t.Context()); !errors.Is(err, meta.Unavailable) {
+		t.Errorf("a server that is away: %v", err)
+	}
+	if left := 1000 - fails; left > 5 {
+		t.Errorf("a server that is away was asked %d times", left)
+	}
+}

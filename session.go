@@ -71,6 +71,9 @@ type chunkIO interface {
 	File(ctx context.Context, pl meta.ChunkPlace, off, n uint64) (*os.File, func(), error)
 	Backing(ctx context.Context, pl meta.ChunkPlace) (*os.File, error)
 	Prefetch(pl meta.ChunkPlace, off, n uint64)
+	// Awaited tells whether one of the servers, none of which could be reached, may be
+	// there in a moment.
+	Awaited(servers []meta.ServerID) bool
 	Close() error
 }
 

@@ -323,11 +323,34 @@ func TestServerDies(t *testing.T) {
 	if err = errors.Join(err, w.Wait(ctx)); meta.KindOf(err) != meta.Unavailable {
 		t.Fatalf("append to a dead server: %v", err)
 	}
-	f.start(1, "unix")
-	time.Sleep(250 * time.Millisecond)
 	p := make([]byte, len(data))
-	if err := f.ReadAt(ctx, meta.ChunkPlace{ID: g.ID, Servers: g.Servers}, p, 0); err != nil || !bytes.Equal(p, data) {
+	place := meta.ChunkPlace{ID: g.ID, Servers: g.Servers}
+	if f.Awaited(g.Servers) {
+		t.Error("a server that nobody missed yet is awaited")
+	}
+	if err := f.ReadAt(ctx, place, p, 0); meta.KindOf(err) != meta.Unavailable {
+		t.Fatalf("read from a dead server: %v", err)
+	}
+	if !f.Awaited(g.Servers) {
+		t.Error("a server that died just now is not awaited")
+	}
+	f.peer(1).mu.Lock()
+	f.peer(1).away = time.Now().Add(-Patience)
+	f.peer(1).mu.Unlock()
+	if f.Awaited(g.Servers) {
+		t.Error("a server that is away for long is awaited")
+	}
+	f.start(1, "unix")
+	time.Sleep(450 * time.Millisecond)
+	if err := f.ReadAt(ctx, place, p, 0); err != nil || !bytes.Equal(p, data) {
 		t.Fatal(err)
+	}
+	if p := f.peer(1); !p.away.IsZero() {
+		t.Error("it came back, and counts as away")
+	}
+	// Nor does one count as there that no list has.
+	if nobody := []meta.ServerID{99}; f.ReadAt(ctx, meta.ChunkPlace{ID: f.grant().ID, Servers: nobody}, p, 0) == nil || !f.Awaited(nobody) {
+		t.Error("a server that is not known yet is not awaited")
 	}
 }
 

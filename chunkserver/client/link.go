@@ -30,6 +30,7 @@ type peer struct {
 	down    time.Time // connecting failed, or it fell silent; not again before
 	downErr error
 	pause   time.Duration // how long it is left alone after the next failure
+	away    time.Time     // since when it can't be reached; zero: it can, or nobody tried
 }
 
 // The pools; plain is added for connections without TLS, where those are allowed.
@@ -148,6 +149,9 @@ func (p *peer) dial(ctx context.Context, pool int) (*link, error) {
 	subject := fmt.Sprint(uint64(p.id))
 	info, ok := c.cfg.Resolve(p.id)
 	if !ok {
+		p.mu.Lock()
+		p.missedLocked()
+		p.mu.Unlock()
 		return nil, meta.E(op, meta.Unavailable, subject, errors.New("no such server is known"))
 	}
 	p.mu.Lock()
@@ -195,7 +199,7 @@ func (p *peer) dial(ctx context.Context, pool int) (*link, error) {
 	l.users.Add(1)
 	p.mu.Lock()
 	p.pools[pool] = append(p.pools[pool], l)
-	p.pause = 0
+	p.pause, p.away = 0, time.Time{}
 	p.mu.Unlock()
 	c.wg.Go(l.read)
 	return l, nil
@@ -205,6 +209,32 @@ func (p *peer) dial(ctx context.Context, pool int) (*link, error) {
 func (p *peer) failedLocked(err error) {
 	p.pause = min(max(2*p.pause, 200*time.Millisecond), 5*time.Second)
 	p.down, p.downErr = time.Now().Add(p.pause), err
+	p.missedLocked()
+}
+
+func (p *peer) missedLocked() {
+	if p.away.IsZero() {
+		p.away = time.Now()
+	}
+}
+
+// Patience is how long a chunk server that can't be reached is waited for: it may be
+// starting anew, or the metadata server was and does not know it yet.
+const Patience = 10 * time.Second
+
+// Awaited tells whether a replica that could not be read may be there in a moment:
+// one of the servers is away for less than Patience.
+func (c *Client) Awaited(servers []meta.ServerID) bool {
+	for _, id := range servers {
+		p := c.peer(id)
+		p.mu.Lock()
+		away := p.away
+		p.mu.Unlock()
+		if time.Since(away) < Patience {
+			return true
+		}
+	}
+	return false
 }
 
 // suspect reports that the last that is known of the server is bad.
