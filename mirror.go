@@ -28,6 +28,8 @@ type mirrorSession interface {
 	PutMirror(ctx context.Context, m meta.Mirror) (meta.Mirror, error)
 	DropMirror(ctx context.Context, target meta.VolumeID) error
 	ShowSnapshot(ctx context.Context, target meta.VolumeID, name string) error
+	TakeTarget(ctx context.Context, target meta.VolumeID, name string) error
+	RollBackTarget(ctx context.Context, target meta.VolumeID, name string) error
 	DiffExact(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error
 	DoIn(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error)
 }
@@ -79,7 +81,8 @@ func (m Mirrors) find(ctx context.Context, target meta.VolumeID) (Mirror, error)
 	return l[0], nil
 }
 
-// Change changes what is wanted of a mirror: how often, how fast. change may be called several times. Errors: change's, and those of Find.
+// Change changes what is wanted of a mirror: how often, how fast. change may be
+// called several times. Errors: change's, and those of Find.
 func (m Mirrors) Change(ctx context.Context, target string, change func(*Mirror) error) (Mirror, error) {
 	v, err := m.c.Volume(ctx, target)
 	if err != nil {
@@ -238,10 +241,23 @@ func (v *Volume) unfill(ctx context.Context, owner uint64) error {
 	return v.SetLock(ctx, meta.Lock{Ino: meta.MirrorLock, Owner: owner, Type: meta.LockUnlock, Flock: true, End: 1<<63 - 1}, false)
 }
 
+// fillTries is how often what needs the right to fill is begun, if it says that the
+// right was lost.
+const fillTries = 3
+
 // filling runs fn with the right to change a mirror's target, once whoever has it
-// let go. fn may end the session in the volume, and so the right. Errors: Busy (it
-// does not), fn's.
-func (v *Volume) filling(ctx context.Context, fn func() error) error {
+// let go. fn may end the session in the volume, and so the right; if it fails since
+// the right was lost, it runs again. Errors: Busy (who fills it does not let go), fn's.
+func (v *Volume) filling(ctx context.Context, fn func() error) (err error) {
+	for range fillTries {
+		if err = v.fillOnce(ctx, fn); meta.KindOf(err) != meta.ReadOnly {
+			return err
+		}
+	}
+	return err
+}
+
+func (v *Volume) fillOnce(ctx context.Context, fn func() error) error {
 	owner := rand.Uint64()
 	wait, cancel := context.WithTimeout(ctx, fillWait)
 	err := v.fill(wait, owner, true)
@@ -291,7 +307,8 @@ func (m Mirrors) Promote(ctx context.Context, target string) (Mirror, error) {
 //     later finds this state, and fills nothing.
 //  3. What is filled beyond what readers see is rolled back, and then the record
 //     has no round any more. That the target still refuses writers is what makes
-//     it safe to do so twice.
+//     it safe to do so twice. The owner rolls nothing back that is no target: who
+//     sleeps before it asks for that may wake when another one did all of this.
 //  4. The owner shows nothing any more: the volume can be written. From here on
 //     nothing is rolled back.
 //  5. Promoted.
@@ -320,7 +337,7 @@ func (m Mirrors) release(ctx context.Context, v *Volume) (Mirror, error) {
 			return err
 		}
 		if r.Round.Snapshot != s.Name {
-			if err := v.RollBack(ctx, s.Name, true); err != nil { // which ends our session there, too
+			if err := m.s.RollBackTarget(ctx, v.id, s.Name); err != nil { // which ends our session there, too
 				return err
 			}
 		}
@@ -393,7 +410,7 @@ func (m Mirrors) become(ctx context.Context, v *Volume, snapshot string) error {
 	if err := v.filling(ctx, func() error { return m.s.ShowSnapshot(ctx, v.id, snapshot) }); err != nil {
 		return err
 	}
-	return v.filling(ctx, func() error { return v.RollBack(ctx, snapshot, true) })
+	return v.filling(ctx, func() error { return m.s.RollBackTarget(ctx, v.id, snapshot) })
 }
 
 // Reverse turns a promoted mirror around: the source, which is a volume of the

@@ -129,6 +129,8 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 		_ = end(func(ctx context.Context) error { return w.dst.unfill(ctx, owner) })
 	}()
 	var looked time.Time
+	var again time.Time // not before is tried again what was asked for so often:
+	var asked uint64
 	for tries := 0; ; {
 		// The right is lost with the session: then another may have it, or the volume
 		// is no target any more. So nothing is sent but in the session's epoch from
@@ -145,8 +147,8 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 		if r.State != meta.MirrorRunning {
 			return nil
 		}
-		wait := w.Poll
 		switch due := w.due(&r); {
+		case due && r.Asked == asked && time.Now().Before(again):
 		case due:
 			s := &mirrorRound{w: w, r: r}
 			err := w.watched(ctx, s.tell, s.run)
@@ -162,7 +164,7 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 			}
 			w.log.Warn("a round of a mirror failed, it goes on from there", "error", err)
 			w.note(ctx, err)
-			wait = min(time.Second<<min(tries, 10), mirrorRetry)
+			again, asked = time.Now().Add(min(time.Second<<min(tries, 10), mirrorRetry)), r.Asked
 			tries++
 		case time.Since(looked) > mirrorLook:
 			began := time.Now()
@@ -173,7 +175,7 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 			looked = time.Now().Add(min(10*time.Since(began), time.Hour))
 		}
 		select {
-		case <-time.After(wait):
+		case <-time.After(w.Poll):
 		case <-ctx.Done():
 			return nil
 		}
@@ -382,7 +384,7 @@ func (s *mirrorRound) run(ctx context.Context) error {
 	if err != nil {
 		if meta.KindOf(err) == meta.Corrupt {
 			// From the beginning: what is there can't be told from what is wrong.
-			err = errors.Join(err, w.dst.DeleteSnapshot(ctx, name), w.dst.RollBack(ctx, shown(&s.r), true))
+			err = errors.Join(err, w.dst.DeleteSnapshot(ctx, name), w.m.s.RollBackTarget(ctx, w.target, shown(&s.r)))
 		}
 		return err
 	}
@@ -464,8 +466,8 @@ func (w *mirrorWorker) fillTarget(ctx context.Context, c *mirrorCopy, n *MirrorR
 	if err := c.run(ctx, changes); err != nil {
 		return err
 	}
-	_, err = w.dst.TakeSnapshot(ctx, n.Snapshot)
-	return err
+	defer w.dst.snapshotsChanged()
+	return w.m.s.TakeTarget(ctx, w.target, n.Snapshot)
 }
 
 // verify compares what the owners of both volumes computed from every name and

@@ -39,7 +39,18 @@ func (s *Session) Snapshots(ctx context.Context, v meta.VolumeID) (l wire.Snapsh
 // TakeSnapshot takes one. It is taken once, however often the request had to be
 // sent. Errors: Exists, Invalid, NameTooLong, ResourceExceeded, Unavailable.
 func (s *Session) TakeSnapshot(ctx context.Context, v meta.VolumeID, name string) (i wire.SnapshotInfo, err error) {
-	q := wire.SnapshotRequest{Token: rand.Uint64() | 1}
+	return s.takeSnapshot(ctx, v, name, false)
+}
+
+// TakeTarget is TakeSnapshot for who fills a mirror's target: as RollBackTarget.
+// Errors: also ReadOnly.
+func (s *Session) TakeTarget(ctx context.Context, v meta.VolumeID, name string) error {
+	_, err := s.takeSnapshot(ctx, v, name, true)
+	return err
+}
+
+func (s *Session) takeSnapshot(ctx context.Context, v meta.VolumeID, name string, filler bool) (i wire.SnapshotInfo, err error) {
+	q := wire.SnapshotRequest{Token: rand.Uint64() | 1, Filler: filler}
 	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotCreate, Volume: v, Entry: name}, q, &i)
 	return i, err
 }
@@ -92,6 +103,14 @@ func (s *Session) diff(ctx context.Context, v meta.VolumeID, q wire.DiffRequest,
 // lost, and their descriptors fail. Errors: NoSuchSnapshot, Busy, Unavailable.
 func (s *Session) RollBack(ctx context.Context, v meta.VolumeID, name string, force bool) error {
 	return s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotRollback, Volume: v, Entry: name}, wire.SnapshotRequest{Force: force}, nil)
+}
+
+// RollBackTarget is RollBack, forced, for who fills a mirror's target: it is done
+// only while the volume is one and this session has the right to fill it, which ends
+// with it. So a request that had to be sent again may be refused after it was done.
+// Errors: also ReadOnly.
+func (s *Session) RollBackTarget(ctx context.Context, v meta.VolumeID, name string) error {
+	return s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotRollback, Volume: v, Entry: name}, wire.SnapshotRequest{Force: true, Filler: true}, nil)
 }
 
 // ScheduleSnapshots has the owners of a volume take and delete snapshots by

@@ -70,6 +70,28 @@ func (o *owner) mayMirror(ctx context.Context, sess *session, op string) error {
 	return errMirror(op, o)
 }
 
+// filledBy tells whether the volume is a target, and a session the one that fills
+// it. Caller holds mu.
+func (o *owner) filledBy(sess *session) bool { return o.mirror != 0 && o.fills(sess.id) }
+
+func errNoFiller(op string, o *owner) error {
+	return meta.E(op, meta.ReadOnly, o.subject(), errors.New("it is no mirror's target any more, or another session fills it"))
+}
+
+// mayFill refuses what only the session that fills a target does to all others.
+// Errors: ReadOnly.
+func (o *owner) mayFill(ctx context.Context, sess *session, op string) error {
+	if err := o.await(ctx, o.recovered); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.filledBy(sess) {
+		return errNoFiller(op, o)
+	}
+	return nil
+}
+
 // show makes the volume a mirror's target, or shows its readers another
 // snapshot, or with "" makes it a volume like others. Only who holds the lock
 // may. Errors: NoSuchSnapshot, ReadOnly (another session fills it).

@@ -342,6 +342,11 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		if err := body(&q); err != nil {
 			return err
 		}
+		if q.Filler {
+			if err := o.mayFill(ctx, sess, "take snapshot"); err != nil {
+				return err
+			}
+		}
 		if !utf8.ValidString(m.Entry) || strings.ContainsFunc(m.Entry, unicode.IsControl) {
 			return meta.E("take snapshot", meta.Invalid, fmt.Sprintf("%q", m.Entry), errors.New("a name is text"))
 		}
@@ -376,7 +381,7 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		if err := body(&q); err != nil {
 			return err
 		}
-		return o.rollBack(ctx, m.Entry, q.Force)
+		return o.rollBack(ctx, sess, m.Entry, &q)
 	case wire.AdminSnapshotSchedule:
 		if _, err := parseKeep(m.Entry); err != nil {
 			return err

@@ -152,10 +152,11 @@ func (o *owner) rolling() (meta.Generation, error) {
 }
 
 // rollBack makes the volume what a snapshot is. Nobody may be in it, unless
-// force: then its sessions end, and what they had not synced is lost. Errors:
+// it is forced: then its sessions end, and what they had not synced is lost. Errors:
 // NoSuchSnapshot, Busy (also if volumes were attached or detached inside since the
-// snapshot), Unavailable (what sessions wrote can't be settled).
-func (o *owner) rollBack(ctx context.Context, name string, force bool) error {
+// snapshot), Unavailable (what sessions wrote can't be settled), ReadOnly (it was
+// asked for as who fills a mirror's target, and sess does not).
+func (o *owner) rollBack(ctx context.Context, sess *session, name string, q *wire.SnapshotRequest) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}
@@ -196,7 +197,10 @@ func (o *owner) rollBack(ctx context.Context, name string, force bool) error {
 	case err != nil:
 	case o.closed != nil:
 		err = meta.E("roll back", meta.Busy, o.subject(), errors.New("it is being rolled back already"))
-	case !force && len(o.sessions) > 0:
+	case q.Filler && !o.filledBy(sess):
+		// Who filled it and slept may find a volume that others write by now.
+		err = errNoFiller("roll back", o)
+	case !q.Force && len(o.sessions) > 0:
 		err = meta.E("roll back", meta.Busy, o.subject(), fmt.Errorf("in use by %s: end that, or force it", o.users()))
 	}
 	if err != nil {

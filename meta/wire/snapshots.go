@@ -104,6 +104,9 @@ type SnapshotRequest struct {
 	Token uint64 `json:"token,omitempty"`
 	// Force: a volume that is in use is taken from its sessions.
 	Force bool `json:"force,omitempty"`
+	// Filler: only if the volume is a mirror's target and the session that asks is
+	// the one that fills it. A server that knows nothing of this passes it over.
+	Filler bool `json:"filler,omitempty"`
 }
 
 // DiffRequest is AdminSnapshotDiff's body.

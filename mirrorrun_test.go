@@ -1,0 +1,138 @@
+package penstock
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+// fakeMirrors is a session of a cluster with one mirror, whose target is the
+// world's volume.
+type fakeMirrors struct {
+	*fakeSession
+	snapshotSession
+	mirrorSession
+
+	mu     sync.Mutex
+	r      meta.Mirror
+	filled bool
+}
+
+func (s *fakeMirrors) Mirrors(context.Context, meta.VolumeID) ([]meta.Mirror, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return []meta.Mirror{s.r}, nil
+}
+
+func (s *fakeMirrors) PutMirror(_ context.Context, r meta.Mirror) (meta.Mirror, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.Revision != s.r.Revision {
+		return r, meta.E("write mirror", meta.Again, "", nil)
+	}
+	r.Revision++
+	s.r = r
+	return r, nil
+}
+
+func (s *fakeMirrors) SetLock(_ context.Context, _ meta.VolumeID, l meta.Lock, _ bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.filled = l.Type == meta.LockWrite
+	return nil
+}
+
+func (s *fakeMirrors) Snapshots(context.Context, meta.VolumeID) (l wire.SnapshotList, err error) {
+	l.Snapshots = []Snapshot{{Name: "m-empty", Shown: true}}
+	return l, nil
+}
+
+func (s *fakeMirrors) fills() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.filled
+}
+
+// Who copies tries a source that can't be reached ever more seldom, and holds nobody
+// up meanwhile: who pauses or promotes the mirror gets the right to fill it at once, and
+// a round that is asked for is tried at once.
+func TestMirrorWaitsForNoDeadSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, meta.Policy{Replicas: 1})
+		c := newClient(Config{Logger: slog.New(slog.DiscardHandler)})
+		s := &fakeMirrors{fakeSession: &fakeSession{w: w, c: c, events: make(chan func(), 1<<16), done: make(chan struct{}), left: 8 * time.Second}}
+		s.r = meta.Mirror{Name: "m", Version: meta.MirrorVersion, Target: 1, State: meta.MirrorRunning, Keep: 1,
+			Source: meta.MirrorSource{Meta: []string{"far"}, Volume: "v", ID: 2}}
+		w.mu.Lock()
+		w.startLocked(s.fakeSession)
+		w.mu.Unlock()
+		c.attach(s, &fakeChunks{w: w, s: s.fakeSession})
+		go s.run()
+		ctx, cancel := context.WithCancel(t.Context())
+		dials := make(chan struct{}, 1000)
+		ended := make(chan error, 1)
+		go func() {
+			ended <- RunMirrors(ctx, MirrorConfig{Client: c, Logger: slog.New(slog.DiscardHandler), Dial: func(context.Context, meta.MirrorSource) (*Client, error) {
+				dials <- struct{}{}
+				return nil, meta.E("dial", meta.Unavailable, "far", nil)
+			}})
+		}()
+		mirrors, err := c.Mirrors()
+		if err != nil {
+			t.Fatal(err)
+		}
+		change := func(fn func(r *Mirror)) {
+			t.Helper()
+			if _, err := mirrors.change(ctx, 1, func(r *Mirror) error { fn(r); return nil }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		soon := func(what string, is func() bool) {
+			t.Helper()
+			const most = 5 * time.Second
+			began := time.Now()
+			for !is() {
+				if time.Sleep(100 * time.Millisecond); time.Since(began) > time.Hour {
+					t.Fatalf("%s: never", what)
+				}
+			}
+			if took := time.Since(began); took > most {
+				t.Errorf("%s: after %v", what, took)
+			}
+		}
+		for i := range 5 {
+			time.Sleep(10*time.Minute + time.Duration(i)*13*time.Second)
+			if n := len(dials); n < 9 || n > 25 {
+				t.Errorf("%d tries in ten minutes", n)
+			}
+			for len(dials) > 0 {
+				<-dials
+			}
+			if !s.fills() {
+				t.Fatal("nobody fills the target")
+			}
+			change(func(r *Mirror) { r.Asked++ })
+			soon("a round that was asked for", func() bool { return len(dials) > 0 })
+			time.Sleep(20 * time.Second)
+			change(func(r *Mirror) { r.State = meta.MirrorPaused })
+			soon("paused", func() bool { return !s.fills() })
+			change(func(r *Mirror) { r.State = meta.MirrorRunning })
+			soon("resumed", s.fills)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if err := c.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+		close(s.events)
+		<-s.done
+	})
+}
