@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -377,7 +379,7 @@ func TestDamagedIndex(t *testing.T) {
 			t.Fatalf("a flipped bit is not seen: %v", err)
 		}
 	}
-	for n := range []int{0, 1, 4095, 4096, len(data) - 1} {
+	for _, n := range []int{0, 1, 4095, 4096, len(data) - 1} {
 		if _, err := index.Open(data[:n], sum); meta.KindOf(err) != meta.Corrupt {
 			t.Fatalf("the first %d bytes: %v", n, err)
 		}
@@ -431,5 +433,74 @@ func TestIndexesFailAlone(t *testing.T) {
 	}
 	if x.failed(meta.E("make index", meta.ResourceExceeded, "", nil), now); x.due.Sub(now) < 24*time.Hour {
 		t.Error(x.due.Sub(now))
+	}
+}
+
+// The index of a snapshot that a program deleted which knows no indexes goes when
+// the volume is opened; what others have stays.
+func TestLeftIndexesGo(t *testing.T) {
+	w := &failingWriter{}
+	w.calls.Store(1)
+	g := newGrid(t, func(c *Config) { c.ChunkWriter = w }, racks[0])
+	a := g.s.dial("a")
+	a.create(t, "f")
+	var at [2]meta.Generation
+	for i, name := range []string{"left", "stays"} {
+		at[i] = a.snapshot(t, name).At
+		eventually(t, "an index", func() error {
+			ans, err := a.SnapshotIndex(t.Context(), 1, name)
+			return errors.Join(err, unless(ans.State == wire.IndexReady))
+		})
+	}
+	indexes := func() (all []meta.Generation, err error) {
+		o, err := g.s.srv.ownerFor(t.Context(), 1)
+		if err != nil {
+			return nil, err
+		}
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		l, err := namespace.Indexes(&view{o: o})
+		return slices.Sorted(maps.Keys(l)), err
+	}
+	// As such a program begins to delete it: its state is 2 from then on.
+	o, err := g.s.srv.ownerFor(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.mu.Lock()
+	key := binary.BigEndian.AppendUint32([]byte{'s'}, uint32(at[0]))
+	record, ok, err := (&view{o: o}).Get(key)
+	if err != nil || !ok || record[1] != 1 {
+		t.Fatalf("%x, %v", record, err)
+	}
+	record = bytes.Clone(record)
+	record[1] = 2
+	seq := o.cur.seq
+	o.apply([]namespace.Effect{{Kind: namespace.Put, Key: key, Value: record}}, 0)
+	wait := o.untilDurable(seq)
+	o.mu.Unlock()
+	if err := o.await(t.Context(), wait); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := indexes(); err != nil || len(l) != 2 {
+		t.Fatal(l, err)
+	}
+	g.s.crash()
+	g.s.start()
+	eventually(t, "the index of the deleted snapshot is gone", func() error {
+		l, err := indexes()
+		return errors.Join(err, unless(slices.Equal(l, at[1:])))
+	})
+	eventually(t, "the snapshot is gone", func() error {
+		l := a.snapshots(t).Snapshots
+		return unless(len(l) == 1 && l[0].Name == "stays")
+	})
+	if o, err = g.s.srv.ownerFor(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if r, err := namespace.Check(&view{o: o}); err != nil || !r.OK() {
+		t.Errorf("%+v, %v", r, err)
 	}
 }
