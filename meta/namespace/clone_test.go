@@ -432,3 +432,123 @@ func TestCloneDamage(t *testing.T) {
 		t.Errorf("what lies in the gap was looked at: %v %v", rep.Problems, err)
 	}
 }
+
+// A clone is swept at every point of the deletion of one of its snapshots, which
+// holds tombstones that cover nothing then: they go, wherever they are buried by then.
+func TestSweepWhileASnapshotGoes(t *testing.T) {
+	f := newFixture(t)
+	names := []string{"a", "b", "c", "d", "e", "f"}
+	for _, n := range names {
+		f.file(n)
+	}
+	f.do(&meta.TakeSnapshot{Name: "with"})
+	for _, n := range names {
+		f.do(&meta.Unlink{Parent: meta.RootIno, Name: n})
+	}
+	at := meta.Generation(f.do(&meta.TakeSnapshot{Name: "without"}).Off)
+	f.do(&meta.PinClone{At: at, Clone: 9})
+	x := &fixture{t: t, s: f.s.copied(), replica: f.s.copied(), now: f.now, session: testSession}
+	effects, err := CloneEffects(x.s, at, 9, meta.Policy{Replicas: 1}, x.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.commit(effects)
+	x.do(&meta.SessionStart{Session: testSession, Name: "test", Host: "boot", PID: 1, Start: 2})
+	x.do(&meta.TakeSnapshot{Name: "stays"})
+	going := meta.Generation(x.do(&meta.TakeSnapshot{Name: "goes"}).Off)
+	for _, n := range names {
+		x.file(n)
+	}
+	for points := 1; ; points++ {
+		y := &fixture{t: t, s: x.s.copied(), replica: x.s.copied(), now: x.now, session: testSession}
+		for op := (&meta.SweepClone{Max: 3}); ; {
+			res := y.do(op)
+			y.check()
+			if res.EOF {
+				break
+			}
+			op.From = res.Data
+		}
+		for !y.do(&meta.DropSnapshot{At: going, Max: 2}).EOF {
+			y.check()
+		}
+		y.check()
+		if x.do(&meta.DropSnapshot{At: going, Max: 1}).EOF {
+			if points < len(names) {
+				t.Errorf("swept at %d points", points)
+			}
+			return
+		}
+	}
+}
+
+// A name that comes again after a snapshot and goes again leaves the tombstone under
+// it as it was, at every point of the deletion of that snapshot.
+func TestNameGoesAgainWhileASnapshotGoes(t *testing.T) {
+	f := newFixture(t)
+	names := []string{"a", "b", "c", "d", "e", "f"}
+	for _, n := range names {
+		f.file(n)
+	}
+	f.do(&meta.TakeSnapshot{Name: "with"})
+	for _, n := range names {
+		f.do(&meta.Unlink{Parent: meta.RootIno, Name: n})
+	}
+	f.do(&meta.TakeSnapshot{Name: "stays"})
+	going := meta.Generation(f.do(&meta.TakeSnapshot{Name: "goes"}).Off)
+	for _, n := range names {
+		f.file(n)
+	}
+	for points := 1; ; points++ {
+		x := &fixture{t: t, s: f.s.copied(), replica: f.s.copied(), now: f.now, session: testSession}
+		for _, n := range names {
+			x.do(&meta.Unlink{Parent: meta.RootIno, Name: n})
+			x.check()
+		}
+		for !x.do(&meta.DropSnapshot{At: going, Max: 2}).EOF {
+			x.check()
+		}
+		x.check()
+		if f.do(&meta.DropSnapshot{At: going, Max: 1}).EOF {
+			if points < len(names) {
+				t.Errorf("unlinked at %d points", points)
+			}
+			return
+		}
+	}
+}
+
+// What a clone lies upon stays, and only what can be read is cloned.
+func TestCloneKeepsItsBase(t *testing.T) {
+	f := newFixture(t)
+	f.fails(meta.NoSuchSnapshot, &meta.PinClone{At: 1, Clone: 9})
+	f.file("a")
+	old := meta.Generation(f.do(&meta.TakeSnapshot{Name: "old"}).Off)
+	f.file("b")
+	at := meta.Generation(f.do(&meta.TakeSnapshot{Name: "s"}).Off)
+	f.do(&meta.Unlink{Parent: meta.RootIno, Name: "a"})
+	if f.do(&meta.DropSnapshot{At: old, Max: 1}).EOF {
+		t.Fatal("it is gone")
+	}
+	f.fails(meta.NoSuchSnapshot, &meta.PinClone{At: old, Clone: 9}) // it is being deleted
+	f.do(&meta.PinClone{At: at, Clone: 9})
+	f.fails(meta.Busy, &meta.DropSnapshot{At: at})
+	x := &fixture{t: t, s: f.s.copied(), replica: f.s.copied(), now: f.now, session: testSession}
+	effects, err := CloneEffects(x.s, at, 9, meta.Policy{Replicas: 1}, x.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.commit(effects)
+	x.fails(meta.Busy, &meta.DropSnapshot{At: at})
+	x.check()
+	for op := (&meta.SweepClone{}); ; {
+		res := x.do(op)
+		if op.From = res.Data; res.EOF {
+			break
+		}
+	}
+	for !x.do(&meta.DropSnapshot{At: at}).EOF { // nothing is left out any more
+	}
+	f.do(&meta.PinClone{At: at, Clone: 9, Drop: true})
+	f.do(&meta.DropSnapshot{At: at})
+}

@@ -223,7 +223,7 @@ func (s *sim) step() {
 			n.changed(s.m.now)
 			return 0
 		})
-	case r < 98:
+	case r < 99:
 		s.stepCompact(run)
 	default:
 		s.stepReplicas(run)

@@ -124,7 +124,7 @@ func (p *Paths) Of(dir meta.Ino) (string, error) {
 			return "", err
 		}
 	}
-	if len(p.dirs) > pathsKept {
+	if len(p.dirs)+len(p.long) > pathsKept {
 		clear(p.dirs)
 		clear(p.long)
 	}
