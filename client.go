@@ -65,6 +65,10 @@ type Config struct {
 	// Process lives as long as the session is to: one that holds for successors;
 	// zero: this one.
 	Process process.Process
+	// Linger is how long after the client was last heard of a successor may still
+	// go on with its session, as long as nobody else wants what it holds; metadata
+	// servers keep it for 15 minutes at most. 0: the session ends with its lease.
+	Linger time.Duration
 }
 
 // Client is a connection to a cluster: one session, one cache, one write

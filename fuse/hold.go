@@ -18,6 +18,7 @@ import (
 type Hold struct {
 	conn    *net.UnixConn
 	process process.Process
+	patient time.Duration
 	within  time.Duration // bounds the holder's answers; taking takes longer
 
 	turn   chan struct{} // one request at a time
@@ -63,7 +64,7 @@ func greet(c *net.UnixConn, path string, within time.Duration) (*Hold, error) {
 		h.Close()
 		return nil, err
 	}
-	h.process = *p.Process
+	h.process, h.patient = *p.Process, time.Duration(p.Patience)*time.Millisecond
 	return h, nil
 }
 
@@ -130,6 +131,10 @@ func (h *Hold) ask(p *holdPacket, within time.Duration, fds ...*os.File) (*holdP
 // Process is the holder: what a session is bound to that is to outlive those who
 // serve.
 func (h *Hold) Process() process.Process { return h.process }
+
+// Patience is how long the holder keeps a mount that nobody serves; 0: it does not
+// say (an earlier version).
+func (h *Hold) Patience() time.Duration { return h.patient }
 
 // Put hands a mount's device and memory to the holder, with the kernel's number
 // of its connection (0: not known): this process serves it. Errors: Busy (another

@@ -229,9 +229,9 @@ func NewHolder(cfg HolderConfig, left map[string][]*os.File) (*Holder, error) {
 		mounts: make(map[string]*heldMount), links: make(map[*holdLink]bool), stale: make(map[string]bool),
 		over: make(chan struct{}), wake: make(chan struct{}, 1),
 	}
-	if cfg.Store != nil {
-		// Another process may hold after this one: that this one ended says nothing
-		// of the sessions.
+	if cfg.Store != nil || !cfg.Once {
+		// Another process may hold after this one, with what the store has or the
+		// mounts: that this one ended says nothing of the sessions.
 		h.self.PIDNS = ""
 	}
 	for name, fds := range left {
@@ -362,7 +362,7 @@ func (h *Holder) answer(link *holdLink, p *holdPacket, fds []*os.File) error {
 		if p.Version != HoldVersion {
 			return meta.E("hold", meta.Version, "", fmt.Errorf("version %d, this holder speaks %d", p.Version, HoldVersion))
 		}
-		link.say(&holdPacket{Op: p.Op, Version: HoldVersion, Process: &h.self})
+		link.say(&holdPacket{Op: p.Op, Version: HoldVersion, Process: &h.self, Patience: h.cfg.Patience.Milliseconds()})
 	case "put":
 		if len(fds) != 2 || p.Name == "" || p.Start == nil {
 			return meta.E("hold", meta.Protocol, p.Name, fmt.Errorf("%d descriptors, not 2", len(fds)))

@@ -27,6 +27,7 @@ type holdPacket struct {
 	Connection uint64           `json:"connection,omitempty"` // put: the kernel's number of it
 	Start      *Start           `json:"start,omitempty"`
 	Process    *process.Process `json:"process,omitempty"`
+	Patience   int64            `json:"patience,omitempty"` // hello: the holder's, milliseconds
 	Found      bool             `json:"found,omitempty"`
 	Kind       meta.Kind        `json:"kind,omitempty"`
 	Error      string           `json:"error,omitempty"`

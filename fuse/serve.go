@@ -261,7 +261,7 @@ func (h *hold) keeping(ctx context.Context) (*Keeping, error) {
 		k.close()
 		return nil, err
 	}
-	cfg.Client.Keep, cfg.Client.Process = k.Memory, cfg.Hold.Process()
+	cfg.Client.Keep, cfg.Client.Process, cfg.Client.Linger = k.Memory, cfg.Hold.Process(), cfg.Hold.Patience()
 	k.Put = func(connection uint64, device, memory int) error { return h.put(dir, connection, device, memory) }
 	return k, nil
 }

@@ -23,7 +23,7 @@ const handshakeWait = 3 * time.Second
 func (c *Config) hello(id meta.SessionID, cluster string) wire.Hello {
 	return wire.Hello{
 		Min: wire.MinVersion, Max: wire.Version, Role: c.Role, Session: id, Name: c.Name,
-		Host: c.Host, PID: c.PID, Start: c.Start, Cluster: cluster, Resumed: c.Session != 0,
+		Host: c.Host, PID: c.PID, Start: c.Start, Cluster: cluster, Resumed: c.Session != 0, TTL: uint64(c.Linger.Milliseconds()),
 	}
 }
 

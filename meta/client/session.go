@@ -106,6 +106,10 @@ type Config struct {
 	// Succeeded: another process may come after this one, so that replies are
 	// acknowledged only when what asked for them is over, too; see Begin.
 	Succeeded bool
+	// Linger asks servers to keep the session for so long after its last renewal,
+	// unless others wait for what it holds: another process may go on with it.
+	// Shorter than a lease, or 0: it ends with its lease.
+	Linger time.Duration
 }
 
 // retained is a mutation that was answered early: it is sent again if the

@@ -13,6 +13,7 @@ package lock
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"penstock.io/penstock/meta"
@@ -214,6 +215,21 @@ func (t *Table) All() []meta.Lock {
 		l = append(append(l, t.files[ino].ranges...), t.files[ino].flocks...)
 	}
 	return l
+}
+
+// Holdups gives the sessions whose locks are in the way of requests that wait: of
+// each the first, so that others may come when that one is gone.
+func (t *Table) Holdups() []meta.SessionID {
+	found := map[meta.SessionID]struct{}{}
+	for ticket, ino := range t.waiting {
+		f := t.files[ino]
+		for i := range f.queue {
+			if r := &f.queue[i]; r.ticket == ticket {
+				found[f.conflict(&r.Lock).Session] = struct{}{}
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
 }
 
 // ---- one file

@@ -288,3 +288,43 @@ func TestAgainstBytes(t *testing.T) {
 		}
 	}
 }
+
+// Who is in the way of others is told, of each request the first; who holds
+// without being in the way is not.
+func TestHoldups(t *testing.T) {
+	tb := New()
+	flock := func(s meta.SessionID, ino meta.Ino, ticket Ticket) {
+		t.Helper()
+		_, err := tb.Set(meta.Lock{Ino: ino, Session: s, Owner: 1, Type: meta.LockWrite, Flock: true}, ticket)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	bytes := func(s meta.SessionID, start, end uint64, ticket Ticket) {
+		t.Helper()
+		_, err := tb.Set(meta.Lock{Ino: 7, Session: s, Owner: 1, Type: meta.LockWrite, Start: start, End: end}, ticket)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(ids ...meta.SessionID) {
+		t.Helper()
+		if got := tb.Holdups(); !slices.Equal(got, ids) {
+			t.Errorf("in the way are %v, not %v", got, ids)
+		}
+	}
+	want()
+	flock(1, 5, 0)
+	bytes(2, 0, 9, 0)
+	bytes(3, 10, 19, 0)
+	want()
+	flock(4, 5, 1)
+	want(1)
+	bytes(4, 5, 15, 2)
+	want(1, 2)
+	tb.DropSession(2)
+	want(1, 3)
+	tb.Cancel(2)
+	tb.DropSession(1)
+	want()
+}

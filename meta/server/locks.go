@@ -71,6 +71,7 @@ func (o *owner) lockNow(s *session, id uint64, m *wire.Lock) {
 		re.Status = wire.StatusOf(err)
 		if err != nil {
 			re.Conflict = a.Conflict
+			o.refusedFor(a.Conflict.Session)
 		} else if !a.Granted {
 			w := &lockWait{granted: make(chan struct{}), session: s.id}
 			o.lockWaits[t] = w
@@ -79,6 +80,16 @@ func (o *owner) lockNow(s *session, id uint64, m *wire.Lock) {
 		}
 	}
 	s.enqueue(id, re)
+}
+
+// refusedFor notes that somebody was refused a lock that a session holds: one that
+// only lingers ends then. Caller holds mu.
+func (o *owner) refusedFor(id meta.SessionID) {
+	for s := range o.entered {
+		if s.id == id && s.idle() > o.srv.cfg.SessionTTL {
+			s.wanted.Store(true)
+		}
+	}
 }
 
 // waitForLock answers when the lock is granted or the caller waits no more.

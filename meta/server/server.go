@@ -411,6 +411,7 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 		s.greet(conn, err)
 		return
 	}
+	sess.linger.Store(int64(time.Duration(min(h.TTL, uint64(maxLinger.Milliseconds()))) * time.Millisecond))
 	ans.Resumed = h.Resumed
 	ans.Session, ans.TTL = sess.id, uint64(grant.Milliseconds())
 	snd := sess.attach(conn, v, &ans)
@@ -516,19 +517,64 @@ func (s *Server) expireLoop() {
 				sess.renewed.Add(int64(stood))
 			}
 		}
-		var late []*session
+		var late, lingering []*session
 		for _, sess := range s.sessions {
-			if sess.idle() > s.cfg.SessionTTL {
+			switch idle := sess.idle(); {
+			case idle <= s.cfg.SessionTTL:
+			case idle > time.Duration(sess.linger.Load()):
 				late = append(late, sess)
+			default:
+				lingering = append(lingering, sess)
 			}
 		}
 		s.mu.Unlock()
+		late = append(late, s.awaitedBy(lingering)...)
 		for _, sess := range late {
 			s.stats.expired.Add(1)
 			s.endSession(sess, errors.New("its lease ran out"))
 		}
 		s.endStubborn(max(stood, 0))
 	}
+}
+
+// maxLinger bounds for how long a session is kept whose process was not heard of:
+// what it locks and has open, and the space of files that it alone has, is bound
+// meanwhile.
+const maxLinger = 15 * time.Minute
+
+// awaitedBy gives those of some sessions that others wait for, or were refused
+// something by.
+//
+// A mount that outlives its processes may be without one for longer than a lease.
+// To end its session then would lose what is written and not committed, for
+// nobody's sake. So a session whose client asked for it lingers, as NFS servers
+// keep courteous clients, and ends as soon as it is in somebody's way.
+func (s *Server) awaitedBy(lingering []*session) (awaited []*session) {
+	if len(lingering) == 0 {
+		return nil
+	}
+	inTheWay := map[meta.SessionID]bool{}
+	now := time.Now()
+	for _, o := range s.owners() {
+		o.mu.Lock()
+		for _, sess := range o.leases.unanswered(now) {
+			inTheWay[sess.id] = true
+		}
+		for _, id := range o.locks.Holdups() {
+			inTheWay[id] = true
+		}
+		for id, entered := range o.awaited { // nobody is served before it says what it has
+			inTheWay[id] = inTheWay[id] || entered
+		}
+		o.mu.Unlock()
+	}
+	for _, sess := range lingering {
+		// It may have come back meanwhile.
+		if (inTheWay[sess.id] || sess.wanted.Load()) && sess.idle() > s.cfg.SessionTTL {
+			awaited = append(awaited, sess)
+		}
+	}
+	return awaited
 }
 
 // recallTTLs is how many lives of a session a client that renews may leave a

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
 )
 
 func TestCreateIsSeenByOthersOnlyWhenDurable(t *testing.T) {
@@ -377,5 +378,101 @@ func TestNoEffectsNoWait(t *testing.T) {
 		if err := o.durably(ctx, &meta.SetPolicy{Policy: meta.Policy{Replicas: 1}}); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A session whose client asked for it outlives its lease as long as nobody wants
+// what it holds, for a process that goes on with it; and not a moment longer.
+func TestLingering(t *testing.T) {
+	lock := func(ino meta.Ino) meta.Lock {
+		return meta.Lock{Ino: ino, Owner: 1, Type: meta.LockWrite, End: 1<<63 - 1}
+	}
+	for _, c := range []struct {
+		name   string
+		linger time.Duration
+		want   func(t *testing.T, other *peer, ino meta.Ino) error // nil: nobody wants anything
+		ends   bool
+	}{
+		{"nobody wants anything", time.Hour, nil, false},
+		{"nor did it ask", 0, nil, true},
+		{"for long enough", 1500 * time.Millisecond, nil, true},
+		{"a lease is wanted", time.Hour, func(t *testing.T, other *peer, ino meta.Ino) error {
+			return other.try(t, &meta.Open{Ino: ino})
+		}, true},
+		{"a lock is wanted", time.Hour, func(t *testing.T, other *peer, ino meta.Ino) error {
+			return other.SetLock(t.Context(), 1, lock(ino), true)
+		}, true},
+		{"a lock was wanted", time.Hour, func(t *testing.T, other *peer, ino meta.Ino) error {
+			for {
+				err := other.SetLock(t.Context(), 1, lock(ino), false)
+				if !errors.Is(err, meta.WouldBlock) || t.Context().Err() != nil {
+					return err
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+		}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			other := s.dial("other")
+			p := &peer{leases: map[meta.Ino]meta.LeaseMode{}}
+			cfg := client.Config{Addrs: []string{"unix:" + s.addr}, Name: "mount", Handler: p, Linger: c.linger, Succeeded: true}
+			var err error
+			if p.Session, err = client.Dial(t.Context(), cfg); err != nil {
+				t.Fatal(err)
+			}
+			ino := p.create(t, "x").Attr.Ino
+			if err := p.SetLock(t.Context(), 1, lock(ino), false); err != nil {
+				t.Fatal(err)
+			}
+			p.Leave()
+			stands := func() bool { return s.srv.session(p.ID()) != nil }
+			if c.want != nil {
+				// Beyond its lease, or this would be what a session that lives is asked.
+				eventually(t, "its lease is over", func() error {
+					if sess := s.srv.session(p.ID()); sess == nil || sess.idle() <= s.ttl {
+						return fmt.Errorf("session %v", sess)
+					}
+					return nil
+				})
+				if err := c.want(t, other, ino); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if c.ends {
+				eventually(t, "it ends", func() error {
+					if stands() {
+						return errors.New("it stands")
+					}
+					return nil
+				})
+				return
+			}
+			for begun := time.Now(); time.Since(begun) < 3*s.ttl; time.Sleep(20 * time.Millisecond) {
+				if !stands() {
+					t.Fatal("it ended, and nobody waited for it")
+				}
+			}
+			cfg.Session, cfg.Joined, cfg.Generation = p.ID(), []meta.VolumeID{1}, 1
+			next := &peer{leases: map[meta.Ino]meta.LeaseMode{}}
+			cfg.Handler = next
+			if next.Session, err = client.Dial(t.Context(), cfg); err != nil {
+				t.Fatal(err)
+			}
+			next.do(t, &meta.GetAttr{Ino: ino}, meta.LeaseShared)
+			if err := other.SetLock(t.Context(), 1, lock(ino), false); !errors.Is(err, meta.WouldBlock) {
+				t.Errorf("another one gets the lock: %v", err)
+			}
+			next.mu.Lock()
+			expired := next.expired
+			next.mu.Unlock()
+			if expired > 0 {
+				t.Error("the successor hears that the session had ended")
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+			defer cancel()
+			next.Close(ctx)
+		})
 	}
 }

@@ -41,6 +41,10 @@ type session struct {
 	// monotonic clock.
 	renewed atomic.Int64
 	ended   atomic.Bool
+	// linger is how long after the last keep-alive another process may go on with
+	// the session, nanoseconds; wanted: meanwhile somebody was refused what it holds.
+	linger  atomic.Int64
+	wanted  atomic.Bool
 	gone    chan struct{} // closed when it ended everywhere here
 	reading sync.Mutex    // held while a frame is handled, before mu
 	calls   int           // in the batch that is handled; under reading
@@ -177,6 +181,7 @@ func (s *session) attach(conn net.Conn, v uint8, hello *wire.Hello) *wire.Sender
 		s.again.Store(true)
 	}
 	s.touch()
+	s.wanted.Store(false)
 	if s.ended.Load() {
 		conn.Close() // while we were at it: the client comes again
 	}

@@ -82,7 +82,11 @@ type Hello struct {
 	PID      uint32
 	Start    uint64 // process start, clock ticks since boot
 	Cluster  string // the server's answer; a dialer that knows it sends it, too
-	TTL      uint64 // lease, milliseconds (answer)
+	// TTL is the lease, milliseconds (answer). A dialer's is for how long after its
+	// last renewal the session may be gone on with by another process: until then
+	// it ends only when others wait for what it holds. Zero, and for servers that
+	// don't look at it: it ends with its lease.
+	TTL uint64
 	// Resumed: another process goes on with the session, which doesn't know what is
 	// leased to it and is to be told again with each reply; in the answer, that it
 	// will be (a server that can't does not say so).

@@ -3,9 +3,12 @@ package takeover
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -59,4 +62,76 @@ func TestUnmountedWhileNobodyServes(t *testing.T) {
 	}
 	g.Close()
 	r.clean(p.PID())
+}
+
+// A mount that nobody serves for longer than the lease of its session, as where
+// what starts the next process backs off: as long as no other client wants what it
+// has, who uses it sees a pause and nothing is lost. It waits for that lease, 6 s.
+//
+// An owner that fails meanwhile can't wait for it as long: on a machine that is so
+// busy that the owner's own lease ends, the round counts for nothing.
+func TestNobodyServesForLong(t *testing.T) {
+	t.Parallel() // it waits, mostly
+	for {
+		r := newRig(t, "--patience", "90s")
+		err := r.nobodyFor(8 * time.Second)
+		if err == nil {
+			r.clean(r.server())
+			return
+		}
+		if r.term() == "1" {
+			t.Fatal(err)
+		}
+		t.Log("the volume had another owner: again")
+	}
+}
+
+// nobodyFor has nobody serve a mount that is used for so long, and gives the error
+// that who uses it saw, or its next process.
+func (r *rig) nobodyFor(d time.Duration) error {
+	r.T.Helper()
+	r.mount()
+	u := r.load(allKinds...)
+	time.Sleep(500 * time.Millisecond)
+	r.kill()
+	time.Sleep(d)
+	p := r.serve("/")
+	var ended error
+	r.Until("somebody serves", func() error {
+		select {
+		case <-p.Done():
+			ended = fmt.Errorf("it ended: %s", p.Output())
+			return nil
+		default:
+		}
+		if r.server() != p.PID() {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if ended != nil {
+		_ = u.cmd.Process.Kill()
+		return ended
+	}
+	time.Sleep(500 * time.Millisecond)
+	return u.saw()
+}
+
+var terms = regexp.MustCompile(`"term": (\d+)`)
+
+// term counts the owners of the root volume.
+func (r *rig) term() (term string) {
+	r.T.Helper()
+	r.Until("the volume's owner is known", func() error {
+		out, err := r.Ctl("status", "--output", "json")
+		m := terms.FindSubmatch(out)
+		if err == nil && m == nil {
+			err = fmt.Errorf("nobody serves it: %s", out)
+		}
+		if err == nil {
+			term = string(m[1])
+		}
+		return err
+	})
+	return term
 }

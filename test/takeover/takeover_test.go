@@ -201,13 +201,23 @@ func (r *rig) load(kinds ...string) *user {
 // end stops the load, which must not have seen anything.
 func (u *user) end() {
 	u.r.T.Helper()
+	if err := u.saw(); err != nil {
+		u.r.T.Error(err)
+	}
+}
+
+// saw stops the load and gives the error that it saw.
+func (u *user) saw() error {
+	u.r.T.Helper()
 	late := time.AfterFunc(60*time.Second, func() { u.cmd.Process.Kill() })
 	defer late.Stop()
 	u.stop()
-	if err := u.cmd.Wait(); err != nil {
-		u.r.T.Errorf("who used the mount: %v\n%s", err, u.errs.String())
-	}
+	err := u.cmd.Wait()
 	u.r.T.Logf("%s", u.out.String())
+	if err != nil {
+		return fmt.Errorf("who used the mount: %w\n%s", err, u.errs.String())
+	}
+	return nil
 }
 
 // probe makes and removes a file, again and again, and keeps the longest time
