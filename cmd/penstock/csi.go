@@ -141,6 +141,7 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	}()
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	gather := prometheus.Gatherers{registry}
 	cfg := csi.Config{Endpoint: c.endpoint, Version: version, Registration: c.register, Ready: pool.Ready, Logger: log, Metrics: registry}
 	step := killAt(log)
 	standard := "unix:" + filepath.Join(noteDir(), fmt.Sprintf("csi-%d.sock", os.Getpid()))
@@ -152,7 +153,7 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 		if err != nil {
 			return err
 		}
-		cfg.Node = n
+		cfg.Node, gather = n, append(gather, n)
 		// Before anything that takes its time: pods may be waiting.
 		keep, stopKeeping := context.WithCancel(ctx)
 		var keeping sync.WaitGroup
@@ -181,7 +182,7 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 		defer cancel()
 		return pool.Ready(ask)
 	}
-	addr, stopAdmin, err := c.port.serve(ctx, log, standard, registry, ready)
+	addr, stopAdmin, err := c.port.serve(ctx, log, standard, gather, ready)
 	if err != nil {
 		return err
 	}
@@ -271,8 +272,8 @@ func (c csiHolder) Forget(path string) error {
 
 // mountCommand is a `penstock mount` that tells on descriptor 3 how mounting
 // went; with takeUp one that goes on with what the holder has.
-func (c *csiFlags) mountCommand(source, dir, logFile string, options []string, takeUp bool) *exec.Cmd {
-	args := []string{"mount", "--log-file=" + logFile, "--log-level=" + c.level}
+func (c *csiFlags) mountCommand(source, dir, logFile, socket string, options []string, takeUp bool) *exec.Cmd {
+	args := []string{"mount", "--log-file=" + logFile, "--log-level=" + c.level, "--admin=unix:" + socket}
 	// In a container the state directory is what can be written to, and stays.
 	args = append(args, "--index-dir="+filepath.Join(c.state, "indexes"))
 	for _, o := range options {

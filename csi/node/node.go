@@ -9,6 +9,7 @@
 //	STATE/volumes/KEY/record.json     see record
 //	                 /lock            held (flock) as long as the process lives
 //	                 /log             of the process
+//	STATE/sockets/KEY                 where the process tells what it counts
 //	STATE/inline/KEY/mount            where volumes of pods are staged
 package node
 
@@ -61,7 +62,8 @@ type Config struct {
 	// unmounted. On descriptor 3 it writes "ok" once it has mounted, else what is
 	// wrong, and closes it. Descriptor 4 it keeps open as long as it lives. With
 	// takeUp it goes on with the mount that the holder has, instead of mounting.
-	Command func(source, dir, log string, options []string, takeUp bool) *exec.Cmd
+	// At a socket it serves /metrics.
+	Command func(source, dir, log, socket string, options []string, takeUp bool) *exec.Cmd
 	// Holder has the mounts that Command makes when their processes are gone; nil:
 	// they end with them.
 	Holder Holder

@@ -45,9 +45,11 @@ func (s *Server) NodePublishVolume(ctx context.Context, q *csi.NodePublishVolume
 	if err != nil {
 		return nil, reply.Error(err)
 	}
+	namespace, name := policy.Pod(q.GetVolumeContext())
 	p := publishing{
 		volume: q.GetVolumeId(), staging: staging, target: target,
 		readOnly: q.GetReadonly() || reply.ReadOnly(q.GetVolumeCapability()),
+		pod:      pod{namespace, name},
 		alone:    q.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
 	}
 	if err := s.publish(p); err != nil {
@@ -65,6 +67,7 @@ func (s *Server) NodePublishVolume(ctx context.Context, q *csi.NodePublishVolume
 type publishing struct {
 	volume, staging, target string
 	readOnly                bool
+	pod                     pod  // that gets it; none if the orchestrator does not say
 	alone                   bool // nobody else on this node may have it
 }
 
@@ -74,7 +77,8 @@ func (s *Server) publish(p publishing) error {
 	if err != nil {
 		return err
 	}
-	have, rerr := s.folderOf(p.volume, p.staging).read()
+	f := s.folderOf(p.volume, p.staging)
+	have, rerr := f.read()
 	if staged == nil || rerr != nil {
 		return meta.E(op, meta.Busy, p.staging, errors.New("the volume is not staged there"))
 	}
@@ -83,6 +87,10 @@ func (s *Server) publish(p publishing) error {
 	}
 	if err := s.probes.ask(p.staging); err != nil {
 		return meta.E(op, meta.Busy, p.staging, fmt.Errorf("the staged mount is dead: stage the volume again: %w", err))
+	}
+	// Before it is bound: a call that is cut off later leaves a word too much.
+	if err := f.note(have, p.target, p.pod); err != nil {
+		return meta.E(op, meta.IO, string(f), err)
 	}
 	there, err := mountAt(p.target)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -169,7 +170,10 @@ func (s *Server) start(ctx context.Context, f folder, want record, lock *os.File
 		return err
 	}
 	defer r.Close()
-	cmd := s.Command(want.Source, want.Staging, f.file(logName), want.Options, takeUp)
+	if err := os.MkdirAll(filepath.Dir(f.socket()), 0o700); err != nil {
+		return meta.E(op, meta.IO, f.socket(), err)
+	}
+	cmd := s.Command(want.Source, want.Staging, f.file(logName), f.socket(), want.Options, takeUp)
 	cmd.ExtraFiles = []*os.File{w, lock}
 	// A session of its own: no signal that ends the driver reaches it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

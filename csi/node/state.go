@@ -23,6 +23,9 @@ type record struct {
 	Staging string   `json:"staging"` // where it is mounted
 	Source  string   `json:"source"`
 	Options []string `json:"options"`
+	// Pods have it, by the path at which each looks for it, as far as they were
+	// told. A volume may have been taken from them since.
+	Pods map[string]pod `json:"pods,omitempty"`
 }
 
 const (
@@ -120,8 +123,8 @@ func (f folder) lock() (*os.File, error) {
 // remove takes the folder away, whose lock is held: its files by their names,
 // and nothing else that might lie there.
 func (f folder) remove() error {
-	for _, name := range []string{recordName, recordName + ".new", logName, lockName} {
-		if err := os.Remove(f.file(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	for _, name := range []string{f.socket(), f.file(recordName), f.file(recordName + ".new"), f.file(logName), f.file(lockName)} {
+		if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}

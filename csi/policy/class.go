@@ -37,6 +37,8 @@ const (
 	claimNamespace  = orchestrator + "pvc/namespace"
 	volumeOfClaim   = orchestrator + "pv/name"
 	EphemeralMark   = orchestrator + "ephemeral"
+	podName         = orchestrator + "pod.name"
+	podNamespace    = orchestrator + "pod.namespace"
 	DefaultAttach   = "/kubernetes/{namespace}/{claim}"
 	attachNowhere   = "none"
 	maxAttachLength = 1024
@@ -115,6 +117,21 @@ func unknown(parameter, instead string) error {
 }
 
 // keys are a map's, sorted, so that the first mistake is always the same one.
+// maxPodName is Kubernetes' own bound.
+const maxPodName = 253
+
+// Pod reads from a volume's context which pod it is published to; nothing if the
+// orchestrator does not say, or says what is no name.
+func Pod(attributes map[string]string) (namespace, name string) {
+	namespace, name = attributes[podNamespace], attributes[podName]
+	for _, s := range []string{namespace, name} {
+		if s == "" || len(s) > maxPodName || strings.ContainsFunc(s, outsideName) {
+			return "", ""
+		}
+	}
+	return namespace, name
+}
+
 func keys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // ReadClass reads the parameters of a storage class, with those of a volume

@@ -339,7 +339,7 @@ func TestDriverObject(t *testing.T) {
 	all := objects(t, asIs)
 	d := all["CSIDriver/"+driver.Name]
 	for field, want := range map[string]string{
-		"attachRequired": "false", "podInfoOnMount": "false", "fsGroupPolicy": "File", "storageCapacity": "true",
+		"attachRequired": "false", "podInfoOnMount": "true", "fsGroupPolicy": "File", "storageCapacity": "true",
 		"volumeLifecycleModes": "[Persistent]", "requiresRepublish": "false", "seLinuxMount": "false",
 	} {
 		if got := fmt.Sprint(d.at("spec", field)); got != want {
@@ -477,6 +477,19 @@ func TestHold(t *testing.T) {
 	all = objects(t, func(v map[string]any) { v["hold"].(map[string]any)["enabled"] = false })
 	if node = all["DaemonSet/penstock-node"]; flag(node, "--hold") != "" || node.text("spec", "updateStrategy", "type") != "OnDelete" {
 		t.Error("without a holder the driver asks for one, or its pods are replaced while mounts depend on them")
+	}
+}
+
+// TestInline: pods may bring volumes along where the chart says so, and by default
+// they may not.
+func TestInline(t *testing.T) {
+	for _, on := range []bool{false, true} {
+		all := objects(t, func(v map[string]any) { v["node"].(map[string]any)["inline"] = on })
+		modes := fmt.Sprint(all["CSIDriver/"+driver.Name].at("spec", "volumeLifecycleModes"))
+		args := fmt.Sprint(all["DaemonSet/penstock-node"].list("spec", "template", "spec", "containers")[0].at("args"))
+		if strings.Contains(modes, "Ephemeral") != on || strings.Contains(args, "--inline") != on {
+			t.Errorf("inline %t: modes %s, arguments %s", on, modes, args)
+		}
 	}
 }
 
