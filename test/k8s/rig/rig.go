@@ -35,6 +35,9 @@ const (
 	pauseImage = Image
 	// Image is what tests' pods run: busybox, and the program `load`.
 	Image = "localhost/penstock-e2e/busybox:1"
+	// NextTag is that of a second image of the product, to upgrade to: a later
+	// version in name, and the same sources.
+	NextTag = "0.1.0-next"
 	// library is what runtimes put before names without a registry.
 	library = "docker.io/library/"
 )
@@ -232,6 +235,10 @@ func (r *Rig) build(p programs) (archives []string, err error) {
 	if _, err := output(r.root, "go", "build", "-o", r.penstock, "./cmd/penstock"); err != nil {
 		return nil, err
 	}
+	next := filepath.Join(r.Dir, "penstock-next")
+	if _, err := output(r.root, "go", "build", "-ldflags", "-X main.version="+NextTag, "-o", next, "./cmd/penstock"); err != nil {
+		return nil, err
+	}
 	load := filepath.Join(r.Dir, "load")
 	if _, err := output(filepath.Join(r.root, "test", "k8s"), "go", "build", "-o", load, "./load"); err != nil {
 		return nil, err
@@ -266,6 +273,9 @@ func (r *Rig) build(p programs) (archives []string, err error) {
 		if short == "penstock" {
 			i = product
 			i.Names = []string{library + name}
+			later := product
+			later.Names, later.Files = []string{library + short + ":" + NextTag}, map[string]string{"/penstock": next}
+			images = append(images, later)
 		}
 		images = append(images, i)
 	}
@@ -348,10 +358,36 @@ func (r *Rig) deploy() error {
 			}
 		}
 	}
-	// The one change that every user makes, and that one.
-	relative, err := filepath.Rel(filepath.Join(r.Dir, "kustomize"), shipped)
+	return r.Deploy(ctx, Change{})
+}
+
+// Change is what users change of what is deployed.
+type Change struct {
+	Tag    string // of the image; "": as it is shipped
+	Memory string // that the node part may use; "": as it is shipped
+	Inline bool   // pods may bring volumes along
+}
+
+// Deploy applies deploy/kubernetes with the one change that every user makes, and
+// with what is asked for, and waits until all of it runs. The holder's pods stay
+// what they are until they are deleted.
+func (r *Rig) Deploy(ctx context.Context, c Change) error {
+	relative, err := filepath.Rel(filepath.Join(r.Dir, "kustomize"), filepath.Join(r.root, "deploy", "kubernetes"))
 	if err != nil {
 		return err
+	}
+	images, more := "", ""
+	if c.Tag != "" {
+		images = "images: [{name: penstock, newTag: " + c.Tag + "}]\n"
+	}
+	if c.Memory != "" {
+		more += fmt.Sprintf("      - {op: replace, path: /spec/template/spec/containers/0/resources, value: {requests: {cpu: 100m, memory: 64Mi}, limits: {memory: %s}}}\n", c.Memory)
+	}
+	if c.Inline {
+		more += `      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --inline}
+  - target: {kind: CSIDriver, name: csi.penstock.io}
+    patch: '[{"op": "add", "path": "/spec/volumeLifecycleModes/-", "value": "Ephemeral"}]'
+`
 	}
 	text := fmt.Sprintf(`apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -363,7 +399,7 @@ patches:
     patch: |-
       - {op: add, path: /spec/template/spec/volumes/-, value: {name: config, hostPath: {path: %s}}}
       - {op: add, path: /spec/template/spec/containers/0/volumeMounts/-, value: {name: config, mountPath: /etc/penstock, readOnly: true}}
-`, relative, r.meta(), configDir)
+%s%s`, relative, r.meta(), configDir, more, images)
 	if err := errors.Join(
 		os.MkdirAll(filepath.Join(r.Dir, "kustomize"), 0o755),
 		os.WriteFile(filepath.Join(r.Dir, "kustomize", "kustomization.yaml"), []byte(text), 0o644),
@@ -379,6 +415,9 @@ patches:
 // Driver waits until the driver's pods are ready and the kubelets have it.
 func (r *Rig) Driver(ctx context.Context) error {
 	if _, err := r.Kubectl(ctx, "-n", Namespace, "rollout", "status", "deployment/penstock-controller", "--timeout=120s"); err != nil {
+		return err
+	}
+	if _, err := r.Kubectl(ctx, "-n", Namespace, "rollout", "status", "daemonset/penstock-node", "--timeout=120s"); err != nil {
 		return err
 	}
 	// kubectl knows no rollout of what is updated by hand (OnDelete).

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ func TestTrainingJob(t *testing.T) {
 	s.apply(claim("data", "penstock", "ReadWriteMany", "1Gi"), claim("checkpoints", "penstock", "ReadWriteMany", "1Gi"),
 		pod("prepare", "", map[string]string{"/data": "data"}))
 	s.ready("prepare")
+	data := s.volume("data")
 	s.sh("prepare", fmt.Sprintf("load data /data %d", shards))
 	s.apply(fmt.Sprintf(`apiVersion: batch/v1
 kind: Job
@@ -51,6 +53,24 @@ spec:
 			err = fmt.Errorf("the pods are %s", out)
 		}
 		return err
+	})
+	s.until(patience, "the nodes tell how long each waits for its data", func(ctx context.Context) error {
+		told := ""
+		for _, node := range nodes {
+			out, err := the.Machine(node).Command(ctx, "busybox", "wget", "-q", "-O", "-", "http://127.0.0.1:9817/metrics").Output()
+			if err != nil {
+				return fmt.Errorf("%s: %w", node, err)
+			}
+			told += string(out)
+		}
+		waits := regexp.MustCompile(`(?m)^penstock_csi_pod_read_waiting_seconds_total\{namespace="`+s.ns+`",pod="(train-[^"]+)",volume="`+data+`"\} (.*)$`).FindAllStringSubmatch(told, -1)
+		if len(waits) != workers {
+			return fmt.Errorf("%d of %d tell", len(waits), workers)
+		}
+		for _, w := range waits {
+			t.Logf("until now %s may have waited %s s", w[1], w[2])
+		}
+		return nil
 	})
 	time.Sleep(2 * time.Second) // some steps; the checkpoints tell below how many
 	s.kubectl("delete", "pods", "-l", "job=train", "--force", "--grace-period=0")

@@ -2,90 +2,411 @@ package stories
 
 import (
 	"context"
+	"encoding/json"
+	"flag"
 	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"penstock.io/penstock/test/k8s/rig"
 )
 
-// victims are parts of the driver on a node, by what is in their command lines.
-var victims = map[string]string{
-	"the process of a mount": "*' mount --log-file=/var/lib/penstock-csi/'*",
-	"the node agent":         "*' csi --node '*",
+var (
+	kills = flag.Int("kills", 10, "how often the process of a mount is killed")
+	ends  = flag.Int("ends", 2, "how often the node agent is killed, so that the kubelet waits longer each time before it starts it again: none, 10 s, 20 s, 40 s ...")
+)
+
+// Parts of the driver on a node, by what is in their command lines.
+const (
+	mountProcess = " mount --log-file=/var/lib/penstock-csi/"
+	nodeAgent    = " csi --node "
+	holder       = " hold --socket="
+)
+
+// used is a pod that writes, reads, maps, locks and has files open on a claim, in
+// which it knows every byte, and takes the time of its pauses.
+type used struct {
+	*story
+	pod, node string
 }
 
-// TestDriverRestarts: in the middle of what a pod writes, reads, maps and has open,
-// the process of its mount is killed, the node agent is, and the driver's pods are
-// deleted, all of them. The pod sees pauses and no error. What pods have synced is
-// there for those that come after, and claims are served as before.
-func TestDriverRestarts(t *testing.T) {
-	s := begin(t)
-	s.apply(claim("data", "penstock", "ReadWriteMany", "8Gi"), pod("a", "node2", map[string]string{"/data": "data"}))
-	s.ready("a")
-	s.sh("a", "load files /data/many 200; echo kept > /data/f; sync -f /data/f; (user /data/used /stop; echo ended $?) </dev/null >/out 2>&1 & sleep 2; cat /out")
-	for _, what := range []string{"the process of a mount", "the process of a mount", "the node agent"} {
-		s.kills(what)
-		s.passes("a", what+" was killed")
-		time.Sleep(2 * time.Second)
+// pause is a time in which the pod waited.
+type pause struct {
+	begun time.Time
+	took  time.Duration
+}
+
+// uses begins a story with such a pod.
+func uses(t *testing.T, node string) *used {
+	t.Helper()
+	u := &used{begin(t), "user", node}
+	u.apply(claim("data", "penstock", "ReadWriteMany", "8Gi"), pod(u.pod, node, map[string]string{"/data": "data"}))
+	u.ready(u.pod)
+	u.sh(u.pod, "load files /data/many 200; echo kept > /data/f; sync -f /data/f; (user /data/used /stop 50ms; echo ended $?) </dev/null >/out 2>&1 & sleep 2; cat /out")
+	return u
+}
+
+// find gives the processes of a part of the driver on the pod's node.
+func (u *used) find(part string) (pids []int) {
+	u.Helper()
+	pids, err := the.Find(u.node, func(line string) bool { return strings.Contains(line, part) })
+	if err != nil {
+		u.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	if err := the.Driver(ctx); err != nil {
-		t.Fatal(err)
+	return pids
+}
+
+// kill ends a part of the driver with SIGKILL.
+func (u *used) kill(part string) {
+	u.Helper()
+	pids := u.find(part)
+	if len(pids) == 0 {
+		u.Fatalf("no process %q is there to be killed", part)
 	}
-	if _, err := the.Kubectl(ctx, "-n", rig.Namespace, "delete", "pods", "-l", "app.kubernetes.io/component!=hold", "--timeout=120s"); err != nil {
-		t.Fatal(err)
-	}
-	s.passes("a", "the driver's pods were deleted")
-	if err := the.Driver(ctx); err != nil {
-		t.Fatal(err)
-	}
-	s.passes("a", "nothing more")
-	s.sh("a", "touch /stop")
-	s.until(patience, "the pod's program ends", func(context.Context) error {
-		out := s.sh("a", "cat /out")
-		if !strings.Contains(out, "ended ") {
-			return fmt.Errorf("it goes on: %s", out)
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			u.Fatal(err)
 		}
-		t.Logf("in the pod:\n%s", out)
-		if !strings.HasSuffix(out, "ended 0") || strings.Count(out, "a pause of") == 0 {
-			t.Error("the pod saw an error, or no pause: nothing was killed")
+	}
+}
+
+// next waits until there is one process of a part, other than these.
+func (u *used) next(part string, than []int) {
+	u.Helper()
+	u.until(patience+time.Minute, "the next"+part, func(context.Context) error {
+		if now := u.find(part); len(now) != 1 || slices.Contains(than, now[0]) {
+			return fmt.Errorf("there are %v", now)
 		}
 		return nil
 	})
-	s.kubectl("delete", "pod", "a", "--timeout=60s")
-	s.apply(pod("b", "node2", map[string]string{"/data": "data"}), claim("new", "penstock", "ReadWriteMany", "64Mi"),
-		pod("c", "node1", map[string]string{"/data": "data", "/new": "new"}))
-	s.ready("b", "c")
-	for _, p := range []string{"b", "c"} {
-		s.want(p, "cat /data/f; load check /data/many 200", "kept\n200 files are right")
-	}
-	s.sh("c", "echo x > /new/x; sync -f /new/x")
 }
 
-// kills ends a part of the driver on node2 with SIGKILL.
-func (s *story) kills(what string) {
-	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), patience)
-	defer cancel()
-	out, err := the.Machine("node2").Command(ctx, "sh", "-c", `
-		for p in /proc/[0-9]*; do
-			case "$(tr '\0' ' ' <$p/cmdline 2>/dev/null)" in
-			'sh -c '*) ;;
-			`+victims[what]+`) kill -KILL ${p#/proc/} && echo ${p#/proc/} ;;
-			esac
-		done`).CombinedOutput()
-	if err != nil || len(strings.Fields(string(out))) == 0 {
-		s.Fatalf("%s is not killed: %s %v", what, out, err)
-	}
-}
-
-// passes waits until a pod can use its claim.
-func (s *story) passes(pod, after string) {
-	s.Helper()
+// passes waits until the pod can use its claim.
+func (u *used) passes(after string) {
+	u.Helper()
 	begun := time.Now()
-	s.sh(pod, "echo x > /data/x; rm /data/x; cat /data/f > /dev/null")
-	s.Logf("%s: the pod's next write, with the time that kubectl takes, was done after %v", after, time.Since(begun).Round(time.Millisecond))
+	u.sh(u.pod, "echo x > /data/x; rm /data/x; cat /data/f > /dev/null")
+	u.Logf("%s: the pod's next write, with the time that kubectl takes, was done after %v", after, time.Since(begun).Round(time.Millisecond))
+}
+
+var paused = regexp.MustCompile(`(?m)^a pause of (\S+) at (\d+)$`)
+
+// ended stops the pod's work, of which it must have seen nothing but pauses, and
+// gives them; what it has synced is there for pods that come later, of both nodes.
+func (u *used) ended() (all []pause) {
+	u.Helper()
+	u.sh(u.pod, "touch /stop")
+	u.until(patience, "the pod's program ends", func(context.Context) error {
+		out := u.sh(u.pod, "cat /out")
+		if !strings.Contains(out, "ended ") {
+			return fmt.Errorf("it goes on: %s", out)
+		}
+		for _, m := range paused.FindAllStringSubmatch(out, -1) {
+			took, err := time.ParseDuration(m[1])
+			if err != nil {
+				u.Fatal(err)
+			}
+			at, err := strconv.ParseInt(m[2], 10, 64)
+			if err != nil {
+				u.Fatal(err)
+			}
+			all = append(all, pause{time.UnixMilli(at), took})
+		}
+		u.Logf("in the pod, pauses left out:\n%s", paused.ReplaceAllString(out, ""))
+		if !strings.HasSuffix(out, "ended 0") {
+			u.Error("the pod saw an error")
+		}
+		return nil
+	})
+	u.kubectl("delete", "pod", u.pod, "--timeout=60s")
+	u.apply(pod("b", "node2", map[string]string{"/data": "data"}), claim("new", "penstock", "ReadWriteMany", "64Mi"),
+		pod("c", "node1", map[string]string{"/data": "data", "/new": "new"}))
+	u.ready("b", "c")
+	for _, p := range []string{"b", "c"} {
+		u.want(p, "cat /data/f; load check /data/many 200", "kept\n200 files are right")
+	}
+	u.sh("c", "echo x > /new/x; sync -f /new/x")
+	return all
+}
+
+// longest tells the longest pause that what happened at a moment made.
+func longest(all []pause, from, to time.Time) (d time.Duration) {
+	for _, p := range all {
+		if p.begun.Before(to) && p.begun.Add(p.took).After(from) {
+			d = max(d, p.took)
+		}
+	}
+	return d
+}
+
+// paused fails if nothing that took a moment happened between two: then nothing was
+// killed.
+func (u *used) paused(what string, all []pause, from, to time.Time) {
+	u.Helper()
+	d := longest(all, from, to)
+	if d == 0 {
+		u.Errorf("%s: no pause at all", what)
+	}
+	u.Logf("%s: a pause of %v", what, d)
+}
+
+// TestDriverRestarts: in the middle of what a pod writes, reads, maps and has open,
+// the node agent is killed with SIGKILL, and the driver's pods are deleted, all of
+// them but the holder's. The pod sees pauses and no error. What pods have synced is
+// there for those that come after, and claims are served as before.
+func TestDriverRestarts(t *testing.T) {
+	u := uses(t, "node2")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	times := []time.Time{time.Now()}
+	mount, agent := u.find(mountProcess), u.find(nodeAgent)
+	u.kill(nodeAgent)
+	u.next(nodeAgent, agent)
+	u.next(mountProcess, mount)
+	u.passes("the node agent was killed")
+	if err := the.Driver(ctx); err != nil {
+		t.Fatal(err)
+	}
+	times = append(times, time.Now())
+	if _, err := the.Kubectl(ctx, "-n", rig.Namespace, "delete", "pods", "-l", "app.kubernetes.io/component!=hold", "--timeout=120s"); err != nil {
+		t.Fatal(err)
+	}
+	u.passes("the driver's pods were deleted")
+	if err := the.Driver(ctx); err != nil {
+		t.Fatal(err)
+	}
+	u.passes("nothing more")
+	times = append(times, time.Now())
+	all := u.ended()
+	u.paused("the node agent killed", all, times[0], times[1])
+	u.paused("the driver's pods deleted", all, times[1], times[2])
+}
+
+// TestKills: the process of a mount is killed again and again. The pod sees pauses,
+// whose length is told, and no error.
+func TestKills(t *testing.T) {
+	u := uses(t, "node2")
+	var times []time.Time
+	for range *kills {
+		mount := u.find(mountProcess)
+		times = append(times, time.Now())
+		u.kill(mountProcess)
+		u.next(mountProcess, mount)
+		time.Sleep(500*time.Millisecond + rand.N(500*time.Millisecond))
+	}
+	times = append(times, time.Now())
+	all := u.ended()
+	var l []time.Duration
+	for i := range *kills {
+		l = append(l, longest(all, times[i], times[i+1]))
+	}
+	slices.Sort(l)
+	t.Logf("%d kills: pauses of p50 %v, p99 %v, max %v (0: under 50ms)", *kills, l[len(l)/2], l[len(l)*99/100], l[len(l)-1])
+	if l[len(l)-1] == 0 {
+		t.Error("there was no pause at all: nothing was killed")
+	}
+}
+
+// image tells of which image a part of the driver runs on the pod's node.
+func (u *used) image(part string) string {
+	u.Helper()
+	pids := u.find(part)
+	if len(pids) != 1 {
+		u.Fatalf("processes %v are %q", pids, part)
+	}
+	out, err := exec.CommandContext(u.Context(), fmt.Sprintf("/proc/%d/exe", pids[0]), "version", "--output", "json").Output()
+	var v struct{ Version string }
+	if err == nil {
+		err = json.Unmarshal(out, &v)
+	}
+	if err != nil {
+		u.Fatalf("%s %v", out, err)
+	}
+	return v.Version
+}
+
+// TestUpgrade: the driver is upgraded to another image under a pod that uses a
+// claim, the holder after it, whose successor gets what it has from the mounts; a
+// mount's process that is killed then is followed by one all the same. And all of it
+// back. On the node that has the metadata server, which sees the holder's processes.
+func TestUpgrade(t *testing.T) {
+	u := uses(t, "node1")
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	defer cancel()
+	before := u.image(nodeAgent)
+	type step struct {
+		what     string
+		from, to time.Time
+		must     bool // there must have been a pause
+	}
+	var steps []step
+	for _, tag := range []string{rig.NextTag, ""} {
+		want := tag
+		if tag == "" {
+			want = before
+		}
+		from := time.Now()
+		if err := the.Deploy(ctx, rig.Change{Tag: tag}); err != nil {
+			t.Fatal(err)
+		}
+		u.passes("the driver is of " + want)
+		u.until(patience, "the mount is served by the new image", func(context.Context) error {
+			if got := u.image(mountProcess); got != want || u.image(nodeAgent) != want {
+				return fmt.Errorf("it is served by %s", got)
+			}
+			return nil
+		})
+		steps = append(steps, step{"the driver upgraded to " + want, from, time.Now(), true})
+
+		old := u.find(holder)
+		if got := u.image(holder); got == want {
+			t.Errorf("the holder was replaced together with the driver: it is of %s", got)
+		}
+		from = time.Now()
+		if _, err := the.Kubectl(ctx, "-n", rig.Namespace, "delete", "pods", "-l", "app.kubernetes.io/component=hold", "--timeout=120s"); err != nil {
+			t.Fatal(err)
+		}
+		u.next(holder, old)
+		if got := u.image(holder); got != want {
+			t.Errorf("the holder is of %s, not of %s", got, want)
+		}
+		if err := the.Driver(ctx); err != nil {
+			t.Fatal(err)
+		}
+		u.passes("the holder was replaced")
+		u.held()
+		steps = append(steps, step{"the holder replaced", from, time.Now(), false})
+		mount := u.find(mountProcess)
+		from = time.Now()
+		u.kill(mountProcess)
+		u.next(mountProcess, mount)
+		u.passes("the mount's process was killed after the holder was replaced")
+		steps = append(steps, step{"a mount's process killed after that", from, time.Now(), true})
+	}
+	all := u.ended()
+	for _, s := range steps {
+		if s.must {
+			u.paused(s.what, all, s.from, s.to)
+		} else {
+			t.Logf("%s: the longest pause is %v (0: under 50ms)", s.what, longest(all, s.from, s.to))
+		}
+	}
+}
+
+// held waits until the holder on the pod's node has its mount.
+func (u *used) held() {
+	u.Helper()
+	u.until(patience, "the holder has the mount", func(ctx context.Context) error {
+		out, err := the.PenstockOn(ctx, u.node, "hold", "--socket=/run/penstock-csi/hold.sock", "--list")
+		if err == nil && !strings.Contains(out, " pid ") {
+			err = fmt.Errorf("it has %q", out)
+		}
+		return err
+	})
+}
+
+// agent is a value of the node agent's container on the pod's node.
+func (u *used) agent(ctx context.Context, path string) (string, error) {
+	return the.Kubectl(ctx, "-n", rig.Namespace, "get", "pods", "-l", "app.kubernetes.io/component=node", "--field-selector", "spec.nodeName="+u.node,
+		"-o", "jsonpath={.items[*].status.containerStatuses[?(@.name==\"penstock\")]"+path+"}")
+}
+
+// TestOutOfMemory: the node agent's container, which the mounts are in, has no
+// memory left, and the kernel kills all of it. The pod sees a pause.
+func TestOutOfMemory(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	defer cancel()
+	if err := the.Deploy(ctx, rig.Change{Memory: "512Mi"}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := the.Deploy(ctx, rig.Change{}); err != nil {
+			t.Error(err)
+		}
+	})
+	u := uses(t, "node2")
+	mount, agent := u.find(mountProcess), u.find(nodeAgent)
+	group, limit, err := rig.MemoryGroup(agent[0])
+	if err != nil || limit != 512<<20 {
+		t.Fatalf("the node agent may use %d bytes in %s: %v", limit, group, err)
+	}
+	if of, _, err := rig.MemoryGroup(mount[0]); err != nil || of != group {
+		t.Fatalf("the mount's process counts in %s, the agent in %s: %v", of, group, err)
+	}
+	from := time.Now()
+	full, err := the.Machine(u.node).Fill(ctx, group, 2*limit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := full(); err != nil {
+			t.Error(err)
+		}
+	}()
+	u.until(patience, "the kernel kills the agent", func(context.Context) error {
+		if now := u.find(nodeAgent); len(now) > 0 && now[0] == agent[0] {
+			return fmt.Errorf("it lives: %v", now)
+		}
+		return nil
+	})
+	if err := full(); err != nil {
+		t.Fatal(err)
+	}
+	u.next(nodeAgent, agent)
+	u.next(mountProcess, mount)
+	u.passes("the node agent ran out of memory")
+	to := time.Now()
+	u.until(patience, "Kubernetes says so", func(ctx context.Context) error {
+		out, err := u.agent(ctx, ".lastState.terminated.reason")
+		if err == nil && out != "OOMKilled" {
+			err = fmt.Errorf("it says %q", out)
+		}
+		return err
+	})
+	all := u.ended()
+	u.paused("out of memory", all, from, to)
+}
+
+// TestBackOff: the node agent ends so often that the kubelet waits before it starts
+// it again, longer than the session of a mount lives. Nobody else wants what the pod
+// has, so it sees a long pause and no error.
+func TestBackOff(t *testing.T) {
+	u := uses(t, "node2")
+	waited := false
+	times := []time.Time{time.Now()}
+	for range *ends {
+		mount, agent := u.find(mountProcess), u.find(nodeAgent)
+		u.kill(nodeAgent)
+		u.until(10*time.Minute, "the kubelet starts the agent again", func(ctx context.Context) error {
+			if out, err := u.agent(ctx, ".state.waiting.reason"); err == nil && out == "CrashLoopBackOff" {
+				waited = true
+			}
+			if now := u.find(nodeAgent); len(now) != 1 || slices.Contains(agent, now[0]) {
+				return fmt.Errorf("there are %v", now)
+			}
+			return nil
+		})
+		u.next(mountProcess, mount)
+		u.passes("the agent was started again")
+		times = append(times, time.Now())
+	}
+	all := u.ended()
+	var most time.Duration
+	for i := range *ends {
+		u.paused(fmt.Sprintf("end %d of the agent", i+1), all, times[i], times[i+1])
+		most = max(most, longest(all, times[i], times[i+1]))
+	}
+	// The session of a mount lives for 6 s.
+	if !waited || most < 7*time.Second {
+		t.Errorf("the kubelet waited: %t; the longest pause was %v, of no interest", waited, most)
+	}
 }

@@ -1,11 +1,12 @@
 // Command user is a process that uses a mount, for pods of tests that have no
 // other program:
 //
-//	user DIR STOP
+//	user DIR STOP [LONG]
 //
 // uses DIR until a file STOP is there. It prints each time that making and removing
-// a file took longer than a quarter of a second, and what it did; any error that it
-// sees and any byte that it does not expect is its error.
+// a file took longer than LONG (250ms), with when that began in milliseconds since
+// 1970, and what it did; any error that it sees and any byte that it does not expect
+// is its error.
 package main
 
 import (
@@ -20,8 +21,6 @@ import (
 	"penstock.io/penstock/test/takeover"
 )
 
-const long = 250 * time.Millisecond
-
 func main() {
 	if err := run(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "user:", err)
@@ -30,10 +29,16 @@ func main() {
 }
 
 func run(args []string) error {
-	if len(args) != 2 {
+	if len(args) < 2 || len(args) > 3 {
 		return errors.New("want a directory and a file")
 	}
-	dir, stop := args[0], args[1]
+	dir, stop, long := args[0], args[1], 250*time.Millisecond
+	if len(args) == 3 {
+		var err error
+		if long, err = time.ParseDuration(args[2]); err != nil {
+			return err
+		}
+	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -49,7 +54,7 @@ func run(args []string) error {
 				return
 			}
 			if took := time.Since(begun); took > long {
-				fmt.Printf("a pause of %v\n", took.Round(time.Millisecond))
+				fmt.Printf("a pause of %v at %d\n", took.Round(time.Millisecond), begun.UnixMilli())
 			}
 			if _, there := os.Stat(stop); there == nil {
 				return
