@@ -122,7 +122,7 @@ func TestBootstrapInterrupted(t *testing.T) {
 		c.blob = cut
 		h := &hand{c: c, name: "m1", dir: filepath.Join(c.dir, "m1")}
 		h.start()
-		over := time.Now().Add(10 * time.Second)
+		over := time.Now().Add(time.Minute)
 		for {
 			at, warm := h.srv.standbys.position(1)
 			if cut.cut() || warm && at.Seq >= o.durableNow() || time.Now().After(over) {

@@ -272,7 +272,7 @@ func (h *hand) dial(name string) *peer {
 func (h *hand) at(v meta.VolumeID, seq meta.Seq) {
 	h.c.t.Helper()
 	var got meta.Seq
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		pos, _ := h.srv.standbys.position(v)
 		if got = pos.Seq; got >= seq {
 			return

@@ -155,7 +155,7 @@ func TestLossOfPart(t *testing.T) {
 	if err != nil || r.Count != 0 || r.Lost != 540 || len(r.Accepted) != 2 {
 		t.Fatalf("%+v %v", r, err)
 	}
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for n := g.nodes[1]; ; time.Sleep(20 * time.Millisecond) {
 		n.mu.Lock()
 		_, there := n.chunks[bad]

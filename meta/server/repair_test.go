@@ -17,6 +17,7 @@ import (
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/placement"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -365,7 +366,7 @@ func (g *grid) status() *RepairStatus {
 // await waits until the repairs are done, or as far as a test says.
 func (g *grid) await(what string, ok func(*RepairStatus) bool) *RepairStatus {
 	g.t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(90 * time.Second)
 	for {
 		st := g.status()
 		if ok(st) {
@@ -737,8 +738,9 @@ func TestFailedListsProveNothing(t *testing.T) {
 	had := len(n.chunks)
 	n.mu.Unlock()
 	g.add(1, racks[0])
+	st := g.await("not listed", func(st *RepairStatus) bool { return st.Unscanned > 0 })
 	time.Sleep(time.Second)
-	st := g.status()
+	st = g.status()
 	n.mu.Lock()
 	if len(n.chunks) != had || st.Unscanned == 0 || st.Full() {
 		t.Errorf("%d replicas were %d: %+v", len(n.chunks), had, st)
@@ -764,10 +766,7 @@ func TestFailedListsProveNothing(t *testing.T) {
 	n.mu.Unlock()
 	gone := p.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "f0"}, meta.LeaseNone).Attr.Ino
 	p.do(t, &meta.ReleaseOrphans{Inos: []meta.Ino{gone}}, meta.LeaseNone)
-	deadline := time.Now().Add(10 * time.Second)
-	for len(g.records()) != 5 && time.Now().Before(deadline) {
-		time.Sleep(10 * time.Millisecond)
-	}
+	eventually(t, "its chunk goes", func() error { return unless(len(g.records()) == 5) })
 	n.mu.Lock()
 	n.chunks[orphan] = &gridChunk{data: []byte("x"), state: meta.ChunkOpen}
 	n.mu.Unlock()
@@ -850,7 +849,7 @@ func crashing(t *testing.T, k int, carryOut bool) (reached bool) {
 	srv := g.s.srv
 	go func() {
 		defer close(done)
-		deadline := time.Now().Add(15 * time.Second)
+		deadline := time.Now().Add(time.Minute)
 		for time.Now().Before(deadline) {
 			st, err := srv.RepairStatus(t.Context(), 0)
 			if err != nil || srv.ctx.Err() != nil || st.Copied > 0 && st.Full() {
@@ -960,22 +959,24 @@ func TestMostEndangeredFirst(t *testing.T) {
 	// The first holds the only slot while the others come, the worst last.
 	lose(recs[0], 1)
 	await := func(n int) {
-		for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		until(t, fmt.Sprintf("%d copies are ordered", n), func() bool {
 			mu.Lock()
-			k := len(order)
-			mu.Unlock()
-			if k >= n {
-				return
-			}
-		}
-		t.Fatal("no copies are made")
+			defer mu.Unlock()
+			return len(order) >= n
+		})
 	}
 	await(1)
 	for i := 1; i < 5; i++ {
 		lose(recs[i], 1)
 	}
 	lose(recs[5], 2)
-	time.Sleep(500 * time.Millisecond)
+	until(t, "all others wait for their turn", func() bool {
+		r := g.s.srv.repairs
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		j := r.byChunk[recs[5].ID]
+		return len(r.queue) == 5 && j != nil && j.reason == placement.Endangered
+	})
 	mu.Lock()
 	hold = false
 	mu.Unlock()
@@ -1083,7 +1084,7 @@ func compacting(t *testing.T, join bool, k int, carryOut bool) (reached bool) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline) && !compacted(); time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline) && !compacted(); time.Sleep(10 * time.Millisecond) {
 			select {
 			case <-crash:
 				return

@@ -441,7 +441,7 @@ func TestStrangersMayOnlyJoin(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		nc.SetDeadline(time.Now().Add(10 * time.Second))
+		nc.SetDeadline(time.Now().Add(time.Minute))
 		nc.Write(wire.Append(nil, wire.MinVersion, 0, &wire.Hello{Min: wire.MinVersion, Max: wire.Version, Role: wire.RoleClient}))
 		rd := wire.NewReader(nc)
 		if typ, _, _, err := rd.Next(); err != nil || typ != wire.THello {

@@ -112,7 +112,7 @@ func TestExpiredClientHearsOfIt(t *testing.T) {
 	b := s.dial("b")
 	made := b.create(t, "x").Attr.Ino
 	s.srv.endSession(s.srv.session(b.ID()), errors.New("test"))
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		_, err := b.Do(t.Context(), 1, meta.OpID{}, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseShared)
 		b.mu.Lock()
@@ -272,9 +272,9 @@ func TestNothingIsDoneForTheKilled(t *testing.T) {
 
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not in 10 s: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		}
 	}
 }
@@ -372,7 +372,7 @@ func TestLocksWait(t *testing.T) {
 func TestNoEffectsNoWait(t *testing.T) {
 	s := newSite(t)
 	o := s.srv.opened(1)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for range 3 {
 		if err := o.durably(ctx, &meta.SetPolicy{Policy: meta.Policy{Replicas: 1}}); err != nil {

@@ -543,7 +543,7 @@ func TestFsckFindsMissingChunks(t *testing.T) {
 
 // Who said good-bye is not waited for after a crash.
 func TestGoodByeIsJournaled(t *testing.T) {
-	s := newSiteTTL(t, 10*time.Second)
+	s := newSiteTTL(t, 2*time.Minute)
 	a := s.dial("a")
 	for i := range 2000 {
 		a.create(t, fmt.Sprint("x", i))
@@ -555,7 +555,7 @@ func TestGoodByeIsJournaled(t *testing.T) {
 	began := time.Now()
 	s.start()
 	s.dial("b").create(t, "y")
-	if d := time.Since(began); d > 5*time.Second {
+	if d := time.Since(began); d > time.Minute {
 		t.Fatalf("b waited %v for a session that had ended", d)
 	}
 }
@@ -574,18 +574,21 @@ func TestSessionWithManyOrphansEnds(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- a.Close(t.Context()) }()
+	var longest time.Duration
 	for began := time.Now(); ; {
 		start := time.Now()
 		b.do(t, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseNone)
-		if d := time.Since(start); d > 2*time.Second {
-			t.Fatalf("b waited %v for an attribute", d)
-		}
+		longest = max(longest, time.Since(start))
 		select {
 		case err := <-done:
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Logf("%d orphans went in %v", n, time.Since(began).Round(time.Millisecond))
+			took := time.Since(began)
+			t.Logf("%d orphans went in %v, b waited at most %v for an attribute", n, took.Round(time.Millisecond), longest.Round(time.Millisecond))
+			if longest > max(2*time.Second, took/3) {
+				t.Error("who asks for an attribute waits until all of them are gone")
+			}
 			s.clean(t, 1)
 			return
 		default:

@@ -204,11 +204,11 @@ func TestRepairStatusWaitsForNobody(t *testing.T) {
 	if err != nil || st.Unscanned != 1 || st.Full() {
 		t.Errorf("%+v, %v", st, err)
 	}
-	if took := time.Since(began); took > repairStatusWait+5*time.Second {
+	if took := time.Since(began); took > repairStatusWait+30*time.Second {
 		t.Errorf("it took %v", took)
 	}
 	// The drain itself needs no volume at all.
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := g.s.srv.nodeOp(ctx, &wire.Admin{Op: wire.AdminNodeDrain, Ino: 2, Entry: "start"}, &wire.AdminRe{}); err != nil {
 		t.Error(err)

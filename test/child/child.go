@@ -106,7 +106,7 @@ func (p *Process) stop(t testing.TB, what []byte) {
 	_ = p.stdin.Close()
 	select {
 	case <-p.ended:
-	case <-time.After(25 * time.Second):
+	case <-time.After(time.Minute):
 		t.Errorf("child %s does not end", what)
 		p.Kill()
 	}

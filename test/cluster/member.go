@@ -196,7 +196,7 @@ func (m *Member) freeze() error {
 // standsStill waits until no thread of a process that was stopped runs its own
 // code: each is stopped, or in a call of the kernel from which it will not return.
 func standsStill(pid int) error {
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 		if err != nil {
 			return err

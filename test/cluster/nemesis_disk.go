@@ -45,7 +45,7 @@ func (n *nemesis) power(from func() []*Member) doing {
 
 func (n *nemesis) fill(_ context.Context, r *rand.Rand) (string, func(context.Context) error, error) {
 	m := some(r, n.c.Chunks)
-	release, err := m.disk.Fill()
+	release, err := m.disk.Fill(0)
 	return m.Name, func(context.Context) error { return release() }, err
 }
 

@@ -139,7 +139,7 @@ func (f *diskFarm) toldOf(id string) func() bool {
 func TestDiskFull(t *testing.T) {
 	f := newDiskFarm(t, 2)
 	f.mustAdd(12, 100_000)
-	release, err := f.disks[0].Fill()
+	release, err := f.disks[0].Fill(0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,10 +15,10 @@ import (
 	"penstock.io/penstock/test/load"
 )
 
-// full fills one of the machine's disks under a system in use, and checks that
-// the writer is told, that nothing synced is lost, and that the system goes on
-// by itself once space is back.
-func (m *machine) full(ctx context.Context, d *disk.Disk, seed uint64, logf func(string, ...any)) error {
+// full fills one of the machine's disks under a system in use, up to so many bytes,
+// and checks that the writer is told, that nothing synced is lost, and that the
+// system goes on by itself once space is back.
+func (m *machine) full(ctx context.Context, d *disk.Disk, left int64, seed uint64, logf func(string, ...any)) error {
 	if err := m.start(ctx); err != nil {
 		return err
 	}
@@ -28,20 +29,22 @@ func (m *machine) full(ctx context.Context, d *disk.Disk, seed uint64, logf func
 	if err := m.under(ctx, l, 500*time.Millisecond, func() error { return nil }); err != nil {
 		return err
 	}
-	release, err := d.Fill()
+	release, err := d.Fill(left)
 	if err != nil {
 		return err
 	}
-	told, err := m.writeUntilTold(ctx)
-	if err != nil {
-		return errors.Join(err, release())
+	told, err := m.writeUntilTold(ctx, 0)
+	if err := errors.Join(err, release()); err != nil {
+		return err
 	}
 	logf("%v: told after %d files: ENOSPC", filepath.Base(d.At), told)
-	if err := release(); err != nil {
-		return err
-	}
 	if err := m.goesOn(ctx); err != nil {
 		return err
+	}
+	if left > 0 {
+		if err := m.lastBlock(ctx, d, told, logf); err != nil {
+			return err
+		}
 	}
 	// What was synced before and while the disk was full is there, also after
 	// a crash. The first check takes what it finds as durable: so it is made so.
@@ -56,6 +59,32 @@ func (m *machine) full(ctx context.Context, d *disk.Disk, seed uint64, logf func
 		return err
 	}
 	return m.stop()
+}
+
+// lastBlock fills the disk of an etcd under a writer, at once and with nothing left.
+// etcd ends the process if it can't write what it needs for itself, so the writer is
+// told of that, or ENOSPC if the disk's being full is seen before. What was synced
+// is compared later.
+func (m *machine) lastBlock(ctx context.Context, d *disk.Disk, from int, logf func(string, ...any)) error {
+	release, err := d.Fill(0)
+	if err != nil {
+		return err
+	}
+	told, err := m.writeUntilTold(ctx, from)
+	if err == nil {
+		logf("%v: without a block left told after %d files: ENOSPC", filepath.Base(d.At), told-from)
+		return errors.Join(release(), m.goesOn(ctx))
+	}
+	select { // callers hear of its end before we do
+	case <-m.process.Done():
+	case <-time.After(30 * time.Second):
+		return errors.Join(err, release())
+	}
+	if out := m.process.Output(); !strings.Contains(out, unix.ENOSPC.Error()) {
+		return errors.Join(fmt.Errorf("the process ended on a full disk, and not for want of space: %w\n%s", err, out), release())
+	}
+	logf("%v: without a block left etcd ended the process: %v", filepath.Base(d.At), err)
+	return errors.Join(release(), m.start(ctx))
 }
 
 func syncFS(dir string) error {
@@ -74,12 +103,13 @@ func (m *machine) toldPath(i int) string {
 
 const toldBytes = 64 << 10
 
-// writeUntilTold writes and syncs files until one of the calls gives ENOSPC. Any
-// other error is a failure, and so is a disk that never fills.
-func (m *machine) writeUntilTold(ctx context.Context) (int, error) {
+// writeUntilTold writes and syncs files, from one on, until one of the calls gives
+// ENOSPC, and tells for which. Any other error is a failure, and so is a disk that
+// never fills.
+func (m *machine) writeUntilTold(ctx context.Context, from int) (int, error) {
 	deadline := time.Now().Add(time.Minute)
 	b := make([]byte, toldBytes)
-	for i := 0; time.Now().Before(deadline); i++ {
+	for i := from; time.Now().Before(deadline); i++ {
 		select {
 		case <-ctx.Done():
 			return i, ctx.Err()

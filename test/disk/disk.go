@@ -127,10 +127,9 @@ func (d *Disk) Remove() error {
 	return errors.Join(err, os.Remove(d.image))
 }
 
-// Fill takes all free space with one file; release gives it back.
-func (d *Disk) Fill() (release func() error, err error) {
-	name := filepath.Join(d.At, "ballast")
-	f, err := os.Create(name)
+// Fill takes all free space but so many bytes with one file; release gives it back.
+func (d *Disk) Fill(left int64) (release func() error, err error) {
+	f, err := os.CreateTemp(d.At, "ballast-")
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +143,7 @@ func (d *Disk) Fill() (release func() error, err error) {
 		if err != nil {
 			return nil, err
 		}
-		free := int64(st.Bfree) * st.Bsize
+		free := int64(st.Bfree)*st.Bsize - left
 		if free < 64<<10 {
 			break
 		}
@@ -159,7 +158,7 @@ func (d *Disk) Fill() (release func() error, err error) {
 			return nil, err
 		}
 	}
-	return func() error { return os.Remove(name) }, f.Sync()
+	return func() error { return os.Remove(f.Name()) }, f.Sync()
 }
 
 // Discard removes what a killed test left in a directory: mounts at or below it,

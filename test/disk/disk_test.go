@@ -59,7 +59,7 @@ func TestPowerCutIsReal(t *testing.T) {
 	if _, err := os.ReadFile(filepath.Join(d.At, "written")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the file that was not synced survived: %v", err)
 	}
-	release, err := d.Fill()
+	release, err := d.Fill(0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/test/child"
 	"penstock.io/penstock/test/program"
+	"penstock.io/penstock/test/slow"
 )
 
 var (
@@ -148,19 +149,19 @@ func (sc *scene) session(name string, h client.Handler) *client.Session {
 	return c
 }
 
-// settle waits until every volume is at home.
+// settle waits until every volume is at home, and stays there.
 func (sc *scene) settle() {
 	sc.t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for _, v := range sc.vols {
-		for sc.owner(v) == nil || sc.owner(v) != sc.home(v) {
-			if time.Now().After(deadline) {
-				sc.t.Fatalf("volume %d is owned by %v, its home is %s", v, sc.owner(v), sc.home(v).name)
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
+	atHome := func() bool {
+		return !slices.ContainsFunc(sc.vols, func(v meta.VolumeID) bool { o := sc.owner(v); return o == nil || o != sc.home(v) })
 	}
-	time.Sleep(time.Second)
+	until(sc.t, "every volume is at home", func() bool {
+		if !atHome() {
+			return false
+		}
+		time.Sleep(time.Second)
+		return atHome()
+	})
 	for _, c := range sc.creators {
 		c.reset()
 	}
@@ -197,9 +198,15 @@ func (sc *scene) verify() (wrong []error) {
 	return wrong
 }
 
-func (sc *scene) ownedBy(m *server) (l []meta.VolumeID) {
+// seenWrong tells, while the load goes on, whether verify will find something.
+func (sc *scene) seenWrong() bool {
+	return sc.k.err() != nil || slices.ContainsFunc(sc.creators, func(c *creator) bool { return c.err() != nil || c.expired.Load() > 0 })
+}
+
+// homeOf lists the volumes that are at home on a server.
+func (sc *scene) homeOf(m *server) (l []meta.VolumeID) {
 	for _, v := range sc.vols {
-		if sc.owner(v) == m {
+		if sc.home(v) == m {
 			l = append(l, v)
 		}
 	}
@@ -222,7 +229,7 @@ var kinds = []struct {
 	away  time.Duration
 	up    func(*server) error
 }{
-	{"stop", 10 * time.Second, func(m *server) error { return m.p.Stop(20 * time.Second) }, 500 * time.Millisecond, (*server).start},
+	{"stop", 10 * time.Second, func(m *server) error { return m.p.Stop(time.Minute) }, 500 * time.Millisecond, (*server).start},
 	{"kill", 10 * time.Second, func(m *server) error { m.p.Kill(); return nil }, 6 * time.Second, (*server).start},
 	{"pause", 10 * time.Second, func(m *server) error { return m.p.Pause() }, 8 * time.Second, func(m *server) error { return m.p.Resume() }},
 	{"cut from etcd", 10 * time.Second, func(m *server) error { m.gate.cut(); return nil }, 8 * time.Second, func(m *server) error { m.gate.heal(); return nil }},
@@ -236,10 +243,14 @@ func TestOwnersGoAndComeBack(t *testing.T) {
 		t.Run(kind.name, func(t *testing.T) {
 			sc := newScene(t, 3)
 			var away, home []time.Duration
+			speed := slow.Start()
+			defer speed.Close()
+			late := false
 			for range *rounds {
 				sc.settle()
-				m := sc.owner(sc.vols[0])
-				moved := sc.ownedBy(m)
+				speed.Factor()
+				m := sc.home(sc.vols[0])
+				moved := sc.homeOf(m)
 				began := time.Now()
 				if err := kind.down(m); err != nil {
 					t.Fatal(err)
@@ -247,27 +258,23 @@ func TestOwnersGoAndComeBack(t *testing.T) {
 				t.Logf("%s of %s with %d volumes took %v", kind.name, m.name, len(moved), time.Since(began).Round(time.Millisecond))
 				time.Sleep(kind.away)
 				for _, v := range moved {
-					deadline := time.Now().Add(20 * time.Second)
-					for o := sc.owner(v); o == nil || o == m; o = sc.owner(v) {
-						if time.Now().After(deadline) {
-							t.Fatalf("nobody took volume %d", v)
-						}
-						time.Sleep(10 * time.Millisecond)
-					}
+					until(t, fmt.Sprintf("another server takes volume %d", v), func() bool { o := sc.owner(v); return o != nil && o != m })
 				}
-				time.Sleep(500 * time.Millisecond)
-				away = append(away, sc.longest(moved)...)
+				// The creates that waited are answered.
+				taken := time.Now()
+				until(t, "all creators go on", func() bool {
+					return !slices.ContainsFunc(sc.creators, func(c *creator) bool { return c.began().Before(taken) && c.err() == nil })
+				})
+				longest := sc.longest(moved)
+				factor := speed.Factor()
+				t.Logf("%v; work takes %.1f times as long as on a quiet machine", longest, factor)
+				late = late || slices.Max(longest) > slow.Bound(kind.bound, factor)
+				away = append(away, longest...)
 				if err := kind.up(m); err != nil {
 					t.Fatal(err)
 				}
-				deadline := time.Now().Add(30 * time.Second)
 				for _, v := range moved {
-					for sc.owner(v) != m {
-						if time.Now().After(deadline) {
-							t.Fatalf("volume %d does not come home", v)
-						}
-						time.Sleep(5 * time.Millisecond)
-					}
+					until(t, fmt.Sprintf("volume %d comes home", v), func() bool { return sc.owner(v) == m })
 				}
 				time.Sleep(time.Second)
 				home = append(home, sc.longest(moved)...)
@@ -277,8 +284,8 @@ func TestOwnersGoAndComeBack(t *testing.T) {
 			}
 			t.Logf("%s: longest create while it goes: %s", kind.name, percentiles(away))
 			t.Logf("%s: longest create while it comes home: %s", kind.name, percentiles(home))
-			if len(away) == 0 || slices.Max(away) > kind.bound {
-				t.Errorf("the longest create took %v, the bound is %v", away, kind.bound)
+			if late {
+				t.Errorf("creates took %v, the bound is %v on a quiet machine", away, kind.bound)
 			}
 		})
 	}
@@ -309,18 +316,14 @@ func TestStacks(t *testing.T) {
 func TestWithoutLeasesItShows(t *testing.T) {
 	sc := newScene(t, 3, "PENSTOCK_CONTROL=meta-nolease")
 	sc.settle()
-	m := sc.owner(sc.vols[0])
+	m := sc.home(sc.vols[0])
 	m.gate.cut()
-	deadline := time.Now().Add(30 * time.Second)
-	for o := sc.owner(sc.vols[0]); o == nil || o == m; o = sc.owner(sc.vols[0]) {
-		if time.Now().After(deadline) {
-			t.Fatal("nobody took the volume")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	until(t, "another server takes the volume", func() bool { o := sc.owner(sc.vols[0]); return o != nil && o != m })
 	time.Sleep(2 * time.Second)
 	m.gate.heal()
-	time.Sleep(3 * time.Second)
+	// Most of what goes wrong is seen at once; some only when names are compared.
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end) && !sc.seenWrong(); time.Sleep(100 * time.Millisecond) {
+	}
 	wrong := sc.verify()
 	if len(wrong) == 0 {
 		t.Fatal("nothing was wrong although nobody kept to a lease")

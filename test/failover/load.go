@@ -72,6 +72,22 @@ func (c *creator) stalled() time.Duration {
 	return time.Since(c.since)
 }
 
+// began tells when the call under way began; now if none is.
+func (c *creator) began() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.since.IsZero() {
+		return time.Now()
+	}
+	return c.since
+}
+
+func (c *creator) err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.failed
+}
+
 // reset gives the longest call since the last time.
 func (c *creator) reset() time.Duration {
 	c.mu.Lock()

@@ -70,7 +70,7 @@ func newSite(binary, dir string, n int, env ...string) (*site, error) {
 		}
 	}
 	for _, m := range s.metas {
-		if err := m.await(30 * time.Second); err != nil {
+		if err := m.await(90 * time.Second); err != nil {
 			return s, err
 		}
 	}

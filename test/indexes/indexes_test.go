@@ -3,9 +3,7 @@
 package indexes
 
 import (
-	"bufio"
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -13,8 +11,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -112,22 +108,7 @@ func (m *mounted) await(state string) {
 
 // metrics reads what a process counts.
 func (r *rig) metrics(name string) (map[string]float64, error) {
-	path := strings.TrimPrefix(r.socket(name), "unix:")
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", path)
-	}}}
-	res, err := c.Get("http://admin/metrics")
-	if err != nil {
-		return nil, err
-	}
-	defer res.Body.Close()
-	all := map[string]float64{}
-	for s := bufio.NewScanner(res.Body); s.Scan(); {
-		if name, value, ok := strings.Cut(s.Text(), " "); ok && !strings.HasPrefix(name, "#") {
-			all[name], _ = strconv.ParseFloat(value, 64)
-		}
-	}
-	return all, nil
+	return program.Metrics(strings.TrimPrefix(r.socket(name), "unix:"))
 }
 
 func (r *rig) count(process, metric string) float64 {

@@ -82,7 +82,7 @@ func TestPromoteDuringCopy(t *testing.T) {
 	dst := m.volume("dst")
 	old := walk(t, dst)
 	w.steps(40)
-	w.file("big", 3<<20)
+	w.file("big", 12<<20)
 	m.rate("dst", "512K")
 	m.Must("mirror", "sync", "dst")
 	m.copying("dst")
@@ -126,7 +126,7 @@ func TestPromoteAgain(t *testing.T) {
 	m.Must("mirror", "create", "src", "dst")
 	m.copier()
 	m.Must("mirror", "sync", "dst", "--wait")
-	w.file("big", 3<<20)
+	w.file("big", 12<<20)
 	m.rate("dst", "512K")
 	m.Must("mirror", "sync", "dst")
 	m.copying("dst")
@@ -214,7 +214,7 @@ func TestSourceDead(t *testing.T) {
 	}
 	t.Cleanup(func() { syscall.Kill(far.up.PID(), syscall.SIGCONT) })
 
-	w.file("big", 3<<20)
+	w.file("big", 12<<20)
 	w.must(far.volume("src").SyncAll(t.Context()))
 	m.rate("dst", "512K")
 	m.Must("mirror", "sync", "dst")
@@ -432,9 +432,14 @@ func TestPausedRound(t *testing.T) {
 	m.copier()
 	m.Must("mirror", "sync", "dst", "--wait")
 	w.file("b", 64<<10)
-	w.file("big", 2<<20)
+	w.file("big", 16<<20) // for longer than any command takes
 	m.Must("mirror", "sync", "dst")
-	m.copying("dst")
+	m.Until("b is copied, and more", func() error {
+		if r := m.mirror("dst"); r.Round == nil || r.Round.Sent < 256<<10 {
+			return fmt.Errorf("%+v", r.Mirror)
+		}
+		return nil
+	})
 	m.Must("mirror", "pause", "dst")
 	time.Sleep(3 * time.Second)
 	if r := m.mirror("dst"); r.State != meta.MirrorPaused || r.Round == nil {

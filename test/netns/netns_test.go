@@ -138,8 +138,8 @@ func send(t *testing.T, from, to *port, count, size int) int {
 		_, _ = from.conn.WriteToUDP(make([]byte, size), &net.UDPAddr{IP: to.node.Addr.AsSlice(), Port: 7000})
 		time.Sleep(20 * time.Microsecond)
 	}
-	// Until all are there, or nothing came for a while.
-	for idle := 0; idle < 20 && to.got.Load()-before < int64(count); idle++ {
+	// Until all are there, or nothing came for a while: longer if there is much to read.
+	for idle := 0; idle < min(20*count, 100) && to.got.Load()-before < int64(count); idle++ {
 		seen := to.got.Load()
 		time.Sleep(10 * time.Millisecond)
 		if to.got.Load() != seen {
@@ -219,17 +219,27 @@ func testFaults(t *testing.T, make func() (*Net, error)) {
 		got = send(t, p[0], p[2], 300, 1400)
 		return got, time.Since(began)
 	}
-	if got, d := timed(); got < 290 || d > time.Second {
-		t.Errorf("without a limit %d of 300 arrived within %v", got, d)
+	// The best of some tries: what arrives while the reader has no processor is dropped.
+	unlimited := func(when string) {
+		t.Helper()
+		for try := 1; ; try++ {
+			got, d := timed()
+			if got >= 290 && d <= time.Second {
+				return
+			}
+			if try == 10 {
+				t.Errorf("%s %d of 300 arrived within %v", when, got, d)
+				return
+			}
+		}
 	}
+	unlimited("without a limit")
 	check(nodes[0].Slow(100 << 10))
 	if got, d := timed(); got < 20 || got > 220 && d < time.Second {
 		t.Errorf("at 100 KiB/s %d of 300 arrived within %v", got, d)
 	}
 	check(nodes[0].Slow(0))
-	if got, d := timed(); got < 290 || d > time.Second {
-		t.Errorf("without a limit again %d of 300 arrived within %v", got, d)
-	}
+	unlimited("without a limit again")
 }
 
 func TestProcesses(t *testing.T) {
@@ -325,7 +335,7 @@ func TestLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // its status is the signal
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for syscall.Kill(pid, 0) == nil {
 		if time.Now().After(deadline) {
 			t.Fatal("a process outlives the test that started it")

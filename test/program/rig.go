@@ -1,11 +1,16 @@
 package program
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -89,4 +94,27 @@ func (r *Rig) Must(args ...string) []byte {
 		r.T.Fatal(err)
 	}
 	return out
+}
+
+// Metrics reads what a process counts and serves on a socket of its own.
+func Metrics(socket string) (map[string]float64, error) {
+	c := http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	re, err := c.Get("http://penstock/metrics")
+	if err != nil {
+		return nil, err
+	}
+	defer re.Body.Close()
+	all := map[string]float64{}
+	lines := bufio.NewScanner(re.Body)
+	for lines.Scan() {
+		// Labels may have spaces in them.
+		if i := strings.LastIndexByte(lines.Text(), ' '); i > 0 && !strings.HasPrefix(lines.Text(), "#") {
+			if all[lines.Text()[:i]], err = strconv.ParseFloat(lines.Text()[i+1:], 64); err != nil {
+				return nil, fmt.Errorf("%s: %w", lines.Text(), err)
+			}
+		}
+	}
+	return all, lines.Err()
 }

@@ -1,41 +1,26 @@
 package quota
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
+
+	"penstock.io/penstock/test/program"
 )
 
 // metric reads one value of the metadata server's; "" if it has none.
 func (r *rig) metric(name string) string {
 	r.T.Helper()
-	c := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", filepath.Join(r.metaDir(), "admin.sock"))
-	}}, Timeout: 30 * time.Second}
-	defer c.CloseIdleConnections()
-	resp, err := c.Get("http://penstock/metrics")
+	all, err := program.Metrics(filepath.Join(r.metaDir(), "admin.sock"))
 	if err != nil {
 		r.T.Fatal(err)
 	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		r.T.Fatal(err)
-	}
-	for line := range strings.Lines(string(b)) {
-		if rest, ok := strings.CutPrefix(line, name); ok {
-			return strings.TrimSpace(rest)
-		}
+	if v, ok := all[name]; ok {
+		return fmt.Sprint(v)
 	}
 	return ""
 }

@@ -240,7 +240,7 @@ func TestEtcdLostWhole(t *testing.T) {
 	m := r.run("meta", "--dir", r.metaDir())
 	select {
 	case <-m.Done():
-	case <-time.After(20 * time.Second):
+	case <-time.After(90 * time.Second):
 		t.Fatal("a metadata server runs on an etcd that lost its cluster")
 	}
 	if b, _ := os.ReadFile(filepath.Join(r.dir, "log")); !bytes.Contains(b, []byte("cluster restore")) {

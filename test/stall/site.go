@@ -109,9 +109,9 @@ func (s *site) there() int { return s.meta.Server.Counters().ChunkServers }
 
 func (s *site) eventually(what string, ok func() bool) {
 	s.t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(90 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			s.t.Fatalf("not within 30 s: %s", what)
+			s.t.Fatalf("not within 90 s: %s", what)
 		}
 	}
 }

@@ -1,0 +1,110 @@
+// Package slow measures how much slower than a quiet machine the one is on which a
+// test runs, for bounds that are promised in seconds: ten seconds of a client's wait
+// are a promise of a machine that has processors to spare, and say nothing of one
+// that shares them with twenty others. On the first, the bound holds as it is.
+package slow
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// steps of the work take quiet on one of the processors that the bounds are
+	// for, while nobody else wants it. It is long enough for the kernel to give
+	// the processor to others in between, as it does with what is tested.
+	steps = 12_000_000
+	quiet = 20 * time.Millisecond
+	// pause between two pieces of work: a tenth of a processor is used.
+	pause = 9 * quiet
+)
+
+// Meter measures until it is closed.
+type Meter struct {
+	stop chan struct{}
+	wg   sync.WaitGroup
+
+	mu   sync.Mutex
+	took []time.Duration // by a piece of work each
+}
+
+// Start begins to measure; somebody must call Close.
+func Start() *Meter {
+	m := &Meter{stop: make(chan struct{})}
+	m.wg.Go(m.run)
+	return m
+}
+
+func (m *Meter) run() {
+	for {
+		d := work()
+		m.mu.Lock()
+		m.took = append(m.took, d)
+		m.mu.Unlock()
+		select {
+		case <-time.After(pause):
+		case <-m.stop:
+			return
+		}
+	}
+}
+
+var sink atomic.Uint64 // so that the work is not left out
+
+// work is a chain of steps of which each needs the one before.
+func work() time.Duration {
+	began := time.Now()
+	x := uint64(began.UnixNano()) | 1
+	for range steps {
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
+	}
+	sink.Store(x)
+	return time.Since(began)
+}
+
+// Factor tells how many times as long as on a quiet machine work took since Start, or
+// since the last call: the mean of the slowest quarter, and at least 1. It waits for
+// the piece that is under way.
+func (m *Meter) Factor() float64 {
+	m.mu.Lock()
+	n := len(m.took)
+	m.mu.Unlock()
+	for {
+		m.mu.Lock()
+		if len(m.took) > n {
+			took := m.took
+			m.took = nil
+			m.mu.Unlock()
+			return factor(took)
+		}
+		m.mu.Unlock()
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func factor(took []time.Duration) float64 {
+	slices.Sort(took)
+	slowest := took[len(took)-(len(took)+3)/4:]
+	var sum time.Duration
+	for _, d := range slowest {
+		sum += d
+	}
+	return max(1, float64(sum)/float64(len(slowest))/float64(quiet))
+}
+
+// Close ends the measuring. Factor must not be called afterwards.
+func (m *Meter) Close() {
+	close(m.stop)
+	m.wg.Wait()
+}
+
+// Bound is what a bound that is promised of a quiet machine comes to where work takes
+// so many times as long: of the bounds here about half is work, the rest is waiting
+// for leases and other clocks, which are no slower.
+func Bound(quiet time.Duration, factor float64) time.Duration {
+	return quiet/2 + time.Duration(float64(quiet/2)*factor)
+}

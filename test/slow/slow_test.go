@@ -1,0 +1,64 @@
+package slow
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestFactor(t *testing.T) {
+	for _, c := range []struct {
+		took []time.Duration
+		want float64
+	}{
+		{[]time.Duration{quiet / 2}, 1}, // a quicker machine has no shorter bounds
+		{[]time.Duration{quiet}, 1},
+		{[]time.Duration{3 * quiet}, 3},
+		{[]time.Duration{6 * quiet, quiet, quiet, 2 * quiet}, 6},
+		{[]time.Duration{6 * quiet, quiet, quiet, 2 * quiet, 4 * quiet}, 5},
+	} {
+		if got := factor(c.took); got != c.want {
+			t.Errorf("%v: %v, want %v", c.took, got, c.want)
+		}
+	}
+}
+
+func TestBound(t *testing.T) {
+	for factor, want := range map[float64]time.Duration{1: 10 * time.Second, 2: 15 * time.Second, 5: 30 * time.Second} {
+		if got := Bound(10*time.Second, factor); got != want {
+			t.Errorf("%v: %v, want %v", factor, got, want)
+		}
+	}
+}
+
+// Others who want the processors are seen.
+func TestLoadIsSeen(t *testing.T) {
+	m := Start()
+	defer m.Close()
+	time.Sleep(5 * pause)
+	before := m.Factor()
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	for range 8 * runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for x := uint64(1); !stop.Load(); {
+				x ^= x << 13
+				x ^= x >> 7
+				x ^= x << 17
+				sink.Store(x)
+			}
+		})
+	}
+	defer wg.Wait()
+	defer stop.Store(true)
+	m.Factor() // of what was half quiet
+	time.Sleep(5 * pause)
+	// Anybody else may stop meanwhile, or begin: only that there is a load is sure.
+	if f := m.Factor(); f < 1.5 {
+		t.Errorf("with eight others for each processor work takes %.1f times as long, %.1f before", f, before)
+	} else {
+		t.Logf("%.1f times as long as on a quiet machine, %.1f before", f, before)
+	}
+}
