@@ -55,6 +55,9 @@ type world struct {
 	failRead func() error
 	// awaited is what chunk servers that can't be reached are.
 	awaited bool
+	// promised is what a predecessor was promised; asked and given count bytes of
+	// Reserve.
+	promised, asked, given uint64
 	// before runs when an operation is sent, before it is decided; it may block.
 	before func(op meta.Op)
 	// delay makes waiters look at replies late, to reorder them with recalls.
@@ -168,6 +171,12 @@ type fakeKept struct{ *fakeSession }
 func (fakeKept) Begin() uint32 { return 0 }
 func (fakeKept) End(uint32)    {}
 
+func (s fakeKept) Inherit(context.Context, meta.VolumeID) (metaclient.Promise, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	return metaclient.Promise{Granted: s.w.promised, Metered: true}, nil
+}
+
 // SealChunk seals what a predecessor left at what is synced.
 func (s fakeKept) SealChunk(_ context.Context, _ meta.VolumeID, id meta.ChunkID) (meta.ChunkRecord, error) {
 	w := s.w
@@ -176,6 +185,11 @@ func (s fakeKept) SealChunk(_ context.Context, _ meta.VolumeID, id meta.ChunkID)
 	c := w.chunks[id]
 	if c == nil {
 		return meta.ChunkRecord{}, meta.E("seal", meta.NoSuchChunk, id.String(), nil)
+	}
+	if w.failEnd != nil {
+		if err := w.failEnd(id); err != nil {
+			return meta.ChunkRecord{}, err
+		}
 	}
 	if !c.sealed {
 		c.sealed, c.data = true, c.data[:c.synced]
@@ -671,7 +685,11 @@ func (s *fakeSession) EndChunk(ctx context.Context, v meta.VolumeID, id meta.Chu
 
 func (s *fakeSession) Suspect(meta.VolumeID, []meta.ServerID) {}
 
-func (s *fakeSession) Reserve(_ context.Context, _ meta.VolumeID, _, want, _ uint64) (metaclient.Promise, error) {
+func (s *fakeSession) Reserve(_ context.Context, _ meta.VolumeID, give, want, _ uint64) (metaclient.Promise, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	s.w.asked += want
+	s.w.given += give
 	return metaclient.Promise{Granted: want, Metered: true}, nil
 }
 

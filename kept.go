@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"penstock.io/penstock/meta"
+	metaclient "penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/keep"
 )
 
@@ -53,6 +54,7 @@ type kept struct {
 type counted interface {
 	Begin() uint32
 	End(turn uint32)
+	Inherit(ctx context.Context, v meta.VolumeID) (metaclient.Promise, error)
 	SealChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID) (meta.ChunkRecord, error)
 }
 
@@ -318,11 +320,20 @@ const (
 
 // resume takes in what a predecessor left.
 func (c *Client) resume(ctx context.Context, left []keep.Record) error {
+	var volumes []*Volume
+	var promises errgroup.Group
+	promises.SetLimit(sealsAtOnce)
 	for _, id := range volumesOf(left) {
-		if _, err := c.VolumeByID(ctx, id); err != nil {
+		v, err := c.VolumeByID(ctx, id)
+		if err != nil {
 			c.log.Warn("a volume that a predecessor used can't be opened", "volume", id, "err", err)
+			continue
 		}
+		volumes = append(volumes, v)
+		v.meter.inheriting()
+		promises.Go(func() error { v.inherit(ctx); return nil })
 	}
+	_ = promises.Wait() // none fails
 	var seals errgroup.Group
 	seals.SetLimit(sealsAtOnce)
 	files := make(map[inodeKey][]keep.Record)
@@ -357,7 +368,13 @@ func (c *Client) resume(ctx context.Context, left []keep.Record) error {
 	for k, l := range files {
 		g.Go(func() error { return c.putBack(ctx, k, l) })
 	}
-	return g.Wait()
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	for _, v := range volumes {
+		v.inherited()
+	}
+	return nil
 }
 
 // endLeft has a chunk of the predecessor sealed. One that can't be sealed now is
@@ -368,7 +385,14 @@ func (c *Client) endLeft(ctx context.Context, v *Volume, id meta.ChunkID) {
 	case meta.KindOK, meta.NoSuchChunk, meta.SessionExpired:
 		c.kept.ended(id)
 	default:
-		v.endLater(id, func(ctx context.Context) error { return c.sealLeft(ctx, v, id) })
+		v.meter.inheriting()
+		v.endLater(id, func(ctx context.Context) error {
+			err := c.sealLeft(ctx, v, id)
+			if k := meta.KindOf(err); k == meta.KindOK || k == meta.NoSuchChunk {
+				v.inherited()
+			}
+			return err
+		})
 	}
 }
 
@@ -450,6 +474,9 @@ func (c *Client) putBack(ctx context.Context, k inodeKey, l []keep.Record) error
 		}
 		f.mtime = max(f.mtime, meta.Time(r.N[5]))
 		f.ctime = f.mtime
+		if v.meter.on.Load() {
+			v.meter.putBack(&f.promised, in.needs(f, off, uint64(n)))
+		}
 		grew := int64(v.putLocked(f, p, off))
 		c.buf.give(n - grew)
 		f.size = max(f.size, off+uint64(n))

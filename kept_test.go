@@ -200,3 +200,48 @@ func killedModel(t *testing.T, seed uint64) {
 	_, v = heir(t, w, c)
 	check("killed at last")
 }
+
+// A successor asks for nothing for what it puts back, and gives back what its
+// predecessor was promised beyond that, but not before the ends of its files are
+// sealed: they count only then.
+func TestSuccessorOfAPromise(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1, QuotaBytes: 1 << 30})
+	c, v := open(t, w, keeping(t))
+	ino := create(t, v, "f")
+	const synced, buffered, promised = 1 << 20, 300_000, 5 << 20
+	write(t, v, ino, bytes.Repeat([]byte("A"), synced), 0)
+	if err := v.Fsync(t.Context(), ino, false); err != nil {
+		t.Fatal(err)
+	}
+	write(t, v, ino, bytes.Repeat([]byte("B"), buffered), synced)
+	w.mu.Lock()
+	w.promised, w.asked, w.given = promised, 0, 0
+	w.failEnd = func(id meta.ChunkID) error { return meta.E("seal", meta.Unavailable, id.String(), nil) }
+	w.mu.Unlock()
+	_, v = heir(t, w, c)
+	reserved := func() (asked, given uint64) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.asked, w.given
+	}
+	time.Sleep(2 * endAgain)
+	if asked, given := reserved(); asked != 0 || given != 0 {
+		t.Errorf("%d asked and %d given before the chunks are sealed", asked, given)
+	}
+	w.mu.Lock()
+	w.failEnd = nil
+	w.mu.Unlock()
+	for begun := time.Now(); ; time.Sleep(time.Millisecond) {
+		asked, given := reserved()
+		if asked == 0 && given == promised-buffered {
+			break
+		}
+		if asked > 0 || time.Since(begun) > 30*time.Second {
+			t.Fatalf("%d asked, %d given of %d, of which %d are buffered", asked, given, promised, buffered)
+		}
+	}
+	want := append(bytes.Repeat([]byte("A"), synced), bytes.Repeat([]byte("B"), buffered)...)
+	if got := contents(t, v, ino); !bytes.Equal(got, want) {
+		t.Errorf("%d bytes, not those written", len(got))
+	}
+}

@@ -17,6 +17,10 @@ import (
 // promise, too. A write that finds too little idle asks the owner for what it
 // lacks and gives what is idle with it, so that one who waits has none.
 //
+// What a predecessor was promised (left) is for the bytes that are put back. The
+// rest stands until the ends of its files are sealed: what it appended there counts
+// only then, and nobody asks whether it fits.
+//
 // mu is a leaf: it may be taken under an inode's.
 type meter struct {
 	on atomic.Bool
@@ -27,6 +31,9 @@ type meter struct {
 	most uint64 // that may lie idle
 	busy bool   // a request is under way: one at a time
 	free chan struct{}
+
+	left uint64 // of a predecessor's
+	ends int    // what must be done before left is idle
 }
 
 // promise is what a file has.
@@ -111,8 +118,56 @@ func (v *Volume) idle(n uint64) {
 func (q *meter) void() {
 	q.mu.Lock()
 	q.gen++
-	q.idle, q.most = 0, 0
+	q.idle, q.most, q.left = 0, 0, 0
 	q.mu.Unlock()
+}
+
+// inherit takes over what a predecessor was promised; inherited is to be called when
+// its bytes are put back.
+func (v *Volume) inherit(ctx context.Context) {
+	q := &v.meter
+	if !q.on.Load() {
+		return
+	}
+	v.c.stats.rpcs.Add(1)
+	p, err := v.c.kept.session.Inherit(ctx, v.id)
+	if err != nil {
+		v.c.log.Warn("what a predecessor had reserved of a quota stays reserved", "volume", v.name, "err", err)
+		return
+	}
+	q.mu.Lock()
+	q.left, q.most = p.Granted, p.Idle
+	q.mu.Unlock()
+}
+
+// putBack gives a file up to n bytes of what a predecessor was promised.
+func (q *meter) putBack(p *promise, n uint64) {
+	q.mu.Lock()
+	q.current(p)
+	n = min(n, q.left)
+	q.left -= n
+	p.n += n
+	q.mu.Unlock()
+}
+
+// inheriting notes something that must be done before what is left of a
+// predecessor's promise is given back; inherited, that it is.
+func (q *meter) inheriting() {
+	q.mu.Lock()
+	q.ends++
+	q.mu.Unlock()
+}
+
+func (v *Volume) inherited() {
+	q := &v.meter
+	q.mu.Lock()
+	q.ends--
+	n := uint64(0)
+	if q.ends == 0 {
+		n, q.left = q.left, 0
+	}
+	q.mu.Unlock()
+	v.idle(n)
 }
 
 // reserve asks the owner for want bytes and gives what is idle back. What

@@ -33,11 +33,21 @@ type Promise struct {
 // canceled: what is granted then is lost until the session ends.
 // Errors: QuotaExceeded.
 func (s *Session) Reserve(ctx context.Context, v meta.VolumeID, give, want, round uint64) (Promise, error) {
-	m := &wire.Reserve{Volume: v, Give: give, Want: want, Round: round}
-	re, err := s.roundTripAfter(ctx, v, m, false, func(vs *volumeState) error {
+	return s.reserve(ctx, &wire.Reserve{Volume: v, Give: give, Want: want, Round: round})
+}
+
+// Inherit gives what a predecessor (Config.Session) was promised of a volume's quota
+// and had not used; Granted is this process's from then on. It comes before
+// anything else about the volume. Errors: NotSupported (by a server of before).
+func (s *Session) Inherit(ctx context.Context, v meta.VolumeID) (Promise, error) {
+	return s.reserve(ctx, &wire.Reserve{Volume: v, Inherit: true})
+}
+
+func (s *Session) reserve(ctx context.Context, m *wire.Reserve) (Promise, error) {
+	re, err := s.roundTripAfter(ctx, m.Volume, m, false, func(vs *volumeState) error {
 		vs.serial++ // as with frames, a predecessor's numbers are behind us
 		m.Serial = vs.serial
-		m.Give = min(give, vs.held)
+		m.Give = min(m.Give, vs.held)
 		vs.held -= m.Give
 		return nil
 	})

@@ -299,6 +299,10 @@ func (o *owner) serveReserve(s *session, id uint64, m *wire.Reserve) {
 		for wait != nil {
 			err := o.await(ctx, wait)
 			o.mu.Lock()
+			if err == nil {
+				// Its process may have a successor by now, which was told what is promised.
+				err = context.Cause(ctx)
+			}
 			if err != nil {
 				re = &wire.Reserved{Status: wire.StatusOf(err)}
 				if p := o.quota.held[s.id]; p != nil {
@@ -350,6 +354,9 @@ func (o *owner) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reser
 		return nil, soon()
 	}
 	p := q.of(s.id)
+	if m.Inherit {
+		return q.inherit(p, m.Serial), nil
+	}
 	if m.Want == 0 {
 		return &wire.Reserved{Idle: p.idle, Metered: q.limit > 0 || q.turning != nil}, nil
 	}
@@ -394,6 +401,17 @@ func (o *owner) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reser
 		q.add(p, granted)
 	}
 	return &wire.Reserved{Granted: granted, Idle: p.idle, Metered: true}, nil
+}
+
+// inherit tells a session's new process what the ones before it were promised: it
+// puts back what they had buffered, has the ends of their files sealed, and gives the
+// rest back.
+func (q *quota) inherit(p *promise, serial uint64) *wire.Reserved {
+	if serial > p.serial {
+		p.serial, p.granted = serial, p.bytes
+		p.drawn = nil // what was half committed is committed anew
+	}
+	return &wire.Reserved{Granted: p.granted, Idle: p.idle, Metered: q.limit > 0 || q.turning != nil}
 }
 
 // claimPromise gives a session back what the owner before promised it.

@@ -42,8 +42,9 @@ import (
 //	3  ServerInfo.Local, Call.At, Reserve, Reserved, Quota, Call.Reserved, Entered.Metered
 //	4  Order.Evicted
 //	5  Order.Compress; how replicas are stored, in lists; the operation Closed; Order.Chunks, Order.Pieces
+//	6  Reserve.Inherit
 const (
-	Version    = 5
+	Version    = 6
 	MinVersion = 2
 )
 

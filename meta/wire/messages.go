@@ -791,6 +791,10 @@ type Reserve struct {
 	// Claim: sent among the claims after a change of owner; Want is what the
 	// session was promised and has not used. There is no answer.
 	Claim bool
+	// Inherit: another process goes on with the session, and asks for the first time
+	// in this volume. Granted is then all that the ones before it were promised and
+	// have not used.
+	Inherit bool
 }
 
 func (*Reserve) frameType() Type { return TReserve }
@@ -800,6 +804,9 @@ func (m *Reserve) fields(c *coder) {
 		c.u64(x)
 	}
 	c.bool(&m.Claim)
+	if c.need(6, m.Inherit, "what a predecessor was promised") {
+		c.bool(&m.Inherit)
+	}
 }
 
 // Reserved answers Reserve. Errors: QuotaExceeded.

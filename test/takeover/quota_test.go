@@ -1,0 +1,119 @@
+package takeover
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// limited is a mount of a volume with a quota, and its size.
+func limited(t *testing.T) (r *rig, limit int) {
+	t.Helper()
+	r = newRig(t, "--respawn", "--settle=100ms")
+	r.Until("a volume", func() error { _, err := r.Ctl("volume", "create", "q", "--quota", "32M"); return err })
+	r.mountOf("q:/")
+	return r, 32 << 20
+}
+
+// killed kills who serves, and waits for the next.
+func (r *rig) killed() {
+	r.T.Helper()
+	pid := r.server()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		r.T.Fatal(err)
+	}
+	r.next(pid)
+}
+
+// soon does what may wait for ever: what can't be committed is tried again and
+// again.
+func soon(t *testing.T, what string, do func() error) {
+	t.Helper()
+	ended := make(chan error, 1)
+	go func() { ended <- do() }() // ends with the mount at the latest
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	case <-time.After(90 * time.Second):
+		t.Fatalf("%s: it waits", what)
+	}
+}
+
+// What killed processes had reserved of a quota is their successors': it is not
+// counted twice, and is free when what it was for is gone.
+func TestQuotaIsInherited(t *testing.T) {
+	r, limit := limited(t)
+	// More than half of the volume each time, some of it synced, in files that end
+	// in chunks of their own, some only buffered.
+	for n := range uint64(3) {
+		want := pattern(n, 1, limit*5/8)
+		f, err := os.Create(filepath.Join(r.at, "f"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		half := len(want) / 2
+		soon(t, fmt.Sprintf("write %d", n), func() error {
+			_, err := f.Write(want[:half])
+			err = errors.Join(err, f.Sync())
+			_, werr := f.Write(want[half:])
+			return errors.Join(err, werr)
+		})
+		r.killed()
+		soon(t, "what write(2) took", func() error { return errors.Join(f.Sync(), f.Close()) })
+		if got, err := os.ReadFile(f.Name()); err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("round %d: %d bytes, not those that were written: %v", n, len(got), err)
+		}
+		if err := os.Remove(f.Name()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// All of it is there for one file.
+	soon(t, "a file of almost the whole volume", func() error {
+		return os.WriteFile(filepath.Join(r.at, "all"), make([]byte, limit-limit/64), 0o644)
+	})
+	r.clean(r.server())
+}
+
+// Of a volume that is full, with bytes that are not committed, nothing is refused
+// that write(2) took: by the killed process's successor, nor by its successor's.
+func TestFullVolumeIsTakenOver(t *testing.T) {
+	r, limit := limited(t)
+	f, err := os.Create(filepath.Join(r.at, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := 0
+	for n := uint64(0); ; n++ {
+		_, err := f.Write(pattern(n, 1, 1<<20))
+		if errors.Is(err, syscall.EDQUOT) {
+			break
+		}
+		if err != nil || taken > limit {
+			t.Fatalf("%d bytes: %v", taken, err)
+		}
+		taken += 1 << 20
+	}
+	if taken < limit/2 {
+		t.Fatalf("%d bytes are too many", taken)
+	}
+	r.killed()
+	r.killed()
+	soon(t, "what write(2) took", func() error { return errors.Join(f.Sync(), f.Close()) })
+	got, err := os.ReadFile(f.Name())
+	if err != nil || len(got) != taken {
+		t.Fatalf("%d bytes, not %d: %v", len(got), taken, err)
+	}
+	for n := range uint64(taken >> 20) {
+		if !bytes.Equal(got[n<<20:][:1<<20], pattern(n, 1, 1<<20)) {
+			t.Fatalf("MiB %d is not what was written", n)
+		}
+	}
+	r.clean(r.server())
+}
