@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -50,14 +51,17 @@ type Start struct {
 	Args []string `json:"args"` // with the name of the program
 	Env  []string `json:"env"`
 	Dir  string   `json:"dir"`
+	OOM  int      `json:"oom,omitempty"` // its /proc/PID/oom_score_adj
 }
 
 // Held is a mount that a holder has, as it tells of it.
 type Held struct {
-	Name  string `json:"name"`          // the mount point
-	PID   int    `json:"pid,omitempty"` // of who serves it; 0: nobody
-	Taken int    `json:"taken"`         // how often it was taken over
-	Start Start  `json:"start,omitzero"`
+	Name string `json:"name"`          // the mount point
+	PID  int    `json:"pid,omitempty"` // of who serves it; 0: nobody
+	// Awaited: nobody serves it yet, but somebody is about to, or may come back.
+	Awaited bool  `json:"awaited,omitempty"`
+	Taken   int   `json:"taken"` // how often it was taken over
+	Start   Start `json:"start,omitzero"`
 	// Unkept is why it would not be there after a restart of the holder, which has
 	// an FDStore; "": it would, or there is no store.
 	Unkept string `json:"unkept,omitempty"`
@@ -186,6 +190,7 @@ const (
 	respawnPause    = 200 * time.Millisecond // more before each successor
 	maxRespawnPause = 5 * time.Second
 	storeAgain      = 5 * time.Second
+	acceptAgain     = 100 * time.Millisecond
 	watchHeld       = 100 * time.Millisecond // between looks at who serves
 	dyingLooks      = 5                      // half a second: a process with much memory takes its time
 )
@@ -271,6 +276,14 @@ func (h *Holder) Serve(ctx context.Context, l *net.UnixListener) error {
 	}()
 	for {
 		c, err := l.AcceptUnix()
+		if err != nil && ctx.Err() == nil && passing(err) {
+			h.cfg.Logger.Error("nobody can be heard", "err", err)
+			select {
+			case <-time.After(acceptAgain):
+			case <-ctx.Done():
+			}
+			continue
+		}
 		if err != nil {
 			if ctx.Err() != nil {
 				err = nil
@@ -291,6 +304,11 @@ func (h *Holder) Serve(ctx context.Context, l *net.UnixListener) error {
 		}
 		h.join(c, pid)
 	}
+}
+
+// passing: accept(2) failed for want of something; mounts are not given up for that.
+func passing(err error) bool {
+	return slices.ContainsFunc([]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED}, func(e error) bool { return errors.Is(err, e) })
 }
 
 // begin starts what a holder does by itself, until ctx ends.
@@ -450,7 +468,7 @@ func (h *Holder) list(link *holdLink, p *holdPacket) {
 			continue
 		}
 		m := h.mounts[name]
-		t := Held{Name: name, Taken: m.taken, Unkept: m.unkept}
+		t := Held{Name: name, Awaited: m.link == nil && !m.free(), Taken: m.taken, Unkept: m.unkept}
 		if m.link != nil {
 			t.PID = m.link.pid
 		}
@@ -559,10 +577,12 @@ func (h *Holder) respawn(m *heldMount, which int, pause time.Duration) {
 		}
 		h.mu.Lock()
 		needed := h.mounts[m.name] == m && m.free()
+		if !needed && m.starting == which { // who has it now may go: then another is started
+			m.starting = 0
+		}
 		start := m.start
 		h.mu.Unlock()
 		if !needed {
-			h.came(m, which)
 			return
 		}
 		cmd := exec.Cmd{
@@ -574,6 +594,10 @@ func (h *Holder) respawn(m *heldMount, which int, pause time.Duration) {
 			h.came(m, which)
 			h.again(m)
 			return
+		}
+		// Not as the holder, which is to be the last to go when memory is short.
+		if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), []byte(strconv.Itoa(start.OOM)), 0); err != nil {
+			h.cfg.Logger.Warn("a successor is killed for want of memory as this process is", "mount", m.name, "err", err)
 		}
 		go func() { // ends with the child, or with this process
 			err := cmd.Wait()
@@ -709,8 +733,8 @@ func (h *Holder) end(m *heldMount) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // it was unmounted
 	}
-	if err != nil {
-		return meta.E(op, meta.IO, m.name, err)
+	if err != nil { // in a pod, without a capability
+		return meta.E(op, meta.IO, m.name, fmt.Errorf("%w; it ends when nobody has its device open any more", err))
 	}
 	defer f.Close()
 	if ended(int(m.device.Fd())) {

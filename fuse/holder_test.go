@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -224,6 +225,9 @@ func TestRestoredMountWaitsForItsServer(t *testing.T) {
 	p, q, s := r.dial(), r.dial(), r.dial()
 	got, replaced := r.take(q, "/m", false), r.take(s, "/m", true)
 	stays(t, "a mount whose server runs", got, 500*time.Millisecond)
+	if l := r.list(p); len(l) != 1 || !l[0].Awaited {
+		t.Errorf("its server may come: %+v", l)
+	}
 	if err := p.Put("/m", someStart, 0, dev, mem); err != nil {
 		t.Fatal("who serves is refused:", err)
 	}
@@ -298,15 +302,21 @@ func TestPutBesideTaker(t *testing.T) {
 	p, q, other := r.dial(), r.dial(), r.dial()
 	r.put(p, "/m", someStart)
 	r.goes(p)
+	if l := r.list(other); len(l) != 1 || l[0].Awaited {
+		t.Errorf("nobody serves it, and nobody comes: %+v", l)
+	}
 	took := comes(t, "the mount", r.take(q, "/m", false))
 	took.have(t)
+	if l := r.list(other); len(l) != 1 || !l[0].Awaited || l[0].PID != 0 {
+		t.Errorf("somebody is about to serve it: %+v", l)
+	}
 	dev, _ := device(t)
 	wantKind(t, other.Put("/m", someStart, 0, dev, memory(t, process.Process{}, 0)), meta.Busy)
 	if err := q.Put("/m", someStart, 0, took.device, took.memory); err != nil {
 		t.Fatal(err)
 	}
 	wantKind(t, other.Put("/m", someStart, 0, dev, memory(t, process.Process{}, 0)), meta.Busy)
-	if l := r.list(other); len(l) != 1 || l[0].Taken != 1 {
+	if l := r.list(other); len(l) != 1 || l[0].Taken != 1 || l[0].Awaited {
 		t.Fatalf("%+v", l)
 	}
 }
@@ -492,6 +502,22 @@ func init() {
 		time.Sleep(2 * time.Millisecond)
 		return err
 	}
+	// A successor that takes over and serves.
+	parts["holderServes"] = func(socket string) error {
+		h, err := DialHolder(socket)
+		if err != nil {
+			return err
+		}
+		dev, mem, ok, err := h.Take("/m", false)
+		if err != nil || !ok {
+			return fmt.Errorf("found %v, %w", ok, err)
+		}
+		if err := h.Put("/m", someStart, 0, dev, mem); err != nil {
+			return err
+		}
+		<-h.gone
+		return nil
+	}
 	parts["holderNever"] = func(string) error { note(); return errors.New("no configuration") }
 	// Listens, as another user.
 	parts["holderStranger"] = func(socket string) error {
@@ -520,6 +546,67 @@ func note() {
 	if err == nil {
 		fmt.Fprintln(f, os.Getpid())
 		f.Close()
+	}
+}
+
+// A successor is not spared by the kernel as the holder is that started it, but as
+// who served before.
+func TestSuccessorsForWantOfMemory(t *testing.T) {
+	notes := filepath.Join(t.TempDir(), "notes")
+	r := holds(t, HolderConfig{Patience: time.Hour, Respawn: true}, nil)
+	p := r.dial()
+	r.put(p, "/m", Start{
+		Path: os.Args[0], Args: []string{os.Args[0], r.socket}, Dir: "/", OOM: 123,
+		Env: append(os.Environ(), partEnv+"=holderServes", notesEnv+"="+notes),
+	})
+	p.Close()
+	var pid int
+	looks := r.dial()
+	r.until("served again", func() bool { pid = r.list(looks)[0].PID; return pid != 0 })
+	defer syscall.Kill(pid, syscall.SIGKILL)
+	var score string
+	r.until("its score", func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
+		score = strings.TrimSpace(string(b))
+		return err != nil || score == "123"
+	})
+	if score != "123" {
+		t.Errorf("its score is %q", score)
+	}
+}
+
+// What can't be aborted, since the control file system is out of sight and there is
+// no right to mount it, is not taken for gone.
+func TestAbortWithoutRights(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("giving up capabilities needs root")
+	}
+	ended := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // it ends with this goroutine
+		ended <- func() error {
+			err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+			if err != nil {
+				return err
+			}
+			for unix.Unmount("/sys/fs/fuse/connections", unix.MNT_DETACH) == nil {
+			}
+			var none [2]unix.CapUserData
+			if err := unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]); err != nil {
+				return err
+			}
+			f, err := openAbort(1)
+			if err == nil {
+				f.Close()
+			}
+			if err == nil || errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("it is said to be gone: %w", err)
+			}
+			return nil
+		}()
+	}()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 

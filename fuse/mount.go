@@ -142,6 +142,7 @@ func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 		return nil, err
 	}
 	f.incarnation, f.noOpen, f.noPassthrough = h.Incarnation, h.NoOpen, h.Helper != ""
+	f.texts.made = uint64(h.Generation) << 24 // the kernel may know those that a predecessor made
 	m := &Mount{dir: h.Dir, fs: f, notifier: cfg.Notifier, log: cfg.Logger, helper: h.Helper, done: make(chan struct{}), held: true}
 	device, err := dupDevice(k.Device)
 	if err != nil {

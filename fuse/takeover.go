@@ -326,7 +326,7 @@ func (f *fileSystem) restorePages(left []keep.Record, bytes func(keep.Record) []
 			v: v, ino: ino, data: append([]byte(nil), p...), off: int64(r.N[2]), kill: r.N[5]>>63 != 0,
 			call: &penstock.Call{
 				Op:  meta.OpID{Incarnation: f.incarnation, Unique: unique},
-				UID: uint32(r.Aux), Resent: true,
+				UID: r.Aux, GID: uint32(r.N[1]), Resent: true,
 			},
 		})
 	}

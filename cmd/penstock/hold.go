@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -68,7 +69,7 @@ restarted: systemd has the descriptors meanwhile.`,
 			// to say so it stays as it is.
 			_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0)
 			cfg := fuse.HolderConfig{Patience: patience, Settle: settle, Respawn: respawn, Once: once, Logger: log}
-			store, left, err := fromSystemd(os.Getenv)
+			store, left, err := fromSystemd(os.Getenv, log)
 			if err != nil {
 				return err
 			}
@@ -145,8 +146,11 @@ func listHeld(w io.Writer, socket string) error {
 	}
 	for _, m := range mounts {
 		by := "nobody"
-		if m.PID != 0 {
+		switch {
+		case m.PID != 0:
 			by = fmt.Sprint("pid ", m.PID)
+		case m.Awaited:
+			by = "nobody yet"
 		}
 		line := fmt.Sprintf("%s\tserved by %s\ttaken over %d times", m.Name, by, max(m.Taken, 0))
 		if m.Unkept != "" {
@@ -234,7 +238,11 @@ func startAgain() fuse.Start {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, fuse.TakeoverEnv+"=") || strings.HasPrefix(v, readyEnv+"=")
 	})
-	return fuse.Start{Path: path, Args: slices.Clone(os.Args), Env: env, Dir: dir}
+	oom := 0
+	if b, err := os.ReadFile("/proc/self/oom_score_adj"); err == nil {
+		oom, _ = strconv.Atoi(strings.TrimSpace(string(b)))
+	}
+	return fuse.Start{Path: path, Args: slices.Clone(os.Args), Env: env, Dir: dir, OOM: oom}
 }
 
 // replaceMount starts this version of the program as the successor of whoever

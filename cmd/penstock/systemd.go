@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"strconv"
@@ -33,8 +34,10 @@ const firstFD = 3
 
 const deviceName, memoryName = "-device", "-memory"
 
-// fromSystemd takes what systemd passed: nil, nil if no systemd waits for us.
-func fromSystemd(env func(string) string) (*systemd, map[string][]*os.File, error) {
+// fromSystemd takes what systemd passed: nil, nil if no systemd waits for us. What
+// is no whole mount is let go, for the sake of the others: the holder before was
+// killed when it had stored one descriptor of two. Who serves it puts them again.
+func fromSystemd(env func(string) string, log *slog.Logger) (*systemd, map[string][]*os.File, error) {
 	socket := env("NOTIFY_SOCKET")
 	if socket == "" {
 		return nil, nil, nil
@@ -63,14 +66,26 @@ func fromSystemd(env func(string) string) (*systemd, map[string][]*os.File, erro
 	}
 	left := make(map[string][]*os.File)
 	for hash, p := range pairs {
-		if p.device == nil || p.memory == nil {
-			return nil, nil, meta.E("take descriptors", meta.Corrupt, hash, errors.New("one of two is missing"))
+		dir, err := "", error(meta.E("take descriptors", meta.Corrupt, hash, errors.New("one of two is missing")))
+		if p.device != nil && p.memory != nil {
+			dir, err = fuse.LeftDir(int(p.memory.Fd()))
 		}
-		dir, err := fuse.LeftDir(int(p.memory.Fd()))
-		if err != nil {
+		if err == nil {
+			left[dir] = []*os.File{p.device, p.memory}
+			continue
+		}
+		if meta.KindOf(err) != meta.Corrupt { // another version of this program may read it
 			return nil, nil, err
 		}
-		left[dir] = []*os.File{p.device, p.memory}
+		log.Error("a mount that was stored is not held", "name", hash, "err", err)
+		if err := s.remove(hash); err != nil {
+			return nil, nil, err
+		}
+		for _, f := range []*os.File{p.device, p.memory} {
+			if f != nil {
+				f.Close()
+			}
+		}
 	}
 	return s, left, nil
 }
@@ -141,7 +156,8 @@ func (s *systemd) Store(dir string, fds ...*os.File) error {
 }
 
 // Remove takes it out.
-func (s *systemd) Remove(dir string) error {
-	name := storeName(dir)
+func (s *systemd) Remove(dir string) error { return s.remove(storeName(dir)) }
+
+func (s *systemd) remove(name string) error {
 	return errors.Join(s.notify("FDSTOREREMOVE=1\nFDNAME="+name+deviceName), s.notify("FDSTOREREMOVE=1\nFDNAME="+name+memoryName))
 }

@@ -81,6 +81,34 @@ func TestReplacementFails(t *testing.T) {
 	r.clean(pid)
 }
 
+// A holder that can take no more connections keeps what it has.
+func TestHolderWithoutDescriptors(t *testing.T) {
+	r := newRig(t, "--settle=1s")
+	r.mount()
+	var before unix.Rlimit
+	err := unix.Prlimit(r.holder.PID(), unix.RLIMIT_NOFILE, nil, &before)
+	if err == nil {
+		err = unix.Prlimit(r.holder.PID(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: before.Max}, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: r.socket, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	time.Sleep(500 * time.Millisecond)
+	if l, err := r.hold.List(); err != nil || len(l) != 1 || l[0].PID == 0 {
+		t.Fatalf("it holds %+v, %v", l, err)
+	}
+	if err := unix.Prlimit(r.holder.PID(), unix.RLIMIT_NOFILE, &before, nil); err != nil {
+		t.Fatal(err)
+	}
+	r.dial()
+	r.clean(r.server())
+}
+
 // A mount that nobody serves for too long is given up: who uses it gets errors,
 // and it can be mounted anew.
 func TestPatienceRunsOut(t *testing.T) {
@@ -283,6 +311,16 @@ func (s *systemd) count() int {
 	return len(s.store)
 }
 
+// forget loses what was stored last.
+func (s *systemd) forget(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for range n {
+		s.store[len(s.store)-1].fd.Close()
+		s.store = s.store[:len(s.store)-1]
+	}
+}
+
 // start runs the holder as the service, and waits until it says that it is ready.
 func (s *systemd) start() *spawn.Process {
 	s.r.T.Helper()
@@ -343,6 +381,19 @@ func TestHolderRestarted(t *testing.T) {
 	if _, _, ok, err := r.dial().Take(r.at, false); err == nil || r.server() != pid {
 		t.Fatalf("another one got the mount: %v %v, served by %d, not %d", ok, err, r.server(), pid)
 	}
+	r.Until("stored", stored)
+
+	// It is killed when it has stored one of two: what is whole is held, and who
+	// serves the rest comes back.
+	holder.Kill()
+	s.forget(1)
+	holder = s.start()
+	r.Until("held again", func() error {
+		if r.server() != pid {
+			return errors.New("not yet")
+		}
+		return nil
+	})
 	r.Until("stored", stored)
 
 	// Both: the next process takes over from the descriptors alone.
