@@ -247,7 +247,7 @@ func (c csiHolder) Orphans() (paths []string, err error) {
 	defer h.Close()
 	mounts, err := h.List()
 	for _, m := range mounts {
-		if m.PID == 0 {
+		if m.PID == 0 && !m.Awaited {
 			paths = append(paths, m.Name)
 		}
 	}

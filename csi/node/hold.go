@@ -20,7 +20,8 @@ import (
 // lock and hands it to the process that it starts: there is one at a time, and a
 // driver that is killed meanwhile leaves one that lives, or none.
 type Holder interface {
-	// Orphans lists the mounts that it has and nobody serves, by their whole paths.
+	// Orphans lists the mounts that it has and nobody serves, nor is about to, by
+	// their whole paths.
 	Orphans() ([]string, error)
 	// Forget has it drop a mount that nobody serves; there may be none.
 	// Errors: Busy (somebody does).
@@ -84,6 +85,13 @@ func (c *children) take(ctx context.Context, f folder) (_ context.Context, done 
 		delete(c.takes, f)
 		c.mu.Unlock()
 	}
+}
+
+// takesUp tells whether a mount is about to be taken up.
+func (c *children) takesUp(f folder) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.takes[f] != nil
 }
 
 // giveUp ends taking up a mount that is no more.
@@ -201,7 +209,7 @@ func (s *Server) folders() map[string]folder {
 // starting), Unavailable.
 func (s *Server) takeUp(ctx context.Context, f folder, since time.Time) error {
 	lock, err := f.lock()
-	if meta.KindOf(err) == meta.Busy && time.Since(since) > dyingAfter {
+	if meta.KindOf(err) == meta.Busy && time.Since(since) > dyingAfter && !s.children.takesUp(f) {
 		// A killed process that can't end: a thread of it waits, in the kernel, for
 		// what a successor will serve. It keeps its lock, of a file that is no more.
 		if err := os.Remove(f.file(lockName)); err != nil {

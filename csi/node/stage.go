@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -96,11 +97,18 @@ func (s *Server) stage(ctx context.Context, want record) error {
 	if err != nil {
 		return err
 	}
-	if have, err := f.read(); err == nil && m != nil && have.same(want) && s.orphaned(want.Staging) {
+	have, unread := f.read()
+	if m != nil && unread == nil && s.orphaned(want.Staging) {
+		if err := have.admits(want); err != nil {
+			return err // pods may use it
+		}
 		return s.takeUpLocked(ctx, f, lock)
 	}
 	if m != nil && s.probes.ask(want.Staging) == nil {
 		// It lives, and not under this lock: the state was lost.
+		if unread == nil {
+			return have.admits(want)
+		}
 		if m.Source != strings.TrimSuffix(want.Source, "/") {
 			return meta.E("stage", meta.Exists, want.Staging, fmt.Errorf("%s is mounted there", m.Source))
 		}
@@ -138,8 +146,8 @@ func (s *Server) alreadyStaged(f folder, want record) error {
 	if err != nil {
 		return err
 	}
-	if !have.same(want) {
-		return meta.E("stage", meta.Exists, want.Staging, fmt.Errorf("the volume is staged there with other options: %v", have.Options))
+	if err := have.admits(want); err != nil {
+		return err
 	}
 	m, err := mountAt(want.Staging)
 	if err != nil {
@@ -149,6 +157,15 @@ func (s *Server) alreadyStaged(f folder, want record) error {
 		return status.Error(codes.Aborted, "the volume's process is mounting it, or ending")
 	}
 	return s.probes.ask(want.Staging)
+}
+
+// admits fails with Exists unless a volume that is staged as r says is what a call
+// wants. Its source may differ: the volume may have another name by now.
+func (r record) admits(want record) error {
+	if r.Volume != want.Volume || r.Staging != want.Staging || !slices.Equal(r.Options, want.Options) {
+		return meta.E("stage", meta.Exists, want.Staging, fmt.Errorf("the volume is staged there with other options: %v", r.Options))
+	}
+	return nil
 }
 
 // startWait bounds how long a process may take to mount, whatever the caller's

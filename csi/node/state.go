@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -132,11 +131,6 @@ func (f folder) remove() error {
 		return err
 	}
 	return nil
-}
-
-// same tells whether a volume that is staged is what a call wants.
-func (r record) same(o record) bool {
-	return r.Volume == o.Volume && r.Staging == o.Staging && r.Source == o.Source && slices.Equal(r.Options, o.Options)
 }
 
 // Recover looks at what was staged when the driver ran last: what is still

@@ -17,6 +17,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 
 	"penstock.io/penstock/fuse"
 	"penstock.io/penstock/test/takeover"
@@ -181,7 +182,7 @@ func TestHeld(t *testing.T) {
 	pods := r.container()
 	r.drive(nil)
 	q := claim("pvc-1", nil)
-	q.CapacityRange.RequiredBytes = 8 << 30 // who goes leaves what it had reserved of the quota
+	q.CapacityRange.RequiredBytes = 256 << 20 // of which the pod uses 50 MiB, and half as much again that it has deleted
 	id := must(t, r.controller().CreateVolume, q).GetVolume().GetVolumeId()
 	staging, target := filepath.Join(pods, "staging"), filepath.Join(pods, "pod")
 	stage := &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)}
@@ -225,6 +226,87 @@ func TestHeld(t *testing.T) {
 	if err := unix.Mount(pods, pods, "", unix.MS_BIND, ""); err != nil { // for the cleanup
 		t.Fatal(err)
 	}
+}
+
+// TestTakenUpSlowly: a process that takes a mount up waits for the cluster when its
+// driver is killed. The next driver leaves the mount to it, and its lock.
+func TestTakenUpSlowly(t *testing.T) {
+	r := newRig(t)
+	r.held()
+	r.drive(nil)
+	id, staging := r.staged("pvc-1")
+	r.meta.Kill()
+	if err := syscall.Kill(r.server(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	awaited := func() error {
+		h, err := fuse.DialHolder(r.hold)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		if l, err := h.List(); err != nil || len(l) != 1 || !l[0].Awaited {
+			return fmt.Errorf("%+v, %w", l, err)
+		}
+		return nil
+	}
+	r.until("somebody takes it up", awaited)
+	who := r.server()
+	r.driver.Kill()
+	// Without inline volumes, which it would look for in the cluster first.
+	r.driver = r.start(nil, "csi", "--endpoint", "unix://"+r.socket(), "--cluster", r.cluster(), "--state-dir", r.path("state"), "--node-name", "node1", "--hold", r.hold)
+	for begun := time.Now(); time.Since(begun) < 4*time.Second; time.Sleep(20 * time.Millisecond) {
+		if l := r.processes(); len(l) != 1 {
+			t.Fatalf("processes of mounts: %q", l)
+		}
+	}
+	r.startMeta()
+	r.passes(staging)
+	r.answers(r.conn)
+	if now := r.server(); now != who {
+		t.Errorf("process %d serves, %d took it up", now, who)
+	}
+	r.gone(id, staging)
+	r.nothingHeld()
+	r.clean()
+}
+
+// TestHeldAsItIs: of a mount that pods use and nobody serves, one that is to be
+// staged with other options is refused; with those that it has it is staged, though
+// the volume has another name by now.
+func TestHeldAsItIs(t *testing.T) {
+	r := newRig(t)
+	r.held()
+	r.drive(nil)
+	id, staging := r.staged("pvc-1")
+	f, err := os.Create(filepath.Join(staging, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rename := func(from, to string) {
+		t.Helper()
+		if _, err := r.ctl("volume", "rename", from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rename("csi-pvc-1", "another")
+	as := &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)}
+	other := &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability(manyWriters, "noatime")}
+	for range 2 {
+		must(t, r.node().NodeStageVolume, as)
+		if err := syscall.Kill(r.server(), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		_, err := r.node().NodeStageVolume(t.Context(), other)
+		wants(t, "staged with other options", err, codes.AlreadyExists)
+		r.passes(staging)
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		t.Errorf("what was open: %v", err)
+	}
+	rename("another", "csi-pvc-1") // the driver deletes nothing else
+	r.gone(id, staging)
+	r.clean()
 }
 
 // TestHeldByNobody: the processes of mounts are gone, and the cluster too, so that
