@@ -58,6 +58,8 @@ type world struct {
 	// promised is what a predecessor was promised; asked and given count bytes of
 	// Reserve.
 	promised, asked, given uint64
+	// away: nobody answers about promises.
+	away bool
 	// before runs when an operation is sent, before it is decided; it may block.
 	before func(op meta.Op)
 	// delay makes waiters look at replies late, to reorder them with recalls.
@@ -171,7 +173,14 @@ type fakeKept struct{ *fakeSession }
 func (fakeKept) Begin() uint32 { return 0 }
 func (fakeKept) End(uint32)    {}
 
-func (s fakeKept) Inherit(context.Context, meta.VolumeID) (metaclient.Promise, error) {
+func (s fakeKept) Inherit(ctx context.Context, _ meta.VolumeID) (metaclient.Promise, error) {
+	s.w.mu.Lock()
+	away := s.w.away
+	s.w.mu.Unlock()
+	if away {
+		<-ctx.Done()
+		return metaclient.Promise{}, context.Cause(ctx)
+	}
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
 	return metaclient.Promise{Granted: s.w.promised, Metered: true}, nil

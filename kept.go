@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -316,13 +317,23 @@ func (v *Volume) Reopen(ino meta.Ino, flags uint32) {
 const (
 	sealsAtOnce = 16
 	filesAtOnce = 64
+	inheritWait = 2 * time.Second
 )
 
 // resume takes in what a predecessor left.
 func (c *Client) resume(ctx context.Context, left []keep.Record) error {
+	written := make(map[meta.VolumeID]bool)
+	for _, r := range left {
+		if r.Kind == keep.Data || r.Kind == keep.Chunk {
+			written[meta.VolumeID(r.N[0])] = true
+		}
+	}
+	// Nobody waits for the owner of a volume to which nothing is to be written.
+	brief, cancel := context.WithTimeout(ctx, inheritWait)
+	defer cancel()
 	var volumes []*Volume
 	var promises errgroup.Group
-	promises.SetLimit(sealsAtOnce)
+	promises.SetLimit(filesAtOnce)
 	for _, id := range volumesOf(left) {
 		v, err := c.VolumeByID(ctx, id)
 		if err != nil {
@@ -331,7 +342,11 @@ func (c *Client) resume(ctx context.Context, left []keep.Record) error {
 		}
 		volumes = append(volumes, v)
 		v.meter.inheriting()
-		promises.Go(func() error { v.inherit(ctx); return nil })
+		until := ctx
+		if !written[id] {
+			until = brief
+		}
+		promises.Go(func() error { v.inherit(until); return nil })
 	}
 	_ = promises.Wait() // none fails
 	var seals errgroup.Group

@@ -201,6 +201,24 @@ func killedModel(t *testing.T, seed uint64) {
 	check("killed at last")
 }
 
+// A volume whose owner is away, and in which nothing is to be put back, keeps no
+// mount waiting.
+func TestSuccessorWaitsForNoOwner(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1, QuotaBytes: 1 << 30})
+	c, _ := open(t, w, keeping(t))
+	w.mu.Lock()
+	w.away = true
+	w.mu.Unlock()
+	came := make(chan *Client, 1)
+	go func() { came <- w.succeed(c, keeping(t)) }()
+	select {
+	case c := <-came:
+		_ = c.Close(context.Background())
+	case <-time.After(30 * time.Second):
+		t.Fatal("it waits")
+	}
+}
+
 // A successor asks for nothing for what it puts back, and gives back what its
 // predecessor was promised beyond that, but not before the ends of its files are
 // sealed: they count only then.
