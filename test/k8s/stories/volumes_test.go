@@ -1,0 +1,81 @@
+package stories
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"penstock.io/penstock/test/k8s/rig"
+)
+
+// TestInline: where the driver is deployed so, a pod brings a volume along, which
+// goes with it. The nodes are administrators then, and clients again after it; this
+// is the last of the stories.
+func TestInline(t *testing.T) {
+	s := begin(t)
+	// The nodes become bearers of a role. What they were before is put aside for when
+	// they are that again: a name is given once.
+	deploy := func(role, before string, inline bool) error {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+		defer cancel()
+		token, err := the.Penstock(ctx, "cluster", "join-token", "--role", role)
+		if err != nil {
+			return err
+		}
+		// Modes of a CSIDriver can't be changed, and who is joined stays who he is.
+		for _, args := range [][]string{
+			{"delete", "csidriver", "csi.penstock.io"},
+			{"delete", "secret", "penstock-node-token"},
+			{"create", "secret", "generic", "penstock-node-token", "--from-literal=token=" + strings.TrimSpace(token)},
+			{"delete", "pods", "-l", "app.kubernetes.io/component=node", "--timeout=120s"},
+		} {
+			if args[0] == "delete" && args[1] == "pods" {
+				for _, node := range nodes {
+					script := fmt.Sprintf("cd /var/lib/penstock-csi; mv credentials credentials-%s; if test -d credentials-%s; then mv credentials-%[2]s credentials; fi", before, role)
+					if out, err := the.Machine(node).Command(ctx, "sh", "-ec", script).CombinedOutput(); err != nil {
+						return fmt.Errorf("%w: %s", err, out)
+					}
+				}
+			}
+			if _, err := the.Kubectl(ctx, append([]string{"-n", rig.Namespace}, args...)...); err != nil {
+				return err
+			}
+		}
+		return the.Deploy(ctx, rig.Change{Inline: inline})
+	}
+	if err := deploy("admin", "client", true); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := deploy("client", "admin", false); err != nil {
+			t.Error(err)
+		}
+		for _, node := range nodes {
+			if _, err := the.Penstock(context.Background(), "cluster", "evict", "admin/"+node); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	s.apply(fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata: {name: p, namespace: NAMESPACE}
+spec:
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {kubernetes.io/hostname: node2}
+  containers:
+    - name: main
+      image: %s
+      command: [sleep, "100000"]
+      volumeMounts: [{name: scratch, mountPath: /scratch}]
+  volumes:
+    - name: scratch
+      csi: {driver: csi.penstock.io, volumeAttributes: {size: 32Mi}}`, rig.Image))
+	s.ready("p")
+	s.want("p", "echo x > /scratch/x; cat /scratch/x; df -Pk /scratch | awk 'NR==2 {print $2}'", "x\n32768")
+	if v, err := the.Volumes(t.Context()); err != nil || len(v) != 1 {
+		t.Errorf("volumes: %v %v", v, err)
+	}
+	s.kubectl("delete", "pod", "p", "--timeout=60s")
+	s.until(patience, "it is gone with its pod", s.left)
+}
