@@ -49,6 +49,10 @@ type world struct {
 	fail func(op meta.Op) error
 	// failChunk is asked before an append or sync of a chunk.
 	failChunk func(what string, id meta.ChunkID) error
+	// syncTakes says how long a sync of a chunk takes, which is then under way; nil: no time.
+	syncTakes func(id meta.ChunkID) time.Duration
+	// chunkSyncs counts syncs of chunks.
+	chunkSyncs int
 	// failEnd is asked before a chunk is sealed.
 	failEnd func(id meta.ChunkID) error
 	// failRead is asked before a read of a chunk.
@@ -847,6 +851,14 @@ func (x *fakeWriter) Sync(context.Context) error {
 	w := x.c.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.chunkSyncs++
+	n := x.n
+	if w.syncTakes != nil {
+		takes := w.syncTakes(x.c.id)
+		w.mu.Unlock()
+		time.Sleep(takes)
+		w.mu.Lock()
+	}
 	if x.c.broken == nil && w.failChunk != nil {
 		x.c.broken = w.failChunk("sync", x.c.id)
 	}
@@ -856,7 +868,7 @@ func (x *fakeWriter) Sync(context.Context) error {
 	if x.c.sealed {
 		return meta.E("sync", meta.Sealed, x.c.id.String(), nil)
 	}
-	x.c.synced = x.n
+	x.c.synced = max(x.c.synced, n)
 	return nil
 }
 

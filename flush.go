@@ -391,10 +391,22 @@ func (v *Volume) pushGroup(ctx context.Context, ws []*work, leavePush bool) {
 			continue
 		}
 		w.in.mu.Lock()
+		if !w.pushTurn {
+			// A stream leaves its turn after some blocks; nothing else that holds
+			// the push turn does so without the commit turn.
+			if _, w.err = w.in.take(ctx, turnPush); w.err != nil {
+				w.in.mu.Unlock()
+				continue
+			}
+			w.pushTurn = true
+		}
 		v.capture(w)
 		w.in.mu.Unlock()
 		if err := v.push(ctx, w, &g); err != nil {
 			w.err = errors.Join(w.err, pushAgain(ctx, err))
+		}
+		if n := len(g.list); w.err == nil && leavePush && (n == 0 || g.list[n-1].w != w) {
+			w.endPush() // a stream may go on while others of the group are appended
 		}
 	}
 	_ = g.flush(ctx) // each file in it has the error
@@ -403,12 +415,18 @@ func (v *Volume) pushGroup(ctx context.Context, ws []*work, leavePush bool) {
 		if w.err != nil {
 			v.release(w)
 		}
-		if leavePush && w.pushTurn {
-			w.pushTurn = false
-			w.in.file.leave(turnPush)
-		}
 		w.in.mu.Unlock()
+		if leavePush && w.pushTurn {
+			w.endPush()
+		}
 	}
+}
+
+func (w *work) endPush() {
+	w.in.mu.Lock()
+	defer w.in.mu.Unlock()
+	w.pushTurn = false
+	w.in.file.leave(turnPush)
 }
 
 // pushAgain decides whether another chunk may help. It may when one failed,

@@ -1,10 +1,14 @@
 package penstock
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"penstock.io/penstock/meta"
 )
@@ -50,21 +54,18 @@ func (v *Volume) kick() {
 	}
 }
 
-// flusher commits what was written, a while after or when much is waiting. It
-// works in two stages: while a group is being synced and committed, the next
-// is appended.
+// flights is how many groups of the flusher's are on their way side by side: a sync
+// takes the disk's time, not the machine's, and disks and their file systems do
+// several at once in little more than the time of one.
+const flights = 4
+
+// flusher commits what was written, a while after or when much is waiting: several
+// groups of files side by side, each of which is appended, synced and committed.
 func (v *Volume) flusher() {
 	c := v.c
-	stage := make(chan []*work, 1)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for ws := range stage {
-			v.commitGroup(c.ctx, ws)
-			v.settleGroup(c.ctx, ws)
-		}
-	}()
-	defer func() { close(stage); <-done }()
+	slots := make(chan struct{}, flights)
+	var under sync.WaitGroup
+	defer under.Wait()
 	timer := time.NewTimer(c.flushEvery)
 	defer timer.Stop()
 	armed := true
@@ -75,7 +76,7 @@ func (v *Volume) flusher() {
 		case <-timer.C:
 			armed = false
 		case <-v.kicked:
-			if v.dirtyBytes.Load() < c.flushBytes && !c.buf.full() {
+			if !v.muchDirty() {
 				if !armed { // the first dirty file: give others time to join it
 					timer.Reset(c.flushEvery)
 					armed = true
@@ -84,23 +85,33 @@ func (v *Volume) flusher() {
 			}
 		}
 		v.atimes.send(v)
+		v.dirtyMu.Lock()
+		round := len(v.dirty)
+		v.dirtyMu.Unlock()
 		for {
-			ws := v.nextGroup()
-			if len(ws) == 0 {
-				break
-			}
-			for _, w := range ws {
-				w.pushTurn = true
-			}
-			v.pushGroup(c.ctx, ws, true)
 			select {
-			case stage <- ws:
+			case slots <- struct{}{}:
 			case <-c.ctx.Done():
-				v.abandon(ws)
 				return
 			}
-			if armed && v.dirtyBytes.Load() < c.flushBytes {
-				break // the rest waits for the clock
+			ws, bytes := v.nextGroup(armed)
+			if len(ws) == 0 {
+				<-slots
+				break
+			}
+			v.flying.Add(bytes)
+			under.Go(func() {
+				v.pushGroup(c.ctx, ws, true)
+				v.commitGroup(c.ctx, ws)
+				err := v.settleGroup(c.ctx, ws)
+				v.flying.Add(-bytes)
+				<-slots
+				if err == nil && v.muchDirty() { // it may be what these files got meanwhile
+					v.kick()
+				}
+			})
+			if round -= len(ws); armed && !v.muchDirty() || !armed && round <= 0 {
+				break // the rest, and what is written meanwhile, waits for the clock
 			}
 		}
 		v.dirtyMu.Lock()
@@ -113,46 +124,75 @@ func (v *Volume) flusher() {
 	}
 }
 
-// nextGroup takes the turns of some dirty files that nobody else flushes now.
-func (v *Volume) nextGroup() []*work {
+// muchDirty reports that more should be flushed at once: enough waits beside what is
+// on its way, or the client's write buffer gets full and nothing is on its way that
+// will make room in it.
+func (v *Volume) muchDirty() bool {
+	flying := v.flying.Load()
+	return v.dirtyBytes.Load()-flying >= v.c.flushBytes || flying == 0 && v.c.buf.full()
+}
+
+// nextGroup takes the commit turns of some dirty files that nobody else flushes now,
+// and tells how many bytes they have. With enough it takes those with the most bytes
+// first, and none if all of them together are not worth a sync, unless nothing is on
+// its way that will give bytes back.
+func (v *Volume) nextGroup(enough bool) (ws []*work, bytes int64) {
+	type candidate struct {
+		in    *inode
+		bytes int64
+	}
 	v.dirtyMu.Lock()
-	ins := make([]*inode, 0, min(len(v.dirty), groupFiles))
+	list := make([]candidate, 0, min(len(v.dirty), 4*groupFiles))
 	for in := range v.dirty {
-		if len(ins) == 4*groupFiles {
+		if len(list) == 4*groupFiles {
 			break
 		}
-		ins = append(ins, in)
+		list = append(list, candidate{in: in})
 	}
 	v.dirtyMu.Unlock()
-	var ws []*work
-	var bytes int64
-	for _, in := range ins {
-		if len(ws) == groupFiles || bytes >= groupBytes {
+	may := func(in *inode) bool { // mu is held
+		f := in.file
+		return f != nil && f.listed && f.busy&turnCommit == 0 && in.recall == nil && (f.uncommitted > 0 || f.metaDirty || f.sealWant)
+	}
+	n, all := 0, int64(0)
+	for _, c := range list {
+		c.in.mu.Lock()
+		if may(c.in) {
+			c.bytes = c.in.file.uncommitted
+			list[n] = c
+			n++
+			all += c.bytes
+		}
+		c.in.mu.Unlock()
+	}
+	list = list[:n]
+	flying := v.flying.Load()
+	if enough && flying > 0 && all < v.c.flushBytes/2 {
+		return nil, 0
+	}
+	if enough { // else all have their turn
+		slices.SortFunc(list, func(a, b candidate) int { return cmp.Compare(b.bytes, a.bytes) })
+	}
+	most := max(groupBytes, (v.dirtyBytes.Load()-flying)/flights)
+	for _, c := range list {
+		if len(ws) == groupFiles || bytes >= most {
 			break
 		}
-		in.mu.Lock()
-		f := in.file
-		if f != nil && f.listed && f.busy&turnCommit == 0 && in.recall == nil && (f.uncommitted > 0 || f.metaDirty || f.sealWant) {
-			f.busy |= turnCommit
-			// A stream leaves its turn after some blocks; nothing else that holds
-			// the push turn does so without the commit turn.
-			if _, err := in.take(v.c.ctx, turnPush); err != nil {
-				f.leave(turnCommit)
-				in.mu.Unlock()
-				break
-			}
-			in.pins.Add(1)
-			ws = append(ws, &work{in: in, mode: flushKeep})
-			bytes += f.uncommitted
+		c.in.mu.Lock()
+		if may(c.in) {
+			c.in.file.busy |= turnCommit
+			c.in.pins.Add(1)
+			ws = append(ws, &work{in: c.in, mode: flushKeep})
+			bytes += c.in.file.uncommitted
 		}
-		in.mu.Unlock()
+		c.in.mu.Unlock()
 	}
-	return ws
+	return ws, bytes
 }
 
 // settleGroup ends the flush of a group: turns are left, failures kept for
-// the writers.
-func (v *Volume) settleGroup(ctx context.Context, ws []*work) {
+// the writers; it gives the last one.
+func (v *Volume) settleGroup(ctx context.Context, ws []*work) (last error) {
 	// Another chunk may do; with the retries.
 	var again []*work
 	for _, w := range ws {
@@ -170,7 +210,6 @@ func (v *Volume) settleGroup(ctx context.Context, ws []*work) {
 	if len(again) > 0 {
 		v.flushGroup(ctx, again, true)
 	}
-	var last error
 	for _, w := range ws {
 		in := w.in
 		err := v.verdict(in, w.err)
@@ -192,22 +231,10 @@ func (v *Volume) settleGroup(ctx context.Context, ws []*work) {
 			v.c.log.Warn("write back failed, will be tried again", "volume", v.name, "err", last)
 		}
 	}
+	return last
 }
 
-func (v *Volume) abandon(ws []*work) {
-	for _, w := range ws {
-		w.in.mu.Lock()
-		v.release(w)
-		if f := w.in.file; f != nil {
-			f.leave(turnCommit)
-		}
-		w.in.mu.Unlock()
-		w.in.put()
-	}
-}
-
-// flushAll flushes every dirty file: groups of those whose turns are free,
-// then the others one by one.
+// flushAll flushes every dirty file.
 func (v *Volume) flushAll(ctx context.Context, mode flushMode) error {
 	v.dirtyMu.Lock()
 	todo := make([]*inode, 0, len(v.dirty))
@@ -216,6 +243,38 @@ func (v *Volume) flushAll(ctx context.Context, mode flushMode) error {
 		todo = append(todo, in)
 	}
 	v.dirtyMu.Unlock()
+	return v.flushThese(ctx, todo, mode)
+}
+
+// flushFiles makes what is buffered of some files durable and committed. It fails,
+// too, if some of it was lost before and no fsync was told.
+func (v *Volume) flushFiles(ctx context.Context, inos []meta.Ino) error {
+	var todo []*inode
+	for _, ino := range inos {
+		if in := v.c.table.peek(v.id, ino); in != nil {
+			todo = append(todo, in)
+			in.pins.Add(1)
+			defer in.put()
+		}
+	}
+	err := v.flushThese(ctx, slices.Clone(todo), flushKeep)
+	for _, in := range todo {
+		in.mu.Lock()
+		if f := in.file; f != nil {
+			err = cmp.Or(err, f.taken(errSync))
+		}
+		in.mu.Unlock()
+	}
+	return err
+}
+
+// besides bounds the files that are flushed one by one, but side by side.
+const besides = 16
+
+// flushThese flushes files, and lets go of one pin of each: groups of those whose
+// turns are free, then the others one by one, for most of which it just waits until
+// another flush has ended. It gives the first error, and goes on after it.
+func (v *Volume) flushThese(ctx context.Context, todo []*inode, mode flushMode) error {
 	var first error
 	var later []*inode
 	for len(todo) > 0 && ctx.Err() == nil {
@@ -256,13 +315,15 @@ func (v *Volume) flushAll(ctx context.Context, mode flushMode) error {
 			first = err
 		}
 	}
+	var others errgroup.Group
+	others.SetLimit(besides)
 	for _, in := range append(later, todo...) { // of todo nothing is left unless ctx ended
-		if err := v.flushOne(ctx, in, mode); err != nil && first == nil {
-			first = err
-		}
-		in.put()
+		others.Go(func() error {
+			defer in.put()
+			return v.flushOne(ctx, in, mode)
+		})
 	}
-	return first
+	return cmp.Or(first, others.Wait())
 }
 
 // ---- access times

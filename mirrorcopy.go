@@ -661,8 +661,8 @@ func timesOf(ino meta.Ino, a *meta.Attr) meta.SetAttr {
 	return meta.SetAttr{Ino: ino, Mask: meta.SetMtime | meta.SetAtime, Mtime: a.Mtime, Atime: a.Atime}
 }
 
-// setTimes sets the times of files whose contents are committed, many after one
-// sync.
+// setTimes sets the times of files whose contents are committed: of many files at
+// once, but not of those that are still being written.
 func (m *mirrorCopy) setTimes(ctx context.Context) error {
 	for {
 		f, more := <-m.synced
@@ -683,7 +683,11 @@ func (m *mirrorCopy) setTimes(ctx context.Context) error {
 			}
 			break
 		}
-		if err := m.dst.SyncAll(ctx); err != nil {
+		inos := make([]meta.Ino, len(batch))
+		for i, f := range batch {
+			inos[i] = f.dst
+		}
+		if err := m.dst.flushFiles(ctx, inos); err != nil {
 			return err
 		}
 		if err := each(ctx, batch, func(ctx context.Context, _ int, f mirrorFile) error {
@@ -876,6 +880,10 @@ func without(l, sub []span) (out []span) {
 	return out
 }
 
+// mirrorBuffers are what copyRanges reads into: memory that was used before costs a
+// fraction of what new memory does.
+var mirrorBuffers = sync.Pool{New: func() any { return new([mirrorSegment]byte) }}
+
 // copyRanges copies bytes: reads go ahead of writes, which stay in order.
 func (m *mirrorCopy) copyRanges(ctx context.Context, f *mirrorFile, ranges []span) error {
 	var segments []span
@@ -886,14 +894,16 @@ func (m *mirrorCopy) copyRanges(ctx context.Context, f *mirrorFile, ranges []spa
 		}
 	}
 	type answer struct {
-		p   []byte
+		buf *[mirrorSegment]byte
+		p   []byte // of it
 		err error
 	}
 	read := func(s span, at time.Time) (a answer) {
 		if a.err = waitUntil(ctx, at); a.err != nil {
 			return a
 		}
-		a.p = make([]byte, s.hi-s.lo)
+		buf := mirrorBuffers.Get().(*[mirrorSegment]byte)
+		a.buf, a.p = buf, buf[:s.hi-s.lo]
 		n, err := m.to.Read(ctx, f.src, a.p, int64(s.lo))
 		if err == nil && n < len(a.p) {
 			err = meta.E("mirror", meta.Corrupt, m.to.subject(f.src), fmt.Errorf("%d bytes at %d, there should be %d", n, s.lo, len(a.p)))
@@ -928,6 +938,9 @@ func (m *mirrorCopy) copyRanges(ctx context.Context, f *mirrorFile, ranges []spa
 		if failed == nil {
 			m.sent.Add(s.hi - s.lo)
 			begin(i + mirrorReads)
+		}
+		if a.buf != nil {
+			mirrorBuffers.Put(a.buf)
 		}
 	}
 	return failed

@@ -17,7 +17,7 @@ func TestRemovedWhileFlushedEndsItsChunk(t *testing.T) {
 	in := v.node(ino)
 	defer in.put()
 	// As the flusher: captured, not pushed yet.
-	ws := v.nextGroup()
+	ws, _ := v.nextGroup(false)
 	if len(ws) != 1 {
 		t.Fatal(len(ws))
 	}

@@ -37,6 +37,7 @@ type Volume struct {
 	// mirror's target knows from it that the right to do so is still the same.
 	only       atomic.Uint64
 	dirtyBytes atomic.Int64
+	flying     atomic.Int64 // of those, in groups that the flusher has under way
 	policy     atomic.Pointer[meta.Policy]
 	policyAt   atomic.Int64 // nanoseconds of the clock
 

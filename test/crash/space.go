@@ -142,14 +142,16 @@ func writeSynced(path string, b []byte) error {
 	return errors.Join(werr, serr, f.Close())
 }
 
-// goesOn waits until a file can be written and synced again.
+// goesOn waits until a file can be written and synced again: a file in a chunk,
+// since one that is stored inline needs no room on the disk of chunks.
 func (m *machine) goesOn(ctx context.Context) error {
 	var err error
+	b := make([]byte, toldBytes)
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err = writeSynced(filepath.Join(m.mount, "goes-on"), []byte("again")); err == nil {
+		if err = writeSynced(filepath.Join(m.mount, "goes-on"), b); err == nil {
 			return nil
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -644,7 +645,16 @@ func TestBytes(t *testing.T) {
 		inos = append(inos, e.Attr.Ino)
 	}
 	w.must(src.SyncAll(t.Context()))
+	cpu := func() time.Duration { return cpuOf(t, a.up.PID()) + cpuOf(t, b.up.PID()) }
+	used := cpu()
 	b.Must("mirror", "create", "src", "dst", "--source-dir", a.dir)
+	b.Until("the bytes copied", func() error {
+		if m := b.mirror("dst"); m.Last == nil && (m.Round == nil || m.Round.Copied.IsZero()) {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	used = cpu() - used
 	b.Until("the first round", func() error {
 		if b.mirror("dst").Last == nil {
 			return errors.New("not yet")
@@ -655,6 +665,7 @@ func TestBytes(t *testing.T) {
 	took := first.Copied.Sub(first.Began)
 	plain := plainCopy(t, uint64(*size)<<20, block)
 	t.Logf("first round: %d bytes in %v; plain TCP to a file and fsync: %v; %.2f of its throughput", first.Sent, took, plain, float64(plain)/float64(took))
+	t.Logf("both sides together: %.2f s of processor time a GB, until they were copied and a part of the digests was computed", used.Seconds()/float64(first.Sent)*1e9)
 	total := uint64(*size) << 20
 	for range total / 100 / 4096 {
 		_, err := src.Write(t.Context(), nil, pick(w.r, inos), w.bytes(4096), w.r.Int64N(file/4096)*4096, false, false)
@@ -677,6 +688,18 @@ func TestBytes(t *testing.T) {
 			t.Errorf("file %s differs", name)
 		}
 	}
+}
+
+// cpuOf is the processor time that a process has used.
+func cpuOf(t *testing.T, pid int) time.Duration {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+2:]))
+	user, _ := strconv.ParseInt(f[11], 10, 64)
+	system, _ := strconv.ParseInt(f[12], 10, 64)
+	return time.Duration(user+system) * time.Second / 100
 }
 
 // plainCopy sends n bytes through a TCP connection into a file, and syncs it.
