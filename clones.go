@@ -16,7 +16,7 @@ type CloneOf = wire.CloneInfo
 type cloneSession interface {
 	Clone(ctx context.Context, v meta.VolumeID, snapshot, name string) (metaclient.Volume, error)
 	Clones(ctx context.Context, v meta.VolumeID) ([]wire.CloneInfo, error)
-	Promote(ctx context.Context, v meta.VolumeID) (wire.PromoteStatus, error)
+	Promote(ctx context.Context, v meta.VolumeID, rate *uint64) (wire.PromoteStatus, error)
 }
 
 var _ cloneSession = session{}
@@ -63,15 +63,29 @@ func (v *Volume) Clones(ctx context.Context) ([]CloneOf, error) {
 // Promotion tells how far a clone is on the way to needing no other volume.
 type Promotion = wire.PromoteStatus
 
+// MinPromoteRate is the lowest rate of Volume.PromoteAt, in bytes a second.
+const MinPromoteRate = wire.MinPromoteRate
+
 // Promote begins to copy what this volume, a clone, still shares with what it
 // was cloned from, and tells how far that is. It goes on in the background, also
 // under the volume's next owners, while the volume is used; once it is done the
 // origin may be deleted. Of a volume that is no clone it says so. Errors: Busy
 // (the volume has clones itself), AccessDenied.
-func (v *Volume) Promote(ctx context.Context) (Promotion, error) {
+func (v *Volume) Promote(ctx context.Context) (Promotion, error) { return v.promote(ctx, nil) }
+
+// PromoteAt is Promote that copies at most rate bytes a second, from now on and
+// under the volume's next owners: MinPromoteRate or more, or 0 for as fast as it
+// goes. A byte counts once, however many replicas it has. It may be called
+// again with another rate, which holds within about a second. Errors: also
+// Invalid (the rate), NotSupported (the server is older).
+func (v *Volume) PromoteAt(ctx context.Context, rate uint64) (Promotion, error) {
+	return v.promote(ctx, &rate)
+}
+
+func (v *Volume) promote(ctx context.Context, rate *uint64) (Promotion, error) {
 	s, err := v.cloneSession()
 	if err != nil {
 		return Promotion{}, err
 	}
-	return s.Promote(ctx, v.id)
+	return s.Promote(ctx, v.id, rate)
 }

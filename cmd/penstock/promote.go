@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
 )
@@ -20,26 +21,42 @@ const (
 func newVolumePromote() *cobra.Command {
 	var w where
 	var detach bool
+	var rate sizeFlag
 	cmd := &cobra.Command{
 		Use:   "promote NAME",
 		Short: "Copy what a clone shares with its origin, so that it needs that no more",
 		Long: `Copies, from server to server, what a clone still shares with the volume that it
 was cloned from. The clone and its snapshots are used meanwhile. Afterwards the
 origin and its snapshot may be deleted. It goes on in the background when the
-command is interrupted; run again, the command waits on.`,
-		Example: `  penstock volume promote experiment-17`,
-		Args:    cobra.ExactArgs(1),
+command is interrupted; run again, the command waits on. With --rate it takes its
+time: a bound holds until the command is run with another one.`,
+		Example: `  penstock volume promote experiment-17
+  penstock volume promote experiment-17 --rate 100M --detach
+  penstock volume promote experiment-17 --rate 0`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
+			var bound *uint64 // nil: as it is
+			if cmd.Flags().Changed("rate") {
+				bound = (*uint64)(&rate)
+			}
+			if rate != 0 && rate < penstock.MinPromoteRate {
+				return usagef("--rate is 0 or at least %s a second", bytesText(penstock.MinPromoteRate))
+			}
 			return w.withVolume(ctx, args[0], func(s *client.Session, v wire.VolumeInfo) error {
 				for told := time.Now(); ; {
-					st, err := s.Promote(ctx, v.ID)
+					st, err := s.Promote(ctx, v.ID, bound)
+					bound = nil // somebody else may change it meanwhile
 					if err != nil || st.Done || detach {
 						return err
 					}
 					if time.Since(told) >= promoteTell {
 						told = time.Now()
-						fmt.Fprintf(cmd.ErrOrStderr(), "%s copied, %s left\n", bytesText(st.Copied), bytesText(st.Left))
+						at := ""
+						if st.Rate != 0 {
+							at = fmt.Sprintf(", at most %s a second", bytesText(st.Rate))
+						}
+						fmt.Fprintf(cmd.ErrOrStderr(), "%s copied, %s left%s\n", bytesText(st.Copied), bytesText(st.Left), at)
 					}
 					select {
 					case <-time.After(promotePoll):
@@ -51,6 +68,7 @@ command is interrupted; run again, the command waits on.`,
 		},
 	}
 	w.flags(cmd)
+	cmd.Flags().Var(&rate, "rate", "most bytes copied in a second, such as 100M; 0: as fast as it goes (default: as it was said before)")
 	cmd.Flags().BoolVar(&detach, "detach", false, "do not wait")
 	return cmd
 }

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 
 	"penstock.io/penstock/meta"
@@ -24,9 +25,19 @@ func (s *Session) Clones(ctx context.Context, v meta.VolumeID) (l []wire.CloneIn
 }
 
 // Promote begins to make a clone independent of what it was cloned from, and
-// tells how far that is: it goes on by itself. Errors: Busy (it has clones
-// itself).
-func (s *Session) Promote(ctx context.Context, v meta.VolumeID) (st wire.PromoteStatus, err error) {
-	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminPromote, Volume: v}, nil, &st)
+// tells how far that is: it goes on by itself. rate bounds the bytes that are
+// copied in a second from now on, 0 for as fast as it goes, else at least
+// wire.MinPromoteRate; nil leaves it as it is. Errors: Busy (it has clones
+// itself), Invalid (the rate), NotSupported (the server knows of no rates; it
+// copies at its own).
+func (s *Session) Promote(ctx context.Context, v meta.VolumeID, rate *uint64) (st wire.PromoteStatus, err error) {
+	var body any
+	if rate != nil {
+		body = wire.PromoteRequest{Rate: rate}
+	}
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminPromote, Volume: v}, body, &st)
+	if err == nil && !st.Done && rate != nil && st.Rate != *rate {
+		err = meta.E("promote volume", meta.NotSupported, "", errors.New("the metadata server is older than this program and knows no rate: it copies as fast as it goes"))
+	}
 	return st, err
 }

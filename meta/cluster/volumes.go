@@ -56,6 +56,7 @@ type Origin struct {
 	Implied   bool            `json:"implied,omitempty"` // the snapshot was taken for the clone, and goes with it
 	Token     uint64          `json:"token,omitempty"`   // of the request that made it
 	Promoting bool            `json:"promoting,omitempty"`
+	Rate      uint64          `json:"rate,omitempty"` // of promoting, bytes a second; 0: no bound
 }
 
 // Advisory is a quota that refuses nothing. Its owner writes into the row since
@@ -320,8 +321,8 @@ func (c *Cluster) UpdateVolume(ctx context.Context, id meta.VolumeID, change fun
 	}
 }
 
-// DeleteVolume removes a volume's row, its name and everything of its journal;
-// its owner, if any, is fenced by that. Its id is never given out again. Servers
+// DeleteVolume removes a volume's row, its name, everything of its journal, and
+// the record of a mirror that had it as its target; its owner, if any, is fenced by that. Its id is never given out again. Servers
 // that may still have chunks of it are noted: see Deleted. Deleting what is not
 // there succeeds. Errors: Busy (the row changed meanwhile), Unavailable.
 func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID, on ...meta.ServerID) error {
@@ -334,7 +335,7 @@ func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID, on ...meta
 		return err
 	}
 	keys := fmt.Sprintf("%s/volumes/%08x/", c.prefix, uint32(id))
-	ops := []clientv3.Op{clientv3.OpDelete(c.rowKey(id)), clientv3.OpDelete(keys, clientv3.WithPrefix())}
+	ops := []clientv3.Op{clientv3.OpDelete(c.rowKey(id)), clientv3.OpDelete(keys, clientv3.WithPrefix()), clientv3.OpDelete(c.mirrorKey(id))}
 	if v.named() {
 		ops = append(ops, clientv3.OpDelete(c.nameKey(v.Name)))
 	}

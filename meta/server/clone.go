@@ -125,7 +125,11 @@ func (s *Server) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) e
 	case wire.AdminCloneSettle:
 		return o.settleClones(ctx)
 	case wire.AdminPromote:
-		st, err := o.promote(ctx)
+		var q wire.PromoteRequest
+		if err := readBody(m, &q); err != nil {
+			return err
+		}
+		st, err := o.promote(ctx, q.Rate)
 		if err != nil {
 			return err
 		}

@@ -35,18 +35,27 @@ const (
 	// promoteSome bounds the extents of one entry.
 	promoteSome  = 1000
 	promotePause = 5 * time.Second // after something failed
+	// promotePiece bounds the bytes of one order where there is a rate: what is
+	// copied between two looks at it is at most what a second of it allows, too.
+	promotePiece = 16 << 20
 )
 
 // promotion is how far the work is, for who asks.
 type promotion struct {
 	copied, left atomic.Uint64
 	wake         chan struct{} // capacity 1
+
+	rate atomic.Uint64 // bytes a second; 0: no bound
+	pace pace          // of the one loop that copies
 }
 
-// promote begins, or tells how far it is. Errors: Invalid (it is no clone), Busy
-// (it has clones itself).
-func (o *owner) promote(ctx context.Context) (wire.PromoteStatus, error) {
+// promote begins, or tells how far it is; a rate that is given holds from then on.
+// Errors: Invalid (the rate), Busy (it has clones itself).
+func (o *owner) promote(ctx context.Context, rate *uint64) (wire.PromoteStatus, error) {
 	const op = "promote volume"
+	if rate != nil && *rate != 0 && *rate < wire.MinPromoteRate {
+		return wire.PromoteStatus{}, meta.E(op, meta.Invalid, "", fmt.Errorf("a rate of %d: it is 0 or at least %d bytes a second", *rate, wire.MinPromoteRate))
+	}
 	if err := o.await(ctx, o.recovered); err != nil {
 		return wire.PromoteStatus{}, err
 	}
@@ -60,7 +69,8 @@ func (o *owner) promote(ctx context.Context) (wire.PromoteStatus, error) {
 	if row.Origin == nil {
 		return wire.PromoteStatus{Done: true, Copied: o.promotion.copied.Load()}, nil
 	}
-	if !row.Origin.Promoting {
+	begun := row.Origin.Promoting
+	if !begun {
 		all, err := c.Volumes(ctx)
 		if err != nil {
 			return wire.PromoteStatus{}, err
@@ -68,21 +78,59 @@ func (o *owner) promote(ctx context.Context) (wire.PromoteStatus, error) {
 		if names := clonesIn(all, o.vol, 0); len(names) > 0 {
 			return wire.PromoteStatus{}, meta.E(op, meta.Busy, row.Name, fmt.Errorf("its own clones need its origin, too: %s; promote or delete those first", strings.Join(names, ", ")))
 		}
-		if _, err := c.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error {
+	}
+	if !begun || rate != nil && *rate != row.Origin.Rate {
+		if row, err = c.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error {
 			if v.Origin != nil {
 				v.Origin.Promoting = true
+				if rate != nil {
+					v.Origin.Rate = *rate
+				}
 			}
 			return nil
 		}); err != nil {
 			return wire.PromoteStatus{}, err
 		}
-		o.log.Info("the clone is being promoted", "origin", row.Origin.Volume, "snapshot", row.Origin.Snapshot)
+		if row.Origin == nil { // it has just ended
+			return wire.PromoteStatus{Done: true, Copied: o.promotion.copied.Load()}, nil
+		}
+		o.log.Info("the clone is being promoted", "origin", row.Origin.Volume, "snapshot", row.Origin.Snapshot, "rate", row.Origin.Rate)
 	}
+	o.promotion.rate.Store(row.Origin.Rate)
 	select {
 	case o.promotion.wake <- struct{}{}:
 	default:
 	}
-	return wire.PromoteStatus{Copied: o.promotion.copied.Load(), Left: o.promotion.left.Load()}, nil
+	return wire.PromoteStatus{Copied: o.promotion.copied.Load(), Left: o.promotion.left.Load(), Rate: row.Origin.Rate}, nil
+}
+
+// promoteSpan is how many bytes one order may copy.
+func (o *owner) promoteSpan() uint64 {
+	if rate := o.promotion.rate.Load(); rate != 0 {
+		return min(rate, promotePiece)
+	}
+	return 1<<64 - 1
+}
+
+// promoteTurn waits until n bytes may be copied: for the rate, and while the
+// volume is rolled back.
+func (o *owner) promoteTurn(ctx context.Context, n uint64) error {
+	if rate := o.promotion.rate.Load(); rate != 0 {
+		if wait := o.promotion.pace.take(time.Now(), int(n), float64(rate)); wait > 0 {
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+	}
+	o.mu.Lock()
+	closed := o.closed
+	o.mu.Unlock()
+	if closed == nil {
+		return nil
+	}
+	return o.await(ctx, closed)
 }
 
 // promoteLoop does what is left of a promotion, when it is asked to and when the
@@ -107,6 +155,7 @@ func (o *owner) promoteLoop() {
 		}
 		if err == nil {
 			o.setPromoting(true)
+			o.promotion.rate.Store(row.Origin.Rate)
 			err = o.promoteAll(o.ctx, row.Origin)
 		}
 		if err != nil && o.ctx.Err() == nil {
@@ -220,9 +269,13 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 	}
 	o.promotion.left.Store(left)
 	ids := slices.SortedFunc(maps.Keys(refs), meta.ChunkID.Compare)
+	most := 256
+	if o.promotion.rate.Load() != 0 {
+		most = 1 // chunks are moved while it takes its time
+	}
 	for len(ids) > 0 {
 		some := 1
-		for some < min(len(ids), 256) && ids[some].Volume == ids[0].Volume {
+		for some < min(len(ids), most) && ids[some].Volume == ids[0].Volume {
 			some++
 		}
 		places, err := o.srv.placesIn(ctx, ids[0].Volume, ids[:some], true)
@@ -230,15 +283,6 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 			return false, err
 		}
 		for _, p := range places {
-			// A rollback waits until nothing is being written.
-			o.mu.Lock()
-			closed := o.closed
-			o.mu.Unlock()
-			if closed != nil {
-				if err := o.await(ctx, closed); err != nil {
-					return false, err
-				}
-			}
 			if err := o.adoptChunk(ctx, p, refs[p.ID]); err != nil {
 				return false, err
 			}
@@ -285,14 +329,22 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 		delete(o.filling, target)
 		o.mu.Unlock()
 	}()
-	at := make([]uint64, len(runs)) // where each run begins in the copy
-	for i := 0; i < len(runs); {
+	at := make([]uint64, len(runs))               // where each run begins in the copy
+	for i, done := 0, uint64(0); i < len(runs); { // done: bytes of runs[i]
 		order := meta.Order{Kind: meta.OrderCopy, Chunk: target, Fence: fence, From: from.ID, Length: length}
-		for len(order.Ranges) < 1024 && i < len(runs) {
-			at[i] = length
-			order.Ranges = append(order.Ranges, runs[i])
-			length += runs[i].Len
-			i++
+		for room := o.promoteSpan(); room > 0 && len(order.Ranges) < 1024 && i < len(runs); {
+			if done == 0 {
+				at[i] = length
+			}
+			n := min(room, runs[i].Len-done)
+			order.Ranges = append(order.Ranges, meta.CopyRun{Off: runs[i].Off + done, Len: n})
+			room, length, done = room-n, length+n, done+n
+			if done == runs[i].Len {
+				i, done = i+1, 0
+			}
+		}
+		if err := o.promoteTurn(ctx, length-order.Length); err != nil {
+			return err
 		}
 		if err := o.copyOn(servers, order, length, copyPatience+time.Duration((length-order.Length)/minCopyRate)*time.Second, nil); err != nil {
 			return err // the collector seals what was begun, and it is garbage

@@ -34,10 +34,23 @@ type ChunkWhere struct {
 	Length  uint64          `json:"length,omitempty"`
 }
 
+// PromoteRequest is AdminPromote's body; without one the rate stays as it is.
+type PromoteRequest struct {
+	// Rate bounds the bytes that are copied in a second; 0: as fast as it goes,
+	// else at least MinPromoteRate.
+	Rate *uint64 `json:"rate,omitempty"`
+}
+
+// MinPromoteRate is the lowest rate of a promotion, in bytes a second.
+const MinPromoteRate = 64 << 10
+
 // PromoteStatus answers AdminPromote.
 type PromoteStatus struct {
 	// Done: the volume needs no other.
 	Done   bool   `json:"done" yaml:"done"`
 	Copied uint64 `json:"copied_bytes" yaml:"copied_bytes"` // since its owner began
 	Left   uint64 `json:"left_bytes" yaml:"left_bytes"`     // as far as is known
+	// Rate is the bound that holds, in bytes a second; 0: none. Servers of before
+	// know of none.
+	Rate uint64 `json:"rate,omitempty" yaml:"rate,omitempty"`
 }

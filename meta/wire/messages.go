@@ -553,8 +553,8 @@ const (
 	// AdminCloneSettle has the owner of Volume compare the notes of its clones
 	// with the table of volumes.
 	AdminCloneSettle
-	// AdminPromote begins to make the clone Volume independent, or goes on.
-	// Report: PromoteStatus.
+	// AdminPromote begins to make the clone Volume independent, or goes on. Body:
+	// PromoteRequest, or empty. Report: PromoteStatus.
 	AdminPromote
 	// AdminChunkPlaces asks Volume's owner where chunks lie: Body is a list of
 	// ids in hex, Report a list of ChunkWhere; Entry "seal": open ones are sealed.

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	penstock "penstock.io/penstock"
 	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
@@ -451,6 +452,57 @@ func TestPromoted(t *testing.T) {
 	r.start()
 	r.same("exp", e1)
 	r.Must("fsck")
+}
+
+// TestPromoteRate: a promotion keeps to its rate, whoever owns the clone, until it
+// is given another one.
+func TestPromoteRate(t *testing.T) {
+	r := newRig(t)
+	r.Must("volume", "create", "data", "--attach", "/data")
+	r.fill("data")
+	want := r.tree("data")
+	r.Must("clone", "create", "data", "slow", "--attach", "/slow")
+	r.Must("clone", "create", "data", "turned", "--attach", "/turned")
+
+	// 12.7 MiB, of which a second's worth may go at once.
+	began := time.Now()
+	r.Must("volume", "promote", "slow", "--rate", "4M")
+	if took := time.Since(began); took < 2*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	r.same("slow", want)
+
+	r.refused([]string{"--rate"}, "volume", "promote", "turned", "--rate", "1K")
+	r.Must("volume", "promote", "turned", "--rate", "64K", "--detach")
+	r.kill()
+	r.start()
+	c, err := penstock.Dial(t.Context(), penstock.Config{Meta: []string{r.Addr}, Name: "test", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(t.Context())
+	v, err := c.Volume(t.Context(), "turned")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.PromoteAt(t.Context(), 1); meta.KindOf(err) != meta.Invalid {
+		t.Errorf("at a byte a second: %v", err)
+	}
+	if p, err := v.Promote(t.Context()); err != nil || p.Done || p.Rate != 64<<10 {
+		t.Errorf("after a restart: %+v, %v", p, err)
+	}
+	began = time.Now()
+	r.Must("volume", "promote", "turned", "--rate", "0")
+	if took := time.Since(began); took > 100*time.Second { // at the rate of before: 200 s
+		t.Errorf("it took %v", took)
+	}
+	r.same("turned", want)
+	if l := r.clones(); len(l) != 0 {
+		t.Error(l)
+	}
+	r.Must("fsck")
+	r.gone("data")
+	r.same("turned", want)
 }
 
 // What hangs in a volume is no part of its snapshots: there it is an empty
