@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,6 +16,8 @@ import (
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/cmd/penstock/local"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/peer"
 )
 
 func newMirror() *cobra.Command {
@@ -62,6 +66,8 @@ type elsewhere struct {
 	meta        []string
 	dir         string
 	credentials string
+	token       string // a file
+	name        string
 }
 
 func (e *elsewhere) flags(cmd *cobra.Command) {
@@ -69,7 +75,43 @@ func (e *elsewhere) flags(cmd *cobra.Command) {
 	f.StringSliceVar(&e.meta, "source-cluster", nil, "addresses of the meta servers of the source's cluster (default: the same cluster)")
 	f.StringVar(&e.dir, "source-dir", "", "data directory of the 'penstock up' of this machine that has the source")
 	f.StringVar(&e.credentials, "source-credentials", "", "directory with a certificate of the source's cluster, on the machine that runs the mirror")
+	f.StringVar(&e.token, "source-token-file", "", "file with a join token of the source's cluster: if --source-credentials holds no certificate yet, it gets one")
+	f.StringVar(&e.name, "source-name", "", "name to join the source's cluster under (default: mirror- and the machine's)")
 	markDirs(cmd, "source-dir", "source-credentials")
+}
+
+// join gets a certificate of the source's cluster for a token, unless there is one.
+func (e *elsewhere) join(ctx context.Context, at meta.MirrorSource) error {
+	switch {
+	case e.token == "" && e.name == "":
+		return nil
+	case e.token == "" || len(e.meta) == 0 || at.Credentials == "":
+		return usagef("--source-token-file, and --source-name with it, goes with --source-cluster and --source-credentials")
+	}
+	if have, err := peer.Load(at.Credentials, nil); err == nil {
+		if e.name != "" && have.Identity().Name != e.name {
+			return usagef("%s holds a certificate of %s already: leave --source-name out, or choose another directory", at.Credentials, have.Identity())
+		}
+		return nil
+	} else if meta.KindOf(err) != meta.NotFound {
+		return err
+	}
+	token, err := os.ReadFile(e.token)
+	if err != nil {
+		return usagef("--source-token-file: %w", err)
+	}
+	name := e.name
+	if name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return usagef("this machine has no name; give --source-name")
+		}
+		name = "mirror-" + host
+	}
+	if _, err := client.Join(ctx, e.meta, strings.TrimSpace(string(token)), name, at.Credentials); err != nil {
+		return fmt.Errorf("joining the source's cluster at %s: %w", strings.Join(e.meta, ", "), err)
+	}
+	return nil
 }
 
 // at is what a mirror's record keeps.
@@ -127,9 +169,15 @@ func newMirrorCreate() *cobra.Command {
 		Short: "Make a volume that mirrors another one",
 		Long: `Makes volume TARGET, with the policy of SOURCE as far as no flag says otherwise,
 without its quota. Until the first round is complete it shows nothing. The snapshot
-that source and target have in common is pinned in the source.`,
+that source and target have in common is pinned in the source.
+
+A source in another cluster with certificates needs one of that cluster that may
+administer the source, in --source-credentials on each machine that runs the mirror:
+of an administrator, or of a client that was granted the source with the right
+admin. It comes from 'penstock cluster join', or from a token given here.`,
 		Example: `  penstock mirror create datasets datasets-rack2 --topology /dc1/rack2 --every 1h --attach /mirror/datasets
-  penstock mirror create datasets datasets --source-cluster meta.east:7000 --source-credentials /etc/penstock/east --every 15m --rate 200M`,
+  penstock mirror create datasets datasets --source-cluster meta.east:7000 --source-credentials /etc/penstock/east --every 15m --rate 200M
+  penstock mirror create datasets datasets --source-cluster meta.east:7000 --source-credentials /etc/penstock/east --source-token-file east.token`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
@@ -138,6 +186,9 @@ that source and target have in common is pinned in the source.`,
 				return err
 			}
 			return w.withMirrors(ctx, func(c *penstock.Client, m penstock.Mirrors) error {
+				if err := e.join(ctx, at); err != nil {
+					return err
+				}
 				return sourceClient(ctx, c, at, func(from *penstock.Client) error {
 					src, err := from.Volume(ctx, args[0])
 					if err != nil {
@@ -539,6 +590,11 @@ and, for each source in another cluster, one that may administer the source.`,
 			if err != nil {
 				return err
 			}
+			renewing, stop := context.WithCancel(cmd.Context())
+			var renewed sync.WaitGroup
+			renewed.Go(func() { local.KeepRenewed(renewing, addrs, creds, log) })
+			defer renewed.Wait()
+			defer stop()
 			return local.RunMirrors(cmd.Context(), penstock.Config{Meta: addrs, Creds: creds, Logger: log}, log)
 		},
 	}

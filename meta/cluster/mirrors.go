@@ -41,7 +41,8 @@ func (c *Cluster) Mirror(ctx context.Context, target meta.VolumeID) (meta.Mirror
 }
 
 // PutMirror writes a record, if it is still what the caller read: of Revision,
-// or with that zero, not there. Errors: Again (it is another by now), Version.
+// or with that zero, not there; and if the target is a volume. Errors: Again (it
+// is another by now), NoSuchVolume, Version.
 func (c *Cluster) PutMirror(ctx context.Context, m meta.Mirror) (meta.Mirror, error) {
 	const op = "write mirror"
 	if m.Version != meta.MirrorVersion {
@@ -49,11 +50,15 @@ func (c *Cluster) PutMirror(ctx context.Context, m meta.Mirror) (meta.Mirror, er
 	}
 	key, was := c.mirrorKey(m.Target), m.Revision
 	m.Revision = 0
-	t, err := c.cli.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", was)).Then(clientv3.OpPut(key, encode(m))).Commit()
+	t, err := c.cli.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", was), clientv3.Compare(clientv3.ModRevision(c.rowKey(m.Target)), ">", 0)).
+		Then(clientv3.OpPut(key, encode(m))).Commit()
 	if err != nil {
 		return m, wrap(op, fmt.Sprint(m.Target), err)
 	}
 	if !t.Succeeded {
+		if _, err := c.Volume(ctx, m.Target); err != nil {
+			return m, err
+		}
 		return m, meta.E(op, meta.Again, fmt.Sprint(m.Target), errors.New("it was changed meanwhile"))
 	}
 	m.Revision = t.Header.Revision

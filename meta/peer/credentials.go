@@ -351,6 +351,9 @@ func (l *loaded) verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) (Iden
 		between.AddCert(c)
 	}
 	if _, err := chain[0].Verify(x509.VerifyOptions{Roots: l.roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
+		if _, is := errors.AsType[x509.UnknownAuthorityError](err); is && l.id.Cluster != "" {
+			err = fmt.Errorf("it belongs to another cluster than ours, %s: its certificate comes from another authority: %w", l.id.Cluster, err)
+		}
 		return Identity{}, err
 	}
 	id, err := identityOf(chain[0])

@@ -25,7 +25,7 @@ import (
 // fakeCluster is a table of volumes whose journals are in memory and outlive
 // servers; their stores are real, and so are the files of checkpoints.
 type fakeCluster struct {
-	MirrorTable                 // none
+	MirrorTable                 // of what the methods below leave out
 	*Backend                    // OpenStore and DropStore
 	log         *journal.Memory // of the root volume
 
@@ -37,6 +37,7 @@ type fakeCluster struct {
 	nodes   map[meta.ServerID]cluster.Node
 	bearers map[meta.ServerID]string
 	deleted map[meta.VolumeID][]meta.ServerID
+	mirrors map[meta.VolumeID]meta.Mirror
 	// noDeleted is what asking for deleted fails with.
 	noDeleted error
 	capKeys   []meta.CapKey // of a server that starts; none: one
@@ -71,6 +72,26 @@ func newFakeCluster(t *testing.T, dir string) *fakeCluster {
 }
 
 func (f *fakeCluster) ID() string { return "test" }
+func (f *fakeCluster) Mirrors(context.Context) ([]meta.Mirror, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Collect(maps.Values(f.mirrors)), nil
+}
+func (f *fakeCluster) Mirror(_ context.Context, target meta.VolumeID) (meta.Mirror, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m, ok := f.mirrors[target]
+	if !ok {
+		return m, meta.E("read mirror", meta.NotFound, fmt.Sprint(target), nil)
+	}
+	return m, nil
+}
+func (f *fakeCluster) DropMirror(_ context.Context, target meta.VolumeID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.mirrors, target)
+	return nil
+}
 func (f *fakeCluster) Volumes(context.Context) (all []cluster.Volume, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

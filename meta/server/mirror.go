@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -146,24 +148,69 @@ func (o *owner) show(ctx context.Context, sess *session, name string) error {
 	return nil
 }
 
+// unmirrored refuses to delete a volume that a mirror's record names, also one that
+// was promoted: the record knows which snapshots of the source are the mirror's.
+// Errors: Busy.
+func (s *Server) unmirrored(ctx context.Context, v cluster.Volume) error {
+	m, err := s.cfg.Cluster.Mirror(ctx, v.ID)
+	if meta.KindOf(err) == meta.NotFound {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return meta.E("delete volume", meta.Busy, v.Name, fmt.Errorf("it is, or was, the target of a mirror of %s: 'penstock mirror delete %s' comes first, with --leave-source if the source is gone", m.Source.Volume, v.Name))
+}
+
+// mirrors lists the records of mirrors. Those whose target is gone are dropped:
+// once a volume was deleted without its record.
+func (s *Server) mirrors(ctx context.Context) ([]meta.Mirror, error) {
+	c := s.cfg.Cluster
+	l, err := c.Mirrors(ctx)
+	if err != nil {
+		return nil, err
+	}
+	known := map[meta.VolumeID]bool{}
+	if v := c.View(); v != nil {
+		for _, x := range v.Volumes {
+			known[x.ID] = true
+		}
+	}
+	all := []meta.Mirror{}
+	for _, m := range l {
+		if !known[m.Target] { // the view may be older than the volume
+			if _, err := c.Volume(ctx, m.Target); meta.KindOf(err) == meta.NoSuchVolume {
+				s.log.Info("the record of a mirror goes, its target is gone", "target", m.Target, "source", m.Source.Volume)
+				if err := c.DropMirror(ctx, m.Target); err != nil {
+					return nil, err
+				}
+				continue
+			} else if err != nil {
+				return nil, err
+			}
+		}
+		all = append(all, m)
+	}
+	return all, nil
+}
+
 // mirrorOp answers requests about mirrors.
 func (s *Server) mirrorOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
 	c := s.cfg.Cluster
 	switch m.Op {
 	case wire.AdminMirrors:
-		all := []meta.Mirror{}
 		if m.Volume == 0 {
-			l, err := c.Mirrors(ctx)
+			all, err := s.mirrors(ctx)
 			if err != nil {
 				return err
 			}
-			return reportJSON(re, append(all, l...))
+			return reportJSON(re, all)
 		}
 		x, err := c.Mirror(ctx, m.Volume)
 		if err != nil {
 			return err
 		}
-		return reportJSON(re, append(all, x))
+		return reportJSON(re, []meta.Mirror{x})
 	case wire.AdminMirrorPut:
 		var x meta.Mirror
 		if err := json.Unmarshal(m.Body, &x); err != nil || x.Target != m.Volume || x.Target == 0 {

@@ -1,10 +1,12 @@
 package server
 
 import (
+	"encoding/json"
 	"errors"
 	"testing"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
 )
 
 // fill takes the right to fill volume 1, or gives it up.
@@ -69,4 +71,31 @@ func TestOnlyWhoFillsRollsBack(t *testing.T) {
 	if _, err := b.Do(ctx, 1, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: "mine"}, meta.LeaseNone); !errors.Is(err, meta.NotFound) {
 		t.Errorf("what was written before is there: %v", err)
 	}
+}
+
+// TestMirrorRecords: a volume that a mirror's record names is not deleted before the
+// record, and a record whose volume is gone is dropped by who lists them.
+func TestMirrorRecords(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	a.snapshot(t, "one")
+	v := a.clone(t, 1, "one", "target")
+	s.cluster.mu.Lock()
+	s.cluster.mirrors = map[meta.VolumeID]meta.Mirror{
+		v:  {Version: meta.MirrorVersion, Name: "m", Target: v, State: meta.MirrorPromoted, Source: meta.MirrorSource{Volume: "src"}},
+		99: {Version: meta.MirrorVersion, Name: "lost", Target: 99, State: meta.MirrorPromoted},
+	}
+	s.cluster.mu.Unlock()
+	a.refused(t, meta.Busy, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v})
+	for range 2 {
+		var l []meta.Mirror
+		if err := json.Unmarshal(a.admin(t, wire.Admin{Op: wire.AdminMirrors}).Report, &l); err != nil || len(l) != 1 || l[0].Target != v {
+			t.Fatal(l, err)
+		}
+	}
+	if l, err := s.cluster.Mirrors(t.Context()); err != nil || len(l) != 1 {
+		t.Errorf("%v, %v", l, err)
+	}
+	a.admin(t, wire.Admin{Op: wire.AdminMirrorDrop, Volume: v})
+	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v})
 }

@@ -80,6 +80,9 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, now bo
 		return v, err
 	}
 	if v.State == cluster.VolumeActive {
+		if err := s.unmirrored(ctx, v); err != nil {
+			return v, err
+		}
 		if err := o.mayGo(ctx); err != nil {
 			return v, err
 		}

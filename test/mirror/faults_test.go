@@ -547,6 +547,22 @@ func TestWrongTurns(t *testing.T) {
 	w.must(err)
 	m.Must("mirror", "delete", "d")
 	m.Until("deleted", func() error { _, err := m.Ctl("volume", "delete", "d", "--yes"); return err })
+
+	// One that was promoted: its record goes before it, whatever is pinned.
+	m.Must("mirror", "create", "src", "e")
+	m.Must("mirror", "promote", "e")
+	snapshots, err := m.volume("e").Snapshots(t.Context())
+	w.must(err)
+	for _, s := range snapshots {
+		for _, p := range s.Pins {
+			m.Must("unpin", "e@"+s.Name, "--holder", p.Holder)
+		}
+	}
+	if _, err := m.Ctl("volume", "delete", "e", "--yes"); err == nil || !strings.Contains(err.Error(), "penstock mirror delete e") {
+		t.Errorf("a volume was deleted whose mirror is still known: %v", err)
+	}
+	m.Must("mirror", "delete", "e")
+	m.Must("volume", "delete", "e", "--yes")
 	var l []json.RawMessage
 	w.must(json.Unmarshal(m.Must("mirror", "list", "--output", "json"), &l))
 	if len(l) != 1 {

@@ -26,6 +26,7 @@ import (
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/test/program"
 )
 
@@ -47,9 +48,10 @@ func TestMain(m *testing.M) {
 // machine is a 'penstock up' and a client of it.
 type machine struct {
 	*program.Rig
-	dir string
-	up  *spawn.Process
-	c   *penstock.Client
+	dir   string
+	up    *spawn.Process
+	c     *penstock.Client
+	creds *peer.Credentials // nil: it is reached by a Unix socket
 }
 
 func newMachine(t *testing.T) *machine {
@@ -77,7 +79,7 @@ func (m *machine) start() {
 
 func (m *machine) dial() *penstock.Client {
 	m.T.Helper()
-	c, err := penstock.Dial(m.T.Context(), penstock.Config{Meta: []string{m.Addr}, Name: "test", Logger: slog.New(slog.DiscardHandler)})
+	c, err := penstock.Dial(m.T.Context(), penstock.Config{Meta: []string{m.Addr}, Creds: m.creds, Name: "test", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		m.T.Fatal(err)
 	}

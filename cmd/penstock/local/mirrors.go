@@ -10,16 +10,29 @@ import (
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/peer"
 )
 
-// DialSource connects to the cluster of a mirror's source.
+// DialSource connects to the cluster of a mirror's source. Its certificate is
+// renewed when it is used, after half of its life: nothing else on the machine may
+// know of it.
 func DialSource(ctx context.Context, at meta.MirrorSource, log *slog.Logger) (*penstock.Client, error) {
+	return dialSource(ctx, at, log, time.Now())
+}
+
+func dialSource(ctx context.Context, at meta.MirrorSource, log *slog.Logger, now time.Time) (*penstock.Client, error) {
 	var creds *peer.Credentials
 	if at.Credentials != "" {
 		var err error
-		if creds, err = peer.Load(at.Credentials, nil); err != nil {
+		if creds, err = peer.Load(at.Credentials, log); err != nil {
 			return nil, err
+		}
+		if now.After(creds.RenewAt()) {
+			// The certificate still holds, or dialling says what is wrong.
+			if err := client.Renew(ctx, at.Meta, creds); err != nil {
+				log.Warn("the certificate for a mirror's source could not be renewed, that is tried again", "credentials", at.Credentials, "error", err)
+			}
 		}
 	}
 	return penstock.Dial(ctx, penstock.Config{Meta: at.Meta, Creds: creds, Name: mirrorName(), Logger: log})

@@ -1,0 +1,38 @@
+package cluster
+
+import (
+	"testing"
+
+	"penstock.io/penstock/meta"
+)
+
+// A mirror's record goes with its target, and none is made for what is gone.
+func TestMirrorGoesWithItsTarget(t *testing.T) {
+	c, ctx := join(t, client(t)), t.Context()
+	if _, err := c.CreateVolume(ctx, "root", meta.Policy{Replicas: 1}, 1); err != nil {
+		t.Fatal(err)
+	}
+	v, err := c.CreateVolume(ctx, "target", meta.Policy{Replicas: 1}, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := c.PutMirror(ctx, meta.Mirror{Version: meta.MirrorVersion, Name: "m", Target: v.ID, State: meta.MirrorPromoted})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.PutMirror(ctx, meta.Mirror{Version: meta.MirrorVersion, Name: "other", Target: v.ID})
+	want(t, err, meta.Again)
+	if err := c.DeleteVolume(ctx, v.ID); err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Mirror(ctx, v.ID)
+	want(t, err, meta.NotFound)
+	for _, revision := range []int64{0, r.Revision} {
+		r.Revision = revision
+		_, err = c.PutMirror(ctx, r)
+		want(t, err, meta.NoSuchVolume)
+	}
+	if l, err := c.Mirrors(ctx); err != nil || len(l) != 0 {
+		t.Error(l, err)
+	}
+}
