@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"penstock.io/penstock/csi/cluster"
 	"penstock.io/penstock/csi/controller"
 	"penstock.io/penstock/csi/node"
+	"penstock.io/penstock/csi/policy"
 	"penstock.io/penstock/fuse"
 	"penstock.io/penstock/meta"
 )
@@ -270,6 +272,10 @@ func (c csiHolder) Forget(path string) error {
 	return errors.Join(h.Drop(path), device.Close(), memory.Close())
 }
 
+// csiPinTTL is how long a snapshot stays pinned by a mount that has ended without
+// unstaging, with its machine.
+const csiPinTTL = "10m"
+
 // mountCommand is a `penstock mount` that tells on descriptor 3 how mounting
 // went; with takeUp one that goes on with what the holder has.
 func (c *csiFlags) mountCommand(source, dir, logFile, socket string, options []string, takeUp bool) *exec.Cmd {
@@ -278,6 +284,9 @@ func (c *csiFlags) mountCommand(source, dir, logFile, socket string, options []s
 	args = append(args, "--index-dir="+filepath.Join(c.state, "indexes"))
 	for _, o := range options {
 		args = append(args, "--options="+o)
+		if strings.HasPrefix(o, policy.PinOption) {
+			args = append(args, "--pin-ttl="+csiPinTTL)
+		}
 	}
 	for _, a := range c.cluster {
 		args = append(args, "--cluster="+a)

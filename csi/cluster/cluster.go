@@ -24,14 +24,22 @@ import (
 
 // Volume is one of the cluster's.
 type Volume struct {
-	ID     meta.VolumeID
-	Name   string
-	Path   string // in the tree; "": it stands alone
-	Policy meta.Policy
+	ID   meta.VolumeID
+	Name string
+	Path string // in the tree; "": it stands alone
+	policy.Terms
+	Origin Origin // of a clone
 	// Deleting: it is not there for anybody to use, because it is being made or
 	// deleted, or in the trash.
 	Deleting bool
 	Trashed  bool // deleted, and kept for a while in case it was a mistake
+}
+
+// Origin is the snapshot that a clone was made of: Volume is zero for what is no
+// clone, and for one whose snapshot was taken for it alone.
+type Origin struct {
+	Volume   meta.VolumeID
+	Snapshot string
 }
 
 // Snapshot is one of a volume's.
@@ -147,15 +155,25 @@ func (c *Cluster) Ready(ctx context.Context) error {
 	})
 }
 
-func volumeOf(v client.Volume) Volume {
-	return Volume{ID: v.ID, Name: v.Name, Path: v.Path, Policy: v.Policy, Deleting: v.Deleting, Trashed: v.Detail.State == wire.VolumeInTrash}
+func volumeOf(v client.Volume) (Volume, error) {
+	x := Volume{ID: v.ID, Name: v.Name, Path: v.Path, Terms: policy.Terms{Policy: v.Policy}, Deleting: v.Deleting, Trashed: v.Detail.State == wire.VolumeInTrash}
+	if o := v.Detail.Origin; o != nil && !o.Implied {
+		x.Origin = Origin{Volume: o.Volume, Snapshot: o.Snapshot}
+	}
+	var err error
+	if c := v.Detail.Compression; c != "" { // of servers of before
+		x.Compression, err = meta.ParseCompression(c)
+	}
+	return x, err
 }
 
 // one runs a request whose answer is a volume.
 func (c *Cluster) one(ctx context.Context, ask func(*client.Session) (client.Volume, error)) (v Volume, err error) {
 	err = c.with(ctx, func(s *client.Session) error {
 		got, err := ask(s)
-		v = volumeOf(got)
+		if err == nil {
+			v, err = volumeOf(got)
+		}
 		return err
 	})
 	return v, err
@@ -178,25 +196,35 @@ func (c *Cluster) Volumes(ctx context.Context) (all []Volume, err error) {
 			if err != nil {
 				return err
 			}
-			all = append(all, volumeOf(v))
+			x, err := volumeOf(v)
+			if err != nil {
+				return err
+			}
+			all = append(all, x)
 		}
 		return nil
 	})
 	return all, err
 }
 
-// Create makes a volume. Errors: VolumeExists, Invalid, ResourceExceeded.
-func (c *Cluster) Create(ctx context.Context, name string, p meta.Policy) (Volume, error) {
+// Create makes a volume. Errors: VolumeExists, Invalid, ResourceExceeded,
+// NotSupported (the cluster knows no compression).
+func (c *Cluster) Create(ctx context.Context, name string, t policy.Terms) (Volume, error) {
 	return c.one(ctx, func(s *client.Session) (client.Volume, error) {
-		return s.CreateVolume(ctx, name, p, wire.VolumeWords{})
+		return s.CreateVolume(ctx, name, t.Policy, words(t))
 	})
 }
 
-// SetPolicy replaces a volume's policy. Errors: NoSuchVolume, Invalid.
-func (c *Cluster) SetPolicy(ctx context.Context, id meta.VolumeID, p meta.Policy) (Volume, error) {
+// Set replaces a volume's terms. Errors: NoSuchVolume, Invalid, NotSupported.
+func (c *Cluster) Set(ctx context.Context, id meta.VolumeID, t policy.Terms) (Volume, error) {
 	return c.one(ctx, func(s *client.Session) (client.Volume, error) {
-		return s.SetVolume(ctx, id, p, wire.VolumeWords{})
+		return s.SetVolume(ctx, id, t.Policy, words(t))
 	})
+}
+
+func words(t policy.Terms) wire.VolumeWords {
+	name := t.Compression.String()
+	return wire.VolumeWords{Compression: &name}
 }
 
 // Delete deletes a volume that hangs nowhere, with everything in it; one that an
@@ -298,6 +326,19 @@ func (c *Cluster) TakeSnapshot(ctx context.Context, v meta.VolumeID, name string
 		return err
 	})
 	return taken, err
+}
+
+// Unpin gives up what a holder has of a snapshot; that there is nothing is no
+// error. Errors: NoSuchVolume, AccessDenied.
+func (c *Cluster) Unpin(ctx context.Context, v meta.VolumeID, snapshot, holder string) error {
+	err := c.with(ctx, func(s *client.Session) error {
+		_, err := s.UnpinSnapshot(ctx, v, snapshot, holder)
+		return err
+	})
+	if errors.Is(err, meta.NoSuchSnapshot) {
+		return nil
+	}
+	return err
 }
 
 // DeleteSnapshot deletes one. Errors: NoSuchSnapshot, Busy.

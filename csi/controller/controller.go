@@ -29,8 +29,8 @@ type Cluster interface {
 	Volume(ctx context.Context, id meta.VolumeID) (cluster.Volume, error)
 	VolumeByName(ctx context.Context, name string) (cluster.Volume, error)
 	Volumes(ctx context.Context) ([]cluster.Volume, error)
-	Create(ctx context.Context, name string, p meta.Policy) (cluster.Volume, error)
-	SetPolicy(ctx context.Context, id meta.VolumeID, p meta.Policy) (cluster.Volume, error)
+	Create(ctx context.Context, name string, t policy.Terms) (cluster.Volume, error)
+	Set(ctx context.Context, id meta.VolumeID, t policy.Terms) (cluster.Volume, error)
 	Delete(ctx context.Context, id meta.VolumeID) error
 	Attach(ctx context.Context, id meta.VolumeID, at string) error
 	Detach(ctx context.Context, id meta.VolumeID) error

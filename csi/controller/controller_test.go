@@ -74,19 +74,23 @@ func (m *memory) Volumes(context.Context) (all []cluster.Volume, err error) {
 	return all, nil
 }
 
-func (m *memory) Create(_ context.Context, name string, p meta.Policy) (cluster.Volume, error) {
+func (m *memory) Create(_ context.Context, name string, t policy.Terms) (cluster.Volume, error) {
 	m.last++
-	m.volumes[m.last] = &held{Volume: cluster.Volume{ID: m.last, Name: name, Policy: p}}
+	m.volumes[m.last] = &held{Volume: cluster.Volume{ID: m.last, Name: name, Terms: t}}
 	return m.volumes[m.last].Volume, m.after("create")
 }
 
-func (m *memory) SetPolicy(_ context.Context, id meta.VolumeID, p meta.Policy) (cluster.Volume, error) {
+func (m *memory) Set(_ context.Context, id meta.VolumeID, t policy.Terms) (cluster.Volume, error) {
 	v, err := m.get(id)
 	if err != nil {
 		return cluster.Volume{}, err
 	}
-	v.Policy = p
-	return v.Volume, m.after("set policy")
+	v.Policy = t.Policy // first the one, then the other
+	if err := m.after("set policy"); err != nil {
+		return cluster.Volume{}, err
+	}
+	v.Compression = t.Compression
+	return v.Volume, m.after("set compression")
 }
 
 func (m *memory) Delete(_ context.Context, id meta.VolumeID) error {
@@ -134,7 +138,7 @@ func (m *memory) DeleteSnapshot(_ context.Context, id meta.VolumeID, name string
 
 func (m *memory) Clone(_ context.Context, of meta.VolumeID, snapshot, name string) (cluster.Volume, error) {
 	m.last++
-	v := &held{Volume: cluster.Volume{ID: m.last, Name: name, Policy: m.volumes[of].Policy}, of: of, from: snapshot}
+	v := &held{Volume: cluster.Volume{ID: m.last, Name: name, Terms: policy.Terms{Policy: m.volumes[of].Policy}}, of: of, from: snapshot}
 	m.volumes[m.last] = v
 	return v.Volume, m.after("clone")
 }
@@ -256,7 +260,7 @@ func TestSnapshots(t *testing.T) {
 // TestClones: a volume from a snapshot or a volume has the policy that its class
 // says, also if the call that made it was cut off at any step.
 func TestClones(t *testing.T) {
-	for _, cut := range []string{"", "clone", "set policy", "attach"} {
+	for _, cut := range []string{"", "clone", "set policy", "set compression", "attach"} {
 		s, m := newServer()
 		a := ok(t, s.CreateVolume, request("a", 1<<30)).GetVolume().GetVolumeId()
 		snap := ok(t, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: a}).GetSnapshot().GetSnapshotId()
@@ -269,7 +273,7 @@ func TestClones(t *testing.T) {
 		for i, source := range []string{snap, a} {
 			q := request(fmt.Sprint("c", i), 2<<30)
 			q.VolumeContentSource = of(source)
-			q.Parameters = map[string]string{"replicas": "2", "attachPath": "/k/{volume}", "topologyLevel": "rack"}
+			q.Parameters = map[string]string{"replicas": "2", "attachPath": "/k/{volume}", "topologyLevel": "rack", "compression": "zstd"}
 			q.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{policy.KeyRack: "r2"}}}}
 			m.cut = cut
 			var v *csi.Volume
@@ -282,7 +286,7 @@ func TestClones(t *testing.T) {
 				t.Fatalf("cut off after %q: not made", cut)
 			}
 			have := m.volumes[m.last]
-			if p := have.Policy; p.Replicas != 2 || p.QuotaBytes != 2<<30 || p.Topology != "/z/r2" || have.Path != "/k/"+q.Name || have.of != 2 || (have.from != "") != (source == snap) {
+			if p := have.Policy; p.Replicas != 2 || p.QuotaBytes != 2<<30 || p.Topology != "/z/r2" || p.Immutable || have.Compression != meta.CompressZstd || have.Path != "/k/"+q.Name || have.of != 2 || (have.from != "") != (source == snap) {
 				t.Errorf("cut off after %q: %+v", cut, have)
 			}
 			if v.GetContentSource() == nil || len(v.GetAccessibleTopology()) != 1 {
@@ -293,6 +297,27 @@ func TestClones(t *testing.T) {
 			fails(t, codes.AlreadyExists, s.CreateVolume, empty)
 			if source == a {
 				q.VolumeContentSource = of(snap)
+				fails(t, codes.AlreadyExists, s.CreateVolume, q)
+			}
+		}
+		// Nobody writes what is made of a snapshot to be read only.
+		readers := csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+		for i, modes := range [][]csi.VolumeCapability_AccessMode_Mode{{readers}, {readers, csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER}} {
+			q := request(fmt.Sprint("r", i), 2<<30)
+			q.VolumeContentSource, q.VolumeCapabilities = of(snap), nil
+			for _, mode := range modes {
+				c := request("", 0).GetVolumeCapabilities()[0]
+				c.AccessMode.Mode = mode
+				q.VolumeCapabilities = append(q.VolumeCapabilities, c)
+			}
+			for range 2 {
+				ok(t, s.CreateVolume, q)
+				if have := m.volumes[m.last]; have.Name != "csi-"+q.Name || have.Policy.Immutable != (i == 0) {
+					t.Errorf("for %v: %+v", modes, have)
+				}
+			}
+			q.VolumeCapabilities = request("", 0).GetVolumeCapabilities()
+			if i == 0 {
 				fails(t, codes.AlreadyExists, s.CreateVolume, q)
 			}
 		}

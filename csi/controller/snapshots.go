@@ -377,8 +377,9 @@ func (s *Server) clone(ctx context.Context, c *content, name string) (cluster.Vo
 }
 
 // settleClone brings a volume that was found or has just been cloned to what a
-// call wants: a clone begins with the policy of its origin, and has it still if
-// the call that made it was cut off. It gives false for what is something else.
+// call wants: a clone begins with the policy of its origin and with no compression,
+// and has the one or the other still if the call that made it was cut off. It gives
+// false for what is something else.
 func (s *Server) settleClone(ctx context.Context, v cluster.Volume, c *content, class policy.Class, q *csi.CreateVolumeRequest) (cluster.Volume, bool, error) {
 	cl, _ := s.cloner()
 	snapshot, err := cl.Origin(ctx, c.of.ID, v.ID)
@@ -389,13 +390,16 @@ func (s *Server) settleClone(ctx context.Context, v cluster.Volume, c *content, 
 		return v, false, err
 	case sameVolume(v, class, q.GetCapacityRange().GetRequiredBytes(), q.GetCapacityRange().GetLimitBytes()):
 		return v, true, nil
-	case v.Policy != c.of.Policy:
+	}
+	plain := class
+	plain.Compression = meta.CompressNone
+	if v.Compression != meta.CompressNone || v.Policy != c.of.Policy && !sameVolume(v, plain, q.GetCapacityRange().GetRequiredBytes(), q.GetCapacityRange().GetLimitBytes()) {
 		return v, false, nil
 	}
 	if err := s.place(ctx, &class, q.GetAccessibilityRequirements()); err != nil {
 		return v, false, err
 	}
 	s.Step("clone.set")
-	v, err = s.Cluster.SetPolicy(ctx, v.ID, class.Policy)
+	v, err = s.Cluster.Set(ctx, v.ID, class.Terms)
 	return v, err == nil, err
 }

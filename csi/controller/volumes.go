@@ -46,6 +46,10 @@ func (s *Server) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 	if class.Policy.QuotaBytes, err = policy.Size(required, limit); err != nil {
 		return nil, reply.Error(err)
 	}
+	if from != nil && from.snapshot != "" && !slices.ContainsFunc(q.GetVolumeCapabilities(), func(c *csi.VolumeCapability) bool { return !reply.ReadOnly(c) }) {
+		// Nobody will ever write: it stays what the snapshot is, and nodes mount that.
+		class.Policy.Immutable = true
+	}
 	if from != nil && class.Policy.QuotaBytes > 0 && class.Policy.QuotaBytes < from.bytes {
 		return nil, status.Errorf(codes.OutOfRange, "what it is made of has %d bytes, more than the %d that are asked for", from.bytes, class.Policy.QuotaBytes)
 	}
@@ -98,11 +102,11 @@ func (s *Server) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 // sameVolume tells whether a volume is what a call wants that made it once.
 // Where it lies was chosen then, within the class's place.
 func sameVolume(v cluster.Volume, c policy.Class, required, limit int64) bool {
-	want := c.Policy
-	if c.Level != policy.Anywhere && policy.Under(v.Policy.Topology, want.Topology) {
-		want.Topology = v.Policy.Topology
+	want := c.Terms
+	if c.Level != policy.Anywhere && policy.Under(v.Policy.Topology, want.Policy.Topology) {
+		want.Policy.Topology = v.Policy.Topology
 	}
-	return policy.Same(v.Policy, want) && policy.Fits(v.Policy.QuotaBytes, required, limit)
+	return policy.Same(v.Terms, want) && policy.Fits(v.Policy.QuotaBytes, required, limit)
 }
 
 // makeVolume makes a volume and settles its place, which class says afterwards.
@@ -115,7 +119,7 @@ func (s *Server) makeVolume(ctx context.Context, name string, class *policy.Clas
 	if from != nil {
 		v, err = s.clone(ctx, from, name)
 	} else {
-		v, err = s.Cluster.Create(ctx, name, class.Policy)
+		v, err = s.Cluster.Create(ctx, name, class.Terms)
 	}
 	if err != nil {
 		return v, err
@@ -304,7 +308,8 @@ func (s *Server) ControllerExpandVolume(ctx context.Context, q *csi.ControllerEx
 		return nil, status.Error(codes.InvalidArgument, "no capacity range")
 	}
 	required, limit := q.GetCapacityRange().GetRequiredBytes(), q.GetCapacityRange().GetLimitBytes()
-	v, err := s.change(ctx, q.GetVolumeId(), "expand", func(p *meta.Policy) error {
+	v, err := s.change(ctx, q.GetVolumeId(), "expand", func(t *policy.Terms) error {
+		p := &t.Policy
 		size, err := policy.Size(required, limit)
 		if err != nil {
 			return err
@@ -329,17 +334,17 @@ func (s *Server) ControllerExpandVolume(ctx context.Context, q *csi.ControllerEx
 }
 
 // ControllerModifyVolume lays the parameters of a volume attributes class over a
-// volume's policy: new bytes follow at once, old ones by repair.
+// volume's terms: new bytes follow at once, old ones by repair.
 func (s *Server) ControllerModifyVolume(ctx context.Context, q *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
-	_, err := s.change(ctx, q.GetVolumeId(), "modify", func(p *meta.Policy) error { return policy.Change(p, q.GetMutableParameters()) })
+	_, err := s.change(ctx, q.GetVolumeId(), "modify", func(t *policy.Terms) error { return policy.Change(t, q.GetMutableParameters()) })
 	if err != nil {
 		return nil, reply.Error(err)
 	}
 	return &csi.ControllerModifyVolumeResponse{}, nil
 }
 
-// change changes a volume's policy.
-func (s *Server) change(ctx context.Context, id, step string, change func(*meta.Policy) error) (cluster.Volume, error) {
+// change changes a volume's terms.
+func (s *Server) change(ctx context.Context, id, step string, change func(*policy.Terms) error) (cluster.Volume, error) {
 	v, err := s.mine(ctx, id)
 	if err != nil {
 		return v, err
@@ -355,12 +360,12 @@ func (s *Server) change(ctx context.Context, id, step string, change func(*meta.
 	if v.Deleting {
 		return v, meta.E("find volume", meta.NoSuchVolume, v.Name, nil)
 	}
-	p := v.Policy
-	if err := change(&p); err != nil || p == v.Policy {
+	t := v.Terms
+	if err := change(&t); err != nil || t == v.Terms {
 		return v, err
 	}
 	s.Step(step + ".set")
-	v, err = s.Cluster.SetPolicy(ctx, v.ID, p)
+	v, err = s.Cluster.Set(ctx, v.ID, t)
 	if err == nil {
 		s.Step(step + ".done")
 	}

@@ -201,6 +201,19 @@ func InlinePrefix(node string) string {
 	return Inline + hex.EncodeToString(sum[:4]) + "-"
 }
 
+// maxNode is how much of a node's name is told in a holder's.
+const maxNode = 128
+
+// Holder gives the name under which a node's mount of a snapshot pins it: for
+// people the node, and a digest of all three, so that each mount has its own.
+func Holder(node, volume, staging string) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q", node, volume, staging))
+	if len(node) > maxNode || checkName(node) != nil {
+		node = "node"
+	}
+	return Made + node + "-" + hex.EncodeToString(sum[:6])
+}
+
 // CheckPrefix says what is wrong with a class's prefix of names: letters,
 // digits, dot, dash and underscore, at most 32. Errors: Invalid.
 func CheckPrefix(prefix string) error {

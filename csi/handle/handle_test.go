@@ -84,6 +84,14 @@ func TestNames(t *testing.T) {
 	if InlineName("n1", "csi-1") == InlineName("n2", "csi-1") {
 		t.Error("two nodes' inline volumes share a name")
 	}
+	holders := map[string]bool{}
+	for _, h := range []string{Holder("n1", "v", "/s"), Holder("n2", "v", "/s"), Holder("n1", "v", "/t"), Holder("n1", "w", "/s"), Holder("a,b=c", "v", "/s"), Holder(strings.Repeat("n", 300), "v", "/s")} {
+		// It is an option of a mount.
+		if checkName(h) != nil || len(h) > 200 || holders[h] {
+			t.Errorf("a holder %q", h)
+		}
+		holders[h] = true
+	}
 }
 
 func FuzzParse(f *testing.F) {

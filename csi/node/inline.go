@@ -48,7 +48,7 @@ func (s *Server) stageInline(ctx context.Context, q *csi.NodePublishVolumeReques
 	if err != nil {
 		return "", err
 	}
-	if v.Deleting || v.Policy != want {
+	if v.Deleting || v.Terms != want {
 		return "", meta.E(op, meta.Exists, name, errors.New("there is one with other attributes"))
 	}
 	staging := s.inlineStaging(q.GetVolumeId())

@@ -39,8 +39,9 @@ type Cluster interface {
 	Volume(ctx context.Context, id meta.VolumeID) (cluster.Volume, error)
 	VolumeByName(ctx context.Context, name string) (cluster.Volume, error)
 	Volumes(ctx context.Context) ([]cluster.Volume, error)
-	Create(ctx context.Context, name string, p meta.Policy) (cluster.Volume, error)
+	Create(ctx context.Context, name string, t policy.Terms) (cluster.Volume, error)
 	Delete(ctx context.Context, id meta.VolumeID) error
+	Unpin(ctx context.Context, v meta.VolumeID, snapshot, holder string) error
 }
 
 // Config says what the service works with.
@@ -124,34 +125,62 @@ func (s *Server) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*c
 	return r, nil
 }
 
-// source finds what a handle is mounted from. Errors: NoSuchVolume, Busy (of
-// another cluster).
-func (s *Server) source(ctx context.Context, id string) (string, error) {
+// source is what is mounted for a volume.
+type source struct {
+	path string // [VOLUME[@SNAPSHOT]:]PATH
+	// of is the volume of the snapshot that is mounted; zero: none is.
+	of       meta.VolumeID
+	snapshot string
+}
+
+func viewOf(v cluster.Volume, snapshot string) source {
+	return source{path: v.Name + "@" + snapshot + ":/", of: v.ID, snapshot: snapshot}
+}
+
+// source finds what is mounted for a handle. A volume that was made of a snapshot,
+// and that nobody may write, is served by the snapshot itself: it has the same
+// files, an index, and what it has cached all claims of the snapshot share. Errors:
+// NoSuchVolume, Busy (of another cluster).
+func (s *Server) source(ctx context.Context, id string) (source, error) {
 	const op = "find volume"
+	none := source{}
 	h, err := handle.ParseVolume(id)
 	switch {
 	case err != nil:
-		return "", meta.E(op, meta.NoSuchVolume, "", err)
+		return none, meta.E(op, meta.NoSuchVolume, "", err)
 	case h.ByHand() && h.Snapshot != "":
-		return h.Name + "@" + h.Snapshot + ":/", nil
+		v, err := s.Cluster.VolumeByName(ctx, h.Name)
+		return viewOf(v, h.Snapshot), err
 	case h.ByHand():
-		return h.Name + ":/", nil
+		return source{path: h.Name + ":/"}, nil
 	}
 	c, err := s.Cluster.ID(ctx)
 	if err != nil {
-		return "", err
+		return none, err
 	}
 	if handle.ClusterOf(c) != h.Cluster {
-		return "", meta.E(op, meta.Busy, h.Cluster, errors.New("the volume belongs to another cluster than this driver's"))
+		return none, meta.E(op, meta.Busy, h.Cluster, errors.New("the volume belongs to another cluster than this driver's"))
 	}
 	v, err := s.Cluster.Volume(ctx, h.Volume)
 	if err != nil {
-		return "", err
+		return none, err
 	}
 	if v.Deleting {
-		return "", meta.E(op, meta.NoSuchVolume, v.Name, errors.New("it is being deleted"))
+		return none, meta.E(op, meta.NoSuchVolume, v.Name, errors.New("it is being deleted"))
 	}
-	return v.Name + ":/", nil
+	own := source{path: v.Name + ":/"}
+	if !v.Policy.Immutable || v.Origin.Volume == 0 {
+		return own, nil
+	}
+	of, err := s.Cluster.Volume(ctx, v.Origin.Volume)
+	switch meta.KindOf(err) {
+	case meta.KindOK:
+		return viewOf(of, v.Origin.Snapshot), nil
+	case meta.AccessDenied, meta.NotPermitted, meta.NoSuchVolume:
+		s.Logger.Debug("a volume is not mounted as the snapshot that it was made of: this node was not granted that", "volume", v.Name, "snapshot", v.Origin.Snapshot, "err", err)
+		return own, nil
+	}
+	return none, err
 }
 
 // required refuses calls that lack a volume or a path.

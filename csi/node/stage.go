@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"penstock.io/penstock/csi/handle"
 	"penstock.io/penstock/csi/policy"
 	"penstock.io/penstock/csi/reply"
 	"penstock.io/penstock/meta"
@@ -38,12 +39,14 @@ func (s *Server) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequ
 		return nil, err
 	}
 	defer end()
-	if want.Source, err = s.source(ctx, q.GetVolumeId()); err != nil {
+	from, err := s.source(ctx, q.GetVolumeId())
+	if err != nil {
 		return nil, reply.Error(err)
 	}
 	if want.Staging, err = whole(q.GetStagingTargetPath()); err != nil {
 		return nil, reply.Error(err)
 	}
+	s.serve(&want, from)
 	if err := s.stage(ctx, want); err != nil {
 		return nil, reply.Error(err)
 	}
@@ -51,6 +54,34 @@ func (s *Server) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequ
 		return nil, reply.Error(err)
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+// serve says what a volume is mounted from. A snapshot is pinned by its mount, so
+// that it stays as long as it is used here.
+func (s *Server) serve(r *record, from source) {
+	r.Source = from.path
+	if from.of == 0 {
+		return
+	}
+	r.Pin = &pinned{Volume: from.of, Snapshot: from.snapshot, Holder: handle.Holder(s.Name, r.Volume, r.Staging)}
+	r.Options = append(r.Options, policy.PinOption+r.Pin.Holder)
+	slices.Sort(r.Options)
+}
+
+// unpinWait is how long an unstaging waits for the cluster to let go of a snapshot.
+const unpinWait = 3 * time.Second
+
+// unpin gives up what the mount of a snapshot held of it. If that can't be, it runs
+// out by itself.
+func (s *Server) unpin(ctx context.Context, p *pinned) {
+	if p == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, unpinWait)
+	defer cancel()
+	if err := s.Cluster.Unpin(ctx, p.Volume, p.Snapshot, p.Holder); err != nil && meta.KindOf(err) != meta.NoSuchVolume {
+		s.Logger.Warn("a snapshot that is not mounted here any more stays pinned for some minutes", "volume", p.Volume, "snapshot", p.Snapshot, "holder", p.Holder, "err", err)
+	}
 }
 
 // noGroup: the pod asks for none.
@@ -161,8 +192,12 @@ func (s *Server) alreadyStaged(f folder, want record) error {
 
 // admits fails with Exists unless a volume that is staged as r says is what a call
 // wants. Its source may differ: the volume may have another name by now.
+// So may its pin: drivers of before pinned nothing.
 func (r record) admits(want record) error {
-	if r.Volume != want.Volume || r.Staging != want.Staging || !slices.Equal(r.Options, want.Options) {
+	asked := func(options []string) []string {
+		return slices.DeleteFunc(slices.Clone(options), func(x string) bool { return strings.HasPrefix(x, policy.PinOption) })
+	}
+	if r.Volume != want.Volume || r.Staging != want.Staging || !slices.Equal(asked(r.Options), asked(want.Options)) {
 		return meta.E("stage", meta.Exists, want.Staging, fmt.Errorf("the volume is staged there with other options: %v", r.Options))
 	}
 	return nil
@@ -341,6 +376,9 @@ func (s *Server) unstage(ctx context.Context, volume, path string) error {
 		return err
 	}
 	s.Step("unstage.forget")
+	if r, err := f.read(); err == nil {
+		s.unpin(ctx, r.Pin)
+	}
 	return f.remove()
 }
 

@@ -25,6 +25,14 @@ type record struct {
 	// Pods have it, by the path at which each looks for it, as far as they were
 	// told. A volume may have been taken from them since.
 	Pods map[string]pod `json:"pods,omitempty"`
+	Pin  *pinned        `json:"pin,omitempty"` // of a snapshot
+}
+
+// pinned is what the mount of a snapshot holds of it.
+type pinned struct {
+	Volume   meta.VolumeID `json:"volume"`
+	Snapshot string        `json:"snapshot"`
+	Holder   string        `json:"holder"`
 }
 
 const (

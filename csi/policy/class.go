@@ -19,9 +19,15 @@ import (
 	"penstock.io/penstock/meta"
 )
 
+// Terms are what a volume is kept by.
+type Terms struct {
+	Policy      meta.Policy
+	Compression meta.Compression // of chunks that are sealed from then on
+}
+
 // Class is what a storage class says of a volume that is to be made.
 type Class struct {
-	Policy meta.Policy // without a quota of bytes, which is the claim's
+	Terms // without a quota of bytes, which is the claim's
 	// Level is how near the place that was asked for the volume's bytes lie.
 	Level Level
 	// Prefix goes before the volume's name, after what begins all of them.
@@ -44,45 +50,49 @@ const (
 	maxAttachLength = 1024
 )
 
-// setter reads one parameter into a policy.
-type setter func(p *meta.Policy, value string) error
+// setter reads one parameter into terms.
+type setter func(t *Terms, value string) error
 
 // mutable are the parameters of a class that can be changed later, by a volume
 // attributes class.
 var mutable = map[string]setter{
-	"replicas": func(p *meta.Policy, v string) error {
+	"replicas": func(t *Terms, v string) error {
 		n, err := strconv.ParseUint(v, 10, 32)
 		if err != nil || n < 1 || n > meta.MaxReplicas {
 			return fmt.Errorf("it is a number from 1 to %d", meta.MaxReplicas)
 		}
-		p.Replicas = uint32(n)
+		t.Policy.Replicas = uint32(n)
 		return nil
 	},
-	"class": func(p *meta.Policy, v string) error {
+	"class": func(t *Terms, v string) error {
 		if v == "" {
 			return errors.New("it is a class of disks, such as nvme, ssd or hdd")
 		}
-		p.Class = v
+		t.Policy.Class = v
 		return meta.CheckClass(v)
 	},
-	"topology": func(p *meta.Policy, v string) error {
+	"topology": func(t *Terms, v string) error {
 		if err := meta.CheckTopology(v); err != nil {
 			return err
 		}
-		if p.Topology = v; v == "/" {
-			p.Topology = ""
+		if t.Policy.Topology = v; v == "/" {
+			t.Policy.Topology = ""
 		}
 		return nil
 	},
-	"spread": func(p *meta.Policy, v string) (err error) {
-		p.Spread, err = meta.ParseSpread(v)
+	"spread": func(t *Terms, v string) (err error) {
+		t.Policy.Spread, err = meta.ParseSpread(v)
 		return err
 	},
-	"inodes": func(p *meta.Policy, v string) (err error) {
-		if p.QuotaInodes, err = strconv.ParseUint(v, 10, 63); err != nil {
+	"inodes": func(t *Terms, v string) (err error) {
+		if t.Policy.QuotaInodes, err = strconv.ParseUint(v, 10, 63); err != nil {
 			return errors.New("it is a number of files and directories; 0 for no limit")
 		}
 		return nil
+	},
+	"compression": func(t *Terms, v string) (err error) {
+		t.Compression, err = meta.ParseCompression(v)
+		return err
 	},
 	"degrade":     boolean(func(p *meta.Policy, on bool) { p.Degrade = on }),
 	"localFirst":  boolean(func(p *meta.Policy, on bool) { p.LocalFirst = on }),
@@ -97,11 +107,11 @@ var fixed = map[string]setter{
 }
 
 func boolean(set func(*meta.Policy, bool)) setter {
-	return func(p *meta.Policy, v string) error {
+	return func(t *Terms, v string) error {
 		if v != "true" && v != "false" {
 			return errors.New(`it is "true" or "false"`)
 		}
-		set(p, v == "true")
+		set(&t.Policy, v == "true")
 		return nil
 	}
 }
@@ -138,16 +148,16 @@ func keys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 // attributes class laid over them. volume is the orchestrator's name for the
 // volume. Errors: Invalid, with the parameter that is wrong.
 func ReadClass(parameters, changed map[string]string, volume string) (Class, error) {
-	c := Class{Policy: meta.Policy{Replicas: 1, LocalFirst: true}}
+	c := Class{Terms: Terms{Policy: meta.Policy{Replicas: 1, LocalFirst: true}}}
 	attach := ""
 	for _, k := range keys(parameters) {
 		v := parameters[k]
 		var err error
 		switch {
 		case mutable[k] != nil:
-			err = mutable[k](&c.Policy, v)
+			err = mutable[k](&c.Terms, v)
 		case fixed[k] != nil:
-			err = fixed[k](&c.Policy, v)
+			err = fixed[k](&c.Terms, v)
 		case k == "topologyLevel":
 			c.Level, err = parseLevel(v)
 		case k == "volumeNamePrefix":
@@ -162,7 +172,7 @@ func ReadClass(parameters, changed map[string]string, volume string) (Class, err
 			return Class{}, wrong(k, v, err)
 		}
 	}
-	if err := Change(&c.Policy, changed); err != nil {
+	if err := Change(&c.Terms, changed); err != nil {
 		return Class{}, err
 	}
 	if attach == "" && parameters[claimName] != "" && parameters[claimNamespace] != "" {
@@ -186,17 +196,17 @@ func known() []string {
 }
 
 // Change applies the parameters of a volume attributes class. Errors: Invalid.
-func Change(p *meta.Policy, parameters map[string]string) error {
+func Change(t *Terms, parameters map[string]string) error {
 	for _, k := range keys(parameters) {
 		set := mutable[k]
 		if set == nil {
 			return unknown(k, "what can be changed: "+strings.Join(keys(mutable), ", "))
 		}
-		if err := set(p, parameters[k]); err != nil {
+		if err := set(t, parameters[k]); err != nil {
 			return wrong(k, parameters[k], err)
 		}
 	}
-	return p.Check()
+	return t.Policy.Check()
 }
 
 // SnapshotParameters refuses what a class of snapshots may not say: anything
@@ -212,26 +222,26 @@ func SnapshotParameters(parameters map[string]string) error {
 
 // ReadInline reads what a pod says of a volume that it brings along: a size and
 // no more than what costs nobody else anything. Errors: Invalid.
-func ReadInline(attributes map[string]string) (p meta.Policy, err error) {
-	p = meta.Policy{Replicas: 1, LocalFirst: true, QuotaBytes: 1 << 30}
+func ReadInline(attributes map[string]string) (t Terms, err error) {
+	t.Policy = meta.Policy{Replicas: 1, LocalFirst: true, QuotaBytes: 1 << 30}
 	for _, k := range keys(attributes) {
 		v := attributes[k]
 		switch {
 		case k == "size":
-			if p.QuotaBytes, err = parseSize(v); err == nil && p.QuotaBytes == 0 {
+			if t.Policy.QuotaBytes, err = parseSize(v); err == nil && t.Policy.QuotaBytes == 0 {
 				err = errors.New("it is more than nothing")
 			}
 		case k == "class" || k == "noatime" || k == "inodes":
-			err = mutable[k](&p, v)
+			err = mutable[k](&t, v)
 		case strings.HasPrefix(k, orchestrator):
 		default:
-			return meta.Policy{}, unknown(k, "a volume of a pod may have size, inodes, class and noatime")
+			return Terms{}, unknown(k, "a volume of a pod may have size, inodes, class and noatime")
 		}
 		if err != nil {
-			return meta.Policy{}, wrong(k, v, err)
+			return Terms{}, wrong(k, v, err)
 		}
 	}
-	return p, p.Check()
+	return t, t.Policy.Check()
 }
 
 // suffixes are those of quantities in Kubernetes.
@@ -280,10 +290,10 @@ func Fits(quota uint64, required, limit int64) bool {
 	return quota >= uint64(required) && (limit == 0 || quota <= uint64(limit))
 }
 
-// Same tells whether a volume of one policy may pass for one of the other: all
-// is the same but the quota of bytes.
-func Same(a, b meta.Policy) bool {
-	a.QuotaBytes, b.QuotaBytes = 0, 0
+// Same tells whether a volume of some terms may pass for one of others: all is the
+// same but the quota of bytes.
+func Same(a, b Terms) bool {
+	a.Policy.QuotaBytes, b.Policy.QuotaBytes = 0, 0
 	return a == b
 }
 

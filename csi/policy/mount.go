@@ -13,6 +13,10 @@ import (
 // the cluster or a credential is, and no devices.
 var mountOptions = []string{"ro", "rw", "exec", "noexec", "suid", "nosuid", "nodev", "atime", "noatime", "relatime", "noopen", "passthrough"}
 
+// PinOption begins the option of a mount that pins its snapshot for a holder. No
+// claim may have it.
+const PinOption = "pin="
+
 // MountOptions checks what a volume is to be mounted with, and completes it:
 // devices are never honoured, set-id programs only if asked for. Errors: Invalid.
 func MountOptions(flags []string, readOnly bool) ([]string, error) {

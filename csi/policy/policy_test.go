@@ -13,15 +13,15 @@ import (
 func TestClassParameters(t *testing.T) {
 	c, err := ReadClass(map[string]string{
 		"replicas": "3", "class": "nvme", "topology": "/dc1/r1", "topologyLevel": "rack", "spread": "rack", "inodes": "1000", "encrypt": "true",
-		"sealOnClose": "true", "degrade": "true", "localFirst": "false", "volumeNamePrefix": "gold-",
+		"sealOnClose": "true", "degrade": "true", "localFirst": "false", "volumeNamePrefix": "gold-", "compression": "zstd",
 		"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pvc/namespace": "team", "csi.storage.k8s.io/pv/name": "pvc-1",
-	}, map[string]string{"replicas": "2", "noatime": "true"}, "pvc-1")
-	want := Class{Level: Rack, Prefix: "gold-", AttachPath: "/kubernetes/team/data", Policy: meta.Policy{Replicas: 2, Class: "nvme", Topology: "/dc1/r1", Spread: meta.SpreadRack,
-		QuotaInodes: 1000, Encrypt: true, SealOnClose: true, Degrade: true, NoAtime: true}}
+	}, map[string]string{"replicas": "2", "noatime": "true", "compression": "s2"}, "pvc-1")
+	want := Class{Level: Rack, Prefix: "gold-", AttachPath: "/kubernetes/team/data", Terms: Terms{Compression: meta.CompressS2, Policy: meta.Policy{Replicas: 2, Class: "nvme", Topology: "/dc1/r1", Spread: meta.SpreadRack,
+		QuotaInodes: 1000, Encrypt: true, SealOnClose: true, Degrade: true, NoAtime: true}}}
 	if err != nil || c != want {
 		t.Errorf("%+v, %v; want %+v", c, err, want)
 	}
-	if c, err := ReadClass(nil, nil, "v"); err != nil || c != (Class{Policy: meta.Policy{Replicas: 1, LocalFirst: true}}) {
+	if c, err := ReadClass(nil, nil, "v"); err != nil || c != (Class{Terms: Terms{Policy: meta.Policy{Replicas: 1, LocalFirst: true}}}) {
 		t.Errorf("without parameters: %+v, %v", c, err)
 	}
 }
@@ -30,14 +30,14 @@ func TestWrongParameters(t *testing.T) {
 	for _, p := range []map[string]string{
 		{"replicas": "0"}, {"replicas": "17"}, {"replicas": "-1"}, {"replicas": ""}, {"replicas": "two"},
 		{"class": ""}, {"class": "NVMe"}, {"class": "../x"}, {"topology": "dc1"}, {"topology": "/../x"}, {"topology": "/a//b"},
-		{"topologyLevel": "shelf"}, {"spread": "planet"}, {"inodes": "-3"}, {"degrade": "yes"}, {"encrypt": "1"},
+		{"topologyLevel": "shelf"}, {"spread": "planet"}, {"inodes": "-3"}, {"degrade": "yes"}, {"encrypt": "1"}, {"compression": "gzip"}, {"compression": ""}, {"compression": "ZSTD"},
 		{"volumeNamePrefix": "../"}, {"volumeNamePrefix": strings.Repeat("p", 33)}, {"quota": "1G"}, {"Replicas": "1"}, {"subDir": "../../etc"},
 	} {
 		if c, err := ReadClass(p, nil, "v"); !errors.Is(err, meta.Invalid) {
 			t.Errorf("%v: %+v, %v; want Invalid", p, c, err)
 		}
 	}
-	for _, p := range []map[string]string{{"encrypt": "true"}, {"sealOnClose": "true"}, {"attachPath": "/a/{volume}"}, {"nope": "1"}, {"replicas": "99"}, {"topologyLevel": "rack"}} {
+	for _, p := range []map[string]string{{"encrypt": "true"}, {"sealOnClose": "true"}, {"attachPath": "/a/{volume}"}, {"nope": "1"}, {"replicas": "99"}, {"compression": "lz4"}, {"topologyLevel": "rack"}} {
 		if c, err := ReadClass(nil, p, "v"); !errors.Is(err, meta.Invalid) {
 			t.Errorf("changing %v: %+v, %v; want Invalid", p, c, err)
 		}
@@ -82,10 +82,10 @@ func TestAttachPathsDoNotEscape(t *testing.T) {
 
 func TestInline(t *testing.T) {
 	p, err := ReadInline(map[string]string{"size": "10Gi", "class": "nvme", EphemeralMark: "true", "csi.storage.k8s.io/pod.name": "p"})
-	if want := (meta.Policy{Replicas: 1, LocalFirst: true, Class: "nvme", QuotaBytes: 10 << 30}); err != nil || p != want {
+	if want := (Terms{Policy: meta.Policy{Replicas: 1, LocalFirst: true, Class: "nvme", QuotaBytes: 10 << 30}}); err != nil || p != want {
 		t.Errorf("%+v, %v", p, err)
 	}
-	for _, a := range []map[string]string{{"size": "0"}, {"size": "-1"}, {"size": "10XB"}, {"size": "9223372036854775807Ki"}, {"size": ""}, {"replicas": "16"}, {"attachPath": "/etc/{volume}"}, {"topology": "/dc1"}, {"volume": "datasets"}} {
+	for _, a := range []map[string]string{{"size": "0"}, {"size": "-1"}, {"size": "10XB"}, {"size": "9223372036854775807Ki"}, {"size": ""}, {"replicas": "16"}, {"attachPath": "/etc/{volume}"}, {"topology": "/dc1"}, {"compression": "zstd"}, {"volume": "datasets"}} {
 		if p, err := ReadInline(a); !errors.Is(err, meta.Invalid) {
 			t.Errorf("%v: %+v, %v", a, p, err)
 		}
@@ -109,7 +109,8 @@ func TestSizes(t *testing.T) {
 	if Fits(4, 5, 0) || Fits(10, 5, 9) || Fits(0, 0, 9) || !Fits(0, 5, 0) {
 		t.Error("what fits is wrong")
 	}
-	if !Same(meta.Policy{Replicas: 1, QuotaBytes: 5}, meta.Policy{Replicas: 1}) || Same(meta.Policy{Replicas: 2}, meta.Policy{Replicas: 1}) {
+	one := Terms{Policy: meta.Policy{Replicas: 1}}
+	if !Same(Terms{Policy: meta.Policy{Replicas: 1, QuotaBytes: 5}}, one) || Same(Terms{Policy: meta.Policy{Replicas: 2}}, one) || Same(Terms{Policy: one.Policy, Compression: meta.CompressS2}, one) {
 		t.Error("what is the same is wrong")
 	}
 }
@@ -162,14 +163,14 @@ func TestPlace(t *testing.T) {
 		{name: "its zone", class: Class{Level: Zone}, preferred: []map[string]string{seg("z1", "r2")}, want: "/z1"},
 		{name: "the next best has room", class: Class{Level: Rack}, preferred: []map[string]string{seg("z2", "r1"), seg("z1", "r1")}, bytes: 150, want: "/z1/r1"},
 		{name: "full", class: Class{Level: Rack}, requisite: []map[string]string{seg("z1", "r1")}, bytes: 300, kind: meta.NoSpace},
-		{name: "two replicas need twice the room", class: Class{Level: Rack, Policy: meta.Policy{Replicas: 2}}, requisite: []map[string]string{seg("z1", "r1")}, bytes: 150, kind: meta.NoSpace},
-		{name: "another class of disks", class: Class{Level: Rack, Policy: meta.Policy{Class: "nvme"}}, requisite: []map[string]string{seg("z1", "r2")}, kind: meta.NoSpace},
+		{name: "two replicas need twice the room", class: Class{Level: Rack, Terms: Terms{Policy: meta.Policy{Replicas: 2}}}, requisite: []map[string]string{seg("z1", "r1")}, bytes: 150, kind: meta.NoSpace},
+		{name: "another class of disks", class: Class{Level: Rack, Terms: Terms{Policy: meta.Policy{Class: "nvme"}}}, requisite: []map[string]string{seg("z1", "r2")}, kind: meta.NoSpace},
 		{name: "no such rack", class: Class{Level: Rack}, requisite: []map[string]string{seg("z1", "r9")}, kind: meta.NoSpace},
-		{name: "the class's zone holds", class: Class{Level: Rack, Policy: meta.Policy{Topology: "/z1"}}, preferred: []map[string]string{seg("z2", "r1"), seg("z1", "r1")}, want: "/z1/r1"},
-		{name: "the class is narrower", class: Class{Level: Zone, Policy: meta.Policy{Topology: "/z1/r2"}}, preferred: []map[string]string{seg("z1", "r2")}, want: "/z1/r2"},
+		{name: "the class's zone holds", class: Class{Level: Rack, Terms: Terms{Policy: meta.Policy{Topology: "/z1"}}}, preferred: []map[string]string{seg("z2", "r1"), seg("z1", "r1")}, want: "/z1/r1"},
+		{name: "the class is narrower", class: Class{Level: Zone, Terms: Terms{Policy: meta.Policy{Topology: "/z1/r2"}}}, preferred: []map[string]string{seg("z1", "r2")}, want: "/z1/r2"},
 		{name: "anywhere", class: Class{}, preferred: []map[string]string{seg("z9", "r9")}, want: ""},
-		{name: "anywhere, but the class says where", class: Class{Policy: meta.Policy{Topology: "/z1"}}, preferred: []map[string]string{seg("z1", "r1")}, want: "/z1"},
-		{name: "the class says elsewhere", class: Class{Policy: meta.Policy{Topology: "/z1"}}, requisite: []map[string]string{seg("z2", "r1")}, kind: meta.NoSpace},
+		{name: "anywhere, but the class says where", class: Class{Terms: Terms{Policy: meta.Policy{Topology: "/z1"}}}, preferred: []map[string]string{seg("z1", "r1")}, want: "/z1"},
+		{name: "the class says elsewhere", class: Class{Terms: Terms{Policy: meta.Policy{Topology: "/z1"}}}, requisite: []map[string]string{seg("z2", "r1")}, kind: meta.NoSpace},
 	} {
 		got := c.class
 		err := Place(&got, sites, c.preferred, c.requisite, c.bytes)
@@ -185,7 +186,7 @@ func TestPlace(t *testing.T) {
 	for _, at := range []map[string]string{nil, seg("z1", "r1"), seg("z1", "r2"), seg("z2", "r1"), seg("z9", "r9"), {KeyZone: "z1", KeyRack: "r1", KeyHost: "b"}} {
 		for _, level := range []Level{Anywhere, Zone, Rack, Host} {
 			for _, topology := range []string{"", "/z1", "/z1/r2"} {
-				class := Class{Level: level, Policy: meta.Policy{Topology: topology, Replicas: 2}}
+				class := Class{Level: level, Terms: Terms{Policy: meta.Policy{Topology: topology, Replicas: 2}}}
 				var asked []map[string]string
 				if at != nil {
 					asked = append(asked, at)

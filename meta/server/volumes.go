@@ -56,6 +56,9 @@ func (s *Server) describeIn(ctx context.Context, re *wire.AdminRe, in *paths, al
 			Deleted: goTime(v.Deleted), Until: goTime(v.Until), Open: s.opened(v.ID) != nil,
 			Compression: cmp.Or(v.Compression, meta.CompressNone.String())}
 		advisoryOf(&v, &d)
+		if x := v.Origin; x != nil {
+			d.Origin = &wire.VolumeOrigin{Volume: x.Volume, Snapshot: x.Snapshot, Implied: x.Implied}
+		}
 		switch {
 		case v.State == cluster.VolumeTrash:
 			d.State = wire.VolumeInTrash

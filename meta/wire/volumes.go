@@ -57,4 +57,14 @@ type VolumeDetail struct {
 	AdvisoryInodes uint64    `json:"advisory_inodes,omitempty"`
 	BytesOver      time.Time `json:"bytes_over,omitzero"` // since when it counts as above its advisory quota
 	InodesOver     time.Time `json:"inodes_over,omitzero"`
+	// Origin is of a clone that needs it yet. Servers of before don't tell.
+	Origin *VolumeOrigin `json:"origin,omitempty"`
+}
+
+// VolumeOrigin is the snapshot that a volume is a clone of.
+type VolumeOrigin struct {
+	Volume   meta.VolumeID `json:"volume"`
+	Snapshot string        `json:"snapshot"`
+	// Implied: the snapshot was taken for the clone, and goes with it.
+	Implied bool `json:"implied,omitempty"`
 }

@@ -2,6 +2,7 @@ package csi
 
 import (
 	"bytes"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -96,6 +98,26 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 	}
 	if err := os.WriteFile(r.path("pod", "f"), []byte("x"), 0o644); err != nil {
 		t.Error(err)
+	}
+	// A claim of a snapshot is mounted as what the node was granted: the snapshot, or
+	// where it was not granted the origin, the claim's own volume.
+	for i, c := range []struct{ of, want string }{{id, "csi-pvc-1@csi-s0:"}, {other, "csi-frozen1:"}} {
+		x := must(t, r.controller().CreateSnapshot, &csi.CreateSnapshotRequest{Name: fmt.Sprint("s", i), SourceVolumeId: c.of}).GetSnapshot().GetSnapshotId()
+		q := claim(fmt.Sprint("frozen", i), nil)
+		q.VolumeContentSource, q.VolumeCapabilities = fromSnapshot(x), []*csi.VolumeCapability{capability(manyReaders)}
+		v := must(t, r.controller().CreateVolume, q).GetVolume().GetVolumeId()
+		if _, err := r.ctl("grant", "add", "node1", "csi-"+q.GetName(), "--rights", "read"); err != nil {
+			t.Fatal(err)
+		}
+		at := stage(v, fmt.Sprint("view", i))
+		at.VolumeCapability = capability(manyReaders)
+		must(t, node.NodeStageVolume, at)
+		if m, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(at.GetStagingTargetPath())); err != nil || len(m) != 1 || m[0].Source != c.want {
+			t.Errorf("%v, %v; want %s", m, err, c.want)
+		}
+		must(t, node.NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: v, StagingTargetPath: at.GetStagingTargetPath()})
+		must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v})
+		must(t, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x})
 	}
 	must(t, node.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: r.path("pod")})
 	must(t, node.NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: r.path("s")})

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 )
@@ -173,7 +174,10 @@ func TestInTheTree(t *testing.T) {
 func TestUse(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
-	id := must(t, r.controller().CreateVolume, claim("pvc-1", nil)).GetVolume().GetVolumeId()
+	id := must(t, r.controller().CreateVolume, claim("pvc-1", map[string]string{"compression": "zstd"})).GetVolume().GetVolumeId()
+	if out, err := r.ctl("volume", "show", "csi-pvc-1", "--output", "yaml"); err != nil || !strings.Contains(string(out), "compression: zstd\n") {
+		t.Errorf("%s %v", out, err)
+	}
 	staging, a, b := r.path("staging"), r.path("a"), r.path("b")
 	alone := capability(oneWriter)
 	alone.GetMount().VolumeMountGroup = "2000"
@@ -214,7 +218,10 @@ func TestUse(t *testing.T) {
 		}
 		return nil
 	})
-	must(t, r.controller().ControllerModifyVolume, &csi.ControllerModifyVolumeRequest{VolumeId: id, MutableParameters: map[string]string{"inodes": "1000"}})
+	must(t, r.controller().ControllerModifyVolume, &csi.ControllerModifyVolumeRequest{VolumeId: id, MutableParameters: map[string]string{"inodes": "1000", "compression": "s2"}})
+	if out, err := r.ctl("volume", "show", "csi-pvc-1", "--output", "yaml"); err != nil || !strings.Contains(string(out), "compression: s2\n") {
+		t.Errorf("%s %v", out, err)
+	}
 	r.until("the mount sees the new number of files", func() error {
 		if got := total(csi.VolumeUsage_INODES); got != 1000 {
 			return fmt.Errorf("%d files", got)
@@ -317,6 +324,118 @@ func TestSnapshotIsMountedWithItsIndex(t *testing.T) {
 	}
 	must(t, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: view, StagingTargetPath: at})
 	snapshot("delete", "csi-pvc-1", "v1", "--yes")
+	r.gone(id, staging)
+	r.clean()
+}
+
+// TestReadOnlyClaim: a claim of a snapshot that nobody may write is served by the
+// snapshot itself, with its index, which stays as long as it is mounted, whatever
+// becomes of the claim.
+func TestReadOnlyClaim(t *testing.T) {
+	r := newRig(t)
+	r.drive(nil)
+	id, staging := r.staged("pvc-1")
+	f := filepath.Join(staging, "f")
+	if err := os.WriteFile(f, []byte("one"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	x := must(t, r.controller().CreateSnapshot, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id}).GetSnapshot().GetSnapshotId()
+	if err := os.WriteFile(f, []byte("two"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	made := func(name string, mode csi.VolumeCapability_AccessMode_Mode) string {
+		t.Helper()
+		q := claim(name, nil)
+		q.VolumeContentSource, q.VolumeCapabilities = fromSnapshot(x), []*csi.VolumeCapability{capability(mode)}
+		v := must(t, r.controller().CreateVolume, q).GetVolume().GetVolumeId()
+		if again := must(t, r.controller().CreateVolume, q).GetVolume().GetVolumeId(); again != v {
+			t.Errorf("%s was made twice", name)
+		}
+		return v
+	}
+	stage := func(v, at string, mode csi.VolumeCapability_AccessMode_Mode) *csi.NodeStageVolumeRequest {
+		return &csi.NodeStageVolumeRequest{VolumeId: v, StagingTargetPath: r.path(at), VolumeCapability: capability(mode)}
+	}
+	// shows tells what is mounted, and that it is the snapshot's text.
+	shows := func(at string) string {
+		t.Helper()
+		if b, err := os.ReadFile(r.path(at, "f")); err != nil || string(b) != "one" {
+			t.Errorf("%s reads %q, %v", at, b, err)
+		}
+		all, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(r.path(at)))
+		if err != nil || len(all) != 1 {
+			t.Fatal(all, err)
+		}
+		return all[0].Source
+	}
+	pins := func() int {
+		t.Helper()
+		out, err := r.ctl("pin", "list", "csi-pvc-1", "--output", "json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(out), `"holder": "csi-node1-`)
+	}
+	a, b, w := made("a", manyReaders), made("b", manyReaders), made("w", manyWriters)
+	for range 2 {
+		must(t, r.node().NodeStageVolume, stage(a, "at-a", manyReaders))
+	}
+	must(t, r.node().NodeStageVolume, stage(b, "at-b", manyReaders))
+	must(t, r.node().NodeStageVolume, stage(w, "at-w", manyWriters))
+	for at, want := range map[string]string{"at-a": "csi-pvc-1@csi-s:", "at-b": "csi-pvc-1@csi-s:", "at-w": "csi-w:"} {
+		if got := shows(at); got != want {
+			t.Errorf("at %s is mounted %s, not %s", at, got, want)
+		}
+	}
+	if n := pins(); n != 2 {
+		t.Errorf("%d pins for two mounts", n)
+	}
+	r.until("the index is in use", func() error {
+		buf := make([]byte, 1024)
+		n, err := unix.Getxattr(r.path("at-a"), "penstock.index", buf)
+		if err == nil && !strings.HasPrefix(string(buf[:n]), "ready") {
+			err = errors.New(string(buf[:n]))
+		}
+		return err
+	})
+	if err := os.WriteFile(r.path("at-a", "f"), nil, 0o644); !errors.Is(err, unix.EROFS) {
+		t.Errorf("a claim that is read only was written: %v", err)
+	}
+	if err := os.WriteFile(r.path("at-w", "f"), []byte("mine"), 0o644); err != nil {
+		t.Error(err)
+	}
+	publishA := publish(a, r.path("at-a"), r.path("pod"))
+	publishA.VolumeCapability = capability(manyReaders)
+	must(t, r.node().NodePublishVolume, publishA)
+	if got := shows("pod"); got != "csi-pvc-1@csi-s:" {
+		t.Errorf("a pod sees %s", got)
+	}
+	r.gone(a, r.path("at-a"), r.path("pod"))
+	r.gone(w, r.path("at-w"))
+	if n := pins(); n != 1 {
+		t.Errorf("%d pins for one mount", n)
+	}
+	_, err := r.controller().DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: x})
+	wants(t, "a snapshot that a claim needs is deleted", err, codes.FailedPrecondition)
+
+	// Somebody takes the claim away from under its pods.
+	must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: b})
+	_, err = r.controller().DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: x})
+	wants(t, "a snapshot that is mounted is deleted", err, codes.FailedPrecondition)
+	shows("at-b")
+	must(t, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: b, StagingTargetPath: r.path("at-b")})
+
+	// An administrator who has it written after all.
+	c := made("c", manyReaders)
+	if _, err := r.ctl("volume", "set", "csi-c", "--immutable=false"); err != nil {
+		t.Fatal(err)
+	}
+	must(t, r.node().NodeStageVolume, stage(c, "at-c", manyWriters))
+	if got := shows("at-c"); got != "csi-c:" {
+		t.Errorf("a volume that may be written is mounted from %s", got)
+	}
+	r.gone(c, r.path("at-c"))
+	must(t, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x})
 	r.gone(id, staging)
 	r.clean()
 }
