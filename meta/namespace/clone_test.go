@@ -552,3 +552,48 @@ func TestCloneKeepsItsBase(t *testing.T) {
 	f.do(&meta.PinClone{At: at, Clone: 9, Drop: true})
 	f.do(&meta.DropSnapshot{At: at})
 }
+
+// A file that was truncated when the snapshot was taken, and had more than an operation
+// lets go, has the rest to let go in a clone, too, though the origin has done that.
+func TestCloneOfATruncatedFile(t *testing.T) {
+	const pieces = reapBatch + 10
+	f := newFixture(t)
+	ino, id := f.file("f"), f.chunks(1, false)[0]
+	for i := uint64(0); i < pieces; i += 100 {
+		op := &meta.Write{Ino: ino, Synced: true}
+		for k := i; k < min(i+100, pieces); k++ {
+			op.Extents = append(op.Extents, meta.Extent{Off: k * 4096, Len: 4096, Chunk: id, ChunkOff: k * 8192})
+		}
+		f.do(op)
+	}
+	f.seal(id, pieces*8192)
+	f.do(&meta.SetAttr{Ino: ino, Mask: meta.SetSize, Size: 4096})
+	at := meta.Generation(f.do(&meta.TakeSnapshot{Name: "s"}).Off)
+	f.do(&meta.PinClone{At: at, Clone: 9})
+	f.check()
+	clone := func() {
+		t.Helper()
+		x := &fixture{t: t, s: f.s.copied(), replica: f.s.copied(), now: f.now, session: testSession}
+		effects, err := CloneEffects(x.s, at, 9, meta.Policy{Replicas: 1}, x.now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.commit(effects)
+		x.do(&meta.SessionStart{Session: testSession, Name: "test", Host: "boot", PID: 1, Start: 2})
+		x.check()
+		for !x.do(&meta.Reap{Ino: ino}).EOF {
+		}
+		x.check()
+		if a := x.attr(ino); a.Size != 4096 || a.Blocks != 4096 {
+			t.Errorf("%+v", a)
+		}
+		x.do(&meta.SetAttr{Ino: ino, Mask: meta.SetSize, Size: 3 * 4096})
+		if l := x.do(&meta.Open{Ino: ino}).Extents; len(l) != 1 {
+			t.Errorf("what was cut off is back: %+v", l)
+		}
+	}
+	clone()
+	for !f.do(&meta.Reap{Ino: ino}).EOF {
+	}
+	clone()
+}
