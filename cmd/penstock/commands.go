@@ -28,6 +28,7 @@ func addCommands(root *cobra.Command) {
 		newDisk(),
 		newFsck(),
 		newGrant(),
+		newHealth(),
 		newHold(),
 		newLocate(),
 		newMeta(),

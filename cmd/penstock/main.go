@@ -61,6 +61,9 @@ func exitStatus(cmd *cobra.Command, err error, stderr io.Writer) int {
 		return silent.status
 	}
 	fmt.Fprintln(stderr, "penstock: "+explain(err))
+	if cmd.Annotations[asMonitors] != "" {
+		return monitorStatus(err)
+	}
 	var usage *usageError
 	if errors.As(err, &usage) || isCobraUsage(err) {
 		fmt.Fprintf(stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())

@@ -79,7 +79,7 @@ func identityOf(c *x509.Certificate) (Identity, error) {
 	}
 	u := c.URIs[0]
 	role, name, ok := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
-	id := Identity{Cluster: u.Host, Role: Role(role), Name: name, Expires: c.NotAfter}
+	id := Identity{Cluster: u.Host, Role: Role(role), Name: name, Begins: c.NotBefore.Add(skew), Expires: c.NotAfter}
 	if _, err := ParseRole(role); err != nil || !ok || !validName.MatchString(name) || !validCluster.MatchString(u.Host) || id.URI().String() != u.String() {
 		return Identity{}, fmt.Errorf("its certificate names %q, no identity of a cluster", u)
 	}

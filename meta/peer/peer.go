@@ -41,7 +41,8 @@ type Identity struct {
 	Cluster string    // id of the cluster that vouches for it; "" without a certificate
 	Role    Role      // "" without a certificate: it may do nothing but join
 	Name    string    // unique among its role
-	Expires time.Time // of the certificate
+	Begins  time.Time // of the certificate, clocks aside
+	Expires time.Time
 	// Admission counts how often the name was let in again after it was evicted,
 	// as the certificate says: those of earlier admissions are worth nothing.
 	Admission uint32
@@ -58,6 +59,7 @@ func (i Identity) Anyone() bool { return i.Local || i.Insecure }
 
 // Same reports whether both are the same peer.
 func (i Identity) Same(j Identity) bool {
+	i.Begins, j.Begins = time.Time{}, time.Time{}
 	i.Expires, j.Expires = time.Time{}, time.Time{}
 	return i == j
 }

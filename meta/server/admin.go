@@ -160,6 +160,12 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 			panic("server: status is plain data: " + err.Error())
 		}
 		re.Report = b
+	case wire.AdminHealth:
+		var q meta.HealthRequest
+		if err := readBody(m, &q); err != nil {
+			return err
+		}
+		return reportJSON(re, s.Health(ctx, q))
 	case wire.AdminCheckpoint:
 		o, err := s.ownerOf(ctx, m)
 		if err != nil {

@@ -37,6 +37,8 @@ type Backend struct {
 	// Space frees what compaction left in etcd and clears its alarm; nil where
 	// etcd is somebody else's to look after.
 	Space func(context.Context) error
+	// Endpoints of etcd.
+	Endpoints []string
 }
 
 var _ Cluster = (*Backend)(nil)
@@ -83,6 +85,11 @@ func (b *Backend) Holder(ctx context.Context, v meta.VolumeID) (Holder, error) {
 	}
 	rec, held, err := owners.Last(ctx, v)
 	return Holder{Name: rec.Server, Addr: rec.Addr, Held: held, Released: rec.Version == 0 || rec.Released}, err
+}
+
+// Etcd asks etcd how it is.
+func (b *Backend) Etcd(ctx context.Context) meta.EtcdHealth {
+	return b.Cluster.Etcd(ctx, b.Endpoints)
 }
 
 // Standing is what is left of the process's lease.

@@ -165,6 +165,8 @@ type Cluster interface {
 	SettleRestored(ctx context.Context, v meta.VolumeID) error
 	// Follow gives a volume's journal to a reader.
 	Follow(ctx context.Context, v meta.VolumeID) (Journal, error)
+	// Etcd tells how the journal's store is; what can't be found out stands in it.
+	Etcd(ctx context.Context) meta.EtcdHealth
 	// Relieve frees space in the journal's store and clears its alarm.
 	Relieve(ctx context.Context) error
 }

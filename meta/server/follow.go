@@ -460,3 +460,9 @@ func (b *standbys) status() (all []StandbyStatus, lag time.Duration) {
 	}
 	return all, lag
 }
+
+// lags reports that the copy is not ready for a fail-over.
+func (s *StandbyStatus) lags() bool {
+	behind, err := time.ParseDuration(s.Behind)
+	return err != nil || behind > meta.StandbyLag || s.Error != ""
+}

@@ -92,6 +92,7 @@ func (f *fakeCluster) DropMirror(_ context.Context, target meta.VolumeID) error 
 	delete(f.mirrors, target)
 	return nil
 }
+func (f *fakeCluster) Etcd(context.Context) (none meta.EtcdHealth) { return none }
 func (f *fakeCluster) Volumes(context.Context) (all []cluster.Volume, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -158,6 +159,10 @@ func (s *Server) renew(ctx context.Context, who peering.Identity, m *wire.Admin,
 		return err
 	}
 	s.log.Info("certificate renewed", "identity", who.String())
+	next := who
+	next.Begins = time.Now()
+	next.Expires = next.Begins.Add(cmp.Or(a.Life, peering.LeafFor))
+	s.certs.signed(next)
 	return reportJSON(re, wire.JoinAnswer{Cluster: who.Cluster, Role: string(who.Role), Name: who.Name, Chain: chain, Authority: a.CertPEM()})
 }
 

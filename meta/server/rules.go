@@ -149,6 +149,7 @@ var adminRules = [...]adminRule{
 	wire.AdminMirrorPut:     {roles: admins, right: cluster.AdminRights},
 	wire.AdminMirrorDrop:    {roles: admins, right: cluster.AdminRights},
 	wire.AdminMirrorShow:    {roles: admins, right: cluster.AdminRights},
+	wire.AdminHealth:        {roles: admins},
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}

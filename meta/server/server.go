@@ -177,6 +177,8 @@ type Server struct {
 	standbys *standbys
 	homeWake chan struct{} // capacity 1: to homeLoop
 	leavers  leavers
+	certs    seenCerts
+	cutOff   cutOff
 	unable   unable
 	// strangers has a slot for each connection without a certificate.
 	strangers chan struct{}
@@ -388,6 +390,7 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 		// A connection ends with the certificate that began it; who has a new one
 		// by then comes back with it.
 		defer time.AfterFunc(time.Until(who.Expires), func() { conn.Close() }).Stop()
+		defer s.certs.shown(who)()
 	}
 	switch h.Role {
 	case wire.RoleChunkServer:
@@ -468,6 +471,7 @@ func (s *Server) admit(h *wire.Hello, who peering.Identity) (*session, error) {
 			sess.touch()
 			s.sessions[id] = sess
 			s.mu.Unlock()
+			s.cutOff.back(sess.name)
 			return sess, nil
 		}
 		s.mu.Unlock()
@@ -603,8 +607,14 @@ func (s *Server) endSession(sess *session, why error) {
 		return
 	}
 	s.log.Info("session ended", "session", sess.name, "why", why)
+	used := false
 	for _, o := range s.owners() {
+		used = used || o.has(sess)
 		o.endSession(sess.id, sess)
+	}
+	// A client that needs nothing of this server any more goes without a word.
+	if used && sess.role == wire.RoleClient && !errors.Is(why, errLeft) {
+		s.cutOff.add(sess, why)
 	}
 	s.mu.Lock()
 	if s.sessions[sess.id] == sess {

@@ -199,6 +199,9 @@ func (c *lostCluster) Current(context.Context) (*cluster.View, error) {
 	return nil, beingRestored()
 }
 func (c *lostCluster) Relieve(context.Context) error { return nil }
+func (c *lostCluster) Etcd(context.Context) meta.EtcdHealth {
+	return meta.EtcdHealth{Error: "its records of the cluster are lost: penstock cluster restore makes them again"}
+}
 
 // NewSurveyor makes a server that chunk servers may connect to, and nobody
 // else: it knows no volume.

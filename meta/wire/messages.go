@@ -574,6 +574,9 @@ const (
 	// AdminMirrorShow shows the readers of Volume, a mirror's target from now on,
 	// the snapshot Entry; with "" it is a volume like others again.
 	AdminMirrorShow
+	// AdminHealth asks the server that is asked how it is: Body, Report:
+	// meta.HealthRequest, meta.ServerHealth.
+	AdminHealth
 	lastAdminOp
 )
 

@@ -98,6 +98,13 @@ func (r *rig) chunkServer(i int) *spawn.Process {
 // mount mounts a directory of the tree in a process of its own.
 func (r *rig) mount(source, name string, flags ...string) string {
 	r.T.Helper()
+	at, _ := r.mountBy(source, name, flags...)
+	return at
+}
+
+// mountBy is mount, and tells by whom.
+func (r *rig) mountBy(source, name string, flags ...string) (string, *spawn.Process) {
+	r.T.Helper()
 	at := filepath.Join(r.Dir, name)
 	if err := os.MkdirAll(at, 0o755); err != nil {
 		r.T.Fatal(err)
@@ -110,5 +117,5 @@ func (r *rig) mount(source, name string, flags ...string) string {
 		}
 		return nil
 	})
-	return at
+	return at, p
 }

@@ -208,8 +208,10 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 		},
 		LeaseLeft: m.leaseLeft,
 		Leave:     m.leave,
+		Endpoints: cfg.Etcd,
 	}
 	if m.etcd != nil {
+		backend.Endpoints = []string{m.etcd.Endpoint()}
 		backend.Space = func(ctx context.Context) error { return embedded.RecoverSpace(ctx, m.cli, m.etcd.Endpoint()) }
 	} else {
 		backend.Space = embedded.NewReliever(m.cli, cfg.Etcd).Relieve

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+)
+
+// Exit statuses of `penstock health`, as monitors know them from each other.
+const (
+	healthWarning  = 1
+	healthCritical = 2
+	healthUnknown  = 3
+)
+
+// asMonitors marks a command whose exit statuses are those.
+const asMonitors = "penstock.io/monitors"
+
+func newHealth() *cobra.Command {
+	var w where
+	var out output
+	var asJSON bool
+	var process string
+	cmd := &cobra.Command{
+		Use:   "health",
+		Short: "Say whether all is well, and what to do next if not",
+		Long: `Asks every metadata server, and prints what is wrong with the cluster, the most
+urgent first, each with what to do next: servers that do not answer, nodes that are
+away, disks that failed or are full, chunks without their replicas, volumes near
+their quota, mirrors and followers that are behind, certificates that end soon, etcd's
+size and alarms, and clients that were cut off.
+
+The exit status is what monitors expect: 0 all is well, 1 a warning, 2 critical (also
+if nobody answers), 3 the command was called wrongly.
+
+With --process it asks one process of this machine, at its --admin address, whether
+it can serve, and nothing else: for probes, where no curl is.`,
+		Example: `  penstock health
+  penstock health --json
+  penstock health --process unix:/var/lib/penstock-chunks/admin.sock`,
+		Args:        cobra.NoArgs,
+		Annotations: map[string]string{asMonitors: "yes"},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if asJSON {
+				out.format = "json"
+			}
+			if process != "" {
+				if err := askReady(cmd.Context(), process); err != nil {
+					return err
+				}
+				fmt.Fprintln(cmd.OutOrStdout(), "ok")
+				return nil
+			}
+			h, err := w.health(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if err := out.print(cmd.OutOrStdout(), h, func(t *table) { showHealth(t, &h) }); err != nil {
+				return err
+			}
+			switch penstock.Severity(h.Status) {
+			case penstock.Critical:
+				return &statusError{healthCritical}
+			case penstock.Warning:
+				return &statusError{healthWarning}
+			}
+			return nil
+		},
+	}
+	w.flags(cmd)
+	out.flag(cmd)
+	f := cmd.Flags()
+	f.BoolVar(&asJSON, "json", false, "the same as --output json")
+	f.StringVar(&process, "process", "", "ask the one process that serves its --admin here, unix:/path or host:port")
+	return cmd
+}
+
+// health asks the cluster. That nobody answers is its state, and no error.
+func (w *where) health(ctx context.Context) (h penstock.Health, err error) {
+	addrs, err := w.addrs()
+	if meta.KindOf(err) == meta.Unavailable { // nothing runs on --dir
+		return unreachable(w.dir, err), nil
+	}
+	if err != nil {
+		return h, err
+	}
+	creds, err := w.credentials.open()
+	if err != nil {
+		return h, &usageError{err}
+	}
+	dial, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	if creds.Identity().Role != "" && time.Now().After(creds.RenewAt()) {
+		// Best effort: what comes of it is judged below.
+		_ = client.Renew(dial, addrs, creds)
+	}
+	c, err := penstock.Dial(dial, penstock.Config{Meta: addrs, Creds: creds, Name: "penstock health", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return unreachable(strings.Join(addrs, ", "), err), nil
+	}
+	h, err = c.Health(ctx)
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
+	defer cancel()
+	return h, errors.Join(err, c.Close(end))
+}
+
+func unreachable(at string, err error) penstock.Health {
+	return penstock.NewHealth(penstock.Problem{Severity: penstock.Critical, Part: "metadata", Object: at,
+		Text: "no metadata server answers: " + firstLine(err),
+		Next: "see that they run (systemctl status penstock-meta), that etcd has a majority, and that this machine reaches them with a certificate that holds"})
+}
+
+func showHealth(t *table, h *penstock.Health) {
+	t.row(h.Status)
+	if h.Cluster != "" {
+		t.row(fmt.Sprintf("cluster %s: %d metadata servers, %d chunk servers, %d chunks of open volumes, %s of %s free", h.Cluster, h.MetaServers, h.Nodes, h.Chunks, bytesText(h.Free), bytesText(h.Total)))
+	}
+	for _, p := range h.Problems {
+		t.row()
+		object := p.Part
+		if p.Object != "" {
+			object += " " + p.Object
+		}
+		t.row(strings.ToUpper(string(p.Severity)) + "  " + object + ": " + p.Text)
+		t.row("  next: " + p.Next)
+	}
+}
+
+// readyWait bounds how long a process is waited for.
+const readyWait = 5 * time.Second
+
+// askReady asks a process whether it can serve. Errors: Invalid (the address),
+// Unavailable.
+func askReady(ctx context.Context, address string) error {
+	const op = "ask"
+	network, host := "tcp", address
+	path, unix := strings.CutPrefix(address, "unix:")
+	if unix {
+		network, host = "unix", path
+	} else if _, _, err := net.SplitHostPort(address); err != nil {
+		return usagef("--process: %q is neither unix:/path nor host:port", address)
+	}
+	ctx, cancel := context.WithTimeout(ctx, readyWait)
+	defer cancel()
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, host)
+	}}
+	rq, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://process/readyz", nil)
+	if err != nil {
+		return err
+	}
+	re, err := (&http.Client{Transport: transport}).Do(rq)
+	if err != nil {
+		return meta.E(op, meta.Unavailable, address, err)
+	}
+	defer re.Body.Close()
+	said, err := io.ReadAll(io.LimitReader(re.Body, 4<<10))
+	if err == nil && re.StatusCode != http.StatusOK {
+		err = errors.New(strings.TrimSpace(string(said)))
+	}
+	if err != nil {
+		return meta.E(op, meta.Unavailable, address, err)
+	}
+	return nil
+}
+
+// monitorStatus is the exit status for an error of a command for monitors.
+func monitorStatus(err error) int {
+	var usage *usageError
+	if errors.As(err, &usage) || isCobraUsage(err) {
+		return healthUnknown
+	}
+	return healthCritical
+}

@@ -1,0 +1,501 @@
+package penstock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Severity says how urgent a problem is.
+type Severity string
+
+const (
+	// Warning: everything goes on, with less to spare than there should be.
+	Warning Severity = "warning"
+	// Critical: data can't be read, changes are refused, or one more failure loses data.
+	Critical Severity = "critical"
+)
+
+// Problem is one thing that is wrong.
+type Problem struct {
+	Severity Severity `json:"severity" yaml:"severity"`
+	// Part is what kind of thing it is about: etcd, metadata, node, disk, space,
+	// chunks, volume, quota, mirror, follower, certificate, client or clock.
+	Part   string `json:"part" yaml:"part"`
+	Object string `json:"object,omitempty" yaml:"object,omitempty"` // which one
+	Text   string `json:"text" yaml:"text"`                         // what is wrong with it, for people
+	Next   string `json:"next" yaml:"next"`                         // what to do about it, for people
+}
+
+// Health is how a cluster is.
+type Health struct {
+	// Status is "ok", or the severity of the worst problem.
+	Status string `json:"status" yaml:"status"`
+	// Problems, the critical ones first.
+	Problems []Problem `json:"problems" yaml:"problems"`
+	// What was looked at.
+	Cluster     string `json:"cluster" yaml:"cluster"`
+	MetaServers int    `json:"metadata_servers" yaml:"metadata_servers"`
+	Nodes       int    `json:"nodes" yaml:"nodes"`
+	Chunks      uint64 `json:"chunks" yaml:"chunks"` // of volumes that are open
+	// Total and Free are of all chunk servers that are there, in bytes.
+	Total uint64 `json:"total_bytes" yaml:"total_bytes"`
+	Free  uint64 `json:"free_bytes" yaml:"free_bytes"`
+}
+
+// NewHealth puts problems in order and says how bad they are together.
+func NewHealth(problems ...Problem) Health {
+	h := Health{Status: "ok", Problems: append([]Problem{}, problems...)}
+	slices.SortStableFunc(h.Problems, func(a, b Problem) int { return cmp.Compare(a.Severity, b.Severity) }) // "critical" is before "warning"
+	if len(h.Problems) > 0 {
+		h.Status = string(h.Problems[0].Severity)
+	}
+	return h
+}
+
+// healthSession is what a session does about health; the methods' promises are at
+// meta/client.
+type healthSession interface {
+	Cluster() string
+	MetaServers() []wire.MetaServer
+	Health(ctx context.Context, addr string, q meta.HealthRequest) (meta.ServerHealth, error)
+	Mirrors(ctx context.Context, target meta.VolumeID) ([]meta.Mirror, error)
+}
+
+var _ healthSession = session{}
+
+// healthWait bounds how long one metadata server is waited for.
+const healthWait = 8 * time.Second
+
+// Health asks every metadata server what is wrong, and gives it in order, with what
+// to do next. That something can't be found out is a problem, too, and no error.
+// The client's identity must be an administrator's. Errors: NotSupported (the client
+// has no session), AccessDenied, Canceled.
+func (c *Client) Health(ctx context.Context) (Health, error) {
+	s, ok := c.sess.(healthSession)
+	if !ok {
+		return Health{}, meta.E("health", meta.NotSupported, "", nil)
+	}
+	f := healthFacts{now: time.Now()}
+	// What a session is told when it begins has come when the first answer is there:
+	// the list of metadata servers.
+	first, cancel := context.WithTimeout(ctx, healthWait)
+	f.mirrors, f.mirrorErr = s.Mirrors(first, 0)
+	cancel()
+	for _, m := range s.MetaServers() {
+		f.servers = append(f.servers, serverFacts{MetaServer: m})
+	}
+	each := func(ask func(ctx context.Context, x *serverFacts)) {
+		var asked sync.WaitGroup
+		for i := range f.servers {
+			asked.Go(func() {
+				one, cancel := context.WithTimeout(ctx, healthWait)
+				defer cancel()
+				ask(one, &f.servers[i])
+			})
+		}
+		asked.Wait()
+	}
+	each(func(ctx context.Context, x *serverFacts) {
+		began := time.Now()
+		x.health, x.err = s.Health(ctx, x.Addr, meta.HealthRequest{})
+		x.asked = began.Add(time.Since(began) / 2)
+	})
+	// Who was shown a certificate that ends may not have heard of the next one, which
+	// another server signed.
+	if q := f.bearers(); len(q.Certificates) > 0 {
+		each(func(ctx context.Context, x *serverFacts) {
+			if x.err == nil {
+				var h meta.ServerHealth
+				h, x.err = s.Health(ctx, x.Addr, q)
+				x.health.Certificates = h.Certificates
+			}
+		})
+	}
+	for _, x := range f.servers {
+		if errors.Is(x.err, meta.AccessDenied) || errors.Is(x.err, meta.NotPermitted) {
+			return Health{}, x.err
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return Health{}, meta.E("health", meta.Canceled, "", context.Cause(ctx))
+	}
+	if id := c.cfg.Creds.Identity(); id.Role != "" {
+		f.own = &meta.CertHealth{Identity: id.String(), Begins: id.Begins, Ends: id.Expires}
+	}
+	h := f.judge()
+	h.Cluster = s.Cluster()
+	return h, nil
+}
+
+// healthFacts are what is judged.
+type healthFacts struct {
+	now       time.Time
+	own       *meta.CertHealth // the asker's; nil without one
+	servers   []serverFacts    // all that are on the list
+	mirrors   []meta.Mirror
+	mirrorErr error
+}
+
+type serverFacts struct {
+	wire.MetaServer
+	health meta.ServerHealth
+	err    error     // it did not answer, and health is empty
+	asked  time.Time // by the asker's clock, in the middle of the request
+}
+
+// bearers are those of certificates that end soon.
+func (f *healthFacts) bearers() (q meta.HealthRequest) {
+	for _, s := range f.servers {
+		for _, c := range s.health.Certificates {
+			if !slices.Contains(q.Certificates, c.Identity) {
+				q.Certificates = append(q.Certificates, c.Identity)
+			}
+		}
+	}
+	return q
+}
+
+// judge says what is wrong: a function of the facts alone.
+func (f *healthFacts) judge() Health {
+	var l problems
+	heard := f.judgeServers(&l)
+	f.judgeEtcd(&l, heard)
+	f.judgeNodes(&l, heard)
+	chunks := f.judgeChunks(&l, heard)
+	f.judgeVolumes(&l, heard)
+	f.judgeMirrors(&l)
+	f.judgeCertificates(&l, heard)
+	f.judgeClients(&l, heard)
+	h := NewHealth(l...)
+	h.MetaServers, h.Chunks = len(f.servers), chunks
+	for _, s := range heard { // the one that sees most
+		h.Nodes = max(h.Nodes, s.health.Nodes)
+		if s.health.Total > h.Total {
+			h.Total, h.Free = s.health.Total, s.health.Free
+		}
+	}
+	return h
+}
+
+type problems []Problem
+
+func (l *problems) add(severity Severity, part, object, next, text string, args ...any) {
+	*l = append(*l, Problem{Severity: severity, Part: part, Object: object, Next: next, Text: fmt.Sprintf(text, args...)})
+}
+
+// judgeServers gives those that answered.
+func (f *healthFacts) judgeServers(l *problems) (heard []*serverFacts) {
+	running := map[string]bool{}
+	joined := map[string]bool{}
+	for i := range f.servers {
+		s := &f.servers[i]
+		running[s.Name] = true
+		switch {
+		case errors.Is(s.err, meta.NotSupported):
+			l.add(Warning, "metadata", s.Name, "upgrade it: see docs/operations.md, Upgrade", "is of a version that does not tell how it is")
+		case s.err != nil:
+			l.add(Critical, "metadata", s.Name, "look at its log, and at the network to "+s.Addr, "does not answer, and is on the list of those that run: %s", firstLine(s.err))
+		default:
+			heard = append(heard, s)
+			for _, name := range s.health.MetaServers {
+				joined[name] = true
+			}
+			if d := s.health.Now.Sub(s.asked); max(d, -d) > meta.ClockSkew {
+				l.add(Warning, "clock", s.Name, "set the clocks of both machines: certificates are refused when clocks differ by more than "+meta.ClockSkew.String(), "has a clock that differs from this machine's by %v", d.Round(time.Second))
+			}
+			if s.health.Left > 0 {
+				l.add(Warning, "metadata", s.Name, "mend what is listed, and ask again", "has %d more things to tell than are listed here", s.health.Left)
+			}
+		}
+	}
+	for _, name := range sorted(joined) {
+		if !running[name] {
+			l.add(Warning, "metadata", name, fmt.Sprintf("start it; if it is gone for good: penstock cluster evict meta/%s", name), "has joined the cluster and does not run")
+		}
+	}
+	if len(heard) == 0 {
+		l.add(Critical, "metadata", "", "look at the metadata servers' logs", "no metadata server says how it is: whatever else is wrong is not known")
+	}
+	return heard
+}
+
+const (
+	etcdUsedHigh = 0.75 // of the quota: of what is in use
+	etcdSizeHigh = 0.9  // and of the file, which does not shrink by itself
+	etcdSpace    = "see that etcd compacts (--auto-compaction-retention=10m), defragment its members one by one (etcdctl defrag), or start them with a larger --quota-backend-bytes"
+)
+
+func (f *healthFacts) judgeEtcd(l *problems, heard []*serverFacts) {
+	type told struct{ object, text string }
+	seen := map[told]bool{}
+	once := func(severity Severity, object, next, text string, args ...any) {
+		if k := (told{object, text}); !seen[k] {
+			seen[k] = true
+			l.add(severity, "etcd", object, next, text, args...)
+		}
+	}
+	for _, s := range heard {
+		e := &s.health.Etcd
+		if e.Error != "" {
+			once(Critical, "", "see that a majority of etcd's members runs and that "+s.Name+" reaches them", "metadata server %s can't ask it: %s", s.Name, e.Error)
+		}
+		for _, a := range e.Alarms {
+			next := etcdSpace + "; then etcdctl alarm disarm"
+			if a != "NOSPACE" {
+				next = "replace the member that etcdctl alarm list names, as etcd's documentation says"
+			}
+			once(Critical, a, next, "has raised the alarm %s", a)
+		}
+		away := 0
+		for _, x := range e.Endpoints {
+			switch {
+			case x.Error != "":
+				away++
+				once(Warning, x.Address, "start it again, or replace it as etcd's documentation says: one more may be one too many", "does not answer metadata server %s: %s", s.Name, x.Error)
+			case x.NoLeader:
+				once(Critical, x.Address, "see that a majority of etcd's members runs and that they reach each other", "knows no leader: nothing can be written")
+			case x.Quota > 0 && float64(x.Used) > etcdUsedHigh*float64(x.Quota), x.Quota > 0 && float64(x.Bytes) > etcdSizeHigh*float64(x.Quota):
+				once(Warning, x.Address, etcdSpace, "has %s in use and a file of %s, its quota is %s: beyond that all changes are refused", sizeText(x.Used), sizeText(x.Bytes), sizeText(x.Quota))
+			}
+		}
+		if s.health.JournalFull {
+			l.add(Critical, "metadata", s.Name, etcdSpace, "has volumes that take no changes, since etcd refuses writes for want of space")
+		}
+	}
+}
+
+func (f *healthFacts) judgeNodes(l *problems, heard []*serverFacts) {
+	type node struct {
+		meta.NodeHealth
+		by []string // metadata servers that do not hear it
+	}
+	away := map[meta.ServerID]*node{}
+	disks := map[string]meta.DiskHealth{}
+	var total, free uint64
+	nodes, live := 0, 0
+	for _, s := range heard {
+		h := &s.health
+		nodes, live = max(nodes, h.Nodes), max(live, h.NodesLive)
+		if h.Total > total {
+			total, free = h.Total, h.Free
+		}
+		for _, n := range h.Away {
+			if away[n.ID] == nil {
+				away[n.ID] = &node{NodeHealth: n}
+			}
+			away[n.ID].Gone = cmp.Or(away[n.ID].Gone, n.Gone)
+			away[n.ID].by = append(away[n.ID].by, s.Name)
+		}
+		for _, d := range h.BadDisks {
+			disks[fmt.Sprintf("%016x %s %s", d.Node, d.ID, d.Path)] = d
+		}
+	}
+	for _, id := range sorted(away) {
+		n := away[id]
+		object := fmt.Sprintf("%d (%s)", n.ID, n.Name)
+		switch {
+		case len(n.by) < len(heard):
+			l.add(Warning, "node", object, "look at the network between them", "does not reach metadata servers %s, and reaches others", strings.Join(n.by, ", "))
+		case n.Gone != "":
+			l.add(Warning, "node", object, fmt.Sprintf("start it; if it is gone for good: penstock node remove %d", n.ID), "is away since %s", n.Gone)
+		default:
+			l.add(Warning, "node", object, fmt.Sprintf("start it; if it is gone for good: penstock node remove %d", n.ID), "is away")
+		}
+	}
+	switch {
+	case len(heard) == 0:
+	case nodes == 0:
+		l.add(Critical, "node", "", "start some: see docs/operations.md, Install", "no chunk server has joined: nothing can be written")
+	case live == 0:
+		l.add(Critical, "node", "", "start them; look at their logs", "no chunk server is there: nothing can be read or written")
+	}
+	for _, k := range sorted(disks) {
+		d := disks[k]
+		object := fmt.Sprintf("%s of node %d", d.Path, d.Node)
+		id := d.ID[:min(len(d.ID), 12)]
+		detail := ""
+		if d.Detail != "" {
+			detail = ": " + d.Detail
+		}
+		switch d.State {
+		case meta.DiskOK.String():
+			l.add(Warning, "disk", object, "add disks or nodes, or delete; chunks move to emptier servers by themselves", "has %s of %s left", sizeText(d.Free), sizeText(d.Total))
+		case meta.DiskFull.String():
+			l.add(Warning, "disk", object, "add disks or nodes, or delete", "is full and takes nothing new%s", detail)
+		case meta.DiskFailing.String():
+			l.add(Warning, "disk", object, fmt.Sprintf("wait until penstock node list says that nothing is to move; then penstock disk replace %s", id), "is being emptied%s", detail)
+		case meta.DiskRemoved.String():
+			l.add(Warning, "disk", object, fmt.Sprintf("exchange it, mount an empty file system there, and say once more: penstock disk replace %s", id), "was given up%s", detail)
+		default:
+			next := fmt.Sprintf("penstock disk replace %s, exchange it, and say that once more; if it is only not mounted: mount it and restart the chunk server", id)
+			if id == "" {
+				next = "mount it, or take it out of the server's --disk, and restart the chunk server"
+			}
+			l.add(Warning, "disk", object, next, "is %s%s", d.State, detail)
+		}
+	}
+	switch {
+	case total == 0:
+	case free == 0:
+		l.add(Critical, "space", "", "add disks or nodes, or delete", "nothing is left of %s: writes are refused", sizeText(total))
+	case float64(free) < meta.DiskLow*float64(total):
+		l.add(Warning, "space", "", "add disks or nodes, or delete: a cluster without room can't repair", "%s of %s are left", sizeText(free), sizeText(total))
+	}
+}
+
+func (f *healthFacts) judgeChunks(l *problems, heard []*serverFacts) (chunks uint64) {
+	var sum meta.ChunkHealth
+	for _, s := range heard {
+		c := &s.health.Chunks
+		sum.Unscanned += c.Unscanned
+		sum.Copying += c.Copying
+		for _, p := range [][2]*uint64{{&sum.Chunks, &c.Chunks}, {&sum.Lost, &c.Lost}, {&sum.Endangered, &c.Endangered}, {&sum.UnderReplicated, &c.UnderReplicated}, {&sum.Corrupt, &c.Corrupt},
+			{&sum.Misplaced, &c.Misplaced}, {&sum.Draining, &c.Draining}, {&sum.Surplus, &c.Surplus}, {&sum.Blocked, &c.Blocked}, {&sum.CopyBytes, &c.CopyBytes}} {
+			*p[0] += *p[1]
+		}
+	}
+	repair := fmt.Sprintf("repair is at it: %s to copy, %d copies under way; see penstock cluster status", sizeText(sum.CopyBytes), sum.Copying)
+	for _, x := range []struct {
+		n        uint64
+		severity Severity
+		text     string
+		next     string
+	}{
+		{sum.Lost, Critical, "have no good replica that can be reached: reads of them wait or fail", "bring back the nodes and disks that are away; which files: penstock chunk lost"},
+		{sum.Endangered, Critical, "have one replica left", repair},
+		{sum.UnderReplicated, Warning, "have too few replicas", repair},
+		{sum.Corrupt, Warning, "have a corrupt replica", repair + "; look at the disks that penstock disk list shows"},
+		{sum.Draining, Warning, "are on a node or disk that is being emptied", repair},
+		{sum.Misplaced, Warning, "lie where their policy doesn't want them", repair},
+		{sum.Surplus, Warning, "have too many replicas", "they are deleted by themselves"},
+		{sum.Blocked, Warning, "of these can't be helped now: too few servers or too little room", "add nodes in the failure domains that the volumes' policies ask for, or room on them: penstock volume list, penstock node list"},
+	} {
+		if x.n > 0 {
+			l.add(x.severity, "chunks", "", x.next, "%d chunks %s", x.n, x.text)
+		}
+	}
+	if sum.Unscanned > 0 {
+		l.add(Warning, "chunks", "", "ask again in a minute; if it stays so, look at the metadata servers' logs", "the chunks of %d volumes were not looked through yet", sum.Unscanned)
+	}
+	return sum.Chunks
+}
+
+func (f *healthFacts) judgeVolumes(l *problems, heard []*serverFacts) {
+	for _, s := range heard {
+		for _, v := range s.health.Volumes {
+			quota := func(of string, used, limit uint64, text func(uint64) string) {
+				if limit > 0 {
+					l.add(Warning, "quota", v.Name, "delete, or raise it: penstock volume set "+v.Name+" --quota"+map[bool]string{true: "-inodes"}[of == "inodes"]+" ...", "has used %s of %s (%d %% of its quota of %s)", text(used), text(limit), used*100/limit, of)
+				}
+			}
+			switch {
+			case v.Failed != "":
+				l.add(Critical, "volume", v.Name, "look at the log of "+s.Name, "can't be served by metadata server %s: %s", s.Name, v.Failed)
+			case v.Recovering:
+				l.add(Warning, "volume", v.Name, "ask again in a minute; it may wait for chunk servers, or for sessions of a server before to end", "is being taken over by metadata server %s", s.Name)
+			}
+			quota("bytes", v.UsedBytes, v.QuotaBytes, sizeText)
+			quota("inodes", v.UsedInodes, v.QuotaInodes, func(n uint64) string { return fmt.Sprint(n) })
+			if v.Advisory {
+				l.add(Warning, "quota", v.Name, "see penstock volume show "+v.Name, "is above its advisory quota")
+			}
+		}
+		for _, x := range s.health.Standbys {
+			why := ""
+			if x.Error != "" {
+				why = ": " + x.Error
+			}
+			l.add(Warning, "follower", fmt.Sprintf("volume %d at %s", x.Volume, s.Name), "ask again in a minute; if it stays so, look at the log of "+s.Name+": a fail-over of the volume to it would take long", "was last up to date %s ago%s", x.Behind, why)
+		}
+	}
+}
+
+// mirrorSlack is how late a mirror may be beyond two of its rounds.
+const mirrorSlack = time.Minute
+
+func (f *healthFacts) judgeMirrors(l *problems) {
+	if f.mirrorErr != nil {
+		l.add(Warning, "mirror", "", "ask again", "mirrors can't be listed: %s", firstLine(f.mirrorErr))
+	}
+	for _, m := range f.mirrors {
+		if m.State != meta.MirrorRunning {
+			continue
+		}
+		object := fmt.Sprintf("of %s, volume %d", m.Source.Volume, m.Target)
+		next := fmt.Sprintf("see that penstock mirror run (or penstock up) runs and reaches both clusters; penstock mirror list")
+		if m.Error != "" {
+			l.add(Warning, "mirror", object, next, "fails since %s: %s", m.Since.UTC().Format(time.RFC3339), m.Error)
+		}
+		if m.Last == nil || m.Every <= 0 {
+			continue // its first copy takes as long as it takes
+		}
+		if lag := f.now.Sub(m.Last.Taken); lag > 2*m.Every+mirrorSlack {
+			l.add(Warning, "mirror", object, next, "is %v behind, and is to copy every %v", lag.Round(time.Second), m.Every)
+		}
+	}
+}
+
+func (f *healthFacts) judgeCertificates(l *problems, heard []*serverFacts) {
+	seen := map[string]meta.CertHealth{}
+	note := func(c *meta.CertHealth) {
+		// Of what several servers were shown the newest counts.
+		if c != nil && (seen[c.Identity].Ends.Before(c.Ends)) {
+			seen[c.Identity] = *c
+		}
+	}
+	note(f.own)
+	for _, s := range heard {
+		note(s.health.Certificate)
+		for _, c := range s.health.Certificates {
+			note(&c)
+		}
+	}
+	for _, id := range sorted(seen) {
+		c := seen[id]
+		next := fmt.Sprintf("its bearer could not renew it: look at its log. After its end it needs a token for its name: penstock cluster join-token --role %s", strings.Replace(id, "/", " --name ", 1))
+		switch {
+		case !f.now.Before(c.Ends):
+			l.add(Critical, "certificate", id, next, "ended at %s", c.Ends.UTC().Format(time.RFC3339))
+		case c.Soon(f.now):
+			l.add(Warning, "certificate", id, next, "ends in %v", c.Ends.Sub(f.now).Round(time.Second))
+		}
+	}
+}
+
+func (f *healthFacts) judgeClients(l *problems, heard []*serverFacts) {
+	for _, s := range heard {
+		for _, c := range s.health.CutOff {
+			l.add(Warning, "client", c.Name, "look at its log and at the network between it and "+s.Name+"; what it had not synced is lost. Mounted anew it is no more on this list, nor is it after a quarter of an hour",
+				"went without a good-bye %v ago: %s", f.now.Sub(c.At).Round(time.Second), c.Why)
+		}
+	}
+}
+
+func sorted[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
+// sizeText renders a size for people, in binary units.
+func sizeText(n uint64) string {
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	f, unit := float64(n)/1024, 0
+	for ; f >= 1024 && unit < 5; unit++ {
+		f /= 1024
+	}
+	return fmt.Sprintf("%.1f %ciB", f, "KMGTPE"[unit])
+}

@@ -1,0 +1,174 @@
+package penstock
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+var healthNow = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+
+// goodFacts are a cluster of two metadata servers of which nothing is to be said.
+func goodFacts() *healthFacts {
+	server := func(name string) serverFacts {
+		return serverFacts{MetaServer: wire.MetaServer{Name: name, Addr: name + ":7400"}, asked: healthNow, health: meta.ServerHealth{
+			Version: meta.ServerHealthVersion, Name: name, Now: healthNow.Add(time.Second),
+			Certificate: &meta.CertHealth{Identity: "meta/" + name, Begins: healthNow.Add(-3 * 24 * time.Hour), Ends: healthNow.Add(4 * 24 * time.Hour)},
+			Etcd: meta.EtcdHealth{Members: 3, Endpoints: []meta.EtcdEndpoint{
+				{Address: "https://e1:2379", Bytes: 2 << 30, Used: 1 << 30, Quota: 8 << 30}, {Address: "https://e2:2379", Bytes: 1 << 20, Used: 1 << 20, Quota: 8 << 30}, {Address: "https://e3:2379"}}},
+			MetaServers: []string{"m1", "m2"}, Nodes: 3, NodesLive: 3, Total: 300 << 30, Free: 100 << 30,
+			Chunks: meta.ChunkHealth{Volumes: 2, Chunks: 100},
+		}}
+	}
+	return &healthFacts{now: healthNow, servers: []serverFacts{server("m1"), server("m2")},
+		own: &meta.CertHealth{Identity: "admin/a", Begins: healthNow.Add(-3 * 24 * time.Hour), Ends: healthNow.Add(4 * 24 * time.Hour)},
+		mirrors: []meta.Mirror{
+			{Target: 5, State: meta.MirrorRunning, Every: time.Hour, Last: &meta.MirrorRound{Taken: healthNow.Add(-2 * time.Hour)}},
+			{Target: 6, State: meta.MirrorRunning, Every: time.Hour}, // the first copy
+			{Target: 7, State: meta.MirrorPaused, Every: time.Hour, Error: "x", Last: &meta.MirrorRound{}},
+			{Target: 8, State: meta.MirrorRunning, Last: &meta.MirrorRound{}}, // when it is asked for
+		}}
+}
+
+// Each thing that is wrong is told once, as urgent as it is, and with what to do.
+func TestHealthIsJudged(t *testing.T) {
+	if h := goodFacts().judge(); h.Status != "ok" || len(h.Problems) != 0 || h.MetaServers != 2 || h.Nodes != 3 || h.Chunks != 200 || h.Free != 100<<30 {
+		t.Fatalf("of a good cluster: %+v", h)
+	}
+	first := func(f *healthFacts) *meta.ServerHealth { return &f.servers[0].health }
+	both := func(f *healthFacts, do func(*meta.ServerHealth)) {
+		for i := range f.servers {
+			do(&f.servers[i].health)
+		}
+	}
+	for _, c := range []struct {
+		name string
+		hurt func(f *healthFacts)
+		want []string // "severity part object: text", each a part of one problem's
+	}{
+		{"a metadata server is silent", func(f *healthFacts) {
+			f.servers[1] = serverFacts{MetaServer: f.servers[1].MetaServer, err: errors.New("it is silent\nvery")}
+		}, []string{"critical metadata m2: does not answer, and is on the list of those that run: it is silent."}},
+		{"all are", func(f *healthFacts) {
+			for i := range f.servers {
+				f.servers[i] = serverFacts{MetaServer: f.servers[i].MetaServer, err: errors.New("silent")}
+			}
+		}, []string{"critical metadata m1: does not", "critical metadata m2: does not", "critical metadata : no metadata server says"}},
+		{"one is old", func(f *healthFacts) {
+			f.servers[1] = serverFacts{MetaServer: f.servers[1].MetaServer, err: meta.E("admin", meta.NotSupported, "", nil)}
+		}, []string{"warning metadata m2: is of a version"}},
+		{"one stopped", func(f *healthFacts) { f.servers = f.servers[:1] }, []string{"warning metadata m2: has joined the cluster and does not run"}},
+		{"a clock", func(f *healthFacts) { first(f).Now = healthNow.Add(-6 * time.Minute) }, []string{"warning clock m1: has a clock that differs from this machine's by -6m0s"}},
+		{"a long list", func(f *healthFacts) { first(f).Left = 3 }, []string{"warning metadata m1: has 3 more"}},
+		{"etcd is away", func(f *healthFacts) { first(f).Etcd = meta.EtcdHealth{Error: "no leader"} }, []string{"critical etcd : metadata server m1 can't ask it: no leader"}},
+		{"etcd is full", func(f *healthFacts) {
+			both(f, func(h *meta.ServerHealth) { h.Etcd.Alarms, h.JournalFull = []string{"NOSPACE"}, h.Name == "m1" })
+		}, []string{"critical etcd NOSPACE: has raised", "critical metadata m1: has volumes that take no changes"}},
+		{"etcd is nearly full", func(f *healthFacts) { both(f, func(h *meta.ServerHealth) { h.Etcd.Endpoints[0].Used = 7 << 30 }) }, []string{"warning etcd https://e1:2379: has 7.0 GiB in use and a file of 2.0 GiB, its quota is 8.0 GiB"}},
+		{"etcd's file is", func(f *healthFacts) { both(f, func(h *meta.ServerHealth) { h.Etcd.Endpoints[0].Bytes = 7900 << 20 }) }, []string{"warning etcd https://e1:2379: has 1.0 GiB"}},
+		{"a member is away", func(f *healthFacts) { first(f).Etcd.Endpoints[2].Error = "refused" }, []string{"warning etcd https://e3:2379: does not answer metadata server m1: refused"}},
+		{"no leader", func(f *healthFacts) { both(f, func(h *meta.ServerHealth) { h.Etcd.Endpoints[2].NoLeader = true }) }, []string{"critical etcd https://e3:2379: knows no leader"}},
+		{"a node is away", func(f *healthFacts) {
+			both(f, func(h *meta.ServerHealth) {
+				h.NodesLive, h.Away = 2, []meta.NodeHealth{{ID: 7, Name: "n7", Gone: "5s"}}
+			})
+		}, []string{"warning node 7 (n7): is away since 5s"}},
+		{"all nodes are", func(f *healthFacts) {
+			both(f, func(h *meta.ServerHealth) {
+				h.Nodes, h.NodesLive, h.Total, h.Away = 1, 0, 0, []meta.NodeHealth{{ID: 7, Name: "n7"}}
+			})
+		}, []string{"critical node : no chunk server is there", "warning node 7 (n7): is away."}},
+		{"none ever was", func(f *healthFacts) {
+			both(f, func(h *meta.ServerHealth) { h.Nodes, h.NodesLive, h.Total = 0, 0, 0 })
+		}, []string{"critical node : no chunk server has joined"}},
+		{"a node is cut off from one server", func(f *healthFacts) { first(f).Away = []meta.NodeHealth{{ID: 7, Name: "n7"}} }, []string{"warning node 7 (n7): does not reach metadata servers m1, and reaches others"}},
+		{"disks", func(f *healthFacts) {
+			both(f, func(h *meta.ServerHealth) {
+				h.BadDisks = []meta.DiskHealth{
+					{Node: 1, ID: "aaaaaaaaaaaabbbb", Path: "/d1", State: "failed", Detail: "I/O error"}, {Node: 1, Path: "/d2", State: "failed", Detail: "not mounted"}, {Node: 2, ID: "cc", Path: "/d3", State: "failing"},
+					{Node: 2, ID: "dd", Path: "/d4", State: "full"}, {Node: 3, ID: "ee", Path: "/d5", State: "ok", Total: 100 << 20, Free: 9 << 20}, {Node: 3, ID: "ff", Path: "/d6", State: "removed"}}
+			})
+		}, []string{"warning disk /d1 of node 1: is failed: I/O error", "warning disk /d2 of node 1: is failed: not mounted", "warning disk /d3 of node 2: is being emptied", "warning disk /d4 of node 2: is full", "warning disk /d5 of node 3: has 9.0 MiB of 100.0 MiB left", "warning disk /d6 of node 3: was given up"}},
+		{"little room", func(f *healthFacts) { both(f, func(h *meta.ServerHealth) { h.Free = 29 << 30 }) }, []string{"warning space : 29.0 GiB of 300.0 GiB are left"}},
+		{"no room", func(f *healthFacts) { both(f, func(h *meta.ServerHealth) { h.Free = 0 }) }, []string{"critical space : nothing is left of 300.0 GiB"}},
+		{"chunks", func(f *healthFacts) {
+			both(f, func(h *meta.ServerHealth) {
+				h.Chunks = meta.ChunkHealth{Unscanned: 1, Lost: 1, Endangered: 2, UnderReplicated: 3, Corrupt: 4, Misplaced: 5, Draining: 6, Surplus: 7, Blocked: 8}
+			})
+		}, []string{"critical chunks : 2 chunks have no good replica", "critical chunks : 4 chunks have one replica left", "warning chunks : 6 chunks have too few", "warning chunks : 8 chunks have a corrupt", "warning chunks : 10 chunks lie where",
+			"warning chunks : 12 chunks are on a node", "warning chunks : 14 chunks have too many", "warning chunks : 16 chunks of these", "warning chunks : the chunks of 2 volumes were not"}},
+		{"volumes", func(f *healthFacts) {
+			first(f).Volumes = []meta.VolumeHealth{{Name: "a", Failed: "corrupt"}, {Name: "b", Recovering: true}, {Name: "c", UsedBytes: 95, QuotaBytes: 100, UsedInodes: 10, QuotaInodes: 10}, {Name: "d", Advisory: true}}
+		}, []string{"critical volume a: can't be served by metadata server m1: corrupt", "warning volume b: is being taken over", "warning quota c: has used 95 B of 100 B (95 % of its quota of bytes)", "warning quota c: has used 10 of 10 (100 % of its quota of inodes)", "warning quota d: is above its advisory quota"}},
+		{"followers", func(f *healthFacts) {
+			first(f).Standbys = []meta.StandbyHealth{{Volume: 3, Behind: "1m0s", Error: "x"}}
+		}, []string{"warning follower volume 3 at m1: was last up to date 1m0s ago: x"}},
+		{"mirrors", func(f *healthFacts) {
+			f.mirrors[0].Last.Taken = healthNow.Add(-2*time.Hour - 61*time.Second)
+			f.mirrors[1].Error, f.mirrors[1].Since = "no route", healthNow
+			f.mirrorErr = errors.New("y")
+		}, []string{"warning mirror of , volume 5: is 2h1m1s behind, and is to copy every 1h0m0s", "warning mirror of , volume 6: fails since 2026-11-22T12:00:00Z: no route", "warning mirror : mirrors can't be listed: y"}},
+		{"certificates", func(f *healthFacts) {
+			f.own.Ends = healthNow.Add(23 * time.Hour)
+			first(f).Certificate.Ends = healthNow
+			first(f).Certificates = []meta.CertHealth{{Identity: "client/c", Begins: healthNow.Add(-6 * 24 * time.Hour), Ends: healthNow.Add(time.Hour)}, {Identity: "chunkserver/n", Begins: healthNow.Add(-6 * 24 * time.Hour), Ends: healthNow.Add(time.Hour)}}
+			// The other server was shown the next one.
+			f.servers[1].health.Certificates = []meta.CertHealth{{Identity: "chunkserver/n", Begins: healthNow.Add(-time.Hour), Ends: healthNow.Add(6 * 24 * time.Hour)}}
+		}, []string{"warning certificate admin/a: ends in 23h0m0s", "warning certificate client/c: ends in 1h0m0s", "critical certificate meta/m1: ended at 2026-11-22T12:00:00Z"}},
+		{"clients", func(f *healthFacts) {
+			first(f).CutOff = []meta.ClientHealth{{Name: "w1:/mnt (pid 3)", Why: "its lease ran out", At: healthNow.Add(-time.Minute)}}
+		}, []string{"warning client w1:/mnt (pid 3): went without a good-bye 1m0s ago: its lease ran out"}},
+	} {
+		f := goodFacts()
+		c.hurt(f)
+		h := f.judge()
+		var got []string
+		for i, p := range h.Problems {
+			got = append(got, string(p.Severity)+" "+p.Part+" "+p.Object+": "+p.Text+".")
+			if p.Next == "" || strings.Contains(p.Text+p.Next, "%!") || i > 0 && p.Severity == Critical && h.Problems[i-1].Severity == Warning {
+				t.Errorf("%s: %+v", c.name, p)
+			}
+		}
+		for _, w := range c.want {
+			n := 0
+			for _, g := range got {
+				if strings.Contains(g, w) {
+					n++
+				}
+			}
+			if n != 1 {
+				t.Errorf("%s: %q is told %d times:\n%s", c.name, w, n, strings.Join(got, "\n"))
+			}
+		}
+		if len(got) != len(c.want) || h.Status != string(h.Problems[0].Severity) {
+			t.Errorf("%s: %s, %d problems instead of %d:\n%s", c.name, h.Status, len(got), len(c.want), strings.Join(got, "\n"))
+		}
+	}
+}
+
+// What servers answer is judged, whatever it says.
+func FuzzHealth(f *testing.F) {
+	seed, err := json.Marshal(goodFacts().servers[0].health)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(seed)
+	f.Add([]byte(`{"bad_disks":[{"id":"a"}],"away":[{}],"cut_off":[{}],"volumes":[{"quota_bytes":1,"used_bytes":18446744073709551615}],"certificates":[{}],"etcd":{"endpoints":[{"quota_bytes":1,"used_bytes":2}]}}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		x := serverFacts{asked: healthNow}
+		if json.Unmarshal(b, &x.health) != nil {
+			return
+		}
+		good := goodFacts()
+		good.servers = append(good.servers, x)
+		h := good.judge()
+		if (h.Status == "ok") != (len(h.Problems) == 0) {
+			t.Errorf("%s with %d problems", h.Status, len(h.Problems))
+		}
+	})
+}

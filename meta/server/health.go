@@ -1,0 +1,308 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/namespace"
+	peering "penstock.io/penstock/meta/peer"
+)
+
+// Health tells what this server knows of what might be wrong. It takes a few
+// seconds at most: what can't be found out by then is told as that.
+func (s *Server) Health(ctx context.Context, q meta.HealthRequest) *meta.ServerHealth {
+	now := time.Now()
+	h := &meta.ServerHealth{Version: meta.ServerHealthVersion, Name: s.cfg.Name, Now: now}
+	if len(q.Certificates) > 0 {
+		h.Certificates = s.certs.of(q.Certificates)
+		return h
+	}
+	if c := s.cfg.Creds; c != nil && !c.IsInsecure() {
+		own := certHealth(c.Identity())
+		h.Certificate = &own
+	}
+	var asked sync.WaitGroup
+	asked.Go(func() { h.Etcd = s.cfg.Cluster.Etcd(ctx) })
+	if view := s.cfg.Cluster.View(); view != nil {
+		for _, m := range view.Members {
+			if m.Role == peering.Meta && !m.Evicted {
+				h.MetaServers = append(h.MetaServers, m.Name)
+			}
+		}
+	}
+	s.nodesHealth(h)
+	s.volumesHealth(h)
+	standbys, _ := s.standbys.status()
+	for _, f := range standbys {
+		if f.lags() {
+			h.Standbys = append(h.Standbys, meta.StandbyHealth{Volume: f.Volume, Behind: f.Behind, Error: f.Error})
+		}
+	}
+	h.Certificates = s.certs.ending(now)
+	h.CutOff = s.cutOff.since(now.Add(-cutOffTold))
+	h.Chunks = s.chunksHealth()
+	asked.Wait()
+	h.Left = bound(&h.Away) + bound(&h.BadDisks) + bound(&h.Volumes) + bound(&h.Standbys) + bound(&h.Certificates) + bound(&h.CutOff)
+	return h
+}
+
+// bound shortens a list to what one answer has, and counts the rest.
+func bound[T any](l *[]T) (left int) {
+	if left = len(*l) - meta.HealthListed; left > 0 {
+		*l = (*l)[:meta.HealthListed]
+	}
+	return max(left, 0)
+}
+
+func certHealth(id peering.Identity) meta.CertHealth {
+	return meta.CertHealth{Identity: id.String(), Begins: id.Begins, Ends: id.Expires}
+}
+
+// nodesHealth tells of chunk servers and their disks.
+func (s *Server) nodesHealth(h *meta.ServerHealth) {
+	for _, n := range s.NodeList() {
+		if n.State == cluster.NodeRemoved {
+			continue
+		}
+		h.Nodes++
+		if !n.Live {
+			h.Away = append(h.Away, meta.NodeHealth{ID: n.ID, Name: n.Name, Gone: n.Gone})
+			continue
+		}
+		h.NodesLive++
+		h.Total, h.Free = h.Total+n.Total, h.Free+n.Free
+		for _, d := range n.Disks {
+			if d.State != meta.DiskOK || float64(d.Free) < meta.DiskLow*float64(d.Total) {
+				h.BadDisks = append(h.BadDisks, meta.DiskHealth{Node: n.ID, ID: d.ID, Path: d.Path, State: d.State.String(), Detail: d.Detail, Total: d.Total, Free: d.Free})
+			}
+		}
+	}
+	// A failed disk comes before one that is nearly full.
+	slices.SortStableFunc(h.BadDisks, func(a, b meta.DiskHealth) int {
+		return cmp.Compare(diskRank(a.State), diskRank(b.State))
+	})
+}
+
+func diskRank(state string) int {
+	switch state {
+	case meta.DiskOK.String():
+		return 2
+	case meta.DiskFull.String():
+		return 1
+	}
+	return 0
+}
+
+// volumesHealth tells of the volumes that are open here.
+func (s *Server) volumesHealth(h *meta.ServerHealth) {
+	high := func(used, limit uint64) bool { return limit > 0 && float64(used) >= meta.QuotaHigh*float64(limit) }
+	for _, o := range s.owners() {
+		v := meta.VolumeHealth{ID: o.vol}
+		o.mu.Lock()
+		v.Name = o.name
+		h.JournalFull = h.JournalFull || o.noSpace != nil
+		select {
+		case <-o.recovered:
+		default:
+			v.Recovering = true
+		}
+		switch {
+		case o.failed != nil:
+			v.Failed = o.failed.Error()
+		case !v.Recovering:
+			bytes, inodes, err := namespace.Usage(&view{o: o})
+			policy, perr := namespace.Policy(&view{o: o})
+			if err = cmp.Or(err, perr); err != nil {
+				v.Failed = err.Error()
+				break
+			}
+			if high(bytes, policy.QuotaBytes) {
+				v.UsedBytes, v.QuotaBytes = bytes, policy.QuotaBytes
+			}
+			if high(inodes, policy.QuotaInodes) {
+				v.UsedInodes, v.QuotaInodes = inodes, policy.QuotaInodes
+			}
+			v.Advisory = o.words.advisory.BytesOver != 0 || o.words.advisory.InodesOver != 0
+		}
+		o.mu.Unlock()
+		if v != (meta.VolumeHealth{ID: v.ID, Name: v.Name}) {
+			h.Volumes = append(h.Volumes, v)
+		}
+	}
+	slices.SortStableFunc(h.Volumes, func(a, b meta.VolumeHealth) int { return cmp.Compare(volumeRank(&a), volumeRank(&b)) })
+}
+
+func volumeRank(v *meta.VolumeHealth) int {
+	switch {
+	case v.Failed != "":
+		return 0
+	case v.Recovering:
+		return 1
+	}
+	return 2
+}
+
+// chunksHealth sums what the last inspection of each open volume found. A volume is
+// closed only when all its chunks are as they should be, and opened again when a chunk
+// server goes (visitLoop): so the closed ones have nothing to tell, and nobody who asks
+// every minute keeps them open.
+func (s *Server) chunksHealth() meta.ChunkHealth {
+	var sum RepairStatus
+	for _, o := range s.owners() {
+		o.inspection.mu.Lock()
+		st := o.inspection.last
+		if st.Volumes == 0 || !o.inspection.scanned || !o.listedAll() {
+			st.Volumes, st.Unscanned = 1, 1
+		}
+		o.inspection.mu.Unlock()
+		sum.Add(&st)
+	}
+	s.repairs.mu.Lock()
+	sum.Copying = s.repairs.running
+	s.repairs.mu.Unlock()
+	return meta.ChunkHealth{Volumes: sum.Volumes, Unscanned: sum.Unscanned, Chunks: sum.Chunks, Lost: sum.Lost, Endangered: sum.Endangered, UnderReplicated: sum.UnderReplicated,
+		Corrupt: sum.Corrupt, Misplaced: sum.Misplaced, Draining: sum.Draining, Surplus: sum.Surplus, Blocked: sum.Blocked, Copying: sum.Copying, CopyBytes: sum.CopyBytes}
+}
+
+// seenCerts are the certificates of who was connected, by identity: of each the one
+// that ends last, as it was shown here or as this server signed it.
+type seenCerts struct {
+	mu sync.Mutex
+	m  map[string]*seenCert
+}
+
+type seenCert struct {
+	health meta.CertHealth
+	conns  int // connections of the identity to this server
+}
+
+// seenCertsMost bounds how many are remembered of who is not connected.
+const seenCertsMost = 20_000
+
+// shown notes the certificate of a connection; the caller says when that is gone.
+func (c *seenCerts) shown(id peering.Identity) (gone func()) {
+	if id.Expires.IsZero() {
+		return func() {}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	x := c.note(id)
+	x.conns++
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		x.conns--
+	}
+}
+
+// signed notes a certificate that this server signed.
+func (c *seenCerts) signed(id peering.Identity) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.note(id)
+}
+
+// note is called with mu held.
+func (c *seenCerts) note(id peering.Identity) *seenCert {
+	h := certHealth(id)
+	x := c.m[h.Identity]
+	if x == nil {
+		if c.m == nil {
+			c.m = map[string]*seenCert{}
+		}
+		if len(c.m) >= seenCertsMost {
+			maps.DeleteFunc(c.m, func(_ string, x *seenCert) bool { return x.conns == 0 })
+		}
+		x = &seenCert{}
+		c.m[h.Identity] = x
+	}
+	if h.Ends.After(x.health.Ends) {
+		x.health = h
+	}
+	return x
+}
+
+// ending lists those of who is connected that end soon, the first to end first.
+func (c *seenCerts) ending(now time.Time) (l []meta.CertHealth) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, x := range c.m {
+		if x.conns > 0 && x.health.Soon(now) {
+			l = append(l, x.health)
+		}
+	}
+	slices.SortFunc(l, func(a, b meta.CertHealth) int {
+		return cmp.Or(a.Ends.Compare(b.Ends), cmp.Compare(a.Identity, b.Identity))
+	})
+	return l
+}
+
+// of lists those of some identities.
+func (c *seenCerts) of(identities []string) (l []meta.CertHealth) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, id := range identities {
+		if x := c.m[id]; x != nil {
+			l = append(l, x.health)
+		}
+	}
+	return l
+}
+
+// cutOffTold is how long it is told that a client was cut off; cutOffKept bounds
+// how many are remembered.
+const (
+	cutOffTold = 15 * time.Minute
+	cutOffKept = 1000
+)
+
+// cutOff are the clients whose sessions ended here without a good-bye, while they
+// used a volume, and that did not come back; the last one last.
+type cutOff struct {
+	mu sync.Mutex
+	l  []meta.ClientHealth
+}
+
+func (c *cutOff) add(sess *session, why error) {
+	h := meta.ClientHealth{Name: sess.name, Identity: sess.holder(), Why: why.Error(), At: time.Now()}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forget(sess.name)
+	if len(c.l) == cutOffKept {
+		c.l = slices.Delete(c.l, 0, 1)
+	}
+	c.l = append(c.l, h)
+}
+
+// back takes off the list who has a session again.
+func (c *cutOff) back(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forget(name)
+}
+
+// forget is called with mu held. A mount that was made anew is another process:
+// its name ends with its number.
+func (c *cutOff) forget(name string) {
+	place := func(s string) string { s, _, _ = strings.Cut(s, " (pid "); return s }
+	c.l = slices.DeleteFunc(c.l, func(h meta.ClientHealth) bool { return place(h.Name) == place(name) })
+}
+
+// since lists who was cut off after a time, the last first.
+func (c *cutOff) since(t time.Time) (l []meta.ClientHealth) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, h := range slices.Backward(c.l) {
+		if h.At.After(t) {
+			l = append(l, h)
+		}
+	}
+	return l
+}

@@ -1,0 +1,157 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	peering "penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/wire"
+	trio "penstock.io/penstock/test/etcd"
+)
+
+// Clients whose sessions end while they use a volume are told of until they are back;
+// who said good-bye, and who used nothing, is not.
+func TestCutOffClientsAreTold(t *testing.T) {
+	s := newSiteTTL(t, 10*time.Second)
+	told := func() (names []string) {
+		for _, c := range s.srv.Health(t.Context(), meta.HealthRequest{}).CutOff {
+			names = append(names, c.Name)
+		}
+		return names
+	}
+	a, b := s.dial("w1:/mnt (pid 1)"), s.dial("w2:/mnt (pid 1)")
+	a.create(t, "a")
+	b.create(t, "b")
+	s.dial("w3:/mnt (pid 1)") // uses nothing
+	if err := b.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sess := s.srv.session(a.ID())
+	a.Leave() // as a process that is killed
+	eventually(t, "its session ends", func() error {
+		sess.renewed.Store(-int64(time.Hour))
+		if l := told(); len(l) != 1 || l[0] != "w1:/mnt (pid 1)" {
+			return fmt.Errorf("told: %v", l)
+		}
+		return nil
+	})
+	s.dial("w1:/other (pid 1)")
+	if l := told(); len(l) != 1 {
+		t.Errorf("with another mount of the same machine: %v", l)
+	}
+	s.dial("w1:/mnt (pid 2)")
+	if l := told(); len(l) != 0 {
+		t.Errorf("though it was mounted anew: %v", l)
+	}
+	var c cutOff
+	for i := range cutOffKept + 10 {
+		c.add(&session{name: fmt.Sprint(i)}, errors.New("x"))
+	}
+	if l := c.since(time.Time{}); len(l) != cutOffKept || l[0].Name != fmt.Sprint(cutOffKept+9) {
+		t.Errorf("%d are remembered", len(l))
+	}
+	if l := c.since(time.Now()); len(l) != 0 {
+		t.Errorf("%d of before are told", len(l))
+	}
+}
+
+// Of each identity the newest certificate counts, shown or signed, and only of who is
+// connected it is told by itself that it ends.
+func TestEndingCertificatesAreTold(t *testing.T) {
+	now := time.Now()
+	id := func(name string, left time.Duration) peering.Identity {
+		return peering.Identity{Cluster: "c", Role: peering.Client, Name: name, Begins: now.Add(left - 7*24*time.Hour), Expires: now.Add(left)}
+	}
+	var c seenCerts
+	names := func(l []meta.CertHealth) (all []string) {
+		for _, x := range l {
+			all = append(all, x.Identity)
+		}
+		return all
+	}
+	c.shown(id("fresh", 4*24*time.Hour))
+	gone := c.shown(id("old", 41*time.Hour))
+	c.shown(id("older", time.Hour))
+	c.shown(peering.Identity{Local: true})
+	if l := names(c.ending(now)); !slices.Equal(l, []string{"client/older", "client/old"}) {
+		t.Errorf("these end soon: %v", l)
+	}
+	gone()
+	c.signed(id("older", 7*24*time.Hour))
+	if l := names(c.ending(now)); len(l) != 0 {
+		t.Errorf("one is gone, one has a new one: %v", l)
+	}
+	if l := c.of([]string{"client/old", "client/older", "client/nobody"}); len(l) != 2 || l[1].Ends != now.Add(7*24*time.Hour) {
+		t.Errorf("asked for them: %v", l)
+	}
+	for i := range seenCertsMost {
+		c.signed(id(fmt.Sprint(i), time.Hour))
+	}
+	if len(c.m) > seenCertsMost || c.m["client/fresh"] == nil {
+		t.Errorf("%d are remembered", len(c.m))
+	}
+
+	// What connects is noted; what it gets for a renewal, too.
+	s := newSecured(t)
+	creds := s.creds(peering.Admin, "x")
+	nc, rd, _ := s.hello(creds, wire.RoleAdmin)
+	if l := s.srv.certs.of([]string{"admin/x"}); len(l) != 1 || !l[0].Ends.Equal(creds.Identity().Expires) {
+		t.Errorf("of who is connected: %v", l)
+	}
+	if k := s.ask(nc, rd, &wire.Admin{Op: wire.AdminHealth}); k != meta.KindOK {
+		t.Errorf("an administrator asks: %v", k)
+	}
+	h := s.srv.Health(t.Context(), meta.HealthRequest{})
+	if h.Version != meta.ServerHealthVersion || len(h.Certificates) != 0 {
+		t.Errorf("%+v", h)
+	}
+}
+
+// Etcd's size, alarms and members are told as they are.
+func TestEtcdIsTold(t *testing.T) {
+	x := trio.Start(t, 24<<20)
+	cli := x.Client()
+	c, err := cluster.Open(t.Context(), cli, cluster.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	h := c.Etcd(t.Context(), x.Endpoints())
+	if h.Members != 3 || len(h.Alarms) != 0 || h.Error != "" || len(h.Endpoints) != 3 {
+		t.Fatalf("%+v", h)
+	}
+	for _, e := range h.Endpoints {
+		if e.Error != "" || e.Quota != 24<<20 || e.Bytes == 0 || e.Used > e.Bytes || e.NoLeader {
+			t.Errorf("%+v", e)
+		}
+	}
+	full := make([]byte, 1<<20)
+	for i := 0; ; i++ {
+		if _, err := cli.Put(t.Context(), fmt.Sprint("/full/", i), string(full)); errors.Is(err, rpctypes.ErrNoSpace) {
+			break
+		} else if err != nil || i > 40 {
+			t.Fatal(i, err)
+		}
+	}
+	eventually(t, "the alarm is told", func() error {
+		if h := c.Etcd(t.Context(), x.Endpoints()); !slices.Equal(h.Alarms, []string{"NOSPACE"}) {
+			return fmt.Errorf("%+v", h)
+		}
+		return nil
+	})
+	x.Members[2].Kill()
+	eventually(t, "a member that is away is told", func() error {
+		h := c.Etcd(t.Context(), x.Endpoints())
+		if h.Members != 3 || h.Endpoints[2].Error == "" || h.Endpoints[0].Error != "" {
+			return fmt.Errorf("%+v", h)
+		}
+		return nil
+	})
+}
