@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 func newClusterInit() *cobra.Command {
 	var cfg local.FoundConfig
 	var logs logFlags
+	var once bool
 	cmd := &cobra.Command{
 		Use:   "init",
 		Short: "Make a new cluster with its certificate authority",
@@ -48,6 +50,16 @@ keep one with your backups.`,
 			case (cfg.Dir == "") == (len(cfg.Etcd) == 0):
 				return usagef("say where the cluster's etcd is: --etcd, or --dir for one that the metadata server of that directory embeds")
 			}
+			if once {
+				have, err := peer.Load(filepath.Join(cfg.Credentials, "meta"), nil)
+				if err == nil {
+					cmd.Printf("%s has credentials of cluster %s; nothing is made\n", cfg.Credentials, have.Identity().Cluster)
+					return nil
+				}
+				if meta.KindOf(err) != meta.NotFound {
+					return err
+				}
+			}
 			id, err := local.Found(cmd.Context(), cfg)
 			if err != nil {
 				return err
@@ -59,6 +71,7 @@ keep one with your backups.`,
 	f := cmd.Flags()
 	f.StringVar(&cfg.Dir, "dir", "", "data directory of the metadata server whose embedded etcd holds the cluster")
 	f.StringVar(&cfg.Credentials, "credentials", "", "directory to make, for the first credentials")
+	f.BoolVar(&once, "once", false, "do nothing where the directory holds credentials already: for whoever starts again and again")
 	f.StringVar(&cfg.Meta, "meta-name", "meta1", "name of the first metadata server")
 	f.DurationVar(&cfg.Life, "certificate-life", peer.LeafFor, "how long certificates hold; they are renewed after half of it")
 	etcdFlags(cmd, &cfg.Etcd, &cfg.EtcdTLS)

@@ -21,11 +21,16 @@ import (
 
 var update = flag.Bool("update", false, "write deploy/kubernetes anew")
 
-const (
-	chart     = "../../deploy/helm/penstock"
-	plain     = "../../deploy/kubernetes"
-	namespace = "penstock-system"
+// chart is one of deploy/helm, and where the plain manifests lie that are made of it.
+type chart struct{ path, plain string }
+
+var (
+	driverChart  = chart{"../../deploy/helm/penstock", "../../deploy/kubernetes"}
+	clusterChart = chart{"../../deploy/helm/penstock-cluster", "../../deploy/kubernetes/cluster"}
+	charts       = []chart{driverChart, clusterChart}
 )
+
+const namespace = "penstock-system"
 
 func read(t *testing.T, parts ...string) []byte {
 	t.Helper()
@@ -39,11 +44,11 @@ func read(t *testing.T, parts ...string) []byte {
 // render is what helm does with a chart, as far as this one needs it: text/template
 // with these functions. test/helm compares it with helm itself, which is too
 // heavy to be built for every test run.
-func render(t *testing.T, change func(values map[string]any)) map[string]string {
+func (c chart) render(t *testing.T, change func(values map[string]any)) map[string]string {
 	t.Helper()
 	var about, values map[string]any
 	for name, into := range map[string]*map[string]any{"Chart.yaml": &about, "values.yaml": &values} {
-		if err := yaml.Unmarshal(read(t, chart, name), into); err != nil {
+		if err := yaml.Unmarshal(read(t, c.path, name), into); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}
@@ -72,6 +77,20 @@ func render(t *testing.T, change func(values map[string]any)) map[string]string 
 			return strings.TrimSuffix(b.String(), "\n"), err
 		},
 		"quote": strconv.Quote,
+		"int":   func(n int) int { return n },
+		"until": func(n int) (all []int) {
+			for i := range n {
+				all = append(all, i)
+			}
+			return all
+		},
+		"dict": func(pairs ...any) map[string]any {
+			m := map[string]any{}
+			for i := 0; i+1 < len(pairs); i += 2 {
+				m[pairs[i].(string)] = pairs[i+1]
+			}
+			return m
+		},
 		"join": func(by string, list []any) string {
 			var s []string
 			for _, v := range list {
@@ -80,7 +99,7 @@ func render(t *testing.T, change func(values map[string]any)) map[string]string 
 			return strings.Join(s, by)
 		},
 	})
-	files, err := filepath.Glob(filepath.Join(chart, "templates", "*"))
+	files, err := filepath.Glob(filepath.Join(c.path, "templates", "*"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no templates: %v", err)
 	}
@@ -104,13 +123,22 @@ func render(t *testing.T, change func(values map[string]any)) map[string]string 
 
 func asIs(map[string]any) {}
 
-const header = "# Made from deploy/helm/penstock by `go generate ./test/deploy`; edit that.\n"
+// header is what plain manifests begin with.
+func (c chart) header() string {
+	return "# Made from deploy/helm/" + filepath.Base(c.path) + " by `go generate ./test/deploy`; edit that.\n"
+}
 
 // TestPlainManifests: they are what the chart gives with the values that it has.
 func TestPlainManifests(t *testing.T) {
-	for name, want := range render(t, asIs) {
-		want = header + want
-		path := filepath.Join(plain, name)
+	for _, c := range charts {
+		plainManifests(t, c)
+	}
+}
+
+func plainManifests(t *testing.T, c chart) {
+	for name, want := range c.render(t, asIs) {
+		want = c.header() + want
+		path := filepath.Join(c.plain, name)
 		if *update {
 			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 				t.Fatal(err)
@@ -121,10 +149,10 @@ func TestPlainManifests(t *testing.T) {
 		}
 	}
 	var k struct{ Resources []string }
-	if err := yaml.Unmarshal(read(t, plain, "kustomization.yaml"), &k); err != nil {
+	if err := yaml.Unmarshal(read(t, c.plain, "kustomization.yaml"), &k); err != nil {
 		t.Fatal(err)
 	}
-	files, err := filepath.Glob(filepath.Join(plain, "*.yaml"))
+	files, err := filepath.Glob(filepath.Join(c.plain, "*.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,11 +162,11 @@ func TestPlainManifests(t *testing.T) {
 	}
 	for _, f := range files {
 		if !listed[filepath.Base(f)] {
-			t.Errorf("kustomization.yaml does not list %s", f)
+			t.Errorf("%s: kustomization.yaml does not list %s", c.plain, f)
 		}
 	}
 	if len(listed) != len(files) {
-		t.Errorf("kustomization.yaml lists %d files, %d are there", len(listed), len(files))
+		t.Errorf("%s: kustomization.yaml lists %d files, %d are there", c.plain, len(listed), len(files))
 	}
 }
 
@@ -193,10 +221,16 @@ func parse(t *testing.T, name, text string) (all []object) {
 	}
 }
 
+// objects are the driver's chart's.
 func objects(t *testing.T, change func(map[string]any)) map[string]object {
 	t.Helper()
+	return driverChart.objects(t, change)
+}
+
+func (c chart) objects(t *testing.T, change func(map[string]any)) map[string]object {
+	t.Helper()
 	all := map[string]object{}
-	for name, text := range render(t, change) {
+	for name, text := range c.render(t, change) {
 		for _, o := range parse(t, name, text) {
 			if all[o.String()] != nil || o.text("apiVersion") == "" || o.text("metadata", "name") == "" {
 				t.Errorf("%s: %s has no name or version, or stands twice", name, o)
@@ -212,8 +246,12 @@ var clusterWide = map[string]bool{"CSIDriver": true, "StorageClass": true, "Clus
 
 // TestObjectsFit: what refers to something refers to what is there.
 func TestObjectsFit(t *testing.T) {
-	all := objects(t, asIs)
-	flags := programFlags(t)
+	for _, c := range charts {
+		objectsFit(t, c.objects(t, asIs), programFlags(t))
+	}
+}
+
+func objectsFit(t *testing.T, all map[string]object, flags map[string]bool) {
 	for _, o := range all {
 		if got := o.text("metadata", "namespace"); clusterWide[o.text("kind")] != (got == "") || got != "" && got != namespace {
 			t.Errorf("%s: namespace %q", o, got)
@@ -234,8 +272,14 @@ func TestObjectsFit(t *testing.T) {
 		}
 		if kind := o.text("kind"); kind == "PodDisruptionBudget" || kind == "NetworkPolicy" {
 			key := map[string]string{"PodDisruptionBudget": "selector", "NetworkPolicy": "podSelector"}[kind]
-			if !selects(o, all["Deployment/penstock-controller"].at("spec", "template").(map[string]any), "spec", key, "matchLabels") {
-				t.Errorf("%s selects no pods of the controller", o)
+			selected := 0
+			for _, of := range all {
+				if pod, _ := of.at("spec", "template").(map[string]any); pod != nil && selects(o, pod, "spec", key, "matchLabels") {
+					selected++
+				}
+			}
+			if selected == 0 {
+				t.Errorf("%s selects no pods", o)
 			}
 		}
 	}
@@ -268,7 +312,7 @@ func programFlags(t *testing.T) map[string]bool {
 	return flags
 }
 
-// fits looks at the pods of a Deployment or DaemonSet.
+// fits looks at the pods of a Deployment, DaemonSet or StatefulSet.
 func fits(t *testing.T, o, pod object, all map[string]object, flags map[string]bool) {
 	t.Helper()
 	if !selects(o, pod, "spec", "selector", "matchLabels") {
@@ -283,6 +327,9 @@ func fits(t *testing.T, o, pod object, all map[string]object, flags map[string]b
 	volumes, used := map[string]bool{}, map[string]bool{}
 	for _, v := range pod.list("spec", "volumes") {
 		volumes[v.text("name")] = true
+	}
+	for _, v := range o.list("spec", "volumeClaimTemplates") {
+		volumes[v.text("metadata", "name")] = true
 	}
 	for _, c := range append(pod.list("spec", "initContainers"), pod.list("spec", "containers")...) {
 		name := fmt.Sprintf("%s, container %s", o, c.text("name"))
@@ -313,6 +360,14 @@ func fits(t *testing.T, o, pod object, all map[string]object, flags map[string]b
 			}
 		}
 		args, _ := c.at("args").([]any)
+		for _, probe := range []string{"startupProbe", "readinessProbe", "livenessProbe"} {
+			if command, _ := c.at(probe, "exec", "command").([]any); len(command) > 0 {
+				if command[0] != "/penstock" {
+					t.Errorf("%s: %s runs %v, and the image has /penstock alone", name, probe, command)
+				}
+				args = append(args, command[1:]...)
+			}
+		}
 		for _, a := range args {
 			arg := a.(string)
 			for _, m := range regexp.MustCompile(`\$\((\w+)\)`).FindAllStringSubmatch(arg, -1) {
@@ -495,7 +550,7 @@ func TestInline(t *testing.T) {
 
 // TestExamples: they parse, and the driver takes what they say.
 func TestExamples(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(plain, "examples", "*.yaml"))
+	files, err := filepath.Glob(filepath.Join(driverChart.plain, "examples", "*.yaml"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no examples: %v", err)
 	}

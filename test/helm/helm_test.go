@@ -14,9 +14,18 @@ import (
 	"helm.sh/helm/v3/pkg/engine"
 )
 
-// TestManifestsAreHelms: the plain manifests are what helm makes of the chart.
+// TestManifestsAreHelms: the plain manifests are what helm makes of the charts.
 func TestManifestsAreHelms(t *testing.T) {
-	chart, err := loader.Load("../../deploy/helm/penstock")
+	for path, plain := range map[string]string{
+		"../../deploy/helm/penstock":         "../../deploy/kubernetes",
+		"../../deploy/helm/penstock-cluster": "../../deploy/kubernetes/cluster",
+	} {
+		manifestsAreHelms(t, path, plain)
+	}
+}
+
+func manifestsAreHelms(t *testing.T, path, plain string) {
+	chart, err := loader.Load(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +46,7 @@ func TestManifestsAreHelms(t *testing.T) {
 			continue
 		}
 		files++
-		b, err := os.ReadFile(filepath.Join("../../deploy/kubernetes", filepath.Base(name)))
+		b, err := os.ReadFile(filepath.Join(plain, filepath.Base(name)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -47,6 +56,6 @@ func TestManifestsAreHelms(t *testing.T) {
 		}
 	}
 	if files == 0 {
-		t.Error("the chart gives nothing")
+		t.Errorf("%s gives nothing", path)
 	}
 }
