@@ -93,6 +93,16 @@ e2e-k8s: deps ## a Kubernetes of two nodes on this machine, Penstock deployed in
 	@DEPS=test/k8s/deps.txt scripts/deps.sh
 	cd test/k8s && $(GO) test -count 1 -v -timeout 90m ./stories $(E2EFLAGS)
 
+.PHONY: e2e-k8s-training
+e2e-k8s-training: deps ## there, PyTorch trains on a claim, on a snapshot and on the node's own disk by turns: who is how fast (some 25 minutes, 255 MB of Debian's packages; E2EFLAGS)
+	@DEPS=test/k8s/deps.txt scripts/deps.sh
+	cd test/k8s && $(GO) test -count 1 -v -timeout 3h ./stories -run '^TestTraining$$' $(E2EFLAGS)
+
+.PHONY: e2e-k8s-storage
+e2e-k8s-storage: deps ## there, Kubernetes' own tests of storage drivers (hours on a busy machine; E2EFLAGS)
+	@DEPS=test/k8s/deps.txt scripts/deps.sh
+	cd test/k8s && $(GO) test -count 1 -v -timeout 4h ./stories -run '^TestStorageSuite$$' $(E2EFLAGS)
+
 .PHONY: gen
 gen: ## regenerate what is generated
 	$(GO) generate ./...

@@ -4,6 +4,7 @@
 //	load files DIR N    writes N small files, in directories of a hundred
 //	load check DIR N    reads them, and demands that they are those and no others
 //	load data DIR N     writes a data set of N shards
+//	load images DIR N   writes N images, each as a file, and all again in archives
 //	load train DATA CHECKPOINTS N WORKERS EPOCHS THINK
 //	                    reads the share of worker $JOB_COMPLETION_INDEX, with
 //	                    checkpoints, and waits THINK after each shard
@@ -38,6 +39,8 @@ func run(args []string) error {
 		return withCount(args[1], args[2], checkFiles)
 	case what == "data" && len(args) == 3:
 		return withCount(args[1], args[2], writeData)
+	case what == "images" && len(args) == 3:
+		return withCount(args[1], args[2], writeImages)
 	case what == "train" && len(args) == 7:
 		var n [3]int
 		for i := range n {

@@ -1,7 +1,6 @@
 package rig
 
 import (
-	"crypto/sha256"
 	"fmt"
 	"os"
 	"os/exec"
@@ -22,80 +21,87 @@ const (
 	snapshotModule = "github.com/kubernetes-csi/external-snapshotter/client/v8"
 )
 
-// buildPrograms builds what is not in the cache yet. The key is everything that
-// the result depends on: the module's go.mod and go.sum, the sources of kube, and
-// the version of Go. module is the directory of test/k8s.
-func buildPrograms(module string, say func(string, ...any)) (programs, error) {
-	var p programs
+// sidecars are built of packages that are programs.
+var sidecars = []string{
+	"github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner",
+	"github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer",
+	"github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter",
+	"github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
+}
+
+// built is what a program's bytes depend on: the version of Go, the module's go.mod
+// and go.sum, and sources.
+func built(module string, sources ...string) (string, error) {
 	version, err := output(module, "go", "env", "GOVERSION", "GOARCH")
 	if err != nil {
-		return p, err
+		return "", err
 	}
-	h := sha256.New()
-	fmt.Fprintln(h, version)
-	for _, f := range []string{"go.mod", "go.sum", "kube/main.go"} {
+	var of strings.Builder
+	fmt.Fprintln(&of, version)
+	for _, f := range append([]string{"go.mod", "go.sum"}, sources...) {
 		b, err := os.ReadFile(filepath.Join(module, f))
 		if err != nil {
-			return p, err
+			return "", err
 		}
-		fmt.Fprintf(h, "%s %d\n%s", f, len(b), b)
+		fmt.Fprintf(&of, "%s %d\n%s", f, len(b), b)
 	}
-	cache, err := os.UserCacheDir() // $XDG_CACHE_HOME or ~/.cache
+	return of.String(), nil
+}
+
+// buildPrograms builds what is not in the cache yet. module is the directory of
+// test/k8s.
+func buildPrograms(module string, say func(string, ...any)) (p programs, err error) {
+	of, err := built(module, "kube/main.go")
 	if err != nil {
 		return p, err
 	}
-	p.dir = filepath.Join(cache, "penstock-e2e", fmt.Sprintf("%x", h.Sum(nil)[:12]))
-	if _, err := os.Stat(p.dir); err == nil {
+	p.dir, err = kept(of, func(dir string) error {
+		begin := time.Now()
+		say("building Kubernetes' programs: some 20 minutes of processor time, once")
+		stamp, err := kubeVersion(module)
+		if err != nil {
+			return err
+		}
+		for _, args := range [][]string{
+			{"-ldflags", "-s -w" + stamp, "./kube"},
+			// The sidecars: a driver that meets one of version "unknown" can't tell
+			// which it was.
+			append([]string{"-ldflags", "-s -w"}, sidecars...),
+		} {
+			args = append([]string{"build", "-trimpath", "-tags", "providerless", "-o", dir + "/"}, args...)
+			if _, err := output(module, "go", args...); err != nil {
+				return err
+			}
+		}
+		crds, err := output(module, "go", "list", "-m", "-f", "{{.Dir}}", snapshotModule)
+		if err != nil {
+			return err
+		}
+		if err := os.CopyFS(filepath.Join(dir, "crd"), os.DirFS(filepath.Join(crds, "config", "crd"))); err != nil {
+			return err
+		}
+		say("built in %v", time.Since(begin).Round(time.Second))
+		return nil
+	})
+	if err == nil {
 		say("Kubernetes' programs are in %s", p.dir)
-		return p, nil
 	}
-	begin := time.Now()
-	say("building Kubernetes' programs into %s: some 20 minutes of processor time, once", p.dir)
-	// Whole or not at all: whoever is interrupted leaves a directory that nobody
-	// looks into.
-	tmp, err := os.MkdirTemp(mkdir(filepath.Dir(p.dir)), "building-")
-	if err != nil {
-		return p, err
-	}
-	defer os.RemoveAll(tmp)
+	return p, err
+}
+
+// kubeVersion gives the flags of the linker by which Kubernetes' programs know their
+// version.
+func kubeVersion(module string) (string, error) {
 	kube, err := output(module, "go", "list", "-m", "-f", "{{.Version}}", kubeModule)
 	if err != nil {
-		return p, err
+		return "", err
 	}
 	minor := strings.Split(kube, ".")[1]
 	var stamp strings.Builder
 	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
 		fmt.Fprintf(&stamp, " -X %s.gitVersion=%s -X %[1]s.gitMajor=1 -X %[1]s.gitMinor=%s -X %[1]s.gitTreeState=clean", pkg, kube, minor)
 	}
-	for _, args := range [][]string{
-		{"-ldflags", "-s -w" + stamp.String(), "./kube"},
-		// The sidecars: a driver that meets one of version "unknown" can't tell
-		// which it was.
-		{"-ldflags", "-s -w", "tool"},
-	} {
-		args = append([]string{"build", "-trimpath", "-tags", "providerless", "-o", tmp + "/"}, args...)
-		if _, err := output(module, "go", args...); err != nil {
-			return p, err
-		}
-	}
-	crds, err := output(module, "go", "list", "-m", "-f", "{{.Dir}}", snapshotModule)
-	if err != nil {
-		return p, err
-	}
-	if err := os.CopyFS(filepath.Join(tmp, "crd"), os.DirFS(filepath.Join(crds, "config", "crd"))); err != nil {
-		return p, err
-	}
-	if err := os.Rename(tmp, p.dir); err != nil {
-		return p, err
-	}
-	say("built in %v", time.Since(begin).Round(time.Second))
-	return p, nil
-}
-
-// mkdir makes a directory; if it can't, whoever uses it will say so.
-func mkdir(dir string) string {
-	_ = os.MkdirAll(dir, 0o755)
-	return dir
+	return stamp.String(), nil
 }
 
 // output runs a program in a directory and gives what it printed, trimmed.

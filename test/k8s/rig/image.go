@@ -2,12 +2,15 @@ package rig
 
 import (
 	"archive/tar"
-	"bytes"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"runtime"
 	"strings"
 )
@@ -17,14 +20,74 @@ type image struct {
 	Names      []string // as the runtime keeps it: registry/path:tag
 	User       string
 	Entrypoint []string
+	Env        []string          // beside PATH
 	Files      map[string]string // path in the image: path here
 	Links      map[string]string // path in the image: target
+	Dirs       []string          // for anybody to write to, as /tmp is
+	Tree       string            // a directory here, all of which is in the image; "": none
 }
 
 // write makes the archive of it that runtimes load: `docker save` makes the same.
-func (i image) write(to string) error {
-	var layer bytes.Buffer
-	w := tar.NewWriter(&layer)
+func (i image) write(to string) (err error) {
+	layer, err := os.CreateTemp(filepath.Dir(to), "layer-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(layer.Name())
+	defer layer.Close()
+	h := sha256.New()
+	if err := i.layer(io.MultiWriter(layer, h)); err != nil {
+		return err
+	}
+	size, err := layer.Seek(0, io.SeekCurrent)
+	if err == nil {
+		_, err = layer.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return err
+	}
+	sum := fmt.Sprintf("%x", h.Sum(nil))
+	config, err := json.Marshal(map[string]any{
+		"architecture": runtime.GOARCH, "os": "linux",
+		"config": map[string]any{"Env": append([]string{"PATH=/bin:/sbin:/usr/bin:/usr/sbin"}, i.Env...), "Entrypoint": i.Entrypoint, "User": i.User},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + sum}},
+	})
+	if err != nil {
+		return err
+	}
+	configName, layerName := fmt.Sprintf("%x.json", sha256.Sum256(config)), sum+"/layer.tar"
+	manifest, err := json.Marshal([]map[string]any{{"Config": configName, "RepoTags": i.Names, "Layers": []string{layerName}}})
+	if err != nil {
+		return err
+	}
+	out, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	w := tar.NewWriter(out)
+	for _, f := range []struct {
+		name string
+		from io.Reader
+		size int64
+	}{
+		{configName, strings.NewReader(string(config)), int64(len(config))},
+		{layerName, layer, size},
+		{"manifest.json", strings.NewReader(string(manifest)), int64(len(manifest))},
+	} {
+		if err := w.WriteHeader(&tar.Header{Name: f.name, Mode: 0o644, Size: f.size}); err != nil {
+			return err
+		}
+		if _, err := io.Copy(w, f.from); err != nil {
+			return err
+		}
+	}
+	return w.Close()
+}
+
+// layer writes the archive of what is in the image.
+func (i image) layer(to io.Writer) error {
+	w := tar.NewWriter(to)
 	made := map[string]bool{}
 	dir := func(of string) error {
 		at := ""
@@ -39,18 +102,16 @@ func (i image) write(to string) error {
 		}
 		return nil
 	}
-	for in, here := range i.Files {
-		b, err := os.ReadFile(here)
-		if err != nil {
+	if i.Tree != "" {
+		if err := addTree(w, i.Tree, made); err != nil {
 			return err
 		}
+	}
+	for in, here := range i.Files {
 		if err := dir(path.Dir(in)); err != nil {
 			return err
 		}
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: strings.Trim(in, "/"), Mode: 0o755, Size: int64(len(b))}); err != nil {
-			return err
-		}
-		if _, err := w.Write(b); err != nil {
+		if err := addFile(w, strings.Trim(in, "/"), here, 0o755); err != nil {
 			return err
 		}
 	}
@@ -62,40 +123,60 @@ func (i image) write(to string) error {
 			return err
 		}
 	}
-	if err := w.Close(); err != nil {
+	for _, d := range i.Dirs {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: strings.Trim(d, "/") + "/", Mode: 0o1777}); err != nil {
+			return err
+		}
+	}
+	return w.Close()
+}
+
+func addFile(w *tar.Writer, name, from string, mode int64) error {
+	f, err := os.Open(from)
+	if err != nil {
 		return err
 	}
-	sum := fmt.Sprintf("%x", sha256.Sum256(layer.Bytes()))
-	config, err := json.Marshal(map[string]any{
-		"architecture": runtime.GOARCH, "os": "linux",
-		"config": map[string]any{"Env": []string{"PATH=/bin:/sbin"}, "Entrypoint": i.Entrypoint, "User": i.User},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + sum}},
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: fi.Size()}); err != nil {
+		return err
+	}
+	_, err = io.Copy(w, f)
+	return err
+}
+
+// addTree adds a directory's directories, files and links, all of them root's.
+func addTree(w *tar.Writer, tree string, made map[string]bool) error {
+	return filepath.WalkDir(tree, func(at string, e fs.DirEntry, err error) error {
+		if err != nil || at == tree {
+			return err
+		}
+		name, err := filepath.Rel(tree, at)
+		if err != nil {
+			return err
+		}
+		fi, err := e.Info()
+		if err != nil {
+			return err
+		}
+		switch {
+		case fi.IsDir():
+			made[name] = true
+			return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: int64(fi.Mode().Perm())})
+		case fi.Mode().IsRegular():
+			return addFile(w, name, at, int64(fi.Mode().Perm()))
+		case fi.Mode()&fs.ModeSymlink != 0:
+			target, err := os.Readlink(at)
+			if err != nil {
+				return err
+			}
+			return w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777})
+		}
+		return nil // devices and the like are the runtime's
 	})
-	if err != nil {
-		return err
-	}
-	configName, layerName := fmt.Sprintf("%x.json", sha256.Sum256(config)), sum+"/layer.tar"
-	manifest, err := json.Marshal([]map[string]any{{"Config": configName, "RepoTags": i.Names, "Layers": []string{layerName}}})
-	if err != nil {
-		return err
-	}
-	var out bytes.Buffer
-	o := tar.NewWriter(&out)
-	for _, f := range []struct {
-		name string
-		b    []byte
-	}{{configName, config}, {layerName, layer.Bytes()}, {"manifest.json", manifest}} {
-		if err := o.WriteHeader(&tar.Header{Name: f.name, Mode: 0o644, Size: int64(len(f.b))}); err != nil {
-			return err
-		}
-		if _, err := o.Write(f.b); err != nil {
-			return err
-		}
-	}
-	if err := o.Close(); err != nil {
-		return err
-	}
-	return os.WriteFile(to, out.Bytes(), 0o644)
 }
 
 // fromDockerfile reads the last stage of a Dockerfile that copies programs into an

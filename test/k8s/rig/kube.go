@@ -152,20 +152,22 @@ oom_score = 0
 	if _, err := m.Start("containerd", "containerd", "-l", "warn", "-c", file); err != nil {
 		return err
 	}
-	ctr := func(ctx context.Context, args ...string) error {
-		out, err := m.Command(ctx, "ctr", append([]string{"-a", containerdSocket, "-n", "k8s.io"}, args...)...).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("ctr %v: %w: %s", args, err, out)
-		}
-		return nil
-	}
-	if err := until(time.Minute, "containerd answers", func(ctx context.Context) error { return ctr(ctx, "version") }); err != nil {
+	if err := until(time.Minute, "containerd answers", func(ctx context.Context) error { return ctr(ctx, m, "version") }); err != nil {
 		return err
 	}
 	for _, i := range images {
-		if err := ctr(context.Background(), "images", "import", i); err != nil {
+		if err := ctr(context.Background(), m, "images", "import", i); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// ctr talks to the runtime of a machine.
+func ctr(ctx context.Context, m *Machine, args ...string) error {
+	out, err := m.Command(ctx, "ctr", append([]string{"-a", containerdSocket, "-n", "k8s.io"}, args...)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("ctr %v: %w: %s", args, err, out)
 	}
 	return nil
 }

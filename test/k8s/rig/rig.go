@@ -279,19 +279,13 @@ func (r *Rig) build(p programs) (archives []string, err error) {
 		}
 		images = append(images, i)
 	}
-	applets, err := output("/", "busybox", "--list")
+	// The examples that are shipped name a newer busybox than Debian's.
+	pods, err := shell(Image, library+"busybox:1.37")
 	if err != nil {
 		return nil, err
 	}
-	// The examples that are shipped name a newer busybox than Debian's.
-	shell := image{Names: []string{Image, library + "busybox:1.37"}, Entrypoint: []string{"/bin/sleep", "2147483647"},
-		Files: map[string]string{"/bin/busybox": "/bin/busybox", "/bin/load": load, "/bin/user": user}, Links: map[string]string{}}
-	for _, a := range strings.Fields(applets) {
-		if a != "busybox" {
-			shell.Links["/bin/"+a] = "busybox"
-		}
-	}
-	for n, i := range append(images, shell) {
+	pods.Files["/bin/load"], pods.Files["/bin/user"] = load, user
+	for n, i := range append(images, pods) {
 		to := filepath.Join(r.Dir, fmt.Sprintf("image%d.tar", n))
 		if err := i.write(to); err != nil {
 			return nil, fmt.Errorf("image %s: %w", i.Names, err)
