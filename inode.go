@@ -112,6 +112,17 @@ func (t *table) get(v *Volume, ino meta.Ino) *inode {
 	k := inodeKey{v.id, ino}
 	t.mu.Lock()
 	in := t.m[k]
+	if in != nil && in.vol != v {
+		// Two views of the same number: the one that came later has it.
+		if v.view.gone.Load() {
+			t.mu.Unlock()
+			in = &inode{vol: v, ino: ino, lease: meta.LeaseShared}
+			in.pins.Add(1)
+			return in
+		}
+		t.removeLocked(in)
+		in = nil
+	}
 	if in == nil {
 		in = &inode{vol: v, ino: ino, low: t.evicted}
 		if v.frozen() {

@@ -531,3 +531,37 @@ func TestViewsEndWithTheGrant(t *testing.T) {
 		t.Error("who is let in again finds something else")
 	}
 }
+
+// TestViewsOfOneNumber: who opens a snapshot anew while files of the view that ended are
+// open, or not yet forgotten, reads it; what was open of the old one stays stale.
+func TestViewsOfOneNumber(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	c, v := open(t, w, Config{})
+	ino := create(t, v, "f")
+	write(t, v, ino, []byte("text"), 0)
+	if err := v.Fsync(t.Context(), ino, false); err != nil {
+		t.Fatal(err)
+	}
+	w.take("s")
+	old := snapshotOf(t, v, "s")
+	if _, err := old.Open(t.Context(), nil, ino, 0); err != nil {
+		t.Fatal(err)
+	}
+	c.Expired([]meta.VolumeID{1}, meta.E("authorize", meta.AccessDenied, "", nil))
+	s := snapshotOf(t, v, "s")
+	if s == old || s.id != old.id {
+		t.Fatalf("the view that was opened anew is %v with number %d, the old one %v with %d", s, s.id, old, old.id)
+	}
+	for range 2 {
+		if got := string(contents(t, s, ino)); got != "text" {
+			t.Errorf("who is let in again reads %q", got)
+		}
+		if _, err := old.Read(t.Context(), ino, make([]byte, 4), 0); meta.KindOf(err) != meta.Stale {
+			t.Errorf("what ended reads: %v", err)
+		}
+	}
+	old.Release(t.Context(), ino, 0)
+	if n := len(c.table.all(func(in *inode) bool { return in.vol == old })); n > 0 {
+		t.Errorf("%d inodes of the old view are kept beside the new", n)
+	}
+}
