@@ -336,9 +336,17 @@ func TestServerDies(t *testing.T) {
 	}
 	f.peer(1).mu.Lock()
 	f.peer(1).away = time.Now().Add(-Patience)
+	f.peer(1).missedLocked()
 	f.peer(1).mu.Unlock()
 	if f.Awaited(g.Servers) {
 		t.Error("a server that is away for long is awaited")
+	}
+	f.peer(1).mu.Lock()
+	f.peer(1).missed = time.Now().Add(-2 * missedLong)
+	f.peer(1).missedLocked()
+	f.peer(1).mu.Unlock()
+	if !f.Awaited(g.Servers) {
+		t.Error("a server that nobody asked for long is not awaited")
 	}
 	f.start(1, "unix")
 	time.Sleep(450 * time.Millisecond)

@@ -31,6 +31,7 @@ type peer struct {
 	downErr error
 	pause   time.Duration // how long it is left alone after the next failure
 	away    time.Time     // since when it can't be reached; zero: it can, or nobody tried
+	missed  time.Time     // when it could not be reached last
 }
 
 // The pools; plain is added for connections without TLS, where those are allowed.
@@ -213,14 +214,20 @@ func (p *peer) failedLocked(err error) {
 }
 
 func (p *peer) missedLocked() {
-	if p.away.IsZero() {
-		p.away = time.Now()
+	now := time.Now()
+	if p.away.IsZero() || now.Sub(p.missed) > missedLong {
+		p.away = now
 	}
+	p.missed = now
 }
 
 // Patience is how long a chunk server that can't be reached is waited for: it may be
 // starting anew, or the metadata server was and does not know it yet.
 const Patience = 10 * time.Second
+
+// missedLong is for how long what is known of a server that nobody asks holds: it may
+// have been there meanwhile.
+const missedLong = time.Minute
 
 // Awaited tells whether a replica that could not be read may be there in a moment:
 // one of the servers is away for less than Patience.
