@@ -288,3 +288,54 @@ func (m *extmap) count() (n int) {
 	}
 	return n
 }
+
+// ---- lists of extents, as commits carry them
+
+// trimBefore drops all but the last extent from off on.
+func trimBefore(ext []meta.Extent, off uint64) []meta.Extent {
+	last := ext[len(ext)-1]
+	out := ext[:0]
+	for _, e := range ext[:len(ext)-1] {
+		if e.Off >= off {
+			continue
+		}
+		e.Len = min(e.Len, off-e.Off)
+		out = append(out, e)
+	}
+	return append(out, last)
+}
+
+func overlaps(ext []meta.Extent, e meta.Extent) bool {
+	for _, x := range ext {
+		if x.Off < e.End() && e.Off < x.End() {
+			return true
+		}
+	}
+	return false
+}
+
+// overlay puts e over what it overlaps.
+func overlay(ext []meta.Extent, e meta.Extent) []meta.Extent {
+	var out []meta.Extent
+	done := false
+	for _, x := range ext {
+		if x.End() <= e.Off {
+			out = append(out, x)
+			continue
+		}
+		if x.Off < e.Off {
+			out = append(out, meta.Extent{Off: x.Off, Len: e.Off - x.Off, Chunk: x.Chunk, ChunkOff: x.ChunkOff})
+		}
+		if !done {
+			out, done = append(out, e), true
+		}
+		if x.End() > e.End() {
+			d := max(e.End(), x.Off) - x.Off
+			out = append(out, meta.Extent{Off: x.Off + d, Len: x.Len - d, Chunk: x.Chunk, ChunkOff: x.ChunkOff + d})
+		}
+	}
+	if !done {
+		out = append(out, e)
+	}
+	return out
+}
