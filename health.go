@@ -432,7 +432,7 @@ func (f *healthFacts) judgeMirrors(l *problems) {
 			continue
 		}
 		object := fmt.Sprintf("of %s, volume %d", m.Source.Volume, m.Target)
-		next := fmt.Sprintf("see that penstock mirror run (or penstock up) runs and reaches both clusters; penstock mirror list")
+		next := "see that penstock mirror run (or penstock up) runs and reaches both clusters; penstock mirror list"
 		if m.Error != "" {
 			l.add(Warning, "mirror", object, next, "fails since %s: %s", m.Since.UTC().Format(time.RFC3339), m.Error)
 		}

@@ -738,9 +738,9 @@ func TestFailedListsProveNothing(t *testing.T) {
 	had := len(n.chunks)
 	n.mu.Unlock()
 	g.add(1, racks[0])
-	st := g.await("not listed", func(st *RepairStatus) bool { return st.Unscanned > 0 })
+	g.await("not listed", func(st *RepairStatus) bool { return st.Unscanned > 0 })
 	time.Sleep(time.Second)
-	st = g.status()
+	st := g.status()
 	n.mu.Lock()
 	if len(n.chunks) != had || st.Unscanned == 0 || st.Full() {
 		t.Errorf("%d replicas were %d: %+v", len(n.chunks), had, st)
