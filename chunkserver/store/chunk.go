@@ -35,6 +35,8 @@ type chunk struct {
 	loadErr error // .meta is unreadable: everything but Delete fails with this
 	exists  bool
 	deleted bool
+	erased  bool // deleted, and the log says so for good: the files may go
+	unread  bool // its .meta was unreadable when it was deleted
 	damaged bool // bytes below the synced mark were found bad; no appends
 	intact  bool // begun by this process: every byte that was acknowledged is here
 	dirty   bool // in Store.dirty, or taken from there by a checkpoint in progress
@@ -790,8 +792,9 @@ func (s *Store) erase(c *chunk, fence meta.Fence) error {
 	id, r := c.id, s.replica(c)
 	r.Gone(fence)
 	s.bury(id, r.Fence)
-	if c.exists || c.loadErr != nil {
+	if c.exists || c.loadErr != nil || c.deleted && !c.erased {
 		s.touch(c)
+		c.unread = c.unread || c.loadErr != nil
 		c.deleted, c.exists, c.loadErr, c.fence, c.intact = true, false, nil, r.Fence, false
 		c.mu.Unlock()
 		err := s.commit(recDelete, fenceBody(id, c.fence)[:16], nil)
@@ -799,6 +802,7 @@ func (s *Store) erase(c *chunk, fence meta.Fence) error {
 		if err != nil {
 			return err
 		}
+		c.erased = true
 		// If the log had to be emptied first, the record came after that.
 		s.touch(c)
 		s.stats.deletes.Add(1)

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -130,6 +132,80 @@ func TestConcurrentCrash(t *testing.T) {
 					t.Fatalf("seed %d, writer %d, chunk %d: %v", seed, w, k.id.Counter, err)
 				}
 			}
+		}
+		s.Abandon()
+	}
+}
+
+// A chunk is deleted while a checkpoint goes on, and the power fails before the log has
+// the deletion: the checkpoint has not taken the chunk's files, whose records before it
+// are gone from the log.
+func TestDeleteUnderCheckpoint(t *testing.T) {
+	o := options()
+	d := newMemDisk()
+	if err := Init(d, o); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(d, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, f := testID(1), meta.Fence{Term: 1}
+	var data []byte
+	more := func() {
+		t.Helper()
+		p := bytes.Repeat([]byte{byte(len(data) + 1)}, 5000)
+		if err := s.Append(ctx, id, f, uint64(len(data)), p, chunkserver.CRC(p)); err != nil {
+			t.Fatal(err)
+		}
+		data = append(data, p...)
+		if _, err := s.Sync(ctx, id, uint64(len(data))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	more()
+	inside, goOn := make(chan struct{}), make(chan struct{})
+	deleting, release := make(chan struct{}), make(chan struct{})
+	var once, stuck sync.Once
+	var hold atomic.Bool
+	d.before = func(op, name string) error {
+		switch {
+		case op == "open" && name == metaName(id)+tmpSuffix:
+			once.Do(func() { close(inside); <-goOn })
+		case op == "fsync" && hold.Load() && strings.HasPrefix(name, logDir+"/") && name != cpName:
+			stuck.Do(func() { close(deleting) })
+			<-release
+		}
+		return nil
+	}
+	checkpoint, deleted := make(chan error, 1), make(chan error, 1)
+	go func() { checkpoint <- s.Checkpoint() }()
+	<-inside
+	more()
+	hold.Store(true)
+	go func() { deleted <- s.Delete(ctx, id, f) }()
+	<-deleting
+	close(goOn)
+	if err := <-checkpoint; err != nil {
+		t.Fatal(err)
+	}
+	lost := d.keep(rand.New(rand.NewPCG(1, 1)), 0)
+	close(release)
+	if err := <-deleted; err != nil {
+		t.Fatal(err)
+	}
+	s.Abandon()
+	for _, c := range []struct {
+		d    *memDisk
+		here bool
+	}{{lost, true}, {d.clone(), false}} {
+		if s, err = Open(c.d, o); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, len(data))
+		err := s.Read(ctx, id, got, 0)
+		if here := err == nil && bytes.Equal(got, data); here != c.here {
+			t.Errorf("the chunk is there: %v, should be %v: %v", here, c.here, err)
 		}
 		s.Abandon()
 	}

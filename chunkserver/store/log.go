@@ -567,6 +567,19 @@ func (l *diskLog) replay(fn func(record) error) (next uint64, err error) {
 	return next, nil
 }
 
+// settled makes durable what was replayed.
+func (l *diskLog) settled() error {
+	if l.nosync {
+		return nil
+	}
+	for i, f := range l.files {
+		if err := f.Sync(); err != nil {
+			return ioError("replay log", segName(i), err)
+		}
+	}
+	return nil
+}
+
 // parseRecord checks the record at off and gives its body and padded length, 0
 // if there is none.
 func parseRecord(seg []byte, off uint32, seq, salt uint64) (durable uint64, body []byte, n uint32) {

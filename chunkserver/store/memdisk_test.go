@@ -29,8 +29,8 @@ type memDisk struct {
 	syncFailed bool
 	room       int64 // bytes that may still be written beyond files' ends; -1: no bound
 	// before, if not nil, is called before a file is made ("open"), renamed to a
-	// name ("rename"), removed ("remove"), or a directory is synced ("sync");
-	// nothing is locked. An error ends the call.
+	// name ("rename"), removed ("remove"), a directory is synced ("sync"), or a
+	// file ("fsync"); nothing is locked. An error ends the call.
 	before func(op, name string) error
 	opened map[string]int // how many times what is open now
 }
@@ -336,6 +336,9 @@ func applyOp(b []byte, op fileOp) []byte {
 }
 
 func (f *memFile) Sync() error {
+	if err := f.d.hook("fsync", f.name); err != nil {
+		return err
+	}
 	f.d.mu.Lock()
 	defer f.d.mu.Unlock()
 	if err := f.d.change(); err != nil {

@@ -164,8 +164,11 @@ func (s *Store) snapshot(c *chunk) (*settling, error) {
 	c.dirty = false
 	t := &settling{c: c}
 	switch {
-	case c.deleted:
+	case c.erased:
 		return t, nil
+	case c.deleted && !c.unread:
+		// Its deletion is under way. Should the power fail before the log has that, the
+		// chunk is there: its records before the checkpoint must not be missed then.
 	case !c.exists:
 		return nil, nil
 	}
@@ -194,7 +197,7 @@ func (s *Store) replace(t *settling) error {
 	c := t.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.deleted || t.m == nil {
+	if c.erased || t.m == nil {
 		if err := s.d.Remove(metaName(c.id) + tmpSuffix); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -258,6 +261,11 @@ func (s *Store) recover() error {
 	if err != nil {
 		return err
 	}
+	// Where the process alone ended, records may be in memory only. That a chunk was
+	// deleted must outlast its files, which settle removes.
+	if err := l.settled(); err != nil {
+		return err
+	}
 	for id, r := range found {
 		if err := s.rebuild(s.chunks[id], r); err != nil {
 			return err
@@ -308,7 +316,7 @@ func (s *Store) replay(found map[meta.ChunkID]*replayed, r record) error {
 	}
 	switch r.typ {
 	case recDelete:
-		c.deleted, c.exists = true, false
+		c.deleted, c.erased, c.exists = true, true, false
 		s.bury(r.id, meta.Fence{})
 		*f = replayed{}
 		return nil
