@@ -401,6 +401,9 @@ func (v *Volume) expired(epoch uint64, err error) {
 	v.meter.void()
 	c.log.Error("session expired; bytes that were not synced are lost", "volume", v.name, "err", err)
 	v.locks.clear()
+	// Who may not read any more loses what the kernel got without a lease, too: the
+	// last word of an owner while others wrote.
+	every := c.cfg.Left != nil || meta.KindOf(err) == meta.AccessDenied
 	ins := c.table.all(func(in *inode) bool { return in.vol == v })
 	for _, in := range ins {
 		in.mu.Lock()
@@ -428,7 +431,7 @@ func (v *Volume) expired(epoch uint64, err error) {
 		if f := in.file; f != nil {
 			f.changed()
 		}
-		tell := (had || c.cfg.Left != nil) && c.cfg.Notify != nil
+		tell := (had || every) && c.cfg.Notify != nil
 		if tell {
 			// Pages that are being read are locked until the read is answered, which
 			// may take a lease of the new session: nobody can wait here. Who opens the

@@ -227,3 +227,32 @@ func TestOpenFilesAreClaimed(t *testing.T) {
 		t.Fatalf("leases of a closed file: %v", m)
 	}
 }
+
+// TestRefusedForgetsAll: when a grant is revoked the kernel forgets also what it has of
+// files for which no lease is held.
+func TestRefusedForgetsAll(t *testing.T) {
+	w := newWorld(t, meta.Policy{})
+	k := newKernel()
+	c, v := open(t, w, Config{Notify: k})
+	ino := create(t, v, "f")
+	in := v.node(ino)
+	defer in.put()
+	in.mu.Lock()
+	in.lowerLocked(meta.LeaseNone)
+	in.mu.Unlock()
+	k.mu.Lock()
+	k.attrs[ino] = meta.Attr{}
+	k.mu.Unlock()
+	c.Expired([]meta.VolumeID{1}, meta.E("authorize", meta.AccessDenied, "", nil))
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		k.mu.Lock()
+		_, has := k.attrs[ino]
+		k.mu.Unlock()
+		if !has {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the kernel keeps what it has")
+		}
+	}
+}

@@ -19,6 +19,7 @@ type evictingServer struct {
 
 	mu    sync.Mutex
 	out   bool
+	gone  bool // sessions in volumes are forgotten, and nobody may enter any more
 	conns []net.Conn
 }
 
@@ -55,7 +56,7 @@ func (s *evictingServer) serve(nc net.Conn) {
 			return
 		}
 		s.mu.Lock()
-		out := s.out
+		out, gone := s.out, s.gone
 		s.mu.Unlock()
 		var re wire.Message
 		switch typ {
@@ -70,7 +71,18 @@ func (s *evictingServer) serve(nc net.Conn) {
 			}
 			re = a
 		case wire.TEnter:
-			re = &wire.Entered{Known: true}
+			var e wire.Enter
+			if wire.Decode(body, &e) != nil {
+				return
+			}
+			switch {
+			case gone && e.Known:
+				re = &wire.Entered{}
+			case gone:
+				re = &wire.Entered{Status: wire.Status{Err: meta.AccessDenied}}
+			default:
+				re = &wire.Entered{Known: true}
+			}
 		case wire.TCall:
 			re = &wire.Reply{Result: meta.Result{Attr: meta.Attr{Ino: 9}}}
 		case wire.TKeepAlive:
@@ -88,11 +100,13 @@ func (s *evictingServer) serve(nc net.Conn) {
 	}
 }
 
-// evict hangs up on everybody.
-func (s *evictingServer) evict() {
+// evict hangs up on everybody, for good.
+func (s *evictingServer) evict() { s.hangUp(func() { s.out = true }) }
+
+func (s *evictingServer) hangUp(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.out = true
+	change()
 	for _, nc := range s.conns {
 		nc.Close()
 	}
@@ -141,6 +155,40 @@ func TestEvictedIsTold(t *testing.T) {
 	told.mu.Lock()
 	if len(told.l) != 1 || meta.KindOf(told.l[0]) != meta.AccessDenied {
 		t.Errorf("the leases ended so: %v", told.l)
+	}
+	told.mu.Unlock()
+	if err := s.Close(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// Who finds its session forgotten and is then refused hears of both: what no lease
+// covers, as snapshots, is shown until the refusal is told.
+func TestForgottenAndRefused(t *testing.T) {
+	srv := newEvictingServer(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	told := &expiries{}
+	s, err := Dial(ctx, Config{Addrs: []string{srv.addr}, Name: "revoked", Handler: told})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stat := func() error {
+		_, err := s.Do(ctx, meta.RootVolume, meta.OpID{}, &meta.GetAttr{Ino: 9}, meta.LeaseNone)
+		return err
+	}
+	if err := stat(); err != nil {
+		t.Fatal(err)
+	}
+	srv.hangUp(func() { srv.gone = true })
+	for err = nil; meta.KindOf(err) != meta.AccessDenied; err = stat() {
+		if ctx.Err() != nil {
+			t.Fatal(err)
+		}
+	}
+	told.mu.Lock()
+	if l := told.l; len(l) != 2 || meta.KindOf(l[0]) != meta.SessionExpired || meta.KindOf(l[1]) != meta.AccessDenied {
+		t.Errorf("the leases ended so: %v", l)
 	}
 	told.mu.Unlock()
 	if err := s.Close(ctx); err != nil {

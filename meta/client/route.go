@@ -89,11 +89,17 @@ func (s *Session) route(v meta.VolumeID) {
 				s.log.Warn("a volume is refused to this client", "volume", v, "error", err)
 			}
 			s.mu.Lock()
-			joined := s.volume(v).joined
+			vs := s.volume(v)
+			// Perhaps it expired just before it was refused; once is enough.
+			was := errors.Is(err, meta.AccessDenied) && (vs.joined || vs.epoch > vs.refusedAt)
+			if was {
+				vs.refusedAt = vs.epoch + 1
+			}
 			s.mu.Unlock()
-			if joined && errors.Is(err, meta.AccessDenied) {
+			if was {
 				// The owner ended the session there before it refused it. What was
-				// cached under its leases is not ours to show any more.
+				// cached under its leases is not ours to show any more, nor what
+				// needs none.
 				s.expire(v, err)
 			}
 			s.refuse(v, err)

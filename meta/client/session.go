@@ -145,7 +145,9 @@ type volumeState struct {
 	hint    string // who may own it
 	joined  bool   // an owner knows the session
 	epoch   uint64 // 1 more than it has expired
-	route   string // why it is not up, for people
+	// refusedAt is the epoch that began when the session was refused last; 1: it never was.
+	refusedAt uint64
+	route     string // why it is not up, for people
 
 	trouble *wire.Trouble // to be told when it is up
 
@@ -396,7 +398,7 @@ func (s *Session) fail(err error) {
 func (s *Session) volume(v meta.VolumeID) *volumeState {
 	vs := s.volumes[v]
 	if vs == nil {
-		vs = &volumeState{lease: &volumeLease{}, epoch: 1, serial: uint64(s.cfg.Generation) << 32}
+		vs = &volumeState{lease: &volumeLease{}, epoch: 1, refusedAt: 1, serial: uint64(s.cfg.Generation) << 32}
 		s.volumes[v] = vs
 		s.leases.Store(v, vs.lease)
 	}
