@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unsafe"
@@ -134,6 +135,15 @@ func (d *Disk) Fill(left int64) (release func() error, err error) {
 		return nil, err
 	}
 	defer f.Close()
+	// ext4 counts as free what it keeps for its own metadata.
+	own, err := os.ReadFile(filepath.Join("/sys/fs/ext4", filepath.Base(d.loop), "reserved_clusters"))
+	if err != nil {
+		return nil, err
+	}
+	kept, err := strconv.ParseInt(strings.TrimSpace(string(own)), 10, 64)
+	if err != nil {
+		return nil, err
+	}
 	var st unix.Statfs_t
 	for {
 		if err := unix.Statfs(d.At, &st); err != nil {
@@ -143,7 +153,7 @@ func (d *Disk) Fill(left int64) (release func() error, err error) {
 		if err != nil {
 			return nil, err
 		}
-		free := int64(st.Bfree)*st.Bsize - left
+		free := (int64(st.Bfree)-kept)*st.Bsize - left
 		if free < 64<<10 {
 			break
 		}

@@ -364,6 +364,11 @@ func (m *Meta) leave(ctx context.Context) error {
 	return m.cluster.UnregisterMetaServer(ctx, m.cfg.Name, m.Addr)
 }
 
+// ownBlocks is what ext4 keeps for its own metadata and counts as free: a fiftieth
+// of the disk with its inode tables, which the size told here leaves out, at most
+// 4,096 blocks (ext4_calculate_resv_clusters). Not even root may write there.
+const ownBlocks = 4096
+
 // room tells what this process may still write on a folder's file system.
 func room(dir string) (free, total uint64, err error) {
 	var st unix.Statfs_t
@@ -372,7 +377,7 @@ func room(dir string) (free, total uint64, err error) {
 	}
 	blocks := st.Bavail
 	if os.Geteuid() == 0 {
-		blocks = st.Bfree
+		blocks = max(blocks, st.Bfree-min(st.Bfree, st.Blocks/40, ownBlocks))
 	}
 	return blocks * uint64(st.Bsize), st.Blocks * uint64(st.Bsize), nil
 }

@@ -1,0 +1,38 @@
+package local
+
+import (
+	"path/filepath"
+	"testing"
+
+	"penstock.io/penstock/test/disk"
+)
+
+// TestRoomOfAFullDisk: what ext4 keeps for itself is no room.
+func TestRoomOfAFullDisk(t *testing.T) {
+	for name, size := range map[string]int64{"small": 64 << 20, "middle": 512 << 20} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			d, err := disk.New(filepath.Join(dir, "disk.img"), filepath.Join(dir, "disk"), size)
+			if d != nil {
+				t.Cleanup(func() {
+					if err := d.Remove(); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if free, total, err := room(d.At); err != nil || free == 0 || free > total {
+				t.Fatalf("an empty disk has %d free of %d: %v", free, total, err)
+			}
+			const left = 1 << 20
+			if _, err := d.Fill(left); err != nil {
+				t.Fatal(err)
+			}
+			if free, _, err := room(d.At); err != nil || free > left+64<<10 {
+				t.Errorf("a disk with %d bytes left has %d free: %v", left, free, err)
+			}
+		})
+	}
+}
