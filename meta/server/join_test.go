@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -89,36 +90,56 @@ func (s *scribbler) extents() (all []meta.Extent) {
 	return all
 }
 
-// check reads the file, from each replica of its chunks.
+// check reads the file, from each replica of its chunks. While it does compaction
+// may give the file other chunks and remove those it had: then it looks again.
 func (s *scribbler) check() {
 	t := s.g.t
 	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		extents := s.extents()
+		err := s.compare(extents)
+		if err == nil {
+			return
+		}
+		if slices.Equal(extents, s.extents()) || time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// compare reads what the extents refer to, from each replica.
+func (s *scribbler) compare(extents []meta.Extent) error {
 	recs := map[meta.ChunkID]meta.ChunkRecord{}
 	for _, rec := range s.g.records() {
 		recs[rec.ID] = rec
 	}
 	for k := range 3 {
-		got := make([]byte, len(s.want))
-		for _, e := range s.extents() {
-			rec := recs[e.Chunk]
+		got, some := make([]byte, len(s.want)), false
+		for _, e := range extents {
+			rec, ok := recs[e.Chunk]
+			if !ok {
+				return fmt.Errorf("%v: there is no such chunk", e)
+			}
 			if k >= len(rec.Servers) {
 				continue
 			}
+			some = true
 			pl := meta.ChunkPlace{ID: e.Chunk, Servers: rec.Servers[k : k+1], Sealed: rec.State == meta.ChunkSealed, Length: rec.Length}
-			if err := s.cl.ReadAt(t.Context(), pl, got[e.Off:e.End()], e.ChunkOff); err != nil {
-				t.Fatalf("%v on server %v: %v", e, pl.Servers, err)
+			if err := s.cl.ReadAt(s.g.t.Context(), pl, got[e.Off:e.End()], e.ChunkOff); err != nil {
+				return fmt.Errorf("%v on server %v: %w", e, pl.Servers, err)
 			}
 		}
-		if k > 0 && bytes.Equal(got, make([]byte, len(got))) {
-			return // there are no more replicas
+		if k > 0 && !some {
+			return nil // there are no more replicas
 		}
 		for b := range len(s.want) / blockSize {
 			if g, w := got[b*blockSize:(b+1)*blockSize], s.want[b*blockSize:(b+1)*blockSize]; !bytes.Equal(g, w) {
-				t.Fatalf("replica %d, block %d: it is block %d of write %d, ought to be write %d", k, b,
+				return fmt.Errorf("replica %d, block %d: it is block %d of write %d, ought to be write %d", k, b,
 					binary.BigEndian.Uint64(g), binary.BigEndian.Uint64(g[8:]), binary.BigEndian.Uint64(w[8:]))
 			}
 		}
 	}
+	return nil
 }
 
 // joiner lets compaction look all the time when it is told to.
