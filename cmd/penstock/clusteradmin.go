@@ -32,6 +32,9 @@ func newClusterInit() *cobra.Command {
 DIR/admin for the administrator. Everybody else joins with a token of
 'penstock cluster join-token'. A cluster that is there is left as it is.
 
+Whoever is interrupted, or gets no answer from etcd, runs it again and gets the same
+cluster: until it is whole, its keys are in DIR.new.
+
 DIR/meta/cluster.key opens the authority's key, which etcd keeps sealed. Metadata
 servers that join get a copy. Without any copy no certificate is signed any more:
 keep one with your backups.`,

@@ -119,7 +119,7 @@ func (w *where) health(ctx context.Context) (h penstock.Health, err error) {
 func unreachable(at string, err error) penstock.Health {
 	return penstock.NewHealth(penstock.Problem{Severity: penstock.Critical, Part: "metadata", Object: at,
 		Text: "no metadata server answers: " + firstLine(err),
-		Next: "see that they run (systemctl status penstock-meta), that etcd has a majority, and that this machine reaches them with a certificate that holds"})
+		Next: "see that they run (systemctl status penstock-meta, or their pods), that etcd has a majority, and that this machine reaches them with a certificate that holds"})
 }
 
 func showHealth(t *table, h *penstock.Health) {

@@ -44,7 +44,7 @@ chunks hold which bytes. Without --etcd it embeds an etcd of one member in DIR.`
 				return err
 			}
 			stop := func(ctx context.Context) error { return errors.Join(m.Close(ctx), release()) }
-			addr, stopAdmin, err := port.serve(cmd.Context(), log, adminSocket(cfg.Dir), local.Metrics(m, nil, nil), nil)
+			addr, stopAdmin, err := port.serve(cmd.Context(), log, adminSocket(cfg.Dir), local.Metrics(m, nil, nil), m.Ready)
 			if err != nil {
 				return errors.Join(err, stop(cmd.Context()))
 			}

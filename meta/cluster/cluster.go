@@ -30,7 +30,6 @@ package cluster
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -101,16 +100,14 @@ var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 // Errors: Version, Corrupt, Invalid (the name), Unavailable, NoSpace.
 func Open(ctx context.Context, cli *clientv3.Client, cfg Config) (*Cluster, error) {
 	const op = "open cluster"
-	if cfg.Name == "" {
-		cfg.Name = "default"
-	}
-	if !validName.MatchString(cfg.Name) {
-		return nil, meta.E(op, meta.Invalid, cfg.Name, errors.New("a cluster's name is letters, digits, dot, dash, underscore"))
+	prefix, err := prefixOf(op, cfg)
+	if err != nil {
+		return nil, err
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	c := &Cluster{cli: cli, prefix: "/penstock/" + cfg.Name, log: cfg.Logger, changed: make(chan struct{})}
+	c := &Cluster{cli: cli, prefix: prefix, log: cfg.Logger, changed: make(chan struct{})}
 	f, err := c.identify(ctx, cfg.Expect)
 	if err != nil {
 		return nil, err
@@ -152,17 +149,13 @@ func (c *Cluster) identify(ctx context.Context, expect string) (Format, error) {
 		if expect != "" {
 			return Format{}, meta.E(op, meta.Invalid, c.prefix, fmt.Errorf("etcd holds no cluster, but this server belongs to %s: if etcd was lost, 'penstock cluster restore' makes the cluster again", expect))
 		}
-		f := newFormat()
+		f := Format{Version: recordVersion, Format: FormatVersion, ID: NewID()}
 		if _, err := c.cli.Txn(ctx).
 			If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
 			Then(clientv3.OpPut(key, encode(f))).Commit(); err != nil {
 			return Format{}, wrap(op, c.prefix, err)
 		}
 	}
-}
-
-func newFormat() Format {
-	return Format{Version: recordVersion, Format: FormatVersion, ID: rand.Text()}
 }
 
 // ID is the cluster's random identity.

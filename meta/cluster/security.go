@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"strings"
@@ -21,45 +23,81 @@ type AuthorityRecord struct {
 	Sealed  peer.Sealed `json:"authority"`
 }
 
-// Found makes a new cluster with a certificate authority, where there is none.
-// make is told the cluster's id. Errors: Exists (there is a cluster, or part of
-// one), Invalid (the name), Unavailable.
-func Found(ctx context.Context, cli *clientv3.Client, cfg Config, make func(id string) (peer.Sealed, error)) (string, error) {
+// NewID is the random identity of a cluster that is to be made.
+func NewID() string { return rand.Text() }
+
+// errFounded says why none is made.
+var errFounded = errors.New("this etcd holds a cluster of that name; it is left as it is ('penstock cluster join' makes a server one of it)")
+
+// Vacant makes sure that nothing of a cluster is there: whatever is left of one is
+// somebody's data, and the answer to a lost format record is never to begin anew over
+// it. Errors: Exists, Invalid (the name), Unavailable.
+func Vacant(ctx context.Context, cli *clientv3.Client, cfg Config) error {
 	const op = "make cluster"
-	if cfg.Name == "" {
-		cfg.Name = "default"
+	prefix, err := prefixOf(op, cfg)
+	if err != nil {
+		return err
 	}
-	if !validName.MatchString(cfg.Name) {
-		return "", meta.E(op, meta.Invalid, cfg.Name, errors.New("a cluster's name is letters, digits, dot, dash, underscore"))
-	}
-	prefix := "/penstock/" + cfg.Name
-	// Whatever is left of a cluster is somebody's data: the answer to a lost
-	// format record is never to begin anew over it.
 	r, err := cli.Get(ctx, prefix+"/", clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
-		return "", wrap(op, prefix, err)
+		return wrap(op, prefix, err)
 	}
-	exists := meta.E(op, meta.Exists, prefix, errors.New("this etcd holds a cluster of that name; it is left as it is"))
 	if r.Count > 0 {
-		return "", exists
+		return meta.E(op, meta.Exists, prefix, errFounded)
 	}
-	f := newFormat()
-	sealed, err := make(f.ID)
+	return nil
+}
+
+// Found makes a new cluster with an identity of NewID and a certificate authority,
+// where there is none. Done again with the same identity it does nothing, so that
+// whoever got no answer asks again. Errors: Exists (there is another cluster, or part
+// of one), Invalid (the name), Unavailable (it may be made or not).
+func Found(ctx context.Context, cli *clientv3.Client, cfg Config, id string, sealed peer.Sealed) error {
+	const op = "make cluster"
+	prefix, err := prefixOf(op, cfg)
 	if err != nil {
-		return "", err
+		return err
 	}
-	t, err := cli.Txn(ctx).
-		If(clientv3.Compare(clientv3.CreateRevision(prefix+"/format"), "=", 0),
-			clientv3.Compare(clientv3.CreateRevision(prefix+"/authority"), "=", 0)).
-		Then(clientv3.OpPut(prefix+"/format", encode(f)),
-			clientv3.OpPut(prefix+"/authority", encode(AuthorityRecord{recordVersion, sealed}))).Commit()
+	f := Format{Version: recordVersion, Format: FormatVersion, ID: id}
+	vacant := Vacant(ctx, cli, cfg)
+	if vacant == nil {
+		t, err := cli.Txn(ctx).
+			If(clientv3.Compare(clientv3.CreateRevision(prefix+"/format"), "=", 0),
+				clientv3.Compare(clientv3.CreateRevision(prefix+"/authority"), "=", 0)).
+			Then(clientv3.OpPut(prefix+"/format", encode(f)),
+				clientv3.OpPut(prefix+"/authority", encode(AuthorityRecord{recordVersion, sealed}))).Commit()
+		if err == nil && t.Succeeded {
+			return nil
+		}
+		// Without an answer it may have been done all the same.
+		if vacant = wrap(op, prefix, err); err == nil {
+			vacant = meta.E(op, meta.Exists, prefix, errFounded)
+		}
+	}
+	r, err := cli.Get(ctx, prefix+"/format")
 	if err != nil {
-		return "", wrap(op, prefix, err)
+		return vacant
 	}
-	if !t.Succeeded {
-		return "", exists
+	if len(r.Kvs) > 0 {
+		have, err := decode[Format](r.Kvs[0].Key, r.Kvs[0].Value)
+		if err != nil {
+			return err
+		}
+		if have.ID == id {
+			return nil
+		}
+		return meta.E(op, meta.Exists, prefix, errFounded)
 	}
-	return f.ID, nil
+	return vacant
+}
+
+// prefixOf is what all keys of a cluster begin with. Errors: Invalid.
+func prefixOf(op string, cfg Config) (string, error) {
+	name := cmp.Or(cfg.Name, "default")
+	if !validName.MatchString(name) {
+		return "", meta.E(op, meta.Invalid, name, errors.New("a cluster's name is letters, digits, dot, dash, underscore"))
+	}
+	return "/penstock/" + name, nil
 }
 
 // Authority reads the cluster's. Errors: NotFound: the cluster has none, since

@@ -303,6 +303,14 @@ func (m *Meta) leaseLeft() time.Duration {
 	return 0
 }
 
+// Ready tells why the server can't serve now, nil if it can. It waits for nothing.
+func (m *Meta) Ready() error {
+	if m.leaseLeft() <= 0 {
+		return meta.E("metadata server", meta.Unavailable, m.cfg.Name, errors.New("it has no lease at etcd, so it serves nothing: see whether etcd has a majority"))
+	}
+	return nil
+}
+
 // register puts this process on the list of meta servers, and keeps it there
 // over the loss of a lease.
 func (m *Meta) register(ctx context.Context, owners func(context.Context) (*etcd.Owners, error)) error {

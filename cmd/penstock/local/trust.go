@@ -2,22 +2,16 @@ package local
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"sync"
-	"time"
-
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"penstock.io/penstock/meta"
 	metaclient "penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
-	"penstock.io/penstock/meta/cluster/embedded"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/server"
 )
@@ -139,91 +133,4 @@ func (m *Meta) keepRenewed(ctx context.Context, t *server.Trust) {
 				return a.Sign(creds.Identity(), request)
 			})
 		})
-}
-
-// FoundConfig is what a new cluster is made of.
-type FoundConfig struct {
-	// Dir is the data directory of the first meta server, whose embedded etcd
-	// holds the cluster; or Etcd are the endpoints of one.
-	Dir     string
-	Etcd    []string
-	EtcdTLS EtcdTLS
-	// Credentials is a directory that does not exist yet: it gets one for the
-	// first meta server and one for the administrator.
-	Credentials string
-	Meta        string        // name of the first meta server
-	Life        time.Duration // of certificates
-	Logger      *slog.Logger
-}
-
-// Found makes a cluster with a certificate authority. It never touches one that
-// is there. Errors: Exists, Invalid.
-func Found(ctx context.Context, cfg FoundConfig) (id string, err error) {
-	if err := peer.CheckName(cfg.Meta); err != nil {
-		return "", err
-	}
-	if _, err := os.Lstat(cfg.Credentials); err == nil {
-		return "", meta.E("make cluster", meta.Exists, cfg.Credentials, errors.New("credentials are written to a directory that does not exist yet"))
-	}
-	var cli *clientv3.Client
-	if len(cfg.Etcd) == 0 {
-		_, lock, err := lockAndCheck(&cfg.Dir)
-		if err != nil {
-			return "", err
-		}
-		defer lock.Close()
-		s, err := embedded.Start(embedded.Config{Dir: filepath.Join(cfg.Dir, etcdDir), Logger: cfg.Logger.With("part", "etcd")})
-		if err != nil {
-			return "", err
-		}
-		defer s.Close()
-		cli = s.Client()
-	} else {
-		t, err := cfg.EtcdTLS.Config()
-		if err != nil {
-			return "", err
-		}
-		if cli, err = cluster.Dial(cfg.Etcd, t); err != nil {
-			return "", err
-		}
-		defer cli.Close()
-	}
-	key := make([]byte, peer.SealKeySize)
-	rand.Read(key)
-	var a *peer.Authority
-	var sealed peer.Sealed
-	id, err = cluster.Found(ctx, cli, cluster.Config{}, func(id string) (peer.Sealed, error) {
-		if a, err = peer.NewAuthority(id, cfg.Life); err != nil {
-			return peer.Sealed{}, err
-		}
-		sealed, err = a.Seal(key)
-		return sealed, err
-	})
-	if err != nil {
-		return "", err
-	}
-	c, err := cluster.Open(ctx, cli, cluster.Config{Expect: id, Logger: cfg.Logger})
-	if err != nil {
-		return id, err
-	}
-	defer c.Close()
-	for _, m := range []struct {
-		dir        string
-		role       peer.Role
-		name       string
-		clusterKey []byte
-	}{{"meta", peer.Meta, cfg.Meta, key}, {"admin", peer.Admin, "admin", nil}} {
-		if err := a.Issue(filepath.Join(cfg.Credentials, m.dir), peer.Identity{Cluster: id, Role: m.role, Name: m.name}, m.clusterKey); err != nil {
-			return id, err
-		}
-		if m.role == peer.Meta {
-			if err := peer.KeepAuthority(filepath.Join(cfg.Credentials, m.dir), sealed); err != nil {
-				return id, err
-			}
-		}
-		if _, err := c.Enrol(ctx, cluster.Member{Role: m.role, Name: m.name, Joined: meta.Time(time.Now().UnixNano())}, true); err != nil {
-			return id, err
-		}
-	}
-	return id, nil
 }
