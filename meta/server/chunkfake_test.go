@@ -25,6 +25,8 @@ type fakeChunks struct {
 	away   bool          // answers nothing but Unavailable
 	stuck  chan struct{} // closed when it goes on; nil: it does not hang
 	no     meta.Kind     // what seals fail with
+
+	copying func(meta.Order) // told of each order to copy before it is begun; may be nil
 }
 
 func (f *fakeChunks) order(ctx context.Context, o meta.Order) meta.OrderResult {
@@ -37,6 +39,11 @@ func (f *fakeChunks) order(ctx context.Context, o meta.Order) meta.OrderResult {
 		}
 		f.mu.Lock()
 	}
+	if copying := f.copying; copying != nil && o.Kind == meta.OrderCopy {
+		f.mu.Unlock()
+		copying(o)
+		f.mu.Lock()
+	}
 	defer f.mu.Unlock()
 	if o.Kind == meta.OrderKeys {
 		return meta.OrderResult{}
@@ -47,6 +54,15 @@ func (f *fakeChunks) order(ctx context.Context, o meta.Order) meta.OrderResult {
 	}
 	r, ok := f.chunks[o.Chunk]
 	switch {
+	case o.Kind == meta.OrderCopy && r.State != meta.ChunkSealed && r.Fence.Seals == 0:
+		r = meta.OrderResult{State: meta.ChunkOpen, Length: o.Length, Existing: true}
+		for _, run := range o.Ranges {
+			r.Length += run.Len
+		}
+		r.Synced = r.Length
+		f.chunks[o.Chunk] = r
+	case o.Kind == meta.OrderCopy:
+		return meta.OrderResult{Err: meta.Fenced}
 	case !ok && o.Kind != meta.OrderDelete:
 		return meta.OrderResult{Err: meta.NoSuchChunk}
 	case o.Kind == meta.OrderDelete:
@@ -61,6 +77,13 @@ func (f *fakeChunks) order(ctx context.Context, o meta.Order) meta.OrderResult {
 		f.chunks[o.Chunk] = r
 	}
 	return r
+}
+
+// copied lists the orders to copy that it got.
+func (f *fakeChunks) copied() []meta.Order {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(f.orders), func(o meta.Order) bool { return o.Kind != meta.OrderCopy })
 }
 
 // has makes the server say that it has a chunk.

@@ -694,7 +694,7 @@ func (f *filler) gather(order meta.Order, recs []meta.ChunkRecord, m *placement.
 	}
 	rate, patience := copyTerms(n, order.Rate)
 	order.Rate = rate
-	return o.copyOn(f.servers, order, order.Length+n, patience, func(to meta.ServerID, or *meta.Order) {
+	return o.copyOn(o.ctx, f.servers, order, order.Length+n, patience, func(to meta.ServerID, or *meta.Order) {
 		or.Chunks = slices.Clone(or.Chunks)
 		for i := range or.Chunks {
 			or.Chunks[i].Servers = m.Nearest(to, or.Chunks[i].Servers)
@@ -708,8 +708,8 @@ func (f *filler) gather(order meta.Order, recs []meta.ChunkRecord, m *placement.
 // copyOn has every replica of a chunk being filled carry out an order, side by
 // side; the chunk then has length bytes on each, or an error. adjust, if not nil,
 // changes what one of them is told.
-func (o *owner) copyOn(servers []meta.ServerID, order meta.Order, length uint64, patience time.Duration, adjust func(meta.ServerID, *meta.Order)) error {
-	ctx, cancel := context.WithTimeoutCause(o.ctx, patience, errors.New("the copy took too long"))
+func (o *owner) copyOn(ctx context.Context, servers []meta.ServerID, order meta.Order, length uint64, patience time.Duration, adjust func(meta.ServerID, *meta.Order)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("the copy took too long"))
 	defer cancel()
 	errs := make([]error, len(servers))
 	var wg sync.WaitGroup

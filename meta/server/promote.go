@@ -47,7 +47,15 @@ type promotion struct {
 
 	rate atomic.Uint64 // bytes a second; 0: no bound
 	pace pace          // of the one loop that copies
+
+	// stop, if not nil, has the chunk that is being filled abandoned. Guarded by the
+	// owner's mu.
+	stop context.CancelCauseFunc
 }
+
+// errRolled is why a chunk is abandoned that was being filled: a rollback waits
+// until no chunk is open, and what was to be copied may be another afterwards.
+var errRolled = errors.New("the volume is being rolled back")
 
 // promote begins, or tells how far it is; a rate that is given holds from then on.
 // Errors: Invalid (the rate), Busy (it has clones itself).
@@ -112,18 +120,21 @@ func (o *owner) promoteSpan() uint64 {
 	return 1<<64 - 1
 }
 
-// promoteTurn waits until n bytes may be copied: for the rate, and while the
-// volume is rolled back.
+// promoteTurn waits until the rate lets n bytes be copied.
 func (o *owner) promoteTurn(ctx context.Context, n uint64) error {
 	if rate := o.promotion.rate.Load(); rate != 0 {
 		if wait := o.promotion.pace.take(time.Now(), int(n), float64(rate)); wait > 0 {
 			select {
 			case <-time.After(wait):
 			case <-ctx.Done():
-				return context.Cause(ctx)
 			}
 		}
 	}
+	return context.Cause(ctx)
+}
+
+// rolledBack waits until the volume is not being rolled back.
+func (o *owner) rolledBack(ctx context.Context) error {
 	o.mu.Lock()
 	closed := o.closed
 	o.mu.Unlock()
@@ -208,13 +219,13 @@ func (o *owner) promoteAll(ctx context.Context, origin *cluster.Origin) error {
 			break
 		}
 	}
-	for {
-		more, err := o.adoptSome(ctx)
-		if err != nil {
-			return err
+	for more := true; more; {
+		err := o.rolledBack(ctx)
+		if err == nil {
+			more, err = o.adoptSome(ctx)
 		}
-		if !more {
-			break
+		if err != nil && !errors.Is(err, errRolled) {
+			return err
 		}
 	}
 	if _, err := o.step(ctx, &meta.SweepClone{Forget: true}); err != nil {
@@ -284,7 +295,7 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 		}
 		for _, p := range places {
 			if err := o.adoptChunk(ctx, p, refs[p.ID]); err != nil {
-				return false, err
+				return true, err
 			}
 		}
 		ids = ids[some:]
@@ -293,8 +304,9 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 }
 
 // adoptChunk copies what is needed of one chunk to a chunk of this volume, on
-// the servers that have it, and swaps the extents.
-func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []namespace.ForeignExtent) error {
+// the servers that have it, and swaps the extents. Errors: errRolled (a rollback
+// began: the collector seals what was begun, and it is garbage).
+func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []namespace.ForeignExtent) (err error) {
 	const op = "promote volume"
 	m := o.srv.servers()
 	var servers []meta.ServerID
@@ -307,28 +319,37 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 		return meta.E(op, meta.Unavailable, from.ID.String(), fmt.Errorf("it lies on %v, sealed: %v", from.Servers, from.Sealed))
 	}
 	runs := union(refs)
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	o.mu.Lock()
+	if o.closed != nil {
+		o.mu.Unlock()
+		return errRolled // before there is an open chunk, which it would wait for
+	}
 	seq := o.cur.seq
 	fence := meta.Fence{Term: o.own.Term()}
 	res, err := o.run(&meta.AllocChunks{N: 1, Servers: [][]meta.ServerID{servers}, Fence: fence}, 0)
-	if err == nil {
-		o.filling[res.Chunks[0].ID] = true
-	}
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
-	if err == nil {
-		err = o.await(ctx, wait)
-	}
 	if err != nil {
+		o.mu.Unlock()
 		return err
 	}
 	target := res.Chunks[0].ID
-	var length uint64
+	o.filling[target], o.promotion.stop = true, stop
+	wait := o.untilDurable(seq)
+	o.mu.Unlock()
 	defer func() {
 		o.mu.Lock()
 		delete(o.filling, target)
+		o.promotion.stop = nil
 		o.mu.Unlock()
+		if err != nil && context.Cause(ctx) == errRolled {
+			err = errRolled
+		}
 	}()
+	if err := o.await(ctx, wait); err != nil {
+		return err
+	}
+	var length uint64
 	at := make([]uint64, len(runs))               // where each run begins in the copy
 	for i, done := 0, uint64(0); i < len(runs); { // done: bytes of runs[i]
 		order := meta.Order{Kind: meta.OrderCopy, Chunk: target, Fence: fence, From: from.ID, Length: length}
@@ -346,7 +367,7 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 		if err := o.promoteTurn(ctx, length-order.Length); err != nil {
 			return err
 		}
-		if err := o.copyOn(servers, order, length, copyPatience+time.Duration((length-order.Length)/minCopyRate)*time.Second, nil); err != nil {
+		if err := o.copyOn(ctx, servers, order, length, copyPatience+time.Duration((length-order.Length)/minCopyRate)*time.Second, nil); err != nil {
 			return err // the collector seals what was begun, and it is garbage
 		}
 	}
@@ -357,6 +378,9 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 	}
 	for _, ino := range slices.Sorted(maps.Keys(byInode)) {
 		for some := range slices.Chunk(byInode[ino], promoteSome) {
+			if err := context.Cause(ctx); err != nil {
+				return err
+			}
 			if err := o.adopt1(ino, some); err != nil {
 				return err
 			}

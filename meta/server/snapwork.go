@@ -209,6 +209,9 @@ func (o *owner) rollBack(ctx context.Context, sess *session, name string, q *wir
 	}
 	closed := make(chan struct{})
 	o.closed = closed
+	if stop := o.promotion.stop; stop != nil {
+		stop(errRolled)
+	}
 	o.mu.Unlock()
 	o.log.Warn("the volume is being rolled back: nobody is let in", "snapshot", name, "generation", sn.At)
 	done := make(chan error, 1)

@@ -1,0 +1,144 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/namespace"
+)
+
+// toPromote makes a clone of a volume with two files, each in a chunk of its own, and
+// has chunk servers tell of orders to copy before they begin.
+func (s *site) toPromote(t *testing.T, a *peer, copying func(meta.Order)) (c meta.VolumeID, inos []meta.Ino, chunks *fakeChunks) {
+	t.Helper()
+	chunks = s.chunkServer(1)
+	for i := range 2 {
+		ino := a.create(t, fmt.Sprint("f", i)).Attr.Ino
+		g := a.alloc(t, false)
+		chunks.has(g.ID, 1<<30, 1<<30) // a copy of it may take longer than a rollback waits
+		a.commit(t, ino, g, 0, 1<<30, true)
+		inos = append(inos, ino)
+	}
+	a.snapshot(t, "v1")
+	chunks.mu.Lock()
+	chunks.copying = copying
+	chunks.mu.Unlock()
+	return a.clone(t, 1, "v1", "c"), inos, chunks
+}
+
+// promoted waits until a clone needs its origin no more.
+func (s *site) promoted(t *testing.T, c meta.VolumeID) {
+	t.Helper()
+	eventually(t, "the clone is promoted", func() error {
+		row, err := s.cluster.Volume(t.Context(), c)
+		if err == nil && row.Origin != nil {
+			err = errors.New("it has an origin")
+		}
+		return err
+	})
+	s.exactIn(c)
+}
+
+// A clone is rolled back while it is promoted, whatever the chunk servers are at: the
+// rollback does not wait for the promotion, which goes on after it.
+func TestRollbackOfPromoted(t *testing.T) {
+	for _, copied := range []bool{false, true} {
+		t.Run(fmt.Sprintf("the chunk at hand is copied %v", copied), func(t *testing.T) {
+			t.Parallel()
+			s := newSiteTTL(t, 10*time.Second)
+			a := s.dial("a")
+			begun, goOn := make(chan struct{}, 100), make(chan struct{})
+			release := sync.OnceFunc(func() { close(goOn) })
+			defer release()
+			c, _, chunks := s.toPromote(t, a, func(meta.Order) {
+				begun <- struct{}{}
+				<-goOn
+			})
+			if _, err := a.TakeSnapshot(t.Context(), c, "s1"); err != nil {
+				t.Fatal(err)
+			}
+			a.createIn(t, c, "later")
+			if _, err := a.Promote(t.Context(), c, nil); err != nil {
+				t.Fatal(err)
+			}
+			<-begun
+			o := s.srv.opened(c)
+			done := make(chan error, 1)
+			admin := s.dial("admin")
+			go func() { done <- admin.RollBack(context.Background(), c, "s1", true) }()
+			eventually(t, "the rollback begins", func() error {
+				o.mu.Lock()
+				defer o.mu.Unlock()
+				return unless(o.closed != nil || len(done) > 0)
+			})
+			if copied {
+				release()
+			}
+			select {
+			case err := <-done:
+				if err != nil {
+					t.Fatal(err)
+				}
+			case <-time.After(90 * time.Second):
+				t.Fatal("the rollback does not end")
+			}
+			if !copied {
+				if n := len(chunks.copied()); n != 0 {
+					t.Errorf("%d orders to copy were carried out", n)
+				}
+				release()
+			}
+			s.promoted(t, c)
+			b := s.dial("b")
+			if got := fmt.Sprint(b.list(t, c)); got != "[f0 f1]" {
+				t.Error(got)
+			}
+		})
+	}
+}
+
+// While a volume is rolled back a promotion opens no chunk: the rollback would wait for
+// it, and it for the rollback.
+func TestNoChunkIsBegunInRollback(t *testing.T) {
+	s := newSiteTTL(t, 10*time.Second)
+	a := s.dial("a")
+	c, inos, chunks := s.toPromote(t, a, nil)
+	o, err := s.srv.open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-o.recovered
+	var refs []namespace.ForeignExtent
+	o.mu.Lock()
+	err = namespace.ForeignExtents(&view{o: o}, func(e namespace.ForeignExtent) bool {
+		if e.Ino == inos[0] {
+			refs = append(refs, e)
+		}
+		return true
+	})
+	o.closed = make(chan struct{})
+	o.mu.Unlock()
+	if err != nil || len(refs) != 1 {
+		t.Fatal(refs, err)
+	}
+	if err := o.adoptChunk(t.Context(), meta.ChunkPlace{ID: refs[0].Chunk, Servers: []meta.ServerID{1}, Sealed: true}, refs); !errors.Is(err, errRolled) {
+		t.Error(err)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err := namespace.AllOpenChunks(&view{o: o}, func(r meta.ChunkRecord, _ meta.Ino) bool {
+		t.Errorf("chunk %v is open", r.ID)
+		return true
+	}); err != nil {
+		t.Error(err)
+	}
+	if len(o.filling) != 0 || len(chunks.copied()) != 0 {
+		t.Errorf("it fills %v, ordered %v", o.filling, chunks.copied())
+	}
+	o.closed = nil
+}
