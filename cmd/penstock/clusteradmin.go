@@ -73,7 +73,7 @@ keep one with your backups.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Dir, "dir", "", "data directory of the metadata server whose embedded etcd holds the cluster")
-	f.StringVar(&cfg.Credentials, "credentials", "", "directory to make, for the first credentials")
+	f.StringVar(&cfg.Credentials, "credentials", "", "directory for the first credentials: made, or empty")
 	f.BoolVar(&once, "once", false, "do nothing where the directory holds credentials already: for whoever starts again and again")
 	f.StringVar(&cfg.Meta, "meta-name", "meta1", "name of the first metadata server")
 	f.DurationVar(&cfg.Life, "certificate-life", peer.LeafFor, "how long certificates hold; they are renewed after half of it")
@@ -260,10 +260,10 @@ func newClusterEvict() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "evict ROLE/NAME",
 		Short: "Make an identity's certificates worthless",
-		Long: `Ends the sessions of an identity and refuses it from now on, on every metadata
-server within seconds, and on chunk servers when its capabilities end (45 s). A
-token for its name lets it in again, with a new certificate: those of before stay
-worthless.`,
+		Long: `Ends the sessions and connections of an identity and refuses it from now on, on
+every metadata server and chunk server within seconds (a chunk server of a version
+before protocol 4 goes on until its capabilities end, 45 s). A token for its name
+lets it in again, with a new certificate: those of before stay worthless.`,
 		Example: `  penstock cluster evict client/pod-7`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -17,7 +17,7 @@ import (
 
 // manual gives the commands in a section of docs/operations.md, block by block,
 // each line as it stands there.
-func manual(t *testing.T, section string) (blocks [][]string) {
+func manual(t testing.TB, section string) (blocks [][]string) {
 	t.Helper()
 	b, err := os.ReadFile("../../docs/operations.md")
 	if err != nil {
@@ -48,7 +48,7 @@ func manual(t *testing.T, section string) (blocks [][]string) {
 }
 
 // block is the one of a section that has a line with this beginning.
-func block(t *testing.T, section, beginning string) []string {
+func block(t testing.TB, section, beginning string) []string {
 	t.Helper()
 	for _, b := range manual(t, section) {
 		if slices.ContainsFunc(b, func(l string) bool { return strings.HasPrefix(l, beginning) }) {
@@ -161,8 +161,9 @@ func TestManual(t *testing.T) {
 		write(fmt.Sprint("chunk server upgraded ", i))
 	}
 
-	join := block(t, "Install", "admin$ penstock cluster join-token")
-	r.follow(join, services(3), "10.0.0.4:7400", r.Addr, "/etc/penstock/credentials/admin", r.credentials("admin"), "/etc/penstock/credentials", r.credentials("c3"))
+	join := block(t, "Install", "admin$ penstock cluster join-token --role chunkserver")
+	join = slices.DeleteFunc(join, func(line string) bool { return !strings.Contains(line, "$ penstock") }) // see TestInstall
+	r.follow(join, services(3), "10.0.0.4:7400", r.Addr, "/etc/penstock/credentials/admin", r.credentials("admin"), "/etc/penstock/credentials/chunkserver", r.credentials("c3"))
 	r.follow(block(t, "Grow", "systemctl enable"), services(3))
 	r.Until("the new node is known", func() error {
 		out, err := r.Ctl("node", "list", "-o", "json")

@@ -13,10 +13,14 @@ import (
 	"testing"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/test/etcd"
 	"penstock.io/penstock/test/program"
 )
 
-func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
+func TestMain(m *testing.M) {
+	etcd.Main()
+	os.Exit(program.Main(m))
+}
 
 // rig is a metadata server, chunk servers and mounts, each a process.
 type rig struct {

@@ -27,8 +27,9 @@ type FoundConfig struct {
 	Dir     string
 	Etcd    []string
 	EtcdTLS EtcdTLS
-	// Credentials is a directory that does not exist yet: it gets one for the
-	// first meta server and one for the administrator.
+	// Credentials is a directory that does not exist yet, or is empty and then keeps
+	// its owner and mode: it gets one for the first meta server and one for the
+	// administrator.
 	Credentials string
 	Meta        string        // name of the first meta server
 	Life        time.Duration // of certificates
@@ -63,8 +64,16 @@ func Found(ctx context.Context, cfg FoundConfig) (id string, err error) {
 	if cfg.Credentials, err = filepath.Abs(cfg.Credentials); err != nil {
 		return "", meta.E(op, meta.Invalid, cfg.Credentials, err)
 	}
-	if _, err := os.Lstat(cfg.Credentials); err == nil {
-		return "", meta.E(op, meta.Exists, cfg.Credentials, errors.New("credentials are written to a directory that does not exist yet"))
+	list, err := os.ReadDir(cfg.Credentials)
+	if len(list) > 0 || errors.Is(err, unix.ENOTDIR) {
+		return "", meta.E(op, meta.Exists, cfg.Credentials, errors.New("credentials are written to a directory that does not exist yet, or is empty"))
+	}
+	var empty unix.Stat_t // what is there, if anything
+	if err == nil {
+		err = unix.Stat(cfg.Credentials, &empty)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", meta.E(op, meta.IO, cfg.Credentials, err)
 	}
 	unlock, err := lockParent(cfg.Credentials)
 	if err != nil {
@@ -124,7 +133,13 @@ func Found(ctx context.Context, cfg FoundConfig) (id string, err error) {
 			}
 		}
 	}
-	if err := errors.Join(os.Rename(staged, cfg.Credentials), syncDir(filepath.Dir(cfg.Credentials))); err != nil {
+	if empty.Nlink > 0 {
+		if err := errors.Join(os.Chown(staged, int(empty.Uid), int(empty.Gid)), unix.Chmod(staged, empty.Mode&0o7777)); err != nil {
+			return id, meta.E(op, meta.IO, staged, err)
+		}
+	}
+	// Not os.Rename, which takes no directory's place.
+	if err := errors.Join(unix.Rename(staged, cfg.Credentials), syncDir(filepath.Dir(cfg.Credentials))); err != nil {
 		return id, meta.E(op, meta.IO, cfg.Credentials, err)
 	}
 	return id, nil

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
@@ -223,5 +224,27 @@ func TestFoundOther(t *testing.T) {
 	}
 	if _, err := os.Lstat(cfg.Credentials); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("credentials of no cluster: %v", err)
+	}
+}
+
+// A directory that is there and empty, as systemd-tmpfiles makes it, is used, and
+// stays whose it was: the servers' user must get into it.
+func TestFoundInAnEmptyDirectory(t *testing.T) {
+	f := newFounding(t)
+	cfg := f.begin()
+	if err := errors.Join(os.Mkdir(cfg.Credentials, 0o700), os.Chmod(cfg.Credentials, 0o710), os.Chown(cfg.Credentials, 61234, 61235)); err != nil {
+		t.Fatal(err)
+	}
+	id, err := Found(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.whole(cfg, id)
+	var st unix.Stat_t
+	if err := unix.Stat(cfg.Credentials, &st); err != nil || st.Uid != 61234 || st.Gid != 61235 || st.Mode&0o7777 != 0o710 {
+		t.Errorf("it is %d:%d %o, %v", st.Uid, st.Gid, st.Mode, err)
+	}
+	if _, err := Found(t.Context(), cfg); meta.KindOf(err) != meta.Exists {
+		t.Errorf("made again: %v", err)
 	}
 }
