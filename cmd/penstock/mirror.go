@@ -176,8 +176,8 @@ administer the source, in --source-credentials on each machine that runs the mir
 of an administrator, or of a client that was granted the source with the right
 admin. It comes from 'penstock cluster join', or from a token given here.`,
 		Example: `  penstock mirror create datasets datasets-rack2 --topology /dc1/rack2 --every 1h --attach /mirror/datasets
-  penstock mirror create datasets datasets --source-cluster meta.east:7000 --source-credentials /etc/penstock/east --every 15m --rate 200M
-  penstock mirror create datasets datasets --source-cluster meta.east:7000 --source-credentials /etc/penstock/east --source-token-file east.token`,
+  penstock mirror create datasets datasets --source-cluster meta.east:7400 --source-credentials /etc/penstock/east --every 15m --rate 200M
+  penstock mirror create datasets datasets --source-cluster meta.east:7400 --source-credentials /etc/penstock/east --source-token-file east.token`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
@@ -497,7 +497,7 @@ With --reverse the source becomes the mirror of TARGET; its record moves to the
 source's cluster, whose 'penstock up' or 'penstock mirror run' copies, and reaches
 the cluster of TARGET at --back-cluster.`,
 		Example: `  penstock mirror resync datasets-rack2 --discard
-  penstock mirror resync datasets --reverse --discard --back-cluster meta.west:7000 --back-credentials /etc/penstock/west`,
+  penstock mirror resync datasets --reverse --discard --back-cluster meta.west:7400 --back-credentials /etc/penstock/west`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
@@ -575,7 +575,7 @@ func newMirrorRun() *cobra.Command {
 Several may run, on several machines: each mirror is run by one of them, and by
 another one when that ends. It needs a certificate that may administer the targets
 and, for each source in another cluster, one that may administer the source.`,
-		Example: `  penstock mirror run --cluster meta1:7000,meta2:7000 --credentials /etc/penstock/mirror`,
+		Example: `  penstock mirror run --cluster meta1:7400,meta2:7400 --credentials /etc/penstock/mirror`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := logs.logger(cmd.ErrOrStderr())

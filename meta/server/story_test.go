@@ -15,7 +15,7 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Stories of the design's rules on the real server, through its socket.
+// Stories of docs/rules.md on the real server, through its socket.
 
 // expire lets a session's lease run out; its client goes on as a new one.
 func (s *site) expire(p *peer) {

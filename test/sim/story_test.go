@@ -8,7 +8,7 @@ import (
 	"penstock.io/penstock/meta/namespace"
 )
 
-// Stories: single interleavings, each behind a rule of the design. Nothing goes
+// Stories: single interleavings, each behind a rule of docs/rules.md. Nothing goes
 // wrong but what the story says; all checks of truth.go apply.
 
 type stage struct {
