@@ -128,6 +128,9 @@ func (w *world) check() {
 		w.t.Error(b)
 	}
 	for _, s := range w.sessions {
+		if err := s.c.table.check(); err != nil {
+			w.t.Errorf("session %d: %v", s.id, err)
+		}
 		for _, in := range s.c.table.all(func(in *inode) bool { return !in.vol.frozen() }) {
 			in.mu.Lock()
 			if mine := w.leases[in.ino][s]; in.lease > mine {

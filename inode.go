@@ -2,6 +2,7 @@ package penstock
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -100,7 +101,8 @@ type table struct {
 	max  int
 	tick atomic.Uint64 // counts lowerings of leases
 
-	mu      sync.Mutex
+	mu sync.Mutex
+	// INVARIANT: the ring that hand is in holds the inodes of m, each once; see check.
 	m       map[inodeKey]*inode
 	hand    *inode
 	evicted uint64 // tick of the last drop: what a new inode starts with
@@ -120,6 +122,9 @@ func (t *table) get(v *Volume, ino meta.Ino) *inode {
 			in.pins.Add(1)
 			return in
 		}
+		in.mu.Lock()
+		in.lowerLocked(meta.LeaseNone) // its view's end may not have come to it yet
+		in.mu.Unlock()
 		t.removeLocked(in)
 		in = nil
 	}
@@ -242,9 +247,15 @@ func (t *table) evict() {
 	}
 }
 
-// removeLocked takes an inode out of the map and the ring; t.mu is held.
+// removeLocked takes an inode out of the map and the ring, unless somebody did
+// already: a pin keeps no inode of a view that ended from giving its number to the
+// next one's (get). t.mu is held.
 func (t *table) removeLocked(in *inode) {
-	delete(t.m, inodeKey{in.vol.id, in.ino})
+	k := inodeKey{in.vol.id, in.ino}
+	if t.m[k] != in {
+		return
+	}
+	delete(t.m, k)
 	if t.hand == in {
 		t.hand = in.next
 	}
@@ -252,6 +263,31 @@ func (t *table) removeLocked(in *inode) {
 	if t.hand == in {
 		t.hand = nil
 	}
+}
+
+// check tells what is wrong with the ring and the map.
+func (t *table) check() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := 0
+	for in := t.hand; in != nil; {
+		if k := (inodeKey{in.vol.id, in.ino}); t.m[k] != in {
+			return fmt.Errorf("inode %d of volume %d is in the ring and not in the map", k.ino, k.v)
+		}
+		if in.next.prev != in {
+			return fmt.Errorf("inode %d of volume %d is not before the one after it", in.ino, in.vol.id)
+		}
+		if n++; n > len(t.m) {
+			return fmt.Errorf("the ring does not come back to the hand after %d inodes", len(t.m))
+		}
+		if in = in.next; in == t.hand {
+			break
+		}
+	}
+	if n != len(t.m) {
+		return fmt.Errorf("%d inodes in the ring, %d in the map", n, len(t.m))
+	}
+	return nil
 }
 
 // choose pins up to a sixteenth of the table as victims. Nothing is chosen

@@ -398,7 +398,7 @@ func (t *table) drop(in *inode) {
 	in.mu.Lock()
 	busy := in.busyLocked()
 	in.mu.Unlock()
-	if in.pins.Add(-1) == 0 && !busy && t.m[inodeKey{in.vol.id, in.ino}] == in {
+	if in.pins.Add(-1) == 0 && !busy {
 		t.removeLocked(in)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -563,5 +564,219 @@ func TestViewsOfOneNumber(t *testing.T) {
 	old.Release(t.Context(), ino, 0)
 	if n := len(c.table.all(func(in *inode) bool { return in.vol == old })); n > 0 {
 		t.Errorf("%d inodes of the old view are kept beside the new", n)
+	}
+}
+
+// between is a kernel above a client that calls f whenever it is told to forget
+// something.
+type between struct{ f func() }
+
+func (b *between) told() {
+	if b.f != nil {
+		b.f()
+	}
+}
+
+func (b *between) InvalAttr(meta.VolumeID, meta.Ino)               { b.told() }
+func (b *between) InvalData(meta.VolumeID, meta.Ino, int64, int64) { b.told() }
+func (b *between) InvalEntries(meta.VolumeID, meta.Ino)            { b.told() }
+
+// openViews opens and ends the view of a snapshot, again and again, which keeps its
+// number. It stands still while nothing else runs: see inFakeTime.
+type openViews struct {
+	t     *testing.T
+	v     *Volume
+	s     *Volume // the one that has not ended; nil: none
+	ended []*Volume
+}
+
+func (o *openViews) view() *Volume {
+	if o.s == nil {
+		o.s = snapshotOf(o.t, o.v, "s")
+	}
+	return o.s
+}
+
+func (o *openViews) end() {
+	if o.s != nil {
+		o.s.end()
+		synctest.Wait()
+		o.ended, o.s = append(o.ended, o.s), nil
+	}
+}
+
+// A file of a view that ended is being evicted when another view with its number opens
+// its own: that one stays.
+func TestEvictedWhileItsNumberIsGivenAnew(t *testing.T) {
+	n := &between{}
+	inFakeTime(t, Config{Notify: n}, func(t *testing.T, w *world, v *Volume) {
+		tb, ctx := &v.c.table, t.Context()
+		ino, live := create(t, v, "f"), create(t, v, "live")
+		v.Release(ctx, ino, rdwr)
+		v.Release(ctx, live, rdwr)
+		flushAll(t, v)
+		w.take("s")
+		o := openViews{t: t, v: v}
+		old := o.view()
+		if _, err := old.Open(ctx, nil, ino, 0); err != nil {
+			t.Fatal(err)
+		}
+		o.end() // in use, its inode stays
+		old.Release(ctx, ino, 0)
+		v.c.evicting.Store(true) // nobody else does
+		defer v.c.evicting.Store(false)
+		tb.mu.Lock()
+		was := tb.max
+		tb.max = 0
+		left := tb.m[inodeKey{old.id, ino}]
+		tb.mu.Unlock()
+		if left == nil || left.vol != old {
+			t.Fatal("nothing is left of the view that ended: nothing is tested")
+		}
+		var opened *inode
+		n.f = func() {
+			n.f = nil
+			if _, err := o.view().Open(ctx, nil, ino, 0); err != nil {
+				t.Error(err)
+			}
+			tb.mu.Lock()
+			opened = tb.m[inodeKey{old.id, ino}]
+			tb.mu.Unlock()
+		}
+		for range 2 { // what was used is spared once
+			tb.evict()
+		}
+		tb.mu.Lock()
+		tb.max = was
+		kept := tb.m[inodeKey{old.id, ino}]
+		tb.mu.Unlock()
+		if opened == nil || o.s.id != old.id {
+			t.Fatal("it was not opened anew meanwhile: nothing is tested")
+		}
+		if kept != opened {
+			t.Error("what is open is not in the table")
+		}
+		if err := tb.check(); err != nil {
+			t.Error(err)
+		}
+		o.s.Release(ctx, ino, 0)
+		if opened.file.opens != 0 {
+			t.Error("what was released stays open")
+		}
+	})
+}
+
+// Whatever is used, opened, evicted, forgotten or given up, and in whatever order the
+// rest of an eviction comes after its beginning: the table's ring and its map hold the
+// same inodes, and the names that they have are those that are counted.
+func TestTableIsWhole(t *testing.T) {
+	for seed := range int64(20) {
+		n := &between{}
+		inFakeTime(t, Config{Notify: n}, func(t *testing.T, w *world, v *Volume) {
+			ctx, c, tb := t.Context(), v.c, &v.c.table
+			rng := rand.New(rand.NewSource(seed))
+			var inos []meta.Ino
+			for i := range 8 {
+				ino := create(t, v, fmt.Sprint(i))
+				v.Release(ctx, ino, rdwr)
+				inos = append(inos, ino)
+			}
+			flushAll(t, v)
+			w.take("s")
+			c.evicting.Store(true) // only when it is said here
+			defer c.evicting.Store(false)
+			tb.max = 6
+			type opening struct {
+				v   *Volume
+				ino meta.Ino
+			}
+			var opens []opening
+			o := openViews{t: t, v: v}
+			evictions, within := 0, 0
+			check := func() {
+				t.Helper()
+				synctest.Wait()
+				if err := tb.check(); err != nil {
+					t.Fatalf("seed %d: %v", seed, err)
+				}
+				names := 0
+				for _, in := range tb.all(func(*inode) bool { return true }) {
+					if in.dir != nil {
+						names += len(in.dir.names)
+					}
+					in.put()
+				}
+				if counted := int(c.dentries.Load()); counted != names {
+					t.Fatalf("seed %d: %d names are counted, the table has %d", seed, counted, names)
+				}
+			}
+			var step func(depth int)
+			step = func(depth int) {
+				ino := inos[rng.Intn(len(inos))]
+				switch op := rng.Intn(20); {
+				case op < 4:
+					must(v.Lookup(ctx, meta.RootIno, fmt.Sprint(rng.Intn(len(inos)))))
+				case op < 8:
+					must(o.view().Lookup(ctx, meta.RootIno, fmt.Sprint(rng.Intn(len(inos)))))
+				case op < 10:
+					from := []*Volume{v, o.view()}[rng.Intn(2)]
+					if _, err := from.Open(ctx, nil, ino, 0); err != nil {
+						t.Fatal(err)
+					}
+					opens = append(opens, opening{from, ino})
+				case op < 13 && len(opens) > 0:
+					i := rng.Intn(len(opens))
+					opens[i].v.Release(ctx, opens[i].ino, 0)
+					opens = slices.Delete(opens, i, i+1)
+				case op == 13:
+					was := n.f
+					n.f = nil // the view's end tells the kernel beside us
+					o.end()
+					n.f = was
+				case op == 14 && o.s != nil: // half its end: the rest comes later
+					c.mu.Lock()
+					delete(c.volumes, o.s.id)
+					c.mu.Unlock()
+					half := o.s
+					half.view.gone.Store(true)
+					o.s = nil
+					if o.view().id != half.id {
+						t.Fatal("another number")
+					}
+					o.view().node(meta.RootIno).put()
+					for _, in := range tb.all(func(in *inode) bool { return in.vol == half }) {
+						in.mu.Lock()
+						in.lowerLocked(meta.LeaseNone)
+						in.mu.Unlock()
+						tb.drop(in)
+					}
+				case op == 15 && len(o.ended) > 0:
+					o.ended[rng.Intn(len(o.ended))].node(ino).put()
+				case op == 16:
+					v.forgetDead([]meta.Ino{ino})
+				case depth < 3:
+					evictions++
+					was := n.f
+					n.f = func() {
+						within++
+						step(depth + 1)
+					}
+					tb.evict()
+					n.f = was
+				}
+				check()
+			}
+			for range 150 {
+				n.f = nil
+				step(0)
+			}
+			if evictions == 0 || within == 0 {
+				t.Errorf("%d evictions, and %d times something in the midst of one: nothing is tested", evictions, within)
+			}
+			n.f = nil
+			for _, x := range opens {
+				x.v.Release(ctx, x.ino, 0)
+			}
+		})
 	}
 }
