@@ -812,7 +812,7 @@ type fakeChunks struct {
 type fakeWriter struct {
 	s *fakeSession
 	c *fakeChunk
-	n uint64
+	n atomic.Uint64 // asked for under inodes' locks, which world.check takes under mu
 	g meta.ChunkGrant
 }
 
@@ -838,12 +838,12 @@ func (x *fakeWriter) Append(_ context.Context, p []byte) (uint64, error) {
 	if x.c.sealed {
 		return 0, meta.E("append", meta.Sealed, x.c.id.String(), nil)
 	}
-	if x.g.MaxLen > 0 && x.n+uint64(len(p)) > x.g.MaxLen {
+	if x.g.MaxLen > 0 && x.n.Load()+uint64(len(p)) > x.g.MaxLen {
 		return 0, meta.E("append", meta.FileTooBig, x.c.id.String(), nil)
 	}
-	off := x.n
+	off := x.n.Load()
 	x.c.data = append(x.c.data, p...)
-	x.n += uint64(len(p))
+	x.n.Add(uint64(len(p)))
 	return off, nil
 }
 
@@ -855,7 +855,7 @@ func (x *fakeWriter) Sync(context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.chunkSyncs++
-	n := x.n
+	n := x.n.Load()
 	if w.syncTakes != nil {
 		takes := w.syncTakes(x.c.id)
 		w.mu.Unlock()
@@ -875,11 +875,7 @@ func (x *fakeWriter) Sync(context.Context) error {
 	return nil
 }
 
-func (x *fakeWriter) Len() uint64 {
-	x.c.w.mu.Lock()
-	defer x.c.w.mu.Unlock()
-	return x.n
-}
+func (x *fakeWriter) Len() uint64  { return x.n.Load() }
 func (x *fakeWriter) Close() error { return nil }
 
 func (f *fakeChunks) ReadAt(_ context.Context, pl meta.ChunkPlace, p []byte, off uint64) error {
