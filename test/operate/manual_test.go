@@ -15,17 +15,17 @@ import (
 	"penstock.io/penstock/test/program"
 )
 
-// manual gives the commands in a section of docs/operations.md, block by block,
-// each line as it stands there.
-func manual(t testing.TB, section string) (blocks [][]string) {
+// manual gives the commands in a section of a page of docs, block by block, each
+// line as it stands there.
+func manual(t testing.TB, page, section string) (blocks [][]string) {
 	t.Helper()
-	b, err := os.ReadFile("../../docs/operations.md")
+	b, err := os.ReadFile("../../docs/" + page)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, text, ok := strings.Cut(string(b), "\n## "+section+"\n")
 	if !ok {
-		t.Fatalf("docs/operations.md has no section %q", section)
+		t.Fatalf("docs/%s has no section %q", page, section)
 	}
 	text, _, _ = strings.Cut(text, "\n## ")
 	in := false
@@ -47,10 +47,10 @@ func manual(t testing.TB, section string) (blocks [][]string) {
 	return blocks
 }
 
-// block is the one of a section that has a line with this beginning.
+// block is the one of a section of docs/operations.md that has a line with this beginning.
 func block(t testing.TB, section, beginning string) []string {
 	t.Helper()
-	for _, b := range manual(t, section) {
+	for _, b := range manual(t, "operations.md", section) {
 		if slices.ContainsFunc(b, func(l string) bool { return strings.HasPrefix(l, beginning) }) {
 			return b
 		}
@@ -79,7 +79,7 @@ func (r *rig) follow(commands []string, systemctl func(verb, unit string), inste
 		cmd.Env = append(os.Environ(), append(r.Env, "PENSTOCK_CLUSTER="+r.Addr, "PATH="+filepath.Join(r.Dir, "bin")+":"+os.Getenv("PATH"))...)
 		began := time.Now()
 		if out, err := cmd.CombinedOutput(); err != nil {
-			r.T.Fatalf("docs/operations.md says\n    %s\nand that gave: %v\n%s", line, err, out)
+			r.T.Fatalf("the manual says\n    %s\nand that gave: %v\n%s", line, err, out)
 		}
 		r.T.Logf("%5.1f s  %s", time.Since(began).Seconds(), line)
 	}
