@@ -388,8 +388,8 @@ func (v *Volume) Open(ctx context.Context, call *Call, ino meta.Ino, flags uint3
 	size := f.size
 	info := in.openInfoLocked()
 	var head segment
-	if sn == nil && !write && len(f.m.pages) > 0 {
-		head = f.m.pages[0][0]
+	if sn == nil && !write {
+		head = f.head()
 	}
 	in.mu.Unlock()
 	v.readAhead(head)
@@ -488,18 +488,13 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 		in.mu.Unlock()
 		return // opened through a predecessor of this process
 	}
-	f.opens--
 	lastWriter := false
 	if forWriting(flags) {
 		f.writers--
 		lastWriter = f.writers == 0
 	}
-	last := f.opens == 0
-	known := in.attrOK && in.liveLocked()
-	dead := !v.frozen() && (f.orphaned || known && in.attr.Nlink == 0)
-	if last && f.errFor != 0 && f.uncommitted == 0 {
-		f.err, f.errFor = nil, 0 // nobody is left to tell
-	}
+	known, dead := in.attrOK && in.liveLocked(), in.deadLocked(f)
+	last := in.releaseLocked(f)
 	settle := lastWriter && !dead && (f.own != nil || f.ended)
 	if lastWriter && v.policy.Load().SealOnClose && known && in.attr.Flags&meta.FlagSealed == 0 && !dead {
 		f.sealWant, f.metaDirty = true, true
@@ -526,6 +521,20 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 			})
 		}
 	}
+}
+
+// deadLocked reports that the file has no name any more.
+func (in *inode) deadLocked(f *file) bool {
+	return !in.vol.frozen() && (f.orphaned || in.attrOK && in.liveLocked() && in.attr.Nlink == 0)
+}
+
+// releaseLocked counts an opener less.
+func (in *inode) releaseLocked(f *file) (last bool) {
+	f.opens--
+	if last = f.opens == 0; last && f.errFor != 0 && f.uncommitted == 0 {
+		f.err, f.errFor = nil, 0 // nobody is left to tell
+	}
+	return last
 }
 
 // settle commits a file that nobody writes any more and seals its own chunk.

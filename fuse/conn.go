@@ -67,7 +67,7 @@ const (
 	maxWrite   = 1 << 20 // bytes of one READ or WRITE
 	inSize     = maxWrite + 4096
 	smallOut   = 8 << 10 // bytes that any answer but a READ's or a listing's fits
-	maxReaders = 2       // goroutines that wait for a request; more gained nothing
+	maxReaders = 2       // goroutines that wait for a request, at most; more gained nothing
 	maxFree    = 16      // slots, and buffers, kept for later
 	smallIn    = 4 << 10 // bytes that almost any request but a WRITE fits
 	// manyBuffers are in use when requests of any size are copied out of theirs.
@@ -98,7 +98,9 @@ type conn struct {
 
 	ctx    context.Context // ends with the connection
 	cancel context.CancelFunc
-	idle   atomic.Int32 // goroutines that wait for a request
+	idle   atomic.Int32  // goroutines that wait for a request
+	marks  atomic.Int32  // of the last requests, see mark
+	last   atomic.Uint32 // who asked the last one of them
 	loops  sync.WaitGroup
 	done   chan struct{} // closed after the last request
 
@@ -237,8 +239,8 @@ func (c *conn) serve() {
 }
 
 // loop reads requests and answers each before it reads the next. Whoever takes
-// a request and leaves nobody waiting starts a successor first, so that a
-// request that waits never keeps others waiting.
+// a request that could wait and leaves nobody waiting starts a successor first, so
+// that a request that waits never keeps others waiting. See quick.go.
 func (c *conn) loop() {
 	defer c.loops.Done()
 	for {
@@ -249,15 +251,18 @@ func (c *conn) loop() {
 			c.end(err)
 			return
 		}
-		// Forgets need no answer, so nothing but us holds the kernel back.
-		if op := order.Uint32(s.in[4:]); waiting == 0 && op != opForget {
-			c.idle.Add(1)
-			c.loops.Add(1)
-			go c.loop()
+		pid := order.Uint32(s.in[32:])
+		quick := c.quick(s, n)
+		if !quick {
+			if waiting == 0 {
+				c.idle.Add(1)
+				c.loops.Add(1)
+				go c.loop()
+			}
+			c.handle(s, n)
 		}
-		c.handle(s, n)
 		c.put(s)
-		if c.idle.Load() >= maxReaders {
+		if c.idle.Load() >= c.mark(pid, quick) {
 			return
 		}
 		c.idle.Add(1)

@@ -69,14 +69,19 @@ func (c *conn) direct(s *slot, op uint32, n int) (m int, ok bool) {
 	default:
 		return 0, false
 	}
+	return answer(s.out, h, st, size), true
+}
+
+// answer puts the header before a body of size bytes, which an error has not.
+func answer(out []byte, h *fuse.InHeader, st fuse.Status, size uintptr) int {
 	if st != fuse.OK {
 		size = 0
 	}
-	m = outHeaderSize + int(size)
-	order.PutUint32(s.out, uint32(m))
-	order.PutUint32(s.out[4:], uint32(-st))
-	order.PutUint64(s.out[8:], h.Unique)
-	return m, true
+	m := outHeaderSize + int(size)
+	order.PutUint32(out, uint32(m))
+	order.PutUint32(out[4:], uint32(-st))
+	order.PutUint64(out[8:], h.Unique)
+	return m
 }
 
 const forgetOne = 16 // node 8, lookups 8

@@ -85,6 +85,7 @@ func FuzzDirect(f *testing.F) {
 	f.Add(uint8(opLookup), uint64(1), []byte("junction\x00"))
 	f.Add(uint8(opWrite), uint64(1<<44|2), append(fixed(opWrite), "data"...))
 	f.Add(uint8(opBatchForget), uint64(0), []byte("\xff\xff\xff\xff\x00\x00\x00\x00sixteen bytes..."))
+	f.Add(uint8(opRead), uint64(virtualDir+1), []byte("handle..before\x00\xff\xff\xffsize....flags...lock owner"))
 	f.Fuzz(func(t *testing.T, op uint8, node uint64, body []byte) {
 		c, s, tree := newDirect()
 		tree.volumes[1].add(meta.RootIno, "f", &memInode{attr: meta.Attr{Mode: meta.TypeRegular | 0o644}})
@@ -94,7 +95,12 @@ func FuzzDirect(f *testing.F) {
 		if op == opWrite && len(body) >= 16 {
 			clear(body[10:16]) // offsets that memory can hold
 		}
-		m, ok := c.direct(s, uint32(op), ask(s, uint32(op), node, body))
+		c.fs.volumes[1] = &quickMem{memVolume: tree.volumes[1]}
+		n := ask(s, uint32(op), node, body)
+		if int(op) != opForget || uintptr(n) >= directSize[op] { // as the kernel sends them
+			c.quick(s, n)
+		}
+		m, ok := c.direct(s, uint32(op), n)
 		if ok && m != 0 && (m < outHeaderSize || m > len(s.out) || int(order.Uint32(s.out)) != m) {
 			t.Errorf("opcode %d: an answer of %d bytes", op, m)
 		}

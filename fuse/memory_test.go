@@ -564,6 +564,9 @@ func (v *memVolume) Read(_ context.Context, ino meta.Ino, p []byte, off int64) (
 	if err != nil {
 		return 0, err
 	}
+	if off < 0 {
+		return 0, meta.E("read", meta.Invalid, "", nil)
+	}
 	return copy(p, n.data[min(off, int64(len(n.data))):]), nil
 }
 

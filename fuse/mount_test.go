@@ -32,7 +32,7 @@ const partEnv = "PENSTOCK_FUSE_TEST_PART"
 var parts = map[string]func(dir string) error{
 	"tree": partTree, "links": partLinks, "rights": partRights, "bytes": partBytes, "mapped": partMapped,
 	"list": partList, "xattrs": partXattrs, "through": partThrough, "locks": partLocks, "holes": partHoles, "tmpfile": partTmpfile,
-	"hold": partHold, "syncfs": partSyncfs, "closeError": partCloseError, "append": partAppend, "stuck": partStuck,
+	"hold": partHold, "syncfs": partSyncfs, "closeError": partCloseError, "append": partAppend, "stuck": partStuck, "opens": partOpens,
 }
 
 func TestMain(m *testing.M) {
@@ -97,7 +97,10 @@ func mountTree(t *testing.T, tree *memTree, cfg Config) *mounted {
 		cfg.Options.NoBlock = true
 	}
 	m := &mounted{tree: tree, notifier: NewNotifier()}
-	cfg.Tree, cfg.Notifier, cfg.Dir = m.tree, m.notifier, t.TempDir()
+	if cfg.Tree == nil {
+		cfg.Tree = m.tree
+	}
+	cfg.Notifier, cfg.Dir = m.notifier, t.TempDir()
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	var err error
 	if m.Mount, err = New(t.Context(), cfg); err != nil {

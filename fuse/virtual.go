@@ -161,6 +161,9 @@ func (f *fileSystem) virtualReadDir(from uint64, add func(fuse.DirEntry, *pensto
 
 func (f *fileSystem) virtualRead(node uint64, p []byte, off int64) int {
 	text := f.virtualText(node)
+	if off < 0 {
+		return 0
+	}
 	return copy(p, text[min(off, int64(len(text))):])
 }
 

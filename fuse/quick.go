@@ -1,0 +1,186 @@
+package fuse
+
+import (
+	"runtime"
+	"slices"
+	"time"
+	"unsafe"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/meta"
+)
+
+// How many goroutines wait for a request.
+//
+// What a request costs is above all the switching between threads: of two that wait
+// the kernel wakes one after the other, by turns, and who finds nobody waiting starts
+// a third. One thread that waits alone is often still running, in the write of its
+// last answer, when the next request comes, and is not even to be woken.
+//
+// But who waits alone must not begin what could keep it waiting: a READ on the way to
+// a chunk server, an OPEN that the owner answers only after a recall, whose
+// invalidation waits for a READ that nobody takes. So it first tries to answer from
+// memory (quick), and starts a successor when that fails. Where most requests are of
+// that kind a second one waits, as starting costs more than taking turns.
+
+// quickVolume is a Volume that can answer from memory: *penstock.Volume says what the
+// methods promise. None of them waits.
+type quickVolume interface {
+	LookupCached(parent meta.Ino, name string) (penstock.Entry, bool)
+	GetAttrCached(ino meta.Ino) (penstock.Entry, bool)
+	OpenCached(ino meta.Ino, flags uint32) (penstock.OpenInfo, bool)
+	ReadCached(ino meta.Ino, p []byte, off int64, atime bool) (n int, ok bool)
+	ReleaseCached(ino meta.Ino, flags uint32) bool
+}
+
+var _ quickVolume = (*penstock.Volume)(nil)
+
+// quick answers a request of n bytes if nothing can keep it from answering at once.
+// ok false: it was not begun.
+func (c *conn) quick(s *slot, n int) (ok bool) {
+	op := order.Uint32(s.in[4:])
+	switch op {
+	case opForget, opIoctl, opPoll, opInterrupt:
+		// Forgets need no answer, so nothing but us holds the kernel back.
+		c.handle(s, n)
+		return true
+	case opLookup, opGetattr, opOpen, opRead, opRelease:
+	default:
+		return false
+	}
+	h := (*fuse.InHeader)(unsafe.Pointer(&s.in[0]))
+	if h.TotalExtlen != 0 || uintptr(n) < directSize[op] || h.Unique&resent != 0 || isVirtual(h.NodeId) || isSnapshots(h.NodeId) {
+		return false
+	}
+	generation := c.generation.Load()
+	st, size, ok := c.fs.quick(op, h, s, n)
+	if !ok {
+		return false
+	}
+	c.requests[op].Add(1)
+	c.reply(op, s.out[:answer(s.out, h, st, size)], generation)
+	return true
+}
+
+func (f *fileSystem) quick(op uint32, h *fuse.InHeader, s *slot, n int) (st fuse.Status, size uintptr, ok bool) {
+	id, ino := f.split(h.NodeId)
+	f.mu.RLock()
+	v, ok := f.volumes[id].(quickVolume)
+	f.mu.RUnlock()
+	if !ok {
+		return 0, 0, false
+	}
+	body := s.out[outHeaderSize:]
+	switch op {
+	case opLookup:
+		out := at[fuse.EntryOut](body)
+		st, ok = f.quickLookup(v, id, ino, cString(s.in[inHeaderSize:n]), out)
+		return st, unsafe.Sizeof(*out), ok
+	case opGetattr:
+		out := at[fuse.AttrOut](body)
+		e, ok := v.GetAttrCached(ino)
+		if ok {
+			fillAttrOut(&e, out)
+		}
+		return fuse.OK, unsafe.Sizeof(*out), ok
+	case opOpen:
+		out, in := at[fuse.OpenOut](body), (*fuse.OpenIn)(unsafe.Pointer(h))
+		if f.noOpen {
+			return fuse.ENOSYS, 0, true
+		}
+		info, ok := v.OpenCached(ino, in.Flags)
+		if ok {
+			f.openCached(in.NodeId, &info, out)
+			f.kept.opened(in.NodeId, out.Fh, in.Flags, out.BackingID, in.Unique)
+		}
+		return fuse.OK, unsafe.Sizeof(*out), ok
+	case opRead:
+		in := (*fuse.ReadIn)(unsafe.Pointer(h))
+		got, ok := f.quickRead(v, ino, in, body)
+		return fuse.OK, uintptr(got), ok
+	}
+	return fuse.OK, 0, f.quickRelease(v, ino, (*fuse.ReleaseIn)(unsafe.Pointer(h)))
+}
+
+func (f *fileSystem) quickLookup(v quickVolume, id meta.VolumeID, parent meta.Ino, name string, out *fuse.EntryOut) (fuse.Status, bool) {
+	if name == virtualName || name == penstock.SnapshotDir || f.noOpen && id != f.rootVolume {
+		return 0, false
+	}
+	e, ok := v.LookupCached(parent, name)
+	switch {
+	case !ok:
+		return 0, false
+	case !e.Negative:
+		f.fillEntry(&e, out)
+	default:
+		valid := f.entryTimeout(e.Volume, e.Valid)
+		if valid <= 0 {
+			return fuse.ENOENT, true
+		}
+		out.SetEntryTimeout(valid)
+	}
+	return fuse.OK, true
+}
+
+// quickRead answers what is in memory: files that lie in their inodes, and what is
+// buffered. Pages of shared mappings that are on their way are looked for by read.
+func (f *fileSystem) quickRead(v quickVolume, ino meta.Ino, in *fuse.ReadIn, body []byte) (n int, ok bool) {
+	if int(in.Size) > len(body) || modeOf(in.Fh)&modeWrite != 0 || f.back.queued.Load() > 0 {
+		return 0, false
+	}
+	began := time.Now()
+	if n, ok = v.ReadCached(ino, body[:in.Size], int64(in.Offset), in.Flags&unix.O_NOATIME == 0); ok {
+		f.conn.reads.begin(began)
+		f.conn.reads.end(began, time.Now())
+	}
+	return n, ok
+}
+
+// quickRelease ends an open for reading through which nothing is locked.
+func (f *fileSystem) quickRelease(v quickVolume, ino meta.Ino, in *fuse.ReleaseIn) (ok bool) {
+	mode := modeOf(in.Fh)
+	if mode&modeCached == 0 || mode&(modeWrite|modePassthrough|modeVirtual) != 0 || in.ReleaseFlags&fuse.FUSE_RELEASE_FLOCK_UNLOCK != 0 {
+		return false
+	}
+	locks := false
+	f.opens.with(in.NodeId, false, func(n *openNode) {
+		for _, through := range n.lockers {
+			locks = locks || slices.Contains(through, in.Fh)
+		}
+		locks = locks || n.backing != 0 && n.through == 0
+	})
+	if locks || !v.ReleaseCached(ino, in.Flags) {
+		return false
+	}
+	f.opens.with(in.NodeId, false, func(n *openNode) { n.count(mode, -1) })
+	f.kept.released(in.Fh)
+	return true
+}
+
+// Marks that decide whether a second goroutine waits: each request adds or takes some.
+const (
+	markSlow  = 3  // it could wait
+	markQuick = -2 // it could not
+	marksFull = 32
+	manyCPUs  = 2 // with more processors, callers by turns are served side by side
+)
+
+// mark books a request, and gives how many goroutines are to wait for the next.
+func (c *conn) mark(pid uint32, quick bool) (readers int32) {
+	if quick && pid != 0 && c.last.Swap(pid) != pid && runtime.GOMAXPROCS(0) > manyCPUs {
+		quick = false
+	}
+	by := int32(markSlow)
+	if quick {
+		by = markQuick
+	}
+	marks := min(max(c.marks.Load()+by, 0), marksFull) // of two at once one may be lost
+	c.marks.Store(marks)
+	if marks > marksFull/2 {
+		return maxReaders
+	}
+	return 1
+}
