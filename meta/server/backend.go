@@ -195,25 +195,14 @@ func (b *Backend) BaseStore(ctx context.Context, v meta.VolumeID, from Store, cp
 		return nil, meta.E("clone store", meta.IO, tmp, err)
 	}
 	if from != nil {
-		if _, _, err = from.Snapshot(tmp); err == nil {
-			err = state.Adopt(tmp, v)
-		}
-	} else if cp, err = LoadManifest(ctx, b.Blob, cp); err == nil {
-		err = state.Restore(tmp, v, cp.Files, func(f journal.File) (io.ReadCloser, error) { return b.Blob.Get(ctx, f.Ref) })
-	}
-	if err != nil {
-		return nil, err
-	}
-	if st, err = state.Open(tmp, v, b.Shared); err != nil {
-		return nil, err
-	}
-	if from == nil {
-		err = replay(store{st, b.Shared})
+		err = from.Copy(tmp)
+	} else {
+		err = b.replayed(ctx, tmp, v, cp, replay)
 	}
 	if err == nil {
-		err = st.Rebase()
+		err = state.Rebase(tmp, v, b.Shared)
 	}
-	if err = errors.Join(err, st.Close()); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	if err := state.Install(tmp, dir); err != nil {
@@ -223,6 +212,22 @@ func (b *Backend) BaseStore(ctx context.Context, v meta.VolumeID, from Store, cp
 		return nil, err
 	}
 	return store{st, b.Shared}, nil
+}
+
+// replayed makes a store in dir from a checkpoint and what replay applies to it.
+func (b *Backend) replayed(ctx context.Context, dir string, v meta.VolumeID, cp journal.Checkpoint, replay func(Store) error) error {
+	cp, err := LoadManifest(ctx, b.Blob, cp)
+	if err == nil {
+		err = state.Restore(dir, v, cp.Files, func(f journal.File) (io.ReadCloser, error) { return b.Blob.Get(ctx, f.Ref) })
+	}
+	if err != nil {
+		return err
+	}
+	st, err := state.Open(dir, v, b.Shared)
+	if err != nil {
+		return err
+	}
+	return errors.Join(replay(store{st, b.Shared}), st.Close())
 }
 
 // PutAsideStore renames the folder to one that ends with .damaged and a time.

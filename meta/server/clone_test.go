@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -73,6 +74,38 @@ func (p *peer) clone(t *testing.T, v meta.VolumeID, snapshot, name string) meta.
 		t.Fatal(err)
 	}
 	return i.ID
+}
+
+// TestFirstLookupIsFlat: what the first lookup in a clone reads does not grow with
+// the tree, nor does that in a clone of a clone.
+func TestFirstLookupIsFlat(t *testing.T) {
+	s := newSite(t)
+	var reads atomic.Int64
+	s.cluster.reads = &reads
+	a := s.dial("a")
+	have := 0
+	first := func(of meta.VolumeID, snapshot, name string) (meta.VolumeID, int64) {
+		t.Helper()
+		reads.Store(0)
+		c := a.clone(t, of, snapshot, name)
+		if _, err := a.Do(t.Context(), c, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: "0"}, meta.LeaseNone); err != nil {
+			t.Fatal(err)
+		}
+		return c, reads.Load()
+	}
+	for _, n := range []int{50, 3000} {
+		for ; have < n; have++ {
+			a.createIn(t, 1, fmt.Sprint(have))
+		}
+		at := fmt.Sprint("v", n)
+		a.snapshot(t, at)
+		c, read := first(1, at, fmt.Sprint("c", n))
+		_, again := first(c, "", fmt.Sprint("cc", n))
+		t.Logf("%d files: %d records were read, %d in the clone of the clone", n, read, again)
+		if most := int64(100); read > most || again > most {
+			t.Errorf("with %d files %d and %d records were read for the first lookup", n, read, again)
+		}
+	}
 }
 
 func TestClone(t *testing.T) {

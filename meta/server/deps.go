@@ -25,6 +25,9 @@ type Store interface {
 	// Snapshot cuts a copy of the store, flushed, and lists its files, which
 	// lie in dir/store. Apply may run meanwhile.
 	Snapshot(dir string) (journal.Position, []journal.File, error)
+	// Copy cuts a copy of the store in dir, flushed, for a volume that begins as
+	// this one. Apply may run meanwhile.
+	Copy(dir string) error
 	// Freeze gives the store as it is now, for reading at leisure; it must be
 	// closed before the store.
 	Freeze() Frozen

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,6 +47,8 @@ type fakeCluster struct {
 	// dies is asked at each step that changes a row, or removes one; an error ends
 	// the request there, as SIGKILL would.
 	dies func(step string) error
+	// reads, if set, counts what is read of stores of clones that are opened.
+	reads *atomic.Int64
 	// released are the volumes whose owner let them go in order.
 	released map[meta.VolumeID]bool
 }
@@ -72,6 +75,32 @@ func newFakeCluster(t *testing.T, dir string) *fakeCluster {
 }
 
 func (f *fakeCluster) ID() string { return "test" }
+
+func (f *fakeCluster) BaseStore(ctx context.Context, v meta.VolumeID, from Store, cp journal.Checkpoint, replay func(Store) error) (Store, error) {
+	st, err := f.Backend.BaseStore(ctx, v, from, cp, replay)
+	if err == nil && f.reads != nil {
+		st = countedStore{st, f.reads}
+	}
+	return st, err
+}
+
+// countedStore counts the records that are read of a store.
+type countedStore struct {
+	Store
+	n *atomic.Int64
+}
+
+func (c countedStore) Get(key []byte) ([]byte, bool, error) {
+	c.n.Add(1)
+	return c.Store.Get(key)
+}
+
+func (c countedStore) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
+	return c.Store.Scan(lo, hi, func(k, v []byte) bool {
+		c.n.Add(1)
+		return fn(k, v)
+	})
+}
 func (f *fakeCluster) Mirrors(context.Context) ([]meta.Mirror, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

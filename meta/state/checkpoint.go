@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/meta"
@@ -38,17 +39,8 @@ func (s *Store) Checkpoint(dir string, shared *Shared) (journal.Position, []jour
 	fail := func(err error) (journal.Position, []journal.File, error) {
 		return journal.Position{}, nil, ioError(op, dir, err)
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		if errors.Is(err, os.ErrExist) {
-			return journal.Position{}, nil, meta.E(op, meta.Exists, dir, nil)
-		}
-		return fail(err)
-	}
-	if err := s.db.Flush(); err != nil {
-		return fail(err)
-	}
-	if err := s.db.Checkpoint(filepath.Join(dir, storeDir)); err != nil {
-		return fail(err)
+	if err := s.link(op, dir); err != nil {
+		return journal.Position{}, nil, err
 	}
 	// Which entry the copy ends at is known only to the copy: a flush may have
 	// come in between. Opening it also proves that it opens.
@@ -60,15 +52,35 @@ func (s *Store) Checkpoint(dir string, shared *Shared) (journal.Position, []jour
 	if err := c.closeDB(); err != nil {
 		return fail(err)
 	}
-	files, err := s.list(filepath.Join(dir, storeDir))
+	files, err := s.list(shared.fs, filepath.Join(dir, storeDir))
 	if err != nil {
 		return fail(err)
 	}
 	return at, files, nil
 }
 
+// Copy flushes, then makes dir (which must not exist) a copy of the store by hard
+// links, for Rebase. No table file is read: it takes as long for a large store as
+// for a small one. The copy may stand later than what was applied when it was
+// called, never earlier. Apply goes on meanwhile. Errors: Exists, IO, NoSpace.
+func (s *Store) Copy(dir string) error { return s.link("copy state", dir) }
+
+func (s *Store) link(op, dir string) error {
+	err := os.Mkdir(dir, 0o700)
+	if errors.Is(err, os.ErrExist) {
+		return meta.E(op, meta.Exists, dir, nil)
+	}
+	if err == nil {
+		err = s.db.Flush()
+	}
+	if err == nil {
+		err = s.db.Checkpoint(filepath.Join(dir, storeDir))
+	}
+	return ioError(op, dir, err)
+}
+
 // list tells the files of a checkpoint with their sums.
-func (s *Store) list(dir string) ([]journal.File, error) {
+func (s *Store) list(fs vfs.FS, dir string) ([]journal.File, error) {
 	names, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
@@ -89,7 +101,7 @@ func (s *Store) list(dir string) ([]journal.File, error) {
 		table := strings.HasSuffix(f.Name, ".sst")
 		if known, ok := old[f.Name]; table && ok && known.size == f.Size {
 			f.Sum = known.sum
-		} else if f.Sum, err = sumFile(filepath.Join(dir, f.Name)); err != nil {
+		} else if f.Sum, err = sumFile(fs, filepath.Join(dir, f.Name)); err != nil {
 			return nil, err
 		}
 		if table {
@@ -101,8 +113,8 @@ func (s *Store) list(dir string) ([]journal.File, error) {
 	return files, nil
 }
 
-func sumFile(name string) (sum [16]byte, err error) {
-	f, err := os.Open(name)
+func sumFile(fs vfs.FS, name string) (sum [16]byte, err error) {
+	f, err := fs.Open(name)
 	if err != nil {
 		return sum, err
 	}
@@ -163,10 +175,6 @@ func Install(from, dir string) error {
 	}
 	return ioError(op, dir, syncDir(filepath.Dir(dir)))
 }
-
-// Adopt makes the copy that Checkpoint left in dir a state directory of another
-// volume. Errors: IO, NoSpace.
-func Adopt(dir string, v meta.VolumeID) error { return writeFormat(dir, v) }
 
 func restoreFile(name string, f journal.File, get func(journal.File) (io.ReadCloser, error)) error {
 	r, err := get(f)

@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"sync"
@@ -183,15 +184,29 @@ const (
 	create how = iota
 	existing
 	readOnly
+	atRest // to be changed a little and closed: nothing is compacted
 )
 
 func open(dir string, shared *Shared, h how) (*Store, error) {
 	const op = "open state"
 	o := shared.options(dir)
 	o.ReadOnly = h == readOnly
+	c := newCompactions()
+	o.Experimental.CompactionScheduler = c
+	if h == atRest {
+		o.L0StopWritesThreshold = math.MaxInt // nothing would end that
+	} else {
+		o.EventListener.FlushBegin = func(i pebble.FlushInfo) {
+			if i.InputBytes > 0 { // opening flushes nothing
+				c.allow()
+			}
+		}
+		o.EventListener.WriteStallBegin = func(pebble.WriteStallBeginInfo) { c.allow() }
+	}
 	o.ErrorIfNotExists = h != create // else Pebble would make an empty one where its files are gone
 	db, err := pebble.Open(filepath.Join(dir, storeDir), o)
 	if err != nil {
+		c.Unregister()
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, pebble.ErrDBDoesNotExist) {
 			return nil, meta.E(op, meta.Corrupt, dir, err)
 		}
@@ -363,19 +378,21 @@ func (s *Store) Applied() journal.Position {
 	return s.applied
 }
 
-// Rebase forgets which entry the store stands at, durably: it is what another
-// volume's history begins with. Errors: IO, NoSpace.
-func (s *Store) Rebase() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	err := s.db.Set(appliedKey, encodeApplied(journal.Position{}), pebble.NoSync)
-	if err == nil {
+// Rebase makes the copy of a store that Copy left in dir a state directory of
+// another volume, that no entry was applied to: it is what that volume's history
+// begins with. Errors: IO, NoSpace, Corrupt.
+func Rebase(dir string, v meta.VolumeID, shared *Shared) error {
+	s, err := open(dir, shared, atRest)
+	if err != nil {
+		return err
+	}
+	if err = s.db.Set(appliedKey, encodeApplied(journal.Position{}), pebble.NoSync); err == nil {
 		err = s.db.Flush()
 	}
-	if err == nil {
-		s.applied = journal.Position{}
+	if err = errors.Join(ioError("rebase state", dir, err), s.closeDB()); err != nil {
+		return err
 	}
-	return ioError("rebase state", s.dir, err)
+	return writeFormat(dir, v)
 }
 
 // Flush makes everything applied before durable. Errors: IO, NoSpace.
