@@ -8,6 +8,7 @@ import (
 	"penstock.io/penstock/meta"
 	metaclient "penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/keep"
+	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/process"
 	"penstock.io/penstock/meta/wire"
 )
@@ -24,6 +25,11 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 	mc := metaclient.Config{Addrs: cfg.Meta, Name: cfg.Name, Handler: c, Logger: c.log, Host: c.cfg.Host, Creds: cfg.Creds, Succeeded: cfg.Keep != nil, Linger: cfg.Linger}
 	if p := cfg.Process; p.PID != 0 {
 		mc.Host, mc.PID, mc.Start = p.Space(), uint32(p.PID), p.Start
+	}
+	if cfg.Creds.Identity().Role == peer.Meta {
+		// Commands beside a metadata server show its certificate: it administers, and
+		// is no client of any volume.
+		mc.Role = wire.RoleAdmin
 	}
 	var left []keep.Record
 	if cfg.Left != nil {

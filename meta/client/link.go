@@ -209,6 +209,8 @@ func (l *links) run(ctx context.Context, addr string) error {
 		cfg.Connected(true)
 		defer cfg.Connected(false)
 	}
+	// Streams to others that this one names outlive it.
+	others := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -267,7 +269,7 @@ func (l *links) run(ctx context.Context, addr string) error {
 			if err := wire.Decode(body, m); err != nil {
 				return err
 			}
-			l.learn(ctx, m)
+			l.learn(others, m)
 		case wire.TOrder:
 			var m wire.Order
 			if err := wire.Decode(body, &m); err != nil {

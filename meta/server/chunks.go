@@ -109,6 +109,9 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 				s.mu.Lock()
 				s.links[id] = l
 				s.mu.Unlock()
+				// Its own list may name few of them, or be one name for all. Changes from
+				// now on are told to every link.
+				l.send.Send(0, s.metaList())
 				s.log.Info("chunk server", "server", id, "address", r.Info.Addr, "free", r.Info.Free)
 				for _, o := range s.owners() {
 					o.kickGC()

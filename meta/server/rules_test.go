@@ -428,6 +428,33 @@ func TestChunkServersHearOfEvictions(t *testing.T) {
 	}
 }
 
+// A chunk server is told of all metadata servers when it connects, also if nothing
+// changes any more: each may own a volume, and its own list may name one of them.
+func TestChunkServerHearsOfAllServers(t *testing.T) {
+	s := newSecured(t)
+	s.g.set(&cluster.View{Revision: 2, MetaServers: []cluster.MetaServer{{Name: "m", Addr: "m:7400"}, {Name: "n", Addr: "n:7400"}}})
+	for id, name := range []string{"one", "two"} {
+		nc, rd, _ := s.hello(s.creds(peering.ChunkServer, name), wire.RoleChunkServer)
+		nc.Write(wire.Append(nil, wire.Version, 0, &wire.Report{Info: meta.ServerInfo{ID: meta.ServerID(id + 1), Addr: "unix:/x"}}))
+		for {
+			typ, _, body, err := rd.Next()
+			if err != nil {
+				t.Fatalf("%s heard of no other: %v", name, err)
+			}
+			if typ != wire.TMetas {
+				continue
+			}
+			var m wire.Metas
+			if err := wire.Decode(body, &m); err != nil {
+				t.Fatal(err)
+			}
+			if len(m.Servers) == 2 && m.Servers[1].Addr == "n:7400" {
+				break
+			}
+		}
+	}
+}
+
 // Without a certificate one token may be shown, in a small frame, and no more.
 func TestStrangersMayOnlyJoin(t *testing.T) {
 	s := newSecured(t)
