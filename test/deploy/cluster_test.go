@@ -2,9 +2,12 @@ package deploy
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+
+	"gopkg.in/yaml.v3"
 )
 
 // sets are the StatefulSets of the cluster's chart.
@@ -62,6 +65,11 @@ func TestClusterStands(t *testing.T) {
 		if len(apart) != 1 || apart[0].text("topologyKey") != "kubernetes.io/hostname" || !selects(apart[0], pod, "labelSelector", "matchLabels") {
 			t.Errorf("%s: two of its pods may be on one node: %v", o, apart)
 		}
+		// Kubernetes replaces one pod of each set at a time: of several sets of a kind that
+		// is several servers.
+		if one := o.at("spec", "updateStrategy", "type"); (component == "etcd") != (one == nil) || one != nil && one != "OnDelete" {
+			t.Errorf("%s: its pods are replaced by Kubernetes, whatever runs of the other sets: %v", o, one)
+		}
 		for _, c := range pod.list("spec", "containers") {
 			if c.at("readinessProbe") == nil || c.at("startupProbe") == nil {
 				t.Errorf("%s: nobody asks %s whether it can serve", o, c.text("name"))
@@ -82,6 +90,77 @@ func TestClusterStands(t *testing.T) {
 	for _, o := range sets(relaxed) {
 		if o.pod().list("spec", "affinity", "podAntiAffinity", "requiredDuringSchedulingIgnoredDuringExecution") != nil || len(o.pod().list("spec", "affinity", "podAntiAffinity", "preferredDuringSchedulingIgnoredDuringExecution")) != 1 {
 			t.Errorf("%s: antiAffinity is of no use", o)
+		}
+	}
+}
+
+// TestClusterTry: the values to try it out with are values of the chart, and the
+// servers they give fit onto one small node.
+func TestClusterTry(t *testing.T) {
+	var try map[string]any
+	if err := yaml.Unmarshal(read(t, clusterChart.path, "try.yaml"), &try); err != nil {
+		t.Fatal(err)
+	}
+	var merge func(at string, values, by map[string]any)
+	merge = func(at string, values, by map[string]any) {
+		for k, v := range by {
+			if _, known := values[k]; !known {
+				t.Errorf("the chart has no value %s%s", at, k)
+			}
+			was, deep := values[k].(map[string]any)
+			if m, is := v.(map[string]any); is && deep {
+				merge(at+k+".", was, m)
+				continue
+			}
+			values[k] = v
+		}
+	}
+	milli := 0
+	for _, o := range sets(clusterChart.objects(t, func(v map[string]any) { merge("", v, try) })) {
+		if o.pod().list("spec", "affinity", "podAntiAffinity", "requiredDuringSchedulingIgnoredDuringExecution") != nil {
+			t.Errorf("%s wants a node for each of its pods", o)
+		}
+		var one int
+		cpu := o.pod().list("spec", "containers")[0].text("resources", "requests", "cpu")
+		if _, err := fmt.Sscanf(cpu, "%dm", &one); err != nil {
+			t.Errorf("%s asks for %q of a processor", o, cpu)
+		}
+		milli += one * o.at("spec", "replicas").(int)
+	}
+	if milli == 0 || milli > 1000 {
+		t.Errorf("all servers ask for %d thousandths of a processor", milli)
+	}
+}
+
+// TestClusterWithoutFirst: what made the cluster can be left out when it is there, and
+// all others stay what they are.
+func TestClusterWithoutFirst(t *testing.T) {
+	all := clusterChart.objects(t, asIs)
+	without := clusterChart.objects(t, func(v map[string]any) { v["meta"].(map[string]any)["first"] = false })
+	const first = "StatefulSet/penstock-meta-first"
+	if all[first] == nil || without[first] != nil || len(without) != len(all)-1 {
+		t.Errorf("with it %d objects, without %d", len(all), len(without))
+	}
+	for name, o := range without {
+		if !reflect.DeepEqual(o, all[name]) {
+			t.Errorf("%s is another", name)
+		}
+	}
+}
+
+// TestClusterCommands: in a metadata server's pod commands find the cluster and a
+// certificate that always holds.
+func TestClusterCommands(t *testing.T) {
+	for _, o := range sets(clusterChart.objects(t, asIs)) {
+		if o.pod().text("metadata", "labels", "app.kubernetes.io/component") != "meta" {
+			continue
+		}
+		env := map[string]string{}
+		for _, e := range o.pod().list("spec", "containers")[0].list("env") {
+			env[e.text("name")] = e.text("value")
+		}
+		if env["PENSTOCK_CREDENTIALS"] != o.flag("penstock", "--credentials") || env["PENSTOCK_CLUSTER"] != "penstock-meta."+namespace+".svc:7400" {
+			t.Errorf("%s: commands in it use %v", o, env)
 		}
 	}
 }

@@ -59,9 +59,9 @@ podAntiAffinity:
 # server that can't serve says so, and a restart would not help it.
 startupProbe:
   exec: {command: [/penstock, health, "--process=unix:{{ . }}"]}
-  periodSeconds: 10
+  periodSeconds: 3
   timeoutSeconds: 6
-  failureThreshold: 180
+  failureThreshold: 600
 readinessProbe:
   exec: {command: [/penstock, health, "--process=unix:{{ . }}"]}
   periodSeconds: 15

@@ -1,0 +1,55 @@
+#!/bin/sh
+# Replaces the servers of a penstock-cluster release that are of an older version than
+# was asked for: metadata servers first, then chunk servers, one pod at a time, each
+# only while all chunks have their replicas and every server answers. Started again it
+# goes on with those that are left.
+#
+#   deploy/kubernetes/roll.sh [NAMESPACE]
+set -eu
+ns=${1:-penstock-system}
+k() { kubectl -n "$ns" "$@"; }
+app=app.kubernetes.io/name=penstock-cluster
+
+# well waits until some metadata server says that all is well, three times in a row: a
+# server that went is on the list for a moment.
+well() {
+	times=0
+	said=
+	out="no metadata server's pod is there"
+	until [ "$times" = 3 ]; do
+		good=
+		for pod in $(k get pods -l "$app,app.kubernetes.io/component=meta" -o name); do
+			if out=$(k exec "$pod" -c penstock -- /penstock cluster status --check 2>&1); then
+				good=yes
+				break
+			fi
+		done
+		if [ -n "$good" ]; then
+			times=$((times + 1))
+		else
+			times=0
+			[ "$out" = "$said" ] || printf '%s\n' "$out" >&2
+			said=$out
+		fi
+		sleep 1
+	done
+}
+
+for component in meta chunkserver; do
+	for set in $(k get statefulsets -l "$app" -o name); do
+		[ "$(k get "$set" -o 'jsonpath={.spec.template.metadata.labels.app\.kubernetes\.io/component}')" = "$component" ] || continue
+		# The status is of this generation, so the revision is that of the new version.
+		until [ "$(k get "$set" -o 'jsonpath={.metadata.generation}')" = "$(k get "$set" -o 'jsonpath={.status.observedGeneration}')" ]; do sleep 1; done
+		new=$(k get "$set" -o 'jsonpath={.status.updateRevision}')
+		name=${set#*/}
+		for pod in $(k get pods -l "$app,penstock.io/set=${name#penstock-chunkserver-}" -o name); do
+			[ "$(k get "$pod" -o 'jsonpath={.metadata.labels.controller-revision-hash}')" != "$new" ] || continue
+			well
+			echo "$pod"
+			k delete "$pod" >/dev/null
+			until k wait --for=condition=Ready "$pod" --timeout=60s >/dev/null 2>&1; do sleep 1; done
+		done
+	done
+done
+well
+echo "all servers are of the new version"
