@@ -126,7 +126,6 @@ func unknown(parameter, instead string) error {
 	return meta.E("read parameters", meta.Invalid, strconv.Quote(parameter[:min(len(parameter), 64)]), errors.New("it is unknown; "+instead))
 }
 
-// keys are a map's, sorted, so that the first mistake is always the same one.
 // maxPodName is Kubernetes' own bound.
 const maxPodName = 253
 
@@ -142,6 +141,7 @@ func Pod(attributes map[string]string) (namespace, name string) {
 	return namespace, name
 }
 
+// keys are a map's, sorted, so that the first mistake is always the same one.
 func keys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // ReadClass reads the parameters of a storage class, with those of a volume
