@@ -64,6 +64,9 @@ type world struct {
 	promised, asked, given uint64
 	// away: nobody answers about promises.
 	away bool
+	// inherited runs when the owner has said what a predecessor was promised, and the
+	// successor has not heard it yet.
+	inherited func(s *fakeSession)
 	// before runs when an operation is sent, before it is decided; it may block.
 	before func(op meta.Op)
 	// delay makes waiters look at replies late, to reorder them with recalls.
@@ -189,8 +192,12 @@ func (s fakeKept) Inherit(ctx context.Context, _ meta.VolumeID) (metaclient.Prom
 		return metaclient.Promise{}, context.Cause(ctx)
 	}
 	s.w.mu.Lock()
-	defer s.w.mu.Unlock()
-	return metaclient.Promise{Granted: s.w.promised, Metered: true}, nil
+	p, then := metaclient.Promise{Granted: s.w.promised, Metered: true}, s.w.inherited
+	s.w.mu.Unlock()
+	if then != nil {
+		then(s.fakeSession)
+	}
+	return p, nil
 }
 
 // SealChunk seals what a predecessor left at what is synced.

@@ -263,3 +263,31 @@ func TestSuccessorOfAPromise(t *testing.T) {
 		t.Errorf("%d bytes, not those written", len(got))
 	}
 }
+
+// What a predecessor was promised is void if the session ends before the successor has
+// heard of it: the next one has to ask for what it writes.
+func TestPromiseOfAnEndedSessionIsNotInherited(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1, QuotaBytes: 1 << 30})
+	c, v := open(t, w, keeping(t))
+	ino := create(t, v, "f")
+	write(t, v, ino, []byte("buffered"), 0)
+	const promised, n = 5 << 20, 1 << 20
+	w.mu.Lock()
+	w.promised = promised
+	w.inherited = func(s *fakeSession) { s.expire() }
+	w.mu.Unlock()
+	_, v = heir(t, w, c)
+	if v.epoch.Load() == 1 {
+		t.Fatal("the session did not end: nothing is tested")
+	}
+	ino = create(t, v, "g")
+	w.mu.Lock()
+	w.asked = 0
+	w.mu.Unlock()
+	write(t, v, ino, make([]byte, n), 0)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.asked < n || w.given > 0 {
+		t.Errorf("for %d bytes %d are asked for, and %d of a session that ended are given back", n, w.asked, w.given)
+	}
+}

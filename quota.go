@@ -129,6 +129,9 @@ func (v *Volume) inherit(ctx context.Context) {
 	if !q.on.Load() {
 		return
 	}
+	q.mu.Lock()
+	gen := q.gen
+	q.mu.Unlock()
 	v.c.stats.rpcs.Add(1)
 	p, err := v.c.kept.session.Inherit(ctx, v.id)
 	if err != nil {
@@ -136,7 +139,9 @@ func (v *Volume) inherit(ctx context.Context) {
 		return
 	}
 	q.mu.Lock()
-	q.left, q.most = p.Granted, p.Idle
+	if gen == q.gen { // else it was of a session that has ended since
+		q.left, q.most = p.Granted, p.Idle
+	}
 	q.mu.Unlock()
 }
 
