@@ -116,14 +116,16 @@ func (c *Client) Health(ctx context.Context) (Health, error) {
 		each(func(ctx context.Context, x *serverFacts) {
 			if x.err == nil {
 				var h meta.ServerHealth
-				h, x.err = s.Health(ctx, x.Addr, q)
-				x.health.Certificates = h.Certificates
+				h, x.certErr = s.Health(ctx, x.Addr, q)
+				x.health.Certificates = append(x.health.Certificates, h.Certificates...) // the newest of each counts
 			}
 		})
 	}
 	for _, x := range f.servers {
-		if errors.Is(x.err, meta.AccessDenied) || errors.Is(x.err, meta.NotPermitted) {
-			return Health{}, x.err
+		for _, err := range []error{x.err, x.certErr} {
+			if errors.Is(err, meta.AccessDenied) || errors.Is(err, meta.NotPermitted) {
+				return Health{}, err
+			}
 		}
 	}
 	if err := ctx.Err(); err != nil {
@@ -148,9 +150,10 @@ type healthFacts struct {
 
 type serverFacts struct {
 	wire.MetaServer
-	health meta.ServerHealth
-	err    error     // it did not answer, and health is empty
-	asked  time.Time // by the asker's clock, in the middle of the request
+	health  meta.ServerHealth
+	err     error     // it did not answer, and health is empty
+	certErr error     // it answered, and not when it was asked for certificates that others know
+	asked   time.Time // by the asker's clock, in the middle of the first request
 }
 
 // bearers are those of certificates that end soon.
@@ -213,6 +216,9 @@ func (f *healthFacts) judgeServers(l *problems) (heard []*serverFacts) {
 			if d := s.health.Now.Sub(s.asked); max(d, -d) > meta.ClockSkew {
 				l.add(Warning, "clock", s.Name, "set the clocks of both machines: certificates are refused when clocks differ by more than "+meta.ClockSkew.String(), "has a clock that differs from this machine's by %v", d.Round(time.Second))
 			}
+			if s.certErr != nil {
+				l.add(Warning, "metadata", s.Name, "ask again", "did not say which certificates it was shown, so that one of which is told here that it ends may have been renewed: %s", firstLine(s.certErr))
+			}
 			if s.health.Left > 0 {
 				l.add(Warning, "metadata", s.Name, "mend what is listed, and ask again", "has %d more things to tell than are listed here", s.health.Left)
 			}
@@ -244,10 +250,17 @@ func (f *healthFacts) judgeEtcd(l *problems, heard []*serverFacts) {
 			l.add(severity, "etcd", object, next, text, args...)
 		}
 	}
+	type endpoint struct {
+		asks int      // metadata servers that it was configured for
+		by   []string // those that it does not answer
+		err  string   // what the first of these was told
+	}
+	endpoints := map[string]*endpoint{}
+	cant := map[string][]string{} // metadata servers that can't ask it, by what each was told
 	for _, s := range heard {
 		e := &s.health.Etcd
 		if e.Error != "" {
-			once(Critical, "", "see that a majority of etcd's members runs and that "+s.Name+" reaches them", "metadata server %s can't ask it: %s", s.Name, e.Error)
+			cant[e.Error] = append(cant[e.Error], s.Name)
 		}
 		for _, a := range e.Alarms {
 			next := etcdSpace + "; then etcdctl alarm disarm"
@@ -256,12 +269,16 @@ func (f *healthFacts) judgeEtcd(l *problems, heard []*serverFacts) {
 			}
 			once(Critical, a, next, "has raised the alarm %s", a)
 		}
-		away := 0
 		for _, x := range e.Endpoints {
+			p := endpoints[x.Address]
+			if p == nil {
+				p = &endpoint{}
+				endpoints[x.Address] = p
+			}
+			p.asks++
 			switch {
 			case x.Error != "":
-				away++
-				once(Warning, x.Address, "start it again, or replace it as etcd's documentation says: one more may be one too many", "does not answer metadata server %s: %s", s.Name, x.Error)
+				p.by, p.err = append(p.by, s.Name), cmp.Or(p.err, x.Error)
 			case x.NoLeader:
 				once(Critical, x.Address, "see that a majority of etcd's members runs and that they reach each other", "knows no leader: nothing can be written")
 			case x.Quota > 0 && float64(x.Used) > etcdUsedHigh*float64(x.Quota), x.Quota > 0 && float64(x.Bytes) > etcdSizeHigh*float64(x.Quota):
@@ -270,6 +287,21 @@ func (f *healthFacts) judgeEtcd(l *problems, heard []*serverFacts) {
 		}
 		if s.health.JournalFull {
 			l.add(Critical, "metadata", s.Name, etcdSpace, "has volumes that take no changes, since etcd refuses writes for want of space")
+		}
+	}
+	for _, err := range sorted(cant) {
+		by := strings.Join(cant[err], ", ")
+		l.add(Critical, "etcd", "", "see that a majority of etcd's members runs, that "+by+" can reach them, and may ask them", "can't be asked by metadata servers %s: %s", by, err)
+	}
+	for _, address := range sorted(endpoints) {
+		p := endpoints[address]
+		by := strings.Join(p.by, ", ")
+		switch {
+		case len(p.by) == 0:
+		case len(p.by) < p.asks:
+			l.add(Warning, "etcd", address, "look at the network between them, and at the certificates of "+by, "does not answer metadata servers %s, and answers others: %s", by, p.err)
+		default:
+			l.add(Warning, "etcd", address, "start it again, or replace it as etcd's documentation says: one more may be one too many", "does not answer metadata servers %s: %s", by, p.err)
 		}
 	}
 }

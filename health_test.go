@@ -1,8 +1,10 @@
 package penstock
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -65,13 +67,30 @@ func TestHealthIsJudged(t *testing.T) {
 		{"one stopped", func(f *healthFacts) { f.servers = f.servers[:1] }, []string{"warning metadata m2: has joined the cluster and does not run"}},
 		{"a clock", func(f *healthFacts) { first(f).Now = healthNow.Add(-6 * time.Minute) }, []string{"warning clock m1: has a clock that differs from this machine's by -6m0s"}},
 		{"a long list", func(f *healthFacts) { first(f).Left = 3 }, []string{"warning metadata m1: has 3 more"}},
-		{"etcd is away", func(f *healthFacts) { first(f).Etcd = meta.EtcdHealth{Error: "no leader"} }, []string{"critical etcd : metadata server m1 can't ask it: no leader"}},
+		{"etcd is away", func(f *healthFacts) { first(f).Etcd = meta.EtcdHealth{Error: "no leader"} }, []string{"critical etcd : can't be asked by metadata servers m1: no leader"}},
+		{"etcd can't be asked, for two reasons", func(f *healthFacts) {
+			f.servers = append(f.servers, f.servers[0])
+			f.servers[2].Name, f.servers[2].health.Name = "m3", "m3"
+			for i, err := range []string{"no route", "bad certificate", "no route"} {
+				f.servers[i].health.Etcd = meta.EtcdHealth{Error: err}
+			}
+		}, []string{"critical etcd : can't be asked by metadata servers m1, m3: no route", "critical etcd : can't be asked by metadata servers m2: bad certificate"}},
 		{"etcd is full", func(f *healthFacts) {
 			both(f, func(h *meta.ServerHealth) { h.Etcd.Alarms, h.JournalFull = []string{"NOSPACE"}, h.Name == "m1" })
 		}, []string{"critical etcd NOSPACE: has raised", "critical metadata m1: has volumes that take no changes"}},
 		{"etcd is nearly full", func(f *healthFacts) { both(f, func(h *meta.ServerHealth) { h.Etcd.Endpoints[0].Used = 7 << 30 }) }, []string{"warning etcd https://e1:2379: has 7.0 GiB in use and a file of 2.0 GiB, its quota is 8.0 GiB"}},
 		{"etcd's file is", func(f *healthFacts) { both(f, func(h *meta.ServerHealth) { h.Etcd.Endpoints[0].Bytes = 7900 << 20 }) }, []string{"warning etcd https://e1:2379: has 1.0 GiB"}},
-		{"a member is away", func(f *healthFacts) { first(f).Etcd.Endpoints[2].Error = "refused" }, []string{"warning etcd https://e3:2379: does not answer metadata server m1: refused"}},
+		{"a member is away", func(f *healthFacts) {
+			both(f, func(h *meta.ServerHealth) { h.Etcd.Endpoints[2].Error = "refused by " + h.Name })
+		}, []string{"warning etcd https://e3:2379: does not answer metadata servers m1, m2: refused by m1"}},
+		{"a member is away from one server", func(f *healthFacts) { first(f).Etcd.Endpoints[2].Error = "refused" }, []string{"warning etcd https://e3:2379: does not answer metadata servers m1, and answers others: refused"}},
+		{"one server has members of its own", func(f *healthFacts) {
+			first(f).Etcd.Endpoints = []meta.EtcdEndpoint{{Address: "https://own:2379", Error: "refused"}}
+		}, []string{"warning etcd https://own:2379: does not answer metadata servers m1: refused"}},
+		{"a server did not say which certificates it knows", func(f *healthFacts) {
+			f.servers[1].certErr = errors.New("silent\nvery")
+			f.servers[1].health.Chunks.Lost = 1
+		}, []string{"warning metadata m2: did not say which certificates it was shown, so that one of which is told here that it ends may have been renewed: silent.", "critical chunks : 1 chunks have no good replica"}},
 		{"no leader", func(f *healthFacts) { both(f, func(h *meta.ServerHealth) { h.Etcd.Endpoints[2].NoLeader = true }) }, []string{"critical etcd https://e3:2379: knows no leader"}},
 		{"a node is away", func(f *healthFacts) {
 			both(f, func(h *meta.ServerHealth) {
@@ -148,6 +167,88 @@ func TestHealthIsJudged(t *testing.T) {
 		if len(got) != len(c.want) || h.Status != string(h.Problems[0].Severity) {
 			t.Errorf("%s: %s, %d problems instead of %d:\n%s", c.name, h.Status, len(got), len(c.want), strings.Join(got, "\n"))
 		}
+	}
+}
+
+// healthAsked are metadata servers that answer as a test says.
+type healthAsked struct {
+	*fakeSession
+	servers []wire.MetaServer
+	answer  func(addr string, q meta.HealthRequest) (meta.ServerHealth, error)
+}
+
+func (h *healthAsked) Cluster() string                { return "c" }
+func (h *healthAsked) MetaServers() []wire.MetaServer { return h.servers }
+func (h *healthAsked) Mirrors(context.Context, meta.VolumeID) ([]meta.Mirror, error) {
+	return nil, nil
+}
+func (h *healthAsked) Health(_ context.Context, addr string, q meta.HealthRequest) (meta.ServerHealth, error) {
+	return h.answer(addr, q)
+}
+
+// Who answered is believed, also if it says nothing when it is asked for certificates
+// that others know, or names no more those that it told of itself.
+func TestHealthAsksForCertificates(t *testing.T) {
+	ends := time.Now().Add(time.Hour)
+	old := meta.CertHealth{Identity: "client/c", Begins: ends.Add(-7 * 24 * time.Hour), Ends: ends}
+	mine := meta.CertHealth{Identity: "client/d", Begins: ends.Add(-7 * 24 * time.Hour), Ends: ends}
+	next := meta.CertHealth{Identity: "client/c", Begins: ends.Add(-time.Hour), Ends: ends.Add(7 * 24 * time.Hour)}
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	c, _ := open(t, w, Config{})
+	asked := &healthAsked{fakeSession: c.sess.(*fakeSession)}
+	var facts []meta.ServerHealth
+	for _, s := range goodFacts().servers {
+		s.health.Now = time.Now()
+		s.health.Certificate = nil
+		asked.servers, facts = append(asked.servers, s.MetaServer), append(facts, s.health)
+	}
+	facts[0].Chunks.Lost = 3
+	facts[0].Certificates = []meta.CertHealth{old, mine}
+	for _, x := range []struct {
+		name  string
+		again [2]error
+		want  []string // "severity part object"
+	}{
+		{"both answer", [2]error{}, []string{"critical chunks ", "warning certificate client/d"}},
+		{"the first is silent", [2]error{errors.New("silent"), nil}, []string{"critical chunks ", "warning metadata m1", "warning certificate client/d"}},
+		{"the second is", [2]error{nil, errors.New("silent")}, []string{"critical chunks ", "warning metadata m2", "warning certificate client/c", "warning certificate client/d"}},
+	} {
+		asked.answer = func(addr string, q meta.HealthRequest) (meta.ServerHealth, error) {
+			i := slices.IndexFunc(asked.servers, func(s wire.MetaServer) bool { return s.Addr == addr })
+			if len(q.Certificates) == 0 {
+				return facts[i], nil
+			}
+			var h meta.ServerHealth
+			if i == 1 {
+				h.Certificates = []meta.CertHealth{next}
+			}
+			if x.again[i] != nil {
+				h.Certificates = nil
+			}
+			return h, x.again[i]
+		}
+		c.sess = asked
+		h, err := c.Health(t.Context())
+		c.sess = asked.fakeSession
+		var got []string
+		for _, p := range h.Problems {
+			got = append(got, string(p.Severity)+" "+p.Part+" "+p.Object)
+		}
+		if err != nil || !slices.Equal(got, x.want) {
+			t.Errorf("%s: %q, %v", x.name, got, err)
+		}
+	}
+	asked.answer = func(_ string, q meta.HealthRequest) (meta.ServerHealth, error) {
+		if len(q.Certificates) > 0 {
+			return meta.ServerHealth{}, meta.E("health", meta.AccessDenied, "", nil)
+		}
+		return facts[0], nil
+	}
+	c.sess = asked
+	_, err := c.Health(t.Context())
+	c.sess = asked.fakeSession
+	if !errors.Is(err, meta.AccessDenied) {
+		t.Errorf("of who may not ask any more: %v", err)
 	}
 }
 
