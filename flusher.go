@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -88,11 +89,16 @@ func (v *Volume) flusher() {
 		v.dirtyMu.Lock()
 		round := len(v.dirty)
 		v.dirtyMu.Unlock()
+		var failed atomic.Bool // something of this round
 		for {
 			select {
 			case slots <- struct{}{}:
 			case <-c.ctx.Done():
 				return
+			}
+			if armed && failed.Load() {
+				<-slots
+				break // what failed at once fails again at once: the clock tries again
 			}
 			ws, bytes := v.nextGroup(armed)
 			if len(ws) == 0 {
@@ -104,6 +110,9 @@ func (v *Volume) flusher() {
 				v.pushGroup(c.ctx, ws, true)
 				v.commitGroup(c.ctx, ws)
 				err := v.settleGroup(c.ctx, ws)
+				if err != nil {
+					failed.Store(true)
+				}
 				v.flying.Add(-bytes)
 				<-slots
 				if err == nil && v.muchDirty() { // it may be what these files got meanwhile

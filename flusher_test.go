@@ -199,3 +199,51 @@ func TestFlushesSideBySideKeepOrder(t *testing.T) {
 		})
 	}
 }
+
+// A flush that fails at once, for want of space say, is tried again when the clock
+// says, however much waits; once there is room, everything gets there.
+func TestFailedFlushWaitsForTheClock(t *testing.T) {
+	// More files than all groups take that are on their way side by side.
+	const files, size, every, rounds = 7 * groupFiles, 8 << 10, time.Second, 10
+	const appends = files * size / gatherSize
+	inFakeTime(t, Config{WriteBuffer: 64 << 20, FlushEvery: every}, func(t *testing.T, w *world, v *Volume) {
+		asked, full := 0, true
+		w.mu.Lock()
+		w.fail = func(op meta.Op) error {
+			if _, ok := op.(*meta.AllocChunks); !ok || !full {
+				return nil
+			}
+			if asked++; asked > 50*appends { // it would go on for ever
+				full = false
+			}
+			return meta.E("allocate chunk", meta.NoSpace, "", nil)
+		}
+		w.mu.Unlock()
+		p := bytes.Repeat([]byte("x"), size)
+		for i := range files {
+			write(t, v, create(t, v, fmt.Sprint(i)), p, 0)
+		}
+		synctest.Wait()
+		w.mu.Lock()
+		if !full {
+			t.Errorf("a chunk was asked for %d times in no time", asked)
+		} else if !v.muchDirty() {
+			t.Error("not much is dirty: nothing is tested")
+		}
+		asked = 0
+		w.mu.Unlock()
+		time.Sleep(rounds * every)
+		w.mu.Lock()
+		// About once a round: those whose flush has failed may come again in the same.
+		t.Logf("in %d rounds of %d appends a chunk was asked for %d times", rounds, appends, asked)
+		if asked < rounds || asked > 3*(rounds+1)*appends || !full {
+			t.Error("that is not about once a round")
+		}
+		full = false
+		w.mu.Unlock()
+		time.Sleep(2 * every)
+		if n := v.dirtyBytes.Load(); n != 0 {
+			t.Errorf("%d bytes are dirty though there is room", n)
+		}
+	})
+}
