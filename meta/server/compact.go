@@ -74,6 +74,7 @@ type compaction struct {
 	joined time.Time     // when extents were last looked through for fragments,
 	took   time.Duration // which took so long
 	seen   meta.Seq      // the newest entry at the last look of which all was joined
+	heldUp bool          // some was left at the last look, since a client is away; guarded by the owner's mu
 
 	files, fragments atomic.Uint64 // to be joined, when last looked for
 	looks            atomic.Uint64 // begun
@@ -98,13 +99,24 @@ func (o *owner) compactLoop() {
 		}
 		wait := o.srv.cfg.CompactInterval
 		o.compaction.looks.Add(1)
-		if err := o.compact(); err != nil && o.ctx.Err() == nil {
+		err := o.compact()
+		if err != nil && o.ctx.Err() == nil {
 			o.log.Warn("compaction stopped, it is tried again", "error", err)
 			o.srv.stats.compactFailed.Add(1)
+		}
+		if err != nil || o.heldUp() {
 			wait = min(5*wait, max(wait, 30*time.Second))
 		}
 		t.Reset(wait)
 	}
+}
+
+// heldUp: at the last look some was left that a client which is away may have
+// cached.
+func (o *owner) heldUp() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.compaction.heldUp
 }
 
 // joinSoon is when a volume that nobody is in any more, and that will be closed,
@@ -143,6 +155,7 @@ func (o *owner) compact() error {
 		o.mu.Unlock()
 		return nil
 	}
+	o.compaction.heldUp = false
 	newest, inUse := o.newest(), len(o.entered) > 0
 	join := o.joinDue(newest, inUse)
 	if join {
@@ -179,7 +192,7 @@ func (o *owner) compact() error {
 		o.kickGC()
 	}
 	// What failed is looked for again, though nothing changes.
-	if err = errors.Join(errs...); err == nil && join && o.ctx.Err() == nil {
+	if err = errors.Join(errs...); err == nil && join && !o.heldUp() && o.ctx.Err() == nil {
 		o.compaction.seen = newest
 	}
 	return err
@@ -585,7 +598,8 @@ func (o *owner) resting() error {
 }
 
 // stillThere narrows moves of files, each in order of offsets, to what is mapped
-// as they say, and seen by no snapshot. Caller holds mu.
+// as they say, seen by no snapshot, and cached by nobody who is away: that is
+// looked for again. Caller holds mu.
 func (o *owner) stillThere(some []move) (out []move, err error) {
 	for len(some) > 0 {
 		n := 1
@@ -594,6 +608,10 @@ func (o *owner) stillThere(some []move) (out []move, err error) {
 		}
 		file := some[:n]
 		some = some[n:]
+		if o.leases.away(file[0].ino, meta.LeaseNone) {
+			o.compaction.heldUp = true
+			continue
+		}
 		i := 0
 		err := namespace.FileExtents(&view{o: o}, file[0].ino, file[0].ext.Off, file[n-1].ext.End(), func(e meta.Extent, kept bool) bool {
 			for i < n && file[i].ext.End() <= e.Off {
@@ -762,7 +780,8 @@ func (o *owner) swap(target meta.ChunkID, some []move) (moved int, err error) {
 // swapped runs an operation that changes where bytes of a file lie. Sessions that
 // cached the file's extents are asked to forget them first; those with data
 // still to commit keep it, since their commits only replace ranges. make is
-// called with mu held, when nobody has a lease on the file.
+// called with mu held, when nobody has a lease on the file. Errors: Again (a
+// session that is away has a lease: nobody knows when it gives that up), and make's.
 func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Result, error) {
 	k := &ticket{}
 	o.mu.Lock()
@@ -772,7 +791,12 @@ func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Resul
 			o.leases.unblock(k)
 			return nil, o.failed
 		}
-		ch := o.leases.conflict(o.vol, nil, ino, meta.LeaseNone)
+		if o.leases.away(ino, meta.LeaseNone) {
+			o.compaction.heldUp = true
+			o.leases.unblock(k)
+			return nil, meta.E("move extents", meta.Again, fmt.Sprintf("inode %d", ino), errors.New("a client that is away may have cached where they lie"))
+		}
+		ch := o.leases.ask(o.vol, nil, ino, meta.LeaseNone)
 		switch {
 		case ch != nil:
 			o.leases.block(k, ino)
@@ -783,11 +807,17 @@ func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Resul
 			break
 		}
 		o.mu.Unlock()
-		err := o.await(o.ctx, ch)
+		look := time.NewTimer(o.srv.cfg.SessionTTL / 4) // whoever is asked may go away
+		select {
+		case <-ch:
+		case <-look.C:
+		case <-o.ctx.Done():
+		}
+		look.Stop()
 		o.mu.Lock()
-		if err != nil {
+		if o.ctx.Err() != nil {
 			o.leases.unblock(k)
-			return nil, err
+			return nil, o.gone()
 		}
 	}
 	op, err := make()

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -49,6 +51,8 @@ type recall struct {
 	keep    meta.LeaseMode
 	pending map[*session]struct{}
 	done    chan struct{}
+	// wanted: somebody waits for it, not only what the owner does in the background.
+	wanted bool
 }
 
 func newLeaseTable() leaseTable {
@@ -221,6 +225,25 @@ func (t *leaseTable) unanswered(before time.Time) (late []*session) {
 	return late
 }
 
+// inTheWay lists the sessions that somebody waits for.
+func (t *leaseTable) inTheWay() (all []*session) {
+	for r := range t.asking {
+		if r.wanted {
+			all = slices.AppendSeq(all, maps.Keys(r.pending))
+		}
+	}
+	return all
+}
+
+// away reports whether a session that only lingers has more than keep on ino: who
+// asks for it may wait long.
+func (t *leaseTable) away(ino meta.Ino, keep meta.LeaseMode) (yes bool) {
+	if l := t.m[ino]; l != nil {
+		l.each(func(h *holder) { yes = yes || h.mode > keep && h.s.away.Load() })
+	}
+	return yes
+}
+
 // extend gives every recall that is out more time.
 func (t *leaseTable) extend(by time.Duration) {
 	for r := range t.asking {
@@ -246,8 +269,19 @@ func (t *leaseTable) recalled(s *session, ino meta.Ino, round uint64) {
 }
 
 // conflict asks every session but s that has more than keep on ino to give it
-// up, and returns what to wait for, nil when nobody has.
+// up, and returns what to wait for, nil when nobody has. A session that only
+// lingers, and has some, ends then.
 func (t *leaseTable) conflict(v meta.VolumeID, s *session, ino meta.Ino, keep meta.LeaseMode) <-chan struct{} {
+	ch := t.ask(v, s, ino, keep)
+	if ch != nil {
+		t.m[ino].recall.wanted = true
+	}
+	return ch
+}
+
+// ask is conflict for what the owner does in the background: no session ends for
+// it, so that it must not wait for those that are away.
+func (t *leaseTable) ask(v meta.VolumeID, s *session, ino meta.Ino, keep meta.LeaseMode) <-chan struct{} {
 	l := t.m[ino]
 	if l == nil || t.unsafe {
 		return nil

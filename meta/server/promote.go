@@ -57,6 +57,9 @@ type promotion struct {
 // until no chunk is open, and what was to be copied may be another afterwards.
 var errRolled = errors.New("the volume is being rolled back")
 
+// errHeld: clients that are away may have cached where all lies that is left.
+var errHeld = errors.New("clients that are away have cached what is left")
+
 // promote begins, or tells how far it is; a rate that is given holds from then on.
 // Errors: Invalid (the rate), Busy (it has clones itself).
 func (o *owner) promote(ctx context.Context, rate *uint64) (wire.PromoteStatus, error) {
@@ -224,7 +227,14 @@ func (o *owner) promoteAll(ctx context.Context, origin *cluster.Origin) error {
 		if err == nil {
 			more, err = o.adoptSome(ctx)
 		}
-		if err != nil && !errors.Is(err, errRolled) {
+		switch {
+		case errors.Is(err, errHeld):
+			select {
+			case <-time.After(o.srv.cfg.SessionTTL):
+			case <-ctx.Done():
+				return o.gone()
+			}
+		case err != nil && !errors.Is(err, errRolled):
 			return err
 		}
 	}
@@ -251,7 +261,7 @@ func (o *owner) promoteAll(ctx context.Context, origin *cluster.Origin) error {
 
 // adoptSome copies some of what lies in other volumes' chunks. When it finds
 // nothing of any generation there can be none later: only what is there can be
-// copied by reference.
+// copied by reference. Errors: errHeld, errRolled.
 func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 	if err := o.settled(ctx); err != nil {
 		return false, err
@@ -264,21 +274,33 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 	o.wg.Add(1) // the store is not closed under it
 	defer o.wg.Done()
 	frozen := o.st.Freeze()
+	away := map[meta.Ino]bool{}
+	for ino := range o.leases.m {
+		if o.leases.away(ino, meta.LeaseNone) {
+			away[ino] = true
+		}
+	}
 	o.mu.Unlock()
 	refs := map[meta.ChunkID][]namespace.ForeignExtent{}
 	n, left := 0, uint64(0)
 	err = namespace.ForeignExtents(frozen, func(e namespace.ForeignExtent) bool {
 		left += e.Len
-		if _, ok := refs[e.Chunk]; ok || n < promoteRefs {
+		if _, ok := refs[e.Chunk]; !away[e.Ino] && (ok || n < promoteRefs) {
 			refs[e.Chunk] = append(refs[e.Chunk], e)
 			n++
 		}
 		return o.ctx.Err() == nil
 	})
-	if err = errors.Join(err, frozen.Close()); err != nil || n == 0 {
+	if err = errors.Join(err, frozen.Close()); err != nil {
 		return false, err
 	}
 	o.promotion.left.Store(left)
+	if n == 0 && left > 0 {
+		return true, errHeld
+	}
+	if n == 0 {
+		return false, nil
+	}
 	ids := slices.SortedFunc(maps.Keys(refs), meta.ChunkID.Compare)
 	most := 256
 	if o.promotion.rate.Load() != 0 {
@@ -381,7 +403,7 @@ func (o *owner) adoptChunk(ctx context.Context, from meta.ChunkPlace, refs []nam
 			if err := context.Cause(ctx); err != nil {
 				return err
 			}
-			if err := o.adopt1(ino, some); err != nil {
+			if err := o.adopt1(ino, some); err != nil && !errors.Is(err, meta.Again) {
 				return err
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/wire"
 )
 
 // toPromote makes a clone of a volume with two files, each in a chunk of its own, and
@@ -100,6 +101,33 @@ func TestRollbackOfPromoted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A promotion moves what a mount that is away has cached when that is back, or gone;
+// the rest at once.
+func TestPromotionWaitsForNobodyAway(t *testing.T) {
+	s := newSiteTTL(t, 2*time.Second)
+	a := s.dial("a")
+	c, inos, _ := s.toPromote(t, a, nil)
+	sess := s.lingering("mount", func(p *peer) {
+		if _, err := p.Do(t.Context(), c, meta.OpID{}, &meta.GetAttr{Ino: inos[0]}, meta.LeaseShared); err != nil {
+			t.Fatal(err)
+		}
+	})
+	s.goAway(sess)
+	var st wire.PromoteStatus
+	eventually(t, "the other file is copied", func() (err error) {
+		if st, err = a.Promote(t.Context(), c, nil); err == nil {
+			err = unless(st.Copied == 1<<30 && st.Left == 1<<30)
+		}
+		return err
+	})
+	s.looked()
+	if st, err := a.Promote(t.Context(), c, nil); err != nil || st.Done || sess.ended.Load() {
+		t.Errorf("%+v, %v; the session ended: %v", st, err, sess.ended.Load())
+	}
+	s.srv.endSession(sess, errLeft)
+	s.promoted(t, c)
 }
 
 // While a volume is rolled back a promotion opens no chunk: the rollback would wait for

@@ -22,8 +22,9 @@ import (
 // An operation says how much of the session's promise is for it (Call.Reserved).
 // When it succeeds, that much of the promise is over: what it took is committed,
 // the rest is free again. Whoever asks for more than is free waits until
-// everybody gave back what lay idle, what was deleted is reaped, and what the
-// refusal rests on is in the journal (rule 13).
+// everybody gave back what lay idle, who was not heard of lately is heard of or
+// over, what was deleted is reaped, and what the refusal rests on is in the journal
+// (rule 13).
 //
 // Promises are in memory. Sessions claim theirs from the next owner, before it
 // admits anything; what they were answered and the journal lost is replayed
@@ -217,7 +218,7 @@ func (o *owner) reclaim() <-chan struct{} {
 	q.rounds++
 	r := &reclaim{round: q.rounds, pending: map[meta.SessionID]struct{}{}, done: make(chan struct{})}
 	for s := range o.entered {
-		if p := q.held[s.id]; p != nil && p.bytes > 0 && !p.waiting {
+		if p := q.held[s.id]; p != nil && p.bytes > 0 && !p.waiting && !s.away.Load() {
 			r.pending[s.id] = struct{}{}
 			s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: true, Round: r.round})
 			go s.flush() // whoever asks holds mu
@@ -251,6 +252,37 @@ type roomSearch struct {
 	synced        bool
 }
 
+// unheard tells whether sessions that were not heard of lately hold promises: they
+// are heard of in a moment, or end. One that only lingers ends for it. Caller holds mu.
+func (o *owner) unheard() (yes bool) {
+	for s := range o.entered {
+		p := o.quota.held[s.id]
+		if p == nil || p.bytes == 0 || s.idle() <= o.srv.cfg.SessionTTL/2 {
+			continue
+		}
+		yes = true
+		if s.idle() > o.srv.cfg.SessionTTL {
+			s.wanted.Store(true)
+		}
+	}
+	return yes
+}
+
+// promisesLeave tells whether sessions that are being ended have promises still: those are
+// free when what they left open is sealed. Caller holds mu.
+func (o *owner) promisesLeave() bool {
+	inside := map[meta.SessionID]bool{}
+	for s := range o.entered {
+		inside[s.id] = true
+	}
+	for id, p := range o.quota.held {
+		if p.bytes > 0 && !inside[id] {
+			return true
+		}
+	}
+	return o.quota.left > 0
+}
+
 // findRoom says what to wait for before a refusal is final; nil: it is. Caller
 // holds mu.
 func (o *owner) findRoom(k *roomSearch, cause error) <-chan struct{} {
@@ -263,13 +295,16 @@ func (o *owner) findRoom(k *roomSearch, cause error) <-chan struct{} {
 				return wait
 			}
 		}
+		if o.unheard() {
+			return soon()
+		}
 	}
 	reaping := false
 	if err := namespace.ReapQueue(&view{o: o}, func(meta.Ino) bool { reaping = true; return false }); err != nil {
 		return nil
 	}
 	o.freeLeft()
-	if (reaping || o.quota.left > 0) && k.waits < roomTries {
+	if (reaping || o.promisesLeave()) && k.waits < roomTries {
 		k.waits++
 		o.kickGC()
 		return soon()
@@ -431,7 +466,8 @@ func (o *owner) claimPromise(s *session, n uint64) {
 }
 
 // setPolicy journals a policy. A quota that comes waits until the sessions have
-// committed what they wrote without one, so that nothing of it is refused later;
+// committed what they wrote without one, so that nothing of it is refused later,
+// but for those that are away;
 // one that is lowered leaves the promises standing, and refuses what is new.
 func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 	if err := o.await(ctx, o.recovered); err != nil {
@@ -450,7 +486,7 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 		q.rounds++
 		r := &reclaim{round: q.rounds, pending: map[meta.SessionID]struct{}{}, done: make(chan struct{})}
 		for s := range o.entered {
-			if s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: true, Round: r.round, Settle: true}) {
+			if s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: true, Round: r.round, Settle: true}) && !s.away.Load() {
 				r.pending[s.id] = struct{}{}
 				go s.flush()
 			}

@@ -525,10 +525,12 @@ func (s *Server) expireLoop() {
 		for _, sess := range s.sessions {
 			switch idle := sess.idle(); {
 			case idle <= s.cfg.SessionTTL:
+				sess.away.Store(false)
 			case idle > time.Duration(sess.linger.Load()):
 				late = append(late, sess)
 			default:
 				lingering = append(lingering, sess)
+				sess.away.Store(true)
 			}
 		}
 		s.mu.Unlock()
@@ -558,10 +560,9 @@ func (s *Server) awaitedBy(lingering []*session) (awaited []*session) {
 		return nil
 	}
 	inTheWay := map[meta.SessionID]bool{}
-	now := time.Now()
 	for _, o := range s.owners() {
 		o.mu.Lock()
-		for _, sess := range o.leases.unanswered(now) {
+		for _, sess := range o.leases.inTheWay() {
 			inTheWay[sess.id] = true
 		}
 		for _, id := range o.locks.Holdups() {
@@ -586,14 +587,19 @@ func (s *Server) awaitedBy(lingering []*session) (awaited []*session) {
 const recallTTLs = 4
 
 // endStubborn ends sessions that are alive but answer no recall: others must
-// not wait for them for ever.
+// not wait for them for ever. Those that are away are awaitedBy's, and have as
+// much time to answer when they are back.
 func (s *Server) endStubborn(stood time.Duration) {
+	patience := recallTTLs * s.cfg.SessionTTL
 	for _, o := range s.owners() {
 		o.mu.Lock()
 		o.leases.extend(stood)
-		late := o.leases.unanswered(time.Now().Add(-recallTTLs * s.cfg.SessionTTL))
+		late := o.leases.unanswered(time.Now().Add(-patience))
 		o.mu.Unlock()
 		for _, sess := range late {
+			if sess.away.Load() || time.Since(s.epoch)-time.Duration(sess.returned.Load()) < patience {
+				continue
+			}
 			s.stats.expired.Add(1)
 			s.endSession(sess, errors.New("it left a recall unanswered"))
 		}

@@ -381,6 +381,87 @@ func TestNoEffectsNoWait(t *testing.T) {
 	}
 }
 
+// lingering is a mount whose process is gone, and whose session stands for another.
+func (s *site) lingering(name string, use func(p *peer)) *session {
+	s.t.Helper()
+	p := &peer{leases: map[meta.Ino]meta.LeaseMode{}}
+	var err error
+	if p.Session, err = client.Dial(s.t.Context(), client.Config{Addrs: []string{"unix:" + s.addr}, Name: name, Handler: p, Linger: time.Hour, Succeeded: true}); err != nil {
+		s.t.Fatal(err)
+	}
+	use(p)
+	sess := s.srv.session(p.ID())
+	p.Leave()
+	return sess
+}
+
+// goAway lets a session's lease run out.
+func (s *site) goAway(sess *session) {
+	s.t.Helper()
+	sess.renewed.Store(int64(time.Since(s.srv.epoch) - 2*s.ttl))
+	eventually(s.t, "the session lingers", func() error { return unless(sess.away.Load() || sess.ended.Load()) })
+}
+
+// looked waits until the server has looked at all sessions.
+func (s *site) looked() {
+	s.t.Helper()
+	for range 2 { // a look that had begun may be over with the first
+		p := s.dial("decoy")
+		sess := s.srv.session(p.ID())
+		p.Leave()
+		sess.renewed.Store(-int64(time.Hour))
+		<-sess.gone
+	}
+}
+
+// What the owner does by itself in the background ends no session that lingers, nor
+// waits for it; and does not keep anybody else from it.
+func TestBackgroundEndsNobody(t *testing.T) {
+	s := newSiteTTL(t, 4*time.Second)
+	other := s.dial("other")
+	var ino meta.Ino
+	sess := s.lingering("mount", func(p *peer) { ino = p.create(t, "x").Attr.Ino })
+	o := s.srv.opened(1)
+	stands := func(when string) {
+		t.Helper()
+		s.looked()
+		if sess.ended.Load() {
+			t.Fatal("it ended ", when)
+		}
+	}
+	other.snapshot(t, "one") // the mount is asked, and does not answer
+	o.mu.Lock()
+	for r := range o.leases.asking {
+		r.since = r.since.Add(-time.Hour)
+	}
+	if len(o.leases.asking) != 1 {
+		t.Errorf("%d recalls are out", len(o.leases.asking))
+	}
+	o.mu.Unlock()
+	s.goAway(sess)
+	stands("for a snapshot")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if late, err := o.recallWriters(ctx); late != 1 || err != nil {
+		t.Errorf("a snapshot waits for it: %d, %v", late, err)
+	}
+	if _, err := o.swapped(ino, func() (meta.Op, error) { return nil, errors.New("its extents are moved") }); !errors.Is(err, meta.Again) {
+		t.Error(err)
+	}
+	stands("since its extents were to be moved")
+
+	sess.touch() // it is heard of again
+	stands("since it was asked long ago")
+	s.goAway(sess)
+	if err := other.try(t, &meta.Open{Ino: ino}); err != nil {
+		t.Fatal(err)
+	}
+	if !sess.ended.Load() {
+		t.Error("it stands, though another client wanted what it held")
+	}
+}
+
 // A session whose client asked for it outlives its lease as long as nobody wants
 // what it holds, for a process that goes on with it; and not a moment longer.
 func TestLingering(t *testing.T) {

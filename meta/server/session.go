@@ -40,7 +40,12 @@ type session struct {
 	// renewed is when the last keep-alive came, nanoseconds of the server's
 	// monotonic clock.
 	renewed atomic.Int64
-	ended   atomic.Bool
+	// away: it was not heard of for longer than a lease, and lingers. Only expireLoop
+	// finds that, which knows for how long this process stood still. returned is when
+	// it was heard of again, on the same clock.
+	away     atomic.Bool
+	returned atomic.Int64
+	ended    atomic.Bool
 	// linger is how long after the last keep-alive another process may go on with
 	// the session, nanoseconds; wanted: meanwhile somebody was refused what it holds.
 	linger  atomic.Int64
@@ -207,7 +212,13 @@ func (s *session) detach(conn net.Conn) {
 	conn.Close()
 }
 
-func (s *session) touch() { s.renewed.Store(int64(time.Since(s.srv.epoch))) }
+func (s *session) touch() {
+	now := int64(time.Since(s.srv.epoch))
+	s.renewed.Store(now)
+	if s.away.Swap(false) {
+		s.returned.Store(now)
+	}
+}
 
 func (s *session) idle() time.Duration {
 	return time.Since(s.srv.epoch) - time.Duration(s.renewed.Load())

@@ -24,7 +24,8 @@ import (
 //
 //  1. nobody gets an exclusive lease, and those that are out are taken back:
 //     clients hold their writers, commit what is buffered, synced, and close
-//     open-ended extents; from its answer on a client acknowledges nothing;
+//     open-ended extents; from its answer on a client acknowledges nothing.
+//     Nobody waits for one that is away, nor ends it;
 //  2. the open-ended extents of who does not answer in time are sealed, at what
 //     was synced at least, under a higher fence;
 //  3. TakeSnapshot runs, exclusive leases are given again, and the caller waits
@@ -155,14 +156,17 @@ func (o *owner) recallWriters(ctx context.Context) (late int, err error) {
 	for {
 		var waits []<-chan struct{}
 		o.mu.Lock()
+		late = 0
 		for ino := range o.leases.writable {
-			if ch := o.leases.conflict(o.vol, nil, ino, meta.LeaseShared); ch != nil {
+			if o.leases.away(ino, meta.LeaseShared) {
+				late++
+			} else if ch := o.leases.ask(o.vol, nil, ino, meta.LeaseShared); ch != nil {
 				waits = append(waits, ch)
 			}
 		}
 		o.mu.Unlock()
 		if len(waits) == 0 {
-			return 0, nil
+			return late, nil
 		}
 		for _, ch := range waits {
 			select {
