@@ -12,6 +12,11 @@ import (
 // machine. It is more than a Writer's window, or appends would wait for space twice.
 const ringSize = 16 << 20
 
+// ringHot is how much of a ring is used where that is enough: a page that was used
+// a moment ago costs a fraction of another one, and of one that was never used yet
+// a small one.
+const ringHot = 4 << 20
+
 func closeFD(fd int) { unix.Close(fd) }
 
 // ring is memory that the server sees, too: appends lie in it while they are
@@ -62,9 +67,11 @@ func (r *ring) take(n int) (p []byte, pos, end uint64) {
 	}
 	at := r.head % size
 	head := r.head
-	if at+uint64(n) > size {
-		head += size - at // the rest is too short: begin at the front
-		at = 0
+	front := head + size - at // the front's next turn
+	if at+uint64(n) > size || at >= ringHot && front+uint64(n)-r.tail <= size {
+		// The rest is too short, or the front, which is in the caches, is free
+		// already: nobody needs all of the ring unless so much is under way.
+		head, at = front, 0
 	}
 	if head+uint64(n)-r.tail > size {
 		return nil, 0, 0

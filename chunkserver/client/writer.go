@@ -429,6 +429,15 @@ func (w *Writer) Wait(ctx context.Context) error {
 	return w.wait(ctx, func() bool { return w.ackedLocked() >= upTo })
 }
 
+// Within returns when at most n of the bytes appended before the call are not
+// acknowledged by every replica.
+func (w *Writer) Within(ctx context.Context, n uint64) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	upTo := w.length - min(n, w.length)
+	return w.wait(ctx, func() bool { return w.ackedLocked() >= upTo })
+}
+
 // Sync returns when all bytes appended before the call are durable on every
 // replica. The request follows the appends at once, without waiting for
 // their answers; several callers share one.
