@@ -919,6 +919,8 @@ func (f *fakeChunks) Awaited([]meta.ServerID) bool {
 }
 func (f *fakeChunks) Close() error { return nil }
 
+func (x *fakeWriter) Within(context.Context, uint64) error { return nil }
+
 func (x *fakeWriter) Failed() []meta.ServerID { return nil }
 
 func (x *fakeWriter) Acked() uint64 { return x.Len() }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"penstock.io/penstock/meta"
 )
@@ -31,7 +32,9 @@ import (
 //     the target that is neither what base had there nor absent was made here
 //     before, for this snapshot.
 //  2. Contents, several files at a time: of files that were there, the ranges
-//     whose place in chunks is another one than in base; of new ones, all.
+//     whose place in chunks is another one than in base; of new ones, all. What is
+//     worth it goes past the client's write buffer, since the source still has it
+//     if a chunk fails (bulk.go).
 //  3. Attributes; times last, when the file's bytes are committed. So a file
 //     whose size and time are right is whole.
 //  4. Directories' attributes, when nothing in them changes any more.
@@ -39,11 +42,12 @@ import (
 // A first copy has no base: every entry is new.
 
 const (
-	mirrorFiles   = 16      // files copied at a time
-	mirrorReads   = 4       // reads ahead of the writing of one file
-	mirrorSegment = 1 << 20 // bytes of one read
-	mirrorBatch   = 2000    // files whose times are set after one sync
-	mirrorResume  = 8 << 20 // files of so many bytes are not copied from the beginning again
+	mirrorFiles   = 16               // files copied at a time
+	mirrorReads   = 8                // reads ahead of the writing of one file, at most
+	mirrorSegment = 1 << 20          // bytes of one read
+	mirrorBatch   = 2000             // files whose times are set after one sync
+	mirrorLate    = time.Millisecond // a read that takes so long more than a write is worth reading further ahead
+	mirrorResume  = 8 << 20          // files of so many bytes are not copied from the beginning again
 )
 
 // mirrorCopy is one way from base to a snapshot.
@@ -57,6 +61,9 @@ type mirrorCopy struct {
 
 	files  chan mirrorFile
 	synced chan mirrorFile
+	late   sync.WaitGroup        // commits of files that were copied in bulk
+	room   *semaphore.Weighted   // for bytes of these
+	fail   func(error)           // ends all with an error
 	ids    map[meta.Ino]meta.Ino // in the source -> in the target
 	dirs   map[meta.Ino]meta.Ino // whose attributes are set at the end
 	stage  string                // name of the staging directory
@@ -75,6 +82,7 @@ func (m *mirrorCopy) run(ctx context.Context, changes []meta.Change) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	m.files, m.synced = make(chan mirrorFile, 4*mirrorFiles), make(chan mirrorFile, mirrorBatch)
+	m.room, m.fail = semaphore.NewWeighted(bulkUnready), cancel
 	m.ids, m.dirs = map[meta.Ino]meta.Ino{}, map[meta.Ino]meta.Ino{meta.RootIno: meta.RootIno}
 	var copying, setting sync.WaitGroup
 	for range mirrorFiles {
@@ -107,6 +115,7 @@ func (m *mirrorCopy) run(ctx context.Context, changes []meta.Change) error {
 	}
 	close(m.files)
 	copying.Wait()
+	m.late.Wait()
 	close(m.synced)
 	setting.Wait()
 	if err := context.Cause(ctx); err != nil {
@@ -554,6 +563,7 @@ func (m *mirrorCopy) fill(ctx context.Context, f mirrorFile) error {
 	}
 	a, t := &f.a, &e.Attr
 	m.inodes.Add(1)
+	var rest func() error // of its contents
 	if a.IsRegular() && f.content {
 		known := f.fresh
 		if !f.fresh {
@@ -565,16 +575,34 @@ func (m *mirrorCopy) fill(ctx context.Context, f mirrorFile) error {
 		}
 		if known && t.Mtime == a.Mtime && t.Size == a.Size && a.Mtime != 0 {
 			f.content = false // it was copied before
-		} else if err := m.fillData(ctx, &f, t); err != nil {
+		} else if rest, err = m.fillData(ctx, &f, t); err != nil {
 			return err
 		}
+	}
+	if rest != nil {
+		// Beside the files that come next: it mostly waits for disks.
+		whole := f
+		m.late.Go(func() {
+			err := rest()
+			if err == nil {
+				err = m.written(ctx, whole)
+			}
+			if err != nil {
+				m.fail(err)
+			}
+		})
 	}
 	if err := m.setOwner(ctx, f.src, f.dst, a, t); err != nil {
 		return err
 	}
-	if t.Mtime == a.Mtime && t.Atime == a.Atime && !f.content {
+	if rest != nil || t.Mtime == a.Mtime && t.Atime == a.Atime && !f.content {
 		return nil
 	}
+	return m.written(ctx, f)
+}
+
+// written has the times of a file set.
+func (m *mirrorCopy) written(ctx context.Context, f mirrorFile) error {
 	select {
 	case m.synced <- f:
 		return nil
@@ -583,23 +611,65 @@ func (m *mirrorCopy) fill(ctx context.Context, f mirrorFile) error {
 	}
 }
 
-// fillData copies what differs.
-func (m *mirrorCopy) fillData(ctx context.Context, f *mirrorFile, t *meta.Attr) error {
+// fillData copies what differs. If rest is not nil, the contents are there when that
+// was called and gave no error.
+func (m *mirrorCopy) fillData(ctx context.Context, f *mirrorFile, t *meta.Attr) (rest func() error, _ error) {
 	data, holes, err := m.ranges(ctx, f, t)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if t.Size != f.a.Size {
 		if _, err := m.dst.SetAttr(ctx, nil, meta.SetAttr{Ino: f.dst, Mask: meta.SetSize, Size: f.a.Size}); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	for _, r := range holes {
 		if err := m.dst.Fallocate(ctx, nil, meta.Fallocate{Ino: f.dst, Mode: meta.FallocPunchHole | meta.FallocKeepSize, Off: r.lo, Len: r.hi - r.lo}); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return m.copyRanges(ctx, f, data)
+	var bytes uint64
+	for _, r := range data {
+		bytes += r.hi - r.lo
+	}
+	m.planned.Add(bytes)
+	write := func(ctx context.Context, p []byte, off uint64) error {
+		_, err := m.dst.Write(ctx, nil, f.dst, p, int64(off), false, false)
+		return err
+	}
+	if !m.dst.bulkFits(len(data), bytes) {
+		return nil, m.copyRanges(ctx, f.src, data, write)
+	}
+	room := int64(min(bytes, bulkCommit))
+	if err := m.room.Acquire(ctx, room); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	b := m.dst.newBulk(f.dst)
+	failed := m.copyRanges(ctx, f.src, data, b.write)
+	src := f.src
+	return func() error {
+		defer m.room.Release(room)
+		err := failed
+		if err == nil {
+			err = b.commit(ctx)
+		}
+		b.end()
+		if err == nil || ctx.Err() != nil || !bulkAgain(err) {
+			return err
+		}
+		// A chunk failed: all of it the ordinary way, which tries others, with pauses.
+		m.dst.c.log.Info("a file of a mirror is written once more", "file", m.dst.subject(b.in.ino), "error", err)
+		return m.copyRanges(ctx, src, data, write)
+	}, nil
+}
+
+// bulkAgain tells whether what failed may succeed if it is written again.
+func bulkAgain(err error) bool {
+	switch meta.KindOf(err) {
+	case meta.NoSpace, meta.QuotaExceeded, meta.SessionExpired, meta.ReadOnly, meta.AccessDenied, meta.Stale:
+		return false
+	}
+	return true
 }
 
 // setOwner sets everything but times and contents.
@@ -884,11 +954,11 @@ func without(l, sub []span) (out []span) {
 // fraction of what new memory does.
 var mirrorBuffers = sync.Pool{New: func() any { return new([mirrorSegment]byte) }}
 
-// copyRanges copies bytes: reads go ahead of writes, which stay in order.
-func (m *mirrorCopy) copyRanges(ctx context.Context, f *mirrorFile, ranges []span) error {
+// copyRanges reads bytes and has them written: reads go ahead of writes, which stay
+// in order.
+func (m *mirrorCopy) copyRanges(ctx context.Context, src meta.Ino, ranges []span, write func(ctx context.Context, p []byte, off uint64) error) error {
 	var segments []span
 	for _, r := range ranges {
-		m.planned.Add(r.hi - r.lo)
 		for ; r.lo < r.hi; r.lo += min(mirrorSegment, r.hi-r.lo) {
 			segments = append(segments, span{r.lo, min(r.lo+mirrorSegment, r.hi)})
 		}
@@ -904,40 +974,53 @@ func (m *mirrorCopy) copyRanges(ctx context.Context, f *mirrorFile, ranges []spa
 		}
 		buf := mirrorBuffers.Get().(*[mirrorSegment]byte)
 		a.buf, a.p = buf, buf[:s.hi-s.lo]
-		n, err := m.to.Read(ctx, f.src, a.p, int64(s.lo))
+		n, err := m.to.Read(ctx, src, a.p, int64(s.lo))
 		if err == nil && n < len(a.p) {
-			err = meta.E("mirror", meta.Corrupt, m.to.subject(f.src), fmt.Errorf("%d bytes at %d, there should be %d", n, s.lo, len(a.p)))
+			err = meta.E("mirror", meta.Corrupt, m.to.subject(src), fmt.Errorf("%d bytes at %d, there should be %d", n, s.lo, len(a.p)))
 		}
 		a.err = err
 		return a
 	}
 	answers := make([]chan answer, len(segments))
 	begin := func(i int) {
-		if i < len(segments) {
-			answers[i] = make(chan answer, 1)
-			// Their turns are in the order of the file: what comes first is written first.
-			at := m.pace.turn(segments[i].hi - segments[i].lo)
-			go func() { answers[i] <- read(segments[i], at) }()
+		answers[i] = make(chan answer, 1)
+		// Their turns are in the order of the file: what comes first is written first.
+		at := m.pace.turn(segments[i].hi - segments[i].lo)
+		go func() { answers[i] <- read(segments[i], at) }()
+	}
+	// Only as many reads go ahead as keep the writer from waiting: a source that is
+	// near needs two buffers, which stay in the processor's caches.
+	begun, ahead := 0, 2
+	more := func(upTo int) {
+		for ; begun < min(upTo, len(segments)); begun++ {
+			begin(begun)
 		}
 	}
-	for i := range mirrorReads {
-		begin(i)
-	}
+	more(ahead)
 	var failed error
 	for i, s := range segments {
 		if answers[i] == nil {
 			break
 		}
-		a := <-answers[i] // every read that was begun is waited for
+		var a answer // every read that was begun is waited for
+		select {
+		case a = <-answers[i]:
+		default:
+			waits := time.Now()
+			a = <-answers[i]
+			if i > 0 && time.Since(waits) > mirrorLate {
+				ahead = min(ahead+1, mirrorReads)
+			}
+		}
 		if failed == nil {
 			failed = a.err
 		}
 		if failed == nil {
-			_, failed = m.dst.Write(ctx, nil, f.dst, a.p, int64(s.lo), false, false)
+			failed = write(ctx, a.p, s.lo)
 		}
 		if failed == nil {
 			m.sent.Add(s.hi - s.lo)
-			begin(i + mirrorReads)
+			more(i + 1 + ahead)
 		}
 		if a.buf != nil {
 			mirrorBuffers.Put(a.buf)

@@ -79,6 +79,8 @@ type chunkIO interface {
 
 type chunkWriter interface {
 	Append(ctx context.Context, p []byte) (off uint64, err error)
+	// Within waits until at most n of the bytes are not acknowledged.
+	Within(ctx context.Context, n uint64) error
 	Sync(ctx context.Context) error
 	Len() uint64
 	// Acked is how many bytes every replica has.
