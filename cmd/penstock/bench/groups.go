@@ -6,6 +6,7 @@ func groups() []group {
 		largeGroup(),
 		checkpointGroup(),
 		smallGroup(),
+		imagesGroup(),
 		entriesGroup(1),
 		entriesGroup(8),
 		listGroup(),
