@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,10 +29,9 @@ read-only, or do not answer fail by themselves.
 
 To exchange a disk:
 
-  penstock disk fail DISK       # it takes nothing new, its data is moved elsewhere
-  penstock disk list            # until it holds nothing that is needed: see 'penstock node list'
-  penstock disk replace DISK    # the server lets go of it: unmount it
-  penstock disk replace DISK    # once more, with an empty file system mounted there
+  penstock disk fail DISK --wait   # it takes nothing new, its data is moved elsewhere
+  penstock disk replace DISK       # the server lets go of it: unmount it
+  penstock disk replace DISK       # once more, with an empty file system mounted there
 
 A disk that failed by itself needs the last two steps only. DISK is the id that
 'penstock disk list' shows, or the beginning of one.`,
@@ -51,6 +52,11 @@ type diskView struct {
 	Detail string `json:"detail,omitempty" yaml:"detail,omitempty"`
 	Total  uint64 `json:"total_bytes" yaml:"total_bytes"`
 	Free   uint64 `json:"free_bytes" yaml:"free_bytes"`
+	// Of a disk that is being emptied: what is still to be moved. Pending: not all
+	// volumes were looked through.
+	Chunks  uint64 `json:"chunks_to_move,omitempty" yaml:"chunks_to_move,omitempty"`
+	Bytes   uint64 `json:"bytes_to_move,omitempty" yaml:"bytes_to_move,omitempty"`
+	Pending bool   `json:"pending,omitempty" yaml:"pending,omitempty"`
 	// Scrub is how far the reading of everything is, 0 to 1; ScrubEnd when it was last done.
 	Scrub    float64 `json:"scrub,omitempty" yaml:"scrub,omitempty"`
 	ScrubEnd string  `json:"scrub_end,omitempty" yaml:"scrub_end,omitempty"`
@@ -122,10 +128,11 @@ func newDiskList() *cobra.Command {
 						views = append(views, v)
 					}
 				}
+				warn(cmd, countLeft(cmd.Context(), s, views))
 				return out.print(cmd.OutOrStdout(), views, func(t *table) {
-					t.row("NODE", "DISK", "PATH", "CLASS", "STATE", "USED", "FREE", "SCRUBBED", "DETAIL")
+					t.row("NODE", "DISK", "PATH", "CLASS", "STATE", "USED", "FREE", "TO MOVE", "SCRUBBED", "DETAIL")
 					for _, v := range views {
-						t.row(v.Server, short(v.ID), v.Path, v.Class, v.State, bytesText(v.Total-min(v.Free, v.Total)), bytesText(v.Free), v.scrubText(), v.Detail)
+						t.row(v.Server, short(v.ID), v.Path, v.Class, v.State, bytesText(v.Total-min(v.Free, v.Total)), bytesText(v.Free), v.moveText(), v.scrubText(), v.Detail)
 					}
 				})
 			})
@@ -139,6 +146,16 @@ func newDiskList() *cobra.Command {
 
 // short is enough of a disk's id to tell it from others.
 func short(id string) string { return id[:min(len(id), 12)] }
+
+func (d diskView) moveText() string {
+	switch {
+	case d.State != meta.DiskFailing.String():
+		return "-"
+	case d.Chunks == 0 && d.Pending:
+		return "?"
+	}
+	return fmt.Sprintf("%d (%s)", d.Chunks, bytesText(d.Bytes))
+}
 
 func (d diskView) scrubText() string {
 	switch {
@@ -177,8 +194,9 @@ func (n *nodeFlag) String() string {
 // Type names the value in help texts.
 func (n *nodeFlag) Type() string { return "number" }
 
-// diskOrder asks, unless told not to, and hands the word to the disk's server.
-func diskOrder(cmd *cobra.Command, w *where, id, entry, question string, yes bool) error {
+// diskOrder asks, unless told not to, and hands the word to the disk's server;
+// after does what is then left to do, and is told what came of it.
+func diskOrder(cmd *cobra.Command, w *where, id, entry, question string, yes bool, after func(*client.Session, diskView, error) error) error {
 	return w.with(cmd.Context(), func(s *client.Session) error {
 		d, err := findDisk(cmd.Context(), s, id)
 		if err != nil {
@@ -190,31 +208,102 @@ func diskOrder(cmd *cobra.Command, w *where, id, entry, question string, yes boo
 			}
 		}
 		_, err = s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminDisk, Ino: meta.Ino(d.Server), Name: d.ID, Entry: entry})
-		return err
+		return after(s, d, err)
 	})
+}
+
+// countLeft says what is still to be moved off disks that are being emptied. With
+// an error, of what could not be asked, it is pending.
+func countLeft(ctx context.Context, s *client.Session, views []diskView) error {
+	if !slices.ContainsFunc(views, func(v diskView) bool { return v.State == meta.DiskFailing.String() }) {
+		return nil
+	}
+	r, err := readRepair(ctx, s)
+	for i := range views {
+		if v := &views[i]; v.State == meta.DiskFailing.String() {
+			left := r.Disks[v.ID]
+			v.Chunks, v.Bytes, v.Pending = left.Chunks, left.Bytes, err != nil || r.Unscanned > 0
+		}
+	}
+	return err
+}
+
+// emptyTimes is how often in a row a disk must be found empty: a volume may be
+// between two owners, or its owner has not heard yet that the disk was given up.
+const emptyTimes = 3
+
+// waitEmptied shows how much is left on a disk that was given up, until that is
+// nothing. Errors: IO if it fails meanwhile.
+func waitEmptied(cmd *cobra.Command, s *client.Session, d diskView) error {
+	ctx := cmd.Context()
+	p := newProgress(cmd)
+	defer p.end()
+	var most uint64
+	for empty := 0; empty < emptyTimes; {
+		all, err := listDisks(ctx, s)
+		all = slices.DeleteFunc(all, func(x diskView) bool { return x.ID != d.ID })
+		err = errors.Join(err, countLeft(ctx, s, all))
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		was := empty
+		empty = 0
+		switch {
+		case err != nil:
+			p.show("not all metadata servers answer: " + firstLine(err))
+		case len(all) == 0:
+			p.show(fmt.Sprintf("chunk server %d is not connected", d.Server))
+		case all[0].State == meta.DiskFailed.String() || all[0].State == meta.DiskRemoved.String():
+			return meta.E("empty disk", meta.IO, d.ID, fmt.Errorf("it can't be read any more (%s): what it held is copied from other servers, see 'penstock cluster status'", all[0].Detail))
+		case all[0].State != meta.DiskFailing.String():
+			p.show("the metadata server has not heard of it yet")
+		case all[0].Chunks > 0:
+			most = max(most, all[0].Bytes)
+			p.show(fmt.Sprintf("%s are left, %.0f %% done", all[0].moveText(), 100*float64(most-all[0].Bytes)/float64(max(most, 1))))
+		case all[0].Pending:
+			p.show("volumes are still being looked through")
+		default:
+			empty = was + 1
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+	p.show(fmt.Sprintf("nothing that is needed is left on %s: 'penstock disk replace %s' lets go of it", d, short(d.ID)))
+	return nil
 }
 
 func newDiskFail() *cobra.Command {
 	var w where
-	var yes bool
+	var yes, wait bool
 	cmd := &cobra.Command{
 		Use:   "fail DISK",
 		Short: "Give a disk up: it takes nothing new, its data is moved elsewhere",
 		Long: `Gives a disk up. It takes nothing new; what it holds is served until it was
 copied elsewhere. 'penstock disk replace' puts a new one in its place. It cannot
-be taken back.`,
-		Example: `  penstock disk fail 4f1c09 --yes`,
+be taken back. With --wait the command shows the progress and ends when nothing
+that is needed is left on it; interrupted, it leaves the copying going on. Without
+it, see TO MOVE in 'penstock disk list'.`,
+		Example: `  penstock disk fail 4f1c09 --yes --wait`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := diskOrder(cmd, &w, args[0], "fail", "Give up disk %s?", yes); err != nil {
-				return err
-			}
-			cmd.Println("given up; its data is being moved")
-			return nil
+			return diskOrder(cmd, &w, args[0], "fail", "Give up disk %s?", yes, func(s *client.Session, d diskView, err error) error {
+				if err != nil {
+					return err
+				}
+				cmd.Println("given up; its data is being moved")
+				if !wait {
+					return nil
+				}
+				return waitEmptied(cmd, s, d)
+			})
 		},
 	}
 	w.flags(cmd)
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until nothing is left on it")
 	return cmd
 }
 
@@ -226,16 +315,22 @@ func newDiskReplace() *cobra.Command {
 		Short: "Let go of a disk that failed or was given up, and take a new one in its place",
 		Long: `Makes the chunk server let go of a disk that failed or was given up, so that it
 can be unmounted. If the directory is empty, it becomes a new disk; else mount
-an empty file system there and run the command again. A disk that serves is not
-let go of.`,
+an empty file system there and run the command again, which fails as long as
+something is there. A disk that is well is not let go of.`,
 		Example: `  penstock disk replace 4f1c09 --yes`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := diskOrder(cmd, &w, args[0], "replace", "Let go of disk %s? Replicas that are nowhere else are lost.", yes); err != nil {
-				return err
-			}
-			cmd.Println("replaced; see 'penstock disk list'")
-			return nil
+			return diskOrder(cmd, &w, args[0], "replace", "Let go of disk %s? Replicas that are nowhere else are lost.", yes, func(_ *client.Session, d diskView, err error) error {
+				if d.State == meta.DiskFailing.String() && meta.KindOf(err) == meta.Exists {
+					cmd.Printf("let go of; unmount %s, mount an empty file system there, then once more: penstock disk replace %s\n", d.Path, short(d.ID))
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+				cmd.Println("replaced; see 'penstock disk list'")
+				return nil
+			})
 		},
 	}
 	w.flags(cmd)

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,8 @@ type fault struct {
 	server  meta.ServerID
 	state   placement.ReplicaState
 	corrupt bool // whoever found it read the bytes
+	// disk is the one that it is to leave, of those that are to be emptied.
+	disk string
 }
 
 // faults are what is wrong with replicas that records name.
@@ -33,6 +36,11 @@ type faults struct {
 }
 
 func (f *faults) set(id meta.ChunkID, server meta.ServerID, state placement.ReplicaState, corrupt bool) {
+	f.note(id, fault{server: server, state: state, corrupt: corrupt})
+}
+
+// note is set; a replica that is found bad still is on the disk that it was to leave.
+func (f *faults) note(id meta.ChunkID, x fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.m == nil {
@@ -40,12 +48,35 @@ func (f *faults) set(id meta.ChunkID, server meta.ServerID, state placement.Repl
 	}
 	l := f.m[id]
 	for i := range l {
-		if l[i].server == server {
-			l[i].state, l[i].corrupt = state, l[i].corrupt || corrupt
+		if l[i].server == x.server {
+			l[i].state, l[i].corrupt, l[i].disk = x.state, l[i].corrupt || x.corrupt, cmp.Or(x.disk, l[i].disk)
 			return
 		}
 	}
-	f.m[id] = append(l, fault{server, state, corrupt})
+	f.m[id] = append(l, x)
+}
+
+// sealed forgets what was wrong with an open chunk's replicas, but for the disks
+// that they are to leave.
+func (f *faults) sealed(id meta.ChunkID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if l := slices.DeleteFunc(f.m[id], func(x fault) bool { return x.disk == "" }); len(l) > 0 {
+		f.m[id] = l
+	} else {
+		delete(f.m, id)
+	}
+}
+
+// onDisks counts a chunk's replicas on disks that are to be emptied.
+func (f *faults) onDisks(rec *meta.ChunkRecord, st *RepairStatus) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, x := range f.m[rec.ID] {
+		if x.disk != "" && slices.Contains(rec.Servers, x.server) {
+			st.addDisk(x.disk, DiskChunks{Chunks: 1, Bytes: rec.Length})
+		}
+	}
 }
 
 func (f *faults) clear(id meta.ChunkID, server meta.ServerID) {
@@ -337,6 +368,10 @@ func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.
 		}
 		return
 	}
+	emptied := emptying(x, c.Disk)
+	if rec.State == meta.ChunkOpen && emptied {
+		o.faults.note(c.ID, fault{server: server, state: placement.Unfit, disk: c.Disk}) // it is sealed for that
+	}
 	if rec.State != meta.ChunkSealed {
 		return // its writer, or its deletion, looks after it
 	}
@@ -356,21 +391,23 @@ func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.
 	switch {
 	case bad:
 		o.faults.set(c.ID, server, placement.Bad, c.Err == meta.Corrupt)
-	case unfit(x, c.Disk, policy):
+	case emptied:
+		o.faults.note(c.ID, fault{server: server, state: placement.Unfit, disk: c.Disk})
+	case otherClass(x, c.Disk, policy):
 		o.faults.set(c.ID, server, placement.Unfit, false)
 	case !o.faults.corrupt(c.ID, server):
 		o.faults.clear(c.ID, server)
 	}
 }
 
-// unfit: the disk is to be emptied, or of another class than the policy wants.
-func unfit(x *sighting, disk string, policy *meta.Policy) bool {
-	for _, d := range x.info.Disks {
-		if d.ID == disk {
-			return d.State == meta.DiskFailing || policy.Class != "" && d.Class != policy.Class
-		}
-	}
-	return false
+// emptying: what the disk serves is to be moved elsewhere.
+func emptying(x *sighting, disk string) bool {
+	return slices.ContainsFunc(x.info.Disks, func(d meta.DiskInfo) bool { return d.ID == disk && d.State == meta.DiskFailing })
+}
+
+// otherClass: the disk is of another class than the policy wants.
+func otherClass(x *sighting, disk string, policy *meta.Policy) bool {
+	return policy.Class != "" && slices.ContainsFunc(x.info.Disks, func(d meta.DiskInfo) bool { return d.ID == disk && d.Class != policy.Class })
 }
 
 // confirmMissing asks servers whose lists were complete, and that a record
@@ -445,6 +482,7 @@ func (o *owner) walk(m *placement.Map, seal bool, planned func(*meta.ChunkRecord
 				toSeal = append(toSeal, rec.ID)
 			}
 			st.addOpen(rec)
+			o.faults.onDisks(rec, &st)
 		case meta.ChunkDeleting:
 			st.Deleting++
 		case meta.ChunkSealed:
@@ -453,6 +491,7 @@ func (o *owner) walk(m *placement.Map, seal bool, planned func(*meta.ChunkRecord
 			}
 			if !rec.Gone() {
 				st.add(rec, planned(rec, m))
+				o.faults.onDisks(rec, &st)
 			}
 		}
 	})
@@ -524,7 +563,7 @@ func (o *owner) sealSome(ids []meta.ChunkID) {
 				o.log.Warn("an open chunk on a server that is to be emptied can't be sealed yet", "chunk", id, "error", err)
 				return
 			}
-			o.faults.forget(id)
+			o.faults.sealed(id)
 			if err == nil && rec.State == meta.ChunkSealed {
 				o.kickInspection()
 			}

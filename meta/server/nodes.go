@@ -58,8 +58,26 @@ type RepairStatus struct {
 	Rate        float64 `json:"rate"` // bytes a second, of late
 
 	Nodes map[meta.ServerID]NodeChunks `json:"nodes"`
+	// Disks is what journals say lies on disks that are to be emptied and still
+	// serve, by their ids. Those on which nothing is needed any more are not in it.
+	Disks map[string]DiskChunks `json:"disks,omitempty"`
 
 	Stored StoredBytes `json:"stored,omitzero"` // of volumes that are or were compressed, and only if one volume was asked for
+}
+
+// DiskChunks are replicas on one disk.
+type DiskChunks struct {
+	Chunks uint64 `json:"chunks"`
+	Bytes  uint64 `json:"bytes"`
+}
+
+// addDisk adds what more is on a disk.
+func (r *RepairStatus) addDisk(id string, x DiskChunks) {
+	if r.Disks == nil {
+		r.Disks = map[string]DiskChunks{}
+	}
+	n := r.Disks[id]
+	r.Disks[id] = DiskChunks{n.Chunks + x.Chunks, n.Bytes + x.Bytes}
 }
 
 // NodeChunks is what the journals say that one chunk server has.
@@ -113,6 +131,9 @@ func (r *RepairStatus) Add(x *RepairStatus) {
 	}
 	for id, n := range x.Nodes {
 		r.Nodes[id] = r.Nodes[id].plus(n)
+	}
+	for id, n := range x.Disks {
+		r.addDisk(id, n)
 	}
 }
 

@@ -222,7 +222,10 @@ func TestFailedDiskMovesWithinItsServer(t *testing.T) {
 	if r := srv.Order(t.Context(), meta.Order{Kind: meta.OrderDisk, Disk: bad}); r.Err != meta.KindOK {
 		t.Fatalf("%+v", r)
 	}
-	g.await("moved", func(st *RepairStatus) bool { return on() == 0 && full(st) })
+	g.await("counted by disk", func(st *RepairStatus) bool { return st.Disks[bad].Chunks > 0 && st.Disks[bad].Bytes > 0 })
+	g.await("moved", func(st *RepairStatus) bool {
+		return on() == 0 && full(st) && st.Unscanned == 0 && st.Disks[bad] == DiskChunks{}
+	})
 	if l := srv.Order(t.Context(), meta.Order{Kind: meta.OrderList, Volume: 1, Term: 1}).Chunks; len(l) != 24 {
 		t.Errorf("%d chunks are left", len(l))
 	}

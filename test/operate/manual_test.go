@@ -85,6 +85,19 @@ func (r *rig) follow(commands []string, systemctl func(verb, unit string), inste
 	}
 }
 
+// diskView is what the command tells of one.
+type diskView struct{ ID, Path, State string }
+
+// disk is the only one of a chunk server.
+func (r *rig) disk(node int) diskView {
+	r.T.Helper()
+	var all []diskView
+	if err := json.Unmarshal(r.Must("disk", "list", "--node", fmt.Sprint(node), "-o", "json"), &all); err != nil || len(all) != 1 {
+		r.T.Fatalf("%d disks of node %d: %v", len(all), node, err)
+	}
+	return all[0]
+}
+
 // What docs/operations.md says about growing, upgrading and replacing a node is
 // done as it is written, while a mount writes and reads: every file stays as it was.
 func TestManual(t *testing.T) {
@@ -190,6 +203,17 @@ func TestManual(t *testing.T) {
 		}
 	}
 	r.Until("all is well", func() error { _, err := r.Ctl("cluster", "status", "--check"); return err })
+
+	d := r.disk(4)
+	r.follow(block(t, "Replace a disk", "penstock disk fail"), nil, "4f1c09 ", d.ID[:6]+" --yes ", "umount /mnt/nvme0", "rm -r "+d.Path+" && mkdir "+d.Path)
+	r.Until("there is a new disk", func() error {
+		if n := r.disk(4); n.ID == d.ID || n.State != "ok" {
+			return fmt.Errorf("%+v in the place of %+v", n, d)
+		}
+		return nil
+	})
+	write("disk replaced")
+	r.Until("all is well with the new disk", func() error { _, err := r.Ctl("cluster", "status", "--check"); return err })
 
 	at = r.mount("v:/", "x", "--credentials", r.credentials("lab")) // has nothing cached
 	for path, want := range files {
