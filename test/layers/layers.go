@@ -43,7 +43,8 @@ var table = []row{
 	{"meta/server", []string{"meta/*", "chunkserver/replica"}, "the one loop that drives the pure machines; where a chunk ends is one of them"},
 	{"meta/client", []string{"meta", "meta/wire", "meta/peer", "meta/process"}, "finds the owner and speaks its frames; never the server's insides"},
 
-	{"chunkserver", []string{"meta"}, "words of the chunk protocol"},
+	{"chunkserver/castagnoli", nil, "a checksum is a function of bytes: below the words that use it"},
+	{"chunkserver", []string{"meta", "chunkserver/castagnoli"}, "words of the chunk protocol"},
 	{"chunkserver/store", []string{"meta", "chunkserver", "chunkserver/replica"}, "bytes on a disk; knows no network and no files"},
 	{"chunkserver/wire", []string{"meta", "chunkserver"}, "frames of the data path"},
 	{"chunkserver/server", []string{"meta", "chunkserver/*", "meta/client", "meta/wire", "meta/peer", "meta/capability"}, "serves a store; calls meta, never the other way round"},
