@@ -15,7 +15,7 @@ import (
 func TestFolds(t *testing.T) {
 	info, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
-		t.Skip(err)
+		t.Fatal(err)
 	}
 	_, flags, _ := strings.Cut(string(info), "\nflags")
 	flags, _, _ = strings.Cut(flags, "\n")
@@ -23,7 +23,7 @@ func TestFolds(t *testing.T) {
 	if can := slices.Contains(has, "avx512f") && slices.Contains(has, "vpclmulqdq"); can != folds {
 		t.Fatalf("bytes are folded: %v; the kernel says the processor can: %v", folds, can)
 	} else if !can {
-		t.Skip("this processor has no such instructions")
+		return
 	}
 	p := bytesOf(64 << 10)
 	best := func(was time.Duration, sum func()) time.Duration {

@@ -17,12 +17,12 @@ import (
 // ahead, several at a time. What is fetched is verified and can't change; there
 // is nothing to invalidate.
 //
-// Who reads whole pieces in order would gain nothing by a copy. For him pieces
-// are asked for ahead but left in the socket, for a moment, until he comes and
-// says where they shall go: he reads without waiting for a round trip, into
-// memory that is in the caches, and the server is never idle. Where something
-// else is asked of that connection meanwhile, or he doesn't come, they are
-// taken out of its way.
+// Who reads whole blocks in order would lose by a copy. For him pieces are asked
+// for ahead but left in the socket, for a moment, until he comes and takes them:
+// he reads without waiting for a round trip, into memory that is in the caches, no
+// goroutine is woken to hand them over, and the server is never idle. Where something
+// else is asked of that connection meanwhile, or he doesn't come, they are taken
+// out of its way.
 const (
 	aheadPiece = remoteMax
 	aheadWhole = remoteMax / 2        // larger reads are of whole pieces, or might be
@@ -44,6 +44,7 @@ type run struct {
 	hits   int
 	used   time.Time
 	pieces []*aheadOf // in order of offset
+	line   *link      // over which pieces come, in order; may have ended
 }
 
 // aheadOf is one piece. Guarded by the run's mu until done is closed by who fetches.
@@ -55,10 +56,11 @@ type aheadOf struct {
 	err     error
 	dropped bool // nobody wants it any more: who fetches gives the buffer back
 
-	held   *call  // its bytes wait in the socket for a reader; nil: they don't
-	to     []byte // a reader's memory for all of it
-	begun  bool   // the bytes go to where they shall: it is too late for another place
-	cancel context.CancelFunc
+	held  *call  // its bytes wait in the socket for a reader; nil: they don't
+	to    []byte // a reader's memory for all of it
+	begun bool   // the bytes go to where they shall: it is too late for another place
+	gone  int    // bytes at its beginning that readers took out of the socket, or one is about to
+	part  bool   // one is
 }
 
 var aheadPool = sync.Pool{New: func() any { b := make([]byte, aheadPiece); return &b }}
@@ -106,18 +108,30 @@ func (c *Client) readAhead(ctx context.Context, pl *meta.ChunkPlace, p []byte, o
 	}
 	first := off - off%aheadPiece
 	depth := uint64(min(r.hits*len(p)/aheadWhole, aheadDepth))
-	for at := first; at < min(end+depth*aheadPiece, pl.Length); at += aheadPiece {
-		if r.find(at) == nil && !r.fetch(c, *pl, at, len(p) > aheadWhole) {
-			break
-		}
-	}
+	r.follow(c, pl)
+	whole := func(at uint64) bool { return at%block == 0 || at == pl.Length }
+	hold := len(p) > aheadWhole || r.line != nil && whole(off) && whole(end)
+	r.want(c, pl, first, end, depth, hold)
 	for at := off; at < end; {
 		a := r.find(at)
 		if a == nil {
 			return false
 		}
-		if a.held != nil && !a.begun && a.to == nil && at == a.off && end-at >= uint64(a.n) {
-			a.to = p[at-off:][:a.n]
+		if at < a.off+uint64(a.gone) {
+			return false // those went to another reader
+		}
+		if a.held != nil && !a.begun && a.to == nil && !a.part {
+			to := p[at-off : min(end, a.off+uint64(a.n))-off]
+			switch {
+			case len(to) == a.n:
+				a.to = to
+			case r.line != nil && whole(at) && whole(at+uint64(len(to))) && r.takePart(a, to, int(at-a.off)):
+				at += uint64(len(to))
+				if a.gone == a.n {
+					r.drop(c, a.off, a.off+aheadPiece)
+				}
+				continue
+			}
 		}
 		direct := a.to != nil && &a.to[0] == &p[at-off]
 		if !r.wait(c, ctx, pl, a, direct) {
@@ -148,8 +162,19 @@ func (r *run) wait(c *Client, ctx context.Context, pl *meta.ChunkPlace, a *ahead
 	default:
 	}
 	r.mu.Unlock()
-	if a.held != nil {
-		a.held.await()
+	var turn chan struct{}
+	if k := a.held; k != nil {
+		turn = k.turn
+		if l := k.at.Load(); l != nil {
+			l.take(k)
+		}
+		select {
+		case <-a.done:
+			r.mu.Lock()
+			return true
+		default:
+			k.await()
+		}
 	}
 	var late <-chan time.Time
 	if a.held != nil && len(pl.Servers) > 1 {
@@ -158,27 +183,99 @@ func (r *run) wait(c *Client, ctx context.Context, pl *meta.ChunkPlace, a *ahead
 		defer t.Stop()
 		late = t.C
 	}
-	ok := true
-	select {
-	case <-a.done:
-	case <-late:
-		ok = false
-	case <-ctx.Done():
-		ok = false
+	for ok := true; ok; {
+		select {
+		case <-a.done:
+			r.mu.Lock()
+			return true
+		case <-turn:
+			a.held.at.Load().take(a.held)
+		case <-late:
+			ok = false
+		case <-ctx.Done():
+			ok = false
+		}
 	}
 	r.mu.Lock()
-	if ok {
-		return true
-	}
 	r.hits = 0
-	if direct {
-		a.cancel()
+	switch {
+	case !direct:
+	case !a.begun:
+		a.to = nil
+	default:
 		r.mu.Unlock()
-		<-a.done
+		a.held.at.Load().stop(a.done)
 		r.mu.Lock()
 	}
 	r.drop(c, a.off, a.off+aheadPiece)
 	return false
+}
+
+// takePart reads the next bytes of a piece out of the socket, if they are there.
+// The run's mu is held, but while it reads.
+func (r *run) takePart(a *aheadOf, to []byte, at int) bool {
+	l := a.held.at.Load()
+	if l == nil || at != a.gone {
+		return false
+	}
+	a.gone += len(to)
+	a.part = true
+	r.mu.Unlock()
+	ok := l.takePart(a.held, to, at)
+	r.mu.Lock()
+	a.part = false
+	if !ok {
+		a.gone = at
+	}
+	return ok
+}
+
+// follow chooses the connection over which pieces come: over one they come in the
+// order in which they are read. One that is encrypted is not chosen: what one
+// goroutine decrypts is slower than what it asks for.
+func (r *run) follow(c *Client, pl *meta.ChunkPlace) {
+	p := c.peer(c.order(pl.Servers)[0])
+	pool := c.pool(forOthers, c.readCap(pl.ID))
+	if r.line != nil && r.line.p == p && p.has(r.line, pool) {
+		return
+	}
+	r.line = nil
+	l := p.idle(pool, p.near(), true)
+	if l == nil {
+		return
+	}
+	l.release()
+	if l.Plain() {
+		r.line = l
+	}
+}
+
+// want asks for the pieces of [first, end) that nobody asked for, and for depth
+// pieces behind.
+func (r *run) want(c *Client, pl *meta.ChunkPlace, first, end, depth uint64, hold bool) {
+	upTo := min(end+depth*aheadPiece, pl.Length)
+	if hold {
+		// They take no memory of ours: several are asked for at once, when so few are
+		// left, which wakes the server less often.
+		enough := true
+		for at := first; at < upTo; at += aheadPiece {
+			enough = enough && r.find(at) != nil
+		}
+		if enough {
+			return
+		}
+		if len(c.pieces) < maxAhead/2 {
+			upTo = min(end+2*depth*aheadPiece, pl.Length)
+		}
+	}
+	for at := first; at < upTo; at += aheadPiece {
+		if r.find(at) == nil && !r.fetch(c, *pl, at, hold) {
+			break
+		}
+	}
+	if r.line != nil {
+		_ = r.line.Flush() // who reads from it notices an error
+	}
 }
 
 // find gives the piece that has the byte at off.
@@ -199,45 +296,77 @@ func (r *run) fetch(c *Client, pl meta.ChunkPlace, at uint64, hold bool) bool {
 	default:
 		return false
 	}
+	a := &aheadOf{off: at, n: int(min(aheadPiece, pl.Length-at)), done: make(chan struct{})}
+	servers := c.order(pl.Servers)
+	work := func() error { return c.fetch(c.ctx, servers, &pl, r.place(a), at) }
+	if hold {
+		a.held = &call{t: wire.Read, hold: true, turn: make(chan struct{}, 1), place: func() []byte { return r.place(a) }}
+		q := &wire.Request{Cap: c.readCap(pl.ID), Chunk: pl.ID, Off: a.off, N: uint32(a.n)}
+		if r.line != nil {
+			r.pieces = append(r.pieces, a)
+			r.line.users.Add(1)
+			r.ask(c, r.line, q, a)
+			return true
+		}
+		p, pool := c.peer(servers[0]), c.pool(forOthers, q.Cap)
+		work = func() error {
+			l, err := p.link(c.ctx, pool)
+			if err != nil {
+				return err
+			}
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.ask(c, l, q, a)
+			_ = l.Flush() // who reads from it notices an error
+			return nil
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		<-c.pieces
 		return false
 	}
-	a := &aheadOf{off: at, n: int(min(aheadPiece, pl.Length-at)), done: make(chan struct{})}
-	ctx, cancel := context.WithCancel(c.ctx)
-	a.cancel = cancel
-	if hold {
-		a.held = &call{t: wire.Read, hold: make(chan struct{}, 1), place: func() []byte { return r.place(a) }}
-	}
 	r.pieces = append(r.pieces, a)
 	c.wg.Go(func() {
-		defer cancel()
-		servers := c.order(pl.Servers)
-		var err error
-		if !hold || !r.fetchHeld(ctx, c, servers[0], &pl, a) {
-			err = ctx.Err()
-			if err == nil {
-				err = c.fetch(ctx, servers, &pl, r.place(a), at)
-			}
-		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		a.err = err
-		close(a.done)
-		if a.dropped {
-			a.free(c)
+		if err := work(); err != nil || !hold {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			a.came(c, err)
 		}
 	})
 	return true
 }
 
-// fetchHeld reads a piece from one server, to where a reader wants it if he
-// comes in time; false: it could not.
-func (r *run) fetchHeld(ctx context.Context, c *Client, id meta.ServerID, pl *meta.ChunkPlace, a *aheadOf) bool {
-	q := wire.Request{Cap: c.readCap(pl.ID), Chunk: pl.ID, Off: a.off, N: uint32(a.n)}
-	return c.ask(ctx, id, &q, a.held, wire.FlagRaw) == nil && (!a.held.bad || c.cfg.UnsafeNoVerify)
+// ask asks for a piece, with the next Flush, and releases the connection when it
+// came. The run's mu is held.
+func (r *run) ask(c *Client, l *link, q *wire.Request, a *aheadOf) {
+	k := a.held
+	k.notify = func(_ *wire.Answer, err error) {
+		l.release()
+		if err == nil && k.bad && !c.cfg.UnsafeNoVerify {
+			err = corrupt(q.Chunk, q.Off) // a plain read finds out which it is
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		a.came(c, err)
+	}
+	id, err := l.start(k)
+	if err != nil {
+		l.release()
+		a.came(c, err)
+		return
+	}
+	l.Queue(q.AppendFrame(nil, k.t, wire.FlagRaw, id, 0, 0))
+}
+
+// came ends the fetching of a piece. The run's mu is held.
+func (a *aheadOf) came(c *Client, err error) {
+	a.err = err
+	close(a.done)
+	if a.dropped {
+		a.free(c)
+	}
 }
 
 // place says where a piece's bytes go.

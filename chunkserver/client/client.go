@@ -93,6 +93,7 @@ type Client struct {
 	lru    list.List                // of *file, least recently used in front
 
 	checked atomic.Uint64 // bytes compared with checksums
+	taken   atomic.Uint64 // times that a reader took bytes out of a socket himself
 	place   atomic.Pointer[place]
 	lat     latency
 

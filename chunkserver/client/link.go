@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,8 +56,23 @@ type link struct {
 	pending map[uint64]*call
 	asked   time.Time // of the oldest request that nothing was answered after
 	err     error
-	holding bool          // the reader leaves data in the socket
-	hurry   chan struct{} // tells it that others wait
+	// held is what the reader's goroutine leaves in the socket while it waits in
+	// hold; nil: nothing. INVARIANT: while taken is set, who set it reads from the
+	// connection and nobody else does.
+	held    *frame
+	heldAt  time.Time
+	taken   bool
+	takeErr error         // what ended it
+	hurry   chan struct{} // tells the reader's goroutine to look again
+}
+
+// frame is an answer whose head was read, and its data not, or not all of them.
+type frame struct {
+	h       wire.Header
+	k       *call  // nil: nobody waits for it
+	to      []byte // where the data go; nil: not chosen yet
+	got     int    // bytes that were read
+	checked int    // of them, those that readers took in parts, and checked; a multiple of block or all
 }
 
 // call is a request that waits for its answer.
@@ -64,7 +80,8 @@ type call struct {
 	t      wire.Type
 	dst    []byte               // where a read's data go, unless place is set
 	place  func() []byte        // says so when they are there
-	hold   chan struct{}        // before, they may wait for this; nil: not
+	hold   bool                 // before, they may wait in the socket
+	turn   chan struct{}        // with hold: tells who waits that he may take them
 	at     atomic.Pointer[link] // over which it goes
 	wanted atomic.Bool          // with hold: somebody waits
 	data   []byte               // a local reply's data
@@ -352,7 +369,7 @@ func (l *link) start(k *call) (uint64, error) {
 	l.next++
 	l.pending[l.next] = k
 	k.at.Store(l)
-	if l.holding && k.urgent() {
+	if l.held != nil && !l.taken && k.urgent() {
 		l.hurryLocked()
 	}
 	return l.next, nil
@@ -379,16 +396,21 @@ func (l *link) do(ctx context.Context, q *wire.Request, k *call, flags uint16) e
 		if waiting {
 			return meta.E("chunk request", meta.Canceled, q.Chunk.String(), ctx.Err())
 		}
-		// The reader is at it: the buffer is its own until then. Where the bytes
-		// stop coming, the connection is given up.
-		select {
-		case <-k.done:
-		case <-time.After(cancelWait):
-			l.fail(errors.New("the bytes of an answer stopped coming"))
-			<-k.done
-		}
+		l.stop(k.done)
 	}
 	return k.err
+}
+
+// stop waits for the end of a call whose answer is being read: the memory it goes
+// to is the reader's until then. Where the bytes stop coming, the connection is
+// given up.
+func (l *link) stop(done <-chan struct{}) {
+	select {
+	case <-done:
+	case <-time.After(cancelWait):
+		l.fail(errors.New("the bytes of an answer stopped coming"))
+		<-done
+	}
 }
 
 // cancelWait is how long who cancels waits for an answer that has begun to come.
@@ -410,6 +432,13 @@ func (l *link) fail(err error) {
 	for _, k := range calls {
 		k.finish(nil, err)
 	}
+}
+
+// has reports whether a connection is one of a pool, and works as far as is known.
+func (p *peer) has(l *link, pool int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Contains(p.pools[pool], l)
 }
 
 func (p *peer) drop(l *link) {
@@ -446,73 +475,108 @@ func (l *link) read() {
 
 func (l *link) loop() error {
 	for {
-		h, body, err := l.Next()
+		f, err := l.head()
+		if err == nil {
+			f, err = l.hold(f)
+		}
+		if err == nil && f != nil {
+			err = l.finish(f)
+		}
 		if err != nil {
 			return err
 		}
-		l.heard.Store(time.Now().UnixNano())
-		if h.Type&wire.Reply == 0 {
-			return meta.E("chunk answer", meta.Protocol, "", fmt.Errorf("type %d", h.Type))
-		}
-		t := h.Type &^ wire.Reply
-		a, err := wire.DecodeAnswer(t, h.Flags, body)
-		if err != nil {
-			return err
-		}
-		l.mu.Lock()
-		k := l.pending[h.ID]
-		delete(l.pending, h.ID)
-		if k != nil && t != wire.Ping {
-			l.asked = time.Now()
-		}
-		l.mu.Unlock()
-		if h.Flags&wire.FlagDescriptor != 0 {
-			fd, err := l.Descriptor()
-			if err != nil {
-				return err
-			}
-			if k == nil || k.t != wire.Local {
-				closeFD(fd)
-			} else {
-				k.fd = fd
-			}
-		}
-		if k == nil {
-			if err := l.Skip(int(h.Data)); err != nil {
-				return err
-			}
-			continue
-		}
-		if k.t != t {
-			err := meta.E("chunk answer", meta.Protocol, "", fmt.Errorf("type %d answers type %d", t, k.t))
-			k.finish(nil, err)
-			return err
-		}
-		k.answer, k.flags = a, h.Flags
-		if err := l.payload(h, k); err != nil {
-			k.finish(nil, err)
-			return err
-		}
-		k.finish(&k.answer, a.Err("chunk "+names[t], ""))
 	}
+}
+
+// head reads the head of an answer and finds its call.
+func (l *link) head() (*frame, error) {
+	h, body, err := l.Next()
+	if err != nil {
+		return nil, err
+	}
+	l.heard.Store(time.Now().UnixNano())
+	if h.Type&wire.Reply == 0 {
+		return nil, meta.E("chunk answer", meta.Protocol, "", fmt.Errorf("type %d", h.Type))
+	}
+	t := h.Type &^ wire.Reply
+	a, err := wire.DecodeAnswer(t, h.Flags, body)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	k := l.pending[h.ID]
+	delete(l.pending, h.ID)
+	if k != nil && t != wire.Ping {
+		l.asked = time.Now()
+	}
+	l.mu.Unlock()
+	if h.Flags&wire.FlagDescriptor != 0 {
+		fd, err := l.Descriptor()
+		if err != nil {
+			return nil, err
+		}
+		if k == nil || k.t != wire.Local {
+			closeFD(fd)
+		} else {
+			k.fd = fd
+		}
+	}
+	if k != nil && k.t != t {
+		err := meta.E("chunk answer", meta.Protocol, "", fmt.Errorf("type %d answers type %d", t, k.t))
+		k.finish(nil, err)
+		return nil, err
+	}
+	if k != nil {
+		k.answer, k.flags = a, h.Flags
+	}
+	return &frame{h: h, k: k}, nil
+}
+
+// finish reads the data of an answer and gives it to its call.
+func (l *link) finish(f *frame) error {
+	if f.k == nil {
+		return l.Skip(int(f.h.Data))
+	}
+	if f.h.Data > 0 {
+		err := f.choose()
+		if err == nil && f.got > 0 {
+			err = l.Rest(f.to[f.got:])
+		} else if err == nil {
+			err = l.Data(f.to)
+		}
+		if err != nil {
+			f.k.finish(nil, err)
+			return err
+		}
+	}
+	return f.end()
+}
+
+// end checks the data, which are all there, and gives the answer to its call.
+func (f *frame) end() error {
+	k := f.k
+	if err := f.check(); err != nil {
+		k.finish(nil, err)
+		return err
+	}
+	k.finish(&k.answer, k.answer.Err("chunk "+names[k.t], ""))
+	return nil
 }
 
 var names = map[wire.Type]string{wire.Append: "append", wire.Sync: "sync", wire.Read: "read", wire.Local: "open",
 	wire.Stat: "stat", wire.Seal: "seal", wire.Delete: "delete"}
 
+// ---- data that wait in the socket
+
 // urgent reports that nothing may be held back in front of its answer.
-func (k *call) urgent() bool { return k.hold == nil || k.wanted.Load() }
+func (k *call) urgent() bool { return !k.hold || k.wanted.Load() }
 
 // await makes a call urgent that was held.
 func (k *call) await() {
 	k.wanted.Store(true)
-	select {
-	case k.hold <- struct{}{}:
-	default:
-	}
 	if l := k.at.Load(); l != nil {
 		l.mu.Lock()
-		if l.holding {
+		if l.held != nil && !l.taken {
 			l.hurryLocked()
 		}
 		l.mu.Unlock()
@@ -526,65 +590,201 @@ func (l *link) hurryLocked() {
 	}
 }
 
-// hold leaves data in the socket until it is known where they go, as long as
-// nobody waits for what comes behind them.
-func (l *link) hold(k *call) {
-	l.mu.Lock()
-	urgent := k.urgent()
-	for _, other := range l.pending {
-		urgent = urgent || other.urgent()
+// mayHoldLocked reports whether a frame's data may stay where they are: they are
+// of a read ahead, and nobody waits for what comes behind them.
+func (l *link) mayHoldLocked(f *frame) bool {
+	if l.err != nil || f.k == nil || !f.k.hold || f.h.Data == 0 || f.got > f.checked || f.to != nil {
+		return false
 	}
-	if urgent {
-		l.mu.Unlock()
-		return
+	for _, other := range l.pending {
+		if other.urgent() {
+			return false
+		}
+	}
+	return true
+}
+
+// hold leaves the data of an answer in the socket until it is known where they
+// go. It gives what is to be read then: the same frame, another one if readers
+// took it and what came behind, or nil if they left nothing.
+func (l *link) hold(f *frame) (*frame, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.mayHoldLocked(f) || f.k.urgent() {
+		return f, nil
 	}
 	select {
 	case <-l.hurry: // of the last time
 	default:
 	}
-	l.holding = l.err == nil
-	l.mu.Unlock()
-	t := time.NewTimer(l.p.c.held)
+	l.held, l.heldAt = f, time.Now()
+	most := l.p.c.held
+	t := time.NewTimer(most)
 	defer t.Stop()
-	select {
-	case <-k.hold:
-	case <-l.hurry:
-	case <-t.C:
+	for {
+		l.mu.Unlock()
+		late := false
+		select {
+		case <-l.hurry:
+		case <-t.C:
+			late = true
+		}
+		l.mu.Lock()
+		f, err := l.held, l.takeErr
+		age := time.Since(l.heldAt)
+		switch {
+		case l.taken:
+			age = 0 // whoever it is tells when he is done
+		case f == nil || err != nil:
+			return nil, err
+		case !l.mayHoldLocked(f) || f.k.urgent() && !late || age >= most:
+			l.held = nil
+			return f, nil
+		}
+		if late {
+			t.Reset(most - age)
+		}
 	}
-	l.mu.Lock()
-	l.holding = false
-	l.mu.Unlock()
 }
 
-// payload reads the data of an answer to where the call wants them.
-func (l *link) payload(h wire.Header, k *call) error {
-	if h.Data == 0 {
+// take reads the data of a held answer in the goroutine of who waits for them, as
+// far as they have come, and the head of the answer behind them, which is held in
+// turn. In a stream of answers nobody is woken for any of them, then: the reader's
+// goroutine sleeps in hold. What has not come yet is left to it.
+func (l *link) take(k *call) {
+	l.turn(k, func(f *frame) (*frame, error) {
+		err := f.choose()
+		if err == nil {
+			var n int
+			n, err = l.DataNow(f.to[f.got:], true)
+			f.got += n
+		}
+		if err == nil && f.got < len(f.to) {
+			return f, nil
+		}
+		return l.behind(f, err)
+	})
+}
+
+// takePart reads the bytes of a held answer from at on into p, if those before were
+// taken already and all of p has come and verifies. at, and the end of p unless it
+// is that of the answer, are multiples of a block.
+func (l *link) takePart(k *call, p []byte, at int) (ok bool) {
+	l.turn(k, func(f *frame) (*frame, error) {
+		if f.to != nil || f.got != at || f.checked != at || f.h.Flags&wire.FlagRaw == 0 || at+len(p) > int(f.h.Data) {
+			return f, nil
+		}
+		last := at+len(p) == int(f.h.Data)
+		n, err := l.DataNow(p, last)
+		f.got += n
+		switch {
+		case err != nil:
+		case n == len(p) && f.matches(p):
+			ok = true
+			f.checked = f.got
+			if !last {
+				return f, nil
+			}
+		default:
+			// The rest, and what comes behind, goes to where it waits for its readers.
+			if err = f.choose(); err == nil {
+				copy(f.to[at:], p[:n])
+				return f, nil
+			}
+		}
+		return l.behind(f, err)
+	})
+	return ok
+}
+
+// turn has a goroutine other than the reader's read from the connection, if the
+// data of k are held. It is given the held frame, and gives what is in hand then.
+func (l *link) turn(k *call, read func(*frame) (*frame, error)) {
+	if !l.Plain() {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f := l.held
+	if l.taken || f == nil || f.k != k || l.err != nil {
+		return
+	}
+	l.taken = true
+	l.p.c.taken.Add(1)
+	l.mu.Unlock()
+	f, err := read(f)
+	l.mu.Lock()
+	l.taken, l.held, l.heldAt, l.takeErr = false, f, time.Now(), err
+	switch {
+	case err != nil || f == nil:
+		l.hurryLocked()
+	case f.k != nil && f.k.hold && f.k != k && f.k.wanted.Load():
+		// Its own reader is the one to go on. If he has gone, hold sees to it.
+		select {
+		case f.k.turn <- struct{}{}:
+		default:
+		}
+	case !l.mayHoldLocked(f) || f.k.urgent():
+		l.hurryLocked()
+	}
+}
+
+// behind ends a frame whose data were all read, or reading them failed, and gives
+// the next one, or nil if that has not come.
+func (l *link) behind(f *frame, err error) (*frame, error) {
+	if err != nil {
+		f.k.finish(nil, err)
+		return nil, err
+	}
+	if err := f.end(); err != nil || !l.Ready() {
+		return nil, err
+	}
+	return l.head()
+}
+
+// choose finds out where a frame's data go.
+func (f *frame) choose() error {
+	if f.to != nil {
 		return nil
 	}
+	k, n := f.k, int(f.h.Data)
 	p := k.dst
 	if k.place != nil {
-		if k.hold != nil {
-			l.hold(k)
-		}
 		p = k.place()
 	}
 	switch {
-	case k.t == wire.Read && int(h.Data) == len(p):
-	case k.t == wire.Local && h.Data <= 4*wire.MaxLocal+wire.MaxLocal/8:
-		k.data = make([]byte, h.Data)
+	case k.t == wire.Read && n == len(p):
+	case k.t == wire.Local && n <= 4*wire.MaxLocal+wire.MaxLocal/8:
+		k.data = make([]byte, n)
 		p = k.data
 	default:
-		return meta.E("chunk answer", meta.Protocol, "", fmt.Errorf("%d bytes of data for %d", h.Data, len(p)))
+		return meta.E("chunk answer", meta.Protocol, "", fmt.Errorf("%d bytes of data for %d", n, len(p)))
 	}
-	if err := l.Data(p); err != nil {
-		return err
+	f.to = p
+	return nil
+}
+
+// matches compares what comes behind what was checked, whole blocks.
+func (f *frame) matches(p []byte) bool {
+	crcs := f.k.answer.CRCs
+	if !matches(p, crcs[min(f.checked/block, len(crcs)):]) {
+		f.k.bad = true
+		return false
 	}
+	return true
+}
+
+// check compares what came with its checksums: here, where the bytes are in this
+// core's cache.
+func (f *frame) check() error {
 	switch {
-	case h.Flags&wire.FlagRaw == 0 && chunkserver.CRC(p) != h.DataCRC:
+	case f.h.Data == 0:
+	case f.h.Flags&wire.FlagRaw != 0:
+		if f.checked < int(f.h.Data) {
+			f.matches(f.to[f.checked:])
+		}
+	case chunkserver.CRC(f.to) != f.h.DataCRC:
 		return meta.E("chunk answer", meta.Corrupt, "", errors.New("the bytes changed on the way"))
-	case h.Flags&wire.FlagRaw != 0:
-		// Here, where the bytes are in this core's cache.
-		k.bad = !matches(p, k.answer.CRCs)
 	}
 	return nil
 }

@@ -45,6 +45,7 @@ type conn struct {
 	since    atomic.Int64 // unix nanoseconds: when the reader began the append it is at; 0: at none
 	beating  atomic.Bool  // a sign of life is being sent
 	wg       sync.WaitGroup
+	raws     raws         // reads that are sent from the file itself
 	frame    []byte       // scratch of the reader
 	queued   int          // answers to appends that the reader has not flushed
 	last     meta.ChunkID // that was appended to
@@ -165,6 +166,10 @@ func (c *conn) loop() error {
 				}
 			}
 			c.busy <- struct{}{}
+			if h.Type == wire.Read && h.Flags&wire.FlagRaw != 0 {
+				c.queueRaw(raw{h, q})
+				break
+			}
 			c.wg.Go(func() {
 				c.request(h, q)
 				<-c.busy
@@ -310,7 +315,92 @@ func (c *conn) share(size uint64) error {
 	return nil
 }
 
-// request does anything but appends, beside others.
+// raws are the reads with FlagRaw that wait to be sent, in the order in which they
+// were asked for. One goroutine sends them: they take turns on the connection
+// anyway, and who reads a file ahead wants its pieces in order, as the disk does.
+type raws struct {
+	mu      sync.Mutex
+	queue   []raw // bounded by conn.busy
+	sending bool
+}
+
+type raw struct {
+	h wire.Header
+	q wire.Request
+}
+
+func (c *conn) queueRaw(r raw) {
+	c.raws.mu.Lock()
+	defer c.raws.mu.Unlock()
+	c.raws.queue = append(c.raws.queue, r)
+	if !c.raws.sending {
+		c.raws.sending = true
+		c.wg.Go(c.sendRaws)
+	}
+}
+
+func (c *conn) nextRaw() (r raw, ok bool) {
+	c.raws.mu.Lock()
+	defer c.raws.mu.Unlock()
+	if len(c.raws.queue) == 0 {
+		c.raws.sending, c.raws.queue = false, nil
+		return r, false
+	}
+	r, c.raws.queue = c.raws.queue[0], c.raws.queue[1:]
+	return r, true
+}
+
+func (c *conn) sendRaws() {
+	for {
+		r, ok := c.nextRaw()
+		if !ok {
+			return
+		}
+		sent := false
+		err := c.authorize(r.h, &r.q, 0)
+		if err == nil {
+			sent, err = c.sendRaw(&r)
+		}
+		if err == nil && !sent {
+			// There is no file of these bytes: they are made, beside others.
+			c.wg.Go(func() {
+				c.request(r.h, r.q)
+				<-c.busy
+			})
+			continue
+		}
+		if err != nil {
+			_ = c.send(wire.Read, 0, r.h.ID, answer(err)) // a broken connection is the reader's to notice
+		}
+		<-c.busy
+	}
+}
+
+// sendRaw answers with bytes of a file, if there is one; an error means that
+// nothing was sent yet.
+func (c *conn) sendRaw(r *raw) (sent bool, err error) {
+	n := uint64(r.q.N)
+	if n == 0 || n > wire.MaxData {
+		return false, meta.E("read chunk", meta.Invalid, r.q.Chunk.String(), fmt.Errorf("%d bytes", n))
+	}
+	st, err := c.s.find(c.s.ctx, r.q.Chunk, false, "")
+	if err != nil {
+		return false, err
+	}
+	fd, crcs, done, err := st.Raw(r.q.Chunk, r.q.Off, n)
+	if err != nil {
+		return false, err
+	}
+	defer done()
+	if fd < 0 {
+		return false, nil
+	}
+	a := wire.Answer{CRCs: crcs}
+	_ = c.SendFile(a.AppendFrame(nil, wire.Read, wire.FlagRaw, r.h.ID, int(n), 0), fd, int64(r.q.Off), int(n))
+	return true, nil
+}
+
+// request does anything but appends and raw reads, beside others.
 func (c *conn) request(h wire.Header, q wire.Request) {
 	ctx := c.s.ctx
 	var a wire.Answer
@@ -355,18 +445,6 @@ func (c *conn) read(h wire.Header, q wire.Request) error {
 		return err
 	}
 	var a wire.Answer
-	if h.Flags&wire.FlagRaw != 0 {
-		fd, crcs, done, err := st.Raw(q.Chunk, q.Off, n)
-		if err != nil {
-			return err
-		}
-		defer done()
-		if fd >= 0 {
-			a.CRCs = crcs
-			_ = c.SendFile(a.AppendFrame(nil, wire.Read, wire.FlagRaw, h.ID, int(n), 0), fd, int64(q.Off), int(n))
-			return nil
-		}
-	}
 	giveBack, err := c.room(c.ctx, int64(n))
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package wire
 import (
 	"cmp"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -221,15 +222,72 @@ func (c *Conn) Next() (h Header, body []byte, err error) {
 
 // Data reads len(p) bytes of the frame's data straight into p.
 func (c *Conn) Data(p []byte) error {
+	c.few = len(p) > readAhead
+	return c.Rest(p)
+}
+
+// Rest is Data for what DataNow left.
+func (c *Conn) Rest(p []byte) error {
 	n := copy(p, c.buf[c.r:c.w])
 	c.r += n
-	c.few = len(p) > readAhead
 	if n == len(p) {
 		return nil
 	}
 	// A plain read is right here: descriptors come with a frame's first byte.
 	_, err := io.ReadFull(c.nc, p[n:])
 	return err
+}
+
+// Plain reports whether DataNow and Ready may be used: what the socket has is
+// what was sent.
+func (c *Conn) Plain() bool { return c.unix == nil && !c.tls }
+
+// DataNow reads what is there of the next len(p) bytes of the frame's data,
+// without waiting, and if they are the last with the same call the head of the
+// frame behind; the connection is Plain. n < len(p): more has not come yet; Rest
+// reads it.
+func (c *Conn) DataNow(p []byte, last bool) (n int, err error) {
+	n = copy(p, c.buf[c.r:c.w])
+	c.r += n
+	c.few = true
+	if n == len(p) {
+		return n, nil
+	}
+	c.r, c.w = 0, 0
+	less := 0
+	if last {
+		less = readLess
+	}
+	rerr := c.raw.Read(func(fd uintptr) bool {
+		for n < len(p) {
+			k, e := unix.Readv(int(fd), [][]byte{p[n:], c.buf[:less]})
+			switch {
+			case e == unix.EINTR:
+				continue
+			case e == unix.EAGAIN:
+				return true
+			case e != nil:
+				err = os.NewSyscallError("readv", e)
+				return true
+			case k <= 0:
+				err = io.ErrUnexpectedEOF
+				return true
+			}
+			c.w = max(0, k-(len(p)-n))
+			n += k - c.w
+		}
+		return true
+	})
+	if err == nil {
+		err = rerr
+	}
+	return n, err
+}
+
+// Ready reports whether Next has what it needs: it will not wait.
+func (c *Conn) Ready() bool {
+	have := c.w - c.r
+	return have >= HeaderSize && have-HeaderSize >= int(binary.BigEndian.Uint32(c.buf[c.r+16:]))
 }
 
 // Skip reads and drops n bytes of the frame's data.

@@ -17,9 +17,15 @@ import (
 	"penstock.io/penstock/meta/capability"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/test/child"
+	"penstock.io/penstock/test/program"
 )
 
-func TestMain(m *testing.M) { os.Exit(child.Main[role](m)) }
+func TestMain(m *testing.M) { os.Exit(child.Main[role](built{m})) }
+
+// built runs the tests of the package with a penstock that they can start.
+type built struct{ m *testing.M }
+
+func (b built) Run() int { return program.Main(b.m) }
 
 // size is what each round moves, and how many rounds there are; the full form
 // is for figures.
