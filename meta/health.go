@@ -34,7 +34,8 @@ type ServerHealth struct {
 	// Chunks of the volumes that are open here, as of their last inspection, some
 	// seconds ago; those of closed ones were as they should be.
 	Chunks ChunkHealth `json:"chunks"`
-	// Volumes that it serves and that something is to be said of.
+	// Volumes that it serves and that something is to be said of, and those that it was
+	// to open in the last minute and that no server could open.
 	Volumes []VolumeHealth `json:"volumes,omitempty"`
 	// Standbys are the volumes whose copies here lag or fail.
 	Standbys []StandbyHealth `json:"standbys,omitempty"`
@@ -144,7 +145,7 @@ type ChunkHealth struct {
 type VolumeHealth struct {
 	ID          VolumeID `json:"id"`
 	Name        string   `json:"name"`
-	Failed      string   `json:"failed,omitempty"`     // its owner can't go on, and why
+	Failed      string   `json:"failed,omitempty"`     // it could not be opened or read, and why
 	Recovering  bool     `json:"recovering,omitempty"` // nothing of it can be read yet
 	UsedBytes   uint64   `json:"used_bytes,omitempty"`
 	QuotaBytes  uint64   `json:"quota_bytes,omitempty"`

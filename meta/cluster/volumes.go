@@ -322,9 +322,9 @@ func (c *Cluster) UpdateVolume(ctx context.Context, id meta.VolumeID, change fun
 }
 
 // DeleteVolume removes a volume's row, its name, everything of its journal, and
-// the record of a mirror that had it as its target; its owner, if any, is fenced by that. Its id is never given out again. Servers
-// that may still have chunks of it are noted: see Deleted. Deleting what is not
-// there succeeds. Errors: Busy (the row changed meanwhile), Unavailable.
+// the record of a mirror that had it as its target; its owner, if any, is fenced
+// by that. Its id is never given out again. Servers that may still have chunks of
+// it are noted: see Deleted. Deleting what is not there succeeds. Errors: Busy (the row changed meanwhile), Unavailable.
 func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID, on ...meta.ServerID) error {
 	const op = "delete volume"
 	v, err := c.Volume(ctx, id)

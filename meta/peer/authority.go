@@ -93,6 +93,20 @@ func identityOf(c *x509.Certificate) (Identity, error) {
 	return id, nil
 }
 
+// IdentityIn reads whose the first certificate of a chain (PEM) is, which the caller
+// has signed or verified. Errors: Invalid.
+func IdentityIn(chain []byte) (Identity, error) {
+	certs, err := parseCerts(chain)
+	if err != nil {
+		return Identity{}, meta.E("read certificate", meta.Invalid, "", err)
+	}
+	id, err := identityOf(certs[0])
+	if err != nil {
+		return Identity{}, meta.E("read certificate", meta.Invalid, "", err)
+	}
+	return id, nil
+}
+
 // Authority signs certificates for a cluster.
 type Authority struct {
 	cert *x509.Certificate

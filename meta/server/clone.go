@@ -229,7 +229,7 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 	}
 	if q.Snapshot == "" {
 		from.Implied, from.Snapshot = true, impliedName(name, q.Token)
-		if _, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: from.Snapshot, Token: q.Token}); err != nil {
+		if _, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: from.Snapshot, Token: q.Token}, nil); err != nil {
 			return none, err
 		}
 	}

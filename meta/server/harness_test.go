@@ -39,6 +39,10 @@ type fakeCluster struct {
 	bearers map[meta.ServerID]string
 	deleted map[meta.VolumeID][]meta.ServerID
 	mirrors map[meta.VolumeID]meta.Mirror
+	// read is told of each row that is read by number, after that; may be nil.
+	read func(meta.VolumeID)
+	// noOwner is what taking a volume fails with.
+	noOwner error
 	// noDeleted is what asking for deleted fails with.
 	noDeleted error
 	capKeys   []meta.CapKey // of a server that starts; none: one
@@ -132,8 +136,12 @@ func (f *fakeCluster) Volumes(context.Context) (all []cluster.Volume, err error)
 }
 func (f *fakeCluster) Volume(_ context.Context, id meta.VolumeID) (cluster.Volume, error) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	v, ok := f.rows[id]
+	read := f.read
+	f.mu.Unlock()
+	if read != nil {
+		read(id)
+	}
 	if !ok {
 		return v, meta.E("volume", meta.NoSuchVolume, fmt.Sprint(id), nil)
 	}
@@ -339,6 +347,9 @@ func (f *fakeCluster) Expect(context.Context, meta.VolumeID) error { return nil 
 func (f *fakeCluster) Own(_ context.Context, v meta.VolumeID) (Ownership, Journal, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.noOwner != nil {
+		return nil, nil, f.noOwner
+	}
 	st, term := f.logs[v].Take()
 	lost := make(chan struct{})
 	f.lost[v] = lost

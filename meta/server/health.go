@@ -3,6 +3,7 @@ package server
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -100,12 +101,17 @@ func diskRank(state string) int {
 	return 0
 }
 
-// volumesHealth tells of the volumes that are open here.
+// volumesHealth tells of the volumes that are open here, and of those that nobody
+// could open. One that is on its way to another owner is that one's to tell of.
 func (s *Server) volumesHealth(h *meta.ServerHealth) {
 	high := func(used, limit uint64) bool { return limit > 0 && float64(used) >= meta.QuotaHigh*float64(limit) }
 	for _, o := range s.owners() {
 		v := meta.VolumeHealth{ID: o.vol}
 		o.mu.Lock()
+		if o.failed != nil {
+			o.mu.Unlock()
+			continue
+		}
 		v.Name = o.name
 		h.JournalFull = h.JournalFull || o.noSpace != nil
 		select {
@@ -113,15 +119,11 @@ func (s *Server) volumesHealth(h *meta.ServerHealth) {
 		default:
 			v.Recovering = true
 		}
-		switch {
-		case o.failed != nil:
-			v.Failed = o.failed.Error()
-		case !v.Recovering:
+		if !v.Recovering {
 			bytes, inodes, err := namespace.Usage(&view{o: o})
 			policy, perr := namespace.Policy(&view{o: o})
 			if err = cmp.Or(err, perr); err != nil {
 				v.Failed = err.Error()
-				break
 			}
 			if high(bytes, policy.QuotaBytes) {
 				v.UsedBytes, v.QuotaBytes = bytes, policy.QuotaBytes
@@ -136,7 +138,27 @@ func (s *Server) volumesHealth(h *meta.ServerHealth) {
 			h.Volumes = append(h.Volumes, v)
 		}
 	}
+	h.Volumes = append(h.Volumes, s.unservedHealth()...)
 	slices.SortStableFunc(h.Volumes, func(a, b meta.VolumeHealth) int { return cmp.Compare(volumeRank(&a), volumeRank(&b)) })
+}
+
+// unservedHealth tells of the volumes that were to be opened here a moment ago, and
+// that neither this server could open nor another one.
+func (s *Server) unservedHealth() (all []meta.VolumeHealth) {
+	failed := s.unable.unserved(time.Now())
+	names := map[meta.VolumeID]string{}
+	if view := s.cfg.Cluster.View(); view != nil && len(failed) > 0 {
+		for _, v := range view.Volumes {
+			names[v.ID] = v.Name
+		}
+	}
+	for id, why := range failed {
+		if s.opened(id) == nil {
+			all = append(all, meta.VolumeHealth{ID: id, Name: cmp.Or(names[id], fmt.Sprint("volume ", id)), Failed: why.Error()})
+		}
+	}
+	slices.SortFunc(all, func(a, b meta.VolumeHealth) int { return cmp.Compare(a.ID, b.ID) })
+	return all
 }
 
 func volumeRank(v *meta.VolumeHealth) int {
@@ -156,6 +178,12 @@ func volumeRank(v *meta.VolumeHealth) int {
 func (s *Server) chunksHealth() meta.ChunkHealth {
 	var sum RepairStatus
 	for _, o := range s.owners() {
+		o.mu.Lock()
+		parted := o.failed != nil
+		o.mu.Unlock()
+		if parted {
+			continue
+		}
 		o.inspection.mu.Lock()
 		st := o.inspection.last
 		if st.Volumes == 0 || !o.inspection.scanned || !o.listedAll() {
@@ -174,8 +202,9 @@ func (s *Server) chunksHealth() meta.ChunkHealth {
 // seenCerts are the certificates of who was connected, by identity: of each the one
 // that ends last, as it was shown here or as this server signed it.
 type seenCerts struct {
-	mu sync.Mutex
-	m  map[string]*seenCert
+	mu   sync.Mutex
+	m    map[string]*seenCert
+	away int // of m, without a connection
 }
 
 type seenCert struct {
@@ -194,11 +223,15 @@ func (c *seenCerts) shown(id peering.Identity) (gone func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	x := c.note(id)
-	x.conns++
+	if x.conns++; x.conns == 1 {
+		c.away--
+	}
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		x.conns--
+		if x.conns--; x.conns == 0 {
+			c.away++
+		}
 	}
 }
 
@@ -217,11 +250,13 @@ func (c *seenCerts) note(id peering.Identity) *seenCert {
 		if c.m == nil {
 			c.m = map[string]*seenCert{}
 		}
-		if len(c.m) >= seenCertsMost {
+		if c.away >= seenCertsMost {
 			maps.DeleteFunc(c.m, func(_ string, x *seenCert) bool { return x.conns == 0 })
+			c.away = 0
 		}
 		x = &seenCert{}
 		c.m[h.Identity] = x
+		c.away++
 	}
 	if h.Ends.After(x.health.Ends) {
 		x.health = h
@@ -288,11 +323,16 @@ func (c *cutOff) back(name string) {
 	c.forget(name)
 }
 
-// forget is called with mu held. A mount that was made anew is another process:
-// its name ends with its number.
+// forget is called with mu held.
 func (c *cutOff) forget(name string) {
-	place := func(s string) string { s, _, _ = strings.Cut(s, " (pid "); return s }
-	c.l = slices.DeleteFunc(c.l, func(h meta.ClientHealth) bool { return place(h.Name) == place(name) })
+	c.l = slices.DeleteFunc(c.l, func(h meta.ClientHealth) bool { return placeOf(h.Name) == placeOf(name) })
+}
+
+// placeOf is what a client's name says but for its process: a mount that was made
+// anew is another one, with whose number its name ends.
+func placeOf(name string) string {
+	name, _, _ = strings.Cut(name, " (pid ")
+	return name
 }
 
 // since lists who was cut off after a time, the last first.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -50,6 +51,22 @@ func TestCutOffClientsAreTold(t *testing.T) {
 	if l := told(); len(l) != 0 {
 		t.Errorf("though it was mounted anew: %v", l)
 	}
+
+	// One that was mounted anew before its old session ended is no more told of either,
+	// also when it has left in order by then.
+	x := s.dial("w4:/mnt (pid 1)")
+	x.create(t, "x")
+	sess = s.srv.session(x.ID())
+	x.Leave()
+	sess.renewed.Store(int64(time.Since(s.srv.epoch) - time.Second))
+	if err := s.dial("w4:/mnt (pid 2)").Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sess.renewed.Add(-int64(time.Hour))
+	<-sess.gone
+	if l := told(); len(l) != 0 {
+		t.Errorf("it was mounted anew, and left: %v", l)
+	}
 	var c cutOff
 	for i := range cutOffKept + 10 {
 		c.add(&session{name: fmt.Sprint(i)}, errors.New("x"))
@@ -60,6 +77,58 @@ func TestCutOffClientsAreTold(t *testing.T) {
 	if l := c.since(time.Now()); len(l) != 0 {
 		t.Errorf("%d of before are told", len(l))
 	}
+}
+
+// A volume that goes to another owner is not told of here; one that cannot be opened is,
+// until it can.
+func TestVolumesThatFail(t *testing.T) {
+	s := newSite(t)
+	<-s.srv.opened(1).recovered
+	told := func() (l []string) {
+		for _, v := range s.srv.Health(t.Context(), meta.HealthRequest{}).Volumes {
+			l = append(l, fmt.Sprint(v.ID, " ", v.Failed))
+		}
+		return l
+	}
+	v, err := s.cluster.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refuse := func(err error) {
+		s.cluster.mu.Lock()
+		defer s.cluster.mu.Unlock()
+		s.cluster.noOwner = err
+	}
+	refuse(meta.E("own", meta.Unavailable, "etcd", nil))
+	if _, err := s.srv.open(t.Context(), v.ID); !errors.Is(err, meta.Unavailable) {
+		t.Fatal(err)
+	}
+	if l := told(); len(l) != 0 {
+		t.Errorf("etcd did not answer: %v", l)
+	}
+	refuse(meta.E("own", meta.Corrupt, "its journal", nil))
+	if _, err := s.srv.open(t.Context(), v.ID); !errors.Is(err, meta.Corrupt) {
+		t.Fatal(err)
+	}
+	if l := told(); len(l) != 1 || !strings.HasPrefix(l[0], "2 ") || !strings.Contains(l[0], "its journal") {
+		t.Errorf("of what can't be opened: %v", l)
+	}
+	if l := s.srv.unable.unserved(time.Now().Add(2 * unservedTold)); len(l) != 0 {
+		t.Errorf("nobody tries any more: %v", l)
+	}
+	refuse(nil)
+	eventually(t, "it is opened", func() error { _, err := s.srv.open(t.Context(), v.ID); return err })
+	o := s.srv.opened(v.ID)
+	<-o.recovered
+	if l := told(); len(l) != 0 {
+		t.Errorf("though it is open: %v", l)
+	}
+	o.wg.Add(1) // it is on the list of owners until this is done
+	o.lose(errors.New("its lease ran out"))
+	if l := told(); len(l) != 0 {
+		t.Errorf("of one that goes: %v", l)
+	}
+	o.wg.Done()
 }
 
 // Of each identity the newest certificate counts, shown or signed, and only of who is
@@ -94,8 +163,8 @@ func TestEndingCertificatesAreTold(t *testing.T) {
 	for i := range seenCertsMost {
 		c.signed(id(fmt.Sprint(i), time.Hour))
 	}
-	if len(c.m) > seenCertsMost || c.m["client/fresh"] == nil {
-		t.Errorf("%d are remembered", len(c.m))
+	if len(c.m) > seenCertsMost || c.m["client/fresh"] == nil || c.away != len(c.m)-2 {
+		t.Errorf("%d are remembered, %d of those are not connected", len(c.m), c.away)
 	}
 
 	// What connects is noted; what it gets for a renewal, too.

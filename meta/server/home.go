@@ -93,6 +93,7 @@ func (s *Server) openAs(ctx context.Context, v meta.VolumeID, state cluster.Volu
 				if s.unable.note(v, op.err) {
 					op.err = s.handOn(v, op.err)
 				}
+				s.unable.tell(v, op.err)
 				if op.err != nil {
 					s.mu.Lock()
 					delete(s.volumes, v)

@@ -2,7 +2,6 @@ package server
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -159,9 +158,10 @@ func (s *Server) renew(ctx context.Context, who peering.Identity, m *wire.Admin,
 		return err
 	}
 	s.log.Info("certificate renewed", "identity", who.String())
-	next := who
-	next.Begins = time.Now()
-	next.Expires = next.Begins.Add(cmp.Or(a.Life, peering.LeafFor))
+	next, err := peering.IdentityIn(chain)
+	if err != nil {
+		return err
+	}
 	s.certs.signed(next)
 	return reportJSON(re, wire.JoinAnswer{Cluster: who.Cluster, Role: string(who.Role), Name: who.Name, Chain: chain, Authority: a.CertPEM()})
 }

@@ -45,8 +45,9 @@ type promotion struct {
 	copied, left atomic.Uint64
 	wake         chan struct{} // capacity 1
 
-	rate atomic.Uint64 // bytes a second; 0: no bound
-	pace pace          // of the one loop that copies
+	rate  atomic.Uint64 // bytes a second; 0: no bound
+	pace  pace          // of the one loop that copies
+	looks atomic.Uint64 // at the row, begun by that loop and done
 
 	// stop, if not nil, has the chunk that is being filled abandoned. Guarded by the
 	// owner's mu.
@@ -162,15 +163,14 @@ func (o *owner) promoteLoop() {
 		case <-o.ctx.Done():
 			return
 		}
-		row, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol)
-		if err == nil && (row.Origin == nil || !row.Origin.Promoting) {
+		origin, err := o.toPromote()
+		if err == nil && origin == nil {
 			o.setPromoting(false)
 			continue
 		}
 		if err == nil {
 			o.setPromoting(true)
-			o.promotion.rate.Store(row.Origin.Rate)
-			err = o.promoteAll(o.ctx, row.Origin)
+			err = o.promoteAll(o.ctx, origin)
 		}
 		if err != nil && o.ctx.Err() == nil {
 			o.log.Warn("promoting the clone stopped, it is tried again", "error", err)
@@ -179,6 +179,20 @@ func (o *owner) promoteLoop() {
 		}
 		o.setPromoting(false)
 	}
+}
+
+// toPromote says what the row does: what the volume is to be made independent of, nil
+// if nothing; and at which rate. One that is given meanwhile comes after that.
+func (o *owner) toPromote() (*cluster.Origin, error) {
+	o.cloning.Lock()
+	defer o.cloning.Unlock()
+	defer o.promotion.looks.Add(1)
+	row, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol)
+	if err != nil || row.Origin == nil || !row.Origin.Promoting {
+		return nil, err
+	}
+	o.promotion.rate.Store(row.Origin.Rate)
+	return row.Origin, nil
 }
 
 func (o *owner) setPromoting(yes bool) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/wire"
 )
@@ -127,6 +128,65 @@ func TestPromotionWaitsForNobodyAway(t *testing.T) {
 		t.Errorf("%+v, %v; the session ended: %v", st, err, sess.ended.Load())
 	}
 	s.srv.endSession(sess, errLeft)
+	s.promoted(t, c)
+}
+
+// A rate that is given while the promotion reads the one of before holds.
+func TestRateGivenMeanwhile(t *testing.T) {
+	s := newSiteTTL(t, 10*time.Second)
+	a := s.dial("a")
+	goOn := make(chan struct{})
+	release := sync.OnceFunc(func() { close(goOn) })
+	defer release()
+	c, _, _ := s.toPromote(t, a, func(meta.Order) { <-goOn })
+	o, err := s.srv.open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-o.recovered
+	eventually(t, "what it begins with is looked at", func() error {
+		o.cloning.Lock()
+		defer o.cloning.Unlock()
+		return unless(o.promotion.looks.Load() > 0)
+	})
+	var once sync.Once
+	given := make(chan error, 1)
+	give := func() {
+		rate := uint64(1 << 30)
+		_, err := o.promote(context.Background(), &rate)
+		given <- err
+	}
+	if _, err := s.cluster.UpdateVolume(t.Context(), c, func(v *cluster.Volume) error {
+		origin := *v.Origin
+		origin.Promoting, origin.Rate = true, 1<<20
+		v.Origin = &origin
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	s.cluster.mu.Lock()
+	s.cluster.read = func(meta.VolumeID) {
+		once.Do(func() { // it is the promotion's, which was woken
+			free := o.cloning.TryLock()
+			if free {
+				o.cloning.Unlock()
+			}
+			go give()
+			if free { // nothing keeps it from being given before this is over
+				given <- <-given
+			}
+		})
+	}
+	s.cluster.mu.Unlock()
+	o.promotion.wake <- struct{}{}
+	if err := <-given; err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the promotion is at work", func() error { return unless(o.promotion.looks.Load() > 1) })
+	if rate := o.promotion.rate.Load(); rate != 1<<30 {
+		t.Errorf("the rate is %d", rate)
+	}
+	release()
 	s.promoted(t, c)
 }
 

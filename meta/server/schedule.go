@@ -175,7 +175,7 @@ func (o *owner) keepSchedule() time.Duration {
 	due, unwanted := plan(rules, all, time.Now())
 	wait := max(time.Until(time.Unix(0, (bucket(time.Now(), every)+1)*int64(every))), 10*time.Millisecond)
 	if due {
-		if _, err := o.takeSnapshot(o.ctx, &meta.TakeSnapshot{Name: scheduledName(time.Now())}); err != nil && o.ctx.Err() == nil {
+		if _, err := o.takeSnapshot(o.ctx, &meta.TakeSnapshot{Name: scheduledName(time.Now())}, nil); err != nil && o.ctx.Err() == nil {
 			if !errors.Is(err, meta.Exists) {
 				o.log.Warn("a snapshot that is due could not be taken", "error", err)
 			}

@@ -167,6 +167,7 @@ type Server struct {
 	// Lock order: an owner's mu before mu; never the other way.
 	mu       sync.Mutex
 	sessions map[meta.SessionID]*session
+	latest   map[string]*session // of each place the session that began last
 	volumes  map[meta.VolumeID]*opening
 	links    map[meta.ServerID]*link
 	keys     []meta.CapKey
@@ -271,6 +272,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	s := &Server{
 		cfg: cfg, log: cfg.Logger, epoch: time.Now(),
 		sessions:  map[meta.SessionID]*session{},
+		latest:    map[string]*session{},
 		volumes:   map[meta.VolumeID]*opening{},
 		atRest:    map[meta.VolumeID]bool{},
 		links:     map[meta.ServerID]*link{},
@@ -470,6 +472,10 @@ func (s *Server) admit(h *wire.Hello, who peering.Identity) (*session, error) {
 			sess.ctx, sess.cancel = context.WithCancelCause(s.ctx)
 			sess.touch()
 			s.sessions[id] = sess
+			if before := s.latest[placeOf(sess.name)]; before != nil {
+				before.followed.Store(int64(time.Since(s.epoch)))
+			}
+			s.latest[placeOf(sess.name)] = sess
 			s.mu.Unlock()
 			s.cutOff.back(sess.name)
 			return sess, nil
@@ -619,12 +625,16 @@ func (s *Server) endSession(sess *session, why error) {
 		o.endSession(sess.id, sess)
 	}
 	// A client that needs nothing of this server any more goes without a word.
-	if used && sess.role == wire.RoleClient && !errors.Is(why, errLeft) {
+	// One that was mounted anew since it was last heard of is back.
+	if used && sess.role == wire.RoleClient && !errors.Is(why, errLeft) && sess.followed.Load() <= max(sess.renewed.Load(), 0) {
 		s.cutOff.add(sess, why)
 	}
 	s.mu.Lock()
 	if s.sessions[sess.id] == sess {
 		delete(s.sessions, sess.id)
+	}
+	if place := placeOf(sess.name); s.latest[place] == sess {
+		delete(s.latest, place)
 	}
 	s.mu.Unlock()
 	close(sess.gone)

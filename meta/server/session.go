@@ -45,6 +45,8 @@ type session struct {
 	// it was heard of again, on the same clock.
 	away     atomic.Bool
 	returned atomic.Int64
+	// followed is when another session of its place began, on the same clock.
+	followed atomic.Int64
 	ended    atomic.Bool
 	// linger is how long after the last keep-alive another process may go on with
 	// the session, nanoseconds; wanted: meanwhile somebody was refused what it holds.

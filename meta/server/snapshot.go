@@ -57,9 +57,11 @@ func endsOpen(op meta.Op) bool {
 	return ok && slices.ContainsFunc(w.Extents, func(e meta.Extent) bool { return e.OpenEnded })
 }
 
-// takeSnapshot takes one. Errors: those of meta.TakeSnapshot; Unavailable (what
-// a client left open can't be sealed now), NotOwner.
-func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot) (meta.Snapshot, error) {
+// takeSnapshot takes one. filler, if not nil, is who asks as the session that fills a
+// mirror's target, and must be it when the snapshot is taken. Errors: those of
+// meta.TakeSnapshot; Unavailable (what a client left open can't be sealed now),
+// ReadOnly (filler is not), NotOwner.
+func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot, filler *session) (meta.Snapshot, error) {
 	var none meta.Snapshot
 	if err := o.await(ctx, o.recovered); err != nil {
 		return none, err
@@ -98,6 +100,9 @@ func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot) (meta.S
 	}
 	if err == nil {
 		err = o.failed
+	}
+	if err == nil && filler != nil && !o.filledBy(filler) {
+		err = errNoFiller("take snapshot", o) // since the barrier others may have written
 	}
 	if err != nil {
 		lift()
@@ -346,15 +351,17 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		if err := body(&q); err != nil {
 			return err
 		}
+		var filler *session
 		if q.Filler {
 			if err := o.mayFill(ctx, sess, "take snapshot"); err != nil {
 				return err
 			}
+			filler = sess
 		}
 		if !utf8.ValidString(m.Entry) || strings.ContainsFunc(m.Entry, unicode.IsControl) {
 			return meta.E("take snapshot", meta.Invalid, fmt.Sprintf("%q", m.Entry), errors.New("a name is text"))
 		}
-		sn, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: m.Entry, Token: q.Token})
+		sn, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: m.Entry, Token: q.Token}, filler)
 		if err != nil {
 			return err
 		}

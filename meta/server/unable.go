@@ -25,7 +25,18 @@ const (
 type unable struct {
 	mu sync.Mutex
 	m  map[meta.VolumeID]failure
+	// nobody are those of which no other server took them either, for health.
+	nobody map[meta.VolumeID]failed
 }
+
+type failed struct {
+	err error
+	at  time.Time
+}
+
+// unservedTold is how long it is told that a volume could not be opened, unless it is
+// tried again, as one is that is to be served.
+const unservedTold = time.Minute
 
 type failure struct {
 	err   error
@@ -60,6 +71,33 @@ func (u *unable) note(v meta.VolumeID, err error) bool {
 	wait := min(max(2*u.m[v].wait, unableMin), unableMax)
 	u.m[v] = failure{err, time.Now().Add(wait), wait}
 	return true
+}
+
+// tell notes what came of an opening at last.
+func (u *unable) tell(v meta.VolumeID, err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !liesHere(err) && !errors.Is(err, meta.Ahead) {
+		delete(u.nobody, v)
+		return
+	}
+	if u.nobody == nil {
+		u.nobody = map[meta.VolumeID]failed{}
+	}
+	u.nobody[v] = failed{err, time.Now()}
+}
+
+// unserved gives the volumes that nobody could open lately, and why.
+func (u *unable) unserved(now time.Time) map[meta.VolumeID]error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	all := map[meta.VolumeID]error{}
+	for v, f := range u.nobody {
+		if now.Sub(f.at) < unservedTold {
+			all[v] = f.err
+		}
+	}
+	return all
 }
 
 // liesHere: an opening failed, and not because of etcd, of another owner, or of
