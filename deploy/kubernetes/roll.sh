@@ -18,8 +18,8 @@ well() {
 	out="no metadata server's pod is there"
 	until [ "$times" = 3 ]; do
 		good=
-		for pod in $(k get pods -l "$app,app.kubernetes.io/component=meta" -o name); do
-			if out=$(k exec "$pod" -c penstock -- /penstock cluster status --check 2>&1); then
+		for server in $(k get pods -l "$app,app.kubernetes.io/component=meta" -o name); do
+			if out=$(k exec "$server" -c penstock -- /penstock cluster status --check 2>&1); then
 				good=yes
 				break
 			fi
