@@ -51,7 +51,7 @@ func built(module string, sources ...string) (string, error) {
 // buildPrograms builds what is not in the cache yet. module is the directory of
 // test/k8s.
 func buildPrograms(module string, say func(string, ...any)) (p programs, err error) {
-	of, err := built(module, "kube/main.go")
+	of, err := built(module, "kube/main.go", "kube/dns.go")
 	if err != nil {
 		return p, err
 	}
@@ -87,6 +87,34 @@ func buildPrograms(module string, say func(string, ...any)) (p programs, err err
 		say("Kubernetes' programs are in %s", p.dir)
 	}
 	return p, err
+}
+
+// buildHelm builds what is not in the cache yet, and an etcd of its own, for an image, and
+// gives the directory of both. helm has the module that names helm, test/helm.
+func buildHelm(module, helm string, say func(string, ...any)) (dir string, err error) {
+	var of strings.Builder
+	for _, m := range []string{module, helm} {
+		text, err := built(m)
+		if err != nil {
+			return "", err
+		}
+		of.WriteString(text)
+	}
+	return kept("helm "+of.String(), func(dir string) error {
+		begin := time.Now()
+		say("building helm: two minutes of processor time, once")
+		for m, pkg := range map[string]string{helm: "helm.sh/helm/v3/cmd/helm", module: "go.etcd.io/etcd/server/v3"} {
+			name := "helm"
+			if m == module {
+				name = "etcd"
+			}
+			if _, err := output(m, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, name), pkg); err != nil {
+				return err
+			}
+		}
+		say("built in %v", time.Since(begin).Round(time.Second))
+		return nil
+	})
 }
 
 // kubeVersion gives the flags of the linker by which Kubernetes' programs know their

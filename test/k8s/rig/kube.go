@@ -88,6 +88,7 @@ func startControl(p programs, dir string, main *Machine) (*kubernetes, error) {
 			"--service-account-private-key-file="+pki("sa.key"), "--root-ca-file="+pki("ca.crt"),
 			"--cluster-signing-cert-file="+pki("ca.crt"), "--cluster-signing-key-file="+pki("ca.key")),
 		k.run(main, "kube-scheduler", "--kubeconfig="+scheduler, "--leader-elect=false", "--bind-address=127.0.0.1"),
+		k.run(main, "dns", "--kubeconfig="+k.admin, "--listen="+main.Addr+":53"),
 	)
 }
 
@@ -198,13 +199,15 @@ failCgroupV1: false
 failSwapOn: false
 oomScoreAdj: 0
 resolvConf: ""
+clusterDNS: [%q]
+clusterDomain: cluster.local
 # The disk is everybody's.
 evictionHard: {memory.available: 50Mi, nodefs.available: "1%%", imagefs.available: "1%%"}
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 syncFrequency: 5s
 volumeStatsAggPeriod: 5s
-`, k.pki.path("ca.crt"), k.pki.path("kubelet-server-"+m.Name+".crt"), k.pki.path("kubelet-server-"+m.Name+".key"), containerdSocket, cgroup)
+`, k.pki.path("ca.crt"), k.pki.path("kubelet-server-"+m.Name+".crt"), k.pki.path("kubelet-server-"+m.Name+".key"), containerdSocket, cgroup, k.main.Addr)
 	// All is masqueraded: the network has no routes, so answers of a service must
 	// come back through the node that chose the server.
 	proxying := fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1

@@ -13,6 +13,7 @@
 package rig
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -320,21 +321,8 @@ func (r *Rig) deploy() error {
 	if _, err := r.Kubectl(ctx, "apply", "-f", filepath.Join(shipped, "namespace.yaml")); err != nil {
 		return err
 	}
-	for _, s := range []struct{ secret, role, name string }{
-		{"penstock-controller-token", "admin", "kubernetes"},
-		{"penstock-node-token", "client", ""},
-	} {
-		args := []string{"cluster", "join-token", "--role", s.role}
-		if s.name != "" {
-			args = append(args, "--name", s.name)
-		}
-		token, err := r.Penstock(ctx, args...)
-		if err != nil {
-			return err
-		}
-		if _, err := r.Kubectl(ctx, "-n", Namespace, "create", "secret", "generic", s.secret, "--from-literal=token="+strings.TrimSpace(token)); err != nil {
-			return err
-		}
+	if err := r.Tokens(ctx); err != nil {
+		return err
 	}
 	if _, err := r.Penstock(ctx, "grant", "add", "node*", "*", "--rights", "write"); err != nil {
 		return err
@@ -355,17 +343,48 @@ func (r *Rig) deploy() error {
 	return r.Deploy(ctx, Change{})
 }
 
+// Tokens makes the Secrets by which the driver joins the rig's own cluster.
+func (r *Rig) Tokens(ctx context.Context) error {
+	for _, s := range []struct{ secret, role, name string }{
+		{"penstock-controller-token", "admin", "kubernetes"},
+		{"penstock-node-token", "client", ""},
+	} {
+		args := []string{"cluster", "join-token", "--role", s.role}
+		if s.name != "" {
+			args = append(args, "--name", s.name)
+		}
+		token, err := r.Penstock(ctx, args...)
+		if err != nil {
+			return err
+		}
+		if _, err := r.Kubectl(ctx, "-n", Namespace, "create", "secret", "generic", s.secret, "--from-literal=token="+strings.TrimSpace(token)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Change is what users change of what is deployed.
 type Change struct {
 	Tag    string // of the image; "": as it is shipped
 	Memory string // that the node part may use; "": as it is shipped
 	Inline bool   // pods may bring volumes along
+	// Cluster is the address of another cluster than the rig's own.
+	Cluster string
 }
 
 // Deploy applies deploy/kubernetes with the one change that every user makes, and
 // with what is asked for, and waits until all of it runs. The holder's pods stay
 // what they are until they are deleted.
 func (r *Rig) Deploy(ctx context.Context, c Change) error {
+	if err := r.Configure(ctx, c); err != nil {
+		return err
+	}
+	return r.Driver(ctx)
+}
+
+// Configure is Deploy that does not wait.
+func (r *Rig) Configure(ctx context.Context, c Change) error {
 	relative, err := filepath.Rel(filepath.Join(r.Dir, "kustomize"), filepath.Join(r.root, "deploy", "kubernetes"))
 	if err != nil {
 		return err
@@ -393,17 +412,15 @@ patches:
     patch: |-
       - {op: add, path: /spec/template/spec/volumes/-, value: {name: config, hostPath: {path: %s}}}
       - {op: add, path: /spec/template/spec/containers/0/volumeMounts/-, value: {name: config, mountPath: /etc/penstock, readOnly: true}}
-%s%s`, relative, r.meta(), configDir, more, images)
+%s%s`, relative, cmp.Or(c.Cluster, r.meta()), configDir, more, images)
 	if err := errors.Join(
 		os.MkdirAll(filepath.Join(r.Dir, "kustomize"), 0o755),
 		os.WriteFile(filepath.Join(r.Dir, "kustomize", "kustomization.yaml"), []byte(text), 0o644),
 	); err != nil {
 		return err
 	}
-	if _, err := r.Kubectl(ctx, "apply", "-k", filepath.Join(r.Dir, "kustomize")); err != nil {
-		return err
-	}
-	return r.Driver(ctx)
+	_, err = r.Kubectl(ctx, "apply", "-k", filepath.Join(r.Dir, "kustomize"))
+	return err
 }
 
 // Driver waits until the driver's pods are ready and the kubelets have it.

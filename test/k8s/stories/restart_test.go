@@ -47,10 +47,16 @@ type pause struct {
 func uses(t *testing.T, node string) *used {
 	t.Helper()
 	u := &used{begin(t), "user", node}
-	u.apply(claim("data", "penstock", "ReadWriteMany", "8Gi"), pod(u.pod, node, map[string]string{"/data": "data"}))
+	u.uses()
+	return u
+}
+
+// uses starts the pod.
+func (u *used) uses() {
+	u.Helper()
+	u.apply(claim("data", "penstock", "ReadWriteMany", "8Gi"), pod(u.pod, u.node, map[string]string{"/data": "data"}))
 	u.ready(u.pod)
 	u.sh(u.pod, "load files /data/many 200; echo kept > /data/f; sync -f /data/f; (user /data/used /stop 50ms; echo ended $?) </dev/null >/out 2>&1 & sleep 2; cat /out")
-	return u
 }
 
 // find gives the processes of a part of the driver on the pod's node.

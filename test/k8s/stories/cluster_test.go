@@ -1,0 +1,261 @@
+package stories
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/test/k8s/rig"
+)
+
+// servers is a Penstock cluster in Kubernetes, made by the chart as
+// docs/kubernetes.md tells.
+type servers struct {
+	*story
+	manual *rig.Manual
+	moved  bool // the driver is of that cluster now
+}
+
+// All of its objects have this label.
+const clusterLabel = "app.kubernetes.io/name=penstock-cluster"
+
+// do runs all commands of a chapter, or those of some of its paragraphs, with the
+// image that the rig has, and gives what they printed.
+func (s *servers) do(heading string, paragraphs ...int) (said []string) {
+	s.Helper()
+	blocks, err := s.manual.Blocks("docs/kubernetes.md", heading)
+	if err != nil {
+		s.Fatal(err)
+	}
+	for n, b := range blocks {
+		if len(paragraphs) == 0 || slices.Contains(paragraphs, n) {
+			said = append(said, s.run(b))
+		}
+	}
+	if len(said) == 0 {
+		s.Fatalf("docs/kubernetes.md has nothing to do below %q", heading)
+	}
+	return said
+}
+
+// run runs commands where those of the documentation were run.
+func (s *servers) run(commands string) string {
+	s.Helper()
+	commands = strings.NewReplacer("registry.example.com/penstock", "penstock", "image.tag=0.1.0", "image.tag=0.1.0-dev",
+		"'worker-*'", "'node*'").Replace(commands)
+	ctx, cancel := context.WithTimeout(s.Context(), 10*time.Minute)
+	defer cancel()
+	begun := time.Now()
+	out, err := s.manual.Run(ctx, commands)
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Logf("%.1f s: %s\n%s", time.Since(begun).Seconds(), commands, out)
+	return out
+}
+
+// volumes is how many local volumes each node has for servers' claims, and where.
+const (
+	volumes      = 12
+	localVolumes = "/var/lib/local-volumes"
+)
+
+// disks gives the nodes local volumes, and claims that say no class get one.
+func (s *servers) disks() {
+	s.Helper()
+	text := []string{`apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: local, annotations: {storageclass.kubernetes.io/is-default-class: "true"}}
+provisioner: kubernetes.io/no-provisioner
+volumeBindingMode: WaitForFirstConsumer`}
+	for _, node := range nodes {
+		for n := range volumes {
+			at := fmt.Sprint(localVolumes, "/", n)
+			if out, err := the.Machine(node).Command(s.Context(), "mkdir", "-p", at).CombinedOutput(); err != nil {
+				s.Fatalf("%v: %s", err, out)
+			}
+			text = append(text, fmt.Sprintf(`apiVersion: v1
+kind: PersistentVolume
+metadata: {name: %s-%d, labels: {story: local}}
+spec:
+  capacity: {storage: 10Gi}
+  accessModes: [ReadWriteOnce]
+  persistentVolumeReclaimPolicy: Retain
+  storageClassName: local
+  local: {path: %s}
+  nodeAffinity: {required: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%[1]s]}]}]}}`, node, n, at))
+		}
+	}
+	s.apply(text...)
+}
+
+// point makes the driver one of another cluster: "" is the rig's own. The nodes'
+// credentials of before are put aside for when they are of that cluster again.
+func (s *servers) point(ctx context.Context, cluster string, tokens func() error) error {
+	if cluster == "" && !s.moved {
+		return nil
+	}
+	s.moved = cluster != ""
+	put, take := "rig", "chart"
+	if !s.moved {
+		put, take = take, put
+	}
+	kubectl := func(args ...string) error {
+		_, err := the.Kubectl(ctx, append([]string{"-n", rig.Namespace}, args...)...)
+		return err
+	}
+	if err := kubectl("delete", "secret", "penstock-controller-token", "penstock-node-token", "--ignore-not-found"); err != nil {
+		return err
+	}
+	if err := tokens(); err != nil {
+		return err
+	}
+	for _, node := range nodes {
+		script := fmt.Sprintf("cd /var/lib/penstock-csi; mv credentials credentials-%s; if test -d credentials-%s; then mv credentials-%[2]s credentials; fi", put, take)
+		if out, err := the.Machine(node).Command(ctx, "sh", "-ec", script).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+	}
+	// A pod reads the address when it starts.
+	return errors.Join(
+		the.Configure(ctx, rig.Change{Cluster: cluster}),
+		kubectl("delete", "pods", "-l", "app.kubernetes.io/name=penstock,app.kubernetes.io/component in (node, controller)", "--timeout=120s"),
+		the.Driver(ctx),
+	)
+}
+
+// kill ends a server's process with SIGKILL, and takes its pod away.
+func (s *servers) kill(pod string) {
+	s.Helper()
+	killed := 0
+	for _, node := range nodes {
+		pids, err := the.Find(node, func(line string) bool {
+			return strings.Contains(line, "--name="+pod+" ") || strings.Contains(line, "--advertise="+pod+".")
+		})
+		if err != nil {
+			s.Fatal(err)
+		}
+		for _, pid := range pids {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				s.Fatal(err)
+			}
+			killed++
+		}
+	}
+	if killed == 0 {
+		s.Fatalf("no process of %s is there to be killed", pod)
+	}
+	s.kubectl("-n", rig.Namespace, "delete", "pod", pod, "--timeout=120s")
+	s.up(pod)
+}
+
+// up waits until a server's pod is ready.
+func (s *servers) up(pod string) {
+	s.Helper()
+	s.until(2*patience, pod+" is ready", func(ctx context.Context) error {
+		_, err := the.Kubectl(ctx, "-n", rig.Namespace, "wait", "--for=condition=Ready", "pod/"+pod, "--timeout=10s")
+		return err
+	})
+}
+
+// well waits until all chunks have their replicas.
+func (s *servers) well() {
+	s.Helper()
+	s.until(2*patience, "all is well", func(ctx context.Context) error {
+		out, err := the.Kubectl(ctx, "-n", rig.Namespace, "exec", "penstock-meta-1", "-c", "penstock", "--", "/penstock", "cluster", "status", "--check")
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		return err
+	})
+}
+
+// TestCluster: etcd, metadata servers and chunk servers are installed by the chart,
+// with the commands of docs/kubernetes.md, and the driver works with that cluster. While
+// a pod writes, reads, maps and has files open on a claim of it, one server of each kind
+// is killed, and a chunk server's claims are lost and it is replaced: the pod sees no
+// error. In the end all of it goes, and the driver is the rig's again.
+func TestCluster(t *testing.T) {
+	s := &servers{story: begin(t)}
+	ctx, cancel := context.WithTimeout(t.Context(), 15*patience)
+	defer cancel()
+	var err error
+	if s.manual, err = the.NewManual(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, args := range [][]string{{"get", "pods,pvc", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"}} {
+				out, _ := the.Kubectl(context.Background(), append([]string{"-n", rig.Namespace}, args...)...)
+				t.Log(out)
+			}
+			out, _ := the.Kubectl(context.Background(), "-n", rig.Namespace, "logs", "-l", clusterLabel, "--all-containers", "--prefix", "--tail=8", "--max-log-requests=40")
+			t.Log(out)
+		}
+	})
+	t.Cleanup(s.away)
+	s.disks()
+	s.do("### Etcd's certificates")
+	said := s.do("### Install")
+	if got := said[len(said)-1]; !strings.Contains(got, "\nok\ncluster ") {
+		t.Errorf("a new cluster is not well: %s", got)
+	}
+
+	u := &used{s.story, "user", "node1"}
+	if err := s.point(ctx, "penstock-meta."+rig.Namespace+".svc:7400", func() error { s.do("## 2. Who is who"); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	u.uses()
+
+	for _, pod := range []string{"penstock-meta-first-0", "penstock-etcd-1", "penstock-chunkserver-a-1"} {
+		begun := time.Now()
+		s.kill(pod)
+		u.passes(pod + " was killed")
+		s.well()
+		t.Logf("%s was killed, and all is well after %v", pod, time.Since(begun).Round(time.Second))
+	}
+
+	s.do("### A node or a claim is lost", 0)
+	s.up("penstock-chunkserver-a-2")
+	u.passes("a chunk server lost its claims")
+
+	for _, p := range u.ended() {
+		if p.took > time.Second {
+			t.Logf("a pause of %v at %v", p.took, p.begun)
+		}
+	}
+}
+
+// away takes the pods and claims of the story, the cluster and its data away, and
+// gives the driver back.
+func (s *servers) away() {
+	ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
+	defer cancel()
+	try := func(args ...string) {
+		if out, err := the.Kubectl(ctx, args...); err != nil {
+			s.Errorf("%v: %s", err, out)
+		}
+	}
+	try("-n", s.ns, "delete", "pods", "--all", "--timeout=120s")
+	try("-n", s.ns, "delete", "pvc", "--all", "--timeout=120s")
+	if err := s.point(ctx, "", func() error { return the.Tokens(ctx) }); err != nil {
+		s.Error(err)
+	}
+	if _, err := s.manual.Run(ctx, "helm uninstall penstock-cluster --namespace $ns --wait"); err != nil {
+		s.Error(err)
+	}
+	try("-n", rig.Namespace, "delete", "pvc", "-l", clusterLabel, "--timeout=60s")
+	try("-n", rig.Namespace, "delete", "secret", "penstock-etcd-tls", "penstock-etcd-client", "penstock-meta-token", "penstock-chunkserver-token", "--ignore-not-found")
+	try("delete", "pv", "-l", "story=local", "--timeout=60s")
+	try("delete", "storageclass", "local", "--ignore-not-found")
+	for _, node := range nodes {
+		if out, err := the.Machine(node).Command(ctx, "rm", "-rf", localVolumes).CombinedOutput(); err != nil {
+			s.Errorf("%v: %s", err, out)
+		}
+	}
+}
