@@ -20,6 +20,7 @@ import (
 	"penstock.io/penstock/cmd/penstock/local"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/process"
 	"penstock.io/penstock/meta/wire"
 )
@@ -36,6 +37,7 @@ type where struct {
 	credentials
 	cluster []string
 	dir     string
+	now     func() time.Time // nil: the clock
 }
 
 func (w *where) flags(cmd *cobra.Command) {
@@ -89,25 +91,41 @@ func (w *where) addrs() ([]string, error) {
 	return nil, usagef("several systems run on this machine; choose one with --dir: %s", strings.Join(dirs, ", "))
 }
 
+// identity says where the cluster is and who asks. After half of its life the
+// certificate is renewed, which an administrator's is nowhere else.
+func (w *where) identity(ctx context.Context) ([]string, *peer.Credentials, error) {
+	addrs, err := w.addrs()
+	if err != nil {
+		return nil, nil, err
+	}
+	creds, err := w.credentials.open()
+	if err != nil {
+		return nil, nil, err
+	}
+	now := time.Now
+	if w.now != nil {
+		now = w.now
+	}
+	if creds.Identity().Role != "" && now().After(creds.RenewAt()) {
+		// Best effort: the certificate still holds, or dialling says what is wrong.
+		renewing, cancel := context.WithTimeout(ctx, dialTimeout)
+		defer cancel()
+		_ = client.Renew(renewing, addrs, creds)
+	}
+	return addrs, creds, nil
+}
+
 // dialTimeout is how long a command waits for a meta server to answer.
 const dialTimeout = 5 * time.Second
 
 // dial opens an administrator's session. The caller closes it.
 func (w *where) dial(ctx context.Context) (*client.Session, error) {
-	addrs, err := w.addrs()
-	if err != nil {
-		return nil, err
-	}
-	creds, err := w.credentials.open()
+	addrs, creds, err := w.identity(ctx)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	if creds.Identity().Role != "" && time.Now().After(creds.RenewAt()) {
-		// Best effort: the certificate still holds, or dialling says what is wrong.
-		_ = client.Renew(ctx, addrs, creds)
-	}
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"

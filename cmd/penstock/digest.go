@@ -239,11 +239,7 @@ func (t *localTree) close() {
 
 // connect connects the client library, as a mount does.
 func (w *where) connect(ctx context.Context) (*penstock.Client, error) {
-	addrs, err := w.addrs()
-	if err != nil {
-		return nil, err
-	}
-	creds, err := w.credentials.open()
+	addrs, creds, err := w.identity(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -38,11 +38,7 @@ its mirrors; in a cluster 'penstock mirror run' does, on one machine or several.
 
 // withMirrors runs work with a client of the target's cluster.
 func (w *where) withMirrors(ctx context.Context, work func(*penstock.Client, penstock.Mirrors) error) error {
-	addrs, err := w.addrs()
-	if err != nil {
-		return err
-	}
-	creds, err := w.credentials.open()
+	addrs, creds, err := w.identity(ctx)
 	if err != nil {
 		return err
 	}
