@@ -55,6 +55,7 @@ type fakeCluster struct {
 	reads *atomic.Int64
 	// released are the volumes whose owner let them go in order.
 	released map[meta.VolumeID]bool
+	taken    map[meta.VolumeID]int // how often
 }
 
 func newFakeCluster(t *testing.T, dir string) *fakeCluster {
@@ -66,7 +67,7 @@ func newFakeCluster(t *testing.T, dir string) *fakeCluster {
 	f := &fakeCluster{
 		Backend: &Backend{Shared: state.NewShared(8<<20, 100, nil), Dir: filepath.Join(dir, "stores"), Blob: blobs, Logger: slog.New(slog.DiscardHandler)},
 		rows:    map[meta.VolumeID]cluster.Volume{}, logs: map[meta.VolumeID]*journal.Memory{}, lost: map[meta.VolumeID]chan struct{}{}, next: 1,
-		nodes: map[meta.ServerID]cluster.Node{}, released: map[meta.VolumeID]bool{},
+		nodes: map[meta.ServerID]cluster.Node{}, released: map[meta.VolumeID]bool{}, taken: map[meta.VolumeID]int{},
 	}
 	if err := os.Mkdir(f.Dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -354,6 +355,7 @@ func (f *fakeCluster) Own(_ context.Context, v meta.VolumeID) (Ownership, Journa
 	lost := make(chan struct{})
 	f.lost[v] = lost
 	f.released[v] = false
+	f.taken[v]++
 	release := func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()

@@ -189,7 +189,8 @@ type Server struct {
 	indexes   chan struct{} // capacity 1: held while one is made
 	filling   chan struct{} // a slot for the chunk that compaction fills
 
-	tree treeLocks
+	tree     treeLocks
+	deleting turns
 	// atRest are volumes of this home that are closed and that their owner before
 	// let go in order. With the same metadata servers nobody but this one takes
 	// them, so homeLoop does not ask etcd for each again whenever something

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -24,7 +25,60 @@ import (
 // deleteVolume deletes a volume that hangs nowhere and that nothing hangs in, or
 // goes on deleting it. With now it leaves the trash out. Errors: Busy (it is
 // attached), NotEmpty (something is attached in it), NotPermitted (the root).
+//
+// One at a time deletes a volume: its home goes on with what it finds deleting, and
+// would take it anew when who began has let it go and not removed the row yet. Then
+// it owned what is no more.
 func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume, now bool) error {
+	end, err := s.deleting.begin(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	defer end()
+	err = s.deleteAlone(ctx, v, now)
+	if o := s.opened(v.ID); o != nil && errors.Is(err, meta.NoSuchVolume) {
+		if _, gone := s.cfg.Cluster.Volume(ctx, v.ID); errors.Is(gone, meta.NoSuchVolume) {
+			o.lose(gone) // another server has deleted it
+		}
+	}
+	return err
+}
+
+// turns lets one at a time do something to a volume.
+type turns struct {
+	mu sync.Mutex
+	m  map[meta.VolumeID]chan struct{}
+}
+
+// begin waits for the turn; end ends it. Errors: Interrupted.
+func (t *turns) begin(ctx context.Context, v meta.VolumeID) (end func(), err error) {
+	mine := make(chan struct{})
+	for {
+		t.mu.Lock()
+		other := t.m[v]
+		if other == nil {
+			if t.m == nil {
+				t.m = map[meta.VolumeID]chan struct{}{}
+			}
+			t.m[v] = mine
+			t.mu.Unlock()
+			return func() {
+				t.mu.Lock()
+				delete(t.m, v)
+				t.mu.Unlock()
+				close(mine)
+			}, nil
+		}
+		t.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, meta.E("delete volume", meta.Interrupted, fmt.Sprint(v), context.Cause(ctx))
+		}
+	}
+}
+
+func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, now bool) error {
 	if v.ID == meta.RootVolume {
 		return meta.E("delete volume", meta.NotPermitted, v.Name, errors.New("the root volume can't be deleted"))
 	}
