@@ -102,7 +102,7 @@ func (v *Volume) maxChunk() uint64 {
 	if n := v.policy.Load().MaxChunk; n != 0 {
 		return n
 	}
-	return 1 << 30
+	return meta.DefaultChunk
 }
 
 // ---- attributes

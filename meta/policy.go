@@ -11,7 +11,7 @@ type Policy struct {
 	QuotaBytes  uint64 // 0: none
 	QuotaInodes uint64
 	Replicas    uint32 // at least 1
-	MaxChunk    uint64 // bytes; 0 means 1 GiB
+	MaxChunk    uint64 // bytes of the largest chunk, MinChunk to DefaultChunk; 0 means the latter
 	SealOnClose bool
 	Immutable   bool
 	SyncOnClose bool
@@ -66,8 +66,12 @@ func ParseSpread(name string) (Spread, error) {
 // Bounds of a policy's words.
 const (
 	MaxReplicas = 16
-	MaxTopology = 255 // bytes of a path
-	MaxClass    = 32
+	// MinChunk is the smallest that the largest chunk of a volume may be, in bytes:
+	// below, chunks cost more than what is in them. DefaultChunk is the largest.
+	MinChunk     = 4 << 20
+	DefaultChunk = 1 << 30
+	MaxTopology  = 255 // bytes of a path
+	MaxClass     = 32
 )
 
 // Check says what is wrong with a policy. Errors: Invalid.
@@ -75,6 +79,9 @@ func (p *Policy) Check() error {
 	const op = "check policy"
 	if p.Replicas < 1 || p.Replicas > MaxReplicas {
 		return E(op, Invalid, "replicas", fmt.Errorf("%d is not in 1 to %d", p.Replicas, MaxReplicas))
+	}
+	if p.MaxChunk != 0 && (p.MaxChunk < MinChunk || p.MaxChunk > DefaultChunk) {
+		return E(op, Invalid, "largest chunk", fmt.Errorf("%d bytes are not in %d to %d", p.MaxChunk, MinChunk, DefaultChunk))
 	}
 	if p.Spread >= spreads {
 		return E(op, Invalid, "spread", fmt.Errorf("level %d is not known", uint8(p.Spread)))

@@ -50,6 +50,7 @@ type volumeView struct {
 	LocalFirst  bool   `json:"local_first" yaml:"local_first"`
 	Degrade     bool   `json:"degrade" yaml:"degrade"`
 	Encrypt     bool   `json:"encrypt" yaml:"encrypt"`
+	MaxChunk    uint64 `json:"max_chunk" yaml:"max_chunk"` // bytes
 	// TrashSeconds is how long it stays in the trash once it is deleted.
 	TrashSeconds uint64 `json:"trash_seconds" yaml:"trash_seconds"`
 	// Compression of sealed chunks: none, s2 or zstd.
@@ -79,7 +80,7 @@ func viewOf(v client.Volume) volumeView {
 		QuotaBytes: v.Policy.QuotaBytes, QuotaInodes: v.Policy.QuotaInodes, Replicas: v.Policy.Replicas,
 		SealOnClose: v.Policy.SealOnClose, Immutable: v.Policy.Immutable, SyncOnClose: v.Policy.SyncOnClose, NoAtime: v.Policy.NoAtime,
 		Topology: cmp.Or(v.Policy.Topology, "/"), Spread: v.Policy.Spread.String(), Class: v.Policy.Class,
-		LocalFirst: v.Policy.LocalFirst, Degrade: v.Policy.Degrade, Encrypt: v.Policy.Encrypt,
+		LocalFirst: v.Policy.LocalFirst, Degrade: v.Policy.Degrade, Encrypt: v.Policy.Encrypt, MaxChunk: cmp.Or(v.Policy.MaxChunk, meta.DefaultChunk),
 		Compression: cmp.Or(v.Detail.Compression, meta.CompressNone.String()), AdvisoryBytes: v.Detail.AdvisoryBytes, AdvisoryInodes: v.Detail.AdvisoryInodes,
 		BytesOver: at(v.Detail.BytesOver), InodesOver: at(v.Detail.InodesOver),
 		TrashSeconds: v.Detail.TrashSeconds, Created: at(v.Detail.Created), Deleted: at(v.Detail.Deleted), Until: at(v.Detail.Until), Closed: !v.Detail.Open}
@@ -118,6 +119,7 @@ type policyFlags struct {
 	localFirst  bool
 	degrade     bool
 	encrypt     bool
+	maxChunk    sizeFlag
 	trash       time.Duration
 
 	compression    string
@@ -139,6 +141,7 @@ func (p *policyFlags) add(f *pflag.FlagSet) {
 	f.BoolVar(&p.localFirst, "local-first", true, "the first copy lies on the writer's own host if it can")
 	f.BoolVar(&p.degrade, "degrade", false, "where the rest can't be met, write with fewer or closer copies rather than refuse; repair makes up for it")
 	f.BoolVar(&p.encrypt, "encrypt", false, "its bytes travel encrypted only")
+	f.Var(&p.maxChunk, "max-chunk", "largest chunk that files are cut into, 4M to 1G; 0 for 1G; chunks that are there stay as they are")
 	f.StringVar(&p.compression, "compression", meta.CompressNone.String(), "how sealed chunks are stored: none, s2 (fast) or zstd (smaller); for what is written from then on, and soon for what is there")
 	f.Var(&p.advisoryBytes, "advisory-quota", "bytes above which an event, a metric and a line in the log tell; nothing is refused; 0 for none")
 	f.Uint64Var(&p.advisoryInodes, "advisory-quota-inodes", 0, "the same for files and directories")
@@ -193,6 +196,7 @@ func (p *policyFlags) change(f *pflag.FlagSet, to *meta.Policy) (changed bool, e
 		"local-first":   func() { to.LocalFirst = p.localFirst },
 		"degrade":       func() { to.Degrade = p.degrade },
 		"encrypt":       func() { to.Encrypt = p.encrypt },
+		"max-chunk":     func() { to.MaxChunk = uint64(p.maxChunk) },
 	} {
 		if f.Changed(name) {
 			set()
@@ -373,6 +377,7 @@ func showVolume(t *table, v volumeView) {
 		t.row("advisory of files", fmt.Sprint(v.AdvisoryInodes)+over(v.InodesOver))
 	}
 	t.row("compression", v.Compression)
+	t.row("largest chunk", bytesText(v.MaxChunk))
 	t.row("replicas", v.Replicas)
 	t.row("topology", v.Topology)
 	t.row("spread", v.Spread)

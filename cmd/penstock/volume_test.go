@@ -14,7 +14,8 @@ func TestPolicyFlags(t *testing.T) {
 	base := meta.Policy{Replicas: 1, LocalFirst: true}
 	for args, want := range map[string]meta.Policy{
 		"--replicas 3 --spread rack --topology dc1/rack2/ --class ssd": {Replicas: 3, LocalFirst: true, Spread: meta.SpreadRack, Topology: "/dc1/rack2", Class: "ssd"},
-		"--topology / --local-first=false --degrade --encrypt":         {Replicas: 1, Degrade: true, Encrypt: true},
+		"--max-chunk 64M": {Replicas: 1, LocalFirst: true, MaxChunk: 64 << 20},
+		"--topology / --local-first=false --degrade --encrypt": {Replicas: 1, Degrade: true, Encrypt: true},
 	} {
 		got := base
 		var p policyFlags
@@ -28,6 +29,7 @@ func TestPolicyFlags(t *testing.T) {
 		}
 	}
 	for args, text := range map[string]string{
+		"--max-chunk 1M": "4194304", "--max-chunk 2G": "1073741824",
 		"--replicas 0": "replicas", "--replicas 17": "1 to 16", "--spread row": "host, rack or dc", "--class SSD": "lower-case", "--topology /a/b:c": "b:c",
 	} {
 		got := base

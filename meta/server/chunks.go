@@ -422,7 +422,7 @@ func (o *owner) alloc(s *session, n int, own bool) ([]meta.ChunkGrant, error) {
 // that file's bytes, once each, so that with a quota it is bounded by that: the
 // journal hears of the bytes at an open end only when it is closed (rule 7).
 func maxLen(p meta.Policy, own bool) uint64 {
-	n := cmp.Or(p.MaxChunk, 1<<30)
+	n := cmp.Or(p.MaxChunk, meta.DefaultChunk)
 	if own && p.QuotaBytes > 0 {
 		n = min(n, max(p.QuotaBytes, 1<<20))
 	}
