@@ -12,7 +12,7 @@ import (
 // the moment when who began has let it go, and its row is still there. Nobody owns
 // it afterwards: to give that up would fail when the server stops.
 func TestDeletedOnce(t *testing.T) {
-	s := newSite(t)
+	s := newSiteTTL(t, time.Minute)
 	a := s.dial("a")
 	v, err := a.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, wire.VolumeWords{})
 	if err != nil {
