@@ -1,0 +1,276 @@
+package penstock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// Which bytes of a mirror's file are others than in its base, and how they are copied.
+
+// span is the bytes [lo, hi) of a file.
+type span struct{ lo, hi uint64 }
+
+// ranges tells which bytes are to be copied, and which are to become holes.
+func (m *mirrorCopy) ranges(ctx context.Context, f *mirrorFile, t *meta.Attr) (data, holes []span, err error) {
+	if f.fresh && f.a.Blocks >= f.a.Size && t.Blocks == 0 {
+		return []span{{0, f.a.Size}}, nil, nil // whole, and from the beginning
+	}
+	size := f.a.Size
+	now, err := placesOf(ctx, m.to, f.src)
+	if err != nil {
+		return nil, nil, err
+	}
+	var was []meta.Extent // in the source's base
+	if !f.fresh {
+		if was, err = placesOf(ctx, m.from, f.src); err != nil {
+			return nil, nil, err
+		}
+	}
+	todo := otherPlaces(was, now, size)
+	if size >= mirrorResume && t.Blocks > 0 {
+		// Where the target's bytes lie elsewhere than in its base they were copied
+		// before, by who did not get to the end of the file.
+		var before []meta.Extent
+		if !f.fresh {
+			if before, err = placesOf(ctx, m.base, f.dst); err != nil {
+				return nil, nil, err
+			}
+		}
+		have, err := placesOf(ctx, m.dst, f.dst)
+		if err != nil {
+			return nil, nil, err
+		}
+		todo = without(todo, otherPlaces(before, have, size))
+	}
+	data = within(todo, now)
+	return data, without(todo, data), nil
+}
+
+// placesOf lists where a file's committed bytes lie; an inline file's are one
+// extent whose place is like no other.
+func placesOf(ctx context.Context, v *Volume, ino meta.Ino) (all []meta.Extent, err error) {
+	for off := uint64(0); ; {
+		l, err := v.Locate(ctx, ino, off)
+		if err != nil {
+			return nil, err
+		}
+		if l.Inline {
+			e, err := v.GetAttr(ctx, ino)
+			return []meta.Extent{{Len: max(e.Attr.Size, 1), Chunk: meta.ChunkID{Term: 1, Counter: e.Attr.Change, Volume: v.id}}}, err
+		}
+		for _, e := range l.Extents {
+			if e.End() > off {
+				all = append(all, e.Extent)
+				off = e.End()
+			}
+		}
+		if l.EOF || len(l.Extents) == 0 {
+			return all, nil
+		}
+	}
+}
+
+// otherPlaces tells which bytes of the first size lie elsewhere in b than in a:
+// in another place, or nowhere.
+func otherPlaces(a, b []meta.Extent, size uint64) (out []span) {
+	type where struct {
+		chunk meta.ChunkID
+		at    uint64 // of the file's byte zero, modulo 2^64
+	}
+	place := func(l []meta.Extent, off uint64) (w where, end uint64, rest []meta.Extent) {
+		for len(l) > 0 && l[0].End() <= off {
+			l = l[1:]
+		}
+		switch {
+		case len(l) == 0:
+			return w, size, l
+		case l[0].Off > off:
+			return w, l[0].Off, l
+		case l[0].Chunk.IsZero(): // preallocated: it reads as a hole does
+			return w, l[0].End(), l
+		}
+		return where{l[0].Chunk, l[0].ChunkOff - l[0].Off}, l[0].End(), l
+	}
+	for off := uint64(0); off < size; {
+		var x, y where
+		var ex, ey uint64
+		x, ex, a = place(a, off)
+		y, ey, b = place(b, off)
+		end := min(ex, ey, size)
+		if x != y {
+			out = addSpan(out, span{off, end})
+		}
+		off = end
+	}
+	return out
+}
+
+func addSpan(l []span, s span) []span {
+	if n := len(l); n > 0 && l[n-1].hi == s.lo {
+		l[n-1].hi = s.hi
+		return l
+	}
+	return append(l, s)
+}
+
+// within is the part of l that has bytes in chunks, or inline.
+func within(l []span, data []meta.Extent) (out []span) {
+	for _, s := range l {
+		i, _ := slices.BinarySearchFunc(data, s.lo, func(e meta.Extent, off uint64) int {
+			if e.End() <= off {
+				return -1
+			}
+			return 1
+		})
+		for ; i < len(data) && data[i].Off < s.hi; i++ {
+			if e := data[i]; !e.Chunk.IsZero() {
+				out = addSpan(out, span{max(s.lo, e.Off), min(s.hi, e.End())})
+			}
+		}
+	}
+	return out
+}
+
+// without is l without what is in sub. Both are in order.
+func without(l, sub []span) (out []span) {
+	for _, s := range l {
+		for len(sub) > 0 && sub[0].hi <= s.lo {
+			sub = sub[1:]
+		}
+		for _, x := range sub {
+			if x.lo >= s.hi {
+				break
+			}
+			if x.lo > s.lo {
+				out = append(out, span{s.lo, x.lo})
+			}
+			s.lo = max(s.lo, min(x.hi, s.hi))
+		}
+		if s.lo < s.hi {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// mirrorBuffers are what copyRanges reads into: memory that was used before costs a
+// fraction of what new memory does.
+var mirrorBuffers = sync.Pool{New: func() any { return new([mirrorSegment]byte) }}
+
+// copyRanges reads bytes and has them written: reads go ahead of writes, which stay
+// in order.
+func (m *mirrorCopy) copyRanges(ctx context.Context, src meta.Ino, ranges []span, write func(ctx context.Context, p []byte, off uint64) error) error {
+	var segments []span
+	for _, r := range ranges {
+		for ; r.lo < r.hi; r.lo += min(mirrorSegment, r.hi-r.lo) {
+			segments = append(segments, span{r.lo, min(r.lo+mirrorSegment, r.hi)})
+		}
+	}
+	type answer struct {
+		buf *[mirrorSegment]byte
+		p   []byte // of it
+		err error
+	}
+	read := func(s span, at time.Time) (a answer) {
+		if a.err = waitUntil(ctx, at); a.err != nil {
+			return a
+		}
+		buf := mirrorBuffers.Get().(*[mirrorSegment]byte)
+		a.buf, a.p = buf, buf[:s.hi-s.lo]
+		n, err := m.to.Read(ctx, src, a.p, int64(s.lo))
+		if err == nil && n < len(a.p) {
+			err = meta.E("mirror", meta.Corrupt, m.to.subject(src), fmt.Errorf("%d bytes at %d, there should be %d", n, s.lo, len(a.p)))
+		}
+		a.err = err
+		return a
+	}
+	answers := make([]chan answer, len(segments))
+	begin := func(i int) {
+		answers[i] = make(chan answer, 1)
+		// Their turns are in the order of the file: what comes first is written first.
+		at := m.pace.turn(segments[i].hi - segments[i].lo)
+		go func() { answers[i] <- read(segments[i], at) }()
+	}
+	// Only as many reads go ahead as keep the writer from waiting: a source that is
+	// near needs two buffers, which stay in the processor's caches.
+	begun, ahead := 0, 2
+	more := func(upTo int) {
+		for ; begun < min(upTo, len(segments)); begun++ {
+			begin(begun)
+		}
+	}
+	more(ahead)
+	var failed error
+	for i, s := range segments {
+		if answers[i] == nil {
+			break
+		}
+		var a answer // every read that was begun is waited for
+		select {
+		case a = <-answers[i]:
+		default:
+			waits := time.Now()
+			a = <-answers[i]
+			if i > 0 && time.Since(waits) > mirrorLate {
+				ahead = min(ahead+1, mirrorReads)
+			}
+		}
+		if failed == nil {
+			failed = a.err
+		}
+		if failed == nil {
+			failed = write(ctx, a.p, s.lo)
+		}
+		if failed == nil {
+			m.sent.Add(s.hi - s.lo)
+			more(i + 1 + ahead)
+		}
+		if a.buf != nil {
+			mirrorBuffers.Put(a.buf)
+		}
+	}
+	return failed
+}
+
+// pace bounds bytes in a second; nil, or with a rate of zero: it does not.
+type pace struct {
+	mu   sync.Mutex
+	rate uint64
+	next time.Time
+}
+
+// turn is when n bytes may be sent, which are then counted as sent; the zero time: now.
+func (p *pace) turn(n uint64) time.Time {
+	if p == nil || p.rate == 0 {
+		return time.Time{}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if p.next.Before(now) {
+		p.next = now
+	}
+	at := p.next
+	p.next = at.Add(time.Duration(float64(n) / float64(p.rate) * float64(time.Second)))
+	return at
+}
+
+// waitUntil waits for a time, not at all for one that is past. Errors: the cause of
+// ctx's end.
+func waitUntil(ctx context.Context, at time.Time) error {
+	wait := time.Until(at)
+	if wait <= 0 {
+		return context.Cause(ctx)
+	}
+	select {
+	case <-time.After(wait):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
