@@ -49,7 +49,9 @@ type link struct {
 	appends bool  // else it is for anything but appends
 	ring    *ring // of a local connection that appends, else nil
 	users   atomic.Int32
-	heard   atomic.Int64 // unix nanoseconds of the last frame or of the first request after silence
+	heard   atomic.Int64 // unix nanoseconds of the last frame, of bytes that watch found, or of the first request after silence
+	coming  atomic.Bool  // an answer has begun, and its data are not all there
+	seen    uint64       // bytes that had come when watch looked; its own
 
 	mu      sync.Mutex
 	next    uint64
@@ -361,7 +363,7 @@ func (l *link) start(k *call) (uint64, error) {
 	if l.err != nil {
 		return 0, l.err
 	}
-	if len(l.pending) == 0 {
+	if len(l.pending) == 0 && !l.coming.Load() {
 		now := time.Now()
 		l.heard.Store(now.UnixNano())
 		l.asked = now
@@ -419,9 +421,7 @@ const cancelWait = 300 * time.Millisecond
 // fail ends the connection and all calls.
 func (l *link) fail(err error) {
 	l.mu.Lock()
-	if l.err == nil {
-		l.err = meta.E("chunk request", meta.Unavailable, fmt.Sprintf("server %d", uint64(l.p.id)), err)
-	}
+	l.err = l.brokenLocked(err)
 	err = l.err
 	calls := l.pending
 	l.pending = nil
@@ -432,6 +432,23 @@ func (l *link) fail(err error) {
 	for _, k := range calls {
 		k.finish(nil, err)
 	}
+}
+
+// brokenLocked is what those who wait are told of a connection that ends with err.
+func (l *link) brokenLocked(err error) error {
+	if l.err != nil {
+		return l.err
+	}
+	return meta.E("chunk request", meta.Unavailable, fmt.Sprintf("server %d", uint64(l.p.id)), err)
+}
+
+// broken ends a call whose data did not all come.
+func (l *link) broken(k *call, err error) error {
+	l.mu.Lock()
+	told := l.brokenLocked(err)
+	l.mu.Unlock()
+	k.finish(nil, told)
+	return err
 }
 
 // has reports whether a connection is one of a pool, and works as far as is known.
@@ -506,6 +523,7 @@ func (l *link) head() (*frame, error) {
 	l.mu.Lock()
 	k := l.pending[h.ID]
 	delete(l.pending, h.ID)
+	l.coming.Store(h.Data > 0)
 	if k != nil && t != wire.Ping {
 		l.asked = time.Now()
 	}
@@ -535,7 +553,9 @@ func (l *link) head() (*frame, error) {
 // finish reads the data of an answer and gives it to its call.
 func (l *link) finish(f *frame) error {
 	if f.k == nil {
-		return l.Skip(int(f.h.Data))
+		err := l.Skip(int(f.h.Data))
+		l.coming.Store(false)
+		return err
 	}
 	if f.h.Data > 0 {
 		err := f.choose()
@@ -545,16 +565,16 @@ func (l *link) finish(f *frame) error {
 			err = l.Data(f.to)
 		}
 		if err != nil {
-			f.k.finish(nil, err)
-			return err
+			return l.broken(f.k, err)
 		}
 	}
-	return f.end()
+	return l.end(f)
 }
 
 // end checks the data, which are all there, and gives the answer to its call.
-func (f *frame) end() error {
+func (l *link) end(f *frame) error {
 	k := f.k
+	l.coming.Store(false)
 	if err := f.check(); err != nil {
 		k.finish(nil, err)
 		return err
@@ -733,10 +753,9 @@ func (l *link) turn(k *call, read func(*frame) (*frame, error)) {
 // the next one, or nil if that has not come.
 func (l *link) behind(f *frame, err error) (*frame, error) {
 	if err != nil {
-		f.k.finish(nil, err)
-		return nil, err
+		return nil, l.broken(f.k, err)
 	}
-	if err := f.end(); err != nil || !l.Ready() {
+	if err := l.end(f); err != nil || !l.Ready() {
 		return nil, err
 	}
 	return l.head()
@@ -798,8 +817,13 @@ const stuckAfter = 8
 // goes to the server is most likely lost, too: the sooner all know, the better.
 func (l *link) watch(now time.Time, limit time.Duration) {
 	l.mu.Lock()
-	busy, asked := len(l.pending) > 0 && l.err == nil, l.asked
+	busy, asked := (len(l.pending) > 0 || l.coming.Load()) && l.err == nil, l.asked
 	l.mu.Unlock()
+	if n := l.Received(); n != l.seen {
+		// The data of one answer may take longer than the limit to come.
+		l.seen = n
+		l.heard.Store(max(l.heard.Load(), now.UnixNano()))
+	}
 	if !busy {
 		return
 	}

@@ -270,6 +270,8 @@ func (c *Client) fetch(ctx context.Context, servers []meta.ServerID, pl *meta.Ch
 				}
 				inP = inP || buf == nil
 				ask(buf, true)
+			} else if next < len(servers) {
+				patience.Reset(c.lat.patience(len(p))) // others' reads earn the right
 			}
 		case <-ctx.Done():
 			wg.Wait()

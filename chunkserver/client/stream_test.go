@@ -144,6 +144,7 @@ func TestStreamCorrupt(t *testing.T) {
 type stallingRelay struct {
 	ln      net.Listener
 	stalled atomic.Bool
+	at      atomic.Int64 // 0, or after how many bytes of one connection, once
 	ended   chan struct{}
 }
 
@@ -171,8 +172,15 @@ func newStallingRelay(t *testing.T, to string) *stallingRelay {
 			wg.Go(func() {
 				defer c.Close()
 				buf := make([]byte, 200_001)
+				var sent int64
 				for {
 					n, err := up.Read(buf)
+					if at := r.at.Load(); at > 0 && sent+int64(n) > at && r.at.CompareAndSwap(at, 0) {
+						_, _ = c.Write(buf[:max(0, at-sent)])
+						<-r.ended
+						return
+					}
+					sent += int64(n)
 					if r.stalled.Load() {
 						_, _ = c.Write(buf[:n/2])
 						<-r.ended

@@ -34,6 +34,7 @@ type Conn struct {
 	few  bool // data of a large frame came last: read little ahead
 	oob  []byte
 	fds  []int // received, not yet taken
+	came atomic.Uint64
 
 	mu   sync.Mutex // of writing
 	out  []byte     // frames gathered by Queue and SendSoon
@@ -160,11 +161,16 @@ func (c *Conn) fill(n int) error {
 	return nil
 }
 
+// Received is the number of bytes that were read so far, also of a frame that is
+// not all there yet.
+func (c *Conn) Received() uint64 { return c.came.Load() }
+
 func (c *Conn) read(p []byte) (int, error) {
 	if c.unix == nil {
-		return c.nc.Read(p)
+		return (*body)(c).Read(p)
 	}
 	n, oobn, _, _, err := c.unix.ReadMsgUnix(p, c.oob)
+	c.came.Add(uint64(max(n, 0)))
 	if oobn > 0 {
 		if err := c.descriptors(c.oob[:oobn]); err != nil {
 			return 0, err
@@ -173,6 +179,15 @@ func (c *Conn) read(p []byte) (int, error) {
 	if n == 0 && err == nil {
 		err = io.EOF
 	}
+	return n, err
+}
+
+// body reads what can have no descriptors along: they come with a frame's first byte.
+type body Conn
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.nc.Read(p)
+	b.came.Add(uint64(n))
 	return n, err
 }
 
@@ -233,8 +248,7 @@ func (c *Conn) Rest(p []byte) error {
 	if n == len(p) {
 		return nil
 	}
-	// A plain read is right here: descriptors come with a frame's first byte.
-	_, err := io.ReadFull(c.nc, p[n:])
+	_, err := io.ReadFull((*body)(c), p[n:])
 	return err
 }
 
@@ -273,6 +287,7 @@ func (c *Conn) DataNow(p []byte, last bool) (n int, err error) {
 				err = io.ErrUnexpectedEOF
 				return true
 			}
+			c.came.Add(uint64(k))
 			c.w = max(0, k-(len(p)-n))
 			n += k - c.w
 		}
@@ -294,7 +309,7 @@ func (c *Conn) Ready() bool {
 func (c *Conn) Skip(n int) error {
 	k := min(n, c.w-c.r)
 	c.r += k
-	_, err := io.CopyN(io.Discard, c.nc, int64(n-k))
+	_, err := io.CopyN(io.Discard, (*body)(c), int64(n-k))
 	return err
 }
 

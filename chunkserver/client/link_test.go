@@ -1,0 +1,181 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/chunkserver/wire"
+	"penstock.io/penstock/meta"
+)
+
+// line is a link whose far end the test plays.
+type line struct {
+	t *testing.T
+	*link
+	far net.Conn
+}
+
+func newLine(t *testing.T) *line {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	near, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	far, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := wire.NewConn(near, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := New(Config{Logger: quiet, Timeout: time.Hour})
+	c.held = time.Hour // nothing goes on because time passes
+	l := &link{Conn: w, p: c.peer(1), pending: map[uint64]*call{}, hurry: make(chan struct{}, 1)}
+	ended := make(chan struct{})
+	go func() { l.read(); close(ended) }()
+	t.Cleanup(func() {
+		far.Close()
+		l.Close()
+		<-ended
+		c.Close()
+	})
+	return &line{t, l, far}
+}
+
+// ahead asks for n bytes that may wait in the socket, and says where the call ends.
+func (l *line) ahead(n int) (*call, uint64, chan error) {
+	l.t.Helper()
+	done := make(chan error, 1)
+	buf := make([]byte, n)
+	k := &call{t: wire.Read, hold: true, turn: make(chan struct{}, 1), place: func() []byte { return buf },
+		notify: func(_ *wire.Answer, err error) { done <- err }}
+	id, err := l.start(k)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return k, id, done
+}
+
+func (l *line) write(b []byte) {
+	l.t.Helper()
+	if _, err := l.far.Write(b); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// bytesFor is an answer with data.
+func bytesFor(id uint64, p []byte) []byte {
+	return append((&wire.Answer{}).AppendFrame(nil, wire.Read, 0, id, len(p), chunkserver.CRC(p)), p...)
+}
+
+func (l *line) until(what string, ok func() bool) {
+	l.t.Helper()
+	for deadline := time.Now().Add(60 * time.Second); !ok(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(deadline) {
+			l.t.Fatal("not in time: " + what)
+		}
+	}
+}
+
+// holds waits until the answer to a call is held.
+func (l *line) holds(k *call) {
+	l.t.Helper()
+	l.until("an answer is held", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.held != nil && l.held.k == k && !l.taken
+	})
+}
+
+func (l *line) gets(what string, done chan error) error {
+	l.t.Helper()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(60 * time.Second):
+		l.t.Fatal(what + ": nobody hears of its end")
+		return nil
+	}
+}
+
+// An answer that stops in the middle is silence, also where no other is awaited; one
+// whose data come slowly is not.
+func TestLastAnswerStalls(t *testing.T) {
+	l := newLine(t)
+	const limit = time.Second
+	p := random(64<<10, 1)
+	k := &call{t: wire.Read, dst: make([]byte, len(p))}
+	done := make(chan error, 1)
+	go func() { done <- l.do(t.Context(), &wire.Request{}, k, 0) }()
+	waiting := func() int {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.pending)
+	}
+	l.until("it is asked", func() bool { return waiting() == 1 })
+	frame := bytesFor(1, p)
+	now := time.Now()
+	for at := 0; at < 48<<10; at += 8 << 10 {
+		l.write(frame[at : at+8<<10])
+		l.until("the bytes have come", func() bool { return l.Received() == uint64(at+8<<10) })
+		now = now.Add(2 * limit)
+		l.watch(now, limit)
+	}
+	l.until("the answer has begun", func() bool { return waiting() == 0 })
+	select {
+	case err := <-done:
+		t.Fatalf("given up while bytes come: %v", err)
+	default:
+	}
+	l.watch(now.Add(2*limit), limit)
+	if err := l.gets("a read that stalls", done); meta.KindOf(err) != meta.Unavailable {
+		t.Fatalf("a read that stalls: %v", err)
+	}
+}
+
+// The same end to end: who reads alone, and who reads the end of a chunk in order,
+// is served over another connection in the end.
+func TestEndStalls(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		n, step int
+	}{{"alone", 1 << 20, 1 << 20}, {"whole", 8 << 20, 1 << 20}, {"parts", 8 << 20, 128 << 10}} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, "tcp", 1, Config{Conns: 1, Timeout: 400 * time.Millisecond})
+			relay := newStallingRelay(t, f.infos[1].Addr)
+			f.remote()
+			i := f.infos[1]
+			i.Addr = relay.ln.Addr().String()
+			f.infos[1] = i
+			pl, data := f.written(tc.n, 1)
+			relay.at.Store(int64(tc.n) - 300_000)
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			for off := 0; off < tc.n; off += tc.step {
+				p := make([]byte, tc.step)
+				err := f.ReadAt(ctx, pl, p, uint64(off))
+				for meta.KindOf(err) == meta.Unavailable && ctx.Err() == nil {
+					time.Sleep(10 * time.Millisecond) // the server is left alone for a moment
+					err = f.ReadAt(ctx, pl, p, uint64(off))
+				}
+				if err != nil || !bytes.Equal(p, data[off:off+tc.step]) {
+					t.Fatalf("%d bytes at %d: wrong, or %v", tc.step, off, err)
+				}
+			}
+			if relay.at.Load() != 0 {
+				t.Error("nothing stalled")
+			}
+		})
+	}
+}
