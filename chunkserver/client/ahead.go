@@ -165,6 +165,7 @@ func (r *run) wait(c *Client, ctx context.Context, pl *meta.ChunkPlace, a *ahead
 	var turn chan struct{}
 	if k := a.held; k != nil {
 		turn = k.turn
+		k.takers.Add(1)
 		if l := k.at.Load(); l != nil {
 			l.take(k)
 		}
@@ -195,6 +196,9 @@ func (r *run) wait(c *Client, ctx context.Context, pl *meta.ChunkPlace, a *ahead
 		case <-ctx.Done():
 			ok = false
 		}
+	}
+	if a.held != nil {
+		a.held.takers.Add(-1) // before drop, so that the turn is not kept for us
 	}
 	r.mu.Lock()
 	r.hits = 0

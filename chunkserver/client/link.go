@@ -85,7 +85,8 @@ type call struct {
 	hold   bool                 // before, they may wait in the socket
 	turn   chan struct{}        // with hold: tells who waits that he may take them
 	at     atomic.Pointer[link] // over which it goes
-	wanted atomic.Bool          // with hold: somebody waits
+	wanted atomic.Bool          // with hold: somebody waits, or nobody wants it any more
+	takers atomic.Int32         // with hold: who wait, and will take their turn
 	data   []byte               // a local reply's data
 	answer wire.Answer
 	flags  uint16
@@ -671,19 +672,23 @@ func (l *link) hold(f *frame) (*frame, error) {
 // far as they have come, and the head of the answer behind them, which is held in
 // turn. In a stream of answers nobody is woken for any of them, then: the reader's
 // goroutine sleeps in hold. What has not come yet is left to it.
-func (l *link) take(k *call) {
-	l.turn(k, func(f *frame) (*frame, error) {
-		err := f.choose()
-		if err == nil {
-			var n int
-			n, err = l.DataNow(f.to[f.got:], true)
-			f.got += n
-		}
-		if err == nil && f.got < len(f.to) {
-			return f, nil
-		}
-		return l.behind(f, err)
-	})
+func (l *link) take(k *call) { l.turn(k, l.now) }
+
+// now is take, once it is one's turn.
+func (l *link) now(f *frame) (*frame, error) {
+	if f.h.Data == 0 {
+		return l.behind(f, nil) // it tells an error
+	}
+	err := f.choose()
+	if err == nil {
+		var n int
+		n, err = l.DataNow(f.to[f.got:], true)
+		f.got += n
+	}
+	if err == nil && f.got < len(f.to) {
+		return f, nil
+	}
+	return l.behind(f, err)
 }
 
 // takePart reads the bytes of a held answer from at on into p, if those before were
@@ -738,8 +743,8 @@ func (l *link) turn(k *call, read func(*frame) (*frame, error)) {
 	switch {
 	case err != nil || f == nil:
 		l.hurryLocked()
-	case f.k != nil && f.k.hold && f.k != k && f.k.wanted.Load():
-		// Its own reader is the one to go on. If he has gone, hold sees to it.
+	case l.err == nil && f.k != nil && f.k != k && f.k.takers.Load() > 0:
+		// Its own reader is the one to go on. Should he go instead, await sees to it.
 		select {
 		case f.k.turn <- struct{}{}:
 		default:

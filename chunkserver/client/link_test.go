@@ -3,6 +3,7 @@ package client
 import (
 	"bytes"
 	"context"
+	"io"
 	"net"
 	"testing"
 	"time"
@@ -177,5 +178,70 @@ func TestEndStalls(t *testing.T) {
 				t.Error("nothing stalled")
 			}
 		})
+	}
+}
+
+// A reader whose turn comes with an error gets that, and the connection goes on.
+func TestTakenError(t *testing.T) {
+	l := newLine(t)
+	p := random(1000, 1)
+	k1, id1, done1 := l.ahead(len(p))
+	k2, id2, done2 := l.ahead(len(p))
+	k3, id3, done3 := l.ahead(len(p))
+	b := bytesFor(id1, p)
+	b = (&wire.Answer{Kind: meta.NoSuchChunk}).AppendFrame(b, wire.Read, 0, id2, 0, 0)
+	l.write(append(b, bytesFor(id3, p)...)) // all at once, so that who reads one finds the next
+	l.holds(k1)
+	l.turn(k1, func(f *frame) (*frame, error) {
+		k2.takers.Add(1) // while the other reads
+		k2.await()
+		return l.now(f)
+	})
+	select {
+	case <-k2.turn:
+	default:
+		t.Fatal("the turn is not given to who waits for it")
+	}
+	l.take(k2)
+	l.holds(k3)
+	l.take(k3)
+	for i, done := range []chan error{done1, done2, done3} {
+		want := []meta.Kind{meta.KindOK, meta.NoSuchChunk, meta.KindOK}[i]
+		if err := l.gets("a read", done); meta.KindOf(err) != want {
+			t.Errorf("read %d: %v", i+1, err)
+		}
+	}
+}
+
+// The turn is given to nobody who won't take it: what nobody wants any more does not
+// hold up what is behind it, nor does the end of the connection.
+func TestTurnOfNobody(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		l := newLine(t)
+		p := random(1000, 1)
+		k1, id1, done1 := l.ahead(len(p))
+		k2, id2, done2 := l.ahead(len(p))
+		k3, id3, done3 := l.ahead(len(p))
+		l.write(append(append(bytesFor(id1, p), bytesFor(id2, p)...), bytesFor(id3, p)...))
+		l.holds(k1)
+		l.turn(k1, func(f *frame) (*frame, error) {
+			if fails {
+				k2.takers.Add(1)
+			}
+			k2.await() // else it is let go of
+			k3.takers.Add(1)
+			k3.await()
+			f, err := l.now(f)
+			if fails {
+				l.fail(io.ErrUnexpectedEOF)
+				l.until("the reader's goroutine has heard", func() bool { return len(l.hurry) == 0 })
+			}
+			return f, err
+		})
+		for i, done := range []chan error{done1, done2, done3} {
+			if err := l.gets("a read", done); err != nil && !fails {
+				t.Errorf("read %d: %v", i+1, err)
+			}
+		}
 	}
 }
