@@ -23,6 +23,8 @@ type bulk struct {
 	ext    []meta.Extent
 	done   int    // of ext: those before are committed as they are
 	fresh  uint64 // bytes that are not committed
+	until  uint64 // what was written before this offset is
+	failed error  // of a write or a commit
 	most   uint64 // of these, at most: who is killed loses no more of a file
 }
 
@@ -47,8 +49,15 @@ func (v *Volume) newBulk(ino meta.Ino) *bulk {
 	return &bulk{v: v, in: v.node(ino), epoch: v.epoch.Load(), most: bulkCommit}
 }
 
-// write appends bytes that belong at an offset. p may be used again when it returns.
+// write appends bytes that belong at an offset, which is not below that of bytes
+// before. p may be used again when it returns.
 func (b *bulk) write(ctx context.Context, p []byte, off uint64) error {
+	err := b.append(ctx, p, off)
+	b.failed = err
+	return err
+}
+
+func (b *bulk) append(ctx context.Context, p []byte, off uint64) error {
 	v := b.v
 	if b.fresh > 0 && b.fresh+uint64(len(p)) > b.most {
 		if err := b.commit(ctx); err != nil {
@@ -93,7 +102,7 @@ func (b *bulk) write(ctx context.Context, p []byte, off uint64) error {
 func (b *bulk) room(ctx context.Context, n uint64) (*chunk, error) {
 	if k := len(b.chunks); k > 0 {
 		c := b.chunks[k-1]
-		if c.w.Len()+n <= c.max {
+		if c.w.Len()+n <= c.max && !c.doubtful() {
 			return c, nil
 		}
 		b.v.retire(c)
@@ -135,6 +144,13 @@ func (b *bulk) commit(ctx context.Context) error {
 	}
 	v.c.stats.commits.Add(1)
 	b.done, b.fresh = len(b.ext)-1, 0 // the last may grow
+	b.until = b.ext[b.done].End()
+	// Those that are full are sealed now: what is open is not repaired.
+	last := len(b.chunks) - 1
+	for _, c := range b.chunks[:last] {
+		v.dropBlob(c)
+	}
+	b.chunks = b.chunks[last:]
 	return nil
 }
 

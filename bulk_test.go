@@ -143,6 +143,64 @@ func TestBulkSurvivesChunks(t *testing.T) {
 	}
 }
 
+// Of a file whose chunk fails only what was not committed is copied again, and the
+// source's own error is told at once.
+func TestBulkGoesOnWhereItWas(t *testing.T) {
+	const size, most = 24 << 20, 4 << 20
+	for _, failing := range []string{"append", "sync", "read"} {
+		w := newWorld(t, meta.Policy{Replicas: 1, MaxChunk: 5 << 20})
+		_, v := open(t, w, Config{WriteBuffer: 8 << 20})
+		src, want := filled(t, v, "src", size, 1)
+		dst := create(t, v, "dst")
+		v.Release(t.Context(), dst, rdwr)
+		v.Release(t.Context(), src, rdwr)
+		m := bulkCopy(v)
+		m.most = most
+		asked := map[string]int{}
+		w.mu.Lock()
+		w.failChunk = func(what string, _ meta.ChunkID) error {
+			if asked[what]++; what == failing && m.sent.Load() >= size/2 && asked["failed"] == 0 {
+				asked["failed"]++
+				return meta.E(what, meta.IO, "", errors.New("the disk is broken"))
+			}
+			return nil
+		}
+		w.failRead = func() error {
+			if failing == "read" && m.sent.Load() >= size/2 {
+				return meta.E("read", meta.Corrupt, "", errors.New("the source is broken"))
+			}
+			return nil
+		}
+		w.mu.Unlock()
+		rest, err := m.fillData(t.Context(), &mirrorFile{src: src, dst: dst, fresh: true, content: true, a: meta.Attr{Mode: meta.TypeRegular, Size: size, Blocks: size}}, &meta.Attr{})
+		if err == nil && rest != nil {
+			err = rest()
+		}
+		sent, planned := m.sent.Load(), m.planned.Load()
+		if failing == "read" {
+			if meta.KindOf(err) != meta.Corrupt || planned != size || sent > size/2+mirrorSegment {
+				t.Errorf("a source that fails: %v after %d bytes of %d", err, sent, planned)
+			}
+			continue
+		}
+		if err != nil || asked["failed"] == 0 {
+			t.Fatalf("%s: %v, failed %d times", failing, err, asked["failed"])
+		}
+		if sent != planned || sent > size+most {
+			t.Errorf("%s fails: %d bytes of %d were sent, of a file of %d", failing, sent, planned, size)
+		}
+		if err := v.SyncAll(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(contents(t, v, dst), want) {
+			t.Errorf("%s fails: other bytes arrived", failing)
+		}
+		v.retireAll(t.Context())
+		noneOpen(t, w)
+		w.check()
+	}
+}
+
 // Of a large file that is written in bulk what was committed on the way stays, in one
 // extent a chunk, and bytes between pieces stay as they are.
 func TestBulkCommitsOnTheWay(t *testing.T) {
@@ -167,6 +225,9 @@ func TestBulkCommitsOnTheWay(t *testing.T) {
 	}
 	if b.done == 0 {
 		t.Error("nothing was committed on the way")
+	}
+	if len(b.chunks) > 2 {
+		t.Errorf("%d chunks are held open, full ones and committed", len(b.chunks))
 	}
 	if err := b.commit(t.Context()); err != nil {
 		t.Fatal(err)

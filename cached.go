@@ -12,7 +12,7 @@ import "penstock.io/penstock/meta"
 
 // LookupCached is Lookup of a name that is cached, or known to be absent.
 func (v *Volume) LookupCached(parent meta.Ino, name string) (e Entry, ok bool) {
-	if name == "." || name == ".." || v.isStub(parent) || v.indexed() != nil {
+	if name == "." || name == ".." || len(name) > meta.MaxName || v.isStub(parent) || v.indexed() != nil {
 		return Entry{}, false
 	}
 	p := v.node(parent)
@@ -111,12 +111,12 @@ func (v *Volume) ReadCached(ino meta.Ino, p []byte, off int64, atime bool) (n in
 		in.mu.Unlock()
 		return 0, false
 	}
-	var few [1]piece
-	n, pieces := planRead(&f.m, f.size, p, uint64(off), few[:0])
-	in.mu.Unlock()
-	if len(pieces) > 0 {
+	if f.m.inChunks(uint64(off), uint64(off)+uint64(len(p))) {
+		in.mu.Unlock()
 		return 0, false
 	}
+	n, _ = planRead(&f.m, f.size, p, uint64(off), nil)
+	in.mu.Unlock()
 	v.c.stats.read.Add(uint64(n))
 	if off == 0 && atime {
 		v.touchAtime(in)

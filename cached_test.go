@@ -2,6 +2,7 @@ package penstock
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 	"time"
 
@@ -111,6 +112,20 @@ func TestCached(t *testing.T) {
 	}
 	if e, ok := vb.LookupCached(meta.RootIno, "none"); !ok || !e.Negative || e.Valid <= 0 {
 		t.Errorf("an absent name: %+v %v", e, ok)
+	}
+	// A directory that was made here is known whole, and some names are in none.
+	made, err := vb.Create(t.Context(), &Call{}, meta.Create{Parent: meta.RootIno, Name: "dir", Mode: meta.TypeDir | 0o755})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := made.Attr.Ino
+	if e, ok := vb.LookupCached(d, "none"); !ok || !e.Negative {
+		t.Errorf("a name in a new directory: %+v %v", e, ok)
+	}
+	for _, name := range []string{".", "..", strings.Repeat("n", meta.MaxName+1)} {
+		if _, ok := vb.LookupCached(d, name); ok {
+			t.Errorf("a name of %d bytes is answered from memory", len(name))
+		}
 	}
 	for _, flags := range []uint32{rdwr, 1, flagTrunc} {
 		if _, ok := vb.OpenCached(inos["small"], flags); ok {

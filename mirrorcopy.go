@@ -1,6 +1,7 @@
 package penstock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,6 +64,8 @@ type mirrorCopy struct {
 	synced chan mirrorFile
 	late   sync.WaitGroup        // commits of files that were copied in bulk
 	room   *semaphore.Weighted   // for bytes of these
+	most   uint64                // bytes of one that are not committed; 0: bulkCommit
+	again  sync.Mutex            // held by who copies one once more
 	fail   func(error)           // ends all with an error
 	ids    map[meta.Ino]meta.Ino // in the source -> in the target
 	dirs   map[meta.Ino]meta.Ino // whose attributes are set at the end
@@ -645,6 +648,7 @@ func (m *mirrorCopy) fillData(ctx context.Context, f *mirrorFile, t *meta.Attr) 
 		return nil, context.Cause(ctx)
 	}
 	b := m.dst.newBulk(f.dst)
+	b.most = cmp.Or(m.most, b.most)
 	failed := m.copyRanges(ctx, f.src, data, b.write)
 	src := f.src
 	return func() error {
@@ -652,14 +656,18 @@ func (m *mirrorCopy) fillData(ctx context.Context, f *mirrorFile, t *meta.Attr) 
 		err := failed
 		if err == nil {
 			err = b.commit(ctx)
+			b.failed = err
 		}
 		b.end()
-		if err == nil || ctx.Err() != nil || !bulkAgain(err) {
-			return err
+		if err == nil || ctx.Err() != nil || b.failed == nil || !bulkAgain(err) {
+			return err // the source's own error is no better the second time
 		}
-		// A chunk failed: all of it the ordinary way, which tries others, with pauses.
-		m.dst.c.log.Info("a file of a mirror is written once more", "file", m.dst.subject(b.in.ino), "error", err)
-		return m.copyRanges(ctx, src, data, write)
+		// A chunk failed: what was in it the ordinary way, which tries others, with pauses.
+		m.again.Lock() // one file at a time: they may be hundreds
+		defer m.again.Unlock()
+		m.dst.c.log.Info("a file of a mirror is written once more", "file", m.dst.subject(b.in.ino), "from", b.until, "error", err)
+		m.planned.Add(b.fresh)
+		return m.copyRanges(ctx, src, without(data, []span{{0, b.until}}), write)
 	}, nil
 }
 

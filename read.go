@@ -17,6 +17,15 @@ type piece struct {
 	off uint64
 }
 
+// inChunks tells whether bytes of [lo, hi) are in chunks only.
+func (m *extmap) inChunks(lo, hi uint64) (yes bool) {
+	m.each(lo, hi, func(s *segment) bool {
+		yes = s.b == nil && s.ref != nil
+		return !yes
+	})
+	return yes
+}
+
 // planRead fills p[:n] with what is in memory and zeros, and gives the rest as
 // pieces. The map's owner holds mu.
 func planRead(m *extmap, size uint64, p []byte, off uint64, pieces []piece) (int, []piece) {

@@ -131,6 +131,10 @@ func (f *fileSystem) quickRead(v quickVolume, ino meta.Ino, in *fuse.ReadIn, bod
 	if int(in.Size) > len(body) || modeOf(in.Fh)&modeWrite != 0 || f.back.queued.Load() > 0 {
 		return 0, false
 	}
+	if in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
+		f.opens.pageRead(in.NodeId, in.Fh, int64(in.Offset), int64(in.Size))
+		defer f.opens.pageReadEnds(in.NodeId)
+	}
 	began := time.Now()
 	if n, ok = v.ReadCached(ino, body[:in.Size], int64(in.Offset), in.Flags&unix.O_NOATIME == 0); ok {
 		f.conn.reads.begin(began)

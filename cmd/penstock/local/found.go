@@ -111,7 +111,8 @@ func Found(ctx context.Context, cfg FoundConfig) (id string, err error) {
 	id = first.Identity().Cluster
 	if err := cluster.Found(ctx, cli, cluster.Config{}, id, sealed); err != nil {
 		if errors.Is(err, meta.Exists) {
-			err = fmt.Errorf("%w; %s is of one that was never made, remove it", err, staged)
+			// If that one was made at another etcd, these are its only keys.
+			err = fmt.Errorf("%w; %s has the keys of a cluster %s: remove it only if no etcd has that", err, staged, id)
 		}
 		return "", err
 	}
