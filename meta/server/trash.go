@@ -155,7 +155,9 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, now bo
 		if x.Attach != nil {
 			return attached(*x)
 		}
-		if x.State != v.State {
+		// The row that was asked about may be old. Taken out of the trash and put into it
+		// anew meanwhile, the volume has all its time there before it.
+		if x.State != v.State || x.Until != v.Until {
 			return meta.E(op, meta.Busy, x.Name, fmt.Errorf("it is %s now: try again", x.State))
 		}
 		if x.State == cluster.VolumeActive && x.TrashSeconds > 0 && !now {

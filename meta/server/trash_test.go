@@ -1,10 +1,12 @@
 package server
 
 import (
+	"errors"
 	"testing"
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -57,5 +59,45 @@ func TestDeletedOnce(t *testing.T) {
 	defer s.cluster.mu.Unlock()
 	if taken := s.cluster.taken[v.ID]; taken != 1 {
 		t.Errorf("it was taken %d times", taken)
+	}
+}
+
+// TestTrashAnew: a volume whose time in the trash was over is taken out of it, and put
+// into it anew, before its turn to go comes: it has all its time there before it.
+func TestTrashAnew(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	day := uint64(86400)
+	v, err := a.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.createIn(t, v.ID, "f")
+	discard := func() cluster.Volume {
+		t.Helper()
+		if err := a.DeleteVolume(t.Context(), v.ID, false); err != nil {
+			t.Fatal(err)
+		}
+		row, err := s.cluster.Volume(t.Context(), v.ID)
+		if err != nil || row.State != cluster.VolumeTrash {
+			t.Fatal(row, err)
+		}
+		return row
+	}
+	old := discard()
+	if _, err := a.UndeleteVolume(t.Context(), v.ID, "", ""); err != nil {
+		t.Fatal(err)
+	}
+	fresh := discard()
+	s.srv.purge(old)
+	if row, err := s.cluster.Volume(t.Context(), v.ID); err != nil || row.State != cluster.VolumeTrash || row.Until != fresh.Until {
+		t.Errorf("%+v, %v; it was put into the trash until %v", row, err, fresh.Until)
+	}
+	if _, err := a.UndeleteVolume(t.Context(), v.ID, "", ""); err != nil {
+		t.Fatal(err)
+	}
+	s.srv.purge(discard())
+	if row, err := s.cluster.Volume(t.Context(), v.ID); !errors.Is(err, meta.NoSuchVolume) {
+		t.Errorf("it stays: %+v, %v", row, err)
 	}
 }
