@@ -163,9 +163,13 @@ func (o *owner) recallWriters(ctx context.Context) (late int, err error) {
 		o.mu.Lock()
 		late = 0
 		for ino := range o.leases.writable {
-			if o.leases.away(ino, meta.LeaseShared) {
+			// Who is away is asked, too: it hears so when it comes back, be it while
+			// the ends of files are still being settled.
+			ch := o.leases.ask(o.vol, nil, ino, meta.LeaseShared)
+			switch {
+			case o.leases.away(ino, meta.LeaseShared):
 				late++
-			} else if ch := o.leases.ask(o.vol, nil, ino, meta.LeaseShared); ch != nil {
+			case ch != nil:
 				waits = append(waits, ch)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -212,6 +213,57 @@ func TestSnapshotCutsWhoDoesNotAnswer(t *testing.T) {
 	}
 	a.letGo()
 	s.exact()
+}
+
+// TestSnapshotAsksWhoComesBack: a client that was away when a snapshot began, and comes
+// back while the end of its file is being settled, is asked to give its lease back.
+func TestSnapshotAsksWhoComesBack(t *testing.T) {
+	s := newSiteTTL(t, 10*time.Second)
+	chunks := s.chunkServer(1)
+	var ino meta.Ino
+	sess := s.lingering("mount", func(p *peer) {
+		ino = p.create(t, "log").Attr.Ino
+		g := p.alloc(t, true)
+		chunks.has(g.ID, 900, 700)
+		p.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 500, Chunk: g.ID, OpenEnded: true}}, Size: 500, Synced: true}, meta.LeaseNone)
+	})
+	s.goAway(sess)
+	chunks.hang()
+	wake := sync.OnceFunc(chunks.wake)
+	defer wake()
+	admin := s.dial("admin")
+	taken := make(chan error, 1)
+	go func() {
+		_, err := admin.TakeSnapshot(t.Context(), 1, "one")
+		taken <- err
+	}()
+	o := s.srv.opened(1)
+	eventually(t, "the file's end is being settled", func() error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return unless(o.barrier != nil && o.barrier.cut)
+	})
+	p := &peer{leases: map[meta.Ino]meta.LeaseMode{ino: meta.LeaseExclusive}}
+	var err error
+	if p.Session, err = client.Dial(t.Context(), client.Config{
+		Addrs: []string{"unix:" + s.addr}, Name: "mount", Handler: p, Session: sess.id, Joined: []meta.VolumeID{1}, Generation: 1, Linger: time.Hour,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer p.Leave()
+	p.do(t, &meta.GetAttr{Ino: ino}, meta.LeaseNone)
+	eventually(t, "it gives its lease back", func() error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return unless(p.mode(ino) < meta.LeaseExclusive && !o.leases.exclusive(ino))
+	})
+	wake()
+	if err := <-taken; err != nil {
+		t.Log("on a machine this slow the chunk could not be sealed in time: ", err)
+	}
+	if sess.ended.Load() {
+		t.Error("its session ended")
+	}
 }
 
 // TestSnapshotNobodyCanSettle: a file whose end no chunk server can tell keeps
