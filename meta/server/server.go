@@ -532,12 +532,11 @@ func (s *Server) expireLoop() {
 		for _, sess := range s.sessions {
 			switch idle := sess.idle(); {
 			case idle <= s.cfg.SessionTTL:
-				sess.away.Store(false)
+				sess.heard()
 			case idle > time.Duration(sess.linger.Load()):
 				late = append(late, sess)
-			default:
+			case sess.lapse():
 				lingering = append(lingering, sess)
-				sess.away.Store(true)
 			}
 		}
 		s.mu.Unlock()

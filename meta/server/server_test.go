@@ -462,6 +462,27 @@ func TestBackgroundEndsNobody(t *testing.T) {
 	}
 }
 
+// Who is heard of at the moment when the server looks is not away, and when it came back
+// is known.
+func TestHeardOfAtTheLook(t *testing.T) {
+	s := newSiteTTL(t, 16*time.Second)
+	sess := s.lingering("mount", func(p *peer) { p.create(t, "x") })
+	if sess.touch(); sess.lapse() || sess.away.Load() {
+		t.Error("it was heard of, and is away")
+	}
+	if sess.returned.Load() == 0 {
+		t.Error("nothing tells when it came back")
+	}
+	sess.returned.Store(0)
+	sess.renewed.Store(int64(time.Since(s.srv.epoch) - 2*s.ttl))
+	if !sess.lapse() || !sess.away.Load() {
+		t.Error("it was not heard of for long, and is not away")
+	}
+	sess.renewed.Store(int64(time.Since(s.srv.epoch))) // so far touch has come when the server looks
+	eventually(t, "the server looks", func() error { return unless(!sess.away.Load()) })
+	eventually(t, "it is noted when it came back", func() error { return unless(sess.returned.Load() > 0) })
+}
+
 // A session whose client asked for it outlives its lease as long as nobody wants
 // what it holds, for a process that goes on with it; and not a moment longer.
 func TestLingering(t *testing.T) {

@@ -215,11 +215,25 @@ func (s *session) detach(conn net.Conn) {
 }
 
 func (s *session) touch() {
-	now := int64(time.Since(s.srv.epoch))
-	s.renewed.Store(now)
+	s.renewed.Store(int64(time.Since(s.srv.epoch)))
+	s.heard()
+}
+
+// heard ends that the session was away, if it was.
+func (s *session) heard() {
 	if s.away.Swap(false) {
-		s.returned.Store(now)
+		s.returned.Store(int64(time.Since(s.srv.epoch)))
 	}
+}
+
+// lapse notes that the session is away. false: it was heard of meanwhile.
+func (s *session) lapse() bool {
+	s.away.Store(true)
+	if s.idle() > s.srv.cfg.SessionTTL {
+		return true
+	}
+	s.heard() // touch may have looked before there was something to end
+	return false
 }
 
 func (s *session) idle() time.Duration {
