@@ -1,7 +1,6 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,21 +34,37 @@ type faults struct {
 	m  map[meta.ChunkID][]fault
 }
 
+// set notes what is wrong with a replica, for who does not know its disk: if it was to
+// leave one, it still is.
 func (f *faults) set(id meta.ChunkID, server meta.ServerID, state placement.ReplicaState, corrupt bool) {
-	f.note(id, fault{server: server, state: state, corrupt: corrupt})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	x := fault{server: server, state: state, corrupt: corrupt}
+	for _, was := range f.m[id] {
+		if was.server == server {
+			x.disk = was.disk
+		}
+	}
+	f.put(id, x)
 }
 
-// note is set; a replica that is found bad still is on the disk that it was to leave.
+// note is set for who knows which disk the replica is to leave, if any: it may be on
+// another by now than before.
 func (f *faults) note(id meta.ChunkID, x fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.put(id, x)
+}
+
+// put is note. Caller holds mu.
+func (f *faults) put(id meta.ChunkID, x fault) {
 	if f.m == nil {
 		f.m = map[meta.ChunkID][]fault{}
 	}
 	l := f.m[id]
 	for i := range l {
 		if l[i].server == x.server {
-			l[i].state, l[i].corrupt, l[i].disk = x.state, l[i].corrupt || x.corrupt, cmp.Or(x.disk, l[i].disk)
+			l[i].state, l[i].corrupt, l[i].disk = x.state, l[i].corrupt || x.corrupt, x.disk
 			return
 		}
 	}
@@ -368,9 +383,12 @@ func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.
 		}
 		return
 	}
-	emptied := emptying(x, c.Disk)
-	if rec.State == meta.ChunkOpen && emptied {
-		o.faults.note(c.ID, fault{server: server, state: placement.Unfit, disk: c.Disk}) // it is sealed for that
+	leaves := "" // the disk that it is to leave
+	if emptying(x, c.Disk) {
+		leaves = c.Disk
+	}
+	if rec.State == meta.ChunkOpen && leaves != "" {
+		o.faults.note(c.ID, fault{server: server, state: placement.Unfit, disk: leaves}) // it is sealed for that
 	}
 	if rec.State != meta.ChunkSealed {
 		return // its writer, or its deletion, looks after it
@@ -390,13 +408,13 @@ func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.
 	l.mu.Unlock()
 	switch {
 	case bad:
-		o.faults.set(c.ID, server, placement.Bad, c.Err == meta.Corrupt)
-	case emptied:
-		o.faults.note(c.ID, fault{server: server, state: placement.Unfit, disk: c.Disk})
-	case otherClass(x, c.Disk, policy):
-		o.faults.set(c.ID, server, placement.Unfit, false)
+		o.faults.note(c.ID, fault{server: server, state: placement.Bad, corrupt: c.Err == meta.Corrupt, disk: leaves})
+	case leaves != "", otherClass(x, c.Disk, policy):
+		o.faults.note(c.ID, fault{server: server, state: placement.Unfit, disk: leaves})
 	case !o.faults.corrupt(c.ID, server):
 		o.faults.clear(c.ID, server)
+	default:
+		o.faults.note(c.ID, fault{server: server, state: placement.Bad, disk: leaves})
 	}
 }
 
