@@ -57,18 +57,26 @@ type links struct {
 
 	slots, long chan struct{} // orders being carried out
 	waiting     atomic.Int32  // long ones
+	forget      time.Duration // forgetMeta
 
 	mu    sync.Mutex
-	tried map[string]bool      // addresses with a goroutine
-	up    map[string]net.Conn  // by the server's own address
-	metas map[string]time.Time // when a server was last told to live
-	err   error                // a server refuses us for good
+	tried map[string]bool     // addresses with a goroutine
+	up    map[string]net.Conn // by the server's own address
+	// metas are the addresses that were learnt, and since when the latest list names
+	// one no more; zero: it does. Lists come when something changed, and only then.
+	metas map[string]time.Time
+	err   error // a server refuses us for good
 	stop  context.CancelFunc
 }
 
-// forgetMeta is how long the address of a server that nobody names any more is
-// tried.
-const forgetMeta = time.Minute
+const (
+	// forgetMeta is how long the address of a server that nobody names any more is
+	// tried.
+	forgetMeta = time.Minute
+	// servedLook is how often it is looked anew where an address leads that led to a
+	// server whose stream stands.
+	servedLook = time.Minute
+)
 
 // RunLink keeps a stream to every metadata server until ctx ends, connecting
 // again when one breaks. It returns an error only when a server refuses us for
@@ -80,14 +88,22 @@ func RunLink(ctx context.Context, cfg LinkConfig) error {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	return newLinks(cfg).keepAll(ctx)
+}
+
+func newLinks(cfg LinkConfig) *links {
+	return &links{
+		cfg: cfg, slots: make(chan struct{}, maxOrders), long: make(chan struct{}, maxLong), forget: forgetMeta,
+		tried: map[string]bool{}, up: map[string]net.Conn{}, metas: map[string]time.Time{},
+	}
+}
+
+func (l *links) keepAll(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	l := &links{
-		cfg: cfg, slots: make(chan struct{}, maxOrders), long: make(chan struct{}, maxLong),
-		tried: map[string]bool{}, up: map[string]net.Conn{}, metas: map[string]time.Time{}, stop: cancel,
-	}
 	l.mu.Lock()
-	for _, a := range cfg.Addrs {
+	l.stop = cancel
+	for _, a := range l.cfg.Addrs {
 		l.startLocked(ctx, a, true)
 	}
 	l.mu.Unlock()
@@ -102,24 +118,37 @@ func (l *links) startLocked(ctx context.Context, addr string, always bool) {
 		return
 	}
 	l.tried[addr] = true
-	l.wg.Go(func() {
-		l.keep(ctx, addr, always)
-		l.mu.Lock()
-		delete(l.tried, addr)
-		l.mu.Unlock()
-	})
+	l.wg.Go(func() { l.keep(ctx, addr, always) })
 }
 
-// learn takes the list of meta servers.
+// learn takes the list of meta servers. Each is kept under its own address, though its
+// stream may stand under another: when that breaks, the other may lead elsewhere.
 func (l *links) learn(ctx context.Context, m *wire.Metas) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, s := range m.Servers {
-		l.metas[s.Addr] = time.Now()
-		if l.up[s.Addr] == nil {
-			l.startLocked(ctx, s.Addr, false)
+	for addr, since := range l.metas {
+		if since.IsZero() {
+			l.metas[addr] = time.Now()
 		}
 	}
+	for _, s := range m.Servers {
+		l.metas[s.Addr] = time.Time{}
+		l.startLocked(ctx, s.Addr, false)
+	}
+}
+
+// forgotten tells whether an address that was learnt is to be tried no more: the lists
+// name it no more. One that names it again begins anew.
+func (l *links) forgotten(addr string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	since := l.metas[addr]
+	if since.IsZero() || time.Since(since) <= l.forget {
+		return false
+	}
+	delete(l.metas, addr)
+	delete(l.tried, addr)
+	return true
 }
 
 // keep connects to one address again and again; one that was learnt, as long as
@@ -147,10 +176,7 @@ func (l *links) keep(ctx context.Context, addr string, always bool) {
 		} else if err != nil {
 			cfg.Logger.Warn("stream to the metadata server lost, trying again", "address", addr, "error", err)
 		}
-		l.mu.Lock()
-		gone := !always && time.Since(l.metas[addr]) > forgetMeta
-		l.mu.Unlock()
-		if gone {
+		if !always && l.forgotten(addr) {
 			return
 		}
 		if time.Since(began) > time.Second {
@@ -176,14 +202,18 @@ func (l *links) take(addr string, nc net.Conn) bool {
 	return true
 }
 
+// stands: there is a stream to the server of that address.
+func (l *links) stands(addr string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.up[addr] != nil
+}
+
 func (l *links) run(ctx context.Context, addr string) error {
 	cfg := &l.cfg
 	self := Config{Name: cfg.Name, Role: wire.RoleChunkServer, Creds: cfg.Creds}
 	self.identify()
-	l.mu.Lock()
-	served := l.up[addr] != nil
-	l.mu.Unlock()
-	if served {
+	if l.stands(addr) {
 		return waitFor(ctx, time.Second)
 	}
 	nc, rd, v, ans, err := self.greet(ctx, addr, self.hello(0, ""))
@@ -197,7 +227,12 @@ func (l *links) run(ctx context.Context, addr string) error {
 	}
 	if !l.take(name, nc) {
 		nc.Close()
-		return waitFor(ctx, time.Second)
+		for until := time.Now().Add(servedLook); l.stands(name) && time.Now().Before(until); {
+			if err := waitFor(ctx, time.Second); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	defer func() {
 		l.mu.Lock()
