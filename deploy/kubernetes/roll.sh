@@ -7,6 +7,8 @@
 #   deploy/kubernetes/roll.sh [NAMESPACE]
 set -eu
 ns=${1:-penstock-system}
+# What kubectl says is assigned before it is used: sh does not see that it failed in a
+# test, nor in the words of a loop.
 k() { kubectl -n "$ns" "$@"; }
 app=app.kubernetes.io/name=penstock-cluster
 
@@ -18,6 +20,7 @@ well() {
 	out="no metadata server's pod is there"
 	until [ "$times" = 3 ]; do
 		good=
+		# If this fails there are none, and it is tried again.
 		for server in $(k get pods -l "$app,app.kubernetes.io/component=meta" -o name); do
 			if out=$(k exec "$server" -c penstock -- /penstock cluster status --check 2>&1); then
 				good=yes
@@ -35,15 +38,27 @@ well() {
 	done
 }
 
+sets=$(k get statefulsets -l "$app" -o name)
+if [ -z "$sets" ]; then
+	echo "there is no penstock-cluster release in namespace $ns" >&2
+	exit 1
+fi
 for component in meta chunkserver; do
-	for set in $(k get statefulsets -l "$app" -o name); do
-		[ "$(k get "$set" -o 'jsonpath={.spec.template.metadata.labels.app\.kubernetes\.io/component}')" = "$component" ] || continue
+	for set in $sets; do
+		is=$(k get "$set" -o 'jsonpath={.spec.template.metadata.labels.app\.kubernetes\.io/component}')
+		[ "$is" = "$component" ] || continue
 		# The status is of this generation, so the revision is that of the new version.
-		until [ "$(k get "$set" -o 'jsonpath={.metadata.generation}')" = "$(k get "$set" -o 'jsonpath={.status.observedGeneration}')" ]; do sleep 1; done
+		while
+			asked=$(k get "$set" -o 'jsonpath={.metadata.generation}') || exit
+			seen=$(k get "$set" -o 'jsonpath={.status.observedGeneration}') || exit
+			[ -z "$asked" ] || [ "$asked" != "$seen" ]
+		do sleep 1; done
 		new=$(k get "$set" -o 'jsonpath={.status.updateRevision}')
 		name=${set#*/}
-		for pod in $(k get pods -l "$app,penstock.io/set=${name#penstock-chunkserver-}" -o name); do
-			[ "$(k get "$pod" -o 'jsonpath={.metadata.labels.controller-revision-hash}')" != "$new" ] || continue
+		pods=$(k get pods -l "$app,penstock.io/set=${name#penstock-chunkserver-}" -o name)
+		for pod in $pods; do
+			hash=$(k get "$pod" -o 'jsonpath={.metadata.labels.controller-revision-hash}')
+			[ "$hash" != "$new" ] || continue
 			well
 			echo "$pod"
 			k delete "$pod" >/dev/null
