@@ -46,7 +46,7 @@ func newLine(t *testing.T) *line {
 	go func() { l.read(); close(ended) }()
 	t.Cleanup(func() {
 		far.Close()
-		l.Close()
+		l.fail(net.ErrClosed)
 		<-ended
 		c.Close()
 	})

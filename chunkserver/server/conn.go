@@ -318,6 +318,8 @@ func (c *conn) share(size uint64) error {
 // raws are the reads with FlagRaw that wait to be sent, in the order in which they
 // were asked for. One goroutine sends them: they take turns on the connection
 // anyway, and who reads a file ahead wants its pieces in order, as the disk does.
+// Where it finds no file in time, another one takes its place: what hangs on one
+// disk does not hold up what is on others.
 type raws struct {
 	mu      sync.Mutex
 	queue   []raw // bounded by conn.busy
@@ -356,48 +358,58 @@ func (c *conn) sendRaws() {
 		if !ok {
 			return
 		}
-		sent := false
-		err := c.authorize(r.h, &r.q, 0)
-		if err == nil {
-			sent, err = c.sendRaw(&r)
+		c.wg.Add(1)
+		successor := time.AfterFunc(c.s.rawWait, func() {
+			defer c.wg.Done()
+			c.sendRaws()
+		})
+		fd, crcs, done, err := c.openRaw(&r)
+		replaced := !successor.Stop()
+		if !replaced {
+			c.wg.Done()
 		}
-		if err == nil && !sent {
+		switch {
+		case err != nil:
+			_ = c.send(wire.Read, 0, r.h.ID, answer(err)) // a broken connection is the reader's to notice
+			<-c.busy
+		case fd < 0:
 			// There is no file of these bytes: they are made, beside others.
+			done()
 			c.wg.Go(func() {
 				c.request(r.h, r.q)
 				<-c.busy
 			})
-			continue
+		default:
+			a, n := wire.Answer{CRCs: crcs}, int(r.q.N)
+			_ = c.SendFile(a.AppendFrame(nil, wire.Read, wire.FlagRaw, r.h.ID, n, 0), fd, int64(r.q.Off), n)
+			done()
+			<-c.busy
 		}
-		if err != nil {
-			_ = c.send(wire.Read, 0, r.h.ID, answer(err)) // a broken connection is the reader's to notice
+		if replaced {
+			return
 		}
-		<-c.busy
 	}
 }
 
-// sendRaw answers with bytes of a file, if there is one; an error means that
-// nothing was sent yet.
-func (c *conn) sendRaw(r *raw) (sent bool, err error) {
+// rawWait is how long the file of one read may keep others waiting. Opening one takes
+// microseconds, or some milliseconds where the disk has to be asked.
+const rawWait = 50 * time.Millisecond
+
+// openRaw finds the file that has the bytes, and their checksums; fd < 0: there is
+// none. Unless there is an error the caller calls done after sending.
+func (c *conn) openRaw(r *raw) (fd int, crcs []uint32, done func(), err error) {
+	if err := c.authorize(r.h, &r.q, 0); err != nil {
+		return -1, nil, nil, err
+	}
 	n := uint64(r.q.N)
 	if n == 0 || n > wire.MaxData {
-		return false, meta.E("read chunk", meta.Invalid, r.q.Chunk.String(), fmt.Errorf("%d bytes", n))
+		return -1, nil, nil, meta.E("read chunk", meta.Invalid, r.q.Chunk.String(), fmt.Errorf("%d bytes", n))
 	}
 	st, err := c.s.find(c.s.ctx, r.q.Chunk, false, "")
 	if err != nil {
-		return false, err
+		return -1, nil, nil, err
 	}
-	fd, crcs, done, err := st.Raw(r.q.Chunk, r.q.Off, n)
-	if err != nil {
-		return false, err
-	}
-	defer done()
-	if fd < 0 {
-		return false, nil
-	}
-	a := wire.Answer{CRCs: crcs}
-	_ = c.SendFile(a.AppendFrame(nil, wire.Read, wire.FlagRaw, r.h.ID, int(n), 0), fd, int64(r.q.Off), int(n))
-	return true, nil
+	return st.Raw(r.q.Chunk, r.q.Off, n)
 }
 
 // request does anything but appends and raw reads, beside others.

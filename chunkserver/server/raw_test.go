@@ -2,18 +2,23 @@ package server
 
 import (
 	"bytes"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"penstock.io/penstock/chunkserver"
+	"penstock.io/penstock/chunkserver/store"
 	"penstock.io/penstock/chunkserver/wire"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/capability"
 )
 
 // Reads that are sent from the file are answered in the order in which they were
-// asked for, those that fail too; what is beside them is not kept waiting for good.
+// asked for, those that fail too; what is beside them is not kept waiting.
 func TestRawReadsInOrder(t *testing.T) {
 	s, path := newServer(t, 1)
+	s.rawWait = time.Hour // however busy the machine is
 	const n = 40
 	const size = chunkserver.ChecksumBlock
 	for i := range n {
@@ -65,5 +70,96 @@ func TestRawReadsInOrder(t *testing.T) {
 			}
 		}
 		i++
+	}
+}
+
+// hangingDisk is one on which who opens a file waits, once it hangs.
+type hangingDisk struct {
+	store.Disk
+	hangs atomic.Bool
+	until chan struct{}
+}
+
+func (d *hangingDisk) OpenRead(name string) (store.File, error) {
+	if d.hangs.Load() {
+		<-d.until
+	}
+	return d.Disk.OpenRead(name)
+}
+
+// A disk that hangs holds up what is read from it, and nothing else of the connection.
+func TestRawReadsBesideHangingDisk(t *testing.T) {
+	bad := &hangingDisk{Disk: store.DirDisk(t.TempDir()), until: make(chan struct{})}
+	if err := store.Init(bad, store.Options{SegmentSize: 1 << 20, Segments: 4}); err != nil {
+		t.Fatal(err)
+	}
+	open := func() *store.Store {
+		st, err := store.Open(bad, store.Options{Logger: quiet, Reserve: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st
+	}
+	stores := []*store.Store{open(), newStore(t)}
+	ids := []meta.ChunkID{id, id}
+	ids[1].Counter++
+	const size = chunkserver.ChecksumBlock
+	for i, st := range stores {
+		data := bytes.Repeat([]byte{byte(i)}, size)
+		if err := st.Append(ctx, ids[i], fence, 0, data, chunkserver.CRC(data)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := stores[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	stores[0] = open() // and has no file open
+	s, path := serve(t, stores...)
+	for _, id := range ids {
+		if _, err := s.Stat(ctx, id); err != nil { // it knows where it is
+			t.Fatal(err)
+		}
+	}
+	bad.hangs.Store(true)
+	release := sync.OnceFunc(func() { close(bad.until) })
+	t.Cleanup(release)
+	c := dial(t, path)
+	_ = c.NetConn().SetDeadline(time.Now().Add(60 * time.Second))
+	greet(t, c)
+	cap := capability.Sign(key, capability.Claims{Volume: 1, Rights: capability.Read, Expiry: meta.Time(time.Now().Add(time.Hour).UnixNano())})
+	var frames []byte
+	for i, on := range []int{0, 1, 0, 1} {
+		q := wire.Request{Cap: cap, Chunk: ids[on], N: size}
+		frames = q.AppendFrame(frames, wire.Read, wire.FlagRaw, uint64(100+i), 0, 0)
+	}
+	if err := c.Send(frames, nil); err != nil {
+		t.Fatal(err)
+	}
+	next := func() uint64 {
+		t.Helper()
+		for {
+			h, body, err := c.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if h.Type == wire.Ping|wire.Reply {
+				continue
+			}
+			a, err := wire.DecodeAnswer(wire.Read, h.Flags, body)
+			got := make([]byte, size)
+			if err != nil || a.Kind != meta.KindOK || h.Data != size || c.Data(got) != nil || got[0] != byte(h.ID%2) || chunkserver.CRC(got) != a.CRCs[0] {
+				t.Fatalf("read %d: %v, %v, %d bytes", h.ID, err, a, h.Data)
+			}
+			return h.ID
+		}
+	}
+	for _, want := range []uint64{101, 103} {
+		if n := next(); n != want {
+			t.Fatalf("answer %d comes, not %d", n, want)
+		}
+	}
+	release()
+	if a, b := next(), next(); a+b != 100+102 {
+		t.Fatalf("answers %d and %d come from the disk that hung", a, b)
 	}
 }

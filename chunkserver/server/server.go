@@ -88,8 +88,9 @@ type Server struct {
 
 	refused, frames     atomic.Uint64
 	descriptors, shared atomic.Uint64
-	threads             atomic.Int32 // connections that were given a thread
-	answering           atomic.Int64 // bytes of answers to reads that are in memory
+	threads             atomic.Int32  // connections that were given a thread
+	rawWait             time.Duration // rawWait
+	answering           atomic.Int64  // bytes of answers to reads that are in memory
 	held                atomic.Uint64
 }
 
@@ -111,7 +112,7 @@ func NewWithDisks(cfg Config, disks *Disks) *Server {
 	s := &Server{
 		cfg: cfg, disks: disks, slog: cfg.Logger, keys: cfg.Keys,
 		conns: map[*conn]struct{}{}, shares: map[string]*share{}, lns: map[net.Listener]struct{}{},
-		where: map[meta.ChunkID]*disk{}, seen: map[string]capability.Claims{}, tickets: newTicketSeal(),
+		where: map[meta.ChunkID]*disk{}, seen: map[string]capability.Claims{}, tickets: newTicketSeal(), rawWait: rawWait,
 	}
 	if s.cfg.PullRate == 0 {
 		s.cfg.PullRate = 128 << 20

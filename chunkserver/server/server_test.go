@@ -47,6 +47,11 @@ func newServer(t testing.TB, disks int) (*Server, string) {
 	for range disks {
 		stores = append(stores, newStore(t))
 	}
+	return serve(t, stores...)
+}
+
+func serve(t testing.TB, stores ...*store.Store) (*Server, string) {
+	t.Helper()
 	s := New(Config{ID: 7, Host: "h", Keys: []meta.CapKey{key}, Logger: quiet}, stores...)
 	path := filepath.Join(t.TempDir(), "sock")
 	ln, err := net.Listen("unix", path)
