@@ -81,7 +81,7 @@ func (s *Server) openAs(ctx context.Context, v meta.VolumeID, state cluster.Volu
 		s.mu.Lock()
 		if s.closing {
 			s.mu.Unlock()
-			return nil, meta.E("open volume", meta.Unavailable, fmt.Sprint(v), errors.New("the server is stopping"))
+			return nil, stopping("open volume", v)
 		}
 		op := s.volumes[v]
 		if op == nil {
@@ -115,10 +115,16 @@ func (s *Server) openAs(ctx context.Context, v meta.VolumeID, state cluster.Volu
 		}
 		select {
 		case <-op.gone: // it was lost: take it again
+		case <-s.ctx.Done():
+			return nil, stopping("open volume", v)
 		case <-ctx.Done():
 			return nil, meta.E("open volume", meta.Interrupted, fmt.Sprint(v), context.Cause(ctx))
 		}
 	}
+}
+
+func stopping(op string, v meta.VolumeID) error {
+	return meta.E(op, meta.Unavailable, fmt.Sprint(v), errors.New("the server is stopping"))
 }
 
 // coming returns a volume that is being opened here, nil if none is.
