@@ -200,6 +200,10 @@ func (f *fakeCluster) UpdateVolume(_ context.Context, id meta.VolumeID, change f
 		at := *v.Attach
 		v.Attach = &at
 	}
+	if v.Origin != nil { // who has read the row has it as it was
+		origin := *v.Origin
+		v.Origin = &origin
+	}
 	if err := change(&v); err != nil {
 		return v, err
 	}

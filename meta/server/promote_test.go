@@ -161,9 +161,7 @@ func TestRateGivenMeanwhile(t *testing.T) {
 		close(over)
 	}
 	if _, err := s.cluster.UpdateVolume(t.Context(), c, func(v *cluster.Volume) error {
-		origin := *v.Origin
-		origin.Promoting, origin.Rate = true, 1<<20
-		v.Origin = &origin
+		v.Origin.Promoting, v.Origin.Rate = true, 1<<20
 		return nil
 	}); err != nil {
 		t.Fatal(err)
