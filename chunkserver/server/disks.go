@@ -477,8 +477,8 @@ func (ds *Disks) byID(op, id string) (*disk, error) {
 
 // Replace lets go of a disk that failed or was given up, so that it can be
 // unmounted, and takes an empty directory at its path for the new one. Errors:
-// Busy (the disk serves), Exists (the directory isn't empty: the disk is let go
-// of; mount the new one and call again).
+// Busy (the disk serves), NotEmpty (it was let go of now; mount the new one and call
+// again), Exists (it was let go of before, and the directory isn't empty).
 func (ds *Disks) Replace(id string) error {
 	const op = "replace disk"
 	ds.mu.Lock()
@@ -496,7 +496,9 @@ func (ds *Disks) Replace(id string) error {
 		d.why = errors.New("let go of, to be replaced")
 	}
 	d.mu.Unlock()
+	kind := meta.Exists
 	if st := d.st.Swap(nil); st != nil {
+		kind = meta.NotEmpty
 		ds.mu.Unlock()
 		err := st.Close()
 		ds.mu.Lock()
@@ -509,7 +511,7 @@ func (ds *Disks) Replace(id string) error {
 		return meta.E(op, meta.IO, d.path, err)
 	}
 	if !fresh {
-		return meta.E(op, meta.Exists, d.path, fmt.Errorf("the old disk was let go of; mount an empty file system at %s, then once more: penstock disk replace %s", d.path, id))
+		return meta.E(op, kind, d.path, fmt.Errorf("the old disk was let go of; mount an empty file system at %s, then once more: penstock disk replace %s", d.path, id))
 	}
 	n := &disk{path: d.path, class: d.class}
 	if err := ds.initInto(n); err != nil {

@@ -321,7 +321,7 @@ something is there. A disk that is well is not let go of.`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return diskOrder(cmd, &w, args[0], "replace", "Let go of disk %s? Replicas that are nowhere else are lost.", yes, func(_ *client.Session, d diskView, err error) error {
-				if d.State == meta.DiskFailing.String() && meta.KindOf(err) == meta.Exists {
+				if meta.KindOf(err) == meta.NotEmpty {
 					cmd.Printf("let go of; unmount %s, mount an empty file system there, then once more: penstock disk replace %s\n", d.Path, short(d.ID))
 					return nil
 				}
