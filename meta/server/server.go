@@ -693,7 +693,8 @@ func (s *Server) Abandon() {
 	}
 	s.cancel(errors.New("abandoned"))
 	s.wg.Wait()
-	for _, o := range owners {
+	// And of those that were being opened.
+	for _, o := range append(owners, s.owners()...) {
 		o.closeStore()
 	}
 	s.standbys.close()
