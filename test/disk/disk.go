@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 	"time"
 	"unsafe"
 
@@ -49,6 +50,24 @@ func New(image, at string, size int64) (*Disk, error) {
 	}
 	d.loop = strings.TrimSpace(string(out))
 	return d, d.Mount()
+}
+
+// Temp makes one for a test, which removes it at its end.
+func Temp(t testing.TB, size int64) *Disk {
+	t.Helper()
+	dir := t.TempDir()
+	d, err := New(filepath.Join(dir, "disk.img"), filepath.Join(dir, "disk"), size)
+	if d != nil {
+		t.Cleanup(func() {
+			if err := d.Remove(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
 }
 
 // Mount mounts it, as after a reboot. As long as another mount namespace has the

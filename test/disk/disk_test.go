@@ -23,18 +23,7 @@ func syncDir(dir string) error {
 // TestPowerCutIsReal is the control of the disk: after a cut a synced file is
 // there and one that was only written is not.
 func TestPowerCutIsReal(t *testing.T) {
-	dir := t.TempDir()
-	d, err := New(filepath.Join(dir, "disk.img"), filepath.Join(dir, "disk"), 64<<20)
-	if d != nil {
-		t.Cleanup(func() {
-			if err := d.Remove(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := Temp(t, 64<<20)
 	for _, name := range []string{"synced", "written"} {
 		f, err := os.Create(filepath.Join(d.At, name))
 		if err != nil {
@@ -74,18 +63,7 @@ func TestPowerCutIsReal(t *testing.T) {
 // TestRebootWaits: a mount namespace that still has the disk keeps it as it was
 // when the power was cut.
 func TestRebootWaits(t *testing.T) {
-	dir := t.TempDir()
-	d, err := New(filepath.Join(dir, "disk.img"), filepath.Join(dir, "disk"), 16<<20)
-	if d != nil {
-		t.Cleanup(func() {
-			if err := d.Remove(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := Temp(t, 16<<20)
 	other := exec.Command("sleep", "0.5")
 	other.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	if err := other.Start(); err != nil {

@@ -1,7 +1,6 @@
 package local
 
 import (
-	"path/filepath"
 	"testing"
 
 	"penstock.io/penstock/test/disk"
@@ -11,18 +10,7 @@ import (
 func TestRoomOfAFullDisk(t *testing.T) {
 	for name, size := range map[string]int64{"small": 64 << 20, "middle": 512 << 20} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			d, err := disk.New(filepath.Join(dir, "disk.img"), filepath.Join(dir, "disk"), size)
-			if d != nil {
-				t.Cleanup(func() {
-					if err := d.Remove(); err != nil {
-						t.Error(err)
-					}
-				})
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := disk.Temp(t, size)
 			if free, total, err := room(d.At); err != nil || free == 0 || free > total {
 				t.Fatalf("an empty disk has %d free of %d: %v", free, total, err)
 			}
