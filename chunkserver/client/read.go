@@ -148,19 +148,6 @@ func (c *Client) readRemote(ctx context.Context, pl *meta.ChunkPlace, p []byte, 
 	if len(p) <= remoteMax {
 		return c.fetch(ctx, servers, pl, p, off)
 	}
-	if c.cfg.Conns == 1 {
-		// Several goroutines would gain nothing but switches between them.
-		for len(p) > 0 {
-			n := min(len(p), int(remoteMax-off%remoteMax))
-			if !c.readAhead(ctx, pl, p[:n], off) {
-				if err := c.fetch(ctx, servers, pl, p[:n], off); err != nil {
-					return err
-				}
-			}
-			p, off = p[n:], off+uint64(n)
-		}
-		return nil
-	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
