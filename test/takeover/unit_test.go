@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -257,6 +258,11 @@ func TestBackgroundStays(t *testing.T) {
 
 // A mount that nobody holds ends in order when its terminal is closed.
 func TestHangupUnmounts(t *testing.T) {
+	// Under nohup(1) the signal is ignored by all that are started here, and a
+	// mount abides by that; who catches it passes the default on.
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGHUP)
+	t.Cleanup(func() { signal.Stop(signals) })
 	r := newRig(t)
 	r.Until("metadata server", func() error { _, err := r.Ctl("volume", "list"); return err })
 	p := r.Run("mount", "--dir", filepath.Join(r.Dir, "c"), "/", r.at)

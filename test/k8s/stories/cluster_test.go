@@ -47,7 +47,7 @@ func (s *servers) do(heading string, paragraphs ...int) (said []string) {
 func (s *servers) run(commands string) string {
 	s.Helper()
 	commands = strings.NewReplacer("registry.example.com/penstock", "penstock", "image.tag=0.1.0", "image.tag=0.1.0-dev",
-		"'worker-*'", "'node*'").Replace(commands)
+		"image.tag=0.2.0", "image.tag="+rig.NextTag, "'worker-*'", "'node*'").Replace(commands)
 	ctx, cancel := context.WithTimeout(s.Context(), 10*time.Minute)
 	defer cancel()
 	begun := time.Now()
@@ -178,8 +178,10 @@ func (s *servers) well() {
 // TestCluster: etcd, metadata servers and chunk servers are installed by the chart,
 // with the commands of docs/kubernetes.md, and the driver works with that cluster. While
 // a pod writes, reads, maps and has files open on a claim of it, one server of each kind
-// is killed, and a chunk server's claims are lost and it is replaced: the pod sees no
-// error. In the end all of it goes, and the driver is the rig's again.
+// is killed, a chunk server's claims are lost and it is replaced, all servers are
+// upgraded, and the first metadata server is taken out: the pod sees no error. The
+// release is taken away and installed again, and goes on with what its claims hold. In
+// the end all of it goes, and the driver is the rig's again.
 func TestCluster(t *testing.T) {
 	s := &servers{story: begin(t)}
 	ctx, cancel := context.WithTimeout(t.Context(), 15*patience)
@@ -224,9 +226,37 @@ func TestCluster(t *testing.T) {
 	s.up("penstock-chunkserver-a-2")
 	u.passes("a chunk server lost its claims")
 
+	s.do("### Upgrade")
+	s.versions(rig.NextTag)
+	u.passes("all servers were upgraded")
+
+	s.do("### A node or a claim is lost", 1)
+	s.up("penstock-meta-2")
+	s.run(`penstock() { kubectl -n $ns exec penstock-meta-2 -c penstock -- /penstock "$@"; }
+penstock cluster evict meta/penstock-meta-first-0`)
+	s.well()
+	u.passes("the first metadata server was taken out")
+
 	for _, p := range u.ended() {
 		if p.took > time.Second {
 			t.Logf("a pause of %v at %v", p.took, p.begun)
+		}
+	}
+	s.kubectl("delete", "pod", u.pod, "--timeout=120s")
+	s.do("### Take the cluster away, and put it back")
+	s.apply(pod("again", "node2", map[string]string{"/data": "data"}))
+	s.ready("again")
+	s.want("again", "cat /data/f; load check /data/many 200", "kept\n200 files are right")
+}
+
+// versions fails if a server's pod has another image than that with this tag.
+func (s *servers) versions(tag string) {
+	s.Helper()
+	out := s.kubectl("-n", rig.Namespace, "get", "pods", "-l", clusterLabel+",app.kubernetes.io/component in (meta, chunkserver)",
+		"-o", `jsonpath={range .items[*]}{.metadata.name} {.spec.containers[0].image}{"\n"}{end}`)
+	for line := range strings.Lines(out) {
+		if !strings.HasSuffix(strings.TrimSpace(line), ":"+tag) {
+			s.Errorf("not of version %s: %s", tag, line)
 		}
 	}
 }

@@ -123,7 +123,8 @@ func TestCopies(t *testing.T) {
 		}
 	}
 	t.Logf("a clone of %d files is bound after %v, one of none after %v", *cloned, least["data"], least["empty"])
-	if least["data"] > 2*least["empty"]+time.Second {
+	// Under a second, or on a busy machine not much more than Kubernetes itself takes.
+	if least["data"] > max(time.Second, 2*least["empty"]) {
 		t.Errorf("a clone of %d files takes %v, one of none %v", *cloned, least["data"], least["empty"])
 	}
 	s.apply(pod("c", "node2", map[string]string{"/data": "clone-data-0"}))

@@ -1,6 +1,8 @@
 package stories
 
 import (
+	"context"
+	"fmt"
 	"syscall"
 	"testing"
 	"time"
@@ -64,6 +66,18 @@ func TestDeadCluster(t *testing.T) {
 	begin := time.Now()
 	s.kubectl("delete", "pod", "w", "r", "--timeout=120s")
 	t.Logf("with a cluster that does not answer, pods are deleted after %v", time.Since(begin))
+	for _, node := range nodes {
+		s.until(time.Minute, "nobody is stuck in the kernel of "+node, func(ctx context.Context) error {
+			out, err := the.Machine(node).Command(ctx, "sh", "-c", `cat /proc/[0-9]*/task/[0-9]*/stat 2>/dev/null | grep ') D ' | cut -c1-60; true`).Output()
+			if err == nil && len(out) > 0 {
+				err = fmt.Errorf("%s", out)
+			}
+			return err
+		})
+	}
+	begin = time.Now()
+	s.until(patience, "nothing is staged", func(ctx context.Context) error { return s.staged(ctx) })
+	t.Logf("and nothing of theirs is staged %v later", time.Since(begin))
 	signal(syscall.SIGCONT)
 	back = true
 	s.apply(pod("late", "node2", map[string]string{"/data": "data"}))

@@ -132,9 +132,14 @@ func (s *story) left(ctx context.Context) error {
 	if err != nil || len(volumes) > 0 {
 		return fmt.Errorf("left in the cluster: %v %w", volumes, err)
 	}
+	return s.staged(ctx)
+}
+
+// staged fails if a node has a mount, or a volume that the driver knows of.
+func (s *story) staged(ctx context.Context) error {
 	for _, node := range nodes {
 		m := the.Machine(node)
-		b, err := m.Command(ctx, "sh", "-c", "grep -c fuse.penstock /proc/mounts; ls /var/lib/penstock-csi/volumes /var/lib/penstock-csi/inline 2>/dev/null | grep -v '^/' | grep -c .").Output()
+		b, err := m.Command(ctx, "sh", "-c", "grep -c 'fuse[a-z]*[.]penstock' /proc/mounts; ls /var/lib/penstock-csi/volumes /var/lib/penstock-csi/inline 2>/dev/null | grep -v '^/' | grep -c .").Output()
 		if got := strings.Fields(string(b)); len(got) != 2 || got[0] != "0" || got[1] != "0" {
 			return fmt.Errorf("mounts and staged volumes on %s: %q %w", node, b, err)
 		}
