@@ -75,7 +75,7 @@ func TestTraining(t *testing.T) {
 		s.kubectl("delete", "pod", "--all", "--timeout=120s")
 		s.kubectl("delete", "pvc/v1", "pv/"+s.ns+"-v1", "--ignore-not-found", "--timeout=120s")
 		s.until(patience, "the snapshot is deleted", func(ctx context.Context) error {
-			_, err := the.Penstock(ctx, "snapshot", "delete", volume, "v1")
+			_, err := the.Penstock(ctx, "snapshot", "delete", volume, "v1", "--yes")
 			return err
 		})
 	})
