@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 )
 
 // Policy says how a volume treats its data, and where it puts it.
@@ -71,7 +72,9 @@ const (
 	MinChunk     = 4 << 20
 	DefaultChunk = 1 << 30
 	MaxTopology  = 255 // bytes of a path
-	MaxClass     = 32
+	// MaxTrash is the longest that a deleted volume is kept in the trash: ten years.
+	MaxTrash = 10 * 365 * 24 * time.Hour
+	MaxClass = 32
 )
 
 // Check says what is wrong with a policy. Errors: Invalid.

@@ -156,7 +156,8 @@ func (c *Cluster) Ready(ctx context.Context) error {
 }
 
 func volumeOf(v client.Volume) (Volume, error) {
-	x := Volume{ID: v.ID, Name: v.Name, Path: v.Path, Terms: policy.Terms{Policy: v.Policy}, Deleting: v.Deleting, Trashed: v.Detail.State == wire.VolumeInTrash}
+	terms := policy.Terms{Policy: v.Policy, TrashSeconds: v.Detail.TrashSeconds, AdvisoryBytes: v.Detail.AdvisoryBytes, AdvisoryInodes: v.Detail.AdvisoryInodes}
+	x := Volume{ID: v.ID, Name: v.Name, Path: v.Path, Terms: terms, Deleting: v.Deleting, Trashed: v.Detail.State == wire.VolumeInTrash}
 	if o := v.Detail.Origin; o != nil && !o.Implied {
 		x.Origin = Origin{Volume: o.Volume, Snapshot: o.Snapshot}
 	}
@@ -224,7 +225,7 @@ func (c *Cluster) Set(ctx context.Context, id meta.VolumeID, t policy.Terms) (Vo
 
 func words(t policy.Terms) wire.VolumeWords {
 	name := t.Compression.String()
-	return wire.VolumeWords{Compression: &name}
+	return wire.VolumeWords{Compression: &name, TrashSeconds: &t.TrashSeconds, AdvisoryBytes: &t.AdvisoryBytes, AdvisoryInodes: &t.AdvisoryInodes}
 }
 
 // Delete deletes a volume that hangs nowhere, with everything in it; one that an

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"penstock.io/penstock/csi/handle"
 	"penstock.io/penstock/meta"
@@ -23,6 +24,11 @@ import (
 type Terms struct {
 	Policy      meta.Policy
 	Compression meta.Compression // of chunks that are sealed from then on
+	// TrashSeconds is how long it can be taken out of the trash once it is deleted.
+	TrashSeconds uint64
+	// The advisory quota refuses nothing; 0: none.
+	AdvisoryBytes  uint64
+	AdvisoryInodes uint64
 }
 
 // Class is what a storage class says of a volume that is to be made.
@@ -50,7 +56,8 @@ const (
 	maxAttachLength = 1024
 )
 
-// setter reads one parameter into terms.
+// setter reads one parameter into terms. Its error does not tell the value: people
+// write passwords into the wrong line, and the answer is logged and kept in events.
 type setter func(t *Terms, value string) error
 
 // mutable are the parameters of a class that can be changed later, by a volume
@@ -65,15 +72,15 @@ var mutable = map[string]setter{
 		return nil
 	},
 	"class": func(t *Terms, v string) error {
-		if v == "" {
-			return errors.New("it is a class of disks, such as nvme, ssd or hdd")
+		if v == "" || meta.CheckClass(v) != nil {
+			return fmt.Errorf("it is a class of disks, such as nvme, ssd or hdd: at most %d lower-case letters, digits and dashes", meta.MaxClass)
 		}
 		t.Policy.Class = v
-		return meta.CheckClass(v)
+		return nil
 	},
 	"topology": func(t *Terms, v string) error {
-		if err := meta.CheckTopology(v); err != nil {
-			return err
+		if meta.CheckTopology(v) != nil {
+			return fmt.Errorf("it is / or a path like /dc1/rack3 of at most %d bytes, its parts of letters, digits, dot, dash and underscore", meta.MaxTopology)
 		}
 		if t.Policy.Topology = v; v == "/" {
 			t.Policy.Topology = ""
@@ -81,23 +88,43 @@ var mutable = map[string]setter{
 		return nil
 	},
 	"spread": func(t *Terms, v string) (err error) {
-		t.Policy.Spread, err = meta.ParseSpread(v)
-		return err
-	},
-	"inodes": func(t *Terms, v string) (err error) {
-		if t.Policy.QuotaInodes, err = strconv.ParseUint(v, 10, 63); err != nil {
-			return errors.New("it is a number of files and directories; 0 for no limit")
+		if t.Policy.Spread, err = meta.ParseSpread(v); err != nil {
+			return errors.New("it is host, rack or dc")
 		}
 		return nil
 	},
+	"inodes": files(func(t *Terms) *uint64 { return &t.Policy.QuotaInodes }),
 	"compression": func(t *Terms, v string) (err error) {
-		t.Compression, err = meta.ParseCompression(v)
+		if t.Compression, err = meta.ParseCompression(v); err != nil {
+			return errors.New("it is none, s2 or zstd")
+		}
+		return nil
+	},
+	"maxChunk": func(t *Terms, v string) error {
+		n, err := parseSize(v)
+		if err != nil || n != 0 && (n < meta.MinChunk || n > meta.DefaultChunk) {
+			return fmt.Errorf("it is a size from %dMi to %dMi, or 0 for the largest", meta.MinChunk>>20, meta.DefaultChunk>>20)
+		}
+		t.Policy.MaxChunk = n
+		return nil
+	},
+	"trash": func(t *Terms, v string) error {
+		d, err := time.ParseDuration(v)
+		if err != nil || d < 0 || d%time.Second != 0 || d > meta.MaxTrash {
+			return fmt.Errorf("it is a time in whole seconds, such as 24h, at most %dh; 0s for none", meta.MaxTrash/time.Hour)
+		}
+		t.TrashSeconds = uint64(d / time.Second)
+		return nil
+	},
+	"advisoryQuota": func(t *Terms, v string) (err error) {
+		t.AdvisoryBytes, err = parseSize(v)
 		return err
 	},
-	"degrade":     boolean(func(p *meta.Policy, on bool) { p.Degrade = on }),
-	"localFirst":  boolean(func(p *meta.Policy, on bool) { p.LocalFirst = on }),
-	"syncOnClose": boolean(func(p *meta.Policy, on bool) { p.SyncOnClose = on }),
-	"noatime":     boolean(func(p *meta.Policy, on bool) { p.NoAtime = on }),
+	"advisoryInodes": files(func(t *Terms) *uint64 { return &t.AdvisoryInodes }),
+	"degrade":        boolean(func(p *meta.Policy, on bool) { p.Degrade = on }),
+	"localFirst":     boolean(func(p *meta.Policy, on bool) { p.LocalFirst = on }),
+	"syncOnClose":    boolean(func(p *meta.Policy, on bool) { p.SyncOnClose = on }),
+	"noatime":        boolean(func(p *meta.Policy, on bool) { p.NoAtime = on }),
 }
 
 // fixed are those that a volume keeps for its life.
@@ -116,8 +143,21 @@ func boolean(set func(*meta.Policy, bool)) setter {
 	}
 }
 
-func wrong(parameter, value string, err error) error {
-	return meta.E("read parameters", meta.Invalid, parameter, fmt.Errorf("%q: %w", value[:min(len(value), 64)], err))
+// files reads a number of files and directories.
+func files(to func(*Terms) *uint64) setter {
+	return func(t *Terms, v string) error {
+		n, err := strconv.ParseUint(v, 10, 63)
+		if err != nil {
+			return errors.New("it is a number of files and directories; 0 for no limit")
+		}
+		*to(t) = n
+		return nil
+	}
+}
+
+// wrong says what a parameter should be, and not what it was: see setter.
+func wrong(parameter string, err error) error {
+	return meta.E("read parameters", meta.Invalid, parameter, err)
 }
 
 // unknown refuses a parameter without saying its value, which could be anything,
@@ -169,7 +209,7 @@ func ReadClass(parameters, changed map[string]string, volume string) (Class, err
 			return Class{}, unknown(k, "a class may have "+strings.Join(known(), ", "))
 		}
 		if err != nil {
-			return Class{}, wrong(k, v, err)
+			return Class{}, wrong(k, err)
 		}
 	}
 	if err := Change(&c.Terms, changed); err != nil {
@@ -181,7 +221,7 @@ func ReadClass(parameters, changed map[string]string, volume string) (Class, err
 	if attach != "" && attach != attachNowhere {
 		at, err := fill(attach, map[string]string{"namespace": parameters[claimNamespace], "claim": parameters[claimName], "volume": cmp.Or(parameters[volumeOfClaim], volume)})
 		if err != nil {
-			return Class{}, wrong("attachPath", attach, err)
+			return Class{}, wrong("attachPath", err)
 		}
 		c.AttachPath = at
 	}
@@ -203,7 +243,7 @@ func Change(t *Terms, parameters map[string]string) error {
 			return unknown(k, "what can be changed: "+strings.Join(keys(mutable), ", "))
 		}
 		if err := set(t, parameters[k]); err != nil {
-			return wrong(k, parameters[k], err)
+			return wrong(k, err)
 		}
 	}
 	return t.Policy.Check()
@@ -238,7 +278,7 @@ func ReadInline(attributes map[string]string) (t Terms, err error) {
 			return Terms{}, unknown(k, "a volume of a pod may have size, inodes, class and noatime")
 		}
 		if err != nil {
-			return Terms{}, wrong(k, v, err)
+			return Terms{}, wrong(k, err)
 		}
 	}
 	return t, t.Policy.Check()
@@ -327,7 +367,7 @@ func fill(t string, values map[string]string) (string, error) {
 			return "", fmt.Errorf("nobody says what {%s} is; start the provisioner with --extra-create-metadata", k)
 		}
 		if len(v) > meta.MaxName || v == "." || v == ".." || strings.IndexFunc(v, outsideName) >= 0 {
-			return "", fmt.Errorf("%q can't be {%s}: letters, digits, dots, dashes, underscores", v[:min(len(v), 64)], k)
+			return "", fmt.Errorf("what {%s} is can't be a name in a path: at most %d letters, digits, dots, dashes, underscores", k, meta.MaxName)
 		}
 		at = strings.ReplaceAll(at, "{"+k+"}", v)
 	}

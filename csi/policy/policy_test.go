@@ -3,6 +3,7 @@ package policy
 import (
 	"errors"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -13,10 +14,10 @@ import (
 func TestClassParameters(t *testing.T) {
 	c, err := ReadClass(map[string]string{
 		"replicas": "3", "class": "nvme", "topology": "/dc1/r1", "topologyLevel": "rack", "spread": "rack", "inodes": "1000", "encrypt": "true",
-		"sealOnClose": "true", "degrade": "true", "localFirst": "false", "volumeNamePrefix": "gold-", "compression": "zstd",
+		"sealOnClose": "true", "degrade": "true", "localFirst": "false", "volumeNamePrefix": "gold-", "compression": "zstd", "maxChunk": "64Mi", "trash": "24h", "advisoryQuota": "800Gi", "advisoryInodes": "900",
 		"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pvc/namespace": "team", "csi.storage.k8s.io/pv/name": "pvc-1",
-	}, map[string]string{"replicas": "2", "noatime": "true", "compression": "s2"}, "pvc-1")
-	want := Class{Level: Rack, Prefix: "gold-", AttachPath: "/kubernetes/team/data", Terms: Terms{Compression: meta.CompressS2, Policy: meta.Policy{Replicas: 2, Class: "nvme", Topology: "/dc1/r1", Spread: meta.SpreadRack,
+	}, map[string]string{"replicas": "2", "noatime": "true", "compression": "s2", "trash": "90m", "advisoryQuota": "0"}, "pvc-1")
+	want := Class{Level: Rack, Prefix: "gold-", AttachPath: "/kubernetes/team/data", Terms: Terms{Compression: meta.CompressS2, TrashSeconds: 5400, AdvisoryInodes: 900, Policy: meta.Policy{MaxChunk: 64 << 20, Replicas: 2, Class: "nvme", Topology: "/dc1/r1", Spread: meta.SpreadRack,
 		QuotaInodes: 1000, Encrypt: true, SealOnClose: true, Degrade: true, NoAtime: true}}}
 	if err != nil || c != want {
 		t.Errorf("%+v, %v; want %+v", c, err, want)
@@ -31,6 +32,8 @@ func TestWrongParameters(t *testing.T) {
 		{"replicas": "0"}, {"replicas": "17"}, {"replicas": "-1"}, {"replicas": ""}, {"replicas": "two"},
 		{"class": ""}, {"class": "NVMe"}, {"class": "../x"}, {"topology": "dc1"}, {"topology": "/../x"}, {"topology": "/a//b"},
 		{"topologyLevel": "shelf"}, {"spread": "planet"}, {"inodes": "-3"}, {"degrade": "yes"}, {"encrypt": "1"}, {"compression": "gzip"}, {"compression": ""}, {"compression": "ZSTD"},
+		{"maxChunk": "1Mi"}, {"maxChunk": "2Gi"}, {"maxChunk": "-4Mi"}, {"maxChunk": ""}, {"trash": "24"}, {"trash": "-1h"}, {"trash": "1500ms"}, {"trash": "99999h"}, {"trash": ""}, {"trash": "1d"},
+		{"advisoryQuota": "80%"}, {"advisoryQuota": "-1"}, {"advisoryInodes": "1k"}, {"advisoryInodes": ""}, {"volumeNamePrefix": "inline-"},
 		{"volumeNamePrefix": "../"}, {"volumeNamePrefix": strings.Repeat("p", 33)}, {"quota": "1G"}, {"Replicas": "1"}, {"subDir": "../../etc"},
 	} {
 		if c, err := ReadClass(p, nil, "v"); !errors.Is(err, meta.Invalid) {
@@ -42,6 +45,39 @@ func TestWrongParameters(t *testing.T) {
 			t.Errorf("changing %v: %+v, %v; want Invalid", p, c, err)
 		}
 	}
+}
+
+// TestValuesAreNotTold: whatever somebody writes where a parameter's value belongs is
+// in no error, since those are logged and kept in events.
+func TestValuesAreNotTold(t *testing.T) {
+	const secret = "Hunter2=4f1c!"
+	refused := func(what string, err error) {
+		t.Helper()
+		if err == nil {
+			t.Errorf("%s: a secret is taken", what)
+		} else if strings.Contains(strings.ToLower(err.Error()), "hunter2") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, k := range known() {
+		_, err := ReadClass(map[string]string{k: secret}, nil, "v")
+		refused(k, err)
+		_, err = ReadClass(nil, map[string]string{k: secret}, "v")
+		refused("changed "+k, err)
+		_, err = ReadInline(map[string]string{k: secret})
+		refused("inline "+k, err)
+	}
+	for _, k := range []string{claimName, claimNamespace, volumeOfClaim} {
+		p := map[string]string{claimName: "c", claimNamespace: "n", volumeOfClaim: "v", "attachPath": "/k/{namespace}/{claim}/{volume}"}
+		p[k] = secret
+		_, err := ReadClass(p, nil, "v")
+		refused(k, err)
+	}
+	_, err := ReadInline(map[string]string{"size": secret})
+	refused("size", err)
+	_, err = MountOptions([]string{"password=" + secret}, false)
+	refused("a mount option", err)
+	refused("a class of snapshots", SnapshotParameters(map[string]string{"k": secret}))
 }
 
 // Names that users choose stay one part of the path.
@@ -115,10 +151,15 @@ func TestSizes(t *testing.T) {
 	}
 }
 
+// labelValue is what Kubernetes takes for one.
+var labelValue = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+
 func TestSegments(t *testing.T) {
+	long := strings.Repeat("r", 64)
 	for at, want := range map[string]map[string]string{
 		"": nil, "/": nil, "/h": {KeyHost: "h"}, "/z/h": {KeyZone: "z", KeyHost: "h"}, "/z/r/h": {KeyZone: "z", KeyRack: "r", KeyHost: "h"},
-		"/z/room/r/h": {KeyZone: "z", KeyRack: "room.r", KeyHost: "h"}, "/z/" + strings.Repeat("r", 64) + "/h": {KeyZone: "z", KeyHost: "h"},
+		"/z/room/r/h": {KeyZone: "z", KeyRack: "room.r", KeyHost: "h"}, "/z/" + long + "/h": {KeyZone: "z", KeyRack: strings.Repeat("r", 54) + "-c9ea6f42", KeyHost: "h"},
+		"/z/-r_/h": {KeyZone: "z", KeyRack: "r-3fce4d82", KeyHost: "h"}, "/z/___/h": {KeyZone: "z", KeyRack: "bda25155", KeyHost: "h"},
 	} {
 		got := Segments(at, true)
 		if !maps.Equal(got, want) {
@@ -127,6 +168,14 @@ func TestSegments(t *testing.T) {
 		if !Within(at, got) {
 			t.Errorf("%s is not where its own labels say", at)
 		}
+		for k, v := range got {
+			if !labelValue.MatchString(v) {
+				t.Errorf("%s: the label %s=%s is none", at, k, v)
+			}
+		}
+	}
+	if Within("/z/"+long+"x/h", Segments("/z/"+long+"y", false)) {
+		t.Error("two racks whose names begin alike are one")
 	}
 	if got, want := Segments("/z/r", false), (map[string]string{KeyZone: "z", KeyRack: "r"}); !maps.Equal(got, want) {
 		t.Errorf("a rack: %v", got)

@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"strings"
 
@@ -42,7 +44,7 @@ const maxLabel = 63
 // and host; of /z/h no rack; of /h the host; of longer paths everything between
 // zone and host is the rack, joined by dots. Of a subtree that is not a whole
 // path (whole false) the last part is no host. What does not fit into a label is
-// left out.
+// shortened: see label.
 func Segments(at string, whole bool) map[string]string {
 	if at == "" || at == "/" {
 		return nil
@@ -50,8 +52,8 @@ func Segments(at string, whole bool) map[string]string {
 	parts := strings.Split(strings.Trim(at, "/"), "/")
 	out := map[string]string{}
 	put := func(key, value string) {
-		if value != "" && len(value) <= maxLabel && strings.Trim(value[:1]+value[len(value)-1:], ".-_") != "" {
-			out[key] = value
+		if value != "" {
+			out[key] = label(value)
 		}
 	}
 	if whole {
@@ -63,6 +65,23 @@ func Segments(at string, whole bool) map[string]string {
 		put(KeyRack, strings.Join(parts[1:], "."))
 	}
 	return out
+}
+
+// label is a part of a place as the value of a label: itself where it is one, else
+// what of it is, and a digest of the whole. Left out, a node had no place that a
+// volume could ask for, and nobody was told.
+func label(part string) string {
+	const ends = ".-_"
+	plain := strings.Trim(part, ends)
+	if plain == part && len(part) <= maxLabel {
+		return part
+	}
+	sum := sha256.Sum256([]byte(part))
+	digest := hex.EncodeToString(sum[:4])
+	if plain = plain[:min(len(plain), maxLabel-len(digest)-1)]; plain == "" {
+		return digest
+	}
+	return plain + "-" + digest
 }
 
 // Within tells whether the place of a machine lies where segments say. Keys of

@@ -183,8 +183,8 @@ func attached(v cluster.Volume) error {
 
 func seconds(n uint64) time.Duration { return time.Duration(n) * time.Second }
 
-// MaxTrash bounds a trash time: ten years.
-const MaxTrash = 10 * 365 * 24 * time.Hour
+// MaxTrash bounds a trash time.
+const MaxTrash = meta.MaxTrash
 
 // purge deletes a volume whose time in the trash is over.
 func (s *Server) purge(v cluster.Volume) {

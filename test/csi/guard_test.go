@@ -210,6 +210,13 @@ func TestSecretsAreNotTold(t *testing.T) {
 			t.Errorf("the answer tells it: %v", err)
 		}
 	}
+	for _, known := range []string{"class", "topology", "topologyLevel", "volumeNamePrefix", "attachPath", "replicas", "spread", "inodes", "compression", "maxChunk", "trash", "advisoryQuota", "encrypt", "noatime"} {
+		_, err := r.controller().CreateVolume(t.Context(), claim("pvc-2", map[string]string{known: secret + "="}))
+		wants(t, "a secret as "+known, err, codes.InvalidArgument)
+		if !strings.Contains(err.Error(), known) || strings.Contains(err.Error(), secret) {
+			t.Errorf("the answer about %s: %v", known, err)
+		}
+	}
 	_, err := r.controller().ControllerModifyVolume(t.Context(), &csi.ControllerModifyVolumeRequest{VolumeId: id, Secrets: secrets, MutableParameters: map[string]string{"key": secret}})
 	wants(t, "an unknown change", err, codes.InvalidArgument)
 	staging, target := r.path("s"), r.path("pod")
