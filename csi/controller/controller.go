@@ -31,10 +31,14 @@ type Cluster interface {
 	Volumes(ctx context.Context) ([]cluster.Volume, error)
 	Create(ctx context.Context, name string, t policy.Terms) (cluster.Volume, error)
 	Set(ctx context.Context, id meta.VolumeID, t policy.Terms) (cluster.Volume, error)
+	Rename(ctx context.Context, id meta.VolumeID, name string) (cluster.Volume, error)
 	Delete(ctx context.Context, id meta.VolumeID) error
+	// Discard deletes what nobody ever used, past the trash.
+	Discard(ctx context.Context, id meta.VolumeID) error
 	Attach(ctx context.Context, id meta.VolumeID, at string) error
 	Detach(ctx context.Context, id meta.VolumeID) error
 	Tidy(ctx context.Context, dir string) error
+	Dirs(ctx context.Context, at string) (names []string, err error)
 	Nodes(ctx context.Context) ([]policy.Site, error)
 	Snapshots(ctx context.Context, v meta.VolumeID) ([]cluster.Snapshot, error)
 	TakeSnapshot(ctx context.Context, v meta.VolumeID, name string) (cluster.Snapshot, error)
@@ -56,6 +60,7 @@ type Server struct {
 	Config
 	pending reply.Pending
 	index   index
+	empty   empties
 }
 
 // New makes the service.
@@ -63,7 +68,7 @@ func New(cfg Config) *Server {
 	if cfg.Step == nil {
 		cfg.Step = func(string) {}
 	}
-	return &Server{Config: cfg}
+	return &Server{Config: cfg, index: newIndex()}
 }
 
 // capabilities are what ControllerGetCapabilities answers.
@@ -150,9 +155,10 @@ func (s *Server) mine(ctx context.Context, id string) (cluster.Volume, error) {
 }
 
 // made tells which volumes this service made: by their names, since it keeps no
-// books. Those that pods brought along are the node service's.
+// books. Those that pods brought along are the node service's, and those that are
+// not whole yet nobody's.
 func made(v cluster.Volume) bool {
-	return strings.HasPrefix(v.Name, handle.Made) && !strings.HasPrefix(v.Name, handle.Inline)
+	return strings.HasPrefix(v.Name, handle.Made) && !strings.HasPrefix(v.Name, handle.Inline) && !handle.IsDraft(v.Name)
 }
 
 // ValidateVolumeCapabilities tells whether a volume can be used so.

@@ -4,9 +4,13 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"path"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -22,7 +26,12 @@ import (
 type memory struct {
 	volumes map[meta.VolumeID]*held
 	last    meta.VolumeID
-	cut     string // the operation after which the caller is cut off, once
+	cut     string               // the operation after which the caller is cut off, once
+	refuse  map[string]meta.Kind // operations that are refused, and with what
+	dirs    map[string]bool
+
+	mu    sync.Mutex
+	asked map[meta.VolumeID]int // how often for its snapshots
 }
 
 type held struct {
@@ -31,6 +40,14 @@ type held struct {
 	gen       meta.Generation
 	of        meta.VolumeID // of a clone
 	from      string
+	silent    bool // it says nothing of its snapshots
+}
+
+func (m *memory) before(op string) error {
+	if k, is := m.refuse[op]; is {
+		return meta.E(op, k, "", nil)
+	}
+	return nil
 }
 
 func (m *memory) after(op string) error {
@@ -75,6 +92,9 @@ func (m *memory) Volumes(context.Context) (all []cluster.Volume, err error) {
 }
 
 func (m *memory) Create(_ context.Context, name string, t policy.Terms) (cluster.Volume, error) {
+	if err := m.before("create"); err != nil {
+		return cluster.Volume{}, err
+	}
 	m.last++
 	m.volumes[m.last] = &held{Volume: cluster.Volume{ID: m.last, Name: name, Terms: t}}
 	return m.volumes[m.last].Volume, m.after("create")
@@ -82,6 +102,9 @@ func (m *memory) Create(_ context.Context, name string, t policy.Terms) (cluster
 
 func (m *memory) Set(_ context.Context, id meta.VolumeID, t policy.Terms) (cluster.Volume, error) {
 	v, err := m.get(id)
+	if err == nil {
+		err = m.before("set")
+	}
 	if err != nil {
 		return cluster.Volume{}, err
 	}
@@ -89,16 +112,45 @@ func (m *memory) Set(_ context.Context, id meta.VolumeID, t policy.Terms) (clust
 	if err := m.after("set policy"); err != nil {
 		return cluster.Volume{}, err
 	}
-	v.Compression = t.Compression
-	return v.Volume, m.after("set compression")
+	v.Terms = t
+	return v.Volume, m.after("set words")
+}
+
+func (m *memory) Rename(_ context.Context, id meta.VolumeID, name string) (cluster.Volume, error) {
+	v, err := m.get(id)
+	if err == nil {
+		err = m.before("rename")
+	}
+	if err != nil {
+		return cluster.Volume{}, err
+	}
+	v.Name = name
+	return v.Volume, m.after("rename")
 }
 
 func (m *memory) Delete(_ context.Context, id meta.VolumeID) error {
+	if err := m.before("delete"); err != nil {
+		return err
+	}
 	delete(m.volumes, id)
 	return m.after("delete")
 }
 
+func (m *memory) Discard(ctx context.Context, id meta.VolumeID) error { return m.Delete(ctx, id) }
+
 func (m *memory) Attach(_ context.Context, id meta.VolumeID, at string) error {
+	m.dirs[path.Dir(at)] = true
+	if err := m.before("attach"); err != nil {
+		return err
+	}
+	if len(path.Base(at)) > meta.MaxName {
+		return meta.E("attach", meta.NameTooLong, at, nil)
+	}
+	for _, v := range m.volumes {
+		if v.Path == at && v.ID != id {
+			return meta.E("attach", meta.Exists, at, nil)
+		}
+	}
 	m.volumes[id].Path = at
 	return m.after("attach")
 }
@@ -108,16 +160,43 @@ func (m *memory) Detach(_ context.Context, id meta.VolumeID) error {
 	return m.after("detach")
 }
 
-func (m *memory) Tidy(context.Context, string) error { return nil }
+func (m *memory) Tidy(_ context.Context, dir string) error {
+	if err := m.before("tidy"); err != nil {
+		return err
+	}
+	for _, v := range m.volumes {
+		if path.Dir(v.Path) == dir {
+			return nil
+		}
+	}
+	delete(m.dirs, dir)
+	return m.after("tidy")
+}
+
+func (m *memory) Dirs(_ context.Context, at string) (names []string, err error) {
+	for d := range m.dirs {
+		if path.Dir(d) == at {
+			names = append(names, path.Base(d))
+		}
+	}
+	return names, nil
+}
 
 func (m *memory) Nodes(context.Context) ([]policy.Site, error) {
 	return []policy.Site{{Topology: "/z/r1/h", Disks: []policy.Disk{{Free: 1 << 40}}}, {Topology: "/z/r2/h", Disks: []policy.Disk{{Free: 1 << 40}}}}, nil
 }
 
-func (m *memory) Snapshots(_ context.Context, id meta.VolumeID) ([]cluster.Snapshot, error) {
+func (m *memory) Snapshots(ctx context.Context, id meta.VolumeID) ([]cluster.Snapshot, error) {
+	m.mu.Lock()
+	m.asked[id]++
+	m.mu.Unlock()
 	v, err := m.get(id)
 	if err != nil {
 		return nil, err
+	}
+	if v.silent { // it has no owner: a session looks for one as long as it may
+		<-ctx.Done()
+		return nil, meta.E("list snapshots", meta.Unavailable, v.Name, context.Cause(ctx))
 	}
 	return v.snapshots, nil
 }
@@ -137,6 +216,9 @@ func (m *memory) DeleteSnapshot(_ context.Context, id meta.VolumeID, name string
 }
 
 func (m *memory) Clone(_ context.Context, of meta.VolumeID, snapshot, name string) (cluster.Volume, error) {
+	if err := m.before("clone"); err != nil {
+		return cluster.Volume{}, err
+	}
 	m.last++
 	v := &held{Volume: cluster.Volume{ID: m.last, Name: name, Terms: policy.Terms{Policy: m.volumes[of].Policy}}, of: of, from: snapshot}
 	m.volumes[m.last] = v
@@ -151,7 +233,7 @@ func (m *memory) Origin(_ context.Context, of, clone meta.VolumeID) (string, err
 }
 
 func newServer() (*Server, *memory) {
-	m := &memory{volumes: map[meta.VolumeID]*held{1: {Volume: cluster.Volume{ID: 1, Name: "root"}}}, last: 1}
+	m := &memory{volumes: map[meta.VolumeID]*held{1: {Volume: cluster.Volume{ID: 1, Name: "root"}}}, last: 1, dirs: map[string]bool{}, asked: map[meta.VolumeID]int{}}
 	return New(Config{Cluster: m, Logger: slog.New(slog.DiscardHandler)}), m
 }
 
@@ -260,7 +342,7 @@ func TestSnapshots(t *testing.T) {
 // TestClones: a volume from a snapshot or a volume has the policy that its class
 // says, also if the call that made it was cut off at any step.
 func TestClones(t *testing.T) {
-	for _, cut := range []string{"", "clone", "set policy", "set compression", "attach"} {
+	for _, cut := range []string{"", "clone", "set policy", "set words", "attach", "rename"} {
 		s, m := newServer()
 		a := ok(t, s.CreateVolume, request("a", 1<<30)).GetVolume().GetVolumeId()
 		snap := ok(t, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: a}).GetSnapshot().GetSnapshotId()
@@ -281,6 +363,9 @@ func TestClones(t *testing.T) {
 				if r, err := s.CreateVolume(t.Context(), q); err == nil {
 					v = r.GetVolume()
 				}
+				// Meanwhile the origin is expanded and changed.
+				m.volumes[2].Policy.QuotaBytes += 1 << 30
+				m.volumes[2].Policy.NoAtime = !m.volumes[2].Policy.NoAtime
 			}
 			if v == nil || m.cut != "" {
 				t.Fatalf("cut off after %q: not made", cut)
@@ -346,4 +431,235 @@ func TestNoClones(t *testing.T) {
 	q := request("a", 1)
 	q.VolumeContentSource = &csi.VolumeContentSource{}
 	fails(t, codes.InvalidArgument, s.CreateVolume, q)
+}
+
+// TestSilentVolumes: volumes that nobody can open don't keep others from having
+// snapshots; what was learned from the rest is not asked for again.
+func TestSilentVolumes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, m := newServer()
+		var ids []string
+		for i := range 60 {
+			ids = append(ids, ok(t, s.CreateVolume, request(fmt.Sprint("v", i), 1<<30)).GetVolume().GetVolumeId())
+		}
+		kept := ok(t, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "kept", SourceVolumeId: ids[50]}).GetSnapshot().GetSnapshotId()
+		for id := meta.VolumeID(2); id < 42; id += 5 {
+			m.volumes[id].silent = true
+		}
+		// A controller that was started just now.
+		s = New(Config{Cluster: m, Logger: s.Logger})
+		clear(m.asked)
+		began := time.Now()
+		const calls = 6
+		for i := range calls {
+			ok(t, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: fmt.Sprint("s", i), SourceVolumeId: ids[59]})
+		}
+		if took := time.Since(began); took > calls*lookFor {
+			t.Errorf("%d snapshots took %v", calls, took)
+		}
+		fails(t, codes.AlreadyExists, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "kept", SourceVolumeId: ids[58]})
+		for id, n := range m.asked {
+			// A silent one is asked again if the look ended before its time.
+			if most := map[bool]int{false: 1, true: 2}[m.volumes[id].silent]; n > most && id != 52 && id != 60 && id != 61 {
+				t.Errorf("volume %d was asked %d times within %v", id, n, time.Since(began))
+			}
+		}
+		if len(m.asked) != 60 {
+			t.Errorf("%d volumes were asked", len(m.asked))
+		}
+		// One that answers after all is learned from.
+		m.volumes[7].silent = false
+		m.volumes[7].snapshots = []cluster.Snapshot{{Name: "csi-late", At: 1, Ready: true}}
+		time.Sleep(askAgain)
+		ok(t, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "another", SourceVolumeId: ids[59]})
+		fails(t, codes.AlreadyExists, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "late", SourceVolumeId: ids[58]})
+
+		// Who asks for one, or for a volume's, asks no other volume.
+		clear(m.asked)
+		for _, q := range []*csi.ListSnapshotsRequest{{SnapshotId: kept}, {SourceVolumeId: ids[50]}, {SnapshotId: kept, SourceVolumeId: ids[50]}} {
+			if l := ok(t, s.ListSnapshots, q).GetEntries(); len(l) != 1 || l[0].GetSnapshot().GetSnapshotId() != kept {
+				t.Errorf("%v: %v", q, l)
+			}
+		}
+		if len(m.asked) != 1 {
+			t.Errorf("volumes that were asked: %v", m.asked)
+		}
+		// A list of all that lacks some would tell that those are gone.
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		if _, err := s.ListSnapshots(ctx, &csi.ListSnapshotsRequest{}); status.Code(err) != codes.Unavailable && status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "csi-v") {
+			t.Errorf("a list of all: %v", err)
+		}
+		for _, v := range m.volumes {
+			v.silent = false
+		}
+		time.Sleep(askAgain)
+		for _, name := range []string{"last", "very-last"} {
+			ok(t, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: ids[59]})
+		}
+		if !s.index.full() {
+			t.Error("all volumes were asked, and the index does not know")
+		}
+		// It knows nothing of what is gone.
+		for _, e := range ok(t, s.ListSnapshots, &csi.ListSnapshotsRequest{}).GetEntries() {
+			ok(t, s.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: e.GetSnapshot().GetSnapshotId()})
+		}
+		if len(s.index.of) != 0 {
+			t.Errorf("of snapshots that are gone it knows %v", s.index.of)
+		}
+	})
+}
+
+// left is what there is but the root.
+func (m *memory) left() (names []string) {
+	for _, v := range m.volumes {
+		if v.ID != 1 {
+			names = append(names, v.Name)
+		}
+	}
+	return append(names, slices.Sorted(maps.Keys(m.dirs))...)
+}
+
+var inTree = map[string]string{"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pvc/namespace": "team"}
+
+// TestNothingIsLeft: after an answer that is final the orchestrator may never call
+// again; nothing is there then. After others the call that is made again finds, or
+// takes away, what there is.
+func TestNothingIsLeft(t *testing.T) {
+	content := func(id string) *csi.VolumeContentSource {
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	}
+	for _, clone := range []bool{false, true} {
+		for op, kinds := range map[string][]meta.Kind{
+			"create": {meta.Invalid, meta.ResourceExceeded, meta.NotSupported}, "clone": {meta.Invalid, meta.Busy, meta.ReadOnly},
+			"set": {meta.Invalid, meta.NotSupported, meta.NoSuchVolume, meta.Unavailable}, "rename": {meta.VolumeExists, meta.Corrupt, meta.Unavailable},
+			"attach": {meta.NotDir, meta.ReadOnly, meta.Exists, meta.NameTooLong, meta.QuotaExceeded, meta.NotPermitted, meta.Unavailable, meta.Again},
+		} {
+			for _, kind := range kinds {
+				for _, cut := range []string{"", "create", "clone", "set words", "attach", "rename"} {
+					s, m := newServer()
+					q := request("c", 2<<30)
+					q.Parameters = inTree
+					had := 0
+					if clone {
+						of := ok(t, s.CreateVolume, request("origin", 1<<30)).GetVolume().GetVolumeId()
+						q.VolumeContentSource, had = content(of), 1
+					}
+					what := fmt.Sprintf("clone %v, cut off after %q, then %s refused with %v", clone, cut, op, kind)
+					m.cut = cut
+					if _, err := s.CreateVolume(t.Context(), q); cut != "" && m.cut == "" && !goesOn(err) {
+						t.Errorf("%s: after an answer that did not come: %v", what, err)
+					}
+					if _, err := m.VolumeByName(t.Context(), "csi-c"); err == nil {
+						continue // it is whole
+					}
+					m.cut = ""
+					m.refuse = map[string]meta.Kind{op: kind}
+					var err error
+					for range 2 { // the second finds what the first left
+						if _, err = s.CreateVolume(t.Context(), q); err == nil {
+							break
+						}
+						if left := m.left(); !goesOn(err) && len(left) != had {
+							t.Errorf("%s: %v; left: %v", what, err, left)
+						}
+					}
+					if err == nil {
+						continue // that operation was not needed
+					}
+					// If the orchestrator goes on, so does the driver once it may.
+					m.refuse = nil
+					v := ok(t, s.CreateVolume, q).GetVolume().GetVolumeId()
+					if len(ok(t, s.ListVolumes, &csi.ListVolumesRequest{}).GetEntries()) != had+1 {
+						t.Errorf("%s: volumes: %v", what, m.left())
+					}
+					ok(t, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v})
+					if left := m.left(); len(left) != had {
+						t.Errorf("%s: at the end there are %v", what, left)
+					}
+				}
+			}
+		}
+	}
+	// What can't be taken back now is taken back by the next call, which there is.
+	s, m := newServer()
+	q := request("c", 1<<30)
+	q.Parameters = inTree
+	m.refuse = map[string]meta.Kind{"attach": meta.NotDir, "delete": meta.Unavailable}
+	fails(t, codes.Unavailable, s.CreateVolume, q)
+	if l := ok(t, s.ListVolumes, &csi.ListVolumesRequest{}).GetEntries(); len(m.left()) == 0 || len(l) != 0 {
+		t.Errorf("listed: %v, there: %v", l, m.left())
+	}
+	delete(m.refuse, "delete")
+	fails(t, codes.FailedPrecondition, s.CreateVolume, q)
+	if left := m.left(); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+	// A draft of something else is nobody's.
+	m.refuse = map[string]meta.Kind{"attach": meta.Unavailable}
+	fails(t, codes.Unavailable, s.CreateVolume, q)
+	m.refuse = nil
+	q.VolumeContentSource = content(ok(t, s.CreateVolume, request("origin", 1<<30)).GetVolume().GetVolumeId())
+	ok(t, s.CreateVolume, q)
+	if c, err := m.VolumeByName(t.Context(), "csi-c"); err != nil || m.volumes[c.ID].of == 0 {
+		t.Errorf("a clone: %+v, %v", c, err)
+	}
+}
+
+// TestLongClaims: a claim with the longest name that there is hangs beside another.
+func TestLongClaims(t *testing.T) {
+	s, m := newServer()
+	long := strings.Repeat("c", 253)
+	paths := map[string]bool{}
+	for i := range 3 {
+		q := request(fmt.Sprint("v", i), 1<<30)
+		q.Parameters = map[string]string{"csi.storage.k8s.io/pvc/name": long, "csi.storage.k8s.io/pvc/namespace": "team"}
+		ok(t, s.CreateVolume, q)
+		at := m.volumes[m.last].Path
+		if paths[at] || path.Dir(at) != "/kubernetes/team" || len(path.Base(at)) > meta.MaxName {
+			t.Errorf("volume %d hangs at %s", i, at)
+		}
+		paths[at] = true
+	}
+}
+
+// TestEmptyDirectories: the directory of a namespace goes with its last volume,
+// also where the call was cut off before, or the directory could not be removed.
+func TestEmptyDirectories(t *testing.T) {
+	for _, cut := range []string{"", "detach", "tidy"} {
+		for _, another := range []bool{false, true} { // another process goes on
+			s, m := newServer()
+			q := request("a", 1<<30)
+			q.Parameters = inTree
+			id := ok(t, s.CreateVolume, q).GetVolume().GetVolumeId()
+			side := request("b", 1<<30)
+			side.Parameters = map[string]string{"attachPath": "/pods/{namespace}/{claim}", "csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pvc/namespace": "other"}
+			ok(t, s.CreateVolume, side)
+			m.cut = cut
+			if cut != "" {
+				fails(t, codes.Unavailable, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
+			}
+			if another {
+				s = New(Config{Cluster: m, Logger: s.Logger})
+				m.dirs["/pods/left"] = true // by a call before
+			}
+			ok(t, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
+			if cut == "" {
+				delete(m.dirs, "/pods/left") // nothing says that there could be some
+			}
+			if left := m.left(); !slices.Equal(left, []string{"csi-b", "/pods/other"}) {
+				t.Errorf("cut off after %q, another process %v: left %v", cut, another, left)
+			}
+		}
+	}
+	// One that may not be removed stays, and the volume goes.
+	s, m := newServer()
+	q := request("a", 1<<30)
+	q.Parameters = inTree
+	id := ok(t, s.CreateVolume, q).GetVolume().GetVolumeId()
+	m.refuse = map[string]meta.Kind{"tidy": meta.NotPermitted}
+	ok(t, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
+	if left := m.left(); !slices.Equal(left, []string{"/kubernetes/team"}) {
+		t.Errorf("left: %v", left)
+	}
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -47,39 +46,8 @@ var withClones = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
 }
 
-// index knows in which volume a snapshot of a name is: names are unique among
-// volumes here, but snapshots' names only in theirs. It is filled by looking at
-// all volumes once, when the first snapshot is taken, and believed only after
-// the volume was asked.
-type index struct {
-	mu   sync.Mutex
-	full bool
-	of   map[string]meta.VolumeID
-}
-
-// elsewhere tells whether another volume than v has a snapshot of a name.
-func (s *Server) elsewhere(ctx context.Context, name string, v meta.VolumeID) (bool, error) {
-	s.index.mu.Lock()
-	defer s.index.mu.Unlock()
-	if !s.index.full {
-		of := map[string]meta.VolumeID{}
-		if err := s.eachSnapshot(ctx, 0, func(v cluster.Volume, x cluster.Snapshot) bool { of[x.Name] = v.ID; return true }); err != nil {
-			return false, err
-		}
-		s.index.of, s.index.full = of, true
-	}
-	other, known := s.index.of[name]
-	if !known || other == v {
-		s.index.of[name] = v
-		return false, nil
-	}
-	_, err := s.snapshotNamed(ctx, other, name)
-	if meta.KindOf(err) == meta.NoSuchSnapshot || meta.KindOf(err) == meta.NoSuchVolume {
-		s.index.of[name] = v
-		return false, nil
-	}
-	return err == nil, err
-}
+// ours tells the snapshots that this driver took, once they are whole.
+func ours(x cluster.Snapshot) bool { return x.Ready && strings.HasPrefix(x.Name, handle.Made) }
 
 // snapshotNamed finds a volume's snapshot by its name. Errors: NoSuchSnapshot,
 // NoSuchVolume.
@@ -106,32 +74,43 @@ func (s *Server) snapshot(ctx context.Context, v meta.VolumeID, subject string, 
 }
 
 // eachSnapshot calls fn with what this driver took, by the numbers of volumes and
-// generations, of volumes from one on, until fn says that it has enough.
-func (s *Server) eachSnapshot(ctx context.Context, from meta.VolumeID, fn func(cluster.Volume, cluster.Snapshot) (more bool)) error {
-	volumes, err := s.Cluster.Volumes(ctx)
-	if err != nil {
-		return err
-	}
-	slices.SortFunc(volumes, func(a, b cluster.Volume) int { return cmp.Compare(a.ID, b.ID) })
-	for _, v := range volumes {
-		if !made(v) || v.Deleting || v.ID < from {
-			continue
-		}
-		all, err := s.Cluster.Snapshots(ctx, v.ID)
-		if meta.KindOf(err) == meta.NoSuchVolume {
-			continue // it went meanwhile
-		}
+// generations, of volumes from one on, or with only of that one alone, until fn says
+// that it has enough. Errors: of the first volume that does not answer: a list
+// without what it has would tell that it is gone.
+func (s *Server) eachSnapshot(ctx context.Context, from, only meta.VolumeID, fn func(cluster.Volume, cluster.Snapshot) (more bool)) error {
+	var volumes []cluster.Volume
+	if only != 0 {
+		v, err := s.Cluster.Volume(ctx, only)
 		if err != nil {
 			return err
 		}
-		slices.SortFunc(all, func(a, b cluster.Snapshot) int { return cmp.Compare(a.At, b.At) })
-		for _, x := range all {
-			if x.Ready && strings.HasPrefix(x.Name, handle.Made) && !fn(v, x) {
-				return nil
-			}
+		volumes = append(volumes, v)
+	} else {
+		var err error
+		if volumes, err = s.Cluster.Volumes(ctx); err != nil {
+			return err
 		}
 	}
-	return nil
+	volumes = slices.DeleteFunc(volumes, func(v cluster.Volume) bool { return !made(v) || v.Deleting || v.ID < from })
+	slices.SortFunc(volumes, func(a, b cluster.Volume) int { return cmp.Compare(a.ID, b.ID) })
+	var failed error
+	err := s.ask(ctx, 0, volumes, func(v cluster.Volume, all []cluster.Snapshot, err error) bool {
+		if meta.KindOf(err) == meta.NoSuchVolume {
+			return true // it went meanwhile
+		}
+		if err != nil {
+			failed = fmt.Errorf("list snapshots of volume %s: %w", v.Name, err)
+			return false
+		}
+		slices.SortFunc(all, func(a, b cluster.Snapshot) int { return cmp.Compare(a.At, b.At) })
+		for _, x := range all {
+			if ours(x) && !fn(v, x) {
+				return false
+			}
+		}
+		return true
+	})
+	return cmp.Or(failed, err)
 }
 
 // describeSnapshot is a snapshot in the words of the interface.
@@ -168,15 +147,15 @@ func (s *Server) CreateSnapshot(ctx context.Context, q *csi.CreateSnapshotReques
 		return nil, err
 	}
 	defer end()
-	taken, err := s.elsewhere(ctx, name, v.ID)
-	if err != nil {
-		return nil, reply.Error(err)
-	}
-	if taken {
-		return nil, status.Errorf(codes.AlreadyExists, "another volume has a snapshot %q", q.GetName())
-	}
 	x, err := s.snapshotNamed(ctx, v.ID, name)
 	if meta.KindOf(err) == meta.NoSuchSnapshot {
+		var taken bool
+		if taken, err = s.elsewhere(ctx, name, v.ID); err != nil {
+			return nil, reply.Error(err)
+		}
+		if taken {
+			return nil, status.Errorf(codes.AlreadyExists, "another volume has a snapshot %q", q.GetName())
+		}
 		s.Step("snapshot.take")
 		if x, err = s.Cluster.TakeSnapshot(ctx, v.ID, name); err == nil {
 			s.Step("snapshot.taken")
@@ -218,6 +197,7 @@ func (s *Server) DeleteSnapshot(ctx context.Context, q *csi.DeleteSnapshotReques
 	if err := s.Cluster.DeleteSnapshot(ctx, h.Volume, x.Name); err != nil && meta.KindOf(err) != meta.NoSuchSnapshot && meta.KindOf(err) != meta.NoSuchVolume {
 		return nil, reply.Error(err)
 	}
+	s.index.forget(x.Name, h.Volume)
 	s.Step("unsnapshot.deleted")
 	return done, nil
 }
@@ -285,10 +265,7 @@ func (s *Server) ListSnapshots(ctx context.Context, q *csi.ListSnapshotsRequest)
 	r := &csi.ListSnapshotsResponse{}
 	var last handle.Snapshot
 	var failed error
-	err := s.eachSnapshot(ctx, max(after.Volume, only.Volume), func(v cluster.Volume, x cluster.Snapshot) bool {
-		if only.Volume != 0 && v.ID != only.Volume {
-			return false
-		}
+	err := s.eachSnapshot(ctx, after.Volume, only.Volume, func(v cluster.Volume, x cluster.Snapshot) bool {
 		if only.At != 0 && x.At != only.At || v.ID == after.Volume && x.At <= after.At {
 			return true
 		}
@@ -304,8 +281,8 @@ func (s *Server) ListSnapshots(ctx context.Context, q *csi.ListSnapshotsRequest)
 		r.Entries = append(r.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: out})
 		return true
 	})
-	if err = errors.Join(err, failed); err != nil {
-		return nil, reply.Error(err)
+	if err = cmp.Or(err, failed); err != nil {
+		return none(err)
 	}
 	return r, nil
 }
@@ -354,17 +331,21 @@ func (s *Server) contentOf(ctx context.Context, source *csi.VolumeContentSource)
 	return nil, meta.E(op, meta.Invalid, "", errors.New("it is a snapshot or a volume"))
 }
 
-// isClone tells whether a volume was made of another.
-func (s *Server) isClone(ctx context.Context, v cluster.Volume) (bool, error) {
+// isOf tells whether a volume is made of a content; nil: of nothing.
+func (s *Server) isOf(ctx context.Context, v cluster.Volume, c *content) (bool, error) {
 	cl, can := s.cloner()
 	if !can {
-		return false, nil
+		return c == nil, nil
 	}
-	_, err := cl.Origin(ctx, 0, v.ID)
+	var of meta.VolumeID
+	if c != nil {
+		of = c.of.ID
+	}
+	snapshot, err := cl.Origin(ctx, of, v.ID)
 	if meta.KindOf(err) == meta.NotFound {
-		return false, nil
+		return c == nil, nil
 	}
-	return err == nil, err
+	return err == nil && c != nil && snapshot == c.snapshot, err
 }
 
 // clone makes a volume out of a content.
@@ -374,32 +355,4 @@ func (s *Server) clone(ctx context.Context, c *content, name string) (cluster.Vo
 		panic("controller: a content source was let through by a cluster that makes no clones")
 	}
 	return cl.Clone(ctx, c.of.ID, c.snapshot, name)
-}
-
-// settleClone brings a volume that was found or has just been cloned to what a
-// call wants: a clone begins with the policy of its origin and with no compression,
-// and has the one or the other still if the call that made it was cut off. It gives
-// false for what is something else.
-func (s *Server) settleClone(ctx context.Context, v cluster.Volume, c *content, class policy.Class, q *csi.CreateVolumeRequest) (cluster.Volume, bool, error) {
-	cl, _ := s.cloner()
-	snapshot, err := cl.Origin(ctx, c.of.ID, v.ID)
-	switch {
-	case meta.KindOf(err) == meta.NotFound || err == nil && snapshot != c.snapshot:
-		return v, false, nil
-	case err != nil:
-		return v, false, err
-	case sameVolume(v, class, q.GetCapacityRange().GetRequiredBytes(), q.GetCapacityRange().GetLimitBytes()):
-		return v, true, nil
-	}
-	plain := class
-	plain.Compression = meta.CompressNone
-	if v.Compression != meta.CompressNone || v.Policy != c.of.Policy && !sameVolume(v, plain, q.GetCapacityRange().GetRequiredBytes(), q.GetCapacityRange().GetLimitBytes()) {
-		return v, false, nil
-	}
-	if err := s.place(ctx, &class, q.GetAccessibilityRequirements()); err != nil {
-		return v, false, err
-	}
-	s.Step("clone.set")
-	v, err = s.Cluster.Set(ctx, v.ID, class.Terms)
-	return v, err == nil, err
 }

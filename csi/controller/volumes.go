@@ -3,10 +3,10 @@ package controller
 import (
 	"context"
 	"errors"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -21,9 +21,14 @@ import (
 
 // CreateVolume makes a volume, or finds the one that an earlier call made:
 //
-//	named -> made (row and policy) -> attached
+//	draft (of its content) -> class's terms -> attached -> named
 //
-// each step is looked at before it is taken.
+// Each step is looked at before it is taken. Until a volume is whole it has a
+// draft's name, by which a later call goes on with it. The orchestrator was told of
+// no draft, so where one can't be brought to its end it goes again: to an error that
+// is final the orchestrator sends no DeleteVolume, and a volume would stay that
+// nobody knows. The plain way, to tell by a volume's policy how far a call got,
+// could not tell once somebody changed what it was cloned from meanwhile.
 func (s *Server) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if q.GetName() == "" {
 		return nil, status.Error(codes.InvalidArgument, "no name")
@@ -61,34 +66,28 @@ func (s *Server) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 	defer end()
 
 	v, err := s.Cluster.VolumeByName(ctx, name)
-	clone := false
-	if err == nil && from == nil {
-		clone, err = s.isClone(ctx, v)
-	}
 	switch {
 	case errors.Is(err, meta.NoSuchVolume):
-		if v, err = s.makeVolume(ctx, name, &class, from, q.GetAccessibilityRequirements()); err != nil {
-			return nil, reply.Error(err)
+		if v, err = s.makeVolume(ctx, name, class, from, q.GetAccessibilityRequirements()); err != nil {
+			return nil, err
 		}
 	case err != nil:
 		return nil, reply.Error(err)
 	case v.Deleting:
 		return nil, status.Errorf(codes.Aborted, "a volume of the name %q is being made or deleted", q.GetName())
-	case from == nil && (clone || !sameVolume(v, class, required, limit)):
-		return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with other parameters or of another size", q.GetName())
-	}
-	if from != nil {
-		same := false
-		if v, same, err = s.settleClone(ctx, v, from, class, q); err != nil {
+	default:
+		same, err := s.isOf(ctx, v, from)
+		if err != nil {
 			return nil, reply.Error(err)
 		}
-		if !same {
+		if !same || !sameVolume(v, class, required, limit) {
 			return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with other contents or parameters, or of another size", q.GetName())
 		}
-	}
-	if class.AttachPath != "" && v.Path == "" {
-		if v.Path, err = s.attach(ctx, v, class.AttachPath); err != nil {
-			return nil, reply.Error(err)
+		// Of a driver that knew no drafts, or taken out of the tree by hand.
+		if class.AttachPath != "" && v.Path == "" {
+			if v.Path, err = s.attach(ctx, v, class.AttachPath); err != nil {
+				return nil, unfinished(err)
+			}
 		}
 	}
 	out, err := s.describe(ctx, v)
@@ -109,23 +108,119 @@ func sameVolume(v cluster.Volume, c policy.Class, required, limit int64) bool {
 	return policy.Same(v.Terms, want) && policy.Fits(v.Policy.QuotaBytes, required, limit)
 }
 
-// makeVolume makes a volume and settles its place, which class says afterwards.
-// A clone has its origin's policy yet.
-func (s *Server) makeVolume(ctx context.Context, name string, class *policy.Class, from *content, want *csi.TopologyRequirement) (v cluster.Volume, err error) {
-	if err := s.place(ctx, class, want); err != nil {
-		return v, err
+// makeVolume makes a volume, or goes on with its draft. Errors are statuses; with
+// one that is final nothing is left of the volume.
+func (s *Server) makeVolume(ctx context.Context, name string, class policy.Class, from *content, want *csi.TopologyRequirement) (v cluster.Volume, err error) {
+	draft := handle.DraftOf(name)
+	v, err = s.Cluster.VolumeByName(ctx, draft)
+	switch {
+	case err == nil && v.Deleting:
+		return v, status.Errorf(codes.Aborted, "what an earlier call began of volume %q is being deleted", name)
+	case err == nil:
+		same, err := s.isOf(ctx, v, from)
+		if err == nil && !same {
+			err = s.discard(ctx, draft)
+			v = cluster.Volume{}
+		}
+		if err != nil {
+			return v, unfinished(err)
+		}
+	case !errors.Is(err, meta.NoSuchVolume):
+		return v, reply.Error(err)
 	}
-	s.Step("create.make")
-	if from != nil {
-		v, err = s.clone(ctx, from, name)
-	} else {
-		v, err = s.Cluster.Create(ctx, name, class.Terms)
+	if v, err = s.bring(ctx, v, name, class, from, want); err == nil {
+		return v, nil
 	}
+	told := reply.Error(err)
+	if goesOn(told) {
+		return v, told
+	}
+	if left := s.discard(ctx, draft); left != nil {
+		s.Logger.Warn("what was begun of a volume could not be taken back; a later call does that", "volume", draft, "err", left)
+		return v, unfinished(err)
+	}
+	return v, told
+}
+
+// bring brings a draft to its end; v is zero where there is none yet.
+func (s *Server) bring(ctx context.Context, v cluster.Volume, name string, class policy.Class, from *content, want *csi.TopologyRequirement) (cluster.Volume, error) {
+	err := s.place(ctx, &class, want)
 	if err != nil {
 		return v, err
 	}
-	s.Step("create.made")
-	return v, nil
+	if v.ID == 0 {
+		s.Step("create.make")
+		if from != nil {
+			v, err = s.clone(ctx, from, handle.DraftOf(name))
+		} else {
+			v, err = s.Cluster.Create(ctx, handle.DraftOf(name), class.Terms)
+		}
+		if err != nil {
+			return v, err
+		}
+		s.Step("create.made")
+	}
+	if v.Terms != class.Terms {
+		s.Step("create.set")
+		if v, err = s.Cluster.Set(ctx, v.ID, class.Terms); err != nil {
+			return v, err
+		}
+	}
+	if class.AttachPath != "" && v.Path == "" {
+		if _, err = s.attach(ctx, v, class.AttachPath); err != nil {
+			return v, err
+		}
+	}
+	s.Step("create.name")
+	if v, err = s.Cluster.Rename(ctx, v.ID, name); err == nil {
+		s.Step("create.named")
+	}
+	return v, err
+}
+
+// goesOn tells answers after which the orchestrator makes the call again, also if
+// nobody wants the volume any more; after others it may forget that it called.
+func goesOn(err error) bool {
+	switch status.Code(err) {
+	case codes.OK, codes.Aborted, codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
+		return true
+	}
+	return false
+}
+
+// unfinished is the answer to an error while something of a volume is there that
+// the orchestrator knows nothing of: one after which it calls again.
+func unfinished(err error) error {
+	if told := reply.Error(err); goesOn(told) {
+		return told
+	}
+	return status.Error(codes.Unavailable, err.Error())
+}
+
+// discardWait bounds how long taking back takes, whatever became of the call.
+const discardWait = 20 * time.Second
+
+// discard takes a draft away, and what it hung in. It goes by the name: an answer
+// that did not come may have been that it was made.
+func (s *Server) discard(ctx context.Context, draft string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), discardWait)
+	defer cancel()
+	v, err := s.Cluster.VolumeByName(ctx, draft)
+	if errors.Is(err, meta.NoSuchVolume) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s.Step("discard.detach")
+	if err := s.detach(ctx, v); err != nil {
+		return err
+	}
+	s.Step("discard.delete")
+	if err := s.Cluster.Discard(ctx, v.ID); err != nil && !errors.Is(err, meta.NoSuchVolume) {
+		return err
+	}
+	return nil
 }
 
 // place settles where a volume's bytes are to lie.
@@ -145,31 +240,6 @@ func segments(topologies []*csi.Topology) (all []map[string]string) {
 		all = append(all, t.GetSegments())
 	}
 	return all
-}
-
-// attachTries is how often a volume is hung up again whose directory somebody
-// removed meanwhile: the last volume in it was deleted.
-const attachTries = 5
-
-// attach hangs a volume into the tree: at the path of its class or, if
-// something else is there (a claim of the same name whose volume was kept), beside
-// it at PATH.NUMBER.
-func (s *Server) attach(ctx context.Context, v cluster.Volume, at string) (string, error) {
-	beside := at + "." + strconv.Itoa(int(v.ID))
-	for try := 0; ; try++ {
-		err := s.Cluster.Attach(ctx, v.ID, at)
-		switch {
-		case err == nil:
-			s.Step("create.attached")
-			return at, nil
-		case errors.Is(err, meta.Exists) && at != beside:
-			s.Logger.Info("another thing hangs where a claim's volume should", "path", at, "volume", v.Name, "instead", beside)
-			at = beside
-		case (errors.Is(err, meta.NotFound) || errors.Is(err, meta.Stale)) && try < attachTries:
-		default:
-			return "", err
-		}
-	}
 }
 
 // describe is a volume in the words of the interface.
@@ -209,22 +279,15 @@ func (s *Server) DeleteVolume(ctx context.Context, q *csi.DeleteVolumeRequest) (
 			return nil, reply.Error(err)
 		}
 	}
-	if v.Path != "" {
-		s.Step("delete.detach")
-		if err := s.Cluster.Detach(ctx, v.ID); err != nil && !errors.Is(err, meta.NotAttached) && !errors.Is(err, meta.NoSuchVolume) {
-			return nil, reply.Error(err)
-		}
-		s.Step("delete.detached")
-		if dir := path.Dir(v.Path); strings.HasPrefix(dir, "/") {
-			if err := s.Cluster.Tidy(ctx, dir); err != nil {
-				s.Logger.Warn("a directory of claims was not removed", "path", dir, "err", err)
-			}
-		}
+	s.Step("delete.detach")
+	if err := s.detach(ctx, v); err != nil {
+		return nil, reply.Error(err)
 	}
 	s.Step("delete.delete")
 	if err := s.Cluster.Delete(ctx, v.ID); err != nil && !errors.Is(err, meta.NoSuchVolume) {
 		return nil, reply.Error(err)
 	}
+	s.index.drop(v.ID)
 	s.Step("delete.deleted")
 	return done, nil
 }

@@ -174,20 +174,30 @@ const (
 	Made   = "csi-"
 	Inline = "csi-inline-"
 	hashed = "x."
+	// draft ends the name of a volume that is not whole yet; no other name has it.
+	draft = "~"
 	// maxPlain is the longest name that is kept as it is.
 	maxPlain = 63
 )
 
 // NameOf gives the name here of what an orchestrator calls by name: prefix,
-// which is the class's, and the name, or its digest where it is long or has
-// characters that a command line or a path would trip over.
+// which is the class's, and the name, or its digest where it is long, has
+// characters that a command line or a path would trip over, or would make it a
+// name of those that pods bring along. prefix is one that CheckPrefix lets pass.
 func NameOf(prefix, name string) string {
-	if len(name) > maxPlain || checkName(name) != nil || strings.HasPrefix(name, hashed) {
+	if len(name) > maxPlain || checkName(name) != nil || strings.HasPrefix(name, hashed) || strings.HasPrefix(Made+prefix+name, Inline) {
 		sum := sha256.Sum256([]byte(name))
 		name = hashed + hex.EncodeToString(sum[:20])
 	}
 	return Made + prefix + name
 }
+
+// DraftOf names a volume until it is whole and gets its name: nobody was told of
+// it by then, so that it may go again.
+func DraftOf(name string) string { return name + draft }
+
+// IsDraft tells such names.
+func IsDraft(name string) bool { return strings.HasSuffix(name, draft) }
 
 // InlineName gives the name of the volume that a pod on a node brings along.
 func InlineName(node, volume string) string {
@@ -215,13 +225,16 @@ func Holder(node, volume, staging string) string {
 }
 
 // CheckPrefix says what is wrong with a class's prefix of names: letters,
-// digits, dot, dash and underscore, at most 32. Errors: Invalid.
+// digits, dot, dash and underscore, at most 32; not what begins the names of those
+// that pods bring along. The error does not tell the prefix. Errors: Invalid.
 func CheckPrefix(prefix string) error {
-	if prefix == "" {
-		return nil
-	}
-	if len(prefix) > 32 || checkName(prefix) != nil {
-		return meta.E("check prefix", meta.Invalid, strconv.Quote(prefix), errors.New("it has at most 32 letters, digits, dots, dashes and underscores"))
+	const op = "check prefix"
+	switch {
+	case prefix == "":
+	case len(prefix) > 32 || checkName(prefix) != nil:
+		return meta.E(op, meta.Invalid, "", errors.New("it has at most 32 letters, digits, dots, dashes and underscores"))
+	case strings.HasPrefix(Made+prefix, Inline):
+		return meta.E(op, meta.Invalid, "", fmt.Errorf("%s begins the names of volumes that pods bring along", strings.TrimPrefix(Inline, Made)))
 	}
 	return nil
 }

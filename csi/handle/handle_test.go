@@ -76,10 +76,22 @@ func TestNames(t *testing.T) {
 	if got := NameOf("gold-", "pvc-1"); got != "csi-gold-pvc-1" {
 		t.Error(got)
 	}
-	for _, p := range []string{"../", "a/b", strings.Repeat("p", 33), "a\x00"} {
+	for _, p := range []string{"../", "a/b", strings.Repeat("p", 33), "a\x00", "inline-", "inline-gold-"} {
 		if CheckPrefix(p) == nil {
 			t.Errorf("prefix %q is taken", p)
 		}
+	}
+	// Nothing that this driver's controller makes looks like what a pod brought along.
+	for _, c := range [][2]string{{"", "inline-1"}, {"inline", "-1"}, {"in", "line-1"}, {"inline", "1"}, {"gold-", "inline-1"}} {
+		if err := CheckPrefix(c[0]); err != nil {
+			t.Error(err)
+		}
+		if got := NameOf(c[0], c[1]); strings.HasPrefix(got, Inline) || checkName(got) != nil {
+			t.Errorf("%q is called %q", c, got)
+		}
+	}
+	if d := DraftOf("csi-a"); !IsDraft(d) || IsDraft("csi-a") || checkName(d) == nil || IsDraft(NameOf("", "a~")) {
+		t.Errorf("a draft %q can be taken for a volume", d)
 	}
 	if InlineName("n1", "csi-1") == InlineName("n2", "csi-1") {
 		t.Error("two nodes' inline volumes share a name")

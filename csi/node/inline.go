@@ -94,9 +94,13 @@ func (s *Server) deleteInline(ctx context.Context, name string) error {
 	return nil
 }
 
-// Sweep deletes this node's inline volumes that are not staged on it: their pods
-// went while the node was down. staged is what Recover gave.
+// Sweep lets go of snapshots that mounts pinned which Recover found gone, and deletes
+// this node's inline volumes that are not staged on it: their pods went while the
+// node was down. staged is what Recover gave.
 func (s *Server) Sweep(ctx context.Context, staged []string) error {
+	for _, r := range s.pinnedYet {
+		s.unpinGone(ctx, r)
+	}
 	if !s.Inline {
 		return nil
 	}

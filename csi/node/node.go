@@ -80,6 +80,9 @@ type Server struct {
 	pending  reply.Pending
 	probes   probes
 	children children
+	// pinnedYet are records that Recover removed, of mounts that pinned a snapshot;
+	// Sweep lets go.
+	pinnedYet []record
 }
 
 // New makes the service.

@@ -84,6 +84,18 @@ func (s *Server) unpin(ctx context.Context, p *pinned) {
 	}
 }
 
+// unpinGone is unpin for a mount that Recover found gone, unless it is staged again.
+func (s *Server) unpinGone(ctx context.Context, r record) {
+	end, err := s.pending.Begin(r.Volume)
+	if err != nil {
+		return
+	}
+	defer end()
+	if _, err := os.Stat(string(s.folderOf(r.Volume, r.Staging))); errors.Is(err, os.ErrNotExist) {
+		s.unpin(ctx, r.Pin)
+	}
+}
+
 // noGroup: the pod asks for none.
 const noGroup = -1
 

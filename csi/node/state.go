@@ -187,6 +187,9 @@ func (s *Server) Recover() (staged []string, err error) {
 				// It gives it up by itself, later.
 				s.Logger.Warn("the holder does not forget a mount that is no more", "path", r.Staging, "err", err)
 			}
+			if r.Pin != nil { // its unstaging was cut off
+				s.pinnedYet = append(s.pinnedYet, r)
+			}
 		}
 		err = f.remove()
 		l.Close()

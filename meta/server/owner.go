@@ -29,7 +29,7 @@ const eventPrefix = namespace.EventPrefix
 type owner struct {
 	srv  *Server
 	vol  meta.VolumeID
-	name string // of the volume, when it was opened
+	name string // of the volume, as of when its row was read last
 	log  *slog.Logger
 	own  Ownership
 	// fences counts the orders about sealed chunks; see fresh.

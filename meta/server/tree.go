@@ -350,8 +350,18 @@ func (s *Server) renameVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	if err != nil {
 		return err
 	}
+	if o := s.opened(v.ID); o != nil {
+		o.rename(v.Name)
+	}
 	s.describe(ctx, re, v)
 	return nil
+}
+
+// rename takes over the volume's name, for who looks at metrics.
+func (o *owner) rename(name string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.name = name
 }
 
 // paths names where volumes hang. It asks once for each volume and directory, so

@@ -243,6 +243,17 @@ func TestTrash(t *testing.T) {
 	if v, err := a.RenameVolume(t.Context(), two, "z"); err != nil || v.Name != "z" {
 		t.Errorf("rename: %+v, %v", v, err)
 	}
+	if _, err := a.Snapshots(t.Context(), two); err != nil { // which opens it
+		t.Fatal(err)
+	}
+	for _, name := range []string{"zz", "z"} { // and metrics have its name
+		if _, err := a.RenameVolume(t.Context(), two, name); err != nil {
+			t.Fatal(err)
+		}
+		if o := s.srv.opened(two); o == nil || o.name != name {
+			t.Errorf("renamed to %s it is counted as %+v", name, o)
+		}
+	}
 	if _, err := a.RenameVolume(t.Context(), meta.RootVolume, "z2"); !errors.Is(err, meta.NotPermitted) {
 		t.Errorf("rename the root: %v", err)
 	}

@@ -33,6 +33,7 @@ func (o *owner) setWords(v *cluster.Volume) {
 		o.log.Warn("the volume is to be compressed in a way that this program does not know: new chunks stay plain", "compression", v.Compression)
 	}
 	o.mu.Lock()
+	o.name = v.Name // another server may have been asked to rename it
 	w := &o.words
 	more := alg != meta.CompressNone && alg != w.compress
 	w.compress, w.read = alg, time.Now()

@@ -3,6 +3,7 @@ package csi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -22,16 +23,20 @@ import (
 // that passes them.
 var crashes = map[string][]string{
 	"claim": {
-		"create.make", "create.made", "create.attached", "expand.set", "expand.done", "modify.set", "modify.done",
-		"delete.detach", "delete.detached", "delete.delete", "delete.deleted",
+		"create.make", "create.made", "create.attached", "create.name", "create.named", "expand.set", "expand.done", "modify.set", "modify.done",
+		"delete.detach", "detached", "delete.delete", "delete.deleted",
 	},
 	"mount": {
 		"stage.record", "stage.directory", "stage.start", "stage.started", "stage.mounted", "publish.bind", "publish.bound",
 		"unpublish.unmount", "unpublish.unmounted", "unpublish.removed", "unstage.unmount", "unstage.unmounted", "unstage.forget",
 	},
-	"clone":  {"snapshot.take", "snapshot.taken", "clone.set", "unsnapshot.delete", "unsnapshot.deleted"},
-	"inline": {"inline.make", "inline.made", "inline.delete", "inline.deleted"},
-	"held":   {"takeup.start", "takeup.started", "stage.started", "unstage.unmounted", "unstage.forget"},
+	"givenup": {"stage.record", "stage.directory", "stage.start", "stage.started", "stage.mounted", "publish.bind", "publish.bound"},
+	"refused": {"discard.detach", "discard.delete"},
+	"clone":   {"snapshot.take", "snapshot.taken", "create.made", "create.set", "create.name", "unsnapshot.delete", "unsnapshot.deleted"},
+	"copy":    {"create.make", "create.made", "create.set", "delete.delete"},
+	"reader":  {"stage.record", "stage.started", "stage.mounted", "unstage.unmounted", "unstage.forget"},
+	"inline":  {"inline.make", "inline.made", "inline.delete", "inline.deleted"},
+	"held":    {"takeup.start", "takeup.started", "stage.started", "unstage.unmounted", "unstage.forget"},
 }
 
 // TestTableOfCrashes: every step that the driver names is in the table.
@@ -97,7 +102,46 @@ func again[Q, A any](r *rig, call func(context.Context, Q, ...grpc.CallOption) (
 	return a
 }
 
-// lives are what a volume goes through, every call made until it succeeds.
+// once makes a call a single time: it succeeds, or the driver dies under it and
+// another is started.
+func once[Q, A any](r *rig, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) {
+	r.t.Helper()
+	_, err := call(r.t.Context(), q)
+	if err == nil {
+		return
+	}
+	select {
+	case <-r.driver.Done():
+		r.deaths++
+		r.drive(nil)
+	case <-time.After(30 * time.Second):
+		r.t.Fatalf("%T: %v", q, err)
+	}
+}
+
+// refuses makes a call until the driver refuses it, over its death.
+func refuses[Q, A any](r *rig, code codes.Code, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) {
+	r.t.Helper()
+	r.until("it is refused", func() error {
+		_, err := call(r.t.Context(), q)
+		switch {
+		case err == nil:
+			r.t.Fatalf("%T is not refused", q)
+		case status.Code(err) == code:
+			return nil
+		}
+		select {
+		case <-r.driver.Done():
+			r.deaths++
+			r.drive(nil)
+		default:
+		}
+		return err
+	})
+}
+
+// lives are what a volume goes through, every call made until it succeeds if nothing
+// else is said.
 var lives = map[string]func(r *rig, name string){
 	"claim": func(r *rig, name string) {
 		v := again(r, r.controller().CreateVolume, claim(name, inTree)).GetVolume()
@@ -108,21 +152,79 @@ var lives = map[string]func(r *rig, name string){
 		}
 		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
 	},
+	// A volume from a snapshot, whose origin is changed while it is made, and whose
+	// snapshot is deleted too early.
 	"clone": func(r *rig, name string) {
 		v := again(r, r.controller().CreateVolume, claim(name, nil)).GetVolume().GetVolumeId()
 		x := again(r, r.controller().CreateSnapshot, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v}).GetSnapshot()
 		q := claim(name+"-copy", map[string]string{"noatime": "true"})
 		q.VolumeContentSource = fromSnapshot(x.GetSnapshotId())
-		c := again(r, r.controller().CreateVolume, q).GetVolume().GetVolumeId()
+		once(r, r.controller().CreateVolume, q)
+		again(r, r.controller().ControllerExpandVolume, &csi.ControllerExpandVolumeRequest{VolumeId: v, CapacityRange: &csi.CapacityRange{RequiredBytes: 128 << 20}})
+		c := again(r, r.controller().CreateVolume, q).GetVolume()
+		if c.GetCapacityBytes() != 64<<20 {
+			r.t.Errorf("%s: the clone has %d bytes", name, c.GetCapacityBytes())
+		}
 		if l := again(r, r.controller().ListSnapshots, &csi.ListSnapshotsRequest{}).GetEntries(); len(l) != 1 {
 			r.t.Errorf("%s: snapshots: %v", name, l)
 		}
-		for _, id := range []string{c, v} {
+		refuses(r, codes.FailedPrecondition, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x.GetSnapshotId()})
+		for _, id := range []string{c.GetVolumeId(), v} {
 			if id == v {
 				again(r, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x.GetSnapshotId()})
 			}
 			again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
 		}
+	},
+	"copy": func(r *rig, name string) {
+		v := again(r, r.controller().CreateVolume, claim(name, nil)).GetVolume().GetVolumeId()
+		q := claim(name+"-copy", map[string]string{"noatime": "true", "attachPath": "/kubernetes/team/{volume}"})
+		q.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v}}}
+		c := again(r, r.controller().CreateVolume, q).GetVolume().GetVolumeId()
+		for _, id := range []string{c, v} {
+			again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
+		}
+	},
+	// Somebody put a file where the namespace's directory should be: the answer is
+	// final, and nobody calls again.
+	"refused": func(r *rig, name string) {
+		r.tree().file("/kubernetes/blocked")
+		refuses(r, codes.FailedPrecondition, r.controller().CreateVolume, claim(name, map[string]string{"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pvc/namespace": "blocked"}))
+	},
+	// The pod goes before its volume is there: what was begun is not made again.
+	"givenup": func(r *rig, name string) {
+		v := again(r, r.controller().CreateVolume, claim(name, inTree)).GetVolume().GetVolumeId()
+		staging, target := r.path("staging"), r.path("target")
+		once(r, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: v, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)})
+		if r.deaths == 0 {
+			once(r, r.node().NodePublishVolume, publish(v, staging, target))
+		}
+		again(r, r.node().NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: v, TargetPath: target})
+		again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: v, StagingTargetPath: staging})
+		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v})
+	},
+	// A claim that only reads is mounted as the snapshot, which is pinned meanwhile.
+	"reader": func(r *rig, name string) {
+		v := again(r, r.controller().CreateVolume, claim(name, nil)).GetVolume().GetVolumeId()
+		x := again(r, r.controller().CreateSnapshot, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v}).GetSnapshot().GetSnapshotId()
+		q := claim(name+"-reader", inTree)
+		q.VolumeContentSource, q.VolumeCapabilities = fromSnapshot(x), []*csi.VolumeCapability{capability(manyReaders)}
+		c := again(r, r.controller().CreateVolume, q).GetVolume().GetVolumeId()
+		staging := r.path("staging")
+		again(r, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: c, StagingTargetPath: staging, VolumeCapability: capability(manyReaders)})
+		if n := r.pins("csi-" + name); n != 1 {
+			r.t.Errorf("%s: %d pins for one mount", name, n)
+		}
+		again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: c, StagingTargetPath: staging})
+		r.until("nothing pins the snapshot", func() error { // a driver lets go after it has begun to answer
+			if n := r.pins("csi-" + name); n != 0 {
+				return fmt.Errorf("%d pins are left", n)
+			}
+			return nil
+		})
+		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: c})
+		again(r, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x})
+		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v})
 	},
 	"mount": func(r *rig, name string) {
 		v := again(r, r.controller().CreateVolume, claim(name, nil)).GetVolume()
@@ -191,14 +293,14 @@ func TestCrashes(t *testing.T) {
 	r := newRig(t)
 	for life, steps := range crashes {
 		for _, step := range steps {
-			t.Run(step, func(t *testing.T) {
+			t.Run(life+"/"+step, func(t *testing.T) {
 				r.t = t
 				r.deaths = 0
 				if r.hold = ""; life == "held" {
 					r.held()
 				}
 				r.drive([]string{"PENSTOCK_CSI_KILL_AT=" + step})
-				lives[life](r, "pvc-"+strings.ReplaceAll(step, ".", "-"))
+				lives[life](r, "pvc-"+life+"-"+strings.ReplaceAll(step, ".", "-"))
 				if r.deaths != 1 {
 					t.Errorf("the driver died %d times", r.deaths)
 				}

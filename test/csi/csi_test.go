@@ -49,6 +49,9 @@ type rig struct {
 	hold      string // the socket of a holder that drivers use; "": they use none
 	has       int    // what it had when it was last asked
 	contained bool   // drivers run in a container
+
+	looker *tree
+	ends   func(func()) // has something done when the test ends
 }
 
 func newRig(t *testing.T) *rig {
@@ -84,7 +87,7 @@ func emptyRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{t: t, dir: dir}
+	r := &rig{t: t, dir: dir, ends: t.Cleanup}
 	t.Cleanup(func() {
 		if t.Failed() {
 			b, _ := os.ReadFile(filepath.Join(dir, "log"))
@@ -256,6 +259,11 @@ func (r *rig) clean() {
 	r.t.Helper()
 	if v := r.volumes(); len(v) > 0 {
 		r.t.Errorf("volumes are left: %v", v)
+	}
+	if r.secure == "" { // else it takes a certificate to look
+		if d := r.tree().dirs("/kubernetes"); len(d) > 0 {
+			r.t.Errorf("directories of namespaces are left: %v", d)
+		}
 	}
 	if m := r.mounts(); len(m) > 0 {
 		r.t.Errorf("mounts are left: %v", m)

@@ -368,14 +368,7 @@ func TestReadOnlyClaim(t *testing.T) {
 		}
 		return all[0].Source
 	}
-	pins := func() int {
-		t.Helper()
-		out, err := r.ctl("pin", "list", "csi-pvc-1", "--output", "json")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return strings.Count(string(out), `"holder": "csi-node1-`)
-	}
+	pins := func() int { t.Helper(); return r.pins("csi-pvc-1") }
 	a, b, w := made("a", manyReaders), made("b", manyReaders), made("w", manyWriters)
 	for range 2 {
 		must(t, r.node().NodeStageVolume, stage(a, "at-a", manyReaders))
