@@ -171,15 +171,7 @@ func IsClone(r Reader) (bool, error) {
 // what changed since. Errors: NoSuchSnapshot, ResourceExceeded.
 func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy, now meta.Time) ([]Effect, error) {
 	t := &tx{view: view{r: r}, c: Context{Now: now, Volume: id}}
-	if err := t.begin(); err != nil {
-		return nil, err
-	}
-	sn, err := t.snapshotAt(uint32(at))
-	if err != nil {
-		return nil, err
-	}
-	then := &tx{view: view{r: r, gen: sn.gen, base: t.base}, vol: t.vol}
-	unnamed, err := then.unnamed(t)
+	sn, unnamed, err := t.beginClone(at)
 	if err != nil {
 		return nil, err
 	}
@@ -216,6 +208,28 @@ func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy,
 		return nil, err
 	}
 	return t.effects, nil
+}
+
+// MayClone tells whether CloneEffects can make a clone of a snapshot, now or later:
+// what it would refuse was decided when the snapshot was taken. It costs as much.
+// Errors: those of CloneEffects.
+func MayClone(r Reader, at meta.Generation) error {
+	t := &tx{view: view{r: r}}
+	_, _, err := t.beginClone(at)
+	return err
+}
+
+// beginClone finds a snapshot, and what was unnamed in it.
+func (t *tx) beginClone(at meta.Generation) (sn snapshot, unnamed []meta.Ino, err error) {
+	if err := t.begin(); err != nil {
+		return sn, nil, err
+	}
+	if sn, err = t.snapshotAt(uint32(at)); err != nil {
+		return sn, nil, err
+	}
+	then := &tx{view: view{r: t.r, gen: sn.gen, base: t.base}, vol: t.vol}
+	unnamed, err = then.unnamed(t)
+	return sn, unnamed, err
 }
 
 // unnamed lists the inodes that a snapshot has and users don't see, or not to
@@ -283,7 +297,7 @@ func (t *tx) unnamed(live *tx) (all []meta.Ino, err error) {
 		}
 	}
 	if len(all) > maxUnnamed {
-		return nil, fail("clone", meta.ResourceExceeded, fmt.Sprintf("more than %d unlinked files were open when the snapshot was taken", maxUnnamed))
+		return nil, fail("clone", meta.ResourceExceeded, fmt.Sprintf("more than %d files were unlinked and still open, or not yet reaped, when the snapshot was taken: clone a later one", maxUnnamed))
 	}
 	return all, nil
 }

@@ -186,7 +186,8 @@ func (s *Server) listClones(ctx context.Context, m *wire.Admin, re *wire.AdminRe
 
 // makeClone makes a clone of a snapshot. Errors: NoSuchSnapshot, VolumeExists,
 // Invalid (the name), NotSupported (volumes are attached inside this one),
-// ResourceExceeded, and those of takeSnapshot.
+// ResourceExceeded (too many clones, or too much was unlinked and open when the
+// snapshot was taken), and those of takeSnapshot.
 func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest) (cluster.Volume, error) {
 	c := o.srv.cfg.Cluster
 	var none cluster.Volume
@@ -242,6 +243,10 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 		o.kickSnapshots()
 		return none, err
 	}
+	if err := o.mayClone(ctx, sn.At); err != nil {
+		o.kickSnapshots()
+		return none, err
+	}
 	policy, err := o.policy()
 	if err != nil {
 		return none, err
@@ -256,6 +261,24 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 	}
 	o.log.Info("cloned", "clone", name, "id", row.ID, "snapshot", from.Snapshot, "took", time.Since(began).Round(time.Millisecond))
 	return row, nil
+}
+
+// mayClone refuses a snapshot that no clone could be opened of: its state is made
+// when it is opened first, and its row would be in the way until then.
+func (o *owner) mayClone(ctx context.Context, at meta.Generation) error {
+	if err := o.settled(ctx); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	if o.ctx.Err() != nil || o.stClosed {
+		o.mu.Unlock()
+		return o.gone()
+	}
+	o.wg.Add(1) // the store is not closed under it
+	o.mu.Unlock()
+	defer o.wg.Done()
+	st := o.st.Freeze()
+	return errors.Join(namespace.MayClone(st, at), st.Close())
 }
 
 func (o *owner) leadsInside(who string) error {

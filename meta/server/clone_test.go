@@ -373,3 +373,43 @@ func TestCloneCostsTheSame(t *testing.T) {
 		}
 	}
 }
+
+// A snapshot with too much that was unlinked and open can't be cloned, and is not:
+// no clone is made that could never be opened.
+func TestCloneOfUnnamed(t *testing.T) {
+	s := newSiteTTL(t, time.Minute)
+	a := s.dial("a")
+	a.createIn(t, 1, "named")
+	var held []meta.Ino
+	for range 4001 {
+		held = append(held, a.do(t, &meta.Tmpfile{Parent: meta.RootIno, Mode: 0o600}, meta.LeaseNone).Attr.Ino)
+	}
+	a.snapshot(t, "full")
+	for _, snapshot := range []string{"full", ""} {
+		if _, err := a.Clone(t.Context(), 1, snapshot, "c"); !errors.Is(err, meta.ResourceExceeded) {
+			t.Fatalf("a clone of %q: %v", snapshot, err)
+		}
+		if row, err := s.cluster.VolumeByName(t.Context(), "c"); !errors.Is(err, meta.NoSuchVolume) {
+			t.Fatalf("%+v, %v", row, err)
+		}
+	}
+	// They go since then, which changes nothing of the snapshot; a later one can be cloned.
+	a.do(t, &meta.ReleaseOrphans{Inos: held}, meta.LeaseNone)
+	if _, err := a.Clone(t.Context(), 1, "full", "c"); !errors.Is(err, meta.ResourceExceeded) {
+		t.Fatal(err)
+	}
+	eventually(t, "what was unlinked is reaped", func() error {
+		_, err := a.Clone(t.Context(), 1, "", "c")
+		return err
+	})
+	c, err := a.FindVolume(t.Context(), "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := a.list(t, c.ID); !slices.Equal(got, []string{"named"}) {
+		t.Error(got)
+	}
+	eventually(t, "snapshots that were taken in vain are gone", func() error {
+		return unless(len(a.names(t)) == 2)
+	})
+}
