@@ -57,14 +57,16 @@ func (v Volumes) Find(ctx context.Context, name string) (VolumeInfo, error) {
 }
 
 // Create makes a volume that hangs nowhere. Errors: VolumeExists, Invalid,
-// ResourceExceeded.
+// ResourceExceeded, NotSupported (the server is older than a word).
 func (v Volumes) Create(ctx context.Context, name string, p meta.Policy, words VolumeWords) (VolumeInfo, error) {
 	return v.s.CreateVolume(ctx, name, p, words)
 }
 
-// Set changes a volume's policy as a whole, and the words that are said; what
-// lies elsewhere than the new policy wants is moved in the background. Errors:
-// NoSuchVolume, Invalid.
+// Set changes a volume's policy, of which the words that words.Only names count
+// (meta.PolicyWords; nil: the policy as a whole), and the other words that are said;
+// what lies elsewhere than the new policy wants is moved in the background. Who
+// names the words takes back nothing that another changes at the same time. Errors:
+// NoSuchVolume, Invalid, ResourceExceeded (labels), NotSupported.
 func (v Volumes) Set(ctx context.Context, id meta.VolumeID, p meta.Policy, words VolumeWords) (VolumeInfo, error) {
 	return v.s.SetVolume(ctx, id, p, words)
 }

@@ -3,6 +3,8 @@ package meta
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 )
@@ -33,6 +35,41 @@ type Policy struct {
 	Degrade bool
 	// Encrypt: the bytes of chunks travel over TLS only.
 	Encrypt bool
+}
+
+// policyWords take over one word of another policy, by the name that commands and
+// requests have for it.
+var policyWords = map[string]func(to, from *Policy){
+	"quota":         func(to, from *Policy) { to.QuotaBytes = from.QuotaBytes },
+	"quota-inodes":  func(to, from *Policy) { to.QuotaInodes = from.QuotaInodes },
+	"replicas":      func(to, from *Policy) { to.Replicas = from.Replicas },
+	"max-chunk":     func(to, from *Policy) { to.MaxChunk = from.MaxChunk },
+	"seal-on-close": func(to, from *Policy) { to.SealOnClose = from.SealOnClose },
+	"immutable":     func(to, from *Policy) { to.Immutable = from.Immutable },
+	"sync-on-close": func(to, from *Policy) { to.SyncOnClose = from.SyncOnClose },
+	"noatime":       func(to, from *Policy) { to.NoAtime = from.NoAtime },
+	"topology":      func(to, from *Policy) { to.Topology = from.Topology },
+	"spread":        func(to, from *Policy) { to.Spread = from.Spread },
+	"class":         func(to, from *Policy) { to.Class = from.Class },
+	"local-first":   func(to, from *Policy) { to.LocalFirst = from.LocalFirst },
+	"degrade":       func(to, from *Policy) { to.Degrade = from.Degrade },
+	"encrypt":       func(to, from *Policy) { to.Encrypt = from.Encrypt },
+}
+
+// PolicyWords are the names of a policy's words, in order.
+func PolicyWords() []string { return slices.Sorted(maps.Keys(policyWords)) }
+
+// Change takes over the words of another policy that are named. What comes of it is
+// not checked. Errors: NotSupported (a name that is not known).
+func (p *Policy) Change(from *Policy, words ...string) error {
+	for _, w := range words {
+		take := policyWords[w]
+		if take == nil {
+			return E("change policy", NotSupported, w, errors.New("this program knows no such word of a policy"))
+		}
+		take(p, from)
+	}
+	return nil
 }
 
 // Spread is a level of failure domains in the topology /dc/.../rack/node.

@@ -199,17 +199,25 @@ admin. It comes from 'penstock cluster join', or from a token given here.`,
 					if _, err := p.change(cmd.Flags(), &policy); err != nil {
 						return err
 					}
+					words, err := p.words(cmd.Flags(), false)
+					if err != nil {
+						return err
+					}
 					r, err := m.Create(ctx, penstock.MirrorPlan{Source: src, At: at, Target: args[1], Policy: policy, Every: time.Duration(every), Rate: uint64(rate), Keep: keep})
 					if err != nil {
 						return err
 					}
-					if attach == "" {
-						return nil
-					}
 					v, err := c.Volumes()
-					if err == nil {
-						_, err = v.Attach(ctx, r.Target, attach, parents)
+					if err == nil && !words.Empty() {
+						words.Only = []string{}
+						if _, err := v.Set(ctx, r.Target, policy, words); err != nil {
+							return fmt.Errorf("volume %s was made, but not all that flags say of it is set: %w", args[1], err)
+						}
 					}
+					if attach == "" || err != nil {
+						return err
+					}
+					_, err = v.Attach(ctx, r.Target, attach, parents)
 					if err != nil {
 						return fmt.Errorf("volume %s was made, but not attached: %w", args[1], err)
 					}

@@ -3,8 +3,10 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -60,9 +62,11 @@ type volumeView struct {
 	AdvisoryInodes uint64     `json:"advisory_inodes,omitempty" yaml:"advisory_inodes,omitempty"`
 	BytesOver      *time.Time `json:"bytes_over,omitempty" yaml:"bytes_over,omitempty"`
 	InodesOver     *time.Time `json:"inodes_over,omitempty" yaml:"inodes_over,omitempty"`
-	Created        *time.Time `json:"created,omitempty" yaml:"created,omitempty"`
-	Deleted        *time.Time `json:"deleted,omitempty" yaml:"deleted,omitempty"` // in the trash
-	Until          *time.Time `json:"until,omitempty" yaml:"until,omitempty"`
+	// Labels, which 'penstock volume list --label' looks for.
+	Labels  map[string]string `json:"labels,omitempty" yaml:"labels,omitempty"`
+	Created *time.Time        `json:"created,omitempty" yaml:"created,omitempty"`
+	Deleted *time.Time        `json:"deleted,omitempty" yaml:"deleted,omitempty"` // in the trash
+	Until   *time.Time        `json:"until,omitempty" yaml:"until,omitempty"`
 	// Closed: nobody uses it, and what is used of it was not asked for.
 	Closed bool `json:"closed,omitempty" yaml:"closed,omitempty"`
 }
@@ -82,7 +86,7 @@ func viewOf(v client.Volume) volumeView {
 		Topology: cmp.Or(v.Policy.Topology, "/"), Spread: v.Policy.Spread.String(), Class: v.Policy.Class,
 		LocalFirst: v.Policy.LocalFirst, Degrade: v.Policy.Degrade, Encrypt: v.Policy.Encrypt, MaxChunk: cmp.Or(v.Policy.MaxChunk, meta.DefaultChunk),
 		Compression: cmp.Or(v.Detail.Compression, meta.CompressNone.String()), AdvisoryBytes: v.Detail.AdvisoryBytes, AdvisoryInodes: v.Detail.AdvisoryInodes,
-		BytesOver: at(v.Detail.BytesOver), InodesOver: at(v.Detail.InodesOver),
+		BytesOver: at(v.Detail.BytesOver), InodesOver: at(v.Detail.InodesOver), Labels: v.Detail.Labels,
 		TrashSeconds: v.Detail.TrashSeconds, Created: at(v.Detail.Created), Deleted: at(v.Detail.Deleted), Until: at(v.Detail.Until), Closed: !v.Detail.Open}
 }
 
@@ -125,6 +129,7 @@ type policyFlags struct {
 	compression    string
 	advisoryBytes  sizeFlag
 	advisoryInodes uint64
+	labels         []string
 }
 
 func (p *policyFlags) add(f *pflag.FlagSet) {
@@ -145,6 +150,7 @@ func (p *policyFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&p.compression, "compression", meta.CompressNone.String(), "how sealed chunks are stored: none, s2 (fast) or zstd (smaller); for what is written from then on, and soon for what is there")
 	f.Var(&p.advisoryBytes, "advisory-quota", "bytes above which an event, a metric and a line in the log tell; nothing is refused; 0 for none")
 	f.Uint64Var(&p.advisoryInodes, "advisory-quota-inodes", 0, "the same for files and directories")
+	f.StringArrayVar(&p.labels, "label", nil, "a label KEY=VALUE, by which 'penstock volume list --label' finds it; KEY- removes one; may be given several times")
 	f.DurationVar(&p.trash, "trash", defaultTrash, "how long it can be taken out of the trash once it is deleted; 0 for not at all")
 }
 
@@ -173,14 +179,43 @@ func (p *policyFlags) words(f *pflag.FlagSet, all bool) (w wire.VolumeWords, err
 	if f.Changed("advisory-quota-inodes") {
 		w.AdvisoryInodes = &p.advisoryInodes
 	}
-	return w, nil
+	w.Labels, err = parseLabels(p.labels)
+	return w, err
 }
 
-// change applies the flags that were given to a policy, and checks the outcome.
-func (p *policyFlags) change(f *pflag.FlagSet, to *meta.Policy) (changed bool, err error) {
+// parseLabels reads KEY=VALUE and KEY-.
+func parseLabels(args []string) (map[string]*string, error) {
+	if len(args) == 0 {
+		return nil, nil
+	}
+	all := map[string]*string{}
+	for _, arg := range args {
+		key, value, set := strings.Cut(arg, "=")
+		to := &value
+		if !set {
+			var remove bool
+			if key, remove = strings.CutSuffix(arg, "-"); !remove {
+				return nil, usagef("--label %s: write KEY=VALUE, or KEY- to remove one", arg)
+			}
+			to = nil
+		}
+		if _, twice := all[key]; twice {
+			return nil, usagef("--label %s: the key is named twice", arg)
+		}
+		all[key] = to
+	}
+	if err := meta.CheckLabels(all); err != nil {
+		return nil, &usageError{err}
+	}
+	return all, nil
+}
+
+// change applies the flags that were given to a policy, and checks the outcome. It
+// names the words that they are about, of which there may be none.
+func (p *policyFlags) change(f *pflag.FlagSet, to *meta.Policy) (words []string, err error) {
 	spread, err := meta.ParseSpread(p.spread)
 	if err != nil {
-		return false, usagef("--spread %s: write host, rack or dc", p.spread)
+		return nil, usagef("--spread %s: write host, rack or dc", p.spread)
 	}
 	for name, set := range map[string]func(){
 		"quota":         func() { to.QuotaBytes = uint64(p.quotaBytes) },
@@ -200,16 +235,17 @@ func (p *policyFlags) change(f *pflag.FlagSet, to *meta.Policy) (changed bool, e
 	} {
 		if f.Changed(name) {
 			set()
-			changed = true
+			words = append(words, name)
 		}
 	}
 	if to.Topology == "/" {
 		to.Topology = ""
 	}
 	if err := to.Check(); err != nil {
-		return changed, &usageError{err}
+		return nil, &usageError{err}
 	}
-	return changed, nil
+	slices.Sort(words)
+	return words, nil
 }
 
 // sizeFlag is a number of bytes with an optional binary unit.
@@ -296,23 +332,35 @@ func newVolumeList() *cobra.Command {
 	var w where
 	var out output
 	var trash bool
+	var label string
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the volumes",
 		Long: `Lists the volumes. In a cluster with many, those that nobody uses are not
-opened to be asked, and show "-" for what is used; 'penstock volume show' asks.`,
+opened to be asked, and show "-" for what is used; 'penstock volume show' asks.
+
+A selector has demands with commas between them, all of which a volume's labels
+meet: KEY, !KEY, KEY=VALUE, KEY!=VALUE, KEY in (VALUE,...), KEY notin (VALUE,...).`,
 		Example: `  penstock volume list
   penstock volume list --trash
+  penstock volume list --label 'team=vision,!draft'
   penstock volume list --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			var selector meta.LabelSelector
+			if cmd.Flags().Changed("label") {
+				var err error
+				if selector, err = meta.ParseLabelSelector(label); err != nil {
+					return &usageError{err}
+				}
+			}
 			return w.with(cmd.Context(), func(s *client.Session) error {
 				views := []volumeView{}
 				for v, err := range s.Volumes(cmd.Context()) {
 					if err != nil {
 						return err
 					}
-					if trash == (v.Detail.State == wire.VolumeInTrash) {
+					if trash == (v.Detail.State == wire.VolumeInTrash) && selector.Matches(v.Detail.Labels) {
 						views = append(views, viewOf(v))
 					}
 				}
@@ -322,6 +370,7 @@ opened to be asked, and show "-" for what is used; 'penstock volume show' asks.`
 	}
 	out.flag(cmd)
 	w.flags(cmd)
+	cmd.Flags().StringVar(&label, "label", "", "those whose labels meet a selector, such as team=vision")
 	cmd.Flags().BoolVar(&trash, "trash", false, "those in the trash: 'penstock volume undelete' brings them back")
 	return cmd
 }
@@ -386,6 +435,9 @@ func showVolume(t *table, v volumeView) {
 	}
 	t.row("trash time", time.Duration(v.TrashSeconds)*time.Second)
 	t.row("options", v.options())
+	for _, k := range slices.Sorted(maps.Keys(v.Labels)) {
+		t.row("label", k+"="+v.Labels[k])
+	}
 }
 
 func newVolumeSet() *cobra.Command {
@@ -402,6 +454,7 @@ and --wait follow.`,
 		Example: `  penstock volume set datasets --immutable
   penstock volume set scratch --quota 500G --noatime
   penstock volume set results --topology /dc1/rack2 --wait
+  penstock volume set results --label team=vision --label draft-
   penstock volume set inbox --events on`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -414,19 +467,22 @@ and --wait follow.`,
 				if err != nil {
 					return err
 				}
-				changed, err := p.change(cmd.Flags(), &v.Policy)
+				only, err := p.change(cmd.Flags(), &v.Policy)
 				if err != nil {
 					return err
 				}
+				changed := len(only) > 0 || !words.Empty()
+				// What no flag names stays, also if somebody else changes it now.
+				words.Only = append([]string{}, only...)
 				if cmd.Flags().Changed("events") {
 					if err := s.SetEvents(cmd.Context(), v.ID, events.keep); err != nil {
 						return err
 					}
-					if !changed && words.Empty() {
+					if !changed {
 						return nil
 					}
 				}
-				if !changed && words.Empty() {
+				if !changed {
 					return usagef("no flag says what to change")
 				}
 				if _, err := s.SetVolume(cmd.Context(), v.ID, v.Policy, words); err != nil || !wait {

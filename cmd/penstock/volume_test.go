@@ -24,8 +24,22 @@ func TestPolicyFlags(t *testing.T) {
 		if err := f.Parse(strings.Fields(args)); err != nil {
 			t.Fatal(err)
 		}
-		if changed, err := p.change(f, &got); err != nil || !changed || got != want {
-			t.Errorf("%s: %+v, %v, %v; want %+v", args, got, changed, err, want)
+		words, err := p.change(f, &got)
+		if err != nil || got != want {
+			t.Errorf("%s: %+v, %v, %v; want %+v", args, got, words, err, want)
+		}
+		// Who names those words alone changes the same.
+		only := base
+		if err := only.Change(&got, words...); err != nil || only != want || strings.Count(args, "--") != len(words) {
+			t.Errorf("%s: the words %v, %v", args, words, err)
+		}
+	}
+	p := policyFlags{}
+	f := pflag.NewFlagSet("", pflag.ContinueOnError)
+	p.add(f)
+	for _, name := range meta.PolicyWords() {
+		if f.Lookup(name) == nil {
+			t.Errorf("no flag is called as the word %s of a policy", name)
 		}
 	}
 	for args, text := range map[string]string{
@@ -43,6 +57,20 @@ func TestPolicyFlags(t *testing.T) {
 		var usage *usageError
 		if !errors.As(err, &usage) || !strings.Contains(err.Error(), text) {
 			t.Errorf("%s: %v, want a usage error with %q", args, err, text)
+		}
+	}
+}
+
+func TestLabelFlags(t *testing.T) {
+	got, err := parseLabels([]string{"team=vision", "run=", "draft-", "a-b=c"})
+	if err != nil || len(got) != 4 || *got["team"] != "vision" || *got["run"] != "" || got["draft"] != nil || *got["a-b"] != "c" {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, args := range [][]string{{"team"}, {"=x"}, {"-"}, {""}, {"a b=c"}, {"a=b c"}, {"a=b=c"}, {"a=1", "a-"}, {"a/b/c=1"}} {
+		_, err := parseLabels(args)
+		var usage *usageError
+		if !errors.As(err, &usage) {
+			t.Errorf("%q: %v, want a usage error", args, err)
 		}
 	}
 }

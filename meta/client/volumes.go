@@ -109,14 +109,15 @@ func (s *Session) VolumeByID(ctx context.Context, id meta.VolumeID) (Volume, err
 }
 
 // CreateVolume makes a volume that hangs nowhere. Errors: VolumeExists, Invalid,
-// ResourceExceeded, NotSupported (the server is older than a word).
+// ResourceExceeded (volumes, labels), NotSupported (the server is older than a word).
 func (s *Session) CreateVolume(ctx context.Context, name string, p meta.Policy, words wire.VolumeWords) (Volume, error) {
 	v, err := s.askVolume(ctx, wire.Admin{Op: wire.AdminCreateVolume, Name: name, Policy: p}, body(words))
 	return v, errors.Join(err, spoken(v, words))
 }
 
-// SetVolume changes what is kept of a volume: its policy as a whole, and the
-// words that are said. Errors: NoSuchVolume, Invalid, NotSupported.
+// SetVolume changes what is kept of a volume: the words of its policy that
+// words.Only names, or with nil all of them, and the words that are said. Errors:
+// NoSuchVolume, Invalid, ResourceExceeded (labels), NotSupported.
 func (s *Session) SetVolume(ctx context.Context, id meta.VolumeID, p meta.Policy, words wire.VolumeWords) (Volume, error) {
 	v, err := s.askVolume(ctx, wire.Admin{Op: wire.AdminSetPolicy, Volume: id, Policy: p}, body(words))
 	return v, errors.Join(err, spoken(v, words))
@@ -146,6 +147,11 @@ func spoken(v Volume, w wire.VolumeWords) error {
 	}
 	if w.TrashSeconds != nil && *w.TrashSeconds != d.TrashSeconds {
 		return later("trash")
+	}
+	for k, v := range w.Labels {
+		if have, ok := d.Labels[k]; ok != (v != nil) || ok && have != *v {
+			return later("labels")
+		}
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -300,7 +301,7 @@ func TestRowOfBefore(t *testing.T) {
 	}
 	v.Policy.LocalFirst, v.Policy.Spread, v.Policy.Topology = false, meta.SpreadRack, "/dc1"
 	got, err := decode[Volume]([]byte("k"), []byte(encode(v)))
-	if err != nil || got != v {
+	if err != nil || !reflect.DeepEqual(got, v) {
 		t.Fatalf("%+v, %v; want %+v", got, err, v)
 	}
 }

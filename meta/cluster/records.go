@@ -36,6 +36,7 @@ var recordKinds = []recordKind{
 	{"bearers/", true},       //
 	{"deleted/", true},       //
 	{"mirrors/", true},       //
+	{"labels/", true},        //
 	{"keyhold", false},       // that the newest capability key stays for now: on a lease
 	{"capkeys", false},       // secret: who has them reads and writes every chunk
 	{"restored/", true},      //

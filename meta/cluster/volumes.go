@@ -86,6 +86,9 @@ type Volume struct {
 	// Compression names how chunks are stored, see meta.ParseCompression; "": plain.
 	Compression string    `json:"compression,omitempty"`
 	Advisory    *Advisory `json:"advisory,omitempty"` // nil: none
+	// Labels that CreateVolume and CreateClone begin with. They are a record of their
+	// own, which Labels reads: a row that was read has none here.
+	Labels map[string]string `json:"-"`
 	// Revision of the row in etcd; not stored.
 	Revision int64 `json:"-"`
 }
@@ -145,8 +148,8 @@ func (c *Cluster) CreateVolume(ctx context.Context, name string, p meta.Policy, 
 	return c.createVolume(ctx, v)
 }
 
-// CreateClone adds a clone that is being created, unless the origin's row is
-// changed at the same moment. Errors: as CreateVolume, NoSuchVolume (the origin
+// CreateClone adds a clone that is being created, with the origin's labels, unless
+// the origin's row is changed at the same moment. Errors: as CreateVolume, NoSuchVolume (the origin
 // is not active), Busy (its row changed).
 func (c *Cluster) CreateClone(ctx context.Context, name string, p meta.Policy, now meta.Time, from Origin) (Volume, error) {
 	origin, err := c.Volume(ctx, from.Volume)
@@ -156,7 +159,11 @@ func (c *Cluster) CreateClone(ctx context.Context, name string, p meta.Policy, n
 	if origin.State != VolumeActive {
 		return Volume{}, meta.E("clone", meta.NoSuchVolume, origin.Name, fmt.Errorf("it is %s", origin.State))
 	}
-	v, err := c.createVolume(ctx, Volume{Name: name, State: VolumeCreating, Policy: p, Created: now, Origin: &from},
+	labels, err := c.Labels(ctx, from.Volume, from.Volume)
+	if err != nil {
+		return Volume{}, err
+	}
+	v, err := c.createVolume(ctx, Volume{Name: name, State: VolumeCreating, Policy: p, Created: now, Origin: &from, Labels: labels[from.Volume]},
 		clientv3.Compare(clientv3.ModRevision(c.rowKey(origin.ID)), "=", origin.Revision))
 	if meta.KindOf(err) == meta.VolumeExists {
 		if _, ferr := c.VolumeByName(ctx, name); meta.KindOf(ferr) == meta.NoSuchVolume {
@@ -190,7 +197,7 @@ func (c *Cluster) createVolume(ctx context.Context, v Volume, more ...clientv3.C
 		If(append(more, clientv3.Compare(clientv3.CreateRevision(c.nameKey(name)), "=", 0),
 			clientv3.Compare(clientv3.CreateRevision(c.rowKey(v.ID)), "=", 0))...).
 		Then(clientv3.OpPut(c.nameKey(name), fmt.Sprintf("%08x", uint32(v.ID))),
-			clientv3.OpPut(c.rowKey(v.ID), encode(v))).
+			clientv3.OpPut(c.rowKey(v.ID), encode(v)), c.putLabels(v.ID, v.Labels)).
 		Commit()
 	if err != nil {
 		// If it was committed after all, the next try finds the name taken; the
@@ -335,7 +342,7 @@ func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID, on ...meta
 		return err
 	}
 	keys := fmt.Sprintf("%s/volumes/%08x/", c.prefix, uint32(id))
-	ops := []clientv3.Op{clientv3.OpDelete(c.rowKey(id)), clientv3.OpDelete(keys, clientv3.WithPrefix()), clientv3.OpDelete(c.mirrorKey(id))}
+	ops := []clientv3.Op{clientv3.OpDelete(c.rowKey(id)), clientv3.OpDelete(keys, clientv3.WithPrefix()), clientv3.OpDelete(c.mirrorKey(id)), c.putLabels(id, nil)}
 	if v.named() {
 		ops = append(ops, clientv3.OpDelete(c.nameKey(v.Name)))
 	}

@@ -58,7 +58,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 				return err
 			}
 		}
-		s.describe(ctx, re, v)
+		return s.describeIn(ctx, re, s.newPaths([]cluster.Volume{v}), []cluster.Volume{v})
 	case wire.AdminCreateVolume:
 		if m.Policy.Replicas == 0 {
 			m.Policy.Replicas = 1
@@ -66,45 +66,25 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		if err := m.Policy.Check(); err != nil {
 			return err
 		}
-		words, err := wordsOf(m)
+		w, err := wordsOf(m)
+		if err != nil {
+			return err
+		}
+		labels, err := meta.ChangeLabels(nil, w.Labels)
 		if err != nil {
 			return err
 		}
 		// Its home makes it when somebody wants it.
-		v, err := c.CreateVolume(ctx, m.Name, m.Policy, meta.Time(time.Now().UnixNano()), words)
+		v, err := c.CreateVolume(ctx, m.Name, m.Policy, meta.Time(time.Now().UnixNano()), func(v *cluster.Volume) {
+			say(v, &w)
+			v.Labels = labels
+		})
 		if err != nil {
 			return err
 		}
 		s.describe(ctx, re, v)
 	case wire.AdminSetPolicy:
-		if err := m.Policy.Check(); err != nil {
-			return err
-		}
-		words, err := wordsOf(m)
-		if err != nil {
-			return err
-		}
-		v, err := s.find(ctx, m)
-		if err != nil {
-			return err
-		}
-		o, err := s.ownerFor(ctx, v.ID)
-		if err != nil {
-			return err
-		}
-		if err := o.setPolicy(ctx, m.Policy); err != nil {
-			return err
-		}
-		v, err = c.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
-			v.Policy = m.Policy
-			words(v)
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-		o.setWords(&v)
-		s.describe(ctx, re, v)
+		return s.setVolume(ctx, m, re)
 	case wire.AdminAttach:
 		return s.attachVolume(ctx, m, re)
 	case wire.AdminDetach:

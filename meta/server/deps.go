@@ -84,6 +84,10 @@ type Volumes interface {
 	// CreateClone adds a clone, being created. Errors: as cluster.CreateClone.
 	CreateClone(ctx context.Context, name string, p meta.Policy, now meta.Time, from cluster.Origin) (cluster.Volume, error)
 	UpdateVolume(ctx context.Context, id meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error)
+	// Labels are those of the volumes from first to last that have any;
+	// ChangeLabels sets some, or with nil removes them. Errors: as of cluster.
+	Labels(ctx context.Context, first, last meta.VolumeID) (map[meta.VolumeID]map[string]string, error)
+	ChangeLabels(ctx context.Context, id meta.VolumeID, change map[string]*string) error
 	// DeleteVolume removes a volume's row, and notes which chunk servers may
 	// still have chunks of it; DeletedVolumes lists those volumes, SweptVolume
 	// notes that one server has none any more.

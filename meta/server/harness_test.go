@@ -41,6 +41,8 @@ type fakeCluster struct {
 	mirrors map[meta.VolumeID]meta.Mirror
 	// read is told of each row that is read by number, after that; may be nil.
 	read func(meta.VolumeID)
+	// noRow is what reading a row by number fails with; may be nil.
+	noRow func(meta.VolumeID) error
 	// noOwner is what taking a volume fails with.
 	noOwner error
 	// noDeleted is what asking for deleted fails with.
@@ -138,8 +140,13 @@ func (f *fakeCluster) Volumes(context.Context) (all []cluster.Volume, err error)
 func (f *fakeCluster) Volume(_ context.Context, id meta.VolumeID) (cluster.Volume, error) {
 	f.mu.Lock()
 	v, ok := f.rows[id]
-	read := f.read
+	read, noRow := f.read, f.noRow
 	f.mu.Unlock()
+	if noRow != nil {
+		if err := noRow(id); err != nil {
+			return v, err
+		}
+	}
 	if read != nil {
 		read(id)
 	}
@@ -217,6 +224,26 @@ func (f *fakeCluster) UpdateVolume(_ context.Context, id meta.VolumeID, change f
 	}
 	f.rows[id] = v
 	return v, f.crash("row written")
+}
+func (f *fakeCluster) Labels(_ context.Context, first, last meta.VolumeID) (map[meta.VolumeID]map[string]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := map[meta.VolumeID]map[string]string{}
+	for id, v := range f.rows {
+		if id >= first && id <= last && v.Labels != nil {
+			all[id] = v.Labels
+		}
+	}
+	return all, nil
+}
+func (f *fakeCluster) ChangeLabels(_ context.Context, id meta.VolumeID, change map[string]*string) (err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v := f.rows[id]
+	if v.Labels, err = meta.ChangeLabels(v.Labels, change); err == nil {
+		f.rows[id] = v
+	}
+	return err
 }
 func (f *fakeCluster) crash(step string) error {
 	if f.dies == nil {

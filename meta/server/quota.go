@@ -185,10 +185,13 @@ func (q *quota) answered(id meta.SessionID, round uint64) {
 	}
 }
 
+// mostIdle bounds what all sessions together may leave idle.
+func (q *quota) mostIdle() uint64 { return min(idleMost, q.limit/idlePart) }
+
 // share sets how much of a session's promise may lie idle, and tells whether
 // others have more than their part.
 func (q *quota) share(p *promise) (crowded bool) {
-	most := min(idleMost, q.limit/idlePart)
+	most := q.mostIdle()
 	fair := most / uint64(max(1, len(q.held)))
 	q.idle -= p.idle
 	p.idle = min(fair, most-min(most, q.idle))
@@ -465,7 +468,8 @@ func (o *owner) claimPromise(s *session, n uint64) {
 	o.quota.add(p, n)
 }
 
-// setPolicy journals a policy. A quota that comes waits until the sessions have
+// setPolicy journals a policy. Caller has the turn: what is in force here is what
+// was journaled last. A quota that comes waits until the sessions have
 // committed what they wrote without one, so that nothing of it is refused later,
 // but for those that are away;
 // one that is lowered leaves the promises standing, and refuses what is new.
@@ -478,10 +482,6 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 	var settle <-chan struct{}
 	comes := q.limit == 0 && policy.QuotaBytes > 0
 	if comes {
-		if q.turning != nil {
-			o.mu.Unlock()
-			return meta.E("set policy", meta.Busy, o.subject(), errors.New("its quota is being changed"))
-		}
 		q.turning = make(chan struct{})
 		q.rounds++
 		r := &reclaim{round: q.rounds, pending: map[meta.SessionID]struct{}{}, done: make(chan struct{})}
@@ -518,6 +518,9 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 				close(q.round.done)
 				q.round = nil
 			}
+		}
+		if q.idle > q.mostIdle() {
+			o.reclaim() // nobody waits
 		}
 	}
 	if comes {

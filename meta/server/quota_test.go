@@ -2,10 +2,15 @@ package server
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -73,5 +78,306 @@ func TestPromiseOfWhoIsAway(t *testing.T) {
 	defer cancel()
 	if got, err := other.Reserve(ctx, 1, 0, 100<<10, 0); err != nil || got.Granted < 100<<10 {
 		t.Errorf("what is free is not given: %+v, %v", got, err)
+	}
+}
+
+// policies gives what the row, the journal and memory say of a volume's quota.
+func (s *site) policies(v meta.VolumeID) (row, journal meta.Policy, memory uint64, err error) {
+	s.t.Helper()
+	x, err := s.cluster.Volume(s.t.Context(), v)
+	if err != nil {
+		return row, journal, 0, err
+	}
+	o, err := s.srv.ownerFor(s.t.Context(), v)
+	if err != nil {
+		return row, journal, 0, err
+	}
+	journal, err = o.policy()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return x.Policy, journal, o.quota.limit, err
+}
+
+// samePolicies fails unless the three say the same.
+func (s *site) samePolicies(v meta.VolumeID) (p meta.Policy) {
+	s.t.Helper()
+	row, journal, memory, err := s.policies(v)
+	if err != nil || row != journal || memory != journal.QuotaBytes {
+		s.t.Fatalf("the row says %+v, the journal %+v, memory %d, %v", row, journal, memory, err)
+	}
+	return journal
+}
+
+// Many change a volume's quota at once: its row, its journal and what the owner
+// compares with say the same afterwards, and so does the journal to the next owner.
+func TestQuotasAtOnce(t *testing.T) {
+	s := newSiteTTL(t, time.Minute)
+	var peers []*peer
+	for i := range 4 {
+		peers = append(peers, s.dial(fmt.Sprint("p", i)))
+	}
+	for round := range 10 {
+		var wg sync.WaitGroup
+		for i, p := range peers {
+			for k := range 4 {
+				wg.Go(func() {
+					quota := uint64(1+round*16+i*4+k) << 20
+					if i == k {
+						quota = 0 // one comes now and then
+					}
+					if _, err := p.SetVolume(t.Context(), 1, meta.Policy{Replicas: 1, QuotaBytes: quota}, wire.VolumeWords{}); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		s.samePolicies(1)
+	}
+	last := s.samePolicies(1)
+	s.crash()
+	s.start()
+	if p := s.samePolicies(1); p != last {
+		t.Errorf("%+v was journaled, %+v was answered", p, last)
+	}
+}
+
+// Who changes one word of a policy takes back none that another changes at the same
+// time, and neither does who changes labels or the trash time.
+func TestWordsAtOnce(t *testing.T) {
+	s := newSiteTTL(t, time.Minute)
+	a, b := s.dial("a"), s.dial("b")
+	read := meta.Policy{Replicas: 1, LocalFirst: true} // what both have read before
+	full := meta.Policy{Replicas: 2, QuotaBytes: 1 << 30, QuotaInodes: 1000, MaxChunk: 8 << 20, SealOnClose: true, SyncOnClose: true, NoAtime: true,
+		Topology: "/dc", Spread: meta.SpreadRack, Class: "ssd", Degrade: true, Encrypt: true, Immutable: true}
+	day := uint64(86400)
+	for range 20 {
+		if _, err := a.SetVolume(t.Context(), 1, read, wire.VolumeWords{}); err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for i, word := range meta.PolicyWords() {
+			p := read
+			if err := p.Change(&full, word); err != nil {
+				t.Fatal(err)
+			}
+			for _, who := range []*peer{a, b} {
+				wg.Go(func() {
+					words := wire.VolumeWords{Only: []string{word}, Labels: map[string]*string{fmt.Sprint("by-", i): new(string)}}
+					if _, err := who.SetVolume(t.Context(), 1, p, words); err != nil {
+						t.Errorf("%s: %v", word, err)
+					}
+				})
+			}
+		}
+		wg.Go(func() {
+			if _, err := a.SetVolume(t.Context(), 1, read, wire.VolumeWords{TrashSeconds: &day, Only: []string{}}); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Wait()
+		if p := s.samePolicies(1); p != full {
+			t.Fatalf("%+v, not %+v", p, full)
+		}
+	}
+	v, err := a.FindVolume(t.Context(), "root")
+	if err != nil || len(v.Detail.Labels) != len(meta.PolicyWords()) || v.Detail.TrashSeconds != day {
+		t.Errorf("%+v, %v", v.Detail, err)
+	}
+	if _, err := a.SetVolume(t.Context(), 1, read, wire.VolumeWords{Only: []string{"colour"}}); !errors.Is(err, meta.NotSupported) {
+		t.Errorf("a word that nobody knows: %v", err)
+	}
+	if _, err := a.SetVolume(t.Context(), 1, meta.Policy{Replicas: 99}, wire.VolumeWords{Only: []string{"replicas"}}); !errors.Is(err, meta.Invalid) {
+		t.Errorf("a word that can't be: %v", err)
+	}
+	// A program of before says all of it.
+	if _, err := a.SetVolume(t.Context(), 1, read, wire.VolumeWords{}); err != nil {
+		t.Fatal(err)
+	}
+	if p := s.samePolicies(1); p != read {
+		t.Errorf("%+v, not %+v", p, read)
+	}
+}
+
+// The server dies when it has journaled a policy and not yet written the row: the
+// next owner does.
+func TestRowGetsItsPolicy(t *testing.T) {
+	for _, step := range []string{"row", "row written"} {
+		s := newSite(t)
+		a := s.dial("a")
+		s.cluster.mu.Lock()
+		s.cluster.dies = func(at string) error {
+			if at == step {
+				return errKilled
+			}
+			return nil
+		}
+		s.cluster.mu.Unlock()
+		want := meta.Policy{Replicas: 1, QuotaBytes: 1 << 30}
+		if _, err := a.SetVolume(t.Context(), 1, want, wire.VolumeWords{}); err == nil {
+			t.Fatal("the server lives")
+		}
+		s.crash()
+		s.cluster.mu.Lock()
+		s.cluster.dies = nil
+		s.cluster.mu.Unlock()
+		s.start()
+		eventually(t, "the row says what the journal does", func() error {
+			row, journal, memory, err := s.policies(1)
+			if err == nil && (row != want || journal != want || memory != want.QuotaBytes) {
+				err = fmt.Errorf("the row says %+v, the journal %+v, memory %d", row, journal, memory)
+			}
+			return err
+		})
+	}
+}
+
+// saver is a client that writes under a quota, and counts what lies idle with it.
+type saver struct {
+	*peer
+	mu         sync.Mutex
+	idle, most uint64
+	files      []uint64 // promises of what is buffered
+}
+
+func (c *saver) Metered(meta.VolumeID, bool, func()) {}
+
+func (c *saver) Reclaim(v meta.VolumeID, round uint64) {
+	go func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if _, err := c.Reserve(context.Background(), v, c.idle, 0, round); err == nil {
+			c.idle, c.most = 0, 0
+		}
+	}()
+}
+
+// write reserves bytes as the client library does: what is idle first, and all of
+// that is given back with a request for more.
+func (c *saver) write(ctx context.Context, n uint64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.idle < n {
+		give := c.idle
+		c.idle = 0
+		p, err := c.Reserve(ctx, 1, give, n, 0)
+		if err != nil {
+			return err
+		}
+		c.idle, c.most = p.Granted, p.Idle
+	}
+	c.idle -= n
+	c.files = append(c.files, n)
+	return nil
+}
+
+// drop gives up what was reserved for a file.
+func (c *saver) drop(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.files) == 0 {
+		return nil
+	}
+	n := c.files[0]
+	c.files = c.files[1:]
+	if c.idle+n <= c.most {
+		c.idle += n
+		return nil
+	}
+	p, err := c.Reserve(ctx, 1, c.idle+n, 0, 0)
+	if c.idle = 0; err == nil {
+		c.most = p.Idle
+	}
+	return err
+}
+
+func (s *site) saver(name string) *saver {
+	s.t.Helper()
+	c := &saver{peer: &peer{leases: map[meta.Ino]meta.LeaseMode{}}}
+	sess, err := client.Dial(s.t.Context(), client.Config{Addrs: []string{"unix:" + s.addr}, Name: name, Handler: c})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	c.Session = sess
+	s.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		defer cancel()
+		sess.Close(ctx)
+	})
+	return c
+}
+
+// What lies idle with all sessions together is never more than 64 MiB or a hundredth
+// of the quota, however they come and go, and when the quota is lowered it soon is no
+// more than a hundredth of that.
+func TestIdleIsBounded(t *testing.T) {
+	for _, limit := range []uint64{40 << 20, 400 << 20, 40 << 30} {
+		t.Run(fmt.Sprint(limit>>20), func(t *testing.T) {
+			s := newSiteTTL(t, time.Minute)
+			admin := s.dial("admin")
+			admin.admin(t, wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: meta.Policy{Replicas: 1, QuotaBytes: limit}})
+			o := s.srv.opened(1)
+			var all []*saver
+			sum := func() (idle, buffered uint64) {
+				for _, c := range all {
+					c.mu.Lock()
+				}
+				for _, c := range all {
+					idle += c.idle
+					for _, n := range c.files {
+						buffered += n
+					}
+					c.mu.Unlock()
+				}
+				return idle, buffered
+			}
+			check := func(limit uint64) error {
+				most := min(64<<20, limit/100)
+				idle, buffered := sum()
+				o.mu.Lock()
+				defer o.mu.Unlock()
+				q := &o.quota
+				var may, promised uint64
+				for _, p := range q.held {
+					may += p.idle
+					promised += p.bytes
+				}
+				switch {
+				case idle > most || may > most || q.idle != may:
+					return fmt.Errorf("%d bytes lie idle, %d may and are counted as %d; at most %d", idle, may, q.idle, most)
+				case promised != q.total || promised < buffered:
+					return fmt.Errorf("%d bytes are promised and counted as %d, %d are buffered", promised, q.total, buffered)
+				}
+				return nil
+			}
+			r := rand.New(rand.NewPCG(uint64(limit), 1))
+			most, seen := min(64<<20, limit/100), uint64(0)
+			for step := range 1500 {
+				if step%150 == 0 {
+					all = append(all, s.saver(fmt.Sprint("c", step)))
+				}
+				c := all[r.IntN(len(all))]
+				var err error
+				if len(c.files) > 20 || r.IntN(3) == 0 {
+					err = c.drop(t.Context())
+				} else {
+					err = c.write(t.Context(), 1+r.Uint64N(limit/1000))
+				}
+				if err != nil && !errors.Is(err, meta.QuotaExceeded) {
+					t.Fatal(err)
+				}
+				if err := check(limit); err != nil {
+					t.Fatalf("step %d: %v", step, err)
+				}
+				idle, _ := sum()
+				seen = max(seen, idle)
+			}
+			// It is no bound of nothing.
+			if seen < most/2 {
+				t.Errorf("at most %d bytes lay idle of %d that may", seen, most)
+			}
+			admin.admin(t, wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: meta.Policy{Replicas: 1, QuotaBytes: limit / 4}})
+			eventually(t, "what lies idle follows the quota", func() error { return check(limit / 4) })
+		})
 	}
 }

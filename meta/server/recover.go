@@ -139,6 +139,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 	})
 	sessions := len(o.sessions)
 	o.setWords(&vol)
+	o.comparePolicy(&vol)
 	o.wg.Go(o.recover)
 	o.wg.Go(o.gcLoop)
 	o.wg.Go(o.compactLoop)

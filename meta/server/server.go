@@ -191,6 +191,7 @@ type Server struct {
 
 	tree     treeLocks
 	deleting turns
+	setting  turns // of changing its policy and its row's words
 	// atRest are volumes of this home that are closed and that their owner before
 	// let go in order. With the same metadata servers nobody but this one takes
 	// them, so homeLoop does not ask etcd for each again whenever something

@@ -122,6 +122,14 @@ func (c *lostCluster) UpdateVolume(context.Context, meta.VolumeID, func(*cluster
 	return cluster.Volume{}, beingRestored()
 }
 
+func (c *lostCluster) Labels(context.Context, meta.VolumeID, meta.VolumeID) (map[meta.VolumeID]map[string]string, error) {
+	return nil, beingRestored()
+}
+
+func (c *lostCluster) ChangeLabels(context.Context, meta.VolumeID, map[string]*string) error {
+	return beingRestored()
+}
+
 func (c *lostCluster) DeleteVolume(context.Context, meta.VolumeID, ...meta.ServerID) error {
 	return beingRestored()
 }

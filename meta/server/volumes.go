@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -36,25 +37,33 @@ func (s *Server) listVolumes(ctx context.Context, m *wire.Admin, re *wire.AdminR
 			break
 		}
 	}
-	s.describeIn(ctx, re, s.newPaths(all), page)
+	if err := s.describeIn(ctx, re, s.newPaths(all), page); err != nil {
+		return err
+	}
 	if m.Entry != ownedHere {
 		s.usageElsewhere(ctx, re.Volumes)
 	}
 	return nil
 }
 
-// describe fills in an answer about volumes.
+// describe fills in an answer about volumes that were changed: what was done is not
+// undone if labels can't be read.
 func (s *Server) describe(ctx context.Context, re *wire.AdminRe, all ...cluster.Volume) {
-	s.describeIn(ctx, re, s.newPaths(all), all)
+	if err := s.describeIn(ctx, re, s.newPaths(all), all); err != nil {
+		s.log.Warn("volumes were changed, and who asked is told nothing of their labels", "error", err)
+	}
 }
 
-func (s *Server) describeIn(ctx context.Context, re *wire.AdminRe, in *paths, all []cluster.Volume) {
+// describeIn fills in an answer about volumes, ascending by number. Errors:
+// Unavailable (their labels; the rest is filled in).
+func (s *Server) describeIn(ctx context.Context, re *wire.AdminRe, in *paths, all []cluster.Volume) error {
 	details := make([]wire.VolumeDetail, 0, len(all))
+	labels, lerr := s.labelsOf(ctx, all)
 	for _, v := range all {
 		re.Volumes = append(re.Volumes, s.volumeInfo(ctx, in, v))
 		d := wire.VolumeDetail{ID: v.ID, State: wire.VolumeReady, Created: goTime(v.Created), TrashSeconds: v.TrashSeconds,
 			Deleted: goTime(v.Deleted), Until: goTime(v.Until), Open: s.opened(v.ID) != nil,
-			Compression: cmp.Or(v.Compression, meta.CompressNone.String())}
+			Compression: cmp.Or(v.Compression, meta.CompressNone.String()), Labels: labels[v.ID]}
 		advisoryOf(&v, &d)
 		if x := v.Origin; x != nil {
 			d.Origin = &wire.VolumeOrigin{Volume: x.Volume, Snapshot: x.Snapshot, Implied: x.Implied}
@@ -76,6 +85,15 @@ func (s *Server) describeIn(ctx context.Context, re *wire.AdminRe, in *paths, al
 		panic("server: details are plain data: " + err.Error())
 	}
 	re.Report = b
+	return lerr
+}
+
+// labelsOf reads the labels of volumes, ascending by number.
+func (s *Server) labelsOf(ctx context.Context, all []cluster.Volume) (map[meta.VolumeID]map[string]string, error) {
+	if len(all) == 0 {
+		return nil, nil
+	}
+	return s.cfg.Cluster.Labels(ctx, all[0].ID, all[len(all)-1].ID)
 }
 
 // goTime is a time of a record; a record without one has none.
@@ -119,27 +137,165 @@ func readBody(m *wire.Admin, to any) error {
 	return nil
 }
 
-// wordsOf reads what a request says of a volume's row. Errors: Protocol, Invalid.
-func wordsOf(m *wire.Admin) (func(*cluster.Volume), error) {
-	var w wire.VolumeWords
+// wordsOf reads what a request says of a volume beside its policy. Errors:
+// Protocol, Invalid, NotSupported.
+func wordsOf(m *wire.Admin) (w wire.VolumeWords, err error) {
 	if err := readBody(m, &w); err != nil {
-		return nil, err
+		return w, err
 	}
 	if w.TrashSeconds != nil && *w.TrashSeconds > uint64(MaxTrash/time.Second) {
-		return nil, meta.E("change volume", meta.Invalid, m.Name, fmt.Errorf("a trash time is at most %d days", MaxTrash/(24*time.Hour)))
+		return w, meta.E("change volume", meta.Invalid, m.Name, fmt.Errorf("a trash time is at most %d days", MaxTrash/(24*time.Hour)))
 	}
-	if err := checkCompression(w.Compression); err != nil {
-		return nil, err
+	if err := meta.CheckLabels(w.Labels); err != nil {
+		return w, err
 	}
-	return func(v *cluster.Volume) {
-		if w.TrashSeconds != nil {
-			v.TrashSeconds = *w.TrashSeconds
+	return w, checkCompression(w.Compression)
+}
+
+// say changes a volume's row as words say.
+func say(v *cluster.Volume, w *wire.VolumeWords) {
+	if w.TrashSeconds != nil {
+		v.TrashSeconds = *w.TrashSeconds
+	}
+	if w.Compression != nil {
+		if v.Compression = *w.Compression; v.Compression == meta.CompressNone.String() {
+			v.Compression = ""
 		}
-		if w.Compression != nil {
-			if v.Compression = *w.Compression; v.Compression == meta.CompressNone.String() {
-				v.Compression = ""
+	}
+	sayAdvisory(v, w)
+}
+
+// setVolume changes a volume's policy, or the words of it that the request names,
+// and what else its row says. The journal, memory and the row get the policies of
+// requests that come at once in the same order, since one at a time is served; and
+// all three get it even if who asked has gone.
+func (s *Server) setVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	w, err := wordsOf(m)
+	if err != nil {
+		return err
+	}
+	v, err := s.find(ctx, m)
+	if err != nil {
+		return err
+	}
+	o, err := s.ownerFor(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	end, err := s.setting.begin(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	type outcome struct {
+		re  wire.AdminRe // as it was before the next could change it
+		err error
+	}
+	done := make(chan outcome, 1)
+	if !o.goes(func() {
+		defer end()
+		v, err := o.change(o.ctx, m.Policy, &w)
+		x := outcome{err: err}
+		if err == nil {
+			x.err = s.describeIn(o.ctx, &x.re, s.newPaths([]cluster.Volume{v}), []cluster.Volume{v})
+		}
+		done <- x
+	}) {
+		end()
+		return o.gone()
+	}
+	select {
+	case x := <-done:
+		if x.err == nil {
+			*re = x.re
+		}
+		return x.err
+	case <-ctx.Done():
+		return meta.E("change volume", meta.Interrupted, v.Name, context.Cause(ctx))
+	}
+}
+
+// goes runs f, which the owner waits for before it closes its store. false: it
+// serves no more.
+func (o *owner) goes(f func()) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ctx.Err() != nil || o.stClosed {
+		return false
+	}
+	o.wg.Go(f)
+	return true
+}
+
+// change is setVolume for who has the turn.
+func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords) (v cluster.Volume, err error) {
+	if w.Only == nil || len(w.Only) > 0 {
+		if w.Only != nil {
+			p, err := o.policy()
+			if err == nil {
+				err = p.Change(&to, w.Only...)
 			}
+			if err != nil {
+				return v, err
+			}
+			to = p
 		}
-		sayAdvisory(v, &w)
-	}, nil
+		if err := to.Check(); err != nil {
+			return v, err
+		}
+		if err := o.setPolicy(ctx, to); err != nil {
+			return v, err
+		}
+	}
+	if v, err = o.settlePolicy(ctx, func(v *cluster.Volume) { say(v, w) }); err != nil {
+		return v, err
+	}
+	if len(w.Labels) > 0 {
+		if err := o.srv.cfg.Cluster.ChangeLabels(ctx, v.ID, w.Labels); err != nil {
+			return v, err
+		}
+	}
+	o.setWords(&v)
+	return v, nil
+}
+
+// settlePolicy has the row say of the policy what the journal does. Caller has the
+// turn.
+func (o *owner) settlePolicy(ctx context.Context, more func(*cluster.Volume)) (cluster.Volume, error) {
+	p, err := o.policy()
+	if err != nil {
+		return cluster.Volume{}, err
+	}
+	return o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error {
+		// An owner after this one may have journaled another.
+		if err := o.ctx.Err(); err != nil || o.outsideLease() {
+			return meta.E("change volume", meta.Unavailable, v.Name, errors.New("whether it is served here is not certain now"))
+		}
+		v.Policy = p
+		more(v)
+		return nil
+	})
+}
+
+// comparePolicy settles the policy of a row that says another than the journal: its
+// owner before died in between.
+func (o *owner) comparePolicy(v *cluster.Volume) {
+	if p, err := o.policy(); err != nil || p == v.Policy {
+		return
+	}
+	o.goes(func() {
+		end, err := o.srv.setting.begin(o.ctx, o.vol)
+		if err != nil {
+			return
+		}
+		defer end()
+		if err = o.await(o.ctx, o.recovered); err == nil {
+			_, err = o.settlePolicy(o.ctx, func(*cluster.Volume) {})
+		}
+		switch {
+		case err == nil:
+			o.log.Info("the volume's row has its policy again: a server that is gone had only journaled it")
+		case o.ctx.Err() == nil:
+			o.log.Warn("the volume's row has another policy than its journal, it is looked at again", "error", err)
+		}
+	})
 }

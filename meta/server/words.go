@@ -68,6 +68,7 @@ func (o *owner) readWords() {
 	}
 	if v, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol); err == nil {
 		o.setWords(&v)
+		o.comparePolicy(&v)
 	}
 }
 

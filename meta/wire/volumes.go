@@ -18,10 +18,18 @@ type VolumeWords struct {
 	// Advisory quota, bytes and files; 0: none.
 	AdvisoryBytes  *uint64 `json:"advisory_bytes,omitempty"`
 	AdvisoryInodes *uint64 `json:"advisory_inodes,omitempty"`
+	// Labels to set, or with nil to remove.
+	Labels map[string]*string `json:"labels,omitempty"`
+	// Only names the words of the request's policy that count, see
+	// meta.PolicyWords: the rest of the volume's policy stays as it is then. nil: all
+	// of them. Of AdminSetPolicy; a server of before takes the whole.
+	Only []string `json:"only,omitzero"`
 }
 
 // Empty tells whether they say nothing.
-func (w VolumeWords) Empty() bool { return w == VolumeWords{} }
+func (w VolumeWords) Empty() bool {
+	return w.TrashSeconds == nil && w.Compression == nil && w.AdvisoryBytes == nil && w.AdvisoryInodes == nil && len(w.Labels) == 0 && w.Only == nil
+}
 
 // VolumeDeletion is the body of AdminDeleteVolume; without one the volume's
 // trash time holds.
@@ -57,6 +65,8 @@ type VolumeDetail struct {
 	AdvisoryInodes uint64    `json:"advisory_inodes,omitempty"`
 	BytesOver      time.Time `json:"bytes_over,omitzero"` // since when it counts as above its advisory quota
 	InodesOver     time.Time `json:"inodes_over,omitzero"`
+	// Labels; servers of before don't tell.
+	Labels map[string]string `json:"labels,omitempty"`
 	// Origin is of a clone that needs it yet. Servers of before don't tell.
 	Origin *VolumeOrigin `json:"origin,omitempty"`
 }

@@ -1,0 +1,105 @@
+package cluster
+
+import (
+	"fmt"
+	"maps"
+	"sync"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"penstock.io/penstock/meta"
+)
+
+func TestLabels(t *testing.T) {
+	cli := client(t)
+	c, ctx := join(t, cli), t.Context()
+	labelled := func(l map[string]string) func(*Volume) { return func(v *Volume) { v.Labels = l } }
+	var ids []meta.VolumeID
+	for i, l := range []map[string]string{nil, {"team": "vision"}, {"team": "speech", "draft": ""}} {
+		v, err := c.CreateVolume(ctx, fmt.Sprint("v", i), meta.Policy{Replicas: 1}, 1, labelled(l))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, v.ID)
+	}
+	check := func(v meta.VolumeID, want map[string]string) {
+		t.Helper()
+		if got, err := c.Labels(ctx, v, v); err != nil || !maps.Equal(got[v], want) || len(got) > 1 {
+			t.Fatalf("%v, %v; want %v", got, err, want)
+		}
+	}
+	check(ids[0], nil)
+	check(ids[1], map[string]string{"team": "vision"})
+	if got, err := c.Labels(ctx, 1, meta.MaxVolume); err != nil || len(got) != 2 || got[ids[2]]["team"] != "speech" {
+		t.Fatal(got, err)
+	}
+	if got, err := c.Labels(ctx, ids[0], ids[1]); err != nil || len(got) != 1 {
+		t.Fatal(got, err)
+	}
+	one := "1"
+	if err := c.ChangeLabels(ctx, ids[2], map[string]*string{"draft": nil, "run": &one, "nothing": nil}); err != nil {
+		t.Fatal(err)
+	}
+	want2 := map[string]string{"team": "speech", "run": "1"}
+	check(ids[2], want2)
+	// A program of before writes the row as it knows it, and its labels stay.
+	if _, err := c.UpdateVolume(ctx, ids[2], func(v *Volume) error { v.Keep = "1d:daily"; v.Labels = nil; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	check(ids[2], want2)
+	want(t, c.ChangeLabels(ctx, 99, map[string]*string{"a": &one}), meta.NoSuchVolume)
+	many := map[string]*string{}
+	for i := range meta.MaxLabels {
+		many[fmt.Sprint("k", i)] = &one
+	}
+	want(t, c.ChangeLabels(ctx, ids[2], many), meta.ResourceExceeded)
+	check(ids[2], want2)
+
+	// Each of many at once comes through.
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			if err := c.ChangeLabels(ctx, ids[0], map[string]*string{fmt.Sprint("l", i): &one}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if got, err := c.Labels(ctx, ids[0], ids[0]); err != nil || len(got[ids[0]]) != 20 {
+		t.Fatal(got, err)
+	}
+
+	// A clone begins with its origin's, and with a volume its labels go.
+	v, err := c.CreateClone(ctx, "clone", meta.Policy{Replicas: 1}, 1, Origin{Volume: ids[2], At: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(v.ID, want2)
+	if err := c.DeleteVolume(ctx, v.ID); err != nil {
+		t.Fatal(err)
+	}
+	check(v.ID, nil)
+	for k := range want2 {
+		if err := c.ChangeLabels(ctx, ids[2], map[string]*string{k: nil}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(ids[2], nil)
+	r, err := cli.Get(ctx, c.prefix+"/labels/", clientv3.WithPrefix())
+	if err != nil || len(r.Kvs) != 2 {
+		t.Fatalf("records of volumes without labels: %v, %v", r, err)
+	}
+	// One that a newer program wrote is not guessed at.
+	if _, err := cli.Put(ctx, c.labelsKey(ids[2]), `{"v":2,"volume":3}`); err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Labels(ctx, ids[2], ids[2])
+	want(t, err, meta.Version)
+	want(t, c.ChangeLabels(ctx, ids[2], map[string]*string{"a": &one}), meta.Version)
+	// And one of today reads as it was written.
+	if _, err := cli.Put(ctx, c.labelsKey(ids[2]), fmt.Sprintf(`{"v":1,"volume":%d,"labels":{"team":"speech"}}`, ids[2])); err != nil {
+		t.Fatal(err)
+	}
+	check(ids[2], map[string]string{"team": "speech"})
+}
