@@ -244,6 +244,11 @@ func (s *Server) Order(ctx context.Context, id meta.ServerID, o meta.Order) (met
 	n := l.next
 	l.orders[n] = ch
 	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		delete(l.orders, n) // of a server that does not answer
+		l.mu.Unlock()
+	}()
 	if err := l.send.Send(n, &wire.Order{Order: o}); err != nil {
 		return meta.OrderResult{}, meta.E("order", meta.Unavailable, fmt.Sprintf("chunk server %d", id), err)
 	}

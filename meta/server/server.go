@@ -189,9 +189,10 @@ type Server struct {
 	indexes   chan struct{} // capacity 1: held while one is made
 	filling   chan struct{} // a slot for the chunk that compaction fills
 
-	tree     treeLocks
+	tree     turns // of changing where a volume hangs
 	deleting turns
 	setting  turns // of changing its policy and its row's words
+	purging  purges
 	// atRest are volumes of this home that are closed and that their owner before
 	// let go in order. With the same metadata servers nobody but this one takes
 	// them, so homeLoop does not ask etcd for each again whenever something

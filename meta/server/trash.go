@@ -73,7 +73,7 @@ func (t *turns) begin(ctx context.Context, v meta.VolumeID) (end func(), err err
 		select {
 		case <-other:
 		case <-ctx.Done():
-			return nil, meta.E("delete volume", meta.Interrupted, fmt.Sprint(v), context.Cause(ctx))
+			return nil, meta.E("wait for volume", meta.Interrupted, fmt.Sprint(v), context.Cause(ctx))
 		}
 	}
 }
@@ -186,6 +186,36 @@ func seconds(n uint64) time.Duration { return time.Duration(n) * time.Second }
 // MaxTrash bounds a trash time.
 const MaxTrash = meta.MaxTrash
 
+// purges are the volumes that are being purged.
+type purges struct {
+	mu sync.Mutex
+	m  map[meta.VolumeID]bool
+}
+
+// maxPurges bounds how many volumes are purged at once.
+const maxPurges = 4
+
+// startPurge purges a volume beside whatever else is done, unless that is under
+// way or enough others are: who finds it in the trash asks again.
+func (s *Server) startPurge(v cluster.Volume) {
+	p := &s.purging
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.m[v.ID] || len(p.m) >= maxPurges {
+		return
+	}
+	if p.m == nil {
+		p.m = map[meta.VolumeID]bool{}
+	}
+	p.m[v.ID] = true
+	s.wg.Go(func() {
+		s.purge(v)
+		p.mu.Lock()
+		delete(p.m, v.ID)
+		p.mu.Unlock()
+	})
+}
+
 // purge deletes a volume whose time in the trash is over.
 func (s *Server) purge(v cluster.Volume) {
 	if err := s.deleteVolume(s.ctx, v, true); err != nil && s.ctx.Err() == nil && !errors.Is(err, meta.NoSuchVolume) {
@@ -286,23 +316,66 @@ func (o *owner) recallAll(ctx context.Context) error {
 	}
 }
 
+// deleteWidth is how many orders to delete one chunk server has at once.
+const deleteWidth = 8
+
 // deleteAllChunks orders the deletion of every chunk of a volume that is going,
-// where servers can be reached. What is left is found by sweepDeleted.
+// where servers can be reached. One that leaves an order unanswered is not asked
+// for more: what is left there is found by sweepDeleted.
 func (o *owner) deleteAllChunks(ctx context.Context) error {
-	var chunks []meta.ChunkRecord
+	chunks := map[meta.ServerID][]meta.ChunkID{}
 	o.mu.Lock()
-	err := namespace.Chunks(&view{o: o}, func(c meta.ChunkRecord) bool { chunks = append(chunks, c); return true })
+	err := namespace.Chunks(&view{o: o}, func(c meta.ChunkRecord) bool {
+		for _, srv := range c.Servers {
+			chunks[srv] = append(chunks[srv], c.ID)
+		}
+		return true
+	})
 	o.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	fence := meta.Fence{Term: o.own.Term(), Seals: 1<<32 - 1}
-	for _, c := range chunks {
-		for _, srv := range c.Servers {
-			if _, err := o.order(ctx, srv, meta.Order{Kind: meta.OrderDelete, Chunk: c.ID, Fence: fence}); ctx.Err() != nil {
-				return err
-			}
-		}
+	var wg sync.WaitGroup
+	for srv, ids := range chunks {
+		wg.Go(func() { o.deleteAt(ctx, srv, ids) })
+	}
+	wg.Wait()
+	if ctx.Err() != nil {
+		return meta.E("delete volume", meta.Interrupted, o.subject(), context.Cause(ctx))
 	}
 	return nil
 }
+
+// deleteAt orders the deletion of chunks of a volume that is going on one server.
+func (o *owner) deleteAt(ctx context.Context, srv meta.ServerID, ids []meta.ChunkID) {
+	fence := meta.Fence{Term: o.own.Term(), Seals: 1<<32 - 1}
+	ctx, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	next := make(chan meta.ChunkID)
+	defer close(next)
+	for range min(deleteWidth, len(ids)) {
+		wg.Go(func() {
+			for id := range next {
+				call, cancel := context.WithTimeout(ctx, deletePatience)
+				_, err := o.order(call, srv, meta.Order{Kind: meta.OrderDelete, Chunk: id, Fence: fence})
+				if err != nil && call.Err() != nil && ctx.Err() == nil {
+					o.log.Warn("a chunk server leaves orders unanswered: what it has of a deleted volume is swept later", "server", srv, "chunks", len(ids))
+					giveUp()
+				}
+				cancel()
+			}
+		})
+	}
+	for _, id := range ids {
+		select {
+		case next <- id:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// deletePatience is orderPatience; a variable, so that tests wait less.
+var deletePatience = orderPatience

@@ -2,6 +2,7 @@ package server
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -100,4 +101,88 @@ func TestTrashAnew(t *testing.T) {
 	if row, err := s.cluster.Volume(t.Context(), v.ID); !errors.Is(err, meta.NoSuchVolume) {
 		t.Errorf("it stays: %+v, %v", row, err)
 	}
+}
+
+// hungSite is a site with a chunk server that leaves every order unanswered from now on,
+// and the volumes "a" and "b", of which "a" has chunks there.
+func hungSite(t *testing.T, patience time.Duration) (s *site, f *fakeChunks, p *peer, a, b meta.VolumeID) {
+	t.Helper()
+	was := deletePatience
+	deletePatience = patience
+	t.Cleanup(func() { deletePatience = was })
+	s = newTree(t)
+	f = s.chunkServer(1)
+	p = s.dial("p")
+	second := uint64(1)
+	for _, v := range []*meta.VolumeID{&a, &b} {
+		x, err := p.CreateVolume(t.Context(), fmt.Sprint("v", v == &a), meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		*v = x.ID
+		p.createIn(t, x.ID, "f")
+	}
+	if _, err := p.AllocChunks(t.Context(), a, 3*deleteWidth, false); err != nil {
+		t.Fatal(err)
+	}
+	f.hang()
+	return s, f, p, a, b
+}
+
+// A chunk server hangs, with its stream alive: what else leaves the trash, or was
+// left half attached, does not wait for the volume that has chunks there.
+func TestTrashBesideHungServer(t *testing.T) {
+	s, f, p, a, b := hungSite(t, time.Hour)
+	for _, v := range []meta.VolumeID{a, b} {
+		if err := p.DeleteVolume(t.Context(), v, false); err != nil {
+			t.Fatal(err)
+		}
+		if v == a {
+			eventually(t, "the first is being purged", func() error {
+				row, err := s.cluster.Volume(t.Context(), a)
+				return errors.Join(err, unless(row.State == cluster.VolumeDeleting))
+			})
+		}
+	}
+	c, err := p.CreateVolume(t.Context(), "c", meta.Policy{Replicas: 1}, wire.VolumeWords{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.cluster.mu.Lock()
+	row := s.cluster.rows[c.ID]
+	row.Attach = &cluster.Attach{Parent: 1, Ino: meta.RootIno, Name: "c", Step: cluster.Attaching}
+	s.cluster.rows[c.ID] = row
+	s.cluster.mu.Unlock()
+	gone := func(v meta.VolumeID) func() error {
+		return func() error {
+			_, err := s.cluster.Volume(t.Context(), v)
+			return unless(errors.Is(err, meta.NoSuchVolume))
+		}
+	}
+	eventually(t, "the second leaves the trash", gone(b))
+	eventually(t, "what was half attached is settled", func() error {
+		on, err := s.consistent(c.ID, "c")
+		return errors.Join(err, unless(on))
+	})
+	if gone(a)() == nil {
+		t.Error("the first is gone, though its chunk server hangs")
+	}
+	f.wake()
+	eventually(t, "the first is gone", gone(a))
+}
+
+// A volume goes although a chunk server leaves orders unanswered: what is there is
+// noted, for when it answers.
+func TestHungServerIsNoted(t *testing.T) {
+	s, f, p, a, _ := hungSite(t, 100*time.Millisecond)
+	if err := p.DeleteVolume(t.Context(), a, true); err != nil {
+		t.Fatal(err)
+	}
+	s.cluster.mu.Lock()
+	on := s.cluster.deleted[a]
+	s.cluster.mu.Unlock()
+	if len(on) != 1 || on[0] != f.id {
+		t.Errorf("servers that may have chunks of it: %v", on)
+	}
+	f.wake()
 }

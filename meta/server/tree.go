@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -32,40 +31,6 @@ var (
 	treeGrace = 5 * time.Second
 )
 
-// treeLocks let one request at a time change where a volume hangs.
-type treeLocks struct {
-	mu sync.Mutex
-	m  map[meta.VolumeID]chan struct{}
-}
-
-// lock waits until nobody else changes where v hangs. Errors: Interrupted.
-func (l *treeLocks) lock(ctx context.Context, v meta.VolumeID) (unlock func(), err error) {
-	for {
-		l.mu.Lock()
-		busy := l.m[v]
-		if busy == nil {
-			if l.m == nil {
-				l.m = map[meta.VolumeID]chan struct{}{}
-			}
-			done := make(chan struct{})
-			l.m[v] = done
-			l.mu.Unlock()
-			return func() {
-				l.mu.Lock()
-				delete(l.m, v)
-				l.mu.Unlock()
-				close(done)
-			}, nil
-		}
-		l.mu.Unlock()
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil, meta.E("attach", meta.Interrupted, fmt.Sprint(v), context.Cause(ctx))
-		}
-	}
-}
-
 // attachVolume hangs a volume under a directory of another. What is there
 // already stays, without an error. Errors: Exists (the name is taken, or the
 // volume hangs elsewhere), NotFound and NotDir (the directory), Invalid (it
@@ -82,7 +47,7 @@ func (s *Server) attachVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	if err != nil {
 		return err
 	}
-	unlock, err := s.tree.lock(ctx, v.ID)
+	unlock, err := s.tree.begin(ctx, v.ID)
 	if err != nil {
 		return err
 	}
@@ -117,11 +82,6 @@ func (s *Server) attachVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	})
 	if err != nil {
 		return err
-	}
-	// Two that are being hung below each other at once see each other now.
-	if err := s.noCycle(ctx, v.ID, m.Parent); err != nil {
-		_, uerr := s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error { v.Attach = nil; return nil })
-		return errors.Join(err, uerr)
 	}
 	if v, err = s.settle(ctx, parent, v); err != nil {
 		return err
@@ -164,7 +124,7 @@ func (s *Server) detachVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	if err != nil && !errors.Is(err, meta.NoSuchVolume) {
 		return err
 	}
-	unlock, err := s.tree.lock(ctx, v.ID)
+	unlock, err := s.tree.begin(ctx, v.ID)
 	if err != nil {
 		return err
 	}
@@ -218,14 +178,24 @@ func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (c
 		}
 		after = nil
 	default:
-		err := parent.durably(ctx, &meta.Junction{Parent: at.Ino, Name: at.Name, Volume: v.ID})
+		// Two that are being hung below each other at once see each other now: the rows of
+		// both say so. A junction that is there was looked at before it was made.
+		var err error
+		if parent.leadsTo(at) != v.ID {
+			if err = s.noCycle(ctx, v.ID, at.Parent); err != nil && !errors.Is(err, meta.Invalid) && !errors.Is(err, meta.Loop) {
+				return v, err // what could not be asked is asked again: the row keeps the step
+			}
+		}
+		if err == nil {
+			err = parent.durably(ctx, &meta.Junction{Parent: at.Ino, Name: at.Name, Volume: v.ID})
+		}
 		switch meta.KindOf(err) {
 		case meta.KindOK:
 		case meta.Exists:
 			if parent.leadsTo(at) != v.ID {
 				after, refused = nil, err
 			}
-		case meta.NotFound, meta.NotDir, meta.Stale, meta.Invalid, meta.NameTooLong, meta.TooManyLinks, meta.ReadOnly, meta.NotPermitted:
+		case meta.NotFound, meta.NotDir, meta.Stale, meta.Invalid, meta.NameTooLong, meta.TooManyLinks, meta.ReadOnly, meta.NotPermitted, meta.Loop:
 			after, refused = nil, err
 		default:
 			return v, err // whether it happened is not known: the row keeps the step
@@ -281,7 +251,7 @@ func (s *Server) treeLoop() {
 			v := &view.Volumes[i]
 			if v.State == cluster.VolumeTrash && now.After(goTime(v.Until)) {
 				if _, mine := s.home(v.ID); mine {
-					s.purge(*v)
+					s.startPurge(*v)
 				}
 			}
 			if v.Attach == nil || v.Attach.Step == cluster.Attached {
@@ -317,7 +287,7 @@ func (s *Server) settleLeft(id meta.VolumeID) error {
 	if err != nil && !errors.Is(err, meta.NoSuchVolume) {
 		return err
 	}
-	unlock, err := s.tree.lock(ctx, id)
+	unlock, err := s.tree.begin(ctx, id)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -293,5 +294,111 @@ func TestFsckComparesJunctions(t *testing.T) {
 	}
 	if r, err = s.srv.Fsck(t.Context(), 1); err != nil || r.Count != 3 {
 		t.Fatalf("want three problems: %+v, %v", r, err)
+	}
+}
+
+// The table can't be asked while a volume is attached: one that hangs there stays, and
+// one that does not is attached by the next who looks.
+func TestAttachWhileTableIsAway(t *testing.T) {
+	s := newTree(t)
+	a := s.dial("a")
+	away := func(id meta.VolumeID, after int) {
+		s.cluster.mu.Lock()
+		defer s.cluster.mu.Unlock()
+		var mu sync.Mutex
+		s.cluster.noRow = func(v meta.VolumeID) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if v != id {
+				return nil
+			}
+			if after--; after < 0 && after >= -1 {
+				return meta.E("volume", meta.Unavailable, "", nil)
+			}
+			return nil
+		}
+	}
+	var ids []meta.VolumeID
+	for _, name := range []string{"p", "v"} {
+		ids = append(ids, a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: name}).Volumes[0].ID)
+	}
+	a.admin(t, wire.Admin{Op: wire.AdminAttach, Volume: ids[0], Parent: 1, Ino: meta.RootIno, Entry: "p"})
+	attach := wire.Admin{Op: wire.AdminAttach, Volume: ids[1], Parent: ids[0], Ino: meta.RootIno, Entry: "v"}
+	hangs := func() error {
+		row, err := s.cluster.Volume(t.Context(), ids[1])
+		if err != nil {
+			return err
+		}
+		o, err := s.srv.ownerFor(t.Context(), ids[0])
+		if err != nil {
+			return err
+		}
+		if row.Attach == nil || row.Attach.Step != cluster.Attached || o.leadsTo(*row.Attach) != ids[1] {
+			return fmt.Errorf("the row says %+v", row.Attach)
+		}
+		return nil
+	}
+	failed := 0
+	for _, state := range []string{"new", "attached"} {
+		// At whichever reading of the parent's row it is.
+		for n := range 8 {
+			if state == "new" {
+				a.Admin(t.Context(), wire.Admin{Op: wire.AdminDetach, Volume: ids[1]}) // what hangs
+			}
+			away(ids[0], n)
+			_, err := a.Admin(t.Context(), attach)
+			s.cluster.mu.Lock()
+			s.cluster.noRow = nil
+			s.cluster.mu.Unlock()
+			if err != nil {
+				failed++
+			}
+			row, _ := s.cluster.Volume(t.Context(), ids[1])
+			if state == "new" && err != nil && row.Attach == nil {
+				continue // refused before anything was written
+			}
+			if state == "attached" {
+				if err := hangs(); err != nil {
+					t.Fatalf("it was attached, and the table away at reading %d: %v", n, err)
+				}
+			}
+			eventually(t, "the volume hangs", hangs)
+		}
+		a.admin(t, attach)
+	}
+	if failed < 3 {
+		t.Errorf("the table was away at %d of its readings only", failed)
+	}
+	s.clean(t, 1)
+}
+
+// Two servers died when each had written that it hangs one volume below the other, and
+// before they looked whether that is a circle: none is made of it.
+func TestNoCycleIsLeft(t *testing.T) {
+	s := newTree(t)
+	a := s.dial("a")
+	var ids []meta.VolumeID
+	for _, name := range []string{"one", "two"} {
+		ids = append(ids, a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: name}).Volumes[0].ID)
+	}
+	s.cluster.mu.Lock()
+	for i, id := range ids {
+		v := s.cluster.rows[id]
+		v.Attach = &cluster.Attach{Parent: ids[1-i], Ino: meta.RootIno, Name: "below", Step: cluster.Attaching}
+		s.cluster.rows[id] = v
+	}
+	s.cluster.mu.Unlock()
+	eventually(t, "the steps are settled", func() error {
+		for _, id := range ids {
+			if row, err := s.cluster.Volume(t.Context(), id); err != nil || row.Attach != nil && row.Attach.Step != cluster.Attached {
+				return fmt.Errorf("%+v, %v", row.Attach, err)
+			}
+		}
+		return nil
+	})
+	one, _ := s.cluster.Volume(t.Context(), ids[0])
+	two, _ := s.cluster.Volume(t.Context(), ids[1])
+	if one.Attach != nil && two.Attach != nil {
+		t.Errorf("both hang below each other: %+v, %+v", one.Attach, two.Attach)
 	}
 }
