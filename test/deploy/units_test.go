@@ -1,8 +1,13 @@
 package deploy
 
 import (
+	"errors"
+	"maps"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -70,5 +75,104 @@ func TestDriverUnit(t *testing.T) {
 		if !flags[string(k[1])] {
 			t.Errorf("penstock knows no key %s", k[1])
 		}
+	}
+}
+
+// verify has systemd look at units, which it gets under their own names, and gives what
+// it says about them.
+func verify(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	var paths []string
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		// It looks for the program.
+		if err := os.WriteFile(path, []byte(strings.ReplaceAll(text, "/usr/local/bin/penstock", "/bin/true")), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, path)
+	}
+	slices.Sort(paths)
+	cmd := exec.CommandContext(t.Context(), "systemd-analyze", append([]string{"verify", "--man=no", "--generators=no"}, paths...)...)
+	out, err := cmd.CombinedOutput()
+	var said []string
+	for line := range strings.Lines(string(out)) {
+		// Before systemd 254.
+		if strings.Contains(line, dir) && !strings.Contains(line, "Unknown key 'FileDescriptorStorePreserve'") || strings.Contains(line, "penstock") && !strings.Contains(line, dir) {
+			said = append(said, line)
+		}
+	}
+	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended {
+		t.Fatal(err)
+	} else if err != nil && len(said) == 0 {
+		said = append(said, err.Error()+": "+string(out))
+	}
+	return strings.Join(said, "")
+}
+
+// shippedUnits are those of deploy/systemd, the examples as what they are to be called.
+func shippedUnits(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, pattern := range []string{"*.service", "*.example"} {
+		files, err := filepath.Glob(filepath.Join(units, pattern))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no units: %v", err)
+		}
+		for _, f := range files {
+			all[strings.TrimSuffix(filepath.Base(f), ".example")] = string(read(t, f))
+		}
+	}
+	return all
+}
+
+// TestSystemdTakesUnits: systemd finds nothing wrong in any of the units.
+func TestSystemdTakesUnits(t *testing.T) {
+	all := shippedUnits(t)
+	if len(all) < 6 {
+		t.Fatalf("units %v", slices.Collect(maps.Keys(all)))
+	}
+	if said := verify(t, all); said != "" {
+		t.Error(said)
+	}
+	// What it would say of others.
+	for name, text := range all {
+		wrong := strings.Replace(text, "[Unit]\n", "[Unit]\nNonsense=yes\n", 1)
+		if text == wrong || !strings.Contains(verify(t, map[string]string{name: wrong}), "Nonsense") {
+			t.Errorf("%s: a line that systemd does not know is not seen", name)
+		}
+	}
+}
+
+// TestHolderIsThere: after a boot, and however often it ended, the holder is there for
+// those that leave mounts to it: something starts it, and they come after it.
+func TestHolderIsThere(t *testing.T) {
+	all := shippedUnits(t)
+	const holder = "penstock-hold.service"
+	h := settings([]byte(all[holder]))
+	if got := h["WantedBy"]; !slices.Equal(got, []string{"multi-user.target"}) {
+		t.Errorf("the holder is started by %v: a passive target is nobody's to start", got)
+	}
+	users := 0
+	for name, text := range all {
+		if name == holder || !strings.Contains(text, "hold.sock") {
+			continue
+		}
+		users++
+		s := settings([]byte(text))
+		for _, key := range []string{"After", "Wants"} {
+			if !slices.Contains(strings.Fields(strings.Join(s[key], " ")), holder) {
+				t.Errorf("%s: %s=%v lacks the holder", name, key, s[key])
+			}
+		}
+		if s["Requires"] != nil || s["BindsTo"] != nil || s["PartOf"] != nil {
+			t.Errorf("%s stops with the holder", name)
+		}
+		if !slices.Equal(s["StartLimitIntervalSec"], []string{"0"}) {
+			t.Errorf("%s is given up when it ends often", name)
+		}
+	}
+	if users < 2 || !slices.Equal(h["StartLimitIntervalSec"], []string{"0"}) {
+		t.Errorf("%d units leave mounts to the holder, whose StartLimitIntervalSec is %v", users, h["StartLimitIntervalSec"])
 	}
 }
