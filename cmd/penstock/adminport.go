@@ -14,9 +14,12 @@ import (
 	"penstock.io/penstock/cmd/penstock/admin"
 )
 
-// adminPort is the --admin flag of a role: where it serves metrics, health and
-// profiles.
-type adminPort struct{ addr string }
+// adminPort are the flags --admin and --metrics of a role: where it serves metrics,
+// health and profiles, and where metrics alone.
+type adminPort struct {
+	addr    string
+	metrics string // address of /metrics alone; "": none
+}
 
 // noAdmin switches it off.
 const noAdmin = "none"
@@ -25,32 +28,61 @@ func (a *adminPort) flag(cmd *cobra.Command, standard string) {
 	cmd.Flags().StringVar(&a.addr, "admin", "", "address of /metrics, /healthz, /readyz and /debug/pprof: unix:/path, a loopback host:port, or none (default "+standard+")")
 }
 
-// serve begins to serve at the address, or else at standard. It gives the
-// address, and what stops it.
+// openFlag is the --metrics flag, of roles that are not started beside each other: a
+// mount's successor would find the port taken.
+func (a *adminPort) openFlag(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&a.metrics, "metrics", "", "host:port of /metrics and nothing else, for whoever reaches it: it asks nobody who they are (default: none)")
+}
+
+// serve begins to serve at the addresses, or else at standard. It gives the one of
+// --admin, and what stops both.
 func (a *adminPort) serve(ctx context.Context, log *slog.Logger, standard string, g prometheus.Gatherer, ready func() error) (addr string, stop func(), err error) {
+	stopMetrics := func() {}
+	if a.metrics != "" {
+		at, stop, err := listenAdmin(ctx, admin.Config{Addr: a.metrics, MetricsOnly: true, Gatherer: g, Logger: log})
+		if err != nil {
+			return a.metrics, nil, err
+		}
+		log.Info("metrics are served", "address", at)
+		stopMetrics = stop
+	}
 	addr = a.addr
 	if addr == "" {
 		addr = standard
 	}
 	if addr == noAdmin {
-		return addr, func() {}, nil
+		return addr, stopMetrics, nil
 	}
 	if path, ok := strings.CutPrefix(addr, "unix:"); ok && a.addr == "" {
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			stopMetrics()
 			return addr, nil, err
 		}
 	}
-	s, err := admin.Listen(admin.Config{Addr: addr, Gatherer: g, Ready: ready, Logger: log})
+	at, stopAdmin, err := listenAdmin(ctx, admin.Config{Addr: addr, Gatherer: g, Ready: ready, Logger: log})
 	if err != nil {
+		stopMetrics()
 		return addr, nil, err
+	}
+	return at, func() {
+		stopAdmin()
+		stopMetrics()
+	}, nil
+}
+
+// listenAdmin begins to serve; it gives where, and what stops it.
+func listenAdmin(ctx context.Context, cfg admin.Config) (addr string, stop func(), err error) {
+	s, err := admin.Listen(cfg)
+	if err != nil {
+		return cfg.Addr, nil, err
 	}
 	return s.Addr(), func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 		defer cancel()
 		if err := s.Close(ctx); err != nil {
-			log.Debug("the admin endpoint did not stop in order", "error", err)
+			cfg.Logger.Debug("the admin endpoint did not stop in order", "error", err)
 		}
-		if path, ok := strings.CutPrefix(addr, "unix:"); ok {
+		if path, ok := strings.CutPrefix(cfg.Addr, "unix:"); ok {
 			os.Remove(path)
 		}
 	}, nil

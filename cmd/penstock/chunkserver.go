@@ -73,6 +73,7 @@ See 'penstock disk --help'.`,
 	f.StringVar(&cfg.Class, "class", "ssd", "class of the disks: nvme, ssd, hdd")
 	f.StringVar(&cfg.Name, "name", "chunkserver", "name of this server")
 	port.flag(cmd, "admin.sock in --data")
+	port.openFlag(cmd)
 	at.flags(cmd)
 	logs.add(cmd)
 	markDirs(cmd, "data")

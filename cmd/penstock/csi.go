@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 
+	"penstock.io/penstock/cmd/penstock/kube"
 	"penstock.io/penstock/cmd/penstock/local"
 	"penstock.io/penstock/csi"
 	"penstock.io/penstock/csi/cluster"
@@ -25,6 +26,7 @@ import (
 	"penstock.io/penstock/csi/policy"
 	"penstock.io/penstock/fuse"
 	"penstock.io/penstock/meta"
+	metacluster "penstock.io/penstock/meta/cluster"
 )
 
 // csiFlags are what `penstock csi` takes.
@@ -41,6 +43,7 @@ type csiFlags struct {
 	inline     bool
 	register   string
 	hold       string
+	tokens     []string
 }
 
 func newCSI() *cobra.Command {
@@ -72,7 +75,9 @@ volumes. Without --controller and --node both are served.`,
 	f.BoolVar(&c.inline, "inline", false, "serve volumes that pods bring along (ephemeral inline volumes); the node part then needs an administrator's credentials")
 	f.StringVar(&c.register, "registration-dir", "", "directory in which the kubelet looks for drivers, /var/lib/kubelet/plugins_registry: the node part registers itself there, so that no node-driver-registrar is needed; the path of --endpoint must then be the same for the kubelet (default: registers nowhere)")
 	f.StringVar(&c.hold, "hold", "", "leave the node part's mounts to a holder that listens at this socket (see 'penstock hold'): pods see a pause and no error when the processes that serve them are killed or replaced, also together with this one (default: mounts end with their processes)")
+	f.StringSliceVar(&c.tokens, "keep-token", nil, "SECRET=ROLE[:NAME], may be repeated: the controller, a pod of Kubernetes, puts a new join token under the key token of this Secret of its namespace when half of the life of the one there is over, or none holds (it must be allowed to get and patch it)")
 	c.port.flag(cmd, "STATE-DIR/admin.sock, or csi-PID.sock in /run/penstock for a controller")
+	c.port.openFlag(cmd)
 	markDirs(cmd, "state-dir", "registration-dir")
 	return configurable(cmd)
 }
@@ -112,6 +117,10 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	if c.hold != "" && !c.node {
 		return usagef("--hold is for the node part: a controller has no mounts")
 	}
+	keeper, err := c.tokenKeeper(log)
+	if err != nil {
+		return err
+	}
 	host, err := os.Hostname()
 	if err != nil && c.name == "" {
 		return err
@@ -142,13 +151,21 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 		}
 	}()
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), local.CertificateMetrics(creds))
 	gather := prometheus.Gatherers{registry}
 	cfg := csi.Config{Endpoint: c.endpoint, Version: version, Registration: c.register, Ready: pool.Ready, Logger: log, Metrics: registry}
 	step := killAt(log)
 	standard := "unix:" + filepath.Join(noteDir(), fmt.Sprintf("csi-%d.sock", os.Getpid()))
 	if c.controller {
 		cfg.Controller = controller.New(controller.Config{Cluster: pool, Logger: log, Step: step})
+	}
+	if keeper != nil {
+		registry.MustRegister(keeper)
+		looking, stopLooking := context.WithCancel(ctx)
+		var looks sync.WaitGroup
+		looks.Go(func() { keeper.run(looking) })
+		defer looks.Wait()
+		defer stopLooking()
 	}
 	if c.node {
 		n, staged, err := c.newNode(pool, log, step)
@@ -198,6 +215,27 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	}
 }
 
+// tokenKeeper is what --keep-token asks for; nil: nothing.
+func (c *csiFlags) tokenKeeper(log *slog.Logger) (*tokenKeeper, error) {
+	if len(c.tokens) == 0 {
+		return nil, nil
+	}
+	if !c.controller {
+		return nil, usagef("--keep-token is for the controller: it needs an administrator's credentials")
+	}
+	k := &tokenKeeper{with: c.where.with, life: metacluster.MaxTokenLife, log: log, ends: map[string]time.Time{}}
+	for _, s := range c.tokens {
+		t, err := parseKeptToken(s)
+		if err != nil {
+			return nil, usagef("--keep-token: %w", err)
+		}
+		k.tokens = append(k.tokens, t)
+	}
+	var err error
+	k.api, err = kube.InPod(kube.AccountDir, os.Getenv)
+	return k, err
+}
+
 // sweepWait bounds the clearing away of what pods left behind.
 const sweepWait = 30 * time.Second
 
@@ -219,6 +257,9 @@ func (c *csiFlags) newNode(pool *cluster.Cluster, log *slog.Logger, step func(st
 	}
 	if c.hold != "" {
 		cfg.Holder = csiHolder(c.hold)
+		if release, holds := fuse.KernelHolds(); !holds {
+			log.Warn("this kernel can't leave mounts to a holder (Linux 6.9): they end with this process; drain the node before it is replaced", "kernel", release)
+		}
 	}
 	n = node.New(cfg)
 	if staged, err = n.Recover(); err != nil {

@@ -76,6 +76,7 @@ chunks hold which bytes. Without --etcd it embeds an etcd of one member in DIR.`
 	f.Var((*sizeFlag)(&cfg.Repair.JoinBelow), "join-below", "fragments of this size or larger stay where they are (default 256K)")
 	f.DurationVar(&cfg.Repair.JoinInterval, "join-interval", 0, "least time between two looks for fragments in a volume that changes (default 5m)")
 	port.flag(cmd, "DIR/admin.sock")
+	port.openFlag(cmd)
 	logs.add(cmd)
 	markDirs(cmd, "dir")
 	return configurable(cmd)

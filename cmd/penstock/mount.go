@@ -229,7 +229,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 		Source: source, Dir: dir, Options: opts, Grace: m.grace, Force: secondSignal(ctx), Admit: admit,
 		Ready: func(mount *fuse.Mount, c *penstock.Client) {
 			hangup(ctx, mount.Held(), leave, unmount)
-			addr, stop, err := m.port.serve(ctx, log, mountSocket(), local.Metrics(nil, nil, &local.Mount{Mount: mount, Client: c}), nil)
+			addr, stop, err := m.port.serve(ctx, log, mountSocket(), local.Metrics(nil, nil, &local.Mount{Mount: mount, Client: c, Hold: hold != nil}), nil)
 			if err != nil {
 				// The mount is there; programs may use it already.
 				log.Error("no metrics", "error", err)

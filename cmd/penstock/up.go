@@ -88,6 +88,7 @@ The parts talk over Unix sockets of mode 0600 in DIR.`,
 	f.BoolVar(&cfg.MountOptions.ReadOnly, "read-only", false, "mount read-only")
 	f.BoolVar(&cfg.MountOptions.AllowOther, "allow-other", false, "without root: let other users in (needs user_allow_other in /etc/fuse.conf)")
 	port.flag(cmd, "DIR/admin.sock")
+	port.openFlag(cmd)
 	logs.add(cmd)
 	markDirs(cmd, "dir", "mount")
 	return configurable(cmd)

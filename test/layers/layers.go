@@ -65,6 +65,7 @@ var table = []row{
 	{"cmd/penstock/bench", nil, "measures any directory: it must not know which file system it runs on"},
 	{"cmd/penstock/spawn", nil, "runs the binary as a child; knows nothing of what is inside"},
 	{"cmd/penstock/demo", []string{"cmd/penstock/spawn"}, "drives the binary and the kernel as a user does"},
+	{"cmd/penstock/kube", []string{"meta"}, "asks an API server; what for is for others to know"},
 	{"cmd/penstock/admin", []string{"meta"}, "serves metrics and health of whatever part is handed in"},
 	{"cmd/penstock", []string{"*"}, "flags and signals; wires what it likes"},
 	{"test", []string{"*"}, "tests may reach everything"},

@@ -1,7 +1,8 @@
 // Package admin owns the administrative HTTP endpoint of a role: /metrics for
 // Prometheus, /healthz and /readyz for whoever restarts or routes, and
 // /debug/pprof. It listens on a Unix socket of mode 0600 or on loopback; it has
-// no authentication of its own, so any other address is refused.
+// no authentication of its own, so any other address is refused, unless it is to
+// serve /metrics alone.
 package admin
 
 import (
@@ -28,6 +29,9 @@ type Config struct {
 	// Addr is "unix:/path" or "host:port" with a loopback host. Port 0 takes a
 	// free one; see Server.Addr.
 	Addr string
+	// MetricsOnly: nothing but /metrics is served, and Addr may be any address: who
+	// may read what is counted is for the network to say.
+	MetricsOnly bool
 	// Gatherer has the metrics; nil means those of the process registry.
 	Gatherer prometheus.Gatherer
 	// Ready tells why the role can't serve now; nil means ready. It is called
@@ -52,7 +56,7 @@ func Listen(cfg Config) (*Server, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	l, err := listen(cfg.Addr)
+	l, err := listen(cfg.Addr, cfg.MetricsOnly)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +88,7 @@ func (s *Server) Close(ctx context.Context) error {
 	return err
 }
 
-func listen(addr string) (net.Listener, error) {
+func listen(addr string, anywhere bool) (net.Listener, error) {
 	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
 		return listenUnix(path)
 	}
@@ -92,7 +96,7 @@ func listen(addr string) (net.Listener, error) {
 	if err != nil {
 		return nil, meta.E("listen", meta.Invalid, addr, err)
 	}
-	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+	if ip := net.ParseIP(host); !anywhere && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
 		return nil, meta.E("listen", meta.NotPermitted, addr, errors.New("the admin endpoint has no authentication: use a loopback address or unix:/path"))
 	}
 	l, err := net.Listen("tcp", addr)
@@ -131,6 +135,9 @@ func listenUnix(path string) (net.Listener, error) {
 func handler(cfg Config) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(cfg.Gatherer, promhttp.HandlerOpts{}))
+	if cfg.MetricsOnly {
+		return mux
+	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if cfg.Ready != nil {

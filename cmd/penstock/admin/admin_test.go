@@ -117,3 +117,36 @@ func TestAddresses(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestMetricsOnly: what listens for strangers tells them what is counted and nothing
+// else: no profile, no command line.
+func TestMetricsOnly(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "penstock_test", Help: "for the test"}))
+	s, err := Listen(Config{Addr: "0.0.0.0:0", MetricsOnly: true, Gatherer: registry, Ready: func() error { return errors.New("not ready") }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, err := net.SplitHostPort(s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]int{
+		"/metrics": 200, "/": 404, "/healthz": 404, "/readyz": 404, "/debug/pprof/": 404, "/debug/pprof/heap": 404, "/debug/pprof/cmdline": 404, "/debug/pprof/profile?seconds=1": 404,
+	} {
+		r, err := http.Get("http://127.0.0.1:" + port + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(r.Body)
+		if err := errors.Join(err, r.Body.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if r.StatusCode != want || strings.Contains(string(b), "penstock_test 0") != (want == 200) {
+			t.Errorf("%s: status %d, want %d:\n%s", path, r.StatusCode, want, b)
+		}
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

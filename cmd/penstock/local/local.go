@@ -519,6 +519,7 @@ type ChunkConfig struct {
 type Chunk struct {
 	Server *chunks.Server
 	Addr   string
+	creds  *peer.Credentials
 	disks  *chunks.Disks
 	links  atomic.Int32 // streams that stand
 	cancel context.CancelFunc
@@ -528,7 +529,7 @@ type Chunk struct {
 
 // StartChunkServer opens the disks and serves them.
 func StartChunkServer(ctx context.Context, cfg ChunkConfig) (c *Chunk, err error) {
-	c = &Chunk{failed: make(chan error, 1)}
+	c = &Chunk{creds: cfg.Creds, failed: make(chan error, 1)}
 	defer func() {
 		if err != nil {
 			c.Close(context.WithoutCancel(ctx))

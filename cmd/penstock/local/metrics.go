@@ -10,6 +10,7 @@ import (
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/fuse"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
 )
 
 // Metrics collects what the parts of this process count, in Prometheus's
@@ -24,6 +25,96 @@ type collector struct {
 	meta  *Meta
 	chunk *Chunk
 	mount *Mount
+}
+
+// healthWithin bounds how long etcd is waited for.
+const healthWithin = 3 * time.Second
+
+// labelled are readings with labels of their own.
+type labelled struct {
+	labels   map[string]string
+	readings []reading
+}
+
+// serverHealth is what a metadata server knows of what might be wrong, in numbers: what
+// `penstock health` says in words. Each server tells of the volumes that it serves, so
+// chunks are added up over all of them; all see the same chunk servers and etcd.
+func serverHealth(h *meta.ServerHealth) []labelled {
+	const gauge = prometheus.GaugeValue
+	one := func(is bool) float64 {
+		if is {
+			return 1
+		}
+		return 0
+	}
+	failed := 0
+	for _, v := range h.Volumes {
+		if v.Failed != "" {
+			failed++
+		}
+	}
+	all := []labelled{{nil, []reading{
+		{"penstock_meta_chunkservers_known", "Chunk servers of the cluster that were not removed.", gauge, float64(h.Nodes)},
+		{"penstock_meta_chunkservers_away", "Those of them that this server does not hear.", gauge, float64(h.Nodes - h.NodesLive)},
+		{"penstock_meta_cluster_bytes", "Size of all disks of chunk servers that are there.", gauge, float64(h.Total)},
+		{"penstock_meta_cluster_free_bytes", "What is free on them.", gauge, float64(h.Free)},
+		{"penstock_meta_volumes_failed", "Volumes that can't be served here, of those that were to be.", gauge, float64(failed)},
+		{"penstock_meta_certificates_ending", "Connected identities whose certificate has less than a quarter of its life left, 100 at most.", gauge, float64(len(h.Certificates))},
+		{"penstock_meta_clients_cut_off", "Clients whose session ended in the last quarter of an hour while they used a volume, and that did not come back, 100 at most.", gauge, float64(len(h.CutOff))},
+		{"penstock_meta_etcd_reached", "1 if this server can ask etcd.", gauge, one(h.Etcd.Error == "")},
+		{"penstock_meta_etcd_alarms", "Alarms that etcd has raised.", gauge, float64(len(h.Etcd.Alarms))},
+	}}}
+	for state, n := range map[string]uint64{
+		"lost": h.Chunks.Lost, "endangered": h.Chunks.Endangered, "under_replicated": h.Chunks.UnderReplicated, "corrupt": h.Chunks.Corrupt,
+		"misplaced": h.Chunks.Misplaced, "draining": h.Chunks.Draining, "surplus": h.Chunks.Surplus, "blocked": h.Chunks.Blocked,
+	} {
+		all = append(all, labelled{map[string]string{"state": state}, []reading{
+			{"penstock_meta_bad_chunks", "Chunks of volumes open here with something wrong, each by the worst: lost (no replica can be reached), endangered (one is left), under_replicated, corrupt, misplaced, draining, surplus; blocked: of those, what can't be helped now.", gauge, float64(n)},
+		}})
+	}
+	seen := map[string]bool{}
+	for _, e := range h.Etcd.Endpoints {
+		if seen[e.Address] {
+			continue // configured twice
+		}
+		seen[e.Address] = true
+		rs := []reading{{"penstock_meta_etcd_endpoint_up", "1 if this member of etcd answers this server and knows a leader.", gauge, one(e.Error == "" && !e.NoLeader)}}
+		if e.Quota > 0 {
+			rs = append(rs,
+				reading{"penstock_meta_etcd_bytes", "Size of a member's database file.", gauge, float64(e.Bytes)},
+				reading{"penstock_meta_etcd_used_bytes", "What is in use of it.", gauge, float64(e.Used)},
+				reading{"penstock_meta_etcd_quota_bytes", "What it may grow to: beyond it all changes are refused.", gauge, float64(e.Quota)},
+			)
+		}
+		all = append(all, labelled{map[string]string{"endpoint": e.Address}, rs})
+	}
+	return all
+}
+
+// certificate tells from when to when credentials hold; nothing without any.
+func certificate(creds *peer.Credentials) []reading {
+	if creds == nil || creds.IsInsecure() {
+		return nil
+	}
+	id := creds.Identity()
+	return []reading{
+		{"penstock_certificate_begin_timestamp_seconds", "From when this process's certificate holds.", prometheus.GaugeValue, float64(id.Begins.Unix())},
+		{"penstock_certificate_end_timestamp_seconds", "When it ends; it is renewed after half of its life.", prometheus.GaugeValue, float64(id.Expires.Unix())},
+	}
+}
+
+// CertificateMetrics tells of the credentials of a process that none of Metrics is
+// about.
+func CertificateMetrics(creds *peer.Credentials) prometheus.Collector { return bearer{creds} }
+
+type bearer struct{ creds *peer.Credentials }
+
+func (bearer) Describe(chan<- *prometheus.Desc) {}
+
+func (b bearer) Collect(out chan<- prometheus.Metric) {
+	for _, r := range certificate(b.creds) {
+		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(r.name, r.help, nil, nil), r.kind, r.value)
+	}
 }
 
 // Describe tells nothing: the set of disks may change.
@@ -106,6 +197,13 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			advisory("bytes", v.AdvisoryBytes, v.UsedBytes, v.BytesOver)
 			advisory("inodes", v.AdvisoryInodes, v.UsedInodes, v.InodesOver)
 		}
+		send(nil, certificate(c.meta.cfg.Creds)...)
+		asking, cancel := context.WithTimeout(context.Background(), healthWithin)
+		h := c.meta.Server.Health(asking, meta.HealthRequest{})
+		cancel()
+		for _, of := range serverHealth(h) {
+			send(of.labels, of.readings...)
+		}
 		if c.meta.etcd != nil {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			size, used, err := c.meta.etcd.DBSize(ctx)
@@ -120,6 +218,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	}
 	if c.chunk != nil && c.chunk.Server != nil {
 		s := c.chunk.Server.Stats()
+		send(nil, certificate(c.chunk.creds)...)
 		send(nil,
 			reading{"penstock_chunkserver_connections", "Connections now.", gauge, float64(s.Conns)},
 			reading{"penstock_chunkserver_refused_total", "Connections and capabilities refused.", count, float64(s.Refused)},
@@ -164,6 +263,13 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	if c.mount != nil {
 		for _, r := range clientReadings(c.mount.Client.Stats()) {
 			send(nil, r)
+		}
+		if c.mount.Hold {
+			held := 0.0
+			if c.mount.Held() {
+				held = 1
+			}
+			send(nil, reading{"penstock_mount_held", "1 if a holder has the mount, 0 if it was to have it and can't (Linux before 6.9): then the mount ends with its process.", gauge, held})
 		}
 		t := c.mount.ReadTimes()
 		send(nil, reading{"penstock_mount_read_waiting_seconds_total", "Time in which a READ of the kernel was asked for and not answered: its share of the time bounds how long a program that reads stood still for data.", count, t.Waiting.Seconds()})

@@ -265,6 +265,8 @@ type MountConfig struct {
 type Mount struct {
 	*fuse.Mount
 	Client *penstock.Client
+	// Hold: it was to be left to a holder, whether one has it or not (Held).
+	Hold bool
 }
 
 // StartMount dials and mounts.
@@ -291,7 +293,7 @@ func StartMount(ctx context.Context, cfg MountConfig) (*Mount, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Close(ctx))
 	}
-	return &Mount{m, c}, nil
+	return &Mount{Mount: m, Client: c}, nil
 }
 
 // findRoot names the directory that becomes the mount's root.

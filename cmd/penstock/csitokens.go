@@ -1,0 +1,174 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"penstock.io/penstock/cmd/penstock/kube"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Pods join by a token in a Secret, whenever one starts that has no credentials: the
+// controller's each time, a node's the first time. A token holds for a month at most, so
+// that what one who ran off with it can do comes to an end; and a cluster of Kubernetes
+// gets new nodes for years. So the controller, which is an administrator of the cluster
+// anyway, puts a new token into each Secret when half of the life of the one there is
+// over. Of several controllers that do so at once one wins.
+
+// tokenEvery is the time between two looks; tokenAgain that after one that failed.
+const (
+	tokenEvery = 10 * time.Minute
+	tokenAgain = 30 * time.Second
+	tokenKey   = "token" // in the Secret
+)
+
+// keptToken is a Secret, and what its bearers may join as.
+type keptToken struct {
+	secret string
+	role   peer.Role
+	name   string // the only one that they may take; "": anything new
+}
+
+// parseKeptToken reads SECRET=ROLE[:NAME].
+func parseKeptToken(s string) (k keptToken, err error) {
+	secret, what, found := strings.Cut(s, "=")
+	role, name, _ := strings.Cut(what, ":")
+	if !found || secret == "" {
+		return k, fmt.Errorf("%q is not SECRET=ROLE[:NAME]", s)
+	}
+	k = keptToken{secret: secret, name: name}
+	if k.role, err = peer.ParseRole(role); err != nil {
+		return k, err
+	}
+	if name != "" {
+		err = peer.CheckName(name)
+	}
+	return k, err
+}
+
+// tokenKeeper keeps join tokens in Secrets from running out.
+type tokenKeeper struct {
+	api    *kube.API
+	with   func(ctx context.Context, work func(*client.Session) error) error
+	tokens []keptToken
+	life   time.Duration // of a new one
+	log    *slog.Logger
+
+	mu   sync.Mutex
+	ends map[string]time.Time // of the token in each Secret; absent: not known yet
+}
+
+// Describe tells nothing: what is sent depends on what was found out.
+func (k *tokenKeeper) Describe(chan<- *prometheus.Desc) {}
+
+// Collect tells when the tokens end.
+func (k *tokenKeeper) Collect(out chan<- prometheus.Metric) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for secret, end := range k.ends {
+		d := prometheus.NewDesc("penstock_csi_token_end_timestamp_seconds", "When the join token in a Secret ends, by which pods of the driver join; 0: there is none that holds.", nil, prometheus.Labels{"secret": secret})
+		at := 0.0
+		if !end.IsZero() {
+			at = float64(end.Unix())
+		}
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, at)
+	}
+}
+
+// run looks until ctx ends.
+func (k *tokenKeeper) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		wait := tokenEvery
+		if err := k.look(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			k.log.Error("join tokens in Secrets are not looked after: when they end, no pod of the driver that starts anew can join", "err", err)
+			wait = tokenAgain
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+}
+
+// look puts a new token where one is old, or none holds.
+func (k *tokenKeeper) look(ctx context.Context, now time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return k.with(ctx, func(s *client.Session) error {
+		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminTokens})
+		if err != nil {
+			return err
+		}
+		var holding []cluster.TokenRecord
+		if err := json.Unmarshal(re.Report, &holding); err != nil {
+			return meta.E("list join tokens", meta.Protocol, "", err)
+		}
+		var errs []error
+		for _, t := range k.tokens {
+			if err := k.keep(ctx, s, t, holding, now); err != nil {
+				errs = append(errs, fmt.Errorf("Secret %s: %w", t.secret, err))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// keep looks at one Secret.
+func (k *tokenKeeper) keep(ctx context.Context, s *client.Session, t keptToken, holding []cluster.TokenRecord, now time.Time) error {
+	secret, err := k.api.Secret(ctx, t.secret)
+	if err != nil {
+		return err
+	}
+	var end time.Time // zero: it does not hold, or lets join as something else
+	if have, err := peer.ParseToken(string(secret.Data[tokenKey])); err == nil {
+		if i := slices.IndexFunc(holding, func(r cluster.TokenRecord) bool { return r.ID == have.ID && r.Role == t.role && r.Name == t.name }); i >= 0 {
+			end = time.Unix(0, int64(holding[i].Expires))
+		}
+	}
+	k.note(t.secret, end)
+	if end.Sub(now) > k.life/2 {
+		return nil
+	}
+	body, err := json.Marshal(wire.TokenRequest{Role: string(t.role), Name: t.name, Seconds: uint64(k.life / time.Second)})
+	if err != nil {
+		return err
+	}
+	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminMakeToken, Body: body})
+	if err != nil {
+		return err
+	}
+	var made wire.TokenAnswer
+	if err := json.Unmarshal(re.Report, &made); err != nil {
+		return meta.E("make join token", meta.Protocol, "", err)
+	}
+	if err := k.api.SetSecret(ctx, secret, tokenKey, []byte(made.Token)); err != nil {
+		// Nobody has it.
+		_, revoked := s.Admin(ctx, wire.Admin{Op: wire.AdminRevokeToken, Name: made.ID})
+		if errors.Is(err, meta.Busy) {
+			err = nil // another controller was faster; the next look sees what it did
+		}
+		return errors.Join(err, revoked)
+	}
+	k.log.Info("a new join token is in a Secret", "secret", t.secret, "role", t.role, "name", t.name, "before", end, "now", now.Add(k.life))
+	k.note(t.secret, now.Add(k.life))
+	return nil
+}
+
+func (k *tokenKeeper) note(secret string, end time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.ends[secret] = end
+}

@@ -1,0 +1,186 @@
+// Package kubetest is a stand-in for the API server of Kubernetes, for tests.
+package kubetest
+
+import (
+	"encoding/json"
+	"encoding/pem"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+
+	"penstock.io/penstock/cmd/penstock/kube"
+)
+
+// Fake is an API server for tests, which has Secrets of one namespace and nodes.
+type Fake struct {
+	server *httptest.Server
+	dir    string // of the account
+
+	mu      sync.Mutex
+	secrets map[string]*fakeSecret
+	nodes   map[string]map[string]string
+	// Patching is called before a Secret is changed: somebody else may be faster.
+	Patching func()
+}
+
+type fakeSecret struct {
+	revision int
+	data     map[string]string
+}
+
+const fakeNamespace, fakeToken = "penstock-system", "the account's token"
+
+// New starts one, which ends with the test.
+func New(t *testing.T) *Fake {
+	t.Helper()
+	f := &Fake{dir: t.TempDir(), secrets: map[string]*fakeSecret{}, nodes: map[string]map[string]string{}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /api/v1/namespaces/"+fakeNamespace+"/secrets/{name}", f.get)
+	mux.HandleFunc("PATCH /api/v1/namespaces/"+fakeNamespace+"/secrets/{name}", f.patch)
+	mux.HandleFunc("GET /api/v1/nodes/{name}", f.node)
+	f.server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if q.Header.Get("Authorization") != "Bearer "+fakeToken {
+			refuse(w, http.StatusForbidden, "this account may not")
+			return
+		}
+		mux.ServeHTTP(w, q)
+	}))
+	t.Cleanup(f.server.Close)
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: f.server.Certificate().Raw})
+	for name, b := range map[string][]byte{"ca.crt": ca, "namespace": []byte(fakeNamespace + "\n")} {
+		if err := os.WriteFile(filepath.Join(f.dir, name), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.Account(t, fakeToken)
+	return f
+}
+
+// Account changes the token that pods show.
+func (f *Fake) Account(t *testing.T, token string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(f.dir, "token"), []byte(token+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// API is the fake as a pod finds it.
+func (f *Fake) API(t *testing.T) *kube.API {
+	t.Helper()
+	u, err := url.Parse(f.server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, port, err := net.SplitHostPort(u.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := kube.InPod(f.dir, func(name string) string {
+		return map[string]string{"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}[name]
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// Close ends it.
+func (f *Fake) Close() { f.server.Close() }
+
+// Put makes or replaces a Secret.
+func (f *Fake) Put(name string, data map[string]string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.secrets[name]
+	if s == nil {
+		s = &fakeSecret{}
+		f.secrets[name] = s
+	}
+	s.revision++
+	s.data = data
+}
+
+// Get gives what a Secret has.
+func (f *Fake) Get(name string) map[string]string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s := f.secrets[name]; s != nil {
+		return s.data
+	}
+	return nil
+}
+
+// Label makes a node with labels.
+func (f *Fake) Label(node string, labels map[string]string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.nodes[node] = labels
+}
+
+func refuse(w http.ResponseWriter, status int, why string) {
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "message": why, "code": status})
+}
+
+func (f *Fake) get(w http.ResponseWriter, q *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	name := q.PathValue("name")
+	s := f.secrets[name]
+	if s == nil {
+		refuse(w, http.StatusNotFound, "secrets "+name+" not found")
+		return
+	}
+	data := map[string][]byte{}
+	for k, v := range s.data {
+		data[k] = []byte(v)
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"name": name, "resourceVersion": strconv.Itoa(s.revision)}, "data": data})
+}
+
+func (f *Fake) patch(w http.ResponseWriter, q *http.Request) {
+	if f.Patching != nil {
+		f.Patching()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	name := q.PathValue("name")
+	s := f.secrets[name]
+	var p kube.Secret
+	switch err := json.NewDecoder(q.Body).Decode(&p); {
+	case s == nil:
+		refuse(w, http.StatusNotFound, "secrets "+name+" not found")
+	case err != nil || q.Header.Get("Content-Type") != "application/merge-patch+json":
+		refuse(w, http.StatusBadRequest, "that is no merge patch")
+	case p.Metadata.ResourceVersion != strconv.Itoa(s.revision):
+		refuse(w, http.StatusConflict, "the object has been modified")
+	default:
+		s.revision++
+		data := map[string]string{}
+		for k, v := range s.data {
+			data[k] = v
+		}
+		for k, v := range p.Data {
+			data[k] = string(v)
+		}
+		s.data = data
+		_ = json.NewEncoder(w).Encode(map[string]any{})
+	}
+}
+
+func (f *Fake) node(w http.ResponseWriter, q *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	labels, found := f.nodes[q.PathValue("name")]
+	if !found {
+		refuse(w, http.StatusNotFound, "nodes "+q.PathValue("name")+" not found")
+		return
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"labels": labels}})
+}
