@@ -119,7 +119,7 @@ func (k *tokenKeeper) look(ctx context.Context, now time.Time) error {
 		var errs []error
 		for _, t := range k.tokens {
 			if err := k.keep(ctx, s, t, holding, now); err != nil {
-				errs = append(errs, fmt.Errorf("Secret %s: %w", t.secret, err))
+				errs = append(errs, fmt.Errorf("of the Secret %s: %w", t.secret, err))
 			}
 		}
 		return errors.Join(errs...)
@@ -133,7 +133,8 @@ func (k *tokenKeeper) keep(ctx context.Context, s *client.Session, t keptToken, 
 		return err
 	}
 	var end time.Time // zero: it does not hold, or lets join as something else
-	if have, err := peer.ParseToken(string(secret.Data[tokenKey])); err == nil {
+	have, bad := peer.ParseToken(string(secret.Data[tokenKey]))
+	if bad == nil {
 		if i := slices.IndexFunc(holding, func(r cluster.TokenRecord) bool { return r.ID == have.ID && r.Role == t.role && r.Name == t.name }); i >= 0 {
 			end = time.Unix(0, int64(holding[i].Expires))
 		}
@@ -154,7 +155,15 @@ func (k *tokenKeeper) keep(ctx context.Context, s *client.Session, t keptToken, 
 	if err := json.Unmarshal(re.Report, &made); err != nil {
 		return meta.E("make join token", meta.Protocol, "", err)
 	}
-	if err := k.api.SetSecret(ctx, secret, tokenKey, []byte(made.Token)); err != nil {
+	fresh, err := peer.ParseToken(made.Token)
+	if err == nil && bad == nil && fresh.Authority != have.Authority {
+		// Somebody is about to have the driver join that one.
+		err = meta.E("replace join token", meta.NotPermitted, t.secret, errors.New("the token there is of another cluster"))
+	}
+	if err == nil {
+		err = k.api.SetSecret(ctx, secret, tokenKey, []byte(made.Token))
+	}
+	if err != nil {
 		// Nobody has it.
 		_, revoked := s.Admin(ctx, wire.Admin{Op: wire.AdminRevokeToken, Name: made.ID})
 		if errors.Is(err, meta.Busy) {

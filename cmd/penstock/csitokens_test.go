@@ -3,15 +3,18 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"penstock.io/penstock/cmd/penstock/kube/kubetest"
 	"penstock.io/penstock/cmd/penstock/local"
+	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/peer"
@@ -181,9 +184,16 @@ func TestTokensAreKept(t *testing.T) {
 	look(time.Now())
 	joins("node", "worker-4", peer.Client)
 
+	// Of another cluster.
+	before := len(holding())
+	others := peer.NewToken(peer.Client, strings.Repeat("ab", 32)).String()
+	fake.Put("node", map[string]string{"token": others})
+	if err := k.look(t.Context(), time.Now()); !errors.Is(err, meta.NotPermitted) || token("node") != others || len(holding()) != before {
+		t.Errorf("a token of another cluster becomes %q, %v; %d tokens, %d before", token("node"), err, len(holding()), before)
+	}
+
 	// Somebody else is faster.
 	fake.Put("node", nil)
-	before := len(holding())
 	fake.Patching = func() { fake.Put("node", map[string]string{"token": "another's"}) }
 	look(time.Now())
 	fake.Patching = nil
