@@ -121,7 +121,7 @@ under that name alone, which may be one whose bearer is to be replaced.`,
 				if _, err := peer.ParseRole(role); err != nil {
 					return usagef("--role: %w", err)
 				}
-				body, err := json.Marshal(wire.TokenRequest{Role: role, Name: name, Seconds: uint64(ttl / time.Second)})
+				body, err := json.Marshal(wire.TokenRequest{Role: role, Name: peer.FitName(name), Seconds: uint64(ttl / time.Second)})
 				if err != nil {
 					return err
 				}
@@ -204,7 +204,7 @@ input, which keeps it out of the list of processes.`,
 				}
 				name = host
 			}
-			id, err := client.Join(cmd.Context(), addrs, strings.TrimSpace(token), name, dir)
+			id, err := client.Join(cmd.Context(), addrs, strings.TrimSpace(token), peer.FitName(name), dir)
 			if err != nil {
 				return err
 			}
@@ -216,7 +216,7 @@ input, which keeps it out of the list of processes.`,
 	f.StringVar(&token, "token", "", "the token (others may see it in the list of processes)")
 	f.StringVar(&file, "token-file", "", "file that holds the token")
 	f.BoolVar(&once, "once", false, "do nothing where the directory holds credentials already: for whoever starts again and again")
-	f.StringVar(&name, "name", "", "name to join under (default: the machine's)")
+	f.StringVar(&name, "name", "", "name to join under (default: the machine's); one of more than 63 letters is cut, and a digest of it appended")
 	f.StringVar(&dir, "credentials", "", "directory for the credentials")
 	f.StringSliceVar(&addrs, "cluster", nil, "addresses of metadata servers, host:port")
 	markDirs(cmd, "credentials")

@@ -56,6 +56,21 @@ func CheckName(name string) error {
 	return nil
 }
 
+// maxName is how long a name may be, in bytes.
+const maxName = 63
+
+// FitName gives a name that can stand in a certificate for a machine whose own is too
+// long, such as a node of Kubernetes (253 bytes): how it begins, and a digest of all of
+// it. Others stay what they are.
+func FitName(name string) string {
+	if len(name) <= maxName {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	digest := "-" + hex.EncodeToString(sum[:8])
+	return name[:maxName-len(digest)] + digest
+}
+
 // ParseRole reads a role. Errors: Invalid.
 func ParseRole(s string) (Role, error) {
 	if r := Role(s); slices.Contains([]Role{Meta, ChunkServer, Client, Admin}, r) {
