@@ -85,7 +85,7 @@ burst: deps ## NODES (40) nodes join within a minute, mount a data set of 100,00
 	$(GO) test -timeout 30m -count 1 -v ./test/cluster -run '^TestBurst$$' -burst $(NODES) -burst-within 60s -burst-files 100000
 
 .PHONY: chart
-chart: ## compare the plain manifests with what helm itself makes of the chart (builds helm's engine)
+chart: ## have helm itself render, judge and refuse what the charts make of values, and kustomize the plain manifests (builds both)
 	cd test/helm && $(GO) test -count 1 ./...
 
 .PHONY: e2e-k8s

@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -30,7 +31,11 @@ var (
 	charts       = []chart{driverChart, clusterChart}
 )
 
-const namespace = "penstock-system"
+const (
+	namespace = "penstock-system"
+	// example stands where the chart must be told where the cluster is.
+	example = "meta1.example.com:7400"
+)
 
 func read(t *testing.T, parts ...string) []byte {
 	t.Helper()
@@ -46,11 +51,24 @@ func read(t *testing.T, parts ...string) []byte {
 // heavy to be built for every test run.
 func (c chart) render(t *testing.T, change func(values map[string]any)) map[string]string {
 	t.Helper()
+	out, err := c.try(t, change)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// try is render of values that the chart may refuse.
+func (c chart) try(t *testing.T, change func(values map[string]any)) (map[string]string, error) {
+	t.Helper()
 	var about, values map[string]any
 	for name, into := range map[string]*map[string]any{"Chart.yaml": &about, "values.yaml": &values} {
 		if err := yaml.Unmarshal(read(t, c.path, name), into); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
+	}
+	if c == driverChart {
+		values["cluster"] = []any{example}
 	}
 	change(values)
 	scope := map[string]any{
@@ -76,6 +94,7 @@ func (c chart) render(t *testing.T, change func(values map[string]any)) map[stri
 			err := enc.Encode(v)
 			return strings.TrimSuffix(b.String(), "\n"), err
 		},
+		"fail":  func(why string) (string, error) { return "", errors.New(why) },
 		"quote": strconv.Quote,
 		"int":   func(n int) int { return n },
 		"until": func(n int) (all []int) {
@@ -113,12 +132,12 @@ func (c chart) render(t *testing.T, change func(values map[string]any)) map[stri
 		if name := filepath.Base(f); filepath.Ext(name) == ".yaml" {
 			var b strings.Builder
 			if err := all.ExecuteTemplate(&b, name, scope); err != nil {
-				t.Fatal(err)
+				return nil, err
 			}
 			out[name] = b.String()
 		}
 	}
-	return out
+	return out, nil
 }
 
 func asIs(map[string]any) {}
@@ -449,10 +468,11 @@ func TestValues(t *testing.T) {
 		change func(map[string]any)
 		gone   []string
 	}{
-		{off("node"), []string{"DaemonSet/penstock-node", "ServiceAccount/penstock-node", "DaemonSet/penstock-hold", "ServiceAccount/penstock-hold"}},
-		{off("hold"), []string{"DaemonSet/penstock-hold", "ServiceAccount/penstock-hold"}},
+		{off("node"), []string{"DaemonSet/penstock-node", "ServiceAccount/penstock-node", "DaemonSet/penstock-hold", "ServiceAccount/penstock-hold", "NetworkPolicy/penstock-hold"}},
+		{off("hold"), []string{"DaemonSet/penstock-hold", "ServiceAccount/penstock-hold", "NetworkPolicy/penstock-hold"}},
 		{off("snapshots"), []string{"VolumeSnapshotClass/penstock"}},
-		{off("networkPolicy"), []string{"NetworkPolicy/penstock-controller"}},
+		{off("networkPolicy"), []string{"NetworkPolicy/penstock-controller", "NetworkPolicy/penstock-hold"}},
+		{func(v map[string]any) { v["keepTokens"] = false }, []string{"Role/penstock-controller-tokens", "RoleBinding/penstock-controller-tokens"}},
 	} {
 		before, after := objects(t, asIs), objects(t, c.change)
 		for _, g := range c.gone {
@@ -478,6 +498,176 @@ func TestValues(t *testing.T) {
 	}
 	if got := all["StorageClass/penstock"].text("metadata", "annotations", "storageclass.kubernetes.io/is-default-class"); got != "true" {
 		t.Errorf("the default class is marked %q", got)
+	}
+}
+
+// TestTokensAreKept: the controller may read and change the Secrets that pods join by,
+// and no others, and is told what each is for.
+func TestTokensAreKept(t *testing.T) {
+	for inline, role := range map[bool]string{false: "client", true: "admin"} {
+		all := objects(t, func(v map[string]any) { v["node"].(map[string]any)["inline"] = inline })
+		c := all["Deployment/penstock-controller"]
+		kept := map[string]string{}
+		for _, f := range c.flags("penstock", "--keep-token") {
+			secret, as, _ := strings.Cut(f, "=")
+			kept[secret] = as
+		}
+		uses := func(o object, as string) {
+			t.Helper()
+			for _, v := range o.pod().list("spec", "volumes") {
+				if s := v.text("secret", "secretName"); s != "" && kept[s] != as {
+					t.Errorf("inline %t: %s joins by Secret %s, in which are tokens of %q, not of %q", inline, o, s, kept[s], as)
+				}
+			}
+		}
+		uses(c, "admin:"+c.flag("join", "--name"))
+		uses(all["DaemonSet/penstock-node"], role)
+		rules := all["Role/penstock-controller-tokens"].list("rules")
+		if len(rules) != 1 || fmt.Sprint(rules[0].at("verbs")) != "[get patch]" || fmt.Sprint(rules[0].at("resources")) != "[secrets]" {
+			t.Fatalf("rules %v", rules)
+		}
+		names, _ := rules[0].at("resourceNames").([]any)
+		for _, n := range names {
+			if kept[n.(string)] == "" {
+				t.Errorf("the controller may read Secret %s for nothing", n)
+			}
+		}
+		if len(names) != len(kept) || len(kept) != 2 {
+			t.Errorf("it is to keep %v and may change %v", kept, names)
+		}
+		for _, o := range all {
+			if k := o.text("kind"); k != "Role" && k != "ClusterRole" || o.text("metadata", "name") == "penstock-controller-tokens" {
+				continue
+			}
+			for _, r := range o.list("rules") {
+				if strings.Contains(fmt.Sprint(r.at("resources")), "secrets") {
+					t.Errorf("%s may use Secrets: %v", o, r)
+				}
+			}
+		}
+	}
+}
+
+// TestNetworkPolicies: the holder talks to nobody; the controller to the ports that are
+// said to be the API server's.
+func TestNetworkPolicies(t *testing.T) {
+	all := objects(t, func(v map[string]any) { v["networkPolicy"].(map[string]any)["apiPorts"] = []any{16443} })
+	hold := all["NetworkPolicy/penstock-hold"]
+	if fmt.Sprint(hold.at("spec", "policyTypes")) != "[Ingress Egress]" || len(hold.list("spec", "ingress")) > 0 || len(hold.list("spec", "egress")) > 0 ||
+		!selects(hold, all["DaemonSet/penstock-hold"].pod(), "spec", "podSelector", "matchLabels") {
+		t.Errorf("the holder may talk: %v", hold)
+	}
+	ports := func(o object, way string) (l []any) {
+		for _, rule := range o.list("spec", way) {
+			for _, p := range rule.list("ports") {
+				l = append(l, p.at("port"))
+			}
+		}
+		return l
+	}
+	if got := fmt.Sprint(ports(all["NetworkPolicy/penstock-controller"], "egress")); got != "[53 53 16443 7400]" {
+		t.Errorf("the controller may call %s", got)
+	}
+}
+
+// TestMetrics: metrics are at a port of each pod that has any, the policy lets in who may
+// read them, and the monitor names that port; by default nobody may.
+func TestMetrics(t *testing.T) {
+	for _, c := range charts {
+		all := c.objects(t, func(v map[string]any) {
+			m := v["metrics"].(map[string]any)
+			m["enabled"], m["podMonitor"], m["podMonitorLabels"] = true, true, map[string]any{"release": "prometheus"}
+			v["networkPolicy"].(map[string]any)["metricsFrom"] = []any{map[string]any{"namespaceSelector": map[string]any{"matchLabels": map[string]any{"name": "monitoring"}}}}
+		})
+		objectsFit(t, all, programFlags(t))
+		var monitor object
+		for _, o := range all {
+			if o.text("kind") == "PodMonitor" {
+				monitor = o
+			}
+		}
+		if monitor.text("metadata", "labels", "release") != "prometheus" {
+			t.Errorf("%s: the Prometheus that looks for a label does not find %v", c.path, monitor)
+		}
+		asked := map[string]bool{}
+		for _, e := range monitor.list("spec", "podMetricsEndpoints") {
+			asked[e.text("port")] = true
+		}
+		served := 0
+		for _, o := range all {
+			pod := o.pod()
+			if pod == nil || !selects(monitor, pod, "spec", "selector", "matchLabels") {
+				continue
+			}
+			served++
+			var port any
+			for _, k := range pod.list("spec", "containers") {
+				for _, p := range k.list("ports") {
+					if asked[p.text("name")] {
+						port = p.at("containerPort")
+					}
+				}
+			}
+			if at := o.flag("penstock", "--metrics"); at != "" && at != fmt.Sprintf("0.0.0.0:%v", port) || at == "" && o.text("metadata", "name") != "penstock-etcd" {
+				t.Errorf("%s: metrics are served at %q, and asked for at port %v", o, at, port)
+			}
+			let := false
+			for _, p := range all {
+				if p.text("kind") != "NetworkPolicy" || !selects(p, pod, "spec", "podSelector", "matchLabels") {
+					continue
+				}
+				for _, rule := range p.list("spec", "ingress") {
+					for _, x := range rule.list("ports") {
+						let = let || x.at("port") == port && fmt.Sprint(rule.at("from")) == "[map[namespaceSelector:map[matchLabels:map[name:monitoring]]]]"
+					}
+				}
+			}
+			if !let {
+				t.Errorf("%s: the monitoring may not come to port %v", o, port)
+			}
+		}
+		if served == 0 {
+			t.Errorf("%s: nobody serves metrics", c.path)
+		}
+		for _, o := range c.objects(t, asIs) {
+			if o.text("kind") == "PodMonitor" || o.flag("penstock", "--metrics") != "" {
+				t.Errorf("%s: by default %s is there, or serves", c.path, o)
+			}
+		}
+	}
+}
+
+// TestCriticalPods: a quota for the classes that the pods are of, where it is asked for.
+func TestCriticalPods(t *testing.T) {
+	for _, c := range charts {
+		all := c.objects(t, func(v map[string]any) { v["criticalPods"] = "1000" })
+		var quota object
+		for _, o := range all {
+			if o.text("kind") == "ResourceQuota" {
+				quota = o
+			}
+		}
+		if quota.text("spec", "hard", "pods") != "1000" {
+			t.Fatalf("%s: the quota is %v", c.path, quota)
+		}
+		classes := fmt.Sprint(quota.list("spec", "scopeSelector", "matchExpressions")[0].at("values"))
+		for _, o := range all {
+			if pod := o.pod(); pod != nil && !strings.Contains(classes, pod.text("spec", "priorityClassName")) {
+				t.Errorf("%s is of class %s, and the quota is for %s", o, pod.text("spec", "priorityClassName"), classes)
+			}
+		}
+		for _, o := range c.objects(t, asIs) {
+			if o.text("kind") == "ResourceQuota" {
+				t.Errorf("%s: %s is there by default", c.path, o)
+			}
+		}
+	}
+}
+
+// TestClusterMustBeNamed: without the one value that nobody can guess there is nothing.
+func TestClusterMustBeNamed(t *testing.T) {
+	if _, err := driverChart.try(t, func(v map[string]any) { v["cluster"] = []any{} }); err == nil || !strings.Contains(err.Error(), "where metadata servers are") {
+		t.Errorf("%v", err)
 	}
 }
 
@@ -515,8 +705,18 @@ func TestHold(t *testing.T) {
 	if at != "/run/elsewhere/hold.sock" || host(node, flag(node, "--hold")) != at {
 		t.Errorf("the holder listens at %q, the driver asks at %q", at, host(node, flag(node, "--hold")))
 	}
-	if hold.text("spec", "updateStrategy", "type") != "OnDelete" || node.text("spec", "updateStrategy", "type") != "RollingUpdate" {
+	// On a kernel before Linux 6.9 nobody holds anything: whoever replaces the pod must look.
+	if hold.text("spec", "updateStrategy", "type") != "OnDelete" || node.text("spec", "updateStrategy", "type") != "OnDelete" {
 		t.Errorf("updates: of the holder %q, of the driver %q", hold.text("spec", "updateStrategy", "type"), node.text("spec", "updateStrategy", "type"))
+	}
+	asked := objects(t, func(v map[string]any) { v["node"].(map[string]any)["updateStrategy"] = "RollingUpdate" })
+	if got := asked["DaemonSet/penstock-node"]; got.text("spec", "updateStrategy", "type") != "RollingUpdate" || got.at("spec", "updateStrategy", "rollingUpdate", "maxUnavailable") != 1 {
+		t.Errorf("asked to roll, the driver's pods are replaced by %v", got.at("spec", "updateStrategy"))
+	}
+	if _, err := driverChart.try(t, func(v map[string]any) {
+		v["hold"].(map[string]any)["enabled"], v["node"].(map[string]any)["updateStrategy"] = false, "RollingUpdate"
+	}); err == nil || !strings.Contains(err.Error(), "needs hold.enabled") {
+		t.Errorf("without a holder pods are replaced one after the other: %v", err)
 	}
 	if hold.at("spec", "template", "spec", "hostPID") != true || hold.text("spec", "template", "spec", "priorityClassName") != node.text("spec", "template", "spec", "priorityClassName") {
 		t.Error("the holder does not see who serves, or goes before the driver")

@@ -14,7 +14,7 @@ import (
 // TestRoll: roll.sh replaces what is old, metadata servers first, each when all was
 // well three times in a row after the one before; and nothing when it is run again.
 func TestRoll(t *testing.T) {
-	dir, run := rolling(t)
+	dir, run := rolling(t, "roll.sh", "kubectl")
 	roll := func() []string {
 		t.Helper()
 		if out, err := run(""); err != nil {
@@ -60,7 +60,7 @@ func TestRollSeesFailures(t *testing.T) {
 		"get statefulsets -l *", "get statefulset.*component}", "*metadata.generation*", "*observedGeneration*", "*updateRevision*",
 		"get pods -l *penstock.io/set=penstock-meta -o name", "get pod/*controller-revision-hash*", "delete pod/*",
 	} {
-		dir, run := rolling(t)
+		dir, run := rolling(t, "roll.sh", "kubectl")
 		out, err := run(asked)
 		if _, ended := errors.AsType[*exec.ExitError](err); !ended || strings.Contains(out, "all servers") {
 			t.Errorf("%q fails: %v, %s", asked, err, out)
@@ -72,18 +72,79 @@ func TestRollSeesFailures(t *testing.T) {
 	}
 }
 
-// rolling is a folder with what roll.sh calls, and runs it; the first of what a pattern
-// names fails.
-func rolling(t *testing.T) (dir string, run func(fails string) (string, error)) {
+// TestRollNodes: roll-nodes.sh replaces the driver where it is old and pods keep their
+// mounts, and each node is ready before the next one goes. Where they would lose them
+// (an old kernel, no holder) it does nothing, says so and ends with an error; with
+// --drain such a node is drained before, and used again after if it was before. Run
+// again it does nothing.
+func TestRollNodes(t *testing.T) {
+	const held = "delete pod penstock-node-held\nready held\n"
+	drained := func(node string, back bool) string {
+		s := "drain " + node + " --ignore-daemonsets --delete-emptydir-data\ndelete pod penstock-node-" + node + "\nready " + node + "\n"
+		if back {
+			s += "uncordon " + node + "\n"
+		}
+		return s
+	}
+	dir, run := rolling(t, "roll-nodes.sh", "kubectl-nodes")
+	did := func(want string, args ...string) (out string, err error) {
+		t.Helper()
+		out, err = run("", args...)
+		wrong, _ := os.ReadFile(filepath.Join(dir, "wrong"))
+		log, _ := os.ReadFile(filepath.Join(dir, "did"))
+		if string(log) != want || len(wrong) > 0 {
+			t.Errorf("%v: it did\n%s, not\n%s%s%s", args, log, want, out, wrong)
+		}
+		return out, err
+	}
+	out, err := did(held)
+	if _, ended := errors.AsType[*exec.ExitError](err); !ended || !strings.Contains(out, "would lose their mounts: old older bare kept\n") || strings.Contains(out, "on all nodes") {
+		t.Errorf("nodes whose pods would lose their mounts are not named: %v, %s", err, out)
+	}
+	all := held + drained("old", true) + drained("older", true) + drained("bare", true) + drained("kept", false)
+	for range 2 {
+		if out, err := did(all, "--drain"); err != nil || !strings.Contains(out, "on all nodes") {
+			t.Errorf("%v: %s", err, out)
+		}
+	}
+}
+
+// TestRollNodesSeesFailures: roll-nodes.sh stops when kubectl fails, and replaces nothing
+// after that; a node that it took out of use is named.
+func TestRollNodesSeesFailures(t *testing.T) {
+	for _, asked := range []string{
+		"*metadata.generation*", "*observedGeneration*", "get controllerrevisions *", "get pods -l *component=node -o *", "*component=hold *",
+		"*kernelVersion*", "*unschedulable*", "drain old *", "delete pod penstock-node-old", "uncordon old",
+	} {
+		dir, run := rolling(t, "roll-nodes.sh", "kubectl-nodes")
+		out, err := run(asked, "--drain")
+		if _, ended := errors.AsType[*exec.ExitError](err); !ended || strings.Contains(out, "on all nodes") {
+			t.Errorf("%q fails: %v, %s", asked, err, out)
+		}
+		if strings.HasSuffix(asked, "old") || strings.HasPrefix(asked, "drain") {
+			if !strings.Contains(out, "kubectl uncordon old\n") {
+				t.Errorf("%q fails, and it is not said that a node is out of use: %s", asked, out)
+			}
+		}
+		lines := strings.Split(strings.TrimSpace(string(read(t, dir, "log"))), "\n")
+		if is, err := path.Match(strings.ReplaceAll(asked, "/", "|"), strings.ReplaceAll(lines[len(lines)-1], "/", "|")); err != nil || !is {
+			t.Errorf("after %q failed it goes on: %q, %v", asked, lines, err)
+		}
+	}
+}
+
+// rolling is a folder with what a script of deploy/kubernetes calls, and runs it; the
+// first call of kubectl's stand-in that a pattern names fails.
+func rolling(t *testing.T, script, standIn string) (dir string, run func(fails string, args ...string) (string, error)) {
 	t.Helper()
 	dir = t.TempDir()
-	for name, text := range map[string]string{"sleep": "#!/bin/sh\n", "kubectl": string(read(t, "testdata", "kubectl"))} {
+	for name, text := range map[string]string{"sleep": "#!/bin/sh\n", "kubectl": string(read(t, "testdata", standIn))} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return dir, func(fails string) (string, error) {
-		cmd := exec.CommandContext(t.Context(), "sh", filepath.Join(driverChart.plain, "roll.sh"), "elsewhere")
+	return dir, func(fails string, args ...string) (string, error) {
+		cmd := exec.CommandContext(t.Context(), "sh", append(append([]string{filepath.Join(driverChart.plain, script)}, args...), "elsewhere")...)
 		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "ROLL_DIR="+dir, "ROLL_FAILS="+fails)
 		out, err := cmd.CombinedOutput()
 		return string(out), err

@@ -410,6 +410,7 @@ patches:
     patch: '[{"op": "replace", "path": "/data/cluster", "value": "%s"}]'
   - target: {kind: DaemonSet, name: penstock-node}
     patch: |-
+      - {op: replace, path: /spec/updateStrategy, value: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 1}}}
       - {op: add, path: /spec/template/spec/volumes/-, value: {name: config, hostPath: {path: %s}}}
       - {op: add, path: /spec/template/spec/containers/0/volumeMounts/-, value: {name: config, mountPath: /etc/penstock, readOnly: true}}
 %s%s`, relative, cmp.Or(c.Cluster, r.meta()), configDir, more, images)

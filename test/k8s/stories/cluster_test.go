@@ -209,7 +209,7 @@ func TestCluster(t *testing.T) {
 	}
 
 	u := &used{s.story, "user", "node1"}
-	if err := s.point(ctx, "penstock-meta."+rig.Namespace+".svc:7400", func() error { s.do("## 2. Who is who"); return nil }); err != nil {
+	if err := s.point(ctx, "penstock-meta."+rig.Namespace+".svc:7400", func() error { s.do("## 3. Who is who"); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	u.uses()
