@@ -5,13 +5,19 @@
 //	DIR/blocks     what the last digest that was finished used
 //	DIR/next       what the one under way has used so far
 //
-//	file     = "PDB1" | record*
-//	record   = places 32 | block 32 | CRC32C of both 4, big-endian
+//	file     = "PDB2" | slots, as a power of two 1 | zeros 59 | record * (slots + 63)
+//	record   = places 32 | block 32 | CRC32C of both 4, big-endian; or zeros
 //
-// Files are appended to and not synced. A record whose checksum is wrong, and
-// half of one at the end, is not there. A digest that is interrupted goes on with
-// both; one that is finished puts next in place of blocks, so that blocks that no
-// snapshot has any more are forgotten.
+// Places are SHA-256 sums, so they are spread evenly: their first bits number a
+// slot, and the record is in that one or in one of the 63 after it. When all of
+// them are taken, the records move to a file of twice the slots, half full or so.
+// Nothing is kept in memory but what the kernel caches of the files, and they
+// grow as long as the disk has plenty of room.
+//
+// Files are sparse, and not synced. A record whose checksum is wrong is not there, and a file
+// of another length than its head says is begun anew. A digest that is interrupted
+// goes on with both files; one that is finished puts next in place of blocks, so
+// that blocks that no snapshot has any more are forgotten.
 package known
 
 import (
@@ -19,22 +25,31 @@ import (
 	"errors"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/digest"
 )
 
 const (
-	// MaxBlocks bounds what is remembered: 1 TiB of files in 68 MiB of disk, and
-	// while a digest is computed some 80 MB of memory.
-	MaxBlocks = 1 << 20
+	// minBits and maxBits bound the slots of a file, powers of two: the largest
+	// takes 18 GB and holds some 130 million blocks.
+	minBits = 8
+	maxBits = 28
+	// spare is how much of the room that is left on the disk a file of twice the
+	// slots may take: a part of so many.
+	spare = 4
 
-	magic      = "PDB1"
+	magic      = "PDB2"
+	headSize   = 64
+	window     = 64 // slots that a record may be in
 	sumSize    = len(digest.Sum{})
 	recordSize = 2*sumSize + 4
-	batch      = 256 // records written at a time; they are what a crash costs
+	newEnd     = ".new" // of the name of a file of twice the slots that is being filled
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -42,7 +57,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // Blocks is a digest.Known. It is for one goroutine.
 type Blocks struct {
 	dir       string
-	old, next *file
+	old, next *table
 }
 
 var _ digest.Known = (*Blocks)(nil)
@@ -52,10 +67,10 @@ func Open(dir string) (*Blocks, error) {
 	b := &Blocks{dir: dir}
 	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
-		b.old, err = open(filepath.Join(dir, "blocks"))
+		b.old, err = open(filepath.Join(dir, "blocks"), minBits)
 	}
-	if err == nil {
-		b.next, err = open(filepath.Join(dir, "next"))
+	if err == nil { // as large, since most of it will be there again
+		b.next, err = open(filepath.Join(dir, "next"), b.old.bits)
 	}
 	if err != nil {
 		return nil, errors.Join(meta.E("open known blocks", meta.IO, dir, err), b.Close())
@@ -74,8 +89,8 @@ func (b *Blocks) Get(places digest.Sum) (block digest.Sum, ok bool) {
 	return block, ok
 }
 
-// Put remembers a block; after a write that failed, or beyond MaxBlocks, no
-// more.
+// Put remembers a block; after a write that failed no more, and on a disk without
+// room not all.
 func (b *Blocks) Put(places, block digest.Sum) { b.next.put(places, block) }
 
 // Finish makes what this digest used all that is remembered, and closes. Errors:
@@ -94,103 +109,169 @@ func (b *Blocks) Finish() error {
 // Close keeps what was found out for the next time.
 func (b *Blocks) Close() error {
 	var errs []error
-	for _, f := range []*file{b.next, b.old} {
-		if f != nil {
-			f.flush()
-			errs = append(errs, f.err, f.f.Close())
+	for _, t := range []*table{b.next, b.old} {
+		if t != nil {
+			errs = append(errs, t.err, t.f.Close())
 		}
 	}
 	b.next, b.old = nil, nil
 	return errors.Join(errs...)
 }
 
-// file is one of the two.
-type file struct {
-	f     *os.File
-	at    map[uint64]uint32 // the beginning of places -> number of the record
-	n     uint32            // records, tail included
-	tail  []byte            // of them, those not yet written
-	err   error
-	bytes [recordSize]byte
+// table is one of the two files.
+type table struct {
+	name string
+	f    *os.File
+	bits uint8
+	full bool // it grows no more
+	err  error
+	buf  [window * recordSize]byte
 }
 
-func open(name string) (*file, error) {
-	h, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+func sizeOf(bits uint8) int64 {
+	return headSize + (int64(1)<<bits+window-1)*int64(recordSize)
+}
+
+// open opens a file; one of another kind is begun anew.
+func open(name string, bits uint8) (*table, error) {
+	if err := os.Remove(name + newEnd); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	f := &file{f: h, at: map[uint64]uint32{}}
-	if err := f.load(); err != nil {
-		return nil, errors.Join(err, h.Close())
+	t := &table{name: name, f: f}
+	ok, err := t.load()
+	if err == nil && !ok {
+		err = t.begin(bits)
 	}
-	return f, nil
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return t, nil
 }
 
-// load reads which places are there; a file of another kind is begun anew.
-func (f *file) load() error {
-	head := make([]byte, len(magic))
-	if _, err := io.ReadFull(f.f, head); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+// load reads the head.
+func (t *table) load() (ok bool, err error) {
+	head := make([]byte, headSize)
+	if _, err := io.ReadFull(t.f, head); errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	st, err := t.f.Stat()
+	if err != nil {
+		return false, err
+	}
+	t.bits = head[len(magic)]
+	return string(head[:len(magic)]) == magic && t.bits >= minBits && t.bits <= maxBits && st.Size() == sizeOf(t.bits), nil
+}
+
+// begin makes the file an empty one.
+func (t *table) begin(bits uint8) error {
+	t.bits = bits
+	if err := t.f.Truncate(0); err != nil {
 		return err
 	}
-	if string(head) != magic {
-		if err := f.f.Truncate(0); err != nil {
-			return err
-		}
-		_, err := f.f.WriteAt([]byte(magic), 0)
+	if err := t.f.Truncate(sizeOf(bits)); err != nil {
 		return err
 	}
-	buf := make([]byte, batch*recordSize)
-	for f.n < MaxBlocks {
-		n, err := io.ReadFull(f.f, buf)
-		for p := buf[:n]; len(p) >= recordSize && f.n < MaxBlocks; p = p[recordSize:] {
-			f.at[binary.BigEndian.Uint64(p)] = f.n
-			f.n++
+	_, err := t.f.WriteAt(append([]byte(magic), bits), 0)
+	return err
+}
+
+// look reads the slots that a record may be in, and tells where they begin.
+func (t *table) look(places *digest.Sum) (at int64, slots []byte, ok bool) {
+	at = headSize + int64(binary.BigEndian.Uint64(places[:])>>(64-t.bits))*int64(recordSize)
+	_, err := t.f.ReadAt(t.buf[:], at)
+	return at, t.buf[:], err == nil
+}
+
+func (t *table) get(places digest.Sum) (block digest.Sum, ok bool) {
+	_, slots, ok := t.look(&places)
+	for ; ok && len(slots) > 0; slots = slots[recordSize:] {
+		if r := slots[:recordSize]; digest.Sum(r[:sumSize]) == places && right(r) {
+			return digest.Sum(r[sumSize : 2*sumSize]), true
 		}
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return nil
+	}
+	return block, false
+}
+
+// right tells whether a record is as it was written.
+func right(r []byte) bool {
+	return crc32.Checksum(r[:2*sumSize], castagnoli) == binary.BigEndian.Uint32(r[2*sumSize:])
+}
+
+func (t *table) put(places, block digest.Sum) {
+	for t.err == nil {
+		at, slots, ok := t.look(&places)
+		if !ok {
+			return
 		}
-		if err != nil {
+		for ; len(slots) > 0; slots, at = slots[recordSize:], at+int64(recordSize) {
+			if have := digest.Sum(slots[:sumSize]); have == places || have == (digest.Sum{}) {
+				r := append(append(slots[:0], places[:]...), block[:]...)
+				r = binary.BigEndian.AppendUint32(r, crc32.Checksum(r, castagnoli))
+				_, t.err = t.f.WriteAt(r, at)
+				return
+			}
+		}
+		if !t.grow() {
+			return
+		}
+	}
+}
+
+// grow moves what is there to a file of twice the slots; false: it stays as it is.
+func (t *table) grow() bool {
+	if t.full || t.bits == maxBits || !room(t.name, sizeOf(t.bits+1)) {
+		t.full = true
+		return false
+	}
+	f, err := os.OpenFile(t.name+newEnd, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		t.err = err
+		return false
+	}
+	to := &table{name: t.name, f: f, full: true}
+	if err = to.begin(t.bits + 1); err == nil {
+		if err = t.copyTo(to); err == nil {
+			err = os.Rename(f.Name(), t.name)
+		}
+	}
+	if err != nil {
+		t.err = errors.Join(err, f.Close(), os.Remove(f.Name()))
+		return false
+	}
+	t.f.Close() // it has no name any more
+	t.f, t.bits = f, to.bits
+	return true
+}
+
+// copyTo puts all records into another table.
+func (t *table) copyTo(to *table) error {
+	buf := make([]byte, 1024*recordSize)
+	for at, end := int64(headSize), sizeOf(t.bits); at < end && to.err == nil; {
+		p := buf[:min(int64(len(buf)), end-at)]
+		if _, err := t.f.ReadAt(p, at); err != nil {
 			return err
 		}
+		at += int64(len(p))
+		for ; len(p) > 0; p = p[recordSize:] {
+			if r := p[:recordSize]; digest.Sum(r[:sumSize]) != (digest.Sum{}) && right(r) {
+				to.put(digest.Sum(r[:sumSize]), digest.Sum(r[sumSize:2*sumSize]))
+			}
+		}
 	}
-	return nil
+	return to.err
 }
 
-func offset(record uint32) int64 { return int64(len(magic)) + int64(record)*int64(recordSize) }
-
-func (f *file) get(places digest.Sum) (block digest.Sum, ok bool) {
-	n, ok := f.at[binary.BigEndian.Uint64(places[:])]
-	if !ok {
-		return block, false
+// room tells whether a file may grow to a size on its disk.
+func room(name string, size int64) bool {
+	var st unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(name), &st); err != nil {
+		return false
 	}
-	p := f.bytes[:]
-	if first := f.n - uint32(len(f.tail)/recordSize); n >= first {
-		copy(p, f.tail[int(n-first)*recordSize:])
-	} else if _, err := f.f.ReadAt(p, offset(n)); err != nil {
-		return block, false
-	}
-	if digest.Sum(p[:sumSize]) != places || crc32.Checksum(p[:2*sumSize], castagnoli) != binary.BigEndian.Uint32(p[2*sumSize:]) {
-		return block, false
-	}
-	return digest.Sum(p[sumSize : 2*sumSize]), true
-}
-
-func (f *file) put(places, block digest.Sum) {
-	if f.err != nil || f.n == MaxBlocks {
-		return
-	}
-	from := len(f.tail)
-	f.tail = append(append(f.tail, places[:]...), block[:]...)
-	f.tail = binary.BigEndian.AppendUint32(f.tail, crc32.Checksum(f.tail[from:], castagnoli))
-	f.at[binary.BigEndian.Uint64(places[:])] = f.n
-	if f.n++; len(f.tail) == batch*recordSize {
-		f.flush()
-	}
-}
-
-func (f *file) flush() {
-	if f.err == nil && len(f.tail) > 0 {
-		_, f.err = f.f.WriteAt(f.tail, offset(f.n)-int64(len(f.tail)))
-	}
-	f.tail = f.tail[:0]
+	return uint64(size) <= st.Bavail*uint64(st.Bsize)/spare
 }

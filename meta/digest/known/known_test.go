@@ -1,6 +1,7 @@
 package known
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,6 +9,8 @@ import (
 
 	"penstock.io/penstock/meta/digest"
 )
+
+var blocks = flag.Int("blocks", 20_000, "how many blocks TestMany remembers")
 
 func block(i int) digest.Sum { return digest.Block(fmt.Append(nil, i)) }
 
@@ -29,47 +32,117 @@ func (b *Blocks) has(t *testing.T, from, to int, want bool) {
 	}
 }
 
-// TestKnown: what was put is there after a crash that loses the last batch at
-// most, and after each digest only what that one used.
+// many is enough for files to grow, few is not.
+const many, few = 1000, 100
+
+// TestKnown: what was put is there after a crash, and after each digest only what
+// that one used.
 func TestKnown(t *testing.T) {
 	dir := t.TempDir()
 	b := reopen(t, dir)
-	for i := range 3 * batch {
+	for i := range 3 * many {
 		b.Put(block(i), block(-i))
 	}
-	b.has(t, 0, 3*batch, true)
-	b.Put(block(3*batch), block(-3*batch)) // not yet written: lost
+	b.has(t, 0, 3*many, true)
+	b.has(t, 3*many, 4*many, false)
 	b.next.f.Close()
 	b.old.f.Close()
 
 	b = reopen(t, dir)
-	b.has(t, 0, 3*batch, true)
-	b.has(t, 3*batch, 3*batch+1, false)
+	b.has(t, 0, 3*many, true)
 	if err := b.Finish(); err != nil {
 		t.Fatal(err)
 	}
-	b = reopen(t, dir) // the next digest uses the first batch
-	b.has(t, 0, batch, true)
+	b = reopen(t, dir) // the next digest uses the first part
+	b.has(t, 0, many, true)
 	if err := b.Close(); err != nil { // interrupted: all is known still
 		t.Fatal(err)
 	}
 	b = reopen(t, dir)
-	b.has(t, 2*batch, 3*batch, true)
+	b.has(t, 2*many, 3*many, true)
 	if err := b.Finish(); err != nil {
 		t.Fatal(err)
 	}
 	b = reopen(t, dir)
 	defer b.Close()
-	b.has(t, 0, batch, true)
-	b.has(t, batch, 2*batch, false)
-	b.has(t, 2*batch, 3*batch, true)
+	b.has(t, 0, many, true)
+	b.has(t, many, 2*many, false)
+	b.has(t, 2*many, 3*many, true)
+}
+
+// TestMany: a file grows with what is in it, of which nothing is lost, and takes
+// at most so much of the disk for each block.
+func TestMany(t *testing.T) {
+	dir := t.TempDir()
+	b := reopen(t, dir)
+	for i := range *blocks {
+		b.Put(block(i), block(-i))
+	}
+	b.has(t, 0, *blocks, true)
+	st, err := b.next.f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d blocks in %d bytes, %.0f each", *blocks, st.Size(), float64(st.Size())/float64(*blocks))
+	if st.Size() > int64(*blocks)*8*int64(recordSize) {
+		t.Errorf("%d bytes for %d blocks", st.Size(), *blocks)
+	}
+	if err := b.Finish(); err != nil {
+		t.Fatal(err)
+	}
+	b = reopen(t, dir)
+	defer b.Close()
+	b.has(t, 0, *blocks, true)
+}
+
+// TestNoRoom: a file that may not grow remembers what it has room for.
+func TestNoRoom(t *testing.T) {
+	b := reopen(t, t.TempDir())
+	defer b.Close()
+	b.next.full = true
+	for i := range many {
+		b.Put(block(i), block(-i))
+	}
+	n := 0
+	for i := range many {
+		if got, ok := b.Get(block(i)); ok {
+			if n++; got != block(-i) {
+				t.Fatalf("block %d: %v", i, got)
+			}
+		}
+	}
+	if most := 1<<minBits + window - 1; n < 1<<minBits || n > most || b.next.bits != minBits {
+		t.Errorf("%d are known, of %d slots", n, most)
+	}
+}
+
+// TestGrowthFails: what was known before is known still when a file can't grow.
+func TestGrowthFails(t *testing.T) {
+	dir := t.TempDir()
+	b := reopen(t, dir)
+	for i := range 100 {
+		b.Put(block(i), block(-i))
+	}
+	if err := os.Mkdir(filepath.Join(dir, "next"+newEnd), 0o700); err != nil { // in the way
+		t.Fatal(err)
+	}
+	for i := range many {
+		b.Put(block(i), block(-i))
+	}
+	b.has(t, 0, 100, true)
+	if err := b.Close(); err == nil {
+		t.Error("nobody hears of it")
+	}
+	b = reopen(t, dir)
+	defer b.Close()
+	b.has(t, 0, 100, true)
 }
 
 // TestDamage: damaged files never give another block than was put.
 func TestDamage(t *testing.T) {
 	dir := t.TempDir()
 	b := reopen(t, dir)
-	for i := range batch {
+	for i := range few {
 		b.Put(block(i), block(-i))
 	}
 	if err := b.Finish(); err != nil {
@@ -80,14 +153,14 @@ func TestDamage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for at := 0; at < len(good); at += 131 {
+	for at := 0; at < len(good); at += 499 {
 		bad := append([]byte(nil), good...)
 		bad[at] ^= 0x10
 		if err := os.WriteFile(name, bad, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		b := reopen(t, dir)
-		for i := range batch {
+		for i := range few {
 			if got, ok := b.Get(block(i)); ok && got != block(-i) {
 				t.Fatalf("byte %d flipped: block %d is %v", at, i, got)
 			}
