@@ -58,7 +58,8 @@ const (
 // IndexStatus tells how a volume that shows a snapshot is answered for.
 type IndexStatus struct {
 	// State is "off", "asked" (the owner was not reached yet), "building",
-	// "fetching", "ready", "none" (its servers make none) or "refused" (what came
+	// "fetching", "ready", "none" (its servers make none, or none of this snapshot:
+	// Detail says why) or "refused" (what came
 	// was damaged, of a later version, could not be kept here, or may not be read).
 	State  string
 	Detail string // of an error: why
@@ -141,7 +142,7 @@ func (v *Volume) keepIndex(s indexSession) {
 			}
 			switch {
 			case meta.KindOf(err) == meta.NotSupported || err == nil && a.State == wire.IndexNone:
-				v.indexIs(IndexStatus{State: "none"})
+				v.indexIs(IndexStatus{State: "none", Detail: a.Detail})
 			case meta.KindOf(err) == meta.AccessDenied:
 				v.indexIs(IndexStatus{State: "refused", Detail: err.Error()})
 			case err != nil:
@@ -196,24 +197,25 @@ func (v *Volume) takeIndex(ctx context.Context, a *wire.IndexAnswer) error {
 	path := filepath.Join(dir, hex.EncodeToString(sum[:])+indexEnd)
 	m, err := openIndex(path, sum)
 	if err != nil {
-		// Another process may be fetching it, or another one.
-		unlock, lerr := lockDir(ctx, dir)
-		if lerr != nil {
-			return lerr
+		// Another process may be fetching it.
+		part, perr := beginIndex(ctx, filepath.Join(dir, indexTemp+hex.EncodeToString(sum[:])))
+		if perr != nil {
+			return perr
 		}
-		defer unlock()
-		m, err = openIndex(path, sum)
-	}
-	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) {
-			v.c.stats.refused.Add(1)
-			v.c.log.Error("the index of a snapshot on this machine's disk is damaged; it is fetched again", "file", path, "err", err)
-			if err := os.Remove(path); err != nil {
-				v.c.log.Warn("a damaged index stays on the disk", "file", path, "err", err)
+		defer part.Close()
+		if m, err = openIndex(path, sum); err == nil {
+			os.Remove(part.Name())
+		} else {
+			if !errors.Is(err, fs.ErrNotExist) {
+				v.c.stats.refused.Add(1)
+				v.c.log.Error("the index of a snapshot on this machine's disk is damaged; it is fetched again", "file", path, "err", err)
+				if err := os.Remove(path); err != nil {
+					v.c.log.Warn("a damaged index stays on the disk", "file", path, "err", err)
+				}
 			}
-		}
-		if m, err = v.fetchIndex(ctx, a, sum, path); err != nil {
-			return err
+			if m, err = v.fetchIndex(ctx, a, sum, part, path); err != nil {
+				return err
+			}
 		}
 	}
 	if h := m.x.Head; h.Volume != v.view.of.id || h.At != v.view.snap.At {
@@ -244,28 +246,44 @@ func checkIndexAnswer(a *wire.IndexAnswer) (sum index.Sum, err error) {
 	return index.Sum(a.Digest), nil
 }
 
-// lockDir keeps other processes from fetching into a folder meanwhile.
-func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
-	path := filepath.Join(dir, "lock")
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, meta.E("keep index", meta.IO, path, err)
+// beginIndex opens the file that an index is fetched into, when no other process
+// has it: it is locked. Who renames or removes it has the lock, so what was waited
+// for may have its name no more; then it is begun anew.
+func beginIndex(ctx context.Context, path string) (*os.File, error) {
+	fail := func(f *os.File, err error) (*os.File, error) {
+		return nil, errors.Join(meta.E("keep index", meta.IO, path, err), f.Close())
 	}
 	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			f.Close()
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
 			return nil, meta.E("keep index", meta.IO, path, err)
 		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			f.Close()
-			return nil, meta.E("keep index", meta.Canceled, path, context.Cause(ctx))
+		for {
+			err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+				return fail(f, err)
+			}
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-ctx.Done():
+				f.Close()
+				return nil, meta.E("keep index", meta.Canceled, path, context.Cause(ctx))
+			}
 		}
+		have, err := f.Stat()
+		if err != nil {
+			return fail(f, err)
+		}
+		switch named, err := os.Stat(path); {
+		case err == nil && os.SameFile(have, named):
+			return f, nil
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return fail(f, err)
+		}
+		f.Close()
 	}
 }
 
@@ -299,19 +317,17 @@ func openIndex(path string, sum index.Sum) (*mapped, error) {
 	return m, nil
 }
 
-// fetchIndex reads an index from its chunks into a file, and takes it when every
-// block of it is right.
-func (v *Volume) fetchIndex(ctx context.Context, a *wire.IndexAnswer, sum index.Sum, path string) (_ *mapped, err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), indexTemp)
-	if err != nil {
-		return nil, meta.E("fetch index", meta.IO, path, err)
-	}
+// fetchIndex reads an index from its chunks into a file, and takes it, under
+// another name, when every block of it is right.
+func (v *Volume) fetchIndex(ctx context.Context, a *wire.IndexAnswer, sum index.Sum, f *os.File, path string) (_ *mapped, err error) {
 	defer func() {
-		f.Close()
 		if err != nil {
 			os.Remove(f.Name())
 		}
 	}()
+	if err := f.Truncate(0); err != nil { // who began it was killed
+		return nil, meta.E("fetch index", meta.IO, f.Name(), err)
+	}
 	if err := v.copyIndex(ctx, a, f); err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -113,9 +114,7 @@ func TestTakeIndex(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range all {
-			if e.Name() != "lock" {
-				l = append(l, e.Name())
-			}
+			l = append(l, e.Name())
 		}
 		return l
 	}
@@ -154,6 +153,47 @@ func TestTakeIndex(t *testing.T) {
 	flip()
 	read()
 
+	// Though another process is fetching a long one.
+	begin := func(sum string) *os.File {
+		t.Helper()
+		f, err := beginIndex(t.Context(), filepath.Join(dir, indexTemp+sum))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	long := begin("another")
+	take(other(0), a, meta.KindOK)
+	read()
+	if err := errors.Join(os.Remove(long.Name()), long.Close(), os.Remove(path)); err != nil {
+		t.Fatal(err)
+	}
+
+	// While another process fetches this one, nobody else does; when it is killed,
+	// what it left is of no use.
+	part := begin(hex.EncodeToString(a.Digest))
+	if _, err := part.WriteString(strings.Repeat("x", 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	waiting := other(0)
+	took := make(chan error, 1)
+	go func() { took <- waiting.takeIndex(t.Context(), &a) }()
+	select {
+	case err := <-took:
+		t.Fatalf("it was taken beside another process: %v", err)
+	case <-time.After(100 * time.Millisecond): // two looks
+	}
+	if n := read(); n != 0 {
+		t.Errorf("%d parts were read beside another process", n)
+	}
+	part.Close()
+	if err := <-took; err != nil || read() != len(a.Parts) {
+		t.Error(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+
 	// Several at once: one fetches it.
 	var wg sync.WaitGroup
 	for range 4 {
@@ -172,14 +212,9 @@ func TestTakeIndex(t *testing.T) {
 		t.Errorf("kept: %q", l)
 	}
 
-	// From the disk, though another process is fetching a long one.
-	unlock, err := lockDir(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	// From the disk.
 	x := other(0)
 	take(x, a, meta.KindOK)
-	unlock()
 	if n := read(); n != 0 {
 		t.Errorf("%d reads of what is on the disk", n)
 	}
@@ -234,11 +269,11 @@ func TestTakeIndex(t *testing.T) {
 
 	// No more is kept than fits; what a killed process left goes in time.
 	old := filepath.Join(dir, indexTemp+"old")
-	long := time.Now().Add(-2 * indexTempAge)
+	ago := time.Now().Add(-2 * indexTempAge)
 	if err := os.WriteFile(old, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chtimes(old, long, long); err != nil {
+	if err := os.Chtimes(old, ago, ago); err != nil {
 		t.Fatal(err)
 	}
 	take(other(1), a, meta.KindOK)
