@@ -2,6 +2,7 @@ package penstock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -42,26 +43,36 @@ func (v *Volume) ComputeDigest(ctx context.Context, told func(DigestProgress)) (
 }
 
 // RecordedDigest is what the owner of the volume found when it computed the
-// digest of the snapshot that is shown here. Errors: NotSupported (a live
-// volume), NoSuchSnapshot, Unavailable (it has not been computed yet).
+// digest of the snapshot that is shown here. If there is none yet, it is computed
+// before others, and faster, since somebody asked. Errors: NotSupported (a live
+// volume), NoSuchSnapshot, Unavailable (it has not been computed yet, or could not
+// be: the text says why).
 func (v *Volume) RecordedDigest(ctx context.Context) (Digest, error) {
 	if v.view == nil {
 		return Digest{}, meta.E("digest", meta.NotSupported, v.name, fmt.Errorf("only of a snapshot"))
 	}
-	l, err := v.view.of.Snapshots(ctx)
-	if err != nil {
+	s, err := v.view.of.awaitDigest(ctx, v.view.snap.Name)
+	switch {
+	case err != nil:
 		return Digest{}, err
+	case s.At != v.view.snap.At:
+		return Digest{}, meta.E("digest", meta.NoSuchSnapshot, v.name, nil)
+	case s.Digest != nil:
+		return digest.Parse(s.Digest.Digest)
+	case s.DigestError != "":
+		return Digest{}, meta.E("digest", meta.Unavailable, v.name, fmt.Errorf("it could not be computed: %s", s.DigestError))
 	}
-	for _, s := range l {
-		switch {
-		case s.At != v.view.snap.At:
-		case s.Digest == nil:
-			return Digest{}, meta.E("digest", meta.Unavailable, v.name, fmt.Errorf("it has not been computed yet"))
-		default:
-			return digest.Parse(s.Digest.Digest)
-		}
+	return Digest{}, meta.E("digest", meta.Unavailable, v.name, errors.New("it has not been computed yet"))
+}
+
+// awaitDigest tells of a snapshot of the volume, whose digest somebody waits for.
+// Errors: NoSuchSnapshot.
+func (v *Volume) awaitDigest(ctx context.Context, name string) (Snapshot, error) {
+	s, err := v.snapshotSession()
+	if err != nil {
+		return Snapshot{}, err
 	}
-	return Digest{}, meta.E("digest", meta.NoSuchSnapshot, v.name, nil)
+	return s.AwaitDigest(ctx, v.id, name)
 }
 
 // Demand refuses a snapshot whose recorded digest is another. Errors: as

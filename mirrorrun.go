@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
@@ -471,28 +470,31 @@ func (w *mirrorWorker) fillTarget(ctx context.Context, c *mirrorCopy, n *MirrorR
 }
 
 // verify compares what the owners of both volumes computed from every name and
-// byte. Errors: Corrupt.
+// byte. Errors: Corrupt; Unavailable (one of them can't compute it now).
 func (w *mirrorWorker) verify(ctx context.Context, snapshot string) (string, error) {
 	var sums [2]string
-	for i, v := range []*Volume{w.src, w.dst} {
-		for wait := 50 * time.Millisecond; sums[i] == ""; wait = min(2*wait, time.Second) {
-			l, err := v.Snapshots(ctx)
-			if err != nil {
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		for i, v := range []*Volume{w.src, w.dst} {
+			if sums[i] != "" {
+				continue
+			}
+			s, err := v.awaitDigest(ctx, snapshot)
+			switch {
+			case err != nil:
 				return "", err
+			case s.Digest != nil:
+				sums[i] = s.Digest.Digest
+			case s.DigestError != "":
+				return "", meta.E("mirror", meta.Unavailable, v.name+"@"+snapshot, fmt.Errorf("its digest can't be computed, which is tried again: %s", s.DigestError))
 			}
-			at := slices.IndexFunc(l, func(s Snapshot) bool { return s.Name == snapshot })
-			if at < 0 {
-				return "", meta.E("mirror", meta.NoSuchSnapshot, v.name+"@"+snapshot, nil)
-			}
-			if d := l[at].Digest; d != nil {
-				sums[i] = d.Digest
-				break
-			}
-			select {
-			case <-time.After(wait):
-			case <-ctx.Done():
-				return "", context.Cause(ctx)
-			}
+		}
+		if sums[0] != "" && sums[1] != "" {
+			break
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
 		}
 	}
 	if sums[0] != sums[1] && !w.Unsafe.NoDigest {

@@ -18,11 +18,16 @@ type Pin = wire.PinInfo
 // holder is any text of 1 to 255 bytes. Who may read the volume may pin.
 // Errors: NoSuchSnapshot, Invalid, NameTooLong, ResourceExceeded (meta.MaxPins).
 func (v *Volume) PinSnapshot(ctx context.Context, name, holder string, ttl time.Duration) (Pin, error) {
+	return v.pinAt(ctx, name, 0, holder, ttl)
+}
+
+// pinAt is PinSnapshot of the snapshot of a generation; 0: whichever has the name.
+func (v *Volume) pinAt(ctx context.Context, name string, at meta.Generation, holder string, ttl time.Duration) (Pin, error) {
 	s, err := v.snapshotSession()
 	if err != nil {
 		return Pin{}, err
 	}
-	return s.PinSnapshot(ctx, v.id, name, holder, ttl)
+	return s.PinSnapshotAt(ctx, v.id, name, at, holder, ttl)
 }
 
 // UnpinSnapshot gives a pin up, and tells whether there was one. Who made it may,
@@ -36,12 +41,13 @@ func (v *Volume) UnpinSnapshot(ctx context.Context, name, holder string) (releas
 }
 
 // Pin is PinSnapshot for a volume that shows a snapshot. Errors: also
-// NotSupported for one that does not.
+// NotSupported for one that does not; NoSuchSnapshot if what is shown was deleted,
+// although another snapshot has its name by now.
 func (v *Volume) Pin(ctx context.Context, holder string, ttl time.Duration) (Pin, error) {
 	if v.view == nil {
 		return Pin{}, meta.E("pin snapshot", meta.NotSupported, v.name, nil)
 	}
-	return v.view.of.PinSnapshot(ctx, v.view.snap.Name, holder, ttl)
+	return v.view.of.pinAt(ctx, v.view.snap.Name, v.view.snap.At, holder, ttl)
 }
 
 // renewals is how many times a pin is renewed in its time to live.

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/cmd/penstock/local"
+	"penstock.io/penstock/meta/server"
 )
 
 func newMeta() *cobra.Command {
@@ -30,6 +31,11 @@ chunks hold which bytes. Without --etcd it embeds an etcd of one member in DIR.`
 			}
 			if cfg.Dir == "" {
 				return usagef("say where to keep the data: --dir DIR")
+			}
+			for name, rate := range map[string]uint64{"--digest-rate": cfg.DigestRate, "--awaited-digest-rate": cfg.AwaitedDigestRate} {
+				if cmd.Flags().Changed(name[2:]) && rate < server.MinDigestRate {
+					return usagef("%s: %d bytes a second are too few, the least is 1M", name, rate)
+				}
 			}
 			if cfg.Creds, err = creds.open(); err != nil {
 				return err
@@ -63,6 +69,8 @@ chunks hold which bytes. Without --etcd it embeds an etcd of one member in DIR.`
 	creds.flags(cmd)
 	f.DurationVar(&cfg.Repair.Grace, "repair-grace", 0, "how long a copy that is not needed any more is kept for those who may still read it (default 1m)")
 	f.DurationVar(&cfg.Repair.ListInterval, "list-interval", 0, "most time between two comparisons of what chunk servers have with what they should have (default 10m)")
+	f.Var((*sizeFlag)(&cfg.DigestRate), "digest-rate", "bytes a second that are read for the digests of snapshots, 1M or more (default 64M)")
+	f.Var((*sizeFlag)(&cfg.AwaitedDigestRate), "awaited-digest-rate", "bytes a second that are read beside that for digests that a mirror or somebody else waits for, 1M or more (default 256M)")
 	f.DurationVar(&cfg.CheckpointEvery, "checkpoint-every", 0, "how old a volume's checkpoint gets while it changes: what is newer is lost if etcd is lost whole (default 5m)")
 	f.IntVar(&cfg.Followers, "followers", 0, "metadata servers besides the owner that keep a copy of a volume's state ready; -1: none (default 2)")
 	f.DurationVar(&cfg.Repair.Delay, "repair-delay", 0, "how long a chunk server may be out of reach before its chunks are copied elsewhere (default 30s)")

@@ -196,19 +196,26 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 		if !snapshot {
 			return usagef("--pin and --digest are about snapshots: the source is VOLUME@SNAPSHOT:PATH")
 		}
+		var want penstock.Digest
 		if m.digest != "" {
-			want, err := parseDigest(m.digest)
-			if err == nil {
-				err = root.Demand(ctx, want)
-			}
-			if err != nil || m.pin == "" {
+			if want, err = parseDigest(m.digest); err != nil {
 				return err
 			}
 		}
-		if _, err := root.Pin(ctx, m.pin, time.Duration(m.pinTTL)); err != nil {
-			return err
+		// First, so that it stays while its digest is asked for, also of who tries again.
+		if m.pin != "" {
+			if _, err := root.Pin(ctx, m.pin, time.Duration(m.pinTTL)); err != nil {
+				return err
+			}
 		}
-		renewed.Go(func() { root.KeepPinned(renewing, m.pin, time.Duration(m.pinTTL)) })
+		if m.digest != "" {
+			if err := root.Demand(ctx, want); err != nil {
+				return err
+			}
+		}
+		if m.pin != "" {
+			renewed.Go(func() { root.KeepPinned(renewing, m.pin, time.Duration(m.pinTTL)) })
+		}
 		return nil
 	}
 	stopAdmin := func() {}

@@ -100,7 +100,7 @@ func newSnapshotList() *cobra.Command {
 				return out.print(cmd.OutOrStdout(), l, func(t *table) {
 					t.row("NAME", "CREATED", "FILES", "SIZE", "STATE", "DIGEST", "PINNED BY")
 					for _, i := range l.Snapshots {
-						t.row(i.Name, i.Created.Local().Format(time.DateTime), i.Inodes, bytesText(i.Bytes), i.State, shortDigest(i.Digest), holders(i.Pins))
+						t.row(i.Name, i.Created.Local().Format(time.DateTime), i.Inodes, bytesText(i.Bytes), i.State, shortDigest(&i), holders(i.Pins))
 					}
 					if len(l.Snapshots) > 0 {
 						t.row("snapshots alone hold " + bytesText(l.Held))
@@ -118,11 +118,14 @@ func newSnapshotList() *cobra.Command {
 }
 
 // shortDigest is enough of a digest to tell two apart, in a table.
-func shortDigest(d *wire.DigestInfo) string {
-	if d == nil {
+func shortDigest(i *wire.SnapshotInfo) string {
+	switch {
+	case i.Digest == nil && i.DigestError != "":
+		return "failed"
+	case i.Digest == nil:
 		return "-"
 	}
-	_, digits, _ := strings.Cut(d.Digest, ":")
+	_, digits, _ := strings.Cut(i.Digest.Digest, ":")
 	return digits[:min(12, len(digits))]
 }
 
@@ -154,6 +157,8 @@ func newSnapshotShow() *cobra.Command {
 					if d := i.Digest; d != nil {
 						t.row("digest", d.Digest)
 						t.row("read for it", bytesText(d.Read)+" of "+bytesText(d.Bytes))
+					} else if i.DigestError != "" {
+						t.row("digest", "failed, and is tried again: "+printable(i.DigestError))
 					} else {
 						t.row("digest", "not computed yet")
 					}

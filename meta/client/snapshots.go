@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -34,6 +35,20 @@ func (s *Session) askJSON(ctx context.Context, a wire.Admin, body, to any) error
 func (s *Session) Snapshots(ctx context.Context, v meta.VolumeID) (l wire.SnapshotList, err error) {
 	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshots, Volume: v}, nil, &l)
 	return l, err
+}
+
+// AwaitDigest tells of a snapshot, and if it has no digest yet, has it computed
+// before others and faster than those that nobody waits for. Errors: NoSuchSnapshot.
+func (s *Session) AwaitDigest(ctx context.Context, v meta.VolumeID, name string) (wire.SnapshotInfo, error) {
+	var l wire.SnapshotList
+	if err := s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshots, Volume: v}, wire.SnapshotsRequest{Digest: name}, &l); err != nil {
+		return wire.SnapshotInfo{}, err
+	}
+	i := slices.IndexFunc(l.Snapshots, func(i wire.SnapshotInfo) bool { return i.Name == name && i.State != wire.SnapshotDeleting })
+	if i < 0 {
+		return wire.SnapshotInfo{}, meta.E("find snapshot", meta.NoSuchSnapshot, name, nil)
+	}
+	return l.Snapshots[i], nil
 }
 
 // TakeSnapshot takes one. It is taken once, however often the request had to be
@@ -123,8 +138,15 @@ func (s *Session) ScheduleSnapshots(ctx context.Context, v meta.VolumeID, keep s
 // PinSnapshot keeps a snapshot from being deleted for ttl at least: a pin of the
 // holder that lasts longer stays as it is. Errors: NoSuchSnapshot, Invalid,
 // NameTooLong, ResourceExceeded.
-func (s *Session) PinSnapshot(ctx context.Context, v meta.VolumeID, name, holder string, ttl time.Duration) (p wire.PinInfo, err error) {
-	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminPin, Volume: v, Entry: name}, wire.PinRequest{Holder: holder, TTL: ttl}, &p)
+func (s *Session) PinSnapshot(ctx context.Context, v meta.VolumeID, name, holder string, ttl time.Duration) (wire.PinInfo, error) {
+	return s.PinSnapshotAt(ctx, v, name, 0, holder, ttl)
+}
+
+// PinSnapshotAt is PinSnapshot of the snapshot that has the name and the
+// generation; zero: whichever has the name. Errors: also NoSuchSnapshot if another
+// one has the name by now.
+func (s *Session) PinSnapshotAt(ctx context.Context, v meta.VolumeID, name string, at meta.Generation, holder string, ttl time.Duration) (p wire.PinInfo, err error) {
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminPin, Volume: v, Entry: name}, wire.PinRequest{Holder: holder, TTL: ttl, At: at}, &p)
 	return p, err
 }
 

@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -18,11 +22,17 @@ import (
 )
 
 // Digests of snapshots are computed by the owner of the volume, in the
-// background, one at a time in a process. It reads the namespace from its own
-// store, between other requests, and bytes as any reader does. What blocks are
-// called is remembered on this server's disk, by the places of their bytes: what
-// an earlier snapshot shares, and what was read before an interruption, is not
-// read again.
+// background. It reads the namespace from its own store, between other requests,
+// and bytes as any reader does. What blocks are called is remembered on this
+// server's disk, by the places of their bytes: what an earlier snapshot shares, and
+// what was read before an interruption, is not read again.
+//
+// A volume computes one digest at a time, and all volumes of a process together
+// read no more than a rate. They take turns, digestTurn each, in the order in which
+// they came: a digest that takes days keeps nobody from one that takes a second. It
+// keeps its place in the tree meanwhile. Digests that somebody waits for (a mirror,
+// who asked for it) have turns and a rate of their own, and one of them goes before
+// another of the same volume that was begun.
 
 // ChunkReader reads the bytes of chunks, verified.
 type ChunkReader interface {
@@ -30,24 +40,71 @@ type ChunkReader interface {
 }
 
 const (
-	// DefaultDigestRate is how many bytes a second digests read.
-	DefaultDigestRate = 64 << 20
+	// DefaultDigestRate and DefaultAwaitedDigestRate are how many bytes a second
+	// digests read, and those that somebody waits for.
+	DefaultDigestRate        = 64 << 20
+	DefaultAwaitedDigestRate = 256 << 20
+	// MinDigestRate is the least of both: a block each second.
+	MinDigestRate = digest.BlockSize
 	// askCost is what a question about the namespace counts as, in bytes: a
 	// digest asks some 16,000 a second at most.
 	askCost = 4 << 10
+	// digestTurn is how long a digest reads before others get their turn.
+	digestTurn = 2 * time.Second
+	// digestAwaited is how long who asked for a digest counts as waiting for it.
+	digestAwaited = 5 * time.Minute
 	// digestRetry and digestRetryMost are the times between two tries.
 	digestRetry     = 5 * time.Second
 	digestRetryMost = 5 * time.Minute
+	// digestPause is the longest that a digest which failed waits in addition, as
+	// long as it took: it will read as much again before it fails in the same place.
+	digestPause = time.Hour
+	// digestErrorMost bounds the text of why there is no digest, in bytes.
+	digestErrorMost = 200
 )
 
 // digests is what a server has for them.
 type digests struct {
-	slot  chan struct{} // capacity 1: held while one is computed
+	background, awaited lane
+}
+
+// lane is what digests of several volumes share: one of them reads at a time.
+type lane struct {
+	slot  chan struct{} // capacity 1; who came first gets it first
 	limit *rate.Limiter
 }
 
-func newDigests(bytes uint64) digests {
-	return digests{make(chan struct{}, 1), rate.NewLimiter(rate.Limit(bytes), 2*digest.BlockSize)}
+func newDigests(background, awaited uint64) digests {
+	lane := func(bytes uint64) lane {
+		return lane{make(chan struct{}, 1), rate.NewLimiter(rate.Limit(max(bytes, MinDigestRate)), 2*digest.BlockSize)}
+	}
+	return digests{lane(background), lane(awaited)}
+}
+
+// digesting is what an owner has for them.
+type digesting struct {
+	wake  chan struct{} // capacity 1: there is another snapshot
+	hurry chan struct{} // capacity 1: somebody began to wait for a digest
+
+	mu      sync.Mutex
+	awaited map[meta.Generation]time.Time // somebody waits for it, until then
+	tried   map[meta.Generation]*retry    // it failed
+	oldest  bool                          // whose turn it is among those that nobody waits for
+
+	busy bool // guarded by the owner's mu
+}
+
+// retry is about something that failed and is to be tried again.
+type retry struct {
+	err  error         // why
+	wait time.Duration // before the try after the next
+	due  time.Time     // of the next
+}
+
+// failed plans the next try.
+func (r *retry) failed(err error, now time.Time) {
+	r.wait = min(max(2*r.wait, digestRetry), digestRetryMost)
+	r.err, r.due = err, now.Add(r.wait)
 }
 
 // digestDir is where a volume's known blocks are.
@@ -55,90 +112,285 @@ func (s *Server) digestDir(v meta.VolumeID) string {
 	return filepath.Join(s.cfg.DigestDir, fmt.Sprintf("volume-%d", v))
 }
 
-func (o *owner) kickDigests() {
+// wakeUp tells who waits at a channel of capacity 1.
+func wakeUp(ch chan<- struct{}) {
 	select {
-	case o.digestWake <- struct{}{}:
+	case ch <- struct{}{}:
 	default:
 	}
 }
 
+// awaitDigest notes that somebody waits for the digest of a snapshot.
+func (o *owner) awaitDigest(at meta.Generation) {
+	d := &o.digesting
+	now := time.Now()
+	d.mu.Lock()
+	waited := now.Before(d.awaited[at])
+	if d.awaited == nil {
+		d.awaited = map[meta.Generation]time.Time{}
+	}
+	d.awaited[at] = now.Add(digestAwaited)
+	d.mu.Unlock()
+	if !waited {
+		wakeUp(d.hurry)
+	}
+}
+
+// isAwaited tells whether somebody waits for the digest of a snapshot.
+func (d *digesting) isAwaited(at meta.Generation) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return time.Now().Before(d.awaited[at])
+}
+
 // digestLoop computes what is missing.
 func (o *owner) digestLoop() {
-	s := o.srv
+	s, d := o.srv, &o.digesting
 	if s.cfg.Chunks == nil || s.cfg.DigestDir == "" || o.await(o.ctx, o.recovered) != nil {
 		return
 	}
-	wait := digestRetry
 	for o.ctx.Err() == nil {
-		sn, missing, err := o.undigested()
-		if err == nil && missing {
-			select {
-			case s.digests.slot <- struct{}{}:
-				err = o.digest(sn)
-				<-s.digests.slot
-			case <-o.ctx.Done():
-				return
-			}
-			if err == nil {
-				wait = digestRetry
-				continue
-			}
+		sn, ok, next, err := o.undigested()
+		if err == nil && ok {
+			o.tryDigest(sn, nil)
+			continue
 		}
-		var retry <-chan time.Time
-		if err != nil && o.ctx.Err() == nil && !errors.Is(err, meta.NoSuchSnapshot) {
-			o.log.Info("no digest of a snapshot yet; it is tried again", "name", sn.Name, "in", wait, "error", err)
-			retry = time.After(wait)
-			wait = min(2*wait, digestRetryMost)
+		if err != nil {
+			if o.ctx.Err() == nil {
+				o.log.Warn("it could not be found out which snapshots have no digest; that is tried again", "in", digestRetry, "error", err)
+			}
+			next = time.Now().Add(digestRetry)
+		}
+		var due <-chan time.Time // of those that failed
+		if !next.IsZero() {
+			due = time.After(time.Until(next))
 		}
 		select {
-		case <-retry:
-		case <-o.digestWake:
+		case <-due:
+		case <-d.wake:
+		case <-d.hurry:
 		case <-o.ctx.Done():
 		}
 	}
 }
 
-// undigested is the newest snapshot without a digest.
-func (o *owner) undigested() (sn meta.Snapshot, missing bool, err error) {
+// undigested is the snapshot whose digest is to be computed now: one that somebody
+// waits for, else one that is pinned, else by turns the newest and the oldest, so
+// that neither waits for ever while snapshots are taken faster than digests can be
+// computed. One that failed is not among them before it is due; next is when the
+// first of those is.
+func (o *owner) undigested() (sn meta.Snapshot, ok bool, next time.Time, err error) {
 	all, err := o.snapshots()
 	if err != nil {
-		return sn, false, err
+		return sn, false, next, err
 	}
 	o.mu.Lock()
-	defer o.mu.Unlock()
 	have, err := namespace.Digests(&view{o: o})
+	pins, perr := namespace.Pins(&view{o: o}, o.now())
+	o.mu.Unlock()
+	if err := errors.Join(err, perr); err != nil {
+		return sn, false, next, err
+	}
+	all = slices.DeleteFunc(all, func(s meta.Snapshot) bool {
+		_, ok := have[s.At]
+		return ok || s.Deleting
+	})
+	d := &o.digesting
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	there := map[meta.Generation]bool{}
 	for _, s := range all {
-		if _, ok := have[s.At]; !ok && !s.Deleting {
-			sn, missing = s, true
+		there[s.At] = true
+	}
+	maps.DeleteFunc(d.awaited, func(at meta.Generation, _ time.Time) bool { return !there[at] })
+	maps.DeleteFunc(d.tried, func(at meta.Generation, _ *retry) bool { return !there[at] })
+	now, best := time.Now(), 0
+	for _, s := range all { // oldest first
+		if r := d.tried[s.At]; r != nil && now.Before(r.due) {
+			if next.IsZero() || r.due.Before(next) {
+				next = r.due
+			}
+			continue
+		}
+		rank := 1
+		switch {
+		case now.Before(d.awaited[s.At]):
+			rank = 3
+		case slices.ContainsFunc(pins, func(p meta.Pin) bool { return p.Snapshot == s.At }):
+			rank = 2
+		}
+		if rank > best || rank == 1 && best == 1 && !d.oldest {
+			sn, ok, best = s, true, rank
 		}
 	}
-	return sn, missing, err
+	return sn, ok, next, nil
 }
 
-// digest computes and records one.
-func (o *owner) digest(sn meta.Snapshot) error {
+// tryDigest computes a digest, and remembers whether that failed. blocks are those
+// of the digest that this one goes before; nil: of none.
+func (o *owner) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
 	began := time.Now()
-	working := func(yes bool) {
-		o.mu.Lock()
-		o.digesting = yes
-		o.mu.Unlock()
+	err := o.digest(sn, blocks)
+	if o.ctx.Err() != nil || errors.Is(err, errOvertaken) {
+		return
 	}
-	working(true)
-	defer working(false)
-	blocks, err := known.Open(o.srv.digestDir(o.vol))
+	d := &o.digesting
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err == nil {
+		delete(d.tried, sn.At)
+		delete(d.awaited, sn.At)
+		d.oldest = !d.oldest
+		return
+	}
+	r := d.tried[sn.At]
+	if r == nil {
+		if d.tried == nil {
+			d.tried = map[meta.Generation]*retry{}
+		}
+		r = &retry{}
+		d.tried[sn.At] = r
+	}
+	r.failed(err, time.Now())
+	switch meta.KindOf(err) {
+	case meta.NoSuchSnapshot: // it was deleted meanwhile
+	case meta.Unavailable: // servers come and go
+		o.log.Info("no digest of a snapshot yet; it is tried again", "name", sn.Name, "in", time.Until(r.due).Round(time.Second), "error", err)
+	default:
+		r.due = r.due.Add(min(time.Since(began), digestPause))
+		o.log.Warn("no digest of a snapshot; it is tried again", "name", sn.Name, "in", time.Until(r.due).Round(time.Second), "error", err)
+	}
+}
+
+// turn is the right of a digest to read.
+type turn struct {
+	o      *owner
+	sn     meta.Snapshot
+	blocks *known.Blocks // nil: before the first turn
+	nested bool          // it goes before another one that was begun, whose blocks it has
+	in     *lane         // whose slot it has; nil: none
+	since  time.Time
+}
+
+// take waits until it is this digest's turn, and then until it may read n bytes
+// more. One of another snapshot of the volume that somebody waits for is computed
+// first. Errors: the owner's end.
+func (t *turn) take(ctx context.Context, n int) error {
+	d := &t.o.digesting
+	hurried := false
+	select {
+	case <-d.hurry:
+		hurried = true
+	default:
+	}
+	for hurried || t.in == nil || time.Since(t.since) > t.o.srv.cfg.digestTurn {
+		t.leave()
+		from := &t.o.srv.digests.background
+		if d.isAwaited(t.sn.At) {
+			from = &t.o.srv.digests.awaited
+		} else if err := t.letPass(); err != nil {
+			return err
+		}
+		hurried = false
+		select {
+		case from.slot <- struct{}{}:
+			t.in, t.since = from, time.Now()
+		case <-d.hurry:
+			hurried = true
+		case <-ctx.Done():
+			return t.o.gone()
+		}
+	}
+	return t.o.pace(t.in.limit, n)
+}
+
+// pace waits until n more of what a limiter counts may be done. Errors: the owner's
+// end.
+func (o *owner) pace(l *rate.Limiter, n int) error {
+	if err := l.WaitN(o.ctx, n); err != nil {
+		return o.gone()
+	}
+	return nil
+}
+
+// errOvertaken ends a digest that has not begun: another one is to be computed first.
+var errOvertaken = errors.New("another digest comes first")
+
+// letPass computes the digests of the volume that somebody waits for. This is not
+// one of them, and goes on from where it is.
+func (t *turn) letPass() error {
+	for !t.nested {
+		sn, ok, _, err := t.o.undigested()
+		if err != nil {
+			return err
+		}
+		if !ok || sn.At == t.sn.At || !t.o.digesting.isAwaited(sn.At) {
+			return nil
+		}
+		if t.blocks == nil {
+			return errOvertaken
+		}
+		t.o.tryDigest(sn, t.blocks)
+		if t.o.ctx.Err() != nil {
+			return t.o.gone()
+		}
+	}
+	return nil
+}
+
+// leave lets others have their turn.
+func (t *turn) leave() {
+	if t.in != nil {
+		<-t.in.slot
+		t.in = nil
+	}
+}
+
+// digest computes and records one. blocks are those of the digest that it goes
+// before, which will finish them.
+func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
+	t := &turn{o: o, sn: sn, blocks: blocks, nested: blocks != nil}
+	defer t.leave()
+	if !t.nested {
+		busy := func(yes bool) {
+			o.mu.Lock()
+			o.digesting.busy = yes
+			o.mu.Unlock()
+		}
+		busy(true)
+		defer busy(false)
+		// However many volumes wait for their first turn, they take no memory.
+		if err := t.take(o.ctx, 0); err != nil {
+			return err
+		}
+		if t.blocks, err = known.Open(o.srv.digestDir(o.vol)); err != nil {
+			return err
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, t.blocks.Close())
+			} else if ferr := t.blocks.Finish(); ferr != nil {
+				o.log.Warn("blocks that were read are not remembered", "error", ferr)
+			}
+		}()
+	}
+	began := time.Now()
+	ask := func(ctx context.Context, op meta.Op) (*meta.Result, error) {
+		if err := t.take(ctx, askCost); err != nil {
+			return nil, err
+		}
+		return o.askAt(ctx, sn.At, op, t.leave)
+	}
+	sum, p, err := digest.Walk(o.ctx, digest.Asked{Ask: ask, Read: func(ctx context.Context, ino meta.Ino, p []byte, off uint64) error {
+		if err := t.take(ctx, len(p)); err != nil {
+			return err
+		}
+		return o.readAt(ctx, ask, ino, p, off)
+	}}, t.blocks, nil)
 	if err != nil {
 		return err
 	}
-	src := digest.Asked{
-		Ask: func(ctx context.Context, op meta.Op) (*meta.Result, error) { return o.askAt(ctx, sn.At, op) },
-		Read: func(ctx context.Context, ino meta.Ino, p []byte, off uint64) error {
-			return o.readAt(ctx, sn.At, ino, p, off)
-		},
-	}
-	sum, p, err := digest.Walk(o.ctx, src, blocks, nil)
-	if err != nil {
-		return errors.Join(err, blocks.Close())
-	}
+	t.leave()
 	o.mu.Lock()
 	seq := o.cur.seq
 	op := &meta.SetDigest{At: sn.At, Digest: meta.SnapshotDigest{Version: digest.Version, Sum: sum, Made: o.now(), Inodes: p.Inodes, Bytes: p.Bytes, Read: p.Read}}
@@ -146,25 +398,21 @@ func (o *owner) digest(sn meta.Snapshot) error {
 	wait := o.untilDurable(seq)
 	o.mu.Unlock()
 	if err != nil {
-		return errors.Join(err, blocks.Close())
-	}
-	if err := blocks.Finish(); err != nil {
-		o.log.Warn("blocks that were read are not remembered", "error", err)
+		return err
 	}
 	o.log.Info("digest of a snapshot", "name", sn.Name, "digest", sum.String(), "inodes", p.Inodes, "bytes", p.Bytes, "read", p.Read, "took", time.Since(began).Round(time.Millisecond))
 	return o.await(o.ctx, wait)
 }
 
-// askAt reads the namespace at a snapshot, at the rate of digests.
-func (o *owner) askAt(ctx context.Context, at meta.Generation, op meta.Op) (*meta.Result, error) {
-	if err := o.srv.digests.limit.WaitN(ctx, askCost); err != nil {
-		return nil, o.gone()
-	}
+// askAt reads the namespace at a snapshot. waiting is called before it waits for
+// others.
+func (o *owner) askAt(ctx context.Context, at meta.Generation, op meta.Op, waiting func()) (*meta.Result, error) {
 	for {
 		res, wait, err := o.tryAt(at, op)
 		if err != nil || wait == nil {
 			return res, err
 		}
+		waiting()
 		if err := o.await(ctx, wait); err != nil {
 			return nil, err
 		}
@@ -189,15 +437,12 @@ func (o *owner) tryAt(at meta.Generation, op meta.Op) (*meta.Result, <-chan stru
 	return res, wait, err
 }
 
-// readAt reads the bytes of a file at a snapshot.
-func (o *owner) readAt(ctx context.Context, at meta.Generation, ino meta.Ino, p []byte, off uint64) error {
-	if err := o.srv.digests.limit.WaitN(ctx, len(p)); err != nil {
-		return o.gone()
-	}
+// readAt reads the bytes of a file of a tree that ask answers for.
+func (o *owner) readAt(ctx context.Context, ask func(context.Context, meta.Op) (*meta.Result, error), ino meta.Ino, p []byte, off uint64) error {
 	clear(p)
 	end := off + uint64(len(p))
 	for at0 := off; at0 < end; {
-		res, err := o.askAt(ctx, at, &meta.Open{Ino: ino, Off: at0, Len: end - at0})
+		res, err := ask(ctx, &meta.Open{Ino: ino, Off: at0, Len: end - at0})
 		if err != nil {
 			return err
 		}
@@ -239,13 +484,26 @@ func (s *Server) forgetDigests(v meta.VolumeID) {
 	}
 }
 
-// listDigests adds digests to the snapshots that they are of. Caller holds mu.
+// listDigests adds digests to the snapshots that they are of, or why there is none
+// yet although it was tried. Caller holds mu.
 func (o *owner) listDigests(l []wire.SnapshotInfo) error {
 	all, err := namespace.Digests(&view{o: o})
+	o.digesting.mu.Lock()
+	defer o.digesting.mu.Unlock()
 	for i := range l {
+		if r := o.digesting.tried[l[i].At]; r != nil {
+			l[i].DigestError = shortened(r.err)
+		}
 		if d, ok := all[l[i].At]; ok {
+			l[i].DigestError = ""
 			l[i].Digest = &wire.DigestInfo{Digest: digest.Sum(d.Sum).String(), Made: time.Unix(0, int64(d.Made)).UTC(), Inodes: d.Inodes, Bytes: d.Bytes, Read: d.Read}
 		}
 	}
 	return err
+}
+
+// shortened is the text of an error as a list has room for it.
+func shortened(err error) string {
+	text := err.Error()
+	return strings.ToValidUTF8(text[:min(len(text), digestErrorMost)], "")
 }

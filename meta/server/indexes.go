@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/capability"
 	"penstock.io/penstock/meta/index"
@@ -36,9 +38,10 @@ type ChunkWriter interface {
 const (
 	// indexPart is the largest part of an index, in bytes: a chunk each.
 	indexPart = 256 << 20
-	// indexCost is what an inode counts as at the rate of digests, in bytes: at
-	// most 64,000 a second are read for indexes.
-	indexCost = 1 << 10
+	// indexRate is how many inodes a second are read for indexes.
+	indexRate = 64_000
+	// indexAgain is how long one that is too large is not tried again.
+	indexAgain = 24 * time.Hour
 	// indexPage is how many inodes are listed at a time.
 	indexPage = 1024
 )
@@ -48,29 +51,22 @@ type indexing struct {
 	wake chan struct{} // capacity 1
 
 	mu     sync.Mutex
-	wanted map[meta.Generation]*wantedIndex
+	wanted map[meta.Generation]*retry // that somebody asked for
 
 	// Guarded by the owner's mu:
 	busy  bool
 	parts map[meta.ChunkID]bool // being filled
 }
 
-// wantedIndex is one that somebody asked for.
-type wantedIndex struct {
-	err  error         // why there is none yet, if it was tried
-	wait time.Duration // before the try after the next
-	due  time.Time     // of the next
+// making is what a server has for it.
+type making struct {
+	slot  chan struct{} // capacity 1: held while one is made
+	limit *rate.Limiter // of inodes
 }
 
-// failed plans the next try. What a snapshot holds never changes: an index that
-// has no room is not made again by this owner.
-func (w *wantedIndex) failed(err error, now time.Time) {
-	w.wait = min(max(2*w.wait, digestRetry), digestRetryMost)
-	w.err, w.due = err, now.Add(w.wait)
-	if errors.Is(err, meta.ResourceExceeded) {
-		w.due = now.Add(365 * 24 * time.Hour)
-	}
-}
+// tooLarge tells whether there will be no index although it is tried again: what a
+// snapshot holds never changes, though the volume's policy may.
+func tooLarge(err error) bool { return errors.Is(err, meta.ResourceExceeded) }
 
 // index answers the request for the index of a snapshot, and has it made if
 // there is none. Errors: NoSuchSnapshot.
@@ -96,19 +92,19 @@ func (o *owner) index(ctx context.Context, name string) (*wire.IndexAnswer, erro
 		w := x.wanted[sn.At]
 		if w == nil {
 			if x.wanted == nil {
-				x.wanted = map[meta.Generation]*wantedIndex{}
+				x.wanted = map[meta.Generation]*retry{}
 			}
-			w = &wantedIndex{}
+			w = &retry{}
 			x.wanted[sn.At] = w
 		}
 		if w.err != nil {
 			a.Detail = w.err.Error()
+			if tooLarge(w.err) {
+				a.State = wire.IndexNone
+			}
 		}
 		x.mu.Unlock()
-		select {
-		case x.wake <- struct{}{}:
-		default:
-		}
+		wakeUp(x.wake)
 		return a, nil
 	}
 	return a, o.await(ctx, wait)
@@ -164,12 +160,12 @@ func (o *owner) indexLoop() {
 				continue // who asks again hurries nothing
 			}
 			select {
-			case o.srv.indexes <- struct{}{}:
+			case o.srv.indexes.slot <- struct{}{}:
 			case <-o.ctx.Done():
 				return
 			}
 			err := o.makeIndex(at)
-			<-o.srv.indexes
+			<-o.srv.indexes.slot
 			if o.ctx.Err() != nil {
 				return
 			}
@@ -177,8 +173,11 @@ func (o *owner) indexLoop() {
 			if err == nil || errors.Is(err, meta.NoSuchSnapshot) {
 				delete(x.wanted, at)
 			} else {
-				x.wanted[at].failed(err, time.Now())
-				o.log.Warn("no index of a snapshot yet", "generation", at, "again", time.Until(x.wanted[at].due).Round(time.Second), "error", err)
+				w := x.wanted[at]
+				if w.failed(err, time.Now()); tooLarge(err) {
+					w.due = w.due.Add(indexAgain)
+				}
+				o.log.Warn("no index of a snapshot yet", "generation", at, "again", time.Until(w.due).Round(time.Second), "error", err)
 			}
 			x.mu.Unlock()
 		}
@@ -315,17 +314,12 @@ func (o *owner) buildIndex(at meta.Generation, dir string) (file *os.File, recor
 		return nil, record, err
 	}
 	f := feeder{r: frozen, at: at, b: b, foreign: func(ino meta.Ino, e meta.Extent) ([]meta.ChunkPlace, error) {
-		res, err := o.askAt(o.ctx, at, &meta.Open{Ino: ino, Off: e.Off, Len: e.Len})
+		res, err := o.askAt(o.ctx, at, &meta.Open{Ino: ino, Off: e.Off, Len: e.Len}, func() {})
 		if err != nil {
 			return nil, err
 		}
 		return res.Places, nil
-	}, pace: func() error {
-		if err := o.srv.digests.limit.WaitN(o.ctx, indexCost); err != nil {
-			return o.gone()
-		}
-		return nil
-	}}
+	}, pace: func() error { return o.pace(o.srv.indexes.limit, 1) }}
 	if err := f.feed(); err != nil {
 		return nil, record, err
 	}
@@ -479,7 +473,7 @@ func (o *owner) putIndex(file io.Reader, record *meta.SnapshotIndex) error {
 	for left := record.Length; left > 0; {
 		n := min(left, indexPart, maxLen(policy, false))
 		if len(record.Parts) == meta.MaxIndexParts {
-			return meta.E("make index", meta.ResourceExceeded, o.subject(), fmt.Errorf("%d bytes do not fit into %d chunks", record.Length, len(record.Parts)))
+			return meta.E("make index", meta.ResourceExceeded, o.subject(), fmt.Errorf("its %d bytes do not fit into %d chunks of at most %d (the volume's --max-chunk): metadata servers answer", record.Length, len(record.Parts), n))
 		}
 		id, err := o.putPart(&policy, io.LimitReader(file, int64(n)), n)
 		if err != nil {

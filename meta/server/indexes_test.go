@@ -424,15 +424,38 @@ func TestIndexesFailAlone(t *testing.T) {
 		t.Errorf("%+v after %d writes", one, w.calls.Load())
 	}
 	now := time.Now()
-	x := wantedIndex{}
+	x := retry{}
 	for range 10 {
 		x.failed(w.err, now)
 	}
 	if x.due.Sub(now) != digestRetryMost {
 		t.Error(x.due.Sub(now))
 	}
-	if x.failed(meta.E("make index", meta.ResourceExceeded, "", nil), now); x.due.Sub(now) < 24*time.Hour {
-		t.Error(x.due.Sub(now))
+}
+
+// An index that is too large is not waited for: it is said that there is none, and
+// why.
+func TestIndexTooLarge(t *testing.T) {
+	w := &failingWriter{err: meta.E("make index", meta.ResourceExceeded, "", nil)}
+	g := newGrid(t, func(c *Config) { c.ChunkWriter = w }, racks[0])
+	a := g.s.dial("a")
+	a.create(t, "f")
+	a.snapshot(t, "one")
+	eventually(t, "there is none", func() error {
+		ans, err := a.SnapshotIndex(t.Context(), 1, "one")
+		return errors.Join(err, unless(ans.State == wire.IndexNone && strings.Contains(ans.Detail, "limit exceeded")))
+	})
+	o := g.s.srv.opened(1)
+	o.indexing.mu.Lock()
+	for at, r := range o.indexing.wanted {
+		if until := time.Until(r.due); until < indexAgain-time.Minute {
+			t.Errorf("%d is made again in %v", at, until)
+		}
+	}
+	o.indexing.mu.Unlock()
+	full := meta.SnapshotIndex{Length: 1 << 40, Parts: make([]meta.IndexPart, meta.MaxIndexParts)}
+	if err := o.putIndex(strings.NewReader("x"), &full); !tooLarge(err) || w.calls.Load() != 1 {
+		t.Errorf("%v after %d writes", err, w.calls.Load())
 	}
 }
 

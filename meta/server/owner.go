@@ -115,8 +115,7 @@ type owner struct {
 	barrier    *barrier             // a snapshot is being taken
 	closed     chan struct{}        // nobody may enter until it is closed; nil: all may
 	snapWake   chan struct{}        // to snapshotLoop, capacity 1
-	digestWake chan struct{}        // to digestLoop, capacity 1
-	digesting  bool                 // it is at it
+	digesting  digesting
 	indexing   indexing
 	diffs      diffCache
 	clone      bool       // files may lie in other volumes' chunks,

@@ -30,6 +30,9 @@ func (s *Server) pinOp(ctx context.Context, sess *session, m *wire.Admin, re *wi
 		return meta.E("admin", meta.Protocol, "", err)
 	}
 	sn, err := o.snapshot(m.Entry)
+	if err == nil && q.At != 0 && q.At != sn.At {
+		err = meta.E("pin snapshot", meta.NoSuchSnapshot, m.Entry, errors.New("it was deleted, and another one has its name"))
+	}
 	if err != nil {
 		return err
 	}

@@ -101,6 +101,33 @@ func TestPins(t *testing.T) {
 	s.exact()
 }
 
+// TestPinOfOneThatIsGone: who means a snapshot that was deleted pins no other that has
+// its name.
+func TestPinOfOneThatIsGone(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	was := a.snapshot(t, "one").At
+	if _, err := a.PinSnapshotAt(t.Context(), 1, "one", was, "run", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.UnpinSnapshot(t.Context(), 1, "one", "run"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.DeleteSnapshot(t.Context(), 1, "one"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "another one", func() error {
+		_, err := a.TakeSnapshot(t.Context(), 1, "one")
+		return err
+	})
+	if _, err := a.PinSnapshotAt(t.Context(), 1, "one", was, "run", time.Hour); meta.KindOf(err) != meta.NoSuchSnapshot {
+		t.Error(err)
+	}
+	if l := a.holders(t, "one"); len(l) > 0 {
+		t.Errorf("the other one is pinned by %v", l)
+	}
+}
+
 // TestPinnedOfSchedule: the schedule deletes what it took when nobody pins it
 // any more, and not before.
 func TestPinnedOfSchedule(t *testing.T) {

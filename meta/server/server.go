@@ -17,6 +17,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"penstock.io/penstock/meta"
 	peering "penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/placement"
@@ -35,12 +37,16 @@ type Config struct {
 	// ScratchDir is for checkpoints being cut: on the same file system as the
 	// stores, so that table files can be linked.
 	ScratchDir string
-	// Chunks reads bytes for the digests of snapshots, DigestRate of them a second
-	// (default DefaultDigestRate); DigestDir remembers which are known. Without
-	// the one or the other no digests are computed.
-	Chunks     ChunkReader
-	DigestRate uint64
-	DigestDir  string
+	// Chunks reads bytes for the digests of snapshots, DigestDir remembers which are
+	// known. Without the one or the other no digests are computed.
+	Chunks    ChunkReader
+	DigestDir string
+	// DigestRate is how many bytes a second are read for all digests together,
+	// AwaitedDigestRate how many beside that for those that somebody waits for;
+	// each at least MinDigestRate. Defaults DefaultDigestRate and
+	// DefaultAwaitedDigestRate.
+	DigestRate, AwaitedDigestRate uint64
+	digestTurn                    time.Duration // tests: how long a turn is; 0: digestTurn
 	// ChunkWriter writes the indexes of snapshots; nil: none are made.
 	ChunkWriter ChunkWriter
 	// Addr is the address that others are told.
@@ -186,7 +192,7 @@ type Server struct {
 	conns     atomic.Int64
 	repairs   *repairs
 	digests   digests
-	indexes   chan struct{} // capacity 1: held while one is made
+	indexes   making
 	filling   chan struct{} // a slot for the chunk that compaction fills
 
 	tree     turns // of changing where a volume hangs
@@ -265,6 +271,8 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	cfg.ListInterval = cmp.Or(cfg.ListInterval, DefaultListInterval)
 	cfg.RepairParallel = cmp.Or(cfg.RepairParallel, DefaultRepairParallel)
 	cfg.DigestRate = cmp.Or(cfg.DigestRate, DefaultDigestRate)
+	cfg.AwaitedDigestRate = cmp.Or(cfg.AwaitedDigestRate, DefaultAwaitedDigestRate)
+	cfg.digestTurn = cmp.Or(cfg.digestTurn, digestTurn)
 	cfg.RepairRate = cmp.Or(cfg.RepairRate, DefaultRepairRate)
 	cfg.RepairServerRate = cmp.Or(cfg.RepairServerRate, DefaultRepairServerRate)
 	cfg.Balance = cmp.Or(cfg.Balance, DefaultBalance)
@@ -284,8 +292,8 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		strangers: make(chan struct{}, maxStrangers),
 		seen:      map[meta.ServerID]*sighting{},
 		repairs:   newRepairs(),
-		digests:   newDigests(cfg.DigestRate),
-		indexes:   make(chan struct{}, 1),
+		digests:   newDigests(cfg.DigestRate, cfg.AwaitedDigestRate),
+		indexes:   making{make(chan struct{}, 1), rate.NewLimiter(indexRate, indexPage)},
 		filling:   make(chan struct{}, 1),
 	}
 	var err error

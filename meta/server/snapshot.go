@@ -132,7 +132,7 @@ func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot, filler 
 	if i < 0 {
 		return none, meta.E("take snapshot", meta.NoSuchSnapshot, op.Name, errors.New("it was taken, and deleted at once"))
 	}
-	o.kickDigests()
+	wakeUp(o.digesting.wake)
 	o.log.Info("snapshot taken", "name", op.Name, "generation", res.Off, "written", writers, "unanswered", late, "held", held.Round(time.Millisecond), "took", time.Since(began).Round(time.Millisecond))
 	return all[i], nil
 }
@@ -344,9 +344,16 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 	}
 	switch m.Op {
 	case wire.AdminSnapshots:
+		var q wire.SnapshotsRequest
+		if err := body(&q); err != nil {
+			return err
+		}
 		l, err := o.listSnapshots()
 		if err != nil {
 			return err
+		}
+		if i := slices.IndexFunc(l.Snapshots, func(i wire.SnapshotInfo) bool { return q.Digest != "" && i.Name == q.Digest }); i >= 0 && l.Snapshots[i].Digest == nil {
+			o.awaitDigest(l.Snapshots[i].At)
 		}
 		l.Keep = v.Keep
 		return reportJSON(re, l)

@@ -53,7 +53,7 @@ func (o *owner) snapshotLoop() {
 
 // snapshotWork tells whether the volume must stay open for it. Caller holds mu.
 func (o *owner) snapshotWork() bool {
-	if o.barrier != nil || o.closed != nil || o.keepOpen || o.digesting || o.indexing.busy || o.promoting {
+	if o.barrier != nil || o.closed != nil || o.keepOpen || o.digesting.busy || o.indexing.busy || o.promoting {
 		return true
 	}
 	all, err := namespace.Snapshots(&view{o: o})

@@ -25,7 +25,9 @@ type SnapshotInfo struct {
 	State   string          `json:"state" yaml:"state"`
 	// Digest is missing until it was computed.
 	Digest *DigestInfo `json:"digest,omitempty" yaml:"digest,omitempty"`
-	Pins   []PinInfo   `json:"pins,omitempty" yaml:"pins,omitempty"` // who keeps it from being deleted
+	// DigestError is why it was not, the last time that it was tried.
+	DigestError string    `json:"digest_error,omitempty" yaml:"digest_error,omitempty"`
+	Pins        []PinInfo `json:"pins,omitempty" yaml:"pins,omitempty"` // who keeps it from being deleted
 	// Shown: the volume is a mirror's target, and this is what its readers see.
 	Shown bool `json:"shown,omitempty" yaml:"shown,omitempty"`
 	// MorePins are not listed: a volume's pins would take too many bytes.
@@ -45,14 +47,14 @@ type DigestInfo struct {
 const (
 	IndexReady    = "ready"
 	IndexBuilding = "building" // ask again later
-	IndexNone     = "none"     // this server makes none
+	IndexNone     = "none"     // this server makes none, or none of this snapshot: Detail says why
 )
 
 // IndexAnswer answers AdminSnapshotIndex.
 type IndexAnswer struct {
 	At     meta.Generation `json:"generation"` // of the snapshot
 	State  string          `json:"state"`
-	Detail string          `json:"detail,omitempty"` // why it took more than one try so far
+	Detail string          `json:"detail,omitempty"` // why it took more than one try so far, or is none
 	// Of an index that is ready: the version of its form, its digest (package
 	// meta/index), its length in bytes, and where it lies.
 	Version uint8       `json:"version,omitempty"`
@@ -83,11 +85,21 @@ type PinInfo struct {
 type PinRequest struct {
 	Holder string        `json:"holder"`
 	TTL    time.Duration `json:"ttl,omitempty"` // nanoseconds from now
+	// At, if not zero, is the generation of the snapshot that is meant: another one
+	// may have its name by now. A server that knows nothing of this passes it over.
+	At meta.Generation `json:"generation,omitempty"`
 }
 
 // UnpinAnswer answers AdminUnpin.
 type UnpinAnswer struct {
 	Released bool `json:"released"` // there was such a pin
+}
+
+// SnapshotsRequest is the body of AdminSnapshots; it may be missing.
+type SnapshotsRequest struct {
+	// Digest is the name of a snapshot for whose digest somebody waits: it is computed
+	// before others, and faster. A server that knows nothing of this passes it over.
+	Digest string `json:"digest,omitempty"`
 }
 
 // SnapshotList answers AdminSnapshots: oldest first.

@@ -47,7 +47,7 @@ func up(t *testing.T) *local.System {
 	return s
 }
 
-func connect(t *testing.T, s *local.System, name string) *penstock.Volume {
+func dial(t *testing.T, s *local.System, name string) *penstock.Client {
 	t.Helper()
 	c, err := penstock.Dial(t.Context(), penstock.Config{Meta: []string{s.Meta.Addr}, Name: name, FlushEvery: time.Hour, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -58,7 +58,12 @@ func connect(t *testing.T, s *local.System, name string) *penstock.Volume {
 		defer cancel()
 		c.Close(ctx)
 	})
-	v, err := c.VolumeByID(t.Context(), meta.RootVolume)
+	return c
+}
+
+func connect(t *testing.T, s *local.System, name string) *penstock.Volume {
+	t.Helper()
+	v, err := dial(t, s, name).VolumeByID(t.Context(), meta.RootVolume)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,6 +74,9 @@ type MetaConfig struct {
 	CheckpointEvery   time.Duration
 	Followers         int
 	KeepForCheckpoint bool // see server.Config
+	// DigestRate is how many bytes a second are read for the digests of snapshots,
+	// AwaitedDigestRate for those that somebody waits for; zero takes the defaults.
+	DigestRate, AwaitedDigestRate uint64
 	// Repair says how chunks are repaired; zero takes the defaults.
 	Repair        Repair
 	Unsafe        server.Unsafe
@@ -223,7 +226,7 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 	m.Server, err = server.New(ctx, server.Config{
 		Trust: trust, Identity: boundTo(cfg.Creds),
 		Name: cfg.Name, Addr: addr, Creds: cfg.Creds, Cluster: backend, Blob: m.blob, Logger: cfg.Logger, ScratchDir: scratch,
-		ChunkWriter: m.blob, Chunks: m.blob, DigestDir: filepath.Join(dir, "digests"),
+		ChunkWriter: m.blob, Chunks: m.blob, DigestDir: filepath.Join(dir, "digests"), DigestRate: cfg.DigestRate, AwaitedDigestRate: cfg.AwaitedDigestRate,
 		CommitDelay: cfg.CommitDelay, SessionTTL: cfg.SessionTTL, CheckpointBytes: cfg.CheckpointBytes, Unsafe: cfg.Unsafe,
 		CheckpointEvery: cfg.CheckpointEvery, KeepForCheckpoint: cfg.KeepForCheckpoint, Followers: cfg.Followers,
 		RepairDelay: cfg.Repair.Delay, RepairGrace: cfg.Repair.Grace, RepairInterval: cfg.Repair.Interval, ListInterval: cfg.Repair.ListInterval,

@@ -1,0 +1,360 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/digest"
+	"penstock.io/penstock/meta/wire"
+)
+
+// fakeReader reads zeros from all chunks, and remembers what was read of which.
+type fakeReader struct {
+	mu    sync.Mutex
+	reads map[meta.ChunkID]int
+	// before is told of each read of a chunk, which ends with its error; may be nil.
+	before func(ctx context.Context, id meta.ChunkID, reads int) error
+}
+
+func (f *fakeReader) ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off uint64) error {
+	f.mu.Lock()
+	if f.reads == nil {
+		f.reads = map[meta.ChunkID]int{}
+	}
+	before, n := f.before, f.reads[pl.ID]
+	f.mu.Unlock()
+	if before != nil {
+		if err := before(ctx, pl.ID, n); err != nil {
+			return err
+		}
+	}
+	f.mu.Lock()
+	f.reads[pl.ID]++
+	f.mu.Unlock()
+	clear(p)
+	return nil
+}
+
+func (f *fakeReader) tell(before func(ctx context.Context, id meta.ChunkID, reads int) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.before = before
+}
+
+func (f *fakeReader) of(id meta.ChunkID) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.reads[id]
+}
+
+// digesters is a site that computes digests, with a client and a chunk server.
+type digesters struct {
+	*site
+	*peer
+	r fakeReader
+}
+
+// newDigesters makes one that computes digests as adjust says, which may be nil; if
+// not now, from again on.
+func newDigesters(t *testing.T, now bool, adjust func(*Config)) *digesters {
+	t.Helper()
+	d := &digesters{site: newSiteTTL(t, 20*time.Second)}
+	d.adjust = func(c *Config) {
+		c.DigestDir = d.dir + "/digests"
+		c.DigestRate, c.AwaitedDigestRate = 1<<40, 1<<40
+		if now {
+			c.Chunks = &d.r
+		}
+		if adjust != nil {
+			adjust(c)
+		}
+	}
+	d.again()
+	d.chunkServer(1)
+	d.peer = d.dial("a")
+	now = true
+	return d
+}
+
+// again is another server after a crash.
+func (d *digesters) again() {
+	d.crash()
+	d.start()
+}
+
+// blocks makes a file of so many blocks in a chunk of its own.
+func (p *peer) blocks(t *testing.T, v meta.VolumeID, name string, blocks int) meta.ChunkID {
+	t.Helper()
+	n := uint64(blocks) * digest.BlockSize
+	res, err := p.Do(t.Context(), v, meta.OpID{}, &meta.Create{Parent: meta.RootIno, Name: name, Mode: meta.TypeRegular | 0o644, Excl: true}, meta.LeaseExclusive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := p.AllocChunks(t.Context(), v, 1, false)
+	if err == nil {
+		_, err = p.Do(t.Context(), v, meta.OpID{}, &meta.Write{Ino: res.Attr.Ino, Extents: []meta.Extent{{Len: n, Chunk: g[0].ID}}, Size: n, Synced: true}, meta.LeaseNone)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g[0].ID
+}
+
+// volume makes one.
+func (p *peer) volume(t *testing.T, name string) meta.VolumeID {
+	t.Helper()
+	return p.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: name}).Volumes[0].ID
+}
+
+func (p *peer) take(t *testing.T, v meta.VolumeID, name string) {
+	t.Helper()
+	if _, err := p.TakeSnapshot(t.Context(), v, name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// of tells of a snapshot.
+func (p *peer) of(t *testing.T, v meta.VolumeID, name string) wire.SnapshotInfo {
+	t.Helper()
+	l, err := p.Snapshots(t.Context(), v)
+	i := slices.IndexFunc(l.Snapshots, func(i wire.SnapshotInfo) bool { return i.Name == name })
+	if err != nil || i < 0 {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return l.Snapshots[i]
+}
+
+func (p *peer) awaitDigest(t *testing.T, v meta.VolumeID, name string) wire.DigestInfo {
+	t.Helper()
+	var d *wire.DigestInfo
+	eventually(t, "a digest of "+name, func() error { d = p.of(t, v, name).Digest; return unless(d != nil) })
+	return *d
+}
+
+// begun waits until a chunk is being read.
+func (f *fakeReader) begun(t *testing.T, id meta.ChunkID) {
+	t.Helper()
+	eventually(t, "it is read", func() error { return unless(f.of(id) > 0) })
+}
+
+// TestDigestTurns: volumes whose digests take long do not keep others from theirs,
+// and read nothing twice for it.
+func TestDigestTurns(t *testing.T) {
+	const blocks = 200
+	d := newDigesters(t, true, func(c *Config) { c.digestTurn = time.Millisecond })
+	var mu sync.Mutex
+	large := map[meta.ChunkID]bool{}
+	over := make(chan struct{})
+	d.r.tell(func(ctx context.Context, id meta.ChunkID, _ int) error {
+		mu.Lock()
+		slow := large[id]
+		mu.Unlock()
+		if !slow {
+			return nil
+		}
+		select {
+		case <-over:
+		case <-time.After(100 * time.Millisecond): // all of it takes 20 s
+		case <-ctx.Done():
+		}
+		return ctx.Err()
+	})
+	var volumes []meta.VolumeID
+	var chunks []meta.ChunkID
+	for i := range 2 {
+		v := d.volume(t, fmt.Sprint("v", i))
+		id := d.blocks(t, v, "large", blocks)
+		mu.Lock()
+		large[id] = true
+		mu.Unlock()
+		d.take(t, v, "s")
+		d.r.begun(t, id) // the second although the first is not finished
+		volumes, chunks = append(volumes, v), append(chunks, id)
+	}
+	small := d.volume(t, "small")
+	d.blocks(t, small, "f", 1)
+	d.take(t, small, "s")
+	d.awaitDigest(t, small, "s")
+	for i, v := range volumes {
+		if d.of(t, v, "s").Digest != nil {
+			t.Errorf("a volume with %d blocks was finished first, after %d reads", blocks, d.r.of(chunks[i]))
+		}
+	}
+	close(over)
+	for i, v := range volumes {
+		if sum := d.awaitDigest(t, v, "s"); d.r.of(chunks[i]) != blocks || sum.Read != blocks*digest.BlockSize {
+			t.Errorf("%d reads for %+v", d.r.of(chunks[i]), sum)
+		}
+	}
+}
+
+// TestAwaitedDigest: what somebody waits for is computed before another digest of
+// its volume that was begun, beside those of other volumes, and not at the rate of
+// those that nobody waits for; the one that was begun goes on from where it was.
+func TestAwaitedDigest(t *testing.T) {
+	const blocks = 500
+	d := newDigesters(t, false, func(c *Config) { c.DigestRate, c.digestTurn = 4*MinDigestRate, time.Hour })
+	both := d.blocks(t, 1, "a", 2)
+	d.take(t, 1, "first")
+	large := d.blocks(t, 1, "b", blocks) // 125 s
+	d.take(t, 1, "second")
+	v := d.volume(t, "v")
+	d.blocks(t, v, "f", 8)
+	d.again()
+	d.r.begun(t, large) // of the newest
+	d.take(t, v, "s")
+	await := func(v meta.VolumeID, name string) {
+		t.Helper()
+		eventually(t, "a digest of "+name, func() error {
+			i, err := d.AwaitDigest(t.Context(), v, name)
+			return errors.Join(err, unless(i.Digest != nil))
+		})
+	}
+	await(v, "s")
+	await(1, "first")
+	if i := d.of(t, 1, "second"); i.Digest != nil || d.r.of(large) >= blocks {
+		t.Errorf("%+v, %d reads", i, d.r.of(large))
+	}
+	await(1, "second")
+	if n, m := d.r.of(both), d.r.of(large); n != 2 || m != blocks {
+		t.Errorf("%d and %d blocks were read, there are 2 and %d", n, m, blocks)
+	}
+	if _, err := d.AwaitDigest(t.Context(), 1, "third"); meta.KindOf(err) != meta.NoSuchSnapshot {
+		t.Error(err)
+	}
+}
+
+// TestDigestOrder: what is pinned comes first, then by turns the newest and the
+// oldest, so that each gets its digest although snapshots are taken faster than
+// digests can be computed.
+func TestDigestOrder(t *testing.T) {
+	d := newDigesters(t, false, nil)
+	var order []string
+	for i := range 6 {
+		name := fmt.Sprint("s", i)
+		d.blocks(t, 1, name, 1)
+		d.take(t, 1, name)
+		order = append(order, name)
+	}
+	if _, err := d.PinSnapshot(t.Context(), 1, "s3", "run", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	d.again()
+	made := map[string]time.Time{}
+	for _, name := range order {
+		made[name] = d.awaitDigest(t, 1, name).Made
+	}
+	slices.SortFunc(order, func(a, b string) int { return made[a].Compare(made[b]) })
+	if want := []string{"s3", "s0", "s5", "s1", "s4", "s2"}; !slices.Equal(order, want) {
+		t.Errorf("%v, want %v", order, want)
+	}
+}
+
+// TestDigestFails: a snapshot whose bytes can't be read keeps no other from its
+// digest, and says why it has none; it is tried again when it is due.
+func TestDigestFails(t *testing.T) {
+	d := newDigesters(t, false, nil)
+	d.blocks(t, 1, "a", 1)
+	d.take(t, 1, "whole")
+	bad := d.blocks(t, 1, "b", 3)
+	d.take(t, 1, "torn")
+	lost := errors.New("lost for ever " + strings.Repeat("é", digestErrorMost))
+	d.r.tell(func(_ context.Context, id meta.ChunkID, reads int) error {
+		if id == bad && reads == 1 {
+			return meta.E("read chunk", meta.Corrupt, "", lost)
+		}
+		return nil
+	})
+	d.again()
+	d.awaitDigest(t, 1, "whole")
+	var torn wire.SnapshotInfo
+	eventually(t, "the other one fails", func() error {
+		torn = d.of(t, 1, "torn")
+		return unless(torn.DigestError != "")
+	})
+	if torn.Digest != nil || !strings.Contains(torn.DigestError, "lost for ever") || len(torn.DigestError) > digestErrorMost || strings.ContainsRune(torn.DigestError, '\uFFFD') {
+		t.Errorf("%+v", torn)
+	}
+	if d.of(t, 1, "whole").DigestError != "" {
+		t.Error("the whole one, too?")
+	}
+	// Who asks hurries nothing.
+	o := d.srv.opened(1)
+	if _, err := d.AwaitDigest(t.Context(), 1, "torn"); err != nil {
+		t.Fatal(err)
+	}
+	if sn, ok, next, err := o.undigested(); ok || time.Until(next) > digestRetry+time.Minute || err != nil {
+		t.Errorf("%q is to be computed at %v, %v", sn.Name, next, err)
+	}
+	d.r.tell(nil)
+	o.digesting.mu.Lock()
+	o.digesting.tried[torn.At].due = time.Now()
+	o.digesting.mu.Unlock()
+	wakeUp(o.digesting.wake)
+	d.awaitDigest(t, 1, "torn")
+	if torn = d.of(t, 1, "torn"); torn.DigestError != "" || d.r.of(bad) != 3 {
+		t.Errorf("%+v after %d reads of 3 blocks", torn, d.r.of(bad))
+	}
+	// One that is gone is not tried.
+	if _, err := d.DeleteSnapshot(t.Context(), 1, "torn"); err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	x := retry{}
+	for range 10 {
+		x.failed(lost, now)
+	}
+	if x.due.Sub(now) != digestRetryMost {
+		t.Error(x.due.Sub(now))
+	}
+}
+
+// TestDigestRate: volumes share the rate.
+func TestDigestRate(t *testing.T) {
+	const blocks, volumes, rate, burst = 3, 3, 4, 2
+	d := newDigesters(t, false, func(c *Config) { c.DigestRate = rate * digest.BlockSize })
+	var all []meta.VolumeID
+	for i := range volumes {
+		v := d.volume(t, fmt.Sprint("v", i))
+		d.blocks(t, v, "f", blocks)
+		d.take(t, v, "s")
+		all = append(all, v)
+	}
+	began := time.Now()
+	d.again()
+	for _, v := range all {
+		d.awaitDigest(t, v, "s")
+	}
+	if took, least := time.Since(began), time.Duration(blocks*volumes-burst)*time.Second/rate; took < least {
+		t.Errorf("%d blocks at %d a second took %v, want %v", blocks*volumes, rate, took, least)
+	}
+}
+
+// TestInterruptedDigest: what was read before the owner died is not read again.
+func TestInterruptedDigest(t *testing.T) {
+	const blocks = 20
+	d := newDigesters(t, true, nil)
+	d.r.tell(func(ctx context.Context, _ meta.ChunkID, reads int) error {
+		if reads < blocks/2 {
+			return nil
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	id := d.blocks(t, 1, "f", blocks)
+	d.take(t, 1, "s")
+	eventually(t, "half of it", func() error { return unless(d.r.of(id) == blocks/2) })
+	d.crash()
+	d.r.tell(nil)
+	d.start()
+	if sum := d.awaitDigest(t, 1, "s"); d.r.of(id) != blocks || sum.Read != blocks/2*digest.BlockSize {
+		t.Errorf("%d blocks of %d were read, and then %d bytes", d.r.of(id), blocks, sum.Read)
+	}
+}
