@@ -34,7 +34,7 @@ const (
 // which it knows every byte, and takes the time of its pauses.
 type used struct {
 	*story
-	pod, node string
+	pod, node, class string
 }
 
 // pause is a time in which the pod waited.
@@ -46,7 +46,7 @@ type pause struct {
 // uses begins a story with such a pod.
 func uses(t *testing.T, node string) *used {
 	t.Helper()
-	u := &used{begin(t), "user", node}
+	u := &used{begin(t), "user", node, "penstock"}
 	u.uses()
 	return u
 }
@@ -54,7 +54,7 @@ func uses(t *testing.T, node string) *used {
 // uses starts the pod.
 func (u *used) uses() {
 	u.Helper()
-	u.apply(claim("data", "penstock", "ReadWriteMany", "8Gi"), pod(u.pod, u.node, map[string]string{"/data": "data"}))
+	u.apply(claim("data", u.class, "ReadWriteMany", "8Gi"), pod(u.pod, u.node, map[string]string{"/data": "data"}))
 	u.ready(u.pod)
 	u.sh(u.pod, "load files /data/many 200; echo kept > /data/f; sync -f /data/f; (user /data/used /stop 50ms; echo ended $?) </dev/null >/out 2>&1 & sleep 2; cat /out")
 }
