@@ -168,51 +168,62 @@ func (d *differ) tellNames() error {
 			d.out = append(d.out, c)
 		}
 	}
+	var had map[meta.Ino]string
+	if d.exact {
+		var err error
+		if had, err = d.pathsBefore(); err != nil {
+			return err
+		}
+	}
 	for _, w := range slices.SortedFunc(maps.Keys(d.come), compareWhom) {
 		fresh, err := d.pathsOf(1, d.come[w])
 		if err != nil {
 			return err
 		}
-		had := ""
-		if d.exact && w.vol == 0 {
-			if had, err = d.pathBefore(w.ino); err != nil {
-				return err
-			}
-		}
 		for _, p := range fresh {
-			d.out = append(d.out, meta.Change{Kind: meta.PathAdded, Path: p, From: had, Ino: w.ino, Type: w.typ})
+			c := meta.Change{Kind: meta.PathAdded, Path: p, Ino: w.ino, Type: w.typ}
+			if w.vol == 0 {
+				c.From = had[w.ino]
+			}
+			d.out = append(d.out, c)
 		}
 	}
 	return nil
 }
 
-// pathBefore gives a path that an inode had at the earlier moment; "" if it was
-// not there, or had no name.
-func (d *differ) pathBefore(ino meta.Ino) (string, error) {
+// pathsBefore gives a path that each inode with new names had at the earlier moment,
+// if it was there and had one.
+func (d *differ) pathsBefore() (map[meta.Ino]string, error) {
 	s := &d.sides[0]
-	in, err := s.read(ino)
-	if meta.KindOf(err) == meta.Stale {
-		return "", nil
-	} else if err != nil || in.Nlink == 0 || in.IsDir() {
-		return "", err // a directory that kept its name got no other
-	}
-	if name, ok, err := s.nameAt(in, in.home); err != nil || ok {
+	paths, lost := map[meta.Ino]string{}, map[meta.Ino]int{}
+	for _, w := range slices.SortedFunc(maps.Keys(d.come), compareWhom) {
+		if w.vol != 0 {
+			continue
+		}
+		in, err := s.read(w.ino)
+		if meta.KindOf(err) == meta.Stale {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		if in.Nlink == 0 || in.IsDir() {
+			continue // a directory that kept its name got no other
+		}
+		name, err := s.nameIn(in, in.home)
 		if err != nil {
-			return "", err
+			return nil, err
+		}
+		if name == "" {
+			lost[w.ino] = 0
+			continue
 		}
 		up, err := s.dirPath(in.home)
-		return join(up, name), err
+		if err != nil {
+			return nil, err
+		}
+		paths[w.ino] = join(up, name)
 	}
-	found, err := s.findNames(map[meta.Ino]int{ino: 0})
-	if err != nil {
-		return "", err
-	}
-	p, ok := found[ino]
-	if !ok {
-		return "", fail("diff", meta.Corrupt, fmt.Sprintf("inode %d has links and no name", ino))
-	}
-	up, err := s.dirPath(p.dir)
-	return join(up, p.name), err
+	return paths, s.find(lost, func(ino meta.Ino, path string) { paths[ino] = path })
 }
 
 func compareWhom(a, b whom) int {
@@ -281,8 +292,8 @@ func (s *side) read(ino meta.Ino) (*inode, error) {
 	return in, decodeInode(b, ino, in)
 }
 
-// nameAt finds an inode's name in a directory: where the inode says, or, for
-// records that don't say, by looking through the directory.
+// nameAt finds a directory's name in the one above: where the inode says, or, for
+// records that don't say, by looking through that.
 func (s *side) nameAt(in *inode, dir meta.Ino) (string, bool, error) {
 	found, err := s.nameIn(in, dir)
 	if err != nil || found != "" {
@@ -333,37 +344,34 @@ func (d *differ) tellInodes() error {
 		if !differs {
 			continue
 		}
-		dir := b.home
-		if b.IsDir() {
-			dir = b.Parent
-		}
-		name, ok := "", ino == meta.RootIno
-		if !ok && dir != 0 {
-			if name, ok, err = d.sides[1].nameAt(b, dir); err != nil {
-				return err
+		switch {
+		case ino == meta.RootIno:
+		case b.IsDir():
+			c.Path, err = d.sides[1].dirPath(ino)
+		default:
+			var name, up string
+			if name, err = d.sides[1].nameIn(b, b.home); err == nil && name == "" {
+				lost[ino] = len(d.out)
+			} else if err == nil {
+				up, err = d.sides[1].dirPath(b.home)
+				c.Path = join(up, name)
 			}
 		}
-		if !ok {
-			lost[ino] = len(d.out)
-		} else if ino != meta.RootIno {
-			up, err := d.sides[1].dirPath(dir)
-			if err != nil {
-				return err
-			}
-			c.Path = join(up, name)
+		if err != nil {
+			return err
 		}
 		d.out = append(d.out, c)
 	}
-	return d.find(lost)
+	return d.sides[1].find(lost, func(ino meta.Ino, path string) { d.out[lost[ino]].Path = path })
 }
 
-// find looks through all directories for names of inodes whose record does not
-// tell: from before it did, or with several names of which the last got lost.
-func (d *differ) find(lost map[meta.Ino]int) error {
+// find looks through all directories, once, for names of inodes whose record does
+// not tell: from before it did, or with several names of which that got lost which
+// it tells of.
+func (s *side) find(lost map[meta.Ino]int, tell func(ino meta.Ino, path string)) error {
 	if len(lost) == 0 {
 		return nil
 	}
-	s := &d.sides[1]
 	found, err := s.findNames(lost)
 	if err != nil {
 		return err
@@ -377,7 +385,7 @@ func (d *differ) find(lost map[meta.Ino]int) error {
 		if err != nil {
 			return err
 		}
-		d.out[lost[ino]].Path = join(up, p.name)
+		tell(ino, join(up, p.name))
 	}
 	return nil
 }

@@ -189,6 +189,90 @@ func TestDiffReadsWhatChanged(t *testing.T) {
 	}
 }
 
+// TestDiffReadsInProportion: ten times the changes cost ten times the reads, in a
+// volume of twice the size, too.
+func TestDiffReadsInProportion(t *testing.T) {
+	reads := func(files, changed int) int {
+		f := newFixture(t)
+		var inos []meta.Ino
+		for i := range files {
+			inos = append(inos, f.do(&meta.Create{Parent: meta.RootIno, Name: fmt.Sprint("file", i), Mode: meta.TypeRegular | 0o644}).Attr.Ino)
+		}
+		from := f.do(&meta.TakeSnapshot{Name: "a"}).Off
+		for i := range changed {
+			f.do(&meta.SetAttr{Ino: inos[i*(files/changed)], Mask: meta.SetMode, Mode: 0o600})
+		}
+		c := &counting{memStore: f.s}
+		if l, err := Diff(c, meta.Generation(from), 0); err != nil || len(l) != changed {
+			t.Fatal(len(l), err)
+		}
+		return c.records
+	}
+	few := reads(2000, 100)
+	for _, c := range []struct{ files, changed int }{{4000, 100}, {2000, 1000}, {4000, 1000}} {
+		n := reads(c.files, c.changed)
+		if most := few*c.changed/100 + 20; n > most {
+			t.Errorf("%d records were read for %d changes of %d files, %d for 100 of 2000", n, c.changed, c.files, few)
+		}
+	}
+}
+
+// TestDiffFindsNamesAtOnce: files with several names, of which that went which their
+// record tells of, have others looked for in one walk, however many they are.
+func TestDiffFindsNamesAtOnce(t *testing.T) {
+	const files, others = 200, 1000
+	f := newFixture(t)
+	dir := func(name string) meta.Ino {
+		return f.do(&meta.Create{Parent: meta.RootIno, Name: name, Mode: meta.TypeDir | 0o755}).Attr.Ino
+	}
+	kept, gone, fresh := dir("kept"), dir("gone"), dir("new")
+	for i := range others {
+		f.do(&meta.Create{Parent: gone, Name: fmt.Sprint("other", i), Mode: meta.TypeRegular})
+	}
+	var inos []meta.Ino
+	for i := range files {
+		ino := f.do(&meta.Create{Parent: kept, Name: fmt.Sprint(i), Mode: meta.TypeRegular | 0o644}).Attr.Ino
+		inos = append(inos, ino)
+		f.do(&meta.Link{Ino: ino, Parent: gone, Name: fmt.Sprint(i)})
+		f.do(&meta.Unlink{Parent: gone, Name: fmt.Sprint(i)})
+	}
+	compare := func(from, to uint64, what string, want func(i int, c meta.Change) bool) {
+		t.Helper()
+		c := &counting{memStore: f.s}
+		l, err := DiffExact(c, meta.Generation(from), meta.Generation(to))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := 0
+		for _, x := range l {
+			if i := slices.Index(inos, x.Ino); i >= 0 && want(i, x) {
+				found++
+			}
+		}
+		if found != files {
+			t.Errorf("%s: %d of %d were told: %v", what, found, files, l[:min(len(l), 5)])
+		}
+		// A few of each change, and each entry once.
+		if most := 30*files + 3*(others+2*files); c.records > most {
+			t.Errorf("%s: %d records were read for %d changes among %d entries", what, c.records, files, others)
+		}
+	}
+	a := f.do(&meta.TakeSnapshot{Name: "a"}).Off
+	for _, ino := range inos {
+		f.do(&meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: 0o600})
+	}
+	b := f.do(&meta.TakeSnapshot{Name: "b"}).Off
+	compare(a, b, "changed", func(i int, c meta.Change) bool {
+		return c.Kind == meta.PathChanged && c.Path == fmt.Sprint("kept/", i)
+	})
+	for i, ino := range inos {
+		f.do(&meta.Link{Ino: ino, Parent: fresh, Name: fmt.Sprint("n", i)})
+	}
+	compare(b, 0, "linked", func(i int, c meta.Change) bool {
+		return c.Kind == meta.PathAdded && c.Path == fmt.Sprint("new/n", i) && c.From == fmt.Sprint("kept/", i)
+	})
+}
+
 // counting counts the records that are read.
 type counting struct {
 	*memStore
