@@ -81,7 +81,8 @@ func (s *Session) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name stri
 // DiffSnapshots calls fn with what changed between a snapshot and a later one,
 // or with to empty the volume as it is committed now, in the order of paths.
 // Errors: NoSuchSnapshot, Invalid (from is not the earlier one), Stale (fn was
-// so slow that the owner gave the comparison up), and fn's.
+// so slow that the owner gave the comparison up, or another server took the volume
+// over: begin again), and fn's.
 func (s *Session) DiffSnapshots(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error {
 	return s.diff(ctx, v, wire.DiffRequest{From: from, To: to}, fn)
 }

@@ -197,6 +197,11 @@ func (s *Server) Fsck(ctx context.Context, v meta.VolumeID) (*FsckReport, error)
 func (o *owner) freezeState(ctx context.Context, c *checking) (view frozenReader, release func(), err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	return o.freezeLocked(ctx, c)
+}
+
+// freezeLocked is freezeState for who holds mu.
+func (o *owner) freezeLocked(ctx context.Context, c *checking) (view frozenReader, release func(), err error) {
 	if o.ctx.Err() != nil || o.stClosed {
 		return view, nil, o.gone()
 	}

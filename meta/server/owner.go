@@ -117,7 +117,6 @@ type owner struct {
 	snapWake   chan struct{}        // to snapshotLoop, capacity 1
 	digesting  digesting
 	indexing   indexing
-	diffs      diffCache
 	clone      bool       // files may lie in other volumes' chunks,
 	foreign    foreign    // which are these
 	promotion  promotion  // of a clone,

@@ -195,6 +195,8 @@ type Server struct {
 	indexes   making
 	filling   chan struct{} // a slot for the chunk that compaction fills
 
+	comparisons *comparisons
+
 	tree     turns // of changing where a volume hangs
 	deleting turns
 	setting  turns // of changing its policy and its row's words
@@ -295,6 +297,8 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		digests:   newDigests(cfg.DigestRate, cfg.AwaitedDigestRate),
 		indexes:   making{make(chan struct{}, 1), rate.NewLimiter(indexRate, indexPage)},
 		filling:   make(chan struct{}, 1),
+
+		comparisons: newComparisons(),
 	}
 	var err error
 	if s.keys, err = cfg.Cluster.CapKeys(ctx); err != nil {

@@ -509,6 +509,67 @@ func TestSnapshotDiff(t *testing.T) {
 	if got := ask("two", ""); len(got) != diffPage+5 || !slices.IsSorted(got) {
 		t.Fatalf("%d changes", len(got))
 	}
+	// Two at a time, page by page.
+	page := func(q *wire.DiffRequest) (told int) {
+		t.Helper()
+		body, err := json.Marshal(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ans wire.DiffAnswer
+		a.report(t, wire.Admin{Op: wire.AdminSnapshotDiff, Volume: 1, Body: body}, &ans)
+		q.Skip, q.Of = q.Skip+len(ans.Changes), ans.Of
+		return len(ans.Changes)
+	}
+	x, y := wire.DiffRequest{From: "two"}, wire.DiffRequest{From: "one"}
+	page(&x)
+	page(&y)
+	if m, n := page(&x), page(&y); m != 5 || n != 7 {
+		t.Fatalf("last pages of %d and %d changes", m, n)
+	}
+	// So many are kept; those that were told to the end make room.
+	s.srv.comparisons.most = 2
+	x, y = wire.DiffRequest{From: "two"}, wire.DiffRequest{From: "one"}
+	page(&x)
+	page(&y)
+	o := s.srv.opened(1)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := o.diff(ctx, &wire.DiffRequest{From: "one", To: "two"}); meta.KindOf(err) != meta.Interrupted {
+		t.Fatalf("a third comparison: %v", err)
+	}
+	third := make(chan error, 1)
+	go func() {
+		_, err := o.diff(t.Context(), &wire.DiffRequest{From: "one", To: "two"})
+		third <- err
+	}()
+	page(&x)
+	if err := <-third; err != nil {
+		t.Fatalf("a third comparison, when the first was told: %v", err)
+	}
+	page(&y)
+	// Who waits no more does not have it made.
+	if err := o.settled(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	frozen, release, err := o.freezeWhole(gone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	two, err := o.snapshot("two")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = namespace.Diff(frozen, two.At, 0)
+	if err := frozen.Close(); err != nil {
+		t.Error(err)
+	}
+	release()
+	if meta.KindOf(err) != meta.Canceled {
+		t.Errorf("a comparison whose caller is gone: %v", err)
+	}
 	for from, why := range map[string]meta.Kind{`{"from":"two","to":"one"}`: meta.Invalid, `{"from":"nine"}`: meta.NoSuchSnapshot, `{"from":"one","of":7}`: meta.Stale} {
 		a.refused(t, why, wire.Admin{Op: wire.AdminSnapshotDiff, Volume: 1, Body: []byte(from)})
 	}
