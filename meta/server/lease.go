@@ -23,6 +23,21 @@ type leaseTable struct {
 	asking  map[*recall]struct{} // rounds that are out
 	// writable are the inodes that somebody holds exclusively.
 	writable map[meta.Ino]struct{}
+	// inside are, in a mirror's target, the sessions that may have leases of the live
+	// tree: the one that fills it, and those that did. All others have leases of the
+	// snapshot that is shown, so that neither bears on the other.
+	inside map[*session]struct{}
+}
+
+// apart reports that what one session holds does not bear on another. nil bears on
+// all.
+func (t *leaseTable) apart(a, b *session) bool {
+	if len(t.inside) == 0 || a == nil || b == nil {
+		return false
+	}
+	_, x := t.inside[a]
+	_, y := t.inside[b]
+	return x != y
 }
 
 type holder struct {
@@ -56,7 +71,7 @@ type recall struct {
 }
 
 func newLeaseTable() leaseTable {
-	return leaseTable{m: map[meta.Ino]*leases{}, count: map[*session]int{}, asking: map[*recall]struct{}{}, writable: map[meta.Ino]struct{}{}}
+	return leaseTable{m: map[meta.Ino]*leases{}, count: map[*session]int{}, asking: map[*recall]struct{}{}, writable: map[meta.Ino]struct{}{}, inside: map[*session]struct{}{}}
 }
 
 // alone reports whether no session but s has any lease, so that an operation
@@ -162,6 +177,7 @@ func (t *leaseTable) drop(s *session, ino meta.Ino) {
 	if gone {
 		if t.count[s]--; t.count[s] == 0 {
 			delete(t.count, s)
+			delete(t.inside, s)
 		}
 	}
 	t.lowered(ino)
@@ -184,6 +200,7 @@ func (t *leaseTable) dropAll(s *session) {
 // dropAllBut takes s out of everything but the inodes that stay.
 func (t *leaseTable) dropAllBut(s *session, stays func(meta.Ino) bool) {
 	if t.count[s] == 0 {
+		delete(t.inside, s)
 		return
 	}
 	for ino := range t.m {
@@ -289,7 +306,7 @@ func (t *leaseTable) ask(v meta.VolumeID, s *session, ino meta.Ino, keep meta.Le
 	if l.recall != nil {
 		// A round is under way. If it is not enough for us, another follows.
 		needed := false
-		l.each(func(h *holder) { needed = needed || h.s != s && h.mode > keep })
+		l.each(func(h *holder) { needed = needed || h.s != s && h.mode > keep && !t.apart(s, h.s) })
 		if needed {
 			return l.recall.done
 		}
@@ -297,7 +314,7 @@ func (t *leaseTable) ask(v meta.VolumeID, s *session, ino meta.Ino, keep meta.Le
 	}
 	var r *recall
 	l.each(func(h *holder) {
-		if h.s == s || h.mode <= keep {
+		if h.s == s || h.mode <= keep || t.apart(s, h.s) {
 			return
 		}
 		if r == nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
@@ -15,14 +16,22 @@ import (
 // the one that holds meta.MirrorLock. All others read the snapshot that is shown,
 // as if it were the volume, and change nothing. They go on to another one at
 // once, by one journal entry: before it, whatever is leased is taken back, and
-// nobody is answered in between. What they have cached is of the snapshot that is
-// shown, so the session that fills the live tree need not wait for them; that it
-// takes their leases of what it changes, as any session would, does no harm.
+// nobody is answered in between. So that nobody waits for a reader that does not
+// answer (it was stopped, or cut off), all are asked before, while reads go on: by
+// then its session is over. One that falls silent just between holds others up for
+// showHold. What they have cached is of the snapshot that is shown, so the session
+// that fills the live tree takes none of their leases, nor waits for them, and what
+// it holds is in nobody's way (leaseTable.inside).
+
+// showHold is how long reads are held up at most while what was leased since all
+// were asked is taken back; each time that it is not enough, reads go on, all are
+// asked again, and it is twice as long: it must do one day.
+const showHold = 250 * time.Millisecond
 
 // mirrored tells which generation a read is answered from; zero for the live
 // tree. Caller holds mu.
 func (o *owner) mirrored(s *session, c *wire.Call) (at meta.Generation, re *wire.Reply, wait <-chan struct{}) {
-	if o.mirror == 0 && o.flip == nil || o.fills(s.id) {
+	if o.fillsNow(s) || o.mirror == 0 && o.flip == nil {
 		return 0, nil, nil
 	}
 	switch _, open := c.Op.(*meta.Open); {
@@ -39,7 +48,19 @@ func (o *owner) mirrored(s *session, c *wire.Call) (at meta.Generation, re *wire
 
 // mayChange tells whether a session may run a mutation. Caller holds mu.
 func (o *owner) mayChange(s *session, op meta.Op) bool {
-	return o.mirror == 0 || op.Code() == meta.OpReleaseOrphans || o.fills(s.id)
+	return o.fillsNow(s) || o.mirror == 0 || op.Code() == meta.OpReleaseOrphans
+}
+
+// fillsNow is fills for who is about to look at the live tree, or to change it: then
+// what it is leased is of that. Caller holds mu.
+func (o *owner) fillsNow(s *session) bool {
+	if o.mirror == 0 && o.flip == nil || !o.fills(s.id) {
+		return false
+	}
+	if o.mirror != 0 {
+		o.leases.inside[s] = struct{}{}
+	}
+	return true
 }
 
 func errMirror(op string, o *owner) error {
@@ -118,34 +139,77 @@ func (o *owner) show(ctx context.Context, sess *session, name string) error {
 		defer o.mu.Unlock()
 		return errMirror("show snapshot", o)
 	}
-	if o.flip != nil {
+	if o.showing {
 		defer o.mu.Unlock()
 		return meta.E("show snapshot", meta.Busy, o.subject(), errors.New("another one is about to be shown"))
 	}
-	flip := make(chan struct{})
-	o.flip = flip
-	defer close(flip)
+	o.showing = true
+	defer func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.showing = false
+	}()
 	o.mu.Unlock()
-	err := o.recallAll(ctx)
-	o.mu.Lock()
-	seq := o.cur.seq
-	if err == nil {
-		_, err = o.run(op, 0)
-	}
-	o.flip = nil
+	var wait <-chan struct{}
+	err := o.whenUnleased(ctx, func() error {
+		if !o.fills(sess.id) { // since then
+			return errMirror("show snapshot", o)
+		}
+		seq := o.cur.seq
+		if _, err := o.run(op, 0); err != nil {
+			return err
+		}
+		o.mirror = op.Shown
+		clear(o.leases.inside)
+		o.snapped = max(o.snapped, min(seq, o.newest())) // nobody sees it before the journal has it
+		wait = o.untilDurable(seq)
+		return nil
+	})
 	if err != nil {
-		o.mu.Unlock()
 		return err
 	}
-	o.mirror = op.Shown
-	o.snapped = max(o.snapped, min(seq, o.newest())) // nobody sees it before the journal has it
-	wait := o.untilDurable(seq)
-	o.mu.Unlock()
 	if err := o.await(ctx, wait); err != nil {
 		return err
 	}
 	o.log.Info("what readers of the mirror see", "snapshot", name, "generation", op.Shown)
 	return nil
+}
+
+// whenUnleased runs do, under mu, at a moment when nothing of the volume is leased.
+func (o *owner) whenUnleased(ctx context.Context, do func() error) error {
+	for hold := showHold; ; hold *= 2 {
+		for _, answered := range o.askAll() {
+			if err := o.await(ctx, answered); err != nil {
+				return err
+			}
+		}
+		if done, err := o.unleasedWithin(ctx, hold, do); done || err != nil {
+			return err
+		}
+	}
+}
+
+// unleasedWithin holds reads up until nothing is leased and do has run, or for hold:
+// then it gives false.
+func (o *owner) unleasedWithin(ctx context.Context, hold time.Duration, do func() error) (bool, error) {
+	over := make(chan struct{})
+	o.mu.Lock()
+	o.flip = over
+	o.mu.Unlock()
+	short, cancel := context.WithTimeout(ctx, hold)
+	defer cancel()
+	err := o.recallAll(short)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.flip = nil
+	close(over)
+	switch {
+	case err == nil:
+		return true, do()
+	case ctx.Err() == nil && short.Err() != nil:
+		return false, nil
+	}
+	return false, err
 }
 
 // unmirrored refuses to delete a volume that a mirror's record names, also one that

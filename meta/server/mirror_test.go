@@ -1,9 +1,11 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"testing"
+	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/wire"
@@ -102,4 +104,161 @@ func TestMirrorRecords(t *testing.T) {
 	}
 	a.admin(t, wire.Admin{Op: wire.AdminMirrorDrop, Volume: v})
 	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v})
+}
+
+// A reader that leaves recalls unanswered delays what is shown next, and holds nobody
+// up: neither one that was silent from the beginning, nor one that answered and fell
+// silent when it had been leased something again.
+func TestShowHoldsNobodyUp(t *testing.T) {
+	s := newSiteTTL(t, time.Minute) // that long a session lasts that does not answer, and longer
+	a, reader := s.dial("a"), s.dial("reader")
+	ctx := t.Context()
+	sub := a.do(t, &meta.Create{Parent: meta.RootIno, Name: "sub", Mode: meta.TypeDir | 0o755}, meta.LeaseNone).Attr.Ino
+	a.snapshot(t, "one")
+	a.fill(t, meta.LockWrite)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(a.ShowSnapshot(ctx, 1, "one"))
+	a.create(t, "new")
+	must(a.TakeTarget(ctx, 1, "two"))
+	silent := func(name string, ino meta.Ino) *peer {
+		p := s.dial(name)
+		p.do(t, &meta.GetAttr{Ino: ino}, meta.LeaseShared)
+		if p.mode(ino) != meta.LeaseShared {
+			t.Fatalf("%s has no lease", name)
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.hold = true
+		return p
+	}
+	asked := func(p *peer) {
+		t.Helper()
+		eventually(t, "it is asked for its lease", func() error {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return unless(len(p.held) > 0) // more often, if its connection was lost
+		})
+	}
+	answer := func(p *peer) {
+		p.mu.Lock()
+		held := p.held
+		p.held = nil
+		p.mu.Unlock()
+		for _, done := range held {
+			done()
+		}
+	}
+	first, second := silent("first", sub), silent("second", meta.RootIno)
+	shown := make(chan error, 1)
+	go func() { shown <- a.ShowSnapshot(ctx, 1, "two") }()
+	reads := func(when string) {
+		t.Helper()
+		for range 20 {
+			ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+			_, err := reader.Do(ctx, 1, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: "new"}, meta.LeaseShared)
+			cancel()
+			if !errors.Is(err, meta.NotFound) {
+				t.Fatalf("%s, a reader of the snapshot before gets %v", when, err)
+			}
+		}
+		select {
+		case err := <-shown:
+			t.Fatalf("%s, the next is shown: %v", when, err)
+		default:
+		}
+	}
+	asked(first)
+	asked(second)
+	reads("while nobody answers")
+	answer(first)
+	first.do(t, &meta.GetAttr{Ino: sub}, meta.LeaseShared)
+	if first.mode(sub) != meta.LeaseShared {
+		t.Fatal("it is leased nothing again")
+	}
+	answer(second)
+	asked(first)
+	reads("while one that had answered does not")
+	for range 100 { // it may be asked again before the next is shown
+		answer(first)
+		select {
+		case err := <-shown:
+			must(err)
+			reader.do(t, &meta.Lookup{Parent: meta.RootIno, Name: "new"}, meta.LeaseShared)
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	t.Fatal("what readers see is never another")
+}
+
+// Who fills a target takes no lease of the snapshot that is shown away, and does not
+// wait for one; what it is leased keeps nothing from readers. Two that fill one after
+// the other see the same tree.
+func TestFillerIsApart(t *testing.T) {
+	s := newSiteTTL(t, time.Minute)
+	a, b, reader := s.dial("a"), s.dial("b"), s.dial("reader")
+	ctx := t.Context()
+	a.fill(t, meta.LockWrite)
+	f := a.create(t, "f").Attr.Ino
+	a.snapshot(t, "one")
+	if err := a.ShowSnapshot(ctx, 1, "one"); err != nil {
+		t.Fatal(err)
+	}
+	recalls := func(p *peer) int {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.recalls
+	}
+	leased := func(p *peer, ino meta.Ino, want meta.LeaseMode) {
+		t.Helper()
+		var op meta.Op = &meta.GetAttr{Ino: ino}
+		if want == meta.LeaseExclusive {
+			op = &meta.Open{Ino: ino}
+		}
+		p.do(t, op, want)
+		if got := p.mode(ino); got != want {
+			t.Errorf("of inode %d it is leased %v, not %v", ino, got, want)
+		}
+	}
+	before := recalls(a) // for the first to be shown
+	reader.mu.Lock()
+	reader.hold = true // it would never answer
+	reader.mu.Unlock()
+	leased(reader, meta.RootIno, meta.LeaseShared)
+	leased(reader, f, meta.LeaseShared)
+	leased(a, f, meta.LeaseExclusive)
+	change := func(p *peer, name string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+		defer cancel()
+		for _, op := range []meta.Op{&meta.SetAttr{Ino: f, Mask: meta.SetMode, Mode: 0o600}, &meta.Create{Parent: meta.RootIno, Name: name, Mode: meta.TypeRegular}} {
+			if _, err := p.Do(ctx, 1, meta.OpID{}, op, meta.LeaseExclusive); err != nil {
+				t.Fatalf("%T: %v", op, err)
+			}
+		}
+	}
+	change(a, "filled")
+	if n := recalls(reader); n > 0 {
+		t.Errorf("a reader was asked for %d leases", n)
+	}
+	other := s.dial("other")
+	leased(other, f, meta.LeaseShared)
+	leased(other, meta.RootIno, meta.LeaseShared)
+	if n := recalls(a) - before; n > 0 {
+		t.Errorf("who fills was asked for %d leases", n)
+	}
+	a.fill(t, meta.LockUnlock)
+	b.fill(t, meta.LockWrite)
+	change(b, "too")
+	if a.mode(f) != meta.LeaseNone || a.mode(meta.RootIno) != meta.LeaseNone {
+		t.Error("who filled before was not asked for what another changes")
+	}
+	if n := recalls(reader) + recalls(other); n > 0 {
+		t.Errorf("readers were asked for %d leases", n)
+	}
 }

@@ -66,7 +66,10 @@ type owner struct {
 	// mirror is the snapshot that readers see if the volume is a mirror's target,
 	// else zero. What is in the journal says so, or will in a moment.
 	mirror meta.Generation
-	flip   chan struct{} // another one is about to be shown; nil: none
+	// showing: another one is to be shown; flip, if not nil, holds reads up until it
+	// is closed, since that is about to be.
+	showing bool
+	flip    chan struct{}
 	// lockWaits are requests that wait for a lock, by ticket.
 	lockWaits  map[lock.Ticket]*lockWait
 	nextTicket uint64
@@ -563,7 +566,7 @@ func (o *owner) give(s *session, ino meta.Ino, mode meta.LeaseMode, re *wire.Rep
 			mode = meta.LeaseNone
 		}
 		l.each(func(h *holder) {
-			if h.s != s && (h.mode == meta.LeaseExclusive || mode == meta.LeaseExclusive && h.mode > meta.LeaseNone) {
+			if h.s != s && !o.leases.apart(s, h.s) && (h.mode == meta.LeaseExclusive || mode == meta.LeaseExclusive && h.mode > meta.LeaseNone) {
 				mode = min(mode, meta.LeaseShared)
 				if h.mode == meta.LeaseExclusive {
 					mode = meta.LeaseNone
@@ -739,7 +742,9 @@ func (o *owner) exclusiveElsewhere(s *session, ino meta.Ino) bool {
 		return false
 	}
 	found := false
-	l.each(func(h *holder) { found = found || h.s != s && h.mode == meta.LeaseExclusive })
+	l.each(func(h *holder) {
+		found = found || h.s != s && h.mode == meta.LeaseExclusive && !o.leases.apart(s, h.s)
+	})
 	return found
 }
 

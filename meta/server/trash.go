@@ -296,22 +296,29 @@ func (o *owner) serving(as cluster.VolumeState) (*owner, error) {
 	return o, nil
 }
 
+// askAll asks for every lease on the volume, and gives what to wait for.
+func (o *owner) askAll() (answered []<-chan struct{}) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for ino := range o.leases.m {
+		if ch := o.leases.conflict(o.vol, nil, ino, meta.LeaseNone); ch != nil {
+			answered = append(answered, ch)
+		}
+	}
+	return answered
+}
+
 // recallAll takes back every lease on the volume.
 func (o *owner) recallAll(ctx context.Context) error {
 	for {
-		o.mu.Lock()
-		var wait <-chan struct{}
-		for ino := range o.leases.m {
-			if ch := o.leases.conflict(o.vol, nil, ino, meta.LeaseNone); ch != nil {
-				wait = ch
-			}
-		}
-		o.mu.Unlock()
-		if wait == nil {
+		all := o.askAll()
+		if len(all) == 0 {
 			return nil
 		}
-		if err := o.await(ctx, wait); err != nil {
-			return err
+		for _, answered := range all {
+			if err := o.await(ctx, answered); err != nil {
+				return err
+			}
 		}
 	}
 }
