@@ -200,6 +200,51 @@ func (m Mirrors) want(ctx context.Context, target string, to meta.MirrorState) (
 	})
 }
 
+// Sync asks for a round, which copies what the source holds from now on. Errors:
+// Invalid (the mirror does not run).
+func (m Mirrors) Sync(ctx context.Context, target string) (Mirror, error) {
+	return m.Change(ctx, target, func(r *Mirror) error {
+		if r.State != meta.MirrorRunning {
+			return meta.E("sync mirror", meta.Invalid, target, fmt.Errorf("it is %s", r.State))
+		}
+		r.Asked++
+		return nil
+	})
+}
+
+// awaitPoll is how often Await looks.
+const awaitPoll = 200 * time.Millisecond
+
+// Await waits until the round is complete, and shown, that Sync, which gave asked,
+// asked for. A round that fails is tried again, for as long as ctx lasts: failing, if
+// not nil, is told why, and again when that is another reason. It gives the mirror as
+// it was seen last. Errors: Canceled (the mirror was paused or promoted), Interrupted
+// (ctx ended), and those of Find.
+func (m Mirrors) Await(ctx context.Context, asked Mirror, failing func(why string)) (Mirror, error) {
+	for r, told := asked, ""; ; {
+		if r.Heard >= asked.Asked && r.Round == nil {
+			return r, nil
+		}
+		if r.State != meta.MirrorRunning {
+			return r, meta.E("sync mirror", meta.Canceled, "", fmt.Errorf("it is %s", r.State))
+		}
+		if r.Error != told && r.Error != "" && failing != nil {
+			failing(r.Error)
+		}
+		told = r.Error
+		select {
+		case <-time.After(awaitPoll):
+		case <-ctx.Done():
+			return r, meta.E("sync mirror", meta.Interrupted, "", context.Cause(ctx))
+		}
+		now, err := m.find(ctx, asked.Target)
+		if err != nil {
+			return r, err
+		}
+		r = now
+	}
+}
+
 // shown is the snapshot that a mirror's readers are shown, as the owner says; nil
 // for a volume that is the target of none.
 func (v *Volume) shown(ctx context.Context) (*Snapshot, error) {

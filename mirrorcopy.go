@@ -29,8 +29,9 @@ import (
 //     entries are others. An inode that was in base is found in the target by the
 //     path that it has in the target's own base, which does not change. What is
 //     renamed goes into a staging directory first, then what is removed is
-//     unlinked, then each new entry is made, in the order of paths. An entry of
-//     the target that is neither what base had there nor absent was made here
+//     unlinked, then each new entry is made: those nearer to the root first, and
+//     among those equally near several at a time, but not two of one inode. An entry
+//     of the target that is neither what base had there nor absent was made here
 //     before, for this snapshot.
 //  2. Contents, several files at a time: of files that were there, the ranges
 //     whose place in chunks is another one than in base; of new ones, all. What is
@@ -62,14 +63,37 @@ type mirrorCopy struct {
 
 	files  chan mirrorFile
 	synced chan mirrorFile
-	late   sync.WaitGroup        // commits of files that were copied in bulk
-	room   *semaphore.Weighted   // for bytes of these
-	most   uint64                // bytes of one that are not committed; 0: bulkCommit
-	again  sync.Mutex            // held by who copies one once more
-	fail   func(error)           // ends all with an error
-	ids    map[meta.Ino]meta.Ino // in the source -> in the target
-	dirs   map[meta.Ino]meta.Ino // whose attributes are set at the end
-	stage  string                // name of the staging directory
+	late   sync.WaitGroup      // commits of files that were copied in bulk
+	room   *semaphore.Weighted // for bytes of these
+	most   uint64              // bytes of one that are not committed; 0: bulkCommit
+	again  sync.Mutex          // held by who copies one once more
+	fail   func(error)         // ends all with an error
+	stage  string              // name of the staging directory
+
+	mu   sync.Mutex            // of these:
+	ids  map[meta.Ino]meta.Ino // in the source -> in the target
+	dirs map[meta.Ino]meta.Ino // whose attributes are set at the end
+}
+
+// known tells what a source's inode is in the target, if it was found or made.
+func (m *mirrorCopy) known(src meta.Ino) (dst meta.Ino, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	dst, ok = m.ids[src]
+	return dst, ok
+}
+
+func (m *mirrorCopy) know(src, dst meta.Ino) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ids[src] = dst
+}
+
+// touched notes that something in a directory of the source is another one.
+func (m *mirrorCopy) touched(src, dst meta.Ino) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.dirs[src] = dst
 }
 
 // mirrorFile is an inode that gets contents and attributes.
@@ -179,7 +203,7 @@ func (m *mirrorCopy) copyTree(ctx context.Context, src, dst meta.Ino) error {
 				}
 				continue
 			}
-			m.dirs[a.Ino] = made[i]
+			m.touched(a.Ino, made[i])
 			if err := m.copyTree(ctx, a.Ino, made[i]); err != nil {
 				return err
 			}
@@ -196,13 +220,13 @@ func errJunction(path string) error {
 // zero when it was made before: then it is being copied.
 func (m *mirrorCopy) enter(ctx context.Context, dir meta.Ino, name string, a *meta.Attr) (meta.Ino, error) {
 	if !a.IsDir() && a.Nlink > 1 {
-		if ino, ok := m.ids[a.Ino]; ok {
+		if ino, ok := m.known(a.Ino); ok {
 			return 0, m.link(ctx, ino, dir, name)
 		}
 	}
 	ino, err := m.make(ctx, dir, name, a)
 	if err == nil && !a.IsDir() && a.Nlink > 1 {
-		m.ids[a.Ino] = ino
+		m.know(a.Ino, ino)
 	}
 	return ino, err
 }
@@ -261,6 +285,7 @@ func (m *mirrorCopy) queue(ctx context.Context, f mirrorFile) error {
 // mirrorPaths finds inodes by path, without following anything.
 type mirrorPaths struct {
 	v    *Volume
+	mu   sync.Mutex
 	dirs map[string]meta.Ino
 }
 
@@ -290,12 +315,16 @@ func (p *mirrorPaths) parent(ctx context.Context, path string) (meta.Ino, string
 	if i < 0 {
 		return meta.RootIno, path, nil
 	}
+	p.mu.Lock()
 	dir, ok := p.dirs[path[:i]]
+	p.mu.Unlock()
 	if !ok {
 		var err error
 		if dir, err = p.find(ctx, path[:i]); err != nil {
 			return 0, "", err
 		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
 		if len(p.dirs) > 1<<18 {
 			clear(p.dirs)
 		}
@@ -310,12 +339,46 @@ type mirrorName struct {
 	name string
 	ino  meta.Ino
 	typ  uint32
+	deep int // how far from the root
+}
+
+// turns puts what may not be done side by side, since it is about the same inode,
+// into turns, one after the other.
+func turns[T any](all []T, ino func(T) meta.Ino) (out [][]T) {
+	seen := map[meta.Ino]int{}
+	for _, x := range all {
+		i := seen[ino(x)]
+		seen[ino(x)]++
+		if i == len(out) {
+			out = append(out, nil)
+		}
+		out[i] = append(out[i], x)
+	}
+	return out
+}
+
+// byDepth sorts what is n levels below the root into out[n].
+func byDepth[T any](all []T, depth func(T) int) (out [][]T) {
+	for _, x := range all {
+		n := depth(x)
+		for len(out) <= n {
+			out = append(out, nil)
+		}
+		out[n] = append(out[n], x)
+	}
+	return out
 }
 
 func (m *mirrorCopy) apply(ctx context.Context, changes []meta.Change) error {
+	var arriving, changed []meta.Change
 	for _, c := range changes {
-		if c.Kind == meta.PathAdded && c.Ino == 0 {
+		switch {
+		case c.Kind == meta.PathAdded && c.Ino == 0:
 			return errJunction(c.Path)
+		case c.Kind == meta.PathAdded || c.Kind == meta.PathRenamed:
+			arriving = append(arriving, c)
+		case c.Kind == meta.PathChanged:
+			changed = append(changed, c)
 		}
 	}
 	if err := m.findStage(ctx); err != nil {
@@ -328,44 +391,31 @@ func (m *mirrorCopy) apply(ctx context.Context, changes []meta.Change) error {
 	if err := m.setAside(ctx, moved); err != nil {
 		return err
 	}
-	for _, n := range removed {
-		if there, err := m.at(ctx, n.dir, n.name); err != nil {
-			return err
-		} else if there != n.ino {
-			continue
-		}
-		if err := m.dst.Unlink(ctx, nil, n.dir, n.name, n.typ == meta.TypeDir); err != nil {
-			return err
-		}
+	if err := m.remove(ctx, removed); err != nil {
+		return err
 	}
-	if err := m.arrive(ctx, changes); err != nil {
+	if err := m.arrive(ctx, arriving); err != nil {
 		return err
 	}
 	if err := m.dropStage(ctx); err != nil {
 		return err
 	}
 	there := newMirrorPaths(m.dst)
-	for _, c := range changes {
-		if c.Kind != meta.PathChanged {
-			continue
-		}
+	return each(ctx, changed, func(ctx context.Context, _ int, c meta.Change) error {
 		dst, err := there.find(ctx, c.Path)
 		if err != nil {
 			return err
 		}
 		if c.Type == meta.TypeDir {
-			m.dirs[c.Ino] = dst
-			continue
+			m.touched(c.Ino, dst)
+			return nil
 		}
 		e, err := m.to.GetAttr(ctx, c.Ino)
 		if err != nil {
 			return err
 		}
-		if err := m.queue(ctx, mirrorFile{src: c.Ino, dst: dst, content: c.Content, a: e.Attr}); err != nil {
-			return err
-		}
-	}
-	return nil
+		return m.queue(ctx, mirrorFile{src: c.Ino, dst: dst, content: c.Content, a: e.Attr})
+	})
 }
 
 // findStage chooses a name that no entry of the roots has.
@@ -385,57 +435,88 @@ func (m *mirrorCopy) findStage(ctx context.Context) error {
 	}
 }
 
-// leaving finds, in the bases, the entries that are renamed or removed: removed
-// directories after what is in them.
+// leaving finds, in the bases, the entries that are renamed or removed.
 func (m *mirrorCopy) leaving(ctx context.Context, changes []meta.Change) (moved, removed []mirrorName, err error) {
 	src, dst := newMirrorPaths(m.from), newMirrorPaths(m.base)
-	var dirs []mirrorName
-	for _, c := range changes {
-		path := c.Path
+	found := make([]mirrorName, len(changes))
+	if err := each(ctx, changes, func(ctx context.Context, i int, c meta.Change) (err error) {
+		n, path := &found[i], c.Path
 		switch {
+		case c.Kind == meta.PathAdded && c.From != "":
+			n.ino, err = dst.find(ctx, c.From)
+			return err
 		case c.Kind == meta.PathRenamed:
 			path = c.From
-		case c.Kind == meta.PathAdded && c.From != "":
-			ino, err := dst.find(ctx, c.From)
-			if err != nil {
-				return nil, nil, err
-			}
-			m.ids[c.Ino] = ino
-			continue
 		case c.Kind != meta.PathRemoved:
-			continue
+			return nil
 		}
-		n := mirrorName{typ: c.Type}
+		n.typ, n.deep = c.Type, strings.Count(path, "/")
 		if n.dir, n.name, err = dst.parent(ctx, path); err != nil {
-			return nil, nil, err
+			return err
 		}
 		if n.ino, err = dst.find(ctx, path); err != nil {
-			return nil, nil, err
+			return err
 		}
 		// The directory that it leaves is changed, if it stays.
 		up, _, err := src.parent(ctx, path)
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
-		if _, have := m.dirs[up]; !have {
-			if _, err := m.to.GetAttr(ctx, up); err == nil {
-				m.dirs[up] = n.dir
-			} else if meta.KindOf(err) != meta.Stale {
-				return nil, nil, err
-			}
+		m.mu.Lock()
+		_, have := m.dirs[up]
+		m.mu.Unlock()
+		if have {
+			return nil
 		}
+		if _, err = m.to.GetAttr(ctx, up); meta.KindOf(err) == meta.Stale {
+			return nil
+		}
+		if err == nil {
+			m.touched(up, n.dir)
+		}
+		return err
+	}); err != nil {
+		return nil, nil, err
+	}
+	for i, c := range changes {
 		switch {
 		case c.Kind == meta.PathRenamed:
-			m.ids[c.Ino] = n.ino
-			moved = append(moved, n)
-		case n.typ == meta.TypeDir:
-			dirs = append(dirs, n)
-		default:
-			removed = append(removed, n)
+			m.know(c.Ino, found[i].ino)
+			moved = append(moved, found[i])
+		case c.Kind == meta.PathAdded && c.From != "":
+			m.know(c.Ino, found[i].ino)
+		case c.Kind == meta.PathRemoved:
+			removed = append(removed, found[i])
 		}
 	}
-	slices.Reverse(dirs)
-	return moved, append(removed, dirs...), nil
+	return moved, removed, nil
+}
+
+// remove unlinks what is there still, directories after what is in them.
+func (m *mirrorCopy) remove(ctx context.Context, all []mirrorName) error {
+	unlink := func(ctx context.Context, _ int, n mirrorName) error {
+		if there, err := m.at(ctx, n.dir, n.name); err != nil || there != n.ino {
+			return err
+		}
+		return m.dst.Unlink(ctx, nil, n.dir, n.name, n.typ == meta.TypeDir)
+	}
+	var dirs, others []mirrorName
+	for _, n := range all {
+		if n.typ == meta.TypeDir {
+			dirs = append(dirs, n)
+		} else {
+			others = append(others, n)
+		}
+	}
+	if err := each(ctx, others, unlink); err != nil {
+		return err
+	}
+	for _, level := range slices.Backward(byDepth(dirs, func(n mirrorName) int { return n.deep })) {
+		if err := each(ctx, level, unlink); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func stageName(ino meta.Ino) string { return fmt.Sprintf("%x", uint64(ino)) }
@@ -454,38 +535,33 @@ func (m *mirrorCopy) setAside(ctx context.Context, moved []mirrorName) error {
 	if err != nil {
 		return err
 	}
-	for _, n := range moved {
-		there, err := m.at(ctx, n.dir, n.name)
-		if err != nil {
-			return err
-		}
-		if there != n.ino {
-			continue
-		}
-		if n.typ == meta.TypeDir {
-			err = m.dst.Rename(ctx, nil, n.dir, n.name, stage, stageName(n.ino), meta.RenameNoReplace)
-		} else if err = m.link(ctx, n.ino, stage, stageName(n.ino)); err == nil {
-			err = m.dst.Unlink(ctx, nil, n.dir, n.name, false)
-		}
-		if err != nil {
+	for _, turn := range turns(moved, func(n mirrorName) meta.Ino { return n.ino }) {
+		if err := each(ctx, turn, func(ctx context.Context, _ int, n mirrorName) error {
+			if there, err := m.at(ctx, n.dir, n.name); err != nil || there != n.ino {
+				return err
+			}
+			if n.typ == meta.TypeDir {
+				return m.dst.Rename(ctx, nil, n.dir, n.name, stage, stageName(n.ino), meta.RenameNoReplace)
+			}
+			if err := m.link(ctx, n.ino, stage, stageName(n.ino)); err != nil {
+				return err
+			}
+			return m.dst.Unlink(ctx, nil, n.dir, n.name, false)
+		}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// arrive makes the entries that are new, in the order of paths: what is above
-// them is there.
-func (m *mirrorCopy) arrive(ctx context.Context, changes []meta.Change) error {
+// arrive makes the entries that are new, level by level: what is above them is there.
+func (m *mirrorCopy) arrive(ctx context.Context, all []meta.Change) error {
 	src, dst := newMirrorPaths(m.to), newMirrorPaths(m.dst)
 	stage, err := m.at(ctx, meta.RootIno, m.stage)
 	if err != nil {
 		return err
 	}
-	for _, c := range changes {
-		if c.Kind != meta.PathAdded && c.Kind != meta.PathRenamed {
-			continue
-		}
+	one := func(ctx context.Context, _ int, c meta.Change) error {
 		dir, name, err := dst.parent(ctx, c.Path)
 		if err != nil {
 			return err
@@ -494,23 +570,24 @@ func (m *mirrorCopy) arrive(ctx context.Context, changes []meta.Change) error {
 		if err != nil {
 			return err
 		}
-		m.dirs[up] = dir
-		ino, known := m.ids[c.Ino]
+		m.touched(up, dir)
+		ino, known := m.known(c.Ino)
 		switch {
 		case known && c.Type == meta.TypeDir:
-			if there, err := m.at(ctx, dir, name); err != nil {
+			if there, err := m.at(ctx, dir, name); err != nil || there == ino {
 				return err
-			} else if there == ino {
-				continue
 			}
-			err = m.dst.Rename(ctx, nil, stage, stageName(ino), dir, name, meta.RenameNoReplace)
+			return m.dst.Rename(ctx, nil, stage, stageName(ino), dir, name, meta.RenameNoReplace)
 		case known:
-			err = m.link(ctx, ino, dir, name)
-		default:
-			err = m.create(ctx, c.Ino, dir, name)
+			return m.link(ctx, ino, dir, name)
 		}
-		if err != nil {
-			return err
+		return m.create(ctx, c.Ino, dir, name)
+	}
+	for _, level := range byDepth(all, func(c meta.Change) int { return strings.Count(c.Path, "/") }) {
+		for _, turn := range turns(level, func(c meta.Change) meta.Ino { return c.Ino }) {
+			if err := each(ctx, turn, one); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -526,9 +603,9 @@ func (m *mirrorCopy) create(ctx context.Context, src, dir meta.Ino, name string)
 	if err != nil {
 		return err
 	}
-	m.ids[src] = ino
+	m.know(src, ino)
 	if e.Attr.IsDir() {
-		m.dirs[src] = ino
+		m.touched(src, ino)
 		return nil
 	}
 	return m.queue(ctx, mirrorFile{src: src, dst: ino, fresh: true, content: true, a: e.Attr})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -73,31 +74,68 @@ func TestMirrorRanges(t *testing.T) {
 	}
 }
 
-// TestPace: no more goes through in a time than the rate allows, and nothing is
-// held up without one.
+// TestPace: no more goes through in a time than the rate allows, nothing is held up
+// without one, and a new rate holds for those that wait, too.
 func TestPace(t *testing.T) {
-	p := &pace{rate: 1 << 20}
-	began := time.Now()
-	for range 5 {
-		if err := waitUntil(context.Background(), p.turn(64<<10)); err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		took := func(p *pace, bytes ...uint64) time.Duration {
+			t.Helper()
+			began := time.Now()
+			for _, n := range bytes {
+				if err := p.wait(t.Context(), p.turn(n)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return time.Since(began).Round(time.Millisecond)
 		}
-	}
-	if took := time.Since(began); took < 4*time.Second/16 {
-		t.Errorf("256 KiB at 1 MiB a second took %v", took)
-	}
-	// Turns are given out in the order in which they are asked for.
-	if a, b := p.turn(1), p.turn(1); !a.Before(b) {
-		t.Errorf("turns at %v and %v", a, b)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	if err := waitUntil(ctx, p.turn(1<<20)); err == nil {
-		t.Error("it did not hear that nobody waits")
-	}
-	for _, p := range []*pace{nil, {}} {
-		if err := waitUntil(context.Background(), p.turn(1<<40)); err != nil {
-			t.Error(err)
+		p := newPace(1_000_000)
+		const part = 50_000
+		if d := took(p, part, part, part, part, part); d != time.Second/5 {
+			t.Errorf("200 kB at 1 MB a second took %v", d)
 		}
-	}
+		time.Sleep(time.Hour)
+		if d := took(p, part, part); d != time.Second/20 {
+			t.Errorf("after an hour of rest 50 kB took %v", d)
+		}
+		for _, p := range []*pace{nil, newPace(0)} {
+			if d := took(p, 1<<40, 1<<40); d != 0 {
+				t.Errorf("without a rate it took %v", d)
+			}
+		}
+		// A quarter passes at the first rate, the next at twice that, the rest at once.
+		time.Sleep(time.Minute)
+		began, ended := time.Now(), make(chan time.Duration)
+		p.turn(4_000_000)
+		for range 3 {
+			at := p.turn(0)
+			go func() {
+				if err := p.wait(t.Context(), at); err != nil {
+					t.Error(err)
+				}
+				ended <- time.Since(began)
+			}()
+		}
+		time.Sleep(time.Second)
+		p.set(2_000_000)
+		time.Sleep(time.Second / 2)
+		synctest.Wait()
+		select {
+		case d := <-ended:
+			t.Fatalf("it passed after %v", d)
+		default:
+		}
+		p.set(0)
+		for range 3 {
+			if d := <-ended; d != 3*time.Second/2 {
+				t.Errorf("it passed after %v", d)
+			}
+		}
+		p.set(1)
+		p.turn(1 << 30)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		if err := p.wait(ctx, p.turn(1)); err == nil {
+			t.Error("it did not hear that nobody waits")
+		}
+	})
 }

@@ -176,8 +176,8 @@ func (m *mirrorCopy) copyRanges(ctx context.Context, src meta.Ino, ranges []span
 		p   []byte // of it
 		err error
 	}
-	read := func(s span, at time.Time) (a answer) {
-		if a.err = waitUntil(ctx, at); a.err != nil {
+	read := func(s span, at float64) (a answer) {
+		if a.err = m.pace.wait(ctx, at); a.err != nil {
 			return a
 		}
 		buf := mirrorBuffers.Get().(*[mirrorSegment]byte)
@@ -237,40 +237,83 @@ func (m *mirrorCopy) copyRanges(ctx context.Context, src meta.Ino, ranges []span
 	return failed
 }
 
-// pace bounds bytes in a second; nil, or with a rate of zero: it does not.
+// pace bounds bytes in a second. The bytes that are to be sent stand in a queue, which
+// moves on with the rate; so a new rate holds for those that are in it, too. nil, or
+// with a rate of zero: it bounds nothing.
 type pace struct {
-	mu   sync.Mutex
-	rate uint64
-	next time.Time
+	mu     sync.Mutex
+	rate   uint64
+	queued float64 // bytes that ever were
+	passed float64 // of them, by the time at
+	at     time.Time
+	moved  chan struct{} // closed when the rate changes; nil: nobody waits
 }
 
-// turn is when n bytes may be sent, which are then counted as sent; the zero time: now.
-func (p *pace) turn(n uint64) time.Time {
-	if p == nil || p.rate == 0 {
-		return time.Time{}
+func newPace(rate uint64) *pace { return &pace{rate: rate} }
+
+// advance lets pass what may by now. Caller holds mu.
+func (p *pace) advance() {
+	now := time.Now()
+	if p.rate == 0 {
+		p.passed = p.queued
+	} else {
+		p.passed = min(p.queued, p.passed+now.Sub(p.at).Seconds()*float64(p.rate))
+	}
+	p.at = now
+}
+
+// set changes the rate.
+func (p *pace) set(rate uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if rate == p.rate {
+		return
+	}
+	p.advance()
+	p.rate = rate
+	if p.moved != nil {
+		close(p.moved)
+		p.moved = nil
+	}
+}
+
+// turn puts n bytes into the queue, and gives what wait waits for: that those before
+// them have passed.
+func (p *pace) turn(n uint64) (at float64) {
+	if p == nil {
+		return 0
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := time.Now()
-	if p.next.Before(now) {
-		p.next = now
-	}
-	at := p.next
-	p.next = at.Add(time.Duration(float64(n) / float64(p.rate) * float64(time.Second)))
+	p.advance()
+	at = p.queued
+	p.queued += float64(n)
 	return at
 }
 
-// waitUntil waits for a time, not at all for one that is past. Errors: the cause of
-// ctx's end.
-func waitUntil(ctx context.Context, at time.Time) error {
-	wait := time.Until(at)
-	if wait <= 0 {
+// wait waits for a turn. Errors: the cause of ctx's end.
+func (p *pace) wait(ctx context.Context, at float64) error {
+	if p == nil {
 		return context.Cause(ctx)
 	}
-	select {
-	case <-time.After(wait):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	for {
+		p.mu.Lock()
+		p.advance()
+		missing := at - p.passed
+		if missing <= 0 || p.rate == 0 {
+			p.mu.Unlock()
+			return context.Cause(ctx)
+		}
+		if p.moved == nil {
+			p.moved = make(chan struct{})
+		}
+		moved, wait := p.moved, time.Duration(missing/float64(p.rate)*float64(time.Second))
+		p.mu.Unlock()
+		select {
+		case <-time.After(wait + time.Microsecond): // what is rounded down would have it look again at once
+		case <-moved:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 }

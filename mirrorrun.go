@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -301,15 +302,16 @@ func (s *mirrorRound) set(fn func(n *MirrorRound)) {
 	fn(&s.n)
 }
 
-// tell records how far it is. Errors: errStopped.
+// tell records how far it is, and has the round keep to the rate that is wanted now.
+// Errors: errStopped.
 func (s *mirrorRound) tell(ctx context.Context) error {
 	s.mu.Lock()
-	copying := s.copier != nil
+	copier := s.copier
 	s.mu.Unlock()
-	if !copying {
+	if copier == nil {
 		return s.w.wanted(ctx)
 	}
-	_, err := s.w.m.change(ctx, s.w.target, func(r *Mirror) error {
+	r, err := s.w.m.change(ctx, s.w.target, func(r *Mirror) error {
 		if r.State != meta.MirrorRunning {
 			return errStopped
 		}
@@ -319,6 +321,9 @@ func (s *mirrorRound) tell(ctx context.Context) error {
 		r.Round = s.now()
 		return nil
 	})
+	if err == nil {
+		copier.pace.set(r.Rate)
+	}
 	return err
 }
 
@@ -369,7 +374,7 @@ func (s *mirrorRound) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	copier := &mirrorCopy{dst: w.dst, pace: &pace{rate: s.r.Rate}}
+	copier := &mirrorCopy{dst: w.dst, pace: newPace(s.r.Rate)}
 	s.set(func(n *MirrorRound) { n.Taken, s.copier, s.sent = taken, copier, n.Sent })
 	if err := w.fillTarget(ctx, copier, s.r.Round); err != nil {
 		return err
@@ -454,11 +459,7 @@ func (w *mirrorWorker) fillTarget(ctx context.Context, c *mirrorCopy, n *MirrorR
 		if c.base, err = w.dst.Snapshot(ctx, n.Base); err != nil {
 			return err
 		}
-		src, ok := w.src.c.sess.(mirrorSession)
-		if !ok {
-			return meta.E("mirror", meta.NotSupported, w.src.name, nil)
-		}
-		if err := src.DiffExact(ctx, w.src.id, n.Base, n.Snapshot, func(c meta.Change) error { changes = append(changes, c); return nil }); err != nil {
+		if changes, err = w.changes(ctx, n); err != nil {
 			return err
 		}
 	}
@@ -467,6 +468,23 @@ func (w *mirrorWorker) fillTarget(ctx context.Context, c *mirrorCopy, n *MirrorR
 	}
 	defer w.dst.snapshotsChanged()
 	return w.m.s.TakeTarget(ctx, w.target, n.Snapshot)
+}
+
+// changes gives what is other in a round's snapshot than in its base. An owner that
+// took the source over meanwhile knows nothing of a comparison: then it begins again.
+func (w *mirrorWorker) changes(ctx context.Context, n *MirrorRound) (all []meta.Change, err error) {
+	src, ok := w.src.c.sess.(mirrorSession)
+	if !ok {
+		return nil, meta.E("mirror", meta.NotSupported, w.src.name, nil)
+	}
+	for range 3 {
+		all = all[:0]
+		err = src.DiffExact(ctx, w.src.id, n.Base, n.Snapshot, func(c meta.Change) error { all = append(all, c); return nil })
+		if meta.KindOf(err) != meta.Stale {
+			break
+		}
+	}
+	return all, err
 }
 
 // verify compares what the owners of both volumes computed from every name and
@@ -517,7 +535,8 @@ func (w *mirrorWorker) look(ctx context.Context, r *Mirror) error {
 // are missing.
 const behindFiles = 2000
 
-// behind estimates the bytes that a round would send now.
+// behind tells the bytes that a round would send now; of many files it looks at some,
+// and estimates.
 func (w *mirrorWorker) behind(ctx context.Context, r *Mirror) (uint64, error) {
 	done, err := w.open(ctx, r)
 	if err != nil {
@@ -528,45 +547,48 @@ func (w *mirrorWorker) behind(ctx context.Context, r *Mirror) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	var bytes, files, looked uint64
-	err = w.src.DiffSnapshots(ctx, r.Last.Snapshot, "", func(c meta.Change) error {
+	// Told first, looked at then: an owner does not keep a comparison for long.
+	var some []meta.Change
+	files := 0
+	pick := rand.New(rand.NewPCG(uint64(r.Target), uint64(r.Rounds)))
+	if err := w.src.DiffSnapshots(ctx, r.Last.Snapshot, "", func(c meta.Change) error {
 		if c.Type != meta.TypeRegular || c.Kind != meta.PathAdded && !(c.Kind == meta.PathChanged && c.Content) {
 			return nil
 		}
-		if files++; files > behindFiles {
-			return nil
+		files++
+		if len(some) < behindFiles {
+			some = append(some, c)
+		} else if i := pick.IntN(files); i < behindFiles { // each with the same chance
+			some[i] = c
 		}
+		return nil
+	}); err != nil {
+		return 0, err
+	}
+	var bytes, looked atomic.Uint64
+	err = each(ctx, some, func(ctx context.Context, _ int, c meta.Change) error {
+		now, err := placesOf(ctx, w.src, c.Ino)
 		var before []meta.Extent
-		if c.Kind == meta.PathChanged {
-			if l, err := was.Locate(ctx, c.Ino, 0); err == nil {
-				before = extentsOf(l)
-			}
+		if err == nil && c.Kind == meta.PathChanged {
+			before, err = placesOf(ctx, was, c.Ino)
 		}
-		l, err := w.src.Locate(ctx, c.Ino, 0) // the first of a file with many
 		if err != nil {
-			return nil // gone meanwhile
+			if kind := meta.KindOf(err); kind == meta.Stale || kind == meta.NotFound {
+				err = nil // gone meanwhile
+			}
+			return err
 		}
-		looked++
-		now := extentsOf(l)
-		if l.Inline {
-			bytes += meta.InlineMax / 2
-		}
+		looked.Add(1)
 		if len(now) > 0 {
 			for _, s := range within(otherPlaces(before, now, now[len(now)-1].End()), now) {
-				bytes += s.hi - s.lo
+				bytes.Add(s.hi - s.lo)
 			}
 		}
 		return nil
 	})
-	if looked > 0 && files > behindFiles {
-		bytes = uint64(float64(bytes) / float64(looked) * float64(files))
+	n := bytes.Load()
+	if of := looked.Load(); of > 0 && files > len(some) {
+		n = uint64(float64(n) / float64(of) * float64(files))
 	}
-	return bytes, err
-}
-
-func extentsOf(l Location) (all []meta.Extent) {
-	for _, e := range l.Extents {
-		all = append(all, e.Extent)
-	}
-	return all
+	return n, err
 }

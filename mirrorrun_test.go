@@ -3,6 +3,7 @@ package penstock
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -134,5 +135,63 @@ func TestMirrorWaitsForNoDeadSource(t *testing.T) {
 		}
 		close(s.events)
 		<-s.done
+	})
+}
+
+// Who waits for a round hears once why rounds fail, goes on waiting, and learns that
+// the mirror was paused.
+func TestMirrorAwaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &fakeMirrors{r: meta.Mirror{Name: "m", Version: meta.MirrorVersion, Target: 1, State: meta.MirrorRunning, Keep: 1, Error: "the disk is full"}}
+		m := Mirrors{s: s}
+		change := func(fn func(r *Mirror)) Mirror {
+			t.Helper()
+			r, err := m.change(t.Context(), 1, func(r *Mirror) error { fn(r); return nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r
+		}
+		asked := change(func(r *Mirror) { r.Asked++ })
+		ended := make(chan error, 1)
+		var heard []string
+		wait := func(ctx context.Context) {
+			go func() {
+				_, err := m.Await(ctx, asked, func(why string) { heard = append(heard, why) })
+				ended <- err
+			}()
+		}
+		wait(t.Context())
+		time.Sleep(time.Hour)
+		change(func(r *Mirror) { r.Error = "the source is gone" })
+		time.Sleep(time.Hour)
+		change(func(r *Mirror) { r.Heard, r.Round = r.Asked, &MirrorRound{} })
+		time.Sleep(time.Hour)
+		select {
+		case err := <-ended:
+			t.Fatalf("it ended before the round was complete: %v", err)
+		default:
+		}
+		change(func(r *Mirror) { r.Round, r.Error = nil, "" })
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		if want := []string{"the disk is full", "the source is gone"}; !slices.Equal(heard, want) {
+			t.Errorf("it heard %q, want %q", heard, want)
+		}
+		asked = change(func(r *Mirror) { r.Asked++ })
+		wait(t.Context())
+		time.Sleep(time.Minute)
+		change(func(r *Mirror) { r.State = meta.MirrorPaused })
+		if err := <-ended; meta.KindOf(err) != meta.Canceled {
+			t.Errorf("paused meanwhile: %v", err)
+		}
+		change(func(r *Mirror) { r.State = meta.MirrorRunning })
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		wait(ctx)
+		if err := <-ended; meta.KindOf(err) != meta.Interrupted {
+			t.Errorf("after a minute: %v", err)
+		}
 	})
 }

@@ -395,7 +395,8 @@ func newMirrorSet() *cobra.Command {
 	var keep int
 	var cmd *cobra.Command
 	cmd = mirrorCommand("set TARGET", "Change how often a mirror copies, how fast, and how much it keeps",
-		`Changes what the flags say. A new rate holds from the next round on.`,
+		`Changes what the flags say. A new rate holds for the round that is under way, too,
+within a few seconds.`,
 		`  penstock mirror set datasets-rack2 --every 10m --rate 50M`,
 		func(ctx context.Context, _ *penstock.Client, m penstock.Mirrors, target string) error {
 			_, err := m.Change(ctx, target, func(r *penstock.Mirror) error {
@@ -441,35 +442,43 @@ func newMirrorResume() *cobra.Command {
 
 func newMirrorSync() *cobra.Command {
 	var wait bool
-	cmd := mirrorCommand("sync TARGET", "Copy what the source holds now",
+	var timeout time.Duration
+	var cmd *cobra.Command
+	cmd = mirrorCommand("sync TARGET", "Copy what the source holds now",
 		`Asks for a round. With --wait the command ends when a snapshot that was taken
-after it began is complete in the target, and shown.`,
-		`  penstock mirror sync datasets-rack2 --wait`,
+after it began is complete in the target, and shown. A round that fails is tried
+again: why it fails is told at once, and the command goes on waiting. After --timeout
+it ends with status 1; the round goes on.`,
+		`  penstock mirror sync datasets-rack2 --wait --timeout 1h`,
 		func(ctx context.Context, _ *penstock.Client, m penstock.Mirrors, target string) error {
-			r, err := m.Change(ctx, target, func(r *penstock.Mirror) error {
-				if r.State != meta.MirrorRunning {
-					return meta.E("sync mirror", meta.Invalid, target, fmt.Errorf("it is %s", r.State))
-				}
-				r.Asked++
-				return nil
+			if timeout < 0 || timeout > 0 && !wait {
+				return usagef("--timeout is not negative, and goes with --wait")
+			}
+			r, err := m.Sync(ctx, target)
+			if err != nil || !wait {
+				return err
+			}
+			within := ctx
+			if timeout > 0 {
+				var cancel context.CancelFunc
+				within, cancel = context.WithTimeout(ctx, timeout)
+				defer cancel()
+			}
+			why := "no process has begun it: 'penstock up', or 'penstock mirror run', runs mirrors"
+			now, err := m.Await(within, r, func(failing string) {
+				why = failing
+				fmt.Fprintf(cmd.ErrOrStderr(), "the round fails, and is tried again: %s\n", failing)
 			})
-			for asked := r.Asked; err == nil && wait; {
-				if r.Heard >= asked && r.Round == nil {
-					return nil
+			if err != nil && within.Err() != nil && ctx.Err() == nil {
+				if now.Error == "" && now.Heard >= r.Asked {
+					why = "it is under way, see 'penstock mirror status " + target + "'"
 				}
-				if r.State != meta.MirrorRunning {
-					return meta.E("sync mirror", meta.Canceled, target, fmt.Errorf("it is %s", r.State))
-				}
-				select {
-				case <-time.After(promotePoll):
-				case <-ctx.Done():
-					return ctx.Err()
-				}
-				r, err = m.Find(ctx, target)
+				return fmt.Errorf("no round was complete after %v: %s", timeout, why)
 			}
 			return err
 		})
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until it is complete")
+	cmd.Flags().DurationVar(&timeout, "timeout", 0, "with --wait: how long; 0: for as long as it takes")
 	return cmd
 }
 

@@ -231,8 +231,9 @@ func TestSourceDead(t *testing.T) {
 	newWriter(t, dst, *seed+701).file("mine", 1000)
 	// Again a target, whose first round waits for the source from the beginning.
 	m.Must("mirror", "resync", "dst", "--discard")
-	m.Must("mirror", "sync", "dst")
-	time.Sleep(time.Second)
+	if _, err := m.Ctl("mirror", "sync", "dst", "--wait", "--timeout", "1s"); err == nil || !strings.Contains(err.Error(), "no round was complete after 1s") {
+		t.Errorf("who waited for a source that stands still: %v", err)
+	}
 	began = time.Now()
 	m.Must("mirror", "promote", "dst")
 	t.Logf("promoted in %v with a source that can't be opened", time.Since(began).Round(time.Millisecond))
