@@ -61,11 +61,15 @@ bench-fio: deps build ## four rows of the benchmark beside fio on the same direc
 	$(BIN) bench-fio $${DIR:-/var/tmp}
 
 .PHONY: soak
-soak: soak-snapshots soak-cluster soak-crash ## all parts of the soak: 200 snapshots, MINUTES (10) of a cluster under faults, SOAK_ROUNDS (100) rounds on one machine
+soak: soak-snapshots soak-mirrors soak-cluster soak-crash ## all parts of the soak: 200 snapshots, 30 kills of mirrors, MINUTES (10) of a cluster under faults, SOAK_ROUNDS (100) rounds on one machine
 
 .PHONY: soak-snapshots
 soak-snapshots: ## 200 snapshots of a volume that changes, deleted in any order, checked against a model
 	$(GO) test -timeout 20m -count 1 -v ./meta/namespace -run '^TestManySnapshots$$' -snapshots 200 -snapshots-seed $$(date +%s)
+
+.PHONY: soak-mirrors
+soak-mirrors: deps ## mirrors of random trees: a side killed 30 times while they copy, readers and copiers stopped, other changes each time
+	$(GO) test -timeout 1h -count 1 -v ./test/mirror -kills 30 -size 1024 -seed $$(date +%s)
 
 .PHONY: soak-cluster
 soak-cluster: deps ## a cluster in network namespaces under a mixed load and one fault each 5 s, for MINUTES (10)
