@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,6 +20,7 @@ import (
 
 	driver "penstock.io/penstock/csi"
 	"penstock.io/penstock/csi/policy"
+	"penstock.io/penstock/test/program"
 )
 
 var update = flag.Bool("update", false, "write deploy/kubernetes anew")
@@ -266,11 +269,11 @@ var clusterWide = map[string]bool{"CSIDriver": true, "StorageClass": true, "Clus
 // TestObjectsFit: what refers to something refers to what is there.
 func TestObjectsFit(t *testing.T) {
 	for _, c := range charts {
-		objectsFit(t, c.objects(t, asIs), programFlags(t))
+		objectsFit(t, c.objects(t, asIs))
 	}
 }
 
-func objectsFit(t *testing.T, all map[string]object, flags map[string]bool) {
+func objectsFit(t *testing.T, all map[string]object) {
 	for _, o := range all {
 		if got := o.text("metadata", "namespace"); clusterWide[o.text("kind")] != (got == "") || got != "" && got != namespace {
 			t.Errorf("%s: namespace %q", o, got)
@@ -287,7 +290,7 @@ func objectsFit(t *testing.T, all map[string]object, flags map[string]bool) {
 		}
 		pod, _ := o.at("spec", "template").(map[string]any)
 		if pod != nil {
-			fits(t, o, pod, all, flags)
+			fits(t, o, pod, all)
 		}
 		if kind := o.text("kind"); kind == "PodDisruptionBudget" || kind == "NetworkPolicy" {
 			key := map[string]string{"PodDisruptionBudget": "selector", "NetworkPolicy": "podSelector"}[kind]
@@ -315,24 +318,49 @@ func selects(o, pod object, path ...string) bool {
 	return len(want) > 0
 }
 
-// programFlags are the names of the flags of all commands.
-func programFlags(t *testing.T) map[string]bool {
+// commandFlags are the flags of one command of penstock, by its help.
+func commandFlags(t *testing.T, command ...string) map[string]bool {
 	t.Helper()
-	files, err := filepath.Glob("../../cmd/penstock/*.go")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no sources: %v", err)
+	name := strings.Join(command, " ")
+	if flags := helped[name]; flags != nil {
+		return flags
 	}
-	flags, named := map[string]bool{}, regexp.MustCompile(`Var\([^"\n]*"([a-z-]+)"`)
-	for _, f := range files {
-		for _, m := range named.FindAllSubmatch(read(t, f), -1) {
-			flags[string(m[1])] = true
-		}
+	out, err := exec.CommandContext(t.Context(), program.Path, append(command, "--help")...).Output()
+	if err != nil || !strings.Contains(string(out), "\nUsage:\n  penstock "+name+" ") {
+		t.Fatalf("there is no command %q: %v\n%s", name, err, out)
 	}
+	flags := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^ +(?:-[a-zA-Z], )?--([a-z-]+)`).FindAllSubmatch(out, -1) {
+		flags[string(m[1])] = true
+	}
+	helped[name] = flags
 	return flags
 }
 
+// helped is what commandFlags has found out.
+var helped = map[string]map[string]bool{}
+
+// takes demands that a command of penstock has the flags that it is given.
+func takes(t *testing.T, who string, args []string) {
+	t.Helper()
+	n := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "-") })
+	if n < 0 {
+		n = len(args)
+	}
+	flags := commandFlags(t, args[:n]...)
+	for _, a := range args[n:] {
+		if f, is := strings.CutPrefix(a, "--"); is {
+			if f, _, _ = strings.Cut(f, "="); !flags[f] {
+				t.Errorf("%s: penstock %s knows no --%s", who, strings.Join(args[:n], " "), f)
+			}
+		}
+	}
+}
+
+func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
+
 // fits looks at the pods of a Deployment, DaemonSet or StatefulSet.
-func fits(t *testing.T, o, pod object, all map[string]object, flags map[string]bool) {
+func fits(t *testing.T, o, pod object, all map[string]object) {
 	t.Helper()
 	if !selects(o, pod, "spec", "selector", "matchLabels") {
 		t.Errorf("%s does not select its own pods", o)
@@ -378,25 +406,24 @@ func fits(t *testing.T, o, pod object, all map[string]object, flags map[string]b
 				t.Errorf("%s: no volume %s", name, m.text("name"))
 			}
 		}
-		args, _ := c.at("args").([]any)
+		ours := strings.HasPrefix(c.text("image"), "penstock:")
+		args := words(c.at("args"))
+		if ours {
+			takes(t, name, args)
+		}
 		for _, probe := range []string{"startupProbe", "readinessProbe", "livenessProbe"} {
-			if command, _ := c.at(probe, "exec", "command").([]any); len(command) > 0 {
+			if command := words(c.at(probe, "exec", "command")); len(command) > 0 {
 				if command[0] != "/penstock" {
 					t.Errorf("%s: %s runs %v, and the image has /penstock alone", name, probe, command)
 				}
-				args = append(args, command[1:]...)
+				takes(t, name, command[1:])
+				args = append(args, command...)
 			}
 		}
-		for _, a := range args {
-			arg := a.(string)
+		for _, arg := range args {
 			for _, m := range regexp.MustCompile(`\$\((\w+)\)`).FindAllStringSubmatch(arg, -1) {
 				if !known[m[1]] {
 					t.Errorf("%s: nothing is in the environment for %s", name, arg)
-				}
-			}
-			if f, is := strings.CutPrefix(arg, "--"); is && strings.HasPrefix(c.text("image"), "penstock:") {
-				if f, _, _ = strings.Cut(f, "="); !flags[f] {
-					t.Errorf("%s: penstock knows no --%s", name, f)
 				}
 			}
 		}
@@ -406,6 +433,15 @@ func fits(t *testing.T, o, pod object, all map[string]object, flags map[string]b
 			t.Errorf("%s: nobody mounts volume %s", o, v)
 		}
 	}
+}
+
+// words are those of a command line.
+func words(v any) (l []string) {
+	all, _ := v.([]any)
+	for _, w := range all {
+		l = append(l, fmt.Sprint(w))
+	}
+	return l
 }
 
 // TestDriverObject: Kubernetes is told what the driver does.
@@ -579,7 +615,7 @@ func TestMetrics(t *testing.T) {
 			m["enabled"], m["podMonitor"], m["podMonitorLabels"] = true, true, map[string]any{"release": "prometheus"}
 			v["networkPolicy"].(map[string]any)["metricsFrom"] = []any{map[string]any{"namespaceSelector": map[string]any{"matchLabels": map[string]any{"name": "monitoring"}}}}
 		})
-		objectsFit(t, all, programFlags(t))
+		objectsFit(t, all)
 		var monitor object
 		for _, o := range all {
 			if o.text("kind") == "PodMonitor" {

@@ -58,7 +58,7 @@ func TestUnits(t *testing.T) {
 // example is one that the program reads.
 func TestDriverUnit(t *testing.T) {
 	text := read(t, units, "penstock-csi-node.service")
-	s, flags := settings(text), programFlags(t)
+	s := settings(text)
 	if len(s["KillMode"]) != 1 || s["KillMode"][0] != "process" {
 		t.Errorf("mounts end with the driver: KillMode=%v", s["KillMode"])
 	}
@@ -67,14 +67,28 @@ func TestDriverUnit(t *testing.T) {
 			t.Errorf("%s gives the unit mounts that pods don't see", key)
 		}
 	}
-	keys := regexp.MustCompile(`(?m)^#   ([a-z-]+): `).FindAllSubmatch(text, -1)
-	if len(keys) == 0 {
-		t.Error("the unit has no example of a configuration")
-	}
-	for _, k := range keys {
-		if !flags[string(k[1])] {
-			t.Errorf("penstock knows no key %s", k[1])
+}
+
+// TestUnitsConfigure: what units give their command, and the configurations in their
+// comments, are of that command.
+func TestUnitsConfigure(t *testing.T) {
+	examples := 0
+	for name, text := range shippedUnits(t) {
+		start := strings.Fields(strings.Join(settings([]byte(text))["ExecStart"], " "))
+		if len(start) == 0 {
+			continue // a mount
 		}
+		command := start[1]
+		takes(t, name, start[1:])
+		for _, k := range regexp.MustCompile(`(?m)^#   ([a-z-]+): `).FindAllStringSubmatch(text, -1) {
+			examples++
+			if !commandFlags(t, command)[k[1]] {
+				t.Errorf("%s: penstock %s knows no key %s", name, command, k[1])
+			}
+		}
+	}
+	if examples < 10 {
+		t.Errorf("units have %d keys in examples", examples)
 	}
 }
 
