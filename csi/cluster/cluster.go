@@ -67,8 +67,19 @@ type Config struct {
 type Cluster struct {
 	cfg Config
 
-	mu   sync.Mutex
-	sess *client.Session
+	mu     sync.Mutex
+	sess   *client.Session
+	dial   *dialing // under way; nil: none is
+	closed bool
+}
+
+// dialing is a session's beginning: one at a time, for all who wait for it, each as
+// long as it likes.
+type dialing struct {
+	done   chan struct{} // closed when there is an outcome:
+	sess   *client.Session
+	err    error
+	cancel context.CancelFunc
 }
 
 // New makes one; nothing is connected yet.
@@ -77,25 +88,53 @@ func New(cfg Config) *Cluster { return &Cluster{cfg: cfg} }
 // dialWait bounds a connection's beginning.
 const dialWait = 10 * time.Second
 
-// session gives the one that there is, or a new one.
+// session gives the one that there is, or a new one. Errors: Unavailable (ctx has
+// ended before), Canceled (the Cluster is closed), those of client.Dial.
 func (c *Cluster) session(ctx context.Context) (*client.Session, error) {
+	const op = "connect"
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.sess != nil {
-		return c.sess, nil
+	if c.closed {
+		c.mu.Unlock()
+		return nil, meta.E(op, meta.Canceled, "", errors.New("the driver ends"))
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialWait)
-	defer cancel()
+	if s := c.sess; s != nil {
+		c.mu.Unlock()
+		return s, nil
+	}
+	d := c.dial
+	if d == nil {
+		d = &dialing{done: make(chan struct{})}
+		c.dial = d
+		// Not the caller's: others may wait for it, too.
+		var within context.Context
+		within, d.cancel = context.WithTimeout(context.WithoutCancel(ctx), dialWait)
+		go c.begin(within, d) // ends within dialWait; Close waits for it
+	}
+	c.mu.Unlock()
+	select {
+	case <-d.done:
+		return d.sess, d.err
+	case <-ctx.Done():
+		return nil, meta.E(op, meta.Unavailable, strings.Join(c.cfg.Addrs, ", "), fmt.Errorf("no answer yet: %w", context.Cause(ctx)))
+	}
+}
+
+// begin connects.
+func (c *Cluster) begin(ctx context.Context, d *dialing) {
+	defer d.cancel()
 	role := wire.RoleClient
 	if c.cfg.Admin {
 		role = wire.RoleAdmin
 	}
 	s, err := client.Dial(ctx, client.Config{Addrs: c.cfg.Addrs, Creds: c.cfg.Creds, Role: role, Name: c.cfg.Name, Handler: cacheless{}, Logger: c.cfg.Logger})
 	if err != nil {
-		return nil, fmt.Errorf("no answer from %s: %w", strings.Join(c.cfg.Addrs, ", "), err)
+		err = fmt.Errorf("no answer from %s: %w", strings.Join(c.cfg.Addrs, ", "), err)
 	}
-	c.sess = s
-	return s, nil
+	c.mu.Lock()
+	d.sess, d.err = s, err
+	c.sess, c.dial = s, nil
+	c.mu.Unlock()
+	close(d.done)
 }
 
 // cacheless answers recalls at once: nothing is cached here.
@@ -126,8 +165,16 @@ func (c *Cluster) with(ctx context.Context, work func(*client.Session) error) er
 	return err
 }
 
-// Close ends the session.
+// Close ends the session, for good.
 func (c *Cluster) Close(ctx context.Context) error {
+	c.mu.Lock()
+	c.closed = true
+	d := c.dial
+	c.mu.Unlock()
+	if d != nil {
+		d.cancel()
+		<-d.done
+	}
 	c.mu.Lock()
 	s := c.sess
 	c.sess = nil

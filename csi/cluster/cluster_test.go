@@ -1,0 +1,81 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// TestNobodyQueues: a cluster that takes connections and says nothing is dialed by
+// one call at a time. The others wait for that one, each as long as it likes, and
+// not for each other.
+func TestNobodyQueues(t *testing.T) {
+	dir, err := os.MkdirTemp("", "cl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var taken atomic.Int32
+	go func() { // ends with the listener
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			taken.Add(1)
+			defer c.Close()
+		}
+	}()
+	c := New(Config{Addrs: []string{"unix:" + socket}, Name: "test"})
+	first := make(chan error, 1)
+	go func() { first <- c.Ready(t.Context()) }()
+	for deadline := time.Now().Add(60 * time.Second); taken.Load() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("nobody dials")
+		}
+	}
+	const many = 50
+	said := make(chan error, many)
+	for range many {
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			said <- c.Unpin(ctx, 2, "s", "h")
+		}()
+	}
+	for range many {
+		select {
+		case err := <-said:
+			if !errors.Is(err, meta.Unavailable) || !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("who waited no longer is told %v", err)
+			}
+		case err := <-first:
+			t.Fatalf("those who came later wait for the first one, which is told %v", err)
+		}
+	}
+	if n := taken.Load(); n != 1 {
+		t.Errorf("%d connections at a time", n)
+	}
+	if err := c.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-first; err == nil {
+		t.Error("the first one has a session")
+	}
+	if err := c.Ready(t.Context()); !errors.Is(err, meta.Canceled) {
+		t.Errorf("when it is closed: %v", err)
+	}
+}
