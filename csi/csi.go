@@ -163,7 +163,7 @@ func (s *Server) Failed() <-chan error { return s.failed }
 // watches; lets calls under way end, until ctx does, and stops.
 func (s *Server) Close(ctx context.Context) {
 	if s.registrar != nil {
-		s.registrar.grpc.Stop()
+		s.registrar.close()
 	}
 	done := make(chan struct{})
 	go func() { s.grpc.GracefulStop(); close(done) }()

@@ -2,8 +2,10 @@ package csi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
@@ -21,32 +23,85 @@ const versionOfCSI = "1.0.0"
 type registrar struct {
 	registration.UnimplementedRegistrationServer
 	s     *Server
-	grpc  *grpc.Server
+	dir   string
 	taken prometheus.Gauge
+
+	mu     sync.Mutex
+	grpc   *grpc.Server // of the present socket
+	closed bool
+
+	stop  context.CancelFunc // of again
+	again sync.WaitGroup
 }
 
 // register begins to serve on DIR/csi.penstock.io-reg.sock. Errors: those of
 // listen.
 func (s *Server) register(dir string) error {
 	r := &registrar{
-		s: s, grpc: grpc.NewServer(),
+		s: s, dir: dir,
 		taken: prometheus.NewGauge(prometheus.GaugeOpts{Name: "penstock_csi_registered", Help: "1 once the kubelet took the driver."}),
 	}
-	l, err := listen(filepath.Join(dir, Name+"-reg.sock"))
-	if err != nil {
+	if err := r.listen(); err != nil {
 		return err
 	}
 	if s.cfg.Metrics != nil {
 		s.cfg.Metrics.MustRegister(r.taken)
 	}
-	registration.RegisterRegistrationServer(r.grpc, r)
 	s.registrar = r
-	go func() { // ends with Close
-		if err := r.grpc.Serve(l); err != nil {
-			s.fail(fmt.Errorf("serve %s: %w", l.Addr(), err))
+	ctx, stop := context.WithCancel(context.Background())
+	r.stop = stop
+	if n := s.cfg.Node; n != nil {
+		r.again.Go(func() {
+			for n.PlaceLearned(ctx) == nil {
+				if err := r.anew(); err != nil {
+					s.fail(err)
+				}
+			}
+		})
+	}
+	return nil
+}
+
+// listen serves at a new socket.
+func (r *registrar) listen() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil
+	}
+	l, err := listen(filepath.Join(r.dir, Name+"-reg.sock"))
+	if err != nil {
+		return err
+	}
+	g := grpc.NewServer()
+	registration.RegisterRegistrationServer(g, r)
+	r.grpc = g
+	go func() { // ends with Stop
+		if err := g.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			r.s.fail(fmt.Errorf("serve %s: %w", l.Addr(), err))
 		}
+		l.Close() // Serve may have come after Stop
 	}()
 	return nil
+}
+
+// anew has the kubelet ask for everything again, NodeGetInfo too: it does when the
+// socket goes and another one comes.
+func (r *registrar) anew() error {
+	r.mu.Lock()
+	r.grpc.Stop()
+	r.mu.Unlock()
+	return r.listen()
+}
+
+// close takes the socket away.
+func (r *registrar) close() {
+	r.stop()
+	r.again.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	r.grpc.Stop()
 }
 
 // GetInfo tells the kubelet what this is and where it serves: the path must be

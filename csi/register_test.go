@@ -6,7 +6,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"penstock.io/penstock/csi/node"
 	"penstock.io/penstock/meta"
 )
 
@@ -102,6 +105,76 @@ func TestKubelet(t *testing.T) {
 	s.Close(t.Context())
 	if found, _ := filepath.Glob(filepath.Join(registry, "*")); len(found) > 0 {
 		t.Errorf("left in the kubelet's directory: %v", found)
+	}
+}
+
+// placed is a cluster that learns where its node stands.
+type placed struct {
+	node.Cluster
+	at atomic.Value
+}
+
+func (p *placed) Here(context.Context) (string, error) { return p.at.Load().(string), nil }
+
+// TestPlaceLearned: a node whose chunk server is started after the driver makes the
+// kubelet ask again, once.
+func TestPlaceLearned(t *testing.T) {
+	dir, err := os.MkdirTemp("", "reg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	cluster := new(placed)
+	cluster.at.Store("")
+	log := slog.New(slog.DiscardHandler)
+	s, err := Serve(Config{
+		Endpoint: filepath.Join(dir, "csi.sock"), Registration: dir, Logger: log,
+		Node: node.New(node.Config{Cluster: cluster, Logger: log, Name: "node1", State: dir, PlaceEvery: 20 * time.Millisecond}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close(context.Background()) })
+	asked := func() map[string]string {
+		t.Helper()
+		info, err := csi.NewNodeClient(dial(t, filepath.Join(dir, "csi.sock"))).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.GetAccessibleTopology().GetSegments()
+	}
+	socket := filepath.Join(dir, Name+"-reg.sock")
+	// next is the socket that follows another; the kernel may use its number again at
+	// once, its time not.
+	next := func(than os.FileInfo) os.FileInfo {
+		t.Helper()
+		for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			if now, err := os.Lstat(socket); err == nil && (than == nil || !now.ModTime().Equal(than.ModTime())) {
+				return now
+			}
+		}
+		t.Fatal("the kubelet is not made to ask again")
+		return nil
+	}
+	first := next(nil)
+	if at := asked(); len(at) > 0 {
+		t.Errorf("the node stands at %v", at)
+	}
+	cluster.at.Store("/z/r/h")
+	second := next(first)
+	if _, err := registration.NewRegistrationClient(dial(t, socket)).GetInfo(t.Context(), &registration.InfoRequest{}, grpc.WaitForReady(true)); err != nil {
+		t.Fatal(err)
+	}
+	if at := asked(); len(at) != 3 {
+		t.Errorf("the node stands at %v", at)
+	}
+	time.Sleep(50 * time.Millisecond)
+	if now, err := os.Lstat(socket); err != nil || !now.ModTime().Equal(second.ModTime()) {
+		t.Errorf("the kubelet is made to ask once more: %v", err)
+	}
+	s.Close(t.Context())
+	if _, err := os.Lstat(socket); err == nil {
+		t.Error("the socket is left")
 	}
 }
 

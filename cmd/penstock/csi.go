@@ -44,6 +44,8 @@ type csiFlags struct {
 	register   string
 	hold       string
 	tokens     []string
+	inlineMax  uint64
+	maxVolumes int64
 }
 
 func newCSI() *cobra.Command {
@@ -73,6 +75,9 @@ volumes. Without --controller and --node both are served.`,
 	f.StringVar(&c.state, "state-dir", "/var/lib/penstock-csi", "directory where the node part keeps how volumes were staged")
 	f.StringVar(&c.topology, "topology", "", "where this node stands, /datacenter/rack/node (default: where a chunk server on it does)")
 	f.BoolVar(&c.inline, "inline", false, "serve volumes that pods bring along (ephemeral inline volumes); the node part then needs an administrator's credentials")
+	c.inlineMax = 100 << 30
+	f.Var((*sizeFlag)(&c.inlineMax), "inline-max", "the largest volume that a pod may bring along; 0: no limit")
+	f.Int64Var(&c.maxVolumes, "max-volumes", 0, "how many volumes the orchestrator may use on this node at a time (docs/sizing.md says what one takes); 0: it is told no limit")
 	f.StringVar(&c.register, "registration-dir", "", "directory in which the kubelet looks for drivers, /var/lib/kubelet/plugins_registry: the node part registers itself there, so that no node-driver-registrar is needed; the path of --endpoint must then be the same for the kubelet (default: registers nowhere)")
 	f.StringVar(&c.hold, "hold", "", "leave the node part's mounts to a holder that listens at this socket (see 'penstock hold'): pods see a pause and no error when the processes that serve them are killed or replaced, also together with this one (default: mounts end with their processes)")
 	f.StringSliceVar(&c.tokens, "keep-token", nil, "SECRET=ROLE[:NAME], may be repeated: the controller, a pod of Kubernetes, puts a new join token under the key token of this Secret of its namespace when half of the life of the one there is over, or none holds (it must be allowed to get and patch it)")
@@ -120,6 +125,9 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	keeper, err := c.tokenKeeper(log)
 	if err != nil {
 		return err
+	}
+	if c.maxVolumes < 0 {
+		return usagef("--max-volumes is a number of volumes, or 0")
 	}
 	host, err := os.Hostname()
 	if err != nil && c.name == "" {
@@ -180,9 +188,6 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 		defer func() {
 			stopKeeping()
 			keeping.Wait()
-			if os.Getpid() == 1 { // the kernel ends all processes of a container with its first one
-				n.Leave(context.WithoutCancel(ctx))
-			}
 		}()
 		sweepNode(ctx, n, staged, log)
 		standard = adminSocket(c.state)
@@ -253,7 +258,8 @@ func (c *csiFlags) newNode(pool *cluster.Cluster, log *slog.Logger, step func(st
 	}
 	c.state = state
 	cfg := node.Config{
-		Cluster: pool, Logger: log, Name: c.name, State: state, Topology: c.topology, Inline: c.inline, Step: step, Command: c.mountCommand,
+		Cluster: pool, Logger: log, Name: c.name, State: state, Topology: c.topology,
+		Inline: c.inline, InlineMax: c.inlineMax, MaxVolumes: c.maxVolumes, Step: step, Command: c.mountCommand,
 	}
 	if c.hold != "" {
 		cfg.Holder = csiHolder(c.hold)

@@ -186,8 +186,7 @@ const (
 // name of those that pods bring along. prefix is one that CheckPrefix lets pass.
 func NameOf(prefix, name string) string {
 	if len(name) > maxPlain || checkName(name) != nil || strings.HasPrefix(name, hashed) || strings.HasPrefix(Made+prefix+name, Inline) {
-		sum := sha256.Sum256([]byte(name))
-		name = hashed + hex.EncodeToString(sum[:20])
+		name = hashed + digest(name, 20)
 	}
 	return Made + prefix + name
 }
@@ -200,15 +199,23 @@ func DraftOf(name string) string { return name + draft }
 func IsDraft(name string) bool { return strings.HasSuffix(name, draft) }
 
 // InlineName gives the name of the volume that a pod on a node brings along.
-func InlineName(node, volume string) string {
-	sum := sha256.Sum256([]byte(volume))
-	return InlinePrefix(node) + hex.EncodeToString(sum[:16])
-}
+func InlineName(node, volume string) string { return InlinePrefix(node) + digest(volume, 16) }
 
-// InlinePrefix begins the names of all that InlineName gives for a node.
-func InlinePrefix(node string) string {
-	sum := sha256.Sum256([]byte(node))
-	return Inline + hex.EncodeToString(sum[:4]) + "-"
+// InlinePrefix begins the names of all that InlineName gives for a node, and of no
+// other node's: what is under it and used by no pod there may be deleted.
+func InlinePrefix(node string) string { return Inline + digest(node, 16) + "-" }
+
+// OldInlineName is what InlineName gave before: the name is the volume's alone, as
+// the orchestrator gives ids once.
+func OldInlineName(node, volume string) string { return OldInlinePrefix(node) + digest(volume, 16) }
+
+// OldInlinePrefix begins the names of all that OldInlineName gives for a node. With
+// four bytes of a digest it may be another node's, too.
+func OldInlinePrefix(node string) string { return Inline + digest(node, 4) + "-" }
+
+func digest(text string, bytes int) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:bytes])
 }
 
 // maxNode is how much of a node's name is told in a holder's.

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -36,41 +34,22 @@ const (
 	takeUps    = 8                      // at once: to start one is a tenth of a second of a processor
 	againAfter = 200 * time.Millisecond // after one that failed; twice as long each time, up to
 	againLimit = 5 * time.Second
-	dyingAfter = 2 * time.Second  // a process has the lock still, though the holder saw its end
-	leaveWait  = 15 * time.Second // for processes to make things durable and to end
+	dyingAfter = 2 * time.Second // a process has the lock still, though the holder saw its end
 )
 
-// children are the processes that this driver has started and that live.
+// children are the processes that this driver has started.
 type children struct {
 	mu    sync.Mutex
-	alive map[*exec.Cmd]struct{}
 	takes map[folder]context.CancelFunc // of those that are about to take up
 	ended chan struct{}                 // has one element if some have ended since it was read
 }
 
-func (c *children) begin(cmd *exec.Cmd) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.alive[cmd] = struct{}{}
-}
-
-func (c *children) end(cmd *exec.Cmd) {
-	c.mu.Lock()
-	delete(c.alive, cmd)
-	c.mu.Unlock()
+// end notes that one has ended.
+func (c *children) end() {
 	select {
 	case c.ended <- struct{}{}:
 	default:
 	}
-}
-
-func (c *children) list() (all []*exec.Cmd) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for cmd := range c.alive {
-		all = append(all, cmd)
-	}
-	return all
 }
 
 // take notes that a mount is about to be taken up; done is to be called after.
@@ -160,7 +139,7 @@ func (s *Server) Keep(ctx context.Context) {
 				continue
 			}
 			if staged == nil {
-				staged = s.folders()
+				staged, _ = s.folders()
 			}
 			f, ours := staged[path]
 			if !ours {
@@ -188,20 +167,24 @@ func (s *Server) Keep(ctx context.Context) {
 	}
 }
 
-// folders finds what is staged, by where.
-func (s *Server) folders() map[string]folder {
-	all := map[string]folder{}
+// folders finds what is staged, by where, and counts the records that can't be
+// read.
+func (s *Server) folders() (all map[string]folder, unread int) {
+	all = map[string]folder{}
 	dirs, err := os.ReadDir(filepath.Join(s.State, "volumes"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		s.Logger.Error("the state can't be read", "err", err)
 	}
 	for _, d := range dirs {
 		f := folder(filepath.Join(s.State, "volumes", d.Name()))
-		if r, err := f.read(); err == nil {
+		r, err := f.read()
+		if err == nil {
 			all[r.Staging] = f
+		} else if meta.KindOf(err) != meta.NotFound { // that one is being made, or removed
+			unread++
 		}
 	}
-	return all
+	return all, unread
 }
 
 // takeUp starts a process that goes on with a mount that nobody has served since
@@ -257,32 +240,4 @@ func (s *Server) orphaned(path string) bool {
 		s.Logger.Warn("the holder of mounts can't be asked", "path", path, "err", err)
 	}
 	return slices.Contains(l, path)
-}
-
-// Leave has the processes of this driver make things durable and end; their mounts
-// stay with the holder, for a driver that comes after. It is for one whose own end
-// is that of the processes: that Keep has ended is the caller's to see to.
-func (s *Server) Leave(ctx context.Context) {
-	if s.Holder == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, leaveWait)
-	defer cancel()
-	for _, c := range s.children.list() {
-		if err := c.Process.Signal(syscall.SIGHUP); err != nil && !errors.Is(err, os.ErrProcessDone) {
-			s.Logger.Warn("a process is not asked to leave its mount", "pid", c.Process.Pid, "err", err)
-		}
-	}
-	for {
-		left := len(s.children.list())
-		if left == 0 {
-			return
-		}
-		select {
-		case <-s.children.ended:
-		case <-ctx.Done():
-			s.Logger.Warn("processes that serve mounts have not ended; what is not durable yet is left to who comes after", "processes", left)
-			return
-		}
-	}
 }

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,8 +39,16 @@ func (s *Server) stageInline(ctx context.Context, q *csi.NodePublishVolumeReques
 	if err != nil {
 		return "", err
 	}
-	name := handle.InlineName(s.Name, q.GetVolumeId())
+	if s.InlineMax > 0 && want.Policy.QuotaBytes > s.InlineMax {
+		return "", meta.E(op, meta.Invalid, "", fmt.Errorf("a volume that a pod brings along has at most %d bytes here (--inline-max), not %d", s.InlineMax, want.Policy.QuotaBytes))
+	}
+	// An earlier version of the driver may have made it.
+	name := handle.OldInlineName(s.Name, q.GetVolumeId())
 	v, err := s.Cluster.VolumeByName(ctx, name)
+	if errors.Is(err, meta.NoSuchVolume) {
+		name = handle.InlineName(s.Name, q.GetVolumeId())
+		v, err = s.Cluster.VolumeByName(ctx, name)
+	}
 	if errors.Is(err, meta.NoSuchVolume) {
 		s.Step("inline.make")
 		v, err = s.Cluster.Create(ctx, name, want)
@@ -48,7 +57,7 @@ func (s *Server) stageInline(ctx context.Context, q *csi.NodePublishVolumeReques
 	if err != nil {
 		return "", err
 	}
-	if v.Deleting || v.Terms != want {
+	if v.Deleting || v.Policy != want.Policy || v.Compression != want.Compression { // what else there is an administrator may have set
 		return "", meta.E(op, meta.Exists, name, errors.New("there is one with other attributes"))
 	}
 	staging := s.inlineStaging(q.GetVolumeId())
@@ -59,18 +68,37 @@ func (s *Server) stageInline(ctx context.Context, q *csi.NodePublishVolumeReques
 	return staging, s.stage(ctx, r)
 }
 
-// removeInline unmounts and deletes a pod's volume. Ids that are handles are not
-// of such volumes.
+// mayBeInline tells whether an id can be of such a volume: handles are not.
+func mayBeInline(volume string) bool {
+	_, err := handle.ParseVolume(volume)
+	return err != nil
+}
+
+// removeInline unmounts and deletes a pod's volume. Where the driver serves such
+// volumes no more, it may lack the right to delete those that it made when it did:
+// then the volume stays, which is told, and the pod goes.
 func (s *Server) removeInline(ctx context.Context, volume string) error {
-	if _, err := handle.ParseVolume(volume); err == nil || !s.Inline {
+	if !mayBeInline(volume) {
 		return nil
 	}
 	staging := s.inlineStaging(volume)
+	if !s.Inline {
+		if _, err := os.Lstat(filepath.Dir(staging)); errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+	}
 	if err := s.unstage(ctx, volume, staging); err != nil {
 		return err
 	}
-	if err := s.deleteInline(ctx, handle.InlineName(s.Name, volume)); err != nil {
-		return err
+	for _, name := range []string{handle.InlineName(s.Name, volume), handle.OldInlineName(s.Name, volume)} {
+		err := s.deleteInline(ctx, name)
+		if err != nil && !s.Inline && (errors.Is(err, meta.AccessDenied) || errors.Is(err, meta.NotPermitted)) {
+			s.Logger.Error("a volume that a pod brought along stays: the driver serves none any more (--inline), and may not delete it", "volume", name, "err", err)
+			err = nil
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if err := removeDir(staging); err != nil {
 		return err
@@ -104,19 +132,33 @@ func (s *Server) Sweep(ctx context.Context, staged []string) error {
 	if !s.Inline {
 		return nil
 	}
+	if _, unread := s.folders(); unread > 0 {
+		return meta.E("clear away inline volumes", meta.Corrupt, s.State, fmt.Errorf("%d records can't be read, and may be of pods that run: nothing is deleted", unread))
+	}
 	keep := map[string]bool{}
 	for _, v := range staged {
-		keep[handle.InlineName(s.Name, v)] = true
+		keep[handle.InlineName(s.Name, v)], keep[handle.OldInlineName(s.Name, v)] = true, true
 	}
 	all, err := s.Cluster.Volumes(ctx)
 	if err != nil {
 		return err
 	}
-	var errs []error
+	var (
+		errs []error
+		old  []string
+	)
 	for _, v := range all {
-		if strings.HasPrefix(v.Name, handle.InlinePrefix(s.Name)) && !keep[v.Name] {
-			errs = append(errs, s.deleteInline(ctx, v.Name))
+		switch {
+		case strings.HasPrefix(v.Name, handle.InlinePrefix(s.Name)):
+			if !keep[v.Name] {
+				errs = append(errs, s.deleteInline(ctx, v.Name))
+			}
+		case strings.HasPrefix(v.Name, handle.OldInlinePrefix(s.Name)) && !keep[v.Name]:
+			old = append(old, v.Name)
 		}
+	}
+	if len(old) > 0 {
+		s.Logger.Warn("volumes of pods that an earlier version made may be another node's, and are left alone: delete by hand those whose pods are gone", "volumes", old)
 	}
 	return errors.Join(errs...)
 }

@@ -34,6 +34,10 @@ const (
 	tellWithin  = 2 * time.Second // a mount's process may take
 	tellAtOnce  = 8
 	volumeLabel = "volume"
+	// Several claims of one snapshot are served by it, each by a mount of its own:
+	// the handle tells them apart. A sum of them would fall when one goes, which
+	// looks as if all had begun anew.
+	handleLabel = "handle"
 )
 
 // toldOf are the families of a mount's metrics that are passed on; those of its
@@ -43,26 +47,69 @@ var toldOf = []string{"penstock_mount_", "penstock_client_"}
 // waitingName is the family of which each pod gets one of its own.
 const waitingName = "penstock_mount_read_waiting_seconds_total"
 
-// Gather asks all mounts on this node: what they count, with the label volume (its
-// name in the cluster), and for each pod that has one how long reads were waited
-// for. Mounts that don't answer are counted; what they would say is missing.
+// told is what mounts count, family by family.
+type told map[string]*dto.MetricFamily
+
+// add takes metrics in. Of those with the same labels, of a volume that is staged
+// twice, it makes one: a family with two would have Prometheus told nothing at all.
+// So would two kinds of a name, of mounts whose process is of another version: the
+// first one counts.
+func (t told) add(name, help string, kind dto.MetricType, metrics ...*dto.Metric) {
+	f := t[name]
+	if f == nil {
+		f = &dto.MetricFamily{Name: &name, Help: &help, Type: &kind}
+		t[name] = f
+	}
+	if f.GetType() != kind {
+		return
+	}
+	for _, m := range metrics {
+		slices.SortFunc(m.Label, func(a, b *dto.LabelPair) int { return strings.Compare(a.GetName(), b.GetName()) })
+		i := slices.IndexFunc(f.Metric, func(x *dto.Metric) bool {
+			return slices.EqualFunc(x.Label, m.Label, func(a, b *dto.LabelPair) bool {
+				return a.GetName() == b.GetName() && a.GetValue() == b.GetValue()
+			})
+		})
+		if i < 0 {
+			f.Metric = append(f.Metric, m)
+		} else {
+			sum(f.Metric[i], m)
+		}
+	}
+}
+
+// sum adds what one metric counts to another of the same kind.
+func sum(to, m *dto.Metric) {
+	plus := func(to, m *float64) *float64 { n := *to + *m; return &n }
+	switch {
+	case to.Counter != nil && m.Counter != nil:
+		to.Counter = &dto.Counter{Value: plus(to.Counter.Value, m.Counter.Value)}
+	case to.Gauge != nil && m.Gauge != nil:
+		to.Gauge = &dto.Gauge{Value: plus(to.Gauge.Value, m.Gauge.Value)}
+	case to.Histogram != nil && m.Histogram != nil && len(to.Histogram.Bucket) == len(m.Histogram.Bucket):
+		count := to.Histogram.GetSampleCount() + m.Histogram.GetSampleCount()
+		h := &dto.Histogram{SampleCount: &count, SampleSum: plus(to.Histogram.SampleSum, m.Histogram.SampleSum)}
+		for i, b := range to.Histogram.Bucket {
+			n := b.GetCumulativeCount() + m.Histogram.Bucket[i].GetCumulativeCount()
+			h.Bucket = append(h.Bucket, &dto.Bucket{CumulativeCount: &n, UpperBound: b.UpperBound})
+		}
+		to.Histogram = h
+	}
+}
+
+// Gather asks all mounts on this node: what they count, with the labels volume (its
+// name in the cluster) and handle (by which the orchestrator knows it), and for each
+// pod that has one how long reads were waited for. Mounts that don't answer, and
+// records that can't be read, are counted; what they would say is missing.
 func (s *Server) Gather() ([]*dto.MetricFamily, error) {
-	staged := s.folders()
+	staged, unread := s.folders()
 	var (
 		asking   sync.WaitGroup
 		room     = make(chan struct{}, tellAtOnce)
 		mu       sync.Mutex
-		families = map[string]*dto.MetricFamily{}
+		families = told{}
 		silent   int
 	)
-	add := func(name, help string, kind dto.MetricType, m ...*dto.Metric) { // caller holds mu
-		f := families[name]
-		if f == nil {
-			f = &dto.MetricFamily{Name: &name, Help: &help, Type: &kind}
-			families[name] = f
-		}
-		f.Metric = append(f.Metric, m...)
-	}
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !isOurs(m), false })
 	if err != nil {
 		return nil, err
@@ -93,9 +140,9 @@ func (s *Server) Gather() ([]*dto.MetricFamily, error) {
 					continue
 				}
 				for _, m := range family.Metric {
-					m.Label = append(m.Label, label(volumeLabel, volume))
+					m.Label = append(m.Label, label(volumeLabel, volume), label(handleLabel, r.Volume))
 				}
-				add(name, family.GetHelp(), family.GetType(), family.Metric...)
+				families.add(name, family.GetHelp(), family.GetType(), family.Metric...)
 				if name != waitingName || len(family.Metric) != 1 {
 					continue
 				}
@@ -106,10 +153,10 @@ func (s *Server) Gather() ([]*dto.MetricFamily, error) {
 					}
 				}
 				for p := range pods {
-					add("penstock_csi_pod_read_waiting_seconds_total",
+					families.add("penstock_csi_pod_read_waiting_seconds_total",
 						"Time in which a READ of a volume was asked for on this node and not answered, for each pod that has it: its share of the time bounds how long the pod stood still for that volume's data. Pods of a node that share a volume share the number.",
 						dto.MetricType_COUNTER, &dto.Metric{
-							Label:   []*dto.LabelPair{label("namespace", p.Namespace), label("pod", p.Name), label(volumeLabel, volume)},
+							Label:   []*dto.LabelPair{label("namespace", p.Namespace), label("pod", p.Name), label(volumeLabel, volume), label(handleLabel, r.Volume)},
 							Counter: family.Metric[0].Counter,
 						})
 				}
@@ -117,8 +164,16 @@ func (s *Server) Gather() ([]*dto.MetricFamily, error) {
 		})
 	}
 	asking.Wait()
-	n := float64(silent)
-	add("penstock_csi_mounts_silent", "Mounts of this node whose process did not say what it counts.", dto.MetricType_GAUGE, &dto.Metric{Gauge: &dto.Gauge{Value: &n}})
+	for name, g := range map[string]struct {
+		help string
+		n    int
+	}{
+		"penstock_csi_mounts_silent":      {"Mounts of this node whose process did not say what it counts.", silent},
+		"penstock_csi_records_unreadable": {"Folders of the state of which can't be told how their volume was staged; they are left alone.", unread},
+	} {
+		n := float64(g.n)
+		families.add(name, g.help, dto.MetricType_GAUGE, &dto.Metric{Gauge: &dto.Gauge{Value: &n}})
+	}
 	return slices.Collect(maps.Values(families)), nil
 }
 

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -148,10 +149,12 @@ const maxLayers = 64
 // written to be durable where a mount is the last one of its volume; a mount
 // that does not answer is taken away without. Where it is not the last one, and
 // nobody uses it, nobody needs to answer.
-func (s *Server) unmount(path string) error { return s.takeAway(path, false) }
+func (s *Server) unmount(ctx context.Context, path string) error {
+	return s.takeAway(ctx, path, false)
+}
 
 // takeAway is unmount, of what is known not to answer if dead is set.
-func (s *Server) takeAway(path string, dead bool) error {
+func (s *Server) takeAway(ctx context.Context, path string, dead bool) error {
 	for range maxLayers {
 		m, err := mountAt(path)
 		if err != nil || m == nil {
@@ -167,7 +170,10 @@ func (s *Server) takeAway(path string, dead bool) error {
 		}
 		if dead {
 			flags |= unix.MNT_FORCE | unix.MNT_DETACH
-		} else if err := s.probes.ask(path); err != nil {
+		} else if err := s.probes.ask(ctx, path); err != nil {
+			if ctx.Err() != nil {
+				return err // it had no time to
+			}
 			s.Logger.Warn("a mount that does not answer is taken away", "path", path, "err", err)
 			flags |= unix.MNT_FORCE | unix.MNT_DETACH
 		}
@@ -205,8 +211,9 @@ type probes struct {
 }
 
 // ask tells what is wrong with the mount at a path: Unavailable if it does not
-// answer in time, IO if it has ended.
-func (p *probes) ask(path string) error {
+// answer in time, or ctx ends, IO if it has ended. It asks who serves: what the
+// kernel has cached of a snapshot's root it may have cached for an hour.
+func (p *probes) ask(ctx context.Context, path string) error {
 	p.mu.Lock()
 	if p.on == nil {
 		p.on = map[string]chan error{}
@@ -216,8 +223,8 @@ func (p *probes) ask(path string) error {
 		answer = make(chan error, 1)
 		p.on[path] = answer
 		go func() { // ends when the mount answers, or its connection does
-			var st unix.Stat_t
-			err := unix.Lstat(path, &st)
+			var st unix.Statx_t
+			err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &st)
 			p.mu.Lock()
 			delete(p.on, path)
 			p.mu.Unlock()
@@ -232,6 +239,8 @@ func (p *probes) ask(path string) error {
 			return meta.E("look at mount", meta.IO, path, err)
 		}
 		return nil
+	case <-ctx.Done():
+		return meta.E("look at mount", meta.Unavailable, path, context.Cause(ctx))
 	case <-time.After(probeWait):
 		return meta.E("look at mount", meta.Unavailable, path, fmt.Errorf("no answer within %v", probeWait))
 	}

@@ -18,8 +18,11 @@ import (
 	"errors"
 	"log/slog"
 	"os/exec"
+	"sync/atomic"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -55,9 +58,17 @@ type Config struct {
 	// Topology is where the machine stands, /zone/rack/host; "": where the chunk
 	// server on it does.
 	Topology string
+	// PlaceEvery is how often is looked whether a chunk server is there by now, if
+	// none was; 0: 5 s.
+	PlaceEvery time.Duration
 	// Inline: volumes that pods bring along are served, for which the driver must
 	// be an administrator.
 	Inline bool
+	// InlineMax is the most bytes that one of them may have; 0: no limit.
+	InlineMax uint64
+	// MaxVolumes is how many volumes the orchestrator may have on this node at a
+	// time; 0: as many as it likes.
+	MaxVolumes int64
 	// Command is the program that mounts source ([VOLUME[@SNAPSHOT]:]PATH) at dir
 	// with options of mount(8), appends its log to a file, and serves until it is
 	// unmounted. On descriptor 3 it writes "ok" once it has mounted, else what is
@@ -83,6 +94,10 @@ type Server struct {
 	// pinnedYet are records that Recover removed, of mounts that pinned a snapshot;
 	// Sweep lets go.
 	pinnedYet []record
+
+	placeless atomic.Bool // the orchestrator was told of no place
+	// mountsAt is the function of this name; tests have it fail.
+	mountsAt func(path string) ([]*mountinfo.Info, error)
 }
 
 // New makes the service.
@@ -90,7 +105,10 @@ func New(cfg Config) *Server {
 	if cfg.Step == nil {
 		cfg.Step = func(string) {}
 	}
-	return &Server{Config: cfg, children: children{alive: map[*exec.Cmd]struct{}{}, takes: map[folder]context.CancelFunc{}, ended: make(chan struct{}, 1)}}
+	if cfg.PlaceEvery == 0 {
+		cfg.PlaceEvery = placeEvery
+	}
+	return &Server{Config: cfg, mountsAt: mountsAt, children: children{takes: map[folder]context.CancelFunc{}, ended: make(chan struct{}, 1)}}
 }
 
 var capabilities = []csi.NodeServiceCapability_RPC_Type{
@@ -112,7 +130,7 @@ func (s *Server) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRe
 	return r, nil
 }
 
-// NodeGetInfo tells the node's name and place.
+// NodeGetInfo tells the node's name and place, and how many volumes it takes.
 func (s *Server) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	at := s.Topology
 	if at == "" {
@@ -121,12 +139,39 @@ func (s *Server) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*c
 			return nil, reply.Error(err)
 		}
 	}
-	r := &csi.NodeGetInfoResponse{NodeId: s.Name}
+	r := &csi.NodeGetInfoResponse{NodeId: s.Name, MaxVolumesPerNode: s.MaxVolumes}
 	if labels := policy.Segments(at, true); labels != nil {
 		r.AccessibleTopology = &csi.Topology{Segments: labels}
 	}
+	s.placeless.Store(r.AccessibleTopology == nil)
 	return r, nil
 }
+
+// PlaceLearned waits until the orchestrator was told of a node without a place, and
+// there is one by now: the chunk server that stands on a machine may be started
+// after its driver. Then NodeGetInfo is to be asked again. Errors: ctx's.
+func (s *Server) PlaceLearned(ctx context.Context) error {
+	t := time.NewTicker(s.PlaceEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-t.C:
+		}
+		if !s.placeless.Load() {
+			continue
+		}
+		at, err := s.Cluster.Here(ctx)
+		if err == nil && policy.Segments(at, true) != nil {
+			s.placeless.Store(false)
+			s.Logger.Info("this node's place is known by now", "place", at)
+			return nil
+		}
+	}
+}
+
+const placeEvery = 5 * time.Second
 
 // source is what is mounted for a volume.
 type source struct {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -27,7 +28,7 @@ func (s *Server) NodePublishVolume(ctx context.Context, q *csi.NodePublishVolume
 	if !inline && q.GetStagingTargetPath() == "" {
 		return nil, status.Error(codes.FailedPrecondition, "the volume was not staged: no staging_target_path")
 	}
-	end, err := s.pending.Begin(q.GetVolumeId())
+	end, err := s.pending.Begin(q.GetVolumeId(), targetKey(q.GetTargetPath()))
 	if err != nil {
 		return nil, err
 	}
@@ -52,11 +53,11 @@ func (s *Server) NodePublishVolume(ctx context.Context, q *csi.NodePublishVolume
 		pod:      pod{namespace, name},
 		alone:    q.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
 	}
-	if err := s.publish(p); err != nil {
+	if err := s.publish(ctx, p); err != nil {
 		return nil, reply.Error(err)
 	}
 	if !p.readOnly {
-		if err := s.giveGroup(staging, group); err != nil {
+		if err := s.giveGroup(ctx, staging, group); err != nil {
 			return nil, reply.Error(err)
 		}
 	}
@@ -71,7 +72,7 @@ type publishing struct {
 	alone                   bool // nobody else on this node may have it
 }
 
-func (s *Server) publish(p publishing) error {
+func (s *Server) publish(ctx context.Context, p publishing) error {
 	const op = "publish"
 	staged, err := mountAt(p.staging)
 	if err != nil {
@@ -85,7 +86,7 @@ func (s *Server) publish(p publishing) error {
 	if have.Volume != p.volume {
 		panic(fmt.Sprintf("node: the record of %s says %s: its folder's name is not of both", p.volume, have.Volume))
 	}
-	if err := s.probes.ask(p.staging); err != nil {
+	if err := s.probes.ask(ctx, p.staging); err != nil {
 		return meta.E(op, meta.Busy, p.staging, fmt.Errorf("the staged mount is dead: stage the volume again: %w", err))
 	}
 	// Before it is bound: a call that is cut off later leaves a word too much.
@@ -104,10 +105,10 @@ func (s *Server) publish(p publishing) error {
 		}
 		return nil
 	default:
-		if s.probes.ask(p.target) == nil {
+		if s.probes.ask(ctx, p.target) == nil || ctx.Err() != nil {
 			return meta.E(op, meta.Exists, p.target, fmt.Errorf("another volume (%s) is published there", there.Source))
 		}
-		if err := s.unmount(p.target); err != nil { // what was published before the mount died
+		if err := s.unmount(ctx, p.target); err != nil { // what was published before the mount died
 			return err
 		}
 	}
@@ -128,21 +129,29 @@ func (s *Server) publish(p publishing) error {
 	return nil
 }
 
+// targetKey is what calls about one target are pending by.
+func targetKey(target string) string { return "target " + filepath.Clean(target) }
+
 // NodeUnpublishVolume takes a volume from a pod, and one that the pod brought
 // along away for good. The directory that it was bound to goes only if it is
-// empty.
+// empty. It does not wait for calls that stage the volume, or publish it to other
+// pods: those may wait for a cluster that is gone, and come again for ever.
 func (s *Server) NodeUnpublishVolume(ctx context.Context, q *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	if err := required(q.GetVolumeId(), q.GetTargetPath()); err != nil {
 		return nil, err
 	}
-	end, err := s.pending.Begin(q.GetVolumeId())
+	things := []string{targetKey(q.GetTargetPath())}
+	if mayBeInline(q.GetVolumeId()) { // of which this is the end
+		things = append(things, q.GetVolumeId())
+	}
+	end, err := s.pending.Begin(things...)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
 	target, err := whole(q.GetTargetPath())
 	if err == nil {
-		err = s.unpublish(target)
+		err = s.unpublish(ctx, target)
 	}
 	if err != nil && meta.KindOf(err) != meta.NotFound {
 		return nil, reply.Error(err)
@@ -153,9 +162,9 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, q *csi.NodeUnpublishVo
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-func (s *Server) unpublish(target string) error {
+func (s *Server) unpublish(ctx context.Context, target string) error {
 	s.Step("unpublish.unmount")
-	if err := s.unmount(target); err != nil {
+	if err := s.unmount(ctx, target); err != nil {
 		return err
 	}
 	s.Step("unpublish.unmounted")

@@ -50,7 +50,7 @@ func (s *Server) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequ
 	if err := s.stage(ctx, want); err != nil {
 		return nil, reply.Error(err)
 	}
-	if err := s.giveGroup(want.Staging, group); err != nil {
+	if err := s.giveGroup(ctx, want.Staging, group); err != nil {
 		return nil, reply.Error(err)
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
@@ -130,7 +130,7 @@ func (s *Server) stage(ctx context.Context, want record) error {
 	f := s.folderOf(want.Volume, want.Staging)
 	lock, err := f.lock()
 	if meta.KindOf(err) == meta.Busy {
-		return s.alreadyStaged(f, want)
+		return s.alreadyStaged(ctx, f, want)
 	}
 	if err != nil {
 		return err
@@ -147,19 +147,22 @@ func (s *Server) stage(ctx context.Context, want record) error {
 		}
 		return s.takeUpLocked(ctx, f, lock)
 	}
-	if m != nil && s.probes.ask(want.Staging) == nil {
-		// It lives, and not under this lock: the state was lost.
-		if unread == nil {
+	if m != nil {
+		switch err := s.probes.ask(ctx, want.Staging); {
+		case err == nil && unread == nil:
+			// It lives, and not under this lock: the state was lost.
 			return have.admits(want)
-		}
-		if m.Source != strings.TrimSuffix(want.Source, "/") {
+		case err == nil && m.Source != strings.TrimSuffix(want.Source, "/"):
 			return meta.E("stage", meta.Exists, want.Staging, fmt.Errorf("%s is mounted there", m.Source))
+		case err == nil:
+			s.Logger.Warn("a mount is found that the state does not know", "volume", want.Volume, "path", want.Staging)
+			return f.write(want)
+		case ctx.Err() != nil:
+			return err // nobody knows yet
 		}
-		s.Logger.Warn("a mount is found that the state does not know", "volume", want.Volume, "path", want.Staging)
-		return f.write(want)
 	}
 	// What is mounted is dead, and what a holder has of it.
-	if err := s.unmount(want.Staging); err != nil {
+	if err := s.unmount(ctx, want.Staging); err != nil {
 		return err
 	}
 	if err := s.forget(want.Staging); err != nil {
@@ -184,7 +187,7 @@ func (s *Server) stage(ctx context.Context, want record) error {
 }
 
 // alreadyStaged is stage where a process lives.
-func (s *Server) alreadyStaged(f folder, want record) error {
+func (s *Server) alreadyStaged(ctx context.Context, f folder, want record) error {
 	have, err := f.read()
 	if err != nil {
 		return err
@@ -199,7 +202,11 @@ func (s *Server) alreadyStaged(f folder, want record) error {
 	if m == nil {
 		return status.Error(codes.Aborted, "the volume's process is mounting it, or ending")
 	}
-	return s.probes.ask(want.Staging)
+	err = s.probes.ask(ctx, want.Staging)
+	if meta.KindOf(err) == meta.IO {
+		return status.Errorf(codes.Aborted, "the volume's process is ending: %v", err)
+	}
+	return err
 }
 
 // admits fails with Exists unless a volume that is staged as r says is what a call
@@ -251,11 +258,10 @@ func (s *Server) start(ctx context.Context, f folder, want record, lock *os.File
 	} else {
 		s.Step("stage.started")
 	}
-	s.children.begin(cmd)
 	ended := make(chan error, 1)
 	go func() { // ends with the process; until then it is ours to reap
 		err := cmd.Wait()
-		s.children.end(cmd)
+		s.children.end()
 		ended <- err
 	}()
 	said := make(chan string, 1)
@@ -289,31 +295,38 @@ const mounted = "ok"
 
 // giveGroup makes the root of a volume a directory of a group: writable for it,
 // and what is made in it belongs to it as well. What is in the volume already is
-// not walked.
-func (s *Server) giveGroup(path string, group int) error {
+// not walked. Errors: Unavailable (the mount does not answer).
+func (s *Server) giveGroup(ctx context.Context, path string, group int) error {
 	if group == noGroup {
 		return nil
 	}
 	const op = "set group"
-	var st unix.Stat_t
-	if err := unix.Lstat(path, &st); err != nil {
-		return meta.E(op, meta.IO, path, err)
+	// First, so that of calls that come again while the cluster is gone not each one
+	// leaves a thread in the mount.
+	if err := s.probes.ask(ctx, path); err != nil {
+		return err
 	}
-	const want = unix.S_ISGID | 0o070
-	if int(st.Gid) == group && st.Mode&want == want {
+	err := within(ctx, func() error {
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return err
+		}
+		const want = unix.S_ISGID | 0o070
+		if int(st.Gid) == group && st.Mode&want == want {
+			return nil
+		}
+		if err := unix.Lchown(path, -1, group); err != nil {
+			return err
+		}
+		return unix.Chmod(path, st.Mode&0o7777|want)
+	})
+	switch {
+	case err == nil, errors.Is(err, unix.EROFS): // nobody writes there
 		return nil
+	case meta.KindOf(err) == meta.Unavailable:
+		return meta.E(op, meta.Unavailable, path, err)
 	}
-	err := unix.Lchown(path, -1, group)
-	if err == nil {
-		err = unix.Chmod(path, st.Mode&0o7777|want)
-	}
-	if errors.Is(err, unix.EROFS) {
-		return nil // nobody writes there
-	}
-	if err != nil {
-		return meta.E(op, meta.IO, path, err)
-	}
-	return nil
+	return meta.E(op, meta.IO, path, err)
 }
 
 // NodeUnstageVolume unmounts a volume. When it returns, what was written is
@@ -374,7 +387,7 @@ func (s *Server) unstage(ctx context.Context, volume, path string) error {
 		}
 	}
 	s.Step("unstage.unmount")
-	if err := s.takeAway(path, dead); err != nil {
+	if err := s.takeAway(ctx, path, dead); err != nil {
 		return err
 	}
 	s.Step("unstage.unmounted")

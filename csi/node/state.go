@@ -142,7 +142,8 @@ func (f folder) remove() error {
 }
 
 // Recover looks at what was staged when the driver ran last: what is still
-// mounted stays as it is, the state of what is not is removed. It gives the
+// mounted stays as it is, and what can't be told of; the state of what is not
+// mounted is removed. It gives the
 // volumes that are staged. It is called once, before the service serves.
 func (s *Server) Recover() (staged []string, err error) {
 	dirs, err := os.ReadDir(filepath.Join(s.State, "volumes"))
@@ -167,13 +168,19 @@ func (s *Server) Recover() (staged []string, err error) {
 			return staged, err
 		}
 		r, err := f.read()
-		if meta.KindOf(err) == meta.Version {
-			s.Logger.Error("a record of another version is left alone", "folder", f, "err", err)
+		if err != nil && meta.KindOf(err) != meta.NotFound {
+			// Of another version, damaged, or on a disk that can't be read: it may be of a
+			// mount that pods use.
+			s.Logger.Error("a record that can't be read is left alone, and what it is of", "folder", f, "err", err)
 			l.Close()
 			continue
 		}
 		if err == nil {
-			if m, merr := mountsAt(r.Staging); merr == nil && len(m) > 0 {
+			m, merr := s.mountsAt(r.Staging)
+			if merr != nil {
+				s.Logger.Error("whether a volume is mounted can't be told: it is taken for mounted", "volume", r.Volume, "path", r.Staging, "err", merr)
+			}
+			if merr != nil || len(m) > 0 {
 				// Its process is gone. A holder may have the mount: see Keep. Else it
 				// is dead, and whoever stages or unstages it next finds the record.
 				s.Logger.Warn("a staged volume's process is gone", "volume", r.Volume, "path", r.Staging)

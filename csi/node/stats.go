@@ -52,12 +52,15 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, q *csi.NodeGetVolumeSta
 	if err != nil {
 		return nil, reply.Error(err)
 	}
-	if err := s.probes.ask(at); err != nil {
+	if err := s.probes.ask(ctx, at); err != nil {
 		return nil, reply.Error(err)
 	}
 	var st unix.Statfs_t
 	if err := within(ctx, func() error { return unix.Statfs(at, &st) }); err != nil {
-		return nil, reply.Error(meta.E("statfs", meta.IO, at, err))
+		if meta.KindOf(err) != meta.Unavailable {
+			err = meta.E("statfs", meta.IO, at, err)
+		}
+		return nil, reply.Error(err)
 	}
 	block := uint64(st.Bsize)
 	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
@@ -72,7 +75,7 @@ func usage(unit csi.VolumeUsage_Unit, total, free, available uint64) *csi.Volume
 }
 
 // within runs something that a mount may keep for ever, and waits no longer than
-// the caller does.
+// the caller does, and probeWait. Errors: Unavailable, and those of fn.
 func within(ctx context.Context, fn func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- fn() }() // ends with the mount's connection at the latest
@@ -80,9 +83,9 @@ func within(ctx context.Context, fn func() error) error {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return meta.E("wait for mount", meta.Unavailable, "", context.Cause(ctx))
 	case <-time.After(probeWait):
-		return fmt.Errorf("no answer within %v", probeWait)
+		return meta.E("wait for mount", meta.Unavailable, "", fmt.Errorf("no answer within %v", probeWait))
 	}
 }
 
@@ -116,7 +119,7 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, q *csi.NodeGetVolumeHe
 		}
 		reason := "MountEnded"
 		if err == nil {
-			err = s.probes.ask(at)
+			err = s.probes.ask(ctx, at)
 			if meta.KindOf(err) == meta.Unavailable {
 				reason = "MountNotAnswering"
 			}

@@ -91,9 +91,9 @@ func TestPodsWait(t *testing.T) {
 		}
 	}
 	series := func(pod string) string {
-		return `penstock_csi_pod_read_waiting_seconds_total{namespace="team",pod="` + pod + `",volume="csi-pvc-1"}`
+		return `penstock_csi_pod_read_waiting_seconds_total{handle="` + id + `",namespace="team",pod="` + pod + `",volume="csi-pvc-1"}`
 	}
-	mount := []string{`penstock_mount_read_seconds_count{volume="csi-pvc-1"}`, `penstock_client_read_bytes_total{volume="csi-pvc-1"}`, `penstock_mount_held{volume="csi-pvc-1"}`}
+	mount := []string{`penstock_mount_read_seconds_count{handle="` + id + `",volume="csi-pvc-1"}`, `penstock_client_read_bytes_total{handle="` + id + `",volume="csi-pvc-1"}`, `penstock_mount_held{handle="` + id + `",volume="csi-pvc-1"}`}
 	begun := func(what string) {
 		t.Helper()
 		r.until(what, func() error {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -42,11 +43,14 @@ func rehandle(id string, change func(uint32) uint32) string {
 // asked for, says so, and is refused where nothing stands.
 func TestPlaces(t *testing.T) {
 	r := newRig(t)
-	r.drive(nil)
+	r.drive(nil, "--max-volumes", "7")
 	here := map[string]string{"topology.penstock.io/zone": "dc1", "topology.penstock.io/rack": "rack1", "topology.penstock.io/host": "node1"}
 	info := must(t, r.node().NodeGetInfo, &csi.NodeGetInfoRequest{})
 	if got := info.GetAccessibleTopology().GetSegments(); info.GetNodeId() != "node1" || !maps.Equal(got, here) {
 		t.Errorf("node %s stands at %v", info.GetNodeId(), got)
+	}
+	if n := info.GetMaxVolumesPerNode(); n != 7 {
+		t.Errorf("it takes %d volumes", n)
 	}
 	there := maps.Clone(here)
 	there["topology.penstock.io/rack"] = "rack9"
@@ -397,6 +401,10 @@ func TestReadOnlyClaim(t *testing.T) {
 	if err := os.WriteFile(r.path("at-w", "f"), []byte("mine"), 0o644); err != nil {
 		t.Error(err)
 	}
+	series := func(handle string) string {
+		return `penstock_client_rpcs_total{handle="` + handle + `",volume="csi-pvc-1@csi-s"}`
+	}
+	r.tells("both mounts of the snapshot are told of", []string{series(a), series(b)}, nil)
 	publishA := publish(a, r.path("at-a"), r.path("pod"))
 	publishA.VolumeCapability = capability(manyReaders)
 	must(t, r.node().NodePublishVolume, publishA)
@@ -416,6 +424,24 @@ func TestReadOnlyClaim(t *testing.T) {
 	_, err = r.controller().DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: x})
 	wants(t, "a snapshot that is mounted is deleted", err, codes.FailedPrecondition)
 	shows("at-b")
+	// Its process is killed. The kernel would tell for an hour what the root is.
+	health := &csi.NodeGetVolumeHealthRequest{VolumeId: id, StagingTargetPath: r.path("at-b")}
+	if h := must(t, r.node().NodeGetVolumeHealth, health).GetVolumeHealth().GetHealthStatuses(); len(h) > 0 {
+		t.Errorf("a healthy mount: %v", h)
+	}
+	for _, line := range r.processes() {
+		if strings.HasSuffix(line, r.path("at-b")+" ") {
+			if err := syscall.Kill(atoi(t, strings.Split(line, "/")[2]), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	r.until("its health tells", func() error {
+		if h := must(t, r.node().NodeGetVolumeHealth, health).GetVolumeHealth().GetHealthStatuses(); len(h) != 1 {
+			return errors.New("it is said to be healthy")
+		}
+		return nil
+	})
 	must(t, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: b, StagingTargetPath: r.path("at-b")})
 
 	// An administrator who has it written after all.

@@ -1,0 +1,110 @@
+package node
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/moby/sys/mountinfo"
+	dto "github.com/prometheus/client_model/go"
+)
+
+// forgets is a holder that has nothing, and notes what it is to forget.
+type forgets []string
+
+func (f *forgets) Orphans() ([]string, error) { return nil, nil }
+func (f *forgets) Forget(path string) error   { *f = append(*f, path); return nil }
+func (f *forgets) forgot(path string) bool    { return slices.Contains(*f, path) }
+func exists(f folder) bool                    { _, err := os.Stat(string(f)); return err == nil }
+
+// TestRecover: what was staged and is mounted no more is forgotten. What can't be
+// told of is left alone: the holder may have what a pod wrote.
+func TestRecover(t *testing.T) {
+	holder := new(forgets)
+	s := New(Config{State: t.TempDir(), Holder: holder, Logger: slog.New(slog.DiscardHandler)})
+	staged := func(volume string) folder {
+		t.Helper()
+		f := s.folderOf(volume, "/staging/"+volume)
+		if err := f.write(record{Volume: volume, Staging: "/staging/" + volume, Source: volume + ":/"}); err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	gone, damaged, next, unknown := staged("gone"), staged("damaged"), staged("next"), staged("unknown")
+	if err := os.WriteFile(damaged.file(recordName), []byte(`{"version":`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(next.file(recordName), []byte(`{"version":2}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	bare := folder(filepath.Join(s.State, "volumes", "0123"))
+	if err := os.Mkdir(string(bare), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s.mountsAt = func(path string) ([]*mountinfo.Info, error) {
+		if path == "/staging/unknown" {
+			return nil, errors.New("the table of mounts can't be read")
+		}
+		return mountsAt(path)
+	}
+	for range 2 { // it changes nothing by looking
+		l, err := s.Recover()
+		if err != nil || !slices.Equal(l, []string{"unknown"}) {
+			t.Errorf("staged: %v, %v", l, err)
+		}
+		if exists(gone) || exists(bare) || !holder.forgot("/staging/gone") {
+			t.Error("state is left of what is not mounted")
+		}
+		for what, f := range map[string]folder{"of a damaged record": damaged, "of another version": next, "of what may be mounted": unknown} {
+			if !exists(f) {
+				t.Errorf("the state %s is gone", what)
+			}
+		}
+		if len(*holder) != 1 {
+			t.Errorf("the holder forgot %v", *holder)
+		}
+	}
+	// The record that can't be read may be of a volume that a pod brought along: it has
+	// no name of it, and would delete it.
+	s.Inline = true
+	if err := s.Sweep(t.Context(), []string{"unknown"}); err == nil {
+		t.Error("all is cleared away that is not known to be staged")
+	}
+	all, err := s.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range all {
+		if f.GetName() == "penstock_csi_records_unreadable" && f.Metric[0].Gauge.GetValue() != 2 {
+			t.Errorf("%v records can't be read", f.Metric[0].Gauge.GetValue())
+		}
+	}
+	if i := slices.IndexFunc(all, func(f *dto.MetricFamily) bool { return f.GetName() == "penstock_csi_records_unreadable" }); i < 0 {
+		t.Error("nothing tells of records that can't be read")
+	}
+}
+
+// TestTold: no two metrics of a name have the same labels, whatever mounts say.
+func TestTold(t *testing.T) {
+	number := func(n float64) *float64 { return &n }
+	count := func(n uint64) *uint64 { return &n }
+	all := told{}
+	for _, n := range []float64{1, 2, 4} {
+		all.add("a", "", dto.MetricType_COUNTER,
+			&dto.Metric{Label: []*dto.LabelPair{label("volume", "v"), label("handle", "h")}, Counter: &dto.Counter{Value: number(n)}},
+			&dto.Metric{Label: []*dto.LabelPair{label("handle", "other"), label("volume", "v")}, Counter: &dto.Counter{Value: number(n)}})
+		all.add("b", "", dto.MetricType_HISTOGRAM, &dto.Metric{Histogram: &dto.Histogram{
+			SampleCount: count(uint64(n)), SampleSum: number(n), Bucket: []*dto.Bucket{{CumulativeCount: count(uint64(n)), UpperBound: number(1)}},
+		}})
+	}
+	all.add("a", "", dto.MetricType_GAUGE, &dto.Metric{Gauge: &dto.Gauge{Value: number(1)}}) // of a process of another version
+	if a := all["a"]; len(a.Metric) != 2 || a.Metric[0].Counter.GetValue() != 7 || a.Metric[1].Counter.GetValue() != 7 {
+		t.Errorf("told: %v", a)
+	}
+	if h := all["b"].Metric[0].Histogram; len(all["b"].Metric) != 1 || h.GetSampleCount() != 7 || h.GetSampleSum() != 7 || h.Bucket[0].GetCumulativeCount() != 7 {
+		t.Errorf("told: %v", h)
+	}
+}
