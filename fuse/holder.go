@@ -586,7 +586,7 @@ func (h *Holder) respawn(m *heldMount, which int, pause time.Duration) {
 			return
 		}
 		cmd := exec.Cmd{
-			Path: start.Path, Args: start.Args, Env: append(slices.Clone(start.Env), TakeoverEnv+"=1"), Dir: start.Dir,
+			Path: start.Path, Args: start.Args, Env: append(slices.Clone(start.Env), TakeoverEnv+"=1", fmt.Sprint(OOMEnv, "=", start.OOM)), Dir: start.Dir,
 			Stdout: os.Stdout, Stderr: os.Stderr, SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 		}
 		if err := cmd.Start(); err != nil {
@@ -595,7 +595,8 @@ func (h *Holder) respawn(m *heldMount, which int, pause time.Duration) {
 			h.again(m)
 			return
 		}
-		// Not as the holder, which is to be the last to go when memory is short.
+		// Not as the holder, which is to be the last to go when memory is short. It sees
+		// to that itself, before all else; an earlier version does not.
 		if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), []byte(strconv.Itoa(start.OOM)), 0); err != nil {
 			h.cfg.Logger.Warn("a successor is killed for want of memory as this process is", "mount", m.name, "err", err)
 		}
@@ -629,6 +630,10 @@ func (h *Holder) again(m *heldMount) {
 // TakeoverEnv is set for a process that the holder starts: it is to take over,
 // and not to mount.
 const TakeoverEnv = "PENSTOCK_TAKEOVER"
+
+// OOMEnv is set for a process that is to be killed for want of memory sooner than
+// who starts it: its /proc/self/oom_score_adj, which it sets first of all.
+const OOMEnv = "PENSTOCK_OOM_SCORE_ADJ"
 
 // watch looks at the mounts and at who serves them.
 func (h *Holder) watch(ctx context.Context) {
@@ -811,16 +816,19 @@ func (h *Holder) storeAll() (failed bool) {
 			err = h.cfg.Store.Remove(name)
 		}
 		closeAll(fds)
-		h.mu.Lock()
-		if m != nil {
-			m.unkept = ""
-		}
+		why := ""
 		if err != nil {
-			h.cfg.Logger.Error("what is kept beyond this process is not what it holds", "mount", name, "err", err)
-			h.stale[name], failed = true, true
-			if m != nil {
-				m.unkept = err.Error()
+			why = err.Error()
+		}
+		h.mu.Lock()
+		if why != "" {
+			if m == nil || m.unkept != why { // it is tried again and again
+				h.cfg.Logger.Error("what is kept beyond this process is not what it holds", "mount", name, "err", err)
 			}
+			h.stale[name], failed = true, true
+		}
+		if m != nil {
+			m.unkept = why
 		}
 		h.mu.Unlock()
 	}

@@ -58,7 +58,13 @@ csi.penstock.io. The controller makes, changes and deletes volumes; it needs an
 administrator's credentials. The node part has volumes mounted on its machine,
 each by a process of its own that outlives this one, and binds them to where pods
 look for them; it needs root, and a client's credentials with grants for the
-volumes. Without --controller and --node both are served.`,
+volumes. Without --controller and --node both are served.
+
+As the first process of a container the node part is a supervisor: it starts the
+node agent as its child, and the next one when that ends, whatever ended it, so
+that mounts, whose processes are in the container too, go on. SIGHUP has the agent
+replaced: it reads its configuration anew. SIGTERM ends agent and mounts; with
+--hold these are durable then, and left to the holder.`,
 		Example: `  penstock csi --controller --endpoint unix:///csi/csi.sock --cluster meta:7400 --credentials /etc/penstock/admin
   penstock csi --node --node-name "$NODE_NAME" --endpoint unix:///var/lib/kubelet/plugins/csi.penstock.io/csi.sock \
       --registration-dir /var/lib/kubelet/plugins_registry --cluster meta:7400 --credentials /etc/penstock/node`,
@@ -128,6 +134,9 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	}
 	if c.maxVolumes < 0 {
 		return usagef("--max-volumes is a number of volumes, or 0")
+	}
+	if c.node && os.Getpid() == 1 {
+		return supervise(os.Args[1:], c.hold != "", log)
 	}
 	host, err := os.Hostname()
 	if err != nil && c.name == "" {

@@ -26,6 +26,7 @@ const (
 )
 
 func main() {
+	takeOOM()
 	os.Exit(run(os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
 

@@ -36,10 +36,10 @@ func use(dir string) int {
 }
 
 // held starts a holder, which drivers that are started from now on use.
-func (r *rig) held() {
+func (r *rig) held(args ...string) {
 	r.t.Helper()
 	r.hold = r.path("hold.sock")
-	r.start(nil, "hold", "--socket", r.hold)
+	r.start(nil, append([]string{"hold", "--socket", r.hold}, args...)...)
 	r.until("the holder listens", func() error { _, err := r.orphans(); return err })
 }
 
@@ -218,13 +218,19 @@ func TestHeld(t *testing.T) {
 	p.end()
 	r.gone(id, staging, target)
 	r.nothingHeld()
+	r.containerIsClean(pods)
+}
+
+// containerIsClean is clean of a driver that ran in a container.
+func (r *rig) containerIsClean(pods string) {
+	r.t.Helper()
 	r.driver.Kill()
 	if err := unix.Unmount(pods, 0); err != nil {
-		t.Errorf("somebody has something below it: %v", err)
+		r.t.Errorf("somebody has something below it: %v", err)
 	}
 	r.clean()
 	if err := unix.Mount(pods, pods, "", unix.MS_BIND, ""); err != nil { // for the cleanup
-		t.Fatal(err)
+		r.t.Fatal(err)
 	}
 }
 
