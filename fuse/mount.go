@@ -78,6 +78,7 @@ type Mount struct {
 	helper   string // path of fusermount3 if that mounted
 	done     chan struct{}
 	held     bool // a holder has it
+	took     bool // over, from a predecessor
 }
 
 // New mounts and serves until Unmount, Abort, or umount(8). Errors: NotFound,
@@ -143,7 +144,7 @@ func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 	}
 	f.incarnation, f.noOpen, f.noPassthrough = h.Incarnation, h.NoOpen, h.Helper != ""
 	f.texts.made = uint64(h.Generation) << 24 // the kernel may know those that a predecessor made
-	m := &Mount{dir: h.Dir, fs: f, notifier: cfg.Notifier, log: cfg.Logger, helper: h.Helper, done: make(chan struct{}), held: true}
+	m := &Mount{dir: h.Dir, fs: f, notifier: cfg.Notifier, log: cfg.Logger, helper: h.Helper, done: make(chan struct{}), held: true, took: true}
 	device, err := dupDevice(k.Device)
 	if err != nil {
 		return nil, err
@@ -218,6 +219,9 @@ func (m *Mount) Dir() string { return m.dir }
 
 // Held reports whether a holder has the mount, so that it outlives this process.
 func (m *Mount) Held() bool { return m.held }
+
+// TookOver reports whether this process goes on with the mount of a predecessor.
+func (m *Mount) TookOver() bool { return m.took }
 
 // Done is closed when the mount has ended and what was written is durable, or
 // its loss was logged.

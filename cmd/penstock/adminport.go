@@ -19,6 +19,7 @@ import (
 type adminPort struct {
 	addr    string
 	metrics string // address of /metrics alone; "": none
+	replace bool   // whoever listens there on a socket
 }
 
 // noAdmin switches it off.
@@ -59,7 +60,7 @@ func (a *adminPort) serve(ctx context.Context, log *slog.Logger, standard string
 			return addr, nil, err
 		}
 	}
-	at, stopAdmin, err := listenAdmin(ctx, admin.Config{Addr: addr, Gatherer: g, Ready: ready, Logger: log})
+	at, stopAdmin, err := listenAdmin(ctx, admin.Config{Addr: addr, Gatherer: g, Ready: ready, Replace: a.replace, Logger: log})
 	if err != nil {
 		stopMetrics()
 		return addr, nil, err
@@ -81,9 +82,6 @@ func listenAdmin(ctx context.Context, cfg admin.Config) (addr string, stop func(
 		defer cancel()
 		if err := s.Close(ctx); err != nil {
 			cfg.Logger.Debug("the admin endpoint did not stop in order", "error", err)
-		}
-		if path, ok := strings.CutPrefix(cfg.Addr, "unix:"); ok {
-			os.Remove(path)
 		}
 	}, nil
 }

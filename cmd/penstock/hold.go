@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -65,6 +66,7 @@ restarted: systemd has the descriptors meanwhile.`,
 			if err != nil {
 				return err
 			}
+			outliveReaders()
 			// A holder should be the last to go when memory is short. Without the right
 			// to say so it stays as it is.
 			_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0)
@@ -103,6 +105,11 @@ restarted: systemd has the descriptors meanwhile.`,
 	f.BoolVar(&list, "list", false, "list what the holder at the socket holds")
 	return cmd
 }
+
+// outliveReaders has this process go on when whoever read its log is gone, such as a
+// pipe of the terminal that it was started from: else its next word there would end
+// it (SIGPIPE), its mounts with a holder, and each successor after it.
+func outliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // listenHold listens at a path where nobody does, in a folder in which no other
 // user may put another socket in its place.
@@ -285,7 +292,7 @@ func (m *mountFlags) replaceMount(cmd *cobra.Command) error {
 	}
 	child := &exec.Cmd{
 		Path: self, Args: start.Args, Dir: start.Dir,
-		Env:         append(slices.Clone(start.Env), fuse.TakeoverEnv+"="+takeoverReplace, readyEnv+"=3"),
+		Env:         append(slices.Clone(start.Env), fuse.TakeoverEnv+"="+takeoverReplace, readyEnv+"=3", fmt.Sprint(fuse.OOMEnv, "=", start.OOM)),
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
 	if err := startReady(cmd, child); err != nil {

@@ -141,6 +141,7 @@ const backgroundEnv = "PENSTOCK_SERVES_IN_BACKGROUND"
 
 // serve mounts and serves.
 func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Writer) (err error) {
+	outliveReaders()
 	ready := readyPipe()
 	background := ready != nil || os.Getenv(backgroundEnv) != ""
 	defer func() {
@@ -236,6 +237,9 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 		Source: source, Dir: dir, Options: opts, Grace: m.grace, Force: secondSignal(ctx), Admit: admit,
 		Ready: func(mount *fuse.Mount, c *penstock.Client) {
 			hangup(ctx, mount.Held(), leave, unmount)
+			// A killed predecessor may not have ended yet, one that left may not have
+			// stopped listening.
+			m.port.replace = mount.TookOver()
 			addr, stop, err := m.port.serve(ctx, log, mountSocket(), local.Metrics(nil, nil, &local.Mount{Mount: mount, Client: c, Hold: hold != nil}), nil)
 			if err != nil {
 				// The mount is there; programs may use it already.

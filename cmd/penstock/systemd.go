@@ -27,7 +27,13 @@ import (
 // stands in the memory that is stored.
 
 // systemd is the manager that started this process.
-type systemd struct{ socket string }
+type systemd struct {
+	socket string
+	// max is how many descriptors it keeps for this unit (FileDescriptorStoreMax); 0:
+	// it does not say, before version 254. What is beyond it closes, and says nothing.
+	max    int
+	stored map[string]bool // names of mounts that it has, with two descriptors each
+}
 
 // firstFD is the number of the first descriptor that systemd passes.
 const firstFD = 3
@@ -42,7 +48,10 @@ func fromSystemd(env func(string) string, log *slog.Logger) (*systemd, map[strin
 	if socket == "" {
 		return nil, nil, nil
 	}
-	s := &systemd{socket}
+	s := &systemd{socket: socket, stored: map[string]bool{}}
+	if n, err := strconv.Atoi(env("FDSTORE")); err == nil {
+		s.max = n
+	}
 	if pid, err := strconv.Atoi(env("LISTEN_PID")); err != nil || pid != os.Getpid() {
 		return s, nil, nil
 	}
@@ -71,7 +80,7 @@ func fromSystemd(env func(string) string, log *slog.Logger) (*systemd, map[strin
 			dir, err = fuse.LeftDir(int(p.memory.Fd()))
 		}
 		if err == nil {
-			left[dir] = []*os.File{p.device, p.memory}
+			left[dir], s.stored[hash] = []*os.File{p.device, p.memory}, true
 			continue
 		}
 		if meta.KindOf(err) != meta.Corrupt { // another version of this program may read it
@@ -139,12 +148,16 @@ func (s *systemd) notify(text string, fds ...*os.File) error {
 func (s *systemd) ready() error { return s.notify("READY=1") }
 
 // Store puts a mount's device and memory into systemd's store, instead of what is
-// there under this name.
+// there under this name. Errors: ResourceExceeded (it has no room), Unavailable, IO.
 func (s *systemd) Store(dir string, fds ...*os.File) error {
 	if err := s.Remove(dir); err != nil {
 		return err
 	}
 	name := storeName(dir)
+	if s.max > 0 && 2*len(s.stored)+len(fds) > s.max {
+		return meta.E("store descriptors", meta.ResourceExceeded, dir, fmt.Errorf("systemd keeps %d descriptors of this unit, and has those of %d mounts: raise FileDescriptorStoreMax", s.max, len(s.stored)))
+	}
+	s.stored[name] = true
 	for i, suffix := range []string{deviceName, memoryName} {
 		// FDPOLL=0: the device always reports an error or hang-up condition to poll
 		// when its connection is aborted, and is to be dropped by us, not then.
@@ -159,5 +172,6 @@ func (s *systemd) Store(dir string, fds ...*os.File) error {
 func (s *systemd) Remove(dir string) error { return s.remove(storeName(dir)) }
 
 func (s *systemd) remove(name string) error {
+	delete(s.stored, name)
 	return errors.Join(s.notify("FDSTOREREMOVE=1\nFDNAME="+name+deviceName), s.notify("FDSTOREREMOVE=1\nFDNAME="+name+memoryName))
 }

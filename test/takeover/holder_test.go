@@ -1,6 +1,8 @@
 package takeover
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/fuse"
 	"penstock.io/penstock/test/program"
 )
 
@@ -227,6 +230,7 @@ type systemd struct {
 	socket string
 
 	mu    sync.Mutex
+	max   int // FileDescriptorStoreMax; 0: it does not matter
 	ready bool
 	store []stored
 }
@@ -289,6 +293,10 @@ func (s *systemd) message(text string, oob []byte) {
 			s.r.T.Errorf("systemd takes no name %q", name)
 		}
 		for _, f := range fds {
+			if s.max > 0 && len(s.store) == s.max {
+				f.Close() // without a word
+				continue
+			}
 			s.store = append(s.store, stored{name, f})
 		}
 	case said["FDSTOREREMOVE"] == "1":
@@ -338,6 +346,9 @@ func (s *systemd) start() *spawn.Process {
 		script = "LISTEN_PID=$$ " + script
 		env = append(env, "LISTEN_FDS="+fmt.Sprint(len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
 	}
+	if s.max > 0 {
+		env = append(env, fmt.Sprint("FDSTORE=", s.max))
+	}
 	cmd := exec.Command("/bin/sh", "-c", script, program.Path, "hold", "--socket", s.r.socket)
 	cmd.Env, cmd.ExtraFiles = env, files
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -356,6 +367,141 @@ func (s *systemd) start() *spawn.Process {
 	})
 	s.r.hold = s.r.dial()
 	return p
+}
+
+// systemd takes so many descriptors of a unit and no more: the holder says which
+// mount would end with it, and has it kept as soon as another one goes.
+func TestStoreIsFull(t *testing.T) {
+	r := newRig(t)
+	s := newSystemd(r)
+	s.max = 3
+	s.start()
+	r.mount()
+	other := filepath.Join(r.Dir, "other")
+	if err := os.Mkdir(other, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.Run("mount", "--dir", filepath.Join(r.Dir, "c"), "--hold="+r.socket, "/", other)
+	t.Cleanup(func() { _ = unix.Unmount(other, unix.MNT_FORCE|unix.MNT_DETACH) })
+	unkept := func(want ...string) {
+		t.Helper()
+		r.Until("the holder tells what is not kept", func() error {
+			l, err := r.hold.List()
+			if err != nil {
+				return err
+			}
+			var got []string
+			for _, m := range l {
+				if m.Unkept != "" && strings.Contains(m.Unkept, "FileDescriptorStoreMax") {
+					got = append(got, m.Name)
+				}
+			}
+			if !slices.Equal(got, want) || s.count() != 2 {
+				return fmt.Errorf("not kept are %v of %+v, and %d descriptors are stored", got, l, s.count())
+			}
+			return nil
+		})
+	}
+	unkept(other)
+	out, err := exec.Command(program.Path, "hold", "--list", "--socket", r.socket).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "not kept beyond the holder") {
+		t.Errorf("hold --list: %v, %s", err, out)
+	}
+	r.Until("unmounted", func() error { return unix.Unmount(r.at, 0) })
+	unkept()
+	r.at = other
+	r.clean(r.server())
+}
+
+// A mount with a holder of its own: whatever ends its process the holder starts the
+// next one, also of another version at --replace. It ends with the mount.
+func TestOwnHolder(t *testing.T) {
+	r := newRig(t)
+	r.Until("metadata server", func() error { _, err := r.Ctl("volume", "list"); return err })
+	metrics := filepath.Join(r.Dir, "mount.sock")
+	const score = "321" // how soon it is to be killed when memory is short
+	r.Env = append(r.Env, fuse.OOMEnv+"="+score)
+	// Nobody reads what it says, from before the first kill on.
+	log, said, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := exec.Command(program.Path, "mount", "--dir", filepath.Join(r.Dir, "c"), "--hold", "--admin=unix:"+metrics, "/", r.at)
+	first.Env, first.Stderr = append(os.Environ(), r.Env...), said
+	err = first.Start()
+	said.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go first.Wait() // it is killed below, at the latest with the test
+	t.Cleanup(func() { _ = unix.Unmount(r.at, unix.MNT_FORCE|unix.MNT_DETACH) })
+	dir, err := filepath.EvalSymlinks(r.at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256([]byte(dir))
+	r.socket = filepath.Join("/run/penstock", "hold-"+hex.EncodeToString(sum[:8])+".sock")
+	r.hold = r.dial()
+	pid := r.next(0)
+	holders := func() (pids []string) {
+		t.Helper()
+		all, err := filepath.Glob("/proc/[0-9]*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range all {
+			if line, err := os.ReadFile(p + "/cmdline"); err == nil && strings.Contains(string(line), "\x00hold\x00--socket\x00"+r.socket) {
+				pids = append(pids, filepath.Base(p))
+			}
+		}
+		return pids
+	}
+	if l := holders(); len(l) != 1 {
+		t.Fatalf("its holders are %v", l)
+	}
+	tells := func() {
+		t.Helper()
+		if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid)); err != nil || strings.TrimSpace(string(b)) != score {
+			t.Errorf("who serves is killed for want of memory by %s, not %s: %v", b, score, err)
+		}
+		r.Until("who serves tells what it counts", func() error {
+			m, err := program.Metrics(metrics)
+			if err == nil && len(m) == 0 {
+				err = errors.New("nothing")
+			}
+			return err
+		})
+	}
+	tells()
+	log.Close()
+	u := r.load("append", "tree", "locks", "unlinked")
+	for range 2 {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		pid = r.next(pid)
+		tells()
+		out, err := exec.Command(program.Path, "mount", "--replace", r.at).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		pid = r.next(pid)
+		tells()
+	}
+	u.end()
+	r.hold.Close() // it waits for those who are connected
+	r.Until("unmounted", func() error { return unix.Unmount(r.at, 0) })
+	r.Until("its holder's end", func() error {
+		if l := holders(); len(l) > 0 {
+			return fmt.Errorf("%v", l)
+		}
+		return nil
+	})
+	r.Until("fsck", func() error { _, err := r.Ctl("fsck"); return err })
+	// Without it nobody can be replaced.
+	if out, err := exec.Command(program.Path, "mount", "--replace", r.at).CombinedOutput(); err == nil || !strings.Contains(string(out), "was it mounted with --hold?") {
+		t.Errorf("replaced what is not mounted: %v %s", err, out)
+	}
 }
 
 // The holder itself is killed, alone and together with who serves: systemd has

@@ -55,7 +55,7 @@ func readUnit(t *testing.T) *unit {
 	}
 	// A unit that requires another is stopped when that is restarted.
 	known := []string{"Description", "After", "Wants", "StartLimitIntervalSec", "ExecStart", "ExecReload", "Restart", "RestartForceExitStatus", "RestartSec",
-		"KillSignal", "TimeoutStopSec", "OOMPolicy", "LimitNOFILE", "WantedBy"}
+		"KillSignal", "RestartKillSignal", "TimeoutStopSec", "OOMPolicy", "LimitNOFILE", "WantedBy"}
 	if !strings.Contains(u.sets["After"], "penstock-hold.service") || !strings.Contains(u.sets["Wants"], "penstock-hold.service") {
 		t.Error("the mount may be stopped after its holder")
 	}
@@ -78,9 +78,10 @@ func (u *unit) start() {
 	u.t.Cleanup(func() {
 		u.mu.Lock()
 		u.stopping = true
+		ended := u.ended
 		_ = u.cmd.Process.Kill()
 		u.mu.Unlock()
-		<-u.ended
+		<-ended
 	})
 }
 
@@ -144,9 +145,28 @@ func (u *unit) reload() {
 
 func (u *unit) stop() {
 	u.t.Helper()
+	u.end(cmp.Or(u.sets["KillSignal"], "SIGTERM"))
+}
+
+// restart is `systemctl restart`: a stop, by another signal if the unit has one,
+// and a start.
+func (u *unit) restart() {
+	u.t.Helper()
+	u.end(cmp.Or(u.sets["RestartKillSignal"], u.sets["KillSignal"], "SIGTERM"))
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.stopping, u.ended = false, make(chan struct{})
+	if err := u.begin(); err != nil {
+		u.t.Fatal(err)
+	}
+}
+
+// end ends the process by a signal, and has none follow it.
+func (u *unit) end(signal string) {
+	u.t.Helper()
 	u.mu.Lock()
 	u.stopping = true
-	err := u.cmd.Process.Signal(unix.SignalNum(cmp.Or(u.sets["KillSignal"], "SIGTERM")))
+	err := u.cmd.Process.Signal(unix.SignalNum(signal))
 	u.mu.Unlock()
 	if err != nil {
 		u.t.Fatal(err)
@@ -162,8 +182,8 @@ func (u *unit) stop() {
 	}
 }
 
-// The example of a unit: reloaded, and killed, its mount lives; stopped, or
-// unmounted, it ends in order, and systemd has nothing left to hold.
+// The example of a unit: reloaded, restarted, and killed, its mount lives, with
+// what is open and locked in it; stopped, or unmounted, it ends in order, and systemd has nothing left to hold.
 func TestExampleUnit(t *testing.T) {
 	r := newRig(t, "--patience", "90s")
 	r.Until("metadata server", func() error { _, err := r.Ctl("volume", "list"); return err })
@@ -195,7 +215,7 @@ func TestExampleUnit(t *testing.T) {
 	mounted()
 
 	w := r.load("append", "blocks", "locks")
-	for _, end := range []func(){u.reload, func() { _ = syscall.Kill(u.pid(), syscall.SIGKILL) }, u.reload} {
+	for _, end := range []func(){u.reload, func() { _ = syscall.Kill(u.pid(), syscall.SIGKILL) }, u.restart, u.reload, u.restart} {
 		time.Sleep(200 * time.Millisecond)
 		pid := u.pid()
 		end()

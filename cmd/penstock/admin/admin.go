@@ -36,14 +36,19 @@ type Config struct {
 	Gatherer prometheus.Gatherer
 	// Ready tells why the role can't serve now; nil means ready. It is called
 	// for each request and must not block.
-	Ready  func() error
-	Logger *slog.Logger
+	Ready func() error
+	// Replace has this server take the place of one that listens at the socket: of a
+	// process that this one follows.
+	Replace bool
+	Logger  *slog.Logger
 }
 
 // Server is a listening endpoint.
 type Server struct {
 	http http.Server
 	addr string
+	path string      // of a socket; "": none
+	file fs.FileInfo // that was bound there
 	done chan struct{}
 }
 
@@ -56,13 +61,18 @@ func Listen(cfg Config) (*Server, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	l, err := listen(cfg.Addr, cfg.MetricsOnly)
+	l, err := listen(cfg.Addr, cfg.MetricsOnly, cfg.Replace)
 	if err != nil {
 		return nil, err
 	}
 	s := &Server{addr: l.Addr().String(), done: make(chan struct{})}
-	if l.Addr().Network() == "unix" {
-		s.addr = "unix:" + s.addr
+	if u, ok := l.(*net.UnixListener); ok {
+		s.path, s.addr = s.addr, "unix:"+s.addr
+		u.SetUnlinkOnClose(false) // Close looks whose it is by then
+		if s.file, err = os.Lstat(s.path); err != nil {
+			l.Close()
+			return nil, meta.E("listen", meta.IO, s.addr, err)
+		}
 	}
 	s.http = http.Server{Handler: handler(cfg), ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug)}
@@ -78,19 +88,25 @@ func Listen(cfg Config) (*Server, error) {
 // Addr is where the server listens, in the form of Config.Addr.
 func (s *Server) Addr() string { return s.addr }
 
-// Close stops serving; requests under way get until ctx ends.
+// Close stops serving; requests under way get until ctx ends. The socket goes,
+// unless another process has put its own in the place.
 func (s *Server) Close(ctx context.Context) error {
 	err := s.http.Shutdown(ctx)
 	if err != nil {
 		err = errors.Join(err, s.http.Close())
 	}
 	<-s.done
+	if s.path != "" {
+		if now, serr := os.Lstat(s.path); serr == nil && os.SameFile(now, s.file) {
+			err = errors.Join(err, os.Remove(s.path))
+		}
+	}
 	return err
 }
 
-func listen(addr string, anywhere bool) (net.Listener, error) {
+func listen(addr string, anywhere, replace bool) (net.Listener, error) {
 	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
-		return listenUnix(path)
+		return listenUnix(path, replace)
 	}
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -106,10 +122,12 @@ func listen(addr string, anywhere bool) (net.Listener, error) {
 	return l, nil
 }
 
-// listenUnix replaces the socket of a process that is gone, never one that
-// answers.
-func listenUnix(path string) (net.Listener, error) {
-	if c, err := net.Dial("unix", path); err == nil {
+// listenUnix replaces the socket of a process that is gone, and one that answers
+// if that is what is wanted.
+func listenUnix(path string, replace bool) (net.Listener, error) {
+	if c, err := net.Dial("unix", path); err == nil && replace {
+		c.Close()
+	} else if err == nil {
 		c.Close()
 		return nil, meta.E("listen", meta.Busy, "unix:"+path, errors.New("another process listens there"))
 	}

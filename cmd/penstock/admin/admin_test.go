@@ -100,6 +100,41 @@ func TestSocketOfTheDead(t *testing.T) {
 	}
 }
 
+// TestReplaced: who follows a process that still listens takes its place, and keeps
+// it when that one ends.
+func TestReplaced(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "admin.sock")
+	begin := func(text string, replace bool) *Server {
+		t.Helper()
+		s, err := Listen(Config{Addr: "unix:" + path, Gatherer: prometheus.NewRegistry(), Ready: func() error { return errors.New(text) }, Replace: replace})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	end := func(s *Server) {
+		t.Helper()
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	answers := func(text string) {
+		t.Helper()
+		if _, body := get(t, path, "/readyz"); !strings.Contains(body, text) {
+			t.Errorf("%q answers, not %q", body, text)
+		}
+	}
+	first := begin("the first", false)
+	second := begin("the second", true)
+	answers("the second")
+	end(first)
+	answers("the second")
+	end(second)
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is left: %v", err)
+	}
+}
+
 func TestAddresses(t *testing.T) {
 	for addr, want := range map[string]meta.Kind{"0.0.0.0:0": meta.NotPermitted, ":0": meta.NotPermitted, "example.org:80": meta.NotPermitted, "nonsense": meta.Invalid} {
 		if _, err := Listen(Config{Addr: addr}); meta.KindOf(err) != want {
