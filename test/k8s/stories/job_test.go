@@ -63,7 +63,7 @@ spec:
 			}
 			told += string(out)
 		}
-		waits := regexp.MustCompile(`(?m)^penstock_csi_pod_read_waiting_seconds_total\{namespace="`+s.ns+`",pod="(train-[^"]+)",volume="`+data+`"\} (.*)$`).FindAllStringSubmatch(told, -1)
+		waits := regexp.MustCompile(`(?m)^penstock_csi_pod_read_waiting_seconds_total\{handle="[^"]*",namespace="`+s.ns+`",pod="(train-[^"]+)",volume="`+data+`"\} (.*)$`).FindAllStringSubmatch(told, -1)
 		if len(waits) != workers {
 			return fmt.Errorf("%d of %d tell", len(waits), workers)
 		}

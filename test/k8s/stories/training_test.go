@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -182,9 +183,11 @@ func (s *story) waits(ctx context.Context, node, pod string, took time.Duration,
 	}
 	volume := s.volume("images")
 	for place, source := range map[string]string{"claim": volume, "snapshot": volume + "@v1"} {
-		line := fmt.Sprintf("penstock_csi_pod_read_waiting_seconds_total{namespace=%q,pod=%q,volume=%q} ", s.ns, pod, source)
-		_, rest, _ := strings.Cut(string(told), line)
-		value, _, _ := strings.Cut(rest, "\n")
+		line := regexp.MustCompile(fmt.Sprintf(`(?m)^penstock_csi_pod_read_waiting_seconds_total\{handle="[^"]*",namespace=%q,pod=%q,volume=%q\} (.*)$`, s.ns, pod, source))
+		value := ""
+		if m := line.FindStringSubmatch(string(told)); m != nil {
+			value = m[1]
+		}
 		waiting, err := strconv.ParseFloat(value, 64)
 		if err != nil || waiting <= 0 || waiting > took.Seconds() {
 			s.Errorf("of the %s the node tells %q, after %v: %v", place, value, took, err)
