@@ -47,11 +47,15 @@ type ServerHealth struct {
 	Left   int            `json:"left,omitempty"`
 }
 
-// HealthRequest asks a metadata server for its ServerHealth: whole, or with
+// HealthRequest asks a metadata server for its ServerHealth: whole; or with
 // Certificates for those alone of the identities that are named, as far as it knows
-// them, whenever they end.
+// them, whenever they end; or with Volumes for its volumes alone, by their numbers
+// from the one after After on, those with bad chunks too. A server of before Volumes
+// answers as a whole.
 type HealthRequest struct {
 	Certificates []string `json:"certificates,omitempty"`
+	Volumes      bool     `json:"volumes,omitempty"`
+	After        VolumeID `json:"after,omitempty"`
 }
 
 // ServerHealthVersion is the only version of ServerHealth.
@@ -153,6 +157,14 @@ type VolumeHealth struct {
 	QuotaInodes uint64   `json:"quota_inodes,omitempty"`
 	// Advisory: it counts as above its advisory quota.
 	Advisory bool `json:"advisory,omitempty"`
+	// Chunks, as in ChunkHealth, and those that an operator accepted as lost: only
+	// where volumes alone were asked for.
+	Lost            uint64 `json:"lost,omitempty"`
+	AcceptedLost    uint64 `json:"accepted_lost,omitempty"`
+	Endangered      uint64 `json:"endangered,omitempty"`
+	UnderReplicated uint64 `json:"under_replicated,omitempty"`
+	Corrupt         uint64 `json:"corrupt,omitempty"`
+	Away            uint64 `json:"away,omitempty"` // a replica's server is out of reach, which is waited for
 }
 
 // StandbyHealth is the copy of a volume's state that a server keeps for another to

@@ -40,6 +40,7 @@ type Cluster interface {
 	Tidy(ctx context.Context, dir string) error
 	Dirs(ctx context.Context, at string) (names []string, err error)
 	Nodes(ctx context.Context) ([]policy.Site, error)
+	Health(ctx context.Context) (map[meta.VolumeID]meta.VolumeHealth, error)
 	Snapshots(ctx context.Context, v meta.VolumeID) ([]cluster.Snapshot, error)
 	TakeSnapshot(ctx context.Context, v meta.VolumeID, name string) (cluster.Snapshot, error)
 	DeleteSnapshot(ctx context.Context, v meta.VolumeID, name string) error
@@ -80,6 +81,8 @@ var capabilities = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 	csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
 	csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
+	csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH,
 }
 
 // ControllerGetCapabilities tells what this service can do.

@@ -29,6 +29,7 @@ type memory struct {
 	cut     string               // the operation after which the caller is cut off, once
 	refuse  map[string]meta.Kind // operations that are refused, and with what
 	dirs    map[string]bool
+	health  map[meta.VolumeID]meta.VolumeHealth
 
 	mu    sync.Mutex
 	asked map[meta.VolumeID]int // how often for its snapshots
@@ -184,6 +185,10 @@ func (m *memory) Dirs(_ context.Context, at string) (names []string, err error) 
 
 func (m *memory) Nodes(context.Context) ([]policy.Site, error) {
 	return []policy.Site{{Topology: "/z/r1/h", Disks: []policy.Disk{{Free: 1 << 40}}}, {Topology: "/z/r2/h", Disks: []policy.Disk{{Free: 1 << 40}}}}, nil
+}
+
+func (m *memory) Health(context.Context) (map[meta.VolumeID]meta.VolumeHealth, error) {
+	return m.health, m.before("health")
 }
 
 func (m *memory) Snapshots(ctx context.Context, id meta.VolumeID) ([]cluster.Snapshot, error) {
@@ -662,4 +667,68 @@ func TestEmptyDirectories(t *testing.T) {
 	if left := m.left(); !slices.Equal(left, []string{"/kubernetes/team"}) {
 		t.Errorf("left: %v", left)
 	}
+}
+
+func TestHealth(t *testing.T) {
+	s, m := newServer()
+	var ids []string
+	m.health = map[meta.VolumeID]meta.VolumeHealth{1: {Failed: "root"}, 99: {Failed: "another's"}}
+	type told map[string]csi.VolumeHealthErrorType
+	const (
+		degraded, away, lost = csi.VolumeHealthErrorType_DEGRADED, csi.VolumeHealthErrorType_INACCESSIBLE, csi.VolumeHealthErrorType_DATA_LOSS
+	)
+	cases := []struct {
+		have meta.VolumeHealth
+		want told
+	}{
+		{meta.VolumeHealth{}, told{}},
+		{meta.VolumeHealth{Advisory: true}, told{}},
+		{meta.VolumeHealth{Failed: "no state"}, told{"CannotBeServed": away}},
+		{meta.VolumeHealth{Recovering: true}, told{"Recovering": away}},
+		{meta.VolumeHealth{Lost: 2, Endangered: 1, UnderReplicated: 4}, told{"ChunksUnreachable": away, "TooFewReplicas": degraded}},
+		{meta.VolumeHealth{AcceptedLost: 1, Corrupt: 1, Away: 3}, told{"ChunksLost": lost, "CorruptReplicas": degraded, "ServersAway": degraded}},
+		{meta.VolumeHealth{UsedBytes: 95, QuotaBytes: 100, UsedInodes: 10, QuotaInodes: 10}, told{"BytesNearlyUsedUp": degraded, "InodesUsedUp": degraded}},
+	}
+	for i, c := range cases {
+		ids = append(ids, ok(t, s.CreateVolume, request(fmt.Sprint("v", i), 1<<30)).GetVolume().GetVolumeId())
+		m.health[m.last] = c.have
+	}
+	read := func(h *csi.VolumeHealth) told {
+		got := told{}
+		for _, e := range h.GetHealthStatuses() {
+			got[e.GetReason()] = e.GetStatus()
+		}
+		if len(got) != len(h.GetHealthStatuses()) {
+			t.Errorf("a reason is told twice: %v", h)
+		}
+		return got
+	}
+	for i, c := range cases {
+		h := ok(t, s.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: ids[i]}).GetVolumeHealth()
+		if got := read(h); h.GetVolumeId() != ids[i] || !maps.Equal(got, c.want) {
+			t.Errorf("%+v: %v, want %v", c.have, got, c.want)
+		}
+	}
+	for n := range int32(4) {
+		var got []string
+		for q := (&csi.ControllerListVolumeHealthRequest{MaxEntries: n}); ; {
+			l := ok(t, s.ControllerListVolumeHealth, q)
+			for _, e := range l.GetEntries() {
+				got = append(got, e.GetVolumeId())
+			}
+			if q.StartingToken = l.GetNextToken(); q.StartingToken == "" {
+				break
+			}
+		}
+		if !slices.Equal(got, ids[2:]) {
+			t.Errorf("in pages of %d: %v", n, got)
+		}
+	}
+	fails(t, codes.InvalidArgument, s.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{})
+	fails(t, codes.NotFound, s.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: "nothing"})
+	fails(t, codes.Aborted, s.ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{StartingToken: "x"})
+	fails(t, codes.InvalidArgument, s.ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{MaxEntries: -1})
+	m.refuse = map[string]meta.Kind{"health": meta.Unavailable} // who does not know does not say that all is well
+	fails(t, codes.Unavailable, s.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: ids[0]})
+	fails(t, codes.Unavailable, s.ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{})
 }

@@ -25,6 +25,13 @@ func (s *Server) Health(ctx context.Context, q meta.HealthRequest) *meta.ServerH
 		h.Certificates = s.certs.of(q.Certificates)
 		return h
 	}
+	if q.Volumes {
+		s.volumesHealth(h, true)
+		h.Volumes = slices.DeleteFunc(h.Volumes, func(v meta.VolumeHealth) bool { return v.ID <= q.After })
+		slices.SortFunc(h.Volumes, func(a, b meta.VolumeHealth) int { return cmp.Compare(a.ID, b.ID) })
+		h.Left = bound(&h.Volumes)
+		return h
+	}
 	if c := s.cfg.Creds; c != nil && !c.IsInsecure() {
 		own := certHealth(c.Identity())
 		h.Certificate = &own
@@ -39,7 +46,7 @@ func (s *Server) Health(ctx context.Context, q meta.HealthRequest) *meta.ServerH
 		}
 	}
 	s.nodesHealth(h)
-	s.volumesHealth(h)
+	s.volumesHealth(h, false)
 	standbys, _ := s.standbys.status()
 	for _, f := range standbys {
 		if f.lags() {
@@ -102,8 +109,9 @@ func diskRank(state string) int {
 }
 
 // volumesHealth tells of the volumes that are open here, and of those that nobody
-// could open. One that is on its way to another owner is that one's to tell of.
-func (s *Server) volumesHealth(h *meta.ServerHealth) {
+// could open; with chunks also of what their last inspection found: see chunksHealth.
+// One that is on its way to another owner is that one's to tell of.
+func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 	high := func(used, limit uint64) bool { return limit > 0 && float64(used) >= meta.QuotaHigh*float64(limit) }
 	for _, o := range s.owners() {
 		v := meta.VolumeHealth{ID: o.vol}
@@ -134,6 +142,12 @@ func (s *Server) volumesHealth(h *meta.ServerHealth) {
 			v.Advisory = o.words.advisory.BytesOver != 0 || o.words.advisory.InodesOver != 0
 		}
 		o.mu.Unlock()
+		if chunks {
+			o.inspection.mu.Lock()
+			st := &o.inspection.last
+			v.Lost, v.AcceptedLost, v.Endangered, v.UnderReplicated, v.Corrupt, v.Away = st.Lost, st.AcceptedLost, st.Endangered, st.UnderReplicated, st.Corrupt, st.Away
+			o.inspection.mu.Unlock()
+		}
 		if v != (meta.VolumeHealth{ID: v.ID, Name: v.Name}) {
 			h.Volumes = append(h.Volumes, v)
 		}

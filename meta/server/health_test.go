@@ -113,6 +113,13 @@ func TestVolumesThatFail(t *testing.T) {
 	if l := told(); len(l) != 1 || !strings.HasPrefix(l[0], "2 ") || !strings.Contains(l[0], "its journal") {
 		t.Errorf("of what can't be opened: %v", l)
 	}
+	alone := s.srv.Health(t.Context(), meta.HealthRequest{Volumes: true})
+	if l := alone.Volumes; len(l) != 1 || l[0].ID != v.ID || l[0].Failed == "" || alone.Nodes != 0 || len(alone.Etcd.Endpoints) != 0 {
+		t.Errorf("asked for volumes alone: %+v", alone)
+	}
+	if l := s.srv.Health(t.Context(), meta.HealthRequest{Volumes: true, After: v.ID}).Volumes; len(l) != 0 {
+		t.Errorf("after the last one: %+v", l)
+	}
 	if l := s.srv.unable.unserved(time.Now().Add(2 * unservedTold)); len(l) != 0 {
 		t.Errorf("nobody tries any more: %v", l)
 	}
