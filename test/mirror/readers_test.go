@@ -120,6 +120,10 @@ func TestBehind(t *testing.T) {
 	m.rate("dst", "0")
 	m.Must("mirror", "sync", "dst", "--wait", "--timeout", "85s")
 	m.Must("mirror", "pause", "dst")
+	lock := meta.Lock{Ino: meta.MirrorLock, Owner: 1, Type: meta.LockWrite, Flock: true, End: 1<<63 - 1}
+	m.Until("the copier let go", func() error { return m.volume("dst").SetLock(ctx, lock, false) }) // it looks when it begins again
+	lock.Type = meta.LockUnlock
+	w.must(m.volume("dst").SetLock(ctx, lock, false))
 	w.file("new", 300<<10)
 	for ino, at := range map[meta.Ino]int64{w.lookup("big"): 5 << 20, w.lookup("inline"): 10, holes: 280<<20 + 1000} {
 		_, err := w.v.Write(ctx, nil, ino, w.bytes(900), at, false, false)
