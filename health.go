@@ -438,6 +438,9 @@ func (f *healthFacts) judgeVolumes(l *problems, heard []*serverFacts) {
 			}
 			quota("bytes", v.UsedBytes, v.QuotaBytes, sizeText)
 			quota("inodes", v.UsedInodes, v.QuotaInodes, func(n uint64) string { return fmt.Sprint(n) })
+			if v.Undone != "" {
+				l.add(Warning, "volume", v.Name, "it is tried again by itself; see penstock volume show "+v.Name, "has no snapshot by its schedule: since %s none could be taken: %s", v.UndoneSince.UTC().Format(time.DateTime+" UTC"), v.Undone)
+			}
 			if v.Advisory {
 				l.add(Warning, "quota", v.Name, "see penstock volume show "+v.Name, "is above its advisory quota")
 			}

@@ -122,8 +122,8 @@ func TestHealthIsJudged(t *testing.T) {
 		}, []string{"critical chunks : 2 chunks have no good replica", "critical chunks : 4 chunks have one replica left", "warning chunks : 6 chunks have too few", "warning chunks : 8 chunks have a corrupt", "warning chunks : 10 chunks lie where",
 			"warning chunks : 12 chunks are on a node", "warning chunks : 14 chunks have too many", "warning chunks : 16 chunks of these", "warning chunks : the chunks of 2 volumes were not"}},
 		{"volumes", func(f *healthFacts) {
-			first(f).Volumes = []meta.VolumeHealth{{Name: "a", Failed: "corrupt"}, {Name: "b", Recovering: true}, {Name: "c", UsedBytes: 95, QuotaBytes: 100, UsedInodes: 10, QuotaInodes: 10}, {Name: "d", Advisory: true}}
-		}, []string{"critical volume a: can't be served by metadata server m1: corrupt", "warning volume b: is being taken over", "warning quota c: has used 95 B of 100 B (95 % of its quota of bytes)", "warning quota c: has used 10 of 10 (100 % of its quota of inodes)", "warning quota d: is above its advisory quota"}},
+			first(f).Volumes = []meta.VolumeHealth{{Name: "a", Failed: "corrupt"}, {Name: "b", Recovering: true}, {Name: "c", UsedBytes: 95, QuotaBytes: 100, UsedInodes: 10, QuotaInodes: 10}, {Name: "d", Advisory: true}, {Name: "e", Undone: "no end", UndoneSince: healthNow}}
+		}, []string{"critical volume a: can't be served by metadata server m1: corrupt", "warning volume b: is being taken over", "warning volume e: has no snapshot by its schedule: since 2026-11-22 12:00:00 UTC none could be taken: no end", "warning quota c: has used 95 B of 100 B (95 % of its quota of bytes)", "warning quota c: has used 10 of 10 (100 % of its quota of inodes)", "warning quota d: is above its advisory quota"}},
 		{"followers", func(f *healthFacts) {
 			first(f).Standbys = []meta.StandbyHealth{{Volume: 3, Behind: "1m0s", Error: "x"}}
 		}, []string{"warning follower volume 3 at m1: was last up to date 1m0s ago: x"}},

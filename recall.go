@@ -28,6 +28,10 @@ import (
 //     being invalidated at that moment goes through, and is recorded again.
 //  3. The lease is lowered, what was cached is forgotten, the owner is told,
 //     and the held-back go on: they ask for a lease again.
+//
+// An owner that takes a snapshot asks for a moment only. What can't be committed by
+// then is kept, with the lease: the writers go on, and the bytes are committed like
+// all others, later. The file is in the snapshot as it was synced last.
 
 // Bounds of a recall.
 const (
@@ -47,8 +51,9 @@ type recall struct {
 }
 
 type recallAsk struct {
-	keep meta.LeaseMode
-	done func()
+	keep  meta.LeaseMode
+	until time.Time // the lease is held if it can't be given back by then; zero: it goes
+	done  func(held bool)
 }
 
 type byteRange struct{ off, n int64 }
@@ -82,14 +87,28 @@ func (c *Client) Recall(r meta.Recall, done func()) {
 	if c.kept.later(func() { c.Recall(r, done) }) {
 		return
 	}
+	c.recalled(r, recallAsk{keep: r.Keep, done: func(bool) { done() }})
+}
+
+// RecallWithin lowers a lease, unless what is buffered can't be committed within the
+// time that the recall gives, and calls done with whether it is held. It is called as
+// Recall is.
+func (c *Client) RecallWithin(r meta.Recall, done func(held bool)) {
+	until := time.Now().Add(r.Within)
+	if c.kept.later(func() { c.RecallWithin(r, done) }) {
+		return
+	}
+	c.recalled(r, recallAsk{r.Keep, until, done})
+}
+
+func (c *Client) recalled(r meta.Recall, ask recallAsk) {
 	c.stats.recalls.Add(1)
 	in := c.table.peek(r.Volume, r.Ino)
 	if in == nil {
-		c.unknown(inodeKey{r.Volume, r.Ino}, done)
+		c.unknown(inodeKey{r.Volume, r.Ino}, func() { ask.done(false) })
 		return
 	}
 	in.mu.Lock()
-	ask := recallAsk{r.Keep, done}
 	if in.recall != nil {
 		in.recall.queue = append(in.recall.queue, ask)
 		in.mu.Unlock()
@@ -138,14 +157,13 @@ func (in *inode) serveRecalls() {
 		r.queue = r.queue[1:]
 		lease := in.lease
 		in.mu.Unlock()
-		if lease > ask.keep {
-			in.giveBack(ask.keep)
-		}
-		ask.done()
+		ask.done(lease > ask.keep && !in.giveBack(ask.keep, ask.until))
 	}
 }
 
-func (in *inode) giveBack(keep meta.LeaseMode) {
+// giveBack lowers the lease. With a time until which that may take, it tells whether
+// it did: if not, nothing has changed.
+func (in *inode) giveBack(keep meta.LeaseMode, until time.Time) bool {
 	v, n := in.vol, in.vol.c.cfg.Notify
 	in.mu.Lock()
 	f := in.file
@@ -154,8 +172,15 @@ func (in *inode) giveBack(keep meta.LeaseMode) {
 		in.letPending(f)
 		f.gate++
 		in.mu.Unlock()
-		in.flushForRecall()
+		gone := in.flushForRecall(until)
 		in.mu.Lock()
+		if !gone {
+			f.gate--
+			f.changed()
+			in.mu.Unlock()
+			v.kick() // the flusher passes over what is being recalled
+			return false
+		}
 	}
 	isDir := in.dir != nil || in.attrOK && in.attr.IsDir()
 	if keep == meta.LeaseNone && n != nil {
@@ -184,6 +209,7 @@ func (in *inode) giveBack(keep meta.LeaseMode) {
 		f.changed()
 	}
 	in.mu.Unlock()
+	return true
 }
 
 // Orphaned tells that an inode lost its last name through another session
@@ -341,23 +367,33 @@ func (in *inode) awaitTurn(ctx context.Context, rng *byteRange) error {
 	}
 }
 
-// flushForRecall commits everything buffered. A passing failure is retried
-// for a while; then the bytes are given up and the writer is told.
-func (in *inode) flushForRecall() {
+// flushForRecall commits everything buffered. A passing failure is retried until the
+// time that the recall has, and then all stays buffered, which it tells. A recall
+// without one is somebody waiting for this file: after a while the bytes are given up,
+// and the writer is told.
+func (in *inode) flushForRecall(until time.Time) (nothingLeft bool) {
 	v := in.vol
-	deadline := time.Now().Add(recallTries)
+	ctx, deadline := v.c.ctx, time.Now().Add(recallTries)
+	if !until.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, until)
+		defer cancel()
+	}
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		err := v.flushOne(v.c.ctx, in, flushClose)
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) || errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || v.c.ctx.Err() != nil {
+		// With ctx at its end a flush that hangs goes on, and with it the bytes.
+		err := v.flushOne(ctx, in, flushClose)
+		switch {
+		case err == nil:
+			return true
+		case errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || v.c.ctx.Err() != nil, until.IsZero() && time.Now().After(deadline):
 			v.loseDirty(in, err)
-			return
+			return true
+		case ctx.Err() != nil:
+			return false
 		}
 		select {
 		case <-time.After(wait):
-		case <-v.c.ctx.Done():
+		case <-ctx.Done():
 		}
 	}
 }

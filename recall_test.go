@@ -1,7 +1,9 @@
 package penstock
 
 import (
+	"bytes"
 	"encoding/binary"
+	"errors"
 	"math/rand"
 	"slices"
 	"sync"
@@ -257,4 +259,55 @@ func TestRefusedForgetsAll(t *testing.T) {
 			t.Fatal("the kernel keeps what it has")
 		}
 	}
+}
+
+// A client that reaches no chunk server is asked for a lease for a moment, as for a
+// snapshot: it holds on to the lease and to every byte, its writers go on, and when the
+// servers are back all of it is committed.
+func TestRecallWithinGivesNothingUp(t *testing.T) {
+	inFakeTime(t, Config{}, func(t *testing.T, w *world, v *Volume) {
+		cutOff := meta.E("append", meta.Unavailable, "every chunk server", nil)
+		w.failChunk = func(string, meta.ChunkID) error { return cutOff }
+		ino := create(t, v, "log")
+		first, second := bytes.Repeat([]byte("1"), 300_000), bytes.Repeat([]byte("2"), 300_000)
+		write(t, v, ino, first, 0)
+		recall := func() (held bool, took time.Duration) {
+			began := time.Now()
+			done := make(chan bool)
+			v.c.RecallWithin(meta.Recall{Volume: 1, Ino: ino, Keep: meta.LeaseShared, Within: time.Second}, func(held bool) { done <- held })
+			return <-done, time.Since(began)
+		}
+		lease := func() meta.LeaseMode {
+			in := v.c.table.peek(1, ino)
+			defer in.put()
+			in.mu.Lock()
+			defer in.mu.Unlock()
+			return in.lease
+		}
+		for range 3 {
+			if held, took := recall(); !held || took > time.Second {
+				t.Fatalf("held %v after %v", held, took)
+			}
+		}
+		if lease() != meta.LeaseExclusive {
+			t.Fatal("its lease went")
+		}
+		write(t, v, ino, second, int64(len(first))) // waits for nobody
+		w.mu.Lock()
+		w.failChunk = nil
+		w.mu.Unlock()
+		if held, _ := recall(); held {
+			t.Fatal("it holds on to what it could commit")
+		}
+		if lease() != meta.LeaseShared || v.c.Stats().LostBytes != 0 {
+			t.Fatalf("lease %v, %d bytes lost", lease(), v.c.Stats().LostBytes)
+		}
+		if err := v.Fsync(t.Context(), ino, false); err != nil && !errors.Is(err, cutOff) { // an earlier failure is told once
+			t.Fatal(err)
+		}
+		got := make([]byte, len(first)+len(second))
+		if n, err := v.Read(t.Context(), ino, got, 0); err != nil || !bytes.Equal(got[:n], append(first, second...)) {
+			t.Fatalf("%d bytes, %v", n, err)
+		}
+	})
 }

@@ -16,6 +16,7 @@ type Snapshot = wire.SnapshotInfo
 type snapshotSession interface {
 	Snapshots(ctx context.Context, v meta.VolumeID) (wire.SnapshotList, error)
 	TakeSnapshot(ctx context.Context, v meta.VolumeID, name string) (wire.SnapshotInfo, error)
+	TakeWhole(ctx context.Context, v meta.VolumeID, name string) (wire.SnapshotInfo, error)
 	DeleteSnapshot(ctx context.Context, v meta.VolumeID, name string) (wire.SnapshotInfo, error)
 	DiffSnapshots(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error
 	RollBack(ctx context.Context, v meta.VolumeID, name string, force bool) error
@@ -39,8 +40,10 @@ func (v *Volume) snapshotSession() (snapshotSession, error) {
 }
 
 // TakeSnapshot keeps the volume as it is now under a name. Everything that a
-// write returned for before the call, through any client that answers its
-// owner within a second, is in it, and durable when the call returns. The name
+// write returned for before the call, through any client that commits what it
+// buffered within a second, is in it, and durable when the call returns. The files of
+// a client that does not are in it as they were synced last: Snapshot.Unanswered
+// counts them, and they lose nothing outside the snapshot. The name
 // is text without '/', '@' and control characters. Errors: Exists, Invalid,
 // NameTooLong, ResourceExceeded, AccessDenied (the grant is not to administer),
 // Unavailable (what a client left open can't be settled now).
@@ -51,6 +54,18 @@ func (v *Volume) TakeSnapshot(ctx context.Context, name string) (Snapshot, error
 	}
 	defer v.snapshotsChanged()
 	return s.TakeSnapshot(ctx, v.id, name)
+}
+
+// TakeWholeSnapshot is TakeSnapshot, but takes none if it would have files only as they
+// were synced last. Errors: as TakeSnapshot; Unavailable (there are such files, and the
+// text says whose), NotSupported (the owner is of an older version).
+func (v *Volume) TakeWholeSnapshot(ctx context.Context, name string) (Snapshot, error) {
+	s, err := v.snapshotSession()
+	if err != nil {
+		return Snapshot{}, err
+	}
+	defer v.snapshotsChanged()
+	return s.TakeWhole(ctx, v.id, name)
 }
 
 // Snapshots lists the volume's snapshots, oldest first.

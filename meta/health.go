@@ -165,6 +165,10 @@ type VolumeHealth struct {
 	UnderReplicated uint64 `json:"under_replicated,omitempty"`
 	Corrupt         uint64 `json:"corrupt,omitempty"`
 	Away            uint64 `json:"away,omitempty"` // a replica's server is out of reach, which is waited for
+	// Undone is why the snapshot that is due by the volume's schedule could not be
+	// taken, at the last try, and UndoneSince when it could not for the first time.
+	Undone      string    `json:"snapshot_undone,omitempty"`
+	UndoneSince time.Time `json:"snapshot_undone_since,omitzero"`
 }
 
 // StandbyHealth is the copy of a volume's state that a server keeps for another to

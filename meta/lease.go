@@ -1,5 +1,7 @@
 package meta
 
+import "time"
+
 // LeaseMode is what a session may keep in memory about an inode.
 type LeaseMode uint8
 
@@ -27,6 +29,10 @@ type Recall struct {
 	Volume VolumeID
 	Ino    Ino
 	Keep   LeaseMode
+	// Within, unless zero, is for how long from its arrival the session is asked, in
+	// whole milliseconds: who has not committed everything by then gives no byte up,
+	// answers that it holds its lease still, and goes on as before.
+	Within time.Duration
 }
 
 // LockType is the kind of an advisory lock.

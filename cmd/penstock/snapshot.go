@@ -58,11 +58,16 @@ func adviseSnapshot(err error, volume string) error {
 func newSnapshotCreate() *cobra.Command {
 	var w where
 	var out output
+	var strict bool
 	cmd := &cobra.Command{
 		Use:   "create VOLUME [NAME]",
 		Short: "Take a snapshot; without a name it is called after the time",
+		Long: `Takes a snapshot; without a name it is called after the time. Clients commit what
+they have buffered first. The files of one that can't within a second are in the
+snapshot as they were synced last, which the command says; with --strict there is no
+snapshot then, and it fails.`,
 		Example: `  penstock snapshot create datasets v3
-  penstock snapshot create results --output json`,
+  penstock snapshot create results --strict --output json`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := time.Now().UTC().Format("20060102T150405Z")
@@ -70,9 +75,16 @@ func newSnapshotCreate() *cobra.Command {
 				name = args[1]
 			}
 			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
-				i, err := s.TakeSnapshot(cmd.Context(), v.ID, name)
+				take := s.TakeSnapshot
+				if strict {
+					take = s.TakeWhole
+				}
+				i, err := take(cmd.Context(), v.ID, name)
 				if err != nil {
 					return err
+				}
+				if i.Unanswered > 0 {
+					fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", unansweredText(&i))
 				}
 				return out.print(cmd.OutOrStdout(), i, func(t *table) { t.row(i.Name) })
 			})
@@ -80,7 +92,18 @@ func newSnapshotCreate() *cobra.Command {
 	}
 	out.flag(cmd)
 	w.flags(cmd)
+	cmd.Flags().BoolVar(&strict, "strict", false, "take none that would have files only as they were synced last")
 	return cmd
+}
+
+// unansweredText says what a snapshot does not have.
+func unansweredText(i *wire.SnapshotInfo) string {
+	return fmt.Sprintf("%d files are in %s only as they were synced last: their clients did not commit within a second what they had buffered (%s)", i.Unanswered, printable(i.Name), printable(strings.Join(i.UnansweredBy, ", ")))
+}
+
+// failingText says why a schedule's snapshot is missing.
+func failingText(f *wire.ScheduleFailing) string {
+	return fmt.Sprintf("none could be taken since %s, %d tries: %s", f.Since.Local().Format(time.DateTime), f.Tries, printable(f.Why))
 }
 
 func newSnapshotList() *cobra.Command {
@@ -107,6 +130,9 @@ func newSnapshotList() *cobra.Command {
 					}
 					if l.Keep != "" {
 						t.row("schedule " + l.Keep)
+					}
+					if l.Failing != nil {
+						t.row(failingText(l.Failing))
 					}
 				})
 			})
@@ -154,6 +180,9 @@ func newSnapshotShow() *cobra.Command {
 					t.row("files", i.Inodes)
 					t.row("size", bytesText(i.Bytes))
 					t.row("state", i.State)
+					if i.Unanswered > 0 {
+						t.row("not all in", unansweredText(&i))
+					}
 					if d := i.Digest; d != nil {
 						t.row("digest", d.Digest)
 						t.row("read for it", bytesText(d.Read)+" of "+bytesText(d.Bytes))

@@ -37,6 +37,8 @@ type snapshotsView struct {
 	Count int    `json:"count" yaml:"count"`
 	Held  uint64 `json:"held_bytes" yaml:"held_bytes"` // that they alone see
 	Keep  string `json:"keep,omitempty" yaml:"keep,omitempty"`
+	// Failing is why the snapshot that is due by schedule could not be taken.
+	Failing *wire.ScheduleFailing `json:"schedule_failing,omitempty" yaml:"schedule_failing,omitempty"`
 }
 
 // dataView says where a volume's chunks lie, and what is to be moved.
@@ -98,7 +100,7 @@ func readVolume(ctx context.Context, s *client.Session, name string) (*volumeFul
 	if err != nil {
 		return nil, err
 	}
-	full.Snapshots = &snapshotsView{len(list.Snapshots), list.Held, list.Keep}
+	full.Snapshots = &snapshotsView{len(list.Snapshots), list.Held, list.Keep, list.Failing}
 	if log, err := s.EventLog(ctx, v.ID); err == nil && log.Keep > 0 {
 		full.Events = &eventsView{log.Keep, log.First, log.Last}
 	} else if err != nil && meta.KindOf(err) != meta.NotSupported { // its owner may be of an older version
@@ -168,6 +170,9 @@ func (v *volumeFull) table(t *table) {
 		t.row("snapshots", fmt.Sprintf("%d, which alone hold %s", n.Count, bytesText(n.Held)))
 		if n.Keep != "" {
 			t.row("schedule", n.Keep)
+		}
+		if n.Failing != nil {
+			t.row("", failingText(n.Failing))
 		}
 	}
 	if e := v.Events; e != nil {

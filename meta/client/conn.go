@@ -468,12 +468,16 @@ func (s *Session) recall(c *conn, id uint64, m *wire.Recall) {
 	var once sync.Once
 	// The answer goes where the question came from, or nowhere: another owner
 	// numbers its rounds anew.
-	done := func() {
-		once.Do(func() { c.send.Send(id, &wire.Recalled{Volume: m.Recall.Volume, Ino: m.Recall.Ino}) })
+	done := func(held bool) {
+		once.Do(func() { c.send.Send(id, &wire.Recalled{Volume: m.Recall.Volume, Ino: m.Recall.Ino, Held: held}) })
 	}
 	if h == nil {
-		done()
+		done(false)
 		return
 	}
-	h.Recall(m.Recall, done)
+	if hh, ok := h.(HoldHandler); ok && m.Recall.Within > 0 {
+		hh.RecallWithin(m.Recall, done)
+		return
+	}
+	h.Recall(m.Recall, func() { done(false) })
 }

@@ -68,6 +68,14 @@ type OrphanHandler interface {
 	Orphaned(v meta.VolumeID, ino meta.Ino)
 }
 
+// HoldHandler is a Handler that may hold on to a lease that it is asked for for a
+// while only, rather than give up bytes that it can't commit.
+type HoldHandler interface {
+	// RecallWithin is Recall for one with Within: done tells whether the lease is
+	// held still.
+	RecallWithin(r meta.Recall, done func(held bool))
+}
+
 // LossHandler is a Handler that can tell whoever syncs an inode that changes of
 // it are lost.
 type LossHandler interface {

@@ -54,18 +54,31 @@ func (s *Session) AwaitDigest(ctx context.Context, v meta.VolumeID, name string)
 // TakeSnapshot takes one. It is taken once, however often the request had to be
 // sent. Errors: Exists, Invalid, NameTooLong, ResourceExceeded, Unavailable.
 func (s *Session) TakeSnapshot(ctx context.Context, v meta.VolumeID, name string) (i wire.SnapshotInfo, err error) {
-	return s.takeSnapshot(ctx, v, name, false)
+	return s.takeSnapshot(ctx, v, name, wire.SnapshotRequest{})
+}
+
+// TakeWhole is TakeSnapshot, unless the snapshot would have files only as they were
+// synced last, since their clients did not commit in time what they had buffered.
+// Errors: as TakeSnapshot; Unavailable (there are such files, and the text says whose),
+// NotSupported (the owner is of an older version).
+func (s *Session) TakeWhole(ctx context.Context, v meta.VolumeID, name string) (i wire.SnapshotInfo, err error) {
+	i, err = s.takeSnapshot(ctx, v, name, wire.SnapshotRequest{Strict: true})
+	if err == nil && !i.Strict {
+		_, derr := s.DeleteSnapshot(ctx, v, name)
+		err = meta.E("take snapshot", meta.NotSupported, name, errors.Join(errors.New("the owner of the volume can't tell whether everything is in it"), derr))
+	}
+	return i, err
 }
 
 // TakeTarget is TakeSnapshot for who fills a mirror's target: as RollBackTarget.
 // Errors: also ReadOnly.
 func (s *Session) TakeTarget(ctx context.Context, v meta.VolumeID, name string) error {
-	_, err := s.takeSnapshot(ctx, v, name, true)
+	_, err := s.takeSnapshot(ctx, v, name, wire.SnapshotRequest{Filler: true})
 	return err
 }
 
-func (s *Session) takeSnapshot(ctx context.Context, v meta.VolumeID, name string, filler bool) (i wire.SnapshotInfo, err error) {
-	q := wire.SnapshotRequest{Token: rand.Uint64() | 1, Filler: filler}
+func (s *Session) takeSnapshot(ctx context.Context, v meta.VolumeID, name string, q wire.SnapshotRequest) (i wire.SnapshotInfo, err error) {
+	q.Token = rand.Uint64() | 1
 	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotCreate, Volume: v, Entry: name}, q, &i)
 	return i, err
 }

@@ -230,7 +230,7 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 	}
 	if q.Snapshot == "" {
 		from.Implied, from.Snapshot = true, impliedName(name, q.Token)
-		if _, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: from.Snapshot, Token: q.Token}, nil); err != nil {
+		if _, _, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: from.Snapshot, Token: q.Token}, takeHow{}); err != nil {
 			return none, err
 		}
 	}

@@ -796,7 +796,7 @@ func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Resul
 			o.leases.unblock(k)
 			return nil, meta.E("move extents", meta.Again, fmt.Sprintf("inode %d", ino), errors.New("a client that is away may have cached where they lie"))
 		}
-		ch := o.leases.ask(o.vol, nil, ino, meta.LeaseNone)
+		ch := o.leases.ask(o.vol, nil, ino, meta.LeaseNone, 0)
 		switch {
 		case ch != nil:
 			o.leases.block(k, ino)

@@ -119,7 +119,7 @@ func (o *owner) back(s *session) {
 			continue
 		}
 		if _, asked := l.recall.pending[s]; asked {
-			s.enqueue(l.recall.round, &wire.Recall{Recall: meta.Recall{Volume: o.vol, Ino: ino, Keep: l.recall.keep}})
+			s.enqueue(l.recall.round, l.recall.message(o.vol, ino))
 		}
 	}
 	// It holds what lost its last name while it was away, or under an owner that

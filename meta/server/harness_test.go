@@ -486,6 +486,7 @@ type peer struct {
 	leases  map[meta.Ino]meta.LeaseMode
 	hold    bool
 	held    []func()
+	holdsOn bool // it can commit nothing now, and keeps what it is asked for a while
 	recalls int
 	expired int
 	orphans []meta.Ino
@@ -516,6 +517,17 @@ func (p *peer) Recall(r meta.Recall, done func()) {
 		return
 	}
 	go drop()
+}
+
+func (p *peer) RecallWithin(r meta.Recall, done func(held bool)) {
+	p.mu.Lock()
+	on := p.holdsOn
+	p.mu.Unlock()
+	if on {
+		go done(true)
+		return
+	}
+	p.Recall(r, func() { done(false) })
 }
 
 func (p *peer) Expired([]meta.VolumeID, error) {

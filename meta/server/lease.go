@@ -64,6 +64,7 @@ type recall struct {
 	round   uint64
 	since   time.Time
 	keep    meta.LeaseMode
+	within  time.Duration // see meta.Recall
 	pending map[*session]struct{}
 	done    chan struct{}
 	// wanted: somebody waits for it, not only what the owner does in the background.
@@ -268,28 +269,31 @@ func (t *leaseTable) extend(by time.Duration) {
 	}
 }
 
-// recalled books a session's answer to a round of recalling.
-func (t *leaseTable) recalled(s *session, ino meta.Ino, round uint64) {
+// recalled books a session's answer to a round of recalling: it holds what it has
+// still (only if it may, else that is no answer), or has no more than was asked. It
+// tells whether the answer counts.
+func (t *leaseTable) recalled(s *session, ino meta.Ino, round uint64, held bool) bool {
 	l := t.m[ino]
-	if l == nil || l.recall == nil || l.recall.round != round {
-		return
+	if l == nil || l.recall == nil || l.recall.round != round || held && l.recall.within == 0 {
+		return false
 	}
 	if _, asked := l.recall.pending[s]; !asked {
-		return
+		return false
 	}
-	if h := l.of(s); h != nil {
+	if h := l.of(s); h != nil && !held {
 		h.mode = min(h.mode, l.recall.keep)
 	}
 	t.lowered(ino)
 	t.answered(l, s)
 	t.tidy(ino, l)
+	return true
 }
 
 // conflict asks every session but s that has more than keep on ino to give it
 // up, and returns what to wait for, nil when nobody has. A session that only
 // lingers, and has some, ends then.
 func (t *leaseTable) conflict(v meta.VolumeID, s *session, ino meta.Ino, keep meta.LeaseMode) <-chan struct{} {
-	ch := t.ask(v, s, ino, keep)
+	ch := t.ask(v, s, ino, keep, 0)
 	if ch != nil {
 		t.m[ino].recall.wanted = true
 	}
@@ -297,8 +301,9 @@ func (t *leaseTable) conflict(v meta.VolumeID, s *session, ino meta.Ino, keep me
 }
 
 // ask is conflict for what the owner does in the background: no session ends for
-// it, so that it must not wait for those that are away.
-func (t *leaseTable) ask(v meta.VolumeID, s *session, ino meta.Ino, keep meta.LeaseMode) <-chan struct{} {
+// it, so that it must not wait for those that are away. within, unless zero, is for
+// how long a session tries: then it may answer that it holds what it has.
+func (t *leaseTable) ask(v meta.VolumeID, s *session, ino meta.Ino, keep meta.LeaseMode, within time.Duration) <-chan struct{} {
 	l := t.m[ino]
 	if l == nil || t.unsafe {
 		return nil
@@ -319,10 +324,10 @@ func (t *leaseTable) ask(v meta.VolumeID, s *session, ino meta.Ino, keep meta.Le
 		}
 		if r == nil {
 			t.rounds++
-			r = &recall{round: t.rounds, keep: keep, since: time.Now(), pending: map[*session]struct{}{}, done: make(chan struct{})}
+			r = &recall{round: t.rounds, keep: keep, within: within, since: time.Now(), pending: map[*session]struct{}{}, done: make(chan struct{})}
 		}
 		r.pending[h.s] = struct{}{}
-		h.s.enqueue(r.round, &wire.Recall{Recall: meta.Recall{Volume: v, Ino: ino, Keep: keep}})
+		h.s.enqueue(r.round, r.message(v, ino))
 	})
 	if r == nil {
 		return nil
@@ -330,6 +335,10 @@ func (t *leaseTable) ask(v meta.VolumeID, s *session, ino meta.Ino, keep meta.Le
 	l.recall = r
 	t.asking[r] = struct{}{}
 	return r.done
+}
+
+func (r *recall) message(v meta.VolumeID, ino meta.Ino) *wire.Recall {
+	return &wire.Recall{Recall: meta.Recall{Volume: v, Ino: ino, Keep: r.keep, Within: r.within}}
 }
 
 // ticket keeps new leases away from inodes while an operation that recalled

@@ -129,6 +129,9 @@ type owner struct {
 	keep       string     // the schedule of snapshots,
 	keepRead   time.Time  // as it was in the table then
 	keepOpen   bool       // it asks for the volume more often than visits do
+	schedule   scheduling // how it goes
+	// unanswered are the files that were not given back for snapshots taken here.
+	unanswered map[meta.Generation]unanswered
 	compaction compaction
 	filling    map[meta.ChunkID]bool // open, by promoteLoop or compactLoop: not abandoned
 

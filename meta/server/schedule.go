@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
 )
 
 // The schedule of a volume's snapshots stands in its row of the table and is
@@ -120,16 +121,80 @@ func plan(rules []keepRule, have []meta.Snapshot, now time.Time) (due bool, unwa
 }
 
 const (
-	scheduleRead  = time.Hour        // how often the table is read again for it
-	scheduleRetry = 15 * time.Second // after a snapshot that could not be taken
+	scheduleRead = time.Hour // how often the table is read again for it
+	// After a snapshot that could not be taken, the first time and at most, but not
+	// longer than an interval: each try holds up who writes for a moment.
+	scheduleRetry    = 15 * time.Second
+	scheduleRetryMax = 10 * time.Minute
 )
+
+// scheduling is how a schedule goes: whether what is due can be taken. Guarded by the
+// owner's mu.
+type scheduling struct {
+	tries int // that failed, since the last that did not
+	since time.Time
+	why   error
+	next  time.Time
+}
+
+// failed notes another try that failed, and tells when the next one is to be.
+func (s *scheduling) failed(why error, now time.Time, every time.Duration) time.Duration {
+	if s.tries == 0 {
+		s.since = now
+	}
+	wait := min(scheduleRetry<<min(s.tries, 10), scheduleRetryMax, max(every, scheduleRetry))
+	s.tries++
+	s.why, s.next = why, now.Add(wait)
+	return wait
+}
+
+// failing tells what is wrong, nil if nothing is.
+func (s *scheduling) failing() *wire.ScheduleFailing {
+	if s.tries == 0 {
+		return nil
+	}
+	return &wire.ScheduleFailing{Since: s.since, Tries: s.tries, Why: s.why.Error(), Next: s.next}
+}
+
+// staysOpen: so many volumes can't be visited as often as a schedule wants, so one that
+// has it is not closed. For longer intervals see visits.due.
+func staysOpen(every time.Duration, volumes int) bool {
+	return every < 2*max(visitEvery, visitRound(volumes))
+}
 
 // setSchedule makes a schedule the volume's, whose row says so.
 func (o *owner) setSchedule(keep string) {
 	o.mu.Lock()
-	o.keep, o.keepRead = keep, time.Now()
+	o.keep, o.keepRead, o.schedule = keep, time.Now(), scheduling{}
 	o.mu.Unlock()
 	o.kickSnapshots()
+}
+
+// takeDue takes the snapshot that is due, unless it is too early after a try that
+// failed, and tells when it is to be looked at again.
+func (o *owner) takeDue(every time.Duration) time.Duration {
+	o.mu.Lock()
+	wait := time.Until(o.schedule.next)
+	o.mu.Unlock()
+	if wait > 0 {
+		return wait
+	}
+	_, _, err := o.takeSnapshot(o.ctx, &meta.TakeSnapshot{Name: scheduledName(time.Now())}, takeHow{})
+	if o.ctx.Err() != nil {
+		return scheduleRead
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case errors.Is(err, meta.Exists): // of another schedule, this very second
+		return time.Second
+	case err != nil:
+		wait = o.schedule.failed(err, time.Now(), every)
+		o.log.Warn("a snapshot that is due could not be taken", "error", err, "tries", o.schedule.tries, "again in", wait)
+		return wait
+	}
+	o.schedule = scheduling{}
+	return scheduleRead
 }
 
 // keepSchedule does what is due, and tells for how long nothing will be.
@@ -139,7 +204,7 @@ func (o *owner) keepSchedule() time.Duration {
 	o.mu.Unlock()
 	if !known {
 		v, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol)
-		if err != nil {
+		if err != nil && !errors.Is(err, meta.NoSuchVolume) {
 			return scheduleRetry
 		}
 		o.mu.Lock()
@@ -158,14 +223,17 @@ func (o *owner) keepSchedule() time.Duration {
 	}
 	if len(rules) == 0 {
 		o.mu.Lock()
-		o.keepOpen = false
+		o.keepOpen, o.schedule = false, scheduling{}
 		o.mu.Unlock()
 		return scheduleRead
 	}
 	every := finest(rules)
+	volumes := 0
+	if view := o.srv.cfg.Cluster.View(); view != nil {
+		volumes = len(view.Volumes)
+	}
 	o.mu.Lock()
-	// Its home visits an idle volume often enough for longer intervals.
-	o.keepOpen = every < 2*visitEvery
+	o.keepOpen = staysOpen(every, volumes)
 	o.mu.Unlock()
 	all, err := o.snapshots()
 	if err != nil {
@@ -175,12 +243,7 @@ func (o *owner) keepSchedule() time.Duration {
 	due, unwanted := plan(rules, all, time.Now())
 	wait := max(time.Until(time.Unix(0, (bucket(time.Now(), every)+1)*int64(every))), 10*time.Millisecond)
 	if due {
-		if _, err := o.takeSnapshot(o.ctx, &meta.TakeSnapshot{Name: scheduledName(time.Now())}, nil); err != nil && o.ctx.Err() == nil {
-			if !errors.Is(err, meta.Exists) {
-				o.log.Warn("a snapshot that is due could not be taken", "error", err)
-			}
-			wait = min(wait, scheduleRetry)
-		}
+		wait = min(wait, o.takeDue(every))
 	}
 	for _, s := range unwanted {
 		ctx, cancel := context.WithTimeout(o.ctx, scheduleRetry)

@@ -443,8 +443,8 @@ func TestBackgroundEndsNobody(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if late, err := o.recallWriters(ctx); late != 1 || err != nil {
-		t.Errorf("a snapshot waits for it: %d, %v", late, err)
+	if late, err := o.recallWriters(ctx, &barrier{}); late.files != 1 || err != nil {
+		t.Errorf("a snapshot waits for it: %v, %v", late, err)
 	}
 	if _, err := o.swapped(ino, func() (meta.Op, error) { return nil, errors.New("its extents are moved") }); !errors.Is(err, meta.Again) {
 		t.Error(err)

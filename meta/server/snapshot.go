@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -25,21 +26,27 @@ import (
 //  1. nobody gets an exclusive lease, and those that are out are taken back:
 //     clients hold their writers, commit what is buffered, synced, and close
 //     open-ended extents; from its answer on a client acknowledges nothing.
-//     Nobody waits for one that is away, nor ends it;
-//  2. the open-ended extents of who does not answer in time are sealed, at what
-//     was synced at least, under a higher fence;
+//     Nobody waits for one that is away, nor ends it; and one that can't commit
+//     in time says so, keeps what it has, and goes on;
+//  2. the open-ended extents of who does not answer in time, or holds on, are
+//     sealed, at what was synced at least, under a higher fence;
 //  3. TakeSnapshot runs, exclusive leases are given again, and the caller waits
 //     for the journal.
 //
 // Whatever write() returned for is in it then, unless its client is one of
 // those that did not answer. It all concerns files being written; creating,
 // renaming, reading and looking up go on.
+//
+// Seals that take long, since a chunk server is away, go on with the barrier lifted:
+// others write meanwhile, so it is put up once more when they are done.
 
 const (
 	// barrierWait is how long clients may take to give leases back.
 	barrierWait = time.Second
-	// barrierSeals is how long who did not answer may take to be sealed, each
-	// time around; it is tried barrierTries times.
+	// barrierHeld is how long the barrier stays up for what is sealed then,
+	barrierHeld = time.Second
+	// barrierSeals how long that may take in all, and barrierTries how often the
+	// barrier is put up.
 	barrierSeals = 10 * time.Second
 	barrierTries = 4
 )
@@ -49,6 +56,30 @@ type barrier struct {
 	over chan struct{}
 	// cut: the time to answer is over; no extent is left open-ended any more.
 	cut bool
+	// held are the inodes whose holders said that they can't give them back now.
+	held map[meta.Ino]struct{}
+}
+
+// takeHow is how a snapshot is taken.
+type takeHow struct {
+	// filler, if not nil, is who asks as the session that fills a mirror's target, and
+	// must be it when the snapshot is taken.
+	filler *session
+	// strict: not unless every client has given back what it buffered.
+	strict bool
+}
+
+// unanswered are the files that a snapshot has as they were synced last, since their
+// clients gave no lease back.
+type unanswered struct {
+	files   int
+	clients []string // that hold them, by name, each once; at most unansweredNamed
+}
+
+const unansweredNamed = 8
+
+func (u unanswered) String() string {
+	return fmt.Sprintf("%d files, written by %s", u.files, strings.Join(u.clients, ", "))
 }
 
 // endsOpen tells whether an operation leaves an extent open-ended.
@@ -57,16 +88,99 @@ func endsOpen(op meta.Op) bool {
 	return ok && slices.ContainsFunc(w.Extents, func(e meta.Extent) bool { return e.OpenEnded })
 }
 
-// takeSnapshot takes one. filler, if not nil, is who asks as the session that fills a
-// mirror's target, and must be it when the snapshot is taken. Errors: those of
-// meta.TakeSnapshot; Unavailable (what a client left open can't be sealed now),
-// ReadOnly (filler is not), NotOwner.
-func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot, filler *session) (meta.Snapshot, error) {
-	var none meta.Snapshot
+// takeSnapshot takes one, and tells which files are in it only as they were synced
+// last. Errors: those of meta.TakeSnapshot; Unavailable (what a client left open can't
+// be sealed now; or, if it is to be strict, there are such files), ReadOnly (the filler
+// is not), NotOwner.
+func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot, how takeHow) (meta.Snapshot, unanswered, error) {
 	if err := o.await(ctx, o.recovered); err != nil {
-		return none, err
+		return meta.Snapshot{}, unanswered{}, err
 	}
 	began := time.Now()
+	var held time.Duration // the barrier, at most
+	sealing, end := context.WithCancel(ctx)
+	defer end()
+	for try := 1; ; try++ {
+		p, err := o.throughBarrier(ctx, sealing, op, how)
+		held = max(held, p.held)
+		if p.seals != nil {
+			if try == 1 {
+				defer time.AfterFunc(barrierSeals, end).Stop()
+			}
+			if serr := p.seals.wait(); err == nil && serr != nil {
+				err = o.cantSettle(serr)
+			}
+			if err == nil && try == barrierTries {
+				err = meta.E("take snapshot", meta.Unavailable, o.subject(), errors.New("files are still being appended to"))
+			}
+			if err == nil {
+				continue
+			}
+		}
+		if err == nil {
+			err = o.await(ctx, p.durable)
+		}
+		if err != nil {
+			return meta.Snapshot{}, p.late, err
+		}
+		sn, err := o.snapshotOf(meta.Generation(p.res.Off), op.Name)
+		if err != nil {
+			return sn, p.late, err
+		}
+		wakeUp(o.digesting.wake)
+		level := slog.LevelInfo
+		if p.late.files > 0 {
+			level = slog.LevelWarn
+		}
+		o.log.Log(ctx, level, "snapshot taken", "name", op.Name, "generation", p.res.Off, "written", p.written, "unanswered", p.late.files, "by", p.late.clients,
+			"held", held.Round(time.Millisecond), "took", time.Since(began).Round(time.Millisecond))
+		return sn, p.late, nil
+	}
+}
+
+// snapshotOf finds the snapshot that was taken.
+func (o *owner) snapshotOf(at meta.Generation, name string) (meta.Snapshot, error) {
+	all, err := o.snapshots()
+	if err != nil {
+		return meta.Snapshot{}, err
+	}
+	i := slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.At == at })
+	if i < 0 {
+		return meta.Snapshot{}, meta.E("take snapshot", meta.NoSuchSnapshot, name, errors.New("it was taken, and deleted at once"))
+	}
+	return all[i], nil
+}
+
+func (o *owner) cantSettle(err error) error {
+	return meta.E("take snapshot", meta.Unavailable, o.subject(), fmt.Errorf("a file's end can't be settled: %w", err))
+}
+
+// passage is what came of putting the barrier up.
+type passage struct {
+	res     *meta.Result // of TakeSnapshot,
+	durable <-chan struct{}
+	written int // files under exclusive leases
+	late    unanswered
+	held    time.Duration
+	// seals go on, if not nil: nothing was taken, and it is to be tried again when they
+	// are done, or there is an error.
+	seals *seals
+}
+
+// seals are under way.
+type seals struct {
+	done chan struct{} // closed when they have ended
+	errs []error
+}
+
+func (s *seals) wait() error {
+	<-s.done
+	return errors.Join(s.errs...)
+}
+
+// throughBarrier puts the barrier up, and takes a snapshot behind it. sealing is the
+// context of the seals that are begun.
+func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapshot, how takeHow) (p passage, err error) {
 	o.mu.Lock()
 	for o.barrier != nil || o.closed != nil {
 		over := o.closed
@@ -75,103 +189,98 @@ func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot, filler 
 		}
 		o.mu.Unlock()
 		if err := o.await(ctx, over); err != nil {
-			return none, err
+			return p, err
 		}
 		o.mu.Lock()
 	}
-	// What would be refused anyway holds nobody up.
-	if err := o.mayTake(op); err != nil {
+	// What would be refused anyway holds nobody up, nor does a request that came before.
+	if p.res, err = o.mayTake(op); err != nil || p.res != nil {
+		p.durable = o.untilDurable(o.snapped)
 		o.mu.Unlock()
-		return none, err
+		return p, err
 	}
-	b := &barrier{over: make(chan struct{})}
+	began := time.Now()
+	b := &barrier{over: make(chan struct{}), held: map[meta.Ino]struct{}{}}
 	o.barrier = b
-	writers := len(o.leases.writable)
-	lift := func() {
-		o.barrier = nil
-		close(b.over)
-	}
+	p.written = len(o.leases.writable)
 	o.mu.Unlock()
 
-	late, err := o.recallWriters(ctx)
+	p.late, err = o.recallWriters(ctx, b)
 	o.mu.Lock()
+	defer func() {
+		o.barrier = nil
+		close(b.over)
+		p.held = time.Since(began)
+		o.mu.Unlock()
+	}()
+	if err == nil && how.strict && p.late.files > 0 {
+		err = meta.E("take snapshot", meta.Unavailable, o.subject(), fmt.Errorf("what was written is not all in yet: %v", p.late))
+	}
 	if err == nil {
-		err = o.cutOpenEnds(ctx, b)
+		p.seals, err = o.cutOpenEnds(sealing, b)
 	}
 	if err == nil {
 		err = o.failed
 	}
-	if err == nil && filler != nil && !o.filledBy(filler) {
+	if err == nil && how.filler != nil && !o.filledBy(how.filler) {
 		err = errNoFiller("take snapshot", o) // since the barrier others may have written
 	}
-	if err != nil {
-		lift()
-		o.mu.Unlock()
-		return none, err
+	if err != nil || p.seals != nil {
+		return p, err
 	}
 	seq := o.cur.seq
-	res, err := o.run(op, 0)
-	if err != nil {
-		lift()
-		o.mu.Unlock()
-		return none, err
+	if p.res, err = o.run(op, 0); err != nil {
+		return p, err
+	}
+	if p.late.files > 0 {
+		o.unanswered[meta.Generation(p.res.Off)] = p.late
 	}
 	o.snapped = max(o.snapped, min(seq, o.newest()))
-	wait := o.untilDurable(seq)
-	lift()
-	held := time.Since(began)
-	o.mu.Unlock()
-	if err := o.await(ctx, wait); err != nil {
-		return none, err
-	}
-	all, err := o.snapshots()
-	if err != nil {
-		return none, err
-	}
-	i := slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.At == meta.Generation(res.Off) })
-	if i < 0 {
-		return none, meta.E("take snapshot", meta.NoSuchSnapshot, op.Name, errors.New("it was taken, and deleted at once"))
-	}
-	wakeUp(o.digesting.wake)
-	o.log.Info("snapshot taken", "name", op.Name, "generation", res.Off, "written", writers, "unanswered", late, "held", held.Round(time.Millisecond), "took", time.Since(began).Round(time.Millisecond))
-	return all[i], nil
+	p.durable = o.untilDurable(seq)
+	return p, nil
 }
 
-// mayTake refuses a snapshot that could not be taken even if nothing were open.
-// Caller holds mu.
-func (o *owner) mayTake(op *meta.TakeSnapshot) error {
+// mayTake refuses a snapshot that could not be taken even if nothing were open. It
+// gives what the operation did if it ran before. Caller holds mu.
+func (o *owner) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err error) {
 	if o.failed != nil {
-		return o.failed
+		return nil, o.failed
 	}
 	if err := o.full(op); err != nil {
-		return err
+		return nil, err
 	}
-	_, _, err := namespace.Execute(&view{o: o}, o.context(0), op)
-	if errors.Is(err, meta.Busy) {
-		return nil
+	res, effects, err := namespace.Execute(&view{o: o}, o.context(0), op)
+	switch {
+	case errors.Is(err, meta.Busy):
+		return nil, nil
+	case err == nil && len(effects) == 0:
+		return res, nil
 	}
-	return err
+	return nil, err
 }
 
-// recallWriters takes exclusive leases back, and tells how many are still out
-// when the time is over.
-func (o *owner) recallWriters(ctx context.Context) (late int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, barrierWait)
+// recallWriters takes exclusive leases back, and tells which are still out when
+// everybody has answered or the time is over.
+func (o *owner) recallWriters(ctx context.Context, b *barrier) (late unanswered, err error) {
+	deadline := time.Now().Add(barrierWait)
+	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	for {
 		var waits []<-chan struct{}
 		o.mu.Lock()
-		late = 0
 		for ino := range o.leases.writable {
+			if _, held := b.held[ino]; held {
+				continue
+			}
 			// Who is away is asked, too: it hears so when it comes back, be it while
 			// the ends of files are still being settled.
-			ch := o.leases.ask(o.vol, nil, ino, meta.LeaseShared)
-			switch {
-			case o.leases.away(ino, meta.LeaseShared):
-				late++
-			case ch != nil:
+			ch := o.leases.ask(o.vol, nil, ino, meta.LeaseShared, max(time.Until(deadline), time.Millisecond))
+			if ch != nil && !o.leases.away(ino, meta.LeaseShared) {
 				waits = append(waits, ch)
 			}
+		}
+		if len(waits) == 0 {
+			late = o.leases.stillOut()
 		}
 		o.mu.Unlock()
 		if len(waits) == 0 {
@@ -183,56 +292,85 @@ func (o *owner) recallWriters(ctx context.Context) (late int, err error) {
 				continue
 			case <-ctx.Done():
 			case <-o.ctx.Done():
-				return 0, o.gone()
+				return late, o.gone()
 			}
 			if !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
-				return 0, meta.E("take snapshot", meta.Interrupted, "", context.Cause(ctx))
+				return late, meta.E("take snapshot", meta.Interrupted, "", context.Cause(ctx))
 			}
 			o.mu.Lock()
 			defer o.mu.Unlock()
-			return len(o.leases.writable), nil
+			return o.leases.stillOut(), nil
 		}
 	}
 }
 
+// stillOut tells which files are held exclusively.
+func (t *leaseTable) stillOut() (u unanswered) {
+	u.files = len(t.writable)
+	for ino := range t.writable {
+		if len(u.clients) == unansweredNamed {
+			break
+		}
+		t.m[ino].each(func(h *holder) {
+			if h.mode == meta.LeaseExclusive && !slices.Contains(u.clients, h.s.name) {
+				u.clients = append(u.clients, h.s.name)
+			}
+		})
+	}
+	slices.Sort(u.clients)
+	return u
+}
+
 // cutOpenEnds seals the chunks that files end in without a length. Caller holds
-// mu; when there is no error, there are none, and there will be none before mu
-// is released.
-func (o *owner) cutOpenEnds(ctx context.Context, b *barrier) error {
-	ctx, cancel := context.WithTimeout(ctx, barrierSeals)
-	defer cancel()
-	for try := 0; ; try++ {
+// mu; when there is no error and nothing goes on, there are none, and there will be
+// none before mu is released.
+func (o *owner) cutOpenEnds(sealing context.Context, b *barrier) (goOn *seals, err error) {
+	over := time.NewTimer(barrierHeld)
+	defer over.Stop()
+	for {
 		var open []meta.ChunkID
 		if err := namespace.OpenEnded(&view{o: o}, func(_ meta.Ino, c meta.ChunkRecord) bool {
 			open = append(open, c.ID)
 			return true
 		}); err != nil {
-			return err
+			return nil, err
 		}
 		if len(open) == 0 {
-			return nil
-		}
-		if try == barrierTries {
-			return meta.E("take snapshot", meta.Unavailable, o.subject(), fmt.Errorf("%d files are still being appended to", len(open)))
+			return nil, nil
 		}
 		b.cut = true
+		s := o.sealThese(sealing, open)
 		o.mu.Unlock()
-		errs := make([]error, len(open))
+		select {
+		case <-s.done:
+			o.mu.Lock()
+		case <-over.C:
+			o.mu.Lock()
+			return s, nil
+		}
+		if err := s.wait(); err != nil {
+			return nil, o.cantSettle(err)
+		}
+	}
+}
+
+// sealThese begins to seal chunks; who asks for it waits for them.
+func (o *owner) sealThese(ctx context.Context, open []meta.ChunkID) *seals {
+	s := &seals{done: make(chan struct{}), errs: make([]error, len(open))}
+	go func() {
+		defer close(s.done)
 		var wg sync.WaitGroup
 		slots := make(chan struct{}, sealsAtOnce)
 		for i, id := range open {
 			slots <- struct{}{}
 			wg.Go(func() {
 				defer func() { <-slots }()
-				_, errs[i] = o.seal(ctx, id, nil)
+				_, s.errs[i] = o.seal(ctx, id, nil)
 			})
 		}
 		wg.Wait()
-		o.mu.Lock()
-		if err := errors.Join(errs...); err != nil {
-			return meta.E("take snapshot", meta.Unavailable, o.subject(), fmt.Errorf("a file's end can't be settled: %w", err))
-		}
-	}
+	}()
+	return s
 }
 
 // queryAt answers a read at a snapshot. What it shows never changes and is in
@@ -317,6 +455,11 @@ func snapshotInfo(s meta.Snapshot) wire.SnapshotInfo {
 	return i
 }
 
+// tellUnanswered notes which files are in a snapshot only as they were synced last.
+func tellUnanswered(i *wire.SnapshotInfo, u unanswered) {
+	i.Unanswered, i.UnansweredBy = uint64(u.files), u.clients
+}
+
 // snapshotOp answers a request about snapshots at the owner of the volume.
 func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
 	v, err := s.find(ctx, m)
@@ -372,11 +515,14 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		if !utf8.ValidString(m.Entry) || strings.ContainsFunc(m.Entry, unicode.IsControl) {
 			return meta.E("take snapshot", meta.Invalid, fmt.Sprintf("%q", m.Entry), errors.New("a name is text"))
 		}
-		sn, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: m.Entry, Token: q.Token}, filler)
+		sn, late, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: m.Entry, Token: q.Token}, takeHow{filler: filler, strict: q.Strict})
 		if err != nil {
 			return err
 		}
-		return reportJSON(re, snapshotInfo(sn))
+		i := snapshotInfo(sn)
+		i.Strict = q.Strict
+		tellUnanswered(&i, late)
+		return reportJSON(re, i)
 	case wire.AdminSnapshotDelete:
 		sn, err := o.deleteUnpinned(ctx, m.Entry)
 		if err != nil {
@@ -429,6 +575,10 @@ func (o *owner) listSnapshots() (*wire.SnapshotList, error) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	for i := range l.Snapshots {
+		tellUnanswered(&l.Snapshots[i], o.unanswered[l.Snapshots[i].At])
+	}
+	l.Failing = o.schedule.failing()
 	if err := errors.Join(o.listPins(l.Snapshots), o.listDigests(l.Snapshots)); err != nil {
 		return nil, err
 	}

@@ -266,6 +266,129 @@ func TestSnapshotAsksWhoComesBack(t *testing.T) {
 	}
 }
 
+// TestSnapshotOfWhoHoldsOn: a client that can't commit what it buffered says so. The
+// snapshot has its file as it was synced last, and says that; the client keeps its
+// lease, writes on, and commits later what it had. Who asks for a whole snapshot gets
+// none.
+func TestSnapshotOfWhoHoldsOn(t *testing.T) {
+	s := newSiteTTL(t, 10*time.Second)
+	chunks := s.chunkServer(1)
+	a := s.dial("writer")
+	ino := a.create(t, "log").Attr.Ino
+	g := a.alloc(t, true)
+	chunks.has(g.ID, 900, 700)
+	a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 500, Chunk: g.ID, OpenEnded: true}}, Size: 500, Synced: true}, meta.LeaseNone)
+	holdOn := func(on bool) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.holdsOn = on
+	}
+	holdOn(true)
+	admin := s.dial("admin")
+	if _, err := admin.TakeWhole(t.Context(), 1, "whole"); !errors.Is(err, meta.Unavailable) || !strings.Contains(err.Error(), "writer") {
+		t.Fatalf("a whole snapshot: %v", err)
+	}
+	if l := admin.names(t); len(l) != 0 || len(chunks.ordered(g.ID, meta.OrderSeal)) != 0 {
+		t.Fatal("something was done for it: ", l)
+	}
+	one := admin.snapshot(t, "one")
+	if one.Unanswered != 1 || !slices.Equal(one.UnansweredBy, []string{"writer"}) {
+		t.Fatalf("%+v", one)
+	}
+	if l := admin.snapshots(t); l.Snapshots[0].Unanswered != 1 {
+		t.Fatalf("the list: %+v", l)
+	}
+	o := s.srv.opened(1)
+	o.mu.Lock()
+	still := o.leases.exclusive(ino) && len(o.leases.asking) == 0
+	o.mu.Unlock()
+	if !still || a.mode(ino) != meta.LeaseExclusive {
+		t.Fatal("its lease went, or is asked for still")
+	}
+	// What it had goes to another chunk, and is the volume's, not the snapshot's.
+	more := a.alloc(t, true)
+	chunks.has(more.ID, 500, 500)
+	a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Off: 500, Len: 500, Chunk: more.ID}}, Size: 1000, Synced: true, CloseEnded: true}, meta.LeaseNone)
+	r, err := a.DoAt(t.Context(), 1, one.At, &meta.Open{Ino: ino})
+	if err != nil || r.Attr.Size != one.Bytes || r.Attr.Size < 700 || len(r.Extents) != 1 || r.Extents[0].OpenEnded {
+		t.Fatalf("in the snapshot: %+v, %v", r, err)
+	}
+	holdOn(false)
+	whole, err := admin.TakeWhole(t.Context(), 1, "whole")
+	if err != nil || whole.Unanswered != 0 {
+		t.Fatalf("%+v, %v", whole, err)
+	}
+	if r, err = a.DoAt(t.Context(), 1, whole.At, &meta.Open{Ino: ino}); err != nil || r.Attr.Size != 1000 {
+		t.Fatalf("in the whole snapshot: %+v, %v", r, err)
+	}
+	s.exact()
+}
+
+// TestSnapshotSealsBehindTheBarrier: a chunk server that hangs does not keep others from
+// opening files for as long as it takes to settle the ends of files; the snapshot is
+// taken when that is done.
+func TestSnapshotSealsBehindTheBarrier(t *testing.T) {
+	s := newSiteTTL(t, 20*time.Second)
+	chunks := s.chunkServer(1)
+	a, b := s.dial("a"), s.dial("b")
+	ino := a.create(t, "log").Attr.Ino
+	other := b.create(t, "other").Attr.Ino
+	g := a.alloc(t, true)
+	chunks.has(g.ID, 900, 700)
+	a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 500, Chunk: g.ID, OpenEnded: true}}, Size: 500, Synced: true}, meta.LeaseNone)
+	a.mu.Lock()
+	a.holdsOn = true
+	a.mu.Unlock()
+	admin := s.dial("admin")
+	o := s.srv.opened(1)
+	state := func(up bool) func() error {
+		return func() error {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			return unless((o.barrier != nil && o.barrier.cut) == up)
+		}
+	}
+	// It tells whether the barrier was lifted while the seal went on: a machine may be
+	// so slow that the seal is given up before one looks.
+	try := func() (lifted bool) {
+		chunks.hang()
+		wake := sync.OnceFunc(chunks.wake)
+		defer wake()
+		taken := make(chan error, 1)
+		go func() {
+			_, err := admin.TakeSnapshot(t.Context(), 1, "one")
+			taken <- err
+		}()
+		eventually(t, "the file's end is being settled", state(true))
+		eventually(t, "the barrier is lifted", state(false))
+		b.do(t, &meta.Open{Ino: other}, meta.LeaseExclusive)
+		select {
+		case err := <-taken:
+			t.Log("it was given up: ", err)
+			return false
+		default:
+		}
+		if b.mode(other) != meta.LeaseExclusive {
+			t.Fatal("nobody can open a file for writing")
+		}
+		wake()
+		err := <-taken
+		if err != nil {
+			t.Log("it was given up: ", err)
+		}
+		return err == nil
+	}
+	for n := 1; !try(); n++ {
+		if n == 4 {
+			t.Fatal("the barrier stays up until everything is sealed")
+		}
+	}
+	if l := admin.names(t); !slices.Equal(l, []string{"one ready"}) {
+		t.Fatal(l)
+	}
+	s.exact()
+}
+
 // TestSnapshotNobodyCanSettle: a file whose end no chunk server can tell keeps
 // the snapshot from being taken, with words, and nothing is left half.
 func TestSnapshotNobodyCanSettle(t *testing.T) {
@@ -614,6 +737,108 @@ func TestScheduleIsKept(t *testing.T) {
 	time.Sleep(2500 * time.Millisecond)
 	if l := a.names(t); len(l) > n+1 { // one may have been under way
 		t.Fatalf("it goes on: %v", l)
+	}
+	s.exact()
+}
+
+// TestScheduleThatFails: a snapshot that is due and can't be taken is told of until it
+// could, and tried ever more rarely.
+func TestScheduleThatFails(t *testing.T) {
+	s := newSiteTTL(t, 20*time.Second)
+	chunks := s.chunkServer(1)
+	a := s.dial("a")
+	ino := a.create(t, "log").Attr.Ino
+	g := a.alloc(t, true)
+	chunks.has(g.ID, 900, 700)
+	a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 500, Chunk: g.ID, OpenEnded: true}}, Size: 500, Synced: true}, meta.LeaseNone)
+	a.mu.Lock()
+	a.holdsOn = true
+	a.mu.Unlock()
+	chunks.refuse(meta.IO)
+	a.admin(t, wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: 1, Entry: "24h:hourly"})
+	health := func() (l []meta.VolumeHealth) {
+		return slices.DeleteFunc(s.srv.Health(t.Context(), meta.HealthRequest{}).Volumes, func(v meta.VolumeHealth) bool { return v.Undone == "" })
+	}
+	eventually(t, "it is told", func() error { return unless(len(health()) == 1) })
+	o := s.srv.opened(1)
+	for range 20 { // looked at again, it is not tried again yet
+		o.kickSnapshots()
+		time.Sleep(5 * time.Millisecond)
+	}
+	f := a.snapshots(t).Failing
+	if f == nil || f.Tries > 2 || f.Why == "" || f.Next.Sub(f.Since) < scheduleRetry || !health()[0].UndoneSince.Equal(f.Since) {
+		t.Fatalf("%+v, %+v", f, health())
+	}
+	chunks.refuse(meta.KindOK)
+	eventually(t, "it is taken", func() error {
+		o.mu.Lock()
+		o.schedule.next = time.Time{}
+		o.mu.Unlock()
+		o.kickSnapshots()
+		return unless(len(a.names(t)) == 1)
+	})
+	eventually(t, "nothing is wrong any more", func() error { return unless(len(health()) == 0 && a.snapshots(t).Failing == nil) })
+
+	var sch scheduling
+	var waits []time.Duration
+	now := time.Now()
+	for range 8 {
+		waits = append(waits, sch.failed(errors.New("x"), now, time.Hour))
+	}
+	if want := []time.Duration{15, 30, 60, 120, 240, 480, 600, 600}; !slices.EqualFunc(waits, want, func(a, b time.Duration) bool { return a == b*time.Second }) {
+		t.Error(waits)
+	}
+	if sch.failed(errors.New("x"), now, time.Minute) != time.Minute || sch.failed(errors.New("x"), now, time.Second) != scheduleRetry {
+		t.Error("tries of short intervals")
+	}
+}
+
+// TestDeletionsStandBack: a large deletion is left for what is due meanwhile, and gone
+// on with.
+func TestDeletionsStandBack(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	a.try(t, &meta.GetAttr{Ino: meta.RootIno})
+	var made, gone []client.BatchOp
+	for i := range 3 * dropStep {
+		made = append(made, client.BatchOp{Op: newFile(fmt.Sprint("f", i))})
+		gone = append(gone, client.BatchOp{Op: &meta.Unlink{Parent: meta.RootIno, Name: fmt.Sprint("f", i)}})
+	}
+	batch := func(ops []client.BatchOp) {
+		t.Helper()
+		if _, _, err := a.DoBatch(t.Context(), 1, client.AnyEpoch, ops); err != nil {
+			t.Fatal(err)
+		}
+	}
+	batch(made)
+	one := a.snapshot(t, "one")
+	batch(gone)
+	o := s.srv.opened(1)
+	eventually(t, "the schedule was looked at", func() error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return unless(!o.keepRead.IsZero() && len(o.snapWake) == 0)
+	})
+	o.mu.Lock() // nobody is told to go on with it
+	_, err := o.run(&meta.DropSnapshot{At: one.At, Max: 1}, 0)
+	o.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := 0; ; n++ {
+		more, err := o.dropUntil(time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !more {
+			if n < 3 {
+				t.Fatalf("after %d steps it was gone", n)
+			}
+			break
+		}
+	}
+	if l := a.names(t); len(l) != 0 {
+		t.Fatal(l)
 	}
 	s.exact()
 }

@@ -21,6 +21,9 @@ import (
 // a few milliseconds in which nobody else is answered.
 const dropStep = 256
 
+// snapshotRetry is when work that failed is taken up again.
+const snapshotRetry = 15 * time.Second
+
 func (o *owner) kickSnapshots() {
 	select {
 	case o.snapWake <- struct{}{}:
@@ -34,12 +37,23 @@ func (o *owner) snapshotLoop() {
 		return
 	}
 	for {
-		for o.ctx.Err() == nil && o.dropSome() {
+		again := time.Now().Add(o.keepSchedule())
+		more, err := o.dropUntil(again)
+		if more {
+			continue
 		}
-		if err := o.settleClones(o.ctx); err != nil && o.ctx.Err() == nil {
-			o.log.Warn("the volume's clones could not be looked after, that is tried again", "error", err)
+		if err == nil {
+			err = o.settleClones(o.ctx)
 		}
-		t := time.NewTimer(o.keepSchedule())
+		if o.ctx.Err() != nil {
+			return
+		}
+		wait := time.Until(again)
+		if err != nil {
+			o.log.Warn("work on snapshots and clones failed, it is tried again", "error", err)
+			wait = min(wait, snapshotRetry)
+		}
+		t := time.NewTimer(wait)
 		select {
 		case <-o.snapWake:
 		case <-t.C:
@@ -51,8 +65,29 @@ func (o *owner) snapshotLoop() {
 	}
 }
 
+// dropUntil works off deleted snapshots until something else is to be looked at: then
+// there may be more.
+func (o *owner) dropUntil(again time.Time) (more bool, err error) {
+	for {
+		if more, err = o.dropSome(); !more || err != nil || o.ctx.Err() != nil {
+			return false, err
+		}
+		if !time.Now().Before(again) {
+			return true, nil
+		}
+		select {
+		case <-o.snapWake: // the schedule may be another one
+			return true, nil
+		default:
+		}
+	}
+}
+
 // snapshotWork tells whether the volume must stay open for it. Caller holds mu.
 func (o *owner) snapshotWork() bool {
+	if o.keepRead.IsZero() { // its schedule was not looked at yet
+		return true
+	}
 	if o.barrier != nil || o.closed != nil || o.keepOpen || o.digesting.busy || o.indexing.busy || o.promoting {
 		return true
 	}
@@ -101,40 +136,37 @@ func (o *owner) deleteSnapshot(ctx context.Context, name string) (meta.Snapshot,
 
 // dropSome works a bounded amount off a deleted snapshot and waits for the
 // journal; more tells that there may be more.
-func (o *owner) dropSome() (more bool) {
+func (o *owner) dropSome() (more bool, err error) {
 	o.mu.Lock()
 	if o.failed != nil {
-		o.mu.Unlock()
-		return false
+		defer o.mu.Unlock()
+		return false, o.failed
 	}
 	all, err := namespace.Snapshots(&view{o: o})
 	i := slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.Deleting })
 	if err != nil || i < 0 {
 		o.mu.Unlock()
-		if err != nil {
-			o.log.Error("deleting snapshots", "error", err)
-		}
-		return false
+		return false, err
 	}
 	seq := o.cur.seq
 	res, err := o.run(&meta.DropSnapshot{At: all[i].At, Max: dropStep}, 0)
 	if err != nil {
 		o.mu.Unlock()
-		o.log.Error("deleting a snapshot", "name", all[i].Name, "error", err)
-		return false
+		return false, fmt.Errorf("deleting snapshot %s: %w", all[i].Name, err)
 	}
 	o.freed += res.Off
 	if res.EOF {
 		o.log.Info("a deleted snapshot is gone", "name", all[i].Name, "generation", all[i].At, "freed", o.freed)
 		o.freed = 0
+		delete(o.unanswered, all[i].At)
 	}
 	wait := o.untilDurable(seq)
 	o.mu.Unlock()
-	if o.await(o.ctx, wait) != nil {
-		return false
+	if err := o.await(o.ctx, wait); err != nil {
+		return false, err
 	}
 	o.kickGC()
-	return true
+	return true, nil
 }
 
 // ---- rolling back

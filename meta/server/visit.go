@@ -30,13 +30,18 @@ const (
 
 // between is how much time passes between two visits of a volume where nothing
 // changes: visiting as many as there are takes a quarter of it at most.
-func between(volumes int) time.Duration {
-	return max(visitEvery, 4*time.Duration(volumes/visitPace)*visitLook)
-}
+func between(volumes int) time.Duration { return max(visitEvery, 4*visitRound(volumes)) }
+
+// visitRound is how long it takes to visit so many.
+func visitRound(volumes int) time.Duration { return time.Duration(volumes/visitPace) * visitLook }
 
 // visits remember when closed volumes were looked after.
 type visits struct {
 	at map[meta.VolumeID]time.Time
+	// not are those that could not be opened, and before when that is not tried again.
+	not map[meta.VolumeID]time.Time
+	// finest are the shortest intervals of schedules, by text; 0: there is none.
+	finest map[string]time.Duration
 	// seen is what the chunk servers were like then; see standing.
 	seen []serverStanding
 }
@@ -85,20 +90,59 @@ func worse(was, now []serverStanding) bool {
 	return false
 }
 
-// due lists the closed volumes of this home that are to be visited, those
-// first that were not for the longest time.
+// due lists the closed volumes of this home that are to be visited: first those
+// whose schedule wants a snapshot, then those that were not for the longest time.
 func (v *visits) due(s *Server, view *cluster.View, now time.Time) (ids []meta.VolumeID) {
 	every := between(len(view.Volumes))
-	for _, x := range view.Volumes {
-		if x.State != cluster.VolumeActive && x.State != cluster.VolumeTrash || now.Sub(v.at[x.ID]) < every || s.opened(x.ID) != nil {
+	wants := map[meta.VolumeID]bool{}
+	for i := range view.Volumes {
+		x := &view.Volumes[i]
+		if x.State != cluster.VolumeActive && x.State != cluster.VolumeTrash || now.Before(v.not[x.ID]) || s.opened(x.ID) != nil {
+			continue
+		}
+		snapshot := x.State == cluster.VolumeActive && v.wantsSnapshot(x, now)
+		if !snapshot && now.Sub(v.at[x.ID]) < every {
 			continue
 		}
 		if _, mine := s.home(x.ID); mine {
 			ids = append(ids, x.ID)
+			wants[x.ID] = snapshot
 		}
 	}
-	slices.SortStableFunc(ids, func(a, b meta.VolumeID) int { return v.at[a].Compare(v.at[b]) })
+	slices.SortStableFunc(ids, func(a, b meta.VolumeID) int {
+		if wants[a] != wants[b] {
+			return map[bool]int{true: -1, false: 1}[wants[a]]
+		}
+		return v.tried(a).Compare(v.tried(b))
+	})
 	return ids
+}
+
+// tried is when a volume was opened last, or could not be: those come after the others.
+func (v *visits) tried(id meta.VolumeID) time.Time {
+	at, not := v.at[id], v.not[id]
+	if at.After(not) {
+		return at
+	}
+	return not
+}
+
+// wantsSnapshot: an interval of the volume's schedule has begun since it was visited.
+func (v *visits) wantsSnapshot(x *cluster.Volume, now time.Time) bool {
+	if x.Keep == "" {
+		return false
+	}
+	every, known := v.finest[x.Keep]
+	if !known {
+		if rules, err := parseKeep(x.Keep); err == nil && len(rules) > 0 {
+			every = finest(rules)
+		}
+		if v.finest == nil || len(v.finest) > 1000 {
+			v.finest = map[string]time.Duration{}
+		}
+		v.finest[x.Keep] = every
+	}
+	return every > 0 && bucket(v.at[x.ID], every) < bucket(now, every)
 }
 
 // visit opens some of the volumes that are due.
@@ -106,6 +150,7 @@ func (v *visits) visit(s *Server, view *cluster.View, now time.Time) {
 	standing := s.standing()
 	if worse(v.seen, standing) {
 		clear(v.at)
+		clear(v.not)
 	}
 	v.seen = standing
 	pace := visitPace
@@ -129,9 +174,9 @@ func (v *visits) visit(s *Server, view *cluster.View, now time.Time) {
 		}
 		if _, err := s.openAs(s.ctx, id, state, ""); err == nil {
 			v.at[id] = now
+			delete(v.not, id)
 		} else if s.ctx.Err() == nil {
-			// After the others.
-			v.at[id] = now.Add(visitAgain - between(len(view.Volumes)))
+			v.not[id] = now.Add(visitAgain)
 			s.log.Info("a volume could not be visited", "volume", id, "error", err)
 		}
 	}
@@ -139,7 +184,7 @@ func (v *visits) visit(s *Server, view *cluster.View, now time.Time) {
 
 // visitLoop visits volumes and closes those that are idle.
 func (s *Server) visitLoop() {
-	v := visits{at: map[meta.VolumeID]time.Time{}}
+	v := visits{at: map[meta.VolumeID]time.Time{}, not: map[meta.VolumeID]time.Time{}}
 	idle := map[*owner]time.Time{} // since when
 	t := time.NewTicker(visitLook)
 	defer t.Stop()

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -147,6 +148,107 @@ func TestIdleVolumesAreRepaired(t *testing.T) {
 	within(g, bound, "what a dead server had is copied", whole(2))
 	t.Logf("repaired %d closed volumes in %v", n, time.Since(began).Round(time.Millisecond))
 	closed(g, ids)
+}
+
+// TestVisitsForSchedules: of 10,000 closed volumes those with a schedule are visited in
+// each of its intervals, the others as often as ever.
+func TestVisitsForSchedules(t *testing.T) {
+	s := newSite(t)
+	const n, step = 10_000, time.Minute
+	view := &cluster.View{}
+	for i := range n {
+		x := cluster.Volume{ID: meta.VolumeID(1000 + i), State: cluster.VolumeActive}
+		if i%4 == 0 {
+			x.Keep = "30d:1h"
+		}
+		view.Volumes = append(view.Volumes, x)
+	}
+	v := visits{at: map[meta.VolumeID]time.Time{}, not: map[meta.VolumeID]time.Time{}}
+	const broken = meta.VolumeID(1004) // can't be opened
+	began := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	hours := map[meta.VolumeID]map[int]time.Duration{}
+	last := map[meta.VolumeID]time.Time{}
+	for now := began; now.Before(began.Add(3 * time.Hour)); now = now.Add(step) {
+		pace := int(step/visitLook) * visitPace
+		for _, id := range v.due(s.srv, view, now) {
+			if pace--; pace < 0 {
+				break
+			}
+			if id == broken {
+				v.not[id] = now.Add(visitAgain)
+				continue
+			}
+			v.at[id] = now
+			if gap := now.Sub(last[id]); !last[id].IsZero() && gap > between(n)+2*visitRound(n) {
+				t.Fatalf("volume %d was visited after %v", id, gap)
+			}
+			last[id] = now
+			if hours[id] == nil {
+				hours[id] = map[int]time.Duration{}
+			}
+			h := int(now.Sub(began) / time.Hour)
+			if _, had := hours[id][h]; !had {
+				hours[id][h] = now.Sub(began) % time.Hour
+			}
+		}
+	}
+	var worst time.Duration
+	for _, x := range view.Volumes {
+		if x.ID == broken {
+			continue
+		}
+		if last[x.ID].IsZero() {
+			t.Fatalf("volume %d was never visited", x.ID)
+		}
+		if x.Keep == "" {
+			continue
+		}
+		for h := range 3 {
+			late, ok := hours[x.ID][h]
+			if !ok {
+				t.Fatalf("volume %d was not visited in hour %d", x.ID, h)
+			}
+			if h > 0 {
+				worst = max(worst, late)
+			}
+		}
+	}
+	if worst > visitRound(n/4)+2*step {
+		t.Errorf("the last of them was visited %v after its hour began", worst)
+	}
+	t.Logf("%d of %d closed volumes with an hourly schedule: the last is visited after %v", n/4, n, worst)
+	for _, c := range []struct {
+		every   time.Duration
+		volumes int
+		open    bool
+	}{{19 * time.Minute, 1, true}, {20 * time.Minute, 1, false}, {30 * time.Minute, n, true}, {time.Hour, n, false}} {
+		if staysOpen(c.every, c.volumes) != c.open {
+			t.Errorf("every %v, %d volumes: stays open is not %v", c.every, c.volumes, c.open)
+		}
+	}
+}
+
+// TestScheduleOfClosedVolume: a volume that nobody uses is opened for its schedule.
+func TestScheduleOfClosedVolume(t *testing.T) {
+	g := newGrid(t, func(c *Config) {
+		c.Cluster = viewed{c.Cluster.(*fakeCluster)}
+		c.IdleClose, c.HomeAfter, c.Followers = 100*time.Millisecond, 100*time.Millisecond, -1
+	}, racks[:2]...)
+	id := idleVolumes(g, 1)[0]
+	if _, err := g.s.cluster.UpdateVolume(t.Context(), id, func(v *cluster.Volume) error { v.Keep = "5m:1s"; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	within(g, 90*time.Second, "a snapshot is taken", func() error {
+		o := g.s.srv.opened(id)
+		if o == nil {
+			return errors.New("it is closed")
+		}
+		l, err := o.snapshots()
+		if err == nil && len(l) == 0 {
+			err = errors.New("there is none")
+		}
+		return err
+	})
 }
 
 // What makes closed volumes be visited again.

@@ -43,8 +43,9 @@ import (
 //	4  Order.Evicted
 //	5  Order.Compress; how replicas are stored, in lists; the operation Closed; Order.Chunks, Order.Pieces
 //	6  Reserve.Inherit
+//	7  Recall.Within, Recalled.Held
 const (
-	Version    = 6
+	Version    = 7
 	MinVersion = 2
 )
 

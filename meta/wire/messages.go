@@ -3,6 +3,7 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"penstock.io/penstock/meta"
 )
@@ -293,16 +294,29 @@ func (m *Recall) fields(c *coder) {
 	ino(c, &m.Recall.Ino)
 	c.mode(&m.Recall.Keep)
 	c.bool(&m.Orphan)
+	if c.since(7) { // who does not know of it is asked for good
+		ms := uint32(m.Recall.Within / time.Millisecond)
+		c.u32(&ms)
+		m.Recall.Within = time.Duration(ms) * time.Millisecond
+	}
 }
 
-// Recalled answers a Recall: what was cached beyond Keep is gone.
+// Recalled answers a Recall: what was cached beyond Keep is gone; or, Held, nothing
+// is, since what is buffered could not be committed within the time.
 type Recalled struct {
 	Volume meta.VolumeID
 	Ino    meta.Ino
+	Held   bool
 }
 
-func (*Recalled) frameType() Type   { return TRecalled }
-func (m *Recalled) fields(c *coder) { c.volume(&m.Volume); ino(c, &m.Ino) }
+func (*Recalled) frameType() Type { return TRecalled }
+func (m *Recalled) fields(c *coder) {
+	c.volume(&m.Volume)
+	ino(c, &m.Ino)
+	if c.need(7, m.Held, "a lease that is held") {
+		c.bool(&m.Held)
+	}
+}
 
 // Drop gives leases back unasked.
 type Drop struct {

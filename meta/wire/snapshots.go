@@ -32,6 +32,14 @@ type SnapshotInfo struct {
 	Shown bool `json:"shown,omitempty" yaml:"shown,omitempty"`
 	// MorePins are not listed: a volume's pins would take too many bytes.
 	MorePins uint64 `json:"more_pins,omitempty" yaml:"more_pins,omitempty"`
+	// Strict, in the answer to who has it taken: it was, see SnapshotRequest.
+	Strict bool `json:"strict,omitempty" yaml:"strict,omitempty"`
+	// Unanswered, in the answer to who has it taken, are the files that are in it only
+	// as they were synced last: their clients did not commit what they had buffered
+	// within a second. UnansweredBy names the clients, at most 8 of them.
+	// The volume's owner of then tells it in lists, too, as long as it has the volume.
+	Unanswered   uint64   `json:"unanswered,omitempty" yaml:"unanswered,omitempty"`
+	UnansweredBy []string `json:"unanswered_by,omitempty" yaml:"unanswered_by,omitempty"`
 }
 
 // DigestInfo is what one is told of a snapshot's digest.
@@ -108,6 +116,16 @@ type SnapshotList struct {
 	// Held is the bytes that snapshots alone see: what deleting all would free.
 	Held uint64 `json:"held_bytes" yaml:"held_bytes"`
 	Keep string `json:"keep,omitempty" yaml:"keep,omitempty"` // the schedule
+	// Failing is why the snapshot that is due by schedule could not be taken.
+	Failing *ScheduleFailing `json:"schedule_failing,omitempty" yaml:"schedule_failing,omitempty"`
+}
+
+// ScheduleFailing tells of a snapshot that is due and could not be taken.
+type ScheduleFailing struct {
+	Since time.Time `json:"since" yaml:"since"` // when it could not for the first time
+	Tries int       `json:"tries" yaml:"tries"` // since then
+	Why   string    `json:"why" yaml:"why"`     // at the last one
+	Next  time.Time `json:"next" yaml:"next"`   // when it is tried again, at the latest
 }
 
 // SnapshotRequest is the body of AdminSnapshotCreate and AdminSnapshotRollback.
@@ -119,6 +137,9 @@ type SnapshotRequest struct {
 	// Filler: only if the volume is a mirror's target and the session that asks is
 	// the one that fills it. A server that knows nothing of this passes it over.
 	Filler bool `json:"filler,omitempty"`
+	// Strict: no snapshot is taken that would have files only as they were synced last
+	// (Unavailable). A server that knows nothing of this does not say so in its answer.
+	Strict bool `json:"strict,omitempty"`
 }
 
 // DiffRequest is AdminSnapshotDiff's body.
