@@ -153,17 +153,23 @@ func (s *system) killRounds(ctx context.Context, rounds int, seed uint64, logf f
 	if err := l.Prepare(s.mount); err != nil {
 		return err
 	}
+	kept := snapshots{s: s}
 	r := rand.New(rand.NewPCG(seed, 99))
 	for round := range rounds {
 		d := time.Duration(20+r.IntN(1500)) * time.Millisecond
-		if err := s.under(ctx, l, d, func() error { s.kill(); return nil }); err != nil {
+		if err := s.under(ctx, l, d, func() error {
+			end, err := kept.take(ctx, round)
+			s.kill()
+			end()
+			return err
+		}); err != nil {
 			return fmt.Errorf("round %d: %w", round, err)
 		}
 		if err := s.start(ctx); err != nil {
 			return fmt.Errorf("round %d, starting after SIGKILL: %w", round, err)
 		}
 		logf("round %d: killed after %v, serving again after %v", round, d, s.process.StartedIn.Round(time.Millisecond))
-		if err := errors.Join(l.Verify(), s.fsck(ctx)); err != nil {
+		if err := errors.Join(l.Verify(), kept.verify(), s.fsck(ctx)); err != nil {
 			return fmt.Errorf("round %d, killed after %v: %w", round, d, err)
 		}
 		if s.verified != nil {
@@ -281,11 +287,17 @@ func (m *machine) powerRounds(ctx context.Context, rounds int, seed uint64, logf
 	if err := l.Prepare(m.mount); err != nil {
 		return err
 	}
+	kept := snapshots{s: &m.system}
 	r := rand.New(rand.NewPCG(seed, 98))
 	for round := range rounds {
 		target := powerTarget(round % 3)
 		d := time.Duration(20+r.IntN(1500)) * time.Millisecond
-		if err := m.under(ctx, l, d, func() error { return m.cut(target) }); err != nil {
+		if err := m.under(ctx, l, d, func() error {
+			end, err := kept.take(ctx, round)
+			err = errors.Join(err, m.cut(target))
+			end()
+			return err
+		}); err != nil {
 			return fmt.Errorf("round %d, %v: %w", round, target, err)
 		}
 		if err := m.reboot(); err != nil {
@@ -295,7 +307,7 @@ func (m *machine) powerRounds(ctx context.Context, rounds int, seed uint64, logf
 			return fmt.Errorf("round %d, starting after a power cut of %v: %w", round, target, err)
 		}
 		logf("round %d: power cut of %v after %v, serving again after %v", round, target, d, m.process.StartedIn.Round(time.Millisecond))
-		if err := errors.Join(l.Verify(), m.fsck(ctx)); err != nil {
+		if err := errors.Join(l.Verify(), kept.verify(), m.fsck(ctx)); err != nil {
 			return fmt.Errorf("round %d, power cut of %v after %v: %w", round, target, d, err)
 		}
 	}
