@@ -157,6 +157,9 @@ type VolumeHealth struct {
 	QuotaInodes uint64   `json:"quota_inodes,omitempty"`
 	// Advisory: it counts as above its advisory quota.
 	Advisory bool `json:"advisory,omitempty"`
+	// Unplaceable is why new chunks have nowhere to go even if every chunk server
+	// that is in use were there and empty: writes fail with NoSpace.
+	Unplaceable string `json:"unplaceable,omitempty"`
 	// Chunks, as in ChunkHealth, and those that an operator accepted as lost: only
 	// where volumes alone were asked for.
 	Lost            uint64 `json:"lost,omitempty"`

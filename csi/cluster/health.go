@@ -44,6 +44,9 @@ func healthAt(ctx context.Context, s *client.Session, addr string, all map[meta.
 			if v.Failed == "" {
 				v.Failed = x.Failed
 			}
+			if v.Unplaceable == "" {
+				v.Unplaceable = x.Unplaceable
+			}
 			v.Recovering = v.Recovering || x.Recovering
 			v.Lost, v.AcceptedLost = max(v.Lost, x.Lost), max(v.AcceptedLost, x.AcceptedLost)
 			v.Endangered, v.UnderReplicated = max(v.Endangered, x.Endangered), max(v.UnderReplicated, x.UnderReplicated)

@@ -28,6 +28,9 @@ func conditions(h meta.VolumeHealth) (all []*csi.VolumeHealth_VolumeHealthEntry)
 	case h.Recovering:
 		say(csi.VolumeHealthErrorType_INACCESSIBLE, "Recovering", "another metadata server takes it over")
 	}
+	if h.Unplaceable != "" {
+		say(csi.VolumeHealthErrorType_DEGRADED, "PolicyCannotBeMet", "writes are refused: %s", h.Unplaceable)
+	}
 	if h.Lost > 0 {
 		say(csi.VolumeHealthErrorType_INACCESSIBLE, "ChunksUnreachable", "%d chunks have no good replica that can be reached, reads of them wait or fail; which files: penstock chunk lost", h.Lost)
 	}

@@ -271,6 +271,24 @@ func (m *Map) better(a, b int, class string) bool {
 	return float64(xf)/float64(max(xt, 1))/float64(1+x.Load) > float64(yf)/float64(max(yt, 1))/float64(1+y.Load)
 }
 
+// AtBest is the map as it would be if all servers that are in use were there and empty:
+// a policy that it can't meet waits for new servers, not for old ones. Those that are
+// gone or to be emptied are not in it.
+func (m *Map) AtBest() *Map {
+	var all []Server
+	for _, s := range m.servers {
+		if s.State != Live && s.State != Away {
+			continue
+		}
+		s.State, s.Disks = Live, slices.Clone(s.Disks)
+		for i := range s.Disks {
+			s.Disks[i].Free = s.Disks[i].Total
+		}
+		all = append(all, s)
+	}
+	return NewMap(all)
+}
+
 // Choose picks n servers for replicas, beside those in have, on which replicas
 // stand that are to stay, and never one of avoid. The first one, when have is
 // empty and the policy says so, is the writer's own. With p.Degrade fewer or

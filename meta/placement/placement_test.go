@@ -225,12 +225,14 @@ func TestRefusals(t *testing.T) {
 		change func([]Server)
 		kind   meta.Kind
 		words  []string
+		never  bool // even when all come back and are empty
 	}{
-		{meta.Policy{Spread: meta.SpreadRack}, nil, meta.NoSpace, []string{"2 of 3 servers", "(racks)"}},
-		{meta.Policy{Class: "nvme"}, nil, meta.NoSpace, []string{"0 of 3", "class nvme"}},
-		{meta.Policy{Topology: "/dc9"}, nil, meta.NoSpace, []string{"below /dc9"}},
-		{meta.Policy{}, func(s []Server) { s[0].State, s[1].State = Away, Draining }, meta.Unavailable, []string{"1 out of reach", "1 draining"}},
-		{meta.Policy{}, func(s []Server) { s[0].Disks[0].Free, s[1].Disks[0].Free = 1<<30, 0 }, meta.NoSpace, []string{"2 are full"}},
+		{meta.Policy{Spread: meta.SpreadRack}, nil, meta.NoSpace, []string{"2 of 3 servers", "(racks)"}, true},
+		{meta.Policy{Class: "nvme"}, nil, meta.NoSpace, []string{"0 of 3", "class nvme"}, true},
+		{meta.Policy{Topology: "/dc9"}, nil, meta.NoSpace, []string{"below /dc9"}, true},
+		{meta.Policy{}, func(s []Server) { s[0].State, s[1].State = Away, Draining }, meta.Unavailable, []string{"1 out of reach", "1 draining"}, false},
+		{meta.Policy{}, func(s []Server) { s[0].State, s[1].State = Draining, Gone }, meta.Unavailable, []string{"1 draining"}, true},
+		{meta.Policy{}, func(s []Server) { s[0].Disks[0].Free, s[1].Disks[0].Free = 1<<30, 0 }, meta.NoSpace, []string{"2 are full"}, false},
 	} {
 		servers := slices.Clone(all)
 		for i := range servers {
@@ -240,9 +242,13 @@ func TestRefusals(t *testing.T) {
 			c.change(servers)
 		}
 		c.p.Replicas = 3
-		_, err := NewMap(servers).Choose(r, &c.p, 3, Writer{}, nil, nil)
+		m := NewMap(servers)
+		_, err := m.Choose(r, &c.p, 3, Writer{}, nil, nil)
 		if meta.KindOf(err) != c.kind {
 			t.Errorf("%+v: %v, want %v", c.p, err, c.kind)
+		}
+		if _, never := m.AtBest().Choose(r, &c.p, 3, Writer{}, nil, nil); (never != nil) != c.never {
+			t.Errorf("%+v: at best %v", c.p, never)
 		}
 		for _, w := range c.words {
 			if err == nil || !strings.Contains(err.Error(), w) {

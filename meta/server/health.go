@@ -14,6 +14,7 @@ import (
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	peering "penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/placement"
 )
 
 // Health tells what this server knows of what might be wrong. It takes a few
@@ -113,6 +114,7 @@ func diskRank(state string) int {
 // One that is on its way to another owner is that one's to tell of.
 func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 	high := func(used, limit uint64) bool { return limit > 0 && float64(used) >= meta.QuotaHigh*float64(limit) }
+	best := s.servers().AtBest()
 	for _, o := range s.owners() {
 		v := meta.VolumeHealth{ID: o.vol}
 		o.mu.Lock()
@@ -143,6 +145,11 @@ func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 				v.Undone, v.UndoneSince = f.Why, f.Since
 			}
 			v.Advisory = o.words.advisory.BytesOver != 0 || o.words.advisory.InodesOver != 0
+			if len(best.Servers()) > 0 && v.Failed == "" {
+				if _, err := best.Choose(chance{}, &policy, int(max(policy.Replicas, 1)), placement.Writer{}, nil, nil); err != nil {
+					v.Unplaceable = err.Error()
+				}
+			}
 		}
 		o.mu.Unlock()
 		if chunks {
@@ -180,7 +187,7 @@ func (s *Server) unservedHealth() (all []meta.VolumeHealth) {
 
 func volumeRank(v *meta.VolumeHealth) int {
 	switch {
-	case v.Failed != "":
+	case v.Failed != "" || v.Unplaceable != "":
 		return 0
 	case v.Recovering:
 		return 1

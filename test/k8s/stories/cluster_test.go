@@ -272,6 +272,16 @@ func (s *servers) away() {
 	}
 	try("-n", s.ns, "delete", "pods", "--all", "--timeout=120s")
 	try("-n", s.ns, "delete", "pvc", "--all", "--timeout=120s")
+	// Only while the driver is of that cluster it can delete their volumes.
+	if err := the.Until(patience, "the volumes are deleted", func(ctx context.Context) error {
+		out, err := the.Kubectl(ctx, "get", "pv", "-o", `jsonpath={range .items[?(@.spec.csi)]}{.metadata.name} {end}`)
+		if err == nil && out != "" {
+			err = errors.New(out)
+		}
+		return err
+	}); err != nil {
+		s.Error(err)
+	}
 	if err := s.point(ctx, "", func() error { return the.Tokens(ctx) }); err != nil {
 		s.Error(err)
 	}
