@@ -203,6 +203,18 @@ func (s *Session) DeleteVolume(ctx context.Context, id meta.VolumeID, now bool) 
 	return err
 }
 
+// DiscardVolume deletes a volume that hangs nowhere, past the trash, if it still has
+// the name at that moment: a server of before does not look. Errors: as
+// DeleteVolume, and Busy (it has another name).
+func (s *Session) DiscardVolume(ctx context.Context, id meta.VolumeID, name string) error {
+	b, err := json.Marshal(wire.VolumeDeletion{Now: true, Name: name})
+	if err != nil {
+		panic("client: a request is plain data: " + err.Error())
+	}
+	_, err = s.Admin(ctx, wire.Admin{Op: wire.AdminDeleteVolume, Volume: id, Body: b})
+	return err
+}
+
 // UndeleteVolume takes a volume out of the trash: by number, or with id 0 the one
 // of the name that was deleted last. as is its new name, empty for the old one.
 // Errors: NoSuchVolume (it is not in the trash), VolumeExists.

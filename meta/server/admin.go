@@ -102,7 +102,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		if err != nil {
 			return err
 		}
-		return s.deleteVolume(ctx, v, d.Now)
+		return s.deleteVolume(ctx, v, d)
 	case wire.AdminEnrol:
 		id := meta.ServerID(m.Ino)
 		if id == 0 {

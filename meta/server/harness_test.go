@@ -53,6 +53,8 @@ type fakeCluster struct {
 	// dies is asked at each step that changes a row, or removes one; an error ends
 	// the request there, as SIGKILL would.
 	dies func(step string) error
+	// beforeUpdate, if set, is called with mu held before a row is changed.
+	beforeUpdate func()
 	// reads, if set, counts what is read of stores of clones that are opened.
 	reads *atomic.Int64
 	// released are the volumes whose owner let them go in order.
@@ -199,6 +201,9 @@ func (f *fakeCluster) CreateClone(ctx context.Context, name string, p meta.Polic
 func (f *fakeCluster) UpdateVolume(_ context.Context, id meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.beforeUpdate != nil {
+		f.beforeUpdate()
+	}
 	v, ok := f.rows[id]
 	if !ok {
 		return v, meta.E("volume", meta.NoSuchVolume, fmt.Sprint(id), nil)

@@ -11,6 +11,7 @@ import (
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/wire"
 )
 
 // Volume 0 holds chunks that belong to the system: the files of checkpoints.
@@ -86,7 +87,7 @@ func (s *Server) OpenAll(ctx context.Context) error {
 			continue // its origin's owner sees to what is being created
 		}
 		if v.State == cluster.VolumeDeleting {
-			if err := s.deleteVolume(ctx, v, true); err != nil {
+			if err := s.deleteVolume(ctx, v, wire.VolumeDeletion{Now: true}); err != nil {
 				s.log.Warn("a volume's deletion could not be finished", "volume", v.Name, "error", err)
 			}
 			continue

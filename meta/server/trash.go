@@ -23,19 +23,19 @@ import (
 // its home does, after every change of the cluster.
 
 // deleteVolume deletes a volume that hangs nowhere and that nothing hangs in, or
-// goes on deleting it. With now it leaves the trash out. Errors: Busy (it is
-// attached), NotEmpty (something is attached in it), NotPermitted (the root).
+// goes on deleting it. Errors: Busy (it is attached, or has not the name that it is
+// to have), NotEmpty (something is attached in it), NotPermitted (the root).
 //
 // One at a time deletes a volume: its home goes on with what it finds deleting, and
 // would take it anew when who began has let it go and not removed the row yet. Then
 // it owned what is no more.
-func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume, now bool) error {
+func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume, as wire.VolumeDeletion) error {
 	end, err := s.deleting.begin(ctx, v.ID)
 	if err != nil {
 		return err
 	}
 	defer end()
-	err = s.deleteAlone(ctx, v, now)
+	err = s.deleteAlone(ctx, v, as)
 	if o := s.opened(v.ID); o != nil && errors.Is(err, meta.NoSuchVolume) {
 		if _, gone := s.cfg.Cluster.Volume(ctx, v.ID); errors.Is(gone, meta.NoSuchVolume) {
 			o.lose(gone) // another server has deleted it
@@ -78,7 +78,7 @@ func (t *turns) begin(ctx context.Context, v meta.VolumeID) (end func(), err err
 	}
 }
 
-func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, now bool) error {
+func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, as wire.VolumeDeletion) error {
 	if v.ID == meta.RootVolume {
 		return meta.E("delete volume", meta.NotPermitted, v.Name, errors.New("the root volume can't be deleted"))
 	}
@@ -89,7 +89,7 @@ func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, now bool) er
 	if err != nil {
 		return err
 	}
-	if v, err = s.condemn(ctx, o, v, now); err != nil {
+	if v, err = s.condemn(ctx, o, v, as); err != nil {
 		return err
 	}
 	if v.State == cluster.VolumeTrash {
@@ -113,10 +113,13 @@ func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, now bool) er
 }
 
 // condemn writes into a volume's row that it is deleted.
-func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, now bool) (cluster.Volume, error) {
+func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wire.VolumeDeletion) (cluster.Volume, error) {
 	const op = "delete volume"
 	if v.Attach != nil {
 		return v, attached(v)
+	}
+	if err := isNamed(v, as.Name); err != nil {
+		return v, err
 	}
 	// Nothing is hung into it meanwhile.
 	o.hanging.Lock()
@@ -155,12 +158,15 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, now bo
 		if x.Attach != nil {
 			return attached(*x)
 		}
+		if err := isNamed(*x, as.Name); err != nil {
+			return err
+		}
 		// The row that was asked about may be old. Taken out of the trash and put into it
 		// anew meanwhile, the volume has all its time there before it.
 		if x.State != v.State || x.Until != v.Until {
 			return meta.E(op, meta.Busy, x.Name, fmt.Errorf("it is %s now: try again", x.State))
 		}
-		if x.State == cluster.VolumeActive && x.TrashSeconds > 0 && !now {
+		if x.State == cluster.VolumeActive && x.TrashSeconds > 0 && !as.Now {
 			x.State = cluster.VolumeTrash
 			x.Deleted, x.Until = meta.Time(at.UnixNano()), meta.Time(at.Add(seconds(x.TrashSeconds)).UnixNano())
 			return nil
@@ -175,6 +181,16 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, now bo
 		o.setState(v.State)
 	}
 	return v, err
+}
+
+// isNamed refuses to condemn a volume that has another name than the one for which
+// it is to go; "": any will do. What was condemned goes, whatever its name. Errors:
+// Busy.
+func isNamed(v cluster.Volume, name string) error {
+	if name == "" || v.Name == name || v.State == cluster.VolumeDeleting {
+		return nil
+	}
+	return meta.E("delete volume", meta.Busy, name, fmt.Errorf("volume %d is called %q by now", v.ID, v.Name))
 }
 
 func attached(v cluster.Volume) error {
@@ -218,7 +234,7 @@ func (s *Server) startPurge(v cluster.Volume) {
 
 // purge deletes a volume whose time in the trash is over.
 func (s *Server) purge(v cluster.Volume) {
-	if err := s.deleteVolume(s.ctx, v, true); err != nil && s.ctx.Err() == nil && !errors.Is(err, meta.NoSuchVolume) {
+	if err := s.deleteVolume(s.ctx, v, wire.VolumeDeletion{Now: true}); err != nil && s.ctx.Err() == nil && !errors.Is(err, meta.NoSuchVolume) {
 		s.log.Info("a volume does not leave the trash yet", "volume", v.Name, "error", err)
 	}
 }

@@ -103,6 +103,53 @@ func TestTrashAnew(t *testing.T) {
 	}
 }
 
+// TestDiscardByName: a volume that is to go for its name stays if it gets another one
+// before it is condemned, however late.
+func TestDiscardByName(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	day := uint64(86400)
+	v, err := a.CreateVolume(t.Context(), "draft", meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.createIn(t, v.ID, "f")
+	stays := func(when string) {
+		t.Helper()
+		if err := a.DiscardVolume(t.Context(), v.ID, "draft"); !errors.Is(err, meta.Busy) {
+			t.Errorf("%s: %v", when, err)
+		}
+		if row, err := s.cluster.Volume(t.Context(), v.ID); err != nil || row.State == cluster.VolumeDeleting || row.Name != "whole" {
+			t.Errorf("%s: %+v, %v", when, row, err)
+		}
+	}
+	// At the last moment, behind all that is looked at before.
+	s.cluster.beforeUpdate = func() {
+		row := s.cluster.rows[v.ID]
+		row.Name = "whole"
+		s.cluster.rows[v.ID] = row
+		s.cluster.beforeUpdate = nil
+	}
+	stays("renamed while it goes")
+	if s.cluster.beforeUpdate != nil {
+		t.Fatal("nobody tried to condemn it")
+	}
+	stays("renamed before")
+	if err := a.DeleteVolume(t.Context(), v.ID, false); err != nil {
+		t.Fatal(err)
+	}
+	stays("in the trash")
+	if _, err := a.UndeleteVolume(t.Context(), v.ID, "", "draft"); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.DiscardVolume(t.Context(), v.ID, "draft"); err != nil {
+		t.Fatal(err)
+	}
+	if row, err := s.cluster.Volume(t.Context(), v.ID); !errors.Is(err, meta.NoSuchVolume) {
+		t.Errorf("it stays: %+v, %v", row, err)
+	}
+}
+
 // hungSite is a site with a chunk server that leaves every order unanswered from now on,
 // and the volumes "a" and "b", of which "a" has chunks there.
 func hungSite(t *testing.T, patience time.Duration) (s *site, f *fakeChunks, p *peer, a, b meta.VolumeID) {

@@ -35,6 +35,9 @@ func (w VolumeWords) Empty() bool {
 // trash time holds.
 type VolumeDeletion struct {
 	Now bool `json:"now,omitempty"` // past the trash
+	// Name that the volume must have at the moment at which it is condemned; "": any.
+	// A server of before does not look.
+	Name string `json:"name,omitempty"`
 }
 
 // States of a volume, in VolumeDetail.
