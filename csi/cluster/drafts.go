@@ -13,9 +13,9 @@ func (c *Cluster) Rename(ctx context.Context, id meta.VolumeID, name string) (Vo
 }
 
 // Discard deletes a volume that hangs nowhere and that nobody ever used, past the
-// trash. Errors: as Delete.
-func (c *Cluster) Discard(ctx context.Context, id meta.VolumeID) error {
-	return c.with(ctx, func(s *client.Session) error { return s.DeleteVolume(ctx, id, true) })
+// trash, if it still has the name. Errors: as Delete, and Busy (it has another).
+func (c *Cluster) Discard(ctx context.Context, id meta.VolumeID, name string) error {
+	return c.with(ctx, func(s *client.Session) error { return s.DiscardVolume(ctx, id, name) })
 }
 
 // Dirs names the directories in a directory of the tree, without the volumes that

@@ -33,8 +33,9 @@ type Cluster interface {
 	Set(ctx context.Context, id meta.VolumeID, t policy.Terms) (cluster.Volume, error)
 	Rename(ctx context.Context, id meta.VolumeID, name string) (cluster.Volume, error)
 	Delete(ctx context.Context, id meta.VolumeID) error
-	// Discard deletes what nobody ever used, past the trash.
-	Discard(ctx context.Context, id meta.VolumeID) error
+	// Discard deletes what nobody ever used, past the trash, if it still has the
+	// name; else it is Busy.
+	Discard(ctx context.Context, id meta.VolumeID, name string) error
 	Attach(ctx context.Context, id meta.VolumeID, at string) error
 	Detach(ctx context.Context, id meta.VolumeID) error
 	Tidy(ctx context.Context, dir string) error

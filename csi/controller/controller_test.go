@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -27,9 +28,12 @@ type memory struct {
 	volumes map[meta.VolumeID]*held
 	last    meta.VolumeID
 	cut     string               // the operation after which the caller is cut off, once
-	refuse  map[string]meta.Kind // operations that are refused, and with what
+	refuse  map[string]meta.Kind // operations, and directories, that are refused, and with what
 	dirs    map[string]bool
-	health  map[meta.VolumeID]meta.VolumeHealth
+	silent  map[string]bool // directories about which nobody says anything
+	// meanwhile is called before a draft is discarded.
+	meanwhile func()
+	health    map[meta.VolumeID]meta.VolumeHealth
 
 	mu    sync.Mutex
 	asked map[meta.VolumeID]int // how often for its snapshots
@@ -137,7 +141,15 @@ func (m *memory) Delete(_ context.Context, id meta.VolumeID) error {
 	return m.after("delete")
 }
 
-func (m *memory) Discard(ctx context.Context, id meta.VolumeID) error { return m.Delete(ctx, id) }
+func (m *memory) Discard(ctx context.Context, id meta.VolumeID, name string) error {
+	if m.meanwhile != nil {
+		m.meanwhile()
+	}
+	if v, err := m.get(id); err != nil || v.Name != name {
+		return errors.Join(err, meta.E("discard", meta.Busy, name, nil))
+	}
+	return m.Delete(ctx, id)
+}
 
 func (m *memory) Attach(_ context.Context, id meta.VolumeID, at string) error {
 	m.dirs[path.Dir(at)] = true
@@ -161,8 +173,20 @@ func (m *memory) Detach(_ context.Context, id meta.VolumeID) error {
 	return m.after("detach")
 }
 
-func (m *memory) Tidy(_ context.Context, dir string) error {
+// look is asking for a directory.
+func (m *memory) look(ctx context.Context, dir string) error {
+	if m.silent[dir] { // the volume that it lies in has no owner
+		<-ctx.Done()
+		return meta.E("look", meta.Unavailable, dir, context.Cause(ctx))
+	}
+	return m.before(dir)
+}
+
+func (m *memory) Tidy(ctx context.Context, dir string) error {
 	if err := m.before("tidy"); err != nil {
+		return err
+	}
+	if err := m.look(ctx, dir); err != nil {
 		return err
 	}
 	for _, v := range m.volumes {
@@ -174,7 +198,10 @@ func (m *memory) Tidy(_ context.Context, dir string) error {
 	return m.after("tidy")
 }
 
-func (m *memory) Dirs(_ context.Context, at string) (names []string, err error) {
+func (m *memory) Dirs(ctx context.Context, at string) (names []string, err error) {
+	if err := m.look(ctx, at); err != nil {
+		return nil, err
+	}
 	for d := range m.dirs {
 		if path.Dir(d) == at {
 			names = append(names, path.Base(d))
@@ -611,6 +638,33 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
+// TestTwoControllers: one takes a draft back, and another one brings it to its end
+// before it is gone. Then it stays, where it hangs.
+func TestTwoControllers(t *testing.T) {
+	s, m := newServer()
+	q := request("c", 1<<30)
+	q.Parameters = inTree
+	m.refuse = map[string]meta.Kind{"rename": meta.Corrupt}
+	other := New(Config{Cluster: m, Logger: s.Logger})
+	var v string
+	m.meanwhile = func() {
+		m.meanwhile, m.refuse = nil, nil
+		v = ok(t, other.CreateVolume, q).GetVolume().GetVolumeId()
+		// The one that takes it back had looked at it before.
+		m.volumes[m.last].Path = ""
+	}
+	fails(t, codes.Unavailable, s.CreateVolume, q) // which is called again
+	if left := m.left(); !slices.Equal(left, []string{"csi-c", "/kubernetes/team"}) {
+		t.Fatalf("there: %v", left)
+	}
+	if at := m.volumes[m.last].Path; at != "/kubernetes/team/data" {
+		t.Errorf("it hangs at %q", at)
+	}
+	if again := ok(t, s.CreateVolume, q).GetVolume().GetVolumeId(); again != v || v == "" {
+		t.Errorf("it is %s, and was %s", again, v)
+	}
+}
+
 // TestLongClaims: a claim with the longest name that there is hangs beside another.
 func TestLongClaims(t *testing.T) {
 	s, m := newServer()
@@ -628,6 +682,13 @@ func TestLongClaims(t *testing.T) {
 	}
 }
 
+// claimAt asks for a claim that hangs at a path.
+func claimAt(name, at string) *csi.CreateVolumeRequest {
+	q := request(name, 1<<30)
+	q.Parameters = map[string]string{"attachPath": at}
+	return q
+}
+
 // TestEmptyDirectories: the directory of a namespace goes with its last volume,
 // also where the call was cut off before, or the directory could not be removed.
 func TestEmptyDirectories(t *testing.T) {
@@ -637,22 +698,21 @@ func TestEmptyDirectories(t *testing.T) {
 			q := request("a", 1<<30)
 			q.Parameters = inTree
 			id := ok(t, s.CreateVolume, q).GetVolume().GetVolumeId()
-			side := request("b", 1<<30)
-			side.Parameters = map[string]string{"attachPath": "/pods/{namespace}/{claim}", "csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pvc/namespace": "other"}
-			ok(t, s.CreateVolume, side)
+			ok(t, s.CreateVolume, claimAt("b", "/home/k8s/{volume}"))
 			m.cut = cut
 			if cut != "" {
 				fails(t, codes.Unavailable, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
 			}
 			if another {
 				s = New(Config{Cluster: m, Logger: s.Logger})
-				m.dirs["/pods/left"] = true // by a call before
+				m.dirs["/kubernetes/left"] = true // by a call before
 			}
+			m.dirs["/home/people"] = true // by people, beside those of claims
 			ok(t, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
 			if cut == "" {
-				delete(m.dirs, "/pods/left") // nothing says that there could be some
+				delete(m.dirs, "/kubernetes/left") // nothing says that there could be some
 			}
-			if left := m.left(); !slices.Equal(left, []string{"csi-b", "/pods/other"}) {
+			if left := m.left(); !slices.Equal(left, []string{"csi-b", "/home/k8s", "/home/people"}) {
 				t.Errorf("cut off after %q, another process %v: left %v", cut, another, left)
 			}
 		}
@@ -666,6 +726,65 @@ func TestEmptyDirectories(t *testing.T) {
 	ok(t, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
 	if left := m.left(); !slices.Equal(left, []string{"/kubernetes/team"}) {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// TestOthersDirectories: one directory that can't be looked at holds up the deletion
+// of those volumes alone that were the last to hang there.
+func TestOthersDirectories(t *testing.T) {
+	for _, kind := range []meta.Kind{meta.Unavailable, meta.NoSpace, meta.KindOK} { // KindOK: nothing is said
+		synctest.Test(t, func(t *testing.T) {
+			s, m := newServer()
+			away := &csi.DeleteVolumeRequest{VolumeId: ok(t, s.CreateVolume, claimAt("a", "/pods/away/{volume}")).GetVolume().GetVolumeId()}
+			if kind == meta.KindOK {
+				m.silent = map[string]bool{"/pods/away": true}
+			} else {
+				m.refuse = map[string]meta.Kind{"/pods/away": kind}
+			}
+			deleteAway := func() {
+				t.Helper()
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				if _, err := s.DeleteVolume(ctx, away); err == nil {
+					t.Errorf("%v: a volume is gone, and nobody knows of its directory", kind)
+				}
+			}
+			deleteAway()
+			for range 3 {
+				another := ok(t, s.CreateVolume, claimAt("b", "/pods/here/{volume}")).GetVolume().GetVolumeId()
+				began := time.Now()
+				ok(t, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: another})
+				if took := time.Since(began); took > othersWait {
+					t.Errorf("%v: another volume waits %v", kind, took)
+				}
+			}
+			if left := m.left(); !slices.Equal(left, []string{"csi-a", "/pods/away"}) {
+				t.Errorf("%v: left %v", kind, left)
+			}
+			deleteAway()
+			m.refuse, m.silent = nil, nil
+			ok(t, s.DeleteVolume, away)
+			if left := m.left(); len(left) != 0 {
+				t.Errorf("%v: at the end there are %v", kind, left)
+			}
+		})
+	}
+	// Nor does that nobody can look for directories which others left. What may change
+	// is tried by the next call.
+	for _, kind := range []meta.Kind{meta.Unavailable, meta.AccessDenied, meta.NotFound} {
+		s, m := newServer()
+		var ids []string
+		for i := range 2 {
+			ids = append(ids, ok(t, s.CreateVolume, request(fmt.Sprint(i), 1<<30)).GetVolume().GetVolumeId())
+		}
+		m.dirs["/kubernetes/left"] = true
+		m.refuse = map[string]meta.Kind{"/kubernetes": kind}
+		ok(t, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: ids[0]})
+		m.refuse = nil
+		ok(t, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: ids[1]})
+		if left := m.left(); (len(left) == 0) != (kind == meta.Unavailable) {
+			t.Errorf("%v: left %v", kind, left)
+		}
 	}
 }
 

@@ -197,11 +197,15 @@ func unfinished(err error) error {
 	return status.Error(codes.Unavailable, err.Error())
 }
 
-// discardWait bounds how long taking back takes, whatever became of the call.
-const discardWait = 20 * time.Second
+// discardWait bounds how long taking back takes, whatever became of the call. Sidecars
+// give up leading 10 s after they were last seen to, and the next leads 5 s after that:
+// by then this is over, also with metadata servers that don't look at the name.
+const discardWait = 5 * time.Second
 
 // discard takes a draft away, and what it hung in. It goes by the name: an answer
-// that did not come may have been that it was made.
+// that did not come may have been that it was made. One that another controller has
+// brought to its end meanwhile is no draft any more. Errors: those of the cluster;
+// then the call is to be made again.
 func (s *Server) discard(ctx context.Context, draft string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), discardWait)
 	defer cancel()
@@ -217,10 +221,15 @@ func (s *Server) discard(ctx context.Context, draft string) error {
 		return err
 	}
 	s.Step("discard.delete")
-	if err := s.Cluster.Discard(ctx, v.ID); err != nil && !errors.Is(err, meta.NoSuchVolume) {
-		return err
+	if err = s.Cluster.Discard(ctx, v.ID, draft); errors.Is(err, meta.NoSuchVolume) {
+		return nil
 	}
-	return nil
+	if errors.Is(err, meta.Busy) && v.Path != "" {
+		if now, ferr := s.Cluster.Volume(ctx, v.ID); ferr == nil && made(now) && !now.Deleting && now.Path == "" {
+			return errors.Join(err, s.Cluster.Attach(ctx, v.ID, v.Path))
+		}
+	}
+	return err
 }
 
 // place settles where a volume's bytes are to lie.
