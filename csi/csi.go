@@ -21,6 +21,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -45,6 +46,9 @@ type Config struct {
 	// Registration is the directory in which the kubelet looks for drivers
 	// (/var/lib/kubelet/plugins_registry); it must exist. "": none looks.
 	Registration string
+	// Dying tells that a process was killed, and is not gone: its sockets are
+	// replaced, though they look as if somebody served there. Nil: of nobody.
+	Dying func(pid int) bool
 	// Ready tells whether the cluster answers.
 	Ready   func(context.Context) error
 	Logger  *slog.Logger
@@ -78,18 +82,23 @@ func socketPath(endpoint string) (string, error) {
 	return p, nil
 }
 
-// listen opens the socket; one that a dead process left behind is replaced.
-// Errors: Invalid, Busy (somebody answers there), IO.
-func listen(socket string) (net.Listener, error) {
+// listen opens the socket; one that a dead process left behind is replaced, and one
+// of a process that is dying: the kernel takes connections there as long as one of
+// its threads can't end. Errors: Invalid, Busy (somebody answers there), IO.
+func (c *Config) listen(socket string) (net.Listener, error) {
 	const op = "listen"
 	st, err := os.Lstat(socket)
 	if err == nil {
 		if st.Mode()&os.ModeSocket == 0 {
 			return nil, meta.E(op, meta.Invalid, socket, errors.New("something that is no socket is there"))
 		}
-		if c, err := net.Dial("unix", socket); err == nil {
-			c.Close()
-			return nil, meta.E(op, meta.Busy, socket, errors.New("another process serves there"))
+		if there, err := net.Dial("unix", socket); err == nil {
+			pid := listener(there.(*net.UnixConn))
+			there.Close()
+			if c.Dying == nil || pid == 0 || !c.Dying(pid) {
+				return nil, meta.E(op, meta.Busy, socket, errors.New("another process serves there"))
+			}
+			c.Logger.Warn("the socket of a process that was killed and can't end is replaced", "socket", socket, "pid", pid)
 		}
 		if err := os.Remove(socket); err != nil {
 			return nil, meta.E(op, meta.IO, socket, err)
@@ -104,6 +113,21 @@ func listen(socket string) (net.Listener, error) {
 		return nil, meta.E(op, meta.IO, socket, err)
 	}
 	return l, nil
+}
+
+// listener is the process that listens where a connection leads; 0: it is not known,
+// or in another name space of processes.
+func listener(c *net.UnixConn) (pid int) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	var cred *unix.Ucred
+	cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if errors.Join(cerr, err) != nil {
+		return 0
+	}
+	return int(cred.Pid)
 }
 
 // Serve begins to serve.
@@ -128,7 +152,7 @@ func Serve(cfg Config) (*Server, error) {
 	if cfg.Node != nil {
 		csi.RegisterNodeServer(s.grpc, cfg.Node)
 	}
-	l, err := listen(socket)
+	l, err := cfg.listen(socket)
 	if err != nil {
 		return nil, err
 	}

@@ -35,7 +35,7 @@ type registrar struct {
 }
 
 // register begins to serve on DIR/csi.penstock.io-reg.sock. Errors: those of
-// listen.
+// Config.listen.
 func (s *Server) register(dir string) error {
 	r := &registrar{
 		s: s, dir: dir,
@@ -69,7 +69,7 @@ func (r *registrar) listen() error {
 	if r.closed {
 		return nil
 	}
-	l, err := listen(filepath.Join(r.dir, Name+"-reg.sock"))
+	l, err := r.s.cfg.listen(filepath.Join(r.dir, Name+"-reg.sock"))
 	if err != nil {
 		return err
 	}

@@ -108,6 +108,47 @@ func TestKubelet(t *testing.T) {
 	}
 }
 
+// TestSocketOfTheDying: a socket that somebody serves is his, unless he was killed and
+// can't end.
+func TestSocketOfTheDying(t *testing.T) {
+	dir, err := os.MkdirTemp("", "reg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	begin := func(name string, dying func(int) bool) error {
+		s, err := Serve(Config{
+			Endpoint: filepath.Join(dir, name), Version: "of the last", Registration: dir, Dying: dying,
+			Ready: func(context.Context) error { return nil }, Logger: slog.New(slog.DiscardHandler),
+		})
+		if err == nil {
+			t.Cleanup(func() { s.Close(context.Background()) })
+		}
+		return err
+	}
+	if err := begin("csi.sock", nil); err != nil {
+		t.Fatal(err)
+	}
+	var asked []int
+	alive := func(pid int) bool { asked = append(asked, pid); return false }
+	for _, name := range []string{"csi.sock", "another.sock"} { // that one meets the other at the kubelet's
+		for _, dying := range []func(int) bool{nil, alive} {
+			if err := begin(name, dying); meta.KindOf(err) != meta.Busy {
+				t.Errorf("%s, where somebody serves: %v", name, err)
+			}
+		}
+	}
+	if len(asked) != 2 || asked[0] != os.Getpid() || asked[1] != os.Getpid() {
+		t.Errorf("asked of processes %v, this one is %d", asked, os.Getpid())
+	}
+	if err := begin("csi.sock", func(pid int) bool { return pid == os.Getpid() }); err != nil {
+		t.Errorf("where one serves who is dying: %v", err)
+	}
+	if _, err := csi.NewIdentityClient(dial(t, filepath.Join(dir, "csi.sock"))).GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}); err != nil {
+		t.Error(err)
+	}
+}
+
 // placed is a cluster that learns where its node stands.
 type placed struct {
 	node.Cluster

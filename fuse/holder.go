@@ -665,10 +665,10 @@ func (h *Holder) look(m *heldMount) {
 	gone, runs := false, false
 	switch {
 	case link != nil:
-		gone = isDying(link.pid)
+		gone = Dying(link.pid)
 	case back != nil && back.server.SeenBy(h.here):
 		runs = !back.server.Dead(h.here)
-		gone = !runs || isDying(back.server.PID)
+		gone = !runs || Dying(back.server.PID)
 	}
 	now := time.Now()
 
@@ -718,12 +718,6 @@ func (h *Holder) look(m *heldMount) {
 		h.endIfOver()
 	}
 	h.mu.Unlock()
-}
-
-// isDying: the process was killed, and is not gone.
-func isDying(pid int) bool {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	return err == nil && dying(status)
 }
 
 // end aborts the connection of a mount that can't be served. What is mounted at

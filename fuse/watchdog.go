@@ -130,6 +130,13 @@ func Watch(args []string, stdin io.Reader, log *slog.Logger) error {
 	}
 }
 
+// Dying tells that a process was killed, or has ended, and is not gone: a thread of it
+// may be in the kernel, waiting for a mount. It does nothing more.
+func Dying(pid int) bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	return err == nil && dying(status)
+}
+
 // dying tells from /proc/PID/status (proc_pid_status(5)) that a process was
 // killed: its first thread has ended, or has SIGKILL pending.
 func dying(status []byte) bool {

@@ -7,11 +7,13 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/cmd/penstock/admin"
+	"penstock.io/penstock/meta"
 )
 
 // adminPort are the flags --admin and --metrics of a role: where it serves metrics,
@@ -20,7 +22,12 @@ type adminPort struct {
 	addr    string
 	metrics string // address of /metrics alone; "": none
 	replace bool   // whoever listens there on a socket
+	// patience is how long is waited for a port that somebody else has.
+	patience time.Duration
 }
+
+// portLook is the time between two looks at a port that somebody else has.
+const portLook = 250 * time.Millisecond
 
 // noAdmin switches it off.
 const noAdmin = "none"
@@ -40,7 +47,7 @@ func (a *adminPort) openFlag(cmd *cobra.Command) {
 func (a *adminPort) serve(ctx context.Context, log *slog.Logger, standard string, g prometheus.Gatherer, ready func() error) (addr string, stop func(), err error) {
 	stopMetrics := func() {}
 	if a.metrics != "" {
-		at, stop, err := listenAdmin(ctx, admin.Config{Addr: a.metrics, MetricsOnly: true, Gatherer: g, Logger: log})
+		at, stop, err := a.listen(ctx, admin.Config{Addr: a.metrics, MetricsOnly: true, Gatherer: g, Logger: log})
 		if err != nil {
 			return a.metrics, nil, err
 		}
@@ -60,7 +67,7 @@ func (a *adminPort) serve(ctx context.Context, log *slog.Logger, standard string
 			return addr, nil, err
 		}
 	}
-	at, stopAdmin, err := listenAdmin(ctx, admin.Config{Addr: addr, Gatherer: g, Ready: ready, Replace: a.replace, Logger: log})
+	at, stopAdmin, err := a.listen(ctx, admin.Config{Addr: addr, Gatherer: g, Ready: ready, Replace: a.replace, Logger: log})
 	if err != nil {
 		stopMetrics()
 		return addr, nil, err
@@ -71,9 +78,16 @@ func (a *adminPort) serve(ctx context.Context, log *slog.Logger, standard string
 	}, nil
 }
 
-// listenAdmin begins to serve; it gives where, and what stops it.
-func listenAdmin(ctx context.Context, cfg admin.Config) (addr string, stop func(), err error) {
+// listen begins to serve; it gives where, and what stops it.
+func (a *adminPort) listen(ctx context.Context, cfg admin.Config) (addr string, stop func(), err error) {
+	until := time.Now().Add(a.patience)
 	s, err := admin.Listen(cfg)
+	for ; meta.KindOf(err) == meta.Busy && time.Now().Before(until) && ctx.Err() == nil; s, err = admin.Listen(cfg) {
+		select {
+		case <-ctx.Done():
+		case <-time.After(portLook):
+		}
+	}
 	if err != nil {
 		return cfg.Addr, nil, err
 	}

@@ -50,11 +50,20 @@ func (w *where) flags(cmd *cobra.Command) {
 	}
 }
 
+// check refuses flags that exclude each other.
+func (w *where) check() error {
+	if len(w.cluster) > 0 && w.dir != "" {
+		return usagef("--cluster and --dir say two places; give one of them")
+	}
+	return w.credentials.check()
+}
+
 // addrs are the addresses of meta servers to try.
 func (w *where) addrs() ([]string, error) {
+	if err := w.check(); err != nil {
+		return nil, err
+	}
 	switch {
-	case len(w.cluster) > 0 && w.dir != "":
-		return nil, usagef("--cluster and --dir say two places; give one of them")
 	case len(w.cluster) > 0:
 		return w.cluster, nil
 	case w.dir != "":

@@ -22,13 +22,21 @@ func (c *credentials) flags(cmd *cobra.Command) {
 	markDirs(cmd, "credentials")
 }
 
+// check refuses flags that exclude each other.
+func (c *credentials) check() error {
+	if c.insecure && c.credentials != "" {
+		return usagef("--insecure and --credentials exclude each other")
+	}
+	return nil
+}
+
 // open gives nil where neither is wanted: Unix sockets then are all there is.
 func (c *credentials) open() (*peer.Credentials, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
 	dir := c.credentials
 	if c.insecure {
-		if dir != "" {
-			return nil, usagef("--insecure and --credentials exclude each other")
-		}
 		return peer.Insecure(), nil
 	}
 	if dir == "" {

@@ -135,7 +135,15 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	if c.maxVolumes < 0 {
 		return usagef("--max-volumes is a number of volumes, or 0")
 	}
+	if c.node && os.Geteuid() != 0 {
+		return usagef("the node part mounts: run it as root")
+	}
 	if c.node && os.Getpid() == 1 {
+		// What is wrong with the command line is said here, at once: an agent's status
+		// does not tell it from a crash.
+		if err := c.where.check(); err != nil {
+			return err
+		}
 		return supervise(os.Args[1:], c.hold != "", log)
 	}
 	host, err := os.Hostname()
@@ -170,7 +178,12 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), local.CertificateMetrics(creds))
 	gather := prometheus.Gatherers{registry}
-	cfg := csi.Config{Endpoint: c.endpoint, Version: version, Registration: c.register, Ready: pool.Ready, Logger: log, Metrics: registry}
+	if n, told := agentsEnded(); told {
+		registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "penstock_csi_agents_ended_total", Help: "Node agents that ended, or were killed, before this one in its container.",
+		}, func() float64 { return float64(n) }))
+	}
+	cfg := csi.Config{Endpoint: c.endpoint, Version: version, Registration: c.register, Ready: pool.Ready, Logger: log, Metrics: registry, Dying: fuse.Dying}
 	step := killAt(log)
 	standard := "unix:" + filepath.Join(noteDir(), fmt.Sprintf("csi-%d.sock", os.Getpid()))
 	if c.controller {
@@ -200,6 +213,9 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 		}()
 		sweepNode(ctx, n, staged, log)
 		standard = adminSocket(c.state)
+		// Whose socket that is lost the endpoint to us; a port stays its as long as a
+		// thread of it waits in the kernel.
+		c.port.replace, c.port.patience = true, portPatience
 	}
 	s, err := csi.Serve(cfg)
 	if err != nil {
@@ -229,6 +245,11 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	}
 }
 
+// portPatience is how long a node agent waits for the port of one before it that was
+// killed and can't end, until what it waits for is taken up: by this one, which serves
+// meanwhile, so that to end in less would be to cancel that.
+const portPatience = time.Minute
+
 // tokenKeeper is what --keep-token asks for; nil: nothing.
 func (c *csiFlags) tokenKeeper(log *slog.Logger) (*tokenKeeper, error) {
 	if len(c.tokens) == 0 {
@@ -255,9 +276,6 @@ const sweepWait = 30 * time.Second
 
 // newNode makes the node part, and looks at what one before it left.
 func (c *csiFlags) newNode(pool *cluster.Cluster, log *slog.Logger, step func(string)) (n *node.Server, staged []string, err error) {
-	if os.Geteuid() != 0 {
-		return nil, nil, usagef("the node part mounts: run it as root")
-	}
 	state, err := filepath.Abs(c.state)
 	if err == nil {
 		err = os.MkdirAll(state, 0o700)

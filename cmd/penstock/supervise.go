@@ -25,7 +25,10 @@ import (
 //	    penstock mount    them by their locks (csi/node, Recover)
 //
 // Killed together, as the kernel does with a group that has no memory left, the
-// mounts are taken up by the next agent from the holder.
+// mounts are taken up by the next agent from the holder. Such an agent may be unable
+// to end: a thread of it waits in the kernel for a mount that nobody serves, and that
+// only the next agent has taken up. So it counts as ended when it has been dying for a
+// while, and is reaped when it can be.
 
 // agentName is the agent's argv[0], by which people tell the two apart.
 const agentName = "penstock-node-agent"
@@ -39,6 +42,8 @@ const (
 	agentEnds     = 10 * time.Second // so long after SIGTERM, at most
 	mountsLeave   = 15 * time.Second // and the mounts after it: a kubelet waits for 30 s
 	leaveLook     = 50 * time.Millisecond
+	agentLook     = 500 * time.Millisecond // whether it is dying,
+	agentDies     = 2 * time.Second        // and for so long: it can't end
 )
 
 // supervisor runs one agent after the other.
@@ -55,9 +60,10 @@ type supervisor struct {
 type agent struct {
 	pid      int // 0: none runs
 	begun    time.Time
-	failures int // in a row, before it: soon after they had begun agents ended,
-	own      int // so many of them by themselves
-	settled  bool
+	dying    time.Time // since when it has been seen so; zero: it is not
+	failures int       // in a row, before it: soon after they had begun agents ended,
+	own      int       // so many of them by themselves
+	ended    int       // agents in all, before it
 }
 
 // supervise is a supervisor's life. It ends after SIGTERM or SIGINT, or when agents
@@ -78,9 +84,12 @@ func supervise(args []string, held bool, log *slog.Logger) error {
 	defer signal.Stop(ends)
 	start := time.NewTimer(0)
 	defer start.Stop()
+	look := time.NewTicker(agentLook)
+	defer look.Stop()
 	var late <-chan time.Time // the agent does not end
 	stopping := false
 	for {
+		status, ended := 0, false
 		select {
 		case <-start.C:
 			if err := s.start(); err != nil {
@@ -101,33 +110,59 @@ func supervise(args []string, held bool, log *slog.Logger) error {
 		case <-late:
 			log.Error("the agent does not end, and is killed", "pid", s.pid)
 			_ = syscall.Kill(s.pid, syscall.SIGKILL)
-		case <-ends:
-			status, ended := s.reap()
-			switch {
-			case !ended:
-			case stopping:
-				s.leave(ends)
-				return exitWith(status)
-			case time.Since(s.begun) >= agentSettles:
-				s.settled, s.failures, s.own = true, 0, 0
-				log.Warn("the node agent ended; the next one is started, and mounts go on", "status", status)
-				start.Reset(0)
-			default:
-				limit := agentKilled
-				if status < killed {
-					s.own++
-					limit = agentMaxPause
-				}
-				pause := s.failed(limit)
-				if (s.own >= agentFailures || status == exitUsage && !s.settled) && len(childProcesses()) == 0 {
-					log.Error("the node agent is given up", "status", status, "failures", s.own)
-					return exitWith(status)
-				}
-				log.Warn("the node agent ended soon after it began", "status", status, "failures", s.failures, "next", pause)
-				start.Reset(pause)
+		case <-look.C:
+			pid := s.pid
+			if ended = s.lost(time.Now()); ended {
+				status = killed + int(syscall.SIGKILL)
+				log.Error("the node agent has ended but for a thread that waits in the kernel, for a mount; it is not waited for", "pid", pid)
 			}
+		case <-ends:
+			status, ended = s.reap()
 		}
+		switch {
+		case !ended:
+			continue
+		case stopping:
+			s.leave(ends)
+			return exitWith(status)
+		}
+		s.ended++
+		if time.Since(s.begun) >= agentSettles {
+			s.failures, s.own = 0, 0
+			log.Warn("the node agent ended; the next one is started, and mounts go on", "status", status)
+			start.Reset(0)
+			continue
+		}
+		limit := agentKilled
+		if status < killed {
+			s.own++
+			limit = agentMaxPause
+		}
+		pause := s.failed(limit)
+		if s.own >= agentFailures && len(childProcesses()) == 0 {
+			log.Error("the node agent is given up", "status", status, "failures", s.own)
+			return exitWith(status)
+		}
+		log.Warn("the node agent ended soon after it began", "status", status, "failures", s.failures, "next", pause)
+		start.Reset(pause)
 	}
+}
+
+// lost tells that the agent has been dying for so long that it can't end by itself;
+// from then on it is none of ours but to be reaped.
+func (s *supervisor) lost(now time.Time) bool {
+	if s.pid == 0 || !fuse.Dying(s.pid) {
+		s.dying = time.Time{}
+		return false
+	}
+	if s.dying.IsZero() {
+		s.dying = now
+	}
+	if now.Sub(s.dying) < agentDies {
+		return false
+	}
+	s.pid, s.dying = 0, time.Time{}
+	return true
 }
 
 // failed counts a failure, and gives the pause after it.
@@ -149,7 +184,7 @@ func exitWith(status int) error {
 
 // start starts an agent.
 func (s *supervisor) start() error {
-	env := append(os.Environ(), fuse.OOMEnv+"="+s.oom)
+	env := append(os.Environ(), fuse.OOMEnv+"="+s.oom, agentsEnv+"="+strconv.Itoa(s.ended))
 	// Not by os/exec, which waits for its children itself: this process reaps all
 	// that come to it. In a group of its own, so that a signal to the supervisor's
 	// does not reach it twice.
@@ -159,7 +194,7 @@ func (s *supervisor) start() error {
 	if err != nil {
 		return err
 	}
-	s.pid, s.begun = pid, time.Now()
+	s.pid, s.begun, s.dying = pid, time.Now(), time.Time{}
 	return nil
 }
 
@@ -218,7 +253,7 @@ func (s *supervisor) leave(ends <-chan os.Signal) {
 	}
 }
 
-// childProcesses lists this process's children that run.
+// childProcesses lists this process's children that run: not what is dying.
 func childProcesses() (pids []int) {
 	self := strconv.Itoa(os.Getpid())
 	all, _ := filepath.Glob("/proc/[0-9]*/stat")
@@ -232,11 +267,25 @@ func childProcesses() (pids []int) {
 		if len(f) < 2 || string(f[1]) != self || string(f[0]) == "Z" || string(f[0]) == "X" {
 			continue
 		}
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil {
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil && !fuse.Dying(pid) {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
+}
+
+// agentsEnv tells an agent how many have ended before it below this supervisor.
+const agentsEnv = "PENSTOCK_CSI_AGENTS_ENDED"
+
+// agentsEnded is what the supervisor told; none: there is no supervisor.
+func agentsEnded() (n int, told bool) {
+	v, told := os.LookupEnv(agentsEnv)
+	if !told {
+		return 0, false
+	}
+	os.Unsetenv(agentsEnv) // the mounts are not to know
+	n, err := strconv.Atoi(v)
+	return n, err == nil
 }
 
 // oomFile says how soon a process is killed when memory is short, from -1000

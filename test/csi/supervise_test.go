@@ -5,16 +5,23 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+
+	"penstock.io/penstock/fuse"
 )
 
 var kills = flag.Int("kills", 3, "how often the node agent is killed, alone and with all mounts")
@@ -24,6 +31,7 @@ type proc struct {
 	pid, parent int
 	line        string
 	zombie      bool
+	dying       bool // or a zombie: it does nothing more
 }
 
 // below lists the processes of the driver's container.
@@ -44,7 +52,7 @@ func (r *rig) below() (all []proc) {
 			continue // it ended, or is elsewhere
 		}
 		f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-		all = append(all, proc{atoi(r.t, filepath.Base(name)), atoi(r.t, string(f[1])), string(bytes.ReplaceAll(line, []byte{0}, []byte{' '})), string(f[0]) == "Z"})
+		all = append(all, proc{atoi(r.t, filepath.Base(name)), atoi(r.t, string(f[1])), string(bytes.ReplaceAll(line, []byte{0}, []byte{' '})), string(f[0]) == "Z", fuse.Dying(atoi(r.t, filepath.Base(name)))})
 	}
 	return all
 }
@@ -52,7 +60,7 @@ func (r *rig) below() (all []proc) {
 // the gives the one process below the supervisor whose command line has a text.
 func (r *rig) the(text string) (pid int, err error) {
 	for _, p := range r.below() {
-		if !p.zombie && strings.Contains(p.line, text) {
+		if !p.dying && strings.Contains(p.line, text) {
 			if pid != 0 {
 				return 0, fmt.Errorf("%q: there are %d and %d", text, pid, p.pid)
 			}
@@ -253,6 +261,109 @@ func key(t *testing.T, r *rig) string {
 	return l[0].Name()
 }
 
+// TestAgentCannotEnd: the agent is killed together with the process of a mount in
+// which a thread of it waits, so that it can't end before somebody serves the mount.
+// The next agent does not wait for that: it serves, at the sockets of the one before,
+// also while the cluster stands still, and takes the mount up.
+func TestAgentCannotEnd(t *testing.T) {
+	r := newRig(t)
+	r.held("--settle=100ms")
+	pods := r.container()
+	admin := freePort(t)
+	// Without inline volumes, which it would look for in the cluster first.
+	r.driver = r.start(nil, "csi", "--endpoint", "unix://"+r.socket(), "--cluster", r.cluster(), "--state-dir", r.path("state"), "--node-name", "node1",
+		"--hold", r.hold, "--registration-dir", r.dir, "--admin", admin)
+	r.answers(r.conn)
+	id := must(t, r.controller().CreateVolume, claim("pvc-1", nil)).GetVolume().GetVolumeId()
+	staging, target, grouped := filepath.Join(pods, "staging"), filepath.Join(pods, "pod"), filepath.Join(pods, "grouped")
+	must(t, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)})
+	must(t, r.node().NodePublishVolume, publish(id, staging, target))
+	r.halt(r.meta.PID())
+	goOn := sync.OnceFunc(func() { _ = syscall.Kill(r.meta.PID(), syscall.SIGCONT) })
+	t.Cleanup(goOn)
+	q := publish(id, staging, grouped)
+	q.VolumeCapability = capability(manyWriters)
+	q.VolumeCapability.GetMount().VolumeMountGroup = "4242"
+	agent, mount := r.another(agentLine, 0), r.another(mountLine, 0)
+	for try := 0; ; try++ {
+		if try == 5 {
+			t.Fatal("an agent whose thread waits in a mount ends nevertheless")
+		}
+		conn := r.dial(r.socket())
+		go func() { _, _ = csi.NewNodeClient(conn).NodePublishVolume(t.Context(), q, grpc.WaitForReady(true)) }() // ends with the test
+		r.until("a thread waits for the mount", func() error { return waitsForMount(agent) })
+		time.Sleep(300 * time.Millisecond) // until the mount's process has read what it asks; else it can end
+		if err := syscall.Kill(agent, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if time.Sleep(300 * time.Millisecond); fuse.Dying(agent) {
+			break
+		}
+		agent = r.another(agentLine, agent)
+	}
+	if err := syscall.Kill(mount, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	next := r.another(agentLine, agent)
+	conn := r.dial(r.socket())
+	r.until("the next agent serves", func() error {
+		_, err := csi.NewIdentityClient(conn).GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
+		return err
+	})
+	if !fuse.Dying(agent) {
+		t.Error("the agent could end while nobody served the mount: nothing was tried")
+	}
+	r.until("the agent that serves is the next one", func() error {
+		now, err := r.the(agentLine)
+		if err == nil && now != next {
+			err = fmt.Errorf("process %d is there, %d was started", now, next)
+		}
+		return err // or it is about to start a mount's process, which has its name for a moment
+	})
+	goOn()
+	r.another(mountLine, mount)
+	r.passes(target)
+	r.until("the killed agent is reaped", func() error {
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", agent)); err == nil {
+			return errors.New("it is there")
+		}
+		return nil
+	})
+	r.conn = conn
+	r.until("the port of the killed agent is served", func() error {
+		a, err := http.Get("http://" + admin + "/metrics")
+		if err != nil {
+			return err
+		}
+		defer a.Body.Close()
+		b, err := io.ReadAll(a.Body)
+		if err == nil && !bytes.Contains(b, []byte("\npenstock_csi_agents_ended_total ")) {
+			err = errors.New("it does not tell how many agents ended")
+		}
+		return err
+	})
+	again(r, r.node().NodePublishVolume, q)
+	r.gone(id, staging, target, grouped)
+	r.nothingHeld()
+	r.containerIsClean(pods)
+}
+
+// inMounts are the calls, by numbers on each kind of machine, in which an agent may wait
+// for a mount when it sets a group: statx, lstat, lchown.
+var inMounts = map[string][]string{"amd64": {"332", "6", "262", "94"}, "arm64": {"291", "79", "54"}}
+
+// waitsForMount demands that a thread of a process is in one of them.
+func waitsForMount(pid int) error {
+	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
+	for _, name := range all {
+		b, _ := os.ReadFile(name)
+		if n, _, _ := strings.Cut(string(b), " "); slices.Contains(inMounts[runtime.GOARCH], n) {
+			return nil
+		}
+	}
+	return errors.Join(err, errors.New("none does"))
+}
+
 // TestAgentGivenUp: an agent that can't begin is not tried for ever: the container
 // ends with its status, for whoever started it to see.
 func TestAgentGivenUp(t *testing.T) {
@@ -264,6 +375,7 @@ func TestAgentGivenUp(t *testing.T) {
 	}{
 		{[]string{"--endpoint", "unix://" + r.path("nowhere", "csi.sock")}, 1},
 		{[]string{"--endpoint", "unix://" + r.socket(), "--log-level", "much"}, 2},
+		{[]string{"--endpoint", "unix://" + r.socket(), "--dir", r.path("m")}, 2},
 	} {
 		p := r.start(nil, append([]string{"csi", "--node", "--cluster", r.cluster(), "--state-dir", r.path("state"), "--node-name", "node1"}, c.args...)...)
 		select {
