@@ -1,10 +1,11 @@
 #!/bin/sh
 # Replaces the pods of the driver on the nodes that are of an older version than was
 # asked for, one node at a time, each when the one before is ready. Where the kernel is
-# Linux 6.9 or later and the holder runs, pods that use volumes see a pause. Elsewhere
-# their mounts end with the driver's pod: such a node is left alone, and named at the
-# end, or with --drain it is drained before and used again after. Started again it goes
-# on with those that are left.
+# Linux 6.9 or later, the holder runs and the old pod has left its mounts to it (--hold),
+# pods that use volumes see a pause. Elsewhere their mounts end with the driver's pod:
+# such a node is left alone, and named at the end, or with --drain it is drained before
+# and used again after. Started again it goes on with those that are left; so it does by
+# itself if another version is asked for meanwhile.
 #
 #   deploy/kubernetes/roll-nodes.sh [--drain] [NAMESPACE]
 set -eu
@@ -20,9 +21,20 @@ k() { kubectl -n "$ns" "$@"; }
 app=app.kubernetes.io/name=penstock
 node=$app,app.kubernetes.io/component=node
 
-# holds tells whether pods on a node keep their mounts while the driver is replaced. A
-# kernel whose version can't be read counts as an old one.
+# newest is the version that is asked for.
+newest() {
+	k get controllerrevisions -l "$node" --sort-by=.revision -o 'jsonpath={.items[-1:].metadata.labels.controller-revision-hash}'
+}
+
+# holds tells whether pods on a node keep their mounts while the driver's pod there is
+# replaced: it is that one which has given them to the holder, or not. A kernel whose
+# version can't be read counts as an old one.
 holds() {
+	args=$(k get pod "$2" -o 'jsonpath={.spec.containers[*].args}') || exit
+	case $args in
+	*'"--hold='* | *'"--hold"'*) ;;
+	*) return 1 ;;
+	esac
 	holder=$(k get pods -l "$app,app.kubernetes.io/component=hold" --field-selector "spec.nodeName=$1" \
 		-o 'jsonpath={.items[*].status.containerStatuses[*].ready}') || exit
 	[ "$holder" = true ] || return 1
@@ -38,7 +50,8 @@ while
 	seen=$(k get daemonset penstock-node -o 'jsonpath={.status.observedGeneration}') || exit
 	[ -z "$asked" ] || [ "$asked" != "$seen" ]
 do sleep 1; done
-new=$(k get controllerrevisions -l "$node" --sort-by=.revision -o 'jsonpath={.items[-1:].metadata.labels.controller-revision-hash}')
+new=$(newest)
+first=$new
 if [ -z "$new" ]; then
 	echo "the driver has no version in namespace $ns" >&2
 	exit 1
@@ -53,7 +66,7 @@ for line in $pods; do
 	on=${rest%%=*}
 	[ "${rest#*=}" != "$new" ] || continue
 	back=
-	if ! holds "$on"; then
+	if ! holds "$on" "$pod"; then
 		if [ -z "$drain" ]; then
 			left="$left $on"
 			continue
@@ -69,6 +82,9 @@ for line in $pods; do
 	echo "$on"
 	k delete pod "$pod" >/dev/null
 	until
+		# Another one may be asked for by now, and is what comes then.
+		now=$(newest)
+		new=${now:-$new}
 		ready=$(k get pods -l "$node,controller-revision-hash=$new" --field-selector "spec.nodeName=$on" \
 			-o 'jsonpath={.items[*].status.containerStatuses[*].ready}')
 		[ "$ready" = true ]
@@ -78,6 +94,9 @@ for line in $pods; do
 		cordoned=
 	fi
 done
+if [ "$new" != "$first" ]; then
+	exec sh "$0" ${drain:+--drain} "$ns"
+fi
 if [ -n "$left" ]; then
 	echo "not replaced, since pods there would lose their mounts:$left" >&2
 	echo "again with --drain each of them is drained before" >&2

@@ -74,7 +74,7 @@ func TestRollSeesFailures(t *testing.T) {
 
 // TestRollNodes: roll-nodes.sh replaces the driver where it is old and pods keep their
 // mounts, and each node is ready before the next one goes. Where they would lose them
-// (an old kernel, no holder) it does nothing, says so and ends with an error; with
+// (an old kernel, no holder, or a driver that gave it nothing) it does nothing, says so and ends with an error; with
 // --drain such a node is drained before, and used again after if it was before. Run
 // again it does nothing.
 func TestRollNodes(t *testing.T) {
@@ -98,10 +98,10 @@ func TestRollNodes(t *testing.T) {
 		return out, err
 	}
 	out, err := did(held)
-	if _, ended := errors.AsType[*exec.ExitError](err); !ended || !strings.Contains(out, "would lose their mounts: old older bare kept\n") || strings.Contains(out, "on all nodes") {
+	if _, ended := errors.AsType[*exec.ExitError](err); !ended || !strings.Contains(out, "would lose their mounts: old older bare kept unheld\n") || strings.Contains(out, "on all nodes") {
 		t.Errorf("nodes whose pods would lose their mounts are not named: %v, %s", err, out)
 	}
-	all := held + drained("old", true) + drained("older", true) + drained("bare", true) + drained("kept", false)
+	all := held + drained("old", true) + drained("older", true) + drained("bare", true) + drained("kept", false) + drained("unheld", true)
 	for range 2 {
 		if out, err := did(all, "--drain"); err != nil || !strings.Contains(out, "on all nodes") {
 			t.Errorf("%v: %s", err, out)
@@ -109,11 +109,32 @@ func TestRollNodes(t *testing.T) {
 	}
 }
 
+// TestRollNodesOfNewer: another version is asked for while the driver is replaced.
+// roll-nodes.sh does not wait for what nobody makes any more, and ends with all nodes at
+// the last one.
+func TestRollNodesOfNewer(t *testing.T) {
+	t.Setenv("ROLL_NEWER", "yes")
+	dir, run := rolling(t, "roll-nodes.sh", "kubectl-nodes")
+	out, err := run("", "--drain")
+	if err != nil || !strings.Contains(out, "on all nodes") {
+		t.Errorf("%v: %s", err, out)
+	}
+	var gone []string
+	for line := range strings.Lines(string(read(t, dir, "did"))) {
+		if pod, is := strings.CutPrefix(line, "delete pod penstock-node-"); is {
+			gone = append(gone, strings.TrimSpace(pod))
+		}
+	}
+	if want := []string{"held", "old", "older", "bare", "kept", "unheld", "held", "fresh"}; !slices.Equal(gone, want) {
+		t.Errorf("replaced %v, not %v", gone, want)
+	}
+}
+
 // TestRollNodesSeesFailures: roll-nodes.sh stops when kubectl fails, and replaces nothing
 // after that; a node that it took out of use is named.
 func TestRollNodesSeesFailures(t *testing.T) {
 	for _, asked := range []string{
-		"*metadata.generation*", "*observedGeneration*", "get controllerrevisions *", "get pods -l *component=node -o *", "*component=hold *",
+		"*metadata.generation*", "*observedGeneration*", "get controllerrevisions *", "get pods -l *component=node -o *", "get pod penstock-node-held *", "*component=hold *",
 		"*kernelVersion*", "*unschedulable*", "drain old *", "delete pod penstock-node-old", "uncordon old",
 	} {
 		dir, run := rolling(t, "roll-nodes.sh", "kubectl-nodes")
