@@ -69,15 +69,25 @@ type tokenKeeper struct {
 
 	mu   sync.Mutex
 	ends map[string]time.Time // of the token in each Secret; absent: not known yet
+	well map[string]bool      // Secrets that the last look found in order, or put so
 }
 
 // Describe tells nothing: what is sent depends on what was found out.
 func (k *tokenKeeper) Describe(chan<- *prometheus.Desc) {}
 
-// Collect tells when the tokens end.
+// Collect tells when the tokens end, as far as that is known, and of each Secret whether
+// it is looked after: of one that can't be read nothing else is told.
 func (k *tokenKeeper) Collect(out chan<- prometheus.Metric) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	for _, t := range k.tokens {
+		d := prometheus.NewDesc("penstock_csi_token_kept", "1 if the last look at a Secret with a join token succeeded, and put a new token there if it was time to; 0 before the first one.", nil, prometheus.Labels{"secret": t.secret})
+		well := 0.0
+		if k.well[t.secret] {
+			well = 1
+		}
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, well)
+	}
 	for secret, end := range k.ends {
 		d := prometheus.NewDesc("penstock_csi_token_end_timestamp_seconds", "When the join token in a Secret ends, by which pods of the driver join; 0: there is none that holds.", nil, prometheus.Labels{"secret": secret})
 		at := 0.0
@@ -107,6 +117,12 @@ func (k *tokenKeeper) run(ctx context.Context) {
 func (k *tokenKeeper) look(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
+	well := map[string]bool{}
+	defer func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.well = well
+	}()
 	return k.with(ctx, func(s *client.Session) error {
 		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminTokens})
 		if err != nil {
@@ -120,6 +136,8 @@ func (k *tokenKeeper) look(ctx context.Context, now time.Time) error {
 		for _, t := range k.tokens {
 			if err := k.keep(ctx, s, t, holding, now); err != nil {
 				errs = append(errs, fmt.Errorf("of the Secret %s: %w", t.secret, err))
+			} else {
+				well[t.secret] = true
 			}
 		}
 		return errors.Join(errs...)

@@ -5,12 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"penstock.io/penstock/cmd/penstock/kube/kubetest"
 	"penstock.io/penstock/cmd/penstock/local"
@@ -139,12 +142,36 @@ func TestTokensAreKept(t *testing.T) {
 			t.Errorf("by Secret %s: %v, %v", secret, id, err)
 		}
 	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(k)
+	// kept demands what metrics tell of each Secret.
+	kept := func(when string, want map[string]float64) {
+		t.Helper()
+		all, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]float64{}
+		for _, f := range all {
+			for _, x := range f.Metric {
+				if f.GetName() == "penstock_csi_token_kept" {
+					got[x.GetLabel()[0].GetValue()] = x.GetGauge().GetValue()
+				}
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("%s: told of as kept: %v, want %v", when, got, want)
+		}
+	}
+	kept("before the first look", map[string]float64{"controller": 0, "node": 0})
 	if err := k.look(t.Context(), time.Now()); err == nil {
 		t.Error("Secrets that are not there are well")
 	}
+	kept("none is there", map[string]float64{"controller": 0, "node": 0})
 	fake.Put("controller", map[string]string{"token": "long over", "other": "stays"})
 	fake.Put("node", nil)
 	look(time.Now())
+	kept("all is well", map[string]float64{"controller": 1, "node": 1})
 	joins("controller", "kubernetes", peer.Admin)
 	joins("node", "worker-1", peer.Client)
 	if fake.Get("controller")["other"] != "stays" || len(holding()) != 2 {
@@ -184,6 +211,18 @@ func TestTokensAreKept(t *testing.T) {
 	look(time.Now())
 	joins("node", "worker-4", peer.Client)
 
+	// Nobody answers.
+	dead := where{cluster: []string{"127.0.0.1:1"}}
+	dead.credentials = w.credentials
+	k.with = dead.with
+	asking, stop := context.WithTimeout(t.Context(), time.Second)
+	if err := k.look(asking, time.Now()); err == nil {
+		t.Error("a cluster that is not there is well")
+	}
+	stop()
+	kept("no cluster answers", map[string]float64{"controller": 0, "node": 0})
+	k.with = w.with
+
 	// Of another cluster.
 	before := len(holding())
 	others := peer.NewToken(peer.Client, strings.Repeat("ab", 32)).String()
@@ -191,6 +230,8 @@ func TestTokensAreKept(t *testing.T) {
 	if err := k.look(t.Context(), time.Now()); !errors.Is(err, meta.NotPermitted) || token("node") != others || len(holding()) != before {
 		t.Errorf("a token of another cluster becomes %q, %v; %d tokens, %d before", token("node"), err, len(holding()), before)
 	}
+
+	kept("one is of another cluster", map[string]float64{"controller": 1, "node": 0})
 
 	// Somebody else is faster.
 	fake.Put("node", nil)

@@ -131,6 +131,15 @@ var alertCases = map[string]alertCase{
 		fires: seen{`penstock_csi_token_end_timestamp_seconds{secret="s"}`: "500000x60"}, as: map[string]string{"secret": "s"},
 		quiet: []seen{{`penstock_csi_token_end_timestamp_seconds{secret="s"}`: "1296000x60"}},
 	},
+	"PenstockTokenNotKept": {
+		fires: seen{`penstock_csi_token_kept{secret="s"}`: "0x120"}, as: map[string]string{"secret": "s"},
+		quiet: []seen{{`penstock_csi_token_kept{secret="s"}`: "1x120"}, {`penstock_csi_token_kept{secret="s"}`: "1x60 0x30 1x30"}},
+		step:  "1m", at: "100m",
+	},
+	"PenstockNodeAgentEndsOften": {
+		fires: seen{`penstock_csi_agents_ended_total{instance="a"}`: "0x20 1x5 2x5 4x5 5x60"}, as: map[string]string{"instance": "a"},
+		quiet: []seen{{`penstock_csi_agents_ended_total{instance="a"}`: "9x60"}, {`penstock_csi_agents_ended_total{instance="a"}`: "0x20 1x40"}},
+	},
 	"PenstockMountNotHeld": {fires: seen{`penstock_mount_held{volume="v"}`: "0x60"}, as: map[string]string{"volume": "v"}, quiet: []seen{{`penstock_mount_held{volume="v"}`: "1x60"}}},
 	"PenstockTargetGone": {
 		fires: seen{`up{job="penstock-system/penstock-cluster"}`: "0x60"}, as: map[string]string{"job": "penstock-system/penstock-cluster"},
