@@ -141,10 +141,10 @@ func (f folder) remove() error {
 	return nil
 }
 
-// Recover looks at what was staged when the driver ran last: what is still
-// mounted stays as it is, and what can't be told of; the state of what is not
-// mounted is removed. It gives the
-// volumes that are staged. It is called once, before the service serves.
+// Recover looks at what was staged when the driver ran last: what is still mounted
+// stays as it is, and what can't be told of; the state of what is not mounted is
+// removed. It gives the volumes that are staged. It is called once, before the service
+// serves.
 func (s *Server) Recover() (staged []string, err error) {
 	dirs, err := os.ReadDir(filepath.Join(s.State, "volumes"))
 	if errors.Is(err, os.ErrNotExist) {
