@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -780,6 +781,23 @@ func TestInline(t *testing.T) {
 		args := fmt.Sprint(all["DaemonSet/penstock-node"].list("spec", "template", "spec", "containers")[0].at("args"))
 		if strings.Contains(modes, "Ephemeral") != on || strings.Contains(args, "--inline") != on {
 			t.Errorf("inline %t: modes %s, arguments %s", on, modes, args)
+		}
+	}
+}
+
+// TestVolumesOfANode: what bounds them is told to the driver if it is asked for.
+func TestVolumesOfANode(t *testing.T) {
+	args := func(change map[string]any) string {
+		all := objects(t, func(v map[string]any) { maps.Copy(v["node"].(map[string]any), change) })
+		return strings.Join(words(all["DaemonSet/penstock-node"].list("spec", "template", "spec", "containers")[0].at("args")), " ") + " "
+	}
+	if got := args(nil); strings.Contains(got, "--max-volumes") || strings.Contains(got, "--inline-max") {
+		t.Errorf("arguments %s", got)
+	}
+	got := args(map[string]any{"maxVolumes": 30, "inline": true, "inlineMax": "5G"})
+	for _, want := range []string{" --max-volumes=30 ", " --inline-max=5G "} {
+		if !strings.Contains(got, want) {
+			t.Errorf("arguments %s lack %s", got, want)
 		}
 	}
 }
