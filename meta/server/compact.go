@@ -74,7 +74,7 @@ type compaction struct {
 	joined time.Time     // when extents were last looked through for fragments,
 	took   time.Duration // which took so long
 	seen   meta.Seq      // the newest entry at the last look of which all was joined
-	heldUp bool          // some was left at the last look, since a client is away; guarded by the owner's mu
+	heldUp bool          // some was left at the last look: see leaseTable.outOfReach; guarded by the owner's mu
 
 	files, fragments atomic.Uint64 // to be joined, when last looked for
 	looks            atomic.Uint64 // begun
@@ -111,8 +111,8 @@ func (o *owner) compactLoop() {
 	}
 }
 
-// heldUp: at the last look some was left that a client which is away may have
-// cached.
+// heldUp: at the last look some was left that a client has which is away, or holds on
+// to it.
 func (o *owner) heldUp() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -598,7 +598,7 @@ func (o *owner) resting() error {
 }
 
 // stillThere narrows moves of files, each in order of offsets, to what is mapped
-// as they say, seen by no snapshot, and cached by nobody who is away: that is
+// as they say, seen by no snapshot, and within reach: what is not is
 // looked for again. Caller holds mu.
 func (o *owner) stillThere(some []move) (out []move, err error) {
 	for len(some) > 0 {
@@ -608,7 +608,7 @@ func (o *owner) stillThere(some []move) (out []move, err error) {
 		}
 		file := some[:n]
 		some = some[n:]
-		if o.leases.away(file[0].ino, meta.LeaseNone) {
+		if o.leases.outOfReach(file[0].ino) {
 			o.compaction.heldUp = true
 			continue
 		}
@@ -777,11 +777,16 @@ func (o *owner) swap(target meta.ChunkID, some []move) (moved int, err error) {
 	return moved, err
 }
 
+// moveWait is how long a client may take to commit what it buffered of a file whose
+// bytes are to be moved.
+const moveWait = 2 * time.Second
+
 // swapped runs an operation that changes where bytes of a file lie. Sessions that
-// cached the file's extents are asked to forget them first; those with data
-// still to commit keep it, since their commits only replace ranges. make is
-// called with mu held, when nobody has a lease on the file. Errors: Again (a
-// session that is away has a lease: nobody knows when it gives that up), and make's.
+// cached the file's extents are asked to commit what they buffered, and to forget
+// them. Nobody gives a byte up for it: who can't commit in time keeps its lease, and
+// the file stays as it is. make is called with mu held, when nobody has a lease on the
+// file. Errors: Again (a session that has a lease is away, or holds on to it: nobody
+// knows when it gives that up), and make's.
 func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Result, error) {
 	k := &ticket{}
 	o.mu.Lock()
@@ -791,12 +796,12 @@ func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Resul
 			o.leases.unblock(k)
 			return nil, o.failed
 		}
-		if o.leases.away(ino, meta.LeaseNone) {
+		if o.leases.outOfReach(ino) {
 			o.compaction.heldUp = true
 			o.leases.unblock(k)
-			return nil, meta.E("move extents", meta.Again, fmt.Sprintf("inode %d", ino), errors.New("a client that is away may have cached where they lie"))
+			return nil, meta.E("move extents", meta.Again, fmt.Sprintf("inode %d", ino), errors.New("a client that is away, or can't commit what it wrote, may have cached where they lie"))
 		}
-		ch := o.leases.ask(o.vol, nil, ino, meta.LeaseNone, 0)
+		ch := o.leases.ask(o.vol, nil, ino, meta.LeaseNone, moveWait)
 		switch {
 		case ch != nil:
 			o.leases.block(k, ino)

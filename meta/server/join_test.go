@@ -443,6 +443,45 @@ func TestJoinOfSplitPieces(t *testing.T) {
 	s.check()
 }
 
+// The fragments of a file whose client can't commit what it buffered stay as they are
+// until it can.
+func TestJoinLeavesWhoHoldsOn(t *testing.T) {
+	var on atomic.Bool
+	g := newGrid(t, joiner(&on))
+	g.realServer(1, racks[0])
+	p := g.s.dial("a")
+	s := g.scribbler(p, "f", 64)
+	for _, b := range perm(s.r, 0, 64) {
+		if err := s.write([]int{b}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	holdOn := func(on bool) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.holdsOn = on
+	}
+	if p.mode(s.ino) != meta.LeaseExclusive {
+		t.Fatal("it has no lease")
+	}
+	holdOn(true)
+	on.Store(true)
+	o := g.s.srv.opened(1)
+	eventually(t, "it is asked", func() error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return unless(o.leases.holdsOn(s.ino))
+	})
+	s.rests("it holds on")
+	if p.mode(s.ino) != meta.LeaseExclusive || p.recalls != 0 {
+		t.Fatalf("it has %v left", p.mode(s.ino))
+	}
+	holdOn(false)
+	o.asksAgain()
+	eventually(t, "joined", func() error { return unless(len(s.extents()) < 8) })
+	s.check()
+}
+
 // A look whose joins failed counts as none: it is made again though nothing
 // changed. Nothing is moved while there is no room for the journal.
 func TestJoinIsTriedAgain(t *testing.T) {

@@ -23,6 +23,9 @@ type leaseTable struct {
 	asking  map[*recall]struct{} // rounds that are out
 	// writable are the inodes that somebody holds exclusively.
 	writable map[meta.Ino]struct{}
+	// heldOn is when the holder of some of these last said that it can't commit what it
+	// buffered; see holdsOn.
+	heldOn map[meta.Ino]time.Time
 	// inside are, in a mirror's target, the sessions that may have leases of the live
 	// tree: the one that fills it, and those that did. All others have leases of the
 	// snapshot that is shown, so that neither bears on the other.
@@ -72,7 +75,7 @@ type recall struct {
 }
 
 func newLeaseTable() leaseTable {
-	return leaseTable{m: map[meta.Ino]*leases{}, count: map[*session]int{}, asking: map[*recall]struct{}{}, writable: map[meta.Ino]struct{}{}, inside: map[*session]struct{}{}}
+	return leaseTable{m: map[meta.Ino]*leases{}, count: map[*session]int{}, asking: map[*recall]struct{}{}, writable: map[meta.Ino]struct{}{}, heldOn: map[meta.Ino]time.Time{}, inside: map[*session]struct{}{}}
 }
 
 // alone reports whether no session but s has any lease, so that an operation
@@ -190,6 +193,7 @@ func (t *leaseTable) drop(s *session, ino meta.Ino) {
 func (t *leaseTable) lowered(ino meta.Ino) {
 	if _, was := t.writable[ino]; was && !t.exclusive(ino) {
 		delete(t.writable, ino)
+		delete(t.heldOn, ino)
 	}
 }
 
@@ -262,6 +266,23 @@ func (t *leaseTable) away(ino meta.Ino, keep meta.LeaseMode) (yes bool) {
 	return yes
 }
 
+// heldRest is for how long who holds on to a lease is not asked again in the background:
+// while it is asked its writers wait.
+const heldRest = 30 * time.Second
+
+// holdsOn reports whether a session said a while ago that it can't give ino back now,
+// and has it still.
+func (t *leaseTable) holdsOn(ino meta.Ino) bool {
+	at, ok := t.heldOn[ino]
+	return ok && time.Since(at) < heldRest
+}
+
+// outOfReach reports whether nobody knows when ino can be had for what the owner does
+// in the background: a session that has it is away, or holds on to it.
+func (t *leaseTable) outOfReach(ino meta.Ino) bool {
+	return t.away(ino, meta.LeaseNone) || t.holdsOn(ino)
+}
+
 // extend gives every recall that is out more time.
 func (t *leaseTable) extend(by time.Duration) {
 	for r := range t.asking {
@@ -282,6 +303,9 @@ func (t *leaseTable) recalled(s *session, ino meta.Ino, round uint64, held bool)
 	}
 	if h := l.of(s); h != nil && !held {
 		h.mode = min(h.mode, l.recall.keep)
+	}
+	if _, exclusive := t.writable[ino]; held && exclusive {
+		t.heldOn[ino] = time.Now()
 	}
 	t.lowered(ino)
 	t.answered(l, s)

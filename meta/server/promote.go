@@ -58,8 +58,9 @@ type promotion struct {
 // until no chunk is open, and what was to be copied may be another afterwards.
 var errRolled = errors.New("the volume is being rolled back")
 
-// errHeld: clients that are away may have cached where all lies that is left.
-var errHeld = errors.New("clients that are away have cached what is left")
+// errHeld: of all that is left clients that are away, or can't commit what they wrote,
+// may have cached where it lies.
+var errHeld = errors.New("clients that are away, or can't commit, have cached what is left")
 
 // promote begins, or tells how far it is; a rate that is given holds from then on.
 // Errors: Invalid (the rate), Busy (it has clones itself).
@@ -288,10 +289,10 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 	o.wg.Add(1) // the store is not closed under it
 	defer o.wg.Done()
 	frozen := o.st.Freeze()
-	away := map[meta.Ino]bool{}
+	beyond := map[meta.Ino]bool{}
 	for ino := range o.leases.m {
-		if o.leases.away(ino, meta.LeaseNone) {
-			away[ino] = true
+		if o.leases.outOfReach(ino) {
+			beyond[ino] = true
 		}
 	}
 	o.mu.Unlock()
@@ -299,7 +300,7 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 	n, left := 0, uint64(0)
 	err = namespace.ForeignExtents(frozen, func(e namespace.ForeignExtent) bool {
 		left += e.Len
-		if _, ok := refs[e.Chunk]; !away[e.Ino] && (ok || n < promoteRefs) {
+		if _, ok := refs[e.Chunk]; !beyond[e.Ino] && (ok || n < promoteRefs) {
 			refs[e.Chunk] = append(refs[e.Chunk], e)
 			n++
 		}

@@ -134,6 +134,41 @@ func TestPromotionWaitsForNobodyAway(t *testing.T) {
 	s.promoted(t, c)
 }
 
+// A promotion moves what a client wrote to that can't commit when it can; the rest at
+// once, and the client keeps its lease.
+func TestPromotionLeavesWhoHoldsOn(t *testing.T) {
+	s := newSiteTTL(t, 2*time.Second)
+	a, b := s.dial("a"), s.dial("b")
+	c, inos, _ := s.toPromote(t, a, nil)
+	if _, err := b.Do(t.Context(), c, meta.OpID{}, &meta.Open{Ino: inos[0]}, meta.LeaseExclusive); err != nil || b.mode(inos[0]) != meta.LeaseExclusive {
+		t.Fatal(b.mode(inos[0]), err)
+	}
+	b.mu.Lock()
+	b.holdsOn = true
+	b.mu.Unlock()
+	eventually(t, "the other file is copied", func() error {
+		st, err := a.Promote(t.Context(), c, nil)
+		if err == nil {
+			err = unless(st.Copied == 1<<30 && st.Left == 1<<30)
+		}
+		return err
+	})
+	o := s.srv.opened(c)
+	eventually(t, "it said that it holds on", func() error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return unless(o.leases.holdsOn(inos[0]))
+	})
+	if b.mode(inos[0]) != meta.LeaseExclusive || b.recalls != 0 {
+		t.Errorf("it has %v left", b.mode(inos[0]))
+	}
+	b.mu.Lock()
+	b.holdsOn = false
+	b.mu.Unlock()
+	o.asksAgain()
+	s.promoted(t, c)
+}
+
 // A rate that is given while the promotion reads the one of before holds.
 func TestRateGivenMeanwhile(t *testing.T) {
 	s := newSiteTTL(t, 10*time.Second)

@@ -462,6 +462,70 @@ func TestBackgroundEndsNobody(t *testing.T) {
 	}
 }
 
+// asksAgain has who holds on to a lease be asked again in the background at once.
+func (o *owner) asksAgain() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for ino := range o.leases.heldOn {
+		o.leases.heldOn[ino] = time.Now().Add(-heldRest)
+	}
+}
+
+// A client that can't commit what it buffered gives nothing up for what the owner does
+// by itself: that is left, holds up nobody, and nobody is asked all the time. Another
+// client that wants the file gets it.
+func TestMovingGivesNothingUp(t *testing.T) {
+	s := newSiteTTL(t, 20*time.Second)
+	a := s.dial("a")
+	ino := a.create(t, "f").Attr.Ino
+	holdOn := func(on bool) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.holdsOn = on
+	}
+	holdOn(true)
+	o := s.srv.opened(1)
+	moved := false
+	move := func() error {
+		_, err := o.swapped(ino, func() (meta.Op, error) {
+			moved = true
+			return nil, meta.E("move", meta.Stale, "", nil)
+		})
+		return err
+	}
+	for range 3 {
+		if err := move(); !errors.Is(err, meta.Again) || moved {
+			t.Fatalf("its extents were moved: %v, %v", moved, err)
+		}
+	}
+	o.mu.Lock()
+	if o.leases.rounds != 1 || o.leases.blocked != 0 || len(o.leases.asking) != 0 || !o.compaction.heldUp {
+		t.Errorf("asked %d times, %d wait, %d are asked still; held up: %v", o.leases.rounds, o.leases.blocked, len(o.leases.asking), o.compaction.heldUp)
+	}
+	o.mu.Unlock()
+	if a.mode(ino) != meta.LeaseExclusive || a.recalls != 0 {
+		t.Fatalf("it has %v left after %d recalls", a.mode(ino), a.recalls)
+	}
+	a.do(t, &meta.Write{Ino: ino, Inline: true, Data: []byte("buffered"), Size: 8, Synced: true}, meta.LeaseNone)
+	o.asksAgain()
+	holdOn(false)
+	if err := move(); !errors.Is(err, meta.Stale) || a.mode(ino) != meta.LeaseNone {
+		t.Errorf("when it can commit: %v, it has %v", err, a.mode(ino))
+	}
+	a.do(t, &meta.Open{Ino: ino}, meta.LeaseExclusive)
+	holdOn(true)
+	o.asksAgain()
+	if err := move(); !errors.Is(err, meta.Again) {
+		t.Error(err)
+	}
+	if r := s.dial("b").do(t, &meta.Open{Ino: ino}, meta.LeaseExclusive); string(r.Data) != "buffered" || a.mode(ino) != meta.LeaseNone {
+		t.Errorf("another client sees %q", r.Data)
+	}
+	if len(o.leases.heldOn) != 0 {
+		t.Error("it is taken for one that holds on still")
+	}
+}
+
 // Who is heard of at the moment when the server looks is not away, and when it came back
 // is known.
 func TestHeardOfAtTheLook(t *testing.T) {
