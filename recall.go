@@ -94,11 +94,11 @@ func (c *Client) Recall(r meta.Recall, done func()) {
 // time that the recall gives, and calls done with whether it is held. It is called as
 // Recall is.
 func (c *Client) RecallWithin(r meta.Recall, done func(held bool)) {
-	until := time.Now().Add(r.Within)
-	if c.kept.later(func() { c.RecallWithin(r, done) }) {
-		return
+	ask := recallAsk{r.Keep, time.Now().Add(r.Within), done}
+	if c.kept.later(func() { c.recalled(r, ask) }) {
+		return // it is answered later, but the time is from now on
 	}
-	c.recalled(r, recallAsk{r.Keep, until, done})
+	c.recalled(r, ask)
 }
 
 func (c *Client) recalled(r meta.Recall, ask recallAsk) {
@@ -145,19 +145,25 @@ func (c *Client) unknown(k inodeKey, done func()) {
 }
 
 func (in *inode) serveRecalls() {
+	kept := false
 	for {
 		in.mu.Lock()
 		r := in.recall
 		if len(r.queue) == 0 {
 			in.recall = nil
 			in.mu.Unlock()
+			if kept {
+				in.vol.kick() // the flusher passes over what is being recalled
+			}
 			return
 		}
 		ask := r.queue[0]
 		r.queue = r.queue[1:]
 		lease := in.lease
 		in.mu.Unlock()
-		ask.done(lease > ask.keep && !in.giveBack(ask.keep, ask.until))
+		held := lease > ask.keep && !in.giveBack(ask.keep, ask.until)
+		kept = kept || held
+		ask.done(held)
 	}
 }
 
@@ -178,7 +184,6 @@ func (in *inode) giveBack(keep meta.LeaseMode, until time.Time) bool {
 			f.gate--
 			f.changed()
 			in.mu.Unlock()
-			v.kick() // the flusher passes over what is being recalled
 			return false
 		}
 	}

@@ -271,10 +271,10 @@ func TestRecallWithinGivesNothingUp(t *testing.T) {
 		ino := create(t, v, "log")
 		first, second := bytes.Repeat([]byte("1"), 300_000), bytes.Repeat([]byte("2"), 300_000)
 		write(t, v, ino, first, 0)
-		recall := func() (held bool, took time.Duration) {
+		recall := func(keep meta.LeaseMode) (held bool, took time.Duration) {
 			began := time.Now()
 			done := make(chan bool)
-			v.c.RecallWithin(meta.Recall{Volume: 1, Ino: ino, Keep: meta.LeaseShared, Within: time.Second}, func(held bool) { done <- held })
+			v.c.RecallWithin(meta.Recall{Volume: 1, Ino: ino, Keep: keep, Within: time.Second}, func(held bool) { done <- held })
 			return <-done, time.Since(began)
 		}
 		lease := func() meta.LeaseMode {
@@ -284,10 +284,18 @@ func TestRecallWithinGivesNothingUp(t *testing.T) {
 			defer in.mu.Unlock()
 			return in.lease
 		}
-		for range 3 {
-			if held, took := recall(); !held || took > time.Second {
+		for _, keep := range []meta.LeaseMode{meta.LeaseShared, meta.LeaseNone, meta.LeaseShared} {
+			if held, took := recall(keep); !held || took > time.Second {
 				t.Fatalf("held %v after %v", held, took)
 			}
+		}
+		// A mount that is being taken over answers later, but the time it was given is over.
+		v.c.kept.mu.Lock()
+		v.c.kept.resumed = false
+		v.c.kept.mu.Unlock()
+		time.AfterFunc(10*time.Second, v.c.Resumed)
+		if held, took := recall(meta.LeaseShared); !held || took != 10*time.Second {
+			t.Fatalf("held %v after %v", held, took)
 		}
 		if lease() != meta.LeaseExclusive {
 			t.Fatal("its lease went")
@@ -296,7 +304,7 @@ func TestRecallWithinGivesNothingUp(t *testing.T) {
 		w.mu.Lock()
 		w.failChunk = nil
 		w.mu.Unlock()
-		if held, _ := recall(); held {
+		if held, _ := recall(meta.LeaseShared); held {
 			t.Fatal("it holds on to what it could commit")
 		}
 		if lease() != meta.LeaseShared || v.c.Stats().LostBytes != 0 {
