@@ -60,14 +60,21 @@ func (s *Session) TakeSnapshot(ctx context.Context, v meta.VolumeID, name string
 // TakeWhole is TakeSnapshot, unless the snapshot would have files only as they were
 // synced last, since their clients did not commit in time what they had buffered.
 // Errors: as TakeSnapshot; Unavailable (there are such files, and the text says whose),
-// NotSupported (the owner is of an older version).
+// NotSupported (the owner is of an older version, or the volume changes owners all the
+// time).
 func (s *Session) TakeWhole(ctx context.Context, v meta.VolumeID, name string) (i wire.SnapshotInfo, err error) {
-	i, err = s.takeSnapshot(ctx, v, name, wire.SnapshotRequest{Strict: true})
-	if err == nil && !i.Strict {
+	for try := 1; ; try++ {
+		i, err = s.takeSnapshot(ctx, v, name, wire.SnapshotRequest{Strict: true})
+		if err != nil || i.Strict {
+			return i, err
+		}
+		// One of before took it, and what it was told of goes with it. Another request may
+		// do better: the owner has changed.
 		_, derr := s.DeleteSnapshot(ctx, v, name)
-		err = meta.E("take snapshot", meta.NotSupported, name, errors.Join(errors.New("the owner of the volume can't tell whether everything is in it"), derr))
+		if try == 2 || derr != nil {
+			return i, meta.E("take snapshot", meta.NotSupported, name, errors.Join(errors.New("the owner of the volume can't tell whether everything is in it"), derr))
+		}
 	}
-	return i, err
 }
 
 // TakeTarget is TakeSnapshot for who fills a mirror's target: as RollBackTarget.

@@ -231,6 +231,42 @@ func TestAwaitedDigest(t *testing.T) {
 	}
 }
 
+// TestAwaitedOfTheName: of two snapshots with a name the one that is there is waited for,
+// not the one that is being deleted.
+func TestAwaitedOfTheName(t *testing.T) {
+	s := newSiteTTL(t, 20*time.Second)
+	a := s.dial("a")
+	for _, name := range []string{"x", "y", "z"} {
+		a.create(t, name)
+	}
+	before := a.snapshot(t, "s").At
+	for _, name := range []string{"x", "y", "z"} {
+		a.do(t, &meta.Unlink{Parent: meta.RootIno, Name: name}, meta.LeaseNone)
+	}
+	o := s.srv.opened(1)
+	eventually(t, "the schedule was looked at", func() error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return unless(!o.keepRead.IsZero() && len(o.snapWake) == 0)
+	})
+	o.mu.Lock() // nobody is told to go on with it
+	_, err := o.run(&meta.DropSnapshot{At: before, Max: 1}, 0)
+	o.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := a.snapshot(t, "s").At
+	if l := a.names(t); !slices.Equal(l, []string{"s deleting", "s ready"}) {
+		t.Fatal(l)
+	}
+	if i, err := a.AwaitDigest(t.Context(), 1, "s"); err != nil || i.At != now {
+		t.Errorf("%+v, %v", i, err)
+	}
+	if o.digesting.isAwaited(before) || !o.digesting.isAwaited(now) {
+		t.Error("the one that is being deleted is waited for")
+	}
+}
+
 // TestDigestOrder: what is pinned comes first, then by turns the newest and the
 // oldest, so that each gets its digest although snapshots are taken faster than
 // digests can be computed.

@@ -527,6 +527,11 @@ func (p *peer) Recall(r meta.Recall, done func()) {
 func (p *peer) RecallWithin(r meta.Recall, done func(held bool)) {
 	p.mu.Lock()
 	on := p.holdsOn
+	if on && p.hold {
+		p.held = append(p.held, func() { done(true) })
+		p.mu.Unlock()
+		return
+	}
 	p.mu.Unlock()
 	if on {
 		go done(true)

@@ -128,9 +128,10 @@ type owner struct {
 	freed      uint64     // by the deletion of a snapshot under way
 	keep       string     // the schedule of snapshots,
 	keepRead   time.Time  // as it was in the table then
+	keepSet    uint64     // how often it was changed since the volume was opened
 	keepOpen   bool       // it asks for the volume more often than visits do
 	schedule   scheduling // how it goes
-	// unanswered are the files that were not given back for snapshots taken here.
+	// unanswered are, of each snapshot taken here, the files that were not given back.
 	unanswered map[meta.Generation]unanswered
 	compaction compaction
 	filling    map[meta.ChunkID]bool // open, by promoteLoop or compactLoop: not abandoned

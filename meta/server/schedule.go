@@ -162,12 +162,33 @@ func staysOpen(every time.Duration, volumes int) bool {
 	return every < 2*max(visitEvery, visitRound(volumes))
 }
 
-// setSchedule makes a schedule the volume's, whose row says so.
-func (o *owner) setSchedule(keep string) {
+// scheduleChanged has the volume's row read again, which has another schedule now. (Of
+// two changes at once only the row tells which is the last.)
+func (o *owner) scheduleChanged() {
 	o.mu.Lock()
-	o.keep, o.keepRead, o.schedule = keep, time.Now(), scheduling{}
+	o.keepRead, o.schedule = time.Time{}, scheduling{}
+	o.keepSet++
 	o.mu.Unlock()
 	o.kickSnapshots()
+}
+
+// readSchedule reads the row unless that was done a while ago, and gives the schedule.
+func (o *owner) readSchedule() (string, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for o.keepRead.IsZero() || time.Since(o.keepRead) >= scheduleRead {
+		set := o.keepSet
+		o.mu.Unlock()
+		v, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol)
+		o.mu.Lock()
+		if err != nil && !errors.Is(err, meta.NoSuchVolume) {
+			return "", err
+		}
+		if o.keepSet == set { // else what was read may be what it was before
+			o.keep, o.keepRead = v.Keep, time.Now()
+		}
+	}
+	return o.keep, nil
 }
 
 // takeDue takes the snapshot that is due, unless it is too early after a try that
@@ -199,21 +220,10 @@ func (o *owner) takeDue(every time.Duration) time.Duration {
 
 // keepSchedule does what is due, and tells for how long nothing will be.
 func (o *owner) keepSchedule() time.Duration {
-	o.mu.Lock()
-	known := !o.keepRead.IsZero() && time.Since(o.keepRead) < scheduleRead
-	o.mu.Unlock()
-	if !known {
-		v, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol)
-		if err != nil && !errors.Is(err, meta.NoSuchVolume) {
-			return scheduleRetry
-		}
-		o.mu.Lock()
-		o.keep, o.keepRead = v.Keep, time.Now()
-		o.mu.Unlock()
+	text, err := o.readSchedule()
+	if err != nil {
+		return scheduleRetry
 	}
-	o.mu.Lock()
-	text := o.keep
-	o.mu.Unlock()
 	rules, err := parseKeep(text)
 	if err != nil {
 		o.log.Error("the schedule of snapshots can't be read", "error", err)
@@ -244,6 +254,10 @@ func (o *owner) keepSchedule() time.Duration {
 	wait := max(time.Until(time.Unix(0, (bucket(time.Now(), every)+1)*int64(every))), 10*time.Millisecond)
 	if due {
 		wait = min(wait, o.takeDue(every))
+	} else {
+		o.mu.Lock()
+		o.schedule = scheduling{} // one that failed was taken all the same
+		o.mu.Unlock()
 	}
 	for _, s := range unwanted {
 		ctx, cancel := context.WithTimeout(o.ctx, scheduleRetry)

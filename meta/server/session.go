@@ -348,7 +348,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		}
 		if o := s.srv.opened(m.Volume); o != nil {
 			o.mu.Lock()
-			if o.leases.recalled(s, m.Ino, id, m.Held) && m.Held && o.barrier != nil {
+			if o.leases.recalled(s, m.Ino, id, m.Held) && m.Held && o.barrier != nil && id > o.barrier.since {
 				o.barrier.held[m.Ino] = struct{}{}
 			}
 			o.mu.Unlock()

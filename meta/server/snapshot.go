@@ -58,6 +58,9 @@ type barrier struct {
 	cut bool
 	// held are the inodes whose holders said that they can't give them back now.
 	held map[meta.Ino]struct{}
+	// since is the last round of asking before it was put up: what is answered to that
+	// one says nothing of now.
+	since uint64
 }
 
 // takeHow is how a snapshot is taken.
@@ -72,6 +75,7 @@ type takeHow struct {
 // unanswered are the files that a snapshot has as they were synced last, since their
 // clients gave no lease back.
 type unanswered struct {
+	known   bool // this owner took the snapshot; else the rest says nothing
 	files   int
 	clients []string // that hold them, by name, each once; at most unansweredNamed
 }
@@ -196,11 +200,14 @@ func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapsh
 	// What would be refused anyway holds nobody up, nor does a request that came before.
 	if p.res, err = o.mayTake(op); err != nil || p.res != nil {
 		p.durable = o.untilDurable(o.snapped)
+		if p.res != nil {
+			p.late = o.unanswered[meta.Generation(p.res.Off)]
+		}
 		o.mu.Unlock()
 		return p, err
 	}
 	began := time.Now()
-	b := &barrier{over: make(chan struct{}), held: map[meta.Ino]struct{}{}}
+	b := &barrier{over: make(chan struct{}), held: map[meta.Ino]struct{}{}, since: o.leases.rounds}
 	o.barrier = b
 	p.written = len(o.leases.writable)
 	o.mu.Unlock()
@@ -232,9 +239,8 @@ func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapsh
 	if p.res, err = o.run(op, 0); err != nil {
 		return p, err
 	}
-	if p.late.files > 0 {
-		o.unanswered[meta.Generation(p.res.Off)] = p.late
-	}
+	p.late.known = true
+	o.unanswered[meta.Generation(p.res.Off)] = p.late
 	o.snapped = max(o.snapped, min(seq, o.newest()))
 	p.durable = o.untilDurable(seq)
 	return p, nil
@@ -246,15 +252,15 @@ func (o *owner) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err error) 
 	if o.failed != nil {
 		return nil, o.failed
 	}
+	res, effects, err := namespace.Execute(&view{o: o}, o.context(0), op)
+	if err == nil && len(effects) == 0 {
+		return res, nil // it takes no room
+	}
 	if err := o.full(op); err != nil {
 		return nil, err
 	}
-	res, effects, err := namespace.Execute(&view{o: o}, o.context(0), op)
-	switch {
-	case errors.Is(err, meta.Busy):
+	if errors.Is(err, meta.Busy) {
 		return nil, nil
-	case err == nil && len(effects) == 0:
-		return res, nil
 	}
 	return nil, err
 }
@@ -498,7 +504,9 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		if err != nil {
 			return err
 		}
-		if i := slices.IndexFunc(l.Snapshots, func(i wire.SnapshotInfo) bool { return q.Digest != "" && i.Name == q.Digest }); i >= 0 && l.Snapshots[i].Digest == nil {
+		if i := slices.IndexFunc(l.Snapshots, func(i wire.SnapshotInfo) bool {
+			return q.Digest != "" && i.Name == q.Digest && i.State != wire.SnapshotDeleting
+		}); i >= 0 && l.Snapshots[i].Digest == nil {
 			o.awaitDigest(l.Snapshots[i].At)
 		}
 		l.Keep = v.Keep
@@ -523,7 +531,7 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 			return err
 		}
 		i := snapshotInfo(sn)
-		i.Strict = q.Strict
+		i.Strict = q.Strict && late.known && late.files == 0
 		tellUnanswered(&i, late)
 		return reportJSON(re, i)
 	case wire.AdminSnapshotDelete:
@@ -560,7 +568,7 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		if _, err := s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error { v.Keep = m.Entry; return nil }); err != nil {
 			return err
 		}
-		o.setSchedule(m.Entry)
+		o.scheduleChanged()
 		return nil
 	}
 	panic(fmt.Sprintf("server: request %d is not about snapshots", m.Op))

@@ -1,13 +1,16 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -320,6 +323,105 @@ func TestSnapshotOfWhoHoldsOn(t *testing.T) {
 	}
 	if r, err = a.DoAt(t.Context(), 1, whole.At, &meta.Open{Ino: ino}); err != nil || r.Attr.Size != 1000 {
 		t.Fatalf("in the whole snapshot: %+v, %v", r, err)
+	}
+	s.exact()
+}
+
+// TestSnapshotSentAgain: a request that is sent again hears what the first answer said,
+// also when there is no room; and an owner that did not take the snapshot itself does not
+// say that it is whole.
+func TestSnapshotSentAgain(t *testing.T) {
+	s := newSiteTTL(t, 20*time.Second)
+	a, admin := s.dial("writer"), s.dial("admin")
+	a.create(t, "f")
+	a.mu.Lock()
+	a.holdsOn = true
+	a.mu.Unlock()
+	take := func(name string, q wire.SnapshotRequest) (i wire.SnapshotInfo) {
+		t.Helper()
+		body, err := json.Marshal(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		admin.report(t, wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1, Entry: name, Body: body}, &i)
+		return i
+	}
+	torn, whole := wire.SnapshotRequest{Token: 7}, wire.SnapshotRequest{Token: 8, Strict: true}
+	one := take("one", torn)
+	if one.Unanswered != 1 || one.Strict {
+		t.Fatalf("%+v", one)
+	}
+	a.mu.Lock()
+	a.holdsOn = false
+	a.mu.Unlock()
+	two := take("two", whole)
+	if two.Unanswered != 0 || !two.Strict {
+		t.Fatalf("%+v", two)
+	}
+	s.srv.tight.Store(&shortage{err: meta.E("journal", meta.NoSpace, "test", nil)})
+	admin.refused(t, meta.NoSpace, wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1, Entry: "three"})
+	if i := take("one", torn); i.At != one.At || i.Unanswered != 1 || !slices.Equal(i.UnansweredBy, one.UnansweredBy) {
+		t.Errorf("sent again: %+v", i)
+	}
+	if i := take("two", whole); i.At != two.At || !i.Strict {
+		t.Errorf("sent again: %+v", i)
+	}
+	torn.Strict = true // as if an owner of an older version had taken it
+	if i := take("one", torn); i.At != one.At || i.Strict {
+		t.Errorf("sent again: %+v", i)
+	}
+	s.srv.tight.Store(nil)
+	s.crash()
+	s.start()
+	if i := take("two", whole); i.At != two.At || i.Strict {
+		t.Errorf("sent to the next owner: %+v", i)
+	}
+	s.exact()
+}
+
+// TestSnapshotHeedsNoEarlierAnswer: that a client could not give a lease back when it was
+// asked before says nothing of now.
+func TestSnapshotHeedsNoEarlierAnswer(t *testing.T) {
+	s := newSiteTTL(t, 20*time.Second)
+	a, admin := s.dial("writer"), s.dial("admin")
+	ino := a.create(t, "f").Attr.Ino
+	o := s.srv.opened(1)
+	for n := 0; ; n++ {
+		if n == 5 { // on a slow machine a second is over before it is asked again
+			t.Fatal("it is not asked again")
+		}
+		a.do(t, &meta.Open{Ino: ino}, meta.LeaseExclusive)
+		a.mu.Lock()
+		a.hold, a.holdsOn = true, true
+		a.mu.Unlock()
+		o.mu.Lock()
+		o.leases.ask(o.vol, nil, ino, meta.LeaseShared, time.Second)
+		o.mu.Unlock()
+		eventually(t, "it is asked", func() error {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			return unless(len(a.held) == 1)
+		})
+		taken := make(chan wire.SnapshotInfo, 1)
+		go func() {
+			i, err := admin.TakeSnapshot(t.Context(), 1, fmt.Sprint("s", n))
+			if err != nil {
+				t.Error(err)
+			}
+			taken <- i
+		}()
+		eventually(t, "the barrier is up", func() error {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			return unless(o.barrier != nil || len(taken) > 0)
+		})
+		a.mu.Lock()
+		a.holdsOn = false
+		a.mu.Unlock()
+		a.letGo() // that it holds on, which it was asked before
+		if i := <-taken; i.Unanswered == 0 {
+			break
+		}
 	}
 	s.exact()
 }
@@ -791,6 +893,69 @@ func TestScheduleThatFails(t *testing.T) {
 	if sch.failed(errors.New("x"), now, time.Minute) != time.Minute || sch.failed(errors.New("x"), now, time.Second) != scheduleRetry {
 		t.Error("tries of short intervals")
 	}
+}
+
+// TestFailingScheduleStaysOpen: a volume that nobody uses is not closed while its schedule
+// can't be kept, which the next owner would not know.
+func TestFailingScheduleStaysOpen(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	a.create(t, "f")
+	o := s.srv.opened(1)
+	s.srv.tight.Store(&shortage{err: meta.E("journal", meta.NoSpace, "test", nil)})
+	a.admin(t, wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: 1, Entry: "24h:hourly"})
+	var failing scheduling
+	eventually(t, "it fails", func() error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.schedule.next = time.Now().Add(time.Hour)
+		failing = o.schedule
+		return unless(failing.tries > 0)
+	})
+	s.srv.tight.Store(nil)
+	if err := a.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	unused := func(sch scheduling) bool {
+		o.mu.Lock()
+		o.schedule = sch
+		o.mu.Unlock()
+		return o.unused()
+	}
+	eventually(t, "nothing else keeps it open", func() error { return unless(unused(scheduling{next: failing.next})) })
+	if unused(failing) {
+		t.Error("it would be closed")
+	}
+}
+
+// TestScheduleSetWhileRead: a schedule that is set while the owner reads the one of before
+// holds.
+func TestScheduleSetWhileRead(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	a.create(t, "f")
+	o := s.srv.opened(1)
+	known := func(keep string) func() error {
+		return func() error {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			return unless(!o.keepRead.IsZero() && o.keep == keep)
+		}
+	}
+	eventually(t, "it was looked at", known(""))
+	const keep = "24h:6h"
+	var read atomic.Bool
+	s.cluster.mu.Lock()
+	s.cluster.read = func(v meta.VolumeID) {
+		// Others read rows, too.
+		if v == 1 && bytes.Contains(debug.Stack(), []byte(").readSchedule(")) && !read.Swap(true) {
+			a.admin(t, wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: 1, Entry: keep})
+		}
+	}
+	s.cluster.mu.Unlock()
+	o.scheduleChanged()
+	eventually(t, "it is read", func() error { return unless(read.Load()) })
+	eventually(t, "the new one holds", known(keep))
 }
 
 // TestDeletionsStandBack: a large deletion is left for what is due meanwhile, and gone

@@ -88,6 +88,9 @@ func (o *owner) snapshotWork() bool {
 	if o.keepRead.IsZero() { // its schedule was not looked at yet
 		return true
 	}
+	if o.schedule.tries > 0 { // the next owner would not know what fails
+		return true
+	}
 	if o.barrier != nil || o.closed != nil || o.keepOpen || o.digesting.busy || o.indexing.busy || o.promoting {
 		return true
 	}

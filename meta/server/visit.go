@@ -91,7 +91,8 @@ func worse(was, now []serverStanding) bool {
 }
 
 // due lists the closed volumes of this home that are to be visited: first those
-// whose schedule wants a snapshot, then those that were not for the longest time.
+// whose schedule wants a snapshot, unless they could not be opened, then those that
+// were not for the longest time.
 func (v *visits) due(s *Server, view *cluster.View, now time.Time) (ids []meta.VolumeID) {
 	every := between(len(view.Volumes))
 	wants := map[meta.VolumeID]bool{}
@@ -106,7 +107,7 @@ func (v *visits) due(s *Server, view *cluster.View, now time.Time) (ids []meta.V
 		}
 		if _, mine := s.home(x.ID); mine {
 			ids = append(ids, x.ID)
-			wants[x.ID] = snapshot
+			wants[x.ID] = snapshot && v.not[x.ID].IsZero()
 		}
 	}
 	slices.SortStableFunc(ids, func(a, b meta.VolumeID) int {
@@ -176,7 +177,7 @@ func (v *visits) visit(s *Server, view *cluster.View, now time.Time) {
 			v.at[id] = now
 			delete(v.not, id)
 		} else if s.ctx.Err() == nil {
-			v.not[id] = now.Add(visitAgain)
+			v.not[id] = time.Now().Add(visitAgain) // to open it may have taken long
 			s.log.Info("a volume could not be visited", "volume", id, "error", err)
 		}
 	}

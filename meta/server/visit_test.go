@@ -228,6 +228,33 @@ func TestVisitsForSchedules(t *testing.T) {
 	}
 }
 
+// TestVisitsOfBroken: scheduled volumes that can't be opened keep no other from its turn.
+func TestVisitsOfBroken(t *testing.T) {
+	s := newSite(t)
+	now := time.Now()
+	v := visits{at: map[meta.VolumeID]time.Time{}, not: map[meta.VolumeID]time.Time{}}
+	view := &cluster.View{}
+	for i := range meta.VolumeID(3 * visitPace) {
+		x := cluster.Volume{ID: 1000 + i, State: cluster.VolumeActive}
+		if i < 2*visitPace {
+			x.Keep = "30d:1h"
+			v.not[x.ID] = now.Add(-time.Second) // it is tried again
+		}
+		view.Volumes = append(view.Volumes, x)
+	}
+	view.Volumes[0].Keep = "30d:1d"
+	delete(v.not, 1000) // it was not tried yet
+	ids := v.due(s.srv, view, now)
+	if len(ids) != len(view.Volumes) || ids[0] != 1000 {
+		t.Fatal(ids)
+	}
+	for i, id := range ids[1:] {
+		if broken := id < 1000+2*visitPace; broken != (i >= visitPace) {
+			t.Fatalf("in turn %d it is volume %d: %v", i, id, ids)
+		}
+	}
+}
+
 // TestScheduleOfClosedVolume: a volume that nobody uses is opened for its schedule.
 func TestScheduleOfClosedVolume(t *testing.T) {
 	g := newGrid(t, func(c *Config) {

@@ -138,7 +138,8 @@ type SnapshotRequest struct {
 	// the one that fills it. A server that knows nothing of this passes it over.
 	Filler bool `json:"filler,omitempty"`
 	// Strict: no snapshot is taken that would have files only as they were synced last
-	// (Unavailable). A server that knows nothing of this does not say so in its answer.
+	// (Unavailable). A server that knows nothing of this does not say so in its answer, nor
+	// does one that finds what an owner of before it took for this request.
 	Strict bool `json:"strict,omitempty"`
 }
 
