@@ -20,6 +20,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 
 	"penstock.io/penstock/meta"
 )
@@ -42,6 +43,17 @@ type Config struct {
 	Replace bool
 	Logger  *slog.Logger
 }
+
+// Who asks, and who only connects, may be anybody where metrics are open to all: what
+// they cost is bounded. A Prometheus has one connection, which it opens anew if it was
+// closed for being idle.
+const (
+	headerWithin = 10 * time.Second
+	idleFor      = 2 * time.Minute
+	openAnswers  = time.Minute // for one answer; profiles, which take as long as was asked, are not there
+	openConns    = 64
+	openAtOnce   = 4 // gatherings: two servers of Prometheus that ask at once, and people
+)
 
 // Server is a listening endpoint.
 type Server struct {
@@ -74,8 +86,12 @@ func Listen(cfg Config) (*Server, error) {
 			return nil, meta.E("listen", meta.IO, s.addr, err)
 		}
 	}
-	s.http = http.Server{Handler: handler(cfg), ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10,
+	s.http = http.Server{Handler: handler(cfg), ReadHeaderTimeout: headerWithin, IdleTimeout: idleFor, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug)}
+	if cfg.MetricsOnly {
+		s.http.ReadTimeout, s.http.WriteTimeout = headerWithin, openAnswers // of a body there is nothing to read
+		l = netutil.LimitListener(l, openConns)
+	}
 	go func() {
 		defer close(s.done)
 		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -152,7 +168,11 @@ func listenUnix(path string, replace bool) (net.Listener, error) {
 
 func handler(cfg Config) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(cfg.Gatherer, promhttp.HandlerOpts{}))
+	var opts promhttp.HandlerOpts
+	if cfg.MetricsOnly {
+		opts.MaxRequestsInFlight = openAtOnce // more get 503
+	}
+	mux.Handle("GET /metrics", promhttp.HandlerFor(cfg.Gatherer, opts))
 	if cfg.MetricsOnly {
 		return mux
 	}

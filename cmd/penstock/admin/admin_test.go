@@ -10,8 +10,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"penstock.io/penstock/meta"
 )
@@ -148,6 +150,96 @@ func TestAddresses(t *testing.T) {
 	if _, err := Listen(Config{Addr: s.Addr()}); meta.KindOf(err) != meta.Busy {
 		t.Errorf("a port in use: %v", err)
 	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestManyStrangers: of many who connect where metrics are open some are served at a
+// time, whoever does not ask is sent away for those who do, and of many who ask a few
+// have metrics gathered at once.
+func TestManyStrangers(t *testing.T) {
+	gathers, goOn := make(chan struct{}, 2*openConns), make(chan struct{})
+	gatherer := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+		gathers <- struct{}{}
+		<-goOn
+		return nil, nil
+	})
+	s, err := Listen(Config{Addr: "127.0.0.1:0", MetricsOnly: true, Gatherer: gatherer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := &s.http; o.IdleTimeout == 0 || o.ReadTimeout == 0 || o.WriteTimeout == 0 || o.ReadHeaderTimeout == 0 {
+		t.Error("who does nothing keeps his connection")
+	}
+	statuses := make(chan int, openConns)
+	for range openConns {
+		go func() { // ends with its answer
+			r, err := http.Get("http://" + s.Addr() + "/metrics")
+			if err != nil {
+				statuses <- 0
+				return
+			}
+			r.Body.Close()
+			statuses <- r.StatusCode
+		}()
+	}
+	next := func(of chan int) int {
+		t.Helper()
+		select {
+		case got := <-of:
+			return got
+		case <-time.After(60 * time.Second):
+			t.Fatal("nobody is told anything more")
+			return 0
+		}
+	}
+	for range openConns - openAtOnce {
+		if got := next(statuses); got != http.StatusServiceUnavailable {
+			t.Errorf("one too many is told %d", got)
+		}
+	}
+	close(goOn)
+	for range openAtOnce {
+		if got := next(statuses); got != http.StatusOK {
+			t.Errorf("one of the first is told %d", got)
+		}
+	}
+	if n := len(gathers); n != openAtOnce {
+		t.Errorf("metrics were gathered %d times", n)
+	}
+	http.DefaultClient.CloseIdleConnections()
+
+	// Who connects and says nothing holds a place, of which there are so many.
+	var idle []net.Conn
+	for range openConns {
+		c, err := net.Dial("tcp", s.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		idle = append(idle, c)
+	}
+	late := make(chan int, 1)
+	go func() { // ends with its answer, which Close of the others brings
+		status := 0
+		if r, err := http.Get("http://" + s.Addr() + "/metrics"); err == nil {
+			r.Body.Close()
+			status = r.StatusCode
+		}
+		late <- status
+	}()
+	select {
+	case got := <-late:
+		t.Fatalf("of %d connections the last is served at once: %d", openConns+1, got)
+	case <-time.After(200 * time.Millisecond):
+	}
+	for _, c := range idle {
+		c.Close()
+	}
+	if got := next(late); got != http.StatusOK {
+		t.Errorf("when the others are gone it is told %d", got)
+	}
+	http.DefaultClient.CloseIdleConnections()
 	if err := s.Close(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -17,14 +17,40 @@ import (
 // naming: penstock_<part>_<what>_<unit>. Parts that do not run are nil.
 func Metrics(m *Meta, c *Chunk, mount *Mount) prometheus.Gatherer {
 	r := prometheus.NewRegistry()
-	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{m, c, mount})
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{meta: m, chunk: c, mount: mount, health: lastHealth{turn: make(chan struct{}, 1)}})
 	return r
 }
 
 type collector struct {
-	meta  *Meta
-	chunk *Chunk
-	mount *Mount
+	meta   *Meta
+	chunk  *Chunk
+	mount  *Mount
+	health lastHealth
+}
+
+// lastHealth is what a metadata server said of its health, for a moment: each time it
+// asks all members of etcd, and metrics may be open to strangers who ask without end.
+type lastHealth struct {
+	turn chan struct{} // who has its element asks, or looks what another one was told
+	at   time.Time
+	h    *meta.ServerHealth
+}
+
+// healthHolds is how long an answer is given to others: less than any Prometheus waits
+// between two questions.
+const healthHolds = 3 * time.Second
+
+// ask gives an answer that is not older than healthHolds.
+func (l *lastHealth) ask(of func(context.Context, meta.HealthRequest) *meta.ServerHealth) *meta.ServerHealth {
+	l.turn <- struct{}{}
+	defer func() { <-l.turn }()
+	if l.h == nil || time.Since(l.at) >= healthHolds {
+		ctx, cancel := context.WithTimeout(context.Background(), healthWithin)
+		defer cancel()
+		l.h = of(ctx, meta.HealthRequest{})
+		l.at = time.Now()
+	}
+	return l.h
 }
 
 // healthWithin bounds how long etcd is waited for.
@@ -198,10 +224,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			advisory("inodes", v.AdvisoryInodes, v.UsedInodes, v.InodesOver)
 		}
 		send(nil, certificate(c.meta.cfg.Creds)...)
-		asking, cancel := context.WithTimeout(context.Background(), healthWithin)
-		h := c.meta.Server.Health(asking, meta.HealthRequest{})
-		cancel()
-		for _, of := range serverHealth(h) {
+		for _, of := range serverHealth(c.health.ask(c.meta.Server.Health)) {
 			send(of.labels, of.readings...)
 		}
 		if c.meta.etcd != nil {

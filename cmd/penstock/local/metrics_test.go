@@ -1,7 +1,13 @@
 package local
 
 import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"penstock.io/penstock/meta"
 )
@@ -58,4 +64,34 @@ func TestServerHealth(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestHealthIsAskedOnce: however many ask for metrics at once, and again right after,
+// etcd is asked once; later it is asked again.
+func TestHealthIsAskedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := lastHealth{turn: make(chan struct{}, 1)}
+		var asked atomic.Int32
+		of := func(context.Context, meta.HealthRequest) *meta.ServerHealth {
+			time.Sleep(time.Second)
+			return &meta.ServerHealth{Name: fmt.Sprint(asked.Add(1))}
+		}
+		var all sync.WaitGroup
+		for range 50 {
+			all.Go(func() {
+				if h := l.ask(of); h.Name != "1" {
+					t.Errorf("told what was asked the %s. time", h.Name)
+				}
+			})
+		}
+		all.Wait()
+		time.Sleep(healthHolds - time.Millisecond)
+		if h := l.ask(of); h.Name != "1" {
+			t.Errorf("a moment later: %s", h.Name)
+		}
+		time.Sleep(time.Millisecond)
+		if h := l.ask(of); h.Name != "2" {
+			t.Errorf("later: %s", h.Name)
+		}
+	})
 }
