@@ -2,6 +2,7 @@ package penstock
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 
 	chunkclient "penstock.io/penstock/chunkserver/client"
@@ -79,7 +80,11 @@ func (s session) DoBatch(ctx context.Context, v meta.VolumeID, epoch uint64, ops
 func (s session) Suspect(v meta.VolumeID, servers []meta.ServerID) { s.Trouble(v, servers, nil) }
 
 func (s session) Volume(ctx context.Context, id meta.VolumeID, name string) (volumeInfo, error) {
-	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: id, Name: name})
+	plain, err := json.Marshal(wire.VolumeQuestion{Plain: true})
+	if err != nil {
+		panic("dial: a question is plain data: " + err.Error())
+	}
+	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: id, Name: name, Body: plain})
 	if err != nil {
 		return volumeInfo{}, err
 	}

@@ -13,6 +13,9 @@ import (
 const (
 	// MaxLabels is how many labels a volume has at most.
 	MaxLabels = 64
+	// MaxLabelBytes bounds all keys and values of a volume together, so that a page of
+	// volumes fits an answer.
+	MaxLabelBytes = 8 << 10
 	// MaxLabel bounds a value, and a key's part behind the slash, in bytes.
 	MaxLabel = 63
 	// MaxLabelPrefix bounds a key's part in front of the slash, in bytes.
@@ -73,24 +76,32 @@ func isDNSName(s string) bool {
 // CheckLabels says what is wrong with a change of labels; a nil value removes one.
 // Errors: Invalid, ResourceExceeded.
 func CheckLabels(change map[string]*string) error {
-	set := 0
+	set := map[string]string{}
 	for _, k := range slices.Sorted(maps.Keys(change)) {
 		if err := CheckLabelKey(k); err != nil {
 			return err
 		}
 		if v := change[k]; v != nil {
-			set++
+			set[k] = *v
 			if err := CheckLabelValue(*v); err != nil {
 				return err
 			}
 		}
 	}
-	return checkLabelCount(set)
+	return checkLabelRoom(set)
 }
 
-func checkLabelCount(n int) error {
-	if n > MaxLabels {
-		return E("check labels", ResourceExceeded, "", fmt.Errorf("%d labels: a volume has at most %d", n, MaxLabels))
+func checkLabelRoom(labels map[string]string) error {
+	const op = "check labels"
+	if n := len(labels); n > MaxLabels {
+		return E(op, ResourceExceeded, "", fmt.Errorf("%d labels: a volume has at most %d", n, MaxLabels))
+	}
+	bytes := 0
+	for k, v := range labels {
+		bytes += len(k) + len(v)
+	}
+	if bytes > MaxLabelBytes {
+		return E(op, ResourceExceeded, "", fmt.Errorf("labels of %d bytes: those of a volume have at most %d together", bytes, MaxLabelBytes))
 	}
 	return nil
 }
@@ -110,7 +121,7 @@ func ChangeLabels(have map[string]string, change map[string]*string) (map[string
 	if len(now) == 0 {
 		return nil, nil
 	}
-	return now, checkLabelCount(len(now))
+	return now, checkLabelRoom(now)
 }
 
 // LabelSelector picks volumes by their labels: every one of its demands is met.

@@ -46,6 +46,24 @@ func TestLabelSyntax(t *testing.T) {
 	if now, err := meta.ChangeLabels(have, map[string]*string{"more": &one, "k0": nil}); err != nil || now["more"] != "1" || len(now) != meta.MaxLabels || len(have) != meta.MaxLabels {
 		t.Errorf("%d labels, %v", len(now), err)
 	}
+	wide := map[string]*string{}
+	for i := range meta.MaxLabelBytes / (meta.MaxLabelPrefix + 2*meta.MaxLabel) {
+		wide[strings.Repeat("a.", meta.MaxLabelPrefix/2-5)+fmt.Sprintf("%09d/%s", i, long)] = &long
+	}
+	if err := meta.CheckLabels(wide); err != nil {
+		t.Error(err)
+	}
+	if have, err = meta.ChangeLabels(nil, wide); err != nil {
+		t.Error(err)
+	}
+	wider := map[string]*string{"x" + long[1:]: &long, "y" + long[1:]: &long, "z" + long[1:]: &long}
+	if now, err := meta.ChangeLabels(have, wider); !errors.Is(err, meta.ResourceExceeded) {
+		t.Errorf("%d labels of too many bytes: %v", len(now), err)
+	}
+	maps.Copy(wide, wider)
+	if err := meta.CheckLabels(wide); !errors.Is(err, meta.ResourceExceeded) {
+		t.Errorf("too many bytes: %v", err)
+	}
 	if now, err := meta.ChangeLabels(map[string]string{"a": "b"}, map[string]*string{"a": nil}); now != nil || err != nil {
 		t.Errorf("%v, %v", now, err)
 	}

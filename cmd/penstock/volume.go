@@ -63,10 +63,12 @@ type volumeView struct {
 	BytesOver      *time.Time `json:"bytes_over,omitempty" yaml:"bytes_over,omitempty"`
 	InodesOver     *time.Time `json:"inodes_over,omitempty" yaml:"inodes_over,omitempty"`
 	// Labels, which 'penstock volume list --label' looks for.
-	Labels  map[string]string `json:"labels,omitempty" yaml:"labels,omitempty"`
-	Created *time.Time        `json:"created,omitempty" yaml:"created,omitempty"`
-	Deleted *time.Time        `json:"deleted,omitempty" yaml:"deleted,omitempty"` // in the trash
-	Until   *time.Time        `json:"until,omitempty" yaml:"until,omitempty"`
+	Labels map[string]string `json:"labels,omitempty" yaml:"labels,omitempty"`
+	// LabelsUnread is why labels can't be told.
+	LabelsUnread string     `json:"labels_unread,omitempty" yaml:"labels_unread,omitempty"`
+	Created      *time.Time `json:"created,omitempty" yaml:"created,omitempty"`
+	Deleted      *time.Time `json:"deleted,omitempty" yaml:"deleted,omitempty"` // in the trash
+	Until        *time.Time `json:"until,omitempty" yaml:"until,omitempty"`
 	// Closed: nobody uses it, and what is used of it was not asked for.
 	Closed bool `json:"closed,omitempty" yaml:"closed,omitempty"`
 }
@@ -86,7 +88,7 @@ func viewOf(v client.Volume) volumeView {
 		Topology: cmp.Or(v.Policy.Topology, "/"), Spread: v.Policy.Spread.String(), Class: v.Policy.Class,
 		LocalFirst: v.Policy.LocalFirst, Degrade: v.Policy.Degrade, Encrypt: v.Policy.Encrypt, MaxChunk: cmp.Or(v.Policy.MaxChunk, meta.DefaultChunk),
 		Compression: cmp.Or(v.Detail.Compression, meta.CompressNone.String()), AdvisoryBytes: v.Detail.AdvisoryBytes, AdvisoryInodes: v.Detail.AdvisoryInodes,
-		BytesOver: at(v.Detail.BytesOver), InodesOver: at(v.Detail.InodesOver), Labels: v.Detail.Labels,
+		BytesOver: at(v.Detail.BytesOver), InodesOver: at(v.Detail.InodesOver), Labels: v.Detail.Labels, LabelsUnread: v.Detail.LabelsUnread,
 		TrashSeconds: v.Detail.TrashSeconds, Created: at(v.Detail.Created), Deleted: at(v.Detail.Deleted), Until: at(v.Detail.Until), Closed: !v.Detail.Open}
 }
 
@@ -360,7 +362,13 @@ meet: KEY, !KEY, KEY=VALUE, KEY!=VALUE, KEY in (VALUE,...), KEY notin (VALUE,...
 					if err != nil {
 						return err
 					}
-					if trash == (v.Detail.State == wire.VolumeInTrash) && selector.Matches(v.Detail.Labels) {
+					if trash != (v.Detail.State == wire.VolumeInTrash) {
+						continue
+					}
+					if v.Detail.LabelsUnread != "" && len(selector) > 0 {
+						return fmt.Errorf("whether volume %s is meant is not known: %s", v.Name, v.Detail.LabelsUnread)
+					}
+					if selector.Matches(v.Detail.Labels) {
 						views = append(views, viewOf(v))
 					}
 				}
@@ -437,6 +445,9 @@ func showVolume(t *table, v volumeView) {
 	t.row("options", v.options())
 	for _, k := range slices.Sorted(maps.Keys(v.Labels)) {
 		t.row("label", k+"="+v.Labels[k])
+	}
+	if v.LabelsUnread != "" {
+		t.row("labels", "can't be read: "+v.LabelsUnread)
 	}
 }
 

@@ -148,6 +148,9 @@ func spoken(v Volume, w wire.VolumeWords) error {
 	if w.TrashSeconds != nil && *w.TrashSeconds != d.TrashSeconds {
 		return later("trash")
 	}
+	if d.LabelsUnread != "" {
+		return nil // they were changed, and can't be compared
+	}
 	for k, v := range w.Labels {
 		if have, ok := d.Labels[k]; ok != (v != nil) || ok && have != *v {
 			return later("labels")

@@ -3,6 +3,8 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"strconv"
+	"strings"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -30,27 +32,40 @@ func (c *Cluster) putLabels(v meta.VolumeID, l map[string]string) clientv3.Op {
 	return clientv3.OpPut(c.labelsKey(v), encode(labels{recordVersion, v, l}))
 }
 
-// Labels reads those of the volumes from first to last that have any, linearizably.
-func (c *Cluster) Labels(ctx context.Context, first, last meta.VolumeID) (map[meta.VolumeID]map[string]string, error) {
-	all := map[meta.VolumeID]map[string]string{}
-	end := c.labelsKey(last) + "\x00"
-	for from := c.labelsKey(first); ; {
-		r, err := c.cli.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(page))
-		if err != nil {
-			return nil, wrap("read labels", fmt.Sprint(first), err)
-		}
-		for _, kv := range r.Kvs {
-			l, err := decode[labels](kv.Key, kv.Value)
-			if err != nil {
-				return nil, err
-			}
-			all[l.Volume] = l.Labels
-			from = string(kv.Key) + "\x00"
-		}
-		if !r.More {
-			return all, nil
-		}
+// decodeLabels reads the record of a volume. Errors: Corrupt, Version.
+func (c *Cluster) decodeLabels(v meta.VolumeID, value []byte) (labels, error) {
+	key := c.labelsKey(v)
+	l, err := decode[labels]([]byte(key), value)
+	if err == nil && l.Volume != v {
+		err = meta.E("read cluster record", meta.Corrupt, key, fmt.Errorf("it is of volume %d", l.Volume))
 	}
+	if err != nil {
+		return labels{}, err
+	}
+	return l, nil
+}
+
+// Labels are those of a volume. Err: it has some, and they can't be read (Corrupt,
+// Version).
+type Labels struct {
+	Set map[string]string
+	Err error
+}
+
+// Labels reads those of the volumes from first to last that have any, linearizably,
+// page by page. A record that can't be read is no reason not to tell the others'.
+func (c *Cluster) Labels(ctx context.Context, first, last meta.VolumeID) (map[meta.VolumeID]Labels, error) {
+	all := map[meta.VolumeID]Labels{}
+	err := c.span(ctx, c.labelsKey(first), c.labelsKey(last)+"\x00", func(key, value []byte, _ int64) error {
+		id, err := strconv.ParseUint(string(key[strings.LastIndexByte(string(key), '/')+1:]), 16, 32)
+		if err != nil {
+			return meta.E("read cluster record", meta.Corrupt, string(key), err)
+		}
+		l, err := c.decodeLabels(meta.VolumeID(id), value)
+		all[meta.VolumeID(id)] = Labels{l.Labels, err}
+		return nil
+	})
+	return all, err
 }
 
 // ChangeLabels sets labels of a volume, or with nil removes them, by compare and
@@ -66,7 +81,7 @@ func (c *Cluster) ChangeLabels(ctx context.Context, id meta.VolumeID, change map
 		var have labels
 		rev := int64(0)
 		if len(r.Kvs) > 0 {
-			if have, err = decode[labels](r.Kvs[0].Key, r.Kvs[0].Value); err != nil {
+			if have, err = c.decodeLabels(id, r.Kvs[0].Value); err != nil {
 				return err
 			}
 			rev = r.Kvs[0].ModRevision

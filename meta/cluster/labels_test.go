@@ -25,13 +25,13 @@ func TestLabels(t *testing.T) {
 	}
 	check := func(v meta.VolumeID, want map[string]string) {
 		t.Helper()
-		if got, err := c.Labels(ctx, v, v); err != nil || !maps.Equal(got[v], want) || len(got) > 1 {
+		if got, err := c.Labels(ctx, v, v); err != nil || got[v].Err != nil || !maps.Equal(got[v].Set, want) || len(got) > 1 {
 			t.Fatalf("%v, %v; want %v", got, err, want)
 		}
 	}
 	check(ids[0], nil)
 	check(ids[1], map[string]string{"team": "vision"})
-	if got, err := c.Labels(ctx, 1, meta.MaxVolume); err != nil || len(got) != 2 || got[ids[2]]["team"] != "speech" {
+	if got, err := c.Labels(ctx, 1, meta.MaxVolume); err != nil || len(got) != 2 || got[ids[2]].Set["team"] != "speech" {
 		t.Fatal(got, err)
 	}
 	if got, err := c.Labels(ctx, ids[0], ids[1]); err != nil || len(got) != 1 {
@@ -66,7 +66,7 @@ func TestLabels(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if got, err := c.Labels(ctx, ids[0], ids[0]); err != nil || len(got[ids[0]]) != 20 {
+	if got, err := c.Labels(ctx, ids[0], ids[0]); err != nil || len(got[ids[0]].Set) != 20 {
 		t.Fatal(got, err)
 	}
 
@@ -91,12 +91,19 @@ func TestLabels(t *testing.T) {
 		t.Fatalf("records of volumes without labels: %v, %v", r, err)
 	}
 	// One that a newer program wrote is not guessed at.
-	if _, err := cli.Put(ctx, c.labelsKey(ids[2]), `{"v":2,"volume":3}`); err != nil {
-		t.Fatal(err)
+	for record, kind := range map[string]meta.Kind{fmt.Sprintf(`{"v":2,"volume":%d}`, ids[2]): meta.Version, `{"v":1,"volume":99,"labels":{"a":"b"}}`: meta.Corrupt, `{`: meta.Corrupt} {
+		if _, err := cli.Put(ctx, c.labelsKey(ids[2]), record); err != nil {
+			t.Fatal(err)
+		}
+		got, err := c.Labels(ctx, 1, meta.MaxVolume)
+		if err != nil || len(got) != 3 || len(got[ids[0]].Set) != 20 || got[ids[2]].Set != nil {
+			t.Fatal(got, err)
+		}
+		want(t, got[ids[2]].Err, kind)
+		want(t, c.ChangeLabels(ctx, ids[2], map[string]*string{"a": &one}), kind)
+		_, err = c.CreateClone(ctx, "clone", meta.Policy{Replicas: 1}, 1, Origin{Volume: ids[2], At: 1})
+		want(t, err, kind)
 	}
-	_, err = c.Labels(ctx, ids[2], ids[2])
-	want(t, err, meta.Version)
-	want(t, c.ChangeLabels(ctx, ids[2], map[string]*string{"a": &one}), meta.Version)
 	// And one of today reads as it was written.
 	if _, err := cli.Put(ctx, c.labelsKey(ids[2]), fmt.Sprintf(`{"v":1,"volume":%d,"labels":{"team":"speech"}}`, ids[2])); err != nil {
 		t.Fatal(err)

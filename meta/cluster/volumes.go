@@ -159,11 +159,12 @@ func (c *Cluster) CreateClone(ctx context.Context, name string, p meta.Policy, n
 	if origin.State != VolumeActive {
 		return Volume{}, meta.E("clone", meta.NoSuchVolume, origin.Name, fmt.Errorf("it is %s", origin.State))
 	}
-	labels, err := c.Labels(ctx, from.Volume, from.Volume)
-	if err != nil {
+	all, err := c.Labels(ctx, from.Volume, from.Volume)
+	labels := all[from.Volume]
+	if err = errors.Join(err, labels.Err); err != nil {
 		return Volume{}, err
 	}
-	v, err := c.createVolume(ctx, Volume{Name: name, State: VolumeCreating, Policy: p, Created: now, Origin: &from, Labels: labels[from.Volume]},
+	v, err := c.createVolume(ctx, Volume{Name: name, State: VolumeCreating, Policy: p, Created: now, Origin: &from, Labels: labels.Set},
 		clientv3.Compare(clientv3.ModRevision(c.rowKey(origin.ID)), "=", origin.Revision))
 	if meta.KindOf(err) == meta.VolumeExists {
 		if _, ferr := c.VolumeByName(ctx, name); meta.KindOf(ferr) == meta.NoSuchVolume {
@@ -261,11 +262,15 @@ func (c *Cluster) Volumes(ctx context.Context) ([]Volume, error) {
 
 // pages calls fn for every key below a prefix, ascending.
 func (c *Cluster) pages(ctx context.Context, prefix string, fn func(key, value []byte, rev int64) error) error {
-	end := clientv3.GetPrefixRangeEnd(prefix)
-	for from := prefix; ; {
+	return c.span(ctx, prefix, clientv3.GetPrefixRangeEnd(prefix), fn)
+}
+
+// span calls fn for every key from one to before another, ascending.
+func (c *Cluster) span(ctx context.Context, from, end string, fn func(key, value []byte, rev int64) error) error {
+	for first := from; ; {
 		r, err := c.cli.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(page))
 		if err != nil {
-			return wrap("read cluster", prefix, err)
+			return wrap("read cluster", first, err)
 		}
 		for _, kv := range r.Kvs {
 			if err := fn(kv.Key, kv.Value, kv.ModRevision); err != nil {

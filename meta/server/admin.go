@@ -47,6 +47,10 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		}
 		return reportJSON(re, names)
 	case wire.AdminVolumeByName:
+		var q wire.VolumeQuestion
+		if err := readBody(m, &q); err != nil {
+			return err
+		}
 		v, err := s.find(ctx, m)
 		if err != nil {
 			return err
@@ -58,7 +62,8 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 				return err
 			}
 		}
-		return s.describeIn(ctx, re, s.newPaths([]cluster.Volume{v}), []cluster.Volume{v})
+		all := []cluster.Volume{v}
+		return s.describeIn(ctx, re, s.newPaths(all), all, q.Plain)
 	case wire.AdminCreateVolume:
 		if m.Policy.Replicas == 0 {
 			m.Policy.Replicas = 1

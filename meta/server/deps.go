@@ -86,7 +86,7 @@ type Volumes interface {
 	UpdateVolume(ctx context.Context, id meta.VolumeID, change func(*cluster.Volume) error) (cluster.Volume, error)
 	// Labels are those of the volumes from first to last that have any;
 	// ChangeLabels sets some, or with nil removes them. Errors: as of cluster.
-	Labels(ctx context.Context, first, last meta.VolumeID) (map[meta.VolumeID]map[string]string, error)
+	Labels(ctx context.Context, first, last meta.VolumeID) (map[meta.VolumeID]cluster.Labels, error)
 	ChangeLabels(ctx context.Context, id meta.VolumeID, change map[string]*string) error
 	// DeleteVolume removes a volume's row, and notes which chunk servers may
 	// still have chunks of it; DeletedVolumes lists those volumes, SweptVolume

@@ -53,6 +53,12 @@ type fakeCluster struct {
 	// dies is asked at each step that changes a row, or removes one; an error ends
 	// the request there, as SIGKILL would.
 	dies func(step string) error
+	// noLabels is what reading labels fails with, badLabels that of one volume; labelled
+	// counts how often they are read.
+	noLabels  error
+	noChange  error // of changing them
+	badLabels map[meta.VolumeID]error
+	labelled  atomic.Int64
 	// beforeUpdate, if set, is called with mu held before a row is changed.
 	beforeUpdate func()
 	// reads, if set, counts what is read of stores of clones that are opened.
@@ -230,13 +236,20 @@ func (f *fakeCluster) UpdateVolume(_ context.Context, id meta.VolumeID, change f
 	f.rows[id] = v
 	return v, f.crash("row written")
 }
-func (f *fakeCluster) Labels(_ context.Context, first, last meta.VolumeID) (map[meta.VolumeID]map[string]string, error) {
+func (f *fakeCluster) Labels(_ context.Context, first, last meta.VolumeID) (map[meta.VolumeID]cluster.Labels, error) {
+	f.labelled.Add(1)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	all := map[meta.VolumeID]map[string]string{}
+	if f.noLabels != nil {
+		return nil, f.noLabels
+	}
+	all := map[meta.VolumeID]cluster.Labels{}
 	for id, v := range f.rows {
 		if id >= first && id <= last && v.Labels != nil {
-			all[id] = v.Labels
+			all[id] = cluster.Labels{Set: v.Labels}
+		}
+		if err := f.badLabels[id]; err != nil {
+			all[id] = cluster.Labels{Err: err}
 		}
 	}
 	return all, nil
@@ -244,6 +257,9 @@ func (f *fakeCluster) Labels(_ context.Context, first, last meta.VolumeID) (map[
 func (f *fakeCluster) ChangeLabels(_ context.Context, id meta.VolumeID, change map[string]*string) (err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.noChange != nil {
+		return f.noChange
+	}
 	v := f.rows[id]
 	if v.Labels, err = meta.ChangeLabels(v.Labels, change); err == nil {
 		f.rows[id] = v

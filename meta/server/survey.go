@@ -122,7 +122,7 @@ func (c *lostCluster) UpdateVolume(context.Context, meta.VolumeID, func(*cluster
 	return cluster.Volume{}, beingRestored()
 }
 
-func (c *lostCluster) Labels(context.Context, meta.VolumeID, meta.VolumeID) (map[meta.VolumeID]map[string]string, error) {
+func (c *lostCluster) Labels(context.Context, meta.VolumeID, meta.VolumeID) (map[meta.VolumeID]cluster.Labels, error) {
 	return nil, beingRestored()
 }
 

@@ -199,9 +199,6 @@ func attached(v cluster.Volume) error {
 
 func seconds(n uint64) time.Duration { return time.Duration(n) * time.Second }
 
-// MaxTrash bounds a trash time.
-const MaxTrash = meta.MaxTrash
-
 // purges are the volumes that are being purged.
 type purges struct {
 	mu sync.Mutex

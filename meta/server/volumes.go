@@ -37,33 +37,45 @@ func (s *Server) listVolumes(ctx context.Context, m *wire.Admin, re *wire.AdminR
 			break
 		}
 	}
-	if err := s.describeIn(ctx, re, s.newPaths(all), page); err != nil {
+	peer := m.Entry == ownedHere // which asks for what is used, and the policy
+	if err := s.describeIn(ctx, re, s.newPaths(all), page, peer); err != nil {
 		return err
 	}
-	if m.Entry != ownedHere {
+	if !peer {
 		s.usageElsewhere(ctx, re.Volumes)
 	}
 	return nil
 }
 
 // describe fills in an answer about volumes that were changed: what was done is not
-// undone if labels can't be read.
+// undone if labels can't be read, and the answer says so.
 func (s *Server) describe(ctx context.Context, re *wire.AdminRe, all ...cluster.Volume) {
-	if err := s.describeIn(ctx, re, s.newPaths(all), all); err != nil {
+	if err := s.describeIn(ctx, re, s.newPaths(all), all, false); err != nil {
 		s.log.Warn("volumes were changed, and who asked is told nothing of their labels", "error", err)
 	}
 }
 
-// describeIn fills in an answer about volumes, ascending by number. Errors:
-// Unavailable (their labels; the rest is filled in).
-func (s *Server) describeIn(ctx context.Context, re *wire.AdminRe, in *paths, all []cluster.Volume) error {
+// describeIn fills in an answer about volumes, ascending by number; plain, without
+// their labels. Errors: Unavailable (their labels; the rest is filled in). A volume
+// whose labels are damaged, or a newer server's, is told of with a word of that.
+func (s *Server) describeIn(ctx context.Context, re *wire.AdminRe, in *paths, all []cluster.Volume, plain bool) error {
 	details := make([]wire.VolumeDetail, 0, len(all))
-	labels, lerr := s.labelsOf(ctx, all)
+	var labels map[meta.VolumeID]cluster.Labels
+	var lerr error
+	if !plain {
+		labels, lerr = s.labelsOf(ctx, all)
+	}
 	for _, v := range all {
 		re.Volumes = append(re.Volumes, s.volumeInfo(ctx, in, v))
 		d := wire.VolumeDetail{ID: v.ID, State: wire.VolumeReady, Created: goTime(v.Created), TrashSeconds: v.TrashSeconds,
 			Deleted: goTime(v.Deleted), Until: goTime(v.Until), Open: s.opened(v.ID) != nil,
-			Compression: cmp.Or(v.Compression, meta.CompressNone.String()), Labels: labels[v.ID]}
+			Compression: cmp.Or(v.Compression, meta.CompressNone.String()), Labels: labels[v.ID].Set}
+		if lerr != nil {
+			d.LabelsUnread = lerr.Error()
+		} else if err := labels[v.ID].Err; err != nil {
+			d.LabelsUnread = err.Error()
+			s.log.Warn("a volume's labels can't be read", "volume", v.Name, "error", err)
+		}
 		advisoryOf(&v, &d)
 		if x := v.Origin; x != nil {
 			d.Origin = &wire.VolumeOrigin{Volume: x.Volume, Snapshot: x.Snapshot, Implied: x.Implied}
@@ -89,7 +101,7 @@ func (s *Server) describeIn(ctx context.Context, re *wire.AdminRe, in *paths, al
 }
 
 // labelsOf reads the labels of volumes, ascending by number.
-func (s *Server) labelsOf(ctx context.Context, all []cluster.Volume) (map[meta.VolumeID]map[string]string, error) {
+func (s *Server) labelsOf(ctx context.Context, all []cluster.Volume) (map[meta.VolumeID]cluster.Labels, error) {
 	if len(all) == 0 {
 		return nil, nil
 	}
@@ -143,8 +155,8 @@ func wordsOf(m *wire.Admin) (w wire.VolumeWords, err error) {
 	if err := readBody(m, &w); err != nil {
 		return w, err
 	}
-	if w.TrashSeconds != nil && *w.TrashSeconds > uint64(MaxTrash/time.Second) {
-		return w, meta.E("change volume", meta.Invalid, m.Name, fmt.Errorf("a trash time is at most %d days", MaxTrash/(24*time.Hour)))
+	if w.TrashSeconds != nil && *w.TrashSeconds > uint64(meta.MaxTrash/time.Second) {
+		return w, meta.E("change volume", meta.Invalid, m.Name, fmt.Errorf("a trash time is at most %d days", meta.MaxTrash/(24*time.Hour)))
 	}
 	if err := meta.CheckLabels(w.Labels); err != nil {
 		return w, err
@@ -196,7 +208,7 @@ func (s *Server) setVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe)
 		v, err := o.change(o.ctx, m.Policy, &w)
 		x := outcome{err: err}
 		if err == nil {
-			x.err = s.describeIn(o.ctx, &x.re, s.newPaths([]cluster.Volume{v}), []cluster.Volume{v})
+			s.describe(o.ctx, &x.re, v)
 		}
 		done <- x
 	}) {
@@ -226,8 +238,12 @@ func (o *owner) goes(f func()) bool {
 	return true
 }
 
-// change is setVolume for who has the turn.
+// change is setVolume for who has the turn. What can be refused is looked at before
+// anything is changed; labels are changed by who has the turn alone.
 func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords) (v cluster.Volume, err error) {
+	if err := o.labelsFit(ctx, w.Labels); err != nil {
+		return v, err
+	}
 	if w.Only == nil || len(w.Only) > 0 {
 		if w.Only != nil {
 			p, err := o.policy()
@@ -249,13 +265,27 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 	if v, err = o.settlePolicy(ctx, func(v *cluster.Volume) { say(v, w) }); err != nil {
 		return v, err
 	}
-	if len(w.Labels) > 0 {
-		if err := o.srv.cfg.Cluster.ChangeLabels(ctx, v.ID, w.Labels); err != nil {
-			return v, err
-		}
-	}
 	o.setWords(&v)
-	return v, nil
+	if len(w.Labels) > 0 {
+		err = o.srv.cfg.Cluster.ChangeLabels(ctx, v.ID, w.Labels)
+	}
+	return v, err
+}
+
+// labelsFit refuses a change of labels that the volume has no room for, or that
+// can't be read. Errors: ResourceExceeded, Corrupt, Version, Unavailable.
+func (o *owner) labelsFit(ctx context.Context, change map[string]*string) error {
+	if len(change) == 0 {
+		return nil
+	}
+	all, err := o.srv.cfg.Cluster.Labels(ctx, o.vol, o.vol)
+	if err == nil {
+		err = all[o.vol].Err
+	}
+	if err == nil {
+		_, err = meta.ChangeLabels(all[o.vol].Set, change)
+	}
+	return err
 }
 
 // settlePolicy has the row say of the policy what the journal does. Caller has the

@@ -40,6 +40,11 @@ type VolumeDeletion struct {
 	Name string `json:"name,omitempty"`
 }
 
+// VolumeQuestion is the body of AdminVolumeByName; without one all is told.
+type VolumeQuestion struct {
+	Plain bool `json:"plain,omitempty"` // without labels: whoever uses a volume needs none
+}
+
 // States of a volume, in VolumeDetail.
 const (
 	VolumeReady     = "ready"
@@ -68,8 +73,10 @@ type VolumeDetail struct {
 	AdvisoryInodes uint64    `json:"advisory_inodes,omitempty"`
 	BytesOver      time.Time `json:"bytes_over,omitzero"` // since when it counts as above its advisory quota
 	InodesOver     time.Time `json:"inodes_over,omitzero"`
-	// Labels; servers of before don't tell.
-	Labels map[string]string `json:"labels,omitempty"`
+	// Labels; servers of before don't tell. LabelsUnread is why they can't be told: the
+	// volume may have some.
+	Labels       map[string]string `json:"labels,omitempty"`
+	LabelsUnread string            `json:"labels_unread,omitempty"`
 	// Origin is of a clone that needs it yet. Servers of before don't tell.
 	Origin *VolumeOrigin `json:"origin,omitempty"`
 }
