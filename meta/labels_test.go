@@ -147,6 +147,9 @@ func TestPolicyWords(t *testing.T) {
 	if err := p.Change(&full, "nothing"); !errors.Is(err, meta.NotSupported) {
 		t.Error(err)
 	}
+	if d := full.Differs(&p); !slices.Equal(d, meta.PolicyWords()) || len(full.Differs(&full)) != 0 || full.Differs(&full) == nil {
+		t.Errorf("they differ in %v", d)
+	}
 	if err := p.Change(&full, meta.PolicyWords()...); err != nil || p != full {
 		t.Errorf("%+v, %v", p, err)
 	}

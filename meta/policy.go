@@ -72,6 +72,20 @@ func (p *Policy) Change(from *Policy, words ...string) error {
 	return nil
 }
 
+// Differs names the words in which a policy differs from another, in order; empty,
+// not nil, if they are the same.
+func (p *Policy) Differs(from *Policy) []string {
+	all := []string{}
+	for _, w := range PolicyWords() {
+		x := *from
+		policyWords[w](&x, p)
+		if x != *from {
+			all = append(all, w)
+		}
+	}
+	return all
+}
+
 // Spread is a level of failure domains in the topology /dc/.../rack/node.
 type Spread uint8
 

@@ -263,11 +263,32 @@ func (c *Cluster) Create(ctx context.Context, name string, t policy.Terms) (Volu
 	})
 }
 
-// Set replaces a volume's terms. Errors: NoSuchVolume, Invalid, NotSupported.
-func (c *Cluster) Set(ctx context.Context, id meta.VolumeID, t policy.Terms) (Volume, error) {
+// Set changes a volume's terms where those that it is to have differ from those that
+// it was seen to have: what others change at the same moment stays. Errors:
+// NoSuchVolume, Invalid, NotSupported.
+func (c *Cluster) Set(ctx context.Context, id meta.VolumeID, from, to policy.Terms) (Volume, error) {
 	return c.one(ctx, func(s *client.Session) (client.Volume, error) {
-		return s.SetVolume(ctx, id, t.Policy, words(t))
+		return s.SetVolume(ctx, id, to.Policy, changed(from, to))
 	})
+}
+
+// changed are the words of terms that differ from those of before.
+func changed(from, to policy.Terms) wire.VolumeWords {
+	w := words(to)
+	w.Only = to.Policy.Differs(&from.Policy)
+	if to.Compression == from.Compression {
+		w.Compression = nil
+	}
+	if to.TrashSeconds == from.TrashSeconds {
+		w.TrashSeconds = nil
+	}
+	if to.AdvisoryBytes == from.AdvisoryBytes {
+		w.AdvisoryBytes = nil
+	}
+	if to.AdvisoryInodes == from.AdvisoryInodes {
+		w.AdvisoryInodes = nil
+	}
+	return w
 }
 
 func words(t policy.Terms) wire.VolumeWords {

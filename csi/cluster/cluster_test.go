@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"os"
@@ -10,8 +11,28 @@ import (
 	"testing"
 	"time"
 
+	"penstock.io/penstock/csi/policy"
 	"penstock.io/penstock/meta"
 )
+
+// TestChanged: a request names what differs, and nothing else counts.
+func TestChanged(t *testing.T) {
+	was := policy.Terms{Policy: meta.Policy{Replicas: 2, QuotaBytes: 5}, TrashSeconds: 60, AdvisoryBytes: 3}
+	for want, change := range map[string]func(*policy.Terms){
+		`{"only":[]}`:                   func(*policy.Terms) {},
+		`{"only":["noatime","quota"]}`:  func(t *policy.Terms) { t.Policy.QuotaBytes, t.Policy.NoAtime = 0, true },
+		`{"trash_seconds":0,"only":[]}`: func(t *policy.Terms) { t.TrashSeconds = 0 },
+		`{"compression":"s2","advisory_bytes":4,"advisory_inodes":1,"only":["replicas"]}`: func(t *policy.Terms) {
+			t.Compression, t.AdvisoryBytes, t.AdvisoryInodes, t.Policy.Replicas = meta.CompressS2, 4, 1, 3
+		},
+	} {
+		to := was
+		change(&to)
+		if b, err := json.Marshal(changed(was, to)); err != nil || string(b) != want {
+			t.Errorf("%s, %v; want %s", b, err, want)
+		}
+	}
+}
 
 // TestNobodyQueues: a cluster that takes connections and says nothing is dialed by
 // one call at a time. The others wait for that one, each as long as it likes, and

@@ -30,7 +30,8 @@ type Cluster interface {
 	VolumeByName(ctx context.Context, name string) (cluster.Volume, error)
 	Volumes(ctx context.Context) ([]cluster.Volume, error)
 	Create(ctx context.Context, name string, t policy.Terms) (cluster.Volume, error)
-	Set(ctx context.Context, id meta.VolumeID, t policy.Terms) (cluster.Volume, error)
+	// Set changes what differs between the two.
+	Set(ctx context.Context, id meta.VolumeID, from, to policy.Terms) (cluster.Volume, error)
 	Rename(ctx context.Context, id meta.VolumeID, name string) (cluster.Volume, error)
 	Delete(ctx context.Context, id meta.VolumeID) error
 	// Discard deletes what nobody ever used, past the trash, if it still has the

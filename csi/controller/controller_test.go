@@ -31,7 +31,7 @@ type memory struct {
 	refuse  map[string]meta.Kind // operations, and directories, that are refused, and with what
 	dirs    map[string]bool
 	silent  map[string]bool // directories about which nobody says anything
-	// meanwhile is called before a draft is discarded.
+	// meanwhile is called before a draft is discarded, and before terms are set.
 	meanwhile func()
 	health    map[meta.VolumeID]meta.VolumeHealth
 
@@ -105,7 +105,10 @@ func (m *memory) Create(_ context.Context, name string, t policy.Terms) (cluster
 	return m.volumes[m.last].Volume, m.after("create")
 }
 
-func (m *memory) Set(_ context.Context, id meta.VolumeID, t policy.Terms) (cluster.Volume, error) {
+func (m *memory) Set(_ context.Context, id meta.VolumeID, from, to policy.Terms) (cluster.Volume, error) {
+	if m.meanwhile != nil {
+		m.meanwhile()
+	}
 	v, err := m.get(id)
 	if err == nil {
 		err = m.before("set")
@@ -113,11 +116,22 @@ func (m *memory) Set(_ context.Context, id meta.VolumeID, t policy.Terms) (clust
 	if err != nil {
 		return cluster.Volume{}, err
 	}
-	v.Policy = t.Policy // first the one, then the other
-	if err := m.after("set policy"); err != nil {
+	// First the one, then the other.
+	if err := errors.Join(v.Policy.Change(&to.Policy, to.Policy.Differs(&from.Policy)...), m.after("set policy")); err != nil {
 		return cluster.Volume{}, err
 	}
-	v.Terms = t
+	if to.Compression != from.Compression {
+		v.Compression = to.Compression
+	}
+	if to.TrashSeconds != from.TrashSeconds {
+		v.TrashSeconds = to.TrashSeconds
+	}
+	if to.AdvisoryBytes != from.AdvisoryBytes {
+		v.AdvisoryBytes = to.AdvisoryBytes
+	}
+	if to.AdvisoryInodes != from.AdvisoryInodes {
+		v.AdvisoryInodes = to.AdvisoryInodes
+	}
 	return v.Volume, m.after("set words")
 }
 
@@ -635,6 +649,24 @@ func TestNothingIsLeft(t *testing.T) {
 	ok(t, s.CreateVolume, q)
 	if c, err := m.VolumeByName(t.Context(), "csi-c"); err != nil || m.volumes[c.ID].of == 0 {
 		t.Errorf("a clone: %+v, %v", c, err)
+	}
+}
+
+// TestChangesBeside: what an administrator sets while a claim is expanded or modified
+// stays.
+func TestChangesBeside(t *testing.T) {
+	s, m := newServer()
+	id := ok(t, s.CreateVolume, request("a", 1<<30)).GetVolume().GetVolumeId()
+	v := m.volumes[m.last]
+	m.meanwhile = func() { v.Policy.QuotaInodes, v.TrashSeconds, v.AdvisoryBytes = 1000, 60, 5 }
+	ok(t, s.ControllerExpandVolume, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30}})
+	if p := v.Policy; p.QuotaBytes != 2<<30 || p.QuotaInodes != 1000 || v.TrashSeconds != 60 || v.AdvisoryBytes != 5 {
+		t.Errorf("expanded: %+v", v.Terms)
+	}
+	m.meanwhile = func() { v.Policy.QuotaBytes, v.Compression = 9<<30, meta.CompressS2 }
+	ok(t, s.ControllerModifyVolume, &csi.ControllerModifyVolumeRequest{VolumeId: id, MutableParameters: map[string]string{"noatime": "true", "advisoryQuota": "7"}})
+	if p := v.Policy; p.QuotaBytes != 9<<30 || !p.NoAtime || p.QuotaInodes != 1000 || v.Compression != meta.CompressS2 || v.AdvisoryBytes != 7 {
+		t.Errorf("modified: %+v", v.Terms)
 	}
 }
 

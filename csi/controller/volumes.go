@@ -162,7 +162,7 @@ func (s *Server) bring(ctx context.Context, v cluster.Volume, name string, class
 	}
 	if v.Terms != class.Terms {
 		s.Step("create.set")
-		if v, err = s.Cluster.Set(ctx, v.ID, class.Terms); err != nil {
+		if v, err = s.Cluster.Set(ctx, v.ID, v.Terms, class.Terms); err != nil {
 			return v, err
 		}
 	}
@@ -437,7 +437,7 @@ func (s *Server) change(ctx context.Context, id, step string, change func(*polic
 		return v, err
 	}
 	s.Step(step + ".set")
-	v, err = s.Cluster.Set(ctx, v.ID, t)
+	v, err = s.Cluster.Set(ctx, v.ID, v.Terms, t)
 	if err == nil {
 		s.Step(step + ".done")
 	}

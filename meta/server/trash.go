@@ -201,26 +201,45 @@ func seconds(n uint64) time.Duration { return time.Duration(n) * time.Second }
 
 // purges are the volumes that are being purged.
 type purges struct {
-	mu sync.Mutex
-	m  map[meta.VolumeID]bool
+	mu   sync.Mutex
+	m    map[meta.VolumeID]bool
+	last meta.VolumeID // that was begun
 }
 
 // maxPurges bounds how many volumes are purged at once.
 const maxPurges = 4
 
-// startPurge purges a volume beside whatever else is done, unless that is under
-// way or enough others are: who finds it in the trash asks again.
-func (s *Server) startPurge(v cluster.Volume) {
+// startPurges purges volumes, ascending by number, beside whatever else is done, unless
+// that is under way or enough others are: who finds them in the trash asks again. It
+// goes on behind the last one that was begun: a few that can't go yet would keep all
+// behind them in the trash.
+func (s *Server) startPurges(due []cluster.Volume) {
 	p := &s.purging
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.m[v.ID] || len(p.m) >= maxPurges {
-		return
+	next := 0
+	for next < len(due) && due[next].ID <= p.last {
+		next++
 	}
+	for i := range due {
+		v := due[(next+i)%len(due)]
+		if len(p.m) >= maxPurges {
+			return
+		}
+		if !p.m[v.ID] {
+			s.startPurge(v)
+		}
+	}
+}
+
+// startPurge purges one. Caller holds purging.mu.
+func (s *Server) startPurge(v cluster.Volume) {
+	p := &s.purging
 	if p.m == nil {
 		p.m = map[meta.VolumeID]bool{}
 	}
 	p.m[v.ID] = true
+	p.last = v.ID
 	s.wg.Go(func() {
 		s.purge(v)
 		p.mu.Lock()

@@ -150,6 +150,46 @@ func TestDiscardByName(t *testing.T) {
 	}
 }
 
+// TestPurgesTakeTurns: volumes that can't leave the trash, as many as are purged at once,
+// keep no others there.
+func TestPurgesTakeTurns(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	day := uint64(86400)
+	var due []cluster.Volume
+	for i := range maxPurges + 2 {
+		v, err := a.CreateVolume(t.Context(), fmt.Sprint("v", i), meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := a.DeleteVolume(t.Context(), v.ID, false); err != nil {
+			t.Fatal(err)
+		}
+		row, err := s.cluster.Volume(t.Context(), v.ID)
+		if err != nil || row.State != cluster.VolumeTrash {
+			t.Fatal(row, err)
+		}
+		if i < maxPurges {
+			row.Attach = &cluster.Attach{} // as it is refused
+		}
+		due = append(due, row)
+	}
+	eventually(t, "the last two leave the trash", func() error {
+		s.srv.startPurges(due)
+		for _, v := range due[maxPurges:] {
+			if _, err := s.cluster.Volume(t.Context(), v.ID); !errors.Is(err, meta.NoSuchVolume) {
+				return fmt.Errorf("%s stays, %v", v.Name, err)
+			}
+		}
+		return nil
+	})
+	for _, v := range due[:maxPurges] {
+		if _, err := s.cluster.Volume(t.Context(), v.ID); err != nil {
+			t.Errorf("%s: %v", v.Name, err)
+		}
+	}
+}
+
 // hungSite is a site with a chunk server that leaves every order unanswered from now on,
 // and the volumes "a" and "b", of which "a" has chunks there.
 func hungSite(t *testing.T, patience time.Duration) (s *site, f *fakeChunks, p *peer, a, b meta.VolumeID) {

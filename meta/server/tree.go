@@ -247,11 +247,12 @@ func (s *Server) treeLoop() {
 		}
 		now := time.Now()
 		under := map[meta.VolumeID]bool{}
+		var purge []cluster.Volume
 		for i := range view.Volumes {
 			v := &view.Volumes[i]
 			if v.State == cluster.VolumeTrash && now.After(goTime(v.Until)) {
 				if _, mine := s.home(v.ID); mine {
-					s.startPurge(*v)
+					purge = append(purge, *v)
 				}
 			}
 			if v.Attach == nil || v.Attach.Step == cluster.Attached {
@@ -266,6 +267,7 @@ func (s *Server) treeLoop() {
 				}
 			}
 		}
+		s.startPurges(purge)
 		for id := range seen {
 			if !under[id] {
 				delete(seen, id)
