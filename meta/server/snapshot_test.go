@@ -908,9 +908,12 @@ func TestFailingScheduleStaysOpen(t *testing.T) {
 	eventually(t, "it fails", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.schedule.next = time.Now().Add(time.Hour)
-		failing = o.schedule
-		return unless(failing.tries > 0)
+		if failing = o.schedule; failing.tries == 0 {
+			return errors.New("not yet")
+		}
+		failing.next = time.Now().Add(time.Hour) // it is not tried again meanwhile
+		o.schedule = failing
+		return nil
 	})
 	s.srv.tight.Store(nil)
 	if err := a.Close(t.Context()); err != nil {
