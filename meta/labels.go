@@ -97,7 +97,7 @@ func checkLabelRoom(labels map[string]string) error {
 		return E(op, ResourceExceeded, "", fmt.Errorf("%d labels: a volume has at most %d", n, MaxLabels))
 	}
 	bytes := 0
-	for k, v := range labels {
+	for k, v := range labels { // in any order
 		bytes += len(k) + len(v)
 	}
 	if bytes > MaxLabelBytes {
