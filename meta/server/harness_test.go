@@ -59,6 +59,8 @@ type fakeCluster struct {
 	noChange  error // of changing them
 	badLabels map[meta.VolumeID]error
 	labelled  atomic.Int64
+	// unregister, if set, is what a server that stops is taken off the list by.
+	unregister func(context.Context) error
 	// beforeUpdate, if set, is called with mu held before a row is changed.
 	beforeUpdate func()
 	// reads, if set, counts what is read of stores of clones that are opened.
@@ -90,6 +92,16 @@ func newFakeCluster(t *testing.T, dir string) *fakeCluster {
 }
 
 func (f *fakeCluster) ID() string { return "test" }
+
+func (f *fakeCluster) Unregister(ctx context.Context) error {
+	f.mu.Lock()
+	leave := f.unregister
+	f.mu.Unlock()
+	if leave != nil {
+		return leave(ctx)
+	}
+	return f.Backend.Unregister(ctx)
+}
 
 func (f *fakeCluster) BaseStore(ctx context.Context, v meta.VolumeID, from Store, cp journal.Checkpoint, replay func(Store) error) (Store, error) {
 	st, err := f.Backend.BaseStore(ctx, v, from, cp, replay)

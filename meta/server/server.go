@@ -663,6 +663,9 @@ func (s *Server) endSession(sess *session, why error) {
 	}
 }
 
+// unregisterWait is how long a server that stops waits for etcd to take it off the list.
+const unregisterWait = 5 * time.Second
+
 // Close stops in order: every volume's journal gets what was answered, then
 // ownership is released.
 func (s *Server) Close(ctx context.Context) error {
@@ -674,10 +677,13 @@ func (s *Server) Close(ctx context.Context) error {
 	s.closing = true
 	s.mu.Unlock()
 	var errs []error
-	// Nobody is to be sent here any more.
-	if err := s.cfg.Cluster.Unregister(ctx); err != nil {
+	// Nobody is to be sent here any more. Without an etcd that answers the registration
+	// ends by itself: nothing else of this is to wait for it.
+	tell, cancel := context.WithTimeoutCause(ctx, unregisterWait, errors.New("etcd does not answer"))
+	if err := s.cfg.Cluster.Unregister(tell); err != nil {
 		s.log.Warn("the cluster could not be told that this server stops", "error", err)
 	}
+	cancel()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	for _, o := range s.owners() {

@@ -44,3 +44,18 @@ func TestWaitingForALostVolumeEndsWithTheServer(t *testing.T) {
 		t.Error("it waits for ever")
 	}
 }
+
+// A server that stops after etcd did does not wait for it.
+func TestStopWithoutEtcd(t *testing.T) {
+	s := newSite(t)
+	s.cluster.mu.Lock()
+	s.cluster.unregister = func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }
+	s.cluster.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	begun := time.Now()
+	_ = s.srv.Close(ctx) // as far as it gets
+	if took := time.Since(begun); took > time.Minute {
+		t.Errorf("it stopped after %v", took)
+	}
+}

@@ -241,7 +241,6 @@ penstock cluster evict meta/penstock-meta-first-0`)
 			t.Logf("a pause of %v at %v", p.took, p.begun)
 		}
 	}
-	s.kubectl("delete", "pod", u.pod, "--timeout=120s")
 	s.do("### Take the cluster away, and put it back")
 	s.apply(pod("again", "node2", map[string]string{"/data": "data"}))
 	s.ready("again")
