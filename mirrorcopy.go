@@ -262,9 +262,13 @@ func (m *mirrorCopy) link(ctx context.Context, ino, dir meta.Ino, name string) e
 	return err
 }
 
-// at tells what is under a name of the target; zero: nothing.
+// at tells what is under a name of the target; zero: nothing. There is nothing either
+// in a directory that is gone: who copied before removed it, with what was in it.
 func (m *mirrorCopy) at(ctx context.Context, dir meta.Ino, name string) (meta.Ino, error) {
 	e, err := m.dst.Lookup(ctx, dir, name)
+	if meta.KindOf(err) == meta.Stale {
+		return 0, nil
+	}
 	if err != nil || e.Negative {
 		return 0, err
 	}
@@ -468,10 +472,11 @@ func (m *mirrorCopy) leaving(ctx context.Context, changes []meta.Change) (moved,
 		if have {
 			return nil
 		}
-		if _, err = m.to.GetAttr(ctx, up); meta.KindOf(err) == meta.Stale {
+		e, err := m.to.GetAttr(ctx, up)
+		if meta.KindOf(err) == meta.Stale {
 			return nil
 		}
-		if err == nil {
+		if err == nil && e.Attr.Nlink > 0 { // else only somebody's working directory still
 			m.touched(up, n.dir)
 		}
 		return err

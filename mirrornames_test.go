@@ -73,7 +73,8 @@ func paths(t *testing.T, v *Volume, dir meta.Ino, at string, all map[string]stri
 }
 
 // TestMirrorNamesSideBySide: the names of a round don't wait for one another's round
-// trips, whatever is done with them.
+// trips, whatever is done with them; and a round goes on after whoever did it was
+// killed.
 func TestMirrorNamesSideBySide(t *testing.T) {
 	const n = 60 // of each kind
 	ctx := t.Context()
@@ -81,8 +82,9 @@ func TestMirrorNamesSideBySide(t *testing.T) {
 	var sess [2]*farSession
 	var vols [2]*Volume
 	var worlds [2]*world
-	for i := range sess {
-		w := newWorld(t, meta.Policy{Replicas: 1})
+	dial := func(i int) {
+		t.Helper()
+		w := worlds[i]
 		c := newClient(Config{Logger: slog.New(slog.DiscardHandler)})
 		s := &farSession{&fakeSession{w: w, c: c, events: make(chan func(), 1<<16), done: make(chan struct{}), left: 8 * time.Second}, road}
 		w.mu.Lock()
@@ -94,7 +96,20 @@ func TestMirrorNamesSideBySide(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sess[i], vols[i], worlds[i] = s, v, w
+		sess[i], vols[i] = s, v
+	}
+	end := func(i int) {
+		t.Helper()
+		if err := vols[i].c.Close(ctx); err != nil {
+			t.Fatal(err)
+		}
+		worlds[i].check()
+		close(sess[i].events)
+		<-sess[i].done
+	}
+	for i := range worlds {
+		worlds[i] = newWorld(t, meta.Policy{Replicas: 1})
+		dial(i)
 	}
 	src, dst := vols[0], vols[1]
 	made := func(dir meta.Ino, name string, mode uint32) meta.Ino {
@@ -116,10 +131,13 @@ func TestMirrorNamesSideBySide(t *testing.T) {
 			t.Fatalf("the target holds %v, it should %v", got, want)
 		}
 	}
-	old, files, linked := made(meta.RootIno, "old", meta.TypeDir|0o755), []meta.Ino{}, made(meta.RootIno, "linked", meta.TypeRegular)
+	var files, gone []meta.Ino
+	old, linked := made(meta.RootIno, "old", meta.TypeDir|0o755), made(meta.RootIno, "linked", meta.TypeRegular)
 	for i := range n {
 		made(old, fmt.Sprint("gone", i), meta.TypeRegular)
-		made(old, fmt.Sprint("gone-dir", i), meta.TypeDir)
+		gone = append(gone, made(old, fmt.Sprint("gone-dir", i), meta.TypeDir))
+		made(gone[i], "in it", meta.TypeRegular)
+		made(gone[i], "saved", meta.TypeRegular)
 		made(old, fmt.Sprint("moved", i), meta.TypeRegular)
 		made(old, fmt.Sprint("moved-dir", i), meta.TypeDir)
 		files = append(files, made(old, fmt.Sprint("changed", i), meta.TypeRegular))
@@ -132,6 +150,8 @@ func TestMirrorNamesSideBySide(t *testing.T) {
 	up := made(meta.RootIno, "new", meta.TypeDir|0o700)
 	for i := range n {
 		try(src.Unlink(ctx, &Call{}, old, fmt.Sprint("gone", i), false))
+		try(src.Unlink(ctx, &Call{}, gone[i], "in it", false))
+		try(src.Rename(ctx, &Call{}, gone[i], "saved", up, fmt.Sprint("saved", i), 0))
 		try(src.Unlink(ctx, &Call{}, old, fmt.Sprint("gone-dir", i), true))
 		try(src.Rename(ctx, &Call{}, old, fmt.Sprint("moved", i), up, fmt.Sprint("moved", i), 0))
 		try(src.Rename(ctx, &Call{}, old, fmt.Sprint("moved-dir", i), up, fmt.Sprint("moved-dir", i), 0))
@@ -163,11 +183,12 @@ func TestMirrorNamesSideBySide(t *testing.T) {
 	if atOnce < mirrorFiles/3 {
 		t.Errorf("only %.1f calls were under way at a time", atOnce)
 	}
-	round(m, changes) // once more: all is there
-	for i, s := range sess {
-		try(vols[i].c.Close(ctx))
-		worlds[i].check()
-		close(s.events)
-		<-s.done
-	}
+	// Once more, by another process: all is there, and the directories that were
+	// removed are gone for good.
+	end(1)
+	dial(1)
+	dst = vols[1]
+	round(&mirrorCopy{to: m.to, from: m.from, base: snapshotOf(t, dst, "base")}, changes)
+	end(0)
+	end(1)
 }
