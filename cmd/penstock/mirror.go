@@ -464,22 +464,31 @@ it ends with status 1; the round goes on.`,
 				within, cancel = context.WithTimeout(ctx, timeout)
 				defer cancel()
 			}
-			why := "no process has begun it: 'penstock up', or 'penstock mirror run', runs mirrors"
 			now, err := m.Await(within, r, func(failing string) {
-				why = failing
 				fmt.Fprintf(cmd.ErrOrStderr(), "the round fails, and is tried again: %s\n", failing)
 			})
 			if err != nil && within.Err() != nil && ctx.Err() == nil {
-				if now.Error == "" && now.Heard >= r.Asked {
-					why = "it is under way, see 'penstock mirror status " + target + "'"
-				}
-				return fmt.Errorf("no round was complete after %v: %s", timeout, why)
+				return fmt.Errorf("no round was complete after %v: %s", timeout, notComplete(&now, r.Asked, target))
 			}
 			return err
 		})
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until it is complete")
 	cmd.Flags().DurationVar(&timeout, "timeout", 0, "with --wait: how long; 0: for as long as it takes")
 	return cmd
+}
+
+// notComplete says why a round that was asked for is not complete yet.
+func notComplete(now *penstock.Mirror, asked uint64, target string) string {
+	see := " is under way, see 'penstock mirror status " + target + "'"
+	switch {
+	case now.Error != "":
+		return now.Error
+	case now.Heard >= asked:
+		return "it" + see
+	case now.Round != nil:
+		return "the round before it" + see
+	}
+	return "no process has begun it: 'penstock up', or 'penstock mirror run', runs mirrors"
 }
 
 func newMirrorPromote() *cobra.Command {
