@@ -59,6 +59,8 @@ func (v *Volume) RecordedDigest(ctx context.Context) (Digest, error) {
 		return Digest{}, meta.E("digest", meta.NoSuchSnapshot, v.name, nil)
 	case s.Digest != nil:
 		return digest.Parse(s.Digest.Digest)
+	case s.DigestTrying:
+		return Digest{}, meta.E("digest", meta.Unavailable, v.name, fmt.Errorf("it is being computed; the last time that failed: %s", s.DigestError))
 	case s.DigestError != "":
 		return Digest{}, meta.E("digest", meta.Unavailable, v.name, fmt.Errorf("it could not be computed: %s", s.DigestError))
 	}

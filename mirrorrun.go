@@ -488,10 +488,13 @@ func (w *mirrorWorker) changes(ctx context.Context, n *MirrorRound) (all []meta.
 }
 
 // verify compares what the owners of both volumes computed from every name and
-// byte. Errors: Corrupt; Unavailable (one of them can't compute it now).
+// byte. Errors: Corrupt; Unavailable (one of them can't compute it now, nor is it
+// trying to).
 func (w *mirrorWorker) verify(ctx context.Context, snapshot string) (string, error) {
 	var sums [2]string
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		// Both are asked, also if one has failed: who is asked makes haste.
+		var failed []error
 		for i, v := range []*Volume{w.src, w.dst} {
 			if sums[i] != "" {
 				continue
@@ -499,12 +502,15 @@ func (w *mirrorWorker) verify(ctx context.Context, snapshot string) (string, err
 			s, err := v.awaitDigest(ctx, snapshot)
 			switch {
 			case err != nil:
-				return "", err
+				failed = append(failed, err)
 			case s.Digest != nil:
 				sums[i] = s.Digest.Digest
-			case s.DigestError != "":
-				return "", meta.E("mirror", meta.Unavailable, v.name+"@"+snapshot, fmt.Errorf("its digest can't be computed, which is tried again: %s", s.DigestError))
+			case s.DigestError != "" && !s.DigestTrying:
+				failed = append(failed, meta.E("mirror", meta.Unavailable, v.name+"@"+snapshot, fmt.Errorf("its digest can't be computed, which is tried again: %s", s.DigestError)))
 			}
+		}
+		if len(failed) > 0 {
+			return "", errors.Join(failed...)
 		}
 		if sums[0] != "" && sums[1] != "" {
 			break

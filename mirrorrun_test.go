@@ -138,6 +138,56 @@ func TestMirrorWaitsForNoDeadSource(t *testing.T) {
 	})
 }
 
+// digestSession is a session of two volumes' owners that compute digests.
+type digestSession struct {
+	*fakeSession
+	snapshotSession
+	// answers, for each volume, one after the other; the last again and again.
+	answers map[meta.VolumeID][]wire.SnapshotInfo
+	asked   map[meta.VolumeID]int
+}
+
+func (s *digestSession) AwaitDigest(_ context.Context, v meta.VolumeID, name string) (wire.SnapshotInfo, error) {
+	i := s.answers[v][0]
+	if len(s.answers[v]) > 1 {
+		s.answers[v] = s.answers[v][1:]
+	}
+	s.asked[v]++
+	return i, nil
+}
+
+// A round fails while a digest can't be computed, but not for a failure of before while
+// that is being tried again; and both owners hear that somebody waits.
+func TestMirrorAwaitsDigests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		done := wire.SnapshotInfo{Digest: &wire.DigestInfo{Digest: "d"}}
+		failed := wire.SnapshotInfo{DigestError: "the server is away"}
+		again := failed
+		again.DigestTrying = true
+		type infos = []wire.SnapshotInfo
+		for _, x := range []struct {
+			src, dst infos
+			ok       bool
+		}{
+			{infos{{}, {}, done}, infos{{}, done}, true},
+			{infos{again, again, done}, infos{{}, again, done}, true},
+			{infos{failed}, infos{{}, done}, false},
+			{infos{done}, infos{{}, again, failed, done}, false},
+		} {
+			s := &digestSession{answers: map[meta.VolumeID][]wire.SnapshotInfo{1: x.src, 2: x.dst}, asked: map[meta.VolumeID]int{}}
+			c := &Client{sess: s}
+			w := &mirrorWorker{src: &Volume{c: c, id: 1}, dst: &Volume{c: c, id: 2}}
+			sum, err := w.verify(t.Context(), "s")
+			if x.ok && (err != nil || sum != "d") || !x.ok && meta.KindOf(err) != meta.Unavailable {
+				t.Errorf("%+v: %q, %v", x, sum, err)
+			}
+			if s.asked[1] == 0 || s.asked[2] == 0 {
+				t.Errorf("%+v: asked %v", x, s.asked)
+			}
+		}
+	})
+}
+
 // Who waits for a round hears once why rounds fail, goes on waiting, and learns that
 // the mirror was paused.
 func TestMirrorAwaited(t *testing.T) {

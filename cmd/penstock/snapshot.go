@@ -186,6 +186,8 @@ func newSnapshotShow() *cobra.Command {
 					if d := i.Digest; d != nil {
 						t.row("digest", d.Digest)
 						t.row("read for it", bytesText(d.Read)+" of "+bytesText(d.Bytes))
+					} else if i.DigestTrying {
+						t.row("digest", "is being tried again, failed before: "+printable(i.DigestError))
 					} else if i.DigestError != "" {
 						t.row("digest", "failed, and is tried again: "+printable(i.DigestError))
 					} else {

@@ -96,6 +96,7 @@ type digesting struct {
 
 // retry is about something that failed and is to be tried again.
 type retry struct {
+	now  bool          // it is being tried
 	err  error         // why
 	wait time.Duration // before the try after the next
 	due  time.Time     // of the next
@@ -229,14 +230,23 @@ func (o *owner) undigested() (sn meta.Snapshot, ok bool, next time.Time, err err
 // tryDigest computes a digest, and remembers whether that failed. blocks are those
 // of the digest that this one goes before; nil: of none.
 func (o *owner) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
+	d := &o.digesting
+	trying := func(yes bool) {
+		if r := d.tried[sn.At]; r != nil {
+			r.now = yes
+		}
+	}
+	d.mu.Lock()
+	trying(true)
+	d.mu.Unlock()
 	began := time.Now()
 	err := o.digest(sn, blocks)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	trying(false)
 	if o.ctx.Err() != nil || errors.Is(err, errOvertaken) {
 		return
 	}
-	d := &o.digesting
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	if err == nil {
 		delete(d.tried, sn.At)
 		delete(d.awaited, sn.At)
@@ -363,7 +373,7 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 		if err := t.take(o.ctx, 0); err != nil {
 			return err
 		}
-		if t.blocks, err = known.Open(o.srv.digestDir(o.vol)); err != nil {
+		if t.blocks, err = known.Open(o.ctx, o.srv.digestDir(o.vol)); err != nil {
 			return err
 		}
 		defer func() {
@@ -374,6 +384,9 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 			}
 		}()
 	}
+	// Others read while a large table grows.
+	defer func(before func()) { t.blocks.Growing = before }(t.blocks.Growing)
+	t.blocks.Growing = t.leave
 	began := time.Now()
 	ask := func(ctx context.Context, op meta.Op) (*meta.Result, error) {
 		if err := t.take(ctx, askCost); err != nil {
@@ -485,17 +498,17 @@ func (s *Server) forgetDigests(v meta.VolumeID) {
 }
 
 // listDigests adds digests to the snapshots that they are of, or why there is none
-// yet although it was tried. Caller holds mu.
+// yet although it was tried, and whether it is being tried again. Caller holds mu.
 func (o *owner) listDigests(l []wire.SnapshotInfo) error {
 	all, err := namespace.Digests(&view{o: o})
 	o.digesting.mu.Lock()
 	defer o.digesting.mu.Unlock()
 	for i := range l {
 		if r := o.digesting.tried[l[i].At]; r != nil {
-			l[i].DigestError = shortened(r.err)
+			l[i].DigestError, l[i].DigestTrying = shortened(r.err), r.now
 		}
 		if d, ok := all[l[i].At]; ok {
-			l[i].DigestError = ""
+			l[i].DigestError, l[i].DigestTrying = "", false
 			l[i].Digest = &wire.DigestInfo{Digest: digest.Sum(d.Sum).String(), Made: time.Unix(0, int64(d.Made)).UTC(), Inodes: d.Inodes, Bytes: d.Bytes, Read: d.Read}
 		}
 	}

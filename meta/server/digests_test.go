@@ -195,6 +195,50 @@ func TestDigestTurns(t *testing.T) {
 	}
 }
 
+// TestDigestGrows: while the table of the blocks that are known grows, which takes long
+// when it is large, other volumes have their turn.
+func TestDigestGrows(t *testing.T) {
+	const blocks = 1200 // it grows several times
+	d := newDigesters(t, false, func(c *Config) { c.digestTurn = time.Hour })
+	large := d.blocks(t, 1, "large", blocks)
+	d.take(t, 1, "s")
+	small := d.volume(t, "small")
+	d.blocks(t, small, "f", 1)
+	reading, queued, passed := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	d.r.tell(func(ctx context.Context, id meta.ChunkID, reads int) error {
+		if id != large {
+			return nil
+		}
+		switch reads {
+		case 0:
+			close(reading)
+			<-queued
+		case blocks - 1:
+			select {
+			case <-passed:
+			case <-ctx.Done():
+			}
+		}
+		if reads%10 == 0 { // so that it is there when a table grows
+			time.Sleep(time.Millisecond)
+		}
+		return nil
+	})
+	d.again()
+	<-reading
+	d.take(t, small, "s")
+	eventually(t, "the other volume waits", func() error {
+		o := d.srv.opened(small)
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return unless(o.digesting.busy)
+	})
+	close(queued)
+	d.awaitDigest(t, small, "s")
+	close(passed)
+	d.awaitDigest(t, 1, "s")
+}
+
 // TestAwaitedDigest: what somebody waits for is computed before another digest of
 // its volume that was begun, beside those of other volumes, and not at the rate of
 // those that nobody waits for; the one that was begun goes on from where it was.
@@ -329,13 +373,43 @@ func TestDigestFails(t *testing.T) {
 	if sn, ok, next, err := o.undigested(); ok || time.Until(next) > digestRetry+time.Minute || err != nil {
 		t.Errorf("%q is to be computed at %v, %v", sn.Name, next, err)
 	}
+	if torn.DigestTrying {
+		t.Error("it is told to be tried, and is not due")
+	}
+	// While it is tried again the error is told as that of before.
+	reading, goOn := make(chan struct{}, 10), make(chan error)
+	d.r.tell(func(ctx context.Context, id meta.ChunkID, reads int) error {
+		reading <- struct{}{}
+		select {
+		case err := <-goOn:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+	again := func(ends error) {
+		t.Helper()
+		o.digesting.mu.Lock()
+		o.digesting.tried[torn.At].due = time.Now()
+		o.digesting.mu.Unlock()
+		wakeUp(o.digesting.wake)
+		<-reading
+		if i := d.of(t, 1, "torn"); i.DigestError == "" || !i.DigestTrying {
+			t.Errorf("while it is tried again: %+v", i)
+		}
+		goOn <- ends
+	}
+	again(meta.E("read chunk", meta.Unavailable, "", errors.New("the server is away")))
+	eventually(t, "it fails again", func() error {
+		i := d.of(t, 1, "torn")
+		return unless(strings.Contains(i.DigestError, "is away") && !i.DigestTrying)
+	})
+	again(nil)
+	<-reading // the last of its blocks
+	goOn <- nil
 	d.r.tell(nil)
-	o.digesting.mu.Lock()
-	o.digesting.tried[torn.At].due = time.Now()
-	o.digesting.mu.Unlock()
-	wakeUp(o.digesting.wake)
 	d.awaitDigest(t, 1, "torn")
-	if torn = d.of(t, 1, "torn"); torn.DigestError != "" || d.r.of(bad) != 3 {
+	if torn = d.of(t, 1, "torn"); torn.DigestError != "" || torn.DigestTrying || d.r.of(bad) != 3 {
 		t.Errorf("%+v after %d reads of 3 blocks", torn, d.r.of(bad))
 	}
 	// One that is gone is not tried.
@@ -350,6 +424,38 @@ func TestDigestFails(t *testing.T) {
 	if x.due.Sub(now) != digestRetryMost {
 		t.Error(x.due.Sub(now))
 	}
+}
+
+// TestDigestOfAnew: who waits for the digest of a snapshot means the one that can be
+// read, not one of the same name that is being deleted.
+func TestDigestOfAnew(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	for n := range 20 {
+		name := fmt.Sprint("s", n)
+		a.snapshot(t, name)
+		a.create(t, fmt.Sprint("f", n))
+		old, o := a.of(t, 1, name), s.srv.opened(1)
+		// As a deletion begins, but nobody is told that there is more of it.
+		o.mu.Lock()
+		_, err := o.run(&meta.DropSnapshot{At: old.At, Max: 1}, 0)
+		o.mu.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.snapshot(t, name)
+		i, err := a.AwaitDigest(t.Context(), 1, name)
+		if err != nil || i.At == old.At {
+			t.Fatalf("%+v, %v", i, err)
+		}
+		if !o.digesting.isAwaited(i.At) || o.digesting.isAwaited(old.At) {
+			t.Fatal("the digest of the other one is waited for")
+		}
+		if a.of(t, 1, name).At == old.At { // the first that is listed
+			return
+		}
+	}
+	t.Fatal("there never were two")
 }
 
 // TestDigestRate: volumes share the rate.

@@ -26,8 +26,11 @@ type SnapshotInfo struct {
 	// Digest is missing until it was computed.
 	Digest *DigestInfo `json:"digest,omitempty" yaml:"digest,omitempty"`
 	// DigestError is why it was not, the last time that it was tried.
-	DigestError string    `json:"digest_error,omitempty" yaml:"digest_error,omitempty"`
-	Pins        []PinInfo `json:"pins,omitempty" yaml:"pins,omitempty"` // who keeps it from being deleted
+	DigestError string `json:"digest_error,omitempty" yaml:"digest_error,omitempty"`
+	// DigestTrying: after DigestError it is being tried again now. Owners of older
+	// versions don't tell.
+	DigestTrying bool      `json:"digest_trying,omitempty" yaml:"digest_trying,omitempty"`
+	Pins         []PinInfo `json:"pins,omitempty" yaml:"pins,omitempty"` // who keeps it from being deleted
 	// Shown: the volume is a mirror's target, and this is what its readers see.
 	Shown bool `json:"shown,omitempty" yaml:"shown,omitempty"`
 	// MorePins are not listed: a volume's pins would take too many bytes.

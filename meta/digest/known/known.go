@@ -21,6 +21,8 @@
 package known
 
 import (
+	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
@@ -43,6 +45,8 @@ const (
 	// spare is how much of the room that is left on the disk a file of twice the
 	// slots may take: a part of so many.
 	spare = 4
+	// piece is how many slots are copied at once when a file grows.
+	piece = 4096
 
 	magic      = "PDB2"
 	headSize   = 64
@@ -56,15 +60,21 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // Blocks is a digest.Known. It is for one goroutine.
 type Blocks struct {
+	// Growing, unless nil, is told before Get or Put has a file grow, which takes as
+	// long as copying it does.
+	Growing func()
+
+	ctx       context.Context // of all of it: ends what takes long
 	dir       string
 	old, next *table
 }
 
 var _ digest.Known = (*Blocks)(nil)
 
-// Open opens or makes the files in a directory, which it makes, too. Errors: IO.
-func Open(dir string) (*Blocks, error) {
-	b := &Blocks{dir: dir}
+// Open opens or makes the files in a directory, which it makes, too. When ctx ends,
+// a file that grows stays as it was before. Errors: IO.
+func Open(ctx context.Context, dir string) (*Blocks, error) {
+	b := &Blocks{ctx: ctx, dir: dir}
 	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
 		b.old, err = open(filepath.Join(dir, "blocks"), minBits)
@@ -91,7 +101,14 @@ func (b *Blocks) Get(places digest.Sum) (block digest.Sum, ok bool) {
 
 // Put remembers a block; after a write that failed no more, and on a disk without
 // room not all.
-func (b *Blocks) Put(places, block digest.Sum) { b.next.put(places, block) }
+func (b *Blocks) Put(places, block digest.Sum) {
+	for !b.next.put(places, block) && b.next.mayGrow() {
+		if b.Growing != nil {
+			b.Growing()
+		}
+		b.next.grow(b.ctx)
+	}
+}
 
 // Finish makes what this digest used all that is remembered, and closes. Errors:
 // IO; then as much is remembered as before, or less.
@@ -181,9 +198,14 @@ func (t *table) begin(bits uint8) error {
 	return err
 }
 
+// slot is the first that a record may be in.
+func (t *table) slot(places []byte) int64 {
+	return int64(binary.BigEndian.Uint64(places) >> (64 - t.bits))
+}
+
 // look reads the slots that a record may be in, and tells where they begin.
 func (t *table) look(places *digest.Sum) (at int64, slots []byte, ok bool) {
-	at = headSize + int64(binary.BigEndian.Uint64(places[:])>>(64-t.bits))*int64(recordSize)
+	at = headSize + t.slot(places[:])*int64(recordSize)
 	_, err := t.f.ReadAt(t.buf[:], at)
 	return at, t.buf[:], err == nil
 }
@@ -203,68 +225,105 @@ func right(r []byte) bool {
 	return crc32.Checksum(r[:2*sumSize], castagnoli) == binary.BigEndian.Uint32(r[2*sumSize:])
 }
 
-func (t *table) put(places, block digest.Sum) {
-	for t.err == nil {
-		at, slots, ok := t.look(&places)
-		if !ok {
-			return
-		}
-		for ; len(slots) > 0; slots, at = slots[recordSize:], at+int64(recordSize) {
-			if have := digest.Sum(slots[:sumSize]); have == places || have == (digest.Sum{}) {
-				r := append(append(slots[:0], places[:]...), block[:]...)
-				r = binary.BigEndian.AppendUint32(r, crc32.Checksum(r, castagnoli))
-				_, t.err = t.f.WriteAt(r, at)
-				return
-			}
-		}
-		if !t.grow() {
-			return
-		}
+// put gives false if there is no slot for a record.
+func (t *table) put(places, block digest.Sum) bool {
+	if t.err != nil {
+		return true
 	}
-}
-
-// grow moves what is there to a file of twice the slots; false: it stays as it is.
-func (t *table) grow() bool {
-	if t.full || t.bits == maxBits || !room(t.name, sizeOf(t.bits+1)) {
-		t.full = true
+	at, slots, ok := t.look(&places)
+	if !ok {
+		return true
+	}
+	i := slotFor(slots, places[:])
+	if i < 0 {
 		return false
 	}
+	r := append(append(slots[:0], places[:]...), block[:]...)
+	r = binary.BigEndian.AppendUint32(r, crc32.Checksum(r, castagnoli))
+	_, t.err = t.f.WriteAt(r, at+int64(i))
+	return true
+}
+
+// slotFor tells where among some slots a record is to be put: in that which it is
+// in, else in the first that is empty; negative: all are taken.
+func slotFor(slots, places []byte) int {
+	var empty digest.Sum
+	for i := 0; i < len(slots); i += recordSize {
+		if have := slots[i : i+sumSize]; bytes.Equal(have, places) || bytes.Equal(have, empty[:]) {
+			return i
+		}
+	}
+	return -1
+}
+
+// mayGrow tells whether there may be more slots.
+func (t *table) mayGrow() bool {
+	t.full = t.full || t.err != nil || t.bits == maxBits || !room(t.name, sizeOf(t.bits+1))
+	return !t.full
+}
+
+// grow moves what is there to a file of twice the slots. If that fails, or ctx ends,
+// it stays as it is, and mayGrow says so.
+func (t *table) grow(ctx context.Context) {
+	t.full = true
 	f, err := os.OpenFile(t.name+newEnd, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		t.err = err
-		return false
+		return
 	}
-	to := &table{name: t.name, f: f, full: true}
+	to := &table{name: t.name, f: f}
 	if err = to.begin(t.bits + 1); err == nil {
-		if err = t.copyTo(to); err == nil {
+		if err = t.copyTo(ctx, to); err == nil {
 			err = os.Rename(f.Name(), t.name)
 		}
 	}
 	if err != nil {
-		t.err = errors.Join(err, f.Close(), os.Remove(f.Name()))
-		return false
+		err = errors.Join(err, f.Close(), os.Remove(f.Name()))
+		if ctx.Err() == nil {
+			t.err = err
+		}
+		return
 	}
 	t.f.Close() // it has no name any more
-	t.f, t.bits = f, to.bits
-	return true
+	t.f, t.bits, t.full = f, to.bits, false
 }
 
-// copyTo puts all records into another table.
-func (t *table) copyTo(to *table) error {
-	buf := make([]byte, 1024*recordSize)
-	for at, end := int64(headSize), sizeOf(t.bits); at < end && to.err == nil; {
-		p := buf[:min(int64(len(buf)), end-at)]
-		if _, err := t.f.ReadAt(p, at); err != nil {
+// copyTo puts all records into a table of twice the slots. A piece at a time: a
+// record in slot i, numbered by at least i-63, is numbered by at least twice that there,
+// and by 2i+1 at most. Errors: ctx's.
+func (t *table) copyTo(ctx context.Context, to *table) error {
+	slots := func(t *table) int64 { return int64(1)<<t.bits + window - 1 }
+	buf := make([]byte, piece*recordSize)
+	out := make([]byte, (2*piece+3*window)*recordSize)
+	for lo, all := int64(0), slots(t); lo < all; lo += piece {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		hi := min(lo+piece, all)
+		p := buf[:(hi-lo)*int64(recordSize)]
+		if _, err := t.f.ReadAt(p, headSize+lo*int64(recordSize)); err != nil {
 			return err
 		}
-		at += int64(len(p))
+		from, end := max(0, 2*(lo-window+1)), min(2*hi+window, slots(to))
+		out := out[:(end-from)*int64(recordSize)]
+		if _, err := to.f.ReadAt(out, headSize+from*int64(recordSize)); err != nil {
+			return err
+		}
 		for ; len(p) > 0; p = p[recordSize:] {
-			if r := p[:recordSize]; digest.Sum(r[:sumSize]) != (digest.Sum{}) && right(r) {
-				to.put(digest.Sum(r[:sumSize]), digest.Sum(r[sumSize:2*sumSize]))
+			r := p[:recordSize]
+			at := (to.slot(r) - from) * int64(recordSize)
+			if digest.Sum(r[:sumSize]) == (digest.Sum{}) || !right(r) || at < 0 || at+window*int64(recordSize) > int64(len(out)) {
+				continue // nothing, or damage
+			}
+			if i := slotFor(out[at:at+window*int64(recordSize)], r[:sumSize]); i >= 0 {
+				copy(out[at+int64(i):], r)
 			}
 		}
+		if _, err := to.f.WriteAt(out, headSize+from*int64(recordSize)); err != nil {
+			return err
+		}
 	}
-	return to.err
+	return nil
 }
 
 // room tells whether a file may grow to a size on its disk.

@@ -1,10 +1,12 @@
 package known
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"penstock.io/penstock/meta/digest"
@@ -16,7 +18,7 @@ func block(i int) digest.Sum { return digest.Block(fmt.Append(nil, i)) }
 
 func reopen(t *testing.T, dir string) *Blocks {
 	t.Helper()
-	b, err := Open(dir)
+	b, err := Open(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,6 +138,46 @@ func TestGrowthFails(t *testing.T) {
 	b = reopen(t, dir)
 	defer b.Close()
 	b.has(t, 0, 100, true)
+}
+
+// TestGrowthStops: who lets others read while a file grows hears of it before; and a
+// file that was to grow when all ends stays as it was, and is no trouble the next time.
+func TestGrowthStops(t *testing.T) {
+	dir := t.TempDir()
+	ctx, cancel := context.WithCancel(t.Context())
+	b, err := Open(ctx, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var bits []uint8
+	b.Growing = func() {
+		if bits = append(bits, b.next.bits); len(bits) == 3 {
+			cancel()
+		}
+	}
+	n := 0
+	for ; ctx.Err() == nil; n++ {
+		b.Put(block(n), block(-n))
+	}
+	for i := range many {
+		b.Put(block(n+i), block(-n-i))
+	}
+	if want := []uint8{minBits, minBits + 1, minBits + 2}; !slices.Equal(bits, want) || b.next.bits != minBits+2 {
+		t.Errorf("it grew from %d, want %d, to %d", bits, want, b.next.bits)
+	}
+	b.has(t, 0, n-1, true)
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	if names, err := filepath.Glob(filepath.Join(dir, "*"+newEnd)); len(names) > 0 || err != nil {
+		t.Errorf("%q is left, %v", names, err)
+	}
+	b = reopen(t, dir)
+	defer b.Close()
+	for i := range 3 * many {
+		b.Put(block(i), block(-i))
+	}
+	b.has(t, 0, 3*many, true)
 }
 
 // TestDamage: damaged files never give another block than was put.
