@@ -178,7 +178,10 @@ func (o *owner) show(ctx context.Context, sess *session, name string) error {
 // whenUnleased runs do, under mu, at a moment when nothing of the volume is leased.
 func (o *owner) whenUnleased(ctx context.Context, do func() error) error {
 	for hold := showHold; ; hold *= 2 {
-		for _, answered := range o.askAll() {
+		o.mu.Lock()
+		asked := o.askAll()
+		o.mu.Unlock()
+		for _, answered := range asked {
 			if err := o.await(ctx, answered); err != nil {
 				return err
 			}
@@ -190,26 +193,29 @@ func (o *owner) whenUnleased(ctx context.Context, do func() error) error {
 }
 
 // unleasedWithin holds reads up until nothing is leased and do has run, or for hold:
-// then it gives false.
-func (o *owner) unleasedWithin(ctx context.Context, hold time.Duration, do func() error) (bool, error) {
+// then it gives false. Who fills a target is not held up, and may be leased something
+// at any time but while do runs.
+func (o *owner) unleasedWithin(ctx context.Context, hold time.Duration, do func() error) (done bool, err error) {
 	over := make(chan struct{})
 	o.mu.Lock()
 	o.flip = over
 	o.mu.Unlock()
+	defer func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.flip = nil
+		close(over)
+	}()
 	short, cancel := context.WithTimeout(ctx, hold)
 	defer cancel()
-	err := o.recallAll(short)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.flip = nil
-	close(over)
-	switch {
-	case err == nil:
-		return true, do()
-	case ctx.Err() == nil && short.Err() != nil:
+	err = o.recallAll(short, func() error {
+		done = true
+		return do()
+	})
+	if !done && ctx.Err() == nil && short.Err() != nil {
 		return false, nil
 	}
-	return false, err
+	return done, err
 }
 
 // unmirrored refuses to delete a volume that a mirror's record names, also one that

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -194,6 +195,61 @@ func TestShowHoldsNobodyUp(t *testing.T) {
 		}
 	}
 	t.Fatal("what readers see is never another")
+}
+
+// What is shown changes at a moment when nothing is leased, also while who fills the
+// target, whom nobody holds up, goes on.
+func TestUnleasedBesideFiller(t *testing.T) {
+	s := newSiteTTL(t, time.Minute)
+	a := s.dial("a")
+	a.snapshot(t, "one")
+	a.fill(t, meta.LockWrite)
+	if err := a.ShowSnapshot(t.Context(), 1, "one"); err != nil {
+		t.Fatal(err)
+	}
+	o := s.srv.opened(1)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := a.Do(ctx, 1, meta.OpID{}, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseShared); err != nil && ctx.Err() == nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	// Who waits long for a mutex gets it in turn, so that there is somebody between any
+	// two that take it.
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			o.mu.Lock()
+			time.Sleep(2 * time.Millisecond)
+			o.mu.Unlock()
+		}
+	})
+	defer wg.Wait()
+	defer cancel()
+	for range 30 {
+		eventually(t, "something is leased", func() error {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			return unless(o.leases.mode(s.srv.session(a.ID()), meta.RootIno) != meta.LeaseNone)
+		})
+		if err := o.whenUnleased(ctx, func() error {
+			for ino, l := range o.leases.m {
+				l.each(func(h *holder) {
+					if h.mode != meta.LeaseNone {
+						t.Errorf("inode %d is leased: %v", ino, h.mode)
+					}
+				})
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // Who fills a target takes no lease of the snapshot that is shown away, and does not

@@ -145,7 +145,7 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wir
 		}
 		// What mounts cached is given up first; what they buffered is committed,
 		// and goes with the rest.
-		if err := o.recallAll(ctx); err != nil {
+		if err := o.recallAll(ctx, func() error { return nil }); err != nil {
 			return v, err
 		}
 		if err := o.flush(ctx); err != nil {
@@ -328,10 +328,9 @@ func (o *owner) serving(as cluster.VolumeState) (*owner, error) {
 	return o, nil
 }
 
-// askAll asks for every lease on the volume, and gives what to wait for.
+// askAll asks for every lease on the volume, and gives what to wait for. Caller holds
+// mu.
 func (o *owner) askAll() (answered []<-chan struct{}) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	for ino := range o.leases.m {
 		if ch := o.leases.conflict(o.vol, nil, ino, meta.LeaseNone); ch != nil {
 			answered = append(answered, ch)
@@ -340,13 +339,17 @@ func (o *owner) askAll() (answered []<-chan struct{}) {
 	return answered
 }
 
-// recallAll takes back every lease on the volume.
-func (o *owner) recallAll(ctx context.Context) error {
+// recallAll takes back every lease on the volume, and runs do under mu while nothing
+// is leased.
+func (o *owner) recallAll(ctx context.Context, do func() error) error {
 	for {
+		o.mu.Lock()
 		all := o.askAll()
 		if len(all) == 0 {
-			return nil
+			defer o.mu.Unlock()
+			return do()
 		}
+		o.mu.Unlock()
 		for _, answered := range all {
 			if err := o.await(ctx, answered); err != nil {
 				return err
