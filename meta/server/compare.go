@@ -66,12 +66,12 @@ func (x *comparisons) wake() {
 func (x *comparisons) begin(ctx context.Context, o *owner) error {
 	x.mu.Lock()
 	for {
-		if x.making+len(x.kept) >= x.most {
-			for of, c := range x.kept {
-				if c.told {
-					x.forget(of)
-					break
-				}
+		for of, c := range x.kept {
+			if x.making+len(x.kept) < x.most {
+				break
+			}
+			if c.told {
+				x.forget(of)
 			}
 		}
 		if x.making+len(x.kept) < x.most {
