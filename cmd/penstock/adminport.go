@@ -82,6 +82,9 @@ func (a *adminPort) serve(ctx context.Context, log *slog.Logger, standard string
 func (a *adminPort) listen(ctx context.Context, cfg admin.Config) (addr string, stop func(), err error) {
 	until := time.Now().Add(a.patience)
 	s, err := admin.Listen(cfg)
+	if meta.KindOf(err) == meta.Busy && a.patience > 0 {
+		cfg.Logger.Warn("the admin endpoint's port is waited for", "at most", a.patience, "error", err)
+	}
 	for ; meta.KindOf(err) == meta.Busy && time.Now().Before(until) && ctx.Err() == nil; s, err = admin.Listen(cfg) {
 		select {
 		case <-ctx.Done():

@@ -697,6 +697,23 @@ func TestTwoControllers(t *testing.T) {
 	}
 }
 
+// TestDetachedMeanwhile: another controller that is to take a draft back detaches it, and
+// dies. The one that brings it to its end hangs it up again.
+func TestDetachedMeanwhile(t *testing.T) {
+	s, m := newServer()
+	q := request("c", 1<<30)
+	q.Parameters = inTree
+	s.Step = func(step string) {
+		if step == "create.name" {
+			m.volumes[m.last].Path = ""
+		}
+	}
+	ok(t, s.CreateVolume, q)
+	if at := m.volumes[m.last].Path; at != "/kubernetes/team/data" {
+		t.Errorf("it hangs at %q", at)
+	}
+}
+
 // TestLongClaims: a claim with the longest name that there is hangs beside another.
 func TestLongClaims(t *testing.T) {
 	s, m := newServer()

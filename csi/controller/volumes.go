@@ -172,10 +172,17 @@ func (s *Server) bring(ctx context.Context, v cluster.Volume, name string, class
 		}
 	}
 	s.Step("create.name")
-	if v, err = s.Cluster.Rename(ctx, v.ID, name); err == nil {
-		s.Step("create.named")
+	if v, err = s.Cluster.Rename(ctx, v.ID, name); err != nil {
+		return v, err
 	}
-	return v, err
+	s.Step("create.named")
+	// Another controller that took it for a draft to be discarded may have detached it.
+	if class.AttachPath != "" && v.Path == "" {
+		if _, err = s.attach(ctx, v, class.AttachPath); err != nil {
+			return v, unfinished(err) // it has its name: the next call attaches it
+		}
+	}
+	return v, nil
 }
 
 // goesOn tells answers after which the orchestrator makes the call again, also if

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Replaces the pods of the driver on the nodes that are of an older version than was
 # asked for, one node at a time, each when the one before is ready. Where the kernel is
-# Linux 6.9 or later, the holder runs and the old pod has left its mounts to it (--hold),
-# pods that use volumes see a pause. Elsewhere their mounts end with the driver's pod:
+# Linux 6.9 or later, the holder runs and the old pod has left its mounts to it (--hold)
+# where the new one looks for them, pods that use volumes see a pause. Elsewhere their mounts end with the driver's pod:
 # such a node is left alone, and named at the end, or with --drain it is drained before
 # and used again after. Started again it goes on with those that are left; so it does by
 # itself if another version is asked for meanwhile.
@@ -26,15 +26,22 @@ newest() {
 	k get controllerrevisions -l "$node" --sort-by=.revision -o 'jsonpath={.items[-1:].metadata.labels.controller-revision-hash}'
 }
 
+# places are the words of arguments, a list in JSON, that say where a driver leaves its
+# mounts and what it remembers of them.
+places() { printf '%s' "$1" | tr ',[]' '\n\n\n' | grep -E '^"--(hold|state-dir)=' | sort; }
+
 # holds tells whether pods on a node keep their mounts while the driver's pod there is
-# replaced: it is that one which has given them to the holder, or not. A kernel whose
-# version can't be read counts as an old one.
+# replaced: it is that one which has given them to the holder, or not, and the next one
+# must look for them at the same place. A kernel whose version can't be read counts as an
+# old one.
 holds() {
 	args=$(k get pod "$2" -o 'jsonpath={.spec.containers[*].args}') || exit
+	next=$(k get daemonset penstock-node -o 'jsonpath={.spec.template.spec.containers[*].args}') || exit
 	case $args in
-	*'"--hold='* | *'"--hold"'*) ;;
+	*'"--hold='*) ;;
 	*) return 1 ;;
 	esac
+	[ "$(places "$args")" = "$(places "$next")" ] || return 1
 	holder=$(k get pods -l "$app,app.kubernetes.io/component=hold" --field-selector "spec.nodeName=$1" \
 		-o 'jsonpath={.items[*].status.containerStatuses[*].ready}') || exit
 	[ "$holder" = true ] || return 1

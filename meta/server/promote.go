@@ -331,7 +331,14 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 			return false, err
 		}
 		for _, p := range places {
-			if err := o.adoptChunk(ctx, p, refs[p.ID]); err != nil {
+			// A file may have got out of reach since, by one of its chunks before.
+			o.mu.Lock()
+			reach := slices.DeleteFunc(refs[p.ID], func(e namespace.ForeignExtent) bool { return o.leases.outOfReach(e.Ino) })
+			o.mu.Unlock()
+			if len(reach) == 0 {
+				continue
+			}
+			if err := o.adoptChunk(ctx, p, reach); err != nil {
 				return true, err
 			}
 		}

@@ -169,6 +169,48 @@ func TestPromotionLeavesWhoHoldsOn(t *testing.T) {
 	s.promoted(t, c)
 }
 
+// Of a file that a client holds on to, which is found out when the first of its chunks
+// was copied, the others are not copied in vain.
+func TestPromotionCopiesNoMoreOfWhatIsHeld(t *testing.T) {
+	s := newSiteTTL(t, 2*time.Second)
+	a, b := s.dial("a"), s.dial("b")
+	chunks := s.chunkServer(1)
+	ino := a.create(t, "f").Attr.Ino
+	const n = 4
+	for i := range uint64(n) {
+		g := a.alloc(t, false)
+		chunks.has(g.ID, 1<<20, 1<<20)
+		a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Off: i << 20, Len: 1 << 20, Chunk: g.ID}}, Size: (i + 1) << 20, Synced: true}, meta.LeaseNone)
+	}
+	a.snapshot(t, "v1")
+	var copies atomic.Int64
+	chunks.mu.Lock()
+	chunks.copying = func(meta.Order) { copies.Add(1) }
+	chunks.mu.Unlock()
+	c := a.clone(t, 1, "v1", "c")
+	if _, err := b.Do(t.Context(), c, meta.OpID{}, &meta.Open{Ino: ino}, meta.LeaseExclusive); err != nil || b.mode(ino) != meta.LeaseExclusive {
+		t.Fatal(b.mode(ino), err)
+	}
+	b.mu.Lock()
+	b.holdsOn = true
+	b.mu.Unlock()
+	if _, err := a.Promote(t.Context(), c, nil); err != nil {
+		t.Fatal(err)
+	}
+	o := s.srv.opened(c)
+	eventually(t, "it said that it holds on", func() error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return unless(o.leases.holdsOn(ino))
+	})
+	for last := int64(-1); last != copies.Load(); time.Sleep(time.Second) {
+		last = copies.Load()
+	}
+	if got := copies.Load(); got == 0 || got >= n { // one for each time that it is asked
+		t.Errorf("%d chunks were copied", got)
+	}
+}
+
 // A rate that is given while the promotion reads the one of before holds.
 func TestRateGivenMeanwhile(t *testing.T) {
 	s := newSiteTTL(t, 10*time.Second)

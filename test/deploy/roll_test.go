@@ -98,10 +98,10 @@ func TestRollNodes(t *testing.T) {
 		return out, err
 	}
 	out, err := did(held)
-	if _, ended := errors.AsType[*exec.ExitError](err); !ended || !strings.Contains(out, "would lose their mounts: old older bare kept unheld\n") || strings.Contains(out, "on all nodes") {
+	if _, ended := errors.AsType[*exec.ExitError](err); !ended || !strings.Contains(out, "would lose their mounts: old older bare kept unheld moved\n") || strings.Contains(out, "on all nodes") {
 		t.Errorf("nodes whose pods would lose their mounts are not named: %v, %s", err, out)
 	}
-	all := held + drained("old", true) + drained("older", true) + drained("bare", true) + drained("kept", false) + drained("unheld", true)
+	all := held + drained("old", true) + drained("older", true) + drained("bare", true) + drained("kept", false) + drained("unheld", true) + drained("moved", true)
 	for range 2 {
 		if out, err := did(all, "--drain"); err != nil || !strings.Contains(out, "on all nodes") {
 			t.Errorf("%v: %s", err, out)
@@ -125,7 +125,7 @@ func TestRollNodesOfNewer(t *testing.T) {
 			gone = append(gone, strings.TrimSpace(pod))
 		}
 	}
-	if want := []string{"held", "old", "older", "bare", "kept", "unheld", "held", "fresh"}; !slices.Equal(gone, want) {
+	if want := []string{"held", "old", "older", "bare", "kept", "unheld", "moved", "held", "fresh"}; !slices.Equal(gone, want) {
 		t.Errorf("replaced %v, not %v", gone, want)
 	}
 }
@@ -134,7 +134,7 @@ func TestRollNodesOfNewer(t *testing.T) {
 // after that; a node that it took out of use is named.
 func TestRollNodesSeesFailures(t *testing.T) {
 	for _, asked := range []string{
-		"*metadata.generation*", "*observedGeneration*", "get controllerrevisions *", "get pods -l *component=node -o *", "get pod penstock-node-held *", "*component=hold *",
+		"*metadata.generation*", "*observedGeneration*", "get controllerrevisions *", "get pods -l *component=node -o *", "get pod penstock-node-held *", "get daemonset *args}", "*component=hold *",
 		"*kernelVersion*", "*unschedulable*", "drain old *", "delete pod penstock-node-old", "uncordon old",
 	} {
 		dir, run := rolling(t, "roll-nodes.sh", "kubectl-nodes")

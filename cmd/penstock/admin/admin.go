@@ -16,6 +16,7 @@ import (
 	"net/http/pprof"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -133,7 +134,11 @@ func listen(addr string, anywhere, replace bool) (net.Listener, error) {
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		return nil, meta.E("listen", meta.Busy, addr, err)
+		kind := meta.Invalid // not this machine's, or a name that nobody knows
+		if errors.Is(err, syscall.EADDRINUSE) {
+			kind = meta.Busy
+		}
+		return nil, meta.E("listen", kind, addr, err)
 	}
 	return l, nil
 }
