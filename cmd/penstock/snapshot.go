@@ -169,7 +169,10 @@ func newSnapshotShow() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				n := slices.IndexFunc(l.Snapshots, func(i wire.SnapshotInfo) bool { return i.Name == args[1] })
+				n := l.Named(args[1])
+				if n < 0 { // one that is being deleted is shown as that
+					n = slices.IndexFunc(l.Snapshots, func(i wire.SnapshotInfo) bool { return i.Name == args[1] })
+				}
 				if n < 0 {
 					return meta.E("show snapshot", meta.NoSuchSnapshot, args[1], nil)
 				}

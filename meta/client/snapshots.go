@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -44,7 +43,7 @@ func (s *Session) AwaitDigest(ctx context.Context, v meta.VolumeID, name string)
 	if err := s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshots, Volume: v}, wire.SnapshotsRequest{Digest: name}, &l); err != nil {
 		return wire.SnapshotInfo{}, err
 	}
-	i := slices.IndexFunc(l.Snapshots, func(i wire.SnapshotInfo) bool { return i.Name == name && i.State != wire.SnapshotDeleting })
+	i := l.Named(name)
 	if i < 0 {
 		return wire.SnapshotInfo{}, meta.E("find snapshot", meta.NoSuchSnapshot, name, nil)
 	}

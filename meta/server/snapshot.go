@@ -504,9 +504,7 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		if err != nil {
 			return err
 		}
-		if i := slices.IndexFunc(l.Snapshots, func(i wire.SnapshotInfo) bool {
-			return q.Digest != "" && i.Name == q.Digest && i.State != wire.SnapshotDeleting
-		}); i >= 0 && l.Snapshots[i].Digest == nil {
+		if i := l.Named(q.Digest); i >= 0 && l.Snapshots[i].Digest == nil {
 			o.awaitDigest(l.Snapshots[i].At)
 		}
 		l.Keep = v.Keep

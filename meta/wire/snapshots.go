@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"slices"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -121,6 +122,12 @@ type SnapshotList struct {
 	Keep string `json:"keep,omitempty" yaml:"keep,omitempty"` // the schedule
 	// Failing is why the snapshot that is due by schedule could not be taken.
 	Failing *ScheduleFailing `json:"schedule_failing,omitempty" yaml:"schedule_failing,omitempty"`
+}
+
+// Named is where the snapshot of a name is in the list, -1 if there is none. One that is
+// being deleted gives its name free: a new one may stand beside it, and is meant.
+func (l *SnapshotList) Named(name string) int {
+	return slices.IndexFunc(l.Snapshots, func(i SnapshotInfo) bool { return i.Name == name && i.State != SnapshotDeleting })
 }
 
 // ScheduleFailing tells of a snapshot that is due and could not be taken.
