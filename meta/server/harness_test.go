@@ -613,17 +613,23 @@ func (p *peer) mode(ino meta.Ino) meta.LeaseMode {
 func (s *site) dial(name string) *peer {
 	s.t.Helper()
 	p := &peer{leases: map[meta.Ino]meta.LeaseMode{}}
-	sess, err := client.Dial(s.t.Context(), client.Config{Addrs: []string{"unix:" + s.addr}, Name: name, Handler: p})
+	p.Session = s.session(name, p)
+	return p
+}
+
+// session begins one, until the test ends.
+func (s *site) session(name string, h client.Handler) *client.Session {
+	s.t.Helper()
+	sess, err := client.Dial(s.t.Context(), client.Config{Addrs: []string{"unix:" + s.addr}, Name: name, Handler: h})
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	p.Session = sess
 	s.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 		defer cancel()
 		sess.Close(ctx)
 	})
-	return p
+	return sess
 }
 
 func (p *peer) do(t *testing.T, op meta.Op, want meta.LeaseMode) *meta.Result {

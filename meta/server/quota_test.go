@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -294,16 +293,7 @@ func (c *saver) drop(ctx context.Context) error {
 func (s *site) saver(name string) *saver {
 	s.t.Helper()
 	c := &saver{peer: &peer{leases: map[meta.Ino]meta.LeaseMode{}}}
-	sess, err := client.Dial(s.t.Context(), client.Config{Addrs: []string{"unix:" + s.addr}, Name: name, Handler: c})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	c.Session = sess
-	s.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
-		defer cancel()
-		sess.Close(ctx)
-	})
+	c.Session = s.session(name, c)
 	return c
 }
 

@@ -186,6 +186,17 @@ func TestSnapshotBarrier(t *testing.T) {
 	s.exact()
 }
 
+// openEnd makes a file whose end is open: 500 bytes of it were told of, 700 are synced
+// and 900 written.
+func (p *peer) openEnd(t *testing.T, chunks *fakeChunks) (meta.Ino, meta.ChunkGrant) {
+	t.Helper()
+	ino := p.create(t, "log").Attr.Ino
+	g := p.alloc(t, true)
+	chunks.has(g.ID, 900, 700)
+	p.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 500, Chunk: g.ID, OpenEnded: true}}, Size: 500, Synced: true}, meta.LeaseNone)
+	return ino, g
+}
+
 // TestSnapshotCutsWhoDoesNotAnswer: the file of a client that answers no recall
 // ends in the snapshot where it was synced last; its commits without an end come
 // after the snapshot.
@@ -193,10 +204,7 @@ func TestSnapshotCutsWhoDoesNotAnswer(t *testing.T) {
 	s := newSiteTTL(t, 10*time.Second)
 	chunks := s.chunkServer(1)
 	a := s.dial("a")
-	ino := a.create(t, "log").Attr.Ino
-	g := a.alloc(t, true)
-	chunks.has(g.ID, 900, 700)
-	a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 500, Chunk: g.ID, OpenEnded: true}}, Size: 500, Synced: true}, meta.LeaseNone)
+	ino, g := a.openEnd(t, chunks)
 	a.mu.Lock()
 	a.hold = true
 	a.mu.Unlock()
@@ -225,10 +233,7 @@ func TestSnapshotAsksWhoComesBack(t *testing.T) {
 	chunks := s.chunkServer(1)
 	var ino meta.Ino
 	sess := s.lingering("mount", func(p *peer) {
-		ino = p.create(t, "log").Attr.Ino
-		g := p.alloc(t, true)
-		chunks.has(g.ID, 900, 700)
-		p.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 500, Chunk: g.ID, OpenEnded: true}}, Size: 500, Synced: true}, meta.LeaseNone)
+		ino, _ = p.openEnd(t, chunks)
 	})
 	s.goAway(sess)
 	chunks.hang()
@@ -277,10 +282,7 @@ func TestSnapshotOfWhoHoldsOn(t *testing.T) {
 	s := newSiteTTL(t, 10*time.Second)
 	chunks := s.chunkServer(1)
 	a := s.dial("writer")
-	ino := a.create(t, "log").Attr.Ino
-	g := a.alloc(t, true)
-	chunks.has(g.ID, 900, 700)
-	a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 500, Chunk: g.ID, OpenEnded: true}}, Size: 500, Synced: true}, meta.LeaseNone)
+	ino, g := a.openEnd(t, chunks)
 	holdOn := func(on bool) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -433,11 +435,8 @@ func TestSnapshotSealsBehindTheBarrier(t *testing.T) {
 	s := newSiteTTL(t, 20*time.Second)
 	chunks := s.chunkServer(1)
 	a, b := s.dial("a"), s.dial("b")
-	ino := a.create(t, "log").Attr.Ino
 	other := b.create(t, "other").Attr.Ino
-	g := a.alloc(t, true)
-	chunks.has(g.ID, 900, 700)
-	a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 500, Chunk: g.ID, OpenEnded: true}}, Size: 500, Synced: true}, meta.LeaseNone)
+	a.openEnd(t, chunks)
 	a.mu.Lock()
 	a.holdsOn = true
 	a.mu.Unlock()
@@ -497,10 +496,7 @@ func TestSnapshotNobodyCanSettle(t *testing.T) {
 	s := newSiteTTL(t, 10*time.Second)
 	chunks := s.chunkServer(1)
 	a := s.dial("a")
-	ino := a.create(t, "log").Attr.Ino
-	g := a.alloc(t, true)
-	chunks.has(g.ID, 900, 700)
-	a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 500, Chunk: g.ID, OpenEnded: true}}, Size: 500, Synced: true}, meta.LeaseNone)
+	a.openEnd(t, chunks)
 	a.mu.Lock()
 	a.hold = true
 	a.mu.Unlock()
@@ -849,10 +845,7 @@ func TestScheduleThatFails(t *testing.T) {
 	s := newSiteTTL(t, 20*time.Second)
 	chunks := s.chunkServer(1)
 	a := s.dial("a")
-	ino := a.create(t, "log").Attr.Ino
-	g := a.alloc(t, true)
-	chunks.has(g.ID, 900, 700)
-	a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 500, Chunk: g.ID, OpenEnded: true}}, Size: 500, Synced: true}, meta.LeaseNone)
+	a.openEnd(t, chunks)
 	a.mu.Lock()
 	a.holdsOn = true
 	a.mu.Unlock()
