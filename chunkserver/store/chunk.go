@@ -35,12 +35,13 @@ type chunk struct {
 	loadErr error // .meta is unreadable: everything but Delete fails with this
 	exists  bool
 	deleted bool
-	erased  bool // deleted, and the log says so for good: the files may go
-	unread  bool // its .meta was unreadable when it was deleted
-	damaged bool // bytes below the synced mark were found bad; no appends
-	intact  bool // begun by this process: every byte that was acknowledged is here
-	dirty   bool // in Store.dirty, or taken from there by a checkpoint in progress
-	frozen  bool // a final seal is under way
+	erased  bool   // deleted, and the log says so for good: the files may go
+	gone    uint64 // the log's position after the record of the deletion; 0: none yet
+	unread  bool   // its .meta was unreadable when it was deleted
+	damaged bool   // bytes below the synced mark were found bad; no appends
+	intact  bool   // begun by this process: every byte that was acknowledged is here
+	dirty   bool   // in Store.dirty, or taken from there by a checkpoint in progress
+	frozen  bool   // a final seal is under way
 	state   meta.ChunkState
 	fence   meta.Fence
 	length  uint64
@@ -796,15 +797,20 @@ func (s *Store) erase(c *chunk, fence meta.Fence) error {
 		s.touch(c)
 		c.unread = c.unread || c.loadErr != nil
 		c.deleted, c.exists, c.loadErr, c.fence, c.intact = true, false, nil, r.Fence, false
-		c.mu.Unlock()
-		err := s.commit(recDelete, fenceBody(id, c.fence)[:16], nil)
-		c.mu.Lock()
+		// The record and its position within one hold of c.mu: a checkpoint from which
+		// the log begins after the record must find the chunk deleted.
+		pos, err := s.write(c, recDelete, fenceBody(id, c.fence)[:16])
 		if err != nil {
 			return err
 		}
+		c.gone = pos
+		c.mu.Unlock()
+		err = s.log.wait(pos)
+		c.mu.Lock()
+		if err != nil {
+			return s.fail(err)
+		}
 		c.erased = true
-		// If the log had to be emptied first, the record came after that.
-		s.touch(c)
 		s.stats.deletes.Add(1)
 	}
 	c.closeFile()

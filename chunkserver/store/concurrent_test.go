@@ -211,6 +211,158 @@ func TestDeleteUnderCheckpoint(t *testing.T) {
 	}
 }
 
+// Checkpoints while the log has a chunk's deletion but is not synced yet: they put the
+// chunk's metadata in place, or don't. Should the power fail when all is done, the chunk
+// is gone: the log no longer tells of the deletion.
+func TestCheckpointUnderDelete(t *testing.T) {
+	t.Run("begun after the record", func(t *testing.T) {
+		c := newDeletion(t)
+		hold := c.holdSync()
+		deleted := c.delete()
+		<-hold.inside
+		checkpoint := c.checkpoint()
+		hold.release(c.placed)
+		c.finish(checkpoint, deleted)
+	})
+	t.Run("begun before the record, and another after it", func(t *testing.T) {
+		c := newDeletion(t)
+		p := []byte("not synced")
+		if err := c.s.Append(ctx, testID(2), meta.Fence{Term: 1}, 0, p, chunkserver.CRC(p)); err != nil {
+			t.Fatal(err)
+		}
+		first := c.holdSync()
+		checkpoint := c.checkpoint()
+		<-first.inside
+		end := c.s.log.end()
+		deleted := c.delete()
+		for c.s.log.end() == end {
+			time.Sleep(time.Millisecond)
+		}
+		second := c.holdSync()
+		first.release(nil)
+		<-second.inside
+		if err := <-checkpoint; err != nil {
+			t.Fatal(err)
+		}
+		checkpoint = c.checkpoint()
+		second.release(nil)
+		c.finish(checkpoint, deleted)
+	})
+}
+
+// deletion is a store with a chunk to delete, on a disk that can be held up.
+type deletion struct {
+	t      *testing.T
+	s      *Store
+	d      *memDisk
+	o      Options
+	id     meta.ChunkID
+	mu     sync.Mutex
+	held   *held
+	placed chan struct{} // closed when the chunk's directory is synced
+	done   chan struct{} // closed when the files may go
+}
+
+// held is a sync of the log that waits.
+type held struct{ inside, goOn chan struct{} }
+
+// patience is how long one waits for what only the mistake would do.
+const patience = 100 * time.Millisecond
+
+func (h *held) release(when chan struct{}) {
+	if when != nil {
+		select {
+		case <-when:
+		case <-time.After(patience):
+		}
+	}
+	close(h.goOn)
+}
+
+func newDeletion(t *testing.T) *deletion {
+	c := &deletion{t: t, d: newMemDisk(), o: options(), id: testID(1), placed: make(chan struct{}), done: make(chan struct{})}
+	err := Init(c.d, c.o)
+	if err == nil {
+		c.s, err = Open(c.d, c.o)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := bytes.Repeat([]byte{7}, 5000)
+	if err = c.s.Append(ctx, c.id, meta.Fence{Term: 1}, 0, p, chunkserver.CRC(p)); err == nil {
+		_, err = c.s.Sync(ctx, c.id, uint64(len(p)))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var once sync.Once
+	c.d.before = func(op, name string) error {
+		switch {
+		case op == "fsync" && strings.HasPrefix(name, logDir+"/") && name != cpName:
+			c.mu.Lock()
+			h := c.held
+			c.held = nil
+			c.mu.Unlock()
+			if h != nil {
+				close(h.inside)
+				<-h.goOn
+			}
+		case op == "sync" && name == dirOf(c.id):
+			once.Do(func() { close(c.placed) })
+		case op == "remove" && name == dataName(c.id):
+			select {
+			case <-c.done:
+			case <-time.After(patience):
+			}
+		}
+		return nil
+	}
+	return c
+}
+
+// holdSync has the next sync of the log wait.
+func (c *deletion) holdSync() *held {
+	h := &held{make(chan struct{}), make(chan struct{})}
+	c.mu.Lock()
+	c.held = h
+	c.mu.Unlock()
+	return h
+}
+
+func (c *deletion) delete() chan error {
+	err := make(chan error, 1)
+	go func() { err <- c.s.Delete(ctx, c.id, meta.Fence{Term: 1}) }()
+	return err
+}
+
+func (c *deletion) checkpoint() chan error {
+	err := make(chan error, 1)
+	go func() { err <- c.s.Checkpoint() }()
+	return err
+}
+
+// finish cuts the power when both are done, and looks for the chunk.
+func (c *deletion) finish(checkpoint, deleted chan error) {
+	c.t.Helper()
+	if err := <-checkpoint; err != nil {
+		c.t.Fatal(err)
+	}
+	close(c.done)
+	if err := <-deleted; err != nil {
+		c.t.Fatal(err)
+	}
+	lost := c.d.keep(rand.New(rand.NewPCG(1, 1)), 0)
+	c.s.Abandon()
+	s, err := Open(lost, c.o)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer s.Abandon()
+	if i, err := s.Stat(ctx, c.id); meta.KindOf(err) != meta.NoSuchChunk {
+		c.t.Errorf("deleted, and back: %+v, %v", i, err)
+	}
+}
+
 func (k *kept) check(s *Store) error {
 	i, err := s.Stat(ctx, k.id)
 	switch {

@@ -246,7 +246,7 @@ func (in *Incoming) Commit(ctx context.Context) (chunkserver.Info, error) {
 		return none, err
 	}
 	p.set(&chunkMeta{id: in.id, state: meta.ChunkSealed, fence: in.fence, length: in.length, crcs: in.crcs})
-	p.deleted, p.erased, p.unread, p.bits, p.wrote, p.checked = false, false, false, nil, false, 0
+	p.deleted, p.erased, p.gone, p.unread, p.bits, p.wrote, p.checked = false, false, 0, false, nil, false, 0
 	in.placed = true
 	s.unbury(in.id)
 	if h, err := s.hold(p, false, false); err == nil {

@@ -40,7 +40,15 @@ func (s *Store) checkpoint() error {
 	if len(dirty) == 0 && pos == s.log.start {
 		return nil
 	}
-	err := s.settle(dirty)
+	// What the log says was deleted before pos goes with this checkpoint: its record must
+	// outlast its files, and be read no more once they are gone.
+	err := s.log.wait(pos)
+	if err != nil {
+		err = s.fail(err)
+	}
+	if err == nil {
+		err = s.settle(dirty, pos)
+	}
 	if err == nil {
 		err = s.log.checkpoint(pos)
 		if err != nil && meta.KindOf(err) != meta.NoSpace {
@@ -73,8 +81,9 @@ const batchFrom = 16
 const cpOp = "checkpoint"
 
 // settle makes dirty chunks' data files and .meta files say all there is to
-// say: data synced, .meta written beside and synced, renamed, directories synced.
-func (s *Store) settle(dirty map[*chunk]struct{}) error {
+// say: data synced, .meta written beside and synced, renamed, directories synced. The log
+// is durable up to pos and will begin there.
+func (s *Store) settle(dirty map[*chunk]struct{}, pos uint64) error {
 	batch := len(dirty) >= s.o.batch
 	all := make([]*settling, 0, len(dirty))
 	defer func() {
@@ -86,7 +95,7 @@ func (s *Store) settle(dirty map[*chunk]struct{}) error {
 	}()
 	needData := false
 	for c := range dirty {
-		t, err := s.snapshot(c)
+		t, err := s.snapshot(c, pos)
 		if err != nil {
 			return err
 		}
@@ -158,14 +167,18 @@ type settling struct {
 	made bool       // h's directory entry may not be durable yet
 }
 
-func (s *Store) snapshot(c *chunk) (*settling, error) {
+func (s *Store) snapshot(c *chunk, pos uint64) (*settling, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.dirty = false
 	t := &settling{c: c}
 	switch {
-	case c.erased:
+	case c.erased, c.gone > 0 && c.gone <= pos:
 		return t, nil
+	case c.gone > 0:
+		s.touch(c) // the record stays in the log: the next checkpoint takes the chunk
+	}
+	switch {
 	case c.deleted && !c.unread:
 		// Its deletion is under way. Should the power fail before the log has that, the
 		// chunk is there: its records before the checkpoint must not be missed then.
@@ -271,7 +284,7 @@ func (s *Store) recover() error {
 			return err
 		}
 	}
-	if err := s.settle(s.dirty); err != nil {
+	if err := s.settle(s.dirty, 0); err != nil {
 		return err
 	}
 	for c := range s.dirty {
