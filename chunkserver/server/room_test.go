@@ -113,9 +113,10 @@ func TestAnswersAreBounded(t *testing.T) {
 	}
 	took[0]()
 	c.answered(data[:1000])
-	took[0] = c.take()
+	took[0] = c.take() // held itself if it comes before the answer's room is given back
+	held := s.Stats().Held
 	c.ask(1000)
-	until(t, "nothing is held", func() bool { return s.Stats().Held == 2 })
+	until(t, "nothing is held", func() bool { return s.Stats().Held == held+1 })
 	c.Close()
 	until(t, "the connection stays", func() bool { return s.Stats().Conns == 1 })
 	for _, giveBack := range took {
