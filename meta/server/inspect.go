@@ -499,7 +499,7 @@ func (o *owner) walk(m *placement.Map, seal bool, planned func(*meta.ChunkRecord
 			if o.mustSeal(rec, m) {
 				toSeal = append(toSeal, rec.ID)
 			}
-			st.addOpen(rec)
+			st.addOpen(rec, m)
 			o.faults.onDisks(rec, &st)
 		case meta.ChunkDeleting:
 			st.Deleting++

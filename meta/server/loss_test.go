@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/placement"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -64,7 +65,7 @@ func TestAcceptedLossIsForGood(t *testing.T) {
 	p.refused(t, meta.Busy, accept(true, sealed)) // there is nothing wrong with it
 	g.nodes[1].halt()
 	g.nodes[2].halt()
-	g.await("gone", func(st *RepairStatus) bool { return st.Lost == 2 })
+	g.await("gone", func(st *RepairStatus) bool { return st.Lost == 3 })
 	if l := g.loss(p); l[sealed].State != wire.LossPending || l[open].State != wire.LossPending {
 		t.Fatalf("of servers that are only away: %+v", l)
 	}
@@ -165,6 +166,28 @@ func TestLossOfPart(t *testing.T) {
 		}
 		if time.Now().After(deadline) {
 			t.Fatal("a damaged replica that was given up stays")
+		}
+	}
+}
+
+// Of an open chunk nothing can be copied before it is sealed: that all that have it are
+// gone, or some can't be reached for now, is told of it as of a sealed one.
+func TestOpenChunksOutOfReachAreTold(t *testing.T) {
+	m := placement.NewMap([]placement.Server{{ID: 1, State: placement.Live}, {ID: 2, State: placement.Away}, {ID: 3, State: placement.Gone}})
+	for _, c := range []struct {
+		servers    []meta.ServerID
+		away, lost uint64
+	}{
+		{[]meta.ServerID{1}, 0, 0},
+		{[]meta.ServerID{1, 2}, 1, 0},
+		{[]meta.ServerID{2, 3}, 1, 0},
+		{[]meta.ServerID{1, 3}, 0, 0}, // it is sealed soon
+		{[]meta.ServerID{3, 4}, 0, 1},
+	} {
+		st := RepairStatus{Nodes: map[meta.ServerID]NodeChunks{}}
+		st.addOpen(&meta.ChunkRecord{Servers: c.servers}, m)
+		if st.Open != 1 || st.Away != c.away || st.Lost != c.lost {
+			t.Errorf("on %v: %d away, %d lost", c.servers, st.Away, st.Lost)
 		}
 	}
 }

@@ -194,12 +194,27 @@ func (r *RepairStatus) add(rec *meta.ChunkRecord, st placement.Step) {
 	r.CopyBytes += uint64(len(st.Add)) * rec.Length
 }
 
-func (r *RepairStatus) addOpen(rec *meta.ChunkRecord) {
+// addOpen counts an open chunk. Nothing is copied before it is sealed, which takes one
+// replica that can be reached.
+func (r *RepairStatus) addOpen(rec *meta.ChunkRecord, m *placement.Map) {
 	r.Open++
+	away, counted := 0, 0
 	for _, id := range rec.Servers {
 		n := r.Nodes[id]
 		n.Open++
 		r.Nodes[id] = n
+		if s, ok := m.Server(id); ok && s.State != placement.Gone {
+			counted++
+			if s.State == placement.Away {
+				away++
+			}
+		}
+	}
+	if away > 0 {
+		r.Away++
+	}
+	if counted == 0 {
+		r.Lost++
 	}
 }
 
