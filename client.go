@@ -140,6 +140,7 @@ func newClient(cfg Config) *Client {
 	}
 	c.buf.max, c.buf.keep = cfg.WriteBuffer, cfg.Keep
 	c.kept.init(&c.cfg)
+	c.views.keep = cfg.Keep
 	c.table = table{c: c, max: cfg.MetaCache, m: make(map[inodeKey]*inode)}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	var b [8]byte
@@ -230,8 +231,8 @@ func (c *Client) Volume(ctx context.Context, name string) (*Volume, error) {
 }
 
 // VolumeByID opens a volume by number, as a junction names it. It asks nobody
-// after the first time. The number of a view (Entry.Volume, ViewID) finds it as
-// long as it is open. Errors: NoSuchVolume; Stale (a view that has ended).
+// after the first time. The number of a view (Entry.Volume) finds it as long as it
+// has not ended. Errors: NoSuchVolume; Stale (a view that has ended).
 func (c *Client) VolumeByID(ctx context.Context, id meta.VolumeID) (*Volume, error) {
 	if v := c.lookVolume(id); v != nil {
 		return v, nil

@@ -420,16 +420,21 @@ func (c *Client) sealLeft(ctx context.Context, v *Volume, id meta.ChunkID) error
 	return err
 }
 
-// reopenView gives a view the number that the kernel knows it by.
+// reopenView gives a view the number that the kernel knows it by. One whose snapshot
+// is gone has it until the kernel doesn't; of one that is free it is only known how
+// often it was given.
 func (c *Client) reopenView(ctx context.Context, r keep.Record) {
 	id, of, at := meta.VolumeID(r.N[0]), meta.VolumeID(r.N[1]), meta.Generation(r.N[2])
 	c.mu.Lock()
-	if c.views.number == nil {
-		c.views.number, c.views.key = make(map[viewKey]meta.VolumeID), make(map[meta.VolumeID]viewKey)
+	c.views.set(id, viewKey{of, at}, uint32(r.N[3]))
+	if at != 0 {
+		c.views.over[id] = false
 	}
-	k := viewKey{of, at}
-	c.views.number[k], c.views.key[id] = id, k
+	c.watchLocked()
 	c.mu.Unlock()
+	if at == 0 {
+		return
+	}
 	v, err := c.VolumeByID(ctx, of)
 	if err == nil {
 		var l []meta.Snapshot

@@ -1,9 +1,11 @@
 package penstock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -39,8 +41,8 @@ const (
 	snapshotsAge = time.Second
 	// viewCheck is how often a client that has views asks which snapshots exist.
 	viewCheck = 30 * time.Second
-	// maxViews is how many snapshots one client can show in its life: three of
-	// four numbers, so that a free one is near.
+	// maxViews is how many snapshots one client can show at once: three of four
+	// numbers, so that a free one is near.
 	maxViews = meta.Views / 4 * 3
 )
 
@@ -48,6 +50,7 @@ const (
 type view struct {
 	of    *Volume // the live volume
 	snap  meta.Snapshot
+	turn  uint32 // see Turn
 	born  time.Time
 	gone  atomic.Bool
 	locks viewLocks
@@ -68,10 +71,26 @@ type viewKey struct {
 }
 
 // views are a client's views and their numbers. Guarded by the client's mu.
+//
+// A number is given when a snapshot is shown first, and is part of what a kernel
+// calls its files by. So it outlives the view: it may mean another snapshot only
+// when nothing above knows an inode of the first one any more (freeViews). What a
+// kernel holds without asking for it, as a watched inode, it tells apart by
+// viewNumber.turn.
 type views struct {
+	keep   *keep.Memory
+	max    int // how many are given at once; 0: maxViews
 	number map[viewKey]meta.VolumeID
-	key    map[meta.VolumeID]viewKey
+	all    map[meta.VolumeID]*viewNumber // that were ever given
+	over   map[meta.VolumeID]bool        // given, and the view ended: true once nothing above knew it
 	watch  sync.Once
+}
+
+// viewNumber is a number of a view.
+type viewNumber struct {
+	key  viewKey // at 0: it is free
+	turn uint32  // how many snapshots had it before
+	slot keep.Slot
 }
 
 // View tells which snapshot of which volume is shown here; ok is false for a
@@ -128,7 +147,11 @@ func (v *Volume) LookupSnapshot(ctx context.Context, name string) (Entry, error)
 	if err != nil {
 		return Entry{}, err
 	}
-	return w.GetAttr(ctx, meta.RootIno)
+	e, err := w.GetAttr(ctx, meta.RootIno)
+	if err == nil && w.Ended() { // meanwhile: nobody is to learn its number
+		err = w.stale(nil)
+	}
+	return e, err
 }
 
 // ReadSnapshots lists the directory of snapshots: those that could be read a
@@ -192,35 +215,87 @@ func (v *Volume) endViews(asked time.Time, l []meta.Snapshot) {
 	}
 }
 
-// ViewID is the number under which a snapshot of this volume is shown: that of
-// its view's Volume, and the upper part of its inode numbers. It is the same in
-// every client, unless two that one client uses fall on one number.
-func (v *Volume) ViewID(at meta.Generation) (meta.VolumeID, error) {
+// ViewID is the number under which a snapshot of this volume is shown, or would be
+// if it were now: that of its view's Volume, and the upper part of its inode numbers.
+// It is the same in every client, unless two that one client uses fall on one number.
+// Minutes after a view ended it may mean another snapshot.
+func (v *Volume) ViewID(at meta.Generation) meta.VolumeID {
 	v.c.mu.Lock()
 	defer v.c.mu.Unlock()
-	return v.c.views.numberOf(viewKey{v.id, at})
+	return v.c.views.find(viewKey{v.id, at})
 }
 
-// numberOf finds or makes the number of a view.
-func (s *views) numberOf(k viewKey) (meta.VolumeID, error) {
+// Ended reports that this is the view of a snapshot that was deleted, or of a volume
+// that the client may not read any more: it shows nothing, and never will.
+func (v *Volume) Ended() bool { return v.view != nil && v.view.gone.Load() }
+
+// Turn counts the snapshots that had the number of this view before, in this client
+// and those that it took over from: with it the number names one snapshot for ever.
+func (v *Volume) Turn() uint32 {
+	if v.view == nil {
+		return 0
+	}
+	return v.view.turn
+}
+
+// find gives the number that a view has or would get.
+func (s *views) find(k viewKey) meta.VolumeID {
 	if id, ok := s.number[k]; ok {
-		return id, nil
-	}
-	if len(s.key) == maxViews {
-		return 0, meta.E("open snapshot", meta.ResourceExceeded, fmt.Sprintf("volume %d generation %d", k.v, k.at),
-			fmt.Errorf("this client has shown %d snapshots since it began", maxViews))
-	}
-	if s.number == nil {
-		s.number, s.key = make(map[viewKey]meta.VolumeID), make(map[meta.VolumeID]viewKey)
+		return id
 	}
 	i := mix(uint64(k.v)<<32|uint64(k.at)) % meta.Views
 	for {
 		id := meta.MaxVolume + 1 + meta.VolumeID(i)
-		if _, taken := s.key[id]; !taken {
-			s.number[k], s.key[id] = id, k
-			return id, nil
+		if n := s.all[id]; n == nil || n.key.at == 0 {
+			return id
 		}
 		i = (i + 1) % meta.Views
+	}
+}
+
+// numberOf finds or gives the number of a view.
+func (s *views) numberOf(k viewKey) (id meta.VolumeID, turn uint32, err error) {
+	id, ok := s.number[k]
+	if !ok {
+		if most := cmp.Or(s.max, maxViews); len(s.number) >= most {
+			return 0, 0, meta.E("open snapshot", meta.ResourceExceeded, fmt.Sprintf("volume %d generation %d", k.v, k.at),
+				fmt.Errorf("this client shows %d snapshots; those that were deleted are forgotten a minute after they were used last", most))
+		}
+		id = s.find(k)
+		if n := s.all[id]; n != nil {
+			s.set(id, k, n.turn+1)
+		} else {
+			s.set(id, k, 0)
+		}
+	}
+	delete(s.over, id)
+	return id, s.all[id].turn, nil
+}
+
+// set gives a number to a view, or with a key whose at is 0 takes it back, and tells
+// a successor: of a number that is free how often it was given, before it is given.
+func (s *views) set(id meta.VolumeID, k viewKey, turn uint32) {
+	if s.all == nil {
+		s.number, s.all, s.over = make(map[viewKey]meta.VolumeID), make(map[meta.VolumeID]*viewNumber), make(map[meta.VolumeID]bool)
+	}
+	n := s.all[id]
+	if n == nil {
+		n = &viewNumber{slot: s.keep.Note(keep.Record{Kind: keep.View, N: [6]uint64{uint64(id), uint64(k.v), uint64(k.at), uint64(turn)}})}
+		s.all[id] = n
+	} else {
+		s.keep.SetN(n.slot, 2, 0)
+		s.keep.SetN(n.slot, 3, uint64(turn))
+		s.keep.SetN(n.slot, 1, uint64(k.v))
+		s.keep.SetN(n.slot, 2, uint64(k.at))
+	}
+	if s.number[n.key] == id {
+		delete(s.number, n.key)
+	}
+	n.key, n.turn = k, turn
+	if k.at == 0 {
+		delete(s.over, id)
+	} else {
+		s.number[k] = id
 	}
 }
 
@@ -238,7 +313,7 @@ func mix(x uint64) uint64 {
 func (c *Client) openView(of *Volume, s meta.Snapshot) (*Volume, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	id, err := c.views.numberOf(viewKey{of.id, s.At})
+	id, turn, err := c.views.numberOf(viewKey{of.id, s.At})
 	if err != nil {
 		return nil, err
 	}
@@ -250,21 +325,25 @@ func (c *Client) openView(of *Volume, s meta.Snapshot) (*Volume, error) {
 		names:  of.names,
 		dirty:  make(map[*inode]struct{}),
 		kicked: make(chan struct{}, 1),
-		view:   &view{of: of, snap: s, born: time.Now()},
+		view:   &view{of: of, snap: s, turn: turn, born: time.Now()},
 	}
 	p := *of.policy.Load()
 	p.Immutable, p.NoAtime, p.SyncOnClose, p.SealOnClose = true, true, false, false
 	v.setPolicy(p)
 	c.volumes[id] = v
-	c.cfg.Keep.Note(keep.Record{Kind: keep.View, N: [6]uint64{uint64(id), uint64(of.id), uint64(s.At)}})
-	if !c.closed {
-		c.views.watch.Do(func() { c.spawn(c.watchViews) })
-	}
+	c.watchLocked()
 	return v, nil
 }
 
+// watchLocked starts watchViews, once. c.mu is held.
+func (c *Client) watchLocked() {
+	if !c.closed {
+		c.views.watch.Do(func() { c.spawn(c.watchViews) })
+	}
+}
+
 // watchViews asks from time to time whether the snapshots still exist that are
-// shown here.
+// shown here, and takes back the numbers of those that don't.
 func (c *Client) watchViews() {
 	for {
 		select {
@@ -285,6 +364,35 @@ func (c *Client) watchViews() {
 				c.log.Debug("snapshots not listed", "volume", v.view.of.name, "err", err)
 			}
 		}
+		c.freeViews()
+	}
+}
+
+// ViewHolder is a Notifier that can tell whether something above the client still
+// refers to any inode of a view that has ended. Of one that it does not refer to it
+// keeps nothing: the number may mean another snapshot soon.
+type ViewHolder interface {
+	HoldsView(v meta.VolumeID) bool
+}
+
+// freeViews takes back the numbers of views that ended, of which nothing above knew
+// an inode now and a viewCheck ago: what was on its way up then has come.
+func (c *Client) freeViews() {
+	c.mu.Lock()
+	over := slices.Collect(maps.Keys(c.views.over))
+	c.mu.Unlock()
+	h, _ := c.cfg.Notify.(ViewHolder)
+	for _, id := range over {
+		held := h != nil && h.HoldsView(id)
+		c.mu.Lock()
+		switch unknown, ended := c.views.over[id]; {
+		case !ended: // it is shown again
+		case held || !unknown:
+			c.views.over[id] = !held
+		default:
+			c.views.set(id, viewKey{}, c.views.all[id].turn)
+		}
+		c.mu.Unlock()
 	}
 }
 
@@ -363,6 +471,7 @@ func (v *Volume) end() {
 	c := v.c
 	c.mu.Lock()
 	delete(c.volumes, v.id)
+	c.views.over[v.id] = false
 	closed := c.closed
 	c.mu.Unlock()
 	c.log.Info("snapshot is gone", "snapshot", v.name)

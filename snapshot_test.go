@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/keep"
 )
 
 // flushAll makes a volume ready for a snapshot, as an owner's barrier does.
@@ -94,8 +96,8 @@ func TestSnapshotShowsWhatWas(t *testing.T) {
 
 	s := snapshotOf(t, v, "one")
 	of, info, ok := s.View()
-	if id, err := v.ViewID(at); !ok || of != v.ID() || info.At != at || info.Name != "one" || err != nil || id != s.ID() || id <= meta.MaxVolume || s.Name() != "root@one" {
-		t.Fatalf("the view is %d %q of %d, %+v; %v", s.ID(), s.Name(), of, info, err)
+	if id := v.ViewID(at); !ok || of != v.ID() || info.At != at || info.Name != "one" || id != s.ID() || id <= meta.MaxVolume || s.Name() != "root@one" {
+		t.Fatalf("the view is %d %q of %d, %+v; its number %d", s.ID(), s.Name(), of, info, id)
 	}
 	check := func() {
 		t.Helper()
@@ -429,25 +431,206 @@ func TestViewsAreEvicted(t *testing.T) {
 func TestViewNumbers(t *testing.T) {
 	var a, b views
 	seen := map[meta.VolumeID]bool{}
-	for g := range meta.Generation(3000) {
-		id, err := a.numberOf(viewKey{1 + meta.VolumeID(g%7), g})
-		if err != nil || seen[id] || id <= meta.MaxVolume || id >= 1<<meta.VolumeBits {
-			t.Fatalf("number %d, %v", id, err)
+	for g := meta.Generation(1); g <= 3000; g++ {
+		k := viewKey{1 + meta.VolumeID(g%7), g}
+		would := a.find(k)
+		id, turn, err := a.numberOf(k)
+		if err != nil || turn != 0 || id != would || seen[id] || id <= meta.MaxVolume || id >= 1<<meta.VolumeBits {
+			t.Fatalf("number %d, turn %d, %v; it was to be %d", id, turn, err, would)
 		}
 		seen[id] = true
 	}
 	// Inode numbers are made of these: they stay from version to version.
 	for k, want := range map[viewKey]meta.VolumeID{{1, 1}: 1010017, {2, 1}: 999310, {1, 4095}: 887647} {
-		if id, _ := b.numberOf(k); id != want {
+		if id, _, _ := b.numberOf(k); id != want {
 			t.Errorf("volume %d generation %d is view %d, not %d", k.v, k.at, id, want)
 		}
 	}
-	for len(b.key) < maxViews {
-		b.numberOf(viewKey{3, meta.Generation(len(b.key) + 10)})
+	for len(b.number) < maxViews {
+		b.numberOf(viewKey{3, meta.Generation(len(b.number) + 10)})
 	}
-	if _, err := b.numberOf(viewKey{4, 1}); !errors.Is(err, meta.ResourceExceeded) {
+	if _, _, err := b.numberOf(viewKey{4, 1}); !errors.Is(err, meta.ResourceExceeded) {
 		t.Errorf("one more than there are numbers: %v", err)
 	}
+	if id := b.find(viewKey{4, 1}); b.all[id] != nil {
+		t.Errorf("what would get number %d is there already", id)
+	}
+}
+
+// holder is a kernel above a client that knows inodes of some views.
+type holder struct {
+	*kernel
+	views map[meta.VolumeID]bool
+	asked map[meta.VolumeID]int
+}
+
+func (h *holder) HoldsView(v meta.VolumeID) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.asked[v]++
+	return h.views[v]
+}
+
+// A client that looks at snapshots for years, each of which is deleted some day, never
+// runs out of numbers, and keeps nothing for those that are gone; but one that the
+// kernel knows keeps its number until it doesn't, and then the next snapshot that has
+// it is told apart.
+func TestViewNumbersComeBack(t *testing.T) {
+	h := &holder{newKernel(), map[meta.VolumeID]bool{}, map[meta.VolumeID]int{}}
+	inFakeTime(t, Config{Notify: h}, func(t *testing.T, w *world, v *Volume) {
+		c, ctx := v.c, t.Context()
+		const most = 6
+		c.mu.Lock()
+		c.views.max = most
+		c.mu.Unlock()
+		look := func(name string) (*Volume, meta.VolumeID) {
+			t.Helper()
+			e, err := v.LookupSnapshot(ctx, name)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			s, err := c.VolumeByID(ctx, e.Volume)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			return s, e.Volume
+		}
+		gone := func(at meta.Generation) {
+			t.Helper()
+			for !w.run(&meta.DropSnapshot{At: at}).EOF {
+			}
+			time.Sleep(3 * viewCheck)
+		}
+		held := w.take("held")
+		was, number := look("held")
+		h.views[number] = true
+		kept := w.take("kept")
+		look("kept")
+		gone(held)
+		if !was.Ended() || h.asked[number] == 0 {
+			t.Fatal("the view has not ended, or nobody asked who knows it: nothing is tested")
+		}
+		for i := range 10 * most {
+			name := fmt.Sprint("s", i)
+			at := w.take(name)
+			s, id := look(name)
+			if id == number {
+				t.Fatalf("%s got the number of a snapshot of which the kernel holds an inode", name)
+			}
+			if got := v.ViewID(at); got != id {
+				t.Fatalf("%s is view %d, and was to be %d", name, id, got)
+			}
+			gone(at)
+			if _, err := s.GetAttr(ctx, meta.RootIno); meta.KindOf(err) != meta.Stale {
+				t.Fatalf("%s is gone, and shows %v", name, err)
+			}
+		}
+		c.mu.Lock()
+		given, open := len(c.views.number), len(c.volumes)
+		// What would get the held number if it could.
+		next := viewKey{v.id, kept + 1}
+		for mix(uint64(next.v)<<32|uint64(next.at))%meta.Views != uint64(number-meta.MaxVolume-1) {
+			next.at++
+		}
+		other := c.views.find(next)
+		c.mu.Unlock()
+		if given != 2 || open != 2 {
+			t.Errorf("%d numbers are given and %d volumes open with one snapshot and one that is held", given, open)
+		}
+		if other == number {
+			t.Error("a number that is held would be given again")
+		}
+		h.views[number] = false
+		time.Sleep(3 * viewCheck)
+		c.mu.Lock()
+		id, turn, err := c.views.numberOf(next)
+		delete(c.views.over, id)
+		c.mu.Unlock()
+		if id != number || turn != 1 || err != nil {
+			t.Errorf("the number %d that nobody knows any more: the next got %d, turn %d, %v", number, id, turn, err)
+		}
+		if look("kept"); h.asked[v.ViewID(kept)] > 0 {
+			t.Error("who knows the view of a snapshot that is there was asked")
+		}
+	})
+}
+
+// A successor gives no number that its predecessors gave and that the kernel may know,
+// and tells apart those that they gave before.
+func TestViewNumbersAreInherited(t *testing.T) {
+	m, err := keep.New(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	a := views{keep: m}
+	numberOf := func(s *views, k viewKey) (meta.VolumeID, uint32) {
+		t.Helper()
+		id, turn, err := s.numberOf(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id, turn
+	}
+	first := viewKey{1, 1}
+	number, _ := numberOf(&a, first)
+	second := viewKey{1, 2} // the next that falls on the same number
+	for mix(uint64(second.v)<<32|uint64(second.at))%meta.Views != uint64(number-meta.MaxVolume-1) {
+		second.at++
+	}
+	others := map[viewKey]meta.VolumeID{}
+	for g := range meta.Generation(100) {
+		k := viewKey{2, g + 1}
+		others[k], _ = numberOf(&a, k)
+	}
+	freed := viewKey{2, 50}
+	a.set(number, viewKey{}, 0)
+	if id, turn := numberOf(&a, second); id != number || turn != 1 {
+		t.Fatalf("number %d, turn %d: nothing is tested", id, turn)
+	}
+	a.set(others[freed], viewKey{}, 0)
+	for range 2 { // and the successor's
+		l, err := m.Records()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m, err = keep.New(1 << 20); err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		c := newClient(Config{Keep: m, Logger: slog.New(slog.DiscardHandler)})
+		c.attach(noSession{}, nil)
+		c.closed = true // nobody looks after them
+		for _, r := range l {
+			c.reopenView(t.Context(), r)
+		}
+		b := &c.views
+		if id, turn := numberOf(b, second); id != number || turn != 1 {
+			t.Errorf("what was number %d, turn 1, is %d, turn %d", number, id, turn)
+		}
+		if id := b.find(first); id == number {
+			t.Error("a number is given anew that is in use")
+		}
+		for k, want := range others {
+			id := b.find(k)
+			if id != want {
+				t.Errorf("what was number %d is %d", want, id)
+			}
+			if n := b.all[id]; n == nil || (n.key.at == 0) != (k == freed) {
+				t.Errorf("of number %d is known: %+v", id, n)
+			}
+		}
+		if len(b.over) != len(others)-1 {
+			t.Errorf("%d numbers are free when the kernel knows them no more, not %d", len(b.over), len(others)-1)
+		}
+	}
+}
+
+// noSession opens no volume.
+type noSession struct{ metaSession }
+
+func (noSession) Volume(context.Context, meta.VolumeID, string) (volumeInfo, error) {
+	return volumeInfo{}, meta.E("volume", meta.NoSuchVolume, "", nil)
 }
 
 // Locks on a snapshot hold between the processes of one client, with waiting.

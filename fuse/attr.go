@@ -43,10 +43,21 @@ func fillAttr(v meta.VolumeID, a *meta.Attr, out *fuse.Attr) {
 // fillEntry renders a name's inode; e is not negative.
 func (f *fileSystem) fillEntry(e *penstock.Entry, out *fuse.EntryOut) {
 	out.NodeId = f.nodeID(e.Volume, e.Attr.Ino)
-	out.Generation = 1 // inode numbers are never used twice
+	out.Generation = f.generation(e.Volume)
 	fillAttr(e.Volume, &e.Attr, &out.Attr)
 	out.SetAttrTimeout(e.Valid)
 	out.SetEntryTimeout(f.entryTimeout(e.Volume, e.Valid))
+}
+
+// generation tells inodes of one number apart. Those of a volume are never used
+// twice, those of views that ended are.
+func (f *fileSystem) generation(id meta.VolumeID) uint64 {
+	if id > meta.MaxVolume {
+		if v, err := f.volume(request(nil), id); err == nil {
+			return 1 + uint64(v.Turn())
+		}
+	}
+	return 1
 }
 
 // entryTimeout is how long the kernel may believe a name. In a snapshot none

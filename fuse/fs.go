@@ -79,19 +79,50 @@ func (f *fileSystem) inode(ctx context.Context, node uint64) (Volume, meta.Ino, 
 
 func (f *fileSystem) volume(ctx context.Context, id meta.VolumeID) (Volume, error) {
 	f.mu.RLock()
-	v := f.volumes[id]
+	old := f.volumes[id]
 	f.mu.RUnlock()
-	if v != nil {
-		return v, nil
+	if old != nil && !old.Ended() {
+		return old, nil
 	}
 	v, err := f.tree.VolumeByID(ctx, id)
-	if err != nil {
+	switch {
+	case err != nil && old != nil:
+		return old, nil // files that were opened there are still to be closed
+	case err != nil:
 		return nil, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.volumes[id] = v
 	return v, nil
+}
+
+// holdsView reports whether the kernel knows an inode of a view that ended. All of
+// them lie below its root, which the kernel keeps as long as it has a path through
+// it, unless the mount itself begins below. Paths that nobody uses the kernel is told
+// to forget; those that are in use just then it keeps, afterwards, until it lacks
+// memory, as it would keep them all. Of a view that it does not know nothing is kept.
+func (f *fileSystem) holdsView(id meta.VolumeID) bool {
+	if id == f.rootVolume {
+		return true
+	}
+	f.mu.RLock()
+	v := f.volumes[id]
+	f.mu.RUnlock()
+	root := statIno(id, meta.RootIno)
+	if v != nil && v.Ended() && f.conn.knows(root) {
+		of, s, _ := v.View()
+		f.conn.invalidateName(statIno(of, 0), s.Name)
+	}
+	if f.conn.knows(root) {
+		return true
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if v := f.volumes[id]; v != nil && v.Ended() {
+		delete(f.volumes, id)
+	}
+	return false
 }
 
 // opened lists the volumes that the mount has touched.

@@ -15,7 +15,8 @@
 //	            +----------+-----------------------------------+
 //	            the mount's own root is node 1; volume 0 holds the files of .penstock;
 //	            inode 0 of a volume is the directory of its snapshots; the volumes
-//	            above meta.MaxVolume are views of snapshots, with the snapshot's inodes
+//	            above meta.MaxVolume are views of snapshots, with the snapshot's inodes;
+//	            there the node's generation is one more than Volume.Turn, else 1
 //
 //	file handle  63                                  8 7       0
 //	            +-------------------------------------+---------+
@@ -79,7 +80,9 @@ type Volume interface {
 // volumeSnapshots lead from a live volume to what its snapshots show.
 type volumeSnapshots interface {
 	View() (of meta.VolumeID, s meta.Snapshot, ok bool)
-	ViewID(at meta.Generation) (meta.VolumeID, error)
+	ViewID(at meta.Generation) meta.VolumeID
+	Ended() bool
+	Turn() uint32
 	ReadSnapshots(ctx context.Context) ([]meta.Snapshot, error)
 	LookupSnapshot(ctx context.Context, name string) (penstock.Entry, error)
 }

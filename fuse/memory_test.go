@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	penstock "penstock.io/penstock"
@@ -16,6 +17,7 @@ import (
 // mount makes of the kernel's requests. Two volumes; the second hangs in the
 // first as "junction".
 type memTree struct {
+	mu      sync.Mutex // of volumes, while it is mounted
 	volumes map[meta.VolumeID]*memVolume
 }
 
@@ -29,6 +31,8 @@ func newMemTree() *memTree {
 }
 
 func (t *memTree) VolumeByID(_ context.Context, id meta.VolumeID) (Volume, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if v := t.volumes[id]; v != nil {
 		return v, nil
 	}
@@ -59,6 +63,8 @@ type memVolume struct {
 	of     meta.VolumeID // not 0: this is a view of that volume's
 	snap   meta.Snapshot
 	snaps  []*memVolume // oldest first
+	ended  atomic.Bool  // a view whose snapshot is gone
+	turn   uint32
 	policy meta.Policy
 	valid  time.Duration
 
@@ -185,7 +191,11 @@ func (v *memVolume) snapshot(name string) *memVolume {
 
 func (v *memVolume) View() (meta.VolumeID, meta.Snapshot, bool) { return v.of, v.snap, v.of != 0 }
 
-func (v *memVolume) ViewID(at meta.Generation) (meta.VolumeID, error) { return viewOf(v.id, at), nil }
+func (v *memVolume) ViewID(at meta.Generation) meta.VolumeID { return viewOf(v.id, at) }
+
+func (v *memVolume) Ended() bool { return v.ended.Load() }
+
+func (v *memVolume) Turn() uint32 { return v.turn }
 
 // viewOf numbers the views of the few volumes here.
 func viewOf(v meta.VolumeID, at meta.Generation) meta.VolumeID {
@@ -204,8 +214,9 @@ func (v *memVolume) ReadSnapshots(context.Context) ([]meta.Snapshot, error) {
 
 func (v *memVolume) LookupSnapshot(ctx context.Context, name string) (penstock.Entry, error) {
 	v.enter("lookupsnapshot", nil)
+	snaps := slices.Clone(v.snaps)
 	v.mu.Unlock()
-	for _, s := range v.snaps {
+	for _, s := range snaps {
 		if s.snap.Name == name {
 			return s.GetAttr(ctx, meta.RootIno)
 		}

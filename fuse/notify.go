@@ -22,6 +22,9 @@ import (
 //   - Pages: locked by READs, which the library answers under the old lease, and
 //     by the writing back of mappings, which writeback.go answers at once.
 //
+// The names of snapshots that are gone are the exception: nobody waits for who drops
+// those (HoldsView), and all that is locked is the directory of snapshots.
+//
 // # What is on its way
 //
 // An answer may have been made before the recall and reach the kernel after it;
@@ -38,8 +41,9 @@ type Notifier struct {
 func NewNotifier() *Notifier { return new(Notifier) }
 
 var (
-	_ penstock.Notifier = (*Notifier)(nil)
-	_ penstock.Holder   = (*Notifier)(nil)
+	_ penstock.Notifier   = (*Notifier)(nil)
+	_ penstock.Holder     = (*Notifier)(nil)
+	_ penstock.ViewHolder = (*Notifier)(nil)
 )
 
 func (n *Notifier) add(f *fileSystem) {
@@ -104,6 +108,12 @@ func (n *Notifier) Holds(v meta.VolumeID, ino meta.Ino) (held bool) {
 	return held
 }
 
+// HoldsView asks the kernels whether they know an inode of a view that ended.
+func (n *Notifier) HoldsView(v meta.VolumeID) (held bool) {
+	n.each(func(f *fileSystem) { held = f.holdsView(v) || held })
+	return held
+}
+
 // InvalEntries drops the names of a directory, and every other directory's.
 func (n *Notifier) InvalEntries(v meta.VolumeID, dir meta.Ino) {
 	n.each(func(f *fileSystem) {
@@ -118,6 +128,7 @@ func (n *Notifier) InvalEntries(v meta.VolumeID, dir meta.Ino) {
 // Codes of notifications, as in linux/fuse.h.
 const (
 	notifyInvalInode = 2
+	notifyInvalEntry = 3
 	notifyIncEpoch   = 8
 )
 
@@ -135,6 +146,24 @@ func (c *conn) invalInode(node uint64, off, n int64) error {
 	order.PutUint64(b[8:], uint64(off))
 	order.PutUint64(b[16:], uint64(n))
 	return c.notify(notifyInvalInode, b[:])
+}
+
+// invalidateName drops a name of a directory, and all paths through it that are not
+// in use. It waits for lookups and listings of the directory in flight.
+func (c *conn) invalidateName(dir uint64, name string) {
+	b := make([]byte, 16, 16+len(name)+1)
+	order.PutUint64(b[0:], dir)
+	order.PutUint32(b[8:], uint32(len(name)))
+	_ = c.notify(notifyInvalEntry, append(append(b, name...), 0)) // ENOENT: it has none
+}
+
+// knows reports whether the kernel may know an inode.
+func (c *conn) knows(node uint64) bool {
+	switch c.invalInode(node, -1, 0) {
+	case syscall.ENOENT, syscall.ENODEV, syscall.ENOTCONN, syscall.EBADF:
+		return false
+	}
+	return true
 }
 
 // notify writes one notification: the header of an answer to no request (unique

@@ -68,9 +68,10 @@ func (c *conn) quick(s *slot, n int) (ok bool) {
 func (f *fileSystem) quick(op uint32, h *fuse.InHeader, s *slot, n int) (st fuse.Status, size uintptr, ok bool) {
 	id, ino := f.split(h.NodeId)
 	f.mu.RLock()
-	v, ok := f.volumes[id].(quickVolume)
+	of := f.volumes[id]
 	f.mu.RUnlock()
-	if !ok {
+	v, ok := of.(quickVolume)
+	if !ok || of.Ended() {
 		return 0, 0, false
 	}
 	body := s.out[outHeaderSize:]

@@ -120,11 +120,7 @@ func (f *fileSystem) snapshotsReadDir(ctx request, node, from uint64, add func(f
 		if at <= from {
 			continue
 		}
-		view, err := v.ViewID(s.At)
-		if err != nil {
-			return f.status("readdir", node, err)
-		}
-		if !add(fuse.DirEntry{Name: s.Name, Ino: statIno(view, meta.RootIno), Mode: meta.TypeDir, Off: at}, nil) {
+		if !add(fuse.DirEntry{Name: s.Name, Ino: statIno(v.ViewID(s.At), meta.RootIno), Mode: meta.TypeDir, Off: at}, nil) {
 			break
 		}
 	}

@@ -1,13 +1,17 @@
 package fuse
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -16,6 +20,7 @@ import (
 
 func init() {
 	parts["snapshots"], parts["ownName"], parts["noOpen"] = partSnapshots, partOwnName, partNoOpen
+	parts["stay"], parts["watch"] = partStay, partWatch
 }
 
 // prepareSnapshots makes a tree, keeps it, and changes it: "f" was "then", "d"
@@ -270,4 +275,159 @@ func partNoOpen(dir string) error {
 		f.Close()
 	}
 	return nil
+}
+
+// staying is a child that keeps something of the mount until it is told to go on.
+type staying struct {
+	*exec.Cmd
+	out *bufio.Reader
+	in  io.WriteCloser
+}
+
+func stay(t *testing.T, name, dir string) *staying {
+	t.Helper()
+	s := &staying{Cmd: child(t, name, dir)}
+	out, err := s.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.out = bufio.NewReader(out)
+	if s.in, err = s.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, _ := s.out.ReadString('\n'); line != "here\n" {
+		t.Fatalf("%s: %q", name, line)
+	}
+	return s
+}
+
+// goOn lets the child end, and fails if it does.
+func (s *staying) goOn(t *testing.T) {
+	t.Helper()
+	s.in.Close()
+	text, _ := io.ReadAll(s.out)
+	if err := s.Wait(); err != nil {
+		t.Errorf("%v: %s", err, text)
+	}
+}
+
+// partStay is in a directory of a snapshot.
+func partStay(dir string) error {
+	if err := os.Chdir(filepath.Join(dir, ".snapshot", "one", "d")); err != nil {
+		return err
+	}
+	os.Stdout.WriteString("here\n")
+	io.ReadAll(os.Stdin)
+	if _, err := os.Stat("a"); !errors.Is(err, syscall.ESTALE) {
+		return fmt.Errorf("in a snapshot that is gone: %v", err)
+	}
+	return nil
+}
+
+// partWatch watches a file of a snapshot, of which the kernel then keeps the inode and
+// pages, without a path; and reads one of the same numbers later.
+func partWatch(dir string) error {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	old := filepath.Join(dir, ".snapshot", "another", "f")
+	if b, err := os.ReadFile(old); string(b) != "then" || err != nil {
+		return fmt.Errorf("%q, %v", b, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(old, &st); err != nil {
+		return err
+	}
+	if _, err := unix.InotifyAddWatch(fd, old, unix.IN_ATTRIB); err != nil {
+		return err
+	}
+	os.Stdout.WriteString("here\n")
+	io.ReadAll(os.Stdin)
+	fresh := filepath.Join(dir, ".snapshot", "later", "f")
+	var now unix.Stat_t
+	if err := unix.Lstat(fresh, &now); err != nil || now.Ino != st.Ino {
+		return fmt.Errorf("inode number %#x, not %#x, %v: nothing is tested", now.Ino, st.Ino, err)
+	}
+	if b, err := os.ReadFile(fresh); string(b) != "late" || err != nil {
+		return fmt.Errorf("with the number of a file that is watched: %q, %v", b, err)
+	}
+	return nil
+}
+
+// Of a view that ended a mount keeps nothing once the kernel knows none of its inodes,
+// which it is told to forget; as long as it does, the mount says so. When the number
+// means another snapshot then, nothing of the one before is shown.
+func TestViewsThatEnd(t *testing.T) {
+	m := mount(t, Options{}, prepareSnapshots)
+	v := m.tree.volumes[1]
+	one, another := v.snaps[0], v.snaps[1]
+	stays, watches := stay(t, "stay", m.Dir()), stay(t, "watch", m.Dir())
+	if !m.notifier.HoldsView(one.id) || !m.notifier.HoldsView(another.id) {
+		t.Fatal("the kernel knows nothing of what was looked at: nothing is tested")
+	}
+	v.mu.Lock()
+	v.snaps = nil
+	v.mu.Unlock()
+	for _, s := range []*memVolume{one, another} {
+		m.tree.mu.Lock()
+		delete(m.tree.volumes, s.id)
+		m.tree.mu.Unlock()
+		s.mu.Lock()
+		s.fail["getattr"] = meta.E("mem", meta.Stale, "", nil)
+		s.fail["lookup"] = s.fail["getattr"]
+		s.mu.Unlock()
+		s.ended.Store(true)
+		m.notifier.InvalEntries(1, 0)
+	}
+	// forgotten waits until the kernel knows nothing of a view.
+	forgotten := func(s *memVolume) {
+		t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); m.notifier.HoldsView(s.id); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("the kernel keeps %s, which nobody uses", s.name)
+			}
+		}
+		m.fs.mu.RLock()
+		defer m.fs.mu.RUnlock()
+		if m.fs.volumes[s.id] != nil {
+			t.Errorf("the mount keeps %s", s.name)
+		}
+	}
+	forgotten(another)
+	if !m.notifier.HoldsView(one.id) {
+		t.Error("a view is forgotten that a process is in")
+	}
+	stays.goOn(t)
+
+	v.mu.Lock()
+	later := newMemVolume(m.tree, another.id)
+	later.name, later.of, later.turn = "root@later", 1, 1
+	later.snap = meta.Snapshot{Name: "later", At: 3, Created: meta.Time(time.Now().UnixNano())}
+	later.inodes = another.inodes
+	_, f := later.find(meta.RootIno, "f")
+	f.data = []byte("late")
+	v.snaps = append(v.snaps, later)
+	v.mu.Unlock()
+	m.tree.mu.Lock()
+	m.tree.volumes[later.id] = later
+	m.tree.mu.Unlock()
+	watches.goOn(t)
+}
+
+// A mount of a snapshot, or of a directory in it, keeps its number for ever.
+func TestViewOfTheMount(t *testing.T) {
+	tree := newMemTree()
+	prepareSnapshots(tree)
+	s := tree.volumes[1].snaps[0]
+	_, d := s.find(meta.RootIno, "d")
+	m := mountTree(t, tree, Config{Volume: s.id, Root: d.attr.Ino})
+	s.ended.Store(true)
+	if !m.notifier.HoldsView(s.id) {
+		t.Error("the view of a mount is held by nobody")
+	}
 }

@@ -72,7 +72,7 @@ type Kind uint32
 // Kinds of slots, and what their numbers are.
 const (
 	Volume   Kind = 1 + iota // volume
-	View                     // number of the view, volume, generation
+	View                     // number of the view, volume, generation (0: it means none now), how many it meant before
 	Open                     // node, handle, flags | backing id<<32, unique of the request that opened it
 	Lock                     // volume, inode, owner, start, end; aux: type | flock<<8; last: process
 	Locker                   // node, lock owner, handle: a POSIX lock was taken through it
