@@ -16,6 +16,9 @@ type Digest = digest.Sum
 // DigestProgress tells how far the computation of a digest is.
 type DigestProgress = digest.Progress
 
+// verifyAside is how many blocks ComputeDigest reads and sums at a time.
+const verifyAside = 4
+
 // ComputeDigest reads a whole snapshot, names, attributes and every byte, and
 // gives its digest. The volume shows a snapshot (Client.Snapshot); told, if not
 // nil, hears now and then how far it is. Memory does not grow with the volume,
@@ -39,7 +42,7 @@ func (v *Volume) ComputeDigest(ctx context.Context, told func(DigestProgress)) (
 			return err
 		},
 	}
-	return digest.Walk(ctx, src, nil, told)
+	return digest.Walk(ctx, src, digest.Way{Told: told, Aside: func() int { return verifyAside }})
 }
 
 // RecordedDigest is what the owner of the volume found when it computed the
@@ -51,7 +54,7 @@ func (v *Volume) RecordedDigest(ctx context.Context) (Digest, error) {
 	if v.view == nil {
 		return Digest{}, meta.E("digest", meta.NotSupported, v.name, fmt.Errorf("only of a snapshot"))
 	}
-	s, err := v.view.of.awaitDigest(ctx, v.view.snap.Name)
+	s, err := v.view.of.awaitDigest(ctx, v.view.snap.Name, false)
 	switch {
 	case err != nil:
 		return Digest{}, err
@@ -67,14 +70,14 @@ func (v *Volume) RecordedDigest(ctx context.Context) (Digest, error) {
 	return Digest{}, meta.E("digest", meta.Unavailable, v.name, errors.New("it has not been computed yet"))
 }
 
-// awaitDigest tells of a snapshot of the volume, whose digest somebody waits for.
-// Errors: NoSuchSnapshot.
-func (v *Volume) awaitDigest(ctx context.Context, name string) (Snapshot, error) {
+// awaitDigest tells of a snapshot of the volume, whose digest somebody waits for; unpaced,
+// it is read as fast as can be. Errors: NoSuchSnapshot.
+func (v *Volume) awaitDigest(ctx context.Context, name string, unpaced bool) (Snapshot, error) {
 	s, err := v.snapshotSession()
 	if err != nil {
 		return Snapshot{}, err
 	}
-	return s.AwaitDigest(ctx, v.id, name)
+	return s.AwaitDigest(ctx, v.id, name, unpaced)
 }
 
 // Demand refuses a snapshot whose recorded digest is another. Errors: as

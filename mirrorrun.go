@@ -38,6 +38,9 @@ const (
 	mirrorRetry = time.Minute         // the longest between tries
 	mirrorLook  = 30 * time.Second    // how often what is missing is estimated
 	mirrorTell  = time.Second         // how often a round tells how far it is
+	// mirrorDigest is how often the digest of the source is asked for while a round
+	// copies; the owner has it computed for five minutes after each time.
+	mirrorDigest = time.Minute
 )
 
 // RunMirrors runs the mirrors of a cluster until ctx ends: those that are not
@@ -376,7 +379,10 @@ func (s *mirrorRound) run(ctx context.Context) error {
 	}
 	copier := &mirrorCopy{dst: w.dst, pace: newPace(s.r.Rate)}
 	s.set(func(n *MirrorRound) { n.Taken, s.copier, s.sent = taken, copier, n.Sent })
-	if err := w.fillTarget(ctx, copier, s.r.Round); err != nil {
+	digested := w.digestSource(ctx, &s.r)
+	err = w.fillTarget(ctx, copier, s.r.Round)
+	digested()
+	if err != nil {
 		return err
 	}
 	s.set(func(n *MirrorRound) { n.Copied = time.Now().UTC() })
@@ -384,7 +390,7 @@ func (s *mirrorRound) run(ctx context.Context) error {
 		return err
 	}
 	name := s.r.Round.Snapshot
-	sum, err := w.verify(ctx, name)
+	sum, err := w.verify(ctx, name, s.r.Rate == 0)
 	if err != nil {
 		if meta.KindOf(err) == meta.Corrupt {
 			// From the beginning: what is there can't be told from what is wrong.
@@ -487,19 +493,44 @@ func (w *mirrorWorker) changes(ctx context.Context, n *MirrorRound) (all []meta.
 	return all, err
 }
 
+// digestSource has the source's owner compute the digest of the round's snapshot
+// beside the copying, which reads the same bytes, unless that is held to a rate: then
+// it is left to the time when somebody waits for it alone. done ends the asking.
+func (w *mirrorWorker) digestSource(ctx context.Context, r *Mirror) (done func()) {
+	if r.Rate > 0 {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			// What goes wrong is told when it is waited for.
+			if s, err := w.src.awaitDigest(ctx, r.Round.Snapshot, true); err == nil && s.Digest != nil {
+				return
+			}
+			select {
+			case <-time.After(mirrorDigest):
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return func() { cancel(); wg.Wait() }
+}
+
 // verify compares what the owners of both volumes computed from every name and
 // byte. Errors: Corrupt; Unavailable (one of them can't compute it now, nor is it
 // trying to).
-func (w *mirrorWorker) verify(ctx context.Context, snapshot string) (string, error) {
+func (w *mirrorWorker) verify(ctx context.Context, snapshot string, unpaced bool) (string, error) {
 	var sums [2]string
-	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+	for began := time.Now(); ; {
 		// Both are asked, also if one has failed: who is asked makes haste.
 		var failed []error
 		for i, v := range []*Volume{w.src, w.dst} {
 			if sums[i] != "" {
 				continue
 			}
-			s, err := v.awaitDigest(ctx, snapshot)
+			s, err := v.awaitDigest(ctx, snapshot, unpaced)
 			switch {
 			case err != nil:
 				failed = append(failed, err)
@@ -516,7 +547,7 @@ func (w *mirrorWorker) verify(ctx context.Context, snapshot string) (string, err
 			break
 		}
 		select {
-		case <-time.After(wait):
+		case <-time.After(min(max(time.Since(began)/8, 10*time.Millisecond), time.Second)):
 		case <-ctx.Done():
 			return "", context.Cause(ctx)
 		}

@@ -145,9 +145,13 @@ type digestSession struct {
 	// answers, for each volume, one after the other; the last again and again.
 	answers map[meta.VolumeID][]wire.SnapshotInfo
 	asked   map[meta.VolumeID]int
+	unpaced int // how often
 }
 
-func (s *digestSession) AwaitDigest(_ context.Context, v meta.VolumeID, name string) (wire.SnapshotInfo, error) {
+func (s *digestSession) AwaitDigest(_ context.Context, v meta.VolumeID, name string, unpaced bool) (wire.SnapshotInfo, error) {
+	if unpaced {
+		s.unpaced++
+	}
 	i := s.answers[v][0]
 	if len(s.answers[v]) > 1 {
 		s.answers[v] = s.answers[v][1:]
@@ -177,12 +181,38 @@ func TestMirrorAwaitsDigests(t *testing.T) {
 			s := &digestSession{answers: map[meta.VolumeID][]wire.SnapshotInfo{1: x.src, 2: x.dst}, asked: map[meta.VolumeID]int{}}
 			c := &Client{sess: s}
 			w := &mirrorWorker{src: &Volume{c: c, id: 1}, dst: &Volume{c: c, id: 2}}
-			sum, err := w.verify(t.Context(), "s")
+			sum, err := w.verify(t.Context(), "s", false)
 			if x.ok && (err != nil || sum != "d") || !x.ok && meta.KindOf(err) != meta.Unavailable {
 				t.Errorf("%+v: %q, %v", x, sum, err)
 			}
 			if s.asked[1] == 0 || s.asked[2] == 0 {
 				t.Errorf("%+v: asked %v", x, s.asked)
+			}
+		}
+	})
+}
+
+// The source's owner is asked for its digest as long as a round copies at no rate, and
+// not once it is there; at a rate it is not asked.
+func TestMirrorDigestsSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, x := range []struct {
+			rate uint64
+			src  []wire.SnapshotInfo
+			asks int
+		}{
+			{0, []wire.SnapshotInfo{{}}, 4},
+			{0, []wire.SnapshotInfo{{}, {Digest: &wire.DigestInfo{}}}, 2},
+			{1 << 20, []wire.SnapshotInfo{{}}, 0},
+		} {
+			s := &digestSession{answers: map[meta.VolumeID][]wire.SnapshotInfo{1: x.src}, asked: map[meta.VolumeID]int{}}
+			w := &mirrorWorker{src: &Volume{c: &Client{sess: s}, id: 1}}
+			done := w.digestSource(t.Context(), &Mirror{Rate: x.rate, Round: &MirrorRound{Snapshot: "s"}})
+			time.Sleep(3*mirrorDigest + time.Second)
+			done()
+			time.Sleep(3 * mirrorDigest)
+			if s.asked[1] != x.asks || s.unpaced != x.asks {
+				t.Errorf("%+v: asked %d times, %d at no rate", x, s.asked[1], s.unpaced)
 			}
 		}
 	})

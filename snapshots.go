@@ -21,7 +21,7 @@ type snapshotSession interface {
 	DiffSnapshots(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error
 	RollBack(ctx context.Context, v meta.VolumeID, name string, force bool) error
 	ScheduleSnapshots(ctx context.Context, v meta.VolumeID, keep string) error
-	AwaitDigest(ctx context.Context, v meta.VolumeID, name string) (wire.SnapshotInfo, error)
+	AwaitDigest(ctx context.Context, v meta.VolumeID, name string, unpaced bool) (wire.SnapshotInfo, error)
 	PinSnapshotAt(ctx context.Context, v meta.VolumeID, name string, at meta.Generation, holder string, ttl time.Duration) (wire.PinInfo, error)
 	UnpinSnapshot(ctx context.Context, v meta.VolumeID, name, holder string) (released bool, err error)
 }

@@ -48,7 +48,7 @@ everything. Directories on which something else is mounted count as empty names.
 			if err != nil {
 				return err
 			}
-			sum, p, err := digest.Walk(cmd.Context(), t, nil, nil)
+			sum, p, err := digest.Walk(cmd.Context(), t, digest.Way{})
 			if err != nil {
 				return err
 			}

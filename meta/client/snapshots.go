@@ -37,10 +37,11 @@ func (s *Session) Snapshots(ctx context.Context, v meta.VolumeID) (l wire.Snapsh
 }
 
 // AwaitDigest tells of a snapshot, and if it has no digest yet, has it computed
-// before others and faster than those that nobody waits for. Errors: NoSuchSnapshot.
-func (s *Session) AwaitDigest(ctx context.Context, v meta.VolumeID, name string) (wire.SnapshotInfo, error) {
+// before others and faster than those that nobody waits for; unpaced, as fast as its
+// bytes can be read, for who may take snapshots. Errors: NoSuchSnapshot.
+func (s *Session) AwaitDigest(ctx context.Context, v meta.VolumeID, name string, unpaced bool) (wire.SnapshotInfo, error) {
 	var l wire.SnapshotList
-	if err := s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshots, Volume: v}, wire.SnapshotsRequest{Digest: name}, &l); err != nil {
+	if err := s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshots, Volume: v}, wire.SnapshotsRequest{Digest: name, Unpaced: unpaced}, &l); err != nil {
 		return wire.SnapshotInfo{}, err
 	}
 	i := l.Named(name)

@@ -4,11 +4,14 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"penstock.io/penstock/meta"
 )
@@ -114,11 +117,80 @@ func sample() *tree {
 
 func walk(t *testing.T, s *tree, known Known) Sum {
 	t.Helper()
-	sum, _, err := Walk(t.Context(), s, known, nil)
+	sum, _, err := Walk(t.Context(), s, Way{Known: known})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return sum
+}
+
+// aside is a tree of which blocks are read beside each other.
+type aside struct {
+	*tree
+	mu        sync.Mutex
+	now, most int
+	fails     map[uint64]error // by offset
+}
+
+func (a *aside) ReadAt(ctx context.Context, ino meta.Ino, p []byte, off uint64) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.now++
+	a.most = max(a.most, a.now)
+	a.mu.Unlock()
+	time.Sleep(time.Millisecond)
+	a.mu.Lock()
+	a.now--
+	if err := a.fails[off]; err != nil {
+		return err
+	}
+	return a.tree.ReadAt(ctx, ino, p, off)
+}
+
+// TestAside: read side by side, now several blocks and now one, a tree has the digest that
+// it has else, each block had its turn and is remembered; nobody reads when it is over.
+func TestAside(t *testing.T) {
+	s := sample()
+	for d := range 2 {
+		dir := s.add(1, fmt.Sprint("d", d), file{Attr: meta.Attr{Mode: meta.TypeDir | 0o755}})
+		for i := range 7 {
+			n := i * BlockSize / 2
+			f := file{Attr: meta.Attr{Mode: meta.TypeRegular | 0o644}, data: bytesOf(uint64(20*d+i), n)}
+			if n > 0 {
+				f.extents = []meta.Extent{{Len: uint64(n), Chunk: meta.ChunkID{Volume: 1, Term: 2, Counter: uint64(20*d + i)}}}
+			}
+			s.add(dir, fmt.Sprint(i), f)
+		}
+	}
+	want, p, err := Walk(t.Context(), s, Way{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	many := func() int { return 4 }
+	n := 0
+	for name, way := range map[string]Way{"many": {Aside: many}, "by turns": {Aside: func() int { n++; return n % 5 }}} {
+		a, k := &aside{tree: s}, remembered{}
+		turns := uint64(0)
+		way.Known, way.Turn = k, func(_ context.Context, n int) error { turns += uint64(n); return nil }
+		sum, q, err := Walk(t.Context(), a, way)
+		if err != nil || sum != want || q != p || turns != p.Read || a.now != 0 {
+			t.Errorf("%s: %v, want %v; %+v, want %+v; turns for %d bytes; %d still read; %v", name, sum, want, q, p, turns, a.now, err)
+		}
+		if a.most < 2 || a.most > 4 {
+			t.Errorf("%s: %d blocks at a time", name, a.most)
+		}
+		turns = 0
+		known := 0
+		way.Turn = func(_ context.Context, n int) error { turns += uint64(n); known++; return nil }
+		if sum, q, err := Walk(t.Context(), a, way); err != nil || sum != want || q.Read != turns || q.Read > 6 || known < 20 {
+			t.Errorf("%s, again: %v, %+v, %d bytes in %d turns, %v", name, sum, q, turns, known, err)
+		}
+	}
+	bad := errors.New("this one")
+	a := &aside{tree: s, fails: map[uint64]error{BlockSize: bad}}
+	if _, _, err := Walk(t.Context(), a, Way{Aside: many}); !errors.Is(err, bad) || a.now != 0 {
+		t.Errorf("%v, while %d still read", err, a.now)
+	}
 }
 
 // The format is for ever: these sums were computed once.

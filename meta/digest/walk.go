@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"sync"
 
 	"penstock.io/penstock/meta"
 )
@@ -38,11 +39,31 @@ type Progress struct {
 	Read   uint64 // bytes that were read for it
 }
 
-// Walk computes the digest of a tree. told, if not nil, hears now and then how
-// far it is. Errors are the source's.
-func Walk(ctx context.Context, src Source, known Known, told func(Progress)) (Sum, Progress, error) {
-	w := &walker{src: src, known: known, told: told, buf: make([]byte, BlockSize)}
-	root, err := w.entry(ctx, "", meta.RootIno, 0)
+// Way says how a tree is walked. The zero value reads one block after the other, and
+// remembers none.
+type Way struct {
+	Known Known // nil: remembers nothing
+	// Told, unless nil, hears now and then how far it is.
+	Told func(Progress)
+	// Turn, unless nil, is called before each block, with the bytes that are to be
+	// read of it: none if its digest is known. When it returns, they may be.
+	Turn func(ctx context.Context, n int) error
+	// Aside, unless nil, tells how many blocks may be read and summed at a time from
+	// now on. For each there is a buffer. Nothing but Source.ReadAt is called beside
+	// anything else.
+	Aside func() int
+}
+
+// Walk computes the digest of a tree. Errors are the source's, and those of Turn.
+func Walk(ctx context.Context, src Source, way Way) (Sum, Progress, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	w := &walker{Way: way, src: src}
+	defer w.under.Wait()
+	defer cancel()
+	root, c, err := w.entry(ctx, "", meta.RootIno, 0)
+	if err == nil {
+		err = w.close(&root, c)
+	}
 	if err != nil {
 		return Sum{}, w.p, err
 	}
@@ -52,28 +73,91 @@ func Walk(ctx context.Context, src Source, known Known, told func(Progress)) (Su
 // maxDepth bounds the directories below each other: a path holds no more.
 const maxDepth = meta.MaxPath / 2
 
+// maxAside bounds the blocks that are read at a time.
+const maxAside = 16
+
 type walker struct {
-	src   Source
-	known Known
-	told  func(Progress)
-	p     Progress
-	buf   []byte
+	Way
+	src Source
+	p   Progress
+
+	under   sync.WaitGroup // blocks that are read beside
+	buffers chan []byte    // which they may take; nil: none was ever
+	made    int            // how many there are
+	buf     []byte         // for those that are not
 }
 
-func (w *walker) entry(ctx context.Context, name string, ino meta.Ino, depth int) (Entry, error) {
-	e := Entry{Name: name}
+// leaf is a block whose sum may still be computed.
+type leaf struct {
+	n, read uint64
+	places  Sum
+	keep    bool // places are to be remembered
+	sum     Sum
+	err     error
+	done    chan struct{} // nil: it is there
+}
+
+// content is a file's tree so far.
+type content struct {
+	t    Tree
+	late []*leaf // which are not in it yet
+}
+
+// settle takes up what is there, and waits for more than most leaves that are not.
+func (w *walker) settle(c *content, most int) error {
+	for len(c.late) > 0 {
+		l := c.late[0]
+		if l.done != nil {
+			select {
+			case <-l.done:
+			default:
+				if len(c.late) <= most {
+					return nil
+				}
+				<-l.done
+			}
+		}
+		if l.err != nil {
+			return l.err
+		}
+		if l.keep {
+			w.Known.Put(l.places, l.sum)
+		}
+		w.p.Read += l.read
+		w.p.Bytes += l.n
+		c.t.Add(l.sum)
+		c.late = c.late[1:]
+	}
+	return nil
+}
+
+// close makes an entry complete that has contents.
+func (w *walker) close(e *Entry, c *content) error {
+	if c == nil {
+		return nil
+	}
+	if err := w.settle(c, 0); err != nil {
+		return err
+	}
+	e.Content = c.t.Root()
+	return nil
+}
+
+// entry gives what a name leads to, complete when c, unless nil, is closed.
+func (w *walker) entry(ctx context.Context, name string, ino meta.Ino, depth int) (e Entry, c *content, err error) {
+	e.Name = name
 	if depth > maxDepth {
-		return e, meta.E("digest", meta.Corrupt, name, fmt.Errorf("%d directories below each other", depth))
+		return e, nil, meta.E("digest", meta.Corrupt, name, fmt.Errorf("%d directories below each other", depth))
 	}
 	a, err := w.src.Stat(ctx, ino)
 	if err != nil {
-		return e, err
+		return e, nil, err
 	}
 	e.Mode, e.UID, e.GID, e.Rdev = a.Mode, a.UID, a.GID, a.Rdev
 	switch a.Mode & meta.TypeMask {
 	case meta.TypeRegular:
 		e.Size = a.Size
-		e.Content, err = w.content(ctx, ino, a.Size)
+		c, err = w.content(ctx, ino, a.Size)
 	case meta.TypeDir:
 		e.Content, err = w.dir(ctx, ino, depth)
 	case meta.TypeSymlink:
@@ -83,10 +167,10 @@ func (w *walker) entry(ctx context.Context, name string, ino meta.Ino, depth int
 		e.Xattrs, err = w.src.Xattrs(ctx, ino)
 	}
 	w.p.Inodes++
-	if w.told != nil && w.p.Inodes%1024 == 0 {
-		w.told(w.p)
+	if w.Told != nil && w.p.Inodes%1024 == 0 {
+		w.Told(w.p)
 	}
-	return e, err
+	return e, c, err
 }
 
 func (w *walker) dir(ctx context.Context, ino meta.Ino, depth int) (Sum, error) {
@@ -107,55 +191,117 @@ func (w *walker) dir(ctx context.Context, ino meta.Ino, depth int) (Sum, error) 
 	if err != nil {
 		return Sum{}, err
 	}
+	// Files whose last blocks are still read wait here, while the next one is begun.
+	type open struct {
+		e Entry
+		c *content
+	}
+	var late []open
+	finish := func(most int) error {
+		for ; len(late) > most; late = late[1:] {
+			if err := w.close(&late[0].e, late[0].c); err != nil {
+				return err
+			}
+			d.Add(&late[0].e)
+		}
+		return nil
+	}
 	for _, c := range children {
-		e, err := w.entry(ctx, c.name, c.ino, depth+1)
+		e, content, err := w.entry(ctx, c.name, c.ino, depth+1)
 		if err != nil {
 			return Sum{}, err
 		}
-		d.Add(&e)
+		late = append(late, open{e, content})
+		if err := finish(w.made); err != nil {
+			return Sum{}, err
+		}
+	}
+	if err := finish(0); err != nil {
+		return Sum{}, err
 	}
 	return d.Root(), nil
 }
 
-// content is the tree of a file's blocks.
-func (w *walker) content(ctx context.Context, ino meta.Ino, size uint64) (Sum, error) {
-	var t Tree
+// content begins the tree of a file's blocks.
+func (w *walker) content(ctx context.Context, ino meta.Ino, size uint64) (*content, error) {
+	c := &content{}
 	if size == 0 {
-		return t.Root(), nil
+		return c, nil
 	}
 	extents, inline, err := w.src.Extents(ctx, ino)
 	if err != nil {
-		return Sum{}, err
+		return nil, err
 	}
 	for off := uint64(0); off < size; off += BlockSize {
-		n := min(BlockSize, size-off)
+		l := &leaf{n: min(BlockSize, size-off)}
 		for len(extents) > 0 && extents[0].End() <= off {
 			extents = extents[1:]
 		}
-		places, any := placesOf(extents, off, off+n)
-		var leaf Sum
-		ok := false
+		var any, ok bool
+		l.places, any = placesOf(extents, off, off+l.n)
 		switch {
 		case off < uint64(len(inline)): // cheap to read again
 		case !any:
-			leaf, ok = Zeros(int(n)), true
-		case w.known != nil:
-			leaf, ok = w.known.Get(places)
+			l.sum, ok = Zeros(int(l.n)), true
+		case w.Known != nil:
+			l.sum, ok = w.Known.Get(l.places)
+			l.keep = !ok
 		}
 		if !ok {
-			if err := w.src.ReadAt(ctx, ino, w.buf[:n], off); err != nil {
-				return Sum{}, err
-			}
-			w.p.Read += n
-			leaf = Block(w.buf[:n])
-			if w.known != nil && off >= uint64(len(inline)) {
-				w.known.Put(places, leaf)
+			l.read = l.n
+		}
+		if w.Turn != nil {
+			if err := w.Turn(ctx, int(l.read)); err != nil {
+				return nil, err
 			}
 		}
-		t.Add(leaf)
-		w.p.Bytes += n
+		if !ok {
+			if err := w.begin(ctx, ino, off, l); err != nil {
+				return nil, err
+			}
+		}
+		c.late = append(c.late, l)
+		if err := w.settle(c, 2*w.made); err != nil {
+			return nil, err
+		}
 	}
-	return t.Root(), nil
+	return c, nil
+}
+
+// begin has a block read and summed, beside others if that may be.
+func (w *walker) begin(ctx context.Context, ino meta.Ino, off uint64, l *leaf) error {
+	sum := func(buf []byte) error {
+		p := buf[:l.n]
+		if err := w.src.ReadAt(ctx, ino, p, off); err != nil {
+			return err
+		}
+		l.sum = Block(p)
+		return nil
+	}
+	aside := 1
+	if w.Aside != nil {
+		aside = min(w.Aside(), maxAside)
+	}
+	if aside <= 1 {
+		if w.buf == nil {
+			w.buf = make([]byte, BlockSize)
+		}
+		return sum(w.buf)
+	}
+	if w.buffers == nil {
+		w.buffers = make(chan []byte, maxAside)
+	}
+	for ; w.made < aside; w.made++ {
+		w.buffers <- make([]byte, BlockSize)
+	}
+	buf := <-w.buffers
+	l.done = make(chan struct{})
+	w.under.Go(func() {
+		l.err = sum(buf)
+		w.buffers <- buf
+		close(l.done)
+	})
+	return nil
 }
 
 // placesOf names the bytes of a block by where they lie; any is false if there

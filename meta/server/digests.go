@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -30,9 +31,11 @@ import (
 // A volume computes one digest at a time, and all volumes of a process together
 // read no more than a rate. They take turns, digestTurn each, in the order in which
 // they came: a digest that takes days keeps nobody from one that takes a second. It
-// keeps its place in the tree meanwhile. Digests that somebody waits for (a mirror,
-// who asked for it) have turns and a rate of their own, and one of them goes before
-// another of the same volume that was begun.
+// keeps its place in the tree meanwhile. Digests that somebody waits for (who asked
+// for it) have turns and a rate of their own, and one of them goes before another of
+// the same volume that was begun. So have those of mirrors whose copying is not held
+// to a rate: they read bytes as fast as they can, several blocks at a time, since a
+// round is shown no sooner than they are there; the copier reads as fast.
 
 // ChunkReader reads the bytes of chunks, verified.
 type ChunkReader interface {
@@ -49,6 +52,11 @@ const (
 	// askCost is what a question about the namespace counts as, in bytes: a
 	// digest asks some 16,000 a second at most.
 	askCost = 4 << 10
+	// digestAside is how many blocks a digest that is not held to a rate reads and sums
+	// at a time, as far as there are processors, and unpacedSlots how many such digests
+	// a process computes side by side: of a mirror's source and of its target.
+	digestAside  = 4
+	unpacedSlots = 2
 	// digestTurn is how long a digest reads before others get their turn.
 	digestTurn = 2 * time.Second
 	// digestAwaited is how long who asked for a digest counts as waiting for it.
@@ -65,20 +73,22 @@ const (
 
 // digests is what a server has for them.
 type digests struct {
-	background, awaited lane
+	background, awaited, unpaced lane
 }
 
-// lane is what digests of several volumes share: one of them reads at a time.
+// lane is what digests of several volumes share: as many read at a time as it has slots.
 type lane struct {
-	slot  chan struct{} // capacity 1; who came first gets it first
+	slot  chan struct{} // who came first gets one first
 	limit *rate.Limiter
+	// paced: the limit is for the bytes that are read, too, and not for questions alone.
+	paced bool
 }
 
 func newDigests(background, awaited uint64) digests {
-	lane := func(bytes uint64) lane {
-		return lane{make(chan struct{}, 1), rate.NewLimiter(rate.Limit(max(bytes, MinDigestRate)), 2*digest.BlockSize)}
+	lane := func(bytes uint64, slots int, paced bool) lane {
+		return lane{make(chan struct{}, slots), rate.NewLimiter(rate.Limit(max(bytes, MinDigestRate)), 2*digest.BlockSize), paced}
 	}
-	return digests{lane(background), lane(awaited)}
+	return digests{lane(background, 1, true), lane(awaited, 1, true), lane(awaited, unpacedSlots, false)}
 }
 
 // digesting is what an owner has for them.
@@ -87,12 +97,16 @@ type digesting struct {
 	hurry chan struct{} // capacity 1: somebody began to wait for a digest
 
 	mu      sync.Mutex
-	awaited map[meta.Generation]time.Time // somebody waits for it, until then
-	tried   map[meta.Generation]*retry    // it failed
-	oldest  bool                          // whose turn it is among those that nobody waits for
+	awaited map[meta.Generation]waited // somebody waits for it
+	tried   map[meta.Generation]*retry // it failed
+	oldest  bool                       // whose turn it is among those that nobody waits for
 
 	busy bool // guarded by the owner's mu
 }
+
+// waited says until when somebody waits for a digest, and until when it is not held to
+// a rate.
+type waited struct{ until, unpaced time.Time }
 
 // retry is about something that failed and is to be tried again.
 type retry struct {
@@ -121,27 +135,35 @@ func wakeUp(ch chan<- struct{}) {
 	}
 }
 
-// awaitDigest notes that somebody waits for the digest of a snapshot.
-func (o *owner) awaitDigest(at meta.Generation) {
+// awaitDigest notes that somebody waits for the digest of a snapshot, which is not to be
+// held to a rate if it is unpaced.
+func (o *owner) awaitDigest(at meta.Generation, unpaced bool) {
 	d := &o.digesting
 	now := time.Now()
 	d.mu.Lock()
-	waited := now.Before(d.awaited[at])
+	w := d.awaited[at]
+	news := !now.Before(w.until) || unpaced && !now.Before(w.unpaced)
 	if d.awaited == nil {
-		d.awaited = map[meta.Generation]time.Time{}
+		d.awaited = map[meta.Generation]waited{}
 	}
-	d.awaited[at] = now.Add(digestAwaited)
+	w.until = now.Add(digestAwaited)
+	if unpaced {
+		w.unpaced = w.until
+	}
+	d.awaited[at] = w
 	d.mu.Unlock()
-	if !waited {
+	if news {
 		wakeUp(d.hurry)
 	}
 }
 
-// isAwaited tells whether somebody waits for the digest of a snapshot.
-func (d *digesting) isAwaited(at meta.Generation) bool {
+// isAwaited tells whether somebody waits for the digest of a snapshot, and whether it is
+// not held to a rate.
+func (d *digesting) isAwaited(at meta.Generation) (awaited, unpaced bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return time.Now().Before(d.awaited[at])
+	now, w := time.Now(), d.awaited[at]
+	return now.Before(w.until), now.Before(w.unpaced)
 }
 
 // digestLoop computes what is missing.
@@ -203,7 +225,7 @@ func (o *owner) undigested() (sn meta.Snapshot, ok bool, next time.Time, err err
 	for _, s := range all {
 		there[s.At] = true
 	}
-	maps.DeleteFunc(d.awaited, func(at meta.Generation, _ time.Time) bool { return !there[at] })
+	maps.DeleteFunc(d.awaited, func(at meta.Generation, _ waited) bool { return !there[at] })
 	maps.DeleteFunc(d.tried, func(at meta.Generation, _ *retry) bool { return !there[at] })
 	now, best := time.Now(), 0
 	for _, s := range all { // oldest first
@@ -215,7 +237,7 @@ func (o *owner) undigested() (sn meta.Snapshot, ok bool, next time.Time, err err
 		}
 		rank := 1
 		switch {
-		case now.Before(d.awaited[s.At]):
+		case now.Before(d.awaited[s.At].until):
 			rank = 3
 		case slices.ContainsFunc(pins, func(p meta.Pin) bool { return p.Snapshot == s.At }):
 			rank = 2
@@ -282,10 +304,10 @@ type turn struct {
 	since  time.Time
 }
 
-// take waits until it is this digest's turn, and then until it may read n bytes
-// more. One of another snapshot of the volume that somebody waits for is computed
-// first. Errors: the owner's end.
-func (t *turn) take(ctx context.Context, n int) error {
+// take waits until it is this digest's turn, and then until it may ask so many
+// questions and read n bytes more. One of another snapshot of the volume that somebody
+// waits for is computed first. Errors: the owner's end.
+func (t *turn) take(ctx context.Context, questions, n int) error {
 	d := &t.o.digesting
 	hurried := false
 	select {
@@ -296,7 +318,9 @@ func (t *turn) take(ctx context.Context, n int) error {
 	for hurried || t.in == nil || time.Since(t.since) > t.o.srv.cfg.digestTurn {
 		t.leave()
 		from := &t.o.srv.digests.background
-		if d.isAwaited(t.sn.At) {
+		if awaited, unpaced := d.isAwaited(t.sn.At); unpaced {
+			from = &t.o.srv.digests.unpaced
+		} else if awaited {
 			from = &t.o.srv.digests.awaited
 		} else if err := t.letPass(); err != nil {
 			return err
@@ -311,7 +335,22 @@ func (t *turn) take(ctx context.Context, n int) error {
 			return t.o.gone()
 		}
 	}
-	return t.o.pace(t.in.limit, n)
+	cost := questions * askCost
+	if t.in.paced {
+		cost += n
+	}
+	if cost == 0 {
+		return nil
+	}
+	return t.o.pace(t.in.limit, cost)
+}
+
+// aside is how many blocks may be read at a time.
+func (t *turn) aside() int {
+	if t.in == nil || t.in.paced {
+		return 1
+	}
+	return min(digestAside, runtime.GOMAXPROCS(0))
 }
 
 // pace waits until n more of what a limiter counts may be done. Errors: the owner's
@@ -334,7 +373,7 @@ func (t *turn) letPass() error {
 		if err != nil {
 			return err
 		}
-		if !ok || sn.At == t.sn.At || !t.o.digesting.isAwaited(sn.At) {
+		if awaited, _ := t.o.digesting.isAwaited(sn.At); !ok || sn.At == t.sn.At || !awaited {
 			return nil
 		}
 		if t.blocks == nil {
@@ -370,7 +409,7 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 		busy(true)
 		defer busy(false)
 		// However many volumes wait for their first turn, they take no memory.
-		if err := t.take(o.ctx, 0); err != nil {
+		if err := t.take(o.ctx, 0, 0); err != nil {
 			return err
 		}
 		if t.blocks, err = known.Open(o.ctx, o.srv.digestDir(o.vol)); err != nil {
@@ -389,17 +428,19 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 	t.blocks.Growing = t.leave
 	began := time.Now()
 	ask := func(ctx context.Context, op meta.Op) (*meta.Result, error) {
-		if err := t.take(ctx, askCost); err != nil {
+		if err := t.take(ctx, 1, 0); err != nil {
 			return nil, err
 		}
 		return o.askAt(ctx, sn.At, op, t.leave)
 	}
+	// The turn, and the question for where the bytes are, which are read beside.
+	before := func(ctx context.Context, n int) error { return t.take(ctx, min(n, 1), n) }
+	where := func(ctx context.Context, op meta.Op) (*meta.Result, error) {
+		return o.askAt(ctx, sn.At, op, func() {})
+	}
 	sum, p, err := digest.Walk(o.ctx, digest.Asked{Ask: ask, Read: func(ctx context.Context, ino meta.Ino, p []byte, off uint64) error {
-		if err := t.take(ctx, len(p)); err != nil {
-			return err
-		}
-		return o.readAt(ctx, ask, ino, p, off)
-	}}, t.blocks, nil)
+		return o.readAt(ctx, where, ino, p, off)
+	}}, digest.Way{Known: t.blocks, Turn: before, Aside: t.aside})
 	if err != nil {
 		return err
 	}

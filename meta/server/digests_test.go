@@ -138,6 +138,12 @@ func (p *peer) awaitDigest(t *testing.T, v meta.VolumeID, name string) wire.Dige
 	return *d
 }
 
+// waitedFor tells whether somebody waits for the digest of a snapshot.
+func (o *owner) waitedFor(at meta.Generation) bool {
+	awaited, _ := o.digesting.isAwaited(at)
+	return awaited
+}
+
 // begun waits until a chunk is being read.
 func (f *fakeReader) begun(t *testing.T, id meta.ChunkID) {
 	t.Helper()
@@ -257,7 +263,7 @@ func TestAwaitedDigest(t *testing.T) {
 	await := func(v meta.VolumeID, name string) {
 		t.Helper()
 		eventually(t, "a digest of "+name, func() error {
-			i, err := d.AwaitDigest(t.Context(), v, name)
+			i, err := d.AwaitDigest(t.Context(), v, name, false)
 			return errors.Join(err, unless(i.Digest != nil))
 		})
 	}
@@ -270,8 +276,54 @@ func TestAwaitedDigest(t *testing.T) {
 	if n, m := d.r.of(both), d.r.of(large); n != 2 || m != blocks {
 		t.Errorf("%d and %d blocks were read, there are 2 and %d", n, m, blocks)
 	}
-	if _, err := d.AwaitDigest(t.Context(), 1, "third"); meta.KindOf(err) != meta.NoSuchSnapshot {
+	if _, err := d.AwaitDigest(t.Context(), 1, "third", false); meta.KindOf(err) != meta.NoSuchSnapshot {
 		t.Error(err)
+	}
+}
+
+// TestUnpacedDigest: what a mirror waits for that copies at no rate is held to none, and
+// two of them are computed side by side; that is so of one that was begun, too. Who may
+// only read a volume hurries it no more than others do.
+func TestUnpacedDigest(t *testing.T) {
+	const blocks = 300
+	// 75 s at either rate.
+	d := newDigesters(t, true, func(c *Config) {
+		c.DigestRate, c.AwaitedDigestRate, c.digestTurn = 4*MinDigestRate, 4*MinDigestRate, time.Hour
+	})
+	var volumes []meta.VolumeID
+	var chunks []meta.ChunkID
+	for i := range 2 {
+		v := d.volume(t, fmt.Sprint("v", i))
+		volumes, chunks = append(volumes, v), append(chunks, d.blocks(t, v, "f", blocks))
+	}
+	d.take(t, volumes[0], "s")
+	d.r.begun(t, chunks[0])
+	d.take(t, volumes[1], "s")
+	other := map[meta.ChunkID]meta.ChunkID{chunks[0]: chunks[1], chunks[1]: chunks[0]}
+	d.r.tell(func(ctx context.Context, id meta.ChunkID, reads int) error {
+		for reads == 8 && d.r.of(other[id]) < 8 && ctx.Err() == nil { // neither ends without the other
+			time.Sleep(time.Millisecond)
+		}
+		return ctx.Err()
+	})
+	for i := range 2 * len(volumes) {
+		v := volumes[i%len(volumes)]
+		eventually(t, "a digest", func() error {
+			info, err := d.AwaitDigest(t.Context(), v, "s", true)
+			return errors.Join(err, unless(i < len(volumes) || info.Digest != nil))
+		})
+	}
+	for i, id := range chunks {
+		if n := d.r.of(id); n != blocks {
+			t.Errorf("%d of %d blocks of volume %d were read", n, blocks, i)
+		}
+	}
+	o := d.srv.opened(volumes[0])
+	for _, unpaced := range []bool{false, true} {
+		o.awaitDigest(1000, unpaced)
+		if awaited, now := o.digesting.isAwaited(1000); !awaited || now != unpaced {
+			t.Error(awaited, now)
+		}
 	}
 }
 
@@ -303,10 +355,10 @@ func TestAwaitedOfTheName(t *testing.T) {
 	if l := a.names(t); !slices.Equal(l, []string{"s deleting", "s ready"}) {
 		t.Fatal(l)
 	}
-	if i, err := a.AwaitDigest(t.Context(), 1, "s"); err != nil || i.At != now {
+	if i, err := a.AwaitDigest(t.Context(), 1, "s", false); err != nil || i.At != now {
 		t.Errorf("%+v, %v", i, err)
 	}
-	if o.digesting.isAwaited(before) || !o.digesting.isAwaited(now) {
+	if o.waitedFor(before) || !o.waitedFor(now) {
 		t.Error("the one that is being deleted is waited for")
 	}
 }
@@ -367,7 +419,7 @@ func TestDigestFails(t *testing.T) {
 	}
 	// Who asks hurries nothing.
 	o := d.srv.opened(1)
-	if _, err := d.AwaitDigest(t.Context(), 1, "torn"); err != nil {
+	if _, err := d.AwaitDigest(t.Context(), 1, "torn", false); err != nil {
 		t.Fatal(err)
 	}
 	if sn, ok, next, err := o.undigested(); ok || time.Until(next) > digestRetry+time.Minute || err != nil {
@@ -444,11 +496,11 @@ func TestDigestOfAnew(t *testing.T) {
 			t.Fatal(err)
 		}
 		a.snapshot(t, name)
-		i, err := a.AwaitDigest(t.Context(), 1, name)
+		i, err := a.AwaitDigest(t.Context(), 1, name, false)
 		if err != nil || i.At == old.At {
 			t.Fatalf("%+v, %v", i, err)
 		}
-		if !o.digesting.isAwaited(i.At) || o.digesting.isAwaited(old.At) {
+		if !o.waitedFor(i.At) || o.waitedFor(old.At) {
 			t.Fatal("the digest of the other one is waited for")
 		}
 		if a.of(t, 1, name).At == old.At { // the first that is listed

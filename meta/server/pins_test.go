@@ -225,6 +225,16 @@ func TestWhoMayPin(t *testing.T) {
 	if ok, err := as("reader").UnpinSnapshot(t.Context(), 1, "one", "run"); err != nil || !ok {
 		t.Errorf("one's own: %v, %v", ok, err)
 	}
+	// Who may read has a digest computed before others, but at the rate of all.
+	for _, who := range []string{"other", "boss"} {
+		i, err := as(who).AwaitDigest(t.Context(), 1, "one", true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if awaited, unpaced := s.srv.opened(1).digesting.isAwaited(i.At); !awaited || unpaced != (who == "boss") {
+			t.Errorf("for %s: awaited %v, at no rate %v", who, awaited, unpaced)
+		}
+	}
 	if _, err := as("reader").PinSnapshot(t.Context(), 1, "one", "run", time.Hour); err != nil {
 		t.Fatal(err)
 	}

@@ -505,7 +505,8 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 			return err
 		}
 		if i := l.Named(q.Digest); i >= 0 && l.Snapshots[i].Digest == nil {
-			o.awaitDigest(l.Snapshots[i].At)
+			unpaced := q.Unpaced && s.mayAdmin(ctx, sess, &wire.Admin{Op: wire.AdminSnapshotCreate, Volume: v.ID}) == nil
+			o.awaitDigest(l.Snapshots[i].At, unpaced)
 		}
 		l.Keep = v.Keep
 		return reportJSON(re, l)

@@ -112,6 +112,10 @@ type SnapshotsRequest struct {
 	// Digest is the name of a snapshot for whose digest somebody waits: it is computed
 	// before others, and faster. A server that knows nothing of this passes it over.
 	Digest string `json:"digest,omitempty"`
+	// Unpaced: its bytes are read at no rate, for a mirror that copies at none. Of who
+	// may take snapshots of the volume; of others, and by a server that knows nothing of
+	// this, it is passed over.
+	Unpaced bool `json:"unpaced,omitempty"`
 }
 
 // SnapshotList answers AdminSnapshots: oldest first.
