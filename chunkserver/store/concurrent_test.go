@@ -25,8 +25,8 @@ type kept struct {
 	deleted  bool
 }
 
-// work appends to chunk after chunk, syncing, reading, sealing and deleting,
-// until the disk is gone.
+// work appends to chunk after chunk, syncing, reading, sealing, compressing, deleting
+// and copying, until the disk is gone.
 func work(s *Store, r *rand.Rand, first uint64, out *[]*kept) error {
 	f := meta.Fence{Term: 1}
 	for n := first; ; n += 100 {
@@ -65,6 +65,9 @@ func work(s *Store, r *rand.Rand, first uint64, out *[]*kept) error {
 				return nil
 			}
 			k.sealed, k.synced = true, k.acked
+			if r.IntN(2) == 0 {
+				s.Compress(k.id, meta.CompressS2)
+			}
 		}
 		if r.IntN(4) == 0 {
 			k.deleting = true
@@ -72,6 +75,13 @@ func work(s *Store, r *rand.Rand, first uint64, out *[]*kept) error {
 				return nil
 			}
 			k.deleted = true
+			if r.IntN(2) == 0 { // and a copy comes
+				k.deleted, k.sealed = false, true
+				if err := receive(s, k.id, meta.Fence{Term: 2}, k.data[:k.acked], 1<<20); err != nil {
+					return nil
+				}
+				k.deleting, k.synced = false, k.acked
+			}
 		}
 	}
 }
@@ -248,6 +258,46 @@ func TestCheckpointUnderDelete(t *testing.T) {
 		second.release(nil)
 		c.finish(checkpoint, deleted)
 	})
+}
+
+// A chunk is deleted while a checkpoint goes on, and a copy of it comes: the log, which
+// begins before the deletion, must not be left to say that the copy was deleted.
+func TestCopyAfterDeleteUnderCheckpoint(t *testing.T) {
+	c := newDeletion(t)
+	s := c.s
+	close(c.done)
+	s.cpMu.Lock()
+	pos := s.log.end()
+	s.mu.Lock()
+	dirty := s.dirty
+	s.dirty = map[*chunk]struct{}{}
+	s.mu.Unlock()
+	if err := <-c.delete(); err != nil {
+		t.Fatal(err)
+	}
+	err := s.settle(dirty, pos)
+	if err == nil {
+		err = s.log.checkpoint(pos)
+	}
+	for c := range dirty {
+		s.unpin(c)
+	}
+	s.cpMu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := []byte("a copy")
+	if err := receive(s, c.id, meta.Fence{Term: 2}, p, len(p)); err != nil {
+		t.Fatal(err)
+	}
+	s.Abandon()
+	if s, err = Open(c.d.keep(rand.New(rand.NewPCG(1, 1)), 0), c.o); err != nil {
+		t.Fatal(err)
+	}
+	defer s.Abandon()
+	if i, err := s.Stat(ctx, c.id); err != nil || i.State != meta.ChunkSealed || i.Length != uint64(len(p)) {
+		t.Errorf("the copy is lost: %+v, %v", i, err)
+	}
 }
 
 // deletion is a store with a chunk to delete, on a disk that can be held up.

@@ -172,13 +172,12 @@ func (s *Store) snapshot(c *chunk, pos uint64) (*settling, error) {
 	defer c.mu.Unlock()
 	c.dirty = false
 	t := &settling{c: c}
+	if c.gone > pos {
+		s.touch(c) // the log goes on speaking of it: the next checkpoint takes it once more
+	}
 	switch {
 	case c.erased, c.gone > 0 && c.gone <= pos:
 		return t, nil
-	case c.gone > 0:
-		s.touch(c) // the record stays in the log: the next checkpoint takes the chunk
-	}
-	switch {
 	case c.deleted && !c.unread:
 		// Its deletion is under way. Should the power fail before the log has that, the
 		// chunk is there: its records before the checkpoint must not be missed then.
