@@ -211,7 +211,14 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 			stopKeeping()
 			keeping.Wait()
 		}()
-		sweepNode(ctx, n, staged, log)
+		// Beside serving: the cluster may not answer for long, and pods that go need no answer.
+		sweep, stopSweeping := context.WithCancel(ctx)
+		var sweeping sync.WaitGroup
+		sweeping.Go(func() { sweepNode(sweep, n, staged, log) })
+		defer func() {
+			stopSweeping()
+			sweeping.Wait()
+		}()
 		standard = adminSocket(c.state)
 		// Whose socket that is lost the endpoint to us; a port stays its as long as a
 		// thread of it waits in the kernel.

@@ -209,6 +209,10 @@ func (s *Server) takeUp(ctx context.Context, f folder, since time.Time) error {
 
 func (s *Server) takeUpLocked(ctx context.Context, f folder, lock *os.File) error {
 	r, err := f.read()
+	if meta.KindOf(err) == meta.NotFound {
+		// It was unstaged between the look at it and the lock, which made the folder anew.
+		return errors.Join(err, f.remove())
+	}
 	if err != nil {
 		return err
 	}

@@ -42,6 +42,12 @@ func (s *Server) stageInline(ctx context.Context, q *csi.NodePublishVolumeReques
 	if s.InlineMax > 0 && want.Policy.QuotaBytes > s.InlineMax {
 		return "", meta.E(op, meta.Invalid, "", fmt.Errorf("a volume that a pod brings along has at most %d bytes here (--inline-max), not %d", s.InlineMax, want.Policy.QuotaBytes))
 	}
+	// Sweep may be about to delete it.
+	end, err := s.pending.Begin(handle.InlineName(s.Name, q.GetVolumeId()))
+	if err != nil {
+		return "", err
+	}
+	defer end()
 	// An earlier version of the driver may have made it.
 	name := handle.OldInlineName(s.Name, q.GetVolumeId())
 	v, err := s.Cluster.VolumeByName(ctx, name)
@@ -124,7 +130,7 @@ func (s *Server) deleteInline(ctx context.Context, name string) error {
 
 // Sweep lets go of snapshots that mounts pinned which Recover found gone, and deletes
 // this node's inline volumes that are not staged on it: their pods went while the
-// node was down. staged is what Recover gave.
+// node was down. staged is what Recover gave. The service may serve meanwhile.
 func (s *Server) Sweep(ctx context.Context, staged []string) error {
 	for _, r := range s.pinnedYet {
 		s.unpinGone(ctx, r)
@@ -151,7 +157,7 @@ func (s *Server) Sweep(ctx context.Context, staged []string) error {
 		switch {
 		case strings.HasPrefix(v.Name, handle.InlinePrefix(s.Name)):
 			if !keep[v.Name] {
-				errs = append(errs, s.deleteInline(ctx, v.Name))
+				errs = append(errs, s.sweepInline(ctx, v.Name))
 			}
 		case strings.HasPrefix(v.Name, handle.OldInlinePrefix(s.Name)) && !keep[v.Name]:
 			old = append(old, v.Name)
@@ -161,4 +167,28 @@ func (s *Server) Sweep(ctx context.Context, staged []string) error {
 		s.Logger.Warn("volumes of pods that an earlier version made may be another node's, and are left alone: delete by hand those whose pods are gone", "volumes", old)
 	}
 	return errors.Join(errs...)
+}
+
+// sweepInline deletes an inline volume of this node, unless a pod got it since the
+// service began.
+func (s *Server) sweepInline(ctx context.Context, name string) error {
+	end, err := s.pending.Begin(name)
+	if err != nil {
+		return nil // a pod is getting it
+	}
+	defer end()
+	staged, unread := s.folders()
+	for _, f := range staged {
+		r, err := f.read()
+		if err != nil && meta.KindOf(err) != meta.NotFound {
+			unread++
+		}
+		if err == nil && handle.InlineName(s.Name, r.Volume) == name {
+			return nil
+		}
+	}
+	if unread > 0 {
+		return meta.E("clear away inline volumes", meta.Corrupt, s.State, fmt.Errorf("%d records can't be read: %s is not deleted", unread, name))
+	}
+	return s.deleteInline(ctx, name)
 }

@@ -108,8 +108,22 @@ func (f folder) write(r record) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
+// lockTries bounds how often a folder is found to go while its lock is taken.
+const lockTries = 100
+
 // lock takes the lock that a mount's process holds. Busy: it lives.
-func (f folder) lock() (*os.File, error) {
+func (f folder) lock() (l *os.File, err error) {
+	for range lockTries {
+		if l, err = f.tryLock(); l != nil || err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrExist) {
+			return l, err
+		}
+	}
+	return nil, meta.E("lock state", meta.IO, string(f), fmt.Errorf("it goes again and again: %w", err))
+}
+
+// tryLock is lock, but for a folder that goes meanwhile: it gives nothing then, or
+// NotExist or Exist of a step.
+func (f folder) tryLock() (*os.File, error) {
 	if err := os.MkdirAll(string(f), 0o700); err != nil {
 		return nil, err
 	}
@@ -124,7 +138,17 @@ func (f folder) lock() (*os.File, error) {
 		}
 		return nil, os.NewSyscallError("flock", err)
 	}
-	return l, nil
+	// Who had the lock before may have removed the file since it was opened here: then
+	// this is a lock of nothing, and the next caller would get one, too.
+	mine, err := l.Stat()
+	if err == nil {
+		var there os.FileInfo
+		if there, err = os.Lstat(f.file(lockName)); err == nil && os.SameFile(mine, there) {
+			return l, nil
+		}
+	}
+	l.Close()
+	return nil, err
 }
 
 // remove takes the folder away, whose lock is held: its files by their names,

@@ -1,15 +1,24 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/moby/sys/mountinfo"
 	dto "github.com/prometheus/client_model/go"
+
+	"penstock.io/penstock/csi/cluster"
+	"penstock.io/penstock/csi/handle"
+	"penstock.io/penstock/meta"
 )
 
 // forgets is a holder that has nothing, and notes what it is to forget.
@@ -85,6 +94,105 @@ func TestRecover(t *testing.T) {
 	if i := slices.IndexFunc(all, func(f *dto.MetricFamily) bool { return f.GetName() == "penstock_csi_records_unreadable" }); i < 0 {
 		t.Error("nothing tells of records that can't be read")
 	}
+}
+
+// inlineVolumes is a cluster that has volumes, and is asked to delete some.
+type inlineVolumes struct {
+	Cluster
+	names   []string
+	listing func() // called when they are listed
+	deleted []string
+}
+
+func (c *inlineVolumes) Volumes(context.Context) (all []cluster.Volume, err error) {
+	for i, name := range c.names {
+		all = append(all, cluster.Volume{ID: meta.VolumeID(i + 2), Name: name})
+	}
+	c.listing()
+	return all, nil
+}
+
+func (c *inlineVolumes) VolumeByName(_ context.Context, name string) (cluster.Volume, error) {
+	if i := slices.Index(c.names, name); i >= 0 {
+		return cluster.Volume{ID: meta.VolumeID(i + 2), Name: name}, nil
+	}
+	return cluster.Volume{}, meta.E("find volume", meta.NoSuchVolume, name, nil)
+}
+
+func (c *inlineVolumes) Delete(_ context.Context, id meta.VolumeID) error {
+	c.deleted = append(c.deleted, c.names[id-2])
+	return nil
+}
+
+// TestSweepBesideService: inline volumes are cleared away while pods come: one that a
+// pod is getting stays, and one that a pod has got since the volumes were listed.
+func TestSweepBesideService(t *testing.T) {
+	const node = "node1"
+	c := &inlineVolumes{}
+	s := New(Config{State: t.TempDir(), Cluster: c, Name: node, Inline: true, Logger: slog.New(slog.DiscardHandler)})
+	gone, kept, coming, came := handle.InlineName(node, "gone"), handle.InlineName(node, "kept"), handle.InlineName(node, "coming"), handle.InlineName(node, "came")
+	c.names = []string{gone, kept, coming, came, handle.InlineName("node2", "gone"), "data"}
+	var end func()
+	c.listing = func() {
+		var err error
+		if end, err = s.pending.Begin(coming); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.folderOf("came", "/staging/came").write(record{Volume: "came", Staging: "/staging/came", Source: came + ":/"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Sweep(t.Context(), []string{"kept"}); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(c.deleted, []string{gone}) {
+		t.Errorf("deleted %v, want %s alone", c.deleted, gone)
+	}
+	end()
+	if _, err := s.pending.Begin(gone, kept, coming, came); err != nil {
+		t.Errorf("what was cleared away can't be used: %v", err)
+	}
+}
+
+// TestLockOfFolderThatGoes: callers take the lock and remove the folder again and
+// again; never have two of them the lock, though one opens the file that another is
+// about to remove.
+func TestLockOfFolderThatGoes(t *testing.T) {
+	f := folder(filepath.Join(t.TempDir(), "volumes", "0123"))
+	var (
+		wg      sync.WaitGroup
+		holders atomic.Int32
+		left    atomic.Int32
+	)
+	left.Store(2000)
+	for range 4 {
+		wg.Go(func() {
+			for left.Load() > 0 {
+				l, err := f.lock()
+				if meta.KindOf(err) == meta.Busy {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if n := holders.Add(1); n != 1 {
+					t.Errorf("%d have the lock", n)
+				}
+				runtime.Gosched()
+				holders.Add(-1)
+				// Another one may make the folder anew while this one removes it.
+				if err := f.remove(); err != nil && !errors.Is(err, syscall.ENOTEMPTY) {
+					t.Error(err)
+				}
+				l.Close()
+				if left.Add(-1); t.Failed() {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // TestTold: no two metrics of a name have the same labels, whatever mounts say.

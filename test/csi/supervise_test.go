@@ -91,14 +91,14 @@ const (
 )
 
 // ticks makes and removes a file again and again, and tells of each round how long
-// it took and when it was over.
+// it took and when it was over. Between two rounds it rests.
 type ticks struct {
 	stop  chan struct{}
 	ended chan error
 	worst chan time.Duration
 }
 
-func tick(dir string) *ticks {
+func tick(dir string, rest time.Duration) *ticks {
 	k := &ticks{stop: make(chan struct{}), ended: make(chan error, 1), worst: make(chan time.Duration)}
 	go func() { // ends with end
 		name := filepath.Join(dir, "tick")
@@ -118,6 +118,7 @@ func tick(dir string) *ticks {
 				return
 			default:
 			}
+			time.Sleep(rest)
 		}
 	}()
 	return k
@@ -162,7 +163,7 @@ func TestAgentIsKilled(t *testing.T) {
 	must(t, r.node().NodeStageVolume, stage)
 	must(t, r.node().NodePublishVolume, publish(id, staging, target))
 	p := r.pod(target)
-	k := tick(target)
+	k := tick(target, 0)
 	supervisor := r.driver.PID()
 	spared := func(pid int) string {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
@@ -270,8 +271,7 @@ func TestAgentCannotEnd(t *testing.T) {
 	r.held("--settle=100ms")
 	pods := r.container()
 	admin := freePort(t)
-	// Without inline volumes, which it would look for in the cluster first.
-	r.driver = r.start(nil, "csi", "--endpoint", "unix://"+r.socket(), "--cluster", r.cluster(), "--state-dir", r.path("state"), "--node-name", "node1",
+	r.driver = r.start(nil, "csi", "--inline", "--endpoint", "unix://"+r.socket(), "--cluster", r.cluster(), "--state-dir", r.path("state"), "--node-name", "node1",
 		"--hold", r.hold, "--registration-dir", r.dir, "--admin", admin)
 	r.answers(r.conn)
 	id := must(t, r.controller().CreateVolume, claim("pvc-1", nil)).GetVolume().GetVolumeId()
@@ -310,6 +310,10 @@ func TestAgentCannotEnd(t *testing.T) {
 		_, err := csi.NewIdentityClient(conn).GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
 		return err
 	})
+	// Nor for what pods of before left in the cluster, which it has half a minute to look for.
+	if b, err := os.ReadFile(r.path("log")); err != nil || bytes.Contains(b, []byte("what pods left behind was not all cleared away")) {
+		t.Errorf("it looked for what pods left behind first: %v", err)
+	}
 	if !fuse.Dying(agent) {
 		t.Error("the agent could end while nobody served the mount: nothing was tried")
 	}
