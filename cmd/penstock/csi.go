@@ -40,6 +40,7 @@ type csiFlags struct {
 	name       string
 	state      string
 	topology   string
+	placeFile  string
 	inline     bool
 	register   string
 	hold       string
@@ -80,6 +81,7 @@ replaced: it reads its configuration anew. SIGTERM ends agent and mounts; with
 	f.StringVar(&c.name, "node-name", "", "this node's name, as the orchestrator knows it (default: the machine's)")
 	f.StringVar(&c.state, "state-dir", "/var/lib/penstock-csi", "directory where the node part keeps how volumes were staged")
 	f.StringVar(&c.topology, "topology", "", "where this node stands, /datacenter/rack/node (default: where a chunk server on it does)")
+	f.StringVar(&c.placeFile, "topology-file", "", "file that says so if --topology does not, as 'penstock csi place' writes it; an empty one says nothing")
 	f.BoolVar(&c.inline, "inline", false, "serve volumes that pods bring along (ephemeral inline volumes); the node part then needs an administrator's credentials")
 	c.inlineMax = 100 << 30
 	f.Var((*sizeFlag)(&c.inlineMax), "inline-max", "the largest volume that a pod may bring along; 0: no limit")
@@ -90,6 +92,7 @@ replaced: it reads its configuration anew. SIGTERM ends agent and mounts; with
 	c.port.flag(cmd, "STATE-DIR/admin.sock, or csi-PID.sock in /run/penstock for a controller")
 	c.port.openFlag(cmd)
 	markDirs(cmd, "state-dir", "registration-dir")
+	cmd.AddCommand(newCSIPlace())
 	return configurable(cmd)
 }
 
@@ -137,6 +140,11 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	}
 	if c.node && os.Geteuid() != 0 {
 		return usagef("the node part mounts: run it as root")
+	}
+	if c.topology == "" && c.placeFile != "" {
+		if c.topology, err = readPlace(c.placeFile); err != nil {
+			return usagef("--topology-file: %w", err)
+		}
 	}
 	if c.node && os.Getpid() == 1 {
 		// What is wrong with the command line is said here, at once: an agent's status

@@ -87,6 +87,18 @@ func TestPlaces(t *testing.T) {
 			t.Errorf("no capacity at %v for volumes that lie anywhere", c.segments)
 		}
 	}
+	// What the node's labels say goes before its chunk server, if they say anything.
+	file := r.path("topology")
+	for text, rack := range map[string]string{"": "rack1", "/zone2/row1/rack7/node1": "row1.rack7"} {
+		if err := os.WriteFile(file, []byte(text+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r.driver.Kill()
+		r.drive(nil, "--topology-file", file)
+		if got := again(r, r.node().NodeGetInfo, &csi.NodeGetInfoRequest{}).GetAccessibleTopology().GetSegments()["topology.penstock.io/rack"]; got != rack {
+			t.Errorf("with %q in the file the node stands in rack %q", text, got)
+		}
+	}
 	must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
 	r.clean()
 }

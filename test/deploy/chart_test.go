@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -19,6 +20,7 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	"penstock.io/penstock/cmd/penstock/kube"
 	driver "penstock.io/penstock/csi"
 	"penstock.io/penstock/csi/policy"
 	"penstock.io/penstock/test/program"
@@ -535,6 +537,94 @@ func TestValues(t *testing.T) {
 	}
 	if got := all["StorageClass/penstock"].text("metadata", "annotations", "storageclass.kubernetes.io/is-default-class"); got != "true" {
 		t.Errorf("the default class is marked %q", got)
+	}
+}
+
+// TestTopologyLabels: where nodes are placed by their labels, an init container alone
+// has the account, which may get nodes and nothing else; the driver reads what it wrote,
+// and the component of the plain manifests does the same.
+func TestTopologyLabels(t *testing.T) {
+	const labels = "topology.kubernetes.io/zone,example.com/rack"
+	all := objects(t, func(v map[string]any) {
+		v["node"].(map[string]any)["topologyLabels"] = []any{"topology.kubernetes.io/zone", "example.com/rack"}
+	})
+	objectsFit(t, all)
+	node := all["DaemonSet/penstock-node"]
+	if got := node.flag("place", "--labels"); got != labels {
+		t.Errorf("the labels are %q", got)
+	}
+	if wrote, read := node.flag("place", "--file"), node.flag("penstock", "--topology-file"); wrote == "" || wrote != read {
+		t.Errorf("the place is written to %q, and read from %q", wrote, read)
+	}
+	pod := node.pod()
+	var place, account object
+	for _, c := range append(pod.list("spec", "initContainers"), pod.list("spec", "containers")...) {
+		for _, m := range c.list("volumeMounts") {
+			if m.text("mountPath") == kube.AccountDir {
+				if place != nil || m.text("name") != "account" {
+					t.Errorf("container %s has the account of volume %s", c.text("name"), m.text("name"))
+				}
+				place = c
+			}
+		}
+	}
+	for _, v := range pod.list("spec", "volumes") {
+		if v.text("name") == "account" {
+			account = v
+		}
+	}
+	if place.text("name") != "place" || pod.at("spec", "automountServiceAccountToken") != false || account == nil {
+		t.Errorf("container %q has the account, volume %v", place.text("name"), account)
+	}
+	// The component is applied to manifests of which the place is none.
+	var component struct {
+		Patches []struct{ Patch string }
+	}
+	path := filepath.Join(driverChart.plain, "node-labels")
+	if err := yaml.Unmarshal(read(t, path, "kustomization.yaml"), &component); err != nil || len(component.Patches) != 1 {
+		t.Fatal(component, err)
+	}
+	var steps []struct {
+		Op, Path string
+		Value    any
+	}
+	if err := yaml.Unmarshal([]byte(component.Patches[0].Patch), &steps); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{
+		"/spec/template/spec/containers/0/args/-": "--topology-file=" + node.flag("penstock", "--topology-file"),
+		"/spec/template/spec/initContainers/-":    map[string]any(place),
+		"/spec/template/spec/volumes/-":           map[string]any(account),
+	}
+	for _, s := range steps {
+		if s.Op != "add" || !reflect.DeepEqual(s.Value, want[s.Path]) {
+			t.Errorf("the component adds at %s\n%v\nthe chart has\n%v", s.Path, s.Value, want[s.Path])
+		}
+		delete(want, s.Path)
+	}
+	if len(want) > 0 {
+		t.Errorf("the component does not add %v", want)
+	}
+	for _, o := range parse(t, "rbac.yaml", string(read(t, path, "rbac.yaml"))) {
+		if !reflect.DeepEqual(o, all[o.String()]) {
+			t.Errorf("%s of the component is\n%v\nthe chart has\n%v", o, o, all[o.String()])
+		}
+		delete(all, o.String())
+	}
+	before := objects(t, asIs)
+	for name := range all {
+		if before[name] == nil {
+			t.Errorf("the component has no %s", name)
+		}
+	}
+	if strings.Contains(fmt.Sprint(before["DaemonSet/penstock-node"]), "serviceAccountToken") || before["ClusterRole/penstock-node"] != nil {
+		t.Error("by default the node part may ask Kubernetes")
+	}
+	if _, err := driverChart.try(t, func(v map[string]any) {
+		n := v["node"].(map[string]any)
+		n["topology"], n["topologyLabels"] = "/dc1/rack1/$(NODE_NAME)", []any{"zone"}
+	}); err == nil || !strings.Contains(err.Error(), "give one of them") {
+		t.Errorf("both at once: %v", err)
 	}
 }
 

@@ -162,6 +162,7 @@ func TestValues(t *testing.T) {
 		"metrics":             {chart: driver, values: "metrics: {enabled: true, podMonitor: true, podMonitorLabels: {release: p}}\nnetworkPolicy: {metricsFrom: [{podSelector: {}}]}", there: []string{"PodMonitor/penstock-controller"}, says: map[string]string{"Deployment/penstock-controller": "--metrics=0.0.0.0:9818", "NetworkPolicy/penstock-controller": "podSelector: {}"}},
 		"a quota":             {chart: driver, values: "criticalPods: 1000", says: map[string]string{"ResourceQuota/penstock-critical-pods": `pods: "1000"`}},
 		"secrets of registry": {chart: driver, values: "imagePullSecrets: [{name: registry}]\ncontroller: {tolerations: [{operator: Exists}]}\nnode: {nodeSelector: {gpu: \"true\"}, topology: /dc1/rack1/$(NODE_NAME)}", says: map[string]string{"DaemonSet/penstock-node": "--topology=/dc1/rack1/$(NODE_NAME)"}},
+		"nodes' labels":       {chart: driver, values: "node: {topologyLabels: [topology.kubernetes.io/zone, example.com/rack]}", there: []string{"ClusterRole/penstock-node", "ClusterRoleBinding/penstock-node"}, says: map[string]string{"DaemonSet/penstock-node": "--labels=topology.kubernetes.io/zone,example.com/rack"}},
 		"a class":             {chart: driver, values: "storageClasses: [{name: mine, default: true, reclaimPolicy: Retain, parameters: {replicas: \"2\"}}]", there: []string{"StorageClass/mine"}, gone: []string{"StorageClass/penstock"}},
 
 		"servers":           {chart: servers, there: []string{"StatefulSet/penstock-meta-first", "StatefulSet/penstock-etcd", "StatefulSet/penstock-chunkserver-a"}},
@@ -206,6 +207,8 @@ func TestRefused(t *testing.T) {
 		{driver, "nodes: {}", "nodes"},
 		{driver, "node: {updateStrategy: Rolling}", "updateStrategy"},
 		{driver, "node: {updateStrategy: RollingUpdate}\nhold: {enabled: false}", "needs hold.enabled"},
+		{driver, "node: {topologyLabels: [a, b], topology: /dc1}", "give one of them"},
+		{driver, "node: {topologyLabels: [\"a,b\"]}", "topologyLabels"},
 		{driver, "networkPolicy: {apiPorts: []}", "apiPorts"},
 		{driver, "metaPort: 70000", "metaPort"},
 		{driver, "hold: {patience: forever}", "patience"},
@@ -237,8 +240,8 @@ func kustomize(t *testing.T, dir string) map[string]string {
 	return objects(t, map[string]string{"all.yaml": string(b)})
 }
 
-// TestKustomize: the plain manifests are applied as they stand, and with the component
-// that leaves snapshots out, where their CRDs are not there.
+// TestKustomize: the plain manifests are applied as they stand, with the component that
+// leaves snapshots out, where their CRDs are not there, and with that of nodes' labels.
 func TestKustomize(t *testing.T) {
 	all := kustomize(t, plain)
 	if all["DaemonSet/penstock-node"] == "" || all["VolumeSnapshotClass/penstock"] == "" || !strings.Contains(all["Deployment/penstock-controller"], "name: snapshotter") {
@@ -247,6 +250,25 @@ func TestKustomize(t *testing.T) {
 	if len(kustomize(t, filepath.Join(plain, "cluster"))) == 0 {
 		t.Error("the cluster is nothing")
 	}
+	without := with(t, "without-snapshots")
+	if len(without) != len(all)-1 || without["VolumeSnapshotClass/penstock"] != "" {
+		t.Errorf("without snapshots: %v", slices.Sorted(maps.Keys(without)))
+	}
+	if c := without["Deployment/penstock-controller"]; strings.Contains(c, "snapshotter") || !strings.Contains(c, "name: resizer") || !strings.Contains(c, "name: provisioner") {
+		t.Errorf("the controller without snapshots:\n%s", c)
+	}
+	labels := with(t, "node-labels")
+	if len(labels) != len(all)+2 || labels["ClusterRoleBinding/penstock-node"] == "" {
+		t.Errorf("with labels of nodes: %v", slices.Sorted(maps.Keys(labels)))
+	}
+	if d := labels["DaemonSet/penstock-node"]; !strings.Contains(d, "--topology-file=") || !strings.Contains(d, "name: place") || !strings.Contains(d, "serviceAccountToken") || !strings.Contains(d, "name: join") {
+		t.Errorf("the nodes with labels:\n%s", d)
+	}
+}
+
+// with are the plain manifests with a component.
+func with(t *testing.T, component string) map[string]string {
+	t.Helper()
 	dir := t.TempDir()
 	abs, err := filepath.Abs(plain)
 	if err != nil {
@@ -256,15 +278,9 @@ func TestKustomize(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := fmt.Sprintf("resources: [%q]\ncomponents: [%q]\n", to, to+"/without-snapshots")
+	text := fmt.Sprintf("resources: [%q]\ncomponents: [%q]\n", to, to+"/"+component)
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	without := kustomize(t, dir)
-	if len(without) != len(all)-1 || without["VolumeSnapshotClass/penstock"] != "" {
-		t.Errorf("without snapshots: %v", slices.Sorted(maps.Keys(without)))
-	}
-	if c := without["Deployment/penstock-controller"]; strings.Contains(c, "snapshotter") || !strings.Contains(c, "name: resizer") || !strings.Contains(c, "name: provisioner") {
-		t.Errorf("the controller without snapshots:\n%s", c)
-	}
+	return kustomize(t, dir)
 }

@@ -99,6 +99,18 @@ func (a *API) secretPath(name string) string {
 	return "/api/v1/namespaces/" + url.PathEscape(a.Namespace) + "/secrets/" + url.PathEscape(name)
 }
 
+// NodeLabels reads what a node is labelled with. Errors: NotFound, AccessDenied,
+// Unavailable, Protocol.
+func (a *API) NodeLabels(ctx context.Context, name string) (map[string]string, error) {
+	var n struct {
+		Metadata struct {
+			Labels map[string]string `json:"labels"`
+		} `json:"metadata"`
+	}
+	err := a.ask(ctx, http.MethodGet, "/api/v1/nodes/"+url.PathEscape(name), nil, &n)
+	return n.Metadata.Labels, err
+}
+
 // ask makes a request; body is a merge patch.
 func (a *API) ask(ctx context.Context, method, path string, body, into any) error {
 	const op = "ask the API server"

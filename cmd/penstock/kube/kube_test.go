@@ -40,6 +40,23 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
+// TestNodeLabels: they are read, also of a node that has none.
+func TestNodeLabels(t *testing.T) {
+	s := kubetest.New(t)
+	s.Label("worker-1", map[string]string{"zone": "a"})
+	s.Label("bare", nil)
+	api := s.API(t)
+	if l, err := api.NodeLabels(t.Context(), "worker-1"); err != nil || len(l) != 1 || l["zone"] != "a" {
+		t.Errorf("%v, %v", l, err)
+	}
+	if l, err := api.NodeLabels(t.Context(), "bare"); err != nil || len(l) != 0 {
+		t.Errorf("%v, %v", l, err)
+	}
+	if _, err := api.NodeLabels(t.Context(), "none"); meta.KindOf(err) != meta.NotFound {
+		t.Errorf("%v", err)
+	}
+}
+
 // TestNoPod: outside of a pod there is nobody to ask, and what is no certificate is
 // no authority.
 func TestNoPod(t *testing.T) {

@@ -17,13 +17,14 @@ import (
 	"penstock.io/penstock/cmd/penstock/kube"
 )
 
-// Fake is an API server for tests, which has Secrets of one namespace.
+// Fake is an API server for tests, which has Secrets of one namespace and nodes.
 type Fake struct {
 	server *httptest.Server
 	dir    string // of the account
 
 	mu      sync.Mutex
 	secrets map[string]*fakeSecret
+	nodes   map[string]map[string]string
 	// Patching is called before a Secret is changed: somebody else may be faster.
 	Patching func()
 }
@@ -38,10 +39,11 @@ const fakeNamespace, fakeToken = "penstock-system", "the account's token"
 // New starts one, which ends with the test.
 func New(t *testing.T) *Fake {
 	t.Helper()
-	f := &Fake{dir: t.TempDir(), secrets: map[string]*fakeSecret{}}
+	f := &Fake{dir: t.TempDir(), secrets: map[string]*fakeSecret{}, nodes: map[string]map[string]string{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /api/v1/namespaces/"+fakeNamespace+"/secrets/{name}", f.get)
 	mux.HandleFunc("PATCH /api/v1/namespaces/"+fakeNamespace+"/secrets/{name}", f.patch)
+	mux.HandleFunc("GET /api/v1/nodes/{name}", f.node)
 	f.server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		if q.Header.Get("Authorization") != "Bearer "+fakeToken {
 			refuse(w, http.StatusForbidden, "this account may not")
@@ -114,6 +116,13 @@ func (f *Fake) Get(name string) map[string]string {
 	return nil
 }
 
+// Label makes a node with labels.
+func (f *Fake) Label(node string, labels map[string]string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.nodes[node] = labels
+}
+
 func refuse(w http.ResponseWriter, status int, why string) {
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "message": why, "code": status})
@@ -163,4 +172,15 @@ func (f *Fake) patch(w http.ResponseWriter, q *http.Request) {
 		s.data = data
 		_ = json.NewEncoder(w).Encode(map[string]any{})
 	}
+}
+
+func (f *Fake) node(w http.ResponseWriter, q *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	labels, found := f.nodes[q.PathValue("name")]
+	if !found {
+		refuse(w, http.StatusNotFound, "nodes "+q.PathValue("name")+" not found")
+		return
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"labels": labels}})
 }

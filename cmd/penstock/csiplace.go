@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/cmd/penstock/kube"
+	"penstock.io/penstock/meta"
+)
+
+// How long the API server is asked for a node's labels, and the pause between two tries.
+const (
+	placeWait  = 30 * time.Second
+	placeAgain = time.Second
+)
+
+// placeFlags are what `penstock csi place` takes.
+type placeFlags struct {
+	logFlags
+	name   string
+	labels []string
+	file   string
+}
+
+func newCSIPlace() *cobra.Command {
+	var p placeFlags
+	cmd := &cobra.Command{
+		Use:   "place",
+		Short: "Note where a node of Kubernetes stands, by its labels",
+		Long: `Asks Kubernetes for the labels of a node, and writes where it stands into a file
+that 'penstock csi --topology-file' reads. It runs in a pod, before the node agent,
+whose service account may get nodes: the agent then needs no access to Kubernetes,
+and starts while the API server is away.
+
+The labels are named from the widest: of the zone, then of the rack. The values of
+those that the node has, up to the first that it lacks, and its name are the place:
+/ZONE/RACK/NODE. A node that lacks the first has none by its labels; the file is
+empty then, and the chunk server on the machine says where it stands, if one does.
+
+If Kubernetes does not answer, a file of before stands.`,
+		Example: `  penstock csi place --node-name "$NODE_NAME" --labels topology.kubernetes.io/zone,example.com/rack \
+      --file /var/lib/penstock-csi/topology`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := p.logger(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			if p.name == "" || p.file == "" || len(p.labels) == 0 {
+				return usagef("say which node, by which labels, and where to write it: --node-name, --labels, --file")
+			}
+			api, err := kube.InPod(kube.AccountDir, os.Getenv)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), placeWait)
+			defer cancel()
+			return p.write(ctx, api, log)
+		},
+	}
+	p.logFlags.add(cmd)
+	f := cmd.Flags()
+	f.StringVar(&p.name, "node-name", "", "the node's name")
+	f.StringSliceVar(&p.labels, "labels", nil, "names of the node's labels that say where it stands, from the widest")
+	f.StringVar(&p.file, "file", "", "file that is written")
+	return cmd
+}
+
+// write asks until ctx ends, and writes the file: whole or not at all.
+func (p *placeFlags) write(ctx context.Context, api *kube.API, log *slog.Logger) error {
+	labels, err := api.NodeLabels(ctx, p.name)
+	for meta.KindOf(err) == meta.Unavailable && ctx.Err() == nil {
+		log.Warn("Kubernetes does not say what the node is labelled with", "node", p.name, "err", err)
+		select {
+		case <-time.After(placeAgain):
+			labels, err = api.NodeLabels(ctx, p.name)
+		case <-ctx.Done():
+		}
+	}
+	if err != nil {
+		// Pods may use mounts that wait for the agent.
+		if _, serr := os.Stat(p.file); serr == nil {
+			log.Error("the node stands where it did when Kubernetes last said what it is labelled with", "node", p.name, "err", err)
+			return nil
+		}
+		return err
+	}
+	at, err := placeByLabels(labels, p.labels, p.name)
+	if err != nil {
+		log.Warn("the node's labels do not say all of its place", "node", p.name, "place", at, "err", err)
+	}
+	tmp := p.file + ".new"
+	if err := os.WriteFile(tmp, []byte(at+"\n"), 0o600); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, p.file); err != nil {
+		return err
+	}
+	log.Info("noted where the node stands", "node", p.name, "place", at, "file", p.file)
+	return nil
+}
+
+// placeByLabels is where a node stands by its labels, as far as it has those that are
+// asked for, from the widest; "" if it lacks the first. Errors: Invalid, with the place
+// if there is one.
+func placeByLabels(have map[string]string, want []string, node string) (at string, err error) {
+	const op = "place of node"
+	for _, name := range want {
+		if have[name] == "" {
+			err = meta.E(op, meta.Invalid, node, fmt.Errorf("it has no label %s", name))
+			break
+		}
+		at += "/" + have[name]
+	}
+	if at == "" {
+		return "", err
+	}
+	at += "/" + node
+	if bad := meta.CheckTopology(at); bad != nil {
+		return "", errors.Join(err, bad)
+	}
+	return at, err
+}
+
+// readPlace reads the file that placeFlags wrote; "": by its labels the node has no
+// place.
+func readPlace(file string) (at string, err error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	at = strings.TrimSpace(string(b))
+	if at == "" {
+		return "", nil
+	}
+	if err := meta.CheckTopology(at); err != nil {
+		return "", fmt.Errorf("%s: %w", filepath.Base(file), err)
+	}
+	return at, nil
+}
