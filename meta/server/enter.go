@@ -114,14 +114,7 @@ func (o *owner) back(s *session) {
 		default:
 		}
 	}
-	for ino, l := range o.leases.m {
-		if l.recall == nil {
-			continue
-		}
-		if _, asked := l.recall.pending[s]; asked {
-			s.enqueue(l.recall.round, l.recall.message(o.vol, ino))
-		}
-	}
+	o.leases.asked(s, func(r *recall) { s.enqueue(r.round, r.message(o.vol)) })
 	// It holds what lost its last name while it was away, or under an owner that
 	// did not come to say so: untold, it would hold it until it ends.
 	err := namespace.Orphans(&view{o: o}, s.id, func(ino meta.Ino) bool {

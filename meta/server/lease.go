@@ -15,8 +15,13 @@ import (
 // drops the inode: it may hold a descriptor, so that it counts as a holder
 // when the last name goes.
 type leaseTable struct {
-	m       map[meta.Ino]*leases
-	count   map[*session]int     // inodes that each session stands at
+	m     map[meta.Ino]*leases
+	count map[*session]int // inodes that each session stands at
+	// at are these, and some that it has left: who comes and goes is looked for at its own
+	// inodes, however many others stand at.
+	// INVARIANT: it lacks none; when one comes, at most standRoom and as many again as it
+	// stands at are too many.
+	at      map[*session][]meta.Ino
 	blocked int                  // tickets in all
 	unsafe  bool                 // nothing is recalled (Unsafe.NoRecall)
 	rounds  uint64               // of asking, so far
@@ -62,6 +67,7 @@ type leases struct {
 
 // recall is one round of asking; done is closed when everybody answered.
 type recall struct {
+	ino meta.Ino
 	// round numbers it: a repeated answer to an earlier round must not pass for
 	// one to this, since the session may have a newer lease by now.
 	round   uint64
@@ -75,7 +81,7 @@ type recall struct {
 }
 
 func newLeaseTable() leaseTable {
-	return leaseTable{m: map[meta.Ino]*leases{}, count: map[*session]int{}, asking: map[*recall]struct{}{}, writable: map[meta.Ino]struct{}{}, heldOn: map[meta.Ino]time.Time{}, inside: map[*session]struct{}{}}
+	return leaseTable{m: map[meta.Ino]*leases{}, count: map[*session]int{}, at: map[*session][]meta.Ino{}, asking: map[*recall]struct{}{}, writable: map[meta.Ino]struct{}{}, heldOn: map[meta.Ino]time.Time{}, inside: map[*session]struct{}{}}
 }
 
 // alone reports whether no session but s has any lease, so that an operation
@@ -114,7 +120,6 @@ func (t *leaseTable) grant(s *session, ino meta.Ino, mode meta.LeaseMode) meta.L
 	}
 	h := l.of(s)
 	if h == nil {
-		t.count[s]++
 		if l.first.s == nil {
 			l.first = holder{s: s}
 			h = &l.first
@@ -122,6 +127,7 @@ func (t *leaseTable) grant(s *session, ino meta.Ino, mode meta.LeaseMode) meta.L
 			l.more = append(l.more, holder{s: s})
 			h = &l.more[len(l.more)-1]
 		}
+		t.stand(s, ino)
 	}
 	if l.recall != nil {
 		if _, asked := l.recall.pending[s]; asked {
@@ -135,6 +141,27 @@ func (t *leaseTable) grant(s *session, ino meta.Ino, mode meta.LeaseMode) meta.L
 		}
 	}
 	return h.mode
+}
+
+// standRoom is how many inodes of a session, at the least, are not looked through for
+// such as it has left.
+const standRoom = 64
+
+// stand notes that s has come to ino.
+func (t *leaseTable) stand(s *session, ino meta.Ino) {
+	t.count[s]++
+	at := append(t.at[s], ino)
+	if len(at) > 2*t.count[s]+standRoom {
+		slices.Sort(at)
+		at = slices.Clone(slices.DeleteFunc(slices.Compact(at), func(ino meta.Ino) bool { return !t.stands(s, ino) }))
+	}
+	t.at[s] = at
+}
+
+// stands reports whether s is one of an inode's holders.
+func (t *leaseTable) stands(s *session, ino meta.Ino) bool {
+	l := t.m[ino]
+	return l != nil && l.of(s) != nil
 }
 
 // exclusive reports whether anybody holds ino exclusively.
@@ -181,6 +208,7 @@ func (t *leaseTable) drop(s *session, ino meta.Ino) {
 	if gone {
 		if t.count[s]--; t.count[s] == 0 {
 			delete(t.count, s)
+			delete(t.at, s)
 			delete(t.inside, s)
 		}
 	}
@@ -208,9 +236,18 @@ func (t *leaseTable) dropAllBut(s *session, stays func(meta.Ino) bool) {
 		delete(t.inside, s)
 		return
 	}
-	for ino := range t.m {
+	for _, ino := range t.at[s] {
 		if !stays(ino) {
 			t.drop(s, ino)
+		}
+	}
+}
+
+// asked gives the rounds that are out and that s has not answered.
+func (t *leaseTable) asked(s *session, each func(r *recall)) {
+	for r := range t.asking {
+		if _, asked := r.pending[s]; asked {
+			each(r)
 		}
 	}
 }
@@ -348,10 +385,10 @@ func (t *leaseTable) ask(v meta.VolumeID, s *session, ino meta.Ino, keep meta.Le
 		}
 		if r == nil {
 			t.rounds++
-			r = &recall{round: t.rounds, keep: keep, within: within, since: time.Now(), pending: map[*session]struct{}{}, done: make(chan struct{})}
+			r = &recall{ino: ino, round: t.rounds, keep: keep, within: within, since: time.Now(), pending: map[*session]struct{}{}, done: make(chan struct{})}
 		}
 		r.pending[h.s] = struct{}{}
-		h.s.enqueue(r.round, r.message(v, ino))
+		h.s.enqueue(r.round, r.message(v))
 	})
 	if r == nil {
 		return nil
@@ -361,8 +398,8 @@ func (t *leaseTable) ask(v meta.VolumeID, s *session, ino meta.Ino, keep meta.Le
 	return r.done
 }
 
-func (r *recall) message(v meta.VolumeID, ino meta.Ino) *wire.Recall {
-	return &wire.Recall{Recall: meta.Recall{Volume: v, Ino: ino, Keep: r.keep, Within: r.within}}
+func (r *recall) message(v meta.VolumeID) *wire.Recall {
+	return &wire.Recall{Recall: meta.Recall{Volume: v, Ino: r.ino, Keep: r.keep, Within: r.within}}
 }
 
 // ticket keeps new leases away from inodes while an operation that recalled
