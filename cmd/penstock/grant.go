@@ -104,8 +104,10 @@ func newGrantList() *cobra.Command {
 	var at where
 	var out output
 	cmd := &cobra.Command{
-		Use:     "list",
-		Short:   "List the grants",
+		Use:   "list",
+		Short: "List the grants",
+		Long: `Those with something in the column FOR end by themselves: csi:HANDLE stands for
+a volume that the CSI driver published to the client, until it is unpublished.`,
 		Example: `  penstock grant list`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -122,7 +124,7 @@ func newGrantList() *cobra.Command {
 					names[v.ID] = v.Name
 				}
 				return out.print(cmd.OutOrStdout(), all, func(t *table) {
-					t.row("GRANT", "CLIENT", "VOLUME", "RIGHTS", "USERS", "SINCE")
+					t.row("GRANT", "CLIENT", "VOLUME", "RIGHTS", "USERS", "SINCE", "FOR")
 					for _, g := range all {
 						users := string(g.Users)
 						if g.Users == cluster.UsersAllTo {
@@ -132,7 +134,7 @@ func newGrantList() *cobra.Command {
 						if !ok {
 							name = fmt.Sprintf("(deleted: %d)", g.Volume)
 						}
-						t.row(g.ID, g.Who, name, g.Rights, users, timeText(g.Created))
+						t.row(g.ID, g.Who, name, g.Rights, users, timeText(g.Created), g.For)
 					}
 				})
 			})

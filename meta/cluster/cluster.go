@@ -20,6 +20,7 @@
 //	tokens/<id>                  leased: TokenRecord, a join token
 //	members/<role>/<name>        Member: an identity that certificates were signed for
 //	grants/<number, 16 hex>      Grant: what an identity may do on a volume
+//	grants/for/<use>/...         Grant: the same, for as long as a use lasts: see GrantFor
 //	settings                     Settings
 //	volumes/<volume, 8 hex>/...  journal and ownership: see package meta/journal/etcd
 //

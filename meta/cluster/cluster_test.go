@@ -14,6 +14,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster/embedded"
+	"penstock.io/penstock/meta/peer"
 )
 
 func client(t *testing.T) *clientv3.Client {
@@ -245,10 +246,13 @@ func TestViewGrows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := c.Enrol(ctx, Member{Role: peer.Client, Name: "n0"}, false); err != nil {
+		t.Fatal(err)
+	}
 	grew := 0
-	for i := range 150 {
+	for i := range 190 {
 		n := rng.IntN(8)
-		switch rng.IntN(7) {
+		switch rng.IntN(9) {
 		case 0:
 			_, err = c.CreateVolume(ctx, fmt.Sprint("v", n), meta.Policy{}, 0)
 		case 1:
@@ -263,6 +267,10 @@ func TestViewGrows(t *testing.T) {
 			_, err = cli.Delete(ctx, fmt.Sprintf("%s/%s%d", c.Prefix(), []string{"metaservers/m", "chunkservers/000000000000000"}[rng.IntN(2)], n))
 		case 6:
 			err = rotateNow(ctx, c)
+		case 7:
+			_, err = c.AddGrant(ctx, Grant{Who: "client/n*", Volume: meta.VolumeID(n), Rights: ReadRights, Users: UsersAsIs})
+		case 8:
+			_, err = c.GrantFor(ctx, "client/n0", fmt.Sprint("u", rng.IntN(3)), map[meta.VolumeID]Rights{meta.VolumeID(n): ReadRights}, 0)
 		}
 		if k := meta.KindOf(err); k != meta.KindOK && k != meta.VolumeExists && k != meta.NoSuchVolume {
 			t.Fatal(err)
@@ -284,7 +292,7 @@ func TestViewGrows(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if g, w := fmt.Sprintf("%+v", *grown), fmt.Sprintf("%+v", *want); g != w {
+		if g, w := fmt.Sprintf("%+v", grown), fmt.Sprintf("%+v", want); g != w {
 			t.Fatalf("seed %d step %d:\n%s\n%s", seed, i, g, w)
 		}
 	}

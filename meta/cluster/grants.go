@@ -71,8 +71,12 @@ type Grant struct {
 	UID     uint32        `json:"uid,omitempty"` // UsersAllTo
 	GID     uint32        `json:"gid,omitempty"`
 	Created meta.Time     `json:"created"`
+	// For is the use that the grant ends with, see GrantFor; empty: it is somebody's to
+	// revoke.
+	For string `json:"for,omitempty"`
 	// Revision of the record in etcd; not stored.
-	Revision int64 `json:"-"`
+	Revision int64  `json:"-"`
+	key      string // in a view: the record's, without the cluster's prefix
 }
 
 // Check refuses a grant that makes no sense. Errors: Invalid.
@@ -185,8 +189,17 @@ func (a Access) MapOp(op meta.Op) meta.Op {
 
 func (c *Cluster) grantKey(id uint64) string { return fmt.Sprintf("%s/grants/%016x", c.prefix, id) }
 
-// AddGrant adds one and numbers it. Errors: Invalid.
+// keyOf is where a grant's record lies.
+func (c *Cluster) keyOf(g *Grant) string {
+	if g.For != "" {
+		return fmt.Sprintf("%s%08x", c.useKey(g.For, g.Who), uint32(g.Volume))
+	}
+	return c.grantKey(g.ID)
+}
+
+// AddGrant adds one for no use and numbers it. Errors: Invalid.
 func (c *Cluster) AddGrant(ctx context.Context, g Grant) (Grant, error) {
+	g.For = ""
 	if err := g.Check(); err != nil {
 		return g, err
 	}
@@ -201,11 +214,22 @@ func (c *Cluster) AddGrant(ctx context.Context, g Grant) (Grant, error) {
 
 // RevokeGrant removes one. Errors: NotFound.
 func (c *Cluster) RevokeGrant(ctx context.Context, id uint64) error {
+	const op = "revoke grant"
 	r, err := c.cli.Delete(ctx, c.grantKey(id))
-	if err == nil && r.Deleted == 0 {
-		return meta.E("revoke grant", meta.NotFound, fmt.Sprint(id), nil)
+	if err != nil || r.Deleted > 0 {
+		return wrap(op, fmt.Sprint(id), err)
 	}
-	return wrap("revoke grant", fmt.Sprint(id), err)
+	all, err := list[Grant](ctx, c, usesPart)
+	if err != nil {
+		return err
+	}
+	for i := range all {
+		if all[i].ID == id {
+			_, err := c.cli.Delete(ctx, c.keyOf(&all[i]))
+			return wrap(op, fmt.Sprint(id), err)
+		}
+	}
+	return meta.E(op, meta.NotFound, fmt.Sprint(id), nil)
 }
 
 // Grants lists all, by number.

@@ -256,16 +256,26 @@ func (c *Cluster) Members(ctx context.Context) ([]Member, error) {
 	return list[Member](ctx, c, "/members/")
 }
 
-// Evict makes the certificates of an identity worthless, for good. A token for its
-// name lets it in again, with new ones. Errors: NotFound.
+// Evict makes the certificates of an identity worthless, for good, and takes back what
+// it was granted for a use. A token for its name lets it in again, with new ones.
+// Errors: NotFound, Unavailable (it may be evicted; again ends the rest).
 func (c *Cluster) Evict(ctx context.Context, role peer.Role, name string) error {
 	m, err := get[Member](ctx, c, "member", strings.TrimPrefix(c.memberKey(role, name), c.prefix))
 	if err != nil {
 		return err
 	}
 	m.Evicted = true
-	_, err = c.cli.Put(ctx, c.memberKey(role, name), encode(m))
-	return wrap("evict", m.String(), err)
+	if _, err = c.cli.Put(ctx, c.memberKey(role, name), encode(m)); err != nil {
+		return wrap("evict", m.String(), err)
+	}
+	if role != peer.Client {
+		return nil
+	}
+	v, err := c.Current(ctx)
+	if err != nil {
+		return err
+	}
+	return c.dropGrants(ctx, v, func(g *Grant) bool { return g.For != "" && g.Who == m.String() })
 }
 
 // Settings are the cluster's, of which there are few.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -26,11 +27,31 @@ type View struct {
 	MetaServers  []MetaServer // by name
 	Nodes        []Node       // by id
 	CapKeys      []meta.CapKey
-	Grants       []Grant  // by number
+	Grants       []Grant  // by key
 	Members      []Member // by role and name
 	Settings     Settings // Version 0: never set
 	// Bearers says which identity each chunk server's number belongs to.
 	Bearers map[meta.ServerID]Bearer
+
+	sorted sync.Once // makes:
+	named  map[string][]Grant
+	many   []Grant // those for patterns of names
+}
+
+// Access is what an identity may do on a volume. With a grant for each volume of each
+// node there are many, of which few are one identity's.
+func (v *View) Access(who string, volume meta.VolumeID) Access {
+	v.sorted.Do(func() {
+		v.named = map[string][]Grant{}
+		for _, g := range v.Grants {
+			if strings.ContainsAny(g.Who, `*?[\`) {
+				v.many = append(v.many, g)
+			} else {
+				v.named[g.Who] = append(v.named[g.Who], g)
+			}
+		}
+	})
+	return AccessOf(slices.Concat(v.named[who], v.many), who, volume)
 }
 
 // Volume finds a volume by id.
@@ -343,8 +364,8 @@ func (v *View) add(name string, kv *mvccpb.KeyValue) error {
 		if err != nil {
 			return err
 		}
-		g.Revision = kv.ModRevision
-		i, ok := slices.BinarySearchFunc(v.Grants, g.ID, func(a Grant, id uint64) int { return cmp.Compare(a.ID, id) })
+		g.Revision, g.key = kv.ModRevision, name
+		i, ok := slices.BinarySearchFunc(v.Grants, name, func(a Grant, name string) int { return strings.Compare(a.key, name) })
 		v.Grants = place(v.Grants, i, ok, g)
 	case strings.HasPrefix(name, "/members/"):
 		m, err := decode[Member](kv.Key, kv.Value)

@@ -333,8 +333,8 @@ func (c *Cluster) UpdateVolume(ctx context.Context, id meta.VolumeID, change fun
 	}
 }
 
-// DeleteVolume removes a volume's row, its name, everything of its journal, and
-// the record of a mirror that had it as its target; its owner, if any, is fenced
+// DeleteVolume removes a volume's row, its name, everything of its journal, the grants
+// on it, and the record of a mirror that had it as its target; its owner, if any, is fenced
 // by that. Its id is never given out again. Servers that may still have chunks of
 // it are noted: see Deleted. Deleting what is not there succeeds. Errors: Busy (the row changed meanwhile), Unavailable.
 func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID, on ...meta.ServerID) error {
@@ -344,6 +344,17 @@ func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID, on ...meta
 		return nil
 	}
 	if err != nil {
+		return err
+	}
+	// Who looks at the volume's row before it grants sees that it goes: a view that is
+	// newer than that shows all grants that there will be.
+	view := c.View()
+	if view.Revision < v.Revision {
+		if view, err = c.Current(ctx); err != nil {
+			return err
+		}
+	}
+	if err := c.dropGrants(ctx, view, func(g *Grant) bool { return g.Volume == id }); err != nil {
 		return err
 	}
 	keys := fmt.Sprintf("%s/volumes/%08x/", c.prefix, uint32(id))

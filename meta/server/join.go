@@ -29,6 +29,8 @@ type Membership interface {
 	AddGrant(ctx context.Context, g cluster.Grant) (cluster.Grant, error)
 	Grants(ctx context.Context) ([]cluster.Grant, error)
 	RevokeGrant(ctx context.Context, id uint64) error
+	GrantFor(ctx context.Context, who, use string, want map[meta.VolumeID]cluster.Rights, now meta.Time) ([]cluster.Grant, error)
+	EndUse(ctx context.Context, who, use string) (n int64, err error)
 	SetSettings(ctx context.Context, s cluster.Settings) error
 }
 
@@ -203,6 +205,9 @@ func (s *Server) makeToken(ctx context.Context, m *wire.Admin, re *wire.AdminRe)
 // adminTrust serves the requests about tokens, members, grants and settings.
 func (s *Server) adminTrust(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
 	if s.cfg.Trust == nil {
+		if m.Op == wire.AdminGrantFor { // nobody needs any
+			return reportJSON(re, []cluster.Grant{})
+		}
 		return meta.E("admin", meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates, so nobody to tell apart; 'penstock cluster init' makes one that has"))
 	}
 	members := s.cfg.Trust.Members
@@ -252,6 +257,8 @@ func (s *Server) adminTrust(ctx context.Context, m *wire.Admin, re *wire.AdminRe
 	case wire.AdminRevokeGrant:
 		s.log.Info("grant revoked", "grant", uint64(m.Ino))
 		return members.RevokeGrant(ctx, uint64(m.Ino))
+	case wire.AdminGrantFor:
+		return s.grantFor(ctx, m, re)
 	case wire.AdminSettings:
 		if len(m.Body) > 0 {
 			var set cluster.Settings
@@ -270,6 +277,40 @@ func (s *Server) adminTrust(ctx context.Context, m *wire.Admin, re *wire.AdminRe
 		return reportJSON(re, v.Settings)
 	}
 	return meta.E("admin", meta.NotSupported, fmt.Sprintf("request %d", m.Op), nil)
+}
+
+// grantFor makes or ends the grants for a use.
+func (s *Server) grantFor(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	const op = "grant"
+	var q wire.GrantsFor
+	if err := json.Unmarshal(m.Body, &q); err != nil {
+		return meta.E(op, meta.Invalid, "", err)
+	}
+	if len(q.Volumes) == 0 {
+		n, err := s.cfg.Trust.Members.EndUse(ctx, q.Who, q.For)
+		if err != nil {
+			return err
+		}
+		s.log.Info("grants ended", "to", q.Who, "for", q.For, "grants", n)
+		return reportJSON(re, []cluster.Grant{})
+	}
+	want := map[meta.VolumeID]cluster.Rights{}
+	for _, v := range q.Volumes {
+		r, err := cluster.ParseRights(v.Rights)
+		if err != nil {
+			return err
+		}
+		if _, twice := want[v.Volume]; twice || v.Volume == 0 {
+			return meta.E(op, meta.Invalid, fmt.Sprint(v.Volume), errors.New("each volume is named once"))
+		}
+		want[v.Volume] = r
+	}
+	all, err := s.cfg.Trust.Members.GrantFor(ctx, q.Who, q.For, want, meta.Time(time.Now().UnixNano()))
+	if err != nil {
+		return err
+	}
+	s.log.Info("granted", "to", q.Who, "for", q.For, "grants", len(all))
+	return reportJSON(re, all)
 }
 
 // mayConnect refuses who was evicted, and roles that the certificate is not for.

@@ -150,6 +150,7 @@ var adminRules = [...]adminRule{
 	wire.AdminMirrorDrop:    {roles: admins, right: cluster.AdminRights},
 	wire.AdminMirrorShow:    {roles: admins, right: cluster.AdminRights},
 	wire.AdminHealth:        {roles: admins},
+	wire.AdminGrantFor:      {roles: admins},
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}
@@ -423,7 +424,7 @@ func (s *session) access(v meta.VolumeID) cluster.Access {
 	}
 	a := accessAt{view: view}
 	if !view.Evicted(s.who) {
-		a.Access = cluster.AccessOf(view.Grants, s.who.String(), v)
+		a.Access = view.Access(s.who.String(), v)
 	}
 	s.acc[v] = a
 	return a.Access
@@ -447,7 +448,7 @@ func (s *session) lostVolumes(view *cluster.View) (lost []meta.VolumeID) {
 		if was.view == view {
 			continue
 		}
-		now := accessAt{cluster.AccessOf(view.Grants, s.who.String(), v), view}
+		now := accessAt{view.Access(s.who.String(), v), view}
 		if now.Rights < was.Rights && was.Rights >= cluster.ReadRights {
 			lost = append(lost, v)
 		}

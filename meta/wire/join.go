@@ -1,5 +1,7 @@
 package wire
 
+import "penstock.io/penstock/meta"
+
 // Bodies of administrative requests that have more to say than fields, and the
 // reports that answer them, as JSON.
 
@@ -32,4 +34,18 @@ type TokenRequest struct {
 type TokenAnswer struct {
 	Token string `json:"token"`
 	ID    string `json:"id"`
+}
+
+// GrantsFor is AdminGrantFor's body: what a client gets for as long as a use lasts.
+// Without volumes all that it has for the use is taken back.
+type GrantsFor struct {
+	Who     string         `json:"who"` // client/NAME; empty, without volumes: every client
+	For     string         `json:"for"` // names the use
+	Volumes []VolumeRights `json:"volumes,omitempty"`
+}
+
+// VolumeRights are rights on a volume.
+type VolumeRights struct {
+	Volume meta.VolumeID `json:"volume"`
+	Rights string        `json:"rights"` // read, write, admin
 }

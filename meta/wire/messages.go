@@ -591,6 +591,9 @@ const (
 	// AdminHealth asks the server that is asked how it is: Body, Report:
 	// meta.HealthRequest, meta.ServerHealth.
 	AdminHealth
+	// AdminGrantFor makes or takes back grants that end with a use. Body: GrantsFor;
+	// Report: a list of cluster.Grant, those that are there for it now.
+	AdminGrantFor
 	lastAdminOp
 )
 
