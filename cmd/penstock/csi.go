@@ -27,6 +27,7 @@ import (
 	"penstock.io/penstock/fuse"
 	"penstock.io/penstock/meta"
 	metacluster "penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/peer"
 )
 
 // csiFlags are what `penstock csi` takes.
@@ -55,11 +56,12 @@ func newCSI() *cobra.Command {
 		Use:   "csi",
 		Short: "Serve the Container Storage Interface, for Kubernetes and others",
 		Long: `Serves the Container Storage Interface (CSI) 1.13 on a Unix socket, as the driver
-csi.penstock.io. The controller makes, changes and deletes volumes; it needs an
-administrator's credentials. The node part has volumes mounted on its machine,
-each by a process of its own that outlives this one, and binds them to where pods
-look for them; it needs root, and a client's credentials with grants for the
-volumes. Without --controller and --node both are served.
+csi.penstock.io. The controller makes, changes and deletes volumes, and grants nodes
+those that are published to them as long as they are; it needs an administrator's
+credentials. The node part has volumes mounted on its machine, each by a process of
+its own that outlives this one, and binds them to where pods look for them; it needs
+root, and a client's credentials. Where the orchestrator publishes nothing, that
+client needs grants for the volumes. Without --controller and --node both are served.
 
 As the first process of a container the node part is a supervisor: it starts the
 node agent as its child, and the next one when that ends, whatever ended it, so
@@ -195,7 +197,7 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	step := killAt(log)
 	standard := "unix:" + filepath.Join(noteDir(), fmt.Sprintf("csi-%d.sock", os.Getpid()))
 	if c.controller {
-		cfg.Controller = controller.New(controller.Config{Cluster: pool, Logger: log, Step: step})
+		cfg.Controller = controller.New(controller.Config{Cluster: pool, Grants: pool, Logger: log, Step: step})
 	}
 	if keeper != nil {
 		registry.MustRegister(keeper)
@@ -206,7 +208,7 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 		defer stopLooking()
 	}
 	if c.node {
-		n, staged, err := c.newNode(pool, log, step)
+		n, staged, err := c.newNode(pool, creds, log, step)
 		if err != nil {
 			return err
 		}
@@ -290,7 +292,7 @@ func (c *csiFlags) tokenKeeper(log *slog.Logger) (*tokenKeeper, error) {
 const sweepWait = 30 * time.Second
 
 // newNode makes the node part, and looks at what one before it left.
-func (c *csiFlags) newNode(pool *cluster.Cluster, log *slog.Logger, step func(string)) (n *node.Server, staged []string, err error) {
+func (c *csiFlags) newNode(pool *cluster.Cluster, creds *peer.Credentials, log *slog.Logger, step func(string)) (n *node.Server, staged []string, err error) {
 	state, err := filepath.Abs(c.state)
 	if err == nil {
 		err = os.MkdirAll(state, 0o700)
@@ -302,6 +304,9 @@ func (c *csiFlags) newNode(pool *cluster.Cluster, log *slog.Logger, step func(st
 	cfg := node.Config{
 		Cluster: pool, Logger: log, Name: c.name, State: state, Topology: c.topology,
 		Inline: c.inline, InlineMax: c.inlineMax, MaxVolumes: c.maxVolumes, Step: step, Command: c.mountCommand,
+	}
+	if creds != nil && creds.Identity().Role == peer.Client {
+		cfg.ID = creds.Identity().Name
 	}
 	if c.hold != "" {
 		cfg.Holder = csiHolder(c.hold)

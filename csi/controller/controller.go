@@ -51,6 +51,7 @@ type Cluster interface {
 // Config says what the service works on.
 type Config struct {
 	Cluster Cluster
+	Grants  Grants
 	Logger  *slog.Logger
 	// Step is called between the steps of each call with the step's name: tests
 	// end the process there. Nil: nobody is.
@@ -77,7 +78,10 @@ func New(cfg Config) *Server {
 // capabilities are what ControllerGetCapabilities answers.
 var capabilities = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+	csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+	csi.ControllerServiceCapability_RPC_PUBLISH_READONLY,
 	csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+	csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
 	csi.ControllerServiceCapability_RPC_GET_VOLUME,
 	csi.ControllerServiceCapability_RPC_GET_CAPACITY,
 	csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,

@@ -34,6 +34,7 @@ type memory struct {
 	// meanwhile is called before a draft is discarded, and before terms are set.
 	meanwhile func()
 	health    map[meta.VolumeID]meta.VolumeHealth
+	published map[string]map[meta.VolumeID]bool // by node and handle: true, to write
 
 	mu    sync.Mutex
 	asked map[meta.VolumeID]int // how often for its snapshots
@@ -228,6 +229,37 @@ func (m *memory) Nodes(context.Context) ([]policy.Site, error) {
 	return []policy.Site{{Topology: "/z/r1/h", Disks: []policy.Disk{{Free: 1 << 40}}}, {Topology: "/z/r2/h", Disks: []policy.Disk{{Free: 1 << 40}}}}, nil
 }
 
+func (m *memory) Publish(_ context.Context, node, handle string, volumes map[meta.VolumeID]bool) error {
+	if node == "nobody" {
+		return meta.E("publish", meta.NotFound, node, nil)
+	}
+	if m.published == nil {
+		m.published = map[string]map[meta.VolumeID]bool{}
+	}
+	if was, is := m.published[node+" "+handle]; is && !maps.Equal(was, volumes) {
+		return meta.E("publish", meta.Exists, node, nil)
+	}
+	m.published[node+" "+handle] = volumes
+	return m.after("publish")
+}
+
+func (m *memory) Unpublish(_ context.Context, node, handle string) error {
+	maps.DeleteFunc(m.published, func(k string, _ map[meta.VolumeID]bool) bool {
+		n, h, _ := strings.Cut(k, " ")
+		return h == handle && (node == "" || n == node)
+	})
+	return m.after("unpublish")
+}
+
+func (m *memory) Published(context.Context) (map[string][]string, error) {
+	nodes := map[string][]string{}
+	for _, k := range slices.Sorted(maps.Keys(m.published)) {
+		n, h, _ := strings.Cut(k, " ")
+		nodes[h] = append(nodes[h], n)
+	}
+	return nodes, nil
+}
+
 func (m *memory) Health(context.Context) (map[meta.VolumeID]meta.VolumeHealth, error) {
 	return m.health, m.before("health")
 }
@@ -280,7 +312,7 @@ func (m *memory) Origin(_ context.Context, of, clone meta.VolumeID) (string, err
 
 func newServer() (*Server, *memory) {
 	m := &memory{volumes: map[meta.VolumeID]*held{1: {Volume: cluster.Volume{ID: 1, Name: "root"}}}, last: 1, dirs: map[string]bool{}, asked: map[meta.VolumeID]int{}}
-	return New(Config{Cluster: m, Logger: slog.New(slog.DiscardHandler)}), m
+	return New(Config{Cluster: m, Grants: m, Logger: slog.New(slog.DiscardHandler)}), m
 }
 
 func request(name string, bytes int64) *csi.CreateVolumeRequest {
@@ -326,7 +358,7 @@ func TestSnapshots(t *testing.T) {
 	m.volumes[2].snapshots = append(m.volumes[2].snapshots, cluster.Snapshot{Name: "by-hand", At: 99, Ready: true}, cluster.Snapshot{Name: "csi-going", At: 100})
 	fails(t, codes.AlreadyExists, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "snap-0", SourceVolumeId: b})
 	// Another process doesn't know the names and looks.
-	other := New(Config{Cluster: m, Logger: s.Logger})
+	other := New(Config{Cluster: m, Grants: m, Logger: s.Logger})
 	fails(t, codes.AlreadyExists, other.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "snap-4", SourceVolumeId: a})
 	fails(t, codes.NotFound, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: "nothing"})
 	fails(t, codes.InvalidArgument, s.CreateSnapshot, &csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: a, Parameters: map[string]string{"k": "v"}})
@@ -468,7 +500,7 @@ type bare struct{ Cluster }
 
 func TestNoClones(t *testing.T) {
 	_, m := newServer()
-	s := New(Config{Cluster: bare{m}, Logger: slog.New(slog.DiscardHandler)})
+	s := New(Config{Cluster: bare{m}, Grants: m, Logger: slog.New(slog.DiscardHandler)})
 	for _, c := range ok(t, s.ControllerGetCapabilities, &csi.ControllerGetCapabilitiesRequest{}).GetCapabilities() {
 		if slices.Contains(withClones, c.GetRpc().GetType()) {
 			t.Errorf("%v is offered", c)
@@ -493,7 +525,7 @@ func TestSilentVolumes(t *testing.T) {
 			m.volumes[id].silent = true
 		}
 		// A controller that was started just now.
-		s = New(Config{Cluster: m, Logger: s.Logger})
+		s = New(Config{Cluster: m, Grants: m, Logger: s.Logger})
 		clear(m.asked)
 		began := time.Now()
 		const calls = 6
@@ -677,7 +709,7 @@ func TestTwoControllers(t *testing.T) {
 	q := request("c", 1<<30)
 	q.Parameters = inTree
 	m.refuse = map[string]meta.Kind{"rename": meta.Corrupt}
-	other := New(Config{Cluster: m, Logger: s.Logger})
+	other := New(Config{Cluster: m, Grants: m, Logger: s.Logger})
 	var v string
 	m.meanwhile = func() {
 		m.meanwhile, m.refuse = nil, nil
@@ -753,7 +785,7 @@ func TestEmptyDirectories(t *testing.T) {
 				fails(t, codes.Unavailable, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
 			}
 			if another {
-				s = New(Config{Cluster: m, Logger: s.Logger})
+				s = New(Config{Cluster: m, Grants: m, Logger: s.Logger})
 				m.dirs["/kubernetes/left"] = true // by a call before
 			}
 			m.dirs["/home/people"] = true // by people, beside those of claims

@@ -340,12 +340,16 @@ func (s *Server) ListVolumes(ctx context.Context, q *csi.ListVolumesRequest) (*c
 		all = all[:n]
 		r.NextToken = strconv.FormatUint(uint64(all[n-1].ID), 10)
 	}
+	published, err := s.Grants.Published(ctx)
+	if err != nil {
+		return nil, reply.Error(err)
+	}
 	for _, v := range all {
 		out, err := s.describe(ctx, v)
 		if err != nil {
 			return nil, reply.Error(err)
 		}
-		r.Entries = append(r.Entries, &csi.ListVolumesResponse_Entry{Volume: out})
+		r.Entries = append(r.Entries, &csi.ListVolumesResponse_Entry{Volume: out, Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: published[out.GetVolumeId()]}})
 	}
 	return r, nil
 }
@@ -378,7 +382,11 @@ func (s *Server) ControllerGetVolume(ctx context.Context, q *csi.ControllerGetVo
 	if err != nil {
 		return nil, reply.Error(err)
 	}
-	return &csi.ControllerGetVolumeResponse{Volume: out, Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}, nil
+	published, err := s.Grants.Published(ctx)
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	return &csi.ControllerGetVolumeResponse{Volume: out, Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: published[out.GetVolumeId()]}}, nil
 }
 
 // ControllerExpandVolume raises a volume's quota; mounts see it within seconds.

@@ -14,6 +14,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -53,6 +54,9 @@ type Config struct {
 	Logger  *slog.Logger
 	// Name is the node's, as the orchestrator knows it.
 	Name string
+	// ID is what the cluster knows the node by, for whom the controller publishes
+	// volumes to it; "": Name.
+	ID string
 	// State is the directory of state; it is made if it does not exist.
 	State string
 	// Topology is where the machine stands, /zone/rack/host; "": where the chunk
@@ -139,7 +143,7 @@ func (s *Server) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*c
 			return nil, reply.Error(err)
 		}
 	}
-	r := &csi.NodeGetInfoResponse{NodeId: s.Name, MaxVolumesPerNode: s.MaxVolumes}
+	r := &csi.NodeGetInfoResponse{NodeId: cmp.Or(s.ID, s.Name), MaxVolumesPerNode: s.MaxVolumes}
 	if labels := policy.Segments(at, true); labels != nil {
 		r.AccessibleTopology = &csi.Topology{Segments: labels}
 	}

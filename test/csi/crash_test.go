@@ -36,6 +36,7 @@ var crashes = map[string][]string{
 	"copy":    {"create.make", "create.made", "create.set", "delete.delete"},
 	"reader":  {"stage.record", "stage.started", "stage.mounted", "unstage.unmounted", "unstage.forget"},
 	"inline":  {"inline.make", "inline.made", "inline.delete", "inline.deleted"},
+	"granted": {"grant.add", "grant.added", "grant.revoke", "grant.revoked"},
 	"held":    {"takeup.start", "takeup.started", "stage.started", "unstage.unmounted", "unstage.forget"},
 }
 
@@ -275,6 +276,19 @@ var lives = map[string]func(r *rig, name string){
 		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v})
 		r.nothingHeld()
 	},
+	// A node has the grant once, or not at all, whatever the controller died of.
+	"granted": func(r *rig, name string) {
+		v := again(r, r.controller().CreateVolume, claim(name, nil)).GetVolume().GetVolumeId()
+		again(r, r.controller().ControllerPublishVolume, publishTo("node1", v, manyWriters))
+		if g := r.granted(); len(g) != 1 || !strings.HasPrefix(g[0], "node1 write ") {
+			r.t.Errorf("%s: published, and granted are %q", name, g)
+		}
+		again(r, r.controller().ControllerUnpublishVolume, unpublishFrom("node1", v))
+		if g := r.granted(); len(g) != 0 {
+			r.t.Errorf("%s: unpublished, and granted are %q", name, g)
+		}
+		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v})
+	},
 	"inline": func(r *rig, name string) {
 		target := r.path("target")
 		again(r, r.node().NodePublishVolume, &csi.NodePublishVolumeRequest{VolumeId: name, TargetPath: target, VolumeCapability: capability(manyWriters), VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "16Mi"}})
@@ -290,8 +304,12 @@ var inTree = map[string]string{"csi.storage.k8s.io/pvc/name": "data", "csi.stora
 // TestCrashes kills the driver at every step of the table; another one, called
 // again, brings the volume's life to its end and leaves nothing behind.
 func TestCrashes(t *testing.T) {
-	r := newRig(t)
+	plain, secure := newRig(t), newSecureRig(t)
 	for life, steps := range crashes {
+		r := plain
+		if life == "granted" {
+			r = secure
+		}
 		for _, step := range steps {
 			t.Run(life+"/"+step, func(t *testing.T) {
 				r.t = t
@@ -314,5 +332,5 @@ func TestCrashes(t *testing.T) {
 			})
 		}
 	}
-	r.t = t
+	plain.t, secure.t = t, t
 }

@@ -147,6 +147,9 @@ func (r *rig) start(env []string, args ...string) *spawn.Process {
 // drive starts the driver, at its highest verbosity, and waits until it answers.
 func (r *rig) drive(env []string, args ...string) {
 	r.t.Helper()
+	if r.secure != "" {
+		args = append(args, "--credentials", r.path("cred", "admin"))
+	}
 	if r.hold != "" {
 		args = append(args, "--hold", r.hold)
 	}

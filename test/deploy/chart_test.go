@@ -29,11 +29,14 @@ import (
 var update = flag.Bool("update", false, "write deploy/kubernetes anew")
 
 // chart is one of deploy/helm, and where the plain manifests lie that are made of it.
-type chart struct{ path, plain string }
+type chart struct {
+	path, plain string
+	there       map[string]map[string]any // objects that are in Kubernetes, by name
+}
 
 var (
-	driverChart  = chart{"../../deploy/helm/penstock", "../../deploy/kubernetes"}
-	clusterChart = chart{"../../deploy/helm/penstock-cluster", "../../deploy/kubernetes/cluster"}
+	driverChart  = chart{path: "../../deploy/helm/penstock", plain: "../../deploy/kubernetes"}
+	clusterChart = chart{path: "../../deploy/helm/penstock-cluster", plain: "../../deploy/kubernetes/cluster"}
 	charts       = []chart{driverChart, clusterChart}
 )
 
@@ -73,7 +76,7 @@ func (c chart) try(t *testing.T, change func(values map[string]any)) (map[string
 			t.Fatalf("%s: %v", name, err)
 		}
 	}
-	if c == driverChart {
+	if c.path == driverChart.path {
 		values["cluster"] = []any{example}
 	}
 	change(values)
@@ -100,9 +103,17 @@ func (c chart) try(t *testing.T, change func(values map[string]any)) (map[string
 			err := enc.Encode(v)
 			return strings.TrimSuffix(b.String(), "\n"), err
 		},
-		"fail":  func(why string) (string, error) { return "", errors.New(why) },
-		"quote": strconv.Quote,
-		"int":   func(n int) int { return n },
+		"lookup": func(_, _, _, name string) map[string]any {
+			if there, is := c.there[name]; is {
+				return there
+			}
+			return map[string]any{}
+		},
+		"printf":   fmt.Sprintf,
+		"toString": func(v any) string { return fmt.Sprint(v) },
+		"fail":     func(why string) (string, error) { return "", errors.New(why) },
+		"quote":    strconv.Quote,
+		"int":      func(n int) int { return n },
 		"until": func(n int) (all []int) {
 			for i := range n {
 				all = append(all, i)
@@ -452,7 +463,7 @@ func TestDriverObject(t *testing.T) {
 	all := objects(t, asIs)
 	d := all["CSIDriver/"+driver.Name]
 	for field, want := range map[string]string{
-		"attachRequired": "false", "podInfoOnMount": "true", "fsGroupPolicy": "File", "storageCapacity": "true",
+		"attachRequired": "true", "podInfoOnMount": "true", "fsGroupPolicy": "File", "storageCapacity": "true",
 		"volumeLifecycleModes": "[Persistent]", "requiresRepublish": "false", "seLinuxMount": "false",
 	} {
 		if got := fmt.Sprint(d.at("spec", field)); got != want {
@@ -871,6 +882,39 @@ func TestInline(t *testing.T) {
 		args := fmt.Sprint(all["DaemonSet/penstock-node"].list("spec", "template", "spec", "containers")[0].at("args"))
 		if strings.Contains(modes, "Ephemeral") != on || strings.Contains(args, "--inline") != on {
 			t.Errorf("inline %t: modes %s, arguments %s", on, modes, args)
+		}
+	}
+}
+
+// TestGrantNodes: where nodes are granted what is published to them, Kubernetes attaches,
+// and who does it is there; elsewhere neither. An upgrade that would have to change the
+// CSIDriver's word, which nobody can, is refused before anything is changed.
+func TestGrantNodes(t *testing.T) {
+	for _, x := range []struct{ grants, inline, attach bool }{{true, false, true}, {false, false, false}, {true, true, false}} {
+		set := func(v map[string]any) {
+			v["grantNodes"], v["node"].(map[string]any)["inline"] = x.grants, x.inline
+		}
+		all := objects(t, set)
+		attacher := false
+		for _, c := range all["Deployment/penstock-controller"].list("spec", "template", "spec", "containers") {
+			attacher = attacher || c.text("name") == "attacher"
+		}
+		if got := all["CSIDriver/"+driver.Name].at("spec", "attachRequired"); got != x.attach || attacher != x.attach {
+			t.Errorf("%+v: attachRequired %v, an attacher: %t", x, got, attacher)
+		}
+		if may := strings.Contains(fmt.Sprint(all["ClusterRole/penstock-controller"].at("rules")), "volumeattachments/status"); may != x.attach {
+			t.Errorf("%+v: it may write attachments: %t", x, may)
+		}
+		for _, there := range []bool{true, false} {
+			c := driverChart
+			c.there = map[string]map[string]any{driver.Name: {"spec": map[string]any{"attachRequired": there}}}
+			_, err := c.try(t, set)
+			if there == x.attach && err != nil {
+				t.Errorf("%+v: as it is already: %v", x, err)
+			}
+			if there != x.attach && (err == nil || !strings.Contains(err.Error(), fmt.Sprintf("grantNodes=%t", there)) || !strings.Contains(err.Error(), "docs/kubernetes.md")) {
+				t.Errorf("%+v over attachRequired %t: %v", x, there, err)
+			}
 		}
 	}
 }

@@ -154,6 +154,7 @@ func TestValues(t *testing.T) {
 		"nothing":             {chart: driver, there: []string{"DaemonSet/penstock-node", "DaemonSet/penstock-hold", "NetworkPolicy/penstock-hold", "VolumeSnapshotClass/penstock"}, gone: []string{"PodMonitor/penstock-controller", "ResourceQuota/penstock-critical-pods"}},
 		"no holder":           {chart: driver, values: "hold: {enabled: false}", gone: []string{"DaemonSet/penstock-hold", "ServiceAccount/penstock-hold", "NetworkPolicy/penstock-hold"}},
 		"no nodes":            {chart: driver, values: "node: {enabled: false}", gone: []string{"DaemonSet/penstock-node", "DaemonSet/penstock-hold"}, says: map[string]string{"Role/penstock-controller-tokens": "resourceNames: [penstock-controller-token]"}},
+		"grants by hand":      {chart: driver, values: "grantNodes: false", says: map[string]string{"CSIDriver/csi.penstock.io": "attachRequired: false"}},
 		"inline":              {chart: driver, values: "node: {inline: true}", says: map[string]string{"CSIDriver/csi.penstock.io": "[Persistent, Ephemeral]", "DaemonSet/penstock-node": "- --inline", "Deployment/penstock-controller": "penstock-node-token=admin"}},
 		"no snapshots":        {chart: driver, values: "snapshots: {enabled: false}", gone: []string{"VolumeSnapshotClass/penstock"}},
 		"rolling":             {chart: driver, values: "node: {updateStrategy: RollingUpdate}", says: map[string]string{"DaemonSet/penstock-node": "type: RollingUpdate"}},

@@ -24,6 +24,7 @@ const (
 // sidecars are built of packages that are programs.
 var sidecars = []string{
 	"github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner",
+	"github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher",
 	"github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer",
 	"github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter",
 	"github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// meta is the address of the metadata server.
-func (r *Rig) meta() string { return r.order[0].Addr + ":" + MetaPort }
+// Meta is the address of the metadata server.
+func (r *Rig) Meta() string { return r.order[0].Addr + ":" + MetaPort }
 
 func (r *Rig) credentials(who string) string { return filepath.Join(r.Dir, "credentials", who) }
 
@@ -51,7 +51,7 @@ func (r *Rig) startPenstock() error {
 				return fmt.Errorf("a disk of %s: %w: %s", p.name, err, out)
 			}
 		}
-		if _, err := m.Start("chunkserver", r.penstock, "chunkserver", "--data", chunks, "--cluster", r.meta(),
+		if _, err := m.Start("chunkserver", r.penstock, "chunkserver", "--data", chunks, "--cluster", r.Meta(),
 			"--listen", m.Addr+":7500", "--topology", "/dc1/"+p.rack+"/"+p.name, "--credentials", r.credentials(p.name+"-chunks")); err != nil {
 			return err
 		}
@@ -68,7 +68,7 @@ func (r *Rig) startPenstock() error {
 // StartMeta starts the metadata server, also again.
 func (r *Rig) StartMeta() error {
 	main := r.order[0]
-	_, err := main.Start("meta", r.penstock, "meta", "--dir", filepath.Join(main.dir, "meta"), "--listen", r.meta(), "--credentials", r.credentials("meta"))
+	_, err := main.Start("meta", r.penstock, "meta", "--dir", filepath.Join(main.dir, "meta"), "--listen", r.Meta(), "--credentials", r.credentials("meta"))
 	return err
 }
 
@@ -78,7 +78,7 @@ func (r *Rig) Join(ctx context.Context, m *Machine, role, name string) error {
 	if err != nil {
 		return err
 	}
-	join := m.Command(ctx, r.penstock, "cluster", "join", "--cluster", r.meta(), "--name", name, "--credentials", r.credentials(name))
+	join := m.Command(ctx, r.penstock, "cluster", "join", "--cluster", r.Meta(), "--name", name, "--credentials", r.credentials(name))
 	join.Stdin = strings.NewReader(token)
 	if out, err := join.CombinedOutput(); err != nil {
 		return fmt.Errorf("join as %s: %w: %s", name, err, out)
@@ -88,7 +88,7 @@ func (r *Rig) Join(ctx context.Context, m *Machine, role, name string) error {
 
 // Penstock runs a command of it as the administrator.
 func (r *Rig) Penstock(ctx context.Context, args ...string) (string, error) {
-	return r.PenstockOn(ctx, "node1", append(args, "--cluster", r.meta(), "--credentials", r.credentials("admin"))...)
+	return r.PenstockOn(ctx, "node1", append(args, "--cluster", r.Meta(), "--credentials", r.credentials("admin"))...)
 }
 
 // PenstockOn runs a command of it on a machine, as nobody in particular.
@@ -118,7 +118,7 @@ func (r *Rig) MountTree(ctx context.Context) (string, error) {
 	if out, err := desk.Command(ctx, "mkdir", "-p", at).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
-	_, err := r.PenstockOn(ctx, "desk", "mount", "--background", "--log-file", desk.Log("mount"), "--cluster", r.meta(), "--credentials", r.credentials("desk"), "/", at)
+	_, err := r.PenstockOn(ctx, "desk", "mount", "--background", "--log-file", desk.Log("mount"), "--cluster", r.Meta(), "--credentials", r.credentials("desk"), "/", at)
 	return at, err
 }
 
@@ -144,4 +144,27 @@ func (r *Rig) Volumes(ctx context.Context) (l []Volume, err error) {
 		}
 	}
 	return l, nil
+}
+
+// Published lists what nodes were granted for as long as volumes are published to them,
+// as "NODE VOLUME", by number.
+func (r *Rig) Published(ctx context.Context) (all []string, err error) {
+	out, err := r.Penstock(ctx, "grant", "list", "--output", "json")
+	if err != nil {
+		return nil, err
+	}
+	var l []struct {
+		Who    string `json:"who"`
+		Volume int    `json:"volume"`
+		For    string `json:"for"`
+	}
+	if err := json.Unmarshal([]byte(out), &l); err != nil {
+		return nil, err
+	}
+	for _, g := range l {
+		if g.For != "" {
+			all = append(all, fmt.Sprintf("%s %d", strings.TrimPrefix(g.Who, "client/"), g.Volume))
+		}
+	}
+	return all, nil
 }

@@ -324,9 +324,6 @@ func (r *Rig) deploy() error {
 	if err := r.Tokens(ctx); err != nil {
 		return err
 	}
-	if _, err := r.Penstock(ctx, "grant", "add", "node*", "*", "--rights", "write"); err != nil {
-		return err
-	}
 	// A node finds its place by the chunk server on it, which it knows by the boot of
 	// the kernel; and here all machines have one kernel. So nodes are told.
 	for n, p := range places {
@@ -413,7 +410,7 @@ patches:
       - {op: replace, path: /spec/updateStrategy, value: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 1}}}
       - {op: add, path: /spec/template/spec/volumes/-, value: {name: config, hostPath: {path: %s}}}
       - {op: add, path: /spec/template/spec/containers/0/volumeMounts/-, value: {name: config, mountPath: /etc/penstock, readOnly: true}}
-%s%s`, relative, cmp.Or(c.Cluster, r.meta()), configDir, more, images)
+%s%s`, relative, cmp.Or(c.Cluster, r.Meta()), configDir, more, images)
 	if err := errors.Join(
 		os.MkdirAll(filepath.Join(r.Dir, "kustomize"), 0o755),
 		os.WriteFile(filepath.Join(r.Dir, "kustomize", "kustomization.yaml"), []byte(text), 0o644),

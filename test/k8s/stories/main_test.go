@@ -116,7 +116,7 @@ func (s *story) tell() {
 }
 
 // end deletes the namespace and demands that nothing is left of it: no volume in
-// the cluster, none in Kubernetes, nothing staged on a node.
+// the cluster, none in Kubernetes, no grant, nothing staged on a node.
 func (s *story) end() {
 	s.Helper()
 	s.kubectl("delete", "namespace", s.ns, "--timeout=120s", "--ignore-not-found")
@@ -131,6 +131,9 @@ func (s *story) left(ctx context.Context) error {
 	volumes, err := the.Volumes(ctx)
 	if err != nil || len(volumes) > 0 {
 		return fmt.Errorf("left in the cluster: %v %w", volumes, err)
+	}
+	if grants, err := the.Published(ctx); err != nil || len(grants) > 0 {
+		return fmt.Errorf("nodes may still use: %q %w", grants, err)
 	}
 	return s.staged(ctx)
 }

@@ -10,3 +10,6 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
+{{- define "penstock.attach" -}}
+{{- if and .Values.grantNodes (not .Values.node.inline) -}}true{{- else -}}false{{- end -}}
+{{- end }}

@@ -1,0 +1,70 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/wire"
+)
+
+// use names what a volume's handle is published for, in grants.
+const use = "csi:"
+
+// Publish lets a node have volumes for the sake of a handle; true: it may write. A
+// cluster without certificates lets everybody. Errors: NotFound (no such node),
+// NoSuchVolume, Exists (it may do something else for that handle already).
+func (c *Cluster) Publish(ctx context.Context, node, handle string, volumes map[meta.VolumeID]bool) error {
+	q := wire.GrantsFor{Who: clientOf(node), For: use + handle}
+	for _, v := range slices.Sorted(maps.Keys(volumes)) {
+		rights := "read"
+		if volumes[v] {
+			rights = "write"
+		}
+		q.Volumes = append(q.Volumes, wire.VolumeRights{Volume: v, Rights: rights})
+	}
+	return c.grantFor(ctx, q)
+}
+
+// Unpublish takes back what Publish gave a node for a handle; "": what it gave all.
+func (c *Cluster) Unpublish(ctx context.Context, node, handle string) error {
+	q := wire.GrantsFor{For: use + handle}
+	if node != "" {
+		q.Who = clientOf(node)
+	}
+	return c.grantFor(ctx, q)
+}
+
+// Published tells which handles are published to which nodes, these by what their
+// certificates call them.
+func (c *Cluster) Published(ctx context.Context) (nodes map[string][]string, err error) {
+	nodes = map[string][]string{}
+	err = c.with(ctx, func(s *client.Session) error {
+		all, err := s.UseGrants(ctx)
+		for _, g := range all {
+			handle, ours := strings.CutPrefix(g.For, use)
+			node := strings.TrimPrefix(g.Who, string(peer.Client)+"/")
+			if ours && !slices.Contains(nodes[handle], node) {
+				nodes[handle] = append(nodes[handle], node)
+			}
+		}
+		return err
+	})
+	return nodes, err
+}
+
+func (c *Cluster) grantFor(ctx context.Context, q wire.GrantsFor) error {
+	err := c.with(ctx, func(s *client.Session) error { return s.GrantFor(ctx, q) })
+	if errors.Is(err, meta.NotSupported) {
+		return meta.E("publish", meta.Unavailable, q.For, err) // until they are upgraded
+	}
+	return err
+}
+
+// clientOf is the identity of a node, which may have a longer name than certificates do.
+func clientOf(node string) string { return string(peer.Client) + "/" + peer.FitName(node) }
