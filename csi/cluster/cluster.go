@@ -410,10 +410,11 @@ func (c *Cluster) Unpin(ctx context.Context, v meta.VolumeID, snapshot, holder s
 	return err
 }
 
-// DeleteSnapshot deletes one. Errors: NoSuchSnapshot, Busy.
+// DeleteSnapshot deletes one; if clones need it, it goes with the last of them, and is
+// not Ready until then. Errors: NoSuchSnapshot, Busy.
 func (c *Cluster) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name string) error {
 	return c.with(ctx, func(s *client.Session) error {
-		_, err := s.DeleteSnapshot(ctx, v, name)
+		_, err := s.DropSnapshot(ctx, v, name)
 		return err
 	})
 }

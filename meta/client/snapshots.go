@@ -98,6 +98,14 @@ func (s *Session) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name stri
 	return i, err
 }
 
+// DropSnapshot is DeleteSnapshot, but one that clones need goes with the last of
+// them, and is listed as being deleted until then. Errors: NoSuchSnapshot, Busy (it is
+// pinned, or clones need it and the server is one of before).
+func (s *Session) DropSnapshot(ctx context.Context, v meta.VolumeID, name string) (i wire.SnapshotInfo, err error) {
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: v, Entry: name}, wire.SnapshotRequest{Later: true}, &i)
+	return i, err
+}
+
 // DiffSnapshots calls fn with what changed between a snapshot and a later one,
 // or with to empty the volume as it is committed now, in the order of paths.
 // Errors: NoSuchSnapshot, Invalid (from is not the earlier one), Stale (fn was

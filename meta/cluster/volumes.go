@@ -86,6 +86,9 @@ type Volume struct {
 	// Compression names how chunks are stored, see meta.ParseCompression; "": plain.
 	Compression string    `json:"compression,omitempty"`
 	Advisory    *Advisory `json:"advisory,omitempty"` // nil: none
+	// Dropped are snapshots that were deleted while clones needed them: each goes when
+	// none does. Programs of before keep them, and forget this when they write the row.
+	Dropped []meta.Generation `json:"dropped,omitempty"`
 	// Labels that CreateVolume and CreateClone begin with. They are a record of their
 	// own, which Labels reads: a row that was read has none here.
 	Labels map[string]string `json:"-"`

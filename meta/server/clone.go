@@ -123,7 +123,7 @@ func (s *Server) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) e
 		s.describe(ctx, re, c)
 		return nil
 	case wire.AdminCloneSettle:
-		return o.settleClones(ctx)
+		return o.cloneGone(ctx)
 	case wire.AdminPromote:
 		var q wire.PromoteRequest
 		if err := readBody(m, &q); err != nil {
@@ -239,6 +239,9 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 		return none, err
 	}
 	from.At = sn.At
+	if slices.ContainsFunc(all, func(x cluster.Volume) bool { return x.ID == o.vol && slices.Contains(x.Dropped, sn.At) }) {
+		return none, meta.E("clone", meta.NoSuchSnapshot, sn.Name, errors.New("it was deleted, and is only there for the clones that it has"))
+	}
 	if err := o.noJunctions(ctx, sn.At); err != nil {
 		o.kickSnapshots()
 		return none, err
@@ -368,7 +371,9 @@ func (o *owner) settleClones(ctx context.Context) error {
 	}
 	implied := slices.ContainsFunc(all, func(s meta.Snapshot) bool { return isImplied(s.Name) && !s.Deleting })
 	if v := o.srv.cfg.Cluster.View(); len(pins) == 0 && !implied && v != nil &&
-		!slices.ContainsFunc(v.Volumes, func(x cluster.Volume) bool { return x.Origin != nil && x.Origin.Volume == o.vol }) {
+		!slices.ContainsFunc(v.Volumes, func(x cluster.Volume) bool {
+			return x.Origin != nil && x.Origin.Volume == o.vol || x.ID == o.vol && len(x.Dropped) > 0
+		}) {
 		return nil
 	}
 	rows, err := o.srv.cfg.Cluster.Volumes(ctx)
@@ -376,8 +381,12 @@ func (o *owner) settleClones(ctx context.Context) error {
 		return err
 	}
 	wanted := map[namespace.ClonePin]bool{}
+	var dropped []meta.Generation
 	var errs []error
 	for _, x := range rows {
+		if x.ID == o.vol {
+			dropped = x.Dropped
+		}
 		if x.Origin == nil || x.Origin.Volume != o.vol {
 			continue
 		}
@@ -409,18 +418,31 @@ func (o *owner) settleClones(ctx context.Context) error {
 		}
 	}
 	for _, s := range all {
-		if isImplied(s.Name) && !s.Deleting && !s.Rolling && !needed[s.At] {
+		if (isImplied(s.Name) || slices.Contains(dropped, s.At)) && !s.Deleting && !s.Rolling && !needed[s.At] {
 			if _, err := o.deleteSnapshot(ctx, s.Name); err != nil {
 				errs = append(errs, err)
 			}
 		}
 	}
+	if len(dropped) > 0 {
+		errs = append(errs, o.forgetDropped(ctx, dropped))
+	}
 	return errors.Join(errs...)
 }
 
+// cloneGone settles the end of a clone; what fails is tried again: a snapshot that goes
+// with it may still be mounted.
+func (o *owner) cloneGone(ctx context.Context) error {
+	err := o.settleClones(ctx)
+	if err != nil {
+		o.kickSnapshots()
+	}
+	return err
+}
+
 // deleteUnpinned is deleteSnapshot for who asks for it: clones that need the
-// snapshot are named.
-func (o *owner) deleteUnpinned(ctx context.Context, name string) (meta.Snapshot, error) {
+// snapshot are named, or with later it goes with the last of them.
+func (o *owner) deleteUnpinned(ctx context.Context, name string, later bool) (meta.Snapshot, error) {
 	sn, err := o.deleteSnapshot(ctx, name)
 	if !errors.Is(err, meta.Busy) {
 		return sn, err
@@ -434,9 +456,57 @@ func (o *owner) deleteUnpinned(ctx context.Context, name string) (meta.Snapshot,
 	}
 	all, verr := o.srv.cfg.Cluster.Volumes(ctx)
 	if names := clonesIn(all, o.vol, sn.At); verr == nil && len(names) > 0 {
+		if later {
+			return o.dropSnapshot(ctx, sn)
+		}
 		err = meta.E("delete snapshot", meta.Busy, name, fmt.Errorf("clones need it: %s; promote or delete those first", strings.Join(names, ", ")))
 	}
 	return sn, err
+}
+
+// dropSnapshot notes in the volume's row that a snapshot goes when no clone needs it
+// any more. What settles the end of the last one comes after it, and sees that.
+func (o *owner) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.Snapshot, error) {
+	o.cloning.Lock()
+	defer o.cloning.Unlock()
+	all, err := o.srv.cfg.Cluster.Volumes(ctx)
+	if err != nil {
+		return sn, err
+	}
+	if len(clonesIn(all, o.vol, sn.At)) == 0 {
+		return sn, meta.E("delete snapshot", meta.Busy, sn.Name, errors.New("a clone of it went at this moment: try again"))
+	}
+	_, err = o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error {
+		if !slices.Contains(v.Dropped, sn.At) {
+			v.Dropped = append(v.Dropped, sn.At)
+		}
+		return nil
+	})
+	if err != nil {
+		return sn, err
+	}
+	o.log.Info("snapshot goes when no clone needs it", "name", sn.Name, "generation", sn.At)
+	sn.Deleting = true
+	return sn, nil
+}
+
+// forgetDropped takes snapshots that are gone, or being deleted, out of the row.
+func (o *owner) forgetDropped(ctx context.Context, dropped []meta.Generation) error {
+	all, err := o.snapshots()
+	if err != nil {
+		return err
+	}
+	still := func(at meta.Generation) bool {
+		return slices.ContainsFunc(all, func(s meta.Snapshot) bool { return s.At == at && !s.Deleting })
+	}
+	if !slices.ContainsFunc(dropped, func(at meta.Generation) bool { return !still(at) }) {
+		return nil
+	}
+	_, err = o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error {
+		v.Dropped = slices.DeleteFunc(v.Dropped, func(at meta.Generation) bool { return slices.Contains(dropped, at) && !still(at) })
+		return nil
+	})
+	return err
 }
 
 // settleOrigin tells the owner of a clone's origin that the clone is gone. If
@@ -447,7 +517,7 @@ func (s *Server) settleOrigin(ctx context.Context, from *cluster.Origin) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), peerPatience)
 	defer cancel()
-	err := s.atOwner(ctx, from.Volume, func(o *owner) error { return o.settleClones(ctx) },
+	err := s.atOwner(ctx, from.Volume, func(o *owner) error { return o.cloneGone(ctx) },
 		&wire.Admin{Op: wire.AdminCloneSettle, Volume: from.Volume}, nil)
 	if err != nil {
 		s.log.Info("a clone's origin could not be told that the clone is gone, it finds out later", "origin", from.Volume, "error", err)

@@ -180,6 +180,58 @@ func TestClone(t *testing.T) {
 	s.exactIn(1)
 }
 
+// A snapshot that was deleted while clones need it is told of as such, makes no more
+// clones, and goes with the last one, also when the server dies in between.
+func TestSnapshotGoesWithClones(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	a.createIn(t, 1, "old")
+	a.snapshot(t, "v1")
+	c, d := a.clone(t, 1, "v1", "c"), a.clone(t, 1, "v1", "d")
+	for range 2 { // whoever asks again gets the same answer
+		if i, err := a.DropSnapshot(t.Context(), 1, "v1"); err != nil || i.State != wire.SnapshotDeleting {
+			t.Fatal(i, err)
+		}
+	}
+	told := func() {
+		t.Helper()
+		if got := a.names(t); !slices.Equal(got, []string{"v1 deleting"}) {
+			t.Fatal(got)
+		}
+		for _, v := range []meta.VolumeID{c, d} {
+			if row, err := s.cluster.Volume(t.Context(), v); err == nil && row.State == cluster.VolumeActive {
+				if got := a.list(t, v); !slices.Equal(got, []string{"old"}) {
+					t.Fatal(got)
+				}
+			}
+		}
+	}
+	told()
+	if _, err := a.Clone(t.Context(), 1, "v1", "e"); meta.KindOf(err) != meta.NoSuchSnapshot {
+		t.Fatal(err)
+	}
+	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: c})
+	told()
+	s.crash()
+	s.start()
+	told()
+	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: d})
+	eventually(t, "it went with its last clone", func() error {
+		row, err := s.cluster.Volume(t.Context(), 1)
+		if err != nil {
+			return err
+		}
+		return unless(len(a.names(t)) == 0 && len(row.Dropped) == 0)
+	})
+	// One that nothing needs goes at once.
+	a.snapshot(t, "v2")
+	if _, err := a.DropSnapshot(t.Context(), 1, "v2"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "nothing is left", func() error { return unless(len(a.names(t)) == 0 && len(s.pins(1)) == 0) })
+	s.exactIn(1)
+}
+
 // The server dies at each step of making a clone and of deleting it. After that
 // a clone is there as a whole, or not at all, and its origin knows.
 func TestCloneInterrupted(t *testing.T) {

@@ -504,6 +504,11 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		if err != nil {
 			return err
 		}
+		for i, x := range l.Snapshots {
+			if slices.Contains(v.Dropped, x.At) {
+				l.Snapshots[i].State = wire.SnapshotDeleting
+			}
+		}
 		if i := l.Named(q.Digest); i >= 0 && l.Snapshots[i].Digest == nil {
 			unpaced := q.Unpaced && s.mayAdmin(ctx, sess, &wire.Admin{Op: wire.AdminSnapshotCreate, Volume: v.ID}) == nil
 			o.awaitDigest(l.Snapshots[i].At, unpaced)
@@ -534,7 +539,11 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		tellUnanswered(&i, late)
 		return reportJSON(re, i)
 	case wire.AdminSnapshotDelete:
-		sn, err := o.deleteUnpinned(ctx, m.Entry)
+		var q wire.SnapshotRequest
+		if err := body(&q); err != nil {
+			return err
+		}
+		sn, err := o.deleteUnpinned(ctx, m.Entry, q.Later)
 		if err != nil {
 			return err
 		}

@@ -155,6 +155,10 @@ type SnapshotRequest struct {
 	// (Unavailable). A server that knows nothing of this does not say so in its answer, nor
 	// does one that finds what an owner of before it took for this request.
 	Strict bool `json:"strict,omitempty"`
+	// Later, of AdminSnapshotDelete: one that clones need is not refused (Busy), but goes
+	// with the last of them, and is told of as being deleted until then. A server that
+	// knows nothing of this refuses.
+	Later bool `json:"later,omitempty"`
 }
 
 // DiffRequest is AdminSnapshotDiff's body.

@@ -298,12 +298,31 @@ func TestRestore(t *testing.T) {
 	if b, err := os.ReadFile(r.path("pvc-1", "f")); err != nil || string(b) != "two" {
 		t.Errorf("the origin reads %q, %v", b, err)
 	}
-	_, err := r.controller().DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: x})
-	wants(t, "a snapshot that a volume needs is deleted", err, codes.FailedPrecondition)
+	// Deleted, the snapshot is gone for everybody but the volume that needs it, and its
+	// origin stays as long as that.
+	must(t, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x})
+	must(t, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x})
+	if l := must(t, r.controller().ListSnapshots, &csi.ListSnapshotsRequest{}).GetEntries(); len(l) != 0 {
+		t.Errorf("a deleted snapshot is listed: %v", l)
+	}
+	late := claim("pvc-4", nil)
+	late.VolumeContentSource = fromSnapshot(x)
+	_, err := r.controller().CreateVolume(t.Context(), late)
+	wants(t, "a volume from a deleted snapshot", err, codes.NotFound)
+	_, err = r.controller().DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+	wants(t, "the origin is deleted", err, codes.FailedPrecondition)
 	for v, at := range made {
+		if b, err := os.ReadFile(at + "/f"); err != nil || string(b) != "its own" {
+			t.Errorf("%s reads %q, %v", at, b, err)
+		}
 		r.gone(v, at)
 	}
-	must(t, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x})
+	r.until("the snapshot went with the volume", func() error {
+		if out, err := r.ctl("snapshot", "list", "csi-pvc-1"); err != nil || strings.Contains(string(out), "csi-s") {
+			return fmt.Errorf("%s %w", out, err)
+		}
+		return nil
+	})
 	r.gone(id, staging)
 	r.clean()
 }
@@ -428,12 +447,10 @@ func TestReadOnlyClaim(t *testing.T) {
 	if n := pins(); n != 1 {
 		t.Errorf("%d pins for one mount", n)
 	}
-	_, err := r.controller().DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: x})
-	wants(t, "a snapshot that a claim needs is deleted", err, codes.FailedPrecondition)
 
 	// Somebody takes the claim away from under its pods.
 	must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: b})
-	_, err = r.controller().DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: x})
+	_, err := r.controller().DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: x})
 	wants(t, "a snapshot that is mounted is deleted", err, codes.FailedPrecondition)
 	shows("at-b")
 	// Its process is killed. The kernel would tell for an hour what the root is.
@@ -465,8 +482,9 @@ func TestReadOnlyClaim(t *testing.T) {
 	if got := shows("at-c"); got != "csi-c:" {
 		t.Errorf("a volume that may be written is mounted from %s", got)
 	}
-	r.gone(c, r.path("at-c"))
 	must(t, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x})
+	shows("at-c")
+	r.gone(c, r.path("at-c"))
 	r.gone(id, staging)
 	r.clean()
 }
