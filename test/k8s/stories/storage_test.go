@@ -18,10 +18,11 @@ import (
 
 var (
 	suiteFocus       = flag.String("suite-focus", "External.Storage", "which of Kubernetes' storage tests TestStorageSuite runs, a regular expression")
-	suiteSkip        = flag.String("suite-skip", `\[Disruptive\]|\[Feature:Windows\]|any volume data source|multiple pods should modify volumes`, "which of these not; docs/kubernetes.md says why")
-	suiteDefinitions = flag.String("suite-definitions", "racks.yaml,driver.yaml", "the driver as described by which files of test/k8s/upstream; racks.yaml is for what depends on places, whatever -suite-focus says")
+	suiteSkip        = flag.String("suite-skip", suiteNever+`|any volume data source|volume-modify-stress|Always.*initial fsgroup, new pod`, "which of these not; docs/kubernetes.md says why")
+	suiteDefinitions = flag.String("suite-definitions", "racks.yaml,at-once.yaml,driver.yaml,inline.yaml", "the driver as described by which files of test/k8s/upstream; -suite-focus and -suite-skip are for driver.yaml, each other file is for the tests that it is needed for")
 	suiteWithin      = flag.Duration("suite-within", 2*time.Hour, "when tests of TestStorageSuite are cut off")
 	suiteProcs       = flag.Int("suite-procs", 4, "how many of them at a time")
+	suiteReports     = flag.String("suite-reports", "", "directory to keep what they say of each test (ginkgo's output and report, for each definition); \"\": not kept")
 )
 
 // spec is a test in ginkgo's report.
@@ -38,6 +39,29 @@ func (s spec) name() string {
 	return strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
 }
 
+// group is what of a driver a test is about, without kinds of volumes and features.
+func (s spec) group() string {
+	if len(s.ContainerHierarchyTexts) < 2 {
+		return s.name()
+	}
+	return strings.Join(strings.Fields(brackets.ReplaceAllString(s.ContainerHierarchyTexts[1], " ")), " ")
+}
+
+var brackets = regexp.MustCompile(`\[[^]]*\]`)
+
+// tally counts the tests of a group.
+type tally struct{ passed, failed, skipped, left int }
+
+// suiteFocuses are the tests that a definition is made for.
+var suiteFocuses = map[string]string{
+	"racks.yaml":   "topology|capacity",
+	"at-once.yaml": "volume-modify-stress",
+	"inline.yaml":  "CSI Ephemeral",
+}
+
+// suiteNever are those that run with no definition; docs/kubernetes.md says why.
+const suiteNever = `\[Disruptive\]|\[Feature:Windows\]`
+
 // TestStorageSuite: Kubernetes' own tests of storage drivers, with the definition of
 // ours in test/k8s/upstream.
 func TestStorageSuite(t *testing.T) {
@@ -49,43 +73,65 @@ func TestStorageSuite(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Of these are the tests' own.
-	example := the.File("deploy/kubernetes/examples/attributes.yaml")
-	s.kubectl("apply", "-f", example)
-	t.Cleanup(func() { s.kubectl("delete", "-f", example, "--wait=false") })
+	for _, f := range []string{"deploy/kubernetes/examples/attributes.yaml", "test/k8s/upstream/at-once-class.yaml"} {
+		s.kubectl("apply", "-f", the.File(f))
+		t.Cleanup(func() { s.kubectl("delete", "-f", the.File(f), "--wait=false") })
+	}
 
-	passed, failed, skipped := 0, 0, map[string]int{}
+	passed, failed, skipped, groups := 0, 0, map[string]int{}, map[string]*tally{}
 	for _, d := range strings.Split(*suiteDefinitions, ",") {
-		definition, focus := d, *suiteFocus
-		if definition == "racks.yaml" {
-			focus = "topology|capacity"
+		definition, focus, skip := d, *suiteFocus, *suiteSkip
+		if own := suiteFocuses[definition]; own != "" {
+			focus, skip = own, suiteNever
 		}
-		out, err := os.Create(filepath.Join(t.TempDir(), "out"))
+		if definition == "inline.yaml" {
+			s.inline()
+		}
+		dir := cmp.Or(*suiteReports, t.TempDir())
+		out, err := os.Create(filepath.Join(dir, definition+".out"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		report := filepath.Join(t.TempDir(), "report.json")
-		err = suite.Run(ctx, the.File("test/k8s/upstream/"+definition), focus, *suiteSkip, *suiteProcs, *suiteWithin, report, out)
+		report := filepath.Join(dir, definition+".json")
+		err = suite.Run(ctx, the.File("test/k8s/upstream/"+definition), focus, skip, *suiteProcs, *suiteWithin, report, out)
 		out.Close()
 		if err != nil {
 			b, _ := os.ReadFile(out.Name())
 			t.Fatalf("%v\n%s", err, b)
 		}
 		for _, r := range read(t, report) {
+			group := definition + " " + r.group()
+			g := groups[group]
+			if g == nil {
+				g = &tally{}
+				groups[group] = g
+			}
 			switch name := r.name(); {
 			case r.State == "passed":
 				passed++
+				g.passed++
 				t.Logf("%6.1f s  %s", r.RunTime.Seconds(), name)
 			case r.State == "skipped" && r.Failure.Message != "":
 				skipped[reason(r.Failure.Message)]++
+				g.skipped++
 			case r.State == "skipped" || r.State == "pending": // not in focus
+				g.left++
 			default:
 				failed++
+				g.failed++
 				t.Errorf("%s: %s\n%s", r.State, name, r.Failure.Message)
 			}
 		}
 	}
 	for _, why := range slices.SortedFunc(maps.Keys(skipped), func(a, b string) int { return cmp.Or(skipped[b]-skipped[a], cmp.Compare(a, b)) }) {
 		t.Logf("skipped %3d: %s", skipped[why], why)
+	}
+	for _, name := range slices.Sorted(maps.Keys(groups)) {
+		g := groups[name]
+		if g.passed+g.failed+g.skipped == 0 {
+			continue
+		}
+		t.Logf("%-40s %3d passed, %3d failed, %3d skipped themselves, %3d not asked to run", name, g.passed, g.failed, g.skipped, g.left)
 	}
 	t.Logf("%d passed, %d failed", passed, failed)
 	if passed == 0 {

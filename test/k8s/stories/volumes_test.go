@@ -10,10 +10,37 @@ import (
 )
 
 // TestInline: where the driver is deployed so, a pod brings a volume along, which
-// goes with it. The nodes are administrators then, and clients again after it; this
-// is the last of the stories.
+// goes with it. This is the last of the stories.
 func TestInline(t *testing.T) {
 	s := begin(t)
+	s.inline()
+	s.apply(fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata: {name: p, namespace: NAMESPACE}
+spec:
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {kubernetes.io/hostname: node2}
+  containers:
+    - name: main
+      image: %s
+      command: [sleep, "100000"]
+      volumeMounts: [{name: scratch, mountPath: /scratch}]
+  volumes:
+    - name: scratch
+      csi: {driver: csi.penstock.io, volumeAttributes: {size: 32Mi}}`, rig.Image))
+	s.ready("p")
+	s.want("p", "echo x > /scratch/x; cat /scratch/x; df -Pk /scratch | awk 'NR==2 {print $2}'", "x\n32768")
+	if v, err := the.Volumes(t.Context()); err != nil || len(v) != 1 {
+		t.Errorf("volumes: %v %v", v, err)
+	}
+	s.kubectl("delete", "pod", "p", "--timeout=60s")
+	s.until(patience, "it is gone with its pod", s.left)
+}
+
+// inline lets pods bring volumes along until the test ends. The nodes are
+// administrators then, and clients again after it.
+func (s *story) inline() {
+	s.Helper()
 	// The nodes become bearers of a role. What they were before is put aside for when
 	// they are that again: a name is given once.
 	deploy := func(role, before string, inline bool) error {
@@ -45,37 +72,16 @@ func TestInline(t *testing.T) {
 		return the.Deploy(ctx, rig.Change{Inline: inline})
 	}
 	if err := deploy("admin", "client", true); err != nil {
-		t.Fatal(err)
+		s.Fatal(err)
 	}
-	t.Cleanup(func() {
+	s.Cleanup(func() {
 		if err := deploy("client", "admin", false); err != nil {
-			t.Error(err)
+			s.Error(err)
 		}
 		for _, node := range nodes {
 			if _, err := the.Penstock(context.Background(), "cluster", "evict", "admin/"+node); err != nil {
-				t.Error(err)
+				s.Error(err)
 			}
 		}
 	})
-	s.apply(fmt.Sprintf(`apiVersion: v1
-kind: Pod
-metadata: {name: p, namespace: NAMESPACE}
-spec:
-  terminationGracePeriodSeconds: 1
-  nodeSelector: {kubernetes.io/hostname: node2}
-  containers:
-    - name: main
-      image: %s
-      command: [sleep, "100000"]
-      volumeMounts: [{name: scratch, mountPath: /scratch}]
-  volumes:
-    - name: scratch
-      csi: {driver: csi.penstock.io, volumeAttributes: {size: 32Mi}}`, rig.Image))
-	s.ready("p")
-	s.want("p", "echo x > /scratch/x; cat /scratch/x; df -Pk /scratch | awk 'NR==2 {print $2}'", "x\n32768")
-	if v, err := the.Volumes(t.Context()); err != nil || len(v) != 1 {
-		t.Errorf("volumes: %v %v", v, err)
-	}
-	s.kubectl("delete", "pod", "p", "--timeout=60s")
-	s.until(patience, "it is gone with its pod", s.left)
 }
