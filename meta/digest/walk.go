@@ -48,6 +48,10 @@ type Way struct {
 	// Turn, unless nil, is called before each block, with the bytes that are to be
 	// read of it: none if its digest is known. When it returns, they may be.
 	Turn func(ctx context.Context, n int) error
+	// Believe, unless nil, is asked about each block whose digest Known has: its bytes
+	// end at hi of its file, and lie in the first of these extents. If it gives false
+	// the block is read.
+	Believe func(extents []meta.Extent, hi uint64, places Sum) bool
 	// Aside, unless nil, tells how many blocks may be read and summed at a time from
 	// now on. For each there is a buffer. Nothing but Source.ReadAt is called beside
 	// anything else.
@@ -238,13 +242,14 @@ func (w *walker) content(ctx context.Context, ino meta.Ino, size uint64) (*conte
 			extents = extents[1:]
 		}
 		var any, ok bool
-		l.places, any = placesOf(extents, off, off+l.n)
+		l.places, any = PlacesOf(extents, off, off+l.n)
 		switch {
 		case off < uint64(len(inline)): // cheap to read again
 		case !any:
 			l.sum, ok = Zeros(int(l.n)), true
 		case w.Known != nil:
 			l.sum, ok = w.Known.Get(l.places)
+			ok = ok && (w.Believe == nil || w.Believe(extents, off+l.n, l.places))
 			l.keep = !ok
 		}
 		if !ok {
@@ -304,11 +309,11 @@ func (w *walker) begin(ctx context.Context, ino meta.Ino, off uint64, l *leaf) e
 	return nil
 }
 
-// placesOf names the bytes of a block by where they lie; any is false if there
-// are none, only zeros.
+// PlacesOf names the bytes of a block, [lo, hi) of a file, by where they lie; extents
+// are in order, and any is false if there are no bytes, only zeros.
 //
 //	H(05 | length 8 | (offset in the block 8 | length 8 | chunk 16 | offset in the chunk 8)*)
-func placesOf(extents []meta.Extent, lo, hi uint64) (places Sum, any bool) {
+func PlacesOf(extents []meta.Extent, lo, hi uint64) (places Sum, any bool) {
 	p := binary.BigEndian.AppendUint64([]byte{5}, hi-lo)
 	for _, e := range extents {
 		if e.Off >= hi {

@@ -98,8 +98,11 @@ type digesting struct {
 
 	mu      sync.Mutex
 	awaited map[meta.Generation]waited // somebody waits for it
-	tried   map[meta.Generation]*retry // it failed
-	oldest  bool                       // whose turn it is among those that nobody waits for
+	// arrivals are what was written to a mirror's target, to be summed before a digest
+	// is computed of it; maxArrived at most.
+	arrivals []arrival
+	tried    map[meta.Generation]*retry // it failed
+	oldest   bool                       // whose turn it is among those that nobody waits for
 
 	busy bool // guarded by the owner's mu
 }
@@ -125,6 +128,16 @@ func (r *retry) failed(err error, now time.Time) {
 // digestDir is where a volume's known blocks are.
 func (s *Server) digestDir(v meta.VolumeID) string {
 	return filepath.Join(s.cfg.DigestDir, fmt.Sprintf("volume-%d", v))
+}
+
+// digestsHere tells whether owners of this process compute digests.
+func (s *Server) digestsHere() bool { return s.cfg.Chunks != nil && s.cfg.DigestDir != "" }
+
+// digestBusy notes whether the owner computes a digest now.
+func (o *owner) digestBusy(yes bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.digesting.busy = yes
 }
 
 // wakeUp tells who waits at a channel of capacity 1.
@@ -169,11 +182,18 @@ func (d *digesting) isAwaited(at meta.Generation) (awaited, unpaced bool) {
 // digestLoop computes what is missing.
 func (o *owner) digestLoop() {
 	s, d := o.srv, &o.digesting
-	if s.cfg.Chunks == nil || s.cfg.DigestDir == "" || o.await(o.ctx, o.recovered) != nil {
+	if !s.digestsHere() || o.await(o.ctx, o.recovered) != nil {
 		return
 	}
 	for o.ctx.Err() == nil {
 		sn, ok, next, err := o.undigested()
+		if awaited, _ := d.isAwaited(sn.At); err == nil && !(ok && awaited) && d.someArrived() {
+			if err := o.sumArrivals(); err != nil && o.ctx.Err() == nil {
+				o.log.Warn("what a mirror copies is summed when all of it is there", "error", err)
+				d.forgetArrivals()
+			}
+			continue
+		}
 		if err == nil && ok {
 			o.tryDigest(sn, nil)
 			continue
@@ -296,17 +316,18 @@ func (o *owner) tryDigest(sn meta.Snapshot, blocks *known.Blocks) {
 
 // turn is the right of a digest to read.
 type turn struct {
-	o      *owner
-	sn     meta.Snapshot
-	blocks *known.Blocks // nil: before the first turn
-	nested bool          // it goes before another one that was begun, whose blocks it has
-	in     *lane         // whose slot it has; nil: none
-	since  time.Time
+	o        *owner
+	sn       meta.Snapshot
+	arrivals bool          // of what arrived in a mirror's target, and not of a snapshot
+	blocks   *known.Blocks // nil: before the first turn
+	nested   bool          // it goes before another one that was begun, whose blocks it has
+	in       *lane         // whose slot it has; nil: none
+	since    time.Time
 }
 
 // take waits until it is this digest's turn, and then until it may ask so many
 // questions and read n bytes more. One of another snapshot of the volume that somebody
-// waits for is computed first. Errors: the owner's end.
+// waits for is computed first. Errors: the owner's end; errOvertaken.
 func (t *turn) take(ctx context.Context, questions, n int) error {
 	d := &t.o.digesting
 	hurried := false
@@ -318,7 +339,11 @@ func (t *turn) take(ctx context.Context, questions, n int) error {
 	for hurried || t.in == nil || time.Since(t.since) > t.o.srv.cfg.digestTurn {
 		t.leave()
 		from := &t.o.srv.digests.background
-		if awaited, unpaced := d.isAwaited(t.sn.At); unpaced {
+		if t.arrivals {
+			if from = &t.o.srv.digests.unpaced; hurried {
+				return errOvertaken
+			}
+		} else if awaited, unpaced := d.isAwaited(t.sn.At); unpaced {
 			from = &t.o.srv.digests.unpaced
 		} else if awaited {
 			from = &t.o.srv.digests.awaited
@@ -362,7 +387,8 @@ func (o *owner) pace(l *rate.Limiter, n int) error {
 	return nil
 }
 
-// errOvertaken ends a digest that has not begun: another one is to be computed first.
+// errOvertaken ends a digest that has not begun, and what is done before one: another
+// one is to be computed first.
 var errOvertaken = errors.New("another digest comes first")
 
 // letPass computes the digests of the volume that somebody waits for. This is not
@@ -401,13 +427,8 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 	t := &turn{o: o, sn: sn, blocks: blocks, nested: blocks != nil}
 	defer t.leave()
 	if !t.nested {
-		busy := func(yes bool) {
-			o.mu.Lock()
-			o.digesting.busy = yes
-			o.mu.Unlock()
-		}
-		busy(true)
-		defer busy(false)
+		o.digestBusy(true)
+		defer o.digestBusy(false)
 		// However many volumes wait for their first turn, they take no memory.
 		if err := t.take(o.ctx, 0, 0); err != nil {
 			return err
@@ -438,9 +459,20 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 	where := func(ctx context.Context, op meta.Op) (*meta.Result, error) {
 		return o.askAt(ctx, sn.At, op, func() {})
 	}
+	way := digest.Way{Known: t.blocks, Turn: before, Aside: t.aside}
+	var v *vouching
+	if o.isMirror() {
+		v = o.newVouching()
+		way.Believe = func(extents []meta.Extent, hi uint64, places digest.Sum) bool {
+			return t.blocks.Before(places) || v.block(extents, hi)
+		}
+	}
 	sum, p, err := digest.Walk(o.ctx, digest.Asked{Ask: ask, Read: func(ctx context.Context, ino meta.Ino, p []byte, off uint64) error {
 		return o.readAt(ctx, where, ino, p, off)
-	}}, digest.Way{Known: t.blocks, Turn: before, Aside: t.aside})
+	}}, way)
+	if v != nil {
+		err = errors.Join(err, v.group.Wait())
+	}
 	if err != nil {
 		return err
 	}
@@ -493,37 +525,60 @@ func (o *owner) tryAt(at meta.Generation, op meta.Op) (*meta.Result, <-chan stru
 
 // readAt reads the bytes of a file of a tree that ask answers for.
 func (o *owner) readAt(ctx context.Context, ask func(context.Context, meta.Op) (*meta.Result, error), ino meta.Ino, p []byte, off uint64) error {
-	clear(p)
-	end := off + uint64(len(p))
-	for at0 := off; at0 < end; {
-		res, err := ask(ctx, &meta.Open{Ino: ino, Off: at0, Len: end - at0})
+	var m fileMap
+	if err := m.ask(func(op meta.Op) (*meta.Result, error) { return ask(ctx, op) }, ino, off, off+uint64(len(p))); err != nil {
+		return err
+	}
+	return o.readMapped(ctx, &m, p, off)
+}
+
+// fileMap says where a part of a file lies.
+type fileMap struct {
+	extents []meta.Extent // in order, holes left out
+	inline  []byte        // its beginning
+	places  map[meta.ChunkID]meta.ChunkPlace
+}
+
+// ask finds out where the bytes [off, end) lie.
+func (m *fileMap) ask(ask func(meta.Op) (*meta.Result, error), ino meta.Ino, off, end uint64) error {
+	m.places = map[meta.ChunkID]meta.ChunkPlace{}
+	for off < end {
+		res, err := ask(&meta.Open{Ino: ino, Off: off, Len: end - off})
 		if err != nil {
 			return err
 		}
-		if off < uint64(len(res.Data)) {
-			copy(p, res.Data[off:])
-		}
-		places := map[meta.ChunkID]meta.ChunkPlace{}
+		m.inline = res.Data
 		for _, pl := range res.Places {
-			places[pl.ID] = pl
+			m.places[pl.ID] = pl
 		}
-		for _, e := range res.Extents {
-			lo, hi := max(e.Off, off), min(e.End(), end)
-			if e.Chunk.IsZero() || lo >= hi {
-				continue
-			}
-			pl, ok := places[e.Chunk]
-			if !ok {
-				return meta.E("digest", meta.Unavailable, o.subject(), fmt.Errorf("nobody says where chunk %v lies", e.Chunk))
-			}
-			if err := o.srv.cfg.Chunks.ReadAt(ctx, pl, p[lo-off:hi-off], e.ChunkOff+lo-e.Off); err != nil {
-				return err
-			}
-		}
+		m.extents = append(m.extents, res.Extents...)
 		if res.EOF || len(res.Extents) == 0 {
 			break
 		}
-		at0 = res.Extents[len(res.Extents)-1].End()
+		off = m.extents[len(m.extents)-1].End()
+	}
+	return nil
+}
+
+// readMapped reads bytes of a file from where they lie; in holes there are zeros.
+func (o *owner) readMapped(ctx context.Context, m *fileMap, p []byte, off uint64) error {
+	clear(p)
+	if off < uint64(len(m.inline)) {
+		copy(p, m.inline[off:])
+	}
+	end := off + uint64(len(p))
+	for _, e := range m.extents {
+		lo, hi := max(e.Off, off), min(e.End(), end)
+		if e.Chunk.IsZero() || lo >= hi {
+			continue
+		}
+		pl, ok := m.places[e.Chunk]
+		if !ok {
+			return meta.E("digest", meta.Unavailable, o.subject(), fmt.Errorf("nobody says where chunk %v lies", e.Chunk))
+		}
+		if err := o.srv.cfg.Chunks.ReadAt(ctx, pl, p[lo-off:hi-off], e.ChunkOff+lo-e.Off); err != nil {
+			return err
+		}
 	}
 	return nil
 }

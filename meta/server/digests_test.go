@@ -58,7 +58,8 @@ func (f *fakeReader) of(id meta.ChunkID) int {
 type digesters struct {
 	*site
 	*peer
-	r fakeReader
+	r      fakeReader
+	chunks *fakeChunks
 }
 
 // newDigesters makes one that computes digests as adjust says, which may be nil; if
@@ -77,7 +78,7 @@ func newDigesters(t *testing.T, now bool, adjust func(*Config)) *digesters {
 		}
 	}
 	d.again()
-	d.chunkServer(1)
+	d.chunks = d.chunkServer(1)
 	d.peer = d.dial("a")
 	now = true
 	return d
@@ -476,6 +477,79 @@ func TestDigestFails(t *testing.T) {
 	if x.due.Sub(now) != digestRetryMost {
 		t.Error(x.due.Sub(now))
 	}
+}
+
+// TestArrivals: what is written to a mirror's target is summed as it arrives, and not read
+// for the digest again; that believes it only when a server has verified the chunk that
+// it lies in, and what an earlier digest had it believes.
+func TestArrivals(t *testing.T) {
+	d := newDigesters(t, true, nil)
+	d.take(t, 1, "one")
+	d.fill(t, meta.LockWrite)
+	if err := d.ShowSnapshot(t.Context(), 1, "one"); err != nil {
+		t.Fatal(err)
+	}
+	arrive := func(name string, blocks int) (id meta.ChunkID) {
+		t.Helper()
+		id = d.blocks(t, 1, name, blocks)
+		eventually(t, "it is summed", func() error { return unless(d.r.of(id) == blocks) })
+		return id
+	}
+	verified := func(id meta.ChunkID) int { return len(d.chunks.ordered(id, meta.OrderVerify)) }
+	f := arrive("f", 9)
+	arrive("gone", 1)
+	d.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "gone"}, meta.LeaseNone)
+	if err := d.TakeTarget(t.Context(), 1, "two"); err != nil {
+		t.Fatal(err)
+	}
+	await := func(name string) (i wire.SnapshotInfo) {
+		t.Helper()
+		eventually(t, "a digest of "+name+", or why there is none", func() (err error) {
+			i, err = d.AwaitDigest(t.Context(), 1, name, true)
+			return errors.Join(err, unless(i.Digest != nil || i.DigestError != ""))
+		})
+		return i
+	}
+	// The server does not have the chunk.
+	if i := await("two"); i.Digest != nil || !strings.Contains(i.DigestError, f.String()) || verified(f) == 0 {
+		t.Fatalf("%+v, %d orders", i, verified(f))
+	}
+	d.chunks.has(f, 9*digest.BlockSize, 9*digest.BlockSize)
+	o := d.srv.opened(1)
+	o.digesting.mu.Lock()
+	for _, r := range o.digesting.tried {
+		r.due = time.Now()
+	}
+	o.digesting.mu.Unlock()
+	wakeUp(o.digesting.wake)
+	if i := d.awaitDigest(t, 1, "two"); i.Read != 0 || d.r.of(f) != 9 {
+		t.Errorf("%+v after %d reads of 9 blocks", i, d.r.of(f))
+	}
+	before := verified(f)
+	g := arrive("g", 2)
+	d.chunks.has(g, 2*digest.BlockSize, 2*digest.BlockSize)
+	if err := d.TakeTarget(t.Context(), 1, "three"); err != nil {
+		t.Fatal(err)
+	}
+	if i := await("three"); i.Digest == nil || i.Digest.Read != 0 || verified(g) != 1 || verified(f) != before {
+		t.Errorf("%+v, verified %d and %d times", i, verified(g), verified(f)-before)
+	}
+
+	// However much arrives.
+	var many meta.Write
+	for i := range uint64(maxArrived + 1000) {
+		many.Extents = append(many.Extents, meta.Extent{Off: 2 * i, Len: 1})
+	}
+	o.mu.Lock() // none is summed
+	defer o.mu.Unlock()
+	o.arrived(&many)
+	o.arrived(&meta.Write{Ino: 7, Extents: []meta.Extent{{Len: 1}, {Off: 1, Len: 1}}})
+	o.digesting.mu.Lock()
+	defer o.digesting.mu.Unlock()
+	if n := len(o.digesting.arrivals); n > maxArrived || n < maxArrived-1 {
+		t.Errorf("%d wait, there is room for %d", n, maxArrived)
+	}
+	o.digesting.arrivals = nil
 }
 
 // TestDigestOfAnew: who waits for the digest of a snapshot means the one that can be

@@ -461,6 +461,9 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	o.cur.sessions[s] = struct{}{}
 	before := o.quota.used
 	o.apply(effects, s.id)
+	if written, ok := op.(*meta.Write); ok && o.mirror != 0 {
+		o.arrived(written)
+	}
 	o.charge(s.id, c, before)
 	j := o.sessions[s.id]
 	kept := &keptReply{id: c.ID, seq: re.Seq, re: re}

@@ -688,13 +688,20 @@ func (o *owner) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fenc
 // suspect asks the sources of a copy that failed whether they have the chunk.
 func (o *owner) suspect(rec *meta.ChunkRecord, servers []meta.ServerID) {
 	for _, id := range servers {
-		ctx, cancel := context.WithTimeout(o.ctx, copyPatience)
-		_, err := o.order(ctx, id, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID})
-		cancel()
-		switch meta.KindOf(err) {
-		case meta.Corrupt, meta.NoSuchChunk, meta.IO:
-			o.log.Warn("a replica does not verify", "chunk", rec.ID, "server", id, "error", err)
-			o.faults.set(rec.ID, id, placement.Bad, true)
-		}
+		_ = o.verifyReplica(o.ctx, rec, id, copyPatience) // it notes what is wrong
 	}
+}
+
+// verifyReplica has a server read all of its replica and compare it with the checksums,
+// and notes that it is bad if it is. Errors: Corrupt, NoSuchChunk, IO; Unavailable.
+func (o *owner) verifyReplica(ctx context.Context, rec *meta.ChunkRecord, id meta.ServerID, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	_, err := o.order(ctx, id, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID})
+	switch meta.KindOf(err) {
+	case meta.Corrupt, meta.NoSuchChunk, meta.IO:
+		o.log.Warn("a replica does not verify", "chunk", rec.ID, "server", id, "error", err)
+		o.faults.set(rec.ID, id, placement.Bad, true)
+	}
+	return err
 }

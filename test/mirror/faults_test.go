@@ -1,10 +1,13 @@
 package mirror
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -493,6 +496,76 @@ func TestPausedRound(t *testing.T) {
 	m.Must("mirror", "pause", "dst")
 	r = m.mirror("dst")
 	same(t, src, dst, &r.Mirror)
+}
+
+// TestFlippedBeforeShown changes a byte on the disk of what a round copied, and summed,
+// before it was paused: its readers see nothing of that round, and its status says why.
+func TestFlippedBeforeShown(t *testing.T) {
+	t.Parallel()
+	m := newCluster(t)
+	m.Run("chunkserver", "--data", filepath.Join(m.Dir, "c2"), "--cluster", m.Addr, "--topology", "/dc/r2/n2")
+	src := m.volume("src")
+	m.Must("volume", "set", "src", "--topology", "/dc/r1")
+	w := newWriter(t, src, *seed+950)
+	m.Until("a second rack", func() error {
+		_, err := m.Ctl("mirror", "create", "src", "dst", "--topology", "/dc/r2", "--rate", "512K")
+		return err
+	})
+	m.copier()
+	m.Must("mirror", "sync", "dst", "--wait")
+	shown := m.mirror("dst").Last.Snapshot
+	secret := w.bytes(64 << 10)
+	e, err := src.Create(t.Context(), nil, meta.Create{Parent: meta.RootIno, Name: "b", Mode: meta.TypeRegular | 0o644})
+	w.must(err)
+	_, err = src.Write(t.Context(), nil, e.Attr.Ino, secret, 0, false, false)
+	w.must(err)
+	w.file("big", 16<<20) // for longer than any command takes
+	m.Must("mirror", "sync", "dst")
+	// The chunk servers' data files have the bytes as they are.
+	at := map[string]int64{}
+	m.Until("b is on the target's disk", func() error {
+		err := filepath.WalkDir(filepath.Join(m.Dir, "c2"), func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || filepath.Ext(path) != ".data" {
+				return nil // gone since, or the log that readers do not see
+			}
+			p, err := os.ReadFile(path)
+			if i := bytes.Index(p, secret[:1000]); err == nil && i >= 0 {
+				at[path] = int64(i) + 100
+			}
+			return nil
+		})
+		if len(at) == 0 {
+			err = errors.Join(err, errors.New("not yet"))
+		}
+		return err
+	})
+	time.Sleep(2 * time.Second) // so that its time is set, and it is summed; if not, that is as good a round
+	m.Must("mirror", "pause", "dst")
+	if r := m.mirror("dst"); r.Round == nil || !r.Round.Copied.IsZero() {
+		t.Fatalf("it is over before it was paused: %+v", r.Mirror)
+	}
+	for path, off := range at {
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		w.must(err)
+		_, err = f.WriteAt([]byte{secret[100] ^ 1}, off)
+		w.must(errors.Join(err, f.Close()))
+		t.Log(path, off, m.mirror("dst").Round.Sent)
+	}
+	m.rate("dst", "0")
+	m.Must("mirror", "resume", "dst")
+	m.Until("the round fails", func() error {
+		r := m.mirror("dst")
+		if r.Last.Snapshot != shown {
+			t.Fatalf("readers see what was changed on the disk: %+v", r.Mirror)
+		}
+		if r.Error == "" {
+			return fmt.Errorf("%+v", r.Mirror)
+		}
+		return nil
+	})
+	if r := m.mirror("dst"); r.Last.Snapshot != shown || !strings.Contains(r.Error, "digest can't be computed") {
+		t.Errorf("%+v", r.Mirror)
+	}
 }
 
 // TestWrongTurns: what was refused leaves nothing behind, and what leads to

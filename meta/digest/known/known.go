@@ -99,6 +99,12 @@ func (b *Blocks) Get(places digest.Sum) (block digest.Sum, ok bool) {
 	return block, ok
 }
 
+// Before tells whether a digest that was finished had a block.
+func (b *Blocks) Before(places digest.Sum) bool {
+	_, ok := b.old.get(places)
+	return ok
+}
+
 // Put remembers a block; after a write that failed no more, and on a disk without
 // room not all.
 func (b *Blocks) Put(places, block digest.Sum) {
