@@ -626,6 +626,55 @@ func TestViewNumbersAreInherited(t *testing.T) {
 	}
 }
 
+// A file comes back from a snapshot without a byte being moved, over what was made of
+// it and is buffered still; the bytes stay when the snapshot goes.
+func TestCopyFromASnapshot(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1, MaxChunk: 8 << 20})
+	c, v := open(t, w, Config{})
+	ctx := t.Context()
+	then, small := make([]byte, 3<<20), []byte("small")
+	w.rng.Read(then)
+	ino, inline := create(t, v, "f"), create(t, v, "inline")
+	write(t, v, ino, then, 0)
+	write(t, v, inline, small, 0)
+	flushAll(t, v)
+	at := w.take("s")
+	write(t, v, ino, make([]byte, 1<<20), 1<<20)
+	copied := create(t, v, "copy")
+	write(t, v, copied, []byte("in the way"), 0)
+	flushAll(t, v)
+	write(t, v, ino, []byte("not committed"), 5)
+	sent := c.Stats().AppendedBytes
+	for _, to := range []meta.Ino{ino, copied} {
+		n, err := v.CopyRange(ctx, &Call{}, meta.CopyRange{Src: ino, Dst: to, Len: 1 << 30, At: at})
+		if to == copied && meta.KindOf(err) == meta.NotSupported { // it began inline
+			write(t, v, copied, make([]byte, meta.InlineMax+1), 0)
+			flushAll(t, v)
+			sent = c.Stats().AppendedBytes
+			n, err = v.CopyRange(ctx, &Call{}, meta.CopyRange{Src: ino, Dst: to, Len: 1 << 30, At: at})
+		}
+		if n != uint64(len(then)) || err != nil {
+			t.Fatalf("copied %d bytes, %v", n, err)
+		}
+	}
+	if n := c.Stats().AppendedBytes - sent; n > 100 { // what was buffered
+		t.Errorf("%d bytes were sent", n)
+	}
+	if _, err := v.CopyRange(ctx, &Call{}, meta.CopyRange{Src: inline, Dst: copied, Len: 10, At: at}); meta.KindOf(err) != meta.NotSupported {
+		t.Errorf("inline bytes: %v", err)
+	}
+	for !w.run(&meta.DropSnapshot{At: at}).EOF {
+	}
+	if _, err := v.CopyRange(ctx, &Call{}, meta.CopyRange{Src: ino, Dst: copied, Len: 10, At: at}); meta.KindOf(err) != meta.NoSuchSnapshot {
+		t.Errorf("from one that is gone: %v", err)
+	}
+	for _, to := range []meta.Ino{ino, copied} {
+		if !bytes.Equal(contents(t, v, to), then) {
+			t.Errorf("inode %d has other bytes", to)
+		}
+	}
+}
+
 // noSession opens no volume.
 type noSession struct{ metaSession }
 

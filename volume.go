@@ -354,15 +354,18 @@ func (v *Volume) changeMap(ctx context.Context, call *Call, in *inode, op meta.O
 }
 
 // CopyRange copies between files of this volume by sharing extents, and tells
-// how many bytes.
+// how many bytes; with req.At, from what a snapshot of it shows. Errors: as
+// meta.CopyRange; NotSupported (inline bytes, or from a snapshot at an owner of an
+// older version: copy the bytes), ReadOnly.
 func (v *Volume) CopyRange(ctx context.Context, call *Call, req meta.CopyRange) (uint64, error) {
 	if err := v.readOnly("copy range"); err != nil {
 		return 0, err
 	}
-	src, dst := v.node(req.Src), v.node(req.Dst)
-	defer src.put()
+	dst := v.node(req.Dst)
 	defer dst.put()
-	if src != dst {
+	if req.At == 0 && req.Src != req.Dst {
+		src := v.node(req.Src)
+		defer src.put()
 		// Its open end, too: extents are shared at explicit lengths.
 		if err := v.flushOne(ctx, src, flushClose); err != nil {
 			return 0, err

@@ -390,18 +390,28 @@ func (f *fileSystem) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.L
 // can share extents.
 const maxCopy = 1 << 30
 
-// CopyFileRange answers copy_file_range(2). Between volumes it is EXDEV, and
-// the kernel copies the bytes itself.
+// CopyFileRange answers copy_file_range(2), also from a volume's snapshot to the
+// volume. Between volumes it is EXDEV, and the kernel copies the bytes itself; so it
+// does from a snapshot that is gone, and hears that from its reads.
 func (f *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
 	src, srcIno := f.split(in.NodeId)
 	dst, dstIno := f.split(in.NodeIdOut)
-	if src != dst {
-		return 0, fuse.EXDEV
-	}
 	ctx := request(cancel)
-	v, err := f.volume(ctx, src)
+	var at meta.Generation
+	if src != dst {
+		v, err := f.volume(ctx, src)
+		if err != nil {
+			return 0, f.status("copy_file_range", in.NodeId, err)
+		}
+		of, s, ok := v.View()
+		if !ok || of != dst {
+			return 0, fuse.EXDEV
+		}
+		at = s.At
+	}
+	v, err := f.volume(ctx, dst)
 	if err != nil {
-		return 0, f.status("copy_file_range", in.NodeId, err)
+		return 0, f.status("copy_file_range", in.NodeIdOut, err)
 	}
 	for _, node := range []uint64{in.NodeId, in.NodeIdOut} {
 		if err := f.back.drain(node); err != nil {
@@ -409,8 +419,11 @@ func (f *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRang
 		}
 	}
 	n, err := v.CopyRange(ctx, f.call(&in.InHeader), meta.CopyRange{
-		Src: srcIno, SrcOff: in.OffIn, Dst: dstIno, DstOff: in.OffOut, Len: min(in.Len, maxCopy),
+		Src: srcIno, SrcOff: in.OffIn, Dst: dstIno, DstOff: in.OffOut, Len: min(in.Len, maxCopy), At: at,
 	})
+	if meta.KindOf(err) == meta.NoSuchSnapshot {
+		return 0, fuse.EXDEV
+	}
 	if err != nil {
 		return 0, f.status("copy_file_range", in.NodeId, err)
 	}

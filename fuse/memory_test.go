@@ -630,6 +630,11 @@ func (v *memVolume) CopyRange(_ context.Context, call *penstock.Call, req meta.C
 	defer v.mu.Unlock()
 	v.enter("copyrange", call)
 	src, dst := v.inodes[req.Src], v.inodes[req.Dst]
+	for _, s := range v.snaps {
+		if s.snap.At == req.At {
+			src = s.inodes[req.Src]
+		}
+	}
 	part := src.data[min(req.SrcOff, uint64(len(src.data))):min(req.SrcOff+req.Len, uint64(len(src.data)))]
 	if end := int(req.DstOff) + len(part); end > len(dst.data) {
 		dst.resize(end)

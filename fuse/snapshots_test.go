@@ -47,6 +47,9 @@ func prepareSnapshots(tree *memTree) {
 func TestSnapshots(t *testing.T) {
 	m := mount(t, Options{}, prepareSnapshots)
 	run(t, "snapshots", m.Dir())
+	if n := m.tree.volumes[1].count("copyrange"); n != 1 {
+		t.Errorf("%d copies shared what they copied", n)
+	}
 }
 
 func partSnapshots(dir string) error {
@@ -172,7 +175,7 @@ func partSnapshots(dir string) error {
 			return fmt.Errorf("%s: %v, want %v", c.what, c.err, c.want)
 		}
 	}
-	// A copy works, by the kernel's own means.
+	// A copy works, without a READ; between volumes by the kernel's own means.
 	from, err := os.Open(inside)
 	if err != nil {
 		return err
@@ -185,6 +188,17 @@ func partSnapshots(dir string) error {
 	defer to.Close()
 	if n, err := unix.CopyFileRange(int(from.Fd()), nil, int(to.Fd()), nil, 100, 0); n != 4 || err != nil {
 		return fmt.Errorf("copy_file_range: %d, %v", n, err)
+	}
+	beyond, err := os.Open(in("junction", ".snapshot", "two", "g"))
+	if err != nil {
+		return err
+	}
+	defer beyond.Close()
+	if n, err := unix.CopyFileRange(int(beyond.Fd()), nil, int(to.Fd()), nil, 100, 0); n != 6 || err != nil {
+		return fmt.Errorf("copy_file_range between volumes: %d, %v", n, err)
+	}
+	if err := expect("copied", read(in("copy")), "thensecond"); err != nil {
+		return err
 	}
 	// Locks hold, and a second look gives the same.
 	if err := unix.Flock(int(from.Fd()), unix.LOCK_EX); err != nil {

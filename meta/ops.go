@@ -255,13 +255,17 @@ type Fallocate struct {
 }
 
 // CopyRange makes bytes of Dst share the extents of Src, within one volume;
-// the caller has flushed both. Result.Off is the number of bytes copied.
+// the caller has flushed both. Result.Off is the number of bytes copied. With At,
+// Src is what that snapshot of the volume shows, and may be Dst as it was then.
+// Errors: FileTooBig, Invalid (the ranges overlap), NotSupported (inline bytes),
+// NoSuchSnapshot.
 type CopyRange struct {
 	Src    Ino
 	SrcOff uint64
 	Dst    Ino
 	DstOff uint64
 	Len    uint64
+	At     Generation // zero: the live volume
 }
 
 // Flags of SetXattr, as setxattr(2).

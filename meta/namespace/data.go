@@ -203,8 +203,14 @@ func (t *tx) write(op *meta.Write, res *meta.Result) error {
 		in.Mtime, in.Ctime = now, max(in.Ctime, now)
 	}
 	if op.Kill {
+		mode, flags := in.Mode, in.Flags
 		if err := t.killPriv(in); err != nil {
 			return err
+		}
+		if !content && !closes && (in.Mode != mode || in.Flags != flags) {
+			if err := t.changing(in, res); err != nil {
+				return err
+			}
 		}
 	}
 	if op.Seal {
@@ -611,7 +617,14 @@ func (t *tx) shift(in *inode, off, n uint64, collapse bool) error {
 // ---- copying
 
 func (t *tx) copyRange(op *meta.CopyRange, res *meta.Result) error {
-	src, err := t.regular("copy range", op.Src)
+	from := t
+	if op.At != 0 {
+		var err error
+		if from, err = t.asOf(op.At); err != nil {
+			return err
+		}
+	}
+	src, err := from.regular("copy range", op.Src)
 	if err != nil {
 		return err
 	}
@@ -628,7 +641,7 @@ func (t *tx) copyRange(op *meta.CopyRange, res *meta.Result) error {
 		return nil
 	}
 	n = min(n, src.Size-op.SrcOff)
-	if op.Src == op.Dst && op.SrcOff < op.DstOff+n && op.DstOff < op.SrcOff+n {
+	if op.At == 0 && op.Src == op.Dst && op.SrcOff < op.DstOff+n && op.DstOff < op.SrcOff+n {
 		return fail("copy range", meta.Invalid, "the ranges overlap")
 	}
 	if err := src.checkClosed("copy range"); err != nil {
@@ -641,7 +654,7 @@ func (t *tx) copyRange(op *meta.CopyRange, res *meta.Result) error {
 		return fail("copy range", meta.NotSupported, "inline bytes can't be shared")
 	}
 	var news []meta.Extent
-	err = t.scanLive(src, op.SrcOff, func(e extent) bool {
+	err = from.scanLive(src, op.SrcOff, func(e extent) bool {
 		if e.Off >= op.SrcOff+n {
 			return false
 		}

@@ -436,6 +436,43 @@ func TestCopyRange(t *testing.T) {
 	f.fails(meta.IsDir, &meta.CopyRange{Src: 1, Dst: dst, Len: 2})
 }
 
+// TestCopyFromSnapshot: a file that was changed, or removed, is brought back from a
+// snapshot by sharing what the snapshot sees; that stays when the snapshot goes, and
+// each count is exact (the fixture checks them in the end).
+func TestCopyFromSnapshot(t *testing.T) {
+	f := newFixture(t)
+	src, other := f.file("s"), f.file("o")
+	c := f.chunks(2, false)
+	f.do(&meta.Write{Ino: src, Synced: true, Extents: []meta.Extent{{Off: 0, Len: 1000, Chunk: c[0]}}})
+	f.do(&meta.TakeSnapshot{Name: "s"})
+	at := meta.Generation(1)
+	f.do(&meta.Write{Ino: src, Synced: true, Extents: []meta.Extent{{Off: 200, Len: 300, Chunk: c[1]}}})
+	copying := &meta.CopyRange{Src: src, Dst: other, Len: 1 << 20, At: at}
+	if l, err := Needs(f.s, copying); err != nil || len(l) > 0 {
+		t.Errorf("what a snapshot shows is needed of %v, %v", l, err)
+	}
+	if res := f.do(copying); res.Off != 1000 || res.Attr.Size != 1000 {
+		t.Errorf("%+v", res)
+	}
+	f.wantExtents(other, meta.Extent{Len: 1000, Chunk: c[0]})
+	if n := f.live(c[0]); n != 1000+700+1000 { // the snapshot's, what is left of the file, the copy
+		t.Errorf("live %d", n)
+	}
+	// The file itself, over what it is now.
+	if res := f.do(&meta.CopyRange{Src: src, SrcOff: 100, Dst: src, DstOff: 100, Len: 1 << 20, At: at}); res.Off != 900 {
+		t.Errorf("%+v", res)
+	}
+	f.wantExtents(src, meta.Extent{Len: 1000, Chunk: c[0]})
+	f.fails(meta.NoSuchSnapshot, &meta.CopyRange{Src: src, Dst: other, Len: 1, At: 2})
+	f.fails(meta.NoSuchSnapshot, &meta.CopyRange{Src: src, Dst: other, Len: 1, At: 9})
+	f.do(&meta.Unlink{Parent: meta.RootIno, Name: "s"})
+	f.do(&meta.CopyRange{Src: src, SrcOff: 500, Dst: other, DstOff: 1000, Len: 500, At: at})
+	for !f.do(&meta.DropSnapshot{At: at, Max: 1}).EOF {
+		f.fails(meta.NoSuchSnapshot, &meta.CopyRange{Src: src, Dst: other, Len: 1, At: at})
+	}
+	f.wantExtents(other, meta.Extent{Len: 1000, Chunk: c[0]}, meta.Extent{Off: 1000, Len: 500, Chunk: c[0], ChunkOff: 500})
+}
+
 // TestReap: what a file with many extents leaves behind goes in steps.
 func TestReap(t *testing.T) {
 	const n = 2500

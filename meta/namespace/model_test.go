@@ -563,8 +563,9 @@ func (m *model) fallocate(op *meta.Fallocate) meta.Kind {
 	return 0
 }
 
-func (m *model) copyRange(op *meta.CopyRange) (int, meta.Kind) {
-	src, k := m.reg(op.Src)
+// copyRange copies from the live volume, or from what a snapshot has of it.
+func (m *model) copyRange(op *meta.CopyRange, from map[meta.Ino]*mnode) (int, meta.Kind) {
+	src, k := (&model{nodes: from}).reg(op.Src)
 	if k != 0 {
 		return 0, k
 	}

@@ -216,11 +216,10 @@ func Query(r Reader, c Context, op meta.Op) (*meta.Result, error) {
 		return nil, err
 	}
 	if c.At != 0 {
-		s, err := q.snapshotAt(uint32(c.At))
-		if err != nil {
+		var err error
+		if q, err = q.asOf(c.At); err != nil {
 			return nil, err
 		}
-		q.gen, q.vol.bytes, q.vol.inodes = s.gen, s.bytes, s.inodes
 	}
 	res := &meta.Result{}
 	var err error

@@ -159,8 +159,25 @@ func (s *sim) step() {
 		run(op, func() meta.Kind { return s.m.fallocate(op) })
 	case r < 80:
 		op := &meta.CopyRange{Src: s.fileOrAny(), Dst: s.fileOrAny(), SrcOff: units(40), DstOff: units(40), Len: units(30) + unit}
-		want := 0
-		res := run(op, func() (k meta.Kind) { want, k = s.m.copyRange(op); return k })
+		want, from := 0, s.m.nodes
+		if len(s.frozen) > 0 && rng.IntN(2) == 0 {
+			sn := &s.frozen[rng.IntN(len(s.frozen))]
+			op.At, from = sn.gen, sn.nodes
+			if inos := slices.Sorted(maps.Keys(from)); rng.IntN(4) > 0 {
+				op.Src = inos[rng.IntN(len(inos))]
+			}
+			if rng.IntN(4) == 0 {
+				op.Dst, op.DstOff = op.Src, op.SrcOff // brought back
+			}
+		} else if len(s.going) > 0 && rng.IntN(4) == 0 {
+			op.At = s.going[rng.IntN(len(s.going))] // may never have been begun to be deleted
+			if _, err := (&tx{view: view{r: s.s}}).snapshotAt(uint32(op.At)); err == nil {
+				return
+			}
+			s.fails(meta.NoSuchSnapshot, op)
+			return
+		}
+		res := run(op, func() (k meta.Kind) { want, k = s.m.copyRange(op, from); return k })
 		if res != nil && res.Off != uint64(want*unit) {
 			s.t.Fatalf("%+v copied %d bytes, want %d", op, res.Off, want*unit)
 		}
@@ -797,6 +814,7 @@ type frozen struct {
 	attrs map[meta.Ino]meta.Attr
 	open  map[meta.Ino]string
 	list  map[meta.Ino]string
+	nodes map[meta.Ino]*mnode // of the model, what copying reads of them
 }
 
 // freeze takes a snapshot: open ends are
@@ -812,8 +830,11 @@ func (s *sim) freeze(i int) frozen {
 			c.servers = []meta.ServerID{1}
 		}
 	}
-	sn := frozen{attrs: map[meta.Ino]meta.Attr{}, open: map[meta.Ino]string{}, list: map[meta.Ino]string{}}
-	for ino := range s.m.nodes {
+	sn := frozen{attrs: map[meta.Ino]meta.Attr{}, open: map[meta.Ino]string{}, list: map[meta.Ino]string{}, nodes: map[meta.Ino]*mnode{}}
+	for ino, n := range s.m.nodes {
+		was := *n
+		was.data, was.alloc = slices.Clone(n.data), slices.Clone(n.alloc)
+		sn.nodes[ino] = &was
 		sn.attrs[ino], sn.open[ino], sn.list[ino] = s.seen(ino, 0)
 	}
 	s.m.now = s.now + 1

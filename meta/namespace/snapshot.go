@@ -60,6 +60,18 @@ func (t *tx) snapshotAt(gen uint32) (snapshot, error) {
 	return s, err
 }
 
+// asOf reads the same state as a snapshot shows it. It is of its own: what it has
+// read is no inode of the live generation.
+func (t *tx) asOf(g meta.Generation) (*tx, error) {
+	s, err := t.snapshotAt(uint32(g))
+	if err != nil {
+		return nil, err
+	}
+	q := &tx{view: view{r: t.r, gen: s.gen, base: t.base}, vol: t.vol, c: t.c}
+	q.vol.bytes, q.vol.inodes = s.bytes, s.inodes
+	return q, nil
+}
+
 func (t *tx) putSnapshot(sn *snapshot) {
 	s := t.mark()
 	t.buf = appendSnapKey(t.buf, sn.gen)

@@ -97,7 +97,9 @@ func Needs(r Reader, op meta.Op) ([]meta.Ino, error) {
 	case *meta.Seek:
 		l.add(op.Ino)
 	case *meta.CopyRange:
-		l.add(op.Src)
+		if op.At == 0 { // nobody changes what a snapshot shows
+			l.add(op.Src)
+		}
 	}
 	return l, nil
 }

@@ -44,8 +44,9 @@ import (
 //	5  Order.Compress; how replicas are stored, in lists; the operation Closed; Order.Chunks, Order.Pieces
 //	6  Reserve.Inherit
 //	7  Recall.Within, Recalled.Held
+//	8  CopyRange.At
 const (
-	Version    = 7
+	Version    = 8
 	MinVersion = 2
 )
 

@@ -173,6 +173,9 @@ func (c *coder) op(p *meta.Op) {
 		ino(c, &o.Dst)
 		c.u64(&o.DstOff)
 		c.u64(&o.Len)
+		if c.need(8, o.At != 0, "copying from a snapshot") {
+			c.u32((*uint32)(&o.At))
+		}
 	case *meta.SetXattr:
 		ino(c, &o.Ino)
 		c.str(&o.Name)

@@ -295,6 +295,61 @@ func TestClones(t *testing.T) {
 	r.gone("data")
 }
 
+// TestBackFromSnapshot: files that come back out of .snapshot share what the snapshot
+// holds, and keep it when that is deleted; each count stays exact.
+func TestBackFromSnapshot(t *testing.T) {
+	r := newRig(t)
+	r.Must("volume", "create", "data", "--attach", "/data")
+	r.fill("data")
+	r.Must("snapshot", "create", "data", "v1")
+	then := r.tree("data")
+	was := map[string][]meta.ChunkID{}
+	for _, name := range []string{"f5", "f6", "f7", "f8"} {
+		was[name] = r.chunks("data", name)
+	}
+	r.patch("data/f8", 5<<20, random(1<<20)) // damaged
+	r.patch("data/f6", 0, random(700_000))
+	if err := os.Remove(r.path("data", "f7")); err != nil {
+		t.Fatal(err)
+	}
+	// cp removes nothing: it writes over the file that is there.
+	for name := range then {
+		if name == "f5" {
+			continue
+		}
+		if out, err := exec.Command("cp", "--reflink=auto", r.path("data", ".snapshot", "v1", name), r.path("data", name)).CombinedOutput(); err != nil {
+			t.Fatal(name, err, string(out))
+		}
+	}
+	copyRange(t, r.path("data", ".snapshot", "v1", "f5"), r.path("data", "again"))
+	then["again"], was["again"] = then["f5"], was["f5"]
+	same := func() {
+		t.Helper()
+		r.same("data", then)
+		for name, ids := range was {
+			if now := r.chunks("data", name); !slices.Equal(now, ids) || len(ids) == 0 {
+				t.Errorf("%s lies in %v, and did in %v", name, now, ids)
+			}
+		}
+		r.Must("fsck")
+	}
+	same()
+
+	// What only the copies hold stays.
+	if err := os.Remove(r.path("data", "f5")); err != nil {
+		t.Fatal(err)
+	}
+	delete(then, "f5")
+	delete(was, "f5")
+	r.Must("snapshot", "delete", "data", "v1", "--yes", "--wait")
+	if out, err := exec.Command("sync", "-f", r.path("data")).CombinedOutput(); err != nil { // small files were copied by the kernel
+		t.Fatal(err, string(out))
+	}
+	r.kill() // nothing is cached
+	r.start()
+	same()
+}
+
 func copyRange(t *testing.T, from, to string) {
 	t.Helper()
 	a, err := os.Open(from)
