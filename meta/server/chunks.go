@@ -105,10 +105,7 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 			anew := s.saw(name, &r)
 			if id == 0 {
 				id = r.Info.ID
-				l.send.Send(0, &wire.Order{Order: s.keysOrder()})
-				s.mu.Lock()
-				s.links[id] = l
-				s.mu.Unlock()
+				s.enlist(id, l)
 				// Its own list may name few of them, or be one name for all. Changes from
 				// now on are told to every link.
 				l.send.Send(0, s.metaList())
@@ -119,10 +116,11 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 			} else {
 				// A second stream of the same server may have come and gone.
 				s.mu.Lock()
-				if s.links[id] == nil {
-					s.links[id] = l
-				}
+				gone := s.links[id] == nil
 				s.mu.Unlock()
+				if gone {
+					s.enlist(id, l)
+				}
 			}
 			if changed {
 				s.tellServers()
@@ -173,11 +171,15 @@ func (s *Server) bind(ctx context.Context, who peering.Identity, id meta.ServerI
 	return s.cfg.Cluster.BindServer(ctx, id, who.String())
 }
 
-// keysOrder tells a chunk server whom to believe.
-func (s *Server) keysOrder() meta.Order {
+// enlist makes a link its server's, and tells it whom to believe. Both under the lock
+// under which takeKeys tells all links: one that comes meanwhile is told of the new
+// keys here or there, and of older ones never behind them.
+func (s *Server) enlist(id meta.ServerID, l *link) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return meta.Order{Kind: meta.OrderKeys, Keys: slices.Clone(s.keys), Evicted: s.evicted}
+	l.send.Enqueue(0, &wire.Order{Order: meta.Order{Kind: meta.OrderKeys, Keys: slices.Clone(s.keys), Evicted: s.evicted}})
+	s.links[id] = l
+	s.mu.Unlock()
+	l.send.Flush()
 }
 
 // liveServers lists the chunk servers with a stream, by id.

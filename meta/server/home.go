@@ -311,27 +311,21 @@ func (s *Server) takeKeys(view *cluster.View) {
 	rotated := !slices.EqualFunc(s.keys, keys, func(a, b meta.CapKey) bool { return a.ID == b.ID })
 	same := !rotated && slices.Equal(s.evicted, evicted)
 	s.evicted = evicted
-	var senders []*wire.Sender
-	for _, l := range s.links {
-		senders = append(senders, l.send)
+	if !same {
+		for _, l := range s.links {
+			l.send.Enqueue(0, &wire.Order{Order: meta.Order{Kind: meta.OrderKeys, Keys: keys, Evicted: evicted}})
+			go l.send.Flush()
+		}
+	}
+	if rotated {
+		// The newest signs in a while (signKey): until then even a chunk server that is
+		// slow to take them knows what it is shown.
+		s.keys, s.keysAt = slices.Clone(keys), time.Now()
 	}
 	s.mu.Unlock()
-	if same {
-		return
+	if rotated {
+		s.log.Info("capability keys were rotated", "newest", keys[len(keys)-1].ID)
 	}
-	for _, snd := range senders {
-		snd.Enqueue(0, &wire.Order{Order: meta.Order{Kind: meta.OrderKeys, Keys: keys, Evicted: evicted}})
-		go snd.Flush()
-	}
-	if !rotated {
-		return
-	}
-	s.log.Info("capability keys were rotated", "newest", keys[len(keys)-1].ID)
-	// The newest signs in a while (signKey): until then even a chunk server that is slow
-	// to take them knows what it is shown.
-	s.mu.Lock()
-	s.keys, s.keysAt = slices.Clone(keys), time.Now()
-	s.mu.Unlock()
 }
 
 // bringHome looks at the volumes whose home this is. again: some are to be
