@@ -30,6 +30,7 @@ func (p *peer) refused(t *testing.T, why meta.Kind, a wire.Admin) {
 // The life of a volume: made, attached below others, found through its
 // junction, detached, deleted; and everything that is refused on the way.
 func TestVolumes(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	f := s.chunkServer(1)
 	a := s.dial("a")
@@ -97,6 +98,7 @@ func TestVolumes(t *testing.T) {
 
 // Rule 9: no chunk crosses volumes.
 func TestChunksDoNotCrossVolumes(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	f := s.chunkServer(1)
 	a := s.dial("a")
@@ -118,6 +120,7 @@ func TestChunksDoNotCrossVolumes(t *testing.T) {
 // Two open volumes: the one loses its owner and comes back, the other's files
 // and numbers are its own, and a journal without space stops the one alone.
 func TestTwoVolumesAreIndependent(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 0)
 	a := s.dial("a")
 	v2 := a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "two"}).Volumes[0].ID
@@ -158,6 +161,7 @@ func TestTwoVolumesAreIndependent(t *testing.T) {
 
 // Who enrols a chunk server may do nothing else.
 func TestEnrolment(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{"unix:" + s.addr}, Name: "new chunk server", Role: wire.RoleEnrol})
 	if err != nil {

@@ -69,6 +69,7 @@ func filesIn(dirs []meta.Ino) (ops []meta.Op) {
 // Events and comparisons of a tree whose paths are of any length come in pages;
 // each event once, without the path of a directory that no path reaches.
 func TestAnswersAboutDeepTrees(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	a.snapshot(t, "before")
@@ -127,6 +128,7 @@ func TestAnswersAboutDeepTrees(t *testing.T) {
 // Lost chunks come in pages, each once, with their files; what was accepted is
 // told at once, with fewer files.
 func TestLossesInPages(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, func(c *Config) { c.lostPage = 18 }, racks[0])
 	p := g.s.dial("a")
 	const chunks, files = 24, 100
@@ -228,6 +230,7 @@ func (p *peer) deep2(t *testing.T, dir meta.Ino) meta.Ino {
 // An answer that is over the bound all the same is an error, for clients and for
 // other servers, and nobody's connection or server ends.
 func TestAnswersThatDoNotFit(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	a.create(t, "f")
@@ -265,6 +268,7 @@ func TestAnswersThatDoNotFit(t *testing.T) {
 
 // A volume's pins may be many: as many are listed as an answer holds.
 func TestListedPins(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	const snapshots, pins = 8, 400

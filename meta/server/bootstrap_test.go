@@ -93,6 +93,7 @@ func figures(t *testing.T, n int) {
 
 // The figures of docs/parts/journal.md; PENSTOCK_FIGURES says how many files.
 func TestFollowFigures(t *testing.T) {
+	t.Parallel()
 	n := 5000
 	if v := os.Getenv("PENSTOCK_FIGURES"); v != "" {
 		if _, err := fmt.Sscan(v, &n); err != nil {
@@ -105,6 +106,7 @@ func TestFollowFigures(t *testing.T) {
 // A server that begins with nothing is stopped at each step of it: it comes to
 // the same place all the same.
 func TestBootstrapInterrupted(t *testing.T) {
+	t.Parallel()
 	dir := shortDir(t)
 	s := startEtcd(t, dir)
 	t.Cleanup(func() { s.Close() })

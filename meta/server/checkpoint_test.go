@@ -110,6 +110,7 @@ func (s *site) recorded() journal.Checkpoint {
 // A reader loads a checkpoint, holding its pin; the owner makes others
 // meanwhile. What the reader needs stays until it is done, no longer.
 func TestPinnedBlobsStay(t *testing.T) {
+	t.Parallel()
 	s, p := newPlacedSite(t, nil)
 	a := s.dial("a")
 	a.files(t, "x", 10)
@@ -148,6 +149,7 @@ func TestPinnedBlobsStay(t *testing.T) {
 // A chunk server goes for good: the checkpoint is stored again where servers
 // live. One that comes back soon changes nothing.
 func TestCheckpointRegainsReplicas(t *testing.T) {
+	t.Parallel()
 	s, _ := newPlacedSite(t, nil)
 	var chunks [4]*fakeChunks
 	for i := range chunks {
@@ -189,6 +191,7 @@ func TestCheckpointRegainsReplicas(t *testing.T) {
 
 // Time bounds what an etcd that is lost takes along.
 func TestCheckpointByTime(t *testing.T) {
+	t.Parallel()
 	s, _ := newPlacedSite(t, func(c *Config) { c.CheckpointEvery = time.Second })
 	a := s.dial("a")
 	for range 2 {

@@ -79,6 +79,7 @@ func (p *peer) clone(t *testing.T, v meta.VolumeID, snapshot, name string) meta.
 // TestFirstLookupIsFlat: what the first lookup in a clone reads does not grow with
 // the tree, nor does that in a clone of a clone.
 func TestFirstLookupIsFlat(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, time.Minute) // a slow machine is no matter
 	var reads atomic.Int64
 	s.cluster.reads = &reads
@@ -110,6 +111,7 @@ func TestFirstLookupIsFlat(t *testing.T) {
 }
 
 func TestClone(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	a.createIn(t, 1, "old")
@@ -235,6 +237,7 @@ func TestSnapshotGoesWithClones(t *testing.T) {
 // The server dies at each step of making a clone and of deleting it. After that
 // a clone is there as a whole, or not at all, and its origin knows.
 func TestCloneInterrupted(t *testing.T) {
+	t.Parallel()
 	for _, step := range []string{"clone", "clone written", "row", "row written", "delete: row", "delete: row written", "delete: row gone", "delete: row and journal gone"} {
 		for _, snapshot := range []string{"v1", ""} {
 			t.Run(fmt.Sprintf("%s of %q", step, snapshot), func(t *testing.T) { cloneInterrupted(t, step, snapshot) })
@@ -338,6 +341,7 @@ func cloneInterrupted(t *testing.T, step, snapshot string) {
 // A clone that has no checkpoint of its own is loaded from its origin's, which
 // has gone on since, where the origin is not served by the same process.
 func TestCloneFromCheckpoint(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	a.createIn(t, 1, "old")
@@ -393,6 +397,7 @@ func TestCloneFromCheckpoint(t *testing.T) {
 
 // TestCloneCostsTheSame whatever the volume holds.
 func TestCloneCostsTheSame(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	have := 0
@@ -429,6 +434,7 @@ func TestCloneCostsTheSame(t *testing.T) {
 // A snapshot with too much that was unlinked and open can't be cloned, and is not:
 // no clone is made that could never be opened.
 func TestCloneOfUnnamed(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
 	a := s.dial("a")
 	a.createIn(t, 1, "named")

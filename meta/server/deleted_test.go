@@ -12,6 +12,7 @@ import (
 // is back, a replica that no record named included, and nothing else does. No
 // list that failed and no record that could not be read is a proof of anything.
 func TestDeletedVolumeGoesFromServersThatWereAway(t *testing.T) {
+	t.Parallel()
 	l := newLeakSite(t)
 	ctx := t.Context()
 	p := l.s.dial("admin")

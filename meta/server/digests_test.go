@@ -154,6 +154,7 @@ func (f *fakeReader) begun(t *testing.T, id meta.ChunkID) {
 // TestDigestTurns: volumes whose digests take long do not keep others from theirs,
 // and read nothing twice for it.
 func TestDigestTurns(t *testing.T) {
+	t.Parallel()
 	const blocks = 200
 	d := newDigesters(t, true, func(c *Config) { c.digestTurn = time.Millisecond })
 	var mu sync.Mutex
@@ -205,6 +206,7 @@ func TestDigestTurns(t *testing.T) {
 // TestDigestGrows: while the table of the blocks that are known grows, which takes long
 // when it is large, other volumes have their turn.
 func TestDigestGrows(t *testing.T) {
+	t.Parallel()
 	const blocks = 1200 // it grows several times
 	d := newDigesters(t, false, func(c *Config) { c.digestTurn = time.Hour })
 	large := d.blocks(t, 1, "large", blocks)
@@ -250,6 +252,7 @@ func TestDigestGrows(t *testing.T) {
 // its volume that was begun, beside those of other volumes, and not at the rate of
 // those that nobody waits for; the one that was begun goes on from where it was.
 func TestAwaitedDigest(t *testing.T) {
+	t.Parallel()
 	const blocks = 500
 	d := newDigesters(t, false, func(c *Config) { c.DigestRate, c.digestTurn = 4*MinDigestRate, time.Hour })
 	both := d.blocks(t, 1, "a", 2)
@@ -331,6 +334,7 @@ func TestUnpacedDigest(t *testing.T) {
 // TestAwaitedOfTheName: of two snapshots with a name the one that is there is waited for,
 // not the one that is being deleted.
 func TestAwaitedOfTheName(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
 	a := s.dial("a")
 	for _, name := range []string{"x", "y", "z"} {
@@ -368,6 +372,7 @@ func TestAwaitedOfTheName(t *testing.T) {
 // oldest, so that each gets its digest although snapshots are taken faster than
 // digests can be computed.
 func TestDigestOrder(t *testing.T) {
+	t.Parallel()
 	d := newDigesters(t, false, nil)
 	var order []string
 	for i := range 6 {
@@ -393,6 +398,7 @@ func TestDigestOrder(t *testing.T) {
 // TestDigestFails: a snapshot whose bytes can't be read keeps no other from its
 // digest, and says why it has none; it is tried again when it is due.
 func TestDigestFails(t *testing.T) {
+	t.Parallel()
 	d := newDigesters(t, false, nil)
 	d.blocks(t, 1, "a", 1)
 	d.take(t, 1, "whole")
@@ -555,6 +561,7 @@ func TestArrivals(t *testing.T) {
 // TestDigestOfAnew: who waits for the digest of a snapshot means the one that can be
 // read, not one of the same name that is being deleted.
 func TestDigestOfAnew(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	for n := range 20 {
@@ -586,6 +593,7 @@ func TestDigestOfAnew(t *testing.T) {
 
 // TestDigestRate: volumes share the rate.
 func TestDigestRate(t *testing.T) {
+	t.Parallel()
 	const blocks, volumes, rate, burst = 3, 3, 4, 2
 	d := newDigesters(t, false, func(c *Config) { c.DigestRate = rate * digest.BlockSize })
 	var all []meta.VolumeID
@@ -607,6 +615,7 @@ func TestDigestRate(t *testing.T) {
 
 // TestInterruptedDigest: what was read before the owner died is not read again.
 func TestInterruptedDigest(t *testing.T) {
+	t.Parallel()
 	const blocks = 20
 	d := newDigesters(t, true, nil)
 	d.r.tell(func(ctx context.Context, _ meta.ChunkID, reads int) error {

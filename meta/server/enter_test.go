@@ -74,6 +74,7 @@ func (p *peer) file(t *testing.T, v meta.VolumeID, name string) meta.Ino {
 // One session uses volumes of several servers though it was told of one address;
 // each volume is served by its home and by nobody else.
 func TestVolumesSpread(t *testing.T) {
+	t.Parallel()
 	c := homing(t, 3)
 	ids := c.spread()
 	p := c.hands[0].dial("a")
@@ -122,6 +123,7 @@ func TestVolumesSpread(t *testing.T) {
 // A server that comes back gets its volumes back, with leases and locks; its
 // clients see neither an error nor an expiry.
 func TestVolumesComeHome(t *testing.T) {
+	t.Parallel()
 	c := homing(t, 2)
 	ids := c.spread()
 	v := ids[0]
@@ -162,6 +164,7 @@ func TestVolumesComeHome(t *testing.T) {
 // A server that stops has the next one take its volumes: when it is gone they are
 // open there, and who asks there before waits and is answered.
 func TestStoppingServerIsRelieved(t *testing.T) {
+	t.Parallel()
 	c := homing(t, 3)
 	v := c.spread()[0]
 	h := c.homeOf(v)
@@ -226,6 +229,7 @@ func (c *crew) named(name string) *hand {
 // A server that is asked to take a volume which its owner keeps, or that is
 // asked for one that nobody gives, says who has it; the volume stays.
 func TestTakingFails(t *testing.T) {
+	t.Parallel()
 	c := homing(t, 2)
 	v := c.spread()[0]
 	h := c.homeOf(v)
@@ -276,6 +280,7 @@ func (d fullDisk) OpenStore(ctx context.Context, v meta.VolumeID, cp journal.Che
 // A home that can't open a volume has another serve it, and takes it when it can.
 // If nobody can, who asks is told why.
 func TestHomeThatCantOpen(t *testing.T) {
+	t.Parallel()
 	full := map[string]*atomic.Bool{"m0": {}, "m1": {}}
 	c := homingWith(t, 2, func(cfg *Config) {
 		cfg.Followers = -1 // each opening opens the store
@@ -324,6 +329,7 @@ func TestHomeThatCantOpen(t *testing.T) {
 // told so when it comes back: what it had is void, and nobody waits for it for
 // longer than its lease.
 func TestClientCutOff(t *testing.T) {
+	t.Parallel()
 	s := newSite(t) // of 1 s
 	side := filepath.Join(s.dir, "side.sock")
 	l, err := net.Listen("unix", side)

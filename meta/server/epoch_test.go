@@ -30,6 +30,7 @@ func (p *peer) expiredTimes(t *testing.T, n int) {
 // of it nor in the session that follows; what is made later is. So is an operation
 // by itself that is bound to its epoch.
 func TestBatchOfAnEpochBefore(t *testing.T) {
+	t.Parallel()
 	t.Run("batch", func(t *testing.T) {
 		ofAnEpochBefore(t, func(a *peer, epoch uint64, op meta.Op) error {
 			_, errs, err := a.DoBatch(t.Context(), 1, epoch, []client.BatchOp{{Op: op}})
@@ -77,6 +78,7 @@ func ofAnEpochBefore(t *testing.T, do func(a *peer, epoch uint64, op meta.Op) er
 // session ends in the volume and begins anew, over the same connection: the
 // operation, of which the client was told that it is lost, is not executed.
 func TestWaitingOperationEndsWithItsSession(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	a, b := s.dial("a"), s.dial("b")
 	ino := b.create(t, "x").Attr.Ino

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -22,6 +23,10 @@ import (
 
 func TestMain(m *testing.M) {
 	trio.Main()
+	// They mostly wait: for leases, looks, syncs. The command line may say otherwise.
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		panic(err)
+	}
 	os.Exit(m.Run())
 }
 
@@ -102,7 +107,7 @@ func (b *busy) stop() {
 func (b *busy) more(t *testing.T, n int64) {
 	t.Helper()
 	from := b.made.Load()
-	for deadline := time.Now().Add(90 * time.Second); b.made.Load() < from+n; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); b.made.Load() < from+n; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			b.mu.Lock()
 			defer b.mu.Unlock()
@@ -114,6 +119,7 @@ func (b *busy) more(t *testing.T, n int64) {
 // Members of etcd die, stand still and come back, the leader before all: no
 // file is lost, nothing fails, copies are the same to the byte.
 func TestEtcdMembersComeAndGo(t *testing.T) {
+	t.Parallel()
 	x := trio.Start(t, 0)
 	c := newCrew(t, 3, x.Client())
 	c.hands[0].own(1)
@@ -293,6 +299,7 @@ func TestFollowerFallsBehind(t *testing.T) {
 // The copy of a follower that is behind is being loaded while the journal goes
 // on being trimmed under it.
 func TestTrimmedWhileLoading(t *testing.T) {
+	t.Parallel()
 	dir := shortDir(t)
 	s := startEtcd(t, dir)
 	t.Cleanup(func() { s.Close() })
@@ -326,6 +333,7 @@ func TestTrimmedWhileLoading(t *testing.T) {
 // etcd is put back to a copy of yesterday: nobody writes over what was
 // acknowledged since; with the right etcd all goes on.
 func TestEtcdSetBack(t *testing.T) {
+	t.Parallel()
 	dir := shortDir(t)
 	s := startEtcd(t, filepath.Join(dir, "e"))
 	t.Cleanup(func() {
@@ -465,6 +473,7 @@ func (l *liar) Watch(ctx context.Context, key string, opts ...clientv3.OpOption)
 // Watches lie: copies and views still come to where the journal is, and owners
 // never diverge. The volume moves around all the while.
 func TestWatchesLie(t *testing.T) {
+	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))

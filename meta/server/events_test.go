@@ -100,6 +100,7 @@ func (p *peer) tree(t *testing.T) map[string]meta.Ino {
 // change it at random, owners die and are followed by others, and the journal is
 // trimmed. Each event comes once, in order.
 func TestEventsMakeTheTree(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	a.admin(t, wire.Admin{Op: wire.AdminSetEvents, Volume: 1, Body: []byte(`{"keep":1000000}`)})
@@ -169,6 +170,7 @@ func TestEventsMakeTheTree(t *testing.T) {
 // of it, leaves that to the next; which tells once, however often it opens the
 // volume and reads the row.
 func TestEventsOfQuota(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	if err := a.SetEvents(t.Context(), 1, meta.MinEvents); err != nil {
@@ -227,6 +229,7 @@ func TestEventsOfQuota(t *testing.T) {
 // asks for the newest is told where to go on. Nothing is told of a volume whose
 // events are off.
 func TestEventsAreMissed(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	none := func(e client.Event) error { return fmt.Errorf("%+v", e) }
@@ -301,6 +304,7 @@ func TestEventsAreMissed(t *testing.T) {
 // there is one, and keeps the volume from being closed as idle. An event is told
 // when it is in the journal, not before.
 func TestEventsAreWaitedFor(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	if err := a.SetEvents(t.Context(), 1, meta.MinEvents); err != nil {
@@ -356,6 +360,7 @@ func TestEventsAreWaitedFor(t *testing.T) {
 // Early replies that are lost with their owner, and answered again by the next,
 // are one event; so are commits that a client sends again.
 func TestEventsOfReplays(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.srv.cfg.CommitDelay = time.Hour // the first owner journals what somebody waits for, and nothing else
 	a := s.dial("a")

@@ -351,6 +351,7 @@ func (p *peer) files(t *testing.T, prefix string, n int) {
 // The volume moves around; opening it takes no time; the old owner follows on
 // with the store it has.
 func TestFollowersAreHot(t *testing.T) {
+	t.Parallel()
 	dir := shortDir(t)
 	s := startEtcd(t, dir)
 	t.Cleanup(func() { s.Close() })

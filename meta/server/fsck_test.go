@@ -12,6 +12,7 @@ import (
 
 // Checks run while names come and go: they find nothing, and hold nobody up.
 func TestFsckUnderLoad(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	a.files(t, "there", 2000)

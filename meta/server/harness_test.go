@@ -447,7 +447,8 @@ type site struct {
 	adjust  func(*Config) // nil, or what a test wants otherwise
 }
 
-func newSite(t *testing.T) *site { return newSiteTTL(t, time.Second) }
+// newSite is one whose sessions outlive a client that gets no processor for a while.
+func newSite(t *testing.T) *site { return newSiteTTL(t, 3*time.Second) }
 
 func newSiteTTL(t *testing.T, ttl time.Duration) *site {
 	t.Helper()

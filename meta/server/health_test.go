@@ -20,6 +20,7 @@ import (
 // Clients whose sessions end while they use a volume are told of until they are back;
 // who said good-bye, and who used nothing, is not.
 func TestCutOffClientsAreTold(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	told := func() (names []string) {
 		for _, c := range s.srv.Health(t.Context(), meta.HealthRequest{}).CutOff {
@@ -82,6 +83,7 @@ func TestCutOffClientsAreTold(t *testing.T) {
 // A volume that goes to another owner is not told of here; one that cannot be opened is,
 // until it can.
 func TestVolumesThatFail(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	<-s.srv.opened(1).recovered
 	told := func() (l []string) {
@@ -141,6 +143,7 @@ func TestVolumesThatFail(t *testing.T) {
 // Of each identity the newest certificate counts, shown or signed, and only of who is
 // connected it is told by itself that it ends.
 func TestEndingCertificatesAreTold(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
 	id := func(name string, left time.Duration) peering.Identity {
 		return peering.Identity{Cluster: "c", Role: peering.Client, Name: name, Begins: now.Add(left - 7*24*time.Hour), Expires: now.Add(left)}
@@ -192,6 +195,7 @@ func TestEndingCertificatesAreTold(t *testing.T) {
 
 // Etcd's size, alarms and members are told as they are.
 func TestEtcdIsTold(t *testing.T) {
+	t.Parallel()
 	x := trio.Start(t, 24<<20)
 	cli := x.Client()
 	c, err := cluster.Open(t.Context(), cli, cluster.Config{})

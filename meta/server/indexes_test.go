@@ -279,6 +279,7 @@ func normal(r *meta.Result) meta.Result {
 // question gets the owner's answer from the index of a snapshot, also once the
 // volume has changed.
 func TestIndexAnswersAsTheOwner(t *testing.T) {
+	t.Parallel()
 	seed := *indexSeed
 	if seed == 0 {
 		seed = rand.Uint64()
@@ -361,6 +362,7 @@ func compareIndex(t *testing.T, g *grove, at meta.Generation) {
 // TestDamagedIndex: a flipped bit anywhere is found when what it is in is asked
 // for, at the latest by Check; nothing is answered from it.
 func TestDamagedIndex(t *testing.T) {
+	t.Parallel()
 	rng := rand.New(rand.NewPCG(7, 7))
 	g := newGrove(t, rng)
 	for range 600 {
@@ -405,6 +407,7 @@ func (w *failingWriter) Write(_ context.Context, _ meta.ChunkGrant, r io.Reader)
 // One snapshot whose index can't be made keeps no other's from being made, and
 // what has no room is not tried again and again.
 func TestIndexesFailAlone(t *testing.T) {
+	t.Parallel()
 	w := &failingWriter{err: meta.E("write", meta.Unavailable, "", nil)}
 	g := newGrid(t, func(c *Config) { c.ChunkWriter = w }, racks[0])
 	a := g.s.dial("a")
@@ -436,6 +439,7 @@ func TestIndexesFailAlone(t *testing.T) {
 // An index that is too large is not waited for: it is said that there is none, and
 // why.
 func TestIndexTooLarge(t *testing.T) {
+	t.Parallel()
 	w := &failingWriter{err: meta.E("make index", meta.ResourceExceeded, "", nil)}
 	g := newGrid(t, func(c *Config) { c.ChunkWriter = w }, racks[0])
 	a := g.s.dial("a")
@@ -462,6 +466,7 @@ func TestIndexTooLarge(t *testing.T) {
 // The index of a snapshot that a program deleted which knows no indexes goes when
 // the volume is opened; what others have stays.
 func TestLeftIndexesGo(t *testing.T) {
+	t.Parallel()
 	w := &failingWriter{}
 	w.calls.Store(1)
 	g := newGrid(t, func(c *Config) { c.ChunkWriter = w }, racks[0])

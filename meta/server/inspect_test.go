@@ -10,6 +10,7 @@ import (
 // A replica that was on a disk which is to be emptied, and is listed on another by now,
 // counts for that disk no more, whatever is wrong with it.
 func TestFaultsFollowTheDisk(t *testing.T) {
+	t.Parallel()
 	id := meta.ChunkID{Volume: 1, Counter: 1}
 	rec := &meta.ChunkRecord{ID: id, State: meta.ChunkSealed, Length: 100, Servers: []meta.ServerID{1, 2}}
 	x := &sighting{info: meta.ServerInfo{ID: 1, Disks: []meta.DiskInfo{{ID: "old", State: meta.DiskFailing}, {ID: "new", Class: "hdd"}}}}

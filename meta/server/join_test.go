@@ -157,6 +157,7 @@ func joiner(on *atomic.Bool) func(*Config) {
 // goes on overwriting it, it is joined: its map gets short, whatever was written
 // last is what is read, on every replica, and nothing else is left anywhere.
 func TestJoinUnderWriters(t *testing.T) {
+	t.Parallel()
 	var on atomic.Bool
 	g := newGrid(t, joiner(&on))
 	for i := range 3 {
@@ -203,17 +204,20 @@ func TestJoinUnderWriters(t *testing.T) {
 func (s *scribbler) rests(why string) {
 	t := s.g.t
 	t.Helper()
-	o := s.g.s.srv.opened(1)
-	moved, look := s.g.s.srv.stats.compactedExtents.Load(), o.compaction.looks.Load()
-	eventually(t, "three looks", func() error {
-		if o.compaction.looks.Load() < look+4 {
-			return meta.E("look", meta.Again, "", nil)
-		}
-		return nil
-	})
+	moved := s.g.s.srv.stats.compactedExtents.Load()
+	s.looks()
 	if n := s.g.s.srv.stats.compactedExtents.Load() - moved; n != 0 {
 		t.Errorf("%s: %d extents were moved", why, n)
 	}
+}
+
+// looks waits until a look that is under way is over, and three others.
+func (s *scribbler) looks() {
+	t := s.g.t
+	t.Helper()
+	o := s.g.s.srv.opened(1)
+	look := o.compaction.looks.Load()
+	eventually(t, "three looks", func() error { return unless(o.compaction.looks.Load() >= look+4) })
 }
 
 // space is the sum of all chunks.
@@ -235,6 +239,7 @@ func perm(r *rand.Rand, from, to int) (blocks []int) {
 // would take space, and free none. When the snapshot or the other file goes, it
 // is joined. The same holds for chunks that are half dead.
 func TestSharedExtentsAreNotJoined(t *testing.T) {
+	t.Parallel()
 	var on atomic.Bool
 	g := newGrid(t, joiner(&on))
 	g.realServer(1, racks[0])
@@ -270,6 +275,7 @@ func TestSharedExtentsAreNotJoined(t *testing.T) {
 
 	write(perm(s.r, 0, blocks))
 	on.Store(false)
+	s.looks() // one that is under way has seen only one file with these extents
 	wait("the old chunks are gone", blocks, blocks)
 	other := p.create(t, "other").Attr.Ino
 	p.do(t, &meta.CopyRange{Src: s.ino, Dst: other, Len: blocks * blockSize}, meta.LeaseNone)
@@ -310,6 +316,7 @@ func TestSharedExtentsAreNotJoined(t *testing.T) {
 // another class. Repair has not moved the chunks yet; what is joined goes where
 // the policy wants it, all the same.
 func TestJoinObeysThePolicy(t *testing.T) {
+	t.Parallel()
 	var on atomic.Bool
 	g := newGrid(t, joiner(&on), racks[0], racks[1], racks[2], racks[3])
 	for _, id := range []meta.ServerID{3, 4} {
@@ -401,6 +408,7 @@ func TestJoinObeysThePolicy(t *testing.T) {
 // What was looked at as many extents and written over since is more pieces than an
 // order may have: they are moved in several.
 func TestJoinOfSplitPieces(t *testing.T) {
+	t.Parallel()
 	var on atomic.Bool
 	g := newGrid(t, joiner(&on))
 	g.realServer(1, racks[0])
@@ -446,6 +454,7 @@ func TestJoinOfSplitPieces(t *testing.T) {
 // The fragments of a file whose client can't commit what it buffered stay as they are
 // until it can.
 func TestJoinLeavesWhoHoldsOn(t *testing.T) {
+	t.Parallel()
 	var on atomic.Bool
 	g := newGrid(t, joiner(&on))
 	g.realServer(1, racks[0])
@@ -485,6 +494,7 @@ func TestJoinLeavesWhoHoldsOn(t *testing.T) {
 // A look whose joins failed counts as none: it is made again though nothing
 // changed. Nothing is moved while there is no room for the journal.
 func TestJoinIsTriedAgain(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, func(c *Config) {
 		c.CompactInterval, c.JoinInterval, c.CompactRate, c.JoinLeast, c.JoinSmall = 10*time.Millisecond, time.Millisecond, 1<<30, 4, 8<<20
 	})

@@ -11,6 +11,7 @@ import (
 
 // Every server sees to it that keys are rotated; a new one is told before it signs.
 func TestKeysAreRotated(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, func(c *Config) { c.KeyLook = 10 * time.Millisecond })
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		g.s.cluster.mu.Lock()
@@ -49,6 +50,7 @@ func TestKeysAreRotated(t *testing.T) {
 // No capability holds longer than the key that signed it stays valid, whatever is
 // asked for; and a copy of any size, however low its bound, ends within that.
 func TestNothingIsSignedForLonger(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, nil)
 	s := g.s.srv
 	token := s.sign(24*time.Hour, capability.Claims{Volume: 1, Rights: capability.Read})

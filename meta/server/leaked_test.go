@@ -167,6 +167,7 @@ func (l *leakSite) more(name string) {
 
 // What is leaked goes at the second look, and only that.
 func TestLeakedChunksGo(t *testing.T) {
+	t.Parallel()
 	l := newLeakSite(t)
 	cp := l.s.checkpointNow()
 	x := l.leak()
@@ -194,6 +195,7 @@ func TestLeakedChunksGo(t *testing.T) {
 
 // Each of these keeps everything, or what it concerns, for as long as it lasts.
 func TestLeaksAreProven(t *testing.T) {
+	t.Parallel()
 	stay := func(t *testing.T, l *leakSite, x meta.ChunkID, lift func()) {
 		t.Helper()
 		l.look(4)
@@ -330,6 +332,7 @@ func TestLeaksAreProven(t *testing.T) {
 // the reader is done: also when the other one is at the same entry, as when
 // replicas were lost and the files are stored again.
 func TestLeaksAndPins(t *testing.T) {
+	t.Parallel()
 	for _, same := range []bool{false, true} {
 		t.Run(fmt.Sprint("same entry: ", same), func(t *testing.T) {
 			l := newLeakSite(t)
@@ -374,6 +377,7 @@ func TestLeaksAndPins(t *testing.T) {
 // those of volumes that are being deleted, too, which may have to be loaded
 // for that; and one that can't be read keeps everything.
 func TestLeaksWithOldIDs(t *testing.T) {
+	t.Parallel()
 	l := newLeakSite(t)
 	l.old = true
 	v, err := l.s.cluster.CreateVolume(t.Context(), "other", meta.Policy{Replicas: 1}, 0)
@@ -423,6 +427,7 @@ func TestLeaksWithOldIDs(t *testing.T) {
 
 // With the journal out of reach nothing is known.
 func TestLeaksWithoutJournal(t *testing.T) {
+	t.Parallel()
 	l := newLeakSite(t)
 	cp := l.s.checkpointNow()
 	o := l.owner()

@@ -24,6 +24,7 @@ func (p *peer) fill(t *testing.T, typ meta.LockType) {
 // volume one like others, keeps no snapshot of it and rolls nothing back: others
 // wrote what is there.
 func TestOnlyWhoFillsRollsBack(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a, b := s.dial("a"), s.dial("b")
 	ctx := t.Context()
@@ -83,6 +84,7 @@ func TestOnlyWhoFillsRollsBack(t *testing.T) {
 // TestMirrorRecords: a volume that a mirror's record names is not deleted before the
 // record, and a record whose volume is gone is dropped by who lists them.
 func TestMirrorRecords(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	a.snapshot(t, "one")
@@ -111,6 +113,7 @@ func TestMirrorRecords(t *testing.T) {
 // up: neither one that was silent from the beginning, nor one that answered and fell
 // silent when it had been leased something again.
 func TestShowHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, time.Minute) // that long a session lasts that does not answer, and longer
 	a, reader := s.dial("a"), s.dial("reader")
 	ctx := t.Context()
@@ -200,6 +203,7 @@ func TestShowHoldsNobodyUp(t *testing.T) {
 // What is shown changes at a moment when nothing is leased, also while who fills the
 // target, whom nobody holds up, goes on.
 func TestUnleasedBesideFiller(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
 	a := s.dial("a")
 	a.snapshot(t, "one")
@@ -256,6 +260,7 @@ func TestUnleasedBesideFiller(t *testing.T) {
 // wait for one; what it is leased keeps nothing from readers. Two that fill one after
 // the other see the same tree.
 func TestFillerIsApart(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
 	a, b, reader := s.dial("a"), s.dial("b"), s.dial("reader")
 	ctx := t.Context()

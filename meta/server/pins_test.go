@@ -31,6 +31,7 @@ func (p *peer) holders(t *testing.T, name string) (l []string) {
 // TestPins: a pinned snapshot is not deleted by anybody, under this owner and
 // the next, and survives a rollback; released by all it goes.
 func TestPins(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	a.create(t, "f")
@@ -104,6 +105,7 @@ func TestPins(t *testing.T) {
 // TestPinOfOneThatIsGone: who means a snapshot that was deleted pins no other that has
 // its name.
 func TestPinOfOneThatIsGone(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	was := a.snapshot(t, "one").At
@@ -131,6 +133,7 @@ func TestPinOfOneThatIsGone(t *testing.T) {
 // TestPinnedOfSchedule: the schedule deletes what it took when nobody pins it
 // any more, and not before.
 func TestPinnedOfSchedule(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	a.admin(t, wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: 1, Entry: "2s:1s"})
@@ -165,6 +168,7 @@ func TestPinnedOfSchedule(t *testing.T) {
 
 // TestPinnedVolume can't be deleted.
 func TestPinnedVolume(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	v := a.admin(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "v"}).Volumes[0].ID
@@ -184,6 +188,7 @@ func TestPinnedVolume(t *testing.T) {
 // TestWhoMayPin: who may read; to release another's pin is for administrators
 // of the volume.
 func TestWhoMayPin(t *testing.T) {
+	t.Parallel()
 	s := newSecured(t)
 	s.grants(2, cluster.Grant{Who: "client/reader", Volume: 1, Rights: cluster.ReadRights, Users: cluster.UsersAsIs},
 		cluster.Grant{Who: "client/other", Volume: 1, Rights: cluster.WriteRights, Users: cluster.UsersAsIs},

@@ -10,6 +10,7 @@ import (
 
 // A server is emptied when no disk of it is good and one still serves.
 func TestGivenUp(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		disks []meta.DiskState
 		want  bool
@@ -34,6 +35,7 @@ func TestGivenUp(t *testing.T) {
 // A map of the servers that was begun before one was seen does not serve those
 // who place chunks afterwards.
 func TestMapBegunBeforeAServerCame(t *testing.T) {
+	t.Parallel()
 	s := newSite(t).srv
 	report := &wire.Report{Info: meta.ServerInfo{ID: 7, Addr: "unix:/nowhere", Total: 1 << 40, Free: 1 << 39}}
 	s.forgetMap()

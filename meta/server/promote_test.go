@@ -52,6 +52,7 @@ func (s *site) promoted(t *testing.T, c meta.VolumeID) {
 // A clone is rolled back while it is promoted, whatever the chunk servers are at: the
 // rollback does not wait for the promotion, which goes on after it.
 func TestRollbackOfPromoted(t *testing.T) {
+	t.Parallel()
 	for _, copied := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the chunk at hand is copied %v", copied), func(t *testing.T) {
 			t.Parallel()
@@ -110,6 +111,7 @@ func TestRollbackOfPromoted(t *testing.T) {
 // A promotion moves what a mount that is away has cached when that is back, or gone;
 // the rest at once.
 func TestPromotionWaitsForNobodyAway(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 2*time.Second)
 	a := s.dial("a")
 	c, inos, _ := s.toPromote(t, a, nil)
@@ -137,6 +139,7 @@ func TestPromotionWaitsForNobodyAway(t *testing.T) {
 // A promotion moves what a client wrote to that can't commit when it can; the rest at
 // once, and the client keeps its lease.
 func TestPromotionLeavesWhoHoldsOn(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 2*time.Second)
 	a, b := s.dial("a"), s.dial("b")
 	c, inos, _ := s.toPromote(t, a, nil)
@@ -172,6 +175,7 @@ func TestPromotionLeavesWhoHoldsOn(t *testing.T) {
 // Of a file that a client holds on to, which is found out when the first of its chunks
 // was copied, the others are not copied in vain.
 func TestPromotionCopiesNoMoreOfWhatIsHeld(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 2*time.Second)
 	a, b := s.dial("a"), s.dial("b")
 	chunks := s.chunkServer(1)
@@ -213,6 +217,7 @@ func TestPromotionCopiesNoMoreOfWhatIsHeld(t *testing.T) {
 
 // A rate that is given while the promotion reads the one of before holds.
 func TestRateGivenMeanwhile(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	a := s.dial("a")
 	goOn := make(chan struct{})
@@ -274,6 +279,7 @@ func TestRateGivenMeanwhile(t *testing.T) {
 // While a volume is rolled back a promotion opens no chunk: the rollback would wait for
 // it, and it for the rollback.
 func TestNoChunkIsBegunInRollback(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	a := s.dial("a")
 	c, inos, chunks := s.toPromote(t, a, nil)

@@ -15,6 +15,7 @@ import (
 
 // A mount that is away keeps nobody from what it was promised, nor a quota from coming.
 func TestPromiseOfWhoIsAway(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	other := s.dial("other")
 	o := s.srv.opened(1)
@@ -110,6 +111,7 @@ func (s *site) samePolicies(v meta.VolumeID) (p meta.Policy) {
 // Many change a volume's quota at once: its row, its journal and what the owner
 // compares with say the same afterwards, and so does the journal to the next owner.
 func TestQuotasAtOnce(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
 	var peers []*peer
 	for i := range 4 {
@@ -144,6 +146,7 @@ func TestQuotasAtOnce(t *testing.T) {
 // Who changes one word of a policy takes back none that another changes at the same
 // time, and neither does who changes labels or the trash time.
 func TestWordsAtOnce(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
 	a, b := s.dial("a"), s.dial("b")
 	read := meta.Policy{Replicas: 1, LocalFirst: true} // what both have read before
@@ -201,6 +204,7 @@ func TestWordsAtOnce(t *testing.T) {
 // The server dies when it has journaled a policy and not yet written the row: the
 // next owner does.
 func TestRowGetsItsPolicy(t *testing.T) {
+	t.Parallel()
 	for _, step := range []string{"row", "row written"} {
 		s := newSite(t)
 		a := s.dial("a")
@@ -301,6 +305,7 @@ func (s *site) saver(name string) *saver {
 // of the quota, however they come and go, and when the quota is lowered it soon is no
 // more than a hundredth of that.
 func TestIdleIsBounded(t *testing.T) {
+	t.Parallel()
 	for _, limit := range []uint64{40 << 20, 400 << 20, 40 << 30} {
 		t.Run(fmt.Sprint(limit>>20), func(t *testing.T) {
 			s := newSiteTTL(t, time.Minute)

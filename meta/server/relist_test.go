@@ -11,6 +11,7 @@ import (
 // A list that was under way when the volume was to be compressed from now on does not
 // count as made: another follows at once, and no third.
 func TestListUnderWayDoesNotCount(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, func(c *Config) { c.ListInterval = time.Hour })
 	begun, hold := make(chan struct{}, 100), make(chan struct{})
 	var held atomic.Bool

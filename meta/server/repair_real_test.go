@@ -123,6 +123,7 @@ func (g *grid) fillWith(p *peer, n, size int) {
 // and an empty one joins: chunks move onto it until the fills are within the
 // band, though what is left behind is deleted late, and then no more do.
 func TestNewServerFills(t *testing.T) {
+	t.Parallel()
 	const size = 1 << 20
 	g := newGrid(t, func(c *Config) {
 		c.Balance, c.RepairGrace = 0.1, 3*time.Second
@@ -201,6 +202,7 @@ func TestNewServerFills(t *testing.T) {
 // A disk is given up, and its server is the only one: what it holds moves to
 // the server's other disk.
 func TestFailedDiskMovesWithinItsServer(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, nil)
 	srv, _ := g.realServerOn(1, racks[0], t.TempDir(), t.TempDir())
 	p := g.s.dial("a")
@@ -316,6 +318,7 @@ func TestRepairWithRealServers(t *testing.T) {
 // way. Another one takes the volume and looks around. When the order arrives it
 // is refused: the writer, who is the next owner's by then, goes on.
 func TestStoppedOwnersFreeze(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, nil)
 	g.realServer(1, racks[0])
 	p := g.s.dial("a")

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
@@ -407,36 +408,8 @@ func (g *grid) records() (all []meta.ChunkRecord) {
 // its record, on servers that run, and no server has anything else.
 func (g *grid) exact(replicas int) {
 	g.t.Helper()
-	want := map[replicaKey]bool{}
-	for _, rec := range g.records() {
-		if rec.State != meta.ChunkSealed {
-			for _, id := range rec.Servers {
-				want[replicaKey{rec.ID, id}] = true
-			}
-			continue
-		}
-		if len(rec.Servers) != replicas {
-			g.t.Errorf("%v has %d replicas, want %d", rec, len(rec.Servers), replicas)
-		}
-		for _, id := range rec.Servers {
-			want[replicaKey{rec.ID, id}] = true
-			n := g.nodes[id]
-			n.mu.Lock()
-			c := n.chunks[rec.ID]
-			if c == nil || n.stop == nil || c.corrupt || c.state != meta.ChunkSealed || uint64(len(c.data)) != rec.Length || crcOf(c.data) != rec.CRC {
-				g.t.Errorf("%v on server %d: %+v", rec.ID, id, c != nil)
-			}
-			n.mu.Unlock()
-		}
-	}
-	for id, n := range g.nodes {
-		n.mu.Lock()
-		for c := range n.chunks {
-			if !want[replicaKey{c, id}] && n.stop != nil {
-				g.t.Errorf("server %d has %v, which it should not", id, c)
-			}
-		}
-		n.mu.Unlock()
+	if err := g.inexact(replicas); err != nil {
+		g.t.Error(err)
 	}
 	r, err := g.s.srv.Fsck(g.t.Context(), 1)
 	if err != nil || r.Count != 0 {
@@ -447,6 +420,43 @@ func (g *grid) exact(replicas int) {
 	}
 }
 
+// inexact is what exact says of records and replicas.
+func (g *grid) inexact(replicas int) error {
+	var errs []error
+	want := map[replicaKey]bool{}
+	for _, rec := range g.records() {
+		if rec.State != meta.ChunkSealed {
+			for _, id := range rec.Servers {
+				want[replicaKey{rec.ID, id}] = true
+			}
+			continue
+		}
+		if len(rec.Servers) != replicas {
+			errs = append(errs, fmt.Errorf("%v has %d replicas, want %d", rec, len(rec.Servers), replicas))
+		}
+		for _, id := range rec.Servers {
+			want[replicaKey{rec.ID, id}] = true
+			n := g.nodes[id]
+			n.mu.Lock()
+			c := n.chunks[rec.ID]
+			if c == nil || n.stop == nil || c.corrupt || c.state != meta.ChunkSealed || uint64(len(c.data)) != rec.Length || crcOf(c.data) != rec.CRC {
+				errs = append(errs, fmt.Errorf("%v on server %d: %+v", rec.ID, id, c != nil))
+			}
+			n.mu.Unlock()
+		}
+	}
+	for id, n := range g.nodes {
+		n.mu.Lock()
+		for c := range n.chunks {
+			if !want[replicaKey{c, id}] && n.stop != nil {
+				errs = append(errs, fmt.Errorf("server %d has %v, which it should not", id, c))
+			}
+		}
+		n.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
 var racks = []string{"/dc/a/1", "/dc/a/2", "/dc/b/3", "/dc/b/4", "/dc/c/5", "/dc/c/6"}
 
 func full(st *RepairStatus) bool { return st.Full() }
@@ -455,6 +465,7 @@ func full(st *RepairStatus) bool { return st.Full() }
 // onto other racks than those that have them. Later it does come back: what it
 // has is nobody's by then.
 func TestRepairServerGone(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, nil, racks...)
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 3, Spread: meta.SpreadRack})
@@ -493,6 +504,7 @@ func TestRepairServerGone(t *testing.T) {
 // with its disk; a third is shorter than was journaled. Each is made anew where
 // it lay, and never from a bad one.
 func TestRepairBadReplicas(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, nil, racks[0], racks[2], racks[4])
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 3})
@@ -515,6 +527,7 @@ func TestRepairBadReplicas(t *testing.T) {
 // Every replica is said to be bad, as by servers whose disks all failed for a
 // moment. Each is asked, what is whole counts again, and what is missing is made.
 func TestRepairFalseAlarm(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, nil, racks[0], racks[2], racks[4])
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 3})
@@ -551,6 +564,7 @@ func TestRepairFalseAlarm(t *testing.T) {
 // One that was away while its chunks were sealed is told the end: what is
 // longer is cut, what is shorter or different is made anew.
 func TestRepairReturnedServer(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, func(c *Config) { c.RepairDelay = time.Hour }, racks[0], racks[2], racks[4])
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 3})
@@ -582,6 +596,7 @@ func TestRepairReturnedServer(t *testing.T) {
 // A chunk moves from one server to another and back. The order to delete it
 // at the first arrives a second time, late: it is not what is there now.
 func TestLateDeletion(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, nil, racks[:2]...)
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 1})
@@ -634,6 +649,7 @@ func TestLateDeletion(t *testing.T) {
 // A drain empties a server, also of the chunk that is being written, and what
 // reads by the old record finds the replicas for a while.
 func TestDrain(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, nil, racks[:4]...)
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 2})
@@ -687,6 +703,7 @@ func TestDrain(t *testing.T) {
 
 // What a policy says now is so of old data, too, after a while.
 func TestPolicyMovesData(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, nil, append(slices.Clone(racks), "/dc2/x/7", "/dc2/y/8", "/dc2/z/9")...)
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 1})
@@ -723,6 +740,7 @@ func TestPolicyMovesData(t *testing.T) {
 // A list that fails proves nothing: nothing is deleted and nothing is copied
 // for it, however empty the rest is.
 func TestFailedListsProveNothing(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, nil, racks[0], racks[2], racks[4])
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 2})
@@ -781,6 +799,7 @@ func TestFailedListsProveNothing(t *testing.T) {
 // was made again from has it: the replicas that it does not name are all there
 // are, and become its own.
 func TestOldRecordAdoptsReplicas(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, nil, racks...)
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 2})
@@ -893,6 +912,7 @@ func crashing(t *testing.T, k int, carryOut bool) (reached bool) {
 }
 
 func TestRepairSurvivesCrashes(t *testing.T) {
+	t.Parallel()
 	steps := 0
 	for k := 1; ; k++ {
 		// The answer is lost, or the order, too.
@@ -917,6 +937,7 @@ func TestRepairSurvivesCrashes(t *testing.T) {
 // The most endangered chunk comes first, and no server is asked for more than
 // its share at a time.
 func TestMostEndangeredFirst(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, func(c *Config) { c.RepairParallel = 1; c.RepairDelay = time.Hour }, racks...)
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 3})
@@ -1135,13 +1156,17 @@ func compacting(t *testing.T, join bool, k int, carryOut bool) (reached bool) {
 	g.s.crash()
 	g.s.start()
 	read()
-	g.await("compacted", func(st *RepairStatus) bool { return compacted() && full(st) })
+	eventually(t, "compacted", func() error { return unless(compacted()) })
+	g.await("the old chunks are gone", full) // asked after that
+	// What it was asked is of the last look at all servers.
+	eventually(t, "each replica is as its record says", func() error { return g.inexact(3) })
 	read()
 	g.exact(3)
 	return reached
 }
 
 func TestCompactionSurvivesCrashes(t *testing.T) {
+	t.Parallel()
 	steps := 0
 	for k := 1; steps < 40; k++ {
 		reached := compacting(t, false, k, true) && compacting(t, false, k, false)
@@ -1160,6 +1185,7 @@ func TestCompactionSurvivesCrashes(t *testing.T) {
 }
 
 func TestJoinSurvivesCrashes(t *testing.T) {
+	t.Parallel()
 	k := 1
 	for ; k < 40 && compacting(t, true, k, k%2 == 0); k++ {
 		if t.Failed() {

@@ -19,6 +19,7 @@ import (
 
 // Every frame and every administrative request has a row.
 func TestEveryRequestHasARule(t *testing.T) {
+	t.Parallel()
 	for typ := 1; typ < wire.Types; typ++ {
 		if frameRules[typ].roles == nil {
 			t.Errorf("frame type %d has no rule", typ)
@@ -148,6 +149,7 @@ var allRoles = []peering.Role{peering.Client, peering.Admin, peering.ChunkServer
 
 // A certificate is good for the roles that it names, in the hello too.
 func TestHelloAsAnotherRole(t *testing.T) {
+	t.Parallel()
 	s := newSecured(t)
 	for as, roles := range roleOf {
 		for _, role := range allRoles {
@@ -237,6 +239,7 @@ func asked() map[wire.Type]wire.Message {
 // Every frame, sent by every role: who may not send it loses the connection or
 // is refused; a client without a grant gets nothing of a volume.
 func TestEveryFrameIsRefused(t *testing.T) {
+	t.Parallel()
 	s := newSecured(t)
 	for typ := wire.Type(2); int(typ) < wire.Types; typ++ {
 		r := frameRules[typ]
@@ -283,6 +286,7 @@ func TestEveryFrameIsRefused(t *testing.T) {
 
 // Every administrative request, by every role that may not make it.
 func TestEveryAdminRequestIsRefused(t *testing.T) {
+	t.Parallel()
 	s := newSecured(t)
 	for _, role := range []peering.Role{peering.Client, peering.ChunkServer} {
 		as := map[peering.Role]wire.Role{peering.Client: wire.RoleClient, peering.ChunkServer: wire.RoleEnrol}[role]
@@ -312,6 +316,7 @@ func TestEveryAdminRequestIsRefused(t *testing.T) {
 // A chunk server's number is its certificate's: another certificate, good as it
 // is, neither gets it confirmed nor reports under it, nor under two numbers.
 func TestChunkServerNumberIsTheCertificates(t *testing.T) {
+	t.Parallel()
 	s := newSecured(t)
 	one, two := s.creds(peering.ChunkServer, "one"), s.creds(peering.ChunkServer, "two")
 	// report says who one is and tells whether orders come.
@@ -431,6 +436,7 @@ func TestChunkServersHearOfEvictions(t *testing.T) {
 // A chunk server is told of all metadata servers when it connects, also if nothing
 // changes any more: each may own a volume, and its own list may name one of them.
 func TestChunkServerHearsOfAllServers(t *testing.T) {
+	t.Parallel()
 	s := newSecured(t)
 	s.g.set(&cluster.View{Revision: 2, MetaServers: []cluster.MetaServer{{Name: "m", Addr: "m:7400"}, {Name: "n", Addr: "n:7400"}}})
 	for id, name := range []string{"one", "two"} {
@@ -457,6 +463,7 @@ func TestChunkServerHearsOfAllServers(t *testing.T) {
 
 // Without a certificate one token may be shown, in a small frame, and no more.
 func TestStrangersMayOnlyJoin(t *testing.T) {
+	t.Parallel()
 	s := newSecured(t)
 	for what, m := range map[string]wire.Message{
 		"a status request": &wire.Admin{Op: wire.AdminStatus},
@@ -493,6 +500,7 @@ func TestStrangersMayOnlyJoin(t *testing.T) {
 // cluster tells of it: who is to be refused is looked up once more. Who was not
 // granted anything can't make the server ask etcd with each frame.
 func TestGrantsMadeElsewhere(t *testing.T) {
+	t.Parallel()
 	grant := cluster.Grant{ID: 1, Who: "client/pod", Volume: 1, Rights: cluster.AdminRights, Users: cluster.UsersAsIs}
 	for what, m := range asked() {
 		s := newSecured(t)
@@ -555,6 +563,7 @@ func TestGrantsMadeElsewhere(t *testing.T) {
 // A client does what its grant says: read, then write with its user ids mapped;
 // and when the grant is gone, nothing, at once.
 func TestGrants(t *testing.T) {
+	t.Parallel()
 	s := newSecured(t)
 	creds := s.creds(peering.Client, "pod-1")
 	p := &peer{leases: map[meta.Ino]meta.LeaseMode{}}
@@ -613,6 +622,7 @@ func TestGrants(t *testing.T) {
 
 // Rights add up; who says how ids map is the most particular grant.
 func TestAccessOf(t *testing.T) {
+	t.Parallel()
 	all := []cluster.Grant{
 		{ID: 1, Who: "client/*", Rights: cluster.ReadRights, Users: cluster.UsersNoRoot},
 		{ID: 2, Who: "client/a", Volume: 1, Rights: cluster.WriteRights, Users: cluster.UsersAllTo, UID: 5, GID: 6},

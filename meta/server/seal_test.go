@@ -12,6 +12,7 @@ import (
 
 // Rule 5 with three replicas, of which some are away, short or wiped.
 func TestSealOfThree(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 60*time.Second)
 	var f [3]*fakeChunks
 	for i := range f {
@@ -74,6 +75,7 @@ func TestSealOfThree(t *testing.T) {
 // A server that stands still holds a seal up for a second, not for ever; the
 // others get their final orders, and it is told its own when it is back.
 func TestSealGoesOnWithoutAStoppedServer(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
 	var f [3]*fakeChunks
 	for i := range f {
@@ -120,6 +122,7 @@ func (p *peer) setReplicas(t *testing.T, n uint32) {
 // A writer that can't reach a server gets chunks elsewhere; others are not
 // kept from it by that.
 func TestSuspectedServersGetNoChunks(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
 	for id := meta.ServerID(1); id <= 4; id++ {
 		s.chunkServer(id)

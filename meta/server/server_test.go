@@ -14,6 +14,7 @@ import (
 )
 
 func TestCreateIsSeenByOthersOnlyWhenDurable(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a, b := s.dial("a"), s.dial("b")
 	r := a.create(t, "x")
@@ -36,6 +37,7 @@ func TestCreateIsSeenByOthersOnlyWhenDurable(t *testing.T) {
 }
 
 func TestNamesAreRecalledBeforeTheyChange(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a, b := s.dial("a"), s.dial("b")
 	if _, err := b.Do(t.Context(), 1, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: "x"}, meta.LeaseShared); !errors.Is(err, meta.NotFound) {
@@ -65,6 +67,7 @@ func TestNamesAreRecalledBeforeTheyChange(t *testing.T) {
 // A session that does not answer a recall is waited for until its lease ends,
 // not longer.
 func TestDeadSessionIsExpired(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a, b := s.dial("a"), s.dial("b")
 	b.do(t, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseShared)
@@ -84,6 +87,7 @@ func TestDeadSessionIsExpired(t *testing.T) {
 // A client that renews its lease but answers no recall does not hold others up
 // for ever.
 func TestRecallIsNotWaitedForForEver(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a, b := s.dial("a"), s.dial("b")
 	b.do(t, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseShared)
@@ -105,6 +109,7 @@ func TestRecallIsNotWaitedForForEver(t *testing.T) {
 // A client whose session ended while it lives hears of it and goes on with a
 // new one.
 func TestExpiredClientHearsOfIt(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.crash()
 	s.adjust = func(c *Config) { c.CommitDelay = time.Hour } // nothing is journaled unless somebody waits
@@ -136,6 +141,7 @@ func TestExpiredClientHearsOfIt(t *testing.T) {
 }
 
 func TestEarlyRepliesSurviveTheServer(t *testing.T) {
+	t.Parallel()
 	for round := range 5 {
 		t.Run(fmt.Sprint(round), func(t *testing.T) {
 			s := newSiteTTL(t, 10*time.Second)
@@ -172,6 +178,7 @@ func TestEarlyRepliesSurviveTheServer(t *testing.T) {
 }
 
 func TestUnlinkedFileLivesWhileAnotherMayHaveItOpen(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a, b := s.dial("a"), s.dial("b")
 	ino := a.create(t, "x").Attr.Ino
@@ -197,6 +204,7 @@ func TestUnlinkedFileLivesWhileAnotherMayHaveItOpen(t *testing.T) {
 // name hears of it when it is back: else it would hold the file, and its space,
 // until it ends.
 func TestOrphansAreToldAgain(t *testing.T) {
+	t.Parallel()
 	for _, crash := range []bool{false, true} {
 		t.Run(fmt.Sprintf("crash=%t", crash), func(t *testing.T) {
 			s := newSite(t)
@@ -232,6 +240,7 @@ func TestOrphansAreToldAgain(t *testing.T) {
 // What a client that was killed had asked, and what still waited, is not done
 // after its connection is gone: others have seen that it was not.
 func TestNothingIsDoneForTheKilled(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	a, b := s.dial("a"), s.dial("b")
 	ino := b.create(t, "x").Attr.Ino
@@ -283,6 +292,7 @@ func until(t *testing.T, what string, ok func() bool) {
 // the client does not know: it is told when it asks again, or would never cache
 // the inode any more.
 func TestLeaseAfterALostDrop(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	ino := a.create(t, "x").Attr.Ino
@@ -303,6 +313,7 @@ func TestLeaseAfterALostDrop(t *testing.T) {
 // While one session replays the removal of a file, another that has it open may
 // not have come back yet: the new owner does not know of it, and keeps the file.
 func TestReplayedUnlinkKeepsWhatOthersMayHaveOpen(t *testing.T) {
+	t.Parallel()
 	for round := range 5 {
 		t.Run(fmt.Sprint(round), func(t *testing.T) {
 			s := newSiteTTL(t, 10*time.Second)
@@ -345,6 +356,7 @@ func TestReplayedUnlinkKeepsWhatOthersMayHaveOpen(t *testing.T) {
 }
 
 func TestLocksWait(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a, b := s.dial("a"), s.dial("b")
 	ino := a.create(t, "x").Attr.Ino
@@ -370,6 +382,7 @@ func TestLocksWait(t *testing.T) {
 
 // What changes nothing has nothing to be journaled: nobody waits for that.
 func TestNoEffectsNoWait(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	o := s.srv.opened(1)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -417,6 +430,7 @@ func (s *site) looked() {
 // What the owner does by itself in the background ends no session that lingers, nor
 // waits for it; and does not keep anybody else from it.
 func TestBackgroundEndsNobody(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 4*time.Second)
 	other := s.dial("other")
 	var ino meta.Ino
@@ -475,6 +489,7 @@ func (o *owner) asksAgain() {
 // by itself: that is left, holds up nobody, and nobody is asked all the time. Another
 // client that wants the file gets it.
 func TestMovingGivesNothingUp(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
 	a := s.dial("a")
 	ino := a.create(t, "f").Attr.Ino
@@ -529,6 +544,7 @@ func TestMovingGivesNothingUp(t *testing.T) {
 // Who is heard of at the moment when the server looks is not away, and when it came back
 // is known.
 func TestHeardOfAtTheLook(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 16*time.Second)
 	sess := s.lingering("mount", func(p *peer) { p.create(t, "x") })
 	if sess.touch(); sess.lapse() || sess.away.Load() {
@@ -550,6 +566,7 @@ func TestHeardOfAtTheLook(t *testing.T) {
 // A session whose client asked for it outlives its lease as long as nobody wants
 // what it holds, for a process that goes on with it; and not a moment longer.
 func TestLingering(t *testing.T) {
+	t.Parallel()
 	lock := func(ino meta.Ino) meta.Lock {
 		return meta.Lock{Ino: ino, Owner: 1, Type: meta.LockWrite, End: 1<<63 - 1}
 	}

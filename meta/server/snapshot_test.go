@@ -88,6 +88,7 @@ func (p *peer) refusedAt(t *testing.T, at meta.Generation, op meta.Op) meta.Kind
 }
 
 func TestReadsAtASnapshot(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a, b := s.dial("a"), s.dial("b")
 	ino := a.create(t, "f").Attr.Ino
@@ -138,6 +139,7 @@ func TestReadsAtASnapshot(t *testing.T) {
 // gets one, and everything else goes on; what a client commits before it answers
 // is in the snapshot.
 func TestSnapshotBarrier(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.chunkServer(1)
 	a, b := s.dial("a"), s.dial("b")
@@ -201,6 +203,7 @@ func (p *peer) openEnd(t *testing.T, chunks *fakeChunks) (meta.Ino, meta.ChunkGr
 // ends in the snapshot where it was synced last; its commits without an end come
 // after the snapshot.
 func TestSnapshotCutsWhoDoesNotAnswer(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	chunks := s.chunkServer(1)
 	a := s.dial("a")
@@ -229,6 +232,7 @@ func TestSnapshotCutsWhoDoesNotAnswer(t *testing.T) {
 // TestSnapshotAsksWhoComesBack: a client that was away when a snapshot began, and comes
 // back while the end of its file is being settled, is asked to give its lease back.
 func TestSnapshotAsksWhoComesBack(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	chunks := s.chunkServer(1)
 	var ino meta.Ino
@@ -279,6 +283,7 @@ func TestSnapshotAsksWhoComesBack(t *testing.T) {
 // lease, writes on, and commits later what it had. Who asks for a whole snapshot gets
 // none.
 func TestSnapshotOfWhoHoldsOn(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	chunks := s.chunkServer(1)
 	a := s.dial("writer")
@@ -333,6 +338,7 @@ func TestSnapshotOfWhoHoldsOn(t *testing.T) {
 // also when there is no room; and an owner that did not take the snapshot itself does not
 // say that it is whole.
 func TestSnapshotSentAgain(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
 	a, admin := s.dial("writer"), s.dial("admin")
 	a.create(t, "f")
@@ -384,6 +390,7 @@ func TestSnapshotSentAgain(t *testing.T) {
 // TestSnapshotHeedsNoEarlierAnswer: that a client could not give a lease back when it was
 // asked before says nothing of now.
 func TestSnapshotHeedsNoEarlierAnswer(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
 	a, admin := s.dial("writer"), s.dial("admin")
 	ino := a.create(t, "f").Attr.Ino
@@ -432,6 +439,7 @@ func TestSnapshotHeedsNoEarlierAnswer(t *testing.T) {
 // opening files for as long as it takes to settle the ends of files; the snapshot is
 // taken when that is done.
 func TestSnapshotSealsBehindTheBarrier(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
 	chunks := s.chunkServer(1)
 	a, b := s.dial("a"), s.dial("b")
@@ -493,6 +501,7 @@ func TestSnapshotSealsBehindTheBarrier(t *testing.T) {
 // TestSnapshotNobodyCanSettle: a file whose end no chunk server can tell keeps
 // the snapshot from being taken, with words, and nothing is left half.
 func TestSnapshotNobodyCanSettle(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	chunks := s.chunkServer(1)
 	a := s.dial("a")
@@ -514,6 +523,7 @@ func TestSnapshotNobodyCanSettle(t *testing.T) {
 }
 
 func TestSnapshotNames(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	a.snapshot(t, "one")
@@ -548,6 +558,7 @@ func TestSnapshotNames(t *testing.T) {
 // that any owner goes on with; chunks are deleted when the last that saw them
 // is gone, and not before.
 func TestSnapshotsAreDissolved(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	chunks := s.chunkServer(1)
 	a := s.dial("a")
@@ -611,6 +622,7 @@ func TestSnapshotsAreDissolved(t *testing.T) {
 // TestRollback: back to a snapshot, with the owner dying at any step; sessions
 // are told, and nobody sees anything in between.
 func TestRollback(t *testing.T) {
+	t.Parallel()
 	for steps := range 4 {
 		t.Run(fmt.Sprint(steps), func(t *testing.T) {
 			s := newSite(t)
@@ -687,6 +699,7 @@ func TestRollback(t *testing.T) {
 }
 
 func TestSnapshotDiff(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	ask := func(from, to string) (kinds []string) {
@@ -797,6 +810,7 @@ func TestSnapshotDiff(t *testing.T) {
 }
 
 func TestScheduleIsKept(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	a.snapshot(t, "mine")
@@ -842,6 +856,7 @@ func TestScheduleIsKept(t *testing.T) {
 // TestScheduleThatFails: a snapshot that is due and can't be taken is told of until it
 // could, and tried ever more rarely.
 func TestScheduleThatFails(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, 20*time.Second)
 	chunks := s.chunkServer(1)
 	a := s.dial("a")
@@ -891,6 +906,7 @@ func TestScheduleThatFails(t *testing.T) {
 // TestFailingScheduleStaysOpen: a volume that nobody uses is not closed while its schedule
 // can't be kept, which the next owner would not know.
 func TestFailingScheduleStaysOpen(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	a.create(t, "f")
@@ -927,6 +943,7 @@ func TestFailingScheduleStaysOpen(t *testing.T) {
 // TestScheduleSetWhileRead: a schedule that is set while the owner reads the one of before
 // holds.
 func TestScheduleSetWhileRead(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	a.create(t, "f")
@@ -957,6 +974,7 @@ func TestScheduleSetWhileRead(t *testing.T) {
 // TestDeletionsStandBack: a large deletion is left for what is due meanwhile, and gone
 // on with.
 func TestDeletionsStandBack(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	a.try(t, &meta.GetAttr{Ino: meta.RootIno})
@@ -1005,6 +1023,7 @@ func TestDeletionsStandBack(t *testing.T) {
 }
 
 func TestSchedulePlan(t *testing.T) {
+	t.Parallel()
 	for _, bad := range []string{"24h", "24h:", ":hourly", "1h:daily", "x:hourly", "24h:x", "-1h:1s", "24h:1ms", "24h:hourly,", "1000d:minutely"} {
 		if r, err := parseKeep(bad); meta.KindOf(err) != meta.Invalid {
 			t.Errorf("%q: %v, %v", bad, r, err)
@@ -1049,6 +1068,7 @@ func TestSchedulePlan(t *testing.T) {
 // TestOwnerDiesAtTheBarrier: the request goes on at the next owner, and there is
 // one snapshot; writers are not held for ever.
 func TestOwnerDiesAtTheBarrier(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	ino := a.create(t, "f").Attr.Ino
@@ -1084,6 +1104,7 @@ func TestOwnerDiesAtTheBarrier(t *testing.T) {
 
 // TestSnapshotCostsTheSame whatever the volume holds: one entry of two records.
 func TestSnapshotCostsTheSame(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	var entries []int

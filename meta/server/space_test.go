@@ -35,6 +35,7 @@ func eventually(t *testing.T, what string, try func() error) {
 // A journal without space: changes are refused with NoSpace, reads go on, what
 // was answered before is not lost, and all goes on when space is back.
 func TestJournalWithoutSpace(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	before := a.create(t, "before").Attr.Ino
@@ -77,6 +78,7 @@ func TestJournalWithoutSpace(t *testing.T) {
 // A metadata disk that is nearly full: what frees something still goes, then
 // nothing; what was answered reaches the journal all the time.
 func TestMetadataDiskNearlyFull(t *testing.T) {
+	t.Parallel()
 	var free atomic.Uint64
 	free.Store(1 << 30)
 	s := newSite(t)

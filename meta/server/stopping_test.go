@@ -12,6 +12,7 @@ import (
 
 // Who waits for a volume that was lost, to take it again, is told that the server stops.
 func TestWaitingForALostVolumeEndsWithTheServer(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	lost, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -47,6 +48,7 @@ func TestWaitingForALostVolumeEndsWithTheServer(t *testing.T) {
 
 // A server that stops after etcd did does not wait for it.
 func TestStopWithoutEtcd(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.cluster.mu.Lock()
 	s.cluster.unregister = func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }

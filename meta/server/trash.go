@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -400,7 +401,7 @@ func (o *owner) deleteAt(ctx context.Context, srv meta.ServerID, ids []meta.Chun
 	for range min(deleteWidth, len(ids)) {
 		wg.Go(func() {
 			for id := range next {
-				call, cancel := context.WithTimeout(ctx, deletePatience)
+				call, cancel := context.WithTimeout(ctx, cmp.Or(o.srv.cfg.deletePatience, orderPatience))
 				_, err := o.order(call, srv, meta.Order{Kind: meta.OrderDelete, Chunk: id, Fence: fence})
 				if err != nil && call.Err() != nil && ctx.Err() == nil {
 					o.log.Warn("a chunk server leaves orders unanswered: what it has of a deleted volume is swept later", "server", srv, "chunks", len(ids))
@@ -418,6 +419,3 @@ func (o *owner) deleteAt(ctx context.Context, srv meta.ServerID, ids []meta.Chun
 		}
 	}
 }
-
-// deletePatience is orderPatience; a variable, so that tests wait less.
-var deletePatience = orderPatience

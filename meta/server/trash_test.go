@@ -15,6 +15,7 @@ import (
 // the moment when who began has let it go, and its row is still there. Nobody owns
 // it afterwards: to give that up would fail when the server stops.
 func TestDeletedOnce(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
 	a := s.dial("a")
 	v, err := a.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, wire.VolumeWords{})
@@ -66,6 +67,7 @@ func TestDeletedOnce(t *testing.T) {
 // TestTrashAnew: a volume whose time in the trash was over is taken out of it, and put
 // into it anew, before its turn to go comes: it has all its time there before it.
 func TestTrashAnew(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	day := uint64(86400)
@@ -106,6 +108,7 @@ func TestTrashAnew(t *testing.T) {
 // TestDiscardByName: a volume that is to go for its name stays if it gets another one
 // before it is condemned, however late.
 func TestDiscardByName(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	day := uint64(86400)
@@ -153,6 +156,7 @@ func TestDiscardByName(t *testing.T) {
 // TestPurgesTakeTurns: volumes that can't leave the trash, as many as are purged at once,
 // keep no others there.
 func TestPurgesTakeTurns(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	day := uint64(86400)
@@ -194,10 +198,7 @@ func TestPurgesTakeTurns(t *testing.T) {
 // and the volumes "a" and "b", of which "a" has chunks there.
 func hungSite(t *testing.T, patience time.Duration) (s *site, f *fakeChunks, p *peer, a, b meta.VolumeID) {
 	t.Helper()
-	was := deletePatience
-	deletePatience = patience
-	t.Cleanup(func() { deletePatience = was })
-	s = newTree(t)
+	s = newTree(t, func(c *Config) { c.deletePatience = patience })
 	f = s.chunkServer(1)
 	p = s.dial("p")
 	second := uint64(1)
@@ -219,6 +220,7 @@ func hungSite(t *testing.T, patience time.Duration) (s *site, f *fakeChunks, p *
 // A chunk server hangs, with its stream alive: what else leaves the trash, or was
 // left half attached, does not wait for the volume that has chunks there.
 func TestTrashBesideHungServer(t *testing.T) {
+	t.Parallel()
 	s, f, p, a, b := hungSite(t, time.Hour)
 	for _, v := range []meta.VolumeID{a, b} {
 		if err := p.DeleteVolume(t.Context(), v, false); err != nil {
@@ -261,6 +263,7 @@ func TestTrashBesideHungServer(t *testing.T) {
 // A volume goes although a chunk server leaves orders unanswered: what is there is
 // noted, for when it answers.
 func TestHungServerIsNoted(t *testing.T) {
+	t.Parallel()
 	s, f, p, a, _ := hungSite(t, 100*time.Millisecond)
 	if err := p.DeleteVolume(t.Context(), a, true); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,9 +25,8 @@ import (
 // finds the step in the row and does what is left. Both steps may be done twice.
 
 // treeLook is how often rows are looked at, treeGrace how long a step may take
-// whoever began it before it is done by the parent's home. Variables, so that
-// tests wait less.
-var (
+// whoever began it before it is done by the parent's home.
+const (
 	treeLook  = time.Second
 	treeGrace = 5 * time.Second
 )
@@ -233,7 +233,7 @@ func (s *Server) treeLoop() {
 		since    time.Time
 	}
 	seen := map[meta.VolumeID]step{}
-	t := time.NewTicker(treeLook)
+	t := time.NewTicker(cmp.Or(s.cfg.treeLook, treeLook))
 	defer t.Stop()
 	for {
 		select {
@@ -261,7 +261,7 @@ func (s *Server) treeLoop() {
 			under[v.ID] = true
 			if was, ok := seen[v.ID]; !ok || was.at != *v.Attach || was.revision != v.Revision {
 				seen[v.ID] = step{*v.Attach, v.Revision, now}
-			} else if _, mine := s.home(v.Attach.Parent); mine && now.Sub(was.since) >= treeGrace {
+			} else if _, mine := s.home(v.Attach.Parent); mine && now.Sub(was.since) >= cmp.Or(s.cfg.treeGrace, treeGrace) {
 				if err := s.settleLeft(v.ID); err != nil && s.ctx.Err() == nil {
 					s.log.Info("where a volume hangs is not settled yet", "volume", v.Name, "error", err)
 				}

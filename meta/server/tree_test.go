@@ -14,20 +14,23 @@ import (
 )
 
 // newTree is a site whose server sees what is left in the table, and soon.
-func newTree(t *testing.T) *site {
+func newTree(t *testing.T, adjust ...func(*Config)) *site {
 	t.Helper()
-	look, grace := treeLook, treeGrace
-	treeLook, treeGrace = 20*time.Millisecond, 100*time.Millisecond
 	dir := t.TempDir()
-	s := &site{t: t, dir: dir, ttl: time.Second, addr: dir + "/m.sock"}
+	s := &site{t: t, dir: dir, ttl: 3 * time.Second, addr: dir + "/m.sock"}
 	s.cluster = newFakeCluster(t, dir)
-	s.adjust = func(c *Config) { c.Cluster = viewed{s.cluster}; c.HomeAfter = 50 * time.Millisecond }
+	s.adjust = func(c *Config) {
+		c.Cluster, c.HomeAfter = viewed{s.cluster}, 50*time.Millisecond
+		c.treeLook, c.treeGrace = 20*time.Millisecond, 100*time.Millisecond
+		for _, f := range adjust {
+			f(c)
+		}
+	}
 	s.start()
 	t.Cleanup(func() {
 		s.srv.Close(context.Background())
 		<-s.done
 		s.cluster.Shared.Close()
-		treeLook, treeGrace = look, grace
 	})
 	return s
 }
@@ -78,6 +81,7 @@ func (s *site) dieAt(n int) (died func() bool) {
 // A server dies at each step of attaching and of detaching a volume: what it
 // leaves is settled without anybody's doing, wholly done or wholly undone.
 func TestTreeStepsSurviveDeath(t *testing.T) {
+	t.Parallel()
 	s := newTree(t)
 	steps := 0
 	for _, detach := range []bool{false, true} {
@@ -128,6 +132,7 @@ func TestTreeStepsSurviveDeath(t *testing.T) {
 // A server dies at each step of deleting a volume, and of taking one out of the
 // trash: it is there as before, in the trash, or gone, and never in between.
 func TestDeletionSurvivesDeath(t *testing.T) {
+	t.Parallel()
 	s := newTree(t)
 	day := uint64(86400)
 	states := map[cluster.VolumeState]int{}
@@ -198,6 +203,7 @@ func TestDeletionSurvivesDeath(t *testing.T) {
 // The trash: a name is free at once, two of one name lie there, each comes back,
 // and what stays is deleted when its time is over.
 func TestTrash(t *testing.T) {
+	t.Parallel()
 	s := newTree(t)
 	a := s.dial("a")
 	long, short := uint64(86400), uint64(1)
@@ -272,6 +278,7 @@ func TestTrash(t *testing.T) {
 
 // A check of a volume sees junctions without a row, and rows without a junction.
 func TestFsckComparesJunctions(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
 	var ids []meta.VolumeID
@@ -300,6 +307,7 @@ func TestFsckComparesJunctions(t *testing.T) {
 // The table can't be asked while a volume is attached: one that hangs there stays, and
 // one that does not is attached by the next who looks.
 func TestAttachWhileTableIsAway(t *testing.T) {
+	t.Parallel()
 	s := newTree(t)
 	a := s.dial("a")
 	away := func(id meta.VolumeID, after int) {
@@ -375,6 +383,7 @@ func TestAttachWhileTableIsAway(t *testing.T) {
 // Two servers died when each had written that it hangs one volume below the other, and
 // before they looked whether that is a circle: none is made of it.
 func TestNoCycleIsLeft(t *testing.T) {
+	t.Parallel()
 	s := newTree(t)
 	a := s.dial("a")
 	var ids []meta.VolumeID

@@ -106,6 +106,7 @@ func (g *grid) copies(but meta.ServerID) map[meta.ChunkID]int {
 // replicas again within the time that it takes to visit all, and is closed
 // after that.
 func TestIdleVolumesAreRepaired(t *testing.T) {
+	t.Parallel()
 	const n = 50
 	g := newGrid(t, func(c *Config) {
 		c.Cluster = viewed{c.Cluster.(*fakeCluster)}
@@ -153,6 +154,7 @@ func TestIdleVolumesAreRepaired(t *testing.T) {
 // TestVisitsForSchedules: of 10,000 closed volumes those with a schedule are visited in
 // each of its intervals, the others as often as ever.
 func TestVisitsForSchedules(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	const n, step = 10_000, time.Minute
 	view := &cluster.View{}
@@ -230,6 +232,7 @@ func TestVisitsForSchedules(t *testing.T) {
 
 // TestVisitsOfBroken: scheduled volumes that can't be opened keep no other from its turn.
 func TestVisitsOfBroken(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	now := time.Now()
 	v := visits{at: map[meta.VolumeID]time.Time{}, not: map[meta.VolumeID]time.Time{}}
@@ -257,6 +260,7 @@ func TestVisitsOfBroken(t *testing.T) {
 
 // TestScheduleOfClosedVolume: a volume that nobody uses is opened for its schedule.
 func TestScheduleOfClosedVolume(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, func(c *Config) {
 		c.Cluster = viewed{c.Cluster.(*fakeCluster)}
 		c.IdleClose, c.HomeAfter, c.Followers = 100*time.Millisecond, 100*time.Millisecond, -1
@@ -280,6 +284,7 @@ func TestScheduleOfClosedVolume(t *testing.T) {
 
 // What makes closed volumes be visited again.
 func TestWorse(t *testing.T) {
+	t.Parallel()
 	ok := serverStanding{id: 1, live: true, node: cluster.NodeActive}
 	with := func(f func(*serverStanding)) serverStanding { x := ok; f(&x); return x }
 	dead := with(func(s *serverStanding) { s.live = false })
@@ -317,6 +322,7 @@ func TestWorse(t *testing.T) {
 // whose sessions are waited for, or that can't be opened, counts as not looked
 // through.
 func TestRepairStatusWaitsForNobody(t *testing.T) {
+	t.Parallel()
 	g := newGrid(t, nil, racks[:2]...)
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 1})

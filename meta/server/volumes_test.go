@@ -13,6 +13,7 @@ import (
 // TestUnreadLabels: a volume whose labels can't be read is found, used and changed as
 // any other, and told of with a word of that.
 func TestUnreadLabels(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
 	a := s.dial("a")
 	one := "1"
@@ -80,6 +81,7 @@ func TestUnreadLabels(t *testing.T) {
 // TestLabelsRefused: where labels are refused nothing else is changed. Where writing
 // them fails, the rest is in force at once.
 func TestLabelsRefused(t *testing.T) {
+	t.Parallel()
 	s := newSiteTTL(t, time.Minute)
 	a := s.dial("a")
 	one, zstd := "1", "zstd"
