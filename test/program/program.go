@@ -36,6 +36,15 @@ func Main(m *testing.M) int {
 	return InOwnMounts(func() int { return built(m) })
 }
 
+// Beside sets how many of a package's parallel tests run at a time unless the command
+// line says so: tests that mostly wait leave processors to others. To be called before
+// Main.
+func Beside(n int) {
+	if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
+		panic(err) // there is such a flag in each test
+	}
+}
+
 // own says which part of InOwnMounts a process plays; the first has none.
 const (
 	own    = "PENSTOCK_TEST_OWN_MOUNTS"

@@ -81,6 +81,7 @@ func attribute(t *testing.T, file string) string {
 // when it is there, and a reader and a writer go on meanwhile. Where bytes lie is
 // said alike by the command and by the attribute.
 func TestPolicyMovesData(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.Run("chunkserver", "--data", filepath.Join(r.Dir, "c2"), "--cluster", r.Addr, "--topology", "/dc/r2/n")
 	r.Until("both chunk servers are there", func() error {

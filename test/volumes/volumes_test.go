@@ -22,7 +22,10 @@ import (
 	"penstock.io/penstock/test/program"
 )
 
-func TestMain(m *testing.M) { os.Exit(program.Main(m)) }
+func TestMain(m *testing.M) {
+	program.Beside(3)
+	os.Exit(program.Main(m))
+}
 
 // rig is a metadata server, a chunk server and mounts, each a process.
 type rig struct {
@@ -106,6 +109,7 @@ func (r *rig) fails(what string, err, want error) {
 // listed and walked through, in every mount at once. What would cross a border
 // says so, and a junction can't be taken away by those who use the tree.
 func TestTree(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.Must("volume", "create", "a", "--attach", "/teams/vision/a", "--parents", "--quota", "64M")
 	r.Must("volume", "create", "b", "--attach", "/teams/vision/a/b", "--quota", "32M")
@@ -260,6 +264,7 @@ func sorted(lines string) string {
 // detached, renamed, deleted and taken out of the trash. What it leaves is
 // settled by the next, and each volume hangs where its row says.
 func TestKillsWhileTheTreeChanges(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	const n, rounds = 4, 3
 	for i := range n {
