@@ -55,13 +55,13 @@ func (s *Session) ReadChunkCap(id meta.ChunkID) []byte {
 		c := f.cap
 		if left < f.life/2 && !f.fetching {
 			f.fetching = true
-			s.wg.Go(func() { s.fetchForeignCap(id, f) })
+			s.wg.Go(func() { s.fetchForeignCap(id, f, nil) })
 		}
 		s.mu.Unlock()
 		return c
 	}
 	s.mu.Unlock()
-	return s.fetchForeignCap(id, f)
+	return s.fetchForeignCap(id, f, nil)
 }
 
 // RenewChunkCap gives another capability to read a chunk than old, which a
@@ -78,10 +78,21 @@ func (s *Session) RenewChunkCap(id meta.ChunkID, old []byte) []byte {
 	if now != nil && !bytes.Equal(now, old) {
 		return now
 	}
-	return s.fetchForeignCap(id, f)
+	return s.fetchForeignCap(id, f, old)
 }
 
-func (s *Session) fetchForeignCap(id meta.ChunkID, f *foreignCap) []byte {
+// fetchForeignCap asks the clone; refused is what a server did not accept. When the
+// clone gives none, it may be gone, and the reader may be one of the chunk's own
+// volume, where the chunk was never foreign: that is asked then. Who reads through
+// another clone opens the file again, and notes that one (Via).
+func (s *Session) fetchForeignCap(id meta.ChunkID, f *foreignCap, refused []byte) []byte {
+	if c, ok := s.askForeignCap(id, f, refused); ok {
+		return c
+	}
+	return s.ReadCap(id.Volume)
+}
+
+func (s *Session) askForeignCap(id meta.ChunkID, f *foreignCap, refused []byte) (c []byte, ok bool) {
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
 	defer cancel()
 	asked := time.Now()
@@ -92,17 +103,19 @@ func (s *Session) fetchForeignCap(id meta.ChunkID, f *foreignCap) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f.fetching = false
-	if err != nil {
-		s.log.Warn("no capability to read", "chunk", id, "clone", via, "error", err)
-		return f.cap
+	r, _ := m.(*wire.CapsRe)
+	if err == nil && r != nil && r.Status.Err == meta.KindOK {
+		f.cap, f.life = r.Cap, time.Duration(r.TTL)*time.Millisecond
+		f.until = asked.Add(f.life)
+		return f.cap, true
 	}
-	r, ok := m.(*wire.CapsRe)
-	if !ok || r.Status.Err != meta.KindOK {
-		// Its owner is another one, or forgot: opening the file again reminds it.
-		s.log.Debug("no capability to read", "chunk", id, "clone", via)
-		return f.cap
+	// Its owner is another one, or forgot: opening the file again reminds it.
+	s.log.Debug("no capability to read", "chunk", id, "clone", via, "error", err)
+	if f.cap != nil && time.Until(f.until) > 0 && !bytes.Equal(f.cap, refused) {
+		return f.cap, true
 	}
-	f.cap, f.life = r.Cap, time.Duration(r.TTL)*time.Millisecond
-	f.until = asked.Add(f.life)
-	return f.cap
+	if s.foreign[id] == f && f.via == via {
+		delete(s.foreign, id)
+	}
+	return nil, false
 }

@@ -234,6 +234,25 @@ func TestSnapshotGoesWithClones(t *testing.T) {
 	s.exactIn(1)
 }
 
+// TestChunkOfDeletedClone: who met a chunk in a clone still reads it in the volume
+// that it belongs to, when the clone is gone.
+func TestChunkOfDeletedClone(t *testing.T) {
+	s := newSite(t)
+	a := s.dial("a")
+	a.createIn(t, 1, "old")
+	c := a.clone(t, 1, "", "c")
+	chunk := meta.ChunkID{Volume: 1, Term: 1, Counter: 1}
+	a.Via(chunk, c)
+	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: c})
+	if token := a.ReadChunkCap(chunk); token == nil {
+		t.Error("no right to read it")
+	}
+	a.Via(chunk, c)
+	if token := a.RenewChunkCap(chunk, []byte("refused")); token == nil {
+		t.Error("no right to read it instead of one that was refused")
+	}
+}
+
 // The server dies at each step of making a clone and of deleting it. After that
 // a clone is there as a whole, or not at all, and its origin knows.
 func TestCloneInterrupted(t *testing.T) {
