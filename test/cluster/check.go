@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -48,6 +49,16 @@ func (s *Soak) final(ctx context.Context) error {
 	}
 	s.Logf("every worker's files are right on every mount")
 	began := time.Now()
+	errs := make([]error, len(s.snaps))
+	var wg sync.WaitGroup
+	for i, k := range s.snaps {
+		wg.Go(func() { errs[i] = k.final(ctx) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("at the end: %w", err)
+	}
+	s.Logf("snapshots and clones are right, and gone, %v after the end", time.Since(began).Round(time.Millisecond))
 	if err := s.Cluster.Fsck(ctx, 2*time.Minute); err != nil {
 		return fmt.Errorf("at the end: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -43,6 +44,7 @@ type Soak struct {
 	dark    atomic.Int32 // blackouts under way
 	nemesis *nemesis
 	workers []*driven
+	snaps   []*snapper
 	mu      sync.Mutex
 	bad     error
 	began   time.Time
@@ -94,6 +96,11 @@ func (s *Soak) Run(ctx context.Context) error {
 		wg.Go(func() { s.look(all, i, rand.New(rand.NewPCG(s.Seed, 2000+uint64(i)))) })
 	}
 	wg.Go(func() { s.histories(all, rand.New(rand.NewPCG(s.Seed, 3000))) })
+	for i, v := range soakVolumes {
+		k := newSnapper(s, v.name, rand.New(rand.NewPCG(s.Seed, 5000+uint64(i))))
+		s.snaps = append(s.snaps, k)
+		wg.Go(func() { k.run(all) })
+	}
 	wg.Go(func() { s.watch(all) })
 	wg.Go(func() { s.administer(all) })
 	faults, stop := context.WithTimeout(all, s.For)
@@ -332,6 +339,11 @@ func (s *Soak) Report() string {
 		fmt.Fprintf(w, "%v\t%d\t%d\t%d\t%v\t%v\t%v\n", k, f.Calls, f.Failed, f.Bytes, f.Median.Round(time.Microsecond), f.P99.Round(time.Microsecond), f.Worst.Round(time.Millisecond))
 	}
 	fmt.Fprintf(w, "\noperations in linearizable histories\t%d\nbytes verified\t%d\nerrors told\t%d\n", s.histOps.Load(), s.meter.Figures(load.Read).Bytes, s.told.Load())
+	for _, k := range s.snaps {
+		for _, what := range slices.Sorted(maps.Keys(k.times)) {
+			fmt.Fprintf(w, "%s, %s\t%d\n", k.of, what, k.times[what])
+		}
+	}
 	s.stalls.table(w, kinds)
 	w.Flush()
 	return b.String()

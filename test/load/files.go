@@ -28,12 +28,14 @@ type appender struct {
 
 	mu    sync.Mutex
 	shown []appended // what others may look at: files that are durable, and how far
+	lost  int        // how often less was there than was acknowledged
 }
 
 type appended struct {
 	name      string
 	id        uint64
 	attempted int64 // bytes that a write was called for
+	most      int64 // the same, also before the file was verified
 	written   int64 // bytes acknowledged
 	synced    int64 // bytes acknowledged by fsync
 	named     bool  // the name is durable: some fsync succeeded
@@ -62,10 +64,13 @@ func (a *appender) Step() error {
 	b := make([]byte, 1+a.rand.IntN(48<<10))
 	Pattern(b, f.id, f.written)
 	f.attempted = f.written + int64(len(b))
+	f.most = max(f.most, f.attempted)
+	a.show()
 	if err := a.meter.Time(Write, len(b), func() error { _, err := a.open.Write(b); return err }); err != nil {
 		return err
 	}
 	f.written = f.attempted
+	a.show()
 	if a.rand.IntN(4) == 0 {
 		if err := a.meter.Time(Sync, 0, a.open.Sync); err != nil {
 			return err
@@ -91,6 +96,48 @@ func (a *appender) show() {
 	for _, f := range a.files {
 		if f.named {
 			a.shown = append(a.shown, *f)
+		}
+	}
+}
+
+// progress gives how far each file is that is durable.
+func (a *appender) progress() (files map[uint64]progress, names map[uint64]string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	files, names = map[uint64]progress{}, map[uint64]string{}
+	for _, f := range a.shown {
+		files[f.id], names[f.id] = progress{lost: a.lost, begun: uint64(f.most), done: uint64(f.written), synced: uint64(f.synced)}, f.name
+	}
+	return files, names
+}
+
+func (a *appender) Freeze() func(bool) Check {
+	before, names := a.progress()
+	return func(whole bool) Check {
+		after, _ := a.progress()
+		return func(dir string) error {
+			now, _ := a.progress()
+			for id, p := range before {
+				end, ok := after[id]
+				if !ok {
+					continue // removed meanwhile
+				}
+				b, err := a.meter.readFile(filepath.Join(dir, names[id]))
+				least := p.least(now[id], whole)
+				if errors.Is(err, os.ErrNotExist) {
+					return violated("%s is not in the snapshot, with %d bytes before", names[id], least)
+				}
+				if err != nil {
+					return err
+				}
+				if n := uint64(len(b)); n < least || n > end.begun {
+					return violated("%s has %d bytes in the snapshot (whole: %v); before it %d were synced and %d written, after it %d attempted", names[id], n, whole, p.synced, p.done, end.begun)
+				}
+				if err := CheckPattern(b, id, 0); err != nil {
+					return fmt.Errorf("%s in the snapshot: %w", names[id], err)
+				}
+			}
+			return nil
 		}
 	}
 }
@@ -153,8 +200,11 @@ func (a *appender) Close() {
 func (a *appender) Verify() error {
 	var kept []*appended
 	var errs []error
+	lost := false
 	for _, f := range a.files {
+		was := f.written
 		there, err := f.verify(a.dir, a.meter)
+		lost = lost || f.written < was
 		if err != nil {
 			errs = append(errs, err)
 		}
@@ -167,6 +217,11 @@ func (a *appender) Verify() error {
 	}
 	old := kept[:max(0, len(kept)-keptFiles)]
 	a.files = kept[len(old):]
+	if lost {
+		a.mu.Lock()
+		a.lost++
+		a.mu.Unlock()
+	}
 	a.show()
 	for _, f := range old {
 		if err := os.Remove(filepath.Join(a.dir, f.name)); err != nil {
@@ -222,6 +277,87 @@ type overwriter struct {
 	mu    sync.Mutex
 	shown [overwriteBlocks]uint64 // durable write of each block
 	whole bool                    // all blocks were written once, durable
+	told  blocks
+}
+
+// blocks is how far an overwriter is.
+type blocks struct {
+	progress
+	ready  bool
+	start  [overwriteBlocks]uint64
+	writes []uint64
+	base   uint64
+}
+
+// tell notes how far it is: that the writes up to one were acknowledged.
+func (o *overwriter) tell(done uint64) {
+	p := o.told.progress
+	p.begun, p.done, p.synced = o.seq, done, o.synced
+	o.is(p)
+}
+
+func (o *overwriter) is(p progress) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.told = blocks{p, o.ready, o.start, o.writes, o.base}
+}
+
+func (o *overwriter) progress() blocks {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.told
+}
+
+func (o *overwriter) Freeze() func(bool) Check {
+	before := o.progress()
+	return func(whole bool) Check {
+		after := o.progress()
+		if !before.ready || before.past != after.past {
+			return nil
+		}
+		return func(dir string) error {
+			b, err := o.meter.readFile(filepath.Join(dir, "blocks"))
+			if errors.Is(err, os.ErrNotExist) {
+				return violated("the file of blocks is not in the snapshot")
+			}
+			if err != nil {
+				return err
+			}
+			_, _, err = o.prefix(b, &after, before.least(o.progress().progress, whole))
+			return err
+		}
+	}
+}
+
+// prefix finds up to which write the file has all of them: to least at least.
+func (o *overwriter) prefix(b []byte, t *blocks, least uint64) (found [overwriteBlocks]uint64, last uint64, err error) {
+	if len(b) != overwriteBlocks*blockSize {
+		return found, 0, violated("the file of blocks has %d bytes, want %d", len(b), overwriteBlocks*blockSize)
+	}
+	last = least
+	for i := range found {
+		p := b[i*blockSize:][:blockSize]
+		found[i] = binary.LittleEndian.Uint64(p[16:])
+		if string(p) != string(o.block(i, found[i])) {
+			return found, 0, violated("block %d is no block of this file: %x", i, p[:32])
+		}
+		last = max(last, found[i])
+	}
+	if last > t.begun {
+		return found, 0, violated("a block has write %d, only %d were made", last, t.begun)
+	}
+	expect := t.start
+	for i, block := range t.writes {
+		if seq := t.base + uint64(i); seq <= last {
+			expect[block] = seq
+		}
+	}
+	for i := range found {
+		if found[i] != expect[i] {
+			return found, 0, violated("block %d has write %d, want %d: other blocks are as after write %d, and all to %d must be there", i, found[i], expect[i], last, least)
+		}
+	}
+	return found, last, nil
 }
 
 const (
@@ -328,6 +464,7 @@ func (o *overwriter) Step() error {
 		o.base = o.seq
 	}
 	o.writes = append(o.writes, uint64(block))
+	o.tell(o.seq - 1)
 	err := o.meter.Time(Write, blockSize, func() error {
 		_, err := o.open.WriteAt(o.block(block, o.seq), int64(block)*blockSize)
 		return err
@@ -344,6 +481,7 @@ func (o *overwriter) Step() error {
 			o.show()
 		}
 	}
+	o.tell(o.seq)
 	return nil
 }
 
@@ -370,6 +508,7 @@ func (o *overwriter) Verify() error {
 		// The next file has none of the writes to this one. Its own go on with
 		// the next number, so that a block of this one would be known.
 		o.start, o.writes, o.synced = [overwriteBlocks]uint64{}, nil, o.seq
+		o.is(o.told.verified(0))
 		return nil
 	}
 	b, err := o.meter.readFile(o.path())
@@ -379,36 +518,14 @@ func (o *overwriter) Verify() error {
 	if err != nil {
 		return err
 	}
-	if len(b) != overwriteBlocks*blockSize {
-		return violated("%s has %d bytes, want %d", o.path(), len(b), overwriteBlocks*blockSize)
-	}
-	var found [overwriteBlocks]uint64
-	last := o.synced
-	for i := range found {
-		p := b[i*blockSize:][:blockSize]
-		found[i] = binary.LittleEndian.Uint64(p[16:])
-		if string(p) != string(o.block(i, found[i])) {
-			return violated("block %d is no block of this file: %x", i, p[:32])
-		}
-		last = max(last, found[i])
-	}
-	if last > o.seq {
-		return violated("a block has write %d, only %d were made", last, o.seq)
-	}
-	expect := o.start
-	for i, block := range o.writes {
-		if seq := o.base + uint64(i); seq <= last {
-			expect[block] = seq
-		}
-	}
-	for i := range found {
-		if found[i] != expect[i] {
-			return violated("block %d has write %d, want %d: other blocks are as after write %d, and everything to %d was synced", i, found[i], expect[i], last, o.synced)
-		}
+	found, last, err := o.prefix(b, &blocks{progress: progress{begun: o.seq}, start: o.start, writes: o.writes, base: o.base}, o.synced)
+	if err != nil {
+		return err
 	}
 	// The next write takes the next number; what is there now is durable.
 	o.start, o.writes, o.seq, o.synced = found, nil, last, last
 	o.show()
+	o.is(o.told.verified(last))
 	return nil
 }
 
@@ -427,6 +544,56 @@ type replacer struct {
 	version uint64        // newest attempted
 	synced  uint64        // durable
 	shown   atomic.Uint64 // synced, for others
+
+	mu   sync.Mutex
+	told progress
+}
+
+// tell notes how far it is.
+func (r *replacer) tell(done uint64) {
+	p := r.told
+	p.begun, p.done, p.synced = r.version, done, r.synced
+	r.is(p)
+}
+
+func (r *replacer) is(p progress) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.told = p
+}
+
+func (r *replacer) progress() progress {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.told
+}
+
+func (r *replacer) Freeze() func(bool) Check {
+	before := r.progress()
+	return func(whole bool) Check {
+		after := r.progress()
+		if before.past != after.past {
+			return nil
+		}
+		return func(dir string) error {
+			least := before.least(r.progress(), whole)
+			b, err := r.meter.readFile(filepath.Join(dir, "current"))
+			if errors.Is(err, os.ErrNotExist) || err == nil && len(b) == 0 {
+				if least > 0 {
+					return violated("current is not in the snapshot, or empty: %v; version %d was there before", err, least)
+				}
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			version, err := r.judge(b, least)
+			if err == nil && version > after.begun {
+				err = violated("current has version %d in the snapshot, only %d were attempted", version, after.begun)
+			}
+			return err
+		}
+	}
 }
 
 func (r *replacer) bytes(version uint64) []byte {
@@ -440,6 +607,7 @@ func (r *replacer) bytes(version uint64) []byte {
 
 func (r *replacer) Step() error {
 	r.version++
+	r.tell(r.version - 1)
 	tmp, current := filepath.Join(r.dir, "tmp"), filepath.Join(r.dir, "current")
 	var f *os.File
 	err := r.meter.Time(Name, 0, func() (err error) {
@@ -474,6 +642,7 @@ func (r *replacer) Step() error {
 			r.shown.Store(r.synced)
 		}
 	}
+	r.tell(r.version)
 	return nil
 }
 
@@ -501,6 +670,7 @@ func (r *replacer) Verify() error {
 		if r.synced > 0 {
 			return violated("current is gone; version %d was synced", r.synced)
 		}
+		r.is(r.told.verified(0))
 		return nil
 	}
 	if err != nil {
@@ -509,6 +679,7 @@ func (r *replacer) Verify() error {
 	if len(b) == 0 && r.synced == 0 {
 		// The first version took no other's place: a rename that replaces nothing
 		// waits for no bytes, and nobody asked for them.
+		r.is(r.told.verified(0))
 		return os.Remove(filepath.Join(r.dir, "current"))
 	}
 	version, err := r.judge(b, r.synced)
@@ -520,6 +691,7 @@ func (r *replacer) Verify() error {
 	}
 	r.version, r.synced = version, version
 	r.shown.Store(version)
+	r.is(r.told.verified(version))
 	return nil
 }
 

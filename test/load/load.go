@@ -40,6 +40,49 @@ type Watched interface {
 	Look(dir string, r *rand.Rand) error
 }
 
+// A Frozen worker's folder can be checked in a snapshot that was taken while it
+// worked.
+type Frozen interface {
+	// Freeze is called before a snapshot is asked for, and what it gives once the
+	// snapshot is there; that gives the check of the folder in the snapshot: as it
+	// was at one moment between the two, with what was durable at the first. In one
+	// that is whole is what was acknowledged at the first, too, unless it was lost
+	// since: a sync that succeeds later, before the check, says that it was not. Nil:
+	// the worker was verified in between, and may have gone back.
+	Freeze() (taken func(whole bool) Check)
+}
+
+// Check checks a worker's folder in a snapshot, as a directory shows it; what must
+// not be is a Violation. It may be called again, also while the worker works.
+type Check func(dir string) error
+
+// progress is how far a worker is, in the numbers of its operations.
+type progress struct {
+	past   int    // how often it was verified,
+	lost   int    // and how often it had lost then what was acknowledged
+	begun  uint64 // the last one tried,
+	done   uint64 // acknowledged,
+	synced uint64 // durable
+}
+
+// least is what a snapshot has at least that was asked for at p; now is a later moment.
+func (p progress) least(now progress, whole bool) uint64 {
+	if whole && now.lost == p.lost && now.synced >= p.done {
+		return p.done
+	}
+	return p.synced
+}
+
+// verified is p after Verify, which found everything up to an operation.
+func (p progress) verified(found uint64) progress {
+	p.past++
+	if found < p.done {
+		p.lost++
+	}
+	p.begun, p.done, p.synced = found, found, found
+	return p
+}
+
 // Violation is what no working system shows: acknowledged bytes or names lost,
 // or bytes that nobody wrote.
 type Violation struct{ Text string }

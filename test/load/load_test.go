@@ -73,6 +73,80 @@ func TestWorkersKnow(t *testing.T) {
 	}
 }
 
+// TestFrozen: a copy of a folder that was made while its worker stood still is a
+// snapshot of it; one from before what was acknowledged is none that is whole, and one
+// with a planted loss is none at all.
+func TestFrozen(t *testing.T) {
+	const seed = 6 // the appender syncs the file again that it has open
+	root, dark := t.TempDir(), false
+	l := New(root, Options{Seed: seed, Each: 1, Over: func() bool { return dark }})
+	if err := l.Prepare(root); err != nil {
+		t.Fatal(err)
+	}
+	shot := func(name string) string {
+		t.Helper()
+		to := filepath.Join(t.TempDir(), name)
+		if err := os.CopyFS(to, os.DirFS(filepath.Join(root, name))); err != nil {
+			t.Fatal(err)
+		}
+		return to
+	}
+	for i, w := range l.Workers {
+		steps := func(n int) {
+			t.Helper()
+			for range n {
+				if err := w.Step(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		frozen := func() func(bool) Check { return w.(Frozen).Freeze() }
+		steps(200)
+		dark = true // what follows is acknowledged, not durable
+		early := shot(l.Names[i])
+		steps(5)
+		taken := frozen()
+		steps(3)
+		now := shot(l.Names[i])
+		whole := taken(true)
+		if err := errors.Join(whole(now), whole(early), taken(false)(early)); err != nil {
+			t.Errorf("%s: %v", l.Names[i], err)
+		}
+		dark = false
+		steps(100) // it turns out that nothing was lost
+		var v *Violation
+		if err := whole(now); err != nil {
+			t.Errorf("%s: %v", l.Names[i], err)
+		}
+		if err := whole(early); !errors.As(err, &v) {
+			t.Errorf("%s: what was acknowledged before is missing: %v", l.Names[i], err)
+		}
+		if err := taken(false)(early); err != nil {
+			t.Errorf("%s: %v", l.Names[i], err)
+		}
+		// What began after it is not in it.
+		if late := shot(l.Names[i]); l.Names[i] != "append-0" { // of whose files these may be others
+			if err := whole(late); !errors.As(err, &v) {
+				t.Errorf("%s: it has what came later: %v", l.Names[i], err)
+			}
+		}
+		if err := plant(filepath.Dir(now), l.Names[i], w); err != nil {
+			t.Fatal(err)
+		}
+		if err := taken(false)(now); !errors.As(err, &v) {
+			t.Errorf("%s: a planted loss is not seen: %v", l.Names[i], err)
+		}
+		taken = frozen()
+		w.Close()
+		if err := w.Verify(); err != nil {
+			t.Fatal(err)
+		}
+		if i > 0 && taken(true) != nil { // appended files can only grow
+			t.Errorf("%s: it was verified in between, and may have gone back", l.Names[i])
+		}
+	}
+}
+
 // TestBegunInTheDark: what is begun while syncs don't count is not held against
 // a mount, neither when the file is given up and begun anew nor when a later
 // sync counts; and what that sync made durable is demanded.
@@ -139,7 +213,7 @@ func plant(root, name string, w Worker) error {
 	case *appender:
 		return os.Truncate(filepath.Join(dir, w.files[0].name), w.files[0].synced-1)
 	case *overwriter:
-		f, err := os.OpenFile(w.path(), os.O_RDWR, 0)
+		f, err := os.OpenFile(filepath.Join(dir, "blocks"), os.O_RDWR, 0)
 		if err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync"
 )
 
 // namer creates, renames and removes names. The names are symbolic links,
@@ -25,6 +26,51 @@ type namer struct {
 	now    map[string]string // after ops, the last one included
 	ops    []nameOp
 	synced int // ops that are durable
+
+	mu   sync.Mutex
+	told names
+}
+
+// names is how far a namer is. Its numbers count all operations: those before start, too.
+type names struct {
+	progress
+	base  uint64 // of the first in ops
+	start map[string]string
+	ops   []nameOp
+}
+
+// tell notes how far it is: that so many of ops were acknowledged.
+func (n *namer) tell(done int) {
+	t := n.told
+	t.start, t.ops = n.start, n.ops
+	t.begun, t.done, t.synced = t.base+uint64(len(n.ops)), t.base+uint64(done), t.base+uint64(n.synced)
+	n.is(t)
+}
+
+func (n *namer) is(t names) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.told = t
+}
+
+func (n *namer) progress() names {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.told
+}
+
+func (n *namer) Freeze() func(bool) Check {
+	before := n.progress()
+	return func(whole bool) Check {
+		after := n.progress()
+		if before.past != after.past {
+			return nil
+		}
+		return func(dir string) error {
+			_, _, err := after.explain(dir, before.least(n.progress().progress, whole))
+			return err
+		}
+	}
 }
 
 type nameOp struct {
@@ -55,6 +101,7 @@ func (n *namer) Step() error {
 	}
 	// Known before it is tried: if the mount dies, its outcome is open.
 	n.ops = append(n.ops, op)
+	n.tell(len(n.ops) - 1)
 	if err := n.meter.Time(Name, 0, func() error { return n.do(op) }); err != nil {
 		return err
 	}
@@ -67,6 +114,7 @@ func (n *namer) Step() error {
 			n.synced = len(n.ops)
 		}
 	}
+	n.tell(len(n.ops))
 	return nil
 }
 
@@ -98,40 +146,55 @@ func (n *namer) Close() {}
 func (n *namer) Settle() error { return SyncDir(n.dir) }
 
 func (n *namer) Verify() error {
-	found := map[string]string{}
-	entries, err := os.ReadDir(n.dir)
+	t := n.told
+	t.start, t.ops = n.start, n.ops
+	found, last, err := t.explain(n.dir, t.base+uint64(n.synced))
 	if err != nil {
 		return err
 	}
+	n.start, n.now, n.ops, n.synced = found, maps.Clone(found), nil, 0
+	// The numbers of operations that were not done are not given again.
+	begun := t.base + uint64(len(t.ops))
+	t.progress = t.verified(last)
+	n.is(names{progress{t.past, t.lost, begun, begun, begun}, begun, n.start, nil})
+	return nil
+}
+
+// explain reads a directory, which some prefix of the operations must explain, of
+// least at least. It tells the longest that does.
+func (t *names) explain(dir string, least uint64) (found map[string]string, last uint64, err error) {
+	found = map[string]string{}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, 0, err
+	}
 	var errs []error
 	for _, e := range entries {
-		target, err := os.Readlink(filepath.Join(n.dir, e.Name()))
+		target, err := os.Readlink(filepath.Join(dir, e.Name()))
 		errs = append(errs, err)
 		found[e.Name()] = target
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err
+		return nil, 0, err
 	}
-	state := maps.Clone(n.start)
+	state := maps.Clone(t.start)
 	if state == nil {
 		state = map[string]string{}
 	}
-	matches := -1
-	for k := 0; ; k++ {
-		if k >= n.synced && maps.Equal(state, found) {
-			matches = k
+	explained := false
+	for k := t.base; ; k++ {
+		if k >= least && maps.Equal(state, found) {
+			last, explained = k, true
+		}
+		if k == t.base+uint64(len(t.ops)) {
 			break
 		}
-		if k == len(n.ops) {
-			break
-		}
-		n.ops[k].apply(state)
+		t.ops[k-t.base].apply(state)
 	}
-	if matches < 0 {
-		return violated("no prefix of the %d operations, at least the %d synced ones, explains the directory; against the state after all of them: %s", len(n.ops), n.synced, difference(state, found))
+	if !explained {
+		return nil, 0, violated("no prefix of the %d operations, at least %d of them, explains the directory; against the state after all of them: %s", len(t.ops), least-t.base, difference(state, found))
 	}
-	n.start, n.now, n.ops, n.synced = found, maps.Clone(found), nil, 0
-	return nil
+	return found, last, nil
 }
 
 // difference tells in words how two directories differ.

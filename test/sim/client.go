@@ -194,6 +194,11 @@ func (cv *clientVolume) receive(c *conn, m any) {
 			cv.w.truth.synced(cv, r.ops)
 			r.done(m)
 		}
+	case ordered:
+		if r := cv.pending[m.req]; r != nil {
+			delete(cv.pending, m.req)
+			r.done(m)
+		}
 	case allocated:
 		cv.w.truth.handedOut(cv, m.chunk.ID)
 		if r := cv.pending[m.req]; r != nil {
@@ -405,6 +410,8 @@ func (cv *clientVolume) act() {
 		})
 	case p < 94:
 		cv.do(meta.OpID{}, &meta.StatFSOp{}, end)
+	case p < 97:
+		cv.snap()
 	default:
 		cv.sync()
 	}

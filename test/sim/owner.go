@@ -129,6 +129,7 @@ type owner struct {
 	names   map[place]change
 	sealing map[meta.ChunkID]bool
 	ended   bool
+	closed  bool // being rolled back: nobody is let in
 }
 
 // open brings the store to the end of the log and begins.
@@ -194,6 +195,7 @@ func (s *server) open(l *volumeLog, t taken, sent int64) {
 		}
 	}
 	o.renew()
+	o.reopen()
 	o.tick()
 }
 
@@ -265,6 +267,7 @@ func (o *owner) tick() {
 	}
 	o.seal()
 	o.collect()
+	o.dropSome()
 	o.w.after(20, &o.srv.node, o.tick)
 }
 

@@ -15,6 +15,7 @@ type (
 		req    uint64
 		id     meta.OpID
 		op     meta.Op
+		at     meta.Generation // zero: the live volume
 		replay bool
 		ack    meta.Seq
 	}
@@ -83,7 +84,7 @@ func (c *conn) down(m any) { c.after(&c.dn, &c.cv.c.node, func() { c.cv.receive(
 
 func (s *server) receive(c *conn, m any) {
 	o := s.owners[c.cv.vol]
-	if o == nil || !o.holds() {
+	if o == nil || !o.holds() || o.closed {
 		c.down(goneMsg{})
 		return
 	}
@@ -162,6 +163,8 @@ func (o *owner) handle(s *session, m any) {
 		o.kick()
 	case allocMsg:
 		o.alloc(s, m)
+	case orderMsg:
+		o.order(s, m)
 	case sealMsg:
 		c, _, err := namespace.ReadChunk(&view{o: o}, m.chunk)
 		if err == nil && c.State == meta.ChunkOpen && !o.sealing[c.ID] {
@@ -391,6 +394,16 @@ func (o *owner) ask(s *session, ino meta.Ino) {
 func (o *owner) query(w *waiting) *reply {
 	if !o.recovered {
 		return nil
+	}
+	if w.c.at != 0 { // it never changes, and is journaled
+		ctx := o.context(w.s.id)
+		ctx.At = w.c.at
+		r := &reply{req: w.c.req}
+		res, err := namespace.Query(&view{o: o, session: w.s.id}, ctx, w.c.op)
+		if r.err = err; err == nil {
+			r.res = *res
+		}
+		return r
 	}
 	v := &view{o: o, session: w.s.id}
 	_, v.counters = w.c.op.(*meta.StatFSOp)

@@ -62,6 +62,7 @@ type Result struct {
 	Events, Commits, Takeovers, Replays        int
 	Crashes, Pauses, Breaks, Seals, Operations int
 	Expired, Checkpoints, Reads, Writes        int
+	Snapshots, Shown, Rollbacks                int
 }
 
 // node is a process on a machine: it can stand still, and it can end.

@@ -36,6 +36,7 @@ func TestRandom(t *testing.T) {
 	for what, n := range map[string]int{
 		"takeovers": sum.Takeovers, "replays": sum.Replays, "crashes": sum.Crashes, "seals": sum.Seals, "checkpoints": sum.Checkpoints,
 		"sessions expired": sum.Expired, "reads of bytes": sum.Reads, "writes": sum.Writes,
+		"snapshots": sum.Snapshots, "files read in snapshots": sum.Shown, "rollbacks": sum.Rollbacks,
 	} {
 		if n < *seeds {
 			t.Errorf("only %d %s in %d worlds", n, what, *seeds)
@@ -77,6 +78,9 @@ func (r *Result) add(x Result) {
 	r.Checkpoints += x.Checkpoints
 	r.Reads += x.Reads
 	r.Writes += x.Writes
+	r.Snapshots += x.Snapshots
+	r.Shown += x.Shown
+	r.Rollbacks += x.Rollbacks
 }
 
 // The same seed gives the same run, another seed another.

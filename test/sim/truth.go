@@ -48,12 +48,16 @@ type truth struct {
 	chunks    map[meta.ChunkID]bool  // handed out
 	sealed    map[meta.ChunkID]meta.Fence
 	done      map[place][]done
+	shots     map[shotID]shot
+	deleted   map[shotID]bool                     // somebody asked for that
+	taken     map[meta.VolumeID][]meta.Generation // somebody was told of them; without the deleted ones
 }
 
 func newTruth(w *world) *truth {
 	return &truth{
 		w: w, versions: map[meta.OpID]uint64{}, journaled: map[meta.OpID]meta.Seq{}, answers: map[meta.OpID]meta.Ino{},
 		inos: map[place]meta.OpID{}, chunks: map[meta.ChunkID]bool{}, sealed: map[meta.ChunkID]meta.Fence{}, done: map[place][]done{},
+		shots: map[shotID]shot{}, deleted: map[shotID]bool{}, taken: map[meta.VolumeID][]meta.Generation{},
 	}
 }
 
@@ -231,7 +235,8 @@ func (t *truth) atRest() {
 			t.w.fail("volume %d: the owner's store and the log differ at key %x", l.vol, key)
 			return
 		}
-		t.files(l, st, last)
+		t.files(l, st, 0, func(_ string, ino meta.Ino) meta.OpID { return last[place{l.vol, ino, ""}].op })
+		t.snapshots(l, st)
 		for _, c := range t.w.clients {
 			if cv := c.vols[l.vol-1]; len(cv.retained) > 0 || len(cv.pending) > 0 {
 				t.w.fail("%s still waits for %d operations, %d are not durable", cv.name(), len(cv.pending), len(cv.retained))
@@ -241,40 +246,42 @@ func (t *truth) atRest() {
 	}
 }
 
-// files reads every file.
-func (t *truth) files(l *volumeLog, st *store, last map[place]change) {
-	ctx := namespace.Context{Volume: l.vol}
+// files reads every file, live or in a snapshot; wrote tells who wrote one, zero if
+// nobody. It gives how many there are.
+func (t *truth) files(l *volumeLog, st *store, at meta.Generation, wrote func(name string, ino meta.Ino) meta.OpID) int {
+	ctx := namespace.Context{Volume: l.vol, At: at}
 	dir, err := namespace.Query(st, ctx, &meta.ReadDir{Ino: meta.RootIno, Max: 4096, Plus: true})
 	if err != nil {
 		t.w.fail("volume %d: %v", l.vol, err)
-		return
+		return 0
 	}
 	for _, d := range dir.Entries {
-		want, written := last[place{l.vol, d.Ino, ""}]
-		if !written {
+		want := wrote(d.Name, d.Ino)
+		if want == (meta.OpID{}) {
 			continue
 		}
 		f, err := namespace.Query(st, ctx, &meta.Open{Ino: d.Ino})
 		if err != nil || len(f.Extents) != 1 {
 			t.w.fail("volume %d: %s has %d extents: %v", l.vol, d.Name, len(f.Extents), err)
-			return
+			return 0
 		}
 		e := f.Extents[0]
 		var errs []error
 		for _, id := range f.Places[0].Servers {
 			b, err := t.w.disks[id-1].read(e.Chunk, int(e.ChunkOff), int(e.Len))
-			if err == nil && !bytes.Equal(b, block(want.op)) {
-				err = fmt.Errorf("the bytes of %v, not of %v", blockOp(b), want.op)
+			if err == nil && !bytes.Equal(b, block(want)) {
+				err = fmt.Errorf("the bytes of %v, not of %v", blockOp(b), want)
 			}
 			if err != nil {
 				errs = append(errs, err)
 			}
 		}
 		if len(errs) == len(f.Places[0].Servers) {
-			t.w.fail("volume %d: %s, written and synced by %v, can't be read: %v", l.vol, d.Name, want.op, errs)
-			return
+			t.w.fail("volume %d: %s at %d, written and synced by %v, can't be read: %v", l.vol, d.Name, at, want, errs)
+			return 0
 		}
 	}
+	return len(dir.Entries)
 }
 
 // equal compares all but the replies, whose deletion may be under way.

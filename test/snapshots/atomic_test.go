@@ -24,7 +24,11 @@ import (
 
 func up(t *testing.T) *local.System {
 	t.Helper()
-	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	return upWith(t, slog.New(slog.NewTextHandler(io.Discard, nil)))
+}
+
+func upWith(t *testing.T, log *slog.Logger) *local.System {
+	t.Helper()
 	unsafe, err := local.Controls(os.Getenv(local.ControlVariable), log)
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,227 @@
+package snapshots
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+var (
+	turns   = flag.Int("turns", 1, "how often volumes with and without snapshots take turns at being changed")
+	held    = flag.String("snapshots", "3", "numbers of snapshots at which changes are timed, ascending")
+	writers = flag.String("writers", "10", "numbers of files being written at which the barrier of snapshots is timed, ascending")
+)
+
+// rated is a volume with so many snapshots, and how long each kind of work took in it.
+type rated struct {
+	v         *penstock.Volume
+	snapshots int
+	taken     int
+	inos      []meta.Ino
+	took, cpu map[string][]float64 // seconds, by turn
+}
+
+func (r *rated) create(t *testing.T, n int) {
+	for range n {
+		e, err := r.v.Create(t.Context(), nil, meta.Create{Parent: meta.RootIno, Name: fmt.Sprint("f", len(r.inos)), Mode: meta.TypeRegular | 0o644, Excl: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.inos = append(r.inos, e.Attr.Ino)
+	}
+}
+
+// write overwrites the first blocks of the first files.
+func (r *rated) write(t *testing.T, n int) {
+	b := make([]byte, 8<<10)
+	for _, ino := range r.inos[:n] {
+		if _, err := r.v.Write(t.Context(), nil, ino, b, 0, false, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (r *rated) snap(t *testing.T) {
+	r.taken++
+	if _, err := r.v.TakeSnapshot(t.Context(), fmt.Sprint("s", r.taken)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRates times creating files and writing to files, client, server and journal
+// together, in volumes that have snapshots and in one that has none, by turns. Each
+// volume was changed since its last snapshot already ("steady"), or a snapshot was
+// taken a moment ago. Their ratios are the medians of the quotients turn by turn.
+func TestRates(t *testing.T) {
+	s := up(t)
+	c := dial(t, s, "rates")
+	sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{s.Meta.Addr}, Role: wire.RoleClient, Name: "maker", Handler: quiet{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sess.Close(context.Background())
+	const files = 500
+	var all []*rated
+	for _, n := range append([]int{0}, numbers(t, *held)...) {
+		name := fmt.Sprint("with", n)
+		if _, err := sess.CreateVolume(t.Context(), name, meta.Policy{Replicas: 1}, wire.VolumeWords{}); err != nil {
+			t.Fatal(err)
+		}
+		v, err := c.Volume(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &rated{v: v, snapshots: n, took: map[string][]float64{}, cpu: map[string][]float64{}}
+		r.create(t, 2*files)
+		for range n {
+			r.write(t, 20)
+			r.snap(t)
+		}
+		all = append(all, r)
+	}
+	for turn := range *turns {
+		for _, fresh := range []bool{false, true} {
+			for _, what := range []string{"create", "write"} {
+				for _, r := range all {
+					if fresh && r.snapshots > 0 {
+						r.snap(t)
+					}
+				}
+				name := what + ", steady"
+				if fresh {
+					name = what + ", after a snapshot"
+				}
+				for i := range all {
+					r := all[(i+turn)%len(all)]
+					began, used := time.Now(), processorTime(t)
+					if what == "create" {
+						r.create(t, files)
+					} else {
+						r.write(t, files)
+					}
+					if err := r.v.SyncAll(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					r.took[name] = append(r.took[name], time.Since(began).Seconds())
+					r.cpu[name] = append(r.cpu[name], processorTime(t)-used)
+				}
+			}
+		}
+	}
+	for _, name := range []string{"create, steady", "create, after a snapshot", "write, steady", "write, after a snapshot"} {
+		for _, r := range all {
+			ratio := func(of func(*rated) []float64) float64 {
+				var q []float64
+				for i, x := range of(r) {
+					q = append(q, of(all[0])[i]/x)
+				}
+				return median(q)
+			}
+			took := func(r *rated) []float64 { return r.took[name] }
+			cpu := func(r *rated) []float64 { return r.cpu[name] }
+			t.Logf("%-24s %3d snapshots: %6.0f/s, %4.0f us of CPU; of the rate without: %.2f, by CPU %.2f",
+				name, r.snapshots, files/median(took(r)), median(cpu(r))/files*1e6, ratio(took), ratio(cpu))
+		}
+	}
+}
+
+func median(l []float64) float64 { return slices.Sorted(slices.Values(l))[len(l)/2] }
+
+// processorTime is that of this process, client, servers and etcd, in seconds.
+func processorTime(t *testing.T) float64 {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
+}
+
+// barriers are what a metadata server logs of the snapshots that it took.
+type barriers struct {
+	mu  sync.Mutex
+	all []taken
+}
+
+type taken struct {
+	Msg        string        `json:"msg"`
+	Written    int           `json:"written"`
+	Unanswered int           `json:"unanswered"`
+	Held       time.Duration `json:"held"`
+	Took       time.Duration `json:"took"`
+}
+
+func (b *barriers) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte(`"snapshot taken"`)) {
+		var s taken
+		if err := json.Unmarshal(line, &s); err != nil {
+			return 0, err
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.all = append(b.all, s)
+	}
+	return len(line), nil
+}
+
+// TestBarrier times the barrier of snapshots by the number of files that are being
+// written, by four clients: it is linear in that, and a second at most.
+func TestBarrier(t *testing.T) {
+	var log barriers
+	s := upWith(t, slog.New(slog.NewJSONHandler(&log, nil)))
+	vols := make([]*penstock.Volume, 4)
+	for i := range vols {
+		vols[i] = connect(t, s, fmt.Sprint("w", i))
+	}
+	const times = 5
+	for _, n := range numbers(t, *writers) {
+		var inos []meta.Ino
+		for i := range n {
+			e, err := vols[i%4].Create(t.Context(), nil, meta.Create{Parent: meta.RootIno, Name: fmt.Sprint("of", n, "-", i), Mode: meta.TypeRegular | 0o644})
+			if err != nil {
+				t.Fatal(err)
+			}
+			inos = append(inos, e.Attr.Ino)
+		}
+		log.mu.Lock()
+		log.all = nil
+		log.mu.Unlock()
+		for i := range times {
+			for j, ino := range inos { // each has something to commit, under an exclusive lease
+				if _, err := vols[j%4].Write(t.Context(), nil, ino, make([]byte, 6000), 0, true, false); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := vols[0].TakeSnapshot(t.Context(), fmt.Sprint("of", n, "-", i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var held, took []float64
+		unanswered := 0
+		for _, s := range log.all {
+			held, took = append(held, s.Held.Seconds()*1e3), append(took, s.Took.Seconds()*1e3)
+			unanswered += s.Unanswered
+			if s.Written < n {
+				t.Errorf("%d files were being written, and the barrier knew of %d", n, s.Written)
+			}
+		}
+		if len(held) != times {
+			t.Fatalf("%d snapshots were logged, not %d", len(held), times)
+		}
+		t.Logf("%5d files being written: held %.0f ms (at most %.0f), %.3f a file; took %.0f ms (at most %.0f); %d files late",
+			n, median(held), slices.Max(held), median(held)/float64(n), median(took), slices.Max(took), unanswered)
+	}
+}
