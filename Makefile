@@ -13,6 +13,7 @@ export CGO_ENABLED := 0
 SOAK_ROUNDS ?= 100
 MINUTES     ?= 10
 NODES       ?= 40
+VOLUMES     ?= 100
 FUZZTIME    ?= 10s
 
 .PHONY: help
@@ -85,8 +86,12 @@ controls: deps build ## switch each safety mechanism off; the test that guards i
 	$(GO) test -timeout 90m -count 1 -v ./test/cluster -run '^TestSoakControls$$' -soak 5m -seed 0 -controls
 
 .PHONY: burst
-burst: deps ## NODES (40) nodes join within a minute, mount a data set of 100,000 files, read, and go, ten of them by SIGKILL
+burst: deps ## NODES (40) nodes with node agents join within a minute, pods there use a claim of 100,000 files, and they go, ten by a loss of power
 	$(GO) test -timeout 30m -count 1 -v ./test/cluster -run '^TestBurst$$' -burst $(NODES) -burst-within 60s -burst-files 100000
+
+.PHONY: many-volumes
+many-volumes: deps ## a node with VOLUMES (100) volumes loses its agent and all mounts at once: each pod's pause
+	$(GO) test -timeout 30m -count 1 -v ./test/csi -run '^TestManyVolumes$$' -volumes $(VOLUMES)
 
 .PHONY: chart
 chart: ## have helm itself render, judge and refuse what the charts make of values, and kustomize the plain manifests (builds both)

@@ -1,13 +1,16 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,18 +19,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
-	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/test/child"
 	"penstock.io/penstock/test/load"
 )
 
 var (
-	burstNodes = flag.Int("burst", 4, "how many nodes join at once in TestBurst; make burst: 40")
-	burstFor   = flag.Duration("burst-within", 2*time.Second, "the time in which they join")
-	burstFiles = flag.Int("burst-files", 1000, "files of the larger data set of TestBurst; the smaller has a tenth")
+	burstNodes   = flag.Int("burst", 4, "how many nodes join at once in TestBurst; make burst: 40")
+	burstFor     = flag.Duration("burst-within", 2*time.Second, "the time in which they join")
+	burstProfile = flag.String("burst-profile", "", "directory to which processor profiles of the metadata server are written: while nothing happens, and during a burst")
+	burstFiles   = flag.Int("burst-files", 1000, "files of the larger data set of TestBurst; the smaller has a tenth")
 )
 
 const (
@@ -38,31 +42,47 @@ const (
 // fileOf is where a data set's file lies: a hundred in each directory.
 func fileOf(i int) string { return fmt.Sprintf("d%d/f%d", i/100, i) }
 
-// TestBurst: many nodes come within a short time, mount a data set, read it and
-// write, and go, three of four in order and the others by SIGKILL. Nothing is lost,
-// nothing of them stays, and what one of them costs the servers does not grow with
-// the files there are.
+// TestBurst: many nodes come within a short time; on each a pod uses a claim of a data
+// set, reads it and writes. Then they go, three of four by a drain and the others by a
+// loss of power, after which they are evicted. Nothing is lost, nothing of them stays,
+// and what one of them costs the servers does not grow with the files there are.
 //
-// A node is a network name space with its own address and certificate, and a mount
-// process as the node driver starts one; their kernel and clock are this machine's,
-// and there is no kubelet. Its start is where it asks for its certificate.
+// A node is a network name space with its own address and certificate, and in it what
+// Kubernetes runs on one: the holder of mounts and the node part of the driver, which the
+// test calls as a kubelet does. Their kernel and clock are this machine's, and there is
+// no kubelet, container or supervisor. Its start is where it asks for its certificate.
 func TestBurst(t *testing.T) {
-	c := start(t, Config{Racks: 2, EtcdMembers: 1, Metas: 1, ChunkServers: 2, Mounts: 1, DiskBytes: 2 << 30})
-	c.must(t, c.grant(t.Context(), "node*"))
-	var err error
+	// Looks through all files for fragments are as rare as anywhere.
+	c := start(t, Config{Racks: 2, EtcdMembers: 1, Metas: 1, ChunkServers: 2, Mounts: 1, DiskBytes: 2 << 30, MetaArgs: []string{"--join-interval", "5m"}})
 	// Bought before: one token lets in all.
 	if c.creds.tokens[peer.Client] == "" {
 		t.Fatal("no join token of clients")
 	}
+	driver, err := c.driver()
+	c.must(t, err)
 	var cost [2]burstCost
 	for i, files := range []int{max(1, *burstFiles/10), *burstFiles} {
-		volume := fmt.Sprint("set", i)
-		_, err = c.Penstock(t.Context(), "volume", "create", volume, "--attach", "/"+volume, "--replicas", "2")
+		before := c.leftovers(t)
+		claim := fmt.Sprint("set", i)
+		v, err := asked(t.Context(), driver.CreateVolume, &csi.CreateVolumeRequest{
+			Name: "pvc-" + claim, VolumeCapabilities: []*csi.VolumeCapability{shared()}, CapacityRange: &csi.CapacityRange{RequiredBytes: 3 << 29},
+			Parameters: map[string]string{"replicas": "2", "csi.storage.k8s.io/pvc/namespace": "team", "csi.storage.k8s.io/pvc/name": claim},
+		})
 		c.must(t, err)
 		began := time.Now()
-		c.must(t, fillSet(filepath.Join(c.Mounts[0].Path, volume), files))
+		// A workstation sees it at the claim's path.
+		c.must(t, fillSet(filepath.Join(c.Mounts[0].Path, "kubernetes/team", claim), files))
 		t.Logf("%d files written in %v", files, time.Since(began).Round(time.Millisecond))
-		cost[i] = burst(t, c, volume, files)
+		cost[i] = burst(t, c, claim, v.GetVolume().GetVolumeId(), files)
+		c.must(t, c.Fsck(t.Context(), time.Minute))
+		_, err = asked(t.Context(), driver.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.GetVolume().GetVolumeId()})
+		c.must(t, err)
+		c.must(t, eventually(t.Context(), time.Minute, func(context.Context) error {
+			if after := c.leftovers(t); after != before {
+				return fmt.Errorf("before the burst there were\n%s\nafter it\n%s", before, after)
+			}
+			return nil
+		}))
 	}
 	c.must(t, c.Fsck(t.Context(), time.Minute))
 	// A call more for each file that was there would be nine times as many.
@@ -74,6 +94,44 @@ func TestBurst(t *testing.T) {
 			t.Errorf("%s of a node: %.1f with a tenth of the files, %.1f with all", k.name, k.small, k.large)
 		}
 	}
+}
+
+// driver starts the controller of the driver.
+func (c *Cluster) driver() (csi.ControllerClient, error) {
+	m, err := c.newMember("controller", c.Racks[0], 0)
+	if err != nil {
+		return nil, err
+	}
+	c.others = append(c.others, m)
+	socket := filepath.Join(c.cfg.Dir, "controller.sock")
+	m.path = c.cfg.Penstock
+	m.args = append([]string{"csi", "--controller", "--endpoint", "unix://" + socket, "--cluster", c.metaAddrs()}, c.creds.flags(admin)...)
+	if err := m.Start(); err != nil {
+		return nil, err
+	}
+	conn, err := dialDriver(socket)
+	return csi.NewControllerClient(conn), err
+}
+
+// leftovers is what of a burst could stay: volumes and grants.
+func (c *Cluster) leftovers(t *testing.T) string {
+	t.Helper()
+	var names []string
+	for _, command := range []string{"volume", "grant"} {
+		out, err := c.Penstock(t.Context(), command, "list", "--output", "json")
+		c.must(t, err)
+		var all []struct {
+			ID   uint64 `json:"id"`
+			Name string `json:"name"`
+			Who  string `json:"who"`
+		}
+		c.must(t, json.Unmarshal(out, &all))
+		for _, x := range all {
+			names = append(names, fmt.Sprintln(command, x.ID, x.Name+x.Who))
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, "")
 }
 
 // fillSet writes a data set, its directories side by side.
@@ -112,92 +170,145 @@ func syncfs(dir string) error {
 // burstCost is what a node costs the servers, from its start to its end.
 type burstCost struct{ calls, entries, etcd float64 }
 
-// burst lets nodes come and go.
-func burst(t *testing.T, c *Cluster, volume string, files int) burstCost {
+// burst lets nodes come and go, whose pods use a claim's volume.
+func burst(t *testing.T, c *Cluster, claim, volume string, files int) burstCost {
 	t.Helper()
+	// What the servers do anyway: more after more was written.
+	idle := *burstFor / 4
+	quiet := c.burdens(t)
+	profiled := c.profile(fmt.Sprint("idle-", files), idle)
+	time.Sleep(idle)
 	before := c.burdens(t)
-	nodes := make([]*Mount, *burstNodes)
+	c.must(t, <-profiled)
+	anyway := float64(before.metaCPU-quiet.metaCPU) / float64(before.at.Sub(quiet.at))
+	profiled = c.profile(fmt.Sprint("come-", files), *burstFor)
+	path := filepath.Join("kubernetes/team", claim)
+	granted, err := c.grantOn(t.Context(), "node*", "/"+path)
+	c.must(t, err)
+	nodes := make([]*agent, *burstNodes)
 	first, errs := make([]time.Duration, len(nodes)), make([]error, len(nodes))
 	var wg sync.WaitGroup
 	for i := range nodes {
-		m, err := c.newMount(fmt.Sprint("node", i, volume), volume+":/", c.Racks[i%len(c.Racks)])
+		a, err := c.newAgent(fmt.Sprint("node", i, claim), c.Racks[i%len(c.Racks)])
 		c.must(t, err)
-		nodes[i] = m
-		wg.Go(func() { first[i], errs[i] = c.serveNode(t.Context(), m, i, files) })
+		nodes[i] = a
+		wg.Go(func() { first[i], errs[i] = c.serveNode(t.Context(), a, volume, i, files) })
 		time.Sleep(*burstFor / time.Duration(len(nodes)))
 	}
 	wg.Wait()
 	c.must(t, errors.Join(errs...))
-	memory := 0.0
-	for _, m := range nodes {
-		memory += float64(rss(t, m.running().PID())) / float64(len(nodes))
-	}
-	// They go: three of four in order, one as a machine that loses its power does.
-	for i, m := range nodes {
-		if i%4 == 3 {
-			m.Kill()
-			errs[i] = m.clean()
-		} else if errs[i] = m.Stop(); spawn.Mounted(m.Path) {
-			errs[i] = errors.Join(errs[i], fmt.Errorf("%s is still mounted", m.Path))
+	processes, memory := map[uint32]string{}, map[string]float64{}
+	for _, a := range nodes {
+		pids, err := a.node.Processes()
+		c.must(t, err)
+		for _, pid := range pids {
+			processes[uint32(pid)] = a.name
+			memory[commandOf(t, pid)] += float64(rss(t, pid)) / float64(len(nodes)) / 1e6
 		}
+	}
+	c.must(t, <-profiled)
+	profiled = c.profile(fmt.Sprint("go-", files), *burstFor/4)
+	// They go: three of four in order, one as a machine that loses its power does.
+	for i, a := range nodes {
+		if i%4 != 3 {
+			errs[i] = a.drain(t.Context(), volume)
+			continue
+		}
+		errs[i] = a.kill()
+		// Its sessions wait for successors for as long as its holder would have.
+		_, err := c.Penstock(t.Context(), "cluster", "evict", "client/"+a.name)
+		errs[i] = errors.Join(errs[i], err)
 	}
 	c.must(t, errors.Join(errs...))
 	gone := time.Now()
 	c.must(t, eventually(t.Context(), time.Minute, func(ctx context.Context) error {
-		s, err := c.Penstock(ctx, "status", "--output", "json")
+		out, err := c.Penstock(ctx, "status", "--output", "json")
 		if err != nil {
 			return err
 		}
-		for _, m := range nodes {
-			if bytes.Contains(s, []byte(m.Path+" ")) {
-				return fmt.Errorf("%s has a session still", m.Name)
+		var s struct {
+			Meta struct {
+				Sessions []struct {
+					Name string `json:"name"`
+					PID  uint32 `json:"pid"`
+				} `json:"sessions"`
+			} `json:"meta"`
+		}
+		if err := json.Unmarshal(out, &s); err != nil {
+			return err
+		}
+		if len(s.Meta.Sessions) == 0 {
+			return errors.New("penstock status lists no sessions, not even those of the mount")
+		}
+		for _, x := range s.Meta.Sessions {
+			if node := processes[x.PID]; node != "" {
+				return fmt.Errorf("%s has a session still: %s", node, x.Name)
 			}
 		}
 		return nil
 	}))
 	t.Logf("the last session ended %v after the last node", time.Since(gone).Round(time.Millisecond))
+	_, err = c.Penstock(t.Context(), "grant", "revoke", granted)
+	c.must(t, err)
 	after := c.burdens(t)
+	c.must(t, <-profiled)
 	n := float64(len(nodes))
 	slices.Sort(first)
-	t.Logf("%d nodes, %d files: first byte %v median, %v p99 after a node's start; each %.0f MB resident; a node costs %.1f calls, %v of the metadata server, %.1f entries and %.0f bytes of its journal, %.1f requests to etcd, %v of etcd",
-		len(nodes), files, first[len(first)/2].Round(time.Millisecond), first[(len(first)*99)/100].Round(time.Millisecond), memory/1e6,
+	t.Logf("%d nodes, %d files: first byte %v median, %v p99 after a node's start; each %.1f processes, resident %s; a node costs %.1f calls, %v of the metadata server, %.1f entries and %.0f bytes of its journal, %.1f requests to etcd, %v of etcd; in %v in which the metadata server takes %.1f ms a second while nothing happens",
+		len(nodes), files, first[len(first)/2].Round(time.Millisecond), first[(len(first)*99)/100].Round(time.Millisecond), float64(len(processes))/n, sizes(memory),
 		(after.calls-before.calls)/n, ((after.metaCPU - before.metaCPU) / time.Duration(len(nodes))).Round(100*time.Microsecond),
-		(after.entries-before.entries)/n, (after.bytes-before.bytes)/n, (after.etcd-before.etcd)/n, ((after.etcdCPU - before.etcdCPU) / time.Duration(len(nodes))).Round(100*time.Microsecond))
+		(after.entries-before.entries)/n, (after.bytes-before.bytes)/n, (after.etcd-before.etcd)/n, ((after.etcdCPU - before.etcdCPU) / time.Duration(len(nodes))).Round(100*time.Microsecond),
+		after.at.Sub(before.at).Round(100*time.Millisecond), 1000*anyway)
 	// What each of them synced is there.
 	for i := range nodes {
-		c.must(t, checkFile(filepath.Join(c.Mounts[0].Path, volume, "out", fmt.Sprint("n", i)), uint64(1e9+i)))
+		c.must(t, checkFile(filepath.Join(c.Mounts[0].Path, path, "out", fmt.Sprint("n", i)), uint64(1e9+i)))
 	}
 	return burstCost{calls: (after.calls - before.calls) / n, entries: (after.entries - before.entries) / n, etcd: (after.etcd - before.etcd) / n}
 }
 
-// serveNode brings a node up, and does what a training process does on it. It
-// gives the time from the node's start to the first byte that it read.
-func (c *Cluster) serveNode(ctx context.Context, m *Mount, i, files int) (first time.Duration, err error) {
+// grantOn lets clients write the volume that hangs at a path, and gives the grant's number.
+func (c *Cluster) grantOn(ctx context.Context, clients, path string) (number string, err error) {
+	s, err := c.Status(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, v := range s.Volumes {
+		if v.Path == path {
+			out, err := c.Penstock(ctx, "grant", "add", clients, v.Name, "--rights", "write")
+			return strings.TrimPrefix(strings.TrimSpace(string(out)), "grant "), err
+		}
+	}
+	return "", fmt.Errorf("no volume hangs at %s: %v", path, s.Volumes)
+}
+
+// serveNode brings a node up, and does what a training process in its pod does. It
+// gives the time from the node's start to the first byte that the pod read.
+func (c *Cluster) serveNode(ctx context.Context, a *agent, volume string, i, files int) (first time.Duration, err error) {
 	began := time.Now()
-	if err := c.begin(ctx, m); err != nil {
+	if err := a.begin(ctx, c); err != nil {
 		return 0, err
 	}
-	if err := c.Ready(ctx, m.Member); err != nil {
+	if err := a.use(ctx, volume); err != nil {
 		return 0, err
 	}
 	rng := rand.New(rand.NewPCG(*seed, uint64(i)))
 	for k := range burstRead {
 		n := rng.IntN(files)
-		if err := checkFile(filepath.Join(m.Path, fileOf(n)), uint64(n)); err != nil {
+		if err := checkFile(filepath.Join(a.pod(), fileOf(n)), uint64(n)); err != nil {
 			return 0, err
 		}
 		if k == 0 {
 			first = time.Since(began)
 		}
 	}
-	f, err := os.Create(filepath.Join(m.Path, "out", fmt.Sprint("n", i)))
+	f, err := os.Create(filepath.Join(a.pod(), "out", fmt.Sprint("n", i)))
 	if err != nil {
 		return 0, err
 	}
 	b := make([]byte, burstFile)
 	load.Pattern(b, uint64(1e9+i), 0)
 	_, err = f.Write(b)
-	return first, errors.Join(err, f.Sync(), f.Close(), load.SyncDir(filepath.Join(m.Path, "out")))
+	return first, errors.Join(err, f.Sync(), f.Close(), load.SyncDir(filepath.Join(a.pod(), "out")))
 }
 
 // checkFile demands a file with an id's bytes, all of them.
@@ -214,6 +325,7 @@ func checkFile(path string, id uint64) error {
 
 // burdens is what the servers have done since they started.
 type burdens struct {
+	at                          time.Time
 	calls, entries, bytes, etcd float64
 	metaCPU, etcdCPU            time.Duration
 }
@@ -222,6 +334,7 @@ func (c *Cluster) burdens(t *testing.T) (b burdens) {
 	t.Helper()
 	s, err := c.Status(t.Context())
 	c.must(t, err)
+	b.at = time.Now()
 	for name, to := range map[string]*float64{"calls": &b.calls, "journal_entries": &b.entries, "journal_bytes": &b.bytes} {
 		v, ok := s.Meta[name].(float64)
 		if !ok {
@@ -236,6 +349,34 @@ func (c *Cluster) burdens(t *testing.T) (b burdens) {
 	b.etcd, err = c.Etcd[0].handled()
 	c.must(t, err)
 	return b
+}
+
+// profile begins to take a processor profile of the metadata server, if that is asked
+// for, and gives what came of it.
+func (c *Cluster) profile(name string, d time.Duration) <-chan error {
+	done := make(chan error, 1)
+	if *burstProfile == "" {
+		done <- nil
+		return done
+	}
+	go func() { // ends with the profile
+		http := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(c.Metas[0].disk.At, "data", "admin.sock"))
+		}}}
+		done <- func() error {
+			re, err := http.Get(fmt.Sprintf("http://meta/debug/pprof/profile?seconds=%d", max(1, int(d.Seconds()))))
+			if err != nil {
+				return err
+			}
+			defer re.Body.Close()
+			b, err := io.ReadAll(re.Body)
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(filepath.Join(*burstProfile, "meta-"+name+".pprof"), b, 0o644)
+		}()
+	}()
+	return done
 }
 
 // handled is how many requests an etcd member has answered.
@@ -269,6 +410,29 @@ func (m *Member) handled() (n float64, err error) {
 		return 0, errors.New("etcd's metrics have no grpc_server_handled_total")
 	}
 	return n, nil
+}
+
+// sizes writes down how many MB each of some commands takes.
+func sizes(mb map[string]float64) string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(mb)) {
+		all = append(all, fmt.Sprintf("%s %.0f MB", name, mb[name]))
+	}
+	return strings.Join(all, ", ")
+}
+
+// commandOf is the command of penstock that a process runs.
+func commandOf(t *testing.T, pid int) string {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := strings.Split(string(b), "\x00")
+	if len(words) < 2 {
+		t.Fatalf("process %d of a node is %q", pid, b)
+	}
+	return words[1]
 }
 
 // rss is the memory of a process, in bytes.

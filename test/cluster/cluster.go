@@ -35,6 +35,7 @@ type Config struct {
 	DiskBytes    int64 // of each chunk server's disk; 0 means 512 MiB
 	Env          []string
 	EtcdArgs     []string // more arguments of etcd
+	MetaArgs     []string // and of metadata servers
 	// CertificateLife is how long certificates hold; 0 means as long as by default.
 	CertificateLife time.Duration
 	// Insecure leaves certificates out, which works on loopback addresses only.
@@ -174,6 +175,7 @@ func (c *Cluster) startMetas(ctx context.Context) error {
 			// So that what is to be collected, or joined, is so while a test waits.
 			"--repair-grace", "10s", "--list-interval", "10s", "--join-interval", "2s", "--join-fragments", "4",
 		}, c.creds.flags(m.Name)...)
+		m.args = append(m.args, c.cfg.MetaArgs...)
 		m.ready = func(context.Context) error { return m.listens(metaPort) }
 		if err := m.Start(); err != nil {
 			return err

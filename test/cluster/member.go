@@ -40,15 +40,21 @@ type Member struct {
 }
 
 func (c *Cluster) newMember(name string, rack *netns.Rack, bytes int64) (*Member, error) {
-	m := &Member{Name: name, env: c.cfg.Env}
-	var err error
-	if m.Node, err = rack.AddNode(name); err != nil {
-		return m, err
+	node, err := rack.AddNode(name)
+	if err != nil {
+		return &Member{Name: name}, err
 	}
+	return c.memberOn(node, name, bytes)
+}
+
+// memberOn is newMember on a node that is there.
+func (c *Cluster) memberOn(node *netns.Node, name string, bytes int64) (*Member, error) {
+	m := &Member{Name: name, Node: node, env: c.cfg.Env}
 	logs := filepath.Join(c.cfg.Dir, "log")
 	if err := os.MkdirAll(logs, 0o755); err != nil {
 		return m, err
 	}
+	var err error
 	if m.log, err = os.OpenFile(filepath.Join(logs, name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644); err != nil {
 		return m, err
 	}

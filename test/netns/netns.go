@@ -376,9 +376,19 @@ func remove(match func(name string) bool) error {
 
 // killIn kills the processes that live in one of the namespaces.
 func killIn(inodes map[uint64]bool) error {
+	pids, err := processesIn(inodes)
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have gone by itself
+	}
+	return err
+}
+
+// processesIn lists the processes, other than this one, that live in one of the
+// namespaces.
+func processesIn(inodes map[uint64]bool) (pids []int, err error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
@@ -387,10 +397,10 @@ func killIn(inodes map[uint64]bool) error {
 		}
 		var st syscall.Stat_t
 		if syscall.Stat(filepath.Join("/proc", e.Name(), "ns", "net"), &st) == nil && inodes[st.Ino] {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have gone by itself
+			pids = append(pids, pid)
 		}
 	}
-	return nil
+	return pids, nil
 }
 
 // startOf is a process' start in clock ticks since boot; 0 if there is none.

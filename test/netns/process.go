@@ -142,3 +142,34 @@ func inNamespace(ns string, f func() error) error {
 // Do runs f on a thread in the node's namespace: sockets that it opens belong to
 // the node. f must not start goroutines that open sockets.
 func (n *Node) Do(f func() error) error { return within(n.ns, f) }
+
+// Processes lists what runs on the node.
+func (n *Node) Processes() ([]int, error) {
+	var st syscall.Stat_t
+	if err := syscall.Stat(filepath.Join(namespaces, n.ns), &st); err != nil {
+		return nil, err
+	}
+	return processesIn(map[uint64]bool{st.Ino: true})
+}
+
+// Kill ends all processes on the node at once, as a loss of power does, and comes back
+// though some can't end yet: one that waits for its own mount ends when that is taken
+// away by force.
+func (n *Node) Kill() error {
+	killed := map[int]bool{}
+	for {
+		pids, err := n.Processes()
+		if err != nil {
+			return err
+		}
+		fresh := false
+		for _, pid := range pids {
+			fresh = fresh || !killed[pid]
+			killed[pid] = true
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		if !fresh { // who was about to start another one is dead
+			return nil
+		}
+	}
+}
