@@ -65,8 +65,9 @@ bench-fio: deps build ## four rows of the benchmark beside fio on the same direc
 soak: soak-snapshots soak-mirrors soak-cluster soak-crash ## all parts of the soak: 200 snapshots, 30 kills of mirrors, MINUTES (10) of a cluster under faults, SOAK_ROUNDS (100) rounds on one machine
 
 .PHONY: soak-snapshots
-soak-snapshots: ## 200 snapshots of a volume that changes, deleted in any order, checked against a model
+soak-snapshots: deps ## 200 snapshots of a volume that changes, deleted in any order, checked against a model, and 200 while two mounts write
 	$(GO) test -timeout 20m -count 1 -v ./meta/namespace -run '^TestManySnapshots$$' -snapshots 200 -snapshots-seed $$(date +%s)
+	$(GO) test -timeout 20m -count 1 -v ./test/indexes -run '^TestAtomicOverMounts$$' -snapshots 200
 
 .PHONY: soak-mirrors
 soak-mirrors: deps ## mirrors of random trees: a side killed 30 times while they copy, readers and copiers stopped, other changes each time

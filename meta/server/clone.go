@@ -218,7 +218,7 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 	}
 	for _, x := range all {
 		if q.Snapshot == "" && x.Attach != nil && x.Attach.Parent == o.vol { // before a snapshot is taken in vain
-			return none, o.leadsInside("volume " + x.Name + " is")
+			return none, o.leadsNowInside(x.Name)
 		}
 		if x.ID == o.vol && x.Origin != nil && x.Origin.Promoting {
 			return none, meta.E("clone", meta.Busy, x.Name, errors.New("it is being promoted: wait for that"))
@@ -284,8 +284,14 @@ func (o *owner) mayClone(ctx context.Context, at meta.Generation) error {
 	return errors.Join(namespace.MayClone(st, at), st.Close())
 }
 
-func (o *owner) leadsInside(who string) error {
-	return meta.E("clone", meta.NotSupported, o.subject(), fmt.Errorf("%s attached inside it, and a clone would lead into that one, not into a copy", who))
+// leadsInside refuses a clone because of a volume, and says what to do.
+func (o *owner) leadsInside(who, do string) error {
+	return meta.E("clone", meta.NotSupported, o.subject(),
+		fmt.Errorf("%s attached inside it, and a clone would lead into that one, not into a copy: %s; that volume is cloned by itself, and its clone attached inside this one's", who, do))
+}
+
+func (o *owner) leadsNowInside(name string) error {
+	return o.leadsInside("volume "+name+" is", fmt.Sprintf("detach it (penstock volume detach %s) until the clone is made, or clone a snapshot from before it was attached", name))
 }
 
 // noJunctions refuses a clone of a snapshot that shows volumes attached inside:
@@ -310,7 +316,7 @@ func (o *owner) noJunctions(ctx context.Context, at meta.Generation) error {
 			return err
 		}
 		if then != 0 {
-			return o.leadsInside("volume " + x.Name + " is")
+			return o.leadsNowInside(x.Name)
 		}
 	}
 	return o.junctionsSince(ctx, at, func(c namespace.JunctionChange) error {
@@ -321,7 +327,7 @@ func (o *owner) noJunctions(ctx context.Context, at meta.Generation) error {
 		if name == "" {
 			name = fmt.Sprint(c.Was, ", which is gone,")
 		}
-		return o.leadsInside("when the snapshot was taken, volume " + name + " was")
+		return o.leadsInside("when the snapshot was taken, volume "+name+" was", "clone the volume as it is now, or a snapshot that was taken while that was not attached")
 	})
 }
 

@@ -593,7 +593,7 @@ func TestNested(t *testing.T) {
 		t.Errorf("writing below a junction of a snapshot: %v", err)
 	}
 
-	attached := []string{"volume w is attached inside"}
+	attached := []string{"volume w is attached inside", "penstock volume detach w", "a snapshot from before"}
 	r.refused(attached, "clone", "create", "v", "c")
 	r.refused(attached, "clone", "create", "v@with", "c")
 	r.Must("clone", "create", "v@before", "c", "--attach", "/c")
@@ -602,7 +602,7 @@ func TestNested(t *testing.T) {
 	has("v", "new", "old", "w")
 
 	r.Must("volume", "detach", "w")
-	was := []string{"when the snapshot was taken, volume w was attached inside"}
+	was := []string{"when the snapshot was taken, volume w was attached inside", "clone the volume as it is now"}
 	r.refused(was, "clone", "create", "v@with", "d")
 	r.refused([]string{"detached since the snapshot", `"w"`}, "snapshot", "rollback", "v", "with", "--force", "--yes")
 	r.Must("clone", "create", "v", "d", "--attach", "/d")

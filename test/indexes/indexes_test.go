@@ -1,5 +1,6 @@
 // Package indexes proves that mounts of snapshots answer from indexes, with real
-// processes: what they answer, what they ask, and what damage and dead servers do.
+// processes: what they answer, what they ask, and what damage and dead servers do;
+// and that snapshots which are taken while mounts write are states that existed.
 package indexes
 
 import (
