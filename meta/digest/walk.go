@@ -51,7 +51,7 @@ type Way struct {
 	// Believe, unless nil, is asked about each block whose digest Known has: its bytes
 	// end at hi of its file, and lie in the first of these extents. If it gives false
 	// the block is read.
-	Believe func(extents []meta.Extent, hi uint64, places Sum) bool
+	Believe func(extents []meta.Extent, hi uint64, places, block Sum) bool
 	// Aside, unless nil, tells how many blocks may be read and summed at a time from
 	// now on. For each there is a buffer. Nothing but Source.ReadAt is called beside
 	// anything else.
@@ -249,7 +249,7 @@ func (w *walker) content(ctx context.Context, ino meta.Ino, size uint64) (*conte
 			l.sum, ok = Zeros(int(l.n)), true
 		case w.Known != nil:
 			l.sum, ok = w.Known.Get(l.places)
-			ok = ok && (w.Believe == nil || w.Believe(extents, off+l.n, l.places))
+			ok = ok && (w.Believe == nil || w.Believe(extents, off+l.n, l.places, l.sum))
 			l.keep = !ok
 		}
 		if !ok {

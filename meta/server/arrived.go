@@ -17,8 +17,8 @@ import (
 
 // What is written to a mirror's target is read back and summed as it arrives, beside
 // the copying, and not only when all of it is there and readers wait for the digest:
-// then it is in the chunk servers' memory, too. The sums are remembered as those of any
-// digest are, by the places of the bytes, which never change; so it does no harm if a
+// then it is in the chunk servers' memory, too. The sums are remembered beside those of
+// digests, by the places of the bytes, which never change; so it does no harm if a
 // file is changed meanwhile, or the round given up. Nor if what arrives is not summed
 // at all, since there is too much of it or the owner is another: then the digest reads
 // it.
@@ -27,7 +27,9 @@ import (
 // target's digest believes no block that no digest has had before unless a replica of
 // its chunk was read once more by its server, and agrees with its checksums: on the
 // disks of its server, without a network between (OrderVerify). What was read and
-// compared by SHA-256 is what that checksum is of.
+// compared by SHA-256 is what that checksum is of. What a digest had is remembered as
+// such when it was recorded: what others of the volume finish meanwhile proves nothing of
+// what arrived, nor of what this one read or had verified before it failed.
 
 const (
 	// maxArrived bounds the ranges that wait to be summed.
@@ -176,7 +178,7 @@ func (t *turn) sumBlocks(m *fileMap, lo, hi uint64) error {
 			if !any || lo < uint64(len(m.inline)) {
 				continue
 			}
-			if _, ok := t.blocks.Get(places); ok {
+			if _, ok := anyKnown(t.blocks, places); ok {
 				continue
 			}
 			if err := t.take(t.o.ctx, 0, int(n)); err != nil {
@@ -199,24 +201,64 @@ func (t *turn) sumBlocks(m *fileMap, lo, hi uint64) error {
 			if b.err != nil {
 				return b.err
 			}
-			t.blocks.Put(b.places, b.sum)
+			t.blocks.PutUnproved(b.places, b.sum)
 		}
 	}
 	return nil
 }
 
-// vouching has chunks verified where they lie, each once.
-type vouching struct {
-	o     *owner
-	group *errgroup.Group
-	ctx   context.Context
-	begun map[meta.ChunkID]struct{}
+// anyKnown finds what a digest had, or what arrived.
+func anyKnown(blocks *known.Blocks, places digest.Sum) (block digest.Sum, ok bool) {
+	if block, ok = blocks.Get(places); ok {
+		return block, true
+	}
+	return blocks.GetUnproved(places)
 }
 
-func (o *owner) newVouching() *vouching {
+// vouching is what the digest of a mirror's target knows: what it believes without
+// reading it is verified where it lies, each chunk once.
+type vouching struct {
+	o      *owner
+	blocks *known.Blocks
+	proved *known.Apart // if all of them are right, what is used of them for the first time
+	group  *errgroup.Group
+	ctx    context.Context
+	begun  map[meta.ChunkID]struct{}
+}
+
+var _ digest.Known = (*vouching)(nil)
+
+func (o *owner) newVouching(blocks *known.Blocks) (*vouching, error) {
+	proved, err := blocks.Apart()
+	if err != nil {
+		return nil, err
+	}
 	g, ctx := errgroup.WithContext(o.ctx)
 	g.SetLimit(vouchers)
-	return &vouching{o: o, group: g, ctx: ctx, begun: map[meta.ChunkID]struct{}{}}
+	return &vouching{o: o, blocks: blocks, proved: proved, group: g, ctx: ctx, begun: map[meta.ChunkID]struct{}{}}, nil
+}
+
+// Get finds a block that is to be believed if believe says so.
+func (v *vouching) Get(places digest.Sum) (block digest.Sum, ok bool) {
+	return anyKnown(v.blocks, places)
+}
+
+// Put remembers a block that was read.
+func (v *vouching) Put(places, block digest.Sum) {
+	v.blocks.PutUnproved(places, block)
+	v.proved.Put(places, block)
+}
+
+// believe tells whether a block need not be read.
+func (v *vouching) believe(extents []meta.Extent, hi uint64, places, block digest.Sum) bool {
+	switch {
+	case v.blocks.Before(places):
+		return true
+	case v.block(extents, hi):
+		v.proved.Put(places, block)
+		return true
+	}
+	return false
 }
 
 // block has the chunks verified that the bytes below hi lie in; it gives false if the

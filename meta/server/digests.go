@@ -462,10 +462,15 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 	way := digest.Way{Known: t.blocks, Turn: before, Aside: t.aside}
 	var v *vouching
 	if o.isMirror() {
-		v = o.newVouching()
-		way.Believe = func(extents []meta.Extent, hi uint64, places digest.Sum) bool {
-			return t.blocks.Before(places) || v.block(extents, hi)
+		if v, err = o.newVouching(t.blocks); err != nil {
+			return err
 		}
+		defer func() {
+			if err := v.proved.Close(); err != nil {
+				o.log.Warn("what a digest made out is not forgotten", "error", err)
+			}
+		}()
+		way.Known, way.Believe = v, v.believe
 	}
 	sum, p, err := digest.Walk(o.ctx, digest.Asked{Ask: ask, Read: func(ctx context.Context, ino meta.Ino, p []byte, off uint64) error {
 		return o.readAt(ctx, where, ino, p, off)
@@ -487,7 +492,13 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 		return err
 	}
 	o.log.Info("digest of a snapshot", "name", sn.Name, "digest", sum.String(), "inodes", p.Inodes, "bytes", p.Bytes, "read", p.Read, "took", time.Since(began).Round(time.Millisecond))
-	return o.await(o.ctx, wait)
+	if err := o.await(o.ctx, wait); err != nil || v == nil {
+		return err
+	}
+	if err := v.proved.Keep(); err != nil && o.ctx.Err() == nil {
+		o.log.Warn("blocks that were verified are not remembered", "error", err)
+	}
+	return nil
 }
 
 // askAt reads the namespace at a snapshot. waiting is called before it waits for

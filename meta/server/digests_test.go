@@ -522,12 +522,15 @@ func TestArrivals(t *testing.T) {
 	}
 	d.chunks.has(f, 9*digest.BlockSize, 9*digest.BlockSize)
 	o := d.srv.opened(1)
-	o.digesting.mu.Lock()
-	for _, r := range o.digesting.tried {
-		r.due = time.Now()
+	again := func() {
+		o.digesting.mu.Lock()
+		for _, r := range o.digesting.tried {
+			r.due = time.Now()
+		}
+		o.digesting.mu.Unlock()
+		wakeUp(o.digesting.wake)
 	}
-	o.digesting.mu.Unlock()
-	wakeUp(o.digesting.wake)
+	again()
 	if i := d.awaitDigest(t, 1, "two"); i.Read != 0 || d.r.of(f) != 9 {
 		t.Errorf("%+v after %d reads of 9 blocks", i, d.r.of(f))
 	}
@@ -539,6 +542,40 @@ func TestArrivals(t *testing.T) {
 	}
 	if i := await("three"); i.Digest == nil || i.Digest.Read != 0 || verified(g) != 1 || verified(f) != before {
 		t.Errorf("%+v, verified %d and %d times", i, verified(g), verified(f)-before)
+	}
+
+	// That the digest of another snapshot is finished between the arrival and the digest
+	// proves nothing.
+	take := func(name string) {
+		t.Helper()
+		if err := d.TakeTarget(t.Context(), 1, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h := arrive("h", 1)
+	take("four")
+	if i := await("four"); i.Digest != nil {
+		t.Fatalf("%+v", i)
+	}
+	k := arrive("k", 1)
+	d.chunks.has(h, digest.BlockSize, digest.BlockSize)
+	again()
+	d.awaitDigest(t, 1, "four")
+	take("five")
+	if i := await("five"); i.Digest != nil || !strings.Contains(i.DigestError, k.String()) || verified(k) == 0 {
+		t.Errorf("it was believed: %+v, %d orders", i, verified(k))
+	}
+	// Nor that one is finished between two tries.
+	d.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "k"}, meta.LeaseNone)
+	take("six")
+	if i := await("six"); i.Digest == nil {
+		t.Errorf("%+v", i)
+	}
+	before = verified(k)
+	again()
+	eventually(t, "it is tried again", func() error { return unless(verified(k) > before || d.of(t, 1, "five").Digest != nil) })
+	if i := d.of(t, 1, "five"); i.Digest != nil {
+		t.Errorf("it was believed: %+v", i)
 	}
 
 	// However much arrives.

@@ -4,6 +4,7 @@
 //
 //	DIR/blocks     what the last digest that was finished used
 //	DIR/next       what the one under way has used so far
+//	DIR/apart-N    what one has made out that is not to be believed before it ends
 //
 //	file     = "PDB2" | slots, as a power of two 1 | zeros 59 | record * (slots + 63)
 //	record   = places 32 | block 32 | CRC32C of both 4, big-endian; or zeros
@@ -23,8 +24,10 @@ package known
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"io"
 	"io/fs"
@@ -67,6 +70,7 @@ type Blocks struct {
 	ctx       context.Context // of all of it: ends what takes long
 	dir       string
 	old, next *table
+	aparts    int // that are open
 }
 
 var _ digest.Known = (*Blocks)(nil)
@@ -99,7 +103,7 @@ func (b *Blocks) Get(places digest.Sum) (block digest.Sum, ok bool) {
 	return block, ok
 }
 
-// Before tells whether a digest that was finished had a block.
+// Before tells whether a block was there when the last digest was finished.
 func (b *Blocks) Before(places digest.Sum) bool {
 	_, ok := b.old.get(places)
 	return ok
@@ -107,13 +111,85 @@ func (b *Blocks) Before(places digest.Sum) bool {
 
 // Put remembers a block; after a write that failed no more, and on a disk without
 // room not all.
-func (b *Blocks) Put(places, block digest.Sum) {
-	for !b.next.put(places, block) && b.next.mayGrow() {
+func (b *Blocks) Put(places, block digest.Sum) { b.put(b.next, places, block) }
+
+func (b *Blocks) put(t *table, places, block digest.Sum) {
+	for !t.put(places, block) && t.mayGrow() {
 		if b.Growing != nil {
 			b.Growing()
 		}
-		b.next.grow(b.ctx)
+		t.grow(b.ctx)
 	}
+}
+
+// unproved is what a block is remembered by that Get and Before are not to find.
+//
+//	H(06 | places 32)
+func unproved(places digest.Sum) digest.Sum {
+	return sha256.Sum256(append([]byte{6}, places[:]...))
+}
+
+// PutUnproved remembers a block for GetUnproved alone, whatever is finished meanwhile.
+func (b *Blocks) PutUnproved(places, block digest.Sum) { b.Put(unproved(places), block) }
+
+// GetUnproved finds a block that PutUnproved remembered.
+func (b *Blocks) GetUnproved(places digest.Sum) (block digest.Sum, ok bool) {
+	return b.Get(unproved(places))
+}
+
+// Apart is what one digest makes out, until it is known to be right: another one that
+// uses the same Blocks, and is finished, finishes nothing of it.
+type Apart struct {
+	b *Blocks
+	t *table
+}
+
+// Apart begins one, to be closed before b is, and before another that was begun earlier.
+// Errors: IO.
+func (b *Blocks) Apart() (*Apart, error) {
+	name := filepath.Join(b.dir, fmt.Sprintf("apart-%d", b.aparts))
+	err := os.Remove(name) // of one that was killed
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		var t *table
+		if t, err = open(name, minBits); err == nil {
+			b.aparts++
+			return &Apart{b, t}, nil
+		}
+	}
+	return nil, meta.E("open known blocks", meta.IO, name, err)
+}
+
+// Put remembers a block for Keep, as far as Blocks.Put would.
+func (a *Apart) Put(places, block digest.Sum) { a.b.put(a.t, places, block) }
+
+// Keep puts all of it into the Blocks, which takes as long as reading it does and writing
+// there. Errors: IO, and those of the Blocks' context; then a part is there.
+func (a *Apart) Keep() error {
+	buf := make([]byte, piece*recordSize)
+	for lo, all := int64(0), a.t.slots(); lo < all; lo += piece {
+		if a.b.ctx.Err() != nil {
+			return context.Cause(a.b.ctx)
+		}
+		p := buf[:min(piece, all-lo)*int64(recordSize)]
+		if _, err := a.t.f.ReadAt(p, headSize+lo*int64(recordSize)); err != nil {
+			return meta.E("keep known blocks", meta.IO, a.t.name, err)
+		}
+		for ; len(p) > 0; p = p[recordSize:] {
+			if r := p[:recordSize]; digest.Sum(r[:sumSize]) != (digest.Sum{}) && right(r) {
+				a.b.Put(digest.Sum(r[:sumSize]), digest.Sum(r[sumSize:2*sumSize]))
+			}
+		}
+	}
+	return nil
+}
+
+// Close forgets it. Errors: IO.
+func (a *Apart) Close() error {
+	a.b.aparts--
+	if err := errors.Join(a.t.err, a.t.f.Close(), os.Remove(a.t.name)); err != nil {
+		return meta.E("forget blocks", meta.IO, a.t.name, err)
+	}
+	return nil
 }
 
 // Finish makes what this digest used all that is remembered, and closes. Errors:
@@ -203,6 +279,9 @@ func (t *table) begin(bits uint8) error {
 	_, err := t.f.WriteAt(append([]byte(magic), bits), 0)
 	return err
 }
+
+// slots is how many there are.
+func (t *table) slots() int64 { return int64(1)<<t.bits + window - 1 }
 
 // slot is the first that a record may be in.
 func (t *table) slot(places []byte) int64 {
@@ -298,10 +377,9 @@ func (t *table) grow(ctx context.Context) {
 // record in slot i, numbered by at least i-63, is numbered by at least twice that there,
 // and by 2i+1 at most. Errors: ctx's.
 func (t *table) copyTo(ctx context.Context, to *table) error {
-	slots := func(t *table) int64 { return int64(1)<<t.bits + window - 1 }
 	buf := make([]byte, piece*recordSize)
 	out := make([]byte, (2*piece+3*window)*recordSize)
-	for lo, all := int64(0), slots(t); lo < all; lo += piece {
+	for lo, all := int64(0), t.slots(); lo < all; lo += piece {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -310,7 +388,7 @@ func (t *table) copyTo(ctx context.Context, to *table) error {
 		if _, err := t.f.ReadAt(p, headSize+lo*int64(recordSize)); err != nil {
 			return err
 		}
-		from, end := max(0, 2*(lo-window+1)), min(2*hi+window, slots(to))
+		from, end := max(0, 2*(lo-window+1)), min(2*hi+window, to.slots())
 		out := out[:(end-from)*int64(recordSize)]
 		if _, err := to.f.ReadAt(out, headSize+from*int64(recordSize)); err != nil {
 			return err

@@ -72,6 +72,79 @@ func TestKnown(t *testing.T) {
 	b.has(t, 2*many, 3*many, true)
 }
 
+// TestApart: what a digest made out is there when it was kept, however much it is, and
+// not because another one was finished; what a killed one left is not there.
+func TestApart(t *testing.T) {
+	dir := t.TempDir()
+	b := reopen(t, dir)
+	apart := func() *Apart {
+		t.Helper()
+		a, err := b.Apart()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	finish := func() {
+		t.Helper()
+		if err := b.Finish(); err != nil {
+			t.Fatal(err)
+		}
+		b = reopen(t, dir)
+	}
+	killed := apart()
+	killed.Put(block(0), block(0))
+	killed.t.f.Close()
+	b.Close()
+
+	b = reopen(t, dir)
+	outer := apart()
+	fill := func(a *Apart, from, to int) {
+		for i := from; i < to; i++ {
+			b.PutUnproved(block(i), block(-i))
+			a.Put(block(i), block(-i))
+		}
+	}
+	fill(outer, 1, few)
+	inner := apart()
+	fill(inner, few, 3*many)
+	if err := inner.Keep(); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range []*Apart{inner, outer} {
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	finish()
+	defer func() { b.Close() }()
+	b.has(t, 0, few, false)
+	b.has(t, few, 3*many, true)
+	for i := range 3 * many {
+		if before := b.Before(block(i)); before != (i >= few) {
+			t.Fatalf("block %d: %v", i, before)
+		}
+		if got, ok := b.GetUnproved(block(i)); ok != (i > 0) || ok && got != block(-i) {
+			t.Fatalf("block %d: %v %v", i, ok, got)
+		}
+	}
+	last := apart()
+	fill(last, 0, 1)
+	if err := last.Keep(); err != nil {
+		t.Fatal(err)
+	}
+	if err := last.Close(); err != nil {
+		t.Fatal(err)
+	}
+	finish()
+	if !b.Before(block(0)) || !b.Before(block(few)) {
+		t.Error("what was kept is not there")
+	}
+	if l, err := os.ReadDir(dir); err != nil || len(l) != 2 {
+		t.Error(l, err)
+	}
+}
+
 // TestMany: a file grows with what is in it, of which nothing is lost, and takes
 // at most so much of the disk for each block.
 func TestMany(t *testing.T) {
