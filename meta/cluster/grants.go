@@ -117,7 +117,8 @@ type Access struct {
 
 // AccessOf adds up the grants that match. Rights are the most that one gives;
 // how user ids map is said by the most particular one: an exact name goes before
-// a pattern, a volume before all, then the older one.
+// a pattern, a volume before all, then the older one. One for a use says it only if
+// no other matches: it gives rights, and nobody chose it for its ids.
 func AccessOf(grants []Grant, who string, v meta.VolumeID) (a Access) {
 	var first *Grant
 	for i := range grants {
@@ -137,6 +138,9 @@ func AccessOf(grants []Grant, who string, v meta.VolumeID) (a Access) {
 }
 
 func particular(g *Grant, who string) (n int) {
+	if g.For != "" {
+		return -1
+	}
 	if g.Who == who {
 		n += 2
 	}

@@ -139,6 +139,28 @@ func TestUses(t *testing.T) {
 	is("client/a 3 write \n")
 }
 
+// TestUsesMapNobody: what is granted for a use gives rights; how ids map is for people's
+// grants to say, however wide they are, and however little they let.
+func TestUsesMapNobody(t *testing.T) {
+	use := Grant{ID: 1, Who: "client/worker-7", Volume: 5, Rights: WriteRights, Users: UsersAsIs, For: "u"}
+	for _, hand := range []Grant{
+		{ID: 2, Who: "client/worker-*", Rights: WriteRights, Users: UsersNoRoot},
+		{ID: 2, Who: "client/*", Rights: ReadRights, Users: UsersAllTo, UID: 7},
+		{ID: 2, Who: "client/worker-7", Volume: 5, Rights: ReadRights, Users: UsersNoRoot},
+		{ID: 2, Who: "client/worker-8", Rights: ReadRights},
+	} {
+		want := hand.Users
+		if want == "" {
+			want = UsersAsIs // it is another's
+		}
+		for _, all := range [][]Grant{{use, hand}, {hand, use}} {
+			if a := AccessOf(all, "client/worker-7", 5); a.Rights != WriteRights || a.Users != want {
+				t.Errorf("with %+v: %+v", hand, a)
+			}
+		}
+	}
+}
+
 // TestUsesRace: grants that are made while the client is evicted, or the volume
 // deleted, are there before that and go, or are not made.
 func TestUsesRace(t *testing.T) {
