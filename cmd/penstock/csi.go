@@ -83,7 +83,7 @@ replaced: it reads its configuration anew. SIGTERM ends agent and mounts; with
 	f.StringVar(&c.name, "node-name", "", "this node's name, as the orchestrator knows it (default: the machine's)")
 	f.StringVar(&c.state, "state-dir", "/var/lib/penstock-csi", "directory where the node part keeps how volumes were staged")
 	f.StringVar(&c.topology, "topology", "", "where this node stands, /datacenter/rack/node (default: where a chunk server on it does)")
-	f.StringVar(&c.placeFile, "topology-file", "", "file that says so if --topology does not, as 'penstock csi place' writes it; an empty one says nothing")
+	f.StringVar(&c.placeFile, "topology-file", "", "file that says so if --topology does not, as 'penstock csi place' writes it")
 	f.BoolVar(&c.inline, "inline", false, "serve volumes that pods bring along (ephemeral inline volumes); the node part then needs an administrator's credentials")
 	c.inlineMax = 100 << 30
 	f.Var((*sizeFlag)(&c.inlineMax), "inline-max", "the largest volume that a pod may bring along; 0: no limit")

@@ -42,8 +42,8 @@ and starts while the API server is away.
 
 The labels are named from the widest: of the zone, then of the rack. The values of
 those that the node has, up to the first that it lacks, and its name are the place:
-/ZONE/RACK/NODE. A node that lacks the first has none by its labels; the file is
-empty then, and the chunk server on the machine says where it stands, if one does.
+/ZONE/RACK/NODE. A node that lacks the first has none by its labels; the file says
+"none" then, and the chunk server on the machine says where it stands, if one does.
 
 If Kubernetes does not answer, a file of before stands.`,
 		Example: `  penstock csi place --node-name "$NODE_NAME" --labels topology.kubernetes.io/zone,example.com/rack \
@@ -97,15 +97,40 @@ func (p *placeFlags) write(ctx context.Context, api *kube.API, log *slog.Logger)
 	if err != nil {
 		log.Warn("the node's labels do not say all of its place", "node", p.name, "place", at, "err", err)
 	}
-	tmp := p.file + ".new"
-	if err := os.WriteFile(tmp, []byte(at+"\n"), 0o600); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, p.file); err != nil {
+	if err := writePlace(p.file, at); err != nil {
 		return err
 	}
 	log.Info("noted where the node stands", "node", p.name, "place", at, "file", p.file)
 	return nil
+}
+
+// noPlace is what the file says of a node that has no place by its labels. An empty file
+// says nothing: it may be one that was cut off.
+const noPlace = "none"
+
+// writePlace writes where a node stands, "" for nowhere: whole or not at all, also after
+// a power cut.
+func writePlace(file, at string) error {
+	if at == "" {
+		at = noPlace
+	}
+	tmp := file + ".new"
+	w, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = w.WriteString(at + "\n")
+	if err = errors.Join(err, w.Sync(), w.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, file); err != nil {
+		return err
+	}
+	d, err := os.Open(filepath.Dir(file))
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // placeByLabels is where a node stands by its labels, as far as it has those that are
@@ -130,16 +155,19 @@ func placeByLabels(have map[string]string, want []string, node string) (at strin
 	return at, err
 }
 
-// readPlace reads the file that placeFlags wrote; "": by its labels the node has no
-// place.
+// readPlace reads the file that writePlace wrote; "": by its labels the node has no
+// place. Errors: Invalid (also of an empty file), those of os.ReadFile.
 func readPlace(file string) (at string, err error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return "", err
 	}
 	at = strings.TrimSpace(string(b))
-	if at == "" {
+	if at == noPlace {
 		return "", nil
+	}
+	if at == "" {
+		return "", meta.E("read place", meta.Invalid, file, fmt.Errorf("it is empty; one that says %s stands for no place", noPlace))
 	}
 	if err := meta.CheckTopology(at); err != nil {
 		return "", fmt.Errorf("%s: %w", filepath.Base(file), err)

@@ -90,10 +90,15 @@ func TestPlaceIsNoted(t *testing.T) {
 		t.Fatal(err)
 	}
 	is("")
-	if err := os.WriteFile(file, []byte("dc1/rack1\n"), 0o600); err != nil {
-		t.Fatal(err)
+	if b, err := os.ReadFile(file); err != nil || string(b) != "none\n" {
+		t.Errorf("of a node without a place the file says %q, %v", b, err)
 	}
-	if at, err := readPlace(file); meta.KindOf(err) != meta.Invalid {
-		t.Errorf("a file that says what is no place: %q, %v", at, err)
+	for _, bad := range []string{"dc1/rack1\n", "", "\n"} { // an empty one was cut off
+		if err := os.WriteFile(file, []byte(bad), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if at, err := readPlace(file); meta.KindOf(err) != meta.Invalid {
+			t.Errorf("a file that says %q: %q, %v", bad, at, err)
+		}
 	}
 }
