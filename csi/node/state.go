@@ -118,7 +118,7 @@ func (f folder) lock() (l *os.File, err error) {
 			return l, err
 		}
 	}
-	return nil, meta.E("lock state", meta.IO, string(f), fmt.Errorf("it goes again and again: %w", err))
+	return nil, meta.E("lock state", meta.IO, string(f), errors.Join(errors.New("it goes again and again"), err))
 }
 
 // tryLock is lock, but for a folder that goes meanwhile: it gives nothing then, or
