@@ -905,14 +905,15 @@ func TestGrantNodes(t *testing.T) {
 		if may := strings.Contains(fmt.Sprint(all["ClusterRole/penstock-controller"].at("rules")), "volumeattachments/status"); may != x.attach {
 			t.Errorf("%+v: it may write attachments: %t", x, may)
 		}
-		for _, there := range []bool{true, false} {
+		// What the message says to set makes the chart ask for what is there.
+		for there, leave := range map[bool]string{true: "--set grantNodes=true,node.inline=false,", false: "--set grantNodes=false,"} {
 			c := driverChart
 			c.there = map[string]map[string]any{driver.Name: {"spec": map[string]any{"attachRequired": there}}}
 			_, err := c.try(t, set)
 			if there == x.attach && err != nil {
 				t.Errorf("%+v: as it is already: %v", x, err)
 			}
-			if there != x.attach && (err == nil || !strings.Contains(err.Error(), fmt.Sprintf("grantNodes=%t", there)) || !strings.Contains(err.Error(), "docs/kubernetes.md")) {
+			if there != x.attach && (err == nil || !strings.Contains(err.Error(), leave) || !strings.Contains(err.Error(), fmt.Sprintf("(grantNodes=%t, node.inline=%t)", x.grants, x.inline)) || !strings.Contains(err.Error(), "docs/kubernetes.md")) {
 				t.Errorf("%+v over attachRequired %t: %v", x, there, err)
 			}
 		}
