@@ -58,8 +58,30 @@ func (c *Cluster) Published(ctx context.Context) (nodes map[string][]string, err
 	return nodes, err
 }
 
+// grantTries bounds how often a call is made again because of others about the same
+// node that came between; the orchestrator makes it again after that.
+const grantTries = 20
+
+// grantFor asks for grants, or their end. A call may be given up and served later, when
+// the orchestrator has made another one about the same node and volume. So it carries a
+// revision that was read while this one was waited for, and the metadata servers refuse
+// it if another came since: then this one may be the later, and looks again.
 func (c *Cluster) grantFor(ctx context.Context, q wire.GrantsFor) error {
-	err := c.with(ctx, func(s *client.Session) error { return s.GrantFor(ctx, q) })
+	err := c.with(ctx, func(s *client.Session) (err error) {
+		for range grantTries {
+			if q.AsOf, err = s.Revision(ctx); err != nil {
+				return err
+			}
+			// Nobody waits any more: that revision may be younger than the next call.
+			if ctx.Err() != nil {
+				return meta.E("publish", meta.Unavailable, q.For, context.Cause(ctx))
+			}
+			if err = s.GrantFor(ctx, q); !errors.Is(err, meta.Again) {
+				return err
+			}
+		}
+		return err
+	})
 	if errors.Is(err, meta.NotSupported) {
 		return meta.E("publish", meta.Unavailable, q.For, err) // until they are upgraded
 	}

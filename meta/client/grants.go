@@ -15,14 +15,27 @@ type UseGrant struct {
 	For    string        `json:"for"` // the use; empty: it ends with none
 }
 
-// GrantFor makes grants for a use, or without volumes takes those back that are there.
-// In a cluster without certificates it does nothing: nobody needs any. Errors: NotFound
+// GrantFor grants a client the volumes that q names, for as long as a use lasts. If q
+// names none, the use is over: what the client was granted for it is taken back. In a
+// cluster without certificates it does nothing: nobody needs grants. Errors: NotFound
 // (no such client), NoSuchVolume, Exists (it has other rights for the same use), Invalid,
-// NotSupported (the metadata servers are of before).
+// Again (a later request was served before this one, see q.AsOf), NotSupported (the
+// metadata servers are of an earlier version).
 func (s *Session) GrantFor(ctx context.Context, q wire.GrantsFor) error {
-	err := s.askJSON(ctx, wire.Admin{Op: wire.AdminGrantFor}, q, nil)
+	return noUses(q.For, s.askJSON(ctx, wire.Admin{Op: wire.AdminGrantFor}, q, nil))
+}
+
+// Revision is that of the cluster's state, not older than the call: for q.AsOf of
+// GrantFor. Errors: NotSupported (the metadata servers are of an earlier version).
+func (s *Session) Revision(ctx context.Context) (int64, error) {
+	var r wire.RevisionAnswer
+	err := s.askJSON(ctx, wire.Admin{Op: wire.AdminRevision}, nil, &r)
+	return r.Revision, noUses("", err)
+}
+
+func noUses(use string, err error) error {
 	if errors.Is(err, meta.NotSupported) {
-		return meta.E("grant", meta.NotSupported, q.For, errors.New("metadata servers of before make no grants for a use: upgrade them"))
+		return meta.E("grant", meta.NotSupported, use, errors.New("metadata servers of an earlier version make no grants for a use: upgrade them"))
 	}
 	return err
 }

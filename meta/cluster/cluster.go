@@ -21,6 +21,7 @@
 //	members/<role>/<name>        Member: an identity that certificates were signed for
 //	grants/<number, 16 hex>      Grant: what an identity may do on a volume
 //	grants/for/<use>/...         Grant: the same, for as long as a use lasts: see GrantFor
+//	ended/...                    empty: when a client's uses ended last: see GrantFor
 //	settings                     Settings
 //	volumes/<volume, 8 hex>/...  journal and ownership: see package meta/journal/etcd
 //

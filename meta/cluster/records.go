@@ -44,6 +44,7 @@ var recordKinds = []recordKind{
 	{"tokens/", false},       // of secrets; on leases
 	{"members/", true},       //
 	{"grants/", true},        //
+	{"ended/", false},        // their revisions count, which are this etcd's
 	{"settings", true},       //
 	{"volumes/", false},      // journals: each volume's checkpoints are its own
 }

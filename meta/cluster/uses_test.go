@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -56,12 +57,12 @@ func TestUses(t *testing.T) {
 	}
 	give := func(who, use string, v meta.VolumeID, r Rights, kind meta.Kind) {
 		t.Helper()
-		_, err := c.GrantFor(ctx, who, use, map[meta.VolumeID]Rights{v: r}, 7)
+		_, err := c.GrantFor(ctx, who, use, 0, map[meta.VolumeID]Rights{v: r}, 7)
 		want(t, err, kind)
 	}
 	end := func(who, use string, count int64) {
 		t.Helper()
-		if n, err := c.EndUse(ctx, who, use); err != nil || n != count {
+		if n, err := c.EndUse(ctx, who, use, 0); err != nil || n != count {
 			t.Fatalf("%d grants ended, %v; want %d", n, err, count)
 		}
 	}
@@ -89,7 +90,7 @@ func TestUses(t *testing.T) {
 
 	for _, bad := range []string{"", "a/b", "-", "u\n", "../x"} {
 		give("client/a", bad, 1, ReadRights, meta.Invalid)
-		_, err := c.EndUse(ctx, "client/a", bad)
+		_, err := c.EndUse(ctx, "client/a", bad, 0)
 		want(t, err, meta.Invalid)
 	}
 	for _, bad := range []string{"client/*", "admin/a", "a", "client/", "client/a/b"} {
@@ -161,6 +162,119 @@ func TestUsesMapNobody(t *testing.T) {
 	}
 }
 
+// TestUsesGivenUp: calls that their callers gave up, served after a later one: a grant
+// after the end, and an end after a grant, change nothing.
+func TestUsesGivenUp(t *testing.T) {
+	c, _ := uses(t)
+	ctx := t.Context()
+	now := func() int64 {
+		t.Helper()
+		r, err := c.Revision(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	give := func(who string, asOf int64, kind meta.Kind) {
+		t.Helper()
+		_, err := c.GrantFor(ctx, who, "u", asOf, map[meta.VolumeID]Rights{1: WriteRights}, 7)
+		want(t, err, kind)
+	}
+	end := func(who string, asOf int64, kind meta.Kind) {
+		t.Helper()
+		_, err := c.EndUse(ctx, who, "u", asOf)
+		want(t, err, kind)
+	}
+	is := func(want string) {
+		t.Helper()
+		if got := text(t, c); got != want {
+			t.Fatalf("grants:\n%swant:\n%s", got, want)
+		}
+	}
+	const a, b = "client/a 1 write u\n", "client/b 1 write u\n"
+	for _, ended := range []string{"client/a", ""} { // nothing is there yet, and yet it ended
+		late := now()
+		end(ended, now(), meta.KindOK)
+		give("client/a", late, meta.Again)
+		is("")
+	}
+	late := now()
+	end("client/a", now(), meta.KindOK)
+	give("client/b", late, meta.KindOK) // another's
+	give("client/a", now(), meta.KindOK)
+	is(b + a)
+	for range 2 { // the first time it is there from before; sent twice it is one
+		late := now()
+		again := now()
+		give("client/a", again, meta.KindOK)
+		give("client/a", again, meta.KindOK)
+		end("client/a", late, meta.Again)
+		end("", late, meta.Again)
+		is(b + a)
+	}
+	end("client/nobody", 0, meta.KindOK)
+	if r, err := c.cli.Get(ctx, c.endedKey("client/nobody")); err != nil || len(r.Kvs) != 0 {
+		t.Errorf("a record for nobody: %v, %v", r, err)
+	}
+	late = now()
+	want(t, c.Evict(ctx, peer.Client, "b"), meta.KindOK)
+	if _, err := c.Enrol(ctx, Member{Role: peer.Client, Name: "b"}, true); err != nil {
+		t.Fatal(err)
+	}
+	give("client/b", late, meta.Again)
+	give("client/b", now(), meta.KindOK)
+	is(a + b)
+}
+
+// TestUsesOutrun: the same with both calls served at once: whichever began later is the
+// one that counts.
+func TestUsesOutrun(t *testing.T) {
+	c, _ := uses(t)
+	ctx := t.Context()
+	until := func(call func(asOf int64) error) { // as who waits does
+		for {
+			asOf, err := c.Revision(ctx)
+			if err == nil {
+				err = call(asOf)
+			}
+			if meta.KindOf(err) != meta.Again {
+				want(t, err, meta.KindOK)
+				return
+			}
+		}
+	}
+	give := func(asOf int64) error {
+		_, err := c.GrantFor(ctx, "client/a", "u", asOf, map[meta.VolumeID]Rights{1: WriteRights, 2: ReadRights}, 0)
+		return err
+	}
+	end := func(asOf int64) error {
+		_, err := c.EndUse(ctx, "client/a", "u", asOf)
+		return err
+	}
+	for round := range 40 {
+		before, after, left := give, end, ""
+		if round%2 == 1 {
+			before, after, left = end, give, "client/a 1 write u\nclient/a 2 read u\n"
+		}
+		asOf, err := c.Revision(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			time.Sleep(time.Duration(round%5) * time.Millisecond)
+			if err := before(asOf); err != nil && !errors.Is(err, meta.Again) {
+				t.Error(err)
+			}
+		})
+		until(after)
+		wg.Wait()
+		if got := text(t, c); got != left {
+			t.Fatalf("round %d:\n%swant:\n%s", round, got, left)
+		}
+	}
+}
+
 // TestUsesRace: grants that are made while the client is evicted, or the volume
 // deleted, are there before that and go, or are not made.
 func TestUsesRace(t *testing.T) {
@@ -179,7 +293,7 @@ func TestUsesRace(t *testing.T) {
 		for i, who := range []string{"client/" + name, "client/a", "client/b"} {
 			wg.Go(func() {
 				for n := range 10 {
-					_, err := c.GrantFor(ctx, who, fmt.Sprintf("u%d.%d", i, n), map[meta.VolumeID]Rights{v.ID: ReadRights, 2: ReadRights}, 0)
+					_, err := c.GrantFor(ctx, who, fmt.Sprintf("u%d.%d", i, n), 0, map[meta.VolumeID]Rights{v.ID: ReadRights, 2: ReadRights}, 0)
 					if k := meta.KindOf(err); k != meta.KindOK && k != meta.NotFound && k != meta.NoSuchVolume {
 						t.Error(err)
 					}

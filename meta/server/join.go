@@ -29,8 +29,9 @@ type Membership interface {
 	AddGrant(ctx context.Context, g cluster.Grant) (cluster.Grant, error)
 	Grants(ctx context.Context) ([]cluster.Grant, error)
 	RevokeGrant(ctx context.Context, id uint64) error
-	GrantFor(ctx context.Context, who, use string, want map[meta.VolumeID]cluster.Rights, now meta.Time) ([]cluster.Grant, error)
-	EndUse(ctx context.Context, who, use string) (n int64, err error)
+	GrantFor(ctx context.Context, who, use string, asOf int64, want map[meta.VolumeID]cluster.Rights, now meta.Time) ([]cluster.Grant, error)
+	EndUse(ctx context.Context, who, use string, asOf int64) (n int64, err error)
+	Revision(ctx context.Context) (int64, error)
 	SetSettings(ctx context.Context, s cluster.Settings) error
 }
 
@@ -205,8 +206,11 @@ func (s *Server) makeToken(ctx context.Context, m *wire.Admin, re *wire.AdminRe)
 // adminTrust serves the requests about tokens, members, grants and settings.
 func (s *Server) adminTrust(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
 	if s.cfg.Trust == nil {
-		if m.Op == wire.AdminGrantFor { // nobody needs any
+		switch m.Op { // nobody needs grants
+		case wire.AdminGrantFor:
 			return reportJSON(re, []cluster.Grant{})
+		case wire.AdminRevision:
+			return reportJSON(re, wire.RevisionAnswer{})
 		}
 		return meta.E("admin", meta.NotSupported, s.cfg.Name, errors.New("this cluster has no certificates, so nobody to tell apart; 'penstock cluster init' makes one that has"))
 	}
@@ -259,6 +263,9 @@ func (s *Server) adminTrust(ctx context.Context, m *wire.Admin, re *wire.AdminRe
 		return members.RevokeGrant(ctx, uint64(m.Ino))
 	case wire.AdminGrantFor:
 		return s.grantFor(ctx, m, re)
+	case wire.AdminRevision:
+		r, err := members.Revision(ctx)
+		return errors.Join(err, reportJSON(re, wire.RevisionAnswer{Revision: r}))
 	case wire.AdminSettings:
 		if len(m.Body) > 0 {
 			var set cluster.Settings
@@ -287,7 +294,7 @@ func (s *Server) grantFor(ctx context.Context, m *wire.Admin, re *wire.AdminRe) 
 		return meta.E(op, meta.Invalid, "", err)
 	}
 	if len(q.Volumes) == 0 {
-		n, err := s.cfg.Trust.Members.EndUse(ctx, q.Who, q.For)
+		n, err := s.cfg.Trust.Members.EndUse(ctx, q.Who, q.For, q.AsOf)
 		if err != nil {
 			return err
 		}
@@ -305,7 +312,7 @@ func (s *Server) grantFor(ctx context.Context, m *wire.Admin, re *wire.AdminRe) 
 		}
 		want[v.Volume] = r
 	}
-	all, err := s.cfg.Trust.Members.GrantFor(ctx, q.Who, q.For, want, meta.Time(time.Now().UnixNano()))
+	all, err := s.cfg.Trust.Members.GrantFor(ctx, q.Who, q.For, q.AsOf, want, meta.Time(time.Now().UnixNano()))
 	if err != nil {
 		return err
 	}

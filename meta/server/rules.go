@@ -151,6 +151,7 @@ var adminRules = [...]adminRule{
 	wire.AdminMirrorShow:    {roles: admins, right: cluster.AdminRights},
 	wire.AdminHealth:        {roles: admins},
 	wire.AdminGrantFor:      {roles: admins},
+	wire.AdminRevision:      {roles: admins},
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}

@@ -42,6 +42,15 @@ type GrantsFor struct {
 	Who     string         `json:"who"` // client/NAME; empty, without volumes: every client
 	For     string         `json:"for"` // names the use
 	Volumes []VolumeRights `json:"volumes,omitempty"`
+	// AsOf is a revision that AdminRevision told while somebody waited for this: if a
+	// later request for the client was served by then, it is refused with Again. 0: as
+	// of when it is served.
+	AsOf int64 `json:"as_of,omitempty"`
+}
+
+// RevisionAnswer answers AdminRevision; in a cluster without certificates it is 0.
+type RevisionAnswer struct {
+	Revision int64 `json:"revision"`
 }
 
 // VolumeRights are rights on a volume.

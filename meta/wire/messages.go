@@ -594,6 +594,7 @@ const (
 	// AdminGrantFor makes or takes back grants that end with a use. Body: GrantsFor;
 	// Report: a list of cluster.Grant, those that are there for it now.
 	AdminGrantFor
+	AdminRevision // of the cluster's state, not older than the request. Report: RevisionAnswer
 	lastAdminOp
 )
 
