@@ -99,8 +99,8 @@ func (s *Session) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name stri
 }
 
 // DropSnapshot is DeleteSnapshot, but one that clones need goes with the last of
-// them, and is listed as being deleted until then. Errors: NoSuchSnapshot, Busy (it is
-// pinned, or clones need it and the server is one of before).
+// them, and is wire.SnapshotDropped until then: who reads it goes on. Errors:
+// NoSuchSnapshot, Busy (it is pinned, or clones need it and the server is one of before).
 func (s *Session) DropSnapshot(ctx context.Context, v meta.VolumeID, name string) (i wire.SnapshotInfo, err error) {
 	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: v, Entry: name}, wire.SnapshotRequest{Later: true}, &i)
 	return i, err

@@ -123,26 +123,44 @@ const shownPins = 5
 // unpinned refuses while somebody holds a snapshot; otherwise what pins there
 // were go with it.
 func (t *tx) unpinned(sn *snapshot) error {
-	var over, held []string
-	if err := t.eachPin(sn.gen, func(p *meta.Pin) {
-		if p.Over(t.c.Now) {
-			over = append(over, p.Holder)
-			return
-		}
-		held = append(held, fmt.Sprintf("%s until %s", p.Holder, time.Unix(0, int64(p.Until)).UTC().Format(time.RFC3339)))
-	}); err != nil {
+	over, err := t.unheld(sn.gen, sn.name, t.c.Now)
+	if err != nil {
 		return err
-	}
-	if n := len(held); n > 0 {
-		if n > shownPins {
-			held = append(held[:shownPins], fmt.Sprintf("%d others", n-shownPins))
-		}
-		return meta.E("delete snapshot", meta.Busy, sn.name, errors.New("it is pinned by "+strings.Join(held, ", ")))
 	}
 	for _, holder := range over {
 		t.deletePin(sn.gen, holder)
 	}
 	return nil
+}
+
+// unheld refuses while somebody holds a snapshot; otherwise it tells whose pins are
+// over.
+func (t *tx) unheld(gen uint32, name string, now meta.Time) (over []string, err error) {
+	var held []string
+	if err := t.eachPin(gen, func(p *meta.Pin) {
+		if p.Over(now) {
+			over = append(over, p.Holder)
+			return
+		}
+		held = append(held, fmt.Sprintf("%s until %s", p.Holder, time.Unix(0, int64(p.Until)).UTC().Format(time.RFC3339)))
+	}); err != nil {
+		return nil, err
+	}
+	if n := len(held); n > 0 {
+		if n > shownPins {
+			held = append(held[:shownPins], fmt.Sprintf("%d others", n-shownPins))
+		}
+		return nil, meta.E("delete snapshot", meta.Busy, name, errors.New("it is pinned by "+strings.Join(held, ", ")))
+	}
+	return over, nil
+}
+
+// Unpinned refuses, as deleting a snapshot does, while somebody holds it. Errors: Busy
+// (the text says who, and until when).
+func Unpinned(r Reader, sn *meta.Snapshot, now meta.Time) error {
+	t := tx{view: view{r: r}}
+	_, err := t.unheld(uint32(sn.At), sn.Name, now)
+	return err
 }
 
 // Pins lists the pins of a volume's snapshots that have not surely ended.

@@ -97,6 +97,11 @@ func clonesIn(all []cluster.Volume, v meta.VolumeID, at meta.Generation) (names 
 	return names
 }
 
+// isDropped tells whether a volume's snapshot is only there for its clones.
+func isDropped(all []cluster.Volume, v meta.VolumeID, at meta.Generation) bool {
+	return slices.ContainsFunc(all, func(x cluster.Volume) bool { return x.ID == v && slices.Contains(x.Dropped, at) })
+}
+
 // cloneOp answers a request about clones.
 func (s *Server) cloneOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
 	if m.Op == wire.AdminClones {
@@ -239,7 +244,7 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 		return none, err
 	}
 	from.At = sn.At
-	if slices.ContainsFunc(all, func(x cluster.Volume) bool { return x.ID == o.vol && slices.Contains(x.Dropped, sn.At) }) {
+	if isDropped(all, o.vol, sn.At) {
 		return none, meta.E("clone", meta.NoSuchSnapshot, sn.Name, errors.New("it was deleted, and is only there for the clones that it has"))
 	}
 	if err := o.noJunctions(ctx, sn.At); err != nil {
@@ -354,17 +359,18 @@ func (o *owner) finishClone(ctx context.Context, row *cluster.Volume) error {
 }
 
 // settleClones brings the notes of the volume's clones in step with the table
-// of volumes, which is right.
-func (o *owner) settleClones(ctx context.Context) error {
+// of volumes, which is right, and deletes the snapshots that were there for clones only;
+// held tells that somebody keeps one of those still: it is to be tried again.
+func (o *owner) settleClones(ctx context.Context) (held bool, err error) {
 	o.cloning.Lock()
 	defer o.cloning.Unlock()
 	if err := o.await(ctx, o.recovered); err != nil {
-		return err
+		return false, err
 	}
 	o.mu.Lock()
 	if o.failed != nil || o.stClosed {
 		defer o.mu.Unlock()
-		return o.failed
+		return false, o.failed
 	}
 	pins, err := namespace.ClonePins(&view{o: o})
 	var all []meta.Snapshot
@@ -373,18 +379,18 @@ func (o *owner) settleClones(ctx context.Context) error {
 	}
 	o.mu.Unlock()
 	if err != nil {
-		return err
+		return false, err
 	}
 	implied := slices.ContainsFunc(all, func(s meta.Snapshot) bool { return isImplied(s.Name) && !s.Deleting })
 	if v := o.srv.cfg.Cluster.View(); len(pins) == 0 && !implied && v != nil &&
 		!slices.ContainsFunc(v.Volumes, func(x cluster.Volume) bool {
 			return x.Origin != nil && x.Origin.Volume == o.vol || x.ID == o.vol && len(x.Dropped) > 0
 		}) {
-		return nil
+		return false, nil
 	}
 	rows, err := o.srv.cfg.Cluster.Volumes(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	wanted := map[namespace.ClonePin]bool{}
 	var dropped []meta.Generation
@@ -418,14 +424,19 @@ func (o *owner) settleClones(ctx context.Context) error {
 	for _, p := range pins {
 		if !wanted[p] {
 			if err := o.durably(ctx, &meta.PinClone{At: p.At, Clone: p.Clone, Drop: true}); err != nil {
-				return errors.Join(append(errs, err)...)
+				return false, errors.Join(append(errs, err)...)
 			}
 			o.log.Info("a clone needs its origin no more", "clone", p.Clone, "generation", p.At)
 		}
 	}
 	for _, s := range all {
 		if (isImplied(s.Name) || slices.Contains(dropped, s.At)) && !s.Deleting && !s.Rolling && !needed[s.At] {
-			if _, err := o.deleteSnapshot(ctx, s.Name); err != nil {
+			// This one, whatever has its name by now.
+			switch err := o.deleteGeneration(ctx, s); {
+			case errors.Is(err, meta.Busy):
+				held = true
+				o.log.Debug("a snapshot that no clone needs any more is kept still", "name", s.Name, "generation", s.At, "error", err)
+			case err != nil:
 				errs = append(errs, err)
 			}
 		}
@@ -433,14 +444,14 @@ func (o *owner) settleClones(ctx context.Context) error {
 	if len(dropped) > 0 {
 		errs = append(errs, o.forgetDropped(ctx, dropped))
 	}
-	return errors.Join(errs...)
+	return held, errors.Join(errs...)
 }
 
-// cloneGone settles the end of a clone; what fails is tried again: a snapshot that goes
-// with it may still be mounted.
+// cloneGone settles the end of a clone; what fails is tried again, and what is held: a
+// snapshot that goes with it may still be mounted.
 func (o *owner) cloneGone(ctx context.Context) error {
-	err := o.settleClones(ctx)
-	if err != nil {
+	held, err := o.settleClones(ctx)
+	if held || err != nil {
 		o.kickSnapshots()
 	}
 	return err
@@ -448,17 +459,17 @@ func (o *owner) cloneGone(ctx context.Context) error {
 
 // deleteUnpinned is deleteSnapshot for who asks for it: clones that need the
 // snapshot are named, or with later it goes with the last of them.
-func (o *owner) deleteUnpinned(ctx context.Context, name string, later bool) (meta.Snapshot, error) {
+func (o *owner) deleteUnpinned(ctx context.Context, name string, later bool) (wire.SnapshotInfo, error) {
 	sn, err := o.deleteSnapshot(ctx, name)
 	if !errors.Is(err, meta.Busy) {
-		return sn, err
+		return snapshotInfo(sn), err
 	}
 	// A clone may be gone whose note is still there.
-	if serr := o.settleClones(ctx); serr != nil {
-		return sn, errors.Join(err, serr)
+	if _, serr := o.settleClones(ctx); serr != nil {
+		return snapshotInfo(sn), errors.Join(err, serr)
 	}
 	if sn, err = o.deleteSnapshot(ctx, name); !errors.Is(err, meta.Busy) {
-		return sn, err
+		return snapshotInfo(sn), err
 	}
 	all, verr := o.srv.cfg.Cluster.Volumes(ctx)
 	if names := clonesIn(all, o.vol, sn.At); verr == nil && len(names) > 0 {
@@ -467,20 +478,34 @@ func (o *owner) deleteUnpinned(ctx context.Context, name string, later bool) (me
 		}
 		err = meta.E("delete snapshot", meta.Busy, name, fmt.Errorf("clones need it: %s; promote or delete those first", strings.Join(names, ", ")))
 	}
-	return sn, err
+	return snapshotInfo(sn), err
 }
 
 // dropSnapshot notes in the volume's row that a snapshot goes when no clone needs it
-// any more. What settles the end of the last one comes after it, and sees that.
-func (o *owner) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.Snapshot, error) {
+// any more, nor anybody who pinned it meanwhile. What settles the end of the last clone
+// comes after it, and sees that. Errors: Busy (it is pinned).
+func (o *owner) dropSnapshot(ctx context.Context, sn meta.Snapshot) (wire.SnapshotInfo, error) {
 	o.cloning.Lock()
 	defer o.cloning.Unlock()
+	i := snapshotInfo(sn)
 	all, err := o.srv.cfg.Cluster.Volumes(ctx)
 	if err != nil {
-		return sn, err
+		return i, err
+	}
+	if isDropped(all, o.vol, sn.At) {
+		i.State = wire.SnapshotDropped
+		return i, nil
 	}
 	if len(clonesIn(all, o.vol, sn.At)) == 0 {
-		return sn, meta.E("delete snapshot", meta.Busy, sn.Name, errors.New("a clone of it went at this moment: try again"))
+		return i, meta.E("delete snapshot", meta.Busy, sn.Name, errors.New("a clone of it went at this moment: try again"))
+	}
+	o.mu.Lock()
+	if err = o.failed; err == nil {
+		err = namespace.Unpinned(&view{o: o}, &sn, o.now())
+	}
+	o.mu.Unlock()
+	if err != nil {
+		return i, err
 	}
 	_, err = o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error {
 		if !slices.Contains(v.Dropped, sn.At) {
@@ -489,11 +514,11 @@ func (o *owner) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.Snapsh
 		return nil
 	})
 	if err != nil {
-		return sn, err
+		return i, err
 	}
 	o.log.Info("snapshot goes when no clone needs it", "name", sn.Name, "generation", sn.At)
-	sn.Deleting = true
-	return sn, nil
+	i.State = wire.SnapshotDropped
+	return i, nil
 }
 
 // forgetDropped takes snapshots that are gone, or being deleted, out of the row.

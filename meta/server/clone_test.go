@@ -188,17 +188,26 @@ func TestSnapshotGoesWithClones(t *testing.T) {
 	s := newSite(t)
 	a := s.dial("a")
 	a.createIn(t, 1, "old")
-	a.snapshot(t, "v1")
+	taken := wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1, Entry: "v1", Body: []byte(`{"token":7}`)}
+	for range 2 {
+		a.admin(t, taken)
+	}
 	c, d := a.clone(t, 1, "v1", "c"), a.clone(t, 1, "v1", "d")
 	for range 2 { // whoever asks again gets the same answer
-		if i, err := a.DropSnapshot(t.Context(), 1, "v1"); err != nil || i.State != wire.SnapshotDeleting {
+		if i, err := a.DropSnapshot(t.Context(), 1, "v1"); err != nil || i.State != wire.SnapshotDropped {
 			t.Fatal(i, err)
 		}
 	}
 	told := func() {
 		t.Helper()
-		if got := a.names(t); !slices.Equal(got, []string{"v1 deleting"}) {
+		if got := a.names(t); !slices.Equal(got, []string{"v1 " + wire.SnapshotDropped}) {
 			t.Fatal(got)
+		}
+		if _, err := a.TakeSnapshot(t.Context(), 1, "v1"); meta.KindOf(err) != meta.Exists || !strings.Contains(err.Error(), "was deleted, but keeps its name") {
+			t.Fatal(err)
+		}
+		if _, err := a.Admin(t.Context(), taken); meta.KindOf(err) != meta.Exists {
+			t.Fatalf("the request that took it, once more: %v", err)
 		}
 		for _, v := range []meta.VolumeID{c, d} {
 			if row, err := s.cluster.Volume(t.Context(), v); err == nil && row.State == cluster.VolumeActive {
@@ -232,6 +241,132 @@ func TestSnapshotGoesWithClones(t *testing.T) {
 	}
 	eventually(t, "nothing is left", func() error { return unless(len(a.names(t)) == 0 && len(s.pins(1)) == 0) })
 	s.exactIn(1)
+}
+
+// TestPinnedBesideClones: one that is pinned is not deleted because clones need it, too.
+// One that was pinned only after it was deleted stays when its last clone goes, and
+// holds up no other.
+func TestPinnedBesideClones(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	a := s.dial("a")
+	a.createIn(t, 1, "old")
+	a.snapshot(t, "v1")
+	c := a.clone(t, 1, "v1", "c")
+	pin := func() {
+		t.Helper()
+		if _, err := a.PinSnapshot(t.Context(), 1, "v1", "run-1", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unpin := func() {
+		t.Helper()
+		if had, err := a.UnpinSnapshot(t.Context(), 1, "v1", "run-1"); err != nil || !had {
+			t.Fatal(had, err)
+		}
+	}
+	shows := func(want ...string) {
+		t.Helper()
+		if got := a.names(t); !slices.Equal(got, want) {
+			t.Fatalf("%v, want %v", got, want)
+		}
+	}
+	pin()
+	if _, err := a.DropSnapshot(t.Context(), 1, "v1"); meta.KindOf(err) != meta.Busy || !strings.Contains(err.Error(), "run-1 until 20") {
+		t.Fatal(err)
+	}
+	shows("v1 ready")
+	unpin()
+	drop := func(name string) {
+		t.Helper()
+		if i, err := a.DropSnapshot(t.Context(), 1, name); err != nil || i.State != wire.SnapshotDropped {
+			t.Fatal(i, err)
+		}
+	}
+	drop("v1")
+	pin()
+	drop("v1") // as it was answered before
+	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: c})
+	for range 2 {
+		a.admin(t, wire.Admin{Op: wire.AdminCloneSettle, Volume: 1}) // which fails in nothing
+		shows("v1 " + wire.SnapshotDropped)
+	}
+	a.snapshot(t, "v2")
+	d := a.clone(t, 1, "v2", "d")
+	drop("v2")
+	unpin()
+	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: d})
+	eventually(t, "both are gone", func() error {
+		row, err := s.cluster.Volume(t.Context(), 1)
+		if err != nil {
+			return err
+		}
+		return unless(len(a.names(t)) == 0 && len(row.Dropped) == 0)
+	})
+	s.exactIn(1)
+}
+
+// afterVolumes is a cluster that runs something, once, after it has read the volumes.
+type afterVolumes struct {
+	Cluster
+	then atomic.Pointer[func()]
+}
+
+func (b *afterVolumes) Volumes(ctx context.Context) ([]cluster.Volume, error) {
+	all, err := b.Cluster.Volumes(ctx)
+	if f := b.then.Swap(nil); f != nil {
+		(*f)()
+	}
+	return all, err
+}
+
+// TestDroppedNameIsAnothers: a snapshot that goes with its last clone, and was deleted by
+// hand in the same moment, takes no other one with it that has its name by now.
+func TestDroppedNameIsAnothers(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	var b *afterVolumes
+	s.adjust = func(cfg *Config) {
+		b = &afterVolumes{Cluster: cfg.Cluster}
+		cfg.Cluster = b
+	}
+	s.crash()
+	s.start()
+	a := s.dial("a")
+	was := a.snapshot(t, "v1").At
+	c := a.clone(t, 1, "v1", "c")
+	if _, err := a.DropSnapshot(t.Context(), 1, "v1"); err != nil {
+		t.Fatal(err)
+	}
+	o := s.srv.opened(1)
+	if err := s.cluster.DeleteVolume(t.Context(), c); err != nil { // nobody tells the owner
+		t.Fatal(err)
+	}
+	if err := o.durably(t.Context(), &meta.PinClone{At: was, Clone: c, Drop: true}); err != nil {
+		t.Fatal(err)
+	}
+	ran := make(chan error, 1)
+	f := func() {
+		_, err := o.deleteSnapshot(t.Context(), "v1")
+		if err == nil {
+			_, _, err = o.takeSnapshot(t.Context(), &meta.TakeSnapshot{Name: "v1", Token: 9}, takeHow{})
+		}
+		ran <- err
+	}
+	b.then.Store(&f)
+	if _, err := o.settleClones(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ran; err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "only the other one is there", func() error {
+		l := a.snapshots(t).Snapshots
+		if len(l) == 0 || l[len(l)-1].At == was || l[len(l)-1].State != wire.SnapshotReady {
+			t.Fatalf("%+v", l)
+		}
+		return unless(len(l) == 1)
+	})
 }
 
 // TestChunkOfDeletedClone: who met a chunk in a clone still reads it in the volume

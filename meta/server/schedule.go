@@ -261,7 +261,7 @@ func (o *owner) keepSchedule() time.Duration {
 	}
 	for _, s := range unwanted {
 		ctx, cancel := context.WithTimeout(o.ctx, scheduleRetry)
-		_, err := o.deleteSnapshot(ctx, s.Name)
+		err := o.deleteGeneration(ctx, s)
 		switch {
 		case err == nil || o.ctx.Err() != nil:
 		case errors.Is(err, meta.Busy):

@@ -107,6 +107,11 @@ func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot, how tak
 	for try := 1; ; try++ {
 		p, err := o.throughBarrier(ctx, sealing, op, how)
 		held = max(held, p.held)
+		if p.before || errors.Is(err, meta.Exists) {
+			if derr := o.notDropped(ctx, op.Name); derr != nil {
+				err = derr
+			}
+		}
 		if p.seals != nil {
 			if try == 1 {
 				defer time.AfterFunc(barrierSeals, end).Stop()
@@ -155,6 +160,26 @@ func (o *owner) snapshotOf(at meta.Generation, name string) (meta.Snapshot, erro
 	return all[i], nil
 }
 
+// notDropped refuses the name of a snapshot that is only there for its clones.
+func (o *owner) notDropped(ctx context.Context, name string) error {
+	sn, err := o.snapshot(name)
+	if errors.Is(err, meta.NoSuchSnapshot) {
+		return nil // it went meanwhile
+	}
+	if err != nil {
+		return err
+	}
+	all, err := o.srv.cfg.Cluster.Volumes(ctx)
+	if err != nil || !isDropped(all, o.vol, sn.At) {
+		return err
+	}
+	why := "pins"
+	if names := clonesIn(all, o.vol, sn.At); len(names) > 0 {
+		why = "clones: " + strings.Join(names, ", ")
+	}
+	return meta.E("take snapshot", meta.Exists, name, fmt.Errorf("it was deleted, but keeps its name as long as it has %s", why))
+}
+
 func (o *owner) cantSettle(err error) error {
 	return meta.E("take snapshot", meta.Unavailable, o.subject(), fmt.Errorf("a file's end can't be settled: %w", err))
 }
@@ -162,6 +187,7 @@ func (o *owner) cantSettle(err error) error {
 // passage is what came of putting the barrier up.
 type passage struct {
 	res     *meta.Result // of TakeSnapshot,
+	before  bool         // which ran before,
 	durable <-chan struct{}
 	written int // files under exclusive leases
 	late    unanswered
@@ -201,6 +227,7 @@ func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapsh
 	if p.res, err = o.mayTake(op); err != nil || p.res != nil {
 		p.durable = o.untilDurable(o.snapped)
 		if p.res != nil {
+			p.before = true
 			p.late = o.unanswered[meta.Generation(p.res.Off)]
 		}
 		o.mu.Unlock()
@@ -505,8 +532,8 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 			return err
 		}
 		for i, x := range l.Snapshots {
-			if slices.Contains(v.Dropped, x.At) {
-				l.Snapshots[i].State = wire.SnapshotDeleting
+			if x.State == wire.SnapshotReady && slices.Contains(v.Dropped, x.At) {
+				l.Snapshots[i].State = wire.SnapshotDropped
 			}
 		}
 		if i := l.Named(q.Digest); i >= 0 && l.Snapshots[i].Digest == nil {
@@ -543,11 +570,11 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		if err := body(&q); err != nil {
 			return err
 		}
-		sn, err := o.deleteUnpinned(ctx, m.Entry, q.Later)
+		i, err := o.deleteUnpinned(ctx, m.Entry, q.Later)
 		if err != nil {
 			return err
 		}
-		return reportJSON(re, snapshotInfo(sn))
+		return reportJSON(re, i)
 	case wire.AdminSnapshotDiff:
 		var q wire.DiffRequest
 		if err := body(&q); err != nil {

@@ -42,8 +42,9 @@ func (o *owner) snapshotLoop() {
 		if more {
 			continue
 		}
+		held := false
 		if err == nil {
-			err = o.settleClones(o.ctx)
+			held, err = o.settleClones(o.ctx)
 		}
 		if o.ctx.Err() != nil {
 			return
@@ -51,6 +52,8 @@ func (o *owner) snapshotLoop() {
 		wait := time.Until(again)
 		if err != nil {
 			o.log.Warn("work on snapshots and clones failed, it is tried again", "error", err)
+		}
+		if held || err != nil {
 			wait = min(wait, snapshotRetry)
 		}
 		t := time.NewTimer(wait)
@@ -116,25 +119,37 @@ func (o *owner) deleteSnapshot(ctx context.Context, name string) (meta.Snapshot,
 			return all[i], nil
 		}
 	}
+	if err == nil {
+		err = o.deleteGeneration(ctx, sn)
+	}
 	if err != nil {
 		return sn, err
+	}
+	sn.Deleting = true
+	return sn, nil
+}
+
+// deleteGeneration is deleteSnapshot for one that is known: another one that has its
+// name by now is not meant. Errors: Busy. That it is gone already is none.
+func (o *owner) deleteGeneration(ctx context.Context, sn meta.Snapshot) error {
+	if err := o.await(ctx, o.recovered); err != nil {
+		return err
 	}
 	o.mu.Lock()
 	seq := o.cur.seq
 	if _, err := o.run(&meta.DropSnapshot{At: sn.At, Max: 1}, 0); err != nil {
 		o.mu.Unlock()
-		return sn, err
+		return err
 	}
 	o.snapped = max(o.snapped, min(seq, o.newest()))
 	wait := o.untilDurable(seq)
 	o.mu.Unlock()
 	if err := o.await(ctx, wait); err != nil {
-		return sn, err
+		return err
 	}
-	o.log.Info("snapshot deleted, what it held goes", "name", name, "generation", sn.At)
+	o.log.Info("snapshot deleted, what it held goes", "name", sn.Name, "generation", sn.At)
 	o.kickSnapshots()
-	sn.Deleting = true
-	return sn, nil
+	return nil
 }
 
 // dropSome works a bounded amount off a deleted snapshot and waits for the

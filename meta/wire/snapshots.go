@@ -14,6 +14,10 @@ const (
 	SnapshotReady    = "ready"
 	SnapshotDeleting = "deleting"     // nobody can read it any more
 	SnapshotRolling  = "rolling back" // the volume is being rolled back to it
+	// SnapshotDropped: it was deleted (SnapshotRequest.Later), and goes with the last of
+	// its clones. Until then it is read as before, keeps its name, and makes no more
+	// clones. Programs that know nothing of this take it for one that can be read.
+	SnapshotDropped = "kept for clones"
 )
 
 // SnapshotInfo is what one is told of a snapshot.
@@ -129,7 +133,8 @@ type SnapshotList struct {
 }
 
 // Named is where the snapshot of a name is in the list, -1 if there is none. One that is
-// being deleted gives its name free: a new one may stand beside it, and is meant.
+// being deleted gives its name free: a new one may stand beside it, and is meant. One that
+// is kept for clones keeps its name, too.
 func (l *SnapshotList) Named(name string) int {
 	return slices.IndexFunc(l.Snapshots, func(i SnapshotInfo) bool { return i.Name == name && i.State != SnapshotDeleting })
 }
@@ -156,8 +161,8 @@ type SnapshotRequest struct {
 	// does one that finds what an owner of before it took for this request.
 	Strict bool `json:"strict,omitempty"`
 	// Later, of AdminSnapshotDelete: one that clones need is not refused (Busy), but goes
-	// with the last of them, and is told of as being deleted until then. A server that
-	// knows nothing of this refuses.
+	// with the last of them, and is SnapshotDropped until then. One that somebody pinned is
+	// refused as ever. A server that knows nothing of this refuses both.
 	Later bool `json:"later,omitempty"`
 }
 

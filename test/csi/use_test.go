@@ -482,9 +482,16 @@ func TestReadOnlyClaim(t *testing.T) {
 	if got := shows("at-c"); got != "csi-c:" {
 		t.Errorf("a volume that may be written is mounted from %s", got)
 	}
+	// Deleted, the snapshot is there for a claim that is mounted as it.
+	d := made("d", manyReaders)
 	must(t, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x})
+	must(t, r.node().NodeStageVolume, stage(d, "at-d", manyReaders))
+	if got := shows("at-d"); got != "csi-pvc-1@csi-s:" {
+		t.Errorf("at at-d is mounted %s", got)
+	}
 	shows("at-c")
 	r.gone(c, r.path("at-c"))
+	r.gone(d, r.path("at-d"))
 	r.gone(id, staging)
 	r.clean()
 }

@@ -1,11 +1,14 @@
 package snapshots
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
 )
 
 // TestViewOfOneThatIsGone: who shows a snapshot that was deleted pins no other one
@@ -59,5 +62,61 @@ func TestViewOfOneThatIsGone(t *testing.T) {
 	}
 	if all, err := v.Snapshots(t.Context()); err != nil || len(all) != 1 || len(all[0].Pins) > 0 {
 		t.Errorf("%+v, %v", all, err)
+	}
+}
+
+// TestViewOfOneKeptForClones: a snapshot that was deleted while a clone needs it is
+// there for who shows it, whoever looks which ones there are, and for who comes anew,
+// until the clone goes.
+func TestViewOfOneKeptForClones(t *testing.T) {
+	s := up(t)
+	ctx := t.Context()
+	c := dial(t, s, "c")
+	v, err := c.VolumeByID(ctx, meta.RootVolume)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.TakeSnapshot(ctx, "one"); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Clone(ctx, "one", "copy"); err != nil {
+		t.Fatal(err)
+	}
+	view, err := c.Snapshot(ctx, "root", "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sess, err := client.Dial(ctx, client.Config{Addrs: []string{s.Meta.Addr}, Role: wire.RoleClient, Name: "deleter", Handler: quiet{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sess.Close(context.Background())
+	if i, err := sess.DropSnapshot(ctx, meta.RootVolume, "one"); err != nil || i.State != wire.SnapshotDropped {
+		t.Fatal(i, err)
+	}
+	look := func() { // asks anew, and ends the views of what is not in the list
+		t.Helper()
+		if _, err := v.Snapshot(ctx, "none"); !errors.Is(err, meta.NoSuchSnapshot) {
+			t.Fatal(err)
+		}
+	}
+	look()
+	if _, err := view.Lookup(ctx, meta.RootIno, "nothing"); view.Ended() || err != nil {
+		t.Fatalf("the view has ended: %v, and says %v", view.Ended(), err)
+	}
+	again, err := dial(t, s, "d").Snapshot(ctx, "root", "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again.GetAttr(ctx, meta.RootIno); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sess.Admin(ctx, wire.Admin{Op: wire.AdminDeleteVolume, Name: "copy"}); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); !view.Ended(); time.Sleep(10 * time.Millisecond) {
+		if look(); time.Now().After(deadline) {
+			t.Fatal("it did not go with its clone")
+		}
 	}
 }
