@@ -112,8 +112,8 @@ a volume that the CSI driver published to the client, until it is unpublished.`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return at.with(cmd.Context(), func(s *client.Session) error {
-				var all []cluster.Grant
-				if err := ask(cmd, s, wire.Admin{Op: wire.AdminGrants}, &all); err != nil {
+				all, err := client.Grants(cmd.Context(), s, func(g *cluster.Grant) uint64 { return g.ID })
+				if err != nil {
 					return err
 				}
 				names := map[meta.VolumeID]string{0: "*"}

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/wire"
@@ -10,9 +11,29 @@ import (
 
 // UseGrant is a grant that holds as long as a use does.
 type UseGrant struct {
+	ID     uint64        `json:"id"`
 	Who    string        `json:"who"` // client/NAME
 	Volume meta.VolumeID `json:"volume"`
 	For    string        `json:"for"` // the use; empty: it ends with none
+}
+
+// Grants lists the grants of the cluster by number, as G has them, whose number is ID. It
+// asks for a page at a time. Errors: NotSupported (the cluster has no certificates).
+func Grants[G any](ctx context.Context, s *Session, number func(*G) uint64) (all []G, err error) {
+	for after := uint64(0); ; {
+		var page []G
+		err := s.askJSON(ctx, wire.Admin{Op: wire.AdminGrants, Ino: meta.Ino(after), Entry: wire.PageOfGrants}, nil, &page)
+		if err != nil {
+			return nil, err
+		}
+		// A server of an earlier version tells all of them each time.
+		page = slices.DeleteFunc(page, func(g G) bool { return number(&g) <= after })
+		if len(page) == 0 {
+			return all, nil
+		}
+		all = append(all, page...)
+		after = number(&page[len(page)-1])
+	}
 }
 
 // GrantFor grants a client the volumes that q names, for as long as a use lasts. If q
@@ -42,16 +63,10 @@ func noUses(use string, err error) error {
 
 // UseGrants lists the grants that end with a use; none in a cluster without
 // certificates.
-func (s *Session) UseGrants(ctx context.Context) (some []UseGrant, err error) {
-	var all []UseGrant
-	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminGrants}, nil, &all)
+func (s *Session) UseGrants(ctx context.Context) ([]UseGrant, error) {
+	all, err := Grants(ctx, s, func(g *UseGrant) uint64 { return g.ID })
 	if errors.Is(err, meta.NotSupported) {
 		return nil, nil
 	}
-	for _, g := range all {
-		if g.For != "" {
-			some = append(some, g)
-		}
-	}
-	return some, err
+	return slices.DeleteFunc(all, func(g UseGrant) bool { return g.For == "" }), err
 }

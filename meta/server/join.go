@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -257,6 +258,9 @@ func (s *Server) adminTrust(ctx context.Context, m *wire.Admin, re *wire.AdminRe
 		return reportJSON(re, g)
 	case wire.AdminGrants:
 		all, err := members.Grants(ctx)
+		if err == nil && m.Entry == wire.PageOfGrants {
+			all = grantsAfter(all, uint64(m.Ino))
+		}
 		return errors.Join(err, reportJSON(re, all))
 	case wire.AdminRevokeGrant:
 		s.log.Info("grant revoked", "grant", uint64(m.Ino))
@@ -284,6 +288,12 @@ func (s *Server) adminTrust(ctx context.Context, m *wire.Admin, re *wire.AdminRe
 		return reportJSON(re, v.Settings)
 	}
 	return meta.E("admin", meta.NotSupported, fmt.Sprintf("request %d", m.Op), nil)
+}
+
+// grantsAfter is the page of grants, by number, that follows a number.
+func grantsAfter(all []cluster.Grant, after uint64) []cluster.Grant {
+	i, _ := slices.BinarySearchFunc(all, after+1, func(g cluster.Grant, id uint64) int { return cmp.Compare(g.ID, id) })
+	return pageOf(all[i:], jsonSize)
 }
 
 // grantFor makes or ends the grants for a use.

@@ -2,9 +2,11 @@ package server
 
 import (
 	"context"
+	"encoding/json"
 	"net"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -617,6 +619,35 @@ func TestGrants(t *testing.T) {
 	t.Logf("a revoked grant stopped working after %v; what it may still read from chunk servers ends within %v", time.Since(began), CapLife)
 	if CapLife > 50*time.Second {
 		t.Errorf("capabilities hold %v: a revoked grant would work for a minute", CapLife)
+	}
+}
+
+// TestPagesOfGrants: pages of more grants than an answer takes are all of them, each once.
+func TestPagesOfGrants(t *testing.T) {
+	t.Parallel()
+	var all []cluster.Grant
+	for i := range uint64(30000) {
+		all = append(all, cluster.Grant{ID: 2*i + 1, Who: "client/worker", Users: cluster.UsersAsIs, For: "csi:" + strings.Repeat("x", 100)})
+	}
+	var got []cluster.Grant
+	pages := 0
+	for after := uint64(0); ; pages++ {
+		page := grantsAfter(all, after)
+		if len(page) == 0 {
+			break
+		}
+		b, err := json.Marshal(page)
+		if err != nil || len(b) > pageBytes+1 {
+			t.Fatalf("a page of %d bytes, %v", len(b), err)
+		}
+		got = append(got, page...)
+		after = page[len(page)-1].ID
+	}
+	if !slices.Equal(got, all) || pages < 2 {
+		t.Errorf("%d of %d in %d pages", len(got), len(all), pages)
+	}
+	if page := grantsAfter(all, 4); page[0].ID != 5 { // one was revoked meanwhile
+		t.Errorf("after 4 comes %d", page[0].ID)
 	}
 }
 

@@ -530,7 +530,10 @@ const (
 	AdminMembers     // Report: a list of cluster.Member
 	AdminEvict       // Name: role/name
 	AdminAddGrant    // Body, Report: cluster.Grant; Name: the volume, if it is not in the body
-	AdminGrants      // Report: a list of cluster.Grant
+	// AdminGrants lists all grants, by number. With PageOfGrants as Entry, as many of those
+	// with greater numbers than Ino as one answer takes; none: there are no more. A server of
+	// an earlier version lists all each time. Report: a list of cluster.Grant.
+	AdminGrants
 	AdminRevokeGrant // Ino: its number
 	AdminSettings    // Body: cluster.Settings, or empty to ask; Report: cluster.Settings
 	// AdminNodeList: Report is JSON, a list of server.NodeStatus.
@@ -597,6 +600,9 @@ const (
 	AdminRevision // of the cluster's state, not older than the request. Report: RevisionAnswer
 	lastAdminOp
 )
+
+// PageOfGrants is the Entry of AdminGrants by who asks for one page after the other.
+const PageOfGrants = "page"
 
 // AdminOps bounds the numbers of administrative requests.
 const AdminOps = int(lastAdminOp)

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -162,6 +163,23 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 	}
 	refused(id)
 	byHand("csi-pvc-1")
+	// Calls about other volumes of a node are served at once with these.
+	var calls sync.WaitGroup
+	for _, v := range []string{id, other} {
+		calls.Go(func() {
+			for range 15 {
+				if v == id {
+					if _, err := r.controller().ControllerPublishVolume(t.Context(), publishTo("node1", v, manyWriters)); err != nil {
+						t.Errorf("publish: %v", err)
+					}
+				}
+				if _, err := r.controller().ControllerUnpublishVolume(t.Context(), unpublishFrom("node1", v)); err != nil {
+					t.Errorf("unpublish: %v", err)
+				}
+			}
+		})
+	}
+	calls.Wait()
 	published()
 	// To another node it is of no use here.
 	must(t, r.controller().ControllerPublishVolume, publishTo("node2", other, manyWriters))
