@@ -36,9 +36,10 @@ const (
 	maxArrived = 1 << 16
 	// arrivedStep is how many bytes of a file are asked for at once.
 	arrivedStep = 64 * digest.BlockSize
-	// vouchers are the chunks that are verified at a time, and maxVouched those that
-	// are remembered to have been.
-	vouchers   = 8
+	// vouchers are the chunks of a volume that are verified at a time, fewer than the
+	// long orders that a chunk server carries out at once, which repair needs, too;
+	// maxVouched are those that are remembered to have been.
+	vouchers   = 2
 	maxVouched = 1 << 16
 )
 
@@ -218,41 +219,71 @@ func anyKnown(blocks *known.Blocks, places digest.Sum) (block digest.Sum, ok boo
 // vouching is what the digest of a mirror's target knows: what it believes without
 // reading it is verified where it lies, each chunk once.
 type vouching struct {
-	o      *owner
-	blocks *known.Blocks
+	t      *turn
 	proved *known.Apart // if all of them are right, what is used of them for the first time
 	group  *errgroup.Group
-	ctx    context.Context
-	begun  map[meta.ChunkID]struct{}
+	ctx    context.Context // ends when a chunk does not verify
+	cancel context.CancelFunc
+	begun  map[meta.ChunkID]bool // whether that says enough: not of an open one
 }
 
 var _ digest.Known = (*vouching)(nil)
 
-func (o *owner) newVouching(blocks *known.Blocks) (*vouching, error) {
-	proved, err := blocks.Apart()
+// newVouching is to be ended by wait and proved.Close.
+func (t *turn) newVouching() (*vouching, error) {
+	proved, err := t.blocks.Apart()
 	if err != nil {
 		return nil, err
 	}
-	g, ctx := errgroup.WithContext(o.ctx)
+	ctx, cancel := context.WithCancel(t.o.ctx)
+	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(vouchers)
-	return &vouching{o: o, blocks: blocks, proved: proved, group: g, ctx: ctx, begun: map[meta.ChunkID]struct{}{}}, nil
+	return &vouching{t: t, proved: proved, group: g, ctx: ctx, cancel: cancel, begun: map[meta.ChunkID]bool{}}, nil
+}
+
+// wait waits for all that was begun, or has it end if the digest failed with err. It
+// gives why there is no digest; nil: all of it is right.
+func (v *vouching) wait(err error) error {
+	v.t.leave()
+	before := v.ctx.Err() == nil
+	if err != nil {
+		v.cancel()
+	}
+	defer v.cancel()
+	if found := v.group.Wait(); found != nil && (err == nil || !before) {
+		return found // rather than that the digest was ended for it
+	}
+	return err
+}
+
+// rate is how fast a server is to verify, in bytes a second: all of them together as
+// fast as the digest may read; zero: that is at no rate.
+func (v *vouching) rate() uint64 {
+	d := &v.t.o.srv.digests
+	lane := &d.background
+	if awaited, unpaced := v.t.o.digesting.isAwaited(v.t.sn.At); unpaced {
+		return 0
+	} else if awaited {
+		lane = &d.awaited
+	}
+	return uint64(lane.limit.Limit()) / vouchers
 }
 
 // Get finds a block that is to be believed if believe says so.
 func (v *vouching) Get(places digest.Sum) (block digest.Sum, ok bool) {
-	return anyKnown(v.blocks, places)
+	return anyKnown(v.t.blocks, places)
 }
 
 // Put remembers a block that was read.
 func (v *vouching) Put(places, block digest.Sum) {
-	v.blocks.PutUnproved(places, block)
+	v.t.blocks.PutUnproved(places, block)
 	v.proved.Put(places, block)
 }
 
 // believe tells whether a block need not be read.
 func (v *vouching) believe(extents []meta.Extent, hi uint64, places, block digest.Sum) bool {
 	switch {
-	case v.blocks.Before(places):
+	case v.t.blocks.Before(places):
 		return true
 	case v.block(extents, hi):
 		v.proved.Put(places, block)
@@ -262,37 +293,56 @@ func (v *vouching) believe(extents []meta.Extent, hi uint64, places, block diges
 }
 
 // block has the chunks verified that the bytes below hi lie in; it gives false if the
-// owner does not know where that is.
+// owner does not know where that is, or what is to be there: of an open chunk no record
+// says how long it is.
 func (v *vouching) block(extents []meta.Extent, hi uint64) bool {
 	for _, e := range extents {
 		if e.Off >= hi {
 			break
 		}
-		if _, ok := v.begun[e.Chunk]; ok || e.Chunk.IsZero() {
+		if enough, ok := v.begun[e.Chunk]; ok && !enough {
+			return false
+		} else if ok || e.Chunk.IsZero() {
 			continue
 		}
-		v.o.mu.Lock()
-		rec, _, err := namespace.ReadChunk(&view{o: v.o}, e.Chunk)
-		v.o.mu.Unlock()
-		if err != nil || len(rec.Servers) == 0 {
+		o := v.t.o
+		o.mu.Lock()
+		rec, _, err := namespace.ReadChunk(&view{o: o}, e.Chunk)
+		o.mu.Unlock()
+		if err != nil || rec.Lost || len(rec.Servers) == 0 {
 			return false
 		}
 		if len(v.begun) >= maxVouched {
 			clear(v.begun)
 		}
-		v.begun[e.Chunk] = struct{}{}
-		v.group.Go(func() error { return v.o.vouch(v.ctx, &rec) })
+		enough := rec.State == meta.ChunkSealed
+		v.begun[e.Chunk] = enough
+		rate := v.rate()
+		vouch := func() error { return o.vouch(v.ctx, &rec, rate) }
+		if !v.group.TryGo(vouch) {
+			v.t.leave()
+			v.group.Go(vouch)
+		}
+		if !enough {
+			return false
+		}
 	}
 	return true
 }
 
-// vouch has one of a chunk's servers read all of it and compare it with its checksums.
+// vouch has one of a chunk's servers read all of it, at a rate unless that is zero,
+// and compare it with its checksums.
 // Errors: Corrupt if that is what one of them found, else of the last that was asked.
-func (o *owner) vouch(ctx context.Context, rec *meta.ChunkRecord) (worst error) {
-	// Of an open chunk the record does not say how long it is.
-	patience := copyPatience + time.Duration(max(rec.Length, 256<<20)/minCopyRate)*time.Second
+func (o *owner) vouch(ctx context.Context, rec *meta.ChunkRecord, rate uint64) (worst error) {
+	// Of an open chunk the record does not say how long it is. It may wait for other long
+	// orders.
+	length := max(rec.Length, 256<<20)
+	patience := copyPatience + time.Duration(length/minCopyRate)*time.Second
+	if rate != 0 {
+		patience += time.Duration(length/rate) * time.Second
+	}
 	for _, id := range rec.Servers {
-		err := o.verifyReplica(ctx, rec, id, patience)
+		err := o.verifyReplica(ctx, rec, id, rate, patience)
 		if err == nil {
 			return nil
 		}

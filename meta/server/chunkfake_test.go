@@ -93,6 +93,15 @@ func (f *fakeChunks) has(id meta.ChunkID, length, synced uint64) {
 	f.chunks[id] = meta.OrderResult{State: meta.ChunkOpen, Length: length, Synced: synced, Existing: true}
 }
 
+// cut makes the server say that so much of a chunk is there, as it is.
+func (f *fakeChunks) cut(id meta.ChunkID, length uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.chunks[id]
+	r.Length = length
+	f.chunks[id] = r
+}
+
 func (f *fakeChunks) setAway(away bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -462,7 +462,7 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 	way := digest.Way{Known: t.blocks, Turn: before, Aside: t.aside}
 	var v *vouching
 	if o.isMirror() {
-		if v, err = o.newVouching(t.blocks); err != nil {
+		if v, err = t.newVouching(); err != nil {
 			return err
 		}
 		defer func() {
@@ -472,11 +472,15 @@ func (o *owner) digest(sn meta.Snapshot, blocks *known.Blocks) (err error) {
 		}()
 		way.Known, way.Believe = v, v.believe
 	}
-	sum, p, err := digest.Walk(o.ctx, digest.Asked{Ask: ask, Read: func(ctx context.Context, ino meta.Ino, p []byte, off uint64) error {
+	ctx := o.ctx
+	if v != nil {
+		ctx = v.ctx
+	}
+	sum, p, err := digest.Walk(ctx, digest.Asked{Ask: ask, Read: func(ctx context.Context, ino meta.Ino, p []byte, off uint64) error {
 		return o.readAt(ctx, where, ino, p, off)
 	}}, way)
 	if v != nil {
-		err = errors.Join(err, v.group.Wait())
+		err = v.wait(err)
 	}
 	if err != nil {
 		return err

@@ -487,7 +487,8 @@ func TestDigestFails(t *testing.T) {
 
 // TestArrivals: what is written to a mirror's target is summed as it arrives, and not read
 // for the digest again; that believes it only when a server has verified the chunk that
-// it lies in, and what an earlier digest had it believes.
+// it lies in, all of it, and what an earlier digest had it believes. What lies in an open
+// chunk is read, too.
 func TestArrivals(t *testing.T) {
 	d := newDigesters(t, true, nil)
 	d.take(t, 1, "one")
@@ -502,7 +503,17 @@ func TestArrivals(t *testing.T) {
 		return id
 	}
 	verified := func(id meta.ChunkID) int { return len(d.chunks.ordered(id, meta.OrderVerify)) }
+	// seal has a chunk sealed, of which the server has n blocks then.
+	seal := func(id meta.ChunkID, blocks, n uint64) {
+		t.Helper()
+		d.chunks.has(id, blocks*digest.BlockSize, blocks*digest.BlockSize)
+		if _, err := d.SealChunk(t.Context(), 1, id); err != nil {
+			t.Fatal(err)
+		}
+		d.chunks.cut(id, n*digest.BlockSize)
+	}
 	f := arrive("f", 9)
+	seal(f, 9, 8)
 	arrive("gone", 1)
 	d.do(t, &meta.Unlink{Parent: meta.RootIno, Name: "gone"}, meta.LeaseNone)
 	if err := d.TakeTarget(t.Context(), 1, "two"); err != nil {
@@ -516,11 +527,11 @@ func TestArrivals(t *testing.T) {
 		})
 		return i
 	}
-	// The server does not have the chunk.
+	// The server does not have all of the chunk.
 	if i := await("two"); i.Digest != nil || !strings.Contains(i.DigestError, f.String()) || verified(f) == 0 {
 		t.Fatalf("%+v, %d orders", i, verified(f))
 	}
-	d.chunks.has(f, 9*digest.BlockSize, 9*digest.BlockSize)
+	d.chunks.cut(f, 9*digest.BlockSize)
 	o := d.srv.opened(1)
 	again := func() {
 		o.digesting.mu.Lock()
@@ -535,13 +546,21 @@ func TestArrivals(t *testing.T) {
 		t.Errorf("%+v after %d reads of 9 blocks", i, d.r.of(f))
 	}
 	before := verified(f)
+	if rate := d.chunks.ordered(f, meta.OrderVerify)[before-1].Rate; rate != 0 {
+		t.Errorf("verified at %d bytes a second, the mirror is held to none", rate)
+	}
 	g := arrive("g", 2)
-	d.chunks.has(g, 2*digest.BlockSize, 2*digest.BlockSize)
+	seal(g, 2, 2)
+	open := arrive("open", 3)
+	d.chunks.has(open, 3*digest.BlockSize, 3*digest.BlockSize)
 	if err := d.TakeTarget(t.Context(), 1, "three"); err != nil {
 		t.Fatal(err)
 	}
-	if i := await("three"); i.Digest == nil || i.Digest.Read != 0 || verified(g) != 1 || verified(f) != before {
-		t.Errorf("%+v, verified %d and %d times", i, verified(g), verified(f)-before)
+	if i := d.awaitDigest(t, 1, "three"); i.Read != 3*digest.BlockSize || verified(g) != 1 || verified(f) != before || verified(open) != 1 {
+		t.Errorf("%+v, verified %d, %d and %d times", i, verified(g), verified(f)-before, verified(open))
+	}
+	if rate := d.chunks.ordered(g, meta.OrderVerify)[0].Rate; rate != 1<<40/vouchers {
+		t.Errorf("verified at %d bytes a second", rate)
 	}
 
 	// That the digest of another snapshot is finished between the arrival and the digest
@@ -553,12 +572,23 @@ func TestArrivals(t *testing.T) {
 		}
 	}
 	h := arrive("h", 1)
+	seal(h, 1, 0)
+	last := arrive("z", 1) // which is read again, and that lasts until it is clear that it is of no use
+	d.chunks.has(last, digest.BlockSize, digest.BlockSize)
+	d.r.tell(func(ctx context.Context, id meta.ChunkID, _ int) error {
+		if id == last {
+			<-ctx.Done()
+		}
+		return ctx.Err()
+	})
 	take("four")
-	if i := await("four"); i.Digest != nil {
+	if i := await("four"); i.Digest != nil || !strings.Contains(i.DigestError, h.String()) {
 		t.Fatalf("%+v", i)
 	}
+	d.r.tell(nil)
 	k := arrive("k", 1)
-	d.chunks.has(h, digest.BlockSize, digest.BlockSize)
+	seal(k, 1, 0)
+	d.chunks.cut(h, digest.BlockSize)
 	again()
 	d.awaitDigest(t, 1, "four")
 	take("five")

@@ -688,20 +688,34 @@ func (o *owner) pull(ctx context.Context, rec *meta.ChunkRecord, fence meta.Fenc
 // suspect asks the sources of a copy that failed whether they have the chunk.
 func (o *owner) suspect(rec *meta.ChunkRecord, servers []meta.ServerID) {
 	for _, id := range servers {
-		_ = o.verifyReplica(o.ctx, rec, id, copyPatience) // it notes what is wrong
+		_ = o.verifyReplica(o.ctx, rec, id, 0, copyPatience) // it notes what is wrong
 	}
 }
 
-// verifyReplica has a server read all of its replica and compare it with the checksums,
-// and notes that it is bad if it is. Errors: Corrupt, NoSuchChunk, IO; Unavailable.
-func (o *owner) verifyReplica(ctx context.Context, rec *meta.ChunkRecord, id meta.ServerID, patience time.Duration) error {
+// verifyReplica has a server read all of its replica of a chunk, at rate unless that
+// is zero, and compare it with its checksums, and those of a sealed one with the record; it notes that it
+// is bad if it is. Errors: Corrupt, NoSuchChunk, IO; Unavailable: also if the server does
+// not yet know its end.
+func (o *owner) verifyReplica(ctx context.Context, rec *meta.ChunkRecord, id meta.ServerID, rate uint64, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	_, err := o.order(ctx, id, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID})
-	switch meta.KindOf(err) {
-	case meta.Corrupt, meta.NoSuchChunk, meta.IO:
+	r, err := o.order(ctx, id, meta.Order{Kind: meta.OrderVerify, Chunk: rec.ID, Rate: rate})
+	read := err != nil // that its bytes are wrong, and not what is listed of it
+	switch {
+	case err != nil, rec.State != meta.ChunkSealed:
+	case r.State != meta.ChunkSealed:
+		err = meta.E("verify", meta.Unavailable, rec.ID.String(), fmt.Errorf("server %d has it open still", id))
+	case r.Length != rec.Length || rec.CRC != 0 && r.CRC != rec.CRC:
+		err = meta.E("verify", meta.Corrupt, rec.ID.String(), fmt.Errorf("server %d has %d bytes with checksum %08x, want %d with %08x", id, r.Length, r.CRC, rec.Length, rec.CRC))
+	}
+	switch k := meta.KindOf(err); {
+	case k == meta.Corrupt, k == meta.NoSuchChunk, k == meta.IO, err != nil && !read:
 		o.log.Warn("a replica does not verify", "chunk", rec.ID, "server", id, "error", err)
-		o.faults.set(rec.ID, id, placement.Bad, true)
+		known := o.faults.has(rec.ID, id)
+		o.faults.set(rec.ID, id, placement.Bad, read)
+		if !known {
+			o.kickInspection()
+		}
 	}
 	return err
 }
