@@ -390,7 +390,8 @@ func (in *inode) flushForRecall(until time.Time) (nothingLeft bool) {
 		switch {
 		case err == nil:
 			return true
-		case errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || v.c.ctx.Err() != nil, until.IsZero() && time.Now().After(deadline):
+		case errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || v.c.ctx.Err() != nil, // the owner closes its end
+			until.IsZero() && time.Now().After(deadline) && in.closeEnd(ctx):
 			v.loseDirty(in, err)
 			return true
 		case ctx.Err() != nil:
@@ -401,6 +402,26 @@ func (in *inode) flushForRecall(until time.Time) (nothingLeft bool) {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// closeEnd has the owner close a file's open end, if it has one: bytes that an fsync
+// acknowledged may be known to the chunk alone, and who gets the lease next must find
+// them. It tells whether nothing is open.
+func (in *inode) closeEnd(ctx context.Context) bool {
+	in.mu.Lock()
+	f := in.file
+	if f == nil || !f.ended {
+		in.mu.Unlock()
+		return true
+	}
+	own := f.own
+	in.mu.Unlock()
+	err := in.vol.seal(ctx, own)
+	if err != nil && meta.KindOf(err) != meta.NoSuchChunk {
+		in.vol.c.log.Warn("a file's end can't be closed yet, its lease stays", "inode", in.vol.subject(in.ino), "chunk", own.id, "err", err)
+		return false
+	}
+	return true
 }
 
 // Expired voids every lease in some volumes: the session is over there, and with

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/namespace"
 )
 
 // pageCache is a kernel's page cache over one client: a READ holds its page's
@@ -316,6 +317,63 @@ func TestRecallWithinGivesNothingUp(t *testing.T) {
 		got := make([]byte, len(first)+len(second))
 		if n, err := v.Read(t.Context(), ino, got, 0); err != nil || !bytes.Equal(got[:n], append(first, second...)) {
 			t.Fatalf("%d bytes, %v", n, err)
+		}
+	})
+}
+
+// A file grows by fsyncs that only its chunk knows of, and then nothing can be written:
+// chunk servers are full. Another client waits for the file. When the writer gives up
+// what it could not write, what was synced is there for the other at once.
+func TestRecallLosesNothingThatWasSynced(t *testing.T) {
+	inFakeTime(t, Config{}, func(t *testing.T, w *world, v *Volume) {
+		full := meta.E("append", meta.NoSpace, "every chunk server", nil)
+		ino := create(t, v, "log")
+		if _, err := v.Open(t.Context(), &Call{}, ino, rdwr); err != nil {
+			t.Fatal(err)
+		}
+		size := int64(0)
+		for range 5 {
+			p := bytes.Repeat([]byte("s"), 300_000)
+			write(t, v, ino, p, size)
+			size += int64(len(p))
+			if err := v.Fsync(t.Context(), ino, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		known := func() int64 {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			res, err := namespace.Query(w.store, w.context(0, meta.OpID{}), &meta.GetAttr{Ino: ino})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return int64(res.Attr.Size)
+		}
+		if n := known(); n == size {
+			t.Fatal("the owner knows its length: the end is not open")
+		}
+		w.mu.Lock()
+		w.failChunk = func(string, meta.ChunkID) error { return full }
+		ends := 0
+		w.failEnd = func(meta.ChunkID) error {
+			if ends++; ends < 3 {
+				return meta.E("end chunk", meta.Unavailable, "its owner", nil)
+			}
+			return nil
+		}
+		w.mu.Unlock()
+		write(t, v, ino, bytes.Repeat([]byte("n"), 300_000), size)
+		done := make(chan bool)
+		v.c.Recall(meta.Recall{Volume: 1, Ino: ino, Keep: meta.LeaseNone}, func() { close(done) })
+		<-done
+		if n := known(); n < size {
+			t.Fatalf("%d bytes are there for others, %d were synced", n, size)
+		}
+		if v.c.Stats().LostBytes == 0 {
+			t.Fatal("nothing was lost")
+		}
+		if err := v.Fsync(t.Context(), ino, false); !errors.Is(err, meta.NoSpace) {
+			t.Fatalf("the writer is told %v", err)
 		}
 	})
 }
