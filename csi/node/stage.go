@@ -392,7 +392,7 @@ func (s *Server) unstage(ctx context.Context, volume, path string) error {
 	}
 	s.Step("unstage.unmounted")
 	s.children.giveUp(f)
-	lock, err := f.waitLock(ctx)
+	lock, err := s.ended(ctx, f, path)
 	if err != nil {
 		return err
 	}
@@ -415,15 +415,25 @@ func (s *Server) forget(path string) error {
 	return s.Holder.Forget(path)
 }
 
-// endPoll is how often is looked whether a process has ended.
-const endPoll = 10 * time.Millisecond
+const (
+	// endPoll is how often is looked whether a process has ended.
+	endPoll = 10 * time.Millisecond
+	// endLooks: after so many looks in vain also whether it has mounted meanwhile.
+	endLooks = 10
+)
 
-// waitLock waits for the process of a mount to end.
-func (f folder) waitLock(ctx context.Context) (*os.File, error) {
-	for {
+// ended waits for the process of a mount that was taken away to end, and gives its lock.
+// One that a driver before this began may mount only now: that is taken away, too.
+func (s *Server) ended(ctx context.Context, f folder, path string) (*os.File, error) {
+	for n := 1; ; n++ {
 		l, err := f.lock()
 		if meta.KindOf(err) != meta.Busy {
 			return l, err
+		}
+		if n%endLooks == 0 {
+			if err := s.takeAway(ctx, path, false); err != nil {
+				return nil, err
+			}
 		}
 		select {
 		case <-ctx.Done():

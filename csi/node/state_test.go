@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -12,9 +13,11 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	dto "github.com/prometheus/client_model/go"
+	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/csi/cluster"
 	"penstock.io/penstock/csi/handle"
@@ -214,5 +217,50 @@ func TestTold(t *testing.T) {
 	}
 	if h := all["b"].Metric[0].Histogram; len(all["b"].Metric) != 1 || h.GetSampleCount() != 7 || h.GetSampleSum() != 7 || h.Bucket[0].GetCumulativeCount() != 7 {
 		t.Errorf("told: %v", h)
+	}
+}
+
+// TestUnstageOfWhatMountsLate: the driver died when it had begun a mount, and the next one
+// is told to take it away before it is there. It goes when it comes, and so does its process.
+func TestUnstageOfWhatMountsLate(t *testing.T) {
+	s := New(Config{State: t.TempDir(), Name: "node1", Logger: slog.New(slog.DiscardHandler)})
+	const volume = "v"
+	staging := t.TempDir()
+	f := s.folderOf(volume, staging)
+	if err := f.write(record{Volume: volume, Staging: staging}); err != nil {
+		t.Fatal(err)
+	}
+	process, err := f.lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer process.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	unstaged := make(chan error, 1)
+	go func() { unstaged <- s.unstage(ctx, volume, staging) }()
+	time.Sleep(20 * endPoll) // it has looked for the mount
+	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = unix.Mount("v", staging, "fuse."+kind, 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", dev))
+	unix.Close(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(staging, unix.MNT_DETACH)
+	for m, err := mountAt(staging); m != nil || err != nil; m, err = mountAt(staging) {
+		if err != nil || ctx.Err() != nil {
+			t.Fatalf("the mount stays: %v", errors.Join(err, ctx.Err()))
+		}
+		time.Sleep(endPoll)
+	}
+	process.Close()
+	if err := <-unstaged; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(string(f)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its state is left: %v", err)
 	}
 }
