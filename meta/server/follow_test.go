@@ -202,6 +202,7 @@ func (h *hand) stop() {
 	if h.srv == nil {
 		return
 	}
+	h.stopReg() // it may be asking an etcd that does not answer, and others wait for it
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	h.srv.Close(ctx)

@@ -9,7 +9,9 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -73,7 +75,6 @@ func Start(t testing.TB, r Role) *Process {
 	cmd := exec.Command("/proc/self/exe", "-test.run=^$")
 	cmd.Env = append(os.Environ(), variable+"="+string(v))
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +83,7 @@ func Start(t testing.TB, r Role) *Process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	if err := Spawn(cmd); err != nil {
 		t.Fatal(err)
 	}
 	p := &Process{cmd: cmd, stdin: in, ended: make(chan struct{})}
@@ -99,6 +100,36 @@ func Start(t testing.TB, r Role) *Process {
 	}
 	p.Addr = strings.TrimSpace(line)
 	return p
+}
+
+// Spawn starts a command that is killed when this process ends. The kernel kills it when
+// the thread ends that started it, and threads in between do end, as those of goroutines
+// that are locked to one: all commands are started by one thread that never does.
+func Spawn(cmd *exec.Cmd) error {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	spawner.once.Do(func() {
+		spawner.start, spawner.started = make(chan *exec.Cmd), make(chan error)
+		go func() {
+			runtime.LockOSThread()
+			for cmd := range spawner.start {
+				spawner.started <- cmd.Start()
+			}
+		}()
+	})
+	spawner.mu.Lock()
+	defer spawner.mu.Unlock()
+	spawner.start <- cmd
+	return <-spawner.started
+}
+
+var spawner struct {
+	once    sync.Once
+	mu      sync.Mutex
+	start   chan *exec.Cmd
+	started chan error
 }
 
 // stop lets the child end by itself, and kills it if it does not.

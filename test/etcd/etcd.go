@@ -22,6 +22,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/test/child"
 )
 
 const variable = "PENSTOCK_TEST_ETCD_MEMBER"
@@ -196,8 +197,7 @@ func (m *Member) Start(t testing.TB) {
 	m.cmd = exec.Command(os.Args[0])
 	m.cmd.Env = append(os.Environ(), variable+"="+string(b))
 	m.cmd.Stderr = os.Stderr
-	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := m.cmd.Start(); err != nil {
+	if err := child.Spawn(m.cmd); err != nil {
 		t.Fatal(err)
 	}
 }
