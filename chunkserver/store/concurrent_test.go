@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -440,4 +441,129 @@ func (k *kept) check(s *Store) error {
 		return fmt.Errorf("reads something else")
 	}
 	return nil
+}
+
+// fill has the log hold no record of a fence any more, but one of a deletion.
+func (c *deletion) fill() {
+	l := c.s.log
+	id := testID(99).Bytes()
+	for {
+		l.mu.Lock()
+		used, most := l.usedLocked()
+		left := l.f.segmentSize - l.off
+		l.mu.Unlock()
+		const mark, least = recHead, recHead + 16 + recHead // a record leaves room for the end's
+		typ, body := recMark, []byte(nil)
+		if over := left - (least + (left-least)%16); used >= most && over <= 1<<10 {
+			if over == 0 {
+				return
+			}
+			if over%mark != 0 {
+				typ, body = recDelete, id[:]
+			}
+		}
+		if _, err := l.append(typ, body, nil); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// A copy of what is there already only raises the fence. While the log is full that waits
+// for a checkpoint; a deletion's record, which is shorter, fits yet. The fence must not
+// come after it: a chunk that was deleted and has a record after that is corruption.
+func TestFenceComesBeforeDeletion(t *testing.T) {
+	c := newDeletion(t)
+	close(c.done)
+	s, f := c.s, meta.Fence{Term: 1}
+	i, err := s.Seal(ctx, c.id, f, true, 5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.cpMu.Lock()
+	c.fill()
+	raised := make(chan error, 1)
+	go func() {
+		in, err := s.Receive(ctx, c.id, meta.Fence{Term: 2}, 5000, i.CRC)
+		if in != nil {
+			in.Abort()
+		}
+		raised <- err
+	}()
+	p := s.pin(c.id)
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		p.mu.Lock()
+		up := p.fence.Term == 2
+		p.mu.Unlock()
+		if up {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the fence is not raised")
+		}
+	}
+	s.unpin(p)
+	deleted := make(chan error, 1)
+	go func() { deleted <- s.Delete(ctx, c.id, meta.Fence{Term: 3}) }()
+	select {
+	case err := <-deleted: // before it
+		deleted <- err
+	case <-time.After(patience):
+	}
+	s.cpMu.Unlock()
+	<-raised // or refused, since it was deleted
+	if err := <-deleted; err != nil {
+		t.Fatal(err)
+	}
+	s.Abandon()
+	s, err = Open(c.d.clone(), c.o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Abandon()
+	if i, err := s.Stat(ctx, c.id); meta.KindOf(err) != meta.NoSuchChunk {
+		t.Errorf("deleted, and back: %+v, %v", i, err)
+	}
+}
+
+// A deletion fails half way: the log is full, and so is the disk, to which a checkpoint
+// would write. Then there is room, and a copy of the chunk comes: it is what is read.
+func TestCopyOverFailedDeletion(t *testing.T) {
+	c := newDeletion(t)
+	close(c.done)
+	s := c.s
+	got := make([]byte, 100)
+	if err := s.Read(ctx, c.id, got, 0); err != nil { // its file is open
+		t.Fatal(err)
+	}
+	hook := c.d.before
+	c.d.before = func(op, name string) error {
+		if op == "open" && strings.HasSuffix(name, tmpSuffix) {
+			return syscall.ENOSPC
+		}
+		return hook(op, name)
+	}
+	c.fill()
+	if _, err := s.log.append(recDelete, make([]byte, 16), nil); err != nil { // the last that fits
+		t.Fatal(err)
+	}
+	if err := s.Delete(ctx, c.id, meta.Fence{Term: 1}); meta.KindOf(err) != meta.NoSpace {
+		t.Fatalf("deleted in a full log: %v", err)
+	}
+	c.d.before = hook
+	p := bytes.Repeat([]byte("copy"), 3000)
+	if err := receive(s, c.id, meta.Fence{Term: 2}, p, len(p)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		got = make([]byte, len(p))
+		if err := s.Read(ctx, c.id, got, 0); err != nil || !bytes.Equal(got, p) {
+			t.Fatalf("the copy reads %.10q, %v", got, err)
+		}
+		s.Abandon()
+		var err error
+		if s, err = Open(c.d.clone(), c.o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Abandon()
 }

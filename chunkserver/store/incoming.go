@@ -59,7 +59,12 @@ func (s *Store) Receive(ctx context.Context, id meta.ChunkID, fence meta.Fence, 
 	if err := s.writable(); err != nil {
 		return nil, err
 	}
-	if same, err := s.receivable(id, fence, length, crc); err != nil || same {
+	p := s.pin(id)
+	p.ending.Lock() // no deletion's record comes before that of a fence
+	same, err := s.receivable(id, fence, length, crc)
+	p.ending.Unlock()
+	s.unpin(p)
+	if err != nil || same {
 		return nil, err
 	}
 	free, err := s.space.take(s.d, 0, s.reserve)
@@ -85,7 +90,7 @@ func (s *Store) Receive(ctx context.Context, id meta.ChunkID, fence meta.Fence, 
 }
 
 // receivable tells whether the chunk is here already as it should be, or an
-// error if something is here that must not be replaced.
+// error if something is here that must not be replaced. The chunk's ending is held.
 func (s *Store) receivable(id meta.ChunkID, fence meta.Fence, length uint64, crc uint32) (same bool, err error) {
 	c, err := s.use(id)
 	if k := meta.KindOf(err); k == meta.Corrupt || k == meta.Version {
@@ -230,7 +235,7 @@ func (in *Incoming) Commit(ctx context.Context) (chunkserver.Info, error) {
 	// appends are refused, what seals and deletes waits for ending.
 	p.frozen = true
 	defer func() { p.frozen = false }()
-	if p.exists || p.loadErr != nil {
+	if p.exists || p.loadErr != nil || p.deleted && !p.erased { // whose deletion failed half way
 		s.slog.Info("a replica that is no good is replaced", "chunk", in.id.String(), "state", p.state, "length", p.length, "damaged", p.damaged)
 		if err := s.erase(p, p.fence); err != nil {
 			return none, err
