@@ -105,7 +105,7 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 			anew := s.saw(name, &r)
 			if id == 0 {
 				id = r.Info.ID
-				s.enlist(id, l)
+				s.enlist(id, l, true)
 				// Its own list may name few of them, or be one name for all. Changes from
 				// now on are told to every link.
 				l.send.Send(0, s.metaList())
@@ -115,12 +115,7 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 				}
 			} else {
 				// A second stream of the same server may have come and gone.
-				s.mu.Lock()
-				gone := s.links[id] == nil
-				s.mu.Unlock()
-				if gone {
-					s.enlist(id, l)
-				}
+				s.enlist(id, l, false)
 			}
 			if changed {
 				s.tellServers()
@@ -173,9 +168,14 @@ func (s *Server) bind(ctx context.Context, who peering.Identity, id meta.ServerI
 
 // enlist makes a link its server's, and tells it whom to believe. Both under the lock
 // under which takeKeys tells all links: one that comes meanwhile is told of the new
-// keys here or there, and of older ones never behind them.
-func (s *Server) enlist(id meta.ServerID, l *link) {
+// keys here or there, and of older ones never behind them. Unless it is the newest, it
+// takes no other link's place.
+func (s *Server) enlist(id meta.ServerID, l *link, newest bool) {
 	s.mu.Lock()
+	if !newest && s.links[id] != nil {
+		s.mu.Unlock()
+		return
+	}
 	l.send.Enqueue(0, &wire.Order{Order: meta.Order{Kind: meta.OrderKeys, Keys: slices.Clone(s.keys), Evicted: s.evicted}})
 	s.links[id] = l
 	s.mu.Unlock()
