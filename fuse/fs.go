@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -33,6 +34,8 @@ type fileSystem struct {
 
 	mu      sync.RWMutex
 	volumes map[meta.VolumeID]Volume
+	// forgetting: the kernel is being told to forget a snapshot's name.
+	forgetting atomic.Bool
 
 	opens opens
 	kept  keptOpens
@@ -111,8 +114,7 @@ func (f *fileSystem) holdsView(id meta.VolumeID) bool {
 	f.mu.RUnlock()
 	root := statIno(id, meta.RootIno)
 	if v != nil && v.Ended() && f.conn.knows(root) {
-		of, s, _ := v.View()
-		f.conn.invalidateName(statIno(of, 0), s.Name)
+		f.forgetName(v)
 	}
 	if f.conn.knows(root) {
 		return true
@@ -123,6 +125,34 @@ func (f *fileSystem) holdsView(id meta.VolumeID) bool {
 		delete(f.volumes, id)
 	}
 	return false
+}
+
+// forgetName tells the kernel to forget the name of a snapshot that is gone, with the
+// paths below it, unless another snapshot has the name by now. It waits for a moment: a
+// look at the directory of snapshots whose owner does not answer keeps the kernel from it.
+func (f *fileSystem) forgetName(v Volume) {
+	of, s, _ := v.View()
+	f.mu.RLock()
+	for _, other := range f.volumes {
+		if o, t, ok := other.View(); ok && o == of && t.Name == s.Name && !other.Ended() {
+			f.mu.RUnlock()
+			return
+		}
+	}
+	f.mu.RUnlock()
+	if !f.forgetting.CompareAndSwap(false, true) {
+		return // at the next look
+	}
+	done := make(chan struct{})
+	go func() {
+		f.conn.invalidateName(statIno(of, 0), s.Name)
+		f.forgetting.Store(false)
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(100 * time.Millisecond):
+	}
 }
 
 // opened lists the volumes that the mount has touched.

@@ -22,8 +22,8 @@ import (
 //   - Pages: locked by READs, which the library answers under the old lease, and
 //     by the writing back of mappings, which writeback.go answers at once.
 //
-// The names of snapshots that are gone are the exception: nobody waits for who drops
-// those (HoldsView), and all that is locked is the directory of snapshots.
+// The names of snapshots that are gone are the exception: all that is locked is the
+// directory of snapshots, and who drops those waits for a moment only (forgetName).
 //
 // # What is on its way
 //

@@ -20,7 +20,7 @@ import (
 
 func init() {
 	parts["snapshots"], parts["ownName"], parts["noOpen"] = partSnapshots, partOwnName, partNoOpen
-	parts["stay"], parts["watch"] = partStay, partWatch
+	parts["stay"], parts["watch"], parts["twice"] = partStay, partWatch, partTwice
 }
 
 // prepareSnapshots makes a tree, keeps it, and changes it: "f" was "then", "d"
@@ -341,6 +341,18 @@ func partStay(dir string) error {
 	return nil
 }
 
+// partTwice looks at a file of a snapshot before and after.
+func partTwice(dir string) error {
+	f := filepath.Join(dir, ".snapshot", "one", "f")
+	if _, err := os.Lstat(f); err != nil {
+		return err
+	}
+	os.Stdout.WriteString("here\n")
+	io.ReadAll(os.Stdin)
+	_, err := os.Lstat(f)
+	return err
+}
+
 // partWatch watches a file of a snapshot, of which the kernel then keeps the inode and
 // pages, without a path; and reads one of the same numbers later.
 func partWatch(dir string) error {
@@ -415,6 +427,27 @@ func TestViewsThatEnd(t *testing.T) {
 	forgotten(another)
 	if !m.notifier.HoldsView(one.id) {
 		t.Error("a view is forgotten that a process is in")
+	}
+	// Its name means another snapshot now, whose names stay cached.
+	anew := newMemVolume(m.tree, viewOf(1, 4))
+	anew.name, anew.of = "root@one anew", 1
+	anew.snap = meta.Snapshot{Name: one.snap.Name, At: 4, Created: meta.Time(time.Now().UnixNano())}
+	anew.inodes = another.inodes
+	v.mu.Lock()
+	v.snaps = []*memVolume{anew}
+	v.mu.Unlock()
+	m.tree.mu.Lock()
+	m.tree.volumes[anew.id] = anew
+	m.tree.mu.Unlock()
+	time.Sleep(1100 * time.Millisecond) // for so long a snapshot's name is believed
+	twice := stay(t, "twice", m.Dir())
+	lookups := anew.count("lookup")
+	if lookups == 0 {
+		t.Error("the name means what it meant")
+	}
+	m.notifier.HoldsView(one.id)
+	if twice.goOn(t); anew.count("lookup") != lookups {
+		t.Error("the names of another snapshot are forgotten with those of one that had its name")
 	}
 	stays.goOn(t)
 
