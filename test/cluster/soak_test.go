@@ -15,8 +15,10 @@ var (
 )
 
 // soakCluster is what a soak runs on.
-// Certificates are renewed about once a minute.
-var soakCluster = Config{Racks: 3, Metas: 3, ChunkServers: 4, Mounts: 3, CertificateLife: 2 * time.Minute}
+// Certificates are renewed about once a minute. The disks are for what clones that are
+// changed and promoted take, several times the load's own: a cluster that is full refuses
+// all that is looked at.
+var soakCluster = Config{Racks: 3, Metas: 3, ChunkServers: 4, Mounts: 3, CertificateLife: 2 * time.Minute, DiskBytes: 2 << 30}
 
 // TestSoak: see Soak.
 func TestSoak(t *testing.T) {
