@@ -176,7 +176,7 @@ func TestAside(t *testing.T) {
 		if err != nil || sum != want || q != p || turns != p.Read || a.now != 0 {
 			t.Errorf("%s: %v, want %v; %+v, want %+v; turns for %d bytes; %d still read; %v", name, sum, want, q, p, turns, a.now, err)
 		}
-		if a.most < 2 || a.most > 4 {
+		if a.most < 2 || a.most > 4+1 { // where one is allowed, the walk reads it itself, beside those of before
 			t.Errorf("%s: %d blocks at a time", name, a.most)
 		}
 		turns = 0
