@@ -160,7 +160,9 @@ func (r *rig) drive(env []string, args ...string) {
 func (r *rig) answers(conn *grpc.ClientConn) {
 	r.t.Helper()
 	r.until("the driver answers", func() error {
-		p, err := csi.NewIdentityClient(conn).Probe(r.t.Context(), &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second) // it may have ended
+		defer cancel()
+		p, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
 		if err == nil && !p.GetReady().GetValue() {
 			err = errors.New("the cluster does not answer")
 		}

@@ -89,7 +89,7 @@ func TestPlaces(t *testing.T) {
 	}
 	// What the node's labels say goes before its chunk server, if they say anything.
 	file := r.path("topology")
-	for text, rack := range map[string]string{"": "rack1", "/zone2/row1/rack7/node1": "row1.rack7"} {
+	for text, rack := range map[string]string{"none": "rack1", "/zone2/row1/rack7/node1": "row1.rack7"} {
 		if err := os.WriteFile(file, []byte(text+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
