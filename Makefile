@@ -75,7 +75,7 @@ soak-mirrors: deps ## mirrors of random trees: a side killed 30 times while they
 
 .PHONY: soak-cluster
 soak-cluster: deps ## a cluster in network namespaces under a mixed load and one fault each 5 s, for MINUTES (10)
-	$(GO) test -timeout $$(( $(MINUTES) + 20 ))m -count 1 -v ./test/cluster -run '^TestSoak$$' -soak $(MINUTES)m -seed 0
+	$(GO) test -timeout $$(( $(MINUTES) + 20 ))m -count 1 -v ./test/cluster -run '^TestSoak$$' -soak $(MINUTES)m -copies -seed 0
 
 .PHONY: soak-crash
 soak-crash: deps build ## kills, power cuts, full and failing disks for SOAK_ROUNDS (100) rounds

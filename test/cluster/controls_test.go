@@ -61,7 +61,7 @@ func TestSoakControls(t *testing.T) {
 
 // soak is a run as the flags say.
 func soak(t *testing.T, c *Cluster) *Soak {
-	s := &Soak{Cluster: c, For: *soakFor, Seed: *seed, Logf: t.Logf, Every: *every, Patience: *patience, Self: os.Args[0]}
+	s := &Soak{Cluster: c, For: *soakFor, Seed: *seed, Logf: t.Logf, Every: *every, Patience: *patience, Self: os.Args[0], Copies: *copies}
 	if *only != "" {
 		s.Only = strings.Split(*only, ",")
 	}

@@ -36,6 +36,7 @@ type Soak struct {
 	Patience time.Duration
 	Self     string   // program that becomes an Intruder if its environment asks for it; empty for none
 	Only     []string // kinds of faults; empty means all
+	Copies   bool     // snapshots and clones of the volumes are made, changed and deleted meanwhile
 
 	meter   load.Meter
 	stalls  *stalls
@@ -97,6 +98,9 @@ func (s *Soak) Run(ctx context.Context) error {
 	}
 	wg.Go(func() { s.histories(all, rand.New(rand.NewPCG(s.Seed, 3000))) })
 	for i, v := range soakVolumes {
+		if !s.Copies {
+			break
+		}
 		k := newSnapper(s, v.name, rand.New(rand.NewPCG(s.Seed, 5000+uint64(i))))
 		s.snaps = append(s.snaps, k)
 		wg.Go(func() { k.run(all) })

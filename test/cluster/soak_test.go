@@ -11,6 +11,7 @@ var (
 	every    = flag.Duration("every", 5*time.Second, "mean time between the faults of TestSoak")
 	patience = flag.Duration("patience", 0, "how long repair may take at the end of TestSoak")
 	only     = flag.String("faults", "", "kinds of faults of TestSoak, with commas between; empty for all")
+	copies   = flag.Bool("copies", false, "TestSoak makes snapshots and clones, changes and deletes them; make soak does")
 	controls = flag.Bool("controls", false, "switch each mechanism off, and demand that the soak fails")
 )
 

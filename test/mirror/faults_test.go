@@ -303,7 +303,7 @@ func TestPromoteWhileWaiting(t *testing.T) {
 	if err := differ(old, walk(t, m.volume("dst"))); err != nil {
 		t.Fatalf("promoted, it is not what its readers saw:\n%v", err)
 	}
-	m.rate("dst", "0")
+	m.rate("dst", "1G") // with any, its digests wait for their turn
 	m.Must("mirror", "resync", "dst", "--discard")
 	m.Must("mirror", "sync", "dst", "--wait")
 
