@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -13,7 +14,9 @@ import (
 )
 
 // Join gets the first credentials for a token and puts them into dir. It
-// believes only servers of the authority that the token names. Errors:
+// believes only servers of the authority that the token names. Called again with the
+// same dir after Unavailable, or by who follows one that was killed, it goes on: it
+// shows the same key, by which servers know who has the name. Errors:
 // AccessDenied (the token is not valid, or the server is not the cluster's),
 // Exists (the name is taken, or dir holds credentials), Unavailable.
 func Join(ctx context.Context, addrs []string, text, name, dir string) (peer.Identity, error) {
@@ -25,7 +28,8 @@ func Join(ctx context.Context, addrs []string, text, name, dir string) (peer.Ide
 	if err := peer.CheckName(name); err != nil {
 		return peer.Identity{}, err
 	}
-	key, request, err := peer.NewKey()
+	_, absent := os.Lstat(dir)
+	key, request, err := peer.JoiningKey(dir)
 	if err != nil {
 		return peer.Identity{}, err
 	}
@@ -36,7 +40,15 @@ func Join(ctx context.Context, addrs []string, text, name, dir string) (peer.Ide
 			errs = append(errs, fmt.Errorf("%s: %w", addr, err))
 			continue
 		}
-		if err != nil {
+		switch meta.KindOf(err) {
+		case meta.KindOK:
+		case meta.AccessDenied, meta.Exists, meta.Invalid, meta.NotSupported: // refused, and nothing was noted
+			err = errors.Join(err, peer.ForgetJoiningKey(dir))
+			if absent != nil {
+				os.Remove(dir) // it was made for the key; with anything else in it, it stays
+			}
+			return peer.Identity{}, err
+		default:
 			return peer.Identity{}, err
 		}
 		id := peer.Identity{Cluster: a.Cluster, Role: token.Role, Name: name}

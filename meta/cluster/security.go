@@ -199,6 +199,9 @@ type Member struct {
 	Name    string    `json:"name"`
 	Joined  meta.Time `json:"joined"`
 	Token   string    `json:"token,omitempty"` // its id; empty: made with the cluster
+	// Key is the digest of the key that it joined with (peer.KeyDigest); empty: it
+	// joined before this was noted, or was made with the cluster.
+	Key string `json:"key,omitempty"`
 	// Evicted: its certificates are worth nothing any more.
 	Evicted bool `json:"evicted,omitempty"`
 	// Admission counts how often the name was let in again after that: certificates
@@ -215,9 +218,10 @@ func (c *Cluster) memberKey(role peer.Role, name string) string {
 	return c.prefix + "/members/" + string(role) + "/" + name
 }
 
-// Enrol notes an identity. Unless again is set, one that is there already is
-// refused: a name's second bearer would have the rights of the first. The answer
-// says which admission the certificate has to name. Errors: Exists.
+// Enrol notes an identity. Unless again is set, one that is there already with another
+// key is refused: a name's second bearer would have the rights of the first. With the
+// same key it is the first one, who did not hear the answer. The answer says which
+// admission the certificate has to name. Errors: Exists, Unavailable (it may be noted).
 func (c *Cluster) Enrol(ctx context.Context, m Member, again bool) (Member, error) {
 	const op = "enrol"
 	m.Version = recordVersion
@@ -230,12 +234,15 @@ func (c *Cluster) Enrol(ctx context.Context, m Member, again bool) (Member, erro
 		var rev int64
 		if len(r.Kvs) > 0 {
 			rev = r.Kvs[0].ModRevision
-			if !again {
-				return m, meta.E(op, meta.Exists, m.String(), errors.New("the name is taken; if its bearer is to be replaced, make a token for that name"))
-			}
 			was, err := decode[Member](r.Kvs[0].Key, r.Kvs[0].Value)
 			if err != nil {
 				return m, err
+			}
+			if !again && !was.Evicted && m.Key != "" && was.Key == m.Key {
+				return was, nil
+			}
+			if !again {
+				return m, meta.E(op, meta.Exists, m.String(), errors.New("the name is taken; if its bearer is to be replaced, make a token for that name"))
 			}
 			if m.Admission = was.Admission; was.Evicted {
 				m.Admission++

@@ -202,6 +202,12 @@ func CheckRequest(id Identity, request []byte) (*x509.CertificateRequest, error)
 	return csr, nil
 }
 
+// KeyDigest names the key of a request: SHA-256 of the public key, hexadecimal.
+func KeyDigest(request *x509.CertificateRequest) string {
+	s := sha256.Sum256(request.RawSubjectPublicKeyInfo)
+	return hex.EncodeToString(s[:])
+}
+
 // Sign makes a certificate that says id, for the key of a request that proves
 // that its sender holds it (a PKCS #10 request in DER). Only the key of the
 // request counts. The answer is the leaf and the authority's certificate, PEM.
@@ -315,15 +321,20 @@ func NewKey() (keyPEM, request []byte, err error) {
 	if err != nil {
 		return nil, nil, meta.E("make key", meta.IO, "", err)
 	}
-	request, err = x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
-	if err != nil {
-		return nil, nil, meta.E("make key", meta.IO, "", err)
-	}
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
 		return nil, nil, meta.E("make key", meta.IO, "", err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), request, nil
+	request, err = requestFor(key)
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), request, err
+}
+
+func requestFor(key any) ([]byte, error) {
+	request, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	if err != nil {
+		return nil, meta.E("make key", meta.IO, "", err)
+	}
+	return request, nil
 }
 
 func parseCerts(b []byte) (all []*x509.Certificate, err error) {

@@ -7,8 +7,10 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -27,6 +29,7 @@ import (
 //	ca.pem        the authority's certificates that are believed, one or more
 //	identity.pem  our private key, our certificate, the authority's; mode 0600.
 //	              One file, so that a rename replaces key and certificate together
+//	joining.key   our private key while we ask for our first certificate; mode 0600
 //	cluster.key   meta servers only: what opens the authority's own key, 64 hex
 //	              digits; mode 0600
 //	authority.sealed  meta servers only: a copy of the authority as etcd holds it,
@@ -35,6 +38,7 @@ import (
 const (
 	caFile         = "ca.pem"
 	identityFile   = "identity.pem"
+	joiningFile    = "joining.key"
 	clusterKeyFile = "cluster.key"
 	sealedFile     = "authority.sealed"
 )
@@ -311,7 +315,52 @@ func Save(dir string, id Identity, keyPEM, chainPEM, caPEM, clusterKey []byte) e
 	if err := writeFile(dir, caFile, caPEM); err != nil {
 		return err
 	}
-	return writeFile(dir, identityFile, append(bytes.Clone(keyPEM), chainPEM...))
+	if err := writeFile(dir, identityFile, append(bytes.Clone(keyPEM), chainPEM...)); err != nil {
+		return err
+	}
+	return ForgetJoiningKey(dir)
+}
+
+// JoiningKey is NewKey for the first certificate of a directory of credentials. It
+// gives the same key until Save or ForgetJoiningKey, whoever was killed meanwhile, so
+// that who got no answer asks again as who has asked. Errors: Exists (there are
+// credentials), Corrupt, IO.
+func JoiningKey(dir string) (keyPEM, request []byte, err error) {
+	const op = "make key"
+	if _, err := os.Lstat(filepath.Join(dir, identityFile)); err == nil {
+		return nil, nil, meta.E(op, meta.Exists, dir, errors.New("it holds credentials already"))
+	}
+	path := filepath.Join(dir, joiningFile)
+	switch keyPEM, err = os.ReadFile(path); {
+	case errors.Is(err, fs.ErrNotExist):
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, nil, meta.E(op, meta.IO, dir, err)
+		}
+		if keyPEM, request, err = NewKey(); err == nil {
+			err = writeFile(dir, joiningFile, keyPEM)
+		}
+		return keyPEM, request, err
+	case err != nil:
+		return nil, nil, meta.E(op, meta.IO, path, err)
+	}
+	block, _ := pem.Decode(keyPEM)
+	if block == nil {
+		return nil, nil, meta.E(op, meta.Corrupt, path, errors.New("it is no key; remove it"))
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, nil, meta.E(op, meta.Corrupt, path, err)
+	}
+	request, err = requestFor(key)
+	return keyPEM, request, err
+}
+
+// ForgetJoiningKey removes the key of JoiningKey, once it is refused or signed.
+func ForgetJoiningKey(dir string) error {
+	if err := os.Remove(filepath.Join(dir, joiningFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return meta.E("write credentials", meta.IO, dir, err)
+	}
+	return nil
 }
 
 // writeFile replaces a file: write, sync, rename, sync the folder.

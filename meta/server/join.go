@@ -119,11 +119,12 @@ func (s *Server) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) erro
 	if err != nil {
 		return err
 	}
-	if _, err := peering.CheckRequest(id, q.Request); err != nil {
+	request, err := peering.CheckRequest(id, q.Request)
+	if err != nil {
 		return err // before anything is noted
 	}
 	// Noted before it is given out: nobody bears a name that is not on the list.
-	member := cluster.Member{Role: id.Role, Name: id.Name, Joined: meta.Time(time.Now().UnixNano()), Token: token.ID}
+	member := cluster.Member{Role: id.Role, Name: id.Name, Joined: meta.Time(time.Now().UnixNano()), Token: token.ID, Key: peering.KeyDigest(request)}
 	if member, err = s.cfg.Trust.Members.Enrol(ctx, member, have.Name != ""); err != nil {
 		return err
 	}
