@@ -36,7 +36,7 @@ demo: deps build ## bring the system up, run the main job, kill it, verify, clea
 test: deps build ## run the whole test suite and the linters (root and /dev/fuse needed)
 	@[ "$$(id -u)" = 0 ] || { echo "make test: run as root: the tests mount file systems" >&2; exit 1; }
 	@[ -c /dev/fuse ] || { echo "make test: /dev/fuse is missing: modprobe fuse" >&2; exit 1; }
-	$(GO) test -count 1 -p 2 -timeout 11m ./...
+	PENSTOCK_BINARY=$(abspath $(BIN)) $(GO) test -count 1 -p 2 -timeout 11m ./...
 	@$(MAKE) --no-print-directory check
 
 .PHONY: check
