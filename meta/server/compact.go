@@ -18,7 +18,7 @@ import (
 )
 
 // Compaction moves extents to fresh chunks, for one of two ends: to win back the
-// space of sealed chunks that are more than half dead, and to join what became
+// space of sealed chunks of which much is dead (sparseChunks), and to join what became
 // fragments (placement.JoinRule). A batch of extents is one fresh chunk, made in
 // this order, which may be left at any point:
 //
@@ -46,8 +46,8 @@ const (
 
 const (
 	// A volume with fewer dead bytes than compactMin is left alone, and if they are
-	// a quarter of what it holds (then there is little to look through), one with
-	// fewer than compactLeast.
+	// a quarter of what it holds (then there is little to look through) or more than
+	// half of what lives in its chunks, one with fewer than compactLeast.
 	compactMin   = 16 << 20
 	compactLeast = 1 << 20
 	// compactTarget is the largest chunk that compaction fills.
@@ -139,7 +139,7 @@ func (o *owner) joinDue(newest meta.Seq, inUse bool) bool {
 	return time.Since(c.joined) >= max(wait, walkShare*c.took)
 }
 
-// victim is a chunk that is more than half dead, and the live extents in it.
+// victim is a chunk of which much is dead, and the live extents in it.
 type victim struct {
 	rec   meta.ChunkRecord
 	files []placement.Part
@@ -174,7 +174,7 @@ func (o *owner) compact() error {
 	frozen := o.st.Freeze()
 	o.mu.Unlock()
 	var batches []placement.Batch
-	victims, err := o.sparse(frozen)
+	victims, err := sparse(frozen)
 	if err == nil && (join || len(victims) > 0) {
 		batches, err = o.lookThrough(frozen, victims, join)
 	}
@@ -198,26 +198,76 @@ func (o *owner) compact() error {
 	return err
 }
 
-// sparse finds the chunks that are more than half dead, if it is worth looking
-// for what refers to them.
-func (o *owner) sparse(r namespace.Reader) (map[meta.ChunkID]*victim, error) {
-	victims := map[meta.ChunkID]*victim{}
-	var dead, live uint64
-	err := namespace.Chunks(r, func(c meta.ChunkRecord) bool {
-		if c.State == meta.ChunkSealed && !c.Lost && c.Live > 0 && c.Live*2 < c.Length && live+c.Live <= compactTarget {
-			victims[c.ID] = &victim{rec: c}
-			dead += c.Length - c.Live
-			live += c.Live
-		}
-		return true
+// sparse finds the chunks that are worth emptying, if it is worth looking for what
+// refers to them.
+func sparse(r namespace.Reader) (map[meta.ChunkID]*victim, error) {
+	s := newSparse()
+	if err := namespace.Chunks(r, func(c meta.ChunkRecord) bool { s.add(c); return true }); err != nil {
+		return nil, err
+	}
+	return s.worth(func() (uint64, error) {
+		used, _, err := namespace.Usage(r)
+		return used, err
 	})
-	if err == nil && dead < compactMin {
-		var used uint64
-		if used, _, err = namespace.Usage(r); dead < max(compactLeast, used/4) {
+}
+
+// sparseChunks are sealed chunks in which something lives. Those more than half dead
+// are emptied. Chunks that were filled while files were being deleted may end just
+// short of that, all of them: where they take more than 1.5 times what lives in them,
+// those more than a third dead are emptied. So a volume that is left alone takes at
+// most 1.5 times what lives, and compactLeast.
+type sparseChunks struct {
+	length, live uint64  // of all
+	half, third  victims // more than so much of them is dead
+}
+
+// victims are chunks to be emptied; what lives in them is at most compactTarget bytes.
+type victims struct {
+	m          map[meta.ChunkID]*victim
+	dead, live uint64
+}
+
+func newSparse() *sparseChunks {
+	return &sparseChunks{half: victims{m: map[meta.ChunkID]*victim{}}, third: victims{m: map[meta.ChunkID]*victim{}}}
+}
+
+func (s *sparseChunks) add(c meta.ChunkRecord) {
+	if c.State != meta.ChunkSealed || c.Lost || c.Live == 0 {
+		return
+	}
+	s.length += c.Length
+	s.live += c.Live
+	if c.Live*2 < c.Length {
+		s.half.add(c)
+	}
+	if c.Live*3 < c.Length*2 {
+		s.third.add(c)
+	}
+}
+
+func (v *victims) add(c meta.ChunkRecord) {
+	if v.live+c.Live > compactTarget {
+		return
+	}
+	v.m[c.ID] = &victim{rec: c}
+	v.dead += c.Length - c.Live
+	v.live += c.Live
+}
+
+// worth gives those that are worth emptying, in a volume that holds so many bytes.
+func (s *sparseChunks) worth(used func() (uint64, error)) (map[meta.ChunkID]*victim, error) {
+	if s.length > s.live+s.live/2 {
+		if s.third.dead < compactLeast {
+			return nil, nil
+		}
+		return s.third.m, nil
+	}
+	if s.half.dead < compactMin {
+		if n, err := used(); err != nil || s.half.dead < max(compactLeast, n/4) {
 			return nil, err
 		}
 	}
-	return victims, err
+	return s.half.m, nil
 }
 
 // lookThrough walks over all extents, for what refers to victims and, with join,

@@ -1,0 +1,85 @@
+package server
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"penstock.io/penstock/meta"
+)
+
+// Whatever was emptied while files were still being deleted, a volume that is left
+// alone takes at most 1.5 times what lives in it, and compactLeast.
+func TestSparseChunksAreEmptied(t *testing.T) {
+	type chunk struct{ length, live uint64 }
+	for seed := range uint64(2000) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		all := map[meta.ChunkID]chunk{}
+		next := uint64(0)
+		fill := func(c chunk) {
+			next++
+			all[meta.ChunkID{Volume: 1, Term: 1, Counter: next}] = c
+		}
+		size := uint64(1) << (16 + r.IntN(10))
+		for range 1 + r.IntN(12) {
+			n := 1 + r.Uint64N(size)
+			fill(chunk{n, n})
+		}
+		look := func() bool {
+			s := newSparse()
+			var used uint64
+			for id, c := range all {
+				s.add(meta.ChunkRecord{ID: id, State: meta.ChunkSealed, Length: c.length, Live: c.live})
+				used += c.live
+			}
+			empty, err := s.worth(func() (uint64, error) { return used, nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			var live uint64
+			for id := range empty {
+				live += all[id].live
+				delete(all, id)
+			}
+			if live > 0 {
+				fill(chunk{live, live})
+			}
+			return len(empty) > 0
+		}
+		for range r.IntN(8) { // deletions, and a look between two of them
+			part := r.Float64()
+			for id, c := range all {
+				c.live -= uint64(float64(c.live) * part * r.Float64())
+				if all[id] = c; c.live == 0 {
+					delete(all, id)
+				}
+			}
+			look()
+		}
+		for looks := 0; look(); looks++ {
+			if looks > 100 {
+				t.Fatalf("seed %d: it is looked at without end: %v", seed, all)
+			}
+		}
+		var length, live uint64
+		for _, c := range all {
+			length, live = length+c.length, live+c.live
+		}
+		if most := live + live/2 + compactLeast; length > most {
+			t.Errorf("seed %d: left at %d bytes of which %d live, at most %d: %v", seed, length, live, most, all)
+		}
+	}
+}
+
+// What is only just worth it is done once: chunks in which most lives are left alone.
+func TestFullChunksAreLeft(t *testing.T) {
+	s := newSparse()
+	for i, live := range []uint64{60, 70, 80, 90, 100, 55} { // of 100 MiB; in all it takes 1.32 times what lives
+		s.add(meta.ChunkRecord{ID: meta.ChunkID{Volume: 1, Counter: uint64(i)}, State: meta.ChunkSealed, Length: 100 << 20, Live: live << 20})
+	}
+	s.add(meta.ChunkRecord{ID: meta.ChunkID{Volume: 1, Counter: 100}, State: meta.ChunkOpen, Length: 1 << 40, Live: 1})
+	s.add(meta.ChunkRecord{ID: meta.ChunkID{Volume: 1, Counter: 101}, State: meta.ChunkSealed, Lost: true, Length: 1 << 40, Live: 1})
+	s.add(meta.ChunkRecord{ID: meta.ChunkID{Volume: 1, Counter: 102}, State: meta.ChunkSealed, Length: 1 << 40})
+	if some, err := s.worth(func() (uint64, error) { return 1 << 40, nil }); err != nil || len(some) > 0 {
+		t.Errorf("%d chunks are emptied, %v", len(some), err)
+	}
+}
