@@ -153,15 +153,16 @@ func TestEndStalls(t *testing.T) {
 	}{{"alone", 1 << 20, 1 << 20}, {"whole", 8 << 20, 1 << 20}, {"parts", 8 << 20, 128 << 10}} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			f := newFixture(t, "tcp", 1, Config{Conns: 1, Timeout: 400 * time.Millisecond})
+			f := newFixture(t, "tcp", 1, Config{Conns: 1})
 			relay := newStallingRelay(t, f.infos[1].Addr)
 			f.remote()
 			i := f.infos[1]
 			i.Addr = relay.ln.Addr().String()
 			f.infos[1] = i
 			pl, data := f.written(tc.n, 1)
+			f.impatient(400 * time.Millisecond)
 			relay.at.Store(int64(tc.n) - 300_000)
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			for off := 0; off < tc.n; off += tc.step {
 				p := make([]byte, tc.step)

@@ -215,6 +215,7 @@ func TestStreamStalls(t *testing.T) {
 			f.infos[1] = i
 			f.cfg.Topology = ""
 			pl, data := f.written(24<<20, 1)
+			f.impatient(1200 * time.Millisecond)
 			f.inOrder(pl, data, step, func(off int) {
 				if off >= 8<<20 {
 					relay.stalled.Store(true)
