@@ -67,6 +67,7 @@ soak: soak-snapshots soak-mirrors soak-cluster soak-crash ## all parts of the so
 .PHONY: soak-snapshots
 soak-snapshots: deps ## 200 snapshots of a volume that changes, deleted in any order, checked against a model, and 200 while two mounts write
 	$(GO) test -timeout 20m -count 1 -v ./meta/namespace -run '^TestManySnapshots$$' -snapshots 200 -snapshots-seed $$(date +%s)
+	$(GO) test -timeout 20m -count 1 ./meta/namespace -run '^TestHeldIsExact$$' -held 100
 	$(GO) test -timeout 20m -count 1 -v ./test/indexes -run '^TestAtomicOverMounts$$' -snapshots 200
 
 .PHONY: soak-mirrors

@@ -11,6 +11,9 @@ import (
 // Snapshot describes one of a volume.
 type Snapshot = wire.SnapshotInfo
 
+// SnapshotUse is what a volume's snapshots hold, in bytes.
+type SnapshotUse = wire.SnapshotUse
+
 // snapshotSession is what a session does about snapshots; the methods' promises
 // are at meta/client.
 type snapshotSession interface {
@@ -18,6 +21,7 @@ type snapshotSession interface {
 	TakeSnapshot(ctx context.Context, v meta.VolumeID, name string) (wire.SnapshotInfo, error)
 	TakeWhole(ctx context.Context, v meta.VolumeID, name string) (wire.SnapshotInfo, error)
 	DeleteSnapshot(ctx context.Context, v meta.VolumeID, name string) (wire.SnapshotInfo, error)
+	SnapshotUse(ctx context.Context, v meta.VolumeID, drop []string) (wire.SnapshotUse, error)
 	DiffSnapshots(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error
 	RollBack(ctx context.Context, v meta.VolumeID, name string, force bool) error
 	ScheduleSnapshots(ctx context.Context, v meta.VolumeID, keep string) error
@@ -76,6 +80,20 @@ func (v *Volume) Snapshots(ctx context.Context) ([]Snapshot, error) {
 	}
 	l, err := s.Snapshots(ctx, v.id)
 	return l.Snapshots, err
+}
+
+// SnapshotUse counts, to the byte, what the volume's snapshots hold beside the volume as
+// it is committed now, what each of them alone holds, and what deleting those that are
+// named, all of them, would give back. A stored byte counts once, however many have it.
+// It reads the names of nothing, but the places of all bytes of every file that was
+// changed since the oldest snapshot. Errors: NoSuchSnapshot, AccessDenied (the grant is
+// not to administer), NotSupported (the owner is of an older version).
+func (v *Volume) SnapshotUse(ctx context.Context, names ...string) (SnapshotUse, error) {
+	s, err := v.snapshotSession()
+	if err != nil {
+		return SnapshotUse{}, err
+	}
+	return s.SnapshotUse(ctx, v.id, names)
 }
 
 // DeleteSnapshot deletes a snapshot: from then on nobody can read it; what it

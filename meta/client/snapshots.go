@@ -106,6 +106,15 @@ func (s *Session) DropSnapshot(ctx context.Context, v meta.VolumeID, name string
 	return i, err
 }
 
+// SnapshotUse counts what a volume's snapshots hold, and what deleting some of them,
+// all together, would give back. It looks at what was superseded since the oldest, and
+// at all of the files that were changed. Errors: NoSuchSnapshot, NotSupported (a server
+// of before it).
+func (s *Session) SnapshotUse(ctx context.Context, v meta.VolumeID, drop []string) (u wire.SnapshotUse, err error) {
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotUse, Volume: v}, wire.SnapshotUseRequest{Delete: drop}, &u)
+	return u, err
+}
+
 // DiffSnapshots calls fn with what changed between a snapshot and a later one,
 // or with to empty the volume as it is committed now, in the order of paths.
 // Errors: NoSuchSnapshot, Invalid (from is not the earlier one), Stale (fn was

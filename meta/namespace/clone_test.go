@@ -146,7 +146,15 @@ func (f *family) check() {
 		if m.kept {
 			m.from.compare(m.sim)
 		}
+		m.held()
 	}
+}
+
+// held requires that what a member's snapshots hold is counted to the byte. It draws
+// nothing from the family's chance.
+func (m *member) held() {
+	m.t.Helper()
+	sameHeld(m.t, m.s, rand.New(rand.NewPCG(uint64(m.now), 1)))
 }
 
 func (f *family) childrenOf(id meta.VolumeID) (n int) {
@@ -188,6 +196,7 @@ func (f *family) promote(m *member) {
 		res := m.do(op)
 		if f.rng.IntN(8) == 0 {
 			m.check()
+			m.held()
 		}
 		if res.EOF {
 			base = meta.Generation(res.Off)
@@ -231,6 +240,7 @@ func (f *family) promote(m *member) {
 		}
 		if f.rng.IntN(8) == 0 {
 			m.check()
+			m.held()
 		}
 	}
 	m.do(&meta.SweepClone{Forget: true})

@@ -386,9 +386,14 @@ func Snapshots(r Reader) ([]meta.Snapshot, error) {
 	}
 	l := make([]meta.Snapshot, len(all))
 	for i, s := range all {
-		l[i] = meta.Snapshot{Name: s.name, At: meta.Generation(s.gen), Created: s.created, Inodes: s.inodes, Bytes: s.bytes, Deleting: s.state != snapshotLive, Rolling: s.rolling}
+		l[i] = s.told()
 	}
 	return l, nil
+}
+
+// told is what users are told of it.
+func (s *snapshot) told() meta.Snapshot {
+	return meta.Snapshot{Name: s.name, At: meta.Generation(s.gen), Created: s.created, Inodes: s.inodes, Bytes: s.bytes, Deleting: s.state != snapshotLive, Rolling: s.rolling}
 }
 
 // Buried is the bytes of chunks that only snapshots see.

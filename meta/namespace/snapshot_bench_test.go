@@ -69,6 +69,40 @@ func BenchmarkDiff(b *testing.B) {
 	}
 }
 
+// BenchmarkReadHeld counts what a snapshot holds, of 100,000 files, after some of them
+// had half of their 16 extents overwritten: it costs what changed.
+func BenchmarkReadHeld(b *testing.B) {
+	f := benchVolume(b, 100_000)
+	f.exec(b, &meta.AllocChunks{N: 1, Servers: [][]meta.ServerID{{1}}})
+	at := uint64(0)
+	write := func(file, n int) {
+		op := &meta.Write{Ino: meta.Ino(2 + file), Synced: true}
+		for i := range n {
+			op.Extents = append(op.Extents, meta.Extent{Off: uint64(i) * 8192, Len: 4096, Chunk: meta.ChunkID{Volume: testVolume, Term: 3, Counter: 1}, ChunkOff: at})
+			at += 8192
+		}
+		f.exec(b, op)
+	}
+	for i := range 10_000 {
+		write(i, 16)
+	}
+	f.exec(b, &meta.TakeSnapshot{Name: "s"})
+	changed := 0
+	for _, n := range []int{100, 1_000, 10_000} {
+		for ; changed < n; changed++ {
+			write(changed, 8)
+		}
+		b.Run(fmt.Sprint("changed=", n), func(b *testing.B) {
+			for b.Loop() {
+				if h, err := ReadHeld(f.s, nil); err != nil || h.Alone != uint64(n)*8*4096 {
+					b.Fatal(h, err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/float64(n), "µs/file")
+		})
+	}
+}
+
 // BenchmarkWithSnapshots creates files, and commits extents, in a volume with so
 // many snapshots, each of which has changes: steady, where the directory or the
 // file changed since the last snapshot already, and first, where it did not, so

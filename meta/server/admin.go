@@ -185,7 +185,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return s.adminDisk(ctx, m)
 	case wire.AdminScrub:
 		return s.adminScrub(ctx, meta.ServerID(m.Ino))
-	case wire.AdminSnapshots, wire.AdminSnapshotCreate, wire.AdminSnapshotDelete, wire.AdminSnapshotDiff, wire.AdminSnapshotRollback, wire.AdminSnapshotSchedule:
+	case wire.AdminSnapshots, wire.AdminSnapshotCreate, wire.AdminSnapshotDelete, wire.AdminSnapshotDiff, wire.AdminSnapshotRollback, wire.AdminSnapshotSchedule, wire.AdminSnapshotUse:
 		return s.snapshotOp(ctx, sess, m, re)
 	case wire.AdminPin, wire.AdminUnpin:
 		return s.pinOp(ctx, sess, m, re)

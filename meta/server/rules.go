@@ -152,6 +152,7 @@ var adminRules = [...]adminRule{
 	wire.AdminHealth:        {roles: admins},
 	wire.AdminGrantFor:      {roles: admins},
 	wire.AdminRevision:      {roles: admins},
+	wire.AdminSnapshotUse:   {roles: admins, right: cluster.AdminRights}, // it may read much
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}

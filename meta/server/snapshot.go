@@ -605,8 +605,60 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		}
 		o.scheduleChanged()
 		return nil
+	case wire.AdminSnapshotUse:
+		var q wire.SnapshotUseRequest
+		if err := body(&q); err != nil {
+			return err
+		}
+		u, err := o.snapshotUse(ctx, &q)
+		if err != nil {
+			return err
+		}
+		return reportJSON(re, u)
 	}
 	panic(fmt.Sprintf("server: request %d is not about snapshots", m.Op))
+}
+
+// snapshotUse counts what snapshots hold in the state as it is at one journal entry;
+// changes go on meanwhile. What was answered before is in it.
+func (o *owner) snapshotUse(ctx context.Context, q *wire.SnapshotUseRequest) (*wire.SnapshotUse, error) {
+	if err := o.await(ctx, o.recovered); err != nil {
+		return nil, err
+	}
+	if err := o.settled(ctx); err != nil {
+		return nil, err
+	}
+	view, release, err := o.freezeState(ctx, &checking{})
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	h, err := readHeld(view, q.Delete)
+	if err = errors.Join(err, view.Close()); err != nil {
+		return nil, err
+	}
+	u := &wire.SnapshotUse{Live: h.Live, Alone: h.Alone, Going: h.Going, Freed: h.Freed, Snapshots: []wire.SnapshotUseOf{}}
+	for _, s := range h.Each {
+		u.Snapshots = append(u.Snapshots, wire.SnapshotUseOf{Name: s.Name, At: s.At, Bytes: s.Bytes, Alone: s.Alone})
+	}
+	return u, nil
+}
+
+// readHeld is namespace.ReadHeld for who knows names.
+func readHeld(r namespace.Reader, names []string) (*namespace.Held, error) {
+	all, err := namespace.Snapshots(r)
+	if err != nil {
+		return nil, err
+	}
+	var drop []meta.Generation
+	for _, name := range names {
+		i := slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.Name == name && !s.Deleting })
+		if i < 0 {
+			return nil, meta.E("find snapshot", meta.NoSuchSnapshot, name, nil)
+		}
+		drop = append(drop, all[i].At)
+	}
+	return namespace.ReadHeld(r, drop)
 }
 
 func (o *owner) listSnapshots() (*wire.SnapshotList, error) {

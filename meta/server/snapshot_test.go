@@ -1138,3 +1138,65 @@ func TestSnapshotCostsTheSame(t *testing.T) {
 		t.Errorf("%v records: it grows with the volume", entries)
 	}
 }
+
+// use counts what snapshots hold.
+func (p *peer) use(t *testing.T, drop ...string) (u wire.SnapshotUse) {
+	t.Helper()
+	u, err := p.SnapshotUse(t.Context(), 1, drop)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+// What snapshots hold is told to the byte, not by extents; the next owner tells the
+// same; and what deleting some would give back is what it gives back.
+func TestSnapshotUse(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.chunkServer(1)
+	a := s.dial("a")
+	ino, g := a.create(t, "f").Attr.Ino, a.alloc(t, false)
+	next := uint64(0)
+	write := func(n uint64) {
+		t.Helper()
+		a.do(t, &meta.Write{Ino: ino, Extents: []meta.Extent{{Len: n, Chunk: g.ID, ChunkOff: next}}, Synced: true}, meta.LeaseNone)
+		next += n
+	}
+	says := func(when string, live, alone, freed uint64, drop []string, each ...uint64) {
+		t.Helper()
+		u := a.use(t, drop...)
+		var got []uint64
+		for _, i := range u.Snapshots {
+			got = append(got, i.Alone)
+		}
+		if u.Live != live || u.Alone != alone || u.Going != 0 || u.Freed != freed || !slices.Equal(got, each) {
+			t.Errorf("%s: %+v; want %d live, %d alone, %d freed by %v, each %v", when, u, live, alone, freed, drop, each)
+		}
+	}
+	both := []string{"two", "one"}
+	write(8192)
+	a.snapshot(t, "one")
+	says("nothing changed", 8192, 0, 0, []string{"one"}, 0)
+	write(4096)
+	a.snapshot(t, "two")
+	write(2048)
+	says("the first bytes were written anew, twice", 8192, 4096+2048, 4096+2048, both, 4096, 2048)
+	if held := a.snapshots(t).Held; held <= 4096+2048 {
+		t.Errorf("whole extents are %d bytes: this tests nothing", held)
+	}
+	a.do(t, &meta.SetAttr{Ino: ino, Mask: meta.SetSize}, meta.LeaseNone)
+	says("the file was cut off, both have the last bytes", 0, 8192+4096, 4096, both[:1], 4096, 4096)
+	says("both", 0, 8192+4096, 8192+4096, both, 4096, 4096)
+	if _, err := a.SnapshotUse(t.Context(), 1, []string{"one", "none"}); !errors.Is(err, meta.NoSuchSnapshot) {
+		t.Errorf("one that is not there: %v", err)
+	}
+	s.crash()
+	s.start()
+	says("the next owner", 0, 8192+4096, 8192+4096, both, 4096, 4096)
+	if _, err := a.DeleteSnapshot(t.Context(), 1, "one"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the first one is gone", func() error { return unless(a.use(t).Going == 0) })
+	says("what one alone held is free", 0, 8192, 8192, both[:1], 8192)
+}

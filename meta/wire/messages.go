@@ -598,6 +598,9 @@ const (
 	// Report: a list of cluster.Grant, those that are there for it now.
 	AdminGrantFor
 	AdminRevision // of the cluster's state, not older than the request. Report: RevisionAnswer
+	// AdminSnapshotUse counts what the snapshots of Volume hold. Body, Report:
+	// SnapshotUseRequest, or empty; SnapshotUse.
+	AdminSnapshotUse
 	lastAdminOp
 )
 

@@ -125,11 +125,42 @@ type SnapshotsRequest struct {
 // SnapshotList answers AdminSnapshots: oldest first.
 type SnapshotList struct {
 	Snapshots []SnapshotInfo `json:"snapshots" yaml:"snapshots"`
-	// Held is the bytes that snapshots alone see: what deleting all would free.
+	// Held is the sum of the extents that snapshots alone see, each as a whole: the volume
+	// may still have bytes of them. SnapshotUse has what deleting would give back.
 	Held uint64 `json:"held_bytes" yaml:"held_bytes"`
 	Keep string `json:"keep,omitempty" yaml:"keep,omitempty"` // the schedule
 	// Failing is why the snapshot that is due by schedule could not be taken.
 	Failing *ScheduleFailing `json:"schedule_failing,omitempty" yaml:"schedule_failing,omitempty"`
+}
+
+// SnapshotUseRequest is the body of AdminSnapshotUse; it may be missing.
+type SnapshotUseRequest struct {
+	// Delete are the names of snapshots about which is asked what deleting all of them
+	// would give back.
+	Delete []string `json:"delete,omitempty"`
+}
+
+// SnapshotUse answers it: what a volume's snapshots hold, in bytes of files, before
+// compression and however many replicas there are, as a quota counts. Every stored byte
+// counts once, however many snapshots have it, and not at all if the volume has it as
+// it is now: package meta/namespace, ReadHeld.
+type SnapshotUse struct {
+	Live  uint64 `json:"live_bytes" yaml:"live_bytes"`                       // of the volume as it is now
+	Alone uint64 `json:"snapshots_alone_bytes" yaml:"snapshots_alone_bytes"` // what snapshots alone hold
+	Going uint64 `json:"deleting_bytes" yaml:"deleting_bytes"`               // of that: is being freed
+	// Freed is of Alone: what deleting those that were asked about would give back.
+	Freed     uint64          `json:"freed_bytes" yaml:"freed_bytes"`
+	Snapshots []SnapshotUseOf `json:"snapshots" yaml:"snapshots"` // oldest first; without those that are being deleted
+}
+
+// SnapshotUseOf is a snapshot's part.
+type SnapshotUseOf struct {
+	Name  string          `json:"name" yaml:"name"`
+	At    meta.Generation `json:"generation" yaml:"generation"`
+	Bytes uint64          `json:"bytes" yaml:"bytes"` // of the volume when it was taken
+	// Alone is what nobody else holds: deleting this one gives it back. The sum over all
+	// is less than what they hold together, since what several have is in none.
+	Alone uint64 `json:"alone_bytes" yaml:"alone_bytes"`
 }
 
 // Named is where the snapshot of a name is in the list, -1 if there is none. One that is

@@ -1,0 +1,345 @@
+package namespace
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+
+	"penstock.io/penstock/meta"
+)
+
+// What snapshots hold, to the byte. A byte of a file is named by the inode, its
+// offset there, and where it is stored: the place in a chunk; preallocated space is
+// the same everywhere; a byte in the inode's record is the same if it is equal. All
+// generations of the live tree and of snapshots that map it so hold one byte. If the
+// live tree is not among them, snapshots alone hold it.
+//
+// So two snapshots' bytes count once; what was mapped, cut off and mapped again is
+// the same byte, whatever became of the extents' bounds meanwhile; one chunk's bytes
+// in two files, or twice in one, are two, as in Blocks. To cut off or unlink moves
+// bytes from the live tree to the snapshots, and the sum of both never grows by it;
+// to overwrite what a snapshot has makes it grow by as much; to delete snapshots
+// never does.
+//
+// What a clone began with is no snapshot of its own: what only that has is the
+// origin's.
+
+// Held is what snapshots hold beside the live tree, in bytes.
+type Held struct {
+	Live  uint64 // what the live tree has, as Usage tells it
+	Alone uint64 // what snapshots alone hold
+	Going uint64 // of that: of snapshots that are being deleted and no other
+	Freed uint64 // of that: what would go with those that were asked about, all of them
+	Each  []HeldBy
+}
+
+// HeldBy is a snapshot's part of it.
+type HeldBy struct {
+	meta.Snapshot
+	Alone uint64 // what nobody else holds: deleting this one gives it back
+}
+
+// piece is a stretch of a file whose bytes follow each other in one place, or, with
+// data, the contents of its record, and who holds it: first to last of the snapshots
+// that can be read, in order; live if last is their number. Nobody if first is above
+// last.
+type piece struct {
+	chunk       meta.ChunkID // zero: preallocated
+	shift       uint64       // what to add to an offset in the file for that in the chunk; wraps
+	lo, hi      uint64
+	data        []byte
+	first, last int
+}
+
+// doubt is a piece that nobody holds, or only what a clone began with.
+type doubt struct {
+	piece
+	key []byte // of the version
+}
+
+// holding is the work on it.
+type holding struct {
+	Held
+	t      tx
+	gens   []uint32 // of the snapshots that can be read
+	asked  []int    // how many of the first so many were asked about
+	origin uint32   // what a clone began with; 0: nothing
+	// Of one inode:
+	pieces  []piece
+	records []piece // with data
+	doubts  []doubt
+}
+
+// ReadHeld counts what snapshots hold, and what would go if all of some were deleted.
+// It reads what was superseded since the oldest snapshot, and all extents of the files
+// that were changed since: about 70 bytes of memory for each extent of one file, 8 for
+// each such file. Errors: NoSuchSnapshot.
+func ReadHeld(r Reader, drop []meta.Generation) (*Held, error) {
+	h := &holding{t: tx{view: view{r: r}}}
+	if err := h.t.begin(); err != nil {
+		return nil, err
+	}
+	h.t.view.base = h.t.vol.base
+	h.Live = h.t.vol.bytes
+	all, err := h.t.snapshots()
+	if err != nil {
+		return nil, err
+	}
+	h.asked = []int{0}
+	n := 0
+	for _, s := range all {
+		switch s.state {
+		case snapshotBase:
+			h.origin = s.gen
+		case snapshotLive:
+			h.gens = append(h.gens, s.gen)
+			if slices.Contains(drop, meta.Generation(s.gen)) {
+				n++
+			}
+			h.asked = append(h.asked, n)
+			h.Each = append(h.Each, HeldBy{Snapshot: s.told()})
+		}
+	}
+	for _, at := range drop {
+		if _, ok := slices.BinarySearch(h.gens, uint32(at)); !ok {
+			return nil, fail("snapshot", meta.NoSuchSnapshot, fmt.Sprintf("generation %d", at))
+		}
+	}
+	inos, err := h.superseded()
+	if err != nil {
+		return nil, err
+	}
+	for _, ino := range inos {
+		if err := h.inode(ino); err != nil {
+			return nil, err
+		}
+	}
+	return &h.Held, nil
+}
+
+// superseded lists the inodes of which a version was superseded. Of others everything
+// is live.
+func (h *holding) superseded() (all []meta.Ino, err error) {
+	err = h.t.r.Scan([]byte{prefixBuried}, []byte{prefixBuried + 1}, func(k, _ []byte) bool {
+		if len(k) < 5+9 || k[5] != prefixInode && k[5] != prefixExtent {
+			return true
+		}
+		ino := meta.Ino(binary.BigEndian.Uint64(k[6:]))
+		if n := len(all); n == 0 || all[n-1] != ino {
+			all = append(all, ino)
+		}
+		return true
+	})
+	slices.Sort(all)
+	return slices.Compact(all), err
+}
+
+// inode counts what is held of one inode.
+func (h *holding) inode(ino meta.Ino) error {
+	h.pieces, h.records, h.doubts = h.pieces[:0], h.records[:0], h.doubts[:0]
+	err := h.versions(appendInodeBase(nil, ino), func(base, val []byte, gen, newer uint32) error {
+		in := &inode{}
+		if err := decodeInode(val, ino, in); err != nil || !in.IsRegular() || in.Flags&meta.FlagInline == 0 {
+			return err
+		}
+		h.found(piece{data: bytes.Clone(in.data)}, base, gen, newer)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := h.versions(appendExtentBase(nil, ino, 0)[:9], func(base, val []byte, gen, newer uint32) error {
+		if len(base) != 17 {
+			return fail("extent", meta.Corrupt, fmt.Sprintf("key %x", base))
+		}
+		e, err := decodeExtent(val, binary.BigEndian.Uint64(base[9:]))
+		if err != nil {
+			return err
+		}
+		p := piece{chunk: e.Chunk, lo: e.Off, hi: e.End()}
+		if !e.Chunk.IsZero() {
+			p.shift = e.ChunkOff - e.Off
+		}
+		h.found(p, base, gen, newer)
+		return nil
+	}); err != nil {
+		return err
+	}
+	for _, d := range h.doubts {
+		_, origins, err := h.t.r.Get(appendBuriedKey(nil, h.origin, d.key))
+		if err != nil {
+			return err
+		}
+		if !origins {
+			h.add(d.piece)
+		}
+	}
+	slices.SortFunc(h.pieces, func(a, b piece) int {
+		return cmp.Or(bytes.Compare(appendChunkKey(nil, 0, a.chunk), appendChunkKey(nil, 0, b.chunk)), cmp.Compare(a.shift, b.shift), cmp.Compare(a.lo, b.lo))
+	})
+	for l := h.pieces; len(l) > 0; {
+		n := 1
+		for n < len(l) && l[n].chunk == l[0].chunk && l[n].shift == l[0].shift {
+			n++
+		}
+		h.line(l[:n])
+		l = l[n:]
+	}
+	h.inline()
+	return nil
+}
+
+// versions visits all versions of the keys that begin with a prefix, newest first,
+// with the generation that superseded each; 0: none did. Tombstones are no versions,
+// but supersede.
+func (h *holding) versions(prefix []byte, fn func(base, val []byte, gen, newer uint32) error) error {
+	var last []byte
+	var newer uint32
+	var inner error
+	under := false // what a clone began with was seen
+	err := h.t.r.Scan(prefix, after(prefix), func(k, v []byte) bool {
+		if len(k) < 1+8+genLen {
+			inner = fail("scan", meta.Corrupt, fmt.Sprintf("key %x", k))
+			return false
+		}
+		base, gen := k[:len(k)-genLen], ^binary.BigEndian.Uint32(k[len(k)-genLen:])
+		if !bytes.Equal(last, base) {
+			last, newer, under = append(last[:0], base...), 0, false
+		}
+		if under || h.t.base.hides(gen) {
+			return true
+		}
+		under = h.t.base.below(gen)
+		if !isTombstone(v) {
+			inner = fn(base, v, gen, newer)
+		}
+		newer = gen
+		return inner == nil
+	})
+	if inner != nil {
+		return inner
+	}
+	return err
+}
+
+// found takes a version. One that no snapshot sees which can be read belongs to those
+// that are being deleted, unless only what a clone began with has it. The list that it
+// is buried with tells. Generations don't: of a snapshot that is being deleted some
+// versions are gone, and it seems to see what lies below them.
+func (h *holding) found(p piece, base []byte, gen, newer uint32) {
+	p.first, _ = slices.BinarySearch(h.gens, gen)
+	if p.last = len(h.gens); newer != 0 {
+		p.last, _ = slices.BinarySearch(h.gens, newer)
+		p.last--
+	}
+	if p.first > p.last && gen <= h.origin {
+		h.doubts = append(h.doubts, doubt{p, putGen(bytes.Clone(base), gen)})
+		return
+	}
+	h.add(p)
+}
+
+func (h *holding) add(p piece) {
+	if p.data != nil {
+		h.records = append(h.records, p)
+		return
+	}
+	h.pieces = append(h.pieces, p)
+}
+
+// line counts what of a line of places is held; its pieces are in order.
+func (h *holding) line(l []piece) {
+	var in []piece // those that cover at: one for each who holds it, at most
+	for at := uint64(0); len(l) > 0 || len(in) > 0; {
+		if len(in) == 0 {
+			at = l[0].lo
+		}
+		for len(l) > 0 && l[0].lo == at {
+			in, l = append(in, l[0]), l[1:]
+		}
+		to := uint64(math.MaxUint64)
+		if len(l) > 0 {
+			to = l[0].lo
+		}
+		s := h.nobody()
+		for _, p := range in {
+			to = min(to, p.hi)
+			s.join(h, p.first, p.last)
+		}
+		h.count(&s, to-at)
+		at = to
+		in = slices.DeleteFunc(in, func(p piece) bool { return p.hi <= at })
+	}
+}
+
+// inline counts what of inodes' records is held.
+func (h *holding) inline() {
+	if len(h.records) < 2 {
+		for _, r := range h.records {
+			s := h.nobody()
+			s.join(h, r.first, r.last)
+			h.count(&s, uint64(len(r.data)))
+		}
+		return
+	}
+	most := 0
+	for _, r := range h.records {
+		most = max(most, len(r.data))
+	}
+	var by [256]sharers
+	var met []byte
+	for x := range most {
+		met = met[:0]
+		for _, r := range h.records {
+			if x >= len(r.data) {
+				continue
+			}
+			b := r.data[x]
+			if !bytes.Contains(met, []byte{b}) {
+				met = append(met, b)
+				by[b] = h.nobody()
+			}
+			by[b].join(h, r.first, r.last)
+		}
+		for _, b := range met {
+			h.count(&by[b], 1)
+		}
+	}
+}
+
+// sharers are those that hold a byte together.
+type sharers struct {
+	first, last int
+	asked       bool // about all of them
+}
+
+func (h *holding) nobody() sharers { return sharers{math.MaxInt, -1, true} }
+
+func (s *sharers) join(h *holding, first, last int) {
+	if first > last {
+		return
+	}
+	s.first, s.last = min(s.first, first), max(s.last, last)
+	s.asked = s.asked && last < len(h.gens) && h.asked[last+1]-h.asked[first] == last-first+1
+}
+
+// count books n bytes that are held together.
+func (h *holding) count(s *sharers, n uint64) {
+	if s.last == len(h.gens) {
+		return // live
+	}
+	h.Alone += n
+	switch {
+	case s.last < 0:
+		h.Going += n
+		return
+	case s.first == s.last:
+		h.Each[s.first].Alone += n
+	}
+	if s.asked {
+		h.Freed += n
+	}
+}
