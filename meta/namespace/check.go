@@ -181,7 +181,7 @@ func (c *checker) record(k, v []byte) error {
 		}
 		base := k[:len(k)-4]
 		gen := ^binary.BigEndian.Uint32(k[len(k)-4:])
-		if c.outside(k, base, gen) {
+		if c.outside(k, base, v, gen) {
 			return nil
 		}
 		if gen == 0 || c.vol != nil && uint64(gen) > c.vol.gen {

@@ -112,8 +112,9 @@ func (c *checker) hidden(gen uint32) bool {
 }
 
 // outside tells whether a version is of the origin's state and not of the
-// clone's: it is hidden, or lies below the one that the clone began with.
-func (c *checker) outside(k, base []byte, gen uint32) bool {
+// clone's: it is hidden, or lies below the one that the clone began with, or that is a
+// tombstone.
+func (c *checker) outside(k, base, v []byte, gen uint32) bool {
 	if c.vol == nil || len(c.vol.gaps) == 0 {
 		return false
 	}
@@ -124,12 +125,14 @@ func (c *checker) outside(k, base []byte, gen uint32) bool {
 		return false
 	}
 	if string(base) == string(c.based) {
-		if string(base) == string(c.seen) {
-			c.snaps.tomb = false // it lies over something
-		}
 		return true
 	}
 	c.based = append(c.based[:0], base...)
+	if len(v) == 1 && v[0] == 0 {
+		// Servers of before noted that it was superseded.
+		delete(c.snaps.buried, string(k))
+		return true
+	}
 	return false
 }
 

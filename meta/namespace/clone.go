@@ -51,6 +51,13 @@ type base struct {
 // gap is the generations above lo and up to hi.
 type gap struct{ lo, hi uint32 }
 
+// swept tells that the sweep has begun: the last gap is one generation short of what a
+// clone begins with, which nobody can tell otherwise (no origin comes to that one).
+func (b *base) swept() bool {
+	last := b.gaps[len(b.gaps)-1]
+	return last.hi-last.lo < cloneGens
+}
+
 func (b *base) hides(gen uint32) bool {
 	if b == nil {
 		return false
@@ -67,6 +74,10 @@ func (b *base) hides(gen uint32) bool {
 func (b *base) below(gen uint32) bool {
 	return b != nil && len(b.gaps) > 0 && gen <= b.gaps[len(b.gaps)-1].lo
 }
+
+// absent: the version tells that the key was not there when the clone began. It is as
+// good as none, and what is older is not there either.
+func (b *base) absent(gen uint32, val []byte) bool { return isTombstone(val) && b.below(gen) }
 
 // foreign: the chunk belongs to another volume, of which this one is a clone.
 func (t *tx) foreign(id meta.ChunkID) bool { return t.vol.base != nil && id.Volume != t.vol.id }
@@ -336,6 +347,11 @@ func (t *tx) sweepClone(op *meta.SweepClone, res *meta.Result) error {
 	}
 	if len(b.gaps) == 0 {
 		from = []byte{prefixXattr + 1}
+	} else if !b.swept() {
+		// Who makes the state again out of a later one of the origin, or did, has
+		// more to remove than is found here: this tells it to (see Unseen).
+		t.vol.base = &base{gaps: slices.Clone(b.gaps)}
+		t.vol.base.gaps[len(b.gaps)-1].hi--
 	}
 	for _, p := range sweepPrefixes {
 		if from[0] > p {
@@ -370,13 +386,38 @@ func (t *tx) sweepClone(op *meta.SweepClone, res *meta.Result) error {
 // sweepSome looks at about limit versions, whole keys at a time, and tells how
 // many those were and where to go on, nil at the end.
 func (t *tx) sweepSome(lo, hi []byte, limit int, all []snapshot) (next []byte, n int, err error) {
-	type key struct {
-		base []byte
-		l    []version
+	keys, next, n, err := keysWithVersions(t.r, lo, hi, limit)
+	if err != nil {
+		return nil, n, err
 	}
-	var keys []key
+	for i := range keys {
+		k := &keys[i]
+		left, unseen := t.base.sees(k.l)
+		for _, v := range unseen {
+			s := t.mark()
+			t.buf = putGen(append(t.buf, k.base...), v.gen)
+			t.deleteAt(s)
+		}
+		if len(left) > 0 && len(unseen) > 0 {
+			if err := t.dropTombs(k.base, left, all); err != nil {
+				return nil, n, err
+			}
+		}
+	}
+	return next, n, nil
+}
+
+// versions are those of one key, the youngest first.
+type versions struct {
+	base []byte
+	l    []version
+}
+
+// keysWithVersions reads about limit versions, whole keys at a time, and tells how many
+// those were and where to go on, nil at the end.
+func keysWithVersions(r Reader, lo, hi []byte, limit int) (keys []versions, next []byte, n int, err error) {
 	var inner error
-	err = t.r.Scan(lo, hi, func(k, v []byte) bool {
+	err = r.Scan(lo, hi, func(k, v []byte) bool {
 		if len(k) < 1+8+genLen {
 			inner = fail("sweep clone", meta.Corrupt, fmt.Sprintf("key %x", k))
 			return false
@@ -387,35 +428,80 @@ func (t *tx) sweepSome(lo, hi []byte, limit int, all []snapshot) (next []byte, n
 				next = bytes.Clone(b)
 				return false
 			}
-			keys = append(keys, key{base: bytes.Clone(b)})
+			keys = append(keys, versions{base: bytes.Clone(b)})
 		}
 		last := &keys[len(keys)-1]
 		last.l = append(last.l, version{^binary.BigEndian.Uint32(k[len(k)-genLen:]), isTombstone(v)})
 		n++
 		return true
 	})
-	if err = errors.Join(err, inner); err != nil {
-		return nil, n, err
-	}
-	for _, k := range keys {
-		left, under := k.l[:0:0], false
-		for _, v := range k.l {
-			if !under && !t.base.hides(v.gen) {
-				left = append(left, v)
-				under = t.base.below(v.gen)
-				continue
-			}
-			s := t.mark()
-			t.buf = putGen(append(t.buf, k.base...), v.gen)
-			t.deleteAt(s)
+	return keys, next, n, errors.Join(err, inner)
+}
+
+// sees parts the versions of a key, the youngest first, into those that are there in the
+// clone and those in gaps or below the base's.
+func (b *base) sees(l []version) (left, unseen []version) {
+	under := false
+	for _, v := range l {
+		if under || b.hides(v.gen) {
+			unseen = append(unseen, v)
+			continue
 		}
-		if len(left) > 0 && len(left) < len(k.l) {
-			if err := t.dropTombs(k.base, left, all); err != nil {
-				return nil, n, err
+		left = append(left, v)
+		under = b.below(v.gen)
+	}
+	return left, unseen
+}
+
+// Unseen is for who replays a journal: before the effects of an entry are applied to r,
+// what it gives to remove, some keys at a time, is to be removed for good. That is
+// nothing unless the entry begins to sweep a clone. Then it is what this copy of the
+// clone's state has of the origin's and the clone can't see. A copy that was made from
+// another state of the origin than the owner's has other such versions, and the steps
+// of the sweep name the owner's only: what they leave over would be there as soon as
+// the gaps are gone. Errors: IO, Corrupt, and those of remove.
+func Unseen(r Reader, effects []Effect, remove func(keys [][]byte) error) error {
+	i := slices.IndexFunc(effects, func(e Effect) bool { return e.Kind == Put && len(e.Key) == 1 && e.Key[0] == prefixVolume })
+	if i < 0 {
+		return nil
+	}
+	var next volume
+	if err := decodeVolume(effects[i].Value, &next); err != nil || next.base == nil || len(next.base.gaps) > 0 && !next.base.swept() {
+		return err
+	}
+	t := tx{view: view{r: r}}
+	b, have, err := r.Get(effects[i].Key)
+	if err == nil && have {
+		err = decodeVolume(b, &t.vol)
+	}
+	if t.base = t.vol.base; err != nil || !have || t.base == nil || len(t.base.gaps) == 0 || t.base.swept() {
+		return err
+	}
+	for _, p := range sweepPrefixes {
+		for from := []byte{p}; from != nil; {
+			keys, next, _, err := keysWithVersions(r, from, []byte{p + 1}, sweepBatch)
+			if err != nil {
+				return err
 			}
+			var gone [][]byte
+			for _, k := range keys {
+				left, unseen := t.base.sees(k.l)
+				if n := len(left); n > 0 && left[n-1].tomb && t.base.below(left[n-1].gen) {
+					unseen = append(unseen, left[n-1])
+				}
+				for _, v := range unseen {
+					gone = append(gone, putGen(bytes.Clone(k.base), v.gen))
+				}
+			}
+			if len(gone) > 0 {
+				if err := remove(gone); err != nil {
+					return err
+				}
+			}
+			from = next
 		}
 	}
-	return next, n, nil
+	return nil
 }
 
 // adoptExtents swaps places in records of any generation.

@@ -93,7 +93,7 @@ func (f *family) clone(o *member) {
 	o.m.now = o.now + 1
 	o.do(&meta.PinClone{At: o.from.gen, Clone: id})
 	o.fails(meta.Busy, &meta.DropSnapshot{At: o.from.gen})
-	x := &fixture{t: f.t, s: o.s.copied(), replica: o.s.copied(), now: o.now, session: testSession}
+	x := &fixture{t: f.t, s: o.s.copied(), replica: o.s.copied(), now: o.now, session: testSession, journal: true}
 	effects, err := CloneEffects(x.s, o.from.gen, id, meta.Policy{Replicas: 1}, x.now)
 	if err != nil {
 		f.t.Fatal(err)
@@ -110,6 +110,38 @@ func (f *family) clone(o *member) {
 	x.check()
 	c.reapAll() // what was unlinked and held open, which the model has no more
 	c.sameTree()
+}
+
+// remake makes a clone's state again out of its origin's as that is now, and goes on
+// with that: another server does so, until the clone has a checkpoint of its own.
+func (f *family) remake(m *member) {
+	f.t.Helper()
+	f.log = append(f.log, fmt.Sprintf("volume %d is made again", m.id))
+	m.s = f.replayed(m)
+	m.replica = m.s.copied()
+	m.check()
+}
+
+// replayed is a clone's state made out of its origin's and the clone's journal.
+func (f *family) replayed(m *member) *memStore {
+	f.t.Helper()
+	s := f.all[m.origin].s.copied()
+	for _, e := range m.entries {
+		l, err := DecodeEffects(e)
+		if err == nil {
+			err = Unseen(s, l, func(keys [][]byte) error {
+				for _, k := range keys {
+					s.apply([]Effect{{Kind: Delete, Key: k}})
+				}
+				return nil
+			})
+		}
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		s.apply(l)
+	}
+	return s
 }
 
 // live counts the bytes of a chunk that its owner keeps.
@@ -186,8 +218,13 @@ func (f *family) promote(m *member) {
 	f.log = append(f.log, fmt.Sprintf("volume %d is promoted", m.id))
 	m.fails(meta.Busy, &meta.SweepClone{Forget: true})
 	step := func() {
-		if f.rng.IntN(4) == 0 {
+		switch f.rng.IntN(16) {
+		case 0, 1, 2, 3:
 			m.step()
+		case 4, 5: // of what is made again it sees the later changes of its origin
+			f.all[m.origin].step()
+		case 6:
+			f.remake(m)
 		}
 	}
 	var base meta.Generation
@@ -247,6 +284,9 @@ func (f *family) promote(m *member) {
 	if yes, err := IsClone(m.s); yes || err != nil {
 		f.t.Fatal(yes, err)
 	}
+	if got := f.replayed(m); !bytes.Equal(got.dump(), m.s.dump()) {
+		f.t.Fatalf("volume %d made again after its promotion differs", m.id)
+	}
 	f.release(m)
 	m.kept = false // its bytes lie elsewhere, so its snapshots can't be compared by place
 	m.frozen = nil
@@ -298,6 +338,9 @@ func runClones(t *testing.T, seed uint64, steps int) {
 			f.remove(m)
 		case m.origin != 0 && f.childrenOf(m.id) == 0 && r == 4:
 			f.promote(m)
+		case m.origin != 0 && r == 5:
+			f.remake(m)
+			m.sameTree()
 		}
 		if i%40 == 39 {
 			f.check()
@@ -445,6 +488,7 @@ func TestCloneDamage(t *testing.T) {
 
 // A clone is swept at every point of the deletion of one of its snapshots, which
 // holds tombstones that cover nothing then: they go, wherever they are buried by then.
+// Servers of before buried those that a clone began with.
 func TestSweepWhileASnapshotGoes(t *testing.T) {
 	f := newFixture(t)
 	names := []string{"a", "b", "c", "d", "e", "f"}
@@ -468,6 +512,18 @@ func TestSweepWhileASnapshotGoes(t *testing.T) {
 	going := meta.Generation(x.do(&meta.TakeSnapshot{Name: "goes"}).Off)
 	for _, n := range names {
 		x.file(n)
+	}
+	buried := 0
+	for _, it := range x.s.items() {
+		if len(it.k) > 1+8+genLen && it.k[0] == prefixDentry && isTombstone(it.v) {
+			key := append(appendBuriedKey(nil, uint32(going), nil), it.k...)
+			x.commit([]Effect{{Put, key, marker}})
+			buried++
+		}
+	}
+	x.check()
+	if buried != len(names) {
+		t.Fatalf("%d tombstones", buried)
 	}
 	for points := 1; ; points++ {
 		y := &fixture{t: t, s: x.s.copied(), replica: x.s.copied(), now: x.now, session: testSession}

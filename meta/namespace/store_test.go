@@ -74,6 +74,8 @@ type fixture struct {
 	session meta.SessionID
 	replay  bool
 	last    []Effect
+	journal bool // entries are kept
+	entries [][]byte
 }
 
 func newFixture(t testing.TB) *fixture {
@@ -111,7 +113,11 @@ func (f *fixture) check() {
 func (f *fixture) commit(l []Effect) {
 	f.last = l
 	f.s.apply(l)
-	back, err := DecodeEffects(AppendEffects(nil, l))
+	entry := AppendEffects(nil, l)
+	if f.journal {
+		f.entries = append(f.entries, entry)
+	}
+	back, err := DecodeEffects(entry)
 	if err != nil {
 		f.t.Fatalf("decode effects: %v", err)
 	}

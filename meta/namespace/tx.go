@@ -18,7 +18,8 @@ type view struct {
 }
 
 // get finds the newest version of base not after the view's generation. gen
-// is that version's, also of a tombstone; zero: there is none.
+// is that version's, also of a tombstone; zero: there is none, or that is a tombstone
+// of what a clone began with.
 func (v *view) get(base []byte) (val []byte, gen uint32, ok bool, err error) {
 	k := putGen(base, v.gen)
 	if v.gen == firstGen {
@@ -43,7 +44,9 @@ func (v *view) get(base []byte) (val []byte, gen uint32, ok bool, err error) {
 		if v.base.hides(g) {
 			return true
 		}
-		gen, val, ok = g, bytes.Clone(b), true
+		if !v.base.absent(g, b) {
+			gen, val, ok = g, bytes.Clone(b), true
+		}
 		return false
 	})
 	return val, gen, ok && !isTombstone(val), err
@@ -78,7 +81,7 @@ func (v *view) scanAll(lo, hi []byte, fn func(base, val []byte, gen uint32) (mor
 			last = append(last[:0], base...)
 		}
 		if isTombstone(val) {
-			if tomb != nil {
+			if tomb != nil && !v.base.below(gen) {
 				tomb(base, gen)
 			}
 			return true
@@ -248,7 +251,10 @@ type history struct {
 	loose    uint32 // generation of a version that no snapshot sees; 0: none
 	kept     bool   // a snapshot sees the newest of the rest,
 	keptGen  uint32 // of this generation,
-	keptTomb bool   // as absent
+	keptTomb bool   // as absent,
+	// and so a clone began. Nothing is noted of such a tombstone: a copy of the
+	// clone's state that is made again need not have it.
+	keptBelow bool
 }
 
 // history reads the versions of a key that matter. INVARIANT: of all versions
@@ -268,6 +274,7 @@ func (t *tx) history(base []byte) (h history, err error) {
 			return true
 		}
 		h.kept, h.keptGen, h.keptTomb = true, gen, isTombstone(v)
+		h.keptBelow = t.base.below(gen)
 		return false
 	})
 	return h, err
@@ -300,7 +307,7 @@ func (t *tx) supersede(base []byte, h *history) {
 		t.deleteAt(s)
 		return
 	}
-	if h.kept {
+	if h.kept && !(h.keptTomb && h.keptBelow) {
 		s := t.mark()
 		t.buf = binary.BigEndian.AppendUint32(append(t.buf, prefixBuried), t.vol.lastSnap)
 		t.buf = putGen(append(t.buf, base...), h.keptGen)

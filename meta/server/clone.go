@@ -647,13 +647,7 @@ func (s *Server) openStore(ctx context.Context, v meta.VolumeID, cp journal.Chec
 		}
 	}()
 	return c.BaseStore(ctx, v, nil, cp, func(st Store) error {
-		return log.Read(ctx, st.Applied(), func(e journal.Entry) error {
-			effects, err := namespace.DecodeEffects(e.Payload)
-			if err != nil {
-				return err
-			}
-			return st.Apply(e.Position(), effects)
-		})
+		return log.Read(ctx, st.Applied(), func(e journal.Entry) error { return replay(st, e) })
 	})
 }
 

@@ -22,6 +22,8 @@ type Store interface {
 	// Apply adds the effects of the entry that ends at pos, in one batch with
 	// the position.
 	Apply(pos journal.Position, effects []namespace.Effect) error
+	// Remove takes keys away that nobody can see, with no entry.
+	Remove(keys [][]byte) error
 	// Snapshot cuts a copy of the store, flushed, and lists its files, which
 	// lie in dir/store. Apply may run meanwhile.
 	Snapshot(dir string) (journal.Position, []journal.File, error)

@@ -13,7 +13,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/journal"
-	"penstock.io/penstock/meta/namespace"
 )
 
 // A server that may own a volume next follows its journal into its own store,
@@ -357,11 +356,7 @@ func (b *standbys) runOnce(life, following context.Context, f *standby) error {
 	f.at = f.st.Applied()
 	f.mu.Unlock()
 	err = log.Follow(following, f.st.Applied(), func(e journal.Entry) error {
-		effects, err := namespace.DecodeEffects(e.Payload)
-		if err != nil {
-			return err
-		}
-		if err := f.st.Apply(e.Position(), effects); err != nil {
+		if err := replay(f.st, e); err != nil {
 			return err
 		}
 		b.applied.Add(1)

@@ -103,8 +103,9 @@ func newCrewWith(t *testing.T, n int, cli *clientv3.Client, adjust func(*Config)
 // add starts n servers.
 func (c *crew) add(n int) {
 	c.t.Helper()
-	for i := range n {
-		h := &hand{c: c, name: fmt.Sprint("m", i), dir: filepath.Join(c.dir, fmt.Sprint("m", i))}
+	for range n {
+		name := fmt.Sprint("m", len(c.hands))
+		h := &hand{c: c, name: name, dir: filepath.Join(c.dir, name)}
 		c.hands = append(c.hands, h)
 		h.start()
 	}

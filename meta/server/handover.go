@@ -9,7 +9,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/journal"
-	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -53,13 +52,7 @@ func (s *Server) takeOver(ctx context.Context, v meta.VolumeID, from string) (St
 	following, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		err := log.Follow(following, pos, func(e journal.Entry) error {
-			effects, err := namespace.DecodeEffects(e.Payload)
-			if err != nil {
-				return err
-			}
-			return st.Apply(e.Position(), effects)
-		}, nil)
+		err := log.Follow(following, pos, func(e journal.Entry) error { return replay(st, e) }, nil)
 		if following.Err() == nil {
 			s.log.Warn("a volume's journal could not be followed before it was taken", "volume", v, "error", err)
 		}

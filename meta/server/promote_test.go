@@ -108,6 +108,108 @@ func TestRollbackOfPromoted(t *testing.T) {
 	}
 }
 
+// changed changes the origin of a clone, whose base has files f0 and f1, so that a copy
+// of it that is made from now on has more that the clone can't see.
+func (p *peer) changed(t *testing.T, times int) {
+	t.Helper()
+	name := fmt.Sprint("later", times)
+	p.create(t, name)
+	for _, f := range []string{"f0", "f1"} { // each is another file from now on
+		p.do(t, &meta.Rename{Parent: meta.RootIno, Name: name, NewParent: meta.RootIno, NewName: f}, meta.LeaseNone)
+		p.create(t, name)
+	}
+	if err := p.Sync(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Until a clone has a checkpoint of its own its state is made again from its origin's as
+// that is then. What the sweep of a promotion took away before, and what the origin
+// changed since, is not in it.
+func TestSweptCloneIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	s := newSiteTTL(t, 2*time.Second)
+	a := s.dial("a")
+	begun, goOn := make(chan struct{}, 100), make(chan struct{})
+	release := sync.OnceFunc(func() { close(goOn) })
+	defer release()
+	c, inos, _ := s.toPromote(t, a, func(meta.Order) {
+		begun <- struct{}{}
+		<-goOn
+	})
+	before := fmt.Sprint(a.list(t, c)) // it is opened
+	a.changed(t, 1)
+	if _, err := a.Promote(t.Context(), c, nil); err != nil {
+		t.Fatal(err)
+	}
+	<-begun // all is swept, and no chunk is copied
+	a.changed(t, 2)
+	if err := a.Sync(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	s.crash()
+	if err := s.cluster.DropStore(c); err != nil {
+		t.Fatal(err)
+	}
+	s.start()
+	b := s.dial("b")
+	same := func() {
+		t.Helper()
+		if got := fmt.Sprint(b.list(t, c)); got != before {
+			t.Errorf("the clone has %s, it had %s", got, before)
+		}
+		for i, ino := range inos {
+			r, err := b.Do(t.Context(), c, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: fmt.Sprint("f", i)}, meta.LeaseNone)
+			if err != nil || r.Attr.Ino != ino {
+				t.Errorf("f%d was inode %d: %+v, %v", i, ino, r, err)
+			}
+		}
+	}
+	same()
+	release()
+	s.promoted(t, c) // and is exact
+	same()
+}
+
+// What follows a clone's journal into a copy that it made from another state of the
+// origin than the owner did comes to the same, byte by byte, when the clone is promoted.
+func TestStandbyOfPromoted(t *testing.T) {
+	t.Parallel()
+	etcd := startEtcd(t, shortDir(t))
+	t.Cleanup(func() { etcd.Close() })
+	crew := newCrew(t, 1, etcd.Client())
+	first := crew.hands[0]
+	first.own(1)
+	p := first.dial("p")
+	p.create(t, "f0")
+	p.create(t, "f1")
+	p.snapshot(t, "v1")
+	c := p.clone(t, 1, "v1", "c")
+	o := first.own(c)
+	p.createIn(t, c, "own")
+	p.changed(t, 1)
+	crew.add(1)
+	crew.hands[1].at(c, o.durableNow())
+	p.changed(t, 2)
+	if _, err := p.Promote(t.Context(), c, nil); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the clone is promoted", func() error {
+		row, err := first.cluster.Volume(t.Context(), c)
+		if err == nil {
+			err = unless(row.Origin == nil)
+		}
+		return err
+	})
+	if got := fmt.Sprint(p.list(t, c)); got != "[f0 f1 own]" {
+		t.Error(got)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	p.Session.Close(ctx)
+	crew.same(c)
+}
+
 // A promotion moves what a mount that is away has cached when that is back, or gone;
 // the rest at once.
 func TestPromotionWaitsForNobodyAway(t *testing.T) {

@@ -180,13 +180,9 @@ func (s *Server) loadState(ctx context.Context, v meta.VolumeID, j Journal, open
 		}
 		pos, bytes = st.Applied(), 0
 		err = j.Read(ctx, pos, func(e journal.Entry) error {
-			effects, err := namespace.DecodeEffects(e.Payload)
-			if err != nil {
-				return err
-			}
 			pos = e.Position()
 			bytes += len(e.Payload)
-			return st.Apply(pos, effects)
+			return replay(st, e)
 		})
 		if err == nil {
 			return st, pos, bytes, nil
@@ -204,6 +200,19 @@ func (s *Server) loadState(ctx context.Context, v meta.VolumeID, j Journal, open
 			return nil, pos, 0, errors.Join(err, s.standbys.give(v, nil))
 		}
 	}
+}
+
+// replay applies an entry of a journal to a store that is not its owner's at work.
+// Errors: IO, Corrupt.
+func replay(st Store, e journal.Entry) error {
+	effects, err := namespace.DecodeEffects(e.Payload)
+	if err == nil {
+		err = namespace.Unseen(st, effects, st.Remove)
+	}
+	if err != nil {
+		return err
+	}
+	return st.Apply(e.Position(), effects)
 }
 
 // loadSessions reads which sessions the journal knows and what they were

@@ -371,6 +371,22 @@ func (s *Store) Apply(at journal.Position, effects func(Batch) error) error {
 	return nil
 }
 
+// Remove takes keys away that no entry's effects name and that nobody can see. It is
+// durable before what is applied afterwards. Errors: IO.
+func (s *Store) Remove(keys [][]byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := &batch{b: s.db.NewBatch()}
+	for _, k := range keys {
+		b.Delete(k)
+	}
+	err := b.err
+	if err == nil {
+		err = b.b.Commit(pebble.NoSync)
+	}
+	return ioError("remove from state", s.dir, errors.Join(err, b.b.Close()))
+}
+
 // Applied is the position of the last applied entry; zero for an empty store.
 func (s *Store) Applied() journal.Position {
 	s.mu.Lock()
