@@ -243,10 +243,12 @@ func TestYield(t *testing.T) {
 // The holder's process stops (its renewals hang): it must notice before etcd
 // lets another in, and its appends must fail afterwards.
 func TestLeaseExpires(t *testing.T) {
+	t.Parallel()
+	const ttl = 3 * time.Second // a disk may be slow for a while
 	cli := server(t).Client()
 	ctx := t.Context()
 	paused := make(chan struct{})
-	a := owners(t, cli, "a", etcd.LeaseConfig{TTL: time.Second, Margin: 300 * time.Millisecond,
+	a := owners(t, cli, "a", etcd.LeaseConfig{TTL: ttl, Margin: 300 * time.Millisecond,
 		KeepAlive: func(ctx context.Context, id clientv3.LeaseID) (time.Duration, error) {
 			select {
 			case <-paused:
@@ -270,7 +272,7 @@ func TestLeaseExpires(t *testing.T) {
 	if err := log.Append(ctx, at); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(2500 * time.Millisecond) // renewals carry it far beyond one TTL
+	time.Sleep(ttl + ttl/2) // renewals carry it beyond one TTL
 	if a.Lease().Left() == 0 || a.Lease().Err() != nil {
 		t.Fatal("lost while renewing", a.Lease().Err())
 	}
@@ -279,6 +281,9 @@ func TestLeaseExpires(t *testing.T) {
 	got := make(chan time.Duration, 1)
 	go func() {
 		o, err := b.Await(ctx, 3)
+		if left := a.Lease().Left(); left > 0 {
+			t.Errorf("another owns while the holder believes in its lease for another %v", left)
+		}
 		if err != nil || o.Term != 2 || o.Previous.Released {
 			t.Error(o, err)
 		}
@@ -294,9 +299,6 @@ func TestLeaseExpires(t *testing.T) {
 	}
 	taken := <-got
 	t.Logf("holder noticed after %v, successor owned after %v", noticed, taken)
-	if noticed >= taken {
-		t.Fatalf("holder noticed after %v, successor owned after %v", noticed, taken)
-	}
 }
 
 // A holder that was killed on this machine need not be waited for.
@@ -356,9 +358,10 @@ func closing() context.Context { return context.Background() }
 // A member that answers keep-alives although the lease has ended: the holder
 // believes that it owns, another owns. The fence decides.
 func TestKeepAlivesLie(t *testing.T) {
+	t.Parallel()
 	cli := server(t).Client()
 	ctx := t.Context()
-	a := owners(t, cli, "a", etcd.LeaseConfig{TTL: time.Second,
+	a := owners(t, cli, "a", etcd.LeaseConfig{TTL: 3 * time.Second,
 		KeepAlive: func(context.Context, clientv3.LeaseID) (time.Duration, error) { return time.Minute, nil }})
 	b := owners(t, cli, "b", etcd.LeaseConfig{TTL: time.Minute})
 	oa, err := a.Acquire(ctx, 3)
@@ -428,7 +431,7 @@ func TestLostLeaseIsGivenBack(t *testing.T) {
 	close(stuck)
 	began := time.Now()
 	b := owners(t, cli, "b", etcd.LeaseConfig{TTL: time.Minute})
-	call, cancel := context.WithTimeout(ctx, 20*time.Second)
+	call, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if _, err := b.Await(call, 3); err != nil {
 		t.Fatalf("%v after %v: the lease that was given up is renewed on", err, time.Since(began))

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -222,13 +223,22 @@ func TestServerKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cli.Close() })
-	o := owners(t, cli, "a", etcd.LeaseConfig{TTL: 10 * time.Second})
+	o := owners(t, cli, "a", etcd.LeaseConfig{TTL: 2 * time.Minute})
 	w := newScribe(t, o, 1)
 	stop := make(chan struct{})
 	var killer sync.WaitGroup
 	kills := 0
+	var acks atomic.Int64
 	killer.Go(func() {
-		for {
+		for seen := int64(0); ; seen = acks.Load() {
+			// Most times somebody has got on since it came back, however slow that was.
+			for kills%4 > 0 && acks.Load() == seen {
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Millisecond):
+				}
+			}
 			select {
 			case <-stop:
 				return
@@ -250,6 +260,7 @@ func TestServerKilled(t *testing.T) {
 			break
 		}
 		acked = append(acked, p)
+		acks.Add(1)
 	}
 	close(stop)
 	killer.Wait()
