@@ -448,7 +448,7 @@ type site struct {
 }
 
 // newSite is one whose sessions outlive a client that gets no processor for a while.
-func newSite(t *testing.T) *site { return newSiteTTL(t, 3*time.Second) }
+func newSite(t *testing.T) *site { return newSiteTTL(t, 10*time.Second) }
 
 func newSiteTTL(t *testing.T, ttl time.Duration) *site {
 	t.Helper()

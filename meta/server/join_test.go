@@ -32,7 +32,7 @@ type scribbler struct {
 const blockSize = 4096
 
 func (g *grid) scribbler(p *peer, name string, blocks int) *scribbler {
-	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.Resolve, ReadCap: g.s.srv.SystemReadCap, Logger: slog.New(slog.DiscardHandler)})
+	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.Resolve, ReadCap: g.s.srv.SystemReadCap, Logger: slog.New(slog.DiscardHandler), Timeout: 30 * time.Second})
 	g.t.Cleanup(func() { cl.Close() })
 	return &scribbler{g: g, p: p, cl: cl, ino: p.create(g.t, name).Attr.Ino, want: make([]byte, blocks*blockSize), r: rand.New(rand.NewPCG(1, 2))}
 }

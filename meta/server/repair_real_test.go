@@ -99,7 +99,7 @@ func (g *grid) realServerOn(id meta.ServerID, at string, dirs ...string) (srv *c
 // fillWith writes n sealed chunks of a size in bytes.
 func (g *grid) fillWith(p *peer, n, size int) {
 	g.t.Helper()
-	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.Resolve, Logger: slog.New(slog.DiscardHandler)})
+	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.Resolve, Logger: slog.New(slog.DiscardHandler), Timeout: 30 * time.Second})
 	defer cl.Close()
 	for i := range n {
 		ino := p.create(g.t, fmt.Sprint("chunk", i)).Attr.Ino
@@ -248,7 +248,7 @@ func TestRepairWithRealServers(t *testing.T) {
 	}
 	p := g.s.dial("a")
 	g.policy(p, meta.Policy{Replicas: 2})
-	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.Resolve, ReadCap: g.s.srv.SystemReadCap, Logger: slog.New(slog.DiscardHandler)})
+	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.Resolve, ReadCap: g.s.srv.SystemReadCap, Logger: slog.New(slog.DiscardHandler), Timeout: 30 * time.Second})
 	t.Cleanup(func() { cl.Close() })
 	const size = 8 << 20
 	want := map[meta.ChunkID][]byte{}
@@ -322,7 +322,7 @@ func TestStoppedOwnersFreeze(t *testing.T) {
 	g := newGrid(t, nil)
 	g.realServer(1, racks[0])
 	p := g.s.dial("a")
-	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.Resolve, Logger: slog.New(slog.DiscardHandler)})
+	cl := chunkclient.New(chunkclient.Config{Resolve: g.s.srv.Resolve, Logger: slog.New(slog.DiscardHandler), Timeout: 30 * time.Second})
 	t.Cleanup(func() { cl.Close() })
 	ino := p.create(t, "f").Attr.Ino
 	gr := p.alloc(t, false)

@@ -408,6 +408,22 @@ func (g *grid) records() (all []meta.ChunkRecord) {
 // its record, on servers that run, and no server has anything else.
 func (g *grid) exact(replicas int) {
 	g.t.Helper()
+	// The journal says first that a chunk is sealed, then its servers are told.
+	eventually(g.t, "servers know what is sealed", func() error {
+		for _, rec := range g.records() {
+			for _, id := range rec.Servers {
+				n := g.nodes[id]
+				n.mu.Lock()
+				c := n.chunks[rec.ID]
+				told := rec.State != meta.ChunkSealed || c == nil || c.state == meta.ChunkSealed || n.stop == nil
+				n.mu.Unlock()
+				if !told {
+					return fmt.Errorf("server %d has %v unsealed", id, rec.ID)
+				}
+			}
+		}
+		return nil
+	})
 	if err := g.inexact(replicas); err != nil {
 		g.t.Error(err)
 	}

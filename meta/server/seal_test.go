@@ -97,7 +97,7 @@ func TestSealGoesOnWithoutAStoppedServer(t *testing.T) {
 	if err != nil || rec.Length != 1000 || rec.State != meta.ChunkSealed || !slices.Equal(rec.Servers, []meta.ServerID{1, 2}) {
 		t.Fatalf("%+v %v", rec, err)
 	}
-	if took > 4*sealWait {
+	if took > orderPatience-sealWait {
 		t.Errorf("the seal took %v", took)
 	}
 	f[2].wake()

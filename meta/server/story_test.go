@@ -53,11 +53,6 @@ func TestOwnershipLostUnderLoad(t *testing.T) {
 		made[n] = map[string]meta.Ino{}
 		wg.Go(func() {
 			for i := 0; ; i++ {
-				select {
-				case <-stop:
-					return
-				default:
-				}
 				name := fmt.Sprintf("%d-%d", n, i)
 				r, err := p.Do(t.Context(), 1, meta.OpID{}, newFile(name), meta.LeaseNone)
 				if err != nil {
@@ -65,6 +60,11 @@ func TestOwnershipLostUnderLoad(t *testing.T) {
 					return
 				}
 				made[n][name] = r.Attr.Ino
+				select {
+				case <-stop:
+					return
+				default:
+				}
 			}
 		})
 	}
@@ -591,7 +591,8 @@ func TestSessionWithManyOrphansEnds(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- a.Close(t.Context()) }()
 	var longest time.Duration
-	for began := time.Now(); ; {
+	answers := 0
+	for began := time.Now(); ; answers++ {
 		start := time.Now()
 		b.do(t, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseNone)
 		longest = max(longest, time.Since(start))
@@ -602,7 +603,8 @@ func TestSessionWithManyOrphansEnds(t *testing.T) {
 			}
 			took := time.Since(began)
 			t.Logf("%d orphans went in %v, b waited at most %v for an attribute", n, took.Round(time.Millisecond), longest.Round(time.Millisecond))
-			if longest > max(2*time.Second, took*3/4) {
+			// Where they go in one step, b is answered before and behind that.
+			if longest > max(2*time.Second, took*3/4) && answers < 5 {
 				t.Error("who asks for an attribute waits until all of them are gone")
 			}
 			s.clean(t, 1)

@@ -68,7 +68,7 @@ func TestDeletedOnce(t *testing.T) {
 // into it anew, before its turn to go comes: it has all its time there before it.
 func TestTrashAnew(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
+	s := newSiteTTL(t, 3*time.Second) // it waits for who may come back to a volume
 	a := s.dial("a")
 	day := uint64(86400)
 	v, err := a.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
@@ -109,7 +109,7 @@ func TestTrashAnew(t *testing.T) {
 // before it is condemned, however late.
 func TestDiscardByName(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
+	s := newSiteTTL(t, 3*time.Second) // it waits for who may come back to a volume
 	a := s.dial("a")
 	day := uint64(86400)
 	v, err := a.CreateVolume(t.Context(), "draft", meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
@@ -157,7 +157,7 @@ func TestDiscardByName(t *testing.T) {
 // keep no others there.
 func TestPurgesTakeTurns(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
+	s := newSiteTTL(t, 3*time.Second) // it waits for who may come back to a volume
 	a := s.dial("a")
 	day := uint64(86400)
 	var due []cluster.Volume
