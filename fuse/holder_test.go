@@ -156,7 +156,7 @@ func comes[T any](t *testing.T, what string, c <-chan T) (v T) {
 	t.Helper()
 	select {
 	case v = <-c:
-	case <-time.After(20 * time.Second):
+	case <-time.After(90 * time.Second):
 		t.Fatalf("%s did not come", what)
 	}
 	return v
@@ -182,7 +182,7 @@ func (t taken) have(tb testing.TB) {
 
 func (r *holderRig) until(what string, ok func() bool) {
 	r.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(90 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			r.Fatalf("never: %s", what)
 		}
@@ -440,7 +440,7 @@ func TestSuccessorsThatEnd(t *testing.T) {
 		t.Run(part, func(t *testing.T) {
 			t.Parallel()
 			notes := filepath.Join(t.TempDir(), "notes")
-			r := holds(t, HolderConfig{Patience: 1500 * time.Millisecond, Settle: time.Hour, Respawn: true}, nil)
+			r := holds(t, HolderConfig{Patience: 3 * time.Second, Settle: time.Hour, Respawn: true}, nil)
 			p := r.dial()
 			r.put(p, "/m", Start{
 				Path: os.Args[0], Args: []string{os.Args[0], r.socket}, Dir: "/",
@@ -769,6 +769,8 @@ func TestLargeEnvironment(t *testing.T) {
 // An answer that comes too late is not taken for that to the next request.
 func TestLateAnswer(t *testing.T) {
 	a, b := socketPair(t)
+	late := make(chan struct{}, 1) // who greets is answered, then one request for each
+	defer close(late)
 	go func() {
 		for n := 0; ; n++ {
 			p, fds, err := readPacket(a)
@@ -777,19 +779,20 @@ func TestLateAnswer(t *testing.T) {
 			}
 			closeAll(fds)
 			if n > 0 {
-				time.Sleep(400 * time.Millisecond)
+				<-late
 			}
 			self, _ := process.Self()
 			_ = writePacket(a, (&holdPacket{Op: p.Op, Process: &self, Mounts: []Held{{Name: p.Name}}}).encode())
 		}
 	}()
-	h, err := greet(b, "pair", 200*time.Millisecond)
+	h, err := greet(b, "pair", time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer h.Close()
 	_, err = h.Show("/one")
 	wantKind(t, err, meta.Unavailable)
+	late <- struct{}{}
 	time.Sleep(300 * time.Millisecond)
 	if l, err := h.Show("/two"); err == nil {
 		t.Fatalf("the answer is %+v", l)

@@ -67,7 +67,7 @@ func run(t *testing.T, name, dir string) {
 	cmd := child(t, name, dir)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	timer := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
+	timer := time.AfterFunc(2*time.Minute, func() { cmd.Process.Kill() })
 	defer timer.Stop()
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%s: %v\n%s", name, err, out.String())
@@ -107,7 +107,7 @@ func mountTree(t *testing.T, tree *memTree, cfg Config) *mounted {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := m.Unmount(ctx); err != nil {
 			t.Error(err)
@@ -331,7 +331,7 @@ func TestInvalidateWhileMappingIsWrittenBack(t *testing.T) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(5 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("the invalidation waits for a write that waits for it")
 	}
 	// A read of those bytes before they reached the library gets them.
@@ -436,7 +436,7 @@ func TestNamesAreDroppedWhileACreateWaits(t *testing.T) {
 	go func() { m.notifier.InvalEntries(1, meta.RootIno); close(done) }()
 	select {
 	case <-done:
-	case <-time.After(5 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("InvalEntries waits for a create")
 	}
 	close(release)
@@ -558,16 +558,17 @@ func TestLocks(t *testing.T) {
 	m := mount(t, Options{}, nil)
 	run(t, "locks", m.Dir())
 	v := m.tree.volumes[1]
-	for range 100 { // RELEASE comes after close
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // RELEASE comes after close
 		v.mu.Lock()
 		left := slices.Clone(v.locks)
 		v.mu.Unlock()
 		if len(left) == 0 {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
+		if time.Now().After(deadline) {
+			t.Fatalf("locks outlive their owner: %v", left)
+		}
 	}
-	t.Errorf("locks outlive their owner: %v", v.locks)
 }
 
 func partLocks(dir string) error {
@@ -715,7 +716,7 @@ func TestHoldsAndForget(t *testing.T) {
 	if err := exec.CommandContext(t.Context(), "rm", m.Dir()+"/f").Run(); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(5 * time.Second); v.count("forget") == 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); v.count("forget") == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("not forgotten though it was removed")
 		}
@@ -761,7 +762,7 @@ func TestStopEndsABusyMount(t *testing.T) {
 	if err := m.Stop(t.Context(), 300*time.Millisecond, nil); !errors.Is(err, meta.Busy) {
 		t.Errorf("stop of a busy mount: %v", err)
 	}
-	if time.Since(began) > 5*time.Second {
+	if time.Since(began) > 30*time.Second {
 		t.Errorf("it took %v", time.Since(began))
 	}
 	if info, err := mountedAt(m.Dir()); info != nil || err != nil {
@@ -803,7 +804,7 @@ func TestKilledCallerGoesAway(t *testing.T) {
 	go func() { cmd.Wait(); close(done) }()
 	select {
 	case <-done:
-	case <-time.After(5 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("a killed process still waits")
 	}
 	v.mu.Lock()
@@ -835,7 +836,7 @@ func TestOnlyKillingEndsACreate(t *testing.T) {
 	cmd.Process.Kill()
 	select {
 	case <-ended:
-	case <-time.After(5 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("the create of a killed process goes on")
 	}
 	cmd.Wait()
@@ -908,7 +909,7 @@ func TestParallelCalls(t *testing.T) {
 			}
 		})
 	}
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for v.count("createopen") < calls && time.Now().Before(deadline) {
 		time.Sleep(time.Millisecond)
 	}

@@ -1,6 +1,7 @@
 package fuse
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -73,9 +75,27 @@ func partStuck(dir string) error {
 	fmt.Println("mounted")
 	<-fs.reading
 	go srv.InodeNotify(stuckNode, 0, 4096)
-	time.Sleep(200 * time.Millisecond)
+	for !waitsInKernel() {
+		time.Sleep(10 * time.Millisecond)
+	}
 	fmt.Println("ready")
 	select {}
+}
+
+// waitsInKernel reports whether a thread of this process waits where no signal
+// reaches it, at two looks in a row.
+func waitsInKernel() bool {
+	tasks, _ := filepath.Glob("/proc/self/task/*/stat")
+	return slices.ContainsFunc(tasks, func(name string) bool {
+		for range 2 {
+			b, _ := os.ReadFile(name)
+			if !bytes.Contains(b, []byte(") D ")) {
+				return false
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		return true
+	})
 }
 
 const watchEnv = "PENSTOCK_FUSE_TEST_WATCH"
@@ -114,6 +134,10 @@ func TestWatchdogEndsAConnectionThatAKillLeaves(t *testing.T) {
 			}
 			ended := make(chan error, 1)
 			go func() { ended <- reader.Wait() }()
+			wait := 4 * time.Second // the watchdog needs 1.5
+			if watched {
+				wait = time.Minute
+			}
 			select {
 			case err := <-ended:
 				if !watched {
@@ -121,7 +145,7 @@ func TestWatchdogEndsAConnectionThatAKillLeaves(t *testing.T) {
 				} else if err == nil {
 					t.Error("a read that nobody answered succeeded")
 				}
-			case <-time.After(4 * time.Second):
+			case <-time.After(wait):
 				if watched {
 					t.Error("the read still hangs")
 				}
