@@ -274,8 +274,17 @@ func TestPullInterrupted(t *testing.T) {
 	reached, deleted := make(chan struct{}), make(chan meta.OrderResult)
 	f.before = func(_ meta.ServerID, off uint64) error {
 		if off == 8<<20 {
+			p, canceled := &s[1].pulls, make(chan struct{})
+			p.mu.Lock()
+			k := p.busy[id]
+			cancel := k.cancel
+			k.cancel = func() { cancel(); close(canceled) }
+			p.mu.Unlock()
 			close(reached)
-			time.Sleep(20 * time.Millisecond)
+			select {
+			case <-canceled:
+			case <-time.After(time.Minute): // the copy succeeds
+			}
 		}
 		return nil
 	}
@@ -390,7 +399,7 @@ func TestListPages(t *testing.T) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal(what)
 		}

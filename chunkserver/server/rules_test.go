@@ -122,7 +122,7 @@ func dialTLS(t *testing.T, addr string, creds *peer.Credentials) *wire.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = nc.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = nc.SetDeadline(time.Now().Add(time.Minute))
 	c, err := wire.NewConn(nc, "")
 	if err != nil {
 		t.Fatal(err)
@@ -175,7 +175,7 @@ func TestEvictedConnectionsEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = nc.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = nc.SetDeadline(time.Now().Add(time.Minute))
 	plain, err := wire.NewConn(nc, "")
 	if err != nil {
 		t.Fatal(err)
@@ -313,7 +313,7 @@ func TestNoWayInWithoutACertificate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = nc.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = nc.SetDeadline(time.Now().Add(time.Minute))
 		c, err := wire.NewConn(nc, "")
 		if err != nil {
 			t.Fatal(err)

@@ -74,7 +74,7 @@ func dial(t testing.TB, path string) *wire.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = nc.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = nc.SetDeadline(time.Now().Add(time.Minute))
 	c, err := wire.NewConn(nc, "")
 	if err != nil {
 		t.Fatal(err)

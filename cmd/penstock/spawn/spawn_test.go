@@ -21,7 +21,7 @@ func config(t *testing.T, mood string) Config {
 	t.Helper()
 	dir := t.TempDir()
 	c := Config{Binary: filepath.Join(dir, "penstock"), Dir: filepath.Join(dir, "data dir"), Mount: filepath.Join(dir, "mount point"),
-		Env: []string{"MOOD=" + mood}, Ready: 10 * time.Second}
+		Env: []string{"MOOD=" + mood}, Ready: time.Minute}
 	if err := os.WriteFile(c.Binary, []byte(fake), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestStop(t *testing.T) {
 	if !Mounted(c.Mount) || p.StartedIn <= 0 || !strings.Contains(p.Output(), "serving "+c.Mount) {
 		t.Errorf("mounted %v, after %v, output %q", Mounted(c.Mount), p.StartedIn, p.Output())
 	}
-	if err := p.Stop(10 * time.Second); err != nil {
+	if err := p.Stop(time.Minute); err != nil {
 		t.Error(err)
 	}
 	if Mounted(c.Mount) {
@@ -79,7 +79,7 @@ func TestWhatWentWrongIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Stop(10 * time.Second); err == nil || !strings.Contains(err.Error(), "left its mount") {
+	if err := p.Stop(time.Minute); err == nil || !strings.Contains(err.Error(), "left its mount") {
 		t.Errorf("a mount left behind: %v", err)
 	}
 	if Mounted(c.Mount) {
