@@ -411,6 +411,13 @@ func (w *world) runLocked(s *fakeSession, id meta.OpID, op meta.Op, want meta.Le
 			mode = want
 		}
 		w.giveLocked(s, res.Attr.Ino, mode, &grants)
+		if o, ok := op.(*meta.Open); ok && want == meta.LeaseExclusive {
+			for _, ino := range o.Also {
+				if w.leases[ino][s] == meta.LeaseShared {
+					w.giveLocked(s, ino, meta.LeaseExclusive, &grants)
+				}
+			}
+		}
 		for i := range res.Entries {
 			e := &res.Entries[i]
 			if e.Attr == nil {

@@ -49,6 +49,7 @@ type file struct {
 	gate        int32 // writers wait while not zero
 	want        int32 // writers waiting for the exclusive lease
 	puts        uint32
+	barred      uint32 // puts when a barrier took the lease back last
 	epoch       uint64 // of the volume: that in which what is buffered was written
 	pushers     int32  // waiting for the push turn, the stream apart
 	appends     uint8  // fsyncs in a row that found just bytes added at the end
@@ -221,7 +222,11 @@ func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, e
 func (in *inode) fetchMap(ctx context.Context, ask meta.LeaseMode) (sn snapshot, attr meta.Attr, first stamp, err error) {
 	v := in.vol
 	for off := uint64(0); ; {
-		res, stamp, err := v.do(ctx, nil, &meta.Open{Ino: in.ino, Off: off}, ask)
+		op := &meta.Open{Ino: in.ino, Off: off}
+		if ask == meta.LeaseExclusive && off == 0 {
+			op.Also = v.barred.others(v, in.ino)
+		}
+		res, stamp, err := v.do(ctx, nil, op, ask)
 		if err != nil {
 			return snapshot{}, attr, first, err
 		}

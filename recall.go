@@ -31,7 +31,8 @@ import (
 //
 // An owner that takes a snapshot asks for a moment only. What can't be committed by
 // then is kept, with the lease: the writers go on, and the bytes are committed like
-// all others, later. The file is in the snapshot as it was synced last.
+// all others, later. The file is in the snapshot as it was synced last. How the others
+// get their leases again: barred.go.
 
 // Bounds of a recall.
 const (
@@ -212,6 +213,10 @@ func (in *inode) giveBack(keep meta.LeaseMode, until time.Time) bool {
 	}
 	if f := in.file; f != nil {
 		f.changed()
+		if gated && keep == meta.LeaseShared && !until.IsZero() && f.puts != f.barred {
+			f.barred = f.puts
+			v.barred.add(in.ino)
+		}
 	}
 	in.mu.Unlock()
 	return true

@@ -26,6 +26,7 @@ type Volume struct {
 	holds  holds
 	locks  heldLocks
 	opens  openAhead
+	barred barred
 	view   *view // nil: the volume is live
 
 	// mutations counts operations that changed the volume and were answered;

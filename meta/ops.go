@@ -107,11 +107,19 @@ type ListXattr struct{ Ino Ino }
 // Open reads attributes and the extents that overlap [Off, Off+Len), at most
 // 4,096 of them (Result.EOF tells whether that was all), or the inline data,
 // with the places of all their chunks. Len zero means to the end.
+//
+// Also are other files that the session held exclusively until the barrier of a snapshot
+// took that back, at most MaxAlso. With the exclusive lease on Ino it gets theirs again,
+// unless somebody would have to give something up for that.
 type Open struct {
-	Ino Ino
-	Off uint64
-	Len uint64
+	Ino  Ino
+	Off  uint64
+	Len  uint64
+	Also []Ino
 }
+
+// MaxAlso bounds Open.Also; what is beyond it is not looked at.
+const MaxAlso = 256
 
 // StatFSOp reads the volume's usage. Result: StatFS.
 type StatFSOp struct{}

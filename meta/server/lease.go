@@ -51,6 +51,9 @@ func (t *leaseTable) apart(a, b *session) bool {
 type holder struct {
 	s    *session
 	mode meta.LeaseMode
+	// gave: its exclusive lease was lowered to the shared one, which it has had since
+	// without a break.
+	gave bool
 }
 
 // leases of one inode.
@@ -135,7 +138,7 @@ func (t *leaseTable) grant(s *session, ino meta.Ino, mode meta.LeaseMode) meta.L
 		}
 	}
 	if mode > h.mode {
-		h.mode = mode
+		h.mode, h.gave = mode, false
 		if mode == meta.LeaseExclusive {
 			t.writable[ino] = struct{}{}
 		}
@@ -180,6 +183,16 @@ func (t *leaseTable) mode(s *session, ino meta.Ino) meta.LeaseMode {
 		}
 	}
 	return meta.LeaseNone
+}
+
+// gave reports whether s has of ino what was left to it of an exclusive lease.
+func (t *leaseTable) gave(s *session, ino meta.Ino) bool {
+	l := t.m[ino]
+	if l == nil {
+		return false
+	}
+	h := l.of(s)
+	return h != nil && h.gave
 }
 
 // drop takes s out of an inode's holders.
@@ -338,8 +351,9 @@ func (t *leaseTable) recalled(s *session, ino meta.Ino, round uint64, held bool)
 	if _, asked := l.recall.pending[s]; !asked {
 		return false
 	}
-	if h := l.of(s); h != nil && !held {
-		h.mode = min(h.mode, l.recall.keep)
+	if h, keep := l.of(s), l.recall.keep; h != nil && !held && h.mode > keep {
+		h.gave = h.mode == meta.LeaseExclusive && keep == meta.LeaseShared
+		h.mode = keep
 	}
 	if _, exclusive := t.writable[ino]; held && exclusive {
 		t.heldOn[ino] = time.Now()

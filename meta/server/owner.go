@@ -723,6 +723,9 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 		}
 	case *meta.Open:
 		o.give(s, ino, want, re)
+		if want == meta.LeaseExclusive && at == 0 {
+			o.giveAgain(s, m.Also, re)
+		}
 	default:
 		if ino != 0 {
 			o.give(s, ino, meta.LeaseShared, re)

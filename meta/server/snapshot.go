@@ -337,6 +337,18 @@ func (o *owner) recallWriters(ctx context.Context, b *barrier) (late unanswered,
 	}
 }
 
+// giveAgain gives a session exclusive leases that a barrier took back, unless somebody
+// would have to give something up for them. What others did to such a file since, and
+// what of that is not durable yet, need not be asked: they would have had to take the
+// rest of its lease before. Caller holds mu.
+func (o *owner) giveAgain(s *session, inos []meta.Ino, re *wire.Reply) {
+	for _, ino := range inos[:min(len(inos), meta.MaxAlso)] {
+		if o.leases.gave(s, ino) {
+			o.give(s, ino, meta.LeaseExclusive, re)
+		}
+	}
+}
+
 // stillOut tells which files are held exclusively.
 func (t *leaseTable) stillOut() (u unanswered) {
 	if t.unsafe {

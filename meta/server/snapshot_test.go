@@ -188,6 +188,95 @@ func TestSnapshotBarrier(t *testing.T) {
 	s.exact()
 }
 
+// TestLeasesComeBackTogether: with the lease on one file a session gets back those that
+// the barrier took, in one answer, where nobody has to give anything up for them; and
+// the next barrier takes them all.
+func TestLeasesComeBackTogether(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	a, b, admin := s.dial("a"), s.dial("b"), s.dial("admin")
+	var inos []meta.Ino
+	for i := range 6 {
+		inos = append(inos, a.create(t, fmt.Sprint("f", i)).Attr.Ino)
+	}
+	first, others, read, written := inos[0], inos[1:4], inos[4], inos[5]
+	expect := func(when string, inos []meta.Ino, want meta.LeaseMode) {
+		t.Helper()
+		for _, ino := range inos {
+			if got := a.mode(ino); got != want {
+				t.Errorf("%s it has lease %v on inode %d, not %v", when, got, ino, want)
+			}
+		}
+	}
+	recalls := func(p *peer) int {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.recalls
+	}
+	again := func(p *peer, ino meta.Ino, want meta.LeaseMode, also ...meta.Ino) {
+		t.Helper()
+		p.do(t, &meta.Open{Ino: ino, Also: also}, want)
+	}
+	admin.snapshot(t, "one")
+	expect("after a barrier", inos, meta.LeaseShared)
+	b.do(t, &meta.Open{Ino: read}, meta.LeaseShared)
+	b.do(t, &meta.Open{Ino: written}, meta.LeaseExclusive)
+	asked := recalls(b)
+	// Not for who reads, not for who gave nothing back, and so many at a time.
+	again(a, first, meta.LeaseShared, others...)
+	expect("with a shared lease", inos[:4], meta.LeaseShared)
+	again(b, b.create(t, "g").Attr.Ino, meta.LeaseExclusive, read, meta.RootIno)
+	if b.mode(read) != meta.LeaseShared || b.mode(meta.RootIno) > meta.LeaseShared {
+		t.Error("it got what it never had")
+	}
+	again(a, inos[1], meta.LeaseExclusive, append(slices.Repeat([]meta.Ino{inos[1]}, meta.MaxAlso), inos[2])...)
+	expect("beyond the bound", inos[2:3], meta.LeaseShared)
+
+	a.do(t, &meta.GetAttr{Ino: meta.RootIno}, meta.LeaseShared)
+	again(a, first, meta.LeaseExclusive, append(slices.Clone(inos[1:]), 12345, meta.RootIno)...)
+	expect("asked for together,", inos[:4], meta.LeaseExclusive)
+	expect("what another reads:", []meta.Ino{read}, meta.LeaseShared)
+	expect("what another writes:", []meta.Ino{written}, meta.LeaseNone)
+	expect("a directory:", []meta.Ino{meta.RootIno}, meta.LeaseShared)
+	if n := recalls(b) - asked; n != 0 {
+		t.Errorf("another had to give up %d leases", n)
+	}
+
+	// The next barrier: none is given while it is up, and it does not end before all
+	// that were given are back.
+	a.mu.Lock()
+	a.hold = true
+	a.mu.Unlock()
+	taken := make(chan wire.SnapshotInfo, 1)
+	go func() { taken <- admin.snapshot(t, "two") }()
+	eventually(t, "all leases are asked for", func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return unless(len(a.held) == 4)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	_, err := b.Do(ctx, 1, meta.OpID{}, &meta.Open{Ino: written, Also: inos}, meta.LeaseExclusive)
+	cancel()
+	o := s.srv.opened(1)
+	o.mu.Lock()
+	up := o.barrier != nil // else this machine is slow
+	o.mu.Unlock()
+	if up && meta.KindOf(err) != meta.Interrupted {
+		t.Errorf("a file could be opened for writing: %v", err)
+	}
+	for _, ino := range inos[:4] {
+		a.do(t, &meta.Write{Ino: ino, Inline: true, Data: []byte("buffered"), Size: 8, Synced: true}, meta.LeaseNone)
+	}
+	a.letGo()
+	two := <-taken
+	for _, ino := range inos[:4] {
+		if r, err := b.DoAt(t.Context(), 1, two.At, &meta.Open{Ino: ino}); err != nil || two.Unanswered == 0 && string(r.Data) != "buffered" {
+			t.Errorf("the snapshot has %q of inode %d, %v", r.Data, ino, err)
+		}
+	}
+	s.exact()
+}
+
 // openEnd makes a file whose end is open: 500 bytes of it were told of, 700 are synced
 // and 900 written.
 func (p *peer) openEnd(t *testing.T, chunks *fakeChunks) (meta.Ino, meta.ChunkGrant) {

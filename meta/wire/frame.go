@@ -45,8 +45,9 @@ import (
 //	6  Reserve.Inherit
 //	7  Recall.Within, Recalled.Held
 //	8  CopyRange.At
+//	9  Open.Also
 const (
-	Version    = 8
+	Version    = 9
 	MinVersion = 2
 )
 

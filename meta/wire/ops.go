@@ -101,6 +101,9 @@ func (c *coder) op(p *meta.Op) {
 		ino(c, &o.Ino)
 		c.u64(&o.Off)
 		c.u64(&o.Len)
+		if c.since(9) { // an owner of before is asked for each
+			list(c, &o.Also, ino)
+		}
 	case *meta.StatFSOp:
 	case *meta.Seek:
 		ino(c, &o.Ino)

@@ -27,9 +27,12 @@ func up(t *testing.T) *local.System {
 	return upWith(t, slog.New(slog.NewTextHandler(io.Discard, nil)))
 }
 
-func upWith(t *testing.T, log *slog.Logger) *local.System {
+func upWith(t *testing.T, log *slog.Logger) *local.System { return upAs(t, local.Config{Logger: log}) }
+
+// upAs starts a system; where it is, and what is unsafe in it, is filled in.
+func upAs(t *testing.T, cfg local.Config) *local.System {
 	t.Helper()
-	unsafe, err := local.Controls(os.Getenv(local.ControlVariable), log)
+	unsafe, err := local.Controls(os.Getenv(local.ControlVariable), cfg.Logger)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +41,8 @@ func upWith(t *testing.T, log *slog.Logger) *local.System {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s, err := local.Up(t.Context(), local.Config{Dir: dir, Logger: log, Unsafe: unsafe})
+	cfg.Dir, cfg.Unsafe = dir, unsafe
+	s, err := local.Up(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,6 +28,7 @@ type Config struct {
 	MetaCache    int
 	Logger       *slog.Logger
 	CommitDelay  time.Duration
+	DigestRate   uint64 // see MetaConfig
 	Unsafe       Unsafe
 }
 
@@ -148,7 +149,7 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 		}
 	}
 	s.Meta, err = StartMeta(ctx, MetaConfig{
-		Dir: cfg.Dir, Cluster: id.Cluster, Name: "up", Logger: cfg.Logger, CommitDelay: cfg.CommitDelay, Unsafe: cfg.Unsafe.Meta, UnsafeNoFsync: cfg.Unsafe.NoJournal,
+		Dir: cfg.Dir, Cluster: id.Cluster, Name: "up", Logger: cfg.Logger, CommitDelay: cfg.CommitDelay, DigestRate: cfg.DigestRate, Unsafe: cfg.Unsafe.Meta, UnsafeNoFsync: cfg.Unsafe.NoJournal,
 	})
 	if err != nil {
 		return s, err
