@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"time"
 
 	"penstock.io/penstock/meta"
 	metaclient "penstock.io/penstock/meta/client"
@@ -56,11 +58,39 @@ func RunMeta(ctx context.Context, cfg MetaConfig) (*Meta, func() error, error) {
 		}
 	}
 	m.serve.Go(func() {
-		if err := m.OpenVolumes(ctx); err != nil && ctx.Err() == nil {
+		err := whenAvailable(ctx, m.OpenVolumes, func(err error) {
+			cfg.Logger.Warn("volumes could not be opened yet, it is tried again", "error", err)
+		})
+		if err != nil && ctx.Err() == nil {
 			m.fail(err)
 		}
 	})
 	return m, lock.Close, nil
+}
+
+// whenAvailable does what may find etcd, or others, away for a moment, until it is done
+// or fails for another reason; meanwhile it tells why not. Who starts while etcd changes
+// its leader serves later, and does not end.
+func whenAvailable(ctx context.Context, do func(context.Context) error, later func(error)) error {
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+		err := do(ctx)
+		if err == nil || !onlyUnavailable(err) {
+			return err
+		}
+		later(err)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+func onlyUnavailable(err error) bool {
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
+		return !slices.ContainsFunc(all.Unwrap(), func(err error) bool { return !onlyUnavailable(err) })
+	}
+	return errors.Is(err, meta.Unavailable)
 }
 
 // hello is what a chunk server must know of the cluster before it opens disks.
