@@ -574,6 +574,8 @@ type Snapshot struct {
 	Bytes    uint64
 	Deleting bool
 	Rolling  bool // the volume is being rolled back to it
+	// Group is that of the group that it was taken for, zero if for none.
+	Group uint64
 }
 
 // ChangeKind says what became of a path between two snapshots.

@@ -27,7 +27,7 @@ the size of the volume, and then holds just what has changed since. Whatever
 write() had returned for is in it and durable; bytes in memory maps are in it as
 far as they were flushed.`,
 	}
-	cmd.AddCommand(newSnapshotCreate(), newSnapshotList(), newSnapshotShow(), newSnapshotUsage(), newSnapshotDelete(), newSnapshotDiff(), newSnapshotRollback(), newSnapshotSchedule())
+	cmd.AddCommand(newSnapshotCreate(), newSnapshotList(), newSnapshotShow(), newSnapshotUsage(), newSnapshotDelete(), newSnapshotDiff(), newSnapshotRollback(), newSnapshotSchedule(), newSnapshotGroup())
 	return cmd
 }
 

@@ -22,6 +22,7 @@
 //	grants/<number, 16 hex>      Grant: what an identity may do on a volume
 //	grants/for/<use>/...         Grant: the same, for as long as a use lasts: see GrantFor
 //	ended/...                    empty: when a client's uses ended last: see GrantFor
+//	groups/<name>                meta.Group: snapshots of several volumes, of one moment
 //	settings                     Settings
 //	volumes/<volume, 8 hex>/...  journal and ownership: see package meta/journal/etcd
 //

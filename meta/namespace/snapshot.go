@@ -396,7 +396,11 @@ func Snapshots(r Reader) ([]meta.Snapshot, error) {
 
 // told is what users are told of it.
 func (s *snapshot) told() meta.Snapshot {
-	return meta.Snapshot{Name: s.name, At: meta.Generation(s.gen), Created: s.created, Inodes: s.inodes, Bytes: s.bytes, Deleting: s.state != snapshotLive, Rolling: s.rolling}
+	l := meta.Snapshot{Name: s.name, At: meta.Generation(s.gen), Created: s.created, Inodes: s.inodes, Bytes: s.bytes, Deleting: s.state != snapshotLive, Rolling: s.rolling}
+	if meta.IsGroupID(s.token) {
+		l.Group = s.token
+	}
+	return l
 }
 
 // Buried is the bytes of chunks that only snapshots see.

@@ -187,6 +187,8 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		return s.adminScrub(ctx, meta.ServerID(m.Ino))
 	case wire.AdminSnapshots, wire.AdminSnapshotCreate, wire.AdminSnapshotDelete, wire.AdminSnapshotDiff, wire.AdminSnapshotRollback, wire.AdminSnapshotSchedule, wire.AdminSnapshotUse:
 		return s.snapshotOp(ctx, sess, m, re)
+	case wire.AdminGroups, wire.AdminGroupPut, wire.AdminGroupStep:
+		return s.groupOp(ctx, sess, m, re)
 	case wire.AdminPin, wire.AdminUnpin:
 		return s.pinOp(ctx, sess, m, re)
 	case wire.AdminClone, wire.AdminClones, wire.AdminCloneSettle, wire.AdminPromote, wire.AdminChunkPlaces:
@@ -214,13 +216,9 @@ func (s *Server) mayAdmin(ctx context.Context, sess *session, m *wire.Admin) err
 	if err == nil || int(m.Op) >= len(adminRules) || adminRules[m.Op].right == cluster.NoRights || sess.who.Role != peering.Client {
 		return err
 	}
-	v, ferr := s.find(ctx, m)
+	volumes, ferr := s.adminOf(ctx, m)
 	if ferr != nil {
 		return err // whether there is such a volume is not for it to know, either
-	}
-	volumes := []meta.VolumeID{v.ID}
-	if m.Op == wire.AdminAttach {
-		volumes = append(volumes, m.Parent)
 	}
 	if err = sess.mayAdmin(m.Op, volumes...); err == nil {
 		return nil
@@ -232,6 +230,27 @@ func (s *Server) mayAdmin(ctx context.Context, sess *session, m *wire.Admin) err
 		return err
 	}
 	return sess.mayAdmin(m.Op, volumes...)
+}
+
+// adminOf gives the volumes that a request is about.
+func (s *Server) adminOf(ctx context.Context, m *wire.Admin) ([]meta.VolumeID, error) {
+	switch {
+	case m.Op == wire.AdminGroupPut:
+		var q wire.GroupRequest
+		err := readBody(m, &q)
+		return q.Volumes, err
+	case m.Op == wire.AdminGroups && m.Entry != "":
+		g, err := s.cfg.Cluster.Group(ctx, m.Entry)
+		return g.Volumes(), err
+	}
+	v, err := s.find(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	if m.Op == wire.AdminAttach {
+		return []meta.VolumeID{v.ID, m.Parent}, nil
+	}
+	return []meta.VolumeID{v.ID}, nil
 }
 
 // find names a volume by its id or its name.
@@ -287,7 +306,11 @@ func (o *owner) durably(ctx context.Context, op meta.Op) error {
 		if o.failed != nil {
 			return o.failed
 		}
-		wait, _, err := o.recallFor(nil, op, k, &view{o: o})
+		wait := o.frozen()
+		var err error
+		if wait == nil {
+			wait, _, err = o.recallFor(nil, op, k, &view{o: o})
+		}
 		if err != nil {
 			return err
 		}

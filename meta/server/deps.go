@@ -132,6 +132,14 @@ type MirrorTable interface {
 	DropMirror(ctx context.Context, target meta.VolumeID) error
 }
 
+// GroupTable is the records of group snapshots; the promises are at package cluster.
+type GroupTable interface {
+	Groups(ctx context.Context) ([]meta.Group, error)
+	Group(ctx context.Context, name string) (meta.Group, error)
+	PutGroup(ctx context.Context, g meta.Group) (meta.Group, error)
+	DropGroup(ctx context.Context, g meta.Group) error
+}
+
 // Nodes is the table of chunk servers.
 type Nodes interface {
 	// Nodes are the chunk servers that were ever seen, by id, as this process
@@ -153,6 +161,7 @@ type Cluster interface {
 	Views
 	Nodes
 	MirrorTable
+	GroupTable
 	ID() string
 	NewServerID(ctx context.Context) (meta.ServerID, error)
 	CapKeys(ctx context.Context) ([]meta.CapKey, error)

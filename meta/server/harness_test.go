@@ -39,6 +39,8 @@ type fakeCluster struct {
 	bearers map[meta.ServerID]string
 	deleted map[meta.VolumeID][]meta.ServerID
 	mirrors map[meta.VolumeID]meta.Mirror
+	groups  map[string]meta.Group
+	groupAt int64 // the revision of the last one written
 	// read is told of each row that is read by number, after that; may be nil.
 	read func(meta.VolumeID)
 	// noRow is what reading a row by number fails with; may be nil.
@@ -146,6 +148,47 @@ func (f *fakeCluster) DropMirror(_ context.Context, target meta.VolumeID) error 
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.mirrors, target)
+	return nil
+}
+func (f *fakeCluster) Groups(context.Context) (all []meta.Group, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(f.groups)) {
+		all = append(all, f.groups[name])
+	}
+	return all, nil
+}
+func (f *fakeCluster) Group(_ context.Context, name string) (meta.Group, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, ok := f.groups[name]
+	if !ok {
+		return g, meta.E("read group", meta.NotFound, name, nil)
+	}
+	return g, nil
+}
+func (f *fakeCluster) PutGroup(_ context.Context, g meta.Group) (meta.Group, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.groups[g.Name].Revision != g.Revision {
+		return g, meta.E("write group", meta.Again, g.Name, nil)
+	}
+	if f.groups == nil {
+		f.groups = map[string]meta.Group{}
+	}
+	f.groupAt++
+	g.Revision = f.groupAt
+	g.Members = slices.Clone(g.Members)
+	f.groups[g.Name] = g
+	return g, nil
+}
+func (f *fakeCluster) DropGroup(_ context.Context, g meta.Group) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.groups[g.Name].Revision != g.Revision {
+		return meta.E("delete group", meta.Again, g.Name, nil)
+	}
+	delete(f.groups, g.Name)
 	return nil
 }
 func (f *fakeCluster) Etcd(context.Context) (none meta.EtcdHealth) { return none }
@@ -485,6 +528,8 @@ func (s *site) start() {
 			cfg.Unsafe.NoPace = true
 		case "meta-nowait":
 			cfg.Unsafe.NoWait = true
+		case "meta-nofreeze":
+			cfg.Unsafe.NoFreeze = true
 		}
 	}
 	if s.adjust != nil {

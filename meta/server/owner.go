@@ -115,7 +115,9 @@ type owner struct {
 	restored   *cluster.Restoration // nil: it never was
 	noSpace    error                // etcd refuses writes
 	snapped    meta.Seq             // the last entry that takes or deletes a snapshot
-	barrier    *barrier             // a snapshot is being taken
+	barrier    *barrier             // a snapshot is being taken,
+	group      *groupHolding        // of a group; nil: not
+	groups     map[uint64]struct{}  // that are decided
 	closed     chan struct{}        // nobody may enter until it is closed; nil: all may
 	snapWake   chan struct{}        // to snapshotLoop, capacity 1
 	digesting  digesting
@@ -414,6 +416,9 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	}
 	if o.barrier != nil && o.barrier.cut && endsOpen(c.Op) {
 		return nil, o.barrier.over
+	}
+	if wait := o.frozen(); wait != nil {
+		return nil, wait
 	}
 	w := &view{o: o, session: s.id}
 	var orphaned meta.Ino

@@ -153,6 +153,9 @@ var adminRules = [...]adminRule{
 	wire.AdminGrantFor:      {roles: admins},
 	wire.AdminRevision:      {roles: admins},
 	wire.AdminSnapshotUse:   {roles: admins, right: cluster.AdminRights}, // it may read much
+	wire.AdminGroups:        {roles: admins, right: cluster.AdminRights},
+	wire.AdminGroupPut:      {roles: admins, right: cluster.AdminRights}, // on each volume
+	wire.AdminGroupStep:     {roles: admins, right: cluster.AdminRights},
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}

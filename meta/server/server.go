@@ -160,6 +160,8 @@ type Unsafe struct {
 	NoFence bool
 	// NoPromise: what sessions reserve of a quota is not kept from others.
 	NoPromise bool
+	// NoFreeze: changes are answered while a group's snapshots are taken.
+	NoFreeze bool
 }
 
 // Server serves the volumes of a cluster.

@@ -61,6 +61,8 @@ type barrier struct {
 	// since is the last round of asking before it was put up: what is answered to that
 	// one says nothing of now.
 	since uint64
+	// frozen: no change is answered at all, for a group's snapshot.
+	frozen bool
 }
 
 // takeHow is how a snapshot is taken.
@@ -468,6 +470,9 @@ func (o *owner) shownSnapshots() ([]meta.Snapshot, meta.Generation, error) {
 			all, err := namespace.Snapshots(&view{o: o})
 			shown := o.mirror
 			o.mu.Unlock()
+			if err == nil {
+				all, err = o.decided(all)
+			}
 			return all, shown, err
 		}
 		wait := o.untilDurable(o.snapped)

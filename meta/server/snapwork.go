@@ -46,6 +46,8 @@ func (o *owner) snapshotLoop() {
 		if err == nil {
 			held, err = o.settleClones(o.ctx)
 		}
+		open, gerr := o.dropUndecided()
+		held, err = held || open, errors.Join(err, gerr)
 		if o.ctx.Err() != nil {
 			return
 		}
@@ -98,7 +100,10 @@ func (o *owner) snapshotWork() bool {
 		return true
 	}
 	all, err := namespace.Snapshots(&view{o: o})
-	return err != nil || slices.ContainsFunc(all, func(s meta.Snapshot) bool { return s.Deleting })
+	return err != nil || slices.ContainsFunc(all, func(s meta.Snapshot) bool {
+		_, decided := o.groups[s.Group]
+		return s.Deleting || s.Group != 0 && !decided
+	})
 }
 
 // deleteSnapshot makes a snapshot unreadable; what it alone saw goes later.

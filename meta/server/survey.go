@@ -154,6 +154,18 @@ func (c *lostCluster) PutMirror(context.Context, meta.Mirror) (meta.Mirror, erro
 
 func (c *lostCluster) DropMirror(context.Context, meta.VolumeID) error { return beingRestored() }
 
+func (c *lostCluster) Groups(context.Context) ([]meta.Group, error) { return nil, beingRestored() }
+
+func (c *lostCluster) Group(context.Context, string) (meta.Group, error) {
+	return meta.Group{}, beingRestored()
+}
+
+func (c *lostCluster) PutGroup(context.Context, meta.Group) (meta.Group, error) {
+	return meta.Group{}, beingRestored()
+}
+
+func (c *lostCluster) DropGroup(context.Context, meta.Group) error { return beingRestored() }
+
 func (c *lostCluster) OpenStore(context.Context, meta.VolumeID, journal.Checkpoint, bool) (Store, error) {
 	return nil, beingRestored()
 }

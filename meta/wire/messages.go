@@ -601,6 +601,11 @@ const (
 	// AdminSnapshotUse counts what the snapshots of Volume hold. Body, Report:
 	// SnapshotUseRequest, or empty; SnapshotUse.
 	AdminSnapshotUse
+	// AdminGroups lists the records of group snapshots: of Volume, or all; with Entry,
+	// the one of that name. Report: a list of meta.Group.
+	AdminGroups
+	AdminGroupPut  // Entry: the group's name; Body: GroupRequest; Report: meta.Group
+	AdminGroupStep // at Volume; Entry: the group's name; Body: GroupStep; Report, of GroupTake: meta.GroupMember
 	lastAdminOp
 )
 

@@ -26,6 +26,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"meta-norecall", "test/snapshots", "TestAtomic"},
 	{"meta-nopromise", "test/quota", "TestRace"},
 	{"meta-nopace", "meta/server", "TestFloodIsHeldUp"},
+	{"meta-nofreeze", "meta/server", "TestGroupIsOneMoment"},
 	{"journal-nofence", "test/failover", "TestLateCommit"},
 	{"journal-nofence", "meta/journal/etcd", "TestSuite"},
 	{"meta-norecall", "test/cluster", "TestPartitions"},

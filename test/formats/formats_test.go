@@ -226,6 +226,36 @@ func TestOldMirrorRecord(t *testing.T) {
 	}
 }
 
+// The record of a group of snapshots in etcd says what it said.
+func TestOldGroupRecord(t *testing.T) {
+	kept, err := os.ReadFile("testdata/group-v1.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := json.NewDecoder(bytes.NewReader(kept))
+	d.DisallowUnknownFields()
+	var got meta.Group
+	if err := d.Decode(&got); err != nil {
+		t.Fatal(err)
+	}
+	want := meta.Group{
+		Version: 1, Name: "nightly", ID: 5577006791947779410, State: meta.GroupReady, Began: 1763856000000000000,
+		Members: []meta.GroupMember{
+			{Volume: 1, At: 7, Created: 1763856000100000000, Inodes: 12, Bytes: 4096, Unanswered: 1, UnansweredBy: []string{"node-1"}},
+			{Volume: 3, At: 2, Created: 1763856000101000000, Inodes: 3},
+		},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if again, err := json.Marshal(got); err != nil || string(again) != strings.TrimSpace(string(kept)) {
+		t.Errorf("it would be written as %s, %v", again, err)
+	}
+	if !meta.IsGroupID(got.ID) || meta.IsGroupID(0) || meta.IsGroupID(got.ID|1) {
+		t.Error("tokens of groups are even")
+	}
+}
+
 // sum digests names and bytes of a directory.
 func sum(t *testing.T, dir string) string {
 	h := sha256.New()

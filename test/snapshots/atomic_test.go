@@ -100,15 +100,16 @@ type kind struct {
 type reader struct {
 	ctx context.Context
 	s   *client.Session
+	vol meta.VolumeID
 	at  meta.Generation
 }
 
 func (r *reader) open(name string) (*meta.Result, error) {
-	e, err := r.s.DoAt(r.ctx, meta.RootVolume, r.at, &meta.Lookup{Parent: meta.RootIno, Name: name})
+	e, err := r.s.DoAt(r.ctx, r.vol, r.at, &meta.Lookup{Parent: meta.RootIno, Name: name})
 	if err != nil {
 		return nil, err
 	}
-	res, err := r.s.DoAt(r.ctx, meta.RootVolume, r.at, &meta.Open{Ino: e.Attr.Ino})
+	res, err := r.s.DoAt(r.ctx, r.vol, r.at, &meta.Open{Ino: e.Attr.Ino})
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +165,7 @@ var kinds = []kind{
 	{"renamed", func(ctx context.Context, v *penstock.Volume, _ meta.Ino, name string, n uint64) error {
 		return v.Rename(ctx, nil, meta.RootIno, fmt.Sprint(name, ".", n-1), meta.RootIno, fmt.Sprint(name, ".", n), 0)
 	}, func(r *reader, name string) (uint64, error) {
-		l, err := r.s.DoAt(r.ctx, meta.RootVolume, r.at, &meta.ReadDir{Ino: meta.RootIno, Max: 4096})
+		l, err := r.s.DoAt(r.ctx, r.vol, r.at, &meta.ReadDir{Ino: meta.RootIno, Max: 4096})
 		if err != nil {
 			return 0, err
 		}
@@ -259,7 +260,7 @@ func TestAtomic(t *testing.T) {
 			t.Log(err)
 		}
 		longest = max(longest, time.Since(began))
-		r := &reader{t.Context(), sess, sn.At}
+		r := &reader{t.Context(), sess, meta.RootVolume, sn.At}
 		for j, p := range pairs {
 			var n [2]uint64
 			for side := range 2 {

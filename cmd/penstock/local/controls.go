@@ -40,6 +40,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Meta.NoRevoke = true
 		case "meta-nopromise":
 			u.Meta.NoPromise = true
+		case "meta-nofreeze":
+			u.Meta.NoFreeze = true
 		case "mirror-nodigest":
 			u.Mirrors.NoDigest = true
 		default:

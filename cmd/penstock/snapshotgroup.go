@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/wire"
+)
+
+func newSnapshotGroup() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "group",
+		Short: "Take, list and delete snapshots of several volumes that show one moment",
+		Long: `A group is a snapshot of each of several volumes, of one name and one moment: what
+was written in one volume because of something in another is not in it without
+that. Each is a snapshot of its volume, and used like others. There are all of them, or none.`,
+	}
+	cmd.AddCommand(newSnapshotGroupCreate(), newSnapshotGroupList(), newSnapshotGroupDelete())
+	return cmd
+}
+
+// groupAnswer is what commands tell of a group.
+type groupAnswer struct {
+	Name    string          `json:"name" yaml:"name"`
+	State   meta.GroupState `json:"state" yaml:"state"`
+	Began   time.Time       `json:"began" yaml:"began"`
+	Volumes []groupVolume   `json:"volumes" yaml:"volumes"`
+}
+
+type groupVolume struct {
+	Volume       string          `json:"volume" yaml:"volume"` // its name; of one that is gone, its number
+	ID           meta.VolumeID   `json:"id" yaml:"id"`
+	Generation   meta.Generation `json:"generation,omitempty" yaml:"generation,omitempty"`
+	Inodes       uint64          `json:"inodes" yaml:"inodes"`
+	Bytes        uint64          `json:"bytes" yaml:"bytes"`
+	Unanswered   uint64          `json:"unanswered,omitempty" yaml:"unanswered,omitempty"`
+	UnansweredBy []string        `json:"unanswered_by,omitempty" yaml:"unanswered_by,omitempty"`
+}
+
+func groupAnswerOf(g *meta.Group, names map[meta.VolumeID]string) groupAnswer {
+	a := groupAnswer{Name: g.Name, State: g.State, Began: time.Unix(0, int64(g.Began)).UTC()}
+	for _, m := range g.Members {
+		v := groupVolume{Volume: names[m.Volume], ID: m.Volume, Generation: m.At, Inodes: m.Inodes, Bytes: m.Bytes, Unanswered: m.Unanswered, UnansweredBy: m.UnansweredBy}
+		if v.Volume == "" {
+			v.Volume = strconv.FormatUint(uint64(m.Volume), 10)
+		}
+		a.Volumes = append(a.Volumes, v)
+	}
+	return a
+}
+
+func newSnapshotGroupCreate() *cobra.Command {
+	var w where
+	var out output
+	var strict bool
+	cmd := &cobra.Command{
+		Use:   "create NAME VOLUME...",
+		Short: "Take a snapshot of each volume, at one moment",
+		Long: `Takes a snapshot of each volume, all of the same name and moment, or none. Clients
+commit what they have buffered first, as for 'penstock snapshot create'. For a moment,
+a second at most, changes in the volumes wait.`,
+		Example: `  penstock snapshot group create before-the-upgrade data index wal`,
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return w.with(cmd.Context(), func(s *client.Session) error {
+				names := map[meta.VolumeID]string{}
+				var ids []meta.VolumeID
+				for _, name := range args[1:] {
+					v, err := volumeByName(cmd.Context(), s, name)
+					if err != nil {
+						return err
+					}
+					names[v.ID] = name
+					ids = append(ids, v.ID)
+				}
+				g, err := s.TakeGroup(cmd.Context(), args[0], ids, strict)
+				if err != nil {
+					return adviseGroup(err)
+				}
+				a := groupAnswerOf(&g, names)
+				for _, v := range a.Volumes {
+					if v.Unanswered > 0 {
+						i := wire.SnapshotInfo{Name: v.Volume + "@" + g.Name, Unanswered: v.Unanswered, UnansweredBy: v.UnansweredBy}
+						fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", unansweredText(&i))
+					}
+				}
+				return out.print(cmd.OutOrStdout(), a, func(t *table) { t.row(a.Name) })
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	cmd.Flags().BoolVar(&strict, "strict", false, "take none that would have files only as they were synced last")
+	return cmd
+}
+
+// adviseGroup adds what to do about an error.
+func adviseGroup(err error) error {
+	switch {
+	case errors.Is(err, meta.Exists):
+		return fmt.Errorf("%w; choose another name, or delete that one", err)
+	case errors.Is(err, meta.NotFound):
+		return fmt.Errorf("%w; 'penstock snapshot group list' shows those that there are", err)
+	}
+	return adviseSnapshot(err, "VOLUME")
+}
+
+// namesOfVolumes gives the names of the volumes of groups.
+func namesOfVolumes(ctx context.Context, s *client.Session, groups []meta.Group) (map[meta.VolumeID]string, error) {
+	names := map[meta.VolumeID]string{}
+	for _, g := range groups {
+		for _, m := range g.Members {
+			if _, known := names[m.Volume]; known {
+				continue
+			}
+			names[m.Volume] = ""
+			v, err := s.VolumeByID(ctx, m.Volume)
+			if errors.Is(err, meta.NoSuchVolume) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			names[m.Volume] = v.Name
+		}
+	}
+	return names, nil
+}
+
+func newSnapshotGroupList() *cobra.Command {
+	var w where
+	var out output
+	cmd := &cobra.Command{
+		Use:     "list [VOLUME]",
+		Short:   "List group snapshots, of one volume or of all",
+		Example: `  penstock snapshot group list`,
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return w.with(cmd.Context(), func(s *client.Session) error {
+				var of meta.VolumeID
+				if len(args) > 0 {
+					v, err := volumeByName(cmd.Context(), s, args[0])
+					if err != nil {
+						return err
+					}
+					of = v.ID
+				}
+				l, err := s.Groups(cmd.Context(), of)
+				if err != nil {
+					return err
+				}
+				names, err := namesOfVolumes(cmd.Context(), s, l)
+				if err != nil {
+					return err
+				}
+				all := []groupAnswer{}
+				for _, g := range l {
+					all = append(all, groupAnswerOf(&g, names))
+				}
+				return out.print(cmd.OutOrStdout(), all, func(t *table) {
+					t.row("NAME", "VOLUME", "CREATED", "FILES", "SIZE", "STATE")
+					for _, g := range all {
+						for _, v := range g.Volumes {
+							t.row(g.Name, v.Volume, g.Began.Local().Format(time.DateTime), v.Inodes, bytesText(v.Bytes), string(g.State))
+						}
+					}
+				})
+			})
+		},
+	}
+	out.flag(cmd)
+	w.flags(cmd)
+	return cmd
+}
+
+func newSnapshotGroupDelete() *cobra.Command {
+	var w where
+	cmd := &cobra.Command{
+		Use:   "delete NAME",
+		Short: "Delete the snapshots of a group",
+		Long: `Deletes the snapshots of a group. Those that clones need go with the last of these;
+those that were deleted by themselves are none.`,
+		Example: `  penstock snapshot group delete before-the-upgrade`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return w.with(cmd.Context(), func(s *client.Session) error {
+				return adviseGroup(s.DeleteGroup(cmd.Context(), args[0]))
+			})
+		},
+	}
+	w.flags(cmd)
+	return cmd
+}

@@ -1,0 +1,76 @@
+package penstock
+
+import (
+	"context"
+
+	"penstock.io/penstock/meta"
+)
+
+// Group describes snapshots of several volumes that show one moment.
+type Group = meta.Group
+
+// groupSession is what a session does about groups; the methods' promises are at
+// meta/client.
+type groupSession interface {
+	Groups(ctx context.Context, v meta.VolumeID) ([]meta.Group, error)
+	Group(ctx context.Context, name string) (meta.Group, error)
+	TakeGroup(ctx context.Context, name string, volumes []meta.VolumeID, strict bool) (meta.Group, error)
+	DeleteGroup(ctx context.Context, name string) error
+}
+
+var _ groupSession = session{}
+
+// Groups administers group snapshots: those of several volumes that show one moment.
+type Groups struct{ s groupSession }
+
+// Groups gives the administration of group snapshots. Errors: NotSupported.
+func (c *Client) Groups() (Groups, error) {
+	s, ok := c.sess.(groupSession)
+	if !ok {
+		return Groups{}, meta.E("groups", meta.NotSupported, "", nil)
+	}
+	return Groups{s}, nil
+}
+
+// Take takes a snapshot of each of 1 to meta.MaxGroup volumes, all under one name and as
+// of one moment: if something that was begun in one volume after something in another was
+// acknowledged is in it, that is in it, too, for what clients commit within a second (see
+// Volume.TakeSnapshot; the members count what not). With strict there is no group that
+// would lack any of that. There are all snapshots, or none. While they are taken changes
+// in the volumes wait, for a second at most. Errors: Exists (a group of that name, or a
+// snapshot in one of the volumes), Busy (such a group is being taken), Invalid, NameTooLong
+// and ResourceExceeded, NoSuchVolume, AccessDenied (a grant is not to administer),
+// Unavailable (the volumes could not be held at one moment; or, if it is to be strict, the
+// text says whose files are not in), NotSupported (an owner is of an older version).
+func (g Groups) Take(ctx context.Context, name string, strict bool, volumes ...*Volume) (Group, error) {
+	var ids []meta.VolumeID
+	for _, v := range volumes {
+		if err := v.readOnly("snapshot"); err != nil {
+			return Group{}, err
+		}
+		ids = append(ids, v.id)
+		defer v.snapshotsChanged()
+	}
+	return g.s.TakeGroup(ctx, name, ids, strict)
+}
+
+// All lists the groups by name, also those that are being taken or were given up: see
+// Group.State. Errors: AccessDenied (the identity is no administrator).
+func (g Groups) All(ctx context.Context) ([]Group, error) { return g.s.Groups(ctx, 0) }
+
+// Find gives the group of a name that is there. Errors: NotFound.
+func (g Groups) Find(ctx context.Context, name string) (Group, error) {
+	x, err := g.s.Group(ctx, name)
+	if err == nil && x.State != meta.GroupReady {
+		err = meta.E("find group", meta.NotFound, name, nil)
+	}
+	if err != nil {
+		return Group{}, err
+	}
+	return x, nil
+}
+
+// Delete deletes the snapshots of a group and its record. Those that were deleted before
+// are none of its errors; those that clones need go with the last clone. Errors: NotFound,
+// Busy (it is being taken, or a snapshot is pinned: others may be gone by then).
+func (g Groups) Delete(ctx context.Context, name string) error { return g.s.DeleteGroup(ctx, name) }

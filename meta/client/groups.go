@@ -1,0 +1,185 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/wire"
+)
+
+const (
+	// groupTries is how often a group is tried that could not be taken at one moment,
+	// and groupTry how long one try may take.
+	groupTries = 4
+	groupTry   = 20 * time.Second
+	// groupTidy bounds how long is tried to take away what a try that failed has left.
+	groupTidy = 10 * time.Second
+)
+
+// Groups lists group snapshots: of a volume, or with zero all of the cluster. Errors:
+// AccessDenied.
+func (s *Session) Groups(ctx context.Context, v meta.VolumeID) (l []meta.Group, err error) {
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminGroups, Volume: v}, nil, &l)
+	return l, err
+}
+
+// Group finds a group of any state. Errors: NotFound, AccessDenied.
+func (s *Session) Group(ctx context.Context, name string) (meta.Group, error) {
+	var l []meta.Group
+	err := s.askJSON(ctx, wire.Admin{Op: wire.AdminGroups, Entry: name}, nil, &l)
+	if err == nil && len(l) != 1 {
+		err = meta.E("find group", meta.NotFound, name, nil)
+	}
+	if err != nil {
+		return meta.Group{}, err
+	}
+	return l[0], nil
+}
+
+// TakeGroup takes a snapshot of each volume, of one name and one moment: whatever was
+// acknowledged in one of them before something in another was begun is in the group if
+// that is. There are all of them, or none. With strict none is taken that would have
+// files only as they were synced last; else members tell of those. Errors: Exists (a
+// group of that name, or a snapshot in one of the volumes), Busy (a group of that name is
+// being taken), Invalid (the name, or not 1 to meta.MaxGroup volumes), NoSuchVolume,
+// Unavailable (they could not be held at one moment; strict: what was written is not all
+// in yet), NotSupported (an owner is of an older version), AccessDenied,
+// ResourceExceeded.
+func (s *Session) TakeGroup(ctx context.Context, name string, volumes []meta.VolumeID, strict bool) (meta.Group, error) {
+	volumes = slices.Clone(volumes)
+	slices.Sort(volumes)
+	for try := 1; ; {
+		g, err := s.putGroup(ctx, name, &wire.GroupRequest{Do: wire.GroupBegin, ID: rand.Uint64()&^1 | 2, Volumes: volumes})
+		if errors.Is(err, meta.Again) {
+			continue // another came first: what it is says the next request
+		}
+		if err != nil {
+			return g, err
+		}
+		if g.State == meta.GroupAborted { // what another has left
+			if err := s.forgetGroup(ctx, g); err != nil {
+				return g, err
+			}
+			continue
+		}
+		members, err := s.tryGroup(ctx, g, strict)
+		if err == nil {
+			var now meta.Group
+			if now, err = s.putGroup(ctx, name, &wire.GroupRequest{Do: wire.GroupDecide, ID: g.ID, Volumes: volumes, Members: members}); err == nil {
+				return now, nil
+			}
+		}
+		tidy, cancel := context.WithTimeout(context.WithoutCancel(ctx), groupTidy)
+		now, aerr := s.putGroup(tidy, name, &wire.GroupRequest{Do: wire.GroupAbort, ID: g.ID, Volumes: volumes})
+		if aerr == nil && now.ID == g.ID && now.State == meta.GroupAborted {
+			aerr = s.forgetGroup(tidy, now)
+		}
+		cancel()
+		switch {
+		case aerr == nil && now.ID == g.ID && now.State == meta.GroupReady:
+			return now, nil // only the answer was lost
+		case !errors.Is(err, meta.Again) && !errors.Is(err, meta.NotOwner) || ctx.Err() != nil:
+			return g, errors.Join(err, aerr)
+		case try == groupTries:
+			return g, meta.E("take group", meta.Unavailable, name, errors.Join(err, aerr))
+		}
+		try++
+	}
+}
+
+func (s *Session) putGroup(ctx context.Context, name string, q *wire.GroupRequest) (g meta.Group, err error) {
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminGroupPut, Entry: name}, q, &g)
+	return g, err
+}
+
+func (s *Session) groupStep(ctx context.Context, g *meta.Group, v meta.VolumeID, step string, strict bool, to any) error {
+	return s.askJSON(ctx, wire.Admin{Op: wire.AdminGroupStep, Volume: v, Entry: g.Name}, wire.GroupStep{Step: step, ID: g.ID, Strict: strict}, to)
+}
+
+// atEach runs a step at all volumes at once.
+func (s *Session) atEach(g *meta.Group, do func(i int, v meta.VolumeID) error) error {
+	errs := make([]error, len(g.Members))
+	var wg sync.WaitGroup
+	for i, m := range g.Members {
+		wg.Go(func() { errs[i] = do(i, m.Volume) })
+	}
+	wg.Wait()
+	for _, err := range errs { // one that is final says more
+		if err != nil && !errors.Is(err, meta.Again) && !errors.Is(err, meta.NotOwner) {
+			return err
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// tryGroup takes the snapshots of a group that is undecided. Without an error there was
+// a moment, after the last was taken and before the first was released, at which no
+// volume answered changes.
+func (s *Session) tryGroup(ctx context.Context, g meta.Group, strict bool) ([]meta.GroupMember, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, groupTry, meta.E("take group", meta.Again, g.Name, errors.New("it took too long")))
+	defer cancel()
+	// In their order: two groups that share volumes don't wait for each other.
+	for _, m := range g.Members {
+		if err := s.groupStep(ctx, &g, m.Volume, wire.GroupHold, strict, nil); err != nil {
+			return nil, fmt.Errorf("volume %d: %w", m.Volume, err)
+		}
+	}
+	step := func(step string) error {
+		return s.atEach(&g, func(_ int, v meta.VolumeID) error {
+			if err := s.groupStep(ctx, &g, v, step, false, nil); err != nil {
+				return fmt.Errorf("volume %d: %w", v, err)
+			}
+			return nil
+		})
+	}
+	if err := step(wire.GroupReady); err != nil {
+		return nil, err
+	}
+	members := make([]meta.GroupMember, len(g.Members))
+	if err := s.atEach(&g, func(i int, v meta.VolumeID) error {
+		if err := s.groupStep(ctx, &g, v, wire.GroupTake, false, &members[i]); err != nil {
+			return fmt.Errorf("volume %d: %w", v, err)
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	return members, step(wire.GroupRelease)
+}
+
+// DeleteGroup deletes the snapshots of a group, and the group: those that clones need go
+// with the last of them, as of DropSnapshot. One that was deleted by itself is no error,
+// nor is a volume that is gone. Errors: NotFound, Busy (somebody pinned a snapshot: others
+// may be deleted by then; or it is being taken), AccessDenied.
+func (s *Session) DeleteGroup(ctx context.Context, name string) error {
+	g, err := s.Group(ctx, name)
+	if err != nil {
+		return err
+	}
+	return s.forgetGroup(ctx, g)
+}
+
+// forgetGroup deletes the snapshots of a group that is not undecided, and its record.
+func (s *Session) forgetGroup(ctx context.Context, g meta.Group) error {
+	err := s.atEach(&g, func(_ int, v meta.VolumeID) error {
+		err := s.groupStep(ctx, &g, v, wire.GroupDelete, false, nil)
+		if errors.Is(err, meta.NoSuchVolume) || errors.Is(err, meta.NotFound) { // another was here before
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	_, err = s.putGroup(ctx, g.Name, &wire.GroupRequest{Do: wire.GroupForget, ID: g.ID, Volumes: g.Volumes()})
+	if errors.Is(err, meta.Again) {
+		return nil // it went by another's hand
+	}
+	return err
+}

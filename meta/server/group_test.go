@@ -1,0 +1,484 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/cluster"
+	peering "penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/wire"
+)
+
+// groupID is that of the groups that tests lead through the steps themselves.
+const groupID = 42
+
+func adminJSON(t *testing.T, a wire.Admin, body any) wire.Admin {
+	t.Helper()
+	b, err := json.Marshal(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Body = b
+	return a
+}
+
+func fromJSON(t *testing.T, b []byte, to any) {
+	t.Helper()
+	if err := json.Unmarshal(b, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *peer) putGroup(t *testing.T, do string, name string, members []meta.GroupMember, volumes ...meta.VolumeID) (g meta.Group, err error) {
+	t.Helper()
+	re, err := p.Admin(t.Context(), adminJSON(t, wire.Admin{Op: wire.AdminGroupPut, Entry: name}, wire.GroupRequest{Do: do, ID: groupID, Volumes: volumes, Members: members}))
+	if err == nil {
+		fromJSON(t, re.Report, &g)
+	}
+	return g, err
+}
+
+func (p *peer) groupStep(t *testing.T, v meta.VolumeID, name, step string) (m meta.GroupMember, err error) {
+	t.Helper()
+	re, err := p.Admin(t.Context(), adminJSON(t, wire.Admin{Op: wire.AdminGroupStep, Volume: v, Entry: name}, wire.GroupStep{Step: step, ID: groupID}))
+	if err == nil && step == wire.GroupTake {
+		fromJSON(t, re.Report, &m)
+	}
+	return m, err
+}
+
+// toStep leads a group to after a step at all volumes, in their order.
+func (p *peer) toStep(t *testing.T, name, last string, volumes ...meta.VolumeID) {
+	t.Helper()
+	if _, err := p.putGroup(t, wire.GroupBegin, name, nil, volumes...); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []string{wire.GroupHold, wire.GroupReady, wire.GroupTake, wire.GroupRelease} {
+		for _, v := range volumes {
+			if _, err := p.groupStep(t, v, name, step); err != nil {
+				t.Fatalf("%s at %d: %v", step, v, err)
+			}
+		}
+		if step == last {
+			return
+		}
+	}
+}
+
+// namesAt lists a volume's root at a snapshot.
+func (p *peer) namesAt(t *testing.T, v meta.VolumeID, at meta.Generation) (names []string) {
+	t.Helper()
+	r, err := p.DoAt(t.Context(), v, at, &meta.ReadDir{Ino: meta.RootIno, Max: 10000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range r.Entries {
+		names = append(names, e.Name)
+	}
+	return names
+}
+
+// shots lists a volume's snapshots that are shown.
+func (p *peer) shots(t *testing.T, v meta.VolumeID) (names []string) {
+	t.Helper()
+	l, err := p.Snapshots(t.Context(), v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range l.Snapshots {
+		if s.State != wire.SnapshotDeleting {
+			names = append(names, s.Name)
+		}
+	}
+	return names
+}
+
+// TestGroupIsOneMoment: between the snapshots of two volumes nothing is answered in
+// either, so what was made in the first volume after its snapshot is no cause of
+// anything in the second's. Without the freeze (PENSTOCK_CONTROL=meta-nofreeze), with
+// the barrier of a single volume's snapshot in its place, it is.
+func TestGroupIsOneMoment(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	a, w := s.dial("a"), s.dial("w")
+	second := a.volume(t, "second")
+	for try := 0; ; try++ {
+		name := fmt.Sprint("g", try)
+		if _, err := a.putGroup(t, wire.GroupBegin, name, nil, 1, second); err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range []string{wire.GroupHold, wire.GroupReady} {
+			for _, v := range []meta.VolumeID{1, second} {
+				if _, err := a.groupStep(t, v, name, step); err != nil {
+					t.Fatalf("%s: %v", step, err)
+				}
+			}
+		}
+		one, err := a.groupStep(t, 1, name, wire.GroupTake)
+		if err != nil {
+			t.Fatal(err)
+		}
+		written := make(chan struct{})
+		go func() {
+			defer close(written)
+			for _, c := range []struct {
+				v    meta.VolumeID
+				name string
+			}{{1, "cause" + name}, {second, "effect" + name}} {
+				if _, err := w.Do(t.Context(), c.v, meta.OpID{}, newFile(c.name), meta.LeaseNone); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		select { // as long as the first volume may be held up, it isn't done
+		case <-written:
+		case <-time.After(groupFrozen / 4):
+		}
+		two, err := a.groupStep(t, second, name, wire.GroupTake)
+		for _, v := range []meta.VolumeID{1, second} {
+			if err == nil {
+				_, err = a.groupStep(t, v, name, wire.GroupRelease)
+			}
+		}
+		<-written // nothing is held up longer than the limit
+		if err == nil {
+			cause, effect := a.namesAt(t, 1, one.At), a.namesAt(t, second, two.At)
+			if slices.Contains(effect, "effect"+name) && !slices.Contains(cause, "cause"+name) {
+				t.Fatalf("one moment of two volumes has the effect without the cause: %v, %v", cause, effect)
+			}
+			return
+		}
+		// On a machine that stood still meanwhile the first hold was over.
+		if !errors.Is(err, meta.Again) || try == 20 {
+			t.Fatal(err)
+		}
+		if _, err := a.putGroup(t, wire.GroupAbort, name, nil, 1, second); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestGroupsWhileOthersWrite: linked counters in three volumes, groups and single
+// snapshots taken meanwhile.
+func TestGroupsWhileOthersWrite(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	a := s.dial("a")
+	vols := []meta.VolumeID{1, a.volume(t, "second"), a.volume(t, "third")}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var n atomic.Int64
+	done := make(chan struct{})
+	w := s.dial("w")
+	go func() {
+		defer close(done)
+		for i := 0; ctx.Err() == nil && i < 3000; i++ {
+			for _, v := range vols {
+				if _, err := w.Do(t.Context(), v, meta.OpID{}, newFile(fmt.Sprintf("%06d", i)), meta.LeaseNone); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+			n.Store(int64(i))
+		}
+	}()
+	defer func() { stop(); <-done }()
+	for i := range 6 {
+		g, err := a.TakeGroup(t.Context(), fmt.Sprint("g", i), vols, false)
+		if errors.Is(err, meta.Unavailable) { // a machine that stood still, again and again
+			t.Log(err)
+			continue
+		}
+		if err != nil || g.State != meta.GroupReady || !slices.Equal(g.Volumes(), vols) {
+			t.Fatal(g, err)
+		}
+		var last []string
+		for j, m := range g.Members {
+			names := a.namesAt(t, m.Volume, m.At)
+			if len(names) > 10000 {
+				t.Fatal("more names than a page")
+			}
+			top := "none"
+			if len(names) > 0 {
+				top = slices.Max(names)
+			}
+			last = append(last, top)
+			if j > 0 && top != "none" && (last[j-1] == "none" || top > last[j-1]) {
+				t.Fatalf("group %d shows the counters %v: a later one is ahead", i, last)
+			}
+			if !slices.Contains(a.shots(t, m.Volume), g.Name) {
+				t.Fatalf("volume %d does not show the group's snapshot", m.Volume)
+			}
+		}
+		for from := n.Load(); n.Load() < from+2 && i < 5; { // it is written on
+			select {
+			case <-done:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}
+}
+
+// TestGroupIsGivenUp: who leads a group is gone after any of its steps. The volumes go
+// on, nobody is shown a snapshot of it, and what is there goes: by whoever takes a group
+// of that name next, or by the owners, also the next ones.
+func TestGroupIsGivenUp(t *testing.T) {
+	t.Parallel()
+	for _, last := range []string{wire.GroupHold, wire.GroupReady, wire.GroupTake, wire.GroupRelease} {
+		for _, by := range []string{"the next", "owners", "the next owners"} {
+			t.Run(strings.ReplaceAll(last+" "+by, " ", "-"), func(t *testing.T) {
+				t.Parallel()
+				s := newSite(t)
+				a := s.dial("a")
+				second := a.volume(t, "second")
+				a.toStep(t, "g", last, 1, second)
+				a.file(t, 1, "after") // by itself
+				if by == "the next owners" {
+					s.crash()
+					s.start()
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				for _, v := range []meta.VolumeID{1, second} {
+					if l := a.shots(t, v); len(l) > 0 {
+						t.Fatalf("volume %d shows %v of a group that is undecided", v, l)
+					}
+				}
+				a.refused(t, meta.Busy, adminJSON(t, wire.Admin{Op: wire.AdminGroupPut, Entry: "g"}, wire.GroupRequest{Do: wire.GroupBegin, ID: groupID + 2, Volumes: []meta.VolumeID{1, second}}))
+				s.cluster.overdue("g")
+				if by == "the next" {
+					g, err := a.TakeGroup(ctx, "g", []meta.VolumeID{second, 1}, true)
+					if err != nil || g.State != meta.GroupReady || g.ID == groupID {
+						t.Fatal(g, err)
+					}
+					for _, m := range g.Members {
+						if l := a.shots(t, m.Volume); !slices.Equal(l, []string{"g"}) {
+							t.Fatalf("volume %d shows %v", m.Volume, l)
+						}
+					}
+					if names := a.namesAt(t, 1, g.Members[0].At); !slices.Contains(names, "after") {
+						t.Fatalf("the snapshot of before: %v", names)
+					}
+					return
+				}
+				for _, v := range []meta.VolumeID{1, second} {
+					o, err := s.srv.ownerFor(ctx, v)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for {
+						o.kickSnapshots()
+						_, there, err := o.member("g", groupID)
+						if err != nil {
+							t.Fatal(err)
+						}
+						if !there {
+							break
+						}
+						if ctx.Err() != nil {
+							t.Fatal("the snapshot of a group that is overdue stays")
+						}
+						time.Sleep(5 * time.Millisecond)
+					}
+				}
+				// It can't be decided otherwise any more.
+				g, err := a.Group(ctx, "g")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if want := map[bool]meta.GroupState{true: meta.GroupAborted, false: meta.GroupTaking}[last == wire.GroupTake || last == wire.GroupRelease]; g.State != want {
+					t.Fatalf("the group is %s, want %s", g.State, want)
+				}
+			})
+		}
+	}
+}
+
+// overdue makes a group's record old.
+func (f *fakeCluster) overdue(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g := f.groups[name]
+	g.Began -= meta.Time(2 * groupOverdue)
+	f.groups[name] = g
+}
+
+// TestGroupIsAllOrNone: a volume that can't be snapshot, an owner that dies or whose
+// hold is over, a decision that comes too late: then there is no group.
+func TestGroupIsAllOrNone(t *testing.T) {
+	t.Parallel()
+	vols := func(a *peer, t *testing.T) []meta.VolumeID { return []meta.VolumeID{1, a.volume(t, "second")} }
+	none := func(t *testing.T, a *peer, name string, vols []meta.VolumeID) {
+		t.Helper()
+		for _, v := range vols {
+			if slices.Contains(a.shots(t, v), name) {
+				t.Errorf("volume %d shows a snapshot of a group that failed", v)
+			}
+		}
+		if _, err := a.Group(t.Context(), name); !errors.Is(err, meta.NotFound) {
+			t.Error(err)
+		}
+	}
+	t.Run("exists", func(t *testing.T) {
+		t.Parallel()
+		a := newSite(t).dial("a")
+		all := vols(a, t)
+		a.take(t, all[1], "g")
+		if _, err := a.TakeGroup(t.Context(), "g", all, false); !errors.Is(err, meta.Exists) {
+			t.Fatal(err)
+		}
+		none(t, a, "g", all[:1])
+		if _, err := a.TakeGroup(t.Context(), "h", append(all, 99), false); !errors.Is(err, meta.NoSuchVolume) {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"", ".", "a/b", "a@b", "a\nb", strings.Repeat("x", meta.MaxName+1)} {
+			if _, err := a.TakeGroup(t.Context(), name, all, false); !errors.Is(err, meta.Invalid) {
+				t.Errorf("%q: %v", name, err)
+			}
+		}
+		for _, l := range [][]meta.VolumeID{nil, {1, 1}, make([]meta.VolumeID, meta.MaxGroup+1)} {
+			if _, err := a.TakeGroup(t.Context(), "h", l, false); !errors.Is(err, meta.Invalid) {
+				t.Errorf("%v: %v", l, err)
+			}
+		}
+		none(t, a, "h", all)
+		if g, err := a.TakeGroup(t.Context(), "h", all, false); err != nil || len(g.Members) != 2 {
+			t.Fatal(g, err)
+		}
+		if _, err := a.TakeGroup(t.Context(), "h", all, false); !errors.Is(err, meta.Exists) {
+			t.Fatal(err)
+		}
+		if err := a.DeleteGroup(t.Context(), "h"); err != nil {
+			t.Fatal(err)
+		}
+		none(t, a, "h", all)
+	})
+	t.Run("strict", func(t *testing.T) {
+		t.Parallel()
+		s := newSite(t)
+		a, b := s.dial("a"), s.dial("b")
+		all := vols(a, t)
+		ino := b.create(t, "f").Attr.Ino
+		b.do(t, &meta.Open{Ino: ino}, meta.LeaseExclusive)
+		if b.mode(ino) != meta.LeaseExclusive {
+			t.Fatal("no exclusive lease")
+		}
+		b.mu.Lock()
+		b.holdsOn = true
+		b.mu.Unlock()
+		if _, err := a.TakeGroup(t.Context(), "g", all, true); !errors.Is(err, meta.Unavailable) {
+			t.Fatal(err)
+		}
+		none(t, a, "g", all)
+		g, err := a.TakeGroup(t.Context(), "g", all, false)
+		if err != nil || g.Members[0].Unanswered != 1 || !slices.Equal(g.Members[0].UnansweredBy, []string{"b"}) {
+			t.Fatal(g, err)
+		}
+	})
+	t.Run("owner dies", func(t *testing.T) {
+		t.Parallel()
+		s := newSite(t)
+		a := s.dial("a")
+		all := vols(a, t)
+		a.toStep(t, "g", wire.GroupTake, all...)
+		s.crash()
+		s.start()
+		for _, v := range all {
+			if _, err := a.groupStep(t, v, "g", wire.GroupRelease); !errors.Is(err, meta.Again) {
+				t.Errorf("an owner that did not hold it says that it held: %v", err)
+			}
+		}
+	})
+	t.Run("too late", func(t *testing.T) {
+		t.Parallel()
+		s := newSite(t)
+		a := s.dial("a")
+		all := vols(a, t)
+		a.toStep(t, "g", wire.GroupTake, all...)
+		for _, v := range all {
+			a.file(t, v, "x") // waits until the hold is over
+		}
+		if _, err := a.groupStep(t, 1, "g", wire.GroupRelease); !errors.Is(err, meta.Again) {
+			t.Fatalf("a hold that was over was released: %v", err)
+		}
+		s.cluster.overdue("g")
+		o, err := s.srv.ownerFor(t.Context(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := o.dropUndecided(); err != nil {
+			t.Fatal(err)
+		}
+		members := []meta.GroupMember{{Volume: all[0], At: 1}, {Volume: all[1], At: 1}}
+		if _, err := a.putGroup(t, wire.GroupDecide, "g", members, all...); !errors.Is(err, meta.Again) {
+			t.Fatalf("a group that was given up is ready: %v", err)
+		}
+		// Nor can a hold that comes late bring it back.
+		if _, err := a.groupStep(t, all[1], "g", wire.GroupHold); !errors.Is(err, meta.Again) {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestGroupNeedsEachVolume: who takes a group must be allowed to administer each of its
+// volumes.
+func TestGroupNeedsEachVolume(t *testing.T) {
+	t.Parallel()
+	s := newSecured(t)
+	second, err := s.cluster.CreateVolume(t.Context(), "second", meta.Policy{Replicas: 1}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := []meta.VolumeID{1, second.ID}
+	grant := func(id uint64, v meta.VolumeID, r cluster.Rights) cluster.Grant {
+		return cluster.Grant{ID: id, Who: "client/x", Volume: v, Rights: r, Users: cluster.UsersAsIs}
+	}
+	s.grants(2, grant(1, 1, cluster.AdminRights), grant(2, second.ID, cluster.WriteRights))
+	p := &peer{leases: map[meta.Ino]meta.LeaseMode{}}
+	if p.Session, err = client.Dial(t.Context(), client.Config{Addrs: []string{s.addr}, Name: "x", Handler: p, Creds: s.creds(peering.Client, "x")}); err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close(context.Background())
+	denied := func(err error) {
+		t.Helper()
+		if !errors.Is(err, meta.AccessDenied) {
+			t.Error(err)
+		}
+	}
+	_, err = p.TakeGroup(t.Context(), "g", all, false)
+	denied(err)
+	_, err = p.groupStep(t, second.ID, "g", wire.GroupHold)
+	denied(err)
+	_, err = p.Groups(t.Context(), 0)
+	denied(err)
+	s.grants(3, grant(1, 1, cluster.AdminRights), grant(2, second.ID, cluster.AdminRights))
+	if g, err := p.TakeGroup(t.Context(), "g", all, false); err != nil || g.State != meta.GroupReady {
+		t.Fatal(g, err)
+	}
+	s.grants(4, grant(1, 1, cluster.AdminRights), grant(2, second.ID, cluster.WriteRights))
+	denied(p.DeleteGroup(t.Context(), "g"))
+	_, err = p.putGroup(t, wire.GroupForget, "g", nil, 1)
+	if !errors.Is(err, meta.Exists) { // a group of other volumes
+		t.Error(err)
+	}
+	if l, err := p.Groups(t.Context(), 1); err != nil || len(l) != 0 {
+		t.Error("a group of a volume that it may not administer is listed", l, err)
+	}
+	s.grants(5, grant(1, 1, cluster.AdminRights), grant(2, second.ID, cluster.AdminRights))
+	if l, err := p.Groups(t.Context(), 1); err != nil || len(l) != 1 {
+		t.Error(l, err)
+	}
+	if err := p.DeleteGroup(t.Context(), "g"); err != nil {
+		t.Error(err)
+	}
+}
