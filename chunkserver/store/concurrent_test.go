@@ -490,7 +490,7 @@ func TestFenceComesBeforeDeletion(t *testing.T) {
 		raised <- err
 	}()
 	p := s.pin(c.id)
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		p.mu.Lock()
 		up := p.fence.Term == 2
 		p.mu.Unlock()

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,6 +21,7 @@ import (
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/port"
 )
 
 // ownMeta is a metadata server in this process, of a cluster with certificates: where it
@@ -42,12 +42,7 @@ func ownMeta(t *testing.T) (m *local.Meta, addr string, at func(name string) str
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr = l.Addr().String()
-	l.Close()
+	addr = port.Free(t)
 	m, release, err := local.RunMeta(t.Context(), local.MetaConfig{Dir: at("m"), Listen: addr, Creds: own, Logger: log})
 	if err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -12,6 +11,7 @@ import (
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/cmd/penstock/local"
 	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/test/port"
 )
 
 // TestAdministratorsAreRenewed: each way in which commands reach a cluster renews the
@@ -31,12 +31,7 @@ func TestAdministratorsAreRenewed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	l.Close()
+	addr := port.Free(t)
 	m, release, err := local.RunMeta(t.Context(), local.MetaConfig{Dir: filepath.Join(dir, "m"), Listen: addr, Creds: own, Logger: log})
 	if err != nil {
 		t.Fatal(err)

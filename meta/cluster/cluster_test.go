@@ -151,7 +151,7 @@ func TestView(t *testing.T) {
 	}
 	await := func(what string, ok func(*View) bool) {
 		t.Helper()
-		deadline := time.After(3 * time.Second)
+		deadline := time.After(time.Minute)
 		for {
 			ch := other.Changed()
 			if ok(other.View()) {

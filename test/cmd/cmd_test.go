@@ -21,6 +21,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/test/port"
 	"penstock.io/penstock/test/program"
 )
 
@@ -49,7 +50,7 @@ func TestScripts(t *testing.T) {
 					ts.Fatalf("usage: served DIR")
 				}
 				dir := ts.MkAbs(args[0])
-				for deadline := time.Now().Add(30 * time.Second); !spawn.Mounted(dir); time.Sleep(5 * time.Millisecond) {
+				for deadline := time.Now().Add(90 * time.Second); !spawn.Mounted(dir); time.Sleep(5 * time.Millisecond) {
 					if time.Now().After(deadline) {
 						ts.Fatalf("nothing is mounted at %s", dir)
 					}
@@ -57,10 +58,11 @@ func TestScripts(t *testing.T) {
 			},
 			// port NAME: sets NAME to a TCP port that nobody listens on.
 			"port": func(ts *testscript.TestScript, neg bool, args []string) {
-				l, err := net.Listen("tcp", "127.0.0.1:0")
+				addr, err := port.Find()
 				ts.Check(err)
-				defer l.Close()
-				ts.Setenv(args[0], fmt.Sprint(l.Addr().(*net.TCPAddr).Port))
+				_, n, err := net.SplitHostPort(addr)
+				ts.Check(err)
+				ts.Setenv(args[0], n)
 			},
 			// eventually COMMAND...: the command succeeds within a minute; with !, it fails.
 			"eventually": func(ts *testscript.TestScript, neg bool, args []string) {
@@ -126,7 +128,7 @@ func TestScripts(t *testing.T) {
 				id := strings.Split(ts.ReadFile(args[0]), ".")[2]
 				ts.Check(ts.Exec("penstock", "cluster", "join-token", "--revoke", id, "--credentials", "cred/admin"))
 			},
-			// metric SOCKET NAME N, or >N: what a part's metrics say within half a minute, all disks together.
+			// metric SOCKET NAME N, or >N: what a part's metrics say within 90 seconds, all disks together.
 			"metric": func(ts *testscript.TestScript, neg bool, args []string) {
 				if neg || len(args) != 3 {
 					ts.Fatalf("usage: metric SOCKET NAME [>]N")
@@ -134,7 +136,7 @@ func TestScripts(t *testing.T) {
 				least, more := strings.CutPrefix(args[2], ">")
 				want, err := strconv.ParseFloat(least, 64)
 				ts.Check(err)
-				for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+				for deadline := time.Now().Add(90 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 					sum, err := metric(ts.MkAbs(args[0]), args[1])
 					if err == nil && (more && sum > want || !more && sum == want) {
 						ts.Logf("%s is %v", args[1], sum)

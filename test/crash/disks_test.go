@@ -102,7 +102,7 @@ func (f *diskFarm) state(i int) meta.DiskInfo { return f.s.Info().Disks[i] }
 
 func (f *diskFarm) until(what string, ok func() bool) {
 	f.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(90 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			f.Fatalf("%s: %+v", what, f.s.Info().Disks)
 		}

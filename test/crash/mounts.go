@@ -33,13 +33,13 @@ func (s *system) secondMount(ctx context.Context, at string) (end func() error, 
 		var err error
 		select {
 		case err = <-done:
-		case <-time.After(30 * time.Second):
+		case <-time.After(90 * time.Second):
 			_ = cmd.Process.Kill()
-			err = errors.Join(errors.New("the second mount did not stop within 30 s"), <-done)
+			err = errors.Join(errors.New("the second mount did not stop within 90 s"), <-done)
 		}
 		return errors.Join(err, spawn.Unmount(at), os.Remove(at))
 	}
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(90 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		select {
 		case err := <-done:
 			return nil, fmt.Errorf("penstock mount ended: %w", err)

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -20,25 +19,15 @@ import (
 	"google.golang.org/grpc/status"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"penstock.io/penstock/test/port"
 	"penstock.io/penstock/test/program"
 )
-
-// freePort is a port of loopback that nobody has now.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
 
 // newSecureRig is a rig with certificates, in which node1 and node2 are clients.
 func newSecureRig(t *testing.T) *rig {
 	t.Helper()
 	r := emptyRig(t)
-	r.secure = freePort(t)
+	r.secure = port.Free(t)
 	run := func(stdin string, args ...string) {
 		t.Helper()
 		cmd := exec.Command(program.Path, args...)
@@ -57,7 +46,7 @@ func newSecureRig(t *testing.T) *rig {
 		}
 		run(string(token), "cluster", "join", "--cluster", r.secure, "--name", name, "--credentials", r.path("cred", name))
 	}
-	r.start(nil, "chunkserver", "--data", r.path("c"), "--cluster", r.secure, "--listen", freePort(t), "--credentials", r.path("cred", "c1"), "--topology", "/dc1/rack1/node1")
+	r.start(nil, "chunkserver", "--data", r.path("c"), "--cluster", r.secure, "--listen", port.Free(t), "--credentials", r.path("cred", "c1"), "--topology", "/dc1/rack1/node1")
 	r.hasChunkServer()
 	return r
 }

@@ -199,7 +199,7 @@ func TestHeld(t *testing.T) {
 		do  func() error
 	}{
 		{"killed", func() error { r.driver.Kill(); return nil }},
-		{"told to end", func() error { return r.driver.Stop(20 * time.Second) }},
+		{"told to end", func() error { return r.driver.Stop(60 * time.Second) }},
 	} {
 		time.Sleep(300 * time.Millisecond)
 		if err := end.do(); err != nil {

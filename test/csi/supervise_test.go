@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 
 	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/test/port"
 )
 
 var kills = flag.Int("kills", 3, "how often the node agent is killed, alone and with all mounts")
@@ -270,7 +271,7 @@ func TestAgentCannotEnd(t *testing.T) {
 	r := newRig(t)
 	r.held("--settle=100ms")
 	pods := r.container()
-	admin := freePort(t)
+	admin := port.Free(t)
 	r.driver = r.start(nil, "csi", "--inline", "--endpoint", "unix://"+r.socket(), "--cluster", r.cluster(), "--state-dir", r.path("state"), "--node-name", "node1",
 		"--hold", r.hold, "--registration-dir", r.dir, "--admin", admin)
 	r.answers(r.conn)

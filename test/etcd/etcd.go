@@ -8,7 +8,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -23,6 +22,7 @@ import (
 
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/test/child"
+	"penstock.io/penstock/test/port"
 )
 
 const variable = "PENSTOCK_TEST_ETCD_MEMBER"
@@ -105,7 +105,7 @@ func Start(t testing.TB, quota int64) *Trio {
 	for i := range 3 {
 		m := &Member{cfg: config{
 			Name: fmt.Sprint("e", i), Dir: filepath.Join(dir, fmt.Sprint(i)), Quota: quota,
-			Client: "http://" + free(t), Peer: "http://" + free(t),
+			Client: "http://" + port.Free(t), Peer: "http://" + port.Free(t),
 		}}
 		initial = append(initial, m.cfg.Name+"="+m.cfg.Peer)
 		x.Members = append(x.Members, m)
@@ -114,18 +114,8 @@ func Start(t testing.TB, quota int64) *Trio {
 		m.cfg.Initial = strings.Join(initial, ",")
 		m.Start(t)
 	}
-	x.Await(20 * time.Second)
+	x.Await(90 * time.Second)
 	return x
-}
-
-// free finds a port that nobody listens on.
-func free(t testing.TB) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // Endpoints are all members'.

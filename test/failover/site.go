@@ -21,6 +21,7 @@ import (
 	"penstock.io/penstock/meta/journal/etcd"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/port"
 )
 
 // site is metadata servers on one etcd, each a process of its own that reaches
@@ -53,7 +54,7 @@ func newSite(binary, dir string, n int, env ...string) (*site, error) {
 	}
 	s.owners = etcd.NewOwners(s.etcd.Client(), nil, etcd.OwnersConfig{Prefix: "/penstock/default"})
 	for i := range n {
-		addr, err := freeAddr()
+		addr, err := port.Find()
 		if err != nil {
 			return s, err
 		}
@@ -75,15 +76,6 @@ func newSite(binary, dir string, n int, env ...string) (*site, error) {
 		}
 	}
 	return s, nil
-}
-
-func freeAddr() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }
 
 func (m *server) start() error {

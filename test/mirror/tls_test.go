@@ -3,7 +3,6 @@ package mirror
 import (
 	"context"
 	"errors"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/test/port"
 	"penstock.io/penstock/test/program"
 )
 
@@ -20,12 +20,7 @@ import (
 func newSecure(t *testing.T) *machine {
 	t.Helper()
 	m := &machine{Rig: program.NewRig(t)}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.Addr = l.Addr().String()
-	l.Close()
+	m.Addr = port.Free(t)
 	m.Env = append(m.Env, "PENSTOCK_CREDENTIALS="+m.cred("admin"))
 	init := exec.Command(program.Path, "cluster", "init", "--dir", filepath.Join(m.Dir, "m"), "--credentials", m.cred())
 	if out, err := init.CombinedOutput(); err != nil {
@@ -35,6 +30,7 @@ func newSecure(t *testing.T) *machine {
 	m.Until("the metadata server answers", func() error { _, err := m.Ctl("volume", "show", "root"); return err })
 	m.Must("cluster", "join", "--name", "c", "--credentials", m.cred("c"), "--token-file", m.token("chunkserver"))
 	m.Run("chunkserver", "--data", filepath.Join(m.Dir, "c"), "--cluster", m.Addr, "--listen", "127.0.0.1:0", "--credentials", m.cred("c"), "--topology", "/dc/r1/n1")
+	var err error
 	if m.creds, err = peer.Load(m.cred("admin"), nil); err != nil {
 		t.Fatal(err)
 	}

@@ -278,13 +278,13 @@ func TestProcesses(t *testing.T) {
 			return false
 		}
 	}
-	if !tick(10 * time.Second) {
+	if !tick(time.Minute) {
 		t.Fatal("the process prints nothing")
 	}
 	if err := p.Pause(); err != nil {
 		t.Fatal(err)
 	}
-	for tick(100 * time.Millisecond) { // what was under way
+	for tick(time.Second) { // what was under way
 	}
 	if tick(300 * time.Millisecond) {
 		t.Error("a paused process prints")
@@ -292,7 +292,7 @@ func TestProcesses(t *testing.T) {
 	if err := p.Resume(); err != nil {
 		t.Fatal(err)
 	}
-	if !tick(10 * time.Second) {
+	if !tick(time.Minute) {
 		t.Error("a resumed process prints nothing")
 	}
 	p.Kill()

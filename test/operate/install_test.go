@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 
 	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/test/etcd"
+	"penstock.io/penstock/test/port"
 	"penstock.io/penstock/test/program"
 )
 
@@ -184,17 +184,8 @@ func TestInstall(t *testing.T) {
 	t.Parallel() // with tests that wait
 	r := &rig{Rig: program.NewRig(t)}
 	m := newMachine(r)
-	addr := func() string {
-		t.Helper()
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		return l.Addr().String()
-	}
-	chunks := addr()
-	r.Addr = addr()
+	chunks := port.Free(t)
+	r.Addr = port.Free(t)
 	r.Env = append(r.Env, "PENSTOCK_CREDENTIALS="+m.at("/etc/penstock/credentials/admin"))
 	if err := os.Mkdir(filepath.Join(r.Dir, "bin"), 0o755); err != nil {
 		t.Fatal(err)

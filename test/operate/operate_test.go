@@ -6,7 +6,6 @@ package operate
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 
 	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/test/etcd"
+	"penstock.io/penstock/test/port"
 	"penstock.io/penstock/test/program"
 )
 
@@ -43,12 +43,7 @@ func newRig(t *testing.T, chunks int, flags ...string) *rig {
 func newSecureRig(t *testing.T, chunks int, env []string, flags ...string) *rig {
 	t.Helper()
 	r := &rig{Rig: program.NewRig(t, env...), secure: true}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Addr = l.Addr().String()
-	l.Close()
+	r.Addr = port.Free(t)
 	r.Env = append(r.Env, "PENSTOCK_CREDENTIALS="+r.credentials("admin"))
 	init := exec.Command(program.Path, "cluster", "init", "--dir", filepath.Join(r.Dir, "m"), "--credentials", filepath.Join(r.Dir, "cred"))
 	if out, err := init.CombinedOutput(); err != nil {

@@ -133,7 +133,7 @@ func (c *cluster) mountAgain(t *testing.T) string {
 			if err != nil {
 				t.Errorf("penstock mount: %v", err)
 			}
-		case <-time.After(30 * time.Second):
+		case <-time.After(90 * time.Second):
 			_ = cmd.Process.Kill() // the same
 			t.Errorf("penstock mount did not stop within 30 s")
 		}
@@ -141,7 +141,7 @@ func (c *cluster) mountAgain(t *testing.T) string {
 			t.Error(err)
 		}
 	})
-	for deadline := time.Now().Add(30 * time.Second); !spawn.Mounted(at); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(90 * time.Second); !spawn.Mounted(at); time.Sleep(5 * time.Millisecond) {
 		select {
 		case err := <-ended:
 			ended <- err

@@ -4,6 +4,7 @@ package quota
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -445,6 +446,10 @@ func TestIdleIsRecalled(t *testing.T) {
 	spawn.Unmount(a)
 	r.Until("the promise of a killed mount is free", func() error {
 		_, err := f.WriteAt(over[:4096], 1<<20)
+		if st, serr := os.Stat(filepath.Join(b, "g")); err != nil && serr == nil && st.Size() > 0 {
+			t.Log("it was so slow to be killed that it had committed what it had")
+			return cmp.Or(os.Remove(filepath.Join(b, "g")), err)
+		}
 		return err
 	})
 	if err := f.Sync(); err != nil {

@@ -112,7 +112,7 @@ func (r *rig) client() *penstock.Client {
 
 func (r *rig) admin(m wire.Admin) *wire.AdminRe {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), 90*time.Second)
 	defer cancel()
 	s, err := client.Dial(ctx, client.Config{Addrs: []string{r.addr()}, Role: wire.RoleAdmin, Name: "admin", Handler: quiet{}})
 	if err != nil {
@@ -181,7 +181,7 @@ func names(prefix string, n int) (all []string) {
 
 // restore runs the command and gives what it found.
 func (r *rig) restore(args ...string) (map[string]any, string, error) {
-	ctx, cancel := context.WithTimeout(r.t.Context(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), 3*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program.Path, append([]string{"cluster", "restore", "--dir", r.metaDir(), "--chunkservers", "3", "--output", "json"}, args...)...)
 	var out, errs bytes.Buffer

@@ -25,6 +25,7 @@ import (
 	"penstock.io/penstock/meta/cluster/embedded"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/port"
 	"penstock.io/penstock/test/program"
 )
 
@@ -42,17 +43,6 @@ func (r *rig) command(args ...string) string {
 
 func (r *rig) path(parts ...string) string {
 	return filepath.Join(append([]string{r.dir}, parts...)...)
-}
-
-// freePort gives one that nobody listens on now.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // secret is something that must lie on no chunk server and in no answer.
@@ -167,7 +157,7 @@ func (r *rig) dump() []byte {
 // although the authority is in no checkpoint, it is back after etcd is lost.
 func TestSecretsStayWhereTheyAre(t *testing.T) {
 	r := newBareRig(t)
-	addr := freePort(t)
+	addr := port.Free(t)
 	r.command("cluster", "init", "--dir", r.metaDir(), "--credentials", r.path("cred"))
 	start := func() {
 		r.meta = r.run("meta", "--dir", r.metaDir(), "--listen", addr, "--credentials", r.path("cred", "meta"))

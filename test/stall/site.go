@@ -25,6 +25,7 @@ import (
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
 	"penstock.io/penstock/test/child"
+	"penstock.io/penstock/test/port"
 )
 
 // role is a chunk server: what a child process is.
@@ -86,12 +87,7 @@ func newSite(t *testing.T, servers int) *site {
 	})
 	for i := range servers {
 		c := &chunkServer{s: s, n: i + 1, dir: filepath.Join(dir, fmt.Sprint("c", i+1))}
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.port = l.Addr().String()
-		l.Close()
+		c.port = port.Free(t)
 		if c.relay, err = newRelay(c.port); err != nil {
 			t.Fatal(err)
 		}

@@ -556,7 +556,7 @@ func TestHolderRestarted(t *testing.T) {
 		}
 		return nil
 	})
-	if err := holder.Stop(10 * time.Second); err != nil {
+	if err := holder.Stop(60 * time.Second); err != nil {
 		t.Error(err)
 	}
 }

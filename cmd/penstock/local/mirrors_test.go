@@ -3,7 +3,6 @@ package local
 import (
 	"bytes"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -11,6 +10,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/test/port"
 )
 
 // TestSourceCertificateIsRenewed: who copies a mirror renews the certificate for
@@ -26,12 +26,7 @@ func TestSourceCertificateIsRenewed(t *testing.T) {
 	if _, err := Found(t.Context(), FoundConfig{Dir: filepath.Join(dir, "m"), Credentials: creds, Meta: "m", Life: time.Hour, Logger: log}); err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	l.Close()
+	addr := port.Free(t)
 	own, err := peer.Load(filepath.Join(creds, "meta"), log)
 	if err != nil {
 		t.Fatal(err)
