@@ -34,6 +34,7 @@ func (s *Server) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequ
 	if err != nil {
 		return nil, err
 	}
+	s.releases.want(q.GetVolumeId(), "")
 	end, err := s.pending.Begin(q.GetVolumeId())
 	if err != nil {
 		return nil, err
@@ -335,6 +336,7 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, q *csi.NodeUnstageVolume
 	if err := required(q.GetVolumeId(), q.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
+	s.releases.want(q.GetVolumeId(), "")
 	end, err := s.pending.Begin(q.GetVolumeId())
 	if err != nil {
 		return nil, err
