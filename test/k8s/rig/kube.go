@@ -1,12 +1,14 @@
 package rig
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -108,6 +110,31 @@ func (k *kubernetes) kubectl(ctx context.Context, in string, args ...string) (st
 		return out.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, errs.String())
 	}
 	return out.String(), nil
+}
+
+// watch runs kubectl as the administrator until ctx ends, and tells each line at once.
+func (k *kubernetes) watch(ctx context.Context, line func(string), args ...string) error {
+	cmd := k.main.Command(ctx, k.path("kube"), append([]string{"kubectl", "--kubeconfig=" + k.admin}, args...)...)
+	// nsenter has a child, which has to end with it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	lines := bufio.NewScanner(out)
+	for lines.Scan() {
+		line(lines.Text())
+	}
+	if err := errors.Join(lines.Err(), cmd.Wait()); err != nil {
+		return fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, errs.String())
+	}
+	return nil
 }
 
 const containerdSocket = "/run/containerd/containerd.sock"
@@ -223,9 +250,34 @@ conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeou
 	return errors.Join(
 		os.WriteFile(kubeletFile, []byte(config), 0o600),
 		os.WriteFile(proxyFile, []byte(proxying), 0o600),
-		k.run(m, "kubelet", "--config="+kubeletFile, "--kubeconfig="+kubelet, "--hostname-override="+m.Name, "--node-ip="+m.Addr),
+		k.kubelet(m, kubelet),
 		k.run(m, "kube-proxy", "--config="+proxyFile),
 	)
+}
+
+// kubelet starts a node's kubelet with the configuration that startNode wrote.
+func (k *kubernetes) kubelet(m *Machine, kubeconfig string) error {
+	return k.run(m, "kubelet", "--config="+filepath.Join(m.dir, "kubelet.yaml"), "--kubeconfig="+kubeconfig, "--hostname-override="+m.Name, "--node-ip="+m.Addr)
+}
+
+// RestartKubelet ends a node's kubelet with SIGKILL and starts it again.
+func (r *Rig) RestartKubelet(node string) error {
+	m := r.Machine(node)
+	m.mu.Lock()
+	running := m.running["kubelet"]
+	m.mu.Unlock()
+	if running == nil {
+		return fmt.Errorf("%s has no kubelet of this process", node)
+	}
+	if err := m.Signal("kubelet", syscall.SIGKILL); err != nil {
+		return err
+	}
+	select {
+	case <-running.ended:
+	case <-time.After(time.Minute):
+		return fmt.Errorf("the kubelet of %s does not end", node)
+	}
+	return r.kube.kubelet(m, r.kube.pki.path("kubelet-"+node+".conf"))
 }
 
 // alive fails if something that a machine should run has ended.

@@ -146,6 +146,36 @@ func (r *Rig) Volumes(ctx context.Context) (l []Volume, err error) {
 	return l, nil
 }
 
+// RevokeByHand revokes what people granted to somebody.
+func (r *Rig) RevokeByHand(ctx context.Context, who string) error {
+	out, err := r.Penstock(ctx, "grant", "list", "--output", "json")
+	if err != nil {
+		return err
+	}
+	var l []struct {
+		ID  uint64 `json:"id"`
+		Who string `json:"who"`
+		For string `json:"for"`
+	}
+	if err := json.Unmarshal([]byte(out), &l); err != nil {
+		return err
+	}
+	revoked := 0
+	for _, g := range l {
+		if g.Who != who || g.For != "" {
+			continue
+		}
+		if _, err := r.Penstock(ctx, "grant", "revoke", fmt.Sprint(g.ID)); err != nil {
+			return err
+		}
+		revoked++
+	}
+	if revoked == 0 {
+		return fmt.Errorf("nothing is granted to %s: %s", who, out)
+	}
+	return nil
+}
+
 // Published lists what nodes were granted for as long as volumes are published to them,
 // as "NODE VOLUME", by number.
 func (r *Rig) Published(ctx context.Context) (all []string, err error) {

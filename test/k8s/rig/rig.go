@@ -366,6 +366,8 @@ type Change struct {
 	Tag    string // of the image; "": as it is shipped
 	Memory string // that the node part may use; "": as it is shipped
 	Inline bool   // pods may bring volumes along
+	// MaxVolumes is how many volumes a node takes; 0: as it is shipped.
+	MaxVolumes int
 	// Cluster is the address of another cluster than the rig's own.
 	Cluster string
 }
@@ -392,6 +394,9 @@ func (r *Rig) Configure(ctx context.Context, c Change) error {
 	}
 	if c.Memory != "" {
 		more += fmt.Sprintf("      - {op: replace, path: /spec/template/spec/containers/0/resources, value: {requests: {cpu: 100m, memory: 64Mi}, limits: {memory: %s}}}\n", c.Memory)
+	}
+	if c.MaxVolumes > 0 {
+		more += fmt.Sprintf("      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --max-volumes=%d}\n", c.MaxVolumes)
 	}
 	if c.Inline {
 		more += `      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --inline}
@@ -447,6 +452,11 @@ func (r *Rig) Driver(ctx context.Context) error {
 // Kubectl runs it as the administrator.
 func (r *Rig) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return r.kube.kubectl(ctx, "", args...)
+}
+
+// Watch runs it and tells each line that it prints at once, until it or ctx ends.
+func (r *Rig) Watch(ctx context.Context, line func(string), args ...string) error {
+	return r.kube.watch(ctx, line, args...)
 }
 
 // Apply applies a manifest.

@@ -113,6 +113,11 @@ func (s *story) tell() {
 		cancel()
 		s.Logf("%v %v\n%s", args, err, out)
 	}
+	// And what the driver and its sidecars say.
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	out, err := the.Kubectl(ctx, "-n", rig.Namespace, "logs", "-l", "app.kubernetes.io/name=penstock", "--all-containers", "--prefix", "--tail=30", "--max-log-requests=40")
+	s.Logf("the driver's logs: %v\n%s", err, out)
 }
 
 // end deletes the namespace and demands that nothing is left of it: no volume in

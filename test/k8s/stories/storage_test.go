@@ -14,12 +14,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"penstock.io/penstock/test/k8s/rig"
 )
 
 var (
 	suiteFocus       = flag.String("suite-focus", "External.Storage", "which of Kubernetes' storage tests TestStorageSuite runs, a regular expression")
 	suiteSkip        = flag.String("suite-skip", suiteNever+`|any volume data source|volume-modify-stress|Always.*initial fsgroup, new pod`, "which of these not; docs/kubernetes.md says why")
-	suiteDefinitions = flag.String("suite-definitions", "racks.yaml,at-once.yaml,driver.yaml,inline.yaml", "the driver as described by which files of test/k8s/upstream; -suite-focus and -suite-skip are for driver.yaml, each other file is for the tests that it is needed for")
+	suiteDefinitions = flag.String("suite-definitions", "racks.yaml,at-once.yaml,limits.yaml,driver.yaml,inline.yaml", "the driver as described by which files of test/k8s/upstream; -suite-focus and -suite-skip are for driver.yaml, each other file is for the tests that it is needed for")
 	suiteWithin      = flag.Duration("suite-within", 2*time.Hour, "when tests of TestStorageSuite are cut off")
 	suiteProcs       = flag.Int("suite-procs", 4, "how many of them at a time")
 	suiteReports     = flag.String("suite-reports", "", "directory to keep what they say of each test (ginkgo's output and report, for each definition); \"\": not kept")
@@ -55,7 +57,8 @@ type tally struct{ passed, failed, skipped, left int }
 // suiteFocuses are the tests that a definition is made for.
 var suiteFocuses = map[string]string{
 	"racks.yaml":   "topology|capacity",
-	"at-once.yaml": "volume-modify-stress",
+	"at-once.yaml": "volume-modify-stress|volume-lifecycle-performance",
+	"limits.yaml":  "volumeLimits",
 	"inline.yaml":  "CSI Ephemeral",
 }
 
@@ -84,8 +87,13 @@ func TestStorageSuite(t *testing.T) {
 		if own := suiteFocuses[definition]; own != "" {
 			focus, skip = own, suiteNever
 		}
-		if definition == "inline.yaml" {
+		switch definition {
+		case "inline.yaml":
 			s.inline()
+		case "limits.yaml":
+			if err := the.Deploy(ctx, rig.Change{MaxVolumes: 4}); err != nil {
+				t.Fatal(err)
+			}
 		}
 		dir := cmp.Or(*suiteReports, t.TempDir())
 		out, err := os.Create(filepath.Join(dir, definition+".out"))
@@ -95,6 +103,11 @@ func TestStorageSuite(t *testing.T) {
 		report := filepath.Join(dir, definition+".json")
 		err = suite.Run(ctx, the.File("test/k8s/upstream/"+definition), focus, skip, *suiteProcs, *suiteWithin, report, out)
 		out.Close()
+		if definition == "limits.yaml" {
+			if err := the.Deploy(ctx, rig.Change{}); err != nil {
+				t.Fatal(err)
+			}
+		}
 		if err != nil {
 			b, _ := os.ReadFile(out.Name())
 			t.Fatalf("%v\n%s", err, b)
