@@ -105,7 +105,8 @@ func TestDeadCluster(t *testing.T) {
 		})
 	}
 	begin = time.Now()
-	s.until(patience, "nothing is staged", func(ctx context.Context) error { return s.staged(ctx) })
+	// A call of the kubelet alone may take two minutes.
+	s.until(2*patience, "nothing is staged", func(ctx context.Context) error { return s.staged(ctx) })
 	t.Logf("and nothing of theirs is staged %v later", time.Since(begin))
 	signal(syscall.SIGCONT)
 	back = true
