@@ -148,6 +148,9 @@ func Serve(cfg Config) (*Server, error) {
 	csi.RegisterIdentityServer(s.grpc, s)
 	if cfg.Controller != nil {
 		csi.RegisterControllerServer(s.grpc, cfg.Controller)
+		if g := cfg.Controller.Groups(); g != nil {
+			csi.RegisterGroupControllerServer(s.grpc, g)
+		}
 	}
 	if cfg.Node != nil {
 		csi.RegisterNodeServer(s.grpc, cfg.Node)
@@ -206,6 +209,7 @@ type (
 	ofTarget interface{ GetTargetPath() string }
 	ofStage  interface{ GetStagingTargetPath() string }
 	ofShot   interface{ GetSnapshotId() string }
+	ofGroup  interface{ GetGroupSnapshotId() string }
 )
 
 // observe counts and logs a call.
@@ -222,6 +226,9 @@ func (s *Server) observe(ctx context.Context, request any, info *grpc.UnaryServe
 	}
 	if q, is := request.(ofShot); is {
 		attrs = append(attrs, "snapshot", q.GetSnapshotId())
+	}
+	if q, is := request.(ofGroup); is {
+		attrs = append(attrs, "group", q.GetGroupSnapshotId())
 	}
 	if q, is := request.(ofName); is {
 		attrs = append(attrs, "name", q.GetName())
@@ -259,6 +266,9 @@ func (s *Server) GetPluginCapabilities(context.Context, *csi.GetPluginCapabiliti
 	}}
 	if s.cfg.Controller != nil {
 		r.Capabilities = append(r.Capabilities, service(csi.PluginCapability_Service_CONTROLLER_SERVICE))
+		if s.cfg.Controller.Groups() != nil {
+			r.Capabilities = append(r.Capabilities, service(csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE))
+		}
 	}
 	return r, nil
 }

@@ -49,6 +49,7 @@ type Snapshot struct {
 	Created time.Time
 	Bytes   uint64 // of the volume when it was taken
 	Ready   bool   // else it is being deleted, or rolled back to
+	Group   uint64 // the id of the group that it belongs to; 0: of none
 }
 
 // Config says where the cluster is and who asks.
@@ -383,7 +384,7 @@ func (c *Cluster) Snapshots(ctx context.Context, v meta.VolumeID) (all []Snapsho
 }
 
 func snapshotOf(i wire.SnapshotInfo) Snapshot {
-	return Snapshot{Name: i.Name, At: i.At, Created: i.Created, Bytes: i.Bytes, Ready: i.State == wire.SnapshotReady}
+	return Snapshot{Name: i.Name, At: i.At, Created: i.Created, Bytes: i.Bytes, Ready: i.State == wire.SnapshotReady, Group: i.Group}
 }
 
 // TakeSnapshot keeps a volume as it is now. Errors: Exists, NoSuchVolume,

@@ -120,8 +120,13 @@ func (s *Server) describeSnapshot(ctx context.Context, v meta.VolumeID, x cluste
 		return nil, err
 	}
 	of := handle.ClusterOf(c)
+	group := ""
+	if x.Group != 0 {
+		group = handle.Group{Cluster: of, ID: x.Group, Name: x.Name}.String()
+	}
 	return &csi.Snapshot{
-		SnapshotId: handle.Snapshot{Cluster: of, Volume: v, At: x.At}.String(), SourceVolumeId: handle.Volume{Cluster: of, Volume: v}.String(),
+		GroupSnapshotId: group,
+		SnapshotId:      handle.Snapshot{Cluster: of, Volume: v, At: x.At}.String(), SourceVolumeId: handle.Volume{Cluster: of, Volume: v}.String(),
 		SizeBytes: signed(x.Bytes), CreationTime: timestamppb.New(x.Created), ReadyToUse: true,
 	}, nil
 }
@@ -161,6 +166,9 @@ func (s *Server) CreateSnapshot(ctx context.Context, q *csi.CreateSnapshotReques
 			s.Step("snapshot.taken")
 		}
 	}
+	if err == nil && x.Group != 0 {
+		err = meta.E("take snapshot", meta.Exists, q.GetName(), errors.New("there is a group of this name"))
+	}
 	if err != nil {
 		return nil, reply.Error(err)
 	}
@@ -187,6 +195,9 @@ func (s *Server) DeleteSnapshot(ctx context.Context, q *csi.DeleteSnapshotReques
 	}
 	if !strings.HasPrefix(x.Name, handle.Made) {
 		return nil, status.Error(codes.FailedPrecondition, "the snapshot was not taken by this driver; delete it with 'penstock snapshot'")
+	}
+	if x.Group != 0 {
+		return nil, status.Error(codes.InvalidArgument, "the snapshot is one of a group: it goes with that, by DeleteVolumeGroupSnapshot")
 	}
 	end, err := s.pending.Begin("snapshot " + x.Name)
 	if err != nil {

@@ -5,11 +5,13 @@
 //
 //	volume      v1-CLUSTER-VOLUME-SUM                 v1-2e7d2c03-00001f-fe6de813
 //	snapshot    s1-CLUSTER-VOLUME-GENERATION-SUM      s1-2e7d2c03-00001f-00000003-42311d84
+//	group       g1-CLUSTER-ID-NAME-SUM                g1-2e7d2c03-4d65822107fcfd52-csi-nightly-d4547d0d
 //	by hand     name=VOLUME[@SNAPSHOT]                name=imagenet@v3
 //
 // CLUSTER begins the SHA-256 of the cluster's id, VOLUME
 // and GENERATION are numbers that are never used again, SUM is CRC-32C of all
-// before it; digits are lower-case hexadecimal. The form by hand is for volumes
+// before it; ID is the group's, drawn by the cluster, and NAME what it is called here;
+// digits are lower-case hexadecimal. The form by hand is for volumes
 // that an administrator gives to a claim: it can be used, and is never deleted,
 // expanded or changed through a handle.
 package handle
@@ -45,14 +47,23 @@ type Snapshot struct {
 	At      meta.Generation
 }
 
+// Group is what the handle of a group of snapshots says.
+type Group struct {
+	Cluster string
+	ID      uint64
+	Name    string
+}
+
 const (
 	volumeVersion   = "v1"
 	snapshotVersion = "s1"
+	groupVersion    = "g1"
 	byHand          = "name="
 
 	clusterDigits    = 8
 	volumeDigits     = 6
 	generationDigits = 8
+	groupDigits      = 16
 	sumDigits        = 8
 )
 
@@ -82,6 +93,11 @@ func (v Volume) String() string {
 // String is the handle.
 func (s Snapshot) String() string {
 	return sealed(fmt.Sprintf("%s-%s-%0*x-%0*x", snapshotVersion, s.Cluster, volumeDigits, uint32(s.Volume), generationDigits, uint32(s.At)))
+}
+
+// String is the handle.
+func (g Group) String() string {
+	return sealed(fmt.Sprintf("%s-%s-%0*x-%s", groupVersion, g.Cluster, groupDigits, g.ID, g.Name))
 }
 
 // ParseVolume reads a volume's handle. Errors: Invalid.
@@ -115,6 +131,29 @@ func ParseSnapshot(s string) (Snapshot, error) {
 		return Snapshot{}, bad(s, "there is no volume of that number")
 	}
 	return v, nil
+}
+
+// ParseGroup reads the handle of a group. Errors: Invalid.
+func ParseGroup(s string) (Group, error) {
+	body, _, _ := cutLast(s)
+	if body == "" || sealed(body) != s {
+		return Group{}, bad(s, "it is damaged, or no handle of this driver")
+	}
+	parts := strings.SplitN(body, "-", 4)
+	if len(parts) != 4 || parts[0] != groupVersion {
+		return Group{}, bad(s, "it is of a version or kind that this driver doesn't know here")
+	}
+	if _, err := number(parts[1], clusterDigits); err != nil {
+		return Group{}, bad(s, err.Error())
+	}
+	id, err := number(parts[2], groupDigits)
+	if err == nil {
+		err = checkName(parts[3])
+	}
+	if err != nil {
+		return Group{}, bad(s, err.Error())
+	}
+	return Group{Cluster: parts[1], ID: id, Name: parts[3]}, nil
 }
 
 type opened struct {

@@ -23,6 +23,15 @@ func TestHandlesComeBack(t *testing.T) {
 	if got, err := ParseSnapshot(s.String()); err != nil || got != s {
 		t.Errorf("%s: %+v, %v", s, got, err)
 	}
+	for _, name := range []string{"a", "nightly", strings.Repeat("n", maxPlain), strings.Repeat("n", 128), "a-b", "ü"} {
+		g := Group{Cluster: c, ID: 1<<64 - 2, Name: NameOf("", name)}
+		if got, err := ParseGroup(g.String()); err != nil || got != g {
+			t.Errorf("%s: %+v, %v", g, got, err)
+		}
+		if len(g.String()) > 128 {
+			t.Errorf("%s is longer than the specification allows", g)
+		}
+	}
 }
 
 // What a handle looked like once is read for ever: volumes outlive programs.
@@ -32,6 +41,9 @@ func TestHandlesOfVersion1(t *testing.T) {
 	}
 	if s := (Snapshot{Cluster: ClusterOf("c"), Volume: 31, At: 3}).String(); s != "s1-2e7d2c03-00001f-00000003-42311d84" {
 		t.Errorf("the handle of snapshot 3 is %s now", s)
+	}
+	if g := (Group{Cluster: ClusterOf("c"), ID: 0x4d65822107fcfd52, Name: "csi-nightly"}).String(); g != "g1-2e7d2c03-4d65822107fcfd52-csi-nightly-d4547d0d" {
+		t.Errorf("the handle of a group is %s now", g)
 	}
 }
 
@@ -54,7 +66,20 @@ func TestBadHandles(t *testing.T) {
 			t.Errorf("%.40q: %+v, %v; want Invalid", s, v, err)
 		}
 	}
-	for _, s := range []string{"", good, "s1", sealed("s1-2e7d2c03-00001f"), sealed("s1-2e7d2c03-00001f-3")} {
+	group := Group{Cluster: ClusterOf("c"), ID: 2, Name: "csi-a"}.String()
+	for i := range group {
+		b := []byte(group)
+		b[i] ^= 1
+		if v, err := ParseGroup(string(b)); err == nil {
+			t.Errorf("%s is taken for %+v", b, v)
+		}
+	}
+	for _, s := range []string{"", good, "g1", "reallyfakegroupid", sealed("g1-2e7d2c03-2-csi-a"), sealed("g1-2e7d2c03-0000000000000002"), sealed("g1-2e7d2c03-0000000000000002-"), sealed("g1-2e7d2c03-0000000000000002-a/b"), sealed("g1-x-0000000000000002-a"), sealed("g2-2e7d2c03-0000000000000002-a")} {
+		if v, err := ParseGroup(s); !errors.Is(err, meta.Invalid) {
+			t.Errorf("%q: %+v, %v; want Invalid", s, v, err)
+		}
+	}
+	for _, s := range []string{"", good, group, "s1", sealed("s1-2e7d2c03-00001f"), sealed("s1-2e7d2c03-00001f-3")} {
 		if v, err := ParseSnapshot(s); !errors.Is(err, meta.Invalid) {
 			t.Errorf("%q: %+v, %v; want Invalid", s, v, err)
 		}
@@ -119,12 +144,16 @@ func TestNames(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(Volume{Cluster: ClusterOf("c"), Volume: 31}.String())
 	f.Add(Snapshot{Cluster: ClusterOf("c"), Volume: 31, At: 3}.String())
+	f.Add(Group{Cluster: ClusterOf("c"), ID: 2, Name: "csi-a"}.String())
 	f.Add("name=a@b")
 	f.Fuzz(func(t *testing.T, s string) {
 		if v, err := ParseVolume(s); err == nil && v.String() != s {
 			t.Errorf("%q was read as %q", s, v)
 		}
 		if v, err := ParseSnapshot(s); err == nil && v.String() != s {
+			t.Errorf("%q was read as %q", s, v)
+		}
+		if v, err := ParseGroup(s); err == nil && v.String() != s {
 			t.Errorf("%q was read as %q", s, v)
 		}
 	})

@@ -44,8 +44,9 @@ const (
 	// stop, and groupFrozen how long these are held up at most.
 	groupHold   = 4 * time.Second
 	groupFrozen = time.Second
-	// groupOverdue is after what time a group is given up by whoever comes across it.
-	groupOverdue = time.Minute
+	// groupOverdue is after what time a group is given up by whoever comes across it:
+	// longer than a try takes that is still at it (meta/client).
+	groupOverdue = 30 * time.Second
 )
 
 // groupHolding is a group's barrier at one of its volumes. Guarded by the owner's mu, but
@@ -367,9 +368,9 @@ func (o *owner) undecided(s meta.Snapshot) (bool, meta.Group, error) {
 	}
 	o.mu.Lock()
 	if o.groups == nil {
-		o.groups = map[uint64]struct{}{}
+		o.groups = map[uint64]bool{}
 	}
-	o.groups[s.Group] = struct{}{}
+	o.groups[s.Group] = err == nil && g.ID == s.Group
 	o.mu.Unlock()
 	return false, g, nil
 }

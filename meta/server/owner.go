@@ -117,7 +117,7 @@ type owner struct {
 	snapped    meta.Seq             // the last entry that takes or deletes a snapshot
 	barrier    *barrier             // a snapshot is being taken,
 	group      *groupHolding        // of a group; nil: not
-	groups     map[uint64]struct{}  // that are decided
+	groups     map[uint64]bool      // that are decided; false: without a record
 	closed     chan struct{}        // nobody may enter until it is closed; nil: all may
 	snapWake   chan struct{}        // to snapshotLoop, capacity 1
 	digesting  digesting

@@ -692,6 +692,9 @@ func (o *owner) listSnapshots() (*wire.SnapshotList, error) {
 	defer o.mu.Unlock()
 	for i := range l.Snapshots {
 		tellUnanswered(&l.Snapshots[i], o.unanswered[l.Snapshots[i].At])
+		if o.groups[all[i].Group] {
+			l.Snapshots[i].Group = all[i].Group
+		}
 	}
 	l.Failing = o.schedule.failing()
 	if err := errors.Join(o.listPins(l.Snapshots), o.listDigests(l.Snapshots)); err != nil {

@@ -40,6 +40,9 @@ type SnapshotInfo struct {
 	Shown bool `json:"shown,omitempty" yaml:"shown,omitempty"`
 	// MorePins are not listed: a volume's pins would take too many bytes.
 	MorePins uint64 `json:"more_pins,omitempty" yaml:"more_pins,omitempty"`
+	// Group is the id of the group that it belongs to, zero if to none: it is deleted with
+	// that (AdminGroups tells which it is, of the snapshot's name).
+	Group uint64 `json:"group,omitempty" yaml:"group,omitempty"`
 	// Strict, in the answer to who has it taken: it was, see SnapshotRequest.
 	Strict bool `json:"strict,omitempty" yaml:"strict,omitempty"`
 	// Unanswered, in the answer to who has it taken, are the files that are in it only

@@ -33,6 +33,7 @@ var crashes = map[string][]string{
 	"givenup": {"stage.record", "stage.directory", "stage.start", "stage.started", "stage.mounted", "publish.bind", "publish.bound"},
 	"refused": {"discard.detach", "discard.delete"},
 	"clone":   {"snapshot.take", "snapshot.taken", "create.made", "create.set", "create.name", "unsnapshot.delete", "unsnapshot.deleted"},
+	"group":   {"group.take", "group.taken", "ungroup.delete", "ungroup.deleted"},
 	"copy":    {"create.make", "create.made", "create.set", "delete.delete"},
 	"reader":  {"stage.record", "stage.started", "stage.mounted", "unstage.unmounted", "unstage.forget"},
 	"inline":  {"inline.make", "inline.made", "inline.delete", "inline.deleted"},
@@ -175,6 +176,28 @@ var lives = map[string]func(r *rig, name string){
 				again(r, r.controller().DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: x.GetSnapshotId()})
 			}
 			again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
+		}
+	},
+	// Snapshots of two volumes at one moment, of which one is made a volume.
+	"group": func(r *rig, name string) {
+		var volumes []string
+		for _, part := range []string{"-data", "-log"} {
+			volumes = append(volumes, again(r, r.controller().CreateVolume, claim(name+part, nil)).GetVolume().GetVolumeId())
+		}
+		q := &csi.CreateVolumeGroupSnapshotRequest{Name: name, SourceVolumeIds: volumes}
+		g := again(r, r.groups().CreateVolumeGroupSnapshot, q).GetGroupSnapshot()
+		if twice := again(r, r.groups().CreateVolumeGroupSnapshot, q).GetGroupSnapshot(); twice.GetGroupSnapshotId() != g.GetGroupSnapshotId() || len(g.GetSnapshots()) != 2 || !g.GetReadyToUse() {
+			r.t.Errorf("%s: %v, and then %v", name, g, twice)
+		}
+		if l := again(r, r.controller().ListSnapshots, &csi.ListSnapshotsRequest{}).GetEntries(); len(l) != 2 {
+			r.t.Errorf("%s: snapshots: %v", name, l)
+		}
+		again(r, r.groups().DeleteVolumeGroupSnapshot, deletion(g))
+		if l := again(r, r.controller().ListSnapshots, &csi.ListSnapshotsRequest{}).GetEntries(); len(l) != 0 {
+			r.t.Errorf("%s: snapshots are left: %v", name, l)
+		}
+		for _, v := range volumes {
+			again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v})
 		}
 	},
 	"copy": func(r *rig, name string) {
