@@ -45,6 +45,7 @@ var recordKinds = []recordKind{
 	{"members/", true},       //
 	{"grants/", true},        //
 	{"ended/", false},        // their revisions count, which are this etcd's
+	{"groups/", false},       // one that was undecided in the checkpoint would have snapshots deleted that are whole since
 	{"settings", true},       //
 	{"volumes/", false},      // journals: each volume's checkpoints are its own
 }
