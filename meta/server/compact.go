@@ -59,7 +59,7 @@ const (
 	// joinWindow is how many extents of one file are looked at together.
 	joinWindow = 100_000
 	// walkShare: one part in so many of the time may go into looking through a
-	// volume for fragments.
+	// volume for fragments, or in vain for what would empty a chunk.
 	walkShare = 50
 	// copyBytes bounds one order to gather, in bytes: what is lost when it is
 	// interrupted, and the time from reading an extent to moving it.
@@ -74,10 +74,12 @@ type compaction struct {
 	joined time.Time     // when extents were last looked through for fragments,
 	took   time.Duration // which took so long
 	seen   meta.Seq      // the newest entry at the last look of which all was joined
+	vain   time.Time     // until then chunks are not looked through: nothing came of it (a snapshot keeps some of each)
 	heldUp bool          // some was left at the last look: see leaseTable.outOfReach; guarded by the owner's mu
 
 	files, fragments atomic.Uint64 // to be joined, when last looked for
 	looks            atomic.Uint64 // begun
+	walks            atomic.Uint64 // over all extents
 }
 
 // compactLoop looks for what to move, again and again.
@@ -175,7 +177,7 @@ func (o *owner) compact() error {
 	o.mu.Unlock()
 	var batches []placement.Batch
 	victims, err := sparse(frozen)
-	if err == nil && (join || len(victims) > 0) {
+	if err == nil && (join || len(victims) > 0 && !time.Now().Before(o.compaction.vain)) {
 		batches, err = o.lookThrough(frozen, victims, join)
 	}
 	err = errors.Join(err, frozen.Close())
@@ -278,6 +280,7 @@ func (o *owner) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim
 		return nil, err
 	}
 	began := time.Now()
+	o.compaction.walks.Add(1)
 	m := o.srv.servers()
 	target := min(compactTarget, maxLen(policy, false))
 	f := fragments{o: o, r: r, m: m, rule: placement.JoinRule{Least: o.srv.cfg.JoinLeast, Small: o.srv.cfg.JoinSmall}, may: map[meta.ChunkID]bool{}}
@@ -300,6 +303,9 @@ func (o *owner) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim
 		return nil, err
 	}
 	batches := o.emptying(victims, m, &policy, target)
+	if len(victims) > 0 && len(batches) == 0 {
+		o.compaction.vain = time.Now().Add(walkShare * time.Since(began))
+	}
 	if !join {
 		return batches, nil
 	}

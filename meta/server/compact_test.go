@@ -3,6 +3,7 @@ package server
 import (
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"penstock.io/penstock/meta"
 )
@@ -81,5 +82,52 @@ func TestFullChunksAreLeft(t *testing.T) {
 	s.add(meta.ChunkRecord{ID: meta.ChunkID{Volume: 1, Counter: 102}, State: meta.ChunkSealed, Length: 1 << 40})
 	if some, err := s.worth(func() (uint64, error) { return 1 << 40, nil }); err != nil || len(some) > 0 {
 		t.Errorf("%d chunks are emptied, %v", len(some), err)
+	}
+}
+
+// A chunk that is mostly dead, of which a snapshot keeps the rest, is not looked for in
+// all files again and again: that goes on when the time that it took is a small share.
+func TestLooksInVainTakeTurns(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.crash()
+	s.adjust = func(c *Config) { c.CompactInterval, c.JoinLeast = time.Hour, 1 }
+	s.start()
+	a := s.dial("a")
+	chunks := s.chunkServer(1)
+	kept, goes := a.create(t, "kept").Attr.Ino, a.create(t, "goes").Attr.Ino
+	g := a.alloc(t, false)
+	chunks.has(g.ID, 16<<20, 16<<20)
+	a.commit(t, kept, g, 0, 4<<20, true)
+	a.commit(t, goes, g, 4<<20, 12<<20, true)
+	if _, err := a.SealChunk(t.Context(), 1, g.ID); err != nil {
+		t.Fatal(err)
+	}
+	a.do(t, &meta.SetAttr{Ino: goes, Mask: meta.SetSize}, meta.LeaseNone)
+	a.snapshot(t, "s")
+	o, err := s.srv.open(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	look := func() (walks uint64) {
+		t.Helper()
+		was := o.compaction.walks.Load()
+		if err := o.compact(); err != nil {
+			t.Fatal(err)
+		}
+		return o.compaction.walks.Load() - was
+	}
+	began := time.Now()
+	eventually(t, "the chunk is worth a look", func() error { return unless(look() == 1) })
+	if !o.compaction.vain.After(began) {
+		t.Fatal("it may be looked through again at once")
+	}
+	o.compaction.vain = time.Now().Add(time.Hour)
+	if n := look(); n != 0 {
+		t.Errorf("%d walks, before their time", n)
+	}
+	o.compaction.vain = time.Now()
+	if n := look(); n != 1 {
+		t.Errorf("%d walks, at their time", n)
 	}
 }
