@@ -278,7 +278,7 @@ func (c chart) objects(t *testing.T, change func(map[string]any)) map[string]obj
 }
 
 // clusterWide are kinds without a namespace.
-var clusterWide = map[string]bool{"CSIDriver": true, "StorageClass": true, "ClusterRole": true, "ClusterRoleBinding": true, "VolumeSnapshotClass": true}
+var clusterWide = map[string]bool{"CSIDriver": true, "StorageClass": true, "ClusterRole": true, "ClusterRoleBinding": true, "VolumeSnapshotClass": true, "VolumeGroupSnapshotClass": true}
 
 // TestObjectsFit: what refers to something refers to what is there.
 func TestObjectsFit(t *testing.T) {
@@ -481,7 +481,7 @@ func TestDriverObject(t *testing.T) {
 			if _, err := policy.ReadClass(texts(t, o, "parameters"), nil, "pvc-1"); err != nil {
 				t.Errorf("%s: the driver would refuse it: %v", o, err)
 			}
-		case "VolumeSnapshotClass":
+		case "VolumeSnapshotClass", "VolumeGroupSnapshotClass":
 			if o.text("driver") != driver.Name {
 				t.Errorf("%s: %v", o, o)
 			}
@@ -636,6 +636,109 @@ func TestTopologyLabels(t *testing.T) {
 		n["topology"], n["topologyLabels"] = "/dc1/rack1/$(NODE_NAME)", []any{"zone"}
 	}); err == nil || !strings.Contains(err.Error(), "give one of them") {
 		t.Errorf("both at once: %v", err)
+	}
+}
+
+// groups switches snapshots of groups on.
+func groups(v map[string]any) { v["snapshots"].(map[string]any)["groups"] = true }
+
+// TestGroupSnapshots: where they are switched on the sidecar is told so, may do what it
+// then does, and there is a class of them; the component of the plain manifests does the
+// same. By default nothing speaks of them: their kinds may not be there.
+func TestGroupSnapshots(t *testing.T) {
+	const controller, role, gate = "Deployment/penstock-controller", "ClusterRole/penstock-controller", "CSIVolumeGroupSnapshot=true"
+	before, after := objects(t, asIs), objects(t, groups)
+	objectsFit(t, after)
+	if got := after[controller].flag("snapshotter", "--feature-gates"); got != gate {
+		t.Errorf("the sidecar's gates are %q", got)
+	}
+	class := after["VolumeGroupSnapshotClass/penstock"]
+	if class.text("driver") != driver.Name || class.text("deletionPolicy") != "Delete" || len(after) != len(before)+1 {
+		t.Errorf("class %v, %d objects in place of %d", class, len(after), len(before))
+	}
+	for name, o := range before {
+		if strings.Contains(strings.ToLower(fmt.Sprint(map[string]any(o))), "groupsnapshot") {
+			t.Errorf("by default %s speaks of groups: %v", name, map[string]any(o))
+		}
+	}
+	if _, err := driverChart.try(t, func(v map[string]any) {
+		groups(v)
+		v["snapshots"].(map[string]any)["enabled"] = false
+	}); err == nil || !strings.Contains(err.Error(), "needs snapshots.enabled") {
+		t.Errorf("groups without snapshots: %v", err)
+	}
+
+	// The component's steps make of the plain manifests what the chart has.
+	path := filepath.Join(driverChart.plain, "group-snapshots")
+	var component struct {
+		Resources []string
+		Patches   []struct {
+			Target struct{ Kind, Name string }
+			Patch  string
+		}
+	}
+	if err := yaml.Unmarshal(read(t, path, "kustomization.yaml"), &component); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range component.Patches {
+		o := before[p.Target.Kind+"/"+p.Target.Name]
+		if o == nil {
+			t.Fatalf("nothing is %v", p.Target)
+		}
+		var steps []struct {
+			Op, Path string
+			Value    any
+		}
+		if err := yaml.Unmarshal([]byte(p.Patch), &steps); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range steps {
+			step(t, o, s.Op, s.Path, s.Value)
+		}
+	}
+	for _, name := range []string{controller, role} {
+		if !reflect.DeepEqual(before[name], after[name]) {
+			t.Errorf("the component makes of %s\n%v\nthe chart has\n%v", name, before[name], after[name])
+		}
+	}
+	if fmt.Sprint(component.Resources) != "[class.yaml]" {
+		t.Errorf("the component has %v", component.Resources)
+	}
+	if got := parse(t, "class.yaml", string(read(t, path, "class.yaml"))); len(got) != 1 || !reflect.DeepEqual(got[0], class) {
+		t.Errorf("the component's class is\n%v\nthe chart's\n%v", got, class)
+	}
+}
+
+// step does a step of a JSON patch, of those that components have: "test" of a value, and
+// "add" at the end of a list.
+func step(t *testing.T, o object, op, path string, value any) {
+	t.Helper()
+	at := strings.Split(path, "/")[1:]
+	put := func(any) {} // in place of what is there
+	var v any = map[string]any(o)
+	for _, p := range at {
+		switch x := v.(type) {
+		case map[string]any:
+			v, put = x[p], func(n any) { x[p] = n }
+		case []any:
+			if p == "-" {
+				if op != "add" {
+					t.Fatalf("%s at %s", op, path)
+				}
+				put(append(x, value))
+				return
+			}
+			n, err := strconv.Atoi(p)
+			if err != nil || n >= len(x) {
+				t.Fatalf("%s: %s has no %s", o, path, p)
+			}
+			v, put = x[n], func(y any) { x[n] = y }
+		default:
+			t.Fatalf("%s: nothing is at %s", o, path)
+		}
+	}
+	if op != "test" || !reflect.DeepEqual(v, value) {
+		t.Errorf("%s: %s at %s wants %v, there is %v", o, op, path, value, v)
 	}
 }
 
@@ -943,7 +1046,7 @@ func TestExamples(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no examples: %v", err)
 	}
-	known := objects(t, asIs)
+	known := objects(t, groups)
 	for _, f := range files {
 		for _, o := range parse(t, f, string(read(t, f))) {
 			if o.text("apiVersion") == "" || o.text("metadata", "name") == "" {
@@ -961,6 +1064,9 @@ func TestExamples(t *testing.T) {
 				t.Errorf("%s: %s wants class %s, which is not there", f, o, class)
 			}
 			if class := o.text("spec", "volumeSnapshotClassName"); class != "" && known["VolumeSnapshotClass/"+class] == nil {
+				t.Errorf("%s: %s wants class %s, which is not there", f, o, class)
+			}
+			if class := o.text("spec", "volumeGroupSnapshotClassName"); class != "" && known["VolumeGroupSnapshotClass/"+class] == nil {
 				t.Errorf("%s: %s wants class %s, which is not there", f, o, class)
 			}
 		}

@@ -157,6 +157,7 @@ func TestValues(t *testing.T) {
 		"grants by hand":      {chart: driver, values: "grantNodes: false", says: map[string]string{"CSIDriver/csi.penstock.io": "attachRequired: false"}},
 		"inline":              {chart: driver, values: "node: {inline: true}", says: map[string]string{"CSIDriver/csi.penstock.io": "[Persistent, Ephemeral]", "DaemonSet/penstock-node": "- --inline", "Deployment/penstock-controller": "penstock-node-token=admin"}},
 		"no snapshots":        {chart: driver, values: "snapshots: {enabled: false}", gone: []string{"VolumeSnapshotClass/penstock"}},
+		"groups":              {chart: driver, values: "snapshots: {groups: true, className: mine}", there: []string{"VolumeGroupSnapshotClass/mine", "VolumeSnapshotClass/mine"}, says: map[string]string{"Deployment/penstock-controller": "--feature-gates=CSIVolumeGroupSnapshot=true", "ClusterRole/penstock-controller": "volumegroupsnapshotcontents/status"}},
 		"rolling":             {chart: driver, values: "node: {updateStrategy: RollingUpdate}", says: map[string]string{"DaemonSet/penstock-node": "type: RollingUpdate"}},
 		"no tokens":           {chart: driver, values: "keepTokens: false", gone: []string{"Role/penstock-controller-tokens"}},
 		"no policies":         {chart: driver, values: "networkPolicy: {enabled: false}", gone: []string{"NetworkPolicy/penstock-controller", "NetworkPolicy/penstock-hold"}},
@@ -168,7 +169,7 @@ func TestValues(t *testing.T) {
 
 		"servers":           {chart: servers, there: []string{"StatefulSet/penstock-meta-first", "StatefulSet/penstock-etcd", "StatefulSet/penstock-chunkserver-a"}},
 		"to try":            {chart: servers, values: try(t), says: map[string]string{"StatefulSet/penstock-etcd": "preferredDuringScheduling"}},
-		"groups":            {chart: servers, values: "chunkserver: {groups: [{name: east, topology: /dc1/east, replicas: 4, nodeSelector: {rack: east}, tolerations: [], disks: [{name: d0, class: hdd, storage: 4Ti, storageClassName: local}]}, {name: west, topology: /dc1/west, replicas: 2, nodeSelector: {rack: west}, tolerations: [{operator: Exists}], disks: [{name: d0, class: nvme, storage: 1Ti, storageClassName: local}]}]}", there: []string{"StatefulSet/penstock-chunkserver-east", "StatefulSet/penstock-chunkserver-west"}, gone: []string{"StatefulSet/penstock-chunkserver-a"}},
+		"two groups":        {chart: servers, values: "chunkserver: {groups: [{name: east, topology: /dc1/east, replicas: 4, nodeSelector: {rack: east}, tolerations: [], disks: [{name: d0, class: hdd, storage: 4Ti, storageClassName: local}]}, {name: west, topology: /dc1/west, replicas: 2, nodeSelector: {rack: west}, tolerations: [{operator: Exists}], disks: [{name: d0, class: nvme, storage: 1Ti, storageClassName: local}]}]}", there: []string{"StatefulSet/penstock-chunkserver-east", "StatefulSet/penstock-chunkserver-west"}, gone: []string{"StatefulSet/penstock-chunkserver-a"}},
 		"etcd elsewhere":    {chart: servers, values: "etcd: {enabled: false, endpoints: [\"https://e1:2379\"]}", gone: []string{"StatefulSet/penstock-etcd"}, says: map[string]string{"StatefulSet/penstock-meta": "--etcd=https://e1:2379"}},
 		"without the first": {chart: servers, values: "meta: {first: false}", gone: []string{"StatefulSet/penstock-meta-first"}},
 		"servers' metrics":  {chart: servers, values: "metrics: {enabled: true, podMonitor: true}\ncriticalPods: \"50\"", there: []string{"PodMonitor/penstock-cluster", "ResourceQuota/penstock-cluster-critical-pods"}, says: map[string]string{"StatefulSet/penstock-chunkserver-a": "--metrics=0.0.0.0:9819", "NetworkPolicy/penstock-etcd": "port: 2381"}},
@@ -211,6 +212,7 @@ func TestRefused(t *testing.T) {
 		{driver, "node: {topologyLabels: [a, b], topology: /dc1}", "give one of them"},
 		{driver, "node: {topologyLabels: [\"a,b\"]}", "topologyLabels"},
 		{driver, "networkPolicy: {apiPorts: []}", "apiPorts"},
+		{driver, "snapshots: {groups: true, enabled: false}", "needs snapshots.enabled"},
 		{driver, "metaPort: 70000", "metaPort"},
 		{driver, "hold: {patience: forever}", "patience"},
 		{driver, "storageClasses: [{name: a, reclaimPolicy: Delete, parameters: {replicas: 3}}]", "replicas"},
@@ -242,7 +244,8 @@ func kustomize(t *testing.T, dir string) map[string]string {
 }
 
 // TestKustomize: the plain manifests are applied as they stand, with the component that
-// leaves snapshots out, where their CRDs are not there, and with that of nodes' labels.
+// leaves snapshots out, where their CRDs are not there, with that of groups of them and
+// with that of nodes' labels.
 func TestKustomize(t *testing.T) {
 	all := kustomize(t, plain)
 	if all["DaemonSet/penstock-node"] == "" || all["VolumeSnapshotClass/penstock"] == "" || !strings.Contains(all["Deployment/penstock-controller"], "name: snapshotter") {
@@ -257,6 +260,13 @@ func TestKustomize(t *testing.T) {
 	}
 	if c := without["Deployment/penstock-controller"]; strings.Contains(c, "snapshotter") || !strings.Contains(c, "name: resizer") || !strings.Contains(c, "name: provisioner") {
 		t.Errorf("the controller without snapshots:\n%s", c)
+	}
+	groups := with(t, "group-snapshots")
+	if len(groups) != len(all)+1 || groups["VolumeGroupSnapshotClass/penstock"] == "" || !strings.Contains(groups["ClusterRole/penstock-controller"], "volumegroupsnapshotcontents/status") {
+		t.Errorf("with groups of snapshots: %v\n%s", slices.Sorted(maps.Keys(groups)), groups["ClusterRole/penstock-controller"])
+	}
+	if c := groups["Deployment/penstock-controller"]; strings.Count(c, "--feature-gates") != 1 || !strings.Contains(c, "--feature-gates=CSIVolumeGroupSnapshot=true") {
+		t.Errorf("the controller with groups of snapshots:\n%s", c)
 	}
 	labels := with(t, "node-labels")
 	if len(labels) != len(all)+2 || labels["ClusterRoleBinding/penstock-node"] == "" {

@@ -296,20 +296,24 @@ func (r *Rig) build(p programs) (archives []string, err error) {
 	return archives, nil
 }
 
-// snapshots makes the cluster one with snapshots, as most are: their kinds, and the
-// controller that belongs to Kubernetes and to no driver.
+// snapshots makes the cluster one with snapshots, as most are: their kinds, those of
+// groups, too, and the controller that belongs to Kubernetes and to no driver.
 func (r *Rig) snapshots() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	for _, kind := range []string{"volumesnapshotclasses", "volumesnapshotcontents", "volumesnapshots"} {
-		if _, err := r.Kubectl(ctx, "apply", "-f", r.kube.path("crd/snapshot.storage.k8s.io_"+kind+".yaml")); err != nil {
+	kinds := []string{
+		"snapshot.storage.k8s.io_volumesnapshotclasses", "snapshot.storage.k8s.io_volumesnapshotcontents", "snapshot.storage.k8s.io_volumesnapshots",
+		"groupsnapshot.storage.k8s.io_volumegroupsnapshotclasses", "groupsnapshot.storage.k8s.io_volumegroupsnapshotcontents", "groupsnapshot.storage.k8s.io_volumegroupsnapshots",
+	}
+	for _, kind := range kinds {
+		if _, err := r.Kubectl(ctx, "apply", "-f", r.kube.path("crd/"+kind+".yaml")); err != nil {
 			return err
 		}
 	}
-	if _, err := r.Kubectl(ctx, "wait", "--for=condition=Established", "crd/volumesnapshots.snapshot.storage.k8s.io", "--timeout=30s"); err != nil {
+	if _, err := r.Kubectl(ctx, "wait", "--for=condition=Established", "crd/volumesnapshots.snapshot.storage.k8s.io", "crd/volumegroupsnapshots.groupsnapshot.storage.k8s.io", "--timeout=30s"); err != nil {
 		return err
 	}
-	_, err := r.order[0].Start("snapshot-controller", r.kube.path("snapshot-controller"), "--kubeconfig="+r.kube.admin)
+	_, err := r.order[0].Start("snapshot-controller", r.kube.path("snapshot-controller"), "--kubeconfig="+r.kube.admin, "--feature-gates=CSIVolumeGroupSnapshot=true")
 	return err
 }
 
@@ -366,6 +370,7 @@ type Change struct {
 	Tag    string // of the image; "": as it is shipped
 	Memory string // that the node part may use; "": as it is shipped
 	Inline bool   // pods may bring volumes along
+	Groups bool   // snapshots of groups of claims
 	// MaxVolumes is how many volumes a node takes; 0: as it is shipped.
 	MaxVolumes int
 	// Cluster is the address of another cluster than the rig's own.
@@ -388,7 +393,10 @@ func (r *Rig) Configure(ctx context.Context, c Change) error {
 	if err != nil {
 		return err
 	}
-	images, more := "", ""
+	images, components, more := "", "", ""
+	if c.Groups {
+		components = fmt.Sprintf("components: [%q]\n", filepath.Join(relative, "group-snapshots"))
+	}
 	if c.Tag != "" {
 		images = "images: [{name: penstock, newTag: " + c.Tag + "}]\n"
 	}
@@ -407,7 +415,7 @@ func (r *Rig) Configure(ctx context.Context, c Change) error {
 	text := fmt.Sprintf(`apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [%q]
-patches:
+%spatches:
   - target: {kind: ConfigMap, name: penstock}
     patch: '[{"op": "replace", "path": "/data/cluster", "value": "%s"}]'
   - target: {kind: DaemonSet, name: penstock-node}
@@ -415,7 +423,7 @@ patches:
       - {op: replace, path: /spec/updateStrategy, value: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 1}}}
       - {op: add, path: /spec/template/spec/volumes/-, value: {name: config, hostPath: {path: %s}}}
       - {op: add, path: /spec/template/spec/containers/0/volumeMounts/-, value: {name: config, mountPath: /etc/penstock, readOnly: true}}
-%s%s`, relative, cmp.Or(c.Cluster, r.Meta()), configDir, more, images)
+%s%s`, relative, components, cmp.Or(c.Cluster, r.Meta()), configDir, more, images)
 	if err := errors.Join(
 		os.MkdirAll(filepath.Join(r.Dir, "kustomize"), 0o755),
 		os.WriteFile(filepath.Join(r.Dir, "kustomize", "kustomization.yaml"), []byte(text), 0o644),

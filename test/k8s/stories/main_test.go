@@ -105,7 +105,7 @@ func begin(t *testing.T) *story {
 // tell shows what Kubernetes thinks happened.
 func (s *story) tell() {
 	for _, args := range [][]string{
-		{"get", "pods,pvc,volumesnapshot", "-o", "wide"},
+		{"get", "pods,pvc,volumesnapshot,volumegroupsnapshot", "-o", "wide"},
 		{"get", "events", "--sort-by=.lastTimestamp", "-o", "custom-columns=W:.reason,O:.involvedObject.name,M:.message"},
 	} {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -130,7 +130,7 @@ func (s *story) end() {
 
 // left fails if something of the stories is left.
 func (s *story) left(ctx context.Context) error {
-	if out, err := the.Kubectl(ctx, "get", "pv,volumesnapshotcontents", "-o", "name"); err != nil || out != "" {
+	if out, err := the.Kubectl(ctx, "get", "pv,volumesnapshotcontents,volumegroupsnapshotcontents", "-o", "name"); err != nil || out != "" {
 		return fmt.Errorf("left in Kubernetes: %s %w", out, err)
 	}
 	volumes, err := the.Volumes(ctx)
