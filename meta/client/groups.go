@@ -55,11 +55,16 @@ func (s *Session) TakeGroup(ctx context.Context, name string, volumes []meta.Vol
 	volumes = slices.Clone(volumes)
 	slices.Sort(volumes)
 	for try := 1; ; {
-		g, err := s.putGroup(ctx, name, &wire.GroupRequest{Do: wire.GroupBegin, ID: rand.Uint64()&^1 | 2, Volumes: volumes})
-		if errors.Is(err, meta.Again) {
+		id := rand.Uint64()&^1 | 2
+		g, err := s.putGroup(ctx, name, &wire.GroupRequest{Do: wire.GroupBegin, ID: id, Volumes: volumes})
+		switch meta.KindOf(err) {
+		case meta.KindOK:
+		case meta.Again:
 			continue // another came first: what it is says the next request
-		}
-		if err != nil {
+		case meta.Interrupted, meta.Unavailable, meta.Canceled: // it may have been made
+			_, aerr := s.undoGroup(ctx, name, id, volumes)
+			return g, errors.Join(err, aerr)
+		default:
 			return g, err
 		}
 		if g.State == meta.GroupAborted { // what another has left
@@ -75,12 +80,7 @@ func (s *Session) TakeGroup(ctx context.Context, name string, volumes []meta.Vol
 				return now, nil
 			}
 		}
-		tidy, cancel := context.WithTimeout(context.WithoutCancel(ctx), groupTidy)
-		now, aerr := s.putGroup(tidy, name, &wire.GroupRequest{Do: wire.GroupAbort, ID: g.ID, Volumes: volumes})
-		if aerr == nil && now.ID == g.ID && now.State == meta.GroupAborted {
-			aerr = s.forgetGroup(tidy, now)
-		}
-		cancel()
+		now, aerr := s.undoGroup(ctx, name, g.ID, volumes)
 		switch {
 		case aerr == nil && now.ID == g.ID && now.State == meta.GroupReady:
 			return now, nil // only the answer was lost
@@ -90,6 +90,25 @@ func (s *Session) TakeGroup(ctx context.Context, name string, volumes []meta.Vol
 			return g, meta.E("take group", meta.Unavailable, name, errors.Join(err, aerr))
 		}
 		try++
+	}
+}
+
+// undoGroup aborts a group that is undecided, and takes away what there is of it. It gives
+// the group: of another id, or none, if it is gone.
+func (s *Session) undoGroup(ctx context.Context, name string, id uint64, volumes []meta.VolumeID) (meta.Group, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), groupTidy)
+	defer cancel()
+	for {
+		g, err := s.putGroup(ctx, name, &wire.GroupRequest{Do: wire.GroupAbort, ID: id, Volumes: volumes})
+		switch {
+		case errors.Is(err, meta.Again):
+			continue // it was decided this moment, perhaps by a request whose answer was lost
+		case errors.Is(err, meta.NotFound):
+			return meta.Group{}, nil
+		case err == nil && g.ID == id && g.State == meta.GroupAborted:
+			err = s.forgetGroup(ctx, g)
+		}
+		return g, err
 	}
 }
 
@@ -155,8 +174,9 @@ func (s *Session) tryGroup(ctx context.Context, g meta.Group, strict bool) ([]me
 
 // DeleteGroup deletes the snapshots of a group, and the group: those that clones need go
 // with the last of them, as of DropSnapshot. One that was deleted by itself is no error,
-// nor is a volume that is gone. Errors: NotFound, Busy (somebody pinned a snapshot: others
-// may be deleted by then; or it is being taken), AccessDenied.
+// nor is a volume that is gone; one in the trash is not gone. A group that nobody takes any
+// more is given up first. Errors: NotFound, Busy (somebody pinned a snapshot: others may be
+// deleted by then; or it is being taken), AccessDenied.
 func (s *Session) DeleteGroup(ctx context.Context, name string) error {
 	g, err := s.Group(ctx, name)
 	if err != nil {

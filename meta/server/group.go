@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -143,7 +144,7 @@ func (o *owner) hold(ctx context.Context, name string, q wire.GroupStep) error {
 	}
 	waiting, stop := context.WithCancel(o.ctx)
 	h.stop = stop
-	h.over = time.AfterFunc(groupHold, func() { o.giveUp(h) })
+	h.over = time.AfterFunc(cmp.Or(o.srv.cfg.groupHold, groupHold), func() { o.giveUp(h) })
 	o.barrier, o.group = h.b, h
 	o.mu.Unlock()
 	o.wg.Go(func() { o.makeReady(waiting, h, q.Strict) })
@@ -257,7 +258,7 @@ func (o *owner) takeHeld(ctx context.Context, id uint64) (m meta.GroupMember, er
 
 // takeFrozen stops changes, and takes the snapshot in the same moment. Caller holds mu.
 func (o *owner) takeFrozen(h *groupHolding) (err error) {
-	if !h.over.Reset(groupFrozen) {
+	if !h.over.Reset(cmp.Or(o.srv.cfg.groupFrozen, groupFrozen)) {
 		return o.errHold("the time was over")
 	}
 	h.b.frozen = !o.srv.cfg.Unsafe.NoFreeze
@@ -306,13 +307,14 @@ func (o *owner) member(name string, id uint64) (meta.Snapshot, bool, error) {
 }
 
 // deleteMember deletes the snapshot of a group that is ready or aborted: of the latter
-// there will be none afterwards. Errors: Busy (it is undecided, or somebody pinned the
-// snapshot).
+// there will be none afterwards. One that is overdue it aborts. Errors: Busy (it is
+// undecided, or somebody pinned the snapshot), NotOwner (perhaps: then another knows
+// whether there is one).
 func (o *owner) deleteMember(ctx context.Context, name string, id uint64) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}
-	g, err := o.srv.cfg.Cluster.Group(ctx, name)
+	g, err := o.srv.endOverdue(ctx, name, id)
 	if err == nil && (g.ID != id || g.State == meta.GroupTaking) {
 		err = meta.E("delete group", meta.Busy, name, errors.New("it is another one, or being taken"))
 	}
@@ -326,17 +328,65 @@ func (o *owner) deleteMember(ctx context.Context, name string, id uint64) error 
 	o.mu.Unlock()
 	sn, there, err := o.member(name, id)
 	switch {
-	case err != nil || !there:
+	case err != nil:
 		return err
+	case !there:
+		return o.surelyNone(ctx)
 	case g.State == meta.GroupAborted:
 		return o.deleteGeneration(ctx, sn)
 	}
-	_, err = o.deleteUnpinned(ctx, name, true)
-	return err
+	if _, err = o.deleteUnpinned(ctx, name, true); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	delete(o.groups, id) // its record goes, and the snapshot may stay for its clones
+	o.mu.Unlock()
+	return nil
+}
+
+// surelyNone is nil if the next owner, too, will find that a snapshot is not there which
+// this one does not find: its deletion is in the journal, and nobody else can have taken
+// it. Errors: NotOwner.
+func (o *owner) surelyNone(ctx context.Context) error {
+	o.mu.Lock()
+	wait := o.untilDurable(o.snapped)
+	o.mu.Unlock()
+	if err := o.await(ctx, wait); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.failed != nil:
+		return o.failed
+	case o.leaving != nil || o.outsideLease():
+		return meta.E("delete group", meta.NotOwner, "", fmt.Errorf("volume %d goes to another owner, or may have one", o.vol))
+	}
+	return nil
+}
+
+// ownerOfMember is ownerFor also of a volume in the trash: that may come back, with all
+// its snapshots. Errors: those of ownerFor, NoSuchVolume only of one that is gone for good.
+func (s *Server) ownerOfMember(ctx context.Context, v meta.VolumeID) (*owner, error) {
+	for range 4 {
+		row, err := s.cfg.Cluster.Volume(ctx, v)
+		if err != nil {
+			return nil, err
+		}
+		if row.State == cluster.VolumeDeleting {
+			return nil, meta.E("delete group", meta.NoSuchVolume, row.Name, fmt.Errorf("it is %s", row.State))
+		}
+		o, err := s.ownerAs(ctx, v, row.State)
+		if !errors.Is(err, meta.NoSuchVolume) {
+			return o, err
+		}
+	}
+	return nil, meta.E("delete group", meta.Busy, fmt.Sprint(v), errors.New("the volume goes to the trash and comes back: try again"))
 }
 
 // decided leaves out of a list of snapshots what belongs to groups that are undecided
-// or aborted. What has to be done about those is done by dropUndecided.
+// or aborted, or whose records can't be read. What has to be done about those is done by
+// dropUndecided.
 func (o *owner) decided(all []meta.Snapshot) ([]meta.Snapshot, error) {
 	var err error
 	all = slices.DeleteFunc(all, func(s meta.Snapshot) bool {
@@ -344,14 +394,21 @@ func (o *owner) decided(all []meta.Snapshot) ([]meta.Snapshot, error) {
 			return false
 		}
 		var open bool
-		open, _, err = o.undecided(s)
+		if open, _, err = o.undecided(s); unreadable(err) {
+			err = nil // dropUndecided tells
+		}
 		return open
 	})
 	return all, err
 }
 
-// undecided tells whether a snapshot belongs to a group that is undecided or aborted,
-// and that group.
+// unreadable: a record is damaged, or of a later version. That stays, and concerns one
+// group.
+func unreadable(err error) bool { return errors.Is(err, meta.Version) || errors.Is(err, meta.Corrupt) }
+
+// undecided tells whether a snapshot is to be hidden: it belongs to a group that is
+// undecided or aborted, which it gives too; or one whose record can't be read (Version,
+// Corrupt); or it is gone meanwhile.
 func (o *owner) undecided(s meta.Snapshot) (bool, meta.Group, error) {
 	o.mu.Lock()
 	_, known := o.groups[s.Group]
@@ -362,21 +419,31 @@ func (o *owner) undecided(s meta.Snapshot) (bool, meta.Group, error) {
 	g, err := o.srv.cfg.Cluster.Group(o.ctx, s.Name)
 	switch {
 	case err != nil && !errors.Is(err, meta.NotFound):
-		return false, g, err
+		return unreadable(err), g, err
 	case err == nil && g.ID == s.Group && g.State != meta.GroupReady:
 		return true, g, nil
 	}
+	ready := err == nil && g.ID == s.Group
 	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.failed != nil {
+		return false, g, o.failed
+	}
+	// Since the caller saw it it may have gone, and its record after it.
+	all, err := namespace.Snapshots(&view{o: o})
+	if err != nil || !slices.ContainsFunc(all, func(x meta.Snapshot) bool { return x.At == s.At && !x.Deleting }) {
+		return err == nil, meta.Group{}, err
+	}
 	if o.groups == nil {
 		o.groups = map[uint64]bool{}
 	}
-	o.groups[s.Group] = err == nil && g.ID == s.Group
-	o.mu.Unlock()
+	o.groups[s.Group] = ready
 	return false, g, nil
 }
 
 // dropUndecided deletes snapshots of groups that are aborted, and aborts those that are
-// overdue. more: there are some that have to be looked at again.
+// overdue. more: there are some that have to be looked at again. One that fails stops no
+// other.
 func (o *owner) dropUndecided() (more bool, err error) {
 	o.mu.Lock()
 	if o.failed != nil {
@@ -388,14 +455,14 @@ func (o *owner) dropUndecided() (more bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	var errs []error
 	for _, s := range all {
 		if s.Group == 0 || s.Deleting {
 			continue
 		}
 		open, g, err := o.undecided(s)
-		if err == nil && open && g.State == meta.GroupTaking && overdue(&g) {
-			g.State = meta.GroupAborted
-			if g, err = o.srv.cfg.Cluster.PutGroup(o.ctx, g); errors.Is(err, meta.Again) {
+		if err == nil && open && g.State == meta.GroupTaking {
+			if g, err = o.srv.abortOverdue(o.ctx, g); errors.Is(err, meta.Again) {
 				more = true // it was decided this moment
 				continue
 			}
@@ -406,14 +473,38 @@ func (o *owner) dropUndecided() (more bool, err error) {
 			open = err != nil
 		}
 		if err != nil {
-			return true, err
+			errs = append(errs, fmt.Errorf("the group of snapshot %s: %w", s.Name, err))
 		}
 		more = more || open
 	}
-	return more, nil
+	return more || len(errs) > 0, errors.Join(errs...)
 }
 
 func overdue(g *meta.Group) bool { return time.Since(time.Unix(0, int64(g.Began))) > groupOverdue }
+
+// abortOverdue aborts a group that is undecided for too long: who took it is gone. Others
+// it gives back as they are. Errors: Again (it was decided this moment).
+func (s *Server) abortOverdue(ctx context.Context, g meta.Group) (meta.Group, error) {
+	if g.State != meta.GroupTaking || !overdue(&g) {
+		return g, nil
+	}
+	g.State = meta.GroupAborted
+	return s.cfg.Cluster.PutGroup(ctx, g)
+}
+
+// endOverdue reads the record of a group, and aborts the one of this id if it is
+// overdue. Errors: NotFound.
+func (s *Server) endOverdue(ctx context.Context, name string, id uint64) (meta.Group, error) {
+	for {
+		g, err := s.cfg.Cluster.Group(ctx, name)
+		if err == nil && g.ID == id {
+			g, err = s.abortOverdue(ctx, g)
+		}
+		if !errors.Is(err, meta.Again) {
+			return g, err
+		}
+	}
+}
 
 // ---- requests
 
@@ -440,7 +531,11 @@ func (s *Server) groupOp(ctx context.Context, sess *session, m *wire.Admin, re *
 	if !meta.IsGroupID(q.ID) {
 		return meta.E("take group", meta.Protocol, m.Entry, fmt.Errorf("%d can't be a group's", q.ID))
 	}
-	o, err := s.ownerFor(ctx, m.Volume)
+	find := s.ownerFor
+	if q.Step == wire.GroupDelete {
+		find = s.ownerOfMember
+	}
+	o, err := find(ctx, m.Volume)
 	if err != nil {
 		return err
 	}
@@ -532,11 +627,11 @@ func (s *Server) putGroup(ctx context.Context, name string, q *wire.GroupRequest
 			return g, nil
 		case g.State == meta.GroupReady:
 			return g, meta.E(op, meta.Exists, name, nil)
-		case !overdue(&g):
-			return g, meta.E(op, meta.Busy, name, errors.New("it is being taken"))
 		}
-		g.State = meta.GroupAborted // who took it is gone
-		return c.PutGroup(ctx, g)
+		if g, err = s.abortOverdue(ctx, g); err == nil && g.State == meta.GroupTaking {
+			err = meta.E(op, meta.Busy, name, errors.New("it is being taken"))
+		}
+		return g, err
 	case wire.GroupDecide:
 		switch {
 		case !mine || g.State == meta.GroupAborted:
@@ -556,10 +651,13 @@ func (s *Server) putGroup(ctx context.Context, name string, q *wire.GroupRequest
 		g.State = meta.GroupAborted
 		return c.PutGroup(ctx, g)
 	case wire.GroupForget:
-		switch {
-		case !mine:
+		if !mine {
 			return g, nil
-		case g.State == meta.GroupTaking:
+		}
+		if g, err = s.abortOverdue(ctx, g); err != nil { // no volume of it is there to have done so
+			return g, err
+		}
+		if g.State == meta.GroupTaking {
 			return g, meta.E(op, meta.Busy, name, errors.New("it is being taken"))
 		}
 		return g, c.DropGroup(ctx, g)

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -56,6 +57,15 @@ func (p *peer) groupStep(t *testing.T, v meta.VolumeID, name, step string) (m me
 	return m, err
 }
 
+// patient is a site whose holds stand however long the machine stands still: but for
+// frozen, if not zero, once the snapshot is taken.
+func patient(t *testing.T, frozen time.Duration) *site {
+	t.Helper()
+	return newSiteWith(t, time.Minute, func(c *Config) {
+		c.groupHold, c.groupFrozen = 10*time.Minute, cmp.Or(frozen, 10*time.Minute)
+	})
+}
+
 // toStep leads a group to after a step at all volumes, in their order.
 func (p *peer) toStep(t *testing.T, name, last string, volumes ...meta.VolumeID) {
 	t.Helper()
@@ -108,7 +118,7 @@ func (p *peer) shots(t *testing.T, v meta.VolumeID) (names []string) {
 // the barrier of a single volume's snapshot in its place, it is.
 func TestGroupIsOneMoment(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
+	s := patient(t, groupFrozen)
 	a, w := s.dial("a"), s.dial("w")
 	second := a.volume(t, "second")
 	for try := 0; ; try++ {
@@ -171,7 +181,7 @@ func TestGroupIsOneMoment(t *testing.T) {
 // snapshots taken meanwhile.
 func TestGroupsWhileOthersWrite(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
+	s := patient(t, 0)
 	a := s.dial("a")
 	vols := []meta.VolumeID{1, a.volume(t, "second"), a.volume(t, "third")}
 	ctx, stop := context.WithCancel(t.Context())
@@ -192,12 +202,19 @@ func TestGroupsWhileOthersWrite(t *testing.T) {
 		}
 	}()
 	defer func() { stop(); <-done }()
+	taken := 0
+	defer func() {
+		if taken == 0 && !t.Failed() {
+			t.Error("no group was taken")
+		}
+	}()
 	for i := range 6 {
 		g, err := a.TakeGroup(t.Context(), fmt.Sprint("g", i), vols, false)
 		if errors.Is(err, meta.Unavailable) { // a machine that stood still, again and again
 			t.Log(err)
 			continue
 		}
+		taken++
 		if err != nil || g.State != meta.GroupReady || !slices.Equal(g.Volumes(), vols) {
 			t.Fatal(g, err)
 		}
@@ -238,7 +255,7 @@ func TestGroupIsGivenUp(t *testing.T) {
 		for _, by := range []string{"the next", "owners", "the next owners"} {
 			t.Run(strings.ReplaceAll(last+" "+by, " ", "-"), func(t *testing.T) {
 				t.Parallel()
-				s := newSite(t)
+				s := patient(t, map[string]time.Duration{wire.GroupTake: groupFrozen}[last])
 				a := s.dial("a")
 				second := a.volume(t, "second")
 				a.toStep(t, "g", last, 1, second)
@@ -254,8 +271,9 @@ func TestGroupIsGivenUp(t *testing.T) {
 						t.Fatalf("volume %d shows %v of a group that is undecided", v, l)
 					}
 				}
+				s.cluster.began("g", time.Now())
 				a.refused(t, meta.Busy, adminJSON(t, wire.Admin{Op: wire.AdminGroupPut, Entry: "g"}, wire.GroupRequest{Do: wire.GroupBegin, ID: groupID + 2, Volumes: []meta.VolumeID{1, second}}))
-				s.cluster.overdue("g")
+				s.cluster.began("g", time.Now().Add(-2*groupOverdue))
 				if by == "the next" {
 					g, err := a.TakeGroup(ctx, "g", []meta.VolumeID{second, 1}, true)
 					if err != nil || g.State != meta.GroupReady || g.ID == groupID {
@@ -299,17 +317,24 @@ func TestGroupIsGivenUp(t *testing.T) {
 				if want := map[bool]meta.GroupState{true: meta.GroupAborted, false: meta.GroupTaking}[last == wire.GroupTake || last == wire.GroupRelease]; g.State != want {
 					t.Fatalf("the group is %s, want %s", g.State, want)
 				}
+				// Nor does it stay where no owner has anything of it.
+				if err := a.DeleteGroup(ctx, "g"); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := a.Group(ctx, "g"); !errors.Is(err, meta.NotFound) {
+					t.Fatal(err)
+				}
 			})
 		}
 	}
 }
 
-// overdue makes a group's record old.
-func (f *fakeCluster) overdue(name string) {
+// began has a group's record say that it was begun at another time.
+func (f *fakeCluster) began(name string, at time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	g := f.groups[name]
-	g.Began -= meta.Time(2 * groupOverdue)
+	g.Began = meta.Time(at.UnixNano())
 	f.groups[name] = g
 }
 
@@ -331,7 +356,8 @@ func TestGroupIsAllOrNone(t *testing.T) {
 	}
 	t.Run("exists", func(t *testing.T) {
 		t.Parallel()
-		a := newSite(t).dial("a")
+		s := patient(t, 0)
+		a := s.dial("a")
 		all := vols(a, t)
 		a.take(t, all[1], "g")
 		if _, err := a.TakeGroup(t.Context(), "g", all, false); !errors.Is(err, meta.Exists) {
@@ -358,6 +384,16 @@ func TestGroupIsAllOrNone(t *testing.T) {
 		if _, err := a.TakeGroup(t.Context(), "h", all, false); !errors.Is(err, meta.Exists) {
 			t.Fatal(err)
 		}
+		o := s.srv.opened(all[0])
+		a.shots(t, all[0])
+		if _, err := a.DeleteSnapshot(t.Context(), all[0], "h"); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the owner forgets the group with its snapshot", func() error {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			return unless(len(o.groups) == 0)
+		})
 		if err := a.DeleteGroup(t.Context(), "h"); err != nil {
 			t.Fatal(err)
 		}
@@ -365,7 +401,7 @@ func TestGroupIsAllOrNone(t *testing.T) {
 	})
 	t.Run("strict", func(t *testing.T) {
 		t.Parallel()
-		s := newSite(t)
+		s := patient(t, 0)
 		a, b := s.dial("a"), s.dial("b")
 		all := vols(a, t)
 		ino := b.create(t, "f").Attr.Ino
@@ -387,7 +423,7 @@ func TestGroupIsAllOrNone(t *testing.T) {
 	})
 	t.Run("owner dies", func(t *testing.T) {
 		t.Parallel()
-		s := newSite(t)
+		s := patient(t, 0)
 		a := s.dial("a")
 		all := vols(a, t)
 		a.toStep(t, "g", wire.GroupTake, all...)
@@ -401,7 +437,7 @@ func TestGroupIsAllOrNone(t *testing.T) {
 	})
 	t.Run("too late", func(t *testing.T) {
 		t.Parallel()
-		s := newSite(t)
+		s := patient(t, groupFrozen)
 		a := s.dial("a")
 		all := vols(a, t)
 		a.toStep(t, "g", wire.GroupTake, all...)
@@ -411,7 +447,7 @@ func TestGroupIsAllOrNone(t *testing.T) {
 		if _, err := a.groupStep(t, 1, "g", wire.GroupRelease); !errors.Is(err, meta.Again) {
 			t.Fatalf("a hold that was over was released: %v", err)
 		}
-		s.cluster.overdue("g")
+		s.cluster.began("g", time.Now().Add(-2*groupOverdue))
 		o, err := s.srv.ownerFor(t.Context(), 1)
 		if err != nil {
 			t.Fatal(err)
@@ -480,5 +516,292 @@ func TestGroupNeedsEachVolume(t *testing.T) {
 	}
 	if err := p.DeleteGroup(t.Context(), "g"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestGroupWithVolumeInTrash: a volume in the trash is whole, and may come back. What it
+// has of a group goes with the group, else it came back as a snapshot like others, of a
+// group that never was. One that is gone for good holds up no group.
+func TestGroupWithVolumeInTrash(t *testing.T) {
+	t.Parallel()
+	s := patient(t, 0)
+	a := s.dial("a")
+	day := uint64(86400)
+	row, err := a.CreateVolume(t.Context(), "second", meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := []meta.VolumeID{1, row.ID}
+	discard := func(now bool) {
+		t.Helper()
+		if err := a.DeleteVolume(t.Context(), row.ID, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	forget := func(name string) {
+		t.Helper()
+		if err := a.DeleteGroup(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Group(t.Context(), name); !errors.Is(err, meta.NotFound) {
+			t.Fatal(err)
+		}
+	}
+	comesBack := func() {
+		t.Helper()
+		if _, err := a.UndeleteVolume(t.Context(), row.ID, "", ""); err != nil {
+			t.Fatal(err)
+		}
+		if l := a.shots(t, row.ID); len(l) > 0 {
+			t.Errorf("it came back with snapshots %v", l)
+		}
+	}
+	a.toStep(t, "g", wire.GroupTake, all...)
+	discard(false)
+	if _, err := a.groupStep(t, row.ID, "g", wire.GroupRelease); err == nil {
+		t.Fatal("a volume in the trash was released")
+	}
+	if _, err := a.putGroup(t, wire.GroupAbort, "g", nil, all...); err != nil {
+		t.Fatal(err)
+	}
+	forget("g")
+	comesBack()
+
+	if _, err := a.TakeGroup(t.Context(), "h", all, false); err != nil {
+		t.Fatal(err)
+	}
+	discard(false)
+	forget("h")
+	comesBack()
+
+	if _, err := a.TakeGroup(t.Context(), "i", all, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.putGroup(t, wire.GroupBegin, "j", nil, row.ID); err != nil {
+		t.Fatal(err)
+	}
+	discard(true)
+	forget("i")
+	s.cluster.began("j", time.Now().Add(-2*groupOverdue))
+	forget("j")
+}
+
+// TestNoMemberForSure: an owner says that it has nothing of a group once its deletion is
+// in the journal, and as long as nobody else can have the volume. The group's record goes
+// by that, and the next owner must find nothing that it would show.
+func TestNoMemberForSure(t *testing.T) {
+	t.Parallel()
+	s := patient(t, 0)
+	a := s.dial("a")
+	a.toStep(t, "g", wire.GroupRelease, 1)
+	if _, err := a.putGroup(t, wire.GroupAbort, "g", nil, 1); err != nil {
+		t.Fatal(err)
+	}
+	o, err := s.srv.ownerFor(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.cluster.log.SetFull(true)
+	defer s.cluster.log.SetFull(false)
+	first := make(chan error, 1)
+	go func() { first <- o.deleteMember(t.Context(), "g", groupID) }()
+	eventually(t, "the snapshot goes", func() error {
+		_, there, err := o.member("g", groupID)
+		return errors.Join(err, unless(!there))
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := o.deleteMember(ctx, "g", groupID); !errors.Is(err, meta.Interrupted) {
+		t.Errorf("what is not in the journal is gone for sure: %v", err)
+	}
+	s.cluster.log.SetFull(false)
+	if err := <-first; err != nil {
+		t.Fatal(err)
+	}
+	if err := o.deleteMember(t.Context(), "g", groupID); err != nil {
+		t.Fatal(err)
+	}
+
+	s.cluster.left.Store(new(time.Duration))
+	if err := o.deleteMember(t.Context(), "g", groupID); !errors.Is(err, meta.NotOwner) {
+		t.Errorf("whose lease is over knows for sure: %v", err)
+	}
+	s.cluster.left.Store(nil)
+	leave(o, true)
+	if err := o.deleteMember(t.Context(), "g", groupID); !errors.Is(err, meta.NotOwner) {
+		t.Errorf("who hands the volume over knows for sure: %v", err)
+	}
+	leave(o, false)
+	if err := o.deleteMember(t.Context(), "g", groupID); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// leave begins to hand a volume over, or gives that up.
+func leave(o *owner, begin bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if begin {
+		o.leaving = make(chan struct{})
+		return
+	}
+	close(o.leaving)
+	o.leaving = nil
+}
+
+// TestReleaseNeedsTheRight: of an owner whose lease is over, or that hands its volume over,
+// nobody knows whether another has answered changes: it does not say that there were none.
+func TestReleaseNeedsTheRight(t *testing.T) {
+	t.Parallel()
+	s := patient(t, 0)
+	a := s.dial("a")
+	o, err := s.srv.ownerFor(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, lose := range map[string]func(bool){
+		"lease over": func(on bool) {
+			s.cluster.left.Store(nil)
+			if on {
+				s.cluster.left.Store(new(time.Duration))
+			}
+		},
+		"leaving":  func(on bool) { leave(o, on) },
+		"in order": nil,
+	} {
+		a.toStep(t, what, wire.GroupTake, 1)
+		if lose == nil {
+			if _, err := a.groupStep(t, 1, what, wire.GroupRelease); err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		lose(true)
+		err := o.releaseHold(groupID)
+		lose(false)
+		if !errors.Is(err, meta.Again) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// TestGroupAnswersLost: the request that begins a group, or decides it, fails and is done
+// all the same.
+func TestGroupAnswersLost(t *testing.T) {
+	t.Parallel()
+	s := patient(t, 0)
+	a := s.dial("a")
+	lost := meta.E("write group", meta.Unavailable, "g", nil)
+	hook := func(h func(meta.Group, func(meta.Group) (meta.Group, error)) (meta.Group, error)) {
+		s.cluster.mu.Lock()
+		defer s.cluster.mu.Unlock()
+		s.cluster.putGroup = h
+	}
+	hook(func(g meta.Group, put func(meta.Group) (meta.Group, error)) (meta.Group, error) {
+		made := g.Revision == 0
+		g, err := put(g)
+		if made {
+			err = lost
+		}
+		return g, err
+	})
+	if _, err := a.TakeGroup(t.Context(), "g", []meta.VolumeID{1}, false); !errors.Is(err, meta.Unavailable) {
+		t.Fatal(err)
+	}
+	if g, err := a.Group(t.Context(), "g"); !errors.Is(err, meta.NotFound) {
+		t.Fatal("the record stays", g, err)
+	}
+	var late atomic.Pointer[meta.Group] // the decision, on its way
+	hook(func(g meta.Group, put func(meta.Group) (meta.Group, error)) (meta.Group, error) {
+		switch g.State {
+		case meta.GroupReady:
+			late.Store(&g)
+			return g, lost
+		case meta.GroupAborted: // it comes between the abort's reading and writing
+			if d := late.Swap(nil); d != nil {
+				if _, err := put(*d); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		return put(g)
+	})
+	if g, err := a.TakeGroup(t.Context(), "g", []meta.VolumeID{1}, false); err != nil || g.State != meta.GroupReady {
+		t.Fatal("it was decided", g, err)
+	}
+}
+
+// TestMemberGoesWhileListed: who lists snapshots has seen one of a group that is aborted,
+// and looks for its record when both are gone.
+func TestMemberGoesWhileListed(t *testing.T) {
+	t.Parallel()
+	s := patient(t, 0)
+	a := s.dial("a")
+	a.toStep(t, "g", wire.GroupRelease, 1)
+	o, err := s.srv.ownerFor(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sn, there, err := o.member("g", groupID)
+	if err != nil || !there {
+		t.Fatal(there, err)
+	}
+	if _, err := a.putGroup(t, wire.GroupAbort, "g", nil, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.DeleteGroup(t.Context(), "g"); err != nil {
+		t.Fatal(err)
+	}
+	if shown, err := o.decided([]meta.Snapshot{sn}); err != nil || len(shown) > 0 {
+		t.Errorf("a snapshot of a group that failed is shown: %v, %v", shown, err)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.groups) > 0 {
+		t.Error("it is like others from now on", o.groups)
+	}
+}
+
+// TestGroupRecordUnreadable: a group's record is damaged, or a later version's. Its
+// snapshots are not shown, and stay; others are shown, or go, as ever.
+func TestGroupRecordUnreadable(t *testing.T) {
+	t.Parallel()
+	s := patient(t, 0)
+	a := s.dial("a")
+	o, err := s.srv.ownerFor(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, why := range []error{meta.Corrupt, meta.Version} {
+		bad, aborted, single := fmt.Sprint("bad ", why), fmt.Sprint("aborted ", why), fmt.Sprint("single ", why)
+		s.cluster.mu.Lock()
+		s.cluster.readGroup = nil
+		s.cluster.mu.Unlock()
+		for _, name := range []string{bad, aborted} {
+			a.toStep(t, name, wire.GroupRelease, 1)
+		}
+		a.take(t, 1, single)
+		if _, err := a.putGroup(t, wire.GroupAbort, aborted, nil, 1); err != nil {
+			t.Fatal(err)
+		}
+		s.cluster.mu.Lock()
+		s.cluster.readGroup = func(name string) error {
+			if name == bad {
+				return meta.E("read cluster record", meta.KindOf(why), name, nil)
+			}
+			return nil
+		}
+		s.cluster.mu.Unlock()
+		if l := a.shots(t, 1); slices.Contains(l, bad) || !slices.Contains(l, single) {
+			t.Errorf("it shows %q", l)
+		}
+		if more, err := o.dropUndecided(); !more || !errors.Is(err, why) {
+			t.Error(more, err)
+		}
+		for name, want := range map[string]bool{bad: true, aborted: false} {
+			if _, there, err := o.member(name, groupID); err != nil || there != want {
+				t.Errorf("%s: there %v, %v", name, there, err)
+			}
+		}
 	}
 }

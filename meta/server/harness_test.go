@@ -41,6 +41,12 @@ type fakeCluster struct {
 	mirrors map[meta.VolumeID]meta.Mirror
 	groups  map[string]meta.Group
 	groupAt int64 // the revision of the last one written
+	// readGroup, if set, is called before a record of a group is read, and what it
+	// fails with is the answer; putGroup in place of writing one.
+	readGroup func(name string) error
+	putGroup  func(g meta.Group, put func(meta.Group) (meta.Group, error)) (meta.Group, error)
+	// left, if set, is how long the right to a volume stands.
+	left atomic.Pointer[time.Duration]
 	// read is told of each row that is read by number, after that; may be nil.
 	read func(meta.VolumeID)
 	// noRow is what reading a row by number fails with; may be nil.
@@ -160,6 +166,14 @@ func (f *fakeCluster) Groups(context.Context) (all []meta.Group, err error) {
 }
 func (f *fakeCluster) Group(_ context.Context, name string) (meta.Group, error) {
 	f.mu.Lock()
+	read := f.readGroup
+	f.mu.Unlock()
+	if read != nil {
+		if err := read(name); err != nil {
+			return meta.Group{}, err
+		}
+	}
+	f.mu.Lock()
 	defer f.mu.Unlock()
 	g, ok := f.groups[name]
 	if !ok {
@@ -168,6 +182,15 @@ func (f *fakeCluster) Group(_ context.Context, name string) (meta.Group, error) 
 	return g, nil
 }
 func (f *fakeCluster) PutGroup(_ context.Context, g meta.Group) (meta.Group, error) {
+	f.mu.Lock()
+	put := f.putGroup
+	f.mu.Unlock()
+	if put != nil {
+		return put(g, f.writeGroup)
+	}
+	return f.writeGroup(g)
+}
+func (f *fakeCluster) writeGroup(g meta.Group) (meta.Group, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.groups[g.Name].Revision != g.Revision {
@@ -439,11 +462,17 @@ type fakeOwn struct {
 	term    meta.Term
 	lost    chan struct{}
 	release func()
+	left    *atomic.Pointer[time.Duration]
 }
 
-func (o fakeOwn) Term() meta.Term               { return o.term }
-func (o fakeOwn) Lost() <-chan struct{}         { return o.lost }
-func (o fakeOwn) Left() time.Duration           { return time.Hour }
+func (o fakeOwn) Term() meta.Term       { return o.term }
+func (o fakeOwn) Lost() <-chan struct{} { return o.lost }
+func (o fakeOwn) Left() time.Duration {
+	if left := o.left.Load(); left != nil {
+		return *left
+	}
+	return time.Hour
+}
 func (o fakeOwn) PredecessorDone() bool         { return true }
 func (o fakeOwn) Release(context.Context) error { o.release(); return nil }
 func (o fakeOwn) Yield(context.Context) error   { return nil }
@@ -468,7 +497,7 @@ func (f *fakeCluster) Own(_ context.Context, v meta.VolumeID) (Ownership, Journa
 		defer f.mu.Unlock()
 		f.released[v] = true
 	}
-	return fakeOwn{term, lost, release}, journal.New(v, st, lost), nil
+	return fakeOwn{term, lost, release, &f.left}, journal.New(v, st, lost), nil
 }
 
 // lose takes a volume from its owner, as the end of its lease does.
@@ -495,8 +524,13 @@ func newSite(t *testing.T) *site { return newSiteTTL(t, 10*time.Second) }
 
 func newSiteTTL(t *testing.T, ttl time.Duration) *site {
 	t.Helper()
+	return newSiteWith(t, ttl, nil)
+}
+
+func newSiteWith(t *testing.T, ttl time.Duration, adjust func(*Config)) *site {
+	t.Helper()
 	dir := t.TempDir()
-	s := &site{t: t, dir: dir, ttl: ttl, addr: filepath.Join(dir, "m.sock")}
+	s := &site{t: t, dir: dir, ttl: ttl, addr: filepath.Join(dir, "m.sock"), adjust: adjust}
 	s.cluster = newFakeCluster(t, dir)
 	s.start()
 	t.Cleanup(func() {

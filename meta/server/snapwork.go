@@ -146,6 +146,7 @@ func (o *owner) deleteGeneration(ctx context.Context, sn meta.Snapshot) error {
 		o.mu.Unlock()
 		return err
 	}
+	delete(o.groups, sn.Group)
 	o.snapped = max(o.snapped, min(seq, o.newest()))
 	wait := o.untilDurable(seq)
 	o.mu.Unlock()
