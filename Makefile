@@ -9,6 +9,9 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 # One setting for building, testing and linting, so that all share one cache.
 export CGO_ENABLED := 0
 
+# Only make test tests a program that is there already: the one it has built.
+unexport PENSTOCK_BINARY
+
 # Rounds and lengths of the long tests; soak raises them.
 SOAK_ROUNDS ?= 100
 MINUTES     ?= 10
@@ -47,7 +50,7 @@ check: ## vet and lint
 
 .PHONY: race
 race: deps ## run the tests of every package with the race detector
-	CGO_ENABLED=1 $(GO) test -race -p 2 -timeout 40m ./...
+	CGO_ENABLED=1 $(GO) test -race -count 1 -p 2 -timeout 40m ./...
 
 .PHONY: fuzz
 fuzz: ## run every fuzz test for FUZZTIME (10s)

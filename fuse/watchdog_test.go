@@ -55,7 +55,7 @@ func (f *stuckFS) Read(<-chan struct{}, *fuse.ReadIn, []byte) (fuse.ReadResult, 
 }
 
 // partStuck is a daemon that invalidates a page while the READ that has locked
-// it waits for the daemon. It says "ready" when that stands.
+// it waits for the daemon. It says "ready" when that stands, which takes 90 s at most.
 func partStuck(dir string) error {
 	fs := &stuckFS{RawFileSystem: fuse.NewDefaultRawFileSystem(), reading: make(chan struct{})}
 	srv, err := fuse.NewServer(fs, dir, &fuse.MountOptions{DirectMountStrict: true, FsName: "stuck", Name: "stuck", MaxBackground: 4})
@@ -73,10 +73,19 @@ func partStuck(dir string) error {
 		}
 	}
 	fmt.Println("mounted")
-	<-fs.reading
+	late := time.After(90 * time.Second)
+	select {
+	case <-fs.reading:
+	case <-late:
+		return errors.New("nobody reads")
+	}
 	go srv.InodeNotify(stuckNode, 0, 4096)
 	for !waitsInKernel() {
-		time.Sleep(10 * time.Millisecond)
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-late:
+			return errors.New("no thread waits for the page")
+		}
 	}
 	fmt.Println("ready")
 	select {}

@@ -18,23 +18,31 @@ import (
 // renews it at half its life; if it can't, nobody is blamed.
 func TestRenewedCapability(t *testing.T) {
 	t.Parallel()
-	const life = 1500 * time.Millisecond // so long nothing may stand still between asking and being asked
+	const life = 1500 * time.Millisecond // for the client
+	// A server takes it for longer: somebody may stand still between asking and being asked.
+	const taken = life + time.Minute
 	var renewed atomic.Int32
-	var refuse atomic.Bool
+	var slowly, last, refuse atomic.Bool
 	var f *fixture
-	sign := func(id meta.ChunkID) []byte {
+	sign := func(id meta.ChunkID, life time.Duration) []byte {
 		return capability.Sign(f.key, capability.Claims{Volume: 1, Chunk: id, Rights: capability.Append | f.plainRight(), Client: "client/c", Fence: meta.Fence{Term: 1},
 			MaxLen: 1 << 30, Expiry: meta.Time(time.Now().Add(life).UnixNano())})
 	}
 	f = newFixture(t, "tcp", 2, Config{AppendCap: func(_ context.Context, id meta.ChunkID) ([]byte, time.Duration, error) {
-		if refuse.Load() {
+		switch {
+		case refuse.Load():
 			return nil, 0, errors.New("no")
+		case last.Load():
+			refuse.Store(true)
+			return sign(id, life), life, nil
+		case slowly.Load():
+			time.Sleep(500 * time.Millisecond)
 		}
 		renewed.Add(1)
-		return sign(id), life, nil
+		return sign(id, taken), life, nil
 	}})
 	g := f.grant()
-	g.Cap, g.TTL, g.Asked = sign(g.ID), uint64(life.Milliseconds()), meta.Time(time.Now().UnixNano())
+	g.Cap, g.TTL, g.Asked = sign(g.ID, taken), uint64(life.Milliseconds()), meta.Time(time.Now().UnixNano())
 	w := f.NewWriter(g)
 	defer w.Close()
 	write := func() error {
@@ -52,18 +60,20 @@ func TestRenewedCapability(t *testing.T) {
 			t.Fatalf("renewed %d times in a minute", renewed.Load())
 		}
 	}
+	time.Sleep(2 * life) // nobody asks meanwhile: the next one waits for the renewal
 	n := renewed.Load()
-	time.Sleep(2 * life) // nobody asked meanwhile: the next one waits for the renewal
+	slowly.Store(true)
 	if err := write(); err != nil {
 		t.Fatal(err)
 	}
 	if renewed.Load() == n {
-		t.Error("what ran out was not renewed")
+		t.Error("what ran out was used, or not renewed")
 	}
+	slowly.Store(false)
 	if n, most := renewed.Load(), 2+int32(time.Since(began)/(life/2)); n > most {
 		t.Errorf("renewed %d times, %d at most in that time", n, most)
 	}
-	refuse.Store(true)
+	last.Store(true) // one more, which servers take no longer than the client
 	var err error
 	for end := time.Now().Add(time.Minute); err == nil && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		err = write()

@@ -18,8 +18,8 @@ import (
 
 // binary builds penstock once for all tests.
 var binary = sync.OnceValues(func() (string, error) {
-	if p := os.Getenv(program.Variable); p != "" {
-		return p, nil
+	if p, err := program.Given(); p != "" || err != nil {
+		return p, err
 	}
 	path := filepath.Join(scratchDir, "penstock")
 	return path, program.Build(path, "penstock.io/penstock/cmd/penstock")
@@ -135,7 +135,7 @@ func (c *cluster) mountAgain(t *testing.T) string {
 			}
 		case <-time.After(90 * time.Second):
 			_ = cmd.Process.Kill() // the same
-			t.Errorf("penstock mount did not stop within 30 s")
+			t.Errorf("penstock mount did not stop within 90 s")
 		}
 		if err := spawn.Unmount(at); err != nil {
 			t.Error(err)
@@ -149,7 +149,7 @@ func (c *cluster) mountAgain(t *testing.T) string {
 		default:
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("penstock mount does not serve after 30 s\n%s", c.tail())
+			t.Fatalf("penstock mount does not serve after 90 s\n%s", c.tail())
 		}
 	}
 	return at

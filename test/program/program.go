@@ -27,6 +27,16 @@ var Path string
 // that is built.
 const Variable = "PENSTOCK_BINARY"
 
+// Given is the penstock that Variable names, "" if it names none. Tests run in folders
+// of their own and find the program by its name, too: another path is an error.
+func Given() (string, error) {
+	path := os.Getenv(Variable)
+	if path != "" && (!filepath.IsAbs(path) || filepath.Base(path) != "penstock") {
+		return "", fmt.Errorf("%s=%s: an absolute path of a file named penstock is needed", Variable, path)
+	}
+	return path, nil
+}
+
 // Main builds penstock, runs the tests of a package in a mount name space of
 // their own, and removes what it built. It gives the exit status.
 //
@@ -176,7 +186,11 @@ func built(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	if Path = os.Getenv(Variable); Path != "" {
+	if Path, err = Given(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if Path != "" {
 		return m.Run()
 	}
 	Path = filepath.Join(dir, "penstock")

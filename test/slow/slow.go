@@ -17,6 +17,9 @@ const (
 	// the processor to others in between, as it does with what is tested.
 	steps = 12_000_000
 	quiet = 20 * time.Millisecond
+	// most is the largest Factor: a standstill of seconds in a short time would
+	// come to a bound that nothing exceeds.
+	most = 10
 	// pause between two pieces of work: a tenth of a processor is used.
 	pause = 9 * quiet
 )
@@ -71,8 +74,8 @@ func work() time.Duration {
 }
 
 // Factor tells how many times as long as on a quiet machine work took since Start, or
-// since the last call: the mean of the slowest quarter, and at least 1. It waits for
-// the piece that is under way.
+// since the last call: the mean of the slowest quarter, at least 1 and at most
+// 10. It waits for the piece that is under way.
 func (m *Meter) Factor() float64 {
 	m.mu.Lock()
 	n := len(m.took)
@@ -97,7 +100,7 @@ func factor(took []time.Duration) float64 {
 	for _, d := range slowest {
 		sum += d
 	}
-	return max(1, float64(sum)/float64(len(slowest))/float64(quiet))
+	return min(most, max(1, float64(sum)/float64(len(slowest))/float64(quiet)))
 }
 
 // Close ends the measuring. Factor must not be called afterwards.

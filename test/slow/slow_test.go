@@ -18,6 +18,7 @@ func TestFactor(t *testing.T) {
 		{[]time.Duration{3 * quiet}, 3},
 		{[]time.Duration{6 * quiet, quiet, quiet, 2 * quiet}, 6},
 		{[]time.Duration{6 * quiet, quiet, quiet, 2 * quiet, 4 * quiet}, 5},
+		{[]time.Duration{250 * quiet, quiet, quiet, quiet, quiet, quiet, quiet, quiet}, most}, // of a standstill no bound is without end
 	} {
 		if got := factor(c.took); got != c.want {
 			t.Errorf("%v: %v, want %v", c.took, got, c.want)
