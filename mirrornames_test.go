@@ -165,7 +165,9 @@ func TestMirrorNamesSideBySide(t *testing.T) {
 	try(src.Unlink(ctx, &Call{}, meta.RootIno, "linked", false))
 	flushAll(t, src)
 	next := worlds[0].take("next")
+	worlds[0].mu.Lock() // what was unlinked is let go beside this
 	changes, err := namespace.DiffExact(worlds[0].store, base, next)
+	worlds[0].mu.Unlock()
 	if err != nil {
 		t.Fatal(err)
 	}

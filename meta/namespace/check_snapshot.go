@@ -129,8 +129,11 @@ func (c *checker) outside(k, base, v []byte, gen uint32) bool {
 	}
 	c.based = append(c.based[:0], base...)
 	if len(v) == 1 && v[0] == 0 {
-		// Servers of before noted that it was superseded.
+		// Servers of before noted that it was superseded, and left tombstones over it.
 		delete(c.snaps.buried, string(k))
+		if string(base) == string(c.seen) {
+			c.snaps.tomb = false
+		}
 		return true
 	}
 	return false

@@ -313,7 +313,8 @@ func (t *tx) unnamed(live *tx) (all []meta.Ino, err error) {
 	return all, nil
 }
 
-// sweepPrefixes are those of versioned keys, in order.
+// sweepPrefixes are those of versioned keys, in order; before them come the notes of
+// buried versions.
 var sweepPrefixes = []byte{prefixDentry, prefixExtent, prefixInode, prefixCookie, prefixXattr}
 
 // sweepClone removes versions in gaps and below the base's, a step of them.
@@ -343,7 +344,7 @@ func (t *tx) sweepClone(op *meta.SweepClone, res *meta.Result) error {
 	}
 	from := op.From
 	if len(from) == 0 {
-		from = sweepPrefixes[:1]
+		from = []byte{prefixBuried}
 	}
 	if len(b.gaps) == 0 {
 		from = []byte{prefixXattr + 1}
@@ -353,14 +354,20 @@ func (t *tx) sweepClone(op *meta.SweepClone, res *meta.Result) error {
 		t.vol.base = &base{gaps: slices.Clone(b.gaps)}
 		t.vol.base.gaps[len(b.gaps)-1].hi--
 	}
-	for _, p := range sweepPrefixes {
+	for _, p := range append([]byte{prefixBuried}, sweepPrefixes...) {
 		if from[0] > p {
 			continue
 		}
 		if from[0] < p {
 			from = []byte{p}
 		}
-		next, n, err := t.sweepSome(from, []byte{p + 1}, limit, all)
+		var next []byte
+		var n int
+		if p == prefixBuried {
+			next, n, err = t.sweepNotes(from, limit)
+		} else {
+			next, n, err = t.sweepSome(from, []byte{p + 1}, limit, all)
+		}
 		if err != nil {
 			return err
 		}
@@ -381,6 +388,36 @@ func (t *tx) sweepClone(op *meta.SweepClone, res *meta.Result) error {
 		res.Off = uint64(all[0].gen)
 	}
 	return nil
+}
+
+// sweepNotes looks at limit notes of buried versions, and tells how many those were and
+// where to go on. Those of tombstones that the clone began with go: programs of before
+// made them, and a copy of the state that was made again need not have what they name.
+func (t *tx) sweepNotes(lo []byte, limit int) (next []byte, n int, err error) {
+	var keys [][]byte
+	err = t.r.Scan(lo, []byte{prefixBuried + 1}, func(k, _ []byte) bool {
+		if n == limit {
+			next = bytes.Clone(k)
+			return false
+		}
+		n++
+		if len(k) > 5+genLen && t.base.below(^binary.BigEndian.Uint32(k[len(k)-genLen:])) {
+			keys = append(keys, bytes.Clone(k))
+		}
+		return true
+	})
+	for _, k := range keys {
+		v, have, gerr := t.r.Get(k[5:])
+		if err = errors.Join(err, gerr); err != nil {
+			return nil, n, err
+		}
+		if !have || isTombstone(v) {
+			s := t.mark()
+			t.buf = append(t.buf, k...)
+			t.deleteAt(s)
+		}
+	}
+	return next, n, err
 }
 
 // sweepSome looks at about limit versions, whole keys at a time, and tells how
@@ -474,8 +511,11 @@ func Unseen(r Reader, effects []Effect, remove func(keys [][]byte) error) error 
 	if err == nil && have {
 		err = decodeVolume(b, &t.vol)
 	}
-	if t.base = t.vol.base; err != nil || !have || t.base == nil || len(t.base.gaps) == 0 || t.base.swept() {
+	if t.base = t.vol.base; err != nil || !have || t.base == nil || len(t.base.gaps) == 0 {
 		return err
+	}
+	if t.base.swept() && len(next.base.gaps) > 0 {
+		return nil // looked at when it began; at the end again, for a program of before may have been here
 	}
 	for _, p := range sweepPrefixes {
 		for from := []byte{p}; from != nil; {

@@ -286,9 +286,6 @@ func (t *tx) unbury(entry []byte, before uint32, all []snapshot) error {
 	if err != nil {
 		return err
 	}
-	if val == nil && all[0].state == snapshotBase && gen <= all[0].gen {
-		return nil // a tombstone that a clone began with, of which servers of before took notes
-	}
 	if val == nil {
 		return fail("delete snapshot", meta.Corrupt, fmt.Sprintf("key %x is buried and not there", key))
 	}

@@ -70,12 +70,13 @@ const (
 
 // compaction is how the looks of one owner stand. Only compactLoop changes it.
 type compaction struct {
-	begun  meta.Seq      // the newest entry when the loop began
-	joined time.Time     // when extents were last looked through for fragments,
-	took   time.Duration // which took so long
-	seen   meta.Seq      // the newest entry at the last look of which all was joined
-	vain   time.Time     // until then chunks are not looked through: nothing came of it (a snapshot keeps some of each)
-	heldUp bool          // some was left at the last look: see leaseTable.outOfReach; guarded by the owner's mu
+	begun  meta.Seq                  // the newest entry when the loop began
+	joined time.Time                 // when extents were last looked through for fragments,
+	took   time.Duration             // which took so long
+	seen   meta.Seq                  // the newest entry at the last look of which all was joined
+	passed map[meta.ChunkID]struct{} // came to nothing at a look (a snapshot keeps some of each, say): not looked for
+	vain   time.Time                 // until then
+	heldUp bool                      // some was left at the last look: see leaseTable.outOfReach; guarded by the owner's mu
 
 	files, fragments atomic.Uint64 // to be joined, when last looked for
 	looks            atomic.Uint64 // begun
@@ -143,10 +144,11 @@ func (o *owner) joinDue(newest meta.Seq, inUse bool) bool {
 
 // victim is a chunk of which much is dead, and the live extents in it.
 type victim struct {
-	rec   meta.ChunkRecord
-	files []placement.Part
-	found uint64 // bytes of them
-	kept  bool   // a snapshot sees some of them
+	rec    meta.ChunkRecord
+	chosen bool // to be emptied now
+	files  []placement.Part
+	found  uint64 // bytes of them
+	kept   bool   // a snapshot sees some of them, or it is not worth copying otherwise
 }
 
 // compact looks at the volume as the journal has it, and moves what is worth it.
@@ -176,8 +178,8 @@ func (o *owner) compact() error {
 	frozen := o.st.Freeze()
 	o.mu.Unlock()
 	var batches []placement.Batch
-	victims, err := sparse(frozen)
-	if err == nil && (join || len(victims) > 0 && !time.Now().Before(o.compaction.vain)) {
+	victims, err := o.sparse(frozen)
+	if err == nil && (join || len(victims) > 0) {
 		batches, err = o.lookThrough(frozen, victims, join)
 	}
 	err = errors.Join(err, frozen.Close())
@@ -201,10 +203,19 @@ func (o *owner) compact() error {
 }
 
 // sparse finds the chunks that are worth emptying, if it is worth looking for what
-// refers to them.
-func sparse(r namespace.Reader) (map[meta.ChunkID]*victim, error) {
-	s := newSparse()
-	if err := namespace.Chunks(r, func(c meta.ChunkRecord) bool { s.add(c); return true }); err != nil {
+// refers to them. Those that came to nothing lately are passed over.
+func (o *owner) sparse(r namespace.Reader) (map[meta.ChunkID]*victim, error) {
+	c := &o.compaction
+	if !time.Now().Before(c.vain) {
+		c.passed = nil
+	}
+	var s sparseChunks
+	if err := namespace.Chunks(r, func(rec meta.ChunkRecord) bool {
+		if _, passed := c.passed[rec.ID]; !passed {
+			s.add(rec)
+		}
+		return true
+	}); err != nil {
 		return nil, err
 	}
 	return s.worth(func() (uint64, error) {
@@ -217,20 +228,16 @@ func sparse(r namespace.Reader) (map[meta.ChunkID]*victim, error) {
 // are emptied. Chunks that were filled while files were being deleted may end just
 // short of that, all of them: where they take more than 1.5 times what lives in them,
 // those more than a third dead are emptied. So a volume that is left alone takes at
-// most 1.5 times what lives, and compactLeast.
+// most 1.5 times what lives, and compactLeast; what a snapshot keeps is not in this.
 type sparseChunks struct {
 	length, live uint64  // of all
 	half, third  victims // more than so much of them is dead
 }
 
-// victims are chunks to be emptied; what lives in them is at most compactTarget bytes.
+// victims are chunks that may be emptied.
 type victims struct {
-	m          map[meta.ChunkID]*victim
-	dead, live uint64
-}
-
-func newSparse() *sparseChunks {
-	return &sparseChunks{half: victims{m: map[meta.ChunkID]*victim{}}, third: victims{m: map[meta.ChunkID]*victim{}}}
+	all  []*victim
+	dead uint64
 }
 
 func (s *sparseChunks) add(c meta.ChunkRecord) {
@@ -248,28 +255,43 @@ func (s *sparseChunks) add(c meta.ChunkRecord) {
 }
 
 func (v *victims) add(c meta.ChunkRecord) {
-	if v.live+c.Live > compactTarget {
-		return
-	}
-	v.m[c.ID] = &victim{rec: c}
+	v.all = append(v.all, &victim{rec: c})
 	v.dead += c.Length - c.Live
-	v.live += c.Live
 }
 
-// worth gives those that are worth emptying, in a volume that holds so many bytes.
+// choose marks those to be emptied now, the emptiest first: what lives in them is at most
+// compactTarget bytes, unless it is a single chunk.
+func (v *victims) choose() map[meta.ChunkID]*victim {
+	slices.SortFunc(v.all, func(a, b *victim) int {
+		return cmp.Or(cmp.Compare(float64(a.rec.Live)/float64(a.rec.Length), float64(b.rec.Live)/float64(b.rec.Length)), a.rec.ID.Compare(b.rec.ID))
+	})
+	m := make(map[meta.ChunkID]*victim, len(v.all))
+	var live uint64
+	for _, x := range v.all {
+		m[x.rec.ID] = x
+		if live == 0 || live+x.rec.Live <= compactTarget {
+			x.chosen = true
+			live += x.rec.Live
+		}
+	}
+	return m
+}
+
+// worth gives what may be emptied, and some of it is chosen, if that is worth while in a
+// volume that holds so many bytes.
 func (s *sparseChunks) worth(used func() (uint64, error)) (map[meta.ChunkID]*victim, error) {
 	if s.length > s.live+s.live/2 {
 		if s.third.dead < compactLeast {
 			return nil, nil
 		}
-		return s.third.m, nil
+		return s.third.choose(), nil
 	}
 	if s.half.dead < compactMin {
 		if n, err := used(); err != nil || s.half.dead < max(compactLeast, n/4) {
 			return nil, err
 		}
 	}
-	return s.half.m, nil
+	return s.half.choose(), nil
 }
 
 // lookThrough walks over all extents, for what refers to victims and, with join,
@@ -286,13 +308,16 @@ func (o *owner) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim
 	f := fragments{o: o, r: r, m: m, rule: placement.JoinRule{Least: o.srv.cfg.JoinLeast, Small: o.srv.cfg.JoinSmall}, may: map[meta.ChunkID]bool{}}
 	err = namespace.LiveExtents(r, func(ino meta.Ino, e meta.Extent, kept bool) bool {
 		v := victims[e.Chunk]
-		if v != nil && !e.OpenEnded {
+		if v != nil {
+			v.kept = v.kept || kept
+		}
+		if v != nil && v.chosen && !e.OpenEnded {
 			if n := len(v.files); n == 0 || v.files[n-1].Ino != ino {
 				v.files = append(v.files, placement.Part{Ino: ino})
 			}
 			part := &v.files[len(v.files)-1]
 			part.Pieces = append(part.Pieces, placement.Piece{Extent: e})
-			v.found, v.kept = v.found+e.Len, v.kept || kept
+			v.found += e.Len
 		}
 		if join {
 			f.add(ino, e, kept || v != nil)
@@ -303,9 +328,7 @@ func (o *owner) lookThrough(r namespace.Reader, victims map[meta.ChunkID]*victim
 		return nil, err
 	}
 	batches := o.emptying(victims, m, &policy, target)
-	if len(victims) > 0 && len(batches) == 0 {
-		o.compaction.vain = time.Now().Add(walkShare * time.Since(began))
-	}
+	o.pass(victims, time.Since(began))
 	if !join {
 		return batches, nil
 	}
@@ -335,7 +358,11 @@ func (o *owner) emptying(victims map[meta.ChunkID]*victim, m *placement.Map, p *
 	groups := map[string]map[meta.Ino][]placement.Piece{}
 	n, dead := 0, uint64(0)
 	for _, v := range victims {
+		if !v.chosen {
+			continue
+		}
 		if !o.worthCopying(v, m, p) {
+			v.kept = true
 			continue
 		}
 		slices.Sort(v.rec.Servers)
@@ -363,6 +390,21 @@ func (o *owner) emptying(victims map[meta.ChunkID]*victim, m *placement.Map, p *
 		batches = append(batches, placement.Batches(files, target, joinAlone)...)
 	}
 	return batches
+}
+
+// pass notes which chunks a look that took so long found not to be worth copying. They
+// are passed over while the next looks would take more than their share of the time.
+func (o *owner) pass(victims map[meta.ChunkID]*victim, took time.Duration) {
+	c := &o.compaction
+	for id, v := range victims {
+		if !v.kept {
+			continue
+		}
+		if c.passed == nil {
+			c.passed, c.vain = map[meta.ChunkID]struct{}{}, time.Now().Add(walkShare*took)
+		}
+		c.passed[id] = struct{}{}
+	}
 }
 
 // worthCopying: the copy would free the chunk, and it lies where it should. What

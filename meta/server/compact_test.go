@@ -2,6 +2,7 @@ package server
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -26,7 +27,7 @@ func TestSparseChunksAreEmptied(t *testing.T) {
 			fill(chunk{n, n})
 		}
 		look := func() bool {
-			s := newSparse()
+			var s sparseChunks
 			var used uint64
 			for id, c := range all {
 				s.add(meta.ChunkRecord{ID: id, State: meta.ChunkSealed, Length: c.length, Live: c.live})
@@ -37,14 +38,16 @@ func TestSparseChunksAreEmptied(t *testing.T) {
 				t.Fatal(err)
 			}
 			var live uint64
-			for id := range empty {
-				live += all[id].live
-				delete(all, id)
+			for id, v := range empty {
+				if v.chosen {
+					live += all[id].live
+					delete(all, id)
+				}
 			}
 			if live > 0 {
 				fill(chunk{live, live})
 			}
-			return len(empty) > 0
+			return live > 0
 		}
 		for range r.IntN(8) { // deletions, and a look between two of them
 			part := r.Float64()
@@ -73,7 +76,7 @@ func TestSparseChunksAreEmptied(t *testing.T) {
 
 // What is only just worth it is done once: chunks in which most lives are left alone.
 func TestFullChunksAreLeft(t *testing.T) {
-	s := newSparse()
+	var s sparseChunks
 	for i, live := range []uint64{60, 70, 80, 90, 100, 55} { // of 100 MiB; in all it takes 1.32 times what lives
 		s.add(meta.ChunkRecord{ID: meta.ChunkID{Volume: 1, Counter: uint64(i)}, State: meta.ChunkSealed, Length: 100 << 20, Live: live << 20})
 	}
@@ -82,6 +85,41 @@ func TestFullChunksAreLeft(t *testing.T) {
 	s.add(meta.ChunkRecord{ID: meta.ChunkID{Volume: 1, Counter: 102}, State: meta.ChunkSealed, Length: 1 << 40})
 	if some, err := s.worth(func() (uint64, error) { return 1 << 40, nil }); err != nil || len(some) > 0 {
 		t.Errorf("%d chunks are emptied, %v", len(some), err)
+	}
+}
+
+// The emptiest come first, whatever lies before them; one that is larger than what is
+// emptied at a time is emptied alone.
+func TestEmptiestFirst(t *testing.T) {
+	chosen := func(all ...[2]uint64) (ids []uint64) {
+		var s sparseChunks
+		for i, c := range all {
+			s.add(meta.ChunkRecord{ID: meta.ChunkID{Volume: 1, Counter: uint64(i)}, State: meta.ChunkSealed, Length: c[0] << 20, Live: c[1] << 20})
+		}
+		some, err := s.worth(func() (uint64, error) { return 1 << 40, nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for id, v := range some {
+			if v.chosen {
+				ids = append(ids, id.Counter)
+			}
+		}
+		slices.Sort(ids)
+		return ids
+	}
+	for _, c := range []struct {
+		all  [][2]uint64
+		want []uint64
+	}{
+		{[][2]uint64{{300, 190}, {300, 190}, {300, 190}, {100, 20}}, []uint64{3, 0}}, // 20 and 190 of 256 MiB
+		{[][2]uint64{{1024, 410}}, []uint64{0}},
+		{[][2]uint64{{1024, 410}, {1024, 400}}, []uint64{1}},
+	} {
+		slices.Sort(c.want)
+		if got := chosen(c.all...); !slices.Equal(got, c.want) {
+			t.Errorf("%v: chosen are %v, want %v", c.all, got, c.want)
+		}
 	}
 }
 
@@ -125,6 +163,9 @@ func TestLooksInVainTakeTurns(t *testing.T) {
 	o.compaction.vain = time.Now().Add(time.Hour)
 	if n := look(); n != 0 {
 		t.Errorf("%d walks, before their time", n)
+	}
+	if _, passed := o.compaction.passed[g.ID]; !passed || len(o.compaction.passed) != 1 {
+		t.Errorf("passed over: %v", o.compaction.passed)
 	}
 	o.compaction.vain = time.Now()
 	if n := look(); n != 1 {

@@ -86,11 +86,17 @@ func whenAvailable(ctx context.Context, do func(context.Context) error, later fu
 	}
 }
 
+// onlyUnavailable: none of the errors that err joins is of another kind.
 func onlyUnavailable(err error) bool {
-	if all, ok := err.(interface{ Unwrap() []error }); ok {
-		return !slices.ContainsFunc(all.Unwrap(), func(err error) bool { return !onlyUnavailable(err) })
+	switch err := err.(type) {
+	case *meta.Error:
+		return err.Kind == meta.Unavailable
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(err.Unwrap(), func(err error) bool { return !onlyUnavailable(err) })
+	case interface{ Unwrap() error }:
+		return onlyUnavailable(err.Unwrap())
 	}
-	return errors.Is(err, meta.Unavailable)
+	return false
 }
 
 // hello is what a chunk server must know of the cluster before it opens disks.

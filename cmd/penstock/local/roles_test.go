@@ -25,6 +25,7 @@ func TestWhenAvailable(t *testing.T) {
 		{"later", []error{away, errors.Join(away, away), nil}, 2, nil},
 		{"what does not pass", []error{away, corrupt}, 1, corrupt},
 		{"what does not pass beside what does", []error{errors.Join(away, corrupt)}, 0, corrupt},
+		{"and within one volume's", []error{fmt.Errorf("volume v: %w", errors.Join(errors.Unwrap(away), corrupt))}, 0, corrupt},
 	} {
 		calls, told := 0, 0
 		err := whenAvailable(t.Context(), func(context.Context) error {
