@@ -141,21 +141,27 @@ func (x *Groups) CreateVolumeGroupSnapshot(ctx context.Context, q *csi.CreateVol
 	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: out}, nil
 }
 
-// find finds what a handle names, and whether it has the snapshots that the caller
-// believes, if that says which. Errors: NotFound for what is no handle, too, Busy (of
-// another cluster, or not this driver's, or being taken), Invalid (other snapshots).
-func (x *Groups) find(ctx context.Context, id string, snapshots []string) (meta.Group, error) {
-	const op = "find group"
-	h, err := handle.ParseGroup(id)
-	if err != nil {
-		return meta.Group{}, meta.E(op, meta.NotFound, "", err)
+// named reads a handle. Errors: NotFound for what is none, Busy (of another cluster, or
+// not this driver's).
+func (x *Groups) named(ctx context.Context, id string) (h handle.Group, err error) {
+	const op = "read handle"
+	if h, err = handle.ParseGroup(id); err != nil {
+		return h, meta.E(op, meta.NotFound, "", err)
 	}
 	if err := x.s.ours(ctx, h.Cluster); err != nil {
-		return meta.Group{}, err
+		return h, err
 	}
 	if !strings.HasPrefix(h.Name, handle.Made) {
-		return meta.Group{}, meta.E(op, meta.Busy, h.Name, errors.New("it was not taken by this driver; see 'penstock snapshot group'"))
+		return h, meta.E(op, meta.Busy, h.Name, errors.New("it was not taken by this driver; see 'penstock snapshot group'"))
 	}
+	return h, nil
+}
+
+// find finds what a handle names, and whether it has the snapshots that the caller
+// believes, if that says which. Errors: NotFound, Busy (being taken), Invalid (other
+// snapshots).
+func (x *Groups) find(ctx context.Context, h handle.Group, snapshots []string) (meta.Group, error) {
+	const op = "find group"
 	g, err := x.c.Group(ctx, h.Name)
 	if err == nil && g.ID != h.ID {
 		err = meta.E(op, meta.NotFound, h.Name, errors.New("it was deleted; there is another one of its name"))
@@ -185,20 +191,27 @@ func (x *Groups) DeleteVolumeGroupSnapshot(ctx context.Context, q *csi.DeleteVol
 		return nil, status.Error(codes.InvalidArgument, "no group snapshot id")
 	}
 	done := &csi.DeleteVolumeGroupSnapshotResponse{}
-	g, err := x.find(ctx, q.GetGroupSnapshotId(), q.GetSnapshotIds())
+	h, err := x.named(ctx, q.GetGroupSnapshotId())
 	if errors.Is(err, meta.NotFound) {
 		return done, nil
 	}
 	if err != nil {
 		return nil, reply.Error(err)
 	}
-	end, err := x.s.pending.Begin("snapshot " + g.Name)
+	// Before it is found: it is deleted by its name, which another one may get else.
+	end, err := x.s.pending.Begin("snapshot " + h.Name)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
+	if _, err = x.find(ctx, h, q.GetSnapshotIds()); errors.Is(err, meta.NotFound) {
+		return done, nil
+	}
+	if err != nil {
+		return nil, reply.Error(err)
+	}
 	x.s.Step("ungroup.delete")
-	if err := x.c.DeleteGroup(ctx, g.Name); err != nil && !errors.Is(err, meta.NotFound) {
+	if err := x.c.DeleteGroup(ctx, h.Name); err != nil && !errors.Is(err, meta.NotFound) {
 		return nil, reply.Error(err)
 	}
 	x.s.Step("ungroup.deleted")
@@ -210,7 +223,11 @@ func (x *Groups) GetVolumeGroupSnapshot(ctx context.Context, q *csi.GetVolumeGro
 	if q.GetGroupSnapshotId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "no group snapshot id")
 	}
-	g, err := x.find(ctx, q.GetGroupSnapshotId(), q.GetSnapshotIds())
+	h, err := x.named(ctx, q.GetGroupSnapshotId())
+	if err != nil {
+		return nil, reply.Error(err)
+	}
+	g, err := x.find(ctx, h, q.GetSnapshotIds())
 	if err == nil && g.State != meta.GroupReady {
 		err = meta.E("find group", meta.NotFound, g.Name, nil)
 	}
