@@ -56,6 +56,13 @@ func (a *attachments) event(line string) {
 	a.gone[name] = f[0] == "DELETED"
 }
 
+// known counts those that have come so far.
+func (a *attachments) known() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.came)
+}
+
 // attached gives how long each of these took, once all are attached.
 func (s *story) attached(a *attachments, names []string) (l []time.Duration) {
 	s.Helper()
@@ -126,7 +133,7 @@ func TestAttach(t *testing.T) {
 		var l []string
 		for _, pv := range pvs {
 			for _, node := range nodes {
-				name := fmt.Sprintf("%s-%d-%s", s.ns, len(a.came)+len(names), node)
+				name := fmt.Sprintf("%s-%d-%s", s.ns, a.known()+len(names), node)
 				names = append(names, name)
 				l = append(l, fmt.Sprintf(`apiVersion: storage.k8s.io/v1
 kind: VolumeAttachment
