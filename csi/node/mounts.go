@@ -1,7 +1,6 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -207,9 +206,8 @@ const probeWait = 10 * time.Second
 // probes asks mounts whether they answer. A mount that does not keeps whoever
 // asks, so there is one question at a time for a path.
 type probes struct {
-	wait time.Duration // 0: probeWait
-	mu   sync.Mutex
-	on   map[string]chan error
+	mu sync.Mutex
+	on map[string]chan error
 }
 
 // ask tells what is wrong with the mount at a path: Unavailable if it does not
@@ -221,11 +219,6 @@ func (p *probes) ask(ctx context.Context, path string) error {
 		p.on = map[string]chan error{}
 	}
 	answer := p.on[path]
-	if answer == nil && ctx.Err() != nil {
-		// Whoever ended this caller may unmount, and a question is a use of the mount.
-		p.mu.Unlock()
-		return meta.E("look at mount", meta.Unavailable, path, context.Cause(ctx))
-	}
 	if answer == nil {
 		answer = make(chan error, 1)
 		p.on[path] = answer
@@ -239,7 +232,6 @@ func (p *probes) ask(ctx context.Context, path string) error {
 		}()
 	}
 	p.mu.Unlock()
-	wait := cmp.Or(p.wait, probeWait)
 	select {
 	case err := <-answer:
 		answer <- err // for others who ask the same
@@ -249,7 +241,7 @@ func (p *probes) ask(ctx context.Context, path string) error {
 		return nil
 	case <-ctx.Done():
 		return meta.E("look at mount", meta.Unavailable, path, context.Cause(ctx))
-	case <-time.After(wait):
-		return meta.E("look at mount", meta.Unavailable, path, fmt.Errorf("no answer within %v", wait))
+	case <-time.After(probeWait):
+		return meta.E("look at mount", meta.Unavailable, path, fmt.Errorf("no answer within %v", probeWait))
 	}
 }

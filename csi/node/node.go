@@ -83,9 +83,6 @@ type Config struct {
 	// Holder has the mounts that Command makes when their processes are gone; nil:
 	// they end with them.
 	Holder Holder
-	// AbandonAfter is how long a staged mount that no pod has may give no answer before
-	// it is taken away; 0: 20 s.
-	AbandonAfter time.Duration
 	// Step is called between the steps of each call with the step's name: tests
 	// end the process there. Nil: nobody is.
 	Step func(step string)
@@ -98,7 +95,6 @@ type Server struct {
 	pending  reply.Pending
 	probes   probes
 	children children
-	releases releases
 	// pinnedYet are records that Recover removed, of mounts that pinned a snapshot;
 	// Sweep lets go.
 	pinnedYet []record
@@ -115,9 +111,6 @@ func New(cfg Config) *Server {
 	}
 	if cfg.PlaceEvery == 0 {
 		cfg.PlaceEvery = placeEvery
-	}
-	if cfg.AbandonAfter == 0 {
-		cfg.AbandonAfter = abandonAfter
 	}
 	return &Server{Config: cfg, mountsAt: mountsAt, children: children{takes: map[folder]context.CancelFunc{}, ended: make(chan struct{}, 1)}}
 }

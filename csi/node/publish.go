@@ -33,7 +33,6 @@ func (s *Server) NodePublishVolume(ctx context.Context, q *csi.NodePublishVolume
 		return nil, err
 	}
 	defer end()
-	s.releases.want(q.GetVolumeId(), filepath.Clean(q.GetTargetPath()))
 	staging := ""
 	if inline {
 		staging, err = s.stageInline(ctx, q)
@@ -160,7 +159,6 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, q *csi.NodeUnpublishVo
 	if err := s.removeInline(ctx, q.GetVolumeId()); err != nil {
 		return nil, reply.Error(err)
 	}
-	s.released(q.GetVolumeId(), filepath.Clean(q.GetTargetPath()))
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 

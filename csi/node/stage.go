@@ -34,7 +34,6 @@ func (s *Server) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequ
 	if err != nil {
 		return nil, err
 	}
-	s.releases.want(q.GetVolumeId(), "")
 	end, err := s.pending.Begin(q.GetVolumeId())
 	if err != nil {
 		return nil, err
@@ -336,7 +335,6 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, q *csi.NodeUnstageVolume
 	if err := required(q.GetVolumeId(), q.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
-	s.releases.want(q.GetVolumeId(), "")
 	end, err := s.pending.Begin(q.GetVolumeId())
 	if err != nil {
 		return nil, err
