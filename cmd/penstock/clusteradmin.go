@@ -179,6 +179,9 @@ input, which keeps it out of the list of processes.`,
 			if once {
 				have, err := peer.Load(dir, nil)
 				if err == nil {
+					if err := peer.ForgetJoiningKey(dir); err != nil {
+						return err
+					}
 					cmd.Printf("joined as %s before; credentials are in %s\n", have.Identity(), dir)
 					return nil
 				}

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"io"
 	"net"
-	"path/filepath"
+	"os"
 	"slices"
 	"testing"
 
@@ -74,9 +74,51 @@ func deaf(t *testing.T, server string) string {
 	return l.Addr().String()
 }
 
+// saying is an address of a server of a cluster that tells everybody who joins what
+// went wrong.
+func saying(t *testing.T, creds *peer.Credentials, what error) string {
+	t.Helper()
+	l, err := peer.ListenJoiners("127.0.0.1:0", creds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	answer := func(nc net.Conn) error {
+		defer nc.Close()
+		conn, _, err := peer.Greet(t.Context(), nc)
+		if err != nil {
+			return err
+		}
+		rd := wire.NewReader(conn)
+		for _, m := range []wire.Message{&wire.Hello{Role: wire.RoleEnrol}, &wire.AdminRe{Status: wire.StatusOf(what)}} {
+			_, id, _, err := rd.Next()
+			if err != nil {
+				return err
+			}
+			if _, err := conn.Write(wire.Append(nil, wire.MinVersion, id, m)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	go func() {
+		for {
+			nc, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if err := answer(nc); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	return l.Addr().String()
+}
+
 // TestJoinAnswerLost: a name whose bearer did not hear that it has it is not lost: it
-// asks again with the same key, at another server or in another life. Nobody else gets
-// the name, nor does its bearer with that key after it was evicted.
+// asks again with the same key, at another server or in another life, whatever it was
+// told in between. Nobody else gets the name, nor does its bearer with that key after it
+// was evicted, nor who has an old copy of it once its certificate was renewed.
 func TestJoinAnswerLost(t *testing.T) {
 	_, addr, at := ownMeta(t)
 	lost := deaf(t, addr)
@@ -95,16 +137,27 @@ func TestJoinAnswerLost(t *testing.T) {
 		}
 	}
 	var token wire.TokenAnswer
-	admin(wire.Admin{Op: wire.AdminMakeToken, Body: []byte(`{"role":"client","seconds":3600}`)}, &token)
+	fresh := func() {
+		t.Helper()
+		admin(wire.Admin{Op: wire.AdminMakeToken, Body: []byte(`{"role":"client","seconds":3600}`)}, &token)
+	}
+	fresh()
+	asks := func(dir string) bool {
+		_, err := os.Lstat(at(dir) + "/joining.key")
+		return err == nil
+	}
 	join := func(name, dir string, addrs ...string) error {
 		t.Helper()
 		id, err := client.Join(t.Context(), addrs, token.Token, name, at(dir))
-		left, e := filepath.Glob(at(dir) + "/joining.key")
-		if e != nil {
-			t.Fatal(e)
-		}
-		if asks := meta.KindOf(err) == meta.Unavailable; asks != (len(left) > 0) {
-			t.Errorf("join of %s: %v; the key that it asked with: %q", name, err, left)
+		switch meta.KindOf(err) {
+		case meta.Unavailable:
+			if !asks(dir) {
+				t.Errorf("join of %s: %v; the key that it asked with is lost", name, err)
+			}
+		case meta.KindOK, meta.Exists:
+			if asks(dir) {
+				t.Errorf("join of %s: %v; the key that it asked with stays", name, err)
+			}
 		}
 		if err == nil {
 			if have, err := peer.Load(at(dir), nil); err != nil || have.Identity().Name != name || id.Name != name {
@@ -143,5 +196,64 @@ func TestJoinAnswerLost(t *testing.T) {
 	admin(wire.Admin{Op: wire.AdminEvict, Name: "client/c"}, nil)
 	if err := join("c", "c", addr); meta.KindOf(err) != meta.Exists {
 		t.Errorf("who was evicted joins: %v", err)
+	}
+
+	// Refused between, by a server that knows nothing of the first one's answer.
+	own, err := peer.Load(at("c/meta"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refusing := saying(t, own, meta.E("join", meta.AccessDenied, "", nil))
+	if err := join("d", "d", lost, refusing); meta.KindOf(err) != meta.AccessDenied || !enrolled("d") || !asks("d") {
+		t.Fatalf("joined: %t, asks: %t, %v", enrolled("d"), asks("d"), err)
+	}
+	// The token has ended before the next try.
+	admin(wire.Admin{Op: wire.AdminRevokeToken, Name: token.ID}, nil)
+	if err := join("d", "d", addr); meta.KindOf(err) != meta.AccessDenied || !asks("d") {
+		t.Fatalf("asks: %t, %v", asks("d"), err)
+	}
+	// Who never asked before leaves nothing.
+	if err := join("e", "e", addr); meta.KindOf(err) != meta.AccessDenied {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(at("e")); err == nil {
+		t.Error("who was refused at once keeps a directory")
+	}
+	fresh()
+	if err := join("d", "d", addr); err != nil {
+		t.Error(err)
+	}
+	// A server that ends is not the last one.
+	if err := join("f", "f", saying(t, own, meta.E("enrol", meta.Canceled, "", nil)), addr); err != nil {
+		t.Error(err)
+	}
+
+	// Renewed, where a killed process left the key that it had joined with.
+	old, err := os.ReadFile(at("a/identity.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(at("copy"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"a", "copy"} {
+		if err := os.WriteFile(at(dir)+"/joining.key", old, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	creds, err := peer.Load(at("a"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := client.Renew(t.Context(), []string{addr}, creds); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if asks("a") {
+		t.Error("a renewed directory has the key that it was joined with")
+	}
+	if err := join("a", "copy", addr); meta.KindOf(err) != meta.Exists {
+		t.Errorf("who has an old copy of a renewed key gets a certificate: %v", err)
 	}
 }

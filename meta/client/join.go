@@ -15,9 +15,9 @@ import (
 
 // Join gets the first credentials for a token and puts them into dir. It
 // believes only servers of the authority that the token names. Called again with the
-// same dir after Unavailable, or by who follows one that was killed, it goes on: it
-// shows the same key, by which servers know who has the name. Errors:
-// AccessDenied (the token is not valid, or the server is not the cluster's),
+// same dir after Unavailable, or by who follows one that was killed, it goes on, also
+// with another token: it shows the same key, by which servers know who has the name.
+// Errors: AccessDenied (the token is not valid, or the server is not the cluster's),
 // Exists (the name is taken, or dir holds credentials), Unavailable.
 func Join(ctx context.Context, addrs []string, text, name, dir string) (peer.Identity, error) {
 	const op = "join"
@@ -29,26 +29,34 @@ func Join(ctx context.Context, addrs []string, text, name, dir string) (peer.Ide
 		return peer.Identity{}, err
 	}
 	_, absent := os.Lstat(dir)
-	key, request, err := peer.JoiningKey(dir)
+	key, request, made, err := peer.JoiningKey(dir)
 	if err != nil {
 		return peer.Identity{}, err
 	}
 	var errs []error
 	for _, addr := range addrs {
 		a, ca, err := joinAt(ctx, addr, token, text, name, request)
-		if meta.KindOf(err) == meta.Unavailable {
+		kind := meta.KindOf(err)
+		if kind == meta.Unavailable || kind == meta.Canceled && ctx.Err() == nil { // there the server ends
 			errs = append(errs, fmt.Errorf("%s: %w", addr, err))
 			continue
 		}
-		switch meta.KindOf(err) {
-		case meta.KindOK:
-		case meta.AccessDenied, meta.Exists, meta.Invalid, meta.NotSupported: // refused, and nothing was noted
+		refused := false // and nothing was noted
+		switch kind {
+		case meta.AccessDenied, meta.Invalid, meta.NotSupported:
+			// This server noted nothing. One that was asked before may have, and the name
+			// is then this key's.
+			refused = made && len(errs) == 0
+		case meta.Exists: // the name is another key's
+			refused = true
+		}
+		if refused {
 			err = errors.Join(err, peer.ForgetJoiningKey(dir))
 			if absent != nil {
 				os.Remove(dir) // it was made for the key; with anything else in it, it stays
 			}
-			return peer.Identity{}, err
-		default:
+		}
+		if err != nil {
 			return peer.Identity{}, err
 		}
 		id := peer.Identity{Cluster: a.Cluster, Role: token.Role, Name: name}

@@ -199,8 +199,9 @@ type Member struct {
 	Name    string    `json:"name"`
 	Joined  meta.Time `json:"joined"`
 	Token   string    `json:"token,omitempty"` // its id; empty: made with the cluster
-	// Key is the digest of the key that it joined with (peer.KeyDigest); empty: it
-	// joined before this was noted, or was made with the cluster.
+	// Key is the digest of the key that it joined with (peer.KeyDigest); empty: it has
+	// renewed its certificate since, joined before this was noted, or was made with the
+	// cluster.
 	Key string `json:"key,omitempty"`
 	// Evicted: its certificates are worth nothing any more.
 	Evicted bool `json:"evicted,omitempty"`
@@ -254,6 +255,35 @@ func (c *Cluster) Enrol(ctx context.Context, m Member, again bool) (Member, erro
 		}
 		if t.Succeeded {
 			return m, nil
+		}
+	}
+}
+
+// Renewed notes that an identity has a certificate for another key than the one that it
+// joined with: whoever comes with that one is not its bearer any more, but has a copy of
+// what that once had. Errors: Unavailable.
+func (c *Cluster) Renewed(ctx context.Context, role peer.Role, name string) error {
+	const op = "note renewal"
+	key := c.memberKey(role, name)
+	for {
+		r, err := c.cli.Get(ctx, key)
+		if err != nil {
+			return wrap(op, name, err)
+		}
+		if len(r.Kvs) == 0 {
+			return nil
+		}
+		m, err := decode[Member](r.Kvs[0].Key, r.Kvs[0].Value)
+		if err != nil || m.Key == "" {
+			return err
+		}
+		m.Key = ""
+		t, err := c.cli.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", r.Kvs[0].ModRevision)).Then(clientv3.OpPut(key, encode(m))).Commit()
+		if err != nil {
+			return wrap(op, m.String(), err)
+		}
+		if t.Succeeded {
+			return nil
 		}
 	}
 }

@@ -259,7 +259,7 @@ func (c *Credentials) Replace(keyPEM, chainPEM []byte) error {
 	c.checked = time.Time{}
 	c.mu.Unlock()
 	c.current()
-	return nil
+	return ForgetJoiningKey(c.dir)
 }
 
 // check makes sure of a chain before it replaces a good one.
@@ -323,39 +323,40 @@ func Save(dir string, id Identity, keyPEM, chainPEM, caPEM, clusterKey []byte) e
 
 // JoiningKey is NewKey for the first certificate of a directory of credentials. It
 // gives the same key until Save or ForgetJoiningKey, whoever was killed meanwhile, so
-// that who got no answer asks again as who has asked. Errors: Exists (there are
-// credentials), Corrupt, IO.
-func JoiningKey(dir string) (keyPEM, request []byte, err error) {
+// that who got no answer asks again as who has asked; made tells that nobody has yet.
+// Errors: Exists (there are credentials), Corrupt, IO.
+func JoiningKey(dir string) (keyPEM, request []byte, made bool, err error) {
 	const op = "make key"
 	if _, err := os.Lstat(filepath.Join(dir, identityFile)); err == nil {
-		return nil, nil, meta.E(op, meta.Exists, dir, errors.New("it holds credentials already"))
+		return nil, nil, false, meta.E(op, meta.Exists, dir, errors.New("it holds credentials already"))
 	}
 	path := filepath.Join(dir, joiningFile)
 	switch keyPEM, err = os.ReadFile(path); {
 	case errors.Is(err, fs.ErrNotExist):
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, nil, meta.E(op, meta.IO, dir, err)
+			return nil, nil, false, meta.E(op, meta.IO, dir, err)
 		}
 		if keyPEM, request, err = NewKey(); err == nil {
 			err = writeFile(dir, joiningFile, keyPEM)
 		}
-		return keyPEM, request, err
+		return keyPEM, request, true, err
 	case err != nil:
-		return nil, nil, meta.E(op, meta.IO, path, err)
+		return nil, nil, false, meta.E(op, meta.IO, path, err)
 	}
 	block, _ := pem.Decode(keyPEM)
 	if block == nil {
-		return nil, nil, meta.E(op, meta.Corrupt, path, errors.New("it is no key; remove it"))
+		return nil, nil, false, meta.E(op, meta.Corrupt, path, errors.New("it is no key; remove it"))
 	}
 	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	if err != nil {
-		return nil, nil, meta.E(op, meta.Corrupt, path, err)
+		return nil, nil, false, meta.E(op, meta.Corrupt, path, err)
 	}
 	request, err = requestFor(key)
-	return keyPEM, request, err
+	return keyPEM, request, false, err
 }
 
-// ForgetJoiningKey removes the key of JoiningKey, once it is refused or signed.
+// ForgetJoiningKey removes the key of JoiningKey, once it is refused or signed. Who was
+// killed between writing credentials and this leaves it to who finds them.
 func ForgetJoiningKey(dir string) error {
 	if err := os.Remove(filepath.Join(dir, joiningFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return meta.E("write credentials", meta.IO, dir, err)

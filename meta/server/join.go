@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ type Membership interface {
 	Tokens(ctx context.Context) ([]cluster.TokenRecord, error)
 	RevokeToken(ctx context.Context, id string) error
 	Enrol(ctx context.Context, m cluster.Member, again bool) (cluster.Member, error)
+	Renewed(ctx context.Context, role peering.Role, name string) error
 	Members(ctx context.Context) ([]cluster.Member, error)
 	Evict(ctx context.Context, role peering.Role, name string) error
 	AddGrant(ctx context.Context, g cluster.Grant) (cluster.Grant, error)
@@ -141,6 +143,17 @@ func (s *Server) join(ctx context.Context, m *wire.Admin, re *wire.AdminRe) erro
 	return reportJSON(re, a2)
 }
 
+// Renewed notes that who has a certificate was given another one. That it could not be
+// noted keeps nobody from being served: certificates are renewed without etcd, too, and
+// the next renewal notes it.
+func (t *Trust) Renewed(ctx context.Context, who peering.Identity, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, currentWait)
+	defer cancel()
+	if err := t.Members.Renewed(ctx, who.Role, who.Name); err != nil {
+		log.Warn("a renewal is not noted until the next one", "identity", who.String(), "error", err)
+	}
+}
+
 // renew signs a new certificate for who has a good one.
 func (s *Server) renew(ctx context.Context, who peering.Identity, m *wire.Admin, re *wire.AdminRe) error {
 	const op = "renew certificate"
@@ -168,6 +181,7 @@ func (s *Server) renew(ctx context.Context, who peering.Identity, m *wire.Admin,
 		return err
 	}
 	s.certs.signed(next)
+	s.cfg.Trust.Renewed(ctx, who, s.log)
 	return reportJSON(re, wire.JoinAnswer{Cluster: who.Cluster, Role: string(who.Role), Name: who.Name, Chain: chain, Authority: a.CertPEM()})
 }
 

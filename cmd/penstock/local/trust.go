@@ -125,12 +125,16 @@ func (m *Meta) keepRenewed(ctx context.Context, t *server.Trust) {
 	creds := m.cfg.Creds
 	metaclient.KeepRenewed(ctx, creds, func(err error) { m.cfg.Logger.Warn("the certificate could not be renewed", "error", err) },
 		func(ctx context.Context) error {
-			return metaclient.RenewBy(creds, func(request []byte) ([]byte, error) {
+			err := metaclient.RenewBy(creds, func(request []byte) ([]byte, error) {
 				a, err := t.Authority(ctx)
 				if err != nil {
 					return nil, err
 				}
 				return a.Sign(creds.Identity(), request)
 			})
+			if err == nil {
+				t.Renewed(ctx, creds.Identity(), m.cfg.Logger)
+			}
+			return err
 		})
 }
