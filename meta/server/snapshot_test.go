@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -20,10 +21,10 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// snapshot takes one.
+// snapshot takes one. The request may be sent again, when a connection was silent.
 func (p *peer) snapshot(t *testing.T, name string) (i wire.SnapshotInfo) {
 	t.Helper()
-	p.report(t, wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1, Entry: name}, &i)
+	p.report(t, adminJSON(t, wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1, Entry: name}, wire.SnapshotRequest{Token: rand.Uint64() | 1}), &i)
 	return i
 }
 
@@ -252,7 +253,10 @@ func TestLeasesComeBackTogether(t *testing.T) {
 	a.hold = true
 	a.mu.Unlock()
 	taken := make(chan wire.SnapshotInfo, 1)
-	go func() { taken <- admin.snapshot(t, "two") }()
+	go func() {
+		defer close(taken) // also if it fails
+		taken <- admin.snapshot(t, "two")
+	}()
 	eventually(t, "all leases are asked for", func() error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
