@@ -192,6 +192,40 @@ type pair struct {
 	begun, done [2]atomic.Uint64
 }
 
+// newPair makes the files of a pair, one in each volume.
+func newPair(t *testing.T, vols [2]*penstock.Volume, a, b kind) *pair {
+	t.Helper()
+	p := &pair{of: [2]kind{a, b}}
+	for side := range 2 {
+		p.name[side] = fmt.Sprintf("%s-%s-%d", a.name, b.name, side)
+		name := p.name[side]
+		if p.of[side].name == "renamed" {
+			name += ".0"
+		}
+		info, err := vols[side].CreateOpen(t.Context(), nil, meta.Create{Parent: meta.RootIno, Name: name, Mode: meta.TypeRegular | 0o644}, uint32(os.O_RDWR))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.ino[side] = info.Entry.Attr.Ino
+	}
+	return p
+}
+
+// count writes both counters in turn, each when the other was written, until ctx ends.
+func (p *pair) count(ctx context.Context, t *testing.T, vols [2]*penstock.Volume) {
+	for n := uint64(1); ctx.Err() == nil && n < 1500; n++ {
+		for side := range 2 {
+			p.begun[side].Store(n)
+			if err := p.of[side].write(t.Context(), vols[side], p.ino[side], p.name[side], n); err != nil {
+				t.Errorf("%s to %d: %v", p.name[side], n, err)
+				return
+			}
+			p.done[side].Store(n)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // TestAtomic: W1 writes A, tells W2, who writes B. While they do, in files and
 // names of every kind, snapshots are taken: each has what write returned for
 // before the call, nothing that had not begun after it, and never B without A.
@@ -201,39 +235,14 @@ func TestAtomic(t *testing.T) {
 	var pairs []*pair
 	for i, a := range kinds {
 		for _, b := range []kind{kinds[i], kinds[(i+1)%len(kinds)], kinds[(i+3)%len(kinds)]} {
-			p := &pair{of: [2]kind{a, b}}
-			for side := range 2 {
-				p.name[side] = fmt.Sprintf("%s-%s-%d", a.name, b.name, side)
-				name := p.name[side]
-				if p.of[side].name == "renamed" {
-					name += ".0"
-				}
-				info, err := vols[side].CreateOpen(t.Context(), nil, meta.Create{Parent: meta.RootIno, Name: name, Mode: meta.TypeRegular | 0o644}, uint32(os.O_RDWR))
-				if err != nil {
-					t.Fatal(err)
-				}
-				p.ino[side] = info.Entry.Attr.Ino
-			}
-			pairs = append(pairs, p)
+			pairs = append(pairs, newPair(t, vols, a, b))
 		}
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var wg sync.WaitGroup
 	for _, p := range pairs {
-		wg.Go(func() {
-			for n := uint64(1); ctx.Err() == nil && n < 1500; n++ {
-				for side := range 2 {
-					p.begun[side].Store(n)
-					if err := p.of[side].write(t.Context(), vols[side], p.ino[side], p.name[side], n); err != nil {
-						t.Errorf("%s to %d: %v", p.name[side], n, err)
-						return
-					}
-					p.done[side].Store(n)
-				}
-				time.Sleep(time.Millisecond)
-			}
-		})
+		wg.Go(func() { p.count(ctx, t, vols) })
 	}
 	sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{s.Meta.Addr}, Role: wire.RoleClient, Name: "reader", Handler: quiet{}})
 	if err != nil {

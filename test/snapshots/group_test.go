@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -38,39 +37,14 @@ func TestGroupAtomic(t *testing.T) {
 	}
 	var pairs []*pair
 	for i, a := range kinds {
-		p := &pair{of: [2]kind{a, kinds[(i+1)%len(kinds)]}}
-		for side := range 2 {
-			p.name[side] = fmt.Sprintf("%s-%d-%d", p.of[side].name, i, side)
-			name := p.name[side]
-			if p.of[side].name == "renamed" {
-				name += ".0"
-			}
-			info, err := vols[side].CreateOpen(t.Context(), nil, meta.Create{Parent: meta.RootIno, Name: name, Mode: meta.TypeRegular | 0o644}, uint32(os.O_RDWR))
-			if err != nil {
-				t.Fatal(err)
-			}
-			p.ino[side] = info.Entry.Attr.Ino
-		}
-		pairs = append(pairs, p)
+		pairs = append(pairs, newPair(t, vols, a, kinds[(i+1)%len(kinds)]))
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer stop()
 	for _, p := range pairs {
-		wg.Go(func() {
-			for n := uint64(1); ctx.Err() == nil && n < 1500; n++ {
-				for side := range 2 {
-					p.begun[side].Store(n)
-					if err := p.of[side].write(t.Context(), vols[side], p.ino[side], p.name[side], n); err != nil {
-						t.Errorf("%s to %d: %v", p.name[side], n, err)
-						return
-					}
-					p.done[side].Store(n)
-				}
-				time.Sleep(time.Millisecond)
-			}
-		})
+		wg.Go(func() { p.count(ctx, t, vols) })
 	}
 	sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{s.Meta.Addr}, Role: wire.RoleClient, Name: "reader", Handler: quiet{}})
 	if err != nil {
