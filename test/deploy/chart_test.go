@@ -946,6 +946,18 @@ func TestHold(t *testing.T) {
 	if at != "/run/elsewhere/hold.sock" || host(node, flag(node, "--hold")) != at {
 		t.Errorf("the holder listens at %q, the driver asks at %q", at, host(node, flag(node, "--hold")))
 	}
+	// The holder is ready when it can be given mounts there, not when it has begun: who
+	// replaces the driver's pods waits for that.
+	probe := words(hold.pod().list("spec", "containers")[0].at("readinessProbe", "exec", "command"))
+	if want := []string{"/penstock", "hold", "--socket=" + flag(hold, "--socket"), "--list"}; !slices.Equal(probe, want) {
+		t.Errorf("the holder is ready when %q succeeds, not %q", probe, want)
+	}
+	// So the controller: its upgrade goes on when the new one reaches the cluster.
+	controller := all["Deployment/penstock-controller"]
+	probe = words(controller.pod().list("spec", "containers")[0].at("readinessProbe", "exec", "command"))
+	if want := []string{"/penstock", "health", "--process=" + flag(controller, "--admin")}; !slices.Equal(probe, want) {
+		t.Errorf("the controller is ready when %q succeeds, not %q", probe, want)
+	}
 	// On a kernel before Linux 6.9 nobody holds anything: whoever replaces the pod must look.
 	if hold.text("spec", "updateStrategy", "type") != "OnDelete" || node.text("spec", "updateStrategy", "type") != "OnDelete" {
 		t.Errorf("updates: of the holder %q, of the driver %q", hold.text("spec", "updateStrategy", "type"), node.text("spec", "updateStrategy", "type"))
