@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -16,10 +17,22 @@ import (
 // use names what a volume's handle is published for, in grants.
 const use = "csi:"
 
-// Publish lets a node have volumes for the sake of a handle; true: it may write. A
-// cluster without certificates lets everybody. Errors: NotFound (no such node),
-// NoSuchVolume, Exists (it may do something else for that handle already).
-func (c *Cluster) Publish(ctx context.Context, node, handle string, volumes map[meta.VolumeID]bool) error {
+// Publish lets a node have volumes for the sake of a handle; true: it may write. With
+// alone, it does so if no other node has that handle. A cluster without certificates lets
+// everybody. Errors: NotFound (no such node), NoSuchVolume, Exists (it may do something
+// else for that handle already), Busy (another node has it).
+func (c *Cluster) Publish(ctx context.Context, node, handle string, volumes map[meta.VolumeID]bool, alone bool) error {
+	if alone {
+		have, err := c.Published(ctx, handle)
+		if err != nil {
+			return err
+		}
+		for _, n := range have[handle] {
+			if n != peer.FitName(node) {
+				return meta.E("publish", meta.Busy, handle, fmt.Errorf("it is for one node at a time, and published to %s", n))
+			}
+		}
+	}
 	q := wire.GrantsFor{Who: clientOf(node), For: use + handle}
 	for _, v := range slices.Sorted(maps.Keys(volumes)) {
 		rights := "read"
@@ -40,12 +53,16 @@ func (c *Cluster) Unpublish(ctx context.Context, node, handle string) error {
 	return c.grantFor(ctx, q)
 }
 
-// Published tells which handles are published to which nodes, these by what their
-// certificates call them.
-func (c *Cluster) Published(ctx context.Context) (nodes map[string][]string, err error) {
+// Published tells which handles, or with a handle whether that one, are published to which
+// nodes, these by what their certificates call them.
+func (c *Cluster) Published(ctx context.Context, handle string) (nodes map[string][]string, err error) {
 	nodes = map[string][]string{}
+	of := ""
+	if handle != "" {
+		of = use + handle
+	}
 	err = c.with(ctx, func(s *client.Session) error {
-		all, err := s.UseGrants(ctx)
+		all, err := s.UseGrants(ctx, of)
 		for _, g := range all {
 			handle, ours := strings.CutPrefix(g.For, use)
 			node := strings.TrimPrefix(g.Who, string(peer.Client)+"/")

@@ -229,7 +229,7 @@ func (m *memory) Nodes(context.Context) ([]policy.Site, error) {
 	return []policy.Site{{Topology: "/z/r1/h", Disks: []policy.Disk{{Free: 1 << 40}}}, {Topology: "/z/r2/h", Disks: []policy.Disk{{Free: 1 << 40}}}}, nil
 }
 
-func (m *memory) Publish(_ context.Context, node, handle string, volumes map[meta.VolumeID]bool) error {
+func (m *memory) Publish(_ context.Context, node, handle string, volumes map[meta.VolumeID]bool, alone bool) error {
 	if node == "nobody" {
 		return meta.E("publish", meta.NotFound, node, nil)
 	}
@@ -238,6 +238,11 @@ func (m *memory) Publish(_ context.Context, node, handle string, volumes map[met
 	}
 	if was, is := m.published[node+" "+handle]; is && !maps.Equal(was, volumes) {
 		return meta.E("publish", meta.Exists, node, nil)
+	}
+	for k := range m.published {
+		if n, h, _ := strings.Cut(k, " "); alone && h == handle && n != node {
+			return meta.E("publish", meta.Busy, n, nil)
+		}
 	}
 	m.published[node+" "+handle] = volumes
 	return m.after("publish")
@@ -251,7 +256,7 @@ func (m *memory) Unpublish(_ context.Context, node, handle string) error {
 	return m.after("unpublish")
 }
 
-func (m *memory) Published(context.Context) (map[string][]string, error) {
+func (m *memory) Published(context.Context, string) (map[string][]string, error) {
 	nodes := map[string][]string{}
 	for _, k := range slices.Sorted(maps.Keys(m.published)) {
 		n, h, _ := strings.Cut(k, " ")

@@ -15,17 +15,19 @@ import (
 
 // Grants say which nodes may use which volumes; cluster.Cluster keeps them.
 type Grants interface {
-	// Publish lets a node have volumes for a handle; true: to write. Errors: NotFound
-	// (the node), NoSuchVolume, Exists (it may do something else for it already).
-	Publish(ctx context.Context, node, handle string, volumes map[meta.VolumeID]bool) error
+	// Publish lets a node have volumes for a handle; true: to write; alone: if no other
+	// node has it. Errors: NotFound (the node), NoSuchVolume, Exists (it may do something
+	// else for it already), Busy (another node has it).
+	Publish(ctx context.Context, node, handle string, volumes map[meta.VolumeID]bool, alone bool) error
 	// Unpublish takes that back; from all nodes if node is "".
 	Unpublish(ctx context.Context, node, handle string) error
-	// Published tells to which nodes each handle is published.
-	Published(ctx context.Context) (nodes map[string][]string, err error)
+	// Published tells to which nodes a handle is published; with "", each handle.
+	Published(ctx context.Context, handle string) (nodes map[string][]string, err error)
 }
 
 // ControllerPublishVolume lets a node have a volume: a grant of the node's name, which
-// ends with ControllerUnpublishVolume. Nothing is attached to a machine.
+// ends with ControllerUnpublishVolume. Nothing is attached to a machine. A volume
+// that is to be used by one node is refused to a second one.
 func (s *Server) ControllerPublishVolume(ctx context.Context, q *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	switch {
 	case q.GetVolumeId() == "":
@@ -36,7 +38,12 @@ func (s *Server) ControllerPublishVolume(ctx context.Context, q *csi.ControllerP
 	if err := reply.Capability(q.GetVolumeCapability()); err != nil {
 		return nil, err
 	}
-	end, err := s.pending.Begin(publication(q.GetNodeId(), q.GetVolumeId()))
+	about := []string{publication(q.GetNodeId(), q.GetVolumeId())}
+	alone := reply.OneNode(q.GetVolumeCapability())
+	if alone { // else two nodes at once would find that nobody has it
+		about = append(about, publication("", q.GetVolumeId()))
+	}
+	end, err := s.pending.Begin(about...)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +53,7 @@ func (s *Server) ControllerPublishVolume(ctx context.Context, q *csi.ControllerP
 		return nil, reply.Error(err)
 	}
 	s.Step("grant.add")
-	if err := s.Grants.Publish(ctx, q.GetNodeId(), q.GetVolumeId(), volumes); err != nil {
+	if err := s.Grants.Publish(ctx, q.GetNodeId(), q.GetVolumeId(), volumes, alone); err != nil {
 		return nil, reply.Error(err)
 	}
 	s.Step("grant.added")

@@ -96,8 +96,25 @@ func TestPublish(t *testing.T) {
 	if got := ok(t, s.ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: of(data)}).GetStatus().GetPublishedNodeIds(); len(got) != 2 {
 		t.Errorf("published to %v", got)
 	}
+	// What is published is not deleted.
+	fails(t, codes.FailedPrecondition, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: of(data)})
 	ok(t, s.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: of(data)}) // of no node: of all
 	if len(m.published) != 0 {
 		t.Errorf("published: %v", m.published)
 	}
+
+	// What one node at a time uses is refused to a second one.
+	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
+	} {
+		for range 2 {
+			ok(t, s.ControllerPublishVolume, ask(of(data), "n1", mode, false))
+		}
+		fails(t, codes.FailedPrecondition, s.ControllerPublishVolume, ask(of(data), "n2", mode, false))
+		ok(t, s.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: of(data), NodeId: "n1"})
+		ok(t, s.ControllerPublishVolume, ask(of(data), "n2", mode, false))
+		ok(t, s.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: of(data), NodeId: "n2"})
+	}
+	ok(t, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: of(gone)})
 }

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -272,7 +273,8 @@ func (s *Server) describe(ctx context.Context, v cluster.Volume) (*csi.Volume, e
 }
 
 // DeleteVolume deletes a volume: taken out of the tree, then deleted with
-// everything in it. One that snapshots depend on stays until they are gone.
+// everything in it. One that snapshots depend on stays until they are gone, and one that is
+// published until it is not.
 func (s *Server) DeleteVolume(ctx context.Context, q *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	done := &csi.DeleteVolumeResponse{}
 	v, err := s.mine(ctx, q.GetVolumeId())
@@ -308,8 +310,20 @@ func (s *Server) DeleteVolume(ctx context.Context, q *csi.DeleteVolumeRequest) (
 	return done, nil
 }
 
-// unneeded refuses to delete a volume whose snapshots the orchestrator has.
+// unneeded refuses to delete a volume whose snapshots the orchestrator has, or that a node
+// has.
 func (s *Server) unneeded(ctx context.Context, v cluster.Volume) error {
+	id, err := s.handleOf(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	published, err := s.Grants.Published(ctx, id)
+	if err != nil {
+		return err
+	}
+	if nodes := published[id]; len(nodes) > 0 {
+		return meta.E("delete volume", meta.Busy, v.Name, fmt.Errorf("it is published to %s: it goes when that is over (penstock grant list, penstock grant revoke)", strings.Join(nodes, ", ")))
+	}
 	all, err := s.Cluster.Snapshots(ctx, v.ID)
 	if err != nil && !errors.Is(err, meta.NoSuchVolume) {
 		return err
@@ -340,7 +354,7 @@ func (s *Server) ListVolumes(ctx context.Context, q *csi.ListVolumesRequest) (*c
 		all = all[:n]
 		r.NextToken = strconv.FormatUint(uint64(all[n-1].ID), 10)
 	}
-	published, err := s.Grants.Published(ctx)
+	published, err := s.Grants.Published(ctx, "")
 	if err != nil {
 		return nil, reply.Error(err)
 	}
@@ -382,7 +396,7 @@ func (s *Server) ControllerGetVolume(ctx context.Context, q *csi.ControllerGetVo
 	if err != nil {
 		return nil, reply.Error(err)
 	}
-	published, err := s.Grants.Published(ctx)
+	published, err := s.Grants.Published(ctx, out.GetVolumeId())
 	if err != nil {
 		return nil, reply.Error(err)
 	}

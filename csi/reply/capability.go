@@ -53,5 +53,15 @@ func Capabilities(all []*csi.VolumeCapability) error {
 	return nil
 }
 
+// OneNode tells that one node at a time uses a volume in this way.
+func OneNode(c *csi.VolumeCapability) bool {
+	switch c.GetAccessMode().GetMode() {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
+		return true
+	}
+	return false
+}
+
 // ReadOnly tells that nobody writes in this way to use a volume.
 func ReadOnly(c *csi.VolumeCapability) bool { return modes[c.GetAccessMode().GetMode()] }

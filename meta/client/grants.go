@@ -20,9 +20,14 @@ type UseGrant struct {
 // Grants lists the grants of the cluster by number, as G has them, whose number is ID. It
 // asks for a page at a time. Errors: NotSupported (the cluster has no certificates).
 func Grants[G any](ctx context.Context, s *Session, number func(*G) uint64) (all []G, err error) {
+	return grantsOf(ctx, s, "", number)
+}
+
+// grantsOf is Grants for one use; "": all. A server of an earlier version tells all.
+func grantsOf[G any](ctx context.Context, s *Session, use string, number func(*G) uint64) (all []G, err error) {
 	for after := uint64(0); ; {
 		var page []G
-		err := s.askJSON(ctx, wire.Admin{Op: wire.AdminGrants, Ino: meta.Ino(after), Entry: wire.PageOfGrants}, nil, &page)
+		err := s.askJSON(ctx, wire.Admin{Op: wire.AdminGrants, Name: use, Ino: meta.Ino(after), Entry: wire.PageOfGrants}, nil, &page)
 		if err != nil {
 			return nil, err
 		}
@@ -61,12 +66,12 @@ func noUses(use string, err error) error {
 	return err
 }
 
-// UseGrants lists the grants that end with a use; none in a cluster without
-// certificates.
-func (s *Session) UseGrants(ctx context.Context) ([]UseGrant, error) {
-	all, err := Grants(ctx, s, func(g *UseGrant) uint64 { return g.ID })
+// UseGrants lists the grants that end with a use, with "" with any; none in a cluster
+// without certificates.
+func (s *Session) UseGrants(ctx context.Context, use string) ([]UseGrant, error) {
+	all, err := grantsOf(ctx, s, use, func(g *UseGrant) uint64 { return g.ID })
 	if errors.Is(err, meta.NotSupported) {
 		return nil, nil
 	}
-	return slices.DeleteFunc(all, func(g UseGrant) bool { return g.For == "" }), err
+	return slices.DeleteFunc(all, func(g UseGrant) bool { return g.For == "" || use != "" && g.For != use }), err
 }

@@ -239,6 +239,8 @@ func (c *Cluster) RevokeGrant(ctx context.Context, id uint64) error {
 // Grants lists all, by number.
 func (c *Cluster) Grants(ctx context.Context) ([]Grant, error) {
 	all, err := list[Grant](ctx, c, "/grants/")
-	slices.SortFunc(all, func(a, b Grant) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(all, byNumber)
 	return all, err
 }
+
+func byNumber(a, b Grant) int { return cmp.Compare(a.ID, b.ID) }

@@ -169,6 +169,16 @@ func (c *Cluster) GrantFor(ctx context.Context, who, use string, asOf int64, wan
 	}
 }
 
+// GrantsOf lists what all clients have for a use, by number. Errors: Invalid, Unavailable.
+func (c *Cluster) GrantsOf(ctx context.Context, use string) ([]Grant, error) {
+	if !validUse.MatchString(use) {
+		return nil, meta.E("list grants", meta.Invalid, use, errors.New("no use that anything is granted for"))
+	}
+	all, err := list[Grant](ctx, c, usesPart+use+"/")
+	slices.SortFunc(all, byNumber)
+	return all, err
+}
+
 // given reads what a client has for a use.
 func (c *Cluster) given(ctx context.Context, use, who string) (all []Grant, err error) {
 	r, err := c.cli.Get(ctx, c.useKey(use, who), clientv3.WithPrefix())

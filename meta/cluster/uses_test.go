@@ -80,6 +80,13 @@ func TestUses(t *testing.T) {
 	give("client/a", "u:10", 2, ReadRights, meta.KindOK)
 	give("client/b", "u:1", 1, WriteRights, meta.KindOK)
 	is(hand + "client/a 1 write u:1\nclient/a 2 read u:1\nclient/a 2 read u:10\nclient/b 1 write u:1\n")
+	for use, n := range map[string]int{"u:1": 3, "u:10": 1, "u": 0} {
+		if of, err := c.GrantsOf(ctx, use); err != nil || len(of) != n {
+			t.Errorf("for %s: %v, %v; want %d", use, of, err, n)
+		}
+	}
+	_, err = c.GrantsOf(ctx, "a/b")
+	want(t, err, meta.Invalid)
 	view, err := c.Current(ctx)
 	if err != nil || view.Access("client/a", 1).Rights != WriteRights || view.Access("client/a", 2).Rights != ReadRights || view.Access("client/b", 2).Rights != NoRights {
 		t.Fatalf("%+v, %v", view, err)

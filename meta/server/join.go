@@ -31,6 +31,7 @@ type Membership interface {
 	Evict(ctx context.Context, role peering.Role, name string) error
 	AddGrant(ctx context.Context, g cluster.Grant) (cluster.Grant, error)
 	Grants(ctx context.Context) ([]cluster.Grant, error)
+	GrantsOf(ctx context.Context, use string) ([]cluster.Grant, error)
 	RevokeGrant(ctx context.Context, id uint64) error
 	GrantFor(ctx context.Context, who, use string, asOf int64, want map[meta.VolumeID]cluster.Rights, now meta.Time) ([]cluster.Grant, error)
 	EndUse(ctx context.Context, who, use string, asOf int64) (n int64, err error)
@@ -272,7 +273,13 @@ func (s *Server) adminTrust(ctx context.Context, m *wire.Admin, re *wire.AdminRe
 		s.log.Info("granted", "grant", g.ID, "to", g.Who, "volume", g.Volume, "rights", g.Rights.String(), "users", g.Users)
 		return reportJSON(re, g)
 	case wire.AdminGrants:
-		all, err := members.Grants(ctx)
+		var all []cluster.Grant
+		var err error
+		if m.Name != "" {
+			all, err = members.GrantsOf(ctx, m.Name)
+		} else {
+			all, err = members.Grants(ctx)
+		}
 		if err == nil && m.Entry == wire.PageOfGrants {
 			all = grantsAfter(all, uint64(m.Ino))
 		}

@@ -530,7 +530,8 @@ const (
 	AdminMembers     // Report: a list of cluster.Member
 	AdminEvict       // Name: role/name
 	AdminAddGrant    // Body, Report: cluster.Grant; Name: the volume, if it is not in the body
-	// AdminGrants lists all grants, by number. With PageOfGrants as Entry, as many of those
+	// AdminGrants lists all grants, by number; with Name, those for that use (a server of an
+	// earlier version: all). With PageOfGrants as Entry, as many of those
 	// with greater numbers than Ino as one answer takes; none: there are no more. A server of
 	// an earlier version lists all each time. Report: a list of cluster.Grant.
 	AdminGrants

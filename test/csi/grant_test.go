@@ -170,6 +170,14 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 	}
 	calls.Wait()
 	published()
+	// What is for one node at a time goes to one.
+	must(t, r.controller().ControllerPublishVolume, publishTo("node1", id, oneWriter))
+	must(t, r.controller().ControllerPublishVolume, publishTo("node1", id, oneWriter))
+	if _, err := r.controller().ControllerPublishVolume(t.Context(), publishTo("node2", id, oneWriter)); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "node1") {
+		t.Errorf("a single writer's volume is published to a second node: %v", err)
+	}
+	must(t, r.controller().ControllerUnpublishVolume, unpublishFrom("node1", id))
+	published()
 	// To another node it is of no use here.
 	must(t, r.controller().ControllerPublishVolume, publishTo("node2", other, manyWriters))
 	for range 2 {
@@ -258,6 +266,12 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 	published()
 	must(t, r.controller().ControllerPublishVolume, publishTo("node1", other, manyWriters))
 	published("node1 write 3")
+	if _, err := r.controller().DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: other}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "node1") {
+		t.Errorf("a volume that node1 has is deleted: %v", err)
+	}
+	if _, err := r.ctl("volume", "delete", "csi-pvc-2", "--yes"); err != nil { // so may an administrator
+		t.Fatal(err)
+	}
 	for _, v := range []string{id, other} {
 		must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v})
 	}
