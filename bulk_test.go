@@ -178,7 +178,7 @@ func TestBulkGoesOnWhereItWas(t *testing.T) {
 		}
 		sent, planned := m.sent.Load(), m.planned.Load()
 		if failing == "read" {
-			if meta.KindOf(err) != meta.Corrupt || planned != size || sent > size/2+mirrorSegment {
+			if meta.KindOf(err) != meta.Corrupt || planned != size || sent > size/2+mirrorReads*mirrorSegment {
 				t.Errorf("a source that fails: %v after %d bytes of %d", err, sent, planned)
 			}
 			continue

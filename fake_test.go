@@ -502,18 +502,37 @@ func clone(r *meta.Result) *meta.Result {
 }
 
 func (s *fakeSession) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error) {
+	s.w.mu.Lock()
+	before := s.w.before
+	s.w.mu.Unlock()
+	if before == nil {
+		return s.do(v, id, op, want)
+	}
+	type answer struct {
+		res *meta.Result
+		err error
+	}
+	ch := make(chan answer, 1)
+	go func() { // it is done, late or not, though nobody may wait
+		before(op)
+		res, err := s.do(v, id, op, want)
+		ch <- answer{res, err}
+	}()
+	select {
+	case a := <-ch:
+		return a.res, a.err
+	case <-ctx.Done():
+		return nil, meta.E("call", meta.Interrupted, "", context.Cause(ctx))
+	}
+}
+
+func (s *fakeSession) do(v meta.VolumeID, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error) {
 	type answer struct {
 		res *meta.Result
 		err error
 	}
 	ch := make(chan answer, 1)
 	w := s.w
-	w.mu.Lock()
-	before := w.before
-	w.mu.Unlock()
-	if before != nil {
-		before(op)
-	}
 	if err := s.heard("call"); err != nil {
 		return nil, err
 	}

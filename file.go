@@ -46,6 +46,7 @@ type file struct {
 	opens       int32
 	writers     int32 // of opens, for writing
 	reads       int32 // in flight
+	linking     int32 // Links that may give it its first name, not answered
 	gate        int32 // writers wait while not zero
 	want        int32 // writers waiting for the exclusive lease
 	puts        uint32
@@ -528,9 +529,9 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 	}
 }
 
-// deadLocked reports that the file has no name any more.
+// deadLocked reports that the file has no name any more, and is getting none.
 func (in *inode) deadLocked(f *file) bool {
-	return !in.vol.frozen() && (f.orphaned || in.attrOK && in.liveLocked() && in.attr.Nlink == 0)
+	return !in.vol.frozen() && f.linking == 0 && (f.orphaned || in.attrOK && in.liveLocked() && in.attr.Nlink == 0)
 }
 
 // releaseLocked counts an opener less.

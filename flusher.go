@@ -439,6 +439,13 @@ type orphanList struct {
 	runs bool
 }
 
+// clear forgets all: the session expired.
+func (o *orphanList) clear() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.inos = nil
+}
+
 // orphanWait is how long unlinked inodes are gathered.
 const orphanWait = 10 * time.Millisecond
 
@@ -495,7 +502,7 @@ func (v *Volume) forgetDead(inos []meta.Ino) {
 			continue
 		}
 		in.mu.Lock()
-		keep := in.recall != nil || in.file != nil && in.file.opens > 0 || in.dir != nil || in.attrOK && in.attr.IsDir()
+		keep := in.recall != nil || in.attrOK && in.attr.Nlink > 0 || in.file != nil && in.file.opens > 0 || in.dir != nil || in.attrOK && in.attr.IsDir()
 		if !keep {
 			in.lowerLocked(meta.LeaseNone)
 			gone = append(gone, k)
@@ -514,7 +521,8 @@ func (v *Volume) forgetDead(inos []meta.Ino) {
 }
 
 // bury forgets what is buffered of an inode without names or openers, and
-// has the owner forget the inode.
+// has the owner forget the inode; if the kernel holds it still, not before it lets go.
+// By then the inode may have got a name (linkat through O_PATH).
 func (v *Volume) bury(in *inode) {
 	if !v.hold(in.ino) {
 		v.buryNow(in)
@@ -523,12 +531,13 @@ func (v *Volume) bury(in *inode) {
 
 func (v *Volume) buryNow(in *inode) {
 	in.mu.Lock()
-	if f := in.file; f != nil && f.opens > 0 {
+	f := in.file
+	if f != nil && (f.opens > 0 || f.linking > 0) || in.attrOK && in.attr.Nlink > 0 {
 		in.mu.Unlock()
 		return
 	}
 	in.dropDirtyLocked()
-	if f := in.file; f != nil {
+	if f != nil {
 		f.err, f.errFor = nil, 0
 	}
 	in.mu.Unlock()

@@ -53,6 +53,13 @@ func (h *holds) add(ino meta.Ino) {
 	h.inos[ino] = struct{}{}
 }
 
+// clear forgets all: the session expired.
+func (h *holds) clear() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	clear(h.inos)
+}
+
 func (h *holds) remove(ino meta.Ino) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

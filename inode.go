@@ -324,7 +324,7 @@ func (in *inode) busyLocked() bool {
 		return true
 	}
 	f := in.file
-	return f != nil && (f.opens > 0 || f.uncommitted > 0 || f.busy != 0 || f.reads > 0 || f.err != nil || f.own != nil || f.ended || f.sealWant)
+	return f != nil && (f.opens > 0 || f.uncommitted > 0 || f.busy != 0 || f.reads > 0 || f.linking > 0 || f.err != nil || f.own != nil || f.ended || f.sealWant)
 }
 
 // lowerLocked lowers the lease to keep and forgets what no lease covers.
@@ -341,7 +341,7 @@ func (in *inode) lowerLocked(keep meta.LeaseMode) {
 		}
 		if f := in.file; f != nil {
 			f.forgetMap()
-			if f.opens == 0 && f.uncommitted == 0 && f.busy == 0 && f.reads == 0 && f.err == nil && f.own == nil && !f.ended && !f.sealWant && f.gate == 0 && f.wake == nil {
+			if f.opens == 0 && f.uncommitted == 0 && f.busy == 0 && f.reads == 0 && f.linking == 0 && f.err == nil && f.own == nil && !f.ended && !f.sealWant && f.gate == 0 && f.wake == nil {
 				in.file = nil
 			}
 		}
@@ -365,8 +365,17 @@ func (in *inode) cacheableLocked(stamp stamp) bool {
 // learnLocked takes attributes from a reply. It reports whether they are
 // cached now (these, or newer ones).
 func (in *inode) learnLocked(a *meta.Attr, stamp stamp) bool {
-	if a.Ino != in.ino || !in.cacheableLocked(stamp) {
+	if a.Ino != in.ino {
 		return false
+	}
+	if !in.cacheableLocked(stamp) {
+		if a.Change > in.attr.Change {
+			in.attrOK = false // this tells of a change of our own, which nobody recalls a lease for
+		}
+		return false
+	}
+	if a.Nlink > 0 && in.file != nil {
+		in.file.orphaned = false // a volume that was rolled back has names again
 	}
 	if !in.attrOK || a.Change >= in.attr.Change {
 		at := in.attr.Atime

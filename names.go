@@ -148,13 +148,83 @@ func (v *Volume) Link(ctx context.Context, call *Call, ino, parent meta.Ino, nam
 	unlock := v.names.lock(parent, name)
 	defer unlock()
 	p.beginChange()
-	res, stamp, err := v.do(ctx, call, &meta.Link{Ino: ino, Parent: parent, Name: name}, meta.LeaseShared)
+	res, stamp, err := v.link(ctx, call, &meta.Link{Ino: ino, Parent: parent, Name: name})
 	if err != nil {
 		p.endChange(name, dent{}, nil, stamp, err)
 		return Entry{}, err
 	}
 	steady := p.endChange(name, dent{ino: ino}, &res.ParentAttr, stamp, nil)
 	return v.learn(&res.Attr, stamp).named(steady), nil
+}
+
+// link sends Link. A file without a name (O_TMPFILE) may get its first one, even if who
+// asked is killed before the owner has answered: then it must not be taken for one that
+// goes with its last close, and its bytes with it. So the answer is waited for here.
+func (v *Volume) link(ctx context.Context, call *Call, op *meta.Link) (*meta.Result, stamp, error) {
+	in := v.c.table.peek(v.id, op.Ino)
+	if in == nil {
+		return v.do(ctx, call, op, meta.LeaseShared)
+	}
+	in.mu.Lock()
+	f := in.file
+	if f == nil || !in.attrOK || in.attr.Nlink > 0 {
+		in.mu.Unlock()
+		defer in.put()
+		return v.do(ctx, call, op, meta.LeaseShared)
+	}
+	f.linking++
+	in.mu.Unlock()
+	type answer struct {
+		res   *meta.Result
+		stamp stamp
+		err   error
+	}
+	done := make(chan answer, 1)
+	if call != nil {
+		own := *call // the caller's may be gone before the operation is
+		call = &own
+	}
+	v.c.spawn(func() {
+		defer in.put()
+		var a answer
+		a.res, a.stamp, a.err = v.do(v.c.ctx, call, op, meta.LeaseShared)
+		v.linked(in, a.res, a.stamp, a.err)
+		done <- a
+	})
+	select {
+	case a := <-done:
+		return a.res, a.stamp, a.err
+	case <-ctx.Done():
+		return nil, stamp{}, meta.E("link", meta.Interrupted, v.subject(op.Ino), context.Cause(ctx))
+	}
+}
+
+// linked takes in how a Link of a file without a name ended.
+func (v *Volume) linked(in *inode, res *meta.Result, stamp stamp, err error) {
+	in.mu.Lock()
+	f := in.fileLocked()
+	f.linking = max(f.linking-1, 0)
+	seal := false
+	switch {
+	case err == nil:
+		in.learnLocked(&res.Attr, stamp)
+		v.holds.remove(in.ino)
+		// Its last close was that of a file without a name.
+		if seal = f.opens == 0 && v.policy.Load().SealOnClose && res.Attr.Flags&meta.FlagSealed == 0; seal {
+			f.sealWant, f.metaDirty = true, true
+			v.listDirtyLocked(in)
+		}
+	case undecided(err):
+		in.attrOK = false
+	}
+	dead := f.opens == 0 && in.deadLocked(f)
+	in.mu.Unlock()
+	switch {
+	case dead: // it was closed meanwhile
+		v.bury(in)
+	case seal:
+		v.settle(in)
+	}
 }
 
 // Unlink removes a name, of an empty directory if dir; see meta.Unlink.

@@ -466,6 +466,10 @@ func (v *Volume) expired(epoch uint64, err error) {
 	v.epoch.Store(epoch)
 	c.kept.uncertain(v)
 	v.meter.void()
+	// A volume that was rolled back shows files again that were removed. What has no
+	// name still went with the session.
+	v.holds.clear()
+	v.orphans.clear()
 	c.log.Error("session expired; bytes that were not synced are lost", "volume", v.name, "err", err)
 	v.locks.clear()
 	// Who may not read any more loses what the kernel got without a lease, too: the
@@ -485,7 +489,7 @@ func (v *Volume) expired(epoch uint64, err error) {
 			if f.own != nil {
 				in.vol.retire(f.own)
 			}
-			f.own, f.ended, f.appends = nil, false, 0
+			f.own, f.ended, f.appends, f.orphaned = nil, false, 0, false
 			if f.metaDirty || f.sealWant {
 				// The size is somebody else's to change now, and so are the times.
 				f.size, f.mtime, f.ctime, f.metaDirty = 0, 0, 0, f.sealWant

@@ -1,0 +1,172 @@
+package penstock
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+)
+
+// holdingKernel is a kernel that refers to every inode, or to none.
+type holdingKernel struct {
+	*kernel
+	held atomic.Bool
+}
+
+func newHoldingKernel() *holdingKernel { return &holdingKernel{kernel: newKernel()} }
+
+func (h *holdingKernel) Holds(meta.VolumeID, meta.Ino) bool { return h.held.Load() }
+
+// eventually waits for what must come.
+func eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for began := time.Now(); !is(); time.Sleep(time.Millisecond) {
+		if time.Since(began) > 60*time.Second {
+			t.Fatalf("not after a minute: %s", what)
+		}
+	}
+}
+
+func tmpfile(t testing.TB, v *Volume) meta.Ino {
+	t.Helper()
+	info, err := v.Tmpfile(t.Context(), &Call{}, meta.Tmpfile{Parent: meta.RootIno, Mode: meta.TypeRegular | 0o644}, rdwr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Entry.Attr.Ino
+}
+
+// A file made without a name, closed while an O_PATH descriptor leads to it, and
+// linked through that, is a file like any other when the kernel lets go of it: it has
+// its bytes, and where a volume seals on close it is sealed.
+func TestLinkedWhileHeld(t *testing.T) {
+	for _, seals := range []bool{false, true} {
+		w := newWorld(t, meta.Policy{Replicas: 1, SealOnClose: seals})
+		k := newHoldingKernel()
+		k.held.Store(true)
+		_, v := open(t, w, Config{FlushEvery: time.Hour, Notify: k})
+		_, other := open(t, w, Config{FlushEvery: time.Hour})
+		ino := tmpfile(t, v)
+		write(t, v, ino, []byte("its bytes"), 0)
+		v.Release(t.Context(), ino, rdwr)
+		if _, err := v.Link(t.Context(), &Call{}, ino, meta.RootIno, "f"); err != nil {
+			t.Fatal(err)
+		}
+		k.held.Store(false)
+		v.Forget(ino)
+		if got := string(contents(t, other, ino)); got != "its bytes" {
+			t.Errorf("seals %v: it has %q", seals, got)
+		}
+		if _, err := other.Open(t.Context(), &Call{}, ino, rdwr); errors.Is(err, meta.NotPermitted) != seals {
+			t.Errorf("seals %v: opened for writing: %v", seals, err)
+		}
+		w.check()
+	}
+}
+
+// Who links a file without a name is killed while the owner is silent. If the name is
+// there in the end, so are the bytes; if not, the file goes.
+func TestKilledWhileLinking(t *testing.T) {
+	for _, done := range []bool{true, false} {
+		w := newWorld(t, meta.Policy{Replicas: 1})
+		_, v := open(t, w, Config{FlushEvery: time.Hour})
+		_, other := open(t, w, Config{FlushEvery: time.Hour})
+		ino := tmpfile(t, v)
+		write(t, v, ino, []byte("its bytes"), 0)
+		asked, silent := make(chan struct{}), make(chan struct{})
+		w.mu.Lock()
+		w.before = func(op meta.Op) {
+			if op.Code() == meta.OpLink {
+				close(asked)
+				<-silent
+			}
+		}
+		w.fail = func(op meta.Op) error {
+			if op.Code() == meta.OpLink && !done {
+				return meta.E("link", meta.Exists, "", nil)
+			}
+			return nil
+		}
+		w.mu.Unlock()
+		ctx, kill := context.WithCancel(t.Context())
+		go func() {
+			<-asked
+			kill()
+		}()
+		linked := make(chan error, 1)
+		go func() {
+			_, err := v.Link(ctx, &Call{}, ino, meta.RootIno, "f")
+			linked <- err
+		}()
+		<-asked
+		kill()
+		select {
+		case err := <-linked:
+			if !errors.Is(err, meta.Interrupted) {
+				t.Fatalf("who was killed was told %v", err)
+			}
+			v.Release(t.Context(), ino, rdwr) // as the kernel does for it
+			close(silent)
+		case <-time.After(30 * time.Second):
+			t.Error("who was killed waits for the owner")
+			close(silent)
+			<-linked
+			v.Release(t.Context(), ino, rdwr)
+		}
+		if done {
+			eventually(t, "the name is there", func() bool {
+				e, err := other.Lookup(t.Context(), meta.RootIno, "f")
+				return err == nil && !e.Negative
+			})
+			if got := string(contents(t, other, ino)); got != "its bytes" {
+				t.Errorf("it has %q", got)
+			}
+		} else {
+			eventually(t, "the file is gone", func() bool {
+				_, err := v.GetAttr(t.Context(), ino)
+				return errors.Is(err, meta.Stale)
+			})
+		}
+		w.check()
+	}
+}
+
+// A reply to a change of this client's own which can't be cached makes what is cached
+// worth nothing: nobody recalls a lease for it.
+func TestOwnChangeIsNotOlder(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	c, v := open(t, w, Config{FlushEvery: time.Hour})
+	ino := create(t, v, "f")
+	if _, err := v.GetAttr(t.Context(), ino); err != nil {
+		t.Fatal(err)
+	}
+	w.mu.Lock()
+	w.before = func(op meta.Op) {
+		if op.Code() != meta.OpSetAttr {
+			return
+		}
+		// The lease goes and comes back, with attributes, before the owner decides.
+		in := v.node(ino)
+		in.mu.Lock()
+		in.lowerLocked(meta.LeaseNone)
+		in.mu.Unlock()
+		in.put()
+		w.mu.Lock()
+		delete(w.leases[ino], c.sess.(*fakeSession))
+		w.mu.Unlock()
+		if _, err := v.GetAttr(t.Context(), ino); err != nil {
+			t.Error(err)
+		}
+	}
+	w.mu.Unlock()
+	if _, err := v.SetAttr(t.Context(), &Call{}, meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: 0o600}); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := v.GetAttr(t.Context(), ino); err != nil || e.Attr.Mode&0o7777 != 0o600 {
+		t.Errorf("mode %o after it was made 600, %v", e.Attr.Mode&0o7777, err)
+	}
+	w.check()
+}
