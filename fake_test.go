@@ -67,6 +67,10 @@ type world struct {
 	// inherited runs when the owner has said what a predecessor was promised, and the
 	// successor has not heard it yet.
 	inherited func(s *fakeSession)
+	// succeeding runs before a successor takes in what was left; killedResuming: it is
+	// killed before it leaves anything itself.
+	succeeding     func(s *fakeSession)
+	killedResuming bool
 	// before runs when an operation is sent, before it is decided; it may block.
 	before func(op meta.Op)
 	// delay makes waiters look at replies late, to reorder them with recalls.
@@ -254,8 +258,17 @@ func (w *world) succeed(old *Client, cfg Config) *Client {
 	w.mu.Unlock()
 	c.attach(fakeKept{s}, &fakeChunks{w: w, s: s})
 	go s.run()
+	if then := w.succeeding; then != nil {
+		w.succeeding = nil
+		then(s)
+	}
 	if err := c.resume(context.Background(), records); err != nil {
 		w.t.Fatal(err)
+	}
+	if w.killedResuming {
+		s.gone.Store(true)
+		c.cancel()
+		return c
 	}
 	c.Resumed()
 	return c

@@ -42,6 +42,7 @@ type kept struct {
 	session counted      // nil in tests without one
 
 	mu      sync.Mutex
+	left    *keep.Memory // what another successor would begin with; nil: keep
 	chunks  map[meta.ChunkID]keep.Slot
 	at      map[uint64]uint64 // offsets of appends that a predecessor had begun, by request
 	ring    []keep.Slot       // the appends begun last
@@ -64,7 +65,7 @@ type counted interface {
 const appendsKept = 4096
 
 func (k *kept) init(cfg *Config) {
-	k.keep, k.resumed = cfg.Keep, cfg.Left == nil
+	k.keep, k.left, k.resumed = cfg.Keep, cfg.Left, cfg.Left == nil
 	k.chunks = make(map[meta.ChunkID]keep.Slot)
 }
 
@@ -90,7 +91,7 @@ func (k *kept) blob(f *file, b *blob, off uint64) {
 	if k.keep == nil {
 		return
 	}
-	b.slot = k.keep.Note(keep.Record{Kind: keep.Data, N: [6]uint64{
+	b.slot = k.keep.Note(keep.Record{Kind: keep.Data, Aux: uint32(f.epoch - 1), N: [6]uint64{
 		uint64(f.in.vol.id), uint64(f.in.ino), off, uint64(len(b.data)), k.keep.Place(b.data), uint64(f.mtime),
 	}})
 }
@@ -264,6 +265,16 @@ func (h *heldLocks) keepLocked(k lockKey, l []meta.Lock) {
 	h.keep.EraseAll(old)
 }
 
+// expired notes that the session ended in a volume. The owner knows the session again as
+// soon as it has begun anew, so a successor would not hear of the end, and would write
+// what was given up then over what others wrote.
+func (k *kept) expired(v meta.VolumeID) {
+	k.keep.Expired(uint64(v))
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.left.Void(uint64(v))
+}
+
 // ---- the successor
 
 // volumesOf lists the volumes that a predecessor had opened.
@@ -292,7 +303,7 @@ func (k *kept) later(fn func()) bool {
 func (c *Client) Resumed() {
 	c.kept.mu.Lock()
 	l := c.kept.waiting
-	c.kept.resumed, c.kept.waiting = true, nil
+	c.kept.resumed, c.kept.waiting, c.kept.left = true, nil, nil
 	c.kept.mu.Unlock()
 	for _, fn := range l {
 		fn()
@@ -323,9 +334,14 @@ const (
 // resume takes in what a predecessor left.
 func (c *Client) resume(ctx context.Context, left []keep.Record) error {
 	written := make(map[meta.VolumeID]bool)
+	ends := make(map[meta.VolumeID]uint32) // of the predecessor's session
+	void := make(map[meta.VolumeID]bool)   // another successor's session ended there
 	for _, r := range left {
-		if r.Kind == keep.Data || r.Kind == keep.Chunk {
-			written[meta.VolumeID(r.N[0])] = true
+		switch id := meta.VolumeID(r.N[0]); r.Kind {
+		case keep.Data, keep.Chunk:
+			written[id] = true
+		case keep.Volume:
+			ends[id], void[id] = uint32(r.N[1]), r.N[2] > 0
 		}
 	}
 	// Nobody waits for the owner of a volume to which nothing is to be written.
@@ -341,6 +357,9 @@ func (c *Client) resume(ctx context.Context, left []keep.Record) error {
 			continue
 		}
 		volumes = append(volumes, v)
+		if void[id] {
+			v.distrust.Store(true)
+		}
 		v.meter.inheriting()
 		until := ctx
 		if !written[id] {
@@ -364,7 +383,7 @@ func (c *Client) resume(ctx context.Context, left []keep.Record) error {
 				seals.Go(func() error { c.endLeft(ctx, v, id); return nil })
 			}
 		case keep.Lock:
-			if v := c.lookVolume(meta.VolumeID(r.N[0])); v != nil {
+			if v := c.lookVolume(meta.VolumeID(r.N[0])); v != nil && !void[v.id] {
 				v.locks.set(meta.Lock{Ino: meta.Ino(r.N[1]), Owner: r.N[2], Start: r.N[3], End: r.N[4], PID: uint32(r.N[5]), Type: meta.LockType(r.Aux & 0xff), Flock: r.Aux>>8 != 0})
 			}
 		case keep.Append:
@@ -381,7 +400,9 @@ func (c *Client) resume(ctx context.Context, left []keep.Record) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(filesAtOnce)
 	for k, l := range files {
-		g.Go(func() error { return c.putBack(ctx, k, l) })
+		g.Go(func() error {
+			return c.putBack(ctx, k, l, func(r keep.Record) bool { return void[k.v] || r.Aux != ends[k.v] })
+		})
 	}
 	if err := g.Wait(); err != nil {
 		return err
@@ -452,17 +473,36 @@ func (c *Client) reopenView(ctx context.Context, r keep.Record) {
 }
 
 // putBack buffers again what was written to a file and not committed. If the
-// session has expired meanwhile it is lost, and the file says so. Errors: of the
-// cluster, which can't be asked.
-func (c *Client) putBack(ctx context.Context, k inodeKey, l []keep.Record) error {
+// session has expired meanwhile, or had before (gone), it is lost, and the file says
+// so. Errors: of the cluster, which can't be asked.
+func (c *Client) putBack(ctx context.Context, k inodeKey, l []keep.Record, gone func(keep.Record) bool) error {
 	v := c.lookVolume(k.v)
 	if v == nil {
 		return nil // it is gone, and was warned of
 	}
+	lost, n := 0, 0
+	for _, r := range l {
+		if gone(r) {
+			lost += int(r.N[3])
+			continue
+		}
+		l[n] = r
+		n++
+	}
+	l = l[:n]
 	in := v.node(k.ino)
 	defer in.put()
+	defer func() { c.lostLeft(in, lost) }() // mu is not held any more
 	in.mu.Lock()
-	// Whoever wrote had it, and an owner that wants it back waits for us.
+	if len(l) == 0 || v.epoch.Load() != 1 {
+		for _, r := range l {
+			lost += int(r.N[3])
+		}
+		in.mu.Unlock()
+		return nil
+	}
+	// Whoever wrote had it, and an owner that wants it back waits for us. Should the
+	// session end from now on, Expired finds it here.
 	in.lease, in.since = meta.LeaseExclusive, c.table.tick.Add(1)
 	in.mu.Unlock()
 	f, _, err := in.withMap(ctx, meta.LeaseExclusive)
@@ -474,7 +514,6 @@ func (c *Client) putBack(ctx context.Context, k inodeKey, l []keep.Record) error
 		return err
 	}
 	defer in.mu.Unlock()
-	lost := 0
 	for _, r := range l {
 		p := c.cfg.Left.Bytes(r)
 		if p == nil || v.epoch.Load() != 1 {
@@ -504,12 +543,19 @@ func (c *Client) putBack(ctx context.Context, k inodeKey, l []keep.Record) error
 		v.dirtyBytes.Add(grew)
 		v.listDirtyLocked(in)
 	}
-	if lost > 0 {
-		c.stats.lost.Add(uint64(lost))
-		c.log.Error("bytes that a predecessor was given are lost", "inode", v.subject(k.ino), "bytes", lost)
-		f.fail(meta.E("write back", meta.IO, v.subject(k.ino), nil))
-	}
 	return nil
+}
+
+// lostLeft tells that bytes which a predecessor was given are lost.
+func (c *Client) lostLeft(in *inode, bytes int) {
+	if bytes == 0 {
+		return
+	}
+	c.stats.lost.Add(uint64(bytes))
+	c.log.Error("bytes that a predecessor was given are lost", "inode", in.vol.subject(in.ino), "bytes", bytes)
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.fileLocked().fail(meta.E("write back", meta.IO, in.vol.subject(in.ino), nil))
 }
 
 // uncertain notes that nothing is leased any more of what the kernel cached before

@@ -291,3 +291,85 @@ func TestPromiseOfAnEndedSessionIsNotInherited(t *testing.T) {
 		t.Errorf("for %d bytes %d are asked for, and %d of a session that ended are given back", n, w.asked, w.given)
 	}
 }
+
+// A successor whose session ended, before or while it took in what was left, has no
+// lease of what its predecessor wrote: another client writes it, and what was given up
+// comes back neither with this successor nor with the next, who finds a session that
+// the owner knows.
+func TestSuccessorsOfAnEndedSession(t *testing.T) {
+	for _, killed := range []bool{false, true} { // the first one, before it left anything
+		w := newWorld(t, meta.Policy{Replicas: 1})
+		c, v := open(t, w, keeping(t))
+		_, other := open(t, w, Config{FlushEvery: time.Hour})
+		ino := create(t, v, "f")
+		write(t, v, ino, []byte("synced"), 0)
+		if err := v.Fsync(t.Context(), ino, false); err != nil {
+			t.Fatal(err)
+		}
+		write(t, v, ino, []byte("lost"), 0)
+		first := c
+		w.succeeding = func(s *fakeSession) { s.expire() }
+		w.killedResuming = killed
+		c = w.succeed(first, keeping(t))
+		w.killedResuming = false
+		w.check() // nobody believes in leases that he has not
+		write(t, other, ino, []byte("newer"), 0)
+		if err := other.Fsync(t.Context(), ino, false); err != nil {
+			t.Fatal(err)
+		}
+		if killed {
+			s := first.sess.(fakeKept).fakeSession
+			s.id = c.sess.(fakeKept).id
+			w.mu.Lock()
+			for _, m := range w.leases { // those of who was killed are the next one's
+				if mode, ok := m[c.sess.(fakeKept).fakeSession]; ok {
+					m[s] = mode
+				}
+			}
+			w.mu.Unlock()
+			c = first // what it left is what the next one finds
+		}
+		_, v = heir(t, w, c)
+		v.Reopen(ino, rdwr)
+		if _, err := v.Write(t.Context(), &Call{}, ino, []byte("x"), 0, false, false); killed && meta.KindOf(err) != meta.IO {
+			t.Errorf("killed %v: a write is told %v of what is lost", killed, err)
+		}
+		if err := v.SyncAll(t.Context()); err != nil {
+			t.Log(err)
+		}
+		if got := string(contents(t, other, ino)); got != "newerd" && (killed || got != "xewerd") {
+			t.Errorf("killed %v: the file has %q", killed, got)
+		}
+		w.check()
+	}
+}
+
+// Of what was written before the session ended and after, only the latter is put back,
+// though the process was killed before it had forgotten the former.
+func TestKilledWhileItsSessionEnded(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	c, v := open(t, w, keeping(t))
+	old, late := create(t, v, "old"), create(t, v, "late")
+	if err := v.SyncAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	write(t, v, old, []byte("lost"), 0)
+	in := v.node(old)
+	defer in.put()
+	in.mu.Lock() // so far the expiry comes
+	f, slot := in.file, keep.Slot(0)
+	f.m.each(0, 100, func(s *segment) bool { slot = s.b.slot; return true })
+	kept, _ := c.cfg.Keep.Get(slot)
+	in.mu.Unlock()
+	c.sess.(fakeKept).expire()
+	write(t, v, late, []byte("of the new session"), 0)
+	c.cfg.Keep.Note(kept)
+	_, v = heir(t, w, c)
+	if got := string(contents(t, v, old)); got != "" {
+		t.Errorf("what was given up is back: %q", got)
+	}
+	if got := string(contents(t, v, late)); got != "of the new session" {
+		t.Errorf("the file has %q", got)
+	}
+	w.check()
+}

@@ -437,6 +437,7 @@ func (c *Client) Expired(volumes []meta.VolumeID, err error) {
 		c.mu.Lock()
 		c.expired[id]++
 		v, epoch := c.volumes[id], 1+c.expired[id]
+		c.kept.expired(id)
 		c.mu.Unlock()
 		if v != nil {
 			v.expired(epoch, err)

@@ -24,9 +24,9 @@
 // written last and cleared first, each in one store. Bytes are in the arena
 // before the slot that tells of them is.
 //
-// A successor writes nothing here. It makes a memory of its own, of its own
-// version, and gives that to the holder once everything is in it: until then
-// this one can be taken over again.
+// A successor makes a memory of its own, of its own version, and gives that to the
+// holder once everything is in it: until then this one can be taken over again. Here
+// it writes nothing, but that the session ended in a volume (Void).
 package keep
 
 import (
@@ -71,13 +71,13 @@ type Kind uint32
 
 // Kinds of slots, and what their numbers are.
 const (
-	Volume   Kind = 1 + iota // volume
+	Volume   Kind = 1 + iota // volume, how often its session ended there, how often those of successors did
 	View                     // number of the view, volume, generation (0: it means none now), how many it meant before
 	Open                     // node, handle, flags | backing id<<32, unique of the request that opened it
 	Lock                     // volume, inode, owner, start, end; aux: type | flock<<8; last: process
 	Locker                   // node, lock owner, handle: a POSIX lock was taken through it
 	Chunk                    // volume, term, counter of a chunk that was handed out and is not sealed
-	Data                     // volume, inode, offset, length, place, mtime of bytes that are not committed
+	Data                     // volume, inode, offset, length, place, mtime of bytes that are not committed; aux: how often the session had ended in the volume
 	Page                     // node, uid | gid<<32, offset, length, place, unique | kill<<63 of a page written back
 	Append                   // volume, inode, unique, offset: where the WRITE of this number appends
 	lastKind = Append
@@ -293,6 +293,26 @@ func (m *Memory) SetN(s Slot, i int, n uint64) {
 		return
 	}
 	(*atomic.Uint64)(unsafe.Pointer(&m.at(s)[16+8*i])).Store(n)
+}
+
+// Expired notes that the session ended in a volume: what was written before is not
+// to be put back. Void notes that of a successor's: nothing that stands here of the
+// volume is. Either is there before the session begins anew.
+func (m *Memory) Expired(volume uint64) { m.count(volume, 1) }
+
+// Void: see Expired.
+func (m *Memory) Void(volume uint64) { m.count(volume, 2) }
+
+func (m *Memory) count(volume uint64, i int) {
+	if m == nil {
+		return
+	}
+	used := (*atomic.Uint64)(unsafe.Pointer(&m.all[48])).Load()
+	for s := Slot(1); uint64(s) <= min(used, m.slots); s++ {
+		if r, ok := m.Get(s); ok && r.Kind == Volume && r.N[0] == volume {
+			m.SetN(s, i, r.N[i]+1)
+		}
+	}
 }
 
 // Get reads a record back; ok is false for one that was erased.

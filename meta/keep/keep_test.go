@@ -132,11 +132,38 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// What a process, or one that came after it, notes of its session's ends in a volume
+// stands beside that volume.
+func TestEndsOfSessions(t *testing.T) {
+	m, err := New(spanSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	m.Whole()
+	m.Note(Record{Kind: Volume, N: [6]uint64{7}})
+	m.Note(Record{Kind: Volume, N: [6]uint64{8}})
+	m.Expired(8)
+	l, err := Left(m.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	l.Void(8)
+	l.Void(8)
+	r, err := l.Records()
+	if err != nil || len(r) != 2 || r[0].N != [6]uint64{7} || r[1].N != [6]uint64{8, 1, 2} {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 // Nil keeps nothing, so that who has none need not ask.
 func TestNil(t *testing.T) {
 	var m *Memory
 	s := m.Note(Record{Kind: Open})
 	m.SetN(s, 0, 1)
+	m.Expired(1)
+	m.Void(1)
 	m.Erase(s)
 	m.EraseAll([]Slot{s})
 	m.Close()
