@@ -80,12 +80,19 @@ func (v *Volume) awaitDigest(ctx context.Context, name string, unpaced bool) (Sn
 	return s.AwaitDigest(ctx, v.id, name, unpaced)
 }
 
+// WrongDigestError says that what a snapshot holds is not what was demanded.
+type WrongDigestError struct{ Have, Want Digest }
+
+func (e *WrongDigestError) Error() string {
+	return fmt.Sprintf("it is %v, and %v is demanded", e.Have, e.Want)
+}
+
 // Demand refuses a snapshot whose recorded digest is another. Errors: as
-// RecordedDigest, and Corrupt.
+// RecordedDigest, and Corrupt with a *WrongDigestError.
 func (v *Volume) Demand(ctx context.Context, want Digest) error {
 	have, err := v.RecordedDigest(ctx)
 	if err == nil && have != want {
-		err = meta.E("digest", meta.Corrupt, v.name, fmt.Errorf("it is %v, and %v is demanded", have, want))
+		err = meta.E("digest", meta.Corrupt, v.name, &WrongDigestError{have, want})
 	}
 	return err
 }

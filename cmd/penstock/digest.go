@@ -305,7 +305,10 @@ or if bytes can't be read.`,
 			}); err != nil || view.Same {
 				return err
 			}
-			return meta.E("verify", meta.Corrupt, args[0], fmt.Errorf("its digest is %v, and should be %v", sum, recorded))
+			if want != "" {
+				return meta.E("verify", meta.Corrupt, args[0], &penstock.WrongDigestError{Have: sum, Want: recorded})
+			}
+			return meta.E("verify", meta.Corrupt, args[0], fmt.Errorf("its digest is %v, and %v is recorded", sum, recorded))
 		},
 	}
 	out.flag(cmd)

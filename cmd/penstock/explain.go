@@ -1,6 +1,9 @@
 package main
 
 import (
+	"errors"
+
+	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
 )
 
@@ -16,11 +19,19 @@ var advice = map[meta.Kind]string{
 	meta.NoSpace:        "free space on the disk of the data directory; penstock goes on by itself",
 }
 
+// wrongDigest is what to do about bytes that are whole, and others than were asked for.
+const wrongDigest = "it is readable, and not what was demanded: compare that digest with 'penstock snapshot show', which tells the snapshot's,\n" +
+	"  and with 'penstock digest DIRECTORY' of what it was made from; 'penstock snapshot diff' tells what changed since an earlier snapshot"
+
 // explain renders an error for people: what was wrong, with which object, and
 // what to do.
 func explain(err error) string {
 	s := err.Error()
-	if a, ok := advice[meta.KindOf(err)]; ok {
+	a, ok := advice[meta.KindOf(err)]
+	if _, wrong := errors.AsType[*penstock.WrongDigestError](err); wrong {
+		a, ok = wrongDigest, true
+	}
+	if ok {
 		s += "\n  " + a
 	}
 	return s
