@@ -48,7 +48,7 @@ func (v *Volume) snapshotSession() (snapshotSession, error) {
 // buffered within a second, is in it, and durable when the call returns. The files of
 // a client that does not are in it as they were synced last: Snapshot.Unanswered
 // counts them, and they lose nothing outside the snapshot. The name
-// is text without '/', '@' and control characters. Errors: Exists, Invalid,
+// is text without '/', '@', ':' and control characters. Errors: Exists, Invalid,
 // NameTooLong, ResourceExceeded, AccessDenied (the grant is not to administer),
 // Unavailable (what a client left open can't be settled now).
 func (v *Volume) TakeSnapshot(ctx context.Context, name string) (Snapshot, error) {

@@ -56,7 +56,8 @@ func (v Volumes) Find(ctx context.Context, name string) (VolumeInfo, error) {
 	return v.s.FindVolume(ctx, name)
 }
 
-// Create makes a volume that hangs nowhere. Errors: VolumeExists, Invalid,
+// Create makes a volume that hangs nowhere. Its name is text of 1 to 255 bytes without
+// '/', '@', ':' and control characters, and not "." or "..". Errors: VolumeExists, Invalid,
 // ResourceExceeded, NotSupported (the server is older than a word).
 func (v Volumes) Create(ctx context.Context, name string, p meta.Policy, words VolumeWords) (VolumeInfo, error) {
 	return v.s.CreateVolume(ctx, name, p, words)

@@ -58,7 +58,7 @@ func TestVolumes(t *testing.T) {
 	}
 	_, err = c.CreateVolume(ctx, "root", meta.Policy{}, 2)
 	want(t, err, meta.VolumeExists)
-	for _, bad := range []string{"", ".", "..", "a/b", "a\x00b", string(bytes.Repeat([]byte("x"), 256))} {
+	for _, bad := range []string{"", ".", "..", "a/b", "a\x00b", "a@b", "a:b", "a\nb", "a\xff", string(bytes.Repeat([]byte("x"), 256))} {
 		_, err = c.CreateVolume(ctx, bad, meta.Policy{}, 2)
 		want(t, err, meta.Invalid)
 	}
@@ -82,6 +82,8 @@ func TestVolumes(t *testing.T) {
 	}
 	_, err = c.UpdateVolume(ctx, 2, func(v *Volume) error { v.Name = "root"; return nil })
 	want(t, err, meta.VolumeExists)
+	_, err = c.UpdateVolume(ctx, 2, func(v *Volume) error { v.Name = "a@b"; return nil })
+	want(t, err, meta.Invalid)
 	// On its way out it frees its name.
 	if _, err = c.UpdateVolume(ctx, 2, func(v *Volume) error { v.State = VolumeDeleting; return nil }); err != nil {
 		t.Fatal(err)
@@ -382,5 +384,34 @@ func TestManyCloseAtOnce(t *testing.T) {
 	case <-done:
 	case <-time.After(30 * time.Second):
 		t.Fatal("they do not end")
+	}
+}
+
+// Programs of before gave names that can't be mounted: such a volume is found, taken out
+// of the trash and given another name.
+func TestNamesOfBefore(t *testing.T) {
+	cli := client(t)
+	c, ctx := join(t, cli), t.Context()
+	if _, err := c.CreateVolume(ctx, "root", meta.Policy{Replicas: 1}, 1); err != nil {
+		t.Fatal(err)
+	}
+	const old = "data@v1:x"
+	v := Volume{ID: 2, Name: old, State: VolumeActive}
+	v.Version = rowVersion(&v)
+	for key, value := range map[string]string{c.nameKey(old): "00000002", c.rowKey(2): encode(v)} {
+		if _, err := cli.Put(ctx, key, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, state := range []VolumeState{VolumeTrash, VolumeActive} {
+		if _, err := c.UpdateVolume(ctx, 2, func(v *Volume) error { v.State = state; return nil }); err != nil {
+			t.Fatal(state, err)
+		}
+	}
+	if v, err := c.VolumeByName(ctx, old); err != nil || v.ID != 2 {
+		t.Fatal(v, err)
+	}
+	if v, err := c.UpdateVolume(ctx, 2, func(v *Volume) error { v.Name = "data"; return nil }); err != nil || v.Name != "data" {
+		t.Fatal(v, err)
 	}
 }

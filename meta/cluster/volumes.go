@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -132,11 +134,19 @@ func (c *Cluster) nameKey(name string) string { return c.prefix + "/names/" + na
 // MaxVolumeName is the longest name of a volume, in bytes.
 const MaxVolumeName = meta.MaxName
 
-func checkVolumeName(name string) error {
-	if name == "" || name == "." || name == ".." || len(name) > MaxVolumeName || strings.ContainsAny(name, "/\x00") {
-		return meta.E("create volume", meta.Invalid, name, fmt.Errorf("a volume's name has 1 to %d bytes and no slash", MaxVolumeName))
+// CheckVolumeName refuses names that can't be given, with Invalid: what is mounted is
+// written VOLUME@SNAPSHOT:PATH.
+func CheckVolumeName(name string) error {
+	if !canHaveName(name) || strings.ContainsAny(name, "@:") || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
+		return meta.E("name volume", meta.Invalid, strconv.QuoteToGraphic(name), fmt.Errorf("a volume's name is text of 1 to %d bytes without '/', '@', ':' and control characters, and not '.' or '..'", MaxVolumeName))
 	}
 	return nil
+}
+
+// canHaveName tells whether there may be a volume of that name: programs of before
+// gave names that CheckVolumeName refuses.
+func canHaveName(name string) bool {
+	return name != "" && name != "." && name != ".." && len(name) <= MaxVolumeName && !strings.ContainsAny(name, "/\x00")
 }
 
 // CreateVolume adds a volume. The first one of a cluster gets meta.RootVolume.
@@ -180,7 +190,7 @@ func (c *Cluster) CreateClone(ctx context.Context, name string, p meta.Policy, n
 func (c *Cluster) createVolume(ctx context.Context, v Volume, more ...clientv3.Cmp) (Volume, error) {
 	const op = "create volume"
 	name := v.Name
-	if err := checkVolumeName(name); err != nil {
+	if err := CheckVolumeName(name); err != nil {
 		return Volume{}, err
 	}
 	// A name that is taken costs no id.
@@ -231,7 +241,7 @@ func (c *Cluster) Volume(ctx context.Context, id meta.VolumeID) (Volume, error) 
 
 // VolumeByName finds a row by name, linearizably. Errors: NoSuchVolume.
 func (c *Cluster) VolumeByName(ctx context.Context, name string) (Volume, error) {
-	if checkVolumeName(name) != nil {
+	if !canHaveName(name) {
 		return Volume{}, meta.E("find volume", meta.NoSuchVolume, name, nil)
 	}
 	r, err := c.cli.Get(ctx, c.nameKey(name))
@@ -316,7 +326,7 @@ func (c *Cluster) UpdateVolume(ctx context.Context, id meta.VolumeID, change fun
 			ops = append(ops, clientv3.OpDelete(c.nameKey(old.Name)))
 		}
 		if v.named() && (!old.named() || v.Name != old.Name) {
-			if err := checkVolumeName(v.Name); err != nil {
+			if err := CheckVolumeName(v.Name); err != nil && v.Name != old.Name {
 				return Volume{}, err
 			}
 			if _, err := c.VolumeByName(ctx, v.Name); err == nil {

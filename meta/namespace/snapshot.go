@@ -27,7 +27,7 @@ func checkSnapshotName(name string) error {
 		}
 		return err
 	}
-	if isDots(name) || strings.ContainsRune(name, '@') {
+	if isDots(name) || strings.ContainsAny(name, "@:") { // a mount's source is VOLUME@SNAPSHOT:PATH
 		return fail("snapshot", meta.Invalid, name)
 	}
 	return nil

@@ -43,12 +43,6 @@ const impliedPrefix = "clone-"
 
 func impliedName(clone string, token uint64) string {
 	const room = meta.MaxName - len(impliedPrefix) - 17
-	clone = strings.Map(func(r rune) rune {
-		if r == '@' || r < ' ' || r == 0x7f {
-			return '_'
-		}
-		return r
-	}, clone)
 	return fmt.Sprintf("%s%s-%016x", impliedPrefix, clone[:min(len(clone), room)], token)
 }
 
@@ -202,6 +196,9 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 	o.cloning.Lock()
 	defer o.cloning.Unlock()
 	began := time.Now()
+	if err := cluster.CheckVolumeName(name); err != nil { // before a snapshot is taken in vain
+		return none, err
+	}
 	row, err := c.VolumeByName(ctx, name)
 	switch {
 	case err == nil && row.Origin != nil && row.Origin.Volume == o.vol && q.Token != 0 && row.Origin.Token == q.Token:

@@ -6,10 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
@@ -597,8 +594,8 @@ func (s *Server) putGroup(ctx context.Context, name string, q *wire.GroupRequest
 	if !meta.IsGroupID(q.ID) {
 		return meta.Group{}, meta.E(op, meta.Protocol, name, fmt.Errorf("%d can't be a group's", q.ID))
 	}
-	if name == "" || name == "." || name == ".." || len(name) > meta.MaxName || strings.ContainsAny(name, "/@") || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
-		return meta.Group{}, meta.E(op, meta.Invalid, fmt.Sprintf("%q", name), errors.New("a snapshot's name is text without '/' and '@'"))
+	if err := checkSnapshotName(name); err != nil {
+		return meta.Group{}, err
 	}
 	g, err := c.Group(ctx, name)
 	absent := errors.Is(err, meta.NotFound)

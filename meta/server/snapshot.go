@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -513,6 +514,19 @@ func tellUnanswered(i *wire.SnapshotInfo, u unanswered) {
 	i.Unanswered, i.UnansweredBy = uint64(u.files), u.clients
 }
 
+// checkSnapshotName refuses names that can't be given: what is mounted is written
+// VOLUME@SNAPSHOT:PATH. Programs of before gave such with ':'.
+func checkSnapshotName(name string) error {
+	const op = "name snapshot"
+	switch {
+	case len(name) > meta.MaxName:
+		return meta.E(op, meta.NameTooLong, "", fmt.Errorf("it has %d bytes, and may have %d", len(name), meta.MaxName))
+	case name == "", name == ".", name == "..", strings.ContainsAny(name, "/@:"), !utf8.ValidString(name), strings.ContainsFunc(name, unicode.IsControl):
+		return meta.E(op, meta.Invalid, strconv.QuoteToGraphic(name), errors.New("a snapshot's name is text without '/', '@', ':' and control characters, and not '.' or '..'"))
+	}
+	return nil
+}
+
 // snapshotOp answers a request about snapshots at the owner of the volume.
 func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
 	v, err := s.find(ctx, m)
@@ -571,8 +585,8 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 			}
 			filler = sess
 		}
-		if !utf8.ValidString(m.Entry) || strings.ContainsFunc(m.Entry, unicode.IsControl) {
-			return meta.E("take snapshot", meta.Invalid, fmt.Sprintf("%q", m.Entry), errors.New("a name is text"))
+		if err := checkSnapshotName(m.Entry); err != nil {
+			return err
 		}
 		sn, late, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: m.Entry, Token: q.Token}, takeHow{filler: filler, strict: q.Strict})
 		if err != nil {

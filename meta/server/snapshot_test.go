@@ -626,7 +626,7 @@ func TestSnapshotNames(t *testing.T) {
 	a.snapshot(t, "one")
 	create := wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1}
 	for name, why := range map[string]meta.Kind{
-		"one": meta.Exists, "": meta.Invalid, ".": meta.Invalid, "a/b": meta.Invalid, "a@b": meta.Invalid, "a\xff": meta.Invalid, "a\nb": meta.Invalid,
+		"one": meta.Exists, "": meta.Invalid, ".": meta.Invalid, "a/b": meta.Invalid, "a@b": meta.Invalid, "a:b": meta.Invalid, "..": meta.Invalid, "a\xff": meta.Invalid, "a\nb": meta.Invalid,
 		strings.Repeat("x", 300): meta.NameTooLong,
 	} {
 		create.Entry = name
