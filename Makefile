@@ -39,7 +39,7 @@ demo: deps build ## bring the system up, run the main job, kill it, verify, clea
 test: deps build ## run the whole test suite and the linters (root and /dev/fuse needed)
 	@[ "$$(id -u)" = 0 ] || { echo "make test: run as root: the tests mount file systems" >&2; exit 1; }
 	@[ -c /dev/fuse ] || { echo "make test: /dev/fuse is missing: modprobe fuse" >&2; exit 1; }
-	PENSTOCK_BINARY=$(abspath $(BIN)) $(GO) test -count 1 -p 2 -timeout 11m ./...
+	GO=$(GO) PENSTOCK_BINARY=$(abspath $(BIN)) $(GO) run ./test/verdict -p 2 -timeout 25m ./...
 	@$(MAKE) --no-print-directory check
 
 .PHONY: check

@@ -78,7 +78,7 @@ func TestWritersGoOnTogether(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := contents(t, u, inos[3]); !bytes.Equal(got, bytes.Repeat([]byte{'d'}, 6000)) {
-			t.Fatalf("%d bytes are read by another", len(got))
+			t.Fatalf("DATA: %d bytes are read by another", len(got))
 		}
 		asked = nil
 		round(inos[:3], 'e')
@@ -95,7 +95,7 @@ func TestWritersGoOnTogether(t *testing.T) {
 				want = 'e'
 			}
 			if got := contents(t, u, ino); !bytes.Equal(got, bytes.Repeat([]byte{want}, 6000)) {
-				t.Errorf("file %d has %d bytes that begin with %q", i, len(got), got[:min(len(got), 4)])
+				t.Errorf("DATA: file %d has %d bytes that begin with %q", i, len(got), got[:min(len(got), 4)])
 			}
 		}
 		if err := other.Close(t.Context()); err != nil {

@@ -80,7 +80,7 @@ func TestBulkWaitsForOneSync(t *testing.T) {
 		}
 		p := make([]byte, 10)
 		if n, err := v.Read(t.Context(), dst, p, 5); err != nil || !bytes.Equal(p[:n], make([]byte, 10)) {
-			t.Errorf("before the commit a reader sees %x, %v", p[:n], err)
+			t.Errorf("DATA: before the commit a reader sees %x, %v", p[:n], err)
 		}
 		if err := rest(); err != nil {
 			t.Fatal(err)
@@ -93,7 +93,7 @@ func TestBulkWaitsForOneSync(t *testing.T) {
 			t.Errorf("it took %v and %d syncs", took, syncs)
 		}
 		if !bytes.Equal(contents(t, v, dst), want) {
-			t.Error("other bytes arrived")
+			t.Error("DATA: other bytes arrived")
 		}
 	})
 }
@@ -135,7 +135,7 @@ func TestBulkSurvivesChunks(t *testing.T) {
 			for i < min(len(got), len(want)) && got[i] == want[i] {
 				i++
 			}
-			t.Fatalf("seed %d: other bytes arrived: %d, %d, the same up to %d; %d chunks failed", seed, len(got), len(want), i, failed)
+			t.Fatalf("DATA: seed %d: other bytes arrived: %d, %d, the same up to %d; %d chunks failed", seed, len(got), len(want), i, failed)
 		}
 		v.retireAll(t.Context())
 		noneOpen(t, w)
@@ -193,7 +193,7 @@ func TestBulkGoesOnWhereItWas(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(contents(t, v, dst), want) {
-			t.Errorf("%s fails: other bytes arrived", failing)
+			t.Errorf("DATA: %s fails: other bytes arrived", failing)
 		}
 		v.retireAll(t.Context())
 		noneOpen(t, w)
@@ -234,7 +234,7 @@ func TestBulkCommitsOnTheWay(t *testing.T) {
 	}
 	b.end()
 	if !bytes.Equal(contents(t, v, dst), want) {
-		t.Error("other bytes arrived")
+		t.Error("DATA: other bytes arrived")
 	}
 	l, err := placesOf(t.Context(), v, dst)
 	if err != nil {

@@ -67,7 +67,7 @@ func TestCached(t *testing.T) {
 			p := make([]byte, 1<<20)
 			if n, ok := vb.ReadCached(inos[name], p, 0, true); ok {
 				if l += "R"; !bytes.Equal(p[:n], files[name]) {
-					t.Errorf("%s has other bytes", name)
+					t.Errorf("DATA: %s has other bytes", name)
 				}
 			}
 		})

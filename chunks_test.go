@@ -59,6 +59,6 @@ func TestSealIsTriedAgain(t *testing.T) {
 		}
 	}
 	if b := contents(t, v, ino); !bytes.Equal(b, bytes.Repeat([]byte{'b'}, 2*meta.InlineMax)) {
-		t.Error("other bytes than were written")
+		t.Error("DATA: other bytes than were written")
 	}
 }

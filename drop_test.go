@@ -80,7 +80,7 @@ func TestLateDropTakesNoLease(t *testing.T) {
 				}
 			}
 			if got := contents(t, a, ino); !bytes.Equal(got, []byte("mine")) {
-				t.Errorf("the other client reads %q", got)
+				t.Errorf("DATA: the other client reads %q", got)
 			}
 			w.check()
 		})
@@ -113,7 +113,7 @@ func TestOpenedWhileEvicted(t *testing.T) {
 	write(t, a, ino, []byte("bytes"), 0)
 	flushAll(t, a)
 	if got := contents(t, b, ino); !bytes.Equal(got, []byte("bytes")) {
-		t.Fatalf("%q", got)
+		t.Fatalf("DATA: %q", got)
 	}
 	b.atimes.send(b) // until the access time is sent, the inode stays
 	n.f = func(i meta.Ino) {

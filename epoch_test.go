@@ -157,7 +157,7 @@ func TestLostStaysLost(t *testing.T) {
 						t.Errorf("write tells %v before the flush ended", err)
 					}
 					if got := contents(t, writer, ino); !bytes.Equal(got, want) {
-						t.Fatalf("%d bytes after the session expired, want %d: %q", len(got), len(want), brief(got))
+						t.Fatalf("DATA: %d bytes after the session expired, want %d: %q", len(got), len(want), brief(got))
 					}
 					// Beside what was lost, after it and over a part of it.
 					offs := []int64{0, at + int64(n), at + int64(n)/2}
@@ -192,7 +192,7 @@ func TestLostStaysLost(t *testing.T) {
 					sync(writer)
 					for _, reader := range []*Volume{v, other} {
 						if got := contents(t, reader, ino); !bytes.Equal(got, want) {
-							t.Errorf("%d bytes, want %d: %q, want %q", len(got), len(want), brief(got), brief(want))
+							t.Errorf("DATA: %d bytes, want %d: %q, want %q", len(got), len(want), brief(got), brief(want))
 						}
 					}
 					w.mu.Lock()
@@ -200,7 +200,7 @@ func TestLostStaysLost(t *testing.T) {
 					w.mu.Unlock()
 					_, late := open(t, w, Config{})
 					if got := contents(t, late, ino); !bytes.Equal(got, want) {
-						t.Errorf("the owner has %d bytes, want %d: %q, want %q", len(got), len(want), brief(got), brief(want))
+						t.Errorf("DATA: the owner has %d bytes, want %d: %q, want %q", len(got), len(want), brief(got), brief(want))
 					}
 					w.check()
 				})
@@ -234,7 +234,7 @@ func TestLostNewVersion(t *testing.T) {
 		t.Errorf("rename tells %v", err)
 	}
 	if got := contents(t, v, old); string(got) != "old" {
-		t.Errorf("the old version: %q", got)
+		t.Errorf("DATA: the old version: %q", got)
 	}
 	if err := rename(); err != nil {
 		t.Error(err)

@@ -152,7 +152,7 @@ func (w *world) check() {
 		w.t.Fatal(err)
 	}
 	if !rep.OK() {
-		w.t.Fatalf("volume damaged: %+v", rep.Problems)
+		w.t.Fatalf("DATA: volume damaged: %+v", rep.Problems)
 	}
 }
 

@@ -78,10 +78,10 @@ func TestCreateWriteReadElsewhere(t *testing.T) {
 				write(t, a, ino, data[off:min(off+130000, size)], int64(off))
 			}
 			if !bytes.Equal(contents(t, a, ino), data) {
-				t.Fatal("the writer reads something else")
+				t.Fatal("DATA: the writer reads something else")
 			}
 			if !bytes.Equal(contents(t, b, ino), data) {
-				t.Fatal("another client reads something else")
+				t.Fatal("DATA: another client reads something else")
 			}
 			w.check()
 		})
@@ -194,13 +194,13 @@ func TestRandomAgainstModel(t *testing.T) {
 					}
 					want := m.b[off:min(off+len(p), len(m.b))]
 					if !bytes.Equal(p[:n], want) {
-						t.Fatalf("step %d: read %d bytes at %d of %d: differs at %d", step, n, off, len(m.b), diff(p[:n], want))
+						t.Fatalf("DATA: step %d: read %d bytes at %d of %d: differs at %d", step, n, off, len(m.b), diff(p[:n], want))
 					}
 				}
 			}
 			for i, v := range vs {
 				if got := contents(t, v, ino); !bytes.Equal(got, m.b) {
-					t.Fatalf("client %d at the end: %d bytes, not %d; differs at %d", i, len(got), len(m.b), diff(got, m.b))
+					t.Fatalf("DATA: client %d at the end: %d bytes, not %d; differs at %d", i, len(got), len(m.b), diff(got, m.b))
 				}
 			}
 			for _, v := range vs {
@@ -281,7 +281,7 @@ func TestErrorStays(t *testing.T) {
 	}
 	_, b := open(t, w, Config{})
 	if !bytes.Equal(contents(t, b, ino), data) {
-		t.Fatal("bytes were lost")
+		t.Fatal("DATA: bytes were lost")
 	}
 	if err := c.Close(t.Context()); err != nil {
 		t.Fatal(err)
@@ -307,7 +307,7 @@ func TestExpiry(t *testing.T) {
 		t.Fatalf("write tells %v", err)
 	}
 	if got := contents(t, v, ino); string(got) != "synced" {
-		t.Fatalf("after the session expired: %q", got)
+		t.Fatalf("DATA: after the session expired: %q", got)
 	}
 	write(t, v, ino, []byte(" again"), 6)
 	if err := v.Fsync(t.Context(), ino, false); err != nil {
@@ -315,7 +315,7 @@ func TestExpiry(t *testing.T) {
 	}
 	_, b := open(t, w, Config{})
 	if got := contents(t, b, ino); string(got) != "synced again" {
-		t.Fatalf("elsewhere: %q", got)
+		t.Fatalf("DATA: elsewhere: %q", got)
 	}
 	w.check()
 }
@@ -347,11 +347,11 @@ func TestAppendSyncNeedsNoMeta(t *testing.T) {
 	}
 	_, b := open(t, w, Config{})
 	if got := contents(t, b, ino); len(got) != 26*len(line) {
-		t.Fatalf("%d bytes elsewhere, not %d", len(got), 26*len(line))
+		t.Fatalf("DATA: %d bytes elsewhere, not %d", len(got), 26*len(line))
 	}
 	add()
 	if got := contents(t, b, ino); len(got) != 27*len(line) {
-		t.Fatalf("%d bytes elsewhere, not %d", len(got), 27*len(line))
+		t.Fatalf("DATA: %d bytes elsewhere, not %d", len(got), 27*len(line))
 	}
 	w.check()
 }
@@ -380,7 +380,7 @@ func TestManyWriters(t *testing.T) {
 	wg.Wait()
 	got := contents(t, a, ino)
 	if len(got) != clients*each*8 {
-		t.Fatalf("%d bytes, not %d", len(got), clients*each*8)
+		t.Fatalf("DATA: %d bytes, not %d", len(got), clients*each*8)
 	}
 	next := make([]int, clients)
 	for r := bytes.NewReader(got); ; {

@@ -75,7 +75,7 @@ func TestKilledSyncUndoesNothing(t *testing.T) {
 		}
 		_, other := open(t, w, Config{})
 		if b := contents(t, other, ino); !bytes.Equal(b, content('c')) {
-			t.Errorf("%s: others see %q..., want c", way, b[0])
+			t.Errorf("DATA: %s: others see %q..., want c", way, b[0])
 		}
 		w.check()
 	}

@@ -193,7 +193,7 @@ func TestFlushesSideBySideKeepOrder(t *testing.T) {
 			}
 			for i, ino := range inos {
 				if b := contents(t, v, ino); !bytes.Equal(b, want[i]) {
-					t.Errorf("file %d is another than was written", i)
+					t.Errorf("DATA: file %d is another than was written", i)
 				}
 			}
 		})

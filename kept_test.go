@@ -55,7 +55,7 @@ func TestKilledAfterAFailedTruncate(t *testing.T) {
 	}
 	_, v = heir(t, w, c)
 	if got := contents(t, v, ino); !bytes.Equal(got, want) {
-		t.Errorf("a successor has\n%s, not\n%s", got, want)
+		t.Errorf("DATA: a successor has\n%s, not\n%s", got, want)
 	}
 }
 
@@ -75,7 +75,7 @@ func TestKilledAfterABufferGrewOverANewerOne(t *testing.T) {
 	}
 	_, v = heir(t, w, c)
 	if got := contents(t, v, ino); !bytes.Equal(got, want) {
-		t.Errorf("a successor has\n%s, not\n%s", got, want)
+		t.Errorf("DATA: a successor has\n%s, not\n%s", got, want)
 	}
 }
 
@@ -118,7 +118,7 @@ func killedModel(t *testing.T, seed uint64) {
 				for at < min(len(got), len(flat[i])) && got[at] == flat[i][at] {
 					at++
 				}
-				t.Fatalf("seed %d: %s: file %d has %d bytes, not %d, and differs at %d\n%s", seed, what, i, len(got), len(flat[i]), at, log)
+				t.Fatalf("DATA: seed %d: %s: file %d has %d bytes, not %d, and differs at %d\n%s", seed, what, i, len(got), len(flat[i]), at, log)
 			}
 		}
 	}
@@ -260,7 +260,7 @@ func TestSuccessorOfAPromise(t *testing.T) {
 	}
 	want := append(bytes.Repeat([]byte("A"), synced), bytes.Repeat([]byte("B"), buffered)...)
 	if got := contents(t, v, ino); !bytes.Equal(got, want) {
-		t.Errorf("%d bytes, not those written", len(got))
+		t.Errorf("DATA: %d bytes, not those written", len(got))
 	}
 }
 

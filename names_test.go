@@ -333,7 +333,7 @@ func TestOrphans(t *testing.T) {
 	}
 	write(t, v, ino, []byte("still here"), 0)
 	if got := contents(t, v, ino); string(got[:10]) != "still here" {
-		t.Fatalf("%q", got[:10])
+		t.Fatalf("DATA: %q", got[:10])
 	}
 	if err := v.Fsync(t.Context(), ino, false); err != nil {
 		t.Fatal(err)
@@ -431,7 +431,7 @@ func TestTree(t *testing.T) {
 	}
 	for _, p := range []string{"a/b/c/f", "/a/b/up", "a/b/abs/f", "a/b/c/../c/./f", "//a//b/c/f"} {
 		if b, err := tr.ReadFile(ctx, p); err != nil || string(b) != "hello" {
-			t.Errorf("%s: %q, %v", p, b, err)
+			t.Errorf("DATA: %s: %q, %v", p, b, err)
 		}
 	}
 	for p, want := range map[string]meta.Kind{"a/b/loop": meta.Loop, "a/b/dangling": meta.NotFound, "a/x/y": meta.NotFound, "a/b/c/f/g": meta.NotDir, "a/b": meta.IsDir} {

@@ -38,7 +38,7 @@ func TestReloadKeepsWhatIsWritten(t *testing.T) {
 				t.Fatalf("answered %v: block %d: %v", answered, block, err)
 			}
 			if w := want[block*blockOf:][:blockOf]; !bytes.Equal(p, w) {
-				t.Fatalf("answered %v: block %d is %q, not %q", answered, block, p[0], w[0])
+				t.Fatalf("DATA: answered %v: block %d is %q, not %q", answered, block, p[0], w[0])
 			}
 		}
 		put(0, 'b')

@@ -316,7 +316,7 @@ func TestRecallWithinGivesNothingUp(t *testing.T) {
 		}
 		got := make([]byte, len(first)+len(second))
 		if n, err := v.Read(t.Context(), ino, got, 0); err != nil || !bytes.Equal(got[:n], append(first, second...)) {
-			t.Fatalf("%d bytes, %v", n, err)
+			t.Fatalf("DATA: %d bytes, %v", n, err)
 		}
 	})
 }
@@ -367,7 +367,7 @@ func TestRecallLosesNothingThatWasSynced(t *testing.T) {
 		v.c.Recall(meta.Recall{Volume: 1, Ino: ino, Keep: meta.LeaseNone}, func() { close(done) })
 		<-done
 		if n := known(); n < size {
-			t.Fatalf("%d bytes are there for others, %d were synced", n, size)
+			t.Fatalf("DATA: %d bytes are there for others, %d were synced", n, size)
 		}
 		if v.c.Stats().LostBytes == 0 {
 			t.Fatal("nothing was lost")

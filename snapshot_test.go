@@ -111,7 +111,7 @@ func TestSnapshotShowsWhatWas(t *testing.T) {
 				t.Fatalf("open %s: %+v, %v", name, info, err)
 			}
 			if got := contents(t, s, e.Attr.Ino); !bytes.Equal(got, data) {
-				t.Fatalf("%s has other bytes in the snapshot", name)
+				t.Fatalf("DATA: %s has other bytes in the snapshot", name)
 			}
 			s.Release(ctx, e.Attr.Ino, 0)
 		}
@@ -135,7 +135,7 @@ func TestSnapshotShowsWhatWas(t *testing.T) {
 	}
 	check()
 	if b, err := s.GetXattr(ctx, big.Attr.Ino, "user.a"); err != nil || string(b) != "then" {
-		t.Fatalf("attribute: %q, %v", b, err)
+		t.Fatalf("DATA: attribute: %q, %v", b, err)
 	}
 	l, err := tr.ReadDirAll(ctx, "/.snapshot/one")
 	if err != nil {
@@ -153,7 +153,7 @@ func TestSnapshotShowsWhatWas(t *testing.T) {
 		t.Errorf("names: %q", names)
 	}
 	if b, err := tr.ReadFile(ctx, "/.snapshot//one/link"); err != nil || string(b) != "deep" {
-		t.Errorf("by a link in the snapshot: %q, %v", b, err)
+		t.Errorf("DATA: by a link in the snapshot: %q, %v", b, err)
 	}
 	if _, err := tr.Stat(ctx, "/.snapshot/two/x"); !errors.Is(err, meta.NotFound) {
 		t.Errorf("a snapshot that is not there: %v", err)
@@ -236,7 +236,7 @@ func TestSnapshotDeleted(t *testing.T) {
 	first := w.take("s")
 	s := snapshotOf(t, v, "s")
 	if string(contents(t, s, ino)) != "first" {
-		t.Fatal("the snapshot has other bytes")
+		t.Fatal("DATA: the snapshot has other bytes")
 	}
 	k.attrs[ino] = meta.Attr{} // as if the kernel had it from the view
 	write(t, v, ino, []byte("again"), 0)
@@ -247,7 +247,7 @@ func TestSnapshotDeleted(t *testing.T) {
 	}
 	// What is cached is told until somebody asks something new.
 	if string(contents(t, s, ino)) != "first" {
-		t.Fatal("the view was forgotten before anybody knew")
+		t.Fatal("DATA: the view was forgotten before anybody knew")
 	}
 	if _, err := s.ReadLink(ctx, ino); !errors.Is(err, meta.Stale) {
 		t.Fatalf("a question about a deleted snapshot: %v", err)
@@ -276,7 +276,7 @@ func TestSnapshotDeleted(t *testing.T) {
 	v.snapshotsChanged()
 	n := snapshotOf(t, v, "s")
 	if n == s || n.ID() == s.ID() || string(contents(t, n, ino)) != "again" {
-		t.Fatalf("the name leads to view %d as before", n.ID())
+		t.Fatalf("DATA: the name leads to view %d as before", n.ID())
 	}
 	// The list alone ends views, too, but not those that are younger than it.
 	w.drop(n.view.snap.At)
@@ -374,7 +374,7 @@ func TestSnapshotsAgainstModel(t *testing.T) {
 						t.Fatalf("step %d: %s in %s: %+v", step, name, s, e)
 					}
 					if there && string(contents(t, view, e.Attr.Ino)) != text {
-						t.Fatalf("step %d: %s in %s has other bytes", step, name, s)
+						t.Fatalf("DATA: step %d: %s in %s has other bytes", step, name, s)
 					}
 				}
 			}
@@ -670,7 +670,7 @@ func TestCopyFromASnapshot(t *testing.T) {
 	}
 	for _, to := range []meta.Ino{ino, copied} {
 		if !bytes.Equal(contents(t, v, to), then) {
-			t.Errorf("inode %d has other bytes", to)
+			t.Errorf("DATA: inode %d has other bytes", to)
 		}
 	}
 }
@@ -736,7 +736,7 @@ func TestViewsEndWithTheGrant(t *testing.T) {
 	w.take("s")
 	s := snapshotOf(t, v, "s")
 	if string(contents(t, s, ino)) != "text" {
-		t.Fatal("the view shows something else")
+		t.Fatal("DATA: the view shows something else")
 	}
 	c.Expired([]meta.VolumeID{1}, meta.E("session", meta.SessionExpired, "", nil))
 	if s.view.gone.Load() {
@@ -761,7 +761,7 @@ func TestViewsEndWithTheGrant(t *testing.T) {
 		}
 	}
 	if s := snapshotOf(t, v, "s"); string(contents(t, s, ino)) != "text" {
-		t.Error("who is let in again finds something else")
+		t.Error("DATA: who is let in again finds something else")
 	}
 }
 

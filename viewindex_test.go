@@ -258,7 +258,7 @@ func TestTakeIndex(t *testing.T) {
 			t.Errorf("%d were refused", n)
 		}
 		if again, err := os.ReadFile(path); err != nil || !bytes.Equal(again, b) {
-			t.Errorf("not made good: %d bytes, %v", len(again), err)
+			t.Errorf("DATA: not made good: %d bytes, %v", len(again), err)
 		}
 	}
 

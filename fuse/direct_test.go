@@ -65,7 +65,7 @@ func TestDirectAnswers(t *testing.T) {
 	read := fixed(opRead)
 	order.PutUint32(read[16:], 100)
 	if got := status("read", opRead, ask(s, opRead, node, read), fuse.OK, outHeaderSize+8); string(got) != "\x00\x00\x00hello" {
-		t.Errorf("read %q", got)
+		t.Errorf("DATA: read %q", got)
 	}
 	status("flush", opFlush, ask(s, opFlush, node, fixed(opFlush)), fuse.OK, outHeaderSize)
 	status("release", opRelease, ask(s, opRelease, node, fixed(opRelease)), fuse.OK, outHeaderSize)

@@ -81,7 +81,7 @@ func TestOverlay(t *testing.T) {
 	p := []byte("........")
 	overlay(pages, p, 1)
 	if string(p) != "aca..bbb" {
-		t.Errorf("overlaid: %q", p)
+		t.Errorf("DATA: overlaid: %q", p)
 	}
 }
 

@@ -142,7 +142,7 @@ func TestQuickAnswersAlike(t *testing.T) {
 				clear(got[handleAt : handleAt+8])
 			}
 			if !bytes.Equal(got, want) {
-				t.Errorf("%x\nnot\n%x", got, want)
+				t.Errorf("DATA: %x\nnot\n%x", got, want)
 			}
 			v.slow.Store(true)
 			defer v.slow.Store(false)

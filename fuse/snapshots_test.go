@@ -121,7 +121,7 @@ func partSnapshots(dir string) error {
 		b := make([]byte, 100)
 		n, err := unix.Getxattr(filepath.Join(snap, "f"), name, b)
 		if err != nil || string(b[:n]) != want {
-			return fmt.Errorf("attribute %s: %q, %v", name, b[:max(n, 0)], err)
+			return fmt.Errorf("DATA: attribute %s: %q, %v", name, b[:max(n, 0)], err)
 		}
 	}
 	if _, err := unix.Getxattr(in("f"), XattrSnapshot, nil); err != syscall.ENODATA {
@@ -230,14 +230,14 @@ func TestOwnNameOfSnapshots(t *testing.T) {
 func partOwnName(dir string) error {
 	path := filepath.Join(dir, ".snapshot")
 	if b, err := os.ReadFile(path); string(b) != "mine" || err != nil {
-		return fmt.Errorf("%q, %v", b, err)
+		return fmt.Errorf("DATA: %q, %v", b, err)
 	}
 	if err := os.Rename(path, filepath.Join(dir, "mine")); err != nil {
 		return err
 	}
 	b, err := os.ReadFile(filepath.Join(path, "one", "f"))
 	if string(b) != "then" || err != nil {
-		return fmt.Errorf("after the rename: %q, %v", b, err)
+		return fmt.Errorf("DATA: after the rename: %q, %v", b, err)
 	}
 	return nil
 }
@@ -268,7 +268,7 @@ func partNoOpen(dir string) error {
 	for range 3 {
 		b, err := os.ReadFile(filepath.Join(dir, "f"))
 		if string(b) != "then" || err != nil {
-			return fmt.Errorf("%q, %v", b, err)
+			return fmt.Errorf("DATA: %q, %v", b, err)
 		}
 	}
 	if _, err := os.Lstat(filepath.Join(dir, ".snapshot")); !errors.Is(err, syscall.ENOENT) {
@@ -363,7 +363,7 @@ func partWatch(dir string) error {
 	defer unix.Close(fd)
 	old := filepath.Join(dir, ".snapshot", "another", "f")
 	if b, err := os.ReadFile(old); string(b) != "then" || err != nil {
-		return fmt.Errorf("%q, %v", b, err)
+		return fmt.Errorf("DATA: %q, %v", b, err)
 	}
 	var st unix.Stat_t
 	if err := unix.Lstat(old, &st); err != nil {
@@ -380,7 +380,7 @@ func partWatch(dir string) error {
 		return fmt.Errorf("inode number %#x, not %#x, %v: nothing is tested", now.Ino, st.Ino, err)
 	}
 	if b, err := os.ReadFile(fresh); string(b) != "late" || err != nil {
-		return fmt.Errorf("with the number of a file that is watched: %q, %v", b, err)
+		return fmt.Errorf("DATA: with the number of a file that is watched: %q, %v", b, err)
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ func TestReadAhead(t *testing.T) {
 		size = min(size, n-off)
 		p := make([]byte, size)
 		if err := f.ReadAt(t.Context(), pl, p, uint64(off)); err != nil || !bytes.Equal(p, data[off:off+size]) {
-			t.Errorf("%d bytes at %d: %v", size, off, err)
+			t.Errorf("DATA: %d bytes at %d: %v", size, off, err)
 		}
 	}
 	before := f.served()
@@ -71,7 +71,7 @@ func TestReadAheadWhole(t *testing.T) {
 		size = min(size, n-off)
 		p := make([]byte, size)
 		if err := f.ReadAt(t.Context(), pl, p, uint64(off)); err != nil || !bytes.Equal(p, data[off:off+size]) {
-			t.Errorf("%d bytes at %d: %v", size, off, err)
+			t.Errorf("DATA: %d bytes at %d: %v", size, off, err)
 		}
 	}
 	both := pl.Servers
@@ -114,7 +114,7 @@ func TestReadAheadWhole(t *testing.T) {
 		p := make([]byte, min(aheadPiece, n-off))
 		err := f.ReadAt(ctx, pl, p, uint64(off))
 		if err == nil && !bytes.Equal(p, data[off:off+len(p)]) || err != nil && ctx.Err() == nil {
-			t.Errorf("%d bytes at %d: %v", len(p), off, err)
+			t.Errorf("DATA: %d bytes at %d: %v", len(p), off, err)
 		}
 		cancel()
 	}
@@ -140,7 +140,7 @@ func TestHeldGivesWay(t *testing.T) {
 		t.Helper()
 		p := make([]byte, size)
 		if err := f.ReadAt(t.Context(), pl, p, uint64(off)); err != nil || !bytes.Equal(p, data[off:off+size]) {
-			t.Fatalf("%d bytes at %d: %v", size, off, err)
+			t.Fatalf("DATA: %d bytes at %d: %v", size, off, err)
 		}
 	}
 	for off := 0; off < 12<<20; off += aheadPiece {

@@ -251,7 +251,7 @@ func TestWriteRead(t *testing.T) {
 			}
 			b := make([]byte, 1000)
 			if _, err := file.ReadAt(b, 100); err != nil || !bytes.Equal(b, data[100:1100]) {
-				t.Fatal("descriptor reads something else")
+				t.Fatal("DATA: descriptor reads something else")
 			}
 			if _, err := file.WriteAt(b, 0); err == nil {
 				t.Fatal("the descriptor can be written to")
@@ -264,7 +264,7 @@ func TestWriteRead(t *testing.T) {
 			defer back.Close()
 			whole, err := io.ReadAll(io.NewSectionReader(back, 0, 1<<40))
 			if err != nil || !bytes.Equal(whole, data) {
-				t.Fatal("backing descriptor reads something else")
+				t.Fatal("DATA: backing descriptor reads something else")
 			}
 		})
 	}
@@ -278,7 +278,7 @@ func readAll(t *testing.T, f *fixture, pl meta.ChunkPlace, data []byte) {
 		n := min(1+r.IntN(1<<r.IntN(23)), len(data)-off)
 		p := make([]byte, n)
 		if err := f.ReadAt(t.Context(), pl, p, uint64(off)); err != nil || !bytes.Equal(p, data[off:off+n]) {
-			t.Fatalf("%d bytes at %d: %v", n, off, err)
+			t.Fatalf("DATA: %d bytes at %d: %v", n, off, err)
 		}
 	}
 	if err := f.ReadAt(t.Context(), pl, make([]byte, 2), uint64(len(data)-1)); meta.KindOf(err) != meta.NoSuchOffset {
@@ -365,7 +365,7 @@ func TestServerDies(t *testing.T) {
 	f.start(1, "unix")
 	time.Sleep(450 * time.Millisecond)
 	if err := f.ReadAt(ctx, place, p, 0); err != nil || !bytes.Equal(p, data) {
-		t.Fatal(err)
+		t.Fatalf("DATA: other bytes, or %v", err)
 	}
 	if p := f.peer(1); !p.away.IsZero() {
 		t.Error("it came back, and counts as away")
@@ -401,7 +401,7 @@ func TestManyWriters(t *testing.T) {
 					return err
 				}
 				if !bytes.Equal(p, data) {
-					return fmt.Errorf("writer %d reads something else", i)
+					return fmt.Errorf("DATA: writer %d reads something else", i)
 				}
 				return nil
 			}()
@@ -455,7 +455,7 @@ func TestRot(t *testing.T) {
 				return
 			}
 			if err != nil || !bytes.Equal(p, data[200_000:200_100]) {
-				t.Fatalf("the other replica isn't read: %v", err)
+				t.Fatalf("DATA: the other replica isn't read: %v", err)
 			}
 		})
 	}
@@ -486,7 +486,7 @@ func TestGrowingTail(t *testing.T) {
 				t.Helper()
 				p := make([]byte, n)
 				if err := f.ReadAt(t.Context(), open, p, uint64(off)); err != nil || !bytes.Equal(p, data[off:off+n]) {
-					t.Errorf("%d bytes at %d: %v", n, off, err)
+					t.Errorf("DATA: %d bytes at %d: %v", n, off, err)
 				}
 			}
 			const end = block + block/2
@@ -550,7 +550,7 @@ func TestVerifiedRestart(t *testing.T) {
 	for off := 0; off < len(data); off += 70_000 {
 		n := min(len(p), len(data)-off)
 		if err := again.ReadAt(ctx, pl, p[:n], uint64(off)); err != nil || !bytes.Equal(p[:n], data[off:off+n]) {
-			t.Fatal(err)
+			t.Fatalf("DATA: other bytes, or %v", err)
 		}
 	}
 	if checked() != 0 || again.Checked() != 0 {

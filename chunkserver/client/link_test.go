@@ -172,7 +172,7 @@ func TestEndStalls(t *testing.T) {
 					err = f.ReadAt(ctx, pl, p, uint64(off))
 				}
 				if err != nil || !bytes.Equal(p, data[off:off+tc.step]) {
-					t.Fatalf("%d bytes at %d: wrong, or %v", tc.step, off, err)
+					t.Fatalf("DATA: %d bytes at %d: wrong, or %v", tc.step, off, err)
 				}
 			}
 			if relay.at.Load() != 0 {

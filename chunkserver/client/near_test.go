@@ -117,7 +117,7 @@ func TestNearest(t *testing.T) {
 		t.Helper()
 		p := make([]byte, len(data))
 		if err := f.ReadAt(t.Context(), pl, p, 0); err != nil || !bytes.Equal(p, data) {
-			t.Fatal(err)
+			t.Fatalf("DATA: other bytes, or %v", err)
 		}
 	}
 	read()
@@ -176,7 +176,7 @@ func TestHedge(t *testing.T) {
 		off := uint64(i*len(p)) % uint64(len(data))
 		begun := time.Now()
 		if err := f.ReadAt(t.Context(), pl, p, off); err != nil || !bytes.Equal(p, data[off:off+uint64(len(p))]) {
-			t.Fatal(err)
+			t.Fatalf("DATA: other bytes, or %v", err)
 		}
 		return time.Since(begun)
 	}
@@ -228,7 +228,7 @@ func TestCorruptIsTold(t *testing.T) {
 	for range 4 {
 		p := make([]byte, len(data))
 		if err := f.ReadAt(t.Context(), pl, p, 0); err != nil || !bytes.Equal(p, data) {
-			t.Fatal(err)
+			t.Fatalf("DATA: other bytes, or %v", err)
 		}
 	}
 	mu.Lock()

@@ -35,7 +35,7 @@ func (f *fixture) inOrder(pl meta.ChunkPlace, data []byte, step int, before func
 		p := p[:min(step, len(data)-off)]
 		clear(p)
 		if err := f.ReadAt(f.t.Context(), pl, p, uint64(off)); err != nil || !bytes.Equal(p, data[off:off+len(p)]) {
-			f.t.Fatalf("%d bytes at %d: wrong, or %v", len(p), off, err)
+			f.t.Fatalf("DATA: %d bytes at %d: wrong, or %v", len(p), off, err)
 		}
 	}
 }

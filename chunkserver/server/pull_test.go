@@ -149,7 +149,7 @@ func holds(t *testing.T, s *Server, id meta.ChunkID, data []byte) {
 	t.Helper()
 	got := make([]byte, len(data))
 	if err := s.Read(ctx, id, got, 0); err != nil || !bytes.Equal(got, data) {
-		t.Fatalf("server %d: %v", s.cfg.ID, err)
+		t.Fatalf("DATA: server %d: %v", s.cfg.ID, err)
 	}
 }
 
@@ -465,7 +465,7 @@ func TestCorruptReplica(t *testing.T) {
 		// What verifies is served still.
 		got := make([]byte, 1000)
 		if err := s[1].Read(ctx, id, got, 300_000); err != nil || !bytes.Equal(got, data[300_000:301_000]) {
-			t.Errorf("the sound part: %v", err)
+			t.Errorf("DATA: the sound part: %v", err)
 		}
 		if err := s[1].Close(); err != nil {
 			t.Fatal(err)

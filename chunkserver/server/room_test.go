@@ -74,7 +74,7 @@ func (c *client) answered(want []byte) {
 		c.t.Fatalf("%+v, %d bytes, %v", a, h.Data, err)
 	}
 	if err := c.Data(p); err != nil || !bytes.Equal(p, want) {
-		c.t.Fatalf("%v, or other bytes", err)
+		c.t.Fatalf("DATA: %v, or other bytes", err)
 	}
 }
 

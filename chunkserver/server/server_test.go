@@ -367,6 +367,6 @@ func TestCopyOrder(t *testing.T) {
 	}
 	got := make([]byte, len(want))
 	if err := s.Read(ctx, to, got, 0); err != nil || !bytes.Equal(got, want) {
-		t.Fatalf("the copy is another: %v", err)
+		t.Fatalf("DATA: the copy is another: %v", err)
 	}
 }

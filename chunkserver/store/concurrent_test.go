@@ -56,7 +56,7 @@ func work(s *Store, r *rand.Rand, first uint64, out *[]*kept) error {
 			off := r.IntN(k.acked)
 			got := make([]byte, 1+r.IntN(k.acked-off))
 			if err := s.Read(ctx, k.id, got, uint64(off)); err == nil && !bytes.Equal(got, k.data[off:off+len(got)]) {
-				return fmt.Errorf("%d bytes at %d read something else", len(got), off)
+				return fmt.Errorf("DATA: %d bytes at %d read something else", len(got), off)
 			} else if meta.KindOf(err) == meta.Corrupt {
 				return err
 			}
@@ -438,7 +438,7 @@ func (k *kept) check(s *Store) error {
 		return err
 	}
 	if !bytes.Equal(got, k.data[:len(got)]) {
-		return fmt.Errorf("reads something else")
+		return fmt.Errorf("DATA: reads something else")
 	}
 	return nil
 }
@@ -557,7 +557,7 @@ func TestCopyOverFailedDeletion(t *testing.T) {
 	for range 2 {
 		got = make([]byte, len(p))
 		if err := s.Read(ctx, c.id, got, 0); err != nil || !bytes.Equal(got, p) {
-			t.Fatalf("the copy reads %.10q, %v", got, err)
+			t.Fatalf("DATA: the copy reads %.10q, %v", got, err)
 		}
 		s.Abandon()
 		var err error

@@ -165,7 +165,7 @@ func (p *pair) step() error {
 			return e
 		}
 		if !bytes.Equal(b, w.data[off:off+size]) {
-			return fmt.Errorf("read of %d bytes at %d gives others", size, off)
+			return fmt.Errorf("DATA: read of %d bytes at %d gives others", size, off)
 		}
 	}
 	return nil

@@ -114,7 +114,7 @@ func (l *life) step() error {
 		n, err := l.s.Sync(ctx, id, uint64(upTo))
 		if err == nil {
 			if int(n) < upTo {
-				return fmt.Errorf("BUG: synced %d of %d", n, upTo)
+				return fmt.Errorf("DATA: synced %d of %d", n, upTo)
 			}
 			c.synced = max(c.synced, int(n))
 		}
@@ -128,7 +128,7 @@ func (l *life) step() error {
 				c.fence = f
 			}
 			if int(i.Length) != len(c.data) {
-				return fmt.Errorf("BUG: frozen at %d, not %d", i.Length, len(c.data))
+				return fmt.Errorf("DATA: frozen at %d, not %d", i.Length, len(c.data))
 			}
 		}
 		return err
@@ -142,7 +142,7 @@ func (l *life) step() error {
 		i, err := l.s.Seal(ctx, id, c.fence, true, uint64(at))
 		if err == nil {
 			if int(i.Length) != at || i.State != meta.ChunkSealed {
-				return fmt.Errorf("BUG: sealed %+v", i)
+				return fmt.Errorf("DATA: sealed %+v", i)
 			}
 			c.data, c.synced, c.sealed, c.maybeSeal = c.data[:at], at, true, -1
 		}
@@ -206,7 +206,7 @@ func (l *life) read(c *modelChunk, id meta.ChunkID, length int) error {
 		return err
 	}
 	if !bytes.Equal(p, c.data[off:off+len(p)]) {
-		return fmt.Errorf("BUG: %d bytes at %d read something else", len(p), off)
+		return fmt.Errorf("DATA: %d bytes at %d read something else", len(p), off)
 	}
 	return nil
 }
@@ -251,7 +251,7 @@ func (l *life) check(whole bool) error {
 			return fmt.Errorf("chunk %d: %w", n, err)
 		}
 		if !bytes.Equal(got, all[:have]) {
-			return fmt.Errorf("chunk %d reads something else", n)
+			return fmt.Errorf("DATA: chunk %d reads something else", n)
 		}
 		if i.Fence.Less(c.fence) && (c.fence.Seals > 0 || c.synced > 0) {
 			return fmt.Errorf("chunk %d forgot fence %v: %v", n, c.fence, i.Fence)

@@ -159,7 +159,7 @@ func TestFlipLog(t *testing.T) {
 		for n, data := range want {
 			p := make([]byte, len(data))
 			if err := s.Read(ctx, testID(n+1), p, 0); err != nil || !bytes.Equal(p, data) {
-				t.Fatalf("byte %d flipped: chunk %d lost what was synced: %v", at, n+1, err)
+				t.Fatalf("DATA: byte %d flipped: chunk %d lost what was synced: %v", at, n+1, err)
 			}
 		}
 		s.Abandon()

@@ -153,7 +153,7 @@ func receiveLife(seed uint64) error {
 	case there:
 		got := make([]byte, len(good))
 		if err := s.Read(ctx, id, got, 0); err != nil || !bytes.Equal(got, good) || i.CRC != sealCRC(good) || i.Length != uint64(len(good)) {
-			return fmt.Errorf("%+v came in, and reads wrong: %v", i, err)
+			return fmt.Errorf("DATA: %+v came in, and reads wrong: %v", i, err)
 		}
 	case rerr == nil:
 		return fmt.Errorf("it came in, and now there is %+v, %v (before %s, mode %d)", i, err, before, mode)
@@ -164,7 +164,7 @@ func receiveLife(seed uint64) error {
 	case before == "open" && i.State == meta.ChunkOpen && err == nil, before == "damaged" && meta.KindOf(err) == meta.Corrupt:
 		got := make([]byte, i.Length)
 		if err := s.Read(ctx, id, got, 0); err != nil || !bytes.Equal(got, old[:i.Length]) {
-			return fmt.Errorf("what it would have replaced reads wrong: %v", err)
+			return fmt.Errorf("DATA: what it would have replaced reads wrong: %v", err)
 		}
 	case before == "damaged" && err == nil && i.Length == uint64(len(old)): // its mark was only in memory
 	case before == "unreadable" && meta.KindOf(err) == meta.Corrupt:

@@ -99,7 +99,7 @@ func TestPackReads(t *testing.T) {
 					off := r.IntN(size)
 					p := make([]byte, 1+r.IntN(min(size-off, 300_000)))
 					if err := s.Read(t.Context(), id, p, uint64(off)); err != nil || !bytes.Equal(p, want[off:off+len(p)]) {
-						t.Fatalf("round %d, %d bytes at %d: %v", round, len(p), off, err)
+						t.Fatalf("DATA: round %d, %d bytes at %d: %v", round, len(p), off, err)
 					}
 				}
 				if _, err := s.Local(id, 0, 10, true); meta.KindOf(err) != meta.NotSupported {
@@ -230,7 +230,7 @@ func TestPackRot(t *testing.T) {
 				p := make([]byte, min(50_000, len(want)-off))
 				err := s.Read(t.Context(), id, p, uint64(off))
 				if err == nil && !bytes.Equal(p, want[off:off+len(p)]) {
-					t.Fatalf("%v: other bytes were read at %d", alg, off)
+					t.Fatalf("DATA: %v: other bytes were read at %d", alg, off)
 				}
 				if err != nil && meta.KindOf(err) != meta.Corrupt {
 					t.Fatal(err)
@@ -282,7 +282,7 @@ func TestPackBesideOthers(t *testing.T) {
 			for i := range 60 {
 				off := r.IntN(len(want) - len(p))
 				if err := s.Read(ctx, id, p, uint64(off)); err != nil || !bytes.Equal(p, want[off:off+len(p)]) {
-					done <- fmt.Errorf("chunk %d: %w", n, err)
+					done <- fmt.Errorf("DATA: chunk %d: %w", n, err)
 					return
 				}
 				if n%3 == 0 && i == 10+n {
@@ -331,7 +331,7 @@ func FuzzFrame(f *testing.F) {
 		buf := bytes.Repeat([]byte{0xa5}, int(n)+64)
 		err := decodeFrame(meta.Compression(alg), buf[:n:n], frame)
 		if !bytes.Equal(buf[n:], bytes.Repeat([]byte{0xa5}, 64)) {
-			t.Fatal("bytes beyond the frame were written")
+			t.Fatal("DATA: bytes beyond the frame were written")
 		}
 		if err != nil || n == 0 {
 			return
@@ -341,7 +341,7 @@ func FuzzFrame(f *testing.F) {
 		if z := encodeFrame(a, make([]byte, 2*FrameSize), buf[:n]); z != nil {
 			again := make([]byte, n)
 			if err := decodeFrame(a, again, z); err != nil || !bytes.Equal(again, buf[:n]) {
-				t.Fatalf("coded again: %v", err)
+				t.Fatalf("DATA: coded again: %v", err)
 			}
 		}
 	})
@@ -474,7 +474,7 @@ func TestPackOfBefore(t *testing.T) {
 		s := openDir(t, dir, testOptions)
 		got := make([]byte, len(want))
 		if err := s.Read(t.Context(), testID(1), got, 0); err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("%v: %v", alg, err)
+			t.Fatalf("DATA: %v: %v", alg, err)
 		}
 		if i, err := s.Stat(t.Context(), testID(1)); err != nil || i.Form != alg {
 			t.Fatalf("%+v, %v", i, err)

@@ -46,7 +46,7 @@ func reads(t *testing.T, s *Store, id meta.ChunkID, want []byte) {
 	t.Helper()
 	got := make([]byte, len(want))
 	if err := s.Read(t.Context(), id, got, 0); err != nil || !bytes.Equal(got, want) {
-		t.Fatalf("chunk %v: %v, right bytes: %v", id, err, bytes.Equal(got, want))
+		t.Fatalf("DATA: chunk %v: %v, right bytes: %v", id, err, bytes.Equal(got, want))
 	}
 }
 

@@ -59,7 +59,7 @@ func TestReopen(t *testing.T) {
 		t.Helper()
 		got := make([]byte, len(data))
 		if err := s.Read(ctx, id, got, 0); err != nil || !bytes.Equal(got, data) {
-			t.Fatalf("read back: %v", err)
+			t.Fatalf("DATA: read back: %v", err)
 		}
 		if i, err := s.Stat(ctx, id); err != nil || i.State != state || i.Length != uint64(len(data)) {
 			t.Fatalf("stat: %+v, %v", i, err)

@@ -85,7 +85,7 @@ func TestVerifiedSurvives(t *testing.T) {
 			}
 			p := make([]byte, len(data))
 			if err := s.Read(ctx, id, p, 0); err != nil || !bytes.Equal(p, data) {
-				t.Fatal(err)
+				t.Fatalf("DATA: other bytes, or %v", err)
 			}
 			if err := s.Delete(ctx, id, meta.Fence{Term: 2}); err != nil {
 				t.Fatal(err)

@@ -38,7 +38,7 @@ func TestPutGetDelete(t *testing.T) {
 		}
 		got, err := io.ReadAll(r)
 		if err != nil || !bytes.Equal(got, want) {
-			t.Fatal(len(got), err)
+			t.Fatalf("DATA: %d bytes, not %d: %v", len(got), len(want), err)
 		}
 		r.Close()
 		for range 2 {

@@ -26,7 +26,7 @@ func (s *site) exactIn(v meta.VolumeID) {
 		s.t.Fatal(err)
 	}
 	if r.Count > 0 {
-		s.t.Fatal(v, r.Problems)
+		s.t.Fatal("DATA: fsck of volume", v, r.Problems)
 	}
 }
 

@@ -345,7 +345,7 @@ func TestEventsAreWaitedFor(t *testing.T) {
 	o.mu.Unlock()
 	ans := <-told
 	if len(ans.Events) != 1 || string(ans.Events[0].Name) != "x" || string(ans.Dirs[meta.RootIno]) != "" {
-		t.Errorf("%+v (in the journal at once: %v)", ans, durable)
+		t.Errorf("DATA: %+v (in the journal at once: %v)", ans, durable)
 	}
 	if kinds := slices.Collect(maps.Keys(ans.Dirs)); !slices.Equal(kinds, []meta.Ino{meta.RootIno}) {
 		t.Error(kinds)

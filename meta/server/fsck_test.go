@@ -36,7 +36,7 @@ func TestFsckUnderLoad(t *testing.T) {
 		began := time.Now()
 		r, err := s.srv.Fsck(t.Context(), 1)
 		if err != nil || r.Count > 0 {
-			t.Fatalf("%v %+v", err, r)
+			t.Fatalf("DATA: fsck: %v %+v", err, r)
 		}
 		checks += time.Since(began)
 	}

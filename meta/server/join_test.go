@@ -134,7 +134,7 @@ func (s *scribbler) compare(extents []meta.Extent) error {
 		}
 		for b := range len(s.want) / blockSize {
 			if g, w := got[b*blockSize:(b+1)*blockSize], s.want[b*blockSize:(b+1)*blockSize]; !bytes.Equal(g, w) {
-				return fmt.Errorf("replica %d, block %d: it is block %d of write %d, ought to be write %d", k, b,
+				return fmt.Errorf("DATA: replica %d, block %d: it is block %d of write %d, ought to be write %d", k, b,
 					binary.BigEndian.Uint64(g), binary.BigEndian.Uint64(g[8:]), binary.BigEndian.Uint64(w[8:]))
 			}
 		}
@@ -196,7 +196,7 @@ func TestJoinUnderWriters(t *testing.T) {
 	t.Logf("%d extents before, %d in %d chunks after %d writes beside; %d bytes in %d extents were moved, %d chunks filled, %d steps failed", before, len(after), len(chunks), rounds*64,
 		stats.compactedBytes.Load(), stats.compactedExtents.Load(), stats.compacted.Load(), stats.compactFailed.Load())
 	if r, err := g.s.srv.Fsck(t.Context(), 1); err != nil || r.Count != 0 {
-		t.Errorf("fsck: %v %+v", err, r)
+		t.Errorf("DATA: fsck: %v %+v", err, r)
 	}
 }
 
@@ -308,7 +308,7 @@ func TestSharedExtentsAreNotJoined(t *testing.T) {
 	}
 	s.check()
 	if r, err := g.s.srv.Fsck(t.Context(), 1); err != nil || r.Count != 0 {
-		t.Errorf("fsck: %v %+v", err, r)
+		t.Errorf("DATA: fsck: %v %+v", err, r)
 	}
 }
 
@@ -398,7 +398,7 @@ func TestJoinObeysThePolicy(t *testing.T) {
 	for _, id := range rec.Servers {
 		g.nodes[id].mu.Lock()
 		if c := g.nodes[id].chunks[rec.ID]; c == nil || !bytes.Equal(c.data, want) {
-			t.Errorf("server %d has other bytes", id)
+			t.Errorf("DATA: server %d has other bytes", id)
 		}
 		g.nodes[id].mu.Unlock()
 	}

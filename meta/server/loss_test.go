@@ -166,7 +166,7 @@ func TestLossOfPart(t *testing.T) {
 	g.await("done", func(st *RepairStatus) bool { return full(st) && st.AcceptedLost == 2 })
 	r, err := g.s.srv.Fsck(t.Context(), 1)
 	if err != nil || r.Count != 0 || r.Lost != 540 || len(r.Accepted) != 2 {
-		t.Fatalf("%+v %v", r, err)
+		t.Fatalf("DATA: fsck: %+v %v", r, err)
 	}
 	deadline := time.Now().Add(time.Minute)
 	for n := g.nodes[1]; ; time.Sleep(20 * time.Millisecond) {

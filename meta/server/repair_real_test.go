@@ -305,12 +305,12 @@ func TestRepairWithRealServers(t *testing.T) {
 			if err := cl.ReadAt(t.Context(), meta.ChunkPlace{ID: rec.ID, Servers: []meta.ServerID{id}, Sealed: true, Length: rec.Length}, got, 0); err != nil {
 				t.Errorf("%v on server %d: %v", rec.ID, id, err)
 			} else if !bytes.Equal(got, want[rec.ID]) {
-				t.Errorf("%v on server %d has other bytes", rec.ID, id)
+				t.Errorf("DATA: %v on server %d has other bytes", rec.ID, id)
 			}
 		}
 	}
 	if r, err := g.s.srv.Fsck(t.Context(), 1); err != nil || r.Count != 0 {
-		t.Errorf("fsck: %v %+v", err, r)
+		t.Errorf("DATA: fsck: %v %+v", err, r)
 	}
 }
 

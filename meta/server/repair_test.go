@@ -429,7 +429,7 @@ func (g *grid) exact(replicas int) {
 	}
 	r, err := g.s.srv.Fsck(g.t.Context(), 1)
 	if err != nil || r.Count != 0 {
-		g.t.Errorf("fsck: %v %+v", err, r)
+		g.t.Errorf("DATA: fsck: %v %+v", err, r)
 	}
 	if g.t.Failed() {
 		g.dump()

@@ -172,7 +172,7 @@ func TestEarlyRepliesSurviveTheServer(t *testing.T) {
 			}
 			r, err := s.srv.Fsck(t.Context(), 1)
 			if err != nil || r.Count != 0 {
-				t.Fatalf("fsck: %v %+v", err, r)
+				t.Fatalf("DATA: fsck: %v %+v", err, r)
 			}
 			if r.Inodes != 201 {
 				t.Fatalf("%d inodes, want 201", r.Inodes)
@@ -353,7 +353,7 @@ func TestReplayedUnlinkKeepsWhatOthersMayHaveOpen(t *testing.T) {
 			release(b)
 			r, err := s.srv.Fsck(t.Context(), 1)
 			if err != nil || r.Count != 0 || r.Orphans != 0 {
-				t.Fatalf("fsck: %v %+v", err, r)
+				t.Fatalf("DATA: fsck: %v %+v", err, r)
 			}
 		})
 	}
@@ -538,7 +538,7 @@ func TestMovingGivesNothingUp(t *testing.T) {
 		t.Error(err)
 	}
 	if r := s.dial("b").do(t, &meta.Open{Ino: ino}, meta.LeaseExclusive); string(r.Data) != "buffered" || a.mode(ino) != meta.LeaseNone {
-		t.Errorf("another client sees %q", r.Data)
+		t.Errorf("DATA: another client sees %q", r.Data)
 	}
 	if len(o.leases.heldOn) != 0 {
 		t.Error("it is taken for one that holds on still")

@@ -66,7 +66,7 @@ func (s *site) exact() {
 		s.t.Fatal(err)
 	}
 	if r.Count > 0 {
-		s.t.Fatal(r.Problems)
+		s.t.Fatal("DATA: fsck:", r.Problems)
 	}
 }
 
@@ -107,7 +107,7 @@ func TestReadsAtASnapshot(t *testing.T) {
 		t.Fatalf("lookup at the snapshot: %+v, %v", r, err)
 	}
 	if r, err = b.DoAt(ctx, 1, at, &meta.GetXattr{Ino: ino, Name: "user.x"}); err != nil || string(r.Data) != "then" {
-		t.Fatalf("attribute at the snapshot: %q, %v", r.Data, err)
+		t.Fatalf("DATA: attribute at the snapshot: %q, %v", r.Data, err)
 	}
 	if r, err = b.DoAt(ctx, 1, at, &meta.ReadDir{Ino: meta.RootIno, Max: 10}); err != nil || len(r.Entries) != 1 || r.Entries[0].Name != "f" {
 		t.Fatalf("names at the snapshot: %+v, %v", r.Entries, err)
@@ -180,7 +180,7 @@ func TestSnapshotBarrier(t *testing.T) {
 	at := (<-taken).At
 	r, err := b.DoAt(t.Context(), 1, at, &meta.Open{Ino: ino})
 	if err != nil || string(r.Data) != "buffered" {
-		t.Fatalf("the snapshot has %q, %v", r.Data, err)
+		t.Fatalf("DATA: the snapshot has %q, %v", r.Data, err)
 	}
 	b.do(t, &meta.Open{Ino: other}, meta.LeaseExclusive)
 	if b.mode(other) != meta.LeaseExclusive {
@@ -279,7 +279,7 @@ func TestLeasesComeBackTogether(t *testing.T) {
 	two := <-taken
 	for _, ino := range inos[:4] {
 		if r, err := b.DoAt(t.Context(), 1, two.At, &meta.Open{Ino: ino}); err != nil || two.Unanswered == 0 && string(r.Data) != "buffered" {
-			t.Errorf("the snapshot has %q of inode %d, %v", r.Data, ino, err)
+			t.Errorf("DATA: the snapshot has %q of inode %d, %v", r.Data, ino, err)
 		}
 	}
 	s.exact()

@@ -36,7 +36,7 @@ func (s *site) clean(t *testing.T, v meta.VolumeID) {
 	t.Helper()
 	r, err := s.srv.Fsck(t.Context(), v)
 	if err != nil || r.Count != 0 {
-		t.Fatalf("fsck: %v %+v", err, r)
+		t.Fatalf("DATA: fsck: %v %+v", err, r)
 	}
 }
 

@@ -289,7 +289,7 @@ func TestFsckComparesJunctions(t *testing.T) {
 	}
 	r, err := s.srv.Fsck(t.Context(), 1)
 	if err != nil || r.Count != 0 || r.Junctions != 3 {
-		t.Fatalf("%+v, %v", r, err)
+		t.Fatalf("DATA: fsck: %+v, %v", r, err)
 	}
 	forget := func(v *cluster.Volume) error { v.Attach = nil; return nil }
 	if _, err := s.cluster.UpdateVolume(t.Context(), ids[0], forget); err != nil {

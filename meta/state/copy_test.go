@@ -140,7 +140,7 @@ func TestCopyIsFlat(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	if v, _, err := c.Get(key(1)); err != nil || string(v) != "mine" {
-		t.Fatalf("%q, %v", v, err)
+		t.Fatalf("DATA: %q, %v", v, err)
 	}
 	if err := c.Close(); err != nil {
 		t.Fatal(err)

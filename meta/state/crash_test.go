@@ -124,7 +124,7 @@ func checkModel(t *testing.T, s *Store) int {
 	}
 	for _, k := range slices.Sorted(maps.Keys(want)) {
 		if v, ok, err := s.Get([]byte(k)); err != nil || !ok || string(v) != want[k] {
-			t.Fatalf("at entry %d: get %s: %d bytes, %v, %v", n, k, len(v), ok, err)
+			t.Fatalf("DATA: at entry %d: get %s: %d bytes, %v, %v", n, k, len(v), ok, err)
 		}
 	}
 	return n

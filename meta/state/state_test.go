@@ -82,7 +82,7 @@ func TestApplyReadReopen(t *testing.T) {
 			t.Fatal(s.Applied())
 		}
 		if v, ok, err := s.Get(key(1)); err != nil || !ok || string(v) != "1" {
-			t.Fatal(v, ok, err)
+			t.Fatal("DATA:", v, ok, err)
 		}
 		if _, ok, err := s.Get(key(3)); err != nil || ok {
 			t.Fatal(ok, err)
@@ -221,7 +221,7 @@ func TestFlippedBit(t *testing.T) {
 					return err
 				}
 				if !ok || !bytes.Equal(v, bytes.Repeat([]byte{byte(i)}, 500)) {
-					t.Fatalf("byte %d of %d flipped: key %d has a wrong value", at, len(good), i)
+					t.Fatalf("DATA: byte %d of %d flipped: key %d has a wrong value", at, len(good), i)
 				}
 			}
 			m := 0
@@ -323,7 +323,7 @@ func TestCheckpointRestore(t *testing.T) {
 	}
 	for i := 1; i <= 400; i++ {
 		if v, ok, err := r.Get(key(i)); err != nil || !ok || !bytes.Equal(v, bytes.Repeat([]byte{byte(i)}, 500)) {
-			t.Fatal(i, v, ok, err)
+			t.Fatal("DATA:", i, v, ok, err)
 		}
 	}
 	put(t, r, 401, key(1), []byte("other"))

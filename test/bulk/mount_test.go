@@ -71,7 +71,7 @@ func TestMountRead(t *testing.T) {
 				t.Fatal(err)
 			}
 			if off == 0 && !bytes.Equal(buf, block) {
-				t.Fatal("other bytes than were written")
+				t.Fatal("DATA: other bytes than were written")
 			}
 		}
 		speed = append(speed, float64(n)/1e6/time.Since(begun).Seconds())

@@ -582,7 +582,7 @@ func TestNested(t *testing.T) {
 			got = append(got, e.Name())
 		}
 		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("%s holds %q, %v; want %q", dir, got, err, want)
+			t.Errorf("DATA: %s holds %q, %v; want %q", dir, got, err, want)
 		}
 	}
 	has("v/.snapshot/before", "old")

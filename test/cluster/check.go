@@ -182,7 +182,7 @@ func (c *Cluster) replicated(ctx context.Context) error {
 	}
 	if len(problems) > 0 {
 		slices.Sort(problems)
-		return fmt.Errorf("%d problems of chunks:\n%s", len(problems), strings.Join(problems[:min(len(problems), 20)], "\n"))
+		return fmt.Errorf("DATA: %d problems of chunks:\n%s", len(problems), strings.Join(problems[:min(len(problems), 20)], "\n"))
 	}
 	return nil
 }

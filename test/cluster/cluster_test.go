@@ -130,7 +130,7 @@ func TestReadOnAfterServerDies(t *testing.T) {
 		b, err := os.ReadFile(name(reader, i))
 		check(err)
 		if len(b) != size {
-			t.Fatalf("file %d has %d bytes", i, len(b))
+			t.Fatalf("DATA: file %d has %d bytes", i, len(b))
 		}
 		check(load.CheckPattern(b, uint64(i), 0))
 	}

@@ -55,7 +55,7 @@ func TestDrain(t *testing.T) {
 		got, err := os.ReadFile(name(i))
 		check(err)
 		if len(got) != size {
-			t.Fatalf("%s has %d bytes", name(i), len(got))
+			t.Fatalf("DATA: %s has %d bytes", name(i), len(got))
 		}
 		check(load.CheckPattern(got, uint64(i), 0))
 	}

@@ -339,7 +339,7 @@ func (p *parted) clientFromChunks() {
 		got, err := os.ReadFile(filepath.Join(p.looker.Path, y.dir, name))
 		p.check(err)
 		if !bytes.Equal(got, b) {
-			p.t.Errorf("%s has other bytes than were synced, %d of them", name, len(got))
+			p.t.Errorf("DATA: %s has other bytes than were synced, %d of them", name, len(got))
 		}
 	}
 	y.stop() // other files come into the directory

@@ -239,7 +239,7 @@ func (k *snapper) remove(ctx context.Context, c *copied) (what string, err error
 	err = k.s.Cluster.remove(ctx, c)
 	switch {
 	case needed && err == nil:
-		k.s.fail(fmt.Errorf("%v was deleted, though clones need it", c))
+		k.s.fail(fmt.Errorf("DATA: %v was deleted, though clones need it", c))
 		return "wrong deletion", nil
 	case needed && strings.Contains(err.Error(), "busy"):
 		if c.snapshot == "" { // it was detached
@@ -446,7 +446,7 @@ func (k *snapper) settled(ctx context.Context) error {
 		return fmt.Errorf("penstock snapshot list: %w\n%s", err, out)
 	}
 	if len(l.Snapshots) > 0 || l.Held > 0 {
-		return fmt.Errorf("all snapshots of %v were deleted, and there are %v, which hold %d bytes", k.of, l.Snapshots, l.Held)
+		return fmt.Errorf("DATA: all snapshots of %v were deleted, and there are %v, which hold %d bytes", k.of, l.Snapshots, l.Held)
 	}
 	status, err := c.Status(ctx)
 	if err != nil {
@@ -454,7 +454,7 @@ func (k *snapper) settled(ctx context.Context) error {
 	}
 	for _, v := range status.Volumes {
 		if strings.HasPrefix(v.Name, k.of.volume+"-") {
-			return fmt.Errorf("clone %s was deleted, and is there", v.Name)
+			return fmt.Errorf("DATA: clone %s was deleted, and is there", v.Name)
 		}
 		if v.Name != k.of.volume {
 			continue
@@ -474,7 +474,7 @@ func (k *snapper) settled(ctx context.Context) error {
 			return err
 		}
 		if bytes != v.UsedBytes {
-			return fmt.Errorf("volume %s counts %d bytes, and its files have %d", v.Name, v.UsedBytes, bytes)
+			return fmt.Errorf("DATA: volume %s counts %d bytes, and its files have %d", v.Name, v.UsedBytes, bytes)
 		}
 	}
 	return nil

@@ -203,7 +203,7 @@ func (m *model) step(dir string) error {
 			return err
 		}
 		if !bytes.Equal(p, have[off:off+len(p)]) {
-			return fmt.Errorf("%s: %d bytes at %d are others", name, len(p), off)
+			return fmt.Errorf("DATA: %s: %d bytes at %d are others", name, len(p), off)
 		}
 	}
 	m.files[name] = have
@@ -225,7 +225,7 @@ func (m *model) check(dir string) error {
 			return err
 		}
 		if !bytes.Equal(got, want) {
-			return fmt.Errorf("%s: %d bytes are not the %d that were written", name, len(got), len(want))
+			return fmt.Errorf("DATA: %s: %d bytes are not the %d that were written", name, len(got), len(want))
 		}
 	}
 	return nil
@@ -349,7 +349,7 @@ func TestCompressedUnderReaders(t *testing.T) {
 		t.Helper()
 		got := make([]byte, len(want))
 		if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("%s: %v, equal %v", what, err, bytes.Equal(got, want))
+			t.Fatalf("DATA: %s: %v, equal %v", what, err, bytes.Equal(got, want))
 		}
 	}
 	look("plain", f)

@@ -115,7 +115,7 @@ func TestCompressed(t *testing.T) {
 		for i := range files {
 			name := filepath.Join(s.mount, fmt.Sprint("prose", i))
 			if got, err := os.ReadFile(name); err != nil || !bytes.Equal(got, prose) {
-				return fmt.Errorf("%s: %d bytes, %w", name, len(got), err)
+				return fmt.Errorf("DATA: %s: %d bytes, %w", name, len(got), err)
 			}
 		}
 		for end := time.Now().Add(time.Minute); files > 0 && !seen && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {

@@ -120,7 +120,7 @@ func (f *diskFarm) reads(on map[meta.ChunkID]string, id string) (good, all int) 
 		got := make([]byte, len(f.data[c]))
 		if err := f.s.Read(context.Background(), c, got, 0); err == nil {
 			if !bytes.Equal(got, f.data[c]) {
-				f.Fatalf("%v reads wrong", c)
+				f.Fatalf("DATA: %v reads wrong", c)
 			}
 			good++
 		}

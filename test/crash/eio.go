@@ -42,7 +42,7 @@ func (m *machine) failingSyncs(ctx context.Context, rounds int, chunksOnly bool,
 			return fmt.Errorf("round %d, after failing syncs and a power cut: %w", round, err)
 		}
 		if told == nil {
-			return fmt.Errorf("round %d: syncs failed below, and nobody above was told", round)
+			return fmt.Errorf("DATA: round %d: syncs failed below, and nobody above was told", round)
 		}
 	}
 	return m.stop()

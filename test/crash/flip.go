@@ -134,17 +134,17 @@ func (s *system) readFlipped(ctx context.Context, where string, total *flips) er
 			continue
 		}
 		if len(b) != flipBytes {
-			return fmt.Errorf("%s was flipped, and file %d has %d bytes", where, i, len(b))
+			return fmt.Errorf("DATA: %s was flipped, and file %d has %d bytes", where, i, len(b))
 		}
 		if err := load.CheckPattern(b, uint64(i), 0); err != nil {
-			return fmt.Errorf("%s was flipped, and wrong bytes were read: %w", where, err)
+			return fmt.Errorf("DATA: %s was flipped, and wrong bytes were read: %w", where, err)
 		}
 	}
 	entries, err := os.ReadDir(s.mount)
 	if err != nil {
 		noticed = true
 	} else if !noticed && len(entries) != flipFiles {
-		return fmt.Errorf("%s was flipped, and the directory has %d names, want %d", where, len(entries), flipFiles)
+		return fmt.Errorf("DATA: %s was flipped, and the directory has %d names, want %d", where, len(entries), flipFiles)
 	}
 	if s.fsck(ctx) != nil {
 		noticed = true

@@ -114,9 +114,9 @@ func crossed(a, b string, operations int, seed uint64) error {
 			got, err := os.ReadFile(filepath.Join(there, n))
 			switch {
 			case !exists && !errors.Is(err, os.ErrNotExist):
-				return fmt.Errorf("operation %d: %s was removed on mount %d, and mount %d reads %q, %v", i, n, turn, 1-turn, got, err)
+				return fmt.Errorf("DATA: operation %d: %s was removed on mount %d, and mount %d reads %q, %v", i, n, turn, 1-turn, got, err)
 			case exists && (err != nil || string(got) != want):
-				return fmt.Errorf("operation %d: %s holds %q since mount %d wrote it, and mount %d reads %q, %v", i, n, want, turn, 1-turn, got, err)
+				return fmt.Errorf("DATA: operation %d: %s holds %q since mount %d wrote it, and mount %d reads %q, %v", i, n, want, turn, 1-turn, got, err)
 			}
 		}
 	}

@@ -86,7 +86,7 @@ func (k *snapshots) verify() error {
 				return err
 			}
 			if !bytes.Equal(got, want) {
-				return fmt.Errorf("%s in snapshot %s has %d bytes, %d were written before it was taken, or others", name, sn.name, len(got), len(want))
+				return fmt.Errorf("DATA: %s in snapshot %s has %d bytes, %d were written before it was taken, or others", name, sn.name, len(got), len(want))
 			}
 		}
 	}

@@ -172,7 +172,7 @@ func (m *machine) checkTold() error {
 			return nil // the last one is the one that failed
 		}
 		if len(b) != toldBytes {
-			return fmt.Errorf("%s has %d bytes, %d were synced", m.toldPath(i), len(b), toldBytes)
+			return fmt.Errorf("DATA: %s has %d bytes, %d were synced", m.toldPath(i), len(b), toldBytes)
 		}
 		if err := load.CheckPattern(b, uint64(i), 0); err != nil {
 			return err

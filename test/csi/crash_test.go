@@ -267,7 +267,7 @@ var lives = map[string]func(r *rig, name string){
 		})
 		use(func() {
 			if b, err := os.ReadFile(filepath.Join(target, "f")); err != nil || string(b) != name {
-				r.t.Errorf("%s: what was written reads %q, %v", name, b, err)
+				r.t.Errorf("DATA: %s: what was written reads %q, %v", name, b, err)
 			}
 		})
 		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
@@ -292,7 +292,7 @@ var lives = map[string]func(r *rig, name string){
 		}
 		again(r, r.node().NodePublishVolume, publish(v, staging, target))
 		if b, err := os.ReadFile(f); err != nil || string(b) != name {
-			r.t.Errorf("%s: what was written reads %q, %v", name, b, err)
+			r.t.Errorf("DATA: %s: what was written reads %q, %v", name, b, err)
 		}
 		again(r, r.node().NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: v, TargetPath: target})
 		again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: v, StagingTargetPath: staging})

@@ -336,7 +336,7 @@ func TestClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(filepath.Join(b, "f")); err != nil || string(got) != "hello" {
-		t.Errorf("the other pod reads %q, %v", got, err)
+		t.Errorf("DATA: the other pod reads %q, %v", got, err)
 	}
 	if err := os.WriteFile(filepath.Join(b, "g"), nil, 0o644); !errors.Is(err, unix.EROFS) {
 		t.Errorf("a read-only pod writes: %v", err)

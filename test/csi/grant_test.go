@@ -242,7 +242,7 @@ func TestNodeHasItsGrantsOnly(t *testing.T) {
 	must(t, node.NodeStageVolume, stage(id, "s"))
 	must(t, node.NodePublishVolume, publish(id, r.path("s"), r.path("pod")))
 	if b, err := os.ReadFile(r.path("pod", "f")); err != nil || string(b) != "x" {
-		t.Errorf("a reader reads %q, %v", b, err)
+		t.Errorf("DATA: a reader reads %q, %v", b, err)
 	}
 	if err := os.WriteFile(r.path("pod", "g"), []byte("x"), 0o644); !errors.Is(err, unix.EROFS) {
 		t.Errorf("a reader writes: %v", err)

@@ -68,7 +68,7 @@ func TestGroupOfSnapshots(t *testing.T) {
 		at := r.path(c.GetName())
 		must(t, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: v, StagingTargetPath: at, VolumeCapability: capability(manyWriters)})
 		if b, err := os.ReadFile(at + "/f"); err != nil || string(b) != "then" {
-			t.Errorf("a volume of the group reads %q, %v", b, err)
+			t.Errorf("DATA: a volume of the group reads %q, %v", b, err)
 		}
 		r.gone(v, at)
 	}

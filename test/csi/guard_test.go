@@ -84,7 +84,7 @@ func TestTargetsDoNotEscape(t *testing.T) {
 		wants(t, "staged at "+p, err, codes.InvalidArgument)
 	}
 	if b, err := os.ReadFile(file); err != nil || string(b) != "kept" {
-		t.Errorf("the file reads %q, %v", b, err)
+		t.Errorf("DATA: the file reads %q, %v", b, err)
 	}
 	if got := r.mounts(); !slices.Equal(got, []string{staging}) {
 		t.Errorf("mounted: %v", got)
@@ -132,7 +132,7 @@ func TestNothingIsWiped(t *testing.T) {
 		t.Errorf("the target is still there: %v", err)
 	}
 	if b, err := os.ReadFile(filepath.Join(staging, "f")); err != nil || string(b) != "kept" {
-		t.Errorf("the file reads %q, %v", b, err)
+		t.Errorf("DATA: the file reads %q, %v", b, err)
 	}
 	if _, err := os.Stat(filepath.Join(staging, "d", "e")); err != nil {
 		t.Error(err)
@@ -372,7 +372,7 @@ func TestDeadMount(t *testing.T) {
 	again(r, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)})
 	again(r, r.node().NodePublishVolume, publish(id, staging, target))
 	if b, err := os.ReadFile(filepath.Join(target, "f")); err != nil || string(b) != "synced" {
-		t.Errorf("the file reads %q, %v", b, err)
+		t.Errorf("DATA: the file reads %q, %v", b, err)
 	}
 	if h := must(t, r.node().NodeGetVolumeHealth, health).GetVolumeHealth().GetHealthStatuses(); len(h) > 0 {
 		t.Errorf("a mended volume: %v", h)

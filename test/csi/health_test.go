@@ -111,7 +111,7 @@ func TestTrash(t *testing.T) {
 	}
 	must(t, r.node().NodeStageVolume, stage("name=csi-pvc-1", "t"))
 	if b, err := os.ReadFile(r.path("t", "f")); err != nil || string(b) != "kept" {
-		t.Errorf("taken back it reads %q, %v", b, err)
+		t.Errorf("DATA: taken back it reads %q, %v", b, err)
 	}
 	must(t, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: "name=csi-pvc-1", StagingTargetPath: r.path("t")})
 	if _, err := r.ctl("volume", "delete", "csi-pvc-1", "--now", "--yes"); err != nil {

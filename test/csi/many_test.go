@@ -121,7 +121,7 @@ func TestManyVolumes(t *testing.T) {
 	if err := each(n, func(i int) error {
 		b, err := os.ReadFile(filepath.Join(pod(i), "f"))
 		if err == nil && string(b) != ids[i] {
-			err = fmt.Errorf("the pod of %s reads %q", ids[i], b)
+			err = fmt.Errorf("DATA: the pod of %s reads %q", ids[i], b)
 		}
 		if err != nil {
 			return err

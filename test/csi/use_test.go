@@ -291,12 +291,12 @@ func TestRestore(t *testing.T) {
 		made[v.GetVolumeId()] = at
 		must(t, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: at, VolumeCapability: capability(manyWriters)})
 		if b, err := os.ReadFile(at + "/f"); err != nil || string(b) != c.want {
-			t.Errorf("%s reads %q, %v; want %q", c.q.GetName(), b, err, c.want)
+			t.Errorf("DATA: %s reads %q, %v; want %q", c.q.GetName(), b, err, c.want)
 		}
 		put(at+"/f", "its own")
 	}
 	if b, err := os.ReadFile(r.path("pvc-1", "f")); err != nil || string(b) != "two" {
-		t.Errorf("the origin reads %q, %v", b, err)
+		t.Errorf("DATA: the origin reads %q, %v", b, err)
 	}
 	// Deleted, the snapshot is gone for everybody but the volume that needs it, and its
 	// origin stays as long as that.
@@ -313,7 +313,7 @@ func TestRestore(t *testing.T) {
 	wants(t, "the origin is deleted", err, codes.FailedPrecondition)
 	for v, at := range made {
 		if b, err := os.ReadFile(at + "/f"); err != nil || string(b) != "its own" {
-			t.Errorf("%s reads %q, %v", at, b, err)
+			t.Errorf("DATA: %s reads %q, %v", at, b, err)
 		}
 		r.gone(v, at)
 	}
@@ -395,7 +395,7 @@ func TestReadOnlyClaim(t *testing.T) {
 	shows := func(at string) string {
 		t.Helper()
 		if b, err := os.ReadFile(r.path(at, "f")); err != nil || string(b) != "one" {
-			t.Errorf("%s reads %q, %v", at, b, err)
+			t.Errorf("DATA: %s reads %q, %v", at, b, err)
 		}
 		all, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(r.path(at)))
 		if err != nil || len(all) != 1 {

@@ -98,7 +98,7 @@ func (c *churn) verify(mount string) error {
 			have = append(have, e.Name())
 		}
 		if !slices.Equal(have, want) {
-			return fmt.Errorf("%s has %d names, want the first %d", dir, len(have), len(want))
+			return fmt.Errorf("DATA: %s has %d names, want the first %d", dir, len(have), len(want))
 		}
 	}
 	return nil

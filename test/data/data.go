@@ -185,7 +185,7 @@ func (f files) verify() error {
 		b, err := os.ReadFile(f.path(i))
 		if !stays(i) {
 			if !os.IsNotExist(err) {
-				return fmt.Errorf("%s was deleted, and reading it says %v", f.path(i), err)
+				return fmt.Errorf("DATA: %s was deleted, and reading it says %v", f.path(i), err)
 			}
 			continue
 		}
@@ -193,7 +193,7 @@ func (f files) verify() error {
 			return err
 		}
 		if string(b) != string(f.content(i)) {
-			return fmt.Errorf("%s has other bytes than were written", f.path(i))
+			return fmt.Errorf("DATA: %s has other bytes than were written", f.path(i))
 		}
 	}
 	return nil

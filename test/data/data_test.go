@@ -212,7 +212,7 @@ func TestProcessThatStoodStill(t *testing.T) {
 	}
 	t.Logf("synced %v after it woke", time.Since(began).Round(time.Millisecond))
 	if b, err := os.ReadFile(open.Name()); err != nil || string(b) != "before after" {
-		t.Fatalf("%q, %v", b, err)
+		t.Fatalf("DATA: %q, %v", b, err)
 	}
 	if err := f.thin(); err != nil {
 		t.Fatal(err)

@@ -109,12 +109,12 @@ func TestLateCommit(t *testing.T) {
 	t.Logf("the journal had %d entries when term %d began, has %d", len(before), rec.Term, len(after))
 	for i, e := range before {
 		if i >= len(after) || after[i].Seq != e.Seq || after[i].Term != e.Term || after[i].Hash != e.Hash {
-			t.Errorf("entry %d of term %d is not what it was", e.Seq, e.Term)
+			t.Errorf("DATA: entry %d of term %d is not what it was", e.Seq, e.Term)
 		}
 	}
 	for _, e := range after[min(len(before), len(after)):] {
 		if e.Term < rec.Term {
-			t.Errorf("entry %d is of term %d, but the owner of term %d had read to entry %d", e.Seq, e.Term, rec.Term, len(before))
+			t.Errorf("DATA: entry %d is of term %d, but the owner of term %d had read to entry %d", e.Seq, e.Term, rec.Term, len(before))
 		}
 	}
 
@@ -132,7 +132,7 @@ func TestLateCommit(t *testing.T) {
 	}
 	for name := range listed {
 		if strings.HasPrefix(name, "made-") && !slices.Contains(asked, name) {
-			t.Errorf("%s is there, which nobody made", name)
+			t.Errorf("DATA: %s is there, which nobody made", name)
 		}
 	}
 }

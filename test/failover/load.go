@@ -112,19 +112,19 @@ func (c *creator) check(ctx context.Context, by *client.Session) error {
 	seen := map[meta.Ino]string{}
 	for name, ino := range c.made {
 		if other, ok := seen[ino]; ok {
-			return fmt.Errorf("%s and %s were both answered inode %d", name, other, ino)
+			return fmt.Errorf("DATA: %s and %s were both answered inode %d", name, other, ino)
 		}
 		seen[ino] = name
 		switch got, ok := listed[name]; {
 		case !ok:
-			return fmt.Errorf("%s, made as inode %d, is lost", name, ino)
+			return fmt.Errorf("DATA: %s, made as inode %d, is lost", name, ino)
 		case got != ino:
-			return fmt.Errorf("%s is inode %d, was made as %d", name, got, ino)
+			return fmt.Errorf("DATA: %s is inode %d, was made as %d", name, got, ino)
 		}
 	}
 	for name, ino := range listed {
 		if _, ok := c.made[name]; !ok && name != counterFile {
-			return fmt.Errorf("%s is listed as inode %d, but was never answered", name, ino)
+			return fmt.Errorf("DATA: %s is listed as inode %d, but was never answered", name, ino)
 		}
 	}
 	return nil
@@ -140,7 +140,7 @@ func list(ctx context.Context, by *client.Session, v meta.VolumeID) (map[string]
 		}
 		for _, e := range r.Entries {
 			if other, ok := all[e.Name]; ok {
-				return nil, fmt.Errorf("%s is listed twice, as inode %d and %d", e.Name, other, e.Ino)
+				return nil, fmt.Errorf("DATA: %s is listed twice, as inode %d and %d", e.Name, other, e.Ino)
 			}
 			all[e.Name], cookie = e.Ino, e.Cookie
 		}
@@ -211,7 +211,7 @@ func (k *counter) read(ctx context.Context, s *client.Session) {
 			return
 		}
 		if n < least {
-			k.fail("read %d although %d was acknowledged before", n, least)
+			k.fail("DATA: read %d although %d was acknowledged before", n, least)
 			return
 		}
 		k.reads.Add(1)
@@ -301,7 +301,7 @@ func (c *cacher) run(ctx context.Context) {
 				break
 			}
 			if n < least {
-				c.k.fail("read %d from a cache that a lease allowed, although %d was acknowledged before", n, least)
+				c.k.fail("DATA: read %d from a cache that a lease allowed, although %d was acknowledged before", n, least)
 				return
 			}
 			c.k.hits.Add(1)

@@ -70,7 +70,7 @@ func check(t *testing.T, root string) {
 	} {
 		got, err := os.ReadFile(filepath.Join(root, name))
 		if err != nil || string(got) != want {
-			t.Errorf("%s: %d bytes, %v; want %d bytes that differ", name, len(got), err, len(want))
+			t.Errorf("DATA: %s: %d bytes, %v; want %d bytes that differ", name, len(got), err, len(want))
 		}
 	}
 	f, err := os.Open(filepath.Join(root, "dir/sparse"))
@@ -80,7 +80,7 @@ func check(t *testing.T, root string) {
 	defer f.Close()
 	got := make([]byte, len(sparse))
 	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, sparse) {
-		t.Errorf("dir/sparse: %v, or other bytes", err)
+		t.Errorf("DATA: dir/sparse: %v, or other bytes", err)
 	}
 	stat := func(name string) (st unix.Stat_t) {
 		if err := unix.Lstat(filepath.Join(root, name), &st); err != nil {
@@ -105,7 +105,7 @@ func check(t *testing.T, root string) {
 	}
 	buf := make([]byte, 100)
 	if n, err := unix.Getxattr(filepath.Join(root, "dir/small"), "user.key", buf); err != nil || string(buf[:n]) != "value" {
-		t.Errorf("user.key: %q, %v", buf[:max(n, 0)], err)
+		t.Errorf("DATA: user.key: %q, %v", buf[:max(n, 0)], err)
 	}
 	if n, err := unix.Getxattr(filepath.Join(root, "dir/packed"), "system.posix_acl_access", buf); err != nil || n != 44 {
 		t.Errorf("the ACL has %d bytes, %v", n, err)
@@ -173,7 +173,7 @@ func TestOldClone(t *testing.T) {
 			"copy/new": lines(1, 100000), "copy/a": []string{"three\n", "four\n"}[i],
 		} {
 			if got, err := os.ReadFile(filepath.Join(mount, name)); err != nil || string(got) != want {
-				t.Errorf("%s: %d bytes, %v; want %d bytes that differ", name, len(got), err, len(want))
+				t.Errorf("DATA: %s: %d bytes, %v; want %d bytes that differ", name, len(got), err, len(want))
 			}
 		}
 		if _, err := os.Lstat(filepath.Join(mount, "copy/gone")); !os.IsNotExist(err) {
@@ -222,7 +222,7 @@ func TestOldMirrorRecord(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	if again, err := json.Marshal(got); err != nil || string(again) != strings.TrimSpace(string(kept)) {
-		t.Errorf("it would be written as %s, %v", again, err)
+		t.Errorf("DATA: it would be written as %s, %v", again, err)
 	}
 }
 
@@ -249,7 +249,7 @@ func TestOldGroupRecord(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	if again, err := json.Marshal(got); err != nil || string(again) != strings.TrimSpace(string(kept)) {
-		t.Errorf("it would be written as %s, %v", again, err)
+		t.Errorf("DATA: it would be written as %s, %v", again, err)
 	}
 	if !meta.IsGroupID(got.ID) || meta.IsGroupID(0) || meta.IsGroupID(got.ID|1) {
 		t.Error("tokens of groups are even")

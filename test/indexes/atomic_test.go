@@ -40,7 +40,7 @@ func only(dir, prefix string) (int, error) {
 		}
 	}
 	if found != 1 {
-		return 0, fmt.Errorf("%d names %s in %s", found, prefix, dir)
+		return 0, fmt.Errorf("DATA: %d names %s in %s", found, prefix, dir)
 	}
 	return n, nil
 }
@@ -58,7 +58,7 @@ var linkedKinds = []linked{
 		}, func(dir string) (int, error) {
 			b, err := os.ReadFile(filepath.Join(dir, "w"))
 			if err != nil || len(b) != 8 {
-				return 0, fmt.Errorf("%d bytes of a counter, %v", len(b), err)
+				return 0, fmt.Errorf("DATA: %d bytes of a counter, %v", len(b), err)
 			}
 			return int(binary.BigEndian.Uint64(b)), nil
 		}},
@@ -171,10 +171,10 @@ func TestAtomicOverMounts(t *testing.T) {
 				}
 			}
 			if n[1] > n[0] || n[0] > n[1]+1 {
-				t.Errorf("snapshot %d: %s is %d, %s is %d: no such moment was", i, p.dir[0], n[0], p.dir[1], n[1])
+				t.Errorf("DATA: snapshot %d: %s is %d, %s is %d: no such moment was", i, p.dir[0], n[0], p.dir[1], n[1])
 			}
 			if n[1] < before[j] {
-				t.Errorf("snapshot %d: %s is %d, and was %d before the call", i, p.dir[1], n[1], before[j])
+				t.Errorf("DATA: snapshot %d: %s is %d, and was %d before the call", i, p.dir[1], n[1], before[j])
 			}
 		}
 		if t.Failed() {

@@ -348,7 +348,7 @@ func TestIndexedMount(t *testing.T) {
 		t.Errorf("%v questions were answered from the index, for %d names", n, len(want))
 	}
 	if b, err := os.ReadFile(filepath.Join(below.at, "file")); err != nil || string(b) != "text" {
-		t.Errorf("through a mount of a directory: %q, %v", b, err)
+		t.Errorf("DATA: through a mount of a directory: %q, %v", b, err)
 	}
 
 	// Without a metadata server: a mount that nobody has looked at yet.

@@ -60,7 +60,7 @@ func TestSecondWalk(t *testing.T) {
 				seen++
 				b, err := os.ReadFile(p)
 				if err == nil && string(b) != "then" {
-					err = fmt.Errorf("%s is %q", p, b)
+					err = fmt.Errorf("DATA: %s is %q", p, b)
 				}
 				return err
 			}

@@ -87,7 +87,7 @@ func (p progress) verified(found uint64) progress {
 // or bytes that nobody wrote.
 type Violation struct{ Text string }
 
-func (v *Violation) Error() string { return v.Text }
+func (v *Violation) Error() string { return "DATA: " + v.Text }
 
 func violated(format string, a ...any) error { return &Violation{fmt.Sprintf(format, a...)} }
 

@@ -94,7 +94,7 @@ func TestPromoteDuringCopy(t *testing.T) {
 	}
 	m.Must("mirror", "promote", "dst")
 	if err := differ(old, walk(t, dst)); err != nil {
-		t.Fatalf("promoted, it is not what its readers saw:\n%v", err)
+		t.Fatalf("DATA: promoted, it is not what its readers saw:\n%v", err)
 	}
 	newWriter(t, dst, *seed+501).file("mine", 10<<10)
 	mine := walk(t, dst)
@@ -195,7 +195,7 @@ func TestPromoteAgain(t *testing.T) {
 		t.Errorf("promoted with %+v, readers saw %+v", r.Last, last)
 	}
 	if err := differ(shown, walk(t, dst)); err != nil {
-		t.Fatalf("readers lost what they had seen:\n%v", err)
+		t.Fatalf("DATA: readers lost what they had seen:\n%v", err)
 	}
 	m.Must("mirror", "delete", "dst")
 }
@@ -229,7 +229,7 @@ func TestSourceDead(t *testing.T) {
 	t.Logf("promoted in %v with a source that stands still", time.Since(began).Round(time.Millisecond))
 	dst := m.volume("dst")
 	if err := differ(old, walk(t, dst)); err != nil {
-		t.Fatalf("promoted, it is not what its readers saw:\n%v", err)
+		t.Fatalf("DATA: promoted, it is not what its readers saw:\n%v", err)
 	}
 	newWriter(t, dst, *seed+701).file("mine", 1000)
 	// Again a target, whose first round waits for the source from the beginning.
@@ -241,7 +241,7 @@ func TestSourceDead(t *testing.T) {
 	m.Must("mirror", "promote", "dst")
 	t.Logf("promoted in %v with a source that can't be opened", time.Since(began).Round(time.Millisecond))
 	if err := differ(old, walk(t, dst)); err != nil {
-		t.Fatalf("promoted again, it is not what its readers saw:\n%v", err)
+		t.Fatalf("DATA: promoted again, it is not what its readers saw:\n%v", err)
 	}
 	m.Must("mirror", "delete", "dst", "--leave-source")
 }
@@ -301,7 +301,7 @@ func TestPromoteWhileWaiting(t *testing.T) {
 	close(h.over)
 	w.must(<-promoted)
 	if err := differ(old, walk(t, m.volume("dst"))); err != nil {
-		t.Fatalf("promoted, it is not what its readers saw:\n%v", err)
+		t.Fatalf("DATA: promoted, it is not what its readers saw:\n%v", err)
 	}
 	m.rate("dst", "1G") // with any, its digests wait for their turn
 	m.Must("mirror", "resync", "dst", "--discard")
@@ -347,7 +347,7 @@ func TestPromoteWhileWaiting(t *testing.T) {
 			continue
 		}
 		if err != nil {
-			t.Fatalf("promoted, it is not what its readers saw:\n%v", err)
+			t.Fatalf("DATA: promoted, it is not what its readers saw:\n%v", err)
 		}
 		break
 	}
@@ -398,7 +398,7 @@ func TestStoppedCopier(t *testing.T) {
 	m.Must("mirror", "promote", "two") // once the session is over
 	two := m.volume("two")
 	if err := differ(old, walk(t, two)); err != nil {
-		t.Fatalf("promoted, it is not what its readers saw:\n%v", err)
+		t.Fatalf("DATA: promoted, it is not what its readers saw:\n%v", err)
 	}
 	newWriter(t, two, *seed+801).file("mine", 10<<10)
 	mine := walk(t, two)

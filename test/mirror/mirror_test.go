@@ -238,7 +238,7 @@ func same(t testing.TB, src *penstock.Volume, dst *penstock.Volume, r *penstock.
 		t.Fatal(err)
 	}
 	if err := differ(walk(t, s), walk(t, dst)); err != nil {
-		t.Fatalf("the target is not what the source was:\n%v", err)
+		t.Fatalf("DATA: the target is not what the source was:\n%v", err)
 	}
 }
 
@@ -768,7 +768,7 @@ func TestBytes(t *testing.T) {
 		y, err := b.volume("dst").Lookup(t.Context(), meta.RootIno, name)
 		w.must(err)
 		if !bytes.Equal(content(t, src, x.Attr), content(t, b.volume("dst"), y.Attr)) {
-			t.Errorf("file %s differs", name)
+			t.Errorf("DATA: file %s differs", name)
 		}
 	}
 }

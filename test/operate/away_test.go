@@ -113,7 +113,7 @@ func TestTakeAway(t *testing.T) {
 	r.tells("it is served again", "ok")
 	at = r.mount("v:/", "again")
 	if got, err := os.ReadFile(filepath.Join(at, "f")); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("%d of %d bytes are there: %v", len(got), len(want), err)
+		t.Errorf("DATA: %d of %d bytes are there: %v", len(got), len(want), err)
 	}
 }
 

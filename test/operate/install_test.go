@@ -282,7 +282,7 @@ func TestInstall(t *testing.T) {
 		t.Errorf("sync: %v", err)
 	}
 	if b, err := os.ReadFile(filepath.Join(at, "f")); err != nil || string(b) != "written" {
-		t.Errorf("%q %v", b, err)
+		t.Errorf("DATA: %q %v", b, err)
 	}
 }
 

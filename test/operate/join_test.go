@@ -90,7 +90,7 @@ func TestKilledWhileJoining(t *testing.T) {
 		from := filepath.Join(r.mount("v:/", "r-"+strings.ReplaceAll(when, " ", "-")), "f")
 		got, err := os.ReadFile(from)
 		if err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("%s: %d bytes, %v: not what was written", when, len(got), err)
+			t.Fatalf("DATA: %s: %d bytes, %v: not what was written", when, len(got), err)
 		}
 	}
 	locate := func() (extents int, chunks map[string][]uint64, err error) {

@@ -91,7 +91,7 @@ func TestLoss(t *testing.T) {
 	read := func(name string) error {
 		b, err := os.ReadFile(filepath.Join(at, name))
 		if err == nil && !bytes.Equal(b, data) {
-			t.Fatalf("%s: %d bytes, zeros %v: these are not its bytes", name, len(b), bytes.Count(b, []byte{0}))
+			t.Fatalf("DATA: %s: %d bytes, zeros %v: these are not its bytes", name, len(b), bytes.Count(b, []byte{0}))
 		}
 		return err
 	}

@@ -219,7 +219,7 @@ func TestManual(t *testing.T) {
 	for path, want := range files {
 		got, err := os.ReadFile(filepath.Join(at, filepath.Base(path)))
 		if err != nil || !bytes.Equal(got, want) {
-			t.Errorf("%s: %d of %d bytes, %v", filepath.Base(path), len(got), len(want), err)
+			t.Errorf("DATA: %s: %d of %d bytes, %v", filepath.Base(path), len(got), len(want), err)
 		}
 	}
 	if out, err := r.Ctl("fsck", "--volume", "v"); err != nil {

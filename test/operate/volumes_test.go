@@ -55,7 +55,7 @@ func TestVolumesPage(t *testing.T) {
 				// Somebody works in the mount meanwhile; now and then the volume is not there.
 				// (Nobody did: docs/parts/volumes.md, Limits.)
 				if got, err := os.ReadFile(file); err == nil && string(got) != "written" {
-					t.Fatalf("%q after %s", got, line)
+					t.Fatalf("DATA: %q after %s", got, line)
 				}
 			}
 		}
@@ -69,6 +69,6 @@ func TestVolumesPage(t *testing.T) {
 		t.Errorf("the page has only %d commands", followed)
 	}
 	if got, err := os.ReadFile(file); err != nil || string(got) != "written" {
-		t.Errorf("%q %v", got, err)
+		t.Errorf("DATA: %q %v", got, err)
 	}
 }

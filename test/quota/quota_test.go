@@ -174,12 +174,12 @@ func (w *writer) verify(root string) error {
 		return err
 	}
 	if int64(len(b)) != w.taken {
-		return fmt.Errorf("%s: write took %d bytes, %d are there", w.path, w.taken, len(b))
+		return fmt.Errorf("DATA: %s: write took %d bytes, %d are there", w.path, w.taken, len(b))
 	}
 	want := make([]byte, len(b))
 	fill(want, w.file, 0)
 	if !bytes.Equal(b, want) {
-		return fmt.Errorf("%s: wrong bytes", w.path)
+		return fmt.Errorf("DATA: %s: wrong bytes", w.path)
 	}
 	return nil
 }
@@ -279,7 +279,7 @@ func TestRace(t *testing.T) {
 	u := r.used()
 	t.Logf("%d files, %d refused, %d of %d bytes taken, %d committed", len(all), denied, taken, limit, u.Used)
 	if u.Used > limit || uint64(taken) != u.Used {
-		t.Errorf("%d bytes are committed of %d taken, the limit is %d", u.Used, taken, limit)
+		t.Errorf("DATA: %d bytes are committed of %d taken, the limit is %d", u.Used, taken, limit)
 	}
 	if denied == 0 {
 		t.Error("nobody was refused")
@@ -356,7 +356,7 @@ func TestRaceWithOwnerKilled(t *testing.T) {
 		r.meta.Kill()
 		r.startMeta()
 		if u := r.used(); u.Used > limit {
-			t.Errorf("%d bytes are committed, the limit is %d", u.Used, limit)
+			t.Errorf("DATA: %d bytes are committed, the limit is %d", u.Used, limit)
 		}
 	}
 	close(stop)
@@ -373,7 +373,7 @@ func TestRaceWithOwnerKilled(t *testing.T) {
 		}
 	}
 	if u := r.used(); u.Used > limit {
-		t.Errorf("%d bytes are committed, the limit is %d", u.Used, limit)
+		t.Errorf("DATA: %d bytes are committed, the limit is %d", u.Used, limit)
 	}
 	r.fsck()
 }
@@ -411,7 +411,7 @@ func TestIdleIsRecalled(t *testing.T) {
 		t.Fatal(err)
 	}
 	if u := r.used(); u.Used != limit {
-		t.Errorf("%d bytes are committed, not %d", u.Used, limit)
+		t.Errorf("DATA: %d bytes are committed, not %d", u.Used, limit)
 	}
 	// Writing over what is there, punching and writing again, needs nothing.
 	over := bytes.Repeat([]byte("o"), 1<<20)
@@ -456,7 +456,7 @@ func TestIdleIsRecalled(t *testing.T) {
 		t.Fatal(err)
 	}
 	if u := r.used(); u.Used > limit {
-		t.Errorf("%d bytes are committed, the limit is %d", u.Used, limit)
+		t.Errorf("DATA: %d bytes are committed, the limit is %d", u.Used, limit)
 	}
 	// A file that is unlinked while it is open counts until it is closed.
 	if err := os.Remove(filepath.Join(b, "large")); err != nil {

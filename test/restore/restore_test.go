@@ -167,7 +167,7 @@ func check(t *testing.T, c *penstock.Client, volume string, names ...string) {
 	for _, name := range names {
 		b, err := v.Tree().ReadFile(t.Context(), name)
 		if err != nil || !bytes.Equal(b, content(name)) {
-			t.Fatalf("%s: %d bytes, %v", name, len(b), err)
+			t.Fatalf("DATA: %s: %d bytes, %v", name, len(b), err)
 		}
 	}
 }
@@ -271,7 +271,7 @@ func TestEtcdLostWhole(t *testing.T) {
 			t.Fatal(text)
 		}
 		if v["name"] == "data" && v["unknown_bytes"].(float64) < 100_000 {
-			t.Fatalf("the bytes of files written after the checkpoint are not seen: %s", text)
+			t.Fatalf("DATA: the bytes of files written after the checkpoint are not seen: %s", text)
 		}
 	}
 	r.startMeta()
@@ -283,7 +283,7 @@ func TestEtcdLostWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := again.Tree().ReadFile(t.Context(), lost[0]); !errors.Is(err, meta.NotFound) {
-		t.Fatalf("a file that was lost: %v", err)
+		t.Fatalf("DATA: a file that was lost: %v", err)
 	}
 	write(t, fresh, "data", names("new", 10)...)
 	check(t, fresh, "data", names("new", 10)...)

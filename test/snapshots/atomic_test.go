@@ -116,12 +116,12 @@ func (r *reader) open(name string) (*meta.Result, error) {
 	end := uint64(len(res.Data))
 	for _, x := range res.Extents {
 		if x.OpenEnded || x.Off != end {
-			return nil, fmt.Errorf("%s in the snapshot: %+v after %d bytes", name, x, end)
+			return nil, fmt.Errorf("DATA: %s in the snapshot: %+v after %d bytes", name, x, end)
 		}
 		end = x.End()
 	}
 	if end != res.Attr.Size {
-		return nil, fmt.Errorf("%s in the snapshot has %d bytes mapped, its size is %d", name, end, res.Attr.Size)
+		return nil, fmt.Errorf("DATA: %s in the snapshot has %d bytes mapped, its size is %d", name, end, res.Attr.Size)
 	}
 	return res, nil
 }
@@ -142,7 +142,7 @@ func counted(size uint64) func(*reader, string) (uint64, error) {
 			return 0, err
 		}
 		if res.Attr.Size%size != 0 {
-			return 0, fmt.Errorf("%s has %d bytes in the snapshot: half a write", name, res.Attr.Size)
+			return 0, fmt.Errorf("DATA: %s has %d bytes in the snapshot: half a write", name, res.Attr.Size)
 		}
 		return res.Attr.Size / size, nil
 	}
@@ -177,7 +177,7 @@ var kinds = []kind{
 			}
 		}
 		if found != 1 {
-			return 0, fmt.Errorf("%d names of %s in the snapshot", found, name)
+			return 0, fmt.Errorf("DATA: %d names of %s in the snapshot", found, name)
 		}
 		return n, nil
 	}},
@@ -277,14 +277,14 @@ func TestAtomic(t *testing.T) {
 					t.Fatal(err)
 				}
 				if n[side] < before[j][side] {
-					t.Errorf("snapshot %d: %s is %d; write returned for %d before the call", i, p.name[side], n[side], before[j][side])
+					t.Errorf("DATA: snapshot %d: %s is %d; write returned for %d before the call", i, p.name[side], n[side], before[j][side])
 				}
 				if n[side] > p.begun[side].Load() {
-					t.Errorf("snapshot %d: %s is %d, which nobody wrote", i, p.name[side], n[side])
+					t.Errorf("DATA: snapshot %d: %s is %d, which nobody wrote", i, p.name[side], n[side])
 				}
 			}
 			if n[1] > n[0] || n[0] > n[1]+1 {
-				t.Errorf("snapshot %d: %s is %d, %s is %d: no such moment was", i, p.name[0], n[0], p.name[1], n[1])
+				t.Errorf("DATA: snapshot %d: %s is %d, %s is %d: no such moment was", i, p.name[0], n[0], p.name[1], n[1])
 			}
 		}
 		if t.Failed() {
@@ -317,6 +317,6 @@ func TestAtomic(t *testing.T) {
 		t.Fatal(err)
 	}
 	if report.Count > 0 {
-		t.Error(report.Problems)
+		t.Error("DATA: fsck:", report.Problems)
 	}
 }

@@ -83,11 +83,11 @@ func TestGroupAtomic(t *testing.T) {
 					t.Fatal(err)
 				}
 				if n[side] < before[j][side] || n[side] > p.begun[side].Load() {
-					t.Errorf("group %d: %s is %d; write returned for %d before the call", i, p.name[side], n[side], before[j][side])
+					t.Errorf("DATA: group %d: %s is %d; write returned for %d before the call", i, p.name[side], n[side], before[j][side])
 				}
 			}
 			if n[1] > n[0] || n[0] > n[1]+1 {
-				t.Errorf("group %d: %s is %d, %s is %d: no such moment was", i, p.name[0], n[0], p.name[1], n[1])
+				t.Errorf("DATA: group %d: %s is %d, %s is %d: no such moment was", i, p.name[0], n[0], p.name[1], n[1])
 			}
 		}
 	}

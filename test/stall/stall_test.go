@@ -194,14 +194,14 @@ func (l *load) verify(t *testing.T, v *penstock.Volume) {
 			return
 		}
 		if e.Attr.Size < f.synced || e.Attr.Size > f.size {
-			t.Errorf("%s, inode %d: %d bytes; %d were synced, %d written", l.name, f.ino, e.Attr.Size, f.synced, f.size)
+			t.Errorf("DATA: %s, inode %d: %d bytes; %d were synced, %d written", l.name, f.ino, e.Attr.Size, f.synced, f.size)
 		}
 		got, want := make([]byte, 1<<20), make([]byte, 1<<20)
 		for off := uint64(0); off < e.Attr.Size; off += uint64(len(got)) {
 			n, err := v.Read(t.Context(), f.ino, got, int64(off))
 			fill(want, f.seed, off)
 			if err != nil || n != int(min(e.Attr.Size-off, uint64(len(got)))) || !bytes.Equal(got[:n], want[:n]) {
-				t.Errorf("%s, inode %d: %d bytes at %d are wrong: %v", l.name, f.ino, n, off, err)
+				t.Errorf("DATA: %s, inode %d: %d bytes at %d are wrong: %v", l.name, f.ino, n, off, err)
 				return
 			}
 			total += uint64(n)

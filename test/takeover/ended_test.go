@@ -50,7 +50,7 @@ func TestUnmountedWhileNobodyServes(t *testing.T) {
 	})
 	got, err := os.ReadFile(filepath.Join(r.at, "f"))
 	if err != nil || !bytes.Equal(got, want) {
-		t.Errorf("%d bytes that are not those written: %v", len(got), err)
+		t.Errorf("DATA: %d bytes that are not those written: %v", len(got), err)
 	}
 	// Its session is over: what was locked is not.
 	g, err := os.OpenFile(filepath.Join(r.at, "f"), os.O_RDWR, 0)

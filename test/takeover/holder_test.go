@@ -217,7 +217,7 @@ func TestMountOutOfSight(t *testing.T) {
 		return nil
 	})
 	if got, err := os.ReadFile(filepath.Join(r.at, "open")); err != nil || string(got) != "here" {
-		t.Errorf("%q is not what was written: %v", got, err)
+		t.Errorf("DATA: %q is not what was written: %v", got, err)
 	}
 	r.clean(p.PID())
 }

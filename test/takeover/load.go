@@ -121,16 +121,16 @@ func (l *load) appends(dir string) error {
 	for at := 0; at < len(b); at += line {
 		var w, i int
 		if _, err := fmt.Sscan(string(b[at:min(at+line, len(b))]), &w, &i); err != nil || w >= writers {
-			return fmt.Errorf("at %d of %d: %q: %v", at, len(b), b[at:min(at+line, len(b))], err)
+			return fmt.Errorf("DATA: at %d of %d: %q: %v", at, len(b), b[at:min(at+line, len(b))], err)
 		}
 		if i != next[w] {
-			return fmt.Errorf("at %d: line %d of writer %d, not %d", at, i, w, next[w])
+			return fmt.Errorf("DATA: at %d: line %d of writer %d, not %d", at, i, w, next[w])
 		}
 		next[w]++
 	}
 	for w := range next {
 		if next[w] != written[w] {
-			return fmt.Errorf("%d lines of writer %d, not %d", next[w], w, written[w])
+			return fmt.Errorf("DATA: %d lines of writer %d, not %d", next[w], w, written[w])
 		}
 	}
 	return nil
@@ -161,7 +161,7 @@ func (l *load) blocks(dir string) error {
 			return err
 		}
 		if !bytes.Equal(got, pattern(uint64(i), version[i], size)) {
-			return fmt.Errorf("block %d is of version %d, not %d", i, binary.LittleEndian.Uint64(got[8:]), version[i])
+			return fmt.Errorf("DATA: block %d is of version %d, not %d", i, binary.LittleEndian.Uint64(got[8:]), version[i])
 		}
 		return nil
 	}
@@ -235,7 +235,7 @@ func (l *load) tree(dir string) error {
 		}
 		b, err := os.ReadFile(filepath.Join(d, "s"))
 		if err != nil || string(b) != fmt.Sprint(n) {
-			return fmt.Errorf("%q, %w", b, err)
+			return fmt.Errorf("DATA: %q, %w", b, err)
 		}
 		for _, name := range []string{"b", "c", "s"} {
 			if err := os.Remove(filepath.Join(d, name)); err != nil {
@@ -280,7 +280,7 @@ func (l *load) mapped(dir string) error {
 			l.count("msync")
 			got := make([]byte, size)
 			if _, err := f.ReadAt(got, int64(i*size)); err != nil || !bytes.Equal(got, pattern(uint64(i), n, size)) {
-				return fmt.Errorf("read(2) of page %d after msync: version %d, not %d: %w", i, binary.LittleEndian.Uint64(got[8:]), n, err)
+				return fmt.Errorf("DATA: read(2) of page %d after msync: version %d, not %d: %w", i, binary.LittleEndian.Uint64(got[8:]), n, err)
 			}
 			if err := unix.Madvise(m, unix.MADV_DONTNEED); err != nil {
 				return err
@@ -288,7 +288,7 @@ func (l *load) mapped(dir string) error {
 		}
 		j := rnd.IntN(count)
 		if version[j] != 0 && !bytes.Equal(m[j*size:(j+1)*size], pattern(uint64(j), version[j], size)) {
-			return fmt.Errorf("page %d is of version %d, not %d", j, binary.LittleEndian.Uint64(m[j*size+8:]), version[j])
+			return fmt.Errorf("DATA: page %d is of version %d, not %d", j, binary.LittleEndian.Uint64(m[j*size+8:]), version[j])
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -381,7 +381,7 @@ func (l *load) adds(name string, lock func(f *os.File, kind int16, wait bool) er
 		return err
 	}
 	if got := binary.LittleEndian.Uint64(b); got != added.Load() {
-		return fmt.Errorf("the number in %s is %d after %d additions", name, got, added.Load())
+		return fmt.Errorf("DATA: the number in %s is %d after %d additions", name, got, added.Load())
 	}
 	return nil
 }
@@ -419,7 +419,7 @@ func (l *load) list(dir string) error {
 			}
 		}
 		if seen != names {
-			return fmt.Errorf("%d names, not %d", seen, names)
+			return fmt.Errorf("DATA: %d names, not %d", seen, names)
 		}
 		if err := os.Remove(extra); err != nil {
 			return err
@@ -449,7 +449,7 @@ func (l *load) unlinked(dir string) error {
 		got := make([]byte, 4096)
 		for i := range uint64(8) {
 			if _, err := f.ReadAt(got, int64(i)*4096); err != nil || !bytes.Equal(got, pattern(i, n, 4096)) {
-				return fmt.Errorf("block %d: %w", i, err)
+				return fmt.Errorf("DATA: block %d: %w", i, err)
 			}
 		}
 		if err := f.Close(); err != nil {
@@ -489,7 +489,7 @@ func (l *load) stream(dir string) error {
 		got := make([]byte, piece)
 		for i := range uint64(pieces) {
 			if _, err := io.ReadFull(r, got); err != nil || !bytes.Equal(got, pattern(i, n, piece)) {
-				return fmt.Errorf("round %d piece %d of %s: version %d: %w", n, i, name, binary.LittleEndian.Uint64(got[8:]), err)
+				return fmt.Errorf("DATA: round %d piece %d of %s: version %d: %w", n, i, name, binary.LittleEndian.Uint64(got[8:]), err)
 			}
 		}
 		if err := r.Close(); err != nil {
@@ -524,11 +524,11 @@ func (l *load) tails(dir string) error {
 		}
 		b, err := os.ReadFile(f.Name())
 		if err != nil || len(b) != int(i)*piece {
-			return fmt.Errorf("%d bytes, not %d: %w", len(b), int(i)*piece, err)
+			return fmt.Errorf("DATA: %d bytes, not %d: %w", len(b), int(i)*piece, err)
 		}
 		for j := range i {
 			if !bytes.Equal(b[j*piece:(j+1)*piece], pattern(j, n, piece)) {
-				return fmt.Errorf("piece %d of %d is another", j, i)
+				return fmt.Errorf("DATA: piece %d of %d is another", j, i)
 			}
 		}
 	}

@@ -68,7 +68,7 @@ func TestQuotaIsInherited(t *testing.T) {
 		r.killed()
 		soon(t, "what write(2) took", func() error { return errors.Join(f.Sync(), f.Close()) })
 		if got, err := os.ReadFile(f.Name()); err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("round %d: %d bytes, not those that were written: %v", n, len(got), err)
+			t.Fatalf("DATA: round %d: %d bytes, not those that were written: %v", n, len(got), err)
 		}
 		if err := os.Remove(f.Name()); err != nil {
 			t.Fatal(err)
@@ -108,11 +108,11 @@ func TestFullVolumeIsTakenOver(t *testing.T) {
 	soon(t, "what write(2) took", func() error { return errors.Join(f.Sync(), f.Close()) })
 	got, err := os.ReadFile(f.Name())
 	if err != nil || len(got) != taken {
-		t.Fatalf("%d bytes, not %d: %v", len(got), taken, err)
+		t.Fatalf("DATA: %d bytes, not %d: %v", len(got), taken, err)
 	}
 	for n := range uint64(taken >> 20) {
 		if !bytes.Equal(got[n<<20:][:1<<20], pattern(n, 1, 1<<20)) {
-			t.Fatalf("MiB %d is not what was written", n)
+			t.Fatalf("DATA: MiB %d is not what was written", n)
 		}
 	}
 	r.clean(r.server())

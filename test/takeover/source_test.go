@@ -55,7 +55,7 @@ func (r *rig) reads(name, want string) {
 	r.T.Helper()
 	b, err := os.ReadFile(filepath.Join(r.at, name))
 	if err != nil || string(b) != want {
-		r.T.Errorf("%s is %q, not %q: %v", name, b, want, err)
+		r.T.Errorf("DATA: %s is %q, not %q: %v", name, b, want, err)
 	}
 }
 
@@ -126,7 +126,7 @@ func TestSuccessorOfAnotherSource(t *testing.T) {
 	r.serve("d@v3:/")
 	b := make([]byte, 5)
 	if _, err := held.ReadAt(b, 0); err != nil || string(b) != "three" {
-		t.Errorf("what was open all the while reads %q: %v", b, err)
+		t.Errorf("DATA: what was open all the while reads %q: %v", b, err)
 	}
 	held.Close()
 	r.clean(r.next(0))

@@ -247,7 +247,7 @@ func TestExampleUnit(t *testing.T) {
 	u.start()
 	mounted()
 	if got, err := os.ReadFile(filepath.Join(r.at, "last")); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("after the stop there are %d bytes, not those written: %v", len(got), err)
+		t.Errorf("DATA: after the stop there are %d bytes, not those written: %v", len(got), err)
 	}
 	starts := u.starts
 	r.Until("unmounted", func() error { return unix.Unmount(r.at, 0) })

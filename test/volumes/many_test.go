@@ -177,7 +177,7 @@ func TestManyVolumes(t *testing.T) {
 	}
 	out := r.Must("fsck", "--volume", "root")
 	if !strings.Contains(string(out), "clean") {
-		t.Errorf("fsck: %s", out)
+		t.Errorf("DATA: fsck: %s", out)
 	}
 	t.Logf("memory of the metadata server at the end: %d MiB", resident(t, r.meta.PID())>>20)
 }

@@ -147,7 +147,7 @@ func TestPolicyMovesData(t *testing.T) {
 			default:
 			}
 			if b, err := os.ReadFile(name(i)); err != nil || !bytes.Equal(b, content(i)) {
-				done <- fmt.Errorf("reading f%d: %d bytes, %w", i, len(b), err)
+				done <- fmt.Errorf("DATA: reading f%d: %d bytes, %w", i, len(b), err)
 				return
 			}
 		}
@@ -197,6 +197,6 @@ func TestPolicyMovesData(t *testing.T) {
 		})
 	}
 	if out := r.Must("fsck"); !bytes.Contains(out, []byte("clean")) {
-		t.Errorf("fsck: %s", out)
+		t.Errorf("DATA: fsck: %s", out)
 	}
 }

@@ -94,7 +94,7 @@ func (r *rig) write(name, text string) {
 func (r *rig) reads(name, want string) {
 	r.T.Helper()
 	if b, err := os.ReadFile(name); err != nil || string(b) != want {
-		r.T.Errorf("%s: %q, %v; want %q", name, b, err, want)
+		r.T.Errorf("DATA: %s: %q, %v; want %q", name, b, err, want)
 	}
 }
 
@@ -193,7 +193,7 @@ func TestTree(t *testing.T) {
 		r.fails(at, err, unix.ENOENT)
 	}
 	if b := make([]byte, 4); must(t, f.Read, b) != 4 || string(b) != "in b" {
-		t.Errorf("the file that is open reads %q", b)
+		t.Errorf("DATA: the file that is open reads %q", b)
 	}
 	r.Must("volume", "rename", "b", "bb")
 	r.Must("volume", "attach", "bb", "/teams/other/deep/b", "--parents")
@@ -236,7 +236,7 @@ func TestTree(t *testing.T) {
 		t.Errorf("left: %v, %v", r.list(), r.list("--trash"))
 	}
 	if out := r.Must("fsck"); !bytes.Contains(out, []byte("clean")) {
-		t.Errorf("fsck: %s", out)
+		t.Errorf("DATA: fsck: %s", out)
 	}
 }
 
@@ -325,13 +325,13 @@ func TestKillsWhileTheTreeChanges(t *testing.T) {
 			r.Until("the file is where it was", func() error {
 				b, err := os.ReadFile(filepath.Join(root, fmt.Sprint("v", i), "f"))
 				if err == nil && string(b) != fmt.Sprint(i) {
-					t.Fatalf("v%d holds %q", i, b)
+					t.Fatalf("DATA: v%d holds %q", i, b)
 				}
 				return err
 			})
 		}
 		if out := r.Must("fsck"); !bytes.Contains(out, []byte("clean")) {
-			t.Errorf("fsck: %s", out)
+			t.Errorf("DATA: fsck: %s", out)
 		}
 	}
 }

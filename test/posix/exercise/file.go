@@ -232,7 +232,7 @@ func (f *file) compare(off, n int) error {
 		want = f.want[off:min(off+n, len(f.want))]
 	}
 	if got != len(want) {
-		return fmt.Errorf("pread of [%d, +%d) gives %d bytes, expected %d of a file of %d", off, n, got, len(want), len(f.want))
+		return fmt.Errorf("DATA: pread of [%d, +%d) gives %d bytes, expected %d of a file of %d", off, n, got, len(want), len(f.want))
 	}
 	return same(b[:got], want, off)
 }
@@ -244,7 +244,7 @@ func same(got, want []byte, off int) error {
 	}
 	for i := range want {
 		if got[i] != want[i] {
-			return fmt.Errorf("byte %d is %#x, expected %#x (range of %d bytes from %d)", off+i, got[i], want[i], len(want), off)
+			return fmt.Errorf("DATA: byte %d is %#x, expected %#x (range of %d bytes from %d)", off+i, got[i], want[i], len(want), off)
 		}
 	}
 	return nil

@@ -285,7 +285,7 @@ func (t *tree) compare(full string, n *node) error {
 			b := make([]byte, 100)
 			m, err := unix.Lgetxattr(p, "user.exercise", b)
 			if err != nil || string(b[:m]) != c.xattr {
-				return fmt.Errorf("%s has the attribute %q (%w), expected %q", p, b[:max(m, 0)], err, c.xattr)
+				return fmt.Errorf("DATA: %s has the attribute %q (%w), expected %q", p, b[:max(m, 0)], err, c.xattr)
 			}
 		}
 		switch {
@@ -301,7 +301,7 @@ func (t *tree) compare(full string, n *node) error {
 			}
 		default:
 			if got, err := os.ReadFile(p); err != nil || string(got) != c.data {
-				return fmt.Errorf("%s holds %q (%w), expected %q", p, got, err, c.data)
+				return fmt.Errorf("DATA: %s holds %q (%w), expected %q", p, got, err, c.data)
 			}
 		}
 		if int(st.Nlink) != c.nlink {

@@ -147,7 +147,7 @@ func sameBytes(t *T, what string, got, want []byte) {
 			break
 		}
 	}
-	t.Fatalf("%s: expected %d bytes, got %d; they differ first at offset %d: expected %q, got %q", what, len(want), len(got), at, peek(want, at), peek(got, at))
+	t.Fatalf("DATA: %s: expected %d bytes, got %d; they differ first at offset %d: expected %q, got %q", what, len(want), len(got), at, peek(want, at), peek(got, at))
 }
 
 func peek(b []byte, at int) []byte { return b[min(at, len(b)):min(at+16, len(b))] }
