@@ -7,15 +7,18 @@ import (
 	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"penstock.io/penstock/csi/policy"
 	"penstock.io/penstock/csi/reply"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/process"
 )
 
-// NodePublishVolume binds a staged volume to where a pod looks for it.
+// NodePublishVolume binds a staged volume to where a pod looks for it. If the staged mount
+// has ended it is made again before.
 func (s *Server) NodePublishVolume(ctx context.Context, q *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	if err := required(q.GetVolumeId(), q.GetTargetPath()); err != nil {
 		return nil, err
@@ -79,15 +82,23 @@ func (s *Server) publish(ctx context.Context, p publishing) error {
 		return err
 	}
 	f := s.folderOf(p.volume, p.staging)
-	have, rerr := f.read()
-	if staged == nil || rerr != nil {
+	have, err := f.read()
+	if err != nil {
 		return meta.E(op, meta.Busy, p.staging, errors.New("the volume is not staged there"))
 	}
 	if have.Volume != p.volume {
 		panic(fmt.Sprintf("node: the record of %s says %s: its folder's name is not of both", p.volume, have.Volume))
 	}
-	if err := s.probes.ask(ctx, p.staging); err != nil {
-		return meta.E(op, meta.Busy, p.staging, fmt.Errorf("the staged mount is dead: stage the volume again: %w", err))
+	var dead error
+	if staged != nil {
+		dead = s.probes.ask(ctx, p.staging)
+	}
+	if staged == nil || meta.KindOf(dead) == meta.IO {
+		if have, staged, err = s.stageAgain(ctx, f, have); err != nil {
+			return err
+		}
+	} else if dead != nil {
+		return meta.E(op, meta.Busy, p.staging, fmt.Errorf("the staged mount does not answer: %w", dead))
 	}
 	// Before it is bound: a call that is cut off later leaves a word too much.
 	if err := f.note(have, p.target, p.pod); err != nil {
@@ -127,6 +138,39 @@ func (s *Server) publish(ctx context.Context, p publishing) error {
 	}
 	s.Step("publish.bound")
 	return nil
+}
+
+// stageAgain mounts a volume that was staged and whose mount has ended, as a killed process
+// without a holder leaves it. To wait for NodeStageVolume would be to wait for ever: a
+// kubelet stages a volume once, and not again as long as a pod of its node has it.
+func (s *Server) stageAgain(ctx context.Context, f folder, was record) (now record, at *mountinfo.Info, err error) {
+	const op = "stage again"
+	if mayBeInline(was.Volume) {
+		return now, nil, meta.E(op, meta.Busy, was.Staging, errors.New("the mount has ended since it was made for this pod"))
+	}
+	from, err := s.source(ctx, was.Volume)
+	if err != nil {
+		return now, nil, err
+	}
+	// Before the mount that has ended is taken away: from then on this alone tells that the
+	// volume is staged.
+	was.Boot = process.Boot()
+	if err := f.write(was); err != nil {
+		return now, nil, meta.E(op, meta.IO, string(f), err)
+	}
+	want := record{Volume: was.Volume, Staging: was.Staging, Options: was.asked(), Pods: was.Pods, Boot: was.Boot}
+	s.serve(&want, from)
+	s.Logger.Warn("a staged mount has ended, and is made again for a pod that comes", "volume", was.Volume, "path", was.Staging)
+	if err := s.stage(ctx, want); err != nil {
+		return now, nil, err
+	}
+	if at, err = mountAt(was.Staging); err == nil && at == nil {
+		err = meta.E(op, meta.Unavailable, was.Staging, errors.New("the mount has ended again"))
+	}
+	if err == nil {
+		now, err = f.read()
+	}
+	return now, at, err
 }
 
 // targetKey is what calls about one target are pending by.

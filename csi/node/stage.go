@@ -213,13 +213,15 @@ func (s *Server) alreadyStaged(ctx context.Context, f folder, want record) error
 // wants. Its source may differ: the volume may have another name by now.
 // So may its pin: drivers of before pinned nothing.
 func (r record) admits(want record) error {
-	asked := func(options []string) []string {
-		return slices.DeleteFunc(slices.Clone(options), func(x string) bool { return strings.HasPrefix(x, policy.PinOption) })
-	}
-	if r.Volume != want.Volume || r.Staging != want.Staging || !slices.Equal(asked(r.Options), asked(want.Options)) {
+	if r.Volume != want.Volume || r.Staging != want.Staging || !slices.Equal(r.asked(), want.asked()) {
 		return meta.E("stage", meta.Exists, want.Staging, fmt.Errorf("the volume is staged there with other options: %v", r.Options))
 	}
 	return nil
+}
+
+// asked are the options that the orchestrator asked for.
+func (r record) asked() []string {
+	return slices.DeleteFunc(slices.Clone(r.Options), func(x string) bool { return strings.HasPrefix(x, policy.PinOption) })
 }
 
 // startWait bounds how long a process may take to mount, whatever the caller's

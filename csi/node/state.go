@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/process"
 )
 
 // record says how a volume was staged. It is written before the volume is
@@ -26,6 +27,9 @@ type record struct {
 	// told. A volume may have been taken from them since.
 	Pods map[string]pod `json:"pods,omitempty"`
 	Pin  *pinned        `json:"pin,omitempty"` // of a snapshot
+	// Boot, of the machine: publishing it, the driver has staged it again in that boot. The
+	// orchestrator takes it for staged, mounted or not, and would not stage it again.
+	Boot string `json:"boot,omitempty"`
 }
 
 // pinned is what the mount of a snapshot holds of it.
@@ -166,8 +170,8 @@ func (f folder) remove() error {
 }
 
 // Recover looks at what was staged when the driver ran last: what is still mounted
-// stays as it is, and what can't be told of; the state of what is not mounted is
-// removed. It gives the volumes that are staged. It is called once, before the service
+// stays as it is, and what can't be told of, and what is to be mounted again; the state of
+// what else is not mounted is removed. It gives the volumes that are staged. It is called once, before the service
 // serves.
 func (s *Server) Recover() (staged []string, err error) {
 	dirs, err := os.ReadDir(filepath.Join(s.State, "volumes"))
@@ -208,6 +212,12 @@ func (s *Server) Recover() (staged []string, err error) {
 				// Its process is gone. A holder may have the mount: see Keep. Else it
 				// is dead, and whoever stages or unstages it next finds the record.
 				s.Logger.Warn("a staged volume's process is gone", "volume", r.Volume, "path", r.Staging)
+				staged = append(staged, r.Volume)
+				l.Close()
+				continue
+			}
+			if r.Boot != "" && r.Boot == process.Boot() {
+				// A driver was killed before the mount was there again; the next call brings it.
 				staged = append(staged, r.Volume)
 				l.Close()
 				continue

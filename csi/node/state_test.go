@@ -22,6 +22,7 @@ import (
 	"penstock.io/penstock/csi/cluster"
 	"penstock.io/penstock/csi/handle"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/process"
 )
 
 // forgets is a holder that has nothing, and notes what it is to forget.
@@ -45,6 +46,16 @@ func TestRecover(t *testing.T) {
 		}
 		return f
 	}
+	again, before := staged("again"), staged("before")
+	for f, in := range map[folder]string{again: process.Boot(), before: "another"} {
+		r, err := f.read()
+		if r.Boot = in; err == nil {
+			err = f.write(r)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	gone, damaged, next, unknown := staged("gone"), staged("damaged"), staged("next"), staged("unknown")
 	if err := os.WriteFile(damaged.file(recordName), []byte(`{"version":`), 0o600); err != nil {
 		t.Fatal(err)
@@ -64,18 +75,19 @@ func TestRecover(t *testing.T) {
 	}
 	for range 2 { // it changes nothing by looking
 		l, err := s.Recover()
-		if err != nil || !slices.Equal(l, []string{"unknown"}) {
+		slices.Sort(l)
+		if err != nil || !slices.Equal(l, []string{"again", "unknown"}) {
 			t.Errorf("staged: %v, %v", l, err)
 		}
-		if exists(gone) || exists(bare) || !holder.forgot("/staging/gone") {
+		if exists(gone) || exists(bare) || exists(before) || !holder.forgot("/staging/gone") {
 			t.Error("state is left of what is not mounted")
 		}
-		for what, f := range map[string]folder{"of a damaged record": damaged, "of another version": next, "of what may be mounted": unknown} {
+		for what, f := range map[string]folder{"of a damaged record": damaged, "of another version": next, "of what may be mounted": unknown, "of what is staged again": again} {
 			if !exists(f) {
 				t.Errorf("the state %s is gone", what)
 			}
 		}
-		if len(*holder) != 1 {
+		if len(*holder) != 2 {
 			t.Errorf("the holder forgot %v", *holder)
 		}
 	}

@@ -36,9 +36,15 @@ var crashes = map[string][]string{
 	"group":   {"group.take", "group.taken", "ungroup.delete", "ungroup.deleted"},
 	"copy":    {"create.make", "create.made", "create.set", "delete.delete"},
 	"reader":  {"stage.record", "stage.started", "stage.mounted", "unstage.unmounted", "unstage.forget"},
-	"inline":  {"inline.make", "inline.made", "inline.delete", "inline.deleted"},
-	"granted": {"grant.add", "grant.added", "grant.revoke", "grant.revoked"},
-	"held":    {"takeup.start", "takeup.started", "stage.started", "unstage.unmounted", "unstage.forget"},
+	// Staged again by a pod that comes after its process was killed.
+	"dead": {"stage.record", "stage.directory", "stage.start", "stage.started", "stage.mounted", "publish.bind", "publish.bound"},
+	"inline": {
+		"inline.make", "inline.made", "stage.record", "stage.directory", "stage.start", "stage.started", "stage.mounted", "publish.bind", "publish.bound",
+		"unpublish.unmount", "unpublish.unmounted", "unpublish.removed", "unstage.unmount", "unstage.unmounted", "unstage.forget", "inline.delete", "inline.deleted",
+	},
+	"inlinegivenup": {"inline.make", "inline.made", "stage.record", "stage.directory", "stage.start", "stage.started", "stage.mounted", "publish.bind", "publish.bound"},
+	"granted":       {"grant.add", "grant.added", "grant.revoke", "grant.revoked"},
+	"held":          {"takeup.start", "takeup.started", "stage.started", "unstage.unmounted", "unstage.forget"},
 }
 
 // TestTableOfCrashes: every step that the driver names is in the table.
@@ -312,14 +318,50 @@ var lives = map[string]func(r *rig, name string){
 		}
 		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v})
 	},
+	// A kubelet stages a volume once: a mount that has ended since comes back with the next
+	// pod, though its driver dies at that.
+	"dead": func(r *rig, name string) {
+		r.driver.Kill()
+		r.drive(nil)
+		v := again(r, r.controller().CreateVolume, claim(name, nil)).GetVolume().GetVolumeId()
+		staging, first, target := r.path("staging"), r.path("first"), r.path("target")
+		must(r.t, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: v, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)})
+		must(r.t, r.node().NodePublishVolume, publish(v, staging, first))
+		r.driver.Kill()
+		r.drive(r.killed)
+		if err := syscall.Kill(r.server(), syscall.SIGKILL); err != nil {
+			r.t.Fatal(err)
+		}
+		again(r, r.node().NodePublishVolume, publish(v, staging, target))
+		f := filepath.Join(target, "f")
+		if err := os.WriteFile(f, []byte(name), 0o644); err != nil {
+			r.t.Errorf("%s: %v", name, err)
+		}
+		for _, at := range []string{first, target} {
+			again(r, r.node().NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: v, TargetPath: at})
+		}
+		again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: v, StagingTargetPath: staging})
+		again(r, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v})
+	},
+	// The pod goes before its volume is there: what was begun goes with it.
+	"inlinegivenup": func(r *rig, name string) {
+		target := r.path("target")
+		once(r, r.node().NodePublishVolume, inlineFor(name, target))
+		again(r, r.node().NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: name, TargetPath: target})
+	},
 	"inline": func(r *rig, name string) {
 		target := r.path("target")
-		again(r, r.node().NodePublishVolume, &csi.NodePublishVolumeRequest{VolumeId: name, TargetPath: target, VolumeCapability: capability(manyWriters), VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "16Mi"}})
+		again(r, r.node().NodePublishVolume, inlineFor(name, target))
 		if err := os.WriteFile(filepath.Join(target, "f"), []byte(name), 0o644); err != nil {
 			r.t.Errorf("%s: %v", name, err)
 		}
 		again(r, r.node().NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: name, TargetPath: target})
 	},
+}
+
+// inlineFor has a pod bring a volume along.
+func inlineFor(name, target string) *csi.NodePublishVolumeRequest {
+	return &csi.NodePublishVolumeRequest{VolumeId: name, TargetPath: target, VolumeCapability: capability(manyWriters), VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "16Mi"}}
 }
 
 var inTree = map[string]string{"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pvc/namespace": "team"}
@@ -340,13 +382,14 @@ func TestCrashes(t *testing.T) {
 				if r.hold = ""; life == "held" {
 					r.held()
 				}
-				r.drive([]string{"PENSTOCK_CSI_KILL_AT=" + step})
+				r.killed = []string{"PENSTOCK_CSI_KILL_AT=" + step}
+				r.drive(r.killed)
 				lives[life](r, "pvc-"+life+"-"+strings.ReplaceAll(step, ".", "-"))
 				if r.deaths != 1 {
 					t.Errorf("the driver died %d times", r.deaths)
 				}
 				r.clean()
-				for _, left := range []string{"staging", "target"} {
+				for _, left := range []string{"staging", "first", "target"} {
 					if err := os.Remove(r.path(left)); err != nil && !errors.Is(err, os.ErrNotExist) {
 						t.Errorf("%s is not empty: %v", left, err)
 					}

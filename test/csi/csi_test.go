@@ -41,7 +41,8 @@ type rig struct {
 	t      *testing.T
 	dir    string
 	driver *spawn.Process
-	deaths int // of drivers, that again saw
+	deaths int      // of drivers, that again saw
+	killed []string // has a driver end at a step
 	conn   *grpc.ClientConn
 	secure string // address of a metadata server over TCP; "": a Unix socket
 	meta   *spawn.Process

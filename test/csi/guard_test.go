@@ -331,7 +331,7 @@ func TestDriverIsKilled(t *testing.T) {
 }
 
 // TestDeadMount: the process that serves a volume is killed. Its health tells;
-// staging and publishing again mend it, and what was synced is there.
+// publishing it to another pod mends it, and to the same, and what was synced is there.
 func TestDeadMount(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
@@ -369,6 +369,12 @@ func TestDeadMount(t *testing.T) {
 	if _, err := r.node().NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target}); err == nil {
 		t.Error("a dead mount has statistics")
 	}
+	// A kubelet does not stage what it has staged: a pod that comes has it mounted again.
+	next := r.path("next")
+	again(r, r.node().NodePublishVolume, publish(id, staging, next))
+	if b, err := os.ReadFile(filepath.Join(next, "f")); err != nil || string(b) != "synced" {
+		t.Errorf("the file of the next pod reads %q, %v", b, err)
+	}
 	again(r, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)})
 	again(r, r.node().NodePublishVolume, publish(id, staging, target))
 	if b, err := os.ReadFile(filepath.Join(target, "f")); err != nil || string(b) != "synced" {
@@ -377,6 +383,6 @@ func TestDeadMount(t *testing.T) {
 	if h := must(t, r.node().NodeGetVolumeHealth, health).GetVolumeHealth().GetHealthStatuses(); len(h) > 0 {
 		t.Errorf("a mended volume: %v", h)
 	}
-	r.gone(id, staging, target)
+	r.gone(id, staging, target, next)
 	r.clean()
 }

@@ -59,7 +59,7 @@ var table = []row{
 	{"csi/cluster", []string{"meta", "meta/client", "meta/peer", "meta/process", "meta/wire", "csi/policy"}, "a session and words: the driver asks metadata servers as an administrator does"},
 	{"csi/reply", []string{"meta", "csi/policy"}, "how services answer: below both of them"},
 	{"csi/controller", []string{"meta", "csi/cluster", "csi/handle", "csi/policy", "csi/reply"}, "one service of the driver; mounts nothing"},
-	{"csi/node", []string{"meta", "csi/cluster", "csi/handle", "csi/policy", "csi/reply"}, "the other one; mounts by a program that is handed in"},
+	{"csi/node", []string{"meta", "meta/process", "csi/cluster", "csi/handle", "csi/policy", "csi/reply"}, "the other one; mounts by a program that is handed in"},
 	{"csi", []string{"meta", "csi/controller", "csi/node"}, "puts the services on a socket"},
 
 	{"cmd/penstock/bench", nil, "measures any directory: it must not know which file system it runs on"},
