@@ -367,33 +367,41 @@ func (s *Session) fetchCap(v meta.VolumeID) []byte {
 const adminWait = 30 * time.Second
 
 // Admin runs an administrative request at any server, or at the owner of its
-// volume if that one must answer.
+// volume if that one must answer. It is sent again when its answer is lost: what is not
+// the same twice carries a wire.Once.
 func (s *Session) Admin(ctx context.Context, a wire.Admin) (*wire.AdminRe, error) {
+	re, _, err := s.adminAgain(ctx, a)
+	return re, err
+}
+
+// adminAgain is Admin; it tells whether the request had to be sent again, so that what it
+// asks for may have been done before.
+func (s *Session) adminAgain(ctx context.Context, a wire.Admin) (re *wire.AdminRe, again bool, err error) {
 	var next string
 	wait := lookMin
 	began := now()
 	for hops := 0; ; {
 		c, err := s.adminConn(ctx, a.Volume, next)
 		if err != nil {
-			return nil, err
+			return nil, again, err
 		}
 		m, err := s.ask(ctx, c, &a)
 		if errors.Is(err, errLost) && ctx.Err() == nil {
-			next = ""
+			next, again = "", true
 		} else if err != nil {
-			return nil, err
+			return nil, again, err
 		} else {
 			r, ok := m.(*wire.AdminRe)
 			if !ok {
-				return nil, m.(*wire.Reply).Status.Error()
+				return nil, again, m.(*wire.Reply).Status.Error()
 			}
 			if r.Status.Err != meta.NotOwner {
-				return r, r.Status.Error()
+				return r, again, r.Status.Error()
 			}
 			if now()-began > adminWait {
-				return nil, r.Status.Error()
+				return nil, again, r.Status.Error()
 			}
-			next, hops = r.Status.Subject, hops+1
+			next, hops, again = r.Status.Subject, hops+1, true
 			if hops < lookHops {
 				continue
 			}
@@ -402,7 +410,7 @@ func (s *Session) Admin(ctx context.Context, a wire.Admin) (*wire.AdminRe, error
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
-			return nil, meta.E("call", meta.Unavailable, "", context.Cause(ctx))
+			return nil, again, meta.E("call", meta.Unavailable, "", context.Cause(ctx))
 		}
 		wait = min(2*wait, lookMax)
 	}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"math/rand/v2"
+	"slices"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -70,7 +70,7 @@ func (s *Session) TakeWhole(ctx context.Context, v meta.VolumeID, name string) (
 		}
 		// One of before took it, and what it was told of goes with it. Another request may
 		// do better: the owner has changed.
-		_, derr := s.DeleteSnapshot(ctx, v, name)
+		_, derr := s.deleteSnapshot(ctx, v, name, wire.SnapshotRequest{At: i.At})
 		if try == 2 || derr != nil {
 			return i, meta.E("take snapshot", meta.NotSupported, name, errors.Join(errors.New("the owner of the volume can't tell whether everything is in it"), derr))
 		}
@@ -85,7 +85,7 @@ func (s *Session) TakeTarget(ctx context.Context, v meta.VolumeID, name string) 
 }
 
 func (s *Session) takeSnapshot(ctx context.Context, v meta.VolumeID, name string, q wire.SnapshotRequest) (i wire.SnapshotInfo, err error) {
-	q.Token = rand.Uint64() | 1
+	q.Token = once().Token
 	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotCreate, Volume: v, Entry: name}, q, &i)
 	return i, err
 }
@@ -94,7 +94,27 @@ func (s *Session) takeSnapshot(ctx context.Context, v meta.VolumeID, name string
 // held goes in the background. Errors: NoSuchSnapshot, Busy (somebody pinned it:
 // the text says who, and until when).
 func (s *Session) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name string) (i wire.SnapshotInfo, err error) {
-	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: v, Entry: name}, nil, &i)
+	return s.deleteSnapshot(ctx, v, name, wire.SnapshotRequest{})
+}
+
+// deleteSnapshot asks first which snapshot has the name: sent again, the request must not
+// delete another that got the name meanwhile.
+func (s *Session) deleteSnapshot(ctx context.Context, v meta.VolumeID, name string, q wire.SnapshotRequest) (i wire.SnapshotInfo, err error) {
+	if q.At == 0 {
+		var l wire.SnapshotList
+		if err := s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshots, Volume: v}, wire.SnapshotsRequest{Only: name}, &l); err != nil {
+			return i, err
+		}
+		n := l.Named(name)
+		if n < 0 { // one that is being deleted is no error
+			n = slices.IndexFunc(l.Snapshots, func(i wire.SnapshotInfo) bool { return i.Name == name })
+		}
+		if n < 0 {
+			return i, meta.E("find snapshot", meta.NoSuchSnapshot, name, nil)
+		}
+		q.At = l.Snapshots[n].At
+	}
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: v, Entry: name}, q, &i)
 	return i, err
 }
 
@@ -102,8 +122,7 @@ func (s *Session) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name stri
 // them, and is wire.SnapshotDropped until then: who reads it goes on. Errors:
 // NoSuchSnapshot, Busy (it is pinned, or clones need it and the server is one of before).
 func (s *Session) DropSnapshot(ctx context.Context, v meta.VolumeID, name string) (i wire.SnapshotInfo, err error) {
-	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: v, Entry: name}, wire.SnapshotRequest{Later: true}, &i)
-	return i, err
+	return s.deleteSnapshot(ctx, v, name, wire.SnapshotRequest{Later: true})
 }
 
 // SnapshotUse counts what a volume's snapshots hold, and what deleting some of them,
@@ -153,17 +172,17 @@ func (s *Session) diff(ctx context.Context, v meta.VolumeID, q wire.DiffRequest,
 
 // RollBack makes a volume what a snapshot is. While sessions are in it, that is
 // refused with Busy unless force: then they end, what they had not synced is
-// lost, and their descriptors fail. Errors: NoSuchSnapshot, Busy, Unavailable.
+// lost, and their descriptors fail. It is rolled back once, however often the request had
+// to be sent. Errors: NoSuchSnapshot, Busy, Unavailable.
 func (s *Session) RollBack(ctx context.Context, v meta.VolumeID, name string, force bool) error {
-	return s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotRollback, Volume: v, Entry: name}, wire.SnapshotRequest{Force: force}, nil)
+	return s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotRollback, Volume: v, Entry: name}, wire.SnapshotRequest{Token: once().Token, Force: force}, nil)
 }
 
 // RollBackTarget is RollBack, forced, for who fills a mirror's target: it is done
 // only while the volume is one and this session has the right to fill it, which ends
-// with it. So a request that had to be sent again may be refused after it was done.
-// Errors: also ReadOnly.
+// with it. Errors: also ReadOnly.
 func (s *Session) RollBackTarget(ctx context.Context, v meta.VolumeID, name string) error {
-	return s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotRollback, Volume: v, Entry: name}, wire.SnapshotRequest{Force: true, Filler: true}, nil)
+	return s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshotRollback, Volume: v, Entry: name}, wire.SnapshotRequest{Token: once().Token, Force: true, Filler: true}, nil)
 }
 
 // ScheduleSnapshots has the owners of a volume take and delete snapshots by

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math/rand/v2"
 	"path"
 	"strings"
 
@@ -111,7 +112,7 @@ func (s *Session) VolumeByID(ctx context.Context, id meta.VolumeID) (Volume, err
 // CreateVolume makes a volume that hangs nowhere. Errors: VolumeExists, Invalid,
 // ResourceExceeded (volumes, labels), NotSupported (the server is older than a word).
 func (s *Session) CreateVolume(ctx context.Context, name string, p meta.Policy, words wire.VolumeWords) (Volume, error) {
-	v, err := s.askVolume(ctx, wire.Admin{Op: wire.AdminCreateVolume, Name: name, Policy: p}, body(words))
+	v, err := s.askVolume(ctx, wire.Admin{Op: wire.AdminCreateVolume, Name: name, Policy: p}, wire.VolumeCreation{Once: once(), VolumeWords: words})
 	return v, errors.Join(err, spoken(v, words))
 }
 
@@ -122,6 +123,9 @@ func (s *Session) SetVolume(ctx context.Context, id meta.VolumeID, p meta.Policy
 	v, err := s.askVolume(ctx, wire.Admin{Op: wire.AdminSetPolicy, Volume: id, Policy: p}, body(words))
 	return v, errors.Join(err, spoken(v, words))
 }
+
+// once names a request, which is made in the same words each time that it is sent.
+func once() wire.Once { return wire.Once{Token: rand.Uint64() | 1} }
 
 func body(w wire.VolumeWords) any {
 	if w.Empty() {
@@ -171,38 +175,37 @@ func (s *Session) AttachVolume(ctx context.Context, id meta.VolumeID, at string,
 	if err != nil {
 		return Volume{}, err
 	}
-	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminAttach, Volume: id, Parent: parent, Ino: dir, Entry: path.Base(at)})
-	if err != nil {
-		return Volume{}, err
-	}
-	all, err := volumes(re)
-	if err != nil || len(all) != 1 {
-		return Volume{}, errors.Join(err, meta.E("attach", meta.Protocol, at, nil))
-	}
-	return all[0], nil
+	return s.askVolume(ctx, wire.Admin{Op: wire.AdminAttach, Volume: id, Parent: parent, Ino: dir, Entry: path.Base(at)}, once())
 }
 
 // DetachVolume takes a volume out of the tree. Errors: NotAttached, NoSuchVolume.
 func (s *Session) DetachVolume(ctx context.Context, id meta.VolumeID) error {
-	_, err := s.Admin(ctx, wire.Admin{Op: wire.AdminDetach, Volume: id})
-	return err
+	return s.askJSON(ctx, wire.Admin{Op: wire.AdminDetach, Volume: id}, once(), nil)
 }
 
 // RenameVolume gives a volume another name. Errors: VolumeExists, Invalid,
 // NotPermitted (the root volume).
 func (s *Session) RenameVolume(ctx context.Context, id meta.VolumeID, name string) (Volume, error) {
-	return s.askVolume(ctx, wire.Admin{Op: wire.AdminRenameVolume, Volume: id, Entry: name}, nil)
+	return s.askVolume(ctx, wire.Admin{Op: wire.AdminRenameVolume, Volume: id, Entry: name}, once())
 }
 
 // DeleteVolume puts a volume that hangs nowhere into the trash, for as long as
 // its trash time; with now, or without a trash time, it is gone at once. Errors:
 // Busy (it is attached), NotEmpty (another is attached in it), NotPermitted.
 func (s *Session) DeleteVolume(ctx context.Context, id meta.VolumeID, now bool) error {
-	a := wire.Admin{Op: wire.AdminDeleteVolume, Volume: id}
-	if now {
-		a.Body = []byte(`{"now":true}`)
+	return s.deleteVolume(ctx, id, wire.VolumeDeletion{Now: now})
+}
+
+func (s *Session) deleteVolume(ctx context.Context, id meta.VolumeID, q wire.VolumeDeletion) error {
+	q.Once = once()
+	b, err := json.Marshal(q)
+	if err != nil {
+		panic("client: a request is plain data: " + err.Error())
 	}
-	_, err := s.Admin(ctx, a)
+	_, again, err := s.adminAgain(ctx, wire.Admin{Op: wire.AdminDeleteVolume, Volume: id, Body: b})
+	if again && errors.Is(err, meta.NoSuchVolume) {
+		return nil // numbers are not given out again: it is gone, and with it who remembers by whom
+	}
 	return err
 }
 
@@ -210,19 +213,14 @@ func (s *Session) DeleteVolume(ctx context.Context, id meta.VolumeID, now bool) 
 // the name at that moment: a server of before does not look. Errors: as
 // DeleteVolume, and Busy (it has another name).
 func (s *Session) DiscardVolume(ctx context.Context, id meta.VolumeID, name string) error {
-	b, err := json.Marshal(wire.VolumeDeletion{Now: true, Name: name})
-	if err != nil {
-		panic("client: a request is plain data: " + err.Error())
-	}
-	_, err = s.Admin(ctx, wire.Admin{Op: wire.AdminDeleteVolume, Volume: id, Body: b})
-	return err
+	return s.deleteVolume(ctx, id, wire.VolumeDeletion{Now: true, Name: name})
 }
 
 // UndeleteVolume takes a volume out of the trash: by number, or with id 0 the one
 // of the name that was deleted last. as is its new name, empty for the old one.
 // Errors: NoSuchVolume (it is not in the trash), VolumeExists.
 func (s *Session) UndeleteVolume(ctx context.Context, id meta.VolumeID, name, as string) (Volume, error) {
-	return s.askVolume(ctx, wire.Admin{Op: wire.AdminUndeleteVolume, Volume: id, Name: name, Entry: as}, nil)
+	return s.askVolume(ctx, wire.Admin{Op: wire.AdminUndeleteVolume, Volume: id, Name: name, Entry: as}, once())
 }
 
 // Walk follows a path of the tree from the root volume, through junctions, to a

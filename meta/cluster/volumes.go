@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -91,11 +92,38 @@ type Volume struct {
 	// Dropped are snapshots that were deleted while clones needed them: each goes when
 	// none does. Programs of before keep them, and forget this when they write the row.
 	Dropped []meta.Generation `json:"dropped,omitempty"`
+	// Done are tokens of the last requests that changed the row, so that one which is sent
+	// again is known: see Did. Programs of before forget them when they write the row.
+	Done []uint64 `json:"done,omitempty"`
 	// Labels that CreateVolume and CreateClone begin with. They are a record of their
 	// own, which Labels reads: a row that was read has none here.
 	Labels map[string]string `json:"-"`
 	// Revision of the row in etcd; not stored.
 	Revision int64 `json:"-"`
+}
+
+// maxDone is how many requests a row remembers: as many may come between one and its
+// being sent again.
+const maxDone = 8
+
+// Did tells whether the row has what a request changed in it, or had, if others changed
+// it since. Token zero names none.
+func (v *Volume) Did(token uint64) bool { return token != 0 && slices.Contains(v.Done, token) }
+
+// Does notes the request that changes the row.
+func (v *Volume) Does(token uint64) {
+	if token == 0 || v.Did(token) {
+		return
+	}
+	// Another's copy of the row may share the list.
+	v.Done = append(slices.Clone(v.Done[max(0, len(v.Done)+1-maxDone):]), token)
+}
+
+// Undoes forgets a request that was refused after it had changed the row.
+func (v *Volume) Undoes(token uint64) {
+	if v.Did(token) {
+		v.Done = slices.DeleteFunc(slices.Clone(v.Done), func(t uint64) bool { return t == token })
+	}
 }
 
 // UnmarshalJSON reads a row. One that an older program wrote does not mention

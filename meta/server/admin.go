@@ -71,23 +71,7 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		if err := m.Policy.Check(); err != nil {
 			return err
 		}
-		w, err := wordsOf(m)
-		if err != nil {
-			return err
-		}
-		labels, err := meta.ChangeLabels(nil, w.Labels)
-		if err != nil {
-			return err
-		}
-		// Its home makes it when somebody wants it.
-		v, err := c.CreateVolume(ctx, m.Name, m.Policy, meta.Time(time.Now().UnixNano()), func(v *cluster.Volume) {
-			say(v, &w)
-			v.Labels = labels
-		})
-		if err != nil {
-			return err
-		}
-		s.describe(ctx, re, v)
+		return s.createVolume(ctx, m, re)
 	case wire.AdminSetPolicy:
 		return s.setVolume(ctx, m, re)
 	case wire.AdminAttach:

@@ -66,7 +66,7 @@ func dependent(op string, v cluster.Volume, all []cluster.Volume) error {
 // uncloned looks once more whether a volume that is deleted from now on has
 // clones: one that came meanwhile saw the row as it was before, any later one
 // does not. If it has, the volume is not deleted.
-func (s *Server) uncloned(ctx context.Context, v cluster.Volume) (cluster.Volume, error) {
+func (s *Server) uncloned(ctx context.Context, v cluster.Volume, token uint64) (cluster.Volume, error) {
 	all, err := s.cfg.Cluster.Volumes(ctx)
 	if err != nil {
 		return v, err
@@ -74,6 +74,7 @@ func (s *Server) uncloned(ctx context.Context, v cluster.Volume) (cluster.Volume
 	if err := dependent("delete volume", v, all); err != nil {
 		_, uerr := s.cfg.Cluster.UpdateVolume(context.WithoutCancel(ctx), v.ID, func(x *cluster.Volume) error {
 			x.State, x.Deleted, x.Until = cluster.VolumeActive, 0, 0
+			x.Undoes(token)
 			return nil
 		})
 		return v, errors.Join(err, uerr)
@@ -456,8 +457,8 @@ func (o *owner) cloneGone(ctx context.Context) error {
 
 // deleteUnpinned is deleteSnapshot for who asks for it: clones that need the
 // snapshot are named, or with later it goes with the last of them.
-func (o *owner) deleteUnpinned(ctx context.Context, name string, later bool) (wire.SnapshotInfo, error) {
-	sn, err := o.deleteSnapshot(ctx, name)
+func (o *owner) deleteUnpinned(ctx context.Context, name string, at meta.Generation, later bool) (wire.SnapshotInfo, error) {
+	sn, err := o.deleteSnapshot(ctx, name, at)
 	if !errors.Is(err, meta.Busy) {
 		return snapshotInfo(sn), err
 	}
@@ -465,7 +466,7 @@ func (o *owner) deleteUnpinned(ctx context.Context, name string, later bool) (wi
 	if _, serr := o.settleClones(ctx); serr != nil {
 		return snapshotInfo(sn), errors.Join(err, serr)
 	}
-	if sn, err = o.deleteSnapshot(ctx, name); !errors.Is(err, meta.Busy) {
+	if sn, err = o.deleteSnapshot(ctx, name, at); !errors.Is(err, meta.Busy) {
 		return snapshotInfo(sn), err
 	}
 	all, verr := o.srv.cfg.Cluster.Volumes(ctx)

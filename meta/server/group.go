@@ -332,7 +332,7 @@ func (o *owner) deleteMember(ctx context.Context, name string, id uint64) error 
 	case g.State == meta.GroupAborted:
 		return o.deleteGeneration(ctx, sn)
 	}
-	if _, err = o.deleteUnpinned(ctx, name, true); err != nil {
+	if _, err = o.deleteUnpinned(ctx, name, sn.At, true); err != nil {
 		return err
 	}
 	o.mu.Lock()

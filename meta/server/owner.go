@@ -135,6 +135,13 @@ type owner struct {
 	schedule   scheduling // how it goes
 	// unanswered are, of each snapshot taken here, the files that were not given back.
 	unanswered map[meta.Generation]unanswered
+	// rolled are the last requests for which the volume was rolled back, rollingFor the one
+	// for which it is being: see beginRoll.
+	rolled     []rolledFor
+	rollingFor struct {
+		token uint64
+		over  chan struct{}
+	}
 	compaction compaction
 	filling    map[meta.ChunkID]bool // open, by promoteLoop or compactLoop: not abandoned
 

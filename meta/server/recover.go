@@ -244,7 +244,7 @@ func (o *owner) loadSessions() error {
 	}); e != nil {
 		return e
 	}
-	return err
+	return errors.Join(err, o.loadRolled())
 }
 
 // recover waits until every journaled session is back with its claims, or is

@@ -558,7 +558,7 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		if err := body(&q); err != nil {
 			return err
 		}
-		l, err := o.listSnapshots()
+		l, err := o.listSnapshots(q.Only)
 		if err != nil {
 			return err
 		}
@@ -601,7 +601,7 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		if err := body(&q); err != nil {
 			return err
 		}
-		i, err := o.deleteUnpinned(ctx, m.Entry, q.Later)
+		i, err := o.deleteUnpinned(ctx, m.Entry, q.At, q.Later)
 		if err != nil {
 			return err
 		}
@@ -692,10 +692,14 @@ func readHeld(r namespace.Reader, names []string) (*namespace.Held, error) {
 	return namespace.ReadHeld(r, drop)
 }
 
-func (o *owner) listSnapshots() (*wire.SnapshotList, error) {
+// listSnapshots tells of all, or of those of a name.
+func (o *owner) listSnapshots(only string) (*wire.SnapshotList, error) {
 	all, shown, err := o.shownSnapshots()
 	if err != nil {
 		return nil, err
+	}
+	if only != "" {
+		all = slices.DeleteFunc(all, func(s meta.Snapshot) bool { return s.Name != only })
 	}
 	l := &wire.SnapshotList{Snapshots: make([]wire.SnapshotInfo, len(all))}
 	for i, s := range all {

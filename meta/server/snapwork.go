@@ -106,29 +106,36 @@ func (o *owner) snapshotWork() bool {
 	})
 }
 
-// deleteSnapshot makes a snapshot unreadable; what it alone saw goes later.
+// deleteSnapshot makes a snapshot unreadable; what it alone saw goes later. at is its
+// generation, or zero if it is known by its name alone, as to programs of before.
 // Errors: NoSuchSnapshot, Busy (the volume is being rolled back to it, or somebody
 // pinned it).
-func (o *owner) deleteSnapshot(ctx context.Context, name string) (meta.Snapshot, error) {
+func (o *owner) deleteSnapshot(ctx context.Context, name string, at meta.Generation) (meta.Snapshot, error) {
+	sn := meta.Snapshot{Name: name, At: at}
 	if err := o.await(ctx, o.recovered); err != nil {
-		return meta.Snapshot{}, err
+		return sn, err
 	}
-	sn, err := o.snapshot(name)
-	if errors.Is(err, meta.NoSuchSnapshot) {
-		// A request that is sent again finds what it did.
-		all, err2 := o.snapshots()
-		if err2 != nil {
-			return sn, err2
-		}
-		if i := slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.Name == name }); i >= 0 {
-			return all[i], nil
-		}
-	}
-	if err == nil {
-		err = o.deleteGeneration(ctx, sn)
-	}
+	all, err := o.snapshots()
 	if err != nil {
 		return sn, err
+	}
+	i := -1
+	if at == 0 {
+		i = slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.Name == name && !s.Deleting })
+	}
+	if i < 0 { // a request that is sent again finds what it did
+		i = slices.IndexFunc(all, func(s meta.Snapshot) bool { return s.Name == name && (at == 0 || s.At == at) })
+	}
+	switch {
+	case i >= 0:
+		sn = all[i]
+	case at == 0:
+		return sn, meta.E("find snapshot", meta.NoSuchSnapshot, name, nil)
+	}
+	if i >= 0 && !sn.Deleting {
+		if err := o.deleteGeneration(ctx, sn); err != nil {
+			return sn, err
+		}
 	}
 	sn.Deleting = true
 	return sn, nil
@@ -207,6 +214,82 @@ func (o *owner) rolling() (meta.Generation, error) {
 	return 0, err
 }
 
+// roller is whoever names the reply records of requests to roll back: no session, they
+// all end then.
+const roller = ^meta.SessionID(0)
+
+// maxRolled is how many such requests are remembered.
+const maxRolled = 8
+
+// rolledFor is a request whose first step was booked: whatever comes, the volume is
+// rolled back to its end, by this owner or the next one, and never again for it.
+type rolledFor struct {
+	token uint64
+	seq   meta.Seq
+}
+
+// loadRolled reads for which requests the volume was rolled back.
+func (o *owner) loadRolled() (err error) {
+	rerr := namespace.Replies(o.st, roller, func(key, val []byte) bool {
+		var r rolledFor
+		var id meta.OpID
+		_, r.seq, id, _, err = namespace.DecodeReply(key, val)
+		r.token = id.Incarnation
+		o.rolled = append(o.rolled, r)
+		return err == nil
+	})
+	return errors.Join(err, rerr)
+}
+
+// noteRolled is what a rollback's first step journals beside its own effects. Caller holds
+// mu.
+func (o *owner) noteRolled(token uint64) (effects []namespace.Effect) {
+	if token == 0 || slices.ContainsFunc(o.rolled, func(r rolledFor) bool { return r.token == token }) {
+		return nil
+	}
+	if n := len(o.rolled) + 1 - maxRolled; n > 0 {
+		effects = append(effects, namespace.DeleteReplies(roller, 0, o.rolled[n-1].seq))
+		o.rolled = slices.Clone(o.rolled[n:])
+	}
+	o.rolled = append(o.rolled, rolledFor{token, o.cur.seq})
+	return append(effects, namespace.PutReply(roller, o.cur.seq, meta.OpID{Incarnation: token, Step: meta.BackgroundStep}, &meta.Result{}))
+}
+
+// beginRoll lets one at a time roll the volume back, until end is called. It is nil if a
+// request of this token has done so before, or has by now. Errors: Busy (for another).
+func (o *owner) beginRoll(ctx context.Context, token uint64) (end func(), err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for token != 0 && o.rollingFor.token == token {
+		over := o.rollingFor.over
+		o.mu.Unlock()
+		err := o.await(ctx, over)
+		o.mu.Lock()
+		if err != nil {
+			return nil, err
+		}
+	}
+	if i := slices.IndexFunc(o.rolled, func(r rolledFor) bool { return token != 0 && r.token == token }); i >= 0 {
+		durable := o.untilDurable(o.rolled[i].seq)
+		o.mu.Unlock()
+		err := o.await(ctx, durable)
+		o.mu.Lock()
+		return nil, err
+	}
+	if !o.rollLock.TryLock() {
+		return nil, meta.E("roll back", meta.Busy, o.subject(), errors.New("a volume is being attached or detached inside it, or it is being rolled back already"))
+	}
+	over := make(chan struct{})
+	o.rollingFor.token, o.rollingFor.over = token, over
+	return func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.rollLock.Unlock()
+		o.rollingFor.token = 0
+		close(over)
+	}, nil
+}
+
 // rollBack makes the volume what a snapshot is. Nobody may be in it, unless
 // it is forced: then its sessions end, and what they had not synced is lost. Errors:
 // NoSuchSnapshot, Busy (also if volumes were attached or detached inside since the
@@ -216,19 +299,20 @@ func (o *owner) rollBack(ctx context.Context, sess *session, name string, q *wir
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}
-	sn, err := o.snapshot(name)
-	if err != nil {
+	end, err := o.beginRoll(ctx, q.Token)
+	if err != nil || end == nil {
 		return err
-	}
-	if !o.rollLock.TryLock() {
-		return meta.E("roll back", meta.Busy, o.subject(), errors.New("a volume is being attached or detached inside it, or it is being rolled back already"))
 	}
 	begun := false
 	defer func() {
 		if !begun {
-			o.rollLock.Unlock()
+			end()
 		}
 	}()
+	sn, err := o.snapshot(name)
+	if err != nil {
+		return err
+	}
 	err = o.junctionsSince(ctx, sn.At, func(c namespace.JunctionChange) error {
 		v, what := c.Now, "attached"
 		if v == 0 {
@@ -273,8 +357,8 @@ func (o *owner) rollBack(ctx context.Context, sess *session, name string, q *wir
 	done := make(chan error, 1)
 	begun = true
 	o.wg.Go(func() {
-		defer o.rollLock.Unlock()
-		err := o.rollTo(sn.At)
+		defer end()
+		err := o.rollTo(sn.At, q.Token)
 		if err == nil {
 			o.log.Info("the volume was rolled back", "snapshot", name, "generation", sn.At)
 		} else {
@@ -341,10 +425,10 @@ const settleFor = 30 * time.Second
 
 // rollTo ends what sessions hold, rolls back, and lets everybody in again. Once
 // a step is journaled it is not given up but with the owner.
-func (o *owner) rollTo(at meta.Generation) error {
+func (o *owner) rollTo(at meta.Generation, token uint64) error {
 	err := o.endAll()
 	if err == nil {
-		err = o.rollSteps(at, settleFor)
+		err = o.rollSteps(at, token, settleFor)
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -370,7 +454,7 @@ func (o *owner) resumeRollback() error {
 		return nil
 	}
 	o.log.Warn("the volume is being rolled back: that goes on first", "generation", at)
-	if err := o.rollSteps(at, 0); err != nil {
+	if err := o.rollSteps(at, 0, 0); err != nil {
 		if o.ctx.Err() == nil {
 			o.lose(err)
 		}
@@ -429,8 +513,8 @@ func (o *owner) endAll() error {
 }
 
 // rollSteps rolls back once everything that sessions held is gone. patience
-// bounds the wait for that; 0: none.
-func (o *owner) rollSteps(at meta.Generation, patience time.Duration) error {
+// bounds the wait for that; 0: none. token names the request, if not zero.
+func (o *owner) rollSteps(at meta.Generation, token uint64, patience time.Duration) error {
 	began := time.Now()
 	step := &meta.Rollback{To: at}
 	for n := 0; ; n++ {
@@ -443,7 +527,11 @@ func (o *owner) rollSteps(at meta.Generation, patience time.Duration) error {
 			return o.failed
 		}
 		seq := o.cur.seq
-		res, err := o.run(step, 0)
+		res, effects, err := o.execute(step, 0, meta.OpID{}, false, &view{o: o})
+		if err == nil {
+			// In one entry with the first step, so that one is not there without the other.
+			o.apply(append(effects, o.noteRolled(token)...), 0)
+		}
 		wait := o.untilDurable(seq)
 		o.mu.Unlock()
 		if errors.Is(err, meta.Busy) && (patience == 0 || time.Since(began) < patience) {

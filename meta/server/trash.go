@@ -36,6 +36,11 @@ func (s *Server) deleteVolume(ctx context.Context, v cluster.Volume, as wire.Vol
 		return err
 	}
 	defer end()
+	if as.Token != 0 { // it may have come before, and be done meanwhile
+		if v, err = s.cfg.Cluster.Volume(ctx, v.ID); err != nil {
+			return err
+		}
+	}
 	err = s.deleteAlone(ctx, v, as)
 	if o := s.opened(v.ID); o != nil && errors.Is(err, meta.NoSuchVolume) {
 		if _, gone := s.cfg.Cluster.Volume(ctx, v.ID); errors.Is(gone, meta.NoSuchVolume) {
@@ -83,6 +88,9 @@ func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, as wire.Volu
 	if v.ID == meta.RootVolume {
 		return meta.E("delete volume", meta.NotPermitted, v.Name, errors.New("the root volume can't be deleted"))
 	}
+	if deletedBy(&v, as) {
+		return nil
+	}
 	if v.State == cluster.VolumeCreating {
 		return meta.E("delete volume", meta.Busy, v.Name, errors.New("it is being created"))
 	}
@@ -90,7 +98,9 @@ func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, as wire.Volu
 	if err != nil {
 		return err
 	}
-	if v, err = s.condemn(ctx, o, v, as); err != nil {
+	if v, err = s.condemn(ctx, o, v, as); errors.Is(err, errDeletedBefore) {
+		return nil
+	} else if err != nil {
 		return err
 	}
 	if v.State == cluster.VolumeTrash {
@@ -113,7 +123,16 @@ func (s *Server) deleteAlone(ctx context.Context, v cluster.Volume, as wire.Volu
 	return nil
 }
 
-// condemn writes into a volume's row that it is deleted.
+// deletedBy tells whether a request has done all of its work to a volume whose row is
+// there: what became of it since, it was put into the trash, or was taken out of it
+// again, is others' wish.
+func deletedBy(v *cluster.Volume, as wire.VolumeDeletion) bool {
+	return v.Did(as.Token) && v.State != cluster.VolumeDeleting
+}
+
+var errDeletedBefore = errors.New("the request came before")
+
+// condemn writes into a volume's row that it is deleted. Errors: also errDeletedBefore.
 func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wire.VolumeDeletion) (cluster.Volume, error) {
 	const op = "delete volume"
 	if v.Attach != nil {
@@ -156,6 +175,9 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wir
 	at := time.Now()
 	was := v.State
 	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
+		if deletedBy(x, as) {
+			return errDeletedBefore
+		}
 		if x.Attach != nil {
 			return attached(*x)
 		}
@@ -167,6 +189,7 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wir
 		if x.State != v.State || x.Until != v.Until {
 			return meta.E(op, meta.Busy, x.Name, fmt.Errorf("it is %s now: try again", x.State))
 		}
+		x.Does(as.Token)
 		if x.State == cluster.VolumeActive && x.TrashSeconds > 0 && !as.Now {
 			x.State = cluster.VolumeTrash
 			x.Deleted, x.Until = meta.Time(at.UnixNano()), meta.Time(at.Add(seconds(x.TrashSeconds)).UnixNano())
@@ -176,7 +199,7 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wir
 		return nil
 	})
 	if err == nil && was == cluster.VolumeActive {
-		v, err = s.uncloned(ctx, v)
+		v, err = s.uncloned(ctx, v, as.Token)
 	}
 	if err == nil {
 		o.setState(v.State)
@@ -261,6 +284,14 @@ func (s *Server) purge(v cluster.Volume) {
 // another's by now).
 func (s *Server) undeleteVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
 	const op = "undelete volume"
+	token, err := tokenOf(m)
+	if err != nil {
+		return err
+	}
+	if v, err := s.undeleted(ctx, m); err == nil && v.State == cluster.VolumeActive && v.Did(token) {
+		s.describe(ctx, re, v)
+		return nil
+	}
 	v, err := s.findInTrash(ctx, m)
 	if err != nil {
 		return err
@@ -270,10 +301,14 @@ func (s *Server) undeleteVolume(ctx context.Context, m *wire.Admin, re *wire.Adm
 		return err
 	}
 	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
+		if x.State == cluster.VolumeActive && x.Did(token) {
+			return nil
+		}
 		if x.State != cluster.VolumeTrash {
 			return meta.E(op, meta.NoSuchVolume, x.Name, fmt.Errorf("it is %s", x.State))
 		}
 		x.State, x.Deleted, x.Until = cluster.VolumeActive, 0, 0
+		x.Does(token)
 		if m.Entry != "" {
 			x.Name = m.Entry
 		}
@@ -288,6 +323,15 @@ func (s *Server) undeleteVolume(ctx context.Context, m *wire.Admin, re *wire.Adm
 	o.setState(v.State)
 	s.describe(ctx, re, v)
 	return nil
+}
+
+// undeleted finds the volume that a request has taken out of the trash, if it came
+// before.
+func (s *Server) undeleted(ctx context.Context, m *wire.Admin) (cluster.Volume, error) {
+	if m.Volume != 0 {
+		return s.cfg.Cluster.Volume(ctx, m.Volume)
+	}
+	return s.cfg.Cluster.VolumeByName(ctx, cmp.Or(m.Entry, m.Name))
 }
 
 // findInTrash finds a volume by number, or the one of a name that was deleted

@@ -40,6 +40,14 @@ func (s *Server) attachVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	if err != nil {
 		return err
 	}
+	token, err := tokenOf(m)
+	if err != nil {
+		return err
+	}
+	if v.Did(token) && !(v.Attach != nil && v.Attach.Step == cluster.Attaching) {
+		s.describe(ctx, re, v)
+		return nil
+	}
 	if v.ID == meta.RootVolume {
 		return meta.E("attach", meta.Invalid, v.Name, errors.New("the root volume is the root"))
 	}
@@ -78,6 +86,7 @@ func (s *Server) attachVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 		case v.Attach.Step == cluster.Detaching:
 			return meta.E("attach", meta.Busy, v.Name, errors.New("it is being detached: try again"))
 		}
+		v.Does(token)
 		return nil
 	})
 	if err != nil {
@@ -117,6 +126,14 @@ func (s *Server) detachVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	if err != nil {
 		return err
 	}
+	token, err := tokenOf(m)
+	if err != nil {
+		return err
+	}
+	if detachedBy(&v, token) {
+		s.describe(ctx, re, v)
+		return nil
+	}
 	if v.Attach == nil {
 		return meta.E("detach", meta.NotAttached, v.Name, nil)
 	}
@@ -130,11 +147,21 @@ func (s *Server) detachVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	}
 	defer unlock()
 	was := *v.Attach
+	if token != 0 {
+		if v, err = s.cfg.Cluster.Volume(ctx, v.ID); err != nil {
+			return err
+		}
+		if detachedBy(&v, token) { // meanwhile
+			s.describe(ctx, re, v)
+			return nil
+		}
+	}
 	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
 		if v.Attach == nil || !v.Attach.Same(was) {
 			return meta.E("detach", meta.Busy, v.Name, errors.New("it is being attached elsewhere: try again"))
 		}
 		v.Attach.Step = cluster.Detaching
+		v.Does(token)
 		return nil
 	})
 	if err != nil {
@@ -145,6 +172,12 @@ func (s *Server) detachVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	}
 	s.describe(ctx, re, v)
 	return nil
+}
+
+// detachedBy tells whether a request has done all of its work, wherever the volume was
+// attached since.
+func detachedBy(v *cluster.Volume, token uint64) bool {
+	return v.Did(token) && (v.Attach == nil || v.Attach.Step != cluster.Detaching)
 }
 
 // settle does the step that a row says is being done: the parent's entry first,
@@ -206,6 +239,9 @@ func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (c
 			return meta.E("attach", meta.Busy, v.Name, errors.New("it is being changed: try again"))
 		}
 		v.Attach = after
+		if refused != nil {
+			v.Done = nil // also whoever asked for it is refused when it asks again
+		}
 		return nil
 	})
 	if refused != nil {
@@ -312,11 +348,19 @@ func (s *Server) renameVolume(ctx context.Context, m *wire.Admin, re *wire.Admin
 	if v.ID == meta.RootVolume {
 		return meta.E("rename volume", meta.NotPermitted, v.Name, errors.New("the root volume keeps its name"))
 	}
+	token, err := tokenOf(m)
+	if err != nil {
+		return err
+	}
 	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error {
+		if v.Did(token) {
+			return nil
+		}
 		if v.State != cluster.VolumeActive {
 			return meta.E("rename volume", meta.NoSuchVolume, v.Name, fmt.Errorf("it is %s", v.State))
 		}
 		v.Name = m.Entry
+		v.Does(token)
 		return nil
 	})
 	if err != nil {

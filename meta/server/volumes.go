@@ -164,6 +164,47 @@ func wordsOf(m *wire.Admin) (w wire.VolumeWords, err error) {
 	return w, checkCompression(w.Compression)
 }
 
+// tokenOf is what names a request that is to be done once; zero: it is of a program of
+// before. Errors: Protocol.
+func tokenOf(m *wire.Admin) (uint64, error) {
+	var q wire.Once
+	err := readBody(m, &q)
+	return q.Token, err
+}
+
+// createVolume makes a row; the volume's home makes the volume when somebody wants it.
+// Errors: those of cluster.CreateVolume, and of wordsOf.
+func (s *Server) createVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	w, err := wordsOf(m)
+	if err != nil {
+		return err
+	}
+	token, err := tokenOf(m)
+	if err != nil {
+		return err
+	}
+	labels, err := meta.ChangeLabels(nil, w.Labels)
+	if err != nil {
+		return err
+	}
+	v, err := s.cfg.Cluster.CreateVolume(ctx, m.Name, m.Policy, meta.Time(time.Now().UnixNano()), func(v *cluster.Volume) {
+		say(v, &w)
+		v.Labels = labels
+		v.Does(token)
+	})
+	if errors.Is(err, meta.VolumeExists) {
+		// By the same request, perhaps, whose answer was lost.
+		if have, herr := s.cfg.Cluster.VolumeByName(ctx, m.Name); herr == nil && have.Did(token) {
+			v, err = have, nil
+		}
+	}
+	if err != nil {
+		return err
+	}
+	s.describe(ctx, re, v)
+	return nil
+}
+
 // say changes a volume's row as words say.
 func say(v *cluster.Volume, w *wire.VolumeWords) {
 	if w.TrashSeconds != nil {

@@ -123,6 +123,9 @@ type SnapshotsRequest struct {
 	// may take snapshots of the volume; of others, and by a server that knows nothing of
 	// this, it is passed over.
 	Unpaced bool `json:"unpaced,omitempty"`
+	// Only is the name of snapshots of which is asked alone. A server that knows nothing of
+	// this tells of all.
+	Only string `json:"only,omitempty"`
 }
 
 // SnapshotList answers AdminSnapshots: oldest first.
@@ -181,10 +184,16 @@ type ScheduleFailing struct {
 	Next  time.Time `json:"next" yaml:"next"`   // when it is tried again, at the latest
 }
 
-// SnapshotRequest is the body of AdminSnapshotCreate and AdminSnapshotRollback.
+// SnapshotRequest is the body of AdminSnapshotCreate, AdminSnapshotDelete and
+// AdminSnapshotRollback.
 type SnapshotRequest struct {
-	// Token names the request, so that it may be sent again.
+	// Token names the request, so that it may be sent again. Of AdminSnapshotRollback a
+	// server of before it passes it over.
 	Token uint64 `json:"token,omitempty"`
+	// At, of AdminSnapshotDelete, if not zero, is the generation of the snapshot that is
+	// meant: another one may have its name by now, and if it is gone that is no error. A
+	// server that knows nothing of this passes it over.
+	At meta.Generation `json:"generation,omitempty"`
 	// Force: a volume that is in use is taken from its sessions.
 	Force bool `json:"force,omitempty"`
 	// Filler: only if the volume is a mirror's target and the session that asks is

@@ -8,8 +8,21 @@ import (
 
 // Bodies and reports of the requests about volumes, as JSON.
 
+// Once begins the bodies of requests that are to be done once, however often they
+// are sent. A server of before passes it over.
+type Once struct {
+	// Token names the request: random, and never zero.
+	Token uint64 `json:"token,omitempty"`
+}
+
+// VolumeCreation is the body of AdminCreateVolume.
+type VolumeCreation struct {
+	Once
+	VolumeWords
+}
+
 // VolumeWords are what a volume's row says beside the policy: the body of
-// AdminCreateVolume and AdminSetPolicy. nil: as it is.
+// AdminSetPolicy, and part of AdminCreateVolume's. nil: as it is.
 type VolumeWords struct {
 	// TrashSeconds is how long it stays in the trash once it is deleted.
 	TrashSeconds *uint64 `json:"trash_seconds,omitempty"`
@@ -34,6 +47,7 @@ func (w VolumeWords) Empty() bool {
 // VolumeDeletion is the body of AdminDeleteVolume; without one the volume's
 // trash time holds.
 type VolumeDeletion struct {
+	Once
 	Now bool `json:"now,omitempty"` // past the trash
 	// Name that the volume must have at the moment at which it is condemned; "": any.
 	// A server of before does not look.

@@ -1,0 +1,278 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/wire"
+)
+
+// Requests whose answer was lost are sent again, to the same owner or the next one.
+// A test sends them twice by itself.
+
+// once is a request that says who it is.
+func once(t *testing.T, a wire.Admin, body any) wire.Admin {
+	t.Helper()
+	b, err := json.Marshal(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Body = b
+	return a
+}
+
+func token(n uint64) wire.Once { return wire.Once{Token: n} }
+
+// row reads a volume's row, in the state that it must have.
+func (s *site) row(id meta.VolumeID, want cluster.VolumeState) cluster.Volume {
+	s.t.Helper()
+	v, err := s.cluster.Volume(s.t.Context(), id)
+	if err != nil || v.State != want {
+		s.t.Fatalf("volume %d is %q, %v; want %q", id, v.State, err, want)
+	}
+	return v
+}
+
+// TestVolumeRequestsAgain: create, rename, delete, undelete, attach and detach do once
+// what they are sent twice for, whatever others did in between.
+func TestVolumeRequestsAgain(t *testing.T) {
+	t.Parallel()
+	s := newSiteTTL(t, 3*time.Second)
+	a := s.dial("a")
+	day := uint64(86400)
+	create := once(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "v"}, wire.VolumeCreation{Once: token(1), VolumeWords: wire.VolumeWords{TrashSeconds: &day}})
+	v := a.admin(t, create).Volumes[0].ID
+	if again := a.admin(t, create).Volumes[0].ID; again != v {
+		t.Fatalf("volumes %d and %d were made", v, again)
+	}
+	a.refused(t, meta.VolumeExists, once(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "v"}, wire.VolumeCreation{Once: token(2)}))
+
+	rename := once(t, wire.Admin{Op: wire.AdminRenameVolume, Volume: v, Entry: "w"}, token(3))
+	a.admin(t, rename)
+	a.admin(t, once(t, wire.Admin{Op: wire.AdminRenameVolume, Volume: v, Entry: "v"}, token(4)))
+	a.admin(t, rename)
+	if row := s.row(v, cluster.VolumeActive); row.Name != "v" {
+		t.Errorf("renamed again, to %q", row.Name)
+	}
+
+	attach := once(t, wire.Admin{Op: wire.AdminAttach, Volume: v, Parent: 1, Ino: meta.RootIno, Entry: "here"}, token(5))
+	detach := once(t, wire.Admin{Op: wire.AdminDetach, Volume: v}, token(6))
+	hangs := func(want string) {
+		t.Helper()
+		at := ""
+		if row := s.row(v, cluster.VolumeActive); row.Attach != nil {
+			at = row.Attach.Name
+		}
+		if at != want {
+			t.Errorf("it hangs at %q, want %q", at, want)
+		}
+	}
+	a.admin(t, attach)
+	a.admin(t, attach)
+	hangs("here")
+	a.admin(t, detach)
+	a.admin(t, detach)
+	a.admin(t, attach) // late
+	hangs("")
+	a.admin(t, once(t, wire.Admin{Op: wire.AdminAttach, Volume: v, Parent: 1, Ino: meta.RootIno, Entry: "there"}, token(7)))
+	a.admin(t, detach) // late
+	hangs("there")
+	a.admin(t, once(t, wire.Admin{Op: wire.AdminDetach, Volume: v}, token(8)))
+	// What was refused is refused again.
+	a.create(t, "taken")
+	bad := once(t, wire.Admin{Op: wire.AdminAttach, Volume: v, Parent: 1, Ino: meta.RootIno, Entry: "taken"}, token(9))
+	a.refused(t, meta.Exists, bad)
+	a.refused(t, meta.Exists, bad)
+
+	remove := once(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v}, wire.VolumeDeletion{Once: token(10)})
+	a.admin(t, remove)
+	trash := s.row(v, cluster.VolumeTrash)
+	a.admin(t, remove)
+	if row := s.row(v, cluster.VolumeTrash); row.Until != trash.Until {
+		t.Errorf("in the trash until %v, and then until %v", trash.Until, row.Until)
+	}
+	undelete := once(t, wire.Admin{Op: wire.AdminUndeleteVolume, Name: "v"}, token(11))
+	a.admin(t, undelete)
+	a.admin(t, undelete)
+	a.admin(t, remove) // late
+	s.row(v, cluster.VolumeActive)
+	// The last one of before that has the name stays where it is.
+	old := a.admin(t, once(t, wire.Admin{Op: wire.AdminCreateVolume, Name: "x"}, wire.VolumeCreation{Once: token(12), VolumeWords: wire.VolumeWords{TrashSeconds: &day}})).Volumes[0].ID
+	a.admin(t, once(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: old}, wire.VolumeDeletion{Once: token(13)}))
+	a.admin(t, once(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v}, wire.VolumeDeletion{Once: token(14)}))
+	undelete = once(t, wire.Admin{Op: wire.AdminUndeleteVolume, Name: "v", Entry: "x"}, token(15))
+	a.admin(t, undelete)
+	a.admin(t, undelete)
+	s.row(old, cluster.VolumeTrash)
+	s.row(v, cluster.VolumeActive)
+
+	if n := len(s.row(v, cluster.VolumeActive).Done); n > 8 {
+		t.Errorf("its row remembers %d requests", n)
+	}
+	s.exact()
+}
+
+// TestDeletionsAtOnce: a plain deletion that comes again while the first is under way,
+// by another connection, purges nothing.
+func TestDeletionsAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newSiteTTL(t, 3*time.Second)
+	a := s.dial("a")
+	day := uint64(86400)
+	for i := range 5 {
+		v, err := a.CreateVolume(t.Context(), fmt.Sprint("v", i), meta.Policy{Replicas: 1}, wire.VolumeWords{TrashSeconds: &day})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.createIn(t, v.ID, "f")
+		remove := once(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: v.ID}, wire.VolumeDeletion{Once: token(77)})
+		errs := make(chan error, 3)
+		for range cap(errs) {
+			go func() {
+				_, err := a.Admin(t.Context(), remove)
+				errs <- err
+			}()
+		}
+		for range cap(errs) {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+		s.row(v.ID, cluster.VolumeTrash)
+	}
+}
+
+// TestDeletionFinishedElsewhere: the server that began to delete a volume loses it, and
+// the next home goes on with that, as it does with whatever it finds: who asked, and has
+// to ask again, hears that it is done, not that there is no such volume.
+func TestDeletionFinishedElsewhere(t *testing.T) {
+	t.Parallel()
+	s := newSiteTTL(t, 3*time.Second)
+	a := s.dial("a")
+	v, err := a.CreateVolume(t.Context(), "v", meta.Policy{Replicas: 1}, wire.VolumeWords{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.createIn(t, v.ID, "f")
+	s.cluster.mu.Lock()
+	s.cluster.dies = func(step string) error {
+		if step != "row gone" {
+			return nil
+		}
+		delete(s.cluster.rows, v.ID) // by the next home
+		return meta.E("delete volume", meta.NotOwner, "", nil)
+	}
+	s.cluster.mu.Unlock()
+	if err := a.DeleteVolume(t.Context(), v.ID, true); err != nil {
+		t.Error(err)
+	}
+	if err := a.DeleteVolume(t.Context(), v.ID, true); !errors.Is(err, meta.NoSuchVolume) {
+		t.Errorf("who asks for the first time hears %v", err)
+	}
+}
+
+// TestSnapshotDeletionAgain: a newer snapshot of the name is not meant.
+func TestSnapshotDeletionAgain(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	a := s.dial("a")
+	a.create(t, "f")
+	a.snapshot(t, "one")
+	at := a.snapshots(t).Snapshots[0].At
+	remove := once(t, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: 1, Entry: "one"}, wire.SnapshotRequest{At: at})
+	a.admin(t, remove)
+	eventually(t, "it is gone", func() error { return unless(len(a.snapshots(t).Snapshots) == 0) })
+	a.create(t, "g")
+	a.snapshot(t, "one")
+	a.admin(t, remove)
+	if l := a.names(t); !slices.Equal(l, []string{"one ready"}) {
+		t.Errorf("the newer one: %q", l)
+	}
+	// The client says which it means, and by its name alone finds the newer one.
+	if i, err := a.DeleteSnapshot(t.Context(), 1, "one"); err != nil || i.At == at || i.State != wire.SnapshotDeleting {
+		t.Errorf("%+v, %v", i, err)
+	}
+	if _, err := a.DeleteSnapshot(t.Context(), 1, "two"); !errors.Is(err, meta.NoSuchSnapshot) {
+		t.Error(err)
+	}
+}
+
+// TestRollbackAgain: what was written since a volume was rolled back stays, however often
+// the request comes, at once with itself, later, or to the next owner.
+func TestRollbackAgain(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	a := s.dial("a")
+	a.create(t, "before")
+	a.snapshot(t, "one")
+	a.create(t, "since")
+	admin := s.dial("admin")
+	back := func(n uint64) wire.Admin {
+		return once(t, wire.Admin{Op: wire.AdminSnapshotRollback, Volume: 1, Entry: "one"}, wire.SnapshotRequest{Token: n, Force: true})
+	}
+	stays := func(when string, want ...string) {
+		t.Helper()
+		names := []string{}
+		eventually(t, "the directory is read", func() error { // in another epoch, if it was rolled back
+			r, err := a.Do(t.Context(), 1, meta.OpID{}, &meta.ReadDir{Ino: meta.RootIno, Max: 4096}, meta.LeaseNone)
+			if err != nil {
+				return err
+			}
+			for _, e := range r.Entries {
+				names = append(names, e.Name)
+			}
+			return nil
+		})
+		slices.Sort(names)
+		if !slices.Equal(names, want) {
+			t.Errorf("%s: %q, want %q", when, names, want)
+		}
+	}
+	// Three at once: the second and third may come when the first is done, and somebody
+	// has written since.
+	errs := make(chan error, 3)
+	for range cap(errs) {
+		go func() {
+			_, err := admin.Admin(t.Context(), back(1))
+			errs <- err
+		}()
+	}
+	if err := <-errs; err != nil {
+		t.Fatal(err)
+	}
+	a.expiredTimes(t, 1)
+	a.create(t, "after")
+	for range cap(errs) - 1 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	admin.admin(t, back(1))
+	stays("sent again", "after", "before")
+	s.crash()
+	s.start()
+	admin.admin(t, back(1))
+	stays("sent to the next owner", "after", "before")
+	// Another request is another one; and of many some are remembered.
+	for n := range uint64(2 * maxRolled) {
+		admin.admin(t, back(2+n))
+	}
+	stays("asked for anew", "before")
+	s.crash()
+	s.start()
+	admin.admin(t, back(1+2*maxRolled))
+	o := s.srv.opened(1)
+	o.mu.Lock()
+	n := len(o.rolled)
+	o.mu.Unlock()
+	if n != maxRolled {
+		t.Errorf("%d requests are remembered, want %d", n, maxRolled)
+	}
+	s.exact()
+}
