@@ -867,17 +867,19 @@ func (o *owner) serveBatch(s *session, id uint64, b *wire.Batch) {
 	out := &wire.BatchRe{Replies: make([]wire.Reply, len(b.Calls))}
 	i := 0
 	var entry uint64
+	var room roomSearch              // of the call that is waited for
 	step := func() <-chan struct{} { // under mu
 		for ; i < len(b.Calls); i++ {
 			c := &b.Calls[i]
 			c.Want = meta.LeaseNone
-			k := &ticket{entry: entry}
+			k := &ticket{entry: entry, room: room}
 			re, wait := o.attempt(s, c, k)
-			entry = k.entry
+			entry, room = k.entry, k.room
 			if wait != nil {
 				o.leases.unblock(k)
 				return wait
 			}
+			room = roomSearch{}
 			o.leases.unblock(k)
 			out.Replies[i] = *re
 			if j := o.sessions[s.id]; j != nil && re.Seq != 0 && j.holds[id] == 0 {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -374,5 +375,32 @@ func TestIdleIsBounded(t *testing.T) {
 			admin.admin(t, wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: meta.Policy{Replicas: 1, QuotaBytes: limit / 4}})
 			eventually(t, "what lies idle follows the quota", func() error { return check(limit / 4) })
 		})
+	}
+}
+
+// A batch of which an operation finds no room is answered: what has room is done, the
+// rest is refused, and who asks waits for nothing that does not come.
+func TestBatchWithoutRoom(t *testing.T) {
+	t.Parallel()
+	s := newSiteTTL(t, time.Minute)
+	admin, a := s.dial("admin"), s.dial("a")
+	admin.admin(t, wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: meta.Policy{Replicas: 1, QuotaBytes: 1 << 20}})
+	ino := a.create(t, "f").Attr.Ino
+	batch := []client.BatchOp{
+		{Op: &meta.Fallocate{Ino: ino, Off: 0, Len: 512 << 10}},
+		{Op: &meta.Fallocate{Ino: ino, Off: 1 << 30, Len: 2 << 20}},
+		{Op: &meta.Fallocate{Ino: ino, Off: 512 << 10, Len: 256 << 10}},
+		{Op: &meta.Fallocate{Ino: ino, Off: 2 << 30, Len: 2 << 20}},
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, errs, err := a.DoBatch(ctx, 1, client.AnyEpoch, batch)
+	if err != nil || len(errs) != len(batch) {
+		t.Fatal(errs, err)
+	}
+	for i, err := range errs {
+		if full := i%2 == 1; errors.Is(err, meta.QuotaExceeded) != full || !full && err != nil {
+			t.Errorf("operation %d: %v", i, err)
+		}
 	}
 }

@@ -60,7 +60,7 @@ func fileKind(err error) meta.Kind {
 	switch {
 	case errors.Is(err, os.ErrPermission):
 		return meta.AccessDenied
-	case errors.Is(err, unix.ENOSPC):
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT): // of the file system
 		return meta.NoSpace
 	}
 	return meta.IO
