@@ -172,26 +172,7 @@ func (c *Cluster) keepView(ctx context.Context) {
 	// view shows are watched.
 	hint := make(chan struct{}, 1)
 	for _, part := range viewParts {
-		w := c.cli.Watch(ctx, c.prefix+part, clientv3.WithPrefix(), clientv3.WithKeysOnly())
-		c.joined.Go(func() {
-			for {
-				// Not until etcd's client closes it: that waits for the server to hear of
-				// the end, and with an etcd in this process the two can wait for each
-				// other when many watches end at once.
-				select {
-				case <-ctx.Done():
-					return
-				case _, ok := <-w:
-					if !ok {
-						return
-					}
-				}
-				select {
-				case hint <- struct{}{}:
-				default:
-				}
-			}
-		})
+		c.joined.Go(func() { c.watch(ctx, c.prefix+part, hint) })
 	}
 	var pause <-chan time.Time
 	for {
@@ -220,6 +201,41 @@ func (c *Cluster) keepView(ctx context.Context) {
 		pause = time.After(min(3*time.Since(began), maxPause))
 	}
 }
+
+// watch hints at changes below a prefix until ctx ends. etcd ends a watch that stands
+// at a revision which was compacted away, as one does that was cut off for a while: then
+// another begins, and hints, since the one before has missed something.
+func (c *Cluster) watch(ctx context.Context, prefix string, hint chan<- struct{}) {
+	for w := c.watchBelow(ctx, prefix); ; {
+		// Not until etcd's client closes it: that waits for the server to hear of
+		// the end, and with an etcd in this process the two can wait for each
+		// other when many watches end at once.
+		select {
+		case <-ctx.Done():
+			return
+		case _, ok := <-w:
+			if !ok {
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(watchPause):
+				}
+				w = c.watchBelow(ctx, prefix)
+			}
+		}
+		select {
+		case hint <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (c *Cluster) watchBelow(ctx context.Context, prefix string) clientv3.WatchChan {
+	return c.cli.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+}
+
+// watchPause is between the end of a watch and the next one.
+const watchPause = 100 * time.Millisecond
 
 // maxPause bounds how much later than the change the next view may begin.
 const maxPause = 250 * time.Millisecond

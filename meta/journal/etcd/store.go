@@ -238,31 +238,45 @@ func (s *store) Hint(ctx context.Context) <-chan struct{} {
 }
 
 // watchHint gives a channel that receives when something in [key, end) may have
-// changed; an empty end means the one key. The channel is closed when the watch
-// ends: the user polls anyway.
+// changed; an empty end means the one key. It is closed when ctx ends. etcd ends a
+// watch that stands at a revision which was compacted away: then another begins, and
+// hints, since the one before has missed something.
 func watchHint(ctx context.Context, cli *clientv3.Client, key, end string) <-chan struct{} {
 	opts := []clientv3.OpOption{clientv3.WithKeysOnly()}
 	if end != "" {
 		opts = append(opts, clientv3.WithRange(end))
 	}
-	w := cli.Watch(ctx, key, opts...)
 	hint := make(chan struct{}, 1)
+	tell := func() {
+		select {
+		case hint <- struct{}{}:
+		default:
+		}
+	}
+	w := cli.Watch(ctx, key, opts...) // from when the caller has the channel on
 	go func() {
 		defer close(hint)
 		for {
 			select {
-			case <-ctx.Done(): // not only when etcd's client closes w: see cluster.keepView
+			case <-ctx.Done(): // not only when etcd's client closes w: see cluster.watch
 				return
 			case _, ok := <-w:
-				if !ok {
-					return
+				if ok {
+					tell()
+					continue
 				}
 			}
 			select {
-			case hint <- struct{}{}:
-			default:
+			case <-ctx.Done():
+				return
+			case <-time.After(watchPause):
 			}
+			w = cli.Watch(ctx, key, opts...)
+			tell()
 		}
 	}()
 	return hint
 }
+
+// watchPause is between the end of a watch and the next one.
+const watchPause = 100 * time.Millisecond

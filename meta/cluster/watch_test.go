@@ -1,0 +1,56 @@
+package cluster
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"penstock.io/penstock/meta"
+)
+
+// compacted is a watcher whose first watches end as etcd ends one that stands at a
+// revision which was compacted away.
+type compacted struct {
+	clientv3.Watcher
+	first atomic.Int64 // so many
+	later atomic.Int64 // watches that were begun after them
+}
+
+func (w *compacted) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
+	if w.first.Add(-1) < 0 {
+		w.later.Add(1)
+		return w.Watcher.Watch(ctx, key, opts...)
+	}
+	ch := make(chan clientv3.WatchResponse, 1)
+	ch <- clientv3.WatchResponse{Canceled: true, CompactRevision: 7}
+	close(ch)
+	return ch
+}
+
+// TestWatchesBeginAnew: a watch that ended with a compaction is followed by another, so
+// that views go on to follow changes at once.
+func TestWatchesBeginAnew(t *testing.T) {
+	t.Parallel()
+	cli := *client(t)
+	w := &compacted{Watcher: cli.Watcher}
+	w.first.Store(int64(2 * len(viewParts)))
+	cli.Watcher = w
+	c := join(t, &cli)
+	for end := time.Now().Add(time.Minute); w.later.Load() < int64(len(viewParts)); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d of %d watches began anew", w.later.Load(), len(viewParts))
+		}
+	}
+	changed := c.Changed()
+	if _, err := c.CreateVolume(t.Context(), "v", meta.Policy{}, 0); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-changed:
+	case <-time.After(time.Minute):
+		t.Fatal("no view")
+	}
+}

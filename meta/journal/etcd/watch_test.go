@@ -1,0 +1,55 @@
+package etcd
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// endless is a watcher whose watches end one after the other, as etcd ends one that
+// stands at a revision which was compacted away.
+type endless struct {
+	clientv3.Watcher
+	begun chan chan clientv3.WatchResponse
+}
+
+func (w endless) Watch(context.Context, string, ...clientv3.OpOption) clientv3.WatchChan {
+	ch := make(chan clientv3.WatchResponse, 1)
+	w.begun <- ch
+	return ch
+}
+
+// TestHintsBeginAnew: a watch that ended with a compaction is followed by another, and by
+// a hint, since something may have been missed; those of the next one come, too.
+func TestHintsBeginAnew(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w := endless{begun: make(chan chan clientv3.WatchResponse, 1)}
+	hint := watchHint(ctx, &clientv3.Client{Watcher: w}, "a", "b")
+	receive := func(what string) {
+		t.Helper()
+		select {
+		case _, ok := <-hint:
+			if !ok {
+				t.Fatalf("%s: no more hints", what)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("%s: no hint", what)
+		}
+	}
+	for range 2 {
+		ch := <-w.begun
+		ch <- clientv3.WatchResponse{}
+		receive("a change")
+		ch <- clientv3.WatchResponse{Canceled: true, CompactRevision: 7}
+		receive("the watch ends")
+		close(ch)
+		receive("another began")
+	}
+	cancel()
+	for range hint { // it is closed
+	}
+}
