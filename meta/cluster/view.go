@@ -33,6 +33,10 @@ type View struct {
 	// Bearers says which identity each chunk server's number belongs to.
 	Bearers map[meta.ServerID]Bearer
 
+	// left are the keys of records that a newer program wrote, or that are damaged, by the
+	// part that they belong to: they are not above. Views share it.
+	left map[string]map[string]bool
+
 	sorted sync.Once // makes:
 	named  map[string][]Grant
 	many   []Grant // those for patterns of names
@@ -264,7 +268,7 @@ func (c *Cluster) readOnce(ctx context.Context) (*View, error) {
 			return v, err
 		}
 	}
-	v := &View{ChunkServers: map[meta.ServerID]meta.ServerInfo{}, Bearers: map[meta.ServerID]Bearer{}}
+	v := &View{ChunkServers: map[meta.ServerID]meta.ServerInfo{}, Bearers: map[meta.ServerID]Bearer{}, left: map[string]map[string]bool{}}
 	for _, part := range viewParts {
 		prefix := c.prefix + part
 		end := clientv3.GetPrefixRangeEnd(prefix)
@@ -281,7 +285,12 @@ func (c *Cluster) readOnce(ctx context.Context) (*View, error) {
 				v.Revision = r.Header.Revision
 			}
 			for _, kv := range r.Kvs {
-				c.addTo(v, kv)
+				if !c.addTo(v, kv) {
+					if v.left[part] == nil {
+						v.left[part] = map[string]bool{}
+					}
+					v.left[part][string(kv.Key)] = true
+				}
 				from = string(kv.Key) + "\x00"
 			}
 			more = len(r.Kvs) == page
@@ -292,9 +301,10 @@ func (c *Cluster) readOnce(ctx context.Context) (*View, error) {
 
 // readChanged makes the next view of an old one and the records that changed
 // since: a big cluster's table isn't read again for every new server. It gives
-// nil if that does not suffice: too much changed, or something went away. What
-// went away shows in the count: the old records and the changed ones together
-// hold all that there is, so if they are as many, they are the same.
+// nil if that does not suffice: too much changed, or something went away, or a record
+// changed that is left out, or is from now on. What went away shows in the count: the
+// old records, left out ones among them, and the changed ones together hold all that
+// there is, so if they are as many, they are the same.
 func (c *Cluster) readChanged(ctx context.Context, old *View) (*View, error) {
 	var ops []clientv3.Op
 	for _, part := range viewParts {
@@ -315,15 +325,18 @@ func (c *Cluster) readChanged(ctx context.Context, old *View) (*View, error) {
 		Members:      slices.Clone(old.Members),
 		Settings:     old.Settings,
 		Bearers:      maps.Clone(old.Bearers),
+		left:         old.left,
 	}
 	for i, part := range viewParts {
 		got := r.Responses[i].GetResponseRange()
 		for _, kv := range got.Kvs {
-			c.addTo(v, kv)
+			if v.left[part][string(kv.Key)] || !c.addTo(v, kv) {
+				return nil, nil
+			}
 		}
 		n := map[string]int{"/table/": len(v.Volumes), "/chunkservers/": len(v.ChunkServers), "/metaservers/": len(v.MetaServers), "/nodes/": len(v.Nodes), "/capkeys": min(1, len(v.CapKeys)),
 			"/grants/": len(v.Grants), "/members/": len(v.Members), "/settings": min(1, v.Settings.Version), "/bearers/": len(v.Bearers)}[part]
-		if got.More || int64(n) != got.Count {
+		if got.More || int64(n+len(v.left[part])) != got.Count {
 			return nil, nil
 		}
 	}
@@ -331,11 +344,13 @@ func (c *Cluster) readChanged(ctx context.Context, old *View) (*View, error) {
 }
 
 // addTo adds a record, or puts it in the place of its older form. One that a
-// newer program wrote must not blind this one: it is left out.
-func (c *Cluster) addTo(v *View, kv *mvccpb.KeyValue) {
-	if err := v.add(strings.TrimPrefix(string(kv.Key), c.prefix), kv); err != nil {
+// newer program wrote must not blind this one: it is left out, and false returned.
+func (c *Cluster) addTo(v *View, kv *mvccpb.KeyValue) bool {
+	err := v.add(strings.TrimPrefix(string(kv.Key), c.prefix), kv)
+	if err != nil {
 		c.log.Warn("a cluster record is left out", "key", string(kv.Key), "err", err)
 	}
+	return err == nil
 }
 
 func (v *View) add(name string, kv *mvccpb.KeyValue) error {
