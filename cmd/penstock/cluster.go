@@ -116,10 +116,15 @@ func (w *where) identity(ctx context.Context) ([]string, *peer.Credentials, erro
 		now = w.now
 	}
 	if creds.Identity().Role != "" && now().After(creds.RenewAt()) {
-		// Best effort: the certificate still holds, or dialling says what is wrong.
+		// Best effort while the certificate still holds. Of one that has ended the other
+		// side says "bad certificate" alone.
 		renewing, cancel := context.WithTimeout(ctx, dialTimeout)
 		defer cancel()
-		_ = client.Renew(renewing, addrs, creds)
+		err := client.Renew(renewing, addrs, creds)
+		if end := creds.Identity().Expires; err != nil && now().After(end) {
+			return nil, nil, fmt.Errorf("the certificate in %s ended at %s, and only one that holds is renewed; join again with a token from 'penstock cluster join-token --role %s': %w",
+				creds.Dir(), end.Format(time.DateTime), creds.Identity().Role, err)
+		}
 	}
 	return addrs, creds, nil
 }

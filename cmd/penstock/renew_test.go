@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,14 +38,15 @@ func TestAdministratorsAreRenewed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	closed := sync.OnceFunc(func() {
 		if err := m.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if err := release(); err != nil {
 			t.Error(err)
 		}
-	}()
+	})
+	defer closed()
 	admin := filepath.Join(creds, "admin")
 	identity := func() []byte {
 		t.Helper()
@@ -85,5 +88,11 @@ func TestAdministratorsAreRenewed(t *testing.T) {
 				t.Errorf("%s, %v later: the certificate was renewed: %v", name, later, renewed)
 			}
 		}
+	}
+	// One that has ended is told as such.
+	closed()
+	ahead = 2 * time.Hour
+	if _, err := w.dial(t.Context()); err == nil || !strings.Contains(err.Error(), "ended at") || !strings.Contains(err.Error(), "join-token --role admin") {
+		t.Errorf("with a certificate that has ended: %v", err)
 	}
 }

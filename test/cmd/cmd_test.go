@@ -4,6 +4,8 @@ package cmd
 
 import (
 	"context"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -127,6 +129,25 @@ func TestScripts(t *testing.T) {
 			"revoke": func(ts *testscript.TestScript, neg bool, args []string) {
 				id := strings.Split(ts.ReadFile(args[0]), ".")[2]
 				ts.Check(ts.Exec("penstock", "cluster", "join-token", "--revoke", id, "--credentials", "cred/admin"))
+			},
+			// outlived FILE COMMAND...: the command succeeds each second until the certificate
+			// in a file does not hold any more.
+			"outlived": func(ts *testscript.TestScript, neg bool, args []string) {
+				var end time.Time
+				for rest, block := []byte(ts.ReadFile(args[0])), (*pem.Block)(nil); end.IsZero(); {
+					if block, rest = pem.Decode(rest); block == nil {
+						ts.Fatalf("no certificate in %s", args[0])
+					}
+					if block.Type == "CERTIFICATE" {
+						c, err := x509.ParseCertificate(block.Bytes)
+						ts.Check(err)
+						end = c.NotAfter
+					}
+				}
+				for time.Now().Before(end) {
+					ts.Check(ts.Exec(args[1], args[2:]...))
+					time.Sleep(min(time.Second, max(0, time.Until(end))))
+				}
 			},
 			// metric SOCKET NAME N, or >N: what a part's metrics say within 90 seconds, all disks together.
 			"metric": func(ts *testscript.TestScript, neg bool, args []string) {
