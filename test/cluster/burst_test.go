@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/test/child"
@@ -156,15 +155,7 @@ func fillSet(dir string, files int) error {
 	}
 	wg.Wait()
 	// Nothing of it is left to be counted as a node's.
-	return errors.Join(append(errs, syncfs(dir))...)
-}
-
-func syncfs(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(unix.Syncfs(int(f.Fd())), f.Close())
+	return errors.Join(append(errs, load.SyncAll(dir))...)
 }
 
 // burstCost is what a node costs the servers, from its start to its end.

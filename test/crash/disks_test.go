@@ -13,13 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"penstock.io/penstock/chunkserver"
 	"penstock.io/penstock/chunkserver/server"
 	"penstock.io/penstock/chunkserver/store"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/test/disk"
+	"penstock.io/penstock/test/load"
 )
 
 // diskFarm is a chunk server, in this process, with disks that break for real.
@@ -209,7 +208,9 @@ func TestDiskDies(t *testing.T) {
 	if err := f.disks[1].Cut(); err != nil { // ext4 answers EIO from then on
 		t.Fatal(err)
 	}
-	unix.Sync()
+	if err := load.SyncAll(f.disks[1].At); err == nil {
+		t.Fatal("a disk that is cut off took everything")
+	}
 	f.until("the dead disk is not noticed", func() bool { return f.state(1).State != meta.DiskOK })
 	f.until("the dead disk is not reported", f.toldOf(bad))
 	// Whoever lists is told nothing, rather than half of it, until it is clear

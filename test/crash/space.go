@@ -48,7 +48,7 @@ func (m *machine) full(ctx context.Context, d *disk.Disk, left int64, seed uint6
 	}
 	// What was synced before and while the disk was full is there, also after
 	// a crash. The first check takes what it finds as durable: so it is made so.
-	if err := errors.Join(syncFS(m.mount), l.Verify()); err != nil {
+	if err := errors.Join(load.SyncAll(m.mount), l.Verify()); err != nil {
 		return err
 	}
 	m.kill()
@@ -85,15 +85,6 @@ func (m *machine) lastBlock(ctx context.Context, d *disk.Disk, from int, logf fu
 	}
 	logf("%v: without a block left etcd ended the process: %v", filepath.Base(d.At), err)
 	return errors.Join(release(), m.start(ctx))
-}
-
-func syncFS(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return os.NewSyscallError("syncfs", unix.Syncfs(int(d.Fd())))
 }
 
 // toldPath names the files of writeUntilTold; each is synced before the next.

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/test/load"
 )
 
 // system is a penstock with its data directory and mount point.
@@ -151,17 +152,7 @@ func (f files) create() error {
 			return err
 		}
 	}
-	return syncAt(f.dir)
-}
-
-// syncAt makes everything of a mount durable.
-func syncAt(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return unix.Syncfs(int(d.Fd()))
+	return load.SyncAll(f.dir)
 }
 
 // stays says which files are kept: every tenth.
@@ -176,7 +167,7 @@ func (f files) thin() error {
 			}
 		}
 	}
-	return syncAt(f.dir)
+	return load.SyncAll(f.dir)
 }
 
 // verify reads every file that stays, and looks for those that don't.

@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
+	"penstock.io/penstock/test/load"
 	"penstock.io/penstock/test/program"
 )
 
@@ -318,10 +319,8 @@ func TestIndexedMount(t *testing.T) {
 	r.fill(live.at, rng)
 	r.must(os.WriteFile(filepath.Join(live.at, "below", "file"), []byte("text"), 0o644))
 	r.Must("snapshot", "create", "d", "s")
-	r.fill(live.at, rng) // later changes are in no index
-	d, err := os.Open(live.at)
-	r.must(err)
-	r.must(errors.Join(unix.Syncfs(int(d.Fd())), d.Close())) // none is told of while calls are counted
+	r.fill(live.at, rng)          // later changes are in no index
+	r.must(load.SyncAll(live.at)) // none is told of while calls are counted
 
 	plain := r.mount("d@s:/", "plain", "--no-index")
 	began := r.calls()
@@ -459,7 +458,7 @@ func TestFigures(t *testing.T) {
 	}
 	wg.Wait()
 	made.Range(func(_, err any) bool { t.Fatal(err); return false })
-	unix.Sync()
+	r.must(load.SyncAll(live.at))
 	began := time.Now()
 	r.Must("snapshot", "create", "d", "s")
 	t.Logf("snapshot of %d files: %v", *files, time.Since(began))

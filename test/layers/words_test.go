@@ -100,3 +100,20 @@ func reports(body *ast.BlockStmt) []*ast.CallExpr {
 	}
 	return calls
 }
+
+// Nobody calls sync(2): it waits for every mount of the machine, also for one that
+// stands still, and can't be killed meanwhile.
+func TestNobodySyncsTheMachine(t *testing.T) {
+	for _, f := range load(t) {
+		for _, name := range f.names(func(string) bool { return true }) {
+			ast.Inspect(f.files[name], func(n ast.Node) bool {
+				if sel, ok := n.(*ast.SelectorExpr); ok && sel.Sel.Name == "Sync" {
+					if pkg, ok := sel.X.(*ast.Ident); ok && (pkg.Name == "unix" || pkg.Name == "syscall") {
+						t.Errorf("%s: sync(2); syncfs or fsync what is meant", fset.Position(n.Pos()))
+					}
+				}
+				return true
+			})
+		}
+	}
+}

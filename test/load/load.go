@@ -12,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // A Worker does one kind of work below one folder, and keeps a model of it:
@@ -203,6 +205,18 @@ func SyncDir(dir string) error {
 	}
 	defer d.Close()
 	return d.Sync()
+}
+
+// SyncAll makes all that was changed on the file system of a directory durable.
+// sync(2) would wait for every mount of the machine, also for one that stands
+// still, and can't be killed meanwhile.
+func SyncAll(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return os.NewSyscallError("syncfs", unix.Syncfs(int(d.Fd())))
 }
 
 // Pattern fills b with the bytes that file id has at off. Any run of them can

@@ -410,7 +410,6 @@ func syncCases() []Case {
 		}
 	}
 	cs = append(cs,
-		Case{"sync/ok", func(t *T) { t.File("f", "x"); unix.Sync(); t.Content("f", "x") }},
 		Case{"sync_file_range/EINVAL/unknown-flag", func(t *T) {
 			t.File("f", "x")
 			t.Want("sync_file_range", unix.SyncFileRange(t.Open("f", unix.O_RDWR, 0), 0, 1, 1<<10), unix.EINVAL)
