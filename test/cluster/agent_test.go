@@ -106,8 +106,8 @@ func shared() *csi.VolumeCapability {
 	}
 }
 
-// use has a volume staged, and published to a pod.
-func (a *agent) use(ctx context.Context, volume string) error {
+// use has a volume granted, staged, and published to a pod, as Kubernetes does.
+func (a *agent) use(ctx context.Context, driver csi.ControllerClient, volume string) error {
 	n := csi.NewNodeClient(a.conn)
 	info, err := asked(ctx, n.NodeGetInfo, &csi.NodeGetInfoRequest{})
 	if err != nil {
@@ -116,10 +116,19 @@ func (a *agent) use(ctx context.Context, volume string) error {
 	if rack := info.GetAccessibleTopology().GetSegments()["topology.penstock.io/rack"]; info.GetNodeId() != a.name || rack != a.node.Rack.Name {
 		return fmt.Errorf("node %s says that it is %v", a.name, info)
 	}
+	if _, err := asked(ctx, driver.ControllerPublishVolume, &csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: info.GetNodeId(), VolumeCapability: shared()}); err != nil {
+		return err
+	}
 	if _, err := asked(ctx, n.NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: volume, StagingTargetPath: a.staging(), VolumeCapability: shared()}); err != nil {
 		return err
 	}
 	_, err = asked(ctx, n.NodePublishVolume, &csi.NodePublishVolumeRequest{VolumeId: volume, StagingTargetPath: a.staging(), TargetPath: a.pod(), VolumeCapability: shared()})
+	return err
+}
+
+// unpublish takes back what use had the controller grant.
+func unpublish(ctx context.Context, driver csi.ControllerClient, volume, node string) error {
+	_, err := asked(ctx, driver.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: volume, NodeId: node})
 	return err
 }
 

@@ -82,11 +82,24 @@ func run(dir string, names []string, stdin io.Reader, out io.Writer) error {
 	return errors.Join(all...)
 }
 
-// appends writes numbered lines with O_APPEND from two descriptors; at the end
-// each is there once, those of one descriptor in order.
+// appends writes logs, one after the other, so that each is as short when a load that ran for
+// long is told to stop: to read all that was ever appended would take minutes.
 func (l *load) appends(dir string) error {
 	name := filepath.Join(dir, "log")
-	const writers, line = 2, 64
+	for {
+		if err := l.appendLog(name); err != nil || l.stopped() {
+			return err
+		}
+		if err := os.Remove(name); err != nil {
+			return err
+		}
+	}
+}
+
+// appendLog writes numbered lines with O_APPEND from two descriptors; at the end each is
+// there once, those of one descriptor in order.
+func (l *load) appendLog(name string) error {
+	const writers, line, most = 2, 64, 20_000
 	var wg sync.WaitGroup
 	errs := make([]error, writers)
 	written := make([]int, writers)
@@ -98,7 +111,7 @@ func (l *load) appends(dir string) error {
 				return
 			}
 			defer f.Close()
-			for i := 0; !l.stopped(); i++ {
+			for i := 0; i < most && !l.stopped(); i++ {
 				if _, err := fmt.Fprintf(f, "%*s\n", line-1, fmt.Sprintf("%d %d", w, i)); err != nil {
 					errs[w] = err
 					return

@@ -2,11 +2,13 @@
 // other program:
 //
 //	user DIR STOP [LONG]
+//	user slow
 //
 // uses DIR until a file STOP is there. It prints each time that making and removing
 // a file took longer than LONG (250ms), with when that began in milliseconds since
 // 1970, and what it did; any error that it sees and any byte that it does not expect
-// is its error.
+// is its error. The second form tells, once its input ends, how many times as long as on a
+// quiet machine work took since it began (package slow).
 package main
 
 import (
@@ -18,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"penstock.io/penstock/test/slow"
 	"penstock.io/penstock/test/takeover"
 )
 
@@ -29,6 +32,13 @@ func main() {
 }
 
 func run(args []string) error {
+	if len(args) == 1 && args[0] == "slow" {
+		m := slow.Start()
+		defer m.Close()
+		_, err := io.Copy(io.Discard, os.Stdin)
+		fmt.Println(m.Factor())
+		return err
+	}
 	if len(args) < 2 || len(args) > 3 {
 		return errors.New("want a directory and a file")
 	}
