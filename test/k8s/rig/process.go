@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -76,6 +77,28 @@ func MemoryGroup(pid int) (dir string, limit int64, err error) {
 		}
 	}
 	return "", 0, errors.New("the memory of the process is not counted")
+}
+
+// Slow measures how many times as long as on a quiet machine work takes from now on, until
+// factor is called, which tells. It is asked of a program of the other module, since what
+// this one requires decides whether Kubernetes is built anew.
+func (r *Rig) Slow(ctx context.Context) (factor func() (float64, error), err error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(r.Dir, "user"), "slow")
+	end, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	if err := start(cmd); err != nil {
+		return nil, err
+	}
+	return func() (f float64, err error) {
+		if err := errors.Join(end.Close(), cmd.Wait()); err != nil {
+			return 0, err
+		}
+		return strconv.ParseFloat(strings.TrimSpace(out.String()), 64)
+	}, nil
 }
 
 // Fill has the memory of a control group filled, by a process of a machine that is

@@ -378,13 +378,36 @@ type Change struct {
 }
 
 // Deploy applies deploy/kubernetes with the one change that every user makes, and
-// with what is asked for, and waits until all of it runs. The holder's pods stay
-// what they are until they are deleted.
+// with what is asked for, has roll-nodes.sh replace the driver's pods on the nodes, as it is
+// shipped, and waits until all of it runs. The holder's pods stay what they are until they
+// are deleted.
 func (r *Rig) Deploy(ctx context.Context, c Change) error {
 	if err := r.Configure(ctx, c); err != nil {
 		return err
 	}
+	if err := r.RollNodes(ctx); err != nil {
+		return err
+	}
 	return r.Driver(ctx)
+}
+
+// RollNodes runs roll-nodes.sh, as users do.
+func (r *Rig) RollNodes(ctx context.Context) error {
+	bin := filepath.Join(r.Dir, "bin")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		return err
+	}
+	if err := os.Symlink(r.kube.path("kube"), filepath.Join(bin, "kubectl")); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	begin := time.Now()
+	out, err := r.order[0].Command(ctx, "env", "KUBECONFIG="+r.kube.admin, "PATH="+bin+":"+os.Getenv("PATH"),
+		"sh", filepath.Join(r.root, "deploy", "kubernetes", "roll-nodes.sh"), Namespace).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("roll-nodes.sh: %w: %s", err, out)
+	}
+	r.say("roll-nodes.sh, %.1f s: %s", time.Since(begin).Seconds(), strings.Join(strings.Fields(string(out)), " "))
+	return nil
 }
 
 // Configure is Deploy that does not wait.
@@ -420,7 +443,6 @@ resources: [%q]
     patch: '[{"op": "replace", "path": "/data/cluster", "value": "%s"}]'
   - target: {kind: DaemonSet, name: penstock-node}
     patch: |-
-      - {op: replace, path: /spec/updateStrategy, value: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 1}}}
       - {op: add, path: /spec/template/spec/volumes/-, value: {name: config, hostPath: {path: %s}}}
       - {op: add, path: /spec/template/spec/containers/0/volumeMounts/-, value: {name: config, mountPath: /etc/penstock, readOnly: true}}
 %s%s`, relative, components, cmp.Or(c.Cluster, r.Meta()), configDir, more, images)
@@ -437,9 +459,6 @@ resources: [%q]
 // Driver waits until the driver's pods are ready and the kubelets have it.
 func (r *Rig) Driver(ctx context.Context) error {
 	if _, err := r.Kubectl(ctx, "-n", Namespace, "rollout", "status", "deployment/penstock-controller", "--timeout=120s"); err != nil {
-		return err
-	}
-	if _, err := r.Kubectl(ctx, "-n", Namespace, "rollout", "status", "daemonset/penstock-node", "--timeout=120s"); err != nil {
 		return err
 	}
 	// kubectl knows no rollout of what is updated by hand (OnDelete).

@@ -45,8 +45,7 @@ func TestChangeOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.run(fmt.Sprintf(`helm install penstock deploy/helm/penstock --namespace %s --set 'cluster={%s}' \
-    --set image.repository=registry.example.com/penstock --set image.tag=0.1.0 --set node.updateStrategy=RollingUpdate \
-    --set 'node.topologyLabels={topology.kubernetes.io/zone,example.com/rack}' --set grantNodes=false`, rig.Namespace, the.Meta()))
+    --set image.repository=registry.example.com/penstock --set image.tag=0.1.0 --set 'node.topologyLabels={topology.kubernetes.io/zone,example.com/rack}' --set grantNodes=false`, rig.Namespace, the.Meta()))
 	if err := the.Driver(ctx); err != nil {
 		t.Fatal(err)
 	}

@@ -111,7 +111,7 @@ var paused = regexp.MustCompile(`(?m)^a pause of (\S+) at (\d+)$`)
 func (u *used) ended() (all []pause) {
 	u.Helper()
 	u.sh(u.pod, "touch /stop")
-	u.until(patience, "the pod's program ends", func(context.Context) error {
+	if err := the.Until(patience, "the pod's program ends", func(context.Context) error {
 		out := u.sh(u.pod, "cat /out")
 		if !strings.Contains(out, "ended ") {
 			return fmt.Errorf("it goes on: %s", out)
@@ -132,7 +132,10 @@ func (u *used) ended() (all []pause) {
 			u.Error("the pod saw an error")
 		}
 		return nil
-	})
+	}); err != nil {
+		u.stuck()
+		u.Fatal(err)
+	}
 	u.kubectl("delete", "pod", u.pod, "--timeout=60s")
 	u.apply(pod("b", "node2", map[string]string{"/data": "data"}), claim("new", "penstock", "ReadWriteMany", "64Mi"),
 		pod("c", "node1", map[string]string{"/data": "data", "/new": "new"}))
@@ -142,6 +145,59 @@ func (u *used) ended() (all []pause) {
 	}
 	u.sh("c", "echo x > /new/x; sync -f /new/x")
 	return all
+}
+
+// stuck tells where the pod's program waits: in the kernel, and in its own code, which it
+// says when it is ended.
+func (u *used) stuck() {
+	u.Helper()
+	for _, pid := range u.find("user /data/used /stop") {
+		out, err := exec.Command("sh", "-c", fmt.Sprintf("for t in /proc/%d/task/*; do cat $t/wchan $t/syscall $t/stack; echo; done", pid)).CombinedOutput()
+		u.Logf("process %d in the kernel: %v\n%s", pid, err, out)
+		if err := syscall.Kill(pid, syscall.SIGQUIT); err != nil {
+			u.Logf("process %d: %v", pid, err)
+		}
+	}
+	time.Sleep(2 * time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	out, err := the.Kubectl(ctx, "-n", u.ns, "exec", u.pod, "--", "cat", "/out")
+	u.Logf("and in its own code: %v\n%s", err, out)
+}
+
+// slower measures how much slower than a quiet machine this one is from now on, until
+// factor is called.
+func (u *used) slower() (factor func() float64) {
+	u.Helper()
+	ask, err := the.Slow(u.Context())
+	if err != nil {
+		u.Fatal(err)
+	}
+	return func() float64 {
+		u.Helper()
+		f, err := ask()
+		if err != nil {
+			u.Fatal(err)
+		}
+		return f
+	}
+}
+
+// aim is how long a pause may be, half of those that there were, on a quiet machine.
+const aim = 500 * time.Millisecond
+
+// pauses tells of the pauses that as many kills made, in order of their length: half of
+// them are shorter than the aim, where the machine is factor times as slow than by as much
+// as it makes of half of that (package slow, Bound).
+func (u *used) pauses(what string, l []time.Duration, factor float64) {
+	u.Helper()
+	slices.Sort(l)
+	p50, bound := l[len(l)/2], aim/2+time.Duration(float64(aim/2)*factor)
+	u.Logf("%s %d times: pauses of p50 %v, p99 %v, max %v (0: under 50ms); the machine is %.1f times as slow as a quiet one, which makes %v of %v",
+		what, len(l), p50, l[len(l)*99/100], l[len(l)-1], factor, bound.Round(time.Millisecond), aim)
+	if p50 > bound {
+		u.Errorf("%s: half of the pauses are longer than %v", what, p50)
+	}
 }
 
 // longest tells the longest pause that what happened at a moment made.
@@ -208,6 +264,7 @@ func TestAgentKills(t *testing.T) {
 		t.Fatal(err)
 	}
 	mount := u.find(mountProcess)
+	factor := u.slower()
 	var times []time.Time
 	for range *kills {
 		agent := u.find(nodeAgent)
@@ -217,6 +274,7 @@ func TestAgentKills(t *testing.T) {
 		time.Sleep(500*time.Millisecond + rand.N(time.Second))
 	}
 	times = append(times, time.Now())
+	slow := factor()
 	if now := u.find(mountProcess); !slices.Equal(now, mount) {
 		t.Errorf("the mount was served by %v, and is by %v", mount, now)
 	}
@@ -232,14 +290,14 @@ func TestAgentKills(t *testing.T) {
 	for i := range *kills {
 		l = append(l, longest(all, times[i], times[i+1]))
 	}
-	slices.Sort(l)
-	t.Logf("the node agent killed %d times: pauses of p50 %v, p99 %v, max %v (0: under 50ms)", *kills, l[len(l)/2], l[len(l)*99/100], l[len(l)-1])
+	u.pauses("the node agent killed", l, slow)
 }
 
 // TestKills: the process of a mount is killed again and again. The pod sees pauses,
 // whose length is told, and no error.
 func TestKills(t *testing.T) {
 	u := uses(t, "node2")
+	factor := u.slower()
 	var times []time.Time
 	for range *kills {
 		mount := u.find(mountProcess)
@@ -249,13 +307,13 @@ func TestKills(t *testing.T) {
 		time.Sleep(500*time.Millisecond + rand.N(500*time.Millisecond))
 	}
 	times = append(times, time.Now())
+	slow := factor()
 	all := u.ended()
 	var l []time.Duration
 	for i := range *kills {
 		l = append(l, longest(all, times[i], times[i+1]))
 	}
-	slices.Sort(l)
-	t.Logf("%d kills: pauses of p50 %v, p99 %v, max %v (0: under 50ms)", *kills, l[len(l)/2], l[len(l)*99/100], l[len(l)-1])
+	u.pauses("the mount's process killed", l, slow)
 	if l[len(l)-1] == 0 {
 		t.Error("there was no pause at all: nothing was killed")
 	}
