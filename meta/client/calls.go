@@ -153,7 +153,14 @@ func (s *Session) Sync(ctx context.Context, v meta.VolumeID) error {
 	if seen <= durable {
 		return nil
 	}
-	m, err := s.roundTrip(ctx, v, &wire.Sync{Volume: v, Seq: seen}, false)
+	ask := &wire.Sync{Volume: v}
+	m, err := s.roundTripAfter(ctx, v, ask, false, func(vs *volumeState) error {
+		// The owner may be another one by now.
+		if ask.Seq = vs.seen; vs.replaying > 0 {
+			ask.Seq = wire.SyncAll
+		}
+		return nil
+	})
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,10 @@ type evictingServer struct {
 
 	mu    sync.Mutex
 	out   bool
-	gone  bool // sessions in volumes are forgotten, and nobody may enter any more
+	gone  bool          // sessions in volumes are forgotten, and nobody may enter any more
+	away  bool          // nobody owns any volume
+	seq   meta.Seq      // of answers
+	syncs chan meta.Seq // asked for
 	conns []net.Conn
 }
 
@@ -31,7 +34,7 @@ func newEvictingServer(t *testing.T) *evictingServer {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ln.Close() })
-	s := &evictingServer{addr: "unix:" + path}
+	s := &evictingServer{addr: "unix:" + path, syncs: make(chan meta.Seq, 100)}
 	go func() {
 		for {
 			nc, err := ln.Accept()
@@ -56,7 +59,7 @@ func (s *evictingServer) serve(nc net.Conn) {
 			return
 		}
 		s.mu.Lock()
-		out, gone := s.out, s.gone
+		out, gone, away, seq := s.out, s.gone, s.away, s.seq
 		s.mu.Unlock()
 		var re wire.Message
 		switch typ {
@@ -76,6 +79,8 @@ func (s *evictingServer) serve(nc net.Conn) {
 				return
 			}
 			switch {
+			case away:
+				re = &wire.Entered{Status: wire.Status{Err: meta.NotOwner}}
 			case gone && e.Known:
 				re = &wire.Entered{}
 			case gone:
@@ -84,7 +89,14 @@ func (s *evictingServer) serve(nc net.Conn) {
 				re = &wire.Entered{Known: true}
 			}
 		case wire.TCall:
-			re = &wire.Reply{Result: meta.Result{Attr: meta.Attr{Ino: 9}}}
+			re = &wire.Reply{Seq: seq, Result: meta.Result{Attr: meta.Attr{Ino: 9}}}
+		case wire.TSync:
+			var m wire.Sync
+			if wire.Decode(body, &m) != nil {
+				return
+			}
+			s.syncs <- m.Seq
+			re = &wire.Reply{}
 		case wire.TKeepAlive:
 			var k wire.KeepAlive
 			if wire.Decode(body, &k) != nil {

@@ -380,7 +380,7 @@ func (s *Session) up(v meta.VolumeID, c *conn, e *wire.Entered) error {
 		r := s.pending[id]
 		delete(s.pending, id)
 		s.book(r)
-		if m, ok := r.msg.(*wire.Sync); ok && r.sent {
+		if m, ok := r.msg.(*wire.Sync); ok { // the owner before had other numbers
 			r.msg = &wire.Sync{Volume: m.Volume, Seq: wire.SyncAll}
 		}
 		if m, ok := r.msg.(*wire.Reserve); ok && e.Claim {

@@ -359,6 +359,9 @@ func (o *owner) serveAlloc(s *session, id uint64, m *wire.Alloc) {
 }
 
 func (o *owner) await(ctx context.Context, ch <-chan struct{}) error {
+	if ch == o.recovered && ctx != o.ctx {
+		o.wanted.Store(true)
+	}
 	select {
 	case <-ch:
 		return nil

@@ -77,6 +77,8 @@ type owner struct {
 
 	// recovered is closed when operations that are not replays may run.
 	recovered chan struct{}
+	// wanted: somebody who has no session to come back waits for recovered.
+	wanted atomic.Bool
 	// allBack, of capacity 1, tells recover that awaited got empty.
 	allBack chan struct{}
 	// awaited are journaled sessions not yet back or gone; true: it has entered,

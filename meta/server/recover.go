@@ -247,6 +247,14 @@ func (o *owner) loadSessions() error {
 	return errors.Join(err, o.loadRolled())
 }
 
+// loneTTLs is how many of a session's leases the only one in a volume has to come back,
+// as long as nobody else wants anything there: its machine may stand still, and what it
+// wrote would be lost for nobody's sake.
+const loneTTLs = 3
+
+// lone tells whether nobody but one session waits for the volume. Caller holds mu.
+func (o *owner) lone() bool { return len(o.sessions) == 1 && !o.wanted.Load() }
+
 // recover waits until every journaled session is back with its claims, or is
 // surely over, and then lets ordinary operations run. Nobody else was answered
 // by the owner before (see enter), so when all are back, no answer and no lease
@@ -261,13 +269,17 @@ func (o *owner) recover() {
 	if o.srv.cfg.Unsafe.NoLease {
 		wait = 0
 	}
-	deadline := time.Now().Add(wait)
+	began := time.Now()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for told := false; ; told = true {
 		o.mu.Lock()
 		var over []meta.SessionID
-		late := !time.Now().Before(deadline)
+		patience := wait
+		if wait > 0 && o.lone() {
+			patience = max(wait, loneTTLs*o.srv.cfg.SessionTTL)
+		}
+		late := time.Since(began) >= patience
 		for id, entered := range o.awaited {
 			j := o.sessions[id]
 			if j == nil { // it ended after it had come

@@ -314,6 +314,97 @@ func TestLeaseAfterALostDrop(t *testing.T) {
 	}
 }
 
+// Who syncs while his replays wait is answered after them: what they change again is in
+// no entry before.
+func TestSyncWaitsForReplays(t *testing.T) {
+	t.Parallel()
+	s := newSiteTTL(t, 10*time.Second)
+	a := s.dial("a")
+	s.srv.mu.Lock()
+	sess := s.srv.sessions[a.ID()]
+	s.srv.mu.Unlock()
+	waits, goOn := make(chan struct{}), make(chan struct{})
+	sess.inOrder(1, func() { // as a replay that waits
+		close(waits)
+		<-goOn
+	})
+	<-waits
+	defer close(goOn)
+	for i := range 50 { // what is known to be durable already is not asked for
+		a.create(t, fmt.Sprint("y", i))
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		err := a.Sync(ctx, 1)
+		cancel()
+		if errors.Is(err, meta.Interrupted) {
+			return // it waited
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Error("syncs overtake a replay")
+}
+
+// The only session in a volume, which nobody else wants, has longer to come back to the
+// next owner, as its machine may stand still; another one waits no longer for it than
+// for any.
+func TestLoneSessionHasLonger(t *testing.T) {
+	t.Parallel()
+	for _, wants := range []string{"nobody", "a session", "a question"} {
+		t.Run(wants, func(t *testing.T) {
+			t.Parallel()
+			const ttl = 2 * time.Second
+			s := newSiteTTL(t, ttl)
+			a := s.dial("a")
+			a.create(t, "x")
+			if err := a.Sync(t.Context(), 1); err != nil {
+				t.Fatal(err)
+			}
+			a.Leave()
+			s.crash()
+			s.start()
+			began := time.Now()
+			o, err := s.srv.ownerFor(t.Context(), 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, answered := s.dial("b"), make(chan error, 1)
+			go func() {
+				var err error
+				switch wants {
+				case "a session":
+					_, err = b.Do(t.Context(), 1, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: "x"}, meta.LeaseShared)
+				case "a question":
+					_, err = s.srv.Fsck(t.Context(), 1)
+				}
+				answered <- err
+			}()
+			for ; ; time.Sleep(10 * time.Millisecond) {
+				o.mu.Lock()
+				lone := o.lone()
+				o.mu.Unlock()
+				if lone == (wants == "nobody") {
+					break
+				}
+				if time.Since(began) > 60*time.Second {
+					t.Fatalf("lone: %v", lone)
+				}
+			}
+			select {
+			case <-o.recovered:
+			case <-time.After(60 * time.Second):
+				t.Fatal("it is waited for for ever")
+			}
+			if took := time.Since(began); wants == "nobody" && took < 2*ttl {
+				t.Errorf("it was waited for for %v of leases of %v", took, ttl)
+			}
+			if err := <-answered; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // While one session replays the removal of a file, another that has it open may
 // not have come back yet: the new owner does not know of it, and keeps the file.
 func TestReplayedUnlinkKeepsWhatOthersMayHaveOpen(t *testing.T) {

@@ -340,7 +340,10 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if err := s.take(body, m); err != nil {
 			return false, err
 		}
-		s.withOwner(id, m.Volume, func(o *owner) { o.serveSync(s, id, m) })
+		s.inOrder(m.Volume, func() { // after the replays before it: what they change is in no entry yet
+			s.withOwner(id, m.Volume, func(o *owner) { o.serveSync(s, id, m) })
+			s.flush()
+		})
 	case wire.TRecalled:
 		var m wire.Recalled
 		if err := s.take(body, &m); err != nil {
