@@ -13,6 +13,9 @@ import (
 // Digest is the fingerprint of a tree; its text is sha256-tree-1: and 64 digits.
 type Digest = digest.Sum
 
+// ParseDigest reads a digest as Digest.String writes it. Errors: Invalid, Version.
+func ParseDigest(text string) (Digest, error) { return digest.Parse(text) }
+
 // DigestProgress tells how far the computation of a digest is.
 type DigestProgress = digest.Progress
 

@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/test/port"
 	"penstock.io/penstock/test/program"
 )
 
@@ -20,18 +18,13 @@ import (
 func newSecure(t *testing.T) *machine {
 	t.Helper()
 	m := &machine{Rig: program.NewRig(t)}
-	m.Addr = port.Free(t)
-	m.Env = append(m.Env, "PENSTOCK_CREDENTIALS="+m.cred("admin"))
-	init := exec.Command(program.Path, "cluster", "init", "--dir", filepath.Join(m.Dir, "m"), "--credentials", m.cred())
-	if out, err := init.CombinedOutput(); err != nil {
-		t.Fatalf("cluster init: %v: %s", err, out)
-	}
-	m.up = m.Run("meta", "--dir", filepath.Join(m.Dir, "m"), "--listen", m.Addr, "--credentials", m.cred("meta"))
+	m.Secure()
+	m.up = m.Run("meta", "--dir", filepath.Join(m.Dir, "m"), "--listen", m.Addr, "--credentials", m.Credentials("meta"))
 	m.Until("the metadata server answers", func() error { _, err := m.Ctl("volume", "show", "root"); return err })
-	m.Must("cluster", "join", "--name", "c", "--credentials", m.cred("c"), "--token-file", m.token("chunkserver"))
-	m.Run("chunkserver", "--data", filepath.Join(m.Dir, "c"), "--cluster", m.Addr, "--listen", "127.0.0.1:0", "--credentials", m.cred("c"), "--topology", "/dc/r1/n1")
+	m.Join("chunkserver", "c")
+	m.Run("chunkserver", "--data", filepath.Join(m.Dir, "c"), "--cluster", m.Addr, "--listen", "127.0.0.1:0", "--credentials", m.Credentials("c"), "--topology", "/dc/r1/n1")
 	var err error
-	if m.creds, err = peer.Load(m.cred("admin"), nil); err != nil {
+	if m.creds, err = peer.Load(m.Credentials("admin"), nil); err != nil {
 		t.Fatal(err)
 	}
 	m.c = m.dial()
@@ -41,20 +34,6 @@ func newSecure(t *testing.T) *machine {
 		m.c.Close(ctx)
 	})
 	return m
-}
-
-func (m *machine) cred(name ...string) string {
-	return filepath.Join(append([]string{m.Dir, "cred"}, name...)...)
-}
-
-// token makes a file with a join token.
-func (m *machine) token(role string) string {
-	m.T.Helper()
-	file := filepath.Join(m.Dir, "token-"+role)
-	if err := os.WriteFile(file, m.Must("cluster", "join-token", "--role", role), 0o600); err != nil {
-		m.T.Fatal(err)
-	}
-	return file
 }
 
 // TestSecureClusters mirrors between two clusters that each believe their own
@@ -69,17 +48,17 @@ func TestSecureClusters(t *testing.T) {
 	w := newWriter(t, src, *seed+1100)
 	w.steps(40)
 	b.copier()
-	east := b.cred("east")
+	east := b.Credentials("east")
 	create := []string{"mirror", "create", "src", "dst", "--source-cluster", a.Addr, "--source-credentials"}
 	for _, c := range []struct {
 		what  string
 		words []string
 		args  []string
 	}{
-		{"a token of the target's own cluster", []string{"authority", a.Addr}, []string{east, "--source-token-file", b.token("admin")}},
-		{"a certificate of the target's own cluster", []string{"authority", a.Addr}, []string{b.cred("admin")}},
+		{"a token of the target's own cluster", []string{"authority", a.Addr}, []string{east, "--source-token-file", b.JoinToken("admin")}},
+		{"a certificate of the target's own cluster", []string{"authority", a.Addr}, []string{b.Credentials("admin")}},
 		{"no certificate", []string{"no credentials", east}, []string{east}},
-		{"a client without a grant", []string{"src"}, []string{east, "--source-token-file", a.token("client"), "--source-name", "west"}},
+		{"a client without a grant", []string{"src"}, []string{east, "--source-token-file", a.JoinToken("client"), "--source-name", "west"}},
 	} {
 		if _, err := os.Stat(east); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("what was refused left credentials: %v", err)
@@ -107,7 +86,7 @@ func TestSecureClusters(t *testing.T) {
 	ca := filepath.Join(east, "ca.pem")
 	right, err := os.ReadFile(ca)
 	w.must(err)
-	wrong, err := os.ReadFile(filepath.Join(b.cred("admin"), "ca.pem"))
+	wrong, err := os.ReadFile(filepath.Join(b.Credentials("admin"), "ca.pem"))
 	w.must(err)
 	w.must(os.WriteFile(ca, wrong, 0o600))
 	b.Must("mirror", "sync", "dst")

@@ -87,13 +87,13 @@ func TestHealth(t *testing.T) {
 	t.Parallel() // with tests that wait
 	r := newSecureRig(t, 3, nil, "--repair-delay", "1s", "--repair-grace", "200ms", "--repair-interval", "200ms")
 	r.Must("volume", "create", "v", "--attach", "/v", "--replicas", "2", "--spread", "rack", "--quota", "1M")
-	r.join("client", "lab")
+	r.Join("client", "lab")
 	r.Must("grant", "add", "lab", "v", "--rights", "write")
-	at, mount := r.mountBy("v:/", "w", "--credentials", r.credentials("lab"))
+	at, mount := r.mountBy("v:/", "w", "--credentials", r.Credentials("lab"))
 	r.tells("all is well", "ok")
 
 	// A metadata server that joined, and was never started.
-	r.join("meta", "m2")
+	r.Join("meta", "m2")
 	r.tells("a metadata server that does not run", "warning", "warning metadata m2: has joined")
 	r.Must("cluster", "evict", "meta/m2")
 	r.tells("it is gone for good", "ok")
@@ -112,7 +112,7 @@ func TestHealth(t *testing.T) {
 	if err := spawn.Unmount(at); err != nil {
 		t.Fatal(err)
 	}
-	r.mount("v:/", "w", "--credentials", r.credentials("lab"))
+	r.mount("v:/", "w", "--credentials", r.Credentials("lab"))
 	r.tells("it was mounted anew", "ok")
 
 	// A disk that was given up.

@@ -115,9 +115,9 @@ func TestManual(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Must("volume", "create", "v", "--attach", "/v", "--replicas", "2", "--spread", "rack")
-	r.join("client", "lab")
+	r.Join("client", "lab")
 	r.Must("grant", "add", "lab", "v", "--rights", "write")
-	at := r.mount("v:/", "w", "--credentials", r.credentials("lab"))
+	at := r.mount("v:/", "w", "--credentials", r.Credentials("lab"))
 	files := map[string][]byte{}
 	write := func(step string) {
 		t.Helper()
@@ -176,7 +176,7 @@ func TestManual(t *testing.T) {
 
 	join := block(t, "Install", "admin$ penstock cluster join-token --role chunkserver")
 	join = slices.DeleteFunc(join, func(line string) bool { return !strings.Contains(line, "$ penstock") }) // see TestInstall
-	r.follow(join, services(3), "10.0.0.4:7400", r.Addr, "/etc/penstock/credentials/admin", r.credentials("admin"), "/etc/penstock/credentials/chunkserver", r.credentials("c3"))
+	r.follow(join, services(3), "10.0.0.4:7400", r.Addr, "/etc/penstock/credentials/admin", r.Credentials("admin"), "/etc/penstock/credentials/chunkserver", r.Credentials("c3"))
 	r.follow(block(t, "Grow", "systemctl enable"), services(3))
 	r.Until("the new node is known", func() error {
 		out, err := r.Ctl("node", "list", "-o", "json")
@@ -215,7 +215,7 @@ func TestManual(t *testing.T) {
 	write("disk replaced")
 	r.Until("all is well with the new disk", func() error { _, err := r.Ctl("cluster", "status", "--check"); return err })
 
-	at = r.mount("v:/", "x", "--credentials", r.credentials("lab")) // has nothing cached
+	at = r.mount("v:/", "x", "--credentials", r.Credentials("lab")) // has nothing cached
 	for path, want := range files {
 		got, err := os.ReadFile(filepath.Join(at, filepath.Base(path)))
 		if err != nil || !bytes.Equal(got, want) {

@@ -7,13 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/test/etcd"
-	"penstock.io/penstock/test/port"
 	"penstock.io/penstock/test/program"
 )
 
@@ -43,27 +41,9 @@ func newRig(t *testing.T, chunks int, flags ...string) *rig {
 func newSecureRig(t *testing.T, chunks int, env []string, flags ...string) *rig {
 	t.Helper()
 	r := &rig{Rig: program.NewRig(t, env...), secure: true}
-	r.Addr = port.Free(t)
-	r.Env = append(r.Env, "PENSTOCK_CREDENTIALS="+r.credentials("admin"))
-	init := exec.Command(program.Path, "cluster", "init", "--dir", filepath.Join(r.Dir, "m"), "--credentials", filepath.Join(r.Dir, "cred"))
-	if out, err := init.CombinedOutput(); err != nil {
-		t.Fatalf("cluster init: %v: %s", err, out)
-	}
-	r.start(chunks, append(flags, "--listen", r.Addr, "--credentials", r.credentials("meta"))...)
+	r.Secure()
+	r.start(chunks, append(flags, "--listen", r.Addr, "--credentials", r.Credentials("meta"))...)
 	return r
-}
-
-// credentials is where those of a name lie.
-func (r *rig) credentials(name string) string { return filepath.Join(r.Dir, "cred", name) }
-
-// join makes credentials for a name.
-func (r *rig) join(role, name string) {
-	r.T.Helper()
-	token := filepath.Join(r.Dir, "token")
-	if err := os.WriteFile(token, r.Must("cluster", "join-token", "--role", role), 0o600); err != nil {
-		r.T.Fatal(err)
-	}
-	r.Must("cluster", "join", "--name", name, "--credentials", r.credentials(name), "--token-file", token)
 }
 
 func (r *rig) start(chunks int, flags ...string) {
@@ -73,7 +53,7 @@ func (r *rig) start(chunks int, flags ...string) {
 	r.Until("the metadata server answers", func() error { _, err := r.Ctl("volume", "show", "root"); return err })
 	for i := range chunks {
 		if r.secure {
-			r.join("chunkserver", fmt.Sprint("c", i))
+			r.Join("chunkserver", fmt.Sprint("c", i))
 		}
 		r.chunks = append(r.chunks, r.chunkServer(i))
 		r.Until("the chunk server is known", func() error {
@@ -89,7 +69,7 @@ func (r *rig) chunkServer(i int) *spawn.Process {
 	r.T.Helper()
 	args := []string{"chunkserver", "--data", filepath.Join(r.Dir, fmt.Sprint("c", i)), "--cluster", r.Addr, "--topology", fmt.Sprintf("/dc/r%d/n%d", i, i), "--local-clients=false"}
 	if r.secure {
-		args = append(args, "--listen", "127.0.0.1:0", "--credentials", r.credentials(fmt.Sprint("c", i)))
+		args = append(args, "--listen", "127.0.0.1:0", "--credentials", r.Credentials(fmt.Sprint("c", i)))
 	}
 	return r.Run(args...)
 }

@@ -176,7 +176,7 @@ func (quiet) Expired([]meta.VolumeID, error)    {}
 // asks for no others, and shows them to chunk servers as long as they are taken.
 func (r *rig) hoarder(name string, of meta.ChunkPlace) (read, write func() error) {
 	r.T.Helper()
-	creds, err := peer.Load(r.credentials(name), nil)
+	creds, err := peer.Load(r.Credentials(name), nil)
 	if err != nil {
 		r.T.Fatal(err)
 	}
@@ -231,9 +231,9 @@ func TestRevocation(t *testing.T) {
 	ps := newProbes(t)
 	r.Must("volume", "create", "v", "--attach", "/v", "--replicas", "1")
 	mount := func(name string) string {
-		r.join("client", name)
+		r.Join("client", name)
 		r.Must("grant", "add", name, "v", "--rights", "write")
-		return r.mount("v:/", name, "--credentials", r.credentials(name))
+		return r.mount("v:/", name, "--credentials", r.Credentials(name))
 	}
 	kept := mount("kept")
 	counts := writer(t, filepath.Join(kept, "count"))

@@ -15,7 +15,7 @@ import (
 func TestVolumesPage(t *testing.T) {
 	t.Parallel() // with tests that wait
 	r := newSecureRig(t, 1, nil)
-	tree := r.mount("/", "tree", "--credentials", r.credentials("admin"))
+	tree := r.mount("/", "tree", "--credentials", r.Credentials("admin"))
 	old := filepath.Join(r.Dir, "old")
 	for _, dir := range []string{filepath.Join(r.Dir, "bin"), old, filepath.Join(tree, "teams")} {
 		if err := os.Mkdir(dir, 0o755); err != nil {

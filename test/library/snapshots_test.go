@@ -1,0 +1,340 @@
+package library
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/meta"
+)
+
+func TestSnapshots(t *testing.T) {
+	t.Parallel()
+	c, ctx := newCluster(t), t.Context()
+	admin := c.admin()
+	v := c.volume(admin, "data")
+	c.put(v, "/kept", "kept")
+	c.put(v, "/gone", "gone")
+	c.put(v, "/moved", "moved")
+	// Written and not synced, by another client.
+	w := c.user("writer", "data", "write")
+	f, err := c.open(w, "data").Tree().OpenFile(ctx, "/buffered", os.O_CREATE|os.O_RDWR, 0o644)
+	c.must(err)
+	defer f.Close()
+	buffered := strings.Repeat("buffered ", 3000)
+	c.must(second(f.Write([]byte(buffered))))
+
+	one, err := v.TakeSnapshot(ctx, "one")
+	if err != nil || one.Name != "one" || one.At == 0 || one.Inodes != 5 || one.Unanswered != 0 {
+		t.Fatalf("%+v, %v", one, err)
+	}
+	c.refused(second(v.TakeSnapshot(ctx, "one")), meta.Exists, "one")
+	for _, name := range badNames {
+		c.refused(second(v.TakeSnapshot(ctx, name)), meta.Invalid)
+	}
+	c.refused(second(v.TakeSnapshot(ctx, strings.Repeat("x", meta.MaxName+1))), meta.NameTooLong)
+	c.must(v.Tree().Remove(ctx, "/gone"))
+	c.must(v.Tree().Rename(ctx, "/moved", "/there"))
+	c.put(v, "/kept", "WRITTEN")
+	c.put(v, "/new", "new")
+	two, err := v.TakeWholeSnapshot(ctx, "two")
+	if err != nil || two.At <= one.At {
+		t.Fatalf("%+v, %v", two, err)
+	}
+	list, err := v.Snapshots(ctx)
+	if err != nil || len(list) != 2 || list[0].Name != "one" || list[1].Name != "two" || list[0].Inodes != one.Inodes {
+		t.Errorf("%+v, %v", list, err)
+	}
+
+	// What was, through a view; nothing changes there.
+	s, err := admin.Snapshot(ctx, "data", "one")
+	c.must(err)
+	of, info, ok := s.View()
+	if !ok || of != v.ID() || info.At != one.At || s.Name() != "data@one" {
+		t.Errorf("%s is a view of %d: %+v %v", s.Name(), of, info, ok)
+	}
+	for path, text := range map[string]string{"/kept": "kept", "/gone": "gone", "/moved": "moved", "/buffered": buffered} {
+		c.has(s, path, text)
+	}
+	c.has(v, "/.snapshot/one/gone", "gone")
+	c.refused(s.Tree().WriteFile(ctx, "/new", nil, 0o644), meta.ReadOnly)
+	c.refused(s.Tree().Remove(ctx, "/kept"), meta.ReadOnly)
+	c.refused(second(s.TakeSnapshot(ctx, "x")), meta.ReadOnly)
+	c.refused(second(s.Snapshots(ctx)), meta.ReadOnly)
+	c.refused(s.RollBack(ctx, "one", true), meta.ReadOnly)
+	for _, err := range []error{second(admin.Snapshot(ctx, "data", "none")), second(v.Snapshot(ctx, "none")), v.DeleteSnapshot(ctx, "none"), v.RollBack(ctx, "none", true)} {
+		c.refused(err, meta.NoSuchSnapshot, "none")
+	}
+	c.refused(second(admin.Snapshot(ctx, "none", "one")), meta.NoSuchVolume)
+
+	// What changed.
+	diff := func(v *penstock.Volume, from, to string) (l []string, err error) {
+		err = v.DiffSnapshots(ctx, from, to, func(ch meta.Change) error {
+			l = append(l, fmt.Sprintf("%v %s %s %v", ch.Kind, ch.From, ch.Path, ch.Content))
+			return nil
+		})
+		return l, err
+	}
+	want := []string{
+		fmt.Sprintf("%v  gone false", meta.PathRemoved), fmt.Sprintf("%v  kept true", meta.PathChanged), fmt.Sprintf("%v  new false", meta.PathAdded), fmt.Sprintf("%v moved there false", meta.PathRenamed),
+	}
+	if l, err := diff(v, "one", "two"); err != nil || !slices.Equal(l, want) {
+		t.Errorf("%q, %v; it should be %q", l, err, want)
+	}
+	if l, err := diff(v, "two", ""); err != nil || len(l) != 0 {
+		t.Errorf("up to now: %q, %v", l, err)
+	}
+	c.refused(second(diff(v, "two", "one")), meta.Invalid)
+	c.refused(second(diff(v, "none", "")), meta.NoSuchSnapshot, "none")
+	enough := errors.New("enough")
+	if err := v.DiffSnapshots(ctx, "one", "two", func(meta.Change) error { return enough }); !errors.Is(err, enough) {
+		t.Errorf("what fn says does not come through: %v", err)
+	}
+
+	// What they hold: what "kept" was, and "gone", which two has as well if it was not
+	// taken off yet.
+	use, err := v.SnapshotUse(ctx, "one", "two")
+	if err != nil || use.Alone != uint64(len("gone")+len("kept")) || use.Freed != use.Alone || len(use.Snapshots) != 2 || use.Snapshots[0].Alone < uint64(len("kept")) || use.Snapshots[1].Alone != 0 {
+		t.Errorf("%+v, %v", use, err)
+	}
+	c.refused(second(v.SnapshotUse(ctx, "none")), meta.NoSuchSnapshot, "none")
+
+	// Rights: who reads looks, and changes nothing.
+	r := c.open(c.user("reader", "data", "read"), "data")
+	if l, err := r.Snapshots(ctx); err != nil || len(l) != 2 {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if l, err := diff(r, "one", "two"); err != nil || !slices.Equal(l, want) {
+		t.Errorf("%q, %v", l, err)
+	}
+	rs, err := r.Snapshot(ctx, "one")
+	c.must(err)
+	c.has(rs, "/gone", "gone")
+	for _, err := range []error{
+		second(r.TakeSnapshot(ctx, "mine")), second(r.TakeWholeSnapshot(ctx, "mine")), r.DeleteSnapshot(ctx, "one"), r.RollBack(ctx, "one", true),
+		r.ScheduleSnapshots(ctx, "24h:hourly"), second(r.SnapshotUse(ctx)),
+	} {
+		c.refused(err, meta.AccessDenied)
+	}
+
+	// A schedule takes some by itself, which are no others'.
+	c.refused(v.ScheduleSnapshots(ctx, "nonsense"), meta.Invalid, "nonsense")
+	c.must(v.ScheduleSnapshots(ctx, "24h:hourly"))
+	c.Until("a snapshot by schedule", func() error {
+		l, err := v.Snapshots(ctx)
+		if err == nil && (len(l) != 3 || !strings.HasPrefix(l[2].Name, "auto-")) {
+			err = fmt.Errorf("%+v", l)
+		}
+		return err
+	})
+	c.must(v.ScheduleSnapshots(ctx, ""))
+
+	// The way back.
+	c.refused(v.RollBack(ctx, "one", false), meta.Busy)
+	c.must(f.Close())
+	c.must(v.RollBack(ctx, "one", true))
+	c.Until("the volume is what it was", func() error {
+		b, err := v.Tree().ReadFile(ctx, "/gone")
+		if err == nil && string(b) != "gone" {
+			err = fmt.Errorf("%q", b)
+		}
+		return err
+	})
+	c.refused(second(v.Tree().Stat(ctx, "/new")), meta.NotFound)
+	c.has(v, "/kept", "kept")
+
+	c.must(v.DeleteSnapshot(ctx, "one"))
+	c.refused(v.DeleteSnapshot(ctx, "one"), meta.NoSuchSnapshot, "one")
+	c.Until("its view has ended", func() error {
+		_, err := v.Snapshot(ctx, "one")
+		if !errors.Is(err, meta.NoSuchSnapshot) || !s.Ended() {
+			return fmt.Errorf("%v, ended %v", err, s.Ended())
+		}
+		return nil
+	})
+	c.refused(second(s.GetAttr(ctx, meta.RootIno)), meta.Stale)
+	c.Must("fsck", "--volume", "data")
+}
+
+func TestGroups(t *testing.T) {
+	t.Parallel()
+	c, ctx := newCluster(t), t.Context()
+	admin := c.admin()
+	a, b := c.volume(admin, "a"), c.volume(admin, "b")
+	groups, err := admin.Groups()
+	c.must(err)
+	c.put(a, "/f", "of a")
+	c.put(b, "/f", "of b")
+	g, err := groups.Take(ctx, "g", true, a, b)
+	if err != nil || g.State != meta.GroupReady || !slices.Equal(g.Volumes(), []meta.VolumeID{a.ID(), b.ID()}) {
+		t.Fatalf("%+v, %v", g, err)
+	}
+	for _, v := range []*penstock.Volume{a, b} {
+		s, err := v.Snapshot(ctx, "g")
+		c.must(err)
+		c.has(s, "/f", "of "+v.Name())
+		c.refused(second(groups.Take(ctx, "h", false, s)), meta.ReadOnly)
+	}
+	c.must(second(b.TakeSnapshot(ctx, "own")))
+	c.refused(second(groups.Take(ctx, "g", false, a)), meta.Exists, "g")
+	c.refused(second(groups.Take(ctx, "own", false, a, b)), meta.Exists, "own")
+	for _, name := range badNames {
+		c.refused(second(groups.Take(ctx, name, false, a, b)), meta.Invalid)
+	}
+	c.refused(second(groups.Take(ctx, "h", false)), meta.Invalid)
+	c.refused(second(groups.Take(ctx, "h", false, a, a)), meta.Invalid)
+	if l, err := a.Snapshots(ctx); err != nil || len(l) != 1 {
+		t.Errorf("what was refused left %+v, %v", l, err)
+	}
+	if x, err := groups.Find(ctx, "g"); err != nil || x.Name != "g" {
+		t.Errorf("%+v, %v", x, err)
+	}
+	c.refused(second(groups.Find(ctx, "h")), meta.NotFound)
+	if l, err := groups.All(ctx); err != nil || !slices.ContainsFunc(l, func(g meta.Group) bool { return g.Name == "g" && g.State == meta.GroupReady }) {
+		t.Errorf("%+v, %v", l, err)
+	}
+	half := c.user("half", "a", "admin")
+	theirs, err := half.Groups()
+	c.must(err)
+	c.must(second(c.open(half, "a").TakeSnapshot(ctx, "mine")))
+	c.refused(second(theirs.All(ctx)), meta.AccessDenied)
+	c.refused(theirs.Delete(ctx, "g"), meta.AccessDenied)
+	c.must(groups.Delete(ctx, "g"))
+	c.refused(groups.Delete(ctx, "g"), meta.NotFound)
+	for _, v := range []*penstock.Volume{a, b} {
+		c.refused(v.DeleteSnapshot(ctx, "g"), meta.NoSuchSnapshot)
+	}
+}
+
+// TestPins: a run names what it reads, keeps it, and proves it.
+func TestPins(t *testing.T) {
+	t.Parallel()
+	c, ctx := newCluster(t), t.Context()
+	admin := c.admin()
+	v := c.volume(admin, "data")
+	c.put(v, "/small", "small")
+	c.put(v, "/large", strings.Repeat("large ", 300_000))
+	c.must(second(v.TakeSnapshot(ctx, "v1")))
+	r := c.open(c.user("run", "data", "read"), "data")
+	p, err := r.PinSnapshot(ctx, "v1", "run-42", time.Hour)
+	if left := time.Until(p.Until); err != nil || p.Holder != "run-42" || p.By != "client/run" || left < 50*time.Minute || left > 70*time.Minute {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	if again, err := r.PinSnapshot(ctx, "v1", "run-42", time.Minute); err != nil || again.Until.Before(p.Until) {
+		t.Errorf("pinned for less, it lasts until %v, %v; it did until %v", again.Until, err, p.Until)
+	}
+	for _, bad := range []struct {
+		name, holder string
+		ttl          time.Duration
+		kind         meta.Kind
+	}{
+		{"none", "run", time.Hour, meta.NoSuchSnapshot}, {"v1", "", time.Hour, meta.Invalid}, {"v1", "a\nb", time.Hour, meta.Invalid}, {"v1", strings.Repeat("x", 256), time.Hour, meta.NameTooLong},
+		{"v1", "run", 0, meta.Invalid}, {"v1", "run", -time.Hour, meta.Invalid}, {"v1", "run", meta.MaxPinTTL + 1, meta.Invalid},
+	} {
+		c.refused(second(r.PinSnapshot(ctx, bad.name, bad.holder, bad.ttl)), bad.kind)
+	}
+	vols, err := admin.Volumes()
+	c.must(err)
+	c.refused(v.DeleteSnapshot(ctx, "v1"), meta.Busy, "run-42")
+	c.refused(vols.Delete(ctx, v.ID(), true), meta.Busy, "run-42")
+
+	// A view renews what it holds, and releases nothing.
+	view, err := r.Snapshot(ctx, "v1")
+	c.must(err)
+	c.refused(second(v.Pin(ctx, "run-43", time.Hour)), meta.NotSupported)
+	first, err := view.Pin(ctx, "run-43", 6*time.Second)
+	c.must(err)
+	keeping, end := context.WithCancel(ctx)
+	kept := make(chan struct{})
+	go func() { view.KeepPinned(keeping, "run-43", 6*time.Second); close(kept) }()
+	until := func() (t time.Time) {
+		l, err := v.Snapshots(ctx)
+		c.must(err)
+		for _, p := range l[0].Pins {
+			if p.Holder == "run-43" {
+				t = p.Until
+			}
+		}
+		return t
+	}
+	c.Until("the pin is renewed", func() error {
+		if now := until(); !now.After(first.Until) {
+			return fmt.Errorf("until %v", now)
+		}
+		return nil
+	})
+	end()
+	<-kept
+	other := c.open(c.user("other", "data", "read"), "data")
+	c.refused(second(other.UnpinSnapshot(ctx, "v1", "run-42")), meta.AccessDenied)
+	c.refused(second(r.UnpinSnapshot(ctx, "none", "run-42")), meta.NoSuchSnapshot)
+	if released, err := r.UnpinSnapshot(ctx, "v1", "nobody"); released || err != nil {
+		t.Errorf("nobody's pin: %v, %v", released, err)
+	}
+	for _, by := range []struct {
+		v      *penstock.Volume
+		holder string
+	}{{r, "run-42"}, {v, "run-43"}} {
+		if released, err := by.v.UnpinSnapshot(ctx, "v1", by.holder); !released || err != nil {
+			t.Errorf("%s: %v, %v", by.holder, released, err)
+		}
+	}
+
+	// The digest: recorded by the owner, and as whoever reads finds it.
+	c.refused(second(v.RecordedDigest(ctx)), meta.NotSupported)
+	c.refused(second(second3(v.ComputeDigest(ctx, nil))), meta.NotSupported)
+	recorded := c.digest(view)
+	sum, progress, err := view.ComputeDigest(ctx, nil)
+	if err != nil || sum != recorded || progress.Inodes != 3 || progress.Bytes != 5+1_800_000 {
+		t.Errorf("%v over %+v, %v; recorded is %v", sum, progress, err, recorded)
+	}
+	c.must(view.Demand(ctx, recorded))
+	c.put(v, "/small", "SMALL")
+	c.must(second(v.TakeSnapshot(ctx, "v2")))
+	v2, err := r.Snapshot(ctx, "v2")
+	c.must(err)
+	later := c.digest(v2)
+	err = view.Demand(ctx, later)
+	c.refused(err, meta.Corrupt, recorded.String(), later.String())
+	if wrong, ok := errors.AsType[*penstock.WrongDigestError](err); !ok || wrong.Have != recorded || wrong.Want != later {
+		t.Errorf("%+v", err)
+	}
+	if text, err := penstock.ParseDigest(recorded.String()); err != nil || text != recorded {
+		t.Errorf("%v, %v", text, err)
+	}
+
+	// It has that of the same files in another volume.
+	b := c.volume(admin, "imported")
+	c.put(b, "/large", strings.Repeat("large ", 300_000))
+	c.put(b, "/small", "small")
+	c.must(second(b.TakeSnapshot(ctx, "x")))
+	copied, err := b.Snapshot(ctx, "x")
+	c.must(err)
+	if d := c.digest(copied); d != recorded {
+		t.Errorf("imported, the same files have %v, not %v", d, recorded)
+	}
+
+	c.must(v.DeleteSnapshot(ctx, "v1"))
+	c.refused(second(view.Pin(ctx, "run-44", time.Hour)), meta.NoSuchSnapshot)
+}
+
+// digest waits for a view's.
+func (c *cluster) digest(view *penstock.Volume) (d penstock.Digest) {
+	c.T.Helper()
+	c.Until("the digest of "+view.Name(), func() (err error) {
+		d, err = view.RecordedDigest(c.T.Context())
+		if err != nil && !errors.Is(err, meta.Unavailable) {
+			c.T.Fatal(err)
+		}
+		return err
+	})
+	return d
+}
+
+func second3[T, U any](v T, _ U, err error) (T, error) { return v, err }
