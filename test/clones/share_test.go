@@ -68,7 +68,7 @@ func TestPageCacheIsShared(t *testing.T) {
 		}
 	}
 	if !bytes.Equal(kept.b, was[0]) || !bytes.Equal(again.b, was[0]) || !bytes.Equal(changed.b, was[1]) || bytes.Equal(theirs.b, was[1]) {
-		t.Error("the clone shows other bytes")
+		t.Error("DATA: the clone shows other bytes")
 	}
 }
 

@@ -102,8 +102,12 @@ func (c *cluster) put(v *penstock.Volume, path, text string) {
 // has compares a file's content.
 func (c *cluster) has(v *penstock.Volume, path, text string) {
 	c.T.Helper()
-	if b, err := v.Tree().ReadFile(c.T.Context(), path); err != nil || string(b) != text {
-		c.T.Fatalf("%s of %s is %.100q, %v; it should be %.100q", path, v.Name(), b, err, text)
+	b, err := v.Tree().ReadFile(c.T.Context(), path)
+	if err != nil {
+		c.T.Fatalf("%s of %s: %v", path, v.Name(), err)
+	}
+	if string(b) != text {
+		c.T.Fatalf("DATA: %s of %s is %.100q, it should be %.100q", path, v.Name(), b, text)
 	}
 }
 
