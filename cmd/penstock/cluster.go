@@ -132,7 +132,7 @@ func (w *where) identity(ctx context.Context) ([]string, *peer.Credentials, erro
 // dialTimeout is how long a command waits for a meta server to answer.
 const dialTimeout = 5 * time.Second
 
-// dial opens an administrator's session. The caller closes it.
+// dial opens a session to administer with. The caller closes it.
 func (w *where) dial(ctx context.Context) (*client.Session, error) {
 	addrs, creds, err := w.identity(ctx)
 	if err != nil {
@@ -144,8 +144,12 @@ func (w *where) dial(ctx context.Context) (*client.Session, error) {
 	if err != nil {
 		host = "localhost"
 	}
+	role := wire.RoleAdmin
+	if creds.Identity().Role == peer.Client {
+		role = wire.RoleClient // it may administer volumes
+	}
 	s, err := client.Dial(ctx, client.Config{
-		Addrs: addrs, Creds: creds, Role: wire.RoleAdmin, Handler: cacheless{},
+		Addrs: addrs, Creds: creds, Role: role, Handler: cacheless{},
 		Name: fmt.Sprintf("%s: %s %d", host, filepath.Base(os.Args[0]), os.Getpid()),
 	})
 	if err != nil {

@@ -179,6 +179,26 @@ func (m *Map) fits(i int, p *meta.Policy) bool {
 	return total > 0
 }
 
+// Elsewhere tells whether a chunk that is still being appended to should end where it is,
+// and go on elsewhere: one of its servers is not where the policy wants data, and some
+// that has room is. How far apart its replicas are, and how many, is for when it is
+// sealed.
+func (m *Map) Elsewhere(p *meta.Policy, on []meta.ServerID) bool {
+	misfit := slices.ContainsFunc(on, func(id meta.ServerID) bool {
+		i, ok := m.index(id)
+		return ok && !m.fits(i, p)
+	})
+	if !misfit {
+		return false
+	}
+	for i := range m.servers {
+		if s := &m.servers[i]; s.State == Live && m.fits(i, p) && s.usable(p.Class) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // Writer is where whoever writes a chunk stands.
 type Writer struct {
 	Host     string // boot id

@@ -242,7 +242,7 @@ func (o *owner) lookAround() error {
 	}
 	lists := o.listServers(m, &policy)
 	balance := m.Balance(&policy, o.srv.cfg.Balance)
-	st, err := o.walk(m, true, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
+	st, err := o.walk(m, &policy, true, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
 		o.confirmMissing(rec, lists)
 		return o.plan(rec, &policy, m, balance, true)
 	})
@@ -490,16 +490,17 @@ const walkPage = 512
 
 // walk visits every chunk's record and adds up how they stand. planned gives
 // the plan for a sealed one; with seal, open ones that must end are sealed.
-func (o *owner) walk(m *placement.Map, seal bool, planned func(*meta.ChunkRecord, *placement.Map) placement.Step) (RepairStatus, error) {
+func (o *owner) walk(m *placement.Map, policy *meta.Policy, seal bool, planned func(*meta.ChunkRecord, *placement.Map) placement.Step) (RepairStatus, error) {
 	st := RepairStatus{Volumes: 1, Nodes: map[meta.ServerID]NodeChunks{}}
 	var toSeal []meta.ChunkID
 	err := o.walkRecords(func(rec *meta.ChunkRecord) {
 		switch rec.State {
 		case meta.ChunkOpen:
-			if o.mustSeal(rec, m) {
+			elsewhere := m.Elsewhere(policy, rec.Servers)
+			if elsewhere || o.mustSeal(rec, m) {
 				toSeal = append(toSeal, rec.ID)
 			}
-			st.addOpen(rec, m)
+			st.addOpen(rec, m, elsewhere)
 			o.faults.onDisks(rec, &st)
 		case meta.ChunkDeleting:
 			st.Deleting++
@@ -555,7 +556,8 @@ func (o *owner) walkRecords(each func(*meta.ChunkRecord)) error {
 }
 
 // mustSeal: an open chunk that lies on a server that is to be emptied, or is
-// gone for long, or that has a bad replica, ends here. Its writer hears that at
+// gone for long, or that has a bad replica, ends here, as one does that a changed policy
+// wants elsewhere. Its writer hears that at
 // its next append and goes on in a fresh one; what it has is then repaired as
 // any other chunk.
 func (o *owner) mustSeal(rec *meta.ChunkRecord, m *placement.Map) bool {

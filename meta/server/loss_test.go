@@ -197,7 +197,7 @@ func TestOpenChunksOutOfReachAreTold(t *testing.T) {
 		{[]meta.ServerID{3, 4}, 0, 1},
 	} {
 		st := RepairStatus{Nodes: map[meta.ServerID]NodeChunks{}}
-		st.addOpen(&meta.ChunkRecord{Servers: c.servers}, m)
+		st.addOpen(&meta.ChunkRecord{Servers: c.servers}, m, false)
 		if st.Open != 1 || st.Away != c.away || st.Lost != c.lost {
 			t.Errorf("on %v: %d away, %d lost", c.servers, st.Away, st.Lost)
 		}

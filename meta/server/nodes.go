@@ -194,9 +194,9 @@ func (r *RepairStatus) add(rec *meta.ChunkRecord, st placement.Step) {
 	r.CopyBytes += uint64(len(st.Add)) * rec.Length
 }
 
-// addOpen counts an open chunk. Nothing is copied before it is sealed, which takes one
-// replica that can be reached.
-func (r *RepairStatus) addOpen(rec *meta.ChunkRecord, m *placement.Map) {
+// addOpen counts an open chunk, which may be one that is to go elsewhere. Nothing is
+// copied before it is sealed, which takes one replica that can be reached.
+func (r *RepairStatus) addOpen(rec *meta.ChunkRecord, m *placement.Map, elsewhere bool) {
 	r.Open++
 	away, counted := 0, 0
 	for _, id := range rec.Servers {
@@ -213,8 +213,11 @@ func (r *RepairStatus) addOpen(rec *meta.ChunkRecord, m *placement.Map) {
 	if away > 0 {
 		r.Away++
 	}
-	if counted == 0 {
+	switch {
+	case counted == 0:
 		r.Lost++
+	case elsewhere:
+		r.Misplaced++
 	}
 }
 
@@ -286,7 +289,7 @@ func (o *owner) status() (RepairStatus, error) {
 	}
 	m := o.srv.servers()
 	balance := m.Balance(&policy, o.srv.cfg.Balance)
-	st, err := o.walk(m, false, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
+	st, err := o.walk(m, &policy, false, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
 		return o.plan(rec, &policy, m, balance, false)
 	})
 	o.inspection.mu.Lock()

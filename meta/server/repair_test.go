@@ -1214,3 +1214,38 @@ func TestJoinSurvivesCrashes(t *testing.T) {
 		t.Errorf("the story has %d orders only", k-1)
 	}
 }
+
+// What a changed policy wants elsewhere ends, open as it is, and moves; until then the
+// volume does not count as placed. Where nothing else has room it stays and goes on.
+func TestOpenChunksFollowThePolicy(t *testing.T) {
+	t.Parallel()
+	g := newGrid(t, nil, "/dc/r1/a", "/dc/r2/b")
+	p := g.s.dial("p")
+	g.policy(p, meta.Policy{Replicas: 1, Topology: "/dc/r1"})
+	id := g.open(p, "f", 4096)
+	if rec := g.record(id); rec.State != meta.ChunkOpen || !slices.Equal(rec.Servers, []meta.ServerID{1}) {
+		t.Fatal(rec)
+	}
+	g.policy(p, meta.Policy{Replicas: 1, Topology: "/dc/r3"})
+	for range 10 { // inspections
+		if st := g.status(); st.Degraded() != 0 {
+			t.Fatalf("there is nowhere to go: %+v", st)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if rec := g.record(id); rec.State != meta.ChunkOpen {
+		t.Fatal("it was ended, and there is nowhere to go", rec)
+	}
+	g.policy(p, meta.Policy{Replicas: 1, Topology: "/dc/r2"})
+	g.await("placed", func(st *RepairStatus) bool {
+		rec := g.record(id)
+		there := rec.State == meta.ChunkSealed && slices.Equal(rec.Servers, []meta.ServerID{2})
+		if st.Degraded() == 0 && st.Unscanned == 0 && !there {
+			rec = g.record(id) // it may have moved since
+			if rec.State != meta.ChunkSealed || !slices.Equal(rec.Servers, []meta.ServerID{2}) {
+				t.Fatalf("it counts as placed, and is %+v", rec)
+			}
+		}
+		return there
+	})
+}

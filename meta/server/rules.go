@@ -103,7 +103,7 @@ var adminRules = [...]adminRule{
 	wire.AdminNodeList:     {roles: admins},
 	wire.AdminNodeDrain:    {roles: admins},
 	wire.AdminNodeRemove:   {roles: admins},
-	wire.AdminRepairStatus: {roles: admins},
+	wire.AdminRepairStatus: {roles: admins, right: cluster.AdminRights}, // of one volume
 	wire.AdminJoin:         {roles: nobody}, // strangers only: see stranger
 	wire.AdminRenew:        {roles: members},
 	wire.AdminMakeToken:    {roles: admins},
