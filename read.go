@@ -100,9 +100,11 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 			case <-time.After(awaitEvery):
 				try = 0
 			case <-ctx.Done():
-				// Not EIO: a signal with a handler comes here, too, and who gets EINTR tries again.
-				return 0, meta.E("read", meta.Interrupted, v.subject(ino), errors.Join(context.Cause(ctx), err))
 			}
+		}
+		if ctx.Err() != nil && errors.Is(err, meta.Unavailable) {
+			// Not EIO: a signal with a handler comes here, too, and who gets EINTR tries again.
+			return 0, meta.E("read", meta.Interrupted, v.subject(ino), errors.Join(context.Cause(ctx), err))
 		}
 		// Compaction may have moved the bytes, or repair the replicas.
 		if try >= 2 || ctx.Err() != nil || errors.Is(err, meta.Corrupt) && try > 0 {

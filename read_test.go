@@ -146,6 +146,22 @@ func TestReadAwaitsServers(t *testing.T) {
 	if err := read(ctx); meta.KindOf(err) != meta.Interrupted || time.Since(began) > maxAwait {
 		t.Errorf("an interrupted read: %v after %v", err, time.Since(began))
 	}
+	// At whatever moment it is.
+	for n := range 3 {
+		set(1000, true)
+		ctx, cancel := context.WithCancel(t.Context())
+		w.mu.Lock()
+		w.failRead = func() error {
+			if n--; n < 0 {
+				cancel()
+			}
+			return meta.E("read", meta.Unavailable, "", nil)
+		}
+		w.mu.Unlock()
+		if err := read(ctx); meta.KindOf(err) != meta.Interrupted {
+			t.Errorf("interrupted while a server is asked: %v", err)
+		}
+	}
 	set(1000, false)
 	if err := read(t.Context()); !errors.Is(err, meta.Unavailable) {
 		t.Errorf("a server that is away: %v", err)

@@ -49,7 +49,7 @@ func work(s *Store, r *rand.Rand, first uint64, out *[]*kept) error {
 					return nil
 				}
 				if int(n) != k.acked {
-					return fmt.Errorf("synced %d of %d", n, k.acked)
+					return fmt.Errorf("DATA: synced %d of %d", n, k.acked)
 				}
 				k.synced = k.acked
 			}
@@ -419,17 +419,17 @@ func (k *kept) check(s *Store) error {
 	switch {
 	case meta.KindOf(err) == meta.NoSuchChunk:
 		if k.synced > 0 && !k.deleting {
-			return fmt.Errorf("gone, %d bytes were synced", k.synced)
+			return fmt.Errorf("DATA: gone, %d bytes were synced", k.synced)
 		}
 		return nil
 	case err != nil:
 		return err
 	case k.deleted:
-		return fmt.Errorf("deleted, and back: %+v", i)
+		return fmt.Errorf("DATA: deleted, and back: %+v", i)
 	case int(i.Length) < k.synced || int(i.Length) > len(k.data):
-		return fmt.Errorf("%d bytes, synced %d of %d", i.Length, k.synced, len(k.data))
+		return fmt.Errorf("DATA: %d bytes, synced %d of %d", i.Length, k.synced, len(k.data))
 	case k.sealed && (i.State != meta.ChunkSealed || int(i.Length) != k.acked):
-		return fmt.Errorf("sealed at %d: %+v", k.acked, i)
+		return fmt.Errorf("DATA: sealed at %d: %+v", k.acked, i)
 	case i.Length == 0:
 		return nil
 	}

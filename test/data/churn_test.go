@@ -168,8 +168,11 @@ func TestEtcdStaysSmall(t *testing.T) {
 				}
 			}
 		}
-		speed := slow.Start()
-		err := s.start(t.Context())
+		speed, err := slow.Start(s.dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = s.start(t.Context())
 		factor := speed.Factor()
 		speed.Close()
 		if err != nil {

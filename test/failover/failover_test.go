@@ -251,7 +251,10 @@ func TestOwnersGoAndComeBack(t *testing.T) {
 		t.Run(kind.name, func(t *testing.T) {
 			sc := newScene(t, 3)
 			var away, home []time.Duration
-			speed := slow.Start()
+			speed, err := slow.Start(os.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
 			defer speed.Close()
 			late := false
 			for range *rounds {

@@ -1,10 +1,12 @@
 // Package slow measures how much slower than a quiet machine the one is on which a
 // test runs, for bounds that are promised in seconds: ten seconds of a client's wait
 // are a promise of a machine that has processors to spare, and say nothing of one
-// that shares them with twenty others. On the first, the bound holds as it is.
+// that shares them with twenty others, or its disk with a build. On the first, the
+// bound holds as it is.
 package slow
 
 import (
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -20,12 +22,16 @@ const (
 	// most is the largest Factor: a standstill of seconds in a short time would
 	// come to a bound that nothing exceeds.
 	most = 10
+	// quietSync is how long a quiet disk takes at most to have a few bytes for good.
+	quietSync = 20 * time.Millisecond
 	// pause between two pieces of work: a tenth of a processor is used.
 	pause = 9 * quiet
 )
 
 // Meter measures until it is closed.
 type Meter struct {
+	sync func() error // makes something durable; nil if no disk is involved
+	file *os.File     // that it is done with
 	stop chan struct{}
 	wg   sync.WaitGroup
 
@@ -33,17 +39,30 @@ type Meter struct {
 	took []time.Duration // by a piece of work each
 }
 
-// Start begins to measure; somebody must call Close.
-func Start() *Meter {
+// Start begins to measure the machine and the disk that has a folder, in which what is
+// measured keeps its data; "" is no disk. Somebody must call Close.
+func Start(dir string) (*Meter, error) {
 	m := &Meter{stop: make(chan struct{})}
+	if dir != "" {
+		f, err := os.CreateTemp(dir, "slow-")
+		if err != nil {
+			return nil, err
+		}
+		m.file, m.sync = f, func() error {
+			if _, err := f.WriteAt([]byte("some bytes"), 0); err != nil {
+				return err
+			}
+			return f.Sync()
+		}
+	}
 	m.wg.Go(m.run)
-	return m
+	return m, nil
 }
 
 func (m *Meter) run() {
 	var late time.Duration // by so much a pause was longer than asked for
 	for {
-		d := late + work()
+		d := late + work() + m.disk()
 		m.mu.Lock()
 		m.took = append(m.took, d)
 		m.mu.Unlock()
@@ -71,6 +90,18 @@ func work() time.Duration {
 	}
 	sink.Store(x)
 	return time.Since(began)
+}
+
+// disk is how much longer a sync takes than on a quiet disk.
+func (m *Meter) disk() time.Duration {
+	if m.sync == nil {
+		return 0
+	}
+	began := time.Now()
+	if m.sync() != nil {
+		return 0 // of a disk that fails nothing is known
+	}
+	return max(0, time.Since(began)-quietSync)
 }
 
 // Factor tells how many times as long as on a quiet machine work took since Start, or
@@ -107,6 +138,10 @@ func factor(took []time.Duration) float64 {
 func (m *Meter) Close() {
 	close(m.stop)
 	m.wg.Wait()
+	if m.file != nil {
+		m.file.Close()
+		os.Remove(m.file.Name())
+	}
 }
 
 // Bound is what a bound that is promised of a quiet machine comes to where work takes

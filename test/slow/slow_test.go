@@ -1,6 +1,8 @@
 package slow
 
 import (
+	"errors"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -34,9 +36,34 @@ func TestBound(t *testing.T) {
 	}
 }
 
+// A slow disk is seen, and one that fails is not taken for one.
+func TestDiskIsSeen(t *testing.T) {
+	m := &Meter{sync: func() error { time.Sleep(3 * quietSync); return nil }}
+	if d := m.disk(); d < 2*quietSync {
+		t.Errorf("a sync that takes %v is %v late", 3*quietSync, d)
+	}
+	m.sync = func() error { return errors.New("no room") }
+	if d := m.disk(); d != 0 {
+		t.Errorf("a sync that fails is %v late", d)
+	}
+	dir := t.TempDir()
+	m, err := Start(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Factor()
+	m.Close()
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%v is left: %v", left, err)
+	}
+}
+
 // Others who want the processors are seen.
 func TestLoadIsSeen(t *testing.T) {
-	m := Start()
+	m, err := Start("")
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer m.Close()
 	time.Sleep(5 * pause)
 	before := m.Factor()

@@ -244,7 +244,10 @@ func TestStall(t *testing.T) {
 			stalls := map[string][]time.Duration{}
 			over := map[string]bool{} // stalled for longer than allowed
 			var quiet time.Duration
-			speed := slow.Start()
+			speed, err := slow.Start(s.dir)
+			if err != nil {
+				t.Fatal(err)
+			}
 			defer speed.Close()
 			for r := range rounds() {
 				for _, l := range ls {
