@@ -168,7 +168,7 @@ func TestEtcdStaysSmall(t *testing.T) {
 				}
 			}
 		}
-		speed, err := slow.Start(s.dir)
+		speed, err := slow.StartOn(s.dir)
 		if err != nil {
 			t.Fatal(err)
 		}

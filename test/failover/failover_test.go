@@ -251,7 +251,7 @@ func TestOwnersGoAndComeBack(t *testing.T) {
 		t.Run(kind.name, func(t *testing.T) {
 			sc := newScene(t, 3)
 			var away, home []time.Duration
-			speed, err := slow.Start(os.TempDir())
+			speed, err := slow.StartOn(os.TempDir())
 			if err != nil {
 				t.Fatal(err)
 			}

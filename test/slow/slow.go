@@ -39,22 +39,26 @@ type Meter struct {
 	took []time.Duration // by a piece of work each
 }
 
-// Start begins to measure the machine and the disk that has a folder, in which what is
-// measured keeps its data; "" is no disk. Somebody must call Close.
-func Start(dir string) (*Meter, error) {
+// Start begins to measure; somebody must call Close.
+func Start() *Meter {
 	m := &Meter{stop: make(chan struct{})}
-	if dir != "" {
-		f, err := os.CreateTemp(dir, "slow-")
-		if err != nil {
-			return nil, err
-		}
-		m.file, m.sync = f, func() error {
-			if _, err := f.WriteAt([]byte("some bytes"), 0); err != nil {
-				return err
-			}
-			return f.Sync()
-		}
+	m.wg.Go(m.run)
+	return m
+}
+
+// StartOn measures the disk, too, that has a folder, in which what is tested keeps
+// its data.
+func StartOn(dir string) (*Meter, error) {
+	f, err := os.CreateTemp(dir, "slow-")
+	if err != nil {
+		return nil, err
 	}
+	m := &Meter{stop: make(chan struct{}), file: f, sync: func() error {
+		if _, err := f.WriteAt([]byte("some bytes"), 0); err != nil {
+			return err
+		}
+		return f.Sync()
+	}}
 	m.wg.Go(m.run)
 	return m, nil
 }

@@ -47,7 +47,7 @@ func TestDiskIsSeen(t *testing.T) {
 		t.Errorf("a sync that fails is %v late", d)
 	}
 	dir := t.TempDir()
-	m, err := Start(dir)
+	m, err := StartOn(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,10 +60,7 @@ func TestDiskIsSeen(t *testing.T) {
 
 // Others who want the processors are seen.
 func TestLoadIsSeen(t *testing.T) {
-	m, err := Start("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := Start()
 	defer m.Close()
 	time.Sleep(5 * pause)
 	before := m.Factor()

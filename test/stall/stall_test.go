@@ -244,7 +244,7 @@ func TestStall(t *testing.T) {
 			stalls := map[string][]time.Duration{}
 			over := map[string]bool{} // stalled for longer than allowed
 			var quiet time.Duration
-			speed, err := slow.Start(s.dir)
+			speed, err := slow.StartOn(s.dir)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -70,11 +70,12 @@ func RunMeta(ctx context.Context, cfg MetaConfig) (*Meta, func() error, error) {
 
 // whenAvailable does what may find etcd, or others, away for a moment, until it is done
 // or fails for another reason; meanwhile it tells why not. Who starts while etcd changes
-// its leader serves later, and does not end.
+// its leader, or stands still until another takes a volume that it is opening, serves
+// later, and does not end.
 func whenAvailable(ctx context.Context, do func(context.Context) error, later func(error)) error {
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		err := do(ctx)
-		if err == nil || !onlyUnavailable(err) {
+		if err == nil || !passes(err) {
 			return err
 		}
 		later(err)
@@ -86,15 +87,15 @@ func whenAvailable(ctx context.Context, do func(context.Context) error, later fu
 	}
 }
 
-// onlyUnavailable: none of the errors that err joins is of another kind.
-func onlyUnavailable(err error) bool {
+// passes: none of the errors that err joins is of what stays so.
+func passes(err error) bool {
 	switch err := err.(type) {
 	case *meta.Error:
-		return err.Kind == meta.Unavailable
+		return err.Kind == meta.Unavailable || err.Kind == meta.Fenced
 	case interface{ Unwrap() []error }:
-		return !slices.ContainsFunc(err.Unwrap(), func(err error) bool { return !onlyUnavailable(err) })
+		return !slices.ContainsFunc(err.Unwrap(), func(err error) bool { return !passes(err) })
 	case interface{ Unwrap() error }:
-		return onlyUnavailable(err.Unwrap())
+		return passes(err.Unwrap())
 	}
 	return false
 }

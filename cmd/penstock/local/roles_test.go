@@ -15,6 +15,7 @@ func TestWhenAvailable(t *testing.T) {
 	t.Parallel()
 	away := fmt.Errorf("volume v: %w", meta.E("find owner", meta.Unavailable, "volume 8", errors.New("connection reset")))
 	corrupt := fmt.Errorf("volume w: %w", meta.E("open", meta.Corrupt, "volume 9", nil))
+	fenced := fmt.Errorf("volume root: %w", meta.E("append to journal", meta.Fenced, "volume 1 entry 1", errors.New("ownership was lost")))
 	for _, c := range []struct {
 		name    string
 		answers []error // the last one comes again and again
@@ -23,6 +24,7 @@ func TestWhenAvailable(t *testing.T) {
 	}{
 		{"at once", []error{nil}, 0, nil},
 		{"later", []error{away, errors.Join(away, away), nil}, 2, nil},
+		{"stood still until another took it", []error{fenced, errors.Join(away, fenced), nil}, 2, nil},
 		{"what does not pass", []error{away, corrupt}, 1, corrupt},
 		{"what does not pass beside what does", []error{errors.Join(away, corrupt)}, 0, corrupt},
 		{"and within one volume's", []error{fmt.Errorf("volume v: %w", errors.Join(errors.Unwrap(away), corrupt))}, 0, corrupt},
