@@ -3,6 +3,7 @@ package mirror
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -117,9 +118,23 @@ func TestBehind(t *testing.T) {
 	m.Must("mirror", "create", "src", "dst", "--rate", "64K") // it would take minutes
 	m.copier()
 	m.copying("dst")
+	if lag := m.mirror("dst").LagSeconds; lag != -1 {
+		t.Errorf("nothing is shown yet, and that is %d s old", lag)
+	}
 	m.rate("dst", "0")
+	first := time.Now()
 	m.Must("mirror", "sync", "dst", "--wait", "--timeout", "85s")
+	if lag := m.mirror("dst").LagSeconds; lag < 0 || lag > int64(time.Since(first)/time.Second) {
+		t.Errorf("what was asked for %v ago is told to be %d s old", time.Since(first), lag)
+	}
 	m.Must("mirror", "pause", "dst")
+	m.Until("what readers see gets older", func() error {
+		lag, most := m.mirror("dst").LagSeconds, int64(time.Since(first)/time.Second)
+		if lag < 2 || lag > most {
+			return fmt.Errorf("%d s old, %d s after it was asked for", lag, most)
+		}
+		return nil
+	})
 	lock := meta.Lock{Ino: meta.MirrorLock, Owner: 1, Type: meta.LockWrite, Flock: true, End: 1<<63 - 1}
 	m.Until("the copier let go", func() error { return m.volume("dst").SetLock(ctx, lock, false) }) // it looks when it begins again
 	lock.Type = meta.LockUnlock
