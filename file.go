@@ -31,7 +31,7 @@ type file struct {
 	// metaDirty: mtime or size is not committed though all bytes are.
 	metaDirty  bool
 	atimeDirty bool
-	orphaned   bool // its last name went while this session held it
+	orphaned   bool // it has no name, since its last one went or it never had one
 	sealWant   bool // seal-on-close: to be sealed with the next commit
 	pushing    bool // a goroutine streams
 	ahead      bool // the map was asked for ahead of its use
@@ -480,7 +480,13 @@ func (v *Volume) Tmpfile(ctx context.Context, call *Call, req meta.Tmpfile, flag
 	if err != nil {
 		return OpenInfo{}, err
 	}
-	return v.opened(res, stamp, flags), nil
+	info := v.opened(res, stamp, flags)
+	in := v.node(res.Attr.Ino)
+	defer in.put()
+	in.mu.Lock()
+	in.fileLocked().orphaned = true
+	in.mu.Unlock()
+	return info, nil
 }
 
 // Release ends what one successful Open, CreateOpen or Tmpfile began, with

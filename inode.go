@@ -80,7 +80,7 @@ type inode struct {
 
 	mu     sync.Mutex
 	lease  meta.LeaseMode
-	attrOK bool   // attr is right as long as the lease is held
+	attrOK bool   // attr is right as long as the lease is held; older ones than it are not cached
 	fresh  bool   // opened since a predecessor's session expired; see distrusted
 	inval  uint32 // the kernel is being told to forget what it has of an expired session
 	low    uint64 // tick at which the lease was last lowered,
@@ -370,14 +370,12 @@ func (in *inode) learnLocked(a *meta.Attr, stamp stamp) bool {
 	}
 	if !in.cacheableLocked(stamp) {
 		if a.Change > in.attr.Change {
-			in.attrOK = false // this tells of a change of our own, which nobody recalls a lease for
+			// It tells of a change of our own, for which nobody recalls a lease.
+			in.attrOK, in.attr.Change = false, a.Change
 		}
 		return false
 	}
-	if a.Nlink > 0 && in.file != nil {
-		in.file.orphaned = false // a volume that was rolled back has names again
-	}
-	if !in.attrOK || a.Change >= in.attr.Change {
+	if a.Change >= in.attr.Change {
 		at := in.attr.Atime
 		keep := in.attrOK && in.file != nil && in.file.atimeDirty && at > a.Atime
 		in.attr = *a
@@ -385,8 +383,11 @@ func (in *inode) learnLocked(a *meta.Attr, stamp stamp) bool {
 			in.attr.Atime = at
 		}
 		in.attrOK = true
+		if a.Nlink > 0 && in.file != nil {
+			in.file.orphaned = false // a volume that was rolled back has names again
+		}
 	}
-	return true
+	return in.attrOK
 }
 
 // viewLocked is what stat should tell: attr with what is written here and not

@@ -170,3 +170,89 @@ func TestOwnChangeIsNotOlder(t *testing.T) {
 	}
 	w.check()
 }
+
+// pruningKernel lets go of what it only remembers, when it is asked to.
+type pruningKernel struct {
+	*holdingKernel
+	v      *Volume
+	inUse  atomic.Bool
+	pruned atomic.Int32
+}
+
+func (k *pruningKernel) Prune(_ meta.VolumeID, inos []meta.Ino) {
+	k.pruned.Add(1)
+	if k.inUse.Load() {
+		return
+	}
+	k.held.Store(false)
+	for _, ino := range inos {
+		k.v.Forget(ino)
+	}
+}
+
+// What was removed elsewhere goes, though the kernel remembers a name of it: as soon as
+// nobody uses it.
+func TestRemovedElsewhereIsPruned(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	k := &pruningKernel{holdingKernel: newHoldingKernel()}
+	k.held.Store(true)
+	k.inUse.Store(true)
+	c, v := open(t, w, Config{FlushEvery: time.Hour, Notify: k})
+	k.v = v
+	ino := create(t, v, "f")
+	write(t, v, ino, []byte("bytes"), 0)
+	v.Release(t.Context(), ino, rdwr)
+	if err := v.Unlink(t.Context(), &Call{}, meta.RootIno, "f", false); err != nil {
+		t.Fatal(err)
+	}
+	c.Orphaned(1, ino)
+	eventually(t, "the kernel is asked again", func() bool { return k.pruned.Load() > 2 })
+	if _, err := v.GetAttr(t.Context(), ino); err != nil {
+		t.Fatalf("what is in use is gone: %v", err)
+	}
+	k.inUse.Store(false)
+	eventually(t, "the file is gone", func() bool {
+		_, err := v.GetAttr(t.Context(), ino)
+		return errors.Is(err, meta.Stale)
+	})
+	n := k.pruned.Load()
+	eventually(t, "nobody prunes", func() bool {
+		v.holds.mu.Lock()
+		defer v.holds.mu.Unlock()
+		return v.holds.kick == nil
+	})
+	if k.pruned.Load() > n+1 {
+		t.Error("it prunes what is not held")
+	}
+	w.check()
+}
+
+// Who closes last a file that this client removed has it forgotten, though the lease
+// under which that was known is gone.
+func TestRemovedAndClosedWithoutALease(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	c, v := open(t, w, Config{FlushEvery: time.Hour})
+	for _, tmp := range []bool{false, true} {
+		var ino meta.Ino
+		if tmp {
+			ino = tmpfile(t, v)
+		} else {
+			ino = create(t, v, "f")
+			if err := v.Unlink(t.Context(), &Call{}, meta.RootIno, "f", false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		done := make(chan struct{})
+		c.Recall(meta.Recall{Volume: 1, Ino: ino, Keep: meta.LeaseNone}, func() { close(done) })
+		<-done
+		w.mu.Lock()
+		delete(w.leases[ino], c.sess.(*fakeSession))
+		w.mu.Unlock()
+		v.Release(t.Context(), ino, rdwr)
+		eventually(t, "the file is gone", func() bool {
+			_, err := v.GetAttr(t.Context(), ino)
+			return errors.Is(err, meta.Stale)
+		})
+	}
+	w.check()
+}

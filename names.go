@@ -167,7 +167,7 @@ func (v *Volume) link(ctx context.Context, call *Call, op *meta.Link) (*meta.Res
 	}
 	in.mu.Lock()
 	f := in.file
-	if f == nil || !in.attrOK || in.attr.Nlink > 0 {
+	if f == nil || !f.orphaned && (!in.attrOK || in.attr.Nlink > 0) {
 		in.mu.Unlock()
 		defer in.put()
 		return v.do(ctx, call, op, meta.LeaseShared)
@@ -208,6 +208,7 @@ func (v *Volume) linked(in *inode, res *meta.Result, stamp stamp, err error) {
 	switch {
 	case err == nil:
 		in.learnLocked(&res.Attr, stamp)
+		f.orphaned = false
 		v.holds.remove(in.ino)
 		// Its last close was that of a file without a name.
 		if seal = f.opens == 0 && v.policy.Load().SealOnClose && res.Attr.Flags&meta.FlagSealed == 0; seal {
@@ -215,7 +216,7 @@ func (v *Volume) linked(in *inode, res *meta.Result, stamp stamp, err error) {
 			v.listDirtyLocked(in)
 		}
 	case undecided(err):
-		in.attrOK = false
+		in.attrOK, f.orphaned = false, false
 	}
 	dead := f.opens == 0 && in.deadLocked(f)
 	in.mu.Unlock()
@@ -267,6 +268,9 @@ func (v *Volume) unlinked(a *meta.Attr, stamp stamp) {
 	in.mu.Lock()
 	in.learnLocked(a, stamp)
 	dead := a.Nlink == 0 && (in.file == nil || in.file.opens == 0)
+	if a.Nlink == 0 && !dead {
+		in.file.orphaned = true // the last close must know, whether it has a lease or not
+	}
 	in.mu.Unlock()
 	if dead {
 		v.bury(in)

@@ -499,6 +499,7 @@ func (v *Volume) expired(epoch uint64, err error) {
 			}
 			f.epoch = epoch
 		}
+		in.attr.Change = 0 // changes that are lost counted, too
 		in.lowerLocked(meta.LeaseNone)
 		if f := in.file; f != nil {
 			f.changed()

@@ -200,6 +200,7 @@ func initOptions(fs *fileSystem, log *slog.Logger) *fuse.MountOptions {
 const (
 	minorKillPriv = 33 // Linux 5.11: HANDLE_KILLPRIV_V2 and SETXATTR_EXT
 	minorEpoch    = 44 // Linux 6.16: FUSE_NOTIFY_INC_EPOCH
+	minorPrune    = 45 // Linux 6.18: FUSE_NOTIFY_PRUNE
 )
 
 // init answers the first request.

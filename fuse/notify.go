@@ -1,6 +1,7 @@
 package fuse
 
 import (
+	"slices"
 	"sync"
 	"syscall"
 
@@ -42,7 +43,7 @@ func NewNotifier() *Notifier { return new(Notifier) }
 
 var (
 	_ penstock.Notifier   = (*Notifier)(nil)
-	_ penstock.Holder     = (*Notifier)(nil)
+	_ penstock.Pruner     = (*Notifier)(nil)
 	_ penstock.ViewHolder = (*Notifier)(nil)
 )
 
@@ -103,9 +104,27 @@ func (n *Notifier) InvalData(v meta.VolumeID, ino meta.Ino, off, length int64) {
 // drops its attributes tells.
 func (n *Notifier) Holds(v meta.VolumeID, ino meta.Ino) (held bool) {
 	n.each(func(f *fileSystem) {
-		held = held || f.conn.invalInode(f.nodeID(v, ino), -1, 0) == nil
+		held = f.conn.knows(f.nodeID(v, ino)) || held
 	})
 	return held
+}
+
+// Prune has the kernels forget inodes that they only remember: paths that nobody uses,
+// and what is cached of them. FORGET tells of each. Kernels before Linux 6.18 keep them
+// until they lack memory.
+func (n *Notifier) Prune(v meta.VolumeID, inos []meta.Ino) {
+	n.each(func(f *fileSystem) {
+		if f.conn.minor < minorPrune {
+			return
+		}
+		for some := range slices.Chunk(inos, prunedAtOnce) {
+			nodes := make([]uint64, len(some))
+			for i, ino := range some {
+				nodes[i] = f.nodeID(v, ino)
+			}
+			f.conn.prune(nodes)
+		}
+	})
 }
 
 // HoldsView asks the kernels whether they know an inode of a view that ended.
@@ -130,7 +149,11 @@ const (
 	notifyInvalInode = 2
 	notifyInvalEntry = 3
 	notifyIncEpoch   = 8
+	notifyPrune      = 9
 )
+
+// prunedAtOnce bounds the nodes of one notification.
+const prunedAtOnce = 512
 
 // invalidateAttr drops attributes only.
 func (c *conn) invalidateAttr(node uint64) { c.invalInode(node, -1, 0) }
@@ -155,6 +178,18 @@ func (c *conn) invalidateName(dir uint64, name string) {
 	order.PutUint64(b[0:], dir)
 	order.PutUint32(b[8:], uint32(len(name)))
 	_ = c.notify(notifyInvalEntry, append(append(b, name...), 0)) // ENOENT: it has none
+}
+
+// prune has the kernel forget nodes that are not in use.
+//
+//	count 4 | padding 4 | spare 8 | nodes 8 each
+func (c *conn) prune(nodes []uint64) {
+	b := make([]byte, 16+8*len(nodes))
+	order.PutUint32(b, uint32(len(nodes)))
+	for i, node := range nodes {
+		order.PutUint64(b[16+8*i:], node)
+	}
+	_ = c.notify(notifyPrune, b)
 }
 
 // knows reports whether the kernel may know an inode.
