@@ -405,7 +405,9 @@ func runRow(ctx context.Context, r row, s *side) (sample, error) {
 		}
 	}
 	// What earlier rows left dirty must not be written during this one.
-	unix.Sync()
+	if err := s.cfg.syncDirs(); err != nil {
+		return sample{}, err
+	}
 	switch {
 	case r.cold:
 		if err := s.restart(ctx); err != nil {

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -126,7 +127,7 @@ func CompareWithFio(ctx context.Context, cfg Config, w io.Writer) error {
 // runFio runs one fio job under the same conditions as runRow, and returns its
 // figure in the row's unit.
 func (s *side) runFio(ctx context.Context, r row, twin fioTwin) (float64, error) {
-	if err := dropAll(); err != nil {
+	if err := errors.Join(s.cfg.syncDirs(), dropCaches(3)); err != nil {
 		return 0, err
 	}
 	if r.cold {

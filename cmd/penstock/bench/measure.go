@@ -99,10 +99,14 @@ func dropCaches(what int) error {
 	return nil
 }
 
-// dropAll empties the kernel's caches, dirty pages too.
-func dropAll() error {
-	unix.Sync()
-	return dropCaches(3)
+// syncDirs makes durable what is dirty on the file systems that are measured.
+func (c *Config) syncDirs() error {
+	for _, dir := range c.Dirs {
+		if err := syncAll(dir); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // syncAll makes a directory and everything on its file system durable.

@@ -165,7 +165,9 @@ func (d *demo) both(step string, amount float64, unit string, do func(root strin
 		root string
 		took *time.Duration
 	}{{d.native, &r.native}, {d.root, &r.ours}} {
-		unix.Sync() // what the step before left is not this one's
+		if err := errors.Join(syncAll(d.native), syncAll(d.root)); err != nil { // what the step before left is not this one's
+			return fmt.Errorf("%s: %w", step, err)
+		}
 		began := time.Now()
 		if err := do(side.root); err != nil {
 			return fmt.Errorf("%s: %w", step, err)
@@ -175,6 +177,16 @@ func (d *demo) both(step string, amount float64, unit string, do func(root strin
 	d.results = append(d.results, r)
 	d.printf("%-34s %8.2f s   native %8.2f s\n", step, r.ours.Seconds(), r.native.Seconds())
 	return nil
+}
+
+// syncAll makes everything on a directory's file system durable.
+func syncAll(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return os.NewSyscallError("syncfs", unix.Syncfs(int(f.Fd())))
 }
 
 func (d *demo) table() error {
