@@ -286,11 +286,15 @@ func (c *Cluster) Fsck(ctx context.Context, within time.Duration) error {
 	})
 }
 
+// oneTry is long: a look at all chunks runs a command for each file, and others may
+// want the processors. Who asks a part that is away is told so in seconds.
+const oneTry = 2 * time.Minute
+
 // eventually tries until it works or the time is over.
 func eventually(ctx context.Context, within time.Duration, try func(context.Context) error) error {
 	end := time.Now().Add(within)
 	for {
-		one, cancel := context.WithTimeout(ctx, 20*time.Second)
+		one, cancel := context.WithTimeout(ctx, oneTry)
 		err := try(one)
 		cancel()
 		if err == nil {
