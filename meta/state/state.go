@@ -52,8 +52,8 @@ const (
 
 var appliedKey = []byte{0x00, 0x01}
 
-// Shared is what the stores of one process share: the block cache and the open
-// table files.
+// Shared is what the stores of one process share: the block cache, which memory tables
+// take nothing of (memory.go), and the open table files.
 type Shared struct {
 	cache *pebble.Cache
 	files *pebble.FileCache
@@ -134,8 +134,9 @@ func (l logger) Fatalf(format string, a ...any) { panic("state: " + fmt.Sprintf(
 // Store is the state of one volume. Its methods may be called from any
 // goroutine; Apply from one at a time.
 type Store struct {
-	dir string
-	db  *pebble.DB
+	dir    string
+	db     *pebble.DB
+	memory *memory
 
 	mu      sync.Mutex // orders Apply and the position
 	applied journal.Position
@@ -203,6 +204,8 @@ func open(dir string, shared *Shared, h how) (*Store, error) {
 		}
 		o.EventListener.WriteStallBegin = func(pebble.WriteStallBeginInfo) { c.allow() }
 	}
+	mem := &memory{cache: shared.cache}
+	o.EventListener.FlushEnd = func(pebble.FlushInfo) { mem.flushed() }
 	o.ErrorIfNotExists = h != create // else Pebble would make an empty one where its files are gone
 	db, err := pebble.Open(filepath.Join(dir, storeDir), o)
 	if err != nil {
@@ -212,9 +215,13 @@ func open(dir string, shared *Shared, h how) (*Store, error) {
 		}
 		return nil, ioError(op, dir, err)
 	}
-	s := &Store{dir: dir, db: db, sums: map[string]fileSum{}}
+	mem.mu.Lock()
+	mem.db = db
+	mem.count()
+	mem.mu.Unlock()
+	s := &Store{dir: dir, db: db, memory: mem, sums: map[string]fileSum{}}
 	if s.applied, err = s.readApplied(); err != nil {
-		return nil, errors.Join(err, db.Close())
+		return nil, errors.Join(err, s.closeDB())
 	}
 	return s, nil
 }
@@ -361,12 +368,14 @@ func (s *Store) Apply(at journal.Position, effects func(Batch) error) error {
 	if err == nil {
 		err = b.err
 	}
+	n := b.b.Len()
 	if err == nil {
 		err = b.b.Commit(pebble.NoSync)
 	}
 	if err = errors.Join(err, b.b.Close()); err != nil {
 		return ioError("apply to state", s.dir, err)
 	}
+	s.memory.wrote(n)
 	s.applied = at
 	return nil
 }
@@ -430,4 +439,4 @@ func (s *Store) Close() error {
 	return errors.Join(s.Flush(), s.closeDB())
 }
 
-func (s *Store) closeDB() error { return ioError("close state", s.dir, s.db.Close()) }
+func (s *Store) closeDB() error { return ioError("close state", s.dir, s.memory.close(s.db.Close)) }
