@@ -2,7 +2,6 @@ package takeover
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -114,8 +113,7 @@ func TestSuccessorOfAnotherSource(t *testing.T) {
 		t.Errorf("a process that was refused pinned v4 until %v", until)
 	}
 	time.Sleep(1100 * time.Millisecond) // pins are told in seconds
-	r.serve("d@v3:/", pin...)
-	r.next(0)
+	r.succeed("d@v3:/", pin...)
 	r.reads("f", "three")
 	if until := pinned("v3"); !until.After(first) {
 		t.Errorf("the pin of what is mounted stands until %v, as before: %v", until, first)
@@ -123,13 +121,13 @@ func TestSuccessorOfAnotherSource(t *testing.T) {
 	r.kill()
 	// Its digest is asked of what is mounted: neither has one.
 	r.refused(r.serve("d@v3:/", "--digest", strings.Repeat("0", 64)), "digest")
-	r.serve("d@v3:/")
+	pid := r.succeed("d@v3:/")
 	b := make([]byte, 5)
 	if _, err := held.ReadAt(b, 0); err != nil || string(b) != "three" {
 		t.Errorf("DATA: what was open all the while reads %q: %v", b, err)
 	}
 	held.Close()
-	r.clean(r.next(0))
+	r.clean(pid)
 }
 
 // A volume that is renamed stays mounted, also beyond the process.
@@ -143,18 +141,7 @@ func TestSuccessorOfARenamedVolume(t *testing.T) {
 	serves := func(source string) {
 		t.Helper()
 		r.kill()
-		p := r.serve(source)
-		r.Until("a successor", func() error {
-			if r.server() == p.PID() {
-				return nil
-			}
-			select {
-			case <-p.Done():
-				t.Fatalf("of %s: %s", source, p.Output())
-			default:
-			}
-			return errors.New("not yet")
-		})
+		r.succeed(source)
 		r.reads("f", "mine")
 	}
 	serves("old:/") // nobody changed its command line
@@ -163,8 +150,7 @@ func TestSuccessorOfARenamedVolume(t *testing.T) {
 	r.Must("volume", "create", "old")
 	r.kill()
 	r.refused(r.serve("old:/"), "old:/", "new:/")
-	r.serve("new:/")
-	r.next(0)
+	r.succeed("new:/")
 	r.Must("volume", "rename", "new", "newer")
 	r.Must("volume", "create", "new")
 	serves("new:/") // as its predecessor was started

@@ -149,6 +149,29 @@ func (r *rig) server() int {
 	return l[0].PID
 }
 
+// succeed starts a process that is to serve what nobody serves, and waits until it
+// does. One whose session ended before, since the machine stood still, is started
+// again, as a supervisor would.
+func (r *rig) succeed(source string, args ...string) int {
+	r.T.Helper()
+	p := r.serve(source, args...)
+	r.Until("a successor", func() error {
+		if r.server() == p.PID() {
+			return nil
+		}
+		select {
+		case <-p.Done():
+			if !strings.Contains(p.Output(), "session expired") {
+				r.T.Fatalf("of %s: %s", source, p.Output())
+			}
+			p = r.serve(source, args...)
+		default:
+		}
+		return errors.New("nobody serves")
+	})
+	return p.PID()
+}
+
 // next waits until another process serves.
 func (r *rig) next(than int) (pid int) {
 	r.T.Helper()
