@@ -121,7 +121,7 @@ func FuzzLabelSelector(f *testing.F) {
 // TestPolicyWords: every field of a policy has one word, which changes it and nothing
 // else.
 func TestPolicyWords(t *testing.T) {
-	full := meta.Policy{QuotaBytes: 1, QuotaInodes: 2, Replicas: 3, MaxChunk: 4, SealOnClose: true, Immutable: true, SyncOnClose: true, NoAtime: true,
+	full := meta.Policy{QuotaBytes: 1, QuotaInodes: 2, QuotaSnapshots: true, Replicas: 3, MaxChunk: 4, SealOnClose: true, Immutable: true, SyncOnClose: true, NoAtime: true,
 		Topology: "/dc", Spread: meta.SpreadRack, Class: "ssd", LocalFirst: true, Degrade: true, Encrypt: true}
 	changed := map[string]string{}
 	for _, w := range meta.PolicyWords() {

@@ -63,6 +63,7 @@ const (
 	OpClosed
 	OpSetMirror
 	OpTellQuota
+	OpCountSnapshots
 )
 
 // Mutates reports whether the operation changes the namespace.
@@ -509,6 +510,15 @@ type DropSnapshot struct {
 	Max uint32
 }
 
+// CountSnapshots says to a volume whose quota has what snapshots alone hold in it
+// what that is: Add to what was counted since a count of all began. Whoever counts
+// makes it (package meta/namespace, Recounted). Errors: Again (a snapshot was deleted
+// since, so it is to be counted anew).
+type CountSnapshots struct {
+	Epoch uint64
+	Add   int64
+}
+
 // PinClone notes that a volume was cloned from a snapshot, which then can't be
 // deleted; Drop takes the note back. Neither is an error when it was done
 // before. Errors: NoSuchSnapshot (not with Drop), ResourceExceeded (MaxClones).
@@ -634,6 +644,7 @@ func (*SetPolicy) Code() OpCode      { return OpSetPolicy }
 func (*Reap) Code() OpCode           { return OpReap }
 func (*TakeSnapshot) Code() OpCode   { return OpTakeSnapshot }
 func (*DropSnapshot) Code() OpCode   { return OpDropSnapshot }
+func (*CountSnapshots) Code() OpCode { return OpCountSnapshots }
 func (*Rollback) Code() OpCode       { return OpRollback }
 func (*PinSnapshot) Code() OpCode    { return OpPinSnapshot }
 func (*UnpinSnapshot) Code() OpCode  { return OpUnpinSnapshot }

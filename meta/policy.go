@@ -13,12 +13,14 @@ import (
 type Policy struct {
 	QuotaBytes  uint64 // 0: none
 	QuotaInodes uint64
-	Replicas    uint32 // at least 1
-	MaxChunk    uint64 // bytes of the largest chunk, MinChunk to DefaultChunk; 0 means the latter
-	SealOnClose bool
-	Immutable   bool
-	SyncOnClose bool
-	NoAtime     bool // never update access times; else relatime by the client
+	// QuotaSnapshots: what snapshots alone hold counts in the quota of bytes.
+	QuotaSnapshots bool   `json:",omitempty"`
+	Replicas       uint32 // at least 1
+	MaxChunk       uint64 // bytes of the largest chunk, MinChunk to DefaultChunk; 0 means the latter
+	SealOnClose    bool
+	Immutable      bool
+	SyncOnClose    bool
+	NoAtime        bool // never update access times; else relatime by the client
 
 	// Topology is the subtree that chunks lie in, such as /dc1/rack2; "" and "/"
 	// mean anywhere.
@@ -40,20 +42,21 @@ type Policy struct {
 // policyWords take over one word of another policy, by the name that commands and
 // requests have for it.
 var policyWords = map[string]func(to, from *Policy){
-	"quota":         func(to, from *Policy) { to.QuotaBytes = from.QuotaBytes },
-	"quota-inodes":  func(to, from *Policy) { to.QuotaInodes = from.QuotaInodes },
-	"replicas":      func(to, from *Policy) { to.Replicas = from.Replicas },
-	"max-chunk":     func(to, from *Policy) { to.MaxChunk = from.MaxChunk },
-	"seal-on-close": func(to, from *Policy) { to.SealOnClose = from.SealOnClose },
-	"immutable":     func(to, from *Policy) { to.Immutable = from.Immutable },
-	"sync-on-close": func(to, from *Policy) { to.SyncOnClose = from.SyncOnClose },
-	"noatime":       func(to, from *Policy) { to.NoAtime = from.NoAtime },
-	"topology":      func(to, from *Policy) { to.Topology = from.Topology },
-	"spread":        func(to, from *Policy) { to.Spread = from.Spread },
-	"class":         func(to, from *Policy) { to.Class = from.Class },
-	"local-first":   func(to, from *Policy) { to.LocalFirst = from.LocalFirst },
-	"degrade":       func(to, from *Policy) { to.Degrade = from.Degrade },
-	"encrypt":       func(to, from *Policy) { to.Encrypt = from.Encrypt },
+	"quota":           func(to, from *Policy) { to.QuotaBytes = from.QuotaBytes },
+	"quota-snapshots": func(to, from *Policy) { to.QuotaSnapshots = from.QuotaSnapshots },
+	"quota-inodes":    func(to, from *Policy) { to.QuotaInodes = from.QuotaInodes },
+	"replicas":        func(to, from *Policy) { to.Replicas = from.Replicas },
+	"max-chunk":       func(to, from *Policy) { to.MaxChunk = from.MaxChunk },
+	"seal-on-close":   func(to, from *Policy) { to.SealOnClose = from.SealOnClose },
+	"immutable":       func(to, from *Policy) { to.Immutable = from.Immutable },
+	"sync-on-close":   func(to, from *Policy) { to.SyncOnClose = from.SyncOnClose },
+	"noatime":         func(to, from *Policy) { to.NoAtime = from.NoAtime },
+	"topology":        func(to, from *Policy) { to.Topology = from.Topology },
+	"spread":          func(to, from *Policy) { to.Spread = from.Spread },
+	"class":           func(to, from *Policy) { to.Class = from.Class },
+	"local-first":     func(to, from *Policy) { to.LocalFirst = from.LocalFirst },
+	"degrade":         func(to, from *Policy) { to.Degrade = from.Degrade },
+	"encrypt":         func(to, from *Policy) { to.Encrypt = from.Encrypt },
 }
 
 // PolicyWords are the names of a policy's words, in order.

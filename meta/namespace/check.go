@@ -149,6 +149,7 @@ type checker struct {
 	seen     []byte // base of the last versioned key
 	based    []byte // that of the last key of which the version was seen that a clone began with
 	snaps    checkedSnapshots
+	tally    checkedTally
 	chunks   map[[16]byte]*checkedChunk
 	orphans  map[uint64]uint32
 	sessions map[uint64]bool
@@ -190,8 +191,15 @@ func (c *checker) record(k, v []byte) error {
 		// A chunk counts the extents of all generations; all else is judged in
 		// the newest.
 		older := string(base) == string(c.seen)
+		newer := uint32(0)
+		if older {
+			newer = c.snaps.newer
+		}
 		c.version(k, base, v, gen, older)
 		c.seen = append(c.seen[:0], base...)
+		if k[0] == 'i' && c.counts() {
+			c.tallyRecord(k, v, gen, newer)
+		}
 		if older && k[0] != 'e' || len(v) == 1 && v[0] == 0 {
 			return nil
 		}
@@ -203,7 +211,7 @@ func (c *checker) record(k, v []byte) error {
 		case 'r':
 			return c.position(k, v)
 		case 'e':
-			c.extent(k, v, older)
+			c.extent(k, v, gen, newer, older)
 		case 'x':
 			c.xattr(k, v)
 		}
@@ -396,7 +404,7 @@ func (c *checker) newest(base []byte) (v []byte, ok bool, err error) {
 	return v, ok, err
 }
 
-func (c *checker) extent(k, v []byte, older bool) {
+func (c *checker) extent(k, v []byte, gen, newer uint32, older bool) {
 	if len(k) != 21 {
 		c.bad(k, "an extent's key of %d bytes", len(k))
 		return
@@ -417,6 +425,9 @@ func (c *checker) extent(k, v []byte, older bool) {
 	if problem := w.done(ver); problem != "" || length == 0 || length > end || end > meta.MaxFileSize || bits > 3 {
 		c.bad(k, "extent: %s; length %d, bits %x", problem, length, bits)
 		return
+	}
+	if c.counts() {
+		c.tallyExtent(ino, seenExtent{chunk: id, lo: end - length, hi: end, at: off}, gen, newer)
 	}
 	if bits&2 == 0 {
 		ch := c.chunks[id]
@@ -641,6 +652,7 @@ func (c *checker) compare() {
 		c.bad([]byte{'v'}, "events %d up to %d are counted, %d are there from %d on", c.vol.firstEvent, c.vol.nextEvent, c.events, c.event1)
 	}
 	c.compareSnapshots()
+	c.compareTally()
 }
 
 func inodeKey(ino uint64) []byte { return binary.BigEndian.AppendUint64([]byte{'i'}, ino) }
@@ -834,6 +846,7 @@ type wireInode struct {
 	size, blocks       uint64
 	parent, next       uint64
 	data               uint64 // length
+	bytes              []byte // of a regular file
 	holders            uint32
 	reap               bool
 	open               uint64 // where the open-ended extent begins
@@ -866,7 +879,7 @@ func readInode(v []byte) (r wireInode, problem string) {
 	case 8:
 		if r.flags&uint32(meta.FlagInline) != 0 {
 			r.data = w.n()
-			w.take(int(min(r.data, 1<<20)))
+			r.bytes = w.take(int(min(r.data, 1<<20)))
 			if r.data == 0 || r.data > meta.InlineMax || r.data > r.size {
 				return r, fmt.Sprintf("%d inline bytes in a file of %d", r.data, r.size)
 			}
@@ -907,6 +920,9 @@ type wireVolume struct {
 	id, gen, nextIno, inodes, bytes, chunks uint64
 	lastSnap, snaps, buried                 uint64
 	clone                                   bool
+	tally                                   byte
+	tallied                                 int64
+	tallyRef                                uint64
 	firstEvent, nextEvent                   uint64
 	gaps                                    [][2]uint64 // generations above the first, up to the second
 }
@@ -921,8 +937,12 @@ func readVolume(v []byte) (r wireVolume, problem string) {
 	w.n() // largest chunk
 	w.u8()
 	r.clone = ver == 4
-	last := ver >= 3 && ver <= 5
-	five := ver == 5
+	last := ver >= 3 && ver <= 6
+	five := ver >= 5 && last
+	most := byte(3) // of bits
+	if ver == 6 {
+		most = 7
+	}
 	if ver == 2 || last {
 		ver = 1 // and what more there is of it:
 		if place, spread := w.u8(), w.u8(); place > 7 || spread > 2 {
@@ -934,11 +954,11 @@ func readVolume(v []byte) (r wireVolume, problem string) {
 	if last {
 		r.lastSnap, r.snaps, r.buried = w.n(), w.n(), w.n()
 	}
-	events := false
+	events, tally := false, false
 	if five {
 		bits := w.u8()
-		r.clone, events = bits&1 != 0, bits&2 != 0
-		if bits > 3 {
+		r.clone, events, tally = bits&1 != 0, bits&2 != 0, bits&4 != 0
+		if bits > most || most == 7 && !tally {
 			return r, fmt.Sprintf("bits %x", bits)
 		}
 	}
@@ -957,6 +977,11 @@ func readVolume(v []byte) (r wireVolume, problem string) {
 		r.firstEvent, r.nextEvent = w.n(), w.n()
 		if r.firstEvent == 0 || r.firstEvent > r.nextEvent || keep == 0 && r.firstEvent != r.nextEvent {
 			return r, fmt.Sprintf("%d events are kept, of %d to %d", keep, r.firstEvent, r.nextEvent)
+		}
+	}
+	if tally {
+		if problem := r.tallyWords(&w); problem != "" && !w.damaged {
+			return r, problem
 		}
 	}
 	if r.gen == 0 {

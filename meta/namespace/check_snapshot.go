@@ -52,6 +52,7 @@ func (c *checker) readSnapshots() error {
 			c.bad(k, "two snapshots are called %s", printable(name))
 		}
 		names[name] = names[name] || state == 1
+		c.countedGen(k, state)
 		gen := binary.BigEndian.Uint32(k[1:])
 		if state == 5 && (len(c.snaps.gens) > 0 || c.vol == nil || !c.vol.clone) {
 			c.bad(k, "what a clone began with, in a volume that is none, or not the oldest")

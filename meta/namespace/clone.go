@@ -198,6 +198,9 @@ func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy,
 	b.gaps = append(b.gaps, gap{sn.gen, sn.gen + cloneGens})
 	v.id, v.gen, v.base, v.policy, v.events = id, sn.gen+cloneGens+1, b, p, eventLog{}
 	v.inodes, v.bytes, v.lastSnap, v.snaps, v.buried = sn.inodes, sn.bytes, sn.gen, 1, 0
+	if v.tally = (tally{}); p.QuotaSnapshots {
+		v.tally.mode = tallyExact // it has no snapshot of its own
+	}
 	t.gen, t.base = v.gen, b
 	t.putSnapshot(&snapshot{gen: sn.gen, state: snapshotBase, created: sn.created, inodes: sn.inodes, bytes: sn.bytes, name: baseName})
 	for _, ino := range unnamed {
@@ -596,6 +599,9 @@ func (t *tx) adoptExtents(op *meta.AdoptExtents, res *meta.Result) error {
 		v := len(t.buf)
 		t.buf = appendExtent(t.buf, e)
 		t.putAt(s, v)
+	}
+	if len(op.Extents) > 0 {
+		t.tallyMoves()
 	}
 	// Indexes that were made before say where the bytes lay.
 	indexes, err := Indexes(t.r)

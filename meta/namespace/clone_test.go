@@ -94,12 +94,13 @@ func (f *family) clone(o *member) {
 	o.do(&meta.PinClone{At: o.from.gen, Clone: id})
 	o.fails(meta.Busy, &meta.DropSnapshot{At: o.from.gen})
 	x := &fixture{t: f.t, s: o.s.copied(), replica: o.s.copied(), now: o.now, session: testSession, journal: true}
-	effects, err := CloneEffects(x.s, o.from.gen, id, meta.Policy{Replicas: 1}, x.now)
+	policy := meta.Policy{Replicas: 1, QuotaSnapshots: id%2 == 0}
+	effects, err := CloneEffects(x.s, o.from.gen, id, policy, x.now)
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	x.commit(effects)
-	if again, err := CloneEffects(o.s, o.from.gen, id, meta.Policy{Replicas: 1}, x.now); err != nil || !bytes.Equal(AppendEffects(nil, again), AppendEffects(nil, effects)) {
+	if again, err := CloneEffects(o.s, o.from.gen, id, policy, x.now); err != nil || !bytes.Equal(AppendEffects(nil, again), AppendEffects(nil, effects)) {
 		f.t.Fatal("the same clone twice is not the same", err)
 	}
 	for _, s := range []meta.SessionID{testSession, otherSess} {
@@ -187,6 +188,10 @@ func (f *family) check() {
 func (m *member) held() {
 	m.t.Helper()
 	sameHeld(m.t, m.s, rand.New(rand.NewPCG(uint64(m.now), 1)))
+	sameTally(m.t, m.s)
+	if m.now%5 == 0 {
+		m.recount(func() {})
+	}
 }
 
 func (f *family) childrenOf(id meta.VolumeID) (n int) {
@@ -311,6 +316,10 @@ func runClones(t *testing.T, seed uint64, steps int) {
 	x := newFixture(t)
 	root := &member{sim: &sim{fixture: x, rng: f.rng, m: newModel(x.now-2, testSession)}, id: testVolume}
 	f.all[testVolume] = root
+	if seed%2 == 1 {
+		root.counts(true)
+		root.m.now = root.now
+	}
 	defer func() {
 		if t.Failed() {
 			t.Logf("seed %d:\n%s", seed, strings.Join(f.log, "\n"))

@@ -231,6 +231,9 @@ func merge(l []meta.Extent) []meta.Extent {
 // replace writes the difference between two lists of extents of one stretch
 // of a file, both in order: keys, chunk counts, Blocks.
 func (t *tx) replace(in *inode, old []extent, fresh []meta.Extent) error {
+	if err := t.tallyExtents(in.Ino, old, fresh); err != nil {
+		return err
+	}
 	i, j := 0, 0
 	for i < len(old) || j < len(fresh) {
 		switch {

@@ -139,6 +139,16 @@ func (h *holding) superseded() (all []meta.Ino, err error) {
 
 // inode counts what is held of one inode.
 func (h *holding) inode(ino meta.Ino) error {
+	if err := h.read(ino); err != nil {
+		return err
+	}
+	h.eachLine(h.line)
+	h.inline()
+	return nil
+}
+
+// read gathers the versions of an inode's record and extents.
+func (h *holding) read(ino meta.Ino) error {
 	h.pieces, h.records, h.doubts = h.pieces[:0], h.records[:0], h.doubts[:0]
 	err := h.versions(appendInodeBase(nil, ino), func(base, val []byte, gen, newer uint32) error {
 		in := &inode{}
@@ -177,6 +187,11 @@ func (h *holding) inode(ino meta.Ino) error {
 			h.add(d.piece)
 		}
 	}
+	return nil
+}
+
+// eachLine visits what was read of extents, a line of places at a time.
+func (h *holding) eachLine(fn func(l []piece)) {
 	slices.SortFunc(h.pieces, func(a, b piece) int {
 		return cmp.Or(a.chunk.Compare(b.chunk), cmp.Compare(a.shift, b.shift), cmp.Compare(a.lo, b.lo))
 	})
@@ -185,11 +200,9 @@ func (h *holding) inode(ino meta.Ino) error {
 		for n < len(l) && l[n].chunk == l[0].chunk && l[n].shift == l[0].shift {
 			n++
 		}
-		h.line(l[:n])
+		fn(l[:n])
 		l = l[n:]
 	}
-	h.inline()
-	return nil
 }
 
 // versions visits all versions of the keys that begin with a prefix, newest first,
@@ -252,6 +265,18 @@ func (h *holding) add(p piece) {
 
 // line counts what of a line of places is held; its pieces are in order.
 func (h *holding) line(l []piece) {
+	sweep(l, func(in []piece, n uint64) {
+		s := h.nobody()
+		for _, p := range in {
+			s.join(h, p.first, p.last)
+		}
+		h.count(&s, n)
+	})
+}
+
+// sweep visits the stretches of a line of places, with the pieces that cover each and
+// its length.
+func sweep(l []piece, fn func(in []piece, n uint64)) {
 	var in []piece // those that cover at: one for each who holds it, at most
 	for at := uint64(0); len(l) > 0 || len(in) > 0; {
 		if len(in) == 0 {
@@ -264,12 +289,10 @@ func (h *holding) line(l []piece) {
 		if len(l) > 0 {
 			to = l[0].lo
 		}
-		s := h.nobody()
 		for _, p := range in {
 			to = min(to, p.hi)
-			s.join(h, p.first, p.last)
 		}
-		h.count(&s, to-at)
+		fn(in, to-at)
 		at = to
 		in = slices.DeleteFunc(in, func(p piece) bool { return p.hi <= at })
 	}

@@ -15,7 +15,15 @@ func Usage(r Reader) (bytes, inodes uint64, err error) {
 	return t.vol.bytes, t.vol.inodes, err
 }
 
-// UsageAfter tells what a volume holds after the effects of an operation; false
+// Counted is Usage with what counts in the quota beside the live tree: what snapshots
+// alone hold, where the policy has it so and it is counted.
+func Counted(r Reader) (bytes, inodes uint64, err error) {
+	t := tx{view: view{r: r}}
+	err = t.begin()
+	return t.vol.holds(), t.vol.inodes, err
+}
+
+// UsageAfter tells what Counted would after the effects of an operation; false
 // if they don't change that.
 func UsageAfter(effects []Effect) (bytes, inodes uint64, changed bool) {
 	for i := len(effects) - 1; i >= 0; i-- {
@@ -27,7 +35,7 @@ func UsageAfter(effects []Effect) (bytes, inodes uint64, changed bool) {
 		if err := decodeVolume(e.Value, &v); err != nil {
 			panic("namespace: an operation wrote a volume record that can't be read: " + err.Error())
 		}
-		return v.bytes, v.inodes, true
+		return v.holds(), v.inodes, true
 	}
 	return 0, 0, false
 }

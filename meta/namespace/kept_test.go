@@ -23,11 +23,15 @@ func TestKeptVolumeRecords(t *testing.T) {
 	told.events = eventLog{keep: 100_000, first: 17, next: 140}
 	untold := shot
 	untold.events = eventLog{first: 140, next: 140}
+	counted := told
+	counted.policy.QuotaSnapshots, counted.tally = true, tally{mode: tallyExact, alone: 70000, ref: 4 + cloneGens + 1, epoch: 3}
+	begun := shot
+	begun.policy.QuotaSnapshots, begun.tally = true, tally{mode: tallyBegun, alone: -5, ref: 8}
 	for _, c := range []struct {
 		record string
 		want   volume
 	}{
-		{keptV1, plain}, {keptV2, placed}, {keptV3, shot}, {keptV4, clone}, {keptV5, told}, {keptV5Off, untold},
+		{keptV1, plain}, {keptV2, placed}, {keptV3, shot}, {keptV4, clone}, {keptV5, told}, {keptV5Off, untold}, {keptV6, counted}, {keptV6Begun, begun},
 	} {
 		b, err := hex.DecodeString(c.record)
 		if err != nil {
@@ -41,18 +45,20 @@ func TestKeptVolumeRecords(t *testing.T) {
 			t.Errorf("%d bytes are written as %s, was %s", len(b), again, c.record)
 		}
 	}
-	if err := decodeVolume([]byte{volumeV5 + 1, 7}, new(volume)); meta.KindOf(err) != meta.Version {
+	if err := decodeVolume([]byte{volumeV6 + 1, 7}, new(volume)); meta.KindOf(err) != meta.Version {
 		t.Errorf("a newer version: %v", err)
 	}
 }
 
 const (
-	keptV1    = "010701ac020cf0a204058080808004e807028080802004"
-	keptV2    = "020701ac020cf0a204058080808004e80702808080200400010a2f6463312f7261636b33046e766d65"
-	keptV3    = "030709ac020cf0a204058080808004e8070280808020040100000008038020"
-	keptV4    = "040787808008ac020cf0a204058080808004e8070280808020040100000085808008028020010484808008"
-	keptV5    = "050787808008ac020cf0a204058080808004e807028080802004010000008580800802802003010484808008a08d06118c01"
-	keptV5Off = "050709ac020cf0a204058080808004e807028080802004010000000803802002008c018c01"
+	keptV1      = "010701ac020cf0a204058080808004e807028080802004"
+	keptV2      = "020701ac020cf0a204058080808004e80702808080200400010a2f6463312f7261636b33046e766d65"
+	keptV3      = "030709ac020cf0a204058080808004e8070280808020040100000008038020"
+	keptV4      = "040787808008ac020cf0a204058080808004e8070280808020040100000085808008028020010484808008"
+	keptV5      = "050787808008ac020cf0a204058080808004e807028080802004010000008580800802802003010484808008a08d06118c01"
+	keptV6      = "060787808008ac020cf0a204058080808004e807028080802004010000008580800802802007010484808008a08d06118c0102e0c5088580800803"
+	keptV6Begun = "060709ac020cf0a204058080808004e80702808080200401000000080380200401090800"
+	keptV5Off   = "050709ac020cf0a204058080808004e807028080802004010000000803802002008c018c01"
 )
 
 // TestRollbackCountsOn: change counters, as inode numbers and cookies, go on, so

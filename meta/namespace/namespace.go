@@ -136,6 +136,7 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 		err = t.junction(op, res)
 	case *meta.SetPolicy:
 		t.vol.policy = op.Policy
+		err = t.setTally(op.Policy.QuotaSnapshots)
 	case *meta.Reap:
 		err = t.reap(op, res)
 	case *meta.TakeSnapshot:
@@ -173,6 +174,9 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 	case *meta.TellQuota:
 		unmetered = true
 		err = t.tellQuota(op)
+	case *meta.CountSnapshots:
+		unmetered = true
+		err = t.countSnapshots(op)
 	case *meta.SetMirror:
 		unmetered = true
 		err = t.setMirror(op)
@@ -200,11 +204,12 @@ func (t *tx) checkQuota() error {
 	if p.QuotaInodes != 0 && t.vol.inodes > t.was.inodes && t.vol.inodes > p.QuotaInodes {
 		return fail(OpInodeQuota, meta.QuotaExceeded, fmt.Sprintf("%d of %d inodes", t.was.inodes, p.QuotaInodes))
 	}
-	if p.QuotaBytes == 0 || t.vol.bytes <= t.was.bytes || t.vol.bytes-t.was.bytes <= t.c.Reserved {
+	was, is := t.was.holds(), t.vol.holds()
+	if p.QuotaBytes == 0 || is <= was || is-was <= t.c.Reserved {
 		return nil
 	}
-	if free := p.QuotaBytes - min(p.QuotaBytes, t.vol.bytes); t.vol.bytes > p.QuotaBytes || t.c.Held > free {
-		return fail("quota", meta.QuotaExceeded, fmt.Sprintf("%d of %d bytes", t.was.bytes, p.QuotaBytes))
+	if free := p.QuotaBytes - min(p.QuotaBytes, is); is > p.QuotaBytes || t.c.Held > free {
+		return fail("quota", meta.QuotaExceeded, fmt.Sprintf("%d of %d bytes", was, p.QuotaBytes))
 	}
 	return nil
 }
@@ -242,7 +247,7 @@ func Query(r Reader, c Context, op meta.Op) (*meta.Result, error) {
 	case *meta.Open:
 		err = q.open(op, res)
 	case *meta.StatFSOp:
-		res.StatFS = meta.StatFS{UsedBytes: q.vol.bytes, UsedInodes: q.vol.inodes,
+		res.StatFS = meta.StatFS{UsedBytes: q.vol.holds(), UsedInodes: q.vol.inodes,
 			QuotaBytes: q.vol.policy.QuotaBytes, QuotaInode: q.vol.policy.QuotaInodes}
 	case *meta.Seek:
 		err = q.seek(op, res)
@@ -260,6 +265,9 @@ func Query(r Reader, c Context, op meta.Op) (*meta.Result, error) {
 func Format(v meta.VolumeID, now meta.Time, rootMode, uid, gid uint32, p meta.Policy) []Effect {
 	t := &tx{}
 	t.vol = volume{id: v, gen: firstGen, nextIno: uint64(meta.RootIno) + 1, inodes: 1, policy: p}
+	if p.QuotaSnapshots {
+		t.vol.tally.mode = tallyExact
+	}
 	t.gen = firstGen
 	root := t.newInode(meta.RootIno, meta.TypeDir|rootMode&meta.ModePerm, uid, gid, now)
 	root.Nlink = 2

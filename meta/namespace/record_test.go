@@ -241,6 +241,11 @@ func TestCheckSees(t *testing.T) {
 		{"event too many", put(appendEventKey(nil, 99), appendEvent(nil, &meta.Event{Kind: meta.EventCreated})), "event 99"},
 		{"event counter", editVolume(func(v *volume) { v.events.next++ }), "are counted"},
 		{"changed by nobody", put(appendChangerKey(nil, 77, 4), marker), "which has no record"},
+		{"snapshots counted", editVolume(func(v *volume) { v.tally = tally{mode: tallyExact, alone: 1} }), "snapshots alone hold 0 bytes, 1 are counted"},
+		{"the youngest counted", editVolume(func(v *volume) {
+			v.tally = tally{mode: tallyExact}
+			v.gen, v.lastSnap, v.snaps, v.tally.ref = 2, 1, 1, 1
+		}), "the youngest snapshot that is counted is of generation 0"},
 		{"change", put(appendInoGenKey(nil, 7, 4), marker), "a change in generation 7"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

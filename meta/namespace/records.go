@@ -27,6 +27,11 @@ import (
 //	         05 as 03, then bits:1 [gaps:n (lo:n hi:n)*] [keep:n first:n next:n]
 //	            bits&1 a clone: gaps, as in 04; bits&2 events were switched on once:
 //	            how many are kept, the oldest there is, the next one's number
+//	         06 as 05, with bits&4, what snapshots alone hold counts in the quota, and
+//	            then mode:1 alone:z ref:n epoch:n
+//	            mode: 1 what was there before is being counted, alone is what changed
+//	            since; 2 alone is the sum; 3 it is too large, and to be counted again;
+//	            4 the same, and may be too small
 //	inode    01 bits:1 mode:n nlink:n uid:n gid:n flags:n change:n size:n blocks:n
 //	            btime:8 (ctime-btime):z (mtime-ctime):z (atime-mtime):z
 //	            directory: parent:n nextCookie:n
@@ -73,6 +78,7 @@ const (
 	volumeV3    = 3
 	volumeV4    = 4
 	volumeV5    = 5
+	volumeV6    = 6
 	inodeV1     = 1
 	inodeV2     = 2
 	dentryV1    = 1
@@ -113,9 +119,10 @@ const (
 	placeEncrypt
 )
 
-const ( // bits of volumeV5
+const ( // bits of volumeV5 and later
 	volumeIsClone = 1 << iota
 	volumeHasEvents
+	volumeHasTally // from volumeV6 on
 )
 
 const (
@@ -152,6 +159,7 @@ type volume struct {
 	base *base // of a clone; never changed, only replaced
 
 	events eventLog
+	tally  tally
 }
 
 // inode is a decoded inode record.
@@ -173,6 +181,8 @@ type inode struct {
 	dirty bool
 	gone  bool
 	wasB  uint64 // Blocks when loaded
+	// wasInline is what a file had in its record then; it may alias the store.
+	wasInline []byte
 }
 
 // dead reports that only reaping is left to do.
@@ -323,7 +333,7 @@ func appendInt(b []byte, v int64) []byte {
 func decodeVolume(b []byte, v *volume) error {
 	d := decoder{b: b}
 	var ver byte
-	if len(b) > 0 && b[0] <= volumeV5 {
+	if len(b) > 0 && b[0] <= volumeV6 {
 		ver = b[0]
 	}
 	if placed := ver >= volumeV2; placed {
@@ -364,13 +374,17 @@ func decodeVolume(b []byte, v *volume) error {
 			d.bad = true
 		}
 	}
-	v.base, v.events = nil, eventLog{}
+	v.base, v.events, v.tally = nil, eventLog{}, tally{}
 	bits := byte(0)
 	switch ver {
 	case volumeV4:
 		bits = volumeIsClone
 	case volumeV5:
 		if bits = d.byte(); bits > volumeIsClone|volumeHasEvents {
+			d.bad = true
+		}
+	case volumeV6:
+		if bits = d.byte(); bits&volumeHasTally == 0 || bits > volumeIsClone|volumeHasEvents|volumeHasTally {
 			d.bad = true
 		}
 	}
@@ -388,6 +402,13 @@ func decodeVolume(b []byte, v *volume) error {
 		e := &v.events
 		e.keep, e.first, e.next = d.uint(), d.uint(), d.uint()
 		if e.first == 0 || e.first > e.next || e.keep == 0 && e.first != e.next {
+			d.bad = true
+		}
+	}
+	if p.QuotaSnapshots = bits&volumeHasTally != 0; p.QuotaSnapshots {
+		y := &v.tally
+		y.mode, y.alone, y.ref, y.epoch = d.byte(), d.int(), d.uint32(), d.uint()
+		if y.mode == tallyOff || y.mode >= tallyUnknown || y.ref > v.lastSnap || y.mode != tallyBegun && y.alone < 0 {
 			d.bad = true
 		}
 	}
@@ -418,6 +439,9 @@ func appendVolume(b []byte, v *volume) []byte {
 	}
 	if v.events.next != 0 {
 		ver = volumeV5
+	}
+	if v.tally.mode != tallyOff {
+		ver = volumeV6
 	}
 	b = append(b, ver)
 	b = binary.AppendUvarint(b, uint64(v.id))
@@ -460,8 +484,14 @@ func appendVolume(b []byte, v *volume) []byte {
 	if ver == volumeV3 {
 		return b
 	}
-	if ver == volumeV5 {
-		bits := byte(volumeHasEvents)
+	if ver >= volumeV5 {
+		bits := byte(0)
+		if v.events.next != 0 {
+			bits |= volumeHasEvents
+		}
+		if v.tally.mode != tallyOff {
+			bits |= volumeHasTally
+		}
 		if v.base != nil {
 			bits |= volumeIsClone
 		}
@@ -474,10 +504,17 @@ func appendVolume(b []byte, v *volume) []byte {
 			b = binary.AppendUvarint(b, uint64(g.hi))
 		}
 	}
-	if ver == volumeV5 {
+	if ver >= volumeV5 && v.events.next != 0 {
 		b = binary.AppendUvarint(b, v.events.keep)
 		b = binary.AppendUvarint(b, v.events.first)
 		b = binary.AppendUvarint(b, v.events.next)
+	}
+	if ver >= volumeV6 {
+		y := &v.tally
+		b = append(b, y.mode)
+		b = appendInt(b, y.alone)
+		b = binary.AppendUvarint(b, uint64(y.ref))
+		b = binary.AppendUvarint(b, y.epoch)
 	}
 	return b
 }

@@ -609,6 +609,10 @@ func runModel(t *testing.T, seed uint64, steps int) {
 		s.m.now = s.now
 		s.copy = newFollower(s)
 	}
+	if seed%4 == 3 {
+		s.counts(true)
+		s.m.now = s.now
+	}
 	for i := range steps {
 		if seed%2 == 1 {
 			s.snapshots(i)

@@ -68,7 +68,7 @@ func (t *tx) asOf(g meta.Generation) (*tx, error) {
 		return nil, err
 	}
 	q := &tx{view: view{r: t.r, gen: s.gen, base: t.base}, vol: t.vol, c: t.c}
-	q.vol.bytes, q.vol.inodes = s.bytes, s.inodes
+	q.vol.bytes, q.vol.inodes, q.vol.tally = s.bytes, s.inodes, tally{}
 	return q, nil
 }
 
@@ -117,6 +117,9 @@ func (t *tx) takeSnapshot(op *meta.TakeSnapshot, res *meta.Result) error {
 	t.putSnapshot(&snapshot{gen: t.vol.gen, state: snapshotLive, created: t.c.Now, inodes: t.vol.inodes, bytes: t.vol.bytes, token: op.Token, name: op.Name})
 	res.Off = uint64(t.vol.gen)
 	t.vol.lastSnap = t.vol.gen
+	if t.vol.tally.mode != tallyOff {
+		t.vol.tally.ref = t.vol.gen
+	}
 	t.vol.snaps++
 	t.vol.gen++
 	t.event(&meta.Event{Kind: meta.EventSnapshotTaken, Name: op.Name})
@@ -165,6 +168,7 @@ func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 	sn := all[at]
 	if sn.state != snapshotLeaving {
 		sn.state = snapshotLeaving
+		t.tallyLeaves(all, at)
 		t.putSnapshot(&sn)
 	}
 	limit := int(op.Max)

@@ -260,3 +260,56 @@ func TestReadsWithSnapshots(t *testing.T) {
 		f.do(c.op)
 	}
 }
+
+// What it costs a commit that snapshots count in the quota: of bytes that a snapshot
+// has, of such that it had, and at the end of a file.
+func BenchmarkCountedSnapshots(b *testing.B) {
+	const file, piece = 4 << 20, 4 << 10
+	for _, c := range []struct {
+		what string
+		off  func(i uint64) uint64
+	}{
+		{"overwrite-kept", func(i uint64) uint64 { return (2*(i%512) + 1) * piece }},
+		{"overwrite-again", func(i uint64) uint64 { return 2 * (i % 512) * piece }},
+		{"append", func(uint64) uint64 { return file }},
+	} {
+		b.Run(c.what, func(b *testing.B) {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			var both [2]*snapBench
+			for i := range both {
+				f := newFixture(b)
+				f.do(&meta.SetPolicy{Policy: meta.Policy{Replicas: 1, QuotaSnapshots: i == 1}})
+				ino, id := f.file("f"), f.chunks(1, false)[0]
+				next := uint64(0)
+				write := func(off, n uint64) *meta.Write {
+					next += n + piece // nothing joins
+					return &meta.Write{Ino: ino, Synced: true, Extents: []meta.Extent{{Off: off, Len: n, Chunk: id, ChunkOff: next - n}}}
+				}
+				for off := uint64(0); off < file; off += piece {
+					f.do(write(off, piece))
+				}
+				f.do(&meta.TakeSnapshot{Name: "s"})
+				for off := uint64(0); off < file; off += 2 * piece {
+					f.do(write(off, piece))
+				}
+				both[i] = &snapBench{at: f.ctx(), r: countingReader{r: f.s}, op: func(i uint64) meta.Op { return write(c.off(i), piece) }}
+			}
+			for _, s := range both {
+				s.run(b, 5000)
+				s.reset()
+			}
+			for b.Loop() {
+				for _, s := range both {
+					s.run(b, 200)
+				}
+			}
+			for i, s := range both {
+				at := []string{"-off", "-on"}[i]
+				b.ReportMetric(float64(s.cpu)/float64(s.n), "cpu-ns"+at)
+				b.ReportMetric(float64(s.bytes)/float64(s.n), "journal-B"+at)
+			}
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}

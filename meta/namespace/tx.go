@@ -387,6 +387,7 @@ func (t *tx) load(ino meta.Ino) (*inode, error) {
 	if err := decodeInode(b, ino, in); err != nil {
 		return nil, err
 	}
+	in.wasInline = in.inline()
 	t.inodes = append(t.inodes, in)
 	return in, nil
 }
@@ -421,6 +422,16 @@ func (t *tx) newInode(ino meta.Ino, mode, uid, gid uint32, now meta.Time) *inode
 }
 
 func (t *tx) flushInode(in *inode) error {
+	now := in.inline()
+	if in.gone {
+		now = nil
+	}
+	if in.gone || in.dirty {
+		if err := t.tallyInline(in.Ino, in.wasInline, now); err != nil {
+			return err
+		}
+		in.wasInline = now
+	}
 	if in.gone {
 		t.vol.bytes -= in.wasB // nothing of it is left
 		t.vol.inodes--
