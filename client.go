@@ -268,6 +268,7 @@ func (c *Client) openVolume(ctx context.Context, id meta.VolumeID, name string) 
 	v.setPolicy(i.Policy)
 	if fresh {
 		v.meter.on.Store(i.Policy.QuotaBytes > 0) // until the owner says so itself
+		v.meter.overwrites.Store(i.Policy.QuotaSnapshots)
 	}
 	return v, nil
 }

@@ -747,7 +747,7 @@ func (s *fakeSession) EndChunk(ctx context.Context, v meta.VolumeID, id meta.Chu
 
 func (s *fakeSession) Suspect(meta.VolumeID, []meta.ServerID) {}
 
-func (s *fakeSession) Reserve(_ context.Context, _ meta.VolumeID, give, want, _ uint64) (metaclient.Promise, error) {
+func (s *fakeSession) Reserve(_ context.Context, _ meta.VolumeID, give, want, _ uint64, _ metaclient.Place) (metaclient.Promise, error) {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
 	s.w.asked += want

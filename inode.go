@@ -89,6 +89,7 @@ type inode struct {
 	dir    *dir
 	file   *file
 	recall *recall
+	passed uint32 // snapshots that were taken while the exclusive lease was held on to
 
 	prev, next *inode // the table's ring
 }

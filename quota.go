@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	metaclient "penstock.io/penstock/meta/client"
 )
 
 // meter is a volume's part of a quota: what the owner promised this client.
@@ -24,6 +25,9 @@ import (
 // mu is a leaf: it may be taken under an inode's.
 type meter struct {
 	on atomic.Bool
+	// overwrites: what snapshots alone hold counts, so what is overwritten is to be
+	// reserved, too, in case a snapshot has it.
+	overwrites atomic.Bool
 
 	mu   sync.Mutex
 	gen  uint32 // grows when all promises are void; what files have of older ones is none
@@ -110,7 +114,7 @@ func (v *Volume) idle(n uint64) {
 	much := q.idle > q.most
 	q.mu.Unlock()
 	if much {
-		v.c.spawn(func() { v.reserve(v.c.ctx, 0, 0) })
+		v.c.spawn(func() { v.reserve(v.c.ctx, 0, 0, metaclient.Place{}) })
 	}
 }
 
@@ -177,19 +181,20 @@ func (v *Volume) inherited() {
 
 // reserve asks the owner for want bytes and gives what is idle back. What
 // is granted beyond want becomes idle. Requests go one by one; a request ends
-// even if ctx does before, and then what it brings is idle.
-func (v *Volume) reserve(ctx context.Context, want, round uint64) error {
+// even if ctx does before, and then what it brings is idle. got is want, or with a
+// place for them what they take there, if there is no room for more.
+func (v *Volume) reserve(ctx context.Context, want, round uint64, at metaclient.Place) (got uint64, err error) {
 	q := &v.meter
 	for {
 		q.mu.Lock()
 		if want > 0 && q.idle >= want { // another's request brought it
 			q.idle -= want
 			q.mu.Unlock()
-			return nil
+			return want, nil
 		}
 		if want == 0 && round == 0 && q.idle <= q.most {
 			q.mu.Unlock()
-			return nil
+			return 0, nil
 		}
 		if !q.busy {
 			break
@@ -202,7 +207,7 @@ func (v *Volume) reserve(ctx context.Context, want, round uint64) error {
 		select {
 		case <-free:
 		case <-ctx.Done():
-			return meta.E("reserve", meta.Interrupted, v.name, context.Cause(ctx))
+			return 0, meta.E("reserve", meta.Interrupted, v.name, context.Cause(ctx))
 		}
 	}
 	q.busy = true
@@ -214,7 +219,7 @@ func (v *Volume) reserve(ctx context.Context, want, round uint64) error {
 	taken := make(chan struct{}) // closed when the caller waits no more
 	v.c.spawn(func() {
 		v.c.stats.rpcs.Add(1)
-		p, err := v.c.sess.Reserve(v.c.ctx, v.id, give, want, round)
+		p, err := v.c.sess.Reserve(v.c.ctx, v.id, give, want, round, at)
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		q.busy = false
@@ -240,41 +245,42 @@ func (v *Volume) reserve(ctx context.Context, want, round uint64) error {
 		select {
 		case <-taken:
 		default:
-			q.idle -= min(want, q.idle)
+			got = min(want, p.Granted)
+			q.idle -= got
 			done <- nil
 		}
 	})
 	select {
 	case err := <-done:
-		return err
+		return got, err
 	case <-ctx.Done():
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		select {
 		case err := <-done: // in the last moment
-			return err
+			return got, err
 		default:
 		}
 		close(taken)
-		return meta.E("reserve", meta.Interrupted, v.name, context.Cause(ctx))
+		return 0, meta.E("reserve", meta.Interrupted, v.name, context.Cause(ctx))
 	}
 }
 
 // errVoid: promises became void while more were asked for.
 var errVoid = meta.E("reserve", meta.Again, "", nil)
 
-// room reserves n bytes for a write; it gives none if the volume has no quota
-// any more. Files that were unlinked here a moment ago
+// room reserves n bytes for a write to a place, or what it takes there; it gives none
+// if the volume has no quota any more. Files that were unlinked here a moment ago
 // are told to the owner before it is final that they don't fit.
-func (v *Volume) room(ctx context.Context, n uint64) (uint64, error) {
+func (v *Volume) room(ctx context.Context, n uint64, at metaclient.Place) (uint64, error) {
 	for try := 0; ; try++ {
-		err := v.reserve(ctx, n, 0)
+		got, err := v.reserve(ctx, n, 0, at)
 		switch meta.KindOf(err) {
 		case meta.KindOK:
 			if !v.meter.on.Load() {
-				n = 0
+				got = 0
 			}
-			return n, nil
+			return got, nil
 		case meta.Again:
 			continue
 		case meta.QuotaExceeded:
@@ -302,9 +308,14 @@ func (o *orphanList) some() bool {
 
 // needs is how many bytes the volume may grow by when n bytes at off are
 // written: those that nothing stored or buffered lies at, and in a file that is
-// stored inline, which has no holes, those that fill it up. mu is held.
+// stored inline, which has no holes, those that fill it up. With overwrites it is all
+// for which nothing was reserved yet: what lies there may be in a snapshot, and then
+// counts beside what replaces it; so may what is stored inline, as a whole. mu is held.
 func (in *inode) needs(f *file, off, n uint64) uint64 {
 	end := off + n
+	if in.vol.meter.overwrites.Load() {
+		return in.needsAll(f, off, end)
+	}
 	need := n
 	f.m.each(off, end, func(s *segment) bool {
 		need -= min(s.end(), end) - max(s.off, off)
@@ -320,6 +331,49 @@ func (in *inode) needs(f *file, off, n uint64) uint64 {
 		}
 	}
 	return need
+}
+
+func (in *inode) needsAll(f *file, off, end uint64) uint64 {
+	need := end - off
+	f.m.each(off, end, func(s *segment) bool {
+		// What is being committed takes its promise along.
+		if b := s.b; b != nil && !b.clean && !b.frozen {
+			need -= min(s.end(), end) - max(s.off, off)
+		}
+		return true
+	})
+	switch size := max(f.size, end); {
+	case size <= meta.InlineMax:
+		need = max(need, size-min(size, in.vol.meter.has(&f.promised)))
+	case f.uncommitted == 0 && in.attrOK && in.attr.Flags&meta.FlagInline != 0:
+		need += in.attr.Blocks
+	}
+	return need
+}
+
+// enough is what the owner said of a write for which there is no room as a whole.
+type enough struct {
+	f      *file
+	low    uint64 // the lease was not lowered since,
+	passed uint32 // and no snapshot taken in spite of it
+	at     metaclient.Place
+	need   uint64 // what the write needed then,
+	spare  uint64 // and so much of that is not needed
+}
+
+// asked says under which circumstances an answer about a write holds. mu is held.
+func (in *inode) asked(f *file, need, at, n uint64) enough {
+	return enough{f: f, low: in.low, passed: in.passed, at: metaclient.Place{Ino: in.ino, Off: at, Len: n}, need: need}
+}
+
+// spared is how much of what a write needs now the owner said is not needed. mu is
+// held.
+func (e *enough) spared(in *inode, f *file, need, at, n uint64) uint64 {
+	now := in.asked(f, need, at, n)
+	if now.spare = e.spare; now != *e {
+		return 0
+	}
+	return e.spare
 }
 
 // notSpent books that a commit failed: what was promised for it is the file's
@@ -346,9 +400,12 @@ func (v *Volume) unneededLocked(f *file) {
 	}
 }
 
-// Metered tells that a volume has a quota of bytes, or none. It is called by the
+var _ metaclient.QuotaHandler = (*Client)(nil) // else the session would tell nobody
+
+// Metered tells that a volume has a quota of bytes, or none, and whether what is
+// overwritten is to be reserved. It is called by the
 // session in the owner's order and does not block.
-func (c *Client) Metered(id meta.VolumeID, on bool, settle func()) {
+func (c *Client) Metered(id meta.VolumeID, on, overwrites bool, settle func()) {
 	v := c.lookVolume(id)
 	if v == nil {
 		if settle != nil {
@@ -356,6 +413,7 @@ func (c *Client) Metered(id meta.VolumeID, on bool, settle func()) {
 		}
 		return
 	}
+	v.meter.overwrites.Store(overwrites)
 	if v.meter.on.Swap(on) != on {
 		v.meter.void()
 	}
@@ -390,10 +448,10 @@ func (c *Client) Reclaim(id meta.VolumeID, round uint64) {
 	c.spawn(func() {
 		v := c.lookVolume(id)
 		if v == nil {
-			_, _ = c.sess.Reserve(c.ctx, id, 0, 0, round)
+			_, _ = c.sess.Reserve(c.ctx, id, 0, 0, round, metaclient.Place{})
 			return
 		}
-		if err := v.reserve(c.ctx, 0, round); err != nil && c.ctx.Err() == nil {
+		if _, err := v.reserve(c.ctx, 0, round, metaclient.Place{}); err != nil && c.ctx.Err() == nil {
 			c.log.Warn("what lies idle of a quota was not given back", "volume", v.name, "err", err)
 		}
 	})

@@ -182,6 +182,7 @@ func (in *inode) giveBack(keep meta.LeaseMode, until time.Time) bool {
 		gone := in.flushForRecall(until)
 		in.mu.Lock()
 		if !gone {
+			in.passed++
 			f.gate--
 			f.changed()
 			in.mu.Unlock()

@@ -31,7 +31,7 @@ type metaSession interface {
 	Suspect(v meta.VolumeID, servers []meta.ServerID)
 	// Reserve gives back give bytes of what was promised of a volume's quota and
 	// asks for want more.
-	Reserve(ctx context.Context, v meta.VolumeID, give, want, round uint64) (metaclient.Promise, error)
+	Reserve(ctx context.Context, v meta.VolumeID, give, want, round uint64, at metaclient.Place) (metaclient.Promise, error)
 	SetLock(ctx context.Context, v meta.VolumeID, l meta.Lock, wait bool) error
 	GetLock(ctx context.Context, v meta.VolumeID, l meta.Lock) (meta.Lock, error)
 	// DropLocks releases every lock of l's owner on l's inode.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	metaclient "penstock.io/penstock/meta/client"
 )
 
 // Write puts p at offset off, or, if atEnd, at the end of the file as it is
@@ -42,6 +43,7 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 	var f *file
 	var at uint64
 	var got uint64 // of the quota
+	var told enough
 	defer func() { v.idle(got) }()
 	for {
 		if f, _, err = in.withMap(ctx, meta.LeaseExclusive); err != nil {
@@ -66,17 +68,26 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 			break
 		}
 		need := in.needs(f, at, uint64(len(p)))
+		spare := told.spared(in, f, need, at, uint64(len(p)))
+		told = in.asked(f, need, at, uint64(len(p)))
+		need -= spare
 		if need <= got || v.meter.take(need-got) {
 			v.meter.add(&f.promised, need)
 			got = max(got, need) - need
 			break
 		}
 		in.mu.Unlock()
-		more, err := v.room(ctx, need-got)
+		lacks := need - got
+		var to metaclient.Place
+		if v.meter.overwrites.Load() {
+			to = told.at
+		}
+		more, err := v.room(ctx, lacks, to)
 		if err != nil {
 			return 0, err
 		}
 		got += more
+		told.spare = lacks - min(lacks, more)
 	}
 	if f.uncommitted == 0 {
 		f.lo, f.hi = at, at+uint64(len(p))

@@ -128,6 +128,9 @@ func newSnapshotList() *cobra.Command {
 					if len(l.Snapshots) > 0 {
 						t.row("snapshots alone hold " + bytesText(l.Held))
 					}
+					if l.Quota != nil {
+						t.row("in the quota: " + countedText(l.Quota))
+					}
 					if l.Keep != "" {
 						t.row("schedule " + l.Keep)
 					}

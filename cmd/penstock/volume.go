@@ -41,18 +41,20 @@ type volumeView struct {
 	UsedInodes  uint64 `json:"used_inodes" yaml:"used_inodes"`
 	QuotaBytes  uint64 `json:"quota_bytes,omitempty" yaml:"quota_bytes,omitempty"`
 	QuotaInodes uint64 `json:"quota_inodes,omitempty" yaml:"quota_inodes,omitempty"`
-	Replicas    uint32 `json:"replicas" yaml:"replicas"`
-	SealOnClose bool   `json:"seal_on_close" yaml:"seal_on_close"`
-	Immutable   bool   `json:"immutable" yaml:"immutable"`
-	SyncOnClose bool   `json:"sync_on_close" yaml:"sync_on_close"`
-	NoAtime     bool   `json:"no_atime" yaml:"no_atime"`
-	Topology    string `json:"topology" yaml:"topology"`
-	Spread      string `json:"spread" yaml:"spread"`
-	Class       string `json:"class,omitempty" yaml:"class,omitempty"`
-	LocalFirst  bool   `json:"local_first" yaml:"local_first"`
-	Degrade     bool   `json:"degrade" yaml:"degrade"`
-	Encrypt     bool   `json:"encrypt" yaml:"encrypt"`
-	MaxChunk    uint64 `json:"max_chunk" yaml:"max_chunk"` // bytes
+	// QuotaSnapshots: what snapshots alone hold is in UsedBytes.
+	QuotaSnapshots bool   `json:"quota_snapshots,omitempty" yaml:"quota_snapshots,omitempty"`
+	Replicas       uint32 `json:"replicas" yaml:"replicas"`
+	SealOnClose    bool   `json:"seal_on_close" yaml:"seal_on_close"`
+	Immutable      bool   `json:"immutable" yaml:"immutable"`
+	SyncOnClose    bool   `json:"sync_on_close" yaml:"sync_on_close"`
+	NoAtime        bool   `json:"no_atime" yaml:"no_atime"`
+	Topology       string `json:"topology" yaml:"topology"`
+	Spread         string `json:"spread" yaml:"spread"`
+	Class          string `json:"class,omitempty" yaml:"class,omitempty"`
+	LocalFirst     bool   `json:"local_first" yaml:"local_first"`
+	Degrade        bool   `json:"degrade" yaml:"degrade"`
+	Encrypt        bool   `json:"encrypt" yaml:"encrypt"`
+	MaxChunk       uint64 `json:"max_chunk" yaml:"max_chunk"` // bytes
 	// TrashSeconds is how long it stays in the trash once it is deleted.
 	TrashSeconds uint64 `json:"trash_seconds" yaml:"trash_seconds"`
 	// Compression of sealed chunks: none, s2 or zstd.
@@ -83,7 +85,7 @@ func viewOf(v client.Volume) volumeView {
 	}
 	return volumeView{ID: uint32(v.ID), Name: v.Name, Path: v.Path, State: v.Detail.State,
 		UsedBytes: v.Usage.UsedBytes, UsedInodes: v.Usage.UsedInodes,
-		QuotaBytes: v.Policy.QuotaBytes, QuotaInodes: v.Policy.QuotaInodes, Replicas: v.Policy.Replicas,
+		QuotaBytes: v.Policy.QuotaBytes, QuotaInodes: v.Policy.QuotaInodes, QuotaSnapshots: v.Policy.QuotaSnapshots, Replicas: v.Policy.Replicas,
 		SealOnClose: v.Policy.SealOnClose, Immutable: v.Policy.Immutable, SyncOnClose: v.Policy.SyncOnClose, NoAtime: v.Policy.NoAtime,
 		Topology: cmp.Or(v.Policy.Topology, "/"), Spread: v.Policy.Spread.String(), Class: v.Policy.Class,
 		LocalFirst: v.Policy.LocalFirst, Degrade: v.Policy.Degrade, Encrypt: v.Policy.Encrypt, MaxChunk: cmp.Or(v.Policy.MaxChunk, meta.DefaultChunk),
@@ -98,7 +100,7 @@ func (v volumeView) options() string {
 	for _, o := range []struct {
 		set  bool
 		name string
-	}{{v.SealOnClose, "seal-on-close"}, {v.Immutable, "immutable"}, {v.SyncOnClose, "sync-on-close"}, {v.NoAtime, "noatime"},
+	}{{v.SealOnClose, "seal-on-close"}, {v.Immutable, "immutable"}, {v.SyncOnClose, "sync-on-close"}, {v.NoAtime, "noatime"}, {v.QuotaSnapshots, "quota-snapshots"},
 		{!v.LocalFirst, "not-local-first"}, {v.Degrade, "degrade"}, {v.Encrypt, "encrypt"}} {
 		if o.set {
 			on = append(on, o.name)
@@ -114,6 +116,7 @@ func (v volumeView) options() string {
 type policyFlags struct {
 	quotaBytes  sizeFlag
 	quotaInodes uint64
+	quotaSnaps  bool
 	replicas    uint32
 	sealOnClose bool
 	immutable   bool
@@ -137,6 +140,7 @@ type policyFlags struct {
 func (p *policyFlags) add(f *pflag.FlagSet) {
 	f.Var(&p.quotaBytes, "quota", "most bytes that its files may take, such as 500G; 0 for no limit")
 	f.Uint64Var(&p.quotaInodes, "quota-inodes", 0, "most files and directories; 0 for no limit")
+	f.BoolVar(&p.quotaSnaps, "quota-snapshots", false, "what snapshots alone hold counts in the quota of bytes")
 	f.Uint32Var(&p.replicas, "replicas", 1, "copies of each byte, on as many chunk servers")
 	f.BoolVar(&p.sealOnClose, "seal-on-close", false, "a file becomes read-only when its writer closes it, and is read at the disk's own speed")
 	f.BoolVar(&p.immutable, "immutable", false, "nothing can be changed; mounts may skip opening files")
@@ -220,20 +224,21 @@ func (p *policyFlags) change(f *pflag.FlagSet, to *meta.Policy) (words []string,
 		return nil, usagef("--spread %s: write host, rack or dc", p.spread)
 	}
 	for name, set := range map[string]func(){
-		"quota":         func() { to.QuotaBytes = uint64(p.quotaBytes) },
-		"quota-inodes":  func() { to.QuotaInodes = p.quotaInodes },
-		"replicas":      func() { to.Replicas = p.replicas },
-		"seal-on-close": func() { to.SealOnClose = p.sealOnClose },
-		"immutable":     func() { to.Immutable = p.immutable },
-		"sync-on-close": func() { to.SyncOnClose = p.syncOnClose },
-		"noatime":       func() { to.NoAtime = p.noAtime },
-		"topology":      func() { to.Topology = path.Clean("/" + p.topology) },
-		"spread":        func() { to.Spread = spread },
-		"class":         func() { to.Class = p.class },
-		"local-first":   func() { to.LocalFirst = p.localFirst },
-		"degrade":       func() { to.Degrade = p.degrade },
-		"encrypt":       func() { to.Encrypt = p.encrypt },
-		"max-chunk":     func() { to.MaxChunk = uint64(p.maxChunk) },
+		"quota":           func() { to.QuotaBytes = uint64(p.quotaBytes) },
+		"quota-inodes":    func() { to.QuotaInodes = p.quotaInodes },
+		"quota-snapshots": func() { to.QuotaSnapshots = p.quotaSnaps },
+		"replicas":        func() { to.Replicas = p.replicas },
+		"seal-on-close":   func() { to.SealOnClose = p.sealOnClose },
+		"immutable":       func() { to.Immutable = p.immutable },
+		"sync-on-close":   func() { to.SyncOnClose = p.syncOnClose },
+		"noatime":         func() { to.NoAtime = p.noAtime },
+		"topology":        func() { to.Topology = path.Clean("/" + p.topology) },
+		"spread":          func() { to.Spread = spread },
+		"class":           func() { to.Class = p.class },
+		"local-first":     func() { to.LocalFirst = p.localFirst },
+		"degrade":         func() { to.Degrade = p.degrade },
+		"encrypt":         func() { to.Encrypt = p.encrypt },
+		"max-chunk":       func() { to.MaxChunk = uint64(p.maxChunk) },
 	} {
 		if f.Changed(name) {
 			set()

@@ -36,7 +36,9 @@ type eventsView struct {
 type snapshotsView struct {
 	Count int    `json:"count" yaml:"count"`
 	Held  uint64 `json:"held_bytes" yaml:"held_bytes"` // that they alone see
-	Keep  string `json:"keep,omitempty" yaml:"keep,omitempty"`
+	// Quota is what of that counts in the volume's quota, by its policy.
+	Quota *wire.SnapshotQuota `json:"quota,omitempty" yaml:"quota,omitempty"`
+	Keep  string              `json:"keep,omitempty" yaml:"keep,omitempty"`
 	// Failing is why the snapshot that is due by schedule could not be taken.
 	Failing *wire.ScheduleFailing `json:"schedule_failing,omitempty" yaml:"schedule_failing,omitempty"`
 }
@@ -100,7 +102,7 @@ func readVolume(ctx context.Context, s *client.Session, name string) (*volumeFul
 	if err != nil {
 		return nil, err
 	}
-	full.Snapshots = &snapshotsView{len(list.Snapshots), list.Held, list.Keep, list.Failing}
+	full.Snapshots = &snapshotsView{len(list.Snapshots), list.Held, list.Quota, list.Keep, list.Failing}
 	if log, err := s.EventLog(ctx, v.ID); err == nil && log.Keep > 0 {
 		full.Events = &eventsView{log.Keep, log.First, log.Last}
 	} else if err != nil && meta.KindOf(err) != meta.NotSupported { // its owner may be of an older version
@@ -166,10 +168,24 @@ chunks of it.`,
 	return cmd
 }
 
+// countedText says what of snapshots counts in a quota.
+func countedText(q *wire.SnapshotQuota) string {
+	switch {
+	case !q.InForce:
+		return "what they hold is being counted"
+	case q.Falls:
+		return bytesText(q.Bytes) + ", less what deleted ones held, which is being counted"
+	}
+	return bytesText(q.Bytes) + " that they alone hold"
+}
+
 func (v *volumeFull) table(t *table) {
 	showVolume(t, v.volumeView)
 	if n := v.Snapshots; n != nil {
 		t.row("snapshots", fmt.Sprintf("%d, which alone hold %s", n.Count, bytesText(n.Held)))
+		if q := n.Quota; q != nil {
+			t.row("", "in the quota: "+countedText(q))
+		}
 		if n.Keep != "" {
 			t.row("schedule", n.Keep)
 		}

@@ -93,7 +93,8 @@ var mutable = map[string]setter{
 		}
 		return nil
 	},
-	"inodes": files(func(t *Terms) *uint64 { return &t.Policy.QuotaInodes }),
+	"inodes":         files(func(t *Terms) *uint64 { return &t.Policy.QuotaInodes }),
+	"quotaSnapshots": boolean(func(p *meta.Policy, on bool) { p.QuotaSnapshots = on }),
 	"compression": func(t *Terms, v string) (err error) {
 		if t.Compression, err = meta.ParseCompression(v); err != nil {
 			return errors.New("it is none, s2 or zstd")

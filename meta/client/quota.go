@@ -10,11 +10,11 @@ import (
 // QuotaHandler is a Handler that reserves what it writes in volumes with a
 // quota.
 type QuotaHandler interface {
-	// Metered: the volume has a quota of bytes, or none. When that comes with
-	// settle not nil, what was written unmetered is to be committed first, and
+	// Metered: the volume has a quota of bytes, or none; with overwrites what is
+	// overwritten is to be reserved as well. When that comes with settle not nil, what was written unmetered is to be committed first, and
 	// settle called. It must not block, and not call into the session: it is
 	// called in the owner's order, before anything that was answered later.
-	Metered(v meta.VolumeID, on bool, settle func())
+	Metered(v meta.VolumeID, on, overwrites bool, settle func())
 	// Reclaim asks for what lies idle of the promises: it is given back with a
 	// Reserve of that round. It must not block.
 	Reclaim(v meta.VolumeID, round uint64)
@@ -22,7 +22,7 @@ type QuotaHandler interface {
 
 // Promise is the answer to Reserve.
 type Promise struct {
-	Granted uint64
+	Granted uint64 // with a place it may be less than was asked for, and is all that it takes
 	Idle    uint64 // at most so much may lie unused
 	Metered bool   // false: the volume has no quota any more
 }
@@ -31,9 +31,18 @@ type Promise struct {
 // quota and asks for want more. round is that of the Reclaim that it answers,
 // or zero. Only one call for a volume may be under way. It should not be
 // canceled: what is granted then is lost until the session ends.
+// With a place, where there is no room for want it may do with less: what is stored
+// there and in no snapshot takes none. Servers of before grant want or nothing.
 // Errors: QuotaExceeded.
-func (s *Session) Reserve(ctx context.Context, v meta.VolumeID, give, want, round uint64) (Promise, error) {
-	return s.reserve(ctx, &wire.Reserve{Volume: v, Give: give, Want: want, Round: round})
+func (s *Session) Reserve(ctx context.Context, v meta.VolumeID, give, want, round uint64, at Place) (Promise, error) {
+	return s.reserve(ctx, &wire.Reserve{Volume: v, Give: give, Want: want, Round: round, Ino: at.Ino, Off: at.Off, Len: at.Len})
+}
+
+// Place is where bytes will be written, under an exclusive lease; without a length it
+// is not said.
+type Place struct {
+	Ino      meta.Ino
+	Off, Len uint64
 }
 
 // Inherit gives what a predecessor (Config.Session) was promised of a volume's quota
@@ -83,7 +92,7 @@ func (s *Session) quota(c *conn, m *wire.Quota) {
 	}
 	answer := func() {
 		s.wg.Go(func() {
-			if _, err := s.Reserve(s.ctx, m.Volume, 0, 0, m.Round); err != nil {
+			if _, err := s.Reserve(s.ctx, m.Volume, 0, 0, m.Round, Place{}); err != nil {
 				s.log.Warn("the owner waits for an answer about the quota", "volume", m.Volume, "error", err)
 			}
 		})
@@ -94,10 +103,10 @@ func (s *Session) quota(c *conn, m *wire.Quota) {
 		answer()
 	case !ok:
 	case m.Settle:
-		h.Metered(m.Volume, true, answer)
+		h.Metered(m.Volume, true, m.Overwrites, answer)
 	case m.Round != 0:
 		h.Reclaim(m.Volume, m.Round)
 	default:
-		h.Metered(m.Volume, m.Metered, nil)
+		h.Metered(m.Volume, m.Metered, m.Overwrites, nil)
 	}
 }

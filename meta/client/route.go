@@ -336,7 +336,7 @@ func (s *Session) up(v meta.VolumeID, c *conn, e *wire.Entered) error {
 		c.send.Enqueue(0, &wire.Reserve{Volume: v, Claim: true, Want: vs.held})
 	}
 	if h, ok := s.cfg.Handler.(QuotaHandler); ok {
-		h.Metered(v, e.Metered, nil)
+		h.Metered(v, e.Metered, e.Overwrites, nil)
 	}
 	// Replays first: what was answered, in the order of the answers, then what
 	// an earlier connection was asked again and did not answer.

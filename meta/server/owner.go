@@ -122,6 +122,7 @@ type owner struct {
 	groups     map[uint64]bool      // that are decided; false: without a record
 	closed     chan struct{}        // nobody may enter until it is closed; nil: all may
 	snapWake   chan struct{}        // to snapshotLoop, capacity 1
+	tallyWake  chan struct{}        // to tallyLoop, capacity 1
 	digesting  digesting
 	indexing   indexing
 	clone      bool       // files may lie in other volumes' chunks,

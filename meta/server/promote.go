@@ -253,6 +253,7 @@ func (o *owner) promoteAll(ctx context.Context, origin *cluster.Origin) error {
 			return err
 		}
 	}
+	o.kickTally()
 	if _, err := o.step(ctx, &meta.SweepClone{Forget: true}); err != nil {
 		return err
 	}

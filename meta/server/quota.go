@@ -39,7 +39,10 @@ import (
 // Guarded by the owner's mu.
 type quota struct {
 	limit uint64 // bytes; zero: none, and the rest is unused
-	used  uint64 // bytes of the volume, early replies included
+	used  uint64 // bytes that count, early replies included
+	// overwrites: sessions are told to reserve what they overwrite, too: what snapshots
+	// hold counts, or soon will.
+	overwrites bool
 
 	held  map[meta.SessionID]*promise
 	total uint64 // of all promises, left ones included
@@ -93,8 +96,8 @@ func (o *owner) loadQuota() error {
 	if err != nil {
 		return err
 	}
-	o.quota.limit = p.QuotaBytes
-	o.quota.used, _, err = namespace.Usage(o.st)
+	o.quota.limit, o.quota.overwrites = p.QuotaBytes, p.QuotaSnapshots
+	o.quota.used, _, err = namespace.Counted(o.st)
 	return err
 }
 
@@ -223,7 +226,7 @@ func (o *owner) reclaim() <-chan struct{} {
 	for s := range o.entered {
 		if p := q.held[s.id]; p != nil && p.bytes > 0 && !p.waiting && !s.away.Load() {
 			r.pending[s.id] = struct{}{}
-			s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: true, Round: r.round})
+			s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: true, Round: r.round, Overwrites: q.overwrites})
 			go s.flush() // whoever asks holds mu
 		}
 	}
@@ -307,7 +310,7 @@ func (o *owner) findRoom(k *roomSearch, cause error) <-chan struct{} {
 		return nil
 	}
 	o.freeLeft()
-	if (reaping || o.promisesLeave()) && k.waits < roomTries {
+	if (reaping || o.uncounted() || o.promisesLeave()) && k.waits < roomTries {
 		k.waits++
 		o.kickGC()
 		return soon()
@@ -414,7 +417,11 @@ func (o *owner) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reser
 	}
 	free := q.limit - min(q.limit, q.used)
 	free -= min(free, q.total)
-	if free < m.Want {
+	less := m.Want
+	if free < less {
+		less = o.needed(m)
+	}
+	if free < less {
 		if !p.waiting {
 			p.waiting = true
 			q.idle -= p.idle
@@ -429,6 +436,13 @@ func (o *owner) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reser
 		return &wire.Reserved{Status: wire.StatusOf(err), Metered: true}, nil
 	}
 	p.waiting = false
+	if free < m.Want {
+		p.serial, p.granted = m.Serial, less
+		if !o.srv.cfg.Unsafe.NoPromise {
+			q.add(p, less)
+		}
+		return &wire.Reserved{Granted: less, Idle: p.idle, Metered: true}, nil
+	}
 	if q.share(p) {
 		o.reclaim() // of those that have more than their part; nobody waits
 	}
@@ -480,13 +494,16 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 	o.mu.Lock()
 	q := &o.quota
 	var settle <-chan struct{}
-	comes := q.limit == 0 && policy.QuotaBytes > 0
+	counted := q.overwrites
+	comes := policy.QuotaBytes > 0 && (q.limit == 0 || policy.QuotaSnapshots && !counted)
+	// Who enters meanwhile is told as well.
+	q.overwrites = counted || policy.QuotaSnapshots
 	if comes {
 		q.turning = make(chan struct{})
 		q.rounds++
 		r := &reclaim{round: q.rounds, pending: map[meta.SessionID]struct{}{}, done: make(chan struct{})}
 		for s := range o.entered {
-			if s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: true, Round: r.round, Settle: true}) && !s.away.Load() {
+			if s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: true, Round: r.round, Settle: true, Overwrites: q.overwrites}) && !s.away.Load() {
 				r.pending[s.id] = struct{}{}
 				go s.flush()
 			}
@@ -506,14 +523,15 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if err == nil {
+	if q.overwrites = counted; err == nil {
+		q.overwrites = policy.QuotaSnapshots
 		was := q.limit
 		q.limit = policy.QuotaBytes
-		if used, _, uerr := namespace.Usage(&view{o: o}); uerr == nil {
+		if used, _, uerr := namespace.Counted(&view{o: o}); uerr == nil {
 			q.used = used
 		}
 		if was > 0 && q.limit == 0 {
-			*q = quota{rounds: q.rounds, round: q.round}
+			*q = quota{rounds: q.rounds, round: q.round, overwrites: q.overwrites, turning: q.turning}
 			if q.round != nil {
 				close(q.round.done)
 				q.round = nil
@@ -527,11 +545,24 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 		close(q.turning)
 		q.turning = nil
 	}
-	if q.limit == 0 {
+	if q.limit == 0 || q.overwrites != (counted || policy.QuotaSnapshots) {
 		for s := range o.entered {
-			s.enqueue(0, &wire.Quota{Volume: o.vol})
+			s.enqueue(0, &wire.Quota{Volume: o.vol, Metered: q.limit > 0, Overwrites: q.overwrites})
 			go s.flush()
 		}
 	}
+	o.kickTally()
 	return err
+}
+
+// needed is what a session that asks for bytes can't do without. Caller holds mu.
+func (o *owner) needed(m *wire.Reserve) uint64 {
+	if m.Len == 0 {
+		return m.Want
+	}
+	n, err := namespace.Room(&view{o: o}, m.Ino, m.Off, m.Len)
+	if err != nil {
+		return m.Want // it will fail otherwise
+	}
+	return min(m.Want, n)
 }

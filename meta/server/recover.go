@@ -91,7 +91,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		cur: &entry{seq: pos.Seq + 1, sessions: map[*session]struct{}{}}, durable: pos.Seq,
 		wake: make(chan struct{}, 1), leases: newLeaseTable(), locks: lock.New(), lockWaits: map[lock.Ticket]*lockWait{},
 		sessions: map[meta.SessionID]*journaled{}, recovered: make(chan struct{}), allBack: make(chan struct{}, 1),
-		departure: make(chan struct{}, 1), awaited: map[meta.SessionID]bool{}, entered: map[*session]uint64{}, unanswered: map[meta.Generation]unanswered{}, sinceCheckpoint: bytes, gcWake: make(chan struct{}, 1), snapWake: make(chan struct{}, 1), digesting: digesting{wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1)}, indexing: indexing{wake: make(chan struct{}, 1)}, promotion: promotion{wake: make(chan struct{}, 1)},
+		departure: make(chan struct{}, 1), awaited: map[meta.SessionID]bool{}, entered: map[*session]uint64{}, unanswered: map[meta.Generation]unanswered{}, sinceCheckpoint: bytes, gcWake: make(chan struct{}, 1), snapWake: make(chan struct{}, 1), tallyWake: make(chan struct{}, 1), digesting: digesting{wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1)}, indexing: indexing{wake: make(chan struct{}, 1)}, promotion: promotion{wake: make(chan struct{}, 1)},
 		inspection: inspection{wake: make(chan struct{}, 1), listed: map[meta.ServerID]listing{}},
 		filling:    map[meta.ChunkID]bool{},
 	}
@@ -147,6 +147,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 	o.wg.Go(o.inspectLoop)
 	o.wg.Go(o.checkpointLoop)
 	o.wg.Go(o.snapshotLoop)
+	o.wg.Go(o.tallyLoop)
 	o.wg.Go(o.digestLoop)
 	o.wg.Go(o.indexLoop)
 	if vol.Origin != nil {

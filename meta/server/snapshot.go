@@ -719,5 +719,9 @@ func (o *owner) listSnapshots(only string) (*wire.SnapshotList, error) {
 		return nil, err
 	}
 	l.Held, err = namespace.Buried(&view{o: o})
-	return l, err
+	is, terr := namespace.Tallied(&view{o: o})
+	if is.On {
+		l.Quota = &wire.SnapshotQuota{InForce: is.InForce, Bytes: is.Alone, Falls: is.InForce && is.Stale}
+	}
+	return l, errors.Join(err, terr)
 }

@@ -99,6 +99,9 @@ func (o *owner) snapshotWork() bool {
 	if o.barrier != nil || o.closed != nil || o.keepOpen || o.digesting.busy || o.indexing.busy || o.promoting {
 		return true
 	}
+	if is, err := namespace.Tallied(&view{o: o}); err != nil || is.Stale {
+		return true
+	}
 	all, err := namespace.Snapshots(&view{o: o})
 	return err != nil || slices.ContainsFunc(all, func(s meta.Snapshot) bool {
 		_, decided := o.groups[s.Group]
@@ -162,6 +165,7 @@ func (o *owner) deleteGeneration(ctx context.Context, sn meta.Snapshot) error {
 	}
 	o.log.Info("snapshot deleted, what it held goes", "name", sn.Name, "generation", sn.At)
 	o.kickSnapshots()
+	o.kickTally() // it may be gone already
 	return nil
 }
 
@@ -197,6 +201,9 @@ func (o *owner) dropSome() (more bool, err error) {
 		return false, err
 	}
 	o.kickGC()
+	if res.EOF {
+		o.kickTally()
+	}
 	return true, nil
 }
 

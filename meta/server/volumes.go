@@ -299,6 +299,9 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 		if err := to.Check(); err != nil {
 			return v, err
 		}
+		if err := o.srv.everyServerCounts(ctx, &to); err != nil {
+			return v, err
+		}
 		if err := o.setPolicy(ctx, to); err != nil {
 			return v, err
 		}

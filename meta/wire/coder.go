@@ -341,6 +341,7 @@ func grant(c *coder, g *meta.Grant) { ino(c, &g.Ino); c.mode(&g.Mode) }
 const (
 	policyNoAtime = 1 << iota
 	policyPlaced  // placement follows
+	policyCounts  // snapshots count in the quota; since 10: who only reads a policy can do without
 )
 
 func (c *coder) policy(p *meta.Policy) {
@@ -352,7 +353,7 @@ func (c *coder) policy(p *meta.Policy) {
 	c.bool(&p.Immutable)
 	c.bool(&p.SyncOnClose)
 	old := meta.Policy{QuotaBytes: p.QuotaBytes, QuotaInodes: p.QuotaInodes, Replicas: p.Replicas, MaxChunk: p.MaxChunk,
-		SealOnClose: p.SealOnClose, Immutable: p.Immutable, SyncOnClose: p.SyncOnClose, NoAtime: p.NoAtime, LocalFirst: true}
+		SealOnClose: p.SealOnClose, Immutable: p.Immutable, SyncOnClose: p.SyncOnClose, NoAtime: p.NoAtime, QuotaSnapshots: p.QuotaSnapshots, LocalFirst: true}
 	var f uint8
 	if p.NoAtime {
 		f |= policyNoAtime
@@ -360,11 +361,18 @@ func (c *coder) policy(p *meta.Policy) {
 	if *p != old {
 		f |= policyPlaced
 	}
+	known := uint8(policyNoAtime | policyPlaced)
+	if c.since(10) {
+		if known |= policyCounts; p.QuotaSnapshots {
+			f |= policyCounts
+		}
+	}
 	c.u8(&f)
-	if f > policyNoAtime|policyPlaced {
+	if f > known {
 		c.fail(errors.New("a policy with unknown words"))
 	}
 	p.NoAtime = f&policyNoAtime != 0
+	p.QuotaSnapshots = f&policyCounts != 0
 	if f&policyPlaced == 0 {
 		p.LocalFirst = true
 		return

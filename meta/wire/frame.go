@@ -46,8 +46,9 @@ import (
 //	7  Recall.Within, Recalled.Held
 //	8  CopyRange.At
 //	9  Open.Also
+//	10 Policy.QuotaSnapshots, Entered.Overwrites, Quota.Overwrites, Reserve.Ino
 const (
-	Version    = 9
+	Version    = 10
 	MinVersion = 2
 )
 

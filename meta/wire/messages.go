@@ -363,6 +363,8 @@ type Entered struct {
 	// Metered: the volume has a quota of bytes, so the session reserves what it
 	// writes.
 	Metered bool
+	// Overwrites: also what it overwrites, since snapshots count.
+	Overwrites bool
 }
 
 func (*Entered) frameType() Type { return TEntered }
@@ -372,6 +374,9 @@ func (m *Entered) fields(c *coder) {
 	c.bool(&m.Claim)
 	if c.since(3) {
 		c.bool(&m.Metered)
+	}
+	if c.since(10) {
+		c.bool(&m.Overwrites)
 	}
 }
 
@@ -642,6 +647,7 @@ func (m *Admin) fields(c *coder) {
 	c.u32(&m.Mode)
 	c.u32(&m.UID)
 	c.u32(&m.GID)
+	c.need(10, m.Policy.QuotaSnapshots, "a quota that counts snapshots")
 	c.policy(&m.Policy)
 	c.bytes(&m.Body)
 }
@@ -831,6 +837,11 @@ type Reserve struct {
 	// in this volume. Granted is then all that the ones before it were promised and
 	// have not used.
 	Inherit bool
+	// Ino and Len: the bytes that are wanted are to be written to that file, from Off
+	// on, under an exclusive lease. Where there is no room for Want it may do with less:
+	// what of them is stored and in no snapshot takes none.
+	Ino      meta.Ino
+	Off, Len uint64
 }
 
 func (*Reserve) frameType() Type { return TReserve }
@@ -843,12 +854,17 @@ func (m *Reserve) fields(c *coder) {
 	if c.need(6, m.Inherit, "what a predecessor was promised") {
 		c.bool(&m.Inherit)
 	}
+	if c.since(10) {
+		ino(c, &m.Ino)
+		c.u64(&m.Off)
+		c.u64(&m.Len)
+	}
 }
 
 // Reserved answers Reserve. Errors: QuotaExceeded.
 type Reserved struct {
 	Status  Status
-	Granted uint64 // at least Want
+	Granted uint64 // at least Want, unless that names a file: then all that it takes
 	Idle    uint64 // of the session's promises at most so much may lie idle
 	Metered bool   // false: there is no quota any more, and no promise stands
 }
@@ -869,6 +885,8 @@ type Quota struct {
 	Round   uint64
 	// Settle: commit everything that was written unmetered before the answer.
 	Settle bool
+	// Overwrites: what is overwritten is to be reserved as well.
+	Overwrites bool
 }
 
 func (*Quota) frameType() Type { return TQuota }
@@ -877,4 +895,7 @@ func (m *Quota) fields(c *coder) {
 	c.bool(&m.Metered)
 	c.u64(&m.Round)
 	c.bool(&m.Settle)
+	if c.since(10) {
+		c.bool(&m.Overwrites)
+	}
 }

@@ -137,6 +137,18 @@ type SnapshotList struct {
 	Keep string `json:"keep,omitempty" yaml:"keep,omitempty"` // the schedule
 	// Failing is why the snapshot that is due by schedule could not be taken.
 	Failing *ScheduleFailing `json:"schedule_failing,omitempty" yaml:"schedule_failing,omitempty"`
+	// Quota is what of them counts in the volume's quota; nil: its policy has it that
+	// nothing does.
+	Quota *SnapshotQuota `json:"quota,omitempty" yaml:"quota,omitempty"`
+}
+
+// SnapshotQuota is what snapshots alone hold, as a quota counts it.
+type SnapshotQuota struct {
+	// InForce: it counts. Else what there was before the policy is being counted.
+	InForce bool   `json:"in_force" yaml:"in_force"`
+	Bytes   uint64 `json:"bytes" yaml:"bytes"`
+	// Falls: a snapshot was deleted, and what that gives back is being counted.
+	Falls bool `json:"falls,omitempty" yaml:"falls,omitempty"`
 }
 
 // SnapshotUseRequest is the body of AdminSnapshotUse; it may be missing.
