@@ -97,8 +97,28 @@ func TestClusterStands(t *testing.T) {
 // TestClusterTry: the values to try it out with are values of the chart, and the
 // servers they give fit onto one small node.
 func TestClusterTry(t *testing.T) {
+	milli := 0
+	for _, o := range sets(clusterChart.objects(t, clusterChart.tried(t))) {
+		if o.pod().list("spec", "affinity", "podAntiAffinity", "requiredDuringSchedulingIgnoredDuringExecution") != nil {
+			t.Errorf("%s wants a node for each of its pods", o)
+		}
+		var one int
+		cpu := o.pod().list("spec", "containers")[0].text("resources", "requests", "cpu")
+		if _, err := fmt.Sscanf(cpu, "%dm", &one); err != nil {
+			t.Errorf("%s asks for %q of a processor", o, cpu)
+		}
+		milli += one * o.at("spec", "replicas").(int)
+	}
+	if milli == 0 || milli > 1000 {
+		t.Errorf("all servers ask for %d thousandths of a processor", milli)
+	}
+}
+
+// tried has values be those to try a chart out with.
+func (c chart) tried(t *testing.T) func(values map[string]any) {
+	t.Helper()
 	var try map[string]any
-	if err := yaml.Unmarshal(read(t, clusterChart.path, "try.yaml"), &try); err != nil {
+	if err := yaml.Unmarshal(read(t, c.path, "try.yaml"), &try); err != nil {
 		t.Fatal(err)
 	}
 	var merge func(at string, values, by map[string]any)
@@ -115,20 +135,30 @@ func TestClusterTry(t *testing.T) {
 			values[k] = v
 		}
 	}
-	milli := 0
-	for _, o := range sets(clusterChart.objects(t, func(v map[string]any) { merge("", v, try) })) {
-		if o.pod().list("spec", "affinity", "podAntiAffinity", "requiredDuringSchedulingIgnoredDuringExecution") != nil {
-			t.Errorf("%s wants a node for each of its pods", o)
-		}
-		var one int
-		cpu := o.pod().list("spec", "containers")[0].text("resources", "requests", "cpu")
-		if _, err := fmt.Sscanf(cpu, "%dm", &one); err != nil {
-			t.Errorf("%s asks for %q of a processor", o, cpu)
-		}
-		milli += one * o.at("spec", "replicas").(int)
+	return func(values map[string]any) { merge("", values, try) }
+}
+
+// TestDriverTry: with the values to try it out with the driver is of the cluster that is
+// made to try things out, and its volumes fit onto one node.
+func TestDriverTry(t *testing.T) {
+	servers := clusterChart.objects(t, clusterChart.tried(t))
+	all := objects(t, driverChart.tried(t))
+	at := all["ConfigMap/penstock"].text("data", "cluster")
+	service, _, _ := strings.Cut(at, ".")
+	if servers["Service/"+service] == nil || at != service+"."+namespace+".svc:7400" {
+		t.Errorf("the driver looks for metadata servers at %q", at)
 	}
-	if milli == 0 || milli > 1000 {
-		t.Errorf("all servers ask for %d thousandths of a processor", milli)
+	classes := 0
+	for name, o := range all {
+		if strings.HasPrefix(name, "StorageClass/") {
+			classes++
+			if o.text("parameters", "replicas") != "1" {
+				t.Errorf("%s wants %q hosts", name, o.text("parameters", "replicas"))
+			}
+		}
+	}
+	if classes == 0 {
+		t.Error("there is no class")
 	}
 }
 

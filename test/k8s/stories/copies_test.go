@@ -97,7 +97,7 @@ func TestCopies(t *testing.T) {
 		pod("w", "node1", map[string]string{"/data": "data", "/empty": "empty"}))
 	s.ready("w")
 	s.sh("w", fmt.Sprintf("load files /data/many %d", *cloned))
-	sum := s.sh("w", "dd if=/dev/urandom of=/data/big bs=1M count=16 2>/dev/null; echo first > /data/f; sync; sha256sum < /data/big")
+	sum := s.sh("w", "dd if=/dev/urandom of=/data/big bs=1M count=16 2>/dev/null; echo first > /data/f; sync -f /data; sha256sum < /data/big")
 
 	s.apply(snapshot("snap", "data"))
 	s.kubectl("wait", "--for=jsonpath={.status.readyToUse}=true", "volumesnapshot/snap", "--timeout=60s")

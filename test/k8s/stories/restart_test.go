@@ -129,7 +129,7 @@ func (u *used) ended() (all []pause) {
 		}
 		u.Logf("in the pod, pauses left out:\n%s", paused.ReplaceAllString(out, ""))
 		if !strings.HasSuffix(out, "ended 0") {
-			u.Error("the pod saw an error")
+			u.Errorf("the pod saw an error: %s", u.mountLog())
 		}
 		return nil
 	}); err != nil {
@@ -162,22 +162,30 @@ func (u *used) stuck() {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	out, err := the.Kubectl(ctx, "-n", u.ns, "exec", u.pod, "--", "cat", "/out")
-	u.Logf("and in its own code: %v\n%s", err, out)
+	u.Logf("and in its own code: %v\n%s\n%s", err, paused.ReplaceAllString(out, ""), u.mountLog())
+}
+
+// mountLog is what the mounts on the pod's node have said, which goes with them.
+func (u *used) mountLog() string {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	out, err := the.Machine(u.node).Command(ctx, "sh", "-c", "tail -n 60 /var/lib/penstock-csi/volumes/*/log").CombinedOutput()
+	return fmt.Sprintf("logs of mounts: %v\n%s", err, out)
 }
 
 // slower measures how much slower than a quiet machine this one is from now on, until
 // factor is called.
-func (u *used) slower() (factor func() float64) {
-	u.Helper()
-	ask, err := the.Slow(u.Context())
+func (s *story) slower() (factor func() float64) {
+	s.Helper()
+	ask, err := the.Slow(s.Context())
 	if err != nil {
-		u.Fatal(err)
+		s.Fatal(err)
 	}
 	return func() float64 {
-		u.Helper()
+		s.Helper()
 		f, err := ask()
 		if err != nil {
-			u.Fatal(err)
+			s.Fatal(err)
 		}
 		return f
 	}
