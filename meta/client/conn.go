@@ -234,12 +234,30 @@ var (
 // silence is how long a server may say nothing.
 func (c *conn) silence() time.Duration { return max(c.ttl/2, 400*time.Millisecond) }
 
+// quiet adds up for how long a server has said nothing, of the time in which this
+// process ran: what came while it stood still waits to be read.
+type quiet struct {
+	heard int64 // when it was heard last
+	sum   time.Duration
+}
+
+// passed books a turn that should have taken every, and took longer if this process stood
+// still, and gives the sum.
+func (q *quiet) passed(took, every time.Duration, heard int64) time.Duration {
+	q.sum += min(took, every)
+	if heard != q.heard {
+		q.heard, q.sum = heard, 0
+	}
+	return q.sum
+}
+
 // keepAlive renews the lease, and gives the connection up when the server has
 // not answered for too long: another may own its volumes by now.
 func (c *conn) keepAlive() {
 	every := max(c.ttl/8, 20*time.Millisecond)
 	t := time.NewTicker(every)
 	defer t.Stop()
+	var q quiet
 	for {
 		sent := now()
 		// The count is the time of sending: an echo renews from there.
@@ -252,12 +270,7 @@ func (c *conn) keepAlive() {
 		}
 		var why error
 		switch {
-		case now()-sent > 4*every+c.silence():
-			// This process itself stood still: what came meanwhile waits to be read.
-			if c.left() <= 0 {
-				why = errOver
-			}
-		case now()-time.Duration(c.heard.Load()) > c.silence():
+		case q.passed(now()-sent, every, c.heard.Load()) >= c.silence():
 			why = errSilent
 		case c.left() <= 0:
 			why = errOver

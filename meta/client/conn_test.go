@@ -39,3 +39,34 @@ func TestGreetGivenUpWhileItFails(t *testing.T) {
 		cancel()
 	}
 }
+
+// A server is silent for as long as this process ran and heard nothing: how long it stood
+// still itself says nothing about the server.
+func TestQuiet(t *testing.T) {
+	t.Parallel()
+	const every, silent = 750 * time.Millisecond, 3 * time.Second // of a lease of 6 s
+	var q quiet
+	heard := int64(1)
+	for range 10 {
+		if q.passed(every, every, heard) > every {
+			t.Fatal("it answers")
+		}
+		heard++
+	}
+	for _, stood := range []time.Duration{silent, 5 * time.Second, time.Hour} {
+		if n := q.passed(stood, every, heard-1); n >= silent {
+			t.Errorf("after a standstill of %v it counts as silent for %v", stood, n)
+		}
+		heard++ // what came meanwhile was read
+		if n := q.passed(every, every, heard-1); n != 0 {
+			t.Errorf("it was heard, and counts as silent for %v", n)
+		}
+	}
+	turns := 1
+	for q.passed(every, every, heard-1) < silent {
+		turns++
+	}
+	if turns != 4 {
+		t.Errorf("silent after %d turns of %v, want %v", turns, every, silent)
+	}
+}
