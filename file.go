@@ -168,6 +168,10 @@ func (f *file) forgetMap() {
 	}
 	f.m, f.mapOK = extmap{}, false
 	f.mapGen++
+	if f.ahead {
+		f.ahead = false
+		f.in.vol.opens.unused.Add(1)
+	}
 }
 
 const (
@@ -302,7 +306,17 @@ func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteR
 			return f, nil, nil
 		}
 		if try == 0 && want == meta.LeaseShared {
-			in.vol.openAhead(in.ino)
+			if done := in.vol.openAhead(in.ino); done != nil && in.aheadLocked() {
+				in.mu.Unlock()
+				select {
+				case <-done:
+				case <-time.After(aheadWait): // one of the neighbours may be held up
+				case <-ctx.Done():
+					return nil, nil, meta.E("open", meta.Interrupted, in.vol.subject(in.ino), context.Cause(ctx))
+				}
+				in.mu.Lock()
+				continue
+			}
 		}
 		f.want++
 		in.mu.Unlock()
