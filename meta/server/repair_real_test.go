@@ -88,7 +88,7 @@ func (g *grid) realServerOn(id meta.ServerID, at string, dirs ...string) (srv *c
 		<-done
 	}
 	t.Cleanup(stop)
-	wait, c := context.WithTimeout(context.Background(), 5*time.Second)
+	wait, c := context.WithTimeout(context.Background(), time.Minute)
 	defer c()
 	if err := g.s.srv.AwaitServer(wait, []meta.ServerID{id}); err != nil {
 		t.Fatal(err)

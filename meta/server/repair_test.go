@@ -118,7 +118,7 @@ func (g *grid) add(id meta.ServerID, at string) *gridNode {
 			},
 		})
 	}()
-	wait, stop := context.WithTimeout(context.Background(), 5*time.Second)
+	wait, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
 	if err := g.s.srv.AwaitServer(wait, []meta.ServerID{id}); err != nil {
 		g.t.Fatal(err)
