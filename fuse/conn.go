@@ -600,16 +600,32 @@ func (c *conn) interrupted(s *slot) {
 // request.
 func (c *conn) watch(s *slot, unique uint64) {
 	pid := s.pid.Load()
-	for s.unique.Load() == unique {
+	for began := time.Now(); s.unique.Load() == unique; {
 		time.Sleep(watchEvery)
-		if killed(pid) {
+		if givesUp(pid, time.Since(began), killed) {
 			c.interrupt(s, unique)
 			return
 		}
 	}
 }
 
-const watchEvery = 100 * time.Millisecond
+const (
+	watchEvery = 100 * time.Millisecond
+	// unknownWaits is how long a request goes on after a signal to a caller that can't
+	// be looked at.
+	unknownWaits = 10 * time.Second
+)
+
+// givesUp decides whether a request is interrupted for whose caller a signal came. The
+// kernel tells process 0 for one in a name space of processes that this one can't see
+// into, as those of other pods: then the signal may be any, which a program rather
+// doesn't hear of, or SIGKILL, which must not wait for ever.
+func givesUp(pid uint32, since time.Duration, killed func(uint32) bool) bool {
+	if pid == 0 {
+		return since >= unknownWaits
+	}
+	return killed(pid)
+}
 
 // stop closes the slot's own cancel channel.
 func (s *slot) stop(unique uint64) {

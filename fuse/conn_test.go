@@ -5,6 +5,7 @@ import (
 	"os"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // A request keeps the buffer into which it was read only if it is large and few
@@ -49,5 +50,30 @@ func TestBuffersAreGivenBack(t *testing.T) {
 	}
 	if c.inUse != 0 || len(c.busy) != 0 || len(c.buffers) > maxFree || len(c.free) > maxFree {
 		t.Errorf("%d buffers and %d slots are in use, %d and %d are kept", c.inUse, len(c.busy), len(c.buffers), len(c.free))
+	}
+}
+
+// A signal to a caller that can't be looked at, as one in another pod, does not end its
+// request at once, and not never.
+func TestGivesUp(t *testing.T) {
+	for _, c := range []struct {
+		pid    uint32
+		since  time.Duration
+		killed bool
+		want   bool
+	}{
+		{7, watchEvery, false, false},
+		{7, time.Hour, false, false},
+		{7, watchEvery, true, true},
+		{0, watchEvery, true, false}, // there is no process 0 to look at
+		{0, unknownWaits - watchEvery, true, false},
+		{0, unknownWaits, false, true},
+	} {
+		if got := givesUp(c.pid, c.since, func(uint32) bool { return c.killed }); got != c.want {
+			t.Errorf("process %d, %v after the signal, killed %v: %v", c.pid, c.since, c.killed, got)
+		}
+	}
+	if !killed(0) {
+		t.Error("process 0 can be looked at: then nothing of this is needed")
 	}
 }
