@@ -74,9 +74,14 @@ func (r *Rig) Until(what string, try func() error) {
 	r.T.Fatalf("%s: %v", what, err)
 }
 
-// Ctl runs a command of the program against the cluster and gives its output.
+// Ctl runs a command of the program against the cluster and gives its output. One that
+// does not end in five minutes tells where it waits.
 func (r *Rig) Ctl(args ...string) ([]byte, error) {
-	cmd := exec.Command(Path, append(args, "--cluster", r.Addr)...)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, Path, append(args, "--cluster", r.Addr)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
+	cmd.WaitDelay = 10 * time.Second
 	cmd.Env = append(os.Environ(), r.Env...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
