@@ -10,6 +10,15 @@ import (
 	"penstock.io/penstock/test/k8s/rig"
 )
 
+// noDriver takes away what deploy/kubernetes put there, but for the namespace with its
+// Secrets.
+func (s *servers) noDriver() {
+	s.Helper()
+	const all = "deployment,daemonset,configmap,serviceaccount,role,rolebinding,networkpolicy,poddisruptionbudget," +
+		"csidriver,clusterrole,clusterrolebinding,storageclass,volumesnapshotclass"
+	s.kubectl("-n", rig.Namespace, "delete", all, "-l", "app.kubernetes.io/name=penstock", "--timeout=60s")
+}
+
 // TestChangeOver: a release whose nodes were granted their volumes by hand, as they
 // were before there were attachments, is changed over with the commands of
 // docs/kubernetes.md, while a pod writes, reads, maps and has files open. It sees no
@@ -24,10 +33,7 @@ func TestChangeOver(t *testing.T) {
 	if s.manual, err = the.NewManual(ctx); err != nil {
 		t.Fatal(err)
 	}
-	// What deploy/kubernetes put there goes, but for the namespace with its Secrets.
-	const all = "deployment,daemonset,configmap,serviceaccount,role,rolebinding,networkpolicy,poddisruptionbudget," +
-		"csidriver,clusterrole,clusterrolebinding,storageclass,volumesnapshotclass"
-	s.kubectl("-n", rig.Namespace, "delete", all, "-l", "app.kubernetes.io/name=penstock", "--timeout=60s")
+	s.noDriver()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
 		defer cancel()

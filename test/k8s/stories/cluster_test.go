@@ -19,6 +19,7 @@ type servers struct {
 	*story
 	manual *rig.Manual
 	moved  bool // the driver is of that cluster now
+	helms  bool // and was installed by helm
 }
 
 // All of its objects have this label.
@@ -115,11 +116,8 @@ func (s *servers) point(ctx context.Context, cluster string, tokens func() error
 	if err := tokens(); err != nil {
 		return err
 	}
-	for _, node := range nodes {
-		script := fmt.Sprintf("cd /var/lib/penstock-csi; mv credentials credentials-%s; if test -d credentials-%s; then mv credentials-%[2]s credentials; fi", put, take)
-		if out, err := the.Machine(node).Command(ctx, "sh", "-ec", script).CombinedOutput(); err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
+	if err := exchange(ctx, put, take); err != nil {
+		return err
 	}
 	// A pod reads the address when it starts.
 	return errors.Join(
@@ -127,6 +125,23 @@ func (s *servers) point(ctx context.Context, cluster string, tokens func() error
 		kubectl("delete", "pods", "-l", "app.kubernetes.io/name=penstock,app.kubernetes.io/component in (node, controller)", "--timeout=120s"),
 		the.Driver(ctx),
 	)
+}
+
+// unplaced has the nodes stand nowhere. A kubelet takes no other place for a node than it
+// has, and a driver that is told none, as users' are, finds that of a chunk server here: of any, for
+// all machines of the rig have one kernel.
+var unplaced = []string{"label", "nodes", "--all", "topology.penstock.io/zone-", "topology.penstock.io/rack-", "topology.penstock.io/host-"}
+
+// exchange puts the nodes' credentials aside under one name, and takes those of another,
+// if there are any.
+func exchange(ctx context.Context, put, take string) error {
+	for _, node := range nodes {
+		script := fmt.Sprintf("cd /var/lib/penstock-csi; mv credentials credentials-%s; if test -d credentials-%s; then mv credentials-%[2]s credentials; fi", put, take)
+		if out, err := the.Machine(node).Command(ctx, "sh", "-ec", script).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+	}
+	return nil
 }
 
 // kill ends a server's process with SIGKILL, and takes its pod away.
@@ -191,16 +206,7 @@ func TestCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.away)
-	t.Cleanup(func() {
-		if t.Failed() {
-			for _, args := range [][]string{{"get", "pods,pvc", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"}} {
-				out, _ := the.Kubectl(context.Background(), append([]string{"-n", rig.Namespace}, args...)...)
-				t.Log(out)
-			}
-			out, _ := the.Kubectl(context.Background(), "-n", rig.Namespace, "logs", "-l", clusterLabel, "--all-containers", "--prefix", "--tail=20", "--max-log-requests=40")
-			t.Log(out)
-		}
-	})
+	t.Cleanup(s.tellServers)
 	s.disks()
 	s.do("### Etcd's certificates")
 	s.do("### Install")
@@ -247,6 +253,19 @@ penstock cluster evict meta/penstock-meta-first-0`)
 	s.want("again", "cat /data/f; load check /data/many 200", "kept\n200 files are right")
 }
 
+// tellServers shows what the cluster's pods say, if the story failed.
+func (s *servers) tellServers() {
+	if !s.Failed() {
+		return
+	}
+	for _, args := range [][]string{{"get", "pods,pvc", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"}} {
+		out, _ := the.Kubectl(context.Background(), append([]string{"-n", rig.Namespace}, args...)...)
+		s.Log(out)
+	}
+	out, _ := the.Kubectl(context.Background(), "-n", rig.Namespace, "logs", "-l", clusterLabel, "--all-containers", "--prefix", "--tail=20", "--max-log-requests=40")
+	s.Log(out)
+}
+
 // versions fails if a server's pod has another image than that with this tag.
 func (s *servers) versions(tag string) {
 	s.Helper()
@@ -281,6 +300,12 @@ func (s *servers) away() {
 	}); err != nil {
 		s.Error(err)
 	}
+	if s.helms {
+		if _, err := s.manual.Run(ctx, "helm uninstall penstock --namespace "+rig.Namespace+" --wait"); err != nil {
+			s.Error(err)
+		}
+		try(unplaced...)
+	}
 	if err := s.point(ctx, "", func() error { return the.Tokens(ctx) }); err != nil {
 		s.Error(err)
 	}
@@ -292,7 +317,8 @@ func (s *servers) away() {
 	try("delete", "pv", "-l", "story=local", "--timeout=60s")
 	try("delete", "storageclass", "local", "--ignore-not-found")
 	for _, node := range nodes {
-		if out, err := the.Machine(node).Command(ctx, "rm", "-rf", localVolumes).CombinedOutput(); err != nil {
+		// The cluster that the credentials are of is no more.
+		if out, err := the.Machine(node).Command(ctx, "rm", "-rf", localVolumes, "/var/lib/penstock-csi/credentials-chart").CombinedOutput(); err != nil {
 			s.Errorf("%v: %s", err, out)
 		}
 	}
