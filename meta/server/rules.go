@@ -104,7 +104,7 @@ var adminRules = [...]adminRule{
 	wire.AdminNodeDrain:    {roles: admins},
 	wire.AdminNodeRemove:   {roles: admins},
 	wire.AdminRepairStatus: {roles: admins, right: cluster.AdminRights}, // of one volume
-	wire.AdminJoin:         {roles: nobody}, // strangers only: see stranger
+	wire.AdminJoin:         {roles: nobody},                             // strangers only: see stranger
 	wire.AdminRenew:        {roles: members},
 	wire.AdminMakeToken:    {roles: admins},
 	wire.AdminTokens:       {roles: admins},
