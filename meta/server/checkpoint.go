@@ -160,9 +160,9 @@ func blobsOf(cp journal.Checkpoint) (refs []meta.BlobRef) {
 
 // blobsShort counts the blobs that have fewer live replicas than there could be.
 func (s *Server) blobsShort(refs []meta.BlobRef) (n int) {
-	live := s.blobServers()
+	live, most := s.blobServers()
 	for _, r := range refs {
-		if short(r, live) {
+		if short(r, live, most) {
 			n++
 		}
 	}
@@ -170,19 +170,26 @@ func (s *Server) blobsShort(refs []meta.BlobRef) (n int) {
 }
 
 // blobServers are the servers that blobs may stay on: connected, and not to be
-// emptied.
-func (s *Server) blobServers() map[meta.ServerID]bool {
-	live := map[meta.ServerID]bool{}
-	for _, x := range s.servers().Servers() {
+// emptied. most is how many replicas one that is stored now gets: fewer than there are
+// servers if several stand on one host, or have no room. Who asked for more of those
+// that are there would store the checkpoint again for ever.
+func (s *Server) blobServers() (live map[meta.ServerID]bool, most int) {
+	live = map[meta.ServerID]bool{}
+	m := s.servers()
+	for _, x := range m.Servers() {
 		if x.State == placement.Live {
 			live[x.ID] = true
 		}
 	}
-	return live
+	fit, err := m.Choose(chance{}, &systemPolicy, blobReplicas, placement.Writer{}, nil, nil)
+	if err != nil { // nowhere: what is there is all there will be, and must not be nothing
+		return live, min(1, len(live))
+	}
+	return live, len(fit)
 }
 
-// short: some part of the blob has too few live replicas.
-func short(r meta.BlobRef, live map[meta.ServerID]bool) bool {
+// short: some part of the blob has fewer live replicas than it would get now.
+func short(r meta.BlobRef, live map[meta.ServerID]bool, most int) bool {
 	for _, p := range r.Parts {
 		n := 0
 		for _, id := range p.Servers {
@@ -190,7 +197,7 @@ func short(r meta.BlobRef, live map[meta.ServerID]bool) bool {
 				n++
 			}
 		}
-		if n < min(blobReplicas, len(live)) {
+		if n < most {
 			return true
 		}
 	}
@@ -237,7 +244,7 @@ func (o *owner) checkpoint(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	live := o.srv.blobServers()
+	live, most := o.srv.blobServers()
 	stored := map[string]journal.File{}
 	lost := false
 	if have {
@@ -249,7 +256,7 @@ func (o *owner) checkpoint(ctx context.Context) error {
 			lost = true
 		}
 		for _, r := range blobsOf(full) {
-			lost = lost || short(r, live)
+			lost = lost || short(r, live, most)
 		}
 		old = full
 		for _, f := range old.Files {
@@ -277,7 +284,7 @@ func (o *owner) checkpoint(ctx context.Context) error {
 	}
 	for i := range m.Files {
 		f := &m.Files[i]
-		if s, ok := stored[f.Name]; ok && s.Size == f.Size && s.Sum == f.Sum && !short(s.Ref, live) {
+		if s, ok := stored[f.Name]; ok && s.Size == f.Size && s.Sum == f.Sum && !short(s.Ref, live, most) {
 			f.Ref = s.Ref
 			delete(stored, f.Name)
 			continue

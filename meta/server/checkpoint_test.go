@@ -18,7 +18,7 @@ import (
 // as there are so many.
 type placed struct {
 	meta.Blob
-	live func() []meta.ServerInfo
+	place func() []meta.ServerID
 
 	mu   sync.Mutex
 	kept map[string]meta.BlobRef
@@ -34,13 +34,7 @@ func (p *placed) Put(ctx context.Context, of meta.BlobOwner, name string, r io.R
 	if err != nil {
 		return ref, err
 	}
-	part := meta.BlobPart{Length: ref.Length}
-	for _, i := range p.live() {
-		if len(part.Servers) < blobReplicas {
-			part.Servers = append(part.Servers, i.ID)
-		}
-	}
-	ref.Parts = []meta.BlobPart{part}
+	ref.Parts = []meta.BlobPart{{Length: ref.Length, Servers: p.place()}}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.kept[ref.Name] = ref
@@ -67,7 +61,13 @@ func (p *placed) count() int {
 func newPlacedSite(t *testing.T, adjust func(*Config)) (*site, *placed) {
 	s := newSite(t)
 	s.crash()
-	p := &placed{Blob: s.cluster.Blob, kept: map[string]meta.BlobRef{}, live: func() []meta.ServerInfo { return s.srv.liveServers() }}
+	p := &placed{Blob: s.cluster.Blob, kept: map[string]meta.BlobRef{}, place: func() []meta.ServerID {
+		g, err := s.srv.SystemGrant(meta.ChunkID{}, 1)
+		if err != nil {
+			return nil // there are no chunk servers
+		}
+		return g.Servers
+	}}
 	s.cluster.Blob = p
 	s.adjust = func(c *Config) {
 		c.BlobGrace = 100 * time.Millisecond
@@ -187,6 +187,36 @@ func TestCheckpointRegainsReplicas(t *testing.T) {
 	s.start()
 	a = s.dial("b")
 	a.do(t, &meta.Lookup{Parent: meta.RootIno, Name: "x9"}, meta.LeaseNone)
+}
+
+// Two of three chunk servers stand on one host: a checkpoint gets two replicas, and is
+// not stored again and again for a third that no host has room for. A third host gives it one.
+func TestCheckpointHasAsManyReplicasAsHosts(t *testing.T) {
+	t.Parallel()
+	s, _ := newPlacedSite(t, nil)
+	s.chunkServerAt(1, "/dc/rack/a")
+	s.chunkServerAt(2, "/dc/rack/a")
+	s.chunkServerAt(3, "/dc/rack/b")
+	a := s.dial("a")
+	a.files(t, "x", 10)
+	cp := s.checkpointNow()
+	for _, r := range blobsOf(cp) {
+		if len(r.Parts[0].Servers) != 2 {
+			t.Fatalf("%s has replicas on %v", r.Name, r.Parts[0].Servers)
+		}
+	}
+	if n := s.srv.blobsShort(blobsOf(cp)); n != 0 {
+		t.Fatalf("%d blobs are short of replicas that no host has room for", n)
+	}
+	s.chunkServerAt(4, "/dc/rack/c")
+	eventually(t, "the checkpoint is on three hosts", func() error {
+		for _, r := range blobsOf(s.recorded()) {
+			if len(r.Parts[0].Servers) != blobReplicas {
+				return meta.E("replicas", meta.Busy, r.Name, nil)
+			}
+		}
+		return nil
+	})
 }
 
 // Time bounds what an etcd that is lost takes along.

@@ -138,6 +138,12 @@ func (f *fakeChunks) ordered(id meta.ChunkID, k meta.OrderKind) []meta.Order {
 
 func (s *site) chunkServer(id meta.ServerID) *fakeChunks {
 	s.t.Helper()
+	return s.chunkServerAt(id, "")
+}
+
+// chunkServerAt starts one at a place in the topology.
+func (s *site) chunkServerAt(id meta.ServerID, place string) *fakeChunks {
+	s.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	f := &fakeChunks{id: id, stop: cancel, chunks: map[meta.ChunkID]meta.OrderResult{}}
 	done := make(chan error, 1)
@@ -145,7 +151,7 @@ func (s *site) chunkServer(id meta.ServerID) *fakeChunks {
 		done <- client.RunLink(ctx, client.LinkConfig{
 			Addrs: []string{"unix:" + s.addr}, Name: fmt.Sprint("chunks", id), Order: f.order,
 			Report: func() wire.Report {
-				return wire.Report{Info: meta.ServerInfo{ID: id, Addr: "unix:/nowhere", Total: 1 << 40, Free: 1 << 39}}
+				return wire.Report{Info: meta.ServerInfo{ID: id, Addr: "unix:/nowhere", Topology: place, Total: 1 << 40, Free: 1 << 39}}
 			},
 		})
 	}()

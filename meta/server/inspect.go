@@ -596,13 +596,13 @@ func (o *owner) sealSome(ids []meta.ChunkID) {
 // a server that is to be emptied does not count when there are enough others:
 // the next checkpoint has it elsewhere.
 func (o *owner) blobsOn() map[meta.ServerID]NodeChunks {
-	live := o.srv.blobServers()
+	live, most := o.srv.blobServers()
 	o.mu.Lock()
 	refs := o.blobs
 	o.mu.Unlock()
 	on := map[meta.ServerID]NodeChunks{}
 	for _, r := range refs {
-		needed := short(r, live)
+		needed := short(r, live, most)
 		for _, p := range r.Parts {
 			for _, id := range p.Servers {
 				if !needed && !live[id] {
