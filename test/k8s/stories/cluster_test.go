@@ -25,6 +25,20 @@ type servers struct {
 // All of its objects have this label.
 const clusterLabel = "app.kubernetes.io/name=penstock-cluster"
 
+// follow begins a story that follows docs/kubernetes.md, at whose end its cluster is
+// taken away.
+func follow(ctx context.Context, t *testing.T) *servers {
+	t.Helper()
+	s := &servers{story: begin(t)}
+	var err error
+	if s.manual, err = the.NewManual(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.away)
+	t.Cleanup(s.tellServers)
+	return s
+}
+
 // do runs all commands of a chapter, or those of some of its paragraphs, with the
 // image that the rig has.
 func (s *servers) do(heading string, paragraphs ...int) {
@@ -198,15 +212,9 @@ func (s *servers) well() {
 // release is taken away and installed again, and goes on with what its claims hold. In
 // the end all of it goes, and the driver is the rig's again.
 func TestCluster(t *testing.T) {
-	s := &servers{story: begin(t)}
 	ctx, cancel := context.WithTimeout(t.Context(), 15*patience)
 	defer cancel()
-	var err error
-	if s.manual, err = the.NewManual(ctx); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.away)
-	t.Cleanup(s.tellServers)
+	s := follow(ctx, t)
 	s.disks()
 	s.do("### Etcd's certificates")
 	s.do("### Install")

@@ -16,14 +16,9 @@ const quickly = 8 * time.Minute
 // stand there, with a cluster to try out, in a Kubernetes that has no driver; how long each
 // step takes is told. Step 1 makes the image, which the nodes of the rig have.
 func TestQuickStart(t *testing.T) {
-	s := &servers{story: begin(t)}
 	ctx, cancel := context.WithTimeout(t.Context(), 15*patience)
 	defer cancel()
-	var err error
-	if s.manual, err = the.NewManual(ctx); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.away)
+	s := follow(ctx, t)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -31,7 +26,6 @@ func TestQuickStart(t *testing.T) {
 			t.Errorf("%v: %s", err, out)
 		}
 	})
-	t.Cleanup(s.tellServers)
 	s.noDriver()
 	s.kubectl("-n", rig.Namespace, "delete", "secret", "penstock-controller-token", "penstock-node-token")
 	s.kubectl(unplaced...)
