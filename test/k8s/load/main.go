@@ -7,7 +7,8 @@
 //	load images DIR N   writes N images, each as a file, and all again in archives
 //	load train DATA CHECKPOINTS N WORKERS EPOCHS THINK
 //	                    reads the share of worker $JOB_COMPLETION_INDEX, with
-//	                    checkpoints, and waits THINK after each shard
+//	                    checkpoints, and waits THINK after each shard; the second epoch
+//	                    begins once there is CHECKPOINTS/go
 package main
 
 import (

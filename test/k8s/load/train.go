@@ -69,9 +69,14 @@ type progress struct {
 	Total   time.Duration
 }
 
+// goOn is the name of a file that lets workers begin their second epoch.
+const goOn = "go"
+
 // train reads a worker's share of a data set some times over. Each step is an
 // archive and a directory of small files, after which a checkpoint is written beside
-// the last one and put in its place. Who is killed goes on from there.
+// the last one and put in its place. Who is killed goes on from there. The second epoch
+// begins when there is a file of the name goOn beside the checkpoints; until then the
+// step is read, and not counted, again and again.
 func train(data, checkpoints string, shards, worker, workers, epochs int, think time.Duration) error {
 	var p progress
 	state := filepath.Join(checkpoints, strconv.Itoa(worker))
@@ -83,8 +88,7 @@ func train(data, checkpoints string, shards, worker, workers, epochs int, think 
 	for n := worker; n < shards; n += workers {
 		mine = append(mine, n)
 	}
-	for ; p.Step < epochs*len(mine); p.Step++ {
-		begin := time.Now()
+	step := func(p *progress) error {
 		n := mine[p.Step%len(mine)]
 		if err := p.readShard(shardName(data, n), n*samplesPerShard); err != nil {
 			return err
@@ -93,6 +97,26 @@ func train(data, checkpoints string, shards, worker, workers, epochs int, think 
 			return err
 		}
 		time.Sleep(think)
+		return nil
+	}
+	for ; p.Step < epochs*len(mine); p.Step++ {
+		for p.Step == len(mine) {
+			_, err := os.Stat(filepath.Join(checkpoints, goOn))
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, os.ErrNotExist) {
+				return err
+			}
+			again := p
+			if err := step(&again); err != nil {
+				return err
+			}
+		}
+		begin := time.Now()
+		if err := step(&p); err != nil {
+			return err
+		}
 		p.Total += time.Since(begin)
 		done := p
 		done.Step++
