@@ -116,7 +116,7 @@ func (c *conn) renewed(sent, ttl time.Duration) {
 }
 
 // left is how much of the lease surely is left.
-func (c *conn) left() time.Duration { return time.Duration(c.until.Load()) - now() }
+func (c *conn) left() time.Duration { return time.Duration(c.until.Load()) - process.Recent() }
 
 // attempt is a connection being made.
 type attempt struct {

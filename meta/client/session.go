@@ -302,7 +302,7 @@ func (s *Session) LeaseLeft(v meta.VolumeID) time.Duration {
 	if c := l.conn.Load(); c != nil {
 		return c.left()
 	}
-	return time.Duration(l.frozen.Load()) - now()
+	return time.Duration(l.frozen.Load()) - process.Recent()
 }
 
 // addrs lists where to ask, those that failed lately at the end. Caller holds mu.
