@@ -30,7 +30,7 @@ const (
 
 // Bounds of a flush.
 const (
-	flushFor     = 15 * time.Second // that chunks fail and others are tried, until the caller is told
+	flushFor     = 15 * time.Second // of one round, in which chunks fail and others are tried
 	maxExtents   = 2048             // in one Write
 	gatherSize   = 1 << 20          // bytes of small blobs in one append
 	gatherBelow  = 64 << 10         // a blob smaller than this is copied together with others
@@ -341,7 +341,7 @@ func (v *Volume) flushGroup(ctx context.Context, ws []*work, leavePush bool) {
 	}
 	v.pushGroup(ctx, ws, leavePush)
 	v.commitGroup(ctx, ws)
-	for begun, pause := time.Now(), time.Duration(0); time.Since(begun) < flushFor; pause = min(2*pause+10*time.Millisecond, time.Second) {
+	for begun, pause := time.Now(), time.Duration(0); pause == 0 || time.Since(begun) < flushFor && !recalled(ws); pause = min(2*pause+10*time.Millisecond, time.Second) {
 		var again []*work
 		for _, w := range ws {
 			if w.err == nil || !errors.Is(w.err, errAgain) || ctx.Err() != nil {
@@ -809,9 +809,15 @@ func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 	v.closedLocked(in)
 }
 
-// flushOne flushes one file and waits for it. What it commits is not journaled
-// yet when it returns.
+// flushOne flushes one file and waits for it, for as long as servers are away that it
+// takes. What it commits is not journaled yet when it returns.
 func (v *Volume) flushOne(ctx context.Context, in *inode, mode flushMode) error {
+	return v.patiently(ctx, in, func() error { return v.flushRound(ctx, in, mode) })
+}
+
+// flushRound is flushOne for a bounded time, if the volume's owner answers. passing
+// tells of its error whether another round may do.
+func (v *Volume) flushRound(ctx context.Context, in *inode, mode flushMode) error {
 	in.mu.Lock()
 	f := in.file
 	if f == nil || f.busy == 0 && f.uncommitted == 0 && !f.metaDirty && !f.sealWant && !(mode == flushClose && (f.ended || f.own != nil && f.writers == 0)) {
@@ -895,7 +901,9 @@ func (v *Volume) verdict(in *inode, err error) error {
 	switch kind {
 	case meta.NoSpace, meta.QuotaExceeded, meta.Interrupted, meta.SessionExpired, meta.Stale:
 	default:
-		kind = meta.IO
+		if kind = meta.IO; passes(err) {
+			kind = meta.Unavailable
+		}
 	}
 	return meta.E("write back", kind, v.subject(in.ino), err)
 }

@@ -202,6 +202,7 @@ func (v *Volume) nextGroup(enough bool) (ws []*work, bytes int64) {
 // settleGroup ends the flush of a group: turns are left, failures kept for
 // the writers; it gives the last one.
 func (v *Volume) settleGroup(ctx context.Context, ws []*work) (last error) {
+	var waits error
 	// Another chunk may do; with the retries.
 	var again []*work
 	for _, w := range ws {
@@ -225,8 +226,12 @@ func (v *Volume) settleGroup(ctx context.Context, ws []*work) (last error) {
 		in.mu.Lock()
 		if f := in.file; f != nil {
 			if err != nil && ctx.Err() == nil && !w.stale() { // else it was told when the session expired
-				f.fail(err)
-				last = err
+				if passing(err) {
+					waits = err // it gets there: whoever can't wait is not told that it failed
+				} else {
+					f.fail(err)
+					last = err
+				}
 			}
 			f.leave(turnCommit)
 			v.endOwnLocked(f)
@@ -236,7 +241,7 @@ func (v *Volume) settleGroup(ctx context.Context, ws []*work) (last error) {
 	}
 	if ctx.Err() == nil {
 		v.c.buf.outcome(last)
-		if last != nil {
+		if last = cmp.Or(last, waits); last != nil {
 			v.c.log.Warn("write back failed, will be tried again", "volume", v.name, "err", last)
 		}
 	}
@@ -277,12 +282,38 @@ func (v *Volume) flushFiles(ctx context.Context, inos []meta.Ino) error {
 	return err
 }
 
+// handedBack are files of a group that are to be flushed once more, with their pins, as
+// long as somebody waits for the group.
+type handedBack struct {
+	mu    sync.Mutex
+	taken bool
+	list  []*inode
+}
+
+// add tells whether in will be flushed once more.
+func (h *handedBack) add(in *inode) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.taken {
+		h.list = append(h.list, in)
+	}
+	return !h.taken
+}
+
+func (h *handedBack) take() []*inode {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.taken = true
+	return h.list
+}
+
 // besides bounds the files that are flushed one by one, but side by side.
 const besides = 16
 
 // flushThese flushes files, and lets go of one pin of each: groups of those whose
 // turns are free, then the others one by one, for most of which it just waits until
-// another flush has ended. It gives the first error, and goes on after it.
+// another flush has ended, and for the rest until servers are back. It gives the first
+// error, and goes on after it.
 func (v *Volume) flushThese(ctx context.Context, todo []*inode, mode flushMode) error {
 	var first error
 	var later []*inode
@@ -303,23 +334,28 @@ func (v *Volume) flushThese(ctx context.Context, todo []*inode, mode flushMode) 
 			}
 			in.mu.Unlock()
 		}
+		var again handedBack
 		err := v.toItsEnd(ctx, func(ctx context.Context) (first error) {
 			v.flushGroup(ctx, ws, true)
 			for _, w := range ws {
 				err := v.verdict(w.in, w.err)
-				if err != nil && first == nil {
-					first = err
-				}
 				w.in.mu.Lock()
 				if f := w.in.file; f != nil {
 					f.leave(turnCommit)
 					v.endOwnLocked(f)
 				}
 				w.in.mu.Unlock()
+				if passing(err) && again.add(w.in) {
+					continue
+				}
+				if err != nil && first == nil {
+					first = err
+				}
 				w.in.put()
 			}
 			return first
 		})
+		later = append(later, again.take()...)
 		if err != nil && first == nil {
 			first = err
 		}

@@ -433,8 +433,10 @@ func (v *Volume) settleUnmetered() {
 		in.mu.Unlock()
 		in.put()
 	}
-	err := v.flushAll(v.c.ctx, flushClose)
-	if e := v.closeEnds(v.c.ctx); err == nil {
+	ctx, cancel := context.WithTimeout(v.c.ctx, flushFor) // all who use the volume wait for it
+	defer cancel()
+	err := v.flushAll(ctx, flushClose)
+	if e := v.closeEnds(ctx); err == nil {
 		err = e
 	}
 	if err != nil && v.c.ctx.Err() == nil {

@@ -392,7 +392,7 @@ func (in *inode) flushForRecall(until time.Time) (nothingLeft bool) {
 	}
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		// With ctx at its end a flush that hangs goes on, and with it the bytes.
-		err := v.flushOne(ctx, in, flushClose)
+		err := v.flushRound(ctx, in, flushClose)
 		switch {
 		case err == nil:
 			return true

@@ -213,8 +213,14 @@ func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.
 
 // alone runs fn while no write, flush or like operation on the file runs;
 // with flush, everything buffered is committed before. The open end of the
-// journal's last extent is closed in any case (rule 7).
+// journal's last extent is closed in any case (rule 7). While servers are away that
+// this takes, it waits.
 func (v *Volume) alone(ctx context.Context, in *inode, flush bool, fn func() error) error {
+	return v.patiently(ctx, in, func() error { return v.aloneRound(ctx, in, flush, fn) })
+}
+
+// aloneRound is alone for a bounded time. What passes is an error from before fn.
+func (v *Volume) aloneRound(ctx context.Context, in *inode, flush bool, fn func() error) error {
 	in.mu.Lock()
 	f, err := in.take(ctx, turnCommit)
 	if err == nil {
