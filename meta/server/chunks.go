@@ -362,6 +362,12 @@ func (o *owner) await(ctx context.Context, ch <-chan struct{}) error {
 	if ch == o.recovered && ctx != o.ctx {
 		o.wanted.Store(true)
 	}
+	return o.awaitIdly(ctx, ch)
+}
+
+// awaitIdly is await for who asks how things stand, as programs do all the time: no
+// session that is waited for ends the sooner for it.
+func (o *owner) awaitIdly(ctx context.Context, ch <-chan struct{}) error {
 	select {
 	case <-ch:
 		return nil

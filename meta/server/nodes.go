@@ -256,7 +256,7 @@ func (s *Server) RepairStatus(ctx context.Context, v meta.VolumeID) (*RepairStat
 	}
 	for _, o := range owners {
 		var st RepairStatus
-		err := o.await(soon, o.recovered)
+		err := o.awaitIdly(soon, o.recovered)
 		if err == nil {
 			st, err = o.status()
 		}

@@ -350,7 +350,7 @@ func TestSyncWaitsForReplays(t *testing.T) {
 // for any.
 func TestLoneSessionHasLonger(t *testing.T) {
 	t.Parallel()
-	for _, wants := range []string{"nobody", "a session", "a question"} {
+	for _, wants := range []string{"nobody", "a status", "a session", "a question"} {
 		t.Run(wants, func(t *testing.T) {
 			t.Parallel()
 			const ttl = 2 * time.Second
@@ -376,14 +376,19 @@ func TestLoneSessionHasLonger(t *testing.T) {
 					_, err = b.Do(t.Context(), 1, meta.OpID{}, &meta.Lookup{Parent: meta.RootIno, Name: "x"}, meta.LeaseShared)
 				case "a question":
 					_, err = s.srv.Fsck(t.Context(), 1)
+				case "a status":
+					for o.isRecovering() && err == nil {
+						_, err = s.srv.RepairStatus(t.Context(), 0)
+					}
 				}
 				answered <- err
 			}()
+			waits := wants == "nobody" || wants == "a status"
 			for ; ; time.Sleep(10 * time.Millisecond) {
 				o.mu.Lock()
 				lone := o.lone()
 				o.mu.Unlock()
-				if lone == (wants == "nobody") {
+				if lone == waits {
 					break
 				}
 				if time.Since(began) > 60*time.Second {
@@ -395,13 +400,22 @@ func TestLoneSessionHasLonger(t *testing.T) {
 			case <-time.After(60 * time.Second):
 				t.Fatal("it is waited for for ever")
 			}
-			if took := time.Since(began); wants == "nobody" && took < 2*ttl {
+			if took := time.Since(began); waits && took < 2*ttl {
 				t.Errorf("it was waited for for %v of leases of %v", took, ttl)
 			}
 			if err := <-answered; err != nil {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+func (o *owner) isRecovering() bool {
+	select {
+	case <-o.recovered:
+		return false
+	default:
+		return true
 	}
 }
 
