@@ -169,6 +169,7 @@ type fakeSession struct {
 	// dropping is told before a drop arrives; drops counts those that did.
 	dropping func()
 	drops    int
+	dropped  int // DropLocks
 	// gone: its process was killed, nothing that it asks for is heard any more.
 	gone atomic.Bool
 	heir bool // it went on with another's, and does not know all its leases
@@ -756,7 +757,10 @@ func (s *fakeSession) Reserve(_ context.Context, _ meta.VolumeID, give, want, _ 
 }
 
 func (s *fakeSession) SetLock(context.Context, meta.VolumeID, meta.Lock, bool) error { return nil }
-func (s *fakeSession) DropLocks(context.Context, meta.VolumeID, meta.Lock) error     { return nil }
+func (s *fakeSession) DropLocks(context.Context, meta.VolumeID, meta.Lock) error {
+	s.dropped++
+	return nil
+}
 func (s *fakeSession) GetLock(_ context.Context, _ meta.VolumeID, l meta.Lock) (meta.Lock, error) {
 	l.Type = meta.LockUnlock
 	return l, nil

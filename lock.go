@@ -16,6 +16,10 @@ type heldLocks struct {
 	mu sync.Mutex
 	m  map[lockKey][]meta.Lock // in order of Start, without overlap
 
+	// asked are owners of POSIX locks of whom a predecessor noted that they lock: what
+	// they were granted may not be in m.
+	asked map[lockKey]struct{}
+
 	keep   *keep.Memory // where a successor finds them
 	volume meta.VolumeID
 	slots  map[lockKey][]keep.Slot
@@ -55,6 +59,8 @@ func (h *heldLocks) set(l meta.Lock) {
 	}
 	if l.Type != meta.LockUnlock {
 		out = append(out, l)
+	} else if l.Start == 0 && l.End == 1<<63-1 {
+		delete(h.asked, k)
 	}
 	h.keepLocked(k, out)
 	if len(out) == 0 {
@@ -77,9 +83,27 @@ func (h *heldLocks) drop(k lockKey) (had bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	_, had = h.m[k]
+	_, asked := h.asked[k]
 	delete(h.m, k)
+	delete(h.asked, k)
 	h.keepLocked(k, nil)
-	return had
+	return had || asked
+}
+
+// MayLock notes that a predecessor of this process was asked for POSIX locks of an
+// owner. It may have been killed before it booked one, and who asked, too, so that
+// nobody asks again: the owner's close gives up whatever it has.
+func (v *Volume) MayLock(ino meta.Ino, owner uint64) {
+	if v.frozen() {
+		return
+	}
+	h := &v.locks
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.asked == nil {
+		h.asked = make(map[lockKey]struct{})
+	}
+	h.asked[lockKey{ino, owner, false}] = struct{}{}
 }
 
 // clear forgets all: the session expired, and its locks with it.
@@ -120,6 +144,18 @@ func (c *Client) Locked(id meta.VolumeID, l meta.Lock) {
 	}
 }
 
+// Holds tells what a lock owner holds on an inode. The session holds its own lock
+// meanwhile.
+func (c *Client) Holds(id meta.VolumeID, ino meta.Ino, owner uint64, flock bool) []meta.Lock {
+	v := c.lookVolume(id)
+	if v == nil {
+		return nil
+	}
+	v.locks.mu.Lock()
+	defer v.locks.mu.Unlock()
+	return slices.Clone(v.locks.m[lockKey{ino, owner, flock}])
+}
+
 // GetLock tells a lock that l would conflict with; Type LockUnlock if none.
 func (v *Volume) GetLock(ctx context.Context, l meta.Lock) (meta.Lock, error) {
 	if v.frozen() {
@@ -129,13 +165,14 @@ func (v *Volume) GetLock(ctx context.Context, l meta.Lock) (meta.Lock, error) {
 	return v.c.sess.GetLock(ctx, v.id, l)
 }
 
-// closeLocks releases the POSIX locks of an owner, if it took any here.
-func (v *Volume) closeLocks(ctx context.Context, ino meta.Ino, owner uint64) error {
+// closeLocks releases the POSIX locks of an owner, if it took any here, or again: a
+// predecessor may have been killed between its book and the volume's owner.
+func (v *Volume) closeLocks(ctx context.Context, ino meta.Ino, owner uint64, again bool) error {
 	if v.frozen() {
 		v.view.locks.drop(ino, owner)
 		return nil
 	}
-	if !v.locks.drop(lockKey{ino, owner, false}) {
+	if !v.locks.drop(lockKey{ino, owner, false}) && !again {
 		return nil
 	}
 	v.c.stats.rpcs.Add(1)

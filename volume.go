@@ -451,7 +451,7 @@ func (v *Volume) Seek(ctx context.Context, ino meta.Ino, off int64, whence uint3
 // lockOwner and tells an error of an earlier write once. It syncs only on
 // volumes with sync-on-close.
 func (v *Volume) Flush(ctx context.Context, call *Call, ino meta.Ino, lockOwner uint64) error {
-	unlock := v.closeLocks(ctx, ino, lockOwner)
+	unlock := v.closeLocks(ctx, ino, lockOwner, call != nil && call.Resent)
 	in := v.c.table.peek(v.id, ino)
 	if in == nil {
 		return unlock

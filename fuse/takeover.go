@@ -266,7 +266,15 @@ type reopener interface {
 	Reopen(ino meta.Ino, flags uint32)
 }
 
-var _ reopener = (*penstock.Volume)(nil)
+// maylock is a Volume that is told of whom it may have locks that it doesn't know.
+type maylock interface {
+	MayLock(ino meta.Ino, owner uint64)
+}
+
+var (
+	_ reopener = (*penstock.Volume)(nil)
+	_ maylock  = (*penstock.Volume)(nil)
+)
 
 // restore takes in what a predecessor had open.
 func (f *fileSystem) restore(left []keep.Record) {
@@ -296,6 +304,10 @@ func (f *fileSystem) restore(left []keep.Record) {
 			f.kept.by[r.N[3]] = leftOpen{node, fh, flags}
 		case keep.Locker:
 			f.noteLocker(r.N[0], r.N[2], r.N[1])
+			v, ino, err := f.inode(request(nil), r.N[0])
+			if l, ok := v.(maylock); ok && err == nil {
+				l.MayLock(ino, r.N[1])
+			}
 		case keep.Page:
 		}
 	}

@@ -234,7 +234,7 @@ func (s *Session) expire(v meta.VolumeID, err error) {
 	vs.lease.frozen.Store(0)
 	vs.joined, vs.seen, vs.durable, vs.retained, vs.replaying, vs.resent, vs.ackHold = false, 0, 0, nil, 0, 0, 0
 	vs.settling, vs.settled = 0, 0
-	vs.held = 0
+	vs.held, vs.unwanted = 0, nil
 	vs.epoch++ // under the same mu: what was made before is either answered here or refused
 	for id, r := range s.pending {
 		if r.ofVolume && r.volume == v {
@@ -356,6 +356,7 @@ func (s *Session) up(v meta.VolumeID, c *conn, e *wire.Entered) error {
 		case r.replay:
 			replays = append(replays, r.msg.(*wire.Call))
 			delete(s.pending, id)
+		case r.over:
 		default:
 			asked = append(asked, id)
 		}
@@ -373,6 +374,7 @@ func (s *Session) up(v meta.VolumeID, c *conn, e *wire.Entered) error {
 		c.send.Enqueue(0, vs.trouble)
 		vs.trouble = nil
 	}
+	s.giveBackAll(v, c, !e.Claim)
 	// What was never answered is no replay: it was given nothing, and before
 	// every session is back it could take what others were given (rule 3). If
 	// it was executed after all, its operation id tells.

@@ -137,6 +137,7 @@ type request struct {
 	replay   bool  // sent again after its early reply; nobody waits
 	resent   bool  // counted in its volume's resent
 	sent     bool  // to some server, at least once
+	over     bool  // it takes a lock, and was given up
 	done     chan response
 }
 
@@ -177,6 +178,9 @@ type volumeState struct {
 	capUntil time.Time
 	capLife  time.Duration
 	capFetch bool
+
+	// unwanted are locks that were granted when nobody waited for them any more.
+	unwanted []meta.Lock
 
 	held   uint64 // promised of the volume's quota, and not spent
 	serial uint64 // of the last Reserve
@@ -459,11 +463,19 @@ func (s *Session) answered(c *conn, t wire.Type, id uint64, m wire.Message) {
 	}
 	var grants []meta.Grant
 	var lock *wire.Lock
+	unwanted := false
 	switch a := m.(type) {
 	case *wire.LockRe:
-		if l := r.msg.(*wire.Lock); a.Status.Err == meta.KindOK && !l.Test && !l.DropOwner {
+		l := r.msg.(*wire.Lock)
+		vs := s.volume(v)
+		switch {
+		case a.Status.Err != meta.KindOK || l.Test || l.DropOwner:
+		case r.over:
+			vs.unwanted = append(vs.unwanted, l.Lock)
+		default:
 			lock = l
 		}
+		unwanted = len(vs.unwanted) > 0
 	case *wire.Reserved:
 		s.volume(v).held += a.Granted
 		if !a.Metered && a.Status.Err == meta.KindOK {
@@ -498,6 +510,14 @@ func (s *Session) answered(c *conn, t wire.Type, id uint64, m wire.Message) {
 		if l, ok := h.(LockHandler); ok && lock != nil {
 			l.Locked(v, lock.Lock)
 		}
+	}
+	if unwanted { // what was granted to others of that lock owner is booked
+		s.mu.Lock()
+		if s.volume(v).conn == c {
+			s.giveBack(v)
+		}
+		s.mu.Unlock()
+		c.send.Flush()
 	}
 	r.done <- response{t: t, body: m}
 }
@@ -666,16 +686,22 @@ func (s *Session) whyNot(r *request) string {
 	return ""
 }
 
-// abandon stops waiting for a read; its reply's grants must still be told, so
-// the entry stays, with nobody listening.
+// abandon stops waiting for an answer; its grants must still be told, so the
+// entry stays, with nobody listening. For locks see locks.go.
 func (s *Session) abandon(r *request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.pending[r.id] == r {
-		n := *r
-		n.done = make(chan response, 1)
-		s.pending[r.id] = &n
+	if s.pending[r.id] != r {
+		return
 	}
+	_, over := taking(r.msg)
+	if over && !r.sent {
+		delete(s.pending, r.id)
+		return
+	}
+	n := *r
+	n.done, n.over = make(chan response, 1), over
+	s.pending[r.id] = &n
 }
 
 // Leave lets go of the session without ending it: another process goes on with

@@ -19,15 +19,16 @@ type lockWait struct {
 func (o *owner) serveLock(s *session, id uint64, m *wire.Lock) {
 	select {
 	case <-o.recovered:
-		if !o.outsideLease() {
+		if !o.outsideLease() && !s.waits(s.late, o.vol) {
 			o.lockNow(s, id, m)
 			return
 		}
 	default:
 	}
 	// Nobody gets a lock before the sessions of the owner before had the time to
-	// claim theirs, nor while another may own the volume (rule 2).
-	s.wg.Go(func() {
+	// claim theirs, nor while another may own the volume (rule 2). They keep their
+	// order: who takes back a lock that nobody wants may ask for the same next.
+	s.inQueue(s.late, o.vol, func() {
 		err := o.await(s.ctx, o.recovered)
 		for err == nil && o.outsideLease() {
 			err = o.await(s.ctx, soon())

@@ -487,7 +487,7 @@ func (s *Server) admit(h *wire.Hello, who peering.Identity) (*session, error) {
 			}
 			sess := &session{pace: s.paces.of(who),
 				srv: s, id: id, who: who, role: h.Role, name: h.Name, host: h.Host, pid: h.PID, start: h.Start,
-				cancels: map[uint64]context.CancelCauseFunc{}, ordered: map[meta.VolumeID][]func(){}, gone: make(chan struct{}),
+				cancels: map[uint64]context.CancelCauseFunc{}, ordered: queues{}, late: queues{}, gone: make(chan struct{}),
 			}
 			sess.ctx, sess.cancel = context.WithCancelCause(s.ctx)
 			sess.touch()

@@ -60,8 +60,10 @@ type session struct {
 	conn    net.Conn
 	send    *wire.Sender // nil between connections
 	cancels map[uint64]context.CancelCauseFunc
-	// ordered are the replays of each volume, oldest first; the first is being run.
-	ordered map[meta.VolumeID][]func()
+	// ordered are the replays of each volume.
+	ordered queues
+	// late are requests for locks that can't be served yet, likewise.
+	late queues
 
 	ctx    context.Context // ends with the session, not with a connection
 	cancel context.CancelCauseFunc
@@ -89,29 +91,41 @@ var (
 // inOrder runs work of one volume that must keep the order in which it came but
 // may wait, which the reading goroutine must not: another session's answer to a
 // recall may be behind it.
-func (s *session) inOrder(v meta.VolumeID, work func()) {
+func (s *session) inOrder(v meta.VolumeID, work func()) { s.inQueue(s.ordered, v, work) }
+
+// queues are what waits of each volume, oldest first; the first is being done.
+type queues map[meta.VolumeID][]func()
+
+func (s *session) inQueue(l queues, v meta.VolumeID, work func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ordered[v] = append(s.ordered[v], work)
-	if len(s.ordered[v]) > 1 {
+	l[v] = append(l[v], work)
+	if len(l[v]) > 1 {
 		return // somebody is at it
 	}
 	s.wg.Go(func() {
 		for {
 			s.mu.Lock()
-			next := s.ordered[v][0]
+			next := l[v][0]
 			s.mu.Unlock()
 			next()
 			s.mu.Lock()
-			s.ordered[v][0] = nil
-			if s.ordered[v] = s.ordered[v][1:]; len(s.ordered[v]) == 0 {
-				delete(s.ordered, v)
+			l[v][0] = nil
+			if l[v] = l[v][1:]; len(l[v]) == 0 {
+				delete(l, v)
 				s.mu.Unlock()
 				return
 			}
 			s.mu.Unlock()
 		}
 	})
+}
+
+// waits tells whether something of a volume is in a queue.
+func (s *session) waits(l queues, v meta.VolumeID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(l[v]) > 0
 }
 
 // enqueue adds a frame to what the session will be sent. Without a connection

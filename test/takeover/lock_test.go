@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -149,6 +151,76 @@ func TestLocksOutliveTheServer(t *testing.T) {
 		})
 	}
 	r.clean(r.server())
+}
+
+// inCall waits until a thread of the process is in a system call that locks.
+func (p *lockProcess) inCall() {
+	p.t.Helper()
+	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		all, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", p.cmd.Process.Pid))
+		for _, name := range all {
+			b, _ := os.ReadFile(name)
+			call, _, _ := strings.Cut(string(b), " ")
+			if n, err := strconv.Atoi(call); err == nil && (n == unix.SYS_FCNTL || n == unix.SYS_FLOCK) {
+				return
+			}
+		}
+	}
+	p.t.Fatal("it does not lock")
+}
+
+// Who is killed while it asks for a lock has none: not where the owner stands still
+// and grants what it was asked for when nobody is there any more, and not where it
+// fails and its successor is asked again.
+func TestKilledInsideALock(t *testing.T) {
+	r := newRig(t, "--respawn")
+	r.mount()
+	for how := range locking {
+		t.Run("stands-still/"+how, func(t *testing.T) {
+			name := filepath.Join(r.at, "s-"+how)
+			a := startLocker(t, how, name)
+			r.halt()
+			defer r.up.Resume()
+			a.do("try")
+			a.inCall()
+			a.kill()
+			if err := r.up.Resume(); err != nil {
+				t.Fatal(err)
+			}
+			startLocker(t, how, name).must("lock", "ok")
+		})
+		t.Run("fails/"+how, func(t *testing.T) {
+			name := filepath.Join(r.at, "f-"+how)
+			a, b := startLocker(t, how, name), startLocker(t, how, name)
+			a.must("lock", "ok")
+			b.do("lock")
+			b.inCall()
+			b.waits()
+			r.up.Kill()
+			b.kill()
+			r.begin()
+			a.must("unlock", "ok")
+			startLocker(t, how, name).must("lock", "ok")
+		})
+	}
+	r.clean(r.server())
+}
+
+// halt stops the cluster, and waits until all of its threads stand still.
+func (r *rig) halt() {
+	r.T.Helper()
+	if err := r.up.Pause(); err != nil {
+		r.T.Fatal(err)
+	}
+	r.Until("it stands still", func() error {
+		all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", r.up.PID()))
+		for _, name := range all {
+			if b, rerr := os.ReadFile(name); rerr == nil && !strings.Contains(string(b), ") T ") {
+				err = errors.Join(err, fmt.Errorf("%s", b))
+			}
+		}
+		return err
+	})
 }
 
 // killNext kills who serves, and waits for the next one.

@@ -52,6 +52,7 @@ type rig struct {
 	*program.Rig
 	at     string
 	socket string
+	up     *spawn.Process // the cluster
 	holder *spawn.Process
 	hold   *fuse.Hold
 }
@@ -71,11 +72,17 @@ func newRig(t *testing.T, holder ...string) *rig {
 	if err := os.Mkdir(r.at, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	r.Run("up", "--dir", filepath.Join(r.Dir, "c"), "--admin", "none")
+	r.begin()
 	if holder != nil {
 		r.startHolder(holder...)
 	}
 	return r
+}
+
+// begin starts the cluster.
+func (r *rig) begin() {
+	r.T.Helper()
+	r.up = r.Run("up", "--dir", filepath.Join(r.Dir, "c"), "--admin", "none")
 }
 
 const rigEnv = "PENSTOCK_TAKEOVER_RIG"
