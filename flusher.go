@@ -451,7 +451,7 @@ func (l *atimeList) send(v *Volume) {
 				flush()
 				epoch = learnt
 			}
-			// Reading changes no ctime: it is set to what it was.
+			// A read time: see meta.SetAttr.ReadTime. Owners of before set the ctime to what is told.
 			ops = append(ops, batchOp{Op: &meta.SetAttr{Ino: in.ino, Mask: meta.SetAtime | meta.SetCtime, Atime: a.Atime, Ctime: a.Ctime}})
 			ins = append(ins, in)
 		}

@@ -331,10 +331,6 @@ type aheadState struct {
 // leaves the access time alone (O_NOATIME).
 type NoAtime struct{}
 
-// atimeAge is how old an access time gets before a read renews it though the
-// file did not change (relatime).
-const atimeAge = 24 * time.Hour
-
 // touchAtime renews the access time in memory as relatime does; the next
 // round of commits tells the owner.
 func (v *Volume) touchAtime(in *inode) {
@@ -345,7 +341,7 @@ func (v *Volume) touchAtime(in *inode) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	a := &in.attr
-	if !in.attrOK || a.Atime > a.Mtime && a.Atime > a.Ctime && now-a.Atime < meta.Time(atimeAge) {
+	if !in.attrOK || !a.AtimeOld(now) {
 		return
 	}
 	a.Atime = now

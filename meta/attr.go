@@ -1,5 +1,7 @@
 package meta
 
+import "time"
+
 // File types, as the S_IFMT bits of Linux's st_mode.
 const (
 	TypeMask    uint32 = 0o170000
@@ -79,6 +81,16 @@ func (a *Attr) IsDir() bool { return a.Mode&TypeMask == TypeDir }
 
 // IsRegular reports whether the inode is a regular file.
 func (a *Attr) IsRegular() bool { return a.Mode&TypeMask == TypeRegular }
+
+// atimeAge is how old an access time gets before reading renews it though the inode
+// did not change since.
+const atimeAge = Time(24 * time.Hour)
+
+// AtimeOld reports whether reading at a moment renews the access time, as Linux has it
+// by default (relatime).
+func (a *Attr) AtimeOld(now Time) bool {
+	return a.Atime <= a.Mtime || a.Atime <= a.Ctime || now-a.Atime >= atimeAge
+}
 
 // AttrFlags say what a client may leave unasked.
 type AttrFlags uint32

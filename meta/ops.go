@@ -225,6 +225,11 @@ type SetAttr struct {
 	Ctime Time
 }
 
+// ReadTime reports that it tells only when a file was read, as clients do some time
+// after it was. The ctime stays, and so does an access time that is not old: see
+// Attr.AtimeOld.
+func (s *SetAttr) ReadTime() bool { return s.Mask == SetAtime|SetCtime }
+
 // Write commits what a client wrote: Extents replace what they overlap, Data
 // (inline, whole file) replaces everything, the size grows to at least Size.
 // Several files' commits may travel in one batch of operations.

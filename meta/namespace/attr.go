@@ -11,6 +11,14 @@ func (t *tx) setAttr(op *meta.SetAttr, res *meta.Result) error {
 	if err != nil {
 		return err
 	}
+	if op.ReadTime() {
+		if in.AtimeOld(op.Atime) && op.Atime > in.Atime {
+			touch(in)
+			in.Atime = op.Atime
+		}
+		res.Attr = in.Attr
+		return nil
+	}
 	now := t.c.Now
 	mode, uid, gid := in.Mode, in.UID, in.GID
 	if op.Mask != 0 {

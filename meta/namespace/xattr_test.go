@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"penstock.io/penstock/meta"
 )
@@ -246,6 +247,32 @@ func TestInheritACL(t *testing.T) {
 	}
 }
 
+// TestReadTime: that a file was read moves no ctime, also if its teller knows an older
+// one; and it is booked as Linux does it, once, not by each of those who read it.
+func TestReadTime(t *testing.T) {
+	f := newFixture(t)
+	ino := f.file("f")
+	f.do(&meta.SetAttr{Ino: ino, Mask: meta.SetMode, Mode: 0o600})
+	was := f.attr(ino)
+	tell := func(at, ctime meta.Time, want meta.Attr) {
+		t.Helper()
+		got := f.do(&meta.SetAttr{Ino: ino, Mask: meta.SetAtime | meta.SetCtime, Atime: at, Ctime: ctime}).Attr
+		if got != want || f.attr(ino) != want {
+			t.Errorf("DATA: after a read at %v it is\n%+v, not\n%+v", at, f.attr(ino), want)
+		}
+	}
+	tell(was.Atime, was.Ctime, was)
+	want := was
+	want.Atime, want.Change = was.Ctime+10, was.Change+1
+	tell(want.Atime, was.Ctime-5, want)
+	tell(want.Atime+7, was.Ctime, want) // another reader's
+	tell(want.Atime-3, was.Ctime, want)
+	day := meta.Time(24 * time.Hour)
+	tell(want.Atime+day-1, was.Ctime, want)
+	want.Atime, want.Change = want.Atime+day, want.Change+1
+	tell(want.Atime, was.Ctime, want)
+}
+
 func TestSetAttr(t *testing.T) {
 	f := newFixture(t)
 	ino := f.file("f")
@@ -264,7 +291,7 @@ func TestSetAttr(t *testing.T) {
 		{"atime", meta.SetAttr{Mask: meta.SetAtime, Atime: -5, Mtime: 7}, func(a *meta.Attr) { a.Atime = -5 }},
 		{"mtime", meta.SetAttr{Mask: meta.SetMtime, Atime: -5, Mtime: 1<<63 - 1}, func(a *meta.Attr) { a.Mtime = 1<<63 - 1 }},
 		{"both now", meta.SetAttr{Mask: meta.SetAtimeNow | meta.SetMtimeNow}, func(a *meta.Attr) { a.Atime, a.Mtime = a.Ctime, a.Ctime }},
-		{"ctime as told", meta.SetAttr{Mask: meta.SetAtime | meta.SetCtime, Atime: 1, Ctime: 2}, func(a *meta.Attr) { a.Atime, a.Ctime = 1, 2 }},
+		{"ctime as told", meta.SetAttr{Mask: meta.SetMode | meta.SetCtime, Mode: 0o600, Ctime: 2}, func(a *meta.Attr) { a.Mode, a.Ctime = reg|0o600, 2 }},
 		{"truncate with a time", meta.SetAttr{Mask: meta.SetSize | meta.SetMtime, Size: 10, Mtime: 3}, func(a *meta.Attr) { a.Size, a.Mtime = 10, 3 }},
 	} {
 		f.do(&meta.SetAttr{Ino: ino, Mask: meta.SetMode | meta.SetUID | meta.SetGID | meta.SetSize | meta.SetAtime | meta.SetMtime | meta.SetCtime, Mode: 0o644, Atime: base.Atime, Mtime: base.Mtime, Ctime: base.Ctime})

@@ -491,15 +491,20 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 }
 
 // recallFor takes back what other sessions cached of the inodes that op is
-// going to change. It also finds the inode whose last name op may take, if
+// going to change, but for read times: who caches an inode may tell an older one. It
+// also finds the inode whose last name op may take, if
 // other sessions stand at it. Caller holds mu.
 func (o *owner) recallFor(s *session, op meta.Op, k *ticket, w *view) (wait <-chan struct{}, orphaned meta.Ino, err error) {
 	inos, err := namespace.Touched(w, op)
 	if err != nil {
 		return nil, 0, err
 	}
+	keep := meta.LeaseNone
+	if m, ok := op.(*meta.SetAttr); ok && m.ReadTime() {
+		keep = meta.LeaseShared
+	}
 	for _, ino := range inos {
-		if ch := o.leases.conflict(o.vol, s, ino, meta.LeaseNone); ch != nil {
+		if ch := o.leases.conflict(o.vol, s, ino, keep); ch != nil {
 			o.leases.block(k, ino)
 			o.noteHolders(ino, k)
 			wait = ch

@@ -64,6 +64,45 @@ func TestNamesAreRecalledBeforeTheyChange(t *testing.T) {
 	<-done
 }
 
+// TestReadTimesTakeNothingBack: sessions that read the same file each tell when they
+// did, and none of them loses what it cached of the file for that. Whoever writes the
+// file is asked for the exclusive lease, as by any reader; and other times are
+// changes like all others.
+func TestReadTimesTakeNothingBack(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	a, b := s.dial("a"), s.dial("b")
+	made := a.create(t, "x").Attr
+	read := func(at meta.Time) *meta.SetAttr {
+		return &meta.SetAttr{Ino: made.Ino, Mask: meta.SetAtime | meta.SetCtime, Atime: at, Ctime: made.Ctime}
+	}
+	// modes wants what each has, by its own account and the owner's.
+	modes := func(what string, wantA, wantB meta.LeaseMode) {
+		t.Helper()
+		o := s.srv.opened(1)
+		o.mu.Lock()
+		oa, ob := o.leases.mode(s.srv.session(a.ID()), made.Ino), o.leases.mode(s.srv.session(b.ID()), made.Ino)
+		o.mu.Unlock()
+		if a.mode(made.Ino) != wantA || b.mode(made.Ino) != wantB || oa != wantA || ob != wantB {
+			t.Fatalf("after %s a has lease %v (the owner: %v), b %v (%v), not %v and %v", what, a.mode(made.Ino), oa, b.mode(made.Ino), ob, wantA, wantB)
+		}
+	}
+	b.do(t, read(made.Ctime+1), meta.LeaseNone)
+	modes("a read beside a writer", meta.LeaseShared, meta.LeaseNone)
+	b.do(t, &meta.GetAttr{Ino: made.Ino}, meta.LeaseShared)
+	for i := range 10 {
+		for _, p := range []*peer{a, b} {
+			at := made.Ctime + meta.Time(i+1)*meta.Time(25*time.Hour)
+			if got := p.do(t, read(at), meta.LeaseNone).Attr; got.Atime != at || got.Ctime != made.Ctime {
+				t.Fatalf("DATA: read at %v, it is %+v", at, got)
+			}
+		}
+	}
+	modes("reads", meta.LeaseShared, meta.LeaseShared)
+	b.do(t, &meta.SetAttr{Ino: made.Ino, Mask: meta.SetAtime, Atime: made.Ctime}, meta.LeaseNone)
+	modes("utimensat", meta.LeaseNone, meta.LeaseShared)
+}
+
 // A session that does not answer a recall is waited for until its lease ends,
 // not longer.
 func TestDeadSessionIsExpired(t *testing.T) {
