@@ -156,7 +156,7 @@ func (r *wireVolume) tallyWords(w *walker) (problem string) {
 	}
 	r.tallyRef = w.n()
 	w.n() // epoch
-	if r.tally < 1 || r.tally > 4 || r.tallyRef > r.lastSnap || r.tally != 1 && r.tallied < 0 {
+	if r.tally < 1 || r.tally > 4 || r.tallyRef > r.lastSnap || r.tally != 1 && r.tally != 4 && r.tallied < 0 {
 		return "what snapshots hold is counted in a way that is not known, or is less than nothing"
 	}
 	return ""

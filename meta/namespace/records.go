@@ -408,7 +408,7 @@ func decodeVolume(b []byte, v *volume) error {
 	if p.QuotaSnapshots = bits&volumeHasTally != 0; p.QuotaSnapshots {
 		y := &v.tally
 		y.mode, y.alone, y.ref, y.epoch = d.byte(), d.int(), d.uint32(), d.uint()
-		if y.mode == tallyOff || y.mode >= tallyUnknown || y.ref > v.lastSnap || y.mode != tallyBegun && y.alone < 0 {
+		if y.mode == tallyOff || y.mode >= tallyUnknown || y.ref > v.lastSnap || y.inForce() && y.mode != tallyMoved && y.alone < 0 {
 			d.bad = true
 		}
 	}

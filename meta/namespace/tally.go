@@ -46,7 +46,7 @@ const (
 	tallyBegun   // alone has what changed since then; what was there before is being counted
 	tallyExact   // alone is the sum
 	tallyStale   // alone is too large: it is to be counted again
-	tallyMoved   // it may be too small as well
+	tallyMoved   // it may be too small as well, or less than nothing
 	tallyUnknown // the first that this program does not know
 )
 

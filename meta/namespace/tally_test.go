@@ -251,6 +251,72 @@ func (s *sim) tallyRollback() {
 	}
 }
 
+// While a clone's extents are moved one by one, the count may fall below nothing, and
+// the volume is what it is: a snapshot's version is moved, what the live tree has of
+// the same place later, and what was overwritten between comes back.
+func TestTallyOfMovedExtents(t *testing.T) {
+	o := newFixture(t)
+	ino, src := o.file("f"), o.chunks(1, false)[0]
+	o.do(&meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 8192, Chunk: src}}, Size: 8192, Synced: true})
+	o.seal(src, 8192)
+	at := meta.Generation(o.do(&meta.TakeSnapshot{Name: "origin"}).Off)
+	o.do(&meta.PinClone{At: at, Clone: 9})
+	f := &fixture{t: t, s: o.s.copied(), replica: o.s.copied(), now: o.now, session: testSession}
+	effects, err := CloneEffects(f.s, at, 9, meta.Policy{Replicas: 1, QuotaSnapshots: true}, f.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.commit(effects)
+	f.do(&meta.SessionStart{Session: testSession, Name: "test", Host: "boot", PID: 1, Start: 2})
+	mine, to := f.chunks(1, false)[0], f.chunks(1, false)[0]
+	one := meta.Generation(f.do(&meta.TakeSnapshot{Name: "one"}).Off)
+	back := func() {
+		t.Helper()
+		f.do(&meta.CopyRange{Src: ino, Dst: ino, Len: 4096, At: one})
+	}
+	overwrite := func(off uint64) {
+		t.Helper()
+		f.do(&meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 4096, Chunk: mine, ChunkOff: off}}, Synced: true})
+	}
+	adopt := func(old bool) {
+		t.Helper()
+		var l []meta.Adopted
+		if err := ForeignExtents(f.s, func(e ForeignExtent) bool {
+			if old == (e.At <= one) {
+				l = append(l, meta.Adopted{Ino: e.Ino, At: e.At, Old: e.Extent, Copy: to, Off: e.ChunkOff})
+			}
+			return true
+		}); err != nil || len(l) != 1 {
+			t.Fatal(l, err)
+		}
+		f.do(&meta.AdoptExtents{Extents: l})
+	}
+	overwrite(0)
+	back()
+	if got := sameTally(t, f.s); got.Stale || got.Alone != 0 {
+		t.Fatalf("before anything is moved: %+v", got)
+	}
+	adopt(true)
+	overwrite(4096)
+	adopt(false)
+	back()
+	got := sameTally(t, f.s)
+	if !got.Stale || got.Alone != 0 {
+		t.Errorf("%+v", got)
+	}
+	f.check()
+	f.do(&meta.Write{Ino: ino, Extents: []meta.Extent{{Len: 512, Chunk: mine, ChunkOff: 8192}}, Synced: true})
+	op, err := Recounted(f.s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.do(op)
+	if got := sameTally(t, f.s); got.Stale || got.Alone != 512 {
+		t.Errorf("DATA: counted at rest: %+v", got)
+	}
+	f.check()
+}
+
 // Check counts anew, and sees one byte.
 func TestCheckSeesTally(t *testing.T) {
 	f := newFixture(t)
