@@ -537,9 +537,7 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 				q.round = nil
 			}
 		}
-		if q.idle > q.mostIdle() {
-			o.reclaim() // nobody waits
-		}
+		o.lowerIdle()
 	}
 	if comes {
 		close(q.turning)
@@ -553,6 +551,27 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 	}
 	o.kickTally()
 	return err
+}
+
+// lowerIdle has what lies idle given back if that is more than may. Nobody waits. What
+// a round that is under way has been answered to may lie idle again, so another one
+// follows it. Caller holds mu.
+func (o *owner) lowerIdle() {
+	q := &o.quota
+	if q.idle <= q.mostIdle() {
+		return
+	}
+	before, done := q.round, o.reclaim()
+	if before == nil || o.ctx.Err() != nil || o.stClosed {
+		return
+	}
+	o.wg.Go(func() {
+		if o.await(o.ctx, done) == nil {
+			o.mu.Lock()
+			o.lowerIdle()
+			o.mu.Unlock()
+		}
+	})
 }
 
 // needed is what a session that asks for bytes can't do without. Caller holds mu.

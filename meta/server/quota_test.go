@@ -378,6 +378,93 @@ func TestIdleIsBounded(t *testing.T) {
 	}
 }
 
+// slowSaver gives back what lies idle when it is let.
+type slowSaver struct {
+	*saver
+	let chan struct{}
+}
+
+func (c *slowSaver) Reclaim(v meta.VolumeID, round uint64) {
+	go func() {
+		<-c.let
+		c.saver.Reclaim(v, round)
+	}()
+}
+
+// A quota is lowered while everybody is asked for what lies idle: who has answered that
+// already, and has something idle again, is asked once more.
+func TestQuotaLoweredWhileAllAreAsked(t *testing.T) {
+	t.Parallel()
+	s := newSiteTTL(t, time.Minute)
+	admin := s.dial("admin")
+	set := func(limit uint64) {
+		t.Helper()
+		admin.admin(t, wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: meta.Policy{Replicas: 1, QuotaBytes: limit}})
+	}
+	set(400 << 20)
+	o := s.srv.opened(1)
+	a := s.saver("a")
+	b := &slowSaver{saver: &saver{peer: &peer{leases: map[meta.Ino]meta.LeaseMode{}}}, let: make(chan struct{})}
+	b.Session = s.session("b", b)
+	for _, c := range []*saver{a, b.saver} { // the other has the one asked for its part
+		if err := c.write(t.Context(), 1<<20); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "that is over", func() error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if o.quota.round != nil {
+			return errors.New("a round is under way")
+		}
+		return nil
+	})
+	o.mu.Lock()
+	o.reclaim()
+	round := o.quota.round
+	o.mu.Unlock()
+	eventually(t, "the one answers", func() error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if n := len(round.pending); n != 1 {
+			return fmt.Errorf("%d have not answered", n)
+		}
+		return nil
+	})
+	eventually(t, "it has heard that", func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.idle > 0 {
+			return fmt.Errorf("%d bytes are idle", a.idle)
+		}
+		return nil
+	})
+	if err := a.write(t.Context(), 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	set(40 << 20)
+	a.mu.Lock()
+	idle := a.idle
+	a.mu.Unlock()
+	if most := uint64(40<<20) / 100; idle <= most {
+		t.Fatalf("%d bytes lie idle, which is no more than may", idle)
+	}
+	close(b.let)
+	eventually(t, "what lies idle follows the quota", func() error {
+		a.mu.Lock()
+		b.mu.Lock()
+		idle := a.idle + b.idle
+		b.mu.Unlock()
+		a.mu.Unlock()
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if most := o.quota.mostIdle(); idle > most || o.quota.idle > most {
+			return fmt.Errorf("%d bytes lie idle, %d may; at most %d", idle, o.quota.idle, most)
+		}
+		return nil
+	})
+}
+
 // A batch of which an operation finds no room is answered: what has room is done, the
 // rest is refused, and who asks waits for nothing that does not come.
 func TestBatchWithoutRoom(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -227,6 +228,11 @@ func (s *Server) setVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe)
 	if err != nil {
 		return err
 	}
+	if w.Only == nil && len(m.Unsaid) > 0 {
+		// A program of before that sets the whole of a policy takes back no word that
+		// it does not know.
+		w.Only = slices.DeleteFunc(meta.PolicyWords(), func(word string) bool { return slices.Contains(m.Unsaid, word) })
+	}
 	v, err := s.find(ctx, m)
 	if err != nil {
 		return err
@@ -286,12 +292,13 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 		return v, err
 	}
 	if w.Only == nil || len(w.Only) > 0 {
+		now, err := o.policy()
+		if err != nil {
+			return v, err
+		}
 		if w.Only != nil {
-			p, err := o.policy()
-			if err == nil {
-				err = p.Change(&to, w.Only...)
-			}
-			if err != nil {
+			p := now
+			if err := p.Change(&to, w.Only...); err != nil {
 				return v, err
 			}
 			to = p
@@ -299,8 +306,11 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 		if err := to.Check(); err != nil {
 			return v, err
 		}
-		if err := o.srv.everyServerCounts(ctx, &to); err != nil {
-			return v, err
+		// What is so already no server of before can serve.
+		if !now.QuotaSnapshots {
+			if err := o.srv.everyServerCounts(ctx, &to); err != nil {
+				return v, err
+			}
 		}
 		if err := o.setPolicy(ctx, to); err != nil {
 			return v, err

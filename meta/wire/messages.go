@@ -634,6 +634,9 @@ type Admin struct {
 	GID    uint32
 	Policy meta.Policy
 	Body   []byte // what else the request says, by its Op
+	// Unsaid are words of Policy that the sender's protocol has no room for: what they
+	// say here is nobody's wish. Whoever decodes a request sets it.
+	Unsaid []string
 }
 
 func (*Admin) frameType() Type { return TAdmin }
@@ -647,7 +650,9 @@ func (m *Admin) fields(c *coder) {
 	c.u32(&m.Mode)
 	c.u32(&m.UID)
 	c.u32(&m.GID)
-	c.need(10, m.Policy.QuotaSnapshots, "a quota that counts snapshots")
+	if !c.need(10, m.Policy.QuotaSnapshots, "a quota that counts snapshots") && c.dec {
+		m.Unsaid = []string{"quota-snapshots"}
+	}
 	c.policy(&m.Policy)
 	c.bytes(&m.Body)
 }
