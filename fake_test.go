@@ -62,6 +62,8 @@ type world struct {
 	// promised is what a predecessor was promised; asked and given count bytes of
 	// Reserve.
 	promised, asked, given uint64
+	// room says what is granted of what is asked for; nil: all of it.
+	room func(want uint64) uint64
 	// away: nobody answers about promises.
 	away bool
 	// inherited runs when the owner has said what a predecessor was promised, and the
@@ -753,6 +755,11 @@ func (s *fakeSession) Reserve(_ context.Context, _ meta.VolumeID, give, want, _ 
 	defer s.w.mu.Unlock()
 	s.w.asked += want
 	s.w.given += give
+	if room := s.w.room; room != nil && want > 0 {
+		s.w.mu.Unlock()
+		want = room(want)
+		s.w.mu.Lock()
+	}
 	return metaclient.Promise{Granted: want, Metered: true}, nil
 }
 

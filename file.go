@@ -44,11 +44,12 @@ type file struct {
 	uncommitted int64 // bytes in blobs that are not clean
 	unpushed    int64 // of those, not appended yet
 	opens       int32
-	writers     int32 // of opens, for writing
-	reads       int32 // in flight
-	linking     int32 // Links that may give it its first name, not answered
-	gate        int32 // writers wait while not zero
-	want        int32 // writers waiting for the exclusive lease
+	writers     int32  // of opens, for writing
+	reads       int32  // in flight
+	linking     int32  // Links that may give it its first name, not answered
+	gate        int32  // writers wait while not zero
+	gates       uint32 // how often that began
+	want        int32  // writers waiting for the exclusive lease
 	puts        uint32
 	barred      uint32 // puts when a barrier took the lease back last
 	epoch       uint64 // of the volume: that in which what is buffered was written
@@ -73,6 +74,12 @@ type file struct {
 	erased  []keep.Slot
 
 	wake chan struct{} // closed at the next change; nil: nobody waits
+}
+
+// shut has writers wait until gate is lowered again. The inode's mu is held.
+func (f *file) shut() {
+	f.gate++
+	f.gates++
 }
 
 const (

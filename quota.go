@@ -355,7 +355,8 @@ func (in *inode) needsAll(f *file, off, end uint64) uint64 {
 type enough struct {
 	f      *file
 	low    uint64 // the lease was not lowered since,
-	passed uint32 // and no snapshot taken in spite of it
+	passed uint32 // no snapshot taken in spite of it,
+	gates  uint32 // and nothing cut off or punched here
 	at     metaclient.Place
 	need   uint64 // what the write needed then,
 	spare  uint64 // and so much of that is not needed
@@ -363,7 +364,7 @@ type enough struct {
 
 // asked says under which circumstances an answer about a write holds. mu is held.
 func (in *inode) asked(f *file, need, at, n uint64) enough {
-	return enough{f: f, low: in.low, passed: in.passed, at: metaclient.Place{Ino: in.ino, Off: at, Len: n}, need: need}
+	return enough{f: f, low: in.low, passed: in.passed, gates: f.gates, at: metaclient.Place{Ino: in.ino, Off: at, Len: n}, need: need}
 }
 
 // spared is how much of what a write needs now the owner said is not needed. mu is

@@ -177,7 +177,7 @@ func (in *inode) giveBack(keep meta.LeaseMode, until time.Time) bool {
 	gated := in.lease == meta.LeaseExclusive && f != nil
 	if gated {
 		in.letPending(f)
-		f.gate++
+		f.shut()
 		in.mu.Unlock()
 		gone := in.flushForRecall(until)
 		in.mu.Lock()

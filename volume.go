@@ -232,7 +232,7 @@ func (v *Volume) aloneRound(ctx context.Context, in *inode, flush bool, fn func(
 		in.mu.Unlock()
 		return err
 	}
-	f.gate++
+	f.shut()
 	flush = flush || f.ended
 	in.mu.Unlock()
 	if flush {
