@@ -90,6 +90,10 @@ type Cluster struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced with every new view
+	// gone are keys that the watches saw go, as they heard of them; goneMore is closed
+	// when there are more, nil: nobody waits.
+	gone     []deletion
+	goneMore chan struct{}
 	// Of Current: the reading that has not begun, or nil; the newest one; and when
 	// the next may begin.
 	next, last *lookup

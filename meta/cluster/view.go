@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -34,7 +35,7 @@ type View struct {
 	Bearers map[meta.ServerID]Bearer
 
 	// left are the keys of records that a newer program wrote, or that are damaged, by the
-	// part that they belong to: they are not above. Views share it.
+	// part that they belong to: they are not above. A part of which there are none is not in it.
 	left map[string]map[string]bool
 
 	sorted sync.Once // makes:
@@ -217,8 +218,8 @@ func (c *Cluster) watch(ctx context.Context, prefix string, hint chan<- struct{}
 		select {
 		case <-ctx.Done():
 			return
-		case _, ok := <-w:
-			if !ok {
+		case r, ok := <-w:
+			if c.noteGone(r.Events); !ok {
 				select {
 				case <-ctx.Done():
 					return
@@ -264,47 +265,50 @@ const readTries = 20
 
 func (c *Cluster) readOnce(ctx context.Context) (*View, error) {
 	if old := c.view.Load(); old != nil {
-		if v, err := c.readChanged(ctx, old); v != nil || err != nil {
-			return v, err
-		}
+		return c.readChanged(ctx, old)
 	}
-	v := &View{ChunkServers: map[meta.ServerID]meta.ServerInfo{}, Bearers: map[meta.ServerID]Bearer{}, left: map[string]map[string]bool{}}
+	v := &View{ChunkServers: map[meta.ServerID]meta.ServerInfo{}, Bearers: map[meta.ServerID]Bearer{}}
 	for _, part := range viewParts {
-		prefix := c.prefix + part
-		end := clientv3.GetPrefixRangeEnd(prefix)
-		for from, more := prefix, true; more; {
-			opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(page)}
-			if v.Revision != 0 {
-				opts = append(opts, clientv3.WithRev(v.Revision))
-			}
-			r, err := c.cli.Get(ctx, from, opts...)
-			if err != nil {
-				return nil, wrap("read cluster", prefix, err)
-			}
-			if v.Revision == 0 {
-				v.Revision = r.Header.Revision
-			}
-			for _, kv := range r.Kvs {
-				if !c.addTo(v, kv) {
-					if v.left[part] == nil {
-						v.left[part] = map[string]bool{}
-					}
-					v.left[part][string(kv.Key)] = true
-				}
-				from = string(kv.Key) + "\x00"
-			}
-			more = len(r.Kvs) == page
+		if err := c.readPart(ctx, v, part); err != nil {
+			return nil, err
 		}
 	}
 	return v, nil
 }
 
-// readChanged makes the next view of an old one and the records that changed
-// since: a big cluster's table isn't read again for every new server. It gives
-// nil if that does not suffice: too much changed, or something went away, or a record
-// changed that is left out, or is from now on. What went away shows in the count: the
-// old records, left out ones among them, and the changed ones together hold all that
-// there is, so if they are as many, they are the same.
+// readPart reads all of a part at the view's revision, or if it has none, at the newest,
+// which is the view's then.
+func (c *Cluster) readPart(ctx context.Context, v *View, part string) error {
+	v.clear(part)
+	prefix := c.prefix + part
+	end := clientv3.GetPrefixRangeEnd(prefix)
+	for from, more := prefix, true; more; {
+		opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(page)}
+		if v.Revision != 0 {
+			opts = append(opts, clientv3.WithRev(v.Revision))
+		}
+		r, err := c.cli.Get(ctx, from, opts...)
+		if err != nil {
+			return wrap("read cluster", prefix, err)
+		}
+		if v.Revision == 0 {
+			v.Revision = r.Header.Revision
+		}
+		for _, kv := range r.Kvs {
+			c.addTo(v, part, kv)
+			from = string(kv.Key) + "\x00"
+		}
+		more = len(r.Kvs) == page
+	}
+	return nil
+}
+
+// readChanged makes the next view of an old one, the records that changed since, and
+// the keys of those that went, which the watches have: a big cluster's table isn't read
+// again for every new server. Together they hold all that there is and perhaps what went
+// without being heard of; so if they are as many as there are, they are the same. A part
+// of which that can't be said, even a moment later, or of which too much changed, is read
+// anew.
 func (c *Cluster) readChanged(ctx context.Context, old *View) (*View, error) {
 	var ops []clientv3.Op
 	for _, part := range viewParts {
@@ -325,32 +329,211 @@ func (c *Cluster) readChanged(ctx context.Context, old *View) (*View, error) {
 		Members:      slices.Clone(old.Members),
 		Settings:     old.Settings,
 		Bearers:      maps.Clone(old.Bearers),
-		left:         old.left,
+		left:         map[string]map[string]bool{},
 	}
+	for part, keys := range old.left {
+		v.left[part] = maps.Clone(keys)
+	}
+	changed := map[string]bool{}
+	anew := map[string]bool{}
 	for i, part := range viewParts {
 		got := r.Responses[i].GetResponseRange()
 		for _, kv := range got.Kvs {
-			if v.left[part][string(kv.Key)] || !c.addTo(v, kv) {
-				return nil, nil
+			changed[string(kv.Key)] = true
+			c.addTo(v, part, kv)
+		}
+		anew[part] = got.More
+	}
+	late := time.NewTimer(goneWait)
+	defer late.Stop()
+	for waits := true; ; {
+		gone, more := c.goneIn(old.Revision, v.Revision)
+		for _, key := range gone {
+			if !changed[key] { // else it came again
+				v.remove(strings.TrimPrefix(key, c.prefix))
 			}
 		}
-		n := map[string]int{"/table/": len(v.Volumes), "/chunkservers/": len(v.ChunkServers), "/metaservers/": len(v.MetaServers), "/nodes/": len(v.Nodes), "/capkeys": min(1, len(v.CapKeys)),
-			"/grants/": len(v.Grants), "/members/": len(v.Members), "/settings": min(1, v.Settings.Version), "/bearers/": len(v.Bearers)}[part]
-		if got.More || int64(n+len(v.left[part])) != got.Count {
-			return nil, nil
+		lacks := ""
+		for i, part := range viewParts {
+			if !anew[part] && int64(v.count(part)) != r.Responses[i].GetResponseRange().Count {
+				lacks = part
+			}
+		}
+		if lacks == "" {
+			break
+		}
+		if !waits {
+			anew[lacks] = true
+			continue
+		}
+		select {
+		case <-more:
+		case <-late.C:
+			waits = false
+		case <-ctx.Done():
+			return nil, wrap("read cluster", c.prefix, context.Cause(ctx))
+		}
+	}
+	for _, part := range viewParts {
+		if anew[part] {
+			if err := c.readPart(ctx, v, part); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return v, nil
 }
 
-// addTo adds a record, or puts it in the place of its older form. One that a
-// newer program wrote must not blind this one: it is left out, and false returned.
-func (c *Cluster) addTo(v *View, kv *mvccpb.KeyValue) bool {
-	err := v.add(strings.TrimPrefix(string(kv.Key), c.prefix), kv)
-	if err != nil {
-		c.log.Warn("a cluster record is left out", "key", string(kv.Key), "err", err)
+// goneWait bounds how long a view waits for a watch to tell what went.
+const goneWait = 50 * time.Millisecond
+
+// maxGone bounds how many keys that went are remembered.
+const maxGone = 4096
+
+// deletion is a key that a watch saw go.
+type deletion struct {
+	key string
+	rev int64
+}
+
+// noteGone remembers what a watch saw go.
+func (c *Cluster) noteGone(l []*clientv3.Event) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := len(c.gone)
+	for _, e := range l {
+		if e.Type == mvccpb.DELETE {
+			c.gone = append(c.gone, deletion{string(e.Kv.Key), e.Kv.ModRevision})
+		}
 	}
-	return err == nil
+	if len(c.gone) == before {
+		return
+	}
+	if n := len(c.gone) - maxGone; n > 0 {
+		c.gone = slices.Delete(c.gone, 0, n+maxGone/2)
+	}
+	if c.goneMore != nil {
+		close(c.goneMore)
+		c.goneMore = nil
+	}
+}
+
+// goneIn lists the keys that are known to have gone after one revision and not after
+// another; more is closed when more are known.
+func (c *Cluster) goneIn(after, upTo int64) (keys []string, more <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, d := range c.gone {
+		if d.rev > after && d.rev <= upTo {
+			keys = append(keys, d.key)
+		}
+	}
+	if c.goneMore == nil {
+		c.goneMore = make(chan struct{})
+	}
+	return keys, c.goneMore
+}
+
+// addTo adds a record of a part, or puts it in the place of its older form. One that a
+// newer program wrote must not blind this one: it is left out.
+func (c *Cluster) addTo(v *View, part string, kv *mvccpb.KeyValue) {
+	name := strings.TrimPrefix(string(kv.Key), c.prefix)
+	err := v.add(name, kv)
+	if err == nil {
+		v.leave(part, name, false)
+		return
+	}
+	c.log.Warn("a cluster record is left out", "key", string(kv.Key), "err", err)
+	v.remove(name)
+	v.leave(part, name, true)
+}
+
+// leave says whether a record of a part is left out.
+func (v *View) leave(part, name string, out bool) {
+	switch {
+	case !out:
+		if delete(v.left[part], name); len(v.left[part]) == 0 {
+			delete(v.left, part)
+		}
+		return
+	case v.left == nil:
+		v.left = map[string]map[string]bool{}
+	}
+	if v.left[part] == nil {
+		v.left[part] = map[string]bool{}
+	}
+	v.left[part][name] = true
+}
+
+// count is how many records of a part the view knows of.
+func (v *View) count(part string) int {
+	return len(v.left[part]) + map[string]int{"/table/": len(v.Volumes), "/chunkservers/": len(v.ChunkServers), "/metaservers/": len(v.MetaServers), "/nodes/": len(v.Nodes), "/capkeys": min(1, len(v.CapKeys)),
+		"/grants/": len(v.Grants), "/members/": len(v.Members), "/settings": min(1, v.Settings.Version), "/bearers/": len(v.Bearers)}[part]
+}
+
+// clear forgets a part.
+func (v *View) clear(part string) {
+	delete(v.left, part)
+	switch part {
+	case "/table/":
+		v.Volumes = nil
+	case "/chunkservers/":
+		v.ChunkServers = map[meta.ServerID]meta.ServerInfo{}
+	case "/metaservers/":
+		v.MetaServers = nil
+	case "/nodes/":
+		v.Nodes = nil
+	case "/capkeys":
+		v.CapKeys = nil
+	case "/grants/":
+		v.Grants = nil
+	case "/members/":
+		v.Members = nil
+	case "/settings":
+		v.Settings = Settings{}
+	case "/bearers/":
+		v.Bearers = map[meta.ServerID]Bearer{}
+	}
+}
+
+// remove forgets a record, by its key without the cluster's prefix. One that is not there
+// is none.
+func (v *View) remove(name string) {
+	part := viewParts[max(0, slices.IndexFunc(viewParts, func(p string) bool { return strings.HasPrefix(name, p) }))]
+	v.leave(part, name, false)
+	key := strings.TrimPrefix(name, part)
+	number, _ := strconv.ParseUint(key, 16, 64)
+	switch part {
+	case "/table/":
+		i, ok := slices.BinarySearchFunc(v.Volumes, meta.VolumeID(number), volumeByID)
+		v.Volumes = without(v.Volumes, i, ok)
+	case "/chunkservers/":
+		delete(v.ChunkServers, meta.ServerID(number))
+	case "/metaservers/":
+		i, ok := slices.BinarySearchFunc(v.MetaServers, key, metaServerByName)
+		v.MetaServers = without(v.MetaServers, i, ok)
+	case "/nodes/":
+		i, ok := slices.BinarySearchFunc(v.Nodes, meta.ServerID(number), nodeByID)
+		v.Nodes = without(v.Nodes, i, ok)
+	case "/grants/":
+		i, ok := slices.BinarySearchFunc(v.Grants, name, grantByKey)
+		v.Grants = without(v.Grants, i, ok)
+	case "/members/":
+		i, ok := slices.BinarySearchFunc(v.Members, key, memberByName)
+		v.Members = without(v.Members, i, ok)
+	case "/bearers/":
+		delete(v.Bearers, meta.ServerID(number))
+	default: // a part of one record
+		v.clear(part)
+	}
+}
+
+// without takes away what is at i, if it is there.
+func without[T any](all []T, i int, there bool) []T {
+	if !there {
+		return all
+	}
+	return slices.Delete(all, i, i+1)
 }
 
 func (v *View) add(name string, kv *mvccpb.KeyValue) error {
@@ -374,7 +557,7 @@ func (v *View) add(name string, kv *mvccpb.KeyValue) error {
 		if err != nil {
 			return err
 		}
-		i, ok := slices.BinarySearchFunc(v.MetaServers, s.Name, func(a MetaServer, name string) int { return strings.Compare(a.Name, name) })
+		i, ok := slices.BinarySearchFunc(v.MetaServers, s.Name, metaServerByName)
 		v.MetaServers = place(v.MetaServers, i, ok, s)
 	case strings.HasPrefix(name, "/nodes/"):
 		n, err := decode[Node](kv.Key, kv.Value)
@@ -382,7 +565,7 @@ func (v *View) add(name string, kv *mvccpb.KeyValue) error {
 			return err
 		}
 		n.Revision = kv.ModRevision
-		i, ok := slices.BinarySearchFunc(v.Nodes, n.ID, func(a Node, id meta.ServerID) int { return cmp.Compare(a.ID, id) })
+		i, ok := slices.BinarySearchFunc(v.Nodes, n.ID, nodeByID)
 		v.Nodes = place(v.Nodes, i, ok, n)
 	case name == "/capkeys":
 		k, err := decode[capKeys](kv.Key, kv.Value)
@@ -396,7 +579,7 @@ func (v *View) add(name string, kv *mvccpb.KeyValue) error {
 			return err
 		}
 		g.Revision, g.key = kv.ModRevision, name
-		i, ok := slices.BinarySearchFunc(v.Grants, name, func(a Grant, name string) int { return strings.Compare(a.key, name) })
+		i, ok := slices.BinarySearchFunc(v.Grants, name, grantByKey)
 		v.Grants = place(v.Grants, i, ok, g)
 	case strings.HasPrefix(name, "/members/"):
 		m, err := decode[Member](kv.Key, kv.Value)
@@ -432,6 +615,12 @@ func place[T any](all []T, i int, replace bool, x T) []T {
 }
 
 func memberByName(a Member, name string) int { return strings.Compare(a.String(), name) }
+
+func metaServerByName(a MetaServer, name string) int { return strings.Compare(a.Name, name) }
+
+func nodeByID(a Node, id meta.ServerID) int { return cmp.Compare(a.ID, id) }
+
+func grantByKey(a Grant, key string) int { return strings.Compare(a.key, key) }
 
 // AllEvicted lists the identities whose certificates are worth nothing any more,
 // as peer.ParseWorthless reads them, ascending.

@@ -9,8 +9,7 @@ import (
 )
 
 // TestNewerRecordsAreNoneThatWent: a record that a newer program wrote is left out of a
-// view, and does not stand for one that went at the same time; nor is all read again as
-// long as it is there.
+// view, and does not stand for one that went at the same time.
 func TestNewerRecordsAreNoneThatWent(t *testing.T) {
 	t.Parallel()
 	cli := client(t)
@@ -20,7 +19,7 @@ func TestNewerRecordsAreNoneThatWent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shows := func(what string, want ...string) *View {
+	shows := func(what string, want ...string) {
 		t.Helper()
 		v, err := c.Refresh(ctx)
 		if err != nil {
@@ -33,21 +32,17 @@ func TestNewerRecordsAreNoneThatWent(t *testing.T) {
 		if !ok {
 			t.Fatalf("%s: %+v, want %q", what, v.Volumes, want)
 		}
-		return v
 	}
 	shows("at first", "old")
 	const newer = `{"v":99}`
 	if _, err := cli.Txn(ctx).Then(clientv3.OpDelete(c.rowKey(old.ID)), clientv3.OpPut(c.rowKey(77), newer)).Commit(); err != nil {
 		t.Fatal(err)
 	}
-	beside := shows("one went and a newer one came")
+	shows("one went and a newer one came")
 	if _, err := c.CreateVolume(ctx, "next", meta.Policy{}, 0); err != nil {
 		t.Fatal(err)
 	}
 	shows("beside the newer one", "next")
-	if v, err := c.readChanged(ctx, beside); err != nil || v == nil {
-		t.Errorf("what changed does not suffice: %v, %v", v, err)
-	}
 	// One that was known is written by a newer program, and taken over by this one again.
 	last, err := c.VolumeByName(ctx, "next")
 	if err != nil {
