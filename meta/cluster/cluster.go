@@ -43,6 +43,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -185,19 +186,15 @@ func (c *Cluster) Close() {
 // nextID counts a counter up. Numbers are lost, never given twice.
 func (c *Cluster) nextID(ctx context.Context, counter string) (uint64, error) {
 	const op = "give out an id"
-	key := c.prefix + "/counters/" + counter
+	key := c.counterKey(counter)
 	for {
 		r, err := c.cli.Get(ctx, key)
 		if err != nil {
 			return 0, wrap(op, counter, err)
 		}
-		var last uint64
-		var rev int64
-		if len(r.Kvs) > 0 {
-			rev = r.Kvs[0].ModRevision
-			if last, err = strconv.ParseUint(string(r.Kvs[0].Value), 10, 64); err != nil {
-				return 0, meta.E(op, meta.Corrupt, key, err)
-			}
+		last, rev, err := lastID(r.Kvs)
+		if err != nil {
+			return 0, err
 		}
 		t, err := c.cli.Txn(ctx).
 			If(clientv3.Compare(clientv3.ModRevision(key), "=", rev)).
@@ -209,6 +206,20 @@ func (c *Cluster) nextID(ctx context.Context, counter string) (uint64, error) {
 			return last + 1, nil
 		}
 	}
+}
+
+func (c *Cluster) counterKey(counter string) string { return c.prefix + "/counters/" + counter }
+
+// lastID reads the record of a counter: the last id that was given out, and the record's
+// revision. Errors: Corrupt.
+func lastID(kvs []*mvccpb.KeyValue) (last uint64, rev int64, err error) {
+	if len(kvs) == 0 {
+		return 0, 0, nil
+	}
+	if last, err = strconv.ParseUint(string(kvs[0].Value), 10, 64); err != nil {
+		return 0, 0, meta.E("give out an id", meta.Corrupt, string(kvs[0].Key), err)
+	}
+	return last, kvs[0].ModRevision, nil
 }
 
 // encode gives a record's JSON.

@@ -191,6 +191,9 @@ func (a Access) MapOp(op meta.Op) meta.Op {
 	return op
 }
 
+// grantCounter numbers grants.
+const grantCounter = "grant"
+
 func (c *Cluster) grantKey(id uint64) string { return fmt.Sprintf("%s/grants/%016x", c.prefix, id) }
 
 // keyOf is where a grant's record lies.
@@ -208,7 +211,7 @@ func (c *Cluster) AddGrant(ctx context.Context, g Grant) (Grant, error) {
 		return g, err
 	}
 	var err error
-	if g.ID, err = c.nextID(ctx, "grant"); err != nil {
+	if g.ID, err = c.nextID(ctx, grantCounter); err != nil {
 		return g, err
 	}
 	g.Version = recordVersion

@@ -158,3 +158,49 @@ func TestViewAfterDeletions(t *testing.T) {
 	heard[0].Kv.ModRevision += 5
 	read("a watch says nothing of this one", 100<<10, heard)
 }
+
+// What a node's pods need of a claim is granted in three requests to etcd, with the one
+// for the revision that the call is as of, and taken back in two.
+func TestGrantsForUsesAreFewRequests(t *testing.T) {
+	t.Parallel()
+	plain := client(t)
+	c := join(t, plain)
+	ctx := t.Context()
+	want := map[meta.VolumeID]Rights{}
+	for i := range 3 {
+		v, err := c.CreateVolume(ctx, fmt.Sprint("v", i), meta.Policy{}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want[v.ID] = WriteRights
+	}
+	if _, err := c.Enrol(ctx, Member{Role: peer.Client, Name: "a"}, false); err != nil {
+		t.Fatal(err)
+	}
+	cli, count := countedKV(plain)
+	w := c.watching(cli)
+	asOf, err := w.Revision(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	given, err := w.GrantFor(ctx, "client/a", "u", asOf, want, 7)
+	if n, _ := count.since(); err != nil || len(given) != len(want) || n > 3 {
+		t.Errorf("%d grants in %d requests, %v", len(given), n, err)
+	}
+	all, err := c.Grants(ctx)
+	if err != nil || len(all) != len(want) {
+		t.Fatal(all, err)
+	}
+	for i, g := range all {
+		if g.ID != uint64(i+1) || g.Who != "client/a" || g.For != "u" || g.Rights != WriteRights || g.Created != 7 {
+			t.Errorf("%+v", g)
+		}
+	}
+	if asOf, err = w.Revision(ctx); err != nil {
+		t.Fatal(err)
+	}
+	ended, err := w.EndUse(ctx, "client/a", "u", asOf)
+	if n, _ := count.since(); err != nil || ended != int64(len(want)) || n > 2 {
+		t.Errorf("%d grants ended in %d requests, %v", ended, n, err)
+	}
+}

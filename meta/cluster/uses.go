@@ -7,8 +7,10 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"penstock.io/penstock/meta"
@@ -87,86 +89,113 @@ func (c *Cluster) GrantFor(ctx context.Context, who, use string, asOf int64, wan
 	if !validUse.MatchString(use) {
 		return nil, meta.E(op, meta.Invalid, use, errors.New("a use is letters, digits and :=@._~-, at most 600"))
 	}
-	if asOf == 0 {
-		var err error
-		if asOf, err = c.Revision(ctx); err != nil {
-			return nil, err
-		}
-	}
-	ends := []string{c.endedKey(who), c.endedKey("")}
+	look := c.lookForUse(name, use, who, want)
+	r, err := c.cli.Txn(ctx).Then(look...).Commit()
 	for {
-		bearer, err := c.bearerOf(ctx, name)
-		if err != nil || bearer.Role == peer.Admin {
-			return nil, err
-		}
-		if bearer.Revision > asOf {
-			return nil, outrun(op, who)
-		}
-		given, err := c.given(ctx, use, who)
-		if err != nil {
-			return nil, err
-		}
-		has := map[meta.VolumeID]Grant{}
-		for _, g := range given {
-			has[g.Volume] = g
-		}
-		// Whoever is evicted, or a volume that goes, meanwhile, is not left a grant.
-		is := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(c.memberKey(bearer.Role, name)), "=", bearer.Revision)}
-		var puts, look []clientv3.Op
-		for _, key := range ends {
-			is = append(is, clientv3.Compare(clientv3.ModRevision(key), "<", asOf+1))
-			look = append(look, clientv3.OpGet(key))
-		}
-		for _, v := range slices.Sorted(maps.Keys(want)) {
-			g, there := has[v]
-			switch {
-			case there && g.Rights != want[v]:
-				return nil, meta.E(op, meta.Exists, who, fmt.Errorf("it may %s volume %d for this use already, which is not to %s", g.Rights, v, want[v]))
-			case there && g.Revision > asOf:
-				continue
-			}
-			row, err := c.Volume(ctx, v)
-			if err == nil && row.State != VolumeActive {
-				err = meta.E(op, meta.NoSuchVolume, row.Name, fmt.Errorf("it is %s", row.State))
-			}
-			if err != nil {
-				return nil, err
-			}
-			// One that is there is written again, as it is: an end that began before this
-			// call must find it younger.
-			revision := g.Revision
-			if !there {
-				g = Grant{Version: recordVersion, Who: who, Volume: v, Rights: want[v], Users: UsersAsIs, For: use, Created: now}
-				if err := g.Check(); err != nil {
-					return nil, err
-				}
-				if g.ID, err = c.nextID(ctx, "grant"); err != nil {
-					return nil, err
-				}
-				given = append(given, g)
-			}
-			key := c.keyOf(&g)
-			is = append(is, clientv3.Compare(clientv3.ModRevision(c.rowKey(v)), "=", row.Revision), clientv3.Compare(clientv3.ModRevision(key), "=", revision))
-			puts = append(puts, clientv3.OpPut(key, encode(g)))
-		}
-		if len(puts) == 0 {
-			return given, nil
-		}
-		t, err := c.cli.Txn(ctx).If(is...).Then(puts...).Else(look...).Commit()
 		if err != nil {
 			return nil, wrap(op, who, err)
 		}
-		if t.Succeeded {
+		if asOf == 0 {
+			asOf = r.Header.Revision
+		}
+		given, is, puts, err := c.grantsFor(r, name, use, who, asOf, want, now)
+		if err != nil || len(puts) == 0 {
+			return given, err
+		}
+		if r, err = c.cli.Txn(ctx).If(is...).Then(puts...).Else(look...).Commit(); err == nil && r.Succeeded {
 			return given, nil
 		}
-		for _, r := range t.Responses {
-			for _, kv := range r.GetResponseRange().Kvs {
-				if kv.ModRevision > asOf {
-					return nil, outrun(op, who)
-				}
+	}
+}
+
+// lookForUse are the reads that GrantFor decides by, all in one request.
+func (c *Cluster) lookForUse(name, use, who string, want map[meta.VolumeID]Rights) []clientv3.Op {
+	ops := []clientv3.Op{
+		clientv3.OpGet(c.memberKey(peer.Client, name)), clientv3.OpGet(c.memberKey(peer.Admin, name)),
+		clientv3.OpGet(c.endedKey(who)), clientv3.OpGet(c.endedKey("")),
+		clientv3.OpGet(c.counterKey(grantCounter)), clientv3.OpGet(c.useKey(use, who), clientv3.WithPrefix()),
+	}
+	for _, v := range slices.Sorted(maps.Keys(want)) {
+		ops = append(ops, clientv3.OpGet(c.rowKey(v)))
+	}
+	return ops
+}
+
+// grantsFor decides by what lookForUse read: what the client has then, and what is to be
+// written for it, if that is still so. Nothing is written for an administrator, of whom
+// given is empty.
+func (c *Cluster) grantsFor(r *clientv3.TxnResponse, name, use, who string, asOf int64, want map[meta.VolumeID]Rights, now meta.Time) (given []Grant, is []clientv3.Cmp, puts []clientv3.Op, err error) {
+	const op = "grant"
+	no := func(err error) ([]Grant, []clientv3.Cmp, []clientv3.Op, error) { return nil, nil, nil, err }
+	found := func(i int) []*mvccpb.KeyValue { return r.Responses[i].GetResponseRange().Kvs }
+	bearer, err := bearerOf(name, found(0), found(1))
+	if err != nil || bearer.Role == peer.Admin {
+		return no(err)
+	}
+	if bearer.Revision > asOf {
+		return no(outrun(op, who))
+	}
+	// Whoever is evicted, or a volume that goes, meanwhile, is not left a grant.
+	is = append(is, clientv3.Compare(clientv3.ModRevision(c.memberKey(bearer.Role, name)), "=", bearer.Revision))
+	for i, key := range []string{c.endedKey(who), c.endedKey("")} {
+		for _, kv := range found(2 + i) {
+			if kv.ModRevision > asOf {
+				return no(outrun(op, who))
 			}
 		}
+		is = append(is, clientv3.Compare(clientv3.ModRevision(key), "<", asOf+1))
 	}
+	id, counted, err := lastID(found(4))
+	if err != nil {
+		return no(err)
+	}
+	has := map[meta.VolumeID]Grant{}
+	for _, kv := range found(5) {
+		g, err := decode[Grant](kv.Key, kv.Value)
+		if err != nil {
+			return no(err)
+		}
+		g.Revision = kv.ModRevision
+		has[g.Volume] = g
+		given = append(given, g)
+	}
+	fresh := 0
+	for i, v := range slices.Sorted(maps.Keys(want)) {
+		g, there := has[v]
+		switch {
+		case there && g.Rights != want[v]:
+			return no(meta.E(op, meta.Exists, who, fmt.Errorf("it may %s volume %d for this use already, which is not to %s", g.Rights, v, want[v])))
+		case there && g.Revision > asOf:
+			continue
+		}
+		row, err := rowIn(v, found(6+i))
+		if err == nil && row.State != VolumeActive {
+			err = meta.E(op, meta.NoSuchVolume, row.Name, fmt.Errorf("it is %s", row.State))
+		}
+		if err != nil {
+			return no(err)
+		}
+		// One that is there is written again, as it is: an end that began before this
+		// call must find it younger.
+		revision := g.Revision
+		if !there {
+			id, fresh = id+1, fresh+1
+			g = Grant{Version: recordVersion, ID: id, Who: who, Volume: v, Rights: want[v], Users: UsersAsIs, For: use, Created: now}
+			if err := g.Check(); err != nil {
+				return no(err)
+			}
+			given = append(given, g)
+		}
+		key := c.keyOf(&g)
+		is = append(is, clientv3.Compare(clientv3.ModRevision(c.rowKey(v)), "=", row.Revision), clientv3.Compare(clientv3.ModRevision(key), "=", revision))
+		puts = append(puts, clientv3.OpPut(key, encode(g)))
+	}
+	if fresh > 0 {
+		key := c.counterKey(grantCounter)
+		is = append(is, clientv3.Compare(clientv3.ModRevision(key), "=", counted))
+		puts = append(puts, clientv3.OpPut(key, strconv.FormatUint(id, 10)))
+	}
+	return given, is, puts, nil
 }
 
 // GrantsOf lists what all clients have for a use, by number. Errors: Invalid, Unavailable.
@@ -177,23 +206,6 @@ func (c *Cluster) GrantsOf(ctx context.Context, use string) ([]Grant, error) {
 	all, err := list[Grant](ctx, c, usesPart+use+"/")
 	slices.SortFunc(all, byNumber)
 	return all, err
-}
-
-// given reads what a client has for a use.
-func (c *Cluster) given(ctx context.Context, use, who string) (all []Grant, err error) {
-	r, err := c.cli.Get(ctx, c.useKey(use, who), clientv3.WithPrefix())
-	if err != nil {
-		return nil, wrap("list grants", use, err)
-	}
-	for _, kv := range r.Kvs {
-		g, err := decode[Grant](kv.Key, kv.Value)
-		if err != nil {
-			return nil, err
-		}
-		g.Revision = kv.ModRevision
-		all = append(all, g)
-	}
-	return all, nil
 }
 
 // EndUse takes back what a client, or with "" every one, was granted for a use, and
@@ -228,24 +240,19 @@ func (c *Cluster) EndUse(ctx context.Context, who, use string, asOf int64) (n in
 	return t.Responses[0].GetResponseDeleteRange().Deleted, nil
 }
 
-// bearerOf finds who bears a name as a client, or as an administrator. Errors: NotFound.
-func (c *Cluster) bearerOf(ctx context.Context, name string) (m Member, err error) {
-	const op = "find member"
-	for _, role := range []peer.Role{peer.Client, peer.Admin} {
-		key := c.memberKey(role, name)
-		r, err := c.cli.Get(ctx, key)
-		if err != nil {
-			return m, wrap(op, name, err)
-		}
-		if len(r.Kvs) == 0 {
+// bearerOf says who bears a name, as a client or as an administrator, by what was found
+// of each. Errors: NotFound.
+func bearerOf(name string, client, admin []*mvccpb.KeyValue) (m Member, err error) {
+	for _, kvs := range [][]*mvccpb.KeyValue{client, admin} {
+		if len(kvs) == 0 {
 			continue
 		}
-		if m, err = decode[Member](r.Kvs[0].Key, r.Kvs[0].Value); err != nil || !m.Evicted {
-			m.Revision = r.Kvs[0].ModRevision
+		if m, err = decode[Member](kvs[0].Key, kvs[0].Value); err != nil || !m.Evicted {
+			m.Revision = kvs[0].ModRevision
 			return m, err
 		}
 	}
-	return m, meta.E(op, meta.NotFound, name, errors.New("no client of that name joined the cluster, or it was evicted"))
+	return m, meta.E("find member", meta.NotFound, name, errors.New("no client of that name joined the cluster, or it was evicted"))
 }
 
 // dropGrants removes the grants that a view shows and that are chosen.

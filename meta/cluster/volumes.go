@@ -11,6 +11,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"penstock.io/penstock/meta"
@@ -259,11 +260,16 @@ func (c *Cluster) Volume(ctx context.Context, id meta.VolumeID) (Volume, error) 
 	if err != nil {
 		return Volume{}, wrap("read volume", fmt.Sprint(id), err)
 	}
-	if len(r.Kvs) == 0 {
+	return rowIn(id, r.Kvs)
+}
+
+// rowIn reads a volume's row from what was found of it. Errors: NoSuchVolume, Corrupt.
+func rowIn(id meta.VolumeID, found []*mvccpb.KeyValue) (Volume, error) {
+	if len(found) == 0 {
 		return Volume{}, meta.E("read volume", meta.NoSuchVolume, fmt.Sprint(id), nil)
 	}
-	v, err := decode[Volume](r.Kvs[0].Key, r.Kvs[0].Value)
-	v.Revision = r.Kvs[0].ModRevision
+	v, err := decode[Volume](found[0].Key, found[0].Value)
+	v.Revision = found[0].ModRevision
 	return v, err
 }
 
