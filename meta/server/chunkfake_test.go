@@ -27,9 +27,21 @@ type fakeChunks struct {
 	no     meta.Kind     // what seals fail with
 
 	copying func(meta.Order) // told of each order to copy before it is begun; may be nil
+	sealing func(meta.Order) // of each to seal after it is done, before the answer leaves
 }
 
 func (f *fakeChunks) order(ctx context.Context, o meta.Order) meta.OrderResult {
+	r := f.obey(ctx, o)
+	f.mu.Lock()
+	sealing := f.sealing
+	f.mu.Unlock()
+	if sealing != nil && o.Kind == meta.OrderSeal {
+		sealing(o)
+	}
+	return r
+}
+
+func (f *fakeChunks) obey(ctx context.Context, o meta.Order) meta.OrderResult {
 	f.mu.Lock()
 	if stuck := f.stuck; stuck != nil {
 		f.mu.Unlock()

@@ -89,27 +89,42 @@ func (o *owner) orderAll(ctx context.Context, servers []meta.ServerID, or meta.O
 // if its writer asks, is how far the chunk was acknowledged; what lies beyond is
 // sent again elsewhere.
 func (o *owner) seal(ctx context.Context, id meta.ChunkID, need *uint64) (meta.ChunkRecord, error) {
-	o.mu.Lock()
-	rec, file, err := namespace.ReadChunk(&view{o: o}, id)
-	o.mu.Unlock()
-	if err != nil {
-		return rec, err
+	for {
+		o.mu.Lock()
+		rec, file, err := namespace.ReadChunk(&view{o: o}, id)
+		o.mu.Unlock()
+		if err != nil {
+			return rec, err
+		}
+		if rec.State != meta.ChunkOpen {
+			return rec, nil
+		}
+		fence := o.sealFence(&rec)
+		end, err := o.freeze(ctx, &rec, file, fence, need, nil)
+		if err != nil {
+			return rec, err
+		}
+		if rec, err = o.end(ctx, id, fence, end); !errors.Is(err, meta.Again) {
+			return rec, err
+		}
 	}
-	if rec.State != meta.ChunkOpen {
-		return rec, nil
-	}
-	fence := o.sealFence(&rec)
-	end, err := o.freeze(ctx, &rec, file, fence, need, nil)
-	if err != nil {
-		return rec, err
-	}
-	return o.end(ctx, id, fence, end)
 }
 
-// end journals where a frozen chunk ends, and cuts its replicas there.
+// end journals where a frozen chunk ends, and cuts its replicas there. Errors: Again (it
+// was not frozen, for want of replicas, and somebody has begun to write to it since).
 func (o *owner) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, end ending) (meta.ChunkRecord, error) {
 	rec := meta.ChunkRecord{ID: id}
 	o.mu.Lock()
+	if end.unwritten {
+		now, file, err := namespace.ReadChunk(&view{o: o}, id)
+		if err == nil && now.State == meta.ChunkOpen && (now.Live > 0 || file != 0) {
+			err = meta.E("seal", meta.Again, id.String(), errors.New("its first bytes were committed meanwhile"))
+		}
+		if err != nil {
+			o.mu.Unlock()
+			return rec, err
+		}
+	}
 	seq := o.cur.seq
 	if _, err := o.run(&meta.SealChunk{Chunk: id, Length: end.Length, CRC: end.CRC, Fence: fence, Servers: end.Servers, Lost: end.Lost > 0}, 0); err != nil {
 		o.mu.Unlock()
@@ -152,7 +167,9 @@ func (o *owner) sealFence(rec *meta.ChunkRecord) meta.Fence {
 // ending is where a chunk is to end.
 type ending struct {
 	replica.Decision
-	unwritten bool // nobody ever wrote to it
+	// unwritten: nobody ever wrote to it, and there was nothing to freeze: until the
+	// journal has its end somebody may.
+	unwritten bool
 }
 
 // freeze freezes the reachable replicas and decides where the chunk ends. accept

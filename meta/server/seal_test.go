@@ -2,7 +2,9 @@ package server
 
 import (
 	"errors"
+	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -67,6 +69,39 @@ func TestSealOfThree(t *testing.T) {
 			}
 			if meta.KindOf(err) != tc.kind || err == nil && (rec.Length != tc.length || len(rec.Servers) != tc.have) {
 				t.Fatalf("%+v %v, want %+v", rec, err, tc)
+			}
+		})
+	}
+}
+
+// Nobody has written to a chunk when its servers are asked where it ends, so that nothing
+// keeps its writer from beginning there before the journal has the answer. What it has
+// synced and committed by then stays.
+func TestSealOfAChunkThatIsBegunMeanwhile(t *testing.T) {
+	t.Parallel()
+	for _, open := range []bool{false, true} {
+		t.Run(fmt.Sprint("open end: ", open), func(t *testing.T) {
+			s := newSiteTTL(t, 60*time.Second)
+			f := s.chunkServer(1)
+			a := s.dial("a")
+			ino := a.create(t, "x").Attr.Ino
+			g := a.alloc(t, open)
+			begin := sync.OnceFunc(func() {
+				f.has(g.ID, 1000, 1000)
+				e := meta.Extent{Len: 800, Chunk: g.ID, OpenEnded: open}
+				if _, err := a.Do(t.Context(), 1, meta.OpID{}, &meta.Write{Ino: ino, Extents: []meta.Extent{e}, Size: 800, Synced: true}, meta.LeaseNone); err != nil {
+					t.Errorf("commit: %v", err)
+				}
+			})
+			f.mu.Lock()
+			f.sealing = func(meta.Order) { begin() }
+			f.mu.Unlock()
+			rec, err := s.srv.opened(1).seal(t.Context(), g.ID, nil) // as of a server that is to be emptied
+			if err != nil || rec.State != meta.ChunkSealed || rec.Length < 800 {
+				t.Errorf("DATA: a chunk of which 800 bytes were committed ends at %d: %+v %v", rec.Length, rec, err)
+			}
+			if n := a.do(t, &meta.GetAttr{Ino: ino}, meta.LeaseNone).Attr.Size; n < 800 {
+				t.Errorf("DATA: the file has %d bytes of 800", n)
 			}
 		})
 	}
