@@ -21,6 +21,8 @@ type Call struct {
 	// Resent: the kernel sends it again, since a predecessor of this process was
 	// killed before it answered.
 	Resent bool
+
+	late []*meta.Result // of what was done after the caller was killed; see through
 }
 
 // Entry is what a name or an inode is, and for how long that may be believed.

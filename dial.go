@@ -69,6 +69,10 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 // needs.
 type session struct{ *metaclient.Session }
 
+func (s session) Do(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode, over func()) (*meta.Result, error) {
+	return s.DoThrough(ctx, v, epoch, id, op, want, over)
+}
+
 func (s session) DoBatch(ctx context.Context, v meta.VolumeID, epoch uint64, ops []batchOp) ([]meta.Result, []error, error) {
 	l := make([]metaclient.BatchOp, len(ops))
 	for i, o := range ops {

@@ -517,11 +517,17 @@ func clone(r *meta.Result) *meta.Result {
 	return &c
 }
 
-func (s *fakeSession) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error) {
+func (s *fakeSession) Do(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode, over func()) (*meta.Result, error) {
 	s.w.mu.Lock()
 	before := s.w.before
+	ended := epoch != metaclient.AnyEpoch && epoch != 1+s.expired
 	s.w.mu.Unlock()
+	if ended {
+		over()
+		return nil, meta.E("call", meta.SessionExpired, "", nil)
+	}
 	if before == nil {
+		defer over()
 		return s.do(v, id, op, want)
 	}
 	type answer struct {
@@ -532,8 +538,13 @@ func (s *fakeSession) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op 
 	go func() { // it is done, late or not, though nobody may wait
 		before(op)
 		res, err := s.do(v, id, op, want)
+		over()
 		ch <- answer{res, err}
 	}()
+	if op.Code().Mutates() {
+		a := <-ch
+		return a.res, a.err
+	}
 	select {
 	case a := <-ch:
 		return a.res, a.err

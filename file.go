@@ -455,6 +455,12 @@ func (v *Volume) CreateOpen(ctx context.Context, call *Call, req meta.Create, fl
 	if req.Mode&meta.TypeMask == 0 {
 		req.Mode |= meta.TypeRegular
 	}
+	return through(ctx, v, call, func(call *Call) (OpenInfo, error) { return v.createOpen(ctx, call, req, flags) }, func(info OpenInfo) {
+		v.Release(v.c.ctx, info.Entry.Attr.Ino, flags)
+	})
+}
+
+func (v *Volume) createOpen(ctx context.Context, call *Call, req meta.Create, flags uint32) (OpenInfo, error) {
 	v.refreshPolicy(ctx)
 	res, stamp, steady, err := v.create(ctx, call, &req, meta.LeaseExclusive)
 	if err != nil {
@@ -497,17 +503,21 @@ func (v *Volume) Tmpfile(ctx context.Context, call *Call, req meta.Tmpfile, flag
 	if err := v.readOnly("tmpfile"); err != nil {
 		return OpenInfo{}, err
 	}
-	res, stamp, err := v.do(ctx, call, &req, meta.LeaseExclusive)
-	if err != nil {
-		return OpenInfo{}, err
-	}
-	info := v.opened(res, stamp, flags)
-	in := v.node(res.Attr.Ino)
-	defer in.put()
-	in.mu.Lock()
-	in.fileLocked().orphaned = true
-	in.mu.Unlock()
-	return info, nil
+	return through(ctx, v, call, func(call *Call) (OpenInfo, error) {
+		res, stamp, err := v.do(ctx, call, &req, meta.LeaseExclusive)
+		if err != nil {
+			return OpenInfo{}, err
+		}
+		info := v.opened(res, stamp, flags)
+		in := v.node(res.Attr.Ino)
+		defer in.put()
+		in.mu.Lock()
+		in.fileLocked().orphaned = true
+		in.mu.Unlock()
+		return info, nil
+	}, func(info OpenInfo) {
+		v.Release(v.c.ctx, info.Entry.Attr.Ino, flags)
+	})
 }
 
 // Release ends what one successful Open, CreateOpen or Tmpfile began, with

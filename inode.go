@@ -450,20 +450,19 @@ func (v *Volume) do(ctx context.Context, call *Call, op meta.Op, want meta.Lease
 	var id meta.OpID
 	mutates := op.Code().Mutates()
 	if mutates {
+		if ctx.Err() != nil { // the caller was killed while something else was waited for
+			return nil, stamp{}, meta.E("call", meta.Interrupted, v.name, context.Cause(ctx))
+		}
 		id = c.opID(call)
 	}
 	st := stamp{tick: c.table.tick.Load()}
 	g := c.table.begin()
-	var res *meta.Result
-	var err error
-	if only := v.only.Load(); only == 0 {
-		res, err = c.sess.Do(ctx, v.id, id, op, want)
-	} else {
-		res, err = c.sess.(mirrorSession).DoIn(ctx, v.id, only, id, op, want) // set by who has seen that it is one
-	}
-	c.table.end(g)
+	res, err := c.sess.Do(ctx, v.id, v.only.Load(), id, op, want, func() { c.table.end(g) })
 	if mutates && err == nil {
 		v.mutations.Add(1)
+		if call != nil && ctx.Err() != nil {
+			call.late = append(call.late, res) // the caller may be gone
+		}
 	}
 	if res != nil { // an error may bring grants, too: an absent name
 		st.grants = res.Grants

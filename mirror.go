@@ -31,7 +31,6 @@ type mirrorSession interface {
 	TakeTarget(ctx context.Context, target meta.VolumeID, name string) error
 	RollBackTarget(ctx context.Context, target meta.VolumeID, name string) error
 	DiffExact(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error
-	DoIn(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error)
 }
 
 var _ mirrorSession = session{}

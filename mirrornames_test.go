@@ -41,9 +41,9 @@ func (f *far) travel() {
 	f.now--
 }
 
-func (s *farSession) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error) {
+func (s *farSession) Do(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode, over func()) (*meta.Result, error) {
 	s.far.travel()
-	return s.fakeSession.Do(ctx, v, id, op, want)
+	return s.fakeSession.Do(ctx, v, epoch, id, op, want, over)
 }
 
 func (s *farSession) DoAt(ctx context.Context, v meta.VolumeID, at meta.Generation, op meta.Op) (*meta.Result, error) {

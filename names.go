@@ -96,11 +96,13 @@ func undecided(err error) bool {
 // Create makes an inode of any type under a name without opening it: mknod,
 // mkdir, symlink; see meta.Create. UID, GID and Umask come from req.
 func (v *Volume) Create(ctx context.Context, call *Call, req meta.Create) (Entry, error) {
-	res, stamp, steady, err := v.create(ctx, call, &req, meta.LeaseShared)
-	if err != nil {
-		return Entry{}, err
-	}
-	return v.learn(&res.Attr, stamp).named(steady), nil
+	return through(ctx, v, call, func(call *Call) (Entry, error) {
+		res, stamp, steady, err := v.create(ctx, call, &req, meta.LeaseShared)
+		if err != nil {
+			return Entry{}, err
+		}
+		return v.learn(&res.Attr, stamp).named(steady), nil
+	}, nil)
 }
 
 // create sends Create and takes in what it did to the directory.
@@ -143,6 +145,10 @@ func (v *Volume) Link(ctx context.Context, call *Call, ino, parent meta.Ino, nam
 	if len(name) > meta.MaxName {
 		return Entry{}, meta.E("link", meta.NameTooLong, "", nil)
 	}
+	return through(ctx, v, call, func(call *Call) (Entry, error) { return v.linkName(ctx, call, ino, parent, name) }, nil)
+}
+
+func (v *Volume) linkName(ctx context.Context, call *Call, ino, parent meta.Ino, name string) (Entry, error) {
 	p := v.node(parent)
 	defer p.put()
 	unlock := v.names.lock(parent, name)
@@ -159,44 +165,27 @@ func (v *Volume) Link(ctx context.Context, call *Call, ino, parent meta.Ino, nam
 
 // link sends Link. A file without a name (O_TMPFILE) may get its first one, even if who
 // asked is killed before the owner has answered: then it must not be taken for one that
-// goes with its last close, and its bytes with it. So the answer is waited for here.
+// goes with its last close, and its bytes with it. So it is not given up.
 func (v *Volume) link(ctx context.Context, call *Call, op *meta.Link) (*meta.Result, stamp, error) {
 	in := v.c.table.peek(v.id, op.Ino)
 	if in == nil {
 		return v.do(ctx, call, op, meta.LeaseShared)
 	}
+	defer in.put()
 	in.mu.Lock()
 	f := in.file
 	if f == nil || !f.orphaned && (!in.attrOK || in.attr.Nlink > 0) {
 		in.mu.Unlock()
-		defer in.put()
 		return v.do(ctx, call, op, meta.LeaseShared)
 	}
 	f.linking++
 	in.mu.Unlock()
-	type answer struct {
-		res   *meta.Result
-		stamp stamp
-		err   error
+	res, stamp, err := v.do(v.c.ctx, call, op, meta.LeaseShared)
+	v.linked(in, res, stamp, err)
+	if ctx.Err() != nil && err == nil && call != nil {
+		call.late = append(call.late, res)
 	}
-	done := make(chan answer, 1)
-	if call != nil {
-		own := *call // the caller's may be gone before the operation is
-		call = &own
-	}
-	v.c.spawn(func() {
-		defer in.put()
-		var a answer
-		a.res, a.stamp, a.err = v.do(v.c.ctx, call, op, meta.LeaseShared)
-		v.linked(in, a.res, a.stamp, a.err)
-		done <- a
-	})
-	select {
-	case a := <-done:
-		return a.res, a.stamp, a.err
-	case <-ctx.Done():
-		return nil, stamp{}, meta.E("link", meta.Interrupted, v.subject(op.Ino), context.Cause(ctx))
-	}
+	return res, stamp, err
 }
 
 // linked takes in how a Link of a file without a name ended.
@@ -236,6 +225,13 @@ func (v *Volume) Unlink(ctx context.Context, call *Call, parent meta.Ino, name s
 	if len(name) > meta.MaxName {
 		return meta.E("unlink", meta.NameTooLong, "", nil)
 	}
+	_, err := through(ctx, v, call, func(call *Call) (none, error) {
+		return none{}, v.unlink(ctx, call, parent, name, dir)
+	}, nil)
+	return err
+}
+
+func (v *Volume) unlink(ctx context.Context, call *Call, parent meta.Ino, name string, dir bool) error {
 	p := v.node(parent)
 	defer p.put()
 	unlock := v.names.lock(parent, name)
@@ -286,6 +282,13 @@ func (v *Volume) Rename(ctx context.Context, call *Call, parent meta.Ino, name s
 	if len(name) > meta.MaxName || len(newName) > meta.MaxName {
 		return meta.E("rename", meta.NameTooLong, "", nil)
 	}
+	_, err := through(ctx, v, call, func(call *Call) (none, error) {
+		return none{}, v.rename(ctx, call, parent, name, newParent, newName, flags)
+	}, nil)
+	return err
+}
+
+func (v *Volume) rename(ctx context.Context, call *Call, parent meta.Ino, name string, newParent meta.Ino, newName string, flags uint32) error {
 	p, q := v.node(parent), v.node(newParent)
 	defer p.put()
 	defer q.put()

@@ -13,7 +13,11 @@ import (
 // volumes; meta/client has it. Grants and recalls come to the Client's Granted,
 // Recall and Expired in wire order.
 type metaSession interface {
-	Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error)
+	// Do asks for one operation, in one epoch only as DoBatch says. If ctx ends, a change
+	// is asked to be given up, and Do returns when it is known what became of it. A read
+	// may be left; over is called once, when nothing of the operation comes any more, no
+	// grant either.
+	Do(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode, over func()) (*meta.Result, error)
 	// DoBatch fails with SessionExpired, and does nothing, if the session has
 	// expired in the volume since epoch (Volume.epoch), unless that is
 	// metaclient.AnyEpoch.

@@ -113,11 +113,18 @@ func (v *Volume) SetAttr(ctx context.Context, call *Call, req meta.SetAttr) (Ent
 	if err := v.readOnly("setattr"); err != nil {
 		return Entry{}, err
 	}
-	in := v.node(req.Ino)
-	defer in.put()
-	if req.Mask&meta.SetSize != 0 {
-		return v.truncate(ctx, call, in, &req)
-	}
+	return through(ctx, v, call, func(call *Call) (Entry, error) {
+		in := v.node(req.Ino)
+		defer in.put()
+		if req.Mask&meta.SetSize != 0 {
+			return v.truncate(ctx, call, in, &req)
+		}
+		return v.setAttr(ctx, call, in, &req)
+	}, nil)
+}
+
+// setAttr is SetAttr of anything but the size.
+func (v *Volume) setAttr(ctx context.Context, call *Call, in *inode, req *meta.SetAttr) (Entry, error) {
 	// A commit that is under way carries the times of the writes before: if it
 	// came after what is set here, it would take that back.
 	in.mu.Lock()
@@ -130,7 +137,7 @@ func (v *Volume) SetAttr(ctx context.Context, call *Call, req meta.SetAttr) (Ent
 		}
 	}
 	in.mu.Unlock()
-	res, stamp, err := v.do(ctx, call, &req, meta.LeaseShared)
+	res, stamp, err := v.do(ctx, call, req, meta.LeaseShared)
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if f != nil {
@@ -139,7 +146,7 @@ func (v *Volume) SetAttr(ctx context.Context, call *Call, req meta.SetAttr) (Ent
 	if err != nil {
 		return Entry{}, err
 	}
-	in.tookTimes(&req, &res.Attr)
+	in.tookTimes(req, &res.Attr)
 	return in.entryLocked(&res.Attr, in.learnLocked(&res.Attr, stamp)), nil
 }
 
@@ -309,16 +316,19 @@ func (v *Volume) change(ctx context.Context, call *Call, ino meta.Ino, op meta.O
 	if err := v.readOnly("change"); err != nil {
 		return err
 	}
-	in := v.node(ino)
-	defer in.put()
-	res, stamp, err := v.do(ctx, call, op, meta.LeaseShared)
-	if err != nil {
-		return err
-	}
-	in.mu.Lock()
-	in.learnLocked(&res.Attr, stamp)
-	in.mu.Unlock()
-	return nil
+	_, err := through(ctx, v, call, func(call *Call) (none, error) {
+		in := v.node(ino)
+		defer in.put()
+		res, stamp, err := v.do(ctx, call, op, meta.LeaseShared)
+		if err != nil {
+			return none{}, err
+		}
+		in.mu.Lock()
+		in.learnLocked(&res.Attr, stamp)
+		in.mu.Unlock()
+		return none{}, nil
+	}, nil)
+	return err
 }
 
 // ---- ranges
@@ -333,11 +343,14 @@ func (v *Volume) Fallocate(ctx context.Context, call *Call, req meta.Fallocate) 
 			return err
 		}
 	}
-	in := v.node(req.Ino)
-	defer in.put()
-	return v.alone(ctx, in, true, func() error {
-		return v.changeMap(ctx, call, in, &req)
-	})
+	_, err := through(ctx, v, call, func(call *Call) (none, error) {
+		in := v.node(req.Ino)
+		defer in.put()
+		return none{}, v.alone(ctx, in, true, func() error {
+			return v.changeMap(ctx, call, in, &req)
+		})
+	}, nil)
+	return err
 }
 
 // changeMap sends an operation that changes where a file's bytes lie; both
@@ -368,6 +381,10 @@ func (v *Volume) CopyRange(ctx context.Context, call *Call, req meta.CopyRange) 
 	if err := v.readOnly("copy range"); err != nil {
 		return 0, err
 	}
+	return through(ctx, v, call, func(call *Call) (uint64, error) { return v.copyRange(ctx, call, req) }, nil)
+}
+
+func (v *Volume) copyRange(ctx context.Context, call *Call, req meta.CopyRange) (uint64, error) {
 	dst := v.node(req.Dst)
 	defer dst.put()
 	if req.At == 0 && req.Src != req.Dst {

@@ -57,21 +57,45 @@ func (s *Session) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op meta
 // DoIn is Do for an operation that is sent in one epoch only, as DoBatch says.
 // Errors: also SessionExpired.
 func (s *Session) DoIn(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error) {
+	return s.do(ctx, v, epoch, id, op, want, canceled, nil)
+}
+
+// DoThrough is DoIn for who must know what became of a change: if ctx ends first, the
+// owner is asked to give it up, and its answer is waited for all the same; without one
+// DoThrough ends with the session only. A read may be left. over is called once, when nothing of
+// the operation comes any more, no grant either: before DoThrough returns, or, of a read
+// that was left, later by a goroutine of the session's. It must not block.
+func (s *Session) DoThrough(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode, over func()) (*meta.Result, error) {
+	how := canceled
+	if op.Code().Mutates() {
+		how = settled
+	}
+	return s.do(ctx, v, epoch, id, op, want, how, over)
+}
+
+func (s *Session) do(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode, how patience, over func()) (*meta.Result, error) {
 	if op.Code().Mutates() && id.IsZero() {
 		id = s.NextOp()
 	}
 	c := &wire.Call{Volume: v, ID: id, Want: want, Ack: s.ack(v), Op: op}
-	m, err := s.roundTripAfter(ctx, v, c, true, func(vs *volumeState) error {
+	r, err := s.post(v, c, func(vs *volumeState) error {
 		if epoch != AnyEpoch && epoch != vs.epoch {
 			return meta.E("call", meta.SessionExpired, s.cfg.Name, fmt.Errorf("in volume %d, since this was begun", v))
 		}
 		return nil
 	})
 	if err != nil {
+		if over != nil {
+			over()
+		}
 		return nil, err
 	}
-	r := m.(*wire.Reply)
-	return &r.Result, r.Status.Error()
+	m, err := s.await(ctx, r, how, over)
+	if err != nil {
+		return nil, err
+	}
+	re := m.(*wire.Reply)
+	return &re.Result, re.Status.Error()
 }
 
 // DoAt runs one read at a snapshot; at zero is the live volume. Nothing is
@@ -81,7 +105,7 @@ func (s *Session) DoAt(ctx context.Context, v meta.VolumeID, at meta.Generation,
 	if op.Code().Mutates() {
 		return nil, meta.E("call", meta.ReadOnly, "", errors.New("snapshots can't be changed"))
 	}
-	m, err := s.roundTrip(ctx, v, &wire.Call{Volume: v, Ack: s.ack(v), At: at, Op: op}, false)
+	m, err := s.roundTrip(ctx, v, &wire.Call{Volume: v, Ack: s.ack(v), At: at, Op: op}, left)
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +140,7 @@ func (s *Session) DoBatch(ctx context.Context, v meta.VolumeID, epoch uint64, op
 			b.Calls[i] = wire.Call{Volume: v, ID: o.ID, Want: o.Want, Ack: ack, At: o.At, Reserved: o.Reserved, Draw: o.Draw, Op: o.Op}
 		}
 		ops = ops[n:]
-		m, err := s.roundTripAfter(ctx, v, b, false, func(vs *volumeState) error {
+		m, err := s.roundTripAfter(ctx, v, b, left, func(vs *volumeState) error {
 			if epoch != AnyEpoch && epoch != vs.epoch {
 				return meta.E("batch", meta.SessionExpired, s.cfg.Name, fmt.Errorf("in volume %d, since this was begun", v))
 			}
@@ -154,7 +178,7 @@ func (s *Session) Sync(ctx context.Context, v meta.VolumeID) error {
 		return nil
 	}
 	ask := &wire.Sync{Volume: v}
-	m, err := s.roundTripAfter(ctx, v, ask, false, func(vs *volumeState) error {
+	m, err := s.roundTripAfter(ctx, v, ask, left, func(vs *volumeState) error {
 		// The owner may be another one by now.
 		if ask.Seq = vs.seen; vs.replaying > 0 {
 			ask.Seq = wire.SyncAll
@@ -180,7 +204,7 @@ func (s *Session) Durable(v meta.VolumeID) bool {
 // Errors: NoSpace, QuotaExceeded, Unavailable (no chunk server).
 func (s *Session) AllocChunks(ctx context.Context, v meta.VolumeID, n int, own bool) ([]meta.ChunkGrant, error) {
 	asked := meta.Time(time.Now().UnixNano())
-	m, err := s.roundTrip(ctx, v, &wire.Alloc{Volume: v, ID: s.NextOp(), N: uint32(n), Own: own}, false)
+	m, err := s.roundTrip(ctx, v, &wire.Alloc{Volume: v, ID: s.NextOp(), N: uint32(n), Own: own}, left)
 	if err != nil {
 		return nil, err
 	}
@@ -197,7 +221,7 @@ func (s *Session) AllocChunks(ctx context.Context, v meta.VolumeID, n int, own b
 // AppendCap renews the right to append to a chunk of this session, and tells
 // how long it holds. Errors: Sealed, NoSuchChunk, NotPermitted.
 func (s *Session) AppendCap(ctx context.Context, id meta.ChunkID) ([]byte, time.Duration, error) {
-	m, err := s.roundTrip(ctx, id.Volume, &wire.Caps{Volume: id.Volume, Chunk: id}, false)
+	m, err := s.roundTrip(ctx, id.Volume, &wire.Caps{Volume: id.Volume, Chunk: id}, left)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -249,7 +273,7 @@ func (s *Session) EndChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID
 }
 
 func (s *Session) sealChunk(ctx context.Context, v meta.VolumeID, q wire.Seal) (meta.ChunkRecord, error) {
-	m, err := s.roundTrip(ctx, v, &q, false)
+	m, err := s.roundTrip(ctx, v, &q, left)
 	if err != nil {
 		return meta.ChunkRecord{}, err
 	}
@@ -263,7 +287,11 @@ func (s *Session) sealChunk(ctx context.Context, v meta.VolumeID, q wire.Seal) (
 // SetLock sets or releases a lock; with wait it returns when the lock is
 // granted or ctx ends (Interrupted). Errors: WouldBlock, Deadlock.
 func (s *Session) SetLock(ctx context.Context, v meta.VolumeID, l meta.Lock, wait bool) error {
-	m, err := s.roundTrip(ctx, v, &wire.Lock{Volume: v, Lock: l, Wait: wait}, wait)
+	how := left
+	if wait {
+		how = canceled
+	}
+	m, err := s.roundTrip(ctx, v, &wire.Lock{Volume: v, Lock: l, Wait: wait}, how)
 	if err != nil {
 		return err
 	}
@@ -272,7 +300,7 @@ func (s *Session) SetLock(ctx context.Context, v meta.VolumeID, l meta.Lock, wai
 
 // DropLocks releases every lock of an owner on an inode, as close does.
 func (s *Session) DropLocks(ctx context.Context, v meta.VolumeID, l meta.Lock) error {
-	m, err := s.roundTrip(ctx, v, &wire.Lock{Volume: v, Lock: l, DropOwner: true}, false)
+	m, err := s.roundTrip(ctx, v, &wire.Lock{Volume: v, Lock: l, DropOwner: true}, left)
 	if err != nil {
 		return err
 	}
@@ -281,7 +309,7 @@ func (s *Session) DropLocks(ctx context.Context, v meta.VolumeID, l meta.Lock) e
 
 // GetLock tells which lock would conflict; its Type is LockUnlock when none.
 func (s *Session) GetLock(ctx context.Context, v meta.VolumeID, l meta.Lock) (meta.Lock, error) {
-	m, err := s.roundTrip(ctx, v, &wire.Lock{Volume: v, Lock: l, Test: true}, false)
+	m, err := s.roundTrip(ctx, v, &wire.Lock{Volume: v, Lock: l, Test: true}, left)
 	if err != nil {
 		return meta.Lock{}, err
 	}
@@ -350,7 +378,7 @@ func (s *Session) fetchCap(v meta.VolumeID) []byte {
 	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
 	defer cancel()
 	asked := time.Now()
-	m, err := s.roundTrip(ctx, v, &wire.Caps{Volume: v}, false)
+	m, err := s.roundTrip(ctx, v, &wire.Caps{Volume: v}, left)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	vs := s.volume(v)

@@ -23,6 +23,7 @@ type evictingServer struct {
 	away  bool          // nobody owns any volume
 	seq   meta.Seq      // of answers
 	syncs chan meta.Seq // asked for
+	held  chan func()   // answers to calls, which are given when they are called; nil: at once
 	conns []net.Conn
 }
 
@@ -59,7 +60,7 @@ func (s *evictingServer) serve(nc net.Conn) {
 			return
 		}
 		s.mu.Lock()
-		out, gone, away, seq := s.out, s.gone, s.away, s.seq
+		out, gone, away, seq, held := s.out, s.gone, s.away, s.seq, s.held
 		s.mu.Unlock()
 		var re wire.Message
 		switch typ {
@@ -90,6 +91,10 @@ func (s *evictingServer) serve(nc net.Conn) {
 			}
 		case wire.TCall:
 			re = &wire.Reply{Seq: seq, Result: meta.Result{Attr: meta.Attr{Ino: 9}}}
+			if held != nil {
+				held <- func() { _, _ = nc.Write(wire.Append(nil, body.Version, id, re)) }
+				continue
+			}
 		case wire.TSync:
 			var m wire.Sync
 			if wire.Decode(body, &m) != nil {

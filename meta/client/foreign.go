@@ -99,7 +99,7 @@ func (s *Session) askForeignCap(id meta.ChunkID, f *foreignCap, refused []byte) 
 	s.mu.Lock()
 	via := f.via
 	s.mu.Unlock()
-	m, err := s.roundTrip(ctx, via, &wire.Caps{Volume: via, Chunk: id}, false)
+	m, err := s.roundTrip(ctx, via, &wire.Caps{Volume: via, Chunk: id}, left)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f.fetching = false

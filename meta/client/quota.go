@@ -53,7 +53,7 @@ func (s *Session) Inherit(ctx context.Context, v meta.VolumeID) (Promise, error)
 }
 
 func (s *Session) reserve(ctx context.Context, m *wire.Reserve) (Promise, error) {
-	re, err := s.roundTripAfter(ctx, m.Volume, m, false, func(vs *volumeState) error {
+	re, err := s.roundTripAfter(ctx, m.Volume, m, left, func(vs *volumeState) error {
 		vs.serial++ // as with frames, a predecessor's numbers are behind us
 		m.Serial = vs.serial
 		m.Give = min(m.Give, vs.held)

@@ -552,17 +552,33 @@ func (s *Session) retain(c *wire.Call, a *wire.Reply) {
 
 var requests = sync.Pool{New: func() any { return &request{done: make(chan response, 1)} }}
 
-// roundTrip sends a request to a volume's owner and waits for its answer. When
-// ctx ends first the server is told, and the answer is still awaited if it must
-// be (not cancelable).
-func (s *Session) roundTrip(ctx context.Context, v meta.VolumeID, m wire.Message, cancelable bool) (wire.Message, error) {
-	return s.roundTripAfter(ctx, v, m, cancelable, func(*volumeState) error { return nil })
+// patience says what becomes of a request whose ctx ends before it is answered.
+type patience uint8
+
+const (
+	left     patience = iota // nobody waits for the answer any more
+	canceled                 // the server is asked to give it up, which it answers at once if it can
+	settled                  // so it is, and the answer is waited for: it may be done already
+)
+
+// roundTrip sends a request to a volume's owner and waits for its answer.
+func (s *Session) roundTrip(ctx context.Context, v meta.VolumeID, m wire.Message, how patience) (wire.Message, error) {
+	return s.roundTripAfter(ctx, v, m, how, func(*volumeState) error { return nil })
 }
 
 // roundTripAfter is roundTrip for a request to which last, under mu, puts what
 // must agree with what is sent before and after it, unless it refuses the
 // request.
-func (s *Session) roundTripAfter(ctx context.Context, v meta.VolumeID, m wire.Message, cancelable bool, last func(*volumeState) error) (wire.Message, error) {
+func (s *Session) roundTripAfter(ctx context.Context, v meta.VolumeID, m wire.Message, how patience, last func(*volumeState) error) (wire.Message, error) {
+	r, err := s.post(v, m, last)
+	if err != nil {
+		return nil, err
+	}
+	return s.await(ctx, r, how, nil)
+}
+
+// post sends a request to a volume's owner, or has it wait for one; see roundTripAfter.
+func (s *Session) post(v meta.VolumeID, m wire.Message, last func(*volumeState) error) (*request, error) {
 	r := requests.Get().(*request)
 	*r = request{msg: m, volume: v, ofVolume: true, done: r.done}
 	s.mu.Lock()
@@ -590,7 +606,7 @@ func (s *Session) roundTripAfter(ctx context.Context, v meta.VolumeID, m wire.Me
 	if snd != nil {
 		snd.Flush()
 	}
-	return s.await(ctx, r, cancelable)
+	return r, nil
 }
 
 // ask sends a request that concerns no volume to one server. Errors:
@@ -610,7 +626,7 @@ func (s *Session) ask(ctx context.Context, c *conn, m wire.Message) (wire.Messag
 	s.put(r)
 	s.mu.Unlock()
 	c.send.Flush()
-	return s.await(ctx, r, false)
+	return s.await(ctx, r, left, nil)
 }
 
 // book gives a request its number. Caller holds mu.
@@ -635,7 +651,12 @@ func (s *Session) put(r *request) {
 	}
 }
 
-func (s *Session) await(ctx context.Context, r *request, cancelable bool) (wire.Message, error) {
+// killedWait is how long an answer is waited for that the server gives at once.
+const killedWait = time.Second
+
+// await waits for the answer to a request, as patiently as how says. over, unless nil, is
+// called once, when nothing comes of the request any more.
+func (s *Session) await(ctx context.Context, r *request, how patience, over func()) (wire.Message, error) {
 	var res response
 	select {
 	case res = <-r.done:
@@ -643,8 +664,8 @@ func (s *Session) await(ctx context.Context, r *request, cancelable bool) (wire.
 		interrupted := func() error {
 			return meta.E("call", meta.Interrupted, s.whyNot(r), context.Cause(ctx))
 		}
-		if !cancelable {
-			s.abandon(r)
+		if how == left {
+			s.abandon(r, over)
 			return nil, interrupted()
 		}
 		s.mu.Lock()
@@ -652,6 +673,9 @@ func (s *Session) await(ctx context.Context, r *request, cancelable bool) (wire.
 			if s.pending[r.id] == r {
 				delete(s.pending, r.id)
 				s.mu.Unlock()
+				if over != nil {
+					over()
+				}
 				return nil, interrupted()
 			}
 		}
@@ -663,13 +687,19 @@ func (s *Session) await(ctx context.Context, r *request, cancelable bool) (wire.
 		if c != nil {
 			c.send.Flush()
 		}
-		// The server answers a canceled request at once.
+		if how == settled {
+			res = <-r.done // that the session ends is an answer, too
+			break
+		}
 		select {
 		case res = <-r.done:
-		case <-time.After(time.Second):
-			s.abandon(r)
+		case <-time.After(killedWait):
+			s.abandon(r, over)
 			return nil, interrupted()
 		}
+	}
+	if over != nil {
+		over()
 	}
 	r.msg = nil
 	requests.Put(r)
@@ -686,22 +716,32 @@ func (s *Session) whyNot(r *request) string {
 	return ""
 }
 
-// abandon stops waiting for an answer; its grants must still be told, so the
-// entry stays, with nobody listening. For locks see locks.go.
-func (s *Session) abandon(r *request) {
+// abandon stops waiting for an answer; its grants must still be told, so the entry
+// stays, with nobody listening but then. For locks see locks.go.
+func (s *Session) abandon(r *request, then func()) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.pending[r.id] != r {
-		return
-	}
-	_, over := taking(r.msg)
-	if over && !r.sent {
+	waits := s.pending[r.id] == r
+	_, lock := taking(r.msg)
+	switch {
+	case !waits:
+	case lock && !r.sent:
 		delete(s.pending, r.id)
-		return
+	default:
+		n := *r
+		n.done, n.over = make(chan response, 1), lock
+		s.pending[r.id] = &n
+		if then != nil {
+			s.wg.Go(func() { // there is an answer at the latest when the session ends
+				<-n.done
+				then()
+			})
+		}
 	}
-	n := *r
-	n.done, n.over = make(chan response, 1), over
-	s.pending[r.id] = &n
+	s.mu.Unlock()
+	if !waits && then != nil {
+		<-r.done // it is being answered
+		then()
+	}
 }
 
 // Leave lets go of the session without ending it: another process goes on with
