@@ -53,6 +53,7 @@ type recall struct {
 
 type recallAsk struct {
 	keep  meta.LeaseMode
+	epoch uint64    // of the volume, in which it was asked: it concerns no lease of another one
 	until time.Time // the lease is held if it can't be given back by then; zero: it goes
 	done  func(held bool)
 }
@@ -85,17 +86,26 @@ func (c *Client) Granted(id meta.VolumeID, g meta.Grant) {
 // Recall lowers a lease and calls done. It is called by the session's reader
 // goroutine and does not block.
 func (c *Client) Recall(r meta.Recall, done func()) {
-	if c.kept.later(func() { c.Recall(r, done) }) {
+	ask := recallAsk{keep: r.Keep, epoch: c.epochOf(r.Volume), done: func(bool) { done() }}
+	if c.kept.later(func() { c.recalled(r, ask) }) {
 		return
 	}
-	c.recalled(r, recallAsk{keep: r.Keep, done: func(bool) { done() }})
+	c.recalled(r, ask)
+}
+
+// epochOf is the epoch of a volume, open or not. It is asked for by the session's
+// reader goroutine.
+func (c *Client) epochOf(id meta.VolumeID) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return 1 + c.expired[id]
 }
 
 // RecallWithin lowers a lease, unless what is buffered can't be committed within the
 // time that the recall gives, and calls done with whether it is held. It is called as
 // Recall is.
 func (c *Client) RecallWithin(r meta.Recall, done func(held bool)) {
-	ask := recallAsk{r.Keep, time.Now().Add(r.Within), done}
+	ask := recallAsk{r.Keep, c.epochOf(r.Volume), time.Now().Add(r.Within), done}
 	if c.kept.later(func() { c.recalled(r, ask) }) {
 		return // it is answered later, but the time is from now on
 	}
@@ -162,24 +172,30 @@ func (in *inode) serveRecalls() {
 		r.queue = r.queue[1:]
 		lease := in.lease
 		in.mu.Unlock()
-		held := lease > ask.keep && !in.giveBack(ask.keep, ask.until)
+		held := lease > ask.keep && !in.giveBack(&ask)
 		kept = kept || held
 		ask.done(held)
 	}
 }
 
 // giveBack lowers the lease. With a time until which that may take, it tells whether
-// it did: if not, nothing has changed.
-func (in *inode) giveBack(keep meta.LeaseMode, until time.Time) bool {
+// it did: if not, nothing has changed. A lease that the session got after it had ended
+// stays: whoever asked has another's word that it is free.
+func (in *inode) giveBack(ask *recallAsk) bool {
 	v, n := in.vol, in.vol.c.cfg.Notify
+	keep, until := ask.keep, ask.until
 	in.mu.Lock()
+	if v.epoch.Load() != ask.epoch {
+		in.mu.Unlock()
+		return true
+	}
 	f := in.file
 	gated := in.lease == meta.LeaseExclusive && f != nil
 	if gated {
 		in.letPending(f)
 		f.shut()
 		in.mu.Unlock()
-		gone := in.flushForRecall(until)
+		gone := in.flushForRecall(ask)
 		in.mu.Lock()
 		if !gone {
 			in.passed++
@@ -205,7 +221,10 @@ func (in *inode) giveBack(keep meta.LeaseMode, until time.Time) bool {
 	if f := in.file; f != nil {
 		f.changed() // before the file may be forgotten: who waits looks again
 	}
-	in.lowerLocked(keep)
+	mine := v.epoch.Load() == ask.epoch // else it is void, or will be in a moment, and another may have come
+	if mine {
+		in.lowerLocked(keep)
+	}
 	if in.recall != nil {
 		in.recall.track, in.recall.hold, in.recall.read = false, false, nil
 	}
@@ -214,7 +233,7 @@ func (in *inode) giveBack(keep meta.LeaseMode, until time.Time) bool {
 	}
 	if f := in.file; f != nil {
 		f.changed()
-		if gated && keep == meta.LeaseShared && !until.IsZero() && f.puts != f.barred {
+		if mine && gated && keep == meta.LeaseShared && !until.IsZero() && f.puts != f.barred {
 			f.barred = f.puts
 			v.barred.add(in.ino)
 		}
@@ -382,8 +401,8 @@ func (in *inode) awaitTurn(ctx context.Context, rng *byteRange) error {
 // time that the recall has, and then all stays buffered, which it tells. A recall
 // without one is somebody waiting for this file: after a while the bytes are given up,
 // and the writer is told.
-func (in *inode) flushForRecall(until time.Time) (nothingLeft bool) {
-	v := in.vol
+func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
+	v, until := in.vol, ask.until
 	ctx, deadline := v.c.ctx, time.Now().Add(recallTries)
 	if !until.IsZero() {
 		var cancel context.CancelFunc
@@ -394,7 +413,7 @@ func (in *inode) flushForRecall(until time.Time) (nothingLeft bool) {
 		// With ctx at its end a flush that hangs goes on, and with it the bytes.
 		err := v.flushRound(ctx, in, flushClose)
 		switch {
-		case err == nil:
+		case err == nil, v.epoch.Load() != ask.epoch: // or it is another lease that what is buffered lies under
 			return true
 		case errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || v.c.ctx.Err() != nil, // the owner closes its end
 			until.IsZero() && time.Now().After(deadline) && in.closeEnd(ctx):

@@ -2,6 +2,7 @@ package penstock
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"math/rand"
@@ -376,4 +377,84 @@ func TestRecallLosesNothingThatWasSynced(t *testing.T) {
 			t.Fatalf("the writer is told %v", err)
 		}
 	})
+}
+
+// haltedKernel stops in the first request to forget a file.
+type haltedKernel struct {
+	*kernel
+	once      sync.Once
+	asked, on chan struct{}
+}
+
+func (k *haltedKernel) InvalData(v meta.VolumeID, ino meta.Ino, off, n int64) {
+	k.once.Do(func() {
+		close(k.asked)
+		<-k.on
+	})
+	k.kernel.InvalData(v, ino, off, n)
+}
+
+// A recall that is being served when its session ends is one of that session: it takes
+// nothing from the lease that the next one got, under which something is written by then.
+func TestRecallEndsWithItsSession(t *testing.T) {
+	for _, had := range []meta.LeaseMode{meta.LeaseShared, meta.LeaseExclusive} {
+		w := newWorld(t, meta.Policy{Replicas: 1})
+		k := &haltedKernel{kernel: newKernel(), asked: make(chan struct{}), on: make(chan struct{})}
+		c, v := open(t, w, Config{FlushEvery: time.Hour, Notify: k})
+		_, other := open(t, w, Config{FlushEvery: time.Hour})
+		var ino meta.Ino
+		if had == meta.LeaseExclusive {
+			ino = create(t, v, "f")
+			write(t, v, ino, []byte("old"), 0)
+			if err := v.Fsync(t.Context(), ino, false); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			ino = create(t, other, "f")
+			write(t, other, ino, []byte("old"), 0)
+			if got := string(contents(t, v, ino)); got != "old" {
+				t.Fatalf("DATA: it reads %q", got)
+			}
+		}
+		recalled, queued := make(chan struct{}), make(chan struct{})
+		c.Recall(meta.Recall{Volume: 1, Ino: ino, Keep: meta.LeaseNone}, func() { close(recalled) })
+		<-k.asked
+		c.Recall(meta.Recall{Volume: 1, Ino: ino, Keep: meta.LeaseNone}, func() { close(queued) })
+		c.sess.(*fakeSession).expire()
+		wrote := make(chan struct{})
+		go func() {
+			defer close(wrote)
+			if n, err := v.Write(context.Background(), &Call{}, ino, []byte("new"), 0, false, false); err != nil || n != 3 {
+				t.Errorf("had %v: write in the new session: %d, %v", had, n, err)
+			}
+		}()
+		in := v.node(ino)
+		eventually(t, "the new session has the file's lease", func() bool {
+			in.mu.Lock()
+			defer in.mu.Unlock()
+			return in.lease == meta.LeaseExclusive
+		})
+		if had == meta.LeaseShared {
+			<-wrote // nothing holds writers back
+		}
+		close(k.on)
+		<-recalled
+		<-queued
+		<-wrote
+		eventually(t, "no recall is served", func() bool {
+			in.mu.Lock()
+			defer in.mu.Unlock()
+			return in.recall == nil
+		})
+		in.mu.Lock()
+		if in.lease != meta.LeaseExclusive {
+			t.Errorf("had %v: the new session's lease is %v, with %d bytes buffered under it", had, in.lease, in.file.uncommitted)
+		}
+		in.mu.Unlock()
+		in.put()
+		if got := string(contents(t, other, ino)); got != "new" {
+			t.Errorf("DATA: had %v: another client reads %q after \"new\" was written", had, got)
+		}
+		w.check()
+	}
 }
