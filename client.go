@@ -263,6 +263,7 @@ func (c *Client) openVolume(ctx context.Context, id meta.VolumeID, name string) 
 		v.locks.keep, v.locks.volume = c.cfg.Keep, i.ID
 		c.cfg.Keep.Note(keep.Record{Kind: keep.Volume, N: [6]uint64{uint64(i.ID), c.expired[i.ID]}})
 		v.epoch.Store(1 + c.expired[i.ID])
+		v.meter.epoch = 1 + c.expired[i.ID]
 		c.volumes[i.ID] = v
 	}
 	v.setPolicy(i.Policy)

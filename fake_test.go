@@ -64,6 +64,9 @@ type world struct {
 	promised, asked, given uint64
 	// room says what is granted of what is asked for; nil: all of it.
 	room func(want uint64) uint64
+	// reserving and reserved run, once, before a request for a promise is heard, and
+	// before its answer is.
+	reserving, reserved func()
 	// away: nobody answers about promises.
 	away bool
 	// inherited runs when the owner has said what a predecessor was promised, and the
@@ -761,15 +764,28 @@ func (s *fakeSession) EndChunk(ctx context.Context, v meta.VolumeID, id meta.Chu
 
 func (s *fakeSession) Suspect(meta.VolumeID, []meta.ServerID) {}
 
-func (s *fakeSession) Reserve(_ context.Context, _ meta.VolumeID, give, want, _ uint64, _ metaclient.Place) (metaclient.Promise, error) {
+func (s *fakeSession) Reserve(_ context.Context, _ meta.VolumeID, epoch, give, want, _ uint64, _ metaclient.Place) (metaclient.Promise, error) {
 	s.w.mu.Lock()
-	defer s.w.mu.Unlock()
+	if then := s.w.reserving; then != nil {
+		s.w.reserving = nil
+		s.w.mu.Unlock()
+		then()
+		s.w.mu.Lock()
+	}
+	if epoch != metaclient.AnyEpoch && epoch != 1+s.expired {
+		s.w.mu.Unlock()
+		return metaclient.Promise{}, meta.E("reserve", meta.SessionExpired, "", nil)
+	}
 	s.w.asked += want
 	s.w.given += give
-	if room := s.w.room; room != nil && want > 0 {
-		s.w.mu.Unlock()
+	room, then := s.w.room, s.w.reserved
+	s.w.reserved = nil
+	s.w.mu.Unlock()
+	if room != nil && want > 0 {
 		want = room(want)
-		s.w.mu.Lock()
+	}
+	if then != nil {
+		then()
 	}
 	return metaclient.Promise{Granted: want, Metered: true}, nil
 }

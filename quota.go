@@ -29,40 +29,39 @@ type meter struct {
 	// reserved, too, in case a snapshot has it.
 	overwrites atomic.Bool
 
-	mu   sync.Mutex
-	gen  uint32 // grows when all promises are void; what files have of older ones is none
-	idle uint64
-	most uint64 // that may lie idle
-	busy bool   // a request is under way: one at a time
-	free chan struct{}
+	mu    sync.Mutex
+	epoch uint64 // of the volume: what is asked for in another one is not for this session
+	gen   uint32 // grows when all promises are void; what files have of older ones is none
+	idle  uint64
+	most  uint64 // that may lie idle
+	busy  bool   // a request is under way: one at a time
+	free  chan struct{}
 
 	left uint64 // of a predecessor's
 	ends int    // what must be done before left is idle
 }
 
-// promise is what a file has.
+// promise is what a file has, or a write that is not buffered yet.
 type promise struct {
 	n   uint64
 	gen uint32
 }
 
-// take gives n idle bytes, or none.
-func (q *meter) take(n uint64) bool {
+// use gives n bytes to a file, of what a write has got and of what is idle; false: there
+// are not as many, and nothing is given.
+func (q *meter) use(p, got *promise, n uint64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.idle < n {
+	q.current(p)
+	q.current(got)
+	lacks := n - min(n, got.n)
+	if q.idle < lacks {
 		return false
 	}
-	q.idle -= n
-	return true
-}
-
-// add gives n bytes to a file.
-func (q *meter) add(p *promise, n uint64) {
-	q.mu.Lock()
-	q.current(p)
+	q.idle -= lacks
+	got.n -= n - lacks
 	p.n += n
-	q.mu.Unlock()
+	return true
 }
 
 // has is what a file has. What it had before its promises became void is none.
@@ -90,37 +89,34 @@ func (q *meter) move(from, to *promise, n uint64) {
 	q.mu.Unlock()
 }
 
-// drop makes what a file has idle.
+// drop makes what a file or a write has idle, and has what is too much given back.
 func (v *Volume) drop(p *promise) {
 	q := &v.meter
 	q.mu.Lock()
 	q.current(p)
 	n := p.n
 	p.n = 0
+	v.idleLocked(n)
 	q.mu.Unlock()
-	if n > 0 {
-		v.idle(n)
-	}
 }
 
-// idle adds bytes that nobody needs now, and has what is too much given back.
-func (v *Volume) idle(n uint64) {
+// idleLocked adds bytes that nobody needs now, and has what is too much given back. The
+// meter's mu is held since before they were found to be promised.
+func (v *Volume) idleLocked(n uint64) {
 	if n == 0 {
 		return
 	}
 	q := &v.meter
-	q.mu.Lock()
 	q.idle += n
-	much := q.idle > q.most
-	q.mu.Unlock()
-	if much {
+	if q.idle > q.most {
 		v.c.spawn(func() { v.reserve(v.c.ctx, 0, 0, metaclient.Place{}) })
 	}
 }
 
-// void forgets every promise.
-func (q *meter) void() {
+// void forgets every promise, at the beginning of an epoch or within one.
+func (q *meter) void(epoch uint64) {
 	q.mu.Lock()
+	q.epoch = epoch
 	q.gen++
 	q.idle, q.most, q.left = 0, 0, 0
 	q.mu.Unlock()
@@ -175,26 +171,28 @@ func (v *Volume) inherited() {
 	if q.ends == 0 {
 		n, q.left = q.left, 0
 	}
+	v.idleLocked(n)
 	q.mu.Unlock()
-	v.idle(n)
 }
 
 // reserve asks the owner for want bytes and gives what is idle back. What
 // is granted beyond want becomes idle. Requests go one by one; a request ends
 // even if ctx does before, and then what it brings is idle. got is want, or with a
-// place for them what they take there, if there is no room for more.
-func (v *Volume) reserve(ctx context.Context, want, round uint64, at metaclient.Place) (got uint64, err error) {
+// place for them what they take there, if there is no room for more. Errors: Again
+// (promises became void meanwhile).
+func (v *Volume) reserve(ctx context.Context, want, round uint64, at metaclient.Place) (got promise, err error) {
 	q := &v.meter
 	for {
 		q.mu.Lock()
 		if want > 0 && q.idle >= want { // another's request brought it
 			q.idle -= want
+			got = promise{want, q.gen}
 			q.mu.Unlock()
-			return want, nil
+			return got, nil
 		}
 		if want == 0 && round == 0 && q.idle <= q.most {
 			q.mu.Unlock()
-			return 0, nil
+			return got, nil
 		}
 		if !q.busy {
 			break
@@ -207,11 +205,11 @@ func (v *Volume) reserve(ctx context.Context, want, round uint64, at metaclient.
 		select {
 		case <-free:
 		case <-ctx.Done():
-			return 0, meta.E("reserve", meta.Interrupted, v.name, context.Cause(ctx))
+			return got, meta.E("reserve", meta.Interrupted, v.name, context.Cause(ctx))
 		}
 	}
 	q.busy = true
-	give, gen := q.idle, q.gen
+	give, gen, epoch := q.idle, q.gen, q.epoch
 	q.idle = 0
 	q.mu.Unlock()
 
@@ -219,7 +217,7 @@ func (v *Volume) reserve(ctx context.Context, want, round uint64, at metaclient.
 	taken := make(chan struct{}) // closed when the caller waits no more
 	v.c.spawn(func() {
 		v.c.stats.rpcs.Add(1)
-		p, err := v.c.sess.Reserve(v.c.ctx, v.id, give, want, round, at)
+		p, err := v.c.sess.Reserve(v.c.ctx, v.id, epoch, give, want, round, at)
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		q.busy = false
@@ -245,8 +243,8 @@ func (v *Volume) reserve(ctx context.Context, want, round uint64, at metaclient.
 		select {
 		case <-taken:
 		default:
-			got = min(want, p.Granted)
-			q.idle -= got
+			got = promise{min(want, p.Granted), gen}
+			q.idle -= got.n
 			done <- nil
 		}
 	})
@@ -262,7 +260,7 @@ func (v *Volume) reserve(ctx context.Context, want, round uint64, at metaclient.
 		default:
 		}
 		close(taken)
-		return 0, meta.E("reserve", meta.Interrupted, v.name, context.Cause(ctx))
+		return promise{}, meta.E("reserve", meta.Interrupted, v.name, context.Cause(ctx))
 	}
 }
 
@@ -272,16 +270,24 @@ var errVoid = meta.E("reserve", meta.Again, "", nil)
 // room reserves n bytes for a write to a place, or what it takes there; it gives none
 // if the volume has no quota any more. Files that were unlinked here a moment ago
 // are told to the owner before it is final that they don't fit.
-func (v *Volume) room(ctx context.Context, n uint64, at metaclient.Place) (uint64, error) {
+func (v *Volume) room(ctx context.Context, n uint64, at metaclient.Place) (promise, error) {
 	for try := 0; ; try++ {
 		got, err := v.reserve(ctx, n, 0, at)
 		switch meta.KindOf(err) {
 		case meta.KindOK:
 			if !v.meter.on.Load() {
-				got = 0
+				got.n = 0
 			}
 			return got, nil
 		case meta.Again:
+			continue
+		case meta.SessionExpired:
+			// Nothing of this write is lost with it: it asks anew in the next epoch, which
+			// begins here in a moment.
+			select {
+			case <-time.After(time.Millisecond):
+			case <-ctx.Done():
+			}
 			continue
 		case meta.QuotaExceeded:
 			if try < orphanTries && v.orphans.some() {
@@ -291,9 +297,9 @@ func (v *Volume) room(ctx context.Context, n uint64, at metaclient.Place) (uint6
 				}
 				continue
 			}
-			return 0, meta.E("write", meta.QuotaExceeded, v.name, err)
+			return promise{}, meta.E("write", meta.QuotaExceeded, v.name, err)
 		}
-		return 0, err
+		return promise{}, err
 	}
 }
 
@@ -416,7 +422,7 @@ func (c *Client) Metered(id meta.VolumeID, on, overwrites bool, settle func()) {
 	}
 	v.meter.overwrites.Store(overwrites)
 	if v.meter.on.Swap(on) != on {
-		v.meter.void()
+		v.meter.void(v.epoch.Load())
 	}
 	if settle != nil {
 		c.spawn(func() {
@@ -451,7 +457,7 @@ func (c *Client) Reclaim(id meta.VolumeID, round uint64) {
 	c.spawn(func() {
 		v := c.lookVolume(id)
 		if v == nil {
-			_, _ = c.sess.Reserve(c.ctx, id, 0, 0, round, metaclient.Place{})
+			_, _ = c.sess.Reserve(c.ctx, id, metaclient.AnyEpoch, 0, 0, round, metaclient.Place{})
 			return
 		}
 		if _, err := v.reserve(c.ctx, 0, round, metaclient.Place{}); err != nil && c.ctx.Err() == nil {

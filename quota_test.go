@@ -2,7 +2,10 @@ package penstock
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"testing"
+	"time"
 
 	"penstock.io/penstock/meta"
 )
@@ -54,5 +57,123 @@ func TestVoidAnswerAboutRoom(t *testing.T) {
 			}
 			w.check()
 		})
+	}
+}
+
+// stopAfterReserve holds writers of an inode back once the next promise has come, and
+// tells when a writer stands there; on lets him go.
+func stopAfterReserve(w *world, in *inode) (stands func() bool, on func()) {
+	w.mu.Lock()
+	w.reserved = func() {
+		in.mu.Lock()
+		in.fileLocked().gate++
+		in.mu.Unlock()
+	}
+	w.mu.Unlock()
+	stands = func() bool {
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		return in.file != nil && in.file.gate > 0 && in.file.wake != nil
+	}
+	return stands, func() {
+		in.mu.Lock()
+		in.file.gate--
+		in.file.changed()
+		in.mu.Unlock()
+	}
+}
+
+// What a write was promised ends with the session in which it was: in the next one the
+// owner has promised nothing, so a write that waits then asks anew, and one that gives up
+// leaves nothing for others.
+func TestPromiseEndsWithItsSession(t *testing.T) {
+	const n = 1 << 20
+	for _, killed := range []bool{false, true} {
+		w := newWorld(t, meta.Policy{Replicas: 1, QuotaBytes: 1 << 30})
+		c, v := open(t, w, Config{FlushEvery: time.Hour})
+		ino := create(t, v, "f")
+		if _, err := v.Open(t.Context(), &Call{}, ino, rdwr); err != nil {
+			t.Fatal(err)
+		}
+		in := v.node(ino)
+		stands, on := stopAfterReserve(w, in)
+		ctx, kill := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() {
+			_, err := v.Write(ctx, &Call{}, ino, make([]byte, n), 0, false, false)
+			done <- err
+		}()
+		eventually(t, "the write has its promise, and waits", stands)
+		c.sess.(*fakeSession).expire()
+		w.mu.Lock()
+		if w.asked != n {
+			t.Fatalf("%d bytes were asked for, not %d", w.asked, n)
+		}
+		w.asked = 0
+		w.mu.Unlock()
+		if killed {
+			kill()
+			if err := <-done; !errors.Is(err, meta.Interrupted) {
+				t.Fatalf("killed, and told %v", err)
+			}
+			on()
+			v.meter.mu.Lock()
+			if v.meter.idle != 0 {
+				t.Errorf("DATA: %d bytes that an ended session was promised are taken for room", v.meter.idle)
+			}
+			v.meter.mu.Unlock()
+		} else {
+			on()
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			w.mu.Lock()
+			if w.asked != n {
+				t.Errorf("DATA: %d bytes were written in the new session, of which %d are promised", n, w.asked)
+			}
+			w.mu.Unlock()
+			if has := v.meter.has(&in.file.promised); has != n {
+				t.Errorf("DATA: the file's promise is %d", has)
+			}
+		}
+		kill()
+		in.put()
+		w.check()
+	}
+}
+
+// A request for a promise that is sent when its session has ended is none of the next
+// one's: its answer would be thrown away, and the room that it takes be lost. It fails no
+// write, also if the end is heard of here later.
+func TestReserveOfAnEndedSession(t *testing.T) {
+	const n = 1 << 20
+	for _, later := range []bool{false, true} {
+		w := newWorld(t, meta.Policy{Replicas: 1, QuotaBytes: 1 << 30})
+		c, v := open(t, w, Config{FlushEvery: time.Hour})
+		ino := create(t, v, "f")
+		s := c.sess.(*fakeSession)
+		w.mu.Lock()
+		w.reserving = s.expire
+		if later {
+			w.reserving = func() {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				s.expired++
+				w.reserving = func() { // it was refused, and asks again
+					w.mu.Lock()
+					s.expired--
+					w.mu.Unlock()
+					s.expire()
+				}
+			}
+		}
+		w.mu.Unlock()
+		write(t, v, ino, make([]byte, n), 0)
+		w.mu.Lock()
+		if w.asked != n || w.given != 0 {
+			t.Errorf("%d bytes were promised for %d, %d given back", w.asked, n, w.given)
+		}
+		w.mu.Unlock()
+		w.check()
 	}
 }

@@ -486,7 +486,7 @@ func (v *Volume) expired(epoch uint64, err error) {
 	c := v.c
 	v.epoch.Store(epoch)
 	c.kept.uncertain(v)
-	v.meter.void()
+	v.meter.void(epoch)
 	// A volume that was rolled back shows files again that were removed. What has no
 	// name still went with the session.
 	v.holds.clear()

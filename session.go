@@ -34,8 +34,8 @@ type metaSession interface {
 	// Suspect tells which chunk servers failed, before chunks are asked for.
 	Suspect(v meta.VolumeID, servers []meta.ServerID)
 	// Reserve gives back give bytes of what was promised of a volume's quota and
-	// asks for want more.
-	Reserve(ctx context.Context, v meta.VolumeID, give, want, round uint64, at metaclient.Place) (metaclient.Promise, error)
+	// asks for want more, in one epoch only as DoBatch says.
+	Reserve(ctx context.Context, v meta.VolumeID, epoch, give, want, round uint64, at metaclient.Place) (metaclient.Promise, error)
 	SetLock(ctx context.Context, v meta.VolumeID, l meta.Lock, wait bool) error
 	GetLock(ctx context.Context, v meta.VolumeID, l meta.Lock) (meta.Lock, error)
 	// DropLocks releases every lock of l's owner on l's inode.

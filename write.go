@@ -42,9 +42,9 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 
 	var f *file
 	var at uint64
-	var got uint64 // of the quota
+	var got promise // of the quota
 	var told enough
-	defer func() { v.idle(got) }()
+	defer func() { v.drop(&got) }()
 	for {
 		if f, _, err = in.withMap(ctx, meta.LeaseExclusive); err != nil {
 			return 0, err
@@ -71,13 +71,11 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 		spare := told.spared(in, f, need, at, uint64(len(p)))
 		told = in.asked(f, need, at, uint64(len(p)))
 		need -= spare
-		if need <= got || v.meter.take(need-got) {
-			v.meter.add(&f.promised, need)
-			got = max(got, need) - need
+		if v.meter.use(&f.promised, &got, need) {
 			break
 		}
 		in.mu.Unlock()
-		lacks := need - got
+		lacks := need - v.meter.has(&got)
 		var to metaclient.Place
 		if v.meter.overwrites.Load() {
 			to = told.at
@@ -86,8 +84,8 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 		if err != nil {
 			return 0, err
 		}
-		got += more
-		told.spare = lacks - min(lacks, more)
+		told.spare = lacks - min(lacks, more.n)
+		v.meter.move(&more, &got, more.n)
 	}
 	if f.uncommitted == 0 {
 		f.lo, f.hi = at, at+uint64(len(p))

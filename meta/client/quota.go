@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"fmt"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/wire"
@@ -33,9 +34,11 @@ type Promise struct {
 // canceled: what is granted then is lost until the session ends.
 // With a place, where there is no room for want it may do with less: what is stored
 // there and in no snapshot takes none. Servers of before grant want or nothing.
-// Errors: QuotaExceeded.
-func (s *Session) Reserve(ctx context.Context, v meta.VolumeID, give, want, round uint64, at Place) (Promise, error) {
-	return s.reserve(ctx, &wire.Reserve{Volume: v, Give: give, Want: want, Round: round, Ino: at.Ino, Off: at.Off, Len: at.Len})
+// It is sent in one epoch only, as DoBatch says: what another session is promised, the
+// caller would not believe in.
+// Errors: QuotaExceeded, SessionExpired.
+func (s *Session) Reserve(ctx context.Context, v meta.VolumeID, epoch, give, want, round uint64, at Place) (Promise, error) {
+	return s.reserve(ctx, epoch, &wire.Reserve{Volume: v, Give: give, Want: want, Round: round, Ino: at.Ino, Off: at.Off, Len: at.Len})
 }
 
 // Place is where bytes will be written, under an exclusive lease; without a length it
@@ -49,11 +52,14 @@ type Place struct {
 // and had not used; Granted is this process's from then on. It comes before
 // anything else about the volume. Errors: NotSupported (by a server of before).
 func (s *Session) Inherit(ctx context.Context, v meta.VolumeID) (Promise, error) {
-	return s.reserve(ctx, &wire.Reserve{Volume: v, Inherit: true})
+	return s.reserve(ctx, AnyEpoch, &wire.Reserve{Volume: v, Inherit: true})
 }
 
-func (s *Session) reserve(ctx context.Context, m *wire.Reserve) (Promise, error) {
+func (s *Session) reserve(ctx context.Context, epoch uint64, m *wire.Reserve) (Promise, error) {
 	re, err := s.roundTripAfter(ctx, m.Volume, m, left, func(vs *volumeState) error {
+		if epoch != AnyEpoch && epoch != vs.epoch {
+			return meta.E("reserve", meta.SessionExpired, s.cfg.Name, fmt.Errorf("in volume %d, since this was begun", m.Volume))
+		}
 		vs.serial++ // as with frames, a predecessor's numbers are behind us
 		m.Serial = vs.serial
 		m.Give = min(m.Give, vs.held)
@@ -92,7 +98,7 @@ func (s *Session) quota(c *conn, m *wire.Quota) {
 	}
 	answer := func() {
 		s.wg.Go(func() {
-			if _, err := s.Reserve(s.ctx, m.Volume, 0, 0, m.Round, Place{}); err != nil {
+			if _, err := s.Reserve(s.ctx, m.Volume, AnyEpoch, 0, 0, m.Round, Place{}); err != nil {
 				s.log.Warn("the owner waits for an answer about the quota", "volume", m.Volume, "error", err)
 			}
 		})

@@ -29,20 +29,20 @@ func TestPromiseOfWhoIsAway(t *testing.T) {
 	}
 	hoard := func(name string) *session {
 		return s.lingering(name, func(p *peer) {
-			if _, err := p.Reserve(t.Context(), 1, 0, 900<<10, 0, client.Place{}); err != nil {
+			if _, err := p.Reserve(t.Context(), 1, client.AnyEpoch, 0, 900<<10, 0, client.Place{}); err != nil {
 				t.Fatal(err)
 			}
 		})
 	}
 	sess := hoard("a")
 	s.goAway(sess)
-	if got, err := other.Reserve(t.Context(), 1, 0, 500<<10, 0, client.Place{}); err != nil || got.Granted < 500<<10 {
+	if got, err := other.Reserve(t.Context(), 1, client.AnyEpoch, 0, 500<<10, 0, client.Place{}); err != nil || got.Granted < 500<<10 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if !sess.ended.Load() || idler.ended.Load() {
 		t.Errorf("who had it has ended: %v; who had none: %v", sess.ended.Load(), idler.ended.Load())
 	}
-	if _, err := other.Reserve(t.Context(), 1, 1<<20, 0, 0, client.Place{}); err != nil {
+	if _, err := other.Reserve(t.Context(), 1, client.AnyEpoch, 1<<20, 0, 0, client.Place{}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -77,7 +77,7 @@ func TestPromiseOfWhoIsAway(t *testing.T) {
 	o.mu.Unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if got, err := other.Reserve(ctx, 1, 0, 100<<10, 0, client.Place{}); err != nil || got.Granted < 100<<10 {
+	if got, err := other.Reserve(ctx, 1, client.AnyEpoch, 0, 100<<10, 0, client.Place{}); err != nil || got.Granted < 100<<10 {
 		t.Errorf("what is free is not given: %+v, %v", got, err)
 	}
 }
@@ -250,7 +250,7 @@ func (c *saver) Reclaim(v meta.VolumeID, round uint64) {
 	go func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if _, err := c.Reserve(context.Background(), v, c.idle, 0, round, client.Place{}); err == nil {
+		if _, err := c.Reserve(context.Background(), v, client.AnyEpoch, c.idle, 0, round, client.Place{}); err == nil {
 			c.idle, c.most = 0, 0
 		}
 	}()
@@ -264,7 +264,7 @@ func (c *saver) write(ctx context.Context, n uint64) error {
 	if c.idle < n {
 		give := c.idle
 		c.idle = 0
-		p, err := c.Reserve(ctx, 1, give, n, 0, client.Place{})
+		p, err := c.Reserve(ctx, 1, client.AnyEpoch, give, n, 0, client.Place{})
 		if err != nil {
 			return err
 		}
@@ -288,7 +288,7 @@ func (c *saver) drop(ctx context.Context) error {
 		c.idle += n
 		return nil
 	}
-	p, err := c.Reserve(ctx, 1, c.idle+n, 0, 0, client.Place{})
+	p, err := c.Reserve(ctx, 1, client.AnyEpoch, c.idle+n, 0, 0, client.Place{})
 	if c.idle = 0; err == nil {
 		c.most = p.Idle
 	}

@@ -112,9 +112,9 @@ func TestSnapshotsCount(t *testing.T) {
 	counts("another snapshot", 6144)
 	reserve := func(off, n uint64) (uint64, meta.Kind) {
 		t.Helper()
-		p, err := a.Reserve(t.Context(), 1, 0, n, 0, client.Place{Ino: ino, Off: off, Len: n})
+		p, err := a.Reserve(t.Context(), 1, client.AnyEpoch, 0, n, 0, client.Place{Ino: ino, Off: off, Len: n})
 		if err == nil {
-			_, err = a.Reserve(t.Context(), 1, p.Granted, 0, 0, client.Place{})
+			_, err = a.Reserve(t.Context(), 1, client.AnyEpoch, p.Granted, 0, 0, client.Place{})
 			must(err)
 		}
 		return p.Granted, meta.KindOf(err)
