@@ -95,14 +95,17 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 		if failed.IsZero() {
 			failed = time.Now()
 		}
-		if try > 0 && errors.Is(err, meta.Unavailable) && time.Since(failed) < maxAwait && v.awaited(pieces) {
+		// A capability that is refused though it was renewed ran out on the way, or the
+		// server has just started and does not know by which key it is signed.
+		refused := errors.Is(err, meta.BadCapability)
+		if try > 0 && time.Since(failed) < maxAwait && (refused || errors.Is(err, meta.Unavailable) && v.awaited(pieces)) {
 			select {
 			case <-time.After(awaitEvery):
 				try = 0
 			case <-ctx.Done():
 			}
 		}
-		if ctx.Err() != nil && errors.Is(err, meta.Unavailable) {
+		if ctx.Err() != nil && (refused || errors.Is(err, meta.Unavailable)) {
 			// Not EIO: a signal with a handler comes here, too, and who gets EINTR tries again.
 			return 0, meta.E("read", meta.Interrupted, v.subject(ino), errors.Join(context.Cause(ctx), err))
 		}
@@ -121,7 +124,7 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 }
 
 // A read that finds none of a chunk's servers asks again each awaitEvery while one of
-// them may be starting anew, for at most maxAwait.
+// them may be starting anew, or refuses its capability, for at most maxAwait.
 const (
 	awaitEvery = 200 * time.Millisecond
 	maxAwait   = 15 * time.Second

@@ -170,3 +170,51 @@ func TestReadAwaitsServers(t *testing.T) {
 		t.Errorf("a server that is away was asked %d times", left)
 	}
 }
+
+// A capability that a server does not accept is no verdict on who reads: it ran out on
+// the way, or the server has just started and knows no keys yet. The read asks again, and
+// can be interrupted; it fails if that goes on.
+func TestReadOutlivesItsCapability(t *testing.T) {
+	for _, refused := range []int{6, 1 << 30} {
+		inFakeTime(t, Config{FlushEvery: time.Hour}, func(t *testing.T, w *world, v *Volume) {
+			ino := create(t, v, "f")
+			want := bytes.Repeat([]byte("a"), 2*blockOf)
+			write(t, v, ino, want, 0)
+			if err := v.Fsync(t.Context(), ino, false); err != nil {
+				t.Fatal(err)
+			}
+			n := refused
+			w.mu.Lock()
+			w.failRead = func() error {
+				if n == 0 {
+					return nil
+				}
+				n--
+				return meta.E("read", meta.BadCapability, "", errors.New("expired"))
+			}
+			w.mu.Unlock()
+			got := make([]byte, len(want))
+			began := time.Now()
+			_, err := v.Read(t.Context(), ino, got, 0)
+			switch {
+			case refused < 1<<30 && (err != nil || !bytes.Equal(got, want)):
+				t.Errorf("DATA: read with the capability that was accepted in the end: %v", err)
+			case refused == 1<<30 && (meta.KindOf(err) != meta.BadCapability || time.Since(began) < maxAwait):
+				t.Errorf("refused for ever: %v after %v", err, time.Since(began))
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			w.mu.Lock()
+			w.failRead = func() error {
+				cancel()
+				return meta.E("read", meta.BadCapability, "", errors.New("expired"))
+			}
+			w.mu.Unlock()
+			if _, err := v.Read(ctx, ino, got, 0); meta.KindOf(err) != meta.Interrupted {
+				t.Errorf("interrupted while it asks again: %v", err)
+			}
+			w.mu.Lock()
+			w.failRead = nil
+			w.mu.Unlock()
+		})
+	}
+}
