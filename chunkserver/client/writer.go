@@ -471,13 +471,24 @@ func (w *Writer) Sync(ctx context.Context) error {
 		synced, err := svc.Sync(context.Background(), w.g.ID, upTo)
 		w.mu.Lock()
 		if err == nil {
-			direct.synced = max(direct.synced, min(synced, w.length))
+			w.syncedToLocked(direct, upTo, synced)
 		} else {
 			w.failLocked(direct.id, err)
 		}
 		w.cond.Broadcast()
 	}
 	return w.wait(ctx, func() bool { return w.syncedLocked() >= upTo })
+}
+
+// syncedToLocked takes in a replica's answer to a sync. Its mark is below what was asked for
+// where a seal cut the chunk meanwhile: nothing will ever be there then, so nobody must
+// wait for it.
+func (w *Writer) syncedToLocked(r *replica, upTo, mark uint64) {
+	r.synced = max(r.synced, min(mark, w.length))
+	r.acked = max(r.acked, min(upTo, mark))
+	if mark < upTo {
+		w.failLocked(r.id, meta.E("sync", meta.Sealed, w.name, fmt.Errorf("it ends at %d, before %d", mark, upTo)))
+	}
 }
 
 func (w *Writer) ask(r *replica, upTo uint64) {
@@ -488,8 +499,7 @@ func (w *Writer) ask(r *replica, upTo uint64) {
 	w.put(r, &q, &call{t: wire.Sync, notify: func(a *wire.Answer, err error) {
 		w.mu.Lock()
 		if err == nil {
-			r.synced = max(r.synced, min(a.Synced, w.length))
-			r.acked = max(r.acked, upTo)
+			w.syncedToLocked(r, upTo, a.Synced)
 		} else {
 			w.failLocked(r.id, err)
 		}
