@@ -373,7 +373,7 @@ func (c *checker) position(k, v []byte) error {
 	c.dir(parent).positions++
 	base := append(append([]byte{'d'}, k[1:9]...), w.b...)
 	base = append(base, 0)
-	newest, found, err := c.newest(base)
+	newest, gen, found, err := c.newest(base)
 	want, problem := readDentry(newest)
 	switch {
 	case err != nil:
@@ -384,24 +384,27 @@ func (c *checker) position(k, v []byte) error {
 		c.bad(k, "position %+v of directory %d: name %s says %+v", got, parent, printable(string(w.b)), want)
 	case got.cookie < 3:
 		c.bad(k, "position %d", got.cookie)
+	case gen != ^binary.BigEndian.Uint32(k[17:]):
+		c.bad(k, "position %d of directory %d was written in another generation than its name %s, %d", got.cookie, parent, printable(string(w.b)), gen)
 	}
 	return nil
 }
 
-// newest reads the last version of a key.
-func (c *checker) newest(base []byte) (v []byte, ok bool, err error) {
+// newest reads the last version of a key, and in which generation it was written.
+func (c *checker) newest(base []byte) (v []byte, gen uint32, ok bool, err error) {
 	if c.vol != nil && c.vol.gen == 1 { // the only one there can be
-		return c.r.Get(append(base, 0xff, 0xff, 0xff, 0xfe))
+		v, ok, err = c.r.Get(append(base, 0xff, 0xff, 0xff, 0xfe))
+		return v, 1, ok, err
 	}
 	err = c.r.Scan(base, append(append([]byte(nil), base...), 0xff, 0xff, 0xff, 0xff), func(k, b []byte) bool {
-		if c.hidden(^binary.BigEndian.Uint32(k[len(k)-4:])) {
+		if gen = ^binary.BigEndian.Uint32(k[len(k)-4:]); c.hidden(gen) {
 			return true
 		}
 		v = append([]byte(nil), b...)
 		ok = len(v) != 1 || v[0] != 0
 		return false
 	})
-	return v, ok, err
+	return v, gen, ok, err
 }
 
 func (c *checker) extent(k, v []byte, gen, newer uint32, older bool) {

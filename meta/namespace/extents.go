@@ -405,7 +405,9 @@ func (t *tx) remove(in *inode) error {
 		in.reapFrom = 0
 		return nil
 	}
-	if in.IsRegular() && in.Blocks > 0 {
+	// What lies all in the record, as most small files do, is not scanned for.
+	all := in.Flags&meta.FlagInline != 0 && in.Flags&meta.FlagOpenEnded == 0 && in.Blocks == uint64(len(in.data))
+	if in.IsRegular() && in.Blocks > 0 && !all {
 		if err := t.truncateTo(in, 0); err != nil || in.reap {
 			return err
 		}

@@ -228,6 +228,13 @@ func TestCheckSees(t *testing.T) {
 		{"impossible name", put(appendDentryGen(1, "a/b"), appendDentry(nil, dentry{typ: reg, ino: 3, cookie: 900})), "can't be"},
 		{"name without position", func(f *fixture) { f.s.t.Delete(memItem{k: putGen(appendCookieBase(nil, 1, 4), firstGen)}) }, "names and"},
 		{"position of another name", put(putGen(appendCookieBase(nil, 1, 4), firstGen), appendCookie(nil, dentry{typ: dir, ino: 2}, "d")), "says"},
+		{"position of another generation", func(f *fixture) {
+			editVolume(func(v *volume) { v.gen = 2 })(f)
+			base := appendCookieBase(nil, 1, 4)
+			it, _ := f.s.t.Get(memItem{k: putGen(bytes.Clone(base), 1)})
+			f.s.t.Delete(it)
+			f.s.t.ReplaceOrInsert(memItem{putGen(base, 2), it.v})
+		}, "another generation than its name"},
 		{"generation to come", put(putGen(appendInodeBase(nil, 3), 5), appendInode(nil, &inode{Attr: meta.Attr{Ino: 3, Mode: reg, Nlink: 1}})), "generation 5"},
 		{"position without name", put(putGen(appendCookieBase(nil, 1, 900), firstGen), appendCookie(nil, dentry{typ: reg, ino: 3}, "ghost")), "is not there"},
 		{"orphan of nobody", put(appendOrphanKey(nil, 77, 10), marker), "has no record"},

@@ -232,6 +232,8 @@ func TestReadsWithSnapshots(t *testing.T) {
 	f := newFixture(t)
 	id := f.chunks(1, false)[0]
 	old := f.file("old")
+	small := f.file("small")
+	f.do(&meta.Write{Ino: small, Inline: true, Data: []byte("bytes")})
 	for i := range 20 {
 		f.do(&meta.TakeSnapshot{Name: fmt.Sprint(i)})
 		f.do(&meta.SetAttr{Ino: old, Mask: meta.SetMode, Mode: uint32(i)})
@@ -248,7 +250,9 @@ func TestReadsWithSnapshots(t *testing.T) {
 		{"a create", &meta.Create{Parent: meta.RootIno, Name: "b", Mode: meta.TypeRegular}, 1},
 		{"a write", write(), 1},
 		{"the same again", write(), 1},
-		{"unlink of an old name", &meta.Unlink{Parent: meta.RootIno, Name: "old"}, 2}, // the name, and its position
+		{"unlink of an old name", &meta.Unlink{Parent: meta.RootIno, Name: "old"}, 1},
+		{"unlink of an old name and inode", &meta.Unlink{Parent: meta.RootIno, Name: "small"}, 2},
+		{"its end", &meta.ReleaseOrphans{Inos: []meta.Ino{small}}, 1}, // what lies under the inode
 	} {
 		r := &countingReader{r: f.s}
 		if _, _, err := Execute(r, f.ctx(), c.op); err != nil {

@@ -525,6 +525,10 @@ func (t *tx) found(dir meta.Ino, name string) *foundName {
 
 // setEntry writes both records of an entry and gives its cookie; a zero cookie
 // asks for a new one.
+//
+// INVARIANT: the newest version of an entry's position is of the same generation as that
+// of its name, since both are written here and dropped together. So who has read the one
+// knows what lies under the other.
 func (t *tx) setEntry(dir *inode, name string, e dentry) (cookie uint64, err error) {
 	fresh := e.cookie == 0
 	if fresh {
@@ -558,23 +562,22 @@ func (t *tx) setEntry(dir *inode, name string, e dentry) (cookie uint64, err err
 	return e.cookie, nil
 }
 
+// dropEntry removes both records of an entry, which e is as it was found.
 func (t *tx) dropEntry(dir *inode, name string, e dentry) error {
 	dir.Size -= uint64(len(name))
 	t.noteName(dir.Ino, name)
+	drop := t.drop
+	if f := t.found(dir.Ino, name); f != nil && f.live {
+		drop = func(s int) error { return t.dropFrom(s, f.gen) }
+	}
 	s := t.mark()
 	t.buf = appendDentryBase(t.buf, dir.Ino, name)
-	var err error
-	if f := t.found(dir.Ino, name); f != nil && f.live {
-		err = t.dropFrom(s, f.gen)
-	} else {
-		err = t.drop(s)
-	}
-	if err != nil {
+	if err := drop(s); err != nil {
 		return err
 	}
 	s = t.mark()
 	t.buf = appendCookieBase(t.buf, dir.Ino, e.cookie)
-	return t.drop(s)
+	return drop(s)
 }
 
 // ---- chunks
