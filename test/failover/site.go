@@ -41,6 +41,7 @@ type server struct {
 	addr string
 	dir  string
 	gate *gate
+	more []string // arguments
 	p    *spawn.Process
 	log  *os.File
 }
@@ -79,8 +80,8 @@ func newSite(binary, dir string, n int, env ...string) (*site, error) {
 }
 
 func (m *server) start() error {
-	cmd := exec.Command(m.s.binary, "meta", "--dir", m.dir, "--name", m.name, "--etcd", "unix://"+m.gate.path,
-		"--listen", m.addr, "--insecure", "--log-level", "info")
+	cmd := exec.Command(m.s.binary, append([]string{"meta", "--dir", m.dir, "--name", m.name, "--etcd", "unix://" + m.gate.path,
+		"--listen", m.addr, "--insecure", "--log-level", "info"}, m.more...)...)
 	cmd.Env = append(os.Environ(), m.s.env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	var err error
