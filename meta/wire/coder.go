@@ -63,9 +63,14 @@ func (c *coder) u64(v *uint64) {
 	*v, c.buf = x, c.buf[n:]
 }
 
+// Encoding reads a message and writes nothing of it: several may encode what they share.
+
 func (c *coder) u32(v *uint32) {
 	x := uint64(*v)
 	c.u64(&x)
+	if !c.dec {
+		return
+	}
 	if x > 1<<32-1 {
 		c.fail(errors.New("a 32-bit value is larger"))
 	}
@@ -91,6 +96,9 @@ func (c *coder) bool(v *bool) {
 		b = 1
 	}
 	c.u8(&b)
+	if !c.dec {
+		return
+	}
 	if b > 1 {
 		c.fail(errors.New("a flag is neither 0 nor 1"))
 	}
@@ -113,7 +121,9 @@ func (c *coder) fixed(v *uint64) {
 func (c *coder) time(v *meta.Time) {
 	x := uint64(*v)
 	c.fixed(&x)
-	*v = meta.Time(x)
+	if c.dec {
+		*v = meta.Time(x)
+	}
 }
 
 // count codes the length of a list and refuses one that the rest of the body
@@ -189,7 +199,9 @@ func (c *coder) chunkState(v *meta.ChunkState) { c.u8((*uint8)(v)) }
 func (c *coder) kind(k *meta.Kind) {
 	x := uint32(*k)
 	c.u32(&x)
-	*k = meta.Kind(x)
+	if c.dec {
+		*k = meta.Kind(x)
+	}
 }
 
 func (c *coder) opID(o *meta.OpID) {
@@ -368,13 +380,15 @@ func (c *coder) policy(p *meta.Policy) {
 		}
 	}
 	c.u8(&f)
-	if f > known {
-		c.fail(errors.New("a policy with unknown words"))
-	}
-	p.NoAtime = f&policyNoAtime != 0
-	p.QuotaSnapshots = f&policyCounts != 0
-	if f&policyPlaced == 0 {
+	if c.dec {
+		if f > known {
+			c.fail(errors.New("a policy with unknown words"))
+		}
+		p.NoAtime = f&policyNoAtime != 0
+		p.QuotaSnapshots = f&policyCounts != 0
 		p.LocalFirst = true
+	}
+	if f&policyPlaced == 0 {
 		return
 	}
 	c.str(&p.Topology)

@@ -158,7 +158,9 @@ func (m *Call) fields(c *coder) {
 	if flags > replay|at|reserved|draw || flags > replay && !c.since(3) {
 		c.fail(errors.New("a call has unknown flags"))
 	}
-	m.Replay, m.Draw = flags&replay != 0, flags&draw != 0
+	if c.dec {
+		m.Replay, m.Draw = flags&replay != 0, flags&draw != 0
+	}
 	if flags&at != 0 {
 		c.u32((*uint32)(&m.At))
 		if m.At == 0 {
@@ -297,7 +299,9 @@ func (m *Recall) fields(c *coder) {
 	if c.since(7) { // who does not know of it is asked for good
 		ms := uint32(m.Recall.Within / time.Millisecond)
 		c.u32(&ms)
-		m.Recall.Within = time.Duration(ms) * time.Millisecond
+		if c.dec {
+			m.Recall.Within = time.Duration(ms) * time.Millisecond
+		}
 	}
 }
 

@@ -264,11 +264,12 @@ func (c *coder) result(r *meta.Result) {
 	if m&hasVolume != 0 {
 		c.volume(&r.Volume)
 	}
-	r.Existed = m&hasExisted != 0
+	if c.dec {
+		r.Existed, r.EOF = m&hasExisted != 0, m&hasEOF != 0
+	}
 	if m&hasEntries != 0 {
 		list(c, &r.Entries, dirent)
 	}
-	r.EOF = m&hasEOF != 0
 	if m&hasData != 0 {
 		c.bytes(&r.Data)
 	}
