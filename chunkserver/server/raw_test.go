@@ -17,8 +17,7 @@ import (
 // Reads that are sent from the file are answered in the order in which they were
 // asked for, those that fail too; what is beside them is not kept waiting.
 func TestRawReadsInOrder(t *testing.T) {
-	s, path := newServer(t, 1)
-	s.rawWait = time.Hour // however busy the machine is
+	s, path := serveAs(t, func(s *Server) { s.rawWait = time.Hour }, newStore(t)) // however busy the machine is
 	const n = 40
 	const size = chunkserver.ChecksumBlock
 	for i := range n {

@@ -52,7 +52,14 @@ func newServer(t testing.TB, disks int) (*Server, string) {
 
 func serve(t testing.TB, stores ...*store.Store) (*Server, string) {
 	t.Helper()
+	return serveAs(t, func(*Server) {}, stores...)
+}
+
+// serveAs is serve of a server that is adjusted before.
+func serveAs(t testing.TB, adjust func(*Server), stores ...*store.Store) (*Server, string) {
+	t.Helper()
 	s := New(Config{ID: 7, Host: "h", Keys: []meta.CapKey{key}, Logger: quiet}, stores...)
+	adjust(s)
 	path := filepath.Join(t.TempDir(), "sock")
 	ln, err := net.Listen("unix", path)
 	if err != nil {

@@ -234,8 +234,9 @@ func TestEtcdNoSpaceByItself(t *testing.T) {
 		return nil
 	})
 	b.more(t, 20)
-	t.Logf("changes again after %v; %d were refused, last: %v; worst read %v", time.Since(full).Round(time.Millisecond), b.refused, b.last, b.worstR.Round(time.Millisecond))
+	after := time.Since(full)
 	b.stop()
+	t.Logf("changes again after %v; %d were refused, last: %v; worst read %v", after.Round(time.Millisecond), b.refused, b.last, b.worstR.Round(time.Millisecond))
 	if b.failed > 0 {
 		t.Errorf("%d operations failed otherwise: %v", b.failed, b.last)
 	}

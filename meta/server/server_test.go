@@ -762,8 +762,12 @@ func TestLingering(t *testing.T) {
 			if c.want != nil {
 				// Beyond its lease, or this would be what a session that lives is asked.
 				eventually(t, "its lease is over", func() error {
-					if sess := s.srv.session(p.ID()); sess == nil || sess.idle() <= s.ttl {
-						return fmt.Errorf("session %v", sess)
+					sess := s.srv.session(p.ID())
+					if sess == nil {
+						return errors.New("there is no such session")
+					}
+					if idle := sess.idle(); idle <= s.ttl {
+						return fmt.Errorf("it was heard of %v ago", idle)
 					}
 					return nil
 				})
