@@ -132,6 +132,9 @@ func (w *where) identity(ctx context.Context) ([]string, *peer.Credentials, erro
 // dialTimeout is how long a command waits for a meta server to answer.
 const dialTimeout = 5 * time.Second
 
+// answerTimeout is how long a command waits for what a server answers at once if it is well.
+const answerTimeout = 30 * time.Second
+
 // dial opens a session to administer with. The caller closes it.
 func (w *where) dial(ctx context.Context) (*client.Session, error) {
 	addrs, creds, err := w.identity(ctx)
@@ -149,7 +152,7 @@ func (w *where) dial(ctx context.Context) (*client.Session, error) {
 		role = wire.RoleClient // it may administer volumes
 	}
 	s, err := client.Dial(ctx, client.Config{
-		Addrs: addrs, Creds: creds, Role: role, Handler: cacheless{},
+		Addrs: addrs, Creds: creds, Role: role, Handler: cacheless{}, AnswerWait: answerTimeout,
 		Name: fmt.Sprintf("%s: %s %d", host, filepath.Base(os.Args[0]), os.Getpid()),
 	})
 	if err != nil {

@@ -412,14 +412,18 @@ func (s *Session) Admin(ctx context.Context, a wire.Admin) (*wire.AdminRe, error
 // adminAgain is Admin; it tells whether the request had to be sent again, so that what it
 // asks for may have been done before.
 func (s *Session) adminAgain(ctx context.Context, a wire.Admin) (re *wire.AdminRe, again bool, err error) {
+	at := ""
+	ctx, over := s.within(ctx, &a, &at)
+	defer func() { err = over(err) }()
 	var next string
 	wait := lookMin
 	began := now()
 	for hops := 0; ; {
-		c, err := s.adminConn(ctx, a.Volume, next)
+		c, err := s.reach(ctx, func(ctx context.Context) (*conn, error) { return s.adminConn(ctx, a.Volume, next) })
 		if err != nil {
 			return nil, again, err
 		}
+		at = c.addr
 		m, err := s.ask(ctx, c, &a)
 		if errors.Is(err, errLost) && ctx.Err() == nil {
 			next, again = "", true
@@ -451,6 +455,51 @@ func (s *Session) adminAgain(ctx context.Context, a wire.Admin) (re *wire.AdminR
 	}
 }
 
+// errNoAnswer ends a request whose answer took longer than Config.AnswerWait.
+var errNoAnswer = errors.New("no answer in time")
+
+// within bounds an administrative request by Config.AnswerWait, if it is a quick one. over
+// says of its error, if that is the end of the time, which server at asked last.
+func (s *Session) within(ctx context.Context, a *wire.Admin, at *string) (_ context.Context, over func(error) error) {
+	wait := s.cfg.AnswerWait
+	if wait == 0 || !quick(a) {
+		return ctx, func(err error) error { return err }
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, wait, errNoAnswer)
+	return ctx, func(err error) error {
+		late := err != nil && errors.Is(context.Cause(ctx), errNoAnswer)
+		cancel()
+		if !late || *at == "" {
+			return err
+		}
+		return meta.E("ask metadata server", meta.Unavailable, *at, fmt.Errorf("it has not answered within %v: it may be starting, or waiting for etcd or for a volume that is being taken over; ask again, or see what each server says with 'penstock cluster status'", wait))
+	}
+}
+
+// reach bounds the search for a server by Config.AnswerWait, whatever is asked of it.
+func (s *Session) reach(ctx context.Context, look func(context.Context) (*conn, error)) (*conn, error) {
+	if wait := s.cfg.AnswerWait; wait > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, wait, errNoAnswer)
+		defer cancel()
+	}
+	return look(ctx)
+}
+
+// quick tells which requests a server that is well answers at once: they change nothing,
+// and neither read much nor wait for something to come.
+func quick(a *wire.Admin) bool {
+	switch a.Op {
+	case wire.AdminVolumes, wire.AdminStatus, wire.AdminVolumeByName, wire.AdminTokens, wire.AdminMembers, wire.AdminGrants,
+		wire.AdminNodeList, wire.AdminRepairStatus, wire.AdminPathOf, wire.AdminClones, wire.AdminMirrors, wire.AdminHealth,
+		wire.AdminRevision, wire.AdminGroups:
+		return true
+	case wire.AdminSnapshots, wire.AdminSettings: // without a body only asked for
+		return len(a.Body) == 0
+	}
+	return false
+}
+
 // MetaServers lists the meta servers that live, as far as this session was told.
 func (s *Session) MetaServers() []wire.MetaServer {
 	s.mu.Lock()
@@ -460,8 +509,10 @@ func (s *Session) MetaServers() []wire.MetaServer {
 
 // AdminAt runs an administrative request at one server, for what each tells of
 // itself.
-func (s *Session) AdminAt(ctx context.Context, addr string, a wire.Admin) (*wire.AdminRe, error) {
-	c, err := s.connTo(ctx, addr)
+func (s *Session) AdminAt(ctx context.Context, addr string, a wire.Admin) (re *wire.AdminRe, err error) {
+	ctx, over := s.within(ctx, &a, &addr)
+	defer func() { err = over(err) }()
+	c, err := s.reach(ctx, func(ctx context.Context) (*conn, error) { return s.connTo(ctx, addr) })
 	if err != nil {
 		return nil, err
 	}

@@ -114,6 +114,11 @@ type Config struct {
 	// Succeeded: another process may come after this one, so that replies are
 	// acknowledged only when what asked for them is over, too; see Begin.
 	Succeeded bool
+	// AnswerWait bounds how long a server is looked for that takes an administrative
+	// request, and how long the answer is waited for to one that a server answers at once
+	// (see quick); 0: as long as the caller's context. For people, who would not know
+	// what hangs.
+	AnswerWait time.Duration
 	// Linger asks servers to keep the session for so long after its last renewal,
 	// unless others wait for what it holds: another process may go on with it.
 	// Shorter than a lease, or 0: it ends with its lease.
