@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -24,6 +25,7 @@ func (w *world) barrier(t *testing.T, v *Volume, inos []meta.Ino) {
 		w.leases[ino][s] = min(w.leases[ino][s], meta.LeaseShared)
 		w.mu.Unlock()
 	}
+	synctest.Wait() // who answered has also noted it
 }
 
 // Writers of many files go on after a barrier with one request for their leases. Who
