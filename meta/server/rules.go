@@ -301,7 +301,7 @@ func (s *session) allow(m wire.Message) error {
 			m.Locks = slices.DeleteFunc(m.Locks, func(l meta.Lock) bool { return l.Ino == meta.MirrorLock })
 		}
 	case *wire.Enter:
-		// What an older view refuses is looked at again: see allowedNow.
+		// What an older view refuses is looked at again: see refusedStill.
 		if err = s.enough(s.access(m.Volume), m.Volume, right(wire.TEnter)); err != nil {
 			re = &wire.Entered{Status: wire.StatusOf(err)}
 		}
@@ -384,19 +384,21 @@ const (
 	lookEvery = 2 * time.Second
 )
 
-// allowedNow asks etcd whether what was refused is allowed by now. It may wait:
-// it is not for the goroutine that reads a session's frames.
-func (s *session) allowedNow(m wire.Message) bool {
+// refusedStill asks etcd whether what was refused is allowed by now, nil if it is. It may
+// wait: it is not for the goroutine that reads a session's frames. While etcd does not
+// tell, nobody can: a client that is refused gives up what it has not committed yet.
+// Errors: AccessDenied, Unavailable.
+func (s *session) refusedStill(m *wire.Enter, cause error) error {
 	if s.who.Role != peering.Client {
-		return false
+		return cause
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, currentWait)
 	defer cancel()
 	if _, err := s.srv.cfg.Cluster.Current(ctx); err != nil {
 		s.srv.log.Info("a refusal could not be checked with etcd", "identity", s.who.String(), "error", err)
-		return false
+		return meta.E("authorize", meta.Unavailable, s.who.String(), errors.Join(cause, err))
 	}
-	return s.allow(m) == nil
+	return s.enough(s.access(m.Volume), m.Volume, frameRules[wire.TEnter].right)
 }
 
 // currentWait bounds how long a refusal waits for etcd.

@@ -43,10 +43,14 @@ type guarded struct {
 	// newer is what etcd has when this server's watch is late; nil: the view.
 	newer atomic.Pointer[cluster.View]
 	asked atomic.Int64
+	deaf  atomic.Bool // etcd does not answer
 }
 
 func (g *guarded) Current(context.Context) (*cluster.View, error) {
 	g.asked.Add(1)
+	if g.deaf.Load() {
+		return nil, meta.E("read cluster", meta.Unavailable, "etcd", nil)
+	}
 	if v := g.newer.Load(); v != nil {
 		g.view.Store(v)
 	}
@@ -559,6 +563,45 @@ func TestGrantsMadeElsewhere(t *testing.T) {
 	s.g.newer.Store(&cluster.View{Revision: 5})
 	if _, _, h := s.hello(pod, wire.RoleClient); h.Err != meta.KindOK {
 		t.Errorf("let in again: %v", h.Err)
+	}
+}
+
+// A server whose view of the cluster is old does not know of a client's grant, and etcd
+// does not answer. That is no refusal: the client, which would give up what it has
+// written, waits, and goes on when etcd tells.
+func TestRefusalsAreKnownFromEtcd(t *testing.T) {
+	t.Parallel()
+	s := newSecured(t)
+	grant := cluster.Grant{ID: 1, Who: "client/pod", Volume: 1, Rights: cluster.AdminRights, Users: cluster.UsersAsIs}
+	s.grants(2, grant)
+	old := &cluster.View{Revision: 1}
+	p := &peer{leases: map[meta.Ino]meta.LeaseMode{}}
+	sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{s.addr}, Name: "pod", Handler: p, Creds: s.creds(peering.Client, "pod")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sess.Close(context.Background())
+	s.g.newer.Store(s.g.View())
+	s.g.deaf.Store(true)
+	s.g.view.Store(old)
+	done := make(chan error, 1)
+	go func() {
+		_, err := sess.Do(t.Context(), 1, meta.OpID{}, &meta.Create{Parent: meta.RootIno, Name: "x", Mode: 0o100644}, meta.LeaseNone)
+		done <- err
+	}()
+	for end := time.Now().Add(time.Minute); s.g.asked.Load() < 3; time.Sleep(time.Millisecond) {
+		select {
+		case err := <-done:
+			t.Fatalf("it was told %v", err)
+		default:
+		}
+		if time.Now().After(end) {
+			t.Fatalf("etcd was asked %d times", s.g.asked.Load())
+		}
+	}
+	s.g.deaf.Store(false)
+	if err := <-done; err != nil {
+		t.Fatalf("it was told %v", err)
 	}
 }
 

@@ -401,13 +401,16 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 			return false, err
 		}
 		s.wg.Go(func() {
-			if no != nil && !s.allowedNow(m) {
-				s.srv.stats.refused.Add(1)
-				s.enqueue(id, no.answer)
-				s.flush()
-				return
-			}
 			e := &wire.Entered{}
+			if no != nil {
+				if err := s.refusedStill(m, no.cause); err != nil {
+					s.srv.stats.refused.Add(1)
+					e.Status = wire.StatusOf(err)
+					s.enqueue(id, e)
+					s.flush()
+					return
+				}
+			}
 			if o, err := s.srv.ownerFor(s.ctx, m.Volume); err != nil {
 				e.Status = wire.StatusOf(err)
 				s.enqueue(id, e)
