@@ -177,14 +177,17 @@ func TestBulkGoesOnWhereItWas(t *testing.T) {
 			err = rest()
 		}
 		sent, planned := m.sent.Load(), m.planned.Load()
+		w.mu.Lock()
+		failed := asked["failed"]
+		w.mu.Unlock()
 		if failing == "read" {
 			if meta.KindOf(err) != meta.Corrupt || planned != size || sent > size/2+mirrorReads*mirrorSegment {
 				t.Errorf("a source that fails: %v after %d bytes of %d", err, sent, planned)
 			}
 			continue
 		}
-		if err != nil || asked["failed"] == 0 {
-			t.Fatalf("%s: %v, failed %d times", failing, err, asked["failed"])
+		if err != nil || failed == 0 {
+			t.Fatalf("%s: %v, failed %d times", failing, err, failed)
 		}
 		if sent != planned || sent > size+most {
 			t.Errorf("%s fails: %d bytes of %d were sent, of a file of %d", failing, sent, planned, size)

@@ -471,6 +471,20 @@ func (h *holder) HoldsView(v meta.VolumeID) bool {
 	return h.views[v]
 }
 
+// holds says whether it knows inodes of a view.
+func (h *holder) holds(v meta.VolumeID, holds bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.views[v] = holds
+}
+
+// wasAsked is how often it was asked about a view.
+func (h *holder) wasAsked(v meta.VolumeID) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.asked[v]
+}
+
 // A client that looks at snapshots for years, each of which is deleted some day, never
 // runs out of numbers, and keeps nothing for those that are gone; but one that the
 // kernel knows keeps its number until it doesn't, and then the next snapshot that has
@@ -503,11 +517,11 @@ func TestViewNumbersComeBack(t *testing.T) {
 		}
 		held := w.take("held")
 		was, number := look("held")
-		h.views[number] = true
+		h.holds(number, true)
 		kept := w.take("kept")
 		look("kept")
 		gone(held)
-		if !was.Ended() || h.asked[number] == 0 {
+		if !was.Ended() || h.wasAsked(number) == 0 {
 			t.Fatal("the view has not ended, or nobody asked who knows it: nothing is tested")
 		}
 		for i := range 10 * most {
@@ -540,7 +554,7 @@ func TestViewNumbersComeBack(t *testing.T) {
 		if other == number {
 			t.Error("a number that is held would be given again")
 		}
-		h.views[number] = false
+		h.holds(number, false)
 		time.Sleep(3 * viewCheck)
 		c.mu.Lock()
 		id, turn, err := c.views.numberOf(next)
@@ -549,7 +563,7 @@ func TestViewNumbersComeBack(t *testing.T) {
 		if id != number || turn != 1 || err != nil {
 			t.Errorf("the number %d that nobody knows any more: the next got %d, turn %d, %v", number, id, turn, err)
 		}
-		if look("kept"); h.asked[v.ViewID(kept)] > 0 {
+		if look("kept"); h.wasAsked(v.ViewID(kept)) > 0 {
 			t.Error("who knows the view of a snapshot that is there was asked")
 		}
 	})
