@@ -493,7 +493,7 @@ func (c *conn) reply(op uint32, out []byte, generation uint64) {
 	} else {
 		err = c.write(out)
 	}
-	c.wrote(op, err)
+	c.wrote(op, order.Uint64(out[8:]), err)
 }
 
 // newGeneration makes answers that are on their way lose their timeouts.
@@ -509,15 +509,34 @@ func (c *conn) fail(s *slot, unique uint64, st fuse.Status) {
 	order.PutUint32(out, outHeaderSize)
 	order.PutUint32(out[4:], uint32(-st))
 	order.PutUint64(out[8:], unique)
-	c.wrote(order.Uint32(s.in[4:]), c.write(out))
+	c.wrote(order.Uint32(s.in[4:]), unique, c.write(out))
 }
 
-func (c *conn) wrote(op uint32, err error) {
+// wrote looks at what the kernel said to an answer. It refuses one
+//
+//   - with ENOENT, if nobody waits for it: it was answered, or comes again; and so it
+//     refuses one of a connection that has just ended;
+//   - with EINVAL and without a look at the request, if the length in the header or the
+//     error (0 to -511) is none, and with EFAULT or ENOMEM if it can't read the header:
+//     then its caller waits;
+//   - with the same, once it has the request, if what follows is not what it asked for
+//     or can't be read: then it has told EIO to the caller.
+//
+// The last two can't be told apart; EIO is said for both, which is one answer too many
+// for the last.
+func (c *conn) wrote(op uint32, unique uint64, err error) {
 	switch err {
-	case nil, syscall.ENOENT, syscall.ENODEV, syscall.EBADF:
-		// ENOENT: its caller was killed meanwhile. Else the mount is gone.
-	default:
-		c.log.Error("answer refused by the kernel", "opcode", op, "err", err)
+	case nil, syscall.ENOENT, syscall.ENODEV, syscall.ECONNABORTED, syscall.EBADF:
+		return
+	}
+	c.log.Error("answer refused by the kernel; its caller gets EIO", "opcode", op, "err", err)
+	var out [outHeaderSize]byte
+	eio := int32(-int(syscall.EIO))
+	order.PutUint32(out[:], outHeaderSize)
+	order.PutUint32(out[4:], uint32(eio))
+	order.PutUint64(out[8:], unique)
+	if err := c.write(out[:]); err != nil && err != syscall.ENOENT {
+		c.log.Error("nor does the kernel take an error", "opcode", op, "err", err)
 	}
 }
 

@@ -32,7 +32,7 @@ const partEnv = "PENSTOCK_FUSE_TEST_PART"
 var parts = map[string]func(dir string) error{
 	"tree": partTree, "links": partLinks, "rights": partRights, "bytes": partBytes, "mapped": partMapped,
 	"list": partList, "xattrs": partXattrs, "through": partThrough, "locks": partLocks, "holes": partHoles, "tmpfile": partTmpfile,
-	"hold": partHold, "syncfs": partSyncfs, "closeError": partCloseError, "append": partAppend, "stuck": partStuck, "opens": partOpens,
+	"hold": partHold, "syncfs": partSyncfs, "closeError": partCloseError, "append": partAppend, "stuck": partStuck, "opens": partOpens, "refused": partRefused,
 }
 
 func TestMain(m *testing.M) {
@@ -960,4 +960,45 @@ func TestDeadMountIsCleared(t *testing.T) {
 	if err := n.Unmount(t.Context()); err != nil {
 		t.Error(err)
 	}
+}
+
+// A kernel that refuses an answer without a look at the request, since it is none,
+// leaves its caller waiting: it is told EIO.
+func TestRefusedAnswer(t *testing.T) {
+	const strange = meta.Kind(250)
+	errnos[strange] = 600 // beyond what the kernel takes
+	t.Cleanup(func() { delete(errnos, strange) })
+	m := mount(t, Options{}, nil)
+	v := m.tree.volumes[1]
+	v.mu.Lock()
+	v.fail["flush"] = meta.E("flush", strange, "", nil)
+	v.mu.Unlock()
+	cmd := child(t, "refused", m.Dir())
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("%v: %s", err, out.String())
+		}
+	case <-time.After(time.Minute):
+		t.Errorf("who asked has no answer; unmounted by force: %v", m.Abort())
+		<-ended
+	}
+	v.mu.Lock()
+	delete(v.fail, "flush")
+	v.mu.Unlock()
+}
+
+func partRefused(dir string) error {
+	f, err := os.Create(dir + "/q")
+	if err != nil {
+		return err
+	}
+	return expect("close", errors.Is(f.Close(), syscall.EIO), true)
 }
