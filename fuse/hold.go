@@ -168,6 +168,17 @@ func (h *Hold) Drop(name string) error {
 	return err
 }
 
+// Leave tells that this process, which serves a mount, is about to end: answered,
+// the holder keeps the mount for another one, also if it is itself to end. Errors:
+// Unavailable (the holder is gone).
+func (h *Hold) Leave(name string) error {
+	_, _, err := h.ask(&holdPacket{Op: "leave", Name: name}, h.within)
+	if errors.Is(err, meta.NotSupported) {
+		return nil // an earlier version: it keeps it as long as it lives
+	}
+	return err
+}
+
 // Show gives what is held under a name, with how its server was started; nothing
 // if it is not held.
 func (h *Hold) Show(name string) ([]Held, error) {
@@ -328,6 +339,35 @@ func (h *hold) watch(l *Hold) {
 func (k *Keeping) yield() <-chan struct{} { return k.hold.yields }
 
 func (k *Keeping) lost() <-chan struct{} { return k.hold.lost }
+
+// leave returns when a holder keeps the mount without this process; ctx ends it, and
+// whatever else ends serving. Where the holder is gone it waits for the next one: with
+// this process the mount would end.
+func (k *Keeping) leave(ctx context.Context, ended <-chan struct{}) bool {
+	for said := false; ; said = true {
+		k.hold.mu.Lock()
+		l := k.hold.Hold
+		k.hold.mu.Unlock()
+		err := l.Leave(k.hold.name)
+		if err == nil {
+			return true
+		}
+		if !said {
+			k.hold.cfg.Client.Logger.Warn("this process is to leave its mount, and no holder has it: it goes on until one does", "dir", k.hold.name, "err", err)
+		}
+		select {
+		case <-time.After(redialEvery):
+		case <-k.yield():
+			return true
+		case <-k.lost():
+			return true
+		case <-ended:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
 
 // drop tells the holder that the mount has ended.
 func (k *Keeping) drop() error {

@@ -34,6 +34,7 @@ import (
 //	take NAME [replace]     -> 2 fds once nobody serves it, or found=false
 //	show NAME               -> who serves it, and how that was started
 //	list [NAME]             -> names behind NAME, and who serves them
+//	leave NAME              the sender is about to end; answered, the mount is kept
 //	drop NAME               it was unmounted
 //	yield NAME              from the holder
 //
@@ -82,11 +83,13 @@ type heldMount struct {
 	waiting []*holdTake
 	since   time.Time // of the last put
 	yielded bool      // who serves was asked to go
+	leaving bool      // who serves said that it goes
 	// down is since when nobody serves it, or only such as don't settle.
 	down      time.Time
-	respawned int // successors that were started since somebody settled
-	starting  int // which of them has not come yet; 0: none
-	looks     int // at who serves, that it was dying
+	respawned int       // successors that were started since somebody settled
+	starting  int       // which of them has not come yet; 0: none
+	looks     int       // at who serves, that it was dying and could not end
+	dying     time.Time // since when it was seen so; look's own
 
 	// restored: a holder before this one had it, and its server may come back; nil:
 	// it did, or won't.
@@ -170,6 +173,9 @@ type HolderConfig struct {
 	// Once ends the holder when it has no mount, and nobody is connected.
 	Once   bool
 	Logger *slog.Logger
+	// Outlast is for how long a holder that is to end goes on while nobody else has
+	// one of its mounts: until somebody serves it, or it has ended. 0: not at all.
+	Outlast time.Duration
 	// Store keeps the descriptors beyond the holder's own life; nil: nobody does.
 	Store FDStore
 }
@@ -191,21 +197,25 @@ const (
 	maxRespawnPause = 5 * time.Second
 	storeAgain      = 5 * time.Second
 	acceptAgain     = 100 * time.Millisecond
+	outlastLook     = 20 * time.Millisecond
 	watchHeld       = 100 * time.Millisecond // between looks at who serves
 	dyingLooks      = 5                      // half a second: a process with much memory takes its time
+	dyingMost       = 20 * time.Second       // then it is not asked any more whether its threads run
 )
 
 // Holder serves one socket.
 type Holder struct {
-	cfg      HolderConfig
-	self     process.Process // as sessions know it
-	here     process.Process // as it is
-	comeBack time.Duration
-	abort    func(connection uint64) (*os.File, error) // opens what aborts it
+	cfg       HolderConfig
+	self      process.Process // as sessions know it
+	here      process.Process // as it is
+	comeBack  time.Duration
+	dyingMost time.Duration
+	abort     func(connection uint64) (*os.File, error) // opens what aborts it
 
 	mu     sync.Mutex
 	mounts map[string]*heldMount
 	links  map[*holdLink]bool
+	ending bool            // see HolderConfig.Outlast
 	stale  map[string]bool // what the store has is not what is held
 	starts int             // successors, so far
 	over   chan struct{}   // closed with Once, at the end of the last mount
@@ -230,7 +240,7 @@ func NewHolder(cfg HolderConfig, left map[string][]*os.File) (*Holder, error) {
 		return nil, err
 	}
 	h := &Holder{
-		cfg: cfg, self: self, here: self, comeBack: comeBack, abort: openAbort, ctx: context.Background(),
+		cfg: cfg, self: self, here: self, comeBack: comeBack, dyingMost: dyingMost, abort: openAbort, ctx: context.Background(),
 		mounts: make(map[string]*heldMount), links: make(map[*holdLink]bool), stale: make(map[string]bool),
 		over: make(chan struct{}), wake: make(chan struct{}, 1),
 	}
@@ -258,13 +268,22 @@ func NewHolder(cfg HolderConfig, left map[string][]*os.File) (*Holder, error) {
 	return h, nil
 }
 
-// Serve holds until ctx ends, or with Once until nothing is left. What it holds
-// then ends with the process, unless somebody else has it, too.
+// Serve holds until ctx ends and then for Outlast, or with Once until nothing is
+// left. What it holds then ends with the process, unless somebody else has it, too.
 func (h *Holder) Serve(ctx context.Context, l *net.UnixListener) error {
-	ctx, cancel := context.WithCancel(ctx)
+	stopping := ctx
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer h.wg.Wait()
 	defer cancel()
 	h.begin(ctx)
+	h.wg.Go(func() {
+		select {
+		case <-stopping.Done():
+			h.outlast(ctx)
+			cancel()
+		case <-ctx.Done():
+		}
+	})
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
 	go func() { // ends with Serve
@@ -303,6 +322,40 @@ func (h *Holder) Serve(ctx context.Context, l *net.UnixListener) error {
 			continue
 		}
 		h.join(c, pid)
+	}
+}
+
+// outlast waits until somebody else has each mount, too. Who serves one has it, and
+// gives it to the next holder.
+func (h *Holder) outlast(ctx context.Context) {
+	late := time.After(h.cfg.Outlast)
+	t := time.NewTicker(outlastLook)
+	defer t.Stop()
+	for said := false; ; said = true {
+		var alone []string
+		h.mu.Lock()
+		h.ending = true
+		for name, m := range h.mounts {
+			if m.link == nil || m.leaving {
+				alone = append(alone, name)
+			}
+		}
+		h.mu.Unlock()
+		if len(alone) == 0 || h.cfg.Outlast == 0 {
+			return
+		}
+		slices.Sort(alone)
+		if !said {
+			h.cfg.Logger.Warn("nobody else has some mounts: this holder goes on until somebody serves them", "mounts", alone, "within", h.cfg.Outlast)
+		}
+		select {
+		case <-t.C:
+		case <-late:
+			h.cfg.Logger.Error("mounts end with their holder: nobody came to serve them", "mounts", alone)
+			return
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 
@@ -409,6 +462,11 @@ func (h *Holder) answer(link *holdLink, p *holdPacket, fds []*os.File) error {
 		h.urge(m)
 	case "list", "show":
 		h.list(link, p)
+	case "leave":
+		if m != nil && m.link == link {
+			m.leaving = true
+		}
+		link.say(&holdPacket{Op: p.Op, Name: p.Name, Found: m != nil})
 	case "drop":
 		if m != nil && (m.link == link || m.taker == link) {
 			h.drop(m)
@@ -436,7 +494,7 @@ func (h *Holder) put(link *holdLink, p *holdPacket, fds []*os.File) {
 	if m.restored == nil { // else it is the one that served before
 		m.taken++
 	}
-	m.link, m.taker, m.restored, m.starting, m.looks, m.yielded, m.since = link, nil, nil, 0, 0, false, time.Now()
+	m.link, m.taker, m.restored, m.starting, m.looks, m.yielded, m.leaving, m.since = link, nil, nil, 0, 0, false, false, time.Now()
 	h.toStore(m.name)
 	link.say(&holdPacket{Op: p.Op, Name: p.Name, Found: true})
 	h.cfg.Logger.Info("held", "mount", p.Name, "pid", link.pid, "taken", m.taken)
@@ -543,7 +601,7 @@ func (h *Holder) orphan(m *heldMount) {
 	if m.yielded || m.down.IsZero() || time.Since(m.since) >= h.cfg.Settle {
 		m.down, m.respawned = time.Now(), 0
 	}
-	m.link, m.looks, m.yielded = nil, 0, false
+	m.link, m.looks, m.yielded, m.leaving = nil, 0, false, false
 	h.next(m)
 }
 
@@ -558,7 +616,7 @@ func (h *Holder) next(m *heldMount) {
 		m.taker.say(&holdPacket{Op: "take", Name: m.name, Found: true}, m.device, m.memory)
 		return
 	}
-	if h.cfg.Respawn && m.start.Path != "" && h.ctx.Err() == nil && m.starting == 0 {
+	if h.cfg.Respawn && m.start.Path != "" && h.ctx.Err() == nil && !h.ending && m.starting == 0 {
 		pause := min(time.Duration(m.respawned)*respawnPause, maxRespawnPause)
 		m.respawned++
 		h.starts++
@@ -658,19 +716,24 @@ func (h *Holder) watch(ctx context.Context) {
 // killed process can't leave: one of its threads may wait, in the kernel, for a
 // page that a READ has locked, and the READ for the process. Then its connection
 // to us stays; but the process runs no more, and its successor may begin.
+//
+// One of which a thread may run still is waited for: on a machine that is short of
+// processors a thread that was killed half a second ago may not have had its turn, may
+// read one more request and die with it. The kernel resends what was read before it is
+// asked to; so that request's caller would wait for ever.
 func (h *Holder) look(m *heldMount) {
 	h.mu.Lock()
 	link, back := m.link, m.restored
 	h.mu.Unlock()
+	now := time.Now()
 	gone, runs := false, false
 	switch {
 	case link != nil:
-		gone = Dying(link.pid)
+		gone = h.cantEnd(m, link.pid, now)
 	case back != nil && back.server.SeenBy(h.here):
 		runs = !back.server.Dead(h.here)
-		gone = !runs || Dying(back.server.PID)
+		gone = !runs || h.cantEnd(m, back.server.PID, now)
 	}
-	now := time.Now()
 
 	h.mu.Lock()
 	if h.mounts[m.name] != m || m.link != link || m.restored != back {
@@ -718,6 +781,19 @@ func (h *Holder) look(m *heldMount) {
 		h.endIfOver()
 	}
 	h.mu.Unlock()
+}
+
+// cantEnd tells whether a process was killed and none of its threads runs any more,
+// or it has been dying for so long that it is taken for such. Only look calls it.
+func (h *Holder) cantEnd(m *heldMount, pid int, now time.Time) bool {
+	if !Dying(pid) {
+		m.dying = time.Time{}
+		return false
+	}
+	if m.dying.IsZero() {
+		m.dying = now
+	}
+	return standsStill(pid) || now.Sub(m.dying) > h.dyingMost
 }
 
 // end aborts the connection of a mount that can't be served. What is mounted at

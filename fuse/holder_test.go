@@ -975,3 +975,80 @@ func FuzzHoldPacket(f *testing.F) {
 		}
 	})
 }
+
+// A killed process of which a thread may run still is not followed by another one: the
+// thread may take a request yet, and die with it. Here a tracer has it at its exit.
+func TestKilledThatRuns(t *testing.T) {
+	for _, most := range []time.Duration{time.Hour, time.Millisecond} {
+		t.Run(most.String(), func(t *testing.T) {
+			r := holds(t, HolderConfig{Patience: time.Hour}, nil, func(h *Holder) { h.dyingMost = most })
+			first := r.dial()
+			r.put(first, "/m", someStart)
+			r.goes(first)
+			cmd := child(t, "holderServes", r.socket)
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			pid := cmd.Process.Pid
+			looks := r.dial()
+			r.until("it serves", func() bool { return r.list(looks)[0].PID == pid })
+			let := traceExit(t, pid)
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			r.until("it is dying", func() bool { return Dying(pid) })
+			next := r.take(r.dial(), "/m", true)
+			if most == time.Hour {
+				stays(t, "a successor beside it", next, 1500*time.Millisecond)
+				let()
+			}
+			comes(t, "the successor", next).have(t)
+			let()
+			_ = cmd.Wait()
+		})
+	}
+}
+
+// traceExit has a thread of a process, other than its first, stand still at its exit
+// until let is called.
+func traceExit(t *testing.T, pid int) (let func()) {
+	const seize, traceExits = 0x4206, 0x40
+	traced, over := make(chan error), make(chan struct{})
+	let = sync.OnceFunc(func() { close(over) })
+	t.Cleanup(let)
+	go func() { // a tracer is a thread; it ends with let
+		runtime.LockOSThread() // and never unlocked: the thread goes with the goroutine
+		all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+		tid := 0
+		for _, name := range all {
+			if n, aerr := strconv.Atoi(filepath.Base(name)); aerr == nil && n != pid {
+				tid = n
+			}
+		}
+		if err == nil && tid == 0 {
+			err = errors.New("it has one thread")
+		}
+		if err == nil {
+			if _, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, seize, uintptr(tid), 0, traceExits, 0, 0); errno != 0 {
+				err = errno
+			}
+		}
+		traced <- err
+		<-over
+		for err == nil { // and it is reaped: else its process stays
+			var how unix.WaitStatus
+			if _, err = unix.Wait4(tid, &how, unix.WALL, nil); err == unix.EINTR {
+				err = nil
+			} else if err == nil {
+				if how.Exited() || how.Signaled() {
+					return
+				}
+				err = unix.PtraceCont(tid, 0)
+			}
+		}
+	}()
+	if err := <-traced; err != nil {
+		t.Fatal(err)
+	}
+	return let
+}

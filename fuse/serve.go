@@ -91,7 +91,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	served := false
+	served, held := false, false
 	defer func() {
 		if errors.Is(err, ErrYielded) {
 			return // another process goes on with the session
@@ -102,7 +102,13 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 		defer cancel()
-		err = errors.Join(err, client.Close(ctx))
+		lost := client.Close(ctx)
+		err = errors.Join(err, lost)
+		// The holder's memory has what is written until all of it is durable: if this
+		// process is killed before, or can't, the next one may.
+		if held && lost == nil {
+			err = errors.Join(err, keeping.drop())
+		}
 	}()
 	root, id, ino, err := src.find(taking, client, keeping, cfg.Client.Logger)
 	if err != nil {
@@ -125,14 +131,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		return err
 	}
 	taken()
-	served = true
-	if m.held {
-		defer func() {
-			if !errors.Is(err, ErrYielded) {
-				err = errors.Join(err, keeping.drop())
-			}
-		}()
-	}
+	served, held = true, m.held
 	if cfg.Ready != nil {
 		cfg.Ready(m, client)
 	}
@@ -149,7 +148,12 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		return ErrYielded
 	case <-leave:
 		m.yielding(ctx)
-		return errors.Join(ErrYielded, ErrLeft)
+		switch {
+		case keeping.leave(ctx, m.Done()):
+			return errors.Join(ErrYielded, ErrLeft)
+		case ctx.Err() == nil:
+			return nil // unmounted meanwhile
+		}
 	case <-lost:
 		return ErrYielded // at once: what it writes from now on would be beside the other
 	case <-ctx.Done():

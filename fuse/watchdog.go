@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
@@ -135,6 +136,27 @@ func Watch(args []string, stdin io.Reader, log *slog.Logger) error {
 func Dying(pid int) bool {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	return err == nil && dying(status)
+}
+
+// standsStill tells of a process that was killed that none of its threads runs, or is
+// about to: each has ended, or waits in the kernel for what no signal interrupts.
+func standsStill(pid int) bool {
+	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		return false
+	}
+	for _, name := range all {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			continue // it has ended meanwhile
+		}
+		// TID (NAME) STATE: a name may have brackets in it.
+		f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+		if len(f) == 0 || !bytes.Contains([]byte("DZX"), f[0]) {
+			return false
+		}
+	}
+	return true
 }
 
 // dying tells from /proc/PID/status (proc_pid_status(5)) that a process was

@@ -71,12 +71,15 @@ restarted: systemd has the descriptors meanwhile.`,
 			// to say so it stays as it is.
 			_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0)
 			cfg := fuse.HolderConfig{Patience: patience, Settle: settle, Respawn: respawn, Once: once, Logger: log}
+			if !once {
+				cfg.Outlast = holderOutlasts
+			}
 			store, left, err := fromSystemd(os.Getenv, log)
 			if err != nil {
 				return err
 			}
 			if store != nil {
-				cfg.Store = store
+				cfg.Store, cfg.Outlast = store, 0
 			}
 			h, err := fuse.NewHolder(cfg, left)
 			if err != nil {
@@ -167,6 +170,10 @@ func listHeld(w io.Writer, socket string) error {
 	}
 	return nil
 }
+
+// holderOutlasts is for how long a holder that is told to end goes on for mounts that
+// nobody serves. A kubelet waits for 30 s.
+const holderOutlasts = 25 * time.Second
 
 // ownHolder is what --hold says without a socket: a holder for this mount alone.
 const ownHolder = "own"
