@@ -223,7 +223,7 @@ func (s *Server) takeUpLocked(ctx context.Context, f folder, lock *os.File) erro
 		return err
 	}
 	if m == nil {
-		return s.Holder.Forget(r.Staging) // it was unmounted when nobody served it
+		return s.settle(ctx, f, r, lock)
 	}
 	s.Logger.Warn("a mount that nobody serves is taken up", "volume", r.Volume, "path", r.Staging)
 	s.Step("takeup.start")
@@ -232,6 +232,21 @@ func (s *Server) takeUpLocked(ctx context.Context, f folder, lock *os.File) erro
 		s.Logger.Info("a mount was taken up", "volume", r.Volume, "path", r.Staging)
 	}
 	return err
+}
+
+// settle has a process make durable what was written to a mount that is no more, if
+// its own was killed before it had: the holder has it still, and drops it when it is
+// durable. Caller has the lock. Errors: Unavailable (not yet).
+func (s *Server) settle(ctx context.Context, f folder, r record, lock *os.File) error {
+	if !s.orphaned(r.Staging) {
+		return s.forget(r.Staging)
+	}
+	s.Logger.Warn("a mount's process ended before what was written was durable; another one sees to it", "volume", r.Volume, "path", r.Staging)
+	err := s.start(ctx, f, r, lock, true) // it ends as soon as it is done: there is nothing to serve
+	if s.orphaned(r.Staging) {
+		return meta.E("settle mount", meta.Unavailable, r.Staging, err)
+	}
+	return nil
 }
 
 // orphaned tells whether the holder has a mount that nobody serves.

@@ -399,11 +399,21 @@ func (s *Server) unstage(ctx context.Context, volume, path string) error {
 		return err
 	}
 	defer lock.Close()
+	r, err := f.read()
+	if err == nil && !dead && s.orphaned(path) {
+		wait, done := s.children.take(ctx, f)
+		wait, cancel := context.WithTimeout(wait, probeWait)
+		if err := s.settle(wait, f, r, lock); err != nil {
+			s.Logger.Error("what was written to a volume last is not durable, and given up", "volume", volume, "path", path, "err", err)
+		}
+		cancel()
+		done()
+	}
 	if err := s.forget(path); err != nil {
 		return err
 	}
 	s.Step("unstage.forget")
-	if r, err := f.read(); err == nil {
+	if err == nil {
 		s.unpin(ctx, r.Pin)
 	}
 	return f.remove()

@@ -46,6 +46,7 @@ type rig struct {
 	conn   *grpc.ClientConn
 	secure string // address of a metadata server over TCP; "": a Unix socket
 	meta   *spawn.Process
+	chunks *spawn.Process // the chunk server
 
 	hold      string // the socket of a holder that drivers use; "": they use none
 	has       int    // what it had when it was last asked
@@ -59,7 +60,7 @@ func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := emptyRig(t)
 	r.startMeta()
-	r.start(nil, "chunkserver", "--data", r.path("c"), "--cluster", r.cluster(), "--topology", "/dc1/rack1/node1")
+	r.chunks = r.start(nil, "chunkserver", "--data", r.path("c"), "--cluster", r.cluster(), "--topology", "/dc1/rack1/node1")
 	r.hasChunkServer()
 	return r
 }

@@ -366,3 +366,58 @@ func TestHeldByNobody(t *testing.T) {
 	r.gone(id, staging, targets[0])
 	r.clean()
 }
+
+// A mount's process that is killed when its mount was taken away already, and what was
+// written was not durable yet, is followed by one that sees to that: unstaged is what is
+// durable.
+func TestKilledAfterUnmounting(t *testing.T) {
+	r := newRig(t)
+	r.held()
+	r.drive(nil)
+	id, staging := r.staged("pvc-1")
+	target := r.path("a")
+	must(t, r.node().NodePublishVolume, publish(id, staging, target))
+	f, err := os.Create(filepath.Join(target, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := bytes.Repeat([]byte("written, not synced. "), 5000)
+	r.halt(r.chunks.PID())
+	goOn := func() { _ = syscall.Kill(r.chunks.PID(), syscall.SIGCONT) }
+	t.Cleanup(goOn)
+	if _, err := f.Write(want); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	pid := r.server()
+	must(t, r.node().NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+	unstaged := make(chan error, 1)
+	go func() {
+		_, err := r.node().NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+		unstaged <- err
+	}()
+	r.until("the mount is taken away", func() error {
+		if m := r.mounts(); len(m) > 0 {
+			return fmt.Errorf("%v", m)
+		}
+		return nil
+	})
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	goOn()
+	if err := <-unstaged; err != nil {
+		t.Logf("unstaged: %v", err)
+	}
+	again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+	r.nothingHeld()
+	must(t, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)})
+	must(t, r.node().NodePublishVolume, publish(id, staging, target))
+	if got, err := os.ReadFile(filepath.Join(target, "f")); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("DATA: %d bytes of %d were there when the volume was unstaged: %v", len(got), len(want), err)
+	}
+	r.gone(id, staging, target)
+	r.clean()
+}
