@@ -16,7 +16,7 @@ func (w *world) barrier(t *testing.T, v *Volume, inos []meta.Ino) {
 	t.Helper()
 	s := v.c.sess.(*fakeSession)
 	for _, ino := range inos {
-		done := make(chan bool)
+		done := make(chan bool, 1)
 		v.c.RecallWithin(meta.Recall{Volume: 1, Ino: ino, Keep: meta.LeaseShared, Within: time.Second}, func(held bool) { done <- held })
 		if <-done {
 			t.Fatal("it holds on to its lease")

@@ -820,7 +820,7 @@ func (v *Volume) flushOne(ctx context.Context, in *inode, mode flushMode) error 
 func (v *Volume) flushRound(ctx context.Context, in *inode, mode flushMode) error {
 	in.mu.Lock()
 	f := in.file
-	if f == nil || f.busy == 0 && f.uncommitted == 0 && !f.metaDirty && !f.sealWant && !(mode == flushClose && (f.ended || f.own != nil && f.writers == 0)) {
+	if f == nil || !f.leftFor(mode) {
 		in.mu.Unlock()
 		return nil
 	}
@@ -847,6 +847,12 @@ func (v *Volume) flushRound(ctx context.Context, in *inode, mode flushMode) erro
 		in.mu.Unlock()
 		return v.verdict(in, w.err)
 	})
+}
+
+// leftFor reports that there is something for a flush to do, or to wait for. The inode's
+// mu is held.
+func (f *file) leftFor(mode flushMode) bool {
+	return f.busy != 0 || f.uncommitted > 0 || f.metaDirty || f.sealWant || mode == flushClose && (f.ended || f.own != nil && f.writers == 0)
 }
 
 // toItsEnd runs a flush, which holds turns, with the client's context, and

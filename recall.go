@@ -126,6 +126,12 @@ func (c *Client) recalled(r meta.Recall, ask recallAsk) {
 		in.put()
 		return
 	}
+	if ask.keep == meta.LeaseShared && ask.epoch == in.vol.epoch.Load() && in.giveBackClean(!ask.until.IsZero()) {
+		in.mu.Unlock()
+		in.put()
+		ask.done(false)
+		return
+	}
 	in.recall = &recall{queue: []recallAsk{ask}}
 	in.mu.Unlock()
 	c.spawn(func() {
@@ -176,6 +182,26 @@ func (in *inode) serveRecalls() {
 		kept = kept || held
 		ask.done(held)
 	}
+}
+
+// giveBackClean lowers an exclusive lease to a shared one, if nothing is to be committed
+// or to be waited for first: of closed files that a client made a moment ago and keeps
+// cached there may be very many. barrier: a snapshot's barrier asks. mu is held.
+func (in *inode) giveBackClean(barrier bool) bool {
+	f := in.file
+	if f != nil && (f.want > 0 || f.gate > 0 || f.leftFor(flushClose)) {
+		return false
+	}
+	written := in.lease == meta.LeaseExclusive && f != nil && f.puts != f.barred
+	if f != nil {
+		f.changed()
+	}
+	in.lowerLocked(meta.LeaseShared)
+	if written && barrier {
+		f.barred = f.puts
+		in.vol.barred.add(in.ino)
+	}
+	return true
 }
 
 // giveBack lowers the lease. With a time until which that may take, it tells whether

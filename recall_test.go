@@ -458,3 +458,98 @@ func TestRecallEndsWithItsSession(t *testing.T) {
 		w.check()
 	}
 }
+
+// A barrier asks for the leases of very many files that their mount made a moment ago:
+// those of files of which everything is committed are given back while it asks, in no
+// goroutine of their own. Whoever has something to commit does that first.
+func TestCleanFilesAreGivenBackAtOnce(t *testing.T) {
+	const (
+		closed = iota // and committed
+		opened
+		appended
+		dirty
+		busy
+	)
+	for what, state := range map[string]int{"closed": closed, "open": opened, "appended to, and synced": appended, "dirty": dirty, "being worked on": busy} {
+		t.Run(what, func(t *testing.T) {
+			w := newWorld(t, meta.Policy{Replicas: 1})
+			c, v := open(t, w, Config{FlushEvery: time.Hour})
+			_, b := open(t, w, Config{})
+			ino := create(t, v, "f")
+			data := bytes.Repeat([]byte("A"), 5000)
+			write(t, v, ino, data, 0)
+			if err := v.SyncAll(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			in := v.node(ino)
+			defer in.put()
+			switch state {
+			case closed:
+				v.Release(t.Context(), ino, rdwr)
+			case appended:
+				for range 8 {
+					data = append(data, "more"...)
+					write(t, v, ino, []byte("more"), int64(len(data)-4))
+					if err := v.Fsync(t.Context(), ino, true); err != nil {
+						t.Fatal(err)
+					}
+				}
+				in.mu.Lock()
+				ended := in.file.ended
+				in.mu.Unlock()
+				if !ended {
+					t.Fatal("the journal knows the file's end")
+				}
+			case dirty:
+				data = append(data, "more"...)
+				write(t, v, ino, []byte("more"), int64(len(data)-4))
+			case busy:
+				in.mu.Lock()
+				if _, err := in.take(t.Context(), turnCommit); err != nil {
+					t.Error(err)
+				}
+				in.mu.Unlock()
+			}
+			held := make(chan bool, 1)
+			in.mu.Lock()
+			had := in.lease
+			in.mu.Unlock()
+			c.RecallWithin(meta.Recall{Volume: 1, Ino: ino, Keep: meta.LeaseShared, Within: time.Minute}, func(h bool) { held <- h })
+			atOnce := len(held) == 1
+			if state == busy {
+				select {
+				case <-held:
+					t.Fatal("DATA: it was given back while somebody worked on it")
+				default:
+				}
+				in.mu.Lock()
+				in.file.leave(turnCommit)
+				in.mu.Unlock()
+			}
+			if h := <-held; h || had != meta.LeaseExclusive {
+				t.Fatalf("held %v, it was %v", h, had)
+			}
+			in.mu.Lock()
+			lease, f := in.lease, in.file
+			left := f != nil && (f.uncommitted > 0 || f.ended || f.metaDirty)
+			in.mu.Unlock()
+			if lease != meta.LeaseShared || left {
+				t.Errorf("DATA: its lease is %v, and there is something to commit: %v", lease, left)
+			}
+			if state <= opened && !atOnce {
+				t.Error("it was given back later")
+			}
+			if got := contents(t, b, ino); !bytes.Equal(got, data) {
+				t.Errorf("DATA: %d bytes elsewhere, not %d", len(got), len(data))
+			}
+			if state != closed {
+				write(t, v, ino, []byte("B"), 0) // it gets its lease again
+				data[0] = 'B'
+				if got := contents(t, b, ino); !bytes.Equal(got, data) {
+					t.Errorf("DATA: %d bytes after another write, not %d", len(got), len(data))
+				}
+			}
+			w.check()
+		})
+	}
+}

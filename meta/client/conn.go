@@ -99,7 +99,12 @@ type conn struct {
 	heard atomic.Int64 // when the last frame came
 
 	used time.Duration // when a volume was last served over it; Session.mu
+
+	recalls int // whose answers may be waiting to be sent; of the reader
 }
+
+// answersAtOnce bounds the answers to recalls that wait while more recalls are read.
+const answersAtOnce = 256
 
 // now is the clock that leases are counted on.
 func now() time.Duration { return process.Uptime() }
@@ -354,6 +359,10 @@ func statusOf(m wire.Message) *wire.Status {
 func (c *conn) read(rd *wire.Reader) error {
 	s := c.s
 	for {
+		if c.recalls > 0 && (rd.Buffered() == 0 || c.recalls >= answersAtOnce) {
+			c.recalls = 0
+			c.send.FlushSoon() // the server may wait for us to read
+		}
 		t, id, body, err := rd.Next()
 		if err != nil {
 			return err
@@ -481,9 +490,19 @@ func (s *Session) recall(c *conn, id uint64, m *wire.Recall) {
 	var once sync.Once
 	// The answer goes where the question came from, or nowhere: another owner
 	// numbers its rounds anew.
+	// What is answered at once is sent with the answers to the recalls that came along.
+	var reading atomic.Bool
 	done := func(held bool) {
-		once.Do(func() { c.send.Send(id, &wire.Recalled{Volume: m.Recall.Volume, Ino: m.Recall.Ino, Held: held}) })
+		once.Do(func() {
+			c.send.Enqueue(id, &wire.Recalled{Volume: m.Recall.Volume, Ino: m.Recall.Ino, Held: held})
+			if !reading.Load() {
+				c.send.Flush()
+			}
+		})
 	}
+	reading.Store(true)
+	defer reading.Store(false)
+	c.recalls++
 	if h == nil {
 		done(false)
 		return

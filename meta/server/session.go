@@ -152,7 +152,7 @@ func (s *session) enqueue(id uint64, m wire.Message) bool {
 		}
 		if _, ok := m.(*wire.Recall); ok {
 			// Whoever asks holds a lock and flushes its own session only.
-			go snd.Flush()
+			snd.FlushSoon()
 		}
 	}
 	return true

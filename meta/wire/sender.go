@@ -3,6 +3,7 @@ package wire
 import (
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 // Sender writes frames to a connection in the order of Enqueue. Enqueue never
@@ -12,6 +13,8 @@ import (
 type Sender struct {
 	conn net.Conn
 	v    uint8
+
+	soon atomic.Bool // a goroutine is about to flush
 
 	mu      sync.Mutex
 	buf     []byte
@@ -83,6 +86,17 @@ func (s *Sender) Flush() error {
 		s.fail(err)
 	}
 	return err
+}
+
+// FlushSoon has a goroutine flush, for who must not wait for the network: one for
+// however many frames are enqueued until it runs.
+func (s *Sender) FlushSoon() {
+	if s.soon.CompareAndSwap(false, true) {
+		go func() {
+			s.soon.Store(false) // what is enqueued from here on is flushed by the next one
+			s.Flush()
+		}()
+	}
 }
 
 // Send enqueues one frame and flushes.
