@@ -21,7 +21,7 @@ import (
 var (
 	suiteFocus       = flag.String("suite-focus", "External.Storage", "which of Kubernetes' storage tests TestStorageSuite runs, a regular expression")
 	suiteSkip        = flag.String("suite-skip", suiteNever+`|any volume data source|volume-modify-stress|Always.*initial fsgroup, new pod`, "which of these not; docs/kubernetes.md says why")
-	suiteDefinitions = flag.String("suite-definitions", "racks.yaml,at-once.yaml,limits.yaml,groups.yaml,driver.yaml,inline.yaml", "the driver as described by which files of test/k8s/upstream; -suite-focus and -suite-skip are for driver.yaml, each other file is for the tests that it is needed for")
+	suiteDefinitions = flag.String("suite-definitions", "racks.yaml,at-once.yaml,limits.yaml,driver.yaml,inline.yaml", "the driver as described by which files of test/k8s/upstream; -suite-focus and -suite-skip are for driver.yaml, each other file is for the tests that it is needed for")
 	suiteWithin      = flag.Duration("suite-within", 2*time.Hour, "when tests of TestStorageSuite are cut off")
 	suiteProcs       = flag.Int("suite-procs", 4, "how many of them at a time")
 	suiteReports     = flag.String("suite-reports", "", "directory to keep what they say of each test (ginkgo's output and report, for each definition); \"\": not kept")
@@ -59,14 +59,12 @@ var suiteFocuses = map[string]string{
 	"racks.yaml":   "topology|capacity",
 	"at-once.yaml": "volume-modify-stress|volume-lifecycle-performance",
 	"limits.yaml":  "volumeLimits",
-	"groups.yaml":  "volumegroupsnapshot",
 	"inline.yaml":  "CSI Ephemeral",
 }
 
 // suiteDeployments is how the driver is deployed for what is not as it is shipped.
 var suiteDeployments = map[string]rig.Change{
 	"limits.yaml": {MaxVolumes: 4},
-	"groups.yaml": {Groups: true},
 }
 
 // suiteNever are those that run with no definition; docs/kubernetes.md says why.
