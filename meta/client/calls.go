@@ -51,20 +51,16 @@ func (s *Session) ack(v meta.VolumeID) meta.Seq {
 // may be early: Sync waits for the journal. Want asks for a lease on the
 // inodes of the result.
 func (s *Session) Do(ctx context.Context, v meta.VolumeID, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error) {
-	return s.DoIn(ctx, v, AnyEpoch, id, op, want)
+	return s.do(ctx, v, AnyEpoch, id, op, want, canceled, nil)
 }
 
-// DoIn is Do for an operation that is sent in one epoch only, as DoBatch says.
-// Errors: also SessionExpired.
-func (s *Session) DoIn(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode) (*meta.Result, error) {
-	return s.do(ctx, v, epoch, id, op, want, canceled, nil)
-}
-
-// DoThrough is DoIn for who must know what became of a change: if ctx ends first, the
-// owner is asked to give it up, and its answer is waited for all the same; without one
-// DoThrough ends with the session only. A read may be left. over is called once, when nothing of
-// the operation comes any more, no grant either: before DoThrough returns, or, of a read
-// that was left, later by a goroutine of the session's. It must not block.
+// DoThrough is Do for an operation that is sent in one epoch only, as DoBatch says, and
+// for who must know what became of a change: if ctx ends first, the owner is asked to give
+// it up, and its answer is waited for all the same; without one DoThrough ends with the
+// session only. A read may be left. over, if not nil, is called once, when nothing of the
+// operation comes any more, no grant either: before DoThrough returns, or, of a read that
+// was left, later by a goroutine of the session's. It must not block. Errors: also
+// SessionExpired.
 func (s *Session) DoThrough(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode, over func()) (*meta.Result, error) {
 	how := canceled
 	if op.Code().Mutates() {

@@ -39,7 +39,7 @@ func TestBatchOfAnEpochBefore(t *testing.T) {
 	})
 	t.Run("one", func(t *testing.T) {
 		ofAnEpochBefore(t, func(a *peer, epoch uint64, op meta.Op) error {
-			_, err := a.DoIn(t.Context(), 1, epoch, meta.OpID{}, op, meta.LeaseShared)
+			_, err := a.DoThrough(t.Context(), 1, epoch, meta.OpID{}, op, meta.LeaseShared, nil)
 			return err
 		})
 	})
