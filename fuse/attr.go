@@ -215,6 +215,8 @@ func setAttr(ino meta.Ino, in *fuse.SetAttrIn) meta.SetAttr {
 		req.Mask |= meta.SetMtime
 		req.Mtime = meta.TimeOf(int64(in.Mtime), in.Mtimensec)
 	}
+	// The kernel tells this with FUSE_WRITEBACK_CACHE only, which is not asked for. With
+	// it utimensat(2) of an access time alone would pass for meta.SetAttr.ReadTime.
 	if in.Valid&fuse.FATTR_CTIME != 0 {
 		req.Mask |= meta.SetCtime
 		req.Ctime = meta.TimeOf(int64(in.Ctime), in.Ctimensec)
