@@ -47,8 +47,9 @@ import (
 //	8  CopyRange.At
 //	9  Open.Also
 //	10 Policy.QuotaSnapshots, Entered.Overwrites, Quota.Overwrites, Reserve.Ino
+//	11 (being filled until the next release)
 const (
-	Version    = 10
+	Version    = 11
 	MinVersion = 2
 )
 
