@@ -30,8 +30,6 @@ replica, so do the bytes. When none will ever, accept the loss:
 From then on nothing waits for the chunk, and what comes back with it after all
 is told to delete it. The files stay: the bytes that are gone give EIO for good,
 never zeros, until the files are removed or written anew.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newChunkLost(), newChunkAcceptLoss())
 	return cmd

@@ -6,8 +6,6 @@ func newCluster() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster",
 		Short: "Manage the cluster as a whole",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newClusterEvict(), newClusterInit(), newClusterJoin(), newClusterJoinToken(), newClusterMembers(),
 		newClusterRestore(), newClusterSet(), newClusterStatus())

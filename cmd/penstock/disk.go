@@ -35,8 +35,6 @@ To exchange a disk:
 
 A disk that failed by itself needs the last two steps only. DISK is the id that
 'penstock disk list' shows, or the beginning of one.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newDiskList(), newDiskFail(), newDiskReplace(), newDiskCheck())
 	return cmd

@@ -90,7 +90,7 @@ func (e *statusError) Error() string { return fmt.Sprintf("exit status %d", e.st
 // isCobraUsage recognises the errors that cobra makes itself and has no types
 // for.
 func isCobraUsage(err error) bool {
-	for _, prefix := range []string{"unknown command ", "unknown flag", "unknown shorthand flag", "required flag(s)", "accepts ", "requires at least ", "if any flags in the group"} {
+	for _, prefix := range []string{"unknown command ", "unknown flag", "unknown shorthand flag", "required flag(s)", "accepts ", "requires at least ", "if any flags in the group", "at least one of the flags in the group"} {
 		if strings.HasPrefix(err.Error(), prefix) {
 			return true
 		}
@@ -117,9 +117,9 @@ else the configuration file, else the only 'penstock up' of this machine.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	addCommands(root)
 	requireExamples(root)
+	finishTree(root)
 	return root
 }
 

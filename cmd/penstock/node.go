@@ -29,8 +29,6 @@ func newNode() *cobra.Command {
 
 A node that died needs 'penstock node remove NODE' only: what it had is copied
 again from other replicas as soon as it is away for long, removed or not.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newNodeList(), newNodeDrain(), newNodeRemove())
 	return cmd
