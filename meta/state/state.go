@@ -34,6 +34,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/sstable"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/journal"
@@ -210,7 +211,7 @@ func open(dir string, shared *Shared, h how) (*Store, error) {
 	db, err := pebble.Open(filepath.Join(dir, storeDir), o)
 	if err != nil {
 		c.Unregister()
-		if errors.Is(err, os.ErrNotExist) || errors.Is(err, pebble.ErrDBDoesNotExist) {
+		if h != create && !fromSystem(err) {
 			return nil, meta.E(op, meta.Corrupt, dir, err)
 		}
 		return nil, ioError(op, dir, err)
@@ -224,6 +225,15 @@ func open(dir string, shared *Shared, h how) (*Store, error) {
 		return nil, errors.Join(err, s.closeDB())
 	}
 	return s, nil
+}
+
+// fromSystem: the operating system refused something (no room, no right, a disk that
+// fails), which says nothing of what the files hold. Any other reason why Pebble does not
+// open a store lies in the files: one is missing, cut, or not as the manifest says, and
+// Pebble marks only some of those as corruption.
+func fromSystem(err error) bool {
+	var no unix.Errno
+	return errors.As(err, &no) && !errors.Is(err, os.ErrNotExist)
 }
 
 func (s *Store) readApplied() (journal.Position, error) {
