@@ -437,7 +437,7 @@ func (f *healthFacts) judgeVolumes(l *problems, heard []*serverFacts) {
 				l.add(Warning, "volume", v.Name, "ask again in a minute; it may wait for chunk servers, or for sessions of a server before to end", "is being taken over by metadata server %s", s.Name)
 			}
 			if v.Unplaceable != "" {
-				l.add(Critical, "volume", v.Name, "add nodes where its policy wants them, or ask for less: penstock volume set "+v.Name+" --replicas, --spread, --topology, --class or --degrade", "can't be written to: %s", v.Unplaceable)
+				l.add(Critical, "volume", v.Name, "add nodes where its policy wants them, or ask for less: penstock volume set "+v.Name+" --replicas, --spread, --topology, --class or --min-replicas", "can't be written to: %s", v.Unplaceable)
 			}
 			quota("bytes", v.UsedBytes, v.QuotaBytes, sizeText)
 			quota("inodes", v.UsedInodes, v.QuotaInodes, func(n uint64) string { return fmt.Sprint(n) })

@@ -122,7 +122,7 @@ func FuzzLabelSelector(f *testing.F) {
 // else.
 func TestPolicyWords(t *testing.T) {
 	full := meta.Policy{QuotaBytes: 1, QuotaInodes: 2, QuotaSnapshots: true, Replicas: 3, MaxChunk: 4, SealOnClose: true, Immutable: true, SyncOnClose: true, NoAtime: true,
-		Topology: "/dc", Spread: meta.SpreadRack, Class: "ssd", LocalFirst: true, Degrade: true, Encrypt: true}
+		Topology: "/dc", Spread: meta.SpreadRack, Class: "ssd", LocalFirst: true, MinReplicas: 1, Encrypt: true}
 	changed := map[string]string{}
 	for _, w := range meta.PolicyWords() {
 		var p meta.Policy

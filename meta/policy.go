@@ -16,11 +16,16 @@ type Policy struct {
 	// QuotaSnapshots: what snapshots alone hold counts in the quota of bytes.
 	QuotaSnapshots bool   `json:",omitempty"`
 	Replicas       uint32 // at least 1
-	MaxChunk       uint64 // bytes of the largest chunk, MinChunk to DefaultChunk; 0 means the latter
-	SealOnClose    bool
-	Immutable      bool
-	SyncOnClose    bool
-	NoAtime        bool // never update access times; else relatime by the client
+	// MinReplicas is the least number of replicas that a chunk is opened with, and so
+	// that acknowledges what is written: where fewer than Replicas servers can have a
+	// new chunk, it begins with those, down to this number, and repair brings it to
+	// full number before anything else. 0 stands for the default, see Least.
+	MinReplicas uint32 `json:",omitempty"`
+	MaxChunk    uint64 // bytes of the largest chunk, MinChunk to DefaultChunk; 0 means the latter
+	SealOnClose bool
+	Immutable   bool
+	SyncOnClose bool
+	NoAtime     bool // never update access times; else relatime by the client
 
 	// Topology is the subtree that chunks lie in, such as /dc1/rack2; "" and "/"
 	// mean anywhere.
@@ -32,11 +37,22 @@ type Policy struct {
 	// LocalFirst: the first replica lies on the writer's own host, if a server
 	// there may have it. Volumes of before this word was known have it set.
 	LocalFirst bool
-	// Degrade: where the policy can't be met, do with fewer replicas, or with a
-	// narrower spread, rather than refuse to write. Repair makes up for it later.
-	Degrade bool
 	// Encrypt: the bytes of chunks travel over TLS only.
 	Encrypt bool
+}
+
+// Least is the number of replicas that a new chunk has at least. By default one of
+// three or more may be missing, and none of one or two: of two, the one that is left
+// would be the only copy of what is written.
+func (p *Policy) Least() uint32 {
+	n := max(p.Replicas, 1)
+	switch {
+	case p.MinReplicas > 0:
+		return min(p.MinReplicas, n)
+	case n >= 3:
+		return n - 1
+	}
+	return n
 }
 
 // policyWords take over one word of another policy, by the name that commands and
@@ -55,7 +71,7 @@ var policyWords = map[string]func(to, from *Policy){
 	"spread":          func(to, from *Policy) { to.Spread = from.Spread },
 	"class":           func(to, from *Policy) { to.Class = from.Class },
 	"local-first":     func(to, from *Policy) { to.LocalFirst = from.LocalFirst },
-	"degrade":         func(to, from *Policy) { to.Degrade = from.Degrade },
+	"min-replicas":    func(to, from *Policy) { to.MinReplicas = from.MinReplicas },
 	"encrypt":         func(to, from *Policy) { to.Encrypt = from.Encrypt },
 }
 
@@ -136,6 +152,9 @@ func (p *Policy) Check() error {
 	const op = "check policy"
 	if p.Replicas < 1 || p.Replicas > MaxReplicas {
 		return E(op, Invalid, "replicas", fmt.Errorf("%d is not in 1 to %d", p.Replicas, MaxReplicas))
+	}
+	if p.MinReplicas > p.Replicas {
+		return E(op, Invalid, "min-replicas", fmt.Errorf("a chunk of %d replicas can't have at least %d: ask for at most that, or for 0, the default", p.Replicas, p.MinReplicas))
 	}
 	if p.MaxChunk != 0 && (p.MaxChunk < MinChunk || p.MaxChunk > DefaultChunk) {
 		return E(op, Invalid, "largest chunk", fmt.Errorf("%d bytes are not in %d to %d", p.MaxChunk, MinChunk, DefaultChunk))

@@ -44,17 +44,18 @@ type volumeView struct {
 	// QuotaSnapshots: what snapshots alone hold is in UsedBytes.
 	QuotaSnapshots bool   `json:"quota_snapshots,omitempty" yaml:"quota_snapshots,omitempty"`
 	Replicas       uint32 `json:"replicas" yaml:"replicas"`
-	SealOnClose    bool   `json:"seal_on_close" yaml:"seal_on_close"`
-	Immutable      bool   `json:"immutable" yaml:"immutable"`
-	SyncOnClose    bool   `json:"sync_on_close" yaml:"sync_on_close"`
-	NoAtime        bool   `json:"no_atime" yaml:"no_atime"`
-	Topology       string `json:"topology" yaml:"topology"`
-	Spread         string `json:"spread" yaml:"spread"`
-	Class          string `json:"class,omitempty" yaml:"class,omitempty"`
-	LocalFirst     bool   `json:"local_first" yaml:"local_first"`
-	Degrade        bool   `json:"degrade" yaml:"degrade"`
-	Encrypt        bool   `json:"encrypt" yaml:"encrypt"`
-	MaxChunk       uint64 `json:"max_chunk" yaml:"max_chunk"` // bytes
+	// MinReplicas is how many of them a chunk begins with at least.
+	MinReplicas uint32 `json:"min_replicas" yaml:"min_replicas"`
+	SealOnClose bool   `json:"seal_on_close" yaml:"seal_on_close"`
+	Immutable   bool   `json:"immutable" yaml:"immutable"`
+	SyncOnClose bool   `json:"sync_on_close" yaml:"sync_on_close"`
+	NoAtime     bool   `json:"no_atime" yaml:"no_atime"`
+	Topology    string `json:"topology" yaml:"topology"`
+	Spread      string `json:"spread" yaml:"spread"`
+	Class       string `json:"class,omitempty" yaml:"class,omitempty"`
+	LocalFirst  bool   `json:"local_first" yaml:"local_first"`
+	Encrypt     bool   `json:"encrypt" yaml:"encrypt"`
+	MaxChunk    uint64 `json:"max_chunk" yaml:"max_chunk"` // bytes
 	// TrashSeconds is how long it stays in the trash once it is deleted.
 	TrashSeconds uint64 `json:"trash_seconds" yaml:"trash_seconds"`
 	// Compression of sealed chunks: none, s2 or zstd.
@@ -85,10 +86,10 @@ func viewOf(v client.Volume) volumeView {
 	}
 	return volumeView{ID: uint32(v.ID), Name: v.Name, Path: v.Path, State: v.Detail.State,
 		UsedBytes: v.Usage.UsedBytes, UsedInodes: v.Usage.UsedInodes,
-		QuotaBytes: v.Policy.QuotaBytes, QuotaInodes: v.Policy.QuotaInodes, QuotaSnapshots: v.Policy.QuotaSnapshots, Replicas: v.Policy.Replicas,
+		QuotaBytes: v.Policy.QuotaBytes, QuotaInodes: v.Policy.QuotaInodes, QuotaSnapshots: v.Policy.QuotaSnapshots, Replicas: v.Policy.Replicas, MinReplicas: v.Policy.Least(),
 		SealOnClose: v.Policy.SealOnClose, Immutable: v.Policy.Immutable, SyncOnClose: v.Policy.SyncOnClose, NoAtime: v.Policy.NoAtime,
 		Topology: cmp.Or(v.Policy.Topology, "/"), Spread: v.Policy.Spread.String(), Class: v.Policy.Class,
-		LocalFirst: v.Policy.LocalFirst, Degrade: v.Policy.Degrade, Encrypt: v.Policy.Encrypt, MaxChunk: cmp.Or(v.Policy.MaxChunk, meta.DefaultChunk),
+		LocalFirst: v.Policy.LocalFirst, Encrypt: v.Policy.Encrypt, MaxChunk: cmp.Or(v.Policy.MaxChunk, meta.DefaultChunk),
 		Compression: cmp.Or(v.Detail.Compression, meta.CompressNone.String()), AdvisoryBytes: v.Detail.AdvisoryBytes, AdvisoryInodes: v.Detail.AdvisoryInodes,
 		BytesOver: at(v.Detail.BytesOver), InodesOver: at(v.Detail.InodesOver), Labels: v.Detail.Labels, LabelsUnread: v.Detail.LabelsUnread,
 		TrashSeconds: v.Detail.TrashSeconds, Created: at(v.Detail.Created), Deleted: at(v.Detail.Deleted), Until: at(v.Detail.Until), Closed: !v.Detail.Open}
@@ -101,7 +102,7 @@ func (v volumeView) options() string {
 		set  bool
 		name string
 	}{{v.SealOnClose, "seal-on-close"}, {v.Immutable, "immutable"}, {v.SyncOnClose, "sync-on-close"}, {v.NoAtime, "noatime"}, {v.QuotaSnapshots, "quota-snapshots"},
-		{!v.LocalFirst, "not-local-first"}, {v.Degrade, "degrade"}, {v.Encrypt, "encrypt"}} {
+		{!v.LocalFirst, "not-local-first"}, {v.Encrypt, "encrypt"}} {
 		if o.set {
 			on = append(on, o.name)
 		}
@@ -118,6 +119,7 @@ type policyFlags struct {
 	quotaInodes uint64
 	quotaSnaps  bool
 	replicas    uint32
+	minReplicas uint32
 	sealOnClose bool
 	immutable   bool
 	syncOnClose bool
@@ -126,7 +128,6 @@ type policyFlags struct {
 	spread      string
 	class       string
 	localFirst  bool
-	degrade     bool
 	encrypt     bool
 	maxChunk    sizeFlag
 	trash       time.Duration
@@ -142,6 +143,7 @@ func (p *policyFlags) add(f *pflag.FlagSet) {
 	f.Uint64Var(&p.quotaInodes, "quota-inodes", 0, "most files and directories; 0 for no limit")
 	f.BoolVar(&p.quotaSnaps, "quota-snapshots", false, "what snapshots alone hold counts in the quota of bytes")
 	f.Uint32Var(&p.replicas, "replicas", 1, "copies of each byte, on as many chunk servers")
+	f.Uint32Var(&p.minReplicas, "min-replicas", 0, "least number of copies that new data begins with while servers are missing; repair brings it to full number first of all; 0 for the default: one less than --replicas from 3 on, else all")
 	f.BoolVar(&p.sealOnClose, "seal-on-close", false, "a file becomes read-only when its writer closes it, and is read at the disk's own speed")
 	f.BoolVar(&p.immutable, "immutable", false, "nothing can be changed; mounts may skip opening files")
 	f.BoolVar(&p.syncOnClose, "sync-on-close", false, "close makes a file durable")
@@ -150,7 +152,6 @@ func (p *policyFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&p.spread, "spread", "host", "what two copies never share: host, rack or dc")
 	f.StringVar(&p.class, "class", "", "class of the disks that its data lies on, such as nvme, ssd, hdd; empty for any")
 	f.BoolVar(&p.localFirst, "local-first", true, "the first copy lies on the writer's own host if it can")
-	f.BoolVar(&p.degrade, "degrade", false, "where the rest can't be met, write with fewer or closer copies rather than refuse; repair makes up for it")
 	f.BoolVar(&p.encrypt, "encrypt", false, "its bytes travel encrypted only")
 	f.Var(&p.maxChunk, "max-chunk", "largest chunk that files are cut into, 4M to 1G; 0 for 1G; chunks that are there stay as they are")
 	f.StringVar(&p.compression, "compression", meta.CompressNone.String(), "how sealed chunks are stored: none, s2 (fast) or zstd (smaller); for what is written from then on, and soon for what is there")
@@ -236,7 +237,7 @@ func (p *policyFlags) change(f *pflag.FlagSet, to *meta.Policy) (words []string,
 		"spread":          func() { to.Spread = spread },
 		"class":           func() { to.Class = p.class },
 		"local-first":     func() { to.LocalFirst = p.localFirst },
-		"degrade":         func() { to.Degrade = p.degrade },
+		"min-replicas":    func() { to.MinReplicas = p.minReplicas },
 		"encrypt":         func() { to.Encrypt = p.encrypt },
 		"max-chunk":       func() { to.MaxChunk = uint64(p.maxChunk) },
 	} {

@@ -15,7 +15,7 @@ func TestPolicyFlags(t *testing.T) {
 	for args, want := range map[string]meta.Policy{
 		"--replicas 3 --spread rack --topology dc1/rack2/ --class ssd": {Replicas: 3, LocalFirst: true, Spread: meta.SpreadRack, Topology: "/dc1/rack2", Class: "ssd"},
 		"--max-chunk 64M": {Replicas: 1, LocalFirst: true, MaxChunk: 64 << 20},
-		"--topology / --local-first=false --degrade --encrypt": {Replicas: 1, Degrade: true, Encrypt: true},
+		"--topology / --local-first=false --replicas 2 --min-replicas 1 --encrypt": {Replicas: 2, MinReplicas: 1, Encrypt: true},
 	} {
 		got := base
 		var p policyFlags
@@ -44,7 +44,7 @@ func TestPolicyFlags(t *testing.T) {
 	}
 	for args, text := range map[string]string{
 		"--max-chunk 1M": "4194304", "--max-chunk 2G": "1073741824",
-		"--replicas 0": "replicas", "--replicas 17": "1 to 16", "--spread row": "host, rack or dc", "--class SSD": "lower-case", "--topology /a/b:c": "b:c",
+		"--replicas 0": "replicas", "--replicas 17": "1 to 16", "--replicas 2 --min-replicas 3": "at least 3", "--spread row": "host, rack or dc", "--class SSD": "lower-case", "--topology /a/b:c": "b:c",
 	} {
 		got := base
 		var p policyFlags

@@ -122,10 +122,17 @@ var mutable = map[string]setter{
 		return err
 	},
 	"advisoryInodes": files(func(t *Terms) *uint64 { return &t.AdvisoryInodes }),
-	"degrade":        boolean(func(p *meta.Policy, on bool) { p.Degrade = on }),
-	"localFirst":     boolean(func(p *meta.Policy, on bool) { p.LocalFirst = on }),
-	"syncOnClose":    boolean(func(p *meta.Policy, on bool) { p.SyncOnClose = on }),
-	"noatime":        boolean(func(p *meta.Policy, on bool) { p.NoAtime = on }),
+	"minReplicas": func(t *Terms, v string) error {
+		n, err := strconv.ParseUint(v, 10, 32)
+		if err != nil || n > meta.MaxReplicas {
+			return fmt.Errorf("it is a number from 1 to that of replicas, or 0 for the default: one less than replicas from 3 on, else all")
+		}
+		t.Policy.MinReplicas = uint32(n)
+		return nil
+	},
+	"localFirst":  boolean(func(p *meta.Policy, on bool) { p.LocalFirst = on }),
+	"syncOnClose": boolean(func(p *meta.Policy, on bool) { p.SyncOnClose = on }),
+	"noatime":     boolean(func(p *meta.Policy, on bool) { p.NoAtime = on }),
 }
 
 // fixed are those that a volume keeps for its life.

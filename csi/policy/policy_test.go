@@ -14,11 +14,11 @@ import (
 func TestClassParameters(t *testing.T) {
 	c, err := ReadClass(map[string]string{
 		"replicas": "3", "class": "nvme", "topology": "/dc1/r1", "topologyLevel": "rack", "spread": "rack", "inodes": "1000", "encrypt": "true",
-		"sealOnClose": "true", "degrade": "true", "localFirst": "false", "volumeNamePrefix": "gold-", "compression": "zstd", "maxChunk": "64Mi", "trash": "24h", "advisoryQuota": "800Gi", "advisoryInodes": "900",
+		"sealOnClose": "true", "minReplicas": "1", "localFirst": "false", "volumeNamePrefix": "gold-", "compression": "zstd", "maxChunk": "64Mi", "trash": "24h", "advisoryQuota": "800Gi", "advisoryInodes": "900",
 		"csi.storage.k8s.io/pvc/name": "data", "csi.storage.k8s.io/pvc/namespace": "team", "csi.storage.k8s.io/pv/name": "pvc-1",
 	}, map[string]string{"replicas": "2", "noatime": "true", "compression": "s2", "trash": "90m", "advisoryQuota": "0"}, "pvc-1")
 	want := Class{Level: Rack, Prefix: "gold-", AttachPath: "/kubernetes/team/data", Terms: Terms{Compression: meta.CompressS2, TrashSeconds: 5400, AdvisoryInodes: 900, Policy: meta.Policy{MaxChunk: 64 << 20, Replicas: 2, Class: "nvme", Topology: "/dc1/r1", Spread: meta.SpreadRack,
-		QuotaInodes: 1000, Encrypt: true, SealOnClose: true, Degrade: true, NoAtime: true}}}
+		QuotaInodes: 1000, Encrypt: true, SealOnClose: true, MinReplicas: 1, NoAtime: true}}}
 	if err != nil || c != want {
 		t.Errorf("%+v, %v; want %+v", c, err, want)
 	}
@@ -31,7 +31,7 @@ func TestWrongParameters(t *testing.T) {
 	for _, p := range []map[string]string{
 		{"replicas": "0"}, {"replicas": "17"}, {"replicas": "-1"}, {"replicas": ""}, {"replicas": "two"},
 		{"class": ""}, {"class": "NVMe"}, {"class": "../x"}, {"topology": "dc1"}, {"topology": "/../x"}, {"topology": "/a//b"},
-		{"topologyLevel": "shelf"}, {"spread": "planet"}, {"inodes": "-3"}, {"degrade": "yes"}, {"encrypt": "1"}, {"compression": "gzip"}, {"compression": ""}, {"compression": "ZSTD"},
+		{"topologyLevel": "shelf"}, {"spread": "planet"}, {"inodes": "-3"}, {"minReplicas": "-1"}, {"minReplicas": "all"}, {"minReplicas": "2"}, {"replicas": "3", "minReplicas": "4"}, {"encrypt": "1"}, {"compression": "gzip"}, {"compression": ""}, {"compression": "ZSTD"},
 		{"maxChunk": "1Mi"}, {"maxChunk": "2Gi"}, {"maxChunk": "-4Mi"}, {"maxChunk": ""}, {"trash": "24"}, {"trash": "-1h"}, {"trash": "1500ms"}, {"trash": "99999h"}, {"trash": ""}, {"trash": "1d"},
 		{"advisoryQuota": "80%"}, {"advisoryQuota": "-1"}, {"advisoryInodes": "1k"}, {"advisoryInodes": ""}, {"volumeNamePrefix": "inline-"},
 		{"volumeNamePrefix": "../"}, {"volumeNamePrefix": strings.Repeat("p", 33)}, {"quota": "1G"}, {"Replicas": "1"}, {"subDir": "../../etc"},

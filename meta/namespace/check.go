@@ -940,11 +940,11 @@ func readVolume(v []byte) (r wireVolume, problem string) {
 	w.n() // largest chunk
 	w.u8()
 	r.clone = ver == 4
-	last := ver >= 3 && ver <= 6
+	last := ver >= 3 && ver <= 7
 	five := ver >= 5 && last
-	most := byte(3) // of bits
-	if ver == 6 {
-		most = 7
+	most := byte(3) // of bits, of which the highest is set in a record with more of them
+	if ver >= 6 {
+		most = 1<<(ver-3) - 1
 	}
 	if ver == 2 || last {
 		ver = 1 // and what more there is of it:
@@ -957,11 +957,11 @@ func readVolume(v []byte) (r wireVolume, problem string) {
 	if last {
 		r.lastSnap, r.snaps, r.buried = w.n(), w.n(), w.n()
 	}
-	events, tally := false, false
+	events, tally, least := false, false, false
 	if five {
 		bits := w.u8()
-		r.clone, events, tally = bits&1 != 0, bits&2 != 0, bits&4 != 0
-		if bits > most || most == 7 && !tally {
+		r.clone, events, tally, least = bits&1 != 0, bits&2 != 0, bits&4 != 0, bits&8 != 0
+		if bits > most || most >= 7 && bits <= most/2 {
 			return r, fmt.Sprintf("bits %x", bits)
 		}
 	}
@@ -986,6 +986,9 @@ func readVolume(v []byte) (r wireVolume, problem string) {
 		if problem := r.tallyWords(&w); problem != "" && !w.damaged {
 			return r, problem
 		}
+	}
+	if least && w.n() == 0 && !w.damaged {
+		return r, "a least number of replicas of 0"
 	}
 	if r.gen == 0 {
 		return r, "generation 0"

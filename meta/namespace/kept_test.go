@@ -45,7 +45,7 @@ func TestKeptVolumeRecords(t *testing.T) {
 			t.Errorf("%d bytes are written as %s, was %s", len(b), again, c.record)
 		}
 	}
-	if err := decodeVolume([]byte{volumeV6 + 1, 7}, new(volume)); meta.KindOf(err) != meta.Version {
+	if err := decodeVolume([]byte{volumeV7 + 1, 7}, new(volume)); meta.KindOf(err) != meta.Version {
 		t.Errorf("a newer version: %v", err)
 	}
 }

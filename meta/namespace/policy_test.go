@@ -23,15 +23,25 @@ func TestPolicyRecord(t *testing.T) {
 	if b := appendVolume(nil, &v); !bytes.Equal(b, old) {
 		t.Fatalf("written as %x, was %x", b, old)
 	}
+	// What was once called degrade is a least number of one.
+	degrade := []byte{2, 7, 1, 9, 4, 5, 6, 0, 0, 3, 0, 0, 3, 0, 0, 0}
+	if err := decodeVolume(degrade, &v); err != nil || v.policy != (meta.Policy{Replicas: 3, MinReplicas: 1, LocalFirst: true}) {
+		t.Fatalf("a policy that may degrade: %+v, %v", v.policy, err)
+	}
+	if err := decodeVolume(old, &v); err != nil {
+		t.Fatal(err)
+	}
 	for _, p := range []meta.Policy{
 		{Replicas: 1},
+		{Replicas: 3, MinReplicas: 1, LocalFirst: true},
+		{Replicas: 5, MinReplicas: 4, Class: "ssd", QuotaInodes: 9},
 		{Replicas: 3, LocalFirst: true, Topology: "/dc1/rack2"},
 		{Replicas: 3, LocalFirst: true, Spread: meta.SpreadDC},
-		{Replicas: 3, LocalFirst: true, Class: "nvme", Degrade: true, Encrypt: true, NoAtime: true},
+		{Replicas: 3, LocalFirst: true, Class: "nvme", Encrypt: true, NoAtime: true},
 	} {
 		v.policy = p
 		b := appendVolume(nil, &v)
-		if b[0] != volumeV2 {
+		if want := byte(volumeV2); p.MinReplicas == 0 && b[0] != want || p.MinReplicas != 0 && b[0] != volumeV7 {
 			t.Errorf("%+v is written in version %d", p, b[0])
 		}
 		var got volume

@@ -79,6 +79,7 @@ const (
 	volumeV4    = 4
 	volumeV5    = 5
 	volumeV6    = 6
+	volumeV7    = 7
 	inodeV1     = 1
 	inodeV2     = 2
 	dentryV1    = 1
@@ -115,7 +116,7 @@ const (
 
 const (
 	placeLocalFirst = 1 << iota
-	placeDegrade
+	placeDegrade    // up to volumeV6: MinReplicas is 1
 	placeEncrypt
 )
 
@@ -123,6 +124,7 @@ const ( // bits of volumeV5 and later
 	volumeIsClone = 1 << iota
 	volumeHasEvents
 	volumeHasTally // from volumeV6 on
+	volumeHasLeast // from volumeV7 on
 )
 
 const (
@@ -333,7 +335,7 @@ func appendInt(b []byte, v int64) []byte {
 func decodeVolume(b []byte, v *volume) error {
 	d := decoder{b: b}
 	var ver byte
-	if len(b) > 0 && b[0] <= volumeV6 {
+	if len(b) > 0 && b[0] <= volumeV7 {
 		ver = b[0]
 	}
 	if placed := ver >= volumeV2; placed {
@@ -355,15 +357,17 @@ func decodeVolume(b []byte, v *volume) error {
 		d.bad = true
 	}
 	p.Topology, p.Spread, p.Class = "", meta.SpreadHost, ""
-	p.LocalFirst, p.Degrade, p.Encrypt = true, false, false
+	p.LocalFirst, p.MinReplicas, p.Encrypt = true, 0, false
 	if ver >= volumeV2 {
 		f := d.byte()
 		p.LocalFirst = f&placeLocalFirst != 0
-		p.Degrade = f&placeDegrade != 0
+		if f&placeDegrade != 0 {
+			p.MinReplicas = 1
+		}
 		p.Encrypt = f&placeEncrypt != 0
 		p.Spread = meta.Spread(d.byte())
 		p.Topology, p.Class = string(d.bytes()), string(d.bytes())
-		if f > placeLocalFirst|placeDegrade|placeEncrypt || p.Spread > meta.SpreadDC {
+		if f > placeLocalFirst|placeDegrade|placeEncrypt || ver >= volumeV7 && f&placeDegrade != 0 || p.Spread > meta.SpreadDC {
 			d.bad = true
 		}
 	}
@@ -385,6 +389,10 @@ func decodeVolume(b []byte, v *volume) error {
 		}
 	case volumeV6:
 		if bits = d.byte(); bits&volumeHasTally == 0 || bits > volumeIsClone|volumeHasEvents|volumeHasTally {
+			d.bad = true
+		}
+	case volumeV7:
+		if bits = d.byte(); bits&volumeHasLeast == 0 || bits > volumeIsClone|volumeHasEvents|volumeHasTally|volumeHasLeast {
 			d.bad = true
 		}
 	}
@@ -412,6 +420,11 @@ func decodeVolume(b []byte, v *volume) error {
 			d.bad = true
 		}
 	}
+	if bits&volumeHasLeast != 0 {
+		if p.MinReplicas = d.uint32(); p.MinReplicas == 0 {
+			d.bad = true
+		}
+	}
 	return d.end("volume")
 }
 
@@ -419,9 +432,6 @@ func appendVolume(b []byte, v *volume) []byte {
 	var place byte
 	if v.policy.LocalFirst {
 		place |= placeLocalFirst
-	}
-	if v.policy.Degrade {
-		place |= placeDegrade
 	}
 	if v.policy.Encrypt {
 		place |= placeEncrypt
@@ -442,6 +452,9 @@ func appendVolume(b []byte, v *volume) []byte {
 	}
 	if v.tally.mode != tallyOff {
 		ver = volumeV6
+	}
+	if v.policy.MinReplicas != 0 {
+		ver = volumeV7
 	}
 	b = append(b, ver)
 	b = binary.AppendUvarint(b, uint64(v.id))
@@ -495,6 +508,9 @@ func appendVolume(b []byte, v *volume) []byte {
 		if v.base != nil {
 			bits |= volumeIsClone
 		}
+		if v.policy.MinReplicas != 0 {
+			bits |= volumeHasLeast
+		}
 		b = append(b, bits)
 	}
 	if v.base != nil {
@@ -509,12 +525,15 @@ func appendVolume(b []byte, v *volume) []byte {
 		b = binary.AppendUvarint(b, v.events.first)
 		b = binary.AppendUvarint(b, v.events.next)
 	}
-	if ver >= volumeV6 {
+	if ver >= volumeV6 && v.tally.mode != tallyOff {
 		y := &v.tally
 		b = append(b, y.mode)
 		b = appendInt(b, y.alone)
 		b = binary.AppendUvarint(b, uint64(y.ref))
 		b = binary.AppendUvarint(b, y.epoch)
+	}
+	if ver >= volumeV7 {
+		b = binary.AppendUvarint(b, uint64(v.policy.MinReplicas))
 	}
 	return b
 }

@@ -311,8 +311,9 @@ func (m *Map) AtBest() *Map {
 
 // Choose picks n servers for replicas, beside those in have, on which replicas
 // stand that are to stay, and never one of avoid. The first one, when have is
-// empty and the policy says so, is the writer's own. With p.Degrade fewer or
-// closer ones come than were asked for, at least one. Errors: NoSpace (what
+// empty and the policy says so, is the writer's own. Where there are fewer failure
+// domains than that, but with those of have at least p.Least, they come all the same, and beside
+// them what narrower spreads allow. Errors: NoSpace (what
 // would fit is full, or there are too few failure domains), Unavailable (what
 // would fit is out of reach: later it may do).
 func (m *Map) Choose(r Rand, p *meta.Policy, n int, w Writer, have, avoid []meta.ServerID) ([]meta.ServerID, error) {
@@ -320,11 +321,8 @@ func (m *Map) Choose(r Rand, p *meta.Policy, n int, w Writer, have, avoid []meta
 	if len(got) == n {
 		return got, nil
 	}
-	if p.Degrade {
-		got = m.widen(r, p, n, w, have, avoid, got)
-		if len(got)+len(have) > 0 {
-			return got, nil
-		}
+	if len(got)+len(have) >= int(p.Least()) {
+		return m.widen(r, p, n, w, have, avoid, got), nil
 	}
 	return nil, m.refuse(p, n, have, avoid, got)
 }
@@ -425,8 +423,12 @@ func (m *Map) refuse(p *meta.Policy, n int, have, avoid, got []meta.ServerID) er
 	case meta.SpreadDC:
 		domains = "data centres"
 	}
-	text := fmt.Sprintf("%d of %d servers have room, each in a failure domain of its own (%s)%s: of %d others there, %d are full, %d out of reach, %d draining",
-		len(got), n, domains, where, there-len(got), full, away+avoided, leaving)
+	least := ""
+	if l := int(p.Least()) - len(have); l > 0 && l < n {
+		least = fmt.Sprintf(" (%d are the least)", l)
+	}
+	text := fmt.Sprintf("%d of %d servers%s have room, each in a failure domain of its own (%s)%s: of %d others there, %d are full, %d out of reach, %d draining",
+		len(got), n, least, domains, where, there-len(got), full, away+avoided, leaving)
 	if len(m.servers) == 0 {
 		text = "no chunk server is connected"
 	}

@@ -124,7 +124,10 @@ func randomSite(r *rand.Rand, most int) []Server {
 }
 
 func randomPolicy(r *rand.Rand) meta.Policy {
-	p := meta.Policy{Replicas: 1 + r.Uint32N(5), Spread: meta.Spread(r.IntN(3)), LocalFirst: r.IntN(2) == 0, Degrade: r.IntN(2) == 0}
+	p := meta.Policy{Replicas: 1 + r.Uint32N(5), Spread: meta.Spread(r.IntN(3)), LocalFirst: r.IntN(2) == 0}
+	if r.IntN(2) == 0 {
+		p.MinReplicas = 1 + r.Uint32N(p.Replicas)
+	}
 	if r.IntN(3) == 0 {
 		p.Topology = []string{"/", "/dc0", "/dc1", "/dc0/r0", "/nowhere"}[r.IntN(5)]
 	}
@@ -162,18 +165,18 @@ func chooseOnce(seed uint64) error {
 	got, err := m.Choose(r, &p, n, w, nil, avoid)
 	can := best(m, &p, p.Spread, avoid)
 	switch {
-	case err != nil && can >= n:
+	case err != nil && can >= int(p.Least()):
 		return fmt.Errorf("refused, although %d domains have room: %w", can, err)
-	case err != nil && p.Degrade && can > 0:
-		return fmt.Errorf("refused, although it may degrade: %w", err)
 	case err != nil:
 		if k := meta.KindOf(err); k != meta.NoSpace && k != meta.Unavailable {
 			return fmt.Errorf("kind %v: %w", k, err)
 		}
 		return nil
-	case !p.Degrade && len(got) != n, len(got) > n, len(got) == 0:
+	case can < int(p.Least()):
+		return fmt.Errorf("%d servers, although %d domains have room and %d are the least", len(got), can, p.Least())
+	case len(got) > n:
 		return fmt.Errorf("%d servers, %d wanted", len(got), n)
-	case p.Degrade && len(got) < min(n, best(m, &p, meta.SpreadHost, avoid)):
+	case len(got) < min(n, best(m, &p, meta.SpreadHost, avoid)):
 		return fmt.Errorf("%d servers, %d hosts have room", len(got), best(m, &p, meta.SpreadHost, avoid))
 	}
 	level := p.Spread
@@ -241,7 +244,7 @@ func TestRefusals(t *testing.T) {
 		if c.change != nil {
 			c.change(servers)
 		}
-		c.p.Replicas = 3
+		c.p.Replicas, c.p.MinReplicas = 3, 3
 		m := NewMap(servers)
 		_, err := m.Choose(r, &c.p, 3, Writer{}, nil, nil)
 		if meta.KindOf(err) != c.kind {
@@ -255,6 +258,10 @@ func TestRefusals(t *testing.T) {
 				t.Errorf("%+v: %v, want %q in it", c.p, err, w)
 			}
 		}
+	}
+	p := meta.Policy{Replicas: 3}
+	if _, err := NewMap(all[:1]).Choose(r, &p, 3, Writer{}, nil, nil); err == nil || !strings.Contains(err.Error(), "1 of 3 servers (2 are the least)") {
+		t.Errorf("one of three servers, and no word of the least: %v", err)
 	}
 	if _, err := NewMap(nil).Choose(r, &meta.Policy{Replicas: 1}, 1, Writer{}, nil, nil); meta.KindOf(err) != meta.Unavailable {
 		t.Error(err)

@@ -656,10 +656,7 @@ func (f *filler) step(some []move) error {
 		some[i].to = at
 		at += some[i].ext.Len
 	}
-	order.Chunk, order.Fence = f.target, f.fence
-	if !f.policy.Degrade {
-		order.Class = f.policy.Class
-	}
+	order.Chunk, order.Fence, order.Class = f.target, f.fence, f.policy.Class
 	if err := f.gather(order, recs, m, at-f.at); err != nil {
 		return err
 	}

@@ -152,7 +152,7 @@ func TestWordsAtOnce(t *testing.T) {
 	a, b := s.dial("a"), s.dial("b")
 	read := meta.Policy{Replicas: 1, LocalFirst: true} // what both have read before
 	full := meta.Policy{Replicas: 2, QuotaBytes: 1 << 30, QuotaInodes: 1000, MaxChunk: 8 << 20, SealOnClose: true, SyncOnClose: true, NoAtime: true,
-		Topology: "/dc", Spread: meta.SpreadRack, Class: "ssd", Degrade: true, Encrypt: true, Immutable: true}
+		Topology: "/dc", Spread: meta.SpreadRack, Class: "ssd", MinReplicas: 1, Encrypt: true, Immutable: true}
 	day := uint64(86400)
 	for range 20 {
 		if _, err := a.SetVolume(t.Context(), 1, read, wire.VolumeWords{}); err != nil {

@@ -18,7 +18,7 @@ import (
 
 // systemPolicy is how chunks of volume 0 are placed: on three hosts, or on as
 // many as there are (rule 10).
-var systemPolicy = meta.Policy{Replicas: 3, Degrade: true}
+var systemPolicy = meta.Policy{Replicas: 3, MinReplicas: 1}
 
 // SystemGrant gives the right to write a chunk of volume 0. Such chunks have
 // up to three replicas, whatever any volume's policy (rule 10).

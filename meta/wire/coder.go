@@ -354,6 +354,7 @@ const (
 	policyNoAtime = 1 << iota
 	policyPlaced  // placement follows
 	policyCounts  // snapshots count in the quota; since 10: who only reads a policy can do without
+	policyLeast   // MinReplicas follows; since 11
 )
 
 func (c *coder) policy(p *meta.Policy) {
@@ -366,17 +367,25 @@ func (c *coder) policy(p *meta.Policy) {
 	c.bool(&p.SyncOnClose)
 	old := meta.Policy{QuotaBytes: p.QuotaBytes, QuotaInodes: p.QuotaInodes, Replicas: p.Replicas, MaxChunk: p.MaxChunk,
 		SealOnClose: p.SealOnClose, Immutable: p.Immutable, SyncOnClose: p.SyncOnClose, NoAtime: p.NoAtime, QuotaSnapshots: p.QuotaSnapshots, LocalFirst: true}
+	// Up to 10 there was a word that said that one replica would do.
+	degrade := c.v < 11 && p.MinReplicas == 1 && p.Replicas > 1
 	var f uint8
 	if p.NoAtime {
 		f |= policyNoAtime
 	}
-	if *p != old {
+	placed := *p
+	if placed.MinReplicas = 0; placed != old || degrade {
 		f |= policyPlaced
 	}
 	known := uint8(policyNoAtime | policyPlaced)
 	if c.since(10) {
 		if known |= policyCounts; p.QuotaSnapshots {
 			f |= policyCounts
+		}
+	}
+	if c.since(11) {
+		if known |= policyLeast; p.MinReplicas != 0 {
+			f |= policyLeast
 		}
 	}
 	c.u8(&f)
@@ -388,15 +397,20 @@ func (c *coder) policy(p *meta.Policy) {
 		p.QuotaSnapshots = f&policyCounts != 0
 		p.LocalFirst = true
 	}
-	if f&policyPlaced == 0 {
-		return
+	if f&policyPlaced != 0 {
+		c.str(&p.Topology)
+		c.u8((*uint8)(&p.Spread))
+		c.str(&p.Class)
+		c.bool(&p.LocalFirst)
+		c.bool(&degrade)
+		c.bool(&p.Encrypt)
 	}
-	c.str(&p.Topology)
-	c.u8((*uint8)(&p.Spread))
-	c.str(&p.Class)
-	c.bool(&p.LocalFirst)
-	c.bool(&p.Degrade)
-	c.bool(&p.Encrypt)
+	switch {
+	case f&policyLeast != 0:
+		c.u32(&p.MinReplicas)
+	case c.dec && degrade:
+		p.MinReplicas = 1
+	}
 }
 
 func lock(c *coder, l *meta.Lock) {

@@ -47,7 +47,7 @@ import (
 //	8  CopyRange.At
 //	9  Open.Also
 //	10 Policy.QuotaSnapshots, Entered.Overwrites, Quota.Overwrites, Reserve.Ino
-//	11 (being filled until the next release)
+//	11 (being filled until the next release) Policy.MinReplicas
 const (
 	Version    = 11
 	MinVersion = 2
