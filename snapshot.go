@@ -216,7 +216,7 @@ func (v *Volume) endViews(asked time.Time, l []meta.Snapshot) {
 }
 
 // ViewID is the number under which a snapshot of this volume is shown, or would be
-// if it were now: that of its view's Volume, and the upper part of its inode numbers.
+// if it were now: that of its view's Volume, from which inode numbers are made.
 // It is the same in every client, unless two that one client uses fall on one number.
 // Minutes after a view ended it may mean another snapshot.
 func (v *Volume) ViewID(at meta.Generation) meta.VolumeID {

@@ -22,8 +22,8 @@ func blockSize(a *meta.Attr) uint32 {
 }
 
 // fillAttr renders attributes for the kernel.
-func fillAttr(v meta.VolumeID, a *meta.Attr, out *fuse.Attr) {
-	out.Ino = statIno(v, a.Ino)
+func (f *fileSystem) fillAttr(v meta.VolumeID, a *meta.Attr, out *fuse.Attr) {
+	out.Ino = f.inumber(v, a.Ino)
 	out.Size = a.Size
 	out.Blocks = (a.Blocks + 511) / 512
 	out.Mode = a.Mode
@@ -44,7 +44,7 @@ func fillAttr(v meta.VolumeID, a *meta.Attr, out *fuse.Attr) {
 func (f *fileSystem) fillEntry(e *penstock.Entry, out *fuse.EntryOut) {
 	out.NodeId = f.nodeID(e.Volume, e.Attr.Ino)
 	out.Generation = f.generation(e.Volume)
-	fillAttr(e.Volume, &e.Attr, &out.Attr)
+	f.fillAttr(e.Volume, &e.Attr, &out.Attr)
 	out.SetAttrTimeout(e.Valid)
 	out.SetEntryTimeout(f.entryTimeout(e.Volume, e.Valid))
 }
@@ -69,8 +69,8 @@ func (f *fileSystem) entryTimeout(v meta.VolumeID, valid time.Duration) time.Dur
 	return valid
 }
 
-func fillAttrOut(e *penstock.Entry, out *fuse.AttrOut) {
-	fillAttr(e.Volume, &e.Attr, &out.Attr)
+func (f *fileSystem) fillAttrOut(e *penstock.Entry, out *fuse.AttrOut) {
+	f.fillAttr(e.Volume, &e.Attr, &out.Attr)
 	out.SetTimeout(e.Valid)
 }
 
@@ -91,7 +91,7 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 	if err != nil {
 		return f.status("getattr", in.NodeId, err)
 	}
-	fillAttrOut(&e, out)
+	f.fillAttrOut(&e, out)
 	return fuse.OK
 }
 
@@ -113,17 +113,17 @@ func (f *fileSystem) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.S
 		return f.status("statx", in.NodeId, err)
 	}
 	out.SetTimeout(e.Valid)
-	fillStatx(e.Volume, &e.Attr, out)
+	f.fillStatx(e.Volume, &e.Attr, out)
 	return fuse.OK
 }
 
-func fillStatx(v meta.VolumeID, a *meta.Attr, out *fuse.StatxOut) {
+func (f *fileSystem) fillStatx(v meta.VolumeID, a *meta.Attr, out *fuse.StatxOut) {
 	out.Mask = unix.STATX_BASIC_STATS | unix.STATX_BTIME
 	out.Blksize = blockSize(a)
 	out.Nlink = a.Nlink
 	out.Statx.Uid, out.Statx.Gid = a.UID, a.GID
 	out.Mode = uint16(a.Mode)
-	out.Ino = statIno(v, a.Ino)
+	out.Ino = f.inumber(v, a.Ino)
 	out.Size = a.Size
 	out.Blocks = (a.Blocks + 511) / 512
 	out.Atime, out.Btime, out.Ctime, out.Mtime = sxTime(a.Atime), sxTime(a.Btime), sxTime(a.Ctime), sxTime(a.Mtime)
@@ -175,7 +175,7 @@ func (f *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fu
 	if err != nil {
 		return f.status("setattr", in.NodeId, err)
 	}
-	fillAttrOut(&e, out)
+	f.fillAttrOut(&e, out)
 	return fuse.OK
 }
 

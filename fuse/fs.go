@@ -37,9 +37,10 @@ type fileSystem struct {
 	// forgetting: the kernel is being told to forget a snapshot's name.
 	forgetting atomic.Bool
 
-	opens opens
-	kept  keptOpens
-	texts virtualTexts
+	inumbers inumbers
+	opens    opens
+	kept     keptOpens
+	texts    virtualTexts
 	// count counts requests for the session; nil: nobody wants to know.
 	count interface {
 		Begin() uint32
@@ -49,17 +50,16 @@ type fileSystem struct {
 	conn *conn
 }
 
-// nodeID is the kernel's name of an inode, and its st_ino unless it is the
-// mount's root.
+// nodeID is the kernel's name of an inode. Programs see another number: inumber.
 func (f *fileSystem) nodeID(v meta.VolumeID, ino meta.Ino) uint64 {
 	if v == f.rootVolume && ino == f.rootIno {
 		return fuse.FUSE_ROOT_ID
 	}
-	return statIno(v, ino)
+	return nodeOf(v, ino)
 }
 
-// statIno is what stat(2) shows as inode number.
-func statIno(v meta.VolumeID, ino meta.Ino) uint64 { return uint64(v)<<meta.InoBits | uint64(ino) }
+// nodeOf is nodeID of an inode that is not the mount's root.
+func nodeOf(v meta.VolumeID, ino meta.Ino) uint64 { return uint64(v)<<meta.InoBits | uint64(ino) }
 
 // split is the inverse of nodeID.
 func (f *fileSystem) split(node uint64) (meta.VolumeID, meta.Ino) {
@@ -112,7 +112,7 @@ func (f *fileSystem) holdsView(id meta.VolumeID) bool {
 	f.mu.RLock()
 	v := f.volumes[id]
 	f.mu.RUnlock()
-	root := statIno(id, meta.RootIno)
+	root := nodeOf(id, meta.RootIno)
 	if v != nil && v.Ended() && f.conn.knows(root) {
 		f.forgetName(v)
 	}
@@ -145,7 +145,7 @@ func (f *fileSystem) forgetName(v Volume) {
 	}
 	done := make(chan struct{})
 	go func() {
-		f.conn.invalidateName(statIno(of, 0), s.Name)
+		f.conn.invalidateName(nodeOf(of, 0), s.Name)
 		f.forgetting.Store(false)
 		close(done)
 	}()

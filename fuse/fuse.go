@@ -11,7 +11,7 @@
 //
 //	node id      63      44 43                                0
 //	            +----------+-----------------------------------+
-//	            |  volume  |               inode               |    st_ino is the same number
+//	            |  volume  |               inode               |    st_ino: inumber.go
 //	            +----------+-----------------------------------+
 //	            the mount's own root is node 1; volume 0 holds the files of .penstock;
 //	            inode 0 of a volume is the directory of its snapshots; the volumes

@@ -56,7 +56,7 @@ func (f *fileSystem) crossable(e *penstock.Entry) fuse.Status {
 	}
 	v, err := f.volume(request(nil), e.Volume)
 	if err != nil {
-		return f.status("lookup", statIno(e.Volume, e.Attr.Ino), err)
+		return f.status("lookup", nodeOf(e.Volume, e.Attr.Ino), err)
 	}
 	if !v.Policy().Immutable {
 		f.log.Warn("junction not followed: this mount is of an immutable volume and answers no opens; mount the other volume by itself", "volume", v.Name())

@@ -182,7 +182,8 @@ func newFileSystem(ctx context.Context, cfg *Config) (*fileSystem, error) {
 	f := &fileSystem{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		tree:          cfg.Tree, rootVolume: cfg.Volume, rootIno: cfg.Root, log: cfg.Logger,
-		volumes: make(map[meta.VolumeID]Volume),
+		volumes:  make(map[meta.VolumeID]Volume),
+		inumbers: inumbers{log: cfg.Logger},
 	}
 	if k := cfg.Keeping; k != nil {
 		f.kept.init(k.Memory)

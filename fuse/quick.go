@@ -84,7 +84,7 @@ func (f *fileSystem) quick(op uint32, h *fuse.InHeader, s *slot, n int) (st fuse
 		out := at[fuse.AttrOut](body)
 		e, ok := v.GetAttrCached(ino)
 		if ok {
-			fillAttrOut(&e, out)
+			f.fillAttrOut(&e, out)
 		}
 		return fuse.OK, unsafe.Sizeof(*out), ok
 	case opOpen:

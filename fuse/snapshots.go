@@ -31,13 +31,13 @@ func showsSnapshots(v meta.VolumeID, ino meta.Ino) bool {
 // enterSnapshots answers the lookup of .snapshot where the volume has no such
 // name of its own, which is so for valid.
 func (f *fileSystem) enterSnapshots(ctx request, v Volume, id meta.VolumeID, valid time.Duration, out *fuse.EntryOut) fuse.Status {
-	out.NodeId = statIno(id, 0)
+	out.NodeId = nodeOf(id, 0)
 	out.Generation = 1
 	a, err := snapshotsAttr(ctx, v)
 	if err != nil {
 		return f.status("lookup", out.NodeId, err)
 	}
-	fillAttr(id, &a, &out.Attr)
+	f.fillAttr(id, &a, &out.Attr)
 	out.SetEntryTimeout(valid)
 	out.SetAttrTimeout(snapshotsValid)
 	return fuse.OK
@@ -63,7 +63,7 @@ func (f *fileSystem) snapshotsAttr(ctx request, node uint64, out *fuse.AttrOut) 
 	if err == nil {
 		a, err = snapshotsAttr(ctx, v)
 	}
-	fillAttr(id, &a, &out.Attr)
+	f.fillAttr(id, &a, &out.Attr)
 	out.SetTimeout(snapshotsValid)
 	return f.status("getattr", node, err)
 }
@@ -75,7 +75,7 @@ func (f *fileSystem) snapshotsStatx(ctx request, node uint64, out *fuse.StatxOut
 	if err == nil {
 		a, err = snapshotsAttr(ctx, v)
 	}
-	fillStatx(id, &a, out)
+	f.fillStatx(id, &a, out)
 	out.SetTimeout(snapshotsValid)
 	return f.status("statx", node, err)
 }
@@ -109,10 +109,10 @@ func (f *fileSystem) snapshotsReadDir(ctx request, node, from uint64, add func(f
 	if err != nil {
 		return f.status("readdir", node, err)
 	}
-	if from < afterDot && !add(fuse.DirEntry{Name: ".", Ino: node, Mode: meta.TypeDir, Off: afterDot}, nil) {
+	if from < afterDot && !add(fuse.DirEntry{Name: ".", Ino: f.inumber(id, 0), Mode: meta.TypeDir, Off: afterDot}, nil) {
 		return fuse.OK
 	}
-	if from < afterDotDot && !add(fuse.DirEntry{Name: "..", Ino: statIno(id, meta.RootIno), Mode: meta.TypeDir, Off: afterDotDot}, nil) {
+	if from < afterDotDot && !add(fuse.DirEntry{Name: "..", Ino: f.inumber(id, meta.RootIno), Mode: meta.TypeDir, Off: afterDotDot}, nil) {
 		return fuse.OK
 	}
 	for _, s := range list {
@@ -120,7 +120,7 @@ func (f *fileSystem) snapshotsReadDir(ctx request, node, from uint64, add func(f
 		if at <= from {
 			continue
 		}
-		if !add(fuse.DirEntry{Name: s.Name, Ino: statIno(v.ViewID(s.At), meta.RootIno), Mode: meta.TypeDir, Off: at}, nil) {
+		if !add(fuse.DirEntry{Name: s.Name, Ino: f.inumber(v.ViewID(s.At), meta.RootIno), Mode: meta.TypeDir, Off: at}, nil) {
 			break
 		}
 	}

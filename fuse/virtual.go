@@ -146,7 +146,7 @@ func (f *fileSystem) virtualLookup(parent uint64, name string, out *fuse.EntryOu
 func (f *fileSystem) virtualReadDir(from uint64, add func(fuse.DirEntry, *penstock.Entry) bool) fuse.Status {
 	list := []fuse.DirEntry{
 		{Name: ".", Ino: virtualDir, Mode: meta.TypeDir, Off: afterDot},
-		{Name: "..", Ino: statIno(f.rootVolume, f.rootIno), Mode: meta.TypeDir, Off: afterDotDot},
+		{Name: "..", Ino: f.inumber(f.rootVolume, f.rootIno), Mode: meta.TypeDir, Off: afterDotDot},
 	}
 	for i, v := range virtualFiles {
 		list = append(list, fuse.DirEntry{Name: v.name, Ino: virtualDir + 1 + uint64(i), Mode: meta.TypeRegular, Off: uint64(3 + i)})

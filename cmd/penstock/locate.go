@@ -146,8 +146,8 @@ type located struct {
 	generation meta.Generation
 }
 
-// onMount finds the inode of a path on a mount: its inode number holds volume
-// and inode (meta.InoBits), or a view, of which the mount tells more.
+// onMount finds the inode of a path on a mount, which the mount tells in attributes of
+// the file. The inode number does not tell it.
 func onMount(path string) (located, error) {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_INO|unix.STATX_TYPE, &st)
@@ -164,18 +164,13 @@ func onMount(path string) (located, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return located{}, fmt.Errorf("%s is not a regular file: it has no bytes of its own", path)
 	}
-	if st.Ino>>meta.InoBits == 0 {
-		return located{}, errors.New("inode number without a volume")
-	}
-	at := located{volume: meta.VolumeID(st.Ino >> meta.InoBits), ino: meta.Ino(st.Ino) & meta.MaxIno}
-	if at.volume > meta.MaxVolume {
-		err = at.inSnapshot(path)
-	}
+	var at located
+	err = at.ask(path)
 	return at, err
 }
 
-// inSnapshot completes what the inode number of a file in a snapshot tells.
-func (at *located) inSnapshot(path string) error {
+// ask reads the attributes in which the mount tells what the file is.
+func (at *located) ask(path string) error {
 	ask := func(name string) (string, error) {
 		b := make([]byte, 2*meta.MaxName)
 		n, err := unix.Lgetxattr(path, name, b)
@@ -188,18 +183,21 @@ func (at *located) inSnapshot(path string) error {
 	if err != nil {
 		return err
 	}
+	if _, err := fmt.Sscanf(inode, "%d:%d", &at.volume, &at.ino); err != nil {
+		return fmt.Errorf("%s is in volume and inode %q: %w", path, inode, err)
+	}
+	generation, err := ask(fuse.XattrSnapshot)
+	if errors.Is(err, unix.ENODATA) { // a live file
+		return nil
+	}
+	if err != nil {
+		return err
+	}
 	volume, err := ask(fuse.XattrVolume)
 	if err != nil {
 		return err
 	}
-	generation, err := ask(fuse.XattrSnapshot)
-	if err != nil {
-		return err
-	}
 	at.snapshot = volume[strings.LastIndexByte(volume, '@')+1:]
-	if _, err := fmt.Sscanf(inode, "%d:%d", &at.volume, &at.ino); err != nil {
-		return fmt.Errorf("%s is in volume and inode %q: %w", path, inode, err)
-	}
 	if _, err := fmt.Sscan(generation, &at.generation); err != nil {
 		return fmt.Errorf("%s is in generation %q: %w", path, generation, err)
 	}

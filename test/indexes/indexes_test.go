@@ -219,7 +219,7 @@ func look(root string, contents bool) (map[string]string, error) {
 		if p == root {
 			st.Ino = 0 // each mount's root is its own
 		}
-		says := fmt.Sprintf("%o %d %d:%d rdev %d size %d blocks %d ino %d times %v %v %v", st.Mode, st.Nlink, st.Uid, st.Gid, st.Rdev, st.Size, st.Blocks, st.Ino&(1<<44-1), st.Atim, st.Mtim, st.Ctim)
+		says := fmt.Sprintf("%o %d %d:%d rdev %d size %d blocks %d ino %d times %v %v %v", st.Mode, st.Nlink, st.Uid, st.Gid, st.Rdev, st.Size, st.Blocks, uint32(st.Ino), st.Atim, st.Mtim, st.Ctim)
 		buf := make([]byte, 1<<16)
 		n, err := unix.Llistxattr(p, buf)
 		if err != nil {

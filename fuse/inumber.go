@@ -1,0 +1,92 @@
+package fuse
+
+import (
+	"log/slog"
+	"sync"
+
+	"penstock.io/penstock/meta"
+)
+
+// The number of an inode that programs see, st_ino and d_ino, is not the node id: a
+// node id takes all 64 bits, and many programs keep inode numbers as floating-point
+// numbers (all of JavaScript does), which hold 53. Where two numbers differ only in
+// what is lost, such a program takes two files for names of one.
+//
+//	st_ino       52 51           32 31                          0
+//	            +-+----------------+-----------------------------+
+//	            |0|     volume     |            inode            |    inode below 2^32
+//	            +-+----------------+-----------------------------+
+//	            |1|      slot      |   low 32 bits of the inode  |    all others
+//	            +-+----------------+-----------------------------+
+//
+// A number of the first form is a pure function of volume and inode: it is the same on
+// every mount, for ever. One of the second form needs a slot, which the mount gives to
+// a pair of volume and upper 12 bits of the inode when it shows the first such inode.
+// A volume has inodes of the second form when it has made four billion; every view has,
+// too, where a junction is in its snapshot (inode numbers from the top). A slot is
+// found by a hash, so that mounts agree on it unless two pairs fall on one slot.
+const (
+	lowBits  = 32
+	slotBits = 20
+	// inumberBits is what a number takes at most.
+	inumberBits = 1 + slotBits + lowBits
+)
+
+// inumbers gives inode numbers. The zero value is ready.
+type inumbers struct {
+	log *slog.Logger
+
+	mu    sync.RWMutex
+	slots map[uint32]uint32 // by volume<<12 | upper bits of the inode
+	taken map[uint32]bool   // the values of slots
+	said  bool              // that there is no free slot
+}
+
+// of is the number that programs see of an inode.
+func (n *inumbers) of(v meta.VolumeID, ino meta.Ino) uint64 {
+	if ino>>lowBits == 0 {
+		return uint64(v)<<lowBits | uint64(ino)
+	}
+	low := uint64(ino) & (1<<lowBits - 1)
+	return 1<<(slotBits+lowBits) | uint64(n.slot(uint32(v)<<(meta.InoBits-lowBits)|uint32(ino>>lowBits)))<<lowBits | low
+}
+
+func (n *inumbers) slot(pair uint32) uint32 {
+	n.mu.RLock()
+	s, ok := n.slots[pair]
+	n.mu.RUnlock()
+	if ok {
+		return s
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if s, ok := n.slots[pair]; ok {
+		return s
+	}
+	if n.slots == nil {
+		n.slots, n.taken = make(map[uint32]uint32), make(map[uint32]bool)
+	}
+	s = firstSlot(pair)
+	if len(n.slots) == 1<<slotBits {
+		if !n.said && n.log != nil {
+			n.said = true
+			n.log.Error("inode numbers are used up: some files of this mount have the number of another; mount volumes separately", "slots", len(n.slots))
+		}
+		return s
+	}
+	for n.taken[s] {
+		s = (s + 1) % (1 << slotBits)
+	}
+	n.slots[pair], n.taken[s] = s, true
+	return s
+}
+
+// firstSlot is where the search for a free slot begins. Inode numbers follow from it:
+// it must never change.
+func firstSlot(pair uint32) uint32 {
+	x := uint64(pair) * 0x9e3779b97f4a7c15
+	return uint32(x >> (64 - slotBits))
+}
+
+// inumber is the number that programs see of an inode.
+func (f *fileSystem) inumber(v meta.VolumeID, ino meta.Ino) uint64 { return f.inumbers.of(v, ino) }
