@@ -34,6 +34,9 @@ type Problem struct {
 	Object string `json:"object,omitempty" yaml:"object,omitempty"` // which one
 	Text   string `json:"text" yaml:"text"`                         // what is wrong with it, for people
 	Next   string `json:"next" yaml:"next"`                         // what to do about it, for people
+	// BlocksUpgrade: an upgrade stops no server before this is mended, since the
+	// others do not do without that server, or nobody knows whether they do.
+	BlocksUpgrade bool `json:"blocks_upgrade" yaml:"blocks_upgrade"`
 }
 
 // Health is how a cluster is.
@@ -59,6 +62,14 @@ func NewHealth(problems ...Problem) Health {
 	if len(h.Problems) > 0 {
 		h.Status = string(h.Problems[0].Severity)
 	}
+	return h
+}
+
+// ForUpgrade is the health with the problems alone that an upgrade waits for: a quota
+// that is nearly used up, or a client that was cut off, is none of them.
+func (h Health) ForUpgrade() Health {
+	left := NewHealth(slices.DeleteFunc(slices.Clone(h.Problems), func(p Problem) bool { return !p.BlocksUpgrade })...)
+	h.Status, h.Problems = left.Status, left.Problems
 	return h
 }
 
@@ -192,8 +203,20 @@ func (f *healthFacts) judge() Health {
 
 type problems []Problem
 
+// standIns are the parts whose problems say that a server is away, or that one may not
+// be able to stand in for another.
+var standIns = []string{"etcd", "metadata", "node", "chunks", "volume", "follower"}
+
+// add adds a problem. An upgrade waits for it if it is critical, or of one of standIns.
 func (l *problems) add(severity Severity, part, object, next, text string, args ...any) {
-	*l = append(*l, Problem{Severity: severity, Part: part, Object: object, Next: next, Text: fmt.Sprintf(text, args...)})
+	*l = append(*l, Problem{Severity: severity, Part: part, Object: object, Next: next, Text: fmt.Sprintf(text, args...),
+		BlocksUpgrade: severity == Critical || slices.Contains(standIns, part)})
+}
+
+// aside adds a warning that no upgrade waits for, whatever its part.
+func (l *problems) aside(part, object, next, text string, args ...any) {
+	l.add(Warning, part, object, next, text, args...)
+	(*l)[len(*l)-1].BlocksUpgrade = false
 }
 
 // judgeServers gives those that answered.
@@ -205,7 +228,7 @@ func (f *healthFacts) judgeServers(l *problems) (heard []*serverFacts) {
 		running[s.Name] = true
 		switch {
 		case errors.Is(s.err, meta.NotSupported):
-			l.add(Warning, "metadata", s.Name, "upgrade it: see docs/operations.md, Upgrade", "is of a version that does not tell how it is")
+			l.aside("metadata", s.Name, "upgrade it: see docs/operations.md, Upgrade", "is of a version that does not tell how it is")
 		case s.err != nil:
 			l.add(Critical, "metadata", s.Name, "look at its log, and at the network to "+s.Addr, "does not answer, and is on the list of those that run: %s", firstLine(s.err))
 		default:
@@ -217,7 +240,7 @@ func (f *healthFacts) judgeServers(l *problems) (heard []*serverFacts) {
 				l.add(Warning, "clock", s.Name, "set the clocks of both machines: certificates are refused when clocks differ by more than "+meta.ClockSkew.String(), "has a clock that differs from this machine's by %v", d.Round(time.Second))
 			}
 			if s.certErr != nil {
-				l.add(Warning, "metadata", s.Name, "ask again", "did not say which certificates it was shown, so that one of which is told here that it ends may have been renewed: %s", firstLine(s.certErr))
+				l.aside("metadata", s.Name, "ask again", "did not say which certificates it was shown, so that one of which is told here that it ends may have been renewed: %s", firstLine(s.certErr))
 			}
 			if s.health.Left > 0 {
 				l.add(Warning, "metadata", s.Name, "mend what is listed, and ask again", "has %d more things to tell than are listed here", s.health.Left)
@@ -244,12 +267,14 @@ const (
 func (f *healthFacts) judgeEtcd(l *problems, heard []*serverFacts) {
 	type told struct{ object, text string }
 	seen := map[told]bool{}
-	once := func(severity Severity, object, next, text string, args ...any) {
+	once := func(add func(object, next, text string, args ...any), object, next, text string, args ...any) {
 		if k := (told{object, text}); !seen[k] {
 			seen[k] = true
-			l.add(severity, "etcd", object, next, text, args...)
+			add(object, next, text, args...)
 		}
 	}
+	critical := func(object, next, text string, args ...any) { l.add(Critical, "etcd", object, next, text, args...) }
+	aside := func(object, next, text string, args ...any) { l.aside("etcd", object, next, text, args...) }
 	type endpoint struct {
 		asks int      // metadata servers that it was configured for
 		by   []string // those that it does not answer
@@ -267,7 +292,7 @@ func (f *healthFacts) judgeEtcd(l *problems, heard []*serverFacts) {
 			if a != "NOSPACE" {
 				next = "replace the member that etcdctl alarm list names, as etcd's documentation says"
 			}
-			once(Critical, a, next, "has raised the alarm %s", a)
+			once(critical, a, next, "has raised the alarm %s", a)
 		}
 		for _, x := range e.Endpoints {
 			p := endpoints[x.Address]
@@ -280,9 +305,9 @@ func (f *healthFacts) judgeEtcd(l *problems, heard []*serverFacts) {
 			case x.Error != "":
 				p.by, p.err = append(p.by, s.Name), cmp.Or(p.err, x.Error)
 			case x.NoLeader:
-				once(Critical, x.Address, "see that a majority of etcd's members runs and that they reach each other", "knows no leader: nothing can be written")
+				once(critical, x.Address, "see that a majority of etcd's members runs and that they reach each other", "knows no leader: nothing can be written")
 			case x.Quota > 0 && float64(x.Used) > etcdUsedHigh*float64(x.Quota), x.Quota > 0 && float64(x.Bytes) > etcdSizeHigh*float64(x.Quota):
-				once(Warning, x.Address, etcdSpace, "has %s in use and a file of %s, its quota is %s: beyond that all changes are refused", sizeText(x.Used), sizeText(x.Bytes), sizeText(x.Quota))
+				once(aside, x.Address, etcdSpace, "has %s in use and a file of %s, its quota is %s: beyond that all changes are refused", sizeText(x.Used), sizeText(x.Bytes), sizeText(x.Quota))
 			}
 		}
 		if s.health.JournalFull {
@@ -397,6 +422,7 @@ func (f *healthFacts) judgeChunks(l *problems, heard []*serverFacts) (chunks uin
 		}
 	}
 	repair := fmt.Sprintf("repair is at it: %s to copy, %d copies under way; see penstock cluster status", sizeText(sum.CopyBytes), sum.Copying)
+	const aside Severity = "" // a warning, and the chunks have all replicas that they should have
 	for _, x := range []struct {
 		n        uint64
 		severity Severity
@@ -407,12 +433,16 @@ func (f *healthFacts) judgeChunks(l *problems, heard []*serverFacts) (chunks uin
 		{sum.Endangered, Critical, "have one replica left", repair},
 		{sum.UnderReplicated, Warning, "have too few replicas", repair},
 		{sum.Corrupt, Warning, "have a corrupt replica", repair + "; look at the disks that penstock disk list shows"},
-		{sum.Draining, Warning, "are on a node or disk that is being emptied", repair},
-		{sum.Misplaced, Warning, "lie where their policy doesn't want them", repair},
-		{sum.Surplus, Warning, "have too many replicas", "they are deleted by themselves"},
-		{sum.Blocked, Warning, "of these can't be helped now: too few servers or too little room", "add nodes in the failure domains that the volumes' policies ask for, or room on them: penstock volume list, penstock node list"},
+		{sum.Draining, aside, "are on a node or disk that is being emptied", repair},
+		{sum.Misplaced, aside, "lie where their policy doesn't want them", repair},
+		{sum.Surplus, aside, "have too many replicas", "they are deleted by themselves"},
+		{sum.Blocked, aside, "of these can't be helped now: too few servers or too little room", "add nodes in the failure domains that the volumes' policies ask for, or room on them: penstock volume list, penstock node list"},
 	} {
-		if x.n > 0 {
+		switch {
+		case x.n == 0:
+		case x.severity == aside:
+			l.aside("chunks", "", x.next, "%d chunks %s", x.n, x.text)
+		default:
 			l.add(x.severity, "chunks", "", x.next, "%d chunks %s", x.n, x.text)
 		}
 	}
@@ -442,7 +472,7 @@ func (f *healthFacts) judgeVolumes(l *problems, heard []*serverFacts) {
 			quota("bytes", v.UsedBytes, v.QuotaBytes, sizeText)
 			quota("inodes", v.UsedInodes, v.QuotaInodes, func(n uint64) string { return fmt.Sprint(n) })
 			if v.Undone != "" {
-				l.add(Warning, "volume", v.Name, "it is tried again by itself; see penstock volume show "+v.Name, "has no snapshot by its schedule: since %s none could be taken: %s", v.UndoneSince.UTC().Format(time.DateTime+" UTC"), v.Undone)
+				l.aside("volume", v.Name, "it is tried again by itself; see penstock volume show "+v.Name, "has no snapshot by its schedule: since %s none could be taken: %s", v.UndoneSince.UTC().Format(time.DateTime+" UTC"), v.Undone)
 			}
 			if v.Advisory {
 				l.add(Warning, "quota", v.Name, "see penstock volume show "+v.Name, "is above its advisory quota")

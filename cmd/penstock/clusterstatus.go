@@ -5,10 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
+	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/server"
 	"penstock.io/penstock/meta/wire"
@@ -17,14 +17,19 @@ import (
 // clusterView is the state of a cluster as `penstock cluster status` prints it.
 type clusterView struct {
 	Cluster string `json:"cluster" yaml:"cluster"`
-	// Health is "ok", or what is wrong, the worst first.
-	Health  string     `json:"health" yaml:"health"`
+	// Health is "ok", "warning" or "critical", as 'penstock health' has it, and Problems
+	// are why.
+	Health   string             `json:"health" yaml:"health"`
+	Problems []penstock.Problem `json:"problems" yaml:"problems"`
+
 	Meta    []metaView `json:"metadata_servers" yaml:"metadata_servers"`
 	Nodes   []nodeView `json:"nodes" yaml:"nodes"`
 	Disks   []diskView `json:"bad_disks" yaml:"bad_disks"`
 	Volumes int        `json:"volumes" yaml:"volumes"`
-	// Repair is the sum over all owners; empty where one did not answer.
-	Repair *server.RepairStatus `json:"repair,omitempty" yaml:"repair,omitempty"`
+	// Repair is the sum over all owners; empty where one did not answer, and
+	// RepairError says so.
+	Repair      *server.RepairStatus `json:"repair,omitempty" yaml:"repair,omitempty"`
+	RepairError string               `json:"repair_error,omitempty" yaml:"repair_error,omitempty"`
 }
 
 // metaView is a metadata server.
@@ -50,7 +55,6 @@ func readCluster(ctx context.Context, s *client.Session) (*clusterView, error) {
 		return nil, rerr
 	}
 	v.Nodes = nodes
-	var bad []string
 	for _, m := range s.MetaServers() {
 		one := metaView{Name: m.Name, Address: m.Addr}
 		step, cancel := context.WithTimeout(ctx, dialTimeout)
@@ -62,7 +66,6 @@ func readCluster(ctx context.Context, s *client.Session) (*clusterView, error) {
 		}
 		if err != nil {
 			one.Error = err.Error()
-			bad = append(bad, fmt.Sprintf("metadata server %s does not answer", m.Name))
 		} else {
 			one.Uptime, one.Owns, one.Follows = st.Uptime, len(st.Volumes), len(st.Standbys)
 		}
@@ -75,81 +78,57 @@ func readCluster(ctx context.Context, s *client.Session) (*clusterView, error) {
 	for _, d := range disks {
 		if d.State != "ok" {
 			v.Disks = append(v.Disks, d)
-			bad = append(bad, fmt.Sprintf("disk %s of node %d is %s", d.Path, d.Server, d.State))
-		}
-	}
-	for _, n := range nodes {
-		if !n.Live && n.State != "removed" {
-			bad = append(bad, fmt.Sprintf("node %d (%s) is away", n.ID, n.Name))
 		}
 	}
 	if rerr == nil {
 		v.Repair = repair
-		bad = append(repairText(repair), bad...)
 	} else {
-		bad = append(bad, "not all owners could be asked about their chunks")
-	}
-	v.Health = "ok"
-	if len(bad) > 0 {
-		v.Health = strings.Join(bad, "; ")
+		v.RepairError = rerr.Error()
 	}
 	return v, nil
-}
-
-// repairText says what is wrong with chunks, the worst first.
-func repairText(r *server.RepairStatus) (bad []string) {
-	for _, x := range []struct {
-		n    uint64
-		text string
-	}{
-		{r.Lost, "have no good replica that can be reached"},
-		{r.Endangered, "have one replica left"},
-		{r.UnderReplicated, "have too few replicas"},
-		{r.Corrupt, "have a corrupt replica"},
-		{r.Draining, "are on a node or disk that is being emptied"},
-		{r.Misplaced, "lie where their policy doesn't want them"},
-		{r.Surplus, "have too many replicas"},
-	} {
-		if x.n > 0 {
-			bad = append(bad, fmt.Sprintf("%d chunks %s", x.n, x.text))
-		}
-	}
-	if r.Blocked > 0 {
-		bad = append(bad, fmt.Sprintf("%d of them can't be helped now: too few servers or too little room", r.Blocked))
-	}
-	if r.Unscanned > 0 {
-		bad = append(bad, fmt.Sprintf("%d volumes were not looked through yet", r.Unscanned))
-	}
-	return bad
 }
 
 func newClusterStatus() *cobra.Command {
 	var w where
 	var out output
 	var check bool
+	var which judgement
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show servers, disks and whether all chunks are as they should be",
+		Long: `Shows the health of the cluster as 'penstock health' judges it, and all metadata
+servers, chunk servers and disks that are not well.
+
+With --check the exit status is the one of 'penstock health': 0 all is well, 1 a
+warning, 2 critical (also if nobody answers), 3 the command was called wrongly. Between
+two steps of an upgrade, --check --for-upgrade waits for what matters to it.`,
 		Example: `  penstock cluster status
-  penstock cluster status --check || echo something is wrong`,
-		Args: cobra.NoArgs,
+  penstock cluster status --check || echo something is wrong
+  until penstock cluster status --check --for-upgrade; do sleep 1; done`,
+		Args:        cobra.NoArgs,
+		Annotations: map[string]string{asMonitors: "check"},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
+			h, err := w.health(cmd.Context())
+			if err != nil {
+				return err
+			}
+			h = which.of(h)
+			err = w.with(cmd.Context(), func(s *client.Session) error {
 				v, err := readCluster(cmd.Context(), s)
 				if err != nil {
 					return err
 				}
-				if err := out.print(cmd.OutOrStdout(), v, v.table); err != nil {
-					return err
-				}
-				if check && v.Health != "ok" {
-					return &statusError{exitFailed}
-				}
-				return nil
+				v.Health, v.Problems = h.Status, h.Problems
+				return out.print(cmd.OutOrStdout(), v, v.table)
 			})
+			if err != nil || !check {
+				return err
+			}
+			return healthStatus(&h)
 		},
 	}
-	cmd.Flags().BoolVar(&check, "check", false, "exit with status 1 unless all is well")
+	cmd.Flags().BoolVar(&check, "check", false, "exit with the status of 'penstock health'")
+	which.flag(cmd)
 	out.flag(cmd)
 	w.flags(cmd)
 	return cmd
@@ -158,13 +137,7 @@ func newClusterStatus() *cobra.Command {
 func (v *clusterView) table(t *table) {
 	t.row("cluster", v.Cluster)
 	t.row("volumes", v.Volumes)
-	for i, h := range strings.Split(v.Health, "; ") {
-		name := ""
-		if i == 0 {
-			name = "health"
-		}
-		t.row(name, h)
-	}
+	t.row("health", v.Health)
 	if r := v.Repair; r != nil {
 		t.row("chunks", fmt.Sprintf("%d sealed (%s), %d open, %d to be deleted", r.Chunks, bytesText(r.Bytes), r.Open, r.Deleting))
 		if n := v.Repair.AcceptedLost; n > 0 {
@@ -173,6 +146,10 @@ func (v *clusterView) table(t *table) {
 		t.row("repair", fmt.Sprintf("%s to copy, %d copies under way, %s/s; %d chunks (%s) copied, %d failures since the servers started",
 			bytesText(r.CopyBytes), r.Copying, bytesText(uint64(r.Rate)), r.Copied, bytesText(r.CopiedBytes), r.Failed))
 	}
+	if v.RepairError != "" {
+		t.row("repair", "not all owners could be asked about their chunks: "+v.RepairError)
+	}
+	showProblems(t, v.Problems)
 	t.row()
 	t.row("METADATA SERVER", "ADDRESS", "UP", "OWNS", "FOLLOWS", "ERROR")
 	for _, m := range v.Meta {

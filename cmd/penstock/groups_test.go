@@ -68,7 +68,7 @@ func TestTooManyArguments(t *testing.T) {
 		}
 		line := append(strings.Fields(cmd.CommandPath()), "a", "b", "c", "d")
 		want := exitUsage
-		if cmd.Annotations[asMonitors] != "" {
+		if forMonitors(cmd) {
 			want = healthUnknown
 		}
 		var out, said bytes.Buffer

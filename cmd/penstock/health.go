@@ -25,14 +25,25 @@ const (
 	healthUnknown  = 3
 )
 
-// asMonitors marks a command whose exit statuses are those.
-const asMonitors = "penstock.io/monitors"
+// asMonitors marks a command whose exit statuses are those: always, or, with the name
+// of a flag as the mark's value, with that flag.
+const (
+	asMonitors     = "penstock.io/monitors"
+	alwaysMonitors = "yes"
+)
+
+// forMonitors tells whether a command was called by a monitor.
+func forMonitors(cmd *cobra.Command) bool {
+	mark := cmd.Annotations[asMonitors]
+	return mark == alwaysMonitors || mark != "" && cmd.Flags().Changed(mark)
+}
 
 func newHealth() *cobra.Command {
 	var w where
 	var out output
 	var asJSON bool
 	var process string
+	var which judgement
 	cmd := &cobra.Command{
 		Use:   "health",
 		Short: "Say whether all is well, and what to do next if not",
@@ -51,7 +62,7 @@ it can serve, and nothing else: for probes, where no curl is.`,
   penstock health --json
   penstock health --process unix:/var/lib/penstock-chunks/admin.sock`,
 		Args:        cobra.NoArgs,
-		Annotations: map[string]string{asMonitors: "yes"},
+		Annotations: map[string]string{asMonitors: alwaysMonitors},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if asJSON {
 				out.format = "json"
@@ -67,24 +78,46 @@ it can serve, and nothing else: for probes, where no curl is.`,
 			if err != nil {
 				return err
 			}
+			h = which.of(h)
 			if err := out.print(cmd.OutOrStdout(), h, func(t *table) { showHealth(t, &h) }); err != nil {
 				return err
 			}
-			switch penstock.Severity(h.Status) {
-			case penstock.Critical:
-				return &statusError{healthCritical}
-			case penstock.Warning:
-				return &statusError{healthWarning}
-			}
-			return nil
+			return healthStatus(&h)
 		},
 	}
 	w.flags(cmd)
 	out.flag(cmd)
+	which.flag(cmd)
 	f := cmd.Flags()
 	f.BoolVar(&asJSON, "json", false, "the same as --output json")
 	f.StringVar(&process, "process", "", "ask the one process that serves its --admin here, unix:/path or host:port")
 	return cmd
+}
+
+// judgement is which problems a command tells of and judges by: `penstock health` and
+// `penstock cluster status` have the same.
+type judgement struct{ forUpgrade bool }
+
+func (j *judgement) flag(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&j.forUpgrade, "for-upgrade", false, "leave out what no upgrade has to wait for, such as a quota that is nearly used up: all is well if one server may be stopped")
+}
+
+func (j *judgement) of(h penstock.Health) penstock.Health {
+	if j.forUpgrade {
+		return h.ForUpgrade()
+	}
+	return h
+}
+
+// healthStatus is the exit status that goes with a cluster's health.
+func healthStatus(h *penstock.Health) error {
+	switch penstock.Severity(h.Status) {
+	case penstock.Critical:
+		return &statusError{healthCritical}
+	case penstock.Warning:
+		return &statusError{healthWarning}
+	}
+	return nil
 }
 
 // health asks the cluster. That nobody answers is its state, and no error.
@@ -117,7 +150,7 @@ func (w *where) health(ctx context.Context) (h penstock.Health, err error) {
 }
 
 func unreachable(at string, err error) penstock.Health {
-	return penstock.NewHealth(penstock.Problem{Severity: penstock.Critical, Part: "metadata", Object: at,
+	return penstock.NewHealth(penstock.Problem{Severity: penstock.Critical, Part: "metadata", Object: at, BlocksUpgrade: true,
 		Text: "no metadata server answers: " + firstLine(err),
 		Next: "see that they run (systemctl status penstock-meta, or their pods), that etcd has a majority, and that this machine reaches them with a certificate that holds"})
 }
@@ -127,7 +160,11 @@ func showHealth(t *table, h *penstock.Health) {
 	if h.Cluster != "" {
 		t.row(fmt.Sprintf("cluster %s: %d metadata servers, %d chunk servers, %d chunks of open volumes, %s of %s free", h.Cluster, h.MetaServers, h.Nodes, h.Chunks, bytesText(h.Free), bytesText(h.Total)))
 	}
-	for _, p := range h.Problems {
+	showProblems(t, h.Problems)
+}
+
+func showProblems(t *table, problems []penstock.Problem) {
+	for _, p := range problems {
 		t.row()
 		object := p.Part
 		if p.Object != "" {

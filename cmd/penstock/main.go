@@ -62,7 +62,7 @@ func exitStatus(cmd *cobra.Command, err error, stderr io.Writer) int {
 		return silent.status
 	}
 	fmt.Fprintln(stderr, "penstock: "+explain(err))
-	if cmd.Annotations[asMonitors] != "" {
+	if forMonitors(cmd) {
 		return monitorStatus(err)
 	}
 	var usage *usageError

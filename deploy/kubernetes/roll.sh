@@ -22,7 +22,7 @@ well() {
 		good=
 		# If this fails there are none, and it is tried again.
 		for server in $(k get pods -l "$app,app.kubernetes.io/component=meta" -o name); do
-			if out=$(k exec "$server" -c penstock -- /penstock cluster status --check 2>&1); then
+			if out=$(k exec "$server" -c penstock -- /penstock cluster status --check --for-upgrade 2>&1); then
 				good=yes
 				break
 			fi

@@ -1,12 +1,14 @@
 package operate
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,11 +17,14 @@ import (
 	"penstock.io/penstock/test/program"
 )
 
-// health asks for the cluster's health, which must have the exit status that goes
-// with what it says. How full the disk of the machine is that the tests run on is left
-// out of what it gives.
-func (r *rig) health() (status string, problems []string, err error) {
-	cmd := exec.Command(program.Path, "health", "--json", "--cluster", r.Addr)
+// judges are the commands that judge a cluster, all alike.
+var judges = [][]string{{"health"}, {"cluster", "status", "--check"}}
+
+// health asks one of judges for the cluster's health, which must have the exit status
+// that goes with what it says. How full the disk of the machine is that the tests run on
+// is left out of what it gives.
+func (r *rig) health(judge []string) (status string, problems []string, err error) {
+	cmd := exec.Command(program.Path, append(slices.Clone(judge), "--output", "json", "--cluster", r.Addr)...)
 	cmd.Env = append(os.Environ(), r.Env...)
 	out, err := cmd.Output()
 	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
@@ -27,11 +32,16 @@ func (r *rig) health() (status string, problems []string, err error) {
 	}
 	var h struct {
 		Status   string
+		Health   string // of cluster status
 		Problems []struct{ Severity, Part, Object, Text, Next string }
+	}
+	if len(out) == 0 && judge[0] == "cluster" && cmd.ProcessState.ExitCode() == 2 { // there is nobody to tell of servers
+		return "critical", []string{"critical metadata " + r.Addr + ": no metadata server answers"}, nil
 	}
 	if jerr := json.Unmarshal(out, &h); jerr != nil {
 		return "", nil, fmt.Errorf("%w, exit %v: %s", jerr, err, out)
 	}
+	h.Status = cmp.Or(h.Status, h.Health)
 	if want := map[string]int{"ok": 0, "warning": 1, "critical": 2}[h.Status]; cmd.ProcessState.ExitCode() != want {
 		r.T.Errorf("exit status %d for %s", cmd.ProcessState.ExitCode(), out)
 	}
@@ -55,8 +65,15 @@ func (r *rig) tells(what, status string, want ...string) {
 	r.T.Helper()
 	began := time.Now()
 	defer func() { r.T.Logf("%5.1f s  %s", time.Since(began).Seconds(), what) }()
-	r.Until(what, func() error {
-		got, problems, err := r.health()
+	for _, judge := range judges {
+		r.told(judge, what, status, want)
+	}
+}
+
+func (r *rig) told(judge []string, what, status string, want []string) {
+	r.T.Helper()
+	r.Until(what+", says "+strings.Join(judge, " "), func() error {
+		got, problems, err := r.health(judge)
 		if err != nil {
 			return err
 		}

@@ -202,7 +202,7 @@ func TestManual(t *testing.T) {
 			t.Errorf("node 3 is %s after it was removed", n.State)
 		}
 	}
-	r.Until("all is well", func() error { _, err := r.Ctl("cluster", "status", "--check"); return err })
+	r.Until("all is well", func() error { _, err := r.Ctl("cluster", "status", "--check", "--for-upgrade"); return err })
 
 	d := r.disk(4)
 	r.follow(block(t, "Replace a disk", "penstock disk fail"), nil, "4f1c09 ", d.ID[:6]+" --yes ", "umount /mnt/nvme0", "rm -r "+d.Path+" && mkdir "+d.Path)
@@ -213,7 +213,7 @@ func TestManual(t *testing.T) {
 		return nil
 	})
 	write("disk replaced")
-	r.Until("all is well with the new disk", func() error { _, err := r.Ctl("cluster", "status", "--check"); return err })
+	r.Until("all is well with the new disk", func() error { _, err := r.Ctl("cluster", "status", "--check", "--for-upgrade"); return err })
 
 	at = r.mount("v:/", "x", "--credentials", r.Credentials("lab")) // has nothing cached
 	for path, want := range files {

@@ -196,7 +196,7 @@ func (s *servers) up(pod string) {
 func (s *servers) well() {
 	s.Helper()
 	s.until(2*patience, "all is well", func(ctx context.Context) error {
-		out, err := the.Kubectl(ctx, "-n", rig.Namespace, "exec", "penstock-meta-1", "-c", "penstock", "--", "/penstock", "cluster", "status", "--check")
+		out, err := the.Kubectl(ctx, "-n", rig.Namespace, "exec", "penstock-meta-1", "-c", "penstock", "--", "/penstock", "cluster", "status", "--check", "--for-upgrade")
 		if err != nil {
 			err = fmt.Errorf("%w: %s", err, out)
 		}
