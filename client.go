@@ -154,6 +154,14 @@ func (c *Client) attach(s metaSession, chunks chunkIO) {
 	c.kept.session, _ = s.(counted)
 }
 
+// Cluster is the id of the cluster; "" in tests without one.
+func (c *Client) Cluster() string {
+	if s, ok := c.sess.(interface{ Cluster() string }); ok {
+		return s.Cluster()
+	}
+	return ""
+}
+
 // Session is the number of the client's session; zero in tests without one.
 func (c *Client) Session() meta.SessionID {
 	if s, ok := c.sess.(interface{ ID() meta.SessionID }); ok {

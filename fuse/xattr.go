@@ -24,6 +24,8 @@ const (
 	// XattrLocations holds where a file's committed bytes lie: a line for each
 	// extent, see showLocations.
 	XattrLocations = ownPrefix + "locations"
+	// XattrCluster holds the id of the cluster that the file is of.
+	XattrCluster = ownPrefix + "cluster"
 	// XattrIndex tells whether a snapshot is answered for from its index: see
 	// showIndex.
 	XattrIndex = ownPrefix + "index"
@@ -75,6 +77,9 @@ func showLocations(ctx context.Context, l locator, ino meta.Ino) ([]byte, error)
 	}
 }
 
+// clustered is a tree that knows the cluster whose files it has.
+type clustered interface{ Cluster() string }
+
 // indexed is a volume that may be answered for from an index.
 type indexed interface {
 	Index() penstock.IndexStatus
@@ -125,6 +130,12 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name st
 	}
 	var value []byte
 	switch {
+	case name == XattrCluster:
+		c, ok := f.tree.(clustered)
+		if !ok {
+			return 0, fuse.ENODATA
+		}
+		value = []byte(c.Cluster())
 	case name == XattrVolume:
 		value = []byte(v.Name())
 	case name == XattrInode:

@@ -45,7 +45,8 @@ func newLocate() *cobra.Command {
 		Short: "Show in which chunks, on which chunk servers, a file's bytes lie",
 		Long: `Shows the extents of a file: which bytes lie in which chunk, and which chunk
 servers hold it. PATH is a file on a mount of this machine, also one in a
-snapshot. What was written and not yet synced has no place until it is.`,
+snapshot; the cluster that is asked must be the one that the mount is of. What was
+written and not yet synced has no place until it is.`,
 		Example: `  penstock locate /mnt/penstock/datasets/shard-0001.tar
   penstock locate /mnt/penstock/a.jpg --output json`,
 		Args: cobra.ExactArgs(1),
@@ -55,6 +56,9 @@ snapshot. What was written and not yet synced has no place until it is.`,
 				return err
 			}
 			return w.with(cmd.Context(), func(s *client.Session) error {
+				if err := at.isOf(s.Cluster()); err != nil {
+					return err
+				}
 				view := locateView{Path: args[0], Volume: fmt.Sprint(at.volume), Inode: uint64(at.ino), Extents: []extentView{}}
 				v, err := s.VolumeByID(cmd.Context(), at.volume)
 				if err != nil {
@@ -140,68 +144,81 @@ var mountTypes = []string{"fuse.penstock", "fuseblk.penstock"}
 
 // located is an inode, of a live volume if generation is zero.
 type located struct {
+	path       string
+	cluster    string // its id
 	volume     meta.VolumeID
 	ino        meta.Ino
 	snapshot   string
 	generation meta.Generation
 }
 
-// onMount finds the inode of a path on a mount, which the mount tells in attributes of
-// the file. The inode number does not tell it.
+// isOf refuses a path whose mount is of another cluster than the one that is asked: a
+// volume and an inode of these numbers may be there, too, and be something else.
+func (at *located) isOf(asked string) error {
+	if at.cluster != asked {
+		return fmt.Errorf("%s is on a mount of cluster %s, and cluster %s was asked: say where the mount's cluster is, with --cluster or --dir", at.path, at.cluster, asked)
+	}
+	return nil
+}
+
+// onMount finds the file at a path on a mount. The mount itself says of which cluster,
+// volume and snapshot it is: an inode number alone says nothing of the cluster.
 func onMount(path string) (located, error) {
+	at := located{path: path}
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_INO|unix.STATX_TYPE, &st)
 	if err != nil {
-		return located{}, &os.PathError{Op: "stat", Path: path, Err: err}
+		return at, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
 	ours, err := isOurMount(st.Dev_major, st.Dev_minor)
 	if err != nil {
-		return located{}, err
+		return at, err
 	}
 	if !ours {
-		return located{}, fmt.Errorf("%s is not on a mount of penstock", path)
+		return at, fmt.Errorf("%s is not on a mount of penstock", path)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return located{}, fmt.Errorf("%s is not a regular file: it has no bytes of its own", path)
+		return at, fmt.Errorf("%s is not a regular file: it has no bytes of its own", path)
 	}
-	var at located
-	err = at.ask(path)
-	return at, err
-}
-
-// ask reads the attributes in which the mount tells what the file is.
-func (at *located) ask(path string) error {
-	ask := func(name string) (string, error) {
-		b := make([]byte, 2*meta.MaxName)
-		n, err := unix.Lgetxattr(path, name, b)
-		if err != nil {
-			return "", &os.PathError{Op: "getxattr", Path: path, Err: err}
-		}
-		return string(b[:n]), nil
+	if at.cluster, err = told(path, fuse.XattrCluster); errors.Is(err, unix.ENODATA) || errors.Is(err, unix.EOPNOTSUPP) {
+		return at, fmt.Errorf("%s: whatever serves it does not say of which cluster the file is: it is none of a volume, or the mount is served by an earlier version of penstock, and is to be mounted anew", path)
 	}
-	inode, err := ask(fuse.XattrInode)
 	if err != nil {
-		return err
+		return at, err
+	}
+	inode, err := told(path, fuse.XattrInode)
+	if err != nil {
+		return at, err
 	}
 	if _, err := fmt.Sscanf(inode, "%d:%d", &at.volume, &at.ino); err != nil {
-		return fmt.Errorf("%s is in volume and inode %q: %w", path, inode, err)
+		return at, fmt.Errorf("%s is in volume and inode %q: %w", path, inode, err)
 	}
-	generation, err := ask(fuse.XattrSnapshot)
-	if errors.Is(err, unix.ENODATA) { // a live file
-		return nil
+	generation, err := told(path, fuse.XattrSnapshot)
+	if errors.Is(err, unix.ENODATA) {
+		return at, nil // a live file
 	}
 	if err != nil {
-		return err
+		return at, err
 	}
-	volume, err := ask(fuse.XattrVolume)
+	if _, err := fmt.Sscan(generation, &at.generation); err != nil {
+		return at, fmt.Errorf("%s is in generation %q: %w", path, generation, err)
+	}
+	volume, err := told(path, fuse.XattrVolume)
 	if err != nil {
-		return err
+		return at, err
 	}
 	at.snapshot = volume[strings.LastIndexByte(volume, '@')+1:]
-	if _, err := fmt.Sscan(generation, &at.generation); err != nil {
-		return fmt.Errorf("%s is in generation %q: %w", path, generation, err)
+	return at, nil
+}
+
+// told is what a mount says of a file in an attribute of its own.
+func told(path, name string) (string, error) {
+	b := make([]byte, 2*meta.MaxName)
+	n, err := unix.Lgetxattr(path, name, b)
+	if err != nil {
+		return "", &os.PathError{Op: "getxattr " + name, Path: path, Err: err}
 	}
-	return nil
+	return string(b[:n]), nil
 }
 
 func isOurMount(major, minor uint32) (bool, error) {
