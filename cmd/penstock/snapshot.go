@@ -101,6 +101,14 @@ func unansweredText(i *wire.SnapshotInfo) string {
 	return fmt.Sprintf("%d files are in %s only as they were synced last: their clients did not commit within a second what they had buffered (%s)", i.Unanswered, printable(i.Name), printable(strings.Join(i.UnansweredBy, ", ")))
 }
 
+// heldText says what snapshots hold.
+func heldText(n uint64, counted bool) string {
+	if counted {
+		return "alone hold " + bytesText(n)
+	}
+	return "hold superseded extents of " + bytesText(n) + "; penstock snapshot usage counts what they alone hold"
+}
+
 // failingText says why a schedule's snapshot is missing.
 func failingText(f *wire.ScheduleFailing) string {
 	return fmt.Sprintf("none could be taken since %s, %d tries: %s", f.Since.Local().Format(time.DateTime), f.Tries, printable(f.Why))
@@ -116,7 +124,7 @@ func newSnapshotList() *cobra.Command {
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
-				l, err := s.Snapshots(cmd.Context(), v.ID)
+				l, err := s.CountedSnapshots(cmd.Context(), v.ID)
 				if err != nil {
 					return err
 				}
@@ -126,7 +134,7 @@ func newSnapshotList() *cobra.Command {
 						t.row(i.Name, i.Created.Local().Format(time.DateTime), i.Inodes, bytesText(i.Bytes), i.State, shortDigest(&i), holders(i.Pins))
 					}
 					if len(l.Snapshots) > 0 {
-						t.row("snapshots alone hold " + bytesText(l.Held))
+						t.row("snapshots " + heldText(l.Held, l.Counted))
 					}
 					if l.Quota != nil {
 						t.row("in the quota: " + countedText(l.Quota))

@@ -34,8 +34,9 @@ type eventsView struct {
 
 // snapshotsView sums a volume's snapshots.
 type snapshotsView struct {
-	Count int    `json:"count" yaml:"count"`
-	Held  uint64 `json:"held_bytes" yaml:"held_bytes"` // that they alone see
+	Count   int    `json:"count" yaml:"count"`
+	Held    uint64 `json:"held_bytes" yaml:"held_bytes"` // see wire.SnapshotList
+	Counted bool   `json:"held_counted" yaml:"held_counted"`
 	// Quota is what of that counts in the volume's quota, by its policy.
 	Quota *wire.SnapshotQuota `json:"quota,omitempty" yaml:"quota,omitempty"`
 	Keep  string              `json:"keep,omitempty" yaml:"keep,omitempty"`
@@ -98,11 +99,11 @@ func readVolume(ctx context.Context, s *client.Session, name string) (*volumeFul
 		return nil, err
 	}
 	full := &volumeFull{volumeView: viewOf(v)}
-	list, err := s.Snapshots(ctx, v.ID)
+	list, err := s.CountedSnapshots(ctx, v.ID)
 	if err != nil {
 		return nil, err
 	}
-	full.Snapshots = &snapshotsView{len(list.Snapshots), list.Held, list.Quota, list.Keep, list.Failing}
+	full.Snapshots = &snapshotsView{len(list.Snapshots), list.Held, list.Counted, list.Quota, list.Keep, list.Failing}
 	if log, err := s.EventLog(ctx, v.ID); err == nil && log.Keep > 0 {
 		full.Events = &eventsView{log.Keep, log.First, log.Last}
 	} else if err != nil && meta.KindOf(err) != meta.NotSupported { // its owner may be of an older version
@@ -182,7 +183,7 @@ func countedText(q *wire.SnapshotQuota) string {
 func (v *volumeFull) table(t *table) {
 	showVolume(t, v.volumeView)
 	if n := v.Snapshots; n != nil {
-		t.row("snapshots", fmt.Sprintf("%d, which alone hold %s", n.Count, bytesText(n.Held)))
+		t.row("snapshots", fmt.Sprintf("%d, which %s", n.Count, heldText(n.Held, n.Counted || n.Count == 0)))
 		if q := n.Quota; q != nil {
 			t.row("", "in the quota: "+countedText(q))
 		}

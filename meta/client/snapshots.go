@@ -36,6 +36,13 @@ func (s *Session) Snapshots(ctx context.Context, v meta.VolumeID) (l wire.Snapsh
 	return l, err
 }
 
+// CountedSnapshots is Snapshots, with what they alone hold to the byte if that can be counted
+// in a moment.
+func (s *Session) CountedSnapshots(ctx context.Context, v meta.VolumeID) (l wire.SnapshotList, err error) {
+	err = s.askJSON(ctx, wire.Admin{Op: wire.AdminSnapshots, Volume: v}, wire.SnapshotsRequest{Count: true}, &l)
+	return l, err
+}
+
 // AwaitDigest tells of a snapshot, and if it has no digest yet, has it computed
 // before others and faster than those that nobody waits for; unpaced, as fast as its
 // bytes can be read, for who may take snapshots. Errors: NoSuchSnapshot.

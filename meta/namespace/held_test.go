@@ -77,11 +77,14 @@ func naiveHeld(t testing.TB, r Reader, drop []meta.Generation) Held {
 		gens = append(gens, s.At)
 		h.Each = append(h.Each, HeldBy{Snapshot: s})
 	}
-	mapped := uint64(0)
+	mapped, chunks := uint64(0), uint64(0)
 	for u, who := range by {
 		if slices.Contains(who, -1) {
 			mapped += size[u]
 			continue
+		}
+		if !u.chunk.IsZero() {
+			chunks += size[u]
 		}
 		h.Alone += size[u]
 		if len(who) == 1 {
@@ -93,6 +96,9 @@ func naiveHeld(t testing.TB, r Reader, drop []meta.Generation) Held {
 	}
 	if mapped != h.Live {
 		t.Fatalf("the live tree maps %d bytes, its record says %d", mapped, h.Live)
+	}
+	if n, err := Buried(r); err != nil || n < chunks {
+		t.Fatalf("%d bytes of superseded extents are counted, %v; snapshots alone hold %d in chunks", n, err, chunks)
 	}
 	return h
 }

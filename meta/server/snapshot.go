@@ -562,6 +562,9 @@ func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, r
 		if err != nil {
 			return err
 		}
+		if q.Count && len(l.Snapshots) > 0 {
+			o.countHeld(ctx, l)
+		}
 		for i, x := range l.Snapshots {
 			if x.State == wire.SnapshotReady && slices.Contains(v.Dropped, x.At) {
 				l.Snapshots[i].State = wire.SnapshotDropped
@@ -675,7 +678,23 @@ func (o *owner) snapshotUse(ctx context.Context, q *wire.SnapshotUseRequest) (*w
 	return u, nil
 }
 
-// readHeld is namespace.ReadHeld for who knows names.
+// countFor bounds for how long a list of snapshots waits for what they hold to be counted.
+const countFor = 2 * time.Second
+
+// countHeld puts into a list what its snapshots alone hold, to the byte. If that takes too
+// long the list keeps the sum that the owner has at any time.
+func (o *owner) countHeld(ctx context.Context, l *wire.SnapshotList) {
+	ctx, cancel := context.WithTimeout(ctx, countFor)
+	defer cancel()
+	u, err := o.snapshotUse(ctx, &wire.SnapshotUseRequest{})
+	if err != nil {
+		o.log.Debug("what snapshots alone hold was not counted for a list of them", "error", err)
+		return
+	}
+	l.Held, l.Counted = u.Alone, true
+}
+
+// readHeld is namespace.ReadHeld for a caller that knows names.
 func readHeld(r namespace.Reader, names []string) (*namespace.Held, error) {
 	all, err := namespace.Snapshots(r)
 	if err != nil {

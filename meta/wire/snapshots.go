@@ -126,15 +126,20 @@ type SnapshotsRequest struct {
 	// Only is the name of snapshots of which is asked alone. A server that knows nothing of
 	// this tells of all.
 	Only string `json:"only,omitempty"`
+	// Count asks what snapshots alone hold to the byte, if that can be counted in a moment. A
+	// server that knows nothing of this passes it over.
+	Count bool `json:"count,omitempty"`
 }
 
 // SnapshotList answers AdminSnapshots: oldest first.
 type SnapshotList struct {
 	Snapshots []SnapshotInfo `json:"snapshots" yaml:"snapshots"`
-	// Held is the sum of the extents that snapshots alone see, each as a whole: the volume
-	// may still have bytes of them. SnapshotUse has what deleting would give back.
-	Held uint64 `json:"held_bytes" yaml:"held_bytes"`
-	Keep string `json:"keep,omitempty" yaml:"keep,omitempty"` // the schedule
+	// Held, if Counted, is what snapshots alone hold: SnapshotUse.Alone. Else it is the sum of
+	// the superseded extents in chunks, each as a whole: the volume may still have bytes of
+	// them, or all, as after a rollback.
+	Held    uint64 `json:"held_bytes" yaml:"held_bytes"`
+	Counted bool   `json:"held_counted" yaml:"held_counted"`
+	Keep    string `json:"keep,omitempty" yaml:"keep,omitempty"` // the schedule
 	// Failing is why the snapshot that is due by schedule could not be taken.
 	Failing *ScheduleFailing `json:"schedule_failing,omitempty" yaml:"schedule_failing,omitempty"`
 	// Quota is what of them counts in the volume's quota; nil: its policy has it that
