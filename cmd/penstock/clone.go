@@ -39,7 +39,8 @@ func newCloneCreate() *cobra.Command {
 		Short: "Clone a snapshot of a volume, or the volume as it is now",
 		Long: `Makes volume NAME, which begins as the snapshot, or, without one, as what the
 volume holds now: a snapshot is taken for that, and goes with the clone. The clone
-has the policy of the volume, its quota too; 'penstock volume set' changes it.`,
+has the settings of the volume: its policy with the quota, trash time, compression,
+advisory quota, schedule of snapshots, labels. 'penstock volume set' changes them.`,
 		Example: `  penstock clone create imagenet@v3 experiment-17 --attach /experiments/17
   penstock clone create results results-copy`,
 		Args: cobra.ExactArgs(2),

@@ -163,9 +163,11 @@ func newMirrorCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create SOURCE TARGET",
 		Short: "Make a volume that mirrors another one",
-		Long: `Makes volume TARGET, with the policy of SOURCE as far as no flag says otherwise,
-without its quota. Until the first round is complete it shows nothing. The snapshot
-that source and target have in common is pinned in the source.
+		Long: `Makes volume TARGET, with the policy, trash time and compression of SOURCE as far as
+no flag says otherwise, without its quotas and its schedule of snapshots, and with
+access times off: after a promotion, set those as the source has them. Until the first
+round is complete the target shows nothing. The snapshot that source and target have in
+common is pinned in the source.
 
 A source in another cluster with certificates needs one of that cluster that may
 administer the source, in --source-credentials on each machine that runs the mirror:
@@ -203,6 +205,9 @@ admin. It comes from 'penstock cluster join', or from a token given here.`,
 					if err != nil {
 						return err
 					}
+					if err := likeSource(ctx, from, src, &words); err != nil {
+						return err
+					}
 					r, err := m.Create(ctx, penstock.MirrorPlan{Source: src, At: at, Target: args[1], Policy: policy, Every: time.Duration(every), Rate: uint64(rate), Keep: keep})
 					if err != nil {
 						return err
@@ -233,6 +238,27 @@ admin. It comes from 'penstock cluster join', or from a token given here.`,
 	cmd.Flags().StringVar(&attach, "attach", "", "path of the tree where the target hangs")
 	cmd.Flags().BoolVar(&parents, "parents", false, "make the directories above it that are missing")
 	return cmd
+}
+
+// likeSource has a mirror's target begin with what its source has beside the policy, as far
+// as no flag says otherwise. Its advisory quota is not copied, as its quota is not; nor is
+// its schedule of snapshots, which a volume that is being filled refuses.
+func likeSource(ctx context.Context, from *penstock.Client, src *penstock.Volume, words *penstock.VolumeWords) error {
+	all, err := from.Volumes()
+	if err != nil {
+		return err
+	}
+	v, err := all.Find(ctx, src.Name())
+	if err != nil {
+		return err
+	}
+	if words.TrashSeconds == nil && v.Detail.TrashSeconds != 0 {
+		words.TrashSeconds = &v.Detail.TrashSeconds
+	}
+	if words.Compression == nil && v.Detail.Compression != "" && v.Detail.Compression != meta.CompressNone.String() {
+		words.Compression = &v.Detail.Compression
+	}
+	return nil
 }
 
 func mirrorFlags(cmd *cobra.Command, every *span, rate *sizeFlag, keep *int) {

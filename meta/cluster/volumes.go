@@ -190,7 +190,7 @@ func (c *Cluster) CreateVolume(ctx context.Context, name string, p meta.Policy, 
 	return c.createVolume(ctx, v)
 }
 
-// CreateClone adds a clone that is being created, with the origin's labels, unless
+// CreateClone adds a clone that is being created, with the origin's settings and labels, unless
 // the origin's row is changed at the same moment. Errors: as CreateVolume, NoSuchVolume (the origin
 // is not active), Busy (its row changed).
 func (c *Cluster) CreateClone(ctx context.Context, name string, p meta.Policy, now meta.Time, from Origin) (Volume, error) {
@@ -206,7 +206,7 @@ func (c *Cluster) CreateClone(ctx context.Context, name string, p meta.Policy, n
 	if err = errors.Join(err, labels.Err); err != nil {
 		return Volume{}, err
 	}
-	v, err := c.createVolume(ctx, Volume{Name: name, State: VolumeCreating, Policy: p, Created: now, Origin: &from, Labels: labels.Set},
+	v, err := c.createVolume(ctx, CloneRow(name, p, now, from, &origin, labels.Set),
 		clientv3.Compare(clientv3.ModRevision(c.rowKey(origin.ID)), "=", origin.Revision))
 	if meta.KindOf(err) == meta.VolumeExists {
 		if _, ferr := c.VolumeByName(ctx, name); meta.KindOf(ferr) == meta.NoSuchVolume {

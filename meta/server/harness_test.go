@@ -270,11 +270,16 @@ func (f *fakeCluster) CreateVolume(_ context.Context, name string, p meta.Policy
 func (f *fakeCluster) CreateClone(ctx context.Context, name string, p meta.Policy, now meta.Time, from cluster.Origin) (cluster.Volume, error) {
 	f.mu.Lock()
 	err := f.crash("clone")
+	origin := f.rows[from.Volume]
 	f.mu.Unlock()
 	if err != nil {
 		return cluster.Volume{}, err
 	}
-	v, err := f.CreateVolume(ctx, name, p, now, func(v *cluster.Volume) { v.State, v.Origin = cluster.VolumeCreating, &from })
+	v, err := f.CreateVolume(ctx, name, p, now, func(v *cluster.Volume) {
+		id := v.ID
+		*v = cluster.CloneRow(name, p, now, from, &origin, origin.Labels)
+		v.ID = id
+	})
 	if err != nil {
 		return v, err
 	}
