@@ -80,15 +80,15 @@ func (o *owner) startCheckpoint() {
 }
 
 // checkpointLoop makes a checkpoint when the last one is old and something
-// changed since, or when its blobs lost replicas; and deletes what earlier
-// checkpoints left.
+// changed since, when its blobs lost replicas, or when it holds cluster records that have
+// changed; and deletes what earlier checkpoints left.
 func (o *owner) checkpointLoop() {
 	if o.await(o.ctx, o.recovered) != nil {
 		return
 	}
 	t := time.NewTicker(checkpointLook)
 	defer t.Stop()
-	last := time.Now()
+	last, looked := time.Now(), time.Now()
 	made := o.srv.stats.checkpoints.Load()
 	var short time.Time // since when replicas are missing
 	known := false
@@ -100,6 +100,11 @@ func (o *owner) checkpointLoop() {
 		}
 		o.deleteOldBlobs(o.ctx)
 		known = known || o.readBlobs() == nil
+		stale := false
+		if o.vol == meta.RootVolume && time.Since(looked) >= o.checkpointEvery() {
+			looked = time.Now()
+			stale = known && o.recordsStale()
+		}
 		o.mu.Lock()
 		if n := o.checkpoints; n != made {
 			made, last = n, time.Now()
@@ -114,8 +119,10 @@ func (o *owner) checkpointLoop() {
 		o.mu.Lock()
 		switch {
 		case time.Now().Before(o.checkpointRetry):
-		case o.sinceCheckpoint > 0 && time.Since(last) >= o.srv.cfg.CheckpointEvery:
+		case known && o.uncovered() && time.Since(o.recorded.written) >= o.checkpointEvery():
 			o.startCheckpoint()
+		case stale:
+			o.startCheckpoint() // of the same entry, if there is no later one
 		case o.waitDelete && time.Since(last) >= deleteCheckpoint:
 			o.startCheckpoint() // so that their space comes back
 		case !short.IsZero() && time.Since(short) >= o.srv.cfg.BlobGrace:
@@ -136,14 +143,17 @@ func (o *owner) readBlobs() error {
 	if err != nil || !have {
 		return err
 	}
-	full, err := LoadManifest(ctx, o.srv.cfg.Blob, cp)
+	full, err := loadManifest(ctx, o.srv.cfg.Blob, cp)
 	if err != nil {
-		full = cp // the manifest alone is known, and missed
+		full.Checkpoint = cp // the manifest alone is known, and missed
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.checkpoints == 0 {
-		o.blobs = blobsOf(full)
+		o.blobs = blobsOf(full.Checkpoint)
+		if o.recorded.seq = cp.Seq; err == nil {
+			o.recorded.take(&full)
+		}
 	}
 	return err
 }
@@ -247,24 +257,29 @@ func (o *owner) checkpoint(ctx context.Context) error {
 	live, most := o.srv.blobServers()
 	stored := map[string]journal.File{}
 	lost := false
+	records, err := o.clusterRecords(ctx)
+	if err != nil {
+		return err
+	}
 	if have {
-		full, err := LoadManifest(ctx, o.srv.cfg.Blob, old)
+		full, err := loadManifest(ctx, o.srv.cfg.Blob, old)
 		if err != nil {
 			// All files are stored again; those of the lost list are found by
 			// the collector of leaked blobs.
 			o.log.Error("the manifest of the checkpoint can't be read: the checkpoint is made anew", "error", err)
 			lost = true
 		}
-		for _, r := range blobsOf(full) {
+		for _, r := range blobsOf(full.Checkpoint) {
 			lost = lost || short(r, live, most)
 		}
-		old = full
+		old = full.Checkpoint
 		for _, f := range old.Files {
 			stored[f.Name] = f
 		}
-		if old.Seq >= pos.Seq && !lost {
+		if old.Seq >= pos.Seq && !lost && (o.vol != meta.RootVolume || sumOf(records) == sumOf(full.Records)) {
 			o.mu.Lock()
 			o.deletable, o.waitDelete = doomed, false
+			o.recorded.take(&full)
 			o.mu.Unlock()
 			return nil
 		}
@@ -272,6 +287,7 @@ func (o *owner) checkpoint(ctx context.Context) error {
 	m := journal.Manifest{
 		Cluster: o.srv.cfg.Cluster.ID(), Written: o.now(),
 		Checkpoint: journal.Checkpoint{Volume: o.vol, Position: pos, Term: o.own.Term(), Files: files},
+		Records:    records,
 	}
 	if err := o.describe(ctx, &m); err != nil {
 		return err
@@ -326,6 +342,7 @@ func (o *owner) checkpoint(ctx context.Context) error {
 	o.deletable, o.waitDelete = doomed, false
 	o.sinceCheckpoint -= before
 	o.checkpoints++
+	o.recorded.take(&m)
 	o.blobs = blobsOf(m.Checkpoint)
 	if len(gone.refs) > 0 {
 		o.oldBlobs = append(o.oldBlobs, gone)
@@ -407,16 +424,7 @@ func (o *owner) describe(ctx context.Context, m *journal.Manifest) error {
 	if err != nil {
 		return err
 	}
-	if m.Entry, err = journal.Encode(e); err != nil {
-		return err
-	}
-	if o.vol != meta.RootVolume {
-		return nil
-	}
-	records, err := o.srv.cfg.Cluster.Records(ctx)
-	for _, r := range records {
-		m.Records = append(m.Records, journal.KeyValue{Key: []byte(r.Key), Value: r.Value})
-	}
+	m.Entry, err = journal.Encode(e)
 	return err
 }
 
@@ -474,25 +482,34 @@ func (o *owner) putFile(ctx context.Context, path string) (meta.BlobRef, error) 
 // LoadManifest fills in the list of files of a checkpoint that keeps it in a
 // blob. Errors: Corrupt, and those of Blob.Get.
 func LoadManifest(ctx context.Context, blob meta.Blob, cp journal.Checkpoint) (journal.Checkpoint, error) {
+	m, err := loadManifest(ctx, blob, cp)
+	return m.Checkpoint, err
+}
+
+// loadManifest reads all that the manifest of a checkpoint says; after an error it gives
+// the checkpoint as the record has it.
+func loadManifest(ctx context.Context, blob meta.Blob, cp journal.Checkpoint) (journal.Manifest, error) {
+	bare := journal.Manifest{Checkpoint: cp}
 	if cp.Manifest.IsZero() {
-		return cp, nil
+		return bare, nil
 	}
 	r, err := blob.Get(ctx, cp.Manifest)
 	if err != nil {
-		return cp, err
+		return bare, err
 	}
 	defer r.Close()
 	b, err := io.ReadAll(io.LimitReader(r, int64(cp.Manifest.Length)+1))
 	if err != nil {
-		return cp, err
+		return bare, err
 	}
 	m, err := journal.DecodeManifest(b)
 	if err != nil {
-		return cp, err
+		return bare, err
 	}
 	if m.Cluster != "" && (m.Volume != cp.Volume || m.Position != cp.Position) {
-		return cp, meta.E("read manifest", meta.Corrupt, cp.Position.String(), fmt.Errorf("it is of volume %d at %s", m.Volume, m.Position))
+		return bare, meta.E("read manifest", meta.Corrupt, cp.Position.String(), fmt.Errorf("it is of volume %d at %s", m.Volume, m.Position))
 	}
 	cp.Files = m.Files
-	return cp, nil
+	m.Checkpoint = cp
+	return m, nil
 }

@@ -41,6 +41,7 @@ type fakeCluster struct {
 	mirrors map[meta.VolumeID]meta.Mirror
 	groups  map[string]meta.Group
 	groupAt int64 // the revision of the last one written
+	records []cluster.Record
 	// readGroup, if set, is called before a record of a group is read, and what it
 	// fails with is the answer; putGroup in place of writing one.
 	readGroup func(name string) error
@@ -436,7 +437,11 @@ func (f *fakeCluster) Follow(_ context.Context, v meta.VolumeID) (Journal, error
 	defer f.mu.Unlock()
 	return journal.New(v, f.logs[v].Reader(), nil), nil
 }
-func (f *fakeCluster) Records(context.Context) ([]cluster.Record, error) { return nil, nil }
+func (f *fakeCluster) Records(context.Context) ([]cluster.Record, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.records, nil
+}
 func (f *fakeCluster) Restored(context.Context, meta.VolumeID) (cluster.Restoration, bool, error) {
 	return cluster.Restoration{}, false, nil
 }

@@ -424,8 +424,15 @@ func (s *Server) bringOneHome(row cluster.Volume, calm bool) (again, rests bool)
 			return true, false
 		}
 		return false, false
-	case h.Released:
-		return false, true // until somebody wants it
+	case h.Released && v != meta.RootVolume:
+		// Until somebody wants it, unless its owner stopped with entries in no checkpoint:
+		// the next one makes that, and closes the volume again.
+		if row.State != cluster.VolumeActive {
+			return false, true
+		}
+		if behind, err := s.behindJournal(ctx, v); err != nil || !behind {
+			return err != nil && s.ctx.Err() == nil, err == nil
+		}
 	}
 	if _, err := s.open(ctx, v); err != nil {
 		if s.ctx.Err() == nil {

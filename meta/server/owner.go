@@ -103,8 +103,9 @@ type owner struct {
 
 	sinceCheckpoint int // bytes journaled since the last checkpoint
 	checkpointing   bool
-	checkpointRetry time.Time      // after a failure, not before
-	checkpoints     uint64         // made here
+	checkpointRetry time.Time // after a failure, not before
+	checkpoints     uint64    // made here
+	recorded        recordedCheckpoint
 	blobs           []meta.BlobRef // of the recorded checkpoint
 	oldBlobs        []oldBlobs     // to be deleted, ascending
 	deletingBlobs   bool           // somebody is at it

@@ -94,6 +94,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		departure: make(chan struct{}, 1), awaited: map[meta.SessionID]bool{}, entered: map[*session]uint64{}, unanswered: map[meta.Generation]unanswered{}, sinceCheckpoint: bytes, gcWake: make(chan struct{}, 1), snapWake: make(chan struct{}, 1), tallyWake: make(chan struct{}, 1), digesting: digesting{wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1)}, indexing: indexing{wake: make(chan struct{}, 1)}, promotion: promotion{wake: make(chan struct{}, 1)},
 		inspection: inspection{wake: make(chan struct{}, 1), listed: map[meta.ServerID]listing{}},
 		filling:    map[meta.ChunkID]bool{},
+		recorded:   noCheckpoint(vol.Created),
 	}
 	o.leases.unsafe = s.cfg.Unsafe.NoRecall
 	o.ctx, o.cancel = context.WithCancelCause(s.ctx)

@@ -209,7 +209,7 @@ func (s *Server) visitLoop() {
 			if idle[o].IsZero() {
 				idle[o] = now
 			}
-			if now.Sub(idle[o]) < s.cfg.IdleClose {
+			if now.Sub(idle[o]) < s.cfg.IdleClose || !o.mayRest() {
 				continue
 			}
 			delete(idle, o)
