@@ -136,6 +136,25 @@ func (s *Server) find(ctx context.Context, id string) (cluster.Volume, error) {
 	return s.Cluster.Volume(ctx, h.Volume)
 }
 
+// there gives the volume that a handle names, for calls that use it as it is. Errors:
+// as of find; NoSuchVolume for one that is being made or deleted, too, NoSuchSnapshot
+// for a snapshot that a handle by hand names.
+func (s *Server) there(ctx context.Context, id string) (cluster.Volume, error) {
+	v, err := s.find(ctx, id)
+	if err != nil {
+		return v, err
+	}
+	if v.Deleting {
+		return v, meta.E("find volume", meta.NoSuchVolume, v.Name, errors.New("it is being made or deleted"))
+	}
+	if h, err := handle.ParseVolume(id); err == nil && h.Snapshot != "" {
+		if _, err := s.snapshotNamed(ctx, v.ID, h.Snapshot); err != nil {
+			return v, err
+		}
+	}
+	return v, nil
+}
+
 // ours refuses what belongs to another cluster.
 func (s *Server) ours(ctx context.Context, of string) error {
 	c, err := s.Cluster.ID(ctx)
@@ -157,7 +176,11 @@ func (s *Server) mine(ctx context.Context, id string) (cluster.Volume, error) {
 	if err != nil {
 		return v, err
 	}
-	if h, err := handle.ParseVolume(id); err != nil || h.ByHand() || !made(v) {
+	h, err := handle.ParseVolume(id)
+	if err == nil && h.ByHand() && v.Deleting {
+		return v, meta.E("find volume", meta.NoSuchVolume, v.Name, errors.New("it is being made or deleted"))
+	}
+	if err != nil || h.ByHand() || !made(v) {
 		return v, meta.E("change volume", meta.Busy, v.Name, errors.New("it was not made by this driver; change it with 'penstock volume'"))
 	}
 	return v, nil
@@ -178,7 +201,7 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, q *csi.Validate
 	if len(q.GetVolumeCapabilities()) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "no volume capabilities")
 	}
-	if _, err := s.find(ctx, q.GetVolumeId()); err != nil {
+	if _, err := s.there(ctx, q.GetVolumeId()); err != nil {
 		return nil, reply.Error(err)
 	}
 	if err := reply.Capabilities(q.GetVolumeCapabilities()); err != nil {

@@ -65,10 +65,7 @@ func (s *Server) ControllerGetVolumeHealth(ctx context.Context, q *csi.Controlle
 	if q.GetVolumeId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "no volume id")
 	}
-	v, err := s.find(ctx, q.GetVolumeId())
-	if err == nil && v.Deleting {
-		err = meta.E("find volume", meta.NoSuchVolume, v.Name, nil)
-	}
+	v, err := s.there(ctx, q.GetVolumeId())
 	var all map[meta.VolumeID]meta.VolumeHealth
 	if err == nil {
 		all, err = s.Cluster.Health(ctx)

@@ -67,12 +67,9 @@ func publication(node, volume string) string { return "node " + node + " " + vol
 // made of a snapshot for readers alone is mounted as that snapshot, which lies in the
 // volume that it was taken of (csi/node, source).
 func (s *Server) needed(ctx context.Context, id string, write bool) (map[meta.VolumeID]bool, error) {
-	v, err := s.find(ctx, id)
+	v, err := s.there(ctx, id)
 	if err != nil {
 		return nil, err
-	}
-	if v.Deleting {
-		return nil, meta.E("publish", meta.NoSuchVolume, v.Name, errors.New("it is being made or deleted"))
 	}
 	if h, err := handle.ParseVolume(id); err == nil && h.Snapshot != "" {
 		write = false

@@ -23,7 +23,7 @@ func TestPublish(t *testing.T) {
 		gone
 		going
 	)
-	m.volumes[data] = &held{Volume: cluster.Volume{ID: data, Name: "csi-data"}}
+	m.volumes[data] = &held{Volume: cluster.Volume{ID: data, Name: "csi-data"}, snapshots: []cluster.Snapshot{{Name: "s", At: 1, Ready: true}}}
 	m.volumes[reader] = &held{Volume: cluster.Volume{ID: reader, Name: "csi-reader", Origin: cluster.Origin{Volume: data, Snapshot: "s"}}}
 	m.volumes[reader].Policy.Immutable = true
 	m.volumes[gone] = &held{Volume: cluster.Volume{ID: gone, Name: "csi-gone", Origin: cluster.Origin{Volume: 99, Snapshot: "s"}}}

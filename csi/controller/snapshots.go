@@ -333,11 +333,21 @@ func (s *Server) contentOf(ctx context.Context, source *csi.VolumeContentSource)
 		v, err := s.Cluster.Volume(ctx, h.Volume)
 		return &content{of: v, snapshot: x.Name, bytes: x.Bytes}, err
 	case source.GetVolume() != nil:
-		v, err := s.find(ctx, source.GetVolume().GetVolumeId())
+		id := source.GetVolume().GetVolumeId()
+		v, err := s.find(ctx, id)
 		if err == nil && v.Deleting {
 			err = meta.E("find volume", meta.NoSuchVolume, v.Name, nil)
 		}
-		return &content{of: v}, err
+		c := &content{of: v}
+		// Of a claim that has a snapshot a copy is made of that, and not of what the
+		// volume has become.
+		if h, herr := handle.ParseVolume(id); err == nil && herr == nil && h.Snapshot != "" {
+			var x cluster.Snapshot
+			if x, err = s.snapshotNamed(ctx, v.ID, h.Snapshot); err == nil {
+				c.snapshot, c.bytes = x.Name, x.Bytes
+			}
+		}
+		return c, err
 	}
 	return nil, meta.E(op, meta.Invalid, "", errors.New("it is a snapshot or a volume"))
 }

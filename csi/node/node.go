@@ -19,6 +19,7 @@ import (
 	"errors"
 	"log/slog"
 	"os/exec"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -45,6 +46,7 @@ type Cluster interface {
 	Volumes(ctx context.Context) ([]cluster.Volume, error)
 	Create(ctx context.Context, name string, t policy.Terms) (cluster.Volume, error)
 	Delete(ctx context.Context, id meta.VolumeID) error
+	Snapshots(ctx context.Context, v meta.VolumeID) ([]cluster.Snapshot, error)
 	Unpin(ctx context.Context, v meta.VolumeID, snapshot, holder string) error
 }
 
@@ -191,8 +193,10 @@ func viewOf(v cluster.Volume, snapshot string) source {
 
 // source finds what is mounted for a handle. A volume that was made of a snapshot,
 // and that nobody may write, is served by the snapshot itself: it has the same
-// files, an index, and what it has cached all claims of the snapshot share. Errors:
-// NoSuchVolume, Busy (of another cluster).
+// files, an index, and what it has cached all claims of the snapshot share. A volume that
+// an administrator wrote down by name is looked for as well: what is missing is missing
+// before a process is started to mount it. Errors: NoSuchVolume, NoSuchSnapshot, Busy (of
+// another cluster), AccessDenied (a client is not told whether there is such a volume).
 func (s *Server) source(ctx context.Context, id string) (source, error) {
 	const op = "find volume"
 	none := source{}
@@ -200,11 +204,25 @@ func (s *Server) source(ctx context.Context, id string) (source, error) {
 	switch {
 	case err != nil:
 		return none, meta.E(op, meta.NoSuchVolume, "", err)
-	case h.ByHand() && h.Snapshot != "":
-		v, err := s.Cluster.VolumeByName(ctx, h.Name)
-		return viewOf(v, h.Snapshot), err
 	case h.ByHand():
-		return source{path: h.Name + ":/"}, nil
+		v, err := s.Cluster.VolumeByName(ctx, h.Name)
+		if err != nil {
+			return none, err
+		}
+		if v.Deleting {
+			return none, meta.E(op, meta.NoSuchVolume, v.Name, errors.New("it is being deleted"))
+		}
+		if h.Snapshot == "" {
+			return source{path: h.Name + ":/"}, nil
+		}
+		all, err := s.Cluster.Snapshots(ctx, v.ID)
+		if err != nil {
+			return none, err
+		}
+		if !slices.ContainsFunc(all, func(x cluster.Snapshot) bool { return x.Ready && x.Name == h.Snapshot }) {
+			return none, meta.E("find snapshot", meta.NoSuchSnapshot, v.Name+"@"+h.Snapshot, nil)
+		}
+		return viewOf(v, h.Snapshot), nil
 	}
 	c, err := s.Cluster.ID(ctx)
 	if err != nil {
@@ -233,6 +251,12 @@ func (s *Server) source(ctx context.Context, id string) (source, error) {
 		return own, nil
 	}
 	return none, err
+}
+
+// missing tells errors of source that say that nothing is there to be mounted.
+func missing(err error) bool {
+	k := meta.KindOf(err)
+	return k == meta.NoSuchVolume || k == meta.NoSuchSnapshot
 }
 
 // required refuses calls that lack a volume or a path.

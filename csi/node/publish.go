@@ -84,6 +84,9 @@ func (s *Server) publish(ctx context.Context, p publishing) error {
 	f := s.folderOf(p.volume, p.staging)
 	have, err := f.read()
 	if err != nil {
+		if _, gone := s.source(ctx, p.volume); missing(gone) {
+			return gone // staging it would not help
+		}
 		return meta.E(op, meta.Busy, p.staging, errors.New("the volume is not staged there"))
 	}
 	if have.Volume != p.volume {

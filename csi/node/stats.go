@@ -105,7 +105,7 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, q *csi.NodeGetVolumeHe
 	if err := required(q.GetVolumeId()); err != nil {
 		return nil, err
 	}
-	if _, err := s.source(ctx, q.GetVolumeId()); meta.KindOf(err) == meta.NoSuchVolume {
+	if _, err := s.source(ctx, q.GetVolumeId()); missing(err) {
 		return nil, reply.Error(err)
 	}
 	health := &csi.VolumeHealth{VolumeId: q.GetVolumeId()}
