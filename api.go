@@ -61,6 +61,19 @@ type DirEntry struct {
 	Entry Entry
 }
 
+// DirCursor is where a listing of a directory stands. The zero value is its beginning.
+// A listing tells each name once that is there from its beginning to its end. Names
+// that are added meanwhile, by renames too, are not told: so it ends.
+type DirCursor struct {
+	// Cookie is that of the last entry that was told; 0: none was. ReadDir sets it. A
+	// caller may set it to the Cookie of any entry, and goes on behind that one; with 0
+	// a new listing begins.
+	Cookie uint64
+	// End is the cookie that the first name got, or will get, that was added after the
+	// listing began; 0: not known yet. ReadDir sets it.
+	End uint64
+}
+
 // Notifier is told what must be forgotten before a lease is given back. Its
 // methods are called from goroutines of the client's own and return when
 // nothing stale can be seen any more; they must not wait for a lock that an

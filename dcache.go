@@ -42,7 +42,8 @@ type dirPage struct {
 	entries []meta.Dirent
 	eof     bool
 	stamp   stamp
-	named   bool // its names are cached, so removals are known
+	named   bool   // its names are cached, so removals are known
+	end     uint64 // cookie of the next name to be added; 0: none is ever added
 }
 
 // noListing as listNext: no page continues a listing from its begin.
@@ -265,7 +266,7 @@ func (in *inode) fetchPage(ctx context.Context, cookie uint64, n int, plus bool)
 	if cookie == 0 {
 		d.listNext, d.listChanges = 0, changes
 	}
-	pg := &dirPage{from: cookie, entries: res.Entries, eof: res.EOF, stamp: stamp}
+	pg := &dirPage{from: cookie, entries: res.Entries, eof: res.EOF, stamp: stamp, end: res.Off}
 	if in.cacheableLocked(stamp) && d.changes == changes {
 		pg.named = true
 		for _, e := range res.Entries {
@@ -328,16 +329,41 @@ func (in *inode) prefetch() {
 	in.mu.Unlock()
 }
 
-// ReadDir lists entries after cookie (0: from the start) in cookie order, at
-// most max of them (0: a page of the server's choice), with attributes and a
-// claim to cache them if plus; where attributes are not known Entry.Attr.Ino is
+// ReadDir lists the entries after the cursor, in the order of cookies, and moves it
+// behind them: at most max of them (0: a page of the server's choice), with attributes
+// and a claim to cache them if plus; where attributes are not known Entry.Attr.Ino is
 // zero. "." and ".." are not in the list. eof tells that nothing follows.
-func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, cookie uint64, max int, plus bool) (list []DirEntry, eof bool, err error) {
+func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, at *DirCursor, max int, plus bool) (list []DirEntry, eof bool, err error) {
+	if at.Cookie == 0 {
+		at.End = 0
+	}
+	list, end, eof, err := v.readDir(ctx, ino, *at, max, plus)
+	if err != nil {
+		return nil, false, err
+	}
+	if at.End == 0 {
+		at.End = end
+	}
+	if at.End != 0 {
+		n, _ := slices.BinarySearchFunc(list, at.End, func(e DirEntry, c uint64) int { return cmp.Compare(e.Cookie, c) })
+		eof = eof || n < len(list) || n > 0 && list[n-1].Cookie+1 == at.End
+		list = list[:n]
+	}
+	if n := len(list); n > 0 {
+		at.Cookie = list[n-1].Cookie
+	}
+	return list, eof, nil
+}
+
+// readDir is ReadDir without a look at what was added since the listing began: end is
+// the cookie that the next name gets.
+func (v *Volume) readDir(ctx context.Context, ino meta.Ino, at DirCursor, max int, plus bool) (list []DirEntry, end uint64, eof bool, err error) {
+	cookie := at.Cookie
 	if v.isStub(ino) {
-		return nil, true, nil
+		return nil, 0, true, nil
 	}
 	if list, eof, ok, err := v.listIndex(ctx, ino, cookie, max, plus); ok {
-		return list, eof, err
+		return list, 0, eof, err
 	}
 	in := v.node(ino)
 	defer in.put()
@@ -345,8 +371,8 @@ func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, cookie uint64, max i
 		v.touchAtime(in)
 	}
 	if cookie != 0 {
-		if list, eof, ok := in.servePage(ctx, cookie, max, plus); ok {
-			return list, eof, nil
+		if list, end, eof, ok := in.servePage(ctx, at, max, plus); ok {
+			return list, end, eof, nil
 		}
 	}
 	n := fullPage
@@ -362,9 +388,9 @@ func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, cookie uint64, max i
 		dead := errors.Is(err, meta.Stale) && in.attrOK && in.attr.Nlink == 0
 		in.mu.Unlock()
 		if dead { // removed while someone lists it: empty, as on other file systems
-			return nil, true, nil
+			return nil, 0, true, nil
 		}
-		return nil, false, err
+		return nil, 0, false, err
 	}
 	if pg.named && len(pg.entries) > 0 {
 		in.mu.Lock()
@@ -372,19 +398,22 @@ func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, cookie uint64, max i
 		in.mu.Unlock()
 	}
 	list, eof = in.entries(ctx, pg.entries, pg.eof, max, plus, pg.named)
-	return list, eof, nil
+	return list, pg.end, eof, nil
 }
 
-// servePage answers from the page at hand what follows cookie, if it is there.
+// servePage answers from the page at hand what follows the cursor, if it is there.
 // Entries that are gone by now are left out: with attributes, the kernel would
-// make names of them.
-func (in *inode) servePage(ctx context.Context, cookie uint64, max int, plus bool) ([]DirEntry, bool, bool) {
+// make names of them. A name that leads elsewhere by now is told where it stood: it was
+// replaced, and kept its place, or was added again, behind the listing's end.
+func (in *inode) servePage(ctx context.Context, from DirCursor, max int, plus bool) (list []DirEntry, end uint64, eof, ok bool) {
+	cookie := from.Cookie
 	in.mu.Lock()
 	d := in.dirLocked()
 	pg := d.page
-	if pg == nil || !in.liveLocked() || in.low > pg.stamp.tick {
+	// A page from before the listing began does not know what was added until then.
+	if pg == nil || !in.liveLocked() || in.low > pg.stamp.tick || pg.end < from.End {
 		in.mu.Unlock()
-		return nil, false, false
+		return nil, 0, false, false
 	}
 	at, found := slices.BinarySearchFunc(pg.entries, cookie, func(e meta.Dirent, c uint64) int { return cmp.Compare(e.Cookie, c) })
 	switch {
@@ -392,29 +421,61 @@ func (in *inode) servePage(ctx context.Context, cookie uint64, max int, plus boo
 		at++
 	case pg.from != cookie:
 		in.mu.Unlock()
-		return nil, false, false
+		return nil, 0, false, false
 	}
 	live := make([]meta.Dirent, 0, min(len(pg.entries)-at, 512))
-	eof := pg.eof
+	var others []int // of live: names that lead to another inode by now
+	eof = pg.eof
 	for i := at; i < len(pg.entries); i++ {
-		e := &pg.entries[i]
+		e := pg.entries[i]
 		if max > 0 && len(live) == max {
 			eof = false
 			break
 		}
-		if to, ok := d.names[e.Name]; ok && (to.ino == e.Ino || to.vol != 0) {
-			live = append(live, *e)
+		to, known := d.names[e.Name]
+		switch {
+		case known && to.ino == 0, !known && d.complete: // it is gone
+			continue
+		case !known, to.vol != e.Volume: // the owner is asked once what comes before is told
+			eof, i = false, len(pg.entries)
+			continue
+		case to.vol == 0 && to.ino != e.Ino:
+			e.Ino, e.Attr = to.ino, nil
+			others = append(others, len(live))
 		}
+		live = append(live, e)
 	}
 	if eof {
 		d.page = nil
 	}
 	in.mu.Unlock()
-	if len(live) == 0 && !eof {
-		return nil, false, false
+	for _, i := range others {
+		if !in.vol.knowsType(&live[i]) {
+			live, eof = live[:i], false
+			break
+		}
 	}
-	list, _ := in.entries(ctx, live, eof, 0, plus, true)
-	return list, eof, true
+	if len(live) == 0 && !eof {
+		return nil, 0, false, false
+	}
+	list, _ = in.entries(ctx, live, eof, 0, plus, true)
+	return list, pg.end, eof, true
+}
+
+// knowsType fills in the type of an entry from what is cached of its inode.
+func (v *Volume) knowsType(e *meta.Dirent) bool {
+	in := v.c.table.peek(v.id, e.Ino)
+	if in == nil {
+		return false
+	}
+	defer in.put()
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if !in.attrOK {
+		return false
+	}
+	e.Type = in.attr.Mode & meta.TypeMask
+	return true
 }
 
 // entries turns what the server lists into what callers get.

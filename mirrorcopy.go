@@ -160,14 +160,11 @@ func (m *mirrorCopy) run(ctx context.Context, changes []meta.Change) error {
 
 // copyTree makes what is in a directory.
 func (m *mirrorCopy) copyTree(ctx context.Context, src, dst meta.Ino) error {
-	for cookie, eof := uint64(0), false; !eof; {
+	for at, eof := (DirCursor{}), false; !eof; {
 		var list []DirEntry
 		var err error
-		if list, eof, err = m.to.ReadDir(ctx, src, cookie, 0, true); err != nil {
+		if list, eof, err = m.to.ReadDir(ctx, src, &at, 0, true); err != nil {
 			return err
-		}
-		if len(list) > 0 {
-			cookie = list[len(list)-1].Cookie
 		}
 		made := make([]meta.Ino, len(list))
 		if err := each(ctx, list, func(ctx context.Context, i int, e DirEntry) (err error) {
@@ -623,13 +620,12 @@ func (m *mirrorCopy) dropStage(ctx context.Context) error {
 	if err != nil || stage == 0 {
 		return err
 	}
-	for cookie, eof := uint64(0), false; !eof; {
+	for at, eof := (DirCursor{}), false; !eof; {
 		var list []DirEntry
-		if list, eof, err = m.dst.ReadDir(ctx, stage, cookie, 0, false); err != nil {
+		if list, eof, err = m.dst.ReadDir(ctx, stage, &at, 0, false); err != nil {
 			return err
 		}
 		for _, e := range list {
-			cookie = e.Cookie
 			if err := m.dst.Unlink(ctx, nil, stage, e.Name, false); err != nil {
 				return err
 			}

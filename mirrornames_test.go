@@ -54,14 +54,13 @@ func (s *farSession) DoAt(ctx context.Context, v meta.VolumeID, at meta.Generati
 // paths lists what a volume holds, with modes and numbers of names.
 func paths(t *testing.T, v *Volume, dir meta.Ino, at string, all map[string]string) map[string]string {
 	t.Helper()
-	for cookie, eof := uint64(0), false; !eof; {
+	for from, eof := (DirCursor{}), false; !eof; {
 		var l []DirEntry
 		var err error
-		if l, eof, err = v.ReadDir(t.Context(), dir, cookie, 0, false); err != nil {
+		if l, eof, err = v.ReadDir(t.Context(), dir, &from, 0, false); err != nil {
 			t.Fatal(err)
 		}
 		for _, e := range l {
-			cookie = e.Cookie
 			a := must(v.GetAttr(t.Context(), e.Ino)).Attr
 			all[at+e.Name] = fmt.Sprintf("%o %d", a.Mode, a.Nlink)
 			if a.IsDir() {

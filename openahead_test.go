@@ -34,15 +34,14 @@ func listed(t *testing.T, files int, cfg Config) (w *world, c *Client, v *Volume
 		t.Fatal(err)
 	}
 	c, v = open(t, w, cfg)
-	for cookie := uint64(0); ; {
-		l, eof, err := v.ReadDir(t.Context(), e.Attr.Ino, cookie, 0, true)
+	for at := (DirCursor{}); ; {
+		_, eof, err := v.ReadDir(t.Context(), e.Attr.Ino, &at, 0, true)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if eof {
 			return w, c, v, inos
 		}
-		cookie = l[len(l)-1].Cookie
 	}
 }
 

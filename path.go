@@ -252,8 +252,8 @@ func (t *Tree) ReadDirAll(ctx context.Context, path string) ([]DirEntry, error) 
 		return nil, err
 	}
 	var all []DirEntry
-	for cookie := uint64(0); ; {
-		list, eof, err := v.ReadDir(ctx, e.Attr.Ino, cookie, 0, true)
+	for at := (DirCursor{}); ; {
+		list, eof, err := v.ReadDir(ctx, e.Attr.Ino, &at, 0, true)
 		if err != nil {
 			return nil, err
 		}
@@ -261,7 +261,6 @@ func (t *Tree) ReadDirAll(ctx context.Context, path string) ([]DirEntry, error) 
 		if eof || len(list) == 0 {
 			return all, nil
 		}
-		cookie = list[len(list)-1].Cookie
 	}
 }
 

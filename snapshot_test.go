@@ -126,7 +126,7 @@ func TestSnapshotShowsWhatWas(t *testing.T) {
 		if j.Volume != s.ID() || !j.Attr.IsDir() || j.Negative || must(s.GetAttr(ctx, j.Attr.Ino)) != j {
 			t.Fatalf("junction: %+v", j)
 		}
-		if l, eof, err := s.ReadDir(ctx, j.Attr.Ino, 0, 0, true); len(l) > 0 || !eof || err != nil {
+		if l, eof, err := s.ReadDir(ctx, j.Attr.Ino, &DirCursor{}, 0, true); len(l) > 0 || !eof || err != nil {
 			t.Fatalf("a junction holds %v, %v", l, err)
 		}
 		if e := must(s.Lookup(ctx, j.Attr.Ino, "x")); !e.Negative {

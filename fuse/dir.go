@@ -1,6 +1,9 @@
 package fuse
 
 import (
+	"math/rand/v2"
+	"sync"
+
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	penstock "penstock.io/penstock"
@@ -14,16 +17,68 @@ const (
 	afterDotDot = 2
 )
 
-// OpenDir needs no handle: a position is a cookie, valid for ever.
+// listings knows where the listings end that are under way: what was added since they
+// began has positions from there on and is not told, so that every listing ends, whatever
+// is added or renamed meanwhile. A position is a cookie, valid for ever; a listing begins
+// with its first READDIR and anew with rewinddir(3), which asks for position 0. One that a
+// predecessor began ends where it would if it began now. The zero value is ready.
+type listings struct {
+	mu   sync.Mutex
+	last uint64            // handle that was given
+	ends map[uint64]uint64 // by handle; without opens there is one handle, 0, for all
+}
+
+// open gives a handle. The first is random: the kernel may have those that a predecessor gave.
+func (l *listings) open() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.last == 0 {
+		l.last = rand.Uint64() >> 1
+	}
+	l.last++
+	return l.last
+}
+
+// end is where a listing ends that goes on from a position; 0: that is not known yet.
+func (l *listings) end(handle, from uint64) uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if from == 0 {
+		delete(l.ends, handle)
+	}
+	return l.ends[handle]
+}
+
+// endsAt notes where a listing ends.
+func (l *listings) endsAt(handle, end uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if handle == 0 || end == 0 {
+		return
+	}
+	if l.ends == nil {
+		l.ends = make(map[uint64]uint64)
+	}
+	l.ends[handle] = end
+}
+
+func (l *listings) release(handle uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.ends, handle)
+}
+
+// OpenDir gives a handle for the end of the listing.
 func (f *fileSystem) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	if f.noOpen && !isVirtual(in.NodeId) && !isSnapshots(in.NodeId) {
 		return fuse.ENOSYS // the kernel caches listings, too
 	}
+	out.Fh = f.listings.open()
 	return fuse.OK
 }
 
-// ReleaseDir has nothing to release.
-func (f *fileSystem) ReleaseDir(*fuse.ReleaseIn) {}
+// ReleaseDir forgets where the listing ends.
+func (f *fileSystem) ReleaseDir(in *fuse.ReleaseIn) { f.listings.release(in.Fh) }
 
 // FsyncDir makes the names that this mount was answered for durable.
 func (f *fileSystem) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
@@ -75,7 +130,7 @@ func (f *fileSystem) readDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 	}
 	ctx := request(cancel)
 	if isSnapshots(in.NodeId) {
-		return f.snapshotsReadDir(ctx, in.NodeId, in.Offset, add)
+		return f.snapshotsReadDir(ctx, in, add)
 	}
 	id, _ := f.split(in.NodeId)
 	v, ino, err := f.inode(ctx, in.NodeId)
@@ -87,21 +142,22 @@ func (f *fileSystem) readDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 			return st
 		}
 	}
-	cookie := uint64(0)
+	at := penstock.DirCursor{End: f.listings.end(in.Fh, in.Offset)}
 	if in.Offset > afterDotDot {
-		cookie = in.Offset
+		at.Cookie = in.Offset
 	}
 	each := direntBytes
 	if plus {
 		each = plusBytes
 	}
-	list, _, err := v.ReadDir(ctx, ino, cookie, int(in.Size)/each+1, plus)
+	list, _, err := v.ReadDir(ctx, ino, &at, int(in.Size)/each+1, plus)
 	if meta.KindOf(err) == meta.Stale {
 		return fuse.OK // removed while it was open: nothing is left in it
 	}
 	if err != nil {
 		return f.status("readdir", in.NodeId, err)
 	}
+	f.listings.endsAt(in.Fh, at.End)
 	for i := range list {
 		d := &list[i]
 		if !add(fuse.DirEntry{Name: d.Name, Ino: f.inumber(d.Volume, d.Ino), Mode: d.Type, Off: d.Cookie}, &d.Entry) {

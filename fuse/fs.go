@@ -38,6 +38,7 @@ type fileSystem struct {
 	forgetting atomic.Bool
 
 	inumbers inumbers
+	listings listings
 	opens    opens
 	kept     keptOpens
 	texts    virtualTexts

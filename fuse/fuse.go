@@ -96,7 +96,7 @@ type volumeNames interface {
 	Link(ctx context.Context, call *penstock.Call, ino, parent meta.Ino, name string) (penstock.Entry, error)
 	Unlink(ctx context.Context, call *penstock.Call, parent meta.Ino, name string, dir bool) error
 	Rename(ctx context.Context, call *penstock.Call, parent meta.Ino, name string, newParent meta.Ino, newName string, flags uint32) error
-	ReadDir(ctx context.Context, ino meta.Ino, cookie uint64, max int, plus bool) (list []penstock.DirEntry, eof bool, err error)
+	ReadDir(ctx context.Context, ino meta.Ino, at *penstock.DirCursor, max int, plus bool) (list []penstock.DirEntry, eof bool, err error)
 }
 
 // volumeInodes are the operations on what an inode tells.

@@ -343,19 +343,25 @@ func (v *memVolume) Rename(_ context.Context, call *penstock.Call, parent meta.I
 	return nil
 }
 
-func (v *memVolume) ReadDir(_ context.Context, ino meta.Ino, cookie uint64, max int, plus bool) ([]penstock.DirEntry, bool, error) {
+func (v *memVolume) ReadDir(_ context.Context, ino meta.Ino, at *penstock.DirCursor, max int, plus bool) ([]penstock.DirEntry, bool, error) {
 	defer v.mu.Unlock()
 	v.enter("readdir", nil)
 	n, err := v.inode(ino)
 	if err != nil {
 		return nil, false, err
 	}
-	i, found := slices.BinarySearchFunc(n.names, cookie, func(d memName, c uint64) int { return int(int64(d.cookie) - int64(c)) })
+	if at.Cookie == 0 || at.End == 0 {
+		at.End = n.cookie + 1
+	}
+	i, found := slices.BinarySearchFunc(n.names, at.Cookie, func(d memName, c uint64) int { return int(int64(d.cookie) - int64(c)) })
 	if found {
 		i++
 	}
 	var list []penstock.DirEntry
 	for _, d := range n.names[i:] {
+		if d.cookie >= at.End {
+			break
+		}
 		if len(list) == max {
 			return list, false, nil
 		}

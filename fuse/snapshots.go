@@ -99,7 +99,8 @@ func (f *fileSystem) snapshotLookup(ctx request, node uint64, name string, out *
 	return fuse.OK
 }
 
-func (f *fileSystem) snapshotsReadDir(ctx request, node, from uint64, add func(fuse.DirEntry, *penstock.Entry) bool) fuse.Status {
+func (f *fileSystem) snapshotsReadDir(ctx request, in *fuse.ReadIn, add func(fuse.DirEntry, *penstock.Entry) bool) fuse.Status {
+	node, from := in.NodeId, in.Offset
 	id, _ := f.split(node)
 	v, err := f.volume(ctx, id)
 	if err != nil {
@@ -108,6 +109,14 @@ func (f *fileSystem) snapshotsReadDir(ctx request, node, from uint64, add func(f
 	list, err := v.ReadSnapshots(ctx)
 	if err != nil {
 		return f.status("readdir", node, err)
+	}
+	end := f.listings.end(in.Fh, from)
+	if end == 0 {
+		end = afterDotDot + 1
+		if n := len(list); n > 0 {
+			end += uint64(list[n-1].At)
+		}
+		f.listings.endsAt(in.Fh, end)
 	}
 	if from < afterDot && !add(fuse.DirEntry{Name: ".", Ino: f.inumber(id, 0), Mode: meta.TypeDir, Off: afterDot}, nil) {
 		return fuse.OK
@@ -119,6 +128,9 @@ func (f *fileSystem) snapshotsReadDir(ctx request, node, from uint64, add func(f
 		at := uint64(s.At) + afterDotDot
 		if at <= from {
 			continue
+		}
+		if at >= end {
+			break
 		}
 		if !add(fuse.DirEntry{Name: s.Name, Ino: f.inumber(v.ViewID(s.At), meta.RootIno), Mode: meta.TypeDir, Off: at}, nil) {
 			break

@@ -83,8 +83,11 @@ type GetAttr struct{ Ino Ino }
 
 // ReadDir lists entries whose cookie is greater than Cookie, in cookie order,
 // at most Max of them (bounded by the server at 4,096). "." and ".." are not
-// in the list. With Plus each entry carries attributes. Result: Entries, EOF,
-// and Attr of the directory.
+// in the list. With Plus each entry carries attributes. Cookies only grow: every name
+// that is added gets a higher one than all before it, also where a rename adds it.
+// Result: Entries, EOF, Attr of the directory, and in Off the cookie that the next
+// name will get (zero in a snapshot, to which none is added). A listing that leaves out
+// what has that cookie or a higher one ends, whatever is added meanwhile.
 type ReadDir struct {
 	Ino    Ino
 	Cookie uint64

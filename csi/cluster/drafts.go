@@ -27,12 +27,19 @@ func (c *Cluster) Dirs(ctx context.Context, at string) (names []string, err erro
 			return err
 		}
 		names = nil
+		end := uint64(0)
 		for q := (meta.ReadDir{Ino: dir, Max: 4096}); ; {
 			r, err := s.Do(ctx, v, meta.OpID{}, &q, meta.LeaseNone)
 			if err != nil {
 				return err
 			}
+			if end == 0 {
+				end = r.Off
+			}
 			for _, e := range r.Entries {
+				if end != 0 && e.Cookie >= end { // it was added meanwhile
+					return nil
+				}
 				if e.Type&meta.TypeMask == meta.TypeDir && e.Volume == 0 {
 					names = append(names, e.Name)
 				}

@@ -110,6 +110,9 @@ func (t *tx) readDir(op *meta.ReadDir, res *meta.Result) error {
 		return fail("readdir", meta.NotDir, fmt.Sprintf("inode %d", op.Ino))
 	}
 	res.Attr = dir.Attr
+	if t.c.At == 0 {
+		res.Off = dir.next
+	}
 	limit := int(op.Max)
 	if op.Max == 0 || op.Max > maxReadDir {
 		limit = maxReadDir

@@ -342,10 +342,17 @@ func TestReadDirIsStable(t *testing.T) {
 		f.file(fmt.Sprint("f", i))
 	}
 	seen := map[string]int{}
-	var cookie uint64
+	var cookie, next uint64
 	for eof, page := false, 0; !eof; page++ {
 		res := f.do(&meta.ReadDir{Ino: 1, Cookie: cookie, Max: 7})
+		if res.Off <= next {
+			t.Errorf("the next name would get the position %d, after %d", res.Off, next)
+		}
+		next = res.Off
 		for _, e := range res.Entries {
+			if e.Cookie >= next {
+				t.Errorf("%s has the position %d, and the next name gets %d", e.Name, e.Cookie, next)
+			}
 			seen[e.Name]++
 			cookie = e.Cookie
 		}
@@ -357,6 +364,10 @@ func TestReadDirIsStable(t *testing.T) {
 		}
 		f.do(&meta.Rename{Parent: 1, Name: "f99", NewParent: 1, NewName: "f98"})
 		f.do(&meta.Create{Parent: 1, Name: "f99", Mode: reg})
+		added := f.do(&meta.ReadDir{Ino: 1, Cookie: next - 1}).Entries // all that has a position from there on
+		if len(added) == 0 || !slices.ContainsFunc(added, func(e meta.Dirent) bool { return e.Name == "f99" }) {
+			t.Errorf("DATA: from position %d on are %v", next, added)
+		}
 	}
 	for i := 20; i < 98; i++ {
 		if n := seen[fmt.Sprint("f", i)]; n != 1 {

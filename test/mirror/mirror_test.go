@@ -161,14 +161,13 @@ func walk(t testing.TB, v *penstock.Volume) map[string]string {
 		names[a.Ino] = append(names[a.Ino], path)
 	}
 	dir = func(path string, ino meta.Ino) {
-		for cookie, eof := uint64(0), false; !eof; {
+		for at, eof := (penstock.DirCursor{}), false; !eof; {
 			var l []penstock.DirEntry
 			var err error
-			if l, eof, err = v.ReadDir(ctx, ino, cookie, 0, false); err != nil {
+			if l, eof, err = v.ReadDir(ctx, ino, &at, 0, false); err != nil {
 				t.Fatal(err)
 			}
 			for _, x := range l {
-				cookie = x.Cookie
 				e, err := v.GetAttr(ctx, x.Ino)
 				if err != nil {
 					t.Fatal(err)

@@ -287,6 +287,49 @@ func readdirCases() []Case {
 		unix.Seek(fd, 0, unix.SEEK_SET)
 		Equal(t, "entries after rewinddir", len(entries(t, fd)), 8)
 	})
+	// A program that changes each name that it reads comes to the end.
+	for _, c := range []struct {
+		name   string
+		change func(t *T, name string)
+	}{
+		{"renamed", func(t *T, name string) { t.OK("rename", unix.Rename("d/"+name, "d/"+name+".x")) }},
+		{"made-again", func(t *T, name string) {
+			t.OK("unlink", unix.Unlink("d/"+name))
+			t.File("d/"+name+".x", "")
+		}},
+		{"moved-out-and-back", func(t *T, name string) {
+			t.OK("rename", unix.Rename("d/"+name, "out"))
+			t.OK("rename", unix.Rename("out", "d/"+name))
+		}},
+	} {
+		for _, size := range []int{600, 32768} {
+			add(fmt.Sprintf("ok/ends-while-each-entry-is-%s-with-buffer-of-%d", c.name, size), func(t *T) {
+				const n = 1000
+				fillDir(t, n)
+				fd := openDir(t, "d")
+				for pass := range 2 {
+					told := 0
+					for {
+						es, err := getdents(fd, size)
+						t.OK("getdents", err)
+						if len(es) == 0 {
+							break
+						}
+						for _, e := range es {
+							if e.name[0] != '.' && told < 3*n && len(e.name) < 200 {
+								told++
+								c.change(t, e.name)
+							}
+						}
+						t.True(told < 3*n, "pass %d of a directory of %d goes on after %d entries", pass, n, told)
+					}
+					t.True(told >= n, "pass %d of a directory of %d ended after %d entries", pass, n, told)
+					_, err := unix.Seek(fd, 0, unix.SEEK_SET)
+					t.OK("rewinddir", err)
+				}
+			})
+		}
+	}
 	// What was there from the first call to the last comes exactly once,
 	// whatever else is made and removed while one reads.
 	for _, c := range []struct {
