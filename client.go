@@ -77,6 +77,7 @@ type Client struct {
 	cfg    Config
 	log    *slog.Logger
 	sess   metaSession
+	atimes atimes
 	chunks chunkIO
 	table  table
 	buf    budget

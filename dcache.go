@@ -367,7 +367,7 @@ func (v *Volume) readDir(ctx context.Context, ino meta.Ino, at DirCursor, max in
 	}
 	in := v.node(ino)
 	defer in.put()
-	if cookie == 0 {
+	if cookie == 0 && !v.c.atimes.noDirs.Load() {
 		v.touchAtime(in)
 	}
 	if cookie != 0 {

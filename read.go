@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -334,10 +335,21 @@ type aheadState struct {
 // leaves the access time alone (O_NOATIME).
 type NoAtime struct{}
 
+// atimes says which access times are left alone, beside what volumes' policies say: all,
+// or those of directories.
+type atimes struct{ none, noDirs atomic.Bool }
+
+// LeaveAtimes has reading leave the access times of everything alone, or of directories
+// alone, whatever volumes' policies say. They may be changed at any time.
+func (c *Client) LeaveAtimes(all, dirs bool) {
+	c.atimes.none.Store(all)
+	c.atimes.noDirs.Store(dirs)
+}
+
 // touchAtime renews the access time in memory as relatime does; the next
 // round of commits tells the owner.
 func (v *Volume) touchAtime(in *inode) {
-	if p := v.policy.Load(); p.NoAtime || p.Immutable || p.SealOnClose {
+	if p := v.policy.Load(); p.NoAtime || p.Immutable || p.SealOnClose || v.c.atimes.none.Load() {
 		return
 	}
 	now := meta.Time(time.Now().UnixNano())

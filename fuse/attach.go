@@ -56,7 +56,7 @@ func attach(dir string, cfg *Config) (*attached, error) {
 				cfg.Logger.Warn("no block mount: syncfs(2) will not reach penstock; fsync(2) does", "err", berr)
 			}
 		}
-		if err = unix.Mount(cfg.Source, dir, typePlain+"."+subtype, cfg.flags(), cfg.data(fd)); err == nil {
+		if err = unix.Mount(cfg.Source, dir, typePlain+"."+subtype, cfg.Options.flags(), cfg.data(fd)); err == nil {
 			return a, nil
 		}
 		unix.Close(fd)
@@ -71,13 +71,13 @@ func attach(dir string, cfg *Config) (*attached, error) {
 }
 
 // flags are those of mount(2).
-func (cfg *Config) flags() (flags uintptr) {
+func (o *Options) flags() (flags uintptr) {
 	for _, o := range []struct {
 		on   bool
 		flag uintptr
 	}{
-		{cfg.Options.ReadOnly, unix.MS_RDONLY}, {cfg.Options.NoSUID, unix.MS_NOSUID}, {cfg.Options.NoDev, unix.MS_NODEV},
-		{cfg.Options.NoExec, unix.MS_NOEXEC}, {cfg.Options.NoAtime, unix.MS_NOATIME},
+		{o.ReadOnly, unix.MS_RDONLY}, {o.NoSUID, unix.MS_NOSUID}, {o.NoDev, unix.MS_NODEV},
+		{o.NoExec, unix.MS_NOEXEC}, {o.NoAtime, unix.MS_NOATIME}, {o.NoDirAtime, unix.MS_NODIRATIME}, {o.NoSymFollow, unix.MS_NOSYMFOLLOW},
 	} {
 		if o.on {
 			flags |= o.flag
@@ -127,7 +127,7 @@ func mountBlock(fd int, dir string, cfg *Config) error {
 			if err := unix.Chdir(tmp); err != nil {
 				return err
 			}
-			return unix.Mount(source, dir, typeBlock+"."+subtype, cfg.flags(), cfg.data(fd)+fmt.Sprintf(",blksize=%d", meta.BlockSize))
+			return unix.Mount(source, dir, typeBlock+"."+subtype, cfg.Options.flags(), cfg.data(fd)+fmt.Sprintf(",blksize=%d", meta.BlockSize))
 		}()
 	}()
 	return <-result
@@ -209,8 +209,16 @@ func attachByHelper(dir string, cfg *Config) (*attached, error) {
 	defer ourEnd.Close()
 	defer itsEnd.Close()
 	opts := []string{"default_permissions", fmt.Sprintf("max_read=%d", maxWrite), "subtype=" + subtype, "fsname=" + strings.NewReplacer(`\`, `\\`, ",", `\,`).Replace(cfg.Source)}
-	if cfg.Options.ReadOnly {
-		opts = append(opts, "ro")
+	if cfg.Options.NoSymFollow {
+		return nil, meta.E("mount", meta.NotSupported, dir, errors.New("nosymfollow needs root: fusermount3 doesn't know it"))
+	}
+	for _, o := range []struct {
+		on   bool
+		name string
+	}{{cfg.Options.ReadOnly, "ro"}, {cfg.Options.NoExec, "noexec"}, {cfg.Options.NoAtime, "noatime"}} {
+		if o.on {
+			opts = append(opts, o.name)
+		}
 	}
 	if cfg.Options.AllowOther {
 		opts = append(opts, "allow_other")

@@ -26,6 +26,9 @@ type fileSystem struct {
 	// noOpen: everything below the root is immutable, or a snapshot, and the kernel
 	// need not tell of opens (rule 19).
 	noOpen bool
+	// frozen: nobody can write there, whatever the mount's options say.
+	frozen bool
+	dir    string // the mount point
 	// noEpoch: the kernel can't drop names without locks (before 6.16), so no
 	// name may be cached (rule 14).
 	noEpoch bool

@@ -60,7 +60,8 @@ func (t clientTree) VolumeByID(ctx context.Context, id meta.VolumeID) (Volume, e
 	return v, nil
 }
 
-func (t clientTree) Cluster() string { return t.c.Cluster() }
+func (t clientTree) Cluster() string              { return t.c.Cluster() }
+func (t clientTree) LeaveAtimes(files, dirs bool) { t.c.LeaveAtimes(files, dirs) }
 
 // Volume is what a mount asks of a volume. *penstock.Volume is one; what each
 // method promises is said there.

@@ -44,7 +44,12 @@ type Options struct {
 	NoSUID   bool
 	NoDev    bool
 	NoExec   bool
-	NoAtime  bool
+	// NoAtime and NoDirAtime: reading files, or directories alone, leaves their access
+	// times alone.
+	NoAtime    bool
+	NoDirAtime bool
+	// NoSymFollow: no symbolic link is followed.
+	NoSymFollow bool
 	// NonEmpty allows to hide what lies in the mount point.
 	NonEmpty bool
 	// Private: only the user who mounted sees the tree. Without privileges it is
@@ -108,6 +113,8 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 		return nil, err
 	}
 	f.conn.syncfs = a.block
+	f.dir = dir
+	f.heedTimes(cfg.Options.NoAtime, cfg.Options.NoDirAtime)
 	if k := cfg.Keeping; k != nil {
 		if !f.conn.resends {
 			cfg.Logger.Warn("the kernel can't send unanswered requests again (Linux 6.9): the mount ends with this process", "dir", dir)
@@ -153,6 +160,10 @@ func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 		return nil, err
 	}
 	f.conn.syncfs = h.Block
+	f.dir = h.Dir
+	if _, err := f.mountedWith(); err != nil { // as it was mounted, or remounted since
+		cfg.Logger.Warn("it is not known with which options the mount was made: access times are kept", "dir", h.Dir, "err", err)
+	}
 	cfg.Notifier.add(f)
 	f.restore(left)
 	f.restorePages(left, k.Left.Bytes)
@@ -205,7 +216,7 @@ func newFileSystem(ctx context.Context, cfg *Config) (*fileSystem, error) {
 		return nil, meta.E("mount", meta.NotDir, fmt.Sprintf("%s inode %d", v.Name(), cfg.Root), nil)
 	}
 	if _, _, frozen := v.View(); frozen || v.Policy().Immutable {
-		f.noOpen, cfg.Options.ReadOnly = !cfg.Options.Passthrough, true
+		f.noOpen, f.frozen, cfg.Options.ReadOnly = !cfg.Options.Passthrough, true, true
 	} else if cfg.Options.NoOpen {
 		return nil, meta.E("mount", meta.Invalid, v.Name(), errors.New("noopen is for snapshots and immutable volumes: files that can change need their opens"))
 	}

@@ -26,6 +26,9 @@ const (
 	XattrLocations = ownPrefix + "locations"
 	// XattrCluster holds the id of the cluster that the file is of.
 	XattrCluster = ownPrefix + "cluster"
+	// XattrMount holds the mount's options: see showOptions. Who changes them by
+	// mount(2) reads it afterwards, which has the mount's process look at them.
+	XattrMount = ownPrefix + "mount"
 	// XattrIndex tells whether a snapshot is answered for from its index: see
 	// showIndex.
 	XattrIndex = ownPrefix + "index"
@@ -136,6 +139,10 @@ func (f *fileSystem) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name st
 			return 0, fuse.ENODATA
 		}
 		value = []byte(c.Cluster())
+	case name == XattrMount:
+		if value, err = f.showOptions(); err != nil {
+			return 0, f.status("getxattr", in.NodeId, err)
+		}
 	case name == XattrVolume:
 		value = []byte(v.Name())
 	case name == XattrInode:

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -70,10 +69,19 @@ The binary called as mount.penstock is the helper of mount(8), so that these
 work once it is linked to /sbin/mount.penstock:
 
   mount -t penstock datasets:/images /mnt/images
+  mount -t penstock -o remount,ro datasets:/images /mnt/images
   /etc/fstab:  datasets:/images /mnt/images penstock dir=/var/lib/penstock,_netdev 0 0
 
-Options (-o): ro, rw, suid, nosuid, dev, nodev, exec, noexec, atime, noatime,
-nonempty, private (nobody else may look in), allow_other (for users, with
+'mount -o remount' changes ro, rw, and the options from suid to nodiratime below;
+of a mount that is not in /etc/fstab mount(8) finds the helper by the kernel's
+names of the type: link it to mount.fuse.penstock and mount.fuseblk.penstock, too.
+In /etc/fstab the whole tree is root:/.
+
+Options (-o): ro, rw, suid, nosuid, dev, nodev, exec, noexec, symfollow,
+nosymfollow, relatime (the default), noatime, atime, diratime, nodiratime, user,
+users, owner and group as mount(8) has them; those that this file system has no
+sense for (sync, dirsync, strictatime, mand, iversion, SELinux contexts) are
+refused; nonempty, private (nobody else may look in), allow_other (for users, with
 user_allow_other in /etc/fuse.conf), noblock (mount as plain fuse: then sync(1)
 and syncfs(2) do not reach penstock), dir=DIR, cluster=ADDRESS,
 credentials=DIR, insecure, log=FILE, pin=HOLDER, digest=DIGEST, noindex and
@@ -376,73 +384,6 @@ func (m *mountFlags) openLog(stderr io.Writer, background bool) (*slog.Logger, f
 	return log, done, err
 }
 
-// mountSwitches are the options of mount(8) without a value.
-var mountSwitches = map[string]func(*fuse.Options){
-	"ro":          func(o *fuse.Options) { o.ReadOnly = true },
-	"rw":          func(o *fuse.Options) { o.ReadOnly = false },
-	"suid":        func(o *fuse.Options) { o.NoSUID = false },
-	"nosuid":      func(o *fuse.Options) { o.NoSUID = true },
-	"dev":         func(o *fuse.Options) { o.NoDev = false },
-	"nodev":       func(o *fuse.Options) { o.NoDev = true },
-	"exec":        func(o *fuse.Options) { o.NoExec = false },
-	"noexec":      func(o *fuse.Options) { o.NoExec = true },
-	"atime":       func(o *fuse.Options) { o.NoAtime = false },
-	"noatime":     func(o *fuse.Options) { o.NoAtime = true },
-	"nonempty":    func(o *fuse.Options) { o.NonEmpty = true },
-	"private":     func(o *fuse.Options) { o.Private = true },
-	"allow_other": func(o *fuse.Options) { o.Private, o.AllowOther = false, true },
-	"noblock":     func(o *fuse.Options) { o.NoBlock = true },
-	"noopen":      func(o *fuse.Options) { o.NoOpen, o.Passthrough = true, false },
-	"passthrough": func(o *fuse.Options) { o.NoOpen, o.Passthrough = false, true },
-	"user":        func(o *fuse.Options) { o.NoSUID, o.NoDev, o.NoExec = true, true, true },
-	"users":       func(o *fuse.Options) { o.NoSUID, o.NoDev, o.NoExec = true, true, true },
-}
-
-// mountIgnored are options that mount(8), fstab(5) and systemd keep for
-// themselves, or that are so anyway.
-var mountIgnored = []string{"defaults", "auto", "noauto", "_netdev", "nofail", "owner", "group", "nouser", "async", "relatime", "norelatime", "strictatime", "lazytime", "diratime", "nodiratime", "default_permissions"}
-
-// parse turns -o into options and, for dir=, cluster= and log=, into flags.
-func (m *mountFlags) parse() (o fuse.Options, err error) {
-	for _, option := range m.options {
-		name, value, _ := strings.Cut(option, "=")
-		set, known := mountSwitches[name]
-		switch {
-		case known:
-			set(&o)
-		case name == "dir":
-			m.dir = value
-		case name == "cluster":
-			m.cluster = append(m.cluster, value)
-		case name == "credentials":
-			m.credentials.credentials = value
-		case name == "hold":
-			if m.hold = value; value == "" {
-				m.hold = ownHolder
-			}
-		case name == "insecure":
-			m.insecure = true
-		case name == "log":
-			m.logFile = value
-		case name == "digest":
-			m.digest = value
-		case name == "pin":
-			m.pin = value
-		case name == "noindex":
-			m.noIndex = true
-		case name == "indexdir":
-			m.indexDir = value
-		case name == "" || slices.Contains(mountIgnored, name) || strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "comment"):
-		default:
-			return o, usagef("unknown mount option %q; see 'penstock mount --help'", option)
-		}
-	}
-	if m.readOnly {
-		o.ReadOnly = true
-	}
-	return o, nil
-}
-
 // backgroundTimeout bounds how long a parent waits for its mount.
 const backgroundTimeout = 60 * time.Second
 
@@ -512,56 +453,4 @@ func sameCommand(cmd *cobra.Command, args []string) []string {
 		}
 	})
 	return append(append(line, "--background=false", "--"), args...)
-}
-
-// mountHelper is mount.penstock, as mount(8) calls it:
-//
-//	mount.penstock SOURCE DIR [-sfnv] [-N namespace] [-o options] [-t type]
-//
-// It returns mount(8)'s exit statuses: 0, 1 for a wrong call, 32 for a failure.
-func mountHelper(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	const wrongCall, failed = 1, 32
-	var plain, options []string
-	fake := false
-	for i := 1; i < len(args); i++ {
-		switch a := args[i]; {
-		case a == "-o" && i+1 < len(args):
-			i++
-			options = append(options, args[i])
-		case (a == "-t" || a == "-N") && i+1 < len(args):
-			i++
-		case strings.HasPrefix(a, "-") && strings.Trim(a[1:], "sfnv") == "" && len(a) > 1:
-			fake = fake || strings.Contains(a, "f")
-		default:
-			plain = append(plain, a)
-		}
-	}
-	if len(plain) != 2 {
-		fmt.Fprintln(stderr, "usage: mount.penstock [VOLUME[@SNAPSHOT]:]PATH DIR [-o options]")
-		return wrongCall
-	}
-	if fake {
-		return 0
-	}
-	full := append([]string{"mount", "--background"}, plain...)
-	if len(options) > 0 {
-		full = append(full, "--options", strings.Join(options, ","))
-	}
-	root := newRoot()
-	root.SetArgs(full)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
-	cmd, err := root.ExecuteContextC(ctx)
-	switch exitStatus(cmd, err, stderr) {
-	case exitOK:
-		return 0
-	case exitUsage:
-		return wrongCall
-	}
-	return failed
-}
-
-// isMountHelper reports whether the binary was called by the helper's name.
-func isMountHelper(args []string) bool {
-	return len(args) > 0 && filepath.Base(args[0]) == "mount.penstock"
 }

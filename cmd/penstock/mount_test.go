@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,6 +23,42 @@ func TestMountOptions(t *testing.T) {
 	m = mountFlags{options: []string{"sizee=3"}}
 	if _, err := m.parse(); err == nil || !strings.Contains(err.Error(), "sizee=3") {
 		t.Errorf("unknown option: %v", err)
+	}
+}
+
+// TestOptionsOfMount: each option that mount(8) and fstab(5) know for all file systems
+// is honoured, so already, or refused with a reason.
+func TestOptionsOfMount(t *testing.T) {
+	none := fuse.Options{}
+	for option, want := range map[string]any{
+		"async": none, "atime": none, "noatime": fuse.Options{NoAtime: true}, "auto": none, "noauto": none, "context=x": "SELinux", "fscontext=x": "SELinux", "defcontext=x": "SELinux",
+		"rootcontext=@target": "SELinux", "defaults": none, "dev": none, "nodev": fuse.Options{NoDev: true}, "diratime": none, "nodiratime": fuse.Options{NoDirAtime: true}, "dirsync": "fsync",
+		"exec": none, "noexec": fuse.Options{NoExec: true}, "group": fuse.Options{NoSUID: true, NoDev: true}, "iversion": "no version", "noiversion": none, "mand": "not kept", "nomand": none,
+		"_netdev": none, "nofail": none, "relatime": none, "norelatime": none, "strictatime": "page cache", "nostrictatime": none, "lazytime": none, "nolazytime": none, "suid": none,
+		"nosuid": fuse.Options{NoSUID: true}, "silent": none, "loud": none, "owner": fuse.Options{NoSUID: true, NoDev: true}, "remount": "mount.penstock", "ro": fuse.Options{ReadOnly: true}, "rw": none,
+		"sync": "fsync", "user": fuse.Options{NoSUID: true, NoDev: true, NoExec: true}, "user=joe": fuse.Options{NoSUID: true, NoDev: true, NoExec: true}, "nouser": none,
+		"users": fuse.Options{NoSUID: true, NoDev: true, NoExec: true}, "nosymfollow": fuse.Options{NoSymFollow: true}, "symfollow": none, "x-systemd.automount": none, "comment=x": none,
+		"X-mount.mkdir": "unknown", "bind": "--bind", "rbind": "--rbind", "move": "--move", "loop": "unknown", "quota": "unknown",
+		// The last one counts.
+		"user,exec": fuse.Options{NoSUID: true, NoDev: true}, "noatime,relatime": none, "nodiratime,diratime": none, "nosymfollow,symfollow": none, "noatime,atime": none, "owner,suid": fuse.Options{NoDev: true},
+	} {
+		m := mountFlags{options: strings.Split(option, ",")}
+		o, err := m.parse()
+		switch want := want.(type) {
+		case fuse.Options:
+			if err != nil || o != want {
+				t.Errorf("%s: %+v, %v; want %+v", option, o, err, want)
+			}
+		case string:
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v; want an error about %s", option, err, want)
+			}
+		}
+	}
+	for name, reason := range mountRefused {
+		if mountSwitches[name] != nil || mountValues[name] != nil || slices.Contains(mountAlready, name) || reason == "" {
+			t.Errorf("%s is refused and accepted", name)
+		}
 	}
 }
 
@@ -47,7 +84,15 @@ func TestMountHelperCalls(t *testing.T) {
 		{"/sbin/mount.penstock", 1},
 		{"mount.penstock one", 1},
 		{"mount.penstock / /mnt -f", 0},
-		{"mount.penstock / /mnt -sn -o rw,nonsense", 1},
+		{"mount.penstock / /mnt -n -o rw,nonsense", 1},
+		{"mount.penstock / /mnt -f -o rw,nonsense", 1},
+		{"mount.penstock / /mnt -sf -o rw,nonsense", 0},
+		{"mount.penstock / /mnt -sf -o rw,sync", 1},
+		{"mount.penstock / /mnt -f -o remount,ro,user_id=0", 0},
+		{"mount.penstock / /mnt -f -o ro,user_id=0", 1},
+		{"mount.fuse.penstock / /mnt -f", 0},
+		{"/sbin/mount.fuseblk.penstock / /mnt -f -t fuseblk.penstock", 0},
+		{"mount.penstock / /proc -o remount,ro", 32},
 	} {
 		args := strings.Fields(c.args)
 		if !isMountHelper(args) {
