@@ -126,8 +126,8 @@ func (v *Volume) Lookup(ctx context.Context, parent meta.Ino, name string) (Entr
 	p.mu.Lock()
 	to, known := p.lookLocked(name)
 	steady := p.recall == nil
-	if name == ".." && !known && p.attrOK && p.attr.Parent != 0 && p.liveLocked() {
-		to, known = dent{ino: p.attr.Parent}, true
+	if name == ".." { // no listing has it, a complete one neither
+		to, known = dent{ino: p.attr.Parent}, p.attrOK && p.attr.Parent != 0 && p.liveLocked()
 	}
 	if known {
 		p.mu.Unlock()

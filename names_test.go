@@ -453,3 +453,25 @@ func TestTree(t *testing.T) {
 	}
 	w.check()
 }
+
+// ".." of a directory is its parent, also where the whole listing is known, which does
+// not have it.
+func TestDotDotOfListedDirectory(t *testing.T) {
+	w := newWorld(t, meta.Policy{Replicas: 1})
+	_, v := open(t, w, Config{})
+	e, err := v.Create(t.Context(), &Call{}, meta.Create{Parent: meta.RootIno, Name: "d", Mode: meta.TypeDir | 0o755})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, listed := range []bool{false, true} {
+		if listed {
+			if _, _, err := v.ReadDir(t.Context(), e.Attr.Ino, &DirCursor{}, 100, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		up, err := v.Lookup(t.Context(), e.Attr.Ino, "..")
+		if err != nil || up.Negative || up.Attr.Ino != meta.RootIno {
+			t.Errorf("DATA: listed %t: .. is %+v, %v; want inode %d", listed, up, err, meta.RootIno)
+		}
+	}
+}

@@ -172,7 +172,9 @@ func initOptions(fs *fileSystem, log *slog.Logger) *fuse.MountOptions {
 		EnableSymlinkCaching: true,
 		// Pages are dropped when a recall says so, not when mtime moved.
 		ExplicitDataCacheControl: true,
-		DisableSplice:            true,
+		// Pods with a user namespace mount with mapped ids: caller.go.
+		IDMappedMount: true,
+		DisableSplice: true,
 		ExtraCapabilities: fuse.CAP_DIRECT_IO_ALLOW_MMAP | // mappings of files open for writing
 			fuse.CAP_HANDLE_KILLPRIV_V2 | // else each write asks for security.capability first
 			fuse.CAP_DONT_MASK | // default ACLs come before the umask
@@ -180,6 +182,7 @@ func initOptions(fs *fileSystem, log *slog.Logger) *fuse.MountOptions {
 			fuse.CAP_ATOMIC_O_TRUNC |
 			fuse.CAP_SETXATTR_EXT | // tells when an ACL must drop set-group-id
 			fuse.CAP_ASYNC_DIO |
+			fuse.CAP_EXPORT_SUPPORT | // handles of files outlive what the kernel remembers: handles.go
 			fuse.CAP_HAS_RESEND, // a successor may ask for unanswered requests
 		Logger: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		// A bug stops the program: who knows what it left locked.

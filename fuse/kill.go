@@ -1,11 +1,6 @@
 package fuse
 
 import (
-	"os"
-	"slices"
-	"strconv"
-	"strings"
-
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"penstock.io/penstock/meta"
@@ -46,20 +41,9 @@ func (f *fileSystem) dropSetGIDFirst(ctx request, v Volume, ino meta.Ino, h *fus
 
 func dropsSetGID(a *meta.Attr, h *fuse.InHeader) bool {
 	const groupExecute = 0o010
-	return a.IsRegular() && a.Mode&meta.ModeSetGID != 0 && a.Mode&groupExecute == 0 && h.Uid != 0 &&
-		h.Gid != a.GID && !inGroup(h.Pid, a.GID)
-}
-
-// inGroup reports whether a thread has a supplementary group.
-func inGroup(pid, gid uint32) bool {
-	b, err := os.ReadFile("/proc/" + strconv.FormatUint(uint64(pid), 10) + "/status")
-	if err != nil {
+	if !a.IsRegular() || a.Mode&meta.ModeSetGID == 0 || a.Mode&groupExecute != 0 {
 		return false
 	}
-	for line := range strings.Lines(string(b)) {
-		if groups, ok := strings.CutPrefix(line, "Groups:"); ok {
-			return slices.Contains(strings.Fields(groups), strconv.FormatUint(uint64(gid), 10))
-		}
-	}
-	return false
+	c := callerOf(h)
+	return c.uid != 0 && !c.inGroup(a.GID)
 }

@@ -16,6 +16,9 @@ func (f *fileSystem) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name stri
 		return st
 	}
 	ctx := request(cancel)
+	if name == "." || name == ".." {
+		return f.handleLookup(ctx, in.NodeId, name, out)
+	}
 	if isSnapshots(in.NodeId) {
 		return f.snapshotLookup(ctx, in.NodeId, name, out)
 	}

@@ -3,6 +3,7 @@ package fuse
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -212,11 +213,12 @@ func (f *fileSystem) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest [
 	if err != nil {
 		return 0, f.status("listxattr", in.NodeId, err)
 	}
+	trusted := func(name string) bool { return strings.HasPrefix(name, trustedPrefix) }
+	if slices.ContainsFunc(names, trusted) && callerOf(in).uid != 0 {
+		names = slices.DeleteFunc(slices.Clone(names), trusted)
+	}
 	var list []byte
 	for _, name := range names {
-		if in.Uid != 0 && strings.HasPrefix(name, trustedPrefix) {
-			continue
-		}
 		list = append(append(list, name...), 0)
 	}
 	return fit(list, dest)

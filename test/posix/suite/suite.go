@@ -46,7 +46,7 @@ func Cases() []Case {
 		pathCases(), dirfdCases(), openCases(), createCases(), unlinkCases(), linkCases(), symlinkCases(),
 		renameCases(), permissionCases(), chmodCases(), chownCases(), timesCases(), utimensCases(),
 		readWriteCases(), mmapCases(), truncateCases(), fallocateCases(), seekCases(), copyRangeCases(), syncCases(),
-		readdirCases(), statCases(), xattrCases(), aclCases(), lockCases(), specialCases(), execCases(), raceCases(), descriptorCases(),
+		readdirCases(), statCases(), xattrCases(), aclCases(), lockCases(), specialCases(), execCases(), raceCases(), descriptorCases(), handleCases(),
 	)
 	slices.SortFunc(all, func(a, b Case) int { return strings.Compare(a.Name, b.Name) })
 	return all
