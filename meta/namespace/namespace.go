@@ -56,6 +56,8 @@ type Context struct {
 	// they are not asked for again; Held is promised to others, and not to be
 	// taken. Both count for nothing in a volume without a quota.
 	Reserved, Held uint64
+	// Squash says what the caller may not make.
+	Squash Squash
 	// At is the snapshot that Query reads, by its generation; zero is the live
 	// volume. With one that is not there the error is NoSuchSnapshot.
 	At meta.Generation
@@ -90,6 +92,11 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 	res := &meta.Result{}
 	var err error
 	unmetered := c.Replay
+	if c.Squash.On {
+		if op, err = t.squash(op); err != nil {
+			return nil, nil, err
+		}
+	}
 	switch op := op.(type) {
 	case *meta.Create:
 		err = t.create(op, res)

@@ -157,6 +157,7 @@ type view struct {
 	// the next inode number, so they count for rule 13, too.
 	counters bool
 	wait     meta.Seq
+	squash   namespace.Squash // of the caller
 }
 
 func (w *view) note(r *record) {

@@ -291,7 +291,7 @@ func (o *owner) execute(op meta.Op, as meta.SessionID, id meta.OpID, replay bool
 func (o *owner) executeFor(op meta.Op, as meta.SessionID, id meta.OpID, replay bool, reserved uint64, w *view) (*meta.Result, []namespace.Effect, error) {
 	for range 1 << 20 {
 		c := o.context(as)
-		c.Op, c.Replay = id, replay
+		c.Op, c.Replay, c.Squash = id, replay, w.squash
 		c.Reserved, c.Held = reserved, o.quota.total-reserved
 		res, effects, err := namespace.Execute(w, c, op)
 		if err == nil || !errors.Is(err, meta.Again) {
@@ -431,7 +431,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	if wait := o.frozen(); wait != nil {
 		return nil, wait
 	}
-	w := &view{o: o, session: s.id}
+	w := &view{o: o, session: s.id, squash: s.squash(o.vol)}
 	var orphaned meta.Ino
 	if !o.leases.alone(s) {
 		wait, ino, err := o.recallFor(s, c.Op, k, w)

@@ -9,6 +9,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/namespace"
 	peering "penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
 )
@@ -435,6 +436,18 @@ func (s *session) access(v meta.VolumeID) cluster.Access {
 	}
 	s.acc[v] = a
 	return a.Access
+}
+
+// squash is what the session may not make on a volume.
+func (s *session) squash(v meta.VolumeID) namespace.Squash {
+	if s.srv.cfg.Unsafe.NoSquash {
+		return namespace.Squash{}
+	}
+	a := s.access(v)
+	return namespace.Squash{
+		On:  a.Users == cluster.UsersNoRoot || a.Users == cluster.UsersAllTo,
+		One: a.Users == cluster.UsersAllTo, UID: a.UID, GID: a.GID,
+	}
 }
 
 // maxAccess bounds the volumes whose access a session remembers.

@@ -155,6 +155,8 @@ type Unsafe struct {
 	NoLease bool
 	// NoRevoke: a session keeps what it was given, and outlives its identity.
 	NoRevoke bool
+	// NoSquash: a client whose root is squashed makes what root may make.
+	NoSquash bool
 	// NoPace: nobody is held up, however much is asked.
 	NoPace bool
 	// NoFence: the journal takes what owners write that were deposed.

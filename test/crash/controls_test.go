@@ -25,6 +25,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"meta-nowait", "meta/server", "TestNobodySeesWhatCouldBeLost"},
 	{"meta-norecall", "test/snapshots", "TestAtomic"},
 	{"meta-nopromise", "test/quota", "TestRace"},
+	{"meta-nosquash", "meta/server", "TestSquashedClient"},
 	{"meta-nopace", "meta/server", "TestFloodIsHeldUp"},
 	{"meta-nofreeze", "meta/server", "TestGroupIsOneMoment"},
 	{"journal-nofence", "test/failover", "TestLateCommit"},

@@ -38,6 +38,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Meta.NoLease = true
 		case "meta-norevoke":
 			u.Meta.NoRevoke = true
+		case "meta-nosquash":
+			u.Meta.NoSquash = true
 		case "meta-nopromise":
 			u.Meta.NoPromise = true
 		case "meta-nofreeze":
