@@ -94,7 +94,7 @@ replaced: it reads its configuration anew. SIGTERM ends agent and mounts; with
 	c.port.flag(cmd, "STATE-DIR/admin.sock, or csi-PID.sock in /run/penstock for a controller")
 	c.port.openFlag(cmd)
 	markDirs(cmd, "state-dir", "registration-dir")
-	cmd.AddCommand(newCSIPlace())
+	cmd.AddCommand(newCSIPlace(), newCSIGuard())
 	return configurable(cmd)
 }
 

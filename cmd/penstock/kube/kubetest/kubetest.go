@@ -25,6 +25,8 @@ type Fake struct {
 	mu      sync.Mutex
 	secrets map[string]*fakeSecret
 	nodes   map[string]map[string]string
+	lists   map[string][]any // by path
+	refused map[string]int   // lists, and with what
 	// Patching is called before a Secret is changed: somebody else may be faster.
 	Patching func()
 }
@@ -44,6 +46,9 @@ func New(t *testing.T) *Fake {
 	mux.HandleFunc("GET /api/v1/namespaces/"+fakeNamespace+"/secrets/{name}", f.get)
 	mux.HandleFunc("PATCH /api/v1/namespaces/"+fakeNamespace+"/secrets/{name}", f.patch)
 	mux.HandleFunc("GET /api/v1/nodes/{name}", f.node)
+	for _, path := range []string{PodsPath, VolumesPath, AttachmentsPath} {
+		mux.HandleFunc("GET "+path, f.list)
+	}
 	f.server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		if q.Header.Get("Authorization") != "Bearer "+fakeToken {
 			refuse(w, http.StatusForbidden, "this account may not")
@@ -60,6 +65,55 @@ func New(t *testing.T) *Fake {
 	}
 	f.Account(t, fakeToken)
 	return f
+}
+
+// Paths of the lists that it has.
+const (
+	PodsPath        = "/api/v1/pods"
+	VolumesPath     = "/api/v1/persistentvolumes"
+	AttachmentsPath = "/apis/storage.k8s.io/v1/volumeattachments"
+)
+
+// List replaces what a list has: objects as JSON.
+func (f *Fake) List(path string, objects ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.lists == nil {
+		f.lists = map[string][]any{}
+	}
+	f.lists[path] = nil
+	for _, o := range objects {
+		f.lists[path] = append(f.lists[path], json.RawMessage(o))
+	}
+}
+
+// Refuse answers for a list with a status; 0: with what it has.
+func (f *Fake) Refuse(path string, status int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refused = map[string]int{path: status}
+}
+
+// list answers page by page, as long as the caller wants them.
+func (f *Fake) list(w http.ResponseWriter, q *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if status := f.refused[q.URL.Path]; status != 0 {
+		refuse(w, status, "refused")
+		return
+	}
+	all := f.lists[q.URL.Path]
+	from, _ := strconv.Atoi(q.URL.Query().Get("continue"))
+	limit, err := strconv.Atoi(q.URL.Query().Get("limit"))
+	if err != nil || limit < 1 || from > len(all) {
+		refuse(w, http.StatusBadRequest, "limit or continue")
+		return
+	}
+	to, next := min(from+limit, len(all)), ""
+	if to < len(all) {
+		next = strconv.Itoa(to)
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"continue": next}, "items": append([]any{}, all[from:to]...)})
 }
 
 // Account changes the token that pods show.
