@@ -7,7 +7,7 @@ func newCluster() *cobra.Command {
 		Use:   "cluster",
 		Short: "Manage the cluster as a whole",
 	}
-	cmd.AddCommand(newClusterEvict(), newClusterInit(), newClusterJoin(), newClusterJoinToken(), newClusterMembers(),
+	cmd.AddCommand(newClusterBackup(), newClusterEvict(), newClusterInit(), newClusterJoin(), newClusterJoinToken(), newClusterMembers(),
 		newClusterRestore(), newClusterSet(), newClusterStatus())
 	return cmd
 }

@@ -26,12 +26,20 @@ no cluster. Stop every metadata server, leave the chunk servers running, and
 start this where a metadata server ran: with its directory, its --listen and its
 certificates, so that the chunk servers find it.
 
-Everything that was done after a volume's last checkpoint is lost: how long ago
-that was is shown, how many operations it were is not known. Chunks that no
+With --from FILE, of 'penstock cluster backup', volumes and records come back as they
+were at the backup, or at the checkpoint where that is newer. Never is an older state
+taken where a newer complete one is found.
+
+Everything that was done after that is lost: how long ago that was is shown, how many operations it were is not known. Chunks that no
 checkpoint knows are kept on the disks for 14 days. Without --yes it only shows
-what it would do. Clients of before must mount again.`,
+what it would do. Clients of before must mount again.
+
+An etcd that holds a cluster is refused. If it is an older copy of this one, or is broken, and
+no metadata server runs, --overwrite takes its place: what it held is kept in a file in DIR,
+and is the backup unless --from names another.`,
 		Example: `  penstock cluster restore --dir /var/lib/penstock-meta --etcd http://10.0.0.1:2379 --chunkservers 12
-  penstock cluster restore --dir /var/lib/penstock-meta --etcd http://10.0.0.1:2379 --chunkservers 12 --yes`,
+  penstock cluster restore --dir /var/lib/penstock-meta --etcd http://10.0.0.1:2379 --chunkservers 12 --yes
+  penstock cluster restore --from /var/backups/penstock.backup --dir /var/lib/penstock-meta --etcd http://10.0.0.1:2379 --chunkservers 12 --yes`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := logs.logger(cmd.ErrOrStderr())
@@ -68,6 +76,8 @@ what it would do. Clients of before must mount again.`,
 	f.StringVar(&cfg.Listen, "listen", "", "host:port where the chunk servers look for a metadata server")
 	f.IntVar(&cfg.Servers, "chunkservers", 0, "chunk servers to wait for (default: until no other came for 10 s)")
 	f.DurationVar(&cfg.Wait, "wait", 5*time.Minute, "how long to wait for them")
+	f.StringVar(&cfg.From, "from", "", "file of 'penstock cluster backup'")
+	f.BoolVar(&cfg.Overwrite, "overwrite", false, "write over the cluster that etcd holds, if no metadata server runs")
 	f.BoolVar(&yes, "yes", false, "write what was found into etcd")
 	creds.flags(cmd)
 	logs.add(cmd)
@@ -85,6 +95,8 @@ func surveyTable(t *table, sv *server.Survey) {
 		t.row("volume", fmt.Sprintf("%s (%d)", v.Name, v.ID))
 		if v.Seq == 0 {
 			t.row("  state", "no complete checkpoint: it begins empty")
+		} else if v.FromBackup > 0 {
+			t.row("  state", fmt.Sprintf("as of the backup of %s (%v ago), journal entry %d, the last %d from the backup; everything later is lost", when(v.Written), time.Since(time.Unix(0, int64(v.Written))).Round(time.Second), v.Seq, v.FromBackup))
 		} else {
 			t.row("  state", fmt.Sprintf("as of %s (%v ago), journal entry %d; everything later is lost", when(v.Written), time.Since(time.Unix(0, int64(v.Written))).Round(time.Second), v.Seq))
 		}

@@ -65,6 +65,9 @@ type Format struct {
 	Version int    `json:"v"`
 	Format  int    `json:"format"`
 	ID      string `json:"id"` // random, made with the cluster
+	// Restored is when the cluster was made again after its etcd was lost, 0 if it never
+	// was: what a server kept of the cluster of before is older.
+	Restored meta.Time `json:"restored,omitempty"`
 }
 
 // Config says which cluster.
@@ -75,13 +78,16 @@ type Config struct {
 	// another one is refused, and none is made in an etcd that is empty, since
 	// it was lost.
 	Expect string
+	// Replaced, if not nil, is called, once, when etcd does not hold this cluster any more, or
+	// an older copy of it.
+	Replaced func(error)
 }
 
 // Cluster reads and writes the cluster's keys.
 type Cluster struct {
 	cli    *clientv3.Client
 	prefix string
-	id     string
+	format Format
 	log    *slog.Logger
 
 	run    context.Context // ends with Close
@@ -120,7 +126,7 @@ func Open(ctx context.Context, cli *clientv3.Client, cfg Config) (*Cluster, erro
 	if err != nil {
 		return nil, err
 	}
-	c.id = f.ID
+	c.format = f
 	v, err := c.read(ctx)
 	if err != nil {
 		return nil, err
@@ -129,6 +135,9 @@ func Open(ctx context.Context, cli *clientv3.Client, cfg Config) (*Cluster, erro
 	run, cancel := context.WithCancel(context.Background())
 	c.run, c.cancel = run, cancel
 	c.joined.Go(func() { c.keepView(run) })
+	if cfg.Replaced != nil {
+		c.joined.Go(func() { c.watchFormat(run, cfg.Replaced) })
+	}
 	return c, nil
 }
 
@@ -167,7 +176,10 @@ func (c *Cluster) identify(ctx context.Context, expect string) (Format, error) {
 }
 
 // ID is the cluster's random identity.
-func (c *Cluster) ID() string { return c.id }
+func (c *Cluster) ID() string { return c.format.ID }
+
+// RestoredAt is when the cluster was made again after its etcd was lost, 0 if it never was.
+func (c *Cluster) RestoredAt() meta.Time { return c.format.Restored }
 
 // Prefix is what all keys of the cluster begin with, without a slash at the end.
 func (c *Cluster) Prefix() string { return c.prefix }

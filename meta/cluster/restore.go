@@ -2,11 +2,13 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -35,7 +37,8 @@ type Restoration struct {
 // Founding is what a cluster begins again with.
 type Founding struct {
 	ID      string
-	Records []Record // kept of the old etcd; rows and names are made of Volumes
+	At      meta.Time // when: later than any restoring before
+	Records []Record  // kept of the old etcd; rows and names are made of Volumes
 	// Authority is the cluster's, as a metadata server's credentials have it; nil
 	// for a cluster without certificates. Records of older programs hold it.
 	Authority *peer.Sealed
@@ -46,6 +49,8 @@ type Founding struct {
 	// new ones are given out above.
 	MaxVolume meta.VolumeID
 	MaxServer meta.ServerID
+	// Overwrite: the cluster that etcd holds is written over.
+	Overwrite bool
 }
 
 // HasAuthority tells whether the cluster will have a certificate authority.
@@ -75,9 +80,42 @@ func Absent(ctx context.Context, cli *clientv3.Client, name string) error {
 		return wrap(op, name, err)
 	}
 	if len(r.Kvs) > 0 {
-		return meta.E(op, meta.Exists, name, errors.New("etcd holds a cluster: nothing is restored over one that is there"))
+		return meta.E(op, meta.Exists, name, errors.New("etcd holds a cluster: nothing is restored over one that is there, unless --overwrite says so"))
 	}
 	return nil
+}
+
+// aliveWait is how long a metadata server that is registered is waited for to end: what it
+// is registered with ends some seconds after it, and after a start of etcd, which knows of
+// no time before.
+const aliveWait = 10 * time.Second
+
+// Overwritable makes sure that nobody serves the cluster of a name that etcd holds.
+// Errors: Busy (a metadata server lives), Invalid, Unavailable.
+func Overwritable(ctx context.Context, cli *clientv3.Client, name string) error {
+	const op = "restore cluster"
+	prefix, err := prefixOf(op, Config{Name: name})
+	if err != nil {
+		return err
+	}
+	for began := time.Now(); ; {
+		r, err := cli.Get(ctx, prefix+"/metaservers/", clientv3.WithPrefix())
+		if err != nil {
+			return wrap(op, prefix, err)
+		}
+		if len(r.Kvs) == 0 {
+			return nil
+		}
+		if time.Since(began) > aliveWait {
+			return meta.E(op, meta.Busy, strings.TrimPrefix(string(r.Kvs[0].Key), prefix+"/metaservers/"),
+				errors.New("this metadata server runs on the cluster that is to be written over: stop it, and say this again"))
+		}
+		select {
+		case <-ctx.Done():
+			return wrap(op, prefix, context.Cause(ctx))
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // Refound writes a cluster's records into an etcd that holds none. volumes
@@ -85,7 +123,11 @@ func Absent(ctx context.Context, cli *clientv3.Client, name string) error {
 // Errors: Exists (etcd holds a cluster, or did when we were done), and volumes'.
 func Refound(ctx context.Context, cli *clientv3.Client, name string, f Founding, volumes func(prefix string) error) error {
 	const op = "restore cluster"
-	if err := Absent(ctx, cli, name); err != nil {
+	check := Absent
+	if f.Overwrite {
+		check = Overwritable
+	}
+	if err := check(ctx, cli, name); err != nil {
 		return err
 	}
 	if name == "" {
@@ -114,6 +156,7 @@ func Refound(ctx context.Context, cli *clientv3.Client, name string, f Founding,
 			last[counter] = max(last[counter], n)
 			continue
 		case r.Key == authorityKey && f.Authority == nil: // of an older program's checkpoint
+		case strings.HasPrefix(r.Key, "groups/") && readyGroup(r.Value): // of a backup
 		case !keptRecord(r.Key):
 			continue
 		}
@@ -154,7 +197,7 @@ func Refound(ctx context.Context, cli *clientv3.Client, name string, f Founding,
 	key := prefix + "/format"
 	t, err := cli.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
-		Then(clientv3.OpPut(key, encode(Format{Version: recordVersion, Format: FormatVersion, ID: f.ID}))).Commit()
+		Then(clientv3.OpPut(key, encode(Format{Version: recordVersion, Format: FormatVersion, ID: f.ID, Restored: f.At}))).Commit()
 	if err != nil {
 		return wrap(op, name, err)
 	}
@@ -162,6 +205,13 @@ func Refound(ctx context.Context, cli *clientv3.Client, name string, f Founding,
 		return meta.E(op, meta.Exists, name, errors.New("a server made a new cluster meanwhile: stop all meta servers"))
 	}
 	return nil
+}
+
+// readyGroup tells whether a group's snapshots are whole: one that was undecided would have
+// snapshots deleted that are whole since.
+func readyGroup(value []byte) bool {
+	var g meta.Group
+	return json.Unmarshal(value, &g) == nil && g.Version == meta.GroupVersion && g.State == meta.GroupReady
 }
 
 // DecodeVolume reads a volume's row as a checkpoint's manifest holds it.

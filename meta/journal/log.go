@@ -267,7 +267,7 @@ func (j *Journal) read(ctx context.Context, chain Chain, onward bool, fn func(En
 	if err == nil && !seen {
 		// A log is never empty after its first entry: the last one is kept.
 		if after.Seq > 0 {
-			return chain, meta.E("read journal", meta.Ahead, j.subject(after.Seq), errors.New("the log ends before it"))
+			return chain, meta.E("read journal", meta.Ahead, j.subject(after.Seq), errors.New("the log ends before it: etcd was set back to an older copy. Give it its newest data back, or let 'penstock cluster restore' decide (docs/operations.md, etcd is lost)"))
 		}
 		if _, ok, cerr := j.Checkpoint(ctx); cerr != nil || ok {
 			return chain, errors.Join(cerr, meta.E("read journal", meta.Corrupt, j.subject(1), errors.New("a checkpoint without a log")))

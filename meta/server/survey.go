@@ -33,7 +33,8 @@ type Survey struct {
 	Volumes []SurveyedVolume   `json:"volumes"`
 	Notes   []string           `json:"notes,omitempty"`
 	Written meta.Time          `json:"records_of"` // when the cluster's own records were kept; 0: never
-	records []journal.KeyValue // of the root volume's manifest
+	records []journal.KeyValue // of the root volume's manifest, or of a backup
+	besides []journal.KeyValue // of a backup, which no manifest has
 
 	MaxVolume meta.VolumeID `json:"-"`
 	MaxServer meta.ServerID `json:"-"`
@@ -59,9 +60,12 @@ type SurveyedVolume struct {
 	TailBytes uint64 `json:"unknown_bytes"`
 	// Incomplete counts newer checkpoints that were not complete.
 	Incomplete int `json:"incomplete_checkpoints"`
+	// FromBackup counts the journal's entries behind the checkpoint that a backup has.
+	FromBackup int `json:"entries_from_backup"`
 
 	row  cluster.Volume
 	best *found
+	tail []journal.Entry // behind best, of a backup
 	term meta.Term
 }
 
@@ -293,8 +297,9 @@ func (l listed) whole(ref meta.BlobRef) bool {
 	return true
 }
 
-// Survey looks. dir is for the volumes' states while they are looked through.
-func (s *Server) Survey(ctx context.Context, dir string, shared *state.Shared) (*Survey, error) {
+// Survey looks. dir is for the volumes' states while they are looked through; backup is what
+// is known of the cluster besides, nil: nothing.
+func (s *Server) Survey(ctx context.Context, dir string, shared *state.Shared, backup *cluster.Backup) (*Survey, error) {
 	sv := &Survey{Servers: s.liveServers()}
 	for _, i := range sv.Servers {
 		sv.MaxServer = max(sv.MaxServer, i.ID)
@@ -307,7 +312,12 @@ func (s *Server) Survey(ctx context.Context, dir string, shared *state.Shared) (
 	if err != nil {
 		return nil, err
 	}
-	if len(manifests) == 0 {
+	if backup != nil {
+		if sv.Cluster != "" && sv.Cluster != backup.Cluster {
+			return nil, meta.E("survey", meta.Invalid, backup.Cluster, fmt.Errorf("the backup is of this cluster, the chunk servers hold checkpoints of cluster %s", sv.Cluster))
+		}
+		sv.Cluster = backup.Cluster
+	} else if len(manifests) == 0 {
 		return nil, meta.E("survey", meta.NotFound, "", fmt.Errorf("no checkpoint is on the %d chunk servers that are connected", len(sv.Servers)))
 	}
 	byVolume := map[meta.VolumeID]*SurveyedVolume{}
@@ -341,8 +351,15 @@ func (s *Server) Survey(ctx context.Context, dir string, shared *state.Shared) (
 		}
 		v.best = f
 	}
+	journals, err := sv.takeBackup(backup, byVolume)
+	if err != nil {
+		return nil, err
+	}
 	if err := sv.takeRows(byVolume, at); err != nil {
 		return nil, err
+	}
+	for id, v := range byVolume {
+		sv.takeTail(v, journals[id])
 	}
 	for id := range blobs {
 		if v := byVolume[meta.VolumeID(id.Counter>>32)]; v != nil && id.Term < 1<<30 {
@@ -447,8 +464,8 @@ func (s *Server) complete(ctx context.Context, blobs listed, f *found) error {
 // newer. One that the records of later do not have was deleted.
 func (sv *Survey) takeRows(byVolume map[meta.VolumeID]*SurveyedVolume, at func(meta.VolumeID) *SurveyedVolume) error {
 	kept := map[meta.VolumeID]cluster.Volume{}
-	if root := byVolume[meta.RootVolume]; root != nil && root.best != nil {
-		sv.records, sv.Written = root.best.m.Records, root.best.m.Written
+	if root := byVolume[meta.RootVolume]; root != nil && root.best != nil && root.best.m.Written > sv.Written {
+		sv.records, sv.Written = slices.Concat(root.best.m.Records, sv.besides), root.best.m.Written
 	}
 	for _, r := range sv.records {
 		if len(r.Key) < 6 || string(r.Key[:6]) != "table/" {
@@ -524,23 +541,15 @@ func (s *Server) compare(ctx context.Context, v *SurveyedVolume, dir string, sha
 		}
 	}
 	known := map[meta.ChunkID]bool{}
-	if v.best != nil {
-		v.Seq, v.Written = v.best.m.Seq, v.best.m.Written
+	if v.best != nil || len(v.tail) > 0 {
 		tmp := filepath.Join(dir, fmt.Sprintf("survey-%08x", uint32(v.ID)))
 		if err := os.RemoveAll(tmp); err != nil {
 			return meta.E("survey", meta.IO, tmp, err)
 		}
 		defer os.RemoveAll(tmp)
-		err := state.Restore(tmp, v.ID, v.best.m.Files, func(f journal.File) (io.ReadCloser, error) { return s.cfg.Blob.Get(ctx, f.Ref) })
+		st, err := s.loadSurveyed(ctx, v, tmp, shared)
 		if err != nil {
 			return err
-		}
-		st, err := state.Open(tmp, v.ID, shared)
-		if err != nil {
-			return err
-		}
-		if at := st.Applied(); at != v.best.m.Position {
-			return errors.Join(meta.E("survey", meta.Corrupt, v.Name, fmt.Errorf("its files stand at %v, its manifest says %v", at, v.best.m.Position)), st.Close())
 		}
 		err = namespace.Chunks(st, func(c meta.ChunkRecord) bool {
 			known[c.ID] = true
@@ -575,6 +584,35 @@ func (s *Server) compare(ctx context.Context, v *SurveyedVolume, dir string, sha
 	return nil
 }
 
+// loadSurveyed makes the state of a volume in a folder: the checkpoint, and what a backup
+// has behind it.
+func (s *Server) loadSurveyed(ctx context.Context, v *SurveyedVolume, dir string, shared *state.Shared) (st *state.Store, err error) {
+	if v.best == nil {
+		st, err = state.Create(dir, v.ID, shared)
+	} else {
+		if v.Seq = v.best.m.Seq; len(v.tail) == 0 {
+			v.Written = v.best.m.Written
+		}
+		err = state.Restore(dir, v.ID, v.best.m.Files, func(f journal.File) (io.ReadCloser, error) { return s.cfg.Blob.Get(ctx, f.Ref) })
+		if err == nil {
+			st, err = state.Open(dir, v.ID, shared)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if at := st.Applied(); v.best != nil && at != v.best.m.Position {
+		return nil, errors.Join(meta.E("survey", meta.Corrupt, v.Name, fmt.Errorf("its files stand at %v, its manifest says %v", at, v.best.m.Position)), st.Close())
+	}
+	for _, e := range v.tail {
+		if err := replay(store{st, shared}, e); err != nil {
+			return nil, errors.Join(err, st.Close())
+		}
+		v.Seq = e.Seq
+	}
+	return st, nil
+}
+
 // restoreTerms is how far above any term that was seen a restored volume goes
 // on: owners may have come and gone without leaving a chunk.
 const restoreTerms = 1000
@@ -584,7 +622,7 @@ const Quarantine = 14 * 24 * time.Hour
 
 // Founding gives what the cluster begins again with, and the volumes' journals.
 func (sv *Survey) Founding(now meta.Time) (cluster.Founding, []RestoredVolume) {
-	f := cluster.Founding{ID: sv.Cluster, MaxVolume: sv.MaxVolume, MaxServer: sv.MaxServer, Restored: map[meta.VolumeID]cluster.Restoration{}}
+	f := cluster.Founding{ID: sv.Cluster, At: now, MaxVolume: sv.MaxVolume, MaxServer: sv.MaxServer, Restored: map[meta.VolumeID]cluster.Restoration{}}
 	for _, r := range sv.records {
 		f.Records = append(f.Records, cluster.Record{Key: string(r.Key), Value: r.Value})
 	}
@@ -596,6 +634,7 @@ func (sv *Survey) Founding(now meta.Time) (cluster.Founding, []RestoredVolume) {
 			cp.Files, cp.Manifest = nil, v.best.ref
 			r.Checkpoint, r.Entry = &cp, v.best.m.Entry
 		}
+		r.Tail = v.tail
 		all = append(all, r)
 		f.Volumes = append(f.Volumes, v.row)
 		f.Restored[v.ID] = cluster.Restoration{At: now, Seq: v.Seq, Term: r.Term, Quarantine: now + meta.Time(Quarantine)}

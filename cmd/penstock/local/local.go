@@ -154,7 +154,10 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 			return m, meta.E("connect to etcd", meta.Unavailable, strings.Join(cfg.Etcd, ","), err)
 		}
 	}
-	if m.cluster, err = cluster.Open(ctx, m.cli, cluster.Config{Expect: cfg.Cluster, Logger: cfg.Logger}); err != nil {
+	if m.cluster, err = cluster.Open(ctx, m.cli, cluster.Config{Expect: cfg.Cluster, Logger: cfg.Logger, Replaced: m.fail}); err != nil {
+		return m, err
+	}
+	if err = ageCopies(filepath.Join(cfg.Dir, metaDir), m.cluster.RestoredAt(), cfg.Logger); err != nil {
 		return m, err
 	}
 	if _, err = m.cluster.Volume(ctx, meta.RootVolume); errors.Is(err, meta.NoSuchVolume) {

@@ -3,6 +3,7 @@ package local
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -27,6 +28,11 @@ type RestoreConfig struct {
 	Servers int           // chunk servers to wait for; 0: until no other came for Quiet
 	Quiet   time.Duration // default 10 s
 	Wait    time.Duration // for the chunk servers at all; default 5 min
+	// From is the file of a backup, "" without. Overwrite: etcd holds the cluster, set back or
+	// broken, and it is written over; what it held is kept in Dir, and is the backup if
+	// there is no other.
+	From      string
+	Overwrite bool
 	// Confirm is asked before anything is written; false ends it.
 	Confirm func(*server.Survey) (bool, error)
 }
@@ -41,6 +47,12 @@ func Restore(ctx context.Context, cfg RestoreConfig) (sv *server.Survey, err err
 	}
 	if cfg.Wait == 0 {
 		cfg.Wait = 5 * time.Minute
+	}
+	var backup *cluster.Backup
+	if cfg.From != "" {
+		if backup, err = ReadBackup(cfg.From); err != nil {
+			return nil, err
+		}
 	}
 	id, lock, err := lockAndCheck(&cfg.Dir)
 	if err != nil {
@@ -65,14 +77,18 @@ func Restore(ctx context.Context, cfg RestoreConfig) (sv *server.Survey, err err
 		}
 		defer cli.Close()
 	}
-	if err := cluster.Absent(ctx, cli, ""); err != nil {
+	over, err := overwritten(ctx, cli, cfg)
+	if err != nil {
 		return nil, err
+	}
+	if backup == nil {
+		backup = over
 	}
 	authority, err := keptAuthority(cfg.Creds)
 	if err != nil {
 		return nil, err
 	}
-	sv, err = survey(ctx, cfg, id)
+	sv, err = survey(ctx, cfg, id, backup)
 	if err != nil {
 		return sv, err
 	}
@@ -83,9 +99,16 @@ func Restore(ctx context.Context, cfg RestoreConfig) (sv *server.Survey, err err
 		return sv, meta.E("restore cluster", meta.Invalid, cfg.Dir, errors.New("the directory belongs to another cluster than the checkpoints"))
 	}
 	f, volumes := sv.Founding(meta.Time(time.Now().UnixNano()))
-	f.Authority = authority
+	f.Authority, f.Overwrite = authority, cfg.Overwrite
 	if !f.HasAuthority() && cfg.Creds != nil && !cfg.Creds.IsInsecure() {
 		return sv, meta.E("restore cluster", meta.NotFound, cfg.Creds.Dir(), errors.New("no authority.sealed is there, which the certificate authority comes back from: use the credentials of another metadata server, or your copy of them"))
+	}
+	if over != nil {
+		path := filepath.Join(cfg.Dir, "etcd-before-"+stamp(f.At)+".backup")
+		if err := replaceFile(path, over.Encode()); err != nil {
+			return sv, meta.E("restore cluster", meta.IO, path, err)
+		}
+		cfg.Logger.Info("what etcd held is kept, as a backup", "in", path)
 	}
 	err = cluster.Refound(ctx, cli, "", f, func(prefix string) error {
 		for _, v := range volumes {
@@ -96,6 +119,19 @@ func Restore(ctx context.Context, cfg RestoreConfig) (sv *server.Survey, err err
 		return nil
 	})
 	return sv, err
+}
+
+// overwritten makes sure that etcd holds no cluster, or gives the one that is to be written
+// over, nil if there is none. Errors: Exists, Busy, Version, Unavailable.
+func overwritten(ctx context.Context, cli *clientv3.Client, cfg RestoreConfig) (*cluster.Backup, error) {
+	err := cluster.Absent(ctx, cli, "")
+	if !cfg.Overwrite || !errors.Is(err, meta.Exists) {
+		return nil, err
+	}
+	if err := cluster.Overwritable(ctx, cli, ""); err != nil {
+		return nil, err
+	}
+	return cluster.TakeBackup(ctx, cli, "")
 }
 
 // keptAuthority is the certificate authority as the credentials of a metadata
@@ -123,7 +159,7 @@ func keptAuthority(creds *peer.Credentials) (*peer.Sealed, error) {
 }
 
 // survey listens where a metadata server would and looks.
-func survey(ctx context.Context, cfg RestoreConfig, id identity) (sv *server.Survey, err error) {
+func survey(ctx context.Context, cfg RestoreConfig, id identity, backup *cluster.Backup) (sv *server.Survey, err error) {
 	dir := filepath.Join(cfg.Dir, metaDir)
 	scratch := filepath.Join(dir, "scratch")
 	if err := os.MkdirAll(scratch, 0o700); err != nil {
@@ -174,5 +210,24 @@ func survey(ctx context.Context, cfg RestoreConfig, id identity) (sv *server.Sur
 	}
 	shared := state.NewShared(64<<20, 1000, cfg.Logger.With("part", "state"))
 	defer shared.Close()
-	return s.Survey(ctx, scratch, shared)
+	if sv, err = s.Survey(ctx, scratch, shared, backup); err == nil {
+		noteNewerCopies(sv, dir, shared)
+	}
+	return sv, err
+}
+
+// noteNewerCopies says of which volumes this metadata server has a copy that is newer than
+// what is restored, as a person must know who decides.
+func noteNewerCopies(sv *server.Survey, dir string, shared *state.Shared) {
+	for _, v := range sv.Volumes {
+		path := filepath.Join(dir, fmt.Sprintf("volume-%08x", uint32(v.ID)))
+		st, err := state.Open(path, v.ID, shared)
+		if err != nil {
+			continue // there is none, or it is of no use
+		}
+		at := st.Applied().Seq
+		if err := st.Close(); err == nil && at > v.Seq {
+			sv.Notes = append(sv.Notes, fmt.Sprintf("volume %s (%d): this server's own copy goes on to journal entry %d and is newer; nothing is taken from it, and once the cluster is restored it is set aside in %s", v.Name, v.ID, at, dir))
+		}
+	}
 }

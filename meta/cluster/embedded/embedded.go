@@ -69,6 +69,9 @@ type Server struct {
 	wg       sync.WaitGroup
 }
 
+// EndpointIn is the Endpoint of a server that runs in a folder, which is absolute.
+func EndpointIn(dir string) string { return "unix://" + filepath.Join(dir, "c") }
+
 // Start runs etcd in cfg.Dir, which the caller has locked, and waits until it
 // serves. Errors: Invalid (the path is too long for a socket), Corrupt, IO,
 // Unavailable (it did not come up in time).
@@ -144,7 +147,7 @@ func Start(cfg Config) (*Server, error) {
 			return nil, meta.E(op, fileKind(err), s, err)
 		}
 	}
-	s := &Server{etcd: e, client: v3client.New(e.Server), endpoint: "unix://" + socket}
+	s := &Server{etcd: e, client: v3client.New(e.Server), endpoint: EndpointIn(dir)}
 	s.reserveSpace(dir, cfg.Logger)
 	return s, nil
 }

@@ -20,6 +20,8 @@ type Restored struct {
 	// without a checkpoint the journal is empty, and so is the volume.
 	Checkpoint *journal.Checkpoint
 	Entry      []byte
+	// Tail are the entries that follow, or that the journal begins with.
+	Tail []journal.Entry
 }
 
 // Restore writes the journal of a volume into an etcd that holds none of it.
@@ -46,6 +48,18 @@ func Restore(ctx context.Context, cli *clientv3.Client, clusterPrefix string, r 
 		}
 		ops = append(ops, clientv3.OpPut(k.entry(e.Seq), string(r.Entry)), clientv3.OpPut(k.checkpoint(), string(cp)))
 	}
-	_, err = cli.Txn(ctx).Then(ops...).Commit()
-	return wrap(op, k.prefix, err)
+	if _, err = cli.Txn(ctx).Then(ops...).Commit(); err != nil {
+		return wrap(op, k.prefix, err)
+	}
+	for _, e := range r.Tail {
+		b, err := journal.Encode(e)
+		if err != nil {
+			return err
+		}
+		// Large ones do not fit into one request together.
+		if _, err := cli.Put(ctx, k.entry(e.Seq), string(b)); err != nil {
+			return wrap(op, k.entry(e.Seq), err)
+		}
+	}
+	return nil
 }
