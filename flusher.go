@@ -223,6 +223,10 @@ func (v *Volume) settleGroup(ctx context.Context, ws []*work) (last error) {
 	for _, w := range ws {
 		in := w.in
 		err := v.verdict(in, w.err)
+		if errors.Is(err, meta.ReadOnly) && ctx.Err() == nil {
+			// The volume became immutable by force, which gave up what was not committed.
+			v.loseDirty(in, err)
+		}
 		in.mu.Lock()
 		if f := in.file; f != nil {
 			if err != nil && ctx.Err() == nil && !w.stale() { // else it was told when the session expired

@@ -441,7 +441,7 @@ func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
 		switch {
 		case err == nil, v.epoch.Load() != ask.epoch: // or it is another lease that what is buffered lies under
 			return true
-		case errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || v.c.ctx.Err() != nil, // the owner closes its end
+		case errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || errors.Is(err, meta.ReadOnly) || v.c.ctx.Err() != nil, // the owner closes its end
 			until.IsZero() && time.Now().After(deadline) && in.closeEnd(ctx):
 			v.loseDirty(in, err)
 			return true

@@ -2,6 +2,7 @@ package penstock
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -25,6 +26,11 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 	defer in.put()
 	if len(p) == 0 {
 		return 0, nil
+	}
+	if v.policy.Load().Immutable { // a lease that it was not taken back with may be here still
+		if v.refreshPolicy(ctx); v.policy.Load().Immutable {
+			return 0, meta.E("write", meta.ReadOnly, v.subject(ino), errors.New("the volume is immutable"))
+		}
 	}
 	if kill {
 		if err := v.killPriv(ctx, call, in); err != nil {

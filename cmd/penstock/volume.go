@@ -460,7 +460,7 @@ func showVolume(t *table, v volumeView) {
 func newVolumeSet() *cobra.Command {
 	var w where
 	var p policyFlags
-	var wait bool
+	var wait, force bool
 	var events eventsFlag
 	cmd := &cobra.Command{
 		Use:   "set NAME",
@@ -489,6 +489,7 @@ and --wait follow.`,
 					return err
 				}
 				changed := len(only) > 0 || !words.Empty()
+				words.Force = force
 				// What no flag names stays, also if somebody else changes it now.
 				words.Only = append([]string{}, only...)
 				if cmd.Flags().Changed("events") {
@@ -510,6 +511,7 @@ and --wait follow.`,
 		},
 	}
 	cmd.Flags().BoolVar(&wait, "wait", false, "show how much is still to be moved until that is nothing")
+	cmd.Flags().BoolVar(&force, "force", false, "also if nothing in the cluster can meet the policy; with --immutable, also if mounts can't write back what they hold, which is lost then")
 	cmd.Flags().Var(&events, "events", "make events of what changes, for 'penstock events': on keeps the last 100000, a number so many")
 	w.flags(cmd)
 	p.add(cmd.Flags())

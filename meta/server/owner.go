@@ -666,8 +666,13 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 			return nil, wait
 		}
 	}
-	if _, open := c.Op.(*meta.Open); open && want == meta.LeaseExclusive && o.barrier != nil {
-		return nil, o.barrier.over
+	if _, open := c.Op.(*meta.Open); open && want == meta.LeaseExclusive {
+		if o.barrier != nil {
+			return nil, o.barrier.over
+		}
+		if o.immutable() {
+			return o.refuse(meta.E("open", meta.ReadOnly, o.subject(), errors.New("the volume is immutable")))
+		}
 	}
 	w := &view{o: o, session: s.id}
 	_, w.counters = c.Op.(*meta.StatFSOp)

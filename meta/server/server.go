@@ -100,8 +100,8 @@ type Config struct {
 	joinNow      func() bool // tests: look for fragments whenever it says so, and never else; nil: as above
 	lostPage     int         // tests: the most lost chunks in one answer; 0: lostPage
 	// tests: treeLook, treeGrace and orderPatience of deletions; 0: these.
-	treeLook, treeGrace, deletePatience time.Duration
-	groupHold, groupFrozen              time.Duration // tests: in place of these; 0: these
+	treeLook, treeGrace, deletePatience, endingFor time.Duration
+	groupHold, groupFrozen                         time.Duration // tests: in place of these; 0: these
 	// Followers is how many servers besides the owner follow a volume's journal.
 	// Default DefaultFollowers; negative: none.
 	Followers int

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -59,6 +60,8 @@ type barrier struct {
 	cut bool
 	// held are the inodes whose holders said that they can't give them back now.
 	held map[meta.Ino]struct{}
+	// patience is how long clients may take to give leases back; 0: barrierWait.
+	patience time.Duration
 	// since is the last round of asking before it was put up: what is answered to that
 	// one says nothing of now.
 	since uint64
@@ -298,7 +301,7 @@ func (o *owner) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err error) 
 // recallWriters takes exclusive leases back, and tells which are still out when
 // everybody has answered or the time is over.
 func (o *owner) recallWriters(ctx context.Context, b *barrier) (late unanswered, err error) {
-	deadline := time.Now().Add(barrierWait)
+	deadline := time.Now().Add(cmp.Or(b.patience, barrierWait))
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	for {

@@ -330,36 +330,18 @@ func (o *owner) rollBack(ctx context.Context, sess *session, name string, q *wir
 	if err != nil {
 		return err
 	}
+	// A rollback that is refused, or fails before its first step, has cost nobody anything:
+	// what mounts had written is committed first.
 	o.mu.Lock()
-	for o.barrier != nil {
-		over := o.barrier.over
-		o.mu.Unlock()
-		if err := o.await(ctx, over); err != nil {
-			return err
-		}
-		o.mu.Lock()
-	}
-	err = o.failed
-	switch {
-	case err != nil:
-	case o.closed != nil:
-		err = meta.E("roll back", meta.Busy, o.subject(), errors.New("it is being rolled back already"))
-	case q.Filler && !o.filledBy(sess):
-		// Who filled it and slept may find a volume that others write by now.
-		err = errNoFiller("roll back", o)
-	case !q.Force && len(o.sessions) > 0:
-		err = meta.E("roll back", meta.Busy, o.subject(), fmt.Errorf("in use by %s: end that, or force it", o.users()))
-	}
-	if err != nil {
-		o.mu.Unlock()
+	err = o.mayRoll(sess, q)
+	o.mu.Unlock()
+	if err != nil { // before anybody is held up
 		return err
 	}
-	closed := make(chan struct{})
-	o.closed = closed
-	if stop := o.promotion.stop; stop != nil {
-		stop(errRolled)
+	err = o.endWriting(ctx, writingEnd{op: "roll back", force: true}, func() error { return o.closeToRoll(sess, q) })
+	if err != nil {
+		return err
 	}
-	o.mu.Unlock()
 	o.log.Warn("the volume is being rolled back: nobody is let in", "snapshot", name, "generation", sn.At)
 	done := make(chan error, 1)
 	begun = true
@@ -381,6 +363,38 @@ func (o *owner) rollBack(ctx context.Context, sess *session, name string, q *wir
 	case <-ctx.Done():
 		return meta.E("roll back", meta.Interrupted, o.subject(), fmt.Errorf("it goes on: %w", context.Cause(ctx)))
 	}
+}
+
+// closeToRoll lets nobody into the volume until rollTo has ended. Errors: those of
+// rollBack.
+func (o *owner) closeToRoll(sess *session, q *wire.SnapshotRequest) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err := o.mayRoll(sess, q); err != nil {
+		return err
+	}
+	o.closed = make(chan struct{})
+	if stop := o.promotion.stop; stop != nil {
+		stop(errRolled)
+	}
+	return nil
+}
+
+// mayRoll refuses to close the volume for a rollback. Caller holds mu. Errors: those of
+// rollBack.
+func (o *owner) mayRoll(sess *session, q *wire.SnapshotRequest) error {
+	err := o.failed
+	switch {
+	case err != nil:
+	case o.closed != nil:
+		err = meta.E("roll back", meta.Busy, o.subject(), errors.New("it is being rolled back already"))
+	case q.Filler && !o.filledBy(sess):
+		// Who filled it and slept may find a volume that others write by now.
+		err = errNoFiller("roll back", o)
+	case !q.Force && len(o.sessions) > 0:
+		err = meta.E("roll back", meta.Busy, o.subject(), fmt.Errorf("in use by %s: end that, or force it", o.users()))
+	}
+	return err
 }
 
 // junctionsSince calls fn with the names that changed since a snapshot and lead or

@@ -172,9 +172,32 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wir
 			return v, err
 		}
 	}
-	at := time.Now()
 	was := v.State
-	v, err = s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
+	condemned := func() error {
+		v, err = s.writeCondemned(ctx, v, as)
+		if err == nil && was == cluster.VolumeActive {
+			v, err = s.uncloned(ctx, v, as.Token)
+		}
+		if err == nil {
+			o.setState(v.State)
+		}
+		return err
+	}
+	if was != cluster.VolumeActive {
+		err = condemned()
+		return v, err
+	}
+	// Writers that went on since then are taken back what they hold once more, and nobody
+	// writes after that: what goes into the trash is all there.
+	err = o.endWriting(ctx, writingEnd{op: op, force: true}, condemned)
+	return v, err
+}
+
+// writeCondemned changes the row.
+func (s *Server) writeCondemned(ctx context.Context, v cluster.Volume, as wire.VolumeDeletion) (cluster.Volume, error) {
+	const op = "delete volume"
+	at := time.Now()
+	return s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(x *cluster.Volume) error {
 		if deletedBy(x, as) {
 			return errDeletedBefore
 		}
@@ -198,13 +221,6 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wir
 		x.State = cluster.VolumeDeleting
 		return nil
 	})
-	if err == nil && was == cluster.VolumeActive {
-		v, err = s.uncloned(ctx, v, as.Token)
-	}
-	if err == nil {
-		o.setState(v.State)
-	}
-	return v, err
 }
 
 // isNamed refuses to condemn a volume that has another name than the one for which

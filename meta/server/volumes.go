@@ -312,7 +312,17 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 				return v, err
 			}
 		}
-		if err := o.setPolicy(ctx, to); err != nil {
+		set := func() error { return o.setPolicy(ctx, to) }
+		switch {
+		case to.Immutable && !now.Immutable:
+			err = o.endWriting(ctx, writingEnd{op: "make immutable", force: w.Force}, set)
+		case to.SealOnClose && !now.SealOnClose:
+			// Who has a file open when the policy changes may close it either way.
+			err = o.endWriting(ctx, writingEnd{op: "seal on close", goesOn: true}, set)
+		default:
+			err = set()
+		}
+		if err != nil {
 			return v, err
 		}
 	}

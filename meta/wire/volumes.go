@@ -37,11 +37,14 @@ type VolumeWords struct {
 	// meta.PolicyWords: the rest of the volume's policy stays as it is then. nil: all
 	// of them. Of AdminSetPolicy; a server of before takes the whole.
 	Only []string `json:"only,omitzero"`
+	// Force: also where nothing can meet the policy, and, where the volume becomes
+	// immutable, also where mounts can't write back what they hold, which is given up.
+	Force bool `json:"force,omitempty"`
 }
 
 // Empty tells whether they say nothing.
 func (w VolumeWords) Empty() bool {
-	return w.TrashSeconds == nil && w.Compression == nil && w.AdvisoryBytes == nil && w.AdvisoryInodes == nil && len(w.Labels) == 0 && w.Only == nil
+	return w.TrashSeconds == nil && w.Compression == nil && w.AdvisoryBytes == nil && w.AdvisoryInodes == nil && len(w.Labels) == 0 && w.Only == nil && !w.Force
 }
 
 // VolumeDeletion is the body of AdminDeleteVolume; without one the volume's

@@ -24,6 +24,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"meta-norecall", "meta/server", "TestNamesAreRecalledBeforeTheyChange"},
 	{"meta-nowait", "meta/server", "TestNobodySeesWhatCouldBeLost"},
 	{"meta-norecall", "test/snapshots", "TestAtomic"},
+	{"meta-norecall", "meta/server", "TestImmutableTakesBackWhatWritersHold|TestTrashHasWhatWasWritten"},
 	{"meta-nopromise", "test/quota", "TestRace"},
 	{"meta-nosquash", "meta/server", "TestSquashedClient"},
 	{"meta-nopace", "meta/server", "TestFloodIsHeldUp"},
