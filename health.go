@@ -416,11 +416,12 @@ func (f *healthFacts) judgeChunks(l *problems, heard []*serverFacts) (chunks uin
 		c := &s.health.Chunks
 		sum.Unscanned += c.Unscanned
 		sum.Copying += c.Copying
-		for _, p := range [][2]*uint64{{&sum.Chunks, &c.Chunks}, {&sum.Lost, &c.Lost}, {&sum.Endangered, &c.Endangered}, {&sum.UnderReplicated, &c.UnderReplicated}, {&sum.Corrupt, &c.Corrupt},
+		for _, p := range [][2]*uint64{{&sum.Chunks, &c.Chunks}, {&sum.Unreachable, &c.Unreachable}, {&sum.LastReachable, &c.LastReachable}, {&sum.ShortBytes, &c.ShortBytes}, {&sum.Lost, &c.Lost}, {&sum.Endangered, &c.Endangered}, {&sum.UnderReplicated, &c.UnderReplicated}, {&sum.Corrupt, &c.Corrupt},
 			{&sum.Misplaced, &c.Misplaced}, {&sum.Draining, &c.Draining}, {&sum.Surplus, &c.Surplus}, {&sum.Blocked, &c.Blocked}, {&sum.CopyBytes, &c.CopyBytes}} {
 			*p[0] += *p[1]
 		}
 	}
+	in := func(n func(v *meta.VolumeHealth) uint64) string { return volumesWith(heard, n) }
 	repair := fmt.Sprintf("repair is at it: %s to copy, %d copies under way; see penstock cluster status", sizeText(sum.CopyBytes), sum.Copying)
 	const aside Severity = "" // a warning, and the chunks have all replicas that they should have
 	for _, x := range []struct {
@@ -429,8 +430,10 @@ func (f *healthFacts) judgeChunks(l *problems, heard []*serverFacts) (chunks uin
 		text     string
 		next     string
 	}{
-		{sum.Lost, Critical, "have no good replica that can be reached: reads of them wait or fail", "bring back the nodes and disks that are away; which files: penstock chunk lost"},
-		{sum.Endangered, Critical, "have one replica left", repair},
+		{sum.Lost, Critical, "have no good replica that can be reached: reads of them wait or fail" + in(func(v *meta.VolumeHealth) uint64 { return v.Lost }), "bring back the nodes and disks that are away; which files: penstock chunk lost"},
+		{sum.Unreachable, Critical, "can't be read now, since the nodes that have them are away" + in(func(v *meta.VolumeHealth) uint64 { return v.Unreachable }), "bring back the nodes that are away; which files: penstock chunk lost"},
+		{sum.Endangered, Critical, "have one replica left" + in(func(v *meta.VolumeHealth) uint64 { return v.Endangered }), repair},
+		{sum.LastReachable, Critical, "have one replica left that can be reached, since nodes are away" + in(func(v *meta.VolumeHealth) uint64 { return v.LastReachable }), "bring back the nodes that are away; what stays away for long is copied from the replica that is left"},
 		{sum.UnderReplicated, Warning, "have too few replicas", repair},
 		{sum.Corrupt, Warning, "have a corrupt replica", repair + "; look at the disks that penstock disk list shows"},
 		{sum.Draining, aside, "are on a node or disk that is being emptied", repair},
@@ -450,6 +453,32 @@ func (f *healthFacts) judgeChunks(l *problems, heard []*serverFacts) (chunks uin
 		l.add(Warning, "chunks", "", "ask again in a minute; if it stays so, look at the metadata servers' logs", "the chunks of %d volumes were not looked through yet", sum.Unscanned)
 	}
 	return sum.Chunks
+}
+
+// namedVolumes is how many volumes a problem names at most.
+const namedVolumes = 8
+
+// volumesWith names the volumes that have chunks of a kind, behind a semicolon;
+// nothing if none is known.
+func volumesWith(heard []*serverFacts, n func(*meta.VolumeHealth) uint64) string {
+	names := map[string]bool{}
+	for _, s := range heard {
+		for i := range s.health.Volumes {
+			if v := &s.health.Volumes[i]; n(v) > 0 {
+				names[v.Name] = true
+			}
+		}
+	}
+	all := sorted(names)
+	switch more := len(all) - namedVolumes; {
+	case len(all) == 0:
+		return ""
+	case more > 0:
+		return fmt.Sprintf("; volumes %s and %d more", strings.Join(all[:namedVolumes], ", "), more)
+	case len(all) == 1:
+		return "; volume " + all[0]
+	}
+	return "; volumes " + strings.Join(all, ", ")
 }
 
 func (f *healthFacts) judgeVolumes(l *problems, heard []*serverFacts) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -117,9 +118,15 @@ func TestHealthIsJudged(t *testing.T) {
 		{"no room", func(f *healthFacts) { both(f, func(h *meta.ServerHealth) { h.Free = 0 }) }, []string{"critical space : nothing is left of 300.0 GiB"}},
 		{"chunks", func(f *healthFacts) {
 			both(f, func(h *meta.ServerHealth) {
-				h.Chunks = meta.ChunkHealth{Unscanned: 1, Lost: 1, Endangered: 2, UnderReplicated: 3, Corrupt: 4, Misplaced: 5, Draining: 6, Surplus: 7, Blocked: 8}
+				h.Volumes = []meta.VolumeHealth{{Name: "b", Endangered: 1}, {Name: "a", Endangered: 1}, {Name: "l", Lost: 1}, {Name: "r", Unreachable: 1}}
+				for i := range 20 {
+					h.Volumes = append(h.Volumes, meta.VolumeHealth{Name: fmt.Sprintf("v%02d", i), LastReachable: 1})
+				}
+				h.Chunks = meta.ChunkHealth{Unscanned: 1, Lost: 1, Unreachable: 9, LastReachable: 10, Endangered: 2, UnderReplicated: 3, Corrupt: 4, Misplaced: 5, Draining: 6, Surplus: 7, Blocked: 8}
 			})
-		}, []string{"critical chunks : 2 chunks have no good replica", "critical chunks : 4 chunks have one replica left", "warning chunks : 6 chunks have too few", "warning chunks : 8 chunks have a corrupt", "warning chunks : 10 chunks lie where",
+		}, []string{"critical chunks : 2 chunks have no good replica that can be reached: reads of them wait or fail; volume l.",
+			"critical chunks : 18 chunks can't be read now, since the nodes that have them are away; volume r.", "critical chunks : 4 chunks have one replica left; volumes a, b.",
+			"critical chunks : 20 chunks have one replica left that can be reached, since nodes are away; volumes v00, v01, v02, v03, v04, v05, v06, v07 and 12 more.", "warning chunks : 6 chunks have too few", "warning chunks : 8 chunks have a corrupt", "warning chunks : 10 chunks lie where",
 			"warning chunks : 12 chunks are on a node", "warning chunks : 14 chunks have too many", "warning chunks : 16 chunks of these", "warning chunks : the chunks of 2 volumes were not"}},
 		{"volumes", func(f *healthFacts) {
 			first(f).Volumes = []meta.VolumeHealth{{Name: "a", Failed: "corrupt"}, {Name: "b", Recovering: true}, {Name: "c", UsedBytes: 95, QuotaBytes: 100, UsedInodes: 10, QuotaInodes: 10}, {Name: "d", Advisory: true}, {Name: "e", Undone: "no end", UndoneSince: healthNow}, {Name: "f", Unplaceable: "1 of 3 servers"}}

@@ -128,7 +128,8 @@ type DiskHealth struct {
 	Free   uint64   `json:"free_bytes"`
 }
 
-// ChunkHealth counts sealed chunks, each by the worst that is wrong with it.
+// ChunkHealth counts chunks, each by the worst that is wrong with it; those that are
+// open count if bytes in them are promised.
 type ChunkHealth struct {
 	Volumes         int    `json:"volumes"`
 	Unscanned       int    `json:"unscanned"` // of them, not looked through yet
@@ -141,8 +142,13 @@ type ChunkHealth struct {
 	Draining        uint64 `json:"draining"`
 	Surplus         uint64 `json:"surplus"`
 	Blocked         uint64 `json:"blocked"` // of those: nothing can be done now
-	Copying         int    `json:"copying"`
-	CopyBytes       uint64 `json:"copy_bytes"` // still to be copied
+	// Unreachable and LastReachable are none of those: for servers that are away and
+	// waited for, no replica can be reached now, or only one of several.
+	Unreachable   uint64 `json:"unreachable"`
+	LastReachable uint64 `json:"last_reachable"`
+	ShortBytes    uint64 `json:"short_bytes"` // in chunks that are lost, endangered or under-replicated
+	Copying       int    `json:"copying"`
+	CopyBytes     uint64 `json:"copy_bytes"` // still to be copied
 }
 
 // VolumeHealth is a volume that something is to be said of.
@@ -160,11 +166,14 @@ type VolumeHealth struct {
 	// Unplaceable is why new chunks have nowhere to go even if every chunk server
 	// that is in use were there and empty: writes fail with NoSpace.
 	Unplaceable string `json:"unplaceable,omitempty"`
-	// Chunks, as in ChunkHealth, and those that an operator accepted as lost: only
-	// where volumes alone were asked for.
-	Lost            uint64 `json:"lost,omitempty"`
+	// Chunks, as in ChunkHealth.
+	Lost          uint64 `json:"lost,omitempty"`
+	Unreachable   uint64 `json:"unreachable,omitempty"`
+	Endangered    uint64 `json:"endangered,omitempty"`
+	LastReachable uint64 `json:"last_reachable,omitempty"`
+	// More of them, and those that an operator accepted as lost: only where volumes
+	// alone were asked for.
 	AcceptedLost    uint64 `json:"accepted_lost,omitempty"`
-	Endangered      uint64 `json:"endangered,omitempty"`
 	UnderReplicated uint64 `json:"under_replicated,omitempty"`
 	Corrupt         uint64 `json:"corrupt,omitempty"`
 	Away            uint64 `json:"away,omitempty"` // a replica's server is out of reach, which is waited for

@@ -88,7 +88,7 @@ func TestMetaTellsHealth(t *testing.T) {
 			t.Errorf("%s: %v", name, v)
 		}
 	}
-	if n := len(told["penstock_meta_bad_chunks"]); n != 8 {
+	if n := len(told["penstock_meta_bad_chunks"]); n != 10 {
 		t.Errorf("chunks are told of in %d states", n)
 	}
 }

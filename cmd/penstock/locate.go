@@ -35,6 +35,39 @@ type extentView struct {
 	OpenEnded   bool     `json:"open_ended,omitempty" yaml:"open_ended,omitempty"`
 	Sealed      bool     `json:"sealed" yaml:"sealed"`
 	Servers     []uint64 `json:"servers,omitempty" yaml:"servers,omitempty"`
+	// Away are those of Servers that are out of reach now.
+	Away []uint64 `json:"away,omitempty" yaml:"away,omitempty"`
+	// Wanted is how many replicas the policy of the chunk's volume wants, where fewer
+	// can be reached.
+	Wanted uint32 `json:"wanted,omitempty" yaml:"wanted,omitempty"`
+}
+
+// marks fills in what can't be reached of an extent's chunk.
+func (x *extentView) marks(live []meta.ServerInfo, wanted uint32) {
+	if x.Chunk == "" || len(x.Servers) == 0 {
+		return
+	}
+	for _, id := range x.Servers {
+		if len(live) > 0 && !slices.ContainsFunc(live, func(i meta.ServerInfo) bool { return uint64(i.ID) == id }) {
+			x.Away = append(x.Away, id)
+		}
+	}
+	if uint32(len(x.Servers)-len(x.Away)) < wanted {
+		x.Wanted = wanted
+	}
+}
+
+// serversText names the servers, and which of them are away.
+func (x *extentView) serversText() string {
+	var all []string
+	for _, id := range x.Servers {
+		text := fmt.Sprint(id)
+		if slices.Contains(x.Away, id) {
+			text += " (away)"
+		}
+		all = append(all, text)
+	}
+	return strings.Join(all, " ")
 }
 
 func newLocate() *cobra.Command {
@@ -44,7 +77,8 @@ func newLocate() *cobra.Command {
 		Use:   "locate PATH",
 		Short: "Show in which chunks, on which chunk servers, a file's bytes lie",
 		Long: `Shows the extents of a file: which bytes lie in which chunk, and which chunk
-servers hold it. PATH is a file on a mount of this machine, also one in a
+servers hold it; of a chunk with fewer replicas than its volume wants, how many can
+be reached. PATH is a file on a mount of this machine, also one in a
 snapshot; the cluster that is asked must be the one that the mount is of. What was
 written and not yet synced has no place until it is.`,
 		Example: `  penstock locate /mnt/penstock/datasets/shard-0001.tar
@@ -66,6 +100,7 @@ written and not yet synced has no place until it is.`,
 				}
 				view.Volume = v.Name
 				view.Snapshot = at.snapshot
+				replicas := map[meta.VolumeID]uint32{at.volume: v.Policy.Replicas}
 				var off uint64
 				for {
 					r, err := s.DoAt(cmd.Context(), at.volume, at.generation, &meta.Open{Ino: at.ino, Off: off})
@@ -74,7 +109,16 @@ written and not yet synced has no place until it is.`,
 					}
 					view.Size, view.Inline = r.Attr.Size, r.Attr.Flags&meta.FlagInline != 0
 					for _, e := range r.Extents {
-						view.Extents = append(view.Extents, viewExtent(e, r.Places))
+						x := viewExtent(e, r.Places)
+						if _, known := replicas[e.Chunk.Volume]; !known && !e.Chunk.IsZero() { // a clone's, in its origin
+							origin, err := s.VolumeByID(cmd.Context(), e.Chunk.Volume)
+							if err != nil {
+								origin = client.Volume{} // it is another's: what its policy wants is not told
+							}
+							replicas[e.Chunk.Volume] = origin.Policy.Replicas
+						}
+						x.marks(s.Servers(), replicas[e.Chunk.Volume])
+						view.Extents = append(view.Extents, x)
 						off = e.End()
 					}
 					if r.EOF || len(r.Extents) == 0 {
@@ -131,11 +175,14 @@ func (v locateView) table(t *table) {
 		case e.Sealed:
 			state = "sealed"
 		}
+		if e.Wanted > 0 {
+			state += fmt.Sprintf(", %d of %d replicas", len(e.Servers)-len(e.Away), e.Wanted)
+		}
 		chunk := e.Chunk
 		if chunk == "" {
 			chunk = "-"
 		}
-		t.row(e.Offset, e.Length, chunk, e.ChunkOffset, state, strings.Trim(fmt.Sprint(e.Servers), "[]"))
+		t.row(e.Offset, e.Length, chunk, e.ChunkOffset, state, e.serversText())
 	}
 }
 

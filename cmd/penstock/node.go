@@ -238,7 +238,11 @@ func newNodeDrain() *cobra.Command {
 		Long: `Has everything on a chunk server copied elsewhere. It takes nothing new and goes
 on to serve meanwhile. With --wait the command shows the progress and ends when
 the server can be stopped; without it, see 'penstock node list'. Interrupted, it
-leaves the drain going on; --cancel takes it back.`,
+leaves the drain going on; --cancel takes it back.
+
+Before it begins it says which volumes will have fewer copies of new data, or can't
+be written, with the servers that are left, and asks; a script gives --yes. What
+those volumes have on the server has nowhere to go until another one is there.`,
 		Example: `  penstock node drain 3 --wait
   penstock node drain 3 --cancel`,
 		Args: cobra.ExactArgs(1),
@@ -252,11 +256,8 @@ leaves the drain going on; --cancel takes it back.`,
 				entry := "start"
 				if cancel {
 					entry = "cancel"
-				} else if !yes && n.State == "active" && isTerminal(cmd.InOrStdin()) {
-					counted := []nodeView{n}
-					_, err := countChunks(ctx, s, counted)
-					warn(cmd, err)
-					if err := confirm(cmd, fmt.Sprintf("Empty chunk server %d (%s, %s)?", n.ID, n.Name, bytesText(counted[0].Bytes)), fmt.Sprint(n.ID)); err != nil {
+				} else if n.State == "active" {
+					if err := forecastDrain(cmd, s, n, yes); err != nil {
 						return err
 					}
 				}
@@ -276,6 +277,50 @@ leaves the drain going on; --cancel takes it back.`,
 	f.BoolVar(&yes, "yes", false, "do not ask")
 	w.flags(cmd)
 	return cmd
+}
+
+// forecastDrain says what a drain does to volumes, and asks: a person always, and where
+// some become worse off, nobody else goes on without yes.
+func forecastDrain(cmd *cobra.Command, s *client.Session, n nodeView, yes bool) error {
+	ctx := cmd.Context()
+	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminNodeDrain, Ino: meta.Ino(n.ID), Entry: "forecast"})
+	if err != nil {
+		return err
+	}
+	var f server.DrainForecast
+	if err := json.Unmarshal(re.Report, &f); err != nil {
+		return fmt.Errorf("what the drain does: %w", err)
+	}
+	lines := forecastLines(&f)
+	for _, line := range lines {
+		cmd.PrintErrln(line)
+	}
+	if yes || len(lines) == 0 && !isTerminal(cmd.InOrStdin()) {
+		return nil
+	}
+	counted := []nodeView{n}
+	_, err = countChunks(ctx, s, counted)
+	warn(cmd, err)
+	return confirm(cmd, fmt.Sprintf("Empty chunk server %d (%s, %s)?", n.ID, n.Name, bytesText(counted[0].Bytes)), fmt.Sprint(n.ID))
+}
+
+// forecastLines says what becomes of volumes; nothing if all stays as it is.
+func forecastLines(f *server.DrainForecast) (lines []string) {
+	for _, v := range f.Volumes {
+		switch {
+		case v.Then == 0:
+			lines = append(lines, fmt.Sprintf("volume %s: UNWRITABLE while the server is drained: too few others have room for the %d copies of its policy, or for its least number", v.Name, v.Replicas))
+		default:
+			lines = append(lines, fmt.Sprintf("volume %s: DEGRADED while the server is drained: new data has %d of %d copies", v.Name, v.Then, v.Replicas))
+		}
+	}
+	if len(lines) > 0 {
+		lines = append(lines, "What these volumes have on the server has nowhere to go, so the drain does not end, until another server is added where their policies want it.")
+	}
+	if f.Used > f.Room {
+		lines = append(lines, fmt.Sprintf("%s are used on the server, and the others have room for %s", bytesText(f.Used), bytesText(f.Room)))
+	}
+	return lines
 }
 
 // waitDrain shows how much is left on a node until that is nothing.

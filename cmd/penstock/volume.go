@@ -441,7 +441,7 @@ func showVolume(t *table, v volumeView) {
 	}
 	t.row("compression", v.Compression)
 	t.row("largest chunk", bytesText(v.MaxChunk))
-	t.row("replicas", v.Replicas)
+	t.row("replicas", fmt.Sprintf("%d, new data begins with at least %d", v.Replicas, v.MinReplicas))
 	t.row("topology", v.Topology)
 	t.row("spread", v.Spread)
 	if v.Class != "" {

@@ -48,7 +48,7 @@ func healthAt(ctx context.Context, s *client.Session, addr string, all map[meta.
 				v.Unplaceable = x.Unplaceable
 			}
 			v.Recovering = v.Recovering || x.Recovering
-			v.Lost, v.AcceptedLost = max(v.Lost, x.Lost), max(v.AcceptedLost, x.AcceptedLost)
+			v.Lost, v.Unreachable, v.AcceptedLost = max(v.Lost, x.Lost), max(v.Unreachable, x.Unreachable), max(v.AcceptedLost, x.AcceptedLost)
 			v.Endangered, v.UnderReplicated = max(v.Endangered, x.Endangered), max(v.UnderReplicated, x.UnderReplicated)
 			v.Corrupt, v.Away = max(v.Corrupt, x.Corrupt), max(v.Away, x.Away)
 			if v.QuotaBytes == 0 {

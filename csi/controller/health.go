@@ -31,8 +31,8 @@ func conditions(h meta.VolumeHealth) (all []*csi.VolumeHealth_VolumeHealthEntry)
 	if h.Unplaceable != "" {
 		say(csi.VolumeHealthErrorType_DEGRADED, "PolicyCannotBeMet", "writes are refused: %s", h.Unplaceable)
 	}
-	if h.Lost > 0 {
-		say(csi.VolumeHealthErrorType_INACCESSIBLE, "ChunksUnreachable", "%d chunks have no good replica that can be reached, reads of them wait or fail; which files: penstock chunk lost", h.Lost)
+	if n := h.Lost + h.Unreachable; n > 0 {
+		say(csi.VolumeHealthErrorType_INACCESSIBLE, "ChunksUnreachable", "%d chunks have no good replica that can be reached, reads of them wait or fail; which files: penstock chunk lost", n)
 	}
 	if h.AcceptedLost > 0 {
 		say(csi.VolumeHealthErrorType_DATA_LOSS, "ChunksLost", "%d chunks were lost, and an operator accepted that; which files: penstock chunk lost", h.AcceptedLost)

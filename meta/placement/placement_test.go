@@ -164,6 +164,9 @@ func chooseOnce(seed uint64) error {
 	w := Writer{Host: at.Host, Topology: at.Topology}
 	got, err := m.Choose(r, &p, n, w, nil, avoid)
 	can := best(m, &p, p.Spread, avoid)
+	if most := m.Most(&p, avoid); (err != nil) != (most == 0) || len(got) != most {
+		return fmt.Errorf("%d servers, %w; Most says %d", len(got), err, most)
+	}
 	switch {
 	case err != nil && can >= int(p.Least()):
 		return fmt.Errorf("refused, although %d domains have room: %w", can, err)

@@ -51,6 +51,7 @@ func (r Reason) String() string { return reasons[r] }
 // then make Keep and Add its replicas, then, later, delete it on Remove.
 type Step struct {
 	Reason Reason
+	Want   int // replicas, by the policy
 	Live   int // good replicas that can be reached
 	Away   int // replicas out of reach for now, that are counted on
 	Add    []meta.ServerID
@@ -82,7 +83,7 @@ func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 	)
 	kind := make([]int, len(replicas))
 	at := make([]int, len(replicas))
-	var st Step
+	st := Step{Want: want}
 	misplaced, evacuate, wrong := false, false, false
 	for k, x := range replicas {
 		i, ok := m.index(x.Server)
@@ -152,12 +153,8 @@ func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 		}
 	}
 	switch {
-	case counted == 0:
-		st.Reason = Lost
-	case counted < want && counted == 1:
-		st.Reason = Endangered
-	case counted < want:
-		st.Reason = UnderReplicate
+	case counted < max(want, 1):
+		st.Reason = ShortReason(counted, want)
 	case wrong:
 		st.Reason = BadReplica
 	case misplaced:

@@ -105,6 +105,7 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 			anew := s.saw(name, &r)
 			if id == 0 {
 				id = r.Info.ID
+				s.suspected.lift(id)
 				s.enlist(id, l, true)
 				// Its own list may name few of them, or be one name for all. Changes from
 				// now on are told to every link.

@@ -576,6 +576,10 @@ func (s *site) start() {
 			cfg.Unsafe.NoWait = true
 		case "meta-nofreeze":
 			cfg.Unsafe.NoFreeze = true
+		case "meta-noend":
+			cfg.Unsafe.NoEnd = true
+		case "meta-noleast":
+			cfg.Unsafe.NoLeast = true
 		}
 	}
 	if s.adjust != nil {

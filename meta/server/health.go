@@ -110,7 +110,7 @@ func diskRank(state string) int {
 }
 
 // volumesHealth tells of the volumes that are open here, and of those that nobody
-// could open; with chunks also of what their last inspection found: see chunksHealth.
+// could open; with chunks also of what their last inspection found that can wait: see chunksHealth.
 // One that is on its way to another owner is that one's to tell of.
 func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 	high := func(used, limit uint64) bool { return limit > 0 && float64(used) >= meta.QuotaHigh*float64(limit) }
@@ -152,12 +152,13 @@ func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 			}
 		}
 		o.mu.Unlock()
+		o.inspection.mu.Lock()
+		st := &o.inspection.last
+		v.Lost, v.Unreachable, v.Endangered, v.LastReachable = st.Lost, st.Unreachable, st.Endangered, st.LastReachable
 		if chunks {
-			o.inspection.mu.Lock()
-			st := &o.inspection.last
-			v.Lost, v.AcceptedLost, v.Endangered, v.UnderReplicated, v.Corrupt, v.Away = st.Lost, st.AcceptedLost, st.Endangered, st.UnderReplicated, st.Corrupt, st.Away
-			o.inspection.mu.Unlock()
+			v.AcceptedLost, v.UnderReplicated, v.Corrupt, v.Away = st.AcceptedLost, st.UnderReplicated, st.Corrupt, st.Away
 		}
+		o.inspection.mu.Unlock()
 		if v != (meta.VolumeHealth{ID: v.ID, Name: v.Name}) {
 			h.Volumes = append(h.Volumes, v)
 		}
@@ -187,7 +188,7 @@ func (s *Server) unservedHealth() (all []meta.VolumeHealth) {
 
 func volumeRank(v *meta.VolumeHealth) int {
 	switch {
-	case v.Failed != "" || v.Unplaceable != "":
+	case v.Failed != "" || v.Unplaceable != "" || v.Lost+v.Unreachable+v.Endangered+v.LastReachable > 0:
 		return 0
 	case v.Recovering:
 		return 1
@@ -220,7 +221,7 @@ func (s *Server) chunksHealth() meta.ChunkHealth {
 	sum.Copying = s.repairs.running
 	s.repairs.mu.Unlock()
 	return meta.ChunkHealth{Volumes: sum.Volumes, Unscanned: sum.Unscanned, Chunks: sum.Chunks, Lost: sum.Lost, Endangered: sum.Endangered, UnderReplicated: sum.UnderReplicated,
-		Corrupt: sum.Corrupt, Misplaced: sum.Misplaced, Draining: sum.Draining, Surplus: sum.Surplus, Blocked: sum.Blocked, Copying: sum.Copying, CopyBytes: sum.CopyBytes}
+		Corrupt: sum.Corrupt, Misplaced: sum.Misplaced, Draining: sum.Draining, Surplus: sum.Surplus, Blocked: sum.Blocked, Unreachable: sum.Unreachable, LastReachable: sum.LastReachable, ShortBytes: sum.ShortBytes, Copying: sum.Copying, CopyBytes: sum.CopyBytes}
 }
 
 // seenCerts are the certificates of who was connected, by identity: of each the one

@@ -159,6 +159,7 @@ type inspection struct {
 	again time.Time
 	// scanned: every server that was live was listed once.
 	scanned bool
+	whole   time.Time // when the last inspection began in which no list failed
 	last    RepairStatus
 	stored  map[meta.ServerID]StoredBytes // as it was last listed
 	tallied time.Time                     // when all were, for somebody who asked
@@ -233,6 +234,7 @@ func (o *owner) inspectLoop() {
 
 // lookAround is one inspection.
 func (o *owner) lookAround() error {
+	began := time.Now()
 	o.readWords()
 	m := o.srv.servers()
 	o.inspection.forgetStored(m)
@@ -242,8 +244,7 @@ func (o *owner) lookAround() error {
 	}
 	lists := o.listServers(m, &policy)
 	balance := m.Balance(&policy, o.srv.cfg.Balance)
-	st, err := o.walk(m, &policy, true, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
-		o.confirmMissing(rec, lists)
+	st, err := o.walk(m, &policy, lists, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
 		return o.plan(rec, &policy, m, balance, true)
 	})
 	if err != nil {
@@ -252,7 +253,7 @@ func (o *owner) lookAround() error {
 	o.inspection.mu.Lock()
 	defer o.inspection.mu.Unlock()
 	if lists.complete() {
-		o.inspection.scanned = true
+		o.inspection.scanned, o.inspection.whole = true, began
 	}
 	o.inspection.last = st
 	return nil
@@ -387,11 +388,13 @@ func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.
 	if emptying(x, c.Disk) {
 		leaves = c.Disk
 	}
-	if rec.State == meta.ChunkOpen && leaves != "" {
-		o.faults.note(c.ID, fault{server: server, state: placement.Unfit, disk: leaves}) // it is sealed for that
-	}
-	if rec.State != meta.ChunkSealed {
-		return // its writer, or its deletion, looks after it
+	switch rec.State {
+	case meta.ChunkSealed:
+	case meta.ChunkOpen:
+		o.listedOpen(l, server, c, leaves)
+		return
+	default:
+		return // its deletion looks after it
 	}
 	bad := c.Err != meta.KindOK || c.Length < rec.Length
 	if !bad && c.State == meta.ChunkOpen {
@@ -437,14 +440,18 @@ func (o *owner) confirmMissing(rec *meta.ChunkRecord, l *lists) {
 			n++
 		}
 	}
-	if n == 0 || int(l.seen[rec.ID]) >= n {
+	if n == 0 || int(l.seen[rec.ID]) >= n || rec.State == meta.ChunkOpen && !o.written(rec) {
 		return
+	}
+	ask := o.judge
+	if rec.State == meta.ChunkOpen {
+		ask = o.judgeOpen
 	}
 	for _, id := range rec.Servers {
 		if !l.from[id] || o.faults.has(rec.ID, id) {
 			continue
 		}
-		if state, err := o.judge(o.ctx, rec, id); err == nil && state == placement.Bad {
+		if state, err := ask(o.ctx, rec, id); err == nil && state == placement.Bad {
 			o.log.Warn("a replica is not where the journal says", "chunk", rec.ID, "server", id)
 			o.faults.set(rec.ID, id, placement.Bad, false)
 		}
@@ -489,18 +496,22 @@ func mayAsk(m *placement.Map, replicas []placement.Replica) bool {
 const walkPage = 512
 
 // walk visits every chunk's record and adds up how they stand. planned gives
-// the plan for a sealed one; with seal, open ones that must end are sealed.
-func (o *owner) walk(m *placement.Map, policy *meta.Policy, seal bool, planned func(*meta.ChunkRecord, *placement.Map) placement.Step) (RepairStatus, error) {
+// the plan for a sealed one. With the lists of an inspection, servers are asked for what these do
+// not show, and open chunks that must end are sealed.
+func (o *owner) walk(m *placement.Map, policy *meta.Policy, lists *lists, planned func(*meta.ChunkRecord, *placement.Map) placement.Step) (RepairStatus, error) {
 	st := RepairStatus{Volumes: 1, Nodes: map[meta.ServerID]NodeChunks{}}
-	var toSeal []meta.ChunkID
+	var ending []openChunk
 	err := o.walkRecords(func(rec *meta.ChunkRecord) {
+		if lists != nil && (rec.State == meta.ChunkOpen || rec.State == meta.ChunkSealed) {
+			o.confirmMissing(rec, lists)
+		}
 		switch rec.State {
 		case meta.ChunkOpen:
-			elsewhere := m.Elsewhere(policy, rec.Servers)
-			if elsewhere || o.mustSeal(rec, m) {
-				toSeal = append(toSeal, rec.ID)
+			x := o.openChunk(rec, policy, m)
+			if st.addOpen(&x); lists != nil && x.ends != "" && x.askable {
+				x.rec = new(*rec) // the page is used again
+				ending = append(ending, x)
 			}
-			st.addOpen(rec, m, elsewhere)
 			o.faults.onDisks(rec, &st)
 		case meta.ChunkDeleting:
 			st.Deleting++
@@ -519,9 +530,7 @@ func (o *owner) walk(m *placement.Map, policy *meta.Policy, seal bool, planned f
 	}
 	o.stale.count(&st)
 	st.addBlobs(o.blobsOn())
-	if seal {
-		o.sealSome(toSeal)
-	}
+	o.sealSome(ending)
 	return st, o.ctx.Err()
 }
 
@@ -553,43 +562,6 @@ func (o *owner) walkRecords(each func(*meta.ChunkRecord)) error {
 		from.Counter++
 	}
 	return o.ctx.Err()
-}
-
-// mustSeal: an open chunk that lies on a server that is to be emptied, or is
-// gone for long, or that has a bad replica, ends here, as one does that a changed policy
-// wants elsewhere. Its writer hears that at
-// its next append and goes on in a fresh one; what it has is then repaired as
-// any other chunk.
-func (o *owner) mustSeal(rec *meta.ChunkRecord, m *placement.Map) bool {
-	for _, id := range rec.Servers {
-		s, ok := m.Server(id)
-		if ok && (s.State == placement.Draining || s.State == placement.Gone) || o.faults.has(rec.ID, id) {
-			return true
-		}
-	}
-	return false
-}
-
-// sealSome seals open chunks side by side.
-func (o *owner) sealSome(ids []meta.ChunkID) {
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, sealsAtOnce)
-	for _, id := range ids {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			rec, err := o.seal(o.ctx, id, nil)
-			if err != nil && o.ctx.Err() == nil {
-				o.log.Warn("an open chunk on a server that is to be emptied can't be sealed yet", "chunk", id, "error", err)
-				return
-			}
-			o.faults.sealed(id)
-			if err == nil && rec.State == meta.ChunkSealed {
-				o.kickInspection()
-			}
-		})
-	}
-	wg.Wait()
 }
 
 // blobsOn counts the parts of the recorded checkpoint's files by server. One on

@@ -141,8 +141,16 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*wire.LostChunks,
 	if err != nil {
 		return nil, err
 	}
+	if after == "" {
+		o.lookAfresh(ctx)
+	}
+	short, err := o.shortOpen(ctx, from)
+	if err != nil {
+		return nil, err
+	}
 	out := &wire.LostChunks{Chunks: []wire.LostChunk{}}
 	var recs []meta.ChunkRecord
+	silent := map[meta.ChunkID]bool{} // open, and nobody can be asked where they end
 	m, most := o.srv.servers(), cmp.Or(o.srv.cfg.lostPage, lostPage)
 	err = o.walkRecords(func(rec *meta.ChunkRecord) {
 		if rec.ID.Compare(from) <= 0 {
@@ -150,9 +158,13 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*wire.LostChunks,
 		}
 		switch {
 		case rec.Lost:
-		case rec.State == meta.ChunkOpen && rec.Live > 0 && (rec.Session == 0 || o.mustSeal(rec, m)):
-		case rec.State == meta.ChunkSealed && m.Plan(chance{}, &policy, o.faults.replicas(rec)).Reason == placement.Lost:
-		default:
+		case rec.State == meta.ChunkOpen:
+			x := o.openChunk(rec, &policy, m)
+			if !x.written || rec.Session != 0 && x.ends == "" && x.standing.Live > 0 && !short[rec.ID] {
+				return
+			}
+			silent[rec.ID] = !x.askable
+		case rec.State != meta.ChunkSealed || m.Plan(chance{}, &policy, o.faults.replicas(rec)).Live > 0:
 			return
 		}
 		if len(recs) == most {
@@ -179,7 +191,7 @@ func (o *owner) lostChunks(ctx context.Context, after string) (*wire.LostChunks,
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			if rec.State == meta.ChunkOpen {
+			if rec.State == meta.ChunkOpen && !silent[rec.ID] {
 				if now, err := o.seal(ctx, rec.ID, nil); err == nil || now.State == meta.ChunkSealed {
 					return // its end could be told after all
 				}

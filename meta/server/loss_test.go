@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -187,19 +188,31 @@ func TestLossOfPart(t *testing.T) {
 func TestOpenChunksOutOfReachAreTold(t *testing.T) {
 	m := placement.NewMap([]placement.Server{{ID: 1, State: placement.Live}, {ID: 2, State: placement.Away}, {ID: 3, State: placement.Gone}})
 	for _, c := range []struct {
-		servers    []meta.ServerID
-		away, lost uint64
+		servers []meta.ServerID
+		want    int
+		tells   RepairStatus
 	}{
-		{[]meta.ServerID{1}, 0, 0},
-		{[]meta.ServerID{1, 2}, 1, 0},
-		{[]meta.ServerID{2, 3}, 1, 0},
-		{[]meta.ServerID{1, 3}, 0, 0}, // it is sealed soon
-		{[]meta.ServerID{3, 4}, 0, 1},
+		{[]meta.ServerID{1}, 1, RepairStatus{}},
+		{[]meta.ServerID{1}, 2, RepairStatus{Endangered: 1, ShortBytes: 7}},
+		{[]meta.ServerID{1, 2}, 2, RepairStatus{Away: 1, LastReachable: 1}},
+		{[]meta.ServerID{1, 2}, 3, RepairStatus{Away: 1, LastReachable: 1, UnderReplicated: 1, ShortBytes: 7}},
+		{[]meta.ServerID{2, 3}, 1, RepairStatus{Away: 1, Unreachable: 1}},
+		{[]meta.ServerID{1, 3}, 2, RepairStatus{Endangered: 1, ShortBytes: 7}}, // it is sealed soon
+		{[]meta.ServerID{3, 4}, 2, RepairStatus{Lost: 1, ShortBytes: 7}},
 	} {
-		st := RepairStatus{Nodes: map[meta.ServerID]NodeChunks{}}
-		st.addOpen(&meta.ChunkRecord{Servers: c.servers}, m, false)
-		if st.Open != 1 || st.Away != c.away || st.Lost != c.lost {
-			t.Errorf("on %v: %d away, %d lost", c.servers, st.Away, st.Lost)
+		for _, written := range []bool{true, false} {
+			want := c.tells
+			if !written {
+				want = RepairStatus{Away: c.tells.Away} // nothing is promised of it
+			}
+			want.Open = 1
+			rec := meta.ChunkRecord{Servers: c.servers, Live: 7}
+			st := RepairStatus{Nodes: map[meta.ServerID]NodeChunks{}}
+			st.addOpen(&openChunk{rec: &rec, written: written, want: c.want, standing: m.Standing(new(faults).replicas(&rec))})
+			st.Nodes = nil
+			if !reflect.DeepEqual(st, want) {
+				t.Errorf("on %v of %d, written %v: %+v, want %+v", c.servers, c.want, written, st, want)
+			}
 		}
 	}
 }

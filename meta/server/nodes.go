@@ -25,7 +25,8 @@ type RepairStatus struct {
 	Open     uint64 `json:"open"`
 	Deleting uint64 `json:"deleting"`
 
-	// Chunks, each counted once, by the worst that is wrong with it.
+	// Chunks, each counted once, by the worst that is wrong with it; also those that are
+	// open and have promised bytes in them.
 	Lost            uint64 `json:"lost"`       // no good replica can be reached
 	Endangered      uint64 `json:"endangered"` // one, of more
 	UnderReplicated uint64 `json:"under_replicated"`
@@ -41,6 +42,13 @@ type RepairStatus struct {
 	// Away chunks have a replica on a server that is out of reach for a moment:
 	// it is waited for before anything is done.
 	Away uint64 `json:"away"`
+
+	// Chunks of which, for the servers that are away, now no replica can be reached, or
+	// only one of several: of Away, and not of those above.
+	Unreachable   uint64 `json:"unreachable"`
+	LastReachable uint64 `json:"last_reachable"`
+	// ShortBytes are in chunks that are lost, endangered or under-replicated.
+	ShortBytes uint64 `json:"short_bytes"`
 
 	// AcceptedLost chunks, or parts of them, were accepted as lost by an operator. Those of
 	// which nothing is left count nowhere else.
@@ -118,7 +126,8 @@ func (r *RepairStatus) Add(x *RepairStatus) {
 	for _, p := range [][2]*uint64{
 		{&r.Chunks, &x.Chunks}, {&r.Bytes, &x.Bytes}, {&r.Open, &x.Open}, {&r.Deleting, &x.Deleting}, {&r.Lost, &x.Lost},
 		{&r.Endangered, &x.Endangered}, {&r.UnderReplicated, &x.UnderReplicated}, {&r.Corrupt, &x.Corrupt}, {&r.Misplaced, &x.Misplaced},
-		{&r.Draining, &x.Draining}, {&r.Surplus, &x.Surplus}, {&r.Blocked, &x.Blocked}, {&r.Imbalanced, &x.Imbalanced}, {&r.Away, &x.Away}, {&r.AcceptedLost, &x.AcceptedLost}, {&r.Extra, &x.Extra}, {&r.Orphans, &x.Orphans},
+		{&r.Draining, &x.Draining}, {&r.Surplus, &x.Surplus}, {&r.Blocked, &x.Blocked}, {&r.Imbalanced, &x.Imbalanced}, {&r.Away, &x.Away},
+		{&r.Unreachable, &x.Unreachable}, {&r.LastReachable, &x.LastReachable}, {&r.ShortBytes, &x.ShortBytes}, {&r.AcceptedLost, &x.AcceptedLost}, {&r.Extra, &x.Extra}, {&r.Orphans, &x.Orphans},
 		{&r.CopyBytes, &x.CopyBytes}, {&r.Copied, &x.Copied}, {&r.CopiedBytes, &x.CopiedBytes}, {&r.Failed, &x.Failed},
 	} {
 		*p[0] += *p[1]
@@ -170,12 +179,6 @@ func (r *RepairStatus) add(rec *meta.ChunkRecord, st placement.Step) {
 	case placement.Imbalance:
 		r.Imbalanced++
 		return // nothing that is wanted is missing
-	case placement.Lost:
-		r.Lost++
-	case placement.Endangered:
-		r.Endangered++
-	case placement.UnderReplicate:
-		r.UnderReplicated++
 	case placement.BadReplica:
 		r.Corrupt++
 	case placement.Misplaced:
@@ -185,6 +188,8 @@ func (r *RepairStatus) add(rec *meta.ChunkRecord, st placement.Step) {
 	case placement.Extra:
 		r.Surplus++
 	}
+	r.addShort(st.Reason, rec.Length)
+	r.addReach(placement.Standing{Live: st.Live, Away: st.Away}, st.Want)
 	if st.Blocked {
 		r.Blocked++
 	}
@@ -192,33 +197,6 @@ func (r *RepairStatus) add(rec *meta.ChunkRecord, st placement.Step) {
 		r.Away++
 	}
 	r.CopyBytes += uint64(len(st.Add)) * rec.Length
-}
-
-// addOpen counts an open chunk, which may be one that is to go elsewhere. Nothing is
-// copied before it is sealed, which takes one replica that can be reached.
-func (r *RepairStatus) addOpen(rec *meta.ChunkRecord, m *placement.Map, elsewhere bool) {
-	r.Open++
-	away, counted := 0, 0
-	for _, id := range rec.Servers {
-		n := r.Nodes[id]
-		n.Open++
-		r.Nodes[id] = n
-		if s, ok := m.Server(id); ok && s.State != placement.Gone {
-			counted++
-			if s.State == placement.Away {
-				away++
-			}
-		}
-	}
-	if away > 0 {
-		r.Away++
-	}
-	switch {
-	case counted == 0:
-		r.Lost++
-	case elsewhere:
-		r.Misplaced++
-	}
 }
 
 func (r *RepairStatus) addBlobs(on map[meta.ServerID]NodeChunks) {
@@ -289,7 +267,7 @@ func (o *owner) status() (RepairStatus, error) {
 	}
 	m := o.srv.servers()
 	balance := m.Balance(&policy, o.srv.cfg.Balance)
-	st, err := o.walk(m, &policy, false, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
+	st, err := o.walk(m, &policy, nil, func(rec *meta.ChunkRecord, m *placement.Map) placement.Step {
 		return o.plan(rec, &policy, m, balance, false)
 	})
 	o.inspection.mu.Lock()
@@ -366,13 +344,21 @@ func (s *Server) nodeOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) er
 		}
 		report = st
 	case wire.AdminNodeDrain:
+		if m.Entry == "forecast" {
+			f, err := s.drainForecast(ctx, id)
+			if err != nil {
+				return err
+			}
+			report = f
+			break
+		}
 		state := cluster.NodeDraining
 		switch m.Entry {
 		case "start":
 		case "cancel":
 			state = cluster.NodeActive
 		default:
-			return meta.E("drain node", meta.Invalid, m.Entry, errors.New(`it is "start" or "cancel"`))
+			return meta.E("drain node", meta.Invalid, m.Entry, errors.New(`it is "start", "cancel" or "forecast"`))
 		}
 		if n := nodeIn(s.cfg.Cluster.Nodes(), id); n != nil && n.State == cluster.NodeRemoved && state == cluster.NodeDraining {
 			return meta.E("drain node", meta.Invalid, fmt.Sprint(id), errors.New("it was removed"))

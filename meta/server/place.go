@@ -230,6 +230,10 @@ func (chance) Uint64N(n uint64) uint64 { return rand.Uint64N(n) }
 // test. Errors: Unavailable, NoSpace.
 func (s *Server) place(n int, p *meta.Policy, w placement.Writer, avoid []meta.ServerID) ([][]meta.ServerID, error) {
 	m := s.servers()
+	if s.cfg.Unsafe.NoLeast {
+		any := *p
+		any.MinReplicas, p = 1, &any
+	}
 	one := func(avoid []meta.ServerID) ([][]meta.ServerID, error) {
 		out := make([][]meta.ServerID, n)
 		for c := range out {

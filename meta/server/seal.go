@@ -339,6 +339,16 @@ func (u *suspicion) add(s meta.SessionID, servers []meta.ServerID) {
 	}
 }
 
+// lift forgets what was said of a server, which went meanwhile and is back.
+func (u *suspicion) lift(id meta.ServerID) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, l := range u.m {
+		delete(l, id)
+	}
+	u.dropOld()
+}
+
 func (u *suspicion) dropOld() {
 	now := time.Now()
 	for s, l := range u.m {

@@ -165,6 +165,11 @@ type Unsafe struct {
 	NoPromise bool
 	// NoFreeze: changes are answered while a group's snapshots are taken.
 	NoFreeze bool
+	// NoEnd: an open chunk goes on whatever became of its replicas.
+	NoEnd bool
+	// NoLeast: a chunk begins with one replica where there is no room for more, whatever
+	// its policy says.
+	NoLeast bool
 }
 
 // Server serves the volumes of a cluster.

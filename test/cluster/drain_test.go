@@ -38,7 +38,7 @@ func TestDrain(t *testing.T) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	out, err := c.Penstock(ctx, "node", "drain", fmt.Sprint(id), "--wait")
+	out, err := c.Penstock(ctx, "node", "drain", fmt.Sprint(id), "--yes", "--wait")
 	check(err)
 	t.Logf("drained after %v: %s", time.Since(began).Round(time.Millisecond), out)
 	by[id].Kill()

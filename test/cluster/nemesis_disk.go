@@ -195,5 +195,5 @@ func (n *nemesis) drain(ctx context.Context, r *rand.Rand) (string, func(context
 			return err
 		})
 	}
-	return by[id].Name, func(ctx context.Context) error { return order(ctx, "--cancel") }, order(ctx)
+	return by[id].Name, func(ctx context.Context) error { return order(ctx, "--cancel") }, order(ctx, "--yes")
 }

@@ -188,7 +188,7 @@ func TestManual(t *testing.T) {
 	write("grown")
 
 	// Nobody is at a terminal who could be asked.
-	r.follow(block(t, "Replace a node", "penstock node drain"), services(2), "node remove 3", "node remove 3 --yes")
+	r.follow(block(t, "Replace a node", "penstock node drain"), services(2), "node remove 3", "node remove 3 --yes", "node drain 3", "node drain 3 --yes")
 	write("node replaced")
 	var nodes []struct {
 		ID    uint64 `json:"id"`

@@ -44,6 +44,10 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Meta.NoPromise = true
 		case "meta-nofreeze":
 			u.Meta.NoFreeze = true
+		case "meta-noend":
+			u.Meta.NoEnd = true
+		case "meta-noleast":
+			u.Meta.NoLeast = true
 		case "mirror-nodigest":
 			u.Mirrors.NoDigest = true
 		default:

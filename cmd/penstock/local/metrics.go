@@ -93,9 +93,10 @@ func serverHealth(h *meta.ServerHealth) []labelled {
 	for state, n := range map[string]uint64{
 		"lost": h.Chunks.Lost, "endangered": h.Chunks.Endangered, "under_replicated": h.Chunks.UnderReplicated, "corrupt": h.Chunks.Corrupt,
 		"misplaced": h.Chunks.Misplaced, "draining": h.Chunks.Draining, "surplus": h.Chunks.Surplus, "blocked": h.Chunks.Blocked,
+		"unreachable": h.Chunks.Unreachable, "last_reachable": h.Chunks.LastReachable,
 	} {
 		all = append(all, labelled{map[string]string{"state": state}, []reading{
-			{"penstock_meta_bad_chunks", "Chunks of volumes open here with something wrong, each by the worst: lost (no replica can be reached), endangered (one is left), under_replicated, corrupt, misplaced, draining, surplus; blocked: of those, what can't be helped now.", gauge, float64(n)},
+			{"penstock_meta_bad_chunks", "Chunks of volumes open here with something wrong, each by the worst: lost (no replica can be reached), endangered (one is left), under_replicated, corrupt, misplaced, draining, surplus; blocked: of those, what can't be helped now; and, apart from those, unreachable and last_reachable: none, or only one of several replicas can be reached now, since servers are away.", gauge, float64(n)},
 		}})
 	}
 	seen := map[string]bool{}

@@ -1,0 +1,96 @@
+package server
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/namespace"
+)
+
+// afreshWait bounds what lookAfresh waits for servers that do not list what they have.
+const afreshWait = 15 * time.Second
+
+// lookAfresh has every chunk server list its replicas again, as after a change of its
+// disks, and waits until an inspection that knows the lists is over, or for afreshWait:
+// what vanished from a server that noticed nothing is known then.
+func (o *owner) lookAfresh(ctx context.Context) {
+	i := &o.inspection
+	mark := time.Now()
+	i.mu.Lock()
+	clear(i.listed)
+	i.again = mark
+	i.mu.Unlock()
+	o.kickInspection()
+	for time.Since(mark) < afreshWait && ctx.Err() == nil && o.ctx.Err() == nil {
+		i.mu.Lock()
+		done := i.whole.After(mark)
+		i.mu.Unlock()
+		if done {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// shortOpen finds the open chunks behind an id of which no server has all that the
+// journal refers to, as where disks were set back to an old image. A chunk of which a
+// server does not answer is none of them.
+func (o *owner) shortOpen(ctx context.Context, from meta.ChunkID) (map[meta.ChunkID]bool, error) {
+	open := map[meta.ChunkID][]meta.ServerID{}
+	o.mu.Lock()
+	err := namespace.AllOpenChunks(&view{o: o}, func(c meta.ChunkRecord, file meta.Ino) bool {
+		if c.ID.Compare(from) > 0 && c.Live > 0 {
+			open[c.ID] = c.Servers
+		}
+		return true
+	})
+	o.mu.Unlock()
+	if err != nil || len(open) == 0 {
+		return nil, err
+	}
+	if err := o.settled(ctx); err != nil {
+		return nil, err
+	}
+	frozen, release, err := o.freezeState(ctx, &checking{})
+	if err != nil {
+		return nil, err
+	}
+	ends := map[meta.ChunkID]uint64{}
+	err = namespace.AllExtents(frozen, func(_ meta.Ino, e meta.Extent) bool {
+		if _, ok := open[e.Chunk]; ok {
+			ends[e.Chunk] = max(ends[e.Chunk], e.ChunkOff+e.Len)
+		}
+		return true
+	})
+	frozen.Close()
+	release()
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	short := map[meta.ChunkID]bool{}
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, sealsAtOnce)
+	for id, end := range ends {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			for _, server := range open[id] {
+				ask, cancel := context.WithTimeout(ctx, orderPatience)
+				said, err := o.order(ask, server, meta.Order{Kind: meta.OrderStat, Chunk: id})
+				cancel()
+				switch k := meta.KindOf(err); {
+				case err == nil && said.Length >= end, k == meta.Unavailable, k == meta.Canceled, k == meta.Interrupted:
+					return
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			short[id] = true
+		})
+	}
+	wg.Wait()
+	return short, nil
+}
