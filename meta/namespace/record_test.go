@@ -303,6 +303,9 @@ func TestGenerations(t *testing.T) {
 				continue
 			}
 			res.Places = nil // where chunks lie is not versioned
+			if _, ok := op.(*meta.ReadDir); ok {
+				res.Off = 0 // the position of the next name; a view gets no more names
+			}
 			for i := range res.Entries {
 				if a := res.Entries[i].Attr; a != nil {
 					l = append(l, fmt.Sprintf("%+v", *a))
