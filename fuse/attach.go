@@ -76,7 +76,7 @@ func (o *Options) flags() (flags uintptr) {
 		on   bool
 		flag uintptr
 	}{
-		{o.ReadOnly, unix.MS_RDONLY}, {o.NoSUID, unix.MS_NOSUID}, {o.NoDev, unix.MS_NODEV},
+		{o.ReadOnly, unix.MS_RDONLY}, {!o.SUID, unix.MS_NOSUID}, {!o.Dev, unix.MS_NODEV},
 		{o.NoExec, unix.MS_NOEXEC}, {o.NoAtime, unix.MS_NOATIME}, {o.NoDirAtime, unix.MS_NODIRATIME}, {o.NoSymFollow, unix.MS_NOSYMFOLLOW},
 	} {
 		if o.on {

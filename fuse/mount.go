@@ -41,9 +41,11 @@ type Config struct {
 // Options are the choices of mount(8) that we know.
 type Options struct {
 	ReadOnly bool
-	NoSUID   bool
-	NoDev    bool
-	NoExec   bool
+	// SUID and Dev honour set-id programs and file capabilities, and device nodes: who may
+	// write the volume from elsewhere then decides who is root here.
+	SUID   bool
+	Dev    bool
+	NoExec bool
 	// NoAtime and NoDirAtime: reading files, or directories alone, leaves their access
 	// times alone.
 	NoAtime    bool

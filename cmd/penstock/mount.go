@@ -77,7 +77,7 @@ of a mount that is not in /etc/fstab mount(8) finds the helper by the kernel's
 names of the type: link it to mount.fuse.penstock and mount.fuseblk.penstock, too.
 In /etc/fstab the whole tree is root:/.
 
-Options (-o): ro, rw, suid, nosuid, dev, nodev, exec, noexec, symfollow,
+Options (-o): ro, rw, suid, nosuid (the default), dev, nodev (the default), exec, noexec, symfollow,
 nosymfollow, relatime (the default), noatime, atime, diratime, nodiratime, user,
 users, owner and group as mount(8) has them; those that this file system has no
 sense for (sync, dirsync, strictatime, mand, iversion, SELinux contexts) are

@@ -13,11 +13,11 @@ import (
 func TestMountOptions(t *testing.T) {
 	m := mountFlags{options: []string{"_netdev", "nosuid", "ro", "x-systemd.automount", "dir=/d", "noblock", "rw"}}
 	o, err := m.parse()
-	if err != nil || !reflect.DeepEqual(o, fuse.Options{NoSUID: true, NoBlock: true}) || m.dir != "/d" {
+	if err != nil || !reflect.DeepEqual(o, fuse.Options{NoBlock: true}) || m.dir != "/d" {
 		t.Errorf("%+v %q %v", o, m.dir, err)
 	}
 	m = mountFlags{options: []string{"user"}, readOnly: true}
-	if o, err := m.parse(); err != nil || !o.NoSUID || !o.NoDev || !o.NoExec || !o.ReadOnly {
+	if o, err := m.parse(); err != nil || o.SUID || o.Dev || !o.NoExec || !o.ReadOnly {
 		t.Errorf("%+v %v", o, err)
 	}
 	m = mountFlags{options: []string{"sizee=3"}}
@@ -32,15 +32,15 @@ func TestOptionsOfMount(t *testing.T) {
 	none := fuse.Options{}
 	for option, want := range map[string]any{
 		"async": none, "atime": none, "noatime": fuse.Options{NoAtime: true}, "auto": none, "noauto": none, "context=x": "SELinux", "fscontext=x": "SELinux", "defcontext=x": "SELinux",
-		"rootcontext=@target": "SELinux", "defaults": none, "dev": none, "nodev": fuse.Options{NoDev: true}, "diratime": none, "nodiratime": fuse.Options{NoDirAtime: true}, "dirsync": "fsync",
-		"exec": none, "noexec": fuse.Options{NoExec: true}, "group": fuse.Options{NoSUID: true, NoDev: true}, "iversion": "no version", "noiversion": none, "mand": "not kept", "nomand": none,
-		"_netdev": none, "nofail": none, "relatime": none, "norelatime": none, "strictatime": "page cache", "nostrictatime": none, "lazytime": none, "nolazytime": none, "suid": none,
-		"nosuid": fuse.Options{NoSUID: true}, "silent": none, "loud": none, "owner": fuse.Options{NoSUID: true, NoDev: true}, "remount": "mount.penstock", "ro": fuse.Options{ReadOnly: true}, "rw": none,
-		"sync": "fsync", "user": fuse.Options{NoSUID: true, NoDev: true, NoExec: true}, "user=joe": fuse.Options{NoSUID: true, NoDev: true, NoExec: true}, "nouser": none,
-		"users": fuse.Options{NoSUID: true, NoDev: true, NoExec: true}, "nosymfollow": fuse.Options{NoSymFollow: true}, "symfollow": none, "x-systemd.automount": none, "comment=x": none,
+		"rootcontext=@target": "SELinux", "defaults": none, "dev": fuse.Options{Dev: true}, "nodev": none, "diratime": none, "nodiratime": fuse.Options{NoDirAtime: true}, "dirsync": "fsync",
+		"exec": none, "noexec": fuse.Options{NoExec: true}, "group": none, "iversion": "no version", "noiversion": none, "mand": "not kept", "nomand": none,
+		"_netdev": none, "nofail": none, "relatime": none, "norelatime": none, "strictatime": "page cache", "nostrictatime": none, "lazytime": none, "nolazytime": none, "suid": fuse.Options{SUID: true},
+		"nosuid": none, "silent": none, "loud": none, "owner": none, "remount": "mount.penstock", "ro": fuse.Options{ReadOnly: true}, "rw": none,
+		"sync": "fsync", "user": fuse.Options{NoExec: true}, "user=joe": fuse.Options{NoExec: true}, "nouser": none,
+		"users": fuse.Options{NoExec: true}, "nosymfollow": fuse.Options{NoSymFollow: true}, "symfollow": none, "x-systemd.automount": none, "comment=x": none,
 		"X-mount.mkdir": "unknown", "bind": "--bind", "rbind": "--rbind", "move": "--move", "loop": "unknown", "quota": "unknown",
 		// The last one counts.
-		"user,exec": fuse.Options{NoSUID: true, NoDev: true}, "noatime,relatime": none, "nodiratime,diratime": none, "nosymfollow,symfollow": none, "noatime,atime": none, "owner,suid": fuse.Options{NoDev: true},
+		"user,exec": none, "suid,dev": fuse.Options{SUID: true, Dev: true}, "suid,dev,user": fuse.Options{NoExec: true}, "noatime,relatime": none, "nodiratime,diratime": none, "nosymfollow,symfollow": none, "noatime,atime": none, "owner,suid": fuse.Options{SUID: true},
 	} {
 		m := mountFlags{options: strings.Split(option, ",")}
 		o, err := m.parse()

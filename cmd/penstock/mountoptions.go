@@ -14,10 +14,10 @@ import (
 var mountSwitches = map[string]func(*fuse.Options){
 	"ro":          func(o *fuse.Options) { o.ReadOnly = true },
 	"rw":          func(o *fuse.Options) { o.ReadOnly = false },
-	"suid":        func(o *fuse.Options) { o.NoSUID = false },
-	"nosuid":      func(o *fuse.Options) { o.NoSUID = true },
-	"dev":         func(o *fuse.Options) { o.NoDev = false },
-	"nodev":       func(o *fuse.Options) { o.NoDev = true },
+	"suid":        func(o *fuse.Options) { o.SUID = true },
+	"nosuid":      func(o *fuse.Options) { o.SUID = false },
+	"dev":         func(o *fuse.Options) { o.Dev = true },
+	"nodev":       func(o *fuse.Options) { o.Dev = false },
 	"exec":        func(o *fuse.Options) { o.NoExec = false },
 	"noexec":      func(o *fuse.Options) { o.NoExec = true },
 	"atime":       func(o *fuse.Options) { o.NoAtime = false },
@@ -33,10 +33,10 @@ var mountSwitches = map[string]func(*fuse.Options){
 	"noblock":     func(o *fuse.Options) { o.NoBlock = true },
 	"noopen":      func(o *fuse.Options) { o.NoOpen, o.Passthrough = true, false },
 	"passthrough": func(o *fuse.Options) { o.NoOpen, o.Passthrough = false, true },
-	"user":        func(o *fuse.Options) { o.NoSUID, o.NoDev, o.NoExec = true, true, true },
-	"users":       func(o *fuse.Options) { o.NoSUID, o.NoDev, o.NoExec = true, true, true },
-	"owner":       func(o *fuse.Options) { o.NoSUID, o.NoDev = true, true },
-	"group":       func(o *fuse.Options) { o.NoSUID, o.NoDev = true, true },
+	"user":        func(o *fuse.Options) { o.SUID, o.Dev, o.NoExec = false, false, true },
+	"users":       func(o *fuse.Options) { o.SUID, o.Dev, o.NoExec = false, false, true },
+	"owner":       func(o *fuse.Options) { o.SUID, o.Dev = false, false },
+	"group":       func(o *fuse.Options) { o.SUID, o.Dev = false, false },
 }
 
 // mountAlready are options that say how it is anyway, and those that mount(8),
@@ -86,11 +86,15 @@ var mountValues = map[string]func(m *mountFlags, value string){
 func (m *mountFlags) parse() (o fuse.Options, err error) { return m.read(m.options, false) }
 
 func (m *mountFlags) read(options []string, remount bool) (o fuse.Options, err error) {
+	if remount && slices.ContainsFunc(options, ofKernel) {
+		// The kernel names nosuid and nodev, and not their opposites.
+		o.SUID, o.Dev = true, true
+	}
 	for _, option := range options {
 		name, value, _ := strings.Cut(option, "=")
 		reason, refused := mountRefused[name]
 		switch {
-		case remount && (name == "remount" || slices.Contains(mountOfKernel, name)):
+		case remount && (name == "remount" || ofKernel(option)):
 		case refused:
 			return o, usagef("mount option %q can't be had: %s", name, reason)
 		case mountSwitches[name] != nil:
@@ -106,6 +110,11 @@ func (m *mountFlags) read(options []string, remount bool) (o fuse.Options, err e
 		o.ReadOnly = true
 	}
 	return o, nil
+}
+
+func ofKernel(option string) bool {
+	name, _, _ := strings.Cut(option, "=")
+	return slices.Contains(mountOfKernel, name)
 }
 
 // keptByOthers tells options that nothing need be done about.

@@ -86,6 +86,8 @@ The parts talk over Unix sockets of mode 0600 in DIR.`,
 	f.IntVar(&cfg.MetaCache, "meta-cache", 0, "inodes kept in memory at most (default 500,000)")
 	f.DurationVar(&cfg.CommitDelay, "commit-delay", 0, "how long operations that nobody waits for gather before they are journaled (default 10ms)")
 	f.BoolVar(&cfg.MountOptions.ReadOnly, "read-only", false, "mount read-only")
+	f.BoolVar(&cfg.MountOptions.SUID, "suid", false, "honour set-id programs and file capabilities of the mount")
+	f.BoolVar(&cfg.MountOptions.Dev, "dev", false, "honour device nodes of the mount")
 	f.BoolVar(&cfg.MountOptions.AllowOther, "allow-other", false, "without root: let other users in (needs user_allow_other in /etc/fuse.conf)")
 	port.flag(cmd, "DIR/admin.sock")
 	port.openFlag(cmd)

@@ -21,7 +21,7 @@ const PinOption = "pin="
 // devices are never honoured, set-id programs only if asked for. Errors: Invalid.
 func MountOptions(flags []string, readOnly bool) ([]string, error) {
 	out := []string{"nodev"}
-	if !slices.Contains(flags, "suid") {
+	if !slices.Contains(flags, "suid") { // as a mount has it anyway: said, so that nothing else decides
 		out = append(out, "nosuid")
 	}
 	for _, f := range flags {

@@ -56,7 +56,7 @@ func startCluster(t *testing.T) *cluster {
 	if c.log, err = os.Create(filepath.Join(base, "log")); err != nil {
 		t.Fatal(err)
 	}
-	p, err := spawn.Start(t.Context(), spawn.Config{Binary: bin, Dir: c.dir, Mount: c.mount, Log: c.log})
+	p, err := spawn.Start(t.Context(), spawn.Config{Binary: bin, Dir: c.dir, Mount: c.mount, Log: c.log, Args: []string{"--suid", "--dev"}})
 	if err != nil {
 		t.Fatalf("penstock up: %v\n%s", err, c.tail())
 	}
@@ -118,7 +118,7 @@ func (c *cluster) mountAgain(t *testing.T) string {
 	if err := os.Mkdir(at, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(bin, "mount", "--dir", c.dir, "/", at)
+	cmd := exec.Command(bin, "mount", "--dir", c.dir, "-o", "suid,dev", "/", at)
 	cmd.Stdout, cmd.Stderr = c.log, c.log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
