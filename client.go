@@ -35,6 +35,9 @@ type Config struct {
 	Creds *peer.Credentials
 	// UnsafeNoVerify reads bytes without checking them (positive control).
 	UnsafeNoVerify bool
+	// UnsafeNoLaunder gives leases back without a look at what kernels have of shared
+	// mappings (positive control).
+	UnsafeNoLaunder bool
 	// Logger gets what nobody asked for; nil: slog.Default().
 	Logger *slog.Logger
 	// WriteBuffer bounds the bytes that are written and not yet durable, in

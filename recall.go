@@ -15,6 +15,7 @@ import (
 // A recall is worked off in a goroutine of its own, one at a time for an inode,
 // and never waits for an operation that itself waits for a lease:
 //
+//  0. If the kernel may have dirty pages of mappings, it writes them back (mapped.go).
 //  1. Of an exclusive lease, writers are held back, and what is buffered is
 //     synced and committed.
 //  2. The kernel is told to forget. While it does, reads are still served under
@@ -49,6 +50,11 @@ type recall struct {
 	held  []*byteRange // these,
 	now   byteRange    // apart from those that overlap now while busy
 	busy  bool
+
+	// pages: pages of mappings are put in under the lease that is being given back
+	// (toWritePage), also behind the gate if gated.
+	pages bool
+	gated bool
 }
 
 type recallAsk struct {
@@ -119,6 +125,7 @@ func (c *Client) recalled(r meta.Recall, ask recallAsk) {
 		c.unknown(inodeKey{r.Volume, r.Ino}, func() { ask.done(false) })
 		return
 	}
+	dirty := ask.keep == meta.LeaseShared && c.mayBeDirty(r.Volume, r.Ino) != nil
 	in.mu.Lock()
 	if in.recall != nil {
 		in.recall.queue = append(in.recall.queue, ask)
@@ -126,7 +133,7 @@ func (c *Client) recalled(r meta.Recall, ask recallAsk) {
 		in.put()
 		return
 	}
-	if ask.keep == meta.LeaseShared && ask.epoch == in.vol.epoch.Load() && in.giveBackClean(!ask.until.IsZero()) {
+	if ask.keep == meta.LeaseShared && !dirty && ask.epoch == in.vol.epoch.Load() && in.giveBackClean(!ask.until.IsZero()) {
 		in.mu.Unlock()
 		in.put()
 		ask.done(false)
@@ -210,22 +217,41 @@ func (in *inode) giveBackClean(barrier bool) bool {
 func (in *inode) giveBack(ask *recallAsk) bool {
 	v, n := in.vol, in.vol.c.cfg.Notify
 	keep, until := ask.keep, ask.until
+	var pages Launderer
+	if until.IsZero() { // a snapshot shows what was synced
+		pages = v.c.mayBeDirty(v.id, in.ino)
+	}
 	in.mu.Lock()
 	if v.epoch.Load() != ask.epoch {
 		in.mu.Unlock()
 		return true
+	}
+	if pages != nil {
+		in.recall.pages = true
+		in.mu.Unlock()
+		in.collect(func() { pages.Launder(v.id, in.ino) })
+		in.mu.Lock()
 	}
 	f := in.file
 	gated := in.lease == meta.LeaseExclusive && f != nil
 	if gated {
 		in.letPending(f)
 		f.shut()
+	}
+	in.recall.gated = gated
+	if keep == meta.LeaseShared {
+		in.recall.pages = false // what is stored from now on may stay in the kernel
+	}
+	if gated || pages != nil && f != nil && f.uncommitted > 0 {
 		in.mu.Unlock()
 		gone := in.flushForRecall(ask)
 		in.mu.Lock()
 		if !gone {
+			in.recall.gated = false
 			in.passed++
-			f.gate--
+			if gated {
+				f.gate--
+			}
 			f.changed()
 			in.mu.Unlock()
 			return false
@@ -243,6 +269,9 @@ func (in *inode) giveBack(ask *recallAsk) bool {
 		}
 		in.mu.Lock()
 		in.invalidateRead()
+		if pages != nil {
+			in.collectLast(ask, pages)
+		}
 	}
 	if f := in.file; f != nil {
 		f.changed() // before the file may be forgotten: who waits looks again
@@ -253,6 +282,7 @@ func (in *inode) giveBack(ask *recallAsk) bool {
 	}
 	if in.recall != nil {
 		in.recall.track, in.recall.hold, in.recall.read = false, false, nil
+		in.recall.pages, in.recall.gated = false, false
 	}
 	if gated {
 		f.gate--

@@ -37,14 +37,28 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 			return 0, err
 		}
 	}
-	if err := v.space.take(ctx, v, int64(len(p))); err != nil {
+	return v.writeIn(ctx, call, in, p, writing{off: off, atEnd: atEnd})
+}
+
+// writing says where bytes go.
+type writing struct {
+	off   int64
+	atEnd bool   // at the end of the file instead
+	page  bool   // they are written back from a mapping: see WritePage,
+	epoch uint64 // in this epoch
+}
+
+// writeIn buffers p.
+func (v *Volume) writeIn(ctx context.Context, call *Call, in *inode, p []byte, w writing) (n int, err error) {
+	off, atEnd, all := w.off, w.atEnd, int64(len(p))
+	if err := v.space.take(ctx, v, all); err != nil {
 		return 0, err
 	}
-	if err := v.c.buf.take(ctx, int64(len(p)), v.kick); err != nil {
+	if err := v.c.buf.take(ctx, all, v.kick); err != nil {
 		return 0, err
 	}
 	grew := 0
-	defer func() { v.c.buf.give(int64(len(p) - grew)) }()
+	defer func() { v.c.buf.give(all - int64(grew)) }()
 
 	var f *file
 	var at uint64
@@ -52,16 +66,17 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 	var told enough
 	defer func() { v.drop(&got) }()
 	for {
-		if f, _, err = in.withMap(ctx, meta.LeaseExclusive); err != nil {
-			return 0, err
-		}
-		if f.gate != 0 {
-			err := in.wait(ctx, f)
-			in.mu.Unlock()
-			if err != nil {
+		if w.page {
+			if f, err = in.toWritePage(ctx, w.epoch); err != nil {
 				return 0, err
 			}
-			continue
+			if uint64(off) >= f.size {
+				in.mu.Unlock()
+				return 0, nil
+			}
+			p = p[:min(uint64(len(p)), f.size-uint64(off))]
+		} else if f, err = in.toWrite(ctx); err != nil {
+			return 0, err
 		}
 		if at, err = in.mayWrite(f, off, len(p), atEnd); err != nil {
 			in.mu.Unlock()
@@ -126,6 +141,21 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 		v.kick()
 	}
 	return len(p), nil
+}
+
+// toWrite waits until the file may be written, and returns with mu held.
+func (in *inode) toWrite(ctx context.Context) (*file, error) {
+	for {
+		f, _, err := in.withMap(ctx, meta.LeaseExclusive)
+		if err != nil || f.gate == 0 {
+			return f, err
+		}
+		err = in.wait(ctx, f)
+		in.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+	}
 }
 
 // mayWrite says where n bytes go, or why not. mu is held.

@@ -45,7 +45,9 @@ func (f *fileSystem) fillEntry(e *penstock.Entry, out *fuse.EntryOut) {
 	out.NodeId = f.nodeID(e.Volume, e.Attr.Ino)
 	out.Generation = f.generation(e.Volume)
 	f.fillAttr(e.Volume, &e.Attr, &out.Attr)
-	out.SetAttrTimeout(e.Valid)
+	if !f.mayFill(out.NodeId, &e.Attr) {
+		out.SetAttrTimeout(e.Valid)
+	}
 	out.SetEntryTimeout(f.entryTimeout(e.Volume, e.Valid))
 }
 
@@ -69,9 +71,11 @@ func (f *fileSystem) entryTimeout(v meta.VolumeID, valid time.Duration) time.Dur
 	return valid
 }
 
-func (f *fileSystem) fillAttrOut(e *penstock.Entry, out *fuse.AttrOut) {
+func (f *fileSystem) fillAttrOut(node uint64, e *penstock.Entry, out *fuse.AttrOut) {
 	f.fillAttr(e.Volume, &e.Attr, &out.Attr)
-	out.SetTimeout(e.Valid)
+	if !f.mayFill(node, &e.Attr) {
+		out.SetTimeout(e.Valid)
+	}
 }
 
 // GetAttr answers stat(2) and what the kernel refreshes by itself.
@@ -88,10 +92,14 @@ func (f *fileSystem) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fu
 		return f.status("getattr", in.NodeId, err)
 	}
 	e, err := v.GetAttr(ctx, ino)
+	if err == nil && in.Flags()&fuse.FUSE_GETATTR_FH == 0 && f.mustFill(in.NodeId, &e.Attr) {
+		f.fillHoles(ctx, v, in.NodeId, ino)
+		e, err = v.GetAttr(ctx, ino)
+	}
 	if err != nil {
 		return f.status("getattr", in.NodeId, err)
 	}
-	f.fillAttrOut(&e, out)
+	f.fillAttrOut(in.NodeId, &e, out)
 	return fuse.OK
 }
 
@@ -109,10 +117,16 @@ func (f *fileSystem) Statx(cancel <-chan struct{}, in *fuse.StatxIn, out *fuse.S
 		return f.status("statx", in.NodeId, err)
 	}
 	e, err := v.GetAttr(ctx, ino)
+	if err == nil && f.mustFill(in.NodeId, &e.Attr) {
+		f.fillHoles(ctx, v, in.NodeId, ino)
+		e, err = v.GetAttr(ctx, ino)
+	}
 	if err != nil {
 		return f.status("statx", in.NodeId, err)
 	}
-	out.SetTimeout(e.Valid)
+	if !f.mayFill(in.NodeId, &e.Attr) {
+		out.SetTimeout(e.Valid)
+	}
 	f.fillStatx(e.Volume, &e.Attr, out)
 	return fuse.OK
 }
@@ -166,6 +180,8 @@ func (f *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fu
 		}
 		if req.Mask&meta.SetKillPriv != 0 {
 			dropSetGID(&req, &old.Attr, &in.InHeader)
+		} else if err := f.dropRightsOf(ctx, v, in.NodeId, &old.Attr, &in.InHeader, false); err != nil {
+			return f.status("setattr", in.NodeId, err)
 		}
 		if req.Mask&meta.SetSize != 0 && req.Size > old.Attr.Size {
 			f.opens.grow(in.NodeId, int64(old.Attr.Size))
@@ -175,7 +191,7 @@ func (f *fileSystem) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fu
 	if err != nil {
 		return f.status("setattr", in.NodeId, err)
 	}
-	f.fillAttrOut(&e, out)
+	f.fillAttrOut(in.NodeId, &e, out)
 	return fuse.OK
 }
 

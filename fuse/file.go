@@ -42,14 +42,13 @@ func (f *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Ope
 	if in.Flags&syscall.O_TRUNC != 0 {
 		// Not by the library's Open: Linux truncates also what is opened only
 		// for reading, and here rights may have to be dropped with it.
-		req := meta.SetAttr{Ino: ino, Mask: meta.SetSize}
-		if in.Mode&fuse.OPEN_KILL_SUIDGID != 0 {
-			req.Mask |= meta.SetKillPriv
-			dropSetGID(&req, &info.Entry.Attr, &in.InHeader)
-		}
 		call := f.call(&in.InHeader)
-		call.Op.Step = secondStep
-		if info.Entry, err = v.SetAttr(ctx, call, req); err != nil {
+		call.Op.Step = 2 * secondStep
+		err = f.dropRightsOf(ctx, v, in.NodeId, &info.Entry.Attr, &in.InHeader, in.Mode&fuse.OPEN_KILL_SUIDGID != 0)
+		if err == nil {
+			info.Entry, err = v.SetAttr(ctx, call, meta.SetAttr{Ino: ino, Mask: meta.SetSize})
+		}
+		if err != nil {
 			v.Release(ctx, ino, in.Flags)
 			return f.status("open", in.NodeId, err)
 		}
@@ -261,7 +260,11 @@ func (f *fileSystem) read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 	}
 	if in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
 		// Without a lock owner the kernel fills its page cache.
-		f.opens.pageRead(in.NodeId, in.Fh, int64(in.Offset), int64(len(buf)))
+		if f.opens.pageRead(in.NodeId, in.Fh, int64(in.Offset), int64(len(buf))) {
+			// What it knows of the blocks may become wrong without a request.
+			f.conn.newGeneration()
+			f.conn.invalidateAttr(in.NodeId)
+		}
 		defer f.opens.pageReadEnds(in.NodeId)
 	}
 	pages := f.back.pending(in.NodeId)
@@ -302,22 +305,23 @@ func (f *fileSystem) write(cancel <-chan struct{}, in *fuse.WriteIn, p []byte) (
 	kill := in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0
 	off := int64(in.Offset)
 	if in.WriteFlags&fuse.WRITE_CACHE != 0 {
-		p = slices.Clone(p)
-		f.opens.clearTail(in.NodeId, p, off)
-		f.addPage(in.NodeId, pageWrite{v: v, call: call, ino: ino, data: p, off: off, kill: kill})
+		f.takePage(v, call, in.NodeId, ino, p, off)
 		return uint32(len(p)), fuse.OK
 	}
+	atEnd := in.Flags&syscall.O_APPEND != 0
+	to := off + int64(len(p))
+	if atEnd {
+		to = toEnd
+	}
+	defer f.opens.endAround(in.NodeId, f.opens.beginAround(in.NodeId, off, to))
 	if f.back.queued.Load() > 0 {
 		if err := f.back.drain(in.NodeId); err != nil {
 			return 0, f.status("write", in.NodeId, err)
 		}
 	}
-	if kill {
-		if err := f.dropSetGIDFirst(ctx, v, ino, &in.InHeader); err != nil {
-			return 0, f.status("write", in.NodeId, err)
-		}
+	if err := f.dropRights(ctx, v, in.NodeId, ino, &in.InHeader, kill); err != nil {
+		return 0, f.status("write", in.NodeId, err)
 	}
-	atEnd := in.Flags&syscall.O_APPEND != 0
 	n, err := v.Write(ctx, call, ino, p, off, atEnd, kill)
 	if err != nil {
 		return 0, f.status("write", in.NodeId, err)
@@ -359,7 +363,13 @@ func (f *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fus
 	if err != nil {
 		return f.status("fallocate", in.NodeId, err)
 	}
+	if in.Mode&^meta.FallocKeepSize != 0 {
+		defer f.opens.endAround(in.NodeId, f.opens.beginAround(in.NodeId, int64(in.Offset), int64(in.Offset+in.Length)))
+	}
 	if err = f.back.drain(in.NodeId); err == nil {
+		err = f.dropRights(ctx, v, in.NodeId, ino, &in.InHeader, !mayLeaveSetID(&in.InHeader))
+	}
+	if err == nil {
 		err = v.Fallocate(ctx, f.call(&in.InHeader), meta.Fallocate{Ino: ino, Mode: in.Mode, Off: in.Offset, Len: in.Length})
 	}
 	if err == nil {
@@ -379,6 +389,9 @@ func (f *fileSystem) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.L
 		return f.status("lseek", in.NodeId, err)
 	}
 	var off int64
+	if f.opens.mayBeDirty(in.NodeId) {
+		f.fillHoles(ctx, v, in.NodeId, ino)
+	}
 	if err = f.back.drain(in.NodeId); err == nil {
 		off, err = v.Seek(ctx, ino, int64(in.Offset), in.Whence)
 	}
@@ -413,10 +426,14 @@ func (f *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRang
 	if err != nil {
 		return 0, f.status("copy_file_range", in.NodeIdOut, err)
 	}
+	defer f.opens.endAround(in.NodeIdOut, f.opens.beginAround(in.NodeIdOut, int64(in.OffOut), int64(in.OffOut+min(in.Len, maxCopy))))
 	for _, node := range []uint64{in.NodeId, in.NodeIdOut} {
 		if err := f.back.drain(node); err != nil {
 			return 0, f.status("copy_file_range", node, err)
 		}
+	}
+	if err := f.dropRights(ctx, v, in.NodeIdOut, dstIno, &in.InHeader, !mayLeaveSetID(&in.InHeader)); err != nil {
+		return 0, f.status("copy_file_range", in.NodeIdOut, err)
 	}
 	n, err := v.CopyRange(ctx, f.call(&in.InHeader), meta.CopyRange{
 		Src: srcIno, SrcOff: in.OffIn, Dst: dstIno, DstOff: in.OffOut, Len: min(in.Len, maxCopy), At: at,

@@ -43,6 +43,8 @@ type fileSystem struct {
 	inumbers inumbers
 	listings listings
 	opens    opens
+	// dropping counts the requests that are dropping set-id bits and file capabilities.
+	dropping atomic.Int32
 	kept     keptOpens
 	texts    virtualTexts
 	// count counts requests for the session; nil: nobody wants to know.

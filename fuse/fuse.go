@@ -125,6 +125,8 @@ type volumeFiles interface {
 type volumeData interface {
 	Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n int, err error)
 	Write(ctx context.Context, call *penstock.Call, ino meta.Ino, p []byte, off int64, atEnd, kill bool) (n int, err error)
+	WritePage(ctx context.Context, call *penstock.Call, ino meta.Ino, p []byte, off int64, epoch uint64) error
+	Epoch() uint64
 	Fsync(ctx context.Context, ino meta.Ino, dataOnly bool) error
 	Fallocate(ctx context.Context, call *penstock.Call, req meta.Fallocate) error
 	CopyRange(ctx context.Context, call *penstock.Call, req meta.CopyRange) (uint64, error)

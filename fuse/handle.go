@@ -34,6 +34,12 @@ type openNode struct {
 	// mapped: pages came into the cache through a handle that bypasses it, so
 	// a shared mapping exists.
 	mapped bool
+	// filled: a page was filled since the node is open for writing, so that it may be
+	// dirty; told is what the kernel was told meanwhile. See mapped.go.
+	filled bool
+	told   answered
+	// around are the changes under way that go around the page cache.
+	around []around
 	// reading counts the READs of pages that are being answered.
 	reading int
 	// tail are the bytes of a page between an old end of the file and the page's
@@ -95,7 +101,9 @@ func (n *openNode) count(mode handleMode, delta int) {
 	case mode&modePassthrough != 0:
 		n.through += delta
 	case mode&modeWrite != 0:
-		n.writers += delta
+		if n.writers += delta; n.writers == 0 {
+			n.filled, n.told = false, answered{}
+		}
 	default:
 		n.readers += delta
 	}
@@ -111,10 +119,11 @@ func (o *opens) pagesMayExist(node uint64) (yes bool) {
 
 // pageRead notes that pages are being read through fh. It is called before the
 // bytes are read, so that a write that comes later sees it; pageReadEnds after
-// them.
-func (o *opens) pageRead(node, fh uint64, off, length int64) {
+// them. It reports whether the node may have dirty pages from now on.
+func (o *opens) pageRead(node, fh uint64, off, length int64) (first bool) {
 	o.with(node, true, func(n *openNode) {
 		n.reading++
+		first = n.fills()
 		if modeOf(fh)&modeWrite == 0 {
 			return
 		}
@@ -123,6 +132,7 @@ func (o *opens) pageRead(node, fh uint64, off, length int64) {
 			n.tail = span{}
 		}
 	})
+	return first
 }
 
 func (o *opens) pageReadEnds(node uint64) {

@@ -3,6 +3,7 @@ package fuse
 import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
 )
 
@@ -25,19 +26,63 @@ func dropSetGID(req *meta.SetAttr, a *meta.Attr, h *fuse.InHeader) {
 	req.Mode = mode &^ (meta.ModeSetGID | meta.ModeSetUID)
 }
 
-// dropSetGIDFirst does it before a write.
-func (f *fileSystem) dropSetGIDFirst(ctx request, v Volume, ino meta.Ino, h *fuse.InHeader) error {
-	e, err := v.GetAttr(ctx, ino)
-	if err != nil || !dropsSetGID(&e.Attr, h) {
-		return err
+// dropRights drops before a change of a file's bytes what the change takes away, and has
+// the kernel forget the mode that it knows: exec(2) goes by that. Without kill the caller
+// may leave the set-id bits, but never file capabilities.
+func (f *fileSystem) dropRights(ctx request, v Volume, node uint64, ino meta.Ino, h *fuse.InHeader, kill bool) error {
+	var e penstock.Entry
+	known := false
+	if q, ok := v.(quickVolume); ok {
+		e, known = q.GetAttrCached(ino)
 	}
+	if !known {
+		var err error
+		if e, err = v.GetAttr(ctx, ino); err != nil {
+			return err
+		}
+	}
+	return f.dropRightsOf(ctx, v, node, &e.Attr, h, kill)
+}
+
+// dropRightsOf is dropRights of a file whose attributes are known.
+func (f *fileSystem) dropRightsOf(ctx request, v Volume, node uint64, a *meta.Attr, h *fuse.InHeader, kill bool) error {
+	caps := a.Flags&meta.FlagHasCaps != 0
+	if !a.IsRegular() || !caps && (!kill || a.Mode&(meta.ModeSetUID|meta.ModeSetGID) == 0) {
+		if f.dropping.Load() > 0 {
+			f.forgetMode(node) // another request may have dropped them, and not told the kernel yet
+		}
+		return nil
+	}
+	f.dropping.Add(1)
+	defer f.dropping.Add(-1)
+	defer f.forgetMode(node)
 	call := f.call(h)
 	call.Op.Step = secondStep
-	req := meta.SetAttr{Ino: ino, Mask: meta.SetKillPriv}
-	dropSetGID(&req, &e.Attr, h)
-	_, err = v.SetAttr(ctx, call, req)
+	if !kill {
+		err := v.RemoveXattr(ctx, call, a.Ino, capabilities)
+		if meta.KindOf(err) == meta.NoAttribute {
+			return nil
+		}
+		return err
+	}
+	req := meta.SetAttr{Ino: a.Ino, Mask: meta.SetKillPriv}
+	dropSetGID(&req, a, h)
+	_, err := v.SetAttr(ctx, call, req)
 	return err
 }
+
+// forgetMode has the kernel ask for the attributes of a node before it acts by them.
+func (f *fileSystem) forgetMode(node uint64) {
+	f.conn.newGeneration()
+	f.conn.invalidateAttr(node)
+}
+
+// capabilities is the attribute that holds a file's capabilities.
+const capabilities = "security.capability"
+
+// mayLeaveSetID reports whether who changes a file's bytes may leave its set-id bits
+// (CAP_FSETID), where the kernel does not say.
+func mayLeaveSetID(h *fuse.InHeader) bool { return h.Uid == 0 }
 
 func dropsSetGID(a *meta.Attr, h *fuse.InHeader) bool {
 	const groupExecute = 0o010

@@ -587,6 +587,17 @@ func (v *memVolume) Read(_ context.Context, ino meta.Ino, p []byte, off int64) (
 	return copy(p, n.data[min(off, int64(len(n.data))):]), nil
 }
 
+func (v *memVolume) Epoch() uint64 { return 1 }
+
+func (v *memVolume) WritePage(ctx context.Context, call *penstock.Call, ino meta.Ino, p []byte, off int64, _ uint64) error {
+	e, err := v.GetAttr(ctx, ino)
+	if err != nil || uint64(off) >= e.Attr.Size {
+		return err
+	}
+	_, err = v.Write(ctx, call, ino, p[:min(uint64(len(p)), e.Attr.Size-uint64(off))], off, false, false)
+	return err
+}
+
 func (v *memVolume) Write(_ context.Context, call *penstock.Call, ino meta.Ino, p []byte, off int64, atEnd, kill bool) (int, error) {
 	defer v.mu.Unlock()
 	if err := v.enter("write", call); err != nil {

@@ -83,8 +83,8 @@ func (f *fileSystem) quick(op uint32, h *fuse.InHeader, s *slot, n int) (st fuse
 	case opGetattr:
 		out := at[fuse.AttrOut](body)
 		e, ok := v.GetAttrCached(ino)
-		if ok {
-			f.fillAttrOut(&e, out)
+		if ok = ok && !f.mustFill(h.NodeId, &e.Attr); ok {
+			f.fillAttrOut(h.NodeId, &e, out)
 		}
 		return fuse.OK, unsafe.Sizeof(*out), ok
 	case opOpen:
@@ -133,7 +133,10 @@ func (f *fileSystem) quickRead(v quickVolume, ino meta.Ino, in *fuse.ReadIn, bod
 		return 0, false
 	}
 	if in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
-		f.opens.pageRead(in.NodeId, in.Fh, int64(in.Offset), int64(in.Size))
+		if f.opens.pageRead(in.NodeId, in.Fh, int64(in.Offset), int64(in.Size)) {
+			f.conn.newGeneration()
+			f.conn.invalidateAttr(in.NodeId)
+		}
 		defer f.opens.pageReadEnds(in.NodeId)
 	}
 	began := time.Now()

@@ -335,7 +335,7 @@ func (f *fileSystem) restorePages(left []keep.Record, bytes func(keep.Record) []
 		}
 		unique := r.N[5] &^ (1 << 63)
 		f.addPage(r.N[0], pageWrite{
-			v: v, ino: ino, data: append([]byte(nil), p...), off: int64(r.N[2]), kill: r.N[5]>>63 != 0,
+			v: v, ino: ino, data: append([]byte(nil), p...), off: int64(r.N[2]), epoch: v.Epoch(),
 			call: &penstock.Call{
 				Op:  meta.OpID{Incarnation: f.incarnation, Unique: unique},
 				UID: r.Aux, GID: uint32(r.N[1]), Resent: true,
@@ -347,16 +347,12 @@ func (f *fileSystem) restorePages(left []keep.Record, bytes func(keep.Record) []
 // addPage queues a page, and notes it until it is written.
 func (f *fileSystem) addPage(node uint64, p pageWrite) {
 	if m := f.kept.keep; m != nil {
-		kill := uint64(0)
-		if p.kill {
-			kill = 1 << 63
-		}
 		buf := m.Buffer(len(p.data))
 		if buf != nil {
 			buf = append(buf, p.data...)
 		}
 		p.slot = m.Note(keep.Record{Kind: keep.Page, Aux: p.call.UID, N: [6]uint64{
-			node, uint64(p.call.GID), uint64(p.off), uint64(len(p.data)), m.Place(buf), p.call.Op.Unique&^resent | kill,
+			node, uint64(p.call.GID), uint64(p.off), uint64(len(p.data)), m.Place(buf), p.call.Op.Unique &^ resent,
 		}})
 		p.kept, p.keep = buf, m
 	}

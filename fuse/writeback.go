@@ -52,7 +52,8 @@ type pageWrite struct {
 	ino  meta.Ino
 	data []byte
 	off  int64
-	kill bool
+	// epoch is the volume's when the kernel wrote the page back.
+	epoch uint64
 
 	// slot and kept are where a successor finds it until it is written.
 	keep *keep.Memory
@@ -94,7 +95,7 @@ func (w *writeback) run(node uint64, q *pageQueue) {
 	for len(q.pages) > 0 {
 		p := q.pages[0]
 		w.mu.Unlock()
-		_, err := p.v.Write(request(nil), p.call, p.ino, p.data, p.off, false, p.kill)
+		err := p.v.WritePage(request(nil), p.call, p.ino, p.data, p.off, p.epoch)
 		if err != nil {
 			w.log(node, err)
 		}
@@ -118,6 +119,17 @@ func (w *writeback) run(node uint64, q *pageQueue) {
 	}
 }
 
+// has reports whether pages of the node are queued.
+func (w *writeback) has(node uint64) bool {
+	if w.queued.Load() == 0 {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q := w.nodes[node]
+	return q != nil && len(q.pages) > 0
+}
+
 // fail has the node's next drain tell an error.
 func (w *writeback) fail(node uint64, err error) {
 	w.log(node, err)
@@ -133,6 +145,23 @@ func (w *writeback) fail(node uint64, err error) {
 	}
 }
 
+// settle waits until what is queued of the node now is written, and leaves an error
+// to the next drain.
+func (w *writeback) settle(node uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.settleLocked(w.nodes[node])
+}
+
+func (w *writeback) settleLocked(q *pageQueue) {
+	if q == nil {
+		return
+	}
+	for until := q.added; q.written < until; {
+		w.done.Wait()
+	}
+}
+
 // drain waits until what is queued of the node now is written, and tells an
 // error once.
 func (w *writeback) drain(node uint64) error {
@@ -142,9 +171,7 @@ func (w *writeback) drain(node uint64) error {
 	if q == nil {
 		return nil
 	}
-	for until := q.added; q.written < until; {
-		w.done.Wait()
-	}
+	w.settleLocked(q)
 	err := q.err
 	q.err = nil
 	if len(q.pages) == 0 && w.nodes[node] == q {

@@ -240,7 +240,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 		Hold: hold, Redial: redial, Start: start, Must: takeover != "", Replace: takeover == takeoverReplace, Leave: leave,
 		Client: penstock.Config{
 			Meta: addrs, Name: fmt.Sprintf("%s:%s (pid %d)", host, dir, os.Getpid()),
-			IndexDir: m.indexes(), Logger: log, WriteBuffer: m.buffer << 20, Creds: creds, UnsafeNoVerify: unsafe.Store.UnsafeNoVerify, Topology: m.topology, Congestion: m.congestion,
+			IndexDir: m.indexes(), Logger: log, WriteBuffer: m.buffer << 20, Creds: creds, UnsafeNoVerify: unsafe.Store.UnsafeNoVerify, UnsafeNoLaunder: unsafe.NoLaunder, Topology: m.topology, Congestion: m.congestion,
 		},
 		Source: source, Dir: dir, Options: opts, Grace: m.grace, Force: secondSignal(ctx), Admit: admit,
 		Ready: func(mount *fuse.Mount, c *penstock.Client) {

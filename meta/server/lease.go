@@ -412,6 +412,29 @@ func (t *leaseTable) ask(v meta.VolumeID, s *session, ino meta.Ino, keep meta.Le
 	return r.done
 }
 
+// putsIn reports whether s is being asked to give ino up, so that it may put in what it
+// still has of it: it waits for nobody, or nobody would get anywhere. Whoever else caches
+// the inode, as the session for which it is taken back may, is asked in the same round, which
+// ends when all have answered.
+func (t *leaseTable) putsIn(v meta.VolumeID, s *session, ino meta.Ino) bool {
+	l := t.m[ino]
+	if l == nil || l.recall == nil || l.recall.keep != meta.LeaseNone || l.recall.within != 0 {
+		return false
+	}
+	r := l.recall
+	if _, asked := r.pending[s]; !asked {
+		return false
+	}
+	l.each(func(h *holder) {
+		if _, asked := r.pending[h.s]; asked || h.mode == meta.LeaseNone || t.apart(s, h.s) {
+			return
+		}
+		r.pending[h.s] = struct{}{}
+		h.s.enqueue(r.round, r.message(v))
+	})
+	return true
+}
+
 func (r *recall) message(v meta.VolumeID) *wire.Recall {
 	return &wire.Recall{Recall: meta.Recall{Volume: v, Ino: r.ino, Keep: r.keep, Within: r.within}}
 }

@@ -504,7 +504,11 @@ func (o *owner) recallFor(s *session, op meta.Op, k *ticket, w *view) (wait <-ch
 	if m, ok := op.(*meta.SetAttr); ok && m.ReadTime() {
 		keep = meta.LeaseShared
 	}
+	_, write := op.(*meta.Write)
 	for _, ino := range inos {
+		if write && o.leases.putsIn(o.vol, s, ino) {
+			continue
+		}
 		if ch := o.leases.conflict(o.vol, s, ino, keep); ch != nil {
 			o.leases.block(k, ino)
 			o.noteHolders(ino, k)

@@ -21,6 +21,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"chunk-nofence", "chunkserver/store", "TestStoreIsTheMachine"},
 	{"chunk-nosync", "chunkserver/store", "TestStoreIsTheMachine"},
 	{"chunk-nocap", "chunkserver/client", "TestCapabilities"},
+	{"client-nolaunder", "test/posix", "TestMapped"},
 	{"meta-norecall", "meta/server", "TestNamesAreRecalledBeforeTheyChange"},
 	{"meta-nowait", "meta/server", "TestNobodySeesWhatCouldBeLost"},
 	{"meta-norecall", "test/snapshots", "TestAtomic"},

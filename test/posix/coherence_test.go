@@ -1,7 +1,9 @@
 package posix
 
 import (
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -35,4 +37,30 @@ func twoMounts(t *testing.T) (a, b string) {
 func TestCoherence(t *testing.T) {
 	a, b := twoMounts(t)
 	conform(t, a, b, suite.CoherenceCases())
+}
+
+// TestMapped runs the cases of files that are mapped and stored into while others
+// change them, plain and in a volume that compresses.
+func TestMapped(t *testing.T) {
+	if *dirFlag != "" {
+		a, b := twoMounts(t)
+		conform(t, a, b, suite.MappedCases())
+		return
+	}
+	c := startCluster(t)
+	second := c.mountAgain(t)
+	bin, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(bin, "volume", "create", "z", "--attach", "/z", "--compression", "zstd", "--dir", c.dir).CombinedOutput(); err != nil {
+		t.Fatalf("penstock volume create: %v\n%s", err, out)
+	}
+	for _, below := range []string{"plain", "z/compressed"} {
+		a, b := filepath.Join(c.mount, below), filepath.Join(second, below)
+		if err := errors.Join(os.Mkdir(a, 0o755), os.Chmod(a, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+		conform(t, a, b, suite.MappedCases())
+	}
 }

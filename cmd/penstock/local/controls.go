@@ -30,6 +30,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.NoJournal = true
 		case "journal-nofence":
 			u.Meta.NoFence = true
+		case "client-nolaunder":
+			u.NoLaunder = true
 		case "meta-norecall":
 			u.Meta.NoRecall = true
 		case "meta-nowait":

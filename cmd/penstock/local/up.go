@@ -40,6 +40,7 @@ type Unsafe struct {
 	NoJournal bool // etcd does not sync
 	Store     store.Options
 	NoCap     bool // chunk servers check no capability
+	NoLaunder bool // mounts give leases back with pages of mappings still in the kernel
 }
 
 // identity is what a data directory remembers of itself.
@@ -178,7 +179,8 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	s.stopMirrors = s.Meta.runMirrors(cfg.Logger)
 	if cfg.Mount != "" {
 		s.Mount, err = StartMount(ctx, MountConfig{
-			Meta: []string{s.Meta.Addr}, Dir: cfg.Mount, Logger: cfg.Logger, Options: cfg.MountOptions,
+			NoLaunder: cfg.Unsafe.NoLaunder,
+			Meta:      []string{s.Meta.Addr}, Dir: cfg.Mount, Logger: cfg.Logger, Options: cfg.MountOptions,
 			WriteBuffer: cfg.WriteBuffer, MetaCache: cfg.MetaCache,
 		})
 		if err != nil {
@@ -260,6 +262,7 @@ type MountConfig struct {
 	Logger      *slog.Logger
 	WriteBuffer int64
 	MetaCache   int
+	NoLaunder   bool // see Unsafe
 }
 
 // Mount is a client with its mount.
@@ -281,7 +284,7 @@ func StartMount(ctx context.Context, cfg MountConfig) (*Mount, error) {
 	defer cancel()
 	c, err := penstock.Dial(dial, penstock.Config{
 		Meta: cfg.Meta, Name: fmt.Sprintf("%s: mount %s (pid %d)", host, cfg.Dir, os.Getpid()), Logger: cfg.Logger,
-		WriteBuffer: cfg.WriteBuffer, MetaCache: cfg.MetaCache, Notify: n,
+		WriteBuffer: cfg.WriteBuffer, MetaCache: cfg.MetaCache, Notify: n, UnsafeNoLaunder: cfg.NoLaunder,
 	})
 	if err != nil {
 		return nil, err

@@ -185,23 +185,26 @@ func chmodCases() []Case {
 		t.As(alice, func() { t.Read("f") })
 		t.Mode("f", 0o6777)
 	})
-	add("set-id/capabilities-are-dropped-by-write", func(t *T) {
-		t.File("f", "x")
-		t.Chmod("f", 0o777)
-		// struct vfs_cap_data, revision 2: CAP_NET_RAW permitted and effective.
-		capability := "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
-		t.OK("setxattr", unix.Setxattr("f", "security.capability", []byte(capability), 0))
-		t.As(alice, func() { t.OK("write", changes["write"](t)) })
-		_, err := unix.Getxattr("f", "security.capability", make([]byte, 100))
-		t.Want("getxattr(security.capability)", err, unix.ENODATA)
-	})
 	add("set-id/capabilities-are-dropped-by-chown", func(t *T) {
 		t.File("f", "x")
-		capability := "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
-		t.OK("setxattr", unix.Setxattr("f", "security.capability", []byte(capability), 0))
+		t.OK("setxattr", unix.Setxattr("f", "security.capability", []byte(netRaw), 0))
 		t.OK("chown", unix.Chown("f", 5, 5))
 		_, err := unix.Getxattr("f", "security.capability", make([]byte, 100))
 		t.Want("getxattr(security.capability)", err, unix.ENODATA)
 	})
+	cs = append(cs, setIDExecCases()...)
+	for name, do := range changes {
+		for _, u := range []User{alice, root} {
+			add("set-id/capabilities-are-dropped-by-"+name+"-of-"+u.Name, func(t *T) {
+				t.File("src", strings.Repeat("s", 100))
+				t.File("f", strings.Repeat("f", 5000))
+				t.Chmod("f", 0o777)
+				t.OK("setxattr", unix.Setxattr("f", "security.capability", []byte(netRaw), 0))
+				t.As(u, func() { t.OK(name, do(t)) })
+				_, err := unix.Getxattr("f", "security.capability", make([]byte, 100))
+				t.Want("getxattr(security.capability)", err, unix.ENODATA)
+			})
+		}
+	}
 	return cs
 }
