@@ -310,6 +310,11 @@ func (f *healthFacts) judgeEtcd(l *problems, heard []*serverFacts) {
 				once(aside, x.Address, etcdSpace, "has %s in use and a file of %s, its quota is %s: beyond that all changes are refused", sizeText(x.Used), sizeText(x.Bytes), sizeText(x.Quota))
 			}
 		}
+		if d := s.health.MetaDisk; d != nil && d.Refusing {
+			l.add(Critical, "metadata", s.Name, "free space on the disk of "+d.Path+", or on another metadata server's: volumes move there by themselves", "refuses changes with ENOSPC: the disk of %s has %s left, it needs %s, and no other metadata server takes its volumes", d.Path, sizeText(d.Free), sizeText(d.Wanted))
+		} else if d != nil {
+			l.add(Warning, "metadata", s.Name, "free space on the disk of "+d.Path, "has %s left on the disk of %s and needs %s: its volumes are given to other metadata servers", sizeText(d.Free), d.Path, sizeText(d.Wanted))
+		}
 		if s.health.JournalFull {
 			l.add(Critical, "metadata", s.Name, etcdSpace, "has volumes that take no changes, since etcd refuses writes for want of space")
 		}

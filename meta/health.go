@@ -16,6 +16,8 @@ type ServerHealth struct {
 	Etcd        EtcdHealth  `json:"etcd"`
 	// JournalFull: a volume here takes no changes, since etcd refuses them.
 	JournalFull bool `json:"journal_full,omitempty"`
+	// MetaDisk is the disk of its journal and state if that has too little room, else nil.
+	MetaDisk *MetaDiskHealth `json:"metadata_disk,omitempty"`
 	// MetaServers are the names that joined the cluster as metadata servers and
 	// were not evicted; none where there are no certificates.
 	MetaServers []string `json:"metadata_servers,omitempty"`
@@ -45,6 +47,15 @@ type ServerHealth struct {
 	// used a volume, and that did not come back.
 	CutOff []ClientHealth `json:"cut_off,omitempty"`
 	Left   int            `json:"left,omitempty"`
+}
+
+// MetaDiskHealth is a metadata server's disk with too little room.
+type MetaDiskHealth struct {
+	Path   string `json:"path"`
+	Free   uint64 `json:"free_bytes"`
+	Wanted uint64 `json:"wanted_bytes"` // below that volumes are given to other servers
+	// Refusing: changes to volumes here are refused, which no other server took.
+	Refusing bool `json:"refusing,omitempty"`
 }
 
 // HealthRequest asks a metadata server for its ServerHealth: whole; or with

@@ -117,9 +117,13 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		defer cancel()
 		return o.handOver(ctx, m.Entry)
 	case wire.AdminTake:
-		// Of a server that stops, or else of one that could not open the volume.
+		// Of a server that stops; or else of one that could not open the volume, or with
+		// its address, that has no room for it.
 		if m.Name != "" {
 			s.leavers.add(m.Name)
+		}
+		if err := s.mayTake(m); err != nil {
+			return err
 		}
 		_, err := s.openAs(ctx, m.Volume, cluster.VolumeActive, m.Entry)
 		return err

@@ -250,7 +250,7 @@ func (b *standbys) position(v meta.VolumeID) (at journal.Position, warm bool) {
 func (b *standbys) wanted() (all []meta.VolumeID) {
 	view := b.s.cfg.Cluster.View()
 	n := b.s.cfg.Followers
-	if view == nil || n < 0 || len(view.MetaServers) < 2 {
+	if view == nil || n < 0 || len(view.MetaServers) < 2 || b.s.roomless.low.Load() {
 		return nil
 	}
 	for _, v := range view.Volumes {

@@ -47,6 +47,7 @@ func (s *Server) Health(ctx context.Context, q meta.HealthRequest) *meta.ServerH
 		}
 	}
 	s.nodesHealth(h)
+	s.roomHealth(h)
 	s.volumesHealth(h, false)
 	standbys, _ := s.standbys.status()
 	for _, f := range standbys {

@@ -416,6 +416,9 @@ func (s *Server) bringOneHome(row cluster.Volume, calm bool) (again, rests bool)
 		if !calm {
 			return true, false
 		}
+		if s.roomless.rests(roomlessRest) {
+			return false, false // roomlessLoop wakes homeLoop
+		}
 		if _, warm := s.standbys.position(v); !warm && s.cfg.Followers > 0 {
 			return true, false
 		}

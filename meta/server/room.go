@@ -43,6 +43,7 @@ func (s *Server) lookForRoom() {
 		return // whoever writes there finds out
 	}
 	soft := min(roomSoft, total/8)
+	s.roomless.look(free, soft)
 	was := s.tight.Load()
 	if was != nil {
 		soft += soft / 8 // not to and fro

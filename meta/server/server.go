@@ -137,6 +137,8 @@ type Config struct {
 	// Room tells how much of the disks that hold journal and state is free, and
 	// how large they are, in bytes; nil where that is somebody else's care.
 	Room func() (free, total uint64, err error)
+	// RoomPath is where that is, for people.
+	RoomPath string
 	// ReadChunk reads of a sealed chunk; only a survey needs it.
 	ReadChunk func(ctx context.Context, at meta.ChunkPlace, p []byte, off uint64) error
 	// KeyLook is how often it is looked whether the capability keys are to be
@@ -174,11 +176,12 @@ type Unsafe struct {
 
 // Server serves the volumes of a cluster.
 type Server struct {
-	cfg   Config
-	log   *slog.Logger
-	epoch time.Time
-	stats counters
-	tight atomic.Pointer[shortage] // nil: there is room
+	cfg      Config
+	log      *slog.Logger
+	epoch    time.Time
+	stats    counters
+	roomless roomless
+	tight    atomic.Pointer[shortage] // nil: there is room
 
 	suspected suspicion
 
@@ -332,6 +335,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	if cfg.Room != nil {
 		s.wg.Go(s.roomLoop)
+		s.wg.Go(s.roomlessLoop)
 	}
 	return s, nil
 }

@@ -235,7 +235,7 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 		RepairDelay: cfg.Repair.Delay, RepairGrace: cfg.Repair.Grace, RepairInterval: cfg.Repair.Interval, ListInterval: cfg.Repair.ListInterval,
 		RepairParallel: cfg.Repair.Parallel, RepairRate: cfg.Repair.Rate, RepairServerRate: cfg.Repair.ServerRate, Balance: cfg.Repair.Balance,
 		CompactRate: cfg.Repair.CompactRate, JoinLeast: cfg.Repair.JoinFragments, JoinSmall: cfg.Repair.JoinBelow, JoinInterval: cfg.Repair.JoinInterval,
-		Room: func() (free, total uint64, err error) { return room(dir) },
+		Room: func() (free, total uint64, err error) { return room(dir) }, RoomPath: dir,
 		Dead: func(h string, pid uint32, start uint64) bool { return process.Parse(h, pid, start).Dead(self) },
 	})
 	if err != nil {

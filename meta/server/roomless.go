@@ -1,0 +1,139 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/wire"
+)
+
+// A server whose metadata disk fills up gives its volumes to servers that have room, before
+// it has to refuse changes: nobody may write to a volume that is served from a full disk. It
+// takes none back, and follows none, until there has been room for a while: else volumes
+// would go to and fro with every log file that somebody rotates. If nobody takes them it
+// keeps them, and refuses what it must (room.go).
+
+const (
+	// roomlessLook is how often a server without room looks what it still has to give away.
+	roomlessLook = 500 * time.Millisecond
+	// roomlessAgain is how long a volume that nobody took is kept before it is offered again.
+	roomlessAgain = 5 * time.Second
+	// roomlessRest is how long there must have been room before volumes come back.
+	roomlessRest = time.Minute
+)
+
+// roomless says that this server has too little room for the volumes of others.
+type roomless struct {
+	low  atomic.Bool
+	last atomic.Int64 // when it was so last, nanoseconds since 1970; 0: never
+	free atomic.Uint64
+	want atomic.Uint64
+}
+
+// look takes what is free on the disk, and below what changes are refused.
+func (r *roomless) look(free, refuse uint64) {
+	want := 2 * refuse
+	r.free.Store(free)
+	r.want.Store(want)
+	if r.low.Load() {
+		want += want / 8
+	}
+	low := free < want
+	r.low.Store(low)
+	if low {
+		r.last.Store(time.Now().UnixNano())
+	}
+}
+
+// rests: there is no room, or has been for too short a time.
+func (r *roomless) rests(rest time.Duration) bool {
+	last := r.last.Load()
+	return r.low.Load() || last != 0 && time.Since(time.Unix(0, last)) < rest
+}
+
+// roomlessLoop gives volumes away while there is no room.
+func (s *Server) roomlessLoop() {
+	t := time.NewTicker(roomlessLook)
+	defer t.Stop()
+	kept := map[meta.VolumeID]time.Time{} // since when nobody took it
+	resting := false
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-t.C:
+		}
+		if !s.roomless.low.Load() {
+			if rests := s.roomless.rests(roomlessRest); resting && !rests {
+				s.goHome() // what is at home here may come back
+			} else {
+				resting = rests
+			}
+			clear(kept)
+			continue
+		}
+		resting = true
+		for _, o := range s.owners() {
+			if time.Since(kept[o.vol]) < roomlessAgain {
+				continue
+			}
+			if err := s.giveAway(o); err != nil && s.ctx.Err() == nil {
+				if kept[o.vol].IsZero() {
+					o.log.Error("the metadata disk fills up, and no other server takes the volume: free space on it, or on another server's", "free", s.roomless.free.Load(), "wanted", s.roomless.want.Load(), "error", err)
+				}
+				kept[o.vol] = time.Now()
+			}
+		}
+	}
+}
+
+// giveAway has another server take a volume.
+func (s *Server) giveAway(o *owner) error {
+	view := s.cfg.Cluster.View()
+	if view == nil {
+		return nil
+	}
+	var errs []error
+	for _, m := range cluster.Rank(o.vol, view.MetaServers) {
+		if m.Name == s.cfg.Name || s.leavers.has(m.Name) {
+			continue
+		}
+		ask, cancel := context.WithTimeoutCause(s.ctx, handOverWait+time.Second, errors.New("the server did not take the volume in time"))
+		re, err := s.askPeer(ask, m.Addr, &wire.Admin{Op: wire.AdminTake, Volume: o.vol, Entry: s.cfg.Addr})
+		cancel()
+		if err == nil {
+			err = re.Status.Error()
+		}
+		if err == nil || o.ctx.Err() != nil {
+			o.log.Warn("the metadata disk fills up: the volume was given to another server", "server", m.Name, "free", s.roomless.free.Load(), "wanted", s.roomless.want.Load())
+			return nil
+		}
+		errs = append(errs, err)
+	}
+	if len(errs) == 0 {
+		return meta.E("give volume away", meta.Unavailable, o.subject(), errors.New("there is no other server"))
+	}
+	return errors.Join(errs...)
+}
+
+// mayTake refuses a volume that a server without room offers, if there is none here.
+func (s *Server) mayTake(m *wire.Admin) error {
+	if m.Name != "" || m.Entry == "" || !s.roomless.low.Load() && s.tight.Load() == nil {
+		return nil // of a server that stops, or could not open it: somebody must
+	}
+	return meta.E("take volume", meta.NoSpace, s.cfg.Name, errors.New("its metadata disk has too little room, too"))
+}
+
+// roomHealth tells of the disk.
+func (s *Server) roomHealth(h *meta.ServerHealth) {
+	if s.roomless.low.Load() {
+		h.MetaDisk = &meta.MetaDiskHealth{
+			Path: s.cfg.RoomPath, Free: s.roomless.free.Load(), Wanted: s.roomless.want.Load(),
+			Refusing: s.tight.Load() != nil && len(s.owners()) > 0,
+		}
+	}
+}
