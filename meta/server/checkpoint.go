@@ -119,7 +119,7 @@ func (o *owner) checkpointLoop() {
 		o.mu.Lock()
 		switch {
 		case time.Now().Before(o.checkpointRetry):
-		case known && o.uncovered() && time.Since(o.recorded.written) >= o.checkpointEvery():
+		case known && o.uncovered() && time.Since(o.ageFrom(last)) >= o.checkpointEvery():
 			o.startCheckpoint()
 		case stale:
 			o.startCheckpoint() // of the same entry, if there is no later one

@@ -59,6 +59,15 @@ func (o *owner) checkpointEvery() time.Duration {
 	return o.srv.cfg.CheckpointEvery
 }
 
+// ageFrom is what the age of the recorded checkpoint counts from; opened is when its volume
+// was, or a checkpoint was made here. Caller holds mu.
+func (o *owner) ageFrom(opened time.Time) time.Time {
+	if o.srv.cfg.Unsafe.NoCheckpointAge {
+		return opened
+	}
+	return o.recorded.written
+}
+
 // uncovered: the journal has entries that the recorded checkpoint lacks. Caller holds mu.
 func (o *owner) uncovered() bool { return o.recorded.seq < o.durable }
 

@@ -576,6 +576,8 @@ func (s *site) start() {
 			cfg.Unsafe.NoWait = true
 		case "meta-nofreeze":
 			cfg.Unsafe.NoFreeze = true
+		case "meta-nocheckpointage":
+			cfg.Unsafe.NoCheckpointAge = true
 		case "meta-noend":
 			cfg.Unsafe.NoEnd = true
 		case "meta-noleast":

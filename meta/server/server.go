@@ -167,6 +167,8 @@ type Unsafe struct {
 	NoPromise bool
 	// NoFreeze: changes are answered while a group's snapshots are taken.
 	NoFreeze bool
+	// NoCheckpointAge: the age of a checkpoint counts from when its volume was opened.
+	NoCheckpointAge bool
 	// NoEnd: an open chunk goes on whatever became of its replicas.
 	NoEnd bool
 	// NoLeast: a chunk begins with one replica where there is no room for more, whatever

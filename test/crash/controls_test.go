@@ -30,6 +30,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"meta-nosquash", "meta/server", "TestSquashedClient"},
 	{"meta-nopace", "meta/server", "TestFloodIsHeldUp"},
 	{"meta-nofreeze", "meta/server", "TestGroupIsOneMoment"},
+	{"meta-nocheckpointage", "meta/server", "TestCheckpointAgeOutlivesOwners"},
 	{"meta-noend", "meta/server", "TestHurtOpenChunksAreRepaired"},
 	{"meta-noend", "meta/server", "TestShortChunksAreFilled"},
 	{"meta-noleast", "meta/server", "TestShortChunksAreFilled"},

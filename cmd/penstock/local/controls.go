@@ -50,6 +50,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Meta.NoEnd = true
 		case "meta-noleast":
 			u.Meta.NoLeast = true
+		case "meta-nocheckpointage":
+			u.Meta.NoCheckpointAge = true
 		case "mirror-nodigest":
 			u.Mirrors.NoDigest = true
 		default:
