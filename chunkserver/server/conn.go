@@ -33,8 +33,10 @@ type conn struct {
 	*wire.Conn
 	s        *Server
 	who      peer.Identity
-	trusted  bool // same user or root: may be passed descriptors
-	plain    bool // ticketed: what is read from it, others may have seen
+	from     net.Conn // as it was accepted
+	counted  bool     // in Server.accepted; guarded by the server's mu
+	trusted  bool     // same user or root: may be passed descriptors
+	plain    bool     // ticketed: what is read from it, others may have seen
 	data     []byte
 	ring     []byte
 	busy     chan struct{}
@@ -72,6 +74,9 @@ func (c *conn) serve() {
 	c.DropDescriptors()
 	c.s.mu.Lock()
 	delete(c.s.conns, c)
+	if c.counted {
+		c.s.accepted--
+	}
 	c.unshare()
 	c.s.mu.Unlock()
 	if c.ring != nil {
@@ -79,7 +84,7 @@ func (c *conn) serve() {
 	}
 	switch meta.KindOf(err) {
 	case meta.Protocol, meta.Version, meta.AccessDenied:
-		c.s.slog.Warn("chunk connection ended", "peer", c.NetConn().RemoteAddr().String(), "err", err)
+		c.s.refusals.Warn(c.s.slog, "chunk connection ended", "peer", c.NetConn().RemoteAddr().String(), "err", err)
 	}
 }
 
@@ -109,8 +114,14 @@ func (c *conn) loop() error {
 				if err := c.ticketed(h, &q); err != nil {
 					return err
 				}
+				if err := c.s.known(c); err != nil {
+					return err
+				}
 				_ = c.NetConn().SetReadDeadline(time.Time{})
 				continue
+			}
+			if err := c.s.known(c); err != nil {
+				return err
 			}
 			_ = c.NetConn().SetReadDeadline(time.Time{})
 			if err := c.send(wire.Hello, 0, h.ID, &wire.Answer{Speaks: min(q.Speaks, wire.Version), Server: c.s.cfg.ID, Host: c.s.cfg.Host}); err != nil {

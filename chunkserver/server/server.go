@@ -70,7 +70,7 @@ type Server struct {
 	conns map[*conn]struct{} // greeted
 	// evicted are identities, "role/name", whose certificates count for nothing.
 	evicted peer.Worthless
-	// accepted counts the connections that are there, greeted or not yet.
+	// accepted counts the connections whose peers are known; gate has the others.
 	accepted int
 	shares   map[string]*share // of identities that are connected
 	lns      map[net.Listener]struct{}
@@ -85,6 +85,9 @@ type Server struct {
 	seen  map[string]capability.Claims // tokens that verified
 
 	tickets cipher.AEAD // seals them
+
+	gate     peer.Gate
+	refusals peer.Refusals
 
 	refused, frames     atomic.Uint64
 	descriptors, shared atomic.Uint64
@@ -161,20 +164,32 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 func (s *Server) accept(nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended || s.accepted >= s.cfg.MaxConns {
-		s.refused.Add(1)
+	if s.ended {
 		nc.Close()
 		return
 	}
-	s.accepted++
+	s.gate.Enter(nc)
 	s.wg.Go(func() {
+		defer s.gate.Leave(nc)
 		if c := s.greet(nc); c != nil {
+			c.from = nc
 			c.serve()
 		}
-		s.mu.Lock()
-		s.accepted--
-		s.mu.Unlock()
 	})
+}
+
+// known counts a connection whose peer is known. Errors: ResourceExceeded.
+func (s *Server) known(c *conn) error {
+	s.gate.Leave(c.from)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.accepted >= s.cfg.MaxConns {
+		s.refused.Add(1)
+		return meta.E("chunk connection", meta.ResourceExceeded, c.who.String(), fmt.Errorf("there are %d connections", s.accepted))
+	}
+	s.accepted++
+	c.counted = true
+	return nil
 }
 
 // greet finds out who connects; nil if it may not.
@@ -182,12 +197,12 @@ func (s *Server) greet(nc net.Conn) *conn {
 	nc, who, err := peer.Greet(s.ctx, nc)
 	if err != nil {
 		s.refused.Add(1)
-		s.slog.Warn("chunk connection refused", "err", err)
+		s.refusals.Warn(s.slog, "chunk connection refused", "err", err)
 		return nil
 	}
 	c, err := newConn(s, nc, who)
 	if err != nil {
-		s.slog.Warn("chunk connection refused", "err", err)
+		s.refusals.Warn(s.slog, "chunk connection refused", "err", err)
 		nc.Close()
 		return nil
 	}
@@ -199,7 +214,7 @@ func (s *Server) greet(nc net.Conn) *conn {
 	}
 	if s.evicted.Has(who) {
 		s.refused.Add(1)
-		s.slog.Warn("chunk connection refused: its peer was evicted", "peer", who.String())
+		s.refusals.Warn(s.slog, "chunk connection refused: its peer was evicted", "peer", who.String())
 		nc.Close()
 		return nil
 	}

@@ -33,7 +33,7 @@ const portLook = 250 * time.Millisecond
 const noAdmin = "none"
 
 func (a *adminPort) flag(cmd *cobra.Command, standard string) {
-	cmd.Flags().StringVar(&a.addr, "admin", "", "address of /metrics, /healthz, /readyz and /debug/pprof: unix:/path, a loopback host:port, or none (default "+standard+")")
+	cmd.Flags().StringVar(&a.addr, "admin", "", "address of /metrics, /healthz and /readyz, and of /debug/pprof on a socket: unix:/path, a loopback host:port, or none (default "+standard+")")
 }
 
 // openFlag is the --metrics flag, of roles that are not started beside each other: a

@@ -234,14 +234,14 @@ func greet(ctx context.Context, nc net.Conn) (net.Conn, Identity, error) {
 const tlsRecord = 0x16
 
 func (l *listener) greet(ctx context.Context, nc net.Conn) (net.Conn, Identity, error) {
-	if l.tickets && !l.creds.insecure {
-		ctx, cancel := context.WithTimeout(ctx, handshakeWait)
-		defer cancel()
-		first, err := peek(ctx, nc)
+	if !l.creds.insecure {
+		early, cancel := context.WithTimeout(ctx, firstByteWait)
+		first, err := peek(early, nc)
+		cancel()
 		if err != nil {
 			return nil, Identity{}, err
 		}
-		if first != tlsRecord {
+		if l.tickets && first != tlsRecord {
 			return nc, Identity{}, nil
 		}
 	}

@@ -81,7 +81,7 @@ func (s *Server) stranger(conn net.Conn, rd *wire.Reader, v uint8, ans *wire.Hel
 		cancel()
 	}
 	if err != nil {
-		s.log.Warn("nobody joined", "peer", conn.RemoteAddr().String(), "error", err)
+		s.refusals.Warn(s.log, "nobody joined", "peer", conn.RemoteAddr().String(), "error", err)
 	}
 	re.Status = wire.StatusOf(err)
 	conn.Write(wire.Append(nil, v, id, re))

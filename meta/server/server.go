@@ -206,6 +206,8 @@ type Server struct {
 	unable   unable
 	// strangers has a slot for each connection without a certificate.
 	strangers chan struct{}
+	gate      peering.Gate // connections that are not known yet
+	refusals  peering.Refusals
 	conns     atomic.Int64
 	repairs   *repairs
 	digests   digests
@@ -348,27 +350,31 @@ func (s *Server) Serve(l net.Listener) error {
 	defer stop()
 	for {
 		conn, err := l.Accept()
-		if err == nil && s.conns.Add(1) > int64(s.cfg.MaxConns) {
-			s.conns.Add(-1)
-			conn.Close()
-			continue
-		}
 		if err != nil {
 			if s.ctx.Err() != nil {
 				return nil
 			}
 			return meta.E("accept", meta.IO, l.Addr().String(), err)
 		}
+		s.gate.Enter(conn)
 		s.wg.Go(func() {
-			defer s.conns.Add(-1)
+			defer s.gate.Leave(conn)
 			stop := context.AfterFunc(s.ctx, func() { conn.Close() })
 			defer stop()
-			conn, who, err := peering.Greet(s.ctx, conn)
+			greeted, who, err := peering.Greet(s.ctx, conn)
 			if err != nil {
-				s.log.Warn("a connection was refused", "error", err)
+				s.refusals.Warn(s.log, "a connection was refused", "error", err)
 				return
 			}
-			s.connection(conn, who)
+			if who.Anyone() || who.Role != "" { // others stay strangers
+				s.gate.Leave(conn)
+				defer s.conns.Add(-1)
+				if s.conns.Add(1) > int64(s.cfg.MaxConns) {
+					greeted.Close()
+					return
+				}
+			}
+			s.connection(greeted, who)
 		})
 	}
 }
@@ -412,7 +418,7 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 		return
 	}
 	if err := s.mayConnect(who, h.Role); err != nil {
-		s.log.Warn("a connection was refused", "error", err)
+		s.refusals.Warn(s.log, "a connection was refused", "error", err)
 		s.greet(conn, err)
 		return
 	}

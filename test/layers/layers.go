@@ -66,7 +66,7 @@ var table = []row{
 	{"cmd/penstock/spawn", nil, "runs the binary as a child; knows nothing of what is inside"},
 	{"cmd/penstock/demo", []string{"cmd/penstock/spawn"}, "drives the binary and the kernel as a user does"},
 	{"cmd/penstock/kube", []string{"meta"}, "asks an API server; what for is for others to know"},
-	{"cmd/penstock/admin", []string{"meta"}, "serves metrics and health of whatever part is handed in"},
+	{"cmd/penstock/admin", []string{"meta", "meta/peer"}, "serves metrics and health of whatever part is handed in, behind the same gate as the servers"},
 	{"cmd/penstock", []string{"*"}, "flags and signals; wires what it likes"},
 	{"test", []string{"*"}, "tests may reach everything"},
 }

@@ -1,6 +1,7 @@
 // Package admin owns the administrative HTTP endpoint of a role: /metrics for
 // Prometheus, /healthz and /readyz for whoever restarts or routes, and
-// /debug/pprof. It listens on a Unix socket of mode 0600 or on loopback; it has
+// /debug/pprof. It listens on a Unix socket of mode 0600 or on loopback, where no
+// profiles are told, since any process of the machine may ask; it has
 // no authentication of its own, so any other address is refused, unless it is to
 // serve /metrics alone.
 package admin
@@ -24,6 +25,7 @@ import (
 	"golang.org/x/net/netutil"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
 )
 
 // Config says where to listen and what to tell.
@@ -89,6 +91,7 @@ func Listen(cfg Config) (*Server, error) {
 	}
 	s.http = http.Server{Handler: handler(cfg), ReadHeaderTimeout: headerWithin, IdleTimeout: idleFor, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug)}
+	s.http.ConnState = (&idlers{}).state
 	if cfg.MetricsOnly {
 		s.http.ReadTimeout, s.http.WriteTimeout = headerWithin, openAnswers // of a body there is nothing to read
 		l = netutil.LimitListener(l, openConns)
@@ -100,6 +103,19 @@ func Listen(cfg Config) (*Server, error) {
 		}
 	}()
 	return s, nil
+}
+
+// idlers bounds the connections that ask for nothing: those that have waited longest are
+// closed, so that who asks is answered, however many others only connect.
+type idlers struct{ gate peer.Gate }
+
+func (i *idlers) state(nc net.Conn, state http.ConnState) {
+	switch state {
+	case http.StateNew, http.StateIdle:
+		i.gate.Enter(nc)
+	default:
+		i.gate.Leave(nc)
+	}
 }
 
 // Addr is where the server listens, in the form of Config.Addr.
@@ -191,6 +207,9 @@ func handler(cfg Config) http.Handler {
 		}
 		fmt.Fprintln(w, "ok")
 	})
+	if !strings.HasPrefix(cfg.Addr, "unix:") { // every process of this machine reaches it
+		return mux
+	}
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)

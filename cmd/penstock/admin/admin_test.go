@@ -245,6 +245,28 @@ func TestManyStrangers(t *testing.T) {
 	}
 }
 
+// TestNoProfilesOverTCP: a port of loopback, which any process of the machine reaches,
+// tells metrics and health and no profile.
+func TestNoProfilesOverTCP(t *testing.T) {
+	s, err := Listen(Config{Addr: "127.0.0.1:0", Gatherer: prometheus.NewRegistry()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]int{"/metrics": 200, "/healthz": 200, "/readyz": 200, "/debug/pprof/": 404, "/debug/pprof/heap": 404, "/debug/pprof/cmdline": 404, "/debug/pprof/profile?seconds=1": 404} {
+		r, err := http.Get("http://" + s.Addr() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Body.Close()
+		if r.StatusCode != want {
+			t.Errorf("%s: status %d, want %d", path, r.StatusCode, want)
+		}
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestMetricsOnly: what listens for strangers tells them what is counted and nothing
 // else: no profile, no command line.
 func TestMetricsOnly(t *testing.T) {

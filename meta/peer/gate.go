@@ -1,0 +1,154 @@
+package peer
+
+import (
+	"container/list"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// Bounds of connections that have not said who they are.
+const (
+	gatePerAddr = 128
+	gateAll     = 2048
+	// firstByteWait is how long a connection may say nothing at all. Who dials us speaks
+	// at once; what comes after the first byte has until handshakeWait.
+	firstByteWait = 5 * time.Second
+)
+
+// Gate bounds the connections of a server whose peers have not said who they are, those
+// of one address and all of them. Nobody is refused: where there are too many, the one
+// that has waited longest is closed, of the address that has most. Who comes with a
+// certificate says so within milliseconds, and is one of the newest as long as that takes.
+// The zero value is ready.
+type Gate struct {
+	mu    sync.Mutex
+	by    map[netip.Prefix]*list.List // of net.Conn, the oldest first
+	in    map[net.Conn]gated
+	perIP int // 0: gatePerAddr
+	all   int // 0: gateAll
+}
+
+type gated struct {
+	at netip.Prefix
+	el *list.Element
+}
+
+// Enter takes a connection in. One of this machine over a Unix socket is left alone: the
+// kernel tells whose it is.
+func (g *Gate) Enter(nc net.Conn) {
+	at, ok := addressOf(nc)
+	if !ok {
+		return
+	}
+	g.mu.Lock()
+	if g.in == nil {
+		g.by, g.in = make(map[netip.Prefix]*list.List), make(map[net.Conn]gated)
+	}
+	l := g.by[at]
+	if l == nil {
+		l = list.New()
+		g.by[at] = l
+	}
+	g.in[nc] = gated{at, l.PushBack(nc)}
+	perIP, all := g.perIP, g.all
+	if perIP == 0 {
+		perIP, all = gatePerAddr, gateAll
+	}
+	var out net.Conn
+	switch {
+	case l.Len() > perIP:
+		out = l.Front().Value.(net.Conn)
+	case len(g.in) > all:
+		for _, other := range g.by {
+			if other.Len() > l.Len() {
+				l = other
+			}
+		}
+		out = l.Front().Value.(net.Conn)
+	}
+	if out != nil {
+		g.leave(out)
+	}
+	g.mu.Unlock()
+	if out != nil {
+		out.Close()
+	}
+}
+
+// Leave lets a connection out that is known by now, or over. It may be called twice.
+func (g *Gate) Leave(nc net.Conn) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.leave(nc)
+}
+
+func (g *Gate) leave(nc net.Conn) {
+	c, ok := g.in[nc]
+	if !ok {
+		return
+	}
+	delete(g.in, nc)
+	l := g.by[c.at]
+	if l.Remove(c.el); l.Len() == 0 {
+		delete(g.by, c.at)
+	}
+}
+
+// addressOf is what the connections of one place have in common: the address, of IPv6 the
+// network that a place is given.
+func addressOf(nc net.Conn) (netip.Prefix, bool) {
+	a, ok := nc.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}, false
+	}
+	ip, ok := netip.AddrFromSlice(a.IP)
+	if !ok {
+		return netip.Prefix{}, false
+	}
+	bits := 64
+	if ip = ip.Unmap(); ip.Is4() {
+		bits = 32
+	}
+	p, err := ip.Prefix(bits)
+	return p, err == nil
+}
+
+// Refusals says in the log that connections were refused: some of them, and how many
+// more there were. Who connects decides how often that is. The zero value is ready.
+type Refusals struct {
+	mu     sync.Mutex
+	since  time.Time
+	said   int
+	unsaid uint64
+}
+
+// In each refusalEvery refusalLines are said.
+const (
+	refusalEvery = time.Minute
+	refusalLines = 10
+)
+
+// Warn logs a refusal, or counts it.
+func (r *Refusals) Warn(log *slog.Logger, msg string, args ...any) {
+	r.mu.Lock()
+	now := time.Now()
+	if now.Sub(r.since) >= refusalEvery {
+		r.since, r.said = now, 0
+	}
+	if r.said >= refusalLines {
+		r.unsaid++
+		r.mu.Unlock()
+		return
+	}
+	r.said++
+	unsaid := r.unsaid
+	r.unsaid = 0
+	r.mu.Unlock()
+	if unsaid > 0 {
+		args = append(args, "refusals since the last line", unsaid)
+	}
+	log.Warn(msg, args...)
+}
