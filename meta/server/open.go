@@ -26,7 +26,8 @@ type openChunk struct {
 	standing placement.Standing
 	want     int    // replicas, by the policy
 	ends     string // why it must end; "" if it may go on
-	// askable: a server of its record can be asked, without which it can't be sealed.
+	// askable: a server of its record can be asked, or all were given up, without which it
+	// can't be sealed.
 	askable bool
 	// elsewhere: it lies where the policy wants no data.
 	elsewhere bool
@@ -39,7 +40,7 @@ func (o *owner) openChunk(rec *meta.ChunkRecord, policy *meta.Policy, m *placeme
 	x.askable = slices.ContainsFunc(rec.Servers, func(id meta.ServerID) bool {
 		s, ok := m.Server(id)
 		return ok && (s.State == placement.Live || s.State == placement.Draining)
-	})
+	}) || !slices.ContainsFunc(rec.Servers, func(id meta.ServerID) bool { return !o.srv.neverBack(id) })
 	x.ends = o.mustEnd(rec, replicas, m)
 	switch {
 	case o.srv.cfg.Unsafe.NoEnd:

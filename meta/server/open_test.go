@@ -176,3 +176,16 @@ func TestShortChunksWaitForTheirWriter(t *testing.T) {
 		return unless(o.openChunk(&rec, &policy, g.s.srv.servers()).ends != "")
 	})
 }
+
+// A chunk that nobody wrote to yet ends and goes when its servers were given up, though
+// none of them can be asked, and no writer comes.
+func TestUnwrittenChunkOnRemovedServer(t *testing.T) {
+	t.Parallel()
+	g := newGrid(t, nil, racks[0])
+	p := g.s.dial("a")
+	g.policy(p, meta.Policy{Replicas: 1})
+	id := p.alloc(t, false).ID
+	g.nodes[1].halt()
+	p.admin(t, wire.Admin{Op: wire.AdminNodeRemove, Ino: 1, Entry: "force"})
+	eventually(t, "it went", func() error { return unless(g.record(id).ID.IsZero()) })
+}
