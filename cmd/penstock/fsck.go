@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/server"
 	"penstock.io/penstock/meta/wire"
@@ -146,8 +147,10 @@ func check(ctx context.Context, s *client.Session, only []string, tell func(stri
 		}
 		views = append(views, view)
 	}
-	if len(only) > len(views) {
-		return nil, usagef("not all of the volumes %v exist; see 'penstock volume list'", only)
+	for _, name := range only {
+		if !slices.ContainsFunc(views, func(v checkView) bool { return v.Volume == name }) {
+			return nil, meta.E("find volume", meta.NoSuchVolume, name, nil)
+		}
 	}
 	return views, nil
 }
