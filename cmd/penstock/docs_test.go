@@ -124,7 +124,10 @@ func isCommand(root *cobra.Command, line string) error {
 	cmd := root
 	for len(words) > 0 && cmd.HasSubCommands() {
 		word := strings.TrimRight(words[0], ",.")
-		if strings.HasPrefix(word, "-") || word == "" || strings.Contains(word, "$") {
+		if word == "" { // "..."
+			return nil
+		}
+		if strings.HasPrefix(word, "-") || strings.Contains(word, "$") {
 			break
 		}
 		var next *cobra.Command
