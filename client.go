@@ -106,8 +106,19 @@ type Client struct {
 	views   views
 	kept    kept
 
-	stats struct {
-		rpcs, hits, recalls, written, read, appended, commits, lost, indexed, refused atomic.Uint64
+	stats counters
+}
+
+// counters are what Stats tells.
+type counters struct {
+	rpcs, hits, recalls, written, read, appended, commits, lost, lostFiles, indexed, refused atomic.Uint64
+}
+
+// lose counts a file of which bytes are lost that a program wrote.
+func (s *counters) lose(bytes int64) {
+	if bytes > 0 {
+		s.lost.Add(uint64(bytes))
+		s.lostFiles.Add(1)
 	}
 }
 
@@ -365,7 +376,9 @@ type Stats struct {
 	ReadBytes     uint64 // by Read
 	AppendedBytes uint64 // sent to chunk servers
 	Commits       uint64 // files' extents committed
-	LostBytes     uint64 // dirty bytes lost to errors that were told
+	LostBytes     uint64 // written bytes that are lost: to errors, to the end of the session, or given up by an operator
+	LostFiles     uint64 // files that lost some, each time
+	DirtyFiles    int    // files with something that is not durable and committed
 }
 
 // Stats takes a reading.
@@ -384,9 +397,12 @@ func (c *Client) Stats() Stats {
 		AppendedBytes: c.stats.appended.Load(),
 		Commits:       c.stats.commits.Load(),
 		LostBytes:     c.stats.lost.Load(),
+		LostFiles:     c.stats.lostFiles.Load(),
 	}
 	for _, v := range c.openVolumes() {
-		s.DirtyBytes += v.dirtyBytes.Load()
+		u := v.Unsynced()
+		s.DirtyBytes += u.Bytes
+		s.DirtyFiles += u.Files
 	}
 	return s
 }

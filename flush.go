@@ -885,6 +885,7 @@ func (v *Volume) flushHeld(in *inode, mode flushMode) error {
 // verdict turns what a flush failed with into what callers are told. Bytes of
 // a file that no longer exists are dropped.
 func (v *Volume) verdict(in *inode, err error) error {
+	v.failure.note(err)
 	if err == nil {
 		return nil
 	}
@@ -955,16 +956,19 @@ func (in *inode) dropDirtyLocked() {
 	v.unlistLocked(in)
 }
 
-// loseDirty gives up what is buffered of a file, and tells.
-func (v *Volume) loseDirty(in *inode, err error) {
+// loseDirty gives up what is buffered of a file, and tells. It gives the number of
+// bytes, and whether there was anything.
+func (v *Volume) loseDirty(in *inode, err error) (bytes int64, lost bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	f := in.file
-	if f == nil || f.uncommitted == 0 && !f.ended {
-		return
+	if f == nil || f.uncommitted == 0 && !f.metaDirty && !f.sealWant && !f.ended {
+		return 0, false
 	}
-	v.c.stats.lost.Add(uint64(f.uncommitted))
-	v.c.log.Error("written bytes are lost", "inode", v.subject(in.ino), "bytes", f.uncommitted, "err", err)
+	bytes = f.uncommitted
+	v.c.stats.lose(bytes)
+	v.c.log.Error("written bytes are lost", "inode", v.subject(in.ino), "bytes", bytes, "err", err)
 	f.fail(meta.E("write back", meta.KindOf(err), v.subject(in.ino), err))
 	in.dropDirtyLocked()
+	return bytes, true
 }

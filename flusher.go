@@ -254,14 +254,7 @@ func (v *Volume) settleGroup(ctx context.Context, ws []*work) (last error) {
 
 // flushAll flushes every dirty file.
 func (v *Volume) flushAll(ctx context.Context, mode flushMode) error {
-	v.dirtyMu.Lock()
-	todo := make([]*inode, 0, len(v.dirty))
-	for in := range v.dirty {
-		in.pins.Add(1)
-		todo = append(todo, in)
-	}
-	v.dirtyMu.Unlock()
-	return v.flushThese(ctx, todo, mode)
+	return v.flushThese(ctx, v.dirtyInodes(), mode)
 }
 
 // flushFiles makes what is buffered of some files durable and committed. It fails,

@@ -551,7 +551,7 @@ func (c *Client) lostLeft(in *inode, bytes int) {
 	if bytes == 0 {
 		return
 	}
-	c.stats.lost.Add(uint64(bytes))
+	c.stats.lose(int64(bytes))
 	c.log.Error("bytes that a predecessor was given are lost", "inode", in.vol.subject(in.ino), "bytes", bytes)
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -38,7 +38,7 @@ import (
 // Bounds of a recall.
 const (
 	recallGrace = 50 * time.Millisecond // for a writer that waited for this lease to use it once
-	recallTries = 10 * time.Second      // flushing before buffered bytes are given up
+	recallTries = 10 * time.Second      // flushing before bytes are given up that no server takes
 )
 
 // recall is the state of an inode while its lease is being given back.
@@ -455,11 +455,14 @@ func (in *inode) awaitTurn(ctx context.Context, rng *byteRange) error {
 
 // flushForRecall commits everything buffered. A passing failure is retried until the
 // time that the recall has, and then all stays buffered, which it tells. A recall
-// without one is somebody waiting for this file: after a while the bytes are given up,
-// and the writer is told.
+// without one is somebody waiting for this file, who waits for as long as servers are
+// away: the bytes are here, and whoever wrote them may have closed the file and gone. If
+// it is not servers that are missing, the bytes are given up after a while, and the
+// writer is told.
 func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
 	v, until := in.vol, ask.until
 	ctx, deadline := v.c.ctx, time.Now().Add(recallTries)
+	say := deadline
 	if !until.IsZero() {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, until)
@@ -472,11 +475,15 @@ func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
 		case err == nil, v.epoch.Load() != ask.epoch: // or it is another lease that what is buffered lies under
 			return true
 		case errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || errors.Is(err, meta.ReadOnly) || v.c.ctx.Err() != nil, // the owner closes its end
-			until.IsZero() && time.Now().After(deadline) && in.closeEnd(ctx):
+			until.IsZero() && !passing(err) && time.Now().After(deadline) && in.closeEnd(ctx):
 			v.loseDirty(in, err)
 			return true
 		case ctx.Err() != nil:
 			return false
+		}
+		if now := time.Now(); until.IsZero() && now.After(say) {
+			say = now.Add(recallTries)
+			v.c.log.Warn("another client waits for a file whose bytes can't be made durable yet", "inode", v.subject(in.ino), "err", err)
 		}
 		select {
 		case <-time.After(wait):
@@ -558,7 +565,7 @@ func (v *Volume) expired(epoch uint64, err error) {
 		had := in.lease != meta.LeaseNone
 		isDir := in.dir != nil || in.attrOK && in.attr.IsDir()
 		if f := in.file; f != nil && (f.uncommitted > 0 || f.ended) {
-			in.vol.c.stats.lost.Add(uint64(f.uncommitted))
+			in.vol.c.stats.lose(f.uncommitted)
 			f.fail(meta.E("write back", meta.IO, in.vol.subject(in.ino), err))
 			in.dropDirtyLocked()
 		}

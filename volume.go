@@ -38,6 +38,7 @@ type Volume struct {
 	// mirror's target knows from it that the right to do so is still the same.
 	only       atomic.Uint64
 	dirtyBytes atomic.Int64
+	failure    lastFailure  // of its write-back
 	flying     atomic.Int64 // of those, in groups that the flusher has under way
 	policy     atomic.Pointer[meta.Policy]
 	policyAt   atomic.Int64 // nanoseconds of the clock
@@ -525,6 +526,7 @@ func (v *Volume) journalSync(ctx context.Context) error {
 	}
 	v.c.stats.rpcs.Add(1)
 	if err := v.c.sess.Sync(ctx, v.id); err != nil {
+		v.failure.note(err)
 		return err
 	}
 	for {

@@ -421,12 +421,20 @@ func (c *conn) handle(s *slot, n int) {
 		began := time.Now()
 		c.reads.begin(began)
 		defer func() { c.reads.end(began, time.Now()) }()
-	case opSyncfs:
-		c.fail(s, unique, c.fs.status("syncfs", order.Uint64(s.in[16:]), c.syncAll()))
-		return
-	case opDestroy:
-		// umount(8) of a block mount waits for this.
-		c.fail(s, unique, c.fs.status("umount", 0, c.syncAll()))
+	case opSyncfs, opDestroy:
+		// umount(8) of a block mount waits for the latter, as long as it takes.
+		s.op.Store(op)
+		s.pid.Store(order.Uint32(s.in[32:]))
+		s.unique.Store(unique)
+		var status fuse.Status
+		if op == opDestroy {
+			status = c.fs.status("umount", 0, c.fs.drainFor(c.ctx, s.cancel))
+		} else {
+			status = c.fs.status("syncfs", order.Uint64(s.in[16:]), c.syncAll(s.cancel))
+		}
+		s.unique.Store(0)
+		s.renew()
+		c.fail(s, unique, status)
 		return
 	case opIoctl:
 		c.fail(s, unique, fuse.Status(syscall.ENOTTY))
@@ -464,12 +472,12 @@ func (c *conn) handle(s *slot, n int) {
 	}
 }
 
-// syncTimeout bounds how long sync(1) and umount(8) wait for durability: with
-// them waits, unkillable, whoever syncs or unmounts any file system.
+// syncTimeout bounds how long sync(1) waits for durability: with it waits whoever syncs
+// any file system. Nothing is lost if it is over: see drain.
 const syncTimeout = 60 * time.Second
 
-// syncAll makes everything durable, or fails in time.
-func (c *conn) syncAll() error {
+// syncAll makes everything durable, or fails in time, and when the caller is killed.
+func (c *conn) syncAll(killed <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(c.ctx, syncTimeout)
 	defer cancel()
 	done := make(chan error, 1)
@@ -477,6 +485,8 @@ func (c *conn) syncAll() error {
 	select {
 	case err := <-done:
 		return err
+	case <-killed:
+		return meta.E("sync", meta.Interrupted, "", nil)
 	case <-ctx.Done():
 		return meta.E("sync", meta.Unavailable, "", fmt.Errorf("not durable after %v", syncTimeout))
 	}

@@ -35,6 +35,9 @@ type fileSystem struct {
 	// noPassthrough: not privileged, or the kernel refused it.
 	noPassthrough bool
 
+	abandoned abandonment
+	noDrain   bool // see Options.UnsafeNoDrain
+
 	mu      sync.RWMutex
 	volumes map[meta.VolumeID]Volume
 	// forgetting: the kernel is being told to forget a snapshot's name.
@@ -175,7 +178,7 @@ func (f *fileSystem) opened() []Volume {
 // syncAll is syncfs: what was written through the mount is durable afterwards.
 func (f *fileSystem) syncAll(ctx context.Context) error {
 	err := f.back.drainAll()
-	for _, v := range f.opened() {
+	for _, v := range f.allVolumes() {
 		if e := v.SyncAll(ctx); e != nil && err == nil {
 			err = e
 		}

@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/process"
 )
@@ -86,10 +88,13 @@ type heldMount struct {
 	leaving bool      // who serves said that it goes
 	// down is since when nobody serves it, or only such as don't settle.
 	down      time.Time
-	respawned int       // successors that were started since somebody settled
-	starting  int       // which of them has not come yet; 0: none
-	looks     int       // at who serves, that it was dying and could not end
-	dying     time.Time // since when it was seen so; look's own
+	respawned int // successors that were started since somebody settled
+	starting  int // which of them has not come yet; 0: none
+	looks     int // at who serves, that it was dying and could not end
+	// aborted: it was given up for its users; what was written to it and is not durable
+	// is kept for somebody who sees to that.
+	aborted bool
+	dying   time.Time // since when it was seen so; look's own
 
 	// restored: a holder before this one had it, and its server may come back; nil:
 	// it did, or won't.
@@ -495,6 +500,7 @@ func (h *Holder) put(link *holdLink, p *holdPacket, fds []*os.File) {
 		m.taken++
 	}
 	m.link, m.taker, m.restored, m.starting, m.looks, m.yielded, m.leaving, m.since = link, nil, nil, 0, 0, false, false, time.Now()
+	m.aborted = false
 	h.toStore(m.name)
 	link.say(&holdPacket{Op: p.Op, Name: p.Name, Found: true})
 	h.cfg.Logger.Info("held", "mount", p.Name, "pid", link.pid, "taken", m.taken)
@@ -766,10 +772,16 @@ func (h *Holder) look(m *heldMount) {
 		}
 		m.restored, m.down, m.looks = nil, now, 0
 		h.next(m)
-	case now.Sub(m.down) > h.cfg.Patience:
+	case now.Sub(m.down) > h.cfg.Patience && !m.aborted:
 		h.cfg.Logger.Error("a mount is given up: nobody came to serve it for long", "mount", m.name)
 		if m.taker != nil {
 			m.taker.conn.Close() // it is to go, too
+		}
+		if files, bytes, err := UnsyncedIn(m.memory); bytes > 0 || err != nil {
+			m.aborted = true
+			h.cfg.Logger.Warn("what was written to it and is not durable is kept for a process that sees to that", "mount", m.name, "files", files, "bytes", bytes, "err", err)
+			h.endUsers(m)
+			break
 		}
 		files := h.forget(m)
 		h.mu.Unlock()
@@ -781,6 +793,35 @@ func (h *Holder) look(m *heldMount) {
 		h.endIfOver()
 	}
 	h.mu.Unlock()
+}
+
+// endUsers ends a mount for whoever uses it, and keeps its memory. Caller holds mu, which
+// is released meanwhile.
+func (h *Holder) endUsers(m *heldMount) {
+	device := m.device
+	h.mu.Unlock()
+	if err := h.end(m); err != nil {
+		h.cfg.Logger.Error("a mount that nobody serves can't be ended", "mount", m.name, "err", err)
+	}
+	over, err := overDevice()
+	h.mu.Lock()
+	if err != nil || m.device != device {
+		return
+	}
+	m.device = over
+	h.toStore(m.name)
+	device.Close()
+}
+
+// overDevice is what stands for the device of a mount that has ended: poll(2) says the
+// same of it, and it keeps no connection to the kernel.
+func overDevice() (*os.File, error) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return nil, err
+	}
+	unix.Close(p[0])
+	return os.NewFile(uintptr(p[1]), "over"), nil
 }
 
 // cantEnd tells whether a process was killed and none of its threads runs any more,

@@ -90,7 +90,7 @@ func device(t *testing.T) (dev, kernel *os.File) {
 }
 
 // memory is what a server leaves: who it was, and the kernel's number.
-func memory(t *testing.T, server process.Process, connection uint64) *os.File {
+func memory(t *testing.T, server process.Process, connection uint64, records ...keep.Record) *os.File {
 	t.Helper()
 	m, err := keep.New(1 << 20)
 	if err != nil {
@@ -103,6 +103,9 @@ func memory(t *testing.T, server process.Process, connection uint64) *os.File {
 	}
 	if err := m.SetHead(b); err != nil {
 		t.Fatal(err)
+	}
+	for _, r := range records {
+		m.Note(r)
 	}
 	m.Whole()
 	f, err := dupFile(m.FD())

@@ -69,6 +69,9 @@ type Options struct {
 	// NoBlock: mount as type fuse even where fuseblk would do; then syncfs(2)
 	// and sync(1) don't reach Penstock.
 	NoBlock bool
+	// UnsafeNoDrain: the end of the mount gives up what is not durable soon, for tests of
+	// tests.
+	UnsafeNoDrain bool
 	// NoHelper: don't try fusermount3.
 	NoHelper bool
 	// Watchdog is the program that calls Watch when its argv[0] is
@@ -96,6 +99,7 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	if err != nil {
 		return nil, err
 	}
+	f.noDrain = cfg.Options.UnsafeNoDrain
 	if cfg.Keeping != nil && cfg.Keeping.Left != nil {
 		return takeOver(f, &cfg)
 	}
@@ -108,6 +112,7 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 		return nil, err
 	}
 	f.noPassthrough = a.helper != ""
+	f.dir = dir
 	m := &Mount{dir: dir, fs: f, notifier: cfg.Notifier, log: cfg.Logger, helper: a.helper, done: make(chan struct{})}
 	f.conn, err = newConn(a.fd, f, cfg.Logger, nil)
 	if err != nil {
@@ -115,7 +120,6 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 		return nil, err
 	}
 	f.conn.syncfs = a.block
-	f.dir = dir
 	f.heedTimes(cfg.Options.NoAtime, cfg.Options.NoDirAtime)
 	if k := cfg.Keeping; k != nil {
 		if !f.conn.resends {
@@ -153,6 +157,7 @@ func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 	}
 	f.incarnation, f.noOpen, f.noPassthrough = h.Incarnation, h.NoOpen, h.Helper != ""
 	f.texts.made = uint64(h.Generation) << 24 // the kernel may know those that a predecessor made
+	f.dir = h.Dir
 	m := &Mount{dir: h.Dir, fs: f, notifier: cfg.Notifier, log: cfg.Logger, helper: h.Helper, done: make(chan struct{}), held: true, took: true}
 	device, err := dupDevice(k.Device)
 	if err != nil {
@@ -162,7 +167,6 @@ func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 		return nil, err
 	}
 	f.conn.syncfs = h.Block
-	f.dir = h.Dir
 	if _, err := f.mountedWith(); err != nil { // as it was mounted, or remounted since
 		cfg.Logger.Warn("it is not known with which options the mount was made: access times are kept", "dir", h.Dir, "err", err)
 	}
@@ -237,8 +241,8 @@ func (m *Mount) Held() bool { return m.held }
 // TookOver reports whether this process goes on with the mount of a predecessor.
 func (m *Mount) TookOver() bool { return m.took }
 
-// Done is closed when the mount has ended and what was written is durable, or
-// its loss was logged.
+// Done is closed when the mount has ended and what was written is durable, however long
+// that takes, or its loss was logged.
 func (m *Mount) Done() <-chan struct{} { return m.done }
 
 // finish waits for the end of the connection and settles what is left.
@@ -247,10 +251,8 @@ func (m *Mount) finish(stopWatchdog func()) {
 	<-m.fs.conn.done
 	stopWatchdog()
 	m.notifier.remove(m.fs)
-	ctx, cancel := context.WithTimeout(context.Background(), syncTimeout)
-	defer cancel()
-	if err := m.syncWithin(ctx); err != nil {
-		m.log.Error("not everything is durable after unmount", "dir", m.dir, "err", err)
+	if err := m.fs.drain(context.Background()); err != nil {
+		m.log.Error("not everything that was written is durable, and it is lost", "dir", m.dir, "err", err)
 		return
 	}
 	m.log.Info("unmounted", "dir", m.dir)
@@ -270,24 +272,30 @@ func (m *Mount) syncWithin(ctx context.Context) error {
 }
 
 // Unmount makes everything durable and unmounts. While the mount is busy it
-// tries again until ctx ends, and then fails with Busy and says who uses it.
+// tries again until ctx ends, and then fails with Busy and says who uses it. Once nobody
+// does it waits until everything is durable, however long that takes.
 func (m *Mount) Unmount(ctx context.Context) error {
-	if err := m.syncWithin(ctx); err != nil {
-		return err
+	synced := m.syncWithin(ctx)
+	if len(m.Unsynced()) > 0 { // that is waited for below
+		m.log.Warn("a mount is to end, and not everything is durable yet", "dir", m.dir, "err", synced)
+		synced = nil
+	} else {
+		synced = m.fs.lossOf(synced)
 	}
 	said := false
 	for {
 		select {
 		case <-m.done:
-			return nil
+			return synced
 		default:
 		}
 		err := m.umount(0)
 		switch {
 		case err == nil, errors.Is(err, syscall.EINVAL): // EINVAL: someone else did it
 			select {
-			case <-m.done:
-				return nil
+			case <-m.fs.conn.done:
+				<-m.done
+				return synced
 			case <-ctx.Done():
 				return meta.E("unmount", meta.Busy, m.dir, errors.New("it was unmounted, but requests are still open"))
 			}
@@ -309,9 +317,9 @@ func (m *Mount) Unmount(ctx context.Context) error {
 const busyEvery = 200 * time.Millisecond
 
 // Stop unmounts; a mount that is in use for longer than grace, or when force is
-// closed (nil: never), is ended by force: everything is durable, but who still
-// uses it gets errors. It ends within grace and half a minute, and tells with
-// Busy that force was needed.
+// closed (nil: never), is ended by force: who still uses it gets errors. What was
+// written is made durable in any case, however long that takes. It tells with Busy that
+// force was needed.
 func (m *Mount) Stop(ctx context.Context, grace time.Duration, force <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
@@ -330,8 +338,10 @@ func (m *Mount) Stop(ctx context.Context, grace time.Duration, force <-chan stru
 	}
 	err = errors.Join(err, m.Abort())
 	select {
-	case <-m.Done():
-	case <-time.After(closeTimeout):
+	case <-m.fs.conn.done:
+		<-m.Done()
+	case <-time.After(closeTimeout): // a thread that can't end
+		err = errors.Join(err, m.fs.drain(context.WithoutCancel(ctx)))
 	}
 	return fmt.Errorf("unmounted by force: %w", err)
 }

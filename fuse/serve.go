@@ -35,6 +35,9 @@ type ServeConfig struct {
 	Admit func(context.Context, *penstock.Volume) error
 	// Ready is told of the live mount; nil: nobody is.
 	Ready func(*Mount, *penstock.Client)
+	// Settling is told of a mount that has ended, once what was written to it is being
+	// made durable; nil: nobody is.
+	Settling func(*Mount)
 	// Hold leaves the mount to a successor through a holder: Serve takes over what
 	// it has under Dir, and else mounts and gives it to it. Start is how that
 	// successor is started.
@@ -54,12 +57,12 @@ type ServeConfig struct {
 // Defaults and bounds of the end of a mount.
 const (
 	defaultGrace = 10 * time.Second
-	closeTimeout = 30 * time.Second // to make durable what is left, and to end the session
+	closeTimeout = 30 * time.Second // to end the session, once nothing is left to be made durable
 )
 
-// Serve connects, mounts, and serves until ctx ends or somebody unmounts. Then
-// everything is durable, or it fails and says what is not. It ends within
-// Grace and half a minute.
+// Serve connects, mounts, and serves until ctx ends or somebody unmounts. Then it waits
+// until everything that was written is durable, however long that takes, or an operator
+// gives it up (Mount.Abandon).
 func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	src, err := parseSource(cfg.Source)
 	if err != nil {
@@ -322,21 +325,33 @@ func (h *hold) settle(ctx context.Context, dir string, device, memory *os.File) 
 	if err != nil {
 		return err
 	}
-	// Killed until here, the memory of then is as it was.
+	// Killed until the end, the memory of then is as it was: another process may begin
+	// anew with it.
 	f, err := newFileSystem(ctx, &Config{Tree: ClientTree(client), Logger: log, Volume: left.head.Volume, Root: left.head.Root})
-	if err == nil {
-		f.incarnation = left.head.Incarnation
-		f.restorePages(records, left.Bytes)
+	if meta.KindOf(err) == meta.NoSuchVolume {
 		client.Resumed()
-		err = f.back.drainAll()
-	} else {
-		client.Resumed()
+		log.Error("what was written to a mount last is lost: its volume is gone", "dir", dir, "err", err)
+		return errors.Join(client.Close(ctx), h.Put(dir, h.cfg.Start, 0, device, memory), h.Drop(dir))
+	}
+	if err != nil {
+		client.Leave()
+		return err
+	}
+	f.dir, f.incarnation = dir, left.head.Incarnation
+	f.restorePages(records, left.Bytes)
+	client.Resumed()
+	if h.cfg.Settling != nil {
+		h.cfg.Settling(&Mount{dir: dir, fs: f, log: log})
+	}
+	if err = f.drain(ctx); ctx.Err() != nil {
+		client.Leave()
+		return errors.Join(err, context.Cause(ctx))
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	if err = errors.Join(err, client.Close(ctx)); err != nil {
 		// Nobody has a descriptor any more that could be told.
-		log.Error("not everything that was written to a mount is durable", "dir", dir, "err", err)
+		log.Error("not everything that was written to a mount is durable, and it is lost", "dir", dir, "err", err)
 	}
 	return errors.Join(h.Put(dir, h.cfg.Start, 0, device, memory), h.Drop(dir))
 }

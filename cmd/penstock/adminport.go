@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -24,6 +25,7 @@ type adminPort struct {
 	replace bool   // whoever listens there on a socket
 	// patience is how long is waited for a port that somebody else has.
 	patience time.Duration
+	routes   map[string]http.HandlerFunc // beside
 }
 
 // portLook is the time between two looks at a port that somebody else has.
@@ -67,7 +69,7 @@ func (a *adminPort) serve(ctx context.Context, log *slog.Logger, standard string
 			return addr, nil, err
 		}
 	}
-	at, stopAdmin, err := a.listen(ctx, admin.Config{Addr: addr, Gatherer: g, Ready: ready, Replace: a.replace, Logger: log})
+	at, stopAdmin, err := a.listen(ctx, admin.Config{Addr: addr, Gatherer: g, Ready: ready, Replace: a.replace, Logger: log, Routes: a.routes})
 	if err != nil {
 		stopMetrics()
 		return addr, nil, err

@@ -20,6 +20,7 @@ func addCommands(root *cobra.Command) {
 		newBenchFio(),
 		newChunk(),
 		newChunkServer(),
+		newClient(),
 		newClone(),
 		newCluster(),
 		newConfig(),

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -81,7 +81,7 @@ replaced: it reads its configuration anew. SIGTERM ends agent and mounts; with
 	f.BoolVar(&c.controller, "controller", false, "serve the controller part")
 	f.BoolVar(&c.node, "node", false, "serve the node part")
 	f.StringVar(&c.name, "node-name", "", "this node's name, as the orchestrator knows it (default: the machine's)")
-	f.StringVar(&c.state, "state-dir", "/var/lib/penstock-csi", "directory where the node part keeps how volumes were staged")
+	f.StringVar(&c.state, "state-dir", csiStateDir, "directory where the node part keeps how volumes were staged")
 	f.StringVar(&c.topology, "topology", "", "where this node stands, /datacenter/rack/node (default: where a chunk server on it does)")
 	f.StringVar(&c.placeFile, "topology-file", "", "file that says so if --topology does not, as 'penstock csi place' writes it")
 	f.BoolVar(&c.inline, "inline", false, "serve volumes that pods bring along (ephemeral inline volumes); the node part then needs an administrator's credentials")
@@ -363,7 +363,30 @@ func (c csiHolder) Forget(path string) error {
 	if err != nil || !found {
 		return err
 	}
-	return errors.Join(h.Drop(path), device.Close(), memory.Close())
+	defer device.Close()
+	defer memory.Close()
+	if files, bytes, err := fuse.UnsyncedIn(memory); bytes > 0 || err != nil {
+		return meta.E("forget mount", meta.Unavailable, path, cmp.Or(err, fmt.Errorf("%d files with %d bytes are not durable", files, bytes)))
+	}
+	return h.Drop(path)
+}
+
+func (c csiHolder) Unsynced(path string) (files int, bytes int64, err error) {
+	h, err := fuse.DialHolder(string(c))
+	if err != nil {
+		return 0, 0, err // it may be back with what it had
+	}
+	defer h.Close()
+	device, memory, found, err := h.Take(path, false)
+	if meta.KindOf(err) == meta.Busy || err == nil && !found {
+		return 0, 0, nil
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	defer device.Close()
+	defer memory.Close()
+	return fuse.UnsyncedIn(memory)
 }
 
 // csiPinTTL is how long a snapshot stays pinned by a mount that has ended without
@@ -407,3 +430,7 @@ func (c *csiFlags) mountCommand(source, dir, logFile, socket string, options []s
 	}
 	return cmd
 }
+
+// csiStateDir is where the driver's node part keeps its state unless it is told another
+// directory.
+const csiStateDir = "/var/lib/penstock-csi"

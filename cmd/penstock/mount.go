@@ -183,6 +183,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 	if err != nil {
 		return err
 	}
+	opts.UnsafeNoDrain = unsafe.NoDrain
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
@@ -243,11 +244,12 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 			IndexDir: m.indexes(), Logger: log, WriteBuffer: m.buffer << 20, Creds: creds, UnsafeNoVerify: unsafe.Store.UnsafeNoVerify, UnsafeNoLaunder: unsafe.NoLaunder, Topology: m.topology, Congestion: m.congestion,
 		},
 		Source: source, Dir: dir, Options: opts, Grace: m.grace, Force: secondSignal(ctx), Admit: admit,
+		Settling: func(mount *fuse.Mount) { m.settling(ctx, log, mount) },
 		Ready: func(mount *fuse.Mount, c *penstock.Client) {
 			hangup(ctx, mount.Held(), leave, unmount)
 			// A killed predecessor may not have ended yet, one that left may not have
 			// stopped listening.
-			m.port.replace = mount.TookOver()
+			m.port.replace, m.port.routes = mount.TookOver(), mountRoutes(mount)
 			addr, stop, err := m.port.serve(ctx, log, mountSocket(), local.Metrics(nil, nil, &local.Mount{Mount: mount, Client: c, Hold: hold != nil}), nil)
 			if err != nil {
 				// The mount is there; programs may use it already.

@@ -21,8 +21,11 @@ type Holder interface {
 	// Orphans lists the mounts that it has and nobody serves, nor is about to, by
 	// their whole paths.
 	Orphans() ([]string, error)
+	// Unsynced tells what of a mount that nobody serves was written and is not durable;
+	// zero also if it does not have the mount, or somebody serves it.
+	Unsynced(path string) (files int, bytes int64, err error)
 	// Forget has it drop a mount that nobody serves; there may be none.
-	// Errors: Busy (somebody does).
+	// Errors: Busy (somebody does), Unavailable (not all that was written is durable).
 	Forget(path string) error
 }
 

@@ -184,16 +184,21 @@ func label(name, value string) *dto.LabelPair { return &dto.LabelPair{Name: &nam
 // maxTold bounds what a mount may say.
 const maxTold = 1 << 20
 
-// ask reads what a process counts from its socket.
-func ask(socket string) (map[string]*dto.MetricFamily, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), tellWithin)
-	defer cancel()
-	transport := &http.Transport{
+// at reaches a process at its socket.
+func at(socket string) *http.Transport {
+	return &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		},
 	}
+}
+
+// ask reads what a process counts from its socket.
+func ask(socket string) (map[string]*dto.MetricFamily, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), tellWithin)
+	defer cancel()
+	transport := at(socket)
 	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://mount/metrics", nil)
 	if err != nil {
 		return nil, err

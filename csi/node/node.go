@@ -96,6 +96,7 @@ type Server struct {
 	Config
 	pending  reply.Pending
 	probes   probes
+	syncs    syncs
 	children children
 	// pinnedYet are records that Recover removed, of mounts that pinned a snapshot;
 	// Sweep lets go.

@@ -331,8 +331,9 @@ func (s *Server) giveGroup(ctx context.Context, path string, group int) error {
 	return meta.E(op, meta.IO, path, err)
 }
 
-// NodeUnstageVolume unmounts a volume. When it returns, what was written is
-// durable and no process is left, unless a pod still has the volume.
+// NodeUnstageVolume unmounts a volume. When it succeeds, what was written is
+// durable and no process is left. Errors: FailedPrecondition (a pod still has the
+// volume), Unavailable (something is not durable yet).
 func (s *Server) NodeUnstageVolume(ctx context.Context, q *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	if err := required(q.GetVolumeId(), q.GetStagingTargetPath()); err != nil {
 		return nil, err
@@ -355,8 +356,8 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, q *csi.NodeUnstageVolume
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-// unstage unmounts a staged volume, waits for its process to end, and forgets
-// it.
+// unstage unmounts a staged volume of which everything is durable, waits for its process
+// to end, and forgets it.
 func (s *Server) unstage(ctx context.Context, volume, path string) error {
 	f := s.folderOf(volume, path)
 	if _, err := os.Stat(string(f)); errors.Is(err, os.ErrNotExist) {
@@ -379,13 +380,25 @@ func (s *Server) unstage(ctx context.Context, volume, path string) error {
 	dead := false
 	if m != nil && s.orphaned(path) {
 		// What was written is with the holder, and durable once somebody serves. If
-		// nobody can, the mount is taken away as it is.
-		wait, cancel := context.WithTimeout(ctx, probeWait)
+		// nobody can, and nothing is left to be made durable, the mount is taken away as
+		// it is.
+		wait, cancel := context.WithTimeout(ctx, patience(ctx, probeWait))
 		err := s.takeUp(wait, f, time.Now())
 		cancel()
 		if err != nil && meta.KindOf(err) != meta.Busy {
+			if left := s.left(path); left != nil {
+				return fmt.Errorf("%w; the last one failed: %v", left, err)
+			}
 			dead = true
 			s.Logger.Warn("a mount that nobody serves can't be taken up; it goes as it is", "volume", volume, "path", path, "err", err)
+		}
+	}
+	switch {
+	case mayBeInline(volume):
+		s.giveUp(ctx, f) // it goes with its pod
+	case m != nil && !dead:
+		if err := s.durable(ctx, f, path); err != nil {
+			return err
 		}
 	}
 	s.Step("unstage.unmount")
@@ -402,12 +415,13 @@ func (s *Server) unstage(ctx context.Context, volume, path string) error {
 	r, err := f.read()
 	if err == nil && !dead && s.orphaned(path) {
 		wait, done := s.children.take(ctx, f)
-		wait, cancel := context.WithTimeout(wait, probeWait)
-		if err := s.settle(wait, f, r, lock); err != nil {
-			s.Logger.Error("what was written to a volume last is not durable, and given up", "volume", volume, "path", path, "err", err)
-		}
+		wait, cancel := context.WithTimeout(wait, patience(ctx, probeWait))
+		serr := s.settle(wait, f, r, lock)
 		cancel()
 		done()
+		if left := s.left(path); serr != nil && left != nil {
+			return fmt.Errorf("%w; the last one failed: %v", left, serr)
+		}
 	}
 	if err := s.forget(path); err != nil {
 		return err
@@ -430,6 +444,8 @@ func (s *Server) forget(path string) error {
 const (
 	// endPoll is how often is looked whether a process has ended.
 	endPoll = 10 * time.Millisecond
+	// endWait is how long a call waits for one that ends.
+	endWait = 30 * time.Second
 	// endLooks: after so many looks in vain also whether it has mounted meanwhile.
 	endLooks = 10
 )
@@ -437,6 +453,7 @@ const (
 // ended waits for the process of a mount that was taken away to end, and gives its lock.
 // One that a driver before this began may mount only now: that is taken away, too.
 func (s *Server) ended(ctx context.Context, f folder, path string) (*os.File, error) {
+	late := time.After(patience(ctx, endWait))
 	for n := 1; ; n++ {
 		l, err := f.lock()
 		if meta.KindOf(err) != meta.Busy {
@@ -448,6 +465,14 @@ func (s *Server) ended(ctx context.Context, f folder, path string) (*os.File, er
 			}
 		}
 		select {
+		case <-late:
+			ask, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			left, err := s.unsynced(ask, f)
+			cancel()
+			if err == nil && len(left) > 0 {
+				return nil, waitsFor(path, left)
+			}
+			return nil, meta.E("unstage", meta.Unavailable, string(f), errors.New("the volume's process has not ended"))
 		case <-ctx.Done():
 			return nil, meta.E("unstage", meta.Unavailable, string(f), fmt.Errorf("the volume's process has not ended: %w", context.Cause(ctx)))
 		case <-time.After(endPoll):

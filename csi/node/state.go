@@ -216,6 +216,14 @@ func (s *Server) Recover() (staged []string, err error) {
 				l.Close()
 				continue
 			}
+			if err := s.left(r.Staging); err != nil {
+				// An unstaging was cut off. It is called again; meanwhile Keep has a process
+				// see to it.
+				s.Logger.Warn("a volume that was taken away is taken for staged until all is durable", "volume", r.Volume, "path", r.Staging, "err", err)
+				staged = append(staged, r.Volume)
+				l.Close()
+				continue
+			}
 			if r.Boot != "" && r.Boot == process.Boot() {
 				// A driver was killed before the mount was there again; the next call brings it.
 				staged = append(staged, r.Volume)

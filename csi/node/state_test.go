@@ -28,10 +28,11 @@ import (
 // forgets is a holder that has nothing, and notes what it is to forget.
 type forgets []string
 
-func (f *forgets) Orphans() ([]string, error) { return nil, nil }
-func (f *forgets) Forget(path string) error   { *f = append(*f, path); return nil }
-func (f *forgets) forgot(path string) bool    { return slices.Contains(*f, path) }
-func exists(f folder) bool                    { _, err := os.Stat(string(f)); return err == nil }
+func (f *forgets) Orphans() ([]string, error)          { return nil, nil }
+func (f *forgets) Unsynced(string) (int, int64, error) { return 0, 0, nil }
+func (f *forgets) Forget(path string) error            { *f = append(*f, path); return nil }
+func (f *forgets) forgot(path string) bool             { return slices.Contains(*f, path) }
+func exists(f folder) bool                             { _, err := os.Stat(string(f)); return err == nil }
 
 // TestRecover: what was staged and is mounted no more is forgotten. What can't be
 // told of is left alone: the holder may have what a pod wrote.

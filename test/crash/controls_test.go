@@ -38,6 +38,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"journal-nofence", "meta/journal/etcd", "TestSuite"},
 	{"meta-norecall", "test/cluster", "TestPartitions"},
 	{"meta-nolease", "test/cluster", "TestPartitions"},
+	{"mount-nodrain", "fuse", "TestUmountWaits"},
 	{"mirror-nodigest", "test/mirror", "TestPausedRound"},
 	{"sim-nofence", "test/sim", "TestRandom"},
 	{"sim-noorder", "test/sim", "TestRandom"},

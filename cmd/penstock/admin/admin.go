@@ -45,6 +45,8 @@ type Config struct {
 	// process that this one follows.
 	Replace bool
 	Logger  *slog.Logger
+	// Routes are served beside, by their patterns of net/http; never with MetricsOnly.
+	Routes map[string]http.HandlerFunc
 }
 
 // Who asks, and who only connects, may be anybody where metrics are open to all: what
@@ -209,6 +211,9 @@ func handler(cfg Config) http.Handler {
 	})
 	if !strings.HasPrefix(cfg.Addr, "unix:") { // every process of this machine reaches it
 		return mux
+	}
+	for pattern, h := range cfg.Routes {
+		mux.HandleFunc(pattern, h)
 	}
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)

@@ -52,6 +52,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Meta.NoLeast = true
 		case "meta-nocheckpointage":
 			u.Meta.NoCheckpointAge = true
+		case "mount-nodrain":
+			u.NoDrain = true
 		case "mirror-nodigest":
 			u.Mirrors.NoDigest = true
 		default:

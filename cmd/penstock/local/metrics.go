@@ -323,6 +323,8 @@ func clientReadings(s penstock.Stats) []reading {
 		{"penstock_client_read_bytes_total", "Bytes read through this process, the kernel's own reads apart.", count, float64(s.ReadBytes)},
 		{"penstock_client_appended_bytes_total", "Bytes sent to chunk servers.", count, float64(s.AppendedBytes)},
 		{"penstock_client_commits_total", "Files whose extents were committed.", count, float64(s.Commits)},
-		{"penstock_client_lost_bytes_total", "Written bytes lost to errors that were told.", count, float64(s.LostBytes)},
+		{"penstock_client_lost_bytes_total", "Written bytes that are lost: to errors, to the end of the session, or given up by an operator.", count, float64(s.LostBytes)},
+		{"penstock_client_lost_files_total", "Files that lost written bytes, each time.", count, float64(s.LostFiles)},
+		{"penstock_client_dirty_files", "Files with bytes, a size or times that are not durable and committed.", gauge, float64(s.DirtyFiles)},
 	}
 }

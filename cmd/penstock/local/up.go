@@ -41,6 +41,7 @@ type Unsafe struct {
 	Store     store.Options
 	NoCap     bool // chunk servers check no capability
 	NoLaunder bool // mounts give leases back with pages of mappings still in the kernel
+	NoDrain   bool // a mount that ends gives up what is not durable
 }
 
 // identity is what a data directory remembers of itself.

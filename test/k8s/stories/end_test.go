@@ -84,6 +84,8 @@ func TestDeadCluster(t *testing.T) {
 			}
 		}
 	}
+	// Of an open file, so that nobody has to be asked for it; written when all stand still.
+	s.sh("w", "(exec 3>/data/unsynced; sleep 3; yes unsynced | head -c 3000000 >&3) >/dev/null 2>&1 &")
 	signal(syscall.SIGSTOP)
 	back := false
 	defer func() {
@@ -114,4 +116,5 @@ func TestDeadCluster(t *testing.T) {
 	s.apply(pod("late", "node2", map[string]string{"/data": "data"}))
 	s.ready("late")
 	s.want("late", "cat /data/f", "kept")
+	s.want("late", "yes unsynced | head -c 3000000 | cmp - /data/unsynced && echo same", "same")
 }

@@ -1,0 +1,312 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	penstock "penstock.io/penstock"
+	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/meta"
+)
+
+// A mount tells at its admin socket what of what was written is not durable, and gives it
+// up there when an operator says so.
+
+// unsyncedListed bounds the files that are listed of a volume.
+const unsyncedListed = 100
+
+// unsyncedView is what is not durable of one volume of one mount.
+type unsyncedView struct {
+	Mount string `json:"mount"`
+	penstock.Unsynced
+	List []penstock.UnsyncedFile `json:"list,omitempty"`
+
+	socket string // of the mount's process
+	hold   string // of the holder, if nobody serves the mount
+}
+
+// mountRoutes are what a mount serves beside its metrics.
+func mountRoutes(m *fuse.Mount) map[string]http.HandlerFunc {
+	tell := func(w http.ResponseWriter, l []penstock.Unsynced, list bool) {
+		views := []unsyncedView{}
+		for _, u := range l {
+			v := unsyncedView{Mount: m.Dir(), Unsynced: u}
+			if list {
+				v.List = m.UnsyncedFiles(u.Volume, unsyncedListed)
+			}
+			views = append(views, v)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(views) // who asked may be gone
+	}
+	return map[string]http.HandlerFunc{
+		"GET /unsynced": func(w http.ResponseWriter, q *http.Request) { tell(w, m.Unsynced(), q.FormValue("list") != "") },
+		"POST /abandon": func(w http.ResponseWriter, _ *http.Request) { tell(w, m.Abandon(), false) },
+	}
+}
+
+// settling has an operator reach a mount that has ended and is being made durable.
+func (m *mountFlags) settling(ctx context.Context, log *slog.Logger, mount *fuse.Mount) {
+	port := m.port
+	port.routes, port.replace = mountRoutes(mount), true
+	if _, _, err := port.serve(ctx, log, mountSocket(), nil, nil); err != nil { // it ends with the process
+		log.Warn("nobody can be told what is not durable", "error", err)
+	}
+}
+
+// mountsHere are flags that say which mounts of this machine are meant.
+type mountsHere struct {
+	sockets []string
+	state   string
+	hold    []string
+}
+
+func (h *mountsHere) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringSliceVar(&h.sockets, "socket", nil, "admin sockets of mounts that do not serve it where mounts do (mount --admin)")
+	f.StringVar(&h.state, "state-dir", csiStateDir, "directory of state of the CSI driver, whose mounts are looked at, too")
+	f.StringSliceVar(&h.hold, "hold", nil, "sockets of holders, whose mounts are looked at that nobody serves")
+}
+
+// look asks each mount. One that does not answer is told of by the error.
+func (h *mountsHere) look(ctx context.Context, dirs []string) (l []unsyncedView, err error) {
+	sockets := slices.Clone(h.sockets)
+	for _, pattern := range []string{filepath.Join(noteDir(), "mount-*.sock"), filepath.Join(h.state, "sockets", "*")} {
+		found, _ := filepath.Glob(pattern) // the pattern is well formed
+		sockets = append(sockets, found...)
+	}
+	slices.Sort(sockets)
+	var errs []error
+	for _, s := range slices.Compact(sockets) {
+		var views []unsyncedView
+		err := askMount(ctx, s, http.MethodGet, "/unsynced?list=1", &views)
+		if err != nil && !errors.Is(err, os.ErrNotExist) && meta.KindOf(err) != meta.NotFound {
+			errs = append(errs, err)
+		}
+		for _, v := range views {
+			v.socket = s
+			l = append(l, v)
+		}
+	}
+	for _, hold := range h.hold {
+		views, err := unsyncedHeld(hold, l)
+		l, errs = append(l, views...), append(errs, err)
+	}
+	if len(dirs) > 0 {
+		want := make([]string, len(dirs))
+		for i, d := range dirs {
+			if want[i], err = fuse.MountPath(d); err != nil {
+				return nil, err
+			}
+		}
+		l = slices.DeleteFunc(l, func(v unsyncedView) bool { return !slices.Contains(want, v.Mount) })
+	}
+	return l, errors.Join(errs...)
+}
+
+// unsyncedHeld tells what a holder has of mounts that nobody serves, but for those whose
+// processes have told.
+func unsyncedHeld(hold string, told []unsyncedView) (l []unsyncedView, err error) {
+	h, err := fuse.DialHolder(hold)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	mounts, err := h.List()
+	for _, m := range mounts {
+		if m.PID != 0 || slices.ContainsFunc(told, func(v unsyncedView) bool { return v.Mount == m.Name }) {
+			continue
+		}
+		files, bytes, uerr := heldUnsynced(h, m.Name, false)
+		if meta.KindOf(uerr) != meta.Busy {
+			err = errors.Join(err, uerr)
+		}
+		if bytes > 0 {
+			l = append(l, unsyncedView{Mount: m.Name, Unsynced: penstock.Unsynced{Files: files, Bytes: bytes, Why: "nobody serves the mount"}, hold: hold})
+		}
+	}
+	return l, err
+}
+
+// heldUnsynced tells what a holder has of one mount that nobody serves, and with drop has
+// it dropped.
+func heldUnsynced(h *fuse.Hold, name string, drop bool) (files int, bytes int64, err error) {
+	device, memory, found, err := h.Take(name, false)
+	if err != nil || !found {
+		return 0, 0, err
+	}
+	defer device.Close()
+	defer memory.Close()
+	if files, bytes, err = fuse.UnsyncedIn(memory); err != nil {
+		return 0, 0, err
+	}
+	if drop {
+		return files, bytes, h.Drop(name)
+	}
+	// It is put down by the end of the connection; the caller looks at others first.
+	return files, bytes, nil
+}
+
+// askMount asks a mount's process at its socket. Errors: NotFound (nobody listens there),
+// Unavailable (it does not answer).
+func askMount(ctx context.Context, socket, method, what string, into any) error {
+	const op, patience = "ask mount", 10 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(socket, "unix:"))
+	}}
+	q, err := http.NewRequestWithContext(ctx, method, "http://mount"+what, nil)
+	if err != nil {
+		return meta.E(op, meta.Invalid, socket, err)
+	}
+	a, err := transport.RoundTrip(q)
+	if err != nil && ctx.Err() == nil {
+		return meta.E(op, meta.NotFound, socket, err)
+	}
+	if err != nil {
+		return meta.E(op, meta.Unavailable, socket, err)
+	}
+	defer a.Body.Close()
+	if a.StatusCode != http.StatusOK {
+		return meta.E(op, meta.NotFound, socket, errors.New(a.Status))
+	}
+	if err := json.NewDecoder(a.Body).Decode(into); err != nil {
+		return meta.E(op, meta.Protocol, socket, err)
+	}
+	return nil
+}
+
+func unsyncedTable(t *table, l []unsyncedView) {
+	t.row("MOUNT", "VOLUME", "FILES", "BYTES", "CHANGES", "WAITS FOR")
+	for _, v := range l {
+		changes := ""
+		if v.Changes {
+			changes = "yes"
+		}
+		t.row(v.Mount, v.Name, v.Files, v.Bytes, changes, firstLine(errors.New(v.Why)))
+		for _, f := range v.List {
+			t.row("", fmt.Sprintf("inode %d", f.Ino), "", f.Bytes, "", "")
+		}
+		if left := v.Files - len(v.List); left > 0 && len(v.List) > 0 {
+			t.row("", fmt.Sprintf("and %d files more", left), "", "", "", "")
+		}
+	}
+}
+
+func newClient() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "client",
+		Short: "Look at what mounts of this machine wrote and is not durable, and give it up",
+		Long: `What programs wrote through a mount and did not sync is durable a second later, as
+long as chunk servers take it. While they are away it waits in the mount's process, and
+so does whoever unmounts: umount(8), NodeUnstageVolume of the CSI driver, a signal.
+Only 'penstock client abandon' gives it up.`,
+		Example: `  penstock client unsynced
+  penstock client abandon /mnt/penstock`,
+	}
+	cmd.AddCommand(newClientUnsynced(), newClientAbandon())
+	return cmd
+}
+
+func newClientUnsynced() *cobra.Command {
+	var here mountsHere
+	var out output
+	cmd := &cobra.Command{
+		Use:   "unsynced [DIR...]",
+		Short: "List what mounts of this machine wrote and is not durable",
+		Example: `  penstock client unsynced
+  penstock client unsynced /mnt/penstock --output json`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := here.look(cmd.Context(), args)
+			return errors.Join(out.print(cmd.OutOrStdout(), l, func(t *table) { unsyncedTable(t, l) }), err)
+		},
+	}
+	here.flags(cmd)
+	out.flag(cmd)
+	return cmd
+}
+
+func newClientAbandon() *cobra.Command {
+	var here mountsHere
+	var yes bool
+	cmd := &cobra.Command{
+		Use:   "abandon DIR...",
+		Short: "Give up what was written to mounts and is not durable",
+		Long: `Has the process of each mount, or its holder if nobody serves it, give up what programs
+wrote and is not durable: the bytes are lost for good, files stay as they were synced
+last. Do so only if the servers that are missing will not come back. What is given up is
+listed before, and is an ERROR in the mount's log; penstock_client_lost_bytes_total
+counts it. Whoever has one of the files open gets EIO. A mount that goes on
+is not ended by this; one that waits to end, ends.`,
+		Example: `  penstock client abandon /mnt/penstock
+  penstock client abandon /var/lib/kubelet/plugins/kubernetes.io/csi/csi.penstock.io/0123/globalmount --yes`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			l, err := here.look(ctx, args)
+			if len(l) == 0 && err == nil {
+				cmd.PrintErrln("everything is durable")
+				return nil
+			}
+			if len(l) == 0 {
+				return err
+			}
+			if !yes {
+				t := &table{w: newTabs(cmd.ErrOrStderr())}
+				unsyncedTable(t, l)
+				if err := t.w.Flush(); err != nil {
+					return err
+				}
+				if err := confirm(cmd, "Give this up for good?", "lost"); err != nil {
+					return err
+				}
+			}
+			done := map[string]bool{}
+			var given []unsyncedView
+			var errs []error
+			for _, v := range l {
+				switch {
+				case v.hold != "":
+					u, err := abandonHeld(v)
+					given, errs = append(given, u), append(errs, err)
+				case !done[v.socket]:
+					done[v.socket] = true
+					var views []unsyncedView
+					errs = append(errs, askMount(ctx, v.socket, http.MethodPost, "/abandon", &views))
+					given = append(given, views...)
+				}
+			}
+			for _, g := range given {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: gave up %d bytes of %d files of volume %s\n", g.Mount, g.Bytes, g.Files, g.Name)
+			}
+			return errors.Join(errs...)
+		},
+	}
+	here.flags(cmd)
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	return cmd
+}
+
+// abandonHeld has a holder drop what nobody serves.
+func abandonHeld(v unsyncedView) (unsyncedView, error) {
+	h, err := fuse.DialHolder(v.hold)
+	if err != nil {
+		return v, err
+	}
+	defer h.Close()
+	v.Files, v.Bytes, err = heldUnsynced(h, v.Mount, true)
+	return v, err
+}

@@ -1,0 +1,169 @@
+package csi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"penstock.io/penstock/test/program"
+)
+
+// writes has a pod write a file, close it and go. Nothing is synced.
+func (r *rig) writes(target, name string) (want []byte) {
+	r.t.Helper()
+	want = bytes.Repeat([]byte("written, not synced. "), 5000)
+	if err := os.WriteFile(filepath.Join(target, name), want, 0o644); err != nil {
+		r.t.Fatal(err)
+	}
+	return want
+}
+
+// stays demands that an unstaging fails, as it waits for bytes, and that the state stays.
+func (r *rig) stays(when, id, staging string) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), 3*time.Second)
+	defer cancel()
+	_, err := r.node().NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+	if c := status.Code(err); c != codes.Unavailable && c != codes.Aborted && c != codes.DeadlineExceeded {
+		r.t.Fatalf("DATA: %s, unstaged while what was written is not durable: %v", when, err)
+	}
+	r.t.Logf("%s: %v", when, err)
+	if l, _ := os.ReadDir(r.path("state", "volumes")); len(l) != 1 {
+		r.t.Fatalf("DATA: %s, the driver's state is gone: %v", when, l)
+	}
+}
+
+// TestUnstageWaits: chunk servers stand still after a pod has written, closed and ended. As
+// long as they do, its volume is not unstaged, whatever is killed meanwhile: the driver,
+// and with a holder the mount's process, before the mount was taken away and after. Then
+// they go on, and all is there.
+func TestUnstageWaits(t *testing.T) {
+	for _, held := range []bool{false, true} {
+		t.Run(fmt.Sprint("held ", held), func(t *testing.T) {
+			r := newRig(t)
+			if held {
+				r.held("--patience", "2s")
+			}
+			r.drive(nil)
+			id, staging := r.staged("pvc-1")
+			target := r.path("a")
+			must(t, r.node().NodePublishVolume, publish(id, staging, target))
+			r.halt(r.chunks.PID())
+			goOn := func() { _ = syscall.Kill(r.chunks.PID(), syscall.SIGCONT) }
+			t.Cleanup(goOn)
+			want := r.writes(target, "f")
+			must(t, r.node().NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+			r.stays("the first call", id, staging)
+			r.driver.Kill()
+			r.drive(nil)
+			r.stays("another driver", id, staging)
+			if held {
+				if err := syscall.Kill(r.server(), syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+				r.stays("the mount's process is killed", id, staging)
+			}
+			// Somebody takes the mount away, as a driver would that is killed then.
+			unmounted := make(chan error, 1)
+			go func() { unmounted <- unix.Unmount(staging, unix.MNT_DETACH) }()
+			r.until("the mount is taken away", func() error {
+				if m := r.mounts(); len(m) > 0 {
+					return fmt.Errorf("%v", m)
+				}
+				return nil
+			})
+			r.driver.Kill()
+			if held {
+				for _, p := range r.processes() {
+					var pid int
+					if _, err := fmt.Sscanf(p, "/proc/%d/", &pid); err == nil {
+						_ = syscall.Kill(pid, syscall.SIGKILL)
+					}
+				}
+			}
+			r.drive(nil)
+			r.stays("everything is killed", id, staging)
+			goOn()
+			again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+			<-unmounted
+			if held {
+				r.nothingHeld()
+			}
+			must(t, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)})
+			must(t, r.node().NodePublishVolume, publish(id, staging, target))
+			if got, err := os.ReadFile(filepath.Join(target, "f")); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("DATA: %d bytes of %d are there after the volume was unstaged: %v", len(got), len(want), err)
+			}
+			r.gone(id, staging, target)
+			r.clean()
+		})
+	}
+}
+
+// TestAbandon: the chunk server will not come back, and an operator gives up what a pod
+// wrote last: by the mount's process, and by the holder if there is no such process, nor
+// a cluster.
+func TestAbandon(t *testing.T) {
+	for _, by := range []string{"process", "holder"} {
+		t.Run(by, func(t *testing.T) {
+			r := newRig(t)
+			r.held("--patience", "2s")
+			r.drive(nil)
+			id, staging := r.staged("pvc-1")
+			target := r.path("a")
+			must(t, r.node().NodePublishVolume, publish(id, staging, target))
+			r.halt(r.chunks.PID())
+			goOn := func() { _ = syscall.Kill(r.chunks.PID(), syscall.SIGCONT) }
+			t.Cleanup(goOn)
+			want := r.writes(target, "f")
+			must(t, r.node().NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+			if by == "holder" {
+				r.meta.Kill()
+				if err := syscall.Kill(r.server(), syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.stays("the first call", id, staging)
+			client := func(args ...string) string {
+				cmd := exec.CommandContext(t.Context(), program.Path, append([]string{"client"}, append(args, "--state-dir", r.path("state"), "--hold", r.hold)...)...)
+				out, err := cmd.CombinedOutput()
+				if _, exit := errors.AsType[*exec.ExitError](err); err != nil && !exit {
+					t.Fatal(err)
+				}
+				return string(out)
+			}
+			if said := client("unsynced"); !strings.Contains(said, staging) || !strings.Contains(said, fmt.Sprint(len(want))) {
+				t.Errorf("unsynced says:\n%s", said)
+			}
+			if said := client("abandon", staging); !strings.Contains(said, "--yes") || !strings.Contains(said, fmt.Sprint(len(want))) {
+				t.Errorf("abandon without a word of consent says:\n%s", said)
+			}
+			r.stays("nothing was given up yet", id, staging)
+			if said := client("abandon", staging, "--yes"); !strings.Contains(said, fmt.Sprintf("gave up %d bytes of 1 files", len(want))) {
+				t.Errorf("abandon says:\n%s", said)
+			}
+			again(r, r.node().NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+			r.nothingHeld()
+			goOn()
+			if by == "holder" {
+				r.startMeta()
+				r.hasChunkServer()
+			}
+			must(t, r.controller().DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: id})
+			r.clean()
+		})
+	}
+}
