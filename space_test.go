@@ -3,6 +3,7 @@ package penstock
 import (
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -34,6 +35,7 @@ func TestWriteDoesNotWaitForFreeSpace(t *testing.T) {
 		w.mu.Unlock()
 		answers()
 		flushAll(t, v)
+		synctest.Wait() // what asks in the background has asked
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if n := w.calls[meta.OpStatFS] - asked; n == 0 || n > 2 {
