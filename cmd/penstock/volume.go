@@ -511,7 +511,7 @@ and --wait follow.`,
 		},
 	}
 	cmd.Flags().BoolVar(&wait, "wait", false, "show how much is still to be moved until that is nothing")
-	cmd.Flags().BoolVar(&force, "force", false, "also if nothing in the cluster can meet the policy; with --immutable, also if mounts can't write back what they hold, which is lost then")
+	cmd.Flags().BoolVar(&force, "force", false, "with --immutable: also if mounts can't write back what they hold, which is lost then")
 	cmd.Flags().Var(&events, "events", "make events of what changes, for 'penstock events': on keeps the last 100000, a number so many")
 	w.flags(cmd)
 	p.add(cmd.Flags())

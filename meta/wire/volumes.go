@@ -37,8 +37,8 @@ type VolumeWords struct {
 	// meta.PolicyWords: the rest of the volume's policy stays as it is then. nil: all
 	// of them. Of AdminSetPolicy; a server of before takes the whole.
 	Only []string `json:"only,omitzero"`
-	// Force: also where nothing can meet the policy, and, where the volume becomes
-	// immutable, also where mounts can't write back what they hold, which is given up.
+	// Force: a volume becomes immutable also if a client can't commit what it holds, which
+	// is lost then.
 	Force bool `json:"force,omitempty"`
 }
 
