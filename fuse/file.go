@@ -367,7 +367,7 @@ func (f *fileSystem) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fus
 		defer f.opens.endAround(in.NodeId, f.opens.beginAround(in.NodeId, int64(in.Offset), int64(in.Offset+in.Length)))
 	}
 	if err = f.back.drain(in.NodeId); err == nil {
-		err = f.dropRights(ctx, v, in.NodeId, ino, &in.InHeader, !mayLeaveSetID(&in.InHeader))
+		err = f.dropRightsUnlessRoot(ctx, v, in.NodeId, ino, &in.InHeader)
 	}
 	if err == nil {
 		err = v.Fallocate(ctx, f.call(&in.InHeader), meta.Fallocate{Ino: ino, Mode: in.Mode, Off: in.Offset, Len: in.Length})
@@ -432,7 +432,7 @@ func (f *fileSystem) CopyFileRange(cancel <-chan struct{}, in *fuse.CopyFileRang
 			return 0, f.status("copy_file_range", node, err)
 		}
 	}
-	if err := f.dropRights(ctx, v, in.NodeIdOut, dstIno, &in.InHeader, !mayLeaveSetID(&in.InHeader)); err != nil {
+	if err := f.dropRightsUnlessRoot(ctx, v, in.NodeIdOut, dstIno, &in.InHeader); err != nil {
 		return 0, f.status("copy_file_range", in.NodeIdOut, err)
 	}
 	n, err := v.CopyRange(ctx, f.call(&in.InHeader), meta.CopyRange{

@@ -30,18 +30,32 @@ func dropSetGID(req *meta.SetAttr, a *meta.Attr, h *fuse.InHeader) {
 // the kernel forget the mode that it knows: exec(2) goes by that. Without kill the caller
 // may leave the set-id bits, but never file capabilities.
 func (f *fileSystem) dropRights(ctx request, v Volume, node uint64, ino meta.Ino, h *fuse.InHeader, kill bool) error {
-	var e penstock.Entry
-	known := false
-	if q, ok := v.(quickVolume); ok {
-		e, known = q.GetAttrCached(ino)
-	}
-	if !known {
-		var err error
-		if e, err = v.GetAttr(ctx, ino); err != nil {
-			return err
-		}
+	e, err := knownAttr(ctx, v, ino)
+	if err != nil {
+		return err
 	}
 	return f.dropRightsOf(ctx, v, node, &e.Attr, h, kill)
+}
+
+// dropRightsUnlessRoot is dropRights for a request that does not tell whether the caller
+// may leave the set-id bits (CAP_FSETID).
+func (f *fileSystem) dropRightsUnlessRoot(ctx request, v Volume, node uint64, ino meta.Ino, h *fuse.InHeader) error {
+	e, err := knownAttr(ctx, v, ino)
+	if err != nil {
+		return err
+	}
+	setID := e.Attr.Mode&(meta.ModeSetUID|meta.ModeSetGID) != 0
+	return f.dropRightsOf(ctx, v, node, &e.Attr, h, setID && callerOf(h).uid != 0)
+}
+
+// knownAttr gives an inode's attributes, from memory if they are there.
+func knownAttr(ctx request, v Volume, ino meta.Ino) (penstock.Entry, error) {
+	if q, ok := v.(quickVolume); ok {
+		if e, ok := q.GetAttrCached(ino); ok {
+			return e, nil
+		}
+	}
+	return v.GetAttr(ctx, ino)
 }
 
 // dropRightsOf is dropRights of a file whose attributes are known.
@@ -79,10 +93,6 @@ func (f *fileSystem) forgetMode(node uint64) {
 
 // capabilities is the attribute that holds a file's capabilities.
 const capabilities = "security.capability"
-
-// mayLeaveSetID reports whether who changes a file's bytes may leave its set-id bits
-// (CAP_FSETID), where the kernel does not say.
-func mayLeaveSetID(h *fuse.InHeader) bool { return h.Uid == 0 }
 
 func dropsSetGID(a *meta.Attr, h *fuse.InHeader) bool {
 	const groupExecute = 0o010
