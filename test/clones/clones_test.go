@@ -204,7 +204,7 @@ func (quiet) Expired([]meta.VolumeID, error)    {}
 
 func TestClones(t *testing.T) {
 	r := newRig(t)
-	r.Must("volume", "create", "data", "--attach", "/data")
+	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted, they are gone
 	r.fill("data")
 	r.Must("snapshot", "create", "data", "v1")
 	v1 := r.tree("data")
@@ -299,7 +299,7 @@ func TestClones(t *testing.T) {
 // holds, and keep it when that is deleted; each count stays exact.
 func TestBackFromSnapshot(t *testing.T) {
 	r := newRig(t)
-	r.Must("volume", "create", "data", "--attach", "/data")
+	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted, they are gone
 	r.fill("data")
 	r.Must("snapshot", "create", "data", "v1")
 	then := r.tree("data")
@@ -411,7 +411,7 @@ func (r *rig) clones() (names []string) {
 // origin is what clones there are.
 func TestKilled(t *testing.T) {
 	r := newRig(t)
-	r.Must("volume", "create", "data", "--attach", "/data")
+	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted, they are gone
 	r.fill("data")
 	data := r.tree("data")
 	at := func(n int, fn func()) {
@@ -460,7 +460,7 @@ func TestKilled(t *testing.T) {
 // is missing.
 func TestPromoted(t *testing.T) {
 	r := newRig(t)
-	r.Must("volume", "create", "data", "--attach", "/data")
+	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted, they are gone
 	r.fill("data")
 	r.Must("snapshot", "create", "data", "v1")
 	r.Must("clone", "create", "data@v1", "exp", "--attach", "/exp")
@@ -513,7 +513,7 @@ func TestPromoted(t *testing.T) {
 // is given another one.
 func TestPromoteRate(t *testing.T) {
 	r := newRig(t)
-	r.Must("volume", "create", "data", "--attach", "/data")
+	r.Must("volume", "create", "data", "--attach", "/data", "--trash", "0s") // its clones have no trash either: deleted, they are gone
 	r.fill("data")
 	want := r.tree("data")
 	r.Must("clone", "create", "data", "slow", "--attach", "/slow")
