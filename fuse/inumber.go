@@ -28,8 +28,6 @@ import (
 const (
 	lowBits  = 32
 	slotBits = 20
-	// inumberBits is what a number takes at most.
-	inumberBits = 1 + slotBits + lowBits
 )
 
 // inumbers gives inode numbers. The zero value is ready.
