@@ -187,6 +187,13 @@ func (s *Server) condemn(ctx context.Context, o *owner, v cluster.Volume, as wir
 		err = condemned()
 		return v, err
 	}
+	// A group that holds the volume can't have its snapshot any more: its client is told at
+	// the next step, and nothing here waits for the hold to run out.
+	o.mu.Lock()
+	if o.group != nil {
+		o.endHold(o.group)
+	}
+	o.mu.Unlock()
 	// Writers that went on since then are taken back what they hold once more, and nobody
 	// writes after that: what goes into the trash is all there.
 	err = o.endWriting(ctx, writingEnd{op: op, force: true}, condemned)
