@@ -126,7 +126,8 @@ func (g *grid) add(id meta.ServerID, at string) *gridNode {
 	return n
 }
 
-// halt cuts a server off.
+// halt cuts a chunk server off. When it returns, the metadata server knows: nothing is
+// placed on that chunk server any more.
 func (n *gridNode) halt() {
 	if n.stop == nil {
 		return
@@ -136,6 +137,17 @@ func (n *gridNode) halt() {
 		n.g.t.Error(err)
 	}
 	n.stop = nil
+	srv := n.g.s.srv
+	if srv == nil {
+		return
+	}
+	connected := func(x sighting) bool { return x.info.ID == n.info.ID && x.live }
+	for deadline := time.Now().Add(time.Minute); slices.ContainsFunc(srv.sightings(), connected); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			n.g.t.Errorf("a minute after chunk server %d ended the metadata server still counts it as connected", n.info.ID)
+			return
+		}
+	}
 }
 
 func crcOf(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }
