@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"penstock.io/penstock/chunkserver"
-	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/replica"
 )
 
 const block = chunkserver.ChecksumBlock

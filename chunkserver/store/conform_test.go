@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"penstock.io/penstock/chunkserver"
-	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/replica"
 )
 
 // twin is the pure machine of one chunk beside the store, with the bytes that

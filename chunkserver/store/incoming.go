@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"penstock.io/penstock/chunkserver"
-	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/replica"
 )
 
 // A sealed chunk that is copied from another server comes in like this:

@@ -6,8 +6,8 @@ import (
 	"os"
 
 	"penstock.io/penstock/chunkserver"
-	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/replica"
 )
 
 // Checkpoint makes all chunks durable in their own files and lets the log

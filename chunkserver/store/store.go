@@ -35,8 +35,8 @@ import (
 	"time"
 
 	"penstock.io/penstock/chunkserver"
-	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/replica"
 )
 
 // Options of Init and Open. The zero value is right but for the identities.

@@ -10,11 +10,11 @@ import (
 	"strings"
 	"sync"
 
-	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/replica"
 	"penstock.io/penstock/meta/wire"
 )
 

@@ -10,9 +10,9 @@ import (
 	"sync"
 	"time"
 
-	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/replica"
 	"penstock.io/penstock/meta/wire"
 )
 

@@ -23,6 +23,7 @@ var table = []row{
 	{"meta", nil, "words come first: everybody speaks them, so they import the standard library only"},
 	{"meta/namespace", []string{"meta"}, "the state machine is replayed bit by bit: it sees a store, a context and an operation"},
 	{"meta/lock", []string{"meta"}, "advisory locks are a machine of their own, kept in memory only"},
+	{"meta/replica", []string{"meta"}, "the pure machines of replication and seal: chunk servers, writers and owners ask them"},
 	{"meta/placement", []string{"meta"}, "plans are a pure function of the cluster's description"},
 	{"meta/digest", []string{"meta"}, "a fingerprint is a function of the files alone"},
 	{"meta/digest/known", []string{"meta", "meta/digest"}, "blocks on disk whose digest is known"},
@@ -39,16 +40,15 @@ var table = []row{
 	{"meta/cluster", []string{"meta", "meta/peer", "meta/capability"}, "etcd's keys in the words of meta; who belongs to the cluster"},
 	{"meta/cluster/embedded", []string{"meta", "meta/cluster"}, "runs etcd for one machine; nobody below needs to know"},
 	{"meta/wire", []string{"meta"}, "frames translate words to bytes"},
-	{"chunkserver/replica", []string{"meta"}, "the pure machines of replication and seal: chunk servers, writers and owners ask them"},
-	{"meta/server", []string{"meta/*", "chunkserver/replica"}, "the one loop that drives the pure machines; where a chunk ends is one of them"},
+	{"meta/server", []string{"meta/*"}, "the one loop that drives the pure machines"},
 	{"meta/client", []string{"meta", "meta/wire", "meta/peer", "meta/process"}, "finds the owner and speaks its frames; never the server's insides"},
 
 	{"chunkserver/castagnoli", nil, "a checksum is a function of bytes: below the words that use it"},
 	{"chunkserver", []string{"meta", "chunkserver/castagnoli"}, "words of the chunk protocol"},
-	{"chunkserver/store", []string{"meta", "chunkserver", "chunkserver/replica"}, "bytes on a disk; knows no network and no files"},
+	{"chunkserver/store", []string{"meta", "meta/replica", "chunkserver"}, "bytes on a disk; knows no network and no files"},
 	{"chunkserver/wire", []string{"meta", "chunkserver"}, "frames of the data path"},
 	{"chunkserver/server", []string{"meta", "chunkserver/*", "meta/client", "meta/wire", "meta/peer", "meta/capability"}, "serves a store; calls meta, never the other way round"},
-	{"chunkserver/client", []string{"meta", "chunkserver", "chunkserver/wire", "chunkserver/replica", "meta/capability", "meta/peer"}, "the user's side of the data path"},
+	{"chunkserver/client", []string{"meta", "meta/replica", "chunkserver", "chunkserver/wire", "meta/capability", "meta/peer"}, "the user's side of the data path"},
 
 	{".", []string{"meta", "meta/client", "meta/digest", "meta/index", "meta/keep", "meta/lock", "meta/peer", "meta/process", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers; locks on snapshots are its own"},
 	{"fuse", []string{".", "meta", "meta/keep", "meta/process"}, "kernel requests become calls of the client library; what it leaves to a successor lies beside what that does"},
@@ -88,12 +88,12 @@ var outside = []struct {
 
 // standardOnly are packages that import nothing but the standard library and
 // the rows above.
-var standardOnly = []string{"meta", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "chunkserver", "chunkserver/replica", "meta/wire", "meta/capability"}
+var standardOnly = []string{"meta", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/replica", "chunkserver", "meta/wire", "meta/capability"}
 
 // pure are the packages that map (state, event) to (state, actions): no clock,
 // chance, goroutine, I/O or map order inside, so that a replay gives the same
 // bytes and a simulation the same run.
-var pure = []string{"meta", "csi/handle", "csi/policy", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "chunkserver/replica"}
+var pure = []string{"meta", "csi/handle", "csi/policy", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/replica"}
 
 // forbiddenImports and forbiddenCalls hold in pure packages. time itself may be
 // imported for its durations.

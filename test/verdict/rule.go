@@ -18,9 +18,9 @@ const (
 // exact are the packages whose tests involve neither time that passes nor
 // processes: what is red there once is wrong.
 var exact = []string{
-	"chunkserver", "chunkserver/castagnoli", "chunkserver/replica", "chunkserver/wire",
+	"chunkserver", "chunkserver/castagnoli", "chunkserver/wire",
 	"csi/handle", "csi/policy",
-	"meta", "meta/capability", "meta/digest", "meta/index", "meta/lock", "meta/namespace", "meta/placement", "meta/wire",
+	"meta", "meta/capability", "meta/digest", "meta/index", "meta/lock", "meta/namespace", "meta/placement", "meta/replica", "meta/wire",
 	"test/layers", "test/sim", "test/sim/replicas", "test/verdict",
 }
 

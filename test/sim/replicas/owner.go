@@ -3,8 +3,8 @@ package replicas
 import (
 	"slices"
 
-	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/replica"
 )
 
 // copies is how many replicas a chunk is to have.

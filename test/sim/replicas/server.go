@@ -5,8 +5,8 @@ import (
 	"errors"
 
 	"penstock.io/penstock/chunkserver"
-	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/replica"
 )
 
 // server is a chunk server with one disk. Its decisions are the machine's; what

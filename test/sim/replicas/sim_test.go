@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"penstock.io/penstock/chunkserver/replica"
+	"penstock.io/penstock/meta/replica"
 )
 
 var (

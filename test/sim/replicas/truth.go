@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/replica"
 )
 
 // truth is what the world knows and nobody in it: what was promised to whom.

@@ -1,7 +1,7 @@
 // Package replicas owns the simulation of replication: chunk servers with
 // disks that lose what was not synced, writers, owners with a journal that
 // fences them, repair and deletion, all deciding by the machines of
-// chunkserver/replica, run by one goroutine from one random source and one queue of
+// meta/replica, run by one goroutine from one random source and one queue of
 // events. The same seed gives the same run, which a hash over every event proves.
 //
 // What must hold is in truth.go and is checked at every event. Off plants
@@ -12,8 +12,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/replica"
 	"penstock.io/penstock/test/sim/schedule"
 )
 

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"slices"
 
-	"penstock.io/penstock/chunkserver/replica"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/replica"
 )
 
 // maxLen is when a writer finishes a chunk by itself.
