@@ -29,7 +29,7 @@ import (
 //     against the journaled length and checksum and durable before it is told;
 //  2. the journal's record names the new replicas (SetReplicas, by comparison);
 //  3. after a grace time, for those who read by the old record, what the record
-//     no longer names is deleted (stale.go).
+//     no longer names is deleted (stale_replicas.go).
 //
 // Stopped after 1, copies are left that no record names; after 2, old replicas.
 // Either is found in the servers' lists and goes by step 3.

@@ -15,7 +15,7 @@ import (
 // it has to refuse changes: nobody may write to a volume that is served from a full disk. It
 // takes none back, and follows none, until there has been room for a while: else volumes
 // would go to and fro with every log file that somebody rotates. If nobody takes them it
-// keeps them, and refuses what it must (room.go).
+// keeps them, and refuses what it must (disk_full.go).
 
 const (
 	// roomlessLook is how often a server without room looks what it still has to give away.
