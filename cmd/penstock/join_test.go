@@ -95,7 +95,7 @@ func saying(t *testing.T, creds *peer.Credentials, what error) string {
 			if err != nil {
 				return err
 			}
-			if _, err := conn.Write(wire.Append(nil, wire.MinVersion, id, m)); err != nil {
+			if _, err := conn.Write(wire.Append(nil, wire.Version, id, m)); err != nil {
 				return err
 			}
 		}

@@ -22,7 +22,7 @@ const handshakeWait = 3 * time.Second
 // hello is what a dialler says of itself.
 func (c *Config) hello(id meta.SessionID, cluster string) wire.Hello {
 	return wire.Hello{
-		Min: wire.MinVersion, Max: wire.Version, Role: c.Role, Session: id, Name: c.Name,
+		Min: wire.Version, Max: wire.Version, Role: c.Role, Session: id, Name: c.Name,
 		Host: c.Host, PID: c.PID, Start: c.Start, Cluster: cluster, Resumed: c.Session != 0, TTL: uint64(c.Linger.Milliseconds()),
 	}
 }
@@ -44,7 +44,7 @@ func (c *Config) greet(ctx context.Context, addr string, hello wire.Hello) (net.
 	nc.SetDeadline(deadline)
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if _, err := nc.Write(wire.Append(nil, wire.MinVersion, 0, &hello)); err != nil {
+	if _, err := nc.Write(wire.Append(nil, wire.Version, 0, &hello)); err != nil {
 		return fail(err)
 	}
 	rd := wire.NewReader(nc)
@@ -66,7 +66,7 @@ func (c *Config) greet(ctx context.Context, addr string, hello wire.Hello) (net.
 	}
 	v, ok := wire.Negotiate(&ans)
 	if !ok {
-		return fail(meta.E("handshake", meta.Version, addr, fmt.Errorf("it speaks protocol %d to %d, this program %d to %d", ans.Min, ans.Max, wire.MinVersion, wire.Version)))
+		return fail(meta.E("handshake", meta.Version, addr, fmt.Errorf("the server speaks protocol versions %d to %d, this program speaks version %d", ans.Min, ans.Max, wire.Version)))
 	}
 	if !stop() {
 		return fail(context.Cause(ctx))

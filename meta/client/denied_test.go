@@ -69,7 +69,7 @@ func (s *evictingServer) serve(nc net.Conn) {
 			if wire.Decode(body, &h) != nil {
 				return
 			}
-			a := &wire.Hello{Min: wire.MinVersion, Max: wire.Version, Session: h.Session, Cluster: "c", TTL: 6000}
+			a := &wire.Hello{Min: wire.Version, Max: wire.Version, Session: h.Session, Cluster: "c", TTL: 6000}
 			if out {
 				a.Err, a.Detail = meta.AccessDenied, "it was evicted from the cluster"
 			}

@@ -80,8 +80,8 @@ func joinAt(ctx context.Context, addr string, token peer.Token, text, name strin
 	if err != nil {
 		panic("client: a request is plain data: " + err.Error())
 	}
-	frames := wire.Append(nil, wire.MinVersion, 0, &wire.Hello{Min: wire.MinVersion, Max: wire.Version, Role: wire.RoleEnrol, Name: name})
-	if _, err := conn.Write(wire.Append(frames, wire.MinVersion, 1, &wire.Admin{Op: wire.AdminJoin, Body: body})); err != nil {
+	frames := wire.Append(nil, wire.Version, 0, &wire.Hello{Min: wire.Version, Max: wire.Version, Role: wire.RoleEnrol, Name: name})
+	if _, err := conn.Write(wire.Append(frames, wire.Version, 1, &wire.Admin{Op: wire.AdminJoin, Body: body})); err != nil {
 		return a, nil, meta.E(op, meta.Unavailable, addr, err)
 	}
 	rd := wire.NewReader(conn)

@@ -78,7 +78,7 @@ func (s *listingServer) serve(nc net.Conn, dialed string) {
 		switch typ {
 		case wire.THello:
 			s.came[dialed]++
-			re = &wire.Hello{Min: wire.MinVersion, Max: wire.Version, Host: s.addr}
+			re = &wire.Hello{Min: wire.Version, Max: wire.Version, Host: s.addr}
 		case wire.TReport:
 			s.heard++
 			if !told {

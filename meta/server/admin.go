@@ -71,9 +71,6 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		if err := m.Policy.Check(); err != nil {
 			return err
 		}
-		if err := s.everyServerCounts(ctx, &m.Policy); err != nil {
-			return err
-		}
 		return s.createVolume(ctx, m, re)
 	case wire.AdminSetPolicy:
 		return s.setVolume(ctx, m, re)

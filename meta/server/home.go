@@ -510,9 +510,9 @@ func (s *Server) askPeer(ctx context.Context, addr string, m *wire.Admin) (*wire
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	hello := wire.Hello{Min: wire.MinVersion, Max: wire.Version, Role: wire.RolePeer, Name: s.cfg.Name, Cluster: s.cfg.Cluster.ID()}
+	hello := wire.Hello{Min: wire.Version, Max: wire.Version, Role: wire.RolePeer, Name: s.cfg.Name, Cluster: s.cfg.Cluster.ID()}
 	rd := wire.NewReader(conn)
-	ask := wire.Append(nil, wire.MinVersion, 0, &hello)
+	ask := wire.Append(nil, wire.Version, 0, &hello)
 	var ans wire.Hello
 	var re wire.AdminRe
 	for i, into := range []wire.Message{&ans, &re} {
@@ -535,7 +535,7 @@ func (s *Server) askPeer(ctx context.Context, addr string, m *wire.Admin) (*wire
 		if i == 0 {
 			v, ok := wire.Negotiate(&ans)
 			if !ok {
-				return nil, meta.E("ask server", meta.Version, addr, fmt.Errorf("it speaks protocol %d to %d", ans.Min, ans.Max))
+				return nil, meta.E("ask server", meta.Version, addr, fmt.Errorf("the server speaks protocol versions %d to %d, this server speaks version %d", ans.Min, ans.Max, wire.Version))
 			}
 			rd.Trust()
 			if ask, err = wire.Encode(nil, v, 1, m); err != nil {

@@ -193,7 +193,7 @@ func TestWordsAtOnce(t *testing.T) {
 	if _, err := a.SetVolume(t.Context(), 1, meta.Policy{Replicas: 99}, wire.VolumeWords{Only: []string{"replicas"}}); !errors.Is(err, meta.Invalid) {
 		t.Errorf("a word that can't be: %v", err)
 	}
-	// A program of before says all of it.
+	// A request that names no word sets the whole policy.
 	if _, err := a.SetVolume(t.Context(), 1, read, wire.VolumeWords{}); err != nil {
 		t.Fatal(err)
 	}

@@ -137,7 +137,7 @@ func (s *secured) hello(creds *peering.Credentials, as wire.Role) (net.Conn, *wi
 	}
 	s.t.Cleanup(func() { nc.Close() })
 	nc.SetDeadline(time.Now().Add(2 * time.Minute))
-	nc.Write(wire.Append(nil, wire.MinVersion, 0, &wire.Hello{Min: wire.MinVersion, Max: wire.Version, Role: as, Name: "test"}))
+	nc.Write(wire.Append(nil, wire.Version, 0, &wire.Hello{Min: wire.Version, Max: wire.Version, Role: as, Name: "test"}))
 	rd := wire.NewReader(nc)
 	t, _, body, err := rd.Next()
 	if err != nil || t != wire.THello {
@@ -482,7 +482,7 @@ func TestStrangersMayOnlyJoin(t *testing.T) {
 			t.Fatal(err)
 		}
 		nc.SetDeadline(time.Now().Add(time.Minute))
-		nc.Write(wire.Append(nil, wire.MinVersion, 0, &wire.Hello{Min: wire.MinVersion, Max: wire.Version, Role: wire.RoleClient}))
+		nc.Write(wire.Append(nil, wire.Version, 0, &wire.Hello{Min: wire.Version, Max: wire.Version, Role: wire.RoleClient}))
 		rd := wire.NewReader(nc)
 		if typ, _, _, err := rd.Next(); err != nil || typ != wire.THello {
 			t.Fatal(typ, err)

@@ -399,7 +399,7 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 	}
 	v, ok := wire.Negotiate(&h)
 	if !ok {
-		s.greet(conn, meta.E("hello", meta.Version, h.Name, fmt.Errorf("you speak protocol %d to %d, this server %d to %d", h.Min, h.Max, wire.MinVersion, wire.Version)))
+		s.greet(conn, meta.E("hello", meta.Version, h.Name, fmt.Errorf("the caller speaks protocol versions %d to %d, this server speaks version %d", h.Min, h.Max, wire.Version)))
 		return
 	}
 	// A server that restores the cluster does not know which it is.
@@ -408,7 +408,7 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 		return
 	}
 	ans := wire.Hello{
-		Min: wire.MinVersion, Max: wire.Version, Role: h.Role, Name: s.cfg.Name, Host: s.cfg.Addr,
+		Min: wire.Version, Max: wire.Version, Role: h.Role, Name: s.cfg.Name, Host: s.cfg.Addr,
 		Cluster: s.cfg.Cluster.ID(), TTL: uint64(s.cfg.SessionTTL.Milliseconds()),
 	}
 	if !who.Anyone() && who.Role == "" {
@@ -480,8 +480,8 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 }
 
 func (s *Server) greet(conn net.Conn, err error) {
-	conn.Write(wire.Append(nil, wire.MinVersion, 0, &wire.Hello{
-		Min: wire.MinVersion, Max: wire.Version, Err: meta.KindOf(err), Detail: err.Error(), Cluster: s.cfg.Cluster.ID(),
+	conn.Write(wire.Append(nil, wire.Version, 0, &wire.Hello{
+		Min: wire.Version, Max: wire.Version, Err: meta.KindOf(err), Detail: err.Error(), Cluster: s.cfg.Cluster.ID(),
 	}))
 }
 

@@ -1,13 +1,11 @@
 package server
 
 import (
-	"context"
 	"errors"
 	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/wire"
 )
 
 // What snapshots alone hold, in a volume whose quota has it: the state machine counts
@@ -101,23 +99,4 @@ func (o *owner) uncounted() bool {
 	}
 	o.kickTally()
 	return true
-}
-
-// everyServerCounts refuses a policy that a metadata server which serves now does not
-// know: it could not take the volume over. Errors: NotSupported, Unavailable.
-func (s *Server) everyServerCounts(ctx context.Context, p *meta.Policy) error {
-	if !p.QuotaSnapshots {
-		return nil
-	}
-	for _, m := range s.others() {
-		// What can't be said to it is refused here.
-		_, err := s.askPeer(ctx, m.Addr, &wire.Admin{Op: wire.AdminVolumes, Entry: ownedHere, Policy: *p})
-		if meta.KindOf(err) == meta.NotSupported {
-			return meta.E("change volume", meta.NotSupported, m.Name, errors.New("that metadata server is of a version that does not count what snapshots hold: replace it first"))
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -2,56 +2,13 @@ package server
 
 import (
 	"fmt"
-	"net"
 	"testing"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/namespace"
-	peering "penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
 )
-
-// A program of before sets the whole of a policy, as far as it knows one: snapshots count
-// as before.
-func TestOlderProgramLeavesSnapshotsCounted(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	a := s.dial("a")
-	is := meta.Policy{Replicas: 1, LocalFirst: true, QuotaBytes: 1 << 30, QuotaSnapshots: true}
-	a.admin(t, wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: is})
-	says := func(version uint8, p meta.Policy) {
-		t.Helper()
-		near, far := net.Pipe()
-		defer near.Close()
-		go func() {
-			defer far.Close()
-			s.srv.servePeer(far, wire.NewReader(far), version, &session{srv: s.srv, role: wire.RoleAdmin, who: peering.Identity{Role: peering.Admin, Name: "n"}})
-		}()
-		go near.Write(wire.Append(nil, version, 9, &wire.Admin{Op: wire.AdminSetPolicy, Volume: 1, Policy: p}))
-		_, _, body, err := wire.NewReader(near).Next()
-		var re wire.AdminRe
-		if err == nil {
-			err = wire.Decode(body, &re)
-		}
-		if err == nil {
-			err = re.Status.Error()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	says(9, meta.Policy{Replicas: 1, LocalFirst: true, QuotaBytes: 2 << 30})
-	is.QuotaBytes = 2 << 30
-	if p := s.samePolicies(1); p != is {
-		t.Errorf("%+v, not %+v", p, is)
-	}
-	is.QuotaSnapshots = false
-	says(wire.Version, is)
-	if p := s.samePolicies(1); p != is {
-		t.Errorf("%+v, not %+v", p, is)
-	}
-}
 
 // What snapshots alone hold counts in a quota by policy: what was there before the
 // policy came, what is overwritten since, until the snapshots go or the policy does.

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -228,11 +227,6 @@ func (s *Server) setVolume(ctx context.Context, m *wire.Admin, re *wire.AdminRe)
 	if err != nil {
 		return err
 	}
-	if w.Only == nil && len(m.Unsaid) > 0 {
-		// A program of before that sets the whole of a policy takes back no word that
-		// it does not know.
-		w.Only = slices.DeleteFunc(meta.PolicyWords(), func(word string) bool { return slices.Contains(m.Unsaid, word) })
-	}
 	v, err := s.find(ctx, m)
 	if err != nil {
 		return err
@@ -305,12 +299,6 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 		}
 		if err := to.Check(); err != nil {
 			return v, err
-		}
-		// What is so already no server of before can serve.
-		if !now.QuotaSnapshots {
-			if err := o.srv.everyServerCounts(ctx, &to); err != nil {
-				return v, err
-			}
 		}
 		set := func() error { return o.setPolicy(ctx, to) }
 		switch {

@@ -3,7 +3,6 @@ package wire
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 
 	"penstock.io/penstock/meta"
 )
@@ -14,30 +13,7 @@ import (
 type coder struct {
 	buf []byte // encode: what was written; decode: what is left
 	dec bool
-	v   uint8 // the protocol version that the body is in
 	err error
-}
-
-// since says whether a field that version v added travels. In an older body it
-// doesn't, and the one who reads that body finds zero: right for what an older
-// peer can do without.
-func (c *coder) since(v uint8) bool { return c.v >= v }
-
-// need is since for a field that the peer must not miss: where it is set (has)
-// and the body is of an older version, the message can't be said to that peer,
-// and whoever wants to send it hears NotSupported.
-func (c *coder) need(v uint8, has bool, what string) bool {
-	if c.v >= v {
-		return true
-	}
-	if has && !c.dec {
-		c.cannot(v, what)
-	}
-	return false
-}
-
-func (c *coder) cannot(v uint8, what string) {
-	c.fail(meta.E("encode frame", meta.NotSupported, what, fmt.Errorf("the other side speaks protocol %d, this came with %d", c.v, v)))
 }
 
 var errShort = errors.New("the body ends too early")
@@ -305,9 +281,7 @@ func serverInfo(c *coder, s *meta.ServerInfo) {
 	c.u64(&s.Free)
 	c.str(&s.Host)
 	list(c, &s.Disks, diskInfo)
-	if c.since(3) {
-		c.str(&s.Local)
-	}
+	c.str(&s.Local)
 }
 
 func diskInfo(c *coder, d *meta.DiskInfo) {
@@ -331,11 +305,9 @@ func replicaInfo(c *coder, r *meta.ReplicaInfo) {
 	c.fence(&r.Fence)
 	c.str(&r.Disk)
 	c.kind(&r.Err)
-	if c.since(5) {
-		c.u8((*uint8)(&r.Form))
-		c.u64(&r.Stored)
-		c.bool(&r.Dense)
-	}
+	c.u8((*uint8)(&r.Form))
+	c.u64(&r.Stored)
+	c.bool(&r.Dense)
 }
 
 func replicaEvent(c *coder, e *meta.ReplicaEvent) {
@@ -348,69 +320,22 @@ func replicaEvent(c *coder, e *meta.ReplicaEvent) {
 
 func grant(c *coder, g *meta.Grant) { ino(c, &g.Ino); c.mode(&g.Mode) }
 
-// Bits of a policy's last byte. A policy of the words that protocol 1 knew at
-// first (and LocalFirst, which went without saying) is coded as it was then.
-const (
-	policyNoAtime = 1 << iota
-	policyPlaced  // placement follows
-	policyCounts  // snapshots count in the quota; since 10: who only reads a policy can do without
-	policyLeast   // MinReplicas follows; since 11
-)
-
 func (c *coder) policy(p *meta.Policy) {
 	c.u64(&p.QuotaBytes)
 	c.u64(&p.QuotaInodes)
+	c.bool(&p.QuotaSnapshots)
 	c.u32(&p.Replicas)
+	c.u32(&p.MinReplicas)
 	c.u64(&p.MaxChunk)
 	c.bool(&p.SealOnClose)
 	c.bool(&p.Immutable)
 	c.bool(&p.SyncOnClose)
-	old := meta.Policy{QuotaBytes: p.QuotaBytes, QuotaInodes: p.QuotaInodes, Replicas: p.Replicas, MaxChunk: p.MaxChunk,
-		SealOnClose: p.SealOnClose, Immutable: p.Immutable, SyncOnClose: p.SyncOnClose, NoAtime: p.NoAtime, QuotaSnapshots: p.QuotaSnapshots, LocalFirst: true}
-	// Up to 10 there was a word that said that one replica would do.
-	degrade := c.v < 11 && p.MinReplicas == 1 && p.Replicas > 1
-	var f uint8
-	if p.NoAtime {
-		f |= policyNoAtime
-	}
-	placed := *p
-	if placed.MinReplicas = 0; placed != old || degrade {
-		f |= policyPlaced
-	}
-	known := uint8(policyNoAtime | policyPlaced)
-	if c.since(10) {
-		if known |= policyCounts; p.QuotaSnapshots {
-			f |= policyCounts
-		}
-	}
-	if c.since(11) {
-		if known |= policyLeast; p.MinReplicas != 0 {
-			f |= policyLeast
-		}
-	}
-	c.u8(&f)
-	if c.dec {
-		if f > known {
-			c.fail(errors.New("a policy with unknown words"))
-		}
-		p.NoAtime = f&policyNoAtime != 0
-		p.QuotaSnapshots = f&policyCounts != 0
-		p.LocalFirst = true
-	}
-	if f&policyPlaced != 0 {
-		c.str(&p.Topology)
-		c.u8((*uint8)(&p.Spread))
-		c.str(&p.Class)
-		c.bool(&p.LocalFirst)
-		c.bool(&degrade)
-		c.bool(&p.Encrypt)
-	}
-	switch {
-	case f&policyLeast != 0:
-		c.u32(&p.MinReplicas)
-	case c.dec && degrade:
-		p.MinReplicas = 1
-	}
+	c.bool(&p.NoAtime)
+	c.str(&p.Topology)
+	c.u8((*uint8)(&p.Spread))
+	c.str(&p.Class)
+	c.bool(&p.LocalFirst)
+	c.bool(&p.Encrypt)
 }
 
 func lock(c *coder, l *meta.Lock) {

@@ -17,9 +17,9 @@
 // elements, optional values a byte 0 or 1 before them. A body that is not
 // consumed to its last byte is a protocol error.
 //
-// The first frame on a connection is Hello, in both directions, with the
-// version range that each side speaks; until it is checked no frame may be
-// longer than MaxHello.
+// The first frame on a connection is Hello, in both directions, with the range of
+// protocol versions that each side speaks. Until a side has checked the other's Hello,
+// it takes no frame that is longer than MaxHello.
 package wire
 
 import (
@@ -32,40 +32,15 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Version is the protocol version this program speaks, MinVersion the oldest
-// it still understands. Programs of two neighbouring versions work together
-// (rolling upgrades): what a version adds is coded only from that version on, see
-// coder.since and coder.need, typeSince and opSince.
-//
-//	1  within one machine only, by parts of one program; spoken by nobody
-//	2  disks, lists, pulls, events
-//	3  ServerInfo.Local, Call.At, Reserve, Reserved, Quota, Call.Reserved, Entered.Metered
-//	4  Order.Evicted
-//	5  Order.Compress; how replicas are stored, in lists; the operation Closed; Order.Chunks, Order.Pieces
-//	6  Reserve.Inherit
-//	7  Recall.Within, Recalled.Held
-//	8  CopyRange.At
-//	9  Open.Also
-//	10 Policy.QuotaSnapshots, Entered.Overwrites, Quota.Overwrites, Reserve.Ino
-//	11 (being filled until the next release) Policy.MinReplicas
-const (
-	Version    = 11
-	MinVersion = 2
-)
+// Version is the protocol version that this program speaks. Before the first release
+// a change of the protocol leaves it as it is: programs of two commits don't work
+// together.
+const Version = 1
 
-// typeSince has the types of frames that came after MinVersion, and with which
-// version. They can't be sent to older peers.
-var typeSince = map[Type]uint8{TReserve: 3, TReserved: 3, TQuota: 3}
-
-// Negotiate gives the version that both sides speak; false if there is none. h is
-// what the other side said of itself. Hellos themselves, which come before that
-// is known, are sent as MinVersion has them by who dials, and as the dialler's
-// frame was by who answers.
+// Negotiate gives the version that both sides speak, or false if there is none. h is
+// the Hello of the other side.
 func Negotiate(h *Hello) (uint8, bool) {
-	if h.Min > Version || h.Max < MinVersion || h.Min > h.Max {
-		return 0, false
-	}
-	return uint8(min(h.Max, Version)), true
+	return Version, h.Min <= Version && Version <= h.Max
 }
 
 // Bounds in bytes, the length field excluded.
@@ -187,8 +162,8 @@ func (r *Reader) Next() (t Type, id uint64, body Body, err error) {
 	if n < HeaderSize-4 || n > r.max {
 		return 0, 0, Body{}, meta.E("read frame", meta.Protocol, "", fmt.Errorf("length %d is not in 16..%d", n, r.max))
 	}
-	if v := h[4]; v < MinVersion || v > Version {
-		return 0, 0, Body{}, meta.E("read frame", meta.Version, "", fmt.Errorf("protocol version %d, this program speaks %d to %d", v, MinVersion, Version))
+	if v := h[4]; v != Version {
+		return 0, 0, Body{}, meta.E("read frame", meta.Version, "", fmt.Errorf("the frame is of protocol version %d, this program speaks version %d", v, Version))
 	}
 	t = Type(h[5])
 	if t == 0 || t >= lastType || h[6] != 0 || h[7] != 0 {

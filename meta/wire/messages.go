@@ -29,15 +29,11 @@ type Message interface {
 	fields(*coder)
 }
 
-// Encode adds m as one frame of protocol version v to dst. Errors: NotSupported,
-// where m has something to say that v has no words for; ResourceExceeded, where the
-// frame would be longer than MaxFrame. dst is then as it was.
+// Encode adds m as one frame of protocol version v to dst. Errors: ResourceExceeded,
+// where the frame would be longer than MaxFrame. dst is then as it was.
 func Encode(dst []byte, v uint8, id uint64, m Message) ([]byte, error) {
 	b, start := Begin(dst, v, m.frameType(), id)
-	c := coder{buf: b, v: v}
-	if t := m.frameType(); typeSince[t] > v {
-		c.cannot(typeSince[t], fmt.Sprintf("frame type %d", t))
-	}
+	c := coder{buf: b}
 	m.fields(&c)
 	if c.err != nil {
 		return dst, c.err
@@ -49,8 +45,7 @@ func Encode(dst []byte, v uint8, id uint64, m Message) ([]byte, error) {
 	return frame, nil
 }
 
-// Append is Encode for what every version has words for and is short: hellos, and
-// answers that are no newer than what was asked, and of bounded length.
+// Append is Encode for messages of bounded length: hellos, and short answers.
 func Append(dst []byte, v uint8, id uint64, m Message) []byte {
 	b, err := Encode(dst, v, id, m)
 	if err != nil {
@@ -61,7 +56,7 @@ func Append(dst []byte, v uint8, id uint64, m Message) []byte {
 
 // Decode reads a body into m. Errors: Protocol.
 func Decode(body Body, m Message) error {
-	c := coder{buf: body.Bytes, dec: true, v: body.Version}
+	c := coder{buf: body.Bytes, dec: true}
 	m.fields(&c)
 	if c.err == nil && len(c.buf) > 0 {
 		c.err = fmt.Errorf("%d bytes too many", len(c.buf))
@@ -145,17 +140,17 @@ func (m *Call) fields(c *coder) {
 	if m.Replay {
 		flags |= replay
 	}
-	if c.need(3, m.At != 0, "a snapshot") && m.At != 0 {
+	if m.At != 0 {
 		flags |= at
 	}
-	if m.Reserved != 0 && c.since(3) {
+	if m.Reserved != 0 {
 		flags |= reserved
 	}
-	if m.Draw && c.since(3) {
+	if m.Draw {
 		flags |= draw
 	}
 	c.u8(&flags)
-	if flags > replay|at|reserved|draw || flags > replay && !c.since(3) {
+	if flags > replay|at|reserved|draw {
 		c.fail(errors.New("a call has unknown flags"))
 	}
 	if c.dec {
@@ -296,12 +291,10 @@ func (m *Recall) fields(c *coder) {
 	ino(c, &m.Recall.Ino)
 	c.mode(&m.Recall.Keep)
 	c.bool(&m.Orphan)
-	if c.since(7) { // who does not know of it is asked for good
-		ms := uint32(m.Recall.Within / time.Millisecond)
-		c.u32(&ms)
-		if c.dec {
-			m.Recall.Within = time.Duration(ms) * time.Millisecond
-		}
+	ms := uint32(m.Recall.Within / time.Millisecond)
+	c.u32(&ms)
+	if c.dec {
+		m.Recall.Within = time.Duration(ms) * time.Millisecond
 	}
 }
 
@@ -317,9 +310,7 @@ func (*Recalled) frameType() Type { return TRecalled }
 func (m *Recalled) fields(c *coder) {
 	c.volume(&m.Volume)
 	ino(c, &m.Ino)
-	if c.need(7, m.Held, "a lease that is held") {
-		c.bool(&m.Held)
-	}
+	c.bool(&m.Held)
 }
 
 // Drop gives leases back unasked.
@@ -376,12 +367,8 @@ func (m *Entered) fields(c *coder) {
 	m.Status.fields(c)
 	c.bool(&m.Known)
 	c.bool(&m.Claim)
-	if c.since(3) {
-		c.bool(&m.Metered)
-	}
-	if c.since(10) {
-		c.bool(&m.Overwrites)
-	}
+	c.bool(&m.Metered)
+	c.bool(&m.Overwrites)
 }
 
 // Back tells that the claims and replays of a volume were sent: the owner need
@@ -638,9 +625,6 @@ type Admin struct {
 	GID    uint32
 	Policy meta.Policy
 	Body   []byte // what else the request says, by its Op
-	// Unsaid are words of Policy that the sender's protocol has no room for: what they
-	// say here is nobody's wish. Whoever decodes a request sets it.
-	Unsaid []string
 }
 
 func (*Admin) frameType() Type { return TAdmin }
@@ -654,9 +638,6 @@ func (m *Admin) fields(c *coder) {
 	c.u32(&m.Mode)
 	c.u32(&m.UID)
 	c.u32(&m.GID)
-	if !c.need(10, m.Policy.QuotaSnapshots, "a quota that counts snapshots") && c.dec {
-		m.Unsaid = []string{"quota-snapshots"}
-	}
 	c.policy(&m.Policy)
 	c.bytes(&m.Body)
 }
@@ -748,20 +729,12 @@ func (m *Order) fields(c *coder) {
 	c.u64(&o.Rate)
 	c.str(&o.Disk)
 	c.bool(&o.Adopt)
-	if c.since(3) {
-		c.volume(&o.Owner)
-		c.u64((*uint64)(&o.Term))
-	}
-	if c.since(4) {
-		list(c, &o.Evicted, (*coder).str)
-	}
-	if c.since(5) { // a server of before stores plain bytes, which are as good
-		c.u8((*uint8)(&o.Compress))
-	}
-	if c.need(5, o.Kind == meta.OrderGather || len(o.Chunks) > 0 || len(o.Pieces) > 0, "an order to gather pieces") {
-		list(c, &o.Chunks, copySource)
-		list(c, &o.Pieces, func(c *coder, p *meta.CopyPiece) { c.u32(&p.Chunk); c.u64(&p.Off); c.u64(&p.Len) })
-	}
+	c.volume(&o.Owner)
+	c.u64((*uint64)(&o.Term))
+	list(c, &o.Evicted, (*coder).str)
+	c.u8((*uint8)(&o.Compress))
+	list(c, &o.Chunks, copySource)
+	list(c, &o.Pieces, func(c *coder, p *meta.CopyPiece) { c.u32(&p.Chunk); c.u64(&p.Off); c.u64(&p.Len) })
 }
 
 // OrderRe answers an Order.
@@ -860,14 +833,10 @@ func (m *Reserve) fields(c *coder) {
 		c.u64(x)
 	}
 	c.bool(&m.Claim)
-	if c.need(6, m.Inherit, "what a predecessor was promised") {
-		c.bool(&m.Inherit)
-	}
-	if c.since(10) {
-		ino(c, &m.Ino)
-		c.u64(&m.Off)
-		c.u64(&m.Len)
-	}
+	c.bool(&m.Inherit)
+	ino(c, &m.Ino)
+	c.u64(&m.Off)
+	c.u64(&m.Len)
 }
 
 // Reserved answers Reserve. Errors: QuotaExceeded.
@@ -904,7 +873,5 @@ func (m *Quota) fields(c *coder) {
 	c.bool(&m.Metered)
 	c.u64(&m.Round)
 	c.bool(&m.Settle)
-	if c.since(10) {
-		c.bool(&m.Overwrites)
-	}
+	c.bool(&m.Overwrites)
 }

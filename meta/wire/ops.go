@@ -60,17 +60,11 @@ func newOp(code meta.OpCode) meta.Op {
 	return nil
 }
 
-// opSince has the operations that came after MinVersion, and with which version.
-var opSince = map[meta.OpCode]uint8{meta.OpClosed: 5}
-
 // op codes an operation: its code, then its fields.
 func (c *coder) op(p *meta.Op) {
 	var code uint8
 	if !c.dec {
 		code = uint8((*p).Code())
-		if v := opSince[meta.OpCode(code)]; v > c.v {
-			c.cannot(v, fmt.Sprintf("operation %d", code))
-		}
 	}
 	c.u8(&code)
 	if c.dec {
@@ -101,9 +95,7 @@ func (c *coder) op(p *meta.Op) {
 		ino(c, &o.Ino)
 		c.u64(&o.Off)
 		c.u64(&o.Len)
-		if c.since(9) { // an owner of before is asked for each
-			list(c, &o.Also, ino)
-		}
+		list(c, &o.Also, ino)
 	case *meta.StatFSOp:
 	case *meta.Seek:
 		ino(c, &o.Ino)
@@ -176,9 +168,7 @@ func (c *coder) op(p *meta.Op) {
 		ino(c, &o.Dst)
 		c.u64(&o.DstOff)
 		c.u64(&o.Len)
-		if c.need(8, o.At != 0, "copying from a snapshot") {
-			c.u32((*uint32)(&o.At))
-		}
+		c.u32((*uint32)(&o.At))
 	case *meta.SetXattr:
 		ino(c, &o.Ino)
 		c.str(&o.Name)

@@ -19,7 +19,7 @@ func TestPageTellsVersions(t *testing.T) {
 		t.Fatal(err)
 	}
 	for row, version := range map[string]string{
-		"frames of the metadata protocol": fmt.Sprintf("%d; %d to %d are spoken ", wire.Version, wire.MinVersion, wire.Version-1),
+		"frames of the metadata protocol": fmt.Sprintf("%d ", wire.Version),
 		"frames of the data path":         fmt.Sprintf("%d ", chunkwire.Version),
 		"record of a mirror in etcd":      fmt.Sprintf("%d each ", meta.MirrorVersion),
 		"record of a group of snapshots":  fmt.Sprintf("%d ", meta.GroupVersion),
