@@ -568,6 +568,8 @@ func (s *site) start() {
 		switch c {
 		case "meta-norecall":
 			cfg.Unsafe.NoRecall = true
+		case "meta-noputin":
+			cfg.Unsafe.NoPutIn = true
 		case "meta-nosquash":
 			cfg.Unsafe.NoSquash = true
 		case "meta-nopace":

@@ -24,6 +24,7 @@ type leaseTable struct {
 	at      map[*session][]meta.Ino
 	blocked int                  // tickets in all
 	unsafe  bool                 // nothing is recalled (Unsafe.NoRecall)
+	late    bool                 // who is asked to give up puts nothing in (Unsafe.NoPutIn)
 	rounds  uint64               // of asking, so far
 	asking  map[*recall]struct{} // rounds that are out
 	// writable are the inodes that somebody holds exclusively.
@@ -418,7 +419,7 @@ func (t *leaseTable) ask(v meta.VolumeID, s *session, ino meta.Ino, keep meta.Le
 // ends when all have answered.
 func (t *leaseTable) putsIn(v meta.VolumeID, s *session, ino meta.Ino) bool {
 	l := t.m[ino]
-	if l == nil || l.recall == nil || l.recall.keep != meta.LeaseNone || l.recall.within != 0 {
+	if l == nil || l.recall == nil || l.recall.keep != meta.LeaseNone || l.recall.within != 0 || t.late {
 		return false
 	}
 	r := l.recall

@@ -96,7 +96,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		filling:    map[meta.ChunkID]bool{},
 		recorded:   noCheckpoint(vol.Created),
 	}
-	o.leases.unsafe = s.cfg.Unsafe.NoRecall
+	o.leases.unsafe, o.leases.late = s.cfg.Unsafe.NoRecall, s.cfg.Unsafe.NoPutIn
 	o.ctx, o.cancel = context.WithCancelCause(s.ctx)
 	if o.clone, err = namespace.IsClone(st); err != nil {
 		s.standbys.give(v, st)

@@ -152,6 +152,9 @@ type Config struct {
 type Unsafe struct {
 	NoRecall bool // leases are granted over others
 	NoWait   bool // what is not durable is seen by others
+	// NoPutIn: a session that is asked to give a file up puts in what it still has of the
+	// file as any other writer would.
+	NoPutIn bool
 	// NoLease: an owner answers although its lease ran out, and its successor
 	// waits for nobody's.
 	NoLease bool

@@ -23,6 +23,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"chunk-nocap", "chunkserver/client", "TestCapabilities"},
 	{"client-nolaunder", "test/posix", "TestMapped"},
 	{"meta-norecall", "meta/server", "TestNamesAreRecalledBeforeTheyChange"},
+	{"meta-noputin", "meta/server", "TestWhoGivesUpPutsIn"},
 	{"meta-nowait", "meta/server", "TestNobodySeesWhatCouldBeLost"},
 	{"meta-norecall", "test/snapshots", "TestAtomic"},
 	{"meta-norecall", "meta/server", "TestImmutableTakesBackWhatWritersHold|TestTrashHasWhatWasWritten"},

@@ -36,6 +36,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Meta.NoRecall = true
 		case "meta-nowait":
 			u.Meta.NoWait = true
+		case "meta-noputin":
+			u.Meta.NoPutIn = true
 		case "meta-nolease":
 			u.Meta.NoLease = true
 		case "meta-norevoke":
