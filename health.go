@@ -577,6 +577,10 @@ func (f *healthFacts) judgeCertificates(l *problems, heard []*serverFacts) {
 func (f *healthFacts) judgeClients(l *problems, heard []*serverFacts) {
 	for _, s := range heard {
 		for _, c := range s.health.CutOff {
+			if c.Kept {
+				l.add(Warning, "client", c.Name, "look at its machine's load and at the network between it and "+s.Name+"; it has lost nothing if it comes back", "was last heard of %v ago: %s", f.now.Sub(c.At).Round(time.Second), c.Why)
+				continue
+			}
 			l.add(Warning, "client", c.Name, "look at its log and at the network between it and "+s.Name+"; what it had not synced is lost. Mounted anew it is no more on this list, nor is it after a quarter of an hour",
 				"went without a good-bye %v ago: %s", f.now.Sub(c.At).Round(time.Second), c.Why)
 		}

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"penstock.io/penstock/meta"
+	metaclient "penstock.io/penstock/meta/client"
 )
 
 // What may be cached, and why that is right.
@@ -441,10 +443,41 @@ func (v *Volume) learn(a *meta.Attr, stamp stamp) Entry {
 func (v *Volume) node(ino meta.Ino) *inode { return v.c.table.get(v, ino) }
 
 // do sends one operation, and tells under which stamp the reply may be cached.
+//
+// A read is asked again if the session ended before it was answered: it changed nothing,
+// and is as good in the session that is begun next.
 func (v *Volume) do(ctx context.Context, call *Call, op meta.Op, want meta.LeaseMode) (*meta.Result, stamp, error) {
-	if v.frozen() {
-		return v.ask(ctx, op)
+	for {
+		var res *meta.Result
+		var st stamp
+		var err error
+		if v.frozen() {
+			res, st, err = v.ask(ctx, op)
+		} else {
+			res, st, err = v.doOnce(ctx, call, op, want)
+		}
+		if op.Code().Mutates() || meta.KindOf(err) != meta.SessionExpired || !v.nextEpoch(ctx) {
+			return res, st, err
+		}
 	}
+}
+
+// nextEpoch waits a moment for the session that begins after one that ended. It gives false
+// if the caller waits no more, or wants one epoch only.
+func (v *Volume) nextEpoch(ctx context.Context) bool {
+	if v.only.Load() != metaclient.AnyEpoch {
+		return false
+	}
+	select {
+	case <-time.After(time.Millisecond):
+		return true
+	case <-ctx.Done():
+	case <-v.c.ctx.Done():
+	}
+	return false
+}
+
+func (v *Volume) doOnce(ctx context.Context, call *Call, op meta.Op, want meta.LeaseMode) (*meta.Result, stamp, error) {
 	c := v.c
 	c.stats.rpcs.Add(1)
 	var id meta.OpID

@@ -554,11 +554,11 @@ func (v *Volume) expired(epoch uint64, err error) {
 	// name still went with the session.
 	v.holds.clear()
 	v.orphans.clear()
-	c.log.Error("session expired; bytes that were not synced are lost", "volume", v.name, "err", err)
 	v.locks.clear()
 	// Who may not read any more loses what the kernel got without a lease, too: the
 	// last word of an owner while others wrote.
 	every := c.cfg.Left != nil || meta.KindOf(err) == meta.AccessDenied
+	lost, files := int64(0), 0
 	ins := c.table.all(func(in *inode) bool { return in.vol == v })
 	for _, in := range ins {
 		in.mu.Lock()
@@ -566,6 +566,7 @@ func (v *Volume) expired(epoch uint64, err error) {
 		isDir := in.dir != nil || in.attrOK && in.attr.IsDir()
 		if f := in.file; f != nil && (f.uncommitted > 0 || f.ended) {
 			in.vol.c.stats.lose(f.uncommitted)
+			lost, files = lost+f.uncommitted, files+1
 			f.fail(meta.E("write back", meta.IO, in.vol.subject(in.ino), err))
 			in.dropDirtyLocked()
 		}
@@ -615,6 +616,11 @@ func (v *Volume) expired(epoch uint64, err error) {
 		}
 	}
 	v.forgetChunks()
+	if files > 0 {
+		c.log.Error("session expired; bytes that were not synced are lost", "volume", v.name, "bytes", lost, "files", files, "err", err)
+	} else {
+		c.log.Warn("session expired; no file had bytes that were not synced, and the volume is used on in another session", "volume", v.name, "err", err)
+	}
 }
 
 // touches reports that the ranges share a page.

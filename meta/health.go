@@ -202,10 +202,13 @@ type StandbyHealth struct {
 	Error  string   `json:"error,omitempty"`
 }
 
-// ClientHealth is a client whose session ended.
+// ClientHealth is a client whose session ended, or that is not heard of.
 type ClientHealth struct {
 	Name     string    `json:"name"`
 	Identity string    `json:"identity,omitempty"`
 	Why      string    `json:"why"`
 	At       time.Time `json:"at"`
+	// Kept: its session is not over, and loses nothing if it is heard of again before somebody
+	// needs what it holds.
+	Kept bool `json:"kept,omitempty"`
 }

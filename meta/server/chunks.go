@@ -361,7 +361,7 @@ func (o *owner) serveAlloc(s *session, id uint64, m *wire.Alloc) {
 
 func (o *owner) await(ctx context.Context, ch <-chan struct{}) error {
 	if ch == o.recovered && ctx != o.ctx {
-		o.wanted.Store(true)
+		o.wantRecovered()
 	}
 	return o.awaitIdly(ctx, ch)
 }
@@ -393,6 +393,9 @@ func (o *owner) alloc(s *session, n int, own bool) ([]meta.ChunkGrant, error) {
 	boot, _, _ := strings.Cut(s.host, " ") // the machine; see process.Space
 	servers, err := o.srv.place(n, &policy, placement.Writer{Host: boot}, o.srv.suspected.of(s.id))
 	if err != nil {
+		if meta.KindOf(err) == meta.NoSpace {
+			o.noChunkRoom()
+		}
 		return nil, err
 	}
 	o.mu.Lock()

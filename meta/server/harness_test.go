@@ -584,6 +584,8 @@ func (s *site) start() {
 			cfg.Unsafe.NoEnd = true
 		case "meta-noleast":
 			cfg.Unsafe.NoLeast = true
+		case "meta-nocourtesy":
+			cfg.Unsafe.NoCourtesy = true
 		}
 	}
 	if s.adjust != nil {

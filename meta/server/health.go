@@ -56,7 +56,7 @@ func (s *Server) Health(ctx context.Context, q meta.HealthRequest) *meta.ServerH
 		}
 	}
 	h.Certificates = s.certs.ending(now)
-	h.CutOff = s.cutOff.since(now.Add(-cutOffTold))
+	h.CutOff = append(s.lateClients(now), s.cutOff.since(now.Add(-cutOffTold))...)
 	h.Chunks = s.chunksHealth()
 	asked.Wait()
 	h.Left = bound(&h.Away) + bound(&h.BadDisks) + bound(&h.Volumes) + bound(&h.Standbys) + bound(&h.Certificates) + bound(&h.CutOff)

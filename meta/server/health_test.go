@@ -38,7 +38,7 @@ func TestCutOffClientsAreTold(t *testing.T) {
 	sess := s.srv.session(a.ID())
 	a.Leave() // as a process that is killed
 	eventually(t, "its session ends", func() error {
-		sess.renewed.Store(-int64(time.Hour))
+		sess.renewed.Store(-int64(2 * DefaultCourtesy))
 		if l := told(); len(l) != 1 || l[0] != "w1:/mnt (pid 1)" {
 			return fmt.Errorf("told: %v", l)
 		}
@@ -63,8 +63,7 @@ func TestCutOffClientsAreTold(t *testing.T) {
 	if err := s.dial("w4:/mnt (pid 2)").Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	sess.renewed.Add(-int64(time.Hour))
-	<-sess.gone
+	s.runOut(sess)
 	if l := told(); len(l) != 0 {
 		t.Errorf("it was mounted anew, and left: %v", l)
 	}

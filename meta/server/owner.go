@@ -407,7 +407,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	case <-o.recovered:
 	default:
 		if !c.Replay {
-			return nil, o.recovered
+			return nil, o.wantRecovered()
 		}
 	}
 	if err := o.full(c.Op); err != nil && !c.Replay {
@@ -652,7 +652,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 	select {
 	case <-o.recovered:
 	default:
-		return nil, o.recovered
+		return nil, o.wantRecovered()
 	}
 	want := c.Want
 	at, re, wait := o.mirrored(s, c)

@@ -310,6 +310,10 @@ func (o *owner) findRoom(k *roomSearch, cause error) <-chan struct{} {
 		return nil
 	}
 	o.freeLeft()
+	if o.lateHoldFiles() && k.waits < roomTries {
+		k.waits++
+		return soon()
+	}
 	if (reaping || o.uncounted() || o.promisesLeave()) && k.waits < roomTries {
 		k.waits++
 		o.kickGC()
@@ -407,7 +411,7 @@ func (o *owner) reserve(s *session, m *wire.Reserve, k *roomSearch) (*wire.Reser
 	select {
 	case <-o.recovered:
 	default:
-		return nil, o.recovered
+		return nil, o.wantRecovered()
 	}
 	if q.turning != nil {
 		return nil, q.turning

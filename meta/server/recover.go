@@ -249,13 +249,25 @@ func (o *owner) loadSessions() error {
 	return errors.Join(err, o.loadRolled())
 }
 
-// loneTTLs is how many of a session's leases the only one in a volume has to come back,
-// as long as nobody else wants anything there: its machine may stand still, and what it
-// wrote would be lost for nobody's sake.
-const loneTTLs = 3
+const (
+	// takeoverTTLs is how many of a session's leases the sessions of the owner before have to
+	// come back, as long as nobody wants anything of the volume: their machines may be
+	// overloaded or stand still, and what was written there would be lost for nobody's sake
+	// (courtesy.go). It is not a day: until they are back nothing is served, and neither
+	// inspected nor repaired.
+	takeoverTTLs = 10
+	// takeoverStretch is by how much an overloaded machine may stretch the wait.
+	takeoverStretch = 4
+)
 
-// lone tells whether nobody but one session waits for the volume. Caller holds mu.
-func (o *owner) lone() bool { return len(o.sessions) == 1 && !o.wanted.Load() }
+// unwanted tells whether nobody waits for the volume.
+func (o *owner) unwanted() bool { return !o.wanted.Load() }
+
+// wantRecovered notes that somebody waits for the volume, and says what for.
+func (o *owner) wantRecovered() <-chan struct{} {
+	o.wanted.Store(true)
+	return o.recovered
+}
 
 // recover waits until every journaled session is back with its claims, or is
 // surely over, and then lets ordinary operations run. Nobody else was answered
@@ -272,16 +284,18 @@ func (o *owner) recover() {
 		wait = 0
 	}
 	began := time.Now()
-	tick := time.NewTicker(20 * time.Millisecond)
+	const every = 20 * time.Millisecond
+	tick := time.NewTicker(every)
 	defer tick.Stop()
+	waited := ownTime{every: every, last: began}
 	for told := false; ; told = true {
 		o.mu.Lock()
 		var over []meta.SessionID
 		patience := wait
-		if wait > 0 && o.lone() {
-			patience = max(wait, loneTTLs*o.srv.cfg.SessionTTL)
+		if wait > 0 && o.unwanted() && !o.srv.cfg.Unsafe.NoCourtesy {
+			patience = max(wait, takeoverTTLs*o.srv.cfg.SessionTTL)
 		}
-		late := time.Since(began) >= patience
+		late := waited.passed(time.Now()) >= patience || time.Since(began) >= takeoverStretch*patience
 		for id, entered := range o.awaited {
 			j := o.sessions[id]
 			if j == nil { // it ended after it had come

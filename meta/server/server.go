@@ -131,6 +131,9 @@ type Config struct {
 	// LeakGrace is how long a chunk of volume 0 that no checkpoint names is
 	// kept, at least. Default and least: longer than a checkpoint may take.
 	LeakGrace time.Duration
+	// Courtesy is for how long a session is kept whose client is not heard of, unless
+	// somebody needs what it holds. Default DefaultCourtesy.
+	Courtesy time.Duration
 	// Dead reports whether the process of a session surely runs no more: then
 	// its lease need not run out first. Nil: never.
 	Dead func(host string, pid uint32, start uint64) bool
@@ -177,6 +180,8 @@ type Unsafe struct {
 	// NoLeast: a chunk begins with one replica where there is no room for more, whatever
 	// its policy says.
 	NoLeast bool
+	// NoCourtesy: a session ends with its lease, though nobody needs what it holds.
+	NoCourtesy bool
 }
 
 // Server serves the volumes of a cluster.
@@ -288,6 +293,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if cfg.MaxConns == 0 {
 		cfg.MaxConns = 32 << 10
 	}
+	cfg.Courtesy = cmp.Or(cfg.Courtesy, DefaultCourtesy)
 	cfg.RepairDelay = cmp.Or(cfg.RepairDelay, DefaultRepairDelay)
 	cfg.RepairGrace = cmp.Or(cfg.RepairGrace, DefaultRepairGrace)
 	cfg.RepairInterval = cmp.Or(cfg.RepairInterval, DefaultRepairInterval)
@@ -469,7 +475,7 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 	snd.Enqueue(0, s.serverList())
 	snd.Enqueue(0, s.metaList())
 	err = sess.read(conn, rd)
-	sess.detach(conn)
+	sess.detach(conn, err)
 	if err != nil && s.ctx.Err() == nil {
 		if k := meta.KindOf(err); k == meta.Protocol || k == meta.Version {
 			s.log.Warn("connection dropped", "session", sess.name, "error", err)
@@ -565,27 +571,41 @@ func (s *Server) expireLoop() {
 		s.mu.Lock()
 		if stood > 2*every {
 			s.log.Warn("this process stood still: leases are extended", "for", stood)
+		}
+		if stood > every/2 { // or the machine is overloaded
 			for _, sess := range s.sessions {
 				sess.renewed.Add(int64(stood))
 			}
 		}
-		var late, lingering []*session
+		var over, late []*session
 		for _, sess := range s.sessions {
 			switch idle := sess.idle(); {
 			case idle <= s.cfg.SessionTTL:
 				sess.heard()
-			case idle > time.Duration(sess.linger.Load()):
+			case idle > sess.keptFor():
+				over = append(over, sess)
+			default:
+				was := sess.away.Load()
+				if !sess.lapse() {
+					continue
+				}
 				late = append(late, sess)
-			case sess.lapse():
-				lingering = append(lingering, sess)
+				if !was {
+					s.log.Info("a session is late: it is kept until somebody needs what it holds", "session", sess.name, "idle", idle.Round(time.Second))
+				}
 			}
 		}
 		s.mu.Unlock()
-		late = append(late, s.awaitedBy(lingering)...)
-		for _, sess := range late {
-			s.stats.expired.Add(1)
-			s.endSession(sess, errors.New("its lease ran out"))
+		end := func(all []*session, why string) {
+			for _, sess := range all {
+				s.stats.expired.Add(1)
+				s.endSession(sess, errors.New(why))
+			}
 		}
+		end(over, "its lease ran out")
+		end(s.awaitedBy(late), "its lease ran out, and somebody needs what it holds")
+		end(s.deadAmong(late), "its process is gone")
+		end(s.tooMany(late), "its lease ran out, and too many others' did")
 		s.endStubborn(max(stood, 0))
 	}
 }
@@ -595,15 +615,10 @@ func (s *Server) expireLoop() {
 // meanwhile.
 const maxLinger = 15 * time.Minute
 
-// awaitedBy gives those of some sessions that others wait for, or were refused
+// awaitedBy gives those of some late sessions that others wait for, or were refused
 // something by.
-//
-// A mount that outlives its processes may be without one for longer than a lease.
-// To end its session then would lose what is written and not committed, for
-// nobody's sake. So a session whose client asked for it lingers, as NFS servers
-// keep courteous clients, and ends as soon as it is in somebody's way.
-func (s *Server) awaitedBy(lingering []*session) (awaited []*session) {
-	if len(lingering) == 0 {
+func (s *Server) awaitedBy(late []*session) (awaited []*session) {
+	if len(late) == 0 {
 		return nil
 	}
 	inTheWay := map[meta.SessionID]bool{}
@@ -620,7 +635,7 @@ func (s *Server) awaitedBy(lingering []*session) (awaited []*session) {
 		}
 		o.mu.Unlock()
 	}
-	for _, sess := range lingering {
+	for _, sess := range late {
 		// It may have come back meanwhile.
 		if (inTheWay[sess.id] || sess.wanted.Load()) && sess.idle() > s.cfg.SessionTTL {
 			awaited = append(awaited, sess)

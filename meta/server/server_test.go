@@ -114,7 +114,7 @@ func TestDeadSessionIsExpired(t *testing.T) {
 	b.hold = true
 	b.mu.Unlock()
 	bs := s.srv.session(b.ID())
-	bs.renewed.Store(-int64(time.Hour)) // as if no keep-alive had come
+	bs.renewed.Store(-int64(2 * DefaultCourtesy)) // as if no keep-alive had come
 	began := time.Now()
 	a.create(t, "x")
 	// A keep-alive of b may have come after all; then the recall's bound counts.
@@ -384,10 +384,10 @@ func TestSyncWaitsForReplays(t *testing.T) {
 	t.Error("syncs overtake a replay")
 }
 
-// The only session in a volume, which nobody else wants, has longer to come back to the
-// next owner, as its machine may stand still; another one waits no longer for it than
-// for any.
-func TestLoneSessionHasLonger(t *testing.T) {
+// As long as nobody wants anything of a volume, its sessions have longer to come back to the
+// next owner, as their machines may be overloaded or stand still; who wants something waits
+// no longer than ever.
+func TestUnwantedSessionsHaveLonger(t *testing.T) {
 	t.Parallel()
 	for _, wants := range []string{"nobody", "a status", "a session", "a question"} {
 		t.Run(wants, func(t *testing.T) {
@@ -425,13 +425,13 @@ func TestLoneSessionHasLonger(t *testing.T) {
 			waits := wants == "nobody" || wants == "a status"
 			for ; ; time.Sleep(10 * time.Millisecond) {
 				o.mu.Lock()
-				lone := o.lone()
+				unwanted := o.unwanted()
 				o.mu.Unlock()
-				if lone == waits {
+				if unwanted == waits {
 					break
 				}
 				if time.Since(began) > 60*time.Second {
-					t.Fatalf("lone: %v", lone)
+					t.Fatalf("nobody wants it: %v", unwanted)
 				}
 			}
 			select {
@@ -570,8 +570,7 @@ func (s *site) looked() {
 		p := s.dial("decoy")
 		sess := s.srv.session(p.ID())
 		p.Leave()
-		sess.renewed.Store(-int64(time.Hour))
-		<-sess.gone
+		s.runOut(sess)
 	}
 }
 
@@ -745,7 +744,7 @@ func TestLingering(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			s := newSiteTTL(t, 3*time.Second)
+			s := newSiteWith(t, 3*time.Second, func(cfg *Config) { cfg.Courtesy = 1 })
 			other := s.dial("other")
 			p := &peer{leases: map[meta.Ino]meta.LeaseMode{}}
 			cfg := client.Config{Addrs: []string{"unix:" + s.addr}, Name: "mount", Handler: p, Linger: c.linger, Succeeded: true}

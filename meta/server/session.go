@@ -40,9 +40,9 @@ type session struct {
 	// renewed is when the last keep-alive came, nanoseconds of the server's
 	// monotonic clock.
 	renewed atomic.Int64
-	// away: it was not heard of for longer than a lease, and lingers. Only expireLoop
-	// finds that, which knows for how long this process stood still. returned is when
-	// it was heard of again, on the same clock.
+	// away: it was not heard of for longer than a lease, and is kept (courtesy.go). Only
+	// expireLoop finds that, which knows for how long this process stood still. returned is
+	// when it was heard of again, on the same clock.
 	away     atomic.Bool
 	returned atomic.Int64
 	// followed is when another session of its place began, on the same clock.
@@ -52,6 +52,7 @@ type session struct {
 	// the session, nanoseconds; wanted: meanwhile somebody was refused what it holds.
 	linger  atomic.Int64
 	wanted  atomic.Bool
+	closed  atomic.Bool   // by its client, the last connection was
 	gone    chan struct{} // closed when it ended everywhere here
 	reading sync.Mutex    // held while a frame is handled, before mu
 	calls   int           // in the batch that is handled; under reading
@@ -202,6 +203,7 @@ func (s *session) attach(conn net.Conn, v uint8, hello *wire.Hello) *wire.Sender
 		s.again.Store(true)
 	}
 	s.touch()
+	s.closed.Store(false)
 	s.wanted.Store(false)
 	if s.ended.Load() {
 		conn.Close() // while we were at it: the client comes again
@@ -218,9 +220,10 @@ func (s *session) cancelLocked() {
 	}
 }
 
-func (s *session) detach(conn net.Conn) {
+func (s *session) detach(conn net.Conn, cause error) {
 	s.mu.Lock()
 	if s.conn == conn {
+		s.closed.Store(closedByPeer(cause))
 		s.conn, s.send = nil, nil
 		s.cancelLocked()
 	}
@@ -235,6 +238,9 @@ func (s *session) touch() {
 
 // heard ends that the session was away, if it was.
 func (s *session) heard() {
+	if s.wanted.Load() {
+		s.wanted.Store(false) // whoever waits for it asks it from now on
+	}
 	if s.away.Swap(false) {
 		s.returned.Store(int64(time.Since(s.srv.epoch)))
 	}

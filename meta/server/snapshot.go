@@ -687,6 +687,11 @@ const countFor = 2 * time.Second
 // countHeld puts into a list what its snapshots alone hold, to the byte. If that takes too
 // long the list keeps the sum that the owner has at any time.
 func (o *owner) countHeld(ctx context.Context, l *wire.SnapshotList) {
+	select {
+	case <-o.recovered:
+	default:
+		return // who lists snapshots is no reason to end sessions
+	}
 	ctx, cancel := context.WithTimeout(ctx, countFor)
 	defer cancel()
 	u, err := o.snapshotUse(ctx, &wire.SnapshotUseRequest{})

@@ -316,6 +316,9 @@ func (o *owner) rollBack(ctx context.Context, sess *session, name string, q *wir
 			end()
 		}
 	}()
+	if err := o.lateEnd(ctx); err != nil {
+		return err
+	}
 	sn, err := o.snapshot(name)
 	if err != nil {
 		return err

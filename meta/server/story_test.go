@@ -20,9 +20,15 @@ import (
 // expire lets a session's lease run out; its client goes on as a new one.
 func (s *site) expire(p *peer) {
 	s.t.Helper()
-	sess := s.srv.session(p.ID())
+	s.runOut(s.srv.session(p.ID()))
+}
+
+// runOut has a session end, as one that was not heard of for longer than it is kept. A frame
+// that was under way may renew it meanwhile.
+func (s *site) runOut(sess *session) {
+	s.t.Helper()
 	eventually(s.t, "the session ends", func() error {
-		sess.renewed.Store(-int64(time.Hour))
+		sess.renewed.Store(-int64(2 * DefaultCourtesy))
 		select {
 		case <-sess.gone:
 			return nil

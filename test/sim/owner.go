@@ -250,6 +250,11 @@ func (o *owner) tick() {
 	now := o.w.clock(&o.srv.node)
 	for _, id := range sorted(o.live) {
 		if s := o.live[id]; now-s.heard > sessionTTL {
+			// One that is late ends when somebody needs what it has: a lease, or (by chance)
+			// room.
+			if !o.w.cfg.Off.Courtesy && now-s.heard <= courtesy && !o.inTheWay(id) && !o.w.chance(30) {
+				continue
+			}
 			o.w.res.Expired++
 			o.w.trace("volume %d: session %x expires", o.l.vol, id)
 			o.end(id)
@@ -269,6 +274,16 @@ func (o *owner) tick() {
 	o.collect()
 	o.dropSome()
 	o.w.after(20, &o.srv.node, o.tick)
+}
+
+// inTheWay tells whether somebody waits for what a session has.
+func (o *owner) inTheWay(id meta.SessionID) bool {
+	for _, holders := range o.leases {
+		if holders[id] > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // end releases what a session held.

@@ -25,11 +25,12 @@ import (
 
 // Times of the simulated world, in milliseconds.
 const (
-	ownerTTL   = 500 // an owner's lease at the log's store
-	sessionTTL = 400 // a session's lease at its owner
-	margin     = 8   // an eighth, by which a holder gives up early
-	pollEvery  = 100 // how often servers look for volumes without an owner
-	backAfter  = 30  // until a client with a broken connection dials again
+	ownerTTL   = 500            // an owner's lease at the log's store
+	sessionTTL = 400            // a session's lease at its owner
+	courtesy   = 8 * sessionTTL // until one that is late ends, though nobody needs what it has
+	margin     = 8              // an eighth, by which a holder gives up early
+	pollEvery  = 100            // how often servers look for volumes without an owner
+	backAfter  = 30             // until a client with a broken connection dials again
 )
 
 // Off switches mechanisms off.
@@ -39,6 +40,7 @@ type Off struct {
 	Wait        bool // what is not durable is seen by others
 	Recall      bool // nothing is recalled
 	OwnerLease  bool // owners answer after their lease
+	Courtesy    bool // a session ends with its lease, though nobody needs what it has
 	Sync        bool // what a chunk server synced is lost in a crash all the same
 }
 

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"errors"
+	"os"
 	"testing"
 
 	"penstock.io/penstock/meta"
@@ -318,4 +319,40 @@ func TestStoryNobodySeesWhatCouldBeLost(t *testing.T) {
 		t.Fatalf("%d inodes are counted, want 4", got)
 	}
 	s.end() // truth.saw checked that each was journaled when b saw it
+}
+
+// A client stands still for longer than its lease while nobody needs what it has: it comes
+// back as it was, with an early reply that is not in the journal yet and the names that it may
+// keep. It stands still again while another changes what it has: that one waits no longer
+// than a lease, and the client hears that its session ended.
+func TestStoryLateSessionComesBack(t *testing.T) {
+	s := newStage(t)
+	s.cfg.Off.Courtesy = os.Getenv("PENSTOCK_CONTROL") == "sim-nocourtesy"
+	a, b := s.clients[0].vols[0], s.clients[1].vols[0]
+	s.create(a, "first")
+	s.lookup(a, "first") // and it may keep the names of the root
+	was, expired := a.session, s.res.Expired
+	a.c.paused = s.Now + 3*sessionTTL
+	s.run(3*sessionTTL + sessionTTL/2)
+	s.until("it is served again", func() bool { return a.ready && a.w.clock(&a.c.node) < a.leaseUntil })
+	if s.res.Expired != expired || a.session != was {
+		t.Fatalf("its session ended, and nobody needed what it had")
+	}
+	s.create(a, "second")
+
+	a.c.paused = s.Now + 5*sessionTTL
+	s.run(sessionTTL / 10)
+	began := s.Now
+	s.create(b, "third") // in a directory of which a may keep the names
+	if took := s.Now - began; took > 2*sessionTTL {
+		t.Errorf("another waited %d ms for a client that stands still", took)
+	}
+	if s.res.Expired == expired {
+		t.Error("its session stands, and it has not answered")
+	}
+	s.run(6 * sessionTTL)
+	if l := s.lookup(a, "third"); l.err != nil {
+		t.Errorf("it does not see what was made meanwhile: %v", l.err)
+	}
+	s.end()
 }

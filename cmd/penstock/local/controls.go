@@ -56,6 +56,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Meta.NoCheckpointAge = true
 		case "mount-nodrain":
 			u.NoDrain = true
+		case "meta-nocourtesy":
+			u.Meta.NoCourtesy = true
 		case "mirror-nodigest":
 			u.Mirrors.NoDigest = true
 		default:
