@@ -139,7 +139,7 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 		m.cfg = cfg
 	}
 	if len(cfg.Etcd) == 0 {
-		m.etcd, err = embedded.Start(embedded.Config{Dir: filepath.Join(cfg.Dir, etcdDir), Logger: cfg.Logger.With("part", "etcd"), UnsafeNoFsync: cfg.UnsafeNoFsync})
+		m.etcd, err = embedded.StartContext(ctx, embedded.Config{Dir: filepath.Join(cfg.Dir, etcdDir), Logger: cfg.Logger.With("part", "etcd"), UnsafeNoFsync: cfg.UnsafeNoFsync})
 		if err != nil {
 			return m, err
 		}

@@ -56,13 +56,16 @@ type Config struct {
 	Logger *slog.Logger // warnings and errors; nil discards
 	// UnsafeNoFsync gives up durability. For controls that must fail without it.
 	UnsafeNoFsync bool
-	// StartTimeout bounds the start; zero means 30 s.
+	// StartTimeout bounds the start once its files are open; zero means 30 s.
 	StartTimeout time.Duration
+	// OpenTimeout bounds the opening of its files, which reads all of them; zero means 10 min.
+	OpenTimeout time.Duration
 }
 
 // Server is a running etcd with one member.
 type Server struct {
 	etcd     *embed.Etcd
+	dir      string
 	client   *clientv3.Client
 	endpoint string
 	stop     context.CancelFunc // of the goroutine in wg; nil if there is none
@@ -72,10 +75,14 @@ type Server struct {
 // EndpointIn is the Endpoint of a server that runs in a folder, which is absolute.
 func EndpointIn(dir string) string { return "unix://" + filepath.Join(dir, "c") }
 
-// Start runs etcd in cfg.Dir, which the caller has locked, and waits until it
-// serves. Errors: Invalid (the path is too long for a socket), Corrupt, IO,
-// Unavailable (it did not come up in time).
-func Start(cfg Config) (*Server, error) {
+// Start is StartContext for callers that never give up.
+func Start(cfg Config) (*Server, error) { return StartContext(context.Background(), cfg) }
+
+// StartContext runs etcd in cfg.Dir, which the caller has locked, and waits until it
+// serves, or ctx ends. Errors: Invalid (the path is too long for a socket), Corrupt, IO,
+// Unavailable (it did not come up in time), Interrupted. After the last two etcd may be at
+// work on the folder until the process ends.
+func StartContext(ctx context.Context, cfg Config) (*Server, error) {
 	const op = "start embedded etcd"
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -85,6 +92,9 @@ func Start(cfg Config) (*Server, error) {
 	}
 	if cfg.StartTimeout == 0 {
 		cfg.StartTimeout = 30 * time.Second
+	}
+	if cfg.OpenTimeout == 0 {
+		cfg.OpenTimeout = 10 * time.Minute
 	}
 	dir, err := filepath.Abs(cfg.Dir)
 	if err != nil {
@@ -101,6 +111,7 @@ func Start(cfg Config) (*Server, error) {
 		return nil, meta.E(op, fileKind(err), dir, err)
 	}
 
+	ending := &fatalHook{}
 	c := embed.NewConfig()
 	c.Name = "penstock"
 	c.Dir = dir
@@ -123,23 +134,22 @@ func Start(cfg Config) (*Server, error) {
 	c.AutoCompactionMode, c.AutoCompactionRetention = "revision", "0"
 	c.EnableGRPCGateway = false
 	c.UnsafeNoFsync = cfg.UnsafeNoFsync
-	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(&bridge{log: cfg.Logger}))
+	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(&bridge{log: cfg.Logger, dir: dir}, zap.WithFatalHook(ending)))
 
-	var e *embed.Etcd
-	err = catch(func() (err error) { e, err = embed.StartEtcd(c); return err })
+	e, err := openEtcd(ctx, c, &cfg, ending)
 	if err != nil {
-		return nil, meta.E(op, meta.IO, dir, err)
+		return nil, err
 	}
 	timeout := time.NewTimer(cfg.StartTimeout)
 	defer timeout.Stop()
 	select {
 	case <-e.Server.ReadyNotify():
 	case err := <-e.Err():
-		e.Close()
-		return nil, meta.E(op, meta.IO, dir, err)
+		return nil, errors.Join(meta.E(op, meta.IO, dir, err), closeEtcd(e, dir))
 	case <-timeout.C:
-		e.Close()
-		return nil, meta.E(op, meta.Unavailable, dir, fmt.Errorf("it did not come up in %v", cfg.StartTimeout))
+		return nil, errors.Join(meta.E(op, meta.Unavailable, dir, fmt.Errorf("it did not come up in %v: see whether its disk takes writes", cfg.StartTimeout)), closeEtcd(e, dir))
+	case <-ctx.Done():
+		return nil, errors.Join(meta.E(op, meta.Interrupted, dir, fmt.Errorf("it was not up yet: %w", context.Cause(ctx))), closeEtcd(e, dir))
 	}
 	for _, s := range []string{client.Path, peer.Host} {
 		if err := os.Chmod(s, 0o600); err != nil {
@@ -147,7 +157,7 @@ func Start(cfg Config) (*Server, error) {
 			return nil, meta.E(op, fileKind(err), s, err)
 		}
 	}
-	s := &Server{etcd: e, client: v3client.New(e.Server), endpoint: EndpointIn(dir)}
+	s := &Server{etcd: e, dir: dir, client: v3client.New(e.Server), endpoint: EndpointIn(dir)}
 	s.reserveSpace(dir, cfg.Logger)
 	return s, nil
 }
@@ -192,6 +202,5 @@ func (s *Server) Close() error {
 	if errors.Is(err, context.Canceled) {
 		err = nil // the client's own context, which its Close ends
 	}
-	s.etcd.Close()
-	return err
+	return errors.Join(err, closeEtcd(s.etcd, s.dir))
 }

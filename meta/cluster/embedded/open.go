@@ -1,0 +1,108 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+
+	"penstock.io/penstock/meta"
+)
+
+// etcd opens its files and closes them without a bound: it waits for ever for a lock on its
+// database, and as long as the kernel does for a disk that does not answer. Nothing here
+// waits for it without an end, and what it waits for is in the log.
+
+const (
+	// openWord is the time between two words about files that are not open yet.
+	openWord = 10 * time.Second
+	// closeWait bounds the closing. What etcd acknowledged is on the disk by then.
+	closeWait = 30 * time.Second
+)
+
+// openEtcd has etcd open its files, until it has or the caller is to wait no more.
+func openEtcd(ctx context.Context, c *embed.Config, cfg *Config, ending *fatalHook) (*embed.Etcd, error) {
+	const op = "start embedded etcd"
+	type opened struct {
+		e   *embed.Etcd
+		err error
+	}
+	done := make(chan opened, 1)
+	ending.opening.Store(true)
+	go func() {
+		defer ending.opening.Store(false)
+		var o opened
+		if o.err = checkDatabase(filepath.Join(c.Dir, "member", "snap", "db")); o.err == nil {
+			o.err = catch(func() (err error) { o.e, err = embed.StartEtcd(c); return err })
+		}
+		done <- o
+	}()
+	began := time.Now()
+	timeout := time.NewTimer(cfg.OpenTimeout)
+	defer timeout.Stop()
+	word := time.NewTicker(openWord)
+	defer word.Stop()
+	giveUp := func(kind meta.Kind, cause error) error {
+		go func() { // the process ends, or its files open some day
+			if o := <-done; o.e != nil {
+				o.e.Close()
+			}
+		}()
+		return meta.E(op, kind, c.Dir, cause)
+	}
+	for {
+		select {
+		case o := <-done:
+			if o.err != nil {
+				return nil, meta.E(op, meta.IO, c.Dir, fmt.Errorf("its files can't be opened: %w: see whether the disk is mounted, takes writes and has no errors, and that nothing else uses the folder", o.err))
+			}
+			return o.e, nil
+		case <-word.C:
+			cfg.Logger.Warn("etcd is still opening its files: its disk is slow or does not answer, or another process has them open", "dir", c.Dir, "since", time.Since(began).Round(time.Second))
+		case <-timeout.C:
+			return nil, giveUp(meta.Unavailable, fmt.Errorf("its files were not open after %v: see whether the disk answers, and whether another process has them open", cfg.OpenTimeout))
+		case <-ctx.Done():
+			return nil, giveUp(meta.Interrupted, fmt.Errorf("its files were not open after %v: %w", time.Since(began).Round(time.Millisecond), context.Cause(ctx)))
+		}
+	}
+}
+
+// closeEtcd closes etcd and waits, but not for ever for a disk that does not answer.
+func closeEtcd(e *embed.Etcd, dir string) error {
+	done := make(chan struct{})
+	go func() {
+		e.Close()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-time.After(closeWait):
+		return meta.E("stop embedded etcd", meta.Unavailable, dir, fmt.Errorf("it did not end within %v: its disk does not answer. What it acknowledged is on the disk", closeWait))
+	}
+}
+
+// checkDatabase tells why a database that is there can't be opened. etcd opens it in a
+// goroutine of its own, whose panic would end the process.
+func checkDatabase(path string) error {
+	i, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil && !i.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file", path)
+	}
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
