@@ -343,6 +343,7 @@ func (f *healthFacts) judgeNodes(l *problems, heard []*serverFacts) {
 	}
 	away := map[meta.ServerID]*node{}
 	disks := map[string]meta.DiskHealth{}
+	clocks := map[meta.ServerID]bool{}
 	var total, free uint64
 	nodes, live := 0, 0
 	for _, s := range heard {
@@ -357,6 +358,18 @@ func (f *healthFacts) judgeNodes(l *problems, heard []*serverFacts) {
 			}
 			away[n.ID].Gone = cmp.Or(away[n.ID].Gone, n.Gone)
 			away[n.ID].by = append(away[n.ID].by, s.Name)
+		}
+		for _, c := range h.Clocks {
+			if clocks[c.ID] {
+				continue // another metadata server told
+			}
+			clocks[c.ID] = true
+			how := "ahead of"
+			if c.Ahead < 0 {
+				how = "behind"
+			}
+			l.add(Warning, "clock", fmt.Sprintf("%d (%s)", c.ID, c.Name), "set the chunk server's clock (NTP): certificates are refused when clocks differ by more than "+meta.ClockSkew.String(),
+				"has a clock that is %v %s that of metadata server %s", max(c.Ahead, -c.Ahead).Round(time.Second), how, s.Name)
 		}
 		for _, d := range h.BadDisks {
 			disks[fmt.Sprintf("%016x %s %s", d.Node, d.ID, d.Path)] = d

@@ -66,6 +66,11 @@ func TestHealthIsJudged(t *testing.T) {
 			f.servers[1] = serverFacts{MetaServer: f.servers[1].MetaServer, err: meta.E("admin", meta.NotSupported, "", nil)}
 		}, []string{"warning metadata m2: is of a version"}},
 		{"one stopped", func(f *healthFacts) { f.servers = f.servers[:1] }, []string{"warning metadata m2: has joined the cluster and does not run"}},
+		{"a chunk server's clock, as two servers see it", func(f *healthFacts) {
+			for i := range f.servers {
+				f.servers[i].health.Clocks = []meta.ClockHealth{{ID: 7, Name: "c7", Ahead: -6 * time.Minute}}
+			}
+		}, []string{"warning clock 7 (c7): has a clock that is 6m0s behind that of metadata server m1"}},
 		{"a clock", func(f *healthFacts) { first(f).Now = healthNow.Add(-6 * time.Minute) }, []string{"warning clock m1: has a clock that differs from this machine's by -6m0s"}},
 		{"a long list", func(f *healthFacts) { first(f).Left = 3 }, []string{"warning metadata m1: has 3 more"}},
 		{"etcd is away", func(f *healthFacts) { first(f).Etcd = meta.EtcdHealth{Error: "no leader"} }, []string{"critical etcd : can't be asked by metadata servers m1: no leader"}},

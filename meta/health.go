@@ -32,6 +32,8 @@ type ServerHealth struct {
 	// have less than DiskLow of their room left.
 	Away     []NodeHealth `json:"away,omitempty"`
 	BadDisks []DiskHealth `json:"bad_disks,omitempty"`
+	// Clocks are the chunk servers whose clocks differ from this server's by more than ClockSkew.
+	Clocks []ClockHealth `json:"clocks,omitempty"`
 
 	// Chunks of the volumes that are open here, as of their last inspection, some
 	// seconds ago; those of closed ones were as they should be.
@@ -126,6 +128,13 @@ type NodeHealth struct {
 	ID   ServerID `json:"id"`
 	Name string   `json:"name"`
 	Gone string   `json:"gone,omitempty"` // for how long, if this server ever heard it
+}
+
+// ClockHealth is a chunk server whose clock differs from a metadata server's.
+type ClockHealth struct {
+	ID    ServerID      `json:"id"`
+	Name  string        `json:"name"`
+	Ahead time.Duration `json:"ahead_ns"` // below zero: it is behind
 }
 
 // DiskHealth is a disk of a chunk server.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"penstock.io/penstock/chunkserver/wire"
 	"penstock.io/penstock/meta"
@@ -89,7 +88,7 @@ func (c *conn) authorize(h wire.Header, q *wire.Request, n int) error {
 
 // claims checks a token, from memory if it was seen before.
 func (s *Server) claims(token []byte) (capability.Claims, error) {
-	now := meta.Time(time.Now().UnixNano())
+	now := s.clocks.now()
 	s.capMu.RLock()
 	c, ok := s.seen[string(token)]
 	keys := s.keys

@@ -47,7 +47,11 @@ type Config struct {
 	// weeks, below zero: it isn't done unasked.
 	ScrubPeriod time.Duration
 
-	UnsafeNoCap bool // positive control: check no capability
+	// Clock is this machine's clock; nil: time.Now.
+	Clock func() time.Time
+
+	UnsafeNoCap    bool // positive control: check no capability
+	UnsafeOwnClock bool // positive control: judge capabilities by this machine's clock
 }
 
 // Peers reads from other chunk servers; chunkserver/client.Client is one.
@@ -59,12 +63,13 @@ type Peers interface {
 
 // Server serves several stores. Safe for concurrent use.
 type Server struct {
-	cfg   Config
-	disks *Disks
-	slog  *slog.Logger
-	news  news
-	pulls pulls
-	terms terms
+	cfg    Config
+	disks  *Disks
+	slog   *slog.Logger
+	news   news
+	pulls  pulls
+	terms  terms
+	clocks clocks
 
 	mu    sync.Mutex
 	conns map[*conn]struct{} // greeted
@@ -117,6 +122,7 @@ func NewWithDisks(cfg Config, disks *Disks) *Server {
 		conns: map[*conn]struct{}{}, shares: map[string]*share{}, lns: map[net.Listener]struct{}{},
 		where: map[meta.ChunkID]*disk{}, seen: map[string]capability.Claims{}, tickets: newTicketSeal(), rawWait: rawWait,
 	}
+	s.clocks.own, s.clocks.alone = cfg.Clock, cfg.UnsafeOwnClock
 	if s.cfg.PullRate == 0 {
 		s.cfg.PullRate = 128 << 20
 	}

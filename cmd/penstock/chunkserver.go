@@ -45,7 +45,7 @@ See 'penstock disk --help'.`,
 			if err != nil {
 				return err
 			}
-			cfg.Store, cfg.UnsafeNoCap, cfg.Logger = unsafe.Store, unsafe.NoCap, log
+			cfg.Store, cfg.UnsafeNoCap, cfg.UnsafeOwnClock, cfg.Logger = unsafe.Store, unsafe.NoCap, unsafe.OwnClock, log
 			c, release, err := local.RunChunkServer(cmd.Context(), cfg)
 			if err != nil {
 				return err

@@ -11,6 +11,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/process"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -20,13 +21,16 @@ type LinkConfig struct {
 	Name   string
 	Logger *slog.Logger
 	Creds  *peer.Credentials  // as in Config
-	Report func() wire.Report // who the server is, how full, its Generation
+	Report func() wire.Report // who the server is, how full, its Generation, its clock
 	// Events gives the events of the current Generation after one that was
 	// acknowledged, at most max, oldest first; nil: there never are any.
 	Events func(after uint64, max int) []meta.ReplicaEvent
 	// More is closed at the next event; nil: they wait for the next report.
 	More  func() <-chan struct{}
 	Order func(context.Context, meta.Order) meta.OrderResult // carries out an order
+	// Clock, if not nil, is told the time on a metadata server's clock, and when it was
+	// asked for it, on process.Uptime.
+	Clock func(server string, asked time.Duration, theirs meta.Time)
 	// Connected, if not nil, is told when the stream stands and when it broke.
 	Connected func(bool)
 	Interval  time.Duration // between reports; default 2 s
@@ -269,6 +273,7 @@ func (l *links) run(ctx context.Context, addr string) error {
 				}
 				r.Events = cfg.Events(seen, wire.MaxEvents)
 			}
+			r.Stamp = uint64(process.Uptime())
 			if send.Send(0, &r) != nil {
 				return
 			}
@@ -293,6 +298,9 @@ func (l *links) run(ctx context.Context, addr string) error {
 				return err
 			}
 			ack.Store(m)
+			if cfg.Clock != nil && m.Now != 0 {
+				cfg.Clock(name, time.Duration(m.Stamp), m.Now)
+			}
 			if cfg.Events != nil && len(cfg.Events(m.Seq, 1)) > 0 {
 				select {
 				case kick <- struct{}{}:

@@ -55,6 +55,7 @@ func (s *Server) certified(id meta.ServerID) string {
 func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string, who peering.Identity) {
 	l := &link{conn: conn, who: who, send: wire.NewSender(conn, v, nil), orders: map[uint64]chan meta.OrderResult{}, gone: make(chan struct{})}
 	var id meta.ServerID
+	var acked wire.Reported // events of its generation that were taken in
 	defer func() {
 		close(l.gone)
 		s.mu.Lock()
@@ -106,6 +107,8 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 			if id == 0 {
 				id = r.Info.ID
 				s.suspected.lift(id)
+				// Before the keys, so that nothing is judged by another clock.
+				l.send.Enqueue(0, &wire.Reported{Now: meta.Time(time.Now().UnixNano()), Stamp: r.Stamp})
 				s.enlist(id, l, true)
 				// Its own list may name few of them, or be one name for all. Changes from
 				// now on are told to every link.
@@ -129,8 +132,14 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 					s.log.Warn("chunk server reports", "server", id, "event", e.Kind, "chunk", e.Chunk, "disk", e.Disk, "detail", e.Detail)
 				}
 				s.events(id, r.Events)
-				l.send.Send(0, &wire.Reported{Generation: r.Generation, Seq: r.Events[n-1].Seq})
+				acked = wire.Reported{Generation: r.Generation, Seq: r.Events[n-1].Seq}
+			} else if acked.Generation != r.Generation {
+				acked = wire.Reported{Generation: r.Generation}
 			}
+			// Also without events: it brings the clock that capabilities are judged by.
+			re := acked
+			re.Now, re.Stamp = meta.Time(time.Now().UnixNano()), r.Stamp
+			l.send.Send(0, &re)
 		case wire.TOrderRe:
 			var r wire.OrderRe
 			if err := wire.Decode(body, &r); err != nil {

@@ -59,7 +59,7 @@ func (s *Server) Health(ctx context.Context, q meta.HealthRequest) *meta.ServerH
 	h.CutOff = append(s.lateClients(now), s.cutOff.since(now.Add(-cutOffTold))...)
 	h.Chunks = s.chunksHealth()
 	asked.Wait()
-	h.Left = bound(&h.Away) + bound(&h.BadDisks) + bound(&h.Volumes) + bound(&h.Standbys) + bound(&h.Certificates) + bound(&h.CutOff)
+	h.Left = bound(&h.Away) + bound(&h.BadDisks) + bound(&h.Clocks) + bound(&h.Volumes) + bound(&h.Standbys) + bound(&h.Certificates) + bound(&h.CutOff)
 	return h
 }
 
@@ -77,6 +77,10 @@ func certHealth(id peering.Identity) meta.CertHealth {
 
 // nodesHealth tells of chunk servers and their disks.
 func (s *Server) nodesHealth(h *meta.ServerHealth) {
+	ahead := map[meta.ServerID]time.Duration{}
+	for _, x := range s.sightings() {
+		ahead[x.info.ID] = x.ahead
+	}
 	for _, n := range s.NodeList() {
 		if n.State == cluster.NodeRemoved {
 			continue
@@ -88,6 +92,9 @@ func (s *Server) nodesHealth(h *meta.ServerHealth) {
 		}
 		h.NodesLive++
 		h.Total, h.Free = h.Total+n.Total, h.Free+n.Free
+		if d := ahead[n.ID]; max(d, -d) > meta.ClockSkew {
+			h.Clocks = append(h.Clocks, meta.ClockHealth{ID: n.ID, Name: n.Name, Ahead: d})
+		}
 		for _, d := range n.Disks {
 			if d.State != meta.DiskOK || float64(d.Free) < meta.DiskLow*float64(d.Total) {
 				h.BadDisks = append(h.BadDisks, meta.DiskHealth{Node: n.ID, ID: d.ID, Path: d.Path, State: d.State.String(), Detail: d.Detail, Total: d.Total, Free: d.Free})

@@ -30,7 +30,12 @@ func (g *grid) realServer(id meta.ServerID, at string) (stop func()) {
 
 // realServerOn is one with disks.
 func (g *grid) realServerOn(id meta.ServerID, at string, dirs ...string) (srv *chunks.Server, stop func()) {
-	t := g.t
+	return g.realServerWith(chunks.Config{ID: id, Topology: at}, dirs...)
+}
+
+// realServerWith is one with settings of its own.
+func (g *grid) realServerWith(cfg chunks.Config, dirs ...string) (srv *chunks.Server, stop func()) {
+	t, id := g.t, cfg.ID
 	log := slog.New(slog.DiscardHandler)
 	var specs []chunks.DiskSpec
 	for _, dir := range dirs {
@@ -44,12 +49,11 @@ func (g *grid) realServerOn(id meta.ServerID, at string, dirs ...string) (srv *c
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "s")
-	srv = chunks.NewWithDisks(chunks.Config{
-		ID: id, Addr: "unix:" + path, Topology: at, Logger: log, PullRate: 4 << 30, ScrubPeriod: -1,
-		Peers: func(where func(meta.ServerID) (meta.ServerInfo, bool), cap func(meta.ChunkID) []byte) chunks.Peers {
-			return chunkclient.New(chunkclient.Config{Resolve: where, ReadChunkCap: cap, Logger: log})
-		},
-	}, ds)
+	cfg.Addr, cfg.Logger, cfg.PullRate, cfg.ScrubPeriod = "unix:"+path, log, 4<<30, -1
+	cfg.Peers = func(where func(meta.ServerID) (meta.ServerInfo, bool), cap func(meta.ChunkID) []byte) chunks.Peers {
+		return chunkclient.New(chunkclient.Config{Resolve: where, ReadChunkCap: cap, Logger: log})
+	}
+	srv = chunks.NewWithDisks(cfg, ds)
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -72,8 +76,10 @@ func (g *grid) realServerOn(id meta.ServerID, at string, dirs ...string) (srv *c
 	}
 	go func() {
 		done <- client.RunLink(ctx, client.LinkConfig{
-			Addrs: []string{"unix:" + g.s.addr}, Name: fmt.Sprint("real", id), Order: order, Events: srv.Events, Interval: 100 * time.Millisecond,
-			Report: func() wire.Report { return wire.Report{Info: srv.Info(), Generation: srv.Generation()} },
+			Addrs: []string{"unix:" + g.s.addr}, Name: fmt.Sprint("real", id), Order: order, Events: srv.Events, Interval: 100 * time.Millisecond, Clock: srv.HeardClock,
+			Report: func() wire.Report {
+				return wire.Report{Info: srv.Info(), Generation: srv.Generation(), Now: srv.Clock()}
+			},
 		})
 	}()
 	stopped := false

@@ -17,9 +17,10 @@ import (
 type sighting struct {
 	info       meta.ServerInfo
 	generation uint64
-	live       bool      // it has a stream
-	last       time.Time // of its last report, or when its stream ended
-	noted      time.Time // when its node was recorded
+	live       bool          // it has a stream
+	last       time.Time     // of its last report, or when its stream ended
+	noted      time.Time     // when its node was recorded
+	ahead      time.Duration // its clock, of this server's: as of its last report, less what that took
 }
 
 // quiet is how long a server with a stream may be silent before it counts as
@@ -43,6 +44,9 @@ func (s *Server) saw(name string, r *wire.Report) (anew bool) {
 		return a.ID == b.ID && a.State == b.State
 	}) || x.info.Topology != r.Info.Topology
 	x.info, x.generation, x.live, x.last = r.Info, r.Generation, true, time.Now()
+	if r.Now != 0 {
+		x.ahead = time.Duration(r.Now - meta.Time(time.Now().UnixNano()))
+	}
 	if anew {
 		s.mapIsOldLocked()
 	}

@@ -687,6 +687,9 @@ type Report struct {
 	// Events that this stream has not acknowledged, oldest first, at most
 	// MaxEvents.
 	Events []meta.ReplicaEvent
+	// Now is the chunk server's clock; Stamp is what Reported brings back.
+	Now   meta.Time
+	Stamp uint64
 }
 
 // MaxEvents bounds the events of one report.
@@ -697,13 +700,26 @@ func (m *Report) fields(c *coder) {
 	serverInfo(c, &m.Info)
 	c.fixed(&m.Generation)
 	list(c, &m.Events, replicaEvent)
+	c.time(&m.Now)
+	c.fixed(&m.Stamp)
 }
 
-// Reported acknowledges the events of a generation up to Seq.
-type Reported struct{ Generation, Seq uint64 }
+// Reported acknowledges the events of a generation up to Seq, and tells the server's
+// clock: Now, at some time after the report with Stamp was sent. Each
+// report is answered.
+type Reported struct {
+	Generation, Seq uint64
+	Now             meta.Time
+	Stamp           uint64
+}
 
-func (*Reported) frameType() Type   { return TReported }
-func (m *Reported) fields(c *coder) { c.fixed(&m.Generation); c.u64(&m.Seq) }
+func (*Reported) frameType() Type { return TReported }
+func (m *Reported) fields(c *coder) {
+	c.fixed(&m.Generation)
+	c.u64(&m.Seq)
+	c.time(&m.Now)
+	c.fixed(&m.Stamp)
+}
 
 // Order is pushed on a chunk server's stream; OrderRe has the same id.
 type Order struct{ Order meta.Order }

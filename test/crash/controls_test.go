@@ -21,6 +21,8 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"chunk-nofence", "chunkserver/store", "TestStoreIsTheMachine"},
 	{"chunk-nosync", "chunkserver/store", "TestStoreIsTheMachine"},
 	{"chunk-nocap", "chunkserver/client", "TestCapabilities"},
+	{"chunk-ownclock", "chunkserver/server", "TestCapabilitiesBySkewedClocks"},
+	{"chunk-ownclock", "meta/server", "TestChunkServersClocks"},
 	{"client-nolaunder", "test/posix", "TestMapped"},
 	{"meta-norecall", "meta/server", "TestNamesAreRecalledBeforeTheyChange"},
 	{"meta-noputin", "meta/server", "TestWhoGivesUpPutsIn"},

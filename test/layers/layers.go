@@ -47,7 +47,7 @@ var table = []row{
 	{"chunkserver", []string{"meta", "chunkserver/castagnoli"}, "words of the chunk protocol"},
 	{"chunkserver/store", []string{"meta", "meta/replica", "chunkserver"}, "bytes on a disk; knows no network and no files"},
 	{"chunkserver/wire", []string{"meta", "chunkserver"}, "frames of the data path"},
-	{"chunkserver/server", []string{"meta", "chunkserver/*", "meta/client", "meta/wire", "meta/peer", "meta/capability"}, "serves a store; calls meta, never the other way round"},
+	{"chunkserver/server", []string{"meta", "chunkserver/*", "meta/client", "meta/wire", "meta/peer", "meta/process", "meta/capability"}, "serves a store; calls meta, never the other way round; the time since boot is what it counts clocks on"},
 	{"chunkserver/client", []string{"meta", "meta/replica", "chunkserver", "chunkserver/wire", "meta/capability", "meta/peer"}, "the user's side of the data path"},
 
 	{".", []string{"meta", "meta/client", "meta/digest", "meta/index", "meta/keep", "meta/lock", "meta/peer", "meta/process", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers; locks on snapshots are its own"},

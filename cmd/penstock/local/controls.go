@@ -26,6 +26,8 @@ func Controls(value string, log *slog.Logger) (u Unsafe, err error) {
 			u.Store.UnsafeNoFence = true
 		case "chunk-nocap":
 			u.NoCap = true
+		case "chunk-ownclock":
+			u.OwnClock = true
 		case "journal-nosync":
 			u.NoJournal = true
 		case "journal-nofence":

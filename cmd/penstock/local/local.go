@@ -519,6 +519,8 @@ type ChunkConfig struct {
 	Logger      *slog.Logger
 	Store       store.Options // switches of positive controls
 	UnsafeNoCap bool          // another one
+	// UnsafeOwnClock is another one: capabilities are judged by this machine's clock.
+	UnsafeOwnClock bool
 }
 
 // Chunk is a running chunk server.
@@ -575,7 +577,7 @@ func StartChunkServer(ctx context.Context, cfg ChunkConfig) (c *Chunk, err error
 	}
 	c.Server = chunks.NewWithDisks(chunks.Config{
 		ID: cfg.ID, Addr: addr, Local: socket, Topology: cfg.Topology, Class: specs[0].Class, Host: process.Boot(), Logger: cfg.Logger, Congestion: cfg.Congestion,
-		PullRate: cfg.PullRate, ScrubPeriod: cfg.ScrubPeriod, UnsafeNoCap: cfg.UnsafeNoCap,
+		PullRate: cfg.PullRate, ScrubPeriod: cfg.ScrubPeriod, UnsafeNoCap: cfg.UnsafeNoCap, UnsafeOwnClock: cfg.UnsafeOwnClock,
 		Peers: func(where func(meta.ServerID) (meta.ServerInfo, bool), capability func(meta.ChunkID) []byte) chunks.Peers {
 			return chunkclient.New(chunkclient.Config{
 				Name: cfg.Name, Logger: cfg.Logger, Creds: cfg.Creds, Congestion: cfg.Congestion, NoShare: true, Resolve: where, ReadChunkCap: capability,
@@ -596,8 +598,10 @@ func StartChunkServer(ctx context.Context, cfg ChunkConfig) (c *Chunk, err error
 	c.wg.Go(func() {
 		err := metaclient.RunLink(run, metaclient.LinkConfig{
 			Addrs: cfg.Meta, Name: cfg.Name, Logger: cfg.Logger, Creds: cfg.Creds,
-			Report: func() wire.Report { return wire.Report{Info: c.Server.Info(), Generation: c.Server.Generation()} },
-			Events: c.Server.Events, More: c.Server.More, Order: c.Server.Order,
+			Report: func() wire.Report {
+				return wire.Report{Info: c.Server.Info(), Generation: c.Server.Generation(), Now: c.Server.Clock()}
+			},
+			Events: c.Server.Events, More: c.Server.More, Order: c.Server.Order, Clock: c.Server.HeardClock,
 			Connected: func(up bool) {
 				if up {
 					c.links.Add(1)

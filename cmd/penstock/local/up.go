@@ -40,6 +40,7 @@ type Unsafe struct {
 	NoJournal bool // etcd does not sync
 	Store     store.Options
 	NoCap     bool // chunk servers check no capability
+	OwnClock  bool // chunk servers judge capabilities by their own clocks
 	NoLaunder bool // mounts give leases back with pages of mappings still in the kernel
 	NoDrain   bool // a mount that ends gives up what is not durable
 }
@@ -169,7 +170,7 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	}
 	s.Chunk, err = StartChunkServer(ctx, ChunkConfig{
 		Dir: cfg.Dir, Meta: []string{s.Meta.Addr}, Topology: "/local", Class: "ssd", Cluster: s.Meta.ClusterID(),
-		ID: id.ServerID, Name: "up", Logger: cfg.Logger, Store: cfg.Unsafe.Store, UnsafeNoCap: cfg.Unsafe.NoCap,
+		ID: id.ServerID, Name: "up", Logger: cfg.Logger, Store: cfg.Unsafe.Store, UnsafeNoCap: cfg.Unsafe.NoCap, UnsafeOwnClock: cfg.Unsafe.OwnClock,
 	})
 	if err != nil {
 		return s, err
