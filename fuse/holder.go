@@ -244,6 +244,7 @@ func NewHolder(cfg HolderConfig, left map[string][]*os.File) (*Holder, error) {
 	if err != nil {
 		return nil, err
 	}
+	outliveNamespace(cfg.Logger)
 	h := &Holder{
 		cfg: cfg, self: self, here: self, comeBack: comeBack, dyingMost: dyingMost, abort: openAbort, ctx: context.Background(),
 		mounts: make(map[string]*heldMount), links: make(map[*holdLink]bool), stale: make(map[string]bool),

@@ -100,6 +100,7 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 		return nil, err
 	}
 	f.noDrain = cfg.Options.UnsafeNoDrain
+	outliveNamespace(cfg.Logger)
 	if cfg.Keeping != nil && cfg.Keeping.Left != nil {
 		return takeOver(f, &cfg)
 	}

@@ -33,6 +33,7 @@ var parts = map[string]func(dir string) error{
 	"tree": partTree, "links": partLinks, "rights": partRights, "bytes": partBytes, "mapped": partMapped,
 	"list": partList, "xattrs": partXattrs, "through": partThrough, "locks": partLocks, "holes": partHoles, "tmpfile": partTmpfile,
 	"hold": partHold, "syncfs": partSyncfs, "closeError": partCloseError, "append": partAppend, "stuck": partStuck, "opens": partOpens, "refused": partRefused,
+	"lone": partLone, "loneHolder": partLoneHolder, "loneHeld": partLoneHeld,
 }
 
 func TestMain(m *testing.M) {

@@ -233,6 +233,7 @@ func (h *hold) keeping(ctx context.Context) (*Keeping, error) {
 	if err != nil {
 		return nil, err
 	}
+	outliveNamespace(cfg.Client.Logger)
 	device, memory, found, err := cfg.Hold.Take(dir, cfg.Replace)
 	if err != nil {
 		return nil, err

@@ -43,6 +43,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"meta-norecall", "test/cluster", "TestPartitions"},
 	{"meta-nolease", "test/cluster", "TestPartitions"},
 	{"mount-nodrain", "fuse", "TestUmountWaits"},
+	{"mount-nonamespace", "fuse", "TestLastInItsNamespace"},
 	{"mirror-nodigest", "test/mirror", "TestPausedRound"},
 	{"sim-nofence", "test/sim", "TestRandom"},
 	{"sim-noorder", "test/sim", "TestRandom"},
