@@ -48,6 +48,8 @@ type OpenInfo struct {
 	DirectIO bool
 	// Sealed: contents can't change any more; Backing may give a descriptor.
 	Sealed bool
+	// Failures is for the Handle that is made of it.
+	Failures uint32
 }
 
 // DirEntry is one entry of a directory listing.

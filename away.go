@@ -60,6 +60,18 @@ func passing(err error) bool {
 	return meta.KindOf(err) == meta.Unavailable && errors.Is(err, errAgain)
 }
 
+// mayPass tells whether bytes that could not be flushed may get there later: servers come
+// back, space is made, a quota is raised, a broken disk is replaced.
+func mayPass(err error) bool {
+	switch {
+	case errors.Is(err, meta.AccessDenied):
+		return false
+	case errors.Is(err, meta.NoSpace), errors.Is(err, meta.QuotaExceeded):
+		return true
+	}
+	return errors.Is(err, errAgain)
+}
+
 // recalled tells whether somebody waits for the lease of one of the files.
 func recalled(ws []*work) bool {
 	return slices.ContainsFunc(ws, func(w *work) bool {

@@ -138,12 +138,12 @@ func (v *Volume) ReleaseCached(ino meta.Ino, flags uint32) (ok bool) {
 	switch {
 	case f == nil || f.opens == 0:
 		return true // opened through a predecessor of this process
-	case f.opens == 1 && in.deadLocked(f):
+	case f.opens == 1 && in.deadLocked(f) || f.failed != nil:
 		return false
 	}
 	if !in.deadLocked(f) {
 		v.closedLocked(in)
 	}
-	in.releaseLocked(f)
+	in.releaseLocked(f, Handle{})
 	return true
 }

@@ -31,15 +31,14 @@ type file struct {
 	// metaDirty: mtime or size is not committed though all bytes are.
 	metaDirty  bool
 	atimeDirty bool
-	orphaned   bool // it has no name, since its last one went or it never had one
-	sealWant   bool // seal-on-close: to be sealed with the next commit
-	pushing    bool // a goroutine streams
-	ahead      bool // the map was asked for ahead of its use
-	listed     bool // in the volume's list of dirty files
-	tellClosed bool // the owner asked to hear when nobody writes it any more
-	errFor     uint8
-	busy       uint8 // turns
-	err        error // of a flush in the background, for those in errFor
+	orphaned   bool      // it has no name, since its last one went or it never had one
+	sealWant   bool      // seal-on-close: to be sealed with the next commit
+	pushing    bool      // a goroutine streams
+	ahead      bool      // the map was asked for ahead of its use
+	listed     bool      // in the volume's list of dirty files
+	tellClosed bool      // the owner asked to hear when nobody writes it any more
+	busy       uint8     // turns
+	failed     *failures // nil: nothing failed
 
 	uncommitted int64 // bytes in blobs that are not clean
 	unpushed    int64 // of those, not appended yet
@@ -85,13 +84,6 @@ func (f *file) shut() {
 const (
 	turnPush uint8 = 1 << iota
 	turnCommit
-)
-
-const (
-	errWrite uint8 = 1 << iota
-	errSync
-	errClose
-	errRename // over another file; it need not hear what one of the others did
 )
 
 func (in *inode) fileLocked() *file {
@@ -150,23 +142,6 @@ func (in *inode) take(ctx context.Context, turns uint8) (*file, error) {
 func (f *file) leave(turns uint8) {
 	f.busy &^= turns
 	f.changed()
-}
-
-// fail keeps an error for the next write, fsync and close.
-func (f *file) fail(err error) {
-	f.err, f.errFor = err, errWrite|errSync|errClose|errRename
-}
-
-// taken tells a kept error, once to each kind of caller.
-func (f *file) taken(to uint8) error {
-	if f.errFor&to == 0 {
-		return nil
-	}
-	err := f.err
-	if f.errFor &^= to | errRename; f.errFor == 0 {
-		f.err = nil
-	}
-	return err
 }
 
 func (f *file) forgetMap() {
@@ -442,6 +417,9 @@ func (in *inode) openInfoLocked() OpenInfo {
 		DirectIO:  !live,
 		Sealed:    in.attr.Flags&meta.FlagSealed != 0 || in.vol.frozen(),
 	}
+	if in.file != nil {
+		info.Failures = in.file.toldBefore()
+	}
 	if !live {
 		info.Entry = Entry{Volume: in.vol.id}
 		info.Entry.Attr = in.attr
@@ -537,7 +515,7 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 		lastWriter = f.writers == 0
 	}
 	known, dead := in.attrOK && in.liveLocked(), in.deadLocked(f)
-	last := in.releaseLocked(f)
+	last := in.releaseLocked(f, handleOf(ctx))
 	settle := lastWriter && !dead && (f.own != nil || f.ended)
 	if lastWriter && v.policy.Load().SealOnClose && known && in.attr.Flags&meta.FlagSealed == 0 && !dead {
 		f.sealWant, f.metaDirty = true, true
@@ -572,12 +550,10 @@ func (in *inode) deadLocked(f *file) bool {
 }
 
 // releaseLocked counts an opener less.
-func (in *inode) releaseLocked(f *file) (last bool) {
+func (in *inode) releaseLocked(f *file, h Handle) (last bool) {
 	f.opens--
-	if last = f.opens == 0; last && f.errFor != 0 && f.uncommitted == 0 {
-		f.err, f.errFor = nil, 0 // nobody is left to tell
-	}
-	return last
+	f.releaseHandle(h)
+	return f.opens == 0
 }
 
 // settle commits a file that nobody writes any more and seals its own chunk.
@@ -586,7 +562,7 @@ func (v *Volume) settle(in *inode) {
 		v.c.log.Warn("write back failed, will be tried again", "inode", v.subject(in.ino), "err", err)
 		in.mu.Lock()
 		if in.file != nil {
-			in.file.fail(err)
+			in.file.fail(err, false)
 		}
 		in.mu.Unlock()
 	}

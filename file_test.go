@@ -254,7 +254,7 @@ func TestErrorStays(t *testing.T) {
 	defer in.put()
 	for range 1000 {
 		in.mu.Lock()
-		failed := in.file.err != nil
+		failed := in.file.failed != nil
 		in.mu.Unlock()
 		if failed {
 			break

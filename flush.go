@@ -931,7 +931,7 @@ func (v *Volume) flushIfDirty(ctx context.Context, ino meta.Ino) error {
 	if in.file == nil {
 		return nil
 	}
-	return in.file.taken(errRename)
+	return in.file.toldByRename()
 }
 
 // dropDirtyLocked forgets everything buffered of a file. What a flush has
@@ -968,7 +968,7 @@ func (v *Volume) loseDirty(in *inode, err error) (bytes int64, lost bool) {
 	bytes = f.uncommitted
 	v.c.stats.lose(bytes)
 	v.c.log.Error("written bytes are lost", "inode", v.subject(in.ino), "bytes", bytes, "err", err)
-	f.fail(meta.E("write back", meta.KindOf(err), v.subject(in.ino), err))
+	f.fail(meta.E("write back", meta.KindOf(err), v.subject(in.ino), err), true)
 	in.dropDirtyLocked()
 	return bytes, true
 }

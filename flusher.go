@@ -233,7 +233,7 @@ func (v *Volume) settleGroup(ctx context.Context, ws []*work) (last error) {
 				if passing(err) {
 					waits = err // it gets there: whoever can't wait is not told that it failed
 				} else {
-					f.fail(err)
+					f.fail(err, false)
 					last = err
 				}
 			}
@@ -272,7 +272,7 @@ func (v *Volume) flushFiles(ctx context.Context, inos []meta.Ino) error {
 	for _, in := range todo {
 		in.mu.Lock()
 		if f := in.file; f != nil {
-			err = cmp.Or(err, f.taken(errSync))
+			err = cmp.Or(err, f.toldBySync(Handle{}))
 		}
 		in.mu.Unlock()
 	}
@@ -571,7 +571,7 @@ func (v *Volume) buryNow(in *inode) {
 	}
 	in.dropDirtyLocked()
 	if f != nil {
-		f.err, f.errFor = nil, 0
+		f.failed = nil
 	}
 	in.mu.Unlock()
 	v.releaseOrphan(in.ino)

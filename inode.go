@@ -327,7 +327,7 @@ func (in *inode) busyLocked() bool {
 		return true
 	}
 	f := in.file
-	return f != nil && (f.opens > 0 || f.uncommitted > 0 || f.busy != 0 || f.reads > 0 || f.linking > 0 || f.err != nil || f.own != nil || f.ended || f.sealWant)
+	return f != nil && (f.opens > 0 || f.uncommitted > 0 || f.busy != 0 || f.reads > 0 || f.linking > 0 || f.untold() || f.own != nil || f.ended || f.sealWant)
 }
 
 // lowerLocked lowers the lease to keep and forgets what no lease covers.
@@ -344,7 +344,7 @@ func (in *inode) lowerLocked(keep meta.LeaseMode) {
 		}
 		if f := in.file; f != nil {
 			f.forgetMap()
-			if f.opens == 0 && f.uncommitted == 0 && f.busy == 0 && f.reads == 0 && f.linking == 0 && f.err == nil && f.own == nil && !f.ended && !f.sealWant && f.gate == 0 && f.wake == nil {
+			if f.opens == 0 && f.uncommitted == 0 && f.busy == 0 && f.reads == 0 && f.linking == 0 && !f.untold() && f.own == nil && !f.ended && !f.sealWant && f.gate == 0 && f.wake == nil {
 				in.file = nil
 			}
 		}

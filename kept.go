@@ -555,7 +555,7 @@ func (c *Client) lostLeft(in *inode, bytes int) {
 	c.log.Error("bytes that a predecessor was given are lost", "inode", in.vol.subject(in.ino), "bytes", bytes)
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.fileLocked().fail(meta.E("write back", meta.IO, in.vol.subject(in.ino), nil))
+	in.fileLocked().fail(meta.E("write back", meta.IO, in.vol.subject(in.ino), nil), true)
 }
 
 // uncertain notes that nothing is leased any more of what the kernel cached before

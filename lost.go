@@ -27,6 +27,13 @@ func (l *lostNames) add(inos []meta.Ino, err error) {
 	l.all = err
 }
 
+// any notes a loss for the next sync of the whole volume alone.
+func (l *lostNames) any(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = err
+}
+
 // taken tells of a loss once.
 func (l *lostNames) taken(ino meta.Ino) error {
 	l.mu.Lock()
@@ -63,7 +70,7 @@ func (c *Client) Lost(id meta.VolumeID, inos []meta.Ino, cause error) {
 			in.mu.Lock()
 			open := in.file != nil && in.file.opens > 0
 			if open {
-				in.file.fail(err)
+				in.file.fail(err, true)
 			}
 			in.mu.Unlock()
 			in.put()

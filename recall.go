@@ -38,7 +38,7 @@ import (
 // Bounds of a recall.
 const (
 	recallGrace = 50 * time.Millisecond // for a writer that waited for this lease to use it once
-	recallTries = 10 * time.Second      // flushing before bytes are given up that no server takes
+	recallTries = 10 * time.Second      // flushing before bytes are given up that can never be committed
 )
 
 // recall is the state of an inode while its lease is being given back.
@@ -453,12 +453,14 @@ func (in *inode) awaitTurn(ctx context.Context, rng *byteRange) error {
 	}
 }
 
-// flushForRecall commits everything buffered. A passing failure is retried until the
+// flushForRecall commits everything buffered. A failure that may pass is retried until the
 // time that the recall has, and then all stays buffered, which it tells. A recall
 // without one is somebody waiting for this file, who waits for as long as servers are
-// away: the bytes are here, and whoever wrote them may have closed the file and gone. If
-// it is not servers that are missing, the bytes are given up after a while, and the
-// writer is told.
+// away, disks are full or broken, or a quota is used up: the bytes are here, and whoever
+// wrote them may have closed the file and gone. Handles that are open hear of it
+// meanwhile. The owner of the volume has its own patience with a recall that is not
+// answered, and ends the session then (endStubborn of meta/server). What no pause mends
+// is given up after a while, and the writer is told.
 func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
 	v, until := in.vol, ask.until
 	ctx, deadline := v.c.ctx, time.Now().Add(recallTries)
@@ -475,11 +477,18 @@ func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
 		case err == nil, v.epoch.Load() != ask.epoch: // or it is another lease that what is buffered lies under
 			return true
 		case errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || errors.Is(err, meta.ReadOnly) || v.c.ctx.Err() != nil, // the owner closes its end
-			until.IsZero() && !passing(err) && time.Now().After(deadline) && in.closeEnd(ctx):
+			until.IsZero() && !mayPass(err) && time.Now().After(deadline) && in.closeEnd(ctx):
 			v.loseDirty(in, err)
 			return true
 		case ctx.Err() != nil:
 			return false
+		}
+		if !passing(err) {
+			in.mu.Lock()
+			if in.file != nil {
+				in.file.fail(err, false)
+			}
+			in.mu.Unlock()
 		}
 		if now := time.Now(); until.IsZero() && now.After(say) {
 			say = now.Add(recallTries)
@@ -567,7 +576,7 @@ func (v *Volume) expired(epoch uint64, err error) {
 		if f := in.file; f != nil && (f.uncommitted > 0 || f.ended) {
 			in.vol.c.stats.lose(f.uncommitted)
 			lost, files = lost+f.uncommitted, files+1
-			f.fail(meta.E("write back", meta.IO, in.vol.subject(in.ino), err))
+			f.fail(meta.E("write back", meta.IO, in.vol.subject(in.ino), err), true)
 			in.dropDirtyLocked()
 		}
 		if f := in.file; f != nil {

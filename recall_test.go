@@ -322,12 +322,12 @@ func TestRecallWithinGivesNothingUp(t *testing.T) {
 	})
 }
 
-// A file grows by fsyncs that only its chunk knows of, and then nothing can be written:
-// chunk servers are full. Another client waits for the file. When the writer gives up
+// A file grows by fsyncs that only its chunk knows of, and then nothing can be written,
+// for good: the client may not any more. Another client waits for the file. When the writer gives up
 // what it could not write, what was synced is there for the other at once.
 func TestRecallLosesNothingThatWasSynced(t *testing.T) {
 	inFakeTime(t, Config{}, func(t *testing.T, w *world, v *Volume) {
-		full := meta.E("append", meta.NoSpace, "every chunk server", nil)
+		barred := meta.E("append", meta.AccessDenied, "every chunk server", nil)
 		ino := create(t, v, "log")
 		if _, err := v.Open(t.Context(), &Call{}, ino, rdwr); err != nil {
 			t.Fatal(err)
@@ -354,7 +354,7 @@ func TestRecallLosesNothingThatWasSynced(t *testing.T) {
 			t.Fatal("the owner knows its length: the end is not open")
 		}
 		w.mu.Lock()
-		w.failChunk = func(string, meta.ChunkID) error { return full }
+		w.failChunk = func(string, meta.ChunkID) error { return barred }
 		ends := 0
 		w.failEnd = func(meta.ChunkID) error {
 			if ends++; ends < 3 {
@@ -373,7 +373,7 @@ func TestRecallLosesNothingThatWasSynced(t *testing.T) {
 		if v.c.Stats().LostBytes == 0 {
 			t.Fatal("nothing was lost")
 		}
-		if err := v.Fsync(t.Context(), ino, false); !errors.Is(err, meta.NoSpace) {
+		if err := v.Fsync(t.Context(), ino, false); !errors.Is(err, meta.AccessDenied) {
 			t.Fatalf("the writer is told %v", err)
 		}
 	})

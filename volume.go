@@ -466,7 +466,8 @@ func (v *Volume) Seek(ctx context.Context, ino meta.Ino, off int64, whence uint3
 // ---- durability
 
 // Flush is close(2) of one descriptor: it releases the POSIX locks of
-// lockOwner and tells an error of an earlier write once. It syncs only on
+// lockOwner and tells what of the file is known to be lost, or not to be durable
+// as something failed (failures.go; ctx may name the Handle). It syncs only on
 // volumes with sync-on-close.
 func (v *Volume) Flush(ctx context.Context, call *Call, ino meta.Ino, lockOwner uint64) error {
 	unlock := v.closeLocks(ctx, ino, lockOwner, call != nil && call.Resent)
@@ -481,11 +482,12 @@ func (v *Volume) Flush(ctx context.Context, call *Call, ino meta.Ino, lockOwner 
 		in.mu.Unlock()
 		return unlock
 	}
-	err := f.taken(errClose)
+	err := f.toldByClose(handleOf(ctx))
 	if err == nil {
 		err = unlock
 	}
-	syncNow := v.policy.Load().SyncOnClose && (f.uncommitted > 0 || f.metaDirty || f.ended)
+	syncNow := v.policy.Load().SyncOnClose && (f.uncommitted > 0 || f.metaDirty || f.ended ||
+		f.writers > 0 && v.durable.Load() < v.mutations.Load()) // it is committed, or made, and not journaled yet
 	in.mu.Unlock()
 	if syncNow {
 		if e := v.Fsync(ctx, ino, false); err == nil {
@@ -496,22 +498,28 @@ func (v *Volume) Flush(ctx context.Context, call *Call, ino meta.Ino, lockOwner 
 }
 
 // Fsync makes the inode's bytes, and every namespace operation that this
-// client was answered before, durable.
+// client was answered before, durable. ctx may name the Handle.
 func (v *Volume) Fsync(ctx context.Context, ino meta.Ino, dataOnly bool) error {
 	in := v.node(ino)
 	defer in.put()
+	h := handleOf(ctx)
 	if err := v.flushOne(ctx, in, flushFsync); err != nil {
+		if !passing(err) && meta.KindOf(err) != meta.Interrupted {
+			in.mu.Lock()
+			in.fileLocked().failBeside(h, err)
+			in.mu.Unlock()
+		}
 		return err
+	}
+	if err := v.journalSync(ctx); err != nil {
+		return err // what else there is to tell is told by the next one
 	}
 	in.mu.Lock()
 	var err error
 	if in.file != nil {
-		err = in.file.taken(errSync)
+		err = in.file.toldBySync(h)
 	}
 	in.mu.Unlock()
-	if e := v.journalSync(ctx); e != nil {
-		return e
-	}
 	if e := v.lost.taken(ino); err == nil {
 		err = e
 	}

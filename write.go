@@ -160,7 +160,7 @@ func (in *inode) toWrite(ctx context.Context) (*file, error) {
 
 // mayWrite says where n bytes go, or why not. mu is held.
 func (in *inode) mayWrite(f *file, off int64, n int, atEnd bool) (at uint64, err error) {
-	if err := f.taken(errWrite); err != nil {
+	if err := f.toldByWrite(); err != nil {
 		return 0, err
 	}
 	if in.attr.Flags&meta.FlagSealed != 0 {

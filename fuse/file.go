@@ -123,7 +123,7 @@ func (f *fileSystem) opened1(ctx request, v Volume, node uint64, ino meta.Ino, f
 		f.openCached(node, info, out)
 		return
 	}
-	f.opens.with(node, true, func(n *openNode) { n.count(modeOf(out.Fh), 1) })
+	f.opens.with(node, true, func(n *openNode) { n.opened(out.Fh, info) })
 }
 
 // openCached opens for reading through the page cache, or without any if no
@@ -147,7 +147,7 @@ func (f *fileSystem) openCached(node uint64, info *penstock.OpenInfo, out *fuse.
 			out.OpenFlags |= fuse.FOPEN_NOFLUSH
 		}
 		out.Fh = f.opens.handle(mode)
-		n.count(mode, 1)
+		n.opened(out.Fh, info)
 	})
 }
 
@@ -168,9 +168,11 @@ func (f *fileSystem) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	}
 	var owners []uint64
 	var backing int32
+	by := f.opens.through(ctx, in.NodeId, in.Fh)
 	f.opens.with(in.NodeId, false, func(n *openNode) {
 		owners = n.releasing(in.Fh)
 		n.count(modeOf(in.Fh), -1)
+		delete(n.failures, in.Fh)
 		if n.through == 0 {
 			backing, n.backing = n.backing, 0
 		}
@@ -184,7 +186,7 @@ func (f *fileSystem) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	for _, owner := range owners {
 		f.unlock(ctx, v, in.NodeId, meta.Lock{Ino: ino, Owner: owner, End: lockEnd})
 	}
-	v.Release(ctx, ino, in.Flags)
+	v.Release(by, ino, in.Flags)
 	for _, owner := range owners {
 		f.kept.unlocks(in.NodeId, owner)
 	}
@@ -213,7 +215,7 @@ func (f *fileSystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status
 	f.opens.flushed(in.NodeId, in.LockOwner)
 	f.kept.unlocks(in.NodeId, in.LockOwner)
 	err = f.back.drain(in.NodeId)
-	if e := v.Flush(ctx, f.call(&in.InHeader), ino, in.LockOwner); e != nil {
+	if e := v.Flush(f.opens.through(ctx, in.NodeId, in.Fh), f.call(&in.InHeader), ino, in.LockOwner); e != nil {
 		err = e
 	}
 	return f.status("flush", in.NodeId, err)
@@ -228,7 +230,7 @@ func (f *fileSystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status
 		return f.status("fsync", in.NodeId, err)
 	}
 	err = f.back.drain(in.NodeId)
-	if e := v.Fsync(ctx, ino, in.FsyncFlags&dataSync != 0); e != nil {
+	if e := v.Fsync(f.opens.through(ctx, in.NodeId, in.Fh), ino, in.FsyncFlags&dataSync != 0); e != nil {
 		err = e
 	}
 	return f.status("fsync", in.NodeId, err)
@@ -330,7 +332,7 @@ func (f *fileSystem) write(cancel <-chan struct{}, in *fuse.WriteIn, p []byte) (
 	if in.Flags&syscall.O_DSYNC != 0 {
 		// Around the page cache the kernel leaves O_SYNC and O_DSYNC to us.
 		const onlySync = syscall.O_SYNC &^ syscall.O_DSYNC
-		if err := v.Fsync(ctx, ino, in.Flags&onlySync == 0); err != nil {
+		if err := v.Fsync(f.opens.through(ctx, in.NodeId, in.Fh), ino, in.Flags&onlySync == 0); err != nil {
 			return 0, f.status("write", in.NodeId, err)
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	penstock "penstock.io/penstock"
 )
 
 // handleMode is the low byte of a file handle: how it was opened.
@@ -48,6 +50,41 @@ type openNode struct {
 	// lockers are the owners of POSIX locks, each with the handles that it
 	// locked through.
 	lockers map[uint64][]uint64
+	// failures are, of handles that were opened after something failed, how many
+	// failures they need not hear of.
+	failures map[uint64]uint32
+}
+
+// through is a request through a handle.
+type through struct {
+	request
+	handle penstock.Handle
+}
+
+func (t through) Value(key any) any {
+	if _, ok := key.(penstock.HandleKey); ok {
+		return t.handle
+	}
+	return nil
+}
+
+// through says which handle a request goes through.
+func (o *opens) through(ctx request, node, fh uint64) through {
+	t := through{ctx, penstock.Handle{ID: fh}}
+	o.with(node, false, func(n *openNode) { t.handle.Failures = n.failures[fh] })
+	return t
+}
+
+// opened counts a new handle.
+func (n *openNode) opened(fh uint64, info *penstock.OpenInfo) {
+	n.count(modeOf(fh), 1)
+	if info.Failures == 0 {
+		return
+	}
+	if n.failures == nil {
+		n.failures = make(map[uint64]uint32)
+	}
+	n.failures[fh] = info.Failures
 }
 
 const openShards = 32

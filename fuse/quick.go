@@ -158,7 +158,7 @@ func (f *fileSystem) quickRelease(v quickVolume, ino meta.Ino, in *fuse.ReleaseI
 		for _, through := range n.lockers {
 			locks = locks || slices.Contains(through, in.Fh)
 		}
-		locks = locks || n.backing != 0 && n.through == 0
+		locks = locks || n.backing != 0 && n.through == 0 || len(n.failures) > 0
 	})
 	if locks || !v.ReleaseCached(ino, in.Flags) {
 		return false

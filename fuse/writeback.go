@@ -21,7 +21,8 @@ import (
 // truncate, fallocate, copy_file_range. A READ may hold a page lock, so it
 // doesn't wait but lays these bytes over what it read.
 //
-// An error is kept for the node's next drain.
+// A page that can't be written is lost, and the volume's to tell (pageLoser); else the error
+// is kept for the node's next drain.
 type writeback struct {
 	log func(node uint64, err error)
 
@@ -35,6 +36,14 @@ type writeback struct {
 	// not wait for room.
 	invalidating map[uint64]int
 }
+
+// pageLoser is a Volume that tells whoever has a file open of pages that are lost.
+// *penstock.Volume is one.
+type pageLoser interface {
+	PageLost(ino meta.Ino, bytes int, err error)
+}
+
+var _ pageLoser = (*penstock.Volume)(nil)
 
 // maxQueued bounds the bytes in the queues; a WRITE waits beyond it.
 const maxQueued = 64 << 20
@@ -98,6 +107,10 @@ func (w *writeback) run(node uint64, q *pageQueue) {
 		err := p.v.WritePage(request(nil), p.call, p.ino, p.data, p.off, p.epoch)
 		if err != nil {
 			w.log(node, err)
+			if l, ok := p.v.(pageLoser); ok { // who has the file open hears of it, and nobody else
+				l.PageLost(p.ino, len(p.data), err)
+				err = nil
+			}
 		}
 		if p.keep != nil {
 			p.keep.Erase(p.slot)

@@ -113,6 +113,60 @@ func TestUnstageWaits(t *testing.T) {
 	}
 }
 
+// TestAbandonIsTold: an operator gives up what was written through one of several handles
+// of a file, in a mount that goes on. Each handle hears of it, whichever wrote: by fsync
+// once, and by each close of one of its descriptors until then. A handle that is opened
+// after that hears nothing.
+func TestAbandonIsTold(t *testing.T) {
+	r := newRig(t)
+	r.drive(nil)
+	id, staging := r.staged("pvc-1")
+	target := r.path("a")
+	must(t, r.node().NodePublishVolume, publish(id, staging, target))
+	open := func() int {
+		t.Helper()
+		fd, err := unix.Open(filepath.Join(target, "f"), unix.O_RDWR|unix.O_CREAT, 0o644)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fd
+	}
+	tells := func(what string, err, want error) {
+		t.Helper()
+		if err != want {
+			t.Errorf("DATA: %s tells %v, not %v", what, err, want)
+		}
+	}
+	wrote, other := open(), open()
+	tells("fsync before", unix.Fsync(wrote), nil)
+	r.halt(r.chunks.PID())
+	goOn := func() { _ = syscall.Kill(r.chunks.PID(), syscall.SIGCONT) }
+	t.Cleanup(goOn)
+	if n, err := unix.Write(wrote, bytes.Repeat([]byte("written, not synced. "), 5000)); err != nil {
+		t.Fatal(n, err)
+	}
+	out, err := exec.CommandContext(t.Context(), program.Path, "client", "abandon", staging, "--yes", "--state-dir", r.path("state")).CombinedOutput()
+	if err != nil {
+		t.Fatalf("abandon: %v: %s", err, out)
+	}
+	dup, err := unix.Dup(wrote)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tells("close of a second descriptor", unix.Close(dup), unix.EIO)
+	tells("fsync through the handle that wrote", unix.Fsync(wrote), unix.EIO)
+	tells("the next one", unix.Fsync(wrote), nil)
+	tells("fsync through another handle", unix.Fsync(other), unix.EIO)
+	late := open()
+	tells("fsync through a handle that was opened later", unix.Fsync(late), nil)
+	for _, fd := range []int{wrote, other, late} {
+		tells("close", unix.Close(fd), nil)
+	}
+	goOn()
+	r.gone(id, staging, target)
+	r.clean()
+}
+
 // TestAbandon: the chunk server will not come back, and an operator gives up what a pod
 // wrote last: by the mount's process, and by the holder if there is no such process, nor
 // a cluster.
