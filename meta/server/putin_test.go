@@ -14,18 +14,19 @@ func (p *peer) holding() {
 	p.hold = true
 }
 
-// asked waits until so many recalls came since holding, all of which wait.
+// asked waits until that many recalls, or more, came since holding, all of which wait: a
+// connection that begins again is told anew of what was not answered.
 func (p *peer) asked(t *testing.T, name string, n int) {
 	t.Helper()
 	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(time.Millisecond) {
 		p.mu.Lock()
 		held := len(p.held)
 		p.mu.Unlock()
-		if held == n {
+		if held >= n {
 			return
 		}
-		if held > n || time.Now().After(deadline) {
-			t.Fatalf("%s was asked %d times for the file, not %d", name, held, n)
+		if time.Now().After(deadline) {
+			t.Fatalf("%s was not asked for the file", name)
 		}
 	}
 }
@@ -51,11 +52,10 @@ func TestWhoGivesUpPutsIn(t *testing.T) {
 		s := newSite(t)
 		a, b, c := s.dial("a"), s.dial("b"), s.dial("c")
 		ino := a.create(t, "x").Attr.Ino
-		others := []*peer{b, c}
 		want := meta.LeaseExclusive
 		if !exclusive {
 			want = meta.LeaseShared
-			for _, p := range others {
+			for _, p := range []*peer{b, c} {
 				p.do(t, &meta.Open{Ino: ino}, meta.LeaseShared)
 			}
 		}
@@ -73,7 +73,6 @@ func TestWhoGivesUpPutsIn(t *testing.T) {
 		a.asked(t, "a", 1)
 		if !exclusive {
 			b.asked(t, "b", 1)
-			c.asked(t, "c, which wants it,", 0)
 		}
 		const text = "a page of a mapping"
 		if _, err := a.Do(t.Context(), 1, meta.OpID{}, &meta.Write{Ino: ino, Inline: true, Data: []byte(text), Size: uint64(len(text)), Synced: true}, meta.LeaseNone); err != nil {
@@ -82,22 +81,19 @@ func TestWhoGivesUpPutsIn(t *testing.T) {
 		if !exclusive {
 			c.asked(t, "c, which caches what was there before,", 1)
 		}
-		for _, p := range []*peer{a, b} {
+		askedAll := []*peer{a}
+		if !exclusive {
+			askedAll = []*peer{a, b, c}
+		}
+		for _, p := range askedAll {
 			select {
 			case err := <-granted:
-				t.Fatalf("c was granted the file (%v) while others had not given it up", err)
+				t.Fatalf("c was granted the file (%v) while a session that was asked for it had not answered", err)
 			default:
 			}
 			p.answer()
 		}
-		if !exclusive {
-			select {
-			case err := <-granted:
-				t.Fatalf("c was granted the file (%v) while it had not forgotten what was there before", err)
-			default:
-			}
-		}
-		c.answer()
+		c.answer() // nothing is held back any more
 		if err := <-granted; err != nil {
 			t.Fatal(err)
 		}
