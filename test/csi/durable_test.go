@@ -221,3 +221,44 @@ func TestAbandon(t *testing.T) {
 		})
 	}
 }
+
+// TestKilledPodEnds: chunk servers stand still. A pod of a claim whose class is
+// sync-on-close has written to a file that it has open, and is killed: it ends, though its
+// file was closed by that and what it wrote can't be made durable.
+func TestKilledPodEnds(t *testing.T) {
+	r := newRig(t)
+	r.drive(nil)
+	id := must(t, r.controller().CreateVolume, claim("pvc-1", map[string]string{"syncOnClose": "true"})).GetVolume().GetVolumeId()
+	staging, target := r.path("pvc-1"), r.path("a")
+	must(t, r.node().NodeStageVolume, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability(manyWriters)})
+	must(t, r.node().NodePublishVolume, publish(id, staging, target))
+	r.halt(r.chunks.PID())
+	goOn := func() { _ = syscall.Kill(r.chunks.PID(), syscall.SIGCONT) }
+	t.Cleanup(goOn)
+	// It is killed while it has the file open, in no write and no close.
+	pod := exec.Command("sh", "-c", `exec 1>f; printf %0300000d 1; kill -STOP $$`)
+	pod.Dir = target
+	if err := pod.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(60 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if i, err := os.Stat(filepath.Join(target, "f")); err == nil && i.Size() == 300_000 {
+			break
+		} else if time.Now().After(end) {
+			t.Fatal("nothing was written: ", err)
+		}
+	}
+	began := time.Now()
+	_ = pod.Process.Kill()
+	ended := make(chan error, 1)
+	go func() { ended <- pod.Wait() }()
+	select {
+	case err := <-ended:
+		t.Logf("it ended after %v: %v", time.Since(began), err)
+	case <-time.After(60 * time.Second):
+		t.Errorf("it has not ended for %v", time.Since(began))
+	}
+	goOn()
+	r.gone(id, staging, target)
+	r.clean()
+}

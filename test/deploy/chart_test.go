@@ -487,6 +487,9 @@ func TestDriverObject(t *testing.T) {
 			if _, err := policy.ReadClass(texts(t, o, "parameters"), nil, "pvc-1"); err != nil {
 				t.Errorf("%s: the driver would refuse it: %v", o, err)
 			}
+			if got := o.text("parameters", "syncOnClose"); got != "true" {
+				t.Errorf("DATA: %s: a file that was closed is not durable: syncOnClose is %q", o, got)
+			}
 		case "VolumeSnapshotClass", "VolumeGroupSnapshotClass":
 			if o.text("driver") != driver.Name {
 				t.Errorf("%s: %v", o, o)
@@ -552,6 +555,12 @@ func TestValues(t *testing.T) {
 	}
 	if got := fmt.Sprint(all["DaemonSet/penstock-node"].at("spec", "template", "spec")); !strings.Contains(got, "--topology=/dc1/rack1/$(NODE_NAME)") || !strings.Contains(got, "imagePullSecrets:[map[name:registry]]") {
 		t.Errorf("values did not arrive: %s", got)
+	}
+	for says, want := range map[string]any{"false": map[string]any{"syncOnClose": "false"}, "true": nil} {
+		classes := objects(t, func(v map[string]any) { v["storageClasses"].([]any)[0].(map[string]any)["parameters"] = want })
+		if got := classes["StorageClass/penstock"].text("parameters", "syncOnClose"); got != says {
+			t.Errorf("a class with the parameters %v has syncOnClose %q", want, got)
+		}
 	}
 	if got := all["StorageClass/penstock"].text("metadata", "annotations", "storageclass.kubernetes.io/is-default-class"); got != "true" {
 		t.Errorf("the default class is marked %q", got)
