@@ -9,6 +9,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -227,10 +228,22 @@ func TestFailedDiskMovesWithinItsServer(t *testing.T) {
 	if n := on(); n == 0 || n == 24 {
 		t.Fatalf("%d of 24 chunks lie on the disk", n)
 	}
+	counted := make(chan struct{})
+	move := sync.OnceFunc(func() { close(counted) }) // until then nothing moves, or nobody might see the count
+	defer move()
+	g.mu.Lock()
+	g.before = func(_ meta.ServerID, o meta.Order) bool {
+		if o.Kind == meta.OrderPull {
+			<-counted
+		}
+		return true
+	}
+	g.mu.Unlock()
 	if r := srv.Order(t.Context(), meta.Order{Kind: meta.OrderDisk, Disk: bad}); r.Err != meta.KindOK {
 		t.Fatalf("%+v", r)
 	}
 	g.await("counted by disk", func(st *RepairStatus) bool { return st.Disks[bad].Chunks > 0 && st.Disks[bad].Bytes > 0 })
+	move()
 	g.await("moved", func(st *RepairStatus) bool {
 		return on() == 0 && full(st) && st.Unscanned == 0 && st.Disks[bad] == DiskChunks{}
 	})

@@ -1,9 +1,7 @@
 package server
 
 import (
-	"errors"
 	"net"
-	"os"
 	"testing"
 	"time"
 
@@ -13,24 +11,50 @@ import (
 	peering "penstock.io/penstock/meta/peer"
 )
 
+// displaced is less than a connection may say nothing at all (meta/peer): one that the server
+// closed sooner had to go for others.
+const displaced = 4 * time.Second
+
 // TestIdleStrangers: beside far more connections that say nothing than there may be at
-// all, a client is served. They are closed, the oldest first.
+// all, a client is served. They are closed, the oldest first, as others come.
 func TestIdleStrangers(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
 	s.srv.cfg.MaxConns = 20
 	s.grants(2, cluster.Grant{ID: 1, Who: "client/pod", Volume: 1, Rights: cluster.WriteRights, Users: cluster.UsersAsIs})
+	creds := s.creds(peering.Client, "pod")
+	var lived time.Duration
+	for range 8 { // a machine that is short of processors may take longer
+		if lived = besideStrangers(t, s, creds); lived < displaced {
+			return
+		}
+	}
+	t.Errorf("the oldest of too many strangers was closed after %v: others do not displace it", lived)
+}
+
+// besideStrangers is a client's life beside strangers, and tells how long the first of
+// them was there.
+func besideStrangers(t *testing.T, s *secured, creds *peering.Credentials) time.Duration {
+	t.Helper()
 	const strangers = 400
-	var idle []net.Conn
-	for range strangers {
+	begun := time.Now()
+	oldest := make(chan time.Duration, 1)
+	for i := range strangers {
 		nc, err := net.Dial("tcp", s.addr)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer nc.Close()
-		idle = append(idle, nc)
+		if i > 0 {
+			continue
+		}
+		go func() { // ends with the connection
+			_ = nc.SetReadDeadline(time.Now().Add(time.Minute))
+			_, _ = nc.Read(make([]byte, 1))
+			oldest <- time.Since(begun)
+		}()
 	}
-	sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{s.addr}, Name: "pod", Handler: &peer{leases: map[meta.Ino]meta.LeaseMode{}}, Creds: s.creds(peering.Client, "pod")})
+	sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{s.addr}, Name: "pod", Handler: &peer{leases: map[meta.Ino]meta.LeaseMode{}}, Creds: creds})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,8 +65,5 @@ func TestIdleStrangers(t *testing.T) {
 	if n := s.srv.conns.Load(); n > 5 {
 		t.Errorf("%d connections count as known", n)
 	}
-	_ = idle[0].SetReadDeadline(time.Now().Add(time.Minute))
-	if _, err := idle[0].Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("the oldest stranger: %v", err)
-	}
+	return <-oldest
 }
