@@ -2,9 +2,13 @@ package posix
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"penstock.io/penstock/test/posix/suite"
@@ -39,12 +43,15 @@ func TestCoherence(t *testing.T) {
 	conform(t, a, b, suite.CoherenceCases())
 }
 
-// TestMapped runs the cases of files that are mapped and stored into while others
-// change them, plain and in a volume that compresses.
+// mappedTable are the cases of files that are mapped and stored into, or open, while
+// others change them or make them longer.
+func mappedTable() []suite.Case { return slices.Concat(suite.MappedCases(), suite.GrownCases()) }
+
+// TestMapped runs them in a plain volume, in one that compresses, and in its clone.
 func TestMapped(t *testing.T) {
 	if *dirFlag != "" {
 		a, b := twoMounts(t)
-		conform(t, a, b, suite.MappedCases())
+		conform(t, a, b, mappedTable())
 		return
 	}
 	c := startCluster(t)
@@ -56,11 +63,34 @@ func TestMapped(t *testing.T) {
 	if out, err := exec.Command(bin, "volume", "create", "z", "--attach", "/z", "--compression", "zstd", "--dir", c.dir).CombinedOutput(); err != nil {
 		t.Fatalf("penstock volume create: %v\n%s", err, out)
 	}
-	for _, below := range []string{"plain", "z/compressed"} {
+	origin := filepath.Join(c.mount, "z", "of-a-clone")
+	if err := errors.Join(os.Mkdir(origin, 0o755), suite.PrepareMapped(origin)); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(bin, "clone", "create", "z", "zc", "--attach", "/zc", "--dir", c.dir).CombinedOutput(); err != nil {
+		t.Fatalf("penstock clone create: %v\n%s", err, out)
+	}
+	for _, below := range []string{"plain", "z/compressed", "zc/of-a-clone"} {
 		a, b := filepath.Join(c.mount, below), filepath.Join(second, below)
-		if err := errors.Join(os.Mkdir(a, 0o755), os.Chmod(a, 0o755)); err != nil {
+		if err := os.MkdirAll(a, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		conform(t, a, b, suite.MappedCases())
+		conform(t, a, b, mappedTable())
+	}
+}
+
+// TestWhatCantBeHad: what the table excuses is what users are told, and nothing else.
+func TestWhatCantBeHad(t *testing.T) {
+	b, err := os.ReadFile("../../docs/parts/posix.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(b), "\n## What is not seen at once")
+	told := map[string]string{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (.+) \\|$").FindAllStringSubmatch(table, -1) {
+		told[row[1]] = row[2]
+	}
+	if !maps.Equal(told, suite.CantBeHad) {
+		t.Errorf("docs/parts/posix.md says %q, the table excuses %q", told, suite.CantBeHad)
 	}
 }

@@ -72,7 +72,7 @@ func calmRuntime() {
 // TestCount guards the size of the suite and that no name stands twice.
 func TestCount(t *testing.T) {
 	seen := map[string]bool{}
-	for _, c := range slices.Concat(suite.Cases(), suite.CoherenceCases(), suite.MappedCases()) {
+	for _, c := range slices.Concat(suite.Cases(), suite.CoherenceCases(), mappedTable()) {
 		if seen[c.Name] {
 			t.Errorf("case %s stands twice", c.Name)
 		}
@@ -97,7 +97,7 @@ func TestExt4(t *testing.T) {
 		return // one directory was asked for
 	}
 	dir := ext4Dir(t)
-	conform(t, dir, dir, slices.Concat(suite.Cases(), suite.CoherenceCases(), suite.MappedCases()))
+	conform(t, dir, dir, slices.Concat(suite.Cases(), suite.CoherenceCases(), mappedTable()))
 }
 
 // conform runs the cases in dir, which other names on another mount, and

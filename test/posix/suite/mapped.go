@@ -2,7 +2,12 @@ package suite
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,26 +29,81 @@ type mappedFile struct {
 	fd   int // of the mapping, by the first mount
 	m    []byte
 	want []byte
+	by   *Helper // stores, if another process does
+}
+
+// PrepareMapped makes files of which MappedCases in that directory each take over one,
+// instead of making it: a clone of the volume then has the extents of its origin.
+func PrepareMapped(dir string) error {
+	if err := os.Mkdir(filepath.Join(dir, "ready"), 0o755); err != nil {
+		return err
+	}
+	for i := range len(MappedCases()) {
+		f, err := os.Create(filepath.Join(dir, "ready", strconv.Itoa(i)))
+		if err != nil {
+			return err
+		}
+		b := mappedBytes()
+		_, e1 := f.WriteAt(b[:2*mapPage], 0)
+		_, e2 := f.WriteAt(b[6*mapPage:], 6*mapPage)
+		// A snapshot has the files of a slow client as they were synced last.
+		if err := errors.Join(e1, e2, f.Sync(), f.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// taken counts, by directory, the files taken over.
+var taken struct {
+	mu   sync.Mutex
+	next map[string]int
+}
+
+// takeOver gives one of them the name, if there are any.
+func takeOver(t *T, name string) (ok bool) {
+	if unix.Access("../ready", unix.F_OK) != nil {
+		return false
+	}
+	taken.mu.Lock()
+	dir := filepath.Dir(t.Dir)
+	i := taken.next[dir]
+	if taken.next == nil {
+		taken.next = map[string]int{}
+	}
+	taken.next[dir]++
+	taken.mu.Unlock()
+	t.OK("taking over a file of the origin", unix.Rename(fmt.Sprintf("../ready/%d", i), name))
+	return true
+}
+
+// mappedBytes is the file's content at first.
+func mappedBytes() []byte {
+	b := make([]byte, mapSize)
+	for i := range b {
+		if i < 2*mapPage || i >= 6*mapPage {
+			b[i] = byte('a' + i%23)
+		}
+	}
+	return b
 }
 
 // newMapped makes one; shared: its extents are those of another file.
 func newMapped(t *T, shared bool) *mappedFile {
-	f := &mappedFile{t: t, want: make([]byte, mapSize)}
-	fill := func(from, to int) {
-		for i := from; i < to; i++ {
-			f.want[i] = byte('a' + i%23)
-		}
-	}
-	fill(0, 2*mapPage)
-	fill(6*mapPage, mapSize)
+	f := &mappedFile{t: t, want: mappedBytes()}
 	name := "f"
 	if shared {
 		name = "origin"
 	}
-	t.File(name, string(f.want[:2*mapPage]))
+	took := takeOver(t, name)
+	if !took {
+		t.File(name, string(f.want[:2*mapPage]))
+	}
 	fd := t.Open(name, unix.O_RDWR, 0)
-	t.OK("ftruncate", unix.Ftruncate(fd, mapSize))
-	t.Pwrite(fd, string(f.want[6*mapPage:]), 6*mapPage)
+	if !took {
+		t.OK("ftruncate", unix.Ftruncate(fd, mapSize))
+		t.Pwrite(fd, string(f.want[6*mapPage:]), 6*mapPage)
+	}
 	t.OK("fsync", unix.Fsync(fd))
 	if shared {
 		t.File("f", "")
@@ -72,8 +132,12 @@ func newMapped(t *T, shared bool) *mappedFile {
 // store stores into both pages.
 func (f *mappedFile) store() {
 	for _, at := range []int{mapInData, mapInHole} {
-		copy(f.m[at:], "stored by mapping")
-		copy(f.want[at:], "stored by mapping")
+		if f.by != nil {
+			f.by.Do(f.t, fmt.Sprintf("poke m %d stored-by-mapping", at))
+		} else {
+			copy(f.m[at:], "stored-by-mapping")
+		}
+		copy(f.want[at:], "stored-by-mapping")
 	}
 }
 
@@ -261,8 +325,11 @@ func MappedCases() []Case {
 	var cs []Case
 	for _, o := range ops {
 		for _, shared := range []bool{false, true} {
-			for _, by := range []string{"this-mount", "the-other"} {
+			for _, by := range []string{"this-mount", "another-process", "the-other"} {
 				for _, again := range []bool{false, true} {
+					if by == "another-process" && (shared || again) {
+						continue // of the same kernel: as by the process itself
+					}
 					name := fmt.Sprintf("mapped/%s-by-%s", o.name, by)
 					if shared {
 						name += "-of-shared-extents"
@@ -280,6 +347,11 @@ func MappedCases() []Case {
 							t.Pwrite(t.Open(t.there("f"), unix.O_WRONLY, 0), "B", 10)
 							change(f, 10, "B")
 							Equal(t, "byte of the mapping", f.m[10], 'B')
+						}
+						if by == "another-process" {
+							f.by = t.Helper()
+							f.by.Do(t, "open m f rdwr")
+							f.by.Do(t, fmt.Sprintf("map m %d", mapSize))
 						}
 						f.store()
 						if o.reads && by == "the-other" {

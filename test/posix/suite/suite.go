@@ -117,6 +117,7 @@ func runCase(dir, other string, c Case) error {
 // goroutine and no other code ever runs with what the case left behind.
 func onThread(dir, other string, c Case, done chan<- error) {
 	runtime.LockOSThread()
+	debug.SetPanicOnFault(true) // SIGBUS of a mapping fails the case, not the program
 	t := &T{Dir: dir, Other: other}
 	defer func() {
 		r := recover()
