@@ -253,13 +253,13 @@ func (k *checker) chunk(path string, id []byte, flux bool) error {
 	}
 	length, n := be(b, 36, 8), be(b, 44, 4)
 	switch {
-	case b[4] != 1 && b[4] != 2:
+	case b[4] != 1:
 		k.problem("%s.meta: version %d", path, b[4])
 		return nil
 	case string(b[8:24]) != string(id):
 		k.problem("%s.meta: belongs to chunk %x", path, b[8:24])
 		return nil
-	case n != (length+65535)/65536 || b[4] == 1 && uint64(len(b)) != 52+4*n || b[5] != 1 && b[5] != 2:
+	case n != (length+65535)/65536 || b[7]&4 == 0 && uint64(len(b)) != 52+4*n || b[5] != 1 && b[5] != 2:
 		k.problem("%s.meta: inconsistent", path)
 		return nil
 	}
@@ -270,7 +270,7 @@ func (k *checker) chunk(path string, id []byte, flux bool) error {
 	if sealed {
 		k.rep.Sealed++
 	}
-	if b[4] == 2 {
+	if b[7]&4 != 0 {
 		k.rep.Packed++
 		return k.packed(path, b, length, n)
 	}

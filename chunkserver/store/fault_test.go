@@ -524,8 +524,7 @@ func FuzzRecord(f *testing.F) {
 }
 
 func FuzzFormat(f *testing.F) {
-	f.Add(format{version: formatPlain, segmentSize: 1 << 20, segments: 4}.encode())
-	f.Add(format{version: formatPacked, segmentSize: 1 << 20, segments: 4}.encode())
+	f.Add(format{segmentSize: 1 << 20, segments: 4}.encode())
 	f.Fuzz(func(t *testing.T, b []byte) { _, _ = decodeFormat(b) })
 }
 

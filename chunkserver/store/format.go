@@ -12,15 +12,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// FormatVersion is the highest version of everything below one disk's directory
-// that this program knows; 1 knows of no compressed chunks, and a disk without
-// such is of version 1.
-const FormatVersion = formatPacked
-
-const (
-	formatPlain  = 1
-	formatPacked = 2
-)
+// FormatVersion is the version of everything below one disk's directory.
+const FormatVersion = 1
 
 // Names within a disk's directory.
 const (
@@ -34,7 +27,7 @@ const (
 // The format file, big-endian:
 //
 //	 0  8  "PENSTKCS"
-//	 8  4  version: 1, or 2 once a chunk was compressed
+//	 8  4  version, 1
 //	12  4  zero
 //	16 16  cluster id
 //	32 16  disk id
@@ -43,7 +36,6 @@ const (
 //	56  4  zero
 //	60  4  CRC32C of the bytes before
 type format struct {
-	version       uint32
 	cluster, disk [16]byte
 	segmentSize   uint32
 	segments      uint32
@@ -57,7 +49,7 @@ const (
 func (f format) encode() []byte {
 	b := make([]byte, formatSize)
 	copy(b, formatMagic)
-	binary.BigEndian.PutUint32(b[8:], f.version)
+	binary.BigEndian.PutUint32(b[8:], FormatVersion)
 	copy(b[16:], f.cluster[:])
 	copy(b[32:], f.disk[:])
 	binary.BigEndian.PutUint32(b[48:], f.segmentSize)
@@ -71,9 +63,8 @@ func decodeFormat(b []byte) (f format, err error) {
 	if len(b) < 12 || string(b[:8]) != formatMagic {
 		return f, meta.E(op, meta.Invalid, formatName, errors.New("not a chunk store's"))
 	}
-	f.version = binary.BigEndian.Uint32(b[8:])
-	if f.version < formatPlain || f.version > FormatVersion {
-		return f, meta.E(op, meta.Version, formatName, fmt.Errorf("version %d, this program knows %d", f.version, FormatVersion))
+	if v := binary.BigEndian.Uint32(b[8:]); v != FormatVersion {
+		return f, meta.E(op, meta.Version, formatName, fmt.Errorf("the disk has format version %d, this program knows version %d", v, FormatVersion))
 	}
 	if len(b) != formatSize || binary.BigEndian.Uint32(b[60:]) != chunkserver.CRC(b[:60]) {
 		return f, meta.E(op, meta.Corrupt, formatName, nil)
@@ -103,15 +94,16 @@ func packName(id meta.ChunkID) string { return dirOf(id) + "/" + id.String() + "
 // bytes of the .data file each, the last one what is left:
 //
 //	 0  4  "PSCM"
-//	 4  1  version: 1, or 2 of a compressed chunk
+//	 4  1  version, 1
 //	 5  1  state: meta.ChunkOpen or meta.ChunkSealed
-//	 6  2  flags: 1 = damaged (bytes below the synced mark were found bad), 2 = compressing it saves nothing
+//	 6  2  flags: 1 = damaged (bytes below the synced mark were found bad), 2 = compressing it saves nothing,
+//	       4 = compressed
 //	 8 16  chunk id
 //	24 12  fence: term 8, seals 4
 //	36  8  length, bytes, all of them durable
 //	44  4  number of blocks n
 //	48 4n  CRC32C of each block
-//	..     of version 2: how it lies in the .pack file, see pack.go:
+//	..     of a compressed chunk: how it lies in the .pack file, see pack.go:
 //	       1  algorithm: meta.CompressS2 or meta.CompressZstd; 3 zero
 //	       4  number of frames m, of FrameSize plain bytes each
 //	       4m length of each frame, in bytes; bit 31: not compressed
@@ -133,10 +125,10 @@ type chunkMeta struct {
 const (
 	metaMagic   = "PSCM"
 	metaVersion = 1
-	metaPacked  = 2
 	metaHead    = 48
 	flagDamaged = 1
 	flagDense   = 2
+	flagPacked  = 4
 	// maxChunk bounds a chunk's length: what the block count of a .meta file
 	// can say without being absurd (1 TiB).
 	maxChunk = 1 << 40
@@ -155,6 +147,9 @@ func (m *chunkMeta) encode() []byte {
 	if m.dense {
 		flags |= flagDense
 	}
+	if m.pack != nil {
+		flags |= flagPacked
+	}
 	binary.BigEndian.PutUint16(b[6:], flags)
 	id := m.id.Bytes()
 	copy(b[8:], id[:])
@@ -165,7 +160,6 @@ func (m *chunkMeta) encode() []byte {
 		b = binary.BigEndian.AppendUint32(b, c)
 	}
 	if m.pack != nil {
-		b[4] = metaPacked
 		b = append(b, byte(m.pack.alg), 0, 0, 0)
 		b = binary.BigEndian.AppendUint32(b, uint32(len(m.pack.lens)))
 		for _, n := range m.pack.lens {
@@ -186,14 +180,18 @@ func decodeMeta(id meta.ChunkID, b []byte) (*chunkMeta, error) {
 	if chunkserver.CRC(b[:len(b)-4]) != binary.BigEndian.Uint32(b[len(b)-4:]) {
 		return bad("checksum")
 	}
-	if b[4] != metaVersion && b[4] != metaPacked {
-		return nil, meta.E(op, meta.Version, id.String(), fmt.Errorf("version %d, this program knows %d", b[4], metaPacked))
+	if b[4] != metaVersion {
+		return nil, meta.E(op, meta.Version, id.String(), fmt.Errorf("the metadata file has version %d, this program knows version %d", b[4], metaVersion))
+	}
+	flags := binary.BigEndian.Uint16(b[6:])
+	if flags > flagDamaged|flagDense|flagPacked {
+		return bad(fmt.Sprintf("unknown flags %#x", flags))
 	}
 	m := &chunkMeta{
 		id:      meta.ChunkIDFromBytes(b[8:]),
 		state:   meta.ChunkState(b[5]),
-		damaged: binary.BigEndian.Uint16(b[6:])&flagDamaged != 0,
-		dense:   binary.BigEndian.Uint16(b[6:])&flagDense != 0,
+		damaged: flags&flagDamaged != 0,
+		dense:   flags&flagDense != 0,
 		fence:   getFence(b[24:]),
 		length:  binary.BigEndian.Uint64(b[36:]),
 	}
@@ -207,7 +205,7 @@ func decodeMeta(id meta.ChunkID, b []byte) (*chunkMeta, error) {
 		return bad("length")
 	}
 	size := metaHead + 4*n + 4
-	if b[4] == metaPacked {
+	if flags&flagPacked != 0 {
 		size += 8 + 4*frames(m.length)
 	}
 	if uint64(len(b)) != size {
@@ -217,7 +215,7 @@ func decodeMeta(id meta.ChunkID, b []byte) (*chunkMeta, error) {
 	for i := range m.crcs {
 		m.crcs[i] = binary.BigEndian.Uint32(b[metaHead+4*i:])
 	}
-	if b[4] == metaPacked {
+	if flags&flagPacked != 0 {
 		p := b[metaHead+4*n : len(b)-4]
 		lens := make([]uint32, frames(m.length))
 		for i := range lens {
@@ -269,7 +267,7 @@ func Init(d Disk, o Options) error {
 	} else if !fresh {
 		return meta.E(op, meta.Exists, "", errors.New("the directory is not empty; a new disk needs an empty one"))
 	}
-	f := format{version: formatPlain, cluster: o.Cluster, disk: o.Disk, segmentSize: o.SegmentSize, segments: o.Segments}
+	f := format{cluster: o.Cluster, disk: o.Disk, segmentSize: o.SegmentSize, segments: o.Segments}
 	if f.segmentSize == 0 || f.segments == 0 {
 		f.segmentSize, f.segments = 16<<20, 6
 		if total, _, err := d.Space(); err == nil && total < 4<<30 {

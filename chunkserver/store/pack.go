@@ -517,9 +517,6 @@ func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compres
 	if err := s.roomToPack(id, length); err != nil {
 		return nil, nil, err
 	}
-	if err := s.upgrade(); err != nil {
-		return nil, nil, err
-	}
 	f, err := s.d.Open(packName(id), true)
 	if err != nil {
 		return nil, nil, s.diskError(op, id, err)
@@ -607,26 +604,6 @@ func differs(at uint64, err error) error {
 
 // isDense: compressing it saves nothing.
 func (c *chunk) isDense() bool { return c.dense || c.length < packFrom }
-
-// upgrade has the disk's format say that programs of before compression can't
-// read it, before the first chunk is compressed. Only Pack calls it, once at a
-// time, and nobody else looks at the version.
-func (s *Store) upgrade() error {
-	const op = "upgrade disk format"
-	if s.f.version >= formatPacked {
-		return nil
-	}
-	f := s.f
-	f.version = formatPacked
-	if err := replaceFile(s.d, formatName, f.encode()); err != nil {
-		return s.diskError(op, meta.ChunkID{}, err)
-	}
-	if err := s.syncDir("."); err != nil {
-		return s.fail(ioError(op, formatName, err))
-	}
-	s.f.version = f.version
-	return nil
-}
 
 // dropPlain removes the data files of chunks that a checkpoint has put compressed
 // files in the place of. Store.cpMu is held.

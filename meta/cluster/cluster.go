@@ -252,12 +252,8 @@ func decode[T any](key, value []byte) (T, error) {
 	if err := json.Unmarshal(value, &head); err != nil || head.Version < 1 {
 		return v, meta.E("read cluster record", meta.Corrupt, string(key), err)
 	}
-	known := recordVersion
-	if _, ok := any(v).(Volume); ok {
-		known = cloneRow
-	}
-	if head.Version > known {
-		return v, meta.E("read cluster record", meta.Version, string(key), fmt.Errorf("its format is %d, this program knows up to %d", head.Version, known))
+	if head.Version > recordVersion {
+		return v, meta.E("read cluster record", meta.Version, string(key), fmt.Errorf("the record has version %d, this program knows version %d", head.Version, recordVersion))
 	}
 	if err := json.Unmarshal(value, &v); err != nil {
 		return v, meta.E("read cluster record", meta.Corrupt, string(key), err)

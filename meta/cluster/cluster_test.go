@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -293,19 +292,6 @@ func TestViewGrows(t *testing.T) {
 	}
 }
 
-// A row that an older program wrote says nothing of where chunks lie.
-func TestRowOfBefore(t *testing.T) {
-	v, err := decode[Volume]([]byte("k"), []byte(`{"v":1,"id":3,"name":"x","state":"active","policy":{"QuotaBytes":5,"Replicas":2},"created":9}`))
-	if err != nil || v.Policy != (meta.Policy{QuotaBytes: 5, Replicas: 2, LocalFirst: true}) || v.Name != "x" || v.Created != 9 {
-		t.Fatalf("%+v, %v", v, err)
-	}
-	v.Policy.LocalFirst, v.Policy.Spread, v.Policy.Topology = false, meta.SpreadRack, "/dc1"
-	got, err := decode[Volume]([]byte("k"), []byte(encode(v)))
-	if err != nil || !reflect.DeepEqual(got, v) {
-		t.Fatalf("%+v, %v; want %+v", got, err, v)
-	}
-}
-
 // Current shows what another process wrote before, however late the watch is;
 // many that ask at once share few readings.
 func TestCurrent(t *testing.T) {
@@ -374,34 +360,5 @@ func TestManyCloseAtOnce(t *testing.T) {
 	case <-done:
 	case <-time.After(30 * time.Second):
 		t.Fatal("they do not end")
-	}
-}
-
-// Programs of before gave names that can't be mounted: such a volume is found, taken out
-// of the trash and given another name.
-func TestNamesOfBefore(t *testing.T) {
-	cli := client(t)
-	c, ctx := join(t, cli), t.Context()
-	if _, err := c.CreateVolume(ctx, "root", meta.Policy{Replicas: 1}, 1); err != nil {
-		t.Fatal(err)
-	}
-	const old = "data@v1:x"
-	v := Volume{ID: 2, Name: old, State: VolumeActive}
-	v.Version = rowVersion(&v)
-	for key, value := range map[string]string{c.nameKey(old): "00000002", c.rowKey(2): encode(v)} {
-		if _, err := cli.Put(ctx, key, value); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, state := range []VolumeState{VolumeTrash, VolumeActive} {
-		if _, err := c.UpdateVolume(ctx, 2, func(v *Volume) error { v.State = state; return nil }); err != nil {
-			t.Fatal(state, err)
-		}
-	}
-	if v, err := c.VolumeByName(ctx, old); err != nil || v.ID != 2 {
-		t.Fatal(v, err)
-	}
-	if v, err := c.UpdateVolume(ctx, 2, func(v *Volume) error { v.Name = "data"; return nil }); err != nil || v.Name != "data" {
-		t.Fatal(v, err)
 	}
 }

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/capability"
 	"penstock.io/penstock/meta/cluster/embedded"
@@ -198,36 +196,15 @@ func TestKeysWithWrongClocks(t *testing.T) {
 	}
 }
 
-// A record that an older program wrote counts from when it is first seen, and one of
-// this program is what an older one reads: version 1, and one field more.
-func TestKeysOfBefore(t *testing.T) {
+// A record of a newer version is refused.
+func TestNewerKeys(t *testing.T) {
 	c := join(t, client(t))
 	newest(t, c)
-	now := time.Now()
 	put := func(v string) {
 		t.Helper()
 		if _, err := c.cli.Put(t.Context(), c.prefix+"/capkeys", v); err != nil {
 			t.Fatal(err)
 		}
-	}
-	put(`{"v":1,"keys":[{"ID":7,"Secret":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="}]}`)
-	if fresh(t, c, now, time.Hour) {
-		t.Error("rotated without knowing its age")
-	}
-	if fresh(t, c, now.Add(time.Hour-time.Second), time.Hour) || !fresh(t, c, now.Add(time.Hour), time.Hour) {
-		t.Error("it does not count from when it was seen")
-	}
-	r, err := c.cli.Get(t.Context(), c.prefix+"/capkeys", clientv3.WithSerializable())
-	if err != nil {
-		t.Fatal(err)
-	}
-	type before struct {
-		Version int           `json:"v"`
-		Keys    []meta.CapKey `json:"keys"`
-	}
-	old, err := decode[before](r.Kvs[0].Key, r.Kvs[0].Value)
-	if err != nil || old.Version != 1 || len(old.Keys) != 2 || old.Keys[0].ID != 7 || old.Keys[1].ID != 8 {
-		t.Fatalf("%+v, %v", old, err)
 	}
 	put(`{"v":2,"keys":[]}`)
 	if _, err := c.FreshCapKeys(t.Context(), time.Hour); meta.KindOf(err) != meta.Version {

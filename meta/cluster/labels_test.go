@@ -43,7 +43,7 @@ func TestLabels(t *testing.T) {
 	}
 	want2 := map[string]string{"team": "speech", "run": "1"}
 	check(ids[2], want2)
-	// A program of before writes the row as it knows it, and its labels stay.
+	// A change of the row leaves the labels as they are.
 	if _, err := c.UpdateVolume(ctx, ids[2], func(v *Volume) error { v.Keep = "1d:daily"; v.Labels = nil; return nil }); err != nil {
 		t.Fatal(err)
 	}

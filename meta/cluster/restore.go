@@ -40,7 +40,7 @@ type Founding struct {
 	At      meta.Time // when: later than any restoring before
 	Records []Record  // kept of the old etcd; rows and names are made of Volumes
 	// Authority is the cluster's, as a metadata server's credentials have it; nil
-	// for a cluster without certificates. Records of older programs hold it.
+	// for a cluster without certificates.
 	Authority *peer.Sealed
 	Volumes   []Volume
 	// Restored says, by volume, what to note of it.
@@ -175,7 +175,7 @@ func Refound(ctx context.Context, cli *clientv3.Client, name string, f Founding,
 		}
 	}
 	for _, v := range f.Volumes {
-		v.Version = rowVersion(&v)
+		v.Version = recordVersion
 		if err := put(fmt.Sprintf("table/%08x", uint32(v.ID)), encode(v)); err != nil {
 			return err
 		}

@@ -66,9 +66,8 @@ func (c *Cluster) UnregisterMetaServer(ctx context.Context, name, addr string) e
 type capKeys struct {
 	Version int           `json:"v"`
 	Keys    []meta.CapKey `json:"keys"`
-	// Since is when the newest was made, on the clock of the server that made it;
-	// zero: a program that does not count wrote the record.
-	Since meta.Time `json:"since,omitempty"`
+	// Since is when the newest was made, on the clock of the server that made it.
+	Since meta.Time `json:"since"`
 }
 
 // add makes a new key and drops what is too old.
@@ -130,7 +129,7 @@ func (c *Cluster) freshCapKeys(ctx context.Context, now time.Time, every, hold t
 	}
 	age := now.Sub(time.Unix(0, int64(r.Since)))
 	switch {
-	case r.Since == 0 || age < 0:
+	case age < 0:
 		r.Since = meta.Time(now.UnixNano())
 		_, err := c.putCapKeys(ctx, r, rev, 0) // else another was quicker
 		return false, err

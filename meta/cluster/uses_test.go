@@ -137,7 +137,7 @@ func TestUses(t *testing.T) {
 	want(t, c.RevokeGrant(ctx, all[0].ID), meta.KindOK)
 	is("")
 
-	// Of all nodes at once; and a record as programs of before write one.
+	// Of all nodes at once; a grant that is for no use stays.
 	give("client/a", "u:1", 2, ReadRights, meta.KindOK)
 	give("client/b", "u:1", 2, ReadRights, meta.KindOK)
 	if _, err := cli.Put(ctx, c.Prefix()+"/grants/00000000000000ff", `{"v":1,"id":255,"who":"client/a","volume":3,"rights":2,"users":"as-is","created":9}`); err != nil {

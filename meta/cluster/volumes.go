@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -91,10 +90,10 @@ type Volume struct {
 	Compression string    `json:"compression,omitempty"`
 	Advisory    *Advisory `json:"advisory,omitempty"` // nil: none
 	// Dropped are snapshots that were deleted while clones needed them: each goes when
-	// none does. Programs of before keep them, and forget this when they write the row.
+	// none does.
 	Dropped []meta.Generation `json:"dropped,omitempty"`
 	// Done are tokens of the last requests that changed the row, so that one which is sent
-	// again is known: see Did. Programs of before forget them when they write the row.
+	// again is known: see Did.
 	Done []uint64 `json:"done,omitempty"`
 	// Labels that CreateVolume and CreateClone begin with. They are a record of their
 	// own, which Labels reads: a row that was read has none here.
@@ -127,29 +126,6 @@ func (v *Volume) Undoes(token uint64) {
 	}
 }
 
-// UnmarshalJSON reads a row. One that an older program wrote does not mention
-// that the first replica is local, which was always so then.
-func (v *Volume) UnmarshalJSON(b []byte) error {
-	type row Volume // without this method
-	r := row{Policy: meta.Policy{LocalFirst: true}}
-	if err := json.Unmarshal(b, &r); err != nil {
-		return err
-	}
-	*v = Volume(r)
-	return nil
-}
-
-// A row of a clone is not for programs that would take the volume for an empty
-// one.
-const cloneRow = 2
-
-func rowVersion(v *Volume) int {
-	if v.Origin != nil {
-		return cloneRow
-	}
-	return recordVersion
-}
-
 // named tells whether the volume has its name: one that was deleted left it to
 // others.
 func (v *Volume) named() bool { return v.State == VolumeActive || v.State == VolumeCreating }
@@ -166,16 +142,10 @@ const MaxVolumeName = meta.MaxName
 // CheckVolumeName refuses names that can't be given, with Invalid: what is mounted is
 // written VOLUME@SNAPSHOT:PATH.
 func CheckVolumeName(name string) error {
-	if !canHaveName(name) || strings.ContainsAny(name, "@:") || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
+	if name == "" || name == "." || name == ".." || len(name) > MaxVolumeName || strings.ContainsAny(name, "/\x00@:") || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
 		return meta.E("name volume", meta.Invalid, strconv.QuoteToGraphic(name), fmt.Errorf("a volume's name is text of 1 to %d bytes without '/', '@', ':' and control characters, and not '.' or '..'", MaxVolumeName))
 	}
 	return nil
-}
-
-// canHaveName tells whether there may be a volume of that name: programs of before
-// gave names that CheckVolumeName refuses.
-func canHaveName(name string) bool {
-	return name != "" && name != "." && name != ".." && len(name) <= MaxVolumeName && !strings.ContainsAny(name, "/\x00")
 }
 
 // CreateVolume adds a volume. The first one of a cluster gets meta.RootVolume.
@@ -235,7 +205,7 @@ func (c *Cluster) createVolume(ctx context.Context, v Volume, more ...clientv3.C
 	if n > uint64(meta.MaxVolume) {
 		return Volume{}, meta.E(op, meta.ResourceExceeded, name, fmt.Errorf("all %d volume ids were given out", meta.MaxVolume))
 	}
-	v.ID, v.Version = meta.VolumeID(n), rowVersion(&v)
+	v.ID, v.Version = meta.VolumeID(n), recordVersion
 	t, err := c.cli.Txn(ctx).
 		If(append(more, clientv3.Compare(clientv3.CreateRevision(c.nameKey(name)), "=", 0),
 			clientv3.Compare(clientv3.CreateRevision(c.rowKey(v.ID)), "=", 0))...).
@@ -275,7 +245,7 @@ func rowIn(id meta.VolumeID, found []*mvccpb.KeyValue) (Volume, error) {
 
 // VolumeByName finds a row by name, linearizably. Errors: NoSuchVolume.
 func (c *Cluster) VolumeByName(ctx context.Context, name string) (Volume, error) {
-	if !canHaveName(name) {
+	if CheckVolumeName(name) != nil {
 		return Volume{}, meta.E("find volume", meta.NoSuchVolume, name, nil)
 	}
 	r, err := c.cli.Get(ctx, c.nameKey(name))
@@ -353,7 +323,7 @@ func (c *Cluster) UpdateVolume(ctx context.Context, id meta.VolumeID, change fun
 		if err := change(&v); err != nil {
 			return Volume{}, err
 		}
-		v.ID, v.Version, v.Created = old.ID, rowVersion(&v), old.Created
+		v.ID, v.Version, v.Created = old.ID, recordVersion, old.Created
 		cmps := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(c.rowKey(id)), "=", old.Revision)}
 		ops := []clientv3.Op{clientv3.OpPut(c.rowKey(id), encode(v))}
 		if old.named() && (!v.named() || v.Name != old.Name) {

@@ -24,8 +24,8 @@ import (
 //	              uvarint size | sum 16 | blob reference )
 //	  last     4  CRC32C (Castagnoli) of all bytes before
 //
-// A list that does not fit MaxInlineFiles is put into a blob by the caller, in
-// the form of EncodeFiles.
+// A list of files that does not fit MaxInlineFiles is put into a blob by the caller, as
+// a Manifest.
 type Checkpoint struct {
 	Volume meta.VolumeID
 	Position
@@ -47,7 +47,7 @@ type File struct {
 // CheckpointVersion is the newest checkpoint format this program knows.
 const CheckpointVersion = 1
 
-// MaxInlineFiles is the most bytes of EncodeFiles that a record may hold.
+// MaxInlineFiles is the most bytes that the list of files may take in a record.
 const MaxInlineFiles = 256 << 10
 
 const (
@@ -120,36 +120,6 @@ func DecodeCheckpoint(b []byte) (Checkpoint, error) {
 		return corrupt("bytes after the end")
 	}
 	return cp, nil
-}
-
-// EncodeFiles gives a list of files as a manifest blob holds it: a magic "PF",
-// version 1, flags 0, the list as in the record, CRC32C of all before.
-func EncodeFiles(files []File) ([]byte, error) {
-	b, err := appendFiles([]byte{'P', 'F', CheckpointVersion, 0}, files)
-	if err != nil {
-		return nil, err
-	}
-	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli)), nil
-}
-
-// DecodeFiles reads what EncodeFiles made. Errors: Corrupt, Version.
-func DecodeFiles(b []byte) ([]File, error) {
-	corrupt := meta.E("decode checkpoint files", meta.Corrupt, "", nil)
-	if len(b) < 9 || b[0] != 'P' || b[1] != 'F' {
-		return nil, corrupt
-	}
-	if b[2] > CheckpointVersion {
-		return nil, meta.E("decode checkpoint files", meta.Version, "", nil)
-	}
-	body := b[:len(b)-4]
-	if crc32.Checksum(body, castagnoli) != binary.BigEndian.Uint32(b[len(b)-4:]) || b[2] != CheckpointVersion || b[3] != 0 {
-		return nil, corrupt
-	}
-	files, rest, err := takeFiles(body[4:])
-	if err == nil && len(rest) != 0 {
-		err = corrupt
-	}
-	return files, err
 }
 
 func appendFiles(b []byte, files []File) ([]byte, error) {

@@ -102,18 +102,6 @@ func TestLongListNeedsManifest(t *testing.T) {
 	if _, err := EncodeCheckpoint(cp); meta.KindOf(err) != meta.ResourceExceeded {
 		t.Fatal(err)
 	}
-	b, err := EncodeFiles(cp.Files)
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, err := DecodeFiles(b)
-	if err != nil || len(files) != 10_000 || files[9999].Name != "000001.sst" {
-		t.Fatal(len(files), err)
-	}
-	b[100] ^= 1
-	if _, err := DecodeFiles(b); meta.KindOf(err) != meta.Corrupt {
-		t.Fatal(err)
-	}
 }
 
 func FuzzDecode(f *testing.F) {
@@ -159,27 +147,6 @@ func FuzzDecodeCheckpoint(f *testing.F) {
 		}
 		if third, err := EncodeCheckpoint(cp2); err != nil || !bytes.Equal(third, again) {
 			t.Fatalf("%x became %x: %v", again, third, err)
-		}
-	})
-}
-
-func FuzzDecodeFiles(f *testing.F) {
-	b, err := EncodeFiles(checkpoints[1].Files)
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(b[:len(b)-4])
-	f.Fuzz(func(t *testing.T, b []byte) {
-		files, err := DecodeFiles(sealed(b))
-		if err != nil {
-			return
-		}
-		again, err := EncodeFiles(files)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if files2, err := DecodeFiles(again); err != nil || len(files2) != len(files) {
-			t.Fatal(len(files), len(files2), err)
 		}
 	})
 }

@@ -14,7 +14,7 @@ import (
 //
 //	offset  size
 //	     0     2  magic "PF"
-//	     2     1  version, 2
+//	     2     1  version, 1
 //	     3     1  flags, 0
 //	     4     4  volume
 //	     8     8  sequence number
@@ -30,9 +30,6 @@ import (
 //	                               the root volume's manifests only
 //	              the list of files, as in a checkpoint record
 //	  last     4  CRC32C (Castagnoli) of all bytes before
-//
-// Version 1, which is still read, has the list of files at offset 4 and nothing
-// else.
 type Manifest struct {
 	Cluster string
 	Checkpoint
@@ -45,8 +42,8 @@ type Manifest struct {
 // KeyValue is one record of the cluster; the key has no cluster prefix.
 type KeyValue struct{ Key, Value []byte }
 
-// ManifestVersion is the newest manifest format this program knows.
-const ManifestVersion = 2
+// ManifestVersion is the manifest format that this program knows.
+const ManifestVersion = 1
 
 const (
 	manifestHeader = 48
@@ -78,8 +75,7 @@ func EncodeManifest(m Manifest) ([]byte, error) {
 	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli)), nil
 }
 
-// DecodeManifest reads what EncodeManifest made, or a list of version 1, which
-// fills Files alone. Errors: Corrupt, Version.
+// DecodeManifest reads what EncodeManifest made. Errors: Corrupt, Version.
 func DecodeManifest(b []byte) (Manifest, error) {
 	corrupt := func(why string) (Manifest, error) {
 		return Manifest{}, meta.E("decode manifest", meta.Corrupt, "", fmt.Errorf("%s", why))
@@ -88,12 +84,9 @@ func DecodeManifest(b []byte) (Manifest, error) {
 		return corrupt("no manifest")
 	}
 	switch {
-	case b[2] == CheckpointVersion:
-		files, err := DecodeFiles(b)
-		return Manifest{Checkpoint: Checkpoint{Files: files}}, err
 	case b[2] > ManifestVersion:
 		return Manifest{}, meta.E("decode manifest", meta.Version, "",
-			fmt.Errorf("it has format %d, this program knows up to %d", b[2], ManifestVersion))
+			fmt.Errorf("it has format %d, this program knows format %d", b[2], ManifestVersion))
 	case len(b) < manifestHeader+4:
 		return corrupt("short")
 	}
@@ -143,5 +136,5 @@ func DecodeManifest(b []byte) (Manifest, error) {
 // LooksLikeManifest tells from the first bytes of a blob whether it may be a
 // manifest that stands for itself.
 func LooksLikeManifest(head []byte) bool {
-	return len(head) >= 4 && head[0] == 'P' && head[1] == 'F' && head[2] >= 2 && head[3] == 0
+	return len(head) >= 4 && head[0] == 'P' && head[1] == 'F' && head[2] >= ManifestVersion && head[3] == 0
 }

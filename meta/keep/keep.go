@@ -45,11 +45,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Version is what this package writes, MinVersion the oldest that it reads.
-const (
-	Version    = 1
-	MinVersion = 1
-)
+// Version is the version of the record that this package writes and reads.
+const Version = 1
 
 const (
 	magic     = "PSTKKEEP"
@@ -187,8 +184,8 @@ func (m *Memory) check(size int64) error {
 	if string(m.all[:len(magic)]) != magic {
 		return meta.E(op, meta.Corrupt, "magic", nil)
 	}
-	if v := e.Uint32(m.all[8:]); v < MinVersion || v > Version {
-		return meta.E(op, meta.Version, "", fmt.Errorf("it is of version %d, this program knows %d to %d", v, MinVersion, Version))
+	if v := e.Uint32(m.all[8:]); v != Version {
+		return meta.E(op, meta.Version, "", fmt.Errorf("the record has version %d, this program knows version %d", v, Version))
 	}
 	m.slots = e.Uint64(m.all[16:])
 	arena := e.Uint64(m.all[24:])

@@ -549,12 +549,7 @@ func (c *checker) chunk(k, v []byte) {
 	ver := w.u8()
 	ch := &checkedChunk{key: append([]byte(nil), k...)}
 	ch.state, ch.own = w.u8(), w.u8()
-	if ver == 2 {
-		ver, ch.lost, ch.own = 1, ch.own&2 != 0, ch.own&^2
-		if !ch.lost {
-			ver = 2 // nothing called for it
-		}
-	}
+	ch.lost, ch.own = ch.own&2 != 0, ch.own&^2
 	w.n()
 	w.n()
 	n := w.n()
@@ -906,14 +901,13 @@ func readInode(v []byte) (r wireInode, problem string) {
 	if r.flags&uint32(meta.FlagOpenEnded) != 0 {
 		r.open = w.n()
 	}
-	if ver == 2 {
-		ver = 1
-		if home := w.n(); home == 0 {
+	if bits&4 != 0 {
+		if home := w.n(); home == 0 && !w.damaged {
 			return r, "its name is in directory 0"
 		}
 		w.n() // the name's cookie
 	}
-	if bits > 3 {
+	if bits > 7 {
 		return r, fmt.Sprintf("bits %x", bits)
 	}
 	return r, w.done(ver)
@@ -932,39 +926,28 @@ type wireVolume struct {
 
 func readVolume(v []byte) (r wireVolume, problem string) {
 	w := walker{b: v}
-	ver := w.u8()
+	ver, parts := w.u8(), w.u8()
 	r.id, r.gen, r.nextIno, r.inodes, r.bytes, r.chunks = w.n(), w.n(), w.n(), w.n(), w.n(), w.n()
 	w.n() // quotas
 	w.n()
 	w.n() // replicas
 	w.n() // largest chunk
 	w.u8()
-	r.clone = ver == 4
-	last := ver >= 3 && ver <= 7
-	five := ver >= 5 && last
-	most := byte(3) // of bits, of which the highest is set in a record with more of them
-	if ver >= 6 {
-		most = 1<<(ver-3) - 1
+	if parts > 63 {
+		return r, fmt.Sprintf("parts %x", parts)
 	}
-	if ver == 2 || last {
-		ver = 1 // and what more there is of it:
-		if place, spread := w.u8(), w.u8(); place > 7 || spread > 2 {
+	if parts&1 != 0 {
+		if place, spread := w.u8(), w.u8(); place > 3 || spread > 2 {
 			return r, fmt.Sprintf("placement %d, spread %d", place, spread)
 		}
 		w.take(int(min(w.n(), 1<<20))) // topology
 		w.take(int(min(w.n(), 1<<20))) // class
 	}
-	if last {
+	if parts&2 != 0 {
 		r.lastSnap, r.snaps, r.buried = w.n(), w.n(), w.n()
 	}
-	events, tally, least := false, false, false
-	if five {
-		bits := w.u8()
-		r.clone, events, tally, least = bits&1 != 0, bits&2 != 0, bits&4 != 0, bits&8 != 0
-		if bits > most || most >= 7 && bits <= most/2 {
-			return r, fmt.Sprintf("bits %x", bits)
-		}
-	}
+	r.clone = parts&4 != 0
+	events, tally, least := parts&8 != 0, parts&16 != 0, parts&32 != 0
 	if r.clone {
 		before := uint64(0)
 		for n := w.n(); n > 0 && !w.damaged; n-- {

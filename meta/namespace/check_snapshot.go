@@ -30,12 +30,7 @@ func (c *checker) readSnapshots() error {
 		w.u64() // when
 		w.n()   // what it holds
 		w.n()
-		if ver == 2 {
-			if w.u64() == 0 {
-				c.bad(k, "a snapshot record of version 2 without a token")
-			}
-			ver = 1
-		}
+		w.u64() // the request that took it
 		name := string(w.take(int(min(w.n(), 1<<20))))
 		problem := w.done(ver)
 		if len(k) != 5 || problem != "" || state < 1 || state > 5 || name == "" {

@@ -8,8 +8,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// TestKeptVolumeRecords: what earlier programs wrote of a volume says what it
-// said, and is written so again as long as nothing else is to be said.
+// TestKeptVolumeRecords: the records of volumes below, of version 1, are read as what they
+// were written for, and are written so again.
 func TestKeptVolumeRecords(t *testing.T) {
 	plain := volume{id: 7, gen: 1, nextIno: 300, inodes: 12, bytes: 70000, chunks: 5,
 		policy: meta.Policy{QuotaBytes: 1 << 30, QuotaInodes: 1000, Replicas: 2, MaxChunk: 64 << 20, SyncOnClose: true, LocalFirst: true}}
@@ -27,11 +27,13 @@ func TestKeptVolumeRecords(t *testing.T) {
 	counted.policy.QuotaSnapshots, counted.tally = true, tally{mode: tallyExact, alone: 70000, ref: 4 + cloneGens + 1, epoch: 3}
 	begun := shot
 	begun.policy.QuotaSnapshots, begun.tally = true, tally{mode: tallyBegun, alone: -5, ref: 8}
+	least := plain
+	least.policy.Replicas, least.policy.MinReplicas = 5, 3
 	for _, c := range []struct {
 		record string
 		want   volume
 	}{
-		{keptV1, plain}, {keptV2, placed}, {keptV3, shot}, {keptV4, clone}, {keptV5, told}, {keptV5Off, untold}, {keptV6, counted}, {keptV6Begun, begun},
+		{keptPlain, plain}, {keptPlaced, placed}, {keptSnapshots, shot}, {keptClone, clone}, {keptEvents, told}, {keptEventsOff, untold}, {keptTally, counted}, {keptTallyBegun, begun}, {keptLeast, least},
 	} {
 		b, err := hex.DecodeString(c.record)
 		if err != nil {
@@ -45,20 +47,21 @@ func TestKeptVolumeRecords(t *testing.T) {
 			t.Errorf("%d bytes are written as %s, was %s", len(b), again, c.record)
 		}
 	}
-	if err := decodeVolume([]byte{volumeV7 + 1, 7}, new(volume)); meta.KindOf(err) != meta.Version {
+	if err := decodeVolume([]byte{volumeV1 + 1, 7}, new(volume)); meta.KindOf(err) != meta.Version {
 		t.Errorf("a newer version: %v", err)
 	}
 }
 
 const (
-	keptV1      = "010701ac020cf0a204058080808004e807028080802004"
-	keptV2      = "020701ac020cf0a204058080808004e80702808080200400010a2f6463312f7261636b33046e766d65"
-	keptV3      = "030709ac020cf0a204058080808004e8070280808020040100000008038020"
-	keptV4      = "040787808008ac020cf0a204058080808004e8070280808020040100000085808008028020010484808008"
-	keptV5      = "050787808008ac020cf0a204058080808004e807028080802004010000008580800802802003010484808008a08d06118c01"
-	keptV6      = "060787808008ac020cf0a204058080808004e807028080802004010000008580800802802007010484808008a08d06118c0102e0c5088580800803"
-	keptV6Begun = "060709ac020cf0a204058080808004e80702808080200401000000080380200401090800"
-	keptV5Off   = "050709ac020cf0a204058080808004e807028080802004010000000803802002008c018c01"
+	keptPlain      = "01000701ac020cf0a204058080808004e807028080802004"
+	keptPlaced     = "01010701ac020cf0a204058080808004e80702808080200400010a2f6463312f7261636b33046e766d65"
+	keptSnapshots  = "01020709ac020cf0a204058080808004e80702808080200408038020"
+	keptClone      = "01060787808008ac020cf0a204058080808004e80702808080200485808008028020010484808008"
+	keptEvents     = "010e0787808008ac020cf0a204058080808004e80702808080200485808008028020010484808008a08d06118c01"
+	keptEventsOff  = "010a0709ac020cf0a204058080808004e80702808080200408038020008c018c01"
+	keptTally      = "011e0787808008ac020cf0a204058080808004e80702808080200485808008028020010484808008a08d06118c0102e0c5088580800803"
+	keptTallyBegun = "01120709ac020cf0a204058080808004e8070280808020040803802001090800"
+	keptLeast      = "01200701ac020cf0a204058080808004e80705808080200403"
 )
 
 // TestRollbackCountsOn: change counters, as inode numbers and cookies, go on, so

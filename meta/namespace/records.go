@@ -74,25 +74,16 @@ import (
 const (
 	tombstone   = 0
 	volumeV1    = 1
-	volumeV2    = 2
-	volumeV3    = 3
-	volumeV4    = 4
-	volumeV5    = 5
-	volumeV6    = 6
-	volumeV7    = 7
 	inodeV1     = 1
-	inodeV2     = 2
 	dentryV1    = 1
 	cookieV1    = 1
 	extentV1    = 1
 	xattrV1     = 1
 	chunkV1     = 1
-	chunkV2     = 2
 	bitOwn      = 1
 	bitLost     = 2
 	sessionV1   = 1
 	snapshotV1  = 1
-	snapshotV2  = 2
 	pinV1       = 1
 	digestV1    = 1
 	indexV1     = 1
@@ -102,6 +93,7 @@ const (
 	markerV1    = 1
 	bitTmpfile  = 1
 	bitReap     = 2
+	bitHome     = 4
 	bitOpenEnd  = 1
 	bitNoChunk  = 2
 	firstCookie = 3 // 1 and 2 stand for "." and ".." where a client counts them
@@ -116,15 +108,18 @@ const (
 
 const (
 	placeLocalFirst = 1 << iota
-	placeDegrade    // up to volumeV6: MinReplicas is 1
 	placeEncrypt
 )
 
-const ( // bits of volumeV5 and later
-	volumeIsClone = 1 << iota
+// The parts of a volume's record that it may lack.
+const (
+	volumeIsPlaced     = 1 << iota // a policy that says where chunks lie
+	volumeHasSnapshots             // its generation is not the first one
+	volumeIsClone
 	volumeHasEvents
-	volumeHasTally // from volumeV6 on
-	volumeHasLeast // from volumeV7 on
+	volumeHasTally // snapshots count in the quota
+	volumeHasLeast // MinReplicas
+	volumePartsEnd
 )
 
 const (
@@ -332,71 +327,46 @@ func appendInt(b []byte, v int64) []byte {
 	return binary.AppendUvarint(b, uint64(v)<<1^uint64(v>>63))
 }
 
+// decodeVolume reads what appendVolume wrote. Errors: Version, Corrupt.
 func decodeVolume(b []byte, v *volume) error {
 	d := decoder{b: b}
-	var ver byte
-	if len(b) > 0 && b[0] <= volumeV7 {
-		ver = b[0]
-	}
-	if placed := ver >= volumeV2; placed {
-		d.b = b[1:]
-	} else if err := d.version(volumeV1, "volume"); err != nil {
+	if err := d.version(volumeV1, "volume"); err != nil {
 		return err
 	}
+	parts := d.byte()
 	v.id = meta.VolumeID(d.uint32())
 	v.gen = d.uint32()
 	v.nextIno, v.inodes, v.bytes, v.chunks = d.uint(), d.uint(), d.uint(), d.uint()
 	p := &v.policy
+	*p = meta.Policy{LocalFirst: true}
 	p.QuotaBytes, p.QuotaInodes, p.Replicas, p.MaxChunk = d.uint(), d.uint(), d.uint32(), d.uint()
 	f := d.byte()
 	p.SealOnClose = f&policySealOnClose != 0
 	p.Immutable = f&policyImmutable != 0
 	p.SyncOnClose = f&policySyncOnClose != 0
 	p.NoAtime = f&policyNoAtime != 0
-	if v.gen == 0 || f > policySealOnClose|policyImmutable|policySyncOnClose|policyNoAtime {
+	if v.gen == 0 || f > policySealOnClose|policyImmutable|policySyncOnClose|policyNoAtime || parts >= volumePartsEnd {
 		d.bad = true
 	}
-	p.Topology, p.Spread, p.Class = "", meta.SpreadHost, ""
-	p.LocalFirst, p.MinReplicas, p.Encrypt = true, 0, false
-	if ver >= volumeV2 {
+	if parts&volumeIsPlaced != 0 {
 		f := d.byte()
 		p.LocalFirst = f&placeLocalFirst != 0
-		if f&placeDegrade != 0 {
-			p.MinReplicas = 1
-		}
 		p.Encrypt = f&placeEncrypt != 0
 		p.Spread = meta.Spread(d.byte())
 		p.Topology, p.Class = string(d.bytes()), string(d.bytes())
-		if f > placeLocalFirst|placeDegrade|placeEncrypt || ver >= volumeV7 && f&placeDegrade != 0 || p.Spread > meta.SpreadDC {
+		if f > placeLocalFirst|placeEncrypt || p.Spread > meta.SpreadDC {
 			d.bad = true
 		}
 	}
 	v.lastSnap, v.snaps, v.buried = 0, 0, 0
-	if ver >= volumeV3 {
+	if parts&volumeHasSnapshots != 0 {
 		v.lastSnap, v.snaps, v.buried = d.uint32(), d.uint(), d.uint()
 		if v.lastSnap >= v.gen || (v.lastSnap == 0) != (v.snaps == 0) {
 			d.bad = true
 		}
 	}
 	v.base, v.events, v.tally = nil, eventLog{}, tally{}
-	bits := byte(0)
-	switch ver {
-	case volumeV4:
-		bits = volumeIsClone
-	case volumeV5:
-		if bits = d.byte(); bits > volumeIsClone|volumeHasEvents {
-			d.bad = true
-		}
-	case volumeV6:
-		if bits = d.byte(); bits&volumeHasTally == 0 || bits > volumeIsClone|volumeHasEvents|volumeHasTally {
-			d.bad = true
-		}
-	case volumeV7:
-		if bits = d.byte(); bits&volumeHasLeast == 0 || bits > volumeIsClone|volumeHasEvents|volumeHasTally|volumeHasLeast {
-			d.bad = true
-		}
-	}
-	if bits&volumeIsClone != 0 {
+	if parts&volumeIsClone != 0 {
 		v.base = &base{gaps: make([]gap, 0, 1)}
 		for n := d.uint(); n > 0 && !d.bad; n-- {
 			g := gap{d.uint32(), d.uint32()}
@@ -406,21 +376,21 @@ func decodeVolume(b []byte, v *volume) error {
 			v.base.gaps = append(v.base.gaps, g)
 		}
 	}
-	if bits&volumeHasEvents != 0 {
+	if parts&volumeHasEvents != 0 {
 		e := &v.events
 		e.keep, e.first, e.next = d.uint(), d.uint(), d.uint()
 		if e.first == 0 || e.first > e.next || e.keep == 0 && e.first != e.next {
 			d.bad = true
 		}
 	}
-	if p.QuotaSnapshots = bits&volumeHasTally != 0; p.QuotaSnapshots {
+	if p.QuotaSnapshots = parts&volumeHasTally != 0; p.QuotaSnapshots {
 		y := &v.tally
 		y.mode, y.alone, y.ref, y.epoch = d.byte(), d.int(), d.uint32(), d.uint()
 		if y.mode == tallyOff || y.mode >= tallyUnknown || y.ref > v.lastSnap || y.inForce() && y.mode != tallyMoved && y.alone < 0 {
 			d.bad = true
 		}
 	}
-	if bits&volumeHasLeast != 0 {
+	if parts&volumeHasLeast != 0 {
 		if p.MinReplicas = d.uint32(); p.MinReplicas == 0 {
 			d.bad = true
 		}
@@ -428,35 +398,30 @@ func decodeVolume(b []byte, v *volume) error {
 	return d.end("volume")
 }
 
+// parts gives the parts that a volume's record has. Nearly every operation writes this
+// record, and most volumes have none of the parts.
+func (v *volume) parts() (parts byte) {
+	for _, part := range []struct {
+		bit byte
+		has bool
+	}{
+		{volumeIsPlaced, !v.policy.LocalFirst || v.policy.Encrypt || v.policy.Spread != meta.SpreadHost || v.policy.Topology != "" || v.policy.Class != ""},
+		{volumeHasSnapshots, v.gen != firstGen},
+		{volumeIsClone, v.base != nil},
+		{volumeHasEvents, v.events.next != 0},
+		{volumeHasTally, v.tally.mode != tallyOff},
+		{volumeHasLeast, v.policy.MinReplicas != 0},
+	} {
+		if part.has {
+			parts |= part.bit
+		}
+	}
+	return parts
+}
+
 func appendVolume(b []byte, v *volume) []byte {
-	var place byte
-	if v.policy.LocalFirst {
-		place |= placeLocalFirst
-	}
-	if v.policy.Encrypt {
-		place |= placeEncrypt
-	}
-	// Nearly every operation writes this record: most volumes keep the short one.
-	ver := byte(volumeV1)
-	if place != placeLocalFirst || v.policy.Spread != meta.SpreadHost || v.policy.Topology != "" || v.policy.Class != "" {
-		ver = volumeV2
-	}
-	if v.gen != firstGen {
-		ver = volumeV3
-	}
-	if v.base != nil {
-		ver = volumeV4
-	}
-	if v.events.next != 0 {
-		ver = volumeV5
-	}
-	if v.tally.mode != tallyOff {
-		ver = volumeV6
-	}
-	if v.policy.MinReplicas != 0 {
-		ver = volumeV7
-	}
-	b = append(b, ver)
+	parts := v.parts()
+	b = append(b, volumeV1, parts)
 	b = binary.AppendUvarint(b, uint64(v.id))
 	b = binary.AppendUvarint(b, uint64(v.gen))
 	b = binary.AppendUvarint(b, v.nextIno)
@@ -482,68 +447,51 @@ func appendVolume(b []byte, v *volume) []byte {
 		f |= policyNoAtime
 	}
 	b = append(b, f)
-	if ver == volumeV1 {
-		return b
-	}
-	b = append(b, place, byte(p.Spread))
-	b = appendBytes(b, p.Topology)
-	b = appendBytes(b, p.Class)
-	if ver == volumeV2 {
-		return b
-	}
-	b = binary.AppendUvarint(b, uint64(v.lastSnap))
-	b = binary.AppendUvarint(b, v.snaps)
-	b = binary.AppendUvarint(b, v.buried)
-	if ver == volumeV3 {
-		return b
-	}
-	if ver >= volumeV5 {
-		bits := byte(0)
-		if v.events.next != 0 {
-			bits |= volumeHasEvents
+	if parts&volumeIsPlaced != 0 {
+		var place byte
+		if p.LocalFirst {
+			place |= placeLocalFirst
 		}
-		if v.tally.mode != tallyOff {
-			bits |= volumeHasTally
+		if p.Encrypt {
+			place |= placeEncrypt
 		}
-		if v.base != nil {
-			bits |= volumeIsClone
-		}
-		if v.policy.MinReplicas != 0 {
-			bits |= volumeHasLeast
-		}
-		b = append(b, bits)
+		b = append(b, place, byte(p.Spread))
+		b = appendBytes(b, p.Topology)
+		b = appendBytes(b, p.Class)
 	}
-	if v.base != nil {
+	if parts&volumeHasSnapshots != 0 {
+		b = binary.AppendUvarint(b, uint64(v.lastSnap))
+		b = binary.AppendUvarint(b, v.snaps)
+		b = binary.AppendUvarint(b, v.buried)
+	}
+	if parts&volumeIsClone != 0 {
 		b = binary.AppendUvarint(b, uint64(len(v.base.gaps)))
 		for _, g := range v.base.gaps {
 			b = binary.AppendUvarint(b, uint64(g.lo))
 			b = binary.AppendUvarint(b, uint64(g.hi))
 		}
 	}
-	if ver >= volumeV5 && v.events.next != 0 {
+	if parts&volumeHasEvents != 0 {
 		b = binary.AppendUvarint(b, v.events.keep)
 		b = binary.AppendUvarint(b, v.events.first)
 		b = binary.AppendUvarint(b, v.events.next)
 	}
-	if ver >= volumeV6 && v.tally.mode != tallyOff {
+	if parts&volumeHasTally != 0 {
 		y := &v.tally
 		b = append(b, y.mode)
 		b = appendInt(b, y.alone)
 		b = binary.AppendUvarint(b, uint64(y.ref))
 		b = binary.AppendUvarint(b, y.epoch)
 	}
-	if ver >= volumeV7 {
-		b = binary.AppendUvarint(b, uint64(v.policy.MinReplicas))
+	if parts&volumeHasLeast != 0 {
+		b = binary.AppendUvarint(b, uint64(p.MinReplicas))
 	}
 	return b
 }
 
 func decodeInode(b []byte, ino meta.Ino, in *inode) error {
 	d := decoder{b: b}
-	placed := len(b) > 0 && b[0] == inodeV2
-	if placed {
-		d.b = b[1:]
-	} else if err := d.version(inodeV1, "inode"); err != nil {
+	if err := d.version(inodeV1, "inode"); err != nil {
 		return err
 	}
 	bits := d.byte()
@@ -582,10 +530,11 @@ func decodeInode(b []byte, ino meta.Ino, in *inode) error {
 	if in.Flags&meta.FlagOpenEnded != 0 {
 		in.openOff = d.uint()
 	}
-	if placed {
+	in.home, in.homeAt = 0, 0
+	if bits&bitHome != 0 {
 		in.home, in.homeAt = meta.Ino(d.uint()), d.uint()
 	}
-	if bits > bitTmpfile|bitReap {
+	if bits > bitTmpfile|bitReap|bitHome || (bits&bitHome != 0) != (in.home != 0) {
 		d.bad = true
 	}
 	in.wasB = in.Blocks
@@ -600,11 +549,10 @@ func appendInode(b []byte, in *inode) []byte {
 	if in.reap {
 		bits |= bitReap
 	}
-	ver := byte(inodeV1)
 	if in.home != 0 {
-		ver = inodeV2
+		bits |= bitHome
 	}
-	b = append(b, ver, bits)
+	b = append(b, inodeV1, bits)
 	b = binary.AppendUvarint(b, uint64(in.Mode))
 	b = binary.AppendUvarint(b, uint64(in.Nlink))
 	b = binary.AppendUvarint(b, uint64(in.UID))
@@ -733,21 +681,17 @@ func appendExtent(b []byte, e meta.Extent) []byte {
 
 func decodeChunk(b []byte, id meta.ChunkID) (c *chunk, err error) {
 	d := decoder{b: b}
-	version := byte(chunkV1)
-	if len(b) > 0 && b[0] == chunkV2 {
-		version = chunkV2
-	}
-	if err := d.version(version, "chunk"); err != nil {
+	if err := d.version(chunkV1, "chunk"); err != nil {
 		return nil, err
 	}
 	c = &chunk{}
 	c.ID = id
 	c.State = meta.ChunkState(d.byte())
 	bits := d.byte()
-	c.Own, c.Lost = bits&bitOwn != 0, version == chunkV2
+	c.Own, c.Lost = bits&bitOwn != 0, bits&bitLost != 0
 	c.Fence = meta.Fence{Term: meta.Term(d.uint()), Seals: d.uint32()}
 	n := d.uint()
-	if n > uint64(len(d.b)) || c.Lost != (bits&bitLost != 0) || bits > bitOwn|bitLost || c.State < meta.ChunkOpen || c.State > meta.ChunkDeleting {
+	if n > uint64(len(d.b)) || bits > bitOwn|bitLost || c.State < meta.ChunkOpen || c.State > meta.ChunkDeleting {
 		return nil, fail("decode chunk", meta.Corrupt, id.String())
 	}
 	c.Servers = make([]meta.ServerID, n)
@@ -767,14 +711,14 @@ func decodeChunk(b []byte, id meta.ChunkID) (c *chunk, err error) {
 }
 
 func appendChunk(b []byte, c *chunk) []byte {
-	version, bits := byte(chunkV1), byte(0)
+	var bits byte
 	if c.Own {
 		bits = bitOwn
 	}
 	if c.Lost {
-		version, bits = chunkV2, bits|bitLost
+		bits |= bitLost
 	}
-	b = append(b, version, byte(c.State), bits)
+	b = append(b, chunkV1, byte(c.State), bits)
 	b = binary.AppendUvarint(b, uint64(c.Fence.Term))
 	b = binary.AppendUvarint(b, uint64(c.Fence.Seals))
 	b = binary.AppendUvarint(b, uint64(len(c.Servers)))
@@ -813,20 +757,13 @@ func appendSession(b []byte, s *session) []byte {
 
 func decodeSnapshot(b []byte, gen uint32) (s snapshot, err error) {
 	d := decoder{b: b}
-	v2 := len(b) > 0 && b[0] == snapshotV2
-	want := byte(snapshotV1)
-	if v2 {
-		want = snapshotV2
-	}
-	if err := d.version(want, "snapshot"); err != nil {
+	if err := d.version(snapshotV1, "snapshot"); err != nil {
 		return s, err
 	}
 	s.gen = gen
 	s.state, s.created = d.byte(), meta.Time(d.fixed64())
 	s.inodes, s.bytes = d.uint(), d.uint()
-	if v2 {
-		s.token = d.fixed64()
-	}
+	s.token = d.fixed64()
 	s.name = string(d.bytes())
 	if s.state == snapshotRolling {
 		s.state, s.rolling = snapshotLive, true
@@ -842,17 +779,11 @@ func appendSnapshot(b []byte, s *snapshot) []byte {
 	if s.rolling {
 		state = snapshotRolling
 	}
-	if s.token == 0 {
-		b = append(b, snapshotV1, state)
-	} else {
-		b = append(b, snapshotV2, state)
-	}
+	b = append(b, snapshotV1, state)
 	b = binary.BigEndian.AppendUint64(b, uint64(s.created))
 	b = binary.AppendUvarint(b, s.inodes)
 	b = binary.AppendUvarint(b, s.bytes)
-	if s.token != 0 {
-		b = binary.BigEndian.AppendUint64(b, s.token)
-	}
+	b = binary.BigEndian.AppendUint64(b, s.token)
 	return appendBytes(b, s.name)
 }
 

@@ -1,19 +1,17 @@
-// Package formats owns data directories kept from each earlier format, and the
-// test that the program of today opens them. A new format adds a directory
-// here, made by the last program that wrote the one before:
+// Package formats owns a data directory of each version of the formats, made by the
+// program that had it last, and the test that the program of today opens it. Before the
+// first release there is version 1 alone, and a change of a format makes v1.tar.gz anew:
 //
-//	penstock up --dir data --mount mnt; the files that check names; a clean stop;
-//	find data -type s -delete; tar -S -czf testdata/vN.tar.gz data
-//
-// v1 is of the format 1 of penstock.json. v4 is of a program whose volume records
-// had version 4 at most: a clone and its origin, see TestOldClone.
+//	go test ./test/formats -run TestDataDirectories -make
 package formats
 
 import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -115,72 +113,98 @@ func check(t *testing.T, root string) {
 	}
 }
 
-func TestOldDataDirectories(t *testing.T) {
-	for _, version := range []string{"v1"} {
-		t.Run(version, func(t *testing.T) {
-			data, mount := unpack(t, version)
-			for range 2 { // what this program writes, it reads again
-				p, err := spawn.Start(t.Context(), spawn.Config{Binary: program.Path, Dir: data, Mount: mount})
-				if err != nil {
-					t.Fatal(err)
-				}
-				check(t, mount)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				out, err := exec.CommandContext(ctx, program.Path, "fsck", "--dir", data).CombinedOutput()
-				cancel()
-				if err != nil {
-					t.Errorf("fsck: %v\n%s", err, out)
-				}
-				if err := os.WriteFile(filepath.Join(mount, "new"), []byte("new"), 0o644); err != nil {
-					t.Error(err)
-				}
-				if err := p.Stop(time.Minute); err != nil {
-					t.Error(err)
-				}
-				if err := p.End(); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-}
+var makeNew = flag.Bool("make", false, "make testdata/v1.tar.gz anew")
 
-// A clone of a program from before there were events, whose volume record is of
-// version 4, is opened with its origin, their snapshots and what both changed; and
-// it becomes one of version 5, which is read again. That program, given the latter,
-// says "volume record version 5, this program knows 1", serves the other volumes,
-// and leaves this one as it is.
-func TestOldClone(t *testing.T) {
-	data, mount := unpack(t, "v4")
-	for i := range 2 {
-		p, err := spawn.Start(t.Context(), spawn.Config{Binary: program.Path, Dir: data, Mount: mount})
+// build writes the tree that check compares, and a volume with a snapshot and a clone:
+// both changed since.
+func build(t *testing.T, root string, penstock func(args ...string) string) {
+	t.Helper()
+	ok := func(err error) {
+		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
-		penstock := func(args ...string) string {
-			t.Helper()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			out, err := exec.CommandContext(ctx, program.Path, append(args, "--dir", data)...).CombinedOutput()
-			if err != nil {
-				t.Errorf("%v: %v\n%s", args, err, out)
-			}
-			return string(out)
+	}
+	at := func(name string) string { return filepath.Join(root, name) }
+	write := func(name, text string) { t.Helper(); ok(os.WriteFile(at(name), []byte(text), 0o644)) }
+	ok(os.MkdirAll(at("dir/sub"), 0o755))
+	write("dir/small", "inline\n")
+	ok(os.Link(at("dir/small"), at("dir/sub/hard")))
+	ok(os.Symlink("../small", at("dir/sub/soft")))
+	write("dir/packed", lines(500000, 300000))
+	write("dir/own", lines(1, 1200000))
+	ok(unix.Chmod(at("dir/own"), 0o4755))
+	f, err := os.Create(at("dir/sparse"))
+	ok(err)
+	_, err = f.WriteAt([]byte("end"), 1000000)
+	ok(err)
+	ok(f.Truncate(1 << 30))
+	ok(f.Close())
+	ok(unix.Mkfifo(at("dir/fifo"), 0o600))
+	ok(unix.Setxattr(at("dir/small"), "user.key", []byte("value"), 0))
+	// user::rw-, user:12:r--, group::r--, mask::r--, other::r--
+	entries := [][3]uint32{{1, 6, ^uint32(0)}, {2, 4, 12}, {4, 4, ^uint32(0)}, {16, 4, ^uint32(0)}, {32, 4, ^uint32(0)}}
+	list := binary.LittleEndian.AppendUint32(nil, 2)
+	for _, e := range entries {
+		list = binary.LittleEndian.AppendUint16(list, uint16(e[0]))
+		list = binary.LittleEndian.AppendUint16(list, uint16(e[1]))
+		list = binary.LittleEndian.AppendUint32(list, e[2])
+	}
+	ok(unix.Setxattr(at("dir/packed"), "system.posix_acl_access", list, 0))
+	ok(os.Chown(at("dir/sub"), 12, 34))
+	year2400 := unix.Timespec{Sec: 13569465600} // beyond the nanoseconds that 64 bits hold
+	ok(unix.UtimesNanoAt(unix.AT_FDCWD, at("dir/sub"), []unix.Timespec{year2400, year2400}, 0))
+
+	penstock("volume", "create", "vol", "--attach", "/vol")
+	write("vol/file", "sealed\n")
+	penstock("volume", "set", "vol", "--immutable")
+
+	penstock("volume", "create", "origin", "--attach", "/origin")
+	ok(os.Mkdir(at("origin/dir"), 0o755))
+	write("origin/a", "one\n")
+	write("origin/gone", "gone\n")
+	write("origin/dir/packed", lines(500000, 300000))
+	penstock("snapshot", "create", "origin", "base")
+	penstock("clone", "create", "origin@base", "copy", "--attach", "/copy")
+	write("origin/a", "later\n")
+	write("copy/a", "two\n")
+	ok(os.Remove(at("copy/gone")))
+	ok(os.Link(at("copy/dir/packed"), at("copy/hard")))
+	penstock("snapshot", "create", "copy", "mine")
+	write("copy/a", "three\n")
+	write("copy/new", lines(1, 100000))
+	penstock("volume", "set", "copy", "--events", "on")
+}
+
+// checkClone compares a clone and its origin with what build wrote; a is what copy/a has.
+func checkClone(t *testing.T, root, a string) {
+	t.Helper()
+	for name, want := range map[string]string{
+		"origin/a": "later\n", "origin/.snapshot/base/a": "one\n", "origin/gone": "gone\n", "origin/dir/packed": lines(500000, 300000),
+		"copy/.snapshot/mine/a": "two\n", "copy/hard": lines(500000, 300000), "copy/.snapshot/mine/dir/packed": lines(500000, 300000),
+		"copy/new": lines(1, 100000), "copy/a": a,
+	} {
+		if got, err := os.ReadFile(filepath.Join(root, name)); err != nil || string(got) != want {
+			t.Errorf("DATA: %s: %d bytes, %v; want %d bytes that differ", name, len(got), err, len(want))
 		}
-		for name, want := range map[string]string{
-			"origin/a": "later\n", "origin/.snapshot/base/a": "one\n", "origin/gone": "gone\n", "origin/dir/packed": lines(500000, 300000),
-			"copy/.snapshot/mine/a": "two\n", "copy/hard": lines(500000, 300000), "copy/.snapshot/mine/dir/packed": lines(500000, 300000),
-			"copy/new": lines(1, 100000), "copy/a": []string{"three\n", "four\n"}[i],
-		} {
-			if got, err := os.ReadFile(filepath.Join(mount, name)); err != nil || string(got) != want {
-				t.Errorf("DATA: %s: %d bytes, %v; want %d bytes that differ", name, len(got), err, len(want))
-			}
-		}
-		if _, err := os.Lstat(filepath.Join(mount, "copy/gone")); !os.IsNotExist(err) {
-			t.Errorf("copy/gone: %v", err)
-		}
-		if i == 0 {
-			penstock("volume", "set", "copy", "--events", "on")
+	}
+	if _, err := os.Lstat(filepath.Join(root, "copy/gone")); !os.IsNotExist(err) {
+		t.Errorf("copy/gone: %v", err)
+	}
+}
+
+// The data directory of each version is opened, tells what it held, takes changes, and is
+// opened again.
+func TestDataDirectories(t *testing.T) {
+	if *makeNew {
+		makeDirectory(t)
+	}
+	data, mount := unpack(t, "v1")
+	for _, a := range []string{"three\n", "four\n"} {
+		p, penstock := serve(t, data, mount)
+		check(t, mount)
+		checkClone(t, mount, a)
+		if a == "three\n" {
 			if err := os.WriteFile(filepath.Join(mount, "copy/a"), []byte("four\n"), 0o644); err != nil {
 				t.Error(err)
 			}
@@ -188,12 +212,69 @@ func TestOldClone(t *testing.T) {
 			t.Errorf("events: %s", out)
 		}
 		penstock("fsck")
+		if err := os.WriteFile(filepath.Join(mount, "new"), []byte("new"), 0o644); err != nil {
+			t.Error(err)
+		}
 		if err := p.Stop(time.Minute); err != nil {
 			t.Error(err)
 		}
 		if err := p.End(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// serve runs the program of today over a data directory; penstock runs a command on it.
+func serve(t *testing.T, data, mount string) (p *spawn.Process, penstock func(args ...string) string) {
+	t.Helper()
+	p, err := spawn.Start(t.Context(), spawn.Config{Binary: program.Path, Dir: data, Mount: mount})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, func(args ...string) string {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, program.Path, append(args, "--dir", data)...).CombinedOutput()
+		if err != nil {
+			t.Errorf("%v: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+}
+
+// makeDirectory makes testdata/v1.tar.gz.
+func makeDirectory(t *testing.T) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/var/tmp", "pf-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	data, mount := filepath.Join(dir, "data"), filepath.Join(dir, "mnt")
+	if err := os.Mkdir(mount, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p, penstock := serve(t, data, mount)
+	build(t, mount, penstock)
+	if err := p.Stop(time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.End(); err != nil {
+		t.Fatal(err)
+	}
+	tar := "find data -type s -delete && tar -S -czf - data"
+	out, err := os.Create("testdata/v1.tar.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command("sh", "-c", tar)
+	c.Dir, c.Stdout, c.Stderr = dir, out, os.Stderr
+	if err := c.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if err := out.Close(); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -6,7 +6,7 @@
 //	DIR/next       what the one under way has used so far
 //	DIR/apart-N    what one has made out that is not to be believed before it ends
 //
-//	file     = "PDB2" | slots, as a power of two 1 | zeros 59 | record * (slots + 63)
+//	file     = "PDB1" | slots, as a power of two 1 | zeros 59 | record * (slots + 63)
 //	record   = places 32 | block 32 | CRC32C of both 4, big-endian; or zeros
 //
 // Places are SHA-256 sums, so they are spread evenly: their first bits number a
@@ -51,7 +51,7 @@ const (
 	// piece is how many slots are copied at once when a file grows.
 	piece = 4096
 
-	magic      = "PDB2"
+	magic      = "PDB1"
 	headSize   = 64
 	window     = 64 // slots that a record may be in
 	sumSize    = len(digest.Sum{})
