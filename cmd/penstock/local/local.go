@@ -124,7 +124,9 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 	m = &Meta{cfg: cfg, failed: make(chan error, 1)}
 	defer func() {
 		if err != nil {
-			m.Close(context.WithoutCancel(ctx))
+			end, cancel := stopping(ctx)
+			defer cancel()
+			m.Close(end)
 		}
 	}()
 	if err = checkRole(cfg.Creds, peer.Meta); err != nil {
@@ -154,9 +156,15 @@ func StartMeta(ctx context.Context, cfg MetaConfig) (m *Meta, err error) {
 			return m, meta.E("connect to etcd", meta.Unavailable, strings.Join(cfg.Etcd, ","), err)
 		}
 	}
-	if m.cluster, err = cluster.Open(ctx, m.cli, cluster.Config{Expect: cfg.Cluster, Logger: cfg.Logger, Replaced: m.fail}); err != nil {
+	var opened *cluster.Cluster
+	err = waitsOf(cfg.Logger, startBound).forStep(ctx, "read the cluster's records from etcd", strings.Join(cfg.Etcd, ","), func(ctx context.Context) (err error) {
+		opened, err = cluster.Open(ctx, m.cli, cluster.Config{Expect: cfg.Cluster, Logger: cfg.Logger, Replaced: m.fail})
+		return err
+	})
+	if err != nil {
 		return m, err
 	}
+	m.cluster = opened
 	if err = ageCopies(filepath.Join(cfg.Dir, metaDir), m.cluster.RestoredAt(), cfg.Logger); err != nil {
 		return m, err
 	}
@@ -445,6 +453,11 @@ func (m *Meta) NewServerID(ctx context.Context) (meta.ServerID, error) {
 // OpenVolumes opens every volume, so that sessions of before can go on.
 func (m *Meta) OpenVolumes(ctx context.Context) error { return m.Server.OpenAll(ctx) }
 
+// openVolumes is OpenVolumes for callers that do not serve before it is done.
+func (m *Meta) openVolumes(ctx context.Context) error {
+	return waitsOf(m.cfg.Logger, startBound).forStep(ctx, "open the volumes", filepath.Join(m.cfg.Dir, metaDir), m.OpenVolumes)
+}
+
 // Failed tells when the server can't go on.
 func (m *Meta) Failed() <-chan error { return m.failed }
 
@@ -456,8 +469,12 @@ func (m *Meta) fail(err error) {
 	}
 }
 
-// Close stops in order.
+// Close stops in order, until ctx ends.
 func (m *Meta) Close(ctx context.Context) error {
+	return closing(m.cfg.Logger).forStep(ctx, "stop the metadata server", m.cfg.Dir, m.close)
+}
+
+func (m *Meta) close(ctx context.Context) error {
 	var errs []error
 	if m.renewing != nil {
 		m.renewing()
@@ -528,6 +545,8 @@ type Chunk struct {
 	Server *chunks.Server
 	Addr   string
 	creds  *peer.Credentials
+	dir    string // its data directory
+	log    *slog.Logger
 	disks  *chunks.Disks
 	links  atomic.Int32 // streams that stand
 	cancel context.CancelFunc
@@ -537,10 +556,12 @@ type Chunk struct {
 
 // StartChunkServer opens the disks and serves them.
 func StartChunkServer(ctx context.Context, cfg ChunkConfig) (c *Chunk, err error) {
-	c = &Chunk{creds: cfg.Creds, failed: make(chan error, 1)}
+	c = &Chunk{creds: cfg.Creds, failed: make(chan error, 1), dir: cfg.Dir, log: cfg.Logger}
 	defer func() {
 		if err != nil {
-			c.Close(context.WithoutCancel(ctx))
+			end, cancel := stopping(ctx)
+			defer cancel()
+			c.Close(end)
 		}
 	}()
 	if err := checkRole(cfg.Creds, peer.ChunkServer); err != nil {
@@ -552,12 +573,21 @@ func StartChunkServer(ctx context.Context, cfg ChunkConfig) (c *Chunk, err error
 	}
 	o := cfg.Store
 	o.Boot = process.Boot()
-	c.disks, err = chunks.OpenDisks(chunks.DisksConfig{
-		Dir: cfg.Dir, Disks: specs, Cluster: cfg.Cluster, Server: cfg.ID, Options: o, Logger: cfg.Logger,
+	var paths []string
+	for _, d := range specs {
+		paths = append(paths, d.Path)
+	}
+	var disks *chunks.Disks
+	err = waitsOf(cfg.Logger, startBound).forStep(ctx, "open the disks", strings.Join(paths, ","), func(context.Context) (err error) {
+		disks, err = chunks.OpenDisks(chunks.DisksConfig{
+			Dir: cfg.Dir, Disks: specs, Cluster: cfg.Cluster, Server: cfg.ID, Options: o, Logger: cfg.Logger,
+		})
+		return err
 	})
 	if err != nil {
 		return c, err
 	}
+	c.disks = disks
 	if err := c.disks.FirstError(); err != nil && !cfg.AnyDisk {
 		return c, err
 	}
@@ -664,8 +694,12 @@ func (c *Chunk) fail(err error) {
 	}
 }
 
-// Close stops in order.
+// Close stops in order, until ctx ends.
 func (c *Chunk) Close(ctx context.Context) error {
+	return closing(c.log).forStep(ctx, "stop the chunk server", c.dir, c.close)
+}
+
+func (c *Chunk) close(context.Context) error {
 	var errs []error
 	if c.cancel != nil {
 		c.cancel()

@@ -54,7 +54,9 @@ func RunMeta(ctx context.Context, cfg MetaConfig) (*Meta, func() error, error) {
 	if id.Cluster == "" {
 		id.Cluster = m.cluster.ID()
 		if err := id.write(cfg.Dir); err != nil {
-			return nil, nil, errors.Join(err, m.Close(ctx), lock.Close())
+			end, cancel := stopping(ctx)
+			defer cancel()
+			return nil, nil, errors.Join(err, m.Close(end), lock.Close())
 		}
 	}
 	m.serve.Go(func() {

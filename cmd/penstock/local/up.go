@@ -135,7 +135,9 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	s = &System{log: cfg.Logger}
 	defer func() {
 		if err != nil {
-			s.Close(context.WithoutCancel(ctx))
+			end, cancel := stopping(ctx)
+			defer cancel()
+			s.Close(end)
 			s = nil
 		}
 	}()
@@ -175,7 +177,7 @@ func Up(ctx context.Context, cfg Config) (s *System, err error) {
 	if err != nil {
 		return s, err
 	}
-	if err = s.Meta.OpenVolumes(ctx); err != nil {
+	if err = s.Meta.openVolumes(ctx); err != nil {
 		return s, err
 	}
 	s.stopMirrors = s.Meta.runMirrors(cfg.Logger)

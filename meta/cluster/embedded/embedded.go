@@ -111,7 +111,7 @@ func StartContext(ctx context.Context, cfg Config) (*Server, error) {
 		return nil, meta.E(op, fileKind(err), dir, err)
 	}
 
-	ending := &fatalHook{}
+	ending := &endings{cause: make(chan string, 1)}
 	c := embed.NewConfig()
 	c.Name = "penstock"
 	c.Dir = dir
@@ -134,7 +134,7 @@ func StartContext(ctx context.Context, cfg Config) (*Server, error) {
 	c.AutoCompactionMode, c.AutoCompactionRetention = "revision", "0"
 	c.EnableGRPCGateway = false
 	c.UnsafeNoFsync = cfg.UnsafeNoFsync
-	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(&bridge{log: cfg.Logger, dir: dir}, zap.WithFatalHook(ending)))
+	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(&bridge{log: cfg.Logger, dir: dir}, zap.WithFatalHook(fatal{ending}), zap.WithPanicHook(panics{ending})))
 
 	e, err := openEtcd(ctx, c, &cfg, ending)
 	if err != nil {

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
@@ -26,7 +23,7 @@ const (
 )
 
 // openEtcd has etcd open its files, until it has or the caller is to wait no more.
-func openEtcd(ctx context.Context, c *embed.Config, cfg *Config, ending *fatalHook) (*embed.Etcd, error) {
+func openEtcd(ctx context.Context, c *embed.Config, cfg *Config, ending *endings) (*embed.Etcd, error) {
 	const op = "start embedded etcd"
 	type opened struct {
 		e   *embed.Etcd
@@ -37,7 +34,7 @@ func openEtcd(ctx context.Context, c *embed.Config, cfg *Config, ending *fatalHo
 	go func() {
 		defer ending.opening.Store(false)
 		var o opened
-		if o.err = checkDatabase(filepath.Join(c.Dir, "member", "snap", "db")); o.err == nil {
+		if o.err = inspect(c.Dir); o.err == nil {
 			o.err = catch(func() (err error) { o.e, err = embed.StartEtcd(c); return err })
 		}
 		done <- o
@@ -59,9 +56,11 @@ func openEtcd(ctx context.Context, c *embed.Config, cfg *Config, ending *fatalHo
 		select {
 		case o := <-done:
 			if o.err != nil {
-				return nil, meta.E(op, meta.IO, c.Dir, fmt.Errorf("its files can't be opened: %w: see whether the disk is mounted, takes writes and has no errors, and that nothing else uses the folder", o.err))
+				return nil, cannotOpen(c.Dir, o.err)
 			}
 			return o.e, nil
+		case cause := <-ending.cause:
+			return nil, cannotOpen(c.Dir, errors.New(cause))
 		case <-word.C:
 			cfg.Logger.Warn("etcd is still opening its files: its disk is slow or does not answer, or another process has them open", "dir", c.Dir, "since", time.Since(began).Round(time.Second))
 		case <-timeout.C:
@@ -70,6 +69,15 @@ func openEtcd(ctx context.Context, c *embed.Config, cfg *Config, ending *fatalHo
 			return nil, giveUp(meta.Interrupted, fmt.Errorf("its files were not open after %v: %w", time.Since(began).Round(time.Millisecond), context.Cause(ctx)))
 		}
 	}
+}
+
+// cannotOpen is the error of files that etcd does not open.
+func cannotOpen(dir string, cause error) error {
+	const op = "start embedded etcd"
+	if meta.KindOf(cause) == meta.Corrupt {
+		return meta.E(op, meta.Corrupt, dir, fmt.Errorf("%w: its files are damaged; what to do is in docs/operations.md, \"etcd's files in a data directory\"", cause))
+	}
+	return meta.E(op, meta.IO, dir, fmt.Errorf("its files can't be opened: %w: see whether the disk is mounted, takes writes and has no errors, and that nothing else uses the folder; if its files are damaged: docs/operations.md, \"etcd's files in a data directory\"", cause))
 }
 
 // closeEtcd closes etcd and waits, but not for ever for a disk that does not answer.
@@ -85,24 +93,4 @@ func closeEtcd(e *embed.Etcd, dir string) error {
 	case <-time.After(closeWait):
 		return meta.E("stop embedded etcd", meta.Unavailable, dir, fmt.Errorf("it did not end within %v: its disk does not answer. What it acknowledged is on the disk", closeWait))
 	}
-}
-
-// checkDatabase tells why a database that is there can't be opened. etcd opens it in a
-// goroutine of its own, whose panic would end the process.
-func checkDatabase(path string) error {
-	i, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err == nil && !i.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no regular file", path)
-	}
-	if err != nil {
-		return err
-	}
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	return f.Close()
 }

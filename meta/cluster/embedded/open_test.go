@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -10,10 +11,38 @@ import (
 	"testing"
 	"time"
 
+	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/meta"
 )
+
+const database = "member/snap/db"
+
+// overwrite damages a part of a file.
+func overwrite(t *testing.T, path string, at, n int) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt(bytes.Repeat([]byte("x"), n), int64(at))
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func nothing(string) error       { return nil }
+func folderOf(path string) error { return os.Mkdir(path, 0o700) }
+func fileOf(path string) error   { return os.WriteFile(path, []byte("x"), 0o600) }
+
+// replace puts something else in the place of a folder.
+func replace(t *testing.T, path string, by func(path string) error) {
+	t.Helper()
+	if err := errors.Join(os.RemoveAll(path), by(path)); err != nil {
+		t.Fatal(err)
+	}
+}
 
 // A folder that does not open is an error that names it, and no wait for ever: neither for
 // files that another process has open, nor once the caller waits no more.
@@ -26,6 +55,9 @@ func TestFolderThatDoesNotOpen(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if _, err := s.Client().Put(t.Context(), "k", "acknowledged"); err != nil {
+			t.Fatal(err)
+		}
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -33,7 +65,7 @@ func TestFolderThatDoesNotOpen(t *testing.T) {
 	}
 	locked := func(t *testing.T, dir string) {
 		t.Helper()
-		f, err := os.OpenFile(filepath.Join(dir, "member", "snap", "db"), os.O_RDWR, 0)
+		f, err := os.OpenFile(filepath.Join(dir, database), os.O_RDWR, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,25 +83,32 @@ func TestFolderThatDoesNotOpen(t *testing.T) {
 		{"another process has the database open", locked, false, meta.Unavailable},
 		{"the process is ended meanwhile", locked, true, meta.Interrupted},
 		{"the database is a folder", func(t *testing.T, dir string) {
-			db := filepath.Join(dir, "member", "snap", "db")
+			db := filepath.Join(dir, database)
 			if err := errors.Join(os.Remove(db), os.Mkdir(db, 0o700)); err != nil {
+				t.Fatal(err)
+			}
+		}, false, meta.Corrupt},
+		{"the database is cut", func(t *testing.T, dir string) {
+			if err := os.Truncate(filepath.Join(dir, database), 2*4096); err != nil {
+				t.Fatal(err)
+			}
+		}, false, meta.Corrupt},
+		{"the database's head is damaged", func(t *testing.T, dir string) { overwrite(t, filepath.Join(dir, database), 0, 2*4096) }, false, meta.Corrupt},
+		{"pages of the database are damaged", func(t *testing.T, dir string) { overwrite(t, filepath.Join(dir, database), 2*4096, 14*4096) }, false, meta.Corrupt},
+		{"the database is empty, and the journal does not go back to the beginning", func(t *testing.T, dir string) {
+			overwrite(t, filepath.Join(dir, "member", "wal", "0000000000000000-0000000000000000.wal"), 8, 200)
+			if err := os.Truncate(filepath.Join(dir, database), 0); err != nil {
 				t.Fatal(err)
 			}
 		}, false, meta.IO},
 		{"the journal is damaged", func(t *testing.T, dir string) {
-			all, err := filepath.Glob(filepath.Join(dir, "member", "wal", "*.wal"))
-			if err != nil || len(all) == 0 {
-				t.Fatal(all, err)
-			}
-			f, err := os.OpenFile(all[0], os.O_RDWR, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer f.Close()
-			if _, err := f.WriteAt([]byte(strings.Repeat("x", 200)), 8); err != nil {
-				t.Fatal(err)
-			}
+			overwrite(t, filepath.Join(dir, "member", "wal", "0000000000000000-0000000000000000.wal"), 8, 200)
 		}, false, meta.IO},
+		{"the journal is gone", func(t *testing.T, dir string) { replace(t, filepath.Join(dir, "member", "wal"), nothing) }, false, meta.Corrupt},
+		{"the journal is an empty folder", func(t *testing.T, dir string) { replace(t, filepath.Join(dir, "member", "wal"), folderOf) }, false, meta.Corrupt},
+		{"the journal is a file", func(t *testing.T, dir string) { replace(t, filepath.Join(dir, "member", "wal"), fileOf) }, false, meta.Corrupt},
+		{"the database's folder is a file", func(t *testing.T, dir string) { replace(t, filepath.Join(dir, "member", "snap"), fileOf) }, false, meta.Corrupt},
+		{"all is a file", func(t *testing.T, dir string) { replace(t, filepath.Join(dir, "member"), fileOf) }, false, meta.Corrupt},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -99,6 +138,71 @@ func TestFolderThatDoesNotOpen(t *testing.T) {
 				}
 			case <-time.After(90 * time.Second):
 				t.Fatal("it is waited for for ever")
+			}
+		})
+	}
+}
+
+// What a first start left that was ended on its way is no cluster: the next start makes one.
+// A database that is missing or empty is made again from a journal that goes back to the
+// beginning.
+func TestFolderThatHeals(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		spoil func(t *testing.T, dir string)
+		want  string // what is read
+	}{
+		{"no database", func(t *testing.T, dir string) {
+			if err := os.Remove(filepath.Join(dir, database)); err != nil {
+				t.Fatal(err)
+			}
+		}, "acknowledged"},
+		{"an empty database", func(t *testing.T, dir string) {
+			if err := os.Truncate(filepath.Join(dir, database), 0); err != nil {
+				t.Fatal(err)
+			}
+		}, "acknowledged"},
+		{"a database without anything in it, no journal", func(t *testing.T, dir string) {
+			replace(t, filepath.Join(dir, "member", "wal"), nothing)
+			replace(t, filepath.Join(dir, database), nothing)
+			db, err := bolt.Open(filepath.Join(dir, database), 0o600, nil)
+			if err == nil {
+				err = errors.Join(db.Update(func(tx *bolt.Tx) error { _, err := tx.CreateBucket([]byte("meta")); return err }), db.Close())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "etcd")
+			s, err := Start(Config{Dir: dir})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Client().Put(t.Context(), "k", "acknowledged"); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			c.spoil(t, dir)
+			if s, err = Start(Config{Dir: dir}); err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			got := ""
+			r, err := s.Client().Get(t.Context(), "k")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, kv := range r.Kvs {
+				got = string(kv.Value)
+			}
+			if got != c.want {
+				t.Errorf("DATA: it holds %q, want %q", got, c.want)
 			}
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"sync/atomic"
 
 	"go.uber.org/zap/zapcore"
@@ -50,21 +51,51 @@ func (b *bridge) Write(e zapcore.Entry, f []zapcore.Field) error {
 	}
 	b.log.Log(context.Background(), level, "etcd: "+e.Message, "etcd", fmt.Sprint(enc.Fields))
 	if e.Level >= zapcore.DPanicLevel {
-		b.log.Error("etcd gives up: see whether the disk of its folder is full, read-only or has errors, and start again; what was acknowledged is on the disk", "dir", b.dir, "cause", e.Message)
+		b.log.Error("etcd gives up: see whether the disk of its folder is full, read-only or has errors, and start again; what was acknowledged is on the disk. If its files are damaged: docs/operations.md, \"etcd's files in a data directory\"", "dir", b.dir, "cause", e.Message)
 	}
 	return nil
 }
 
 func (b *bridge) Sync() error { return nil }
 
-// fatalHook is what happens after etcd wrote a fatal word to its log. While it opens its
-// files that is an error of the start, which catch makes of the panic; later it ends the
-// process, as etcd means it to.
-type fatalHook struct{ opening atomic.Bool }
+// endings is what happens after etcd wrote a word to its log that ends it. While it opens
+// its files that is an error of the start, in whichever goroutine it is found; later it ends
+// the process, as etcd means it to.
+type endings struct {
+	opening atomic.Bool
+	cause   chan string // of the first one while it opens; one is buffered
+}
 
-func (h *fatalHook) OnWrite(e *zapcore.CheckedEntry, f []zapcore.Field) {
-	if h.opening.Load() {
-		panic(e.Message)
-	}
+// fatal is what zap calls after a fatal word, panics after one that panics.
+type (
+	fatal  struct{ *endings }
+	panics struct{ *endings }
+)
+
+func (h fatal) OnWrite(e *zapcore.CheckedEntry, f []zapcore.Field) {
+	h.whileOpening(e, f)
 	os.Exit(1)
+}
+
+func (h panics) OnWrite(e *zapcore.CheckedEntry, f []zapcore.Field) {
+	h.whileOpening(e, f)
+	panic(e.Message)
+}
+
+// whileOpening ends the goroutine if etcd is opening its files.
+func (h *endings) whileOpening(e *zapcore.CheckedEntry, f []zapcore.Field) {
+	if !h.opening.Load() {
+		return
+	}
+	cause := e.Message
+	for _, x := range f {
+		if err, ok := x.Interface.(error); ok {
+			cause += ": " + err.Error()
+		}
+	}
+	select {
+	case h.cause <- cause:
+	default:
+	}
+	runtime.Goexit()
 }
