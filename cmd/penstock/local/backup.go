@@ -28,7 +28,7 @@ type BackupConfig struct {
 // read. It replaces one that is there when the new one is whole. Errors: NotFound (no
 // cluster is there), Unavailable, IO.
 func TakeBackup(ctx context.Context, cfg BackupConfig, path string) (b *cluster.Backup, size int, err error) {
-	cli, release, err := reachEtcd(cfg)
+	cli, release, err := reachEtcd(ctx, cfg)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -45,7 +45,7 @@ func TakeBackup(ctx context.Context, cfg BackupConfig, path string) (b *cluster.
 
 // reachEtcd gives a client of the etcd. One that is embedded in a directory that nobody
 // serves is run meanwhile.
-func reachEtcd(cfg BackupConfig) (*clientv3.Client, func() error, error) {
+func reachEtcd(ctx context.Context, cfg BackupConfig) (*clientv3.Client, func() error, error) {
 	if len(cfg.Etcd) > 0 {
 		t, err := cfg.EtcdTLS.Config()
 		if err != nil {
@@ -76,7 +76,7 @@ func reachEtcd(cfg BackupConfig) (*clientv3.Client, func() error, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	e, err := embedded.Start(embedded.Config{Dir: at, Logger: cfg.Logger})
+	e, err := embedded.StartContext(ctx, embedded.Config{Dir: at, Logger: cfg.Logger})
 	if err != nil {
 		return nil, nil, errors.Join(err, lock.Close())
 	}

@@ -80,7 +80,7 @@ func Found(ctx context.Context, cfg FoundConfig) (id string, err error) {
 		return "", err
 	}
 	defer unlock()
-	cli, done, err := cfg.etcd()
+	cli, done, err := cfg.etcd(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -208,13 +208,13 @@ func reissue(creds, first *peer.Credentials, sealed peer.Sealed) error {
 }
 
 // etcd gives a client, and what ends it.
-func (cfg *FoundConfig) etcd() (*clientv3.Client, func(), error) {
+func (cfg *FoundConfig) etcd(ctx context.Context) (*clientv3.Client, func(), error) {
 	if len(cfg.Etcd) == 0 {
 		_, lock, err := lockAndCheck(&cfg.Dir)
 		if err != nil {
 			return nil, nil, err
 		}
-		s, err := embedded.Start(embedded.Config{Dir: filepath.Join(cfg.Dir, etcdDir), Logger: cfg.Logger.With("part", "etcd")})
+		s, err := embedded.StartContext(ctx, embedded.Config{Dir: filepath.Join(cfg.Dir, etcdDir), Logger: cfg.Logger.With("part", "etcd")})
 		if err != nil {
 			return nil, nil, errors.Join(err, lock.Close())
 		}

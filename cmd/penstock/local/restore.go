@@ -61,7 +61,7 @@ func Restore(ctx context.Context, cfg RestoreConfig) (sv *server.Survey, err err
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	var cli *clientv3.Client
 	if len(cfg.Etcd) == 0 {
-		e, err := embedded.Start(embedded.Config{Dir: filepath.Join(cfg.Dir, etcdDir), Logger: cfg.Logger.With("part", "etcd")})
+		e, err := embedded.StartContext(ctx, embedded.Config{Dir: filepath.Join(cfg.Dir, etcdDir), Logger: cfg.Logger.With("part", "etcd")})
 		if err != nil {
 			return nil, err
 		}
