@@ -15,6 +15,7 @@ import (
 	"penstock.io/penstock/meta/journal"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/task"
 )
 
 // A checkpoint is the store's files, each a blob, and a manifest, a blob too,
@@ -79,25 +80,15 @@ func (o *owner) startCheckpoint() {
 	})
 }
 
-// checkpointLoop makes a checkpoint when the last one is old and something
+// newCheckpointTask makes a checkpoint when the last one is old and something
 // changed since, when its blobs lost replicas, or when it holds cluster records that have
 // changed; and deletes what earlier checkpoints left.
-func (o *owner) checkpointLoop() {
-	if o.await(o.ctx, o.recovered) != nil {
-		return
-	}
-	t := time.NewTicker(checkpointLook)
-	defer t.Stop()
-	last, looked := time.Now(), time.Now()
-	made := o.srv.stats.checkpoints.Load()
+func newCheckpointTask(o *owner) *task.Task {
+	var last, looked time.Time
+	var made uint64
 	var short time.Time // since when replicas are missing
 	known := false
-	for {
-		select {
-		case <-o.ctx.Done():
-			return
-		case <-t.C:
-		}
+	look := func() {
 		o.deleteOldBlobs(o.ctx)
 		known = known || o.readBlobs() == nil
 		stale := false
@@ -117,6 +108,7 @@ func (o *owner) checkpointLoop() {
 			short = time.Now()
 		}
 		o.mu.Lock()
+		defer o.mu.Unlock()
 		switch {
 		case time.Now().Before(o.checkpointRetry):
 		case known && o.uncovered() && time.Since(o.ageFrom(last)) >= o.checkpointEvery():
@@ -130,8 +122,18 @@ func (o *owner) checkpointLoop() {
 			short = time.Time{}
 			o.startCheckpoint()
 		}
-		o.mu.Unlock()
 	}
+	return task.New(task.Options{
+		Name: "look after the checkpoint", First: checkpointLook, Every: checkpointLook,
+		Begin: func() {
+			last, looked = time.Now(), time.Now()
+			made = o.srv.stats.checkpoints.Load()
+		},
+		Round: func(context.Context) (time.Duration, error) {
+			look()
+			return task.Idle, nil
+		},
+	})
 }
 
 // readBlobs learns which blobs the recorded checkpoint consists of, unless one

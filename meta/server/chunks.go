@@ -19,6 +19,7 @@ import (
 	"penstock.io/penstock/meta/namespace"
 	peering "penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/task"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -115,7 +116,7 @@ func (s *Server) serveLink(conn net.Conn, rd *wire.Reader, v uint8, name string,
 				l.send.Send(0, s.metaList())
 				s.log.Info("chunk server", "server", id, "address", r.Info.Addr, "free", r.Info.Free)
 				for _, o := range s.owners() {
-					o.kickGC()
+					o.tasks.collection.Wake()
 				}
 			} else {
 				// A second stream of the same server may have come and gone.
@@ -581,40 +582,22 @@ func (o *owner) settleOpenEnded() error {
 	}
 }
 
-func (o *owner) kickGC() {
-	select {
-	case o.gcWake <- struct{}{}:
-	default:
-	}
-}
-
 // gcBatch bounds the chunks deleted, and inodes reaped, before others run.
 const gcBatch = 128
 
-// gcLoop reaps what unlinks and truncations left, and deletes chunks that nothing
-// refers to.
-func (o *owner) gcLoop() {
-	if o.await(o.ctx, o.recovered) != nil {
-		return
-	}
-	t := time.NewTicker(time.Second)
-	defer t.Stop()
-	for {
-		o.sealAbandoned()
-		for o.ctx.Err() == nil && (o.reapSome() || o.deleteSome()) {
-		}
-		select {
-		case <-t.C:
-		case <-o.gcWake:
-			// Let a burst of unlinks gather.
-			select {
-			case <-time.After(20 * time.Millisecond):
-			case <-o.ctx.Done():
+// newCollectionTask reaps what unlinks and truncations left, and deletes chunks that
+// nothing refers to.
+func newCollectionTask(o *owner) *task.Task {
+	return task.New(task.Options{
+		Name: "collect garbage", Every: time.Second,
+		Gather: 20 * time.Millisecond, // a burst of unlinks
+		Round: func(ctx context.Context) (time.Duration, error) {
+			o.sealAbandoned()
+			for ctx.Err() == nil && (o.reapSome() || o.deleteSome()) {
 			}
-		case <-o.ctx.Done():
-			return
-		}
-	}
+			return task.Idle, nil
+		},
+	})
 }
 
 // reapSome removes a bounded number of extents of unlinked or truncated files.

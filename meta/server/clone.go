@@ -246,11 +246,11 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 		return none, meta.E("clone", meta.NoSuchSnapshot, sn.Name, errors.New("it was deleted, and is only there for the clones that it has"))
 	}
 	if err := o.noJunctions(ctx, sn.At); err != nil {
-		o.kickSnapshots()
+		o.tasks.snapshots.Wake()
 		return none, err
 	}
 	if err := o.mayClone(ctx, sn.At); err != nil {
-		o.kickSnapshots()
+		o.tasks.snapshots.Wake()
 		return none, err
 	}
 	policy, err := o.policy()
@@ -262,7 +262,7 @@ func (o *owner) makeClone(ctx context.Context, name string, q *wire.CloneRequest
 		err = o.finishClone(ctx, &row)
 	}
 	if err != nil {
-		o.kickSnapshots() // which takes away what is left of it
+		o.tasks.snapshots.Wake() // which takes away what is left of it
 		return none, err
 	}
 	o.log.Info("cloned", "clone", name, "id", row.ID, "snapshot", from.Snapshot, "took", time.Since(began).Round(time.Millisecond))
@@ -450,7 +450,7 @@ func (o *owner) settleClones(ctx context.Context) (held bool, err error) {
 func (o *owner) cloneGone(ctx context.Context) error {
 	held, err := o.settleClones(ctx)
 	if held || err != nil {
-		o.kickSnapshots()
+		o.tasks.snapshots.Wake()
 	}
 	return err
 }

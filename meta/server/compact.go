@@ -15,6 +15,7 @@ import (
 	"penstock.io/penstock/meta/capability"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/task"
 )
 
 // Compaction moves extents to fresh chunks, for one of two ends: to win back the
@@ -68,9 +69,9 @@ const (
 	swapSome = 512
 )
 
-// compaction is how the looks of one owner stand. Only compactLoop changes it.
+// compaction is how the looks of one owner stand. Only the task changes it.
 type compaction struct {
-	begun  meta.Seq                  // the newest entry when the loop began
+	begun  meta.Seq                  // the newest entry when the task began
 	joined time.Time                 // when extents were last looked through for fragments,
 	took   time.Duration             // which took so long
 	seen   meta.Seq                  // the newest entry at the last look of which all was joined
@@ -83,35 +84,29 @@ type compaction struct {
 	walks            atomic.Uint64 // over all extents
 }
 
-// compactLoop looks for what to move, again and again.
-func (o *owner) compactLoop() {
-	if o.await(o.ctx, o.recovered) != nil {
-		return
-	}
-	o.mu.Lock()
-	o.compaction.begun = o.newest()
-	o.mu.Unlock()
-	o.compaction.joined = time.Now()
-	t := time.NewTimer(o.srv.cfg.CompactInterval)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-		case <-o.ctx.Done():
-			return
-		}
-		wait := o.srv.cfg.CompactInterval
-		o.compaction.looks.Add(1)
-		err := o.compact()
-		if err != nil && o.ctx.Err() == nil {
-			o.log.Warn("compaction stopped, it is tried again", "error", err)
-			o.srv.stats.compactFailed.Add(1)
-		}
-		if err != nil || o.heldUp() {
-			wait = min(5*wait, max(wait, 30*time.Second))
-		}
-		t.Reset(wait)
-	}
+// newCompactionTask looks for what to move, again and again.
+func newCompactionTask(o *owner) *task.Task {
+	every := o.srv.cfg.CompactInterval
+	return task.New(task.Options{
+		Name: "compact chunks", First: every, Failed: "compaction stopped, it is tried again", Log: o.log,
+		Begin: func() {
+			o.mu.Lock()
+			o.compaction.begun = o.newest()
+			o.mu.Unlock()
+			o.compaction.joined = time.Now()
+		},
+		Round: func(ctx context.Context) (time.Duration, error) {
+			o.compaction.looks.Add(1)
+			err := o.compact()
+			if err != nil && ctx.Err() == nil {
+				o.srv.stats.compactFailed.Add(1)
+			}
+			if err != nil || o.heldUp() {
+				return min(5*every, max(every, 30*time.Second)), err
+			}
+			return every, nil
+		},
+	})
 }
 
 // heldUp: at the last look some was left that a client has which is away, or holds on
@@ -193,7 +188,7 @@ func (o *owner) compact() error {
 		errs = append(errs, o.fill(&batches[i]))
 	}
 	if len(batches) > 0 {
-		o.kickGC()
+		o.tasks.collection.Wake()
 	}
 	// What failed is looked for again, though nothing changes.
 	if err = errors.Join(errs...); err == nil && join && !o.heldUp() && o.ctx.Err() == nil {

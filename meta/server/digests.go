@@ -19,6 +19,7 @@ import (
 	"penstock.io/penstock/meta/digest"
 	"penstock.io/penstock/meta/digest/known"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/task"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -93,7 +94,6 @@ func newDigests(background, awaited uint64) digests {
 
 // digesting is what an owner has for them.
 type digesting struct {
-	wake  chan struct{} // capacity 1: there is another snapshot
 	hurry chan struct{} // capacity 1: somebody began to wait for a digest
 
 	mu      sync.Mutex
@@ -167,6 +167,7 @@ func (o *owner) awaitDigest(at meta.Generation, unpaced bool) {
 	d.mu.Unlock()
 	if news {
 		wakeUp(d.hurry)
+		o.tasks.digests.Wake()
 	}
 }
 
@@ -179,42 +180,38 @@ func (d *digesting) isAwaited(at meta.Generation) (awaited, unpaced bool) {
 	return now.Before(w.until), now.Before(w.unpaced)
 }
 
-// digestLoop computes what is missing.
-func (o *owner) digestLoop() {
-	s, d := o.srv, &o.digesting
-	if !s.digestsHere() || o.await(o.ctx, o.recovered) != nil {
-		return
-	}
-	for o.ctx.Err() == nil {
+// newDigestTask computes what is missing.
+func newDigestTask(o *owner) *task.Task {
+	d := &o.digesting
+	return task.New(task.Options{Name: "compute digests", Round: func(ctx context.Context) (time.Duration, error) {
+		select {
+		case <-d.hurry: // who waits is seen below
+		default:
+		}
 		sn, ok, next, err := o.undigested()
 		if awaited, _ := d.isAwaited(sn.At); err == nil && !(ok && awaited) && d.someArrived() {
-			if err := o.sumArrivals(); err != nil && o.ctx.Err() == nil {
+			err := o.sumArrivals()
+			if err != nil && ctx.Err() == nil {
 				o.log.Warn("what a mirror copies is summed when all of it is there", "error", err)
 				d.forgetArrivals()
 			}
-			continue
+			return 0, err
 		}
 		if err == nil && ok {
 			o.tryDigest(sn, nil)
-			continue
+			return 0, nil
 		}
 		if err != nil {
-			if o.ctx.Err() == nil {
+			if ctx.Err() == nil {
 				o.log.Warn("it could not be found out which snapshots have no digest; that is tried again", "in", digestRetry, "error", err)
 			}
-			next = time.Now().Add(digestRetry)
+			return digestRetry, err
 		}
-		var due <-chan time.Time // of those that failed
-		if !next.IsZero() {
-			due = time.After(time.Until(next))
+		if next.IsZero() {
+			return task.Idle, nil
 		}
-		select {
-		case <-due:
-		case <-d.wake:
-		case <-d.hurry:
-		case <-o.ctx.Done():
-		}
-	}
+		return max(0, time.Until(next)), nil // of those that failed
+	}})
 }
 
 // undigested is the snapshot whose digest is to be computed now: one that somebody

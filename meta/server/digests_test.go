@@ -348,7 +348,7 @@ func TestAwaitedOfTheName(t *testing.T) {
 	eventually(t, "the schedule was looked at", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return unless(!o.keepRead.IsZero() && len(o.snapWake) == 0)
+		return unless(!o.keepRead.IsZero() && !o.tasks.snapshots.Status().Woken)
 	})
 	o.mu.Lock() // nobody is told to go on with it
 	_, err := o.run(&meta.DropSnapshot{At: before, Max: 1}, 0)
@@ -451,7 +451,7 @@ func TestDigestFails(t *testing.T) {
 		o.digesting.mu.Lock()
 		o.digesting.tried[torn.At].due = time.Now()
 		o.digesting.mu.Unlock()
-		wakeUp(o.digesting.wake)
+		o.tasks.digests.Wake()
 		<-reading
 		if i := d.of(t, 1, "torn"); i.DigestError == "" || !i.DigestTrying {
 			t.Errorf("while it is tried again: %+v", i)
@@ -539,7 +539,7 @@ func TestArrivals(t *testing.T) {
 			r.due = time.Now()
 		}
 		o.digesting.mu.Unlock()
-		wakeUp(o.digesting.wake)
+		o.tasks.digests.Wake()
 	}
 	again()
 	if i := d.awaitDigest(t, 1, "two"); i.Read != 0 || d.r.of(f) != 9 {

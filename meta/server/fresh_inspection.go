@@ -22,7 +22,7 @@ func (o *owner) lookAfresh(ctx context.Context) {
 	clear(i.listed)
 	i.again = mark
 	i.mu.Unlock()
-	o.kickInspection()
+	o.tasks.inspection.Wake()
 	for time.Since(mark) < afreshWait && ctx.Err() == nil && o.ctx.Err() == nil {
 		i.mu.Lock()
 		done := i.whole.After(mark)

@@ -238,7 +238,7 @@ func (o *owner) takeHeld(ctx context.Context, id uint64) (m meta.GroupMember, er
 	if err := o.await(ctx, wait); err != nil {
 		return m, err
 	}
-	o.kickSnapshots() // it looks what becomes of the group
+	o.tasks.snapshots.Wake() // it looks what becomes of the group
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	all, err := namespace.Snapshots(&view{o: o})

@@ -295,7 +295,7 @@ func TestGroupIsGivenUp(t *testing.T) {
 						t.Fatal(err)
 					}
 					for {
-						o.kickSnapshots()
+						o.tasks.snapshots.Wake()
 						_, there, err := o.member("g", groupID)
 						if err != nil {
 							t.Fatal(err)

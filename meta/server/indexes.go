@@ -19,6 +19,7 @@ import (
 	"penstock.io/penstock/meta/index"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/task"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -48,8 +49,6 @@ const (
 
 // indexing is what an owner has for it.
 type indexing struct {
-	wake chan struct{} // capacity 1
-
 	mu     sync.Mutex
 	wanted map[meta.Generation]*retry // that somebody asked for
 
@@ -104,7 +103,7 @@ func (o *owner) index(ctx context.Context, name string) (*wire.IndexAnswer, erro
 			}
 		}
 		x.mu.Unlock()
-		wakeUp(x.wake)
+		o.tasks.indexes.Wake()
 		return a, nil
 	}
 	return a, o.await(ctx, wait)
@@ -139,62 +138,60 @@ func (o *owner) indexOf(at meta.Generation) (a *wire.IndexAnswer, wait <-chan st
 	return a, o.untilDurable(o.newest()), nil
 }
 
-// indexLoop makes what is wanted.
-func (o *owner) indexLoop() {
-	if o.srv.cfg.ChunkWriter == nil || o.await(o.ctx, o.recovered) != nil {
-		return
-	}
-	if err := o.dropLeftIndexes(); err != nil && o.ctx.Err() == nil {
-		o.log.Warn("indexes of snapshots that are gone could not be looked for", "error", err)
-	}
+// newIndexTask makes what is wanted.
+func newIndexTask(o *owner) *task.Task {
 	x := &o.indexing
-	for o.ctx.Err() == nil {
-		x.mu.Lock()
-		wanted := slices.Sorted(maps.Keys(x.wanted))
-		x.mu.Unlock()
-		for _, at := range wanted {
+	return task.New(task.Options{
+		Name: "make indexes",
+		Begin: func() {
+			if err := o.dropLeftIndexes(); err != nil && o.ctx.Err() == nil {
+				o.log.Warn("indexes of snapshots that are gone could not be looked for", "error", err)
+			}
+		},
+		Round: func(ctx context.Context) (time.Duration, error) {
 			x.mu.Lock()
-			until := time.Until(x.wanted[at].due)
+			wanted := slices.Sorted(maps.Keys(x.wanted))
 			x.mu.Unlock()
-			if until > 0 {
-				continue // who asks again hurries nothing
-			}
-			select {
-			case o.srv.indexes.slot <- struct{}{}:
-			case <-o.ctx.Done():
-				return
-			}
-			err := o.makeIndex(at)
-			<-o.srv.indexes.slot
-			if o.ctx.Err() != nil {
-				return
-			}
-			x.mu.Lock()
-			if err == nil || errors.Is(err, meta.NoSuchSnapshot) {
-				delete(x.wanted, at)
-			} else {
-				w := x.wanted[at]
-				if w.failed(err, time.Now()); tooLarge(err) {
-					w.due = w.due.Add(indexAgain)
+			var failed error
+			for _, at := range wanted {
+				x.mu.Lock()
+				until := time.Until(x.wanted[at].due)
+				x.mu.Unlock()
+				if until > 0 {
+					continue // who asks again hurries nothing
 				}
-				o.log.Warn("no index of a snapshot yet", "generation", at, "again", time.Until(w.due).Round(time.Second), "error", err)
+				select {
+				case o.srv.indexes.slot <- struct{}{}:
+				case <-ctx.Done():
+					return task.Idle, nil
+				}
+				err := o.makeIndex(at)
+				<-o.srv.indexes.slot
+				if ctx.Err() != nil {
+					return task.Idle, nil
+				}
+				x.mu.Lock()
+				if err == nil || errors.Is(err, meta.NoSuchSnapshot) {
+					delete(x.wanted, at)
+				} else {
+					w := x.wanted[at]
+					if w.failed(err, time.Now()); tooLarge(err) {
+						w.due = w.due.Add(indexAgain)
+					}
+					failed = errors.Join(failed, err)
+					o.log.Warn("no index of a snapshot yet", "generation", at, "again", time.Until(w.due).Round(time.Second), "error", err)
+				}
+				x.mu.Unlock()
 			}
-			x.mu.Unlock()
-		}
-		x.mu.Lock()
-		first := digestRetryMost
-		for _, w := range x.wanted {
-			first = min(first, time.Until(w.due))
-		}
-		x.mu.Unlock()
-		next := time.NewTimer(max(first, 0))
-		select {
-		case <-next.C:
-		case <-x.wake:
-		case <-o.ctx.Done():
-		}
-		next.Stop()
-	}
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			first := digestRetryMost
+			for _, w := range x.wanted {
+				first = min(first, time.Until(w.due))
+			}
+			return max(first, 0), failed
+		},
+	})
 }
 
 // dropLeftIndexes forgets the indexes that a program which knows none left when

@@ -11,6 +11,7 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/task"
 )
 
 // An inspection compares what the journal says of a volume's chunks with what the
@@ -150,8 +151,6 @@ type listing struct {
 
 // inspection is an owner's memory between its inspections.
 type inspection struct {
-	wake chan struct{} // capacity 1
-
 	mu     sync.Mutex
 	listed map[meta.ServerID]listing
 	// again: when all servers were last to be listed again. A listing that began
@@ -165,20 +164,13 @@ type inspection struct {
 	tallied time.Time                     // when all were, for somebody who asked
 }
 
-func (o *owner) kickInspection() {
-	select {
-	case o.inspection.wake <- struct{}{}:
-	default:
-	}
-}
-
 // relist makes every owner list a server again.
 func (s *Server) relist(id meta.ServerID) {
 	for _, o := range s.owners() {
 		o.inspection.mu.Lock()
 		delete(o.inspection.listed, id)
 		o.inspection.mu.Unlock()
-		o.kickInspection()
+		o.tasks.inspection.Wake()
 	}
 }
 
@@ -202,34 +194,21 @@ func (s *Server) badReplica(chunk meta.ChunkID, server meta.ServerID, corrupt bo
 		return // its owner has a stream of its own, and hears the same
 	}
 	o.faults.set(chunk, server, placement.Bad, corrupt)
-	o.kickInspection()
+	o.tasks.inspection.Wake()
 }
 
-// inspectLoop inspects the volume, and deletes what is stale.
-func (o *owner) inspectLoop() {
-	defer o.srv.repairs.forget(o)
-	if o.await(o.ctx, o.recovered) != nil {
-		return
-	}
-	t := time.NewTicker(o.srv.cfg.RepairInterval)
-	defer t.Stop()
-	for {
-		if err := o.lookAround(); err != nil && o.ctx.Err() == nil {
-			o.log.Warn("the inspection of the volume's chunks stopped, it is tried again", "error", err)
-		}
-		o.deleteStale()
-		select {
-		case <-t.C:
-		case <-o.inspection.wake:
-			// Let what belongs together come together.
-			select {
-			case <-time.After(50 * time.Millisecond):
-			case <-o.ctx.Done():
-			}
-		case <-o.ctx.Done():
-			return
-		}
-	}
+// newInspectionTask inspects the volume, and deletes what is stale.
+func newInspectionTask(o *owner) *task.Task {
+	return task.New(task.Options{
+		Name: "inspect chunks", Every: o.srv.cfg.RepairInterval,
+		Gather: 50 * time.Millisecond, // what belongs together
+		Failed: "the inspection of the volume's chunks stopped, it is tried again", Log: o.log,
+		Round: func(context.Context) (time.Duration, error) {
+			err := o.lookAround()
+			o.deleteStale()
+			return task.Idle, err
+		},
+	})
 }
 
 // lookAround is one inspection.

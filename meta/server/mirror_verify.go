@@ -66,7 +66,7 @@ func (o *owner) arrived(w *meta.Write) {
 	some := len(d.arrivals) > 0
 	d.mu.Unlock()
 	if some {
-		wakeUp(d.wake)
+		o.tasks.digests.Wake()
 	}
 }
 

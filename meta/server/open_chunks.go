@@ -135,7 +135,7 @@ func (o *owner) sealSome(chunks []openChunk) {
 			o.faults.sealed(id)
 			if err == nil && rec.State == meta.ChunkSealed {
 				o.log.Info("an open chunk was ended, its writer goes on in another", "chunk", id, "why", x.ends, "were", x.rec.Servers, "are", rec.Servers)
-				o.kickInspection()
+				o.tasks.inspection.Wake()
 			}
 		})
 	}

@@ -86,16 +86,13 @@ type owner struct {
 	awaited map[meta.SessionID]bool
 	// entered are the sessions inside, each with the number of its entry: what
 	// came before another entry is not executed after it. entries is the last.
-	entered map[*session]uint64
-	entries uint64
-	// departed are for departLoop, which departure, of capacity 1, wakes.
-	departed  []departed
-	departure chan struct{}
+	entered  map[*session]uint64
+	entries  uint64
+	departed []departed // for the task that ends them
 	// leaving: the volume is being handed over, and nothing new is answered;
 	// closed if it stays after all.
 	leaving chan struct{}
 	over    []meta.SessionID // of awaited: ended, but not to the last step
-	gcWake  chan struct{}    // capacity 1
 
 	inspection inspection
 	faults     faults
@@ -122,8 +119,6 @@ type owner struct {
 	group      *groupHolding        // of a group; nil: not
 	groups     map[uint64]bool      // that are decided; false: without a record
 	closed     chan struct{}        // nobody may enter until it is closed; nil: all may
-	snapWake   chan struct{}        // to snapshotLoop, capacity 1
-	tallyWake  chan struct{}        // to tallyLoop, capacity 1
 	digesting  digesting
 	indexing   indexing
 	clone      bool       // files may lie in other volumes' chunks,
@@ -147,10 +142,12 @@ type owner struct {
 		over  chan struct{}
 	}
 	compaction compaction
-	filling    map[meta.ChunkID]bool // open, by promoteLoop or compactLoop: not abandoned
+	filling    map[meta.ChunkID]bool // open, by promotion or compaction: not abandoned
 
 	told     chan struct{} // closed when the store has more events; nil: nobody waits
 	watchers int           // that do
+
+	tasks tasks
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc

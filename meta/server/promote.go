@@ -15,6 +15,7 @@ import (
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
+	"penstock.io/penstock/meta/task"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -43,7 +44,6 @@ const (
 // promotion is how far the work is, for who asks.
 type promotion struct {
 	copied, left atomic.Uint64
-	wake         chan struct{} // capacity 1
 
 	rate  atomic.Uint64 // bytes a second; 0: no bound
 	pace  pace          // of the one loop that copies
@@ -110,10 +110,7 @@ func (o *owner) promote(ctx context.Context, rate *uint64) (wire.PromoteStatus, 
 		o.log.Info("the clone is being promoted", "origin", row.Origin.Volume, "snapshot", row.Origin.Snapshot, "rate", row.Origin.Rate)
 	}
 	o.promotion.rate.Store(row.Origin.Rate)
-	select {
-	case o.promotion.wake <- struct{}{}:
-	default:
-	}
+	o.tasks.promotion.Wake()
 	return wire.PromoteStatus{Copied: o.promotion.copied.Load(), Left: o.promotion.left.Load(), Rate: row.Origin.Rate}, nil
 }
 
@@ -149,37 +146,24 @@ func (o *owner) rolledBack(ctx context.Context) error {
 	return o.await(ctx, closed)
 }
 
-// promoteLoop does what is left of a promotion, when it is asked to and when the
+// newPromotionTask does what is left of a promotion, when it is asked to and when the
 // volume is opened.
-func (o *owner) promoteLoop() {
-	if o.await(o.ctx, o.recovered) != nil {
-		return
-	}
-	t := time.NewTimer(0)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-		case <-o.promotion.wake:
-		case <-o.ctx.Done():
-			return
-		}
-		origin, err := o.toPromote()
-		if err == nil && origin == nil {
-			o.setPromoting(false)
-			continue
-		}
-		if err == nil {
-			o.setPromoting(true)
-			err = o.promoteAll(o.ctx, origin)
-		}
-		if err != nil && o.ctx.Err() == nil {
-			o.log.Warn("promoting the clone stopped, it is tried again", "error", err)
-			t.Reset(promotePause)
-			continue
-		}
-		o.setPromoting(false)
-	}
+func newPromotionTask(o *owner) *task.Task {
+	return task.New(task.Options{
+		Name: "promote the clone", Retry: promotePause,
+		Failed: "promoting the clone stopped, it is tried again", Log: o.log,
+		Round: func(ctx context.Context) (time.Duration, error) {
+			origin, err := o.toPromote()
+			if err == nil && origin != nil {
+				o.setPromoting(true)
+				err = o.promoteAll(ctx, origin)
+			}
+			if err == nil {
+				o.setPromoting(false)
+			}
+			return task.Idle, err
+		},
+	})
 }
 
 // toPromote says what the row does: what the volume is to be made independent of, nil
@@ -253,7 +237,7 @@ func (o *owner) promoteAll(ctx context.Context, origin *cluster.Origin) error {
 			return err
 		}
 	}
-	o.kickTally()
+	o.tasks.usage.Wake()
 	if _, err := o.step(ctx, &meta.SweepClone{Forget: true}); err != nil {
 		return err
 	}

@@ -353,7 +353,7 @@ func TestRateGivenMeanwhile(t *testing.T) {
 	s.cluster.mu.Lock()
 	s.cluster.read = func(meta.VolumeID) {
 		// Others read rows, too.
-		if !bytes.Contains(debug.Stack(), []byte(").promoteLoop(")) || read.Swap(true) {
+		if !bytes.Contains(debug.Stack(), []byte(").toPromote(")) || read.Swap(true) {
 			return
 		}
 		free := o.cloning.TryLock()
@@ -366,7 +366,7 @@ func TestRateGivenMeanwhile(t *testing.T) {
 		}
 	}
 	s.cluster.mu.Unlock()
-	o.promotion.wake <- struct{}{}
+	o.tasks.promotion.Wake()
 	if err := <-given; err != nil {
 		t.Fatal(err)
 	}

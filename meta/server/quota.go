@@ -316,7 +316,7 @@ func (o *owner) findRoom(k *roomSearch, cause error) <-chan struct{} {
 	}
 	if (reaping || o.uncounted() || o.promisesLeave()) && k.waits < roomTries {
 		k.waits++
-		o.kickGC()
+		o.tasks.collection.Wake()
 		return soon()
 	}
 	if !k.synced {
@@ -553,7 +553,7 @@ func (o *owner) setPolicy(ctx context.Context, policy meta.Policy) error {
 			go s.flush()
 		}
 	}
-	o.kickTally()
+	o.tasks.usage.Wake()
 	return err
 }
 

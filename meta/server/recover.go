@@ -14,6 +14,7 @@ import (
 	"penstock.io/penstock/meta/journal"
 	"penstock.io/penstock/meta/lock"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/task"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -91,13 +92,14 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		cur: &entry{seq: pos.Seq + 1, sessions: map[*session]struct{}{}}, durable: pos.Seq,
 		wake: make(chan struct{}, 1), leases: newLeaseTable(), locks: lock.New(), lockWaits: map[lock.Ticket]*lockWait{},
 		sessions: map[meta.SessionID]*journaled{}, recovered: make(chan struct{}), allBack: make(chan struct{}, 1),
-		departure: make(chan struct{}, 1), awaited: map[meta.SessionID]bool{}, entered: map[*session]uint64{}, unanswered: map[meta.Generation]unanswered{}, sinceCheckpoint: bytes, gcWake: make(chan struct{}, 1), snapWake: make(chan struct{}, 1), tallyWake: make(chan struct{}, 1), digesting: digesting{wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1)}, indexing: indexing{wake: make(chan struct{}, 1)}, promotion: promotion{wake: make(chan struct{}, 1)},
-		inspection: inspection{wake: make(chan struct{}, 1), listed: map[meta.ServerID]listing{}},
+		awaited: map[meta.SessionID]bool{}, entered: map[*session]uint64{}, unanswered: map[meta.Generation]unanswered{}, sinceCheckpoint: bytes, digesting: digesting{hurry: make(chan struct{}, 1)},
+		inspection: inspection{listed: map[meta.ServerID]listing{}},
 		filling:    map[meta.ChunkID]bool{},
 		recorded:   noCheckpoint(vol.Created),
 	}
 	o.leases.unsafe, o.leases.late = s.cfg.Unsafe.NoRecall, s.cfg.Unsafe.NoPutIn
 	o.ctx, o.cancel = context.WithCancelCause(s.ctx)
+	o.tasks = newTasks(o)
 	if o.clone, err = namespace.IsClone(st); err != nil {
 		s.standbys.give(v, st)
 		return release(err)
@@ -142,19 +144,8 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 	o.setWords(&vol)
 	o.comparePolicy(&vol)
 	o.wg.Go(o.recover)
-	o.wg.Go(o.gcLoop)
-	o.wg.Go(o.compactLoop)
-	o.wg.Go(o.departLoop)
-	o.wg.Go(o.inspectLoop)
-	o.wg.Go(o.checkpointLoop)
-	o.wg.Go(o.snapshotLoop)
-	o.wg.Go(o.tallyLoop)
-	o.wg.Go(o.digestLoop)
-	o.wg.Go(o.indexLoop)
-	if vol.Origin != nil {
-		o.promoting = vol.Origin.Promoting
-		o.wg.Go(o.promoteLoop)
-	}
+	o.promoting = vol.Origin != nil && vol.Origin.Promoting
+	o.startTasks(vol.Origin != nil)
 	o.log.Info("serving volume", "id", v, "term", own.Term(), "replayed", bytes, "sessions", sessions, "taken", owned.Round(time.Millisecond), "took", time.Since(began).Round(time.Millisecond))
 	return o, nil
 }
@@ -397,10 +388,7 @@ func (o *owner) endSession(id meta.SessionID, s *session) {
 			// Whoever does not ask for one of those files need not wait.
 			o.leases.dropAllBut(s, func(ino meta.Ino) bool { return slices.Contains(files, ino) })
 			o.departed = append(o.departed, departed{id, s})
-			select {
-			case o.departure <- struct{}{}:
-			default:
-			}
+			o.tasks.departures.Wake()
 			return
 		}
 	}
@@ -425,15 +413,10 @@ func (o *owner) leftOpen(id meta.SessionID) (ids []meta.ChunkID, files []meta.In
 	return ids, files, err
 }
 
-// departLoop seals what departed sessions left open, each beside the others,
+// newDepartureTask seals what departed sessions left open, each beside the others,
 // and ends them then.
-func (o *owner) departLoop() {
-	for {
-		select {
-		case <-o.departure:
-		case <-o.ctx.Done():
-			return
-		}
+func newDepartureTask(o *owner) *task.Task {
+	return task.New(task.Options{Name: "end departed sessions", Round: func(context.Context) (time.Duration, error) {
 		o.mu.Lock()
 		all := o.departed
 		o.departed = nil
@@ -441,7 +424,8 @@ func (o *owner) departLoop() {
 		for _, d := range all {
 			o.wg.Go(func() { o.depart(d) })
 		}
-	}
+		return task.Idle, nil
+	}})
 }
 
 func (o *owner) depart(d departed) {
@@ -511,7 +495,7 @@ func (o *owner) finishSession(id meta.SessionID, s *session) {
 	}
 	delete(o.sessions, id)
 	o.quota.leave(id)
-	o.kickGC() // which seals the chunks that it left open
+	o.tasks.collection.Wake() // which seals the chunks that it left open
 }
 
 // reapOne removes the tail of the truncated file that stands in an operation's

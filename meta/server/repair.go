@@ -397,7 +397,7 @@ func (s *Server) repairLoop() {
 // kickRepair makes every owner look at its chunks now.
 func (s *Server) kickRepair() {
 	for _, o := range s.owners() {
-		o.kickInspection()
+		o.tasks.inspection.Wake()
 	}
 }
 
@@ -714,7 +714,7 @@ func (o *owner) verifyReplica(ctx context.Context, rec *meta.ChunkRecord, id met
 		known := o.faults.has(rec.ID, id)
 		o.faults.set(rec.ID, id, placement.Bad, read)
 		if !known {
-			o.kickInspection()
+			o.tasks.inspection.Wake()
 		}
 	}
 	return err

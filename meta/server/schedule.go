@@ -169,7 +169,7 @@ func (o *owner) scheduleChanged() {
 	o.keepRead, o.schedule = time.Time{}, scheduling{}
 	o.keepSet++
 	o.mu.Unlock()
-	o.kickSnapshots()
+	o.tasks.snapshots.Wake()
 }
 
 // readSchedule reads the row unless that was done a while ago, and gives the schedule.

@@ -143,7 +143,7 @@ func (o *owner) end(ctx context.Context, id meta.ChunkID, fence meta.Fence, end 
 		}
 	}
 	o.srv.stats.sealed.Add(1)
-	o.kickGC()
+	o.tasks.collection.Wake()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	rec, _, err := namespace.ReadChunk(&view{o: o}, id)

@@ -142,7 +142,7 @@ func (o *owner) takeSnapshot(ctx context.Context, op *meta.TakeSnapshot, how tak
 		if err != nil {
 			return sn, p.late, err
 		}
-		wakeUp(o.digesting.wake)
+		o.tasks.digests.Wake()
 		level := slog.LevelInfo
 		if p.late.files > 0 {
 			level = slog.LevelWarn

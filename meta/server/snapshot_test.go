@@ -991,7 +991,7 @@ func TestScheduleThatFails(t *testing.T) {
 	eventually(t, "it is told", func() error { return unless(len(health()) == 1) })
 	o := s.srv.opened(1)
 	for range 20 { // looked at again, it is not tried again yet
-		o.kickSnapshots()
+		o.tasks.snapshots.Wake()
 		time.Sleep(5 * time.Millisecond)
 	}
 	f := a.snapshots(t).Failing
@@ -1003,7 +1003,7 @@ func TestScheduleThatFails(t *testing.T) {
 		o.mu.Lock()
 		o.schedule.next = time.Time{}
 		o.mu.Unlock()
-		o.kickSnapshots()
+		o.tasks.snapshots.Wake()
 		return unless(len(a.names(t)) == 1)
 	})
 	eventually(t, "nothing is wrong any more", func() error { return unless(len(health()) == 0 && a.snapshots(t).Failing == nil) })
@@ -1115,7 +1115,7 @@ func TestDeletionsStandBack(t *testing.T) {
 	eventually(t, "the schedule was looked at", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return unless(!o.keepRead.IsZero() && len(o.snapWake) == 0)
+		return unless(!o.keepRead.IsZero() && !o.tasks.snapshots.Status().Woken)
 	})
 	o.mu.Lock() // nobody is told to go on with it
 	_, err := o.run(&meta.DropSnapshot{At: one.At, Max: 1}, 0)

@@ -1,11 +1,13 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"time"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/task"
 )
 
 // What snapshots alone hold, in a volume whose quota has it: the state machine counts
@@ -19,38 +21,19 @@ const (
 	tallyRetry = 5 * time.Second // after an error
 )
 
-func (o *owner) kickTally() {
-	select {
-	case o.tallyWake <- struct{}{}:
-	default:
-	}
-}
-
-// tallyLoop counts whenever it must.
-func (o *owner) tallyLoop() {
-	if o.await(o.ctx, o.recovered) != nil {
-		return
-	}
-	for {
-		again, err := o.tallyOnce()
-		if o.ctx.Err() != nil {
-			return
-		}
-		var wait <-chan time.Time
-		switch {
-		case err != nil:
-			o.log.Warn("what snapshots hold could not be counted, it is tried again", "error", err)
-			wait = time.After(tallyRetry)
-		case again:
-			wait = time.After(tallyEvery)
-		}
-		select {
-		case <-o.tallyWake:
-		case <-wait:
-		case <-o.ctx.Done():
-			return
-		}
-	}
+// newUsageTask counts whenever it must.
+func newUsageTask(o *owner) *task.Task {
+	return task.New(task.Options{
+		Name: "count what snapshots hold", Retry: tallyRetry,
+		Failed: "what snapshots hold could not be counted, it is tried again", Log: o.log,
+		Round: func(context.Context) (time.Duration, error) {
+			again, err := o.tallyOnce()
+			if again {
+				return tallyEvery, err
+			}
+			return task.Idle, err
+		},
+	})
 }
 
 // tallyOnce counts if it must; again tells that there is more to count.
@@ -97,6 +80,6 @@ func (o *owner) uncounted() bool {
 	if err != nil || !is.InForce || !is.Stale {
 		return false
 	}
-	o.kickTally()
+	o.tasks.usage.Wake()
 	return true
 }

@@ -10,6 +10,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
+	"penstock.io/penstock/meta/task"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -24,50 +25,28 @@ const dropStep = 256
 // snapshotRetry is when work that failed is taken up again.
 const snapshotRetry = 15 * time.Second
 
-func (o *owner) kickSnapshots() {
-	select {
-	case o.snapWake <- struct{}{}:
-	default:
-	}
-}
-
-// snapshotLoop does the work of a volume that is served.
-func (o *owner) snapshotLoop() {
-	if o.await(o.ctx, o.recovered) != nil {
-		return
-	}
-	for {
-		again := time.Now().Add(o.keepSchedule())
-		more, err := o.dropUntil(again)
-		if more {
-			continue
-		}
-		held := false
-		if err == nil {
-			held, err = o.settleClones(o.ctx)
-		}
-		open, gerr := o.dropUndecided()
-		held, err = held || open, errors.Join(err, gerr)
-		if o.ctx.Err() != nil {
-			return
-		}
-		wait := time.Until(again)
-		if err != nil {
-			o.log.Warn("work on snapshots and clones failed, it is tried again", "error", err)
-		}
-		if held || err != nil {
-			wait = min(wait, snapshotRetry)
-		}
-		t := time.NewTimer(wait)
-		select {
-		case <-o.snapWake:
-		case <-t.C:
-		case <-o.ctx.Done():
-			t.Stop()
-			return
-		}
-		t.Stop()
-	}
+// newSnapshotTask does the work on snapshots and clones of a volume that is served.
+func newSnapshotTask(o *owner) *task.Task {
+	return task.New(task.Options{
+		Name: "keep snapshots", Failed: "work on snapshots and clones failed, it is tried again", Log: o.log,
+		Round: func(ctx context.Context) (time.Duration, error) {
+			again := time.Now().Add(o.keepSchedule())
+			more, err := o.dropUntil(again)
+			if more {
+				return 0, nil
+			}
+			held := false
+			if err == nil {
+				held, err = o.settleClones(ctx)
+			}
+			open, gerr := o.dropUndecided()
+			wait := max(0, time.Until(again))
+			if err = errors.Join(err, gerr); held || open || err != nil {
+				wait = min(wait, snapshotRetry)
+			}
+			return wait, err
+		},
+	})
 }
 
 // dropUntil works off deleted snapshots until something else is to be looked at: then
@@ -80,10 +59,8 @@ func (o *owner) dropUntil(again time.Time) (more bool, err error) {
 		if !time.Now().Before(again) {
 			return true, nil
 		}
-		select {
-		case <-o.snapWake: // the schedule may be another one
+		if o.tasks.snapshots.Woken() { // the schedule may be another one
 			return true, nil
-		default:
 		}
 	}
 }
@@ -164,8 +141,8 @@ func (o *owner) deleteGeneration(ctx context.Context, sn meta.Snapshot) error {
 		return err
 	}
 	o.log.Info("snapshot deleted, what it held goes", "name", sn.Name, "generation", sn.At)
-	o.kickSnapshots()
-	o.kickTally() // it may be gone already
+	o.tasks.snapshots.Wake()
+	o.tasks.usage.Wake() // it may be gone already
 	return nil
 }
 
@@ -200,9 +177,9 @@ func (o *owner) dropSome() (more bool, err error) {
 	if err := o.await(o.ctx, wait); err != nil {
 		return false, err
 	}
-	o.kickGC()
+	o.tasks.collection.Wake()
 	if res.EOF {
-		o.kickTally()
+		o.tasks.usage.Wake()
 	}
 	return true, nil
 }

@@ -379,7 +379,7 @@ func TestOpenChunkIsNoOrphan(t *testing.T) {
 	if err := a.Sync(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
-	s.srv.opened(1).kickGC()
+	s.srv.opened(1).tasks.collection.Wake()
 	time.Sleep(150 * time.Millisecond)
 	if n := len(f.ordered(g.ID, meta.OrderDelete)) + len(f.ordered(g.ID, meta.OrderSeal)); n != 0 {
 		t.Fatalf("the collector gave %d orders for a chunk that its writer holds", n)

@@ -54,7 +54,7 @@ func (o *owner) setWords(v *cluster.Volume) {
 		clear(o.inspection.listed)
 		o.inspection.again = time.Now()
 		o.inspection.mu.Unlock()
-		o.kickInspection()
+		o.tasks.inspection.Wake()
 	}
 }
 

@@ -24,6 +24,7 @@ var table = []row{
 	{"meta/namespace", []string{"meta"}, "the state machine is replayed bit by bit: it sees a store, a context and an operation"},
 	{"meta/lock", []string{"meta"}, "advisory locks are a machine of their own, kept in memory only"},
 	{"meta/replica", []string{"meta"}, "the pure machines of replication and seal: chunk servers, writers and owners ask them"},
+	{"meta/task", nil, "when background work is done, whatever the work is"},
 	{"meta/placement", []string{"meta"}, "plans are a pure function of the cluster's description"},
 	{"meta/digest", []string{"meta"}, "a fingerprint is a function of the files alone"},
 	{"meta/digest/known", []string{"meta", "meta/digest"}, "blocks on disk whose digest is known"},

@@ -1,0 +1,60 @@
+package server
+
+import "penstock.io/penstock/meta/task"
+
+// tasks are what an owner does behind the requests, each in a goroutine of its own.
+type tasks struct {
+	checkpoint *task.Task
+	collection *task.Task // of chunks that nothing refers to
+	compaction *task.Task
+	departures *task.Task // of sessions that left files open-ended
+	digests    *task.Task
+	indexes    *task.Task
+	inspection *task.Task
+	promotion  *task.Task // of a clone; runs in clones only
+	snapshots  *task.Task
+	usage      *task.Task // of snapshots
+}
+
+func newTasks(o *owner) tasks {
+	return tasks{
+		checkpoint: newCheckpointTask(o),
+		collection: newCollectionTask(o),
+		compaction: newCompactionTask(o),
+		departures: newDepartureTask(o),
+		digests:    newDigestTask(o),
+		indexes:    newIndexTask(o),
+		inspection: newInspectionTask(o),
+		promotion:  newPromotionTask(o),
+		snapshots:  newSnapshotTask(o),
+		usage:      newUsageTask(o),
+	}
+}
+
+// startTasks starts the tasks of a volume, which go on until the owner ends. All but the
+// end of sessions wait until the sessions of the owner before are back or over.
+func (o *owner) startTasks(clone bool) {
+	o.wg.Go(func() { o.tasks.departures.Run(o.ctx) })
+	o.wg.Go(func() {
+		defer o.srv.repairs.forget(o)
+		o.runTask(o.tasks.inspection)
+	})
+	for _, t := range []*task.Task{o.tasks.collection, o.tasks.compaction, o.tasks.checkpoint, o.tasks.snapshots, o.tasks.usage} {
+		o.wg.Go(func() { o.runTask(t) })
+	}
+	if o.srv.digestsHere() {
+		o.wg.Go(func() { o.runTask(o.tasks.digests) })
+	}
+	if o.srv.cfg.ChunkWriter != nil {
+		o.wg.Go(func() { o.runTask(o.tasks.indexes) })
+	}
+	if clone {
+		o.wg.Go(func() { o.runTask(o.tasks.promotion) })
+	}
+}
+
+func (o *owner) runTask(t *task.Task) {
+	if o.await(o.ctx, o.recovered) == nil {
+		t.Run(o.ctx)
+	}
+}
