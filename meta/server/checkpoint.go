@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -51,11 +52,31 @@ type oldBlobs struct {
 	refs []meta.BlobRef
 }
 
+// checkpoints are what an owner knows of the checkpoints of its volume.
+type checkpoints struct {
+	one sync.Mutex // held while one is made, before the owner's mu
+
+	// The owner's mu guards the rest.
+
+	since       int       // bytes journaled since the last checkpoint
+	making      bool      // one is being made in the background
+	retry       time.Time // after a failure, not before
+	made        uint64    // here
+	recorded    recordedCheckpoint
+	blobs       []meta.BlobRef // of the recorded checkpoint
+	old         []oldBlobs     // to be deleted, ascending
+	deletingOld bool           // these are being deleted
+	// deletable are chunks that the last checkpoint knows to be garbage;
+	// waitDelete: there are others, which wait for the next.
+	deletable  []meta.ChunkRecord
+	waitDelete bool
+}
+
 // maybeCheckpoint starts a checkpoint when the log has grown enough.
 func (o *owner) maybeCheckpoint() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.sinceCheckpoint >= o.srv.cfg.CheckpointBytes {
+	if o.checkpoints.since >= o.srv.cfg.CheckpointBytes {
 		o.startCheckpoint()
 	}
 }
@@ -63,19 +84,19 @@ func (o *owner) maybeCheckpoint() {
 // startCheckpoint makes a checkpoint in the background if none is being made.
 // Caller holds mu.
 func (o *owner) startCheckpoint() {
-	if o.checkpointing || o.failed != nil {
+	if o.checkpoints.making || o.failed != nil {
 		return
 	}
-	o.checkpointing = true
+	o.checkpoints.making = true
 	o.wg.Go(func() {
 		if err := o.checkpoint(o.ctx); err != nil && o.ctx.Err() == nil {
 			o.log.Error("checkpoint failed, the journal grows until one succeeds", "error", err)
 			o.mu.Lock()
-			o.checkpointRetry = time.Now().Add(10 * checkpointLook)
+			o.checkpoints.retry = time.Now().Add(10 * checkpointLook)
 			o.mu.Unlock()
 		}
 		o.mu.Lock()
-		o.checkpointing = false
+		o.checkpoints.making = false
 		o.mu.Unlock()
 	})
 }
@@ -97,10 +118,10 @@ func newCheckpointTask(o *owner) *task.Task {
 			stale = known && o.recordsStale()
 		}
 		o.mu.Lock()
-		if n := o.checkpoints; n != made {
+		if n := o.checkpoints.made; n != made {
 			made, last = n, time.Now()
 		}
-		refs := o.blobs
+		refs := o.checkpoints.blobs
 		o.mu.Unlock()
 		if o.srv.blobsShort(refs) == 0 {
 			short = time.Time{}
@@ -110,12 +131,12 @@ func newCheckpointTask(o *owner) *task.Task {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		switch {
-		case time.Now().Before(o.checkpointRetry):
+		case time.Now().Before(o.checkpoints.retry):
 		case known && o.uncovered() && time.Since(o.ageFrom(last)) >= o.checkpointEvery():
 			o.startCheckpoint()
 		case stale:
 			o.startCheckpoint() // of the same entry, if there is no later one
-		case o.waitDelete && time.Since(last) >= deleteCheckpoint:
+		case o.checkpoints.waitDelete && time.Since(last) >= deleteCheckpoint:
 			o.startCheckpoint() // so that their space comes back
 		case !short.IsZero() && time.Since(short) >= o.srv.cfg.BlobGrace:
 			o.log.Warn("the checkpoint's files have too few live replicas: they are stored again", "for", time.Since(short).Round(time.Second))
@@ -151,10 +172,10 @@ func (o *owner) readBlobs() error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.checkpoints == 0 {
-		o.blobs = blobsOf(full.Checkpoint)
-		if o.recorded.seq = cp.Seq; err == nil {
-			o.recorded.take(&full)
+	if o.checkpoints.made == 0 {
+		o.checkpoints.blobs = blobsOf(full.Checkpoint)
+		if o.checkpoints.recorded.seq = cp.Seq; err == nil {
+			o.checkpoints.recorded.take(&full)
 		}
 	}
 	return err
@@ -233,15 +254,15 @@ func (o *owner) awaitApplied(ctx context.Context, seq meta.Seq) error {
 // checkpoint stores the state's files and trims the journal. Files that the
 // checkpoint before has, too, are not stored again unless they lost replicas.
 func (o *owner) checkpoint(ctx context.Context) error {
-	o.oneCheckpoint.Lock()
-	defer o.oneCheckpoint.Unlock()
+	o.checkpoints.one.Lock()
+	defer o.checkpoints.one.Unlock()
 	ctx, cancel := context.WithTimeoutCause(ctx, maxCheckpoint, errors.New("the checkpoint took too long"))
 	defer cancel()
 	start := time.Now()
 	dir := fmt.Sprintf("%s/checkpoint-%d-%d", o.srv.cfg.ScratchDir, o.vol, checkpointCount.Add(1))
 	defer os.RemoveAll(dir)
 	o.mu.Lock()
-	before := o.sinceCheckpoint
+	before := o.checkpoints.since
 	o.mu.Unlock()
 
 	doomed, err := o.doomed()
@@ -280,8 +301,8 @@ func (o *owner) checkpoint(ctx context.Context) error {
 		}
 		if old.Seq >= pos.Seq && !lost && (o.vol != meta.RootVolume || sumOf(records) == sumOf(full.Records)) {
 			o.mu.Lock()
-			o.deletable, o.waitDelete = doomed, false
-			o.recorded.take(&full)
+			o.checkpoints.deletable, o.checkpoints.waitDelete = doomed, false
+			o.checkpoints.recorded.take(&full)
 			o.mu.Unlock()
 			return nil
 		}
@@ -341,13 +362,13 @@ func (o *owner) checkpoint(ctx context.Context) error {
 	}
 	m.Manifest = ref
 	o.mu.Lock()
-	o.deletable, o.waitDelete = doomed, false
-	o.sinceCheckpoint -= before
-	o.checkpoints++
-	o.recorded.take(&m)
-	o.blobs = blobsOf(m.Checkpoint)
+	o.checkpoints.deletable, o.checkpoints.waitDelete = doomed, false
+	o.checkpoints.since -= before
+	o.checkpoints.made++
+	o.checkpoints.recorded.take(&m)
+	o.checkpoints.blobs = blobsOf(m.Checkpoint)
 	if len(gone.refs) > 0 {
-		o.oldBlobs = append(o.oldBlobs, gone)
+		o.checkpoints.old = append(o.checkpoints.old, gone)
 	}
 	o.mu.Unlock()
 	o.srv.stats.checkpoints.Add(1)
@@ -381,9 +402,9 @@ const maxDoomed = 1 << 17
 // and which no checkpoint that may be needed refers to. Caller holds mu.
 func (o *owner) nextDeleted() (some []meta.ChunkRecord, err error) {
 	if o.srv.cfg.KeepForCheckpoint {
-		for len(o.deletable) > 0 && len(some) < gcBatch {
+		for len(o.checkpoints.deletable) > 0 && len(some) < gcBatch {
 			// It may be gone since the list was made.
-			id := o.deletable[0].ID
+			id := o.checkpoints.deletable[0].ID
 			err := namespace.ChunksFrom(&view{o: o}, id, func(c meta.ChunkRecord) bool {
 				if c.ID == id {
 					some = append(some, c)
@@ -393,7 +414,7 @@ func (o *owner) nextDeleted() (some []meta.ChunkRecord, err error) {
 			if err != nil {
 				return nil, err
 			}
-			o.deletable = o.deletable[1:]
+			o.checkpoints.deletable = o.checkpoints.deletable[1:]
 		}
 		if len(some) > 0 {
 			return some, nil
@@ -404,7 +425,7 @@ func (o *owner) nextDeleted() (some []meta.ChunkRecord, err error) {
 		return len(some) < gcBatch && !o.srv.cfg.KeepForCheckpoint
 	})
 	if o.srv.cfg.KeepForCheckpoint {
-		o.waitDelete = o.waitDelete || len(some) > 0
+		o.checkpoints.waitDelete = o.checkpoints.waitDelete || len(some) > 0
 		return nil, err
 	}
 	return some, err
@@ -434,16 +455,16 @@ func (o *owner) describe(ctx context.Context, m *journal.Manifest) error {
 // What a crash leaves is found by the collector of leaked blobs.
 func (o *owner) deleteOldBlobs(ctx context.Context) {
 	o.mu.Lock()
-	old := o.oldBlobs
-	if o.deletingBlobs || len(old) == 0 {
+	old := o.checkpoints.old
+	if o.checkpoints.deletingOld || len(old) == 0 {
 		o.mu.Unlock()
 		return // a checkpoint's end and the loop may come here at once
 	}
-	o.deletingBlobs = true
+	o.checkpoints.deletingOld = true
 	o.mu.Unlock()
 	defer func() {
 		o.mu.Lock()
-		o.deletingBlobs = false
+		o.checkpoints.deletingOld = false
 		o.mu.Unlock()
 	}()
 	pin, pinned, err := o.j.OldestPin(ctx)
@@ -456,14 +477,14 @@ func (o *owner) deleteOldBlobs(ctx context.Context) {
 				// Once more later, from here on.
 				o.log.Warn("a file of an old checkpoint could not be deleted", "file", r.Name, "error", err)
 				o.mu.Lock()
-				o.oldBlobs[0].refs = o.oldBlobs[0].refs[i:]
+				o.checkpoints.old[0].refs = o.checkpoints.old[0].refs[i:]
 				o.mu.Unlock()
 				return
 			}
 		}
 		old = old[1:]
 		o.mu.Lock()
-		o.oldBlobs = o.oldBlobs[1:]
+		o.checkpoints.old = o.checkpoints.old[1:]
 		o.mu.Unlock()
 	}
 }

@@ -65,11 +65,11 @@ func (o *owner) ageFrom(opened time.Time) time.Time {
 	if o.srv.cfg.Unsafe.NoCheckpointAge {
 		return opened
 	}
-	return o.recorded.written
+	return o.checkpoints.recorded.written
 }
 
 // uncovered: the journal has entries that the recorded checkpoint lacks. Caller holds mu.
-func (o *owner) uncovered() bool { return o.recorded.seq < o.durable }
+func (o *owner) uncovered() bool { return o.checkpoints.recorded.seq < o.durable }
 
 // mayRest tells whether a volume that nobody uses may be closed, and has its checkpoint
 // made if that is what is missing. The root volume is never closed, since its owner keeps
@@ -83,7 +83,7 @@ func (o *owner) mayRest() bool {
 	if !o.uncovered() {
 		return true
 	}
-	if time.Now().After(o.checkpointRetry) {
+	if time.Now().After(o.checkpoints.retry) {
 		o.startCheckpoint()
 	}
 	return false
@@ -132,7 +132,7 @@ func (o *owner) recordsStale() bool {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.recorded.seq > 0 && o.recorded.records != sumOf(records)
+	return o.checkpoints.recorded.seq > 0 && o.checkpoints.recorded.records != sumOf(records)
 }
 
 // sumOf tells one list of records from another.

@@ -657,7 +657,7 @@ func (o *owner) deleteSome() (more bool) {
 			if !o.deleteReplicas(&c, m) {
 				if o.srv.cfg.KeepForCheckpoint {
 					o.mu.Lock()
-					o.deletable = append(o.deletable, c)
+					o.checkpoints.deletable = append(o.checkpoints.deletable, c)
 					o.mu.Unlock()
 				}
 				return

@@ -131,11 +131,10 @@ func (o *owner) commit(e *entry, pos journal.Position) (journal.Position, error)
 	}
 	o.mu.Lock()
 	o.ov.settle(e, o.cache)
-	if e.events && o.told != nil {
-		close(o.told)
-		o.told = nil
+	if e.events {
+		o.eventWaits.tell()
 	}
-	o.sinceCheckpoint += len(je.Payload)
+	o.checkpoints.since += len(je.Payload)
 	o.mu.Unlock()
 	o.srv.stats.entries.Add(1)
 	o.srv.stats.journalBytes.Add(uint64(len(je.Payload)))

@@ -348,7 +348,7 @@ func TestAwaitedOfTheName(t *testing.T) {
 	eventually(t, "the schedule was looked at", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return unless(!o.keepRead.IsZero() && !o.tasks.snapshots.Status().Woken)
+		return unless(!o.schedule.read.IsZero() && !o.tasks.snapshots.Status().Woken)
 	})
 	o.mu.Lock() // nobody is told to go on with it
 	_, err := o.run(&meta.DropSnapshot{At: before, Max: 1}, 0)

@@ -18,6 +18,29 @@ const (
 	eventsWait = 20 * time.Second
 )
 
+// eventWaits are the requests that wait for more events of a volume. The owner's mu
+// guards them.
+type eventWaits struct {
+	news     chan struct{} // closed when the store has more events; nil: nobody waits
+	watchers int           // requests that do
+}
+
+// more is closed when the store has more events.
+func (w *eventWaits) more() <-chan struct{} {
+	if w.news == nil {
+		w.news = make(chan struct{})
+	}
+	return w.news
+}
+
+// tell says that the store has more events.
+func (w *eventWaits) tell() {
+	if w.news != nil {
+		close(w.news)
+		w.news = nil
+	}
+}
+
 // events answers who follows a volume's events. Only what the store has is told,
 // so only what is in the journal: an early reply that is still to be journaled
 // becomes an event when it is. A frozen state is read, so nobody waits for it.
@@ -34,7 +57,7 @@ func (o *owner) events(ctx context.Context, sess *session, q *wire.EventsRequest
 			o.mu.Unlock()
 			return nil, o.gone()
 		}
-		if o.mirror != 0 && !o.fills(sess.id) {
+		if o.mirror.shown != 0 && !o.fills(sess.id) {
 			err := errMirror("events", o)
 			o.mu.Unlock()
 			return nil, err
@@ -46,10 +69,7 @@ func (o *owner) events(ctx context.Context, sess *session, q *wire.EventsRequest
 			}
 			continue
 		}
-		if o.told == nil {
-			o.told = make(chan struct{})
-		}
-		told := o.told
+		told := o.eventWaits.more()
 		o.wg.Add(1) // the store is not closed under it
 		frozen := o.st.Freeze()
 		o.mu.Unlock()
@@ -94,7 +114,7 @@ func (o *owner) events(ctx context.Context, sess *session, q *wire.EventsRequest
 // idle.
 func (o *owner) watch(n int) {
 	o.mu.Lock()
-	o.watchers += n
+	o.eventWaits.watchers += n
 	o.mu.Unlock()
 }
 

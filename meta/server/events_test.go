@@ -334,7 +334,7 @@ func TestEventsAreWaitedFor(t *testing.T) {
 	eventually(t, "waiting", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return unless(o.watchers == 1)
+		return unless(o.eventWaits.watchers == 1)
 	})
 	if o.unused() {
 		t.Error("a volume that is followed counts as idle")
@@ -352,8 +352,8 @@ func TestEventsAreWaitedFor(t *testing.T) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.watchers != 0 {
-		t.Error(o.watchers, "wait")
+	if o.eventWaits.watchers != 0 {
+		t.Error(o.eventWaits.watchers, "wait")
 	}
 }
 

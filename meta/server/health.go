@@ -149,7 +149,7 @@ func (s *Server) volumesHealth(h *meta.ServerHealth, chunks bool) {
 			if high(inodes, policy.QuotaInodes) {
 				v.UsedInodes, v.QuotaInodes = inodes, policy.QuotaInodes
 			}
-			if f := o.schedule.failing(); f != nil {
+			if f := o.schedule.going.failing(); f != nil {
 				v.Undone, v.UndoneSince = f.Why, f.Since
 			}
 			v.Advisory = o.words.advisory.BytesOver != 0 || o.words.advisory.InodesOver != 0

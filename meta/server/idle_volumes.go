@@ -240,7 +240,7 @@ func (o *owner) unused() bool {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.failed != nil || o.leaving != nil || o.watchers > 0 || len(o.sessions) > 0 || len(o.entered) > 0 || len(o.cur.effects) > 0 || o.newest() > o.durable {
+	if o.failed != nil || o.leaving != nil || o.eventWaits.watchers > 0 || len(o.sessions) > 0 || len(o.entered) > 0 || len(o.cur.effects) > 0 || o.newest() > o.durable {
 		return false
 	}
 	if o.snapshotWork() {

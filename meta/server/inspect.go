@@ -549,7 +549,7 @@ func (o *owner) walkRecords(each func(*meta.ChunkRecord)) error {
 func (o *owner) blobsOn() map[meta.ServerID]NodeChunks {
 	live, most := o.srv.blobServers()
 	o.mu.Lock()
-	refs := o.blobs
+	refs := o.checkpoints.blobs
 	o.mu.Unlock()
 	on := map[meta.ServerID]NodeChunks{}
 	for _, r := range refs {

@@ -188,10 +188,10 @@ func (s *Server) settle(ctx context.Context, parent *owner, v cluster.Volume) (c
 		return v, nil
 	}
 	if parent != nil {
-		if !parent.rollLock.TryRLock() {
+		if !parent.rollbacks.exclude.TryRLock() {
 			return v, meta.E("attach", meta.Busy, parent.subject(), errors.New("it is being rolled back: try again"))
 		}
-		defer parent.rollLock.RUnlock()
+		defer parent.rollbacks.exclude.RUnlock()
 	}
 	at := *v.Attach
 	var refused error

@@ -9,6 +9,35 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
+// locks are a volume's advisory locks and the requests that wait for some. The owner's
+// mu guards them.
+type locks struct {
+	*lock.Table
+	waits  map[lock.Ticket]*lockWait
+	ticket lock.Ticket // the last one given
+}
+
+func newLocks() locks { return locks{Table: lock.New(), waits: map[lock.Ticket]*lockWait{}} }
+
+// wake tells requests that they have their lock.
+func (l *locks) wake(woken []lock.Ticket) {
+	for _, t := range woken {
+		if w := l.waits[t]; w != nil {
+			delete(l.waits, t)
+			close(w.granted)
+		}
+	}
+}
+
+// drop gives up what a session holds and waits for.
+func (l *locks) drop(id meta.SessionID) {
+	woken, canceled := l.DropSession(id)
+	for _, t := range canceled {
+		delete(l.waits, t)
+	}
+	l.wake(woken)
+}
+
 // lockWait is a session's request that waits for a lock.
 type lockWait struct {
 	granted chan struct{}
@@ -60,22 +89,22 @@ func (o *owner) lockNow(s *session, id uint64, m *wire.Lock) {
 			re.Conflict = c
 		}
 	case m.DropOwner:
-		o.wakeLocks(o.locks.DropOwner(l.Ino, s.id, l.Owner, l.Flock))
+		o.locks.wake(o.locks.DropOwner(l.Ino, s.id, l.Owner, l.Flock))
 	default:
 		var t lock.Ticket
 		if m.Wait {
-			o.nextTicket++
-			t = lock.Ticket(o.nextTicket)
+			o.locks.ticket++
+			t = o.locks.ticket
 		}
 		a, err := o.locks.Set(l, t)
-		o.wakeLocks(a.Woken)
+		o.locks.wake(a.Woken)
 		re.Status = wire.StatusOf(err)
 		if err != nil {
 			re.Conflict = a.Conflict
 			o.refusedFor(a.Conflict.Session)
 		} else if !a.Granted {
 			w := &lockWait{granted: make(chan struct{}), session: s.id}
-			o.lockWaits[t] = w
+			o.locks.waits[t] = w
 			o.waitForLock(s, id, t, w)
 			return
 		}
@@ -107,8 +136,8 @@ func (o *owner) waitForLock(s *session, id uint64, t lock.Ticket, w *lockWait) {
 			err = o.gone()
 		}
 		o.mu.Lock()
-		if err != nil && o.lockWaits[t] == w {
-			delete(o.lockWaits, t)
+		if err != nil && o.locks.waits[t] == w {
+			delete(o.locks.waits, t)
 			if !o.locks.Cancel(t) {
 				err = nil // granted in the last moment
 			}
@@ -119,23 +148,4 @@ func (o *owner) waitForLock(s *session, id uint64, t lock.Ticket, w *lockWait) {
 		o.mu.Unlock()
 		s.flush()
 	})
-}
-
-// wakeLocks tells requests that they have their lock. Caller holds mu.
-func (o *owner) wakeLocks(woken []lock.Ticket) {
-	for _, t := range woken {
-		if w := o.lockWaits[t]; w != nil {
-			delete(o.lockWaits, t)
-			close(w.granted)
-		}
-	}
-}
-
-// dropLocks gives up what a session holds and waits for. Caller holds mu.
-func (o *owner) dropLocks(id meta.SessionID) {
-	woken, canceled := o.locks.DropSession(id)
-	for _, t := range canceled {
-		delete(o.lockWaits, t)
-	}
-	o.wakeLocks(woken)
 }

@@ -28,36 +28,47 @@ import (
 // asked again, and it is twice as long: it must do one day.
 const showHold = 250 * time.Millisecond
 
+// mirrorTarget is how a volume stands that a mirror fills. The owner's mu guards it.
+type mirrorTarget struct {
+	// shown is the snapshot that readers see if the volume is a mirror's target, else
+	// zero. What is in the journal says so, or will in a moment.
+	shown meta.Generation
+	// changing: another one is to be shown; flip, if not nil, holds reads up until it is
+	// closed, since that is about to be.
+	changing bool
+	flip     chan struct{}
+}
+
 // mirrored tells which generation a read is answered from; zero for the live
 // tree. Caller holds mu.
 func (o *owner) mirrored(s *session, c *wire.Call) (at meta.Generation, re *wire.Reply, wait <-chan struct{}) {
-	if o.fillsNow(s) || o.mirror == 0 && o.flip == nil {
+	if o.fillsNow(s) || o.mirror.shown == 0 && o.mirror.flip == nil {
 		return 0, nil, nil
 	}
 	switch _, open := c.Op.(*meta.Open); {
-	case o.flip != nil:
-		return 0, nil, o.flip
+	case o.mirror.flip != nil:
+		return 0, nil, o.mirror.flip
 	case open && c.Want == meta.LeaseExclusive: // to write
 		re, _ = o.refuse(errMirror("open", o))
 		return 0, re, nil
 	case o.snapped > o.durable:
 		return 0, nil, o.untilDurable(o.snapped)
 	}
-	return o.mirror, nil, nil
+	return o.mirror.shown, nil, nil
 }
 
 // mayChange tells whether a session may run a mutation. Caller holds mu.
 func (o *owner) mayChange(s *session, op meta.Op) bool {
-	return o.fillsNow(s) || o.mirror == 0 || op.Code() == meta.OpReleaseOrphans
+	return o.fillsNow(s) || o.mirror.shown == 0 || op.Code() == meta.OpReleaseOrphans
 }
 
 // fillsNow is fills for who is about to look at the live tree, or to change it: then
 // what it is leased is of that. Caller holds mu.
 func (o *owner) fillsNow(s *session) bool {
-	if o.mirror == 0 && o.flip == nil || !o.fills(s.id) {
+	if o.mirror.shown == 0 && o.mirror.flip == nil || !o.fills(s.id) {
 		return false
 	}
-	if o.mirror != 0 {
+	if o.mirror.shown != 0 {
 		o.leases.inside[s] = struct{}{}
 	}
 	return true
@@ -76,7 +87,7 @@ func (o *owner) fills(id meta.SessionID) bool {
 func (o *owner) isMirror() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.mirror != 0
+	return o.mirror.shown != 0
 }
 
 // mayMirror refuses to all but who fills it what concerns the live tree of a
@@ -87,7 +98,7 @@ func (o *owner) mayMirror(ctx context.Context, sess *session, op string) error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.mirror == 0 || o.fills(sess.id) {
+	if o.mirror.shown == 0 || o.fills(sess.id) {
 		return nil
 	}
 	return errMirror(op, o)
@@ -95,7 +106,7 @@ func (o *owner) mayMirror(ctx context.Context, sess *session, op string) error {
 
 // filledBy tells whether the volume is a target, and a session the one that fills
 // it. Caller holds mu.
-func (o *owner) filledBy(sess *session) bool { return o.mirror != 0 && o.fills(sess.id) }
+func (o *owner) filledBy(sess *session) bool { return o.mirror.shown != 0 && o.fills(sess.id) }
 
 func errNoFiller(op string, o *owner) error {
 	return meta.E(op, meta.ReadOnly, o.subject(), errors.New("it is no mirror's target any more, or another session fills it"))
@@ -139,15 +150,15 @@ func (o *owner) show(ctx context.Context, sess *session, name string) error {
 		defer o.mu.Unlock()
 		return errMirror("show snapshot", o)
 	}
-	if o.showing {
+	if o.mirror.changing {
 		defer o.mu.Unlock()
 		return meta.E("show snapshot", meta.Busy, o.subject(), errors.New("another one is about to be shown"))
 	}
-	o.showing = true
+	o.mirror.changing = true
 	defer func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.showing = false
+		o.mirror.changing = false
 	}()
 	o.mu.Unlock()
 	var wait <-chan struct{}
@@ -159,7 +170,7 @@ func (o *owner) show(ctx context.Context, sess *session, name string) error {
 		if _, err := o.run(op, 0); err != nil {
 			return err
 		}
-		o.mirror = op.Shown
+		o.mirror.shown = op.Shown
 		clear(o.leases.inside)
 		o.snapped = max(o.snapped, min(seq, o.newest())) // nobody sees it before the journal has it
 		wait = o.untilDurable(seq)
@@ -198,12 +209,12 @@ func (o *owner) whenUnleased(ctx context.Context, do func() error) error {
 func (o *owner) unleasedWithin(ctx context.Context, hold time.Duration, do func() error) (done bool, err error) {
 	over := make(chan struct{})
 	o.mu.Lock()
-	o.flip = over
+	o.mirror.flip = over
 	o.mu.Unlock()
 	defer func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.flip = nil
+		o.mirror.flip = nil
 		close(over)
 	}()
 	short, cancel := context.WithTimeout(ctx, hold)

@@ -104,10 +104,10 @@ func (s *Server) listChunks(id meta.ServerID, v meta.VolumeID, each func(meta.Ch
 
 // judgeBlobs deletes what of these chunks was leaked for long enough.
 func (o *owner) judgeBlobs(keys []replicaKey, found leaks) error {
-	if !o.oneCheckpoint.TryLock() {
+	if !o.checkpoints.one.TryLock() {
 		return nil // one is being made: what belongs to it is not named yet
 	}
-	defer o.oneCheckpoint.Unlock()
+	defer o.checkpoints.one.Unlock()
 	if o.await(o.ctx, o.recovered) != nil || o.quarantined() {
 		return nil
 	}
@@ -118,10 +118,10 @@ func (o *owner) judgeBlobs(keys []replicaKey, found leaks) error {
 		return err
 	}
 	o.mu.Lock()
-	for _, old := range o.oldBlobs {
+	for _, old := range o.checkpoints.old {
 		addParts(named, old.refs)
 	}
-	addParts(named, o.blobs)
+	addParts(named, o.checkpoints.blobs)
 	o.mu.Unlock()
 	unsigned := false
 	for _, k := range keys {

@@ -356,7 +356,7 @@ func TestLeaksAndPins(t *testing.T) {
 			}
 			l.whole(old)
 			o.mu.Lock()
-			o.oldBlobs = nil // as a crash leaves it
+			o.checkpoints.old = nil // as a crash leaves it
 			o.mu.Unlock()
 			l.look(4)
 			l.whole(old)

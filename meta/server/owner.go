@@ -11,7 +11,6 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
-	"penstock.io/penstock/meta/lock"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/wire"
 )
@@ -39,10 +38,8 @@ type owner struct {
 
 	// hanging is held while something is hung into the volume, and alone while
 	// it is deleted. It is taken before mu.
-	hanging sync.RWMutex
-	// rollLock is held while an entry that leads to another volume is made or taken
-	// away, and alone while the volume is rolled back. Nobody waits for it.
-	rollLock sync.RWMutex
+	hanging   sync.RWMutex
+	rollbacks rollbacks
 
 	mu    sync.Mutex
 	state cluster.VolumeState // what the volume's row says
@@ -59,21 +56,12 @@ type owner struct {
 	// stClosed: the store may not be asked any more.
 	stClosed bool
 
-	leases leaseTable
-	quota  quota
-	words  words
-	locks  *lock.Table
-	// mirror is the snapshot that readers see if the volume is a mirror's target,
-	// else zero. What is in the journal says so, or will in a moment.
-	mirror meta.Generation
-	// showing: another one is to be shown; flip, if not nil, holds reads up until it
-	// is closed, since that is about to be.
-	showing bool
-	flip    chan struct{}
-	// lockWaits are requests that wait for a lock, by ticket.
-	lockWaits  map[lock.Ticket]*lockWait
-	nextTicket uint64
-	sessions   map[meta.SessionID]*journaled
+	leases   leaseTable
+	quota    quota
+	words    words
+	locks    locks
+	mirror   mirrorTarget
+	sessions map[meta.SessionID]*journaled
 
 	// recovered is closed when operations that are not replays may run.
 	recovered chan struct{}
@@ -98,56 +86,30 @@ type owner struct {
 	faults     faults
 	stale      stale
 
-	sinceCheckpoint int // bytes journaled since the last checkpoint
-	checkpointing   bool
-	checkpointRetry time.Time // after a failure, not before
-	checkpoints     uint64    // made here
-	recorded        recordedCheckpoint
-	blobs           []meta.BlobRef // of the recorded checkpoint
-	oldBlobs        []oldBlobs     // to be deleted, ascending
-	deletingBlobs   bool           // somebody is at it
-	oneCheckpoint   sync.Mutex     // held while one is made, before mu
-	// deletable are chunks that the last checkpoint knows to be garbage;
-	// waitDelete: there are others, which wait for the next.
-	deletable  []meta.ChunkRecord
-	waitDelete bool
-	check      *checking            // under way; nil: none
-	restored   *cluster.Restoration // nil: it never was
-	noSpace    error                // etcd refuses writes
-	snapped    meta.Seq             // the last entry that takes or deletes a snapshot
-	barrier    *barrier             // a snapshot is being taken,
-	group      *groupHolding        // of a group; nil: not
-	groups     map[uint64]bool      // that are decided; false: without a record
-	closed     chan struct{}        // nobody may enter until it is closed; nil: all may
-	digesting  digesting
-	indexing   indexing
-	clone      bool       // files may lie in other volumes' chunks,
-	foreign    foreign    // which are these
-	promotion  promotion  // of a clone,
-	promoting  bool       // which is under way
-	cloning    sync.Mutex // held while a clone of this volume is made or let go, before mu
-	freed      uint64     // by the deletion of a snapshot under way
-	keep       string     // the schedule of snapshots,
-	keepRead   time.Time  // as it was in the table then
-	keepSet    uint64     // how often it was changed since the volume was opened
-	keepOpen   bool       // it asks for the volume more often than visits do
-	schedule   scheduling // how it goes
+	checkpoints checkpoints
+	check       *checking            // under way; nil: none
+	restored    *cluster.Restoration // nil: it never was
+	noSpace     error                // etcd refuses writes
+	snapped     meta.Seq             // the last entry that takes or deletes a snapshot
+	barrier     *barrier             // a snapshot is being taken,
+	group       *groupHolding        // of a group; nil: not
+	groups      map[uint64]bool      // that are decided; false: without a record
+	closed      chan struct{}        // nobody may enter until it is closed; nil: all may
+	digesting   digesting
+	indexing    indexing
+	clone       bool       // files may lie in other volumes' chunks,
+	foreign     foreign    // which are these
+	promotion   promotion  // of a clone,
+	cloning     sync.Mutex // held while a clone of this volume is made or let go, before mu
+	freed       uint64     // by the deletion of a snapshot under way
+	schedule    schedule   // of snapshots
 	// unanswered are, of each snapshot taken here, the files that were not given back.
 	unanswered map[meta.Generation]unanswered
-	// rolled are the last requests for which the volume was rolled back, rollingFor the one
-	// for which it is being: see beginRoll.
-	rolled     []rolledFor
-	rollingFor struct {
-		token uint64
-		over  chan struct{}
-	}
 	compaction compaction
 	filling    map[meta.ChunkID]bool // open, by promotion or compaction: not abandoned
 
-	told     chan struct{} // closed when the store has more events; nil: nobody waits
-	watchers int           // that do
-
-	tasks tasks
+	eventWaits eventWaits
+	tasks      tasks
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -474,7 +436,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	o.cur.sessions[s] = struct{}{}
 	before := o.quota.used
 	o.apply(effects, s.id)
-	if written, ok := op.(*meta.Write); ok && o.mirror != 0 {
+	if written, ok := op.(*meta.Write); ok && o.mirror.shown != 0 {
 		o.arrived(written)
 	}
 	o.charge(s.id, c, before)

@@ -142,7 +142,7 @@ func (o *owner) mayGo(ctx context.Context) error {
 	if o.failed != nil {
 		return o.failed
 	}
-	if o.mirror != 0 {
+	if o.mirror.shown != 0 {
 		return meta.E("delete volume", meta.Busy, o.subject(), errors.New("it is a mirror's target: 'penstock mirror delete' comes first"))
 	}
 	all, err := namespace.Pins(&view{o: o}, o.now())

@@ -49,6 +49,7 @@ type promotion struct {
 	pace  pace          // of the one loop that copies
 	looks atomic.Uint64 // at the row, begun by that loop and done
 
+	busy bool // it is under way; guarded by the owner's mu
 	// stop, if not nil, has the chunk that is being filled abandoned. Guarded by the
 	// owner's mu.
 	stop context.CancelCauseFunc
@@ -182,7 +183,7 @@ func (o *owner) toPromote() (*cluster.Origin, error) {
 
 func (o *owner) setPromoting(yes bool) {
 	o.mu.Lock()
-	o.promoting = yes
+	o.promotion.busy = yes
 	o.mu.Unlock()
 }
 

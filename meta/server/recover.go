@@ -12,7 +12,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/journal"
-	"penstock.io/penstock/meta/lock"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/task"
 	"penstock.io/penstock/meta/wire"
@@ -90,12 +89,12 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		srv: s, vol: v, name: vol.Name, state: state, log: s.log.With("volume", vol.Name), own: own, j: j, st: st,
 		ov: newOverlay(), cache: newCache(s.cfg.CacheBytes),
 		cur: &entry{seq: pos.Seq + 1, sessions: map[*session]struct{}{}}, durable: pos.Seq,
-		wake: make(chan struct{}, 1), leases: newLeaseTable(), locks: lock.New(), lockWaits: map[lock.Ticket]*lockWait{},
+		wake: make(chan struct{}, 1), leases: newLeaseTable(), locks: newLocks(),
 		sessions: map[meta.SessionID]*journaled{}, recovered: make(chan struct{}), allBack: make(chan struct{}, 1),
-		awaited: map[meta.SessionID]bool{}, entered: map[*session]uint64{}, unanswered: map[meta.Generation]unanswered{}, sinceCheckpoint: bytes, digesting: digesting{hurry: make(chan struct{}, 1)},
-		inspection: inspection{listed: map[meta.ServerID]listing{}},
-		filling:    map[meta.ChunkID]bool{},
-		recorded:   noCheckpoint(vol.Created),
+		awaited: map[meta.SessionID]bool{}, entered: map[*session]uint64{}, unanswered: map[meta.Generation]unanswered{}, digesting: digesting{hurry: make(chan struct{}, 1)},
+		inspection:  inspection{listed: map[meta.ServerID]listing{}},
+		filling:     map[meta.ChunkID]bool{},
+		checkpoints: checkpoints{since: bytes, recorded: noCheckpoint(vol.Created)},
 	}
 	o.leases.unsafe, o.leases.late = s.cfg.Unsafe.NoRecall, s.cfg.Unsafe.NoPutIn
 	o.ctx, o.cancel = context.WithCancelCause(s.ctx)
@@ -108,7 +107,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		s.standbys.give(v, st)
 		return release(err)
 	}
-	if o.mirror, err = namespace.Mirror(o.st); err != nil {
+	if o.mirror.shown, err = namespace.Mirror(o.st); err != nil {
 		s.standbys.give(v, st)
 		return release(err)
 	}
@@ -144,7 +143,7 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 	o.setWords(&vol)
 	o.comparePolicy(&vol)
 	o.wg.Go(o.recover)
-	o.promoting = vol.Origin != nil && vol.Origin.Promoting
+	o.promotion.busy = vol.Origin != nil && vol.Origin.Promoting
 	o.startTasks(vol.Origin != nil)
 	o.log.Info("serving volume", "id", v, "term", own.Term(), "replayed", bytes, "sessions", sessions, "taken", owned.Round(time.Millisecond), "took", time.Since(began).Round(time.Millisecond))
 	return o, nil
@@ -237,7 +236,7 @@ func (o *owner) loadSessions() error {
 	}); e != nil {
 		return e
 	}
-	return errors.Join(err, o.loadRolled())
+	return errors.Join(err, o.rollbacks.load(o.st))
 }
 
 const (
@@ -462,7 +461,7 @@ func (o *owner) release(id meta.SessionID, s *session) {
 	if s != nil {
 		o.leases.dropAll(s)
 	}
-	o.dropLocks(id)
+	o.locks.drop(id)
 }
 
 // finishSession releases a session that is ending, through the journal. Caller

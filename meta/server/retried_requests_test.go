@@ -269,7 +269,7 @@ func TestRollbackAgain(t *testing.T) {
 	admin.admin(t, back(1+2*maxRolled))
 	o := s.srv.opened(1)
 	o.mu.Lock()
-	n := len(o.rolled)
+	n := len(o.rollbacks.done)
 	o.mu.Unlock()
 	if n != maxRolled {
 		t.Errorf("%d requests are remembered, want %d", n, maxRolled)

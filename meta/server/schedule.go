@@ -128,6 +128,15 @@ const (
 	scheduleRetryMax = 10 * time.Minute
 )
 
+// schedule is the schedule of a volume's snapshots. The owner's mu guards it.
+type schedule struct {
+	keep  string    // the rules, as the volume's row has them;
+	read  time.Time // then. Zero: not yet, or they were changed since
+	set   uint64    // how often they were changed since the volume was opened
+	open  bool      // it asks for the volume more often than visits do
+	going scheduling
+}
+
 // scheduling is how a schedule goes: whether what is due can be taken. Guarded by the
 // owner's mu.
 type scheduling struct {
@@ -166,8 +175,8 @@ func staysOpen(every time.Duration, volumes int) bool {
 // two changes at once only the row tells which is the last.)
 func (o *owner) scheduleChanged() {
 	o.mu.Lock()
-	o.keepRead, o.schedule = time.Time{}, scheduling{}
-	o.keepSet++
+	o.schedule.read, o.schedule.going = time.Time{}, scheduling{}
+	o.schedule.set++
 	o.mu.Unlock()
 	o.tasks.snapshots.Wake()
 }
@@ -176,26 +185,26 @@ func (o *owner) scheduleChanged() {
 func (o *owner) readSchedule() (string, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for o.keepRead.IsZero() || time.Since(o.keepRead) >= scheduleRead {
-		set := o.keepSet
+	for o.schedule.read.IsZero() || time.Since(o.schedule.read) >= scheduleRead {
+		set := o.schedule.set
 		o.mu.Unlock()
 		v, err := o.srv.cfg.Cluster.Volume(o.ctx, o.vol)
 		o.mu.Lock()
 		if err != nil && !errors.Is(err, meta.NoSuchVolume) {
 			return "", err
 		}
-		if o.keepSet == set { // else what was read may be what it was before
-			o.keep, o.keepRead = v.Keep, time.Now()
+		if o.schedule.set == set { // else what was read may be what it was before
+			o.schedule.keep, o.schedule.read = v.Keep, time.Now()
 		}
 	}
-	return o.keep, nil
+	return o.schedule.keep, nil
 }
 
 // takeDue takes the snapshot that is due, unless it is too early after a try that
 // failed, and tells when it is to be looked at again.
 func (o *owner) takeDue(every time.Duration) time.Duration {
 	o.mu.Lock()
-	wait := time.Until(o.schedule.next)
+	wait := time.Until(o.schedule.going.next)
 	o.mu.Unlock()
 	if wait > 0 {
 		return wait
@@ -210,11 +219,11 @@ func (o *owner) takeDue(every time.Duration) time.Duration {
 	case errors.Is(err, meta.Exists): // of another schedule, this very second
 		return time.Second
 	case err != nil:
-		wait = o.schedule.failed(err, time.Now(), every)
-		o.log.Warn("a snapshot that is due could not be taken", "error", err, "tries", o.schedule.tries, "again in", wait)
+		wait = o.schedule.going.failed(err, time.Now(), every)
+		o.log.Warn("a snapshot that is due could not be taken", "error", err, "tries", o.schedule.going.tries, "again in", wait)
 		return wait
 	}
-	o.schedule = scheduling{}
+	o.schedule.going = scheduling{}
 	return scheduleRead
 }
 
@@ -233,7 +242,7 @@ func (o *owner) keepSchedule() time.Duration {
 	}
 	if len(rules) == 0 {
 		o.mu.Lock()
-		o.keepOpen, o.schedule = false, scheduling{}
+		o.schedule.open, o.schedule.going = false, scheduling{}
 		o.mu.Unlock()
 		return scheduleRead
 	}
@@ -243,7 +252,7 @@ func (o *owner) keepSchedule() time.Duration {
 		volumes = len(view.Volumes)
 	}
 	o.mu.Lock()
-	o.keepOpen = staysOpen(every, volumes)
+	o.schedule.open = staysOpen(every, volumes)
 	o.mu.Unlock()
 	all, err := o.snapshots()
 	if err != nil {
@@ -256,7 +265,7 @@ func (o *owner) keepSchedule() time.Duration {
 		wait = min(wait, o.takeDue(every))
 	} else {
 		o.mu.Lock()
-		o.schedule = scheduling{} // one that failed was taken all the same
+		o.schedule.going = scheduling{} // one that failed was taken all the same
 		o.mu.Unlock()
 	}
 	for _, s := range unwanted {

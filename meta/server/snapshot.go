@@ -472,7 +472,7 @@ func (o *owner) shownSnapshots() ([]meta.Snapshot, meta.Generation, error) {
 		}
 		if o.snapped <= o.durable {
 			all, err := namespace.Snapshots(&view{o: o})
-			shown := o.mirror
+			shown := o.mirror.shown
 			o.mu.Unlock()
 			if err == nil {
 				all, err = o.decided(all)
@@ -741,7 +741,7 @@ func (o *owner) listSnapshots(only string) (*wire.SnapshotList, error) {
 			l.Snapshots[i].Group = all[i].Group
 		}
 	}
-	l.Failing = o.schedule.failing()
+	l.Failing = o.schedule.going.failing()
 	if err := errors.Join(o.listPins(l.Snapshots), o.listDigests(l.Snapshots)); err != nil {
 		return nil, err
 	}

@@ -1001,7 +1001,7 @@ func TestScheduleThatFails(t *testing.T) {
 	chunks.refuse(meta.KindOK)
 	eventually(t, "it is taken", func() error {
 		o.mu.Lock()
-		o.schedule.next = time.Time{}
+		o.schedule.going.next = time.Time{}
 		o.mu.Unlock()
 		o.tasks.snapshots.Wake()
 		return unless(len(a.names(t)) == 1)
@@ -1036,11 +1036,11 @@ func TestFailingScheduleStaysOpen(t *testing.T) {
 	eventually(t, "it fails", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if failing = o.schedule; failing.tries == 0 {
+		if failing = o.schedule.going; failing.tries == 0 {
 			return errors.New("not yet")
 		}
 		failing.next = time.Now().Add(time.Hour) // it is not tried again meanwhile
-		o.schedule = failing
+		o.schedule.going = failing
 		return nil
 	})
 	s.srv.tight.Store(nil)
@@ -1049,7 +1049,7 @@ func TestFailingScheduleStaysOpen(t *testing.T) {
 	}
 	unused := func(sch scheduling) bool {
 		o.mu.Lock()
-		o.schedule = sch
+		o.schedule.going = sch
 		o.mu.Unlock()
 		return o.unused()
 	}
@@ -1071,7 +1071,7 @@ func TestScheduleSetWhileRead(t *testing.T) {
 		return func() error {
 			o.mu.Lock()
 			defer o.mu.Unlock()
-			return unless(!o.keepRead.IsZero() && o.keep == keep)
+			return unless(!o.schedule.read.IsZero() && o.schedule.keep == keep)
 		}
 	}
 	eventually(t, "it was looked at", known(""))
@@ -1115,7 +1115,7 @@ func TestDeletionsStandBack(t *testing.T) {
 	eventually(t, "the schedule was looked at", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return unless(!o.keepRead.IsZero() && !o.tasks.snapshots.Status().Woken)
+		return unless(!o.schedule.read.IsZero() && !o.tasks.snapshots.Status().Woken)
 	})
 	o.mu.Lock() // nobody is told to go on with it
 	_, err := o.run(&meta.DropSnapshot{At: one.At, Max: 1}, 0)

@@ -67,13 +67,13 @@ func (o *owner) dropUntil(again time.Time) (more bool, err error) {
 
 // snapshotWork tells whether the volume must stay open for it. Caller holds mu.
 func (o *owner) snapshotWork() bool {
-	if o.keepRead.IsZero() { // its schedule was not looked at yet
+	if o.schedule.read.IsZero() { // its schedule was not looked at yet
 		return true
 	}
-	if o.schedule.tries > 0 { // the next owner would not know what fails
+	if o.schedule.going.tries > 0 { // the next owner would not know what fails
 		return true
 	}
-	if o.barrier != nil || o.closed != nil || o.keepOpen || o.digesting.busy || o.indexing.busy || o.promoting {
+	if o.barrier != nil || o.closed != nil || o.schedule.open || o.digesting.busy || o.indexing.busy || o.promotion.busy {
 		return true
 	}
 	if is, err := namespace.Tallied(&view{o: o}); err != nil || is.Stale {
@@ -212,31 +212,56 @@ type rolledFor struct {
 	seq   meta.Seq
 }
 
-// loadRolled reads for which requests the volume was rolled back.
-func (o *owner) loadRolled() (err error) {
-	rerr := namespace.Replies(o.st, roller, func(key, val []byte) bool {
-		var r rolledFor
+// rollbacks are those of a volume.
+type rollbacks struct {
+	// exclude is held while an entry that leads to another volume is made or taken away,
+	// and alone while the volume is rolled back. Nobody waits for it.
+	exclude sync.RWMutex
+
+	// The owner's mu guards the rest.
+
+	done []rolledFor // the last requests for which the volume was rolled back
+	// current is the request for which it is being rolled back, over closed when it was;
+	// see beginRoll.
+	current struct {
+		token uint64
+		over  chan struct{}
+	}
+}
+
+// load reads for which requests the volume was rolled back.
+func (r *rollbacks) load(st Store) (err error) {
+	rerr := namespace.Replies(st, roller, func(key, val []byte) bool {
+		var f rolledFor
 		var id meta.OpID
-		_, r.seq, id, _, err = namespace.DecodeReply(key, val)
-		r.token = id.Incarnation
-		o.rolled = append(o.rolled, r)
+		_, f.seq, id, _, err = namespace.DecodeReply(key, val)
+		f.token = id.Incarnation
+		r.done = append(r.done, f)
 		return err == nil
 	})
 	return errors.Join(err, rerr)
 }
 
-// noteRolled is what a rollback's first step journals beside its own effects. Caller holds
-// mu.
-func (o *owner) noteRolled(token uint64) (effects []namespace.Effect) {
-	if token == 0 || slices.ContainsFunc(o.rolled, func(r rolledFor) bool { return r.token == token }) {
+// find gives the request of a token, if the volume was rolled back for it.
+func (r *rollbacks) find(token uint64) (rolledFor, bool) {
+	i := slices.IndexFunc(r.done, func(f rolledFor) bool { return token != 0 && f.token == token })
+	if i < 0 {
+		return rolledFor{}, false
+	}
+	return r.done[i], true
+}
+
+// note is what a rollback's first step journals in entry seq, beside its own effects.
+func (r *rollbacks) note(token uint64, seq meta.Seq) (effects []namespace.Effect) {
+	if _, noted := r.find(token); noted || token == 0 {
 		return nil
 	}
-	if n := len(o.rolled) + 1 - maxRolled; n > 0 {
-		effects = append(effects, namespace.DeleteReplies(roller, 0, o.rolled[n-1].seq))
-		o.rolled = slices.Clone(o.rolled[n:])
+	if n := len(r.done) + 1 - maxRolled; n > 0 {
+		effects = append(effects, namespace.DeleteReplies(roller, 0, r.done[n-1].seq))
+		r.done = slices.Clone(r.done[n:])
 	}
-	o.rolled = append(o.rolled, rolledFor{token, o.cur.seq})
-	return append(effects, namespace.PutReply(roller, o.cur.seq, meta.OpID{Incarnation: token, Step: meta.BackgroundStep}, &meta.Result{}))
+	r.done = append(r.done, rolledFor{token, seq})
+	return append(effects, namespace.PutReply(roller, seq, meta.OpID{Incarnation: token, Step: meta.BackgroundStep}, &meta.Result{}))
 }
 
 // beginRoll lets one at a time roll the volume back, until end is called. It is nil if a
@@ -244,8 +269,8 @@ func (o *owner) noteRolled(token uint64) (effects []namespace.Effect) {
 func (o *owner) beginRoll(ctx context.Context, token uint64) (end func(), err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for token != 0 && o.rollingFor.token == token {
-		over := o.rollingFor.over
+	for token != 0 && o.rollbacks.current.token == token {
+		over := o.rollbacks.current.over
 		o.mu.Unlock()
 		err := o.await(ctx, over)
 		o.mu.Lock()
@@ -253,23 +278,23 @@ func (o *owner) beginRoll(ctx context.Context, token uint64) (end func(), err er
 			return nil, err
 		}
 	}
-	if i := slices.IndexFunc(o.rolled, func(r rolledFor) bool { return token != 0 && r.token == token }); i >= 0 {
-		durable := o.untilDurable(o.rolled[i].seq)
+	if done, ok := o.rollbacks.find(token); ok {
+		durable := o.untilDurable(done.seq)
 		o.mu.Unlock()
 		err := o.await(ctx, durable)
 		o.mu.Lock()
 		return nil, err
 	}
-	if !o.rollLock.TryLock() {
+	if !o.rollbacks.exclude.TryLock() {
 		return nil, meta.E("roll back", meta.Busy, o.subject(), errors.New("a volume is being attached or detached inside it, or it is being rolled back already"))
 	}
 	over := make(chan struct{})
-	o.rollingFor.token, o.rollingFor.over = token, over
+	o.rollbacks.current.token, o.rollbacks.current.over = token, over
 	return func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.rollLock.Unlock()
-		o.rollingFor.token = 0
+		o.rollbacks.exclude.Unlock()
+		o.rollbacks.current.token = 0
 		close(over)
 	}, nil
 }
@@ -531,7 +556,7 @@ func (o *owner) rollSteps(at meta.Generation, token uint64, patience time.Durati
 		res, effects, err := o.execute(step, 0, meta.OpID{}, false, &view{o: o})
 		if err == nil {
 			// In one entry with the first step, so that one is not there without the other.
-			o.apply(append(effects, o.noteRolled(token)...), 0)
+			o.apply(append(effects, o.rollbacks.note(token, o.cur.seq)...), 0)
 		}
 		wait := o.untilDurable(seq)
 		o.mu.Unlock()
