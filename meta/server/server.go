@@ -644,8 +644,9 @@ func (s *Server) awaitedBy(late []*session) (awaited []*session) {
 	return awaited
 }
 
-// recallTTLs is how many lives of a session a client that renews may leave a
-// recall unanswered. It is longer than a client tries to save what it buffered.
+// recallTTLs is how many lives of a session a client that renews may leave a recall
+// unanswered, be it since it can't save what it has buffered: then the owner ends the
+// session.
 const recallTTLs = 4
 
 // endStubborn ends sessions that are alive but answer no recall: others must
