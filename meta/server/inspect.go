@@ -72,15 +72,17 @@ func (f *faults) put(id meta.ChunkID, x fault) {
 	f.m[id] = append(l, x)
 }
 
-// sealed forgets what was wrong with an open chunk's replicas, but for the disks
-// that they are to leave.
-func (f *faults) sealed(id meta.ChunkID) {
+// sealed forgets what was wrong with the replicas of a chunk that was open and is sealed
+// now, but for the disks that they are to leave, and for the replicas of its record that
+// are corrupt: until the next inspection has listed them again, nothing else knows of those.
+func (f *faults) sealed(rec *meta.ChunkRecord) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if l := slices.DeleteFunc(f.m[id], func(x fault) bool { return x.disk == "" }); len(l) > 0 {
-		f.m[id] = l
+	over := func(x fault) bool { return x.disk == "" && !(x.corrupt && slices.Contains(rec.Servers, x.server)) }
+	if l := slices.DeleteFunc(f.m[rec.ID], over); len(l) > 0 {
+		f.m[rec.ID] = l
 	} else {
-		delete(f.m, id)
+		delete(f.m, rec.ID)
 	}
 }
 
