@@ -465,9 +465,10 @@ func newVolumeSet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set NAME",
 		Short: "Change a volume's policy; what no flag names stays",
-		Long: `Changes a volume's policy. It holds for new data at once; what lies elsewhere is
-moved in the background while it is read and written, which 'penstock volume show'
-and --wait follow.`,
+		Long: `Changes a volume's policy. Whatever is written after the command has returned lies as
+the policy says, also in files that are open; what lies elsewhere is moved in the
+background while it is read and written, which 'penstock volume show' and --wait
+follow.`,
 		Example: `  penstock volume set datasets --immutable
   penstock volume set scratch --quota 500G --noatime
   penstock volume set results --topology /dc1/rack2 --wait
@@ -503,7 +504,11 @@ and --wait follow.`,
 				if !changed {
 					return usagef("no flag says what to change")
 				}
-				if _, err := s.SetVolume(cmd.Context(), v.ID, v.Policy, words); err != nil || !wait {
+				if !wait {
+					_, err := s.SetVolume(cmd.Context(), v.ID, v.Policy, words)
+					return err
+				}
+				if err := setUntilHeld(cmd, s, v, words); err != nil {
 					return err
 				}
 				return waitPlaced(cmd.Context(), cmd, s, v)

@@ -235,6 +235,26 @@ func moveText(chunks, bytes, blocked uint64, rate float64) string {
 	return line
 }
 
+// setUntilHeld sets a policy again as long as it can't be held: while chunks that are being
+// appended to, and don't meet it, can't be ended, or mounts can't write back what they hold.
+// It shows why.
+func setUntilHeld(cmd *cobra.Command, s *client.Session, v client.Volume, words wire.VolumeWords) error {
+	p := newProgress(cmd)
+	defer p.end()
+	for {
+		_, err := s.SetVolume(cmd.Context(), v.ID, v.Policy, words)
+		if meta.KindOf(err) != meta.Unavailable || cmd.Context().Err() != nil {
+			return err
+		}
+		p.show(firstLine(err))
+		select {
+		case <-cmd.Context().Done():
+			return cmd.Context().Err()
+		case <-time.After(time.Second):
+		}
+	}
+}
+
 // waitPlaced shows how much of a volume lies elsewhere than its policy wants,
 // until that is nothing.
 func waitPlaced(ctx context.Context, cmd *cobra.Command, s *client.Session, v client.Volume) error {

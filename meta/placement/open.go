@@ -74,9 +74,38 @@ func ShortReason(counted, want int) Reason {
 }
 
 // Fuller reports whether a chunk that is being appended to on some servers should end
-// where it is, since a new one would have more replicas: it was begun while servers were
-// missing, and one that may have the missing replica is there. avoid are the servers
-// that its writer can't reach.
+// where it is, since a new one would have more replicas, or more of them in failure domains
+// of their own: it was begun while servers were missing, or under another policy, and one
+// that may have the missing replica is there. avoid are the servers that its writer can't
+// reach.
 func (m *Map) Fuller(p *meta.Policy, on, avoid []meta.ServerID) bool {
-	return len(on) < int(max(p.Replicas, 1)) && m.Most(p, slices.DeleteFunc(slices.Clone(avoid), func(id meta.ServerID) bool { return slices.Contains(on, id) })) > len(on)
+	want := int(max(p.Replicas, 1))
+	apart := m.apart(p.Spread, on)
+	if len(on) >= want && apart >= want {
+		return false
+	}
+	avoid = slices.DeleteFunc(slices.Clone(avoid), func(id meta.ServerID) bool { return slices.Contains(on, id) })
+	most := m.Most(p, avoid)
+	if most == 0 {
+		return false
+	}
+	var pool []meta.ServerID
+	for _, i := range m.pool(p, avoid).idx {
+		pool = append(pool, m.servers[i].ID)
+	}
+	return most > len(on) || most == len(on) && min(m.apart(p.Spread, pool), want) > apart
+}
+
+// apart counts the failure domains at a level that servers stand in; one that is not in
+// the map stands in one of its own.
+func (m *Map) apart(level meta.Spread, servers []meta.ServerID) (n int) {
+	seen := map[int32]bool{}
+	for _, id := range servers {
+		if i, ok := m.index(id); !ok {
+			n++
+		} else {
+			seen[m.domain[level][i]] = true
+		}
+	}
+	return n + len(seen)
 }

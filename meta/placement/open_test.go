@@ -30,6 +30,9 @@ func TestFuller(t *testing.T) {
 		{"elsewhere", meta.Policy{Replicas: 3, Topology: "/nowhere"}, []meta.ServerID{id(0), id(1)}, nil, nil, false},
 		{"there are two racks for three", meta.Policy{Replicas: 3, Spread: meta.SpreadRack}, []meta.ServerID{id(0), id(2)}, nil, nil, true}, // a third within one of them
 		{"two racks are too few", meta.Policy{Replicas: 3, MinReplicas: 3, Spread: meta.SpreadRack}, []meta.ServerID{id(0), id(2)}, nil, nil, false},
+		{"both in one rack, and another is there", meta.Policy{Replicas: 2, Spread: meta.SpreadRack}, []meta.ServerID{id(0), id(1)}, nil, nil, true},
+		{"both in one rack, and the other is away", meta.Policy{Replicas: 2, MinReplicas: 1, Spread: meta.SpreadRack}, []meta.ServerID{id(0), id(1)}, nil, func(s []Server) { s[2].State, s[3].State = Away, Away }, false},
+		{"as far apart as can be", meta.Policy{Replicas: 3, Spread: meta.SpreadRack}, []meta.ServerID{id(0), id(1), id(2)}, nil, nil, false},
 	} {
 		all := site(1, 2, 2, 100<<30, 50<<30)
 		if c.change != nil {

@@ -179,16 +179,20 @@ func (m *Map) fits(i int, p *meta.Policy) bool {
 	return total > 0
 }
 
+// Outside tells whether one of some servers is not where the policy wants data.
+func (m *Map) Outside(p *meta.Policy, on []meta.ServerID) bool {
+	return slices.ContainsFunc(on, func(id meta.ServerID) bool {
+		i, ok := m.index(id)
+		return ok && !m.fits(i, p)
+	})
+}
+
 // Elsewhere tells whether a chunk that is still being appended to should end where it is,
 // and go on elsewhere: one of its servers is not where the policy wants data, and some
 // that has room is. How far apart its replicas are, and how many, is for when it is
 // sealed.
 func (m *Map) Elsewhere(p *meta.Policy, on []meta.ServerID) bool {
-	misfit := slices.ContainsFunc(on, func(id meta.ServerID) bool {
-		i, ok := m.index(id)
-		return ok && !m.fits(i, p)
-	})
-	if !misfit {
+	if !m.Outside(p, on) {
 		return false
 	}
 	for i := range m.servers {
@@ -416,13 +420,7 @@ func (m *Map) refuse(p *meta.Policy, n int, have, avoid, got []meta.ServerID) er
 	if away+avoided > 0 || len(m.servers) == 0 {
 		kind = meta.Unavailable
 	}
-	domains := "hosts"
-	switch p.Spread {
-	case meta.SpreadRack:
-		domains = "racks"
-	case meta.SpreadDC:
-		domains = "data centres"
-	}
+	domains := domainsOf(p.Spread)
 	least := ""
 	if l := int(p.Least()) - len(have); l > 0 && l < n {
 		least = fmt.Sprintf(" (%d are the least)", l)

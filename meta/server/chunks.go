@@ -396,37 +396,9 @@ func (o *owner) alloc(s *session, n int, own bool) ([]meta.ChunkGrant, error) {
 	if err := o.await(s.ctx, o.recovered); err != nil {
 		return nil, err
 	}
-	policy, err := o.policy()
+	policy, servers, err := o.placeFor(s, n)
 	if err != nil {
 		return nil, err
-	}
-	boot, _, _ := strings.Cut(s.host, " ") // the machine; see process.Space
-	servers, err := o.srv.place(n, &policy, placement.Writer{Host: boot}, o.srv.suspected.of(s.id))
-	if err != nil {
-		if meta.KindOf(err) == meta.NoSpace {
-			o.noChunkRoom()
-		}
-		return nil, err
-	}
-	o.mu.Lock()
-	for {
-		if err := cmp.Or(o.failed, o.full(&meta.AllocChunks{})); err != nil {
-			o.mu.Unlock()
-			return nil, err
-		}
-		wait, err := o.journalSession(s)
-		if err != nil {
-			o.mu.Unlock()
-			return nil, err
-		}
-		if wait == nil {
-			break
-		}
-		o.mu.Unlock()
-		if err := o.await(s.ctx, wait); err != nil {
-			return nil, err
-		}
-		o.mu.Lock()
 	}
 	seq := o.cur.seq
 	res, err := o.run(&meta.AllocChunks{N: uint32(n), Own: own, Servers: servers, Fence: meta.Fence{Term: o.own.Term()}}, s.id)
@@ -446,6 +418,49 @@ func (o *owner) alloc(s *session, n int, own bool) ([]meta.ChunkGrant, error) {
 			Cap: o.appendCap(s, &c, policy), TTL: uint64(CapLife.Milliseconds())}
 	}
 	return grants, nil
+}
+
+// placeFor chooses the servers of n chunks, by a policy that is still in force when it returns
+// without an error: then it holds mu, and the session is in the journal.
+func (o *owner) placeFor(s *session, n int) (meta.Policy, [][]meta.ServerID, error) {
+	boot, _, _ := strings.Cut(s.host, " ") // the machine; see process.Space
+	for {
+		policy, err := o.policy()
+		if err != nil {
+			return policy, nil, err
+		}
+		servers, err := o.srv.place(n, &policy, placement.Writer{Host: boot}, o.srv.suspected.of(s.id))
+		if err != nil {
+			if meta.KindOf(err) == meta.NoSpace {
+				o.noChunkRoom()
+			}
+			return policy, nil, err
+		}
+		o.mu.Lock()
+		for {
+			err := cmp.Or(o.failed, o.full(&meta.AllocChunks{}))
+			var wait <-chan struct{}
+			if err == nil {
+				wait, err = o.journalSession(s)
+			}
+			if err != nil {
+				o.mu.Unlock()
+				return policy, nil, err
+			}
+			if wait == nil {
+				break
+			}
+			o.mu.Unlock()
+			if err := o.await(s.ctx, wait); err != nil {
+				return policy, nil, err
+			}
+			o.mu.Lock()
+		}
+		if now, err := namespace.Policy(&view{o: o}); err == nil && now == policy {
+			return policy, servers, nil
+		}
+		o.mu.Unlock() // who changed it ends the chunks that don't meet it, and this one would come after that
+	}
 }
 
 // maxLen is the largest chunk of a volume. One of a file's own holds nothing but

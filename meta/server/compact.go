@@ -662,7 +662,7 @@ func (f *filler) step(some []move) error {
 		for n < min(len(some), swapSome) && some[n].ino == some[0].ino {
 			n++
 		}
-		moved, err := o.swap(f.target, some[:n])
+		moved, err := f.swap(some[:n])
 		if err != nil && !errors.Is(err, meta.Again) && !errors.Is(err, meta.Stale) {
 			return err
 		}
@@ -838,12 +838,20 @@ func (o *owner) copyOn(ctx context.Context, servers []meta.ServerID, order meta.
 	return errors.Join(errs...)
 }
 
+// errPolicyChanged is why a chunk that compaction fills is given up: what was written
+// since the volume's policy changed must not come to lie in one of the policy before.
+var errPolicyChanged error = meta.E("compact", meta.Unavailable, "", errors.New("the volume's policy says now that chunks lie elsewhere"))
+
 // swap maps what is still there of some moves of one file to their copies, and
 // tells how many extents that were.
-func (o *owner) swap(target meta.ChunkID, some []move) (moved int, err error) {
+func (f *filler) swap(some []move) (moved int, err error) {
+	o := f.o
 	_, err = o.swapped(some[0].ino, func() (meta.Op, error) {
 		if err := o.resting(); err != nil {
 			return nil, err
+		}
+		if p, err := namespace.Policy(&view{o: o}); err != nil || otherPlaces(&f.policy, &p) {
+			return nil, cmp.Or(err, errPolicyChanged)
 		}
 		now, err := o.stillThere(some)
 		if err == nil && len(now) == 0 {
@@ -855,7 +863,7 @@ func (o *owner) swap(target meta.ChunkID, some []move) (moved int, err error) {
 		op := &meta.ReplaceExtents{Ino: some[0].ino}
 		for _, x := range now {
 			op.Old = append(op.Old, x.ext)
-			x.ext.Chunk, x.ext.ChunkOff = target, x.to
+			x.ext.Chunk, x.ext.ChunkOff = f.target, x.to
 			op.New = append(op.New, x.ext)
 		}
 		moved = len(now)

@@ -586,6 +586,8 @@ func (s *site) start() {
 			cfg.Unsafe.NoLeast = true
 		case "meta-nocourtesy":
 			cfg.Unsafe.NoCourtesy = true
+		case "meta-nomeet":
+			cfg.Unsafe.NoMeet = true
 		}
 	}
 	if s.adjust != nil {

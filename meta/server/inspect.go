@@ -166,6 +166,16 @@ type inspection struct {
 	tallied time.Time                     // when all were, for somebody who asked
 }
 
+// listAnew has the next inspection list every server again, since what is to be learnt
+// from the lists changed.
+func (o *owner) listAnew() {
+	o.inspection.mu.Lock()
+	clear(o.inspection.listed)
+	o.inspection.again = time.Now()
+	o.inspection.mu.Unlock()
+	o.tasks.inspection.Wake()
+}
+
 // relist makes every owner list a server again.
 func (s *Server) relist(id meta.ServerID) {
 	for _, o := range s.owners() {
@@ -372,7 +382,7 @@ func (o *owner) listedOne(l *lists, x *sighting, c *meta.ReplicaInfo, rec *meta.
 	switch rec.State {
 	case meta.ChunkSealed:
 	case meta.ChunkOpen:
-		o.listedOpen(l, server, c, leaves)
+		o.listedOpen(l, server, c, leaves, otherClass(x, c.Disk, policy))
 		return
 	default:
 		return // its deletion looks after it

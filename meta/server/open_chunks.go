@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -14,7 +15,7 @@ import (
 // Open chunks are data as sealed ones are: what was synced to them is promised, however
 // idle their writers are. An inspection looks for their replicas, too, counts those that
 // are missing, and ends a chunk that has lost one, or that was begun with fewer than the
-// policy wants and could have them all now. Its writer hears that at its next append and
+// policy wants, or under another policy, where a fresh one would meet it better. Its writer hears that at its next append and
 // goes on in a fresh chunk; what the old one has is then repaired as of any other.
 
 // openChunk is how a chunk stands that is still being appended to.
@@ -29,27 +30,32 @@ type openChunk struct {
 	// askable: a server of its record can be asked, or all were given up, without which it
 	// can't be sealed.
 	askable bool
-	// elsewhere: it lies where the policy wants no data.
-	elsewhere bool
+	// unmet: it lies where its policy wants no data, or a fresh chunk would meet it better.
+	unmet bool
 }
 
 // openChunk judges the record of an open chunk.
 func (o *owner) openChunk(rec *meta.ChunkRecord, policy *meta.Policy, m *placement.Map) openChunk {
 	replicas := o.faults.replicas(rec)
-	x := openChunk{rec: rec, written: o.written(rec), standing: m.Standing(replicas), want: int(max(policy.Replicas, 1)), elsewhere: m.Elsewhere(policy, rec.Servers)}
+	x := openChunk{rec: rec, written: o.written(rec), standing: m.Standing(replicas), want: int(max(policy.Replicas, 1))}
 	x.askable = slices.ContainsFunc(rec.Servers, func(id meta.ServerID) bool {
 		s, ok := m.Server(id)
 		return ok && (s.State == placement.Live || s.State == placement.Draining)
 	}) || !slices.ContainsFunc(rec.Servers, func(id meta.ServerID) bool { return !o.srv.neverBack(id) })
 	x.ends = o.mustEnd(rec, replicas, m)
+	why := ""
 	switch {
-	case o.srv.cfg.Unsafe.NoEnd:
-		x.ends = ""
-	case x.ends != "":
-	case x.elsewhere:
-		x.ends = "it lies where its policy wants no data"
+	case o.srv.cfg.Unsafe.NoMeet:
+	case m.Elsewhere(policy, rec.Servers):
+		why = "it lies where its policy wants no data"
+	case fewer(policy, rec.Servers):
+		why = "it has fewer replicas than its policy allows: it was begun under another one"
 	case m.Fuller(policy, rec.Servers, o.srv.suspected.of(rec.Session)):
-		x.ends = "it has fewer replicas than its policy wants, and a new chunk would have more"
+		why = "it has fewer replicas than its policy wants, or nearer to each other, and a new chunk would be better off"
+	}
+	x.unmet = why != "" || m.Outside(policy, rec.Servers)
+	if x.ends = cmp.Or(x.ends, why); o.srv.cfg.Unsafe.NoEnd {
+		x.ends = ""
 	}
 	return x
 }
@@ -76,7 +82,7 @@ func (o *owner) mustEnd(rec *meta.ChunkRecord, replicas []placement.Replica, m *
 		case ok && s.State == placement.Gone:
 			return "it has a replica on a server that is gone"
 		case x.State == placement.Unfit:
-			return "it has a replica on a disk that is to be emptied"
+			return "it has a replica on a disk that is to be emptied, or of another class than its policy wants"
 		case x.State == placement.Bad:
 			return "one of its replicas is lost or bad"
 		}
@@ -100,15 +106,15 @@ func (o *owner) judgeOpen(ctx context.Context, rec *meta.ChunkRecord, server met
 }
 
 // listedOpen judges one listed replica of an open chunk; leaves is the disk that it is to
-// leave, if any.
-func (o *owner) listedOpen(l *lists, server meta.ServerID, c *meta.ReplicaInfo, leaves string) {
+// leave, if any, other tells that its disk has another class than the policy wants.
+func (o *owner) listedOpen(l *lists, server meta.ServerID, c *meta.ReplicaInfo, leaves string, other bool) {
 	l.mu.Lock()
 	l.seen[c.ID]++
 	l.mu.Unlock()
 	switch {
 	case c.Err != meta.KindOK:
 		o.faults.note(c.ID, fault{server: server, state: placement.Bad, corrupt: c.Err == meta.Corrupt, disk: leaves})
-	case leaves != "":
+	case leaves != "" || other:
 		o.faults.note(c.ID, fault{server: server, state: placement.Unfit, disk: leaves})
 	case !o.faults.corrupt(c.ID, server):
 		o.faults.clear(c.ID, server) // it is back
@@ -164,7 +170,7 @@ func (r *RepairStatus) addOpen(x *openChunk) {
 			return
 		}
 	}
-	if x.elsewhere {
+	if x.unmet {
 		r.Misplaced++
 	}
 }

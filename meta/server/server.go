@@ -182,6 +182,8 @@ type Unsafe struct {
 	NoLeast bool
 	// NoCourtesy: a session ends with its lease, though nobody needs what it holds.
 	NoCourtesy bool
+	// NoMeet: open chunks that don't meet a changed policy are gone on with.
+	NoMeet bool
 }
 
 // Server serves the volumes of a cluster.

@@ -50,11 +50,7 @@ func (o *owner) setWords(v *cluster.Volume) {
 	}
 	o.mu.Unlock()
 	if more { // lists tell what is plain still
-		o.inspection.mu.Lock()
-		clear(o.inspection.listed)
-		o.inspection.again = time.Now()
-		o.inspection.mu.Unlock()
-		o.tasks.inspection.Wake()
+		o.listAnew()
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"penstock.io/penstock/meta"
@@ -285,6 +286,7 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 	if err := o.labelsFit(ctx, w.Labels); err != nil {
 		return v, err
 	}
+	var unmet error
 	if w.Only == nil || len(w.Only) > 0 {
 		now, err := o.policy()
 		if err != nil {
@@ -313,6 +315,13 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 		if err != nil {
 			return v, err
 		}
+		if saysPlace(w.Only) {
+			if to.Class != now.Class {
+				o.listAnew() // lists tell on which disks of a server its replicas lie
+			}
+			plain := to.Encrypt && (!now.Encrypt || slices.Contains(w.Only, "encrypt"))
+			unmet = o.endUnmet(ctx, &to, plain)
+		}
 	}
 	if v, err = o.settlePolicy(ctx, func(v *cluster.Volume) { say(v, w) }); err != nil {
 		return v, err
@@ -321,7 +330,7 @@ func (o *owner) change(ctx context.Context, to meta.Policy, w *wire.VolumeWords)
 	if len(w.Labels) > 0 {
 		err = o.srv.cfg.Cluster.ChangeLabels(ctx, v.ID, w.Labels)
 	}
-	return v, err
+	return v, errors.Join(err, unmet)
 }
 
 // labelsFit refuses a change of labels that the volume has no room for, or that

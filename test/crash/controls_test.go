@@ -38,6 +38,8 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"meta-noend", "meta/server", "TestShortChunksAreFilled"},
 	{"meta-noleast", "meta/server", "TestShortChunksAreFilled"},
 	{"meta-nocourtesy", "meta/server", "TestLateSessionIsKept"},
+	{"meta-nomeet", "meta/server", "TestPolicyHoldsWhenAnswered"},
+	{"meta-nomeet", "meta/server", "TestPolicySetAgain"},
 	{"journal-nofence", "test/failover", "TestLateCommit"},
 	{"journal-nofence", "meta/journal/etcd", "TestSuite"},
 	{"meta-norecall", "test/cluster", "TestPartitions"},

@@ -1,0 +1,199 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/namespace"
+)
+
+// onlyOnNews has volumes inspected when there is news alone, not every few moments.
+func onlyOnNews(c *Config) { c.RepairInterval = time.Hour }
+
+// states are the chunks of the first volume as its journal has them.
+func (s *site) states() map[meta.ChunkID]meta.ChunkRecord {
+	s.t.Helper()
+	o, err := s.srv.open(s.t.Context(), 1)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	all := map[meta.ChunkID]meta.ChunkRecord{}
+	if err := o.walkRecords(func(rec *meta.ChunkRecord) { all[rec.ID] = *rec }); err != nil {
+		s.t.Fatal(err)
+	}
+	return all
+}
+
+// TestPolicyHoldsWhenAnswered: when a change of policy is answered, no chunk that does not
+// meet it can be appended to, also none that its writer was given a moment before; new ones
+// are as the policy wants them. What meets it goes on.
+func TestPolicyHoldsWhenAnswered(t *testing.T) {
+	t.Parallel()
+	s := newSiteWith(t, 10*time.Second, onlyOnNews)
+	s.chunkServerAt(1, "/dc/a/1")
+	s.chunkServerAt(2, "/dc/b/2")
+	a, admin := s.dial("a"), s.dial("admin")
+	own, idle := a.alloc(t, true), a.alloc(t, false)
+	if n := len(own.Servers); n != 1 {
+		t.Fatalf("a chunk has %d replicas", n)
+	}
+	set := func(what string, change func(*meta.Policy), word string, ended, goesOn []meta.ChunkGrant) {
+		t.Helper()
+		if err := admin.setWords(t.Context(), false, change, word); err != nil {
+			t.Fatal(err)
+		}
+		all := s.states()
+		for _, g := range ended {
+			if rec, ok := all[g.ID]; ok && rec.State == meta.ChunkOpen {
+				t.Errorf("DATA: %s: chunk %v on servers %v is still appended to, and the policy was answered", what, g.ID, rec.Servers)
+			}
+		}
+		for _, g := range goesOn {
+			if all[g.ID].State != meta.ChunkOpen {
+				t.Errorf("%s: a chunk that meets the policy was ended: %+v", what, all[g.ID])
+			}
+		}
+	}
+	set("replicas", func(p *meta.Policy) { p.Replicas = 2 }, "replicas", []meta.ChunkGrant{own, idle}, nil)
+	two := a.alloc(t, false)
+	if n := len(two.Servers); n != 2 {
+		t.Errorf("DATA: a chunk that was begun afterwards has %d replicas, not 2", n)
+	}
+	both := []meta.ChunkGrant{two}
+	set("racks", func(p *meta.Policy) { p.Spread = meta.SpreadRack }, "spread", nil, both)
+	set("least", func(p *meta.Policy) { p.MinReplicas = 1 }, "min-replicas", nil, both)
+	set("fewer", func(p *meta.Policy) { p.Replicas = 1 }, "replicas", nil, both)
+	set("not of places", func(p *meta.Policy) { p.NoAtime = true }, "noatime", nil, both)
+	set("rack a", func(p *meta.Policy) { p.Topology = "/dc/a" }, "topology", both, nil)
+	one := a.alloc(t, false)
+	set("encrypted", func(p *meta.Policy) { p.Encrypt = true }, "encrypt", []meta.ChunkGrant{one}, nil)
+	s.chunkServerAt(3, "/dc/a/3")
+	set("hosts", func(p *meta.Policy) { p.Spread = meta.SpreadHost }, "spread", nil, nil)
+	near := a.alloc(t, false)
+	set("both of rack a", func(p *meta.Policy) { p.Replicas = 2 }, "replicas", []meta.ChunkGrant{near}, nil)
+}
+
+// TestPolicySetAgain: what can't be ended when a policy is set is told, and asked for again
+// it is ended, though the policy is what it was.
+func TestPolicySetAgain(t *testing.T) {
+	t.Parallel()
+	s := newSiteWith(t, 10*time.Second, onlyOnNews)
+	one := s.chunkServerAt(1, "/dc/a/1")
+	a, admin := s.dial("a"), s.dial("admin")
+	g := a.alloc(t, false)
+	one.has(g.ID, 100, 100)
+	a.commit(t, a.create(t, "f").Attr.Ino, g, 0, 100, true)
+	s.chunkServerAt(2, "/dc/b/2")
+	one.refuse(meta.IO)
+	set := func() error {
+		return admin.setWords(t.Context(), false, func(p *meta.Policy) { p.Replicas = 2 }, "replicas")
+	}
+	if err := set(); !errors.Is(err, meta.Unavailable) {
+		t.Fatalf("DATA: a chunk of one replica can't be ended, and the policy of two was answered: %v", err)
+	}
+	one.refuse(meta.KindOK)
+	if err := set(); err != nil {
+		t.Fatal(err)
+	}
+	if rec := s.states()[g.ID]; rec.State != meta.ChunkSealed {
+		t.Errorf("DATA: it was answered, and the chunk is as before: %+v", rec)
+	}
+}
+
+// TestPolicyOutlivesItsOwner: a server that dies when a policy is journaled, and before the
+// chunks have ended that don't meet it, leaves none to its successor that writers go on in,
+// whether whoever set the policy asks again or not.
+func TestPolicyOutlivesItsOwner(t *testing.T) {
+	t.Parallel()
+	for _, again := range []bool{true, false} {
+		g := newGrid(t, func(c *Config) { c.RepairDelay = time.Hour }, "/dc/a/1")
+		p, admin := g.s.dial("a"), g.s.dial("admin")
+		id := g.open(p, "f", 100)
+		g.add(2, "/dc/b/2")
+		stuck := make(chan struct{})
+		g.mu.Lock()
+		var once bool
+		g.before = func(_ meta.ServerID, o meta.Order) bool {
+			if o.Kind != meta.OrderSeal {
+				return true
+			}
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if !once {
+				once = true
+				close(stuck)
+			}
+			return false
+		}
+		g.mu.Unlock()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		answer := make(chan error, 1)
+		go func() {
+			answer <- admin.setWords(ctx, false, func(p *meta.Policy) { p.Replicas = 2 }, "replicas")
+		}()
+		select {
+		case <-stuck:
+		case err := <-answer:
+			t.Fatalf("DATA: the policy was answered, and no chunk was ended: %v", err)
+		}
+		if !again {
+			cancel()
+			<-answer
+		}
+		g.s.crash()
+		g.mu.Lock()
+		g.before = nil
+		g.mu.Unlock()
+		g.s.start()
+		if again {
+			if err := <-answer; err != nil { // the server that died had time to say so
+				if err := admin.setWords(ctx, false, func(p *meta.Policy) { p.Replicas = 2 }, "replicas"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if rec := g.record(id); rec.State == meta.ChunkOpen {
+				t.Errorf("DATA: chunk %v is still appended to, and the policy of 2 replicas was answered", rec)
+			}
+		}
+		g.await("ended and whole", func(st *RepairStatus) bool {
+			rec := g.record(id)
+			return rec.State == meta.ChunkSealed && len(rec.Servers) == 2 && full(st)
+		})
+	}
+}
+
+// TestCompactionHoldsThePolicy: what compaction copied by a policy before, files do not
+// come to lie in.
+func TestCompactionHoldsThePolicy(t *testing.T) {
+	t.Parallel()
+	g := newGrid(t, func(c *Config) { c.RepairDelay = time.Hour }, "/dc/a/1", "/dc/b/2")
+	p := g.s.dial("a")
+	id := g.open(p, "f", 100)
+	if _, err := p.SealChunk(t.Context(), 1, id); err != nil {
+		t.Fatal(err)
+	}
+	o := g.s.srv.opened(1)
+	f := &filler{o: o}
+	var err error
+	if f.policy, err = o.policy(); err != nil {
+		t.Fatal(err)
+	}
+	var some []move
+	o.mu.Lock()
+	err = namespace.AllExtents(&view{o: o}, func(ino meta.Ino, e meta.Extent) bool {
+		some = append(some, move{ino: ino, ext: e})
+		return true
+	})
+	o.mu.Unlock()
+	if err != nil || len(some) != 1 {
+		t.Fatal(some, err)
+	}
+	g.policy(p, meta.Policy{Replicas: 2})
+	if err := f.end(f.step(some)); err == nil || f.moved != 0 {
+		t.Errorf("DATA: moved into a chunk of the policy before: %v, %v", f.moved, err)
+	}
+}
