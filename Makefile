@@ -121,6 +121,10 @@ e2e-k8s-storage: deps ## there, Kubernetes' own tests of storage drivers (hours 
 gen: ## regenerate what is generated
 	$(GO) generate ./...
 
+.PHONY: proto
+proto: ## regenerate the Go files of the administrative API from its .proto files
+	$(GO) generate ./meta/admin
+
 .PHONY: fix
 fix: ## format and modernise the sources
 	gofmt -w $$(git ls-files '*.go')

@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"sync"
 
 	chunkclient "penstock.io/penstock/chunkserver/client"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	metaclient "penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/keep"
 	"penstock.io/penstock/meta/peer"
@@ -53,7 +55,7 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 			s.Trouble(id.Volume, nil, []wire.BadReplica{{Chunk: id, Server: server}})
 		},
 	})
-	c.attach(session{s}, chunkPool{io})
+	c.attach(session{s, &administration{cfg: admin.Config{Addrs: cfg.Meta, Creds: cfg.Creds}}}, chunkPool{io})
 	if cfg.Left != nil {
 		if err := c.resume(ctx, left); err != nil {
 			c.cancel() // the session stays for another try
@@ -67,7 +69,75 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 
 // session turns the words of meta/client into the ones that this package
 // needs.
-type session struct{ *metaclient.Session }
+type session struct {
+	*metaclient.Session
+	administration *administration
+}
+
+// administration is a client of the administrative API, which is made when it is needed:
+// a mount never needs it.
+type administration struct {
+	cfg admin.Config
+
+	mu     sync.Mutex
+	client *admin.Client
+}
+
+// at gives the client of one metadata server.
+func (a *administration) at(addr string) (*admin.Client, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.client == nil {
+		c, err := admin.New(a.cfg)
+		if err != nil {
+			return nil, err
+		}
+		a.client = c
+	}
+	return a.client.At(addr)
+}
+
+func (a *administration) close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.client == nil {
+		return nil
+	}
+	return a.client.Close()
+}
+
+func (s session) Close(ctx context.Context) error {
+	return errors.Join(s.Session.Close(ctx), s.administration.close())
+}
+
+// Health asks one metadata server what it knows of what might be wrong. Errors: AccessDenied,
+// Unavailable.
+func (s session) Health(ctx context.Context, addr string) (h meta.ServerHealth, err error) {
+	c, err := s.administration.at(addr)
+	if err != nil {
+		return h, err
+	}
+	answer, err := c.Health.GetServerHealth(ctx, &admin.GetServerHealthRequest{})
+	if err == nil {
+		admin.Hear(&h, answer)
+	}
+	return h, err
+}
+
+// Certificates asks one metadata server for the newest certificates of identities.
+func (s session) Certificates(ctx context.Context, addr string, identities []string) (all []meta.CertHealth, err error) {
+	c, err := s.administration.at(addr)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.Health.ListCertificates(ctx, &admin.ListCertificatesRequest{Identities: identities})
+	for _, x := range answer.GetCertificates() {
+		var one meta.CertHealth
+		admin.Hear(&one, x)
+		all = append(all, one)
+	}
+	return all, err
+}
 
 func (s session) Do(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode, over func()) (*meta.Result, error) {
 	return s.DoThrough(ctx, v, epoch, id, op, want, over)

@@ -78,7 +78,10 @@ func (h Health) ForUpgrade() Health {
 type healthSession interface {
 	Cluster() string
 	MetaServers() []wire.MetaServer
-	Health(ctx context.Context, addr string, q meta.HealthRequest) (meta.ServerHealth, error)
+	Health(ctx context.Context, addr string) (meta.ServerHealth, error)
+	// Certificates tells of the newest certificates of identities that the server at an
+	// address knows of.
+	Certificates(ctx context.Context, addr string, identities []string) ([]meta.CertHealth, error)
 	Mirrors(ctx context.Context, target meta.VolumeID) ([]meta.Mirror, error)
 }
 
@@ -118,17 +121,17 @@ func (c *Client) Health(ctx context.Context) (Health, error) {
 	}
 	each(func(ctx context.Context, x *serverFacts) {
 		began := time.Now()
-		x.health, x.err = s.Health(ctx, x.Addr, meta.HealthRequest{})
+		x.health, x.err = s.Health(ctx, x.Addr)
 		x.asked = began.Add(time.Since(began) / 2)
 	})
 	// Who was shown a certificate that ends may not have heard of the next one, which
 	// another server signed.
-	if q := f.bearers(); len(q.Certificates) > 0 {
+	if bearers := f.bearers(); len(bearers) > 0 {
 		each(func(ctx context.Context, x *serverFacts) {
 			if x.err == nil {
-				var h meta.ServerHealth
-				h, x.certErr = s.Health(ctx, x.Addr, q)
-				x.health.Certificates = append(x.health.Certificates, h.Certificates...) // the newest of each counts
+				var more []meta.CertHealth
+				more, x.certErr = s.Certificates(ctx, x.Addr, bearers)
+				x.health.Certificates = append(x.health.Certificates, more...) // the newest of each counts
 			}
 		})
 	}
@@ -168,15 +171,15 @@ type serverFacts struct {
 }
 
 // bearers are those of certificates that end soon.
-func (f *healthFacts) bearers() (q meta.HealthRequest) {
+func (f *healthFacts) bearers() (identities []string) {
 	for _, s := range f.servers {
 		for _, c := range s.health.Certificates {
-			if !slices.Contains(q.Certificates, c.Identity) {
-				q.Certificates = append(q.Certificates, c.Identity)
+			if !slices.Contains(identities, c.Identity) {
+				identities = append(identities, c.Identity)
 			}
 		}
 	}
-	return q
+	return identities
 }
 
 // judge says what is wrong: a function of the facts alone.

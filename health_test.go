@@ -20,7 +20,7 @@ var healthNow = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 func goodFacts() *healthFacts {
 	server := func(name string) serverFacts {
 		return serverFacts{MetaServer: wire.MetaServer{Name: name, Addr: name + ":7400"}, asked: healthNow, health: meta.ServerHealth{
-			Version: meta.ServerHealthVersion, Name: name, Now: healthNow.Add(time.Second),
+			Name: name, Now: healthNow.Add(time.Second),
 			Certificate: &meta.CertHealth{Identity: "meta/" + name, Begins: healthNow.Add(-3 * 24 * time.Hour), Ends: healthNow.Add(4 * 24 * time.Hour)},
 			Etcd: meta.EtcdHealth{Members: 3, Endpoints: []meta.EtcdEndpoint{
 				{Address: "https://e1:2379", Bytes: 2 << 30, Used: 1 << 30, Quota: 8 << 30}, {Address: "https://e2:2379", Bytes: 1 << 20, Used: 1 << 20, Quota: 8 << 30}, {Address: "https://e3:2379"}}},
@@ -186,7 +186,8 @@ func TestHealthIsJudged(t *testing.T) {
 type healthAsked struct {
 	*fakeSession
 	servers []wire.MetaServer
-	answer  func(addr string, q meta.HealthRequest) (meta.ServerHealth, error)
+	// answer is for who asks for all, or for certificates.
+	answer func(addr string, certificates bool) (meta.ServerHealth, error)
 }
 
 func (h *healthAsked) Cluster() string                { return "c" }
@@ -194,8 +195,12 @@ func (h *healthAsked) MetaServers() []wire.MetaServer { return h.servers }
 func (h *healthAsked) Mirrors(context.Context, meta.VolumeID) ([]meta.Mirror, error) {
 	return nil, nil
 }
-func (h *healthAsked) Health(_ context.Context, addr string, q meta.HealthRequest) (meta.ServerHealth, error) {
-	return h.answer(addr, q)
+func (h *healthAsked) Health(_ context.Context, addr string) (meta.ServerHealth, error) {
+	return h.answer(addr, false)
+}
+func (h *healthAsked) Certificates(_ context.Context, addr string, _ []string) ([]meta.CertHealth, error) {
+	x, err := h.answer(addr, true)
+	return x.Certificates, err
 }
 
 // Who answered is believed, also if it says nothing when it is asked for certificates
@@ -225,9 +230,9 @@ func TestHealthAsksForCertificates(t *testing.T) {
 		{"the first is silent", [2]error{errors.New("silent"), nil}, []string{"critical chunks ", "warning metadata m1", "warning certificate client/d"}},
 		{"the second is", [2]error{nil, errors.New("silent")}, []string{"critical chunks ", "warning metadata m2", "warning certificate client/c", "warning certificate client/d"}},
 	} {
-		asked.answer = func(addr string, q meta.HealthRequest) (meta.ServerHealth, error) {
+		asked.answer = func(addr string, certificates bool) (meta.ServerHealth, error) {
 			i := slices.IndexFunc(asked.servers, func(s wire.MetaServer) bool { return s.Addr == addr })
-			if len(q.Certificates) == 0 {
+			if !certificates {
 				return facts[i], nil
 			}
 			var h meta.ServerHealth
@@ -250,8 +255,8 @@ func TestHealthAsksForCertificates(t *testing.T) {
 			t.Errorf("%s: %q, %v", x.name, got, err)
 		}
 	}
-	asked.answer = func(_ string, q meta.HealthRequest) (meta.ServerHealth, error) {
-		if len(q.Certificates) > 0 {
+	asked.answer = func(_ string, certificates bool) (meta.ServerHealth, error) {
+		if certificates {
 			return meta.ServerHealth{}, meta.E("health", meta.AccessDenied, "", nil)
 		}
 		return facts[0], nil

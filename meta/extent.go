@@ -119,12 +119,12 @@ type DiskInfo struct {
 	ID     string // 32 hexadecimal digits
 	Path   string // on its server, for people
 	Class  string // nvme, ssd, hdd
-	Total  uint64 // bytes
-	Free   uint64 // bytes that appends may take
+	Total  uint64 `pb:"total_bytes"`
+	Free   uint64 `pb:"free_bytes"` // that appends may take
 	State  DiskState
 	Detail string // for people: why it isn't ok
 	// Scrubbed tells how much of the current pass over everything is done, in
 	// thousandths; ScrubEnd when the last pass ended.
-	Scrubbed uint32
+	Scrubbed uint32 `pb:"scrubbed_thousandths"`
 	ScrubEnd Time
 }

@@ -4,13 +4,11 @@ import "time"
 
 // ServerHealth is what one metadata server tells of what might be wrong, as far as
 // it knows: of itself, of etcd, of the volumes that it serves, and of who is
-// connected to it. It travels as JSON; who reads it takes fields that it does not
-// know for absent. Lists end at HealthListed entries, the most urgent first as far
-// as that is known; Left counts what they left out.
+// connected to it. The administrative API tells it. Lists end at HealthListed entries, the
+// most urgent first as far as that is known; Left counts what they left out.
 type ServerHealth struct {
-	Version int       `json:"v"`
-	Name    string    `json:"name"`
-	Now     time.Time `json:"now"` // of its clock
+	Name string    `json:"name"`
+	Now  time.Time `json:"now"` // of its clock
 	// Certificate is its own; nil without one.
 	Certificate *CertHealth `json:"certificate,omitempty"`
 	Etcd        EtcdHealth  `json:"etcd"`
@@ -59,20 +57,6 @@ type MetaDiskHealth struct {
 	// Refusing: changes to volumes here are refused, which no other server took.
 	Refusing bool `json:"refusing,omitempty"`
 }
-
-// HealthRequest asks a metadata server for its ServerHealth: whole; or with
-// Certificates for those alone of the identities that are named, as far as it knows
-// them, whenever they end; or with Volumes for its volumes alone, by their numbers
-// from the one after After on, those with bad chunks too. A server of before Volumes
-// answers as a whole.
-type HealthRequest struct {
-	Certificates []string `json:"certificates,omitempty"`
-	Volumes      bool     `json:"volumes,omitempty"`
-	After        VolumeID `json:"after,omitempty"`
-}
-
-// ServerHealthVersion is the only version of ServerHealth.
-const ServerHealthVersion = 1
 
 // HealthListed bounds each list of a ServerHealth.
 const HealthListed = 100
@@ -134,7 +118,7 @@ type NodeHealth struct {
 type ClockHealth struct {
 	ID    ServerID      `json:"id"`
 	Name  string        `json:"name"`
-	Ahead time.Duration `json:"ahead_ns"` // below zero: it is behind
+	Ahead time.Duration `json:"ahead_ns" pb:"ahead"` // below zero: it is behind
 }
 
 // DiskHealth is a disk of a chunk server.

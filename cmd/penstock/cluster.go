@@ -19,6 +19,7 @@ import (
 
 	"penstock.io/penstock/cmd/penstock/local"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/process"
@@ -161,6 +162,28 @@ func (w *where) dial(ctx context.Context) (*client.Session, error) {
 	return s, nil
 }
 
+// api runs work with a client of the administrative API. It waits dialTimeout for a server,
+// and answerTimeout for an answer to what changes nothing.
+func (w *where) api(ctx context.Context, work func(*admin.Client) error) error {
+	addrs, creds, err := w.identity(ctx)
+	if err != nil {
+		return err
+	}
+	c, err := admin.New(admin.Config{Addrs: addrs, Creds: creds, Reach: dialTimeout, AnswerWait: answerTimeout})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return work(c)
+}
+
+// withAPI is with and api together, for commands that ask for more than one of them has.
+func (w *where) withAPI(ctx context.Context, work func(*client.Session, *admin.Client) error) error {
+	return w.with(ctx, func(s *client.Session) error {
+		return w.api(ctx, func(c *admin.Client) error { return work(s, c) })
+	})
+}
+
 // with runs work in an administrator's session.
 func (w *where) with(ctx context.Context, work func(*client.Session) error) error {
 	s, err := w.dial(ctx)
@@ -176,14 +199,14 @@ func (w *where) with(ctx context.Context, work func(*client.Session) error) erro
 	return err
 }
 
-// withOrAlone is with, and for a data directory that nobody serves, it serves it
+// withOrAlone is withAPI, and for a data directory that nobody serves, it serves it
 // meanwhile, without a mount.
-func (w *where) withOrAlone(ctx context.Context, work func(*client.Session) error) (err error) {
+func (w *where) withOrAlone(ctx context.Context, work func(*client.Session, *admin.Client) error) (err error) {
 	if w.dir == "" || len(w.cluster) > 0 {
-		return w.with(ctx, work)
+		return w.withAPI(ctx, work)
 	}
 	if _, err := w.addrs(); meta.KindOf(err) != meta.Unavailable {
-		return w.with(ctx, work)
+		return w.withAPI(ctx, work)
 	}
 	if _, err := os.Stat(filepath.Join(w.dir, identityFile)); err != nil {
 		return fmt.Errorf("%s is no data directory: %w", w.dir, err)
@@ -197,7 +220,7 @@ func (w *where) withOrAlone(ctx context.Context, work func(*client.Session) erro
 		defer cancel()
 		err = errors.Join(err, system.Close(end))
 	}()
-	return w.with(ctx, work)
+	return w.withAPI(ctx, work)
 }
 
 // cacheless answers recalls at once: administrators cache nothing.

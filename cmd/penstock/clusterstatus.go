@@ -2,16 +2,15 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 
 	"github.com/spf13/cobra"
 
 	penstock "penstock.io/penstock"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/server"
-	"penstock.io/penstock/meta/wire"
 )
 
 // clusterView is the state of a cluster as `penstock cluster status` prints it.
@@ -42,7 +41,7 @@ type metaView struct {
 	Error   string `json:"error,omitempty" yaml:"error,omitempty"`
 }
 
-func readCluster(ctx context.Context, s *client.Session) (*clusterView, error) {
+func readCluster(ctx context.Context, s *client.Session, c *admin.Client) (*clusterView, error) {
 	v := &clusterView{Cluster: s.Cluster(), Meta: []metaView{}, Disks: []diskView{}}
 	for _, err := range s.Volumes(ctx) {
 		if err != nil {
@@ -50,28 +49,25 @@ func readCluster(ctx context.Context, s *client.Session) (*clusterView, error) {
 		}
 		v.Volumes++
 	}
-	nodes, repair, rerr := listNodes(ctx, s)
+	nodes, repair, rerr := listNodes(ctx, c)
 	if repair == nil {
 		return nil, rerr
 	}
 	v.Nodes = nodes
-	for _, m := range s.MetaServers() {
-		one := metaView{Name: m.Name, Address: m.Addr}
-		step, cancel := context.WithTimeout(ctx, dialTimeout)
-		re, err := s.AdminAt(step, m.Addr, wire.Admin{Op: wire.AdminStatus})
-		cancel()
-		var st server.Status
-		if err == nil {
-			err = json.Unmarshal(re.Report, &st)
-		}
-		if err != nil {
+	servers, err := c.Health.ListServers(ctx, &admin.ListServersRequest{})
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range servers.Servers {
+		one := metaView{Name: m.Name, Address: m.Address}
+		if st, err := serverStatus(ctx, c, m.Address); err != nil {
 			one.Error = err.Error()
 		} else {
 			one.Uptime, one.Owns, one.Follows = st.Uptime, len(st.Volumes), len(st.Standbys)
 		}
 		v.Meta = append(v.Meta, one)
 	}
-	disks, err := listDisks(ctx, s)
+	disks, err := listDisks(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -86,6 +82,17 @@ func readCluster(ctx context.Context, s *client.Session) (*clusterView, error) {
 		v.RepairError = rerr.Error()
 	}
 	return v, nil
+}
+
+// serverStatus asks one metadata server what it does.
+func serverStatus(ctx context.Context, c *admin.Client, addr string) (*admin.ServerStatus, error) {
+	one, err := c.At(addr)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	return one.Health.GetServerStatus(ctx, &admin.GetServerStatusRequest{})
 }
 
 func newClusterStatus() *cobra.Command {
@@ -113,8 +120,8 @@ two steps of an upgrade, --check --for-upgrade waits for what matters to it.`,
 				return err
 			}
 			h = which.of(h)
-			err = w.with(cmd.Context(), func(s *client.Session) error {
-				v, err := readCluster(cmd.Context(), s)
+			err = w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
+				v, err := readCluster(cmd.Context(), s, c)
 				if err != nil {
 					return err
 				}

@@ -13,8 +13,8 @@ import (
 
 	"penstock.io/penstock/chunkserver/store"
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/meta/admin"
+	"penstock.io/penstock/meta/server"
 )
 
 func newDisk() *cobra.Command {
@@ -60,15 +60,19 @@ type diskView struct {
 	ScrubEnd string  `json:"scrub_end,omitempty" yaml:"scrub_end,omitempty"`
 }
 
-func listDisks(ctx context.Context, s *client.Session) ([]diskView, error) {
-	status, err := s.Admin(ctx, wire.Admin{Op: wire.AdminStatus})
+func listDisks(ctx context.Context, c *admin.Client) ([]diskView, error) {
+	answer, err := c.Nodes.ListNodes(ctx, &admin.ListNodesRequest{})
 	if err != nil {
 		return nil, err
 	}
 	views := []diskView{}
-	for _, i := range status.Servers {
-		for _, d := range i.Disks {
-			v := diskView{ID: d.ID, Server: uint64(i.ID), Path: d.Path, Class: d.Class, State: d.State.String(), Detail: d.Detail,
+	for _, x := range answer.Nodes {
+		var n server.NodeStatus
+		if admin.Hear(&n, x); !n.Connected {
+			continue
+		}
+		for _, d := range n.Disks {
+			v := diskView{ID: d.ID, Server: uint64(n.ID), Path: d.Path, Class: d.Class, State: d.State.String(), Detail: d.Detail,
 				Total: d.Total, Free: d.Free, Scrub: float64(d.Scrubbed) / 1000}
 			if d.ScrubEnd != 0 {
 				v.ScrubEnd = time.Unix(0, int64(d.ScrubEnd)).UTC().Format(time.RFC3339Nano)
@@ -80,8 +84,8 @@ func listDisks(ctx context.Context, s *client.Session) ([]diskView, error) {
 }
 
 // findDisk finds a disk by its id or the beginning of it.
-func findDisk(ctx context.Context, s *client.Session, id string) (diskView, error) {
-	all, err := listDisks(ctx, s)
+func findDisk(ctx context.Context, c *admin.Client, id string) (diskView, error) {
+	all, err := listDisks(ctx, c)
 	if err != nil {
 		return diskView{}, err
 	}
@@ -115,8 +119,8 @@ func newDiskList() *cobra.Command {
   penstock disk list --node 3 --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
-				all, err := listDisks(cmd.Context(), s)
+			return w.api(cmd.Context(), func(c *admin.Client) error {
+				all, err := listDisks(cmd.Context(), c)
 				if err != nil {
 					return err
 				}
@@ -126,7 +130,7 @@ func newDiskList() *cobra.Command {
 						views = append(views, v)
 					}
 				}
-				warn(cmd, countLeft(cmd.Context(), s, views))
+				warn(cmd, countLeft(cmd.Context(), c, views))
 				return out.print(cmd.OutOrStdout(), views, func(t *table) {
 					t.row("NODE", "DISK", "PATH", "CLASS", "STATE", "USED", "FREE", "TO MOVE", "SCRUBBED", "DETAIL")
 					for _, v := range views {
@@ -192,11 +196,11 @@ func (n *nodeFlag) String() string {
 // Type names the value in help texts.
 func (n *nodeFlag) Type() string { return "number" }
 
-// diskOrder asks, unless told not to, and hands the word to the disk's server;
+// diskOrder asks, unless told not to, and gives the order;
 // after does what is then left to do, and is told what came of it.
-func diskOrder(cmd *cobra.Command, w *where, id, entry, question string, yes bool, after func(*client.Session, diskView, error) error) error {
-	return w.with(cmd.Context(), func(s *client.Session) error {
-		d, err := findDisk(cmd.Context(), s, id)
+func diskOrder(cmd *cobra.Command, w *where, id, question string, yes bool, order func(*admin.Client, diskView) error, after func(*admin.Client, diskView, error) error) error {
+	return w.api(cmd.Context(), func(c *admin.Client) error {
+		d, err := findDisk(cmd.Context(), c, id)
 		if err != nil {
 			return err
 		}
@@ -205,18 +209,17 @@ func diskOrder(cmd *cobra.Command, w *where, id, entry, question string, yes boo
 				return err
 			}
 		}
-		_, err = s.Admin(cmd.Context(), wire.Admin{Op: wire.AdminDisk, Ino: meta.Ino(d.Server), Name: d.ID, Entry: entry})
-		return after(s, d, err)
+		return after(c, d, order(c, d))
 	})
 }
 
 // countLeft says what is still to be moved off disks that are being emptied. With
 // an error, of what could not be asked, it is pending.
-func countLeft(ctx context.Context, s *client.Session, views []diskView) error {
+func countLeft(ctx context.Context, c *admin.Client, views []diskView) error {
 	if !slices.ContainsFunc(views, func(v diskView) bool { return v.State == meta.DiskFailing.String() }) {
 		return nil
 	}
-	r, err := readRepair(ctx, s)
+	r, err := readRepair(ctx, c)
 	for i := range views {
 		if v := &views[i]; v.State == meta.DiskFailing.String() {
 			left := r.Disks[v.ID]
@@ -232,15 +235,15 @@ const emptyTimes = 3
 
 // waitEmptied shows how much is left on a disk that was given up, until that is
 // nothing. Errors: IO if it fails meanwhile.
-func waitEmptied(cmd *cobra.Command, s *client.Session, d diskView) error {
+func waitEmptied(cmd *cobra.Command, c *admin.Client, d diskView) error {
 	ctx := cmd.Context()
 	p := newProgress(cmd)
 	defer p.end()
 	var most uint64
 	for empty := 0; empty < emptyTimes; {
-		all, err := listDisks(ctx, s)
+		all, err := listDisks(ctx, c)
 		all = slices.DeleteFunc(all, func(x diskView) bool { return x.ID != d.ID })
-		err = errors.Join(err, countLeft(ctx, s, all))
+		err = errors.Join(err, countLeft(ctx, c, all))
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -287,7 +290,10 @@ it, see TO MOVE in 'penstock disk list'.`,
 		Example: `  penstock disk fail 4f1c09 --yes --wait`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return diskOrder(cmd, &w, args[0], "fail", "Give up disk %s?", yes, func(s *client.Session, d diskView, err error) error {
+			return diskOrder(cmd, &w, args[0], "Give up disk %s?", yes, func(c *admin.Client, d diskView) error {
+				_, err := c.Nodes.FailDisk(cmd.Context(), &admin.FailDiskRequest{Node: d.Server, Disk: d.ID})
+				return err
+			}, func(c *admin.Client, d diskView, err error) error {
 				if err != nil {
 					return err
 				}
@@ -295,7 +301,7 @@ it, see TO MOVE in 'penstock disk list'.`,
 				if !wait {
 					return nil
 				}
-				return waitEmptied(cmd, s, d)
+				return waitEmptied(cmd, c, d)
 			})
 		},
 	}
@@ -318,7 +324,10 @@ something is there. A disk that is well is not let go of.`,
 		Example: `  penstock disk replace 4f1c09 --yes`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return diskOrder(cmd, &w, args[0], "replace", "Let go of disk %s? Replicas that are nowhere else are lost.", yes, func(_ *client.Session, d diskView, err error) error {
+			return diskOrder(cmd, &w, args[0], "Let go of disk %s? Replicas that are nowhere else are lost.", yes, func(c *admin.Client, d diskView) error {
+				_, err := c.Nodes.ReplaceDisk(cmd.Context(), &admin.ReplaceDiskRequest{Node: d.Server, Disk: d.ID})
+				return err
+			}, func(_ *admin.Client, d diskView, err error) error {
 				if meta.KindOf(err) == meta.NotEmpty {
 					cmd.Printf("let go of; unmount %s, mount an empty file system there, then once more: penstock disk replace %s\n", d.Path, short(d.ID))
 					return nil

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/server"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -58,8 +58,8 @@ checked. Nothing is changed.`,
   penstock fsck --dir /var/lib/penstock --volume datasets --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return w.withOrAlone(cmd.Context(), func(s *client.Session) error {
-				views, err := check(cmd.Context(), s, only, cmd.PrintErrf)
+			return w.withOrAlone(cmd.Context(), func(s *client.Session, c *admin.Client) error {
+				views, err := check(cmd.Context(), s, c, only, cmd.PrintErrf)
 				if err != nil {
 					return err
 				}
@@ -98,7 +98,7 @@ checked. Nothing is changed.`,
 }
 
 // showChecks tells every few seconds how far a check is.
-func showChecks(ctx context.Context, s *client.Session, name string, tell func(string, ...any), done <-chan struct{}) {
+func showChecks(ctx context.Context, c *admin.Client, name string, tell func(string, ...any), done <-chan struct{}) {
 	t := time.NewTicker(2 * time.Second)
 	defer t.Stop()
 	for {
@@ -107,12 +107,8 @@ func showChecks(ctx context.Context, s *client.Session, name string, tell func(s
 			return
 		case <-t.C:
 		}
-		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminStatus})
+		st, err := c.Health.GetServerStatus(ctx, &admin.GetServerStatusRequest{})
 		if err != nil {
-			continue
-		}
-		var st server.Status
-		if json.Unmarshal(re.Report, &st) != nil {
 			continue
 		}
 		for _, c := range st.Checks {
@@ -125,7 +121,7 @@ func showChecks(ctx context.Context, s *client.Session, name string, tell func(s
 	}
 }
 
-func check(ctx context.Context, s *client.Session, only []string, tell func(string, ...any)) ([]checkView, error) {
+func check(ctx context.Context, s *client.Session, c *admin.Client, only []string, tell func(string, ...any)) ([]checkView, error) {
 	views := []checkView{}
 	for v, err := range s.Volumes(ctx) {
 		if err != nil {
@@ -135,7 +131,7 @@ func check(ctx context.Context, s *client.Session, only []string, tell func(stri
 			continue
 		}
 		done := make(chan struct{})
-		go showChecks(ctx, s, v.Name, tell, done)
+		go showChecks(ctx, c, v.Name, tell, done)
 		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminFsck, Name: v.Name, Volume: v.ID})
 		close(done)
 		if err != nil {

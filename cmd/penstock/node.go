@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -12,9 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/server"
-	"penstock.io/penstock/meta/wire"
 )
 
 func newNode() *cobra.Command {
@@ -81,67 +79,48 @@ func (n nodeView) stateText() string {
 	return n.State + ", away"
 }
 
-// everyMeta asks each metadata server that lives. Errors of some are joined; what
-// the others say stands.
-func everyMeta(ctx context.Context, s *client.Session, a wire.Admin, each func(name string, report []byte) error) (asked int, err error) {
-	var errs []error
-	for _, m := range s.MetaServers() {
-		asked++
-		one, cancel := context.WithTimeout(ctx, dialTimeout)
-		re, err := s.AdminAt(one, m.Addr, a)
-		cancel()
-		if err == nil {
-			err = each(m.Name, re.Report)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("metadata server %s: %w", m.Name, err))
-		}
-	}
-	return asked, errors.Join(errs...)
-}
-
-// readRepair sums what every owner says of the chunks of its volumes.
-func readRepair(ctx context.Context, s *client.Session) (*server.RepairStatus, error) {
+// readRepair sums what every owner says of the chunks of its volumes. With an error, of
+// servers that do not answer, what the others say stands.
+func readRepair(ctx context.Context, c *admin.Client) (*server.RepairStatus, error) {
 	sum := &server.RepairStatus{Nodes: map[meta.ServerID]server.NodeChunks{}}
-	asked, err := everyMeta(ctx, s, wire.Admin{Op: wire.AdminRepairStatus}, func(_ string, report []byte) error {
-		var one server.RepairStatus
-		if err := json.Unmarshal(report, &one); err != nil {
-			return err
-		}
-		sum.Add(&one)
-		return nil
-	})
-	if asked == 0 && err == nil {
-		err = meta.E("repair status", meta.Unavailable, "", errors.New("no metadata server is known"))
+	answer, err := c.Nodes.GetRepairStatus(ctx, &admin.GetRepairStatusRequest{})
+	if err != nil {
+		return sum, err
 	}
-	return sum, err
+	admin.Hear(sum, answer.Status)
+	var errs []error
+	for _, x := range answer.Unanswered {
+		errs = append(errs, fmt.Errorf("metadata server %s: %w", x.Server, x.Error.AsError()))
+	}
+	return sum, errors.Join(errs...)
 }
 
 // listNodes gives the chunk servers that were ever seen, and what is on them.
-func listNodes(ctx context.Context, s *client.Session) ([]nodeView, *server.RepairStatus, error) {
-	views, err := knownNodes(ctx, s)
+func listNodes(ctx context.Context, c *admin.Client) ([]nodeView, *server.RepairStatus, error) {
+	views, err := knownNodes(ctx, c)
 	if err != nil {
 		return nil, nil, err
 	}
-	repair, err := countChunks(ctx, s, views)
+	repair, err := countChunks(ctx, c, views)
 	return views, repair, err
 }
 
 // knownNodes gives them without what is on them, which takes every metadata
 // server to say.
-func knownNodes(ctx context.Context, s *client.Session) ([]nodeView, error) {
-	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminNodeList})
+func knownNodes(ctx context.Context, c *admin.Client) ([]nodeView, error) {
+	answer, err := c.Nodes.ListNodes(ctx, &admin.ListNodesRequest{})
 	if err != nil {
 		return nil, err
 	}
-	var nodes []server.NodeStatus
-	if err := json.Unmarshal(re.Report, &nodes); err != nil {
-		return nil, fmt.Errorf("the list of nodes: %w", err)
-	}
 	views := []nodeView{}
-	for _, n := range nodes {
-		v := nodeView{ID: uint64(n.ID), Name: n.Name, Address: n.Addr, Topology: n.Topology, State: string(n.State), Live: n.Live, Gone: n.Gone,
+	for _, x := range answer.Nodes {
+		var n server.NodeStatus
+		admin.Hear(&n, x)
+		v := nodeView{ID: uint64(n.ID), Name: n.Name, Address: n.Addr, Topology: n.Topology, State: string(n.State), Live: n.Live,
 			Total: n.Total, Free: n.Free, Disks: len(n.Disks)}
+		if n.Gone > 0 {
+			v.Gone = n.Gone.String()
+		}
 		for _, d := range n.Disks {
 			if n.Live && d.State != meta.DiskOK && d.State != meta.DiskFull {
 				v.BadDisks++
@@ -153,13 +132,13 @@ func knownNodes(ctx context.Context, s *client.Session) ([]nodeView, error) {
 }
 
 // countChunks fills in what is on each node.
-func countChunks(ctx context.Context, s *client.Session, views []nodeView) (*server.RepairStatus, error) {
-	repair, err := readRepair(ctx, s)
+func countChunks(ctx context.Context, c *admin.Client, views []nodeView) (*server.RepairStatus, error) {
+	repair, err := readRepair(ctx, c)
 	for i := range views {
 		v := &views[i]
-		c := repair.Nodes[meta.ServerID(v.ID)]
-		v.Chunks, v.Bytes, v.Open, v.Needed = c.Chunks, c.Bytes, c.Open, c.Needed
-		v.ToLeave, v.ToLeaveBytes, v.ToArrive, v.ToArriveBytes = c.ToLeave, c.ToLeaveBytes, c.ToArrive, c.ToArriveBytes
+		n := repair.Nodes[meta.ServerID(v.ID)]
+		v.Chunks, v.Bytes, v.Open, v.Needed = n.Chunks, n.Bytes, n.Open, n.Needed
+		v.ToLeave, v.ToLeaveBytes, v.ToArrive, v.ToArriveBytes = n.ToLeave, n.ToLeaveBytes, n.ToArrive, n.ToArriveBytes
 	}
 	return repair, err
 }
@@ -181,8 +160,8 @@ func newNodeList() *cobra.Command {
   penstock node list --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
-				views, repair, err := listNodes(cmd.Context(), s)
+			return w.api(cmd.Context(), func(c *admin.Client) error {
+				views, repair, err := listNodes(cmd.Context(), c)
 				if repair == nil {
 					return err
 				}
@@ -206,8 +185,8 @@ func newNodeList() *cobra.Command {
 }
 
 // findNode finds a node by its number or its name; what is on it is not counted.
-func findNode(ctx context.Context, s *client.Session, word string) (nodeView, error) {
-	all, err := knownNodes(ctx, s)
+func findNode(ctx context.Context, c *admin.Client, word string) (nodeView, error) {
+	all, err := knownNodes(ctx, c)
 	if err != nil {
 		return nodeView{}, err
 	}
@@ -248,26 +227,27 @@ those volumes have on the server has nowhere to go until another one is there.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
-			return w.with(ctx, func(s *client.Session) error {
-				n, err := findNode(ctx, s, args[0])
+			return w.api(ctx, func(c *admin.Client) error {
+				n, err := findNode(ctx, c, args[0])
 				if err != nil {
 					return err
 				}
-				entry := "start"
 				if cancel {
-					entry = "cancel"
-				} else if n.State == "active" {
-					if err := forecastDrain(cmd, s, n, yes); err != nil {
+					_, err := c.Nodes.CancelDrain(ctx, &admin.CancelDrainRequest{Node: n.ID})
+					return err
+				}
+				if n.State == "active" {
+					if err := forecastDrain(cmd, c, n, yes); err != nil {
 						return err
 					}
 				}
-				if _, err := s.Admin(ctx, wire.Admin{Op: wire.AdminNodeDrain, Ino: meta.Ino(n.ID), Entry: entry}); err != nil {
+				if _, err := c.Nodes.DrainNode(ctx, &admin.DrainNodeRequest{Node: n.ID}); err != nil {
 					return err
 				}
-				if cancel || !wait {
+				if !wait {
 					return nil
 				}
-				return waitDrain(ctx, cmd, s, n)
+				return waitDrain(ctx, cmd, c, n)
 			})
 		},
 	}
@@ -281,16 +261,14 @@ those volumes have on the server has nowhere to go until another one is there.`,
 
 // forecastDrain says what a drain does to volumes, and asks: a person always, and where
 // some become worse off, nobody else goes on without yes.
-func forecastDrain(cmd *cobra.Command, s *client.Session, n nodeView, yes bool) error {
+func forecastDrain(cmd *cobra.Command, c *admin.Client, n nodeView, yes bool) error {
 	ctx := cmd.Context()
-	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminNodeDrain, Ino: meta.Ino(n.ID), Entry: "forecast"})
+	answer, err := c.Nodes.ForecastDrain(ctx, &admin.ForecastDrainRequest{Node: n.ID})
 	if err != nil {
 		return err
 	}
 	var f server.DrainForecast
-	if err := json.Unmarshal(re.Report, &f); err != nil {
-		return fmt.Errorf("what the drain does: %w", err)
-	}
+	admin.Hear(&f, answer)
 	lines := forecastLines(&f)
 	for _, line := range lines {
 		cmd.PrintErrln(line)
@@ -299,7 +277,7 @@ func forecastDrain(cmd *cobra.Command, s *client.Session, n nodeView, yes bool) 
 		return nil
 	}
 	counted := []nodeView{n}
-	_, err = countChunks(ctx, s, counted)
+	_, err = countChunks(ctx, c, counted)
 	warn(cmd, err)
 	return confirm(cmd, fmt.Sprintf("Empty chunk server %d (%s, %s)?", n.ID, n.Name, bytesText(counted[0].Bytes)), fmt.Sprint(n.ID))
 }
@@ -324,13 +302,13 @@ func forecastLines(f *server.DrainForecast) (lines []string) {
 }
 
 // waitDrain shows how much is left on a node until that is nothing.
-func waitDrain(ctx context.Context, cmd *cobra.Command, s *client.Session, n nodeView) error {
+func waitDrain(ctx context.Context, cmd *cobra.Command, c *admin.Client, n nodeView) error {
 	p := newProgress(cmd)
 	defer p.end()
 	var most uint64
 	clean := 0
 	for {
-		r, err := readRepair(ctx, s)
+		r, err := readRepair(ctx, c)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -393,14 +371,14 @@ replicas; those that are nowhere else are lost then.`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
-			return w.with(ctx, func(s *client.Session) error {
-				n, err := findNode(ctx, s, args[0])
+			return w.api(ctx, func(c *admin.Client) error {
+				n, err := findNode(ctx, c, args[0])
 				if err != nil {
 					return err
 				}
 				if !yes {
 					counted := []nodeView{n}
-					_, err := countChunks(ctx, s, counted)
+					_, err := countChunks(ctx, c, counted)
 					warn(cmd, err)
 					question := fmt.Sprintf("Remove chunk server %d (%s) for good?", n.ID, n.Name)
 					if needed := counted[0].Needed; needed > 0 {
@@ -410,11 +388,7 @@ replicas; those that are nowhere else are lost then.`,
 						return err
 					}
 				}
-				a := wire.Admin{Op: wire.AdminNodeRemove, Ino: meta.Ino(n.ID)}
-				if force {
-					a.Entry = "force"
-				}
-				_, err = s.Admin(ctx, a)
+				_, err = c.Nodes.RemoveNode(ctx, &admin.RemoveNodeRequest{Node: n.ID, Force: force})
 				return err
 			})
 		},

@@ -8,8 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/meta/admin"
 )
 
 func newScrub() *cobra.Command {
@@ -28,18 +27,18 @@ disk is; with --wait the command does, and ends when all are done.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
-			return w.with(ctx, func(s *client.Session) error {
-				before, err := listDisks(ctx, s)
+			return w.api(ctx, func(c *admin.Client) error {
+				before, err := listDisks(ctx, c)
 				if err != nil {
 					return err
 				}
-				if _, err := s.Admin(ctx, wire.Admin{Op: wire.AdminScrub, Ino: meta.Ino(node)}); err != nil {
+				if _, err := c.Nodes.ScrubNodes(ctx, &admin.ScrubNodesRequest{Node: uint64(node)}); err != nil {
 					return err
 				}
 				if !wait {
 					return nil
 				}
-				return waitScrub(ctx, cmd, s, uint64(node), before)
+				return waitScrub(ctx, cmd, c, uint64(node), before)
 			})
 		},
 	}
@@ -51,7 +50,7 @@ disk is; with --wait the command does, and ends when all are done.`,
 
 // waitScrub shows how far disks are until all have ended another pass than
 // before.
-func waitScrub(ctx context.Context, cmd *cobra.Command, s *client.Session, node uint64, before []diskView) error {
+func waitScrub(ctx context.Context, cmd *cobra.Command, c *admin.Client, node uint64, before []diskView) error {
 	p, began := newProgress(cmd), time.Now()
 	defer p.end()
 	ended := map[string]string{}
@@ -59,7 +58,7 @@ func waitScrub(ctx context.Context, cmd *cobra.Command, s *client.Session, node 
 		ended[d.ID] = d.ScrubEnd
 	}
 	for {
-		all, err := listDisks(ctx, s)
+		all, err := listDisks(ctx, c)
 		if err != nil {
 			return err
 		}

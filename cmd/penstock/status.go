@@ -10,7 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
+	"penstock.io/penstock/meta/server"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -33,8 +35,12 @@ type serverView struct {
 	Free     uint64 `json:"free_bytes" yaml:"free_bytes"`
 }
 
-func readStatus(ctx context.Context, s *client.Session) (*statusView, error) {
-	status, err := s.Admin(ctx, wire.Admin{Op: wire.AdminStatus})
+func readStatus(ctx context.Context, s *client.Session, c *admin.Client) (*statusView, error) {
+	status, err := c.Health.GetServerStatus(ctx, &admin.GetServerStatusRequest{})
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := c.Nodes.ListNodes(ctx, &admin.ListNodesRequest{})
 	if err != nil {
 		return nil, err
 	}
@@ -47,15 +53,18 @@ func readStatus(ctx context.Context, s *client.Session) (*statusView, error) {
 			view.Volumes = append(view.Volumes, viewOf(v))
 		}
 	}
-	for _, i := range status.Servers {
-		view.Servers = append(view.Servers, serverView{ID: uint64(i.ID), Address: i.Addr, Topology: i.Topology, Class: i.Class, Total: i.Total, Free: i.Free})
-	}
-	if len(status.Report) > 0 {
-		if err := json.Unmarshal(status.Report, &view.Meta); err != nil {
-			return nil, fmt.Errorf("the meta server's report: %w", err)
+	for _, n := range nodes.Nodes {
+		if n.Connected {
+			view.Servers = append(view.Servers, serverView{ID: n.Id, Address: n.Address, Topology: n.Topology, Class: n.Class, Total: n.TotalBytes, Free: n.FreeBytes})
 		}
 	}
-	return view, nil
+	var report server.Status
+	admin.Hear(&report, status)
+	b, err := json.Marshal(report)
+	if err == nil {
+		err = json.Unmarshal(b, &view.Meta)
+	}
+	return view, err
 }
 
 func newStatus() *cobra.Command {
@@ -68,8 +77,8 @@ func newStatus() *cobra.Command {
   penstock status --dir /var/lib/penstock --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
-				view, err := readStatus(cmd.Context(), s)
+			return w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
+				view, err := readStatus(cmd.Context(), s, c)
 				if err != nil {
 					return err
 				}

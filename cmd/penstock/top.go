@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 )
 
@@ -26,8 +27,8 @@ func newTop() *cobra.Command {
 			if interval < 100*time.Millisecond {
 				return usagef("--interval %v is too short; at least 100ms", interval)
 			}
-			return w.with(cmd.Context(), func(s *client.Session) error {
-				return top(cmd, s, interval, rounds)
+			return w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
+				return top(cmd, s, c, interval, rounds)
 			})
 		},
 	}
@@ -38,10 +39,10 @@ func newTop() *cobra.Command {
 }
 
 // top prints counters that moved since the reading before, with their rates.
-func top(cmd *cobra.Command, s *client.Session, interval time.Duration, rounds int) error {
+func top(cmd *cobra.Command, s *client.Session, c *admin.Client, interval time.Duration, rounds int) error {
 	clear := isTerminal(cmd.OutOrStdout())
 	read := func() (map[string]any, time.Time, error) {
-		view, err := readStatus(cmd.Context(), s)
+		view, err := readStatus(cmd.Context(), s, c)
 		if err != nil {
 			return nil, time.Time{}, err
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
 )
@@ -511,7 +512,7 @@ follow.`,
 				if err := setUntilHeld(cmd, s, v, words); err != nil {
 					return err
 				}
-				return waitPlaced(cmd.Context(), cmd, s, v)
+				return w.api(cmd.Context(), func(c *admin.Client) error { return waitPlaced(cmd.Context(), cmd, c, v) })
 			})
 		},
 	}

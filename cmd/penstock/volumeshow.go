@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -12,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/server"
 	"penstock.io/penstock/meta/wire"
@@ -81,22 +81,20 @@ type serverData struct {
 }
 
 // repairOf asks a volume's owner how its chunks stand.
-func repairOf(ctx context.Context, s *client.Session, v meta.VolumeID) (*server.RepairStatus, error) {
-	re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminRepairStatus, Volume: v})
+func repairOf(ctx context.Context, c *admin.Client, v meta.VolumeID) (*server.RepairStatus, error) {
+	answer, err := c.Nodes.GetRepairStatus(ctx, &admin.GetRepairStatusRequest{Volume: admin.Numbered(v)})
 	if err != nil {
 		return nil, err
 	}
 	var r server.RepairStatus
-	if err := json.Unmarshal(re.Report, &r); err != nil {
-		return nil, fmt.Errorf("the owner's report: %w", err)
-	}
+	admin.Hear(&r, answer.Status)
 	return &r, nil
 }
 
 // toMove counts the chunks that do not lie as the policy wants.
 func toMove(r *server.RepairStatus) uint64 { return r.Degraded() }
 
-func readVolume(ctx context.Context, s *client.Session, name string) (*volumeFull, error) {
+func readVolume(ctx context.Context, s *client.Session, c *admin.Client, name string) (*volumeFull, error) {
 	v, err := s.FindVolume(ctx, name)
 	if err != nil {
 		return nil, err
@@ -112,7 +110,7 @@ func readVolume(ctx context.Context, s *client.Session, name string) (*volumeFul
 	} else if err != nil && meta.KindOf(err) != meta.NotSupported { // its owner may be of an older version
 		return nil, err
 	}
-	r, err := repairOf(ctx, s, v.ID)
+	r, err := repairOf(ctx, c, v.ID)
 	if meta.KindOf(err) == meta.AccessDenied {
 		return full, nil // where chunks lie is for who administers the volume
 	}
@@ -124,18 +122,16 @@ func readVolume(ctx context.Context, s *client.Session, name string) (*volumeFul
 	if b := r.Stored; b.Replicas > 0 {
 		d.Stored = &storedView{b.Replicas, b.Compressed, b.Dense, b.Plain, b.Stored, math.Round(b.Ratio()*1000) / 1000}
 	}
-	st, err := s.Admin(ctx, wire.Admin{Op: wire.AdminStatus})
-	if meta.KindOf(err) == meta.AccessDenied {
-		st = &wire.AdminRe{} // what servers there are is for administrators of the cluster
-	} else if err != nil {
+	nodes, err := c.Nodes.ListNodes(ctx, &admin.ListNodesRequest{})
+	if err != nil && meta.KindOf(err) != meta.AccessDenied { // what servers there are is for administrators of the cluster
 		return nil, err
 	}
 	for _, id := range slices.Sorted(maps.Keys(r.Nodes)) {
 		n := r.Nodes[id]
 		one := serverData{ID: uint64(id), Chunks: n.Chunks, Open: n.Open, Bytes: n.Bytes}
-		for _, i := range st.Servers {
-			if i.ID == id {
-				one.Topology, one.Class = i.Topology, i.Class
+		for _, x := range nodes.GetNodes() {
+			if x.Connected && x.Id == uint64(id) {
+				one.Topology, one.Class = x.Topology, x.Class
 			}
 		}
 		d.Servers = append(d.Servers, one)
@@ -158,8 +154,8 @@ chunks of it.`,
   penstock volume show datasets --output yaml`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.with(cmd.Context(), func(s *client.Session) error {
-				v, err := readVolume(cmd.Context(), s, args[0])
+			return w.withAPI(cmd.Context(), func(s *client.Session, c *admin.Client) error {
+				v, err := readVolume(cmd.Context(), s, c, args[0])
 				if err != nil {
 					return err
 				}
@@ -257,11 +253,11 @@ func setUntilHeld(cmd *cobra.Command, s *client.Session, v client.Volume, words 
 
 // waitPlaced shows how much of a volume lies elsewhere than its policy wants,
 // until that is nothing.
-func waitPlaced(ctx context.Context, cmd *cobra.Command, s *client.Session, v client.Volume) error {
+func waitPlaced(ctx context.Context, cmd *cobra.Command, c *admin.Client, v client.Volume) error {
 	p := newProgress(cmd)
 	defer p.end()
 	for clean := 0; ; {
-		r, err := repairOf(ctx, s, v.ID)
+		r, err := repairOf(ctx, c, v.ID)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()

@@ -5,7 +5,6 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +15,7 @@ import (
 
 	"penstock.io/penstock/csi/policy"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/process"
@@ -70,7 +70,8 @@ type Cluster struct {
 
 	mu     sync.Mutex
 	sess   *client.Session
-	dial   *dialing // under way; nil: none is
+	dial   *dialing      // under way; nil: none is
+	api    *admin.Client // nil: nobody has needed it yet
 	closed bool
 }
 
@@ -85,6 +86,24 @@ type dialing struct {
 
 // New makes one; nothing is connected yet.
 func New(cfg Config) *Cluster { return &Cluster{cfg: cfg} }
+
+// administration gives a client of the administrative API. Errors: Canceled (the Cluster is
+// closed), Invalid (no address).
+func (c *Cluster) administration() (*admin.Client, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, meta.E("connect", meta.Canceled, "", errors.New("the driver ends"))
+	}
+	if c.api == nil {
+		api, err := admin.New(admin.Config{Addrs: c.cfg.Addrs, Creds: c.cfg.Creds})
+		if err != nil {
+			return nil, err
+		}
+		c.api = api
+	}
+	return c.api, nil
+}
 
 // dialWait bounds a connection's beginning.
 const dialWait = 10 * time.Second
@@ -177,13 +196,17 @@ func (c *Cluster) Close(ctx context.Context) error {
 		<-d.done
 	}
 	c.mu.Lock()
-	s := c.sess
-	c.sess = nil
+	s, api := c.sess, c.api
+	c.sess, c.api = nil, nil
 	c.mu.Unlock()
-	if s == nil {
-		return nil
+	var err error
+	if api != nil {
+		err = api.Close()
 	}
-	return s.Close(ctx)
+	if s != nil {
+		err = errors.Join(err, s.Close(ctx))
+	}
+	return err
 }
 
 // ID is the cluster's.
@@ -307,35 +330,27 @@ func (c *Cluster) Delete(ctx context.Context, id meta.VolumeID) error {
 
 // Nodes lists the machines that store bytes and answer.
 func (c *Cluster) Nodes(ctx context.Context) (sites []policy.Site, err error) {
-	err = c.with(ctx, func(s *client.Session) error {
-		re, err := s.Admin(ctx, wire.Admin{Op: wire.AdminNodeList})
-		if err != nil {
-			return err
+	api, err := c.administration()
+	if err != nil {
+		return nil, err
+	}
+	answer, err := api.Nodes.ListNodes(ctx, &admin.ListNodesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range answer.Nodes {
+		if !n.Live || n.State != admin.NodeState_NODE_ACTIVE {
+			continue
 		}
-		var nodes []struct {
-			Topology string          `json:"topology"`
-			State    string          `json:"state"`
-			Live     bool            `json:"live"`
-			Disks    []meta.DiskInfo `json:"disks"`
-		}
-		if err := json.Unmarshal(re.Report, &nodes); err != nil {
-			return meta.E("list nodes", meta.Protocol, "", err)
-		}
-		for _, n := range nodes {
-			if !n.Live || n.State != "active" {
-				continue
+		site := policy.Site{Topology: n.Topology}
+		for _, d := range n.Disks {
+			if d.State == admin.DiskState_DISK_OK {
+				site.Disks = append(site.Disks, policy.Disk{Class: d.Class, Free: d.FreeBytes})
 			}
-			site := policy.Site{Topology: n.Topology}
-			for _, d := range n.Disks {
-				if d.State == meta.DiskOK {
-					site.Disks = append(site.Disks, policy.Disk{Class: d.Class, Free: d.Free})
-				}
-			}
-			sites = append(sites, site)
 		}
-		return nil
-	})
-	return sites, err
+		sites = append(sites, site)
+	}
+	return sites, nil
 }
 
 // How long is listened for chunk servers: two seconds.

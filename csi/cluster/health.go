@@ -4,8 +4,7 @@ import (
 	"context"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/meta/admin"
 )
 
 // Health tells of the volumes that something is wrong with, as the metadata servers
@@ -13,34 +12,40 @@ import (
 // seconds ago. The others were as they should be when they were closed, and are
 // opened when a chunk server goes. Errors: AccessDenied; Unavailable, a metadata
 // server that runs does not answer.
-func (c *Cluster) Health(ctx context.Context) (all map[meta.VolumeID]meta.VolumeHealth, err error) {
-	err = c.with(ctx, func(s *client.Session) error {
-		all = map[meta.VolumeID]meta.VolumeHealth{}
-		// With the first answer has come who the metadata servers are.
-		if _, err := s.Admin(ctx, wire.Admin{Op: wire.AdminVolumeByName, Volume: meta.RootVolume}); err != nil {
-			return err
+func (c *Cluster) Health(ctx context.Context) (map[meta.VolumeID]meta.VolumeHealth, error) {
+	api, err := c.administration()
+	if err != nil {
+		return nil, err
+	}
+	servers, err := api.Health.ListServers(ctx, &admin.ListServersRequest{})
+	if err != nil {
+		return nil, err
+	}
+	all := map[meta.VolumeID]meta.VolumeHealth{}
+	for _, m := range servers.Servers {
+		one, err := api.At(m.Address)
+		if err != nil {
+			return nil, err
 		}
-		for _, m := range s.MetaServers() {
-			if err := healthAt(ctx, s, m.Addr, all); err != nil {
-				return err
-			}
+		if err := healthAt(ctx, one, all); err != nil {
+			return nil, err
 		}
-		return nil
-	})
-	return all, err
+	}
+	return all, nil
 }
 
 // healthAt adds what one server tells, page by page.
-func healthAt(ctx context.Context, s *client.Session, addr string, all map[meta.VolumeID]meta.VolumeHealth) error {
-	for q := (meta.HealthRequest{Volumes: true}); ; {
-		h, err := s.Health(ctx, addr, q)
+func healthAt(ctx context.Context, one *admin.Client, all map[meta.VolumeID]meta.VolumeHealth) error {
+	for q := (&admin.ListVolumeHealthRequest{}); ; {
+		page, err := one.Health.ListVolumeHealth(ctx, q)
 		if err != nil {
 			return err
 		}
-		last := q.After
-		for _, v := range h.Volumes {
-			// One that moves may be told of by two: what is worst.
+		for _, answer := range page.Volumes {
+			var v meta.VolumeHealth
+			admin.Hear(&v, answer)
 			x := all[v.ID]
+			// One that moves may be told of by two: what is worst.
 			if v.Failed == "" {
 				v.Failed = x.Failed
 			}
@@ -59,12 +64,10 @@ func healthAt(ctx context.Context, s *client.Session, addr string, all map[meta.
 			}
 			v.Advisory = v.Advisory || x.Advisory
 			all[v.ID] = v
-			last = max(last, v.ID)
 		}
-		// A server of before tells all that it does each time.
-		if h.Left == 0 || last == q.After {
+		if page.NextPageToken == "" {
 			return nil
 		}
-		q.After = last
+		q.PageToken = page.NextPageToken
 	}
 }

@@ -486,9 +486,8 @@ func (s *Session) reach(ctx context.Context, look func(context.Context) (*conn, 
 // and neither read much nor wait for something to come.
 func quick(a *wire.Admin) bool {
 	switch a.Op {
-	case wire.AdminVolumes, wire.AdminStatus, wire.AdminVolumeByName, wire.AdminTokens, wire.AdminMembers, wire.AdminGrants,
-		wire.AdminNodeList, wire.AdminRepairStatus, wire.AdminPathOf, wire.AdminClones, wire.AdminMirrors, wire.AdminHealth,
-		wire.AdminRevision, wire.AdminGroups:
+	case wire.AdminVolumes, wire.AdminVolumeByName, wire.AdminTokens, wire.AdminMembers, wire.AdminGrants,
+		wire.AdminPathOf, wire.AdminClones, wire.AdminMirrors, wire.AdminRevision, wire.AdminGroups:
 		return true
 	case wire.AdminSnapshots, wire.AdminSettings: // without a body only asked for
 		return len(a.Body) == 0

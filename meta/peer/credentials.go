@@ -437,6 +437,8 @@ func (c *Credentials) server(ctx context.Context, nc net.Conn, joiners bool) (ne
 	cfg := l.base()
 	cfg.ClientAuth = tls.RequireAnyClientCert
 	if joiners {
+		// A metadata server: clients of gRPC insist that it says that it speaks HTTP/2.
+		cfg.NextProtos = append(cfg.NextProtos, "h2")
 		cfg.ClientAuth = tls.RequestClientCert
 	}
 	var id Identity

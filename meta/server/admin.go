@@ -124,21 +124,6 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 		}
 		_, err := s.openAs(ctx, m.Volume, cluster.VolumeActive, m.Entry)
 		return err
-	case wire.AdminNodeList, wire.AdminNodeDrain, wire.AdminNodeRemove, wire.AdminRepairStatus:
-		return s.nodeOp(ctx, m, re)
-	case wire.AdminStatus:
-		re.Servers = s.liveServers()
-		b, err := json.Marshal(s.Status())
-		if err != nil {
-			panic("server: status is plain data: " + err.Error())
-		}
-		re.Report = b
-	case wire.AdminHealth:
-		var q meta.HealthRequest
-		if err := readBody(m, &q); err != nil {
-			return err
-		}
-		return reportJSON(re, s.Health(ctx, q))
 	case wire.AdminCheckpoint:
 		o, err := s.ownerOf(ctx, m)
 		if err != nil {
@@ -169,10 +154,6 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 			panic("server: a report is plain data: " + err.Error())
 		}
 		re.Report = b
-	case wire.AdminDisk:
-		return s.adminDisk(ctx, m)
-	case wire.AdminScrub:
-		return s.adminScrub(ctx, meta.ServerID(m.Ino))
 	case wire.AdminSnapshots, wire.AdminSnapshotCreate, wire.AdminSnapshotDelete, wire.AdminSnapshotDiff, wire.AdminSnapshotRollback, wire.AdminSnapshotSchedule, wire.AdminSnapshotUse:
 		return s.snapshotOp(ctx, sess, m, re)
 	case wire.AdminGroups, wire.AdminGroupPut, wire.AdminGroupStep:

@@ -74,7 +74,9 @@ func TestAcceptedLossIsForGood(t *testing.T) {
 	p.refused(t, meta.Unavailable, accept(true, sealed)) // they may come back
 	p.refused(t, meta.Unavailable, accept(true, open))
 	for _, id := range []meta.ServerID{1, 2} {
-		p.admin(t, wire.Admin{Op: wire.AdminNodeRemove, Ino: meta.Ino(id), Entry: "force"})
+		if err := g.s.srv.removeNode(t.Context(), id, true); err != nil {
+			t.Fatal(err)
+		}
 	}
 	// Nobody accepted anything yet: one that comes back brings the bytes.
 	g.add(1, racks[0])

@@ -54,7 +54,7 @@ func TestChunkServersClocks(t *testing.T) {
 		}
 		cancel()
 	}
-	h := g.s.srv.Health(t.Context(), meta.HealthRequest{})
+	h := g.s.srv.Health(t.Context())
 	if len(h.Clocks) != 1 || h.Clocks[0].ID != 3 || h.Clocks[0].Ahead < 10*time.Minute || h.Clocks[0].Ahead > 20*time.Minute {
 		t.Errorf("health tells %+v", h.Clocks)
 	}

@@ -24,7 +24,7 @@ type DrainForecast struct {
 
 // VolumeForecast is what becomes of one volume.
 type VolumeForecast struct {
-	Name     string `json:"name"`
+	Name     string `json:"name" pb:"volume"`
 	Replicas int    `json:"replicas"` // by its policy
 	Now      int    `json:"now"`      // of new data; 0: nothing can be written
 	Then     int    `json:"then"`

@@ -1,11 +1,11 @@
 package server
 
 import (
-	"encoding/json"
 	"slices"
 	"testing"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/wire"
 )
 
@@ -23,11 +23,14 @@ func TestDrainForecast(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	api := g.s.api()
 	ask := func() (f DrainForecast) {
 		t.Helper()
-		if err := json.Unmarshal(p.admin(t, wire.Admin{Op: wire.AdminNodeDrain, Ino: 3, Entry: "forecast"}).Report, &f); err != nil {
+		answer, err := api.Nodes.ForecastDrain(t.Context(), &admin.ForecastDrainRequest{Node: 3})
+		if err != nil {
 			t.Fatal(err)
 		}
+		admin.Hear(&f, answer)
 		return f
 	}
 	f := ask()

@@ -16,10 +16,12 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/blobdir"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/journal"
+	peering "penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/state"
 )
 
@@ -734,6 +736,19 @@ func (s *site) session(name string, h client.Handler) *client.Session {
 		sess.Close(ctx)
 	})
 	return sess
+}
+
+// api is a client of the administrative API, over the server's socket.
+func (s *site) api() *admin.Client { return newAPIClient(s.t, "unix:"+s.addr, nil) }
+
+func newAPIClient(t *testing.T, addr string, creds *peering.Credentials) *admin.Client {
+	t.Helper()
+	c, err := admin.New(admin.Config{Addrs: []string{addr}, Creds: creds})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
 }
 
 func (p *peer) do(t *testing.T, op meta.Op, want meta.LeaseMode) *meta.Result {

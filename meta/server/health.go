@@ -17,22 +17,22 @@ import (
 	"penstock.io/penstock/meta/placement"
 )
 
+// VolumesHealth tells of the volumes here that something is to be said of, by their numbers
+// from the one after after on, as many as one answer has, and how many are left.
+func (s *Server) VolumesHealth(after meta.VolumeID) (page []meta.VolumeHealth, left int) {
+	var h meta.ServerHealth
+	s.volumesHealth(&h, true)
+	page = slices.DeleteFunc(h.Volumes, func(v meta.VolumeHealth) bool { return v.ID <= after })
+	slices.SortFunc(page, func(a, b meta.VolumeHealth) int { return cmp.Compare(a.ID, b.ID) })
+	left = bound(&page)
+	return page, left
+}
+
 // Health tells what this server knows of what might be wrong. It takes a few
 // seconds at most: what can't be found out by then is told as that.
-func (s *Server) Health(ctx context.Context, q meta.HealthRequest) *meta.ServerHealth {
+func (s *Server) Health(ctx context.Context) *meta.ServerHealth {
 	now := time.Now()
-	h := &meta.ServerHealth{Version: meta.ServerHealthVersion, Name: s.cfg.Name, Now: now}
-	if len(q.Certificates) > 0 {
-		h.Certificates = s.certs.of(q.Certificates)
-		return h
-	}
-	if q.Volumes {
-		s.volumesHealth(h, true)
-		h.Volumes = slices.DeleteFunc(h.Volumes, func(v meta.VolumeHealth) bool { return v.ID <= q.After })
-		slices.SortFunc(h.Volumes, func(a, b meta.VolumeHealth) int { return cmp.Compare(a.ID, b.ID) })
-		h.Left = bound(&h.Volumes)
-		return h
-	}
+	h := &meta.ServerHealth{Name: s.cfg.Name, Now: now}
 	if c := s.cfg.Creds; c != nil && !c.IsInsecure() {
 		own := certHealth(c.Identity())
 		h.Certificate = &own
@@ -87,7 +87,11 @@ func (s *Server) nodesHealth(h *meta.ServerHealth) {
 		}
 		h.Nodes++
 		if !n.Live {
-			h.Away = append(h.Away, meta.NodeHealth{ID: n.ID, Name: n.Name, Gone: n.Gone})
+			away := meta.NodeHealth{ID: n.ID, Name: n.Name}
+			if n.Gone > 0 {
+				away.Gone = n.Gone.String()
+			}
+			h.Away = append(h.Away, away)
 			continue
 		}
 		h.NodesLive++

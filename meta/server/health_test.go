@@ -11,9 +11,9 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/cluster"
 	peering "penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/wire"
 	trio "penstock.io/penstock/test/etcd"
 )
 
@@ -23,7 +23,7 @@ func TestCutOffClientsAreTold(t *testing.T) {
 	t.Parallel()
 	s := newSiteTTL(t, 10*time.Second)
 	told := func() (names []string) {
-		for _, c := range s.srv.Health(t.Context(), meta.HealthRequest{}).CutOff {
+		for _, c := range s.srv.Health(t.Context()).CutOff {
 			names = append(names, c.Name)
 		}
 		return names
@@ -86,7 +86,7 @@ func TestVolumesThatFail(t *testing.T) {
 	s := newSite(t)
 	<-s.srv.opened(1).recovered
 	told := func() (l []string) {
-		for _, v := range s.srv.Health(t.Context(), meta.HealthRequest{}).Volumes {
+		for _, v := range s.srv.Health(t.Context()).Volumes {
 			l = append(l, fmt.Sprint(v.ID, " ", v.Failed))
 		}
 		return l
@@ -114,11 +114,10 @@ func TestVolumesThatFail(t *testing.T) {
 	if l := told(); len(l) != 1 || !strings.HasPrefix(l[0], "2 ") || !strings.Contains(l[0], "its journal") {
 		t.Errorf("of what can't be opened: %v", l)
 	}
-	alone := s.srv.Health(t.Context(), meta.HealthRequest{Volumes: true})
-	if l := alone.Volumes; len(l) != 1 || l[0].ID != v.ID || l[0].Failed == "" || alone.Nodes != 0 || len(alone.Etcd.Endpoints) != 0 {
-		t.Errorf("asked for volumes alone: %+v", alone)
+	if l, left := s.srv.VolumesHealth(0); len(l) != 1 || l[0].ID != v.ID || l[0].Failed == "" || left != 0 {
+		t.Errorf("asked for volumes alone: %+v, and %d more", l, left)
 	}
-	if l := s.srv.Health(t.Context(), meta.HealthRequest{Volumes: true, After: v.ID}).Volumes; len(l) != 0 {
+	if l, _ := s.srv.VolumesHealth(v.ID); len(l) != 0 {
 		t.Errorf("after the last one: %+v", l)
 	}
 	if l := s.srv.unable.unserved(time.Now().Add(2 * unservedTold)); len(l) != 0 {
@@ -179,15 +178,15 @@ func TestEndingCertificatesAreTold(t *testing.T) {
 	// What connects is noted; what it gets for a renewal, too.
 	s := newSecured(t)
 	creds := s.creds(peering.Admin, "x")
-	nc, rd, _ := s.hello(creds, wire.RoleAdmin)
+	api := s.apiAs(creds)
+	if _, err := api.Health.GetServerHealth(t.Context(), &admin.GetServerHealthRequest{}); err != nil {
+		t.Errorf("an administrator asks: %v", err)
+	}
 	if l := s.srv.certs.of([]string{"admin/x"}); len(l) != 1 || !l[0].Ends.Equal(creds.Identity().Expires) {
 		t.Errorf("of who is connected: %v", l)
 	}
-	if k := s.ask(nc, rd, &wire.Admin{Op: wire.AdminHealth}); k != meta.KindOK {
-		t.Errorf("an administrator asks: %v", k)
-	}
-	h := s.srv.Health(t.Context(), meta.HealthRequest{})
-	if h.Version != meta.ServerHealthVersion || len(h.Certificates) != 0 {
+	h := s.srv.Health(t.Context())
+	if len(h.Certificates) != 0 {
 		t.Errorf("%+v", h)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/wire"
@@ -303,25 +304,48 @@ func (s *Server) others() (l []cluster.MetaServer) {
 // clusterRepairStatus sums what every meta server says of its volumes. It fails
 // if one can't be asked.
 func (s *Server) clusterRepairStatus(ctx context.Context) (*RepairStatus, error) {
-	sum, err := s.RepairStatus(ctx, 0)
-	if err != nil {
-		return nil, err
+	sum, silent, err := s.allRepairStatus(ctx)
+	for server, err := range silent { // in any order: one is enough
+		return nil, meta.E("ask all metadata servers", meta.Unavailable, server, err)
 	}
+	return sum, err
+}
+
+// repairAskWait bounds what one metadata server is waited for, to tell of its volumes.
+const repairAskWait = 5 * time.Second
+
+// allRepairStatus sums what the metadata servers say of their volumes, and tells by name which
+// of them do not answer, and why.
+func (s *Server) allRepairStatus(ctx context.Context) (sum *RepairStatus, silent map[string]error, err error) {
+	if sum, err = s.RepairStatus(ctx, 0); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, repairAskWait)
+	defer cancel()
+	var mu sync.Mutex
+	var asked sync.WaitGroup
+	silent = map[string]error{}
 	for _, m := range s.others() {
-		re, err := s.askPeer(ctx, m.Addr, &wire.Admin{Op: wire.AdminRepairStatus})
-		if err == nil {
-			err = re.Status.Error()
-		}
-		var st RepairStatus
-		if err == nil {
-			err = json.Unmarshal(re.Report, &st)
-		}
-		if err != nil {
-			return nil, meta.E("ask all metadata servers", meta.Unavailable, m.Name, err)
-		}
-		sum.Add(&st)
+		asked.Go(func() {
+			var st RepairStatus
+			c, err := s.api.peers.client(m.Addr)
+			if err == nil {
+				var answer *admin.GetRepairStatusResponse
+				if answer, err = c.Nodes.GetRepairStatus(ctx, &admin.GetRepairStatusRequest{Server: m.Name}); err == nil {
+					admin.Hear(&st, answer.Status)
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				silent[m.Name] = err
+				return
+			}
+			sum.Add(&st)
+		})
 	}
-	return sum, nil
+	asked.Wait()
+	return sum, silent, nil
 }
 
 // usageElsewhere fills in what other servers know of the volumes that they own.

@@ -10,7 +10,6 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
-	"penstock.io/penstock/meta/wire"
 )
 
 // viewed is a cluster that tells what there is, as one with etcd does: so its
@@ -345,7 +344,7 @@ func TestRepairStatusWaitsForNobody(t *testing.T) {
 	// The drain itself needs no volume at all.
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := g.s.srv.nodeOp(ctx, &wire.Admin{Op: wire.AdminNodeDrain, Ino: 2, Entry: "start"}, &wire.AdminRe{}); err != nil {
+	if err := g.s.srv.drainNode(ctx, 2); err != nil {
 		t.Error(err)
 	}
 	if !slices.ContainsFunc(g.s.cluster.Nodes(), func(n cluster.Node) bool { return n.ID == 2 && n.State == cluster.NodeDraining }) {

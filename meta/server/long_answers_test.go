@@ -163,7 +163,9 @@ func TestLossesInPages(t *testing.T) {
 	}
 	g.await("full", full)
 	g.nodes[1].halt()
-	p.admin(t, wire.Admin{Op: wire.AdminNodeRemove, Ino: 1, Entry: "force"})
+	if err := g.s.srv.removeNode(t.Context(), 1, true); err != nil {
+		t.Fatal(err)
+	}
 	g.await("lost", func(st *RepairStatus) bool { return st.Lost == chunks })
 	// The long way, and the short.
 	pages := 0

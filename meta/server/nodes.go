@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,7 +10,6 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/placement"
-	"penstock.io/penstock/meta/wire"
 )
 
 // RepairStatus tells how the chunks of volumes stand. What several meta
@@ -20,8 +18,8 @@ type RepairStatus struct {
 	Volumes   int `json:"volumes"`
 	Unscanned int `json:"unscanned"` // of which not every server was listed yet
 
-	Chunks   uint64 `json:"chunks"` // sealed
-	Bytes    uint64 `json:"bytes"`  // of them, each counted once
+	Chunks   uint64 `json:"chunks"`                 // sealed
+	Bytes    uint64 `json:"bytes" pb:"chunk_bytes"` // of them, each counted once
 	Open     uint64 `json:"open"`
 	Deleting uint64 `json:"deleting"`
 
@@ -76,7 +74,7 @@ type RepairStatus struct {
 // DiskChunks are replicas on one disk.
 type DiskChunks struct {
 	Chunks uint64 `json:"chunks"`
-	Bytes  uint64 `json:"bytes"`
+	Bytes  uint64 `json:"bytes" pb:"chunk_bytes"`
 }
 
 // addDisk adds what more is on a disk.
@@ -91,7 +89,7 @@ func (r *RepairStatus) addDisk(id string, x DiskChunks) {
 // NodeChunks is what the journals say that one chunk server has.
 type NodeChunks struct {
 	Chunks uint64 `json:"chunks"`
-	Bytes  uint64 `json:"bytes"`
+	Bytes  uint64 `json:"bytes" pb:"chunk_bytes"`
 	Open   uint64 `json:"open"`
 	Needed uint64 `json:"needed"` // of Chunks: without this server the chunk had too few replicas
 	// What is still to be moved off it, or off one of its disks, and onto it, for
@@ -290,24 +288,27 @@ func (o *owner) listedAll() bool {
 
 // NodeStatus is one chunk server as administrators see it.
 type NodeStatus struct {
-	ID        meta.ServerID     `json:"id"`
-	Name      string            `json:"name"`
-	Addr      string            `json:"addr"`
-	Topology  string            `json:"topology"`
-	State     cluster.NodeState `json:"state"`
-	Live      bool              `json:"live"`
-	Gone      string            `json:"gone,omitempty"` // for how long
-	Total     uint64            `json:"total"`
-	Free      uint64            `json:"free"`
-	Disks     []meta.DiskInfo   `json:"disks"`
-	FirstSeen meta.Time         `json:"first_seen"`
-	Since     meta.Time         `json:"since"` // of State
+	ID       meta.ServerID
+	Name     string
+	Addr     string `pb:"address"`
+	Topology string
+	Class    string // of its first disk
+	State    cluster.NodeState
+	Live     bool
+	// Connected: its disks are as it says they are now.
+	Connected bool
+	Gone      time.Duration // since it was heard; 0: it is live, or was not heard yet
+	Total     uint64        `pb:"total_bytes"`
+	Free      uint64        `pb:"free_bytes"`
+	Disks     []meta.DiskInfo
+	FirstSeen meta.Time
+	Since     meta.Time // of State
 }
 
 // NodeList lists every chunk server that was ever seen.
 func (s *Server) NodeList() []NodeStatus {
 	var all []NodeStatus
-	seen := s.sightings()
+	seen, linked := s.sightings(), s.liveServers()
 	for _, n := range s.cfg.Cluster.Nodes() {
 		st := NodeStatus{ID: n.ID, Name: n.Name, Addr: n.Addr, Topology: n.Topology, State: n.State, FirstSeen: n.FirstSeen, Since: n.Since, Disks: []meta.DiskInfo{}}
 		for _, d := range n.Disks {
@@ -321,77 +322,46 @@ func (s *Server) NodeList() []NodeStatus {
 			st.Live = x.live && time.Since(x.last) < quiet
 			st.Total, st.Free, st.Disks = x.info.Total, x.info.Free, append([]meta.DiskInfo{}, x.info.Disks...)
 			if !st.Live {
-				st.Gone = time.Since(x.last).Round(time.Second).String()
+				st.Gone = time.Since(x.last).Round(time.Second)
 			}
+		}
+		if i := slices.IndexFunc(linked, func(x meta.ServerInfo) bool { return x.ID == n.ID }); i >= 0 {
+			x := &linked[i]
+			st.Connected, st.Class, st.Total, st.Free, st.Disks = true, x.Class, x.Total, x.Free, slices.Clone(x.Disks)
 		}
 		all = append(all, st)
 	}
 	return all
 }
 
-// nodeOp answers the administrative requests about nodes and repair.
-func (s *Server) nodeOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	id := meta.ServerID(m.Ino)
-	now := meta.Time(time.Now().UnixNano())
-	var report any
-	switch m.Op {
-	case wire.AdminNodeList:
-		report = s.NodeList()
-	case wire.AdminRepairStatus:
-		st, err := s.RepairStatus(ctx, m.Volume)
-		if err != nil {
-			return err
-		}
-		report = st
-	case wire.AdminNodeDrain:
-		if m.Entry == "forecast" {
-			f, err := s.drainForecast(ctx, id)
-			if err != nil {
-				return err
-			}
-			report = f
-			break
-		}
-		state := cluster.NodeDraining
-		switch m.Entry {
-		case "start":
-		case "cancel":
-			state = cluster.NodeActive
-		default:
-			return meta.E("drain node", meta.Invalid, m.Entry, errors.New(`it is "start", "cancel" or "forecast"`))
-		}
-		if n := nodeIn(s.cfg.Cluster.Nodes(), id); n != nil && n.State == cluster.NodeRemoved && state == cluster.NodeDraining {
-			return meta.E("drain node", meta.Invalid, fmt.Sprint(id), errors.New("it was removed"))
-		}
-		n, err := s.cfg.Cluster.SetNodeState(ctx, id, state, now)
-		if err != nil {
-			return err
-		}
-		s.forgetMap()
-		s.kickRepair()
-		report = n
-	case wire.AdminNodeRemove:
-		if m.Entry != "force" {
-			st, err := s.clusterRepairStatus(ctx)
-			if err != nil {
-				return err
-			}
-			if n := st.Nodes[id]; st.Unscanned > 0 || n.Chunks+n.Open > 0 {
-				return meta.E("remove node", meta.Busy, fmt.Sprint(id), fmt.Errorf("%d chunks and %d open ones are still on it by the volumes' records, %d volumes are not yet looked through: drain it first", n.Chunks, n.Open, st.Unscanned))
-			}
-		}
-		n, err := s.cfg.Cluster.SetNodeState(ctx, id, cluster.NodeRemoved, now)
-		if err != nil {
-			return err
-		}
-		s.forgetMap()
-		s.kickRepair()
-		report = n
+// drainNode has a chunk server emptied. Errors: NotFound, Invalid (it was removed).
+func (s *Server) drainNode(ctx context.Context, id meta.ServerID) error {
+	if n := nodeIn(s.cfg.Cluster.Nodes(), id); n != nil && n.State == cluster.NodeRemoved {
+		return meta.E("drain node", meta.Invalid, fmt.Sprint(id), errors.New("it was removed"))
 	}
-	b, err := json.Marshal(report)
-	if err != nil {
-		panic("server: a report is plain data: " + err.Error())
+	return s.setNodeState(ctx, id, cluster.NodeDraining)
+}
+
+// removeNode gives a chunk server up for good; unless it is forced, only if nothing is on it
+// any more. Errors: NotFound, Busy, Unavailable (not every metadata server tells).
+func (s *Server) removeNode(ctx context.Context, id meta.ServerID, force bool) error {
+	if !force {
+		st, err := s.clusterRepairStatus(ctx)
+		if err != nil {
+			return err
+		}
+		if n := st.Nodes[id]; st.Unscanned > 0 || n.Chunks+n.Open > 0 {
+			return meta.E("remove node", meta.Busy, fmt.Sprint(id), fmt.Errorf("%d chunks and %d open ones are still on it by the volumes' records, %d volumes are not yet looked through: drain it first", n.Chunks, n.Open, st.Unscanned))
+		}
 	}
-	re.Report = b
+	return s.setNodeState(ctx, id, cluster.NodeRemoved)
+}
+
+func (s *Server) setNodeState(ctx context.Context, id meta.ServerID, state cluster.NodeState) error {
+	if _, err := s.cfg.Cluster.SetNodeState(ctx, id, state, meta.Time(time.Now().UnixNano())); err != nil {
+		return err
+	}
+	s.forgetMap()
+	s.kickRepair()
 	return nil
 }

@@ -188,6 +188,8 @@ func TestUnwrittenChunkOnRemovedServer(t *testing.T) {
 	g.policy(p, meta.Policy{Replicas: 1})
 	id := p.alloc(t, false).ID
 	g.nodes[1].halt()
-	p.admin(t, wire.Admin{Op: wire.AdminNodeRemove, Ino: 1, Entry: "force"})
+	if err := g.s.srv.removeNode(t.Context(), 1, true); err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, "it went", func() error { return unless(g.record(id).ID.IsZero()) })
 }

@@ -3,7 +3,6 @@ package server
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -15,8 +14,8 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
 	"penstock.io/penstock/meta/wire"
@@ -644,9 +643,10 @@ func TestLateDeletion(t *testing.T) {
 		return true
 	}
 	g.mu.Unlock()
-	drain := func(id meta.ServerID, what string) {
+	api := g.s.api()
+	drain := func(id meta.ServerID) {
 		t.Helper()
-		if _, err := p.Admin(t.Context(), wire.Admin{Op: wire.AdminNodeDrain, Ino: meta.Ino(id), Entry: what}); err != nil {
+		if _, err := api.Nodes.DrainNode(t.Context(), &admin.DrainNodeRequest{Node: uint64(id)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -655,10 +655,12 @@ func TestLateDeletion(t *testing.T) {
 			return full(st) && slices.Equal(g.records()[0].Servers, []meta.ServerID{id}) && st.Extra == 0
 		}
 	}
-	drain(first, "start")
+	drain(first)
 	g.await("moved", at(second))
-	drain(first, "cancel")
-	drain(second, "start")
+	if _, err := api.Nodes.CancelDrain(t.Context(), &admin.CancelDrainRequest{Node: uint64(first)}); err != nil {
+		t.Fatal(err)
+	}
+	drain(second)
 	g.await("moved back", at(first))
 	mu.Lock()
 	late := slices.Clone(deletions)
@@ -688,19 +690,14 @@ func TestDrain(t *testing.T) {
 		g.open(p, fmt.Sprint("open", i), 100)
 	}
 	g.await("full", full)
-	admin := func(op wire.AdminOp, id meta.ServerID, entry string) (*wire.AdminRe, error) {
-		return p.Admin(t.Context(), wire.Admin{Op: op, Ino: meta.Ino(id), Entry: entry})
-	}
-	if _, err := admin(wire.AdminNodeRemove, 2, ""); meta.KindOf(err) != meta.Busy {
+	nodes := g.s.api().Nodes
+	if _, err := nodes.RemoveNode(t.Context(), &admin.RemoveNodeRequest{Node: 2}); meta.KindOf(err) != meta.Busy {
 		t.Fatalf("a server with chunks was removed: %v", err)
 	}
-	if _, err := admin(wire.AdminNodeDrain, 9, "start"); meta.KindOf(err) != meta.NotFound {
+	if _, err := nodes.DrainNode(t.Context(), &admin.DrainNodeRequest{Node: 9}); meta.KindOf(err) != meta.NotFound {
 		t.Fatal(err)
 	}
-	if _, err := admin(wire.AdminNodeDrain, 2, "now"); meta.KindOf(err) != meta.Invalid {
-		t.Fatal(err)
-	}
-	if _, err := admin(wire.AdminNodeDrain, 2, "start"); err != nil {
+	if _, err := nodes.DrainNode(t.Context(), &admin.DrainNodeRequest{Node: 2}); err != nil {
 		t.Fatal(err)
 	}
 	for range 10 {
@@ -710,20 +707,16 @@ func TestDrain(t *testing.T) {
 	}
 	g.await("empty", func(st *RepairStatus) bool { return st.Nodes[2].Chunks+st.Nodes[2].Open == 0 && st.Draining == 0 })
 	g.await("full", full)
-	re, err := admin(wire.AdminNodeList, 0, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var nodes []NodeStatus
-	if err := json.Unmarshal(re.Report, &nodes); err != nil || len(nodes) != 4 || nodes[1].State != cluster.NodeDraining || !nodes[1].Live || nodes[0].Name != "node1" {
-		t.Fatalf("%v %s", err, re.Report)
+	list, err := nodes.ListNodes(t.Context(), &admin.ListNodesRequest{})
+	if l := list.GetNodes(); err != nil || len(l) != 4 || l[1].State != admin.NodeState_NODE_DRAINING || !l[1].Live || l[0].Name != "node1" {
+		t.Fatalf("%v %v", err, l)
 	}
 	g.nodes[2].mu.Lock()
 	if n := len(g.nodes[2].chunks); n != 0 {
 		t.Errorf("%d replicas are left there", n)
 	}
 	g.nodes[2].mu.Unlock()
-	if _, err := admin(wire.AdminNodeRemove, 2, ""); err != nil {
+	if _, err := nodes.RemoveNode(t.Context(), &admin.RemoveNodeRequest{Node: 2}); err != nil {
 		t.Error(err)
 	}
 	g.exact(2)

@@ -93,19 +93,12 @@ var adminRules = [...]adminRule{
 	wire.AdminSetPolicy:    {roles: admins, right: cluster.AdminRights},
 	wire.AdminAttach:       {roles: admins, right: cluster.AdminRights}, // on the parent, too
 	wire.AdminDetach:       {roles: admins, right: cluster.AdminRights},
-	wire.AdminStatus:       {roles: admins},
 	wire.AdminCheckpoint:   {roles: admins, right: cluster.AdminRights},
 	wire.AdminFsck:         {roles: admins, right: cluster.AdminRights},
 	wire.AdminVolumeByName: {roles: admins, right: cluster.ReadRights},
 	wire.AdminEnrol:        {roles: storage},
 	wire.AdminHandOver:     {roles: admins},
-	wire.AdminDisk:         {roles: admins},
-	wire.AdminScrub:        {roles: admins},
-	wire.AdminNodeList:     {roles: admins},
-	wire.AdminNodeDrain:    {roles: admins},
-	wire.AdminNodeRemove:   {roles: admins},
-	wire.AdminRepairStatus: {roles: admins, right: cluster.AdminRights}, // of one volume
-	wire.AdminJoin:         {roles: nobody},                             // strangers only: see stranger
+	wire.AdminJoin:         {roles: nobody}, // strangers only: see stranger
 	wire.AdminRenew:        {roles: members},
 	wire.AdminMakeToken:    {roles: admins},
 	wire.AdminTokens:       {roles: admins},
@@ -150,7 +143,6 @@ var adminRules = [...]adminRule{
 	wire.AdminMirrorPut:     {roles: admins, right: cluster.AdminRights},
 	wire.AdminMirrorDrop:    {roles: admins, right: cluster.AdminRights},
 	wire.AdminMirrorShow:    {roles: admins, right: cluster.AdminRights},
-	wire.AdminHealth:        {roles: admins},
 	wire.AdminGrantFor:      {roles: admins},
 	wire.AdminRevision:      {roles: admins},
 	wire.AdminSnapshotUse:   {roles: admins, right: cluster.AdminRights}, // it may read much

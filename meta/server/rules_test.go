@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
 	peering "penstock.io/penstock/meta/peer"
@@ -121,6 +122,11 @@ func (s *secured) creds(role peering.Role, name string) *peering.Credentials {
 		s.t.Fatal(err)
 	}
 	return c
+}
+
+// apiAs is a client of the administrative API that shows a certificate.
+func (s *secured) apiAs(creds *peering.Credentials) *admin.Client {
+	return newAPIClient(s.t, s.addr, creds)
 }
 
 // grants sets what the cluster grants.
@@ -478,10 +484,10 @@ func TestStrangersMayOnlyJoin(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t)
 	for what, m := range map[string]wire.Message{
-		"a status request": &wire.Admin{Op: wire.AdminStatus},
-		"a lookup":         asked()[wire.TCall],
-		"a token":          &wire.Admin{Op: wire.AdminJoin, Body: []byte(`{"token":"psj1.admin.aaaaaaaaaa.aaaaaaaaaaaaaaaa.` + s.a.Fingerprint() + `","name":"x"}`)},
-		"a large frame":    &wire.Admin{Op: wire.AdminJoin, Body: make([]byte, 2*wire.MaxHello)},
+		"a list request": &wire.Admin{Op: wire.AdminVolumes},
+		"a lookup":       asked()[wire.TCall],
+		"a token":        &wire.Admin{Op: wire.AdminJoin, Body: []byte(`{"token":"psj1.admin.aaaaaaaaaa.aaaaaaaaaaaaaaaa.` + s.a.Fingerprint() + `","name":"x"}`)},
+		"a large frame":  &wire.Admin{Op: wire.AdminJoin, Body: make([]byte, 2*wire.MaxHello)},
 	} {
 		nc, _, err := peering.DialStranger(t.Context(), s.addr, s.a.Fingerprint())
 		if err != nil {

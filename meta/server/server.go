@@ -226,6 +226,8 @@ type Server struct {
 
 	comparisons *comparisons
 
+	api *api // for administrators
+
 	tree     turns // of changing where a volume hangs
 	deleting turns
 	setting  turns // of changing its policy and its row's words
@@ -337,6 +339,8 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	s.keysAt = time.Now() // the newest may have been made a moment ago
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.standbys = newStandbys(s)
+	s.api = newAPI(s)
+	s.wg.Go(s.api.run)
 	s.wg.Go(s.expireLoop)
 	s.wg.Go(s.guardLoop)
 	s.wg.Go(s.repairLoop)
@@ -395,6 +399,10 @@ func (s *Server) connection(conn net.Conn, who peering.Identity) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(10 * time.Second))
 	rd := wire.NewReader(conn)
+	if speaksHTTP2(rd) {
+		s.api.serve(conn, rd, who)
+		return
+	}
 	t, _, body, err := rd.Next()
 	if err != nil {
 		s.greet(conn, err)

@@ -986,7 +986,7 @@ func TestScheduleThatFails(t *testing.T) {
 	chunks.refuse(meta.IO)
 	a.admin(t, wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: 1, Entry: "24h:hourly"})
 	health := func() (l []meta.VolumeHealth) {
-		return slices.DeleteFunc(s.srv.Health(t.Context(), meta.HealthRequest{}).Volumes, func(v meta.VolumeHealth) bool { return v.Undone == "" })
+		return slices.DeleteFunc(s.srv.Health(t.Context()).Volumes, func(v meta.VolumeHealth) bool { return v.Undone == "" })
 	}
 	eventually(t, "it is told", func() error { return unless(len(health()) == 1) })
 	o := s.srv.opened(1)

@@ -141,6 +141,14 @@ func NewReader(r io.Reader) *Reader {
 // Trust raises the bound to MaxFrame, once the peer is known.
 func (r *Reader) Trust() { r.max = MaxFrame }
 
+// Peek gives the first n bytes that are to be read, and leaves them there. Errors: those of
+// the connection.
+func (r *Reader) Peek(n int) ([]byte, error) { return r.r.Peek(n) }
+
+// Rest is what is left to read, for a connection on which something else than frames is
+// spoken. Next must not be called any more.
+func (r *Reader) Rest() io.Reader { return r.r }
+
 // Buffered tells how many bytes already read wait in the buffer: zero means
 // that the next Next will ask the network.
 func (r *Reader) Buffered() int { return r.r.Buffered() }

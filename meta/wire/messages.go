@@ -503,7 +503,6 @@ const (
 	AdminSetPolicy            // Body: VolumeWords, or empty
 	AdminAttach
 	AdminDetach
-	AdminStatus
 	AdminCheckpoint
 	AdminFsck
 	AdminVolumeByName
@@ -512,12 +511,6 @@ const (
 	AdminEnrol
 	// AdminHandOver asks the owner of Volume to give it to the server at Entry.
 	AdminHandOver
-	// AdminDisk gives up the disk Name of the chunk server Ino (Entry "fail"), or
-	// takes an empty directory in its place ("replace").
-	AdminDisk
-	// AdminScrub has the chunk server Ino, or with zero every one that is
-	// connected, read everything now.
-	AdminScrub
 	AdminJoin        // by who has a token and no certificate; Body, Report: JoinRequest, JoinAnswer
 	AdminRenew       // Body, Report: JoinRequest, JoinAnswer
 	AdminMakeToken   // Body, Report: TokenRequest, TokenAnswer
@@ -533,17 +526,6 @@ const (
 	AdminGrants
 	AdminRevokeGrant // Ino: its number
 	AdminSettings    // Body: cluster.Settings, or empty to ask; Report: cluster.Settings
-	// AdminNodeList: Report is JSON, a list of server.NodeStatus.
-	AdminNodeList
-	// AdminNodeDrain begins to empty the chunk server Ino (Entry "start"), or
-	// takes that back ("cancel").
-	AdminNodeDrain
-	// AdminNodeRemove gives the chunk server Ino up for good; unless Entry is
-	// "force", only if nothing is on it any more.
-	AdminNodeRemove
-	// AdminRepairStatus: Report is JSON, server.RepairStatus, of Volume or of
-	// every volume that the server owns.
-	AdminRepairStatus
 	// AdminPathOf gives the names from Volume's root to the directory Ino. Report
 	// is a JSON list.
 	AdminPathOf
@@ -588,9 +570,6 @@ const (
 	// AdminMirrorShow shows the readers of Volume, a mirror's target from now on,
 	// the snapshot Entry; with "" it is a volume like others again.
 	AdminMirrorShow
-	// AdminHealth asks the server that is asked how it is: Body, Report:
-	// meta.HealthRequest, meta.ServerHealth.
-	AdminHealth
 	// AdminGrantFor makes or takes back grants that end with a use. Body: GrantsFor;
 	// Report: a list of cluster.Grant, those that are there for it now.
 	AdminGrantFor
@@ -656,8 +635,7 @@ type VolumeInfo struct {
 type AdminRe struct {
 	Status  Status
 	Volumes []VolumeInfo
-	Servers []meta.ServerInfo
-	Report  []byte // JSON: status, fsck
+	Report  []byte // JSON
 }
 
 func (*AdminRe) frameType() Type { return TAdminRe }
@@ -674,7 +652,6 @@ func (m *AdminRe) fields(c *coder) {
 			c.u64(x)
 		}
 	})
-	list(c, &m.Servers, serverInfo)
 	c.bytes(&m.Report)
 }
 

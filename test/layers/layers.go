@@ -41,6 +41,8 @@ var table = []row{
 	{"meta/cluster", []string{"meta", "meta/peer", "meta/capability"}, "etcd's keys in the words of meta; who belongs to the cluster"},
 	{"meta/cluster/embedded", []string{"meta", "meta/cluster"}, "runs etcd for one machine; nobody below needs to know"},
 	{"meta/wire", []string{"meta"}, "frames translate words to bytes"},
+	{"meta/admin", []string{"meta", "meta/peer"}, "the administrative API: words and a client, for whoever administers; never the server's insides"},
+	{"meta/admin/gen", nil, "writes what is generated of the API's definition; must not need it"},
 	{"meta/server", []string{"meta/*"}, "the one loop that drives the pure machines"},
 	{"meta/client", []string{"meta", "meta/wire", "meta/peer", "meta/process"}, "finds the owner and speaks its frames; never the server's insides"},
 
@@ -51,13 +53,13 @@ var table = []row{
 	{"chunkserver/server", []string{"meta", "chunkserver/*", "meta/client", "meta/wire", "meta/peer", "meta/process", "meta/capability"}, "serves a store; calls meta, never the other way round; the time since boot is what it counts clocks on"},
 	{"chunkserver/client", []string{"meta", "meta/replica", "chunkserver", "chunkserver/wire", "meta/capability", "meta/peer"}, "the user's side of the data path"},
 
-	{".", []string{"meta", "meta/client", "meta/digest", "meta/index", "meta/keep", "meta/lock", "meta/peer", "meta/process", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers; locks on snapshots are its own"},
+	{".", []string{"meta", "meta/admin", "meta/client", "meta/digest", "meta/index", "meta/keep", "meta/lock", "meta/peer", "meta/process", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers; locks on snapshots are its own"},
 	{"fuse", []string{".", "meta", "meta/keep", "meta/process"}, "kernel requests become calls of the client library; what it leaves to a successor lies beside what that does"},
 	{"stream", []string{".", "meta"}, "a user of the client library like any other"},
 	{"table", []string{".", "meta"}, "a user of the client library like any other"},
 	{"csi/handle", []string{"meta"}, "names and handles are pure words"},
 	{"csi/policy", []string{"meta", "csi/handle"}, "what users may say of volumes, decided without doing anything"},
-	{"csi/cluster", []string{"meta", "meta/client", "meta/peer", "meta/process", "meta/wire", "csi/policy"}, "a session and words: the driver asks metadata servers as an administrator does"},
+	{"csi/cluster", []string{"meta", "meta/admin", "meta/client", "meta/peer", "meta/process", "meta/wire", "csi/policy"}, "a session and words: the driver asks metadata servers as an administrator does"},
 	{"csi/reply", []string{"meta", "csi/policy"}, "how services answer: below both of them"},
 	{"csi/controller", []string{"meta", "csi/cluster", "csi/handle", "csi/policy", "csi/reply"}, "one service of the driver; mounts nothing"},
 	{"csi/node", []string{"meta", "meta/process", "csi/cluster", "csi/handle", "csi/policy", "csi/reply"}, "the other one; mounts by a program that is handed in"},
@@ -83,7 +85,7 @@ var outside = []struct {
 	{"github.com/cockroachdb/pebble", []string{"meta/state"}, "the state store is replaceable"},
 	{"github.com/hanwen/go-fuse", []string{"fuse", "test", "cmd/penstock"}, "one package speaks to the kernel"},
 	{"github.com/spf13/cobra", []string{"cmd", "test/k8s"}, "flags belong to the command line, and to those of Kubernetes"},
-	{"google.golang.org/grpc", []string{"meta/cluster", "meta/journal/etcd", "csi", "stream", "table", "cmd", "test"}, "metadata travels in frames of our own: a quarter of the CPU of a call"},
+	{"google.golang.org/grpc", []string{"meta/admin", "meta/server", "meta/cluster", "meta/journal/etcd", "csi", "stream", "table", "cmd", "test"}, "administration is gRPC; metadata travels in frames of our own: a quarter of the CPU of a call"},
 	{"github.com/prometheus", []string{"cmd", "csi", "meta/server", "chunkserver/server", "fuse"}, "metrics are served by roles"},
 }
 

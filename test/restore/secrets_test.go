@@ -22,6 +22,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/cluster/embedded"
 	"penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
@@ -130,11 +131,28 @@ func (r *rig) dump() []byte {
 	t.Helper()
 	var b bytes.Buffer
 	for _, op := range []wire.AdminOp{
-		wire.AdminVolumes, wire.AdminStatus, wire.AdminNodeList, wire.AdminRepairStatus, wire.AdminTokens, wire.AdminMembers, wire.AdminGrants, wire.AdminSettings,
+		wire.AdminVolumes, wire.AdminTokens, wire.AdminMembers, wire.AdminGrants, wire.AdminSettings,
 	} {
 		fmt.Fprintf(&b, "%+v", r.admin(wire.Admin{Op: op}))
 		b.Write(r.admin(wire.Admin{Op: op}).Report)
 	}
+	r.api(func(ctx context.Context, c *admin.Client) error {
+		status, err := c.Health.GetServerStatus(ctx, &admin.GetServerStatusRequest{})
+		if err != nil {
+			return err
+		}
+		health, err := c.Health.GetServerHealth(ctx, &admin.GetServerHealthRequest{})
+		if err != nil {
+			return err
+		}
+		nodes, err := c.Nodes.ListNodes(ctx, &admin.ListNodesRequest{})
+		if err != nil {
+			return err
+		}
+		repair, err := c.Nodes.GetRepairStatus(ctx, &admin.GetRepairStatusRequest{})
+		fmt.Fprintf(&b, "%v %v %v %v", status, health, nodes, repair)
+		return err
+	})
 	web := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", r.path("m", "admin.sock"))
 	}}}
@@ -176,7 +194,7 @@ func TestSecretsStayWhereTheyAre(t *testing.T) {
 	join("chunkserver", "c1")
 	chunks := r.run("chunkserver", "--data", r.path("c"), "--cluster", addr, "--listen", "127.0.0.1:0", "--credentials", r.path("cred", "c1"))
 	connected := func() error {
-		if len(r.admin(wire.Admin{Op: wire.AdminStatus}).Servers) == 0 {
+		if r.connected() == 0 {
 			return fmt.Errorf("none is there")
 		}
 		return nil

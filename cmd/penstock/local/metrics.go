@@ -41,13 +41,13 @@ type lastHealth struct {
 const healthHolds = 3 * time.Second
 
 // ask gives an answer that is not older than healthHolds.
-func (l *lastHealth) ask(of func(context.Context, meta.HealthRequest) *meta.ServerHealth) *meta.ServerHealth {
+func (l *lastHealth) ask(of func(context.Context) *meta.ServerHealth) *meta.ServerHealth {
 	l.turn <- struct{}{}
 	defer func() { <-l.turn }()
 	if l.h == nil || time.Since(l.at) >= healthHolds {
 		ctx, cancel := context.WithTimeout(context.Background(), healthWithin)
 		defer cancel()
-		l.h = of(ctx, meta.HealthRequest{})
+		l.h = of(ctx)
 		l.at = time.Now()
 	}
 	return l.h

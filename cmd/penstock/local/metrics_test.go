@@ -72,7 +72,7 @@ func TestHealthIsAskedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := lastHealth{turn: make(chan struct{}, 1)}
 		var asked atomic.Int32
-		of := func(context.Context, meta.HealthRequest) *meta.ServerHealth {
+		of := func(context.Context) *meta.ServerHealth {
 			time.Sleep(time.Second)
 			return &meta.ServerHealth{Name: fmt.Sprint(asked.Add(1))}
 		}

@@ -1,0 +1,254 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
+	"google.golang.org/protobuf/proto"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/peer"
+)
+
+// Config says where the cluster is and who asks.
+type Config struct {
+	// Addrs are the addresses of metadata servers: "unix:/path" or "host:port". Any of them
+	// answers everything: it passes a call on to the server that must do it.
+	Addrs []string
+	// Creds are shown to servers that are reached over TCP; nil: Unix sockets only.
+	Creds *peer.Credentials
+	// Reach is how long is tried to reach a server before a call fails; 0: 10 s.
+	Reach time.Duration
+	// AnswerWait bounds how long a server that was reached may take to answer a call that
+	// reads; 0: as long as the caller's context lasts.
+	AnswerWait time.Duration
+}
+
+// Client calls the administrative API. Errors of its calls are *meta.Error, as the server had
+// them. What can be sent again without harm is, when its answer is lost: a request with a
+// request_id is given one. It connects with its first call, and is safe for concurrent use.
+type Client struct {
+	Nodes  NodesClient
+	Health HealthClient
+
+	cfg  Config
+	conn *grpc.ClientConn
+	last lastDial
+
+	mu sync.Mutex
+	at map[string]*Client // of one server each, by address; nil: closed
+}
+
+// lastDial is how the newest attempt to connect ended.
+type lastDial struct {
+	mu   sync.Mutex
+	addr string
+	err  error
+}
+
+func (l *lastDial) note(addr string, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.addr, l.err = addr, err
+}
+
+func (l *lastDial) get() (addr string, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.addr, l.err
+}
+
+// Bounds of connections and of the search for a server.
+const (
+	defaultReach = 10 * time.Second
+	connectWait  = 3 * time.Second
+	tryMin       = 10 * time.Millisecond
+	tryMax       = 250 * time.Millisecond
+	// MaxMessage bounds requests and answers, in bytes.
+	MaxMessage = 16 << 20
+	// PingEvery is how long a connection on which a call waits may be silent before the other
+	// side is asked whether it lives, and pingWait how long it may take to say so.
+	PingEvery = 10 * time.Second
+	pingWait  = 10 * time.Second
+)
+
+// New makes a client; nothing is connected yet. Errors: Invalid (no address).
+func New(cfg Config) (*Client, error) {
+	if len(cfg.Addrs) == 0 {
+		return nil, meta.E("connect", meta.Invalid, "", errors.New("no address of a metadata server is given"))
+	}
+	cfg.Reach = cmp.Or(cfg.Reach, defaultReach)
+	c := &Client{cfg: cfg, at: map[string]*Client{}}
+	servers := manual.NewBuilderWithScheme("penstock")
+	var state resolver.State
+	for _, addr := range cfg.Addrs {
+		state.Endpoints = append(state.Endpoints, resolver.Endpoint{Addresses: []resolver.Address{{Addr: addr}}})
+	}
+	servers.InitialState(state)
+	var err error
+	c.conn, err = grpc.NewClient("penstock:///cluster",
+		grpc.WithResolvers(servers), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
+		grpc.WithContextDialer(c.dial),
+		// TLS is dial's.
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectWait, Backoff: backoff.Config{BaseDelay: tryMin, Multiplier: 2, Jitter: 0.5, MaxDelay: tryMax}}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: PingEvery, Timeout: pingWait}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage)),
+		grpc.WithUnaryInterceptor(c.call),
+	)
+	if err != nil {
+		return nil, meta.E("connect", meta.Invalid, strings.Join(cfg.Addrs, ", "), err)
+	}
+	c.Nodes, c.Health = NewNodesClient(c.conn), NewHealthClient(c.conn)
+	return c, nil
+}
+
+// At gives a client of the one server at an address, for what each server knows of itself.
+// It is closed with this one.
+func (c *Client) At(addr string) (*Client, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.at == nil {
+		return nil, meta.E("connect", meta.Canceled, addr, errors.New("the client is closed"))
+	}
+	if one := c.at[addr]; one != nil {
+		return one, nil
+	}
+	cfg := c.cfg
+	cfg.Addrs = []string{addr}
+	one, err := New(cfg)
+	if err == nil {
+		c.at[addr] = one
+	}
+	return one, err
+}
+
+// Conn is the connection, for clients of other services that the servers have.
+func (c *Client) Conn() grpc.ClientConnInterface { return c.conn }
+
+// Close ends the connections. Calls under way fail with Canceled.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	at := c.at
+	c.at = nil
+	c.mu.Unlock()
+	err := c.conn.Close()
+	for _, one := range at { // in any order
+		err = errors.Join(err, one.Close())
+	}
+	return err
+}
+
+// dial connects to a metadata server, and notes what came of it.
+func (c *Client) dial(ctx context.Context, addr string) (net.Conn, error) {
+	nc, err := peer.Dial(ctx, addr, c.cfg.Creds, peer.Meta)
+	c.last.note(addr, err)
+	if err != nil {
+		return nil, err
+	}
+	return &dialled{Conn: nc, addr: addr, last: &c.last}, nil
+}
+
+// dialled is a connection that notes whether the server refuses our certificate, which it
+// says after our part of the handshake only.
+type dialled struct {
+	net.Conn
+	addr string
+	last *lastDial
+}
+
+func (d *dialled) Read(b []byte) (int, error) {
+	n, err := d.Conn.Read(b)
+	if err != nil && peer.Refused(err) {
+		d.last.note(d.addr, meta.E("handshake", meta.AccessDenied, d.addr, err))
+	}
+	return n, err
+}
+
+// errNoAnswer ends a call whose answer took longer than Config.AnswerWait.
+var errNoAnswer = errors.New("no answer in time")
+
+// call is every call's way: it names the request, sends it, again if need be, and translates
+// the error.
+func (c *Client) call(ctx context.Context, name string, request, answer any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	m := MethodOf(name)
+	if m == nil {
+		m = &Method{}
+	} else {
+		m.NameRequest(request.(proto.Message))
+	}
+	if m.Reads && c.cfg.AnswerWait > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, c.cfg.AnswerWait, errNoAnswer)
+		defer cancel()
+	}
+	// lost is when servers began to be out of reach.
+	var lost time.Time
+	for wait := tryMin; ; wait = min(2*wait, tryMax) {
+		asked := time.Now()
+		err, answered := errorOf(invoke(ctx, name, request, answer, conn, opts...))
+		if answered {
+			return err
+		}
+		addr, derr := c.last.get()
+		if lost.IsZero() || time.Since(asked) > connectWait {
+			lost = time.Now()
+		}
+		switch {
+		case errors.Is(context.Cause(ctx), errNoAnswer) && derr == nil:
+			return meta.E("ask metadata server", meta.Unavailable, addr, fmt.Errorf("it has not answered within %v: it may be starting, or waiting for etcd or for a volume that is being taken over; ask again, or see what each server says with 'penstock cluster status'", c.cfg.AnswerWait))
+		case ctx.Err() != nil && errors.Is(ctx.Err(), context.Canceled) && !errors.Is(context.Cause(ctx), errNoAnswer):
+			return meta.E("call", meta.Canceled, "", context.Cause(ctx))
+		case derr != nil && refused(derr):
+			return &noAnswer{strings.Join(c.cfg.Addrs, ", "), derr}
+		case ctx.Err() != nil || time.Since(lost) > c.cfg.Reach:
+			if derr != nil {
+				err = derr
+			}
+			return &noAnswer{strings.Join(c.cfg.Addrs, ", "), err}
+		case !m.Resend && derr == nil:
+			return &noAnswer{strings.Join(c.cfg.Addrs, ", "), err} // it may have been done
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// noAnswer is the error of a call that no server has answered.
+type noAnswer struct {
+	addrs string
+	err   error
+}
+
+func (e *noAnswer) Error() string { return "no answer from " + e.addrs + ": " + e.err.Error() }
+func (e *noAnswer) Unwrap() error { return e.err }
+
+// IsUnanswered tells whether an error of a call says that no server has answered it: whether it
+// was done is not known.
+func IsUnanswered(err error) bool {
+	_, is := errors.AsType[*noAnswer](err)
+	return is
+}
+
+// refused: to try again would not help.
+func refused(err error) bool {
+	switch meta.KindOf(err) {
+	case meta.AccessDenied, meta.Invalid, meta.Version:
+		return true
+	}
+	return false
+}

@@ -1,0 +1,104 @@
+package admin
+
+import (
+	"context"
+	"errors"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"penstock.io/penstock/meta"
+)
+
+// codeOf gives the gRPC code that comes nearest to a kind, for programs that know no kinds.
+func codeOf(k meta.Kind) codes.Code {
+	switch k {
+	case meta.NotFound, meta.NoAttribute, meta.NoSuchChunk, meta.NoSuchVolume, meta.NoSuchSnapshot:
+		return codes.NotFound
+	case meta.Exists, meta.VolumeExists:
+		return codes.AlreadyExists
+	case meta.NotPermitted, meta.AccessDenied, meta.BadCapability:
+		return codes.PermissionDenied
+	case meta.Invalid, meta.NameTooLong, meta.NotDir, meta.IsDir, meta.Loop, meta.CrossVolume, meta.Protocol, meta.TooBig, meta.Range:
+		return codes.InvalidArgument
+	case meta.NoSpace, meta.QuotaExceeded, meta.ResourceExceeded, meta.FileTooBig, meta.TooManyLinks:
+		return codes.ResourceExhausted
+	case meta.ReadOnly, meta.NotEmpty, meta.Busy, meta.TextBusy, meta.NotAttached, meta.DirectoryInUse, meta.Sealed:
+		return codes.FailedPrecondition
+	case meta.Stale, meta.Again, meta.Fenced, meta.SessionExpired:
+		return codes.Aborted
+	case meta.NotSupported, meta.Version:
+		return codes.Unimplemented
+	case meta.Canceled, meta.Interrupted:
+		return codes.Canceled
+	case meta.Unavailable, meta.NotOwner:
+		return codes.Unavailable
+	case meta.Corrupt, meta.Ahead:
+		return codes.DataLoss
+	}
+	return codes.Internal
+}
+
+// StatusOf translates an error for the wire: a gRPC status that carries an Error.
+func StatusOf(err error) error {
+	if err == nil {
+		return nil
+	}
+	s, serr := status.New(codeOf(meta.KindOf(err)), err.Error()).WithDetails(ErrorOf(err))
+	if serr != nil {
+		panic("admin: an Error is a plain message: " + serr.Error())
+	}
+	return s.Err()
+}
+
+// ErrorOf says an error in the words of the API.
+func ErrorOf(err error) *Error {
+	e := &Error{Kind: Kind(meta.KindOf(err))}
+	if x, ok := err.(*meta.Error); ok {
+		e.Operation, e.Subject = x.Op, x.Subject
+		if x.Err != nil {
+			e.Cause = x.Err.Error()
+		}
+	} else {
+		e.Cause = err.Error()
+	}
+	return e
+}
+
+// AsError translates back: the *meta.Error that the server had.
+func (e *Error) AsError() error {
+	var cause error
+	if e.Cause != "" {
+		cause = errors.New(e.Cause)
+	}
+	return &meta.Error{Op: e.Operation, Kind: meta.Kind(e.Kind), Subject: e.Subject, Err: cause}
+}
+
+// errorOf translates a status back. answered: a server said so. Else the error is of the
+// connection, and nobody knows whether the call was done.
+func errorOf(err error) (_ error, answered bool) {
+	if err == nil {
+		return nil, true
+	}
+	s, ok := status.FromError(err)
+	if !ok {
+		return err, false
+	}
+	for _, d := range s.Details() {
+		if e, ok := d.(*Error); ok {
+			return e.AsError(), true
+		}
+	}
+	const op = "call"
+	switch s.Code() {
+	case codes.Unimplemented:
+		return meta.E(op, meta.NotSupported, "", errors.New(s.Message())), true
+	case codes.ResourceExhausted:
+		return meta.E(op, meta.ResourceExceeded, "", errors.New(s.Message())), true
+	case codes.Internal, codes.InvalidArgument, codes.Unknown:
+		return meta.E(op, meta.Protocol, "", errors.New(s.Message())), true
+	case codes.Canceled:
+		return meta.E(op, meta.Canceled, "", context.Canceled), false
+	}
+	return meta.E(op, meta.Unavailable, "", errors.New(s.Message())), false
+}

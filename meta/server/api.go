@@ -1,0 +1,429 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	grpcpeer "google.golang.org/grpc/peer"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/protobuf/proto"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
+	"penstock.io/penstock/meta/cluster"
+	peering "penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/wire"
+)
+
+// The administrative API (package meta/admin) is gRPC on the port of the frames. What a
+// connection speaks its first bytes tell: HTTP/2 begins with "PRI ", which as the length of a
+// frame would be beyond every bound. Who calls is the certificate of the connection; there is
+// no session.
+//
+// One function, admit, says who may call what, by the rule in the service definition. One
+// function, call, is the way of every call: admit it, do it here, and if another server must
+// do it, pass it on to that one. So any server answers everything.
+
+// api serves it.
+type api struct {
+	s     *Server
+	grpc  *grpc.Server
+	conns chan net.Conn // to Accept
+	peers *peerClients
+	done  atomic.Uint64 // calls that were done here, or refused by what does them
+}
+
+// newAPI makes it; run lets it serve.
+func newAPI(s *Server) *api {
+	a := &api{s: s, conns: make(chan net.Conn), peers: &peerClients{creds: s.cfg.Creds, at: map[string]*admin.Client{}}}
+	a.grpc = grpc.NewServer(
+		grpc.Creds(knownCaller{}),
+		grpc.UnaryInterceptor(a.call),
+		grpc.StreamInterceptor(a.stream),
+		grpc.WaitForHandlers(true),
+		grpc.MaxRecvMsgSize(admin.MaxMessage), grpc.MaxSendMsgSize(admin.MaxMessage),
+		grpc.MaxConcurrentStreams(maxCalls),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: admin.PingEvery / 2}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
+	)
+	admin.RegisterNodesServer(a.grpc, nodesAPI{s: s})
+	admin.RegisterHealthServer(a.grpc, healthAPI{s: s})
+	reflection.Register(a.grpc)
+	return a
+}
+
+// maxCalls bounds the calls under way on one connection; others wait.
+const maxCalls = 100
+
+// run serves until the server ends, and returns when no call is under way any more.
+func (a *api) run() {
+	stop := context.AfterFunc(a.s.ctx, a.grpc.Stop)
+	defer stop()
+	if err := a.grpc.Serve(a); err != nil && a.s.ctx.Err() == nil {
+		a.s.log.Error("the administrative API is served no more: restart this server", "error", err)
+	}
+	a.grpc.Stop() // waits for calls
+	a.peers.close()
+}
+
+// Accept, Close and Addr make api the net.Listener of its gRPC server.
+func (a *api) Accept() (net.Conn, error) {
+	select {
+	case c := <-a.conns:
+		return c, nil
+	case <-a.s.ctx.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+// Close does nothing: Accept ends with the server.
+func (a *api) Close() error { return nil }
+
+// Addr is for logs.
+func (a *api) Addr() net.Addr { return &net.UnixAddr{Name: a.s.cfg.Addr, Net: "penstock"} }
+
+// http2 is how every connection of HTTP/2 begins.
+const http2 = "PRI "
+
+// speaksHTTP2 looks at the first bytes of a connection. An error of the connection is left
+// to the next read.
+func speaksHTTP2(rd *wire.Reader) bool {
+	b, err := rd.Peek(len(http2))
+	return err == nil && string(b) == http2
+}
+
+// serve has a connection served, and returns when it has ended.
+func (a *api) serve(conn net.Conn, rd *wire.Reader, who peering.Identity) {
+	if !who.Anyone() && who.Role == "" {
+		a.s.refusals.Warn(a.s.log, "a connection was refused", "error", meta.E("call", meta.AccessDenied, who.String(), errors.New("it showed no certificate")))
+		return
+	}
+	conn.SetDeadline(time.Time{})
+	if !who.Expires.IsZero() {
+		defer time.AfterFunc(time.Until(who.Expires), func() { conn.Close() }).Stop()
+		defer a.s.certs.shown(who)()
+	}
+	c := &calling{Conn: conn, rest: rd.Rest(), closed: make(chan struct{}), caller: caller{
+		sess: &session{srv: a.s, ctx: a.s.ctx, who: who, role: wire.RoleAdmin, name: who.String(), pace: a.s.paces.of(who)},
+	}}
+	select {
+	case a.conns <- c:
+		<-c.closed
+	case <-a.s.ctx.Done():
+	}
+}
+
+// calling is a connection on which somebody calls the API.
+type calling struct {
+	net.Conn
+	rest   io.Reader // of what was read of Conn already, and of Conn
+	caller caller
+
+	once   sync.Once
+	closed chan struct{}
+}
+
+// Read reads what follows the first bytes, and these.
+func (c *calling) Read(b []byte) (int, error) { return c.rest.Read(b) }
+
+// Close ends serve.
+func (c *calling) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// caller is who is at the other end of a connection, in the words of gRPC: AuthInfo. Its
+// session is none that a client has: it knows rights and counts calls.
+type caller struct {
+	credentials.CommonAuthInfo
+	sess *session
+}
+
+// AuthType names it in logs.
+func (caller) AuthType() string { return "penstock" }
+
+// knownCaller are transport credentials for connections whose handshake is over.
+type knownCaller struct{}
+
+func (knownCaller) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	c, ok := conn.(*calling)
+	if !ok {
+		return nil, nil, errors.New("the connection was not greeted")
+	}
+	return c, c.caller, nil
+}
+
+func (knownCaller) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("these credentials are a server's")
+}
+
+func (knownCaller) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "penstock"}
+}
+func (k knownCaller) Clone() credentials.TransportCredentials { return k }
+func (knownCaller) OverrideServerName(string) error           { return nil }
+
+// callerOf is who makes a call.
+func callerOf(ctx context.Context) *session {
+	p, ok := grpcpeer.FromContext(ctx)
+	if ok {
+		if c, ok := p.AuthInfo.(caller); ok {
+			return c.sess
+		}
+	}
+	panic("server: a call came over a connection that knownCaller did not see")
+}
+
+// passedOn, in the metadata of a call, has for whom another metadata server passes it on.
+const passedOn = "penstock-for"
+
+// passer tells for whom a call was passed on; "": it was not. Only metadata servers are
+// believed, and who may speak as one.
+func passer(ctx context.Context, by peering.Identity) string {
+	if by.Role != peering.Meta && !by.Anyone() {
+		return ""
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	if v := md.Get(passedOn); len(v) > 0 {
+		return v[0]
+	}
+	return ""
+}
+
+// call is the way of every call but those of reflection.
+func (a *api) call(ctx context.Context, request any, info *grpc.UnaryServerInfo, do grpc.UnaryHandler) (any, error) {
+	sess := callerOf(ctx)
+	m := admin.MethodOf(info.FullMethod)
+	if m == nil {
+		return nil, admin.StatusOf(meta.E("call", meta.NotSupported, info.FullMethod, nil))
+	}
+	from := passer(ctx, sess.who)
+	sess.hold(ctx, 1)
+	if err := a.admit(ctx, sess, m, request.(proto.Message)); err != nil {
+		a.s.stats.refused.Add(1)
+		return nil, admin.StatusOf(err)
+	}
+	m.NameRequest(request.(proto.Message)) // it may be sent on more than once
+	answer, err := a.doOrPass(ctx, sess, m, request.(proto.Message), from != "", do)
+	return answer, admin.StatusOf(err)
+}
+
+// stream admits calls of reflection, which tells everybody with a certificate what there is.
+func (a *api) stream(srv any, st grpc.ServerStream, info *grpc.StreamServerInfo, do grpc.StreamHandler) error {
+	sess := callerOf(st.Context())
+	if m := admin.MethodOf(info.FullMethod); m != nil {
+		return admin.StatusOf(meta.E("call", meta.NotSupported, info.FullMethod, errors.New("no rule is applied to streams yet")))
+	}
+	sess.hold(st.Context(), 1)
+	if err := a.s.mayConnect(sess.who, wire.RoleEnrol); err != nil {
+		return admin.StatusOf(err)
+	}
+	return do(srv, st)
+}
+
+// admit refuses a call that is not the caller's to make, or that this server can't answer
+// for now. Errors: AccessDenied, Unavailable.
+func (a *api) admit(ctx context.Context, sess *session, m *admin.Method, request proto.Message) error {
+	if err := a.s.mayConnect(sess.who, wire.RoleEnrol); err != nil { // it may have been evicted since
+		return err
+	}
+	if _, lost := a.s.cfg.Cluster.(*lostCluster); lost {
+		return beingRestored()
+	}
+	a.s.mu.Lock()
+	closing := a.s.closing
+	a.s.mu.Unlock()
+	switch {
+	case closing:
+		return meta.E("call", meta.Unavailable, a.s.cfg.Name, errors.New("the server is stopping"))
+	case sess.who.Role != peering.Meta && a.s.grant() <= 0:
+		return meta.E("call", meta.Unavailable, a.s.cfg.Name, errors.New("this server has no lease at etcd"))
+	}
+	return a.mayCall(ctx, sess, m, request)
+}
+
+// roleNumber is a certificate's role in the words of the API.
+var roleNumber = map[peering.Role]admin.Role{
+	peering.Meta: admin.Role_ROLE_META, peering.ChunkServer: admin.Role_ROLE_CHUNK_SERVER,
+	peering.Client: admin.Role_ROLE_CLIENT, peering.Admin: admin.Role_ROLE_ADMIN,
+}
+
+// mayCall applies a method's rule. Errors: AccessDenied.
+func (a *api) mayCall(ctx context.Context, sess *session, m *admin.Method, request proto.Message) error {
+	if sess.who.Anyone() || slices.Contains(m.Rule.Roles, roleNumber[sess.who.Role]) {
+		return nil
+	}
+	refused := meta.E("call", meta.AccessDenied, sess.who.String(), fmt.Errorf("%s is not for its role", m.Name))
+	right := cluster.Rights(m.Rule.Right) // see TestRightsAreThoseOfGrants
+	named := admin.VolumesOf(request)
+	if right == cluster.NoRights || sess.who.Role != peering.Client || len(named) == 0 {
+		return refused
+	}
+	var volumes []meta.VolumeID
+	for _, ref := range named {
+		v, err := a.s.named(ctx, ref)
+		if err != nil {
+			return refused // whether there is such a volume is not for it to know
+		}
+		volumes = append(volumes, v.ID)
+	}
+	enough := func() error {
+		for _, v := range volumes {
+			if err := sess.enough(sess.access(v), v, right); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	err := enough()
+	if err == nil {
+		return nil
+	}
+	// The grant may have been made a moment ago, through another server.
+	look, cancel := context.WithTimeout(ctx, currentWait)
+	defer cancel()
+	if _, lerr := a.s.cfg.Cluster.Current(look); lerr != nil {
+		return err
+	}
+	return enough()
+}
+
+// named finds the volume that a request names. Errors: NoSuchVolume, Invalid.
+func (s *Server) named(ctx context.Context, ref *admin.VolumeRef) (cluster.Volume, error) {
+	switch v := ref.GetVolume().(type) {
+	case *admin.VolumeRef_Id:
+		return s.cfg.Cluster.Volume(ctx, meta.VolumeID(v.Id))
+	case *admin.VolumeRef_Name:
+		return s.cfg.Cluster.VolumeByName(ctx, v.Name)
+	}
+	return cluster.Volume{}, meta.E("find volume", meta.Invalid, "", errors.New("the request names no volume"))
+}
+
+// passWait bounds the search for the server that must do a call: the owner of its volume may
+// be changing.
+const passWait = 30 * time.Second
+
+// doOrPass does a call here or, if another server must do it, has that one do it. One that
+// was passed on already is not passed on again: who passed it looks further.
+func (a *api) doOrPass(ctx context.Context, sess *session, m *admin.Method, request proto.Message, passed bool, do grpc.UnaryHandler) (any, error) {
+	began, wait := time.Now(), 10*time.Millisecond
+	for {
+		answer, err := do(ctx, request)
+		a.done.Add(1)
+		for hops := 0; !passed && hops < 4; hops++ {
+			at, only := atServer(err)
+			if at == "" || at == a.s.cfg.Addr {
+				break
+			}
+			answer, err = a.pass(ctx, sess, m, request, at)
+			if only {
+				return answer, err
+			}
+		}
+		// Who was to do it may be gone, and another one may have the volume by now.
+		again := errors.Is(err, meta.NotOwner) || admin.IsUnanswered(err) && m.Resend && ctx.Err() == nil
+		if !again || passed || time.Since(began) > passWait {
+			return answer, err
+		}
+		select {
+		case <-time.After(wait):
+			wait = min(2*wait, 250*time.Millisecond)
+		case <-ctx.Done():
+			return nil, meta.E("call", meta.Unavailable, "", context.Cause(ctx))
+		}
+	}
+}
+
+// pass has another server do a call.
+func (a *api) pass(ctx context.Context, sess *session, m *admin.Method, request proto.Message, addr string) (proto.Message, error) {
+	c, err := a.peers.client(addr)
+	if err != nil {
+		return nil, err
+	}
+	answer := m.NewAnswer()
+	if err := c.Conn().Invoke(metadata.AppendToOutgoingContext(ctx, passedOn, sess.who.String()), m.Name, request, answer); err != nil {
+		return nil, err
+	}
+	return answer, nil
+}
+
+// atOther is the error for a call that one other server alone can answer. To who passes no
+// calls on it is a NotOwner.
+type atOther struct{ why *meta.Error }
+
+func (e *atOther) Error() string { return e.why.Error() }
+func (e *atOther) Unwrap() error { return e.why }
+
+// atServer tells at which address a call must be made, if the error says so, and whether at
+// that one alone.
+func atServer(err error) (addr string, only bool) {
+	if other, is := errors.AsType[*atOther](err); is {
+		return other.why.Subject, true
+	}
+	if e, is := errors.AsType[*meta.Error](err); is && e.Kind == meta.NotOwner {
+		return e.Subject, false
+	}
+	return "", false
+}
+
+// here refuses a call that another server, named by the request, must answer. Errors:
+// NotFound; *atOther.
+func (s *Server) here(name string) error {
+	if name == "" || name == s.cfg.Name {
+		return nil
+	}
+	for _, m := range s.others() {
+		if m.Name == name {
+			return &atOther{meta.E("ask metadata server", meta.NotOwner, m.Addr, errors.New("it is another one"))}
+		}
+	}
+	return meta.E("find metadata server", meta.NotFound, name, errors.New("none of this name is there now"))
+}
+
+// peerClients call other metadata servers.
+type peerClients struct {
+	creds *peering.Credentials
+
+	mu     sync.Mutex
+	at     map[string]*admin.Client // by address
+	closed bool
+}
+
+// peerReach is how long is tried to reach another server.
+const peerReach = 3 * time.Second
+
+func (p *peerClients) client(addr string) (*admin.Client, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c := p.at[addr]; c != nil {
+		return c, nil
+	}
+	if p.closed {
+		return nil, meta.E("call", meta.Unavailable, addr, errors.New("the server is stopping"))
+	}
+	c, err := admin.New(admin.Config{Addrs: []string{addr}, Creds: p.creds, Reach: peerReach})
+	if err == nil {
+		p.at[addr] = c
+	}
+	return c, err
+}
+
+func (p *peerClients) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, c := range p.at { // in any order
+		c.Close()
+	}
+}
