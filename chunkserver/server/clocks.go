@@ -47,6 +47,10 @@ const (
 	// clockKept is how long a clock counts that is heard of no more, while others are.
 	// If none is, all count that did at the end.
 	clockKept = time.Minute
+	// clockSlack bounds what an answer that travelled for long is taken to be late: where
+	// machines are overloaded that may be most of a capability's life. The next quick answer
+	// says more.
+	clockSlack = 2 * time.Second
 	// clockReads is how long now is told by the cheap clock since it was last made out.
 	clockReads = 20 * time.Millisecond
 )
@@ -105,10 +109,11 @@ func (c *clocks) nowAt(up time.Duration) meta.Time {
 	first := true
 	var slowest, fastest time.Duration
 	for _, o := range c.servers {
+		ahead := min(o.most, o.least+clockSlack)
 		if first {
-			slowest, fastest, first = o.most, o.most, false
+			slowest, fastest, first = ahead, ahead, false
 		}
-		slowest, fastest = min(slowest, o.most), max(fastest, o.most)
+		slowest, fastest = min(slowest, ahead), max(fastest, ahead)
 	}
 	return meta.Time(up + max(slowest, fastest-meta.ClockSkew))
 }
