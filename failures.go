@@ -6,23 +6,23 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// What of a file could not be made durable is told to whoever has it open, by the rules
-// of Linux's errseq_t: each handle hears of it at its next fsync, once, and at each close
-// of one of its descriptors until then, for the first of these may be that of a child
-// process which looks at no result. A handle that was opened later hears of bytes that
-// are lost if nobody had been told. One write fails, too, and a rename of the file over
-// another one, if nobody had been told before.
+// A failure to make bytes of a file durable is told to every handle of the file, by the
+// rules of Linux's errseq_t: the handle's next fsync fails, once, and until then each close
+// of one of its descriptors does, since the first close may be that of a child process that
+// ignores its result. A handle that is opened later hears of lost bytes if no handle was
+// told of them. Besides, the next write fails, once, and so does a rename of the file over
+// another one if no handle was told before.
 
-// HandleKey is the key of a context's value, a Handle, that says through which handle a
-// Flush, an Fsync or a Release goes. All without one count as the same handle, and then a
-// close tells once.
+// HandleKey is the key under which a context carries the Handle that a Flush, an Fsync or a
+// Release is made through. Calls without one count as made through one and the same handle,
+// and a close tells that handle once.
 type HandleKey struct{}
 
 // Handle is one open(2) of a file, whose descriptors may be many.
 type Handle struct {
-	// ID is the caller's: no other handle of the file has it while this one is open.
+	// ID is chosen by the caller. No other open handle of the file has it.
 	ID uint64
-	// Failures is what OpenInfo told when it was opened.
+	// Failures is OpenInfo.Failures of the open.
 	Failures uint32
 }
 
@@ -31,17 +31,18 @@ func handleOf(ctx context.Context) Handle {
 	return h
 }
 
-// failures are what handles of a file are told. Guarded by the inode's mu.
+// failures keeps the last failure of a file and which handles were told. The inode's mu
+// guards it.
 type failures struct {
 	last error
-	n    uint32 // how many there were
-	// lost: bytes are gone. Else they are here, and are tried again.
+	n    uint32 // number of failures
+	// lost: the bytes are gone. Otherwise they are still here and are tried again.
 	lost bool
-	seen bool // a handle was told of the last one
-	// write, rename: the next one is told of the last one.
+	seen bool // a handle was told of the last failure
+	// write, rename: the next write, or rename, is told of the last failure.
 	write, rename bool
-	// synced is of how many a handle was told by fsync; closed is of how many those
-	// without a handle were told by a close.
+	// synced has by handle how many of the failures an fsync told; closed is how many a
+	// close told of the calls without a handle.
 	synced map[uint64]uint32
 	closed uint32
 }
@@ -77,10 +78,10 @@ func (x *failures) told(h Handle) {
 	x.seen, x.rename = true, false
 }
 
-// knows reports that an fsync through a handle has told of all.
+// knows reports whether an fsync through the handle has told of all failures.
 func (x *failures) knows(h Handle) bool { return max(x.synced[h.ID], h.Failures) >= x.n }
 
-// toldBySync is what an fsync tells.
+// toldBySync gives the error that an fsync through the handle returns, and books it as told.
 func (f *file) toldBySync(h Handle) error {
 	x := f.failed
 	if x == nil || x.knows(h) {
@@ -90,7 +91,7 @@ func (f *file) toldBySync(h Handle) error {
 	return x.last
 }
 
-// toldByClose is what a close of one of a handle's descriptors tells.
+// toldByClose gives the error that a close of one of the handle's descriptors returns.
 func (f *file) toldByClose(h Handle) error {
 	x := f.failed
 	if x == nil || x.knows(h) || h.ID == 0 && x.closed >= x.n {
@@ -103,7 +104,7 @@ func (f *file) toldByClose(h Handle) error {
 	return x.last
 }
 
-// toldByWrite is what the next write tells.
+// toldByWrite gives the error that the next write returns.
 func (f *file) toldByWrite() error {
 	x := f.failed
 	if x == nil || !x.write {
@@ -113,8 +114,8 @@ func (f *file) toldByWrite() error {
 	return x.last
 }
 
-// toldByRename is what a rename over another file tells: it need not hear what somebody
-// else did.
+// toldByRename gives the error that a rename of the file over another one returns. It returns
+// none once any handle was told.
 func (f *file) toldByRename() error {
 	x := f.failed
 	if x == nil || !x.rename {
@@ -124,13 +125,13 @@ func (f *file) toldByRename() error {
 	return x.last
 }
 
-// untold reports that of something nobody was told yet.
+// untold reports whether there is a failure that no handle was told of.
 func (f *file) untold() bool {
 	x := f.failed
 	return x != nil && !x.seen && (x.lost || f.uncommitted > 0)
 }
 
-// toldBefore is of how many failures a handle that is opened now need not hear.
+// toldBefore gives the number of failures that a handle which is opened now need not hear of.
 func (f *file) toldBefore() uint32 {
 	switch {
 	case f.failed == nil:
@@ -153,8 +154,8 @@ func (f *file) releaseHandle(h Handle) {
 	}
 }
 
-// PageLost tells that bytes which the kernel wrote back of a shared mapping could not be
-// put in. Whoever has the file open hears of it, and the next sync of the whole volume.
+// PageLost tells that bytes of a shared mapping, which the kernel wrote back, could not be
+// taken in. The handles of the file hear of it, and so does the next sync of the volume.
 func (v *Volume) PageLost(ino meta.Ino, bytes int, err error) {
 	in := v.node(ino)
 	defer in.put()

@@ -9,17 +9,18 @@ import (
 	"penstock.io/penstock/meta/process"
 )
 
-// clocks tells the time that capabilities are judged by: the metadata servers',
-// since those sign. This machine's clock may be minutes off, and capabilities hold
-// for less than one. Each report brings a metadata server's time, which was read
-// between the sending of the report and the answer's arrival; in between this
-// machine's time since boot goes on, which no step of its clock changes.
+// clocks tells the time by which this chunk server judges capabilities: that of the
+// metadata servers, which sign them. This machine's own clock may be minutes off, and a
+// capability holds for less than a minute. The answer to each report brings a metadata
+// server's time, which that server read after the report was sent and before the answer
+// arrived. Until the next answer the time goes on with this machine's time since boot,
+// which no step of the machine's clock changes.
 //
-// A capability does not say which metadata server signed it, so that the slowest
-// clock decides: whoever signed, it holds for no less than it was given. With clocks
-// that are right it holds for no more. Where the metadata servers' own clocks differ,
-// it may hold for longer by that, up to meta.ClockSkew: the fastest one less that is
-// the least that is believed. The zero value has heard nobody.
+// A capability does not say which metadata server signed it, so the slowest of their
+// clocks decides: the capability never ends earlier than its signer meant. While the
+// metadata servers' clocks agree, it ends no later either. Where they differ, it may end
+// later by the difference, up to meta.ClockSkew: a clock that is further behind the
+// fastest one counts as behind it by meta.ClockSkew. The zero value has heard no clock.
 type clocks struct {
 	own     func() time.Time // nil: this machine's clock
 	alone   bool             // positive control: it alone decides
@@ -37,25 +38,25 @@ type clockHeard struct {
 	at          time.Duration // on process.Uptime
 }
 
-// clockRead is what now told, when.
+// clockRead is a time that now told, and when it did.
 type clockRead struct {
 	at  time.Time
 	now meta.Time
 }
 
 const (
-	// clockKept is how long a clock counts that is heard of no more, while others are.
-	// If none is, all count that did at the end.
+	// clockKept is how long the clock of a silent metadata server counts while others are
+	// heard. While none is heard, the clocks that counted last go on to count.
 	clockKept = time.Minute
-	// clockSlack bounds what an answer that travelled for long is taken to be late: where
-	// machines are overloaded that may be most of a capability's life. The next quick answer
-	// says more.
+	// clockSlack bounds for how long an answer is assumed to have travelled. On overloaded
+	// machines the whole time may be most of a capability's life. The next quick answer
+	// tells the time more exactly.
 	clockSlack = 2 * time.Second
-	// clockReads is how long now is told by the cheap clock since it was last made out.
+	// clockReads is for how long now adds to its last result before it computes a new one.
 	clockReads = 20 * time.Millisecond
 )
 
-// heard takes in a metadata server's time, which it was asked for at a time since boot.
+// heard takes in a metadata server's time. asked is when it was asked for, as time since boot.
 func (c *clocks) heard(server string, asked time.Duration, theirs meta.Time) {
 	c.heardAt(server, asked, process.Uptime(), theirs)
 }
@@ -85,8 +86,8 @@ func (c *clocks) heardAt(server string, asked, answered time.Duration, theirs me
 	c.read.Store(nil)
 }
 
-// now is the time by the metadata servers' clocks; before any was heard of, by this
-// machine's.
+// now is the time by the metadata servers' clocks; before the first was heard, by this
+// machine's clock.
 func (c *clocks) now() meta.Time {
 	if r := c.read.Load(); r != nil {
 		if since := time.Since(r.at); since < clockReads {
@@ -126,11 +127,11 @@ func (c *clocks) machine() time.Time {
 	return time.Now()
 }
 
-// Clock is this machine's time: what reports tell.
+// Clock is the time on this machine's clock. Reports carry it to the metadata servers.
 func (s *Server) Clock() meta.Time { return meta.Time(s.clocks.machine().UnixNano()) }
 
-// HeardClock takes in the time on a metadata server's clock, which it was asked for at
-// a time since boot (process.Uptime): capabilities are judged by it.
+// HeardClock takes in the time on a metadata server's clock, by which capabilities are
+// judged. asked is when that server was asked for it, as time since boot (process.Uptime).
 func (s *Server) HeardClock(server string, asked time.Duration, theirs meta.Time) {
 	s.clocks.heard(server, asked, theirs)
 }

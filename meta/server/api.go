@@ -26,25 +26,25 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// The administrative API (package meta/admin) is gRPC on the port of the frames. What a
-// connection speaks its first bytes tell: HTTP/2 begins with "PRI ", which as the length of a
-// frame would be beyond every bound. Who calls is the certificate of the connection; there is
-// no session.
+// The administrative API (package meta/admin) is gRPC on the port of the frames. The first
+// bytes of a connection tell which of the two it speaks: HTTP/2 begins with "PRI ", which as
+// the length of a frame would be beyond every bound. The caller's identity is that of the
+// connection's certificate; there is no session.
 //
-// One function, admit, says who may call what, by the rule in the service definition. One
-// function, call, is the way of every call: admit it, do it here, and if another server must
-// do it, pass it on to that one. So any server answers everything.
+// Every call takes the same way (call): admit applies the method's rule from the service
+// definition, then this server does the call or, if another server must do it, passes it on
+// to that server. So every server answers every call.
 
-// api serves it.
+// api serves the administrative API.
 type api struct {
 	s     *Server
 	grpc  *grpc.Server
 	conns chan net.Conn // to Accept
 	peers *peerClients
-	done  atomic.Uint64 // calls that were done here, or refused by what does them
+	done  atomic.Uint64 // calls that were handed to their method here, whether it succeeded or not
 }
 
-// newAPI makes it; run lets it serve.
+// newAPI makes the API of a server. It serves from run on.
 func newAPI(s *Server) *api {
 	a := &api{s: s, conns: make(chan net.Conn), peers: &peerClients{creds: s.cfg.Creds, at: map[string]*admin.Client{}}}
 	a.grpc = grpc.NewServer(
@@ -63,10 +63,10 @@ func newAPI(s *Server) *api {
 	return a
 }
 
-// maxCalls bounds the calls under way on one connection; others wait.
+// maxCalls bounds the calls that are under way on one connection; further calls wait.
 const maxCalls = 100
 
-// run serves until the server ends, and returns when no call is under way any more.
+// run serves until the server ends. It returns when no call is under way any more.
 func (a *api) run() {
 	stop := context.AfterFunc(a.s.ctx, a.grpc.Stop)
 	defer stop()
@@ -103,7 +103,7 @@ func speaksHTTP2(rd *wire.Reader) bool {
 	return err == nil && string(b) == http2
 }
 
-// serve has a connection served, and returns when it has ended.
+// serve hands a connection to the gRPC server and returns when the connection has ended.
 func (a *api) serve(conn net.Conn, rd *wire.Reader, who peering.Identity) {
 	if !who.Anyone() && who.Role == "" {
 		a.s.refusals.Warn(a.s.log, "a connection was refused", "error", meta.E("call", meta.AccessDenied, who.String(), errors.New("it showed no certificate")))
@@ -124,17 +124,17 @@ func (a *api) serve(conn net.Conn, rd *wire.Reader, who peering.Identity) {
 	}
 }
 
-// calling is a connection on which somebody calls the API.
+// calling is a connection on which a caller uses the API.
 type calling struct {
 	net.Conn
-	rest   io.Reader // of what was read of Conn already, and of Conn
+	rest   io.Reader // the bytes that were read of Conn already, then Conn
 	caller caller
 
 	once   sync.Once
 	closed chan struct{}
 }
 
-// Read reads what follows the first bytes, and these.
+// Read reads the bytes that were read of Conn already, then Conn.
 func (c *calling) Read(b []byte) (int, error) { return c.rest.Read(b) }
 
 // Close ends serve.
@@ -143,14 +143,14 @@ func (c *calling) Close() error {
 	return c.Conn.Close()
 }
 
-// caller is who is at the other end of a connection, in the words of gRPC: AuthInfo. Its
-// session is none that a client has: it knows rights and counts calls.
+// caller is the AuthInfo of gRPC: the identity at the other end of a connection. Its session
+// is not one of a client: it serves to look up rights and to pace calls.
 type caller struct {
 	credentials.CommonAuthInfo
 	sess *session
 }
 
-// AuthType names it in logs.
+// AuthType is the name of this kind of AuthInfo in logs.
 func (caller) AuthType() string { return "penstock" }
 
 // knownCaller are transport credentials for connections whose handshake is over.
@@ -174,7 +174,7 @@ func (knownCaller) Info() credentials.ProtocolInfo {
 func (k knownCaller) Clone() credentials.TransportCredentials { return k }
 func (knownCaller) OverrideServerName(string) error           { return nil }
 
-// callerOf is who makes a call.
+// callerOf gives the session of the connection that a call came over.
 func callerOf(ctx context.Context) *session {
 	p, ok := grpcpeer.FromContext(ctx)
 	if ok {
@@ -185,11 +185,13 @@ func callerOf(ctx context.Context) *session {
 	panic("server: a call came over a connection that knownCaller did not see")
 }
 
-// passedOn, in the metadata of a call, has for whom another metadata server passes it on.
+// passedOn is the key in a call's metadata under which a metadata server that passes the call
+// on names the caller.
 const passedOn = "penstock-for"
 
-// passer tells for whom a call was passed on; "": it was not. Only metadata servers are
-// believed, and who may speak as one.
+// passer gives the caller for whom another metadata server passed a call on; "" if the call
+// was not passed on. Only metadata servers are believed, and processes on the server's own
+// socket, which may speak as one.
 func passer(ctx context.Context, by peering.Identity) string {
 	if by.Role != peering.Meta && !by.Anyone() {
 		return ""
@@ -314,8 +316,8 @@ func (s *Server) named(ctx context.Context, ref *admin.VolumeRef) (cluster.Volum
 // be changing.
 const passWait = 30 * time.Second
 
-// doOrPass does a call here or, if another server must do it, has that one do it. One that
-// was passed on already is not passed on again: who passed it looks further.
+// doOrPass does a call here or, if another server must do it, passes it on. A call that was
+// passed on already is not passed on again: the server that passed it on looks further.
 func (a *api) doOrPass(ctx context.Context, sess *session, m *admin.Method, request proto.Message, passed bool, do grpc.UnaryHandler) (any, error) {
 	began, wait := time.Now(), 10*time.Millisecond
 	for {
@@ -331,7 +333,7 @@ func (a *api) doOrPass(ctx context.Context, sess *session, m *admin.Method, requ
 				return answer, err
 			}
 		}
-		// Who was to do it may be gone, and another one may have the volume by now.
+		// The server that was to do the call may be gone, and another may own the volume by now.
 		again := errors.Is(err, meta.NotOwner) || admin.IsUnanswered(err) && m.Resend && ctx.Err() == nil
 		if !again || passed || time.Since(began) > passWait {
 			return answer, err
@@ -358,15 +360,15 @@ func (a *api) pass(ctx context.Context, sess *session, m *admin.Method, request 
 	return answer, nil
 }
 
-// atOther is the error for a call that one other server alone can answer. To who passes no
-// calls on it is a NotOwner.
+// atOther is the error of a call that one other server alone can answer. Code that passes no
+// calls on sees a NotOwner.
 type atOther struct{ why *meta.Error }
 
 func (e *atOther) Error() string { return e.why.Error() }
 func (e *atOther) Unwrap() error { return e.why }
 
-// atServer tells at which address a call must be made, if the error says so, and whether at
-// that one alone.
+// atServer gives the address at which a call must be made, if the error names one, and whether
+// no other server can answer it.
 func atServer(err error) (addr string, only bool) {
 	if other, is := errors.AsType[*atOther](err); is {
 		return other.why.Subject, true
