@@ -22,21 +22,20 @@ const (
 	ModePerm   uint32 = 0o7777
 )
 
-// Time is nanoseconds since 1970-01-01 UTC, counted modulo 2^64, and stands for
-// the moment between FirstSecond (1901-12-13) and LastSecond (2446-05-10), the
-// range that ext4 keeps, which it is congruent to. So times up to 2262 are the
-// plain count, and later ones wrap to numbers below those of 1901; use Unix.
+// Time is nanoseconds since 1970-01-01 UTC modulo 2^64. A Time stands for the congruent moment
+// between FirstSecond (1901-12-13) and LastSecond (2446-05-10), the range of ext4: times up to
+// 2262 are the plain count, and later times wrap to numbers below those of 1901. Unix
+// converts.
 type Time int64
 
-// FirstSecond and LastSecond bound what a Time can stand for, in seconds since
-// 1970-01-01 UTC.
+// FirstSecond and LastSecond bound the range of Time, in seconds since 1970-01-01 UTC.
 const (
 	FirstSecond = -1 << 31
 	LastSecond  = 1<<34 - 1<<31 - 1
 )
 
-// TimeOf makes a Time; a moment out of range becomes the nearest in it, as
-// utimensat(2) says for file systems. nsec is below 10^9.
+// TimeOf makes a Time. A moment out of range becomes the nearest moment in range, as
+// utimensat(2) says for file systems. nsec must be below 10^9.
 func TimeOf(sec int64, nsec uint32) Time {
 	switch {
 	case sec < FirstSecond:
@@ -53,7 +52,7 @@ func (t Time) Unix() (sec int64, nsec uint32) {
 	return int64(since/1e9) + FirstSecond, uint32(since % 1e9)
 }
 
-// Attr is what stat(2) tells, and a little more.
+// Attr has the attributes of stat(2), and a few of Penstock's.
 type Attr struct {
 	Ino    Ino
 	Mode   uint32 // type and permission bits, as st_mode
@@ -63,7 +62,7 @@ type Attr struct {
 	Rdev   uint32 // as Linux encodes dev_t in 32 bits, for devices
 	Flags  AttrFlags
 	Size   uint64 // bytes; for a directory, the sum of its entries' name lengths
-	Blocks uint64 // bytes of storage that extents and inline data refer to
+	Blocks uint64 // bytes of storage behind the extents and inline data
 	Atime  Time
 	Mtime  Time
 	Ctime  Time
@@ -82,17 +81,16 @@ func (a *Attr) IsDir() bool { return a.Mode&TypeMask == TypeDir }
 // IsRegular reports whether the inode is a regular file.
 func (a *Attr) IsRegular() bool { return a.Mode&TypeMask == TypeRegular }
 
-// atimeAge is how old an access time gets before reading renews it though the inode
-// did not change since.
+// atimeAge is the age at which a read renews the access time of an unchanged inode.
 const atimeAge = Time(24 * time.Hour)
 
-// AtimeOld reports whether reading at a moment renews the access time, as Linux has it
-// by default (relatime).
+// AtimeOld reports whether a read at the time now renews the access time. The rule is that of
+// Linux's mount option relatime.
 func (a *Attr) AtimeOld(now Time) bool {
 	return a.Atime <= a.Mtime || a.Atime <= a.Ctime || now-a.Atime >= atimeAge
 }
 
-// AttrFlags say what a client may leave unasked.
+// AttrFlags tell a client which requests it may omit.
 type AttrFlags uint32
 
 const (
@@ -127,17 +125,18 @@ type Dirent struct {
 	Ino    Ino
 	Type   uint32 // S_IFMT bits
 	Cookie uint64 // position after this entry: monotonic, stable while entries come and go; at least 3
-	// Volume is not zero for a junction: the entry leads to that volume's root.
+	// Volume is the target of a junction, whose entry leads to the root of that volume; else
+	// zero.
 	Volume VolumeID
 	Attr   *Attr // with ReadDir.Plus, else nil
 }
 
-// StatFS is what statfs(2) tells of a volume. Quotas of zero mean none.
+// StatFS is the answer to statfs(2) for a volume. A quota of zero means none.
 type StatFS struct {
 	UsedBytes  uint64
 	UsedInodes uint64
 	QuotaBytes uint64
 	QuotaInode uint64
-	DiskTotal  uint64 // bytes on the disks that the volume may use
+	DiskTotal  uint64 // bytes on the disks of the volume's policy
 	DiskFree   uint64
 }

@@ -6,37 +6,38 @@ import (
 	"io"
 )
 
-// Blob keeps immutable files beside the namespace: the table files of
-// checkpoints. One form stores them as chunks, whose ids and places stand in
-// the reference (never in the volume that they restore); another in a folder.
+// Blob stores immutable files beside the namespace: the table files of checkpoints. One
+// implementation stores blobs as chunks, whose ids and servers are part of the reference and
+// never of the volume that the blobs restore. The other implementation stores files in a
+// folder.
 type Blob interface {
-	// Put stores what r gives and returns once it is durable. name is a hint
-	// for people. Errors: NoSpace, IO, Unavailable.
+	// Put stores the bytes of r and returns when they are durable. name is a hint for people.
+	// Errors: NoSpace, IO, Unavailable.
 	Put(ctx context.Context, of BlobOwner, name string, r io.Reader) (BlobRef, error)
-	// Get reads a blob. The reader gives Corrupt rather than bytes that do not
-	// match the reference. Errors: NotFound, Corrupt, IO, Unavailable.
+	// Get reads a blob. The reader fails with Corrupt at bytes that do not match the
+	// reference. Errors: NotFound, Corrupt, IO, Unavailable.
 	Get(ctx context.Context, ref BlobRef) (io.ReadCloser, error)
-	// Delete removes a blob; deleting what is not there succeeds.
+	// Delete removes a blob. Deleting an absent blob succeeds.
 	Delete(ctx context.Context, ref BlobRef) error
 }
 
-// BlobOwner says for whom a blob is kept. A form that stores chunks writes it
-// into their ids, so that a chunk which nothing names can be told to be leaked.
+// BlobOwner names the user of a blob. The implementation with chunks writes the user into the
+// chunk ids, so that an inspection recognises a leaked chunk: a chunk without a reference.
 type BlobOwner struct {
 	Volume VolumeID
 	Term   Term
 }
 
-// BlobRef says where a blob lies and how to know its bytes. The zero value
-// names no blob.
+// BlobRef locates a blob and identifies its bytes. The zero value refers to no blob.
 type BlobRef struct {
-	Name   string // of a form that stores by name; else a hint for people
+	Name   string // the blob's name in a folder; with chunks, a hint for people
 	Length uint64 // bytes
 	CRC    uint32 // CRC32C of all bytes
 	Parts  []BlobPart
 }
 
-// BlobPart is one sealed chunk of a blob; parts follow each other.
+// BlobPart is one sealed chunk of a blob. The bytes of a blob are the bytes of its parts, in
+// order.
 type BlobPart struct {
 	Chunk   ChunkID
 	Length  uint64
@@ -48,21 +49,21 @@ func (r BlobRef) IsZero() bool {
 	return r.Name == "" && r.Length == 0 && r.CRC == 0 && len(r.Parts) == 0
 }
 
-// Bounds of a reference that AppendBinary refuses to exceed and DecodeBlobRef
-// to believe.
+// Bounds of a reference. AppendBinary refuses a larger reference, DecodeBlobRef calls it
+// invalid.
 const (
 	maxBlobName    = 1 << 10
 	maxBlobParts   = 1 << 16
 	maxPartServers = 64
 )
 
-// AppendBinary appends the form that DecodeBlobRef reads:
+// AppendBinary appends the encoding of the reference, which DecodeBlobRef decodes:
 //
 //	uvarint length of name | name | uvarint length | crc 4, big-endian |
 //	uvarint parts | parts * ( chunk id 16 | uvarint length |
 //	uvarint servers | servers * uvarint id )
 //
-// There is no checksum here: the record that holds the reference has one.
+// The encoding has no checksum of its own: the record around the reference has one.
 func (r BlobRef) AppendBinary(dst []byte) ([]byte, error) {
 	if len(r.Name) > maxBlobName || len(r.Parts) > maxBlobParts {
 		return dst, E("encode blob reference", ResourceExceeded, r.Name, nil)
@@ -87,8 +88,8 @@ func (r BlobRef) AppendBinary(dst []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// DecodeBlobRef reads a reference from the front of b and gives what follows.
-// Errors: Protocol.
+// DecodeBlobRef decodes a reference at the front of b and returns the rest of b. Errors:
+// Protocol.
 func DecodeBlobRef(b []byte) (ref BlobRef, rest []byte, err error) {
 	bad := E("decode blob reference", Protocol, "", nil)
 	n, b, ok := takeUvarint(b, maxBlobName)
@@ -100,7 +101,7 @@ func DecodeBlobRef(b []byte) (ref BlobRef, rest []byte, err error) {
 		return BlobRef{}, nil, bad
 	}
 	ref.CRC, b = binary.BigEndian.Uint32(b), b[4:]
-	// A part takes at least 18 bytes: so a lie about their number allocates nothing.
+	// A part takes at least 18 bytes, so a false number of parts can't allocate much.
 	if n, b, ok = takeUvarint(b, min(maxBlobParts, uint64(len(b))/18)); !ok {
 		return BlobRef{}, nil, bad
 	}

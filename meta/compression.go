@@ -8,7 +8,7 @@ import (
 // Compression is how a volume's sealed chunks are stored.
 type Compression uint8
 
-// The algorithms; their numbers are in files and frames.
+// The algorithms. Their numbers are part of file formats and frames.
 const (
 	CompressNone Compression = iota
 	CompressS2               // fast: S2, an extension of Snappy
@@ -25,7 +25,7 @@ func (c Compression) String() string {
 	return fmt.Sprintf("compression %d", uint8(c))
 }
 
-// Known tells whether this program knows the algorithm.
+// Known reports whether this program implements the algorithm.
 func (c Compression) Known() bool { return c < compressions }
 
 // ParseCompression reads the name of an algorithm. Errors: Invalid.

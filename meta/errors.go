@@ -5,9 +5,9 @@ import (
 	"fmt"
 )
 
-// Kind numbers the ways an operation can fail. The numbers travel the wire
-// and never change their meaning; fuse, csi and kafka each map them in one
-// table. The zero Kind is no error.
+// Kind is the number of a way to fail. The numbers are part of the wire protocol and never
+// change their meaning; fuse, csi and kafka each map kinds in one table. The zero Kind is no
+// error.
 type Kind uint16
 
 const (
@@ -43,12 +43,12 @@ const (
 	Corrupt          Kind = 41 // EIO: bytes do not match their checksum
 	Fenced           Kind = 42 // an older term, fence or lease spoke
 	NotOwner         Kind = 43 // ask the owner named in the subject
-	SessionExpired   Kind = 44 // the session's lease ran out; what was not synced is lost
+	SessionExpired   Kind = 44 // the session's lease expired; unsynced bytes are lost
 	Unavailable      Kind = 45 // nobody can answer now; retry
-	Version          Kind = 46 // a format or protocol version this program doesn't know
+	Version          Kind = 46 // this program does not implement a format or protocol version
 	Protocol         Kind = 47 // a malformed frame or record
 	NotSynced        Kind = 48 // the new bytes must be synced first (rule 11)
-	WrongOffset      Kind = 49 // an append that is not at the chunk's end
+	WrongOffset      Kind = 49 // an append at an offset other than the chunk's end
 	Sealed           Kind = 50 // the chunk is sealed
 	NoSuchChunk      Kind = 51
 	BadCapability    Kind = 52 // EACCES: missing, forged, expired or for something else
@@ -59,7 +59,7 @@ const (
 	VolumeExists     Kind = 57
 	NotAttached      Kind = 58
 	ResourceExceeded Kind = 59 // a bound on sizes, counts or rates was exceeded
-	Ahead            Kind = 60 // a journal ends before what was seen of it: it was set back
+	Ahead            Kind = 60 // a journal ends before entries that were seen earlier: the journal was set back
 	NoSuchSnapshot   Kind = 61
 )
 
@@ -88,12 +88,11 @@ func (k Kind) String() string {
 	return fmt.Sprintf("error kind %d", uint16(k))
 }
 
-// Error makes a bare Kind usable as an error, so that errors.Is(err,
-// meta.NotFound) asks for it.
+// Error makes a bare Kind an error, for errors.Is(err, meta.NotFound).
 func (k Kind) Error() string { return k.String() }
 
-// Error says which operation failed, how, on what, and why. Its text is for
-// people; programs ask with errors.Is(err, kind) or KindOf.
+// Error names the operation that failed, the kind of failure, the object and the cause. The
+// text is for people; programs use errors.Is(err, kind) or KindOf.
 type Error struct {
 	Op      string // "create", "append", "journal commit"
 	Kind    Kind
@@ -127,8 +126,8 @@ func (e *Error) Is(target error) bool {
 	return ok && e.Kind == k
 }
 
-// KindOf gives the outermost kind in err's chain: KindOK for nil, IO for an
-// error that carries none.
+// KindOf returns the outermost kind in err's chain: KindOK for nil, IO for an error without a
+// kind.
 func KindOf(err error) Kind {
 	if err == nil {
 		return KindOK

@@ -2,16 +2,16 @@ package meta
 
 import "fmt"
 
-// EventKind says what became of a name or a file.
+// EventKind says how a name or a file changed.
 type EventKind uint8
 
-// The kinds of events. The numbers are part of the journal's format; a consumer
-// passes over those that it does not know.
+// The kinds of events. The numbers are part of the journal's format; a consumer skips unknown
+// kinds.
 const (
 	EventCreated         EventKind = 1  // a new inode under its first name
-	EventLinked          EventKind = 2  // one more name of an inode that has others
+	EventLinked          EventKind = 2  // a further name of an inode
 	EventRemoved         EventKind = 3  // a name went; Last: the inode has no other
-	EventRenamed         EventKind = 4  // a name moved; what was there before is in Replaced
+	EventRenamed         EventKind = 4  // a name moved; Replaced is the former inode of the new name
 	EventExchanged       EventKind = 5  // two names changed places: Ino is under Name now, Replaced under From
 	EventChanged         EventKind = 6  // contents, told when the writer closed the file
 	EventAttributes      EventKind = 7  // mode, owner, extended attributes, ACLs; times alone are none
@@ -36,37 +36,37 @@ func (k EventKind) String() string {
 	return fmt.Sprintf("kind-%d", uint8(k))
 }
 
-// Event is one change of a volume's namespace. Events are numbered without gaps
-// from 1 on, in the order of the journal.
+// Event is one change of a volume's namespace. The events of a volume are numbered without
+// gaps from 1, in the order of the journal.
 type Event struct {
 	Seq  uint64
 	Kind EventKind
 	Time Time
-	// Ino and Type (S_IFMT bits) are what the event is about; zero for volumes
-	// and snapshots.
+	// Ino and Type (S_IFMT bits) are the inode that changed; zero for events about volumes and
+	// snapshots.
 	Ino  Ino
 	Type uint32
-	// Parent and Name are where it is after the event, or was before it went. Of
-	// changed and attributes, they are one of the file's names then, and zero if
-	// it had several and lost the one that it got last.
+	// Parent and Name are the inode's name after the event or, of a removal, before it. For
+	// changed and attributes, Name is one of the file's names at that time, and both are zero
+	// if the file had several names and lost the newest.
 	Parent Ino
 	Name   string
-	// FromParent and From, of renamed and exchanged: where it was.
+	// FromParent and From are the former name, for renamed and exchanged.
 	FromParent Ino
 	From       string
-	// Replaced, of renamed: the inode that lost its name, or zero; of exchanged:
-	// the other one.
+	// Replaced is, for renamed, the inode that lost its name, or zero; for exchanged, the
+	// other inode.
 	Replaced Ino
 	// Last: of removed, Ino has no other name; of renamed, Replaced has none.
 	Last   bool
 	Volume VolumeID // of attached and detached
-	// Over, Used and Limit, of quota: whether the use counts as above the advisory
-	// quota now, what it was then, and the quota; zero: it was taken away.
+	// Over, Used and Limit belong to quota: whether the use now counts as above the advisory
+	// quota, the use at the time of the event, and the quota (zero: removed).
 	Over        bool
 	Used, Limit uint64
 }
 
-// Bounds of how many events a volume keeps for those who come later.
+// Bounds of the number of events that a volume keeps for later consumers.
 const (
 	MinEvents     = 1_000
 	MaxEvents     = 10_000_000
@@ -76,35 +76,34 @@ const (
 // EventLog says which events a volume keeps.
 type EventLog struct {
 	Keep  uint64 // at least so many are kept; 0: none, and none are made
-	First uint64 // the oldest that is there; above Last when there is none
-	Last  uint64 // the newest that there was; 0: none ever
+	First uint64 // the oldest kept event; above Last when no event is kept
+	Last  uint64 // the newest event so far; 0: no event yet
 }
 
-// RescanError tells a consumer of events that some of those after Since are not
-// kept any more, or that there never was such a number. Who looks at the tree now,
-// and then goes on after Last, misses nothing.
+// RescanError tells a consumer that some events after Since are no longer kept, or that Since
+// was never the number of an event. A consumer that reads the whole tree now, and then the
+// events after Last, misses no change.
 type RescanError struct {
 	Since       uint64
-	First, Last uint64 // those that are there
+	First, Last uint64 // the kept events
 }
 
 func (e *RescanError) Error() string {
 	return fmt.Sprintf("not all events after %d are there, those from %d to %d are: look at the tree again, then go on after %d", e.Since, e.First, e.Last, e.Last)
 }
 
-// SetEvents switches a volume's events on, off (Keep 0), or changes how many are
-// kept. What is switched on again begins with a number that was not used, so
-// that who was following hears that it missed something. Errors: Invalid.
+// SetEvents switches the events of a volume on or off (Keep 0), or changes the number of
+// events kept. After a pause the numbers continue with an unused number, so that consumers
+// notice the gap. Errors: Invalid.
 type SetEvents struct{ Keep uint64 }
 
-// Closed says that no descriptor of the session writes these files any more, and
-// that what was written is committed: those of which a commit was answered with
-// Result.Existed, which asks for it. It does nothing where nobody asked.
+// Closed tells that the session has no descriptor for writing on these files any more, and
+// that all its writes are committed. The client sends Closed for files whose commit was
+// answered with Result.Existed, by which the owner asks for it. Otherwise Closed does nothing.
 type Closed struct{ Inos []Ino }
 
-// TellQuota says which advisory quotas the use of the volume counts as above, as
-// its row in the cluster's table does. What differs from what was said last
-// becomes an event; said again it is none.
+// TellQuota says which advisory quotas the volume exceeds, according to the cluster's table. A
+// difference from the last TellQuota becomes an event; a repetition does not.
 type TellQuota struct {
 	Bytes, Inodes         uint64 // the quotas; zero: none
 	BytesOver, InodesOver bool

@@ -1,19 +1,19 @@
 package meta
 
-// Group is the record of snapshots of several volumes that show one moment: the
-// decision whether they do. It is kept by the cluster, under its name, which each of
-// the snapshots has in its volume.
+// Group is the record of a group snapshot: snapshots of several volumes at one moment. The
+// record decides whether the snapshots are complete. The cluster keeps it under the group's
+// name, which is also the name of each snapshot in its volume.
 type Group struct {
 	Version int    `json:"v"`
 	Name    string `json:"name"`
-	// ID is drawn for each try, even and not zero: the token of its snapshots.
+	// ID is drawn for each attempt, even and not zero: the token of the snapshots.
 	ID    uint64     `json:"id"`
 	State GroupState `json:"state"`
 	Began Time       `json:"began"`
 	// Members are in the order of their volumes.
 	Members []GroupMember `json:"members"`
-	// Revision is the record's at the store that keeps it: who writes it back must
-	// have read the last one.
+	// Revision is the revision of the record in its store. A writer must have read the latest
+	// revision.
 	Revision int64 `json:"revision,omitempty"`
 }
 
@@ -26,27 +26,27 @@ const MaxGroup = 64
 // GroupMember is the snapshot of one volume.
 type GroupMember struct {
 	Volume VolumeID `json:"volume"`
-	// The rest is told once the group is ready: what the snapshot is called by reads,
-	// when it was taken, and what the volume held then.
+	// The fields below are set when the group is ready. At is the snapshot's generation, Created
+	// its time; Inodes and Bytes count the contents of the volume at that time.
 	At      Generation `json:"generation,omitempty"`
 	Created Time       `json:"created,omitempty"`
 	Inodes  uint64     `json:"inodes,omitempty"`
 	Bytes   uint64     `json:"bytes,omitempty"`
-	// Unanswered are the files that are in it only as they were synced last, and
-	// UnansweredBy some of the clients that hold them.
+	// Unanswered counts the files of which the snapshot has only the last synced state, and
+	// UnansweredBy names some of the clients that hold them.
 	Unanswered   uint64   `json:"unanswered,omitempty"`
 	UnansweredBy []string `json:"unanswered_by,omitempty"`
 }
 
-// GroupState says what is known of a group. One that has no record, since it was
-// removed, or since the cluster's records were lost, is not undecided: its snapshots are
-// like others then.
+// GroupState is the state of a group snapshot. A group without a record, because the record
+// was removed or the cluster's records were lost, is not undecided: its snapshots are ordinary
+// snapshots.
 type GroupState string
 
 const (
-	GroupTaking  GroupState = "taking"  // undecided: nobody is shown its snapshots
-	GroupReady   GroupState = "ready"   // they are there, of one moment
-	GroupAborted GroupState = "aborted" // there are not to be any: those that are there go
+	GroupTaking  GroupState = "taking"  // undecided: the snapshots are invisible
+	GroupReady   GroupState = "ready"   // complete: all snapshots show one moment
+	GroupAborted GroupState = "aborted" // given up: existing snapshots of the group are deleted
 )
 
 // Volumes are the members' volumes.
@@ -58,5 +58,6 @@ func (g *Group) Volumes() []VolumeID {
 	return all
 }
 
-// IsGroupID tells the tokens of groups from those of single requests, which are odd.
+// IsGroupID distinguishes the tokens of groups, which are even, from the tokens of single
+// requests, which are odd.
 func IsGroupID(token uint64) bool { return token != 0 && token%2 == 0 }

@@ -8,43 +8,46 @@ import "time"
 // most urgent first as far as that is known; Left counts what they left out.
 type ServerHealth struct {
 	Name string    `json:"name"`
-	Now  time.Time `json:"now"` // of its clock
-	// Certificate is its own; nil without one.
+	Now  time.Time `json:"now"` // the server's clock
+	// Certificate is the server's own certificate; nil without one.
 	Certificate *CertHealth `json:"certificate,omitempty"`
 	Etcd        EtcdHealth  `json:"etcd"`
-	// JournalFull: a volume here takes no changes, since etcd refuses them.
+	// JournalFull: a volume of this server takes no changes, because etcd refuses entries.
 	JournalFull bool `json:"journal_full,omitempty"`
-	// MetaDisk is the disk of its journal and state if that has too little room, else nil.
+	// MetaDisk is the disk of the server's journal and state if the disk has too little room,
+	// else nil.
 	MetaDisk *MetaDiskHealth `json:"metadata_disk,omitempty"`
-	// MetaServers are the names that joined the cluster as metadata servers and
-	// were not evicted; none where there are no certificates.
+	// MetaServers are the names of metadata servers that joined the cluster and were not
+	// evicted; empty in a cluster without certificates.
 	MetaServers []string `json:"metadata_servers,omitempty"`
 
-	// Nodes are the chunk servers that are not away for good, NodesLive of which this
-	// server hears; Total and Free are bytes on those.
+	// Nodes counts the chunk servers that were not removed, and NodesLive the ones connected
+	// to this server. Total and Free are bytes on the connected chunk servers.
 	Nodes     int    `json:"nodes"`
 	NodesLive int    `json:"nodes_live"`
 	Total     uint64 `json:"total_bytes"`
 	Free      uint64 `json:"free_bytes"`
-	// Away are the ones that it does not hear, BadDisks the disks that are not well or
-	// have less than DiskLow of their room left.
+	// Away are the chunk servers that are not connected. BadDisks are the disks in a state
+	// other than ok, or with less than DiskLow of their space free.
 	Away     []NodeHealth `json:"away,omitempty"`
 	BadDisks []DiskHealth `json:"bad_disks,omitempty"`
-	// Clocks are the chunk servers whose clocks differ from this server's by more than ClockSkew.
+	// Clocks are the chunk servers whose clocks differ from this server's by more than
+	// ClockSkew.
 	Clocks []ClockHealth `json:"clocks,omitempty"`
 
-	// Chunks of the volumes that are open here, as of their last inspection, some
-	// seconds ago; those of closed ones were as they should be.
+	// Chunks counts the chunks of the volumes that are open here, as of the last inspection
+	// some seconds ago. The chunks of closed volumes were in order when the volumes were
+	// closed.
 	Chunks ChunkHealth `json:"chunks"`
-	// Volumes that it serves and that something is to be said of, and those that it was
-	// to open in the last minute and that no server could open.
+	// Volumes are the volumes of this server that need attention, and volumes that no server
+	// could open in the last minute.
 	Volumes []VolumeHealth `json:"volumes,omitempty"`
-	// Standbys are the volumes whose copies here lag or fail.
+	// Standbys are the volumes whose copies on this server lag or fail.
 	Standbys []StandbyHealth `json:"standbys,omitempty"`
-	// Certificates of who is connected that end soon: see CertHealth.Soon.
+	// Certificates are certificates of connected peers that end soon (see CertHealth.Soon).
 	Certificates []CertHealth `json:"certificates,omitempty"`
-	// CutOff are clients whose sessions ended here without a good-bye, while they
-	// used a volume, and that did not come back.
+	// CutOff are clients whose sessions here ended without a good-bye while they used a
+	// volume, and that did not return.
 	CutOff []ClientHealth `json:"cut_off,omitempty"`
 	Left   int            `json:"left,omitempty"`
 }
@@ -53,7 +56,7 @@ type ServerHealth struct {
 type MetaDiskHealth struct {
 	Path   string `json:"path"`
 	Free   uint64 `json:"free_bytes"`
-	Wanted uint64 `json:"wanted_bytes"` // below that volumes are given to other servers
+	Wanted uint64 `json:"wanted_bytes"` // with less, the server gives volumes to other servers
 	// Refusing: changes to volumes here are refused, which no other server took.
 	Refusing bool `json:"refusing,omitempty"`
 }
@@ -62,24 +65,24 @@ type MetaDiskHealth struct {
 const HealthListed = 100
 
 const (
-	// DiskLow is the part of a disk's room, or of the cluster's, that should be free.
+	// DiskLow is the part of a disk's space, or of the cluster's, that should be free.
 	DiskLow = 0.1
-	// QuotaHigh is the part of a quota beyond which it counts as nearly used up.
+	// QuotaHigh is the part of a quota from which on the quota counts as nearly exhausted.
 	QuotaHigh = 0.9
 	// StandbyLag is how long a followed volume's copy may be behind: an idle journal
 	// is looked at every 8 s.
 	StandbyLag = 30 * time.Second
 )
 
-// CertHealth is a certificate: whose, "role/name", and from when to when it holds.
+// CertHealth is a certificate: its bearer, "role/name", and its validity.
 type CertHealth struct {
 	Identity string    `json:"identity"`
 	Begins   time.Time `json:"begins"`
 	Ends     time.Time `json:"ends"`
 }
 
-// Soon reports that less than a quarter of its life is left: whoever bears one
-// renews it after half of it, and has failed to for as long again.
+// Soon reports that less than a quarter of the certificate's life is left. Its bearer renews a
+// certificate after half of its life, so renewal has failed for a quarter of the life.
 func (c *CertHealth) Soon(now time.Time) bool {
 	return c.Ends.Sub(now) < c.Ends.Sub(c.Begins)/4
 }
@@ -111,14 +114,14 @@ type EtcdEndpoint struct {
 type NodeHealth struct {
 	ID   ServerID `json:"id"`
 	Name string   `json:"name"`
-	Gone string   `json:"gone,omitempty"` // for how long, if this server ever heard it
+	Gone string   `json:"gone,omitempty"` // time since this server last heard the node, if ever
 }
 
 // ClockHealth is a chunk server whose clock differs from a metadata server's.
 type ClockHealth struct {
 	ID    ServerID      `json:"id"`
 	Name  string        `json:"name"`
-	Ahead time.Duration `json:"ahead_ns" pb:"ahead"` // below zero: it is behind
+	Ahead time.Duration `json:"ahead_ns" pb:"ahead"` // below zero: the chunk server's clock is behind
 }
 
 // DiskHealth is a disk of a chunk server.
@@ -139,15 +142,15 @@ type ChunkHealth struct {
 	Unscanned       int    `json:"unscanned"` // of them, not looked through yet
 	Chunks          uint64 `json:"chunks"`
 	Lost            uint64 `json:"lost"`       // no good replica can be reached
-	Endangered      uint64 `json:"endangered"` // one, of more
+	Endangered      uint64 `json:"endangered"` // one replica left, of several wanted
 	UnderReplicated uint64 `json:"under_replicated"`
 	Corrupt         uint64 `json:"corrupt"`
 	Misplaced       uint64 `json:"misplaced"`
 	Draining        uint64 `json:"draining"`
 	Surplus         uint64 `json:"surplus"`
-	Blocked         uint64 `json:"blocked"` // of those: nothing can be done now
-	// Unreachable and LastReachable are none of those: for servers that are away and
-	// waited for, no replica can be reached now, or only one of several.
+	Blocked         uint64 `json:"blocked"` // of all these: no repair is possible at present
+	// Unreachable and LastReachable count further chunks: servers are away and expected back,
+	// and until then no replica is reachable, or only the last of several.
 	Unreachable   uint64 `json:"unreachable"`
 	LastReachable uint64 `json:"last_reachable"`
 	ShortBytes    uint64 `json:"short_bytes"` // in chunks that are lost, endangered or under-replicated
@@ -159,49 +162,48 @@ type ChunkHealth struct {
 type VolumeHealth struct {
 	ID          VolumeID `json:"id"`
 	Name        string   `json:"name"`
-	Failed      string   `json:"failed,omitempty"`     // it could not be opened or read, and why
-	Recovering  bool     `json:"recovering,omitempty"` // nothing of it can be read yet
+	Failed      string   `json:"failed,omitempty"`     // why the volume could not be opened or read
+	Recovering  bool     `json:"recovering,omitempty"` // no read is possible yet
 	UsedBytes   uint64   `json:"used_bytes,omitempty"`
 	QuotaBytes  uint64   `json:"quota_bytes,omitempty"`
 	UsedInodes  uint64   `json:"used_inodes,omitempty"`
 	QuotaInodes uint64   `json:"quota_inodes,omitempty"`
-	// Advisory: it counts as above its advisory quota.
+	// Advisory: the use counts as above the advisory quota.
 	Advisory bool `json:"advisory,omitempty"`
-	// Unplaceable is why new chunks have nowhere to go even if every chunk server
-	// that is in use were there and empty: writes fail with NoSpace.
+	// Unplaceable is the reason why new chunks would find no place even with every chunk server
+	// in use connected and empty: writes fail with NoSpace.
 	Unplaceable string `json:"unplaceable,omitempty"`
 	// Chunks, as in ChunkHealth.
 	Lost          uint64 `json:"lost,omitempty"`
 	Unreachable   uint64 `json:"unreachable,omitempty"`
 	Endangered    uint64 `json:"endangered,omitempty"`
 	LastReachable uint64 `json:"last_reachable,omitempty"`
-	// More of them, and those that an operator accepted as lost: only where volumes
-	// alone were asked for.
+	// Further counts, and chunks whose loss an operator accepted. Set only in answers about
+	// single volumes.
 	AcceptedLost    uint64 `json:"accepted_lost,omitempty"`
 	UnderReplicated uint64 `json:"under_replicated,omitempty"`
 	Corrupt         uint64 `json:"corrupt,omitempty"`
-	Away            uint64 `json:"away,omitempty"` // a replica's server is out of reach, which is waited for
-	// Undone is why the snapshot that is due by the volume's schedule could not be
-	// taken, at the last try, and UndoneSince when it could not for the first time.
+	Away            uint64 `json:"away,omitempty"` // a replica's server is away and expected back
+	// Undone is the error of the last attempt to take the scheduled snapshot that is due, and
+	// UndoneSince the time of the first failed attempt.
 	Undone      string    `json:"snapshot_undone,omitempty"`
 	UndoneSince time.Time `json:"snapshot_undone_since,omitzero"`
 }
 
-// StandbyHealth is the copy of a volume's state that a server keeps for another to
-// own.
+// StandbyHealth is the copy of a volume's state on a server other than the owner's.
 type StandbyHealth struct {
 	Volume VolumeID `json:"volume"`
-	Behind string   `json:"behind"` // since when it was last at the journal's end, or "unknown"
+	Behind string   `json:"behind"` // the time when the copy was last at the journal's end, or "unknown"
 	Error  string   `json:"error,omitempty"`
 }
 
-// ClientHealth is a client whose session ended, or that is not heard of.
+// ClientHealth is a client whose session ended, or that does not answer.
 type ClientHealth struct {
 	Name     string    `json:"name"`
 	Identity string    `json:"identity,omitempty"`
 	Why      string    `json:"why"`
 	At       time.Time `json:"at"`
-	// Kept: its session is not over, and loses nothing if it is heard of again before somebody
-	// needs what it holds.
+	// Kept: the session is late but not over. The session loses nothing if the client returns
+	// before another session needs something that it holds.
 	Kept bool `json:"kept,omitempty"`
 }

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// Labels of a volume say what people want to find it by. Keys and values have the
-// syntax that Kubernetes has for them, and so do selectors.
+// Labels of a volume are keys and values for finding volumes. Keys, values and selectors have
+// the syntax of Kubernetes.
 const (
 	// MaxLabels is how many labels a volume has at most.
 	MaxLabels = 64
-	// MaxLabelBytes bounds all keys and values of a volume together, so that a page of
-	// volumes fits an answer.
+	// MaxLabelBytes bounds all keys and values of a volume together, so that a page of volumes
+	// fits into an answer.
 	MaxLabelBytes = 8 << 10
 	// MaxLabel bounds a value, and a key's part behind the slash, in bytes.
 	MaxLabel = 63
@@ -22,9 +22,9 @@ const (
 	MaxLabelPrefix = 253
 )
 
-// CheckLabelKey says what is wrong with a key: NAME or PREFIX/NAME, in which NAME
-// has letters, digits, '-', '_' and '.', and begins and ends with a letter or a
-// digit, and PREFIX is a name of the DNS in lower case. Errors: Invalid.
+// CheckLabelKey checks the syntax of a key: NAME or PREFIX/NAME. NAME has letters, digits,
+// '-', '_' and '.', and begins and ends with a letter or a digit. PREFIX is a DNS name in
+// lower case. Errors: Invalid.
 func CheckLabelKey(key string) error {
 	prefix, name, has := strings.Cut(key, "/")
 	if !has {
@@ -36,8 +36,8 @@ func CheckLabelKey(key string) error {
 	return nil
 }
 
-// CheckLabelValue says what is wrong with a value: it is empty, or has the syntax
-// of a key's name. Errors: Invalid.
+// CheckLabelValue checks the syntax of a value: empty, or the syntax of a key's NAME. Errors:
+// Invalid.
 func CheckLabelValue(value string) error {
 	if value != "" && !isLabelWord(value) {
 		return E("check label", Invalid, value, fmt.Errorf("a value has up to %d letters, digits, '-', '_' and '.', and a letter or a digit at each end", MaxLabel))
@@ -73,8 +73,8 @@ func isDNSName(s string) bool {
 	return true
 }
 
-// CheckLabels says what is wrong with a change of labels; a nil value removes one.
-// Errors: Invalid, ResourceExceeded.
+// CheckLabels checks a change of labels; a nil value removes a label. Errors: Invalid,
+// ResourceExceeded.
 func CheckLabels(change map[string]*string) error {
 	set := map[string]string{}
 	for _, k := range slices.Sorted(maps.Keys(change)) {
@@ -106,8 +106,8 @@ func checkLabelRoom(labels map[string]string) error {
 	return nil
 }
 
-// ChangeLabels gives labels as a change makes them; nil if none is left. have stays
-// as it is. Errors: ResourceExceeded.
+// ChangeLabels returns the labels after a change; nil if none is left. have is not modified.
+// Errors: ResourceExceeded.
 func ChangeLabels(have map[string]string, change map[string]*string) (map[string]string, error) {
 	now := map[string]string{}
 	maps.Copy(now, have)
@@ -124,12 +124,12 @@ func ChangeLabels(have map[string]string, change map[string]*string) (map[string
 	return now, checkLabelRoom(now)
 }
 
-// LabelSelector picks volumes by their labels: every one of its demands is met.
-// The zero value picks all.
+// LabelSelector selects the volumes whose labels meet all its demands. The zero value selects
+// all volumes.
 type LabelSelector []LabelDemand
 
-// LabelDemand is met by labels of which one has the key and one of the values, or
-// with no values any. Not turns that round: a missing key meets it, too.
+// LabelDemand is met by a volume with the key and one of the values; without values, any value
+// will do. Not inverts the demand, so a volume without the key meets it.
 type LabelDemand struct {
 	Key    string
 	Values []string
@@ -147,7 +147,7 @@ func (s LabelSelector) Matches(labels map[string]string) bool {
 	return true
 }
 
-// String is what ParseLabelSelector reads.
+// String returns the selector in the syntax of ParseLabelSelector.
 func (s LabelSelector) String() string {
 	var all []string
 	for _, d := range s {
@@ -165,8 +165,8 @@ func (s LabelSelector) String() string {
 	return strings.Join(all, ",")
 }
 
-// ParseLabelSelector reads demands with commas between them: KEY, !KEY, KEY=VALUE
-// (also ==), KEY!=VALUE, KEY in (VALUE,...), KEY notin (VALUE,...). Errors: Invalid.
+// ParseLabelSelector parses demands separated by commas: KEY, !KEY, KEY=VALUE (also ==),
+// KEY!=VALUE, KEY in (VALUE,...), KEY notin (VALUE,...). Errors: Invalid.
 func ParseLabelSelector(text string) (s LabelSelector, err error) {
 	for rest := strings.TrimSpace(text); ; {
 		var d LabelDemand
@@ -181,7 +181,7 @@ func ParseLabelSelector(text string) (s LabelSelector, err error) {
 	}
 }
 
-// parseDemand reads one; rest is empty or begins with a comma.
+// parseDemand parses one demand. rest is empty or begins with a comma.
 func parseDemand(text string) (d LabelDemand, rest string, err error) {
 	if after, ok := strings.CutPrefix(text, "!"); ok {
 		d.Not = true

@@ -2,7 +2,7 @@ package meta
 
 import "time"
 
-// LeaseMode is what a session may keep in memory about an inode.
+// LeaseMode says what a session may cache of an inode.
 type LeaseMode uint8
 
 const (
@@ -15,23 +15,22 @@ const (
 	LeaseExclusive
 )
 
-// Grant is a lease given with a reply. Replies, grants and recalls of one
-// session arrive in the order in which the owner decided them.
+// Grant is a lease sent with a reply. Replies, grants and recalls reach a session in the order
+// in which the owner decided them.
 type Grant struct {
 	Ino  Ino
 	Mode LeaseMode
 }
 
-// Recall asks a session to lower its lease on an inode to Keep. The session
-// answers when nothing it cached beyond that can be seen any more and what it
-// buffered is committed.
+// Recall asks a session to lower its lease on an inode to Keep. The session answers when
+// nothing cached beyond Keep is visible any more and its buffered bytes are committed.
 type Recall struct {
 	Volume VolumeID
 	Ino    Ino
 	Keep   LeaseMode
-	// Within, unless zero, is for how long from its arrival the session is asked, in
-	// whole milliseconds: who has not committed everything by then gives no byte up,
-	// answers that it holds its lease still, and goes on as before.
+	// Within bounds the time for the answer, in whole milliseconds from the arrival; zero: no
+	// bound. A session that has not committed everything in time loses no byte: it answers
+	// that it keeps its lease, and goes on.
 	Within time.Duration
 }
 
@@ -44,9 +43,9 @@ const (
 	LockWrite
 )
 
-// Lock is one advisory lock (fcntl byte ranges, or flock, which covers the
-// whole file and lives in a name space of its own). Locks are kept in the
-// owner's memory; sessions claim theirs again after a change of owner.
+// Lock is one advisory lock: a byte range of fcntl(2), or flock(2), which covers the whole
+// file and is independent of fcntl locks. The owner keeps locks in memory; after a change of
+// owner, sessions claim their locks again.
 type Lock struct {
 	Ino     Ino
 	Session SessionID // filled by the owner
@@ -58,33 +57,33 @@ type Lock struct {
 	Flock   bool
 }
 
-// OrderKind is what the owner asks of a chunk server.
+// OrderKind is the kind of an owner's order to a chunk server.
 type OrderKind uint8
 
 const (
-	OrderSeal     OrderKind = 1 + iota // freeze at Fence and tell the length; Length set: cut there and seal
+	OrderSeal     OrderKind = 1 + iota // freeze at Fence and report the length; with Length, cut there and seal
 	OrderDelete                        // remove the chunk; idempotent
 	OrderStat                          // tell state, length, synced mark
 	OrderKeys                          // replace the capability keys
 	OrderCopy                          // append Ranges of the sealed chunk From to Chunk, in order, and sync
 	OrderList                          // the replicas of Volume's chunks after After, at most Max; see OrderResult.Chunks
-	OrderPull                          // copy the sealed chunk from the first of Sources that serves it, verified; idempotent
+	OrderPull                          // copy the sealed chunk, verified, from the first of Sources that serves it; idempotent
 	OrderVerify                        // read all of the chunk and compare it with its checksums
-	OrderScrub                         // begin to read everything now; the reports tell how far it is
+	OrderScrub                         // begin to read everything now; the reports tell the progress
 	OrderDisk                          // Disk is given up for good (Retire), or may be replaced by an empty directory (Adopt)
-	OrderCompress                      // have the sealed Chunk compressed soon, with Compress; idempotent, and nobody waits for it
-	OrderGather                        // append Pieces of sealed chunks, wherever they lie, to Chunk from Length on, in order, and sync; idempotent
+	OrderCompress                      // compress the sealed Chunk soon, with Compress; idempotent, nobody waits for the result
+	OrderGather                        // append Pieces of sealed chunks on any servers to Chunk from Length on, in order, and sync; idempotent
 )
 
 // Bounds of OrderGather.
 const (
 	MaxPieces  = 4096 // of one order
-	MaxSources = 4096 // chunks that they are from
+	MaxSources = 4096 // source chunks of one order
 )
 
-// CopySource is a sealed chunk, as the journal knows it, that pieces are copied
-// from, and the servers that may have it, the nearest first. A replica of another
-// length, or of another checksum where CRC is not zero, is none.
+// CopySource is a sealed chunk, as journaled, from which pieces are copied, and the servers
+// that may have the chunk, the nearest first. A replica with another length, or with another
+// checksum where CRC is not zero, is not used.
 type CopySource struct {
 	Chunk   ChunkID
 	Length  uint64
@@ -114,22 +113,22 @@ type Order struct {
 	Ranges []CopyRun // OrderCopy
 
 	Volume  VolumeID     // OrderList
-	After   ChunkID      // OrderList: the last one of the page before, or zero
+	After   ChunkID      // OrderList: the last chunk of the previous page, or zero
 	Max     uint32       // OrderList: at most MaxListed, which zero stands for
-	CRC     uint32       // OrderPull, beside Chunk, Fence, Length: what the journal says of the sealed chunk
-	Sources []ServerInfo // OrderPull: who may have it, the nearest first; OrderGather: all servers of Chunks, in any order
-	Cap     []byte       // OrderPull, OrderGather: the right to read it there
-	Class   string       // OrderPull, OrderCopy, OrderGather: of the disk to put it on; empty: any
+	CRC     uint32       // OrderPull, beside Chunk, Fence, Length: the journaled checksum of the sealed chunk
+	Sources []ServerInfo // OrderPull: servers that may have the chunk, the nearest first; OrderGather: all servers of Chunks, in any order
+	Cap     []byte       // OrderPull, OrderGather: the right to read the sources
+	Class   string       // OrderPull, OrderCopy, OrderGather: class of the target disk; empty: any
 	Rate    uint64       // OrderPull, OrderVerify, OrderScrub, OrderGather: bytes a second; zero: the server's own bound
 	Disk    string       // OrderDisk: which
-	Adopt   bool         // OrderDisk: rather than to retire it
-	Evicted []string     // OrderKeys: whose connections end and are refused, as peer.ParseWorthless reads it
+	Adopt   bool         // OrderDisk: adopt the disk, instead of retiring it
+	Evicted []string     // OrderKeys: peers whose connections are closed and refused; peer.ParseWorthless parses them
 	// Compress: OrderCompress, and soon after it OrderSeal with Final and OrderPull.
 	Compress Compression
 
-	// Owner is the volume whose owner orders this, Term the owner's: who has
-	// seen a later one refuses what changes anything (Fenced). Zero: this is
-	// no owner's order about its volume.
+	// Owner is the volume whose owner sends the order, and Term the owner's term. A server
+	// that has seen a later term refuses orders with effects (Fenced). Zero: the order is not
+	// about the sender's volume.
 	Owner VolumeID
 	Term  Term
 
@@ -145,20 +144,20 @@ type OrderResult struct {
 	Err      Kind
 	Detail   string // for people
 	State    ChunkState
-	Length   uint64 // bytes that verify
-	Synced   uint64 // bytes that are durable
+	Length   uint64 // bytes with correct checksums
+	Synced   uint64 // durable bytes
 	CRC      uint32
 	Fence    Fence
 	Existing bool // the chunk is on this server
-	Whole    bool // the replica has every byte that it ever acknowledged
-	// Chunks answer OrderList, in an order of the server's own. An answer with
-	// Err unset is complete: between After and the last of Chunks, or, without
-	// More, to the end, there is no other replica that this server could serve.
+	Whole    bool // the replica has every byte that the server ever acknowledged
+	// Chunks answers OrderList, in the server's own order. An answer with Err unset is
+	// complete: the server could serve no other replica between After and the last of Chunks
+	// or, without More, after After.
 	Chunks []ReplicaInfo
 	More   bool
 }
 
-// ReplicaInfo is what a chunk server knows of one of its replicas.
+// ReplicaInfo is a chunk server's knowledge of one of its replicas.
 type ReplicaInfo struct {
 	ID     ChunkID
 	State  ChunkState
@@ -167,22 +166,22 @@ type ReplicaInfo struct {
 	CRC    uint32 // when sealed
 	Fence  Fence
 	Disk   string // DiskInfo.ID
-	// Err is Corrupt for a replica that doesn't verify. It serves nothing and
-	// is kept until somebody orders its deletion or pulls it anew.
+	// Err is Corrupt for a replica with wrong checksums. The server does not serve such a
+	// replica, and keeps it until an owner orders its deletion or a new copy.
 	Err Kind
-	// Form is how it is stored, Stored what its data takes on the disk in bytes;
-	// 0 of servers of before this was known. Dense: to compress it saves nothing.
+	// Form is the compression of the stored replica and Stored its size on the disk in bytes
+	// (0: unknown). Dense: compression would save nothing.
 	Form   Compression
 	Stored uint64
 	Dense  bool
 }
 
-// ReplicaEventKind is what happened to a replica or a disk.
+// ReplicaEventKind says how a replica or a disk changed.
 type ReplicaEventKind uint8
 
 const (
 	EventCorrupt    ReplicaEventKind = 1 + iota // Chunk doesn't verify on Disk
-	EventLost                                   // Chunk is on this server no more
+	EventLost                                   // Chunk is no longer on this server
 	EventDiskFailed                             // every replica on Disk is lost, or may be soon: see DiskInfo.State
 	EventDiskBack                               // Disk serves (again)
 )
@@ -202,8 +201,8 @@ func (k ReplicaEventKind) String() string {
 	return "unknown"
 }
 
-// ReplicaEvent is news from a chunk server, in its reports until acknowledged.
-// It only hurries: OrderList tells the same.
+// ReplicaEvent is news in the reports of a chunk server, repeated until acknowledged. Events
+// only make the owner react sooner: OrderList tells the same.
 type ReplicaEvent struct {
 	Seq    uint64 // counts up within a Generation
 	Kind   ReplicaEventKind
@@ -212,7 +211,8 @@ type ReplicaEvent struct {
 	Detail string // for people
 }
 
-// CapKey is a key that capabilities are signed with; the highest ID signs.
+// CapKey is a signing key of capabilities. Metadata servers sign with the key of the highest
+// ID.
 type CapKey struct {
 	ID     uint32
 	Secret []byte // 32 bytes

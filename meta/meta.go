@@ -1,7 +1,6 @@
-// Package meta owns the words of Penstock: identifiers, attributes, extents,
-// the operations of the namespace with what each promises, and the error kinds
-// that travel the wire. It imports the standard library only; every other
-// package speaks in these words.
+// Package meta defines the words of Penstock: identifiers, attributes, extents, the operations
+// of the namespace and the promises of each, and the error kinds of the wire protocol. The
+// package imports the standard library only; every other package speaks in these words.
 package meta
 
 import (
@@ -11,9 +10,9 @@ import (
 	"fmt"
 )
 
-// VolumeID names a volume for ever. Ids are given out by the cluster from 1
-// upwards, never reused, and fit VolumeBits bits so that a FUSE node id can be
-// a pure function of (volume, inode).
+// VolumeID names a volume for ever. The cluster assigns ids from 1 upwards and never reuses
+// them. An id fits into VolumeBits bits, so that a FUSE node id is a pure function of (volume,
+// inode).
 type VolumeID uint32
 
 // RootVolume is the volume attached at "/".
@@ -26,10 +25,9 @@ type Ino uint64
 // RootIno is the root directory of every volume.
 const RootIno Ino = 1
 
-// VolumeBits and InoBits are the widths that a FUSE node id gives to the
-// volume and the inode: 2^20 numbers, 2^44 inodes each. The highest Views of the
-// numbers are no volume's: a client shows snapshots under them, and a snapshot's
-// highest MaxVolume inodes stand for junctions.
+// VolumeBits and InoBits are the widths of the volume and the inode in a FUSE node id: 2^20
+// volumes of 2^44 inodes each. No volume has one of the highest Views numbers: a client shows
+// snapshots under them. The highest MaxVolume inode numbers of a snapshot stand for junctions.
 const (
 	VolumeBits = 20
 	InoBits    = 44
@@ -38,47 +36,47 @@ const (
 	MaxVolume  = VolumeID(1)<<VolumeBits - 1 - Views
 )
 
-// MirrorLock is no inode: who holds the lock on it (flock, for writing) in a
-// mirror's target is the one session that changes it.
+// MirrorLock is not the number of an inode. In the target volume of a mirror, only the session
+// with the write lock (flock) on MirrorLock may change the volume.
 const MirrorLock = MaxIno
 
-// Generation counts snapshots of a volume; keys end with the generation they
-// were written in. It never mixes with Term.
+// Generation counts the snapshots of a volume. A key of the state store ends with the
+// generation in which the record was written. Generation and Term are unrelated.
 type Generation uint32
 
-// Term fences an owner: it grows with every change of a volume's owner.
+// Term fences an owner: every change of a volume's owner increases the volume's term.
 type Term uint64
 
 // Seq numbers a volume's journal entries: dense, from 1.
 type Seq uint64
 
-// SessionID names a client's session with a volume's owner. Never reused
-// within a cluster (it is drawn at random, 64 bits). Zero is the owner itself.
+// SessionID names a client's session with the owner of a volume: 64 random bits, never reused
+// within a cluster. Zero stands for the owner itself.
 type SessionID uint64
 
 // ServerID names a chunk server for ever.
 type ServerID uint64
 
-// OpID makes a retried operation recognisable: the random incarnation of the
-// mount (or library client), the kernel's request number without bit 63 (or
-// the client's own count), and the step within that request. Background work
-// of a client uses its own count with BackgroundStep set in Step.
+// OpID identifies an operation, so that the owner recognises a retry. Its parts are the random
+// incarnation of the mount (or of the library client), the number of the kernel's request
+// without bit 63 (or the client's own count), and the step within the request. For background
+// work the client uses a count of its own and sets BackgroundStep in Step.
 type OpID struct {
 	Incarnation uint64
 	Unique      uint64
 	Step        uint32
 }
 
-// BackgroundStep is the bit in OpID.Step that marks operations which no kernel
-// request asked for.
+// BackgroundStep is the bit of OpID.Step that marks background work: operations without a
+// request of the kernel.
 const BackgroundStep = 1 << 31
 
 // IsZero reports whether the operation carries no id, as reads do.
 func (o OpID) IsZero() bool { return o == OpID{} }
 
-// ChunkID names a chunk for ever. It holds the volume that allocated it (which
-// alone counts, seals, repairs and deletes it) and the term it was handed out
-// in, so that two owners can never hand out the same one.
+// ChunkID names a chunk for ever. The id contains the volume that allocated the chunk and the
+// term of the allocation, so that two owners never assign the same id. Only the owner of that
+// volume counts, seals, repairs and deletes the chunk.
 type ChunkID struct {
 	Volume  VolumeID
 	Term    uint32
@@ -93,7 +91,7 @@ func (c ChunkID) Compare(d ChunkID) int {
 	return cmp.Or(cmp.Compare(c.Volume, d.Volume), cmp.Compare(c.Term, d.Term), cmp.Compare(c.Counter, d.Counter))
 }
 
-// String renders the id as 32 hexadecimal digits; ParseChunkID reads it back.
+// String returns the id as 32 hexadecimal digits. ParseChunkID is the inverse.
 func (c ChunkID) String() string {
 	b := c.Bytes()
 	return hex.EncodeToString(b[:])
@@ -107,8 +105,8 @@ func (c ChunkID) Bytes() (b [16]byte) {
 	return b
 }
 
-// ChunkIDFromBytes decodes the form that Bytes makes. It panics unless b holds
-// at least 16 bytes.
+// ChunkIDFromBytes decodes the output of Bytes. The function panics if b is shorter than 16
+// bytes.
 func ChunkIDFromBytes(b []byte) ChunkID {
 	return ChunkID{
 		Volume:  VolumeID(binary.BigEndian.Uint32(b[0:])),
@@ -117,7 +115,7 @@ func ChunkIDFromBytes(b []byte) ChunkID {
 	}
 }
 
-// ParseChunkID reads the form that String makes.
+// ParseChunkID decodes the output of String.
 func ParseChunkID(s string) (ChunkID, error) {
 	b, err := hex.DecodeString(s)
 	if err != nil || len(b) != 16 {
@@ -126,10 +124,9 @@ func ParseChunkID(s string) (ChunkID, error) {
 	return ChunkIDFromBytes(b), nil
 }
 
-// Fence stands on every append, seal and capability of a chunk: the owner's
-// term, then the number of times the chunk was fenced within it. Compared in
-// that order; a chunk server refuses whatever carries a lower fence than the
-// chunk has seen.
+// Fence is part of every append, seal and capability of a chunk: the owner's term and, within
+// the term, the number of times that the chunk was fenced. Fences are compared in that order.
+// A chunk server refuses a request with a lower fence than the highest one seen for the chunk.
 type Fence struct {
 	Term  Term
 	Seals uint32
@@ -140,15 +137,15 @@ func (f Fence) Less(g Fence) bool {
 	return f.Term < g.Term || f.Term == g.Term && f.Seals < g.Seals
 }
 
-// Limits that POSIX names and that every layer enforces alike.
+// Limits of POSIX, enforced alike by every layer.
 const (
 	MaxName     = 255       // bytes in one name
 	MaxPath     = 4096      // bytes in one path, the final NUL included
 	MaxSymlink  = 4095      // bytes in a symbolic link's target
 	MaxXattrVal = 64 << 10  // bytes in one extended attribute's value
-	MaxXattrs   = 64 << 10  // bytes that the names of one inode's attributes may take in a list
+	MaxXattrs   = 64 << 10  // bytes of the list of attribute names of one inode
 	MaxLinks    = 1<<32 - 2 // hard links to one inode
 	MaxFileSize = 1<<63 - 1 // bytes
-	InlineMax   = 4 << 10   // largest file whose bytes may lie in the inode record
+	InlineMax   = 4 << 10   // size of the largest file that an inode record may contain
 	BlockSize   = 4 << 10   // st_blksize and the unit of statfs
 )

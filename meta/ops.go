@@ -2,10 +2,9 @@ package meta
 
 import "time"
 
-// Op is an operation on one volume's namespace. Mutations are executed by the
-// pure machine in meta/namespace; reads are answered from the same store. Each
-// operation is a pointer to one of the structs below; Code names it on the
-// wire.
+// Op is an operation on the namespace of one volume. The pure machine in meta/namespace
+// executes mutations and answers reads from the same store. Each operation is a pointer to one
+// of the structs below; Code is the operation's number on the wire.
 type Op interface {
 	Code() OpCode
 }
@@ -71,8 +70,8 @@ func (c OpCode) Mutates() bool { return c >= OpCreate }
 
 // ---- reads
 
-// Lookup finds one name. Errors: NotFound, NotDir, NameTooLong, Stale.
-// "." and ".." work, too. Result: Attr, and Volume for a junction.
+// Lookup finds a name in a directory; "." and ".." are valid names. Result: Attr, and Volume
+// for a junction. Errors: NotFound, NotDir, NameTooLong, Stale.
 type Lookup struct {
 	Parent Ino
 	Name   string
@@ -81,13 +80,14 @@ type Lookup struct {
 // GetAttr reads an inode's attributes. Errors: Stale.
 type GetAttr struct{ Ino Ino }
 
-// ReadDir lists entries whose cookie is greater than Cookie, in cookie order,
-// at most Max of them (bounded by the server at 4,096). "." and ".." are not
-// in the list. With Plus each entry carries attributes. Cookies only grow: every name
-// that is added gets a higher one than all before it, also where a rename adds it.
-// Result: Entries, EOF, Attr of the directory, and in Off the cookie that the next
-// name will get (zero in a snapshot, to which none is added). A listing that leaves out
-// what has that cookie or a higher one ends, whatever is added meanwhile.
+// ReadDir lists the entries whose cookie is greater than Cookie, in the order of cookies, at
+// most Max of them (the server's bound is 4,096), without "." and "..". With Plus, each entry
+// has attributes. A new name, also a name added by a rename, gets a higher cookie than all
+// names before.
+//
+// Result: Entries; EOF; Attr of the directory; Off, the cookie that the next new name will get
+// (zero in a snapshot, where no name is ever added). A listing ends, whatever is added
+// meanwhile, if the caller leaves out the entries with cookies of Off and above.
 type ReadDir struct {
 	Ino    Ino
 	Cookie uint64
@@ -108,13 +108,13 @@ type GetXattr struct {
 // ListXattr lists the names, each ended by a NUL, into Result.Data.
 type ListXattr struct{ Ino Ino }
 
-// Open reads attributes and the extents that overlap [Off, Off+Len), at most
-// 4,096 of them (Result.EOF tells whether that was all), or the inline data,
-// with the places of all their chunks. Len zero means to the end.
+// Open reads the attributes of a file and the extents that overlap [Off, Off+Len), at most
+// 4,096 (Result.EOF: no more extents follow), or the inline data, with the places of all their
+// chunks. A Len of zero means to the end of the file.
 //
-// Also are other files that the session held exclusively until the barrier of a snapshot
-// took that back, at most MaxAlso. With the exclusive lease on Ino it gets theirs again,
-// unless somebody would have to give something up for that.
+// Also lists at most MaxAlso other files whose exclusive leases the session gave back for the
+// barrier of a snapshot. Together with the exclusive lease on Ino, the owner grants these
+// leases again, unless another session would have to give up a lease for that.
 type Open struct {
 	Ino  Ino
 	Off  uint64
@@ -122,7 +122,7 @@ type Open struct {
 	Also []Ino
 }
 
-// MaxAlso bounds Open.Also; what is beyond it is not looked at.
+// MaxAlso bounds Open.Also. The owner ignores further entries.
 const MaxAlso = 256
 
 // StatFSOp reads the volume's usage. Result: StatFS.
@@ -138,13 +138,12 @@ type Seek struct {
 
 // ---- mutations
 
-// Create makes a new inode of any type under a name: file, directory, symbolic
-// link, fifo, socket, device. If the name exists and Excl is false and both
-// are regular files, the existing inode is the result (Existed true).
-// The parent's default ACL, or else Umask, decides the mode (POSIX.1e);
-// a parent with the set-group-id bit gives its group, to directories its bit.
-// Errors: Exists, NotFound (the parent was removed), NotDir, NameTooLong,
-// NoSpace, QuotaExceeded, TooManyLinks, ReadOnly.
+// Create makes an inode of any type under a name: file, directory, symbolic link, fifo,
+// socket, device. If the name exists, Excl is false and both are regular files, the result is
+// the existing inode (Existed is true). The parent's default ACL or, without one, Umask
+// determines the mode (POSIX.1e). A parent with the set-group-id bit passes on its group and,
+// to directories, the bit. Errors: Exists, NotFound (the parent was removed), NotDir,
+// NameTooLong, NoSpace, QuotaExceeded, TooManyLinks, ReadOnly.
 type Create struct {
 	Parent Ino
 	Name   string
@@ -155,14 +154,14 @@ type Create struct {
 	Rdev   uint32
 	Target string // of a symbolic link
 	Excl   bool
-	// Ino is zero, or the number that an early reply already gave (replay).
+	// Ino is zero or, in a replay, the inode number of the first reply.
 	Ino Ino
-	// Time is zero, or the time that an early reply already gave (replay).
+	// Time is zero or, in a replay, the time of the first reply.
 	Time Time
 }
 
-// Tmpfile makes a regular file with no name, held by the session as an orphan
-// until it is linked or released (O_TMPFILE).
+// Tmpfile makes a regular file without a name (O_TMPFILE). The session holds the inode as an
+// orphan until the file is linked or released.
 type Tmpfile struct {
 	Parent Ino
 	Mode   uint32
@@ -173,20 +172,19 @@ type Tmpfile struct {
 	Time   Time
 }
 
-// Link adds a name to an inode that is no directory. Errors: Exists,
-// NotPermitted (a directory), TooManyLinks, Stale.
+// Link adds a name to an inode other than a directory. Errors: Exists, NotPermitted (the inode
+// is a directory), TooManyLinks, Stale.
 type Link struct {
 	Ino    Ino
 	Parent Ino
 	Name   string
 }
 
-// Unlink removes a name (Dir: of an empty directory, as rmdir; else of
-// anything that is no directory). When the last name goes, the inode becomes
-// an orphan of every session in Holders, or of the calling session if there
-// are none; ReleaseOrphans removes it. Result: Attr of the inode after the
-// change (Nlink tells), ParentAttr.
-// Errors: NotFound, IsDir, NotDir, NotEmpty, Busy (a junction), Invalid.
+// Unlink removes a name: with Dir the name of an empty directory, as rmdir(2), else the name
+// of any other inode. When the last name goes, the inode becomes an orphan of every session in
+// Holders or, if Holders is empty, of the calling session; ReleaseOrphans removes the orphan.
+// Result: Attr of the inode after the change (see Nlink), ParentAttr. Errors: NotFound, IsDir,
+// NotDir, NotEmpty, Busy (a junction), Invalid.
 type Unlink struct {
 	Parent  Ino
 	Name    string
@@ -200,10 +198,10 @@ const (
 	RenameExchange  uint32 = 2
 )
 
-// Rename moves a name, replacing the target where POSIX allows. Result: Attr
-// of the moved inode, Attr2 of the replaced (or exchanged) one if there was
-// one, ParentAttr, NewParentAttr. Errors as renameat2(2), and NotSynced when
-// the source has unsynced bytes and a regular file would be replaced (rule 11).
+// Rename moves a name and replaces the target where POSIX allows. Result: Attr of the moved
+// inode, Attr2 of the replaced or exchanged inode if any, ParentAttr, NewParentAttr. Errors:
+// as renameat2(2), and NotSynced when the source has unsynced bytes and a regular file would
+// be replaced (rule 11).
 type Rename struct {
 	Parent    Ino
 	Name      string
@@ -213,9 +211,9 @@ type Rename struct {
 	Holders   []SessionID // as Unlink
 }
 
-// SetAttr changes the attributes that Mask names. Changing the size drops
-// extents beyond it and is a truncate or extension with a hole. Mode changes
-// keep an access ACL's mask in step. Errors: Stale, Invalid, IsDir, FileTooBig.
+// SetAttr changes the attributes named by Mask. A smaller size drops the extents beyond the
+// new end; a larger size extends the file with a hole. A change of the mode keeps the mask of
+// an access ACL in step. Errors: Stale, Invalid, IsDir, FileTooBig.
 type SetAttr struct {
 	Ino   Ino
 	Mask  SetMask
@@ -228,24 +226,24 @@ type SetAttr struct {
 	Ctime Time
 }
 
-// ReadTime reports that it tells only when a file was read, as clients do some time
-// after it was. The ctime stays, and so does an access time that is not old: see
-// Attr.AtimeOld.
+// ReadTime reports whether the operation only records when a file was read; clients send such
+// operations some time after the read. The ctime stays, and a recent access time stays, too
+// (see Attr.AtimeOld).
 func (s *SetAttr) ReadTime() bool { return s.Mask == SetAtime|SetCtime }
 
-// Write commits what a client wrote: Extents replace what they overlap, Data
-// (inline, whole file) replaces everything, the size grows to at least Size.
-// Several files' commits may travel in one batch of operations.
+// Write commits bytes that a client wrote: Extents replace the extents that they overlap, Data
+// (inline) replaces the whole file, and the size grows to at least Size. One batch of
+// operations may carry the commits of several files.
 type Write struct {
 	Ino     Ino
 	Extents []Extent
 	Inline  bool // Data is the whole content; at most InlineMax bytes
 	Data    []byte
-	Size    uint64 // the file is at least this long afterwards
+	Size    uint64 // the least size of the file afterwards
 	Mtime   Time   // zero: now
 	Synced  bool   // the extents' bytes are durable on every replica
 	Kill    bool   // drop set-id bits and capabilities, as write(2) by the unprivileged does
-	// CloseEnded: the open-ended extent, if any, ends at its length here.
+	// CloseEnded ends the open-ended extent, if any, at its present length.
 	CloseEnded bool
 	// Seal: seal-on-close; contents can't change any more.
 	Seal bool
@@ -271,11 +269,10 @@ type Fallocate struct {
 	Len  uint64
 }
 
-// CopyRange makes bytes of Dst share the extents of Src, within one volume;
-// the caller has flushed both. Result.Off is the number of bytes copied. With At,
-// Src is what that snapshot of the volume shows, and may be Dst as it was then.
-// Errors: FileTooBig, Invalid (the ranges overlap), NotSupported (inline bytes),
-// NoSuchSnapshot.
+// CopyRange makes a range of Dst share the extents of Src, in the same volume. The caller has
+// flushed both files. With At, the source is Src as the snapshot At shows it, which may be an
+// earlier state of Dst. Result.Off is the number of bytes copied. Errors: FileTooBig, Invalid
+// (the ranges overlap), NotSupported (inline bytes), NoSuchSnapshot.
 type CopyRange struct {
 	Src    Ino
 	SrcOff uint64
@@ -291,10 +288,10 @@ const (
 	XattrReplace uint32 = 2
 )
 
-// SetXattr sets an extended attribute. system.posix_acl_access also sets the
-// mode's permission bits, and is dropped when it says no more than a mode.
-// KillSGID: the caller may not keep the set-group-id bit.
-// Errors: Exists, NoAttribute, Range, NoSpace, NotSupported, Invalid.
+// SetXattr sets an extended attribute. system.posix_acl_access also sets the permission bits
+// of the mode; an ACL that is equivalent to a mode is not stored. With KillSGID, the caller
+// may not keep the set-group-id bit. Errors: Exists, NoAttribute, Range, NoSpace,
+// NotSupported, Invalid.
 type SetXattr struct {
 	Ino      Ino
 	Name     string
@@ -309,12 +306,12 @@ type RemoveXattr struct {
 	Name string
 }
 
-// ReleaseOrphans says that the session holds these unlinked inodes open no
-// more; each goes away when no session holds it.
+// ReleaseOrphans tells that the session no longer holds these unlinked inodes open. An orphan
+// is removed when no session holds the inode.
 type ReleaseOrphans struct{ Inos []Ino }
 
-// AllocChunks records N new open chunks held by the session. Servers are
-// chosen by the owner before execution. Result.Chunks are their records.
+// AllocChunks records N new open chunks, held by the session. The owner chooses the servers
+// before the execution. Result.Chunks has the new records.
 type AllocChunks struct {
 	N       uint32
 	Own     bool
@@ -322,23 +319,24 @@ type AllocChunks struct {
 	Fence   Fence        // filled by the owner
 }
 
-// SealChunk records a chunk as sealed at a length (rule 5); its session no
-// longer holds it, and if nothing refers to it, it is queued for deletion.
+// SealChunk records a chunk as sealed at a length (rule 5). The session no longer holds the
+// chunk. A chunk without references is queued for deletion.
 type SealChunk struct {
 	Chunk   ChunkID
 	Length  uint64
 	CRC     uint32
 	Fence   Fence
-	Servers []ServerID // the replicas that were sealed
-	Lost    bool       // bytes that extents refer to are gone, as an operator accepted
+	Servers []ServerID // the sealed replicas
+	Lost    bool       // an operator accepted the loss of bytes that extents refer to
 }
 
 // DropChunk removes the record of a chunk in state ChunkDeleting after every
 // replica was deleted.
 type DropChunk struct{ Chunk ChunkID }
 
-// SessionStart journals a session; SessionEnd ends it: its orphans and reply
-// records go, its open chunks stay ChunkOpen without a holder until sealed.
+// SessionStart records a session in the journal. SessionEnd ends a session: orphans and reply
+// records of the session go; its open chunks stay ChunkOpen, without a holder, until they are
+// sealed.
 type SessionStart struct {
 	Session SessionID
 	Name    string // for people: host, process, mount point
@@ -347,43 +345,42 @@ type SessionStart struct {
 	Start   uint64 // the process's start time in clock ticks, to tell a reused PID
 }
 
-// SessionEnd ends a journaled session, in steps: until Result.EOF it is run
-// again with From set to Result.Off, so that a step need not look through what
-// the steps before it deleted.
+// SessionEnd ends a journaled session, in steps. Until Result.EOF is true, the caller runs the
+// operation again with From set to Result.Off, so that a step passes over the records which
+// earlier steps deleted.
 type SessionEnd struct {
 	Session SessionID
-	From    Ino // orphans from this number on; zero in the first step
+	From    Ino // the first orphan of this step; zero in the first step
 }
 
-// ReplaceExtents swaps where bytes lie, not what they are: compaction's
-// compare-and-swap. Each Old extent must still be mapped exactly or as part of
-// a larger one, else nothing changes and the error is Again.
+// ReplaceExtents moves bytes to other extents without changing the bytes: the compare-and-swap
+// of compaction. Each Old extent must still be mapped, exactly or as part of a larger extent;
+// else nothing changes and the error is Again.
 type ReplaceExtents struct {
 	Ino Ino
 	Old []Extent
 	New []Extent
 }
 
-// SetReplicas changes on which servers a sealed chunk lies, if that is still
-// what Expect says: repair's compare-and-swap. A server is added only after its
-// copy was made and verified, and a copy is deleted only after the journal says
-// that it is none any more. Errors: Again (the record has other replicas), Busy
-// (the chunk is open), NoSuchChunk (it is gone, or about to be deleted), Invalid.
+// SetReplicas changes the servers of a sealed chunk if the record still has the servers in
+// Expect: the compare-and-swap of repair. A server is added only after its copy was made and
+// verified. A copy is deleted only after the journal no longer has its server as a replica.
+// Errors: Again (the record has other replicas), Busy (the chunk is open), NoSuchChunk (the
+// chunk is gone or about to be deleted), Invalid.
 type SetReplicas struct {
 	Chunk   ChunkID
 	Expect  []ServerID
 	Servers []ServerID
-	// Fence, if it is above the chunk's, is the chunk's from now on: that of the
-	// order that the change rests on. An older order to delete, come late, is then
-	// refused by who has a copy since.
+	// Fence becomes the fence of the chunk if it is above the chunk's: the fence of the order
+	// on which this change rests. Servers with newer copies then refuse a late order to delete
+	// with an older fence.
 	Fence Fence
-	// Lost: an operator accepted that no replica is left. There are no Servers then,
-	// and never will be.
+	// Lost: an operator accepted that no replica is left. Servers is then empty for ever.
 	Lost bool
 }
 
-// Junction attaches Volume under a name (Detach: takes it away). Errors:
-// Exists, NotFound, NotAttached.
+// Junction attaches Volume under a name; with Detach, the junction is removed. Errors: Exists,
+// NotFound, NotAttached.
 type Junction struct {
 	Parent Ino
 	Name   string
@@ -394,30 +391,29 @@ type Junction struct {
 // SetPolicy replaces the volume's policy.
 type SetPolicy struct{ Policy Policy }
 
-// Reap removes what is left of one unlinked inode or a truncated tail, a
-// bounded amount at a time. Result.EOF tells that all is gone.
+// Reap removes the remains of one unlinked inode or of a truncated tail, a bounded amount in
+// each call. Result.EOF: nothing remains.
 type Reap struct {
 	Ino Ino
 	Max uint32
 }
 
-// TakeSnapshot keeps the volume as it is now under a name: one journal entry
-// whatever the volume's size. The caller has closed all open-ended extents and
-// flushed what sessions buffer (rule 8). Result.Off is the snapshot's
-// Generation. One that is there under the same Token, if that is not zero, is
-// the result, since the request came twice. Errors: Exists, Invalid and
-// NameTooLong (the name), Busy (a file has an open-ended extent),
-// ResourceExceeded (MaxSnapshots).
+// TakeSnapshot keeps the present state of the volume under a name: one journal entry, whatever
+// the size of the volume. The caller has closed all open-ended extents and flushed the buffers
+// of all sessions (rule 8). Result.Off is the snapshot's Generation. If Token is not zero and
+// a snapshot with the same Token exists, the request was sent twice, and the existing snapshot
+// is the result. Errors: Exists, Invalid and NameTooLong (the name), Busy (a file has an
+// open-ended extent), ResourceExceeded (MaxSnapshots).
 type TakeSnapshot struct {
 	Name  string
 	Token uint64
 }
 
-// PinSnapshot keeps a snapshot from being deleted for a holder, for TTL from now
-// at least: a pin that lasts longer already stays as it is. By is who asked
-// first. What pins of the snapshot have run out go. Result.Off is the Time at
-// which the pin ends. Errors: NoSuchSnapshot, Invalid and NameTooLong (holder,
-// TTL), ResourceExceeded (MaxPins).
+// PinSnapshot protects a snapshot from deletion on behalf of a holder, for at least TTL from
+// now; a pin that ends later stays as it is. By is the identity of the first caller. The
+// operation also removes expired pins of the snapshot. Result.Off is the Time at which the pin
+// ends. Errors: NoSuchSnapshot, Invalid and NameTooLong (holder, TTL), ResourceExceeded
+// (MaxPins).
 type PinSnapshot struct {
 	At     Generation
 	Holder string // text of 1 to 255 bytes
@@ -425,22 +421,22 @@ type PinSnapshot struct {
 	TTL    time.Duration // a nanosecond to MaxPinTTL
 }
 
-// UnpinSnapshot gives a holder's pin up; Result.Existed tells that there was one.
+// UnpinSnapshot removes the pin of a holder. Result.Existed: the pin existed.
 type UnpinSnapshot struct {
 	At     Generation
 	Holder string
 }
 
-// SetDigest records what a snapshot's content is called (package meta/digest).
-// One that is recorded stays. Errors: NoSuchSnapshot.
+// SetDigest records the digest of a snapshot's content (package meta/digest). A digest that is
+// already recorded stays. Errors: NoSuchSnapshot.
 type SetDigest struct {
 	At     Generation
 	Digest SnapshotDigest
 }
 
-// SetMirror makes the volume the target of a mirror, whose readers are shown the
-// snapshot Shown, or shows them another one; with zero it is a volume like others
-// again. The snapshot that is shown can't be deleted. Errors: NoSuchSnapshot.
+// SetMirror makes the volume the target of a mirror: readers see the snapshot Shown, which
+// can't be deleted while it is shown. With zero, the volume becomes an ordinary volume again.
+// Errors: NoSuchSnapshot.
 type SetMirror struct{ Shown Generation }
 
 // SnapshotDigest is a recorded digest.
@@ -448,17 +444,16 @@ type SnapshotDigest struct {
 	Version uint8 // of the digest's form
 	Sum     [32]byte
 	Made    Time
-	Inodes  uint64 // that it is over
-	Bytes   uint64 // in their files, holes included
-	Read    uint64 // of these, bytes that were not known from an earlier digest
+	Inodes  uint64 // covered by the digest
+	Bytes   uint64 // of the files, holes included
+	Read    uint64 // of Bytes, the bytes without a known earlier digest
 }
 
-// SetIndex records where the index of a snapshot lies (package meta/index), in
-// chunks of its own that it counts in full; they go with it. One that is recorded
-// stays, unless the new one has a higher version; Result.Existed tells that it
-// stayed. Without parts whatever is recorded goes, also that of a snapshot which
-// is not there any more. Errors: NoSuchSnapshot, Invalid, and those of a write
-// to the chunks.
+// SetIndex records the place of a snapshot's index (package meta/index). The index has chunks
+// of its own, which are deleted with it. A recorded index stays, unless the new index has a
+// higher version; Result.Existed then tells that the recorded index stayed. Without Parts, the
+// recorded index is removed, also the index of a deleted snapshot. Errors: NoSuchSnapshot,
+// Invalid, and the errors of a write to the chunks.
 type SetIndex struct {
 	At    Generation
 	Index SnapshotIndex
@@ -466,10 +461,10 @@ type SetIndex struct {
 
 // SnapshotIndex is a recorded index.
 type SnapshotIndex struct {
-	Version uint8    // of its form
-	Sum     [32]byte // its digest
-	Length  uint64   // bytes, those of its parts
-	Inodes  uint64   // that it tells of
+	Version uint8    // of the format
+	Sum     [32]byte // digest of the index
+	Length  uint64   // bytes of all parts
+	Inodes  uint64   // in the index
 	Made    Time
 	Parts   []IndexPart // in order; at most MaxIndexParts
 }
@@ -487,94 +482,93 @@ type IndexPart struct {
 const (
 	MaxPins   = 1024 // of one snapshot
 	MaxPinTTL = 366 * 24 * time.Hour
-	// ClockSkew is how far the clocks of two machines may be apart. A pin may be
-	// made by one owner's clock and judged by another's, so it holds for that much
-	// longer.
+	// ClockSkew is the largest tolerated difference between the clocks of two machines. One
+	// owner's clock may set a pin and another owner's clock judge it, so a pin holds for
+	// ClockSkew longer than it says.
 	ClockSkew = 5 * time.Minute
 )
 
-// Pin is a holder's word that a snapshot is in use.
+// Pin records that a holder uses a snapshot.
 type Pin struct {
 	Snapshot Generation
 	Holder   string
-	By       string // the identity that made it
+	By       string // identity of the caller that made the pin
 	Made     Time
 	Until    Time
 }
 
-// Over tells whether the pin surely ended, on a clock that may be ClockSkew away
-// from the one that it was made by.
+// Over reports whether the pin has surely ended, even if the clock behind now is ClockSkew
+// ahead of the clock behind Until.
 func (p *Pin) Over(now Time) bool { return now > p.Until+Time(ClockSkew) }
 
-// DropSnapshot deletes a snapshot in steps, each of at most Max superseded
-// versions (0: 1,000): it is run again until Result.EOF, which it also gives for
-// one that is not there. From the first step on nobody can read the snapshot.
-// One is worked off at a time: a step may work for one that was deleted before.
-// What the snapshot alone saw goes; Result.Off is the bytes of chunks that this
-// step freed. Errors: Busy (the volume is being rolled back to it, or somebody
-// pinned it: the text says who, and until when).
+// DropSnapshot deletes a snapshot in steps, each of at most Max superseded versions (0:
+// 1,000). The caller repeats the operation until Result.EOF, which is also the answer for a
+// snapshot that does not exist. After the first step nobody can read the snapshot. Deleted
+// snapshots are worked off in order, so a step may work for another snapshot that was deleted
+// earlier. Each step removes versions that only the snapshot saw; Result.Off is the number of
+// chunk bytes that the step freed. Errors: Busy (a rollback to the snapshot is under way, or
+// the snapshot is pinned: the text names the holder and the end of the pin).
 type DropSnapshot struct {
 	At  Generation
 	Max uint32
 }
 
-// CountSnapshots says to a volume whose quota has what snapshots alone hold in it
-// what that is: Add to what was counted since a count of all began. Whoever counts
-// makes it (package meta/namespace, Recounted). Errors: Again (a snapshot was deleted
-// since, so it is to be counted anew).
+// CountSnapshots corrects the count of bytes that only snapshots hold, in a volume with a
+// quota for them: Add is added to the result of the count since it began. The counting task of
+// the owner sends it (package meta/namespace, Recounted). Errors: Again (a snapshot was
+// deleted since the count began; count anew).
 type CountSnapshots struct {
 	Epoch uint64
 	Add   int64
 }
 
-// PinClone notes that a volume was cloned from a snapshot, which then can't be
-// deleted; Drop takes the note back. Neither is an error when it was done
-// before. Errors: NoSuchSnapshot (not with Drop), ResourceExceeded (MaxClones).
+// PinClone notes that a volume was cloned from a snapshot, so that the snapshot can't be
+// deleted; Drop removes the note. Both are idempotent. Errors: NoSuchSnapshot (not with Drop),
+// ResourceExceeded (MaxClones).
 type PinClone struct {
 	At    Generation
 	Clone VolumeID
 	Drop  bool
 }
 
-// SweepClone is a step of making a clone independent: what it can't see of its
-// origin's state is removed, until Result.EOF; then what it sees of the
-// snapshot that it began with, and changed since, may be dropped (DropSnapshot
-// of Result.Off, which is zero when that is gone), and at last, with Forget, it
-// is a volume like others: no extent may lie in another volume's chunk then.
-// The next step's From is Result.Data. Errors: Busy (Forget comes too early).
+// SweepClone is a step of making a clone independent of its origin. Steps with From set to the
+// previous Result.Data remove the parts of the origin's state that the clone can't see, until
+// Result.EOF. Then the caller may drop the origin's snapshot (DropSnapshot of Result.Off,
+// which is zero when the snapshot is gone). Finally, with Forget, the clone becomes an
+// ordinary volume; no extent may then lie in a chunk of another volume. Errors: Busy (Forget
+// comes too early).
 type SweepClone struct {
 	From   []byte
-	Max    uint32 // versions looked at in one step; 0: 1,000
+	Max    uint32 // versions examined in one step; 0: 1,000
 	Forget bool
 }
 
-// AdoptExtents puts copies in the place of extents in other volumes' chunks,
-// in the generations in which they were written: nobody can tell. What was
-// superseded meanwhile is passed over. Result.Off is the bytes that were taken
-// over. Errors: CrossVolume, NoSuchChunk, Sealed (the place of a copy).
+// AdoptExtents replaces extents in chunks of other volumes by copies, in the generations in
+// which the extents were written, so that no reader notices. Extents that were superseded
+// meanwhile are skipped. Result.Off is the number of bytes replaced. Errors: CrossVolume,
+// NoSuchChunk, Sealed (the chunk of a copy).
 type AdoptExtents struct {
 	Extents []Adopted
 }
 
-// Adopted is an extent, and where its bytes were copied to.
+// Adopted is an extent and the place of its copy.
 type Adopted struct {
 	Ino  Ino
-	At   Generation // in which it was written
+	At   Generation // generation in which the extent was written
 	Old  Extent
 	Copy ChunkID
 	Off  uint64 // in Copy
 }
 
-// Rollback makes the live volume what a snapshot is, in steps: until Result.EOF
-// it is run again with From set to Result.Data. In between the volume is neither
-// one nor the other: the owner lets nobody look, and a new owner begins anew (a
-// step that has nothing to do changes nothing): Snapshot.Rolling tells it until
-// the last step. Errors: NoSuchSnapshot, Busy
-// (sessions write, or hold unlinked files).
+// Rollback turns the live volume into the state of a snapshot, in steps: the caller repeats
+// the operation with From set to Result.Data until Result.EOF. Between the steps the volume is
+// in neither state, so the owner answers no reads. Snapshot.Rolling is true until the last
+// step. A new owner starts from the beginning; a repeated step changes nothing. Errors:
+// NoSuchSnapshot, Busy (sessions write, or hold unlinked files).
 type Rollback struct {
 	To   Generation
 	From []byte
-	Max  uint32 // notes of changes in one step; 0: 256
+	Max  uint32 // changes undone in one step; 0: 256
 }
 
 // MaxClones is how many clones a snapshot may have.
@@ -583,20 +577,20 @@ const MaxClones = 1024
 // MaxSnapshots is how many snapshots a volume may have.
 const MaxSnapshots = 4096
 
-// Snapshot describes one.
+// Snapshot describes a snapshot of a volume.
 type Snapshot struct {
 	Name     string
-	At       Generation // what Query's Context.At takes
+	At       Generation // the snapshot's value for Context.At of a query
 	Created  Time
-	Inodes   uint64 // the volume's counters when it was taken
+	Inodes   uint64 // of the volume, when the snapshot was taken
 	Bytes    uint64
 	Deleting bool
-	Rolling  bool // the volume is being rolled back to it
-	// Group is that of the group that it was taken for, zero if for none.
+	Rolling  bool // a rollback of the volume to this snapshot is under way
+	// Group is the id of the group snapshot that the snapshot belongs to, or zero.
 	Group uint64
 }
 
-// ChangeKind says what became of a path between two snapshots.
+// ChangeKind says how a path differs between two snapshots.
 type ChangeKind uint8
 
 const (
@@ -606,13 +600,12 @@ const (
 	PathChanged
 )
 
-// Change is one difference between two states of a volume. A renamed directory
-// is one change, whatever lies in it; what changed inside is told under its new
-// path.
+// Change is one difference between two states of a volume. A renamed directory is one change,
+// whatever it contains; changes inside have the new path.
 type Change struct {
 	Kind ChangeKind
-	Path string // from the volume's root, without a slash in front; of PathRemoved, the old one
-	From string // of PathRenamed: the old path; of PathAdded in an exact comparison: one that the inode had
+	Path string // from the volume's root, without a leading slash; the old path for PathRemoved
+	From string // of PathRenamed: the old path; of PathAdded in an exact comparison: a former path of the inode
 	Ino  Ino    // zero for a junction
 	Type uint32 // TypeDir, TypeRegular, ...
 	// Content: of PathChanged, the bytes or the target may differ; otherwise only
@@ -664,11 +657,11 @@ func (*PinClone) Code() OpCode       { return OpPinClone }
 func (*SweepClone) Code() OpCode     { return OpSweepClone }
 func (*AdoptExtents) Code() OpCode   { return OpAdoptExtents }
 
-// Result is the answer to any operation; which fields are set is said at the
-// operation. Every result of an operation that names an inode has Attr.
+// Result is the answer to any operation. The comment of the operation lists the fields that
+// are set. Every operation on an inode sets Attr.
 type Result struct {
 	Attr          Attr
-	Attr2         Attr // Ino is zero when there is no second inode
+	Attr2         Attr // Ino is zero without a second inode
 	ParentAttr    Attr // after the change; Ino zero when not set
 	NewParentAttr Attr
 	Volume        VolumeID // Lookup of a junction
@@ -681,7 +674,7 @@ type Result struct {
 	Chunks        []ChunkRecord
 	Off           uint64
 	StatFS        StatFS
-	// Grants are the leases that came with this answer. The session sets them;
-	// they are no part of the answer's record.
+	// Grants are the leases that the owner granted with this answer. The session sets them;
+	// the owner's record of the answer does not contain them.
 	Grants []Grant
 }

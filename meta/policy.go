@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// Policy says how a volume treats its data, and where it puts it.
+// Policy says how a volume treats its data and where the data lies.
 type Policy struct {
 	QuotaBytes  uint64 // 0: none
 	QuotaInodes uint64
-	// QuotaSnapshots: what snapshots alone hold counts in the quota of bytes.
+	// QuotaSnapshots: bytes that only snapshots hold count in the quota.
 	QuotaSnapshots bool   `json:",omitempty"`
 	Replicas       uint32 // at least 1
-	// MinReplicas is the least number of replicas that a chunk is opened with, and so
-	// that acknowledges what is written: where fewer than Replicas servers can have a
-	// new chunk, it begins with those, down to this number, and repair brings it to
-	// full number before anything else. 0 stands for the default, see Least.
+	// MinReplicas is the least number of replicas of a new chunk, and so the least number that
+	// acknowledges a write. Where fewer than Replicas servers can take a new chunk, the chunk
+	// begins with fewer, down to MinReplicas, and repair adds the missing replicas before any
+	// other work. 0 stands for the default (see Least).
 	MinReplicas uint32 `json:",omitempty"`
 	MaxChunk    uint64 // bytes of the largest chunk, MinChunk to DefaultChunk; 0 means the latter
 	SealOnClose bool
@@ -27,23 +27,23 @@ type Policy struct {
 	SyncOnClose bool
 	NoAtime     bool // never update access times; else relatime by the client
 
-	// Topology is the subtree that chunks lie in, such as /dc1/rack2; "" and "/"
-	// mean anywhere.
+	// Topology is the subtree of the chunks' servers, such as /dc1/rack2; "" and "/" mean
+	// anywhere.
 	Topology string
-	// Spread is what two replicas of a chunk never share.
+	// Spread is the kind of failure domain that two replicas of a chunk never share.
 	Spread Spread
-	// Class is the class of the disks that chunks lie on; "" means any.
+	// Class is the class of the chunks' disks; "" means any.
 	Class string
-	// LocalFirst: the first replica lies on the writer's own host, if a server
-	// there may have it. Volumes of before this word was known have it set.
+	// LocalFirst: the first replica lies on the writer's own host if a server there can take
+	// it.
 	LocalFirst bool
 	// Encrypt: the bytes of chunks travel over TLS only.
 	Encrypt bool
 }
 
-// Least is the number of replicas that a new chunk has at least. By default one of
-// three or more may be missing, and none of one or two: of two, the one that is left
-// would be the only copy of what is written.
+// Least returns the least number of replicas of a new chunk. By default, one of three or more
+// may be missing, and none of one or two: with two, the remaining replica would be the only
+// copy of new data.
 func (p *Policy) Least() uint32 {
 	n := max(p.Replicas, 1)
 	switch {
@@ -55,8 +55,8 @@ func (p *Policy) Least() uint32 {
 	return n
 }
 
-// policyWords take over one word of another policy, by the name that commands and
-// requests have for it.
+// policyWords has a function for each setting of a policy, which copies the setting from
+// another policy. The keys are the names of the settings in commands and requests.
 var policyWords = map[string]func(to, from *Policy){
 	"quota":           func(to, from *Policy) { to.QuotaBytes = from.QuotaBytes },
 	"quota-snapshots": func(to, from *Policy) { to.QuotaSnapshots = from.QuotaSnapshots },
@@ -78,8 +78,8 @@ var policyWords = map[string]func(to, from *Policy){
 // PolicyWords are the names of a policy's words, in order.
 func PolicyWords() []string { return slices.Sorted(maps.Keys(policyWords)) }
 
-// Change takes over the words of another policy that are named. What comes of it is
-// not checked. Errors: NotSupported (a name that is not known).
+// Change copies the named settings from another policy, without checking the result. Errors:
+// NotSupported (an unknown name).
 func (p *Policy) Change(from *Policy, words ...string) error {
 	for _, w := range words {
 		take := policyWords[w]
@@ -91,8 +91,8 @@ func (p *Policy) Change(from *Policy, words ...string) error {
 	return nil
 }
 
-// Differs names the words in which a policy differs from another, in order; empty,
-// not nil, if they are the same.
+// Differs returns the sorted names of the settings in which two policies differ; empty, not
+// nil, if the policies are equal.
 func (p *Policy) Differs(from *Policy) []string {
 	all := []string{}
 	for _, w := range PolicyWords() {
@@ -109,9 +109,9 @@ func (p *Policy) Differs(from *Policy) []string {
 type Spread uint8
 
 const (
-	SpreadHost Spread = iota // two replicas never on one node, that is the whole path
-	SpreadRack               // nor on nodes of one rack: the path without its last part
-	SpreadDC                 // nor in one data centre: the first part of the path
+	SpreadHost Spread = iota // never two replicas on one node (the whole path)
+	SpreadRack               // never two in one rack (the path without its last part)
+	SpreadDC                 // never two in one data centre (the first part of the path)
 	spreads
 )
 
@@ -137,17 +137,17 @@ func ParseSpread(name string) (Spread, error) {
 // Bounds of a policy's words.
 const (
 	MaxReplicas = 16
-	// MinChunk is the smallest that the largest chunk of a volume may be, in bytes:
-	// below, chunks cost more than what is in them. DefaultChunk is the largest.
+	// MinChunk is the least allowed value for the largest chunk of a volume, in bytes: smaller
+	// chunks cost more than their contents. DefaultChunk is its upper bound and default.
 	MinChunk     = 4 << 20
 	DefaultChunk = 1 << 30
 	MaxTopology  = 255 // bytes of a path
-	// MaxTrash is the longest that a deleted volume is kept in the trash: ten years.
+	// MaxTrash is the longest time that a deleted volume may stay in the trash: ten years.
 	MaxTrash = 10 * 365 * 24 * time.Hour
 	MaxClass = 32
 )
 
-// Check says what is wrong with a policy. Errors: Invalid.
+// Check checks a policy. Errors: Invalid.
 func (p *Policy) Check() error {
 	const op = "check policy"
 	if p.Replicas < 1 || p.Replicas > MaxReplicas {
@@ -170,9 +170,8 @@ func (p *Policy) Check() error {
 	return CheckClass(p.Class)
 }
 
-// CheckTopology says what is wrong with a place in the topology: it is "/" or a
-// path like /dc1/rack3/node7, its parts of letters, digits, dot, dash and
-// underscore. Errors: Invalid.
+// CheckTopology checks a place in the topology: "/" or a path like /dc1/rack3/node7, with
+// parts of letters, digits, dot, dash and underscore. Errors: Invalid.
 func CheckTopology(at string) error {
 	const op = "check topology"
 	if at == "/" {
@@ -189,8 +188,8 @@ func CheckTopology(at string) error {
 	return nil
 }
 
-// CheckClass says what is wrong with the class of a disk: lower-case letters,
-// digits and dashes, such as nvme, ssd, hdd; "" is fine. Errors: Invalid.
+// CheckClass checks the class of a disk: lower-case letters, digits and dashes, such as nvme,
+// ssd, hdd; "" is valid. Errors: Invalid.
 func CheckClass(class string) error {
 	if len(class) > MaxClass || !isWord(class, false) {
 		return E("check class", Invalid, class, fmt.Errorf("a class is at most %d lower-case letters, digits and dashes, such as nvme, ssd, hdd", MaxClass))
