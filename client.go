@@ -38,6 +38,9 @@ type Config struct {
 	// UnsafeNoLaunder gives leases back without a look at what kernels have of shared
 	// mappings (positive control).
 	UnsafeNoLaunder bool
+	// UnsafeTellOne tells a failure to the first handle that could hear of it, and to no
+	// other (positive control).
+	UnsafeTellOne bool
 	// Logger gets what nobody asked for; nil: slog.Default().
 	Logger *slog.Logger
 	// WriteBuffer bounds the bytes that are written and not yet durable, in

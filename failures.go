@@ -9,9 +9,9 @@ import (
 // A failure to make bytes of a file durable is told to every handle of the file, by the
 // rules of Linux's errseq_t: the handle's next fsync fails, once, and until then each close
 // of one of its descriptors does, since the first close may be that of a child process that
-// ignores its result. A handle that is opened later hears of lost bytes if no handle was
-// told of them. Besides, the next write fails, once, and so does a rename of the file over
-// another one if no handle was told before.
+// ignores its result. As long as no handle was told, the next write fails, or a rename of the
+// file over another one, once, and a handle that is opened later hears of the failure by its
+// fsync and close. Once a handle was told, later handles, writes and renames are told nothing.
 
 // HandleKey is the key under which a context carries the Handle that a Flush, an Fsync or a
 // Release is made through. Calls without one count as made through one and the same handle,
@@ -36,50 +36,66 @@ func handleOf(ctx context.Context) Handle {
 type failures struct {
 	last error
 	n    uint32 // number of failures
+	puts uint32 // file.puts at the last one
 	// lost: the bytes are gone. Otherwise they are still here and are tried again.
 	lost bool
 	seen bool // a handle was told of the last failure
-	// write, rename: the next write, or rename, is told of the last failure.
-	write, rename bool
+	// rename: the next rename is told of the last failure, unless it was seen.
+	rename bool
 	// synced has by handle how many of the failures an fsync told; closed is how many a
 	// close told of the calls without a handle.
 	synced map[uint64]uint32
 	closed uint32
+	one    bool // Config.UnsafeTellOne
 }
 
-// fail notes that bytes are not durable; lost says that they are not here any more.
+// fail notes that bytes are not durable; lost says that they are not here any more. Bytes
+// that are tried again and again fail once.
 func (f *file) fail(err error, lost bool) {
-	x := f.failure(err)
-	x.lost = x.lost || lost
-	x.seen, x.write, x.rename = false, true, true
-}
-
-// failBeside notes for the other handles what an fsync through this one was told.
-func (f *file) failBeside(h Handle, err error) {
-	if f.opens < 2 {
+	if !lost && f.failsStill(err) {
 		return
 	}
 	x := f.failure(err)
-	x.told(h)
+	x.lost = x.lost || lost
+	x.seen, x.rename = false, true
+}
+
+// syncFailed books what an fsync through a handle returned of its own attempt: the other
+// handles hear of it, and this one has been told of all that failed before.
+func (f *file) syncFailed(h Handle, err error) {
+	if f.opens > 1 && !f.failsStill(err) {
+		f.failure(err)
+	}
+	if f.failed != nil {
+		f.failed.told(h)
+	}
 }
 
 func (f *file) failure(err error) *failures {
 	if f.failed == nil {
-		f.failed = &failures{synced: make(map[uint64]uint32)}
+		f.failed = &failures{synced: make(map[uint64]uint32), one: f.in.vol.c.cfg.UnsafeTellOne}
 	}
 	f.failed.n++
-	f.failed.last = err
+	f.failed.last, f.failed.puts = err, f.puts
 	return f.failed
+}
+
+// failsStill reports whether err is the last failure once more: nothing was written since.
+func (f *file) failsStill(err error) bool {
+	x := f.failed
+	return x != nil && x.puts == f.puts && meta.KindOf(err) == meta.KindOf(x.last)
 }
 
 // told books that a handle was told by fsync.
 func (x *failures) told(h Handle) {
 	x.synced[h.ID] = x.n
-	x.seen, x.rename = true, false
+	x.seen = true
 }
 
 // knows reports whether an fsync through the handle has told of all failures.
-func (x *failures) knows(h Handle) bool { return max(x.synced[h.ID], h.Failures) >= x.n }
+func (x *failures) knows(h Handle) bool {
+	return max(x.synced[h.ID], h.Failures) >= x.n || x.one && x.seen
+}
 
 // toldBySync gives the error that an fsync through the handle returns, and books it as told.
 func (f *file) toldBySync(h Handle) error {
@@ -100,17 +116,19 @@ func (f *file) toldByClose(h Handle) error {
 	if h.ID == 0 {
 		x.closed = x.n
 	}
-	x.seen, x.rename = true, false
+	x.seen = true
 	return x.last
 }
 
-// toldByWrite gives the error that the next write returns.
+// toldByWrite gives the error that the next write returns. It returns none once any handle
+// was told. A page that the kernel writes back is no write: nobody would be told, and the
+// page would be lost.
 func (f *file) toldByWrite() error {
 	x := f.failed
-	if x == nil || !x.write {
+	if x == nil || x.seen {
 		return nil
 	}
-	x.write, x.rename = false, false
+	x.seen = true
 	return x.last
 }
 
@@ -118,7 +136,7 @@ func (f *file) toldByWrite() error {
 // none once any handle was told.
 func (f *file) toldByRename() error {
 	x := f.failed
-	if x == nil || !x.rename {
+	if x == nil || x.seen || !x.rename {
 		return nil
 	}
 	x.rename = false

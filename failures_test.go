@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
 	"testing"
 	"time"
 
@@ -29,7 +30,7 @@ func opens(t *testing.T, v *Volume, ino meta.Ino, id uint64) Handle {
 // it by fsync, once, and by each close until then, and one that is opened later if
 // nobody heard.
 func TestEachHandleHears(t *testing.T) {
-	inFakeTime(t, Config{}, func(t *testing.T, w *world, v *Volume) {
+	inFakeTime(t, Config{UnsafeTellOne: os.Getenv("PENSTOCK_CONTROL") == "client-tellone"}, func(t *testing.T, w *world, v *Volume) {
 		ino := create(t, v, "f")
 		sync := func(h Handle) error { return v.Fsync(by(t.Context(), h), ino, false) }
 		closes := func(h Handle) error { return v.Flush(by(t.Context(), h), &Call{}, ino, 0) }
@@ -67,10 +68,18 @@ func TestEachHandleHears(t *testing.T) {
 		late := opens(t, v, ino, 4)
 		well("fsync of a handle that was opened after somebody heard", sync(late))
 		well("its close", closes(late))
-		if _, err := v.Write(t.Context(), &Call{}, ino, []byte("x"), 0, false, false); !errors.Is(err, errAbandoned) {
-			t.Errorf("DATA: the next write tells %v", err)
+		writes := func() error {
+			_, err := v.Write(t.Context(), &Call{}, ino, []byte("x"), 0, false, false)
+			return err
 		}
+		well("a write after somebody heard", writes())
+		well("its fsync", sync(a))
 		lose()
+		if err := v.WritePage(t.Context(), &Call{}, ino, make([]byte, 4096), 0, v.Epoch()); err != nil {
+			t.Errorf("DATA: a page of a mapping is lost as it is told of an earlier loss: %v", err)
+		}
+		hears("a write before anybody heard", writes())
+		well("the next write", writes())
 		for _, h := range []Handle{a, b, unheard, late} {
 			hears("fsync after the next loss", sync(h))
 		}
@@ -85,6 +94,55 @@ func TestEachHandleHears(t *testing.T) {
 		}
 		in.mu.Unlock()
 	})
+}
+
+// An fsync that waits for servers is told that an operator gives the bytes up, or that the
+// session has ended, or that there is no space, which the flush in the background found,
+// too. That handle is told, and nobody else hears of it: its own next fsync and close do
+// not, nor a handle that is opened later, nor a write.
+func TestToldByTheFsyncThatFailed(t *testing.T) {
+	for _, way := range []string{"given up", "session ended", "no space"} {
+		t.Run(way, func(t *testing.T) {
+			inFakeTime(t, Config{}, func(t *testing.T, w *world, v *Volume) {
+				ino := create(t, v, "f")
+				v.Release(by(t.Context(), Handle{}), ino, rdwr)
+				a := opens(t, v, ino, 1)
+				var back func()
+				if way == "no space" {
+					back = full(w, meta.NoSpace)
+				} else {
+					back = cutOff(w, "no chunk is handed out")
+				}
+				write(t, v, ino, make([]byte, 300_000), 0)
+				time.Sleep(time.Minute)
+				told := make(chan error, 1)
+				go func() { told <- v.Fsync(by(t.Context(), a), ino, false) }()
+				time.Sleep(time.Minute)
+				switch way {
+				case "given up":
+					v.Abandon()
+				case "session ended":
+					v.c.sess.(*fakeSession).expire()
+				}
+				if err := <-told; err == nil {
+					t.Error("DATA: fsync tells nothing")
+				}
+				late := opens(t, v, ino, 2)
+				back()
+				for what, err := range map[string]error{
+					"write":                   func() error { _, err := v.Write(t.Context(), &Call{}, ino, []byte("x"), 0, false, false); return err }(),
+					"close":                   v.Flush(by(t.Context(), a), &Call{}, ino, 0),
+					"fsync":                   v.Fsync(by(t.Context(), a), ino, false),
+					"close of a later handle": v.Flush(by(t.Context(), late), &Call{}, ino, 0),
+					"fsync of a later handle": v.Fsync(by(t.Context(), late), ino, false),
+				} {
+					if err != nil {
+						t.Errorf("after an fsync told, %s tells %v", what, err)
+					}
+				}
+			})
+		})
+	}
 }
 
 // A page of a mapping that can't be put in is told to whoever has the file open.

@@ -300,11 +300,11 @@ func TestExpiry(t *testing.T) {
 	}
 	write(t, v, ino, bytes.Repeat([]byte("lost"), 5000), 6)
 	c.sess.(*fakeSession).expire()
-	if err := v.Fsync(t.Context(), ino, false); !errors.Is(err, meta.IO) {
-		t.Fatalf("fsync tells %v", err)
-	}
 	if _, err := v.Write(t.Context(), &Call{}, ino, []byte("x"), 6, false, false); !errors.Is(err, meta.IO) {
 		t.Fatalf("write tells %v", err)
+	}
+	if err := v.Fsync(t.Context(), ino, false); !errors.Is(err, meta.IO) {
+		t.Fatalf("fsync tells %v", err)
 	}
 	if got := contents(t, v, ino); string(got) != "synced" {
 		t.Fatalf("DATA: after the session expired: %q", got)

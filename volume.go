@@ -506,7 +506,7 @@ func (v *Volume) Fsync(ctx context.Context, ino meta.Ino, dataOnly bool) error {
 	if err := v.flushOne(ctx, in, flushFsync); err != nil {
 		if !passing(err) && meta.KindOf(err) != meta.Interrupted {
 			in.mu.Lock()
-			in.fileLocked().failBeside(h, err)
+			in.fileLocked().syncFailed(h, err)
 			in.mu.Unlock()
 		}
 		return err

@@ -78,7 +78,13 @@ func (v *Volume) writeIn(ctx context.Context, call *Call, in *inode, p []byte, w
 		} else if f, err = in.toWrite(ctx); err != nil {
 			return 0, err
 		}
-		if at, err = in.mayWrite(f, off, len(p), atEnd); err != nil {
+		if !w.page {
+			err = f.toldByWrite()
+		}
+		if err == nil {
+			at, err = in.mayWrite(f, off, len(p), atEnd)
+		}
+		if err != nil {
 			in.mu.Unlock()
 			return 0, err
 		}
@@ -160,9 +166,6 @@ func (in *inode) toWrite(ctx context.Context) (*file, error) {
 
 // mayWrite says where n bytes go, or why not. mu is held.
 func (in *inode) mayWrite(f *file, off int64, n int, atEnd bool) (at uint64, err error) {
-	if err := f.toldByWrite(); err != nil {
-		return 0, err
-	}
 	if in.attr.Flags&meta.FlagSealed != 0 {
 		return 0, meta.E("write", meta.NotPermitted, in.vol.subject(in.ino), nil)
 	}

@@ -24,6 +24,7 @@ var unitControls = []struct{ name, pkg, guard string }{
 	{"chunk-ownclock", "chunkserver/server", "TestCapabilitiesBySkewedClocks"},
 	{"chunk-ownclock", "meta/server", "TestChunkServersClocks"},
 	{"client-nolaunder", "test/posix", "TestMapped"},
+	{"client-tellone", ".", "TestEachHandleHears"},
 	{"meta-norecall", "meta/server", "TestNamesAreRecalledBeforeTheyChange"},
 	{"meta-noputin", "meta/server", "TestWhoGivesUpPutsIn"},
 	{"meta-nowait", "meta/server", "TestNobodySeesWhatCouldBeLost"},

@@ -116,16 +116,17 @@ func TestUnstageWaits(t *testing.T) {
 // TestAbandonIsTold: an operator gives up what was written through one of several handles
 // of a file, in a mount that goes on. Each handle hears of it, whichever wrote: by fsync
 // once, and by each close of one of its descriptors until then. A handle that is opened
-// after that hears nothing.
+// after that hears nothing, nor does a write. An fsync that waits for the servers meanwhile
+// is told, and that handle hears nothing more.
 func TestAbandonIsTold(t *testing.T) {
 	r := newRig(t)
 	r.drive(nil)
 	id, staging := r.staged("pvc-1")
 	target := r.path("a")
 	must(t, r.node().NodePublishVolume, publish(id, staging, target))
-	open := func() int {
+	open := func(name string) int {
 		t.Helper()
-		fd, err := unix.Open(filepath.Join(target, "f"), unix.O_RDWR|unix.O_CREAT, 0o644)
+		fd, err := unix.Open(filepath.Join(target, name), unix.O_RDWR|unix.O_CREAT, 0o644)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -137,14 +138,18 @@ func TestAbandonIsTold(t *testing.T) {
 			t.Errorf("DATA: %s tells %v, not %v", what, err, want)
 		}
 	}
-	wrote, other := open(), open()
+	wrote, other, waiting := open("f"), open("f"), open("g")
 	tells("fsync before", unix.Fsync(wrote), nil)
 	r.halt(r.chunks.PID())
 	goOn := func() { _ = syscall.Kill(r.chunks.PID(), syscall.SIGCONT) }
 	t.Cleanup(goOn)
-	if n, err := unix.Write(wrote, bytes.Repeat([]byte("written, not synced. "), 5000)); err != nil {
-		t.Fatal(n, err)
+	for _, fd := range []int{wrote, waiting} {
+		if n, err := unix.Write(fd, bytes.Repeat([]byte("written, not synced. "), 5000)); err != nil {
+			t.Fatal(n, err)
+		}
 	}
+	waited := make(chan error, 1)
+	go func() { waited <- unix.Fsync(waiting) }()
 	out, err := exec.CommandContext(t.Context(), program.Path, "client", "abandon", staging, "--yes", "--state-dir", r.path("state")).CombinedOutput()
 	if err != nil {
 		t.Fatalf("abandon: %v: %s", err, out)
@@ -157,12 +162,17 @@ func TestAbandonIsTold(t *testing.T) {
 	tells("fsync through the handle that wrote", unix.Fsync(wrote), unix.EIO)
 	tells("the next one", unix.Fsync(wrote), nil)
 	tells("fsync through another handle", unix.Fsync(other), unix.EIO)
-	late := open()
+	tells("an fsync that waited, or comes now", <-waited, unix.EIO)
+	late, later := open("f"), open("g")
 	tells("fsync through a handle that was opened later", unix.Fsync(late), nil)
-	for _, fd := range []int{wrote, other, late} {
+	tells("fsync through a handle that was opened after an fsync was told that waited", unix.Fsync(later), nil)
+	goOn()
+	for _, fd := range []int{wrote, other, late, waiting, later} {
+		_, err := unix.Write(fd, []byte("written later"))
+		tells("write", err, nil)
+		tells("fsync of what was written later", unix.Fsync(fd), nil)
 		tells("close", unix.Close(fd), nil)
 	}
-	goOn()
 	r.gone(id, staging, target)
 	r.clean()
 }
