@@ -6,34 +6,32 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Call says on whose behalf an operation runs. A Call is used by one request,
-// not shared. The zero Call is the process itself as root, with an operation
-// id that the client counts.
+// Call identifies the caller of an operation. Each request has a Call of its own. The zero
+// Call is the process itself as root, with an operation id that the client counts.
 type Call struct {
-	// Op is the id of the request; Step is counted inside, one for each
-	// operation that the request takes, so that a request which is sent again
-	// after the daemon was replaced runs exactly once.
+	// Op is the id of the request. The client increments Step for each operation within the
+	// request, so that a request repeated after a replacement of the daemon runs exactly once.
 	Op    meta.OpID
 	UID   uint32
 	GID   uint32
 	PID   uint32
 	Umask uint32
-	// Resent: the kernel sends it again, since a predecessor of this process was
-	// killed before it answered.
+	// Resent: the kernel repeats the request, because the previous daemon was killed before it
+	// answered.
 	Resent bool
 
-	late []*meta.Result // of what was done after the caller was killed; see through
+	late []*meta.Result // results of operations that finished after the caller was killed (uncancel)
 }
 
-// Entry is what a name or an inode is, and for how long that may be believed.
+// Entry describes the inode behind a name, and how long the description may be cached.
 type Entry struct {
 	Attr meta.Attr
-	// Volume is the volume that Attr.Ino belongs to: another one than asked
-	// when the name is a junction, and then Attr is of that volume's root.
+	// Volume is the volume of Attr.Ino. For a junction it differs from the volume asked, and
+	// Attr describes the root of the other volume.
 	Volume meta.VolumeID
-	// Valid is how long name and attributes may be cached by whoever gets the
-	// recalls (the kernel): what is left of the session's lease less a margin,
-	// zero when no lease is held.
+	// Valid is how long a cache above the client (the kernel) may keep the name and the
+	// attributes: the rest of the session's lease minus a margin; zero without a lease. The
+	// cache must follow recalls.
 	Valid time.Duration
 	// Negative: the name does not exist; Attr is not set.
 	Negative bool
@@ -48,7 +46,7 @@ type OpenInfo struct {
 	DirectIO bool
 	// Sealed: contents can't change any more; Backing may give a descriptor.
 	Sealed bool
-	// Failures is for the Handle that is made of it.
+	// Failures is for the Handle of this opener.
 	Failures uint32
 }
 
@@ -58,39 +56,37 @@ type DirEntry struct {
 	Ino    meta.Ino // within Volume
 	Volume meta.VolumeID
 	Type   uint32 // S_IFMT bits
-	Cookie uint64 // position after this entry; at least 3
+	Cookie uint64 // position behind this entry; at least 3
 	// Entry is set when attributes were asked for.
 	Entry Entry
 }
 
-// DirCursor is where a listing of a directory stands. The zero value is its beginning.
-// A listing tells each name once that is there from its beginning to its end. Names
-// that are added meanwhile, by renames too, are not told: so it ends.
+// DirCursor is the position of a directory listing. The zero value is the beginning. A listing
+// returns once each name that exists from the beginning to the end of the listing. It leaves
+// out names that are added meanwhile, also by renames, and so it ends.
 type DirCursor struct {
-	// Cookie is that of the last entry that was told; 0: none was. ReadDir sets it. A
-	// caller may set it to the Cookie of any entry, and goes on behind that one; with 0
-	// a new listing begins.
+	// Cookie is the cookie of the last returned entry; 0: none. ReadDir sets it. To continue
+	// behind another entry, the caller sets the Cookie of that entry; 0 begins a new listing.
 	Cookie uint64
-	// End is the cookie that the first name got, or will get, that was added after the
-	// listing began; 0: not known yet. ReadDir sets it.
+	// End is the cookie of the first name added after the listing began; 0: not known yet.
+	// ReadDir sets it.
 	End uint64
 }
 
-// Notifier is told what must be forgotten before a lease is given back. Its
-// methods are called from goroutines of the client's own and return when
-// nothing stale can be seen any more; they must not wait for a lock that an
-// operation in flight holds, other than a READ's.
+// Notifier invalidates caches above the client before a lease is given back. The client calls
+// the methods from its own goroutines. A method returns when the cache shows nothing stale any
+// more; it must not wait for a lock that an operation in flight holds, except a READ's.
 type Notifier interface {
 	// InvalAttr drops the cached attributes of an inode.
 	InvalAttr(v meta.VolumeID, ino meta.Ino)
-	// InvalData drops cached pages and attributes; n <= 0 means to the end.
-	// It may wait for reads of those pages that are in flight.
+	// InvalData drops cached pages and attributes; n <= 0 means to the end. It may wait for
+	// reads of those pages that are in flight.
 	InvalData(v meta.VolumeID, ino meta.Ino, off, n int64)
 	// InvalEntries drops all cached names, present and absent, of a directory.
 	InvalEntries(v meta.VolumeID, dir meta.Ino)
 }
 
-// SeekHole and SeekData are the two questions that Seek answers.
+// SeekHole and SeekData are the values of whence for Seek.
 const (
 	SeekData uint32 = 3
 	SeekHole uint32 = 4

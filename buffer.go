@@ -8,44 +8,42 @@ import (
 	"penstock.io/penstock/meta/keep"
 )
 
-// blockSize is the largest blob, and the size of the pooled buffers that
-// streams are cut into.
+// blockSize is the size of the largest blob and of the pooled buffers of streams, in bytes.
 const blockSize = 1 << 20
 
-// blob holds bytes that were written here, until they are durable and
-// committed (or for ever in an inline file's small case). All fields are
-// guarded by the inode's mu; data up to its length is immutable once frozen.
+// blob holds written bytes until they are durable and committed (the bytes of a small inline
+// file for ever). The inode's mu guards all fields; data up to its length is immutable once
+// the blob is frozen.
 type blob struct {
 	data   []byte
-	refs   int32     // segments of the map that point here
-	busy   int32     // pushes and commits that use it now
+	refs   int32     // segments of the map that refer to the blob
+	busy   int32     // pushes and commits that use the blob now
 	frozen bool      // being appended or appended: never changed in place
 	clean  bool      // committed as the inode's inline data: costs no budget
 	pooled bool      // data is a buffer of the budget's
 	synced bool      // durable at cw, off
-	cw     *chunk    // where it was appended; nil: nowhere yet
+	cw     *chunk    // the chunk to which the blob was appended; nil: none yet
 	off    uint64    // in cw
-	slot   keep.Slot // where a successor finds it
+	slot   keep.Slot // the blob's place for a successor process
 }
 
-// budget bounds the bytes that all files of the client hold in blobs, and
-// recycles their blocks: a page touched for the first time costs four times a
-// page that was used before.
+// budget bounds the bytes of all blobs of the client and recycles their blocks: the first use
+// of a fresh page costs four times as much as the reuse of a page.
 type budget struct {
 	mu   sync.Mutex
 	max  int64
-	keep *keep.Memory // where buffers lie, so that a successor has them; nil: on the heap
+	keep *keep.Memory // memory for buffers, for a successor process; nil: the heap
 	used int64
 	wake chan struct{} // closed when used fell; nil: nobody waits
-	last error         // why the last flush failed, while it does
+	last error         // error of the last flush, until a flush succeeds
 
 	free      [bufferSizes][][]byte
 	freeBytes int64
 }
 
-// take waits until n bytes fit; a request larger than the whole budget passes
-// when nothing else is held. It fails with the error that keeps the flusher
-// from making room.
+// take waits until n bytes fit into the budget. A request larger than the whole budget
+// succeeds when no other bytes are held. take fails with the error that keeps the flusher from
+// freeing bytes.
 func (g *budget) take(ctx context.Context, n int64, kick func()) error {
 	g.mu.Lock()
 	for g.used > 0 && g.used+n > g.max {
@@ -114,15 +112,15 @@ func (g *budget) inUse() int64 {
 	return g.used
 }
 
-// full reports that more than half is used.
+// full reports that more than half of the budget is used.
 func (g *budget) full() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.used > g.max/2
 }
 
-// Buffers come in powers of two from smallBuffer to blockSize; each size has
-// its free list, and all lists together are bounded.
+// Buffers have sizes of powers of two from smallBuffer to blockSize. Each size has a free
+// list; all lists together are bounded.
 const (
 	smallBuffer = 4 << 10
 	bufferSizes = 9 // 4 KiB to 1 MiB
@@ -157,7 +155,7 @@ func (g *budget) buffer(n int) []byte {
 	return make([]byte, 0, smallBuffer<<i)
 }
 
-// recycle takes back what buffer gave.
+// recycle takes back a slice from buffer.
 func (g *budget) recycle(b []byte) {
 	if g.keep.Recycle(b) {
 		return

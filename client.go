@@ -21,64 +21,64 @@ import (
 type Config struct {
 	// Meta are the addresses of meta servers: "unix:/path" or "host:port".
 	Meta []string
-	// Name tells people what this client is: host, process, mount point.
+	// Name identifies this client for people: host, process, mount point.
 	Name string
-	// Host is the boot id of this machine; empty: read from the kernel.
+	// Host is the boot id of this machine; empty: Dial reads it from the kernel.
 	Host string
-	// Topology is where this client stands, /dc/rack/node, so that it reads from
-	// the nearest replica; empty: where a chunk server on this machine does.
+	// Topology is the location of this client, /dc/rack/node, for reads from the nearest
+	// replica; empty: the location of a chunk server on this machine.
 	Topology string
 	// Congestion is the TCP congestion control of connections to chunk servers;
 	// empty leaves the machine's default.
 	Congestion string
 	// Creds are shown to servers reached over TCP; nil: Unix sockets only.
 	Creds *peer.Credentials
-	// UnsafeNoVerify reads bytes without checking them (positive control).
+	// UnsafeNoVerify skips the verification of read bytes (positive control).
 	UnsafeNoVerify bool
-	// UnsafeNoLaunder gives leases back without a look at what kernels have of shared
+	// UnsafeNoLaunder gives leases back without flushing the kernel's dirty pages of shared
 	// mappings (positive control).
 	UnsafeNoLaunder bool
 	// UnsafeTellOne tells a failure to the first handle that could hear of it, and to no
 	// other (positive control).
 	UnsafeTellOne bool
-	// Logger gets what nobody asked for; nil: slog.Default().
+	// Logger receives messages that belong to no call; nil: slog.Default().
 	Logger *slog.Logger
-	// WriteBuffer bounds the bytes that are written and not yet durable, in
-	// bytes; writers wait beyond it. 0: 256 MiB. At least 8 MiB.
+	// WriteBuffer bounds the written bytes that are not durable yet, in bytes; writers wait
+	// when the buffer is full. 0: 256 MiB. At least 8 MiB.
 	WriteBuffer int64
-	// MetaCache bounds the inodes kept in memory, each under 500 bytes of it;
-	// 0: 500,000. Inodes that are open or hold unsynced bytes stay beyond it.
+	// MetaCache bounds the cached inodes, each of which takes less than 500 bytes; 0: 500,000.
+	// Open inodes and inodes with unsynced bytes stay cached beyond the bound.
 	MetaCache int
-	// Notify is told of recalls; nil if nobody caches above this client.
+	// Notify receives recalls; nil if no cache lies above this client.
 	Notify Notifier
-	// IndexDir is a folder for the indexes of snapshots, made if it is not there,
-	// which processes of one machine should share; empty: UseIndex does nothing.
-	// IndexKeep bounds what is kept there, in bytes; 0: 16 GiB.
+	// IndexDir is a folder for indexes of snapshots, created if missing. Processes of one
+	// machine should share the folder. Empty: UseIndex does nothing. IndexKeep bounds the
+	// folder in bytes; 0: 16 GiB.
 	IndexDir  string
 	IndexKeep int64
-	// FlushEvery is the longest that written bytes wait before the background
-	// makes them durable and commits them; 0: 1 s.
+	// FlushEvery is the longest time until the client makes written bytes durable and commits
+	// them in the background; 0: 1 s.
 	FlushEvery time.Duration
-	// Keep is where the client leaves what a successor needs if this process is
-	// killed; nil: nothing is left.
+	// Keep is the memory in which the client leaves its state for a successor process; nil:
+	// the client leaves nothing.
 	Keep *keep.Memory
-	// Left is what a predecessor left whose session is gone on with; nil: there is
-	// none. Then Session is that session, Generation counts its processes, and
-	// what the cluster asks of the client waits for Resumed.
+	// Left is the state that a predecessor left; nil: there is no predecessor. With Left, the
+	// client continues the predecessor's session Session; Generation counts the processes of
+	// the session. Requests of the cluster to the client wait for Resumed.
 	Left       *keep.Memory
 	Session    meta.SessionID
 	Generation uint32
-	// Process lives as long as the session is to: one that holds for successors;
-	// zero: this one.
+	// Process is the process whose life bounds the session: a holder that outlives the client;
+	// zero: this process.
 	Process process.Process
-	// Linger is how long after the client was last heard of a successor may still
-	// go on with its session, as long as nobody else wants what it holds; metadata
-	// servers keep it for 15 minutes at most. 0: the session ends with its lease.
+	// Linger is how long a successor may continue the session after the client's last message,
+	// as long as no other client wants anything that the session holds. Metadata servers allow
+	// at most 15 minutes. 0: the session ends with its lease.
 	Linger time.Duration
 }
 
-// Client is a connection to a cluster: one session, one cache, one write
-// buffer for all volumes, whichever servers own them.
+// Client is a connection to a cluster: one session, one cache and one write buffer for all
+// volumes, whichever servers own them.
 type Client struct {
 	cfg    Config
 	log    *slog.Logger
@@ -112,12 +112,12 @@ type Client struct {
 	stats counters
 }
 
-// counters are what Stats tells.
+// counters are the counters behind Stats.
 type counters struct {
 	rpcs, hits, recalls, written, read, appended, commits, lost, lostFiles, indexed, refused atomic.Uint64
 }
 
-// lose counts a file of which bytes are lost that a program wrote.
+// lose counts a file that lost bytes which a program wrote.
 func (s *counters) lose(bytes int64) {
 	if bytes > 0 {
 		s.lost.Add(uint64(bytes))
@@ -132,8 +132,8 @@ const (
 	leaseMargin        = time.Second
 )
 
-// newClient makes a client; attach then gives it its connections, of which
-// the session needs the client as its handler first.
+// newClient makes a client without connections. attach adds them: the session's connections
+// need the client as their handler.
 func newClient(cfg Config) *Client {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -172,7 +172,7 @@ func (c *Client) attach(s metaSession, chunks chunkIO) {
 	c.kept.session, _ = s.(counted)
 }
 
-// Cluster is the id of the cluster; "" in tests without one.
+// Cluster returns the id of the cluster; "" in tests without a cluster.
 func (c *Client) Cluster() string {
 	if s, ok := c.sess.(interface{ Cluster() string }); ok {
 		return s.Cluster()
@@ -180,7 +180,7 @@ func (c *Client) Cluster() string {
 	return ""
 }
 
-// Session is the number of the client's session; zero in tests without one.
+// Session returns the number of the client's session; zero in tests without a session.
 func (c *Client) Session() meta.SessionID {
 	if s, ok := c.sess.(interface{ ID() meta.SessionID }); ok {
 		return s.ID()
@@ -188,8 +188,8 @@ func (c *Client) Session() meta.SessionID {
 	return 0
 }
 
-// Leave lets go of everything without telling anybody: another process goes on
-// with the session, from what is in Config.Keep. The process must end soon.
+// Leave closes the client without ending the session: another process continues the session
+// from the state in Config.Keep. The calling process must end soon.
 func (c *Client) Leave() {
 	if s, ok := c.sess.(interface{ Leave() }); ok {
 		c.cancel()
@@ -210,7 +210,7 @@ func (c *Client) opID(call *Call) meta.OpID {
 	return id
 }
 
-// valid is how long what is leased may be believed by someone above.
+// valid is how long a cache above the client may keep leased facts.
 func (v *Volume) valid() time.Duration {
 	if v.view == nil {
 		return max(v.c.sess.LeaseLeft(v.id)-leaseMargin, 0)
@@ -256,9 +256,9 @@ func (c *Client) Volume(ctx context.Context, name string) (*Volume, error) {
 	return c.openVolume(ctx, 0, name)
 }
 
-// VolumeByID opens a volume by number, as a junction names it. It asks nobody
-// after the first time. The number of a view (Entry.Volume) finds it as long as it
-// has not ended. Errors: NoSuchVolume; Stale (a view that has ended).
+// VolumeByID opens a volume by number, for example the target of a junction. Only the first
+// call for a volume asks a server. The number of a view (Entry.Volume) is valid until the view
+// ends. Errors: NoSuchVolume; Stale (a view that has ended).
 func (c *Client) VolumeByID(ctx context.Context, id meta.VolumeID) (*Volume, error) {
 	if v := c.lookVolume(id); v != nil {
 		return v, nil
@@ -294,14 +294,14 @@ func (c *Client) openVolume(ctx context.Context, id meta.VolumeID, name string) 
 	}
 	v.setPolicy(i.Policy)
 	if fresh {
-		v.meter.on.Store(i.Policy.QuotaBytes > 0) // until the owner says so itself
+		v.meter.on.Store(i.Policy.QuotaBytes > 0) // until the owner sends the quota
 		v.meter.overwrites.Store(i.Policy.QuotaSnapshots)
 	}
 	return v, nil
 }
 
-// Close makes everything durable, gives all leases back and ends the session.
-// If that fails or ctx ends first, it tells what was lost.
+// Close makes everything durable, gives all leases back and ends the session. If that fails,
+// or ctx ends first, the error names what was lost.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	if c.closed {
@@ -333,7 +333,7 @@ func (c *Client) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// closeEnds commits explicit lengths of files whose last extent is open-ended.
+// closeEnds commits the lengths of files with an open-ended last extent.
 func (v *Volume) closeEnds(ctx context.Context) error {
 	var first error
 	for _, in := range v.c.table.all(func(in *inode) bool { return in.vol == v }) {
@@ -350,7 +350,7 @@ func (v *Volume) closeEnds(ctx context.Context) error {
 	return first
 }
 
-// retireAll seals the packed chunk that is being written.
+// retireAll seals the volume's open packed chunk.
 func (v *Volume) retireAll(ctx context.Context) {
 	v.pack.mu.Lock()
 	cur := v.pack.cur
@@ -369,19 +369,19 @@ type Stats struct {
 	Inodes        int    // in the cache
 	Dentries      int    // cached names, present and absent
 	DirtyBytes    int64  // written, not yet durable and committed
-	BufferBytes   int64  // memory that these take
+	BufferBytes   int64  // memory of these blobs
 	RPCs          uint64 // requests sent to meta servers
 	LookupHits    uint64 // lookups answered from memory
 	Indexed       uint64 // questions answered from the indexes of snapshots
-	BadIndexes    uint64 // indexes that were refused because they were damaged
+	BadIndexes    uint64 // damaged indexes that were refused
 	Recalls       uint64 // leases recalled
 	WrittenBytes  uint64 // by Write
 	ReadBytes     uint64 // by Read
 	AppendedBytes uint64 // sent to chunk servers
 	Commits       uint64 // files' extents committed
-	LostBytes     uint64 // written bytes that are lost: to errors, to the end of the session, or given up by an operator
-	LostFiles     uint64 // files that lost some, each time
-	DirtyFiles    int    // files with something that is not durable and committed
+	LostBytes     uint64 // written bytes that were lost: to errors, to the end of the session, or given up by an operator
+	LostFiles     uint64 // files that lost bytes, counted at each loss
+	DirtyFiles    int    // files with bytes that are not durable and committed
 }
 
 // Stats takes a reading.

@@ -16,8 +16,8 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// Dial connects to a cluster. It fails with Unavailable when no meta server
-// answers before ctx ends.
+// Dial connects to a cluster. Errors: Unavailable when no metadata server answers before ctx
+// ends.
 func Dial(ctx context.Context, cfg Config) (*Client, error) {
 	c := newClient(cfg)
 	if c.cfg.Host == "" {
@@ -30,8 +30,8 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 		mc.Host, mc.PID, mc.Start = p.Space(), uint32(p.PID), p.Start
 	}
 	if cfg.Creds.Identity().Role == peer.Meta {
-		// Commands beside a metadata server show its certificate: it administers, and
-		// is no client of any volume.
+		// Commands on the machine of a metadata server use the server's certificate, which may
+		// administer and is no client of any volume.
 		mc.Role = wire.RoleAdmin
 	}
 	var left []keep.Record
@@ -67,15 +67,13 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// session turns the words of meta/client into the ones that this package
-// needs.
+// session translates between the types of meta/client and those of this package.
 type session struct {
 	*metaclient.Session
 	administration *administration
 }
 
-// administration is a client of the administrative API, which is made when it is needed:
-// a mount never needs it.
+// administration makes the client of the administrative API on first use; mounts never use it.
 type administration struct {
 	cfg admin.Config
 
@@ -83,7 +81,7 @@ type administration struct {
 	client *admin.Client
 }
 
-// at gives the client of one metadata server.
+// at returns the client of one metadata server.
 func (a *administration) at(addr string) (*admin.Client, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -110,7 +108,7 @@ func (s session) Close(ctx context.Context) error {
 	return errors.Join(s.Session.Close(ctx), s.administration.close())
 }
 
-// Health asks one metadata server what it knows of what might be wrong. Errors: AccessDenied,
+// Health asks one metadata server for its view of the cluster's health. Errors: AccessDenied,
 // Unavailable.
 func (s session) Health(ctx context.Context, addr string) (h meta.ServerHealth, err error) {
 	c, err := s.administration.at(addr)
@@ -169,7 +167,7 @@ func (s session) Volume(ctx context.Context, id meta.VolumeID, name string) (vol
 	return volumeInfo{v.ID, v.Name, v.Policy}, nil
 }
 
-// chunkPool is chunkserver/client with its writers as an interface.
+// chunkPool is chunkserver/client with interfaces in place of its writers.
 type chunkPool struct{ *chunkclient.Client }
 
 func (p chunkPool) NewWriter(g meta.ChunkGrant) chunkWriter { return p.Client.NewWriter(g) }

@@ -1,26 +1,25 @@
-// Package penstock is the client library. It owns what one process keeps in
-// memory of a Penstock tree: leased inodes and directory entries, buffered
-// writes, the chunks it is writing, and the order in which they become
-// durable. FUSE, streams, tables, CSI and the command line are its users; it
-// can be used from a Go program without any mount.
+// Package penstock is the client library. A Client keeps in memory, for one process: leased
+// inodes and directory entries, buffered writes, the open chunks it appends to, and the order
+// in which writes become durable. FUSE, streams, tables, CSI and the command line use the
+// package; a Go program can use it without a mount.
 //
-// Operations name inodes; there are no handles: any operation on an inode
-// works at any time, so that a mount's daemon can be replaced under a live
-// mount. Open and Release only count.
+// Operations name inodes; there are no handles. Any operation on an inode works at any time,
+// so that a mount's daemon can be replaced under a live mount. Open and Release only count
+// openers.
 //
 // # What holds when a call returns
 //
-//   - Namespace operations (Create, Rename, Unlink, ...) are seen by every
-//     client. They are durable after a later Fsync or SyncAll.
-//   - Write has put the bytes where every client's next read sees them. They
-//     are durable after Fsync or SyncAll.
-//   - An error of a write that happened in the background is told once to
-//     the next Write, Fsync or Flush of the inode.
+//   - Namespace operations (Create, Rename, Unlink, ...) are visible to every client. They are
+//     durable after a later Fsync or SyncAll.
+//   - The bytes of a Write are visible to every client's next read. They are durable after Fsync
+//     or SyncAll.
+//   - The error of a write in the background is returned once: by the next Write, Fsync or Flush
+//     of the inode.
 //
-// # How it stays right
+// # Why cached data is right
 //
-// The owner of a volume decides in one order, and a session's replies, grants
-// and recalls arrive in it. Whatever is cached about an inode is used only
-// while a lease on it is held and the session's lease runs; see inode.go for
-// what makes a reply cacheable, and recall.go for how a lease is given back.
+// The owner of a volume decides in one order; replies, grants and recalls reach a session in
+// the same order. The client uses a cached fact about an inode only while it holds a lease on
+// the inode and the session's lease is valid. inode.go says when a reply may be cached, and
+// recall.go how a lease is given back.
 package penstock

@@ -10,65 +10,65 @@ import (
 	"penstock.io/penstock/meta/keep"
 )
 
-// file is what is kept of a regular file that was opened, read or written.
-// Guarded by the inode's mu.
+// file is the state of a regular file that was opened, read or written. The inode's mu guards
+// it.
 //
-// Operations that span requests take turns: turnPush (appending buffered bytes
-// to chunks), turnCommit (making the volume know). A flush takes commit, takes
-// push while it appends, and leaves push to streams while it syncs; truncate
-// and its like take both. Whoever holds a turn waits only for servers, never
-// for another file's turn, so that turns of many files may be held.
+// Operations that span several requests take turns: turnPush (appending buffered bytes to
+// chunks) and turnCommit (telling the volume). A flush takes turnCommit, takes turnPush while
+// it appends, and leaves turnPush to streams while it syncs. truncate and similar operations
+// take both. The holder of a turn waits for servers only, never for the turn of another file,
+// so the turns of many files may be held together.
 type file struct {
 	in *inode
-	// m maps the file's bytes while mapOK; then size is the file's.
-	// INVARIANT: blobs that are not clean exist only under an exclusive lease.
+	// m maps the file's bytes while mapOK; then size is the file's size. INVARIANT: blobs that
+	// are not clean exist only under an exclusive lease.
 	m      extmap
 	mapOK  bool
 	mapGen uint32 // counts own changes of the map by requests
 	size   uint64
-	mtime  meta.Time // of what is not committed; zero: none
+	mtime  meta.Time // of uncommitted writes; zero: none
 	ctime  meta.Time
 	// metaDirty: mtime or size is not committed though all bytes are.
 	metaDirty  bool
 	atimeDirty bool
-	orphaned   bool      // it has no name, since its last one went or it never had one
+	orphaned   bool      // the file has no name: its last name was removed, or it never had a name
 	sealWant   bool      // seal-on-close: to be sealed with the next commit
 	pushing    bool      // a goroutine streams
-	ahead      bool      // the map was asked for ahead of its use
+	ahead      bool      // the map was fetched ahead of its use
 	listed     bool      // in the volume's list of dirty files
-	tellClosed bool      // the owner asked to hear when nobody writes it any more
+	tellClosed bool      // the owner asked for a message when no session writes the file any more
 	busy       uint8     // turns
 	failed     *failures // nil: nothing failed
 
-	uncommitted int64 // bytes in blobs that are not clean
-	unpushed    int64 // of those, not appended yet
+	uncommitted int64 // bytes of blobs that are not clean
+	unpushed    int64 // of these, bytes not appended yet
 	opens       int32
 	writers     int32  // of opens, for writing
 	reads       int32  // in flight
-	linking     int32  // Links that may give it its first name, not answered
+	linking     int32  // unanswered Links that may give the file its first name
 	gate        int32  // writers wait while not zero
-	gates       uint32 // how often that began
+	gates       uint32 // number of times that the gate was shut
 	want        int32  // writers waiting for the exclusive lease
 	puts        uint32
 	barred      uint32 // puts when a barrier took the lease back last
-	epoch       uint64 // of the volume: that in which what is buffered was written
+	epoch       uint64 // the volume's epoch in which the buffered bytes were written
 	pushers     int32  // waiting for the push turn, the stream apart
-	appends     uint8  // fsyncs in a row that found just bytes added at the end
+	appends     uint8  // consecutive fsyncs that found only bytes added at the end
 
-	// own is the open chunk that belongs to this file; byte off of the file is
-	// byte off-ownBase of it. ended: the journal has an open-ended extent in it.
+	// own is the file's own open chunk: byte off of the file is byte off-ownBase of the chunk.
+	// ended: the journal has an open-ended extent in own.
 	own     *chunk
 	ownBase uint64
 	ended   bool
 	// endedLen: so many bytes of own are synced and belong to the file.
 	endedLen uint64
-	// lo and hi bound where blobs that are not clean lie.
+	// lo and hi bound the offsets of blobs that are not clean.
 	lo, hi uint64
 
-	promised promise // of the quota, for what is not committed
+	promised promise // quota promised for uncommitted bytes
 
-	// erasing: what successors need no more is gathered in erased, to be erased
-	// in order.
+	// erasing: notes that successors no longer need are collected in erased and erased in
+	// order.
 	erasing bool
 	erased  []keep.Slot
 
@@ -93,7 +93,7 @@ func (in *inode) fileLocked() *file {
 	return in.file
 }
 
-// changed wakes everyone who waits for the file.
+// changed wakes every goroutine that waits for the file.
 func (f *file) changed() {
 	if f.wake != nil {
 		close(f.wake)
@@ -146,7 +146,7 @@ func (f *file) leave(turns uint8) {
 
 func (f *file) forgetMap() {
 	if f.uncommitted > 0 || f.ended {
-		return // only an expired session gets here, and drops them itself
+		return // only a file of an expired session gets here; Expired drops its blobs
 	}
 	f.m, f.mapOK = extmap{}, false
 	f.mapGen++
@@ -163,23 +163,23 @@ const (
 
 func forWriting(flags uint32) bool { return flags&accessMask != uint32(os.O_RDONLY) }
 
-// grantTries is how often a contended inode is asked for again before an
-// answer without a lease is taken; heldTries, how often one is that is held
-// while the session's clock has run out. A try takes up to 20 ms.
+// grantTries bounds the attempts to get a lease on a contended inode before an answer without
+// a lease is used. heldTries bounds the attempts while the lease is held but the session's
+// clock has run out. One attempt takes up to 20 ms.
 const (
 	grantTries = 100
 	heldTries  = 3000
 )
 
-// snapshot is what Open told of a file, for one use without a lease.
+// snapshot is Open's answer about a file, for one use without a lease.
 type snapshot struct {
 	m       extmap
 	size    uint64
 	granted bool // the answer came with a lease
 }
 
-// loadMap brings in the file's map under at least the lease wanted. Without a
-// grant (the inode is contended) it returns a snapshot for one use.
+// loadMap fetches the file's map under at least the wanted lease. If the owner grants no lease
+// (the inode is contended), loadMap returns a snapshot for one use.
 func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, error) {
 	in.mu.Lock()
 	held := in.lease
@@ -190,8 +190,9 @@ func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, e
 	in.mu.Unlock()
 	ask := want
 	if held >= want {
-		// A reader who holds the lease must not queue for it: someone may be
-		// waiting for ours, and we for the page that the reader has locked.
+		// A reader under a held lease must not queue for another lease: the owner may be
+		// recalling this client's lease, and the recall waits for the page that the reader has
+		// locked.
 		ask = meta.LeaseNone
 	}
 	sn, attr, first, err := in.fetchMap(ctx, ask)
@@ -205,7 +206,7 @@ func (in *inode) loadMap(ctx context.Context, want meta.LeaseMode) (*snapshot, e
 	return &sn, nil
 }
 
-// fetchMap asks for a file's map, with the stamp under which it may be cached.
+// fetchMap fetches a file's map and returns the stamp under which it may be cached.
 func (in *inode) fetchMap(ctx context.Context, ask meta.LeaseMode) (sn snapshot, attr meta.Attr, first stamp, err error) {
 	v := in.vol
 	for off := uint64(0); ; {
@@ -234,7 +235,7 @@ func (in *inode) fetchMap(ctx context.Context, ask meta.LeaseMode) (sn snapshot,
 	return sn, attr, first, nil
 }
 
-// add takes in one answer of Open.
+// add adds one answer of Open to the snapshot.
 func (sn *snapshot) add(v *Volume, res *meta.Result, off uint64) {
 	v.addPlaces(res.Places)
 	if off == 0 {
@@ -249,8 +250,8 @@ func (sn *snapshot) add(v *Volume, res *meta.Result, off uint64) {
 	}
 }
 
-// installLocked makes a whole snapshot the file's map if a lease covers it and
-// nothing of our own changed the map since gen.
+// installLocked makes a complete snapshot the file's map if a lease covers it and this client
+// has not changed the map since gen.
 func (in *inode) installLocked(sn *snapshot, attr *meta.Attr, stamp stamp, gen uint32) bool {
 	f := in.fileLocked()
 	if !in.learnLocked(attr, stamp) || f.mapOK || f.mapGen != gen || in.attr.Change != attr.Change {
@@ -261,14 +262,14 @@ func (in *inode) installLocked(sn *snapshot, attr *meta.Attr, stamp stamp, gen u
 	return true
 }
 
-// withMap waits until the map may be used under at least the lease wanted.
-// It returns with mu held. After many refusals it gives a snapshot instead,
-// and for an exclusive lease fails with Busy.
+// withMap waits until the map may be used under at least the wanted lease, and returns with mu
+// held. After many refusals it returns a snapshot instead or, for an exclusive lease, fails
+// with Busy.
 func (in *inode) withMap(ctx context.Context, want meta.LeaseMode) (*file, *snapshot, error) {
 	return in.withMapFor(ctx, want, nil)
 }
 
-// withMapFor is withMap for a read of a range, nil for who reads nothing.
+// withMapFor is withMap for a read of the range rng; rng is nil if the caller reads no bytes.
 func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteRange) (*file, *snapshot, error) {
 	in.mu.Lock()
 	for try := 0; ; try++ {
@@ -292,7 +293,7 @@ func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteR
 				in.mu.Unlock()
 				select {
 				case <-done:
-				case <-time.After(aheadWait): // one of the neighbours may be held up
+				case <-time.After(aheadWait): // a neighbour in the same request may be blocked
 				case <-ctx.Done():
 					return nil, nil, meta.E("open", meta.Interrupted, in.vol.subject(in.ino), context.Cause(ctx))
 				}
@@ -315,15 +316,15 @@ func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteR
 		if f.mapOK && in.lease >= want && in.liveLocked() {
 			continue
 		}
-		// Granted by this reply and recalled before this goroutine ran: the reply
-		// is good for one read, because a kernel that keeps the page is told to
-		// drop it after the read. It is not good when another reply brought the
-		// lease: then nobody would tell the kernel.
+		// This reply granted the lease, and the owner recalled it before this goroutine ran.
+		// The reply is good for one read, because a kernel that keeps the page is told to drop
+		// the page after the read. If another reply had granted the lease, nobody would tell
+		// the kernel, and the reply must not be used.
 		if want == meta.LeaseShared && (sn.granted || in.vol.frozen()) {
 			return f, sn, nil
 		}
-		// What is held but can't be trusted now (the session's clock ran out) must
-		// be waited for: it may cover buffered bytes that the owner doesn't know.
+		// While the session's clock has run out, a held lease can't be trusted but must be
+		// waited for: it may cover buffered bytes that the owner doesn't know.
 		held := f.mapOK && in.lease >= want
 		if want == meta.LeaseShared && try >= grantTries && !held {
 			return f, sn, nil
@@ -344,9 +345,8 @@ func (in *inode) withMapFor(ctx context.Context, want meta.LeaseMode, rng *byteR
 	}
 }
 
-// Open counts an opener of a regular file and takes the lease that the flags
-// of open(2) ask for; O_TRUNC truncates. Errors: IsDir, and NotPermitted (a
-// sealed file opened for writing).
+// Open counts an opener of a regular file and takes the lease for the flags of open(2);
+// O_TRUNC truncates. Errors: IsDir, and NotPermitted (a sealed file opened for writing).
 func (v *Volume) Open(ctx context.Context, call *Call, ino meta.Ino, flags uint32) (OpenInfo, error) {
 	in := v.node(ino)
 	defer in.put()
@@ -427,8 +427,8 @@ func (in *inode) openInfoLocked() OpenInfo {
 	return info
 }
 
-// CreateOpen makes a regular file (or opens the one that is there, unless
-// req.Excl) and opens it as Open with these open(2) flags would.
+// CreateOpen makes a regular file, or opens an existing file unless req.Excl, as Open does
+// with these flags of open(2).
 func (v *Volume) CreateOpen(ctx context.Context, call *Call, req meta.Create, flags uint32) (OpenInfo, error) {
 	if req.Mode&meta.TypeMask == 0 {
 		req.Mode |= meta.TypeRegular
@@ -455,7 +455,7 @@ func (v *Volume) createOpen(ctx context.Context, call *Call, req meta.Create, fl
 	return info, err
 }
 
-// opened counts the opener of a file that was just made.
+// opened counts the opener of a new file.
 func (v *Volume) opened(res *meta.Result, stamp stamp, flags uint32) OpenInfo {
 	in := v.node(res.Attr.Ino)
 	defer in.put()
@@ -498,8 +498,8 @@ func (v *Volume) Tmpfile(ctx context.Context, call *Call, req meta.Tmpfile, flag
 	})
 }
 
-// Release ends what one successful Open, CreateOpen or Tmpfile began, with
-// the same flags. It does not fail: errors are told by Flush and Fsync.
+// Release undoes one successful Open, CreateOpen or Tmpfile with the same flags. Release does
+// not fail: Flush and Fsync return errors of writes.
 func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 	in := v.node(ino)
 	defer in.put()
@@ -507,7 +507,7 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 	f := in.fileLocked()
 	if f.opens == 0 {
 		in.mu.Unlock()
-		return // opened through a predecessor of this process
+		return // opened by a previous process of the mount
 	}
 	lastWriter := false
 	if forWriting(flags) {
@@ -544,7 +544,7 @@ func (v *Volume) Release(ctx context.Context, ino meta.Ino, flags uint32) {
 	}
 }
 
-// deadLocked reports that the file has no name any more, and is getting none.
+// deadLocked reports that the file has no name and will not get one.
 func (in *inode) deadLocked(f *file) bool {
 	return !in.vol.frozen() && f.linking == 0 && (f.orphaned || in.attrOK && in.liveLocked() && in.attr.Nlink == 0)
 }
@@ -556,7 +556,7 @@ func (in *inode) releaseLocked(f *file, h Handle) (last bool) {
 	return f.opens == 0
 }
 
-// settle commits a file that nobody writes any more and seals its own chunk.
+// settle commits a file without writers and seals its own chunk.
 func (v *Volume) settle(in *inode) {
 	if err := v.flushOne(v.c.ctx, in, flushClose); err != nil {
 		v.c.log.Warn("write back failed, will be tried again", "inode", v.subject(in.ino), "err", err)
@@ -579,9 +579,9 @@ func (v *Volume) sealNow(ctx context.Context, in *inode) error {
 	return v.flushOne(ctx, in, flushClose)
 }
 
-// Backing gives a descriptor for passthrough: of a regular file of the local
-// file system which holds exactly the sealed file's bytes at the same
-// offsets. The caller closes it. Errors: NotSupported when there is none.
+// Backing returns a descriptor for passthrough: a regular file of the local file system with
+// exactly the sealed file's bytes at the same offsets. The caller closes it. Errors:
+// NotSupported when there is none.
 func (v *Volume) Backing(ctx context.Context, ino meta.Ino) (*os.File, error) {
 	in := v.node(ino)
 	defer in.put()

@@ -11,38 +11,41 @@ import (
 	metaclient "penstock.io/penstock/meta/client"
 )
 
-// What may be cached, and why that is right.
 //
-// The owner decides in one order, and grants, recalls and replies of a session
-// arrive in it. But a reply is handed to the goroutine that asked, which may
-// look at it long after the reader goroutine has taken later grants and
-// recalls. So a lease is kept in the inode, raised by Granted on the reader
-// goroutine and lowered when it is given back; both take a tick from a counter
-// of the whole client. Who sends an operation reads the counter first (a
-// stamp). What the reply says of an inode may be cached only if the inode is
-// leased now, was not lowered since the stamp, and was leased either since
-// before the stamp or by this very reply: then the lease was held without a
-// break from the owner's decision until now, and nobody else can have changed
-// what the reply says. (Leased by another reply is not enough: this one may
-// have been decided before a change that the other one already tells of.)
+// When a reply may be cached.
 //
-// An operation of our own can have changed it: attributes carry Change, which
-// grows with each change, and the older never overwrites the newer; names are
-// ordered by name locks (names.go).
+// The owner decides in one order, and grants, recalls and replies reach a session in that
+// order. But a reply is handed to the goroutine that sent the request, and this goroutine may
+// look at the reply long after the reader goroutine has handled later grants and recalls.
+// Therefore the inode holds the lease: Granted raises it on the reader goroutine, and giving
+// it back lowers it. Raising and lowering each take a tick from a counter of the client.
+// Before sending an operation, a goroutine reads the counter; the value is the operation's
+// stamp.
+//
+// The attributes in a reply may be cached only if the inode is leased now, the lease was not
+// lowered since the stamp, and the lease was raised either before the stamp or by the reply
+// itself. Then the client held the lease without a break from the owner's decision until now,
+// and no other client can have changed the attributes. A lease raised by another reply is not
+// enough: the owner may have decided this reply before a change that the other reply already
+// shows.
+//
+// The client's own operations can change an attribute, too. Attributes carry Change, which
+// grows with every change, and older attributes never overwrite newer ones. Names are ordered
+// by name locks (names.go).
 
-// stamp is what a reply needs to be cached.
+// stamp decides whether a reply may be cached.
 type stamp struct {
 	tick   uint64       // of the table, when the operation was sent
-	grants []meta.Grant // that came with the reply
+	grants []meta.Grant // of the reply
 	set    map[meta.Ino]struct{}
 }
 
-// with is the stamp of one reply of a batch.
+// with returns the stamp of one reply of a batch.
 func (s stamp) with(r *meta.Result) stamp {
 	return stamp{tick: s.tick, grants: r.Grants}
 }
 
-// index prepares for many questions about one reply.
+// index prepares the stamp for many lookups in one reply.
 func (s *stamp) index() {
 	if len(s.grants) < 8 {
 		return
@@ -71,54 +74,52 @@ type inodeKey struct {
 	ino meta.Ino
 }
 
-// inode is one cached inode. Lock order: name locks, turns (file.go), table.mu,
-// inode.mu, then budget.mu and chunk.mu. No mu is held across a call to a
-// server or to the Notifier.
+// inode is one cached inode. Lock order: name locks, turns (file.go), table.mu, inode.mu, then
+// budget.mu and chunk.mu. No mutex is held during a call to a server or to the Notifier.
 type inode struct {
 	vol  *Volume
 	ino  meta.Ino
-	pins atomic.Int32 // operations at work on it: it stays in the table
+	pins atomic.Int32 // running operations on the inode; a pinned inode stays in the table
 	used atomic.Bool  // since the eviction hand passed
 
 	mu     sync.Mutex
 	lease  meta.LeaseMode
-	attrOK bool   // attr is right as long as the lease is held; older ones than it are not cached
+	attrOK bool   // attr is right while the lease is held; older attributes are not cached
 	fresh  bool   // opened since a predecessor's session expired; see distrusted
-	inval  uint32 // the kernel is being told to forget what it has of an expired session
+	inval  uint32 // running invalidations of the kernel's cache after the session expired
 	low    uint64 // tick at which the lease was last lowered,
-	since  uint64 // and at which it was last raised from none
+	since  uint64 // tick at which the lease was last raised from none
 	attr   meta.Attr
 	dir    *dir
 	file   *file
 	recall *recall
-	passed uint32 // snapshots that were taken while the exclusive lease was held on to
+	passed uint32 // snapshots taken while this client kept the exclusive lease
 
 	prev, next *inode // the table's ring
 }
 
-// table holds a client's inodes of all volumes and bounds their number by a
-// clock: a hand goes round, spares what was used since it came by, and takes
-// the rest.
+// table holds the client's inodes of all volumes. The clock algorithm bounds their number: a
+// hand goes round the ring, spares inodes used since its last pass, and evicts the others.
 type table struct {
 	c    *Client
 	max  int
 	tick atomic.Uint64 // counts lowerings of leases
 
 	mu sync.Mutex
-	// INVARIANT: the ring that hand is in holds the inodes of m, each once; see check.
+	// INVARIANT: the ring of hand holds every inode of m exactly once (see check).
 	m       map[inodeKey]*inode
 	hand    *inode
-	evicted uint64 // tick of the last drop: what a new inode starts with
+	evicted uint64 // tick of the last eviction: the first tick of a new inode
 	drops
 }
 
-// get finds or makes an inode and pins it; put unpins.
+// get finds or makes an inode and pins it. put unpins.
 func (t *table) get(v *Volume, ino meta.Ino) *inode {
 	k := inodeKey{v.id, ino}
 	t.mu.Lock()
 	in := t.m[k]
 	if in != nil && in.vol != v {
-		// Two views of the same number: the one that came later has it.
+		// Of two views with the same number, the later view owns the number.
 		if v.view.gone.Load() {
 			t.mu.Unlock()
 			in = &inode{vol: v, ino: ino, lease: meta.LeaseShared}
@@ -126,7 +127,7 @@ func (t *table) get(v *Volume, ino meta.Ino) *inode {
 			return in
 		}
 		in.mu.Lock()
-		in.lowerLocked(meta.LeaseNone) // its view's end may not have come to it yet
+		in.lowerLocked(meta.LeaseNone) // the end of its view may not have reached the inode yet
 		in.mu.Unlock()
 		t.removeLocked(in)
 		in = nil
@@ -157,7 +158,7 @@ func (t *table) get(v *Volume, ino meta.Ino) *inode {
 	return in
 }
 
-// peek is get for an inode that is there already, else nil.
+// peek returns a cached inode, pinned, or nil.
 func (t *table) peek(v meta.VolumeID, ino meta.Ino) *inode {
 	t.mu.Lock()
 	in := t.m[inodeKey{v, ino}]
@@ -183,7 +184,7 @@ func (t *table) len() int {
 	return len(t.m)
 }
 
-// all pins every inode that ok wants; ok runs under the table's lock.
+// all pins and returns every inode for which ok is true. ok runs under the table's lock.
 func (t *table) all(ok func(*inode) bool) []*inode {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -197,8 +198,8 @@ func (t *table) all(ok func(*inode) bool) []*inode {
 	return l
 }
 
-// evict takes inodes out until some room is free. What a kernel caches of them
-// is invalidated and their leases are given back.
+// evict removes inodes until the table has some room, invalidates the kernel's cache of these
+// inodes and gives their leases back.
 func (t *table) evict() {
 	victims := t.choose()
 	if len(victims) == 0 {
@@ -221,11 +222,11 @@ func (t *table) evict() {
 			}
 		}
 	}
-	// What was used meanwhile stays as it is, lease and all: a kernel may cache
-	// it again, and it may be open by now. The owner that is told to forget it
-	// would not count us among those who have it open, and would take its bytes
-	// when the last name goes. Of the others those without a lease are dropped,
-	// too: the owner may count us still.
+	// An inode used meanwhile stays, with its lease: a kernel may have cached it again, and it
+	// may be open by now. If the owner heard a drop of such an inode, it would not count this
+	// client among those with the inode open, and would free the bytes when the last name
+	// goes. Of the others, inodes without a lease are dropped, too: the owner may still count
+	// this client.
 	var gone []inodeKey
 	t.mu.Lock()
 	for _, in := range victims {
@@ -250,9 +251,9 @@ func (t *table) evict() {
 	}
 }
 
-// removeLocked takes an inode out of the map and the ring, unless somebody did
-// already: a pin keeps no inode of a view that ended from giving its number to the
-// next one's (get). t.mu is held.
+// removeLocked takes an inode out of the map and the ring, if it is still there. (A pin does
+// not prevent get from giving the inode's number to a new view after its view ended.) The
+// caller holds t.mu.
 func (t *table) removeLocked(in *inode) {
 	k := inodeKey{in.vol.id, in.ino}
 	if t.m[k] != in {
@@ -268,7 +269,7 @@ func (t *table) removeLocked(in *inode) {
 	}
 }
 
-// check tells what is wrong with the ring and the map.
+// check verifies the invariant of the ring and the map.
 func (t *table) check() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -320,8 +321,8 @@ func (t *table) choose() []*inode {
 	return victims
 }
 
-// busyLocked reports that the inode can't leave the table: it is open, dirty,
-// being recalled or owes someone an error.
+// busyLocked reports that the inode can't leave the table: it is open, dirty, being recalled,
+// or has an error that no caller has received yet.
 func (in *inode) busyLocked() bool {
 	if in.recall != nil {
 		return true
@@ -330,7 +331,7 @@ func (in *inode) busyLocked() bool {
 	return f != nil && (f.opens > 0 || f.uncommitted > 0 || f.busy != 0 || f.reads > 0 || f.linking > 0 || f.untold() || f.own != nil || f.ended || f.sealWant)
 }
 
-// lowerLocked lowers the lease to keep and forgets what no lease covers.
+// lowerLocked lowers the lease to keep and forgets facts that no lease covers.
 func (in *inode) lowerLocked(keep meta.LeaseMode) {
 	if in.lease > keep {
 		in.lease = keep
@@ -351,7 +352,7 @@ func (in *inode) lowerLocked(keep meta.LeaseMode) {
 	}
 }
 
-// liveLocked reports that what is cached of the inode may be used.
+// liveLocked reports that cached facts about the inode may be used.
 func (in *inode) liveLocked() bool {
 	if in.lease == meta.LeaseNone {
 		return false
@@ -359,21 +360,20 @@ func (in *inode) liveLocked() bool {
 	return in.vol.frozen() || in.vol.c.sess.LeaseLeft(in.vol.id) > 0
 }
 
-// cacheableLocked reports that a reply to an operation with this stamp says
-// what still holds.
+// cacheableLocked reports that a reply with this stamp is still right.
 func (in *inode) cacheableLocked(stamp stamp) bool {
 	return in.lease != meta.LeaseNone && in.low <= stamp.tick && (in.since <= stamp.tick || stamp.granted(in.ino))
 }
 
-// learnLocked takes attributes from a reply. It reports whether they are
-// cached now (these, or newer ones).
+// learnLocked takes attributes from a reply. It reports whether these attributes, or newer
+// ones, are cached now.
 func (in *inode) learnLocked(a *meta.Attr, stamp stamp) bool {
 	if a.Ino != in.ino {
 		return false
 	}
 	if !in.cacheableLocked(stamp) {
 		if a.Change > in.attr.Change {
-			// It tells of a change of our own, for which nobody recalls a lease.
+			// The reply shows a change by this client, for which the owner recalls no lease.
 			in.attrOK, in.attr.Change = false, a.Change
 		}
 		return false
@@ -387,14 +387,13 @@ func (in *inode) learnLocked(a *meta.Attr, stamp stamp) bool {
 		}
 		in.attrOK = true
 		if a.Nlink > 0 && in.file != nil {
-			in.file.orphaned = false // a volume that was rolled back has names again
+			in.file.orphaned = false // after a rollback of the volume, the file has names again
 		}
 	}
 	return in.attrOK
 }
 
-// viewLocked is what stat should tell: attr with what is written here and not
-// committed.
+// viewLocked returns the attributes for stat: attr plus the uncommitted writes of this client.
 func (in *inode) viewLocked(a meta.Attr) meta.Attr {
 	f := in.file
 	if f == nil || !f.mapOK || in.lease != meta.LeaseExclusive || !(f.uncommitted > 0 || f.ended || f.metaDirty) {
@@ -409,8 +408,8 @@ func (in *inode) viewLocked(a meta.Attr) meta.Attr {
 	return a
 }
 
-// entryLocked makes the Entry of an inode from attributes that a reply told,
-// or better ones that are cached.
+// entryLocked makes the Entry of an inode from the attributes of a reply, or from better
+// cached attributes.
 func (in *inode) entryLocked(a *meta.Attr, cached bool) Entry {
 	e := Entry{Volume: in.vol.id}
 	if cached || a == nil {
@@ -424,8 +423,8 @@ func (in *inode) entryLocked(a *meta.Attr, cached bool) Entry {
 	return e
 }
 
-// learn is learnLocked for an inode that is perhaps not in the table: only a
-// grant puts one there, or a view.
+// learn is learnLocked for an inode that may not be in the table. Only a grant, or a view,
+// puts an inode into the table.
 func (v *Volume) learn(a *meta.Attr, stamp stamp) Entry {
 	var in *inode
 	if v.frozen() {
@@ -442,10 +441,10 @@ func (v *Volume) learn(a *meta.Attr, stamp stamp) Entry {
 // node finds or makes an inode and pins it.
 func (v *Volume) node(ino meta.Ino) *inode { return v.c.table.get(v, ino) }
 
-// do sends one operation, and tells under which stamp the reply may be cached.
+// do sends one operation and returns the stamp under which the reply may be cached.
 //
-// A read is asked again if the session ended before it was answered: it changed nothing,
-// and is as good in the session that is begun next.
+// If the session ended before the answer to a read, do sends the read again in the next
+// session: a read changes nothing.
 func (v *Volume) do(ctx context.Context, call *Call, op meta.Op, want meta.LeaseMode) (*meta.Result, stamp, error) {
 	for {
 		var res *meta.Result
@@ -462,8 +461,8 @@ func (v *Volume) do(ctx context.Context, call *Call, op meta.Op, want meta.Lease
 	}
 }
 
-// nextEpoch waits a moment for the session that begins after one that ended. It gives false
-// if the caller waits no more, or wants one epoch only.
+// nextEpoch waits for the session that begins after the end of the last one. It returns false
+// if the caller stops waiting, or wants one epoch only.
 func (v *Volume) nextEpoch(ctx context.Context) bool {
 	if v.only.Load() != metaclient.AnyEpoch {
 		return false
@@ -503,8 +502,8 @@ func (v *Volume) doOnce(ctx context.Context, call *Call, op meta.Op, want meta.L
 	return res, st, err
 }
 
-// doBatch sends operations in one frame, as background work, if it is still the
-// epoch (see metaSession). The stamp is for all, with what each reply granted.
+// doBatch sends operations in one frame, as background work, if the epoch has not changed (see
+// metaSession). The stamp is that of all operations; each reply adds its grants.
 func (v *Volume) doBatch(ctx context.Context, epoch uint64, ops []batchOp) ([]meta.Result, []error, stamp, error) {
 	c := v.c
 	c.stats.rpcs.Add(1)

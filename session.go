@@ -18,34 +18,33 @@ type metaSession interface {
 	// may be left; over is called once, when nothing of the operation comes any more, no
 	// grant either.
 	Do(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode, over func()) (*meta.Result, error)
-	// DoBatch fails with SessionExpired, and does nothing, if the session has
-	// expired in the volume since epoch (Volume.epoch), unless that is
-	// metaclient.AnyEpoch.
+	// DoBatch fails with SessionExpired, without doing anything, if the session has expired in
+	// the volume since epoch (Volume.epoch), unless epoch is metaclient.AnyEpoch.
 	DoBatch(ctx context.Context, v meta.VolumeID, epoch uint64, ops []batchOp) ([]meta.Result, []error, error)
 	// DoAt reads at a snapshot; nothing is leased.
 	DoAt(ctx context.Context, v meta.VolumeID, at meta.Generation, op meta.Op) (*meta.Result, error)
 	// ListSnapshots lists a volume's snapshots.
 	ListSnapshots(ctx context.Context, v meta.VolumeID) ([]meta.Snapshot, error)
-	// Sync returns when everything answered before on this volume is journaled.
+	// Sync returns when every earlier answer on this volume is journaled.
 	Sync(ctx context.Context, v meta.VolumeID) error
 	AllocChunks(ctx context.Context, v meta.VolumeID, n int, own bool) ([]meta.ChunkGrant, error)
-	// EndChunk seals a chunk that is written to no more; need is how far it was acknowledged.
+	// EndChunk seals a chunk without further appends; need is its acknowledged length.
 	EndChunk(ctx context.Context, v meta.VolumeID, id meta.ChunkID, need uint64) (meta.ChunkRecord, error)
 	// Suspect tells which chunk servers failed, before chunks are asked for.
 	Suspect(v meta.VolumeID, servers []meta.ServerID)
-	// Reserve gives back give bytes of what was promised of a volume's quota and
-	// asks for want more, in one epoch only as DoBatch says.
+	// Reserve returns give bytes of the promised quota and asks for want more bytes, in one
+	// epoch as in DoBatch.
 	Reserve(ctx context.Context, v meta.VolumeID, epoch, give, want, round uint64, at metaclient.Place) (metaclient.Promise, error)
 	SetLock(ctx context.Context, v meta.VolumeID, l meta.Lock, wait bool) error
 	GetLock(ctx context.Context, v meta.VolumeID, l meta.Lock) (meta.Lock, error)
 	// DropLocks releases every lock of l's owner on l's inode.
 	DropLocks(ctx context.Context, v meta.VolumeID, l meta.Lock) error
-	// Drop gives leases back without waiting for an answer. What is sent after
-	// it reaches the owner after it.
+	// Drop gives leases back without waiting for an answer. Later messages reach the owner
+	// after the Drop.
 	Drop(v meta.VolumeID, inos []meta.Ino)
 	// LeaseLeft is how long the leases in a volume surely hold.
 	LeaseLeft(v meta.VolumeID) time.Duration
-	// Volume finds a volume by number or, if that is zero, by name.
+	// Volume finds a volume by number or, if the number is zero, by name.
 	Volume(ctx context.Context, id meta.VolumeID, name string) (volumeInfo, error)
 	Close(ctx context.Context) error
 }
@@ -67,16 +66,16 @@ type volumeInfo struct {
 	Policy meta.Policy
 }
 
-// chunkIO is what this package needs of chunkserver/client; the methods'
-// promises are there.
+// chunkIO is the part of chunkserver/client that this package uses; the promises are
+// documented there.
 type chunkIO interface {
 	NewWriter(g meta.ChunkGrant) chunkWriter
 	ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off uint64) error
 	File(ctx context.Context, pl meta.ChunkPlace, off, n uint64) (*os.File, func(), error)
 	Backing(ctx context.Context, pl meta.ChunkPlace) (*os.File, error)
 	Prefetch(pl meta.ChunkPlace, off, n uint64)
-	// Awaited tells whether one of the servers, none of which could be reached, may be
-	// there in a moment.
+	// Awaited reports whether one of the servers, all of them unreachable, may come back in a
+	// moment.
 	Awaited(servers []meta.ServerID) bool
 	Close() error
 }

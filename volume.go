@@ -10,8 +10,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Volume is one volume of the tree, live or as a snapshot shows it. Its methods may be called from many
-// goroutines. They fail with *meta.Error; beside the kinds named at each, any
+// Volume is one volume of the tree, live or as of a snapshot. Its methods may be called from
+// many goroutines. Errors are of type *meta.Error. Besides the kinds in its comment, a method
 // may fail with Stale (the inode is gone), SessionExpired, Unavailable or IO.
 type Volume struct {
 	c      *Client
@@ -29,17 +29,17 @@ type Volume struct {
 	barred barred
 	view   *view // nil: the volume is live
 
-	// mutations counts operations that changed the volume and were answered;
-	// durable is the count that is known to be journaled.
+	// mutations counts the answered operations that changed the volume. durable is the value
+	// of mutations up to which all changes are journaled.
 	mutations, durable atomic.Uint64
-	// epoch is 1 more than the session has expired in this volume.
+	// epoch is 1 plus the number of times that the session expired in this volume.
 	epoch atomic.Uint64
-	// only is the one epoch in which operations are sent; 0: in any. What fills a
-	// mirror's target knows from it that the right to do so is still the same.
+	// only is the epoch outside of which no operation is sent; 0: all epochs. The filler of a
+	// mirror's target sets it, so that every operation runs under the same right to fill.
 	only       atomic.Uint64
 	dirtyBytes atomic.Int64
 	failure    lastFailure  // of its write-back
-	flying     atomic.Int64 // of those, in groups that the flusher has under way
+	flying     atomic.Int64 // of these, in groups that the flusher is flushing
 	policy     atomic.Pointer[meta.Policy]
 	policyAt   atomic.Int64 // nanoseconds of the clock
 
@@ -55,19 +55,18 @@ type Volume struct {
 	snapshots snapshotNames
 	kicked    chan struct{}
 	running   sync.Once
-	// distrust: what the kernel cached under a predecessor's leases may be old, and
-	// nobody knows of what.
+	// distrust: the kernel may have cached stale data under a predecessor's leases, of unknown
+	// inodes.
 	distrust atomic.Bool
 }
 
 // ID is the volume's number, which never changes; of a view, see ViewID.
 func (v *Volume) ID() meta.VolumeID { return v.id }
 
-// Name is the volume's name as it was when it was opened here; of a view,
-// VOLUME@SNAPSHOT.
+// Name returns the volume's name at the time of opening; of a view, VOLUME@SNAPSHOT.
 func (v *Volume) Name() string { return v.name }
 
-// Policy is the volume's policy as it was a few seconds ago at most.
+// Policy returns the volume's policy, at most a few seconds old.
 func (v *Volume) Policy() meta.Policy {
 	v.refreshPolicy(v.c.ctx)
 	return *v.policy.Load()
@@ -81,8 +80,8 @@ func (v *Volume) setPolicy(p meta.Policy) {
 	v.policyAt.Store(time.Now().UnixNano())
 }
 
-// refreshPolicy asks for the policy again when it is old. An owner that can't
-// answer leaves the old one in force.
+// refreshPolicy asks the owner for the policy if the cached one is old. If the owner does not
+// answer, the cached policy stays in force.
 func (v *Volume) refreshPolicy(ctx context.Context) {
 	if v.frozen() {
 		return
@@ -109,7 +108,7 @@ func (v *Volume) maxChunk() uint64 {
 
 // ---- attributes
 
-// SetAttr changes the attributes that req.Mask names; see meta.SetAttr.
+// SetAttr changes the attributes named by req.Mask (see meta.SetAttr).
 func (v *Volume) SetAttr(ctx context.Context, call *Call, req meta.SetAttr) (Entry, error) {
 	if err := v.readOnly("setattr"); err != nil {
 		return Entry{}, err
@@ -126,8 +125,8 @@ func (v *Volume) SetAttr(ctx context.Context, call *Call, req meta.SetAttr) (Ent
 
 // setAttr is SetAttr of anything but the size.
 func (v *Volume) setAttr(ctx context.Context, call *Call, in *inode, req *meta.SetAttr) (Entry, error) {
-	// A commit that is under way carries the times of the writes before: if it
-	// came after what is set here, it would take that back.
+	// A commit under way carries the times of earlier writes. If it reached the owner after
+	// this change, it would undo the change.
 	in.mu.Lock()
 	var f *file
 	if in.file != nil {
@@ -151,8 +150,7 @@ func (v *Volume) setAttr(ctx context.Context, call *Call, in *inode, req *meta.S
 	return in.entryLocked(&res.Attr, in.learnLocked(&res.Attr, stamp)), nil
 }
 
-// tookTimes lets times that were set on purpose stand above those of writes
-// that are not committed yet.
+// tookTimes makes explicitly set times override the times of uncommitted writes.
 func (in *inode) tookTimes(req *meta.SetAttr, a *meta.Attr) {
 	f := in.file
 	if f == nil {
@@ -170,8 +168,8 @@ func (in *inode) tookTimes(req *meta.SetAttr, a *meta.Attr) {
 	f.ctime = max(f.ctime, a.Ctime)
 }
 
-// truncate sets the size. Only one such operation, and no flush, runs on a
-// file at a time, and no write goes in while it does.
+// truncate sets the size of a file. Meanwhile no other truncate, no flush and no write of the
+// file runs.
 func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.SetAttr) (Entry, error) {
 	if req.Size > meta.MaxFileSize {
 		return Entry{}, meta.E("truncate", meta.FileTooBig, v.subject(in.ino), nil)
@@ -180,8 +178,8 @@ func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.
 	err := v.alone(ctx, in, req.Size > 0, func() error {
 		again := func() {}
 		if req.Size == 0 {
-			// Should this process be killed, its successor would commit these bytes, and
-			// be told that the truncation was done already.
+			// If this process were killed, its successor would commit these bytes and then
+			// learn that the truncation was done before.
 			again = v.c.kept.forgetAll(in)
 		}
 		res, stamp, err := v.do(ctx, call, req, meta.LeaseShared)
@@ -204,7 +202,7 @@ func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.
 		if f.mapOK {
 			f.size = req.Size
 		}
-		f.puts++ // a commit on its way knows the old size
+		f.puts++ // a commit under way has the old size
 		if f.uncommitted == 0 {
 			f.mtime, f.ctime, f.metaDirty = 0, 0, false
 			v.unlistLocked(in)
@@ -219,15 +217,15 @@ func (v *Volume) truncate(ctx context.Context, call *Call, in *inode, req *meta.
 	return e, err
 }
 
-// alone runs fn while no write, flush or like operation on the file runs;
-// with flush, everything buffered is committed before. The open end of the
-// journal's last extent is closed in any case (rule 7). While servers are away that
-// this takes, it waits.
+// alone runs fn while no write, flush or similar operation on the file runs. With flush, all
+// buffered bytes are committed first. An open-ended last extent in the journal is closed in
+// any case (rule 7). alone waits while servers needed for that are away.
 func (v *Volume) alone(ctx context.Context, in *inode, flush bool, fn func() error) error {
 	return v.patiently(ctx, in, func() error { return v.aloneRound(ctx, in, flush, fn) })
 }
 
-// aloneRound is alone for a bounded time. What passes is an error from before fn.
+// aloneRound is alone with a bounded time. If fn has not run, the error is that of the steps
+// before fn.
 func (v *Volume) aloneRound(ctx context.Context, in *inode, flush bool, fn func() error) error {
 	in.mu.Lock()
 	f, err := in.take(ctx, turnCommit)
@@ -270,7 +268,7 @@ func (v *Volume) GetXattr(ctx context.Context, ino meta.Ino, name string) ([]byt
 	return res.Data, nil
 }
 
-// bare reports that an inode is known to have no extended attributes.
+// bare reports that the inode is known to have no extended attributes.
 func (v *Volume) bare(ino meta.Ino) bool {
 	in := v.c.table.peek(v.id, ino)
 	if in == nil {
@@ -354,8 +352,8 @@ func (v *Volume) Fallocate(ctx context.Context, call *Call, req meta.Fallocate) 
 	return err
 }
 
-// changeMap sends an operation that changes where a file's bytes lie; both
-// turns are held and nothing is buffered. The map is asked for again.
+// changeMap sends an operation that changes the place of a file's bytes. The caller holds both
+// turns, and nothing is buffered. The map is fetched again afterwards.
 func (v *Volume) changeMap(ctx context.Context, call *Call, in *inode, op meta.Op) error {
 	res, stamp, err := v.do(ctx, call, op, meta.LeaseShared)
 	in.mu.Lock()
@@ -374,10 +372,9 @@ func (v *Volume) changeMap(ctx context.Context, call *Call, in *inode, op meta.O
 	return nil
 }
 
-// CopyRange copies between files of this volume by sharing extents, and tells
-// how many bytes; with req.At, from what a snapshot of it shows. Errors: as
-// meta.CopyRange; NotSupported (inline bytes, or from a snapshot at an owner of an
-// older version: copy the bytes), ReadOnly.
+// CopyRange copies between files of this volume by sharing extents, and returns the number of
+// bytes copied. With req.At, the source is a snapshot of the volume. Errors: as
+// meta.CopyRange; NotSupported (inline bytes: copy the bytes), ReadOnly.
 func (v *Volume) CopyRange(ctx context.Context, call *Call, req meta.CopyRange) (uint64, error) {
 	if err := v.readOnly("copy range"); err != nil {
 		return 0, err
@@ -391,7 +388,7 @@ func (v *Volume) copyRange(ctx context.Context, call *Call, req meta.CopyRange) 
 	if req.At == 0 && req.Src != req.Dst {
 		src := v.node(req.Src)
 		defer src.put()
-		// Its open end, too: extents are shared at explicit lengths.
+		// flushClose also closes the open end: extents are shared with explicit lengths.
 		if err := v.flushOne(ctx, src, flushClose); err != nil {
 			return 0, err
 		}

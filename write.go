@@ -9,12 +9,11 @@ import (
 	metaclient "penstock.io/penstock/meta/client"
 )
 
-// Write puts p at offset off, or, if atEnd, at the end of the file as it is
-// when the bytes go in (O_APPEND). kill drops set-id bits and capabilities,
-// as for a writer without CAP_FSETID. All of p or none is written. It waits
-// while the process's write buffer is used up.
-// Errors: NoSpace, QuotaExceeded, FileTooBig, NotPermitted (sealed), and what
-// an earlier write in the background failed with.
+// Write writes p at offset off or, with atEnd, at the end of the file at the moment of the
+// write (O_APPEND). With kill, set-id bits and capabilities are dropped, as for a writer
+// without CAP_FSETID. Write writes all of p or nothing, and waits while the client's write
+// buffer is full. Errors: NoSpace, QuotaExceeded, FileTooBig, NotPermitted (sealed), and the
+// error of an earlier write in the background.
 func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, off int64, atEnd, kill bool) (n int, err error) {
 	if err := v.readOnly("write"); err != nil {
 		return 0, err
@@ -27,7 +26,7 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 	if len(p) == 0 {
 		return 0, nil
 	}
-	if v.policy.Load().Immutable { // a lease that it was not taken back with may be here still
+	if v.policy.Load().Immutable { // a lease may have survived the change of policy
 		if v.refreshPolicy(ctx); v.policy.Load().Immutable {
 			return 0, meta.E("write", meta.ReadOnly, v.subject(ino), errors.New("the volume is immutable"))
 		}
@@ -44,8 +43,8 @@ func (v *Volume) Write(ctx context.Context, call *Call, ino meta.Ino, p []byte, 
 type writing struct {
 	off   int64
 	atEnd bool   // at the end of the file instead
-	page  bool   // they are written back from a mapping: see WritePage,
-	epoch uint64 // in this epoch
+	page  bool   // the bytes are written back from a mapping (see WritePage),
+	epoch uint64 // of this epoch
 }
 
 // writeIn buffers p.
@@ -181,10 +180,10 @@ func (in *inode) mayWrite(f *file, off int64, n int, atEnd bool) (at uint64, err
 
 // putLocked buffers p at off and returns by how many bytes the buffers grew.
 func (v *Volume) putLocked(f *file, p []byte, off uint64) (grew int) {
-	// A stored inline file becomes ordinary buffered bytes with its first
-	// change: its commit replaces all of it.
+	// The first change turns a stored inline file into ordinary buffered bytes: the commit
+	// replaces the whole file.
 	if s, ok := f.m.at(off); ok && s.b != nil && !s.b.frozen && s.b.cw == nil {
-		// In place, as far as the bytes are buffered and nobody uses them.
+		// Overwrite in place as far as the bytes are buffered and no flush uses them.
 		if off+uint64(len(p)) <= s.end() {
 			copy(s.b.data[s.pos+(off-s.off):], p)
 			return 0
@@ -198,8 +197,8 @@ func (v *Volume) putLocked(f *file, p []byte, off uint64) (grew int) {
 	return total
 }
 
-// putPart buffers a prefix of p: at the end of the blob before, if that has
-// room, else in a new blob.
+// putPart buffers a prefix of p: at the end of the previous blob if it has room, else in a new
+// blob.
 func (v *Volume) putPart(f *file, p []byte, off uint64) (n, grew int) {
 	prev, ok := f.m.before(off)
 	var run uint64 // how far the bytes just before are a stream
@@ -214,7 +213,7 @@ func (v *Volume) putPart(f *file, p []byte, off uint64) (n, grew int) {
 			if n = min(n, cap(b.data)-len(b.data), blockSize-len(b.data)); n > 0 {
 				f.m.replace(off, off+uint64(n), nil, v.freeBlobOf(f))
 				b.data = append(b.data, p[:n]...)
-				prev, _ = f.m.before(off) // replace may have moved it
+				prev, _ = f.m.before(off) // replace may have moved the blob
 				prev.n += uint64(n)
 				f.uncommitted += int64(n)
 				f.unpushed += int64(n)
@@ -234,7 +233,7 @@ func (v *Volume) putPart(f *file, p []byte, off uint64) (n, grew int) {
 		b.data = make([]byte, 0, n)
 	}
 	b.data = append(b.data, p[:n]...)
-	v.c.kept.blob(f, b, off) // before what it replaces is forgotten
+	v.c.kept.blob(f, b, off) // before the replaced bytes are forgotten
 	f.m.replace(off, off+uint64(n), []segment{{off: off, n: uint64(n), b: b}}, v.freeBlobOf(f))
 	f.uncommitted += int64(n)
 	f.unpushed += int64(n)
@@ -256,7 +255,7 @@ func (v *Volume) growBlob(b *blob, want int) {
 	}
 }
 
-// at gives the segment that holds the byte at off.
+// at returns the segment with the byte at off.
 func (m *extmap) at(off uint64) (*segment, bool) {
 	if len(m.pages) == 0 {
 		return nil, false
@@ -268,7 +267,7 @@ func (m *extmap) at(off uint64) (*segment, bool) {
 	return &m.pages[p][i], true
 }
 
-// freeBlobOf is what replace calls when a blob lost its last segment.
+// freeBlobOf returns the function that replace calls when a blob has lost its last segment.
 func (v *Volume) freeBlobOf(f *file) func(*blob) {
 	return func(b *blob) {
 		if b.clean {
@@ -283,7 +282,7 @@ func (v *Volume) freeBlobOf(f *file) func(*blob) {
 	}
 }
 
-// settleBlob gives back what a blob took once nothing needs it.
+// settleBlob returns the memory of a blob that is no longer needed.
 func (v *Volume) settleBlob(b *blob) {
 	if b.refs > 0 || b.busy > 0 || b.data == nil || b.clean {
 		return
