@@ -14,16 +14,16 @@ import (
 // begun, in bytes.
 const packedMax = 256 << 20
 
-// A packed chunk of at least idleMin bytes to which nothing was appended for
-// idleAfter is finished, too: only sealed chunks are compacted, and what was
-// deleted of an open one would take its space for as long as the mount lives.
+// A packed chunk of at least idleMin bytes is finished when nothing was appended for
+// idleAfter: only sealed chunks are compacted, and deleted bytes of an open chunk would take
+// their space for as long as the mount lives.
 const (
 	idleMin   = 2 << 20
 	idleAfter = 3 * time.Second
 )
 
-// chunk is an open chunk that this client appends to: packed (bytes of many
-// files) or one file's own.
+// chunk is an open chunk to which this client appends: a packed chunk (bytes of many files) or
+// the own chunk of one file.
 type chunk struct {
 	v       *Volume
 	id      meta.ChunkID
@@ -32,8 +32,8 @@ type chunk struct {
 	max     uint64
 	own     bool
 	servers []meta.ServerID
-	asked   time.Time  // when its grant was asked for
-	sealing sync.Mutex // who has the owner seal it; taken before mu
+	asked   time.Time  // time of the request for the grant
+	sealing sync.Mutex // held while the owner is asked to seal the chunk; taken before mu
 	sealed  bool       // the owner did; under sealing
 
 	mu      sync.Mutex
@@ -44,17 +44,17 @@ type chunk struct {
 	idle    *time.Timer // runs while everything appended is committed
 }
 
-// packer hands out chunks, from grants that are asked for ahead.
+// packer hands out chunks from grants that it requests ahead.
 type packer struct {
-	alloc sync.Mutex // who asks the owner for grants; never taken under another lock
+	alloc sync.Mutex // held during requests for grants; never taken under another lock
 
 	mu    sync.Mutex
 	cur   *chunk
 	spare [2][]grant                  // packed, own
-	told  map[meta.ServerID]time.Time // to the volume's owner: that it is suspected, when
+	told  map[meta.ServerID]time.Time // when the volume's owner was told that a server is suspected
 }
 
-// grant is a chunk to write, and when it was asked for.
+// grant is the grant of a chunk, and the time of its request.
 type grant struct {
 	meta.ChunkGrant
 	asked time.Time
@@ -91,7 +91,7 @@ func (v *Volume) alloc(ctx context.Context, n int, own bool) ([]grant, error) {
 	return l, err
 }
 
-// grant takes a chunk grant, from the spare ones if there are.
+// grant returns a chunk grant, a spare one if there is any.
 func (v *Volume) grant(ctx context.Context, own bool) (grant, error) {
 	k := &v.pack
 	i := 0
@@ -126,7 +126,7 @@ func (v *Volume) grant(ctx context.Context, own bool) (grant, error) {
 		k.mu.Unlock()
 		return gs[0], nil
 	}
-	// The spare one was taken: have another by the time it is needed.
+	// The spare grant is used: get another before it is needed.
 	v.c.spawn(func() {
 		if !k.alloc.TryLock() {
 			return
@@ -147,7 +147,7 @@ func (v *Volume) grant(ctx context.Context, own bool) (grant, error) {
 	return g, nil
 }
 
-// giveBack ends a chunk that nothing was written to.
+// giveBack ends an unwritten chunk.
 func (v *Volume) giveBack(g grant) {
 	v.endLater(g.ID, func(ctx context.Context) error {
 		v.c.stats.rpcs.Add(1)
@@ -164,7 +164,7 @@ func (v *Volume) newOwn(ctx context.Context) (*chunk, error) {
 	return v.newChunk(g, true), nil
 }
 
-// packed gives the packed chunk that has room for n more bytes.
+// packed returns the packed chunk, with room for n more bytes.
 func (v *Volume) packed(ctx context.Context, n int) (*chunk, error) {
 	k := &v.pack
 	for {
@@ -193,19 +193,18 @@ func (v *Volume) packed(ctx context.Context, n int) (*chunk, error) {
 			k.mu.Unlock()
 			return c, nil
 		}
-		// Another was quicker: this one becomes a spare.
+		// Another goroutine was faster: this grant becomes a spare.
 		k.spare[0] = append(k.spare[0], g)
 		k.mu.Unlock()
 		_ = c.w.Close()
 	}
 }
 
-// chunkTries bounds the fresh chunks that are tried for the same bytes at
-// once: each that fails takes a server out of the next. The flush goes on, with
-// pauses.
+// chunkTries bounds the fresh chunks that are tried for the same bytes in one attempt: each
+// failure excludes a server from the next chunk. The flush repeats the attempt, with pauses.
 const chunkTries = 3
 
-// appendPacked appends p to the packed chunk; after a failure to a fresh one.
+// appendPacked appends p to the packed chunk or, after a failure, to a fresh chunk.
 func (v *Volume) appendPacked(ctx context.Context, p []byte) (*chunk, uint64, error) {
 	for try := 0; ; try++ {
 		c, err := v.packed(ctx, len(p))
@@ -247,11 +246,11 @@ func (c *chunk) isBroken() bool {
 	return c.broken
 }
 
-// doubtful reports that nothing more should be appended: the chunk failed, or
-// another that one of its servers has a part in.
+// doubtful reports that no more bytes should be appended: this chunk failed, or another chunk
+// on one of its servers.
 func (c *chunk) doubtful() bool { return c.isBroken() || c.v.c.suspects.since(c.servers, c.asked) }
 
-// holdBlob counts a blob that was appended; dropBlob when it is committed or
+// holdBlob counts an appended blob. dropBlob ends the count when the blob is committed or
 // given up.
 func (c *chunk) holdBlob() {
 	c.mu.Lock()
@@ -276,7 +275,7 @@ func (v *Volume) dropBlob(c *chunk) {
 	}
 }
 
-// retireIdle finishes the packed chunk if nothing is on its way to it.
+// retireIdle finishes the packed chunk if no appends are under way.
 func (v *Volume) retireIdle(c *chunk) {
 	c.mu.Lock()
 	busy := c.blobs > 0 || c.retired
@@ -287,8 +286,8 @@ func (v *Volume) retireIdle(c *chunk) {
 	}
 }
 
-// retire ends appending to a chunk; it is sealed once all its bytes are
-// committed (or given up).
+// retire ends the appending to a chunk. The chunk is sealed when all its bytes are committed
+// or given up.
 func (v *Volume) retire(c *chunk) {
 	c.mu.Lock()
 	c.retired = true
@@ -299,14 +298,14 @@ func (v *Volume) retire(c *chunk) {
 	}
 }
 
-// breakChunk notes that a chunk failed: what of it is not synced is appended
-// again elsewhere, and the owner seals it.
+// breakChunk notes that a chunk failed: its unsynced bytes are appended to another chunk, and
+// the owner seals the failed one.
 func (v *Volume) breakChunk(c *chunk, err error) {
 	c.mu.Lock()
 	first := !c.broken
 	c.broken, c.retired = true, true
-	// What is synced of it is committed first: the owner takes a sealed chunk
-	// that nothing refers to for garbage.
+	// Synced bytes are committed first: the owner would take a sealed chunk without references
+	// for garbage.
 	seal := first && c.blobs == 0
 	c.mu.Unlock()
 	if first {
@@ -320,10 +319,9 @@ func (v *Volume) breakChunk(c *chunk, err error) {
 	}
 }
 
-// endOwnLocked ends a file's own chunk after a flush, if nobody writes the file
-// any more: the last release may have found none, since the flush that made it
-// was under way, or came later; and of a file that was removed meanwhile nobody
-// would ask again.
+// endOwnLocked ends a file's own chunk after a flush if no opener writes the file any more.
+// The last release may have come before the flush made the chunk, and after the removal of a
+// file no later call would end the chunk.
 func (v *Volume) endOwnLocked(f *file) {
 	if own := f.own; own != nil && f.writers == 0 && f.uncommitted == 0 && !f.ended && !f.sealWant {
 		f.own = nil
@@ -336,15 +334,15 @@ func (v *Volume) sealLater(c *chunk) {
 	v.endLater(c.id, func(ctx context.Context) error { return v.seal(ctx, c) })
 }
 
-// Bounds of the pause before a seal that failed is tried again.
+// Bounds of the pause before a failed seal is tried again.
 const (
 	endAgain  = 200 * time.Millisecond
 	endAtMost = 30 * time.Second
 )
 
-// endLater ends a chunk in the background. While its servers can't be reached
-// it is tried again: nothing else would end it before the session ends, and no
-// open chunk is repaired, compacted or deleted.
+// endLater ends a chunk in the background, and tries again while the chunk's servers are
+// unreachable: otherwise the chunk would stay open until the session ends, and an open chunk
+// is never repaired, compacted or deleted.
 func (v *Volume) endLater(id meta.ChunkID, end func(context.Context) error) {
 	epoch := v.epoch.Load()
 	v.c.spawn(func() {
@@ -358,7 +356,7 @@ func (v *Volume) endLater(id meta.ChunkID, end func(context.Context) error) {
 			case ctx.Err() != nil:
 				return
 			case v.epoch.Load() != epoch:
-				return // it was the old session's, which ended
+				return // the chunk belonged to a session that has ended
 			case k != meta.Unavailable && k != meta.Fenced && k != meta.Interrupted:
 				v.c.log.Warn("chunk could not be sealed; its session's end will do it", "chunk", id, "err", err)
 				return
@@ -420,7 +418,7 @@ func (c *chunk) sync(ctx context.Context) error {
 	return nil
 }
 
-// forgetChunks lets go of all open chunks: they were the old session's.
+// forgetChunks forgets all open chunks: they belonged to a session that has ended.
 func (v *Volume) forgetChunks() {
 	k := &v.pack
 	k.mu.Lock()
@@ -437,15 +435,15 @@ func (v *Volume) forgetChunks() {
 
 // ---- suspicion
 
-// suspects are the chunk servers that failed this client, and when they did so
-// last. Chunks whose grants were asked for before that are not begun, nor gone
-// on with; the owners, told of it, leave these servers out for a while.
+// suspects are the chunk servers that failed this client, with the times of their last
+// failures. The client does not use chunks on them whose grants were requested before the
+// failure. It tells the owners, which leave these servers out for a while.
 type suspects struct {
 	mu sync.Mutex
 	at map[meta.ServerID]time.Time
 }
 
-// tellFor is how long after a failure owners are told of it.
+// tellFor is the time after a failure during which owners are told.
 const tellFor = 10 * time.Second
 
 func (u *suspects) add(servers []meta.ServerID) {
@@ -459,7 +457,7 @@ func (u *suspects) add(servers []meta.ServerID) {
 	}
 }
 
-// since reports that one of the servers failed after a time.
+// since reports that one of the servers failed after t.
 func (u *suspects) since(servers []meta.ServerID, t time.Time) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -469,7 +467,7 @@ func (u *suspects) since(servers []meta.ServerID, t time.Time) bool {
 	return slices.ContainsFunc(servers, func(id meta.ServerID) bool { return u.at[id].After(t) })
 }
 
-// recent copies those that failed not long ago.
+// recent returns the servers with recent failures.
 func (u *suspects) recent() map[meta.ServerID]time.Time {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -485,7 +483,7 @@ func (u *suspects) recent() map[meta.ServerID]time.Time {
 	return l
 }
 
-// tellSuspects tells the volume's owner what it has not heard yet.
+// tellSuspects tells the volume's owner of suspects that it does not know yet.
 func (v *Volume) tellSuspects() {
 	recent := v.c.suspects.recent()
 	if len(recent) == 0 {
@@ -508,7 +506,7 @@ func (v *Volume) tellSuspects() {
 
 // ---- places
 
-// maxPlaces bounds the places of chunks that are remembered for sharing.
+// maxPlaces bounds the number of chunk places that are cached for sharing.
 const maxPlaces = 200_000
 
 // refOf gives the shared reference to a chunk, with a newer place.
@@ -531,7 +529,7 @@ func (v *Volume) refOf(pl meta.ChunkPlace) *chunkRef {
 }
 
 func (v *Volume) addPlaces(pls []meta.ChunkPlace) {
-	home := v.home().id // a view has a number of its own, and no chunks
+	home := v.home().id // a view has a volume number of its own, but no chunks
 	for _, pl := range pls {
 		if pl.ID.Volume != home {
 			if s, ok := v.c.sess.(foreignSession); ok {
@@ -542,14 +540,14 @@ func (v *Volume) addPlaces(pls []meta.ChunkPlace) {
 	}
 }
 
-// foreignSession is told which chunks of other volumes files of a clone lie in,
-// so that it knows where to get the right to read them.
+// foreignSession is told which files of a clone lie in chunks of other volumes, so that it
+// requests the right to read from the owners of those volumes.
 type foreignSession interface {
 	Via(id meta.ChunkID, v meta.VolumeID)
 }
 
-// committed makes the segment of an extent that the volume knows; the places
-// that came with it were added before.
+// committed makes the segment of a committed extent. The places that came with the extent were
+// added before.
 func (v *Volume) committed(e meta.Extent) segment {
 	s := segment{off: e.Off, n: e.Len, pos: e.ChunkOff}
 	if e.Chunk.IsZero() {
@@ -559,7 +557,7 @@ func (v *Volume) committed(e meta.Extent) segment {
 	v = v.home()
 	v.placeMu.Lock()
 	s.ref = v.places[e.Chunk]
-	if s.ref == nil { // an owner that left the place out: reading asks again
+	if s.ref == nil { // the owner sent no place: the read asks again
 		s.ref = &chunkRef{}
 		s.ref.place.Store(&meta.ChunkPlace{ID: e.Chunk})
 		v.places[e.Chunk] = s.ref

@@ -9,16 +9,17 @@ import (
 	"penstock.io/penstock/meta"
 )
 
+//
 // How buffered bytes become durable:
 //
-//	capture  freeze what is buffered (under the inode's mu)
-//	push     append it to chunks
-//	sync     one sync of each chunk, whatever the number of files
+//	capture  freeze the buffered bytes (under the inode's mu)
+//	push     append the bytes to chunks
+//	sync     sync each chunk once, whatever the number of files
 //	commit   the extents of many files in one batch, marked as synced
-//	finish   what was captured turns from blobs into references
+//	finish   replace the captured blobs by references to chunks
 //
-// A chunk that fails on the way is sealed by the owner, and what of it was not
-// synced is pushed again to a fresh one: bytes stay in memory until commit.
+// If a chunk fails on the way, the owner seals it, and the flush appends the chunk's unsynced
+// bytes to a fresh chunk: bytes stay in memory until they are committed.
 
 type flushMode uint8
 
@@ -30,31 +31,31 @@ const (
 
 // Bounds of a flush.
 const (
-	flushFor     = 15 * time.Second // of one round, in which chunks fail and others are tried
-	maxExtents   = 2048             // in one Write
-	gatherSize   = 1 << 20          // bytes of small blobs in one append
-	gatherBelow  = 64 << 10         // a blob smaller than this is copied together with others
+	flushFor     = 15 * time.Second // of one round; within a round, other chunks are tried after failures
+	maxExtents   = 2048             // of one Write
+	gatherSize   = 1 << 20          // bytes of small blobs of one append
+	gatherBelow  = 64 << 10         // smaller blobs are copied together
 	groupBytes   = 16 << 20         // bytes of one background round
-	groupFiles   = 512              // files of one
-	inlineBatch  = 256 << 10        // inline bytes in one batch
-	ownChunkFrom = 1 << 20          // a file with that many bytes to append gets its own chunk
+	groupFiles   = 512              // files of one background round
+	inlineBatch  = 256 << 10        // inline bytes of one batch
+	ownChunkFrom = 1 << 20          // a file with at least this many bytes to append gets its own chunk
 	endedAfter   = 2                // fsyncs of an appended tail before the journal gets an open end
 )
 
-// work is one file in a flush.
+// work is the part of a flush that belongs to one file.
 type work struct {
 	in     *inode
 	f      *file
 	mode   flushMode
 	segs   []segment // captured, in file order, all with blobs
-	blobs  []*blob   // of these, each once
+	blobs  []*blob   // of the segments, each blob once
 	inline bool
 	data   []byte // inline
 	size   uint64
 	mtime  meta.Time
 	puts   uint32
-	epoch  uint64 // in which what is captured was written
-	fast   bool   // the journal's open end covers it: no commit
+	epoch  uint64 // in which the captured bytes were written
+	fast   bool   // the open end in the journal covers the bytes: no commit
 	open   bool   // commit the last extent open-ended
 	close  bool   // commit an explicit end of the open-ended extent
 	seal   bool
@@ -63,15 +64,16 @@ type work struct {
 	done   bool
 	err    error
 	ops    int // in the batch
-	// admitted is what the file was promised when it was captured; promised is
-	// what goes with the commit, and comes back if that fails.
+	// admitted is the file's promise at the time of the capture. promised is the part that
+	// goes with the commit, and returns to the file if the commit fails.
 	admitted uint64
 	promised promise
 	// pushTurn: this flush holds the file's push turn.
 	pushTurn bool
 }
 
-// capture freezes what a file has to flush. mu is held, and both turns.
+// capture freezes the bytes of a file that are to be flushed. The caller holds mu and both
+// turns.
 func (v *Volume) capture(w *work) {
 	in, f := w.in, w.in.fileLocked()
 	w.f, w.segs, w.blobs, w.data = f, nil, nil, nil
@@ -97,7 +99,7 @@ func (v *Volume) capture(w *work) {
 			}
 			return true
 		}
-		f.m.each(0, meta.InlineMax, collect) // what is stored inline goes with any commit
+		f.m.each(0, meta.InlineMax, collect) // every commit includes inline bytes
 		f.m.each(f.lo, f.hi, collect)
 	}
 	if !dirty {
@@ -118,7 +120,7 @@ func (v *Volume) capture(w *work) {
 	for _, s := range w.segs {
 		b := s.b
 		if b.busy > 0 {
-			continue // an earlier segment has it; both turns are ours, so nobody else
+			continue // captured with an earlier segment; no other flush can have it, since both turns are held
 		}
 		b.busy++
 		b.frozen = true
@@ -150,8 +152,8 @@ func (v *Volume) capture(w *work) {
 	}
 }
 
-// fitsEnd reports that the captured bytes are just what follows the open end
-// in the file's own chunk.
+// fitsEnd reports that the captured bytes directly follow the open end in the file's own
+// chunk.
 func (w *work) fitsEnd(f *file) bool {
 	at := f.ownBase + f.endedLen
 	chunk := f.endedLen
@@ -175,8 +177,8 @@ func (w *work) fitsEnd(f *file) bool {
 	return len(w.segs) == 0 || at == w.size && f.m.end() == at
 }
 
-// tailFrom gives the offset from which the captured bytes are one run up to
-// the end of the file that has been added to it, else zero.
+// tailFrom returns the offset from which the captured bytes are one run to the end of the
+// file, after what was committed; else zero.
 func (w *work) tailFrom(f *file) uint64 {
 	if len(w.segs) == 0 {
 		return 0
@@ -217,7 +219,7 @@ func (v *Volume) placed(in *inode, b *blob, c *chunk, off uint64) {
 	in.mu.Unlock()
 }
 
-// push appends the captured blobs that are nowhere yet; the push turn is held.
+// push appends the captured blobs that are in no chunk yet. The caller holds the push turn.
 func (v *Volume) push(ctx context.Context, w *work, g *gather) error {
 	if w.inline || w.idle {
 		return nil
@@ -275,7 +277,7 @@ func (v *Volume) push(ctx context.Context, w *work, g *gather) error {
 				return errors.Join(errAgain, err)
 			}
 		}
-		if w.fast { // the chunk is full or does not fit after all: capture anew, closing it
+		if w.fast { // the chunk is full, or the bytes don't fit after all: capture again and close the open end
 			return meta.E("append", meta.Again, own.id.String(), nil)
 		}
 		if len(b.data) < gatherBelow {
@@ -293,7 +295,7 @@ func (v *Volume) push(ctx context.Context, w *work, g *gather) error {
 	return nil
 }
 
-// dropOwn lets go of a file's own chunk unless the journal has an open end in it.
+// dropOwn forgets a file's own chunk, unless the journal has an open end in the chunk.
 func (v *Volume) dropOwn(in *inode, f *file, own *chunk) {
 	in.mu.Lock()
 	drop := f.own == own && !f.ended
@@ -319,8 +321,8 @@ func (w *work) runFrom(i int) (n uint64) {
 	return n
 }
 
-// atEnd reports that nothing committed lies at or after off: what is appended
-// there is the end of the file.
+// atEnd reports that nothing is committed at or after off, so that bytes appended there are
+// the end of the file.
 func (v *Volume) atEnd(in *inode, f *file, off uint64) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -332,9 +334,9 @@ func (v *Volume) atEnd(in *inode, f *file, off uint64) bool {
 	return free
 }
 
-// flushGroup flushes files whose commit turns the caller holds, and gives the
-// error of each. The push turns are held too; they are left once the bytes are
-// appended if leavePush.
+// flushGroup flushes files whose commit turns the caller holds, and sets the error of each.
+// The caller holds the push turns, too; with leavePush, flushGroup leaves them after the
+// appends.
 func (v *Volume) flushGroup(ctx context.Context, ws []*work, leavePush bool) {
 	for _, w := range ws {
 		w.pushTurn = true
@@ -348,7 +350,7 @@ func (v *Volume) flushGroup(ctx context.Context, ws []*work, leavePush bool) {
 				continue
 			}
 			w.in.mu.Lock()
-			if w.stale() { // what is there now is not what was to be flushed
+			if w.stale() { // the captured bytes are of an epoch that has ended
 				w.err = w.in.expiredSince(w.f, w.epoch)
 			} else {
 				again = append(again, w)
@@ -358,7 +360,7 @@ func (v *Volume) flushGroup(ctx context.Context, ws []*work, leavePush bool) {
 		if len(again) == 0 {
 			return
 		}
-		if pause > 0 { // the first time there mostly is a better chunk
+		if pause > 0 { // the first retry usually gets a better chunk at once
 			select {
 			case <-time.After(pause):
 			case <-ctx.Done():
@@ -380,7 +382,7 @@ func (v *Volume) flushGroup(ctx context.Context, ws []*work, leavePush bool) {
 	}
 }
 
-// errAgain marks that a chunk failed and what it held must be pushed again.
+// errAgain says that a chunk failed and its bytes must be appended again.
 var errAgain = errors.New("a chunk failed")
 
 func (v *Volume) pushGroup(ctx context.Context, ws []*work, leavePush bool) {
@@ -392,8 +394,8 @@ func (v *Volume) pushGroup(ctx context.Context, ws []*work, leavePush bool) {
 		}
 		w.in.mu.Lock()
 		if !w.pushTurn {
-			// A stream leaves its turn after some blocks; nothing else that holds
-			// the push turn does so without the commit turn.
+			// A stream leaves its turn after some blocks. Every other holder of the push turn
+			// holds the commit turn, too.
 			if _, w.err = w.in.take(ctx, turnPush); w.err != nil {
 				w.in.mu.Unlock()
 				continue
@@ -409,7 +411,7 @@ func (v *Volume) pushGroup(ctx context.Context, ws []*work, leavePush bool) {
 			w.endPush() // a stream may go on while others of the group are appended
 		}
 	}
-	_ = g.flush(ctx) // each file in it has the error
+	_ = g.flush(ctx) // flush sets the error of each file
 	for _, w := range ws {
 		w.in.mu.Lock()
 		if w.err != nil {
@@ -429,8 +431,8 @@ func (w *work) endPush() {
 	w.in.file.leave(turnPush)
 }
 
-// pushAgain decides whether another chunk may help. It may when one failed,
-// be it that a disk of it is full; not when no chunk is to be had.
+// pushAgain reports whether another chunk may help: yes if a chunk failed, also for a full
+// disk; no if the owner has no chunk to give.
 func pushAgain(ctx context.Context, err error) error {
 	if ctx.Err() != nil || errors.Is(err, errAgain) {
 		return err
@@ -498,12 +500,12 @@ func (v *Volume) commitGroup(ctx context.Context, ws []*work) {
 			w.err = v.sealFile(ctx, w)
 		}
 		w.in.mu.Lock()
-		v.release(w) // what finished released itself
+		v.release(w) // finish has released finished works
 		w.in.mu.Unlock()
 	}
 }
 
-// syncGroup syncs every chunk that the works' blobs lie in, once.
+// syncGroup syncs every chunk with blobs of the works once.
 func (v *Volume) syncGroup(ctx context.Context, ws []*work) {
 	var chunks []*chunk
 	errs := make(map[*chunk]error)
@@ -553,7 +555,7 @@ func (v *Volume) syncGroup(ctx context.Context, ws []*work) {
 				}
 				w.err = errors.Join(w.err, err)
 				if b.cw.isBroken() {
-					// Never synced: it goes to another chunk.
+					// A failed chunk without any sync: the bytes go to another chunk.
 					c := b.cw
 					v.dropBlob(c)
 					b.cw = nil
@@ -572,8 +574,8 @@ func (v *Volume) syncGroup(ctx context.Context, ws []*work) {
 	}
 }
 
-// unplace forgets where a file's captured bytes were appended, because the
-// owner ended those chunks: they go elsewhere.
+// unplace forgets the chunks of a file's captured bytes, because the owner ended these chunks;
+// the bytes go to other chunks.
 func (v *Volume) unplace(w *work, err error) {
 	var chunks []*chunk
 	w.in.mu.Lock()
@@ -597,7 +599,7 @@ func (v *Volume) unplace(w *work, err error) {
 	}
 }
 
-// commitOps makes the operations that commit a file. mu is held.
+// commitOps makes the operations that commit a file. The caller holds mu.
 func (v *Volume) commitOps(w *work) []meta.Op {
 	f := w.f
 	base := meta.Write{Ino: w.in.ino, Size: w.size, Mtime: w.mtime, Synced: true, Seal: w.seal && w.own == nil, CloseEnded: w.close}
@@ -617,7 +619,7 @@ func (v *Volume) commitOps(w *work) []meta.Op {
 		ext = append(ext, e)
 	}
 	if w.close && f.own != nil {
-		// The open end becomes what is synced of it.
+		// The open-ended extent gets its synced length.
 		if n := f.endedLen; n > 0 {
 			add(meta.Extent{Off: f.ownBase, Len: n, Chunk: f.own.id})
 		}
@@ -628,7 +630,7 @@ func (v *Volume) commitOps(w *work) []meta.Op {
 			ext = overlay(ext, e)
 			continue
 		}
-		// A stream's extent grows: one record instead of one for each commit.
+		// A stream's last extent grows: one record, not one for each commit.
 		if len(ext) == 0 || ext[len(ext)-1].End() != e.Off {
 			if p, ok := f.m.before(s.off); ok && p.ref == s.b.cw.ref && p.pos+p.n == e.ChunkOff {
 				e.Off, e.ChunkOff, e.Len = p.off, p.pos, e.Len+p.n
@@ -667,9 +669,9 @@ func (v *Volume) commitOps(w *work) []meta.Op {
 	return ops
 }
 
-// sealFile ends a seal-on-close file with a chunk of its own: first the chunk,
-// whose bytes the volume knows now, then the file, so that who finds the file
-// sealed finds a chunk that can be handed to the kernel.
+// sealFile ends a seal-on-close file with its own chunk: first the chunk, all bytes of which
+// are committed, then the file, so that every reader of a sealed file finds a chunk that can
+// be passed to the kernel.
 func (v *Volume) sealFile(ctx context.Context, w *work) error {
 	if err := v.seal(ctx, w.own); err != nil {
 		return err
@@ -696,7 +698,7 @@ func (v *Volume) sealFile(ctx context.Context, w *work) error {
 	return nil
 }
 
-// sendCommits sends a batch of one epoch and takes in the answers.
+// sendCommits sends a batch of one epoch and handles the answers.
 func (v *Volume) sendCommits(ctx context.Context, epoch uint64, ops []batchOp, of []*work) {
 	res, errs, stamp, err := v.doBatch(ctx, epoch, ops)
 	for i, w := range of {
@@ -732,12 +734,13 @@ func (v *Volume) sendCommits(ctx context.Context, epoch uint64, ops []batchOp, o
 	}
 }
 
-// finish takes in that what was captured is durable and committed. mu is held.
+// finish records that the captured bytes are durable and committed. The caller holds mu.
 func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 	in, f := w.in, w.f
 	w.done = true
 	if w.err = in.expiredSince(f, w.epoch); w.err != nil {
-		// Perhaps the owner has it, perhaps not: the writer was told that it is lost.
+		// The owner may or may not have the commit: the writer was told that the bytes are
+		// lost.
 		v.release(w)
 		return
 	}
@@ -753,7 +756,7 @@ func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 			segs = []segment{{n: w.size, b: &blob{data: w.data, clean: true, frozen: true}}}
 		}
 		f.m.replace(0, 1<<63, segs, v.freeBlobOf(f))
-	case w.inline: // changed meanwhile: the next commit takes all of it
+	case w.inline: // the file changed meanwhile: the next commit includes the whole inline file
 	default:
 		for _, s := range w.segs {
 			f.m.each(s.off, s.end(), func(t *segment) bool {
@@ -809,14 +812,14 @@ func (v *Volume) finish(w *work, r *meta.Result, stamp stamp) {
 	v.closedLocked(in)
 }
 
-// flushOne flushes one file and waits for it, for as long as servers are away that it
-// takes. What it commits is not journaled yet when it returns.
+// flushOne flushes one file and waits for the end, also while servers needed for that are
+// away. When flushOne returns, the commit may not be journaled yet.
 func (v *Volume) flushOne(ctx context.Context, in *inode, mode flushMode) error {
 	return v.patiently(ctx, in, func() error { return v.flushRound(ctx, in, mode) })
 }
 
-// flushRound is flushOne for a bounded time, if the volume's owner answers. passing
-// tells of its error whether another round may do.
+// flushRound is flushOne with a bounded time, provided that the volume's owner answers.
+// passing reports of its error whether another round may succeed.
 func (v *Volume) flushRound(ctx context.Context, in *inode, mode flushMode) error {
 	in.mu.Lock()
 	f := in.file
@@ -849,17 +852,16 @@ func (v *Volume) flushRound(ctx context.Context, in *inode, mode flushMode) erro
 	})
 }
 
-// leftFor reports that there is something for a flush to do, or to wait for. The inode's
-// mu is held.
+// leftFor reports that a flush has something to do or to wait for. The caller holds the
+// inode's mu.
 func (f *file) leftFor(mode flushMode) bool {
 	return f.busy != 0 || f.uncommitted > 0 || f.metaDirty || f.sealWant || mode == flushClose && (f.ended || f.own != nil && f.writers == 0)
 }
 
-// toItsEnd runs a flush, which holds turns, with the client's context, and
-// waits for it. If ctx ends first, as when a process that waits is killed, the
-// caller is told that and the flush goes on: a commit that nobody waits for may
-// be done late, so the turns must not be free before it is, lest it undo a
-// newer one.
+// toItsEnd runs a flush, which holds turns, with the client's context, and waits for it. If
+// ctx ends first, for example because the waiting process was killed, toItsEnd returns an
+// error and the flush goes on. The turns must stay held until the end of the flush: its commit
+// may still arrive, and would undo a newer one.
 func (v *Volume) toItsEnd(ctx context.Context, flush func(context.Context) error) error {
 	if ctx.Done() == nil || ctx == v.c.ctx {
 		return flush(v.c.ctx)
@@ -874,25 +876,24 @@ func (v *Volume) toItsEnd(ctx context.Context, flush func(context.Context) error
 	}
 }
 
-// flushHeld is flushOne for a caller that holds both turns, and keeps them: it
-// waits for the end in any case.
+// flushHeld is flushOne for a caller that holds both turns and keeps them. It always waits for
+// the end of the flush.
 func (v *Volume) flushHeld(in *inode, mode flushMode) error {
 	w := &work{in: in, mode: mode}
 	v.flushGroup(v.c.ctx, []*work{w}, false)
 	return v.verdict(in, w.err)
 }
 
-// verdict turns what a flush failed with into what callers are told. Bytes of
-// a file that no longer exists are dropped.
+// verdict turns the error of a flush into the error for callers. It drops the bytes of a file
+// that no longer exists.
 func (v *Volume) verdict(in *inode, err error) error {
 	v.failure.note(err)
 	if err == nil {
 		return nil
 	}
 	if errors.Is(err, meta.Stale) {
-		// A number is never used twice: the file is gone with its last name,
-		// though we may not have heard of that. Only who still has it open
-		// would miss something.
+		// Inode numbers are never used twice, so the file has lost its last name, even if this
+		// client was not told. Only openers of the file would miss its bytes.
 		in.mu.Lock()
 		dead := in.attrOK && in.attr.Nlink == 0 || in.file == nil || in.file.opens == 0
 		in.dropDirtyLocked()
@@ -915,8 +916,8 @@ func (v *Volume) verdict(in *inode, err error) error {
 	return meta.E("write back", kind, v.subject(in.ino), err)
 }
 
-// flushIfDirty makes a file's buffered bytes durable and committed. It fails,
-// too, if some were lost before and nobody was told.
+// flushIfDirty makes a file's buffered bytes durable and committed. It also fails if bytes
+// were lost before and no caller was told.
 func (v *Volume) flushIfDirty(ctx context.Context, ino meta.Ino) error {
 	in := v.c.table.peek(v.id, ino)
 	if in == nil {
@@ -934,8 +935,7 @@ func (v *Volume) flushIfDirty(ctx context.Context, ino meta.Ino) error {
 	return in.file.toldByRename()
 }
 
-// dropDirtyLocked forgets everything buffered of a file. What a flush has
-// captured ends with it.
+// dropDirtyLocked forgets all buffered bytes of a file. Captured bytes end with their flush.
 func (in *inode) dropDirtyLocked() {
 	f, v := in.file, in.vol
 	if f == nil {
@@ -956,8 +956,8 @@ func (in *inode) dropDirtyLocked() {
 	v.unlistLocked(in)
 }
 
-// loseDirty gives up what is buffered of a file, and tells. It gives the number of
-// bytes, and whether there was anything.
+// loseDirty gives up the buffered bytes of a file and reports the loss. It returns the number
+// of bytes, and whether any state was lost.
 func (v *Volume) loseDirty(in *inode, err error) (bytes int64, lost bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// listDirtyLocked notes that a file has something to flush.
+// listDirtyLocked adds a file to the volume's list of files to flush.
 func (v *Volume) listDirtyLocked(in *inode) {
 	f := in.file
 	if f.listed {
@@ -55,13 +55,13 @@ func (v *Volume) kick() {
 	}
 }
 
-// flights is how many groups of the flusher's are on their way side by side: a sync
-// takes the disk's time, not the machine's, and disks and their file systems do
-// several at once in little more than the time of one.
+// flights is the number of groups that the flusher flushes in parallel: a sync costs disk
+// time, not CPU, and disks and their file systems do several syncs in little more than the
+// time of one.
 const flights = 4
 
-// flusher commits what was written, a while after or when much is waiting: several
-// groups of files side by side, each of which is appended, synced and committed.
+// flusher commits written bytes after FlushEvery, or earlier when many bytes wait. It appends,
+// syncs and commits several groups of files in parallel.
 func (v *Volume) flusher() {
 	c := v.c
 	slots := make(chan struct{}, flights)
@@ -78,7 +78,7 @@ func (v *Volume) flusher() {
 			armed = false
 		case <-v.kicked:
 			if !v.muchDirty() {
-				if !armed { // the first dirty file: give others time to join it
+				if !armed { // the first dirty file: others may join it within FlushEvery
 					timer.Reset(c.flushEvery)
 					armed = true
 				}
@@ -89,7 +89,7 @@ func (v *Volume) flusher() {
 		v.dirtyMu.Lock()
 		round := len(v.dirty)
 		v.dirtyMu.Unlock()
-		var failed atomic.Bool // something of this round
+		var failed atomic.Bool // a flush of this round
 		for {
 			select {
 			case slots <- struct{}{}:
@@ -98,7 +98,7 @@ func (v *Volume) flusher() {
 			}
 			if armed && failed.Load() {
 				<-slots
-				break // what failed at once fails again at once: the clock tries again
+				break // an immediate failure would fail again at once: the next tick tries again
 			}
 			ws, bytes := v.nextGroup(armed)
 			if len(ws) == 0 {
@@ -115,12 +115,12 @@ func (v *Volume) flusher() {
 				}
 				v.flying.Add(-bytes)
 				<-slots
-				if err == nil && v.muchDirty() { // it may be what these files got meanwhile
+				if err == nil && v.muchDirty() { // the bytes may have been written to these files meanwhile
 					v.kick()
 				}
 			})
 			if round -= len(ws); armed && !v.muchDirty() || !armed && round <= 0 {
-				break // the rest, and what is written meanwhile, waits for the clock
+				break // the rest, and new bytes, wait for the next tick
 			}
 		}
 		v.dirtyMu.Lock()
@@ -133,18 +133,17 @@ func (v *Volume) flusher() {
 	}
 }
 
-// muchDirty reports that more should be flushed at once: enough waits beside what is
-// on its way, or the client's write buffer gets full and nothing is on its way that
-// will make room in it.
+// muchDirty reports that another group should be flushed at once: enough bytes wait besides
+// those in flight, or the client's write buffer is filling up and no flush in flight will make
+// room.
 func (v *Volume) muchDirty() bool {
 	flying := v.flying.Load()
 	return v.dirtyBytes.Load()-flying >= v.c.flushBytes || flying == 0 && v.c.buf.full()
 }
 
-// nextGroup takes the commit turns of some dirty files that nobody else flushes now,
-// and tells how many bytes they have. With enough it takes those with the most bytes
-// first, and none if all of them together are not worth a sync, unless nothing is on
-// its way that will give bytes back.
+// nextGroup takes the commit turns of some dirty files that no other flush holds, and returns
+// their bytes. With enough, it takes the files with the most bytes first, and none if all of
+// them together are not worth a sync, unless no flush in flight will free bytes.
 func (v *Volume) nextGroup(enough bool) (ws []*work, bytes int64) {
 	type candidate struct {
 		in    *inode
@@ -179,7 +178,7 @@ func (v *Volume) nextGroup(enough bool) (ws []*work, bytes int64) {
 	if enough && flying > 0 && all < v.c.flushBytes/2 {
 		return nil, 0
 	}
-	if enough { // else all have their turn
+	if enough { // else all files get their turn
 		slices.SortFunc(list, func(a, b candidate) int { return cmp.Compare(b.bytes, a.bytes) })
 	}
 	most := max(groupBytes, (v.dirtyBytes.Load()-flying)/flights)
@@ -199,8 +198,8 @@ func (v *Volume) nextGroup(enough bool) (ws []*work, bytes int64) {
 	return ws, bytes
 }
 
-// settleGroup ends the flush of a group: turns are left, failures kept for
-// the writers; it gives the last one.
+// settleGroup ends the flush of a group: it leaves the turns, keeps failures for the writers,
+// and returns the last failure.
 func (v *Volume) settleGroup(ctx context.Context, ws []*work) (last error) {
 	var waits error
 	// Another chunk may do; with the retries.
@@ -224,14 +223,14 @@ func (v *Volume) settleGroup(ctx context.Context, ws []*work) (last error) {
 		in := w.in
 		err := v.verdict(in, w.err)
 		if errors.Is(err, meta.ReadOnly) && ctx.Err() == nil {
-			// The volume became immutable by force, which gave up what was not committed.
+			// The volume became immutable by force, which gave up uncommitted bytes.
 			v.loseDirty(in, err)
 		}
 		in.mu.Lock()
 		if f := in.file; f != nil {
-			if err != nil && ctx.Err() == nil && !w.stale() { // else it was told when the session expired
+			if err != nil && ctx.Err() == nil && !w.stale() { // else Expired has reported the loss
 				if passing(err) {
-					waits = err // it gets there: whoever can't wait is not told that it failed
+					waits = err // the flush will succeed later: only a caller that can't wait gets the error
 				} else {
 					f.fail(err, false)
 					last = err
@@ -257,8 +256,8 @@ func (v *Volume) flushAll(ctx context.Context, mode flushMode) error {
 	return v.flushThese(ctx, v.dirtyInodes(), mode)
 }
 
-// flushFiles makes what is buffered of some files durable and committed. It fails,
-// too, if some of it was lost before and no fsync was told.
+// flushFiles makes the buffered bytes of some files durable and committed. It also fails if
+// bytes were lost before and no fsync has returned the error.
 func (v *Volume) flushFiles(ctx context.Context, inos []meta.Ino) error {
 	var todo []*inode
 	for _, ino := range inos {
@@ -279,8 +278,8 @@ func (v *Volume) flushFiles(ctx context.Context, inos []meta.Ino) error {
 	return err
 }
 
-// handedBack are files of a group that are to be flushed once more, with their pins, as
-// long as somebody waits for the group.
+// handedBack are files of a group that are flushed once more, with their pins, as long as a
+// caller waits for the group.
 type handedBack struct {
 	mu    sync.Mutex
 	taken bool
@@ -304,13 +303,13 @@ func (h *handedBack) take() []*inode {
 	return h.list
 }
 
-// besides bounds the files that are flushed one by one, but side by side.
+// besides bounds the files that are flushed individually, in parallel.
 const besides = 16
 
-// flushThese flushes files, and lets go of one pin of each: groups of those whose
-// turns are free, then the others one by one, for most of which it just waits until
-// another flush has ended, and for the rest until servers are back. It gives the first
-// error, and goes on after it.
+// flushThese flushes files and drops one pin of each: first, in groups, the files whose turns
+// are free, then the others individually. Most of those only wait for the end of another
+// flush, the rest until servers are back. flushThese continues after an error and returns the
+// first.
 func (v *Volume) flushThese(ctx context.Context, todo []*inode, mode flushMode) error {
 	var first error
 	var later []*inode
@@ -370,13 +369,13 @@ func (v *Volume) flushThese(ctx context.Context, todo []*inode, mode flushMode) 
 
 // ---- access times
 
-// atimeList holds inodes whose access time was renewed here.
+// atimeList holds inodes whose access time this client renewed.
 type atimeList struct {
 	mu   sync.Mutex
 	list map[*inode]struct{}
 }
 
-// maxAtimes bounds the list; what does not fit keeps its old access time.
+// maxAtimes bounds the list; further inodes keep their old access time.
 const maxAtimes = 10_000
 
 // add is called with the inode's mu held.
@@ -428,7 +427,7 @@ func (l *atimeList) send(v *Volume) {
 		f := in.file
 		send := f != nil && f.atimeDirty
 		if send && f.busy&turnCommit != 0 {
-			// Its attributes are being changed: in the next round.
+			// The inode's attributes are being changed: wait for the next round.
 			l.add(in)
 			in.mu.Unlock()
 			continue
@@ -448,7 +447,7 @@ func (l *atimeList) send(v *Volume) {
 				flush()
 				epoch = learnt
 			}
-			// A read time: see meta.SetAttr.ReadTime. Owners of before set the ctime to what is told.
+			// The time of a read: see meta.SetAttr.ReadTime.
 			ops = append(ops, batchOp{Op: &meta.SetAttr{Ino: in.ino, Mask: meta.SetAtime | meta.SetCtime, Atime: a.Atime, Ctime: a.Ctime}})
 			ins = append(ins, in)
 		}
@@ -464,8 +463,7 @@ func (l *atimeList) send(v *Volume) {
 
 // ---- orphans
 
-// orphanList gathers unlinked inodes that nobody here has open, for the owner
-// to forget.
+// orphanList collects unlinked inodes without openers here, for a message to the owner.
 type orphanList struct {
 	mu   sync.Mutex
 	inos []meta.Ino
@@ -521,8 +519,8 @@ func (v *Volume) sendOrphans() {
 	}
 }
 
-// forgetDead takes removed inodes out of the table and gives their leases back. What a
-// process may still look at (a removed working directory) stays cached.
+// forgetDead takes removed inodes out of the table and gives their leases back. Inodes that a
+// process may still use (a removed working directory) stay cached.
 func (v *Volume) forgetDead(inos []meta.Ino) {
 	t := &v.c.table
 	gone := make([]inodeKey, 0, len(inos))
@@ -553,9 +551,9 @@ func (v *Volume) forgetDead(inos []meta.Ino) {
 	}
 }
 
-// bury forgets what is buffered of an inode without names or openers, and
-// has the owner forget the inode; if the kernel holds it still, not before it lets go.
-// By then the inode may have got a name (linkat through O_PATH).
+// bury forgets the buffered bytes of an inode without names and openers, and makes the owner
+// forget the inode, but not before the kernel has forgotten it. Until then the inode may get a
+// name again (linkat of an O_PATH descriptor).
 func (v *Volume) bury(in *inode) {
 	if !v.hold(in.ino) {
 		v.buryNow(in)

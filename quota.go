@@ -10,45 +10,45 @@ import (
 	metaclient "penstock.io/penstock/meta/client"
 )
 
-// meter is a volume's part of a quota: what the owner promised this client.
+// meter is this client's part of a volume's quota: the bytes that the owner promised.
 //
-// A promise lies idle, or belongs to a file's buffered bytes (file.promised),
-// from when write(2) took them until their commit is answered. The part of a
-// file whose end the journal does not know yet (an open-ended extent) keeps its
-// promise, too. A write that finds too little idle asks the owner for what it
-// lacks and gives what is idle with it, so that one who waits has none.
+// A promise is idle, or it belongs to the buffered bytes of a file (file.promised), from
+// write(2) until the answer to their commit. Bytes in an open-ended extent, whose end the
+// journal does not know yet, keep their promise, too. A write that finds too few idle bytes
+// asks the owner for the missing bytes and returns the idle ones with the request, so that a
+// waiting client holds no idle bytes.
 //
-// What a predecessor was promised (left) is for the bytes that are put back. The
-// rest stands until the ends of its files are sealed: what it appended there counts
-// only then, and nobody asks whether it fits.
+// left is the promise of a predecessor process, for the bytes that are restored from its
+// memory. The rest of left stays until the ends of the predecessor's files are sealed:
+// appended bytes count from then on, and the owner does not check again whether they fit.
 //
-// mu is a leaf: it may be taken under an inode's.
+// mu is a leaf lock: it may be taken under an inode's mutex.
 type meter struct {
 	on atomic.Bool
-	// overwrites: what snapshots alone hold counts, so what is overwritten is to be
-	// reserved, too, in case a snapshot has it.
+	// overwrites: bytes that only snapshots hold count, too, so an overwrite also reserves the
+	// overwritten bytes, in case a snapshot has them.
 	overwrites atomic.Bool
 
 	mu    sync.Mutex
-	epoch uint64 // of the volume: what is asked for in another one is not for this session
-	gen   uint32 // grows when all promises are void; what files have of older ones is none
+	epoch uint64 // the volume's epoch; answers of another epoch are not for this session
+	gen   uint32 // increases when all promises become void; a file's promises of an older gen are void
 	idle  uint64
-	most  uint64 // that may lie idle
+	most  uint64 // most bytes that may be idle
 	busy  bool   // a request is under way: one at a time
 	free  chan struct{}
 
 	left uint64 // of a predecessor's
-	ends int    // what must be done before left is idle
+	ends int    // open tasks until left becomes idle
 }
 
-// promise is what a file has, or a write that is not buffered yet.
+// promise is the promise of a file, or of a write that is not buffered yet.
 type promise struct {
 	n   uint64
 	gen uint32
 }
 
-// use gives n bytes to a file, of what a write has got and of what is idle; false: there
-// are not as many, and nothing is given.
+// use moves n bytes to the promise p of a file, from the promise got of a write and then from
+// the idle bytes. If there are fewer than n, use moves nothing and returns false.
 func (q *meter) use(p, got *promise, n uint64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -64,7 +64,7 @@ func (q *meter) use(p, got *promise, n uint64) bool {
 	return true
 }
 
-// has is what a file has. What it had before its promises became void is none.
+// has returns the valid bytes of a promise: zero if the promise is of an older gen.
 func (q *meter) has(p *promise) uint64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -78,7 +78,7 @@ func (q *meter) current(p *promise) {
 	}
 }
 
-// move takes up to n bytes from one to another.
+// move moves up to n bytes between promises.
 func (q *meter) move(from, to *promise, n uint64) {
 	q.mu.Lock()
 	q.current(from)
@@ -89,7 +89,8 @@ func (q *meter) move(from, to *promise, n uint64) {
 	q.mu.Unlock()
 }
 
-// drop makes what a file or a write has idle, and has what is too much given back.
+// drop makes the promise of a file or a write idle, and starts the return of excess idle
+// bytes.
 func (v *Volume) drop(p *promise) {
 	q := &v.meter
 	q.mu.Lock()
@@ -100,8 +101,8 @@ func (v *Volume) drop(p *promise) {
 	q.mu.Unlock()
 }
 
-// idleLocked adds bytes that nobody needs now, and has what is too much given back. The
-// meter's mu is held since before they were found to be promised.
+// idleLocked adds n idle bytes and starts the return of excess idle bytes. The caller has held
+// the meter's mu since it found the bytes to be promised.
 func (v *Volume) idleLocked(n uint64) {
 	if n == 0 {
 		return
@@ -113,7 +114,7 @@ func (v *Volume) idleLocked(n uint64) {
 	}
 }
 
-// void forgets every promise, at the beginning of an epoch or within one.
+// void makes every promise void, at the beginning of an epoch or within an epoch.
 func (q *meter) void(epoch uint64) {
 	q.mu.Lock()
 	q.epoch = epoch
@@ -122,8 +123,8 @@ func (q *meter) void(epoch uint64) {
 	q.mu.Unlock()
 }
 
-// inherit takes over what a predecessor was promised; inherited is to be called when
-// its bytes are put back.
+// inherit takes over the promise of a predecessor process. The caller calls inherited when the
+// predecessor's bytes are restored.
 func (v *Volume) inherit(ctx context.Context) {
 	q := &v.meter
 	if !q.on.Load() {
@@ -139,13 +140,13 @@ func (v *Volume) inherit(ctx context.Context) {
 		return
 	}
 	q.mu.Lock()
-	if gen == q.gen { // else it was of a session that has ended since
+	if gen == q.gen { // else the promise belonged to a session that has ended
 		q.left, q.most = p.Granted, p.Idle
 	}
 	q.mu.Unlock()
 }
 
-// putBack gives a file up to n bytes of what a predecessor was promised.
+// putBack moves up to n bytes of the predecessor's promise to a file.
 func (q *meter) putBack(p *promise, n uint64) {
 	q.mu.Lock()
 	q.current(p)
@@ -155,8 +156,8 @@ func (q *meter) putBack(p *promise, n uint64) {
 	q.mu.Unlock()
 }
 
-// inheriting notes something that must be done before what is left of a
-// predecessor's promise is given back; inherited, that it is.
+// inheriting counts a task that must end before the rest of the predecessor's promise is
+// returned; inherited counts the end of a task.
 func (q *meter) inheriting() {
 	q.mu.Lock()
 	q.ends++
@@ -175,16 +176,15 @@ func (v *Volume) inherited() {
 	q.mu.Unlock()
 }
 
-// reserve asks the owner for want bytes and gives what is idle back. What
-// is granted beyond want becomes idle. Requests go one by one; a request ends
-// even if ctx does before, and then what it brings is idle. got is want, or with a
-// place for them what they take there, if there is no room for more. Errors: Again
-// (promises became void meanwhile).
+// reserve asks the owner for want bytes and returns the idle bytes. Bytes granted beyond want
+// become idle. The client sends one request at a time. A request continues after the end of
+// ctx; its bytes then become idle. got is want or, if the volume lacks room and the write has
+// a place, the bytes needed at that place. Errors: Again (promises became void meanwhile).
 func (v *Volume) reserve(ctx context.Context, want, round uint64, at metaclient.Place) (got promise, err error) {
 	q := &v.meter
 	for {
 		q.mu.Lock()
-		if want > 0 && q.idle >= want { // another's request brought it
+		if want > 0 && q.idle >= want { // the request of another write brought the bytes
 			q.idle -= want
 			got = promise{want, q.gen}
 			q.mu.Unlock()
@@ -226,7 +226,7 @@ func (v *Volume) reserve(ctx context.Context, want, round uint64, at metaclient.
 			q.free = nil
 		}
 		if err != nil || gen != q.gen {
-			if err == nil && want > 0 { // what was granted is void already
+			if err == nil && want > 0 { // the granted bytes are void already
 				err = errVoid
 			}
 			done <- err
@@ -267,9 +267,9 @@ func (v *Volume) reserve(ctx context.Context, want, round uint64, at metaclient.
 // errVoid: promises became void while more were asked for.
 var errVoid = meta.E("reserve", meta.Again, "", nil)
 
-// room reserves n bytes for a write to a place, or what it takes there; it gives none
-// if the volume has no quota any more. Files that were unlinked here a moment ago
-// are told to the owner before it is final that they don't fit.
+// room reserves n bytes for a write, or the bytes needed at its place, and nothing if the
+// volume no longer has a quota. Before it reports that the bytes don't fit, it tells the owner
+// of files that were unlinked here a moment ago.
 func (v *Volume) room(ctx context.Context, n uint64, at metaclient.Place) (promise, error) {
 	for try := 0; ; try++ {
 		got, err := v.reserve(ctx, n, 0, at)
@@ -282,8 +282,8 @@ func (v *Volume) room(ctx context.Context, n uint64, at metaclient.Place) (promi
 		case meta.Again:
 			continue
 		case meta.SessionExpired:
-			// Nothing of this write is lost with it: it asks anew in the next epoch, which
-			// begins here in a moment.
+			// This write loses nothing: it asks again in the next epoch, which begins here in
+			// a moment.
 			select {
 			case <-time.After(time.Millisecond):
 			case <-ctx.Done():
@@ -312,11 +312,11 @@ func (o *orphanList) some() bool {
 	return o.runs
 }
 
-// needs is how many bytes the volume may grow by when n bytes at off are
-// written: those that nothing stored or buffered lies at, and in a file that is
-// stored inline, which has no holes, those that fill it up. With overwrites it is all
-// for which nothing was reserved yet: what lies there may be in a snapshot, and then
-// counts beside what replaces it; so may what is stored inline, as a whole. mu is held.
+// needs returns how many bytes the volume may grow by when n bytes are written at off: bytes
+// at offsets where nothing is stored or buffered, and, in an inline file, which has no holes,
+// the bytes that fill the file up. With overwrites, all bytes without a reservation count: a
+// snapshot may hold the stored bytes, which then count beside the new ones, and may hold an
+// inline file as a whole. The caller holds mu.
 func (in *inode) needs(f *file, off, n uint64) uint64 {
 	end := off + n
 	if in.vol.meter.overwrites.Load() {
@@ -342,7 +342,7 @@ func (in *inode) needs(f *file, off, n uint64) uint64 {
 func (in *inode) needsAll(f *file, off, end uint64) uint64 {
 	need := end - off
 	f.m.each(off, end, func(s *segment) bool {
-		// What is being committed takes its promise along.
+		// A blob that is being committed has its promise with it.
 		if b := s.b; b != nil && !b.clean && !b.frozen {
 			need -= min(s.end(), end) - max(s.off, off)
 		}
@@ -357,15 +357,15 @@ func (in *inode) needsAll(f *file, off, end uint64) uint64 {
 	return need
 }
 
-// enough is what the owner said of a write for which there is no room as a whole.
+// enough is the owner's answer about a write that does not fit as a whole.
 type enough struct {
 	f      *file
 	low    uint64 // the lease was not lowered since,
-	passed uint32 // no snapshot taken in spite of it,
+	passed uint32 // since then no snapshot was taken,
 	gates  uint32 // and nothing cut off or punched here
 	at     metaclient.Place
-	need   uint64 // what the write needed then,
-	spare  uint64 // and so much of that is not needed
+	need   uint64 // the bytes that the write needed then,
+	spare  uint64 // and the bytes of need that the owner found to be stored already
 }
 
 // asked says under which circumstances an answer about a write holds. mu is held.
@@ -373,8 +373,8 @@ func (in *inode) asked(f *file, need, at, n uint64) enough {
 	return enough{f: f, low: in.low, passed: in.passed, gates: f.gates, at: metaclient.Place{Ino: in.ino, Off: at, Len: n}, need: need}
 }
 
-// spared is how much of what a write needs now the owner said is not needed. mu is
-// held.
+// spared returns how many of the bytes that a write needs now are unneeded by the owner's
+// answer. The caller holds mu.
 func (e *enough) spared(in *inode, f *file, need, at, n uint64) uint64 {
 	now := in.asked(f, need, at, n)
 	if now.spare = e.spare; now != *e {
@@ -383,9 +383,8 @@ func (e *enough) spared(in *inode, f *file, need, at, n uint64) uint64 {
 	return e.spare
 }
 
-// notSpent books that a commit failed: what was promised for it is the file's
-// again. If nobody waits for the answer, the commit may go through after all,
-// and the promise is left to it.
+// notSpent returns the promise of a failed commit to the file. If the outcome is unknown, the
+// owner may still do the commit, so the promise stays with the commit.
 func (v *Volume) notSpent(w *work, unknown bool) {
 	w.in.mu.Lock()
 	defer w.in.mu.Unlock()
@@ -399,8 +398,8 @@ func (v *Volume) notSpent(w *work, unknown bool) {
 	w.promised = promise{}
 }
 
-// unneededLocked gives up what a file was promised once nothing of it is buffered. mu
-// is held.
+// unneededLocked gives up a file's promise when nothing of the file is buffered. The caller
+// holds mu.
 func (v *Volume) unneededLocked(f *file) {
 	if f.uncommitted == 0 && !f.ended && f.promised.n > 0 {
 		v.drop(&f.promised)
@@ -409,9 +408,8 @@ func (v *Volume) unneededLocked(f *file) {
 
 var _ metaclient.QuotaHandler = (*Client)(nil) // else the session would tell nobody
 
-// Metered tells that a volume has a quota of bytes, or none, and whether what is
-// overwritten is to be reserved. It is called by the
-// session in the owner's order and does not block.
+// Metered tells whether a volume has a quota of bytes, and whether an overwrite reserves the
+// overwritten bytes. The session calls Metered in the owner's order; Metered does not block.
 func (c *Client) Metered(id meta.VolumeID, on, overwrites bool, settle func()) {
 	v := c.lookVolume(id)
 	if v == nil {
@@ -432,7 +430,7 @@ func (c *Client) Metered(id meta.VolumeID, on, overwrites bool, settle func()) {
 	}
 }
 
-// settleUnmetered commits what was buffered before the volume had a quota.
+// settleUnmetered commits the bytes that were buffered before the volume had a quota.
 func (v *Volume) settleUnmetered() {
 	for _, in := range v.c.table.all(func(in *inode) bool { return in.vol == v }) {
 		in.mu.Lock()
@@ -440,7 +438,7 @@ func (v *Volume) settleUnmetered() {
 		in.mu.Unlock()
 		in.put()
 	}
-	ctx, cancel := context.WithTimeout(v.c.ctx, flushFor) // all who use the volume wait for it
+	ctx, cancel := context.WithTimeout(v.c.ctx, flushFor) // all users of the volume wait for this
 	defer cancel()
 	err := v.flushAll(ctx, flushClose)
 	if e := v.closeEnds(ctx); err == nil {
@@ -451,8 +449,7 @@ func (v *Volume) settleUnmetered() {
 	}
 }
 
-// Reclaim gives back what lies idle. It is called by the session and does not
-// block.
+// Reclaim returns the idle bytes to the owner. The session calls it; Reclaim does not block.
 func (c *Client) Reclaim(id meta.VolumeID, round uint64) {
 	c.spawn(func() {
 		v := c.lookVolume(id)

@@ -11,7 +11,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// piece is a part of a read that lies in a chunk.
+// piece is the part of a read that lies in one chunk.
 type piece struct {
 	ref *chunkRef
 	p   []byte
@@ -27,8 +27,8 @@ func (m *extmap) inChunks(lo, hi uint64) (yes bool) {
 	return yes
 }
 
-// planRead fills p[:n] with what is in memory and zeros, and gives the rest as
-// pieces. The map's owner holds mu.
+// planRead fills p[:n] with buffered bytes and zeros, and returns the remaining parts as
+// pieces. The caller holds the mu that guards m.
 func planRead(m *extmap, size uint64, p []byte, off uint64, pieces []piece) (int, []piece) {
 	if off >= size {
 		return 0, pieces
@@ -96,8 +96,8 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 		if failed.IsZero() {
 			failed = time.Now()
 		}
-		// A capability that is refused though it was renewed ran out on the way, or the
-		// server has just started and does not know by which key it is signed.
+		// A refused capability that was just renewed has expired on the way, or the server has
+		// just started and does not know the signing key yet.
 		refused := errors.Is(err, meta.BadCapability)
 		if try > 0 && time.Since(failed) < maxAwait && (refused || errors.Is(err, meta.Unavailable) && v.awaited(pieces)) {
 			select {
@@ -107,13 +107,14 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 			}
 		}
 		if ctx.Err() != nil && (refused || errors.Is(err, meta.Unavailable)) {
-			// Not EIO: a signal with a handler comes here, too, and who gets EINTR tries again.
+			// Not EIO: a signal with a handler also ends up here, and after EINTR the program
+			// tries again.
 			return 0, meta.E("read", meta.Interrupted, v.subject(ino), errors.Join(context.Cause(ctx), err))
 		}
 		// Compaction may have moved the bytes, or repair the replicas.
 		if try >= 2 || ctx.Err() != nil || errors.Is(err, meta.Corrupt) && try > 0 {
 			if errors.Is(err, meta.NoSuchOffset) {
-				// The chunk was sealed short of what the file has there: that was lost.
+				// The chunk was sealed shorter than the file's extent: the rest was lost.
 				err = meta.E("read", meta.IO, v.subject(ino), err)
 			}
 			return 0, err
@@ -124,14 +125,14 @@ func (v *Volume) Read(ctx context.Context, ino meta.Ino, p []byte, off int64) (n
 	}
 }
 
-// A read that finds none of a chunk's servers asks again each awaitEvery while one of
-// them may be starting anew, or refuses its capability, for at most maxAwait.
+// A read that finds none of a chunk's servers tries again every awaitEvery, for at most
+// maxAwait, while one of the servers may be restarting or refuses the capability.
 const (
 	awaitEvery = 200 * time.Millisecond
 	maxAwait   = 15 * time.Second
 )
 
-// awaited tells whether what could not be read may be there in a moment.
+// awaited reports whether the unread pieces may become readable in a moment.
 func (v *Volume) awaited(pieces []piece) bool {
 	for _, pc := range pieces {
 		if v.c.chunks.Awaited(pc.ref.place.Load().Servers) {
@@ -160,8 +161,8 @@ func (in *inode) endRead() {
 	in.mu.Unlock()
 }
 
-// parallelPiece is the size from which the pieces of one read are fetched at
-// the same time.
+// parallelPiece is the size in bytes from which the pieces of one read are fetched in
+// parallel.
 const parallelPiece = 128 << 10
 
 func (v *Volume) readPieces(ctx context.Context, pieces []piece) error {
@@ -183,9 +184,9 @@ func (v *Volume) readPieces(ctx context.Context, pieces []piece) error {
 	return nil
 }
 
-// reload asks anew where the committed bytes of a file lie, and keeps what is
-// buffered on top. Until the answer is here the old map stays: writers go on
-// with it, and nobody reads past what they wrote.
+// reload fetches the places of a file's committed bytes again, and keeps the buffered bytes on
+// top. The old map stays until the answer arrives: writers continue with it, and readers read
+// only what is buffered.
 func (v *Volume) reload(ctx context.Context, in *inode) error {
 	ctx = context.WithValue(ctx, pastIndex{}, true)
 	in.mu.Lock()
@@ -215,9 +216,9 @@ func (v *Volume) reload(ctx context.Context, in *inode) error {
 	return err
 }
 
-// rebaseLocked puts what the owner told of a file below what is buffered of
-// it. Both turns were held since before the owner was asked, so that none of
-// what is buffered was committed meanwhile.
+// rebaseLocked puts the owner's answer about a file below the file's buffered bytes. The
+// caller has held both turns since before the request, so that no buffered byte was committed
+// meanwhile.
 func (in *inode) rebaseLocked(sn *snapshot, attr *meta.Attr, stamp stamp) {
 	f := in.file
 	keep := func(*blob) {} // blobs move from map to map
@@ -225,7 +226,7 @@ func (in *inode) rebaseLocked(sn *snapshot, attr *meta.Attr, stamp stamp) {
 	switch {
 	case f.uncommitted > 0:
 		if !valid {
-			return // what is known is as good
+			return // the cached map is as good
 		}
 		f.m.each(0, 1<<63, func(s *segment) bool {
 			if s.b != nil && !s.b.clean {
@@ -244,10 +245,10 @@ func (in *inode) rebaseLocked(sn *snapshot, attr *meta.Attr, stamp stamp) {
 	f.changed()
 }
 
-// ReadFD gives a descriptor that holds the bytes [off, off+n) of the file at
-// fdOff, for splicing, when they all lie in one local chunk and nothing of
-// them is buffered here. ok false: use Read. got may come back smaller at the
-// end of the file. The caller calls release when it has read.
+// ReadFD returns a descriptor with the bytes [off, off+n) of the file at fdOff, for splicing,
+// if all the bytes lie in one local chunk and none is buffered here; else ok is false and the
+// caller uses Read. At the end of the file, got may be smaller than n. The caller calls
+// release after reading.
 func (v *Volume) ReadFD(ctx context.Context, ino meta.Ino, off int64, n int) (fd *os.File, fdOff int64, got int, release func(), ok bool) {
 	if off < 0 || n <= 0 {
 		return nil, 0, 0, nil, false
@@ -288,9 +289,8 @@ func (v *Volume) ReadFD(ctx context.Context, ino meta.Ino, off int64, n int) (fd
 	return fd, int64(c.pos), int(c.n), func() { done(); in.endRead(); in.put() }, true
 }
 
-// readAhead watches whether files are opened in the order in which they lie in
-// a packed chunk, and has the chunk client fetch what comes next. s is the
-// first segment of the file that was opened.
+// readAhead detects that files are opened in the order of their places in a packed chunk, and
+// makes the chunk client fetch the following bytes. s is the first segment of the opened file.
 func (v *Volume) readAhead(s segment) {
 	if s.ref == nil || s.off != 0 || s.n >= blockSize {
 		return
@@ -307,7 +307,7 @@ func (v *Volume) readAhead(s segment) {
 	}
 }
 
-// next books the opening of a file that begins with s, and tells what to fetch.
+// next records the opening of a file with first segment s, and returns the range to fetch.
 func (a *aheadState) next(s segment, window, gap uint64) (from uint64, ok bool) {
 	if a.ref != s.ref || s.pos < a.end || s.pos > a.end+gap {
 		a.ref, a.end, a.hits, a.upTo = s.ref, s.pos+s.n, 0, 0
@@ -331,16 +331,16 @@ type aheadState struct {
 	hits int
 }
 
-// NoAtime is the key of a context's value, of any kind, that says that a Read
-// leaves the access time alone (O_NOATIME).
+// NoAtime is a context key. If a context has a value for it, of any type, Read leaves the
+// access time unchanged (O_NOATIME).
 type NoAtime struct{}
 
-// atimes says which access times are left alone, beside what volumes' policies say: all,
-// or those of directories.
+// atimes says which access times reads leave unchanged, besides those of the volumes'
+// policies: all, or those of directories.
 type atimes struct{ none, noDirs atomic.Bool }
 
-// LeaveAtimes has reading leave the access times of everything alone, or of directories
-// alone, whatever volumes' policies say. They may be changed at any time.
+// LeaveAtimes makes reads leave all access times unchanged, or those of directories, whatever
+// the policies of volumes say. The setting may be changed at any time.
 func (c *Client) LeaveAtimes(all, dirs bool) {
 	c.atimes.none.Store(all)
 	c.atimes.noDirs.Store(dirs)

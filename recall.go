@@ -37,21 +37,21 @@ import (
 
 // Bounds of a recall.
 const (
-	recallGrace = 50 * time.Millisecond // for a writer that waited for this lease to use it once
-	recallTries = 10 * time.Second      // flushing before bytes are given up that can never be committed
+	recallGrace = 50 * time.Millisecond // for a writer that waited for this lease, to use it once
+	recallTries = 10 * time.Second      // time of flushing before the client gives up bytes that can never be committed
 )
 
 // recall is the state of an inode while its lease is being given back.
 type recall struct {
 	queue []recallAsk
-	track bool         // record what is read
+	track bool         // record the ranges of reads
 	read  []byteRange  // while track
 	hold  bool         // reads wait,
-	held  []*byteRange // these,
-	now   byteRange    // apart from those that overlap now while busy
+	held  []*byteRange // these ranges,
+	now   byteRange    // except ranges that overlap now, while busy
 	busy  bool
 
-	// pages: pages of mappings are put in under the lease that is being given back
+	// pages: the kernel writes pages of mappings under the lease that is being given back
 	// (toWritePage), also behind the gate if gated.
 	pages bool
 	gated bool
@@ -59,14 +59,14 @@ type recall struct {
 
 type recallAsk struct {
 	keep  meta.LeaseMode
-	epoch uint64    // of the volume, in which it was asked: it concerns no lease of another one
-	until time.Time // the lease is held if it can't be given back by then; zero: it goes
+	epoch uint64    // the volume's epoch at the time of the recall, which concerns leases of that epoch only
+	until time.Time // after this time the client keeps the lease; zero: no bound
 	done  func(held bool)
 }
 
 type byteRange struct{ off, n int64 }
 
-// Granted raises a lease. It is called by the session's reader goroutine.
+// Granted raises a lease. The session's reader goroutine calls it.
 func (c *Client) Granted(id meta.VolumeID, g meta.Grant) {
 	v := c.lookVolume(id)
 	if v == nil {
@@ -78,7 +78,7 @@ func (c *Client) Granted(id meta.VolumeID, g meta.Grant) {
 	t.mu.Lock() // a drop that begins now comes after the grant
 	defer t.mu.Unlock()
 	if t.voidLocked(k) {
-		t.giveUpLocked(k) // in the next round: one is under way
+		t.giveUpLocked(k) // in the next round of drops: a round is under way
 		return
 	}
 	in.mu.Lock()
@@ -89,8 +89,8 @@ func (c *Client) Granted(id meta.VolumeID, g meta.Grant) {
 	in.lease = max(in.lease, g.Mode)
 }
 
-// Recall lowers a lease and calls done. It is called by the session's reader
-// goroutine and does not block.
+// Recall lowers a lease and calls done. The session's reader goroutine calls Recall, which
+// does not block.
 func (c *Client) Recall(r meta.Recall, done func()) {
 	ask := recallAsk{keep: r.Keep, epoch: c.epochOf(r.Volume), done: func(bool) { done() }}
 	if c.kept.later(func() { c.recalled(r, ask) }) {
@@ -99,21 +99,19 @@ func (c *Client) Recall(r meta.Recall, done func()) {
 	c.recalled(r, ask)
 }
 
-// epochOf is the epoch of a volume, open or not. It is asked for by the session's
-// reader goroutine.
+// epochOf returns the epoch of a volume, open or not. The session's reader goroutine calls it.
 func (c *Client) epochOf(id meta.VolumeID) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return 1 + c.expired[id]
 }
 
-// RecallWithin lowers a lease, unless what is buffered can't be committed within the
-// time that the recall gives, and calls done with whether it is held. It is called as
-// Recall is.
+// RecallWithin lowers a lease if the buffered bytes can be committed within the recall's time,
+// and calls done with held: whether the client keeps the lease. It is called like Recall.
 func (c *Client) RecallWithin(r meta.Recall, done func(held bool)) {
 	ask := recallAsk{r.Keep, c.epochOf(r.Volume), time.Now().Add(r.Within), done}
 	if c.kept.later(func() { c.recalled(r, ask) }) {
-		return // it is answered later, but the time is from now on
+		return // the answer comes later, but the time counts from now
 	}
 	c.recalled(r, ask)
 }
@@ -147,17 +145,17 @@ func (c *Client) recalled(r meta.Recall, ask recallAsk) {
 	})
 }
 
-// unknown answers a recall of an inode of which nothing is here, and has the
-// owner forget that it ever was.
+// unknown answers the recall of an inode that is not cached here, and makes the owner forget
+// this client's lease.
 func (c *Client) unknown(k inodeKey, done func()) {
 	t := &c.table
 	t.mu.Lock()
-	// An operation may want it by now, but nothing grants it before the drop.
+	// An operation may use the inode by now, but nothing is granted to it before the drop.
 	send := t.giveUpLocked(k)
 	t.mu.Unlock()
 	c.spawn(func() {
 		if c.cfg.Left != nil && c.cfg.Notify != nil {
-			// The kernel may have cached it under the lease of a predecessor.
+			// The kernel may have cached the inode under the lease of a predecessor process.
 			c.cfg.Notify.InvalEntries(k.v, k.ino)
 			c.cfg.Notify.InvalData(k.v, k.ino, 0, 0)
 		}
@@ -177,7 +175,7 @@ func (in *inode) serveRecalls() {
 			in.recall = nil
 			in.mu.Unlock()
 			if kept {
-				in.vol.kick() // the flusher passes over what is being recalled
+				in.vol.kick() // the flusher skips files that are being recalled
 			}
 			return
 		}
@@ -191,9 +189,9 @@ func (in *inode) serveRecalls() {
 	}
 }
 
-// giveBackClean lowers an exclusive lease to a shared one, if nothing is to be committed
-// or to be waited for first: of closed files that a client made a moment ago and keeps
-// cached there may be very many. barrier: a snapshot's barrier asks. mu is held.
+// giveBackClean lowers an exclusive lease to a shared one if there is nothing to commit and
+// nothing to wait for. The client may hold very many such leases, of closed files that it made
+// a moment ago. barrier: the recall is part of a snapshot's barrier. The caller holds mu.
 func (in *inode) giveBackClean(barrier bool) bool {
 	f := in.file
 	if f != nil && (f.want > 0 || f.gate > 0 || f.leftFor(flushClose)) {
@@ -211,14 +209,14 @@ func (in *inode) giveBackClean(barrier bool) bool {
 	return true
 }
 
-// giveBack lowers the lease. With a time until which that may take, it tells whether
-// it did: if not, nothing has changed. A lease that the session got after it had ended
-// stays: whoever asked has another's word that it is free.
+// giveBack lowers the lease. If the recall has a bound on its time, giveBack reports whether
+// it lowered the lease; if not, nothing has changed. A lease of a later epoch stays: the
+// recall concerned a lease that has ended.
 func (in *inode) giveBack(ask *recallAsk) bool {
 	v, n := in.vol, in.vol.c.cfg.Notify
 	keep, until := ask.keep, ask.until
 	var pages Launderer
-	if until.IsZero() { // a snapshot shows what was synced
+	if until.IsZero() { // a snapshot shows synced bytes
 		pages = v.c.mayBeDirty(v.id, in.ino)
 	}
 	in.mu.Lock()
@@ -240,7 +238,7 @@ func (in *inode) giveBack(ask *recallAsk) bool {
 	}
 	in.recall.gated = gated
 	if keep == meta.LeaseShared {
-		in.recall.pages = false // what is stored from now on may stay in the kernel
+		in.recall.pages = false // the kernel may keep pages stored from now on
 	}
 	if gated || pages != nil && f != nil && f.uncommitted > 0 {
 		in.mu.Unlock()
@@ -274,9 +272,9 @@ func (in *inode) giveBack(ask *recallAsk) bool {
 		}
 	}
 	if f := in.file; f != nil {
-		f.changed() // before the file may be forgotten: who waits looks again
+		f.changed() // before the file may be forgotten, so that waiting goroutines look again
 	}
-	mine := v.epoch.Load() == ask.epoch // else it is void, or will be in a moment, and another may have come
+	mine := v.epoch.Load() == ask.epoch // else the lease is void, or will be in a moment, and there may be a new one
 	if mine {
 		in.lowerLocked(keep)
 	}
@@ -298,9 +296,9 @@ func (in *inode) giveBack(ask *recallAsk) bool {
 	return true
 }
 
-// Orphaned tells that an inode lost its last name through another session
-// while this one held a lease on it. Once it is not open here, the owner may
-// forget it. It is called by the session's reader goroutine.
+// Orphaned tells that another session removed the last name of an inode while this session
+// held a lease on it. When no opener is left here, the owner may forget the inode. The
+// session's reader goroutine calls Orphaned.
 func (c *Client) Orphaned(id meta.VolumeID, ino meta.Ino) {
 	if c.kept.later(func() { c.Orphaned(id, ino) }) {
 		return
@@ -330,10 +328,9 @@ func (c *Client) Orphaned(id meta.VolumeID, ino meta.Ino) {
 	}
 }
 
-// Claims tells which leases and locks this client holds in a volume, to an
-// owner that does not know, and which files it has open without a lease: the
-// owner keeps those when their last names go. The session holds its own lock meanwhile, so
-// nothing here calls into it.
+// Claims returns this client's leases and locks in a volume, for an owner that has lost them,
+// and the files that are open without a lease: the owner keeps such a file when its last name
+// goes. The session holds its own lock meanwhile, so Claims makes no calls on the session.
 func (c *Client) Claims(id meta.VolumeID) (leases []meta.Grant, locks []meta.Lock) {
 	v := c.lookVolume(id)
 	if v == nil {
@@ -351,8 +348,8 @@ func (c *Client) Claims(id meta.VolumeID) (leases []meta.Grant, locks []meta.Loc
 	return leases, v.locks.all()
 }
 
-// letPending gives a writer whose grant has just come the chance to use it
-// once, so that two clients which write the same file both get on.
+// letPending gives a writer the chance to use a fresh grant once, so that two clients which
+// write the same file both make progress.
 func (in *inode) letPending(f *file) {
 	if f.want == 0 {
 		return
@@ -390,8 +387,8 @@ func (in *inode) invalidateRead() {
 	}
 }
 
-// next takes one of the recorded ranges that nobody waits to read: the pages
-// of a waiting read are locked and will be filled under the new lease.
+// next removes and returns a recorded range for which no read waits: the pages of a waiting
+// read are locked, and will be filled under the new lease.
 func (r *recall) next() (byteRange, bool) {
 	const page = 4096
 	for i := range r.read {
@@ -430,10 +427,9 @@ func (r *recall) next() (byteRange, bool) {
 	return merged[0], true
 }
 
-// awaitTurn holds a read back during the end of a recall. One whose pages are
-// being invalidated right now goes through under the old lease, and is
-// recorded again: the invalidation may be waiting for its lock. rng is nil for
-// who holds no page's lock.
+// awaitTurn holds a read back during the end of a recall. A read whose pages are being
+// invalidated goes through under the old lease and is recorded again, because the invalidation
+// may be waiting for the page's lock. rng is nil if the caller holds no page lock.
 func (in *inode) awaitTurn(ctx context.Context, rng *byteRange) error {
 	for {
 		r := in.recall
@@ -453,14 +449,17 @@ func (in *inode) awaitTurn(ctx context.Context, rng *byteRange) error {
 	}
 }
 
-// flushForRecall commits everything buffered. A failure that may pass is retried until the
-// time that the recall has, and then all stays buffered, which it tells. A recall
-// without one is somebody waiting for this file, who waits for as long as servers are
-// away, disks are full or broken, or a quota is used up: the bytes are here, and whoever
-// wrote them may have closed the file and gone. Handles that are open hear of it
-// meanwhile. The owner of the volume has its own patience with a recall that is not
-// answered, and ends the session then (endStubborn of meta/server). What no pause mends
-// is given up after a while, and the writer is told.
+// flushForRecall commits all buffered bytes and reports whether nothing is left.
+//
+// With a bound on the recall's time, it retries transient failures until then; the rest stays
+// buffered. Without a bound, another client waits for this file, and flushForRecall retries
+// for as long as servers are away, disks are full or broken, or a quota is exhausted: the
+// bytes exist only here, and the program that wrote them may have closed the file and ended.
+// Meanwhile open handles get the error. The volume's owner bounds how long it waits for a
+// recall, and then ends the session (endStubborn of meta/server).
+//
+// After recallTries of a permanent failure, flushForRecall gives the bytes up and the writer
+// gets the error.
 func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
 	v, until := in.vol, ask.until
 	ctx, deadline := v.c.ctx, time.Now().Add(recallTries)
@@ -471,12 +470,12 @@ func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
 		defer cancel()
 	}
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		// With ctx at its end a flush that hangs goes on, and with it the bytes.
+		// After the end of ctx, a flush that hangs goes on with its bytes.
 		err := v.flushRound(ctx, in, flushClose)
 		switch {
-		case err == nil, v.epoch.Load() != ask.epoch: // or it is another lease that what is buffered lies under
+		case err == nil, v.epoch.Load() != ask.epoch: // or the buffered bytes belong to a lease of a later epoch
 			return true
-		case errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || errors.Is(err, meta.ReadOnly) || v.c.ctx.Err() != nil, // the owner closes its end
+		case errors.Is(err, meta.SessionExpired) || errors.Is(err, meta.Stale) || errors.Is(err, meta.ReadOnly) || v.c.ctx.Err() != nil, // the owner closes the file's open end
 			until.IsZero() && !mayPass(err) && time.Now().After(deadline) && in.closeEnd(ctx):
 			v.loseDirty(in, err)
 			return true
@@ -501,9 +500,9 @@ func (in *inode) flushForRecall(ask *recallAsk) (nothingLeft bool) {
 	}
 }
 
-// closeEnd has the owner close a file's open end, if it has one: bytes that an fsync
-// acknowledged may be known to the chunk alone, and who gets the lease next must find
-// them. It tells whether nothing is open.
+// closeEnd makes the owner close a file's open end, if it has one: only the chunk may know of
+// bytes that an fsync acknowledged, and the next holder of the lease must find them. It
+// returns whether no open end is left.
 func (in *inode) closeEnd(ctx context.Context) bool {
 	in.mu.Lock()
 	f := in.file
@@ -521,9 +520,9 @@ func (in *inode) closeEnd(ctx context.Context) bool {
 	return true
 }
 
-// Expired voids every lease in some volumes: the session is over there, and with
-// it what was not committed. It is called by one of the session's goroutines
-// while nothing else is heard of these volumes; the session begins anew.
+// Expired voids every lease in some volumes: the session ended there, and uncommitted bytes
+// are lost. A goroutine of the session calls Expired and delivers no other messages of these
+// volumes meanwhile. A new session follows.
 func (c *Client) Expired(volumes []meta.VolumeID, err error) {
 	for _, id := range volumes {
 		c.mu.Lock()
@@ -535,7 +534,7 @@ func (c *Client) Expired(volumes []meta.VolumeID, err error) {
 			v.expired(epoch, err)
 		}
 		if meta.KindOf(err) != meta.AccessDenied {
-			continue // what views show stays as it is
+			continue // snapshots do not change
 		}
 		c.mu.Lock()
 		var views []*Volume
@@ -546,26 +545,26 @@ func (c *Client) Expired(volumes []meta.VolumeID, err error) {
 		}
 		c.mu.Unlock()
 		for _, w := range views {
-			w.end() // who is let in again opens them anew
+			w.end() // a client that gets access again opens the views again
 		}
 	}
 }
 
-// expired begins an epoch. Until it returns nothing is granted, so that whatever
-// is buffered was written in an epoch before; the file says in which. What a
-// flush has captured of that is not sent any more (expiredSince, and DoBatch).
+// expired begins an epoch. No grant arrives before it returns, so that all buffered bytes were
+// written in an earlier epoch, which each file records. Captured bytes of an earlier epoch are
+// not sent any more (expiredSince, and DoBatch).
 func (v *Volume) expired(epoch uint64, err error) {
 	c := v.c
 	v.epoch.Store(epoch)
 	c.kept.uncertain(v)
 	v.meter.void(epoch)
-	// A volume that was rolled back shows files again that were removed. What has no
-	// name still went with the session.
+	// After a rollback of the volume, removed files may exist again. Files without a name
+	// ended with the session.
 	v.holds.clear()
 	v.orphans.clear()
 	v.locks.clear()
-	// Who may not read any more loses what the kernel got without a lease, too: the
-	// last word of an owner while others wrote.
+	// A client that may no longer read also drops what the kernel cached without a lease: an
+	// owner's last answer during writes of others.
 	every := c.cfg.Left != nil || meta.KindOf(err) == meta.AccessDenied
 	lost, files := int64(0), 0
 	ins := c.table.all(func(in *inode) bool { return in.vol == v })
@@ -592,16 +591,16 @@ func (v *Volume) expired(epoch uint64, err error) {
 			}
 			f.epoch = epoch
 		}
-		in.attr.Change = 0 // changes that are lost counted, too
+		in.attr.Change = 0 // lost changes counted, too
 		in.lowerLocked(meta.LeaseNone)
 		if f := in.file; f != nil {
 			f.changed()
 		}
 		tell := (had || every) && c.cfg.Notify != nil
 		if tell {
-			// Pages that are being read are locked until the read is answered, which
-			// may take a lease of the new session: nobody can wait here. Who opens the
-			// file meanwhile has the kernel forget them first.
+			// Pages that are being read stay locked until the answer, which may need a lease
+			// of the new session, so nobody can wait here. The next opener of the file makes
+			// the kernel forget the pages first.
 			in.inval++
 		}
 		in.mu.Unlock()

@@ -8,23 +8,22 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// space knows about how much the disks can still take, so that a writer is
-// told that they are full when it writes, not when it is too late. A quota is
-// reserved exactly: see meter.
+// space estimates how many more bytes the disks can take, so that a write fails on a full disk
+// at once, and not later in the background. For quotas, see meter: they are reserved exactly.
 //
-// A reading of the free space comes from the volume's owner, which may not answer for
-// a while. So a writer that finds an old reading has the next one asked for in the
-// background, and goes on with the old one. Two writers wait: the first one of all, since
-// nothing is known yet, and one for which the last reading leaves no room.
+// The volume's owner reports the free space, and may not answer for a while. So a writer that
+// finds an old report requests a new one in the background and continues with the old one. Two
+// kinds of writers wait: the first writer of all, since there is no report yet, and a writer
+// for which the last report leaves no room.
 type space struct {
 	mu   sync.Mutex
-	left int64     // of the last reading, less what was taken since
-	at   time.Time // of that reading; zero: there was none
+	left int64     // of the last report, minus the bytes taken since
+	at   time.Time // time of the report; zero: no report yet
 	ask  *reading  // under way; nil: none
 }
 
-// reading is a question to the owner; done is closed when it is over. err may be read
-// then.
+// reading is a request to the owner. done is closed when the request has ended; then err may
+// be read.
 type reading struct {
 	done chan struct{}
 	err  error
@@ -33,9 +32,9 @@ type reading struct {
 // spaceAge is how old a reading of free space may be before another is asked for.
 const spaceAge = time.Second
 
-// take books n bytes that are about to be written. Errors: NoSpace, Interrupted.
+// take records n bytes that are about to be written. Errors: NoSpace, Interrupted.
 func (s *space) take(ctx context.Context, v *Volume, n int64) error {
-	asked := false // by this call: what is known then is no older than the call
+	asked := false // this call has sent a request, so the report is newer than the call
 	for {
 		s.mu.Lock()
 		known := !s.at.IsZero()
@@ -67,7 +66,7 @@ func (s *space) take(ctx context.Context, v *Volume, n int64) error {
 	}
 }
 
-// readLocked asks the owner, unless that is under way.
+// readLocked sends a request to the owner, unless a request is under way.
 func (s *space) readLocked(v *Volume) *reading {
 	if s.ask != nil {
 		return s.ask

@@ -6,7 +6,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// streamBatch is how many blocks a stream appends before it looks again.
+// streamBatch is the number of blocks that a stream appends before it checks the file again.
 const streamBatch = 8
 
 // streamEnd is where the next block of a stream would start.
@@ -17,8 +17,8 @@ func (f *file) streamEnd() uint64 {
 	return 0
 }
 
-// streamsLocked reports that a full block waits at the end of the file's own
-// chunk, or at the start of a file that has none yet.
+// streamsLocked reports that a full block waits at the end of the file's own chunk, or at the
+// start of a file without a chunk.
 func (v *Volume) streamsLocked(f *file) bool {
 	if f.busy&turnPush != 0 {
 		return false
@@ -35,9 +35,8 @@ func (s *segment) streamable(at uint64) bool {
 	return s.b != nil && s.b.cw == nil && s.b.busy == 0 && s.off == at && s.pos == 0 && s.n == blockSize && len(s.b.data) == blockSize
 }
 
-// stream appends the full blocks of a file to its own chunk as they come, so
-// that little is left to do when it is synced. Whatever fails here is left to
-// the flush, which has the retries.
+// stream appends the full blocks of a file to its own chunk as they are written, so that a
+// later sync has little left to do. It leaves failures to the flush, which has the retries.
 func (v *Volume) stream(in *inode) {
 	ctx := v.c.ctx
 	for {
@@ -120,7 +119,7 @@ func (v *Volume) stream(in *inode) {
 	}
 }
 
-// anyCommitted reports that some byte of the file lies in a chunk already.
+// anyCommitted reports that some byte of the file lies in a chunk.
 func (f *file) anyCommitted() bool {
 	s, ok := f.m.at(f.m.end() - 1)
 	return ok && s.b == nil
