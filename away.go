@@ -9,14 +9,15 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// While servers are away whoever waits for a flush waits on: nothing is lost that is
-// in memory, so that a pause is all there is to tell.
+//
+// While servers are away, callers that wait for a flush keep waiting: the bytes in memory are
+// safe, and a pause is all that the callers notice.
 
-// flushAgain is the time between two rounds of a flush, if what failed passes.
+// flushAgain is the time between two rounds of a flush after a transient failure.
 const flushAgain = time.Second
 
-// patiently repeats a round of flushing that fails with what passes. Between two the
-// file's turns are free, as for who gives its lease back.
+// patiently repeats a round of flushing after transient failures. Between two rounds the
+// file's turns are free, for example for a recall.
 func (v *Volume) patiently(ctx context.Context, in *inode, round func() error) error {
 	for {
 		err := round()
@@ -34,9 +35,8 @@ func (v *Volume) patiently(ctx context.Context, in *inode, round func() error) e
 	}
 }
 
-// passes tells whether what a flush failed with is over once servers are back: they
-// can't be reached, or chunks of theirs ended on the way. It says nothing against what
-// was to be written, which is all here still.
+// passes reports whether the failure of a flush ends when servers are back: servers are
+// unreachable, or chunks failed on the way. The bytes themselves are all still here.
 func passes(err error) bool {
 	if !errors.Is(err, errAgain) {
 		return false
@@ -60,8 +60,8 @@ func passing(err error) bool {
 	return meta.KindOf(err) == meta.Unavailable && errors.Is(err, errAgain)
 }
 
-// mayPass tells whether bytes that could not be flushed may get there later: servers come
-// back, space is made, a quota is raised, a broken disk is replaced.
+// mayPass reports whether a later flush of the bytes may succeed: servers come back, space is
+// freed, a quota is raised, a broken disk is replaced.
 func mayPass(err error) bool {
 	switch {
 	case errors.Is(err, meta.AccessDenied):
@@ -72,7 +72,7 @@ func mayPass(err error) bool {
 	return errors.Is(err, errAgain)
 }
 
-// recalled tells whether somebody waits for the lease of one of the files.
+// recalled reports whether a recall waits for the lease of one of the files.
 func recalled(ws []*work) bool {
 	return slices.ContainsFunc(ws, func(w *work) bool {
 		w.in.mu.Lock()

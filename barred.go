@@ -6,23 +6,23 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// barred are the files whose exclusive leases barriers of snapshots took back, and
-// that had been written since the barrier before. Each of their writers would ask for
-// its lease again, one request a file. So whoever comes first asks for some hundred
-// others along with its own (meta.Open.Also). They are granted as any lease is, in the
-// reply of an ordinary request: only after the barrier, only where nobody has to give
-// something up for it, and nothing is promised to who asks. What was not granted, or
-// came too late, its own writer asks for.
+// barred are the files whose exclusive leases were recalled by barriers of snapshots, and
+// which had been written since the previous barrier. Each of their writers would ask for its
+// lease again, with one request for each file. So the first writer asks for some hundred other
+// leases along with its own (meta.Open.Also). The owner grants them like any lease, in the
+// reply to an ordinary request: only after the barrier, and only if no other session has to
+// give a lease up. For a lease that was not granted, or came too late, the file's own writer
+// asks.
 //
-// A file that nobody writes any more is asked for once: its lease goes with the next
-// barrier, and it is not among these then.
+// A file without further writes is asked for once: its lease ends with the next barrier, and
+// the file is not among the barred files then.
 type barred struct {
 	mu   sync.Mutex
 	inos map[meta.Ino]struct{}
 }
 
-// maxBarred bounds the files that are remembered of a volume; the writers of others
-// ask for themselves.
+// maxBarred bounds the barred files of a volume; the writers of further files ask for
+// themselves.
 const maxBarred = 1 << 16
 
 // add is called with the inode's mu held.
@@ -37,8 +37,8 @@ func (b *barred) add(ino meta.Ino) {
 	}
 }
 
-// others are to be asked for with ino, which is going to be written: none if no barrier
-// took it back. Each is given out once.
+// others returns the files whose leases are to be requested with that of ino, which is about
+// to be written: none if no barrier recalled the lease of ino. Each file is returned once.
 func (b *barred) others(v *Volume, ino meta.Ino) (also []meta.Ino) {
 	b.mu.Lock()
 	if _, one := b.inos[ino]; one {

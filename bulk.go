@@ -7,39 +7,39 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// bulk writes much of a file for somebody who can get the bytes once more. They go
-// straight to chunks of the file's own and are in no buffer of this client from then
-// on: nobody waits for room that a sync gives back, and each chunk is synced once,
-// however slow the disk is. What fails is written again, as other writes are, by who
-// has the bytes.
+// bulk writes large amounts of a file for a caller that can produce the bytes again. The bytes
+// go directly to chunks of the file's own and are not buffered in this client: no write waits
+// for room that a sync frees, and each chunk is synced once, however slow the disk is. After a
+// failure the caller, which has the bytes, writes them again in the ordinary way.
 //
-// The volume knows of the bytes, and readers see them, after commit. Nothing of the
-// file may be written in another way meanwhile.
+// The volume has the bytes, and readers see them, after commit. Until then the file must not
+// be written in another way.
 type bulk struct {
 	v      *Volume
 	in     *inode
-	epoch  uint64   // in which it began
+	epoch  uint64   // in which the bulk began
 	chunks []*chunk // of which the last is appended to
 	ext    []meta.Extent
-	done   int    // of ext: those before are committed as they are
-	fresh  uint64 // bytes that are not committed
-	until  uint64 // what was written before this offset is
+	done   int    // the first done extents of ext are committed
+	fresh  uint64 // uncommitted bytes
+	until  uint64 // bytes before this offset are committed
 	failed error  // of a write or a commit
-	most   uint64 // of these, at most: who is killed loses no more of a file
+	most   uint64 // bound of fresh: a killed process loses no more than this of a file
 }
 
-// Bounds of what bulk is good for.
+// Bounds within which bulk is worthwhile.
 const (
-	bulkFrom    = 1 << 20   // bytes of a file, as for a chunk of its own
-	bulkPiece   = 256 << 10 // bytes of a piece on the average: smaller ones are better packed
+	bulkFrom    = 1 << 20   // bytes of a file, as for an own chunk
+	bulkPiece   = 256 << 10 // average bytes of a piece: smaller pieces are better packed
 	bulkPieces  = maxExtents / 2
-	bulkCommit  = 128 << 20 // bytes of one file that are not committed
-	bulkAhead   = 2 << 20   // bytes of one chunk that are on their way to servers
-	bulkUnready = 512 << 20 // bytes of all files of a mirror that are not
+	bulkCommit  = 128 << 20 // uncommitted bytes of one file
+	bulkAhead   = 2 << 20   // bytes of one chunk that are being sent to servers
+	bulkUnready = 512 << 20 // uncommitted bytes of all files of a mirror
 )
 
-// bulkFits tells whether pieces of a file of n bytes together are for a bulk. Where
-// bytes have to be promised before they are written they go the ordinary way.
+// bulkFits reports whether a bulk should write pieces of a file with n bytes in all. In a
+// volume with a quota, where bytes are promised before they are written, writes take the
+// ordinary way.
 func (v *Volume) bulkFits(pieces int, n uint64) bool {
 	return n >= bulkFrom && pieces <= bulkPieces && n/uint64(pieces) >= bulkPiece && !v.meter.on.Load() && v.c.cfg.Keep == nil
 }
@@ -49,8 +49,8 @@ func (v *Volume) newBulk(ino meta.Ino) *bulk {
 	return &bulk{v: v, in: v.node(ino), epoch: v.epoch.Load(), most: bulkCommit}
 }
 
-// write appends bytes that belong at an offset, which is not below that of bytes
-// before. p may be used again when it returns.
+// write appends the bytes of offset off, which must not be below earlier bytes. The caller may
+// reuse p when write returns.
 func (b *bulk) write(ctx context.Context, p []byte, off uint64) error {
 	err := b.append(ctx, p, off)
 	b.failed = err
@@ -73,8 +73,8 @@ func (b *bulk) append(ctx context.Context, p []byte, off uint64) error {
 	}
 	at, err := c.w.Append(ctx, p)
 	if err == nil {
-		// More would only lie about in memory: what is read next may take the place
-		// that is in the processor's caches.
+		// More bytes in flight would only occupy memory; the next read may reuse this buffer
+		// while it is in the processor's caches.
 		err = c.w.Within(ctx, bulkAhead)
 	}
 	if err != nil {
@@ -98,7 +98,7 @@ func (b *bulk) append(ctx context.Context, p []byte, off uint64) error {
 	return nil
 }
 
-// room gives the chunk that takes n bytes.
+// room returns a chunk with room for n bytes.
 func (b *bulk) room(ctx context.Context, n uint64) (*chunk, error) {
 	if k := len(b.chunks); k > 0 {
 		c := b.chunks[k-1]
@@ -111,12 +111,12 @@ func (b *bulk) room(ctx context.Context, n uint64) (*chunk, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.holdBlob() // it is not sealed before what is in it is committed
+	c.holdBlob() // not sealed before its bytes are committed
 	b.chunks = append(b.chunks, c)
 	return c, nil
 }
 
-// commit makes durable what was written, and then the volume know of it.
+// commit makes the written bytes durable and then commits them to the volume.
 func (b *bulk) commit(ctx context.Context) error {
 	if b.fresh == 0 {
 		return nil
@@ -145,7 +145,7 @@ func (b *bulk) commit(ctx context.Context) error {
 	v.c.stats.commits.Add(1)
 	b.done, b.fresh = len(b.ext)-1, 0 // the last may grow
 	b.until = b.ext[b.done].End()
-	// Those that are full are sealed now: what is open is not repaired.
+	// Full chunks are sealed now: an open chunk is not repaired.
 	last := len(b.chunks) - 1
 	for _, c := range b.chunks[:last] {
 		v.dropBlob(c)

@@ -7,30 +7,30 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// An owner whose volume has events switched on asks, with the answer to a commit
-// (Result.Existed), to be told when the file is closed: only then is it worth
-// looking at for those who follow the events.
+//
+// In a volume with events, the owner asks in the answer to a commit (Result.Existed) for a
+// message at the close of the file: consumers of the events should look at a file only then.
 
 // closedWait is how long closed files are gathered.
 const closedWait = 10 * time.Millisecond
 
-// maxClosed bounds the files in one message.
+// maxClosed bounds the files of one message.
 const maxClosed = 4096
 
-// closedList gathers files that the owner wants to hear of.
+// closedList collects closed files that the owner asked for.
 type closedList struct {
 	mu   sync.Mutex
 	inos []meta.Ino
 	runs bool
 }
 
-// askedLocked notes what an answer asked for. in.mu is held.
+// askedLocked notes that the answer to a commit asks for the close. The caller holds in.mu.
 func (v *Volume) askedLocked(f *file, r *meta.Result) {
 	f.tellClosed = f.tellClosed || r.Existed
 }
 
-// closedLocked tells the owner, if it wants to hear and nobody here writes the
-// file any more. in.mu is held.
+// closedLocked reports the close to the owner, if the owner asked and no opener here writes
+// the file any more. The caller holds in.mu.
 func (v *Volume) closedLocked(in *inode) {
 	f := in.file
 	if f == nil || !f.tellClosed || f.writers > 0 || f.uncommitted > 0 || f.ended {
@@ -53,7 +53,7 @@ func (v *Volume) sendClosed() {
 		select {
 		case <-time.After(closedWait):
 		case <-v.c.ctx.Done():
-			return // the session's end says it
+			return // the end of the session says the same
 		}
 		c.mu.Lock()
 		inos := c.inos

@@ -9,44 +9,43 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// dent is what a name leads to. A zero ino: the name does not exist.
+// dent is the inode behind a name. A zero ino: the name does not exist.
 type dent struct {
 	ino meta.Ino
 	vol meta.VolumeID // not zero for a junction
 }
 
-// dir is what is cached of a directory's entries, right while its inode is
-// leased.
+// dir caches the entries of a directory. It is right while the inode is leased.
 type dir struct {
 	names map[string]dent
-	// complete: names holds every entry that exists.
+	// complete: names has every existing entry.
 	complete bool
-	// changes counts beginnings and ends of this client's own changes. A lookup
-	// or listing that was sent before one and answered after may tell of
-	// either state, so it is cached only if the count stayed the same.
+	// changes counts the beginnings and ends of this client's own changes. A lookup or listing
+	// that was sent before a change and answered after it may show either state, so its answer
+	// is cached only if changes is unchanged.
 	changes uint64
 	misses  uint8
-	// ahead is where the next prefetch goes on, and whether one runs.
+	// ahead is the position of the next prefetch, prefetching whether a prefetch is running.
 	ahead    uint64
 	aheadRun bool
-	// A listing in progress: what a page may begin with to continue it, and
-	// the count of changes at its begin.
+	// State of a listing under way: the cookie at which the next page continues, and the value
+	// of changes at its beginning.
 	listNext, listChanges uint64
 	page                  *dirPage
 }
 
-// dirPage is a page of a listing, kept so that readers with small buffers
-// don't cost a request each.
+// dirPage is one page of a listing, kept for readers with small buffers, so that they don't
+// send a request for each buffer.
 type dirPage struct {
-	from    uint64 // cookie that it follows
+	from    uint64 // the page follows this cookie
 	entries []meta.Dirent
 	eof     bool
 	stamp   stamp
-	named   bool   // its names are cached, so removals are known
+	named   bool   // the names are cached, so removals are known
 	end     uint64 // cookie of the next name to be added; 0: none is ever added
 }
 
-// noListing as listNext: no page continues a listing from its begin.
+// noListing as listNext: no page continues the listing.
 const noListing = 1<<64 - 1
 
 // Bounds of listings.
@@ -81,7 +80,7 @@ func (in *inode) setNameLocked(name string, to dent) {
 		if _, ok := d.names[name]; !ok {
 			c.dentries.Add(-int64(old))
 			d.names, d.complete, d.page, old = make(map[string]dent), false, nil, 0
-			d.listNext = noListing // what it has cached so far is gone
+			d.listNext = noListing // the names cached so far are gone
 		}
 	}
 	d.names[name] = to
@@ -126,7 +125,7 @@ func (v *Volume) Lookup(ctx context.Context, parent meta.Ino, name string) (Entr
 	p.mu.Lock()
 	to, known := p.lookLocked(name)
 	steady := p.recall == nil
-	if name == ".." { // no listing has it, a complete one neither
+	if name == ".." { // listings do not contain "..", not even complete ones
 		to, known = dent{ino: p.attr.Parent}, p.attrOK && p.attr.Parent != 0 && p.liveLocked()
 	}
 	if known {
@@ -161,7 +160,7 @@ func (v *Volume) Lookup(ctx context.Context, parent meta.Ino, name string) (Entr
 		}
 	}
 	p.mu.Lock()
-	// A reply that another change of ours overtook is told, not kept.
+	// A reply overtaken by another change of this client is returned, but not cached.
 	fresh := p.cacheableLocked(stamp) && p.dirLocked().changes == changes
 	if fresh && name != ".." {
 		p.setNameLocked(name, to)
@@ -214,8 +213,7 @@ func (v *Volume) entryOf(ctx context.Context, to dent, steady bool) (Entry, erro
 	return e, err
 }
 
-// GetAttr gives an inode's attributes, with what this client has written and
-// not committed yet.
+// GetAttr returns an inode's attributes, including uncommitted writes of this client.
 func (v *Volume) GetAttr(ctx context.Context, ino meta.Ino) (Entry, error) {
 	if v.isStub(ino) {
 		return v.stub(ino), nil
@@ -241,8 +239,8 @@ func (v *Volume) GetAttr(ctx context.Context, ino meta.Ino) (Entry, error) {
 	return in.entryLocked(&res.Attr, in.learnLocked(&res.Attr, stamp)), nil
 }
 
-// fetchPage asks for one page of a listing with attributes, and caches what
-// it may of it.
+// fetchPage fetches one page of a listing with attributes, and caches the entries that a lease
+// covers.
 func (in *inode) fetchPage(ctx context.Context, cookie uint64, n int, plus bool) (*dirPage, error) {
 	v := in.vol
 	in.mu.Lock()
@@ -287,8 +285,8 @@ func (in *inode) fetchPage(ctx context.Context, cookie uint64, n int, plus bool)
 	return pg, nil
 }
 
-// completeLocked notes that every entry is cached; absent names need no
-// entries of their own then.
+// completeLocked notes that every entry is cached. Missing names then need no negative
+// entries.
 func (in *inode) completeLocked() {
 	d := in.dirLocked()
 	d.complete = true
@@ -329,10 +327,10 @@ func (in *inode) prefetch() {
 	in.mu.Unlock()
 }
 
-// ReadDir lists the entries after the cursor, in the order of cookies, and moves it
-// behind them: at most max of them (0: a page of the server's choice), with attributes
-// and a claim to cache them if plus; where attributes are not known Entry.Attr.Ino is
-// zero. "." and ".." are not in the list. eof tells that nothing follows.
+// ReadDir lists at most max entries after the cursor (0: a page of the server's choice), in
+// the order of cookies, and moves the cursor behind them. With plus, entries have attributes
+// and may be cached; Entry.Attr.Ino is zero where the attributes are not known. "." and ".."
+// are left out. eof: no more entries follow.
 func (v *Volume) ReadDir(ctx context.Context, ino meta.Ino, at *DirCursor, max int, plus bool) (list []DirEntry, eof bool, err error) {
 	if at.Cookie == 0 {
 		at.End = 0

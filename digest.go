@@ -13,7 +13,7 @@ import (
 // Digest is the fingerprint of a tree; its text is sha256-tree-1: and 64 digits.
 type Digest = digest.Sum
 
-// ParseDigest reads a digest as Digest.String writes it. Errors: Invalid, Version.
+// ParseDigest parses the output of Digest.String. Errors: Invalid, Version.
 func ParseDigest(text string) (Digest, error) { return digest.Parse(text) }
 
 // DigestProgress tells how far the computation of a digest is.
@@ -22,16 +22,16 @@ type DigestProgress = digest.Progress
 // verifyAside is how many blocks ComputeDigest reads and sums at a time.
 const verifyAside = 4
 
-// ComputeDigest reads a whole snapshot, names, attributes and every byte, and
-// gives its digest. The volume shows a snapshot (Client.Snapshot); told, if not
-// nil, hears now and then how far it is. Memory does not grow with the volume,
-// but with the entries of the directories on one path, and the extents of one
-// file. Errors: NotSupported (a live volume), Stale, Corrupt.
+// ComputeDigest reads a whole snapshot, names, attributes and every byte, and returns its
+// digest. The volume must show a snapshot (Client.Snapshot). If told is not nil, ComputeDigest
+// calls it from time to time with the progress. Memory grows with the entries of the
+// directories on one path and with the extents of one file, but not with the volume. Errors:
+// NotSupported (a live volume), Stale, Corrupt.
 func (v *Volume) ComputeDigest(ctx context.Context, told func(DigestProgress)) (Digest, DigestProgress, error) {
 	if v.view == nil {
 		return Digest{}, DigestProgress{}, meta.E("digest", meta.NotSupported, v.name, fmt.Errorf("only of a snapshot"))
 	}
-	ctx = context.WithValue(ctx, pastIndex{}, true) // it does not rest on an index either
+	ctx = context.WithValue(ctx, pastIndex{}, true) // the digest must not depend on an index
 	src := digest.Asked{
 		Ask: func(ctx context.Context, op meta.Op) (*meta.Result, error) {
 			res, _, err := v.ask(ctx, op)
@@ -48,11 +48,10 @@ func (v *Volume) ComputeDigest(ctx context.Context, told func(DigestProgress)) (
 	return digest.Walk(ctx, src, digest.Way{Told: told, Aside: func() int { return verifyAside }})
 }
 
-// RecordedDigest is what the owner of the volume found when it computed the
-// digest of the snapshot that is shown here. If there is none yet, it is computed
-// before others, and faster, since somebody asked. Errors: NotSupported (a live
-// volume), NoSuchSnapshot, Unavailable (it has not been computed yet, or could not
-// be: the text says why).
+// RecordedDigest returns the digest that the volume's owner computed for the snapshot shown
+// here. If there is none yet, the owner computes it before others, and faster, since a caller
+// waits. Errors: NotSupported (a live volume), NoSuchSnapshot, Unavailable (not computed yet,
+// or it can't be: the text says why).
 func (v *Volume) RecordedDigest(ctx context.Context) (Digest, error) {
 	if v.view == nil {
 		return Digest{}, meta.E("digest", meta.NotSupported, v.name, fmt.Errorf("only of a snapshot"))

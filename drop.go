@@ -2,33 +2,34 @@ package penstock
 
 import "penstock.io/penstock/meta"
 
-// How the owner is told that nothing of an inode is leased, cached or open here.
 //
-// What is told (Drop) and what is asked travel in one order, but an operation
-// that was sent before a drop may be answered after it was sent: with a grant
-// that the owner, who sees the drop later, does not count any more. And a drop
-// that is sent late takes a lease that was granted in between. Believed in,
-// either one is a lease that nobody recalls: old bytes are read, and written
-// over newer ones.
+// How the client tells the owner that it has no lease on an inode, and neither caches the
+// inode nor has it open.
 //
-// So drops go in rounds. A round is the set of inodes dropped, noted before the
-// drop is sent; until every operation in flight at that moment has been answered,
-// grants for them are void. The owner may count a void grant, and would not tell
-// of it again: it makes its inode a part of the next round, which begins when
-// this one ends. Operations are counted by two generations: those sent before the
-// round's drop, and those after.
+// The message (Drop) and the client's requests travel in one order. But the answer to an
+// earlier request may arrive after the Drop was sent, with a grant that the owner, which sees
+// the Drop later, no longer counts. And a late Drop cancels a lease that was granted in
+// between. If the client trusted either lease, the owner would never recall it: the client
+// would read old bytes, and write over newer ones.
+//
+// So drops go in rounds. A round is the set of dropped inodes, noted before the Drop is sent.
+// Until every operation in flight at that moment is answered, grants for these inodes are
+// void. The owner may count a void grant and would not send it again, so a void grant adds its
+// inode to the next round, which begins when this round ends. Operations are counted in two
+// generations: those sent before the round's Drop, and those sent after.
 
 // drops are a table's rounds. Guarded by the table's mu.
 type drops struct {
-	dropping map[inodeKey]struct{} // this round; nil: there is none
-	next     map[inodeKey]struct{} // the round after it
+	dropping map[inodeKey]struct{} // this round; nil: no round
+	next     map[inodeKey]struct{} // the following round
 	gen      int
 	// flying are the operations in flight. INVARIANT: without a round, and until
 	// the drop of a round is sent, flying[gen^1] is zero.
 	flying [2]int
 }
 
-// begin counts an operation that may bring grants; end with what it returned.
+// begin counts an operation whose answer may contain grants; the caller passes the result to
+// end.
 func (t *table) begin() int {
 	t.mu.Lock()
 	g := t.gen
@@ -48,7 +49,7 @@ func (t *table) end(g int) {
 	}
 }
 
-// voidLocked reports that a grant for an inode counts for nothing.
+// voidLocked reports that a grant for the inode is void.
 func (t *table) voidLocked(k inodeKey) bool {
 	if t.dropping == nil {
 		return false
@@ -58,8 +59,8 @@ func (t *table) voidLocked(k inodeKey) bool {
 	return now || next
 }
 
-// giveUpLocked has the owner told that inodes which are not leased here are not.
-// With send, the caller has to call sendDrops when it has let go of mu.
+// giveUpLocked notes inodes of whose leases the owner is to be told that they are not held
+// here. If send is true, the caller must call sendDrops after unlocking mu.
 func (t *table) giveUpLocked(keys ...inodeKey) (send bool) {
 	if len(keys) == 0 {
 		return false
@@ -71,8 +72,7 @@ func (t *table) giveUpLocked(keys ...inodeKey) (send bool) {
 	if *round == nil {
 		*round = make(map[inodeKey]struct{}, len(keys))
 	}
-	// What operations in flight say of them is not to be cached under a lease
-	// that comes later.
+	// Answers to operations in flight must not be cached under a later lease.
 	t.evicted = t.tick.Add(1)
 	for _, k := range keys {
 		(*round)[k] = struct{}{}
@@ -85,7 +85,7 @@ func (t *table) giveUpLocked(keys ...inodeKey) (send bool) {
 	return send
 }
 
-// sendDrops sends the drop of the round that has begun.
+// sendDrops sends the Drop of the current round.
 func (t *table) sendDrops() {
 	for more := true; more; {
 		byVolume := make(map[meta.VolumeID][]meta.Ino)
@@ -104,8 +104,9 @@ func (t *table) sendDrops() {
 	}
 }
 
-// overLocked ends the round if all of the generation before have been answered,
-// and begins the next if there is one: the caller has to send its drop.
+// overLocked ends the round if all operations of the generation before are answered, and
+// begins the next round if it has inodes. If send is true, the caller must send the round's
+// Drop.
 func (t *table) overLocked() (send bool) {
 	if t.dropping == nil || t.flying[t.gen^1] > 0 {
 		return false

@@ -6,10 +6,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// expiredSince tells, with mu held, whether the session has expired since an epoch in
-// which something of the file f was captured. What was captured is lost then,
-// and whoever wrote it was told so: it must never come back, neither later nor,
-// since another client may have the lease by now, above what that one wrote.
+// expiredSince reports whether the session has expired since the epoch in which bytes of the
+// file f were captured. The captured bytes are lost then, and their writers were told, so the
+// bytes must never come back: not later, and not above the bytes of another client that may
+// hold the lease by now. The caller holds mu.
 func (in *inode) expiredSince(f *file, epoch uint64) error {
 	if in.file == f && f.epoch == epoch {
 		return nil

@@ -7,15 +7,14 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// chunkRef is where a chunk lies, shared by every segment in it. The place is
-// replaced when the chunk is sealed or its replicas move.
+// chunkRef is the place of a chunk, shared by all segments in the chunk. A new place replaces
+// the old one when the chunk is sealed or its replicas move.
 type chunkRef struct {
 	place atomic.Pointer[meta.ChunkPlace]
 }
 
-// segment maps bytes of a file to where this client finds them: in memory (b),
-// in a chunk (ref), or, with neither, preallocated zeros. What no segment
-// covers is a hole.
+// segment maps bytes of a file to a blob in memory (b), to a chunk (ref) or, with neither, to
+// preallocated zeros. A range without a segment is a hole.
 type segment struct {
 	off, n uint64
 	b      *blob
@@ -48,8 +47,8 @@ func (s segment) joins(t segment) bool {
 	return s.ref == nil || s.pos+s.n == t.pos
 }
 
-// pageMax bounds a page of segments, so that changing one among a million
-// moves a few kilobytes.
+// pageMax bounds a page of segments, so that a change of one segment among a million moves
+// only a few kilobytes.
 const pageMax = 256
 
 // extmap is the map of a file: segments in file order, without overlap, in
@@ -58,8 +57,8 @@ type extmap struct {
 	pages [][]segment
 }
 
-// page finds the page that may hold the byte at off: the last that starts at
-// or before it, else the first.
+// page returns the page that may contain the byte at off: the last page that starts at or
+// before off, else the first page.
 func (m *extmap) page(off uint64) int {
 	lo, hi := 0, len(m.pages)
 	for lo < hi {
@@ -73,7 +72,7 @@ func (m *extmap) page(off uint64) int {
 	return max(lo-1, 0)
 }
 
-// find gives the position of the first segment that ends after off.
+// find returns the position of the first segment that ends after off.
 func (m *extmap) find(off uint64) (page, i int) {
 	if len(m.pages) == 0 {
 		return 0, 0
@@ -91,9 +90,8 @@ func (m *extmap) find(off uint64) (page, i int) {
 	return page, i
 }
 
-// each calls fn with a pointer to every segment that overlaps [lo, hi), in
-// order, until fn is false. fn may change where a segment's bytes lie, not
-// which bytes they are.
+// each calls fn with a pointer to every segment that overlaps [lo, hi), in order, until fn
+// returns false. fn may change the place of a segment's bytes, but not the range.
 func (m *extmap) each(lo, hi uint64, fn func(s *segment) bool) {
 	p, i := m.find(lo)
 	for ; p < len(m.pages); p, i = p+1, 0 {
@@ -106,7 +104,7 @@ func (m *extmap) each(lo, hi uint64, fn func(s *segment) bool) {
 	}
 }
 
-// before gives the segment that ends exactly at off.
+// before returns the segment that ends exactly at off.
 func (m *extmap) before(off uint64) (*segment, bool) {
 	if off == 0 || len(m.pages) == 0 {
 		return nil, false
@@ -122,9 +120,8 @@ func (m *extmap) before(off uint64) (*segment, bool) {
 	return s, true
 }
 
-// replace puts segs (in order, within [lo, hi)) in the place of everything in
-// [lo, hi). It keeps the count of segments that each blob has, and calls free
-// for a blob that lost its last.
+// replace replaces everything in [lo, hi) by segs (in order, within [lo, hi)). It maintains
+// each blob's count of segments, and calls free for a blob without segments.
 func (m *extmap) replace(lo, hi uint64, segs []segment, free func(*blob)) {
 	for i := range segs {
 		if segs[i].b != nil {
@@ -207,8 +204,8 @@ func (m *extmap) replace(lo, hi uint64, segs []segment, free func(*blob)) {
 	m.pages = slices.Replace(m.pages, first, last+1, pages...)
 }
 
-// split appends segs to pages in pages of at most pageMax, half filled when
-// there is more than one so that the next insertion finds room.
+// split appends segs to pages, in pages of at most pageMax segments. If it makes several
+// pages, they are half full, so that the next insertion finds room.
 func split(pages [][]segment, segs []segment) [][]segment {
 	for len(segs) > pageMax {
 		pages = append(pages, slices.Clone(segs[:pageMax/2]))
@@ -217,7 +214,7 @@ func split(pages [][]segment, segs []segment) [][]segment {
 	return append(pages, segs)
 }
 
-// append adds s after the last segment; joining it if it continues that.
+// append adds s after the last segment, and joins the two if s continues the last segment.
 func (m *extmap) append(s segment) {
 	if s.b != nil {
 		s.b.refs++
@@ -236,7 +233,7 @@ func (m *extmap) append(s segment) {
 	m.pages = append(m.pages, []segment{s})
 }
 
-// join merges neighbours in [lo, hi] that continue each other.
+// join merges adjacent segments in [lo, hi] that continue each other.
 func (m *extmap) join(lo, hi uint64) {
 	if len(m.pages) == 0 {
 		return
@@ -255,7 +252,7 @@ func (m *extmap) join(lo, hi uint64) {
 		}
 		clear(pg[w+1:])
 		m.pages[p] = pg[:w+1]
-		// The first of the next page may continue the last of this one.
+		// The first segment of the next page may continue the last segment of this page.
 		if p+1 < len(m.pages) {
 			next := m.pages[p+1]
 			if m.pages[p][w].joins(next[0]) {
@@ -314,7 +311,7 @@ func overlaps(ext []meta.Extent, e meta.Extent) bool {
 	return false
 }
 
-// overlay puts e over what it overlaps.
+// overlay puts e over the extents that it overlaps.
 func overlay(ext []meta.Extent, e meta.Extent) []meta.Extent {
 	var out []meta.Extent
 	done := false

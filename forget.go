@@ -8,33 +8,32 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Holder is a Notifier that can tell whether something above the client still
-// refers to an inode: a kernel keeps one that has no name and no opener while a
-// descriptor made with O_PATH leads to it, or while an open that has found the
-// name is on its way. What it holds is not released until Forget.
+// Holder is a Notifier that can tell whether the layer above the client still refers to an
+// inode. A kernel keeps an inode without names and openers while an O_PATH descriptor leads to
+// it, or while an open that has found the name is under way. Such an inode is not released
+// until Forget.
 type Holder interface {
 	Holds(v meta.VolumeID, ino meta.Ino) bool
 }
 
-// Pruner is a Holder that can have what is above the client let go of inodes that it
-// only remembers: a kernel keeps one, with a name that another mount has removed, until
-// it lacks memory.
+// Pruner is a Holder that can drop inodes which it only caches: a kernel keeps an inode, with
+// a name that another mount has removed, until it lacks memory.
 type Pruner interface {
 	Holder
-	// Prune may wait for what is under way with the inodes. What is in use stays.
+	// Prune may wait for running operations on the inodes. It does not drop inodes in use.
 	Prune(v meta.VolumeID, inos []meta.Ino)
 }
 
-// holds are the inodes without names or openers that a Holder still refers to.
+// holds are the inodes without names or openers to which a Holder still refers.
 type holds struct {
 	mu   sync.Mutex
 	inos map[meta.Ino]struct{}
-	// kick makes who prunes look again; nil: nobody does.
+	// kick wakes the pruning goroutine; nil: it is not running.
 	kick chan struct{}
 }
 
-// Forget tells that what is above the client refers to an inode no more. It is
-// cheap for inodes that were not held.
+// Forget tells that the layer above no longer refers to an inode. The call is cheap for inodes
+// that were not held.
 func (v *Volume) Forget(ino meta.Ino) {
 	if v.holds.remove(ino) {
 		in := v.node(ino)
@@ -43,7 +42,7 @@ func (v *Volume) Forget(ino meta.Ino) {
 	}
 }
 
-// hold keeps an inode until Forget, if somebody above refers to it.
+// hold keeps an inode until Forget, if the layer above refers to it.
 func (v *Volume) hold(ino meta.Ino) bool {
 	h, ok := v.c.cfg.Notify.(Holder)
 	if !ok {
@@ -55,17 +54,17 @@ func (v *Volume) hold(ino meta.Ino) bool {
 		v.prune()
 		return true
 	}
-	return !v.holds.remove(ino) // Forget came meanwhile, and did it
+	return !v.holds.remove(ino) // Forget came meanwhile and removed the inode
 }
 
-// Bounds of the pause before what is held is pruned, and pruned again: what was in use
-// may not be any more, and nobody tells.
+// Bounds of the pause between two calls of Prune: an inode in use may become unused, and
+// nobody reports it.
 const (
 	pruneFirst = 10 * time.Millisecond
 	pruneMost  = 30 * time.Second
 )
 
-// prune has a Pruner let go of what is held, until nothing is.
+// prune calls Prune until no inode is held.
 func (v *Volume) prune() {
 	p, ok := v.c.cfg.Notify.(Pruner)
 	if !ok {

@@ -14,35 +14,36 @@ import (
 	"penstock.io/penstock/meta/keep"
 )
 
-// What a client leaves for its successor.
 //
-// A client whose Config says Keep has its write buffer in memory that outlives
-// the process, and notes there which files and chunks it writes, which locks it
-// holds, and which volumes it uses. Its successor goes on with its session: to
-// owners it is a client that was away for a moment, whose leases hold. So
+// The state that a client leaves for its successor process.
 //
-//   - what was written and not committed is still covered by the exclusive lease
-//     under which it was written, and is put back before anything else is done;
-//   - what the kernel caches is still covered by leases. Of which inodes, the
-//     successor does not know: a recall of one that is not in its table has the
-//     kernel forget it, whatever it is;
-//   - an operation that the kernel asks for again, since it was never answered,
-//     has the same number as before, and gets the reply that it got then.
+// A client with Config.Keep has its write buffer in memory that outlives the process, and
+// notes there which files and chunks it writes, which locks it holds and which volumes it
+// uses. A successor continues the session. To owners, the client was merely silent for a
+// moment, and its leases hold. So
 //
-// A successor never appends to a chunk of its predecessor: it has it sealed first
-// (rule 6), which also closes an open-ended extent at what is synced.
+//   - uncommitted bytes are still covered by the exclusive lease under which they were written,
+//     and the successor restores them before it does anything else;
+//   - the kernel's cache is still covered by leases, but the successor does not know of which
+//     inodes: a recall of an inode outside its table makes the kernel forget the inode in any
+//     case;
+//   - an operation that the kernel repeats, because it was never answered, has the same number as
+//     before and gets the first reply.
 //
-// Bytes that were written twice are in two blobs, the newer above the older.
-// INVARIANT: of two blobs in Keep that overlap, the newer is not forgotten before
-// the older: what is put back is put back in order.
+// A successor never appends to a chunk of its predecessor: first the owner seals the chunk
+// (rule 6), which also closes an open-ended extent at the synced length.
+//
+// Bytes that were overwritten are in two blobs, the newer blob above the older. INVARIANT: of
+// two overlapping blobs in Keep, the newer is not forgotten before the older: blobs are
+// restored in order.
 
-// kept is a client's side of its Keep.
+// kept is the client's side of its Keep.
 type kept struct {
 	keep    *keep.Memory // nil: nothing is kept
-	session counted      // nil in tests without one
+	session counted      // nil in tests without a session
 
 	mu      sync.Mutex
-	left    *keep.Memory // what another successor would begin with; nil: keep
+	left    *keep.Memory // the records with which another successor would begin; nil: keep
 	chunks  map[meta.ChunkID]keep.Slot
 	at      map[uint64]uint64 // offsets of appends that a predecessor had begun, by request
 	ring    []keep.Slot       // the appends begun last
@@ -51,8 +52,8 @@ type kept struct {
 	resumed bool
 }
 
-// counted is a session that another process may go on with: it counts requests
-// from above; see metaclient.Session.Begin.
+// counted is a session that another process may continue. It counts the kernel's requests; see
+// metaclient.Session.Begin.
 type counted interface {
 	Begin() uint32
 	End(turn uint32)
@@ -69,9 +70,9 @@ func (k *kept) init(cfg *Config) {
 	k.chunks = make(map[meta.ChunkID]keep.Slot)
 }
 
-// Begin counts a request from above, whose operations have ids (Call.Op) under
-// which it may be asked again after this process was killed. End, with what Begin
-// gave, tells that it was answered and never will be.
+// Begin counts a request from above whose operations have ids (Call.Op): after a kill of this
+// process, the request may be repeated under the same ids. The caller passes turn to End when
+// the request was answered and can't be repeated any more.
 func (c *Client) Begin() (turn uint32) {
 	if c.kept.keep == nil || c.kept.session == nil {
 		return 0
@@ -79,7 +80,7 @@ func (c *Client) Begin() (turn uint32) {
 	return c.kept.session.Begin()
 }
 
-// End is the end of what Begin began.
+// End ends a request that Begin counted.
 func (c *Client) End(turn uint32) {
 	if c.kept.keep != nil && c.kept.session != nil {
 		c.kept.session.End(turn)
@@ -96,9 +97,9 @@ func (k *kept) blob(f *file, b *blob, off uint64) {
 	}})
 }
 
-// upToNoted is how many of n bytes at off a blob may grow by: those before the first
-// that another blob holds. That may be the newer of the two, and be needed for other
-// bytes, and would be put back above these.
+// upToNoted returns by how many of n bytes at off a blob may grow: up to the first byte of
+// another noted blob. The other blob may be the newer one and still needed for other bytes,
+// and would be restored above the new bytes.
 func (k *kept) upToNoted(f *file, off uint64, n int) int {
 	if k.keep == nil {
 		return n
@@ -113,7 +114,7 @@ func (k *kept) upToNoted(f *file, off uint64, n int) int {
 	return n
 }
 
-// moved notes that a blob lies elsewhere.
+// moved notes a blob's new place.
 func (k *kept) moved(b *blob) {
 	if k.keep == nil || b.slot == 0 {
 		return
@@ -125,7 +126,7 @@ func (k *kept) moved(b *blob) {
 	k.keep.Erase(old)
 }
 
-// forget notes that a blob is needed no more.
+// forget notes that a blob is no longer needed.
 func (k *kept) forget(f *file, b *blob) {
 	if b.slot == 0 {
 		return
@@ -138,8 +139,8 @@ func (k *kept) forget(f *file, b *blob) {
 	b.slot = 0
 }
 
-// inOrder has the blobs that are forgotten until the function is called that it
-// gives forgotten oldest first. f's mu is held all the while.
+// inOrder delays forgetting: the returned function forgets all blobs that were given to forget
+// meanwhile, oldest first. The caller holds f's mu from inOrder until then.
 func (k *kept) inOrder(f *file) func() {
 	if k.keep == nil {
 		return func() {}
@@ -151,9 +152,9 @@ func (k *kept) inOrder(f *file) func() {
 	}
 }
 
-// forgetAll forgets what is buffered of a file, which is about to be dropped. If it
-// is not dropped after all, what it gave notes again what of that is still buffered,
-// each in its place of the order; in's mu is held then.
+// forgetAll forgets the buffered bytes of a file that is about to be dropped. If the file is
+// not dropped after all, the returned function notes the bytes that are still buffered again,
+// in their old order; its caller holds in's mu.
 func (k *kept) forgetAll(in *inode) (again func()) {
 	if k.keep == nil {
 		return func() {}
@@ -181,7 +182,7 @@ func (k *kept) forgetAll(in *inode) (again func()) {
 			left[s.b] = true
 			return true
 		})
-		// The newest first, as the invariant wants it.
+		// Newest first, for the invariant.
 		slices.SortFunc(all, func(x, y noted) int { return cmp.Compare(y.r.Seq, x.r.Seq) })
 		for _, n := range all {
 			if left[n.b] {
@@ -191,7 +192,7 @@ func (k *kept) forgetAll(in *inode) (again func()) {
 	}
 }
 
-// chunk notes a chunk that was handed out; ended, that it was sealed.
+// chunk notes an assigned chunk; ended notes that the chunk was sealed.
 func (k *kept) chunk(id meta.ChunkID) {
 	if k.keep == nil {
 		return
@@ -213,9 +214,9 @@ func (k *kept) ended(id meta.ChunkID) {
 	k.keep.Erase(s)
 }
 
-// appendAt is where the bytes of an append go: at the end, unless it is one that a
-// predecessor may have done already. It notes the place before the bytes are
-// there.
+// appendAt returns the offset for the bytes of an append: the end of the file, unless a
+// predecessor may have done this append already. It notes the offset before the bytes are
+// written.
 func (k *kept) appendAt(in *inode, call *Call, end uint64) uint64 {
 	if call == nil || call.Op.Unique == 0 {
 		return end
@@ -240,7 +241,7 @@ func (k *kept) noteAppend(r keep.Record) {
 	k.turn = (k.turn + 1) % appendsKept
 }
 
-// keepLocked notes the locks of one owner instead of those noted before.
+// keepLocked replaces the noted locks of one lock owner.
 func (h *heldLocks) keepLocked(k lockKey, l []meta.Lock) {
 	if h.keep == nil {
 		return
@@ -265,9 +266,9 @@ func (h *heldLocks) keepLocked(k lockKey, l []meta.Lock) {
 	h.keep.EraseAll(old)
 }
 
-// expired notes that the session ended in a volume. The owner knows the session again as
-// soon as it has begun anew, so a successor would not hear of the end, and would write
-// what was given up then over what others wrote.
+// expired notes that the session ended in a volume. The owner knows the session again as soon
+// as a new one has begun, so a successor would not hear of the end, and would write bytes that
+// were given up over the bytes of other clients.
 func (k *kept) expired(v meta.VolumeID) {
 	k.keep.Expired(uint64(v))
 	k.mu.Lock()
@@ -277,7 +278,7 @@ func (k *kept) expired(v meta.VolumeID) {
 
 // ---- the successor
 
-// volumesOf lists the volumes that a predecessor had opened.
+// volumesOf lists the volumes that a predecessor had open.
 func volumesOf(left []keep.Record) (l []meta.VolumeID) {
 	for _, r := range left {
 		if r.Kind == keep.Volume {
@@ -287,7 +288,7 @@ func volumesOf(left []keep.Record) (l []meta.VolumeID) {
 	return l
 }
 
-// later puts off what the cluster asks for until all is in place again.
+// later postpones fn, which answers a request of the cluster, until all state is restored.
 func (k *kept) later(fn func()) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -298,8 +299,8 @@ func (k *kept) later(fn func()) bool {
 	return true
 }
 
-// Resumed tells a client with Config.Left that files which were open are open
-// again (Reopen): what the cluster asks of it is answered from now on.
+// Resumed tells a client with Config.Left that all open files are open again (Reopen). From
+// now on the client answers requests of the cluster.
 func (c *Client) Resumed() {
 	c.kept.mu.Lock()
 	l := c.kept.waiting
@@ -310,8 +311,8 @@ func (c *Client) Resumed() {
 	}
 }
 
-// Reopen counts an opener of a regular file as Open does, which a predecessor
-// opened with these flags. It asks nobody.
+// Reopen counts an opener of a regular file, as Open does, for a file that a predecessor
+// opened with these flags. It sends no request.
 func (v *Volume) Reopen(ino meta.Ino, flags uint32) {
 	in := v.node(ino)
 	defer in.put()
@@ -331,11 +332,11 @@ const (
 	inheritWait = 2 * time.Second
 )
 
-// resume takes in what a predecessor left.
+// resume restores a predecessor's state.
 func (c *Client) resume(ctx context.Context, left []keep.Record) error {
 	written := make(map[meta.VolumeID]bool)
 	ends := make(map[meta.VolumeID]uint32) // of the predecessor's session
-	void := make(map[meta.VolumeID]bool)   // another successor's session ended there
+	void := make(map[meta.VolumeID]bool)   // volumes in which the session of an earlier successor ended
 	for _, r := range left {
 		switch id := meta.VolumeID(r.N[0]); r.Kind {
 		case keep.Data, keep.Chunk:
@@ -413,8 +414,7 @@ func (c *Client) resume(ctx context.Context, left []keep.Record) error {
 	return nil
 }
 
-// endLeft has a chunk of the predecessor sealed. One that can't be sealed now is
-// sealed later.
+// endLeft makes the owner seal a chunk of the predecessor, at once or later.
 func (c *Client) endLeft(ctx context.Context, v *Volume, id meta.ChunkID) {
 	err := c.sealLeft(ctx, v, id)
 	switch meta.KindOf(err) {
@@ -432,18 +432,17 @@ func (c *Client) endLeft(ctx context.Context, v *Volume, id meta.ChunkID) {
 	}
 }
 
-// sealLeft asks for a seal as anybody may who doesn't know how far the chunk was
-// acknowledged: all that is synced, and what of it is more, stays. (The writer's
-// own EndChunk would have it cut.)
+// sealLeft asks for a seal without an acknowledged length, as any client may: the chunk keeps
+// all bytes that its replicas have. (EndChunk, for the writer itself, would cut the chunk.)
 func (c *Client) sealLeft(ctx context.Context, v *Volume, id meta.ChunkID) error {
 	c.stats.rpcs.Add(1)
 	_, err := c.kept.session.SealChunk(ctx, v.id, id)
 	return err
 }
 
-// reopenView gives a view the number that the kernel knows it by. One whose snapshot
-// is gone has it until the kernel doesn't; of one that is free it is only known how
-// often it was given.
+// reopenView gives a view the number that the kernel knows. A view without a snapshot keeps
+// its number as long as the kernel knows an inode of it; of a free number, only the turn is
+// restored.
 func (c *Client) reopenView(ctx context.Context, r keep.Record) {
 	id, of, at := meta.VolumeID(r.N[0]), meta.VolumeID(r.N[1]), meta.Generation(r.N[2])
 	c.mu.Lock()
@@ -472,13 +471,13 @@ func (c *Client) reopenView(ctx context.Context, r keep.Record) {
 	}
 }
 
-// putBack buffers again what was written to a file and not committed. If the
-// session has expired meanwhile, or had before (gone), it is lost, and the file says
-// so. Errors: of the cluster, which can't be asked.
+// putBack buffers the uncommitted bytes of a file again. If the session has expired meanwhile,
+// or had expired before (gone), the bytes are lost, and the file gets an error. Errors: those
+// of requests to the cluster.
 func (c *Client) putBack(ctx context.Context, k inodeKey, l []keep.Record, gone func(keep.Record) bool) error {
 	v := c.lookVolume(k.v)
 	if v == nil {
-		return nil // it is gone, and was warned of
+		return nil // the loss was logged
 	}
 	lost, n := 0, 0
 	for _, r := range l {
@@ -501,8 +500,8 @@ func (c *Client) putBack(ctx context.Context, k inodeKey, l []keep.Record, gone 
 		in.mu.Unlock()
 		return nil
 	}
-	// Whoever wrote had it, and an owner that wants it back waits for us. Should the
-	// session end from now on, Expired finds it here.
+	// The predecessor wrote under an exclusive lease, and an owner that recalls it waits for
+	// this client. If the session ends from now on, Expired finds the lease here.
 	in.lease, in.since = meta.LeaseExclusive, c.table.tick.Add(1)
 	in.mu.Unlock()
 	f, _, err := in.withMap(ctx, meta.LeaseExclusive)
@@ -546,7 +545,7 @@ func (c *Client) putBack(ctx context.Context, k inodeKey, l []keep.Record, gone 
 	return nil
 }
 
-// lostLeft tells that bytes which a predecessor was given are lost.
+// lostLeft reports the loss of bytes that a predecessor accepted.
 func (c *Client) lostLeft(in *inode, bytes int) {
 	if bytes == 0 {
 		return
@@ -558,10 +557,10 @@ func (c *Client) lostLeft(in *inode, bytes int) {
 	in.fileLocked().fail(meta.E("write back", meta.IO, in.vol.subject(in.ino), nil), true)
 }
 
-// uncertain notes that nothing is leased any more of what the kernel cached before
-// this process came, and nobody knows of which inodes that is. Names are forgotten
-// here, and pages of what is open; pages of other files when they are opened.
-// Attributes grow old by themselves: their time was bounded by the lease of then.
+// uncertain notes that no lease covers the kernel's cache of the predecessor's time any more,
+// and that the inodes in it are unknown. uncertain makes the kernel forget names, and the
+// pages of open files; it forgets pages of other files when they are opened. Cached attributes
+// expire by themselves: the lease of that time bounded their lifetime.
 func (k *kept) uncertain(v *Volume) {
 	if v.c.cfg.Left == nil {
 		return
@@ -586,8 +585,8 @@ func (k *kept) uncertain(v *Volume) {
 	})
 }
 
-// distrusted reports, once for an inode, that the kernel must drop the pages that
-// it has of it. mu is held.
+// distrusted reports, once for each inode, that the kernel must drop the inode's pages. The
+// caller holds mu.
 func (in *inode) distrusted() bool {
 	if in.fresh || !in.vol.distrust.Load() {
 		return false

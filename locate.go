@@ -10,23 +10,23 @@ import (
 
 // Location says where a run of a file's committed bytes lies.
 type Location struct {
-	Inline  bool // the bytes lie in the inode's record; there are no extents
+	Inline  bool // the bytes lie in the inode's record, without extents
 	Extents []LocatedExtent
-	EOF     bool // there are no later extents
+	EOF     bool // no extents follow
 }
 
-// LocatedExtent is one run of bytes, and the chunk servers that hold its chunk.
+// LocatedExtent is a run of bytes and the chunk servers of its chunk.
 type LocatedExtent struct {
 	meta.Extent
 	Sealed  bool
 	Servers []meta.ServerID
 }
 
-// Locate tells where a file's bytes lie from an offset on: some thousand extents
-// at a time, more follow unless EOF. What was written and is not committed yet
-// has no place. Errors: Invalid (no regular file).
+// Locate returns the places of a file's bytes from an offset on, some thousand extents at a
+// time; more follow unless EOF. Uncommitted bytes have no place. Errors: Invalid (not a
+// regular file).
 func (v *Volume) Locate(ctx context.Context, ino meta.Ino, off uint64) (Location, error) {
-	ctx = context.WithValue(ctx, pastIndex{}, true) // repair may have moved what an index tells of
+	ctx = context.WithValue(ctx, pastIndex{}, true) // repair may have moved chunks since the index was made
 	res, _, err := v.do(ctx, nil, &meta.Open{Ino: ino, Off: off}, meta.LeaseNone)
 	if err != nil {
 		return Location{}, err

@@ -9,18 +9,18 @@ import (
 	"penstock.io/penstock/meta/keep"
 )
 
-// heldLocks are the advisory locks that this client holds on a volume, to
-// claim them again from an owner that was restarted, and to know at close(2)
-// whether there is anything to release.
+// heldLocks are the advisory locks of this client on a volume. The client claims them again
+// from a restarted owner, and at close(2) knows from them whether there is anything to
+// release.
 type heldLocks struct {
 	mu sync.Mutex
 	m  map[lockKey][]meta.Lock // in order of Start, without overlap
 
-	// asked are owners of POSIX locks of whom a predecessor noted that they lock: what
-	// they were granted may not be in m.
+	// asked has the lock owners for which a predecessor requested POSIX locks; the granted
+	// locks may be missing in m.
 	asked map[lockKey]struct{}
 
-	keep   *keep.Memory // where a successor finds them
+	keep   *keep.Memory // memory for a successor process
 	volume meta.VolumeID
 	slots  map[lockKey][]keep.Slot
 }
@@ -31,8 +31,7 @@ type lockKey struct {
 	flock bool
 }
 
-// set books what the owner granted: l replaces what it overlaps of the same
-// lock owner.
+// set records a granted lock: l replaces the locks of the same lock owner that it overlaps.
 func (h *heldLocks) set(l meta.Lock) {
 	if l.Flock {
 		l.Start, l.End = 0, 1<<63-1
@@ -90,9 +89,10 @@ func (h *heldLocks) drop(k lockKey) (had bool) {
 	return had || asked
 }
 
-// MayLock notes that a predecessor of this process was asked for POSIX locks of an
-// owner. It may have been killed before it booked one, and who asked, too, so that
-// nobody asks again: the owner's close gives up whatever it has.
+// MayLock notes that a predecessor of this process requested POSIX locks for a lock owner. The
+// predecessor may have been killed before it recorded the grant, and the requesting program,
+// too, so that the kernel does not repeat the request. The close of the lock owner then
+// releases whatever the volume's owner has granted.
 func (v *Volume) MayLock(ino meta.Ino, owner uint64) {
 	if v.frozen() {
 		return
@@ -106,7 +106,7 @@ func (v *Volume) MayLock(ino meta.Ino, owner uint64) {
 	h.asked[lockKey{ino, owner, false}] = struct{}{}
 }
 
-// clear forgets all: the session expired, and its locks with it.
+// clear forgets all locks: they ended with the session.
 func (h *heldLocks) clear() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -125,8 +125,8 @@ func (h *heldLocks) all() (l []meta.Lock) {
 	return l
 }
 
-// SetLock takes, changes or (LockUnlock) gives up an advisory lock. With wait
-// it waits until ctx ends (then: Interrupted). Errors: WouldBlock, Deadlock.
+// SetLock takes, changes or (LockUnlock) releases an advisory lock. With wait, it waits for
+// the lock until ctx ends (then: Interrupted). Errors: WouldBlock, Deadlock.
 func (v *Volume) SetLock(ctx context.Context, l meta.Lock, wait bool) error {
 	if v.frozen() {
 		return v.view.locks.set(ctx, l, wait)
@@ -135,16 +135,15 @@ func (v *Volume) SetLock(ctx context.Context, l meta.Lock, wait bool) error {
 	return v.c.sess.SetLock(ctx, v.id, l, wait)
 }
 
-// Locked books that the owner set or released a lock. It is called by the
-// session's reader goroutine, so that what Claims tells of is what the owner
-// said last.
+// Locked records that the owner set or released a lock. The session's reader goroutine calls
+// it, so that Claims returns the owner's latest decision.
 func (c *Client) Locked(id meta.VolumeID, l meta.Lock) {
 	if v := c.lookVolume(id); v != nil {
 		v.locks.set(l)
 	}
 }
 
-// Holds tells what a lock owner holds on an inode. The session holds its own lock
+// Holds returns the locks of a lock owner on an inode. The session holds its own lock
 // meanwhile.
 func (c *Client) Holds(id meta.VolumeID, ino meta.Ino, owner uint64, flock bool) []meta.Lock {
 	v := c.lookVolume(id)
@@ -156,7 +155,7 @@ func (c *Client) Holds(id meta.VolumeID, ino meta.Ino, owner uint64, flock bool)
 	return slices.Clone(v.locks.m[lockKey{ino, owner, flock}])
 }
 
-// GetLock tells a lock that l would conflict with; Type LockUnlock if none.
+// GetLock returns a lock that conflicts with l; Type is LockUnlock if there is none.
 func (v *Volume) GetLock(ctx context.Context, l meta.Lock) (meta.Lock, error) {
 	if v.frozen() {
 		return v.view.locks.get(l), nil
@@ -165,8 +164,9 @@ func (v *Volume) GetLock(ctx context.Context, l meta.Lock) (meta.Lock, error) {
 	return v.c.sess.GetLock(ctx, v.id, l)
 }
 
-// closeLocks releases the POSIX locks of an owner, if it took any here, or again: a
-// predecessor may have been killed between its book and the volume's owner.
+// closeLocks releases the POSIX locks of a lock owner, if it took any through this client.
+// With again, it always sends the release: a predecessor may have been killed after the grant
+// of a lock and before it recorded the lock.
 func (v *Volume) closeLocks(ctx context.Context, ino meta.Ino, owner uint64, again bool) error {
 	if v.frozen() {
 		v.view.locks.drop(ino, owner)

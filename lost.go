@@ -6,9 +6,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// lostNames are inodes of a volume whose changes may be gone, and whom nobody
-// has open who could be told by the descriptor: directories most of all, which
-// are opened without a word to us. Their next fsync tells.
+// lostNames are inodes of a volume with possibly lost changes and without an open descriptor
+// that could receive the error: mostly directories, whose opens the client does not see. Their
+// next fsync returns the error.
 type lostNames struct {
 	mu   sync.Mutex
 	inos map[meta.Ino]error
@@ -43,8 +43,8 @@ func (l *lostNames) taken(ino meta.Ino) error {
 	return err
 }
 
-// takenAll tells once that anything was lost. What each inode lost is still told
-// to who syncs it.
+// takenAll returns once that any inode lost changes. The fsync of each inode still returns its
+// own error.
 func (l *lostNames) takenAll() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -53,11 +53,10 @@ func (l *lostNames) takenAll() error {
 	return err
 }
 
-// Lost tells that changes of these inodes which were answered, and not synced,
-// may be gone: the session expired before their owner wrote them down. Expired
-// follows. Whoever has one of them open hears of it at the next write, fsync or
-// close; fsync of a directory tells the others (rule 3). It is called by one of
-// the session's goroutines.
+// Lost tells that answered, unsynced changes of these inodes may be gone: the session expired
+// before their owner journaled them. A call of Expired follows. Descriptors of these inodes
+// get the error at the next write, fsync or close; without a descriptor, fsync of a directory
+// returns it (rule 3). A goroutine of the session calls Lost.
 func (c *Client) Lost(id meta.VolumeID, inos []meta.Ino, cause error) {
 	v := c.lookVolume(id)
 	if v == nil {

@@ -9,9 +9,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// nameLocks order this client's own changes of one name: two replies about
-// the same name are then never handled in the wrong order. They are held
-// across the request, and nothing that answers a recall takes one.
+// nameLocks order this client's own changes of one name, so that two replies about a name are
+// never handled in the wrong order. They are held during requests, and no answer to a recall
+// takes a name lock.
 type nameLocks struct {
 	seed    maphash.Seed
 	stripes [512]sync.Mutex
@@ -39,19 +39,19 @@ func (l *nameLocks) lockTwo(dir1 meta.Ino, name1 string, dir2 meta.Ino, name2 st
 	return func() { b.Unlock(); a.Unlock() }
 }
 
-// beginChange notes that a change of the directory's entries is under way.
+// beginChange notes the begin of a change of the directory's entries.
 func (in *inode) beginChange() {
 	in.mu.Lock()
 	in.dirLocked().changes++
 	in.mu.Unlock()
 }
 
-// endChange takes in what a change did to one name. With an error that leaves
-// open whether it happened, the name is forgotten.
+// endChange records the effect of a change on one name. With an error after which the change
+// may have happened, it forgets the name.
 //
-// steady reports that the lease which came with the reply still covers the
-// directory's names. Else whoever caches above may not keep the name: the
-// owner would not tell us when another client changes it.
+// steady reports that the lease granted with the reply still covers the directory's names.
+// Without it, a cache above may not keep the name: the owner would not tell this client when
+// another client changes the name.
 func (in *inode) endChange(name string, to dent, after *meta.Attr, stamp stamp, err error) (steady bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -76,7 +76,7 @@ func (in *inode) endChange(name string, to dent, after *meta.Attr, stamp stamp, 
 	return in.recall == nil
 }
 
-// named is e, not to be kept unless the directory's lease covers its name.
+// named returns e with a name that may be cached only if steady.
 func (e Entry) named(steady bool) Entry {
 	if !steady {
 		e.Valid = 0
@@ -84,7 +84,7 @@ func (e Entry) named(steady bool) Entry {
 	return e
 }
 
-// undecided reports that an operation which failed so may still have happened.
+// undecided reports that an operation with this error may have happened.
 func undecided(err error) bool {
 	switch meta.KindOf(err) {
 	case meta.IO, meta.Unavailable, meta.Canceled, meta.Interrupted, meta.SessionExpired, meta.NotOwner, meta.Fenced, meta.Protocol, meta.Corrupt, meta.Stale:
@@ -105,7 +105,7 @@ func (v *Volume) Create(ctx context.Context, call *Call, req meta.Create) (Entry
 	}, nil)
 }
 
-// create sends Create and takes in what it did to the directory.
+// create sends Create and records its effect on the directory.
 func (v *Volume) create(ctx context.Context, call *Call, req *meta.Create, want meta.LeaseMode) (res *meta.Result, stamp stamp, steady bool, err error) {
 	if err := v.mayName("create", req.Parent, req.Name); err != nil {
 		return nil, stamp, false, err
@@ -128,7 +128,7 @@ func (v *Volume) create(ctx context.Context, call *Call, req *meta.Create, want 
 		if ch := v.c.table.peek(v.id, res.Attr.Ino); ch != nil {
 			ch.mu.Lock()
 			if ch.cacheableLocked(stamp) && ch.dirLocked().changes == 0 {
-				ch.completeLocked() // nobody else can have put anything there
+				ch.completeLocked() // nobody else can have put a name into the new directory
 			}
 			ch.mu.Unlock()
 			ch.put()
@@ -163,9 +163,9 @@ func (v *Volume) linkName(ctx context.Context, call *Call, ino, parent meta.Ino,
 	return v.learn(&res.Attr, stamp).named(steady), nil
 }
 
-// link sends Link. A file without a name (O_TMPFILE) may get its first one, even if who
-// asked is killed before the owner has answered: then it must not be taken for one that
-// goes with its last close, and its bytes with it. So it is not given up.
+// link sends Link and waits for the answer even if the caller is killed. A file without a name
+// (O_TMPFILE) may get its first name, and must then not be treated as a file that goes, with
+// its bytes, with its last close.
 func (v *Volume) link(ctx context.Context, call *Call, op *meta.Link) (*meta.Result, stamp, error) {
 	in := v.c.table.peek(v.id, op.Ino)
 	if in == nil {
@@ -199,7 +199,7 @@ func (v *Volume) linked(in *inode, res *meta.Result, stamp stamp, err error) {
 		in.learnLocked(&res.Attr, stamp)
 		f.orphaned = false
 		v.holds.remove(in.ino)
-		// Its last close was that of a file without a name.
+		// At its last close the file had no name.
 		if seal = f.opens == 0 && v.policy.Load().SealOnClose && res.Attr.Flags&meta.FlagSealed == 0; seal {
 			f.sealWant, f.metaDirty = true, true
 			v.listDirtyLocked(in)
@@ -210,7 +210,7 @@ func (v *Volume) linked(in *inode, res *meta.Result, stamp stamp, err error) {
 	dead := f.opens == 0 && in.deadLocked(f)
 	in.mu.Unlock()
 	switch {
-	case dead: // it was closed meanwhile
+	case dead: // the file was closed meanwhile
 		v.bury(in)
 	case seal:
 		v.settle(in)
@@ -247,8 +247,8 @@ func (v *Volume) unlink(ctx context.Context, call *Call, parent meta.Ino, name s
 	return nil
 }
 
-// unlinked takes in the attributes of an inode that lost a name: if that was
-// the last and nobody here has it open, the volume may forget it.
+// unlinked records the attributes of an inode that lost a name. If it was the last name and
+// the inode is not open here, the owner may forget the inode.
 func (v *Volume) unlinked(a *meta.Attr, stamp stamp) {
 	if a.Ino == 0 {
 		return
@@ -265,7 +265,7 @@ func (v *Volume) unlinked(a *meta.Attr, stamp stamp) {
 	in.learnLocked(a, stamp)
 	dead := a.Nlink == 0 && (in.file == nil || in.file.opens == 0)
 	if a.Nlink == 0 && !dead {
-		in.file.orphaned = true // the last close must know, whether it has a lease or not
+		in.file.orphaned = true // the last close must know, with or without a lease
 	}
 	in.mu.Unlock()
 	if dead {
@@ -273,8 +273,8 @@ func (v *Volume) unlinked(a *meta.Attr, stamp stamp) {
 	}
 }
 
-// Rename moves a name with the flags of renameat2(2). Bytes of the source
-// that replace a file are durable before the name is (rule 11).
+// Rename moves a name, with the flags of renameat2(2). If the source replaces a file, its
+// bytes are durable before the change of the name (rule 11).
 func (v *Volume) Rename(ctx context.Context, call *Call, parent meta.Ino, name string, newParent meta.Ino, newName string, flags uint32) error {
 	if err := v.mayName("rename", newParent, newName); err != nil {
 		return err
@@ -302,11 +302,11 @@ func (v *Volume) rename(ctx context.Context, call *Call, parent meta.Ino, name s
 	q.mu.Unlock()
 	replaces := flags&(meta.RenameExchange|meta.RenameNoReplace) == 0 && !(known && dst.ino == 0)
 	if replaces && src.vol == 0 {
-		// The bytes first: they must not be lost once the old file is.
+		// The bytes first: they must not be lost when the old file is gone.
 		var err error
 		if src.ino != 0 {
 			err = v.flushIfDirty(ctx, src.ino)
-		} else { // the name is not cached, which says nothing of its bytes
+		} else { // the name is not cached, so nothing is known of the file's bytes
 			var e Entry
 			if e, err = v.Lookup(ctx, parent, name); err == nil && !e.Negative && e.Volume == v.id {
 				err = v.flushIfDirty(ctx, e.Attr.Ino)
@@ -362,7 +362,7 @@ func (v *Volume) rename(ctx context.Context, call *Call, parent meta.Ino, name s
 			p.endChange(name, dent{}, &res.ParentAttr, stamp, nil)
 			q.endChange(newName, moved, after, stamp, nil)
 			if !known && res.Attr2.Ino == 0 {
-				// It may have been one file under two names; ask when needed.
+				// Both names may belong to one file; the next use asks the owner.
 				p.forgetName(name)
 			}
 		}

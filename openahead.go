@@ -9,37 +9,36 @@ import (
 	metaclient "penstock.io/penstock/meta/client"
 )
 
-// openAhead asks for the maps of many files at once when many are opened:
-// reading a tree of small files then costs a request for some dozens of files
-// instead of one for each.
+// openAhead fetches the maps of many files at once when many files are being opened: reading a
+// tree of small files then costs one request for some dozens of files, not one for each.
 //
-// Which files? Those whose inode numbers lie in the same aligned block as the
-// one just opened: files made together are read together, in whatever order.
-// Only inodes whose attributes are cached are asked for, so nothing that was
-// not listed or looked up.
+// It fetches the maps of the files whose inode numbers lie in the same aligned block as the
+// opened file's number: files that were made together are read together, in whatever order.
+// Only inodes with cached attributes are included, so files that were neither listed nor
+// looked up are not.
 //
-// What was brought is judged when it is over: used, or given up unused. An epoch of
-// training opens each of many files once, in an order of chance, so most of what is
-// asked for waits for long, and all of it is used; judged by what is used soon, it
-// would end at once. What waits is bounded. It stops when most of what is over was
-// unused, and is tried again after many more opens that had to ask.
+// A fetched map counts as used or, if it was dropped before any use, as unused. An epoch of
+// training opens each of many files once, in random order, so most fetched maps wait for long
+// before they are all used. (A bound on the waiting time would call them useless.) The number
+// of waiting maps is bounded. Fetching stops when most of the finished maps were unused, and
+// resumes after many more opens that had to send a request.
 type openAhead struct {
 	mu     sync.Mutex
-	misses int                        // opens that had to ask, since it stopped last
-	runs   map[meta.Ino]chan struct{} // the blocks that are being asked for; closed after it
+	misses int                        // opens that sent a request, since fetching last stopped
+	runs   map[meta.Ino]chan struct{} // blocks that are being fetched; closed afterwards
 
 	asked, used, unused atomic.Int64
 }
 
 const (
 	aheadBlock  = 64
-	aheadAfter  = 4 // misses before it begins
+	aheadAfter  = 4 // misses before fetching begins
 	aheadTrial  = 4 * aheadBlock
-	aheadAgain  = 16 * aheadBlock        // misses after which it is tried again
+	aheadAgain  = 16 * aheadBlock        // misses before fetching is tried again
 	aheadRuns   = 4                      // at the same time
-	aheadWasted = 4                      // asked for each one used, at most
-	aheadMost   = 1 << 16                // that wait to be used
-	aheadWait   = 250 * time.Millisecond // that an open waits for its block
+	aheadWasted = 4                      // most fetched maps for each used map
+	aheadMost   = 1 << 16                // most maps that wait for their use
+	aheadWait   = 250 * time.Millisecond // longest time that an open waits for its block
 )
 
 // mayAhead decides, with mu held, whether more is to be asked for; most is how many
@@ -60,11 +59,11 @@ func (o *openAhead) mayAhead(most int64) bool {
 	return o.misses >= aheadAfter && len(o.runs) < aheadRuns && asked-over < most
 }
 
-// openAhead books a file whose map has to be asked for. If that of it and its neighbours
-// is being asked for now, it gives what tells the end of that.
+// openAhead notes that the map of a file must be fetched. If a fetch of the file's block is
+// under way, it returns a channel that is closed at the end of the fetch.
 func (v *Volume) openAhead(ino meta.Ino) <-chan struct{} {
 	if v.indexed() != nil {
-		return nil // to open one costs no request
+		return nil // opening such a file costs no request
 	}
 	o := &v.opens
 	o.mu.Lock()
@@ -98,7 +97,7 @@ func (in *inode) aheadLocked() bool {
 	return in.attrOK && in.lease != meta.LeaseNone && in.attr.IsRegular() && in.attr.Size > 0 && in.recall == nil && (f == nil || !f.mapOK && f.want == 0)
 }
 
-// openBlock asks for the maps of the files of one block of inode numbers.
+// openBlock fetches the maps of the files in one block of inode numbers.
 func (v *Volume) openBlock(block meta.Ino) {
 	var ins []*inode
 	var gens []uint32
@@ -121,7 +120,7 @@ func (v *Volume) openBlock(block meta.Ino) {
 			continue
 		}
 		ins, gens = append(ins, in), append(gens, gen)
-		// The lease is held: asking for it again could wait behind a recall.
+		// The lease is already held: a request for the lease could wait behind a recall.
 		ops = append(ops, batchOp{Op: &meta.Open{Ino: ino}, Want: meta.LeaseNone})
 	}
 	if len(ops) == 0 {

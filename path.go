@@ -13,17 +13,16 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Tree names files by path, for Go programs that use no mount. Paths are
-// slash-separated and lead from the root of one volume; junctions lead on into
-// other volumes, symbolic links are followed, and .snapshot/NAME leads from a
-// volume's root into a snapshot of it. The program acts as root: permissions bind
-// mounts, not the owner of a session.
+// Tree names files by path, for Go programs without a mount. Paths are separated by slashes
+// and begin at the root of one volume. Junctions lead into other volumes, symbolic links are
+// followed, and .snapshot/NAME in a volume's root is a snapshot of the volume. The program
+// acts as root: permissions restrict the users of mounts, not the program with a session.
 type Tree struct {
 	c    *Client
 	root *Volume
 }
 
-// maxLinks is how many symbolic links one path may lead through (ELOOP).
+// maxLinks bounds the symbolic links in the resolution of a path (ELOOP).
 const maxLinks = 40
 
 // Tree gives the tree below a volume's root.
@@ -32,13 +31,13 @@ func (v *Volume) Tree() *Tree { return &Tree{c: v.c, root: v} }
 // place is where a path led: an entry of a directory, or no entry yet.
 type place struct {
 	v    *Volume
-	dir  meta.Ino // that holds the last name
+	dir  meta.Ino // directory of the last name
 	name string   // empty: the root of a volume
 	e    Entry
 }
 
-// walk resolves a path. follow: a symbolic link at its end, too. An absent last
-// name is no error: place.e.Negative.
+// walk resolves a path. With follow, it follows a symbolic link at the end, too. A missing
+// last name is not an error (place.e.Negative).
 func (t *Tree) walk(ctx context.Context, op, path string, follow bool) (place, error) {
 	if len(path) >= meta.MaxPath {
 		return place{}, meta.E(op, meta.NameTooLong, path, nil)
@@ -88,7 +87,7 @@ func (t *Tree) walk(ctx context.Context, op, path string, follow bool) (place, e
 				if e, err = at.v.LookupSnapshot(ctx, rest[0]); err != nil {
 					return place{}, meta.E(op, snapshotKind(err), path, err)
 				}
-				// Without a name: nothing in the live root may be taken for it.
+				// Without a name, so that no entry of the live root is used for the directory.
 				name, rest = "", rest[1:]
 			}
 		}
@@ -133,7 +132,7 @@ func (t *Tree) walk(ctx context.Context, op, path string, follow bool) (place, e
 	return p, nil
 }
 
-// snapshotKind is NotFound for the name of a snapshot that is not there.
+// snapshotKind returns NotFound for the name of a missing snapshot.
 func snapshotKind(err error) meta.Kind {
 	if k := meta.KindOf(err); k != meta.NoSuchSnapshot {
 		return k
@@ -150,7 +149,7 @@ func contains(l []string, s string) bool {
 	return false
 }
 
-// target is the volume and inode that a place leads to.
+// target returns the volume and inode of a place.
 func (t *Tree) target(ctx context.Context, p place) (*Volume, meta.Ino, error) {
 	if p.e.Volume == p.v.id {
 		return p.v, p.e.Attr.Ino, nil
@@ -172,19 +171,19 @@ func (t *Tree) find(ctx context.Context, op, path string, follow bool) (*Volume,
 	return v, p.e, err
 }
 
-// Stat tells about what a path leads to, symbolic links followed.
+// Stat returns the Entry of a path, following symbolic links.
 func (t *Tree) Stat(ctx context.Context, path string) (Entry, error) {
 	_, e, err := t.find(ctx, "stat", path, true)
 	return e, err
 }
 
-// Lstat is Stat of a symbolic link itself.
+// Lstat is Stat without following a symbolic link at the end.
 func (t *Tree) Lstat(ctx context.Context, path string) (Entry, error) {
 	_, e, err := t.find(ctx, "lstat", path, false)
 	return e, err
 }
 
-// MkdirAll makes a directory and those above it that are missing.
+// MkdirAll makes a directory and its missing parents.
 func (t *Tree) MkdirAll(ctx context.Context, path string, mode uint32) error {
 	parts := strings.Split(path, "/")
 	for i := range parts {
@@ -224,7 +223,7 @@ func (t *Tree) Remove(ctx context.Context, path string) error {
 	return p.v.Unlink(ctx, nil, p.dir, p.name, p.e.Attr.IsDir())
 }
 
-// Rename moves a file or directory, replacing what POSIX lets it replace.
+// Rename moves a file or directory, and replaces the target as rename(2) does.
 func (t *Tree) Rename(ctx context.Context, from, to string) error {
 	p, err := t.walk(ctx, "rename", from, false)
 	if err != nil {
@@ -264,7 +263,7 @@ func (t *Tree) ReadDirAll(ctx context.Context, path string) ([]DirEntry, error) 
 	}
 }
 
-// File is an open file of a Tree. It is safe for concurrent use, as os.File is.
+// File is an open file of a Tree. Like os.File, it is safe for concurrent use.
 type File struct {
 	ctx   context.Context
 	v     *Volume
@@ -327,7 +326,7 @@ func (t *Tree) ReadFile(ctx context.Context, path string) ([]byte, error) {
 	p := make([]byte, e.Attr.Size)
 	n, err := io.ReadFull(f, p)
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
-		err = nil // it was cut while we read
+		err = nil // the file was truncated during the read
 	}
 	return p[:n], err
 }

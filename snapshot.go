@@ -15,38 +15,39 @@ import (
 	"penstock.io/penstock/meta/keep"
 )
 
-// How a snapshot is shown.
 //
-// A Volume with a view shows a snapshot of another, live, one. Nothing of it can
-// change, so what its owner says is cached without a lease and never asked
-// again: an inode of a view counts as leased from its birth, and only eviction
-// takes it out of the table (nobody need be told). Where bytes lie does change,
-// with repair and compaction; a read that fails asks anew, as on a live volume.
+// How a client shows a snapshot.
 //
-// A view ends when its snapshot is deleted. The client learns that from the
-// answer to a question about it, or from the list of snapshots, which it asks
-// for whenever somebody looks there, and every viewCheck while it has views.
-// Then everything cached is dropped, here and above, and whoever still uses the
-// view is told Stale.
+// A Volume with a view shows a snapshot of a live volume. A snapshot never changes, so the
+// client caches the owner's answers without a lease and never asks again: an inode of a view
+// counts as leased from its creation, and only eviction takes it out of the table, without a
+// message to the owner. Only the places of bytes change, with repair and compaction; a read
+// that fails fetches the places again, as on a live volume.
+//
+// A view ends when its snapshot is deleted. The client learns of the deletion from the answer
+// to a request about the snapshot, or from the list of snapshots, which it fetches whenever a
+// program looks at the list, and every viewCheck while it has views. Then the client drops
+// everything cached, in its own memory and in the kernel, and all operations on the view fail
+// with Stale.
 
-// SnapshotDir is the name under which mounts, and Tree, show the snapshots of a
-// volume in its root. A file of that name which the volume itself holds hides
-// them.
+// SnapshotDir is the name of the directory in a volume's root in which mounts, and Tree, show
+// the volume's snapshots. A file of the volume with this name hides the snapshots.
 const SnapshotDir = ".snapshot"
 
 const (
-	// viewValid is how long what a view says may be believed by who caches above.
+	// viewValid is how long a cache above the client may keep the names and attributes of a
+	// view.
 	viewValid = time.Hour
 	// snapshotsAge is how old the list of snapshots may be when a name is looked up.
 	snapshotsAge = time.Second
-	// viewCheck is how often a client that has views asks which snapshots exist.
+	// viewCheck is the interval at which a client with views fetches the list of snapshots.
 	viewCheck = 30 * time.Second
-	// maxViews is how many snapshots one client can show at once: three of four
-	// numbers, so that a free one is near.
+	// maxViews bounds the snapshots that one client can show at once: three of four numbers,
+	// so that a search for a free number is short.
 	maxViews = meta.Views / 4 * 3
 )
 
-// view is what a volume has that shows a snapshot.
+// view is the additional state of a Volume that shows a snapshot.
 type view struct {
 	of    *Volume // the live volume
 	snap  meta.Snapshot
@@ -57,7 +58,7 @@ type view struct {
 	index viewIndex
 }
 
-// snapshotNames is the list of a live volume's snapshots as it was last told.
+// snapshotNames is the last fetched list of a live volume's snapshots.
 type snapshotNames struct {
 	mu    sync.Mutex
 	list  []meta.Snapshot
@@ -70,26 +71,26 @@ type viewKey struct {
 	at meta.Generation
 }
 
-// views are a client's views and their numbers. Guarded by the client's mu.
+// views are a client's views and their numbers. The client's mu guards them.
 //
-// A number is given when a snapshot is shown first, and is part of what a kernel
-// calls its files by. So it outlives the view: it may mean another snapshot only
-// when nothing above knows an inode of the first one any more (freeViews). What a
-// kernel holds without asking for it, as a watched inode, it tells apart by
-// viewNumber.turn.
+// A view gets its number when the snapshot is first shown. The number is part of the kernel's
+// ids of the view's files and outlives the view: the client assigns it to another snapshot
+// only when the kernel knows no inode of the first any more (freeViews). The kernel may still
+// hold an inode without asking for it, for example a watched inode; viewNumber.turn
+// distinguishes such inodes.
 type views struct {
 	keep   *keep.Memory
 	max    int // how many are given at once; 0: maxViews
 	number map[viewKey]meta.VolumeID
-	all    map[meta.VolumeID]*viewNumber // that were ever given
-	over   map[meta.VolumeID]bool        // given, and the view ended: true once nothing above knew it
+	all    map[meta.VolumeID]*viewNumber // every number assigned so far
+	over   map[meta.VolumeID]bool        // numbers of views that ended; true once the kernel knew no inode of the view
 	watch  sync.Once
 }
 
 // viewNumber is a number of a view.
 type viewNumber struct {
-	key  viewKey // at 0: it is free
-	turn uint32  // how many snapshots had it before
+	key  viewKey // key.at 0: the number is free
+	turn uint32  // number of snapshots that had the number before
 	slot keep.Slot
 }
 
@@ -102,10 +103,10 @@ func (v *Volume) View() (of meta.VolumeID, s meta.Snapshot, ok bool) {
 	return v.view.of.id, v.view.snap, true
 }
 
-// Snapshot opens a snapshot of a volume, to be read: changes fail with ReadOnly,
-// and once the snapshot is deleted everything with Stale. Junctions are empty
-// directories in it: what hangs there has snapshots of its own.
-// Errors: NoSuchVolume, NoSuchSnapshot.
+// Snapshot opens a snapshot of a volume for reading. Changes fail with ReadOnly and, after the
+// deletion of the snapshot, all operations with Stale. A junction is an empty directory in a
+// snapshot: the volume behind it has snapshots of its own. Errors: NoSuchVolume,
+// NoSuchSnapshot.
 func (c *Client) Snapshot(ctx context.Context, volume, name string) (*Volume, error) {
 	v, err := c.Volume(ctx, volume)
 	if err != nil {
@@ -114,7 +115,7 @@ func (c *Client) Snapshot(ctx context.Context, volume, name string) (*Volume, er
 	return v.Snapshot(ctx, name)
 }
 
-// Snapshot is Client.Snapshot for a volume that is open.
+// Snapshot is Client.Snapshot for an open volume.
 func (v *Volume) Snapshot(ctx context.Context, name string) (*Volume, error) {
 	none := meta.E("open snapshot", meta.NoSuchSnapshot, v.name+"@"+name, nil)
 	if v.view != nil {
@@ -128,7 +129,7 @@ func (v *Volume) Snapshot(ctx context.Context, name string) (*Volume, error) {
 		return nil, err
 	}
 	i := find(list)
-	if i < 0 && !fresh { // it may have been taken a moment ago
+	if i < 0 && !fresh { // the snapshot may have been taken a moment ago
 		if list, _, err = v.snapshotsSince(ctx, 0); err != nil {
 			return nil, err
 		}
@@ -140,22 +141,21 @@ func (v *Volume) Snapshot(ctx context.Context, name string) (*Volume, error) {
 	return v.c.openView(v, list[i])
 }
 
-// LookupSnapshot is Lookup in the directory of snapshots: it gives the root of
-// one. Errors: NoSuchSnapshot.
+// LookupSnapshot is Lookup in the directory of snapshots; it returns the root of a snapshot.
+// Errors: NoSuchSnapshot.
 func (v *Volume) LookupSnapshot(ctx context.Context, name string) (Entry, error) {
 	w, err := v.Snapshot(ctx, name)
 	if err != nil {
 		return Entry{}, err
 	}
 	e, err := w.GetAttr(ctx, meta.RootIno)
-	if err == nil && w.Ended() { // meanwhile: nobody is to learn its number
+	if err == nil && w.Ended() { // the view ended meanwhile: its number must not reach the kernel
 		err = w.stale(nil)
 	}
 	return e, err
 }
 
-// ReadSnapshots lists the directory of snapshots: those that could be read a
-// second ago, oldest first.
+// ReadSnapshots lists the directory of snapshots, oldest first, as of at most a second ago.
 func (v *Volume) ReadSnapshots(ctx context.Context) ([]meta.Snapshot, error) {
 	if v.view != nil {
 		return nil, nil
@@ -171,8 +171,8 @@ func (v *Volume) snapshotsChanged() {
 	v.snapshots.asked = time.Time{}
 }
 
-// snapshotsSince gives a list that is at most so old, and tells whether it was
-// asked for just now.
+// snapshotsSince returns a list that is at most as old as age, and whether it was fetched by
+// this call.
 func (v *Volume) snapshotsSince(ctx context.Context, age time.Duration) (l []meta.Snapshot, fresh bool, err error) {
 	n := &v.snapshots
 	n.mu.Lock()
@@ -201,8 +201,8 @@ func (v *Volume) snapshotsSince(ctx context.Context, age time.Duration) (l []met
 	return l, true, nil
 }
 
-// endViews ends the views whose snapshots are not in a list that was asked for
-// after they were opened.
+// endViews ends the views whose snapshots are missing in the list l, if they were opened
+// before the list was requested.
 func (v *Volume) endViews(asked time.Time, l []meta.Snapshot) {
 	for _, w := range v.c.openVolumes() {
 		if w.view == nil || w.view.of != v || w.view.born.After(asked) {
@@ -215,22 +215,22 @@ func (v *Volume) endViews(asked time.Time, l []meta.Snapshot) {
 	}
 }
 
-// ViewID is the number under which a snapshot of this volume is shown, or would be
-// if it were now: that of its view's Volume, from which inode numbers are made.
-// It is the same in every client, unless two that one client uses fall on one number.
-// Minutes after a view ended it may mean another snapshot.
+// ViewID returns the volume number under which a snapshot of this volume is shown, or would be
+// shown now: the Volume of the view's entries, from which inode numbers are made. Every client
+// uses the same number for a snapshot, unless two snapshots of one client would get the same.
+// Minutes after the end of the view the number may stand for another snapshot.
 func (v *Volume) ViewID(at meta.Generation) meta.VolumeID {
 	v.c.mu.Lock()
 	defer v.c.mu.Unlock()
 	return v.c.views.find(viewKey{v.id, at})
 }
 
-// Ended reports that this is the view of a snapshot that was deleted, or of a volume
-// that the client may not read any more: it shows nothing, and never will.
+// Ended reports that this is the view of a deleted snapshot, or of a volume that the client
+// may no longer read. Such a view shows nothing and never will.
 func (v *Volume) Ended() bool { return v.view != nil && v.view.gone.Load() }
 
-// Turn counts the snapshots that had the number of this view before, in this client
-// and those that it took over from: with it the number names one snapshot for ever.
+// Turn counts the snapshots that had this view's number before, in this client and its
+// predecessors. The pair of number and turn names one snapshot for ever.
 func (v *Volume) Turn() uint32 {
 	if v.view == nil {
 		return 0
@@ -238,7 +238,7 @@ func (v *Volume) Turn() uint32 {
 	return v.view.turn
 }
 
-// find gives the number that a view has or would get.
+// find returns the number that a view has or would get.
 func (s *views) find(k viewKey) meta.VolumeID {
 	if id, ok := s.number[k]; ok {
 		return id
@@ -272,8 +272,8 @@ func (s *views) numberOf(k viewKey) (id meta.VolumeID, turn uint32, err error) {
 	return id, s.all[id].turn, nil
 }
 
-// set gives a number to a view, or with a key whose at is 0 takes it back, and tells
-// a successor: of a number that is free how often it was given, before it is given.
+// set assigns a number to a view or, with key.at 0, frees the number, and notes it for a
+// successor process: for a free number, how many views had it before.
 func (s *views) set(id meta.VolumeID, k viewKey, turn uint32) {
 	if s.all == nil {
 		s.number, s.all, s.over = make(map[viewKey]meta.VolumeID), make(map[meta.VolumeID]*viewNumber), make(map[meta.VolumeID]bool)
@@ -299,8 +299,8 @@ func (s *views) set(id meta.VolumeID, k viewKey, turn uint32) {
 	}
 }
 
-// mix spreads numbers that differ in a few bits over all bits. Its answers are
-// inode numbers: it must never change.
+// mix spreads the differences of similar numbers over all bits. Its results are inode numbers,
+// so the function must never change.
 func mix(x uint64) uint64 {
 	x ^= x >> 30
 	x *= 0xbf58476d1ce4e5b9
@@ -342,8 +342,8 @@ func (c *Client) watchLocked() {
 	}
 }
 
-// watchViews asks from time to time whether the snapshots still exist that are
-// shown here, and takes back the numbers of those that don't.
+// watchViews checks regularly whether the shown snapshots still exist, and frees the numbers
+// of deleted ones.
 func (c *Client) watchViews() {
 	for {
 		select {
@@ -368,15 +368,15 @@ func (c *Client) watchViews() {
 	}
 }
 
-// ViewHolder is a Notifier that can tell whether something above the client still
-// refers to any inode of a view that has ended. Of one that it does not refer to it
-// keeps nothing: the number may mean another snapshot soon.
+// ViewHolder is a Notifier that can tell whether the layer above the client still refers to an
+// inode of an ended view. It must not keep anything of a view that it does not refer to: the
+// view's number may soon stand for another snapshot.
 type ViewHolder interface {
 	HoldsView(v meta.VolumeID) bool
 }
 
-// freeViews takes back the numbers of views that ended, of which nothing above knew
-// an inode now and a viewCheck ago: what was on its way up then has come.
+// freeViews frees the numbers of ended views of which the kernel knew no inode now and a
+// viewCheck ago: answers that were on their way to the kernel then have arrived.
 func (c *Client) freeViews() {
 	c.mu.Lock()
 	over := slices.Collect(maps.Keys(c.views.over))
@@ -386,7 +386,7 @@ func (c *Client) freeViews() {
 		held := h != nil && h.HoldsView(id)
 		c.mu.Lock()
 		switch unknown, ended := c.views.over[id]; {
-		case !ended: // it is shown again
+		case !ended: // the snapshot is shown again
 		case held || !unknown:
 			c.views.over[id] = !held
 		default:
@@ -416,8 +416,8 @@ func (v *Volume) readOnly(op string) error {
 	return meta.E(op, meta.ReadOnly, v.name, nil)
 }
 
-// mayName refuses new names in a snapshot, and the one that would hide the
-// volume's snapshots.
+// mayName refuses new names in a snapshot, and the name that would hide the volume's
+// snapshots.
 func (v *Volume) mayName(op string, parent meta.Ino, name string) error {
 	if v.view == nil && parent == meta.RootIno && name == SnapshotDir {
 		return meta.E(op, meta.Exists, name, nil)
@@ -425,7 +425,7 @@ func (v *Volume) mayName(op string, parent meta.Ino, name string) error {
 	return v.readOnly(op)
 }
 
-// home is the volume that knows where chunks lie: views share their volume's.
+// home returns the volume that knows the places of chunks: for a view, the live volume.
 func (v *Volume) home() *Volume {
 	if v.view != nil {
 		return v.view.of
@@ -453,7 +453,7 @@ func (v *Volume) ask(ctx context.Context, op meta.Op) (*meta.Result, stamp, erro
 
 func (v *Volume) stale(cause error) error { return meta.E("read snapshot", meta.Stale, v.name, cause) }
 
-// verdictAt turns the answer that there is no such snapshot into the view's end.
+// verdictAt ends the view if the error says that the snapshot does not exist.
 func (v *Volume) verdictAt(err error) error {
 	switch meta.KindOf(err) {
 	case meta.NoSuchSnapshot, meta.NoSuchVolume:
@@ -500,7 +500,7 @@ func (v *Volume) end() {
 	c.spawn(tell)
 }
 
-// drop unpins an inode and takes it out of the table unless it is in use.
+// drop unpins an inode and takes it out of the table unless another operation uses it.
 func (t *table) drop(in *inode) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -514,8 +514,9 @@ func (t *table) drop(in *inode) {
 
 // ---- junctions in a snapshot
 
-// stubIno is the number that a junction has in a view, where it is an empty
-// directory: a volume hangs in one place at a time, so its number will do.
+// stubIno is the inode number of a junction in a view, where the junction is an empty
+// directory. The number of the junction's volume is unique: a volume is attached in one place
+// at a time.
 func stubIno(of meta.VolumeID) meta.Ino { return meta.MaxIno - meta.Ino(of) }
 
 func (v *Volume) isStub(ino meta.Ino) bool {

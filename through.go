@@ -8,22 +8,23 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A change whose caller is killed may be done already, or late. What it changed is cached
-// here and above, under leases for which nobody is recalled, as the change is our own; so
-// whoever asked for it goes, and what takes the answer in stays: it keeps the name locks and
-// the turns that it has until the owner has said what became of the change, and then has
-// the kernel forget what it may have cached meanwhile.
+//
+// A change whose caller is killed may have been done, or may be done late. Its effects are
+// cached by this client and by the kernel, under leases of this client, which no owner recalls
+// for the client's own change. So the caller returns, but the goroutine that handles the
+// answer stays: it keeps its name locks and turns until the owner has reported the outcome of
+// the change, and then makes the kernel forget what it may have cached meanwhile.
 
-// none is the outcome of what has none but an error.
+// none is the result of operations that return only an error.
 type none struct{}
 
-// killedWait is how long who is killed waits for the owner's word that his change was
-// given up, or done: it comes at once, unless the owner hangs.
+// killedWait is how long a killed caller waits for the owner's report that its change was
+// given up or done. The report comes at once, unless the owner hangs.
 const killedWait = time.Second
 
-// through runs fn, which asks for a change of a volume with ctx and its call, to its end,
-// though the caller may go before: Interrupted. untaken then undoes what only a caller
-// ends, as that a file is open; nil: there is nothing.
+// through runs fn, which requests a change of a volume, to its end, although the caller may
+// return earlier with Interrupted. untaken then undoes effects that only a caller could end,
+// for example that a file is open; nil: there are none.
 func through[T any](ctx context.Context, v *Volume, call *Call, fn func(call *Call) (T, error), untaken func(T)) (T, error) {
 	if ctx.Done() == nil || ctx == v.c.ctx {
 		return fn(call)
@@ -77,7 +78,7 @@ func through[T any](ctx context.Context, v *Volume, call *Call, fn func(call *Ca
 	return nothing, meta.E("call", meta.Interrupted, v.name, context.Cause(ctx))
 }
 
-// changedLate has the kernel forget what changed after its request was answered.
+// changedLate makes the kernel forget inodes that changed after their request was answered.
 func (v *Volume) changedLate(results []*meta.Result) {
 	n := v.c.cfg.Notify
 	if n == nil {

@@ -10,20 +10,20 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Unsynced is what programs were told is written to a volume and is not durable yet.
+// Unsynced describes what programs wrote to a volume and is not durable yet.
 type Unsynced struct {
 	Volume meta.VolumeID `json:"volume"`
 	Name   string        `json:"name"`
-	Files  int           `json:"files"` // with bytes, a size or times that are not committed
+	Files  int           `json:"files"` // files with uncommitted bytes, size or times
 	Bytes  int64         `json:"bytes"`
-	// Changes: names or attributes were changed of which it is not known here that the
-	// journal has them.
+	// Changes: names or attributes were changed, and this client does not know whether the
+	// changes are journaled.
 	Changes bool `json:"changes,omitempty"`
-	// Why is what the last try to make it durable failed with; "": none failed.
+	// Why is the error of the last attempt to make the bytes durable; "": no attempt failed.
 	Why string `json:"why,omitempty"`
 }
 
-// Empty reports that no bytes are waiting. There may be Changes.
+// Empty reports that no bytes are waiting; Changes may still be set.
 func (u *Unsynced) Empty() bool { return u.Files == 0 && u.Bytes == 0 }
 
 // UnsyncedFile is a file with bytes that are not durable.
@@ -32,7 +32,7 @@ type UnsyncedFile struct {
 	Bytes int64    `json:"bytes"`
 }
 
-// lastFailure is what the last try of a volume's write-back failed with.
+// lastFailure is the error of the last attempt of a volume's write-back.
 type lastFailure struct{ text atomic.Pointer[string] }
 
 // note takes in how a try ended.
@@ -52,7 +52,7 @@ func (l *lastFailure) String() string {
 	return ""
 }
 
-// Unsynced tells what of the volume is not durable.
+// Unsynced returns what is not durable in the volume.
 func (v *Volume) Unsynced() Unsynced {
 	u := Unsynced{Volume: v.id, Name: v.name, Why: v.failure.String()}
 	if v.frozen() {
@@ -69,7 +69,8 @@ func (v *Volume) Unsynced() Unsynced {
 	return u
 }
 
-// UnsyncedFiles lists files with bytes that are not durable, those with the most first.
+// UnsyncedFiles lists at most most files with bytes that are not durable, the files with the
+// most bytes first.
 func (v *Volume) UnsyncedFiles(most int) []UnsyncedFile {
 	var l []UnsyncedFile
 	for _, in := range v.dirtyInodes() {
@@ -86,7 +87,7 @@ func (v *Volume) UnsyncedFiles(most int) []UnsyncedFile {
 	return l[:min(len(l), most)]
 }
 
-// OpenVolumes are the volumes that the client has open, and the views.
+// OpenVolumes returns the open volumes and views of the client.
 func (c *Client) OpenVolumes() []*Volume { return c.openVolumes() }
 
 // Unsynced lists the volumes of which something is not durable.
@@ -101,11 +102,11 @@ func (c *Client) Unsynced() []Unsynced {
 	return l
 }
 
-// errAbandoned is why bytes are lost that an operator gave up.
+// errAbandoned is the cause of a loss of bytes that an operator gave up.
 var errAbandoned = errors.New("an operator gave it up before it was durable")
 
-// Abandon gives up what is not durable of the volume, and tells how much that was.
-// Only an operator asks for it. Whoever has one of the files open gets EIO at the next
+// Abandon gives up all bytes of the volume that are not durable, and returns what was given
+// up. Only an operator asks for it. Programs with one of the files open get EIO from the next
 // write, fsync and close.
 func (v *Volume) Abandon() Unsynced {
 	var lost Unsynced
@@ -121,7 +122,7 @@ func (v *Volume) Abandon() Unsynced {
 	return lost
 }
 
-// dirtyInodes are the inodes that wait to be flushed, each pinned.
+// dirtyInodes returns the inodes that wait to be flushed, each pinned.
 func (v *Volume) dirtyInodes() []*inode {
 	v.dirtyMu.Lock()
 	defer v.dirtyMu.Unlock()

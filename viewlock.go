@@ -8,9 +8,9 @@ import (
 	"penstock.io/penstock/meta/lock"
 )
 
-// viewLocks are the advisory locks of files in a view. Nobody can write there,
-// so they protect nothing of Penstock's, but programs use files as meeting
-// places: they hold within this client, and owners are not asked.
+// viewLocks are the advisory locks on files of a view. Nobody can write there, but programs
+// also use locks to coordinate other work. These locks hold within this client only; owners
+// are not asked.
 type viewLocks struct {
 	mu    sync.Mutex
 	table *lock.Table
@@ -18,7 +18,7 @@ type viewLocks struct {
 	waits map[lock.Ticket]chan struct{}
 }
 
-// with runs fn on the table and wakes whom it says.
+// with runs fn on the table and wakes the tickets that fn returns.
 func (l *viewLocks) with(fn func(t *lock.Table) (woken []lock.Ticket)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
