@@ -25,7 +25,7 @@ type dir struct {
 	// is cached only if changes is unchanged.
 	changes uint64
 	misses  uint8
-	// ahead is the position of the next prefetch, prefetching whether a prefetch is running.
+	// ahead is the position of the next prefetch, aheadRun whether a prefetch is running.
 	ahead    uint64
 	aheadRun bool
 	// State of a listing under way: the cookie at which the next page continues, and the value

@@ -19,7 +19,7 @@ import (
 type Severity string
 
 const (
-	// Warning: everything goes on, with less to spare than there should be.
+	// Warning: everything works, with less reserve than there should be.
 	Warning Severity = "warning"
 	// Critical: data can't be read, changes are refused, or one more failure loses data.
 	Critical Severity = "critical"
@@ -28,14 +28,14 @@ const (
 // Problem is one thing that is wrong.
 type Problem struct {
 	Severity Severity `json:"severity" yaml:"severity"`
-	// Part is what kind of thing it is about: etcd, metadata, node, disk, space,
-	// chunks, volume, quota, mirror, follower, certificate, client or clock.
+	// Part is the kind of the affected object: etcd, metadata, node, disk, space, chunks,
+	// volume, quota, mirror, follower, certificate, client or clock.
 	Part   string `json:"part" yaml:"part"`
-	Object string `json:"object,omitempty" yaml:"object,omitempty"` // which one
-	Text   string `json:"text" yaml:"text"`                         // what is wrong with it, for people
-	Next   string `json:"next" yaml:"next"`                         // what to do about it, for people
-	// BlocksUpgrade: an upgrade stops no server before this is mended, since the
-	// others do not do without that server, or nobody knows whether they do.
+	Object string `json:"object,omitempty" yaml:"object,omitempty"` // name of the affected object
+	Text   string `json:"text" yaml:"text"`                         // the problem, for people
+	Next   string `json:"next" yaml:"next"`                         // the next step, for people
+	// BlocksUpgrade: an upgrade must not stop a server before this problem is solved, because
+	// the other servers can't do without it, or because that is unknown.
 	BlocksUpgrade bool `json:"blocks_upgrade" yaml:"blocks_upgrade"`
 }
 
@@ -45,17 +45,17 @@ type Health struct {
 	Status string `json:"status" yaml:"status"`
 	// Problems, the critical ones first.
 	Problems []Problem `json:"problems" yaml:"problems"`
-	// What was looked at.
+	// The counts below say what was examined.
 	Cluster     string `json:"cluster" yaml:"cluster"`
 	MetaServers int    `json:"metadata_servers" yaml:"metadata_servers"`
 	Nodes       int    `json:"nodes" yaml:"nodes"`
-	Chunks      uint64 `json:"chunks" yaml:"chunks"` // of volumes that are open
-	// Total and Free are of all chunk servers that are there, in bytes.
+	Chunks      uint64 `json:"chunks" yaml:"chunks"` // of open volumes
+	// Total and Free are bytes on all connected chunk servers.
 	Total uint64 `json:"total_bytes" yaml:"total_bytes"`
 	Free  uint64 `json:"free_bytes" yaml:"free_bytes"`
 }
 
-// NewHealth puts problems in order and says how bad they are together.
+// NewHealth sorts problems and determines their joint severity.
 func NewHealth(problems ...Problem) Health {
 	h := Health{Status: "ok", Problems: append([]Problem{}, problems...)}
 	slices.SortStableFunc(h.Problems, func(a, b Problem) int { return cmp.Compare(a.Severity, b.Severity) }) // "critical" is before "warning"
@@ -65,8 +65,8 @@ func NewHealth(problems ...Problem) Health {
 	return h
 }
 
-// ForUpgrade is the health with the problems alone that an upgrade waits for: a quota
-// that is nearly used up, or a client that was cut off, is none of them.
+// ForUpgrade returns the health with only the problems that block an upgrade; a nearly
+// exhausted quota, or a client that was cut off, does not.
 func (h Health) ForUpgrade() Health {
 	left := NewHealth(slices.DeleteFunc(slices.Clone(h.Problems), func(p Problem) bool { return !p.BlocksUpgrade })...)
 	h.Status, h.Problems = left.Status, left.Problems
@@ -79,29 +79,28 @@ type healthSession interface {
 	Cluster() string
 	MetaServers() []wire.MetaServer
 	Health(ctx context.Context, addr string) (meta.ServerHealth, error)
-	// Certificates tells of the newest certificates of identities that the server at an
-	// address knows of.
+	// Certificates returns the newest certificates of identities that the server at addr
+	// knows.
 	Certificates(ctx context.Context, addr string, identities []string) ([]meta.CertHealth, error)
 	Mirrors(ctx context.Context, target meta.VolumeID) ([]meta.Mirror, error)
 }
 
 var _ healthSession = session{}
 
-// healthWait bounds how long one metadata server is waited for.
+// healthWait bounds the wait for one metadata server.
 const healthWait = 8 * time.Second
 
-// Health asks every metadata server what is wrong, and gives it in order, with what
-// to do next. That something can't be found out is a problem, too, and no error.
-// The client's identity must be an administrator's. Errors: NotSupported (the client
-// has no session), AccessDenied, Canceled.
+// Health asks every metadata server for problems and returns them in order of urgency, each
+// with a next step. A fact that can't be determined is a problem, too, and not an error. The
+// client's identity must be an administrator's. Errors: NotSupported (the client has no
+// session), AccessDenied, Canceled.
 func (c *Client) Health(ctx context.Context) (Health, error) {
 	s, ok := c.sess.(healthSession)
 	if !ok {
 		return Health{}, meta.E("health", meta.NotSupported, "", nil)
 	}
 	f := healthFacts{now: time.Now()}
-	// What a session is told when it begins has come when the first answer is there:
-	// the list of metadata servers.
+	// After the first answer, the session has received the list of metadata servers.
 	first, cancel := context.WithTimeout(ctx, healthWait)
 	f.mirrors, f.mirrorErr = s.Mirrors(first, 0)
 	cancel()
@@ -124,8 +123,8 @@ func (c *Client) Health(ctx context.Context) (Health, error) {
 		x.health, x.err = s.Health(ctx, x.Addr)
 		x.asked = began.Add(time.Since(began) / 2)
 	})
-	// Who was shown a certificate that ends may not have heard of the next one, which
-	// another server signed.
+	// A server with a certificate that ends may not know of the next one, which another server
+	// signed.
 	if bearers := f.bearers(); len(bearers) > 0 {
 		each(func(ctx context.Context, x *serverFacts) {
 			if x.err == nil {
@@ -153,11 +152,11 @@ func (c *Client) Health(ctx context.Context) (Health, error) {
 	return h, nil
 }
 
-// healthFacts are what is judged.
+// healthFacts are the facts from which judge derives problems.
 type healthFacts struct {
 	now       time.Time
-	own       *meta.CertHealth // the asker's; nil without one
-	servers   []serverFacts    // all that are on the list
+	own       *meta.CertHealth // the caller's own certificate; nil without one
+	servers   []serverFacts    // all metadata servers on the list
 	mirrors   []meta.Mirror
 	mirrorErr error
 }
@@ -165,12 +164,12 @@ type healthFacts struct {
 type serverFacts struct {
 	wire.MetaServer
 	health  meta.ServerHealth
-	err     error     // it did not answer, and health is empty
-	certErr error     // it answered, and not when it was asked for certificates that others know
+	err     error     // why the server did not answer; health is empty then
+	certErr error     // why the server did not answer the request for certificates
 	asked   time.Time // by the asker's clock, in the middle of the first request
 }
 
-// bearers are those of certificates that end soon.
+// bearers returns the identities with certificates that end soon.
 func (f *healthFacts) bearers() (identities []string) {
 	for _, s := range f.servers {
 		for _, c := range s.health.Certificates {
@@ -182,7 +181,7 @@ func (f *healthFacts) bearers() (identities []string) {
 	return identities
 }
 
-// judge says what is wrong: a function of the facts alone.
+// judge derives the problems. It is a function of the facts alone.
 func (f *healthFacts) judge() Health {
 	var l problems
 	heard := f.judgeServers(&l)
@@ -195,7 +194,7 @@ func (f *healthFacts) judge() Health {
 	f.judgeClients(&l, heard)
 	h := NewHealth(l...)
 	h.MetaServers, h.Chunks = len(f.servers), chunks
-	for _, s := range heard { // the one that sees most
+	for _, s := range heard { // the server that sees most
 		h.Nodes = max(h.Nodes, s.health.Nodes)
 		if s.health.Total > h.Total {
 			h.Total, h.Free = s.health.Total, s.health.Free
@@ -206,23 +205,23 @@ func (f *healthFacts) judge() Health {
 
 type problems []Problem
 
-// standIns are the parts whose problems say that a server is away, or that one may not
-// be able to stand in for another.
+// standIns are the parts whose problems mean that a server is away, or that a server may be
+// unable to replace another.
 var standIns = []string{"etcd", "metadata", "node", "chunks", "volume", "follower"}
 
-// add adds a problem. An upgrade waits for it if it is critical, or of one of standIns.
+// add adds a problem. A critical problem, or a problem of standIns, blocks an upgrade.
 func (l *problems) add(severity Severity, part, object, next, text string, args ...any) {
 	*l = append(*l, Problem{Severity: severity, Part: part, Object: object, Next: next, Text: fmt.Sprintf(text, args...),
 		BlocksUpgrade: severity == Critical || slices.Contains(standIns, part)})
 }
 
-// aside adds a warning that no upgrade waits for, whatever its part.
+// aside adds a warning that never blocks an upgrade.
 func (l *problems) aside(part, object, next, text string, args ...any) {
 	l.add(Warning, part, object, next, text, args...)
 	(*l)[len(*l)-1].BlocksUpgrade = false
 }
 
-// judgeServers gives those that answered.
+// judgeServers returns the servers that answered.
 func (f *healthFacts) judgeServers(l *problems) (heard []*serverFacts) {
 	running := map[string]bool{}
 	joined := map[string]bool{}
@@ -262,8 +261,8 @@ func (f *healthFacts) judgeServers(l *problems) (heard []*serverFacts) {
 }
 
 const (
-	etcdUsedHigh = 0.75 // of the quota: of what is in use
-	etcdSizeHigh = 0.9  // and of the file, which does not shrink by itself
+	etcdUsedHigh = 0.75 // part of etcd's quota that is in use
+	etcdSizeHigh = 0.9  // part of the quota that the file takes; the file does not shrink by itself
 	etcdSpace    = "see that etcd compacts (--auto-compaction-retention=10m), defragment its members one by one (etcdctl defrag), or start them with a larger --quota-backend-bytes"
 )
 
@@ -279,12 +278,12 @@ func (f *healthFacts) judgeEtcd(l *problems, heard []*serverFacts) {
 	critical := func(object, next, text string, args ...any) { l.add(Critical, "etcd", object, next, text, args...) }
 	aside := func(object, next, text string, args ...any) { l.aside("etcd", object, next, text, args...) }
 	type endpoint struct {
-		asks int      // metadata servers that it was configured for
-		by   []string // those that it does not answer
-		err  string   // what the first of these was told
+		asks int      // metadata servers that are configured for this member
+		by   []string // metadata servers without an answer from this member
+		err  string   // the error of the first of these servers
 	}
 	endpoints := map[string]*endpoint{}
-	cant := map[string][]string{} // metadata servers that can't ask it, by what each was told
+	cant := map[string][]string{} // metadata servers that can't reach the member, by error
 	for _, s := range heard {
 		e := &s.health.Etcd
 		if e.Error != "" {
@@ -342,7 +341,7 @@ func (f *healthFacts) judgeEtcd(l *problems, heard []*serverFacts) {
 func (f *healthFacts) judgeNodes(l *problems, heard []*serverFacts) {
 	type node struct {
 		meta.NodeHealth
-		by []string // metadata servers that do not hear it
+		by []string // metadata servers that have no connection to the node
 	}
 	away := map[meta.ServerID]*node{}
 	disks := map[string]meta.DiskHealth{}
@@ -444,7 +443,7 @@ func (f *healthFacts) judgeChunks(l *problems, heard []*serverFacts) (chunks uin
 	}
 	in := func(n func(v *meta.VolumeHealth) uint64) string { return volumesWith(heard, n) }
 	repair := fmt.Sprintf("repair is at it: %s to copy, %d copies under way; see penstock cluster status", sizeText(sum.CopyBytes), sum.Copying)
-	const aside Severity = "" // a warning, and the chunks have all replicas that they should have
+	const aside Severity = "" // a warning, although the chunks have all wanted replicas
 	for _, x := range []struct {
 		n        uint64
 		severity Severity
@@ -479,8 +478,8 @@ func (f *healthFacts) judgeChunks(l *problems, heard []*serverFacts) (chunks uin
 // namedVolumes is how many volumes a problem names at most.
 const namedVolumes = 8
 
-// volumesWith names the volumes that have chunks of a kind, behind a semicolon;
-// nothing if none is known.
+// volumesWith returns the names of volumes with chunks of a kind, after a semicolon, or "" if
+// none is known.
 func volumesWith(heard []*serverFacts, n func(*meta.VolumeHealth) uint64) string {
 	names := map[string]bool{}
 	for _, s := range heard {
@@ -538,7 +537,7 @@ func (f *healthFacts) judgeVolumes(l *problems, heard []*serverFacts) {
 	}
 }
 
-// mirrorSlack is how late a mirror may be beyond two of its rounds.
+// mirrorSlack is the lateness of a mirror, beyond two of its rounds, that is no problem.
 const mirrorSlack = time.Minute
 
 func (f *healthFacts) judgeMirrors(l *problems) {
@@ -555,7 +554,7 @@ func (f *healthFacts) judgeMirrors(l *problems) {
 			l.add(Warning, "mirror", object, next, "fails since %s: %s", m.Since.UTC().Format(time.RFC3339), m.Error)
 		}
 		if m.Last == nil || m.Every <= 0 {
-			continue // its first copy takes as long as it takes
+			continue // the first copy may take any time
 		}
 		if lag := f.now.Sub(m.Last.Taken); lag > 2*m.Every+mirrorSlack {
 			l.add(Warning, "mirror", object, next, "is %v behind, and is to copy every %v", lag.Round(time.Second), m.Every)
@@ -566,7 +565,7 @@ func (f *healthFacts) judgeMirrors(l *problems) {
 func (f *healthFacts) judgeCertificates(l *problems, heard []*serverFacts) {
 	seen := map[string]meta.CertHealth{}
 	note := func(c *meta.CertHealth) {
-		// Of what several servers were shown the newest counts.
+		// Of several certificates of an identity, the newest counts.
 		if c != nil && (seen[c.Identity].Ends.Before(c.Ends)) {
 			seen[c.Identity] = *c
 		}

@@ -8,29 +8,30 @@ import (
 	"penstock.io/penstock/meta"
 )
 
+//
 // Pages of shared mappings.
 //
-// A program that stores into a shared mapping makes a page of the kernel dirty, and
-// nobody hears of it before the kernel writes the page back: seconds later, or when
-// an invalidation asks for it. Until then the page may hold more than anybody else can
-// see. So before a lease is given back the kernel writes back what it has (Launder),
-// and the pages go into the file under the lease that still stands; whoever asked for
-// the lease changes the file after that. A page that comes too late for this, as its
-// session has ended, is refused with an error: put in later, it would undo what others
-// wrote in the meantime.
+// A program that stores into a shared mapping makes a page of the kernel dirty, and the client
+// does not hear of the page before the kernel writes it back: seconds later, or when an
+// invalidation asks for it. Until then the page may hold bytes that no other client can see.
+// So before the client gives a lease back, the kernel writes back its dirty pages (Launder),
+// and the pages go into the file under the lease that still holds; other clients change the
+// file after that. A page that comes too late, after the end of its session, is refused with
+// an error: it would overwrite later writes of other clients.
 //
-// A page never makes a file longer. The kernel goes by the size that it knows, and
-// somebody else may have truncated the file since.
+// A page never extends a file. The kernel writes pages up to the file size that it knows, and
+// another client may have truncated the file since.
 
-// Launderer is a Notifier of kernels that have shared mappings.
+// Launderer is a Notifier for kernels with shared mappings.
 type Launderer interface {
-	// MayBeDirty reports whether a kernel may have dirty pages of the inode. It does not
-	// wait, and it may be wrong by saying yes.
+	// MayBeDirty reports whether a kernel may have dirty pages of the inode. It does not wait,
+	// and may report true for an inode without dirty pages.
 	MayBeDirty(v meta.VolumeID, ino meta.Ino) bool
 	// Launder has the kernels write back and drop the inode's pages, and returns when
 	// WritePage was called for each, and has returned.
 	Launder(v meta.VolumeID, ino meta.Ino)
-	// Settle waits until WritePage has returned for each page that was written back by now.
+	// Settle waits until WritePage has returned for every page that was written back before
+	// the call.
 	Settle(v meta.VolumeID, ino meta.Ino)
 }
 
@@ -43,15 +44,15 @@ func (c *Client) mayBeDirty(v meta.VolumeID, ino meta.Ino) Launderer {
 	return nil
 }
 
-// pageFlush is how often what was written back is flushed while more comes: the pages
-// of one file may be more than fit the write buffer.
+// pageFlush is the interval at which written-back pages are flushed while more pages arrive:
+// the pages of one file may exceed the write buffer.
 const pageFlush = 20 * time.Millisecond
 
-// pageFlushMax bounds what waits for an operation of this client on the file, which may
-// itself wait until the lease is given back.
+// pageFlushMax bounds a wait for another operation of this client on the file, because that
+// operation may itself wait for the end of the recall.
 const pageFlushMax = 2 * time.Second
 
-// flushPages commits what was put in, unless there is nothing.
+// flushPages commits written-back pages, if there are any.
 func (in *inode) flushPages(within time.Duration) {
 	in.mu.Lock()
 	some := in.file != nil && in.file.uncommitted > 0
@@ -64,8 +65,8 @@ func (in *inode) flushPages(within time.Duration) {
 	_ = in.vol.flushRound(ctx, in, flushClose)
 }
 
-// collect runs fn, in which pages are written back while the lease is being given back,
-// and commits meanwhile so that there is room for them.
+// collect runs fn, during which the kernel writes pages back while the lease is being given
+// back, and commits pages meanwhile to make room for more.
 func (in *inode) collect(fn func()) {
 	done := make(chan struct{})
 	in.vol.c.spawn(func() {
@@ -77,19 +78,19 @@ func (in *inode) collect(fn func()) {
 		case <-done:
 			return
 		case <-time.After(pageFlush):
-			// Its error comes again in the flush that follows.
+			// The next flush returns the same error.
 			in.flushPages(pageFlushMax)
 		}
 	}
 }
 
-// Epoch numbers the client's sessions with the volume: what a page held when it was
-// written back in one counts for nothing in another.
+// Epoch numbers the client's sessions with the volume. A page written back in one session must
+// not be put into the file in another.
 func (v *Volume) Epoch() uint64 { return v.epoch.Load() }
 
-// WritePage puts in what the kernel has written back of a shared mapping: what of it
-// lies before the end of the file. epoch is that of the time when the kernel did so.
-// Errors: as Write; SessionExpired.
+// WritePage writes a page of a shared mapping that the kernel has written back, up to the end
+// of the file. epoch is the Epoch at the time of the write-back. Errors: as Write;
+// SessionExpired.
 func (v *Volume) WritePage(ctx context.Context, call *Call, ino meta.Ino, p []byte, off int64, epoch uint64) error {
 	if err := v.readOnly("write"); err != nil {
 		return err
@@ -103,8 +104,8 @@ func (v *Volume) WritePage(ctx context.Context, call *Call, ino meta.Ino, p []by
 	return err
 }
 
-// pageTry is how long a page waits for the exclusive lease before it looks whether the
-// lease that is there is being taken back: the page is put in before that.
+// pageTry is how long a page waits for the exclusive lease before WritePage checks whether the
+// present lease is being recalled: the page must go in before the recall ends.
 const pageTry = 5 * time.Millisecond
 
 // toWritePage waits until a page may be put in, and returns with mu held.
@@ -124,7 +125,7 @@ func (in *inode) toWritePage(ctx context.Context, epoch uint64) (*file, error) {
 				gates = 1
 			}
 			switch {
-			case f.gate > gates: // a truncation or its like
+			case f.gate > gates: // a truncation or a similar operation
 				if gated.IsZero() {
 					gated = time.Now()
 				}
@@ -157,15 +158,15 @@ func (in *inode) toWritePage(ctx context.Context, epoch uint64) (*file, error) {
 	}
 }
 
-// held is the lease that is there.
+// held returns the present lease.
 func (in *inode) held() meta.LeaseMode {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return in.lease
 }
 
-// awaitPageTurn asks for the exclusive lease, and gives up when the lease is being
-// taken back: the owner grants none before this page was put in.
+// awaitPageTurn asks for the exclusive lease, and gives up when the present lease is being
+// recalled: the owner grants no other before this page is in the file.
 func (in *inode) awaitPageTurn(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -188,7 +189,7 @@ func (in *inode) awaitPageTurn(ctx context.Context) error {
 		select {
 		case err := <-got:
 			if errors.Is(err, meta.Busy) {
-				return nil // nobody else could put the page in: it asks again
+				return nil // no other operation can write the page: ask again
 			}
 			return err
 		case <-tick.C:
@@ -204,9 +205,9 @@ func (in *inode) awaitPageTurn(ctx context.Context) error {
 	}
 }
 
-// collectLast commits the pages that were stored into while the kernel forgot the
-// others. It has none any more, and fills none while reads are held back. in.mu is
-// held, and released meanwhile.
+// collectLast commits the pages that programs dirtied while the kernel forgot other pages.
+// After that the kernel has no pages of the file, and gets none while reads are held back. The
+// caller holds in.mu, which collectLast releases meanwhile.
 func (in *inode) collectLast(ask *recallAsk, pages Launderer) {
 	in.mu.Unlock()
 	in.collect(func() { pages.Settle(in.vol.id, in.ino) })

@@ -18,41 +18,40 @@ import (
 	"penstock.io/penstock/meta"
 )
 
+//
 // How a mirror's target becomes equal to a snapshot of the source.
 //
-// The target's live tree holds base, the snapshot that it was equal to last, and
-// perhaps a part of the way from there to the new one: whoever copied may have
-// been killed at any point. So each step looks at what is there before it does
-// anything, and what was done is not done again:
+// The target's live tree is equal to base, the previous snapshot, or is somewhere between base
+// and the new snapshot: an earlier copying process may have been killed at any point. So each
+// step looks at the target before it changes anything, and skips what is done already:
 //
-//  1. Names. The comparison of base and the new snapshot in the source says which
-//     entries are others. An inode that was in base is found in the target by the
-//     path that it has in the target's own base, which does not change. What is
-//     renamed goes into a staging directory first, then what is removed is
-//     unlinked, then each new entry is made: those nearer to the root first, and
-//     among those equally near several at a time, but not two of one inode. An entry
-//     of the target that is neither what base had there nor absent was made here
-//     before, for this snapshot.
-//  2. Contents, several files at a time: of files that were there, the ranges
-//     whose place in chunks is another one than in base; of new ones, all. What is
-//     worth it goes past the client's write buffer, since the source still has it
-//     if a chunk fails (bulk.go).
-//  3. Attributes; times last, when the file's bytes are committed. So a file
-//     whose size and time are right is whole.
-//  4. Directories' attributes, when nothing in them changes any more.
+// 1. Names. The comparison of base and the new snapshot in the source lists the entries that
+//     differ. The copy finds an inode of base in the target by the inode's path in the target's
+//     own base snapshot, which does not change. First, renamed entries go into a staging
+//     directory; then removed entries are unlinked; then new entries are made, those nearer to the
+//     root first, and entries of equal depth several at a time, but never two of one inode. An
+//     entry of the target that is neither base's entry nor absent was made here earlier, for this
+//     snapshot.
+// 2. Contents, several files at a time: of files in base, the ranges whose place in chunks
+//     differs; of new files, all. Large contents bypass the client's write buffer, since the
+//     source still has the bytes if a chunk fails (bulk.go).
+// 3. Attributes; times last, when the file's bytes are committed. So a file with the right
+// size
+//     and time is complete.
+// 4. Attributes of directories, when nothing in them changes any more.
 //
 // A first copy has no base: every entry is new.
 
 const (
 	mirrorFiles   = 16               // files copied at a time
-	mirrorReads   = 8                // reads ahead of the writing of one file, at most
+	mirrorReads   = 8                // most reads ahead of the writing of one file
 	mirrorSegment = 1 << 20          // bytes of one read
 	mirrorBatch   = 2000             // files whose times are set after one sync
-	mirrorLate    = time.Millisecond // a read that takes so long more than a write is worth reading further ahead
+	mirrorLate    = time.Millisecond // if a read takes this much longer than a write, more reads run ahead
 	mirrorResume  = 8 << 20          // files of so many bytes are not copied from the beginning again
 )
 
-// mirrorCopy is one way from base to a snapshot.
+// mirrorCopy is the copy of the difference between base and a snapshot.
 type mirrorCopy struct {
 	to                    *Volume // the source's snapshot
 	from                  *Volume // the source's base, nil for a first copy
@@ -64,18 +63,18 @@ type mirrorCopy struct {
 	files  chan mirrorFile
 	synced chan mirrorFile
 	late   sync.WaitGroup      // commits of files that were copied in bulk
-	room   *semaphore.Weighted // for bytes of these
-	most   uint64              // bytes of one that are not committed; 0: bulkCommit
-	again  sync.Mutex          // held by who copies one once more
+	room   *semaphore.Weighted // for the uncommitted bytes of these
+	most   uint64              // most uncommitted bytes of one file; 0: bulkCommit
+	again  sync.Mutex          // held while a file is copied once more
 	fail   func(error)         // ends all with an error
 	stage  string              // name of the staging directory
 
-	mu   sync.Mutex            // of these:
+	mu   sync.Mutex            // guards the fields below
 	ids  map[meta.Ino]meta.Ino // in the source -> in the target
-	dirs map[meta.Ino]meta.Ino // whose attributes are set at the end
+	dirs map[meta.Ino]meta.Ino // directories whose attributes are set at the end
 }
 
-// known tells what a source's inode is in the target, if it was found or made.
+// known returns the target's inode of a source inode, if it was found or made.
 func (m *mirrorCopy) known(src meta.Ino) (dst meta.Ino, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -89,14 +88,14 @@ func (m *mirrorCopy) know(src, dst meta.Ino) {
 	m.ids[src] = dst
 }
 
-// touched notes that something in a directory of the source is another one.
+// touched notes that an entry of a source directory differs.
 func (m *mirrorCopy) touched(src, dst meta.Ino) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.dirs[src] = dst
 }
 
-// mirrorFile is an inode that gets contents and attributes.
+// mirrorFile is an inode that needs contents and attributes.
 type mirrorFile struct {
 	src, dst meta.Ino
 	fresh    bool // not in base
@@ -104,7 +103,7 @@ type mirrorFile struct {
 	a        meta.Attr // of the source
 }
 
-// run makes the target equal to the snapshot, and all of it durable.
+// run makes the target equal to the snapshot, durably.
 func (m *mirrorCopy) run(ctx context.Context, changes []meta.Change) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -158,7 +157,7 @@ func (m *mirrorCopy) run(ctx context.Context, changes []meta.Change) error {
 
 // ---- a first copy
 
-// copyTree makes what is in a directory.
+// copyTree makes the entries of a directory.
 func (m *mirrorCopy) copyTree(ctx context.Context, src, dst meta.Ino) error {
 	for at, eof := (DirCursor{}), false; !eof; {
 		var list []DirEntry
@@ -191,7 +190,7 @@ func (m *mirrorCopy) copyTree(ctx context.Context, src, dst meta.Ino) error {
 					return err
 				}
 				if made[i] == 0 {
-					continue // another name of what is being copied
+					continue // another name of an inode that is being copied
 				}
 			}
 			if !a.IsDir() {
@@ -213,8 +212,8 @@ func errJunction(path string) error {
 	return meta.E("mirror", meta.NotSupported, path, errors.New("another volume is attached there: mirror that by itself, and attach it elsewhere"))
 }
 
-// enter gives a name to an inode that is new, and may have several. It returns
-// zero when it was made before: then it is being copied.
+// enter gives a name to a new inode, which may have several names. It returns zero if an
+// earlier name made the inode: then it is being copied already.
 func (m *mirrorCopy) enter(ctx context.Context, dir meta.Ino, name string, a *meta.Attr) (meta.Ino, error) {
 	if !a.IsDir() && a.Nlink > 1 {
 		if ino, ok := m.known(a.Ino); ok {
@@ -250,7 +249,7 @@ func (m *mirrorCopy) make(ctx context.Context, dir meta.Ino, name string, a *met
 	return e.Attr.Ino, err
 }
 
-// link gives an inode of the target one more name, unless it has it.
+// link adds a name to an inode of the target, unless the name exists.
 func (m *mirrorCopy) link(ctx context.Context, ino, dir meta.Ino, name string) error {
 	if there, err := m.at(ctx, dir, name); err != nil || there == ino {
 		return err
@@ -259,8 +258,8 @@ func (m *mirrorCopy) link(ctx context.Context, ino, dir meta.Ino, name string) e
 	return err
 }
 
-// at tells what is under a name of the target; zero: nothing. There is nothing either
-// in a directory that is gone: who copied before removed it, with what was in it.
+// at returns the inode of a name in the target; zero: the name does not exist, or the
+// directory is gone (an earlier copying process removed it with its entries).
 func (m *mirrorCopy) at(ctx context.Context, dir meta.Ino, name string) (meta.Ino, error) {
 	e, err := m.dst.Lookup(ctx, dir, name)
 	if meta.KindOf(err) == meta.Stale {
@@ -294,7 +293,7 @@ func newMirrorPaths(v *Volume) *mirrorPaths {
 	return &mirrorPaths{v: v, dirs: map[string]meta.Ino{}}
 }
 
-// find gives what a path leads to. Errors: NotFound.
+// find returns the inode of a path. Errors: NotFound.
 func (p *mirrorPaths) find(ctx context.Context, path string) (meta.Ino, error) {
 	if path == "" {
 		return meta.RootIno, nil
@@ -343,8 +342,8 @@ type mirrorName struct {
 	deep int // how far from the root
 }
 
-// turns puts what may not be done side by side, since it is about the same inode,
-// into turns, one after the other.
+// turns splits all into groups that run one after the other, so that no group has two items of
+// the same inode.
 func turns[T any](all []T, ino func(T) meta.Ino) (out [][]T) {
 	seen := map[meta.Ino]int{}
 	for _, x := range all {
@@ -358,7 +357,7 @@ func turns[T any](all []T, ino func(T) meta.Ino) (out [][]T) {
 	return out
 }
 
-// byDepth sorts what is n levels below the root into out[n].
+// byDepth puts the items n levels below the root into out[n].
 func byDepth[T any](all []T, depth func(T) int) (out [][]T) {
 	for _, x := range all {
 		n := depth(x)
@@ -419,7 +418,7 @@ func (m *mirrorCopy) apply(ctx context.Context, changes []meta.Change) error {
 	})
 }
 
-// findStage chooses a name that no entry of the roots has.
+// findStage chooses a name that no entry of either root has.
 func (m *mirrorCopy) findStage(ctx context.Context) error {
 	for m.stage = ".penstock-mirror"; ; m.stage += "-" {
 		free := true
@@ -436,7 +435,7 @@ func (m *mirrorCopy) findStage(ctx context.Context) error {
 	}
 }
 
-// leaving finds, in the bases, the entries that are renamed or removed.
+// leaving finds the entries of the bases that are renamed or removed.
 func (m *mirrorCopy) leaving(ctx context.Context, changes []meta.Change) (moved, removed []mirrorName, err error) {
 	src, dst := newMirrorPaths(m.from), newMirrorPaths(m.base)
 	found := make([]mirrorName, len(changes))
@@ -458,7 +457,7 @@ func (m *mirrorCopy) leaving(ctx context.Context, changes []meta.Change) (moved,
 		if n.ino, err = dst.find(ctx, path); err != nil {
 			return err
 		}
-		// The directory that it leaves is changed, if it stays.
+		// The old directory changes, if it still exists in the new snapshot.
 		up, _, err := src.parent(ctx, path)
 		if err != nil {
 			return err
@@ -494,7 +493,7 @@ func (m *mirrorCopy) leaving(ctx context.Context, changes []meta.Change) (moved,
 	return moved, removed, nil
 }
 
-// remove unlinks what is there still, directories after what is in them.
+// remove unlinks the entries that still exist, directories after their contents.
 func (m *mirrorCopy) remove(ctx context.Context, all []mirrorName) error {
 	unlink := func(ctx context.Context, _ int, n mirrorName) error {
 		if there, err := m.at(ctx, n.dir, n.name); err != nil || there != n.ino {
@@ -523,7 +522,7 @@ func (m *mirrorCopy) remove(ctx context.Context, all []mirrorName) error {
 
 func stageName(ino meta.Ino) string { return fmt.Sprintf("%x", uint64(ino)) }
 
-// setAside takes entries that are renamed out of the way.
+// setAside moves renamed entries into the staging directory.
 func (m *mirrorCopy) setAside(ctx context.Context, moved []mirrorName) error {
 	if len(moved) == 0 {
 		return nil
@@ -556,7 +555,7 @@ func (m *mirrorCopy) setAside(ctx context.Context, moved []mirrorName) error {
 	return nil
 }
 
-// arrive makes the entries that are new, level by level: what is above them is there.
+// arrive makes the new entries, level by level, so that parents come first.
 func (m *mirrorCopy) arrive(ctx context.Context, all []meta.Change) error {
 	src, dst := newMirrorPaths(m.to), newMirrorPaths(m.dst)
 	stage, err := m.at(ctx, meta.RootIno, m.stage)
@@ -595,7 +594,7 @@ func (m *mirrorCopy) arrive(ctx context.Context, all []meta.Change) error {
 	return nil
 }
 
-// create makes a new inode and sees to what is in it.
+// create makes a new inode and schedules its contents.
 func (m *mirrorCopy) create(ctx context.Context, src, dir meta.Ino, name string) error {
 	e, err := m.to.GetAttr(ctx, src)
 	if err != nil {
@@ -636,7 +635,7 @@ func (m *mirrorCopy) dropStage(ctx context.Context) error {
 
 // ---- contents and attributes
 
-// fill gives a file its contents, and all attributes but times.
+// fill writes a file's contents and sets all attributes but times.
 func (m *mirrorCopy) fill(ctx context.Context, f mirrorFile) error {
 	e, err := m.dst.GetAttr(ctx, f.dst)
 	if err != nil {
@@ -741,7 +740,7 @@ func (m *mirrorCopy) fillData(ctx context.Context, f *mirrorFile, t *meta.Attr) 
 			return err // the source's own error is no better the second time
 		}
 		// A chunk failed: what was in it the ordinary way, which tries others, with pauses.
-		m.again.Lock() // one file at a time: they may be hundreds
+		m.again.Lock() // one file at a time: there may be hundreds
 		defer m.again.Unlock()
 		m.dst.c.log.Info("a file of a mirror is written once more", "file", m.dst.subject(b.in.ino), "from", b.until, "error", err)
 		m.planned.Add(b.fresh)
@@ -749,7 +748,7 @@ func (m *mirrorCopy) fillData(ctx context.Context, f *mirrorFile, t *meta.Attr) 
 	}, nil
 }
 
-// bulkAgain tells whether what failed may succeed if it is written again.
+// bulkAgain reports whether another write of the same bytes may succeed.
 func bulkAgain(err error) bool {
 	switch meta.KindOf(err) {
 	case meta.NoSpace, meta.QuotaExceeded, meta.SessionExpired, meta.ReadOnly, meta.AccessDenied, meta.Stale:
@@ -760,7 +759,7 @@ func bulkAgain(err error) bool {
 
 // setOwner sets everything but times and contents.
 func (m *mirrorCopy) setOwner(ctx context.Context, src, dst meta.Ino, a, t *meta.Attr) error {
-	if a.UID != t.UID || a.GID != t.GID { // before capabilities, which it drops
+	if a.UID != t.UID || a.GID != t.GID { // before capabilities: a change of owner drops them
 		e, err := m.dst.SetAttr(ctx, nil, meta.SetAttr{Ino: dst, Mask: meta.SetUID | meta.SetGID, UID: a.UID, GID: a.GID})
 		if err != nil {
 			return err
@@ -817,8 +816,8 @@ func timesOf(ino meta.Ino, a *meta.Attr) meta.SetAttr {
 	return meta.SetAttr{Ino: ino, Mask: meta.SetMtime | meta.SetAtime, Mtime: a.Mtime, Atime: a.Atime}
 }
 
-// setTimes sets the times of files whose contents are committed: of many files at
-// once, but not of those that are still being written.
+// setTimes sets the times of many files with committed contents at once, and skips files that
+// are still being written.
 func (m *mirrorCopy) setTimes(ctx context.Context) error {
 	for {
 		f, more := <-m.synced
@@ -855,7 +854,7 @@ func (m *mirrorCopy) setTimes(ctx context.Context) error {
 	}
 }
 
-// each calls fn for all, mirrorFiles at a time, until one fails.
+// each calls fn for all items, mirrorFiles at a time, until a call fails.
 func each[T any](ctx context.Context, all []T, fn func(ctx context.Context, i int, x T) error) error {
 	g, until := errgroup.WithContext(ctx)
 	g.SetLimit(mirrorFiles)

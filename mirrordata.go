@@ -10,7 +10,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Which bytes of a mirror's file are others than in its base, and how they are copied.
+//
+// Which bytes of a mirror's file differ from its base, and how they are copied.
 
 // span is the bytes [lo, hi) of a file.
 type span struct{ lo, hi uint64 }
@@ -33,8 +34,8 @@ func (m *mirrorCopy) ranges(ctx context.Context, f *mirrorFile, t *meta.Attr) (d
 	}
 	todo := otherPlaces(was, now, size)
 	if size >= mirrorResume && t.Blocks > 0 {
-		// Where the target's bytes lie elsewhere than in its base they were copied
-		// before, by who did not get to the end of the file.
+		// Where the places of the target's bytes differ from its base, an earlier process
+		// copied the bytes, but did not reach the end of the file.
 		var before []meta.Extent
 		if !f.fresh {
 			if before, err = placesOf(ctx, m.base, f.dst); err != nil {
@@ -51,8 +52,8 @@ func (m *mirrorCopy) ranges(ctx context.Context, f *mirrorFile, t *meta.Attr) (d
 	return data, without(todo, data), nil
 }
 
-// placesOf lists where a file's committed bytes lie; an inline file's are one
-// extent whose place is like no other.
+// placesOf lists the places of a file's committed bytes. An inline file has one extent with a
+// unique place.
 func placesOf(ctx context.Context, v *Volume, ino meta.Ino) (all []meta.Extent, err error) {
 	for off := uint64(0); ; {
 		l, err := v.Locate(ctx, ino, off)
@@ -91,7 +92,7 @@ func otherPlaces(a, b []meta.Extent, size uint64) (out []span) {
 			return w, size, l
 		case l[0].Off > off:
 			return w, l[0].Off, l
-		case l[0].Chunk.IsZero(): // preallocated: it reads as a hole does
+		case l[0].Chunk.IsZero(): // preallocated: reads as zeros, like a hole
 			return w, l[0].End(), l
 		}
 		return where{l[0].Chunk, l[0].ChunkOff - l[0].Off}, l[0].End(), l
@@ -118,7 +119,7 @@ func addSpan(l []span, s span) []span {
 	return append(l, s)
 }
 
-// within is the part of l that has bytes in chunks, or inline.
+// within returns the parts of l with bytes in chunks, or inline.
 func within(l []span, data []meta.Extent) (out []span) {
 	for _, s := range l {
 		i, _ := slices.BinarySearchFunc(data, s.lo, func(e meta.Extent, off uint64) int {
@@ -136,7 +137,7 @@ func within(l []span, data []meta.Extent) (out []span) {
 	return out
 }
 
-// without is l without what is in sub. Both are in order.
+// without returns l minus sub. Both are sorted.
 func without(l, sub []span) (out []span) {
 	for _, s := range l {
 		for len(sub) > 0 && sub[0].hi <= s.lo {
@@ -158,12 +159,11 @@ func without(l, sub []span) (out []span) {
 	return out
 }
 
-// mirrorBuffers are what copyRanges reads into: memory that was used before costs a
-// fraction of what new memory does.
+// mirrorBuffers are the read buffers of copyRanges: reused memory costs a fraction of fresh
+// memory.
 var mirrorBuffers = sync.Pool{New: func() any { return new([mirrorSegment]byte) }}
 
-// copyRanges reads bytes and has them written: reads go ahead of writes, which stay
-// in order.
+// copyRanges reads ranges and calls write for the bytes, in order. Reads run ahead of writes.
 func (m *mirrorCopy) copyRanges(ctx context.Context, src meta.Ino, ranges []span, write func(ctx context.Context, p []byte, off uint64) error) error {
 	var segments []span
 	for _, r := range ranges {
@@ -192,12 +192,12 @@ func (m *mirrorCopy) copyRanges(ctx context.Context, src meta.Ino, ranges []span
 	answers := make([]chan answer, len(segments))
 	begin := func(i int) {
 		answers[i] = make(chan answer, 1)
-		// Their turns are in the order of the file: what comes first is written first.
+		// Turns are in file order: earlier bytes are written first.
 		at := m.pace.turn(segments[i].hi - segments[i].lo)
 		go func() { answers[i] <- read(segments[i], at) }()
 	}
-	// Only as many reads go ahead as keep the writer from waiting: a source that is
-	// near needs two buffers, which stay in the processor's caches.
+	// Only as many reads run ahead as keep the writer busy: for a near source two buffers
+	// suffice, which stay in the processor's caches.
 	begun, ahead := 0, 2
 	more := func(upTo int) {
 		for ; begun < min(upTo, len(segments)); begun++ {
@@ -210,7 +210,7 @@ func (m *mirrorCopy) copyRanges(ctx context.Context, src meta.Ino, ranges []span
 		if answers[i] == nil {
 			break
 		}
-		var a answer // every read that was begun is waited for
+		var a answer // every started read is awaited
 		select {
 		case a = <-answers[i]:
 		default:
@@ -237,21 +237,20 @@ func (m *mirrorCopy) copyRanges(ctx context.Context, src meta.Ino, ranges []span
 	return failed
 }
 
-// pace bounds bytes in a second. The bytes that are to be sent stand in a queue, which
-// moves on with the rate; so a new rate holds for those that are in it, too. nil, or
-// with a rate of zero: it bounds nothing.
+// pace bounds bytes per second. Bytes to be sent stand in a queue that moves at the rate, so
+// that a new rate also applies to queued bytes. A nil pace, or a rate of zero, bounds nothing.
 type pace struct {
 	mu     sync.Mutex
 	rate   uint64
-	queued float64 // bytes that ever were
-	passed float64 // of them, by the time at
+	queued float64 // bytes that ever entered the queue
+	passed float64 // bytes that had passed the queue at the time at
 	at     time.Time
 	moved  chan struct{} // closed when the rate changes; nil: nobody waits
 }
 
 func newPace(rate uint64) *pace { return &pace{rate: rate} }
 
-// advance lets pass what may by now. Caller holds mu.
+// advance moves the queue up to now. The caller holds mu.
 func (p *pace) advance() {
 	now := time.Now()
 	if p.rate == 0 {
@@ -277,7 +276,7 @@ func (p *pace) set(rate uint64) {
 	}
 }
 
-// turn puts n bytes into the queue, and gives what wait waits for: that those before
+// turn adds n bytes to the queue and returns the position that wait awaits: the bytes before
 // them have passed.
 func (p *pace) turn(n uint64) (at float64) {
 	if p == nil {
@@ -310,7 +309,7 @@ func (p *pace) wait(ctx context.Context, at float64) error {
 		moved, wait := p.moved, time.Duration(missing/float64(p.rate)*float64(time.Second))
 		p.mu.Unlock()
 		select {
-		case <-time.After(wait + time.Microsecond): // what is rounded down would have it look again at once
+		case <-time.After(wait + time.Microsecond): // a duration rounded down would end a moment too early
 		case <-moved:
 		case <-ctx.Done():
 			return context.Cause(ctx)

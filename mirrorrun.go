@@ -15,11 +15,11 @@ import (
 
 // MirrorConfig says for which cluster mirrors are run.
 type MirrorConfig struct {
-	// Client is connected to the targets' cluster, with the right to administer
-	// the targets. Nothing else uses it.
+	// Client is connected to the targets' cluster, with the right to administer the targets.
+	// Only RunMirrors uses it.
 	Client *Client
-	// Dial connects to the cluster of a source that has addresses, with the right
-	// to administer the source.
+	// Dial connects to the cluster of a source with addresses, with the right to administer
+	// the source.
 	Dial   func(ctx context.Context, at meta.MirrorSource) (*Client, error)
 	Logger *slog.Logger // nil: slog.Default()
 	// Poll is how often the records are looked at; 0: 2 s.
@@ -28,24 +28,24 @@ type MirrorConfig struct {
 	Unsafe MirrorUnsafe
 }
 
-// MirrorUnsafe names what RunMirrors can leave out.
+// MirrorUnsafe switches steps of RunMirrors off (positive controls).
 type MirrorUnsafe struct {
-	NoDigest bool // show what was copied without comparing
+	NoDigest bool // show a copied snapshot without comparing digests
 }
 
 const (
-	mirrorPin   = 30 * 24 * time.Hour // how long a source keeps the last snapshot for a mirror that is silent
+	mirrorPin   = 30 * 24 * time.Hour // how long a source keeps the last snapshot for a mirror without contact
 	mirrorRetry = time.Minute         // the longest between tries
-	mirrorLook  = 30 * time.Second    // how often what is missing is estimated
-	mirrorTell  = time.Second         // how often a round tells how far it is
-	// mirrorDigest is how often the digest of the source is asked for while a round
-	// copies; the owner has it computed for five minutes after each time.
+	mirrorLook  = 30 * time.Second    // interval of the estimate of missing bytes
+	mirrorTell  = time.Second         // interval of a round's progress reports
+	// mirrorDigest is the interval at which a copying round asks for the source's digest.
+	// After each request, the owner computes the digest for five minutes.
 	mirrorDigest = time.Minute
 )
 
-// RunMirrors runs the mirrors of a cluster until ctx ends: those that are not
-// paused, and that no other process runs. Any number of processes may do so; each
-// mirror is run by one of them. It returns when all has stopped.
+// RunMirrors runs the mirrors of a cluster until ctx ends: all that are not paused and that no
+// other process runs. Any number of processes may call it; each mirror is run by one of them.
+// RunMirrors returns when all work has stopped.
 func RunMirrors(ctx context.Context, cfg MirrorConfig) error {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -105,7 +105,7 @@ type mirrorWorker struct {
 	src    *Volume
 }
 
-// run does rounds until the mirror is paused, or another process has it.
+// run does rounds until the mirror is paused, or another process runs it.
 func (w *mirrorWorker) run(ctx context.Context) (err error) {
 	if w.dst, err = w.Client.VolumeByID(ctx, w.target); err != nil {
 		return err
@@ -123,26 +123,26 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 			defer cancel()
 			return do(ctx)
 		}
-		// What a round wrote before it was stopped is committed while that may be.
+		// The bytes of a stopped round are committed while the session may still write.
 		if err := end(w.dst.SyncAll); err != nil {
 			w.log.Info("what a round wrote last is written again", "error", err)
 		}
 		w.dst.only.Store(0)
-		// What can't be told ends with the session.
+		// If the release is not delivered, the right ends with the session.
 		_ = end(func(ctx context.Context) error { return w.dst.unfill(ctx, owner) })
 	}()
 	var looked time.Time
-	var again time.Time // not before is tried again what was asked for so often:
+	var again time.Time // earliest time of the next attempt
 	var asked uint64
 	for tries := 0; ; {
-		// The right is lost with the session: then another may have it, or the volume
-		// is no target any more. So nothing is sent but in the session's epoch from
-		// before it was got.
+		// The right ends with the session: then another process may have it, or the volume is
+		// no longer a target. So operations are sent only in the session's epoch of the time
+		// before the right was taken.
 		w.dst.only.Store(w.dst.epoch.Load())
 		if err := w.dst.fill(ctx, owner, false); err != nil {
 			return err
 		}
-		// Read by who has the right: Promote changes nothing but the state meanwhile.
+		// Read under the right: meanwhile Promote changes only the state.
 		r, err := w.m.find(ctx, w.target)
 		if err != nil {
 			return err
@@ -174,7 +174,7 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 			if err := w.watched(ctx, w.wanted, func(ctx context.Context) error { return w.look(ctx, &r) }); err != nil && ctx.Err() == nil {
 				w.log.Info("how far a mirror is behind could not be found out", "error", err)
 			}
-			// It never takes more than a part of the time.
+			// The estimate never takes more than a tenth of the time.
 			looked = time.Now().Add(min(10*time.Since(began), time.Hour))
 		}
 		select {
@@ -185,7 +185,7 @@ func (w *mirrorWorker) run(ctx context.Context) (err error) {
 	}
 }
 
-// errStopped ends a round that is wanted no more, or that another process does.
+// errStopped ends a round that is no longer wanted, or that another process runs.
 var errStopped = errors.New("the mirror was paused, or another process runs it")
 
 // wanted tells whether the mirror is to be run. Errors: errStopped.
@@ -197,10 +197,9 @@ func (w *mirrorWorker) wanted(ctx context.Context) error {
 	return err
 }
 
-// watched runs fn until it ends. When tell, which is called every so often, says
-// errStopped, fn's context ends, whatever fn waits for: a source that answers no
-// more does not keep a mirror from being paused or promoted. Errors: fn's;
-// errStopped.
+// watched runs fn to its end and calls tell regularly. When tell returns errStopped, watched
+// cancels fn's context, whatever fn waits for: a source that does not answer can't keep a
+// mirror from being paused or promoted. Errors: fn's; errStopped.
 func (w *mirrorWorker) watched(ctx context.Context, tell, fn func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -269,18 +268,18 @@ func (w *mirrorWorker) open(ctx context.Context, r *Mirror) (done func(), err er
 	return done, nil
 }
 
-// mirrorRound is one try of a round.
+// mirrorRound is one attempt of a round.
 type mirrorRound struct {
 	w *mirrorWorker
-	r Mirror // as it was when it began
+	r Mirror // at the beginning of the attempt
 
 	mu     sync.Mutex
 	n      MirrorRound
 	copier *mirrorCopy // nil: nothing is copied yet
-	sent   uint64      // by those that tried before
+	sent   uint64      // by earlier attempts
 }
 
-// is tells whether the record still has this round. Errors: errStopped.
+// is reports whether the record still has this round. Errors: errStopped.
 func (s *mirrorRound) is(r *Mirror) error {
 	if r.Round == nil || r.Round.Snapshot != s.n.Snapshot {
 		return errStopped
@@ -288,7 +287,7 @@ func (s *mirrorRound) is(r *Mirror) error {
 	return nil
 }
 
-// now is how far it is.
+// now returns the round with its progress.
 func (s *mirrorRound) now() *MirrorRound {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -305,8 +304,7 @@ func (s *mirrorRound) set(fn func(n *MirrorRound)) {
 	fn(&s.n)
 }
 
-// tell records how far it is, and has the round keep to the rate that is wanted now.
-// Errors: errStopped.
+// tell records the progress, and applies the rate that is wanted now. Errors: errStopped.
 func (s *mirrorRound) tell(ctx context.Context) error {
 	s.mu.Lock()
 	copier := s.copier
@@ -330,8 +328,8 @@ func (s *mirrorRound) tell(ctx context.Context) error {
 	return err
 }
 
-// begin has the record name the snapshot that is to be copied, unless it does.
-// Errors: errStopped (the mirror was paused, or is not where it was).
+// begin records the snapshot that is to be copied, unless the record has it. Errors:
+// errStopped (the mirror was paused, or its record changed).
 func (s *mirrorRound) begin(ctx context.Context) error {
 	if s.r.Round == nil {
 		now := time.Now().UTC()
@@ -356,8 +354,8 @@ func (s *mirrorRound) begin(ctx context.Context) error {
 	return nil
 }
 
-// run copies one snapshot, or the rest of it, checks it and shows it. Whatever it
-// does is recorded before or can be seen, so that it may end at any point.
+// run copies one snapshot or the rest of it, checks and shows it. Each step is recorded
+// before, or visible in the target, so that the process may end at any point.
 func (s *mirrorRound) run(ctx context.Context) error {
 	w := s.w
 	if now, err := w.dst.shown(ctx); err != nil {
@@ -393,7 +391,7 @@ func (s *mirrorRound) run(ctx context.Context) error {
 	sum, err := w.verify(ctx, name, s.r.Rate == 0)
 	if err != nil {
 		if meta.KindOf(err) == meta.Corrupt {
-			// From the beginning: what is there can't be told from what is wrong.
+			// Copy from the beginning: right and wrong contents can't be told apart.
 			err = errors.Join(err, w.dst.DeleteSnapshot(ctx, name), w.m.s.RollBackTarget(ctx, w.target, shown(&s.r)))
 		}
 		return err
@@ -403,7 +401,7 @@ func (s *mirrorRound) run(ctx context.Context) error {
 	}
 	s.set(func(n *MirrorRound) { n.Digest, n.Ended = sum, time.Now().UTC() })
 	r, err := w.m.change(ctx, w.target, func(r *Mirror) error {
-		// Also of a mirror that was paused since: it is complete.
+		// Also if the mirror was paused meanwhile: the snapshot is complete.
 		if err := s.is(r); err != nil {
 			return err
 		}
@@ -422,8 +420,8 @@ func (s *mirrorRound) run(ctx context.Context) error {
 	return nil
 }
 
-// snapshots takes the round's snapshot of the source, if it is not there, and
-// pins it and the base. It tells when it was taken.
+// snapshots takes the round's snapshot of the source, if it does not exist, and pins it and
+// the base. It returns the time of the snapshot.
 func (w *mirrorWorker) snapshots(ctx context.Context, r *Mirror) (time.Time, error) {
 	n := r.Round
 	if n.Base != "" {
@@ -448,11 +446,11 @@ func (w *mirrorWorker) snapshots(ctx context.Context, r *Mirror) (time.Time, err
 	return time.Unix(0, int64(s.Created)).UTC(), nil
 }
 
-// fillTarget makes the target's live tree equal to the round's snapshot, and
-// keeps it as one.
+// fillTarget makes the target's live tree equal to the round's snapshot, and takes a snapshot
+// of the target.
 func (w *mirrorWorker) fillTarget(ctx context.Context, c *mirrorCopy, n *MirrorRound) (err error) {
 	if _, err := w.dst.Snapshot(ctx, n.Snapshot); meta.KindOf(err) != meta.NoSuchSnapshot {
-		return err // it was complete before
+		return err // the snapshot was complete before
 	}
 	if c.to, err = w.src.Snapshot(ctx, n.Snapshot); err != nil {
 		return err
@@ -476,8 +474,8 @@ func (w *mirrorWorker) fillTarget(ctx context.Context, c *mirrorCopy, n *MirrorR
 	return w.m.s.TakeTarget(ctx, w.target, n.Snapshot)
 }
 
-// changes gives what is other in a round's snapshot than in its base. An owner that
-// took the source over meanwhile knows nothing of a comparison: then it begins again.
+// changes returns the differences between a round's base and snapshot. If another server has
+// become the source's owner meanwhile, the comparison begins again.
 func (w *mirrorWorker) changes(ctx context.Context, n *MirrorRound) (all []meta.Change, err error) {
 	src, ok := w.src.c.sess.(mirrorSession)
 	if !ok {
@@ -493,9 +491,9 @@ func (w *mirrorWorker) changes(ctx context.Context, n *MirrorRound) (all []meta.
 	return all, err
 }
 
-// digestSource has the source's owner compute the digest of the round's snapshot
-// beside the copying, which reads the same bytes, unless that is held to a rate: then
-// it is left to the time when somebody waits for it alone. done ends the asking.
+// digestSource makes the source's owner compute the digest of the round's snapshot during the
+// copy, which reads the same bytes. If the copy has a rate, the digest waits until after the
+// copy. done ends the requests.
 func (w *mirrorWorker) digestSource(ctx context.Context, r *Mirror) (done func()) {
 	if r.Rate > 0 {
 		return func() {}
@@ -504,7 +502,7 @@ func (w *mirrorWorker) digestSource(ctx context.Context, r *Mirror) (done func()
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
-			// What goes wrong is told when it is waited for.
+			// verify reports errors.
 			if s, err := w.src.awaitDigest(ctx, r.Round.Snapshot, true); err == nil && s.Digest != nil {
 				return
 			}
@@ -518,13 +516,13 @@ func (w *mirrorWorker) digestSource(ctx context.Context, r *Mirror) (done func()
 	return func() { cancel(); wg.Wait() }
 }
 
-// verify compares what the owners of both volumes computed from every name and
-// byte. Errors: Corrupt; Unavailable (one of them can't compute it now, nor is it
-// trying to).
+// verify compares the digests that the owners of both volumes computed from every name and
+// byte. Errors: Corrupt; Unavailable (an owner can't compute the digest now, and is not trying
+// to).
 func (w *mirrorWorker) verify(ctx context.Context, snapshot string, unpaced bool) (string, error) {
 	var sums [2]string
 	for began := time.Now(); ; {
-		// Both are asked, also if one has failed: who is asked makes haste.
+		// Both owners are asked, even after an error of one: the request hastens the digest.
 		var failed []error
 		for i, v := range []*Volume{w.src, w.dst} {
 			if sums[i] != "" {
@@ -568,12 +566,10 @@ func (w *mirrorWorker) look(ctx context.Context, r *Mirror) error {
 	return err
 }
 
-// behindFiles is how many changed files are looked at to estimate the bytes that
-// are missing.
+// behindFiles is the number of changed files from which the missing bytes are estimated.
 const behindFiles = 2000
 
-// behind tells the bytes that a round would send now; of many files it looks at some,
-// and estimates.
+// behind estimates the bytes that a round would send now, from a sample of the changed files.
 func (w *mirrorWorker) behind(ctx context.Context, r *Mirror) (uint64, error) {
 	done, err := w.open(ctx, r)
 	if err != nil {

@@ -24,12 +24,13 @@ import (
 	"penstock.io/penstock/meta/wire"
 )
 
-// A volume that shows a snapshot can have all names, attributes and extents at
-// hand: the index of the snapshot (package meta/index), which its owner makes
-// once and keeps in chunks of the volume. It is fetched in the background, kept
-// as a file of Config.IndexDir that all processes of the machine share, and
-// mapped into memory. From then on lookups, attributes, listings and extents are
-// answered from it; until then, and if it turns out to be damaged, by the owner.
+//
+// A volume that shows a snapshot can have all names, attributes and extents at hand: the index
+// of the snapshot (package meta/index), which the volume's owner makes once and keeps in
+// chunks of the volume. The client fetches the index in the background, keeps it as a file of
+// Config.IndexDir, shared by all processes of the machine, and maps it into memory. From then
+// on the client answers lookups, attributes, listings and extents from the index. Until then,
+// and if the index turns out to be damaged, the owner answers.
 
 // indexSession finds indexes; meta/client has it.
 type indexSession interface {
@@ -37,37 +38,37 @@ type indexSession interface {
 }
 
 const (
-	// indexPoll and indexPollMost are the times between questions for an index
-	// that is being made, indexRetry that before another try after a failure, and the longest.
+	// indexPoll and indexPollMost bound the interval of requests for an index that is being
+	// made; indexRetry and indexRetryMost bound the pause after a failure.
 	indexPoll      = 200 * time.Millisecond
 	indexPollMost  = 5 * time.Second
 	indexRetry     = 30 * time.Second
 	indexRetryMost = 10 * time.Minute
-	// indexPiece is how much of one is read at a time, by indexReaders.
+	// indexPiece is the size of one read of an index; indexReaders reads run in parallel.
 	indexPiece   = 4 << 20
 	indexReaders = 4
-	// indexKeep is the default bound of what IndexDir holds, in bytes.
+	// indexKeep is the default bound of IndexDir, in bytes.
 	indexKeep = 16 << 30
-	// indexTemp begins the names of files that are not whole yet; they are removed
-	// once nobody can be filling them any more.
+	// indexTemp is the prefix of incomplete files, which are removed once no process can be
+	// filling them any more.
 	indexTemp    = "part-"
 	indexTempAge = 24 * time.Hour
 	indexEnd     = ".index"
 )
 
-// IndexStatus tells how a volume that shows a snapshot is answered for.
+// IndexStatus is the state of the index of a volume that shows a snapshot.
 type IndexStatus struct {
-	// State is "off", "asked" (the owner was not reached yet), "building",
-	// "fetching", "ready", "none" (its servers make none, or none of this snapshot:
-	// Detail says why) or "refused" (what came
-	// was damaged, of a later version, could not be kept here, or may not be read).
+	// State is "off", "asked" (the owner has not answered yet), "building", "fetching",
+	// "ready", "none" (the owner makes no index, or none of this snapshot: Detail says why) or
+	// "refused" (the index was damaged, of a later version, could not be stored here, or may
+	// not be read).
 	State  string
 	Detail string // of an error: why
-	Inodes uint64 // that it tells of
-	Bytes  uint64 // its length
+	Inodes uint64 // in the index
+	Bytes  uint64 // length of the index
 }
 
-// viewIndex is what a view has of its index.
+// viewIndex is the index of a view.
 type viewIndex struct {
 	begun  sync.Once
 	ready  atomic.Pointer[mapped]
@@ -80,8 +81,8 @@ type mapped struct {
 	path string
 }
 
-// ask lets fn look into the index. A page that the disk does not give back is
-// damage like any other. Errors: fn's, Corrupt.
+// ask runs fn on the index. An unreadable page of the disk counts as damage. Errors: fn's,
+// Corrupt.
 func (m *mapped) ask(fn func(x *index.Index) error) (err error) {
 	defer runtime.KeepAlive(m)
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
@@ -99,10 +100,9 @@ func (m *mapped) ask(fn func(x *index.Index) error) (err error) {
 	return fn(m.x)
 }
 
-// UseIndex has the index of the snapshot that is shown here fetched in the
-// background, made if there is none, and then used; nobody waits for it. It does
-// nothing without Config.IndexDir. Index tells how far it is. Errors:
-// NotSupported (a live volume).
+// UseIndex fetches the index of the snapshot shown here in the background (the owner makes it
+// if there is none), and then uses it. UseIndex does not wait, and does nothing without
+// Config.IndexDir. Index tells the progress. Errors: NotSupported (a live volume).
 func (v *Volume) UseIndex() error {
 	if v.view == nil {
 		return meta.E("use index", meta.NotSupported, v.name, errors.New("only of a snapshot"))
@@ -129,11 +129,11 @@ func (v *Volume) Index() IndexStatus {
 
 func (v *Volume) indexIs(s IndexStatus) { v.view.index.status.Store(&s) }
 
-// keepIndex sees to it that there is an index in use, until the view ends.
+// keepIndex keeps an index in use until the view ends.
 func (v *Volume) keepIndex(s indexSession) {
 	poll, retry := indexPoll, indexRetry
 	for v.c.ctx.Err() == nil && !v.view.gone.Load() {
-		wait := indexRetry // between two looks at whether it is still in use
+		wait := indexRetry // interval of checks whether the index is still in use
 		if v.view.index.ready.Load() == nil {
 			a, err := s.SnapshotIndex(v.c.ctx, v.view.of.id, v.view.snap.Name)
 			v.c.stats.rpcs.Add(1)
@@ -151,12 +151,12 @@ func (v *Volume) keepIndex(s indexSession) {
 				v.indexIs(IndexStatus{State: "fetching", Inodes: a.Inodes, Bytes: a.Length})
 				err := v.takeIndex(v.c.ctx, &a)
 				if err == nil {
-					poll, retry = indexPoll, indexRetry // what fails next is another matter
+					poll, retry = indexPoll, indexRetry // a later failure starts with the short pauses again
 				} else {
 					if v.c.ctx.Err() != nil {
 						return
 					}
-					if meta.KindOf(err) == meta.Unavailable { // its chunk servers come and go
+					if meta.KindOf(err) == meta.Unavailable { // the chunk servers may come back
 						v.indexIs(IndexStatus{State: "fetching", Detail: err.Error()})
 						v.c.log.Info("the index of a snapshot can't be fetched now", "snapshot", v.name, "in", poll, "err", err)
 						wait, poll = poll, min(2*poll, indexPollMost)
@@ -181,7 +181,7 @@ func (v *Volume) keepIndex(s indexSession) {
 	}
 }
 
-// takeIndex takes an index into use, from the disk or else from its chunks.
+// takeIndex takes an index into use, from IndexDir or else from its chunks.
 func (v *Volume) takeIndex(ctx context.Context, a *wire.IndexAnswer) error {
 	if a.Version != index.Version {
 		return meta.E("open index", meta.Version, fmt.Sprint(a.Version), fmt.Errorf("this program reads version %d", index.Version))
@@ -197,7 +197,7 @@ func (v *Volume) takeIndex(ctx context.Context, a *wire.IndexAnswer) error {
 	path := filepath.Join(dir, hex.EncodeToString(sum[:])+indexEnd)
 	m, err := openIndex(path, sum)
 	if err != nil {
-		// Another process may be fetching it.
+		// Another process may be fetching the index.
 		part, perr := beginIndex(ctx, filepath.Join(dir, indexTemp+hex.EncodeToString(sum[:])))
 		if perr != nil {
 			return perr
@@ -246,9 +246,9 @@ func checkIndexAnswer(a *wire.IndexAnswer) (sum index.Sum, err error) {
 	return index.Sum(a.Digest), nil
 }
 
-// beginIndex opens the file that an index is fetched into, when no other process
-// has it: it is locked. Who renames or removes it has the lock, so what was waited
-// for may have its name no more; then it is begun anew.
+// beginIndex opens and locks the file into which an index is fetched, and waits while another
+// process holds the lock. That process may have renamed or removed the file before it unlocked
+// it; then beginIndex starts again.
 func beginIndex(ctx context.Context, path string) (*os.File, error) {
 	fail := func(f *os.File, err error) (*os.File, error) {
 		return nil, errors.Join(meta.E("keep index", meta.IO, path, err), f.Close())
@@ -317,15 +317,15 @@ func openIndex(path string, sum index.Sum) (*mapped, error) {
 	return m, nil
 }
 
-// fetchIndex reads an index from its chunks into a file, and takes it, under
-// another name, when every block of it is right.
+// fetchIndex reads an index from its chunks into a file. When every block is right, it renames
+// the file and takes the index into use.
 func (v *Volume) fetchIndex(ctx context.Context, a *wire.IndexAnswer, sum index.Sum, f *os.File, path string) (_ *mapped, err error) {
 	defer func() {
 		if err != nil {
 			os.Remove(f.Name())
 		}
 	}()
-	if err := f.Truncate(0); err != nil { // who began it was killed
+	if err := f.Truncate(0); err != nil { // a killed process may have left part of the index
 		return nil, meta.E("fetch index", meta.IO, f.Name(), err)
 	}
 	if err := v.copyIndex(ctx, a, f); err != nil {
@@ -338,7 +338,7 @@ func (v *Volume) fetchIndex(ctx context.Context, a *wire.IndexAnswer, sum index.
 	if err := m.ask((*index.Index).Check); err != nil {
 		return nil, err
 	}
-	// A crash may leave a file that is damaged: whoever opens it sees that.
+	// A crash may leave a damaged file; the next opener notices.
 	if err := os.Rename(f.Name(), path); err != nil {
 		return nil, meta.E("fetch index", meta.IO, path, err)
 	}
@@ -395,9 +395,9 @@ func (v *Volume) copyIndex(ctx context.Context, a *wire.IndexAnswer, f *os.File)
 	return nil
 }
 
-// keepIndexes removes the indexes that were used longest ago until what is left
-// takes at most max bytes, and what nobody will finish any more. Who has one in
-// use keeps it.
+// keepIndexes removes the least recently used indexes until the others take at most max bytes,
+// and incomplete files that no process fills. Processes that use a removed index keep it
+// mapped.
 func keepIndexes(dir string, max int64, newest string) {
 	list, err := os.ReadDir(dir)
 	if err != nil {
@@ -438,11 +438,11 @@ func keepIndexes(dir string, max int64, newest string) {
 
 // ---- answers
 
-// pastIndex is the key of a context's value that says that the owner is to be
-// asked: what the index said did not hold.
+// pastIndex is a context key whose value makes an operation ask the owner, because the index's
+// answer was wrong.
 type pastIndex struct{}
 
-// indexed gives the index to answer from, if there is one in use.
+// indexed returns the index in use, or nil.
 func (v *Volume) indexed() *mapped {
 	if v.view == nil || v.view.gone.Load() {
 		return nil
@@ -450,8 +450,8 @@ func (v *Volume) indexed() *mapped {
 	return v.view.index.ready.Load()
 }
 
-// looked takes in how a look into the index ended: ok unless it is damaged, and
-// then it is used no more.
+// looked handles the result of ask. It returns false if the index is damaged, and then the
+// index is no longer used.
 func (v *Volume) looked(m *mapped, err error) (ok bool) {
 	if meta.KindOf(err) != meta.Corrupt {
 		v.c.stats.indexed.Add(1)
@@ -484,8 +484,7 @@ func (v *Volume) fromIndex(ctx context.Context, op meta.Op) (res *meta.Result, o
 	if err != nil {
 		return nil, true, err
 	}
-	// Repair may have moved what the index tells of: places that were heard of
-	// since are the better ones.
+	// Repair may have moved chunks since the index was made: places heard of later are better.
 	if len(res.Places) > 0 {
 		h := v.home()
 		h.placeMu.Lock()
@@ -566,7 +565,7 @@ func (v *Volume) listIndex(ctx context.Context, ino meta.Ino, cookie uint64, max
 	return list, res.EOF, true, nil
 }
 
-// forbidIndex gives the index up because its reader may read the volume no more.
+// forbidIndex gives the index up because the client may no longer read the volume.
 func (v *Volume) forbidIndex(err error) {
 	if v.view.index.ready.Swap(nil) != nil {
 		v.indexIs(IndexStatus{State: "refused", Detail: err.Error()})
