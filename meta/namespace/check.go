@@ -17,8 +17,8 @@ const maxProblems = 1000
 
 // Problem is one inconsistency.
 type Problem struct {
-	Key  []byte // the record at fault, or the one that misses another
-	Text string // what is wrong, with the numbers
+	Key  []byte // the wrong record, or the record that lacks another
+	Text string // the inconsistency, with the numbers
 }
 
 func (p Problem) String() string { return fmt.Sprintf("%x: %s", p.Key, p.Text) }
@@ -29,9 +29,9 @@ type Report struct {
 	Chunks, Orphans, Sessions, Replies     uint64
 	Bytes                                  uint64 // sum of Blocks
 	Problems                               []Problem
-	Count                                  uint64 // of problems, those left out of the list included
+	Count                                  uint64 // of problems, including problems that Problems omits
 	Junctions                              []JunctionAt
-	Lost                                   uint64 // bytes of extents, of any generation, that were accepted as lost
+	Lost                                   uint64 // bytes of extents, of any generation, whose loss was accepted
 }
 
 // JunctionAt is an entry that leads to another volume.
@@ -44,14 +44,13 @@ type JunctionAt struct {
 // OK reports that nothing is wrong.
 func (r *Report) OK() bool { return r.Count == 0 }
 
-// Check walks a whole volume in its live generation and verifies that its
-// records agree: names with inodes and link counts, positions with names,
-// extents with Blocks and with their chunks' live counts, orphans with holders,
-// queues with states, counters with what they count. It decodes every record
-// with code of its own, written from the drawing in records.go, so that a fault
-// in the machine's decoding does not hide itself. It needs about 100 bytes of
-// memory an inode, 200 a directory or chunk. The error is the store's; damage is
-// in the report.
+// Check walks the live generation of a whole volume and verifies that its records agree: names
+// with inodes and link counts, positions with names, extents with Blocks and with the live
+// counts of chunks, orphans with holders, queues with states, counters with the counted
+// records. Check decodes every record with code of its own, written from the drawing in
+// records.go, so that a fault in the machine's decoding can't hide itself. It needs about 100
+// bytes of memory for an inode, 200 for a directory or chunk. The error is the store's; damage
+// is in the report.
 func Check(r Reader) (*Report, error) {
 	c := &checker{
 		r: r, rep: &Report{}, inodes: map[uint64]*checkedInode{}, dirs: map[uint64]*checkedDir{}, ends: map[uint64]openEnd{},
@@ -65,8 +64,8 @@ func Check(r Reader) (*Report, error) {
 	if err := c.readSnapshots(); err != nil {
 		return nil, err
 	}
-	// Keys that begin with zero are the store's own. The walk goes in pages,
-	// because within Scan nothing else may be read.
+	// Keys that begin with zero belong to the store. The walk goes in pages, because other
+	// reads are impossible within Scan.
 	type item struct{ k, v []byte }
 	var page []item
 	for lo := []byte{1}; lo != nil; {
@@ -95,33 +94,33 @@ func Check(r Reader) (*Report, error) {
 // checkPage is how many records Check reads at a time.
 const checkPage = 1024
 
-// checkedInode is what the walk found out about one inode.
+// checkedInode is the walk's knowledge of one inode.
 type checkedInode struct {
-	there   bool // its record was seen
+	there   bool // the walk saw its record
 	reap    bool
 	mode    uint32
 	nlink   uint32
 	flags   uint32
 	holders uint32
 	inline  uint32 // bytes in the record of a regular file
-	xattrs  uint32 // flags that its attributes call for
-	names   uint32 // entries that lead here
+	xattrs  uint32 // flags that its extended attributes require
+	names   uint32 // entries that lead to the inode
 	blocks  uint64
 	extents uint64 // bytes
 }
 
-// checkedDir is what more there is to a directory, and to whatever entries
-// name as their directory.
+// checkedDir is the additional knowledge of a directory, or of an inode that entries name as
+// their directory.
 type checkedDir struct {
 	size, next, parent uint64 // of the record
-	in                 uint64 // the directory whose entry leads here
-	nameLen            uint64 // sum over its entries
+	in                 uint64 // directory of the entry that leads here
+	nameLen            uint64 // sum of the lengths of its entries' names
 	subdirs            uint64
 	lastCookie         uint64
 	entries, positions uint64
 }
 
-// openEnd is an open-ended extent, and what the inode says about it.
+// openEnd is an open-ended extent, and the inode's fields about it.
 type openEnd struct {
 	start, end        uint64
 	saysStart, saysSz uint64
@@ -136,7 +135,7 @@ type checkedChunk struct {
 	openBy               uint64
 	opens                int
 	queued, writerListed bool
-	lost, gone           bool // bytes of it, or all of it, were accepted as lost
+	lost, gone           bool // the loss of some bytes, or of all, was accepted
 }
 
 type checker struct {
@@ -147,7 +146,7 @@ type checker struct {
 	dirs     map[uint64]*checkedDir
 	ends     map[uint64]openEnd
 	seen     []byte // base of the last versioned key
-	based    []byte // that of the last key of which the version was seen that a clone began with
+	based    []byte // base of the last key whose version of the clone's base was seen
 	snaps    checkedSnapshots
 	tally    checkedTally
 	chunks   map[[16]byte]*checkedChunk
@@ -159,8 +158,8 @@ type checker struct {
 
 	// Extents come in order of inode and offset:
 	curIno  uint64
-	curEnd  uint64 // where the last one ended
-	curOpen bool   // it was open-ended; only preallocated space may follow
+	curEnd  uint64 // end of the last extent
+	curOpen bool   // the last extent was open-ended; only preallocated space may follow
 }
 
 func (c *checker) bad(key []byte, format string, args ...any) {
@@ -170,9 +169,9 @@ func (c *checker) bad(key []byte, format string, args ...any) {
 	}
 }
 
-// record takes one key. The walk is in key order: buried versions (b), chunks (c), names (d),
-// extents (e), inodes (i), deletions (k), sessions (n), orphans (o), replies
-// (p), reap queue (q), positions (r), volume (v), writers (w), xattrs (x), events (y).
+// record handles one key. The walk is in key order: buried versions (b), chunks (c), names
+// (d), extents (e), inodes (i), deletions (k), sessions (n), orphans (o), replies (p), reap
+// queue (q), positions (r), volume (v), writers (w), xattrs (x), events (y).
 func (c *checker) record(k, v []byte) error {
 	switch k[0] {
 	case 'i', 'd', 'r', 'e', 'x':
@@ -304,7 +303,7 @@ func (c *checker) inode(k, v []byte) {
 	c.rep.Bytes += rec.blocks
 }
 
-// wireEntry is a directory entry as either of its records has it.
+// wireEntry is a directory entry as decoded from either of its records.
 type wireEntry struct {
 	ino, cookie, vol uint64
 	typ              byte
@@ -354,8 +353,8 @@ func (c *checker) name(k, v []byte) {
 	}
 }
 
-// position looks its name up: if each position has its name and a directory has
-// as many of one as of the other, they are in step.
+// position looks up the name of a position. If each position has its name, and a directory has
+// equally many names and positions, the two agree.
 func (c *checker) position(k, v []byte) error {
 	if len(k) != 21 {
 		c.bad(k, "a position's key of %d bytes", len(k))
@@ -390,9 +389,9 @@ func (c *checker) position(k, v []byte) error {
 	return nil
 }
 
-// newest reads the last version of a key, and in which generation it was written.
+// newest reads the last version of a key and its generation.
 func (c *checker) newest(base []byte) (v []byte, gen uint32, ok bool, err error) {
-	if c.vol != nil && c.vol.gen == 1 { // the only one there can be
+	if c.vol != nil && c.vol.gen == 1 { // the only possible version
 		v, ok, err = c.r.Get(append(base, 0xff, 0xff, 0xff, 0xfe))
 		return v, 1, ok, err
 	}
@@ -503,7 +502,7 @@ func (c *checker) xattr(k, v []byte) {
 	}
 }
 
-// acl verifies that an access ACL says what the mode says.
+// acl verifies that an access ACL agrees with the mode.
 func (c *checker) acl(k, v []byte, in *checkedInode, access bool) {
 	if len(v) < 4+3*8 || (len(v)-4)%8 != 0 || binary.LittleEndian.Uint32(v) != 2 {
 		c.bad(k, "an ACL of %d bytes", len(v))
@@ -620,7 +619,7 @@ func (c *checker) markerKey(k, v []byte) {
 	}
 }
 
-// compare judges what only the whole walk can tell.
+// compare verifies the relations that only the complete walk knows.
 func (c *checker) compare() {
 	for _, ino := range slices.Sorted(maps.Keys(c.inodes)) {
 		c.compareInode(ino, c.inodes[ino])

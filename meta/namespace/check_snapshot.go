@@ -6,18 +6,17 @@ import (
 	"slices"
 )
 
-// checkedSnapshots is what Check keeps about snapshots. Versions of a key come
-// newest first.
+// checkedSnapshots is Check's state about snapshots. The versions of a key come newest first.
 type checkedSnapshots struct {
 	gens   []uint32          // of the snapshots, ascending
-	live   []uint32          // those that can be read
-	based  bool              // the oldest is what a clone began with
-	leaves uint32            // the one whose list is partly with the one before
-	buried map[string]uint32 // key of a version -> the snapshot it is buried with
+	live   []uint32          // readable snapshots
+	based  bool              // the oldest is the base of a clone
+	leaves uint32            // the snapshot whose list has partly moved to the previous one
+	buried map[string]uint32 // key of a version -> the snapshot with which it is buried
 	bytes  uint64            // of older versions of extents in chunks
 	newer  uint32            // generation of the version before, of the same key
-	tomb   bool              // that one is a tombstone,
-	last   []byte            // under this key
+	tomb   bool              // the last version is a tombstone,
+	last   []byte            // of this key
 }
 
 func (c *checker) readSnapshots() error {
@@ -28,9 +27,9 @@ func (c *checker) readSnapshots() error {
 		w := walker{b: v}
 		ver, state := w.u8(), w.u8()
 		w.u64() // when
-		w.n()   // what it holds
+		w.n()   // bytes
 		w.n()
-		w.u64() // the request that took it
+		w.u64() // token
 		name := string(w.take(int(min(w.n(), 1<<20))))
 		problem := w.done(ver)
 		if len(k) != 5 || problem != "" || state < 1 || state > 5 || name == "" {
@@ -72,8 +71,7 @@ func (c *checker) readSnapshots() error {
 	})
 }
 
-// note takes a key that says where to look: a buried version, or what changed
-// in a generation.
+// note handles a key that is a note: of a buried version, or of a change in a generation.
 func (c *checker) note(k, v []byte) {
 	least := map[byte]int{'b': 5 + 13, 'g': 13, 'h': 14}[k[0]]
 	if len(k) < least || k[0] == 'g' && len(k) != least || len(v) != 1 || v[0] != 1 {
@@ -94,7 +92,7 @@ func (c *checker) note(k, v []byte) {
 	c.snaps.buried[key] = gen
 }
 
-// hidden: versions of that generation are not there.
+// hidden reports that versions of the generation are absent.
 func (c *checker) hidden(gen uint32) bool {
 	if c.vol == nil {
 		return false
@@ -107,9 +105,8 @@ func (c *checker) hidden(gen uint32) bool {
 	return false
 }
 
-// outside tells whether a version is of the origin's state and not of the
-// clone's: it is hidden, or lies below the one that the clone began with, or that is a
-// tombstone.
+// outside reports whether a version belongs to the state of the origin and not of the clone:
+// it is hidden, or below the version of the clone's base, or that version is a tombstone.
 func (c *checker) outside(k, base, v []byte, gen uint32) bool {
 	if c.vol == nil || len(c.vol.gaps) == 0 {
 		return false
@@ -135,12 +132,12 @@ func (c *checker) outside(k, base, v []byte, gen uint32) bool {
 	return false
 }
 
-// foreign: the chunk is one that a clone may refer to and does not count.
+// foreign reports that a clone may refer to the chunk without counting it.
 func (c *checker) foreign(id [16]byte) bool {
 	return c.vol != nil && c.vol.clone && uint64(binary.BigEndian.Uint32(id[:])) != c.vol.id
 }
 
-// clone takes the note of a volume that was cloned from a snapshot.
+// clone handles the note of a volume that was cloned from a snapshot.
 func (c *checker) clone(k, v []byte) {
 	if len(k) != 9 || len(v) != 1 || v[0] != 1 {
 		c.bad(k, "the note of a clone of %d bytes with a value of %d", len(k), len(v))
@@ -151,7 +148,7 @@ func (c *checker) clone(k, v []byte) {
 	}
 }
 
-// digest judges the digest of a snapshot that can be read.
+// digest checks the digest of a readable snapshot.
 func (c *checker) digest(k, v []byte) {
 	w := walker{b: v}
 	ver, form := w.u8(), w.u8()
@@ -168,8 +165,8 @@ func (c *checker) digest(k, v []byte) {
 	}
 }
 
-// index judges the index of a snapshot that can be read, and counts what it
-// holds of its chunks, which are read before.
+// index checks the index of a readable snapshot and counts its bytes in its chunks, which the
+// walk has read before.
 func (c *checker) index(k, v []byte) {
 	w := walker{b: v}
 	ver, form := w.u8(), w.u8()
@@ -206,8 +203,7 @@ func (c *checker) index(k, v []byte) {
 	}
 }
 
-// mirror judges the word that the volume is a mirror's target: its readers see a
-// snapshot that can be read.
+// mirror checks the record of a mirror's target: readers see a readable snapshot.
 func (c *checker) mirror(k, v []byte) {
 	if len(k) != 1 || len(v) != 5 || v[0] != 1 {
 		c.bad(k, "a mirror of %d bytes", len(v))
@@ -218,7 +214,7 @@ func (c *checker) mirror(k, v []byte) {
 	}
 }
 
-// pin judges a pin: of a snapshot that can be read, by a holder with a name.
+// pin checks a pin: of a readable snapshot, by a holder with a name.
 func (c *checker) pin(k, v []byte) {
 	w := walker{b: v}
 	ver := w.u8()
@@ -234,9 +230,8 @@ func (c *checker) pin(k, v []byte) {
 	}
 }
 
-// version judges one version of a key among the others: each but the newest is
-// seen by a snapshot, and buried with the youngest such; the oldest is no
-// tombstone.
+// version checks one version of a key: every version but the newest is seen by a snapshot and
+// buried with the youngest such snapshot; the oldest is not a tombstone.
 func (c *checker) version(k, base, v []byte, gen uint32, older bool) {
 	s := &c.snaps
 	if !older {

@@ -11,48 +11,49 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Clones. A clone's store begins as a copy of its origin's, made at any time
-// after the snapshot was taken, and CloneEffects makes it the clone. Nothing in
-// it that grows with the tree is touched:
+//
+// Clones. The store of a clone begins as a copy of its origin's store, made at any time after
+// the snapshot was taken; CloneEffects turns the copy into the clone without touching anything
+// that grows with the tree:
 //
 //	generations   1 ...... g | g+1 ............ g+cloneGens | g+cloneGens+1 ...
-//	              snapshot g | a gap: the origin's later    | the clone's own
-//	              and older  | changes, which are not there |
+//	              snapshot g | a gap: later changes of the  | the clone's own
+//	              and older  | origin, which are absent     | changes
 //
-// Snapshot g is the clone's base: a snapshot record that users don't see, which
-// makes what lies below it immutable for the rest of this package. What lies
-// below the version that it sees of a key is not there, either.
+// Snapshot g is the clone's base: a snapshot record that users don't see. It makes the
+// versions below immutable for the rest of this package. Versions of a key below the version
+// that the base sees are absent, too.
 //
-// Extents of the base lie in chunks of the origin, or of what that was cloned
-// from. Those are foreign: whose id names another volume. The volume that
-// allocated a chunk counts, seals, repairs and deletes it for ever (rule 9), so
-// a clone keeps no record of foreign chunks and counts nothing in them. The
-// origin keeps the snapshot, and with it every byte, as long as the clone's note
-// (prefix f) stands there.
+// Extents of the base lie in chunks of the origin, or of the volumes from which the origin was
+// cloned. Such chunks are foreign: their ids name another volume. The volume that allocated a
+// chunk counts, seals, repairs and deletes the chunk for ever (rule 9), so a clone keeps no
+// records of foreign chunks and counts nothing in them. The origin keeps the snapshot, and
+// with it every byte, as long as it has the clone's note (prefix f).
 
 const (
-	// cloneGens is how many generations of the origin a clone leaves out. The
-	// origin takes no more snapshots than that after a cloned one.
+	// cloneGens is the number of generations of the origin that a clone skips. The origin
+	// takes at most this many snapshots after a cloned snapshot.
 	cloneGens = 1 << 24
-	// sweepBatch is how many versions one SweepClone looks at by default.
+	// sweepBatch is the default number of versions examined by one SweepClone.
 	sweepBatch = 1000
 	// baseName is the name of a clone's base in its record.
 	baseName = "origin"
-	// maxUnnamed bounds the unlinked files that were open when the snapshot was
-	// taken: a clone removes them, and what tells it so is one journal entry.
+	// maxUnnamed bounds the unlinked files that were open when the snapshot was taken. A clone
+	// removes them, and the effects are one journal entry.
 	maxUnnamed = 4000
 )
 
-// base is what a clone's state lies upon.
+// base is the state with which a clone began.
 type base struct {
-	gaps []gap // ascending; none: everything that the clone can't see was removed
+	gaps []gap // ascending; none: all versions that the clone can't see were removed
 }
 
 // gap is the generations above lo and up to hi.
 type gap struct{ lo, hi uint32 }
 
-// swept tells that the sweep has begun: the last gap is one generation short of what a
-// clone begins with, which nobody can tell otherwise (no origin comes to that one).
+// swept reports that the sweep has begun: the last gap is one generation shorter than at the
+// beginning of the clone. No other state can have this gap, because no origin reaches that
+// generation.
 func (b *base) swept() bool {
 	last := b.gaps[len(b.gaps)-1]
 	return last.hi-last.lo < cloneGens
@@ -70,16 +71,16 @@ func (b *base) hides(gen uint32) bool {
 	return false
 }
 
-// below: the generation is one of the base's, or of what that lies upon.
+// below reports that a generation belongs to the base, or is older.
 func (b *base) below(gen uint32) bool {
 	return b != nil && len(b.gaps) > 0 && gen <= b.gaps[len(b.gaps)-1].lo
 }
 
-// absent: the version tells that the key was not there when the clone began. It is as
-// good as none, and what is older is not there either.
+// absent reports that a version says that the key did not exist when the clone began. Such a
+// version counts as no version, and older versions do not count either.
 func (b *base) absent(gen uint32, val []byte) bool { return isTombstone(val) && b.below(gen) }
 
-// foreign: the chunk belongs to another volume, of which this one is a clone.
+// foreign reports that the chunk belongs to another volume.
 func (t *tx) foreign(id meta.ChunkID) bool { return t.vol.base != nil && id.Volume != t.vol.id }
 
 // clonesOf lists the volumes cloned from a snapshot; gen 0: from any.
@@ -98,7 +99,7 @@ func (t *tx) clonesOf(gen uint32) (all []meta.VolumeID, oldest uint32, err error
 	return all, oldest, err
 }
 
-// roomForClones refuses a snapshot that a clone would take for its own.
+// roomForClones refuses a snapshot whose generation a clone would take for its own.
 func (t *tx) roomForClones() error {
 	_, oldest, err := t.clonesOf(0)
 	if err == nil && oldest != 0 && t.vol.gen-oldest >= cloneGens-1 {
@@ -107,7 +108,7 @@ func (t *tx) roomForClones() error {
 	return err
 }
 
-// mayDrop refuses to delete what clones need.
+// mayDrop refuses to delete a snapshot that clones need.
 func (t *tx) mayDrop(sn *snapshot) error {
 	switch {
 	case sn.state == snapshotBase && len(t.vol.base.gaps) > 0:
@@ -152,7 +153,7 @@ func (t *tx) pinClone(op *meta.PinClone) error {
 	return nil
 }
 
-// ClonePin is a note that a volume was cloned from a snapshot.
+// ClonePin notes that a volume was cloned from a snapshot.
 type ClonePin struct {
 	At    meta.Generation
 	Clone meta.VolumeID
@@ -174,12 +175,12 @@ func IsClone(r Reader) (bool, error) {
 	return t.vol.base != nil, err
 }
 
-// CloneEffects returns the effects that make a copy of a volume's state a clone
-// of one of its snapshots, under another id: the first entry of the clone's
-// journal. They are the same in meaning whichever later state of the origin the
-// copy is of, so the copy can be made again from a later one. They cost what was
-// unlinked, and had not gone, when the snapshot was taken; finding that costs
-// what changed since. Errors: NoSuchSnapshot, ResourceExceeded.
+// CloneEffects returns the effects that turn a copy of a volume's state into a clone of one of
+// its snapshots, under another id: the first entry of the clone's journal. They mean the same
+// for a copy of any later state of the origin, so the copy can be made again from a later
+// state. Their number is that of the unlinked inodes that the snapshot still had; finding
+// these costs the number of changes since the snapshot. Errors: NoSuchSnapshot,
+// ResourceExceeded.
 func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy, now meta.Time) ([]Effect, error) {
 	t := &tx{view: view{r: r}, c: Context{Now: now, Volume: id}}
 	sn, unnamed, err := t.beginClone(at)
@@ -199,7 +200,7 @@ func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy,
 	v.id, v.gen, v.base, v.policy, v.events = id, sn.gen+cloneGens+1, b, p, eventLog{}
 	v.inodes, v.bytes, v.lastSnap, v.snaps, v.buried = sn.inodes, sn.bytes, sn.gen, 1, 0
 	if v.tally = (tally{}); p.QuotaSnapshots {
-		v.tally.mode = tallyExact // it has no snapshot of its own
+		v.tally.mode = tallyExact // the clone has no snapshots of its own
 	}
 	t.gen, t.base = v.gen, b
 	t.putSnapshot(&snapshot{gen: sn.gen, state: snapshotBase, created: sn.created, inodes: sn.inodes, bytes: sn.bytes, name: baseName})
@@ -224,16 +225,15 @@ func CloneEffects(r Reader, at meta.Generation, id meta.VolumeID, p meta.Policy,
 	return t.effects, nil
 }
 
-// MayClone tells whether CloneEffects can make a clone of a snapshot, now or later:
-// what it would refuse was decided when the snapshot was taken. It costs as much.
-// Errors: those of CloneEffects.
+// MayClone checks whether CloneEffects can make a clone of a snapshot, now or later: its
+// refusals depend on the snapshot alone. The costs and errors are those of CloneEffects.
 func MayClone(r Reader, at meta.Generation) error {
 	t := &tx{view: view{r: r}}
 	_, _, err := t.beginClone(at)
 	return err
 }
 
-// beginClone finds a snapshot, and what was unnamed in it.
+// beginClone finds a snapshot and its unnamed inodes.
 func (t *tx) beginClone(at meta.Generation) (sn snapshot, unnamed []meta.Ino, err error) {
 	if err := t.begin(); err != nil {
 		return sn, nil, err
@@ -246,10 +246,9 @@ func (t *tx) beginClone(at meta.Generation) (sn snapshot, unnamed []meta.Ino, er
 	return sn, unnamed, err
 }
 
-// unnamed lists the inodes that a snapshot has and users don't see, or not to
-// the end: unlinked files that were held open, and those with a tail still to
-// be reaped. Either they are still there (in the live queues), or they changed
-// since.
+// unnamed lists the inodes of a snapshot that users don't see, or don't see completely:
+// unlinked files that were open, and files with a tail that waits to be reaped. Such an inode
+// is still in the live queues, or has changed since.
 func (t *tx) unnamed(live *tx) (all []meta.Ino, err error) {
 	seen := map[meta.Ino]bool{}
 	var inner error
@@ -316,11 +315,11 @@ func (t *tx) unnamed(live *tx) (all []meta.Ino, err error) {
 	return all, nil
 }
 
-// sweepPrefixes are those of versioned keys, in order; before them come the notes of
-// buried versions.
+// sweepPrefixes are the prefixes of versioned keys, in order; a sweep examines the notes of
+// buried versions before them.
 var sweepPrefixes = []byte{prefixDentry, prefixExtent, prefixInode, prefixCookie, prefixXattr}
 
-// sweepClone removes versions in gaps and below the base's, a step of them.
+// sweepClone removes, in steps, versions in gaps and versions below the base's.
 func (t *tx) sweepClone(op *meta.SweepClone, res *meta.Result) error {
 	b := t.vol.base
 	if b == nil {
@@ -352,8 +351,8 @@ func (t *tx) sweepClone(op *meta.SweepClone, res *meta.Result) error {
 	if len(b.gaps) == 0 {
 		from = []byte{prefixXattr + 1}
 	} else if !b.swept() {
-		// Who makes the state again out of a later one of the origin, or did, has
-		// more to remove than is found here: this tells it to (see Unseen).
+		// A server whose copy of the state was made from another state of the origin has more
+		// versions to remove than the owner finds here: the changed gap tells it (see Unseen).
 		t.vol.base = &base{gaps: slices.Clone(b.gaps)}
 		t.vol.base.gaps[len(b.gaps)-1].hi--
 	}
@@ -423,8 +422,8 @@ func (t *tx) sweepNotes(lo []byte, limit int) (next []byte, n int, err error) {
 	return next, n, err
 }
 
-// sweepSome looks at about limit versions, whole keys at a time, and tells how
-// many those were and where to go on, nil at the end.
+// sweepSome examines about limit versions, whole keys at a time, and returns their number and
+// the next key, nil at the end.
 func (t *tx) sweepSome(lo, hi []byte, limit int, all []snapshot) (next []byte, n int, err error) {
 	keys, next, n, err := keysWithVersions(t.r, lo, hi, limit)
 	if err != nil {
@@ -447,14 +446,14 @@ func (t *tx) sweepSome(lo, hi []byte, limit int, all []snapshot) (next []byte, n
 	return next, n, nil
 }
 
-// versions are those of one key, the youngest first.
+// versions are the versions of one key, the youngest first.
 type versions struct {
 	base []byte
 	l    []version
 }
 
-// keysWithVersions reads about limit versions, whole keys at a time, and tells how many
-// those were and where to go on, nil at the end.
+// keysWithVersions reads about limit versions, whole keys at a time, and returns their number
+// and the next key, nil at the end.
 func keysWithVersions(r Reader, lo, hi []byte, limit int) (keys []versions, next []byte, n int, err error) {
 	var inner error
 	err = r.Scan(lo, hi, func(k, v []byte) bool {
@@ -478,8 +477,8 @@ func keysWithVersions(r Reader, lo, hi []byte, limit int) (keys []versions, next
 	return keys, next, n, errors.Join(err, inner)
 }
 
-// sees parts the versions of a key, the youngest first, into those that are there in the
-// clone and those in gaps or below the base's.
+// sees divides the versions of a key, the youngest first, into versions that exist in the
+// clone, and versions in gaps or below the base's.
 func (b *base) sees(l []version) (left, unseen []version) {
 	under := false
 	for _, v := range l {
@@ -493,13 +492,13 @@ func (b *base) sees(l []version) (left, unseen []version) {
 	return left, unseen
 }
 
-// Unseen is for who replays a journal: before the effects of an entry are applied to r,
-// what it gives to remove, some keys at a time, is to be removed for good. That is
-// nothing unless the entry begins to sweep a clone. Then it is what this copy of the
-// clone's state has of the origin's and the clone can't see. A copy that was made from
-// another state of the origin than the owner's has other such versions, and the steps
-// of the sweep name the owner's only: what they leave over would be there as soon as
-// the gaps are gone. Errors: IO, Corrupt, and those of remove.
+// Unseen is for servers that replay a journal. Before the caller applies the effects of an
+// entry to r, it must remove for good the keys that Unseen passes to remove, some at a time.
+// These are none, unless the entry begins to sweep a clone. Then they are the versions in this
+// copy of the clone's state that belong to the origin and that the clone can't see. A copy
+// that was made from another state of the origin has other such versions than the owner's
+// copy, but the steps of the sweep name only the owner's: the others would become visible as
+// soon as the gaps are gone. Errors: IO, Corrupt, and those of remove.
 func Unseen(r Reader, effects []Effect, remove func(keys [][]byte) error) error {
 	i := slices.IndexFunc(effects, func(e Effect) bool { return e.Kind == Put && len(e.Key) == 1 && e.Key[0] == prefixVolume })
 	if i < 0 {
@@ -581,7 +580,7 @@ func (t *tx) adoptExtents(op *meta.AdoptExtents, res *meta.Result) error {
 		if err != nil {
 			return err
 		}
-		// One that was superseded is counted among what snapshots alone see.
+		// A superseded extent is counted among the bytes that only snapshots see.
 		buried := false
 		if err := t.r.Scan(baseKey, key, func(k, _ []byte) bool {
 			buried = !t.base.hides(^binary.BigEndian.Uint32(k[len(k)-genLen:]))
@@ -603,7 +602,7 @@ func (t *tx) adoptExtents(op *meta.AdoptExtents, res *meta.Result) error {
 	if len(op.Extents) > 0 {
 		t.tallyMoves()
 	}
-	// Indexes that were made before say where the bytes lay.
+	// Indexes made earlier have the old places of the bytes.
 	indexes, err := Indexes(t.r)
 	if err != nil || len(op.Extents) == 0 {
 		return err
@@ -619,13 +618,12 @@ func (t *tx) adoptExtents(op *meta.AdoptExtents, res *meta.Result) error {
 // ForeignExtent is an extent in another volume's chunk.
 type ForeignExtent struct {
 	Ino meta.Ino
-	At  meta.Generation // in which it was written
+	At  meta.Generation // generation in which the extent was written
 	meta.Extent
 }
 
-// ForeignExtents visits the extents of a clone, of every generation that it
-// sees or that one of its snapshots does, that lie in other volumes' chunks,
-// until fn says false.
+// ForeignExtents visits the extents of a clone that lie in chunks of other volumes, of every
+// generation that the clone or one of its snapshots sees, until fn returns false.
 func ForeignExtents(r Reader, fn func(e ForeignExtent) bool) error {
 	t := tx{view: view{r: r}}
 	if err := t.begin(); err != nil || t.vol.base == nil {

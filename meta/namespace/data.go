@@ -7,10 +7,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// maxOpen bounds the extents in one answer to Open.
+// maxOpen bounds the extents in an answer to Open.
 const maxOpen = 4096
 
-// regular reads an inode whose contents an operation works on.
+// regular reads a regular file for an operation on its contents.
 func (t *tx) regular(op string, ino meta.Ino) (*inode, error) {
 	in, err := t.inode(ino)
 	if err != nil {
@@ -25,7 +25,7 @@ func (t *tx) regular(op string, ino meta.Ino) (*inode, error) {
 	return nil, fail(op, meta.Invalid, fmt.Sprintf("inode %d is no regular file", ino))
 }
 
-// writable is regular for operations that change contents.
+// writable is regular for operations that change the contents.
 func (t *tx) writable(op string, ino meta.Ino) (*inode, error) {
 	in, err := t.regular(op, ino)
 	if err != nil {
@@ -41,8 +41,7 @@ func (in *inode) checkWritable(op string) error {
 	return in.checkReaped(op)
 }
 
-// checkReaped refuses to let new bytes mix with a truncated tail that is not
-// yet gone.
+// checkReaped refuses new bytes in a file whose truncated tail is not reaped yet.
 func (in *inode) checkReaped(op string) error {
 	if in.reap {
 		return fail(op, meta.Again, fmt.Sprintf("inode %d", in.Ino))
@@ -249,7 +248,7 @@ func (t *tx) writeInline(in *inode, op *meta.Write) error {
 	return nil
 }
 
-// writeExtents maps what a client appended to chunks.
+// writeExtents maps bytes that a client appended to chunks.
 func (t *tx) writeExtents(in *inode, op *meta.Write) error {
 	l := op.Extents
 	if in.Flags&meta.FlagOpenEnded != 0 && op.CloseEnded {
@@ -300,7 +299,7 @@ func (t *tx) writeExtents(in *inode, op *meta.Write) error {
 	return nil
 }
 
-// arrange puts extents in order; of those that overlap the later one counts.
+// arrange sorts extents. Of overlapping extents, the later in l wins.
 func arrange(l []meta.Extent) ([]meta.Extent, error) {
 	out := make([]meta.Extent, 0, len(l))
 	for _, e := range l {
@@ -326,7 +325,7 @@ func arrange(l []meta.Extent) ([]meta.Extent, error) {
 	return out, nil
 }
 
-// checkNew refuses an extent that refers to bytes which can't be there.
+// checkNew refuses an extent that refers to bytes which can't exist.
 func (t *tx) checkNew(e meta.Extent) error {
 	if e.Chunk.IsZero() {
 		if e.OpenEnded || e.ChunkOff != 0 {
@@ -350,8 +349,8 @@ func (t *tx) checkNew(e meta.Extent) error {
 	return nil
 }
 
-// checkContinues admits, while a file has an open-ended extent, only that same
-// extent with what was appended to it (rule 7).
+// checkContinues admits, in a file with an open-ended extent, only this extent with newly
+// appended bytes (rule 7).
 func (t *tx) checkContinues(in *inode, news []meta.Extent) error {
 	old, err := t.openExtent(in)
 	if err != nil {
@@ -376,8 +375,8 @@ func (t *tx) openExtent(in *inode) (e extent, err error) {
 	return e, err
 }
 
-// closeEnd closes the open-ended extent: at the length that was journaled or,
-// with sealed, where the chunk ends. The file ends there.
+// closeEnd closes the open-ended extent: at its journaled length or, with sealed, at the end
+// of the chunk. The file ends there.
 func (t *tx) closeEnd(in *inode, length uint64, sealed bool) error {
 	old, err := t.openExtent(in)
 	if err != nil {
@@ -391,24 +390,24 @@ func (t *tx) closeEnd(in *inode, length uint64, sealed bool) error {
 			e.Len = min(length-e.ChunkOff, meta.MaxFileSize-e.Off)
 		}
 		if in.Flags&meta.FlagUnsynced == 0 {
-			// Bytes that were journaled as synced and that the chunk has no more
-			// are lost. The file keeps its length and reads of them fail (rule 5):
-			// shortening it would hide the loss.
+			// Bytes that were journaled as synced and are missing in the chunk are lost. The
+			// file keeps its length, and reads of the lost bytes fail (rule 5): a shorter file
+			// would hide the loss.
 			e.Len = max(e.Len, old.Len)
 		}
 		in.Size = e.Off + e.Len
 	}
 	in.dirty = true
-	// It may continue the extent before it, so it goes through edit.
+	// The bytes may continue the previous extent, so they go through edit.
 	if e.Len == 0 {
 		return t.edit(in, []span{{old.Off, old.End()}}, nil)
 	}
 	return t.edit(in, []span{{old.Off, max(old.End(), e.End())}}, []meta.Extent{e})
 }
 
-// dropInline gives up inline bytes that extents replace. Extents that lie
-// wholly behind them leave them; covering only a part would lose the rest,
-// which the machine can't copy into a chunk.
+// dropInline removes inline bytes that extents replace. Extents entirely behind the inline
+// bytes leave them. Extents over a part of them are refused: the rest would be lost, because
+// the machine can't copy it into a chunk.
 func dropInline(in *inode, news []meta.Extent) error {
 	n := uint64(len(in.data))
 	if news[0].Off >= n {
@@ -430,8 +429,8 @@ func dropInline(in *inode, news []meta.Extent) error {
 	return nil
 }
 
-// killPriv drops what a write by the unprivileged may not leave: the set-id
-// bits and file capabilities.
+// killPriv drops set-id bits and file capabilities, as POSIX and Linux require for a write by
+// an unprivileged process.
 func (t *tx) killPriv(in *inode) error {
 	if in.IsDir() {
 		return nil
@@ -513,7 +512,7 @@ func checkFalloc(op *meta.Fallocate) error {
 	return nil
 }
 
-// zeroInline zeroes what of a range is inline.
+// zeroInline zeroes the inline bytes of a range.
 func zeroInline(in *inode, lo, hi uint64) {
 	n := uint64(len(in.data))
 	if in.Flags&meta.FlagInline == 0 || lo >= n {
@@ -524,8 +523,7 @@ func zeroInline(in *inode, lo, hi uint64) {
 	in.dirty = true
 }
 
-// preallocate fills the holes of a range, in whole blocks, with space that
-// reads as zeros.
+// preallocate fills the holes of a range, in whole blocks, with space that reads as zeros.
 func (t *tx) preallocate(in *inode, lo, hi uint64) error {
 	lo = max(lo/meta.BlockSize*meta.BlockSize, uint64(len(in.data)))
 	hi = min((hi+meta.BlockSize-1)/meta.BlockSize*meta.BlockSize, meta.MaxFileSize)

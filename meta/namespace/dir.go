@@ -24,9 +24,8 @@ func checkName(op, name string) error {
 
 func isDots(name string) bool { return name == "." || name == ".." }
 
-// parentDir reads the directory that an operation adds a name to or takes one
-// from. A directory that was removed gives NotFound, as ext4 does to a process
-// whose working directory is gone.
+// parentDir reads a directory to change its entries. For a removed directory the error is
+// NotFound, as on ext4 for a process whose working directory is gone.
 func (t *tx) parentDir(op string, ino meta.Ino) (*inode, error) {
 	in, err := t.inode(ino)
 	if meta.KindOf(err) == meta.Stale || err == nil && in.Nlink == 0 {
@@ -92,7 +91,7 @@ func (t *tx) lookup(op *meta.Lookup, res *meta.Result) error {
 	return nil
 }
 
-// target reads the inode that an entry names; that it is not there is damage.
+// target reads the inode of an entry. A missing inode is damage.
 func (t *tx) target(e dentry) (*inode, error) {
 	in, err := t.load(e.ino)
 	if meta.KindOf(err) == meta.Stale {
@@ -272,8 +271,8 @@ func (t *tx) create(op *meta.Create, res *meta.Result) error {
 	return nil
 }
 
-// addName makes a name lead to an inode, which is written afterwards: it notes
-// where its name is, so that a path can be told from the inode.
+// addName links a name to an inode and notes the name's position in the inode, for finding a
+// path of the inode. The caller writes the inode afterwards.
 func (t *tx) addName(dir *inode, name string, in *inode, cookie uint64) error {
 	cookie, err := t.setEntry(dir, name, dentry{typ: in.Mode & meta.TypeMask, ino: in.Ino, cookie: cookie})
 	in.home, in.homeAt = dir.Ino, cookie
@@ -282,7 +281,7 @@ func (t *tx) addName(dir *inode, name string, in *inode, cookie uint64) error {
 
 // makeInode gives a new inode its number, owner, mode and ACLs.
 func (t *tx) makeInode(dir *inode, ino meta.Ino, mode, umask, uid, gid uint32, now meta.Time) (*inode, error) {
-	under := uint32(0) // a number that nobody was given
+	under := uint32(0) // a number that was never used
 	if ino == 0 {
 		ino = meta.Ino(t.vol.nextIno)
 	} else if _, gen, used, err := t.get(appendInodeBase(t.scratch[:0], ino)); err != nil {
@@ -455,8 +454,8 @@ func (t *tx) unlink(op *meta.Unlink, res *meta.Result) error {
 	return nil
 }
 
-// loseName takes one link from an inode, and both from a directory. With the
-// last, it becomes an orphan of its holders; with no holder it goes.
+// loseName removes one link of an inode, and both links of a directory. Without links, the
+// inode becomes an orphan of its holders or, without holders, is removed.
 func (t *tx) loseName(in *inode, holders []meta.SessionID) error {
 	touch(in)
 	in.Ctime = t.c.Now
@@ -577,8 +576,8 @@ func (t *tx) rename(op *meta.Rename, res *meta.Result) error {
 		if err := t.dropEntry(from, op.Name, e); err != nil {
 			return err
 		}
-		// A replaced name keeps its position, so that a reader of the directory
-		// sees one of the two there whenever it looks.
+		// A replaced name keeps its position, so that readers of the directory always see one
+		// of the two.
 		if err := t.addName(to, op.NewName, in, e2.cookie); err != nil {
 			return err
 		}
@@ -611,7 +610,7 @@ func (t *tx) rename(op *meta.Rename, res *meta.Result) error {
 	return nil
 }
 
-// moveDir moves a directory's ".." and the link that it is.
+// moveDir moves a directory's ".." and the link that ".." is.
 func moveDir(in, from, to *inode) {
 	if in.IsDir() && from != to {
 		from.Nlink--
@@ -620,9 +619,8 @@ func moveDir(in, from, to *inode) {
 	}
 }
 
-// checkLoop refuses to put a directory below itself, and to replace an
-// ancestor of the source, which is never empty. Only moves between directories
-// can do either.
+// checkLoop refuses to move a directory below itself, and to replace an ancestor of the
+// source, which is never empty. Both are possible only in moves between directories.
 func (t *tx) checkLoop(from, to, in, old *inode, exchange bool) error {
 	if from == to {
 		return nil
@@ -674,7 +672,7 @@ func (t *tx) isBelow(dir *inode, top meta.Ino) (bool, error) {
 	}
 }
 
-// checkKinds holds the rules about what may replace what.
+// checkKinds checks which kinds of inodes may replace each other.
 func checkKinds(op *meta.Rename, from, to, in, old *inode, exchange bool) error {
 	if old != nil && !exchange {
 		switch {

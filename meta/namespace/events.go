@@ -7,21 +7,21 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Events. A volume that has them switched on keeps the last ones under prefix y,
-// numbered without gaps: each is one effect of the operation that it tells of,
-// so it is in the journal exactly if that is, and every follower has it. Their
-// counters stand in the volume's record, which nearly every operation writes
-// anyway.
 //
-// A file's contents are told of when its writer closes it. Only the client knows
-// when that is: a commit leaves a note (prefix z) and asks to be told (Closed).
-// Who ends without a word has closed everything.
+// Events. A volume with events keeps the last ones under prefix y, numbered without gaps. Each
+// event is an effect of the operation that it describes, so the journal has both or neither,
+// and every follower has the event. The counters of events are in the volume's record, which
+// nearly every operation writes anyway.
+//
+// The event about a file's contents comes when the writer closes the file. Only the client
+// knows of the close: a commit leaves a note (prefix z) and asks the client for a message
+// (Closed). A session that ends has closed everything.
 
 const (
-	// trimPart of what is kept may be there beyond it, so that trimming is one
-	// deletion of a range now and then.
+	// Beyond the bound, up to 1/trimPart of the kept events may exist, so that trimming is an
+	// occasional deletion of a range.
 	trimPart = 8
-	// maxClosed is how many inodes one Closed may name.
+	// maxClosed bounds the inodes of one Closed.
 	maxClosed = 8192
 )
 
@@ -35,11 +35,11 @@ const (
 // eventLog is the part of the volume's record about events.
 type eventLog struct {
 	keep  uint64 // 0: none are made
-	first uint64 // INVARIANT: events [first, next) are there, and no others
-	next  uint64 // 0: there never were any
+	first uint64 // INVARIANT: exactly the events [first, next) exist
+	next  uint64 // 0: there never was an event
 }
 
-// event makes one, with the next number. Seq and Time are filled in.
+// event adds an event with the next number. It sets Seq and Time.
 func (t *tx) event(e *meta.Event) {
 	l := &t.vol.events
 	if l.keep == 0 {
@@ -67,8 +67,7 @@ func (t *tx) trimEvents(first uint64) {
 	}
 }
 
-// cutEvents drops all of them, and leaves n numbers out: who was following hears
-// that it missed something.
+// cutEvents drops all events and skips n numbers, so that consumers notice the gap.
 func (t *tx) cutEvents(n uint64) {
 	l := &t.vol.events
 	if l.next == 0 {
@@ -102,9 +101,10 @@ func (t *tx) setEvents(op *meta.SetEvents) error {
 
 // ---- advisory quotas
 
-// What was told of advisory quotas last stands in a record of its own, so that an
-// owner that dies between writing a crossing into the volume's row and telling of
-// it leaves that to its successor, and nothing is told twice.
+//
+// The last reported state of the advisory quotas has a record of its own. If an owner dies
+// between writing a crossing into the volume's row and reporting it, the successor reports it,
+// and nothing is reported twice.
 
 var overKey = []byte{prefixOver}
 
@@ -175,8 +175,8 @@ func decodeOver(b []byte) (bits byte, err error) {
 	return bits, d.end("crossed quotas")
 }
 
-// fileEvent tells of an inode as it is, under one of its names. Who has none is
-// not spoken of.
+// fileEvent adds an event about an inode, under one of its names. It adds none for an inode
+// without names.
 func (t *tx) fileEvent(kind meta.EventKind, in *inode) error {
 	if t.vol.events.keep == 0 || in.Nlink == 0 {
 		return nil
@@ -193,8 +193,8 @@ func (t *tx) fileEvent(kind meta.EventKind, in *inode) error {
 	return nil
 }
 
-// changing notes that a session changes a file's contents, and asks it to tell
-// when it closed the file. What the owner itself changes is told at once.
+// changing notes that a session changes a file's contents, and asks the session to report the
+// close. For a change by the owner itself, the event comes at once.
 func (t *tx) changing(in *inode, res *meta.Result) error {
 	if t.vol.events.keep == 0 {
 		return nil
@@ -212,7 +212,7 @@ func (t *tx) changing(in *inode, res *meta.Result) error {
 	return err
 }
 
-// changed ends what changing began, if it did.
+// changed ends the note of changing, if it exists.
 func (t *tx) changed(session meta.SessionID, ino meta.Ino, tell bool) error {
 	if t.vol.events.keep == 0 {
 		return nil
@@ -244,7 +244,7 @@ func (t *tx) closed(op *meta.Closed) error {
 	seen := make(map[meta.Ino]bool, len(op.Inos))
 	for _, ino := range op.Inos {
 		if seen[ino] {
-			continue // the store does not show yet what this step did
+			continue // the store does not show the effects of this step yet
 		}
 		seen[ino] = true
 		if err := t.changed(t.c.Session, ino, true); err != nil {
@@ -257,7 +257,8 @@ func (t *tx) closed(op *meta.Closed) error {
 	return nil
 }
 
-// endChanges tells of what a session that ends was changing, a part at a time.
+// endChanges adds the events about files that an ending session was changing, some in each
+// call.
 func (t *tx) endChanges(s meta.SessionID) (more bool, err error) {
 	var inos []meta.Ino
 	lo := appendChangerKey(nil, s, 0)
@@ -279,7 +280,7 @@ func (t *tx) endChanges(s meta.SessionID) (more bool, err error) {
 	return more, err
 }
 
-// EventLog tells which events are there.
+// EventLog returns the range of the kept events.
 func EventLog(r Reader) (meta.EventLog, error) {
 	t := tx{view: view{r: r}}
 	err := t.begin()
@@ -287,8 +288,7 @@ func EventLog(r Reader) (meta.EventLog, error) {
 	return meta.EventLog{Keep: l.keep, First: l.first, Last: max(l.next, 1) - 1}, err
 }
 
-// Events reads those after a number, at most limit. They are as dense as the
-// store that is asked: what is not there is not looked for.
+// Events reads at most limit events with numbers above after. It does not check for gaps.
 func Events(r Reader, after uint64, limit int) (all []meta.Event, err error) {
 	if after+1 == 0 {
 		return nil, nil
@@ -318,8 +318,8 @@ func Events(r Reader, after uint64, limit int) (all []meta.Event, err error) {
 
 func appendEvent(b []byte, e *meta.Event) []byte {
 	if e.Kind == meta.EventQuota {
-		// In the places of other fields, which programs that don't know the kind
-		// can read: they pass over it.
+		// In place of other fields, so that programs without this kind can decode the event;
+		// they skip it.
 		e = &meta.Event{Kind: e.Kind, Time: e.Time, Name: e.Name, Ino: meta.Ino(e.Used), Replaced: meta.Ino(e.Limit), Last: e.Over}
 	}
 	var bits byte
@@ -353,8 +353,7 @@ func appendEvent(b []byte, e *meta.Event) []byte {
 	return b
 }
 
-// decodeEvent reads an event whose number is in the key. Kinds that this program
-// does not know are as good as others.
+// decodeEvent decodes an event; its number is part of the key. Unknown kinds are not an error.
 func decodeEvent(b []byte) (e meta.Event, err error) {
 	d := decoder{b: b}
 	if err := d.version(eventV1, "event"); err != nil {

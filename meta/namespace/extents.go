@@ -11,31 +11,31 @@ import (
 )
 
 const (
-	// reapBatch is how many extents one operation removes at most when a file
-	// goes or is cut; what is left waits in the reap queue.
+	// reapBatch bounds the extents that one operation removes when a file is removed or
+	// truncated; the rest waits in the reap queue.
 	reapBatch = 1000
-	// maxEdit is how many extents one operation may read and write otherwise. At
-	// some 60 bytes each their effects stay well below what a journal entry holds.
+	// maxEdit bounds the extents that one operation reads and writes otherwise. At some 60
+	// bytes each, their effects stay well below the bound of a journal entry.
 	maxEdit = 8192
 )
 
 // span is a range of file offsets, lo <= x < hi.
 type span struct{ lo, hi uint64 }
 
-// foundEnds is what a scan of an inode's extents learned of the versions of
-// their keys. The store is the same until the operation has ended, so it holds.
+// foundEnds are the versions of keys that a scan of an inode's extents has seen. They stay
+// right until the end of the operation, because the store does not change.
 type foundEnds struct {
 	ino    meta.Ino
 	lo, hi uint64     // every key of an end above lo and up to hi was met,
-	at     []foundEnd // and these are there, in order
+	at     []foundEnd // the keys seen, in order
 }
 
 type foundEnd struct {
 	end uint64
-	gen uint32 // of the newest version, also if it is a tombstone
+	gen uint32 // of the newest version, also of a tombstone
 }
 
-// maxEnds bounds what is remembered of a scan.
+// maxEnds bounds foundEnds.
 const maxEnds = 64
 
 func (f *foundEnds) add(end uint64, gen uint32) {
@@ -45,8 +45,8 @@ func (f *foundEnds) add(end uint64, gen uint32) {
 	}
 }
 
-// under gives the generation of the newest version of an extent's key, 0 if
-// there is none, and whether that is known.
+// under returns the generation of the newest version of an extent's key (0: no version), and
+// whether it is known.
 func (f *foundEnds) under(ino meta.Ino, end uint64) (gen uint32, known bool) {
 	if ino != f.ino || end <= f.lo || end > f.hi {
 		return 0, false
@@ -93,8 +93,7 @@ func (t *tx) scanExtents(ino meta.Ino, off uint64, fn func(e extent) bool) error
 	return err
 }
 
-// scanLive is scanExtents without the garbage of a truncation that is not yet
-// reaped.
+// scanLive is scanExtents without the unreaped extents of a truncation.
 func (t *tx) scanLive(in *inode, off uint64, fn func(e extent) bool) error {
 	return t.scanExtents(in.Ino, off, func(e extent) bool {
 		if in.reap && e.End() > in.reapFrom {
@@ -104,19 +103,19 @@ func (t *tx) scanLive(in *inode, off uint64, fn func(e extent) bool) error {
 	})
 }
 
-// edit takes away whatever the file has in cuts and puts news there. Cuts are
-// in order and don't overlap; each of news, also in order, lies within one.
-// Neighbours that continue each other in the same chunk become one extent.
-// Chunk counts and the inode's Blocks follow.
+// edit removes everything in the ranges cuts of a file and puts news there. cuts are sorted
+// and don't overlap; each extent of news, also sorted, lies within one cut. Adjacent extents
+// that continue each other in the same chunk become one. edit updates chunk counts and the
+// inode's Blocks.
 //
-// The store is read once per group of cuts that an extent connects, so that
-// many small writes to a large file cost what they touch, not what lies
+// edit reads the store once for each group of cuts that an extent connects, so that the cost
+// of many small writes to a large file depends on the extents they touch, not on those
 // between.
 func (t *tx) edit(in *inode, cuts []span, news []meta.Extent) error {
 	total := 0
 	for len(cuts) > 0 {
 		lo, hi := cuts[0].lo, cuts[0].hi // of the cuts in this group
-		reach := hi                      // of the cuts and of the extents they touch
+		reach := hi                      // of the cuts and the extents that they touch
 		n := 1
 		join := func() {
 			for n < len(cuts) && cuts[n].lo <= reach {
@@ -129,7 +128,7 @@ func (t *tx) edit(in *inode, cuts []span, news []meta.Extent) error {
 		var old []extent
 		from := lo
 		if from > 0 {
-			from-- // an extent that ends at lo may continue in the first new one
+			from-- // the first new extent may continue an extent that ends at lo
 		}
 		err := t.scanExtents(in.Ino, from, func(e extent) bool {
 			join()
@@ -179,7 +178,7 @@ func splice(old []extent, cuts []span, news []meta.Extent) []meta.Extent {
 	return merge(out)
 }
 
-// appendOutside appends what of e lies outside all cuts.
+// appendOutside appends the parts of e outside all cuts.
 func appendOutside(out []meta.Extent, e meta.Extent, cuts []span) []meta.Extent {
 	for _, c := range cuts {
 		if c.hi <= e.Off {
@@ -211,7 +210,7 @@ func sub(e meta.Extent, lo, hi uint64) meta.Extent {
 	return e
 }
 
-// merge joins extents that continue each other; it reuses l.
+// merge joins extents that continue each other. It reuses l.
 func merge(l []meta.Extent) []meta.Extent {
 	out := l[:0]
 	for _, e := range l {
@@ -228,8 +227,8 @@ func merge(l []meta.Extent) []meta.Extent {
 	return out
 }
 
-// replace writes the difference between two lists of extents of one stretch
-// of a file, both in order: keys, chunk counts, Blocks.
+// replace writes the difference between two sorted lists of extents of one range of a file:
+// keys, chunk counts, Blocks.
 func (t *tx) replace(in *inode, old []extent, fresh []meta.Extent) error {
 	if err := t.tallyExtents(in.Ino, old, fresh); err != nil {
 		return err
@@ -307,8 +306,8 @@ func (t *tx) putExtent(in *inode, e meta.Extent) error {
 	return nil
 }
 
-// uncount takes an extent's bytes off the inode and its chunk. One that a
-// snapshot sees stays in the store, so its chunk keeps the count.
+// uncount subtracts an extent's bytes from the inode and its chunk. An extent that a snapshot
+// sees stays in the store, so its chunk keeps the count.
 func (t *tx) uncount(in *inode, e extent) error {
 	in.Blocks -= e.Len
 	if e.OpenEnded {
@@ -337,9 +336,8 @@ func (t *tx) uncount(in *inode, e extent) error {
 	return nil
 }
 
-// cutTail removes the extents that reach beyond a file offset, as many as the
-// operation's budget allows, and tells whether that was all. An extent that
-// crosses the offset is shortened.
+// cutTail removes extents beyond a file offset, as many as the operation's budget allows, and
+// returns whether none is left. It shortens an extent that crosses the offset.
 func (t *tx) cutTail(in *inode, from uint64) (all bool, err error) {
 	var old []extent
 	all = true
@@ -358,8 +356,8 @@ func (t *tx) cutTail(in *inode, from uint64) (all bool, err error) {
 	return all, t.replace(in, old, appendOutside(nil, old[0].Extent, []span{{from, math.MaxUint64}}))
 }
 
-// truncateTo drops what the file holds beyond an offset; what exceeds the
-// step's budget is left to Reap.
+// truncateTo drops the file's bytes beyond an offset. It leaves extents beyond the step's
+// budget to Reap.
 func (t *tx) truncateTo(in *inode, size uint64) error {
 	all, err := t.cutTail(in, size)
 	if err != nil {
@@ -389,8 +387,8 @@ func (t *tx) queueReap(in *inode, from uint64) {
 	t.putMarker(s)
 }
 
-// remove takes away an inode that nothing names or holds: at once if what it
-// holds fits the step's budget, else by way of the reap queue.
+// remove removes an inode without names and holders: at once if its extents fit the step's
+// budget, else through the reap queue.
 func (t *tx) remove(in *inode) error {
 	in.dirty = true
 	left := in.Flags&meta.FlagHasXattrs != 0 && t.budget <= 0
@@ -405,7 +403,7 @@ func (t *tx) remove(in *inode) error {
 		in.reapFrom = 0
 		return nil
 	}
-	// What lies all in the record, as most small files do, is not scanned for.
+	// If all bytes lie in the record, as in most small files, there are no extents to scan.
 	all := in.Flags&meta.FlagInline != 0 && in.Flags&meta.FlagOpenEnded == 0 && in.Blocks == uint64(len(in.data))
 	if in.IsRegular() && in.Blocks > 0 && !all {
 		if err := t.truncateTo(in, 0); err != nil || in.reap {
@@ -419,7 +417,7 @@ func (t *tx) remove(in *inode) error {
 	return in.vanish()
 }
 
-// vanish marks an inode as gone. What it still counts then is damage.
+// vanish marks an inode as gone. Blocks still counted then are damage.
 func (in *inode) vanish() error {
 	if in.Flags&meta.FlagInline != 0 {
 		in.Blocks -= uint64(len(in.data))

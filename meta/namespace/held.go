@@ -11,72 +11,72 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// What snapshots hold, to the byte. A byte of a file is named by the inode, its
-// offset there, and where it is stored: the place in a chunk; preallocated space is
-// the same everywhere; a byte in the inode's record is the same if it is equal. All
-// generations of the live tree and of snapshots that map it so hold one byte. If the
-// live tree is not among them, snapshots alone hold it.
 //
-// So two snapshots' bytes count once; what was mapped, cut off and mapped again is
-// the same byte, whatever became of the extents' bounds meanwhile; one chunk's bytes
-// in two files, or twice in one, are two, as in Blocks. To cut off or unlink moves
-// bytes from the live tree to the snapshots, and the sum of both never grows by it;
-// to overwrite what a snapshot has makes it grow by as much; to delete snapshots
-// never does.
+// The bytes that snapshots hold, counted exactly. A byte of a file is identified by the inode,
+// its offset, and its place: the position in a chunk. Preallocated space has the same place
+// everywhere; bytes in an inode's record have equal places if they are equal. All generations
+// of the live tree and of snapshots that map an identical byte hold one byte. If the live tree
+// is not among them, only snapshots hold it.
 //
-// What a clone began with is no snapshot of its own: what only that has is the
-// origin's.
+// So a byte of two snapshots counts once. A byte that was mapped, cut off and mapped again is
+// the same byte, whatever happened to the bounds of extents meanwhile. A byte of a chunk that
+// two files map, or one file twice, is two bytes, as in Blocks. Truncating and unlinking moves
+// bytes from the live tree to the snapshots and never increases the sum of both; overwriting a
+// byte that a snapshot has increases it by the byte; deleting snapshots never increases it.
+//
+// The base of a clone is not a snapshot of the clone: bytes that only the base has belong to
+// the origin.
 
-// Held is what snapshots hold beside the live tree, in bytes.
+// Held is the number of bytes that snapshots hold besides the live tree.
 type Held struct {
-	Live  uint64 // what the live tree has, as Usage tells it
-	Alone uint64 // what snapshots alone hold
-	Going uint64 // of that: of snapshots that are being deleted and no other
-	Freed uint64 // of that: what would go with those that were asked about, all of them
+	Live  uint64 // bytes of the live tree, as in Usage
+	Alone uint64 // bytes that only snapshots hold
+	Going uint64 // of these, bytes that only snapshots under deletion hold
+	Freed uint64 // of these, bytes that deleting all the snapshots in question would free
 	Each  []HeldBy
 }
 
-// HeldBy is a snapshot's part of it.
+// HeldBy is the part of one snapshot.
 type HeldBy struct {
 	meta.Snapshot
-	Alone uint64 // what nobody else holds: deleting this one gives it back
+	Alone uint64 // bytes that nothing else holds: deleting the snapshot frees them
 }
 
-// piece is a stretch of a file whose bytes follow each other in one place, or, with
-// data, the contents of its record, and who holds it: first to last of the snapshots
-// that can be read, in order; live if last is their number. Nobody if first is above
-// last.
+// piece is a range of a file whose bytes follow each other in one place or, with data, are in
+// the inode's record, and the holders of the range: the readable snapshots number first to
+// last, in order; last = the number of snapshots stands for the live tree. first > last: no
+// holder.
 type piece struct {
 	chunk       meta.ChunkID // zero: preallocated
-	shift       uint64       // what to add to an offset in the file for that in the chunk; wraps
+	shift       uint64       // added to an offset in the file, gives the offset in the chunk; wraps around
 	lo, hi      uint64
 	data        []byte
 	first, last int
 }
 
-// doubt is a piece that nobody holds, or only what a clone began with.
+// doubt is a piece without holder, or held by the base of a clone only.
 type doubt struct {
 	piece
 	key []byte // of the version
 }
 
-// holding is the work on it.
+// holding is the state of the count.
 type holding struct {
 	Held
 	t      tx
-	gens   []uint32 // of the snapshots that can be read
+	gens   []uint32 // of the readable snapshots
 	asked  []int    // how many of the first so many were asked about
-	origin uint32   // what a clone began with; 0: nothing
-	// Of one inode:
+	origin uint32   // generation of a clone's base; 0: not a clone
+	// The fields below belong to one inode.
 	pieces  []piece
 	records []piece // with data
 	doubts  []doubt
 }
 
-// ReadHeld counts what snapshots hold, and what would go if all of some were deleted.
-// It reads what was superseded since the oldest snapshot, and all extents of the files
-// that were changed since: about 90 bytes of memory, or twice that while they are gathered, for each extent of one file, 8 for
-// each such file. Errors: NoSuchSnapshot.
+// ReadHeld counts the bytes that snapshots hold, and the bytes that deleting all snapshots in
+// drop would free. It reads the versions superseded since the oldest snapshot, and all extents
+// of files changed since. Memory: about 90 bytes for each extent of one file, twice as much
+// while they are collected, and 8 bytes for each changed file. Errors: NoSuchSnapshot.
 func ReadHeld(r Reader, drop []meta.Generation) (*Held, error) {
 	h := &holding{t: tx{view: view{r: r}}}
 	if err := h.t.begin(); err != nil {
@@ -137,7 +137,7 @@ func (h *holding) superseded() (all []meta.Ino, err error) {
 	return slices.Compact(all), err
 }
 
-// inode counts what is held of one inode.
+// inode counts the bytes of one inode.
 func (h *holding) inode(ino meta.Ino) error {
 	if err := h.read(ino); err != nil {
 		return err
@@ -190,7 +190,7 @@ func (h *holding) read(ino meta.Ino) error {
 	return nil
 }
 
-// eachLine visits what was read of extents, a line of places at a time.
+// eachLine visits the extents that were read, one line of places at a time.
 func (h *holding) eachLine(fn func(l []piece)) {
 	slices.SortFunc(h.pieces, func(a, b piece) int {
 		return cmp.Or(a.chunk.Compare(b.chunk), cmp.Compare(a.shift, b.shift), cmp.Compare(a.lo, b.lo))
@@ -205,14 +205,13 @@ func (h *holding) eachLine(fn func(l []piece)) {
 	}
 }
 
-// versions visits all versions of the keys that begin with a prefix, newest first,
-// with the generation that superseded each; 0: none did. Tombstones are no versions,
-// but supersede.
+// versions visits all versions of the keys with a prefix, newest first, with the generation
+// that superseded each (0: none). Tombstones are not visited, but they supersede.
 func (h *holding) versions(prefix []byte, fn func(base, val []byte, gen, newer uint32) error) error {
 	var last []byte
 	var newer uint32
 	var inner error
-	under := false // what a clone began with was seen
+	under := false // the version of a clone's base was seen
 	err := h.t.r.Scan(prefix, after(prefix), func(k, v []byte) bool {
 		if len(k) < 1+8+genLen {
 			inner = fail("scan", meta.Corrupt, fmt.Sprintf("key %x", k))
@@ -238,10 +237,10 @@ func (h *holding) versions(prefix []byte, fn func(base, val []byte, gen, newer u
 	return err
 }
 
-// found takes a version. One that no snapshot sees which can be read belongs to those
-// that are being deleted, unless only what a clone began with has it. The list that it
-// is buried with tells. Generations don't: of a snapshot that is being deleted some
-// versions are gone, and it seems to see what lies below them.
+// found handles a version. A version that no readable snapshot sees belongs to snapshots under
+// deletion, unless only a clone's base has it. The list with which the version is buried
+// decides. Generations can't: some versions of a snapshot under deletion are gone, and it
+// would seem to see the versions below them.
 func (h *holding) found(p piece, base []byte, gen, newer uint32) {
 	p.first, _ = slices.BinarySearch(h.gens, gen)
 	if p.last = len(h.gens); newer != 0 {
@@ -263,7 +262,7 @@ func (h *holding) add(p piece) {
 	h.pieces = append(h.pieces, p)
 }
 
-// line counts what of a line of places is held; its pieces are in order.
+// line counts the bytes of a line of places; its pieces are sorted.
 func (h *holding) line(l []piece) {
 	sweep(l, func(in []piece, n uint64) {
 		s := h.nobody()
@@ -274,10 +273,10 @@ func (h *holding) line(l []piece) {
 	})
 }
 
-// sweep visits the stretches of a line of places, with the pieces that cover each and
-// its length.
+// sweep visits the ranges of a line of places, with the pieces that cover each range and its
+// length.
 func sweep(l []piece, fn func(in []piece, n uint64)) {
-	var in []piece // those that cover at: one for each who holds it, at most
+	var in []piece // pieces that cover at: at most one for each holder
 	for at := uint64(0); len(l) > 0 || len(in) > 0; {
 		if len(in) == 0 {
 			at = l[0].lo
@@ -298,7 +297,7 @@ func sweep(l []piece, fn func(in []piece, n uint64)) {
 	}
 }
 
-// inline counts what of inodes' records is held.
+// inline counts inline bytes.
 func (h *holding) inline() {
 	if len(h.records) < 2 {
 		for _, r := range h.records {
@@ -333,10 +332,10 @@ func (h *holding) inline() {
 	}
 }
 
-// sharers are those that hold a byte together.
+// sharers are the holders of a byte.
 type sharers struct {
 	first, last int
-	asked       bool // about all of them
+	asked       bool // all of them are in question
 }
 
 func (h *holding) nobody() sharers { return sharers{math.MaxInt, -1, true} }
@@ -349,7 +348,7 @@ func (s *sharers) join(h *holding, first, last int) {
 	s.asked = s.asked && last < len(h.gens) && h.asked[last+1]-h.asked[first] == last-first+1
 }
 
-// count books n bytes that are held together.
+// count records n bytes with the same holders.
 func (h *holding) count(s *sharers, n uint64) {
 	if s.last == len(h.gens) {
 		return // live

@@ -7,24 +7,24 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Usage reads what a volume holds: the sum of all inodes' Blocks, and the
-// inodes, orphans included.
+// Usage returns the size of a volume: the sum of all inodes' Blocks, and the number of inodes,
+// including orphans.
 func Usage(r Reader) (bytes, inodes uint64, err error) {
 	t := tx{view: view{r: r}}
 	err = t.begin()
 	return t.vol.bytes, t.vol.inodes, err
 }
 
-// Counted is Usage with what counts in the quota beside the live tree: what snapshots
-// alone hold, where the policy has it so and it is counted.
+// Counted is Usage plus the bytes that only snapshots hold, if the policy counts them in the
+// quota and they are counted.
 func Counted(r Reader) (bytes, inodes uint64, err error) {
 	t := tx{view: view{r: r}}
 	err = t.begin()
 	return t.vol.holds(), t.vol.inodes, err
 }
 
-// UsageAfter tells what Counted would after the effects of an operation; false
-// if they don't change that.
+// UsageAfter returns the value of Counted after the effects of an operation, or changed false
+// if the effects don't change it.
 func UsageAfter(effects []Effect) (bytes, inodes uint64, changed bool) {
 	for i := len(effects) - 1; i >= 0; i-- {
 		e := &effects[i]
@@ -65,12 +65,12 @@ func eachKey(r Reader, prefix []byte, length int, fn func(k, v []byte) (bool, er
 	return err
 }
 
-// Chunks visits all chunks in order of their ids until fn says false.
+// Chunks visits all chunks in the order of their ids until fn returns false.
 func Chunks(r Reader, fn func(c meta.ChunkRecord) bool) error {
 	return ChunksFrom(r, meta.ChunkID{}, fn)
 }
 
-// ChunksFrom is Chunks beginning at an id, so that a long walk can go in steps.
+// ChunksFrom is Chunks from an id on, so that a long walk can be done in steps.
 func ChunksFrom(r Reader, from meta.ChunkID, fn func(c meta.ChunkRecord) bool) error {
 	lo := appendChunkKey(nil, prefixChunk, from)
 	var inner error
@@ -91,8 +91,8 @@ func ChunksFrom(r Reader, from meta.ChunkID, fn func(c meta.ChunkRecord) bool) e
 	return err
 }
 
-// ReadChunk reads one chunk's record, and the inode whose open-ended extent
-// lies in it (0: none). Errors: NoSuchChunk.
+// ReadChunk reads the record of a chunk, and the inode with an open-ended extent in the chunk
+// (0: none). Errors: NoSuchChunk.
 func ReadChunk(r Reader, id meta.ChunkID) (meta.ChunkRecord, meta.Ino, error) {
 	t := tx{view: view{r: r}}
 	c, err := t.chunk(id)
@@ -113,7 +113,7 @@ func Sparse(r Reader, fn func(c meta.ChunkRecord) bool) error {
 	})
 }
 
-// DeletingChunks visits the chunks that nothing refers to any more.
+// DeletingChunks visits the chunks without references.
 func DeletingChunks(r Reader, fn func(c meta.ChunkRecord) bool) error {
 	t := tx{view: view{r: r}}
 	return eachKey(r, []byte{prefixDelete}, 17, func(k, _ []byte) (bool, error) {
@@ -126,8 +126,8 @@ func DeletingChunks(r Reader, fn func(c meta.ChunkRecord) bool) error {
 	})
 }
 
-// OpenChunks visits the open chunks that a session holds; session 0 holds those
-// whose writer is gone.
+// OpenChunks visits the open chunks of a session. Session 0 has the chunks whose writer is
+// gone.
 func OpenChunks(r Reader, s meta.SessionID, fn func(c meta.ChunkRecord, openEnded meta.Ino) bool) error {
 	return openChunks(r, binary.BigEndian.AppendUint64([]byte{prefixWriter}, uint64(s)), fn)
 }
@@ -149,8 +149,8 @@ func openChunks(r Reader, prefix []byte, fn func(c meta.ChunkRecord, openEnded m
 	})
 }
 
-// OpenEnded visits the inodes that have an open-ended extent, with the chunk it
-// lies in. It costs what is open, not what the volume holds.
+// OpenEnded visits the inodes with an open-ended extent, each with the extent's chunk. The
+// cost depends on the number of open chunks, not on the size of the volume.
 func OpenEnded(r Reader, fn func(ino meta.Ino, c meta.ChunkRecord) bool) error {
 	return AllOpenChunks(r, func(c meta.ChunkRecord, ino meta.Ino) bool {
 		if ino == 0 {
@@ -160,8 +160,8 @@ func OpenEnded(r Reader, fn func(ino meta.Ino, c meta.ChunkRecord) bool) error {
 	})
 }
 
-// Sessions visits the journaled sessions; ended ones have not yet let go of all
-// they held: run SessionEnd on them until EOF.
+// Sessions visits the journaled sessions. An ended session still has records until the caller
+// has run SessionEnd to EOF.
 func Sessions(r Reader, fn func(s meta.SessionStart, ended bool) bool) error {
 	return eachKey(r, []byte{prefixSession}, 9, func(k, v []byte) (bool, error) {
 		s, err := decodeSession(v)
@@ -187,8 +187,8 @@ func ReapQueue(r Reader, fn func(ino meta.Ino) bool) error {
 	})
 }
 
-// Replies visits the reply records of a session, oldest entry first; session 0
-// asks for those of all sessions. DecodeReply reads them.
+// Replies visits the reply records of a session, oldest entry first; with session 0, of all
+// sessions. DecodeReply decodes them.
 func Replies(r Reader, s meta.SessionID, fn func(key, val []byte) bool) error {
 	prefix := []byte{prefixReply}
 	if s != 0 {
@@ -197,9 +197,9 @@ func Replies(r Reader, s meta.SessionID, fn func(key, val []byte) bool) error {
 	return eachKey(r, prefix, 37, func(k, v []byte) (bool, error) { return fn(k, v), nil })
 }
 
-// SkipInodes gives the effects that leave n inode numbers out: those that may
-// have been given out after the state that a restored volume goes on from. As
-// many numbers of events are left out, so that who followed them hears of it.
+// SkipInodes returns the effects that skip n inode numbers: the numbers that may have been
+// given out after the state from which a restored volume continues. As many numbers of events
+// are skipped, so that consumers notice the gap.
 func SkipInodes(r Reader, n uint64) ([]Effect, error) {
 	t := tx{view: view{r: r}}
 	if err := t.begin(); err != nil {
@@ -210,7 +210,7 @@ func SkipInodes(r Reader, n uint64) ([]Effect, error) {
 	return append(t.effects, Effect{Kind: Put, Key: volumeKey, Value: appendVolume(nil, &t.vol)}), nil
 }
 
-// LastChunk reads the counter of the last chunk that was handed out.
+// LastChunk returns the counter of the last allocated chunk.
 func LastChunk(r Reader) (uint64, error) {
 	t := tx{view: view{r: r}}
 	err := t.begin()

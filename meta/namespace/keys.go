@@ -76,7 +76,7 @@ const (
 	prefixOver    = 'a'
 )
 
-// EventPrefix is the first byte of events' keys. No operation reads them.
+// EventPrefix is the first byte of the keys of events. No operation reads them.
 const EventPrefix = 'y'
 
 // firstGen is the live generation of a volume without snapshots.
@@ -190,8 +190,8 @@ func appendNameGenKey(b []byte, gen uint32, parent meta.Ino, name string) []byte
 	return append(binary.BigEndian.AppendUint64(b, uint64(parent)), name...)
 }
 
-// after is the smallest key after all keys that begin with b. No prefix byte
-// of this package is 0xff, so there always is one.
+// after returns the smallest key after all keys that begin with b. It always exists, because
+// no prefix byte of this package is 0xff.
 func after(b []byte) []byte {
 	n := append([]byte(nil), b...)
 	for i := len(n) - 1; i >= 0; i-- {

@@ -1,11 +1,10 @@
-// Package namespace owns the rules of the tree: what every operation of
-// package meta does to a volume's inodes, names, extents, attributes, chunks
-// and sessions. It is a pure state machine over an ordered key-value store: no
-// clock, no chance, no goroutine, no I/O of its own. The owner of a volume
-// calls Execute, journals the effects it returns, and applies them; whoever
-// follows the journal applies the same bytes without running any of this code.
+// Package namespace implements the rules of the tree: the effect of every operation of package
+// meta on a volume's inodes, names, extents, attributes, chunks and sessions. It is a pure
+// state machine over an ordered key-value store: no clock, no chance, no goroutine, no I/O of
+// its own. The owner of a volume calls Execute, journals the returned effects and applies
+// them. Followers of the journal apply the same bytes without running any of this code.
 //
-// The keys are drawn in keys.go, the records in records.go.
+// keys.go draws the keys, records.go the records.
 package namespace
 
 import (
@@ -14,11 +13,11 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Reader is the ordered store that a machine reads: the owner's overlay over
-// its state store, or a map in tests.
+// Reader is the ordered store that the machine reads: the owner's overlay over its state
+// store, or a map in tests.
 type Reader interface {
-	// Get returns the value of a key. The value must not be modified and is
-	// valid until the next call that writes to the store.
+	// Get returns the value of a key. The caller must not modify the value, which is valid
+	// until the next write to the store.
 	Get(key []byte) (val []byte, ok bool, err error)
 	// Scan calls fn in ascending order for lo <= k < hi until fn says false.
 	// k and v are valid only inside fn.
@@ -41,40 +40,40 @@ type Effect struct {
 	Key, Value []byte
 }
 
-// Context is everything that an operation depends on beside the store.
+// Context has everything besides the store on which the result of an operation depends.
 type Context struct {
 	Now     meta.Time
 	Session meta.SessionID // the caller; zero is the owner itself
 	Term    meta.Term
 	Volume  meta.VolumeID
 	Op      meta.OpID
-	Seq     meta.Seq // of the journal entry that will carry the effects
-	// Replay: the operation was answered before by an owner that is gone. It
-	// was admitted then, so quotas don't refuse it now (rule 3).
+	Seq     meta.Seq // of the future journal entry with the effects
+	// Replay: an earlier owner answered the operation. The operation was admitted then, so
+	// quotas don't refuse it now (rule 3).
 	Replay bool
-	// Reserved of the operation's bytes were promised to the caller before, so
-	// they are not asked for again; Held is promised to others, and not to be
-	// taken. Both count for nothing in a volume without a quota.
+	// Reserved of the operation's bytes were promised to the caller earlier, so the quota
+	// check skips them. Held bytes are promised to other callers and not available. Both are
+	// ignored in a volume without a quota.
 	Reserved, Held uint64
-	// Squash says what the caller may not make.
+	// Squash says what the caller must not create.
 	Squash Squash
-	// At is the snapshot that Query reads, by its generation; zero is the live
-	// volume. With one that is not there the error is NoSuchSnapshot.
+	// At is the generation of the snapshot that Query reads; zero is the live volume. Errors:
+	// NoSuchSnapshot.
 	At meta.Generation
 }
 
-// Execute runs one mutation. It returns the result and the effects to journal,
-// or an error (*meta.Error) and no effects. It modifies nothing itself. The
-// effects' bytes are not used again here, and must not be modified.
+// Execute runs one mutation. It returns the result and the effects to journal, or an error
+// (*meta.Error) and no effects. Execute modifies nothing. It does not reuse the bytes of the
+// effects, and nobody may modify them.
 //
-// Beside the errors named at each operation in package meta:
+// Besides the errors named at each operation in package meta:
 //
 //	ReadOnly          the volume's policy is immutable
 //	QuotaExceeded     the volume would hold more than its policy allows
-//	Busy              the file has an open-ended extent that the operation must
-//	                  not meet: close it first (Write.CloseEnded or SealChunk)
+//	Busy              the operation meets the file's open-ended extent: close the
+//	                  extent first (Write.CloseEnded or SealChunk)
 //	Again             the tail of a truncation is not yet reaped: run Reap on
-//	                  the inode in the subject until EOF, then run this again
+//	                  the inode in the subject until EOF, then repeat the operation
 //	ResourceExceeded  more than maxEdit extents lie in the range: split it
 //	Corrupt, Version  a record is damaged, or newer than this program
 func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
@@ -125,7 +124,7 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 	case *meta.AllocChunks:
 		err = t.allocChunks(op, res)
 	case *meta.SealChunk:
-		unmetered = true // what a sealed chunk holds was admitted when it was written
+		unmetered = true // the bytes of a sealed chunk were admitted when they were written
 		err = t.sealChunk(op, res)
 	case *meta.DropChunk:
 		err = t.dropChunk(op)
@@ -160,7 +159,7 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 		unmetered = true
 		err = t.adoptExtents(op, res)
 	case *meta.Rollback:
-		unmetered = true // what the snapshot holds was admitted once
+		unmetered = true // the bytes of the snapshot were admitted earlier
 		err = t.rollback(op, res)
 	case *meta.PinSnapshot:
 		unmetered = true
@@ -199,13 +198,13 @@ func Execute(r Reader, c Context, op meta.Op) (*meta.Result, []Effect, error) {
 	return res, t.effects, nil
 }
 
-// OpInodeQuota is the Op of an error that tells of too many inodes: no promise
-// of bytes stands in the way then.
+// OpInodeQuota is the Op of an error about too many inodes. Promises of bytes don't matter for
+// it.
 const OpInodeQuota = "inode quota"
 
-// checkQuota refuses what makes a volume grow beyond its policy; whatever
-// shrinks it, or leaves it as it is, passes even when it is over, and so does
-// growth that was promised before the limit was lowered.
+// checkQuota refuses operations by which the volume grows beyond its policy. An operation that
+// shrinks the volume, or leaves its size unchanged, succeeds even over the quota, and so does
+// growth that was promised before the quota was lowered.
 func (t *tx) checkQuota() error {
 	p := &t.vol.policy
 	if p.QuotaInodes != 0 && t.vol.inodes > t.was.inodes && t.vol.inodes > p.QuotaInodes {
@@ -221,7 +220,7 @@ func (t *tx) checkQuota() error {
 	return nil
 }
 
-// Query answers one read. The result's bytes belong to the caller.
+// Query answers one read. The caller owns the bytes of the result.
 func Query(r Reader, c Context, op meta.Op) (*meta.Result, error) {
 	q := &tx{view: view{r: r}, c: c}
 	if err := q.begin(); err != nil {
@@ -267,8 +266,8 @@ func Query(r Reader, c Context, op meta.Op) (*meta.Result, error) {
 	return res, nil
 }
 
-// Format returns the effects that make an empty volume: its counters and
-// policy, and a root directory. They are the volume's first journal entry.
+// Format returns the effects of making an empty volume: its counters and policy, and a root
+// directory. They are the volume's first journal entry.
 func Format(v meta.VolumeID, now meta.Time, rootMode, uid, gid uint32, p meta.Policy) []Effect {
 	t := &tx{}
 	t.vol = volume{id: v, gen: firstGen, nextIno: uint64(meta.RootIno) + 1, inodes: 1, policy: p}

@@ -7,65 +7,62 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Records. The first byte is the record's version; n is an unsigned varint, z
-// a zigzag varint, :k a big-endian number of k bytes. A versioned key whose
-// value is the single byte 00 is a tombstone: the key is absent from that
-// generation on. Records are decoded to the last byte: one too many is damage.
+// Records. The first byte is the record's version; n is an unsigned varint, z a zigzag varint,
+// :k a big-endian number of k bytes. A versioned key whose value is the single byte 00 is a
+// tombstone: the key is absent from that generation on. Records are decoded to the last byte:
+// a further byte is damage.
 //
-//	volume   01 id:n gen:n nextIno:n inodes:n bytes:n chunks:n
+//	volume   01 parts:1 id:n gen:n nextIno:n inodes:n bytes:n chunks:n
 //	            quotaBytes:n quotaInodes:n replicas:n maxChunk:n policyFlags:1
-//	         02 the same, then
-//	            placeFlags:1 spread:1 length:n topology length:n class
-//	            01 stands for the first replica local to the writer, and nothing
-//	            else of what 02 can say: it is written as long as that is true
-//	         03 as 02, then lastSnap:n snaps:n buried:n
-//	            the youngest snapshot's generation, their number, and the bytes of
-//	            extents that snapshots alone see; written once there was one
-//	         04 as 03, then gaps:n (lo:n hi:n)*
-//	            a clone: what is of a generation above lo and up to hi is not
-//	            there; extents may lie in chunks of other volumes
-//	         05 as 03, then bits:1 [gaps:n (lo:n hi:n)*] [keep:n first:n next:n]
-//	            bits&1 a clone: gaps, as in 04; bits&2 events were switched on once:
-//	            how many are kept, the oldest there is, the next one's number
-//	         06 as 05, with bits&4, what snapshots alone hold counts in the quota, and
-//	            then mode:1 alone:z ref:n epoch:n
-//	            mode: 1 what was there before is being counted, alone is what changed
-//	            since; 2 alone is the sum; 3 it is too large, and to be counted again;
-//	            4 the same, and may be too small
+//	            parts&1  placeFlags:1 spread:1 length:n topology length:n class
+//	                     without: local first, anywhere, any class
+//	            parts&2  lastSnap:n snaps:n buried:n
+//	                     the youngest snapshot's generation, the number of snapshots,
+//	                     the bytes of extents that only snapshots see
+//	            parts&4  gaps:n (lo:n hi:n)*
+//	                     a clone: versions of generations above lo and up to hi are
+//	                     absent; extents may lie in chunks of other volumes
+//	            parts&8  keep:n first:n next:n
+//	                     events were switched on once: the number of events kept, the
+//	                     oldest one, the number of the next one
+//	            parts&16 mode:1 alone:z ref:n epoch:n
+//	                     bytes that only snapshots hold count in the quota. mode 1: a
+//	                     count is under way, alone is the change since; 2: alone is the
+//	                     sum; 3: alone is too large, count again; 4: alone may be too
+//	                     large or too small, count again
+//	            parts&32 minReplicas:n
 //	inode    01 bits:1 mode:n nlink:n uid:n gid:n flags:n change:n size:n blocks:n
 //	            btime:8 (ctime-btime):z (mtime-ctime):z (atime-mtime):z
 //	            directory: parent:n nextCookie:n
 //	            device: rdev:n
 //	            symbolic link, or flag inline: length:n bytes
-//	            nlink 0: holders:n            sessions that hold it open
+//	            nlink 0: holders:n            sessions with the inode open
 //	            bits&1: session:8             holder of an O_TMPFILE inode
 //	            bits&2: from:n                extents ending after it are to be reaped
 //	            flag open-ended: start:n      file offset of the open-ended extent
-//	         02 the same, then parent:n cookie:n
-//	            where it got a name last; with several it may have lost that one since
+//	            bits&4: parent:n cookie:n     position of the newest name, which the
+//	                                          inode may have lost since
 //	dentry   01 type:1 ino:n cookie:n volume:n
 //	cookie   01 type:1 ino:n volume:n name    to the end of the record
 //	extent   01 bits:1 length:n [volume:n term:n counter:n chunkOff:n]
 //	            bits&1 open-ended; bits&2 preallocated zeros, no chunk follows
 //	xattr    01 value                         to the end of the record
-//	chunk    01 state:1 own:1 fenceTerm:n fenceSeals:n servers:n (server:n)* live:n
+//	chunk    01 state:1 bits:1 fenceTerm:n fenceSeals:n servers:n (server:n)* live:n
 //	            open: session:8 inode:n       the inode of its open-ended extent, or 0
 //	            else: length:n crc:4
-//	         02 the same, with own+2 in the place of own: bytes of it were accepted
-//	            as lost; written only then
+//	            bits&1 own; bits&2 the loss of bytes was accepted
 //	session  01 state:1 pid:n start:n len:n name len:n host
-//	snapshot 02 state:1 created:8 inodes:n bytes:n token:8 len:n name
-//	            01 if the token is zero, which it then lacks; state 2: it was deleted;
-//	            3: and its list of versions is being worked off; 4: the volume is
-//	            being rolled back to it; 5: it is what the volume was cloned from
+//	snapshot 01 state:1 created:8 inodes:n bytes:n token:8 len:n name
+//	            state 1: live; 2: deleted; 3: deleted, its list of versions is being
+//	            worked off; 4: the volume is being rolled back to it; 5: the volume
+//	            was cloned from it
 //	pin      01 made:8 until:8 len:n by
 //	digest   01 version:1 sum:32 made:8 inodes:n bytes:n read:n
 //	index    01 version:1 sum:32 length:n inodes:n made:8 parts:n (volume:n term:n counter:n length:n)*parts
 //	event    01 kind:1 bits:1 type:1 time:8 ino:n parent:n len:n name
 //	            [fromParent:n len:n from] [replaced:n] [volume:n]
 //	            bits&1 from; bits&2 replaced; bits&4 volume; bits&8 the last name
-//	            of kind quota, in their places: ino what is used, replaced the quota,
-//	            bits&8 that the use is above it
+//	            kind quota: ino is the use, replaced the quota, bits&8: the use is above
 //	over     01 bits:1                        bits&1 of bytes, bits&2 of inodes; never 0
 //	delete, writer, orphan, reap, buried, changed inode, changed entry, clone, changer
 //	         01
@@ -96,7 +93,7 @@ const (
 	bitHome     = 4
 	bitOpenEnd  = 1
 	bitNoChunk  = 2
-	firstCookie = 3 // 1 and 2 stand for "." and ".." where a client counts them
+	firstCookie = 3 // clients use 1 and 2 for "." and ".."
 )
 
 const (
@@ -111,10 +108,10 @@ const (
 	placeEncrypt
 )
 
-// The parts of a volume's record that it may lack.
+// The optional parts of a volume's record.
 const (
-	volumeIsPlaced     = 1 << iota // a policy that says where chunks lie
-	volumeHasSnapshots             // its generation is not the first one
+	volumeIsPlaced     = 1 << iota // a policy for the place of chunks
+	volumeHasSnapshots             // the generation is not the first
 	volumeIsClone
 	volumeHasEvents
 	volumeHasTally // snapshots count in the quota
@@ -129,27 +126,26 @@ const (
 
 const (
 	snapshotLive    = 1
-	snapshotGone    = 2 // for users: its turn to be dissolved will come
-	snapshotLeaving = 3 // at most one: its list is partly with the snapshot before
+	snapshotGone    = 2 // deleted for users; waits to be dissolved
+	snapshotLeaving = 3 // at most one: part of its list has moved to the previous snapshot
 	snapshotRolling = 4 // in the record only: snapshot.rolling
 	snapshotBase    = 5 // of a clone: the oldest, which users don't see
 )
 
 var marker = []byte{markerV1}
 
-// volume holds the counters of a volume. One record, because nearly every
-// operation changes some of it and within a journal entry only the last
-// version of a key is kept.
+// volume holds the counters of a volume, in one record: nearly every operation changes a
+// counter, and a journal entry keeps only the last version of a key.
 type volume struct {
 	id      meta.VolumeID
 	gen     uint32
 	nextIno uint64
 	inodes  uint64 // INVARIANT: inode records, orphans included
-	bytes   uint64 // INVARIANT: sum of their Blocks
+	bytes   uint64 // INVARIANT: the sum of the inodes' Blocks
 	chunks  uint64 // counter of the last chunk handed out
 	policy  meta.Policy
 
-	lastSnap uint32 // INVARIANT: the youngest snapshot's generation, below gen; 0: there is none
+	lastSnap uint32 // INVARIANT: the youngest snapshot's generation, below gen; 0: no snapshot
 	snaps    uint64 // INVARIANT: snapshot records
 	buried   uint64 // INVARIANT: bytes of buried extents in chunks of this volume
 
@@ -169,20 +165,20 @@ type inode struct {
 	reap     bool           // extents ending after reapFrom are garbage
 	reapFrom uint64
 	openOff  uint64   // with FlagOpenEnded: where the open-ended extent begins
-	home     meta.Ino // the directory that it got a name in last; a hint
-	homeAt   uint64   // the name's cookie there
+	home     meta.Ino // directory of the newest name; a hint
+	homeAt   uint64   // cookie of the newest name
 
-	gen   uint32 // of the version that was loaded; 0: it is new
+	gen   uint32 // of the loaded version; 0: a new inode
 	known bool   // under is true,
-	under uint32 // of the newest version in the store, also a tombstone; 0: there is none
+	under uint32 // of the newest version in the store, also of a tombstone; 0: no version
 	dirty bool
 	gone  bool
 	wasB  uint64 // Blocks when loaded
-	// wasInline is what a file had in its record then; it may alias the store.
+	// wasInline is the inline data at that time; it may alias the store.
 	wasInline []byte
 }
 
-// dead reports that only reaping is left to do.
+// dead reports that the inode only waits to be reaped.
 func (in *inode) dead() bool { return in.Nlink == 0 && in.holders == 0 }
 
 type dentry struct {
@@ -199,7 +195,7 @@ type extent struct {
 
 type chunk struct {
 	meta.ChunkRecord
-	owner meta.Ino // inode whose open-ended extent lies here
+	owner meta.Ino // inode with an open-ended extent in this chunk
 	was   meta.ChunkRecord
 	wasO  meta.Ino
 	fresh bool
@@ -216,19 +212,20 @@ type session struct {
 
 // snapshot is a decoded snapshot record.
 type snapshot struct {
-	gen     uint32 // what it sees: the newest versions not after it
+	gen     uint32 // the snapshot sees the newest versions up to gen
 	state   byte
 	created meta.Time
-	inodes  uint64 // the volume's counters when it was taken
+	inodes  uint64 // of the volume, when the snapshot was taken
 	bytes   uint64
-	token   uint64 // of the request that made it
-	rolling bool   // live, and the volume is being rolled back to it
+	token   uint64 // of the request for the snapshot
+	rolling bool   // live, and a rollback of the volume to it is under way
 	name    string
 }
 
 // ---- decoding
 
-// reader walks a record. The first damage sticks; fields after it are zero.
+// decoder decodes a record. After the first damage all fields are zero, and end returns the
+// error.
 type decoder struct {
 	b   []byte
 	bad bool
@@ -304,7 +301,7 @@ func (d *decoder) bytes() []byte {
 	return v
 }
 
-// version takes the first byte and says what is wrong with it, if anything is.
+// version decodes the first byte and checks it. Errors: Version, Corrupt.
 func (d *decoder) version(want byte, what string) error {
 	if len(d.b) == 0 {
 		return fail("decode "+what, meta.Corrupt, "empty record")
@@ -315,7 +312,7 @@ func (d *decoder) version(want byte, what string) error {
 	return nil
 }
 
-// end checks that the record was whole and nothing follows it.
+// end checks that the record was complete and has no further bytes.
 func (d *decoder) end(what string) error {
 	if d.bad || len(d.b) != 0 {
 		return fail("decode "+what, meta.Corrupt, fmt.Sprintf("%d bytes left over, damaged %v", len(d.b), d.bad))
@@ -327,7 +324,7 @@ func appendInt(b []byte, v int64) []byte {
 	return binary.AppendUvarint(b, uint64(v)<<1^uint64(v>>63))
 }
 
-// decodeVolume reads what appendVolume wrote. Errors: Version, Corrupt.
+// decodeVolume decodes the output of appendVolume. Errors: Version, Corrupt.
 func decodeVolume(b []byte, v *volume) error {
 	d := decoder{b: b}
 	if err := d.version(volumeV1, "volume"); err != nil {
@@ -398,8 +395,8 @@ func decodeVolume(b []byte, v *volume) error {
 	return d.end("volume")
 }
 
-// parts gives the parts that a volume's record has. Nearly every operation writes this
-// record, and most volumes have none of the parts.
+// parts returns the parts of the volume's record. Nearly every operation writes the record,
+// and most volumes have no optional part.
 func (v *volume) parts() (parts byte) {
 	for _, part := range []struct {
 		bit byte
@@ -618,7 +615,7 @@ func appendDentry(b []byte, e dentry) []byte {
 	return binary.AppendUvarint(b, uint64(e.vol))
 }
 
-// decodeCookie reads an entry in its directory's order; the cookie is in the key.
+// decodeCookie decodes an entry by position; the cookie is part of the key.
 func decodeCookie(b []byte) (e dentry, name []byte, err error) {
 	d := decoder{b: b}
 	if err := d.version(cookieV1, "directory position"); err != nil {
@@ -640,7 +637,7 @@ func appendCookie(b []byte, e dentry, name string) []byte {
 	return append(b, name...)
 }
 
-// decodeExtent reads an extent whose end is in the key.
+// decodeExtent decodes an extent; its end is part of the key.
 func decodeExtent(b []byte, end uint64) (e meta.Extent, err error) {
 	d := decoder{b: b}
 	if err := d.version(extentV1, "extent"); err != nil {

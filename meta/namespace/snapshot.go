@@ -11,13 +11,14 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Snapshots. Taking one records the live generation and begins the next: what
-// changes afterwards is written beside the versions that the snapshot sees
-// (tx.drop, tx.renew). A superseded version is buried with the youngest
-// snapshot that sees it. So when a snapshot goes, its own list tells which
-// versions only it saw; the rest of the list passes to the snapshot before it.
+//
+// Snapshots. Taking a snapshot records the live generation and begins the next: later changes
+// are written beside the versions that the snapshot sees (tx.drop, tx.renew). A superseded
+// version is buried with the youngest snapshot that sees it. So when a snapshot is deleted,
+// its own list has the versions that only this snapshot saw; the rest of the list moves to the
+// previous snapshot.
 
-// dropBatch is how many buried versions one DropSnapshot looks at by default.
+// dropBatch is the default number of buried versions examined by one DropSnapshot.
 const dropBatch = 1000
 
 func checkSnapshotName(name string) error {
@@ -43,7 +44,7 @@ func (t *tx) snapshots() (l []snapshot, err error) {
 	return l, err
 }
 
-// snapshotAt reads a snapshot that can be read from.
+// snapshotAt reads a readable snapshot.
 func (t *tx) snapshotAt(gen uint32) (snapshot, error) {
 	missing := fail("snapshot", meta.NoSuchSnapshot, fmt.Sprintf("generation %d", gen))
 	b, ok, err := t.r.Get(appendSnapKey(nil, gen))
@@ -60,8 +61,8 @@ func (t *tx) snapshotAt(gen uint32) (snapshot, error) {
 	return s, err
 }
 
-// asOf reads the same state as a snapshot shows it. It is of its own: what it has
-// read is no inode of the live generation.
+// asOf returns a tx on the same state as of a snapshot. It has its own inodes, none of which
+// is an inode of the live generation.
 func (t *tx) asOf(g meta.Generation) (*tx, error) {
 	s, err := t.snapshotAt(uint32(g))
 	if err != nil {
@@ -126,8 +127,8 @@ func (t *tx) takeSnapshot(op *meta.TakeSnapshot, res *meta.Result) error {
 	return nil
 }
 
-// dropSnapshot does one step. INVARIANT: until its list is empty and its
-// record gone, a snapshot counts for everything that is superseded.
+// dropSnapshot does one step of the deletion. INVARIANT: until its list is empty and its
+// record is gone, the snapshot counts when versions are superseded.
 func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 	all, err := t.snapshots()
 	if err != nil {
@@ -198,7 +199,7 @@ func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 		first = 1
 	}
 	if at == first || at == 0 {
-		// Nothing is compared with what was before the oldest snapshot.
+		// No comparison reaches back beyond the oldest snapshot.
 		upTo := t.vol.gen
 		if len(all) > at+1 {
 			upTo = all[at+1].gen
@@ -219,7 +220,7 @@ func (t *tx) dropSnapshot(op *meta.DropSnapshot, res *meta.Result) error {
 	return nil
 }
 
-// keysFrom lists at most limit keys that begin with a prefix.
+// keysFrom lists at most limit keys with a prefix.
 func (t *tx) keysFrom(prefix []byte, limit int) (keys [][]byte, err error) {
 	err = t.r.Scan(prefix, after(prefix), func(k, _ []byte) bool {
 		if len(keys) < limit {
@@ -230,7 +231,7 @@ func (t *tx) keysFrom(prefix []byte, limit int) (keys [][]byte, err error) {
 	return keys, err
 }
 
-// forgetChanges removes notes about generations up to one, at most limit.
+// forgetChanges removes at most limit notes of generations up to upTo.
 func (t *tx) forgetChanges(upTo uint32, limit int) (n int, err error) {
 	for _, prefix := range []byte{prefixInoGen, prefixNameGen} {
 		lo, hi := []byte{prefix}, binary.BigEndian.AppendUint32([]byte{prefix}, upTo)
@@ -250,9 +251,9 @@ func (t *tx) forgetChanges(upTo uint32, limit int) (n int, err error) {
 	return n, nil
 }
 
-// unbury deals with one entry of the list of a snapshot that goes: the version
-// passes to the snapshot before, or goes if that does not see it, together with
-// the tombstone that then covers nothing.
+// unbury handles one entry of the list of a snapshot under deletion. If the previous snapshot
+// sees the version, it moves to that snapshot's list; else it is removed, together with a
+// tombstone above it that then covers nothing.
 func (t *tx) unbury(entry []byte, before uint32, all []snapshot) error {
 	key := entry[5:]
 	if len(key) < 1+8+genLen {
@@ -269,7 +270,7 @@ func (t *tx) unbury(entry []byte, before uint32, all []snapshot) error {
 		t.putMarker(s)
 		return nil
 	}
-	// The versions around it, newest first.
+	// The versions around the entry, newest first.
 	var newer []version
 	older := false
 	var val []byte
@@ -307,24 +308,24 @@ func (t *tx) unbury(entry []byte, before uint32, all []snapshot) error {
 	return t.dropTombs(base, newer, all)
 }
 
-// dropTombs removes the tombstones at the end of a list of a key's versions,
-// newest first, when nothing lies under them any more.
+// dropTombs removes the tombstones at the end of a list of a key's versions, newest first,
+// when no version lies below them any more.
 func (t *tx) dropTombs(base []byte, newer []version, all []snapshot) error {
 	for i := len(newer) - 1; i >= 0 && newer[i].tomb; i-- {
 		s := t.mark()
 		t.buf = putGen(append(t.buf, base...), newer[i].gen)
 		t.deleteAt(s)
 		if i == 0 {
-			break // the newest of all: nobody buried it
+			break // the newest version: not buried
 		}
-		// It is buried with the youngest snapshot before what superseded it.
+		// The tombstone is buried with the youngest snapshot before the version above it.
 		j, _ := slices.BinarySearchFunc(all, newer[i-1].gen, func(s snapshot, g uint32) int { return cmp.Compare(s.gen, g) })
 		if j == 0 || all[j-1].gen < newer[i].gen {
 			return fail("delete snapshot", meta.Corrupt, fmt.Sprintf("no snapshot sees %x of generation %d", base, newer[i].gen))
 		}
 		with := []uint32{all[j-1].gen}
 		if j > 1 && all[j-1].state == snapshotLeaving && newer[i].gen <= all[j-2].gen {
-			with = append(with, all[j-2].gen) // it may have passed there
+			with = append(with, all[j-2].gen) // it may have moved to this list
 		}
 		for _, snap := range with {
 			s = t.mark()
@@ -335,7 +336,7 @@ func (t *tx) dropTombs(base []byte, newer []version, all []snapshot) error {
 	return nil
 }
 
-// exhume forgets that a version is buried, since it is the newest again.
+// exhume removes the burial note of a version that is the newest again.
 func (t *tx) exhume(base []byte, gen uint32) error {
 	with := []uint32{t.vol.lastSnap}
 	all, err := t.snapshots()
@@ -353,14 +354,13 @@ func (t *tx) exhume(base []byte, gen uint32) error {
 	return nil
 }
 
-// version is one of those of a key.
+// version is one version of a key.
 type version struct {
 	gen  uint32
 	tomb bool
 }
 
-// uncountBuried takes the bytes of an extent that nobody sees any more off its
-// chunk.
+// uncountBuried subtracts the bytes of an extent that nothing sees any more from its chunk.
 func (t *tx) uncountBuried(base, val []byte) error {
 	e, err := decodeExtent(val, binary.BigEndian.Uint64(base[9:]))
 	if err != nil || e.Chunk.IsZero() || t.foreign(e.Chunk) {
@@ -395,7 +395,7 @@ func Snapshots(r Reader) ([]meta.Snapshot, error) {
 	return l, nil
 }
 
-// told is what users are told of it.
+// told returns the snapshot's description for users.
 func (s *snapshot) told() meta.Snapshot {
 	l := meta.Snapshot{Name: s.name, At: meta.Generation(s.gen), Created: s.created, Inodes: s.inodes, Bytes: s.bytes, Deleting: s.state != snapshotLive, Rolling: s.rolling}
 	if meta.IsGroupID(s.token) {
@@ -404,7 +404,7 @@ func (s *snapshot) told() meta.Snapshot {
 	return l
 }
 
-// Buried is the bytes of chunks that only snapshots see.
+// Buried returns the bytes of chunks that only snapshots see.
 func Buried(r Reader) (uint64, error) {
 	t := tx{view: view{r: r}}
 	err := t.begin()

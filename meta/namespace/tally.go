@@ -11,49 +11,50 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// What snapshots alone hold, counted as it changes, for volumes whose quota has that
-// in it. The sum is, over the snapshots that are there, of the bytes that a snapshot
-// maps and the next one (after the youngest: the live tree) does not map at the same
-// offset of the same file in the same place; a byte in an inode's record has its value
-// for a place. So a byte counts once for each run of snapshots that have it; in the
-// run that the live tree is part of it does not count. ReadHeld differs in one thing:
-// what comes back after it was away in a snapshot between (a rollback, a copy from an
-// older snapshot to where it was) is one byte there and two runs here, until the
-// snapshots between are gone.
 //
-// A change of the live tree changes only the last part of the sum, and that is known
-// from few records: what the youngest snapshot maps is the live extents that are as
-// old, and else the versions that are buried with it, which are found by their keys.
-// Taking a snapshot changes nothing of it. Deleting one takes the part of two pairs
-// of snapshots away and brings that of one: it grows by it never, and by how much it
-// falls is found by counting anew, on a state at rest (Recounted): the changes since
-// then are in both. That state is in the journal, so nobody is given room that a crash
-// takes back. Until that is said (CountSnapshots) the sum is too large.
+// The tally: the bytes that only snapshots hold, counted with each change, for volumes whose
+// quota includes them. The sum is, over all snapshots, the number of bytes that a snapshot
+// maps and the next one does not map at the same offset of the same file in the same place
+// (next after the youngest is the live tree). A byte in an inode's record has its value for a
+// place. So a byte counts once for each run of consecutive snapshots that have it, and does
+// not count in the run that includes the live tree. ReadHeld differs in one case: a byte that
+// was absent in a snapshot between (after a rollback, or a copy from an older snapshot to its
+// old place) is one byte for ReadHeld, and two runs here, until the snapshots between are
+// gone.
 //
-// Not among the snapshots are: one that is being worked off (of which some versions
-// are gone), and what a clone began with, which is its origin's.
+// A change of the live tree changes only the last part of the sum, which a few records
+// determine: the youngest snapshot maps the live extents that are as old as the snapshot, and
+// the versions that are buried with it, found by their keys. Taking a snapshot changes
+// nothing. Deleting a snapshot replaces the parts of two pairs of snapshots by the part of
+// one: the sum never grows, and the tally finds the decrease by counting a state at rest again
+// (Recounted); the changes since then are in both. That state is in the journal, so a crash
+// never takes back room that was given. Until the result is recorded (CountSnapshots), the sum
+// is too large.
+//
+// Two kinds of snapshots do not count: a snapshot that is being worked off, some of whose
+// versions are gone, and the base of a clone, which belongs to the clone's origin.
 
 // tally is the part of the volume's record.
 type tally struct {
 	mode  byte
-	alone int64  // INVARIANT: the sum when mode is tallyExact, at least that when it is tallyStale
-	ref   uint32 // INVARIANT: the generation of the youngest of the snapshots; 0: there is none
-	epoch uint64 // grows when something changes the sum that is not counted as it does
+	alone int64  // INVARIANT: the sum in mode tallyExact, at least the sum in mode tallyStale
+	ref   uint32 // INVARIANT: the generation of the youngest counted snapshot; 0: none
+	epoch uint64 // increases when the sum changes without being counted
 }
 
 const (
 	tallyOff     = iota
-	tallyBegun   // alone has what changed since then; what was there before is being counted
+	tallyBegun   // a count is under way; alone is the change since it began
 	tallyExact   // alone is the sum
-	tallyStale   // alone is too large: it is to be counted again
-	tallyMoved   // it may be too small as well, or less than nothing
-	tallyUnknown // the first that this program does not know
+	tallyStale   // alone is too large: count again
+	tallyMoved   // alone may also be too small, even negative: count again
+	tallyUnknown // the first mode that this program does not know
 )
 
-// inForce tells whether what snapshots hold counts in the quota.
+// inForce reports whether the bytes of snapshots count in the quota.
 func (y *tally) inForce() bool { return y.mode >= tallyExact }
 
-// holds is what the quota is compared with.
+// holds returns the bytes that are compared with the quota.
 func (v *volume) holds() uint64 {
 	if v.tally.inForce() && v.tally.alone > 0 {
 		return v.bytes + uint64(v.tally.alone)
@@ -82,16 +83,15 @@ func (t *tx) setTally(on bool) error {
 		}
 	}
 	if y.ref == 0 {
-		y.mode = tallyExact // without a snapshot there is nothing to count
+		y.mode = tallyExact // without snapshots, the sum is zero
 	}
 	return nil
 }
 
-// tallied tells whether a snapshot is one of those that are counted.
+// tallied reports whether the snapshot counts.
 func (s *snapshot) tallied() bool { return s.state != snapshotLeaving && s.state != snapshotBase }
 
-// tallyLeaves books that a snapshot begins to be worked off; all are those that there
-// are, it is the one at at.
+// tallyLeaves records that the working off of the snapshot all[at] begins.
 func (t *tx) tallyLeaves(all []snapshot, at int) {
 	y := &t.vol.tally
 	if y.mode == tallyOff {
@@ -109,7 +109,7 @@ func (t *tx) tallyLeaves(all []snapshot, at int) {
 	}
 }
 
-// tallyMoves books that extents of several generations are moved one by one.
+// tallyMoves records that extents of several generations are moved one by one.
 func (t *tx) tallyMoves() {
 	if y := &t.vol.tally; y.mode != tallyOff && y.ref != 0 {
 		y.epoch++
@@ -119,8 +119,8 @@ func (t *tx) tallyMoves() {
 	}
 }
 
-// tallyExtents counts that the live tree has fresh in place of old in a stretch of a
-// file; both are in order.
+// tallyExtents records that the live tree has the extents fresh in place of old in a range of
+// a file; both are sorted.
 func (t *tx) tallyExtents(ino meta.Ino, old []extent, fresh []meta.Extent) error {
 	y := &t.vol.tally
 	if y.mode == tallyOff || y.ref == 0 || len(old)+len(fresh) == 0 {
@@ -135,7 +135,7 @@ func (t *tx) tallyExtents(ino meta.Ino, old []extent, fresh []meta.Extent) error
 	for _, f := range fresh {
 		lo, hi = min(lo, f.Off), max(hi, f.End())
 	}
-	// Where the live tree has what the snapshot has, nothing else is to be looked for.
+	// Where the live tree and the snapshot have the same extent, nothing else is searched.
 	var then []meta.Extent
 	gap, gapEnd := uint64(math.MaxUint64), uint64(0)
 	at := lo
@@ -165,8 +165,8 @@ func (t *tx) tallyExtents(ino meta.Ino, old []extent, fresh []meta.Extent) error
 	return nil
 }
 
-// tallyLists are the snapshots with which versions are buried that the youngest
-// counted one sees: itself, and the one that is being worked off if that is younger.
+// tallyLists returns the snapshots with which versions are buried that the youngest counted
+// snapshot sees: this snapshot, and the one that is being worked off, if it is younger.
 func (t *tx) tallyLists() []uint32 {
 	if t.vol.lastSnap != t.vol.tally.ref {
 		return []uint32{t.vol.tally.ref, t.vol.lastSnap}
@@ -174,8 +174,8 @@ func (t *tx) tallyLists() []uint32 {
 	return []uint32{t.vol.lastSnap}
 }
 
-// superseded appends the extents of an inode that are buried with a snapshot, seen by
-// the youngest counted one, and lie between two offsets.
+// superseded appends the extents of an inode between two offsets that are buried with the
+// snapshot snap and seen by the youngest counted snapshot.
 func (t *tx) superseded(l []meta.Extent, snap uint32, ino meta.Ino, lo, hi uint64) ([]meta.Extent, error) {
 	const prefix = 5 // of the list
 	from := appendBuriedKey(nil, snap, appendExtentBase(nil, ino, lo+1))
@@ -194,7 +194,7 @@ func (t *tx) superseded(l []meta.Extent, snap uint32, ino meta.Ino, lo, hi uint6
 				return nil, fail("count snapshots", meta.Corrupt, fmt.Sprintf("key %x", k))
 			}
 			if ^binary.BigEndian.Uint32(key[17:]) > t.vol.tally.ref {
-				continue // of the time after it
+				continue // written after the snapshot
 			}
 			val, ok, err := t.r.Get(key)
 			if err != nil {
@@ -240,7 +240,7 @@ func inCommon(a, b []meta.Extent) (n uint64) {
 	return n
 }
 
-// tallyInline counts that an inode's record has now in place of was.
+// tallyInline records that an inode's record has the inline data now in place of was.
 func (t *tx) tallyInline(ino meta.Ino, was, now []byte) error {
 	y := &t.vol.tally
 	if y.mode == tallyOff || y.ref == 0 || bytes.Equal(was, now) {
@@ -254,7 +254,7 @@ func (t *tx) tallyInline(ino meta.Ino, was, now []byte) error {
 	return nil
 }
 
-// inlineThen is what of an inode the youngest counted snapshot has in the record.
+// inlineThen returns the inline data of an inode in the youngest counted snapshot.
 func (t *tx) inlineThen(ino meta.Ino) ([]byte, error) {
 	q := view{r: t.r, gen: t.vol.tally.ref, base: t.base}
 	b, _, ok, err := q.get(appendInodeBase(nil, ino))
@@ -268,7 +268,7 @@ func (t *tx) inlineThen(ino meta.Ino) ([]byte, error) {
 	return bytes.Clone(in.inline()), nil
 }
 
-// inline is what a file has in its record.
+// inline returns a file's inline data.
 func (in *inode) inline() []byte {
 	if in.IsRegular() && in.Flags&meta.FlagInline != 0 {
 		return in.data
@@ -286,7 +286,7 @@ func sameBytes(a, b []byte) (n uint64) {
 	return n
 }
 
-// countSnapshots books what was counted at rest.
+// countSnapshots records the result of a count at rest.
 func (t *tx) countSnapshots(op *meta.CountSnapshots) error {
 	y := &t.vol.tally
 	if y.mode == tallyOff || y.epoch != op.Epoch {
@@ -305,15 +305,15 @@ func (t *tx) countSnapshots(op *meta.CountSnapshots) error {
 
 // ---- the count as a whole
 
-// Tally is what is known of what snapshots alone hold.
+// Tally describes the count of bytes that only snapshots hold.
 type Tally struct {
-	On      bool   // the volume's policy asks for it
-	InForce bool   // it counts in the quota
+	On      bool   // the volume's policy asks for the count
+	InForce bool   // the bytes count in the quota
 	Stale   bool   // something else than changes of the live tree happened: Recounted is to be asked
-	Alone   uint64 // the sum, if it is in force; too large if it is stale
+	Alone   uint64 // the sum, if in force; too large if stale
 }
 
-// Tallied reads it.
+// Tallied reads the tally.
 func Tallied(r Reader) (Tally, error) {
 	t := tx{view: view{r: r}}
 	err := t.begin()
@@ -328,10 +328,10 @@ func (y *tally) told() Tally {
 	return l
 }
 
-// Recounted counts what snapshots alone hold, from what versions there are, and gives
-// the operation that says so to a later state of the volume: nil if there is nothing
-// to say. It reads what was superseded since the oldest snapshot, and all extents of
-// the files that were changed since, each once; it needs the memory of ReadHeld.
+// Recounted counts the bytes that only snapshots hold, and returns the operation that reports
+// the result to a later state of the volume, or nil if there is nothing to report. It reads
+// the versions superseded since the oldest snapshot, and all extents of files changed since,
+// each once. It needs as much memory as ReadHeld.
 func Recounted(r Reader) (*meta.CountSnapshots, error) {
 	h := &holding{t: tx{view: view{r: r}}}
 	if err := h.t.begin(); err != nil {
@@ -345,9 +345,9 @@ func Recounted(r Reader) (*meta.CountSnapshots, error) {
 	return &meta.CountSnapshots{Epoch: y.epoch, Add: int64(n) - y.alone}, err
 }
 
-// Room is how many bytes more a volume would hold, at most, if n bytes at off of a file
-// were written anew: those at which nothing is, those that a snapshot has as they are,
-// and what a file in whose record they lie takes in all. Errors: Stale.
+// Room returns the most bytes by which a volume may grow if n bytes at off of a file are
+// written again: bytes at offsets without bytes, bytes that a snapshot has unchanged and, for
+// an inline file, the whole file. Errors: Stale.
 func Room(r Reader, ino meta.Ino, off, n uint64) (uint64, error) {
 	t := &tx{view: view{r: r}}
 	if err := t.begin(); err != nil {
@@ -423,7 +423,7 @@ func (h *holding) runs() (uint64, error) {
 		return 0, err
 	}
 	sum := uint64(0)
-	h.origin = 0 // whatever no counted snapshot sees is left out
+	h.origin = 0 // bytes that no counted snapshot sees are left out
 	for _, ino := range inos {
 		if err := h.read(ino); err != nil {
 			return 0, err
@@ -447,8 +447,8 @@ func (h *holding) runs() (uint64, error) {
 	return sum, nil
 }
 
-// ended is in how many runs of snapshots pieces of one place are held that the live
-// tree is not part of.
+// ended returns the number of runs of snapshots, without the live tree, that hold pieces of
+// one place.
 func (h *holding) ended(in []piece) (n uint64) {
 	l := slices.DeleteFunc(slices.Clone(in), func(p piece) bool { return p.first > p.last })
 	slices.SortFunc(l, func(a, b piece) int { return cmp.Compare(a.first, b.first) })

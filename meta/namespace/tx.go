@@ -13,13 +13,13 @@ import (
 type view struct {
 	r       Reader
 	gen     uint32
-	base    *base     // hides what is in its gaps; nil: nothing
+	base    *base     // hides versions in its gaps; nil: hides nothing
 	scratch [320]byte // keys for reading; longer than any
 }
 
-// get finds the newest version of base not after the view's generation. gen
-// is that version's, also of a tombstone; zero: there is none, or that is a tombstone
-// of what a clone began with.
+// get finds the newest version of base at or before the view's generation. gen is the
+// generation of the version, also of a tombstone; zero: there is no version, or it is a
+// tombstone in the state with which a clone began.
 func (v *view) get(base []byte) (val []byte, gen uint32, ok bool, err error) {
 	k := putGen(base, v.gen)
 	if v.gen == firstGen {
@@ -30,10 +30,9 @@ func (v *view) get(base []byte) (val []byte, gen uint32, ok bool, err error) {
 		return val, gen, ok && !isTombstone(val), err
 	}
 	if base[0] == prefixInode {
-		// Directories that are being filled, and files that are being written,
-		// changed in this generation already: then a point read finds them, which
-		// costs a fraction of a scan. Names that are read are mostly older, and
-		// names that are made are not there at all.
+		// A directory that is being filled, or a file that is being written, has a version of
+		// this generation: a point read finds it at a fraction of the cost of a scan. Names
+		// that are read mostly have older versions, and names that are made have none.
 		if val, ok, err = v.r.Get(k); ok || err != nil {
 			return val, v.gen, ok && !isTombstone(val), err
 		}
@@ -54,13 +53,13 @@ func (v *view) get(base []byte) (val []byte, gen uint32, ok bool, err error) {
 
 func isTombstone(v []byte) bool { return len(v) == 1 && v[0] == tombstone }
 
-// scan visits the versions that the view sees of the keys lo <= k < hi, the
-// generation cut off. A damaged key length is reported, not skipped.
+// scan visits the versions, as the view sees them, of the keys lo <= k < hi (both without a
+// generation). A damaged key length is an error, and never skipped.
 func (v *view) scan(lo, hi []byte, fn func(base, val []byte, gen uint32) (more bool, err error)) error {
 	return v.scanAll(lo, hi, fn, nil)
 }
 
-// scanAll is scan, and tells of tombstones that are the newest version, too.
+// scanAll is scan, and also visits tombstones that are the newest version.
 func (v *view) scanAll(lo, hi []byte, fn func(base, val []byte, gen uint32) (more bool, err error), tomb func(base []byte, gen uint32)) error {
 	var last []byte
 	var inner error
@@ -96,9 +95,9 @@ func (v *view) scanAll(lo, hi []byte, fn func(base, val []byte, gen uint32) (mor
 	return err
 }
 
-// tx is one operation in progress: what it read, what it changed, and the
-// effects so far. Inodes and chunks are changed in memory and written by
-// finish; everything else is put at once.
+// tx is one operation in progress: the records it read, its changes, and its effects so far.
+// Inodes and chunks are changed in memory and written by finish; all other changes become
+// effects at once.
 type tx struct {
 	view
 	c      Context
@@ -106,10 +105,10 @@ type tx struct {
 	was    volume
 	inodes []*inode
 	chunks []*chunk
-	chunkI map[meta.ChunkID]int // only when there are many
+	chunkI map[meta.ChunkID]int // used with many chunks only
 	names  [2]foundName         // looked up last: an operation asks for two at most
-	ends   foundEnds            // of the extents that were scanned last
-	budget int                  // extents that may still be removed in this step
+	ends   foundEnds            // of the last scan of extents
+	budget int                  // extents that this step may still remove
 
 	buf     []byte // the effects' bytes
 	effects []Effect
@@ -160,14 +159,14 @@ func (t *tx) finish(metered bool) error {
 
 // ---- effects
 
-// mark and cut slice the arena that keys and values are built in. Growing it
-// leaves earlier slices pointing at the old memory, which stays as it is.
+// mark and cut slice the arena in which keys and values are built. After the arena grows,
+// earlier slices refer to the old memory, which does not change.
 func (t *tx) mark() int {
 	if t.buf == nil {
 		t.buf = make([]byte, 0, 512)
 		n := 8
 		if t.gen != firstGen {
-			n = 12 // notes and buried versions come with it
+			n = 12 // with notes and buried versions
 		}
 		t.effects = make([]Effect, 0, n)
 	}
@@ -176,7 +175,7 @@ func (t *tx) mark() int {
 
 func (t *tx) cut(from int) []byte { return t.buf[from:len(t.buf):len(t.buf)] }
 
-// putAt ends an effect whose key began at s and whose value begins at v.
+// putAt adds an effect whose key begins at s and whose value begins at v.
 func (t *tx) putAt(s, v int) {
 	t.effects = append(t.effects, Effect{Put, t.buf[s:v:v], t.cut(v)})
 }
@@ -185,15 +184,13 @@ func (t *tx) deleteAt(s int) {
 	t.effects = append(t.effects, Effect{Kind: Delete, Key: t.cut(s)})
 }
 
-// putMarker puts an unversioned key whose presence is all it says; s is where
-// its key begins.
+// putMarker adds an unversioned key without a value; the key begins at s.
 func (t *tx) putMarker(s int) {
 	t.effects = append(t.effects, Effect{Put, t.cut(s), marker})
 }
 
-// drop removes a versioned key whose base began at s in the arena. Over a
-// version that a snapshot sees it leaves a tombstone; over nothing it would be
-// of no use.
+// drop removes a versioned key whose base begins at s in the arena. It leaves a tombstone if a
+// snapshot sees the version below, and otherwise no version.
 func (t *tx) drop(s int) error {
 	if t.gen == firstGen {
 		t.buf = putGen(t.buf, t.gen)
@@ -207,12 +204,12 @@ func (t *tx) drop(s int) error {
 	return t.dropOver(s, &h)
 }
 
-// dropFrom is drop for who read the key, and found a version of generation gen.
+// dropFrom is drop for a caller that has read the key and found a version of generation gen.
 func (t *tx) dropFrom(s int, gen uint32) error {
 	if h := t.newest(gen); t.gen != firstGen && h.kept {
 		return t.dropOver(s, &h)
 	}
-	return t.drop(s) // what lies below it decides, too
+	return t.drop(s) // the version below decides, too
 }
 
 func (t *tx) dropOver(s int, h *history) error {
@@ -220,9 +217,9 @@ func (t *tx) dropOver(s int, h *history) error {
 	covered := h.kept && h.keptTomb
 	switch {
 	case !h.now && h.loose == 0 && (covered || !h.kept):
-		return nil // it is not there
+		return nil // the key is absent
 	case covered:
-		// What is left is a tombstone, the newest version again.
+		// The tombstone below becomes the newest version again.
 		if err := t.exhume(base, h.keptGen); err != nil {
 			return err
 		}
@@ -245,21 +242,21 @@ func (t *tx) dropOver(s int, h *history) error {
 	return nil
 }
 
-// history is what lies under a versioned key when a generation first changes it.
+// history describes the versions of a key before its first change in a generation.
 type history struct {
-	now      bool   // this generation has a version already
+	now      bool   // this generation has a version
 	loose    uint32 // generation of a version that no snapshot sees; 0: none
 	kept     bool   // a snapshot sees the newest of the rest,
-	keptGen  uint32 // of this generation,
+	keptGen  uint32 // its generation,
 	keptTomb bool   // as absent,
-	// and so a clone began. Nothing is noted of such a tombstone: a copy of the
-	// clone's state that is made again need not have it.
+	// and so a clone began. There is no note about such a tombstone: another copy of the
+	// clone's state need not have it.
 	keptBelow bool
 }
 
-// history reads the versions of a key that matter. INVARIANT: of all versions
-// that no snapshot sees there is at most one, the newest: others went with the
-// snapshots that saw them.
+// history reads the relevant versions of a key. INVARIANT: among the versions of a key, at
+// most one, the newest, is not seen by any snapshot: other such versions went with their
+// snapshots.
 func (t *tx) history(base []byte) (h history, err error) {
 	err = t.r.Scan(putGen(bytes.Clone(base), t.gen), after(base), func(k, v []byte) bool {
 		gen := ^binary.BigEndian.Uint32(k[len(k)-genLen:])
@@ -280,7 +277,7 @@ func (t *tx) history(base []byte) (h history, err error) {
 	return h, err
 }
 
-// newest is the part of it that the newest version alone tells.
+// newest is the part of history that depends on the newest version alone.
 func (t *tx) newest(gen uint32) (h history) {
 	switch {
 	case gen == 0:
@@ -294,9 +291,9 @@ func (t *tx) newest(gen uint32) (h history) {
 	return h
 }
 
-// supersede does what the first change of a key in a generation owes the
-// snapshots: the version before is buried with the youngest snapshot if that
-// sees it, and goes if none does.
+// supersede does what the first change of a key in a generation owes to snapshots: if the
+// youngest snapshot sees the previous version, supersede buries the version with the snapshot;
+// if no snapshot sees it, supersede removes it.
 func (t *tx) supersede(base []byte, h *history) {
 	if h.now {
 		return
@@ -315,8 +312,8 @@ func (t *tx) supersede(base []byte, h *history) {
 	}
 }
 
-// renew prepares a versioned key for a new value: s is where its base begins
-// in the arena, which ends with it; so it does afterwards, maybe elsewhere.
+// renew prepares a versioned key for a new value. s is the start of the key's base in the
+// arena, at whose end the base lies. renew returns the new start, which may differ.
 func (t *tx) renew(s int) (int, error) {
 	if t.gen == firstGen {
 		return s, nil
@@ -328,9 +325,9 @@ func (t *tx) renew(s int) (int, error) {
 	return t.renewOver(s, &h), nil
 }
 
-// renewFrom is renew for who read the key: gen is that of the newest version,
-// also if it is a tombstone; zero: there is none. Nothing is read again, and that
-// is most of what a change in a volume with snapshots would cost otherwise.
+// renewFrom is renew for a caller that has read the key: gen is the generation of the newest
+// version, also of a tombstone; zero: no version. It saves reading the key again, which is
+// most of the cost of a change in a volume with snapshots.
 func (t *tx) renewFrom(s int, gen uint32) int {
 	h := t.newest(gen)
 	return t.renewOver(s, &h)
@@ -338,16 +335,16 @@ func (t *tx) renewFrom(s int, gen uint32) int {
 
 func (t *tx) renewOver(s int, h *history) int {
 	if h.now || h.loose == 0 && !h.kept {
-		return s // nothing goes before it
+		return s // no effect precedes it
 	}
-	base := t.cut(s) // stays where it is: what follows is put behind it, or elsewhere
+	base := t.cut(s) // does not move: later parts are appended behind it, or elsewhere
 	t.supersede(base, h)
 	s = t.mark()
 	t.buf = append(t.buf, base...)
 	return s
 }
 
-// noteInode and noteName tell those who compare snapshots where to look.
+// noteInode and noteName note a change for comparisons of snapshots.
 func (t *tx) noteInode(ino meta.Ino) {
 	if t.vol.lastSnap != 0 {
 		s := t.mark()
@@ -366,7 +363,7 @@ func (t *tx) noteName(dir meta.Ino, name string) {
 
 // ---- inodes
 
-// load reads an inode, also one that only waits to be reaped.
+// load reads an inode, including inodes that only wait to be reaped.
 func (t *tx) load(ino meta.Ino) (*inode, error) {
 	for _, in := range t.inodes {
 		if in.Ino == ino {
@@ -392,7 +389,7 @@ func (t *tx) load(ino meta.Ino) (*inode, error) {
 	return in, nil
 }
 
-// inode reads an inode that still exists for users.
+// inode reads an inode that exists for users.
 func (t *tx) inode(ino meta.Ino) (*inode, error) {
 	in, err := t.load(ino)
 	if err != nil {
@@ -406,7 +403,7 @@ func (t *tx) inode(ino meta.Ino) (*inode, error) {
 
 func stale(ino meta.Ino) error { return fail("inode", meta.Stale, fmt.Sprintf("inode %d", ino)) }
 
-// touch marks an inode as changed in a way that others can see.
+// touch marks an inode as visibly changed.
 func touch(in *inode) {
 	if !in.dirty {
 		in.Change++
@@ -433,7 +430,7 @@ func (t *tx) flushInode(in *inode) error {
 		in.wasInline = now
 	}
 	if in.gone {
-		t.vol.bytes -= in.wasB // nothing of it is left
+		t.vol.bytes -= in.wasB // the inode is gone
 		t.vol.inodes--
 		if in.gen != t.gen {
 			t.noteInode(in.Ino)
@@ -448,7 +445,7 @@ func (t *tx) flushInode(in *inode) error {
 	if !in.dirty {
 		return nil
 	}
-	t.vol.bytes += in.Blocks - in.wasB // wraps when it shrinks
+	t.vol.bytes += in.Blocks - in.wasB // wraps around when the inode shrinks
 	in.wasB = in.Blocks
 	if in.gen != t.gen {
 		t.noteInode(in.Ino)
@@ -474,8 +471,8 @@ func (t *tx) flushInode(in *inode) error {
 	return nil
 }
 
-// release forgets clean inodes after writing the changed ones, so that a list
-// of thousands needs no memory. The caller names none of them again.
+// release writes the changed inodes and forgets all, so that a list of thousands needs little
+// memory. The caller must not use the inodes afterwards.
 func (t *tx) release() error {
 	for _, in := range t.inodes {
 		if err := t.flushInode(in); err != nil {
@@ -488,12 +485,12 @@ func (t *tx) release() error {
 
 // ---- entries
 
-// foundName is what findEntry learned of the versions under a name.
+// foundName is findEntry's knowledge of the versions of a name.
 type foundName struct {
 	dir  meta.Ino
 	name string
-	gen  uint32 // of the newest, also if it is a tombstone; 0: there is none
-	live bool   // it is there
+	gen  uint32 // of the newest version, also of a tombstone; 0: no version
+	live bool   // the name exists
 }
 
 func (t *tx) findEntry(parent meta.Ino, name string) (dentry, bool, error) {
@@ -509,8 +506,8 @@ func (t *tx) findEntry(parent meta.Ino, name string) (dentry, bool, error) {
 	return e, err == nil, err
 }
 
-// found gives what findEntry learned, if it did. The store is the same until the
-// operation has ended, so it holds.
+// found returns findEntry's knowledge of a name, or nil. It stays right until the end of the
+// operation, because the store does not change.
 func (t *tx) found(dir meta.Ino, name string) *foundName {
 	if t.gen != t.vol.gen {
 		return nil
@@ -523,12 +520,12 @@ func (t *tx) found(dir meta.Ino, name string) *foundName {
 	return nil
 }
 
-// setEntry writes both records of an entry and gives its cookie; a zero cookie
-// asks for a new one.
+// setEntry writes both records of an entry and returns the cookie. A zero e.cookie asks for a
+// new cookie.
 //
-// INVARIANT: the newest version of an entry's position is of the same generation as that
-// of its name, since both are written here and dropped together. So who has read the one
-// knows what lies under the other.
+// INVARIANT: the newest versions of the two records of an entry, by name and by position, have
+// the same generation, because both are written here and dropped together. So the version of
+// one record tells the version of the other.
 func (t *tx) setEntry(dir *inode, name string, e dentry) (cookie uint64, err error) {
 	fresh := e.cookie == 0
 	if fresh {
@@ -550,7 +547,7 @@ func (t *tx) setEntry(dir *inode, name string, e dentry) (cookie uint64, err err
 	t.putAt(s, v)
 	s = t.mark()
 	t.buf = appendCookieBase(t.buf, dir.Ino, e.cookie)
-	if !fresh { // nobody ever had a fresh one
+	if !fresh { // a fresh cookie has no older versions
 		if s, err = t.renew(s); err != nil {
 			return 0, err
 		}
@@ -562,7 +559,7 @@ func (t *tx) setEntry(dir *inode, name string, e dentry) (cookie uint64, err err
 	return e.cookie, nil
 }
 
-// dropEntry removes both records of an entry, which e is as it was found.
+// dropEntry removes both records of the entry e, which the caller found under the name.
 func (t *tx) dropEntry(dir *inode, name string, e dentry) error {
 	dir.Size -= uint64(len(name))
 	t.noteName(dir.Ino, name)
@@ -622,8 +619,8 @@ func (t *tx) addChunk(c *chunk) {
 	}
 }
 
-// flushChunk writes a changed chunk and keeps its indexes in step: open chunks
-// by session, and the queue of those that nothing refers to.
+// flushChunk writes a changed chunk and updates its indexes: the open chunks of sessions, and
+// the queue of chunks without references.
 func (t *tx) flushChunk(c *chunk) {
 	if c.gone {
 		s := t.mark()

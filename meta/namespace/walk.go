@@ -11,15 +11,13 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Extents visits the live extents of every inode until fn says false: a walk
-// over all that the volume maps.
+// Extents visits the live extents of every inode until fn returns false.
 func Extents(r Reader, fn func(ino meta.Ino, e meta.Extent) bool) error {
 	return LiveExtents(r, func(ino meta.Ino, e meta.Extent, _ bool) bool { return fn(ino, e) })
 }
 
-// LiveExtents is Extents for compaction: it tells of each extent whether it is
-// kept, that is, whether a snapshot sees this very version of it. Moved elsewhere
-// it would lie in both places.
+// LiveExtents is Extents for compaction. kept reports whether a snapshot sees this version of
+// the extent; if such an extent were moved, its bytes would lie in both places.
 func LiveExtents(r Reader, fn func(ino meta.Ino, e meta.Extent, kept bool) bool) error {
 	t := tx{view: view{r: r}}
 	if err := t.begin(); err != nil {
@@ -37,9 +35,9 @@ func LiveExtents(r Reader, fn func(ino meta.Ino, e meta.Extent, kept bool) bool)
 	})
 }
 
-// FileExtents visits the live extents of one file that lie, in part at least, in
-// the bytes from off to end, in order; what a truncation left to be reaped is
-// not among them. kept is as in LiveExtents. Errors: Stale (no such inode).
+// FileExtents visits the live extents of one file that overlap [off, end), in order, without
+// extents that wait to be reaped after a truncation. kept is as in LiveExtents. Errors: Stale
+// (no such inode).
 func FileExtents(r Reader, ino meta.Ino, off, end uint64, fn func(e meta.Extent, kept bool) bool) error {
 	t := tx{view: view{r: r}}
 	if err := t.begin(); err != nil {
@@ -54,8 +52,7 @@ func FileExtents(r Reader, ino meta.Ino, off, end uint64, fn func(e meta.Extent,
 	})
 }
 
-// AllExtents is Extents of every generation: it visits those, too, that
-// snapshots alone see.
+// AllExtents is Extents for every generation: it also visits extents that only snapshots see.
 func AllExtents(r Reader, fn func(ino meta.Ino, e meta.Extent) bool) error {
 	t := tx{view: view{r: r}}
 	if err := t.begin(); err != nil {
@@ -67,7 +64,7 @@ func AllExtents(r Reader, fn func(ino meta.Ino, e meta.Extent) bool) error {
 func allExtents(t *tx, fn func(ino meta.Ino, gen uint32, e meta.Extent) bool) error {
 	var inner error
 	var last []byte // the base of the last key,
-	under := false  // of which the version that a clone began with was seen
+	under := false  // the version of the clone's base was seen
 	err := t.r.Scan([]byte{prefixExtent}, []byte{prefixExtent + 1}, func(k, v []byte) bool {
 		if len(k) != 17+genLen {
 			inner = fail("scan", meta.Corrupt, fmt.Sprintf("key %x", k))
@@ -98,15 +95,15 @@ func allExtents(t *tx, fn func(ino meta.Ino, gen uint32, e meta.Extent) bool) er
 	return err
 }
 
-// Paths names directories, and remembers what it found: as long as the state does
-// not change.
+// Paths finds the paths of directories and caches them. A Paths is valid as long as the state
+// does not change.
 type Paths struct {
 	t    tx
 	dirs map[meta.Ino]string
-	long map[meta.Ino]bool // their paths are too long
+	long map[meta.Ino]bool // directories with too long paths
 }
 
-// pathsKept bounds the directories that Paths remembers.
+// pathsKept bounds the cached directories.
 const pathsKept = 1 << 16
 
 // NewPaths begins with nothing known.
@@ -114,10 +111,10 @@ func NewPaths(r Reader) *Paths {
 	return &Paths{tx{view: view{r: r}}, map[meta.Ino]string{}, map[meta.Ino]bool{}}
 }
 
-// Of gives the path of a directory from the volume's root, which is "". It costs
-// two reads a directory above that is not known. Errors: Stale (it is gone),
-// NotDir, NameTooLong (a path of meta.MaxPath bytes or more: directories can be
-// nested deeper than a path reaches).
+// Of returns the path of a directory from the volume's root, which is "". It costs two reads
+// for each uncached directory above. Errors: Stale (the directory is gone), NotDir,
+// NameTooLong (a path of meta.MaxPath bytes or more: directories can be nested deeper than a
+// path reaches).
 func (p *Paths) Of(dir meta.Ino) (string, error) {
 	if p.t.vol.gen == 0 {
 		if err := p.t.begin(); err != nil {
@@ -162,7 +159,7 @@ func (p *Paths) Of(dir meta.Ino) (string, error) {
 	if path = strings.Join(down, "/"); len(path) >= meta.MaxPath {
 		return "", p.tooLong(dir)
 	}
-	// Those above begin as this one does: they share its memory.
+	// The paths of the directories above are prefixes of this path, and share its memory.
 	for i, end := 0, len(path); i < len(chain); i++ {
 		p.dirs[chain[i]] = path[:end]
 		end -= len(names[i]) + 1
@@ -175,8 +172,7 @@ func (p *Paths) tooLong(dir meta.Ino) error {
 	return fail("path", meta.NameTooLong, fmt.Sprintf("inode %d", dir))
 }
 
-// step reads a directory and its name in the one above, "" if its record does not
-// tell where that is.
+// step reads a directory and its name in its parent; "" if its record has no position.
 func (p *Paths) step(dir meta.Ino) (*inode, string, error) {
 	p.t.inodes = p.t.inodes[:0]
 	in, err := p.t.inode(dir)
@@ -192,8 +188,8 @@ func (p *Paths) step(dir meta.Ino) (*inode, string, error) {
 	return in, name, err
 }
 
-// nameIn gives the name that an inode has in a directory, if its record tells
-// which; else "".
+// nameIn returns the name of an inode in a directory, if the inode's record has the position;
+// else "".
 func (v *view) nameIn(in *inode, dir meta.Ino) (string, error) {
 	if in.home == 0 || in.home != dir {
 		return "", nil
@@ -209,9 +205,9 @@ func (v *view) nameIn(in *inode, dir meta.Ino) (string, error) {
 	return string(name), nil
 }
 
-// PathOf names a directory: the names from the volume's root down to it, none
-// for the root itself. It reads the entries of each parent until it finds the
-// child. Errors: Stale, NotDir.
+// PathOf returns the path of a directory: the names from the volume's root down, none for the
+// root itself. It reads the entries of each parent until it finds the child. Errors: Stale,
+// NotDir.
 func PathOf(r Reader, dir meta.Ino) ([]string, error) {
 	t := tx{view: view{r: r}}
 	if err := t.begin(); err != nil {
@@ -252,9 +248,9 @@ func PathOf(r Reader, dir meta.Ino) ([]string, error) {
 	return names, nil
 }
 
-// NamesOf gives a path, from the volume's root and without a slash before it, of each of the inodes that has a
-// name in the live generation, unless its directory's is too long (Paths). It reads
-// all directories.
+// NamesOf returns a path, from the volume's root and without a leading slash, of each of the
+// inodes with a name in the live generation, unless the path of its directory is too long
+// (Paths). It reads all directories.
 func NamesOf(r Reader, inos map[meta.Ino]bool) (map[meta.Ino]string, error) {
 	type at struct {
 		dir  meta.Ino
@@ -280,7 +276,7 @@ func NamesOf(r Reader, inos map[meta.Ino]bool) (map[meta.Ino]string, error) {
 	}
 	paths := make(map[meta.Ino]string, len(found))
 	dirs := NewPaths(r)
-	for ino, p := range found { // in any order: each is named by itself
+	for ino, p := range found { // in any order: the paths are independent
 		dir, err := dirs.Of(p.dir)
 		switch {
 		case errors.Is(err, meta.NameTooLong):
