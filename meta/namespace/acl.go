@@ -7,13 +7,13 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// POSIX.1e access control lists are kept as extended attributes in the form
-// that Linux gives and takes, version 2, little-endian:
+// POSIX.1e access control lists are stored as extended attributes in Linux's format, version
+// 2, little-endian:
 //
 //	version:4 = 2, then per entry: tag:2 perm:2 id:4
 //
-// Entries come in the order of the tags below; users and groups without a name
-// carry the id 0xffffffff.
+// Entries come in the order of the tags below; users and groups without a name have the id
+// 0xffffffff.
 const (
 	aclVersion = 2
 
@@ -58,8 +58,8 @@ func parseACL(b []byte) (acl, error) {
 	return a, a.check()
 }
 
-// check holds the rules of posix_acl_valid in Linux: one entry each for owner,
-// group and others, in order, a mask if anyone is named.
+// check applies the rules of Linux's posix_acl_valid: one entry each for owner, group and
+// others, in order, and a mask if there are named users or groups.
 func (a acl) check() error {
 	bad := fail("acl", meta.Invalid, "entries missing or out of order")
 	next, needMask := uint16(aclUserObj), false
@@ -118,8 +118,7 @@ func (a acl) bytes() []byte {
 	return b
 }
 
-// group is the entry that a mode's group bits stand for: the mask if there is
-// one.
+// group returns the entry behind a mode's group bits: the mask, if there is one.
 func (a acl) group() *aclEntry {
 	var g *aclEntry
 	for i := range a {
@@ -130,8 +129,7 @@ func (a acl) group() *aclEntry {
 	return g
 }
 
-// mode gives the permission bits that the ACL says, and whether it says no
-// more than they do.
+// mode returns the permission bits of the ACL, and whether the ACL is equivalent to them.
 func (a acl) mode() (perm uint32, equal bool) {
 	equal = true
 	for _, e := range a {
@@ -148,7 +146,7 @@ func (a acl) mode() (perm uint32, equal bool) {
 	return perm | uint32(a.group().perm)<<3, equal
 }
 
-// chmod makes the ACL say what a mode says.
+// chmod makes the ACL agree with a mode.
 func (a acl) chmod(mode uint32) {
 	for i := range a {
 		switch a[i].tag {
@@ -161,9 +159,8 @@ func (a acl) chmod(mode uint32) {
 	a.group().perm = uint16(mode >> 3 & 7)
 }
 
-// restrict lets no entry that the mode stands for allow more than the mode,
-// nor the mode more than the ACL: what POSIX.1e says of a new file. It gives
-// the new permission bits.
+// restrict limits each entry behind the mode's bits to the mode, and the mode to the ACL, as
+// POSIX.1e requires for a new file. It returns the new permission bits.
 func (a acl) restrict(mode uint32) uint32 {
 	perm, _ := a.mode()
 	perm &= mode
@@ -171,8 +168,8 @@ func (a acl) restrict(mode uint32) uint32 {
 	return perm & 0o777
 }
 
-// setACL sets or, with an empty one, removes an ACL, and tells whether there
-// was anything to do.
+// setACL sets an ACL or, with an empty value, removes it, and returns whether anything
+// changed.
 func (t *tx) setACL(in *inode, op *meta.SetXattr) (changed bool, err error) {
 	if in.Mode&meta.TypeMask == meta.TypeSymlink {
 		return false, fail("set acl", meta.NotSupported, op.Name)
@@ -238,8 +235,8 @@ func (t *tx) chmodACL(in *inode) error {
 	return t.putXattr(in, xattrAccessACL, a.bytes())
 }
 
-// inheritACL gives a new inode what its directory's default ACL says. False
-// means that there is none and the umask decides.
+// inheritACL applies the directory's default ACL to a new inode. It returns false if there is
+// none, and then the umask decides.
 func (t *tx) inheritACL(dir, in *inode) (bool, error) {
 	a, err := t.readACL(dir, xattrDefaultACL)
 	if err != nil || a == nil {

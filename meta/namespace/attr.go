@@ -80,8 +80,8 @@ func (t *tx) setAttr(op *meta.SetAttr, res *meta.Result) error {
 	return nil
 }
 
-// setSize truncates or extends with a hole. Truncating to the size that a file
-// has drops what is preallocated behind it, as on ext4.
+// setSize truncates a file or extends it with a hole. Truncating to the present size drops
+// preallocated space behind it, as on ext4.
 func (t *tx) setSize(in *inode, size uint64) error {
 	switch {
 	case in.IsDir():

@@ -2,7 +2,7 @@ package namespace
 
 import "encoding/binary"
 
-// event judges one event, and that none is left out.
+// event checks one event, and that the numbers have no gap.
 func (c *checker) event(k, v []byte) {
 	w := walker{b: v}
 	ver, kind, bits, typ := w.u8(), w.u8(), w.u8(), w.u8()
@@ -41,7 +41,7 @@ func (c *checker) over(k, v []byte) {
 	}
 }
 
-// changer judges a note that a session is changing a file.
+// changer checks the note of a session that is changing a file.
 func (c *checker) changer(k, v []byte) {
 	if len(k) != 17 || len(v) != 1 || v[0] != 1 {
 		c.bad(k, "a key of %d bytes with a value of %d", len(k), len(v))

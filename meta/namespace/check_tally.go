@@ -9,12 +9,13 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// What snapshots alone hold, counted by Check: not as tally.go does, which follows
-// places through all generations, but version by version. What a version has is
-// compared with those that the next snapshot sees and this one does not.
+//
+// Check counts the bytes that only snapshots hold in another way than tally.go, which follows
+// places through all generations. Check goes version by version, and compares a version with
+// the versions that the next snapshot sees and this one does not.
 
-// seenExtent is a version of an extent, and the first and the last of the counted
-// snapshots that see it, by their places in c.tally.gens; their number is the live tree.
+// seenExtent is a version of an extent, and the first and last counted snapshots that see it,
+// as indexes of c.tally.gens; len(gens) stands for the live tree.
 type seenExtent struct {
 	chunk       [16]byte
 	lo, hi, at  uint64
@@ -22,7 +23,7 @@ type seenExtent struct {
 }
 
 type checkedTally struct {
-	gens   []uint32 // the snapshots that are counted, ascending
+	gens   []uint32 // counted snapshots, ascending
 	sum    uint64
 	ino    uint64
 	all    []seenExtent
@@ -37,7 +38,8 @@ type seenInline struct {
 // counts tells whether the volume counts at all.
 func (c *checker) counts() bool { return c.vol != nil && c.vol.tally != 0 }
 
-// seenBy gives who sees a version of generation gen; newer superseded it, 0: nothing did.
+// seenBy returns the snapshots that see a version of generation gen, which the generation
+// newer superseded (0: none).
 func (y *checkedTally) seenBy(gen, newer uint32) (first, last int) {
 	first, _ = slices.BinarySearch(y.gens, gen)
 	if last = len(y.gens); newer != 0 {
@@ -47,7 +49,7 @@ func (y *checkedTally) seenBy(gen, newer uint32) (first, last int) {
 	return first, last
 }
 
-// tallyExtent takes a version of an extent; they come in the order of inodes.
+// tallyExtent handles a version of an extent. Versions come in the order of inodes.
 func (c *checker) tallyExtent(ino uint64, e seenExtent, gen, newer uint32) {
 	y := &c.tally
 	if ino != y.ino {
@@ -59,7 +61,7 @@ func (c *checker) tallyExtent(ino uint64, e seenExtent, gen, newer uint32) {
 	}
 }
 
-// tallyInode counts the extents of the inode that is over.
+// tallyInode counts the extents of a completely visited inode.
 func (c *checker) tallyInode() {
 	y := &c.tally
 	n := len(y.gens)
@@ -69,7 +71,7 @@ func (c *checker) tallyInode() {
 			continue
 		}
 		y.sum += v.hi - v.lo
-		// Those that begin with the next one don't overlap each other.
+		// Extents that begin with the next snapshot don't overlap each other.
 		i, _ := slices.BinarySearchFunc(y.all, v, func(w, v seenExtent) int {
 			if w.first < v.last+1 || w.first == v.last+1 && w.hi <= v.lo {
 				return -1
@@ -86,7 +88,8 @@ func (c *checker) tallyInode() {
 	y.all = y.all[:0]
 }
 
-// tallyRecord takes a version of an inode's record; those of one come newest first.
+// tallyRecord handles a version of an inode's record. The versions of a record come newest
+// first.
 func (c *checker) tallyRecord(k, v []byte, gen, newer uint32) {
 	if len(k) != 13 {
 		return
@@ -105,7 +108,7 @@ func (c *checker) tallyRecord(k, v []byte, gen, newer uint32) {
 	}
 }
 
-// tallyInline counts the records of the inode that is over.
+// tallyInline counts the inline bytes of a completely visited inode.
 func (c *checker) tallyInline() {
 	y := &c.tally
 	for i, v := range y.inline {
@@ -126,7 +129,7 @@ func (c *checker) tallyInline() {
 	y.inline = y.inline[:0]
 }
 
-// compareTally judges what the volume's record says.
+// compareTally compares the count with the volume's record.
 func (c *checker) compareTally() {
 	if !c.counts() {
 		return
@@ -146,7 +149,7 @@ func (c *checker) compareTally() {
 	}
 }
 
-// tallyWords reads that part of a volume's record.
+// tallyWords decodes the tally in a volume's record.
 func (r *wireVolume) tallyWords(w *walker) (problem string) {
 	r.tally = w.u8()
 	z := w.n()
@@ -162,7 +165,7 @@ func (r *wireVolume) tallyWords(w *walker) (problem string) {
 	return ""
 }
 
-// countedGen is what of a snapshot's record makes it one of those that are counted.
+// countedGen notes a snapshot's generation if the snapshot counts.
 func (c *checker) countedGen(k []byte, state byte) {
 	if state == 1 || state == 2 {
 		c.tally.gens = append(c.tally.gens, binary.BigEndian.Uint32(k[1:]))

@@ -8,7 +8,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// maxAlloc bounds the chunks that one operation hands out.
+// maxAlloc bounds the chunks that one operation allocates.
 const maxAlloc = 1024
 
 func (t *tx) allocChunks(op *meta.AllocChunks, res *meta.Result) error {
@@ -92,8 +92,8 @@ func (t *tx) dropChunk(op *meta.DropChunk) error {
 	return nil
 }
 
-// setReplicas changes where a sealed chunk lies, not what it is: length and
-// checksum stay, the fence may rise.
+// setReplicas changes the servers of a sealed chunk. Its length and checksum stay; its fence
+// may rise.
 func (t *tx) setReplicas(op *meta.SetReplicas, res *meta.Result) error {
 	const name = "set replicas"
 	if (len(op.Servers) == 0) != op.Lost || len(op.Servers) > maxReplicas || slices.Contains(op.Servers, 0) {
@@ -180,8 +180,8 @@ func sortedExtents(l []meta.Extent) []meta.Extent {
 	return l
 }
 
-// spans gives the ranges that sorted extents cover, joined where they touch;
-// false if one is empty, too long or overlaps another.
+// spans returns the ranges of sorted extents, joined where they touch; ok is false if an
+// extent is empty, too long or overlaps another.
 func spans(l []meta.Extent) (out []span, ok bool) {
 	for _, e := range l {
 		n := len(out)

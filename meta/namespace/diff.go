@@ -11,17 +11,15 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Diff lists what changed from one snapshot to a later one, or to the live
-// volume (to is zero), in the order of paths. It takes time and memory in
-// proportion to what changed. Errors: NoSuchSnapshot, Invalid (from is not the
-// earlier one).
+// Diff lists the changes from one snapshot to a later one, or to the live volume (to is zero),
+// sorted by path. Its time and memory are proportional to the number of changes. Errors:
+// NoSuchSnapshot, Invalid (from is not the earlier snapshot).
 func Diff(r Reader, from, to meta.Generation) ([]meta.Change, error) {
 	return compare(r, from, to, false)
 }
 
-// DiffExact is Diff for who makes a copy equal: it also tells of inodes whose
-// time of modification alone is another, and of which inode a new name is when
-// that was there before (Change.From).
+// DiffExact is Diff for exact copies: it also lists inodes of which only the time of
+// modification differs and, for a new name, the former path of its inode (Change.From).
 func DiffExact(r Reader, from, to meta.Generation) ([]meta.Change, error) {
 	return compare(r, from, to, true)
 }
@@ -63,7 +61,7 @@ type place struct {
 	name string
 }
 
-// whom an entry leads to.
+// whom is the inode behind an entry.
 type whom struct {
 	ino meta.Ino
 	vol meta.VolumeID
@@ -73,7 +71,7 @@ type whom struct {
 // side is the volume at one of the two moments.
 type side struct {
 	tx
-	paths map[meta.Ino]string // of directories, as far as they were asked for
+	paths map[meta.Ino]string // paths of directories that were needed so far
 }
 
 type differ struct {
@@ -85,7 +83,7 @@ type differ struct {
 	out        []meta.Change
 }
 
-// readNotes gathers what was changed in the generations between.
+// readNotes collects the notes of changes in the generations between.
 func (d *differ) readNotes() error {
 	for _, prefix := range []byte{prefixInoGen, prefixNameGen} {
 		lo := binary.BigEndian.AppendUint32([]byte{prefix}, d.sides[0].gen+1)
@@ -109,7 +107,7 @@ func (d *differ) readNotes() error {
 	return nil
 }
 
-// compareNames finds the entries that lead elsewhere than before.
+// compareNames finds the entries with different inodes.
 func (d *differ) compareNames() error {
 	for _, p := range slices.SortedFunc(maps.Keys(d.names), func(a, b place) int {
 		return cmp.Or(cmp.Compare(a.dir, b.dir), cmp.Compare(a.name, b.name))
@@ -137,8 +135,8 @@ func (d *differ) compareNames() error {
 	return nil
 }
 
-// tellNames turns what came and went into changes: an inode that lost a name
-// and got another was renamed.
+// tellNames turns removed and new names into changes: an inode that lost a name and got
+// another was renamed.
 func (d *differ) tellNames() error {
 	for _, w := range slices.SortedFunc(maps.Keys(d.gone), compareWhom) {
 		old, err := d.pathsOf(0, d.gone[w])
@@ -191,8 +189,8 @@ func (d *differ) tellNames() error {
 	return nil
 }
 
-// pathsBefore gives a path that each inode with new names had at the earlier moment,
-// if it was there and had one.
+// pathsBefore returns, for each inode with new names, a path at the earlier moment, if there
+// was any.
 func (d *differ) pathsBefore() (map[meta.Ino]string, error) {
 	s := &d.sides[0]
 	paths, lost := map[meta.Ino]string{}, map[meta.Ino]int{}
@@ -207,7 +205,7 @@ func (d *differ) pathsBefore() (map[meta.Ino]string, error) {
 			return nil, err
 		}
 		if in.Nlink == 0 || in.IsDir() {
-			continue // a directory that kept its name got no other
+			continue // a directory that kept its name has no other
 		}
 		name, err := s.nameIn(in, in.home)
 		if err != nil {
@@ -230,7 +228,7 @@ func compareWhom(a, b whom) int {
 	return cmp.Or(cmp.Compare(a.ino, b.ino), cmp.Compare(a.vol, b.vol), cmp.Compare(a.typ, b.typ))
 }
 
-// pathsOf gives the paths of entries on one side, in order.
+// pathsOf returns the paths of entries on one side, in order.
 func (d *differ) pathsOf(i int, places []place) ([]string, error) {
 	var out []string
 	for _, p := range places {
@@ -279,7 +277,7 @@ func (s *side) dirPath(dir meta.Ino) (string, error) {
 	return p, nil
 }
 
-// read reads an inode without keeping it.
+// read reads an inode without caching it.
 func (s *side) read(ino meta.Ino) (*inode, error) {
 	b, _, ok, err := s.get(appendInodeBase(s.scratch[:0], ino))
 	if err != nil {
@@ -292,8 +290,8 @@ func (s *side) read(ino meta.Ino) (*inode, error) {
 	return in, decodeInode(b, ino, in)
 }
 
-// nameAt finds a directory's name in the one above: where the inode says, or, for
-// records that don't say, by looking through that.
+// nameAt finds a directory's name in its parent: at the position in the inode's record or,
+// without a position, by reading the parent.
 func (s *side) nameAt(in *inode, dir meta.Ino) (string, bool, error) {
 	found, err := s.nameIn(in, dir)
 	if err != nil || found != "" {
@@ -310,9 +308,9 @@ func (s *side) nameAt(in *inode, dir meta.Ino) (string, bool, error) {
 	return found, found != "", err
 }
 
-// tellInodes tells of inodes that are there on both sides and differ.
+// tellInodes adds the changes of inodes that exist on both sides and differ.
 func (d *differ) tellInodes() error {
-	lost := map[meta.Ino]int{} // without a name that they know of -> their change
+	lost := map[meta.Ino]int{} // inodes without a recorded name -> their change
 	for _, ino := range slices.Sorted(maps.Keys(d.changed)) {
 		a, err := d.sides[0].read(ino)
 		if meta.KindOf(err) == meta.Stale {
@@ -365,9 +363,8 @@ func (d *differ) tellInodes() error {
 	return d.sides[1].find(lost, func(ino meta.Ino, path string) { d.out[lost[ino]].Path = path })
 }
 
-// find looks through all directories, once, for names of inodes whose record does
-// not tell: from before it did, or with several names of which that got lost which
-// it tells of.
+// find reads all directories, once, for names of inodes whose records have no valid position,
+// for example because an inode with several names has lost the recorded one.
 func (s *side) find(lost map[meta.Ino]int, tell func(ino meta.Ino, path string)) error {
 	if len(lost) == 0 {
 		return nil

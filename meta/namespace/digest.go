@@ -7,7 +7,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Digests of snapshots: what is recorded when somebody has computed one.
+//
+// Records of computed digests of snapshots.
 
 func (t *tx) setDigest(op *meta.SetDigest) error {
 	sn, err := t.snapshotAt(uint32(op.At))

@@ -8,22 +8,23 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Junctions in snapshots. Where a volume hangs stands in its row, too, which has
-// no snapshots: neither a clone nor a volume that is rolled back may bring back an
-// entry that leads where the row does not say. So whoever makes either looks for
-// them first: at what hangs in the volume now, and at what changed since.
+//
+// Junctions in snapshots. The place of a volume in the tree is also recorded in its row, which
+// has no snapshots. So a clone, or a volume that is rolled back, must not contain a junction
+// that the row does not confirm. Before making either, the owner looks for such junctions:
+// among the present junctions of the volume, and among the changes since the snapshot.
 
-// JunctionChange is a name that led to a volume when a snapshot was taken, or
-// does now, and not at both times to the same.
+// JunctionChange is a name that leads to a volume in a snapshot or in the live tree, but not
+// to the same volume in both.
 type JunctionChange struct {
 	Parent   meta.Ino
 	Name     string
 	Was, Now meta.VolumeID // zero: none
 }
 
-// JunctionsSince looks at some of the names that changed since a snapshot, from
-// one on (nil: the first), for those that lead or led to volumes. next is where to
-// go on; nil: that was all. Errors: NoSuchSnapshot.
+// JunctionsSince examines at most limit names that changed since a snapshot, from the key from
+// on (nil: the first), and returns those that lead or led to volumes. next is the key at which
+// to continue; nil: the end. Errors: NoSuchSnapshot.
 func JunctionsSince(r Reader, at meta.Generation, from []byte, limit int) (all []JunctionChange, next []byte, err error) {
 	t, then, err := sides(r, at)
 	if err != nil {
@@ -74,7 +75,7 @@ func JunctionThen(r Reader, at meta.Generation, parent meta.Ino, name string) (m
 	return e.vol, err
 }
 
-// sides are the volume now and as a snapshot sees it.
+// sides returns the live volume and the volume as of a snapshot.
 func sides(r Reader, at meta.Generation) (now, then *tx, err error) {
 	now = &tx{view: view{r: r}}
 	if err := now.begin(); err != nil {

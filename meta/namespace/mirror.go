@@ -6,8 +6,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// The target of a mirror has a record that says so, and which snapshot its
-// readers are shown. It belongs to no generation.
+//
+// The target of a mirror has a record with the snapshot that readers see. The record belongs
+// to no generation.
 
 var mirrorKey = []byte{prefixMirror}
 
@@ -32,7 +33,7 @@ func (t *tx) setMirror(op *meta.SetMirror) error {
 	return nil
 }
 
-// notShown refuses the deletion of the snapshot that readers of a mirror see.
+// notShown refuses the deletion of the snapshot that a mirror's readers see.
 func (t *tx) notShown(sn *snapshot) error {
 	shown, err := Mirror(t.r)
 	if err == nil && shown == meta.Generation(sn.gen) {
@@ -41,8 +42,8 @@ func (t *tx) notShown(sn *snapshot) error {
 	return err
 }
 
-// Mirror tells which snapshot a mirror's readers are shown; zero for a volume
-// that is the target of none.
+// Mirror returns the generation of the snapshot that a mirror's readers see; zero for a volume
+// that is not the target of a mirror.
 func Mirror(r Reader) (meta.Generation, error) {
 	b, have, err := r.Get(mirrorKey)
 	if err != nil || !have {

@@ -13,8 +13,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Pins keep snapshots from being deleted while somebody needs them. They belong
-// to no generation: rolling back does not touch them.
+//
+// Pins protect snapshots from deletion while a holder needs them. They belong to no
+// generation: rolling back does not change them.
 
 // eachPin calls fn with the pins of one snapshot, or with snap zero of all, in
 // order of snapshots and holders.
@@ -120,8 +121,7 @@ func (t *tx) unpinSnapshot(op *meta.UnpinSnapshot, res *meta.Result) error {
 // shownPins is how many holders an error names.
 const shownPins = 5
 
-// unpinned refuses while somebody holds a snapshot; otherwise what pins there
-// were go with it.
+// unpinned fails while a holder has pinned the snapshot. Otherwise it removes expired pins.
 func (t *tx) unpinned(sn *snapshot) error {
 	over, err := t.unheld(sn.gen, sn.name, t.c.Now)
 	if err != nil {
@@ -133,8 +133,8 @@ func (t *tx) unpinned(sn *snapshot) error {
 	return nil
 }
 
-// unheld refuses while somebody holds a snapshot; otherwise it tells whose pins are
-// over.
+// unheld fails while a holder has pinned the snapshot. Otherwise it returns the holders of
+// expired pins.
 func (t *tx) unheld(gen uint32, name string, now meta.Time) (over []string, err error) {
 	var held []string
 	if err := t.eachPin(gen, func(p *meta.Pin) {
@@ -155,15 +155,15 @@ func (t *tx) unheld(gen uint32, name string, now meta.Time) (over []string, err 
 	return over, nil
 }
 
-// Unpinned refuses, as deleting a snapshot does, while somebody holds it. Errors: Busy
-// (the text says who, and until when).
+// Unpinned fails, as deleting a snapshot does, while a holder has pinned the snapshot. Errors:
+// Busy (the text names the holder and the end of the pin).
 func Unpinned(r Reader, sn *meta.Snapshot, now meta.Time) error {
 	t := tx{view: view{r: r}}
 	_, err := t.unheld(uint32(sn.At), sn.Name, now)
 	return err
 }
 
-// Pins lists the pins of a volume's snapshots that have not surely ended.
+// Pins lists the pins of a volume's snapshots, except surely expired ones.
 func Pins(r Reader, now meta.Time) (l []meta.Pin, err error) {
 	t := tx{view: view{r: r}}
 	err = t.eachPin(0, func(p *meta.Pin) {

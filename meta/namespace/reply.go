@@ -7,10 +7,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Reply records make a re-sent operation exactly-once: they are journaled with
-// the operation's effects and hold what the first answer gave out (numbers,
-// times, attributes). Parents' attributes are not kept; a client that replays
-// reads them again.
+// Reply records make a repeated operation exactly-once: a record is journaled with the
+// operation's effects and has the values of the first answer (numbers, times, attributes). It
+// does not have the attributes of parents; a client that replays an operation reads them
+// again.
 //
 //	reply  01 bits:1 off:n  [ino:n len:n inodeRecord]  [the same again]  chunks:n (chunk:16 len:n chunkRecord)*
 //	       bits&1 Attr, bits&2 Attr2, bits&4 Existed, bits&8 EOF
@@ -23,8 +23,8 @@ const (
 	replyEOF
 )
 
-// PutReply is the effect that records an operation's result under the journal
-// entry that carries it.
+// PutReply returns the effect that records an operation's result under the journal entry with
+// its effects.
 func PutReply(s meta.SessionID, seq meta.Seq, op meta.OpID, res *meta.Result) Effect {
 	var bits byte
 	if res.Attr.Ino != 0 {
@@ -62,10 +62,9 @@ func PutReply(s meta.SessionID, seq meta.Seq, op meta.OpID, res *meta.Result) Ef
 	return Effect{Put, b[:n:n], b[n:]}
 }
 
-// DeleteReplies is the effect that forgets a session's replies of the journal
-// entries after from, up to and with to: the client has acknowledged them. The
-// range begins where the one before ended, so that nobody walks over what is
-// deleted already.
+// DeleteReplies returns the effect that deletes a session's replies of the journal entries
+// after from up to and including to, which the client has acknowledged. The range begins at
+// the end of the previous range, so that no scan passes deleted records.
 func DeleteReplies(s meta.SessionID, from, to meta.Seq) Effect {
 	lo := binary.BigEndian.AppendUint64([]byte{prefixReply}, uint64(s))
 	hi := binary.BigEndian.AppendUint64(lo[:9:9], uint64(to)+1)
@@ -73,7 +72,7 @@ func DeleteReplies(s meta.SessionID, from, to meta.Seq) Effect {
 	return Effect{DeleteRange, lo, hi}
 }
 
-// DecodeReply reads a reply record: its key and value as Replies gives them.
+// DecodeReply decodes a reply record: the key and value from Replies.
 func DecodeReply(key, val []byte) (s meta.SessionID, seq meta.Seq, op meta.OpID, res *meta.Result, err error) {
 	if len(key) != 37 || key[0] != prefixReply {
 		return 0, 0, op, nil, fail("decode reply", meta.Corrupt, fmt.Sprintf("key %x", key))

@@ -9,22 +9,21 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Rolling a volume back makes the live generation say again what a snapshot
-// sees: the notes of what changed since then (prefixes g and h) are gone
-// through, and every entry and inode among them is written anew as it was.
-// Numbers are not: inode numbers, cookies and change counters go on counting,
-// so that nobody mistakes old for new (rule 17).
+//
+// Rolling a volume back makes the live generation equal to a snapshot: the machine goes
+// through the notes of changes since then (prefixes g and h) and writes every noted entry and
+// inode again in its old state. Inode numbers, cookies and change counters keep increasing, so
+// that nobody mistakes old for new (rule 17).
 
 const (
-	// rollBatch is how many notes one Rollback works off by default.
+	// rollBatch is the default number of notes that one Rollback works off.
 	rollBatch = 256
-	// rollExtents is how many extents of one file it compares at a time.
+	// rollExtents is the number of extents of one file that are compared at a time.
 	rollExtents = 2048
 )
 
-// rollback does one step, and notes in the snapshot's record that there are
-// more. The notes of changes that it makes itself are met once more at the end
-// and then ask for nothing.
+// rollback does one step, and notes in the snapshot's record that more steps follow. The notes
+// of its own changes come up once more at the end; then nothing differs.
 func (t *tx) rollback(op *meta.Rollback, res *meta.Result) error {
 	sn, err := t.snapshotAt(uint32(op.To))
 	if err != nil {
@@ -34,7 +33,7 @@ func (t *tx) rollback(op *meta.Rollback, res *meta.Result) error {
 		return err
 	}
 	if res.EOF {
-		t.cutEvents(1) // what changed is not told one by one
+		t.cutEvents(1) // a rollback is no series of single events
 	}
 	if sn.rolling == res.EOF {
 		sn.rolling = !res.EOF
@@ -67,7 +66,7 @@ func (t *tx) rollSome(op *meta.Rollback, res *meta.Result) error {
 		return err
 	}
 	t.budget = rollExtents
-	done := map[string]bool{} // the store does not show yet what this step did
+	done := map[string]bool{} // the store does not show the effects of this step yet
 	for i, k := range notes {
 		if len(k) < 13 {
 			return fail("roll back", meta.Corrupt, fmt.Sprintf("key %x", k))
@@ -104,8 +103,7 @@ func (t *tx) rollSome(op *meta.Rollback, res *meta.Result) error {
 	return nil
 }
 
-// checkIdle refuses while sessions hold something that would not be there any
-// more.
+// checkIdle refuses a rollback while sessions hold inodes or chunks that would disappear.
 func (t *tx) checkIdle() error {
 	for _, prefix := range []byte{prefixWriter, prefixOrphan, prefixReap} {
 		keys, err := t.keysFrom([]byte{prefix}, 1)
@@ -119,7 +117,7 @@ func (t *tx) checkIdle() error {
 	return nil
 }
 
-// rollName makes one name lead where it did.
+// rollName restores the inode behind one name.
 func (t *tx) rollName(old *tx, dir meta.Ino, name string) error {
 	was, had, err := old.findEntry(dir, name)
 	if err != nil {
@@ -146,11 +144,11 @@ func (t *tx) rollName(old *tx, dir meta.Ino, name string) error {
 	return err
 }
 
-// rollInode makes one inode what it was, and tells whether all of it is.
+// rollInode restores one inode, and returns whether it is complete.
 func (t *tx) rollInode(old *tx, ino meta.Ino) (all bool, err error) {
 	was, err := old.load(ino)
 	if meta.KindOf(err) == meta.Stale || err == nil && was.Nlink == 0 {
-		was, err = nil, nil // an unlinked file that was held then is held by nobody now
+		was, err = nil, nil // no session holds an unlinked file of that time any more
 	}
 	if err != nil {
 		return false, err
@@ -202,7 +200,7 @@ func (t *tx) rollInode(old *tx, ino meta.Ino) (all bool, err error) {
 	return true, nil
 }
 
-// rollAway removes an inode that was not there, as far as the budget goes.
+// rollAway removes an inode that did not exist, within the budget.
 func (t *tx) rollAway(in *inode) (all bool, err error) {
 	if in.IsRegular() {
 		if all, err = t.cutTail(in, 0); err != nil || !all {
@@ -216,7 +214,7 @@ func (t *tx) rollAway(in *inode) (all bool, err error) {
 	return true, in.vanish()
 }
 
-// rollExtents maps what the file held, beginning where the two first differ.
+// rollExtents restores the extents of a file, from the first difference on.
 func (t *tx) rollExtents(old *tx, in, was *inode) (all bool, err error) {
 	var then, now []extent
 	collect := func(l *[]extent) func(e extent) bool {
@@ -225,7 +223,7 @@ func (t *tx) rollExtents(old *tx, in, was *inode) (all bool, err error) {
 			return len(*l) <= rollExtents
 		}
 	}
-	// What is the same up to some point is passed over without being kept.
+	// The unchanged first part is skipped without keeping it in memory.
 	from, err := t.sameUpTo(old, in, was)
 	if err != nil {
 		return false, err
@@ -257,7 +255,7 @@ func (t *tx) rollExtents(old *tx, in, was *inode) (all bool, err error) {
 	return upTo == meta.MaxFileSize, nil
 }
 
-// sameUpTo is the offset below which a file's extents are what they were.
+// sameUpTo returns the offset below which a file's extents are unchanged.
 func (t *tx) sameUpTo(old *tx, in, was *inode) (uint64, error) {
 	at := uint64(0)
 	for {

@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	// endBatch is how many orphans and chunks of a session one SessionEnd handles.
+	// endBatch is the number of a session's orphans and chunks that one SessionEnd handles.
 	endBatch = 256
-	// maxRelease is how many inodes one ReleaseOrphans may name.
+	// maxRelease bounds the inodes of one ReleaseOrphans.
 	maxRelease = 8192
 )
 
@@ -47,9 +47,9 @@ func (t *tx) putSession(id meta.SessionID, s *session) {
 	t.putAt(m, v)
 }
 
-// sessionEnd goes in steps, so that a session with a million orphans does not
-// make one journal entry: the first marks it as ended, each lets go of some
-// orphans and chunks, the last (Result.EOF) removes the record.
+// sessionEnd runs in steps, so that the end of a session with a million orphans is not one
+// journal entry: the first step marks the session as ended, each step releases some orphans
+// and chunks, and the last (Result.EOF) removes the record.
 func (t *tx) sessionEnd(op *meta.SessionEnd, res *meta.Result) error {
 	b, ok, err := t.r.Get(appendSessionKey(t.scratch[:0], op.Session))
 	if err != nil {
@@ -146,8 +146,8 @@ func (t *tx) releaseOrphans(op *meta.ReleaseOrphans) error {
 	return nil
 }
 
-// dropOrphan ends a session's hold on an unlinked inode; the last one to let
-// go removes it.
+// dropOrphan ends a session's hold on an unlinked inode. The end of the last hold removes the
+// inode.
 func (t *tx) dropOrphan(s meta.SessionID, ino meta.Ino) error {
 	_, ok, err := t.r.Get(appendOrphanKey(t.scratch[:0], s, ino))
 	if err != nil || !ok {

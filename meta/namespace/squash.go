@@ -7,14 +7,15 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Squash is of a caller whose root is nobody's. It must not make, or change, what makes
-// somebody else of whoever uses it on another machine: device nodes, file capabilities
-// and other attributes that only root sets, set-id bits of users that the caller is not.
-// Nor may it give files away. Who of its users calls is not known here, so it may be
-// each of them. The zero value squashes nobody.
+// Squash restricts a caller whose root user is mapped to nobody. The caller must not create or
+// change what gives a process on another machine another user's rights: device nodes, file
+// capabilities and other attributes that only root sets, and set-id bits of users other than
+// the caller. Nor may the caller give files away. The machine does not know which user of the
+// caller makes a request, so the request may come from any of them. The zero value restricts
+// nothing.
 type Squash struct {
 	On bool
-	// One: the caller is the user UID and the group GID; else it is any but root.
+	// One: the caller is exactly the user UID and the group GID; else any user but root.
 	One      bool
 	UID, GID uint32
 }
@@ -33,13 +34,13 @@ func (q Squash) group(gid uint32) bool {
 	return gid != 0
 }
 
-// guards reports whether a file makes somebody of who runs it that the caller is not: its
-// contents don't change by the caller but for the price of that.
+// guards reports whether running a file gives a process the rights of a user other than the
+// caller. When the caller changes the contents of such a file, the file loses this property.
 func (q Squash) guards(in *inode) bool {
 	return !in.IsDir() && (in.Mode&meta.ModeSetUID != 0 && !q.user(in.UID) || in.Mode&meta.ModeSetGID != 0 && !q.group(in.GID) || in.Flags&meta.FlagHasCaps != 0)
 }
 
-// squash gives the operation as the caller may have it executed. Errors: NotPermitted.
+// squash returns the operation in the form that the caller may execute. Errors: NotPermitted.
 func (t *tx) squash(op meta.Op) (meta.Op, error) {
 	q := t.c.Squash
 	switch o := op.(type) {
@@ -91,7 +92,7 @@ func squashXattr(op, name string) error {
 	return nil
 }
 
-// othersBits are the set-id bits that a new file can't have.
+// othersBits returns the set-id bits that a new file must not have.
 func (t *tx) othersBits(parent meta.Ino, uid, gid uint32) (bits uint32) {
 	if dir, err := t.load(parent); err == nil && dir.Mode&meta.ModeSetGID != 0 {
 		gid = dir.GID
@@ -138,7 +139,8 @@ func (t *tx) squashAttr(o *meta.SetAttr) (meta.Op, error) {
 	return o, nil
 }
 
-// dropGuarded takes from a file that is about to change what makes somebody of who runs it.
+// dropGuarded removes, before a change of a file, the set-id bits and capabilities that guards
+// found.
 func (t *tx) dropGuarded(ino meta.Ino) error {
 	in, err := t.inode(ino)
 	if err != nil || !t.c.Squash.guards(in) {

@@ -4,11 +4,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Touched tells which inodes an operation would change, or whose entries: the
-// leases that other sessions hold on them must be given up before it runs. The
-// names that the operation mentions are looked up; one that is not there, or
-// an operation that must fail, adds nothing. The list is short and holds no
-// inode twice.
+// Touched lists the inodes that an operation would change, or whose entries it would change:
+// before it runs, other sessions must give up their leases on these inodes. Touched looks up
+// the names in the operation; a missing name, or an operation that must fail, adds nothing.
+// The list is short and without duplicates.
 func Touched(r Reader, op meta.Op) ([]meta.Ino, error) {
 	t := &tx{view: view{r: r}}
 	var l inoList
@@ -63,11 +62,10 @@ func Touched(r Reader, op meta.Op) ([]meta.Ino, error) {
 	return l, nil
 }
 
-// Needs tells which inodes an operation reads without changing them: a lease
-// that lets another session change such an inode in memory (exclusive) must be
-// lowered to shared before it runs. ReadDir with Plus names the directory only;
-// the owner checks the inodes of its answer against exclusive leases and
-// leaves out the attributes of those.
+// Needs lists the inodes that an operation reads without changing them. An exclusive lease,
+// which lets another session change such an inode in memory, must be lowered to shared before
+// the operation runs. For ReadDir with Plus, Needs lists only the directory; the owner checks
+// the inodes of its answer against exclusive leases, and omits the attributes of those.
 func Needs(r Reader, op meta.Op) ([]meta.Ino, error) {
 	t := &tx{view: view{r: r}}
 	var l inoList
@@ -97,7 +95,7 @@ func Needs(r Reader, op meta.Op) ([]meta.Ino, error) {
 	case *meta.Seek:
 		l.add(op.Ino)
 	case *meta.CopyRange:
-		if op.At == 0 { // nobody changes what a snapshot shows
+		if op.At == 0 { // snapshots do not change
 			l.add(op.Src)
 		}
 	}

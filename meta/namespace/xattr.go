@@ -139,8 +139,8 @@ func (t *tx) setXattr(op *meta.SetXattr, res *meta.Result) error {
 	return nil
 }
 
-// setPlainXattr tells whether the attribute changed: setting the value that it
-// has leaves the inode's times, as on ext4.
+// setPlainXattr sets an attribute and returns whether its value changed: setting the present
+// value leaves the inode's times unchanged, as on ext4.
 func (t *tx) setPlainXattr(in *inode, op *meta.SetXattr) (changed bool, err error) {
 	old, exists, err := t.xattr(in, op.Name)
 	switch {
@@ -161,7 +161,7 @@ func (t *tx) setPlainXattr(in *inode, op *meta.SetXattr) (changed bool, err erro
 	return true, t.putXattr(in, op.Name, op.Value)
 }
 
-// checkXattrRoom keeps the list of names within what listxattr(2) can return.
+// checkXattrRoom keeps the list of names within the bound of listxattr(2).
 func (t *tx) checkXattrRoom(in *inode, name string) error {
 	n := len(name) + 1
 	err := t.eachXattr(in, func(name string, _ []byte) bool {
@@ -216,15 +216,14 @@ func (t *tx) removeXattr(op *meta.RemoveXattr, res *meta.Result) error {
 		if err := t.fileEvent(meta.EventAttributes, in); err != nil {
 			return err
 		}
-	} else if !isACL(op.Name) { // removing an ACL that is not there succeeds on ext4
+	} else if !isACL(op.Name) { // removing an absent ACL succeeds, as on ext4
 		return fail("removexattr", meta.NoAttribute, op.Name)
 	}
 	res.Attr = in.Attr
 	return nil
 }
 
-// dropXattr removes an attribute that is there, and sets the inode's flags to
-// what is left.
+// dropXattr removes an existing attribute, and updates the inode's flags.
 func (t *tx) dropXattr(in *inode, name string) error {
 	s := t.mark()
 	t.buf = appendXattrBase(t.buf, in.Ino, name)
@@ -248,7 +247,8 @@ func (t *tx) dropXattr(in *inode, name string) error {
 	return err
 }
 
-// dropXattrs removes all attributes of an inode that goes, and tells how many.
+// dropXattrs removes all attributes of an inode that is being removed, and returns their
+// number.
 func (t *tx) dropXattrs(in *inode) (int, error) {
 	var names []string
 	err := t.eachXattr(in, func(name string, _ []byte) bool {
