@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"sync"
 
 	chunkclient "penstock.io/penstock/chunkserver/client"
 	"penstock.io/penstock/meta"
@@ -73,68 +72,8 @@ type session struct {
 	administration *administration
 }
 
-// administration makes the client of the administrative API on first use; mounts never use it.
-type administration struct {
-	cfg admin.Config
-
-	mu     sync.Mutex
-	client *admin.Client
-}
-
-// at returns the client of one metadata server.
-func (a *administration) at(addr string) (*admin.Client, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.client == nil {
-		c, err := admin.New(a.cfg)
-		if err != nil {
-			return nil, err
-		}
-		a.client = c
-	}
-	return a.client.At(addr)
-}
-
-func (a *administration) close() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.client == nil {
-		return nil
-	}
-	return a.client.Close()
-}
-
 func (s session) Close(ctx context.Context) error {
 	return errors.Join(s.Session.Close(ctx), s.administration.close())
-}
-
-// Health asks one metadata server for its view of the cluster's health. Errors: AccessDenied,
-// Unavailable.
-func (s session) Health(ctx context.Context, addr string) (h meta.ServerHealth, err error) {
-	c, err := s.administration.at(addr)
-	if err != nil {
-		return h, err
-	}
-	answer, err := c.Health.GetServerHealth(ctx, &admin.GetServerHealthRequest{})
-	if err == nil {
-		admin.Hear(&h, answer)
-	}
-	return h, err
-}
-
-// Certificates asks one metadata server for the newest certificates of identities.
-func (s session) Certificates(ctx context.Context, addr string, identities []string) (all []meta.CertHealth, err error) {
-	c, err := s.administration.at(addr)
-	if err != nil {
-		return nil, err
-	}
-	answer, err := c.Health.ListCertificates(ctx, &admin.ListCertificatesRequest{Identities: identities})
-	for _, x := range answer.GetCertificates() {
-		var one meta.CertHealth
-		admin.Hear(&one, x)
-		all = append(all, one)
-	}
-	return all, err
 }
 
 func (s session) Do(ctx context.Context, v meta.VolumeID, epoch uint64, id meta.OpID, op meta.Op, want meta.LeaseMode, over func()) (*meta.Result, error) {
@@ -173,13 +112,5 @@ type chunkPool struct{ *chunkclient.Client }
 func (p chunkPool) NewWriter(g meta.ChunkGrant) chunkWriter { return p.Client.NewWriter(g) }
 
 func (s session) ListSnapshots(ctx context.Context, v meta.VolumeID) ([]meta.Snapshot, error) {
-	list, err := s.Snapshots(ctx, v)
-	if err != nil {
-		return nil, err
-	}
-	l := make([]meta.Snapshot, len(list.Snapshots))
-	for i, x := range list.Snapshots {
-		l[i] = meta.Snapshot{Name: x.Name, At: x.At, Created: meta.Time(x.Created.UnixNano()), Inodes: x.Inodes, Bytes: x.Bytes, Deleting: x.State == wire.SnapshotDeleting}
-	}
-	return l, nil
+	return s.ListViews(ctx, v)
 }

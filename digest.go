@@ -74,10 +74,10 @@ func (v *Volume) RecordedDigest(ctx context.Context) (Digest, error) {
 
 // awaitDigest tells of a snapshot of the volume, whose digest somebody waits for; unpaced,
 // it is read as fast as can be. Errors: NoSuchSnapshot.
-func (v *Volume) awaitDigest(ctx context.Context, name string, unpaced bool) (Snapshot, error) {
+func (v *Volume) awaitDigest(ctx context.Context, name string, unpaced bool) (meta.SnapshotInfo, error) {
 	s, err := v.snapshotSession()
 	if err != nil {
-		return Snapshot{}, err
+		return meta.SnapshotInfo{}, err
 	}
 	return s.AwaitDigest(ctx, v.id, name, unpaced)
 }

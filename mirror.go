@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Mirror is what is known of a mirror; MirrorRound is one copy of a snapshot.
@@ -30,7 +29,6 @@ type mirrorSession interface {
 	ShowSnapshot(ctx context.Context, target meta.VolumeID, name string) error
 	TakeTarget(ctx context.Context, target meta.VolumeID, name string) error
 	RollBackTarget(ctx context.Context, target meta.VolumeID, name string) error
-	DiffExact(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error
 }
 
 var _ mirrorSession = session{}
@@ -150,7 +148,7 @@ func (m Mirrors) Create(ctx context.Context, p MirrorPlan) (Mirror, error) {
 	v, err := m.c.VolumeByID(ctx, made.ID)
 	if err == nil {
 		err = v.filling(ctx, func() error {
-			if _, err := v.TakeSnapshot(ctx, emptySnapshot(&r)); err != nil {
+			if err := v.takeSnapshot(ctx, emptySnapshot(&r)); err != nil {
 				return err
 			}
 			return m.s.ShowSnapshot(ctx, v.id, emptySnapshot(&r))
@@ -246,8 +244,8 @@ func (m Mirrors) Await(ctx context.Context, asked Mirror, failing func(why strin
 
 // shown is the snapshot that a mirror's readers are shown, as the owner says; nil
 // for a volume that is the target of none.
-func (v *Volume) shown(ctx context.Context) (*Snapshot, error) {
-	l, err := v.Snapshots(ctx)
+func (v *Volume) shown(ctx context.Context) (*meta.SnapshotInfo, error) {
+	l, err := v.listSnapshots(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -406,7 +404,7 @@ func (m Mirrors) release(ctx context.Context, v *Volume) (Mirror, error) {
 		if err != nil || s == nil {
 			return err
 		}
-		if _, err := v.PinSnapshot(ctx, s.Name, r.Name, mirrorPin); err != nil {
+		if err := v.pinSnapshot(ctx, s.Name, 0, r.Name, mirrorPin); err != nil {
 			return err
 		}
 		return m.s.ShowSnapshot(ctx, v.id, "")
@@ -552,26 +550,26 @@ func (m Mirrors) Delete(ctx context.Context, target string, src *Client) error {
 // and keep-1 before it, and those that others pinned; with keep 0, all. What is
 // newer belongs to a round under way, perhaps of another process by now.
 func (v *Volume) dropMirrored(ctx context.Context, r *Mirror, keep int) error {
-	l, err := v.Snapshots(ctx)
+	l, err := v.listSnapshots(ctx)
 	if err != nil {
 		return err
 	}
 	if keep > 0 {
-		l = l[:1+slices.IndexFunc(l, func(s Snapshot) bool { return s.Name == shown(r) })]
+		l = l[:1+slices.IndexFunc(l, func(s meta.SnapshotInfo) bool { return s.Name == shown(r) })]
 	}
 	var errs []error
 	for i := len(l) - 1; i >= 0; i-- {
-		if !strings.HasPrefix(l[i].Name, r.Name+"-") || l[i].State != wire.SnapshotReady {
+		if !strings.HasPrefix(l[i].Name, r.Name+"-") || l[i].State != meta.SnapshotReady {
 			continue
 		}
 		if keep--; keep >= 0 {
 			continue
 		}
-		if _, err := v.UnpinSnapshot(ctx, l[i].Name, r.Name); err != nil && meta.KindOf(err) != meta.NoSuchSnapshot {
+		if err := v.unpinSnapshot(ctx, l[i].Name, r.Name); err != nil && meta.KindOf(err) != meta.NoSuchSnapshot {
 			errs = append(errs, err)
 			continue
 		}
-		if err := v.DeleteSnapshot(ctx, l[i].Name); err != nil && meta.KindOf(err) != meta.NoSuchSnapshot && meta.KindOf(err) != meta.Busy {
+		if err := v.deleteSnapshot(ctx, l[i].Name); err != nil && meta.KindOf(err) != meta.NoSuchSnapshot && meta.KindOf(err) != meta.Busy {
 			errs = append(errs, err)
 		}
 	}

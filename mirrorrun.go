@@ -392,7 +392,7 @@ func (s *mirrorRound) run(ctx context.Context) error {
 	if err != nil {
 		if meta.KindOf(err) == meta.Corrupt {
 			// Copy from the beginning: right and wrong contents can't be told apart.
-			err = errors.Join(err, w.dst.DeleteSnapshot(ctx, name), w.m.s.RollBackTarget(ctx, w.target, shown(&s.r)))
+			err = errors.Join(err, w.dst.deleteSnapshot(ctx, name), w.m.s.RollBackTarget(ctx, w.target, shown(&s.r)))
 		}
 		return err
 	}
@@ -425,14 +425,14 @@ func (s *mirrorRound) run(ctx context.Context) error {
 func (w *mirrorWorker) snapshots(ctx context.Context, r *Mirror) (time.Time, error) {
 	n := r.Round
 	if n.Base != "" {
-		if _, err := w.src.PinSnapshot(ctx, n.Base, r.Name, mirrorPin); err != nil {
+		if err := w.src.pinSnapshot(ctx, n.Base, 0, r.Name, mirrorPin); err != nil {
 			return time.Time{}, fmt.Errorf("the snapshot that source and target have in common: %w", err)
 		}
 	}
-	_, err := w.src.PinSnapshot(ctx, n.Snapshot, r.Name, mirrorPin)
+	err := w.src.pinSnapshot(ctx, n.Snapshot, 0, r.Name, mirrorPin)
 	if meta.KindOf(err) == meta.NoSuchSnapshot {
-		if _, err = w.src.TakeSnapshot(ctx, n.Snapshot); err == nil {
-			_, err = w.src.PinSnapshot(ctx, n.Snapshot, r.Name, mirrorPin)
+		if err = w.src.takeSnapshot(ctx, n.Snapshot); err == nil {
+			err = w.src.pinSnapshot(ctx, n.Snapshot, 0, r.Name, mirrorPin)
 		}
 	}
 	if err != nil {
@@ -477,13 +477,9 @@ func (w *mirrorWorker) fillTarget(ctx context.Context, c *mirrorCopy, n *MirrorR
 // changes returns the differences between a round's base and snapshot. If another server has
 // become the source's owner meanwhile, the comparison begins again.
 func (w *mirrorWorker) changes(ctx context.Context, n *MirrorRound) (all []meta.Change, err error) {
-	src, ok := w.src.c.sess.(mirrorSession)
-	if !ok {
-		return nil, meta.E("mirror", meta.NotSupported, w.src.name, nil)
-	}
 	for range 3 {
 		all = all[:0]
-		err = src.DiffExact(ctx, w.src.id, n.Base, n.Snapshot, func(c meta.Change) error { all = append(all, c); return nil })
+		err = w.src.diffSnapshots(ctx, n.Base, n.Snapshot, true, func(c meta.Change) error { all = append(all, c); return nil })
 		if meta.KindOf(err) != meta.Stale {
 			break
 		}
@@ -584,7 +580,7 @@ func (w *mirrorWorker) behind(ctx context.Context, r *Mirror) (uint64, error) {
 	var some []meta.Change
 	files := 0
 	pick := rand.New(rand.NewPCG(uint64(r.Target), uint64(r.Rounds)))
-	if err := w.src.DiffSnapshots(ctx, r.Last.Snapshot, "", func(c meta.Change) error {
+	if err := w.src.diffSnapshots(ctx, r.Last.Snapshot, "", false, func(c meta.Change) error {
 		if c.Type != meta.TypeRegular || c.Kind != meta.PathAdded && !(c.Kind == meta.PathChanged && c.Content) {
 			return nil
 		}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/wire"
 )
 
 // fakeMirrors is a session of a cluster with one mirror, whose target is the
@@ -49,9 +48,8 @@ func (s *fakeMirrors) SetLock(_ context.Context, _ meta.VolumeID, l meta.Lock, _
 	return nil
 }
 
-func (s *fakeMirrors) Snapshots(context.Context, meta.VolumeID) (l wire.SnapshotList, err error) {
-	l.Snapshots = []Snapshot{{Name: "m-empty", Shown: true}}
-	return l, nil
+func (s *fakeMirrors) Snapshots(context.Context, meta.VolumeID) (*meta.SnapshotList, error) {
+	return &meta.SnapshotList{Snapshots: []meta.SnapshotInfo{{Name: "m-empty", Shown: true}}}, nil
 }
 
 func (s *fakeMirrors) fills() bool {
@@ -143,12 +141,12 @@ type digestSession struct {
 	*fakeSession
 	snapshotSession
 	// answers, for each volume, one after the other; the last again and again.
-	answers map[meta.VolumeID][]wire.SnapshotInfo
+	answers map[meta.VolumeID][]meta.SnapshotInfo
 	asked   map[meta.VolumeID]int
 	unpaced int // how often
 }
 
-func (s *digestSession) AwaitDigest(_ context.Context, v meta.VolumeID, name string, unpaced bool) (wire.SnapshotInfo, error) {
+func (s *digestSession) AwaitDigest(_ context.Context, v meta.VolumeID, name string, unpaced bool) (meta.SnapshotInfo, error) {
 	if unpaced {
 		s.unpaced++
 	}
@@ -164,11 +162,11 @@ func (s *digestSession) AwaitDigest(_ context.Context, v meta.VolumeID, name str
 // that is being tried again; and both owners hear that somebody waits.
 func TestMirrorAwaitsDigests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		done := wire.SnapshotInfo{Digest: &wire.DigestInfo{Digest: "d"}}
-		failed := wire.SnapshotInfo{DigestError: "the server is away"}
+		done := meta.SnapshotInfo{Digest: &meta.DigestInfo{Digest: "d"}}
+		failed := meta.SnapshotInfo{DigestError: "the server is away"}
 		again := failed
 		again.DigestTrying = true
-		type infos = []wire.SnapshotInfo
+		type infos = []meta.SnapshotInfo
 		for _, x := range []struct {
 			src, dst infos
 			ok       bool
@@ -178,7 +176,7 @@ func TestMirrorAwaitsDigests(t *testing.T) {
 			{infos{failed}, infos{{}, done}, false},
 			{infos{done}, infos{{}, again, failed, done}, false},
 		} {
-			s := &digestSession{answers: map[meta.VolumeID][]wire.SnapshotInfo{1: x.src, 2: x.dst}, asked: map[meta.VolumeID]int{}}
+			s := &digestSession{answers: map[meta.VolumeID][]meta.SnapshotInfo{1: x.src, 2: x.dst}, asked: map[meta.VolumeID]int{}}
 			c := &Client{sess: s}
 			w := &mirrorWorker{src: &Volume{c: c, id: 1}, dst: &Volume{c: c, id: 2}}
 			sum, err := w.verify(t.Context(), "s", false)
@@ -198,14 +196,14 @@ func TestMirrorDigestsSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, x := range []struct {
 			rate uint64
-			src  []wire.SnapshotInfo
+			src  []meta.SnapshotInfo
 			asks int
 		}{
-			{0, []wire.SnapshotInfo{{}}, 4},
-			{0, []wire.SnapshotInfo{{}, {Digest: &wire.DigestInfo{}}}, 2},
-			{1 << 20, []wire.SnapshotInfo{{}}, 0},
+			{0, []meta.SnapshotInfo{{}}, 4},
+			{0, []meta.SnapshotInfo{{}, {Digest: &meta.DigestInfo{}}}, 2},
+			{1 << 20, []meta.SnapshotInfo{{}}, 0},
 		} {
-			s := &digestSession{answers: map[meta.VolumeID][]wire.SnapshotInfo{1: x.src}, asked: map[meta.VolumeID]int{}}
+			s := &digestSession{answers: map[meta.VolumeID][]meta.SnapshotInfo{1: x.src}, asked: map[meta.VolumeID]int{}}
 			w := &mirrorWorker{src: &Volume{c: &Client{sess: s}, id: 1}}
 			done := w.digestSource(t.Context(), &Mirror{Rate: x.rate, Round: &MirrorRound{Snapshot: "s"}})
 			time.Sleep(3*mirrorDigest + time.Second)

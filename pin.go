@@ -5,49 +5,41 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/wire"
 )
 
-// Pin tells of a holder that keeps a snapshot.
-type Pin = wire.PinInfo
-
-// PinSnapshot keeps a snapshot from being deleted, by hand and by schedule, until
-// the holder gives it up or ttl is over: a nanosecond to meta.MaxPinTTL by the
-// clock of the volume's owner, and meta.ClockSkew more. A pin of the holder that
-// lasts longer already stays as it is. It is durable when the call returns. The
-// holder is any text of 1 to 255 bytes. Who may read the volume may pin.
-// Errors: NoSuchSnapshot, Invalid, NameTooLong, ResourceExceeded (meta.MaxPins).
-func (v *Volume) PinSnapshot(ctx context.Context, name, holder string, ttl time.Duration) (Pin, error) {
-	return v.pinAt(ctx, name, 0, holder, ttl)
-}
-
-// pinAt is PinSnapshot of the snapshot of a generation; 0: whichever has the name.
-func (v *Volume) pinAt(ctx context.Context, name string, at meta.Generation, holder string, ttl time.Duration) (Pin, error) {
+// pinSnapshot keeps the snapshot of a name from being deleted for a time. at, if not zero, is
+// its generation. Errors: those of the administrative API's PinSnapshot.
+func (v *Volume) pinSnapshot(ctx context.Context, name string, at meta.Generation, holder string, ttl time.Duration) error {
 	s, err := v.snapshotSession()
 	if err != nil {
-		return Pin{}, err
+		return err
 	}
-	return s.PinSnapshotAt(ctx, v.id, name, at, holder, ttl)
+	_, err = s.PinSnapshotAt(ctx, v.id, name, at, holder, ttl)
+	return err
 }
 
-// UnpinSnapshot gives a pin up, and tells whether there was one. Who made it may,
-// and who administers the volume. Errors: NoSuchSnapshot, AccessDenied.
-func (v *Volume) UnpinSnapshot(ctx context.Context, name, holder string) (released bool, err error) {
+// unpinSnapshot releases a pin, if there is one. Errors: NoSuchSnapshot, AccessDenied.
+func (v *Volume) unpinSnapshot(ctx context.Context, name, holder string) error {
 	s, err := v.snapshotSession()
 	if err != nil {
-		return false, err
+		return err
 	}
-	return s.UnpinSnapshot(ctx, v.id, name, holder)
+	_, err = s.UnpinSnapshot(ctx, v.id, name, holder)
+	return err
 }
 
-// Pin is PinSnapshot for a volume that shows a snapshot. Errors: also
-// NotSupported for one that does not; NoSuchSnapshot if what is shown was deleted,
-// although another snapshot has its name by now.
-func (v *Volume) Pin(ctx context.Context, holder string, ttl time.Duration) (Pin, error) {
+// Pin keeps the snapshot that is shown here from being deleted, by hand and by schedule, until
+// the holder gives it up or ttl is over: a nanosecond to meta.MaxPinTTL by the clock of the
+// volume's owner, and meta.ClockSkew more. A pin of the holder that lasts longer already stays
+// as it is. It is durable when the call returns. The holder is any text of 1 to 255 bytes.
+// Clients that may read the volume may pin. Errors: NotSupported for a volume that shows no
+// snapshot; NoSuchSnapshot if what is shown was deleted, although another snapshot has its name
+// by now; Invalid, NameTooLong, ResourceExceeded (meta.MaxPins).
+func (v *Volume) Pin(ctx context.Context, holder string, ttl time.Duration) error {
 	if v.view == nil {
-		return Pin{}, meta.E("pin snapshot", meta.NotSupported, v.name, nil)
+		return meta.E("pin snapshot", meta.NotSupported, v.name, nil)
 	}
-	return v.view.of.pinAt(ctx, v.view.snap.Name, v.view.snap.At, holder, ttl)
+	return v.view.of.pinSnapshot(ctx, v.view.snap.Name, v.view.snap.At, holder, ttl)
 }
 
 // renewals is how many times a pin is renewed in its time to live.
@@ -66,7 +58,7 @@ func (v *Volume) KeepPinned(ctx context.Context, holder string, ttl time.Duratio
 		}
 		wait = ttl / renewals
 		asking, cancel := context.WithTimeout(ctx, max(wait, time.Second))
-		_, err := v.Pin(asking, holder, ttl)
+		err := v.Pin(asking, holder, ttl)
 		cancel()
 		switch meta.KindOf(err) {
 		case meta.KindOK:

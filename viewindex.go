@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/index"
-	"penstock.io/penstock/meta/wire"
 )
 
 //
@@ -32,9 +32,9 @@ import (
 // on the client answers lookups, attributes, listings and extents from the index. Until then,
 // and if the index turns out to be damaged, the owner answers.
 
-// indexSession finds indexes; meta/client has it.
+// indexSession finds indexes.
 type indexSession interface {
-	SnapshotIndex(ctx context.Context, v meta.VolumeID, snapshot string) (wire.IndexAnswer, error)
+	SnapshotIndex(ctx context.Context, v meta.VolumeID, snapshot string) (*admin.SnapshotIndex, error)
 }
 
 const (
@@ -137,19 +137,19 @@ func (v *Volume) keepIndex(s indexSession) {
 		if v.view.index.ready.Load() == nil {
 			a, err := s.SnapshotIndex(v.c.ctx, v.view.of.id, v.view.snap.Name)
 			v.c.stats.rpcs.Add(1)
-			if err == nil && a.At != v.view.snap.At {
+			if err == nil && a.Generation != uint64(v.view.snap.At) {
 				err = meta.E("find index", meta.NoSuchSnapshot, v.name, nil)
 			}
 			switch {
-			case meta.KindOf(err) == meta.NotSupported || err == nil && a.State == wire.IndexNone:
-				v.indexIs(IndexStatus{State: "none", Detail: a.Detail})
+			case meta.KindOf(err) == meta.NotSupported || err == nil && a.State == admin.IndexState_INDEX_NONE:
+				v.indexIs(IndexStatus{State: "none", Detail: a.GetDetail()})
 			case meta.KindOf(err) == meta.AccessDenied:
 				v.indexIs(IndexStatus{State: "refused", Detail: err.Error()})
 			case err != nil:
 				v.indexIs(IndexStatus{State: "asked", Detail: err.Error()})
-			case a.State == wire.IndexReady:
+			case a.State == admin.IndexState_INDEX_READY:
 				v.indexIs(IndexStatus{State: "fetching", Inodes: a.Inodes, Bytes: a.Length})
-				err := v.takeIndex(v.c.ctx, &a)
+				err := v.takeIndex(v.c.ctx, a)
 				if err == nil {
 					poll, retry = indexPoll, indexRetry // a later failure starts with the short pauses again
 				} else {
@@ -182,7 +182,7 @@ func (v *Volume) keepIndex(s indexSession) {
 }
 
 // takeIndex takes an index into use, from IndexDir or else from its chunks.
-func (v *Volume) takeIndex(ctx context.Context, a *wire.IndexAnswer) error {
+func (v *Volume) takeIndex(ctx context.Context, a *admin.SnapshotIndex) error {
 	if a.Version != index.Version {
 		return meta.E("open index", meta.Version, fmt.Sprint(a.Version), fmt.Errorf("this program reads version %d", index.Version))
 	}
@@ -232,7 +232,7 @@ func (v *Volume) takeIndex(ctx context.Context, a *wire.IndexAnswer) error {
 	return nil
 }
 
-func checkIndexAnswer(a *wire.IndexAnswer) (sum index.Sum, err error) {
+func checkIndexAnswer(a *admin.SnapshotIndex) (sum index.Sum, err error) {
 	total := uint64(0)
 	for _, p := range a.Parts {
 		if len(p.Chunk) != 16 || p.Length > index.MaxSize {
@@ -319,7 +319,7 @@ func openIndex(path string, sum index.Sum) (*mapped, error) {
 
 // fetchIndex reads an index from its chunks into a file. When every block is right, it renames
 // the file and takes the index into use.
-func (v *Volume) fetchIndex(ctx context.Context, a *wire.IndexAnswer, sum index.Sum, f *os.File, path string) (_ *mapped, err error) {
+func (v *Volume) fetchIndex(ctx context.Context, a *admin.SnapshotIndex, sum index.Sum, f *os.File, path string) (_ *mapped, err error) {
 	defer func() {
 		if err != nil {
 			os.Remove(f.Name())
@@ -347,7 +347,7 @@ func (v *Volume) fetchIndex(ctx context.Context, a *wire.IndexAnswer, sum index.
 }
 
 // copyIndex reads the parts of an index side by side.
-func (v *Volume) copyIndex(ctx context.Context, a *wire.IndexAnswer, f *os.File) error {
+func (v *Volume) copyIndex(ctx context.Context, a *admin.SnapshotIndex, f *os.File) error {
 	type piece struct {
 		place   meta.ChunkPlace
 		off, at uint64 // in the chunk, in the file
@@ -356,7 +356,10 @@ func (v *Volume) copyIndex(ctx context.Context, a *wire.IndexAnswer, f *os.File)
 	var pieces []piece
 	at := uint64(0)
 	for _, p := range a.Parts {
-		pl := meta.ChunkPlace{ID: meta.ChunkIDFromBytes(p.Chunk), Servers: p.Servers, Sealed: p.Sealed, Length: p.ChunkLength}
+		pl := meta.ChunkPlace{ID: meta.ChunkIDFromBytes(p.Chunk), Sealed: p.Sealed, Length: p.ChunkLength}
+		for _, server := range p.Servers {
+			pl.Servers = append(pl.Servers, meta.ServerID(server))
+		}
 		for off := uint64(0); off < p.Length; off += indexPiece {
 			pieces = append(pieces, piece{pl, off, at + off, min(indexPiece, p.Length-off)})
 		}

@@ -7,15 +7,16 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/index"
-	"penstock.io/penstock/meta/wire"
 )
 
 // bufferSpool is a spool in memory.
@@ -26,7 +27,7 @@ func (s *bufferSpool) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // indexed makes an index that shows a root and the file f in it, in two chunks.
-func (w *world) indexed(at meta.Generation, root, f meta.Attr) wire.IndexAnswer {
+func (w *world) indexed(at meta.Generation, root, f meta.Attr) *admin.SnapshotIndex {
 	w.t.Helper()
 	b, err := index.NewBuilder(index.Head{Volume: 1, At: at, UsedInodes: 2}, func() (index.Spool, error) { return new(bufferSpool), nil })
 	if err != nil {
@@ -45,14 +46,14 @@ func (w *world) indexed(at meta.Generation, root, f meta.Attr) wire.IndexAnswer 
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	a := wire.IndexAnswer{At: at, State: wire.IndexReady, Version: index.Version, Digest: sum[:], Length: n, Inodes: 2}
+	a := &admin.SnapshotIndex{Generation: uint64(at), State: admin.IndexState_INDEX_READY, Version: index.Version, Digest: sum[:], Length: n, Inodes: 2}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, p := range [][]byte{out.Bytes()[:n/3], out.Bytes()[n/3:]} {
 		id := meta.ChunkID{Volume: 1, Term: 77, Counter: uint64(len(w.chunks) + 1)}
 		w.chunks[id] = &fakeChunk{w: w, id: id, data: p, synced: uint64(len(p)), sealed: true}
 		raw := id.Bytes()
-		a.Parts = append(a.Parts, wire.IndexPart{Chunk: raw[:], Length: uint64(len(p)), Servers: []meta.ServerID{1}, Sealed: true, ChunkLength: uint64(len(p))})
+		a.Parts = append(a.Parts, &admin.IndexPart{Chunk: raw[:], Length: uint64(len(p)), Servers: []uint64{1}, Sealed: true, ChunkLength: uint64(len(p))})
 	}
 	return a
 }
@@ -96,11 +97,11 @@ func TestTakeIndex(t *testing.T) {
 		_, v := open(t, w, Config{IndexDir: dir, IndexKeep: keep})
 		return snapshotOf(t, v, "s")
 	}
-	take := func(v *Volume, a wire.IndexAnswer, want meta.Kind) {
+	take := func(v *Volume, a *admin.SnapshotIndex, want meta.Kind) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := v.takeIndex(ctx, &a); meta.KindOf(err) != want {
+		if err := v.takeIndex(ctx, a); meta.KindOf(err) != want {
 			t.Fatalf("%v, want %v", err, want)
 		}
 		if in := v.indexed() != nil; in != (want == meta.KindOK) {
@@ -120,19 +121,18 @@ func TestTakeIndex(t *testing.T) {
 	}
 
 	// Nothing of what does not fit.
-	newer := a
+	newer := proto.CloneOf(a)
 	newer.Version++
 	take(other(0), newer, meta.Version)
-	for _, bad := range []func(a *wire.IndexAnswer){
-		func(a *wire.IndexAnswer) { a.Length++ },
-		func(a *wire.IndexAnswer) { a.Digest = a.Digest[1:] },
-		func(a *wire.IndexAnswer) { a.Parts = nil },
-		func(a *wire.IndexAnswer) { a.Parts[0].Chunk = a.Parts[0].Chunk[1:] },
-		func(a *wire.IndexAnswer) { a.Parts[0].Length = index.MaxSize + 1 },
+	for _, bad := range []func(a *admin.SnapshotIndex){
+		func(a *admin.SnapshotIndex) { a.Length++ },
+		func(a *admin.SnapshotIndex) { a.Digest = a.Digest[1:] },
+		func(a *admin.SnapshotIndex) { a.Parts = nil },
+		func(a *admin.SnapshotIndex) { a.Parts[0].Chunk = a.Parts[0].Chunk[1:] },
+		func(a *admin.SnapshotIndex) { a.Parts[0].Length = index.MaxSize + 1 },
 	} {
-		x := a
-		x.Parts = slices.Clone(a.Parts)
-		bad(&x)
+		x := proto.CloneOf(a)
+		bad(x)
 		take(other(0), x, meta.Protocol)
 	}
 	if n := read(); n != 0 {
@@ -177,7 +177,7 @@ func TestTakeIndex(t *testing.T) {
 	}
 	waiting := other(0)
 	took := make(chan error, 1)
-	go func() { took <- waiting.takeIndex(t.Context(), &a) }()
+	go func() { took <- waiting.takeIndex(t.Context(), a) }()
 	select {
 	case err := <-took:
 		t.Fatalf("it was taken beside another process: %v", err)
@@ -199,7 +199,7 @@ func TestTakeIndex(t *testing.T) {
 	for range 4 {
 		v := other(0)
 		wg.Go(func() {
-			if err := v.takeIndex(t.Context(), &a); err != nil || v.indexed() == nil {
+			if err := v.takeIndex(t.Context(), a); err != nil || v.indexed() == nil {
 				t.Error(err)
 			}
 		})
@@ -264,7 +264,7 @@ func TestTakeIndex(t *testing.T) {
 
 	// Of another snapshot: whole, and not this one's.
 	foreign := w.indexed(at+1, attr(s, meta.RootIno), attr(s, ino))
-	foreign.At = at
+	foreign.Generation = uint64(at)
 	take(other(0), foreign, meta.Corrupt)
 
 	// No more is kept than fits; what a killed process left goes in time.

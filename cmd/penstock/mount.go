@@ -214,7 +214,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 		}
 		// First, so that it stays while its digest is asked for, also of who tries again.
 		if m.pin != "" {
-			if _, err := root.Pin(ctx, m.pin, time.Duration(m.pinTTL)); err != nil {
+			if err := root.Pin(ctx, m.pin, time.Duration(m.pinTTL)); err != nil {
 				return err
 			}
 		}

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/meta/admin"
 )
 
 // span is a flag's duration, which knows days and weeks.
@@ -41,7 +41,7 @@ func (s *span) Set(text string) error {
 }
 
 // holders names who pinned a snapshot, in a table.
-func holders(pins []wire.PinInfo) string {
+func holders(pins []meta.PinInfo) string {
 	var names []string
 	for _, p := range pins {
 		names = append(names, printable(p.Holder))
@@ -82,11 +82,12 @@ as it lives.`,
 			if holder == "" {
 				return usagef("--holder says for whom the snapshot is kept")
 			}
-			return w.withVolume(cmd.Context(), volume, func(s *client.Session, v wire.VolumeInfo) error {
-				p, err := s.PinSnapshot(cmd.Context(), v.ID, snapshot, holder, time.Duration(ttl))
+			return w.ofVolume(cmd.Context(), volume, func(c *admin.Client, v *admin.VolumeRef) error {
+				made, err := c.Snapshots.PinSnapshot(cmd.Context(), &admin.PinSnapshotRequest{Volume: v, Snapshot: snapshot, Holder: holder, Ttl: durationpb.New(time.Duration(ttl))})
 				if err != nil {
 					return err
 				}
+				p := made.Info()
 				return out.print(cmd.OutOrStdout(), p, func(t *table) {
 					t.row("pinned for " + printable(p.Holder) + " until " + p.Until.Local().Format(time.DateTime))
 				})
@@ -104,7 +105,7 @@ as it lives.`,
 // pinView is a pin as commands print it.
 type pinView struct {
 	Snapshot     string `json:"snapshot" yaml:"snapshot"`
-	wire.PinInfo `yaml:",inline"`
+	meta.PinInfo `yaml:",inline"`
 }
 
 func newPinList() *cobra.Command {
@@ -116,8 +117,8 @@ func newPinList() *cobra.Command {
 		Example: `  penstock pin list datasets`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
-				l, err := s.Snapshots(cmd.Context(), v.ID)
+			return w.ofVolume(cmd.Context(), args[0], func(c *admin.Client, v *admin.VolumeRef) error {
+				l, err := c.Snapshots.ListSnapshots(cmd.Context(), &admin.ListSnapshotsRequest{Volume: v})
 				if err != nil {
 					return err
 				}
@@ -125,7 +126,7 @@ func newPinList() *cobra.Command {
 				for _, i := range l.Snapshots {
 					more += i.MorePins
 					for _, p := range i.Pins {
-						pins = append(pins, pinView{i.Name, p})
+						pins = append(pins, pinView{i.Name, p.Info()})
 					}
 				}
 				return out.print(cmd.OutOrStdout(), pins, func(t *table) {
@@ -162,9 +163,9 @@ func newUnpin() *cobra.Command {
 			if holder == "" {
 				return usagef("--holder says whose pin is released; 'penstock pin list %s' shows them", volume)
 			}
-			return w.withVolume(cmd.Context(), volume, func(s *client.Session, v wire.VolumeInfo) error {
-				released, err := s.UnpinSnapshot(cmd.Context(), v.ID, snapshot, holder)
-				if err == nil && !released {
+			return w.ofVolume(cmd.Context(), volume, func(c *admin.Client, v *admin.VolumeRef) error {
+				answer, err := c.Snapshots.UnpinSnapshot(cmd.Context(), &admin.UnpinSnapshotRequest{Volume: v, Snapshot: snapshot, Holder: holder})
+				if err == nil && !answer.Released {
 					err = meta.E("unpin snapshot", meta.NotFound, args[0], fmt.Errorf("%s has no pin of it; 'penstock pin list %s' shows those that there are", printable(holder), volume))
 				}
 				return err

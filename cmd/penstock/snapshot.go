@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
 )
@@ -40,6 +41,12 @@ func (w *where) withVolume(ctx context.Context, name string, fn func(s *client.S
 		}
 		return adviseSnapshot(fn(s, v), name)
 	})
+}
+
+// ofVolume runs fn with the administrative API and a volume's name, and adds what to do about
+// an error.
+func (w *where) ofVolume(ctx context.Context, name string, fn func(c *admin.Client, v *admin.VolumeRef) error) error {
+	return w.api(ctx, func(c *admin.Client) error { return adviseSnapshot(fn(c, admin.Named(name)), name) })
 }
 
 // adviseSnapshot adds what to do about an error.
@@ -74,15 +81,18 @@ snapshot then, and it fails.`,
 			if len(args) > 1 {
 				name = args[1]
 			}
-			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
-				take := s.TakeSnapshot
+			return w.ofVolume(cmd.Context(), args[0], func(c *admin.Client, v *admin.VolumeRef) error {
+				var taken *admin.Snapshot
+				var err error
 				if strict {
-					take = s.TakeWhole
+					taken, err = c.TakeWhole(cmd.Context(), v, name)
+				} else {
+					taken, err = c.Snapshots.CreateSnapshot(cmd.Context(), &admin.CreateSnapshotRequest{Volume: v, Name: name})
 				}
-				i, err := take(cmd.Context(), v.ID, name)
 				if err != nil {
 					return err
 				}
+				i := taken.Info()
 				if i.Unanswered > 0 {
 					fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", unansweredText(&i))
 				}
@@ -97,7 +107,7 @@ snapshot then, and it fails.`,
 }
 
 // unansweredText says what a snapshot does not have.
-func unansweredText(i *wire.SnapshotInfo) string {
+func unansweredText(i *meta.SnapshotInfo) string {
 	return fmt.Sprintf("%d files are in %s only as they were synced last: their clients did not commit within a second what they had buffered (%s)", i.Unanswered, printable(i.Name), printable(strings.Join(i.UnansweredBy, ", ")))
 }
 
@@ -110,7 +120,7 @@ func heldText(n uint64, counted bool) string {
 }
 
 // failingText says why a schedule's snapshot is missing.
-func failingText(f *wire.ScheduleFailing) string {
+func failingText(f *meta.ScheduleFailing) string {
 	return fmt.Sprintf("none could be taken since %s, %d tries: %s", f.Since.Local().Format(time.DateTime), f.Tries, printable(f.Why))
 }
 
@@ -123,11 +133,12 @@ func newSnapshotList() *cobra.Command {
 		Example: `  penstock snapshot list datasets`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
-				l, err := s.CountedSnapshots(cmd.Context(), v.ID)
+			return w.ofVolume(cmd.Context(), args[0], func(c *admin.Client, v *admin.VolumeRef) error {
+				answer, err := c.Snapshots.ListSnapshots(cmd.Context(), &admin.ListSnapshotsRequest{Volume: v, Count: true})
 				if err != nil {
 					return err
 				}
+				l := answer.List()
 				return out.print(cmd.OutOrStdout(), l, func(t *table) {
 					t.row("NAME", "CREATED", "FILES", "SIZE", "STATE", "DIGEST", "PINNED BY")
 					for _, i := range l.Snapshots {
@@ -155,7 +166,7 @@ func newSnapshotList() *cobra.Command {
 }
 
 // shortDigest is enough of a digest to tell two apart, in a table.
-func shortDigest(i *wire.SnapshotInfo) string {
+func shortDigest(i *meta.SnapshotInfo) string {
 	switch {
 	case i.Digest == nil && i.DigestError != "":
 		return "failed"
@@ -175,19 +186,12 @@ func newSnapshotShow() *cobra.Command {
 		Example: `  penstock snapshot show datasets v3`,
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
-				l, err := s.Snapshots(cmd.Context(), v.ID)
+			return w.ofVolume(cmd.Context(), args[0], func(c *admin.Client, v *admin.VolumeRef) error {
+				found, err := c.FindSnapshot(cmd.Context(), v, args[1])
 				if err != nil {
 					return err
 				}
-				n := l.Named(args[1])
-				if n < 0 { // one that is being deleted is shown as that
-					n = slices.IndexFunc(l.Snapshots, func(i wire.SnapshotInfo) bool { return i.Name == args[1] })
-				}
-				if n < 0 {
-					return meta.E("show snapshot", meta.NoSuchSnapshot, args[1], nil)
-				}
-				i := l.Snapshots[n]
+				i := found.Info()
 				return out.print(cmd.OutOrStdout(), i, func(t *table) {
 					t.row("name", i.Name)
 					t.row("created", i.Created.Local().Format(time.DateTime))
@@ -241,14 +245,12 @@ seconds for a million changes; the volume stays in use. Nothing is changed.`,
   penstock snapshot usage results v1 v2 --output json`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
-				u, err := s.SnapshotUse(cmd.Context(), v.ID, args[1:])
-				if errors.Is(err, meta.NotSupported) {
-					return fmt.Errorf("%w; the volume's server is of an older version: bring it up to date", err)
-				}
+			return w.ofVolume(cmd.Context(), args[0], func(c *admin.Client, v *admin.VolumeRef) error {
+				answer, err := c.Snapshots.GetSnapshotUsage(cmd.Context(), &admin.GetSnapshotUsageRequest{Volume: v, Delete: args[1:]})
 				if err != nil {
 					return err
 				}
+				u := answer.Use()
 				return out.print(cmd.OutOrStdout(), u, func(t *table) {
 					t.row("NAME", "SIZE", "ALONE")
 					for _, i := range u.Snapshots {
@@ -287,31 +289,26 @@ asks; a script gives --yes.`,
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
-			return w.withVolume(ctx, args[0], func(s *client.Session, v wire.VolumeInfo) error {
-				var gone []meta.Generation
+			return w.ofVolume(ctx, args[0], func(c *admin.Client, v *admin.VolumeRef) error {
+				var gone []uint64
 				for _, name := range args[1:] {
 					if !yes {
-						if err := confirm(cmd, fmt.Sprintf("Delete snapshot %s of volume %s for ever?", name, v.Name), name); err != nil {
+						if err := confirm(cmd, fmt.Sprintf("Delete snapshot %s of volume %s for ever?", name, args[0]), name); err != nil {
 							return err
 						}
 					}
-					i, err := s.DeleteSnapshot(ctx, v.ID, name)
+					i, err := c.DeleteSnapshot(ctx, v, name, false)
 					if err != nil {
 						return err
 					}
-					gone = append(gone, i.At)
+					gone = append(gone, i.Generation)
 				}
 				for wait {
-					l, err := s.Snapshots(ctx, v.ID)
+					l, err := c.Snapshots.ListSnapshots(ctx, &admin.ListSnapshotsRequest{Volume: v})
 					if err != nil {
 						return err
 					}
-					wait = false
-					for _, i := range l.Snapshots {
-						for _, at := range gone {
-							wait = wait || i.At == at
-						}
-					}
+					wait = slices.ContainsFunc(l.Snapshots, func(i *admin.Snapshot) bool { return slices.Contains(gone, i.Generation) })
 					select {
 					case <-time.After(snapshotPoll):
 					case <-ctx.Done():
@@ -395,10 +392,10 @@ in proportion to what changed. A renamed directory is one line, whatever it hold
 			if len(args) > 2 {
 				to = args[2]
 			}
-			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
+			return w.ofVolume(cmd.Context(), args[0], func(c *admin.Client, v *admin.VolumeRef) error {
 				changes := []changeView{}
-				if err := s.DiffSnapshots(cmd.Context(), v.ID, args[1], to, func(c meta.Change) error {
-					changes = append(changes, viewOfChange(c))
+				if err := c.Diff(cmd.Context(), &admin.DiffSnapshotsRequest{Volume: v, From: args[1], To: to}, func(x meta.Change) error {
+					changes = append(changes, viewOfChange(x))
 					return nil
 				}); err != nil {
 					return err
@@ -446,13 +443,13 @@ is lost. Meanwhile nobody is let in. On a terminal the command asks; a script gi
 		Example: `  penstock snapshot rollback results before-the-run --yes`,
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
+			return w.ofVolume(cmd.Context(), args[0], func(c *admin.Client, v *admin.VolumeRef) error {
 				if !yes {
-					if err := confirm(cmd, fmt.Sprintf("Go back to snapshot %s? What was written to volume %s since is lost.", args[1], v.Name), args[1]); err != nil {
+					if err := confirm(cmd, fmt.Sprintf("Go back to snapshot %s? What was written to volume %s since is lost.", args[1], args[0]), args[1]); err != nil {
 						return err
 					}
 				}
-				err := s.RollBack(cmd.Context(), v.ID, args[1], force)
+				_, err := c.Snapshots.RollBackVolume(cmd.Context(), &admin.RollBackVolumeRequest{Volume: v, Snapshot: args[1], Force: force})
 				if errors.Is(err, meta.Busy) && !force {
 					return fmt.Errorf("%w; unmount it, or give --force", err)
 				}
@@ -485,11 +482,12 @@ Snapshots by schedule are called auto-TIME; others are never touched.`,
 			if none && keep != "" {
 				return usagef("--none and --keep exclude each other")
 			}
-			return w.withVolume(cmd.Context(), args[0], func(s *client.Session, v wire.VolumeInfo) error {
+			return w.ofVolume(cmd.Context(), args[0], func(c *admin.Client, v *admin.VolumeRef) error {
 				if none || keep != "" {
-					return s.ScheduleSnapshots(cmd.Context(), v.ID, keep)
+					_, err := c.Snapshots.SetSchedule(cmd.Context(), &admin.SetScheduleRequest{Volume: v, Keep: keep})
+					return err
 				}
-				l, err := s.Snapshots(cmd.Context(), v.ID)
+				l, err := c.Snapshots.ListSnapshots(cmd.Context(), &admin.ListSnapshotsRequest{Volume: v})
 				if err == nil {
 					fmt.Fprintln(cmd.OutOrStdout(), l.Keep)
 				}

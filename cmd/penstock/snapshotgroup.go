@@ -11,7 +11,6 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
-	"penstock.io/penstock/meta/wire"
 )
 
 func newSnapshotGroup() *cobra.Command {
@@ -87,7 +86,7 @@ a second at most, changes in the volumes wait.`,
 				a := groupAnswerOf(&g, names)
 				for _, v := range a.Volumes {
 					if v.Unanswered > 0 {
-						i := wire.SnapshotInfo{Name: v.Volume + "@" + g.Name, Unanswered: v.Unanswered, UnansweredBy: v.UnansweredBy}
+						i := meta.SnapshotInfo{Name: v.Volume + "@" + g.Name, Unanswered: v.Unanswered, UnansweredBy: v.UnansweredBy}
 						fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", unansweredText(&i))
 					}
 				}

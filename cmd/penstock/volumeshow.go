@@ -35,13 +35,13 @@ type eventsView struct {
 // snapshotsView sums a volume's snapshots.
 type snapshotsView struct {
 	Count   int    `json:"count" yaml:"count"`
-	Held    uint64 `json:"held_bytes" yaml:"held_bytes"` // see wire.SnapshotList
+	Held    uint64 `json:"held_bytes" yaml:"held_bytes"` // see meta.SnapshotList
 	Counted bool   `json:"held_counted" yaml:"held_counted"`
 	// Quota is what of that counts in the volume's quota, by its policy.
-	Quota *wire.SnapshotQuota `json:"quota,omitempty" yaml:"quota,omitempty"`
+	Quota *meta.SnapshotQuota `json:"quota,omitempty" yaml:"quota,omitempty"`
 	Keep  string              `json:"keep,omitempty" yaml:"keep,omitempty"`
 	// Failing is why the snapshot that is due by schedule could not be taken.
-	Failing *wire.ScheduleFailing `json:"schedule_failing,omitempty" yaml:"schedule_failing,omitempty"`
+	Failing *meta.ScheduleFailing `json:"schedule_failing,omitempty" yaml:"schedule_failing,omitempty"`
 }
 
 // dataView says where a volume's chunks lie, and what is to be moved.
@@ -100,10 +100,11 @@ func readVolume(ctx context.Context, s *client.Session, c *admin.Client, name st
 		return nil, err
 	}
 	full := &volumeFull{volumeView: viewOf(v)}
-	list, err := s.CountedSnapshots(ctx, v.ID)
+	answer, err := c.Snapshots.ListSnapshots(ctx, &admin.ListSnapshotsRequest{Volume: admin.Numbered(v.ID), Count: true})
 	if err != nil {
 		return nil, err
 	}
+	list := answer.List()
 	full.Snapshots = &snapshotsView{len(list.Snapshots), list.Held, list.Counted, list.Quota, list.Keep, list.Failing}
 	if log, err := s.EventLog(ctx, v.ID); err == nil && log.Keep > 0 {
 		full.Events = &eventsView{log.Keep, log.First, log.Last}
@@ -169,7 +170,7 @@ chunks of it.`,
 }
 
 // countedText says what of snapshots counts in a quota.
-func countedText(q *wire.SnapshotQuota) string {
+func countedText(q *meta.SnapshotQuota) string {
 	switch {
 	case !q.InForce:
 		return "what they hold is being counted"

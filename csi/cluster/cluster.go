@@ -388,38 +388,46 @@ func (c *Cluster) Here(ctx context.Context) (at string, err error) {
 
 // Snapshots lists a volume's snapshots, oldest first. Errors: NoSuchVolume.
 func (c *Cluster) Snapshots(ctx context.Context, v meta.VolumeID) (all []Snapshot, err error) {
-	err = c.with(ctx, func(s *client.Session) error {
-		l, err := s.Snapshots(ctx, v)
-		for _, i := range l.Snapshots {
-			all = append(all, snapshotOf(i))
-		}
-		return err
-	})
+	api, err := c.administration()
+	if err != nil {
+		return nil, err
+	}
+	answer, err := api.Snapshots.ListSnapshots(ctx, &admin.ListSnapshotsRequest{Volume: admin.Numbered(v)})
+	for _, x := range answer.GetSnapshots() {
+		all = append(all, snapshotOf(x))
+	}
 	return all, err
 }
 
-func snapshotOf(i wire.SnapshotInfo) Snapshot {
-	return Snapshot{Name: i.Name, At: i.At, Created: i.Created, Bytes: i.Bytes, Ready: i.State == wire.SnapshotReady, Group: i.Group}
+func snapshotOf(x *admin.Snapshot) Snapshot {
+	return Snapshot{
+		Name: x.Name, At: meta.Generation(x.Generation), Created: x.Created.AsTime(), Bytes: x.Bytes,
+		Ready: x.State == admin.SnapshotState_SNAPSHOT_READY, Group: x.Group,
+	}
 }
 
 // TakeSnapshot keeps a volume as it is now. Errors: Exists, NoSuchVolume,
 // ResourceExceeded, Unavailable.
-func (c *Cluster) TakeSnapshot(ctx context.Context, v meta.VolumeID, name string) (taken Snapshot, err error) {
-	err = c.with(ctx, func(s *client.Session) error {
-		i, err := s.TakeSnapshot(ctx, v, name)
-		taken = snapshotOf(i)
-		return err
-	})
-	return taken, err
+func (c *Cluster) TakeSnapshot(ctx context.Context, v meta.VolumeID, name string) (Snapshot, error) {
+	api, err := c.administration()
+	if err != nil {
+		return Snapshot{}, err
+	}
+	x, err := api.Snapshots.CreateSnapshot(ctx, &admin.CreateSnapshotRequest{Volume: admin.Numbered(v), Name: name})
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return snapshotOf(x), nil
 }
 
 // Unpin gives up what a holder has of a snapshot; that there is nothing is no
 // error. Errors: NoSuchVolume, AccessDenied.
 func (c *Cluster) Unpin(ctx context.Context, v meta.VolumeID, snapshot, holder string) error {
-	err := c.with(ctx, func(s *client.Session) error {
-		_, err := s.UnpinSnapshot(ctx, v, snapshot, holder)
+	api, err := c.administration()
+	if err != nil {
 		return err
-	})
+	}
+	_, err = api.Snapshots.UnpinSnapshot(ctx, &admin.UnpinSnapshotRequest{Volume: admin.Numbered(v), Snapshot: snapshot, Holder: holder})
 	if errors.Is(err, meta.NoSuchSnapshot) {
 		return nil
 	}
@@ -429,10 +437,12 @@ func (c *Cluster) Unpin(ctx context.Context, v meta.VolumeID, snapshot, holder s
 // DeleteSnapshot deletes one; if clones need it, it goes with the last of them, and is
 // not Ready until then. Errors: NoSuchSnapshot, Busy.
 func (c *Cluster) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name string) error {
-	return c.with(ctx, func(s *client.Session) error {
-		_, err := s.DropSnapshot(ctx, v, name)
+	api, err := c.administration()
+	if err != nil {
 		return err
-	})
+	}
+	_, err = api.DeleteSnapshot(ctx, admin.Numbered(v), name, true)
+	return err
 }
 
 // Attach hangs a volume into the tree and makes the directories on the way to

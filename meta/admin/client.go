@@ -32,7 +32,7 @@ type Config struct {
 	// Reach is how long is tried to reach a server before a call fails; 0: 10 s.
 	Reach time.Duration
 	// AnswerWait bounds how long a server that was reached may take to answer a call that
-	// reads; 0: as long as the caller's context lasts.
+	// reads and is not said to take long; 0: as long as the caller's context lasts.
 	AnswerWait time.Duration
 }
 
@@ -40,8 +40,9 @@ type Config struct {
 // them. What can be sent again without harm is, when its answer is lost: a request with a
 // request_id is given one. It connects with its first call, and is safe for concurrent use.
 type Client struct {
-	Nodes  NodesClient
-	Health HealthClient
+	Nodes     NodesClient
+	Health    HealthClient
+	Snapshots SnapshotsClient
 
 	cfg  Config
 	conn *grpc.ClientConn
@@ -111,7 +112,7 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, meta.E("connect", meta.Invalid, strings.Join(cfg.Addrs, ", "), err)
 	}
-	c.Nodes, c.Health = NewNodesClient(c.conn), NewHealthClient(c.conn)
+	c.Nodes, c.Health, c.Snapshots = NewNodesClient(c.conn), NewHealthClient(c.conn), NewSnapshotsClient(c.conn)
 	return c, nil
 }
 
@@ -189,7 +190,7 @@ func (c *Client) call(ctx context.Context, name string, request, answer any, con
 	} else {
 		m.NameRequest(request.(proto.Message))
 	}
-	if m.Reads && c.cfg.AnswerWait > 0 {
+	if m.Reads && !m.Long && c.cfg.AnswerWait > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, c.cfg.AnswerWait, errNoAnswer)
 		defer cancel()
@@ -212,14 +213,14 @@ func (c *Client) call(ctx context.Context, name string, request, answer any, con
 		case ctx.Err() != nil && errors.Is(ctx.Err(), context.Canceled) && !errors.Is(context.Cause(ctx), errNoAnswer):
 			return meta.E("call", meta.Canceled, "", context.Cause(ctx))
 		case derr != nil && refused(derr):
-			return &noAnswer{strings.Join(c.cfg.Addrs, ", "), derr}
+			return &noAnswer{addrs: strings.Join(c.cfg.Addrs, ", "), err: derr}
 		case ctx.Err() != nil || time.Since(lost) > c.cfg.Reach:
 			if derr != nil {
 				err = derr
 			}
-			return &noAnswer{strings.Join(c.cfg.Addrs, ", "), err}
+			return &noAnswer{strings.Join(c.cfg.Addrs, ", "), err, ctx.Err()}
 		case !m.Resend && derr == nil:
-			return &noAnswer{strings.Join(c.cfg.Addrs, ", "), err} // it may have been done
+			return &noAnswer{addrs: strings.Join(c.cfg.Addrs, ", "), err: err} // it may have been done
 		}
 		select {
 		case <-time.After(wait):
@@ -232,10 +233,17 @@ func (c *Client) call(ctx context.Context, name string, request, answer any, con
 type noAnswer struct {
 	addrs string
 	err   error
+	ended error // why the caller waited no longer; nil: it was given up before
 }
 
 func (e *noAnswer) Error() string { return "no answer from " + e.addrs + ": " + e.err.Error() }
-func (e *noAnswer) Unwrap() error { return e.err }
+
+func (e *noAnswer) Unwrap() []error {
+	if e.ended == nil {
+		return []error{e.err}
+	}
+	return []error{e.err, e.ended}
+}
 
 // IsUnanswered tells whether an error of a call says that no server has answered it: whether it
 // was done is not known.

@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -95,7 +96,12 @@ func errorOf(err error) (_ error, answered bool) {
 		return meta.E(op, meta.NotSupported, "", errors.New(s.Message())), true
 	case codes.ResourceExhausted:
 		return meta.E(op, meta.ResourceExceeded, "", errors.New(s.Message())), true
-	case codes.Internal, codes.InvalidArgument, codes.Unknown:
+	case codes.Internal:
+		if strings.Contains(s.Message(), "invalid UTF-8") { // the request was not sent
+			return meta.E(op, meta.Invalid, "", errors.New("names and other text of a request are UTF-8")), true
+		}
+		return meta.E(op, meta.Protocol, "", errors.New(s.Message())), true
+	case codes.InvalidArgument, codes.Unknown:
 		return meta.E(op, meta.Protocol, "", errors.New(s.Message())), true
 	case codes.Canceled:
 		return meta.E(op, meta.Canceled, "", context.Canceled), false

@@ -19,6 +19,8 @@ type Method struct {
 	Rule *Rule
 	// Reads: it changes nothing.
 	Reads bool
+	// Long: its answer may take long though the server is well.
+	Long bool
 	// Resend: it may be sent again when its answer is lost, since it reads, or is
 	// idempotent, or its request has a request_id by which the server knows it again.
 	Resend bool
@@ -42,6 +44,7 @@ var methods = sync.OnceValue(func() map[string]*Method {
 					panic("admin: nobody may call " + m.Name)
 				}
 				m.Reads = options.GetIdempotencyLevel() == descriptorpb.MethodOptions_NO_SIDE_EFFECTS
+				m.Long = proto.GetExtension(options, E_Long).(bool)
 				m.Resend = options.GetIdempotencyLevel() != descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN || m.requestID != nil
 				output, err := protoregistry.GlobalTypes.FindMessageByName(d.Output().FullName())
 				if err != nil {

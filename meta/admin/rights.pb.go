@@ -204,12 +204,25 @@ var file_penstock_admin_v1_rights_proto_extTypes = []protoimpl.ExtensionInfo{
 		Tag:           "bytes,50816,opt,name=rule",
 		Filename:      "penstock/admin/v1/rights.proto",
 	},
+	{
+		ExtendedType:  (*descriptorpb.MethodOptions)(nil),
+		ExtensionType: (*bool)(nil),
+		Field:         50817,
+		Name:          "penstock.admin.v1.long",
+		Tag:           "varint,50817,opt,name=long",
+		Filename:      "penstock/admin/v1/rights.proto",
+	},
 }
 
 // Extension fields to descriptorpb.MethodOptions.
 var (
 	// optional penstock.admin.v1.Rule rule = 50816;
 	E_Rule = &file_penstock_admin_v1_rights_proto_extTypes[0]
+	// The answer may take long, since the call reads much or waits for something to come.
+	// Others that read are answered at once by a server that is well.
+	//
+	// optional bool long = 50817;
+	E_Long = &file_penstock_admin_v1_rights_proto_extTypes[1]
 )
 
 var File_penstock_admin_v1_rights_proto protoreflect.FileDescriptor
@@ -233,7 +246,8 @@ const file_penstock_admin_v1_rights_proto_rawDesc = "" +
 	"RIGHT_READ\x10\x01\x12\x0f\n" +
 	"\vRIGHT_WRITE\x10\x02\x12\x0f\n" +
 	"\vRIGHT_ADMIN\x10\x03:M\n" +
-	"\x04rule\x12\x1e.google.protobuf.MethodOptions\x18\x80\x8d\x03 \x01(\v2\x17.penstock.admin.v1.RuleR\x04ruleB!Z\x1fpenstock.io/penstock/meta/adminb\x06proto3"
+	"\x04rule\x12\x1e.google.protobuf.MethodOptions\x18\x80\x8d\x03 \x01(\v2\x17.penstock.admin.v1.RuleR\x04rule:4\n" +
+	"\x04long\x12\x1e.google.protobuf.MethodOptions\x18\x81\x8d\x03 \x01(\bR\x04longB!Z\x1fpenstock.io/penstock/meta/adminb\x06proto3"
 
 var (
 	file_penstock_admin_v1_rights_proto_rawDescOnce sync.Once
@@ -259,11 +273,12 @@ var file_penstock_admin_v1_rights_proto_depIdxs = []int32{
 	0, // 0: penstock.admin.v1.Rule.roles:type_name -> penstock.admin.v1.Role
 	1, // 1: penstock.admin.v1.Rule.right:type_name -> penstock.admin.v1.Right
 	3, // 2: penstock.admin.v1.rule:extendee -> google.protobuf.MethodOptions
-	2, // 3: penstock.admin.v1.rule:type_name -> penstock.admin.v1.Rule
-	4, // [4:4] is the sub-list for method output_type
-	4, // [4:4] is the sub-list for method input_type
-	3, // [3:4] is the sub-list for extension type_name
-	2, // [2:3] is the sub-list for extension extendee
+	3, // 3: penstock.admin.v1.long:extendee -> google.protobuf.MethodOptions
+	2, // 4: penstock.admin.v1.rule:type_name -> penstock.admin.v1.Rule
+	5, // [5:5] is the sub-list for method output_type
+	5, // [5:5] is the sub-list for method input_type
+	4, // [4:5] is the sub-list for extension type_name
+	2, // [2:4] is the sub-list for extension extendee
 	0, // [0:2] is the sub-list for field type_name
 }
 
@@ -279,7 +294,7 @@ func file_penstock_admin_v1_rights_proto_init() {
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstock_admin_v1_rights_proto_rawDesc), len(file_penstock_admin_v1_rights_proto_rawDesc)),
 			NumEnums:      2,
 			NumMessages:   1,
-			NumExtensions: 1,
+			NumExtensions: 2,
 			NumServices:   0,
 		},
 		GoTypes:           file_penstock_admin_v1_rights_proto_goTypes,

@@ -23,8 +23,8 @@ func TestAnswersAreWaitedForSoLong(t *testing.T) {
 		ends bool
 	}{
 		{"show", 100 * time.Millisecond, wire.Admin{Op: wire.AdminVolumeByName, Name: "v"}, true},
-		{"snapshots", 100 * time.Millisecond, wire.Admin{Op: wire.AdminSnapshots, Volume: 1}, true},
-		{"waiting for a digest", 100 * time.Millisecond, wire.Admin{Op: wire.AdminSnapshots, Volume: 1, Body: []byte("{}")}, false},
+		{"snapshots", 100 * time.Millisecond, wire.Admin{Op: wire.AdminViews, Volume: 1}, true},
+		{"changed settings", 100 * time.Millisecond, wire.Admin{Op: wire.AdminSettings, Body: []byte("{}")}, false},
 		{"fsck", 100 * time.Millisecond, wire.Admin{Op: wire.AdminFsck, Volume: 1}, false},
 		{"a mount", 0, wire.Admin{Op: wire.AdminVolumeByName, Name: "v"}, false},
 	} {

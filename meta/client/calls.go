@@ -487,9 +487,9 @@ func (s *Session) reach(ctx context.Context, look func(context.Context) (*conn, 
 func quick(a *wire.Admin) bool {
 	switch a.Op {
 	case wire.AdminVolumes, wire.AdminVolumeByName, wire.AdminTokens, wire.AdminMembers, wire.AdminGrants,
-		wire.AdminPathOf, wire.AdminClones, wire.AdminMirrors, wire.AdminRevision, wire.AdminGroups:
+		wire.AdminPathOf, wire.AdminClones, wire.AdminMirrors, wire.AdminRevision, wire.AdminGroups, wire.AdminViews:
 		return true
-	case wire.AdminSnapshots, wire.AdminSettings: // without a body only asked for
+	case wire.AdminSettings: // without a body only asked for
 		return len(a.Body) == 0
 	}
 	return false

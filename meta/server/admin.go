@@ -154,18 +154,16 @@ func (s *Server) adminOp(ctx context.Context, sess *session, m *wire.Admin, re *
 			panic("server: a report is plain data: " + err.Error())
 		}
 		re.Report = b
-	case wire.AdminSnapshots, wire.AdminSnapshotCreate, wire.AdminSnapshotDelete, wire.AdminSnapshotDiff, wire.AdminSnapshotRollback, wire.AdminSnapshotSchedule, wire.AdminSnapshotUse:
-		return s.snapshotOp(ctx, sess, m, re)
+	case wire.AdminViews:
+		return s.listViews(ctx, m, re)
+	case wire.AdminTakeTarget, wire.AdminRollBackTarget:
+		return s.targetOp(ctx, sess, m)
 	case wire.AdminGroups, wire.AdminGroupPut, wire.AdminGroupStep:
 		return s.groupOp(ctx, sess, m, re)
-	case wire.AdminPin, wire.AdminUnpin:
-		return s.pinOp(ctx, sess, m, re)
 	case wire.AdminClone, wire.AdminClones, wire.AdminCloneSettle, wire.AdminPromote, wire.AdminChunkPlaces:
 		return s.cloneOp(ctx, m, re)
 	case wire.AdminLostChunks, wire.AdminAcceptLoss:
 		return s.lossOp(ctx, sess, m, re)
-	case wire.AdminSnapshotIndex:
-		return s.indexOp(ctx, m, re)
 	case wire.AdminEvents, wire.AdminSetEvents:
 		return s.eventsOp(ctx, sess, m, re)
 	case wire.AdminMirrors, wire.AdminMirrorPut, wire.AdminMirrorDrop, wire.AdminMirrorShow:

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,6 +60,7 @@ func newAPI(s *Server) *api {
 	)
 	admin.RegisterNodesServer(a.grpc, nodesAPI{s: s})
 	admin.RegisterHealthServer(a.grpc, healthAPI{s: s})
+	admin.RegisterSnapshotsServer(a.grpc, snapshotsAPI{s: s})
 	reflection.Register(a.grpc)
 	return a
 }
@@ -201,6 +203,32 @@ func passer(ctx context.Context, by peering.Identity) string {
 		return v[0]
 	}
 	return ""
+}
+
+// askerOf gives a session of the identity that asks for a call: the caller, or the one for
+// whom another server passes the call on. Like the caller's it serves to look up rights.
+func (s *Server) askerOf(ctx context.Context) *session {
+	sess := callerOf(ctx)
+	from := passer(ctx, sess.who)
+	if from == "" {
+		return sess
+	}
+	var who peering.Identity
+	switch from {
+	case peering.Identity{Local: true}.String():
+		who.Local = true
+	case peering.Identity{Insecure: true}.String():
+		who.Insecure = true
+	default:
+		role, name, _ := strings.Cut(from, "/")
+		who = peering.Identity{Cluster: sess.who.Cluster, Role: peering.Role(role), Name: name}
+	}
+	return &session{srv: s, ctx: s.ctx, who: who, role: wire.RoleAdmin, name: from}
+}
+
+// administers tells whether a session may administer a volume.
+func (s *session) administers(v meta.VolumeID) bool {
+	return s.who.Anyone() || slices.Contains(admins, s.who.Role) || s.access(v).Rights >= cluster.AdminRights
 }
 
 // call is the way of every call but those of reflection.

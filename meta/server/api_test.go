@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
@@ -23,6 +24,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
@@ -121,6 +123,41 @@ func TestWhoMayCall(t *testing.T) {
 	}
 }
 
+// A call that another server passes on is the caller's, who may pin and release no more than
+// on the way of its own; a client that claims to pass a call on is not believed.
+func TestPassedOnIsTheCallers(t *testing.T) {
+	t.Parallel()
+	s := newSecured(t)
+	s.grants(time.Now().UnixNano(),
+		cluster.Grant{ID: 1, Who: "client/reader", Volume: 1, Rights: cluster.ReadRights},
+		cluster.Grant{ID: 2, Who: "client/boss", Volume: 1, Rights: cluster.AdminRights})
+	through, reader := s.apiAs(s.creds(peering.Meta, "m2")), s.apiAs(s.creds(peering.Client, "reader"))
+	as := func(who string) context.Context { return metadata.AppendToOutgoingContext(t.Context(), passedOn, who) }
+	volume := admin.Numbered(1)
+	if _, err := through.Snapshots.CreateSnapshot(as("client/boss"), &admin.CreateSnapshotRequest{Volume: volume, Name: "one"}); err != nil {
+		t.Fatal(err)
+	}
+	pin := &admin.PinSnapshotRequest{Volume: volume, Snapshot: "one", Holder: "run", Ttl: durationpb.New(time.Hour)}
+	if p, err := through.Snapshots.PinSnapshot(as("client/boss"), pin); err != nil || p.By != "client/boss" {
+		t.Errorf("the pin is %v, %v", p, err)
+	}
+	unpin := &admin.UnpinSnapshotRequest{Volume: volume, Snapshot: "one", Holder: "run"}
+	if _, err := through.Snapshots.UnpinSnapshot(as("client/reader"), unpin); !errors.Is(err, meta.AccessDenied) {
+		t.Errorf("another's pin was released for a reader: %v", err)
+	}
+	if _, err := reader.Snapshots.UnpinSnapshot(as("client/boss"), unpin); !errors.Is(err, meta.AccessDenied) {
+		t.Errorf("another's pin was released for a reader that claims to be a server: %v", err)
+	}
+	for _, who := range []string{"client/boss", "admin/x", "local", "insecure"} {
+		if _, err := through.Snapshots.PinSnapshot(as("client/reader"), &admin.PinSnapshotRequest{Volume: volume, Snapshot: "one", Holder: who, Ttl: durationpb.New(time.Hour)}); err != nil {
+			t.Fatal(err)
+		}
+		if a, err := through.Snapshots.UnpinSnapshot(as(who), &admin.UnpinSnapshotRequest{Volume: volume, Snapshot: "one", Holder: who}); err != nil || !a.Released {
+			t.Errorf("released for %s: %v, %v", who, a, err)
+		}
+	}
+}
+
 // The numbers of roles, rights and kinds of errors are those of the packages that own them.
 func TestRightsAreThoseOfGrants(t *testing.T) {
 	t.Parallel()
@@ -152,6 +189,8 @@ func TestNothingIsUnsaid(t *testing.T) {
 		{&admin.VolumeHealth{}, meta.VolumeHealth{}, nil},
 		{&admin.Certificate{}, meta.CertHealth{}, nil},
 		{&admin.ServerStatus{}, Status{}, nil},
+		{&admin.ListSnapshotsResponse{}, meta.SnapshotList{}, nil},
+		{&admin.SnapshotUsage{}, meta.SnapshotUse{}, nil},
 	} {
 		if l := admin.Unsaid(c.m, c.s); !slices.Equal(l, c.less) {
 			t.Errorf("%T and %T: these have no partner: %q, want %q", c.m, c.s, l, c.less)
@@ -182,8 +221,11 @@ func fill(v reflect.Value, n *int) {
 	switch v.Kind() {
 	case reflect.String:
 		v.SetString(fmt.Sprint("word ", *n))
-		if v.Type() == reflect.TypeFor[cluster.NodeState]() {
+		switch v.Type() {
+		case reflect.TypeFor[cluster.NodeState]():
 			v.SetString(string(cluster.NodeDraining))
+		case reflect.TypeFor[meta.SnapshotState]():
+			v.SetString(string(meta.SnapshotDropped))
 		}
 	case reflect.Bool:
 		v.SetBool(true)
@@ -246,7 +288,7 @@ func TestReflection(t *testing.T) {
 	for _, x := range ask(&reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}}).GetListServicesResponse().GetService() {
 		services = append(services, x.Name)
 	}
-	for _, want := range []string{"penstock.admin.v1.Nodes", "penstock.admin.v1.Health"} {
+	for _, want := range []string{"penstock.admin.v1.Nodes", "penstock.admin.v1.Health", "penstock.admin.v1.Snapshots"} {
 		if !slices.Contains(services, want) {
 			t.Errorf("%s is not among %q", want, services)
 		}
@@ -444,6 +486,17 @@ func TestLostAnswers(t *testing.T) {
 		return err
 	}); !admin.IsUnanswered(err) || done.Load() != before+1 {
 		t.Errorf("a call that must not be made twice: %v, done %d times", err, done.Load()-before)
+	}
+	// A request with an id is done once, however often it is sent.
+	before = done.Load()
+	if err := b.losing(t, done, func() error {
+		_, err := api.Snapshots.CreateSnapshot(t.Context(), &admin.CreateSnapshotRequest{Volume: admin.Numbered(1), Name: "one"})
+		return err
+	}); err != nil || done.Load() != before+2 {
+		t.Errorf("a request with an id: %v, done %d times", err, done.Load()-before)
+	}
+	if l, err := api.Snapshots.ListSnapshots(t.Context(), &admin.ListSnapshotsRequest{Volume: admin.Numbered(1)}); err != nil || len(l.Snapshots) != 1 {
+		t.Errorf("DATA: snapshots are %v, %v; one was asked for", l, err)
 	}
 	// Nobody is there any more.
 	b.Listener.Close()

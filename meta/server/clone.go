@@ -457,7 +457,7 @@ func (o *owner) cloneGone(ctx context.Context) error {
 
 // deleteUnpinned is deleteSnapshot for who asks for it: clones that need the
 // snapshot are named, or with later it goes with the last of them.
-func (o *owner) deleteUnpinned(ctx context.Context, name string, at meta.Generation, later bool) (wire.SnapshotInfo, error) {
+func (o *owner) deleteUnpinned(ctx context.Context, name string, at meta.Generation, later bool) (meta.SnapshotInfo, error) {
 	sn, err := o.deleteSnapshot(ctx, name, at)
 	if !errors.Is(err, meta.Busy) {
 		return snapshotInfo(sn), err
@@ -482,7 +482,7 @@ func (o *owner) deleteUnpinned(ctx context.Context, name string, at meta.Generat
 // dropSnapshot notes in the volume's row that a snapshot goes when no clone needs it
 // any more, nor anybody who pinned it meanwhile. What settles the end of the last clone
 // comes after it, and sees that. Errors: Busy (it is pinned).
-func (o *owner) dropSnapshot(ctx context.Context, sn meta.Snapshot) (wire.SnapshotInfo, error) {
+func (o *owner) dropSnapshot(ctx context.Context, sn meta.Snapshot) (meta.SnapshotInfo, error) {
 	o.cloning.Lock()
 	defer o.cloning.Unlock()
 	i := snapshotInfo(sn)
@@ -491,7 +491,7 @@ func (o *owner) dropSnapshot(ctx context.Context, sn meta.Snapshot) (wire.Snapsh
 		return i, err
 	}
 	if isDropped(all, o.vol, sn.At) {
-		i.State = wire.SnapshotDropped
+		i.State = meta.SnapshotDropped
 		return i, nil
 	}
 	if len(clonesIn(all, o.vol, sn.At)) == 0 {
@@ -515,7 +515,7 @@ func (o *owner) dropSnapshot(ctx context.Context, sn meta.Snapshot) (wire.Snapsh
 		return i, err
 	}
 	o.log.Info("snapshot goes when no clone needs it", "name", sn.Name, "generation", sn.At)
-	i.State = wire.SnapshotDropped
+	i.State = meta.SnapshotDropped
 	return i, nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	adminapi "penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/journal"
@@ -188,25 +189,27 @@ func TestSnapshotGoesWithClones(t *testing.T) {
 	s := newSite(t)
 	a := s.dial("a")
 	a.createIn(t, 1, "old")
-	taken := wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1, Entry: "v1", Body: []byte(`{"token":7}`)}
+	taken := &adminapi.CreateSnapshotRequest{Volume: adminapi.Numbered(1), Name: "v1", RequestId: 7}
 	for range 2 {
-		a.admin(t, taken)
+		if _, err := a.API.Snapshots.CreateSnapshot(t.Context(), taken); err != nil {
+			t.Fatal(err)
+		}
 	}
 	c, d := a.clone(t, 1, "v1", "c"), a.clone(t, 1, "v1", "d")
 	for range 2 { // whoever asks again gets the same answer
-		if i, err := a.DropSnapshot(t.Context(), 1, "v1"); err != nil || i.State != wire.SnapshotDropped {
+		if i, err := a.DropSnapshot(t.Context(), 1, "v1"); err != nil || i.State != meta.SnapshotDropped {
 			t.Fatal(i, err)
 		}
 	}
 	told := func() {
 		t.Helper()
-		if got := a.names(t); !slices.Equal(got, []string{"v1 " + wire.SnapshotDropped}) {
+		if got := a.names(t); !slices.Equal(got, []string{"v1 " + string(meta.SnapshotDropped)}) {
 			t.Fatal(got)
 		}
 		if _, err := a.TakeSnapshot(t.Context(), 1, "v1"); meta.KindOf(err) != meta.Exists || !strings.Contains(err.Error(), "was deleted, but keeps its name") {
 			t.Fatal(err)
 		}
-		if _, err := a.Admin(t.Context(), taken); meta.KindOf(err) != meta.Exists {
+		if _, err := a.API.Snapshots.CreateSnapshot(t.Context(), taken); meta.KindOf(err) != meta.Exists {
 			t.Fatalf("the request that took it, once more: %v", err)
 		}
 		for _, v := range []meta.VolumeID{c, d} {
@@ -279,7 +282,7 @@ func TestPinnedBesideClones(t *testing.T) {
 	unpin()
 	drop := func(name string) {
 		t.Helper()
-		if i, err := a.DropSnapshot(t.Context(), 1, name); err != nil || i.State != wire.SnapshotDropped {
+		if i, err := a.DropSnapshot(t.Context(), 1, name); err != nil || i.State != meta.SnapshotDropped {
 			t.Fatal(i, err)
 		}
 	}
@@ -289,7 +292,7 @@ func TestPinnedBesideClones(t *testing.T) {
 	a.admin(t, wire.Admin{Op: wire.AdminDeleteVolume, Volume: c})
 	for range 2 {
 		a.admin(t, wire.Admin{Op: wire.AdminCloneSettle, Volume: 1}) // which fails in nothing
-		shows("v1 " + wire.SnapshotDropped)
+		shows("v1 " + string(meta.SnapshotDropped))
 	}
 	a.snapshot(t, "v2")
 	d := a.clone(t, 1, "v2", "d")
@@ -362,7 +365,7 @@ func TestDroppedNameIsAnothers(t *testing.T) {
 	}
 	eventually(t, "only the other one is there", func() error {
 		l := a.snapshots(t).Snapshots
-		if len(l) == 0 || l[len(l)-1].At == was || l[len(l)-1].State != wire.SnapshotReady {
+		if len(l) == 0 || l[len(l)-1].At == was || l[len(l)-1].State != meta.SnapshotReady {
 			t.Fatalf("%+v", l)
 		}
 		return unless(len(l) == 1)

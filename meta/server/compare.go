@@ -8,7 +8,6 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Snapshots are compared in one go, since a rename is known only when both ends of it
@@ -116,59 +115,62 @@ func (x *comparisons) keep(c *comparison) uint64 {
 	return of
 }
 
+// changePage is one page of what a comparison found, and where the next one begins.
+type changePage struct {
+	changes []meta.Change
+	next    changePlace // zero: this is the last one
+}
+
+// changePlace is a place in a comparison that is kept: how many changes were told.
+type changePlace struct {
+	of   uint64 // its number
+	told int
+}
+
 // page gives a page of one that is kept. Errors: Stale.
-func (x *comparisons) page(o *owner, q *wire.DiffRequest) (*wire.DiffAnswer, error) {
+func (x *comparisons) page(o *owner, from changePlace) (*changePage, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	c := x.kept[q.Of]
-	if c == nil || c.o != o || q.Skip < 0 || q.Skip > len(c.all) {
+	c := x.kept[from.of]
+	if c == nil || c.o != o || from.told < 0 || from.told > len(c.all) {
 		return nil, meta.E("compare", meta.Stale, o.subject(), errors.New("this comparison was given up: begin again"))
 	}
 	c.drop.Reset(diffKeep)
-	page := diffPageOf(c.all[q.Skip:])
-	more := q.Skip+len(page) < len(c.all)
-	if c.told = !more; c.told {
+	page := &changePage{changes: firstChanges(c.all[from.told:])}
+	told := from.told + len(page.changes)
+	if c.told = told == len(c.all); c.told {
 		x.wake()
+	} else {
+		page.next = changePlace{from.of, told}
 	}
-	return &wire.DiffAnswer{Changes: page, Exact: q.Exact, More: more, Of: q.Of}, nil
+	return page, nil
 }
 
-// diffPageOf gives the first changes, as many as one answer takes.
-func diffPageOf(all []meta.Change) []wire.DiffChange {
-	all = all[:min(diffPage, len(all))]
-	page := make([]wire.DiffChange, len(all))
-	for i, c := range all {
-		page[i] = wire.DiffChange{Kind: c.Kind, Path: []byte(c.Path), Ino: c.Ino, Type: c.Type, Content: c.Content}
-		if c.From != "" {
-			page[i].From = []byte(c.From)
-		}
-	}
-	return pageOf(page, jsonSize)
+// firstChanges gives the first changes, as many as one answer takes.
+func firstChanges(all []meta.Change) []meta.Change {
+	// What a change takes beside its paths: kind, inode, type, and the tags of its fields.
+	const rest = 40
+	return pageOf(all[:min(diffPage, len(all))], func(c *meta.Change) int { return len(c.Path) + len(c.From) + rest })
 }
 
 // diff compares two snapshots, or one with the volume as it is. It reads a
 // frozen state, so nobody waits for it. Errors: NoSuchSnapshot, Invalid, Stale, Busy
 // (the volume is being rolled back), Canceled.
-func (o *owner) diff(ctx context.Context, q *wire.DiffRequest) (*wire.DiffAnswer, error) {
+func (o *owner) diff(ctx context.Context, from, to string, exact bool) (*changePage, error) {
 	x := o.srv.comparisons
-	if q.Of != 0 {
-		return x.page(o, q)
-	}
 	if err := x.begin(ctx, o); err != nil {
 		return nil, err
 	}
-	all, err := o.compare(ctx, q.From, q.To, q.Exact)
+	all, err := o.compare(ctx, from, to, exact)
 	if err != nil {
 		x.end()
 		return nil, err
 	}
-	if page := diffPageOf(all); len(page) == len(all) {
+	if page := firstChanges(all); len(page) == len(all) {
 		x.end()
-		return &wire.DiffAnswer{Changes: page, Exact: q.Exact}, nil
+		return &changePage{changes: page}, nil
 	}
-	first := *q
-	first.Of = x.keep(&comparison{o: o, all: all})
-	return x.page(o, &first)
+	return x.page(o, changePlace{of: x.keep(&comparison{o: o, all: all})})
 }
 
 // compare gives what changed from one snapshot to another, or to the volume as it is.

@@ -20,7 +20,6 @@ import (
 	"penstock.io/penstock/meta/digest/known"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/task"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Digests of snapshots are computed by the owner of the volume, in the
@@ -607,7 +606,7 @@ func (s *Server) forgetDigests(v meta.VolumeID) {
 
 // listDigests adds digests to the snapshots that they are of, or why there is none
 // yet although it was tried, and whether it is being tried again. Caller holds mu.
-func (o *owner) listDigests(l []wire.SnapshotInfo) error {
+func (o *owner) listDigests(l []meta.SnapshotInfo) error {
 	all, err := namespace.Digests(&view{o: o})
 	o.digesting.mu.Lock()
 	defer o.digesting.mu.Unlock()
@@ -617,7 +616,7 @@ func (o *owner) listDigests(l []wire.SnapshotInfo) error {
 		}
 		if d, ok := all[l[i].At]; ok {
 			l[i].DigestError, l[i].DigestTrying = "", false
-			l[i].Digest = &wire.DigestInfo{Digest: digest.Sum(d.Sum).String(), Made: time.Unix(0, int64(d.Made)).UTC(), Inodes: d.Inodes, Bytes: d.Bytes, Read: d.Read}
+			l[i].Digest = &meta.DigestInfo{Digest: digest.Sum(d.Sum).String(), Made: time.Unix(0, int64(d.Made)).UTC(), Inodes: d.Inodes, Bytes: d.Bytes, Read: d.Read}
 		}
 	}
 	return err

@@ -122,19 +122,19 @@ func (p *peer) take(t *testing.T, v meta.VolumeID, name string) {
 }
 
 // of tells of a snapshot.
-func (p *peer) of(t *testing.T, v meta.VolumeID, name string) wire.SnapshotInfo {
+func (p *peer) of(t *testing.T, v meta.VolumeID, name string) meta.SnapshotInfo {
 	t.Helper()
 	l, err := p.Snapshots(t.Context(), v)
-	i := slices.IndexFunc(l.Snapshots, func(i wire.SnapshotInfo) bool { return i.Name == name })
+	i := slices.IndexFunc(l.Snapshots, func(i meta.SnapshotInfo) bool { return i.Name == name })
 	if err != nil || i < 0 {
 		t.Fatalf("%s: %v", name, err)
 	}
 	return l.Snapshots[i]
 }
 
-func (p *peer) awaitDigest(t *testing.T, v meta.VolumeID, name string) wire.DigestInfo {
+func (p *peer) awaitDigest(t *testing.T, v meta.VolumeID, name string) meta.DigestInfo {
 	t.Helper()
-	var d *wire.DigestInfo
+	var d *meta.DigestInfo
 	eventually(t, "a digest of "+name, func() error { d = p.of(t, v, name).Digest; return unless(d != nil) })
 	return *d
 }
@@ -413,7 +413,7 @@ func TestDigestFails(t *testing.T) {
 	})
 	d.again()
 	d.awaitDigest(t, 1, "whole")
-	var torn wire.SnapshotInfo
+	var torn meta.SnapshotInfo
 	eventually(t, "the other one fails", func() error {
 		torn = d.of(t, 1, "torn")
 		return unless(torn.DigestError != "")
@@ -519,7 +519,7 @@ func TestArrivals(t *testing.T) {
 	if err := d.TakeTarget(t.Context(), 1, "two"); err != nil {
 		t.Fatal(err)
 	}
-	await := func(name string) (i wire.SnapshotInfo) {
+	await := func(name string) (i meta.SnapshotInfo) {
 		t.Helper()
 		eventually(t, "a digest of "+name+", or why there is none", func() (err error) {
 			i, err = d.AwaitDigest(t.Context(), 1, name, true)

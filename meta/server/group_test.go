@@ -105,7 +105,7 @@ func (p *peer) shots(t *testing.T, v meta.VolumeID) (names []string) {
 		t.Fatal(err)
 	}
 	for _, s := range l.Snapshots {
-		if s.State != wire.SnapshotDeleting {
+		if s.State != meta.SnapshotDeleting {
 			names = append(names, s.Name)
 		}
 	}

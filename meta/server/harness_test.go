@@ -23,6 +23,7 @@ import (
 	"penstock.io/penstock/meta/journal"
 	peering "penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/state"
+	"penstock.io/penstock/test/operator"
 )
 
 // fakeCluster is a table of volumes whose journals are in memory and outlive
@@ -621,16 +622,17 @@ func (s *site) crash() {
 // peer is a client that obeys recalls at once unless told to hold them.
 type peer struct {
 	*client.Session
-	mu      sync.Mutex
-	leases  map[meta.Ino]meta.LeaseMode
-	hold    bool
-	held    []func()
-	holdsOn bool // it can commit nothing now, and keeps what it is asked for a while
-	recalls int
-	expired int
-	orphans []meta.Ino
-	lost    []meta.Ino
-	locks   []meta.Lock // to be claimed
+	*operator.Operator // by the same name
+	mu                 sync.Mutex
+	leases             map[meta.Ino]meta.LeaseMode
+	hold               bool
+	held               []func()
+	holdsOn            bool // it can commit nothing now, and keeps what it is asked for a while
+	recalls            int
+	expired            int
+	orphans            []meta.Ino
+	lost               []meta.Ino
+	locks              []meta.Lock // to be claimed
 
 	comeBack <-chan struct{} // not nil: it claims nothing before, and replays nothing
 }
@@ -718,7 +720,7 @@ func (p *peer) mode(ino meta.Ino) meta.LeaseMode {
 
 func (s *site) dial(name string) *peer {
 	s.t.Helper()
-	p := &peer{leases: map[meta.Ino]meta.LeaseMode{}}
+	p := &peer{leases: map[meta.Ino]meta.LeaseMode{}, Operator: operator.New(s.t, "unix:"+s.addr, nil)}
 	p.Session = s.session(name, p)
 	return p
 }
@@ -750,6 +752,9 @@ func newAPIClient(t *testing.T, addr string, creds *peering.Credentials) *admin.
 	t.Cleanup(func() { c.Close() })
 	return c
 }
+
+// second is the error of a call that gives a value, too.
+func second[T any](_ T, err error) error { return err }
 
 func (p *peer) do(t *testing.T, op meta.Op, want meta.LeaseMode) *meta.Result {
 	t.Helper()

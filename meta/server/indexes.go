@@ -15,12 +15,12 @@ import (
 	"golang.org/x/time/rate"
 
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/capability"
 	"penstock.io/penstock/meta/index"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
 	"penstock.io/penstock/meta/task"
-	"penstock.io/penstock/meta/wire"
 )
 
 // Indexes of snapshots are made by the owner of the volume when somebody first
@@ -69,7 +69,7 @@ func tooLarge(err error) bool { return errors.Is(err, meta.ResourceExceeded) }
 
 // index answers the request for the index of a snapshot, and has it made if
 // there is none. Errors: NoSuchSnapshot.
-func (o *owner) index(ctx context.Context, name string) (*wire.IndexAnswer, error) {
+func (o *owner) index(ctx context.Context, name string) (*admin.SnapshotIndex, error) {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
 	}
@@ -83,9 +83,9 @@ func (o *owner) index(ctx context.Context, name string) (*wire.IndexAnswer, erro
 	}
 	if a == nil {
 		if o.srv.cfg.ChunkWriter == nil {
-			return &wire.IndexAnswer{At: sn.At, State: wire.IndexNone}, nil
+			return &admin.SnapshotIndex{Generation: uint64(sn.At), State: admin.IndexState_INDEX_NONE}, nil
 		}
-		a = &wire.IndexAnswer{At: sn.At, State: wire.IndexBuilding}
+		a = &admin.SnapshotIndex{Generation: uint64(sn.At), State: admin.IndexState_INDEX_BUILDING}
 		x := &o.indexing
 		x.mu.Lock()
 		w := x.wanted[sn.At]
@@ -99,7 +99,7 @@ func (o *owner) index(ctx context.Context, name string) (*wire.IndexAnswer, erro
 		if w.err != nil {
 			a.Detail = w.err.Error()
 			if tooLarge(w.err) {
-				a.State = wire.IndexNone
+				a.State = admin.IndexState_INDEX_NONE
 			}
 		}
 		x.mu.Unlock()
@@ -111,7 +111,7 @@ func (o *owner) index(ctx context.Context, name string) (*wire.IndexAnswer, erro
 
 // indexOf tells of a recorded index, once the journal has it; nil: there is
 // none of the version that this program makes, or a newer one.
-func (o *owner) indexOf(at meta.Generation) (a *wire.IndexAnswer, wait <-chan struct{}, err error) {
+func (o *owner) indexOf(at meta.Generation) (a *admin.SnapshotIndex, wait <-chan struct{}, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.failed != nil {
@@ -122,7 +122,7 @@ func (o *owner) indexOf(at meta.Generation) (a *wire.IndexAnswer, wait <-chan st
 	if err != nil || !ok || x.Version < index.Version {
 		return nil, nil, err
 	}
-	a = &wire.IndexAnswer{At: at, State: wire.IndexReady, Version: x.Version, Digest: x.Sum[:], Length: x.Length, Inodes: x.Inodes}
+	a = &admin.SnapshotIndex{Generation: uint64(at), State: admin.IndexState_INDEX_READY, Version: uint32(x.Version), Digest: x.Sum[:], Length: x.Length, Inodes: x.Inodes}
 	for _, p := range x.Parts {
 		c, _, err := namespace.ReadChunk(&view{o: o}, p.Chunk)
 		if err != nil {
@@ -133,7 +133,11 @@ func (o *owner) indexOf(at meta.Generation) (a *wire.IndexAnswer, wait <-chan st
 			return nil, nil, err
 		}
 		id := p.Chunk.Bytes()
-		a.Parts = append(a.Parts, wire.IndexPart{Chunk: id[:], Length: p.Length, Servers: c.Servers, Sealed: c.State != meta.ChunkOpen, ChunkLength: c.Length})
+		part := &admin.IndexPart{Chunk: id[:], Length: p.Length, Sealed: c.State != meta.ChunkOpen, ChunkLength: c.Length}
+		for _, server := range c.Servers {
+			part.Servers = append(part.Servers, uint64(server))
+		}
+		a.Parts = append(a.Parts, part)
 	}
 	return a, o.untilDurable(o.newest()), nil
 }
@@ -523,17 +527,4 @@ func (o *owner) putPart(policy *meta.Policy, r io.Reader, n uint64) (id meta.Chu
 		err = meta.E("make index", meta.IO, id.String(), fmt.Errorf("%d bytes were written, not %d", wrote, n))
 	}
 	return id, err
-}
-
-// indexOp answers a request about the index of a snapshot.
-func (s *Server) indexOp(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
-	o, err := s.ownerOf(ctx, m)
-	if err != nil {
-		return err
-	}
-	a, err := o.index(ctx, m.Entry)
-	if err != nil {
-		return err
-	}
-	return reportJSON(re, a)
 }

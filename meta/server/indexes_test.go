@@ -20,9 +20,9 @@ import (
 	"github.com/google/btree"
 
 	"penstock.io/penstock/meta"
+	adminapi "penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/index"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/wire"
 )
 
 var indexSeed = flag.Uint64("index-seed", 0, "seed of the random trees that are indexed; 0: a new one")
@@ -414,7 +414,7 @@ func TestIndexesFailAlone(t *testing.T) {
 	a.snapshot(t, "one")
 	a.create(t, "f")
 	a.snapshot(t, "two")
-	state := func(name string) wire.IndexAnswer {
+	state := func(name string) *adminapi.SnapshotIndex {
 		ans, err := a.SnapshotIndex(t.Context(), 1, name)
 		if err != nil {
 			t.Fatal(err)
@@ -422,8 +422,8 @@ func TestIndexesFailAlone(t *testing.T) {
 		return ans
 	}
 	eventually(t, "the first fails", func() error { return unless(state("one").Detail != "") })
-	eventually(t, "the second", func() error { return unless(state("two").State == wire.IndexReady) })
-	if one := state("one"); one.State != wire.IndexBuilding || w.calls.Load() != 2 {
+	eventually(t, "the second", func() error { return unless(state("two").State == adminapi.IndexState_INDEX_READY) })
+	if one := state("one"); one.State != adminapi.IndexState_INDEX_BUILDING || w.calls.Load() != 2 {
 		t.Errorf("%+v after %d writes", one, w.calls.Load())
 	}
 	now := time.Now()
@@ -447,7 +447,7 @@ func TestIndexTooLarge(t *testing.T) {
 	a.snapshot(t, "one")
 	eventually(t, "there is none", func() error {
 		ans, err := a.SnapshotIndex(t.Context(), 1, "one")
-		return errors.Join(err, unless(ans.State == wire.IndexNone && strings.Contains(ans.Detail, "limit exceeded")))
+		return errors.Join(err, unless(ans.State == adminapi.IndexState_INDEX_NONE && strings.Contains(ans.Detail, "limit exceeded")))
 	})
 	o := g.s.srv.opened(1)
 	o.indexing.mu.Lock()
@@ -477,7 +477,7 @@ func TestLeftIndexesGo(t *testing.T) {
 		at[i] = a.snapshot(t, name).At
 		eventually(t, "an index", func() error {
 			ans, err := a.SnapshotIndex(t.Context(), 1, name)
-			return errors.Join(err, unless(ans.State == wire.IndexReady))
+			return errors.Join(err, unless(ans.State == adminapi.IndexState_INDEX_READY))
 		})
 	}
 	indexes := func() (all []meta.Generation, err error) {

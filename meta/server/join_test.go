@@ -15,7 +15,6 @@ import (
 	chunkclient "penstock.io/penstock/chunkserver/client"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/namespace"
-	"penstock.io/penstock/meta/wire"
 )
 
 // scribbler writes a file in blocks, anywhere, and knows what it ought to hold.
@@ -270,7 +269,9 @@ func TestSharedExtentsAreNotJoined(t *testing.T) {
 	write(perm(s.r, 0, blocks/2))
 	wait("the new half is joined", blocks/2+4, blocks+blocks/2)
 	s.rests("all is done")
-	p.admin(t, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: 1, Entry: "one"})
+	if _, err := p.DeleteSnapshot(t.Context(), 1, "one"); err != nil {
+		t.Fatal(err)
+	}
 	wait("all is joined", 8, blocks)
 
 	write(perm(s.r, 0, blocks))
@@ -294,7 +295,9 @@ func TestSharedExtentsAreNotJoined(t *testing.T) {
 	p.snapshot(t, "two")
 	write(perm(s.r, 0, blocks)[:blocks*3/4])
 	p.snapshot(t, "three")
-	p.admin(t, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: 1, Entry: "two"})
+	if _, err := p.DeleteSnapshot(t.Context(), 1, "two"); err != nil {
+		t.Fatal(err)
+	}
 	g.await("the snapshot's own are let go", func(st *RepairStatus) bool {
 		var live uint64
 		for _, rec := range g.records() {

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,65 +11,56 @@ import (
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	peering "penstock.io/penstock/meta/peer"
-	"penstock.io/penstock/meta/wire"
 )
 
-// pinOp answers a request about pins at the owner of the volume.
-func (s *Server) pinOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
-	v, err := s.find(ctx, m)
+// pinSnapshot keeps a snapshot from being deleted for a time, for a holder; by is the
+// identity that asks. at, if not zero, is the generation of the snapshot that is meant.
+// Errors: NoSuchSnapshot, Invalid, NameTooLong, ResourceExceeded.
+func (o *owner) pinSnapshot(ctx context.Context, name string, at meta.Generation, holder, by string, ttl time.Duration) (meta.PinInfo, error) {
+	sn, err := o.pinnable(name, at)
 	if err != nil {
-		return err
+		return meta.PinInfo{}, err
 	}
-	o, err := s.ownerFor(ctx, v.ID)
-	if err != nil {
-		return err
+	if _, err := o.changePin(ctx, &meta.PinSnapshot{At: sn.At, Holder: holder, By: by, TTL: ttl}); err != nil {
+		return meta.PinInfo{}, err
 	}
-	var q wire.PinRequest
-	if err := json.Unmarshal(m.Body, &q); err != nil {
-		return meta.E("admin", meta.Protocol, "", err)
-	}
-	sn, err := o.snapshot(m.Entry)
-	if err == nil && q.At != 0 && q.At != sn.At {
-		err = meta.E("pin snapshot", meta.NoSuchSnapshot, m.Entry, errors.New("it was deleted, and another one has its name"))
-	}
-	if err != nil {
-		return err
-	}
-	if m.Op == wire.AdminUnpin {
-		return o.unpin(ctx, sess, sn, q.Holder, re)
-	}
-	if _, err := o.changePin(ctx, &meta.PinSnapshot{At: sn.At, Holder: q.Holder, By: sess.who.String(), TTL: q.TTL}); err != nil {
-		return err
-	}
-	p, ok, err := o.pin(sn.At, q.Holder)
+	p, ok, err := o.pin(sn.At, holder)
 	if err == nil && !ok {
-		err = meta.E("pin snapshot", meta.NoSuchSnapshot, m.Entry, errors.New("it was pinned, and let go at once"))
+		err = meta.E("pin snapshot", meta.NoSuchSnapshot, name, errors.New("it was pinned, and let go at once"))
 	}
-	if err != nil {
-		return err
-	}
-	return reportJSON(re, pinInfo(p))
+	return pinInfo(p), err
 }
 
-// unpin gives a pin up: its maker may, and who administers the volume.
-func (o *owner) unpin(ctx context.Context, sess *session, sn meta.Snapshot, holder string, re *wire.AdminRe) error {
-	p, ok, err := o.pin(sn.At, holder)
-	if err != nil {
-		return err
+// pinnable finds the snapshot of a name and, unless that is zero, of a generation.
+func (o *owner) pinnable(name string, at meta.Generation) (meta.Snapshot, error) {
+	sn, err := o.snapshot(name)
+	if err == nil && at != 0 && at != sn.At {
+		err = meta.E("pin snapshot", meta.NoSuchSnapshot, name, errors.New("it was deleted, and another one has its name"))
 	}
-	if !ok {
-		return reportJSON(re, wire.UnpinAnswer{})
+	return sn, err
+}
+
+// unpin releases a pin, and tells whether there was one: its maker may, and sessions that
+// administer the volume. Errors: NoSuchSnapshot, AccessDenied.
+func (o *owner) unpin(ctx context.Context, sess *session, name, holder string) (released bool, err error) {
+	sn, err := o.pinnable(name, 0)
+	if err != nil {
+		return false, err
+	}
+	p, ok, err := o.pin(sn.At, holder)
+	if err != nil || !ok {
+		return false, err
 	}
 	if sess.who.Role == peering.Client && p.By != sess.who.String() {
 		if err := sess.authorize(o.vol, cluster.AdminRights); err != nil {
-			return meta.E("unpin snapshot", meta.AccessDenied, holder, fmt.Errorf("it was pinned by %s: %w", p.By, err))
+			return false, meta.E("unpin snapshot", meta.AccessDenied, holder, fmt.Errorf("it was pinned by %s: %w", p.By, err))
 		}
 	}
 	res, err := o.changePin(ctx, &meta.UnpinSnapshot{At: sn.At, Holder: holder})
 	if err != nil {
-		return err
+		return false, err
 	}
-	return reportJSON(re, wire.UnpinAnswer{Released: res.Existed})
+	return res.Existed, nil
 }
 
 // changePin runs an operation about pins and waits for the journal.
@@ -108,17 +98,17 @@ func (o *owner) pin(at meta.Generation, holder string) (p meta.Pin, ok bool, err
 	return all[i], true, nil
 }
 
-func pinInfo(p meta.Pin) wire.PinInfo {
-	return wire.PinInfo{Holder: p.Holder, By: p.By, Made: time.Unix(0, int64(p.Made)).UTC(), Until: time.Unix(0, int64(p.Until)).UTC()}
+func pinInfo(p meta.Pin) meta.PinInfo {
+	return meta.PinInfo{Holder: p.Holder, By: p.By, Made: time.Unix(0, int64(p.Made)).UTC(), Until: time.Unix(0, int64(p.Until)).UTC()}
 }
 
 // listPins adds pins to the snapshots that they are of, as many as a page holds: of
 // the others it is told how many there are. Caller holds mu.
-func (o *owner) listPins(l []wire.SnapshotInfo) error {
+func (o *owner) listPins(l []meta.SnapshotInfo) error {
 	all, err := namespace.Pins(&view{o: o}, o.now())
 	left := pageBytes
 	for _, p := range all {
-		i := slices.IndexFunc(l, func(s wire.SnapshotInfo) bool { return s.At == p.Snapshot })
+		i := slices.IndexFunc(l, func(s meta.SnapshotInfo) bool { return s.At == p.Snapshot })
 		if i < 0 {
 			continue
 		}

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -9,10 +8,10 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/cluster"
 	peering "penstock.io/penstock/meta/peer"
 	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/operator"
 )
 
 // holders lists the pins of a snapshot.
@@ -136,11 +135,11 @@ func TestPinnedOfSchedule(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	a := s.dial("a")
-	a.admin(t, wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: 1, Entry: "2s:1s"})
+	a.schedule(t, "2s:1s")
 	var first string
 	eventually(t, "a snapshot is taken and pinned", func() error {
 		for _, i := range a.snapshots(t).Snapshots {
-			if i.State == wire.SnapshotReady {
+			if i.State == meta.SnapshotReady {
 				first = i.Name
 				_, err := a.PinSnapshot(t.Context(), 1, first, "run", time.Hour)
 				return err
@@ -193,18 +192,8 @@ func TestWhoMayPin(t *testing.T) {
 	s.grants(2, cluster.Grant{Who: "client/reader", Volume: 1, Rights: cluster.ReadRights, Users: cluster.UsersAsIs},
 		cluster.Grant{Who: "client/other", Volume: 1, Rights: cluster.WriteRights, Users: cluster.UsersAsIs},
 		cluster.Grant{Who: "client/boss", Volume: 1, Rights: cluster.AdminRights, Users: cluster.UsersAsIs})
-	as := func(name string) *client.Session {
-		p := &peer{leases: map[meta.Ino]meta.LeaseMode{}}
-		sess, err := client.Dial(t.Context(), client.Config{Addrs: []string{s.addr}, Name: name, Handler: p, Creds: s.creds(peering.Client, name)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
-			defer cancel()
-			sess.Close(ctx)
-		})
-		return sess
+	as := func(name string) *operator.Operator {
+		return operator.New(t, s.addr, s.creds(peering.Client, name))
 	}
 	boss := as("boss")
 	if _, err := boss.TakeSnapshot(t.Context(), 1, "one"); err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
+	adminapi "penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/wire"
 )
@@ -185,17 +186,22 @@ func TestSnapshotDeletionAgain(t *testing.T) {
 	a.create(t, "f")
 	a.snapshot(t, "one")
 	at := a.snapshots(t).Snapshots[0].At
-	remove := once(t, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: 1, Entry: "one"}, wire.SnapshotRequest{At: at})
-	a.admin(t, remove)
+	remove := func() {
+		t.Helper()
+		if _, err := a.API.Snapshots.DeleteSnapshot(t.Context(), &adminapi.DeleteSnapshotRequest{Volume: adminapi.Numbered(1), Name: "one", Generation: uint64(at)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remove()
 	eventually(t, "it is gone", func() error { return unless(len(a.snapshots(t).Snapshots) == 0) })
 	a.create(t, "g")
 	a.snapshot(t, "one")
-	a.admin(t, remove)
+	remove()
 	if l := a.names(t); !slices.Equal(l, []string{"one ready"}) {
 		t.Errorf("the newer one: %q", l)
 	}
 	// The client says which it means, and by its name alone finds the newer one.
-	if i, err := a.DeleteSnapshot(t.Context(), 1, "one"); err != nil || i.At == at || i.State != wire.SnapshotDeleting {
+	if i, err := a.DeleteSnapshot(t.Context(), 1, "one"); err != nil || i.At == at || i.State != meta.SnapshotDeleting {
 		t.Errorf("%+v, %v", i, err)
 	}
 	if _, err := a.DeleteSnapshot(t.Context(), 1, "two"); !errors.Is(err, meta.NoSuchSnapshot) {
@@ -213,8 +219,15 @@ func TestRollbackAgain(t *testing.T) {
 	a.snapshot(t, "one")
 	a.create(t, "since")
 	admin := s.dial("admin")
-	back := func(n uint64) wire.Admin {
-		return once(t, wire.Admin{Op: wire.AdminSnapshotRollback, Volume: 1, Entry: "one"}, wire.SnapshotRequest{Token: n, Force: true})
+	back := func(n uint64) error {
+		_, err := admin.API.Snapshots.RollBackVolume(t.Context(), &adminapi.RollBackVolumeRequest{Volume: adminapi.Numbered(1), Snapshot: "one", Force: true, RequestId: n})
+		return err
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 	stays := func(when string, want ...string) {
 		t.Helper()
@@ -238,10 +251,7 @@ func TestRollbackAgain(t *testing.T) {
 	// has written since.
 	errs := make(chan error, 3)
 	for range cap(errs) {
-		go func() {
-			_, err := admin.Admin(t.Context(), back(1))
-			errs <- err
-		}()
+		go func() { errs <- back(1) }()
 	}
 	if err := <-errs; err != nil {
 		t.Fatal(err)
@@ -253,20 +263,20 @@ func TestRollbackAgain(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	admin.admin(t, back(1))
+	must(back(1))
 	stays("sent again", "after", "before")
 	s.crash()
 	s.start()
-	admin.admin(t, back(1))
+	must(back(1))
 	stays("sent to the next owner", "after", "before")
 	// Another request is another one; and of many some are remembered.
 	for n := range uint64(2 * maxRolled) {
-		admin.admin(t, back(2+n))
+		must(back(2 + n))
 	}
 	stays("asked for anew", "before")
 	s.crash()
 	s.start()
-	admin.admin(t, back(1+2*maxRolled))
+	must(back(1 + 2*maxRolled))
 	o := s.srv.opened(1)
 	o.mu.Lock()
 	n := len(o.rollbacks.done)

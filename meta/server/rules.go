@@ -112,14 +112,9 @@ var adminRules = [...]adminRule{
 	wire.AdminPathOf:       {roles: admins},
 	wire.AdminTake:         {roles: []peering.Role{peering.Meta}},
 
-	wire.AdminSnapshots:        {roles: admins, right: cluster.ReadRights},
-	wire.AdminSnapshotCreate:   {roles: admins, right: cluster.AdminRights},
-	wire.AdminSnapshotDelete:   {roles: admins, right: cluster.AdminRights},
-	wire.AdminSnapshotDiff:     {roles: admins, right: cluster.ReadRights},
-	wire.AdminSnapshotRollback: {roles: admins, right: cluster.AdminRights},
-	wire.AdminSnapshotSchedule: {roles: admins, right: cluster.AdminRights},
-	wire.AdminPin:              {roles: admins, right: cluster.ReadRights},
-	wire.AdminUnpin:            {roles: admins, right: cluster.ReadRights}, // of one's own: see unpin
+	wire.AdminViews:          {roles: admins, right: cluster.ReadRights},
+	wire.AdminTakeTarget:     {roles: admins, right: cluster.AdminRights},
+	wire.AdminRollBackTarget: {roles: admins, right: cluster.AdminRights},
 
 	wire.AdminRenameVolume:   {roles: admins, right: cluster.AdminRights},
 	wire.AdminUndeleteVolume: {roles: admins},
@@ -135,20 +130,17 @@ var adminRules = [...]adminRule{
 	wire.AdminLostChunks: {roles: admins},
 	wire.AdminAcceptLoss: {roles: admins},
 
-	// It has every name of the volume, as who may read it may.
-	wire.AdminSnapshotIndex: {roles: admins, right: cluster.ReadRights},
-	wire.AdminEvents:        {roles: admins, right: cluster.ReadRights},
-	wire.AdminSetEvents:     {roles: admins, right: cluster.AdminRights},
-	wire.AdminMirrors:       {roles: admins, right: cluster.AdminRights},
-	wire.AdminMirrorPut:     {roles: admins, right: cluster.AdminRights},
-	wire.AdminMirrorDrop:    {roles: admins, right: cluster.AdminRights},
-	wire.AdminMirrorShow:    {roles: admins, right: cluster.AdminRights},
-	wire.AdminGrantFor:      {roles: admins},
-	wire.AdminRevision:      {roles: admins},
-	wire.AdminSnapshotUse:   {roles: admins, right: cluster.AdminRights}, // it may read much
-	wire.AdminGroups:        {roles: admins, right: cluster.AdminRights},
-	wire.AdminGroupPut:      {roles: admins, right: cluster.AdminRights}, // on each volume
-	wire.AdminGroupStep:     {roles: admins, right: cluster.AdminRights},
+	wire.AdminEvents:     {roles: admins, right: cluster.ReadRights},
+	wire.AdminSetEvents:  {roles: admins, right: cluster.AdminRights},
+	wire.AdminMirrors:    {roles: admins, right: cluster.AdminRights},
+	wire.AdminMirrorPut:  {roles: admins, right: cluster.AdminRights},
+	wire.AdminMirrorDrop: {roles: admins, right: cluster.AdminRights},
+	wire.AdminMirrorShow: {roles: admins, right: cluster.AdminRights},
+	wire.AdminGrantFor:   {roles: admins},
+	wire.AdminRevision:   {roles: admins},
+	wire.AdminGroups:     {roles: admins, right: cluster.AdminRights},
+	wire.AdminGroupPut:   {roles: admins, right: cluster.AdminRights}, // on each volume
+	wire.AdminGroupStep:  {roles: admins, right: cluster.AdminRights},
 }
 
 var _ [wire.AdminOps]struct{} = [len(adminRules)]struct{}{}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/meta/cluster"
 )
 
 // The schedule of a volume's snapshots stands in its row of the table and is
@@ -158,11 +158,11 @@ func (s *scheduling) failed(why error, now time.Time, every time.Duration) time.
 }
 
 // failing tells what is wrong, nil if nothing is.
-func (s *scheduling) failing() *wire.ScheduleFailing {
+func (s *scheduling) failing() *meta.ScheduleFailing {
 	if s.tries == 0 {
 		return nil
 	}
-	return &wire.ScheduleFailing{Since: s.since, Tries: s.tries, Why: s.why.Error(), Next: s.next}
+	return &meta.ScheduleFailing{Since: s.since, Tries: s.tries, Why: s.why.Error(), Next: s.next}
 }
 
 // staysOpen: so many volumes can't be visited as often as a schedule wants, so one that
@@ -281,4 +281,17 @@ func (o *owner) keepSchedule() time.Duration {
 		cancel()
 	}
 	return min(wait, scheduleRead)
+}
+
+// setSchedule changes what is kept of snapshots that the owner takes by itself; empty: none is
+// taken. Errors: Invalid, NoSuchVolume.
+func (o *owner) setSchedule(ctx context.Context, keep string) error {
+	if _, err := parseKeep(keep); err != nil {
+		return err
+	}
+	if _, err := o.srv.cfg.Cluster.UpdateVolume(ctx, o.vol, func(v *cluster.Volume) error { v.Keep = keep; return nil }); err != nil {
+		return err
+	}
+	o.scheduleChanged()
+	return nil
 }

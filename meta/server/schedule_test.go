@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/wire"
 )
 
 // TestScheduleAcrossOwners: owners die by SIGKILL between two times at which a snapshot is
@@ -18,7 +17,7 @@ func TestScheduleAcrossOwners(t *testing.T) {
 	s := newSite(t)
 	a := s.dial("a")
 	const every = 3 * time.Second
-	a.admin(t, wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: 1, Entry: "12s:3s"})
+	a.schedule(t, "12s:3s")
 	intervals := map[int64]meta.Generation{} // that have a snapshot
 	newest := int64(0)
 	first := meta.Generation(0)

@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/wire"
 )
 
 // A list of snapshots says what they alone hold as `snapshot usage` counts it: after a
@@ -33,7 +32,9 @@ func TestListedHoldIsExactAfterRollback(t *testing.T) {
 	listed("nothing changed", 0)
 	a.do(t, &meta.SetAttr{Ino: ino, Mask: meta.SetSize}, meta.LeaseNone)
 	listed("the file was cut off", size)
-	a.admin(t, adminJSON(t, wire.Admin{Op: wire.AdminSnapshotRollback, Volume: 1, Entry: "one"}, wire.SnapshotRequest{Token: 7, Force: true}))
+	if err := a.RollBack(t.Context(), 1, "one", true); err != nil {
+		t.Fatal(err)
+	}
 	if held := a.snapshots(t).Held; held != size {
 		t.Errorf("superseded extents are %d bytes: this tests nothing", held)
 	}

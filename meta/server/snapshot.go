@@ -3,7 +3,6 @@ package server
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,7 +15,6 @@ import (
 	"unicode/utf8"
 
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/wire"
 )
@@ -501,24 +499,24 @@ func (o *owner) snapshot(name string) (meta.Snapshot, error) {
 	return meta.Snapshot{}, meta.E("find snapshot", meta.NoSuchSnapshot, name, nil)
 }
 
-func snapshotInfo(s meta.Snapshot) wire.SnapshotInfo {
-	i := wire.SnapshotInfo{Name: s.Name, At: s.At, Created: time.Unix(0, int64(s.Created)).UTC(), Inodes: s.Inodes, Bytes: s.Bytes, State: wire.SnapshotReady}
+func snapshotInfo(s meta.Snapshot) meta.SnapshotInfo {
+	i := meta.SnapshotInfo{Name: s.Name, At: s.At, Created: time.Unix(0, int64(s.Created)).UTC(), Inodes: s.Inodes, Bytes: s.Bytes, State: meta.SnapshotReady}
 	switch {
 	case s.Deleting:
-		i.State = wire.SnapshotDeleting
+		i.State = meta.SnapshotDeleting
 	case s.Rolling:
-		i.State = wire.SnapshotRolling
+		i.State = meta.SnapshotRolling
 	}
 	return i
 }
 
 // tellUnanswered notes which files are in a snapshot only as they were synced last.
-func tellUnanswered(i *wire.SnapshotInfo, u unanswered) {
+func tellUnanswered(i *meta.SnapshotInfo, u unanswered) {
 	i.Unanswered, i.UnansweredBy = uint64(u.files), u.clients
 }
 
 // checkSnapshotName refuses names that can't be given: what is mounted is written
-// VOLUME@SNAPSHOT:PATH. Programs of before gave such with ':'.
+// VOLUME@SNAPSHOT:PATH.
 func checkSnapshotName(name string) error {
 	const op = "name snapshot"
 	switch {
@@ -530,135 +528,46 @@ func checkSnapshotName(name string) error {
 	return nil
 }
 
-// snapshotOp answers a request about snapshots at the owner of the volume.
-func (s *Server) snapshotOp(ctx context.Context, sess *session, m *wire.Admin, re *wire.AdminRe) error {
-	v, err := s.find(ctx, m)
+// listViews lists the snapshots of a volume that a mount can show.
+func (s *Server) listViews(ctx context.Context, m *wire.Admin, re *wire.AdminRe) error {
+	o, err := s.ownerOf(ctx, m)
 	if err != nil {
 		return err
 	}
-	o, err := s.ownerFor(ctx, v.ID)
+	all, err := o.snapshots()
 	if err != nil {
 		return err
 	}
-	body := func(to any) error {
-		if len(m.Body) == 0 {
-			return nil
-		}
-		if err := json.Unmarshal(m.Body, to); err != nil {
-			return meta.E("admin", meta.Protocol, "", err)
-		}
-		return nil
+	return reportJSON(re, wire.ViewsAnswer{Snapshots: all})
+}
+
+// targetOp takes a snapshot of a mirror's target, or rolls the target back, for the session
+// that fills it. Errors: those of takeSnapshot and rollBack; ReadOnly.
+func (s *Server) targetOp(ctx context.Context, sess *session, m *wire.Admin) error {
+	o, err := s.ownerOf(ctx, m)
+	if err != nil {
+		return err
 	}
-	switch m.Op {
-	case wire.AdminSnapshotCreate, wire.AdminSnapshotRollback, wire.AdminSnapshotSchedule:
-		if err := o.mayMirror(ctx, sess, "snapshot"); err != nil && m.Entry != "" {
-			return err
-		}
+	var q wire.Once
+	if err := readBody(m, &q); err != nil {
+		return err
 	}
-	switch m.Op {
-	case wire.AdminSnapshots:
-		var q wire.SnapshotsRequest
-		if err := body(&q); err != nil {
-			return err
-		}
-		l, err := o.listSnapshots(q.Only)
-		if err != nil {
-			return err
-		}
-		if q.Count && len(l.Snapshots) > 0 {
-			o.countHeld(ctx, l)
-		}
-		for i, x := range l.Snapshots {
-			if x.State == wire.SnapshotReady && slices.Contains(v.Dropped, x.At) {
-				l.Snapshots[i].State = wire.SnapshotDropped
-			}
-		}
-		if i := l.Named(q.Digest); i >= 0 && l.Snapshots[i].Digest == nil {
-			unpaced := q.Unpaced && s.mayAdmin(ctx, sess, &wire.Admin{Op: wire.AdminSnapshotCreate, Volume: v.ID}) == nil
-			o.awaitDigest(l.Snapshots[i].At, unpaced)
-		}
-		l.Keep = v.Keep
-		return reportJSON(re, l)
-	case wire.AdminSnapshotCreate:
-		var q wire.SnapshotRequest
-		if err := body(&q); err != nil {
-			return err
-		}
-		var filler *session
-		if q.Filler {
-			if err := o.mayFill(ctx, sess, "take snapshot"); err != nil {
-				return err
-			}
-			filler = sess
-		}
-		if err := checkSnapshotName(m.Entry); err != nil {
-			return err
-		}
-		sn, late, err := o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: m.Entry, Token: q.Token}, takeHow{filler: filler, strict: q.Strict})
-		if err != nil {
-			return err
-		}
-		i := snapshotInfo(sn)
-		i.Strict = q.Strict && late.known && late.files == 0
-		tellUnanswered(&i, late)
-		return reportJSON(re, i)
-	case wire.AdminSnapshotDelete:
-		var q wire.SnapshotRequest
-		if err := body(&q); err != nil {
-			return err
-		}
-		i, err := o.deleteUnpinned(ctx, m.Entry, q.At, q.Later)
-		if err != nil {
-			return err
-		}
-		return reportJSON(re, i)
-	case wire.AdminSnapshotDiff:
-		var q wire.DiffRequest
-		if err := body(&q); err != nil {
-			return err
-		}
-		if q.To == "" { // with the live tree
-			if err := o.mayMirror(ctx, sess, "compare"); err != nil {
-				return err
-			}
-		}
-		a, err := o.diff(ctx, &q)
-		if err != nil {
-			return err
-		}
-		return reportJSON(re, a)
-	case wire.AdminSnapshotRollback:
-		var q wire.SnapshotRequest
-		if err := body(&q); err != nil {
-			return err
-		}
-		return o.rollBack(ctx, sess, m.Entry, &q)
-	case wire.AdminSnapshotSchedule:
-		if _, err := parseKeep(m.Entry); err != nil {
-			return err
-		}
-		if _, err := s.cfg.Cluster.UpdateVolume(ctx, v.ID, func(v *cluster.Volume) error { v.Keep = m.Entry; return nil }); err != nil {
-			return err
-		}
-		o.scheduleChanged()
-		return nil
-	case wire.AdminSnapshotUse:
-		var q wire.SnapshotUseRequest
-		if err := body(&q); err != nil {
-			return err
-		}
-		u, err := o.snapshotUse(ctx, &q)
-		if err != nil {
-			return err
-		}
-		return reportJSON(re, u)
+	if m.Op == wire.AdminRollBackTarget {
+		return o.rollBack(ctx, sess, m.Entry, rollHow{token: q.Token, force: true, filler: true})
 	}
-	panic(fmt.Sprintf("server: request %d is not about snapshots", m.Op))
+	if err := o.mayFill(ctx, sess, "take snapshot"); err != nil {
+		return err
+	}
+	if err := checkSnapshotName(m.Entry); err != nil {
+		return err
+	}
+	_, _, err = o.takeSnapshot(ctx, &meta.TakeSnapshot{Name: m.Entry, Token: q.Token}, takeHow{filler: sess})
+	return err
 }
 
 // snapshotUse counts what snapshots hold in the state as it is at one journal entry;
 // changes go on meanwhile. What was answered before is in it.
-func (o *owner) snapshotUse(ctx context.Context, q *wire.SnapshotUseRequest) (*wire.SnapshotUse, error) {
+func (o *owner) snapshotUse(ctx context.Context, drop []string) (*meta.SnapshotUse, error) {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return nil, err
 	}
@@ -670,13 +579,13 @@ func (o *owner) snapshotUse(ctx context.Context, q *wire.SnapshotUseRequest) (*w
 		return nil, err
 	}
 	defer release()
-	h, err := readHeld(view, q.Delete)
+	h, err := readHeld(view, drop)
 	if err = errors.Join(err, view.Close()); err != nil {
 		return nil, err
 	}
-	u := &wire.SnapshotUse{Live: h.Live, Alone: h.Alone, Going: h.Going, Freed: h.Freed, Snapshots: []wire.SnapshotUseOf{}}
+	u := &meta.SnapshotUse{Live: h.Live, Alone: h.Alone, Going: h.Going, Freed: h.Freed, Snapshots: []meta.SnapshotUseOf{}}
 	for _, s := range h.Each {
-		u.Snapshots = append(u.Snapshots, wire.SnapshotUseOf{Name: s.Name, At: s.At, Bytes: s.Bytes, Alone: s.Alone})
+		u.Snapshots = append(u.Snapshots, meta.SnapshotUseOf{Name: s.Name, At: s.At, Bytes: s.Bytes, Alone: s.Alone})
 	}
 	return u, nil
 }
@@ -686,7 +595,7 @@ const countFor = 2 * time.Second
 
 // countHeld puts into a list what its snapshots alone hold, to the byte. If that takes too
 // long the list keeps the sum that the owner has at any time.
-func (o *owner) countHeld(ctx context.Context, l *wire.SnapshotList) {
+func (o *owner) countHeld(ctx context.Context, l *meta.SnapshotList) {
 	select {
 	case <-o.recovered:
 	default:
@@ -694,7 +603,7 @@ func (o *owner) countHeld(ctx context.Context, l *wire.SnapshotList) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, countFor)
 	defer cancel()
-	u, err := o.snapshotUse(ctx, &wire.SnapshotUseRequest{})
+	u, err := o.snapshotUse(ctx, nil)
 	if err != nil {
 		o.log.Debug("what snapshots alone hold was not counted for a list of them", "error", err)
 		return
@@ -720,7 +629,7 @@ func readHeld(r namespace.Reader, names []string) (*namespace.Held, error) {
 }
 
 // listSnapshots tells of all, or of those of a name.
-func (o *owner) listSnapshots(only string) (*wire.SnapshotList, error) {
+func (o *owner) listSnapshots(only string) (*meta.SnapshotList, error) {
 	all, shown, err := o.shownSnapshots()
 	if err != nil {
 		return nil, err
@@ -728,7 +637,7 @@ func (o *owner) listSnapshots(only string) (*wire.SnapshotList, error) {
 	if only != "" {
 		all = slices.DeleteFunc(all, func(s meta.Snapshot) bool { return s.Name != only })
 	}
-	l := &wire.SnapshotList{Snapshots: make([]wire.SnapshotInfo, len(all))}
+	l := &meta.SnapshotList{Snapshots: make([]meta.SnapshotInfo, len(all))}
 	for i, s := range all {
 		l.Snapshots[i] = snapshotInfo(s)
 		l.Snapshots[i].Shown = s.At == shown
@@ -748,7 +657,7 @@ func (o *owner) listSnapshots(only string) (*wire.SnapshotList, error) {
 	l.Held, err = namespace.Buried(&view{o: o})
 	is, terr := namespace.Tallied(&view{o: o})
 	if is.On {
-		l.Quota = &wire.SnapshotQuota{InForce: is.InForce, Bytes: is.Alone, Falls: is.InForce && is.Stale}
+		l.Quota = &meta.SnapshotQuota{InForce: is.InForce, Bytes: is.Alone, Falls: is.InForce && is.Stale}
 	}
 	return l, errors.Join(err, terr)
 }

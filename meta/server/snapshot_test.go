@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -15,16 +14,22 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"penstock.io/penstock/meta"
+	adminapi "penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/wire"
 )
 
 // snapshot takes one. The request may be sent again, when a connection was silent.
-func (p *peer) snapshot(t *testing.T, name string) (i wire.SnapshotInfo) {
+func (p *peer) snapshot(t *testing.T, name string) (i meta.SnapshotInfo) {
 	t.Helper()
-	p.report(t, adminJSON(t, wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1, Entry: name}, wire.SnapshotRequest{Token: rand.Uint64() | 1}), &i)
+	i, err := p.TakeSnapshot(t.Context(), 1, name)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return i
 }
 
@@ -35,17 +40,28 @@ func (p *peer) report(t *testing.T, a wire.Admin, to any) {
 	}
 }
 
-func (p *peer) snapshots(t *testing.T) (l wire.SnapshotList) {
+func (p *peer) snapshots(t *testing.T) (l meta.SnapshotList) {
 	t.Helper()
-	p.report(t, wire.Admin{Op: wire.AdminSnapshots, Volume: 1}, &l)
+	l, err := p.Snapshots(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return l
+}
+
+// schedule sets the volume's schedule.
+func (p *peer) schedule(t *testing.T, keep string) {
+	t.Helper()
+	if err := p.ScheduleSnapshots(t.Context(), 1, keep); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // names lists a volume's snapshots by name and state.
 func (p *peer) names(t *testing.T) (l []string) {
 	t.Helper()
 	for _, s := range p.snapshots(t).Snapshots {
-		l = append(l, s.Name+" "+s.State)
+		l = append(l, s.Name+" "+string(s.State))
 	}
 	return l
 }
@@ -163,7 +179,7 @@ func barrierInTime(t *testing.T) bool {
 	a.mu.Unlock()
 
 	admin := s.dial("admin")
-	taken := make(chan wire.SnapshotInfo, 1)
+	taken := make(chan meta.SnapshotInfo, 1)
 	began := time.Now()
 	go func() {
 		defer close(taken) // also if it fails
@@ -274,7 +290,7 @@ func TestLeasesComeBackTogether(t *testing.T) {
 	a.mu.Lock()
 	a.hold = true
 	a.mu.Unlock()
-	taken := make(chan wire.SnapshotInfo, 1)
+	taken := make(chan meta.SnapshotInfo, 1)
 	go func() {
 		defer close(taken) // also if it fails
 		taken <- admin.snapshot(t, "two")
@@ -464,16 +480,16 @@ func TestSnapshotSentAgain(t *testing.T) {
 	a.mu.Lock()
 	a.holdsOn = true
 	a.mu.Unlock()
-	take := func(name string, q wire.SnapshotRequest) (i wire.SnapshotInfo) {
+	take := func(name string, q *adminapi.CreateSnapshotRequest) (i meta.SnapshotInfo) {
 		t.Helper()
-		body, err := json.Marshal(q)
+		q.Volume, q.Name = adminapi.Numbered(1), name
+		x, err := admin.API.Snapshots.CreateSnapshot(t.Context(), q)
 		if err != nil {
 			t.Fatal(err)
 		}
-		admin.report(t, wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1, Entry: name, Body: body}, &i)
-		return i
+		return x.Info()
 	}
-	torn, whole := wire.SnapshotRequest{Token: 7}, wire.SnapshotRequest{Token: 8, Strict: true}
+	torn, whole := &adminapi.CreateSnapshotRequest{RequestId: 7}, &adminapi.CreateSnapshotRequest{RequestId: 8, Strict: true}
 	one := take("one", torn)
 	if one.Unanswered != 1 || one.Strict {
 		t.Fatalf("%+v", one)
@@ -486,14 +502,16 @@ func TestSnapshotSentAgain(t *testing.T) {
 		t.Fatalf("%+v", two)
 	}
 	s.srv.tight.Store(&shortage{err: meta.E("journal", meta.NoSpace, "test", nil)})
-	admin.refused(t, meta.NoSpace, wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1, Entry: "three"})
+	if _, err := admin.TakeSnapshot(t.Context(), 1, "three"); !errors.Is(err, meta.NoSpace) {
+		t.Errorf("without room: %v", err)
+	}
 	if i := take("one", torn); i.At != one.At || i.Unanswered != 1 || !slices.Equal(i.UnansweredBy, one.UnansweredBy) {
 		t.Errorf("sent again: %+v", i)
 	}
 	if i := take("two", whole); i.At != two.At || !i.Strict {
 		t.Errorf("sent again: %+v", i)
 	}
-	torn.Strict = true // as if an owner of an older version had taken it
+	torn.Strict = true // as if an owner had taken it that is gone
 	if i := take("one", torn); i.At != one.At || i.Strict {
 		t.Errorf("sent again: %+v", i)
 	}
@@ -530,7 +548,7 @@ func TestSnapshotHeedsNoEarlierAnswer(t *testing.T) {
 			defer a.mu.Unlock()
 			return unless(len(a.held) == 1)
 		})
-		taken := make(chan wire.SnapshotInfo, 1)
+		taken := make(chan meta.SnapshotInfo, 1)
 		go func() {
 			i, err := admin.TakeSnapshot(t.Context(), 1, fmt.Sprint("s", n))
 			if err != nil {
@@ -630,7 +648,9 @@ func TestSnapshotNobodyCanSettle(t *testing.T) {
 	a.mu.Unlock()
 	chunks.refuse(meta.IO)
 	admin := s.dial("admin")
-	admin.refused(t, meta.Unavailable, wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1, Entry: "one"})
+	if _, err := admin.TakeSnapshot(t.Context(), 1, "one"); !errors.Is(err, meta.Unavailable) {
+		t.Errorf("what can't be settled: %v", err)
+	}
 	if l := admin.names(t); len(l) != 0 {
 		t.Fatal(l)
 	}
@@ -646,28 +666,38 @@ func TestSnapshotNames(t *testing.T) {
 	s := newSite(t)
 	a := s.dial("a")
 	a.snapshot(t, "one")
-	create := wire.Admin{Op: wire.AdminSnapshotCreate, Volume: 1}
 	for name, why := range map[string]meta.Kind{
 		"one": meta.Exists, "": meta.Invalid, ".": meta.Invalid, "a/b": meta.Invalid, "a@b": meta.Invalid, "a:b": meta.Invalid, "..": meta.Invalid, "a\xff": meta.Invalid, "a\nb": meta.Invalid,
 		strings.Repeat("x", 300): meta.NameTooLong,
 	} {
-		create.Entry = name
-		a.refused(t, why, create)
+		if _, err := a.TakeSnapshot(t.Context(), 1, name); !errors.Is(err, why) {
+			t.Errorf("%q: %v, want %v", name, err, why)
+		}
 	}
 	// A request that is sent again, also to the next owner, makes one snapshot.
-	create.Entry, create.Body = "two", []byte(`{"token":77}`)
-	var first, again wire.SnapshotInfo
-	a.report(t, create, &first)
+	create := &adminapi.CreateSnapshotRequest{Volume: adminapi.Numbered(1), Name: "two", RequestId: 77}
+	first, err := a.API.Snapshots.CreateSnapshot(t.Context(), create)
+	if err != nil {
+		t.Fatal(err)
+	}
 	s.crash()
 	s.start()
-	a.report(t, create, &again)
-	if fmt.Sprint(first) != fmt.Sprint(again) {
-		t.Fatal(first, again)
+	again, err := a.API.Snapshots.CreateSnapshot(t.Context(), create)
+	if err != nil || !proto.Equal(first, again) {
+		t.Fatal(first, again, err)
 	}
-	create.Body = []byte(`{"token":78}`)
-	a.refused(t, meta.Exists, create)
-	a.refused(t, meta.NoSuchSnapshot, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: 1, Entry: "three"})
-	a.refused(t, meta.NoSuchSnapshot, wire.Admin{Op: wire.AdminSnapshotRollback, Volume: 1, Entry: "three"})
+	create.RequestId = 78
+	if _, err := a.API.Snapshots.CreateSnapshot(t.Context(), create); !errors.Is(err, meta.Exists) {
+		t.Errorf("another request: %v", err)
+	}
+	for what, err := range map[string]error{"delete": second(a.DeleteSnapshot(t.Context(), 1, "three")), "roll back": a.RollBack(t.Context(), 1, "three", false)} {
+		if !errors.Is(err, meta.NoSuchSnapshot) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := a.API.Snapshots.DeleteSnapshot(t.Context(), &adminapi.DeleteSnapshotRequest{Volume: adminapi.Numbered(1), Name: "two"}); !errors.Is(err, meta.Invalid) {
+		t.Errorf("a deletion that does not say of which generation: %v", err)
+	}
 	if got := a.names(t); !slices.Equal(got, []string{"one ready", "two ready"}) {
 		t.Fatal(got)
 	}
@@ -703,7 +733,9 @@ func TestSnapshotsAreDissolved(t *testing.T) {
 	}
 	remove := func(name string) {
 		t.Helper()
-		a.admin(t, wire.Admin{Op: wire.AdminSnapshotDelete, Volume: 1, Entry: name})
+		if _, err := a.DeleteSnapshot(t.Context(), 1, name); err != nil {
+			t.Fatal(err)
+		}
 	}
 	gone := func(name string) func() error {
 		return func() error {
@@ -758,12 +790,14 @@ func TestRollback(t *testing.T) {
 				}
 			}
 			a.create(t, "new")
-			back := wire.Admin{Op: wire.AdminSnapshotRollback, Volume: 1, Entry: "one"}
 			admin := s.dial("admin")
-			admin.refused(t, meta.Busy, back) // a is in it
-			back.Body = []byte(`{"force":true}`)
+			if err := admin.RollBack(t.Context(), 1, "one", false); !errors.Is(err, meta.Busy) {
+				t.Errorf("although a is in it: %v", err)
+			}
 			if steps == 0 {
-				admin.admin(t, back)
+				if err := admin.RollBack(t.Context(), 1, "one", true); err != nil {
+					t.Fatal(err)
+				}
 			} else {
 				o := s.srv.opened(1)
 				o.mu.Lock()
@@ -823,22 +857,13 @@ func TestSnapshotDiff(t *testing.T) {
 	a := s.dial("a")
 	ask := func(from, to string) (kinds []string) {
 		t.Helper()
-		q := wire.DiffRequest{From: from, To: to}
-		for {
-			body, err := json.Marshal(q)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var ans wire.DiffAnswer
-			a.report(t, wire.Admin{Op: wire.AdminSnapshotDiff, Volume: 1, Body: body}, &ans)
-			for _, c := range ans.Changes {
-				kinds = append(kinds, fmt.Sprint(c.Kind, " ", string(c.Path), string(c.From)))
-			}
-			if !ans.More {
-				return kinds
-			}
-			q.Skip, q.Of = len(kinds), ans.Of
+		if err := a.DiffSnapshots(t.Context(), 1, from, to, func(c meta.Change) error {
+			kinds = append(kinds, fmt.Sprint(c.Kind, " ", c.Path, c.From))
+			return nil
+		}); err != nil {
+			t.Fatal(err)
 		}
+		return kinds
 	}
 	a.create(t, "\xff")
 	ino := a.create(t, "b").Attr.Ino
@@ -863,44 +888,43 @@ func TestSnapshotDiff(t *testing.T) {
 		t.Fatalf("%d changes", len(got))
 	}
 	// Two at a time, page by page.
-	page := func(q *wire.DiffRequest) (told int) {
+	page := func(q *adminapi.DiffSnapshotsRequest) (told int) {
 		t.Helper()
-		body, err := json.Marshal(q)
+		q.Volume = adminapi.Numbered(1)
+		answer, err := a.API.Snapshots.DiffSnapshots(t.Context(), q)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var ans wire.DiffAnswer
-		a.report(t, wire.Admin{Op: wire.AdminSnapshotDiff, Volume: 1, Body: body}, &ans)
-		q.Skip, q.Of = q.Skip+len(ans.Changes), ans.Of
-		return len(ans.Changes)
+		q.PageToken = answer.NextPageToken
+		return len(answer.Changes)
 	}
-	x, y := wire.DiffRequest{From: "two"}, wire.DiffRequest{From: "one"}
-	page(&x)
-	page(&y)
-	if m, n := page(&x), page(&y); m != 5 || n != 7 {
+	x, y := &adminapi.DiffSnapshotsRequest{From: "two"}, &adminapi.DiffSnapshotsRequest{From: "one"}
+	page(x)
+	page(y)
+	if m, n := page(x), page(y); m != 5 || n != 7 {
 		t.Fatalf("last pages of %d and %d changes", m, n)
 	}
 	// So many are kept; those that were told to the end make room.
 	s.srv.comparisons.most = 2
-	x, y = wire.DiffRequest{From: "two"}, wire.DiffRequest{From: "one"}
-	page(&x)
-	page(&y)
+	x, y = &adminapi.DiffSnapshotsRequest{From: "two"}, &adminapi.DiffSnapshotsRequest{From: "one"}
+	page(x)
+	page(y)
 	o := s.srv.opened(1)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if _, err := o.diff(ctx, &wire.DiffRequest{From: "one", To: "two"}); meta.KindOf(err) != meta.Interrupted {
+	if _, err := o.diff(ctx, "one", "two", false); meta.KindOf(err) != meta.Interrupted {
 		t.Fatalf("a third comparison: %v", err)
 	}
 	third := make(chan error, 1)
 	go func() {
-		_, err := o.diff(t.Context(), &wire.DiffRequest{From: "one", To: "two"})
+		_, err := o.diff(t.Context(), "one", "two", false)
 		third <- err
 	}()
-	page(&x)
+	page(x)
 	if err := <-third; err != nil {
 		t.Fatalf("a third comparison, when the first was told: %v", err)
 	}
-	page(&y)
+	page(y)
 	// Who waits no more does not have it made.
 	if err := o.settled(t.Context()); err != nil {
 		t.Fatal(err)
@@ -923,8 +947,13 @@ func TestSnapshotDiff(t *testing.T) {
 	if meta.KindOf(err) != meta.Canceled {
 		t.Errorf("a comparison whose caller is gone: %v", err)
 	}
-	for from, why := range map[string]meta.Kind{`{"from":"two","to":"one"}`: meta.Invalid, `{"from":"nine"}`: meta.NoSuchSnapshot, `{"from":"one","of":7}`: meta.Stale} {
-		a.refused(t, why, wire.Admin{Op: wire.AdminSnapshotDiff, Volume: 1, Body: []byte(from)})
+	for why, q := range map[meta.Kind]*adminapi.DiffSnapshotsRequest{
+		meta.Invalid: {From: "two", To: "one"}, meta.NoSuchSnapshot: {From: "nine"}, meta.Stale: {From: "one", PageToken: "7.0"},
+	} {
+		q.Volume = adminapi.Numbered(1)
+		if _, err := a.API.Snapshots.DiffSnapshots(t.Context(), q); !errors.Is(err, why) {
+			t.Errorf("%v: %v, want %v", q, err, why)
+		}
 	}
 }
 
@@ -933,13 +962,13 @@ func TestScheduleIsKept(t *testing.T) {
 	s := newSite(t)
 	a := s.dial("a")
 	a.snapshot(t, "mine")
-	set := wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: 1, Entry: "24h"}
-	a.refused(t, meta.Invalid, set)
-	set.Entry = "3s:1s"
-	a.admin(t, set)
+	if err := a.ScheduleSnapshots(t.Context(), 1, "24h"); !errors.Is(err, meta.Invalid) {
+		t.Errorf("no schedule: %v", err)
+	}
+	a.schedule(t, "3s:1s")
 	scheduled := func() (l []string) {
 		for _, n := range a.names(t) {
-			if strings.HasPrefix(n, "auto-") && strings.HasSuffix(n, wire.SnapshotReady) {
+			if strings.HasPrefix(n, "auto-") && strings.HasSuffix(n, string(meta.SnapshotReady)) {
 				l = append(l, n)
 			}
 		}
@@ -959,8 +988,7 @@ func TestScheduleIsKept(t *testing.T) {
 		l := scheduled()
 		return unless(len(l) > 0 && !slices.Contains(l, first))
 	})
-	set.Entry = ""
-	a.admin(t, set)
+	a.schedule(t, "")
 	if !slices.Contains(a.names(t), "mine ready") {
 		t.Fatal("a snapshot that is none of the schedule's was deleted")
 	}
@@ -984,7 +1012,7 @@ func TestScheduleThatFails(t *testing.T) {
 	a.holdsOn = true
 	a.mu.Unlock()
 	chunks.refuse(meta.IO)
-	a.admin(t, wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: 1, Entry: "24h:hourly"})
+	a.schedule(t, "24h:hourly")
 	health := func() (l []meta.VolumeHealth) {
 		return slices.DeleteFunc(s.srv.Health(t.Context()).Volumes, func(v meta.VolumeHealth) bool { return v.Undone == "" })
 	}
@@ -1031,7 +1059,7 @@ func TestFailingScheduleStaysOpen(t *testing.T) {
 	a.create(t, "f")
 	o := s.srv.opened(1)
 	s.srv.tight.Store(&shortage{err: meta.E("journal", meta.NoSpace, "test", nil)})
-	a.admin(t, wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: 1, Entry: "24h:hourly"})
+	a.schedule(t, "24h:hourly")
 	var failing scheduling
 	eventually(t, "it fails", func() error {
 		o.mu.Lock()
@@ -1081,7 +1109,7 @@ func TestScheduleSetWhileRead(t *testing.T) {
 	s.cluster.read = func(v meta.VolumeID) {
 		// Others read rows, too.
 		if v == 1 && bytes.Contains(debug.Stack(), []byte(").readSchedule(")) && !read.Swap(true) {
-			a.admin(t, wire.Admin{Op: wire.AdminSnapshotSchedule, Volume: 1, Entry: keep})
+			a.schedule(t, keep)
 		}
 	}
 	s.cluster.mu.Unlock()
@@ -1259,7 +1287,7 @@ func TestSnapshotCostsTheSame(t *testing.T) {
 }
 
 // use counts what snapshots hold.
-func (p *peer) use(t *testing.T, drop ...string) (u wire.SnapshotUse) {
+func (p *peer) use(t *testing.T, drop ...string) (u meta.SnapshotUse) {
 	t.Helper()
 	u, err := p.SnapshotUse(t.Context(), 1, drop)
 	if err != nil {

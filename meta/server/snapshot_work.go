@@ -299,16 +299,23 @@ func (o *owner) beginRoll(ctx context.Context, token uint64) (end func(), err er
 	}, nil
 }
 
+// rollHow says how a volume is to be rolled back.
+type rollHow struct {
+	token  uint64 // names the request: it is done once
+	force  bool   // although sessions are in the volume
+	filler bool   // only if the session that asks fills it, a mirror's target
+}
+
 // rollBack makes the volume what a snapshot is. Nobody may be in it, unless
 // it is forced: then its sessions end, and what they had not synced is lost. Errors:
 // NoSuchSnapshot, Busy (also if volumes were attached or detached inside since the
 // snapshot), Unavailable (what sessions wrote can't be settled), ReadOnly (it was
 // asked for as who fills a mirror's target, and sess does not).
-func (o *owner) rollBack(ctx context.Context, sess *session, name string, q *wire.SnapshotRequest) error {
+func (o *owner) rollBack(ctx context.Context, sess *session, name string, how rollHow) error {
 	if err := o.await(ctx, o.recovered); err != nil {
 		return err
 	}
-	end, err := o.beginRoll(ctx, q.Token)
+	end, err := o.beginRoll(ctx, how.token)
 	if err != nil || end == nil {
 		return err
 	}
@@ -338,12 +345,12 @@ func (o *owner) rollBack(ctx context.Context, sess *session, name string, q *wir
 	// A rollback that is refused, or fails before its first step, has cost nobody anything:
 	// what mounts had written is committed first.
 	o.mu.Lock()
-	err = o.mayRoll(sess, q)
+	err = o.mayRoll(sess, how)
 	o.mu.Unlock()
 	if err != nil { // before anybody is held up
 		return err
 	}
-	err = o.endWriting(ctx, writingEnd{op: "roll back", force: true}, func() error { return o.closeToRoll(sess, q) })
+	err = o.endWriting(ctx, writingEnd{op: "roll back", force: true}, func() error { return o.closeToRoll(sess, how) })
 	if err != nil {
 		return err
 	}
@@ -352,7 +359,7 @@ func (o *owner) rollBack(ctx context.Context, sess *session, name string, q *wir
 	begun = true
 	o.wg.Go(func() {
 		defer end()
-		err := o.rollTo(sn.At, q.Token)
+		err := o.rollTo(sn.At, how.token)
 		if err == nil {
 			o.log.Info("the volume was rolled back", "snapshot", name, "generation", sn.At)
 		} else {
@@ -372,10 +379,10 @@ func (o *owner) rollBack(ctx context.Context, sess *session, name string, q *wir
 
 // closeToRoll lets nobody into the volume until rollTo has ended. Errors: those of
 // rollBack.
-func (o *owner) closeToRoll(sess *session, q *wire.SnapshotRequest) error {
+func (o *owner) closeToRoll(sess *session, how rollHow) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if err := o.mayRoll(sess, q); err != nil {
+	if err := o.mayRoll(sess, how); err != nil {
 		return err
 	}
 	o.closed = make(chan struct{})
@@ -387,16 +394,16 @@ func (o *owner) closeToRoll(sess *session, q *wire.SnapshotRequest) error {
 
 // mayRoll refuses to close the volume for a rollback. Caller holds mu. Errors: those of
 // rollBack.
-func (o *owner) mayRoll(sess *session, q *wire.SnapshotRequest) error {
+func (o *owner) mayRoll(sess *session, how rollHow) error {
 	err := o.failed
 	switch {
 	case err != nil:
 	case o.closed != nil:
 		err = meta.E("roll back", meta.Busy, o.subject(), errors.New("it is being rolled back already"))
-	case q.Filler && !o.filledBy(sess):
+	case how.filler && !o.filledBy(sess):
 		// Who filled it and slept may find a volume that others write by now.
 		err = errNoFiller("roll back", o)
-	case !q.Force && len(o.sessions) > 0:
+	case !how.force && len(o.sessions) > 0:
 		err = meta.E("roll back", meta.Busy, o.subject(), fmt.Errorf("in use by %s: end that, or force it", o.users()))
 	}
 	return err

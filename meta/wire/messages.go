@@ -532,15 +532,10 @@ const (
 	// AdminTake has the server that is asked take Volume from its owner Name at
 	// Entry, which stops: it makes ready, and asks the owner to hand over.
 	AdminTake
-	AdminSnapshots        // Report: SnapshotList
-	AdminSnapshotCreate   // Entry: its name; Body: SnapshotRequest; Report: SnapshotInfo
-	AdminSnapshotDelete   // Entry: its name; Report: SnapshotInfo
-	AdminSnapshotDiff     // Body, Report: DiffRequest, DiffAnswer
-	AdminSnapshotRollback // Entry: its name; Body: SnapshotRequest
-	AdminSnapshotSchedule // Entry: what is kept, "" for nothing
-	AdminPin              // Entry: the snapshot; Body: PinRequest; Report: PinInfo
-	AdminUnpin            // Entry: the snapshot; Body: PinRequest; Report: UnpinAnswer
-	AdminRenameVolume     // Entry: its new name
+	AdminViews          // the snapshots of Volume that can be shown; Report: ViewsAnswer
+	AdminTakeTarget     // as the session that fills the mirror's target Volume; Entry: the snapshot; Body: Once
+	AdminRollBackTarget // as AdminTakeTarget, back to the snapshot Entry
+	AdminRenameVolume   // Entry: its new name
 	// AdminUndeleteVolume takes Volume, or the one of the name Name that was
 	// deleted last, out of the trash; Entry: its new name, "" for the old one.
 	AdminUndeleteVolume
@@ -557,11 +552,8 @@ const (
 	AdminChunkPlaces
 	AdminLostChunks // of Volume; Report: LostChunks
 	AdminAcceptLoss // of Volume; Body: AcceptLoss; Report: LostChunks, those accepted now
-	// AdminSnapshotIndex tells where the index of the snapshot Entry lies, and has
-	// it made if there is none. Report: IndexAnswer.
-	AdminSnapshotIndex
-	AdminEvents    // of Volume; Body, Report: EventsRequest, EventsAnswer
-	AdminSetEvents // of Volume; Body: SetEventsRequest
+	AdminEvents     // of Volume; Body, Report: EventsRequest, EventsAnswer
+	AdminSetEvents  // of Volume; Body: SetEventsRequest
 	// AdminMirrors lists the records of mirrors, or that of the target Volume.
 	// Report: a list of meta.Mirror.
 	AdminMirrors
@@ -574,9 +566,6 @@ const (
 	// Report: a list of cluster.Grant, those that are there for it now.
 	AdminGrantFor
 	AdminRevision // of the cluster's state, not older than the request. Report: RevisionAnswer
-	// AdminSnapshotUse counts what the snapshots of Volume hold. Body, Report:
-	// SnapshotUseRequest, or empty; SnapshotUse.
-	AdminSnapshotUse
 	// AdminGroups lists the records of group snapshots: of Volume, or all; with Entry,
 	// the one of that name. Report: a list of meta.Group.
 	AdminGroups

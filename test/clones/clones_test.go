@@ -384,7 +384,7 @@ func (r *rig) gone(v string) {
 
 func (r *rig) snapshots(v string) (names []string) {
 	r.T.Helper()
-	var l wire.SnapshotList
+	var l meta.SnapshotList
 	if err := json.Unmarshal(r.Must("snapshot", "list", v, "--output", "json"), &l); err != nil {
 		r.T.Fatal(err)
 	}

@@ -12,12 +12,12 @@ import (
 func TestClones(t *testing.T) {
 	t.Parallel()
 	c, ctx := newCluster(t), t.Context()
-	admin := c.admin()
+	admin, boss := c.admin(), c.operator("admin")
 	v := c.volume(admin, "data")
 	large := strings.Repeat("large ", 1_000_000)
 	c.put(v, "/large", large)
 	c.put(v, "/small", "then")
-	c.must(second(v.TakeSnapshot(ctx, "v1")))
+	c.must(second(boss.TakeSnapshot(ctx, v.ID(), "v1")))
 	c.put(v, "/small", "now")
 
 	c.must(v.Clone(ctx, "v1", "exp"))
@@ -27,7 +27,7 @@ func TestClones(t *testing.T) {
 	for _, name := range append(badNames, strings.Repeat("x", meta.MaxName+1)) {
 		c.refused(v.Clone(ctx, "", name), meta.Invalid)
 	}
-	if l, err := v.Snapshots(ctx); err != nil || len(l) != 2 { // v1, and that of the copy
+	if l, err := boss.Snapshots(ctx, v.ID()); err != nil || len(l.Snapshots) != 2 { // v1, and that of the copy
 		t.Errorf("what was refused left %+v, %v", l, err)
 	}
 	exp, cp := c.open(admin, "exp"), c.open(admin, "copy")
@@ -51,7 +51,7 @@ func TestClones(t *testing.T) {
 	}
 	vols, err := admin.Volumes()
 	c.must(err)
-	c.refused(v.DeleteSnapshot(ctx, "v1"), meta.Busy, "exp")
+	c.refused(second(boss.DeleteSnapshot(ctx, v.ID(), "v1")), meta.Busy, "exp")
 	c.refused(vols.Delete(ctx, v.ID(), true), meta.Busy, "exp", "copy")
 
 	// A clone of a clone; then neither needs the origin.
@@ -78,11 +78,11 @@ func TestClones(t *testing.T) {
 	if l, err := v.Clones(ctx); err != nil || len(l) != 1 || l[0].Name != "copy" {
 		t.Errorf("%+v, %v", l, err)
 	}
-	c.must(v.DeleteSnapshot(ctx, "v1"))
+	c.must(second(boss.DeleteSnapshot(ctx, v.ID(), "v1")))
 	c.must(vols.Delete(ctx, cp.ID(), true))
 	c.Until("the snapshot goes with its clone", func() error {
-		l, err := v.Snapshots(ctx)
-		if err == nil && len(l) > 0 {
+		l, err := boss.Snapshots(ctx, v.ID())
+		if err == nil && len(l.Snapshots) > 0 {
 			err = fmt.Errorf("%+v", l)
 		}
 		return err
@@ -92,7 +92,7 @@ func TestClones(t *testing.T) {
 	c.Must("fsck", "--volume", "exp")
 
 	// A clone is a volume that nobody has rights on: administrators of the cluster make them.
-	c.must(second(exp.TakeSnapshot(ctx, "e1")))
+	c.must(second(boss.TakeSnapshot(ctx, exp.ID(), "e1")))
 	s, err := exp.Snapshot(ctx, "e1")
 	c.must(err)
 	c.refused(s.Clone(ctx, "", "x"), meta.ReadOnly)

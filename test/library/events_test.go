@@ -88,7 +88,7 @@ func TestEvents(t *testing.T) {
 	if e := await(meta.EventRemoved, "d/whole"); !e.Last {
 		t.Errorf("%+v", e)
 	}
-	c.must(second(v.TakeSnapshot(ctx, "v1")))
+	c.must(second(c.operator("admin").TakeSnapshot(ctx, v.ID(), "v1")))
 	taken := await(meta.EventSnapshotTaken, "v1")
 	if n := len(all); n != 6 {
 		t.Errorf("%d events, of six things that happened: %+v", n, all)

@@ -16,6 +16,7 @@ import (
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/test/operator"
 	"penstock.io/penstock/test/program"
 )
 
@@ -66,6 +67,14 @@ func (c *cluster) dial(name string) *penstock.Client {
 		cl.Close(ctx)
 	})
 	return cl
+}
+
+// operator administers with the credentials of a name.
+func (c *cluster) operator(name string) *operator.Operator {
+	c.T.Helper()
+	creds, err := peer.Load(c.Credentials(name), nil)
+	c.must(err)
+	return operator.New(c.T, c.Addr, creds)
 }
 
 // volume makes one and opens it.

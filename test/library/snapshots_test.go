@@ -12,12 +12,13 @@ import (
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
+	"penstock.io/penstock/test/operator"
 )
 
 func TestSnapshots(t *testing.T) {
 	t.Parallel()
 	c, ctx := newCluster(t), t.Context()
-	admin := c.admin()
+	admin, boss := c.admin(), c.operator("admin")
 	v := c.volume(admin, "data")
 	c.put(v, "/kept", "kept")
 	c.put(v, "/gone", "gone")
@@ -30,25 +31,25 @@ func TestSnapshots(t *testing.T) {
 	buffered := strings.Repeat("buffered ", 3000)
 	c.must(second(f.Write([]byte(buffered))))
 
-	one, err := v.TakeSnapshot(ctx, "one")
+	one, err := boss.TakeSnapshot(ctx, v.ID(), "one")
 	if err != nil || one.Name != "one" || one.At == 0 || one.Inodes != 5 || one.Unanswered != 0 {
 		t.Fatalf("%+v, %v", one, err)
 	}
-	c.refused(second(v.TakeSnapshot(ctx, "one")), meta.Exists, "one")
+	c.refused(second(boss.TakeSnapshot(ctx, v.ID(), "one")), meta.Exists, "one")
 	for _, name := range badNames {
-		c.refused(second(v.TakeSnapshot(ctx, name)), meta.Invalid)
+		c.refused(second(boss.TakeSnapshot(ctx, v.ID(), name)), meta.Invalid)
 	}
-	c.refused(second(v.TakeSnapshot(ctx, strings.Repeat("x", meta.MaxName+1))), meta.NameTooLong)
+	c.refused(second(boss.TakeSnapshot(ctx, v.ID(), strings.Repeat("x", meta.MaxName+1))), meta.NameTooLong)
 	c.must(v.Tree().Remove(ctx, "/gone"))
 	c.must(v.Tree().Rename(ctx, "/moved", "/there"))
 	c.put(v, "/kept", "WRITTEN")
 	c.put(v, "/new", "new")
-	two, err := v.TakeWholeSnapshot(ctx, "two")
+	two, err := boss.TakeWhole(ctx, v.ID(), "two")
 	if err != nil || two.At <= one.At {
 		t.Fatalf("%+v, %v", two, err)
 	}
-	list, err := v.Snapshots(ctx)
-	if err != nil || len(list) != 2 || list[0].Name != "one" || list[1].Name != "two" || list[0].Inodes != one.Inodes {
+	list, err := boss.Snapshots(ctx, v.ID())
+	if l := list.Snapshots; err != nil || len(l) != 2 || l[0].Name != "one" || l[1].Name != "two" || l[0].Inodes != one.Inodes {
 		t.Errorf("%+v, %v", list, err)
 	}
 
@@ -65,17 +66,14 @@ func TestSnapshots(t *testing.T) {
 	c.has(v, "/.snapshot/one/gone", "gone")
 	c.refused(s.Tree().WriteFile(ctx, "/new", nil, 0o644), meta.ReadOnly)
 	c.refused(s.Tree().Remove(ctx, "/kept"), meta.ReadOnly)
-	c.refused(second(s.TakeSnapshot(ctx, "x")), meta.ReadOnly)
-	c.refused(second(s.Snapshots(ctx)), meta.ReadOnly)
-	c.refused(s.RollBack(ctx, "one", true), meta.ReadOnly)
-	for _, err := range []error{second(admin.Snapshot(ctx, "data", "none")), second(v.Snapshot(ctx, "none")), v.DeleteSnapshot(ctx, "none"), v.RollBack(ctx, "none", true)} {
+	for _, err := range []error{second(admin.Snapshot(ctx, "data", "none")), second(v.Snapshot(ctx, "none")), second(boss.DeleteSnapshot(ctx, v.ID(), "none")), boss.RollBack(ctx, v.ID(), "none", true)} {
 		c.refused(err, meta.NoSuchSnapshot, "none")
 	}
 	c.refused(second(admin.Snapshot(ctx, "none", "one")), meta.NoSuchVolume)
 
 	// What changed.
-	diff := func(v *penstock.Volume, from, to string) (l []string, err error) {
-		err = v.DiffSnapshots(ctx, from, to, func(ch meta.Change) error {
+	diff := func(by *operator.Operator, from, to string) (l []string, err error) {
+		err = by.DiffSnapshots(ctx, v.ID(), from, to, func(ch meta.Change) error {
 			l = append(l, fmt.Sprintf("%v %s %s %v", ch.Kind, ch.From, ch.Path, ch.Content))
 			return nil
 		})
@@ -84,64 +82,65 @@ func TestSnapshots(t *testing.T) {
 	want := []string{
 		fmt.Sprintf("%v  gone false", meta.PathRemoved), fmt.Sprintf("%v  kept true", meta.PathChanged), fmt.Sprintf("%v  new false", meta.PathAdded), fmt.Sprintf("%v moved there false", meta.PathRenamed),
 	}
-	if l, err := diff(v, "one", "two"); err != nil || !slices.Equal(l, want) {
+	if l, err := diff(boss, "one", "two"); err != nil || !slices.Equal(l, want) {
 		t.Errorf("%q, %v; it should be %q", l, err, want)
 	}
-	if l, err := diff(v, "two", ""); err != nil || len(l) != 0 {
+	if l, err := diff(boss, "two", ""); err != nil || len(l) != 0 {
 		t.Errorf("up to now: %q, %v", l, err)
 	}
-	c.refused(second(diff(v, "two", "one")), meta.Invalid)
-	c.refused(second(diff(v, "none", "")), meta.NoSuchSnapshot, "none")
+	c.refused(second(diff(boss, "two", "one")), meta.Invalid)
+	c.refused(second(diff(boss, "none", "")), meta.NoSuchSnapshot, "none")
 	enough := errors.New("enough")
-	if err := v.DiffSnapshots(ctx, "one", "two", func(meta.Change) error { return enough }); !errors.Is(err, enough) {
+	if err := boss.DiffSnapshots(ctx, v.ID(), "one", "two", func(meta.Change) error { return enough }); !errors.Is(err, enough) {
 		t.Errorf("what fn says does not come through: %v", err)
 	}
 
 	// What they hold: what "kept" was, and "gone", once it was taken off: a moment after
 	// it lost its name, so that two may have it as well.
 	c.Until("what both hold", func() error {
-		use, err := v.SnapshotUse(ctx, "one", "two")
+		use, err := boss.SnapshotUse(ctx, v.ID(), []string{"one", "two"})
 		if err == nil && (use.Alone != uint64(len("gone")+len("kept")) || use.Freed != use.Alone || len(use.Snapshots) != 2 || use.Snapshots[0].Alone < uint64(len("kept")) || use.Snapshots[1].Alone != 0) {
 			err = fmt.Errorf("%+v", use)
 		}
 		return err
 	})
-	c.refused(second(v.SnapshotUse(ctx, "none")), meta.NoSuchSnapshot, "none")
+	c.refused(second(boss.SnapshotUse(ctx, v.ID(), []string{"none"})), meta.NoSuchSnapshot, "none")
 
 	// Rights: who reads looks, and changes nothing.
 	r := c.open(c.user("reader", "data", "read"), "data")
-	if l, err := r.Snapshots(ctx); err != nil || len(l) != 2 {
+	reader := c.operator("reader")
+	if l, err := reader.Snapshots(ctx, r.ID()); err != nil || len(l.Snapshots) != 2 {
 		t.Errorf("%+v, %v", l, err)
 	}
-	if l, err := diff(r, "one", "two"); err != nil || !slices.Equal(l, want) {
+	if l, err := diff(reader, "one", "two"); err != nil || !slices.Equal(l, want) {
 		t.Errorf("%q, %v", l, err)
 	}
 	rs, err := r.Snapshot(ctx, "one")
 	c.must(err)
 	c.has(rs, "/gone", "gone")
 	for _, err := range []error{
-		second(r.TakeSnapshot(ctx, "mine")), second(r.TakeWholeSnapshot(ctx, "mine")), r.DeleteSnapshot(ctx, "one"), r.RollBack(ctx, "one", true),
-		r.ScheduleSnapshots(ctx, "24h:hourly"), second(r.SnapshotUse(ctx)),
+		second(reader.TakeSnapshot(ctx, r.ID(), "mine")), second(reader.TakeWhole(ctx, r.ID(), "mine")), second(reader.DeleteSnapshot(ctx, r.ID(), "one")), reader.RollBack(ctx, r.ID(), "one", true),
+		reader.ScheduleSnapshots(ctx, r.ID(), "24h:hourly"), second(reader.SnapshotUse(ctx, r.ID(), nil)),
 	} {
 		c.refused(err, meta.AccessDenied)
 	}
 
 	// A schedule takes some by itself, which are no others'.
-	c.refused(v.ScheduleSnapshots(ctx, "nonsense"), meta.Invalid, "nonsense")
-	c.must(v.ScheduleSnapshots(ctx, "24h:hourly"))
+	c.refused(boss.ScheduleSnapshots(ctx, v.ID(), "nonsense"), meta.Invalid, "nonsense")
+	c.must(boss.ScheduleSnapshots(ctx, v.ID(), "24h:hourly"))
 	c.Until("a snapshot by schedule", func() error {
-		l, err := v.Snapshots(ctx)
-		if err == nil && (len(l) != 3 || !strings.HasPrefix(l[2].Name, "auto-")) {
+		l, err := boss.Snapshots(ctx, v.ID())
+		if err == nil && (len(l.Snapshots) != 3 || !strings.HasPrefix(l.Snapshots[2].Name, "auto-")) {
 			err = fmt.Errorf("%+v", l)
 		}
 		return err
 	})
-	c.must(v.ScheduleSnapshots(ctx, ""))
+	c.must(boss.ScheduleSnapshots(ctx, v.ID(), ""))
 
 	// The way back.
-	c.refused(v.RollBack(ctx, "one", false), meta.Busy)
+	c.refused(boss.RollBack(ctx, v.ID(), "one", false), meta.Busy)
 	c.must(f.Close())
-	c.must(v.RollBack(ctx, "one", true))
+	c.must(boss.RollBack(ctx, v.ID(), "one", true))
 	c.Until("the volume is what it was", func() error {
 		b, err := v.Tree().ReadFile(ctx, "/gone")
 		if err == nil && string(b) != "gone" {
@@ -152,10 +151,10 @@ func TestSnapshots(t *testing.T) {
 	c.refused(second(v.Tree().Stat(ctx, "/new")), meta.NotFound)
 	c.has(v, "/kept", "kept")
 
-	c.must(v.DeleteSnapshot(ctx, "one"))
+	c.must(second(boss.DeleteSnapshot(ctx, v.ID(), "one")))
 	// While it is going, a second deletion is the first one sent again.
 	c.Until("it is gone", func() error {
-		if err := v.DeleteSnapshot(ctx, "one"); !errors.Is(err, meta.NoSuchSnapshot) {
+		if _, err := boss.DeleteSnapshot(ctx, v.ID(), "one"); !errors.Is(err, meta.NoSuchSnapshot) {
 			return fmt.Errorf("its deletion says %v", err)
 		}
 		return nil
@@ -174,7 +173,7 @@ func TestSnapshots(t *testing.T) {
 func TestGroups(t *testing.T) {
 	t.Parallel()
 	c, ctx := newCluster(t), t.Context()
-	admin := c.admin()
+	admin, boss := c.admin(), c.operator("admin")
 	a, b := c.volume(admin, "a"), c.volume(admin, "b")
 	groups, err := admin.Groups()
 	c.must(err)
@@ -190,7 +189,7 @@ func TestGroups(t *testing.T) {
 		c.has(s, "/f", "of "+v.Name())
 		c.refused(second(groups.Take(ctx, "h", false, s)), meta.ReadOnly)
 	}
-	c.must(second(b.TakeSnapshot(ctx, "own")))
+	c.must(second(boss.TakeSnapshot(ctx, b.ID(), "own")))
 	c.refused(second(groups.Take(ctx, "g", false, a)), meta.Exists, "g")
 	c.refused(second(groups.Take(ctx, "own", false, a, b)), meta.Exists, "own")
 	for _, name := range badNames {
@@ -198,7 +197,7 @@ func TestGroups(t *testing.T) {
 	}
 	c.refused(second(groups.Take(ctx, "h", false)), meta.Invalid)
 	c.refused(second(groups.Take(ctx, "h", false, a, a)), meta.Invalid)
-	if l, err := a.Snapshots(ctx); err != nil || len(l) != 1 {
+	if l, err := boss.Snapshots(ctx, a.ID()); err != nil || len(l.Snapshots) != 1 {
 		t.Errorf("what was refused left %+v, %v", l, err)
 	}
 	if x, err := groups.Find(ctx, "g"); err != nil || x.Name != "g" {
@@ -211,13 +210,13 @@ func TestGroups(t *testing.T) {
 	half := c.user("half", "a", "admin")
 	theirs, err := half.Groups()
 	c.must(err)
-	c.must(second(c.open(half, "a").TakeSnapshot(ctx, "mine")))
+	c.must(second(c.operator("half").TakeSnapshot(ctx, a.ID(), "mine")))
 	c.refused(second(theirs.All(ctx)), meta.AccessDenied)
 	c.refused(theirs.Delete(ctx, "g"), meta.AccessDenied)
 	c.must(groups.Delete(ctx, "g"))
 	c.refused(groups.Delete(ctx, "g"), meta.NotFound)
 	for _, v := range []*penstock.Volume{a, b} {
-		c.refused(v.DeleteSnapshot(ctx, "g"), meta.NoSuchSnapshot)
+		c.refused(second(boss.DeleteSnapshot(ctx, v.ID(), "g")), meta.NoSuchSnapshot)
 	}
 }
 
@@ -225,17 +224,18 @@ func TestGroups(t *testing.T) {
 func TestPins(t *testing.T) {
 	t.Parallel()
 	c, ctx := newCluster(t), t.Context()
-	admin := c.admin()
+	admin, boss := c.admin(), c.operator("admin")
 	v := c.volume(admin, "data")
 	c.put(v, "/small", "small")
 	c.put(v, "/large", strings.Repeat("large ", 300_000))
-	c.must(second(v.TakeSnapshot(ctx, "v1")))
+	c.must(second(boss.TakeSnapshot(ctx, v.ID(), "v1")))
 	r := c.open(c.user("run", "data", "read"), "data")
-	p, err := r.PinSnapshot(ctx, "v1", "run-42", time.Hour)
+	run := c.operator("run")
+	p, err := run.PinSnapshot(ctx, r.ID(), "v1", "run-42", time.Hour)
 	if left := time.Until(p.Until); err != nil || p.Holder != "run-42" || p.By != "client/run" || left < 50*time.Minute || left > 70*time.Minute {
 		t.Fatalf("%+v, %v", p, err)
 	}
-	if again, err := r.PinSnapshot(ctx, "v1", "run-42", time.Minute); err != nil || again.Until.Before(p.Until) {
+	if again, err := run.PinSnapshot(ctx, r.ID(), "v1", "run-42", time.Minute); err != nil || again.Until.Before(p.Until) {
 		t.Errorf("pinned for less, it lasts until %v, %v; it did until %v", again.Until, err, p.Until)
 	}
 	for _, bad := range []struct {
@@ -246,51 +246,52 @@ func TestPins(t *testing.T) {
 		{"none", "run", time.Hour, meta.NoSuchSnapshot}, {"v1", "", time.Hour, meta.Invalid}, {"v1", "a\nb", time.Hour, meta.Invalid}, {"v1", strings.Repeat("x", 256), time.Hour, meta.NameTooLong},
 		{"v1", "run", 0, meta.Invalid}, {"v1", "run", -time.Hour, meta.Invalid}, {"v1", "run", meta.MaxPinTTL + 1, meta.Invalid},
 	} {
-		c.refused(second(r.PinSnapshot(ctx, bad.name, bad.holder, bad.ttl)), bad.kind)
+		c.refused(second(run.PinSnapshot(ctx, r.ID(), bad.name, bad.holder, bad.ttl)), bad.kind)
 	}
 	vols, err := admin.Volumes()
 	c.must(err)
-	c.refused(v.DeleteSnapshot(ctx, "v1"), meta.Busy, "run-42")
+	c.refused(second(boss.DeleteSnapshot(ctx, v.ID(), "v1")), meta.Busy, "run-42")
 	c.refused(vols.Delete(ctx, v.ID(), true), meta.Busy, "run-42")
 
 	// A view renews what it holds, and releases nothing.
 	view, err := r.Snapshot(ctx, "v1")
 	c.must(err)
-	c.refused(second(v.Pin(ctx, "run-43", time.Hour)), meta.NotSupported)
-	first, err := view.Pin(ctx, "run-43", 6*time.Second)
-	c.must(err)
-	keeping, end := context.WithCancel(ctx)
-	kept := make(chan struct{})
-	go func() { view.KeepPinned(keeping, "run-43", 6*time.Second); close(kept) }()
+	c.refused(v.Pin(ctx, "run-43", time.Hour), meta.NotSupported)
+	c.must(view.Pin(ctx, "run-43", 6*time.Second))
 	until := func() (t time.Time) {
-		l, err := v.Snapshots(ctx)
+		l, err := boss.Snapshots(ctx, v.ID())
 		c.must(err)
-		for _, p := range l[0].Pins {
+		for _, p := range l.Snapshots[0].Pins {
 			if p.Holder == "run-43" {
 				t = p.Until
 			}
 		}
 		return t
 	}
+	first := until()
+	keeping, end := context.WithCancel(ctx)
+	kept := make(chan struct{})
+	go func() { view.KeepPinned(keeping, "run-43", 6*time.Second); close(kept) }()
 	c.Until("the pin is renewed", func() error {
-		if now := until(); !now.After(first.Until) {
+		if now := until(); !now.After(first) {
 			return fmt.Errorf("until %v", now)
 		}
 		return nil
 	})
 	end()
 	<-kept
-	other := c.open(c.user("other", "data", "read"), "data")
-	c.refused(second(other.UnpinSnapshot(ctx, "v1", "run-42")), meta.AccessDenied)
-	c.refused(second(r.UnpinSnapshot(ctx, "none", "run-42")), meta.NoSuchSnapshot)
-	if released, err := r.UnpinSnapshot(ctx, "v1", "nobody"); released || err != nil {
+	c.user("other", "data", "read")
+	other := c.operator("other")
+	c.refused(second(other.UnpinSnapshot(ctx, v.ID(), "v1", "run-42")), meta.AccessDenied)
+	c.refused(second(run.UnpinSnapshot(ctx, r.ID(), "none", "run-42")), meta.NoSuchSnapshot)
+	if released, err := run.UnpinSnapshot(ctx, r.ID(), "v1", "nobody"); released || err != nil {
 		t.Errorf("nobody's pin: %v, %v", released, err)
 	}
 	for _, by := range []struct {
-		v      *penstock.Volume
+		o      *operator.Operator
 		holder string
-	}{{r, "run-42"}, {v, "run-43"}} {
-		if released, err := by.v.UnpinSnapshot(ctx, "v1", by.holder); !released || err != nil {
+	}{{run, "run-42"}, {boss, "run-43"}} {
+		if released, err := by.o.UnpinSnapshot(ctx, v.ID(), "v1", by.holder); !released || err != nil {
 			t.Errorf("%s: %v, %v", by.holder, released, err)
 		}
 	}
@@ -305,7 +306,7 @@ func TestPins(t *testing.T) {
 	}
 	c.must(view.Demand(ctx, recorded))
 	c.put(v, "/small", "SMALL")
-	c.must(second(v.TakeSnapshot(ctx, "v2")))
+	c.must(second(boss.TakeSnapshot(ctx, v.ID(), "v2")))
 	v2, err := r.Snapshot(ctx, "v2")
 	c.must(err)
 	later := c.digest(v2)
@@ -322,15 +323,15 @@ func TestPins(t *testing.T) {
 	b := c.volume(admin, "imported")
 	c.put(b, "/large", strings.Repeat("large ", 300_000))
 	c.put(b, "/small", "small")
-	c.must(second(b.TakeSnapshot(ctx, "x")))
+	c.must(second(boss.TakeSnapshot(ctx, b.ID(), "x")))
 	copied, err := b.Snapshot(ctx, "x")
 	c.must(err)
 	if d := c.digest(copied); d != recorded {
 		t.Errorf("imported, the same files have %v, not %v", d, recorded)
 	}
 
-	c.must(v.DeleteSnapshot(ctx, "v1"))
-	c.refused(second(view.Pin(ctx, "run-44", time.Hour)), meta.NoSuchSnapshot)
+	c.must(second(boss.DeleteSnapshot(ctx, v.ID(), "v1")))
+	c.refused(view.Pin(ctx, "run-44", time.Hour), meta.NoSuchSnapshot)
 }
 
 // digest waits for a view's.

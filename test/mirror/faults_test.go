@@ -318,7 +318,7 @@ func TestPromoteWhileWaiting(t *testing.T) {
 		busy.file(fmt.Sprint(try), 96<<20)
 		w.must(busy.v.SyncAll(ctx))
 		w.file(fmt.Sprint("a", try), 10<<10)
-		_, err := busy.v.TakeSnapshot(ctx, fmt.Sprint(try))
+		_, err := far.operator().TakeSnapshot(ctx, busy.v.ID(), fmt.Sprint(try))
 		w.must(err)
 		m.Must("mirror", "sync", "dst")
 		var r penstock.Mirror
@@ -607,7 +607,7 @@ func TestWrongTurns(t *testing.T) {
 	if _, err := m.Ctl("volume", "set", "b", "--events", "on"); err == nil {
 		t.Error("events of a target were switched on")
 	}
-	if err := b.DiffSnapshots(t.Context(), r.Last.Snapshot, "", func(meta.Change) error { return nil }); meta.KindOf(err) != meta.ReadOnly {
+	if err := m.operator().DiffSnapshots(t.Context(), b.ID(), r.Last.Snapshot, "", func(meta.Change) error { return nil }); meta.KindOf(err) != meta.ReadOnly {
 		t.Errorf("a snapshot was compared with the tree that is being filled: %v", err)
 	}
 	for _, err := range b.Events(t.Context(), 0, false) {
@@ -628,9 +628,9 @@ func TestWrongTurns(t *testing.T) {
 	// One that was promoted: its record goes before it, whatever is pinned.
 	m.Must("mirror", "create", "src", "e")
 	m.Must("mirror", "promote", "e")
-	snapshots, err := m.volume("e").Snapshots(t.Context())
+	e, err := m.operator().Snapshots(t.Context(), m.volume("e").ID())
 	w.must(err)
-	for _, s := range snapshots {
+	for _, s := range e.Snapshots {
 		for _, p := range s.Pins {
 			m.Must("unpin", "e@"+s.Name, "--holder", p.Holder)
 		}

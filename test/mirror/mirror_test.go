@@ -29,6 +29,7 @@ import (
 	"penstock.io/penstock/cmd/penstock/spawn"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/test/operator"
 	"penstock.io/penstock/test/program"
 )
 
@@ -88,6 +89,11 @@ func (m *machine) dial() *penstock.Client {
 		m.T.Fatal(err)
 	}
 	return c
+}
+
+func (m *machine) operator() *operator.Operator {
+	m.T.Helper()
+	return operator.New(m.T, m.Addr, m.creds)
 }
 
 func (m *machine) volume(name string) *penstock.Volume {
@@ -494,10 +500,10 @@ func TestMirror(t *testing.T) {
 	if _, err := dst.Create(t.Context(), nil, meta.Create{Parent: meta.RootIno, Name: "x", Mode: meta.TypeRegular}); meta.KindOf(err) != meta.ReadOnly {
 		t.Fatalf("a mirror's target was written: %v", err)
 	}
-	if _, err := dst.TakeSnapshot(t.Context(), "x"); meta.KindOf(err) != meta.ReadOnly {
+	if _, err := m.operator().TakeSnapshot(t.Context(), dst.ID(), "x"); meta.KindOf(err) != meta.ReadOnly {
 		t.Fatalf("a snapshot of a tree that is being filled: %v", err)
 	}
-	if err := src.DeleteSnapshot(t.Context(), m.mirror("dst").Last.Snapshot); meta.KindOf(err) != meta.Busy {
+	if _, err := m.operator().DeleteSnapshot(t.Context(), src.ID(), m.mirror("dst").Last.Snapshot); meta.KindOf(err) != meta.Busy {
 		t.Fatalf("what the next round begins with was deleted: %v", err)
 	}
 	if _, err := m.Ctl("volume", "delete", "dst", "--yes"); err == nil {
@@ -508,7 +514,7 @@ func TestMirror(t *testing.T) {
 	if _, err := dst.Create(t.Context(), nil, meta.Create{Parent: meta.RootIno, Name: "x", Mode: meta.TypeRegular}); err != nil {
 		t.Fatalf("what was a target can't be written: %v", err)
 	}
-	if l, err := src.Snapshots(t.Context()); err != nil || len(l) != 0 {
+	if l, err := m.operator().Snapshots(t.Context(), src.ID()); err != nil || len(l.Snapshots) != 0 {
 		t.Fatalf("snapshots of a mirror that is no more: %v %v", l, err)
 	}
 }

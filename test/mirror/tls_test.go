@@ -103,7 +103,7 @@ func TestSecureClusters(t *testing.T) {
 	r = b.mirror("dst")
 	same(t, src, b.volume("dst"), &r.Mirror)
 	b.Must("mirror", "delete", "dst")
-	if l, err := src.Snapshots(t.Context()); err != nil || len(l) != 0 {
+	if l, err := a.operator().Snapshots(t.Context(), src.ID()); err != nil || len(l.Snapshots) != 0 {
 		t.Errorf("snapshots of a mirror that is no more: %v %v", l, err)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/operator"
 )
 
 func up(t *testing.T) *local.System {
@@ -249,17 +250,18 @@ func TestAtomic(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sess.Close(context.Background())
+	o := operator.New(t, s.Meta.Addr, nil)
 	var longest time.Duration
 	for i := range 12 {
 		before := make([][2]uint64, len(pairs))
-		var sn wire.SnapshotInfo
+		var sn meta.SnapshotInfo
 		var began time.Time
 		for end := time.Now().Add(time.Minute); ; {
 			for j, p := range pairs {
 				before[j] = [2]uint64{p.done[0].Load(), p.done[1].Load()}
 			}
 			began = time.Now()
-			if sn, err = sess.TakeWhole(t.Context(), meta.RootVolume, fmt.Sprint("s", i)); err == nil {
+			if sn, err = o.TakeWhole(t.Context(), meta.RootVolume, fmt.Sprint("s", i)); err == nil {
 				break
 			}
 			// A machine may be too busy for clients to answer within a second.
@@ -303,7 +305,7 @@ func TestAtomic(t *testing.T) {
 		if i%3 == 0 || t.Failed() {
 			continue
 		}
-		if _, err := sess.DeleteSnapshot(t.Context(), meta.RootVolume, fmt.Sprint("s", i)); err != nil {
+		if _, err := o.DeleteSnapshot(t.Context(), meta.RootVolume, fmt.Sprint("s", i)); err != nil {
 			t.Error(err)
 		}
 	}

@@ -9,25 +9,22 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/operator"
 )
 
 // TestViewOfOneThatIsGone: who shows a snapshot that was deleted pins no other one
 // that has its name by now, and proves nothing with the other's digest.
 func TestViewOfOneThatIsGone(t *testing.T) {
 	s := up(t)
-	c := dial(t, s, "c")
-	v, err := c.VolumeByID(t.Context(), meta.RootVolume)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := v.TakeSnapshot(t.Context(), "one"); err != nil {
+	c, o := dial(t, s, "c"), operator.New(t, s.Meta.Addr, nil)
+	if _, err := o.TakeSnapshot(t.Context(), meta.RootVolume, "one"); err != nil {
 		t.Fatal(err)
 	}
 	view, err := c.Snapshot(t.Context(), "root", "one")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := view.Pin(t.Context(), "run", time.Hour); err != nil {
+	if err := view.Pin(t.Context(), "run", time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	digest, err := view.RecordedDigest(t.Context())
@@ -40,27 +37,27 @@ func TestViewOfOneThatIsGone(t *testing.T) {
 	if err := view.Demand(t.Context(), digest); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := v.UnpinSnapshot(t.Context(), "one", "run"); err != nil {
+	if _, err := o.UnpinSnapshot(t.Context(), meta.RootVolume, "one", "run"); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.DeleteSnapshot(t.Context(), "one"); err != nil {
+	if _, err := o.DeleteSnapshot(t.Context(), meta.RootVolume, "one"); err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if _, err = v.TakeSnapshot(t.Context(), "one"); err == nil || time.Now().After(deadline) {
+		if _, err = o.TakeSnapshot(t.Context(), meta.RootVolume, "one"); err == nil || time.Now().After(deadline) {
 			break
 		}
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := view.Pin(t.Context(), "run", time.Hour); !errors.Is(err, meta.NoSuchSnapshot) {
+	if err := view.Pin(t.Context(), "run", time.Hour); !errors.Is(err, meta.NoSuchSnapshot) {
 		t.Errorf("a pin: %v", err)
 	}
 	if err := view.Demand(t.Context(), digest); !errors.Is(err, meta.NoSuchSnapshot) {
 		t.Errorf("a digest: %v", err)
 	}
-	if all, err := v.Snapshots(t.Context()); err != nil || len(all) != 1 || len(all[0].Pins) > 0 {
+	if all, err := o.Snapshots(t.Context(), meta.RootVolume); err != nil || len(all.Snapshots) != 1 || len(all.Snapshots[0].Pins) > 0 {
 		t.Errorf("%+v, %v", all, err)
 	}
 }
@@ -71,12 +68,12 @@ func TestViewOfOneThatIsGone(t *testing.T) {
 func TestViewOfOneKeptForClones(t *testing.T) {
 	s := up(t)
 	ctx := t.Context()
-	c := dial(t, s, "c")
+	c, o := dial(t, s, "c"), operator.New(t, s.Meta.Addr, nil)
 	v, err := c.VolumeByID(ctx, meta.RootVolume)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := v.TakeSnapshot(ctx, "one"); err != nil {
+	if _, err := o.TakeSnapshot(ctx, meta.RootVolume, "one"); err != nil {
 		t.Fatal(err)
 	}
 	if err := v.Clone(ctx, "one", "copy"); err != nil {
@@ -86,12 +83,7 @@ func TestViewOfOneKeptForClones(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sess, err := client.Dial(ctx, client.Config{Addrs: []string{s.Meta.Addr}, Role: wire.RoleClient, Name: "deleter", Handler: quiet{}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sess.Close(context.Background())
-	if i, err := sess.DropSnapshot(ctx, meta.RootVolume, "one"); err != nil || i.State != wire.SnapshotDropped {
+	if i, err := o.DropSnapshot(ctx, meta.RootVolume, "one"); err != nil || i.State != meta.SnapshotDropped {
 		t.Fatal(i, err)
 	}
 	look := func() { // asks anew, and ends the views of what is not in the list
@@ -111,6 +103,11 @@ func TestViewOfOneKeptForClones(t *testing.T) {
 	if _, err := again.GetAttr(ctx, meta.RootIno); err != nil {
 		t.Fatal(err)
 	}
+	sess, err := client.Dial(ctx, client.Config{Addrs: []string{s.Meta.Addr}, Role: wire.RoleClient, Name: "deleter", Handler: quiet{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sess.Close(context.Background())
 	if _, err := sess.Admin(ctx, wire.Admin{Op: wire.AdminDeleteVolume, Name: "copy"}); err != nil {
 		t.Fatal(err)
 	}

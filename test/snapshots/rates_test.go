@@ -19,6 +19,7 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/operator"
 )
 
 var (
@@ -31,6 +32,7 @@ var (
 // rated is a volume with so many snapshots, and how long each kind of work took in it.
 type rated struct {
 	v         *penstock.Volume
+	o         *operator.Operator
 	snapshots int
 	taken     int
 	inos      []meta.Ino
@@ -59,7 +61,7 @@ func (r *rated) write(t *testing.T, n int) {
 
 func (r *rated) snap(t *testing.T) {
 	r.taken++
-	if _, err := r.v.TakeSnapshot(t.Context(), fmt.Sprint("s", r.taken)); err != nil {
+	if _, err := r.o.TakeSnapshot(t.Context(), r.v.ID(), fmt.Sprint("s", r.taken)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -87,7 +89,7 @@ func TestRates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := &rated{v: v, snapshots: n, took: map[string][]float64{}, cpu: map[string][]float64{}}
+		r := &rated{v: v, o: operator.New(t, s.Meta.Addr, nil), snapshots: n, took: map[string][]float64{}, cpu: map[string][]float64{}}
 		r.create(t, 2*files)
 		for range n {
 			r.write(t, 20)
@@ -150,7 +152,7 @@ func TestWritersGoOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rated{v: v}
+	r := &rated{v: v, o: operator.New(t, s.Meta.Addr, nil)}
 	const files = 600
 	r.create(t, files)
 	r.write(t, files)
@@ -172,7 +174,7 @@ func TestWritersGoOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sess.Close(context.Background())
-	two, err := sess.TakeSnapshot(t.Context(), meta.RootVolume, "two")
+	two, err := operator.New(t, s.Meta.Addr, nil).TakeSnapshot(t.Context(), meta.RootVolume, "two")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,6 +236,7 @@ func (b *barriers) Write(line []byte) (int, error) {
 func TestBarrier(t *testing.T) {
 	var log barriers
 	s := upWith(t, slog.New(slog.NewJSONHandler(&log, nil)))
+	o := operator.New(t, s.Meta.Addr, nil)
 	vols := make([]*penstock.Volume, 4)
 	for i := range vols {
 		vols[i] = connect(t, s, fmt.Sprint("w", i))
@@ -257,7 +260,7 @@ func TestBarrier(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if _, err := vols[0].TakeSnapshot(t.Context(), fmt.Sprint("of", n, "-", i)); err != nil {
+			if _, err := o.TakeSnapshot(t.Context(), vols[0].ID(), fmt.Sprint("of", n, "-", i)); err != nil {
 				t.Fatal(err)
 			}
 		}

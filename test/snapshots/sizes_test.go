@@ -12,6 +12,7 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/operator"
 )
 
 var (
@@ -46,6 +47,7 @@ func TestSizes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sess.Close(context.Background())
+	o := operator.New(t, s.Meta.Addr, nil)
 	v, err := sess.CreateVolume(ctx, "files", meta.Policy{Replicas: 1}, wire.VolumeWords{})
 	if err != nil {
 		t.Fatal(err)
@@ -117,8 +119,8 @@ func TestSizes(t *testing.T) {
 			return err
 		}
 		bytes := journaled(func() {
-			snapshot = best(func(name string) error { _, err := sess.TakeSnapshot(ctx, v.ID, name); return err })
-			if _, err := sess.TakeSnapshot(ctx, v.ID, of); err != nil {
+			snapshot = best(func(name string) error { _, err := o.TakeSnapshot(ctx, v.ID, name); return err })
+			if _, err := o.TakeSnapshot(ctx, v.ID, of); err != nil {
 				t.Fatal(err)
 			}
 			cloned = best(clone)
@@ -142,7 +144,7 @@ func TestSizes(t *testing.T) {
 			added = changed
 			took := best(func(string) error {
 				found := 0
-				err := sess.DiffSnapshots(ctx, v.ID, of, "", func(meta.Change) error { found++; return nil })
+				err := o.DiffSnapshots(ctx, v.ID, of, "", func(meta.Change) error { found++; return nil })
 				// The directory that they are in has other times.
 				if err == nil && (found < changed || found > changed+1) {
 					err = fmt.Errorf("%d changes were found of %d", found, changed)

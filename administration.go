@@ -1,0 +1,148 @@
+package penstock
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
+)
+
+// What the library itself asks of the administrative API: for mirrors, pins, digests, indexes
+// and health. Programs that administer use package meta/admin.
+
+// administration is a client of the administrative API, which is made when it is needed.
+// Of mounts those need it that pin a snapshot, demand its digest, or use its index.
+type administration struct {
+	cfg admin.Config
+
+	mu     sync.Mutex
+	client *admin.Client
+}
+
+// any gives the client of the cluster.
+func (a *administration) any() (*admin.Client, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.client == nil {
+		c, err := admin.New(a.cfg)
+		if err != nil {
+			return nil, err
+		}
+		a.client = c
+	}
+	return a.client, nil
+}
+
+// at gives the client of one metadata server.
+func (a *administration) at(addr string) (*admin.Client, error) {
+	c, err := a.any()
+	if err != nil {
+		return nil, err
+	}
+	return c.At(addr)
+}
+
+func (a *administration) close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.client == nil {
+		return nil
+	}
+	return a.client.Close()
+}
+
+// Health asks one metadata server what it knows of what might be wrong. Errors: AccessDenied,
+// Unavailable.
+func (s session) Health(ctx context.Context, addr string) (h meta.ServerHealth, err error) {
+	c, err := s.administration.at(addr)
+	if err != nil {
+		return h, err
+	}
+	answer, err := c.Health.GetServerHealth(ctx, &admin.GetServerHealthRequest{})
+	if err == nil {
+		admin.Hear(&h, answer)
+	}
+	return h, err
+}
+
+// Certificates asks one metadata server for the newest certificates of identities.
+func (s session) Certificates(ctx context.Context, addr string, identities []string) (all []meta.CertHealth, err error) {
+	c, err := s.administration.at(addr)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.Health.ListCertificates(ctx, &admin.ListCertificatesRequest{Identities: identities})
+	for _, x := range answer.GetCertificates() {
+		var one meta.CertHealth
+		admin.Hear(&one, x)
+		all = append(all, one)
+	}
+	return all, err
+}
+
+// called makes a call of the administrative API and gives its answer in the words of package meta.
+func called[A, W any](s session, call func(*admin.Client) (A, error), in func(A) W) (w W, err error) {
+	c, err := s.administration.any()
+	if err != nil {
+		return w, err
+	}
+	answer, err := call(c)
+	if err != nil {
+		return w, err
+	}
+	return in(answer), nil
+}
+
+func (s session) Snapshots(ctx context.Context, v meta.VolumeID) (*meta.SnapshotList, error) {
+	return called(s, func(c *admin.Client) (*admin.ListSnapshotsResponse, error) {
+		return c.Snapshots.ListSnapshots(ctx, &admin.ListSnapshotsRequest{Volume: admin.Numbered(v)})
+	}, (*admin.ListSnapshotsResponse).List)
+}
+
+func (s session) TakeSnapshot(ctx context.Context, v meta.VolumeID, name string) (meta.SnapshotInfo, error) {
+	return called(s, func(c *admin.Client) (*admin.Snapshot, error) {
+		return c.Snapshots.CreateSnapshot(ctx, &admin.CreateSnapshotRequest{Volume: admin.Numbered(v), Name: name})
+	}, (*admin.Snapshot).Info)
+}
+
+func (s session) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name string) (meta.SnapshotInfo, error) {
+	return called(s, func(c *admin.Client) (*admin.Snapshot, error) {
+		return c.DeleteSnapshot(ctx, admin.Numbered(v), name, false)
+	}, (*admin.Snapshot).Info)
+}
+
+func (s session) DiffSnapshots(ctx context.Context, v meta.VolumeID, from, to string, exact bool, fn func(meta.Change) error) error {
+	c, err := s.administration.any()
+	if err != nil {
+		return err
+	}
+	return c.Diff(ctx, &admin.DiffSnapshotsRequest{Volume: admin.Numbered(v), From: from, To: to, Exact: exact}, fn)
+}
+
+func (s session) AwaitDigest(ctx context.Context, v meta.VolumeID, name string, unpaced bool) (meta.SnapshotInfo, error) {
+	return called(s, func(c *admin.Client) (*admin.Snapshot, error) {
+		return c.Snapshots.GetSnapshotDigest(ctx, &admin.GetSnapshotDigestRequest{Volume: admin.Numbered(v), Snapshot: name, Unpaced: unpaced})
+	}, (*admin.Snapshot).Info)
+}
+
+func (s session) PinSnapshotAt(ctx context.Context, v meta.VolumeID, name string, at meta.Generation, holder string, ttl time.Duration) (meta.PinInfo, error) {
+	return called(s, func(c *admin.Client) (*admin.Pin, error) {
+		return c.Snapshots.PinSnapshot(ctx, &admin.PinSnapshotRequest{Volume: admin.Numbered(v), Snapshot: name, Generation: uint64(at), Holder: holder, Ttl: durationpb.New(ttl)})
+	}, (*admin.Pin).Info)
+}
+
+func (s session) UnpinSnapshot(ctx context.Context, v meta.VolumeID, name, holder string) (released bool, err error) {
+	return called(s, func(c *admin.Client) (*admin.UnpinSnapshotResponse, error) {
+		return c.Snapshots.UnpinSnapshot(ctx, &admin.UnpinSnapshotRequest{Volume: admin.Numbered(v), Snapshot: name, Holder: holder})
+	}, (*admin.UnpinSnapshotResponse).GetReleased)
+}
+
+func (s session) SnapshotIndex(ctx context.Context, v meta.VolumeID, name string) (*admin.SnapshotIndex, error) {
+	return called(s, func(c *admin.Client) (*admin.SnapshotIndex, error) {
+		return c.Snapshots.GetSnapshotIndex(ctx, &admin.GetSnapshotIndexRequest{Volume: admin.Numbered(v), Snapshot: name})
+	}, func(x *admin.SnapshotIndex) *admin.SnapshotIndex { return x })
+}

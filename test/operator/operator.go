@@ -1,0 +1,135 @@
+// Package operator administers a cluster for tests as an operator's program does: by the
+// administrative API, in the words of package meta.
+package operator
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"penstock.io/penstock/meta"
+	"penstock.io/penstock/meta/admin"
+	"penstock.io/penstock/meta/peer"
+)
+
+// Operator calls the administrative API. Errors are those of the calls.
+type Operator struct{ API *admin.Client }
+
+// New makes one that shows credentials, which may be nil on Unix sockets; it ends with the test.
+func New(t testing.TB, addr string, creds *peer.Credentials) *Operator {
+	t.Helper()
+	c, err := admin.New(admin.Config{Addrs: []string{addr}, Creds: creds})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return &Operator{c}
+}
+
+// TakeSnapshot takes a snapshot.
+func (o *Operator) TakeSnapshot(ctx context.Context, v meta.VolumeID, name string) (meta.SnapshotInfo, error) {
+	return info(o.API.Snapshots.CreateSnapshot(ctx, &admin.CreateSnapshotRequest{Volume: admin.Numbered(v), Name: name}))
+}
+
+// TakeWhole takes a snapshot that has everything.
+func (o *Operator) TakeWhole(ctx context.Context, v meta.VolumeID, name string) (meta.SnapshotInfo, error) {
+	return info(o.API.TakeWhole(ctx, admin.Numbered(v), name))
+}
+
+func info(x *admin.Snapshot, err error) (meta.SnapshotInfo, error) {
+	if err != nil {
+		return meta.SnapshotInfo{}, err
+	}
+	return x.Info(), nil
+}
+
+// Snapshots lists the snapshots of a volume.
+func (o *Operator) Snapshots(ctx context.Context, v meta.VolumeID) (meta.SnapshotList, error) {
+	return o.list(ctx, &admin.ListSnapshotsRequest{Volume: admin.Numbered(v)})
+}
+
+// CountedSnapshots lists them with what they hold to the byte.
+func (o *Operator) CountedSnapshots(ctx context.Context, v meta.VolumeID) (meta.SnapshotList, error) {
+	return o.list(ctx, &admin.ListSnapshotsRequest{Volume: admin.Numbered(v), Count: true})
+}
+
+func (o *Operator) list(ctx context.Context, q *admin.ListSnapshotsRequest) (meta.SnapshotList, error) {
+	answer, err := o.API.Snapshots.ListSnapshots(ctx, q)
+	if err != nil {
+		return meta.SnapshotList{}, err
+	}
+	return *answer.List(), nil
+}
+
+// AwaitDigest tells of a snapshot, and has its digest computed.
+func (o *Operator) AwaitDigest(ctx context.Context, v meta.VolumeID, name string, unpaced bool) (meta.SnapshotInfo, error) {
+	return info(o.API.Snapshots.GetSnapshotDigest(ctx, &admin.GetSnapshotDigestRequest{Volume: admin.Numbered(v), Snapshot: name, Unpaced: unpaced}))
+}
+
+// DeleteSnapshot deletes the snapshot of a name.
+func (o *Operator) DeleteSnapshot(ctx context.Context, v meta.VolumeID, name string) (meta.SnapshotInfo, error) {
+	return info(o.API.DeleteSnapshot(ctx, admin.Numbered(v), name, false))
+}
+
+// DropSnapshot deletes the snapshot of a name although clones need it.
+func (o *Operator) DropSnapshot(ctx context.Context, v meta.VolumeID, name string) (meta.SnapshotInfo, error) {
+	return info(o.API.DeleteSnapshot(ctx, admin.Numbered(v), name, true))
+}
+
+// SnapshotUse counts what snapshots hold.
+func (o *Operator) SnapshotUse(ctx context.Context, v meta.VolumeID, drop []string) (meta.SnapshotUse, error) {
+	answer, err := o.API.Snapshots.GetSnapshotUsage(ctx, &admin.GetSnapshotUsageRequest{Volume: admin.Numbered(v), Delete: drop})
+	if err != nil {
+		return meta.SnapshotUse{}, err
+	}
+	return *answer.Use(), nil
+}
+
+// DiffSnapshots tells what changed.
+func (o *Operator) DiffSnapshots(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error {
+	return o.API.Diff(ctx, &admin.DiffSnapshotsRequest{Volume: admin.Numbered(v), From: from, To: to}, fn)
+}
+
+// DiffExact tells what changed for a copy that is to be equal.
+func (o *Operator) DiffExact(ctx context.Context, v meta.VolumeID, from, to string, fn func(meta.Change) error) error {
+	return o.API.Diff(ctx, &admin.DiffSnapshotsRequest{Volume: admin.Numbered(v), From: from, To: to, Exact: true}, fn)
+}
+
+// RollBack makes a volume what a snapshot is.
+func (o *Operator) RollBack(ctx context.Context, v meta.VolumeID, name string, force bool) error {
+	_, err := o.API.Snapshots.RollBackVolume(ctx, &admin.RollBackVolumeRequest{Volume: admin.Numbered(v), Snapshot: name, Force: force})
+	return err
+}
+
+// ScheduleSnapshots sets a volume's schedule.
+func (o *Operator) ScheduleSnapshots(ctx context.Context, v meta.VolumeID, keep string) error {
+	_, err := o.API.Snapshots.SetSchedule(ctx, &admin.SetScheduleRequest{Volume: admin.Numbered(v), Keep: keep})
+	return err
+}
+
+// PinSnapshot pins a snapshot.
+func (o *Operator) PinSnapshot(ctx context.Context, v meta.VolumeID, name, holder string, ttl time.Duration) (meta.PinInfo, error) {
+	return o.PinSnapshotAt(ctx, v, name, 0, holder, ttl)
+}
+
+// PinSnapshotAt pins the snapshot of a generation.
+func (o *Operator) PinSnapshotAt(ctx context.Context, v meta.VolumeID, name string, at meta.Generation, holder string, ttl time.Duration) (meta.PinInfo, error) {
+	p, err := o.API.Snapshots.PinSnapshot(ctx, &admin.PinSnapshotRequest{Volume: admin.Numbered(v), Snapshot: name, Generation: uint64(at), Holder: holder, Ttl: durationpb.New(ttl)})
+	if err != nil {
+		return meta.PinInfo{}, err
+	}
+	return p.Info(), nil
+}
+
+// UnpinSnapshot releases a pin.
+func (o *Operator) UnpinSnapshot(ctx context.Context, v meta.VolumeID, name, holder string) (released bool, err error) {
+	answer, err := o.API.Snapshots.UnpinSnapshot(ctx, &admin.UnpinSnapshotRequest{Volume: admin.Numbered(v), Snapshot: name, Holder: holder})
+	return answer.GetReleased(), err
+}
+
+// SnapshotIndex tells where the index of a snapshot lies.
+func (o *Operator) SnapshotIndex(ctx context.Context, v meta.VolumeID, name string) (*admin.SnapshotIndex, error) {
+	return o.API.Snapshots.GetSnapshotIndex(ctx, &admin.GetSnapshotIndexRequest{Volume: admin.Numbered(v), Snapshot: name})
+}
