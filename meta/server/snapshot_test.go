@@ -33,13 +33,6 @@ func (p *peer) snapshot(t *testing.T, name string) (i meta.SnapshotInfo) {
 	return i
 }
 
-func (p *peer) report(t *testing.T, a wire.Admin, to any) {
-	t.Helper()
-	if err := json.Unmarshal(p.admin(t, a).Report, to); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func (p *peer) snapshots(t *testing.T) (l meta.SnapshotList) {
 	t.Helper()
 	l, err := p.Snapshots(t.Context(), 1)
