@@ -54,7 +54,13 @@ func Dial(ctx context.Context, cfg Config) (*Client, error) {
 			s.Trouble(id.Volume, nil, []wire.BadReplica{{Chunk: id, Server: server}})
 		},
 	})
-	c.attach(session{s, &administration{cfg: admin.Config{Addrs: cfg.Meta, Creds: cfg.Creds}}}, chunkPool{io})
+	known := func() (addrs []string) {
+		for _, m := range s.MetaServers() {
+			addrs = append(addrs, m.Addr)
+		}
+		return addrs
+	}
+	c.attach(session{s, &administration{cfg: admin.Config{Addrs: cfg.Meta, Known: known, Creds: cfg.Creds}}}, chunkPool{io})
 	if cfg.Left != nil {
 		if err := c.resume(ctx, left); err != nil {
 			c.cancel() // the session stays for another try

@@ -96,13 +96,26 @@ func (c *Cluster) administration() (*admin.Client, error) {
 		return nil, meta.E("connect", meta.Canceled, "", errors.New("the driver ends"))
 	}
 	if c.api == nil {
-		api, err := admin.New(admin.Config{Addrs: c.cfg.Addrs, Creds: c.cfg.Creds})
+		api, err := admin.New(admin.Config{Addrs: c.cfg.Addrs, Known: c.known, Creds: c.cfg.Creds})
 		if err != nil {
 			return nil, err
 		}
 		c.api = api
 	}
 	return c.api, nil
+}
+
+// known lists the metadata servers that the session was told of.
+func (c *Cluster) known() (addrs []string) {
+	c.mu.Lock()
+	s := c.sess
+	c.mu.Unlock()
+	if s != nil {
+		for _, m := range s.MetaServers() {
+			addrs = append(addrs, m.Addr)
+		}
+	}
+	return addrs
 }
 
 // dialWait bounds a connection's beginning.

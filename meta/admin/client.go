@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -27,6 +28,9 @@ type Config struct {
 	// Addrs are the addresses of metadata servers: "unix:/path" or "host:port". Any of them
 	// answers everything: it passes a call on to the server that must do it.
 	Addrs []string
+	// Known, if not nil, tells of further servers, as far as the caller has heard of them by
+	// now: it is asked when none of those before can be reached.
+	Known func() []string
 	// Creds are shown to servers that are reached over TCP; nil: Unix sockets only.
 	Creds *peer.Credentials
 	// Reach is how long is tried to reach a server before a call fails; 0: 10 s.
@@ -93,11 +97,18 @@ func New(cfg Config) (*Client, error) {
 	cfg.Reach = cmp.Or(cfg.Reach, defaultReach)
 	c := &Client{cfg: cfg, at: map[string]*Client{}}
 	servers := manual.NewBuilderWithScheme("penstock")
-	var state resolver.State
-	for _, addr := range cfg.Addrs {
-		state.Endpoints = append(state.Endpoints, resolver.Endpoint{Addresses: []resolver.Address{{Addr: addr}}})
+	servers.InitialState(endpoints(cfg.Addrs))
+	if cfg.Known != nil {
+		servers.ResolveNowCallback = func(resolver.ResolveNowOptions) {
+			all := slices.Clone(cfg.Addrs)
+			for _, addr := range cfg.Known() {
+				if !slices.Contains(all, addr) {
+					all = append(all, addr)
+				}
+			}
+			go servers.UpdateState(endpoints(all)) // at once, but not inside the callback
+		}
 	}
-	servers.InitialState(state)
 	var err error
 	c.conn, err = grpc.NewClient("penstock:///cluster",
 		grpc.WithResolvers(servers), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
@@ -116,6 +127,13 @@ func New(cfg Config) (*Client, error) {
 	return c, nil
 }
 
+func endpoints(addrs []string) (state resolver.State) {
+	for _, addr := range addrs {
+		state.Endpoints = append(state.Endpoints, resolver.Endpoint{Addresses: []resolver.Address{{Addr: addr}}})
+	}
+	return state
+}
+
 // At gives a client of the one server at an address, for what each server knows of itself.
 // It is closed with this one.
 func (c *Client) At(addr string) (*Client, error) {
@@ -128,7 +146,7 @@ func (c *Client) At(addr string) (*Client, error) {
 		return one, nil
 	}
 	cfg := c.cfg
-	cfg.Addrs = []string{addr}
+	cfg.Addrs, cfg.Known = []string{addr}, nil
 	one, err := New(cfg)
 	if err == nil {
 		c.at[addr] = one

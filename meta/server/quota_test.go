@@ -12,6 +12,7 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/client"
 	"penstock.io/penstock/meta/wire"
+	"penstock.io/penstock/test/operator"
 )
 
 // A mount that is away keeps nobody from what it was promised, nor a quota from coming.
@@ -298,7 +299,7 @@ func (c *saver) drop(ctx context.Context) error {
 func (s *site) saver(name string) *saver {
 	s.t.Helper()
 	c := &saver{peer: &peer{leases: map[meta.Ino]meta.LeaseMode{}}}
-	c.Session = s.session(name, c)
+	c.Session, c.Operator = s.session(name, c), operator.New(s.t, "unix:"+s.addr, nil)
 	return c
 }
 

@@ -23,6 +23,7 @@ import (
 	"penstock.io/penstock/meta/cluster/embedded"
 	"penstock.io/penstock/meta/journal/etcd"
 	"penstock.io/penstock/meta/state"
+	"penstock.io/penstock/test/operator"
 )
 
 // crew is several servers on one etcd, each with stores of its own; the blobs
@@ -264,7 +265,7 @@ func (h *hand) dial(name string) *peer {
 	if err != nil {
 		h.c.t.Fatal(err)
 	}
-	p.Session = sess
+	p.Session, p.Operator = sess, operator.Beside(h.c.t, "unix:"+h.addr(), nil, sess)
 	h.c.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()

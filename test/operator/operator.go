@@ -12,6 +12,7 @@ import (
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/admin"
 	"penstock.io/penstock/meta/peer"
+	"penstock.io/penstock/meta/wire"
 )
 
 // Operator calls the administrative API. Errors are those of the calls.
@@ -21,6 +22,22 @@ type Operator struct{ API *admin.Client }
 func New(t testing.TB, addr string, creds *peer.Credentials) *Operator {
 	t.Helper()
 	c, err := admin.New(admin.Config{Addrs: []string{addr}, Creds: creds})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return &Operator{c}
+}
+
+// Beside is New for a session's client, which knows the servers that the session was told of.
+func Beside(t testing.TB, addr string, creds *peer.Credentials, s interface{ MetaServers() []wire.MetaServer }) *Operator {
+	t.Helper()
+	c, err := admin.New(admin.Config{Addrs: []string{addr}, Creds: creds, Known: func() (addrs []string) {
+		for _, m := range s.MetaServers() {
+			addrs = append(addrs, m.Addr)
+		}
+		return addrs
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
