@@ -9,12 +9,12 @@ import (
 // CRC is the CRC32C (Castagnoli, RFC 3720) of p.
 func CRC(p []byte) uint32 { return castagnoli.Update(0, p) }
 
-// UpdateCRC is the CRC32C of what crc covered followed by p.
+// UpdateCRC returns the CRC32C of the bytes covered by crc, followed by p.
 func UpdateCRC(crc uint32, p []byte) uint32 { return castagnoli.Update(crc, p) }
 
-// CombineCRC is the CRC32C of a followed by b, from the two checksums and b's
-// length in bytes. It lets one pass over an append yield both the checksum of
-// the frame and those of the blocks that the frame covers parts of.
+// CombineCRC returns the CRC32C of a followed by b, from the two checksums and b's length in
+// bytes. So one pass over an append yields the checksum of the frame and those of the blocks
+// that the frame partly covers.
 func CombineCRC(a, b uint32, lenB uint64) uint32 {
 	if lenB == ChecksumBlock {
 		return castagnoli.Shift(a, blockPower) ^ b
@@ -41,6 +41,5 @@ func SealCRC(blocks []uint32) uint32 {
 // Blocks is the number of checksum blocks of a chunk of the given length.
 func Blocks(length uint64) uint64 { return (length + ChecksumBlock - 1) / ChecksumBlock }
 
-// blockPower shifts a checksum over one whole checksum block, by far the commonest
-// length.
+// blockPower shifts a checksum by one whole checksum block, the most frequent length by far.
 var blockPower = castagnoli.Power(8 * ChecksumBlock)

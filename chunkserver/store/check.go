@@ -16,22 +16,22 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// CheckReport is what Check found on a disk.
+// CheckReport is the result of Check.
 type CheckReport struct {
 	Chunks, Sealed uint64
-	Packed         uint64 // chunks that are compressed
-	Bytes          uint64 // that were read and match their checksums
+	Packed         uint64 // compressed chunks
+	Bytes          uint64 // bytes read with right checksums
 	LogRecords     uint64
-	// Notes are odd but harmless: what a crash leaves behind.
+	// Notes are harmless oddities, for example remains of a crash.
 	Notes []string
-	// Problems are damage. An empty list means that the disk is whole.
+	// Problems are damage. Without problems, the disk is whole.
 	Problems []string
 }
 
-// Check reads everything on a disk and compares it, changing nothing. It
-// decodes the formats with code of its own, so that a mistake in the code
-// that writes them doesn't hide itself. The store may be open; for a result
-// that counts it should not be. The error is that of an unreadable disk, not of damage.
+// Check reads and compares everything on a disk, without changing anything. It decodes the
+// formats with code of its own, so that a mistake in the code that writes them can't hide
+// itself. The store may be open, but only a check of a closed store is reliable. The error is
+// that of an unreadable disk, not of damage.
 func Check(d Disk) (CheckReport, error) {
 	k := checker{d: d, inLog: map[string]bool{}}
 	if err := k.run(); err != nil {
@@ -43,7 +43,7 @@ func Check(d Disk) (CheckReport, error) {
 type checker struct {
 	d     Disk
 	rep   CheckReport
-	inLog map[string]bool // ids in hexadecimal that the log speaks of
+	inLog map[string]bool // hexadecimal ids of chunks in the log
 }
 
 func (k *checker) problem(format string, args ...any) {
@@ -70,7 +70,7 @@ func crcOf(parts ...[]byte) uint64 {
 	return uint64(h.Sum32())
 }
 
-// whole reads a file, nil if it isn't there.
+// whole reads a file; nil if it does not exist.
 func (k *checker) whole(name string) ([]byte, error) {
 	f, err := k.d.OpenRead(name)
 	if errors.Is(err, os.ErrNotExist) {
@@ -161,7 +161,7 @@ func (k *checker) log(disk []byte, size, count uint64) error {
 	}
 }
 
-// segment reads the records of one segment; ended if the log goes on in the next.
+// segment reads the records of one segment. ended: the log continues in the next segment.
 func (k *checker) segment(name string, b []byte, seq, off uint64) (ended bool, err error) {
 	at := int(off)
 	for at+32 <= len(b) && string(b[at:at+4]) == "PSLR" {
@@ -188,7 +188,7 @@ func (k *checker) segment(name string, b []byte, seq, off uint64) (ended bool, e
 		}
 		at += (32 + n + 7) / 8 * 8
 	}
-	// The end; does anything behind say that the log was durable beyond it?
+	// The end, unless a later record says that the log was durable beyond this position.
 	end := seq*uint64(len(b)) + uint64(at)
 	for o := at; o+32 <= len(b); o += 8 {
 		if string(b[o:o+4]) != "PSLR" || be(b, o+12, 4) != seq&0xffffffff {
@@ -239,8 +239,8 @@ func (k *checker) dir(dir string) error {
 	return nil
 }
 
-// chunk checks one chunk's .meta and .data. With flux, the log says more of it
-// than .meta does, and only what .meta says of a chunk not cut since is certain.
+// chunk checks one chunk's .meta and .data. With flux, the log has newer facts than .meta, and
+// only facts of .meta about a chunk without a later cut are certain.
 func (k *checker) chunk(path string, id []byte, flux bool) error {
 	b, err := k.whole(path + ".meta")
 	if err != nil || b == nil {
@@ -293,7 +293,7 @@ func (k *checker) chunk(path string, id []byte, flux bool) error {
 		k.note("%s.data: %d bytes beyond the chunk's end, left by a crash", path, uint64(size)-length)
 	}
 	if flux && !sealed {
-		return nil // a seal in the log may have cut below what .meta says
+		return nil // a seal in the log may have cut the chunk below the length in .meta
 	}
 	buf := make([]byte, 65536)
 	for i := uint64(0); i < n; i++ {

@@ -17,9 +17,8 @@ import (
 
 const block = chunkserver.ChecksumBlock
 
-// chunk is what is in memory of one chunk. It is loaded when first asked for
-// and dropped again when nobody uses it, except while the log holds
-// something of it that its .meta file does not.
+// chunk is the state of one chunk in memory. It is loaded on first use, and dropped when
+// unused, unless the log has facts about the chunk that its .meta file lacks.
 type chunk struct {
 	id meta.ChunkID
 
@@ -27,40 +26,39 @@ type chunk struct {
 	pins  int // users, plus one while dirty
 	where *list.Element
 
-	// ending is held through Seal and Delete, across syncs: one of them at a time.
+	// ending is held during Seal and Delete, also while they sync: only one of them runs.
 	ending sync.Mutex
 
 	mu      sync.Mutex
 	loaded  bool
-	loadErr error // .meta is unreadable: everything but Delete fails with this
+	loadErr error // .meta is unreadable: every operation but Delete returns this error
 	exists  bool
 	deleted bool
 	erased  bool   // deleted, and the log says so for good: the files may go
 	gone    uint64 // the log's position after the record of the deletion; 0: none yet
-	unread  bool   // its .meta was unreadable when it was deleted
+	unread  bool   // .meta was unreadable at the deletion
 	damaged bool   // bytes below the synced mark were found bad; no appends
-	intact  bool   // begun by this process: every byte that was acknowledged is here
-	dirty   bool   // in Store.dirty, or taken from there by a checkpoint in progress
+	intact  bool   // begun by this process: it has every byte that was acknowledged
+	dirty   bool   // in Store.dirty, or taken from it by a running checkpoint
 	frozen  bool   // a final seal is under way
 	state   meta.ChunkState
 	fence   meta.Fence
 	length  uint64
-	// crcs are the checksums of all blocks of [0, length), the last one of
-	// what its block holds so far.
-	// INVARIANT: len(crcs) == Blocks(length).
+	// crcs are the checksums of all blocks of [0, length); the last one covers the bytes that
+	// its block has so far. INVARIANT: len(crcs) == Blocks(length).
 	crcs []uint32
 	// INVARIANT: synced <= length; the bytes [0, synced) can be had after a
 	// power loss from the data file and the log together.
 	synced  uint64
 	dataOK  uint64        // durable in the data file itself
-	asked   uint64        // the mark that syncs answered with; the rest of synced was promised to nobody
+	asked   uint64        // the highest mark acknowledged by a sync; the rest of synced was never acknowledged
 	entry   bool          // the data file's directory entry is durable
 	syncing chan struct{} // closed when the sync under way ends
 	file    *handle       // nil until needed
-	wb      uint64        // bytes that write-back was started for
+	wb      uint64        // bytes for which write-back was started
 	alloc   uint64        // bytes allocated ahead
 	bits    bitmap        // while open: blocks verified, or written, since Open
-	wrote   bool          // some of bits were written only, or verified one by one
+	wrote   bool          // some of bits were only written, or verified one by one
 	whole   Stamp         // while open and not wrote: of the file when bits were verified
 	// checked is up to where an open chunk's whole blocks were verified; for
 	// sealed chunks Store.vouched tells.
@@ -68,15 +66,15 @@ type chunk struct {
 	checking *checking // the verification under way
 	queued   bool      // to be verified, since something was appended
 
-	pack     *packing // how it lies in its .pack file; nil: plain
-	dense    bool     // compressing it was found to save nothing
-	packing  *byte    // of the compression under way, which is void once this changed
+	pack     *packing // layout of its .pack file; nil: not compressed
+	dense    bool     // compression was found to save nothing
+	packing  *byte    // identifies the running compression, which is void when packing has changed
 	next     *packing // written, for the next checkpoint to put in place
 	nextFile *handle
-	plain    bool // pack is in place as far as the cache goes, and the data file there still
+	plain    bool // the .meta with pack is renamed in the cache, and the data file still exists
 }
 
-// handle is an open data file that is closed when its last user is done.
+// handle is an open data file. Its last user closes it.
 type handle struct {
 	File
 	writable bool
@@ -108,7 +106,7 @@ func (c *chunk) closeFile() {
 	}
 }
 
-// hold takes a reference on the data file, opening it if need be.
+// hold takes a reference on the data file, and opens it if necessary.
 func (s *Store) hold(c *chunk, write, create bool) (*handle, error) {
 	if c.file == nil || write && !c.file.writable {
 		var f File
@@ -197,14 +195,14 @@ func (s *Store) unpin(c *chunk) {
 	}
 }
 
-// touch notes that the log is about to hold something of c that .meta doesn't.
+// touch notes that the log is about to get facts about c that .meta lacks.
 func (s *Store) touch(c *chunk) {
 	if c.dirty {
 		return
 	}
 	c.dirty = true
 	s.mu.Lock()
-	if _, ok := s.dirty[c]; !ok { // it is there already after a checkpoint failed
+	if _, ok := s.dirty[c]; !ok { // after a failed checkpoint, c is in dirty already
 		s.dirty[c] = struct{}{}
 		c.pins++
 	}
@@ -238,7 +236,7 @@ func (s *Store) load(c *chunk) error {
 	return nil
 }
 
-// set takes over the state that a .meta file tells.
+// set takes over the state in a .meta file.
 func (c *chunk) set(m *chunkMeta) {
 	c.exists, c.state, c.damaged, c.fence = true, m.state, m.damaged, m.fence
 	c.length, c.synced, c.dataOK, c.wb = m.length, m.length, m.length, m.length
@@ -263,8 +261,8 @@ func (c *chunk) grow(n uint64, crcs []uint32) {
 	}
 }
 
-// sums gives the checksum of each piece that block boundaries cut p into when
-// it lies at off, and of p as a whole.
+// sums cuts p, which lies at off, at block boundaries, and returns the checksum of each piece
+// and of p as a whole.
 func sums(off uint64, p []byte) (crcs []uint32, whole uint32) {
 	crcs = make([]uint32, 0, pieces(off, uint64(len(p))))
 	for len(p) > 0 {
@@ -292,7 +290,7 @@ func (c *chunk) info() chunkserver.Info {
 	return i
 }
 
-// replica is what the machine that decides sees of c.
+// replica returns c in the form that the deciding machine of meta/replica takes.
 func (s *Store) replica(c *chunk) replica.Replica {
 	r := replica.Replica{Fence: c.fence, Length: c.length, Synced: c.synced, Promised: c.asked, Damaged: c.damaged, Ending: c.frozen, Off: s.off}
 	switch {
@@ -357,7 +355,7 @@ func (s *Store) Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, o
 	defer h.done()
 	if off == 0 {
 		c.entry = false // the file is new, even where a fence was known before
-		// What a crash left of an append that was never acknowledged.
+		// A crash left part of an append that was never acknowledged.
 		if n, err := h.Size(); err != nil || n > 0 {
 			if err = h.Truncate(0); err != nil {
 				return s.fail(ioError(op, id.String(), err))
@@ -367,7 +365,7 @@ func (s *Store) Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, o
 	if end := off + uint64(len(p)); off >= allocFrom && end > c.alloc {
 		step := min(max(off, allocFrom), allocMost)
 		if free, err := s.space.take(s.d, 0, s.reserve); err == nil && free > 16*step {
-			_ = h.Allocate(int64(off), int64(step)) // only a hint: the write itself tells of a full disk
+			_ = h.Allocate(int64(off), int64(step)) // only a hint: on a full disk, the write fails
 		}
 		c.alloc = off + step
 	}
@@ -408,14 +406,14 @@ func (s *Store) Append(ctx context.Context, id meta.ChunkID, fence meta.Fence, o
 	return nil
 }
 
-// A chunk is allocated ahead in steps of its own size, once it is larger than
-// allocFrom, so that chunks written side by side stay in long runs.
+// Chunks larger than allocFrom are allocated ahead in steps of their own size, so that chunks
+// written at the same time lie in long runs.
 const (
 	allocFrom = 4 << 20
 	allocMost = 64 << 20
 )
 
-// repeated acknowledges an append of bytes that are there already.
+// repeated acknowledges an append of existing bytes.
 func (s *Store) repeated(c *chunk, r *replica.Replica, off uint64, p []byte) error {
 	h, err := s.hold(c, false, false)
 	if err != nil {
@@ -458,7 +456,7 @@ func (s *Store) Sync(ctx context.Context, id meta.ChunkID, upTo uint64) (uint64,
 	return c.asked, nil
 }
 
-// syncTo makes at least [0, upTo) durable. It gives up c.mu meanwhile.
+// syncTo makes at least [0, upTo) durable. It unlocks c.mu meanwhile.
 func (s *Store) syncTo(c *chunk, upTo uint64) error {
 	for c.synced < min(upTo, c.length) {
 		if err := s.Err(); err != nil {
@@ -500,8 +498,8 @@ func (s *Store) syncTo(c *chunk, upTo uint64) error {
 
 var inlinePool = sync.Pool{New: func() any { b := make([]byte, inlineMax); return &b }}
 
-// syncRange makes [from, to) of a chunk durable: the bytes first, wherever
-// they go, then the record that says so.
+// syncRange makes [from, to) of a chunk durable: first the bytes, wherever they go, then the
+// sync record.
 func (s *Store) syncRange(id meta.ChunkID, h *handle, from, to uint64, entry, inline bool) error {
 	const op = "sync"
 	var tail []byte
@@ -540,8 +538,7 @@ func (s *Store) syncDir(name string) error {
 	return s.d.SyncDir(name)
 }
 
-// commit writes a record and waits until it is durable. A full log is emptied
-// first.
+// commit writes a record and waits until it is durable. It empties a full log first.
 func (s *Store) commit(typ recType, head, tail []byte) error {
 	pos, err := s.log.append(typ, head, tail)
 	if err != nil && meta.KindOf(err) == meta.NoSpace {
@@ -607,8 +604,8 @@ func (s *Store) Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, fin
 	if err != nil {
 		return none, err
 	}
-	// The record and the state change within one hold of c.mu: a checkpoint
-	// that comes after the record must find the chunk sealed.
+	// The record and the state change within one hold of c.mu, so that a checkpoint after the
+	// record finds the chunk sealed.
 	pos, err := s.write(c, recSeal, sealBody(id, fence, length, chunkserver.SealCRC(crcs)))
 	if err != nil {
 		return none, err
@@ -630,8 +627,8 @@ func (s *Store) Seal(ctx context.Context, id meta.ChunkID, fence meta.Fence, fin
 	return c.info(), nil
 }
 
-// tell answers a freeze with what a seal could take: all that is here, durable,
-// since the journal is going to name it, and its checksum at length.
+// tell answers a freeze with what a seal could keep: all bytes of the chunk, made durable
+// because the journal is going to name them, and the checksum at length.
 func (s *Store) tell(c *chunk, length uint64) (chunkserver.Info, error) {
 	if c.state == meta.ChunkSealed {
 		return c.info(), nil
@@ -674,8 +671,8 @@ func (s *Store) write(c *chunk, typ recType, body []byte) (pos uint64, err error
 	return pos, err
 }
 
-// raise makes a fence durable, so that an older writer is refused for ever,
-// even where nothing of the chunk is known yet.
+// raise makes a fence durable, so that an older writer is refused for ever, even if the store
+// has nothing of the chunk yet.
 func (s *Store) raise(c *chunk, fence meta.Fence) error {
 	if c.exists && c.fence == fence {
 		return nil
@@ -701,7 +698,7 @@ func (s *Store) crcsAt(c *chunk, length uint64) ([]uint32, error) {
 	if length%block == 0 {
 		return crcs, nil
 	}
-	// The last block is cut: check it as it was, then take what stays.
+	// The seal cuts the last block: verify the whole block first, then checksum the rest.
 	h, err := s.hold(c, false, false)
 	if err != nil {
 		return nil, err
@@ -718,9 +715,9 @@ func (s *Store) crcsAt(c *chunk, length uint64) ([]uint32, error) {
 	return crcs, nil
 }
 
-// trim cuts a sealed chunk's data file to its length, giving back what was
-// allocated ahead. A failure costs space only; recovery and fsck tell. before
-// is the file's stamp since which all of it was verified, or zero.
+// trim cuts a sealed chunk's data file to its length and so frees space that was allocated
+// ahead. A failure only costs space; recovery and fsck notice. before is the stamp of the file
+// since which all of it was verified, or zero.
 func (s *Store) trim(c *chunk, before Stamp) {
 	h, err := s.hold(c, true, false)
 	if err != nil {
@@ -738,7 +735,7 @@ func (s *Store) trim(c *chunk, before Stamp) {
 	c.bits = nil
 }
 
-// toVerify has a chunk that was sealed just now verified soon, from upTo on.
+// toVerify schedules the verification of a newly sealed chunk from upTo on.
 func (s *Store) toVerify(c *chunk, h *handle, upTo uint64) {
 	if c.length == 0 {
 		return
@@ -797,8 +794,8 @@ func (s *Store) erase(c *chunk, fence meta.Fence) error {
 		s.touch(c)
 		c.unread = c.unread || c.loadErr != nil
 		c.deleted, c.exists, c.loadErr, c.fence, c.intact = true, false, nil, r.Fence, false
-		// The record and its position within one hold of c.mu: a checkpoint from which
-		// the log begins after the record must find the chunk deleted.
+		// The record and its position within one hold of c.mu, so that a checkpoint from which
+		// the log begins after the record finds the chunk deleted.
 		pos, err := s.write(c, recDelete, fenceBody(id, c.fence)[:16])
 		if err != nil {
 			return err
@@ -821,7 +818,7 @@ func (s *Store) erase(c *chunk, fence meta.Fence) error {
 	return s.unlink(id)
 }
 
-// unlink removes a chunk's files, if they are there.
+// unlink removes a chunk's files, if they exist.
 func (s *Store) unlink(id meta.ChunkID) error {
 	for _, name := range []string{dataName(id), packName(id), metaName(id)} {
 		if err := s.d.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -831,7 +828,7 @@ func (s *Store) unlink(id meta.ChunkID) error {
 	return nil
 }
 
-// bury remembers a deleted chunk for a while, and the fence of its deletion.
+// bury remembers a deleted chunk and the fence of its deletion for a while.
 func (s *Store) bury(id meta.ChunkID, fence meta.Fence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -861,9 +858,9 @@ func (s *Store) tomb(id meta.ChunkID) (meta.Fence, bool) {
 	return f, ok
 }
 
-// List calls fn with every chunk on the disk, in no order, until it returns
-// false. err is not nil where a chunk's metadata can't be read. A data file, plain or compressed,
-// that nothing is known of (a crash left it) is told as open and empty; it may be deleted.
+// List calls fn for every chunk on the disk, in no order, until fn returns false. err is set
+// where a chunk's metadata is unreadable. A data file, plain or compressed, without any record
+// (left by a crash) is listed as an open and empty chunk; it may be deleted.
 func (s *Store) List(ctx context.Context, fn func(info chunkserver.Info, err error) bool) error {
 	for i := range chunkDirs {
 		dir := fmt.Sprintf("%s/%02x", chunksDir, i)

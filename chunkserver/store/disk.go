@@ -10,12 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk is the seam to the file system below one store: the few operations that
-// the store uses, so that tests can make them fail, tear or forget. Names are
-// relative to the store's directory. Errors are those of package os.
+// Disk is the seam to the file system below a store: the few operations that the store uses,
+// so that tests can make them fail, tear or forget. Names are relative to the store's
+// directory. Errors are those of package os.
 type Disk interface {
-	// Open opens a file for reading and writing; with create it makes the file
-	// if it isn't there.
+	// Open opens a file for reading and writing; with create, a missing file is created.
 	Open(name string, create bool) (File, error)
 	// OpenRead opens a file for reading only.
 	OpenRead(name string) (File, error)
@@ -28,7 +27,7 @@ type Disk interface {
 	SyncDir(name string) error
 	// SyncAll makes everything on the disk durable: files, lengths, entries.
 	SyncAll() error
-	// Space is the number of bytes of the file system and those free for us.
+	// Space returns the size of the file system and the bytes available to the store.
 	Space() (total, free uint64, err error)
 	// Lock keeps other processes out until the returned Closer is closed.
 	// DirectoryInUse is told as an error matching os.ErrExist.
@@ -44,12 +43,12 @@ type File interface {
 	Sync() error
 	Truncate(n int64) error
 	Size() (int64, error)
-	// Stamp tells this state of the file from others.
+	// Stamp identifies the present state of the file's contents.
 	Stamp() (Stamp, error)
 	// WillNeed hints that [off, off+n) will be read soon.
 	WillNeed(off, n int64)
-	// Allocate reserves space for [off, off+n) without changing the length.
-	// Best effort: a file system that can't does nothing.
+	// Allocate reserves space for [off, off+n) without changing the length. Best effort: on a
+	// file system without support it does nothing.
 	Allocate(off, n int64) error
 	// StartWrite begins to write [off, off+n) back without waiting. Best effort.
 	StartWrite(off, n int64)
@@ -58,7 +57,7 @@ type File interface {
 // osDisk is a directory of the host.
 type osDisk struct{ dir string }
 
-// DirDisk is the disk that lies in a directory of the host.
+// DirDisk returns the Disk in a directory of the host.
 func DirDisk(dir string) Disk { return osDisk{dir} }
 
 func (d osDisk) path(name string) string { return filepath.Join(d.dir, name) }

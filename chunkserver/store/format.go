@@ -18,7 +18,7 @@ const FormatVersion = 1
 // Names within a disk's directory.
 const (
 	formatName = "format"
-	makingName = "unfinished" // there until the format file is
+	makingName = "unfinished" // exists until the format file exists
 	chunksDir  = "chunks"
 	logDir     = "log"
 	lockName   = "lock"
@@ -79,8 +79,8 @@ func decodeFormat(b []byte) (f format, err error) {
 	return f, nil
 }
 
-// chunkDirs is the number of directories that chunks are spread over, by the
-// last byte of their counter.
+// chunkDirs is the number of directories of chunks; the last byte of a chunk's counter selects
+// one.
 const chunkDirs = 256
 
 func dirOf(id meta.ChunkID) string {
@@ -90,27 +90,27 @@ func dataName(id meta.ChunkID) string { return dirOf(id) + "/" + id.String() + "
 func metaName(id meta.ChunkID) string { return dirOf(id) + "/" + id.String() + ".meta" }
 func packName(id meta.ChunkID) string { return dirOf(id) + "/" + id.String() + ".pack" }
 
-// A chunk's .meta file, big-endian; the block checksums cover ChecksumBlock
-// bytes of the .data file each, the last one what is left:
+// A chunk's .meta file, big-endian. Each block checksum covers ChecksumBlock bytes of the
+// .data file, the last one the remaining bytes:
 //
 //	 0  4  "PSCM"
 //	 4  1  version, 1
 //	 5  1  state: meta.ChunkOpen or meta.ChunkSealed
-//	 6  2  flags: 1 = damaged (bytes below the synced mark were found bad), 2 = compressing it saves nothing,
+//	 6  2  flags: 1 = damaged (bad bytes below the synced mark), 2 = compression saves nothing,
 //	       4 = compressed
 //	 8 16  chunk id
 //	24 12  fence: term 8, seals 4
 //	36  8  length, bytes, all of them durable
 //	44  4  number of blocks n
 //	48 4n  CRC32C of each block
-//	..     of a compressed chunk: how it lies in the .pack file, see pack.go:
+//	..     of a compressed chunk: the layout of the .pack file, see pack.go:
 //	       1  algorithm: meta.CompressS2 or meta.CompressZstd; 3 zero
 //	       4  number of frames m, of FrameSize plain bytes each
 //	       4m length of each frame, in bytes; bit 31: not compressed
 //	..  4  CRC32C of the bytes before
 //
-// It is replaced as a whole: written beside as .meta.tmp, synced, renamed, the
-// directory synced. The bytes it speaks of are durable before it is.
+// The file is replaced as a whole: a new one is written as .meta.tmp, synced and renamed, then
+// the directory is synced. The bytes that it describes are durable earlier.
 type chunkMeta struct {
 	id      meta.ChunkID
 	state   meta.ChunkState
@@ -129,8 +129,7 @@ const (
 	flagDamaged = 1
 	flagDense   = 2
 	flagPacked  = 4
-	// maxChunk bounds a chunk's length: what the block count of a .meta file
-	// can say without being absurd (1 TiB).
+	// maxChunk bounds a chunk's length (1 TiB), and so the block count of a .meta file.
 	maxChunk = 1 << 40
 	// maxMeta bounds a .meta file, in bytes.
 	maxMeta = metaHead + 4*(maxChunk/block) + 8 + 4*(maxChunk/FrameSize) + 4
@@ -245,8 +244,8 @@ func getFence(b []byte) meta.Fence {
 	return meta.Fence{Term: meta.Term(binary.BigEndian.Uint64(b)), Seals: binary.BigEndian.Uint32(b[8:])}
 }
 
-// Fresh reports that Init may make a store on d: it holds nothing (but
-// lost+found), or what an Init left that did not come to its end.
+// Fresh reports that Init may make a store on d: d is empty (except lost+found), or has the
+// remains of an interrupted Init.
 func Fresh(d Disk) (bool, error) {
 	names, err := d.List(".")
 	if err != nil {
@@ -258,8 +257,8 @@ func Fresh(d Disk) (bool, error) {
 	return !slices.ContainsFunc(names, func(n string) bool { return n != "lost+found" }), nil
 }
 
-// Init makes a new, empty store on d, or goes on with one that a crash cut
-// short. It refuses a directory that holds anything else (but lost+found): Exists.
+// Init makes a new, empty store on d, or completes a store whose Init a crash interrupted. It
+// refuses a directory with other contents (except lost+found): Exists.
 func Init(d Disk, o Options) error {
 	const op = "make chunk store"
 	if fresh, err := Fresh(d); err != nil {
@@ -309,8 +308,8 @@ func Init(d Disk, o Options) error {
 	return made(d)
 }
 
-// made takes the mark of an unfinished store away, if it is there; the format
-// file says that the store is whole. A mark that comes back does no harm.
+// made removes the mark of an unfinished store, if it exists: a store with a format file is
+// complete. A mark that reappears after a crash does no harm.
 func made(d Disk) error {
 	if err := d.Remove(makingName); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return ioError("make chunk store", makingName, err)
@@ -329,7 +328,7 @@ func replaceFile(d Disk, name string, b []byte) error {
 
 const tmpSuffix = ".tmp"
 
-// writeBeside writes what is to replace name.
+// writeBeside writes the future replacement of the file name.
 func writeBeside(d Disk, name string, b []byte, sync bool) error {
 	f, err := d.Open(name+tmpSuffix, true)
 	if err != nil {
@@ -368,8 +367,7 @@ func readFile(d Disk, name string, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-// readFormat reads the format file and refuses what isn't this cluster's and
-// this disk's store.
+// readFormat reads the format file, and refuses the store of another cluster or disk.
 func readFormat(d Disk, o Options) (format, error) {
 	const op = "open chunk store"
 	b, err := readFile(d, formatName, 4096)

@@ -14,12 +14,11 @@ import (
 
 const probeName = "probe"
 
-// maxBad bounds the bad chunks that wait to be told of; those beyond are found
-// again.
+// maxBad bounds the bad chunks that wait to be reported; further ones are found again later.
 const maxBad = 1024
 
-// tellBad notes that a chunk doesn't verify or couldn't be read. It doesn't
-// block, and locks may be held.
+// tellBad notes that a chunk has wrong checksums or could not be read. It does not block, and
+// the caller may hold locks.
 func (s *Store) tellBad(id meta.ChunkID) {
 	if s.bad == nil {
 		return
@@ -30,8 +29,8 @@ func (s *Store) tellBad(id meta.ChunkID) {
 	}
 }
 
-// tellFailed is tellBad for an error of the disk, unless it is only that this
-// process or machine has too little of something.
+// tellFailed is tellBad for an error of the disk. It ignores errors that only mean that this
+// process or machine is short of something.
 func (s *Store) tellFailed(id meta.ChunkID, err error) {
 	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM} {
 		if errors.Is(err, e) {
@@ -55,15 +54,15 @@ func (s *Store) quarantine() {
 	}
 }
 
-// markDamaged looks once more, since the chunk may have been replaced meanwhile,
-// and tells whether it is bad and that is news.
+// markDamaged checks the chunk again, because it may have been replaced meanwhile, and returns
+// the error if the chunk is bad and was not known to be.
 func (s *Store) markDamaged(id meta.ChunkID) (err error) {
 	c, err := s.use(id)
 	if err != nil {
 		if meta.KindOf(err) == meta.NoSuchChunk || s.shut.Load() {
 			return nil
 		}
-		return err // its metadata can't be read
+		return err // the metadata is unreadable
 	}
 	known, state := !c.exists || c.damaged, c.state
 	length, crcs := c.length, append([]uint32(nil), c.crcs...)
@@ -121,8 +120,7 @@ func (s *Store) Full() bool {
 // fullAt is how much room above the reserve a disk must have to take new chunks.
 const fullAt = 64 << 10
 
-// Space is the size of the disk and what appends may still take, in bytes, as
-// of a short while ago.
+// Space returns the size of the disk and the bytes available to appends, as of a moment ago.
 func (s *Store) Space() (total, free uint64) {
 	free, err := s.space.take(s.d, 0, s.reserve)
 	if err != nil {
@@ -134,8 +132,8 @@ func (s *Store) Space() (total, free uint64) {
 	return total, free - min(free, s.reserve)
 }
 
-// Probe writes a few bytes to the disk and syncs them: it tells a disk that
-// has failed or became read-only from an idle one. An error, but for a full disk, fails the disk.
+// Probe writes a few bytes to the disk and syncs them, to distinguish a failed or read-only
+// disk from an idle one. An error other than a full disk fails the disk.
 func (s *Store) Probe() error {
 	if err := s.writable(); err != nil {
 		return err
@@ -154,13 +152,13 @@ func (s *Store) Probe() error {
 	return err
 }
 
-// drainWait bounds how long Close waits for operations under way: those of a
-// disk that hangs never end.
+// drainWait bounds the time for which Close waits for running operations: those of a hanging
+// disk never end.
 const drainWait = 10 * time.Second
 
-// drained waits until no operation is under way any more; none begins after
-// shut was set. An operation that goes on would write to whatever gets its
-// file descriptors next.
+// drained waits until no operation is running. The caller has set shut, so no operation
+// begins. An operation that continued would write to whatever file gets its descriptor number
+// next.
 func (s *Store) drained() bool {
 	for end := time.Now().Add(drainWait); ; time.Sleep(5 * time.Millisecond) {
 		busy := false

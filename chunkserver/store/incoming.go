@@ -12,25 +12,26 @@ import (
 	"penstock.io/penstock/meta/replica"
 )
 
-// A sealed chunk that is copied from another server comes in like this:
+// The steps of receiving a copy of a sealed chunk from another server:
 //
-//  1. pull-ID is made beside the format file and the directory synced
-//  2. the bytes go to chunks/xx/ID.data.tmp, which is synced
-//  3. length and checksums are compared with what the journal says; a replica
-//     that is here and no good is deleted, and the log emptied of it
-//  4. ID.data.tmp becomes ID.data, ID.meta.tmp is written and synced, the
-//     directory synced
-//  5. ID.meta.tmp becomes ID.meta and the directory is synced: the chunk is there
-//  6. pull-ID is removed
+// 1. pull-ID is made beside the format file and the directory synced 2. the bytes go to
+// chunks/xx/ID.data.tmp, which is synced 3. length and checksums are compared with those in
+// the journal; a bad replica of the chunk
 //
-// A chunk without a .meta file that the log doesn't speak of isn't there. Open
-// takes away what interrupted copies left, without having to look through all
-// directories: pull-ID tells where.
+//	on this disk is deleted, and its records are removed from the log by a checkpoint
+//
+// 4. ID.data.tmp becomes ID.data, ID.meta.tmp is written and synced, the directory synced 5.
+// ID.meta.tmp becomes ID.meta and the directory is synced: now the chunk exists 6. pull-ID is
+// removed
+//
+// A chunk without a .meta file and without records in the log does not exist. Open removes the
+// remains of interrupted copies. It finds their directories by pull-ID, without reading all
+// directories.
 const pullPrefix = "pull-"
 
 const receiveOp = "receive chunk"
 
-// Incoming is a sealed chunk on its way in. Not for concurrent use.
+// Incoming is a sealed chunk that is being received. Not for concurrent use.
 type Incoming struct {
 	s      *Store
 	id     meta.ChunkID
@@ -46,11 +47,11 @@ type Incoming struct {
 	placed bool
 }
 
-// Receive begins to take in a chunk that was sealed at length under fence with
-// the checksum crc. It returns nil and no error if it is here already, just so
-// and not known to be damaged. Nobody sees anything of it before Commit has returned nil; the caller ends it
-// with Commit or Abort. Errors: Busy (it is coming in already), Fenced, Sealed
-// (a sound replica with other contents is here), NoSpace, IO.
+// Receive begins to receive a chunk that was sealed at length under fence with the checksum
+// crc. It returns nil and no error if the store has exactly this chunk and does not know it to
+// be damaged. The chunk stays invisible until Commit has returned nil; the caller ends the
+// reception with Commit or Abort. Errors: Busy (the chunk is being received already), Fenced,
+// Sealed (the store has a sound replica with other contents), NoSpace, IO.
 func (s *Store) Receive(ctx context.Context, id meta.ChunkID, fence meta.Fence, length uint64, crc uint32) (*Incoming, error) {
 	const op = receiveOp
 	if id.IsZero() || length > maxChunk {
@@ -60,7 +61,7 @@ func (s *Store) Receive(ctx context.Context, id meta.ChunkID, fence meta.Fence, 
 		return nil, err
 	}
 	p := s.pin(id)
-	p.ending.Lock() // no deletion's record comes before that of a fence
+	p.ending.Lock() // the record of a deletion never precedes that of a fence
 	same, err := s.receivable(id, fence, length, crc)
 	p.ending.Unlock()
 	s.unpin(p)
@@ -89,8 +90,8 @@ func (s *Store) Receive(ctx context.Context, id meta.ChunkID, fence meta.Fence, 
 	return in, nil
 }
 
-// receivable tells whether the chunk is here already as it should be, or an
-// error if something is here that must not be replaced. The chunk's ending is held.
+// receivable reports whether the store has the wanted chunk already, or returns an error if it
+// has a chunk that must not be replaced. The caller holds the chunk's ending.
 func (s *Store) receivable(id meta.ChunkID, fence meta.Fence, length uint64, crc uint32) (same bool, err error) {
 	c, err := s.use(id)
 	if k := meta.KindOf(err); k == meta.Corrupt || k == meta.Version {
@@ -109,8 +110,8 @@ func (s *Store) receivable(id meta.ChunkID, fence meta.Fence, length uint64, crc
 		return false, c.refused(err)
 	}
 	if do == replica.Write && r.State == replica.Sealed && !r.Damaged && r.Length == length && r.CRC == crc {
-		// The content is here; only the fence has to rise, so that no order of
-		// before deletes it.
+		// The contents are right; only the fence must rise, so that no earlier order deletes
+		// the chunk.
 		s.touch(c)
 		c.fence = fence
 		c.mu.Unlock()
@@ -170,7 +171,7 @@ func (in *Incoming) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Abort gives up what came in.
+// Abort gives up the received bytes.
 func (in *Incoming) Abort() {
 	if in.done {
 		return
@@ -179,8 +180,8 @@ func (in *Incoming) Abort() {
 	if in.f != nil {
 		in.f.Close()
 	}
-	// What can't be removed now is when the disk is opened next: pull-ID goes
-	// last, after all that it stands for.
+	// The next Open removes files that can't be removed now: pull-ID, by which it finds them,
+	// is removed last.
 	gone := in.placed
 	if !gone && in.s.failed.Load() == nil {
 		err := in.s.d.Remove(dataName(in.id) + tmpSuffix)
@@ -198,8 +199,8 @@ func (in *Incoming) Abort() {
 	in.s.mu.Unlock()
 }
 
-// Commit makes the chunk be there, durably. Errors: Corrupt (what came is not
-// what was sealed), those of Receive.
+// Commit makes the chunk exist, durably. Errors: Corrupt (the received bytes are not those
+// that were sealed), and those of Receive.
 func (in *Incoming) Commit(ctx context.Context) (chunkserver.Info, error) {
 	const op = receiveOp
 	var none chunkserver.Info
@@ -231,11 +232,11 @@ func (in *Incoming) Commit(ctx context.Context) (chunkserver.Info, error) {
 	case same:
 		return p.info(), nil
 	}
-	// Nobody else changes it from here on, while locks are given up for syncs:
-	// appends are refused, what seals and deletes waits for ending.
+	// From here on nothing else changes the chunk, even while locks are released for syncs:
+	// appends are refused, and seals and deletions wait for ending.
 	p.frozen = true
 	defer func() { p.frozen = false }()
-	if p.exists || p.loadErr != nil || p.deleted && !p.erased { // whose deletion failed half way
+	if p.exists || p.loadErr != nil || p.deleted && !p.erased { // a bad replica, or one whose deletion failed half-way
 		s.slog.Info("a replica that is no good is replaced", "chunk", in.id.String(), "state", p.state, "length", p.length, "damaged", p.damaged)
 		if err := s.erase(p, p.fence); err != nil {
 			return none, err
@@ -262,8 +263,8 @@ func (in *Incoming) Commit(ctx context.Context) (chunkserver.Info, error) {
 	return p.info(), nil
 }
 
-// emptyLogOf makes sure that no record in the log speaks of a chunk: replay
-// would take it for what is in the chunk's own files.
+// emptyLogOf ensures that the log has no records of a chunk: replay would apply them to the
+// chunk's new files.
 func (s *Store) emptyLogOf(c *chunk) error {
 	for try := 0; ; try++ {
 		s.cpMu.Lock()
@@ -283,7 +284,7 @@ func (s *Store) emptyLogOf(c *chunk) error {
 	}
 }
 
-// place puts the files in their places.
+// place moves the files to their places.
 func (in *Incoming) place() error {
 	s, id := in.s, in.id
 	if err := s.d.Rename(dataName(id)+tmpSuffix, dataName(id)); err != nil {
@@ -313,8 +314,8 @@ func (in *Incoming) place() error {
 	return nil
 }
 
-// dropIncoming takes away what interrupted copies left. The log was replayed
-// and all it tells is in .meta files.
+// dropIncoming removes the remains of interrupted copies. The caller has replayed the log into
+// .meta files.
 func (s *Store) dropIncoming() error {
 	const op = "drop interrupted copies"
 	names, err := s.d.List(".")

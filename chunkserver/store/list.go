@@ -27,8 +27,8 @@ func (s *Store) dir(ctx context.Context, dir byte, v *meta.VolumeID) ([]meta.Chu
 	if err := ctx.Err(); err != nil {
 		return nil, meta.E("list chunks", meta.Canceled, "", err)
 	}
-	// Those of which only the log knows come first: a checkpoint may move them
-	// to the directory meanwhile, never the other way round.
+	// Chunks known to the log only come first: a checkpoint may add them to the directory
+	// meanwhile, and nothing moves the other way.
 	var ids []meta.ChunkID
 	var pinned []*chunk
 	s.mu.Lock()
@@ -49,7 +49,7 @@ func (s *Store) dir(ctx context.Context, dir byte, v *meta.VolumeID) ([]meta.Chu
 	if err != nil {
 		return nil, ioError("list chunks", where, err)
 	}
-	var both []meta.ChunkID // files, of which one is left over
+	var both []meta.ChunkID // chunks with both files, one of which is left over
 	prefix := ""
 	if v != nil {
 		prefix = fmt.Sprintf("%08x", uint32(*v))
@@ -83,8 +83,8 @@ func chunkOf(name string) (meta.ChunkID, bool) {
 	return meta.ChunkID{}, false
 }
 
-// Peek is Stat for one who looks at many chunks once: nothing is kept in memory.
-// With the error Corrupt for a damaged chunk, what is known of it is told, too.
+// Peek is Stat without keeping the chunk in memory, for callers that look at many chunks once.
+// With the error Corrupt, for a damaged chunk, the Info is valid, too.
 func (s *Store) Peek(id meta.ChunkID) (chunkserver.Info, error) {
 	s.mu.Lock()
 	c := s.chunks[id]
@@ -115,8 +115,8 @@ func (s *Store) Peek(id meta.ChunkID) (chunkserver.Info, error) {
 	return t.info(), nil
 }
 
-// Leftover tells whether a data file, plain or compressed, is here that nothing is known of: a crash
-// left it, and it may be deleted.
+// Leftover reports whether there is a data file, plain or compressed, without any record: a
+// crash left it, and it may be deleted.
 func (s *Store) Leftover(id meta.ChunkID) bool {
 	s.mu.Lock()
 	_, coming := s.coming[id]

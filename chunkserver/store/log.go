@@ -109,25 +109,25 @@ func segName(slot int) string { return fmt.Sprintf("%s/%04d", logDir, slot) }
 
 var errLogFull = errors.New("the log is full until a checkpoint succeeds")
 
-// diskLog writes records and makes them durable, many at once.
+// diskLog writes records and makes many of them durable at once.
 type diskLog struct {
 	f      format
 	nosync bool // control: claim durability without syncing
 
-	// mu is held across writes into the page cache, never across a sync: a
-	// record's place in the file is its place in the order.
+	// mu is held during writes into the page cache, never during a sync: the order of records
+	// in the file is the order of events.
 	mu    sync.Mutex
 	files []File
 	seq   uint64
 	salt  uint64
 	off   uint32 // in segment seq
-	start uint64 // replay starts here; its segment and later ones are in use
+	start uint64 // start of the replay; its segment and later ones are in use
 	cp    File
 	count uint64 // of checkpoint writes
 	buf   []byte
-	// unsynced are segments before seq that hold records not yet durable.
+	// unsynced are segments before seq with records that are not durable yet.
 	unsynced []uint64
-	marked   uint64 // durable position that the last mark told
+	marked   uint64 // durable position in the last mark
 
 	// smu guards durability: one waiter syncs for all.
 	smu     sync.Mutex
@@ -189,8 +189,8 @@ func (l *diskLog) pos(seq uint64, off uint32) uint64 {
 	return seq*uint64(l.f.segmentSize) + uint64(off)
 }
 
-// writeHead begins segment seq in its file, without syncing. prev is the salt
-// of the segment that it continues.
+// writeHead begins segment seq in its file, without syncing. prev is the salt of the previous
+// segment.
 func (l *diskLog) writeHead(seq, prev uint64) error {
 	var salt [8]byte
 	rand.Read(salt[:])
@@ -210,7 +210,7 @@ func (l *diskLog) writeHead(seq, prev uint64) error {
 	return nil
 }
 
-// begin starts an empty log at segment seq and makes that its checkpoint.
+// begin starts an empty log at segment seq and writes a checkpoint there.
 func (l *diskLog) begin(seq uint64) error {
 	if err := l.writeHead(seq, 0); err != nil {
 		return err
@@ -223,10 +223,10 @@ func (l *diskLog) begin(seq uint64) error {
 	return l.checkpoint(l.durable)
 }
 
-// checkpoint makes replay start at pos from now on. The caller knows that all
-// that is before it is durable elsewhere, and calls it from one goroutine at a time.
+// checkpoint makes replay start at pos from now on. The caller has made everything before pos
+// durable elsewhere, and runs one checkpoint at a time.
 func (l *diskLog) checkpoint(pos uint64) error {
-	// The segment that replay starts in must be readable after a power loss.
+	// The first segment of the replay must be readable after a power cut.
 	if err := l.wait(pos); err != nil {
 		return err
 	}
@@ -251,16 +251,16 @@ func (l *diskLog) checkpoint(pos uint64) error {
 	return nil
 }
 
-// usedLocked is the number of segments that hold records to replay, and the
-// number that may.
+// usedLocked returns the number of segments with records to replay, and the most that may have
+// some.
 func (l *diskLog) usedLocked() (used, most int) {
-	// One segment stays free for recovery to begin a new log in, and one
-	// because a power loss may leave the head of the next segment behind.
+	// One segment stays free, in which recovery begins a new log, and a second one because a
+	// power cut may leave the header of the next segment behind.
 	return int(l.seq - l.start/uint64(l.f.segmentSize) + 1), len(l.files) - 2
 }
 
-// pressure tells how full the log is: 0 is calm, 1 asks for a checkpoint, 2
-// means that only what frees space may still write.
+// pressure returns how full the log is: 0 is calm, 1 asks for a checkpoint, 2 admits only
+// operations that free space.
 func (l *diskLog) pressure() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -281,8 +281,8 @@ func (l *diskLog) end() uint64 {
 	return l.pos(l.seq, l.off)
 }
 
-// append writes a record whose body is head followed by tail, not yet durable,
-// and returns the position after it.
+// append writes a record with the body head+tail, not yet durable, and returns the position
+// after it.
 func (l *diskLog) append(typ recType, head, tail []byte) (uint64, error) {
 	l.smu.Lock()
 	durable, err := l.durable, l.err
@@ -342,10 +342,9 @@ func recordCRC(salt uint64, b []byte) uint32 {
 	return chunkserver.UpdateCRC(chunkserver.UpdateCRC(chunkserver.CRC(s[:]), b[:28]), b[recHead:])
 }
 
-// wait returns when everything before pos is durable. Of many waiters one
-// syncs, for all whose records were written by then: while it does, the next
-// group gathers. After a failure nothing is ever durable again (the kernel
-// may have dropped the dirty pages and would report success the next time).
+// wait returns when everything before pos is durable. One of the waiters syncs for all records
+// written by then; meanwhile the next group gathers. After a failure, nothing becomes durable
+// any more: the kernel may have dropped dirty pages, and would report success the next time.
 func (l *diskLog) wait(pos uint64) error {
 	l.smu.Lock()
 	defer l.smu.Unlock()
@@ -370,7 +369,7 @@ func (l *diskLog) wait(pos uint64) error {
 	return l.err
 }
 
-// sync makes all that was written before the call durable. One call at a time.
+// sync makes everything written before the call durable. One call at a time.
 func (l *diskLog) sync() (end uint64, err error) {
 	l.mu.Lock()
 	end = l.pos(l.seq, l.off)
@@ -388,8 +387,8 @@ func (l *diskLog) sync() (end uint64, err error) {
 	return end, nil
 }
 
-// mark writes down how far the log is durable if no record says so yet: a bit
-// flipped in the last synced record is then told from a torn end. It isn't synced itself.
+// mark records how far the log is durable, if no record says so yet. A flipped bit in the last
+// synced record can then be distinguished from a torn end. The mark itself is not synced.
 func (l *diskLog) mark() {
 	l.smu.Lock()
 	durable := l.durable
@@ -402,7 +401,7 @@ func (l *diskLog) mark() {
 	}
 	if _, err := l.append(recMark, nil, nil); err == nil {
 		l.mu.Lock()
-		// The mark itself will be made durable some time; it needs no mark.
+		// The mark will become durable at some time; it needs no mark of its own.
 		l.marked = l.pos(l.seq, l.off)
 		l.mu.Unlock()
 	}
@@ -456,8 +455,8 @@ func openLog(d Disk, f format) (*diskLog, error) {
 	return l, nil
 }
 
-// head reads the header of file slot: the segment number, or 0 if none was
-// ever begun there.
+// head reads the header of file slot: the segment number, or 0 if no segment was ever begun
+// there.
 func (l *diskLog) head(slot int) (seq, salt, prev uint64, err error) {
 	const op = "read log"
 	b := make([]byte, segHeadLen)
@@ -481,9 +480,9 @@ func (l *diskLog) head(slot int) (seq, salt, prev uint64, err error) {
 	return seq, binary.BigEndian.Uint64(b[32:]), binary.BigEndian.Uint64(b[44:]), nil
 }
 
-// replay calls fn with every record from the checkpoint on and returns the
-// number that the next segment must get: the same again if it is called again,
-// so that crashes during recovery don't eat up the ring.
+// replay calls fn with every record from the checkpoint on and returns the number of the next
+// segment. A repeated call returns the same number, so that crashes during recovery don't use
+// up the ring.
 func (l *diskLog) replay(fn func(record) error) (next uint64, err error) {
 	const op = "replay log"
 	size := l.f.segmentSize
@@ -506,8 +505,8 @@ func (l *diskLog) replay(fn func(record) error) (next uint64, err error) {
 	for {
 		slot = int(seq % uint64(len(l.files)))
 		if seqs[slot] != seq || salt != 0 && prevs[slot] != salt {
-			// The next segment was not begun, or its head was lost with the
-			// power (and there may be one of a former life, which continues something else).
+			// The next segment was not begun, or a power cut took its header. (The file may
+			// have the header of an earlier use, which continues another segment.)
 			next = seq
 			break
 		}
@@ -541,7 +540,8 @@ func (l *diskLog) replay(fn func(record) error) (next uint64, err error) {
 		}
 		seq, off = seq+1, segHead
 	}
-	// No record at (seq, off): the end, unless a later one knows better.
+	// There is no record at (seq, off): this is the end, unless a later record says that the
+	// log was durable beyond it.
 	end := l.pos(seq, off)
 	for i := range l.files {
 		if seqs[i] < seq {
@@ -567,7 +567,7 @@ func (l *diskLog) replay(fn func(record) error) (next uint64, err error) {
 	return next, nil
 }
 
-// settled makes durable what was replayed.
+// settled makes the replayed records durable.
 func (l *diskLog) settled() error {
 	if l.nosync {
 		return nil
@@ -580,8 +580,8 @@ func (l *diskLog) settled() error {
 	return nil
 }
 
-// parseRecord checks the record at off and gives its body and padded length, 0
-// if there is none.
+// parseRecord checks the record at off and returns its body and padded length, 0 if there is
+// none.
 func parseRecord(seg []byte, off uint32, seq, salt uint64) (durable uint64, body []byte, n uint32) {
 	if uint64(off)+recHead > uint64(len(seg)) {
 		return 0, nil, 0
@@ -636,7 +636,7 @@ func sealBody(id meta.ChunkID, fence meta.Fence, length uint64, crc uint32) []by
 	return binary.BigEndian.AppendUint32(b, crc)
 }
 
-// decodeBody reads a record's body; false if it is not as the type wants it.
+// decodeBody decodes a record's body; ok is false if the body does not fit the type.
 func decodeBody(typ recType, b []byte) (r record, ok bool) {
 	r.typ = typ
 	if typ == recMark || typ == recEnd {
@@ -692,7 +692,7 @@ func decodeBody(typ recType, b []byte) (r record, ok bool) {
 	return r, true
 }
 
-// pieces is the number of parts that checksum blocks cut [off, off+n) into.
+// pieces returns the number of parts into which block boundaries cut [off, off+n).
 func pieces(off, n uint64) int {
 	return int((off+n-1)/chunkserver.ChecksumBlock - off/chunkserver.ChecksumBlock + 1)
 }

@@ -16,43 +16,47 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A sealed chunk may be compressed. Its data file ID.data is then replaced by
-// ID.pack: frames, one after another, each the compressed form of FrameSize bytes
-// of the chunk (the last one of what is left) or, where that would not save a
-// sixteenth, the bytes themselves. The .meta file says which algorithm and how
-// long each frame is; the checksums of blocks stay those of the plain bytes, so
-// they tell of a decoder's mistakes, too. Everything above reads plain bytes
-// at plain offsets and never learns of it, but there is no descriptor to be had.
+// A sealed chunk may be compressed. Then ID.pack replaces its data file ID.data: a sequence of
+// frames, each the compressed form of FrameSize bytes of the chunk (the last of the remaining
+// bytes) or, where compression would not save a sixteenth, the bytes themselves. The .meta
+// file has the algorithm and the length of each frame. The block checksums remain those of the
+// plain bytes, so they also detect mistakes of a decoder. Everything above the store reads
+// plain bytes at plain offsets and does not notice the compression, except that there is no
+// descriptor of the plain bytes.
 //
-// It happens like this, in the background:
+// Compression runs in the background:
 //
-//  1. ID.pack is written; each frame is decoded again and compared
-//  2. a checkpoint syncs it, and its directory, before ID.meta is replaced by
-//     one that names it
-//  3. the directory synced again, ID.data is removed
+// 1. ID.pack is written; each frame is decoded again and compared 2. a checkpoint syncs the
+// file and its directory, and then replaces ID.meta by one that
 //
-// What a crash leaves of the file that ID.meta doesn't name is removed when the
-// directory is listed next (tidy), which each owner of a volume does soon.
+//	names the frames
+//
+// 3. the directory is synced again and ID.data removed
+//
+// After a crash both data files may exist. The next listing of the directory, which each owner
+// of a volume requests soon, removes the file that ID.meta does not name (tidy).
 const (
 	// FrameSize is how many bytes are compressed together.
 	FrameSize = 128 << 10
 	// frameAsIs marks the length of a frame that is not compressed.
 	frameAsIs = 1 << 31
-	// packFrom is the least length of a chunk that is compressed: below, file
-	// systems' blocks leave nothing to be saved.
+	// packFrom is the least length of a chunk that is compressed: for smaller ones, the blocks
+	// of file systems leave nothing to save.
 	packFrom = 8 << 10
-	// packTry is after how many bytes a chunk that does not shrink is given up.
+	// packTry is the number of bytes after which the compression of a chunk that does not
+	// shrink ends.
 	packTry = 16 * FrameSize
-	// packedFrames bounds the frames that are kept decoded, for small reads.
+	// packedFrames bounds the cache of decoded frames for small reads.
 	packedFrames = 32
-	// maxPacks chunks wait to be compressed; their owners ask again for others.
+	// maxPacks bounds the chunks that wait for compression; owners repeat requests for further
+	// ones.
 	maxPacks = 1 << 16
-	// packBatch and packBytes bound what is compressed between two checkpoints.
+	// packBatch and packBytes bound the compression between two checkpoints.
 	packBatch = 64
 	packBytes = 1 << 30
 )
 
-// packing is how a chunk lies in its ID.pack.
+// packing is the layout of a chunk's ID.pack.
 type packing struct {
 	alg  meta.Compression
 	lens []uint32 // of the frames, in bytes; frameAsIs beside
@@ -77,7 +81,7 @@ func (p *packing) size() uint64 {
 	return p.ends[len(p.ends)-1]
 }
 
-// frame tells where a frame lies in the file, and whether it is compressed.
+// frame returns the position of a frame in the file, and whether it is stored as is.
 func (p *packing) frame(i uint64) (off uint64, n int, asIs bool) {
 	n = int(p.lens[i] &^ frameAsIs)
 	return p.ends[i] - uint64(n), n, p.lens[i]&frameAsIs != 0
@@ -88,7 +92,7 @@ func frames(length uint64) uint64 { return (length + FrameSize - 1) / FrameSize 
 // frameLen is how many plain bytes frame i of a chunk stands for.
 func frameLen(i, length uint64) uint64 { return min(FrameSize, length-i*FrameSize) }
 
-// checkFrames tells what is wrong with frame lengths for a chunk of length bytes.
+// checkFrames checks the frame lengths of a chunk of length bytes.
 func checkFrames(lens []uint32, length uint64) error {
 	if uint64(len(lens)) != frames(length) {
 		return fmt.Errorf("%d frames for %d bytes", len(lens), length)
@@ -112,8 +116,8 @@ var (
 		}
 		return e
 	})
-	// Nothing that a frame claims makes the decoder take more memory than what it
-	// is to be decoded into.
+	// Whatever a frame's header claims, the decoder takes no more memory than the result may
+	// have.
 	zstdReader = sync.OnceValue(func() *zstd.Decoder {
 		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderMaxMemory(FrameSize),
 			zstd.WithDecodeAllCapLimit(true), zstd.IgnoreChecksum(true))
@@ -124,8 +128,8 @@ var (
 	})
 )
 
-// encodeFrame compresses plain into the beginning of scratch, which holds
-// 2*FrameSize; nil if that saves less than a sixteenth.
+// encodeFrame compresses plain into the beginning of scratch, which has 2*FrameSize bytes; nil
+// if that saves less than a sixteenth.
 func encodeFrame(alg meta.Compression, scratch, plain []byte) []byte {
 	var b []byte
 	switch alg {
@@ -171,7 +175,7 @@ func decodeFrame(alg meta.Compression, plain, frame []byte) error {
 	return nil
 }
 
-// packedFile reads a compressed chunk as if it were not.
+// packedFile reads the plain bytes of a compressed chunk.
 type packedFile struct {
 	File   // ID.pack
 	p      *packing
@@ -187,7 +191,7 @@ func (f *packedFile) Allocate(int64, int64) error        { return errPacked }
 func (f *packedFile) StartWrite(int64, int64)            {}
 func (f *packedFile) Size() (int64, error)               { return int64(f.length), nil }
 
-// WillNeed hints at the frames that hold the range.
+// WillNeed gives hints for the frames of the range.
 func (f *packedFile) WillNeed(off, n int64) {
 	if n <= 0 || uint64(off) >= f.length {
 		return
@@ -230,7 +234,7 @@ func (f *packedFile) ReadAt(b []byte, off int64) (done int, err error) {
 
 var framePool = sync.Pool{New: func() any { b := make([]byte, 2*FrameSize); return &b }}
 
-// decode reads and decodes one frame into plain, which is just as long.
+// decode reads and decodes one frame into plain, which has the frame's plain length.
 func (f *packedFile) decode(i uint64, plain []byte) error {
 	off, n, asIs := f.p.frame(i)
 	src := plain
@@ -253,7 +257,7 @@ func (f *packedFile) decode(i uint64, plain []byte) error {
 	return nil
 }
 
-// frameCache holds the frames that small reads decoded last.
+// frameCache holds the frames last decoded for small reads.
 type frameCache struct {
 	mu    sync.Mutex
 	slots [packedFrames]struct {
@@ -269,7 +273,7 @@ type frameKey struct {
 	i uint64
 }
 
-// copy fills to from a frame that is kept, from in on.
+// copy fills to from a cached frame, from offset in on.
 func (c *frameCache) copy(key frameKey, to []byte, in uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -282,7 +286,7 @@ func (c *frameCache) copy(key frameKey, to []byte, in uint64) bool {
 	return false
 }
 
-// keep keeps a frame in place of the one that came before all others.
+// keep caches a frame in place of the oldest one.
 func (c *frameCache) keep(key frameKey, plain []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -296,9 +300,9 @@ func (c *frameCache) keep(key frameKey, plain []byte) {
 
 // ---- compressing
 
-// Compress has a sealed chunk compressed soon. Chunks that are compressed
-// already, or were found not to shrink, stay as they are; what fails is tried
-// again when it is asked for again. It does not wait.
+// Compress schedules the compression of a sealed chunk, and does not wait. A compressed chunk,
+// or one that was found not to shrink, stays as it is. A failed compression is tried again on
+// request.
 func (s *Store) Compress(id meta.ChunkID, alg meta.Compression) {
 	if alg == meta.CompressNone || s.writable() != nil {
 		return
@@ -314,7 +318,7 @@ func (s *Store) Compress(id meta.ChunkID, alg meta.Compression) {
 	}
 }
 
-// toPack takes some chunk that waits to be compressed.
+// toPack takes a chunk that waits for compression.
 func (s *Store) toPack() (meta.ChunkID, meta.Compression, bool) {
 	s.packMu.Lock()
 	defer s.packMu.Unlock()
@@ -325,7 +329,7 @@ func (s *Store) toPack() (meta.ChunkID, meta.Compression, bool) {
 	return meta.ChunkID{}, 0, false
 }
 
-// compress compresses what waits, a batch and a checkpoint at a time.
+// compress compresses the waiting chunks, a batch and a checkpoint at a time.
 func (s *Store) compress() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -350,7 +354,8 @@ func (s *Store) compress() {
 					switch k := meta.KindOf(err); {
 					case k == meta.NoSuchChunk || k == meta.Canceled || k == meta.Busy:
 					case k == meta.NoSpace && done > 0:
-						// What was compressed before it makes room in its place.
+						// The checkpoint frees the plain files of earlier chunks, and so makes
+						// room.
 						s.Compress(id, alg)
 						bytes = packBytes
 					case k == meta.NoSpace && told:
@@ -373,9 +378,9 @@ func (s *Store) compress() {
 	}
 }
 
-// packPace waits as long as compressing took, and while somebody uses the disk
-// three times as long: unlike verification it must come to an end there, too,
-// or a disk that is always written to would fill up with what could be small.
+// packPace waits as long as the compression took, and three times as long while other
+// operations use the disk. Unlike verification, compression must make progress there, too:
+// otherwise a disk that is always written to would fill up with chunks that could be smaller.
 func (s *Store) packPace(ctx context.Context) func(time.Duration) error {
 	var owed time.Duration
 	return func(took time.Duration) error {
@@ -397,17 +402,17 @@ func (s *Store) packPace(ctx context.Context) func(time.Duration) error {
 
 const packOp = "compress chunk"
 
-// Pack writes the compressed form of a sealed chunk, which the next checkpoint
-// puts in place of the plain one; n is its plain length, 0 if there was nothing to do.
-// One call at a time. Errors: NoSuchChunk, Busy (it is not sealed), Corrupt, NoSpace
-// (it would come near the space that is kept for writers), Canceled (also if the
-// chunk was deleted or replaced meanwhile), IO.
+// Pack writes the compressed form of a sealed chunk; the next checkpoint puts it in place of
+// the plain one. n is the plain length, 0 if there was nothing to do. One call at a time.
+// Errors: NoSuchChunk, Busy (the chunk is not sealed), Corrupt, NoSpace (the free space is too
+// close to the space kept for writers), Canceled (also if the chunk was deleted or replaced
+// meanwhile), IO.
 func (s *Store) Pack(ctx context.Context, id meta.ChunkID, alg meta.Compression) (n uint64, err error) {
 	return s.pack(ctx, id, alg, nil)
 }
 
-// pack is Pack; pace, if not nil, is called between frames, not locked, with the
-// time that the last one took. It may wait, and end it with an error.
+// pack is Pack. If pace is not nil, pack calls it between frames, unlocked, with the time that
+// the last frame took. pace may wait, and end the compression with an error.
 func (s *Store) pack(ctx context.Context, id meta.ChunkID, alg meta.Compression, pace func(time.Duration) error) (n uint64, err error) {
 	const op = packOp
 	c, err := s.use(id)
@@ -430,10 +435,10 @@ func (s *Store) pack(ctx context.Context, id meta.ChunkID, alg meta.Compression,
 		return 0, err
 	}
 	defer h.done()
-	length, crcs := c.length, c.crcs // of a sealed chunk they don't change
+	length, crcs := c.length, c.crcs // constant in a sealed chunk
 	turn := new(byte)
 	c.packing = turn
-	// void tells why it need not go on; c.mu is held.
+	// void returns the reason why the compression may end, or nil; the caller holds c.mu.
 	void := func() error {
 		switch {
 		case c.packing != turn:
@@ -483,7 +488,7 @@ func (s *Store) pack(ctx context.Context, id meta.ChunkID, alg meta.Compression,
 	return length, nil
 }
 
-// dropNext forgets a compressed form that is not in place.
+// dropNext forgets a compressed form that is not in place yet.
 func (s *Store) dropNext(c *chunk) {
 	if c.next == nil {
 		return
@@ -493,10 +498,10 @@ func (s *Store) dropNext(c *chunk) {
 	c.next, c.nextFile = nil, nil
 }
 
-// roomToPack makes sure that writing so many bytes leaves room for writers, and
-// for new chunks: those who need the space come before the one who saves some.
-// What waits for a checkpoint beside its plain form counts once more, so that
-// compressing takes no more than half of the room there is.
+// roomToPack ensures that writing n bytes leaves room for writers and new chunks: operations
+// that need space come before the one that saves some. Compressed forms that wait for a
+// checkpoint beside their plain forms count twice, so that compression takes at most half of
+// the free space.
 func (s *Store) roomToPack(id meta.ChunkID, n uint64) error {
 	keep := s.reserve + fullAt
 	need := n + s.packWaits.Load()
@@ -510,8 +515,8 @@ func (s *Store) roomToPack(id meta.ChunkID, n uint64) error {
 	return nil
 }
 
-// writePack writes ID.pack, not synced. step is called after each frame with the
-// time that it took. No packing and no error: it does not shrink.
+// writePack writes ID.pack, unsynced. It calls step after each frame with the time that the
+// frame took. No packing and no error: the chunk does not shrink.
 func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compression, h *handle, crcs []uint32, length uint64, step func(time.Duration) error) (*packing, File, error) {
 	const op = packOp
 	if err := s.roomToPack(id, length); err != nil {
@@ -527,7 +532,7 @@ func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compres
 	plain, again, coded := make([]byte, FrameSize), make([]byte, FrameSize), make([]byte, 2*FrameSize)
 	lens := make([]uint32, 0, frames(length))
 	var out []byte
-	var at, size uint64 // written, and that with what is in out
+	var at, size uint64 // bytes written, and bytes written plus those in out
 	var done uint64     // of the plain bytes
 	flush := func() error {
 		if len(out) == 0 {
@@ -562,7 +567,7 @@ func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compres
 			z = b
 			lens = append(lens, uint32(len(b))|frameAsIs)
 		} else {
-			// The plain bytes go when this is on the disk: be sure of it.
+			// The plain bytes will be deleted when this file is in place, so verify it.
 			if err := decodeFrame(alg, again[:len(b)], z); err != nil || !bytes.Equal(again[:len(b)], b) {
 				return nil, f, meta.E(op, meta.Corrupt, id.String(), differs(i*FrameSize, err))
 			}
@@ -593,8 +598,7 @@ func (s *Store) writePack(ctx context.Context, id meta.ChunkID, alg meta.Compres
 	return newPacking(alg, lens), f, nil
 }
 
-// differs tells that a frame decodes to other bytes than it was made of, or, with
-// an error, not at all.
+// differs makes the error for a frame that decodes to wrong bytes or, with err, not at all.
 func differs(at uint64, err error) error {
 	if err == nil {
 		return fmt.Errorf("what was compressed at %d decodes to other bytes", at)
@@ -602,11 +606,11 @@ func differs(at uint64, err error) error {
 	return fmt.Errorf("what was compressed at %d can't be decoded: %w", at, err)
 }
 
-// isDense: compressing it saves nothing.
+// isDense reports that compression saves nothing.
 func (c *chunk) isDense() bool { return c.dense || c.length < packFrom }
 
-// dropPlain removes the data files of chunks that a checkpoint has put compressed
-// files in the place of. Store.cpMu is held.
+// dropPlain removes the data files of chunks whose compressed files a checkpoint has put in
+// place. The caller holds Store.cpMu.
 func (s *Store) dropPlain(all []*settling) {
 	for _, t := range all {
 		if t.m == nil || t.m.pack == nil {
@@ -624,16 +628,16 @@ func (s *Store) dropPlain(all []*settling) {
 	}
 }
 
-// tidy removes what a crash, or a failure, left of chunks of a directory of which
-// both files are there: the one that .meta doesn't name.
+// tidy handles the chunks of a directory with both data files, as a crash or a failure leaves
+// them: it removes the file that .meta does not name.
 func (s *Store) tidy(dir string, ids []meta.ChunkID) {
-	s.cpMu.Lock() // no .meta changes its name
+	s.cpMu.Lock() // no .meta is replaced meanwhile
 	defer s.cpMu.Unlock()
 	if len(ids) == 0 || s.writable() != nil {
 		return
 	}
-	// A checkpoint that failed, or a process that was killed in one, may have put
-	// a .meta in place as far as the cache goes only. The plain file goes after that.
+	// A failed checkpoint, or a process killed during one, may have renamed a .meta in the
+	// cache only. The plain file goes after the sync.
 	if err := s.syncDir(dir); err != nil {
 		_ = s.fail(ioError("list chunks", dir, err))
 		return
@@ -661,7 +665,8 @@ func (s *Store) tidyOne(id meta.ChunkID) {
 	}
 }
 
-// stored is what a chunk takes: its plain length, or that of its compressed file.
+// stored returns a chunk's compression and stored size: its plain length, or that of its
+// compressed file.
 func (c *chunk) stored() (meta.Compression, uint64) {
 	if c.pack == nil {
 		return meta.CompressNone, c.length

@@ -18,8 +18,8 @@ var blockPool = sync.Pool{New: func() any { b := make([]byte, block); return &b 
 func getBlock() *[]byte  { return blockPool.Get().(*[]byte) }
 func putBlock(b *[]byte) { blockPool.Put(b) }
 
-// readBlock reads b at off, where exactly one checksum block (or what there
-// is of it) lies, and verifies it.
+// readBlock reads b at off and verifies it. b must be exactly one checksum block, or the
+// existing part of the last one.
 func (s *Store) readBlock(id meta.ChunkID, h File, b []byte, off uint64, crc uint32) error {
 	n, err := h.ReadAt(b, int64(off))
 	s.stats.checked.Add(uint64(n))
@@ -42,8 +42,8 @@ func (s *Store) readBlock(id meta.ChunkID, h File, b []byte, off uint64, crc uin
 	return bad
 }
 
-// view is what a reader needs of a chunk at one moment: the bytes below length
-// don't change any more, nor do their checksums, taken then.
+// view is the state of a chunk for one reader: the bytes below length and their checksums
+// don't change any more.
 type view struct {
 	id     meta.ChunkID
 	h      *handle
@@ -52,8 +52,7 @@ type view struct {
 	crcs   []uint32
 }
 
-// look takes a view of the blocks that [off, off+n) touches. The caller calls
-// h.done.
+// look takes a view of the blocks that [off, off+n) touches. The caller must call h.done.
 func (s *Store) look(id meta.ChunkID, off, n uint64) (view, error) {
 	c, err := s.use(id)
 	if err != nil {
@@ -81,8 +80,8 @@ func (s *Store) look(id meta.ChunkID, off, n uint64) (view, error) {
 	return v, nil
 }
 
-// Read implements chunkserver.Service. Every block it touches is read whole
-// and verified.
+// Read implements chunkserver.Service. It reads every touched block completely and verifies
+// it.
 func (s *Store) Read(ctx context.Context, id meta.ChunkID, p []byte, off uint64) error {
 	v, err := s.look(id, off, uint64(len(p)))
 	if err != nil {
@@ -124,11 +123,11 @@ func (s *Store) readView(v view, p []byte, off uint64) error {
 	return nil
 }
 
-// Raw tells how [off, off+n) can be sent without reading it: the data file and
-// the checksums of all blocks it touches; the receiver verifies. off must be
-// a multiple of ChecksumBlock, and n too unless the range ends at the chunk's end.
-// fd is -1 where there is no descriptor of the plain bytes: nothing counts as read
-// then. The caller calls done after sending.
+// Raw returns the means to send [off, off+n) without reading it: the data file and the
+// checksums of all touched blocks; the receiver verifies. off must be a multiple of
+// ChecksumBlock, and n too unless the range ends at the chunk's end. fd is -1 where there is
+// no descriptor of the plain bytes; nothing counts as read then. The caller calls done after
+// sending.
 func (s *Store) Raw(id meta.ChunkID, off, n uint64) (fd int, crcs []uint32, done func(), err error) {
 	v, err := s.look(id, off, n)
 	if err != nil {
@@ -147,8 +146,8 @@ func (s *Store) Raw(id meta.ChunkID, off, n uint64) (fd int, crcs []uint32, done
 	return fd, v.crcs, v.h.done, nil
 }
 
-// Local is what a reader on this machine is given to read a chunk without
-// asking again: checksums from block First on and which blocks need no check.
+// Local has what a reader on this machine needs to read a chunk without further requests:
+// checksums from block First on, and which blocks need no check.
 type Local struct {
 	Info     chunkserver.Info
 	First    uint64   // block number of CRCs[0] and of bit 0 of Verified
@@ -158,9 +157,9 @@ type Local struct {
 	File     File     // read-only, owned by the caller; nil if not asked for
 }
 
-// Local tells how to read a chunk directly: up to most blocks from first on.
-// Errors: NotSupported for a compressed chunk, those of Read.
-// With open, File is a fresh read-only descriptor.
+// Local returns the means to read a chunk directly, for up to most blocks from first on. With
+// open, File is a new read-only descriptor. Errors: NotSupported for a compressed chunk, and
+// those of Read.
 func (s *Store) Local(id meta.ChunkID, first uint64, most int, open bool) (Local, error) {
 	c, err := s.use(id)
 	if err != nil {
@@ -209,10 +208,10 @@ func (s *Store) Local(id meta.ChunkID, first uint64, most int, open bool) (Local
 	return l, nil
 }
 
-// verifyOpen makes sure of every byte of an open chunk before a length is
-// told to whoever seals: blocks not written or checked since Open are read.
-// It cuts the chunk in memory to what verifies; bad bytes below the synced mark are corruption, not a shorter chunk.
-// If every block was read now, it gives the stamp that the file had then, else zero.
+// verifyOpen verifies every byte of an open chunk before a seal is told its length: it reads
+// the blocks that were neither written nor checked since Open. It cuts the chunk in memory to
+// the verified length; bad bytes below the synced mark are corruption, not a shorter chunk. If
+// it read every block, it returns the stamp of the file at that time, else zero.
 func (s *Store) verifyOpen(c *chunk) (Stamp, error) {
 	if c.length == 0 {
 		return Stamp{}, nil
@@ -239,7 +238,7 @@ func (s *Store) verifyOpen(c *chunk) (Stamp, error) {
 		}
 		at := uint64(i) * block
 		if err := s.readBlock(c.id, h, (*buf)[:min(block, c.length-at)], at, crc); err != nil {
-			// Whatever was loaded from .meta or recovered was durable once.
+			// Everything loaded from .meta or recovered was durable.
 			c.damaged = true
 			return Stamp{}, err
 		}
@@ -248,21 +247,21 @@ func (s *Store) verifyOpen(c *chunk) (Stamp, error) {
 	return stamp, nil
 }
 
-// ScrubReport is what a scrub found.
+// ScrubReport is the result of a scrub.
 type ScrubReport struct {
 	Chunks, Blocks, Bytes uint64
 	Bad                   []BadChunk
 }
 
-// BadChunk is a chunk that doesn't verify.
+// BadChunk is a chunk with wrong checksums.
 type BadChunk struct {
 	ID  meta.ChunkID
 	Err error
 }
 
-// Scrub reads every chunk and verifies it, at most rate bytes a second (0: as
-// fast as the disk gives). Chunks deleted meanwhile are passed over. The
-// error is about the listing or ctx; bad chunks are in the report.
+// Scrub reads and verifies every chunk, at most rate bytes a second (0: as fast as the disk
+// reads). It skips chunks that are deleted meanwhile. The error is about the listing or ctx;
+// bad chunks are in the report.
 func (s *Store) Scrub(ctx context.Context, rate uint64) (ScrubReport, error) {
 	var rep ScrubReport
 	var ids []meta.ChunkID
@@ -307,8 +306,8 @@ func (s *Store) Scrub(ctx context.Context, rate uint64) (ScrubReport, error) {
 	return rep, nil
 }
 
-// ReadAll reads a chunk and compares it with its checksums. pace is called after each
-// block with its bytes; it may wait, or end it with an error.
+// ReadAll reads a chunk and compares it with its checksums. It calls pace after each block
+// with the block's bytes; pace may wait, or end the reading with an error.
 func (s *Store) ReadAll(ctx context.Context, id meta.ChunkID, pace func(n uint64) error) error {
 	var rep ScrubReport
 	return s.scrubOne(ctx, id, pace, &rep)
@@ -348,7 +347,7 @@ func (s *Store) scrubOne(ctx context.Context, id meta.ChunkID, pace func(n uint6
 			return meta.E("scrub", meta.Canceled, id.String(), ctx.Err())
 		}
 	}
-	// Local readers may skip what was verified here.
+	// Local readers may skip blocks that were verified here.
 	c, err := s.use(id)
 	if err != nil {
 		return err

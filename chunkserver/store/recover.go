@@ -10,8 +10,8 @@ import (
 	"penstock.io/penstock/meta/replica"
 )
 
-// Checkpoint makes all chunks durable in their own files and lets the log
-// begin anew. Appends and syncs go on meanwhile.
+// Checkpoint makes all chunks durable in their own files, after which the log begins anew.
+// Appends and syncs continue meanwhile.
 func (s *Store) Checkpoint() error {
 	s.cpMu.Lock()
 	defer s.cpMu.Unlock()
@@ -29,9 +29,9 @@ func (s *Store) Checkpoint() error {
 
 func (s *Store) checkpoint() error {
 	s.sinceCP.Store(0)
-	// What the log holds before pos belongs to chunks that are dirty now: they
-	// are marked before their records are written. Some will have moved on
-	// when their turn comes; replay skips what .meta already knows.
+	// Records before pos belong to chunks that are dirty now, because chunks are marked before
+	// their records are written. Some of the chunks will have newer records when their turn
+	// comes; replay skips facts that .meta has already.
 	pos := s.log.end()
 	s.mu.Lock()
 	dirty := s.dirty
@@ -40,8 +40,8 @@ func (s *Store) checkpoint() error {
 	if len(dirty) == 0 && pos == s.log.start {
 		return nil
 	}
-	// What the log says was deleted before pos goes with this checkpoint: its record must
-	// outlast its files, and be read no more once they are gone.
+	// Chunks that were deleted before pos go with this checkpoint: the record of a deletion
+	// must outlast the chunk's files, and must not be read any more when they are gone.
 	err := s.log.wait(pos)
 	if err != nil {
 		err = s.fail(err)
@@ -56,7 +56,7 @@ func (s *Store) checkpoint() error {
 		}
 	}
 	if err != nil {
-		// All of them again next time.
+		// After a failure, all of them are dirty again.
 		s.mu.Lock()
 		for c := range dirty {
 			if _, again := s.dirty[c]; again {
@@ -80,9 +80,9 @@ const batchFrom = 16
 
 const cpOp = "checkpoint"
 
-// settle makes dirty chunks' data files and .meta files say all there is to
-// say: data synced, .meta written beside and synced, renamed, directories synced. The log
-// is durable up to pos and will begin there.
+// settle completes the data files and .meta files of dirty chunks: data synced, .meta written
+// as a new file, synced and renamed, directories synced. The log is durable up to pos and will
+// begin there.
 func (s *Store) settle(dirty map[*chunk]struct{}, pos uint64) error {
 	batch := len(dirty) >= s.o.batch
 	all := make([]*settling, 0, len(dirty))
@@ -114,12 +114,12 @@ func (s *Store) settle(dirty map[*chunk]struct{}, pos uint64) error {
 			if err := s.syncFile(t.h); err != nil {
 				return s.fail(ioError(cpOp, t.c.id.String(), err))
 			}
-			if t.made { // before .meta speaks of it
+			if t.made { // before .meta names the file
 				if err := s.syncDir(dirOf(t.c.id)); err != nil {
 					return s.fail(ioError(cpOp, t.c.id.String(), err))
 				}
 				t.c.mu.Lock()
-				if t.c.file == t.h { // nobody deleted it meanwhile
+				if t.c.file == t.h { // the chunk was not deleted meanwhile
 					t.c.entry = true
 				}
 				t.c.mu.Unlock()
@@ -158,7 +158,7 @@ func (s *Store) settle(dirty map[*chunk]struct{}, pos uint64) error {
 	return nil
 }
 
-// settling is one chunk on its way to its own files.
+// settling is one chunk whose files a checkpoint completes.
 type settling struct {
 	c    *chunk
 	m    *chunkMeta // nil: the chunk is deleted
@@ -173,14 +173,15 @@ func (s *Store) snapshot(c *chunk, pos uint64) (*settling, error) {
 	c.dirty = false
 	t := &settling{c: c}
 	if c.gone > pos {
-		s.touch(c) // the log goes on speaking of it: the next checkpoint takes it once more
+		s.touch(c) // the log still has records of the chunk: the next checkpoint handles it again
 	}
 	switch {
 	case c.erased, c.gone > 0 && c.gone <= pos:
 		return t, nil
 	case c.deleted && !c.unread:
-		// Its deletion is under way. Should the power fail before the log has that, the
-		// chunk is there: its records before the checkpoint must not be missed then.
+		// The chunk is being deleted. After a power cut before the record of the deletion is
+		// durable, the chunk exists, and its records before the checkpoint must not be
+		// missing.
 	case !c.exists:
 		return nil, nil
 	}
@@ -203,8 +204,8 @@ func (s *Store) snapshot(c *chunk, pos uint64) (*settling, error) {
 	return t, err
 }
 
-// replace puts a new .meta file in place, or removes what is left of a chunk
-// that is deleted, perhaps meanwhile.
+// replace puts a new .meta file in place, or removes the remains of a chunk that was deleted,
+// perhaps meanwhile.
 func (s *Store) replace(t *settling) error {
 	c := t.c
 	c.mu.Lock()
@@ -237,30 +238,30 @@ func (s *Store) syncAll() error {
 	return nil
 }
 
-// Mark notes in the log how far it is durable, as the background goroutine
-// does when the log falls idle.
+// Mark records in the log how far it is durable, as the background goroutine does when the log
+// becomes idle.
 func (s *Store) Mark() { s.log.mark() }
 
-// piece is a part of an append that lies within one checksum block.
+// piece is a part of an append within one checksum block.
 type piece struct {
 	off uint64
 	n   uint64
 	crc uint32
 }
 
-// replayed is what the log tells of one chunk beyond its .meta file.
+// replayed has the facts of the log about one chunk that its .meta file lacks.
 type replayed struct {
 	base   uint64 // length in .meta
 	pieces []piece
 	synced uint64
 	sealed *record
-	// broken: the records don't continue what .meta says. That is corruption,
-	// unless the chunk's deletion follows, which removed .meta.
+	// broken: the records don't continue the state in .meta. That is corruption, unless the
+	// chunk's deletion follows, which removed .meta.
 	broken bool
 }
 
-// recover brings the chunks that the log speaks of to what can be verified,
-// writes that down, and begins a new log. Running it again after a crash in its middle gives the same.
+// recover brings the chunks with records in the log to their verifiable state, writes it to
+// their files, and begins a new log. Repeating it after a crash gives the same result.
 func (s *Store) recover() error {
 	l, err := openLog(s.d, s.f)
 	if err != nil {
@@ -273,8 +274,8 @@ func (s *Store) recover() error {
 	if err != nil {
 		return err
 	}
-	// Where the process alone ended, records may be in memory only. That a chunk was
-	// deleted must outlast its files, which settle removes.
+	// If only the process ended, records may be in memory only. The record of a deletion must
+	// outlast the chunk's files, which settle removes.
 	if err := l.settled(); err != nil {
 		return err
 	}
@@ -299,7 +300,7 @@ func (s *Store) recover() error {
 	return s.dropIncoming()
 }
 
-// replay takes in one record.
+// replay handles one record.
 func (s *Store) replay(found map[meta.ChunkID]*replayed, r record) error {
 	if r.typ == recMark {
 		return nil
@@ -309,8 +310,7 @@ func (s *Store) replay(found map[meta.ChunkID]*replayed, r record) error {
 		if kind := meta.KindOf(err); kind != meta.Corrupt && kind != meta.Version {
 			return err
 		}
-		// An unreadable .meta file stays the trouble of its chunk alone, which
-		// may still be deleted.
+		// An unreadable .meta file affects its own chunk alone, which may still be deleted.
 		if r.typ != recDelete {
 			s.slog.Error("chunk metadata unreadable", "chunk", r.id.String(), "err", err)
 			return nil
@@ -344,7 +344,7 @@ func (s *Store) replay(found map[meta.ChunkID]*replayed, r record) error {
 		}
 	case recSync:
 		if !c.exists {
-			return nil // overtaken by its deletion
+			return nil // the chunk was deleted later
 		}
 	}
 	if c.state == meta.ChunkSealed {
@@ -357,12 +357,12 @@ func (s *Store) replay(found map[meta.ChunkID]*replayed, r record) error {
 			have = f.pieces[k-1].off + f.pieces[k-1].n
 		}
 		if r.end <= have {
-			return nil // .meta was written after this
+			return nil // .meta is newer than this record
 		}
 		off := r.off
 		for _, crc := range r.crcs {
 			n := min(r.end-off, block-off%block)
-			if off+n > have { // else a recovery that was cut short had kept this piece
+			if off+n > have { // else an interrupted recovery had kept this piece
 				if off != have || f.sealed != nil {
 					f.broken = true
 					return nil
@@ -392,8 +392,8 @@ func (s *Store) replay(found map[meta.ChunkID]*replayed, r record) error {
 	return nil
 }
 
-// rebuild decides what a chunk's length is: the longest prefix that verifies,
-// which must reach the synced mark; what is sealed ends where the seal says.
+// rebuild determines a chunk's length: the longest prefix that verifies, which must reach the
+// synced mark. A sealed chunk ends where the seal says.
 func (s *Store) rebuild(c *chunk, f *replayed) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -426,8 +426,8 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 				break
 			}
 			if p.off+p.n > limit {
-				// The seal cut within this piece, and the file with it, maybe: the
-				// seal's own checksum tells below whether what stays is right.
+				// The seal cut within this piece, and perhaps the file, too: the checksum of
+				// the seal decides below whether the rest is right.
 				good = limit
 				break
 			}
@@ -445,8 +445,8 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 	r := replica.Recovered(found, s.off)
 	keep := r.Length
 	if r.Damaged && !c.damaged {
-		// Rule 5: corrupt, not short. It keeps the length and the checksums that
-		// the bytes ought to have, so that reads of the bad part fail and say why.
+		// Rule 5: corrupt, not short. The chunk keeps its length and the right checksums, so
+		// that reads of the bad part fail and name the reason.
 		s.slog.Error("chunk damaged below its synced length", "chunk", c.id.String(), "verified", good, "synced", keep)
 		s.stats.corrupt.Add(1)
 		c.damaged = true
@@ -455,7 +455,8 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 		if p.off+p.n <= keep {
 			c.grow(p.n, []uint32{p.crc})
 		} else if p.off < keep {
-			// A seal cut within this piece: only the bytes themselves tell the checksum of what stays.
+			// A seal cut within this piece: only the bytes themselves give the checksum of the
+			// rest.
 			if err := s.growPart(c, keep-p.off); err != nil {
 				return err
 			}
@@ -473,7 +474,7 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 	if c.length != keep {
 		return meta.E("recover", meta.Corrupt, c.id.String(), errors.New("synced beyond what was appended"))
 	}
-	// Whatever was checked piece by piece counts as verified from its first whole block on.
+	// Blocks that were checked piece by piece count as verified.
 	for b := chunkserver.Blocks(f.base); b < chunkserver.Blocks(good); b++ {
 		c.bits.set(b)
 		c.wrote = true
@@ -490,8 +491,8 @@ func (s *Store) rebuild(c *chunk, f *replayed) error {
 	return s.cut(c)
 }
 
-// growPart adds the first n bytes of a piece or block that a seal cut: the rest
-// may be gone already. Whether they are right, the seal's checksum tells.
+// growPart adds the first n bytes of a piece or block that a seal cut; the other bytes may be
+// gone already. The checksum of the seal decides whether the bytes are right.
 func (s *Store) growPart(c *chunk, n uint64) error {
 	h, err := s.hold(c, true, false)
 	if err != nil {
@@ -507,7 +508,7 @@ func (s *Store) growPart(c *chunk, n uint64) error {
 	return nil
 }
 
-// cut drops from the data file what lies beyond the chunk's length.
+// cut truncates the data file to the chunk's length.
 func (s *Store) cut(c *chunk) error {
 	h, err := s.hold(c, true, c.length > 0)
 	if err != nil {
@@ -523,7 +524,7 @@ func (s *Store) cut(c *chunk) error {
 	}
 	n, sealed := uint64(stamp.Size), c.state == meta.ChunkSealed
 	if sealed && n == c.length && s.knows(c.id, stamp) {
-		return nil // trimmed when it was sealed: to do it again would change ctime
+		return nil // trimmed at the seal: another truncation would change ctime
 	}
 	if n > c.length || sealed {
 		if err := h.Truncate(int64(min(n, c.length))); err != nil {

@@ -41,58 +41,58 @@ import (
 
 // Options of Init and Open. The zero value is right but for the identities.
 type Options struct {
-	// Cluster and Disk are written by Init; Open refuses a directory that has
-	// others, unless they are zero.
+	// Cluster and Disk are written by Init. Open refuses a directory with others, unless they
+	// are zero.
 	Cluster, Disk [16]byte
 	// SegmentSize and Segments size the log when Init makes it: bytes (256 KiB
 	// to 1 GiB) and count (4 to 4096). Zero: 6 of 16 MiB, less on disks below 4 GiB.
 	SegmentSize, Segments uint32
 
 	Logger *slog.Logger // nil: slog.Default()
-	// Reserve is the number of bytes that appends leave free on the disk, so
-	// that seals, deletes and checkpoints always find room; 0 means 2 % of the
-	// disk, at least 16 MiB and at most 1 GiB.
+	// Reserve is the number of bytes that appends leave free on the disk, so that seals,
+	// deletes and checkpoints always have room; 0 means 2 % of the disk, at least 16 MiB and
+	// at most 1 GiB.
 	Reserve uint64
 	// InlineMax is the most unsynced bytes that a sync writes into the log
 	// rather than syncing the data file; 0 means 64 KiB, which is also the most.
 	InlineMax int
 	// CheckpointEvery is how long the log may grow in calm times; 0 means 30 s.
 	CheckpointEvery time.Duration
-	// Boot is the machine's boot id, at most 40 bytes. What was verified since is
-	// remembered over restarts of the process; empty: it isn't.
+	// Boot is the machine's boot id, at most 40 bytes. Verifications since the boot are
+	// remembered over restarts of the process; empty: they are not.
 	Boot string
-	// Bad, if not nil, is told of chunks that turn out not to verify (they are
-	// marked damaged then, kept, and copied over by Receive), or that can't be
-	// read. It may block a while.
+	// Bad, if not nil, is called for chunks with wrong checksums (such a chunk is marked as
+	// damaged, kept, and replaced by Receive) and for unreadable chunks. It may block for a
+	// while.
 	Bad func(id meta.ChunkID, err error)
 	// Manual: no goroutine runs; tests call Checkpoint and Mark themselves.
 	Manual bool
 	// batch is batchFrom, for tests.
 	batch int
 
-	// Positive controls: each breaks one promise, and the tests must notice.
+	// Positive controls: each breaks one promise, and tests must notice.
 	UnsafeNoSync   bool // sync nothing
-	UnsafeNoVerify bool // believe whatever the disk says
+	UnsafeNoVerify bool // trust all bytes of the disk
 	UnsafeNoFence  bool // let old fences append
 }
 
 const (
 	inlineMax = 64 << 10
-	// checkpointBytes bounds what recovery must read back.
+	// checkpointBytes bounds the bytes that recovery must read.
 	checkpointBytes = 2 << 30
-	// writebackStep is how much of a chunk gathers before the kernel is asked
-	// to write it back, so that a later sync finds little to do.
+	// writebackStep is the number of bytes of a chunk after which the kernel is asked to write
+	// them back, so that a later sync has little to do.
 	writebackStep = 8 << 20
 	maxHandles    = 1024
-	maxDirty      = 2048 // chunks that the log speaks of: each may hold a descriptor
+	maxDirty      = 2048 // chunks with records in the log: each may hold a descriptor
 	maxTombs      = 1 << 16
-	maxChecks     = 2 // verifications at once that somebody waits for
+	maxChecks     = 2 // parallel verifications for waiting callers
 )
 
 // Store is one open disk. Safe for concurrent use.
 //
-// Lock order: chunk.mu, then Store.mu, then the log's locks. chunk.mu is held across reads and writes
-// of the chunk's file in the page cache, never across a sync.
+// Lock order: chunk.mu, then Store.mu, then the log's locks. chunk.mu is held during reads and
+// writes of the chunk's file in the page cache, never during a sync.
 type Store struct {
 	o    Options
 	d    Disk
@@ -105,7 +105,7 @@ type Store struct {
 	chunks map[meta.ChunkID]*chunk
 	lru    list.List // of *chunk without pins, least recently used in front
 	dirty  map[*chunk]struct{}
-	tombs  map[meta.ChunkID]meta.Fence // deleted a short while ago: a late append must not bring them back
+	tombs  map[meta.ChunkID]meta.Fence // deleted a short while ago: a late append must not recreate them
 	tombQ  []meta.ChunkID
 	coming map[meta.ChunkID]struct{} // being received
 
@@ -127,7 +127,7 @@ type Store struct {
 	cpErr    error         // of the last checkpoint
 
 	packMu   sync.Mutex
-	packs    map[meta.ChunkID]meta.Compression // that wait to be compressed
+	packs    map[meta.ChunkID]meta.Compression // chunks that wait for compression
 	packKick chan struct{}
 	frames   frameCache
 	// packWaits is how many bytes of compressed files wait for a checkpoint.
@@ -137,8 +137,8 @@ type Store struct {
 	vouched    map[meta.ChunkID]vouched
 	unsaved    bool // vouched is newer than the record on the disk
 	queue      []meta.ChunkID
-	waiting    map[meta.ChunkID]struct{} // those in queue that are still to be verified
-	checks     chan struct{}             // bounds the verifications that somebody waits for
+	waiting    map[meta.ChunkID]struct{} // chunks in queue that still need verification
+	checks     chan struct{}             // bounds the verifications for waiting callers
 	lastAppend atomic.Int64              // unix nanoseconds
 	lastRead   atomic.Int64
 }
@@ -150,23 +150,23 @@ type counters struct {
 // Stats are counts since Open, and where the disk stands.
 type Stats struct {
 	Appends, AppendBytes uint64
-	Syncs, InlineSyncs   uint64 // syncs asked for; of these, through the log alone
+	Syncs, InlineSyncs   uint64 // syncs requested; of these, syncs through the log alone
 	LogSyncs             uint64 // fdatasyncs of the log: one may serve many syncs
 	Reads, ReadBytes     uint64
 	Seals, Deletes       uint64
 	Received             uint64 // chunks copied from other servers
 	Packed               uint64 // chunks compressed
 	Checkpoints          uint64
-	Checked              uint64 // bytes read to compare them with their checksums
+	Checked              uint64 // bytes read for comparison with their checksums
 	Corrupt              uint64 // blocks or chunks found bad
-	Total, Free          uint64 // bytes of the disk; Free is what appends may still take
+	Total, Free          uint64 // bytes of the disk; bytes available to appends
 	Failed               string // the sticky error, empty while healthy
 }
 
 var _ chunkserver.Service = (*Store)(nil)
 
-// Open opens the store on d and recovers it. Errors: NotFound (no format file:
-// nothing is changed), Invalid (another cluster's or disk's), Version, DirectoryInUse, Corrupt, IO.
+// Open opens the store on d and recovers it. Errors: NotFound (no format file; nothing is
+// changed), Invalid (another cluster's or disk's), Version, DirectoryInUse, Corrupt, IO.
 func Open(d Disk, o Options) (*Store, error) {
 	const op = "open chunk store"
 	if o.Logger == nil {
@@ -205,7 +205,7 @@ func Open(d Disk, o Options) (*Store, error) {
 	if o.UnsafeNoFence {
 		s.off = &replica.Off{Fence: true}
 	}
-	s.lastAppend.Store(time.Now().UnixNano()) // leave those who start with us some time
+	s.lastAppend.Store(time.Now().UnixNano()) // give other starting processes some time
 	s.loadVerified()
 	if err := s.recover(); err != nil {
 		if s.log != nil {
@@ -236,11 +236,11 @@ func Open(d Disk, o Options) (*Store, error) {
 // ID is the disk's id.
 func (s *Store) ID() [16]byte { return s.f.disk }
 
-// Cluster is the id of the cluster that the disk belongs to.
+// Cluster returns the id of the disk's cluster.
 func (s *Store) Cluster() [16]byte { return s.f.cluster }
 
-// Close writes a checkpoint, so that the next Open has nothing to recover, and
-// gives up the disk.
+// Close writes a checkpoint, so that the next Open has nothing to recover, and releases the
+// disk.
 func (s *Store) Close() error {
 	if s.closed.Swap(true) {
 		return nil
@@ -286,7 +286,7 @@ func (s *Store) release() {
 	s.lock.Close()
 }
 
-// run writes checkpoints when the log asks for one or time passes.
+// run writes checkpoints when the log asks for one, and from time to time.
 func (s *Store) run() {
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
@@ -311,7 +311,7 @@ func (s *Store) run() {
 			}
 		}
 		if s.failed.Load() != nil {
-			_ = s.Checkpoint() // does nothing but tell those who wait for one
+			_ = s.Checkpoint() // only wakes the waiting callers
 			continue
 		}
 		if err := s.Checkpoint(); err != nil {
@@ -327,8 +327,8 @@ func (s *Store) run() {
 	}
 }
 
-// fail marks the disk failed for good. After an I/O error of a write or a
-// sync, what the kernel still holds in memory can't be trusted to reach the disk: no later success would be true.
+// fail marks the disk as failed for good. After an I/O error of a write or a sync, data in the
+// kernel's memory can't be trusted to reach the disk: a later success would not be true.
 func (s *Store) fail(err error) error {
 	e := meta.E("chunk store", meta.IO, "", err)
 	if s.failed.CompareAndSwap(nil, e) {
@@ -353,8 +353,8 @@ func (s *Store) writable() error {
 	return s.Err()
 }
 
-// admit lets n bytes of appends in: the disk is healthy, has room beyond the
-// reserve, and the log has space, for which it waits a while.
+// admit admits n bytes of appends: the disk is healthy and has space beyond the reserve, and
+// the log has space, for which admit waits a while.
 func (s *Store) admit(ctx context.Context, n int) error {
 	if err := s.writable(); err != nil {
 		return err
@@ -423,8 +423,8 @@ func (c *spaceCache) forget() {
 	c.mu.Unlock()
 }
 
-// take counts n bytes and returns what is left of the free space; it asks
-// again whenever the answer would come near the reserve.
+// take counts n bytes and returns the remaining free space; it asks the disk again whenever
+// the result would come close to the reserve.
 func (c *spaceCache) take(d Disk, n, reserve uint64) (free uint64, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -459,8 +459,7 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
-// ioError wraps an error of the disk: NoSpace for a full one, else IO; nil
-// stays nil.
+// ioError wraps an error of the disk: NoSpace for a full disk, else IO; nil for nil.
 func ioError(op, subject string, err error) error {
 	if err == nil {
 		return nil
@@ -475,7 +474,8 @@ func ioError(op, subject string, err error) error {
 	return meta.E(op, meta.IO, subject, err)
 }
 
-// diskError is ioError for a write: a full disk fails that alone, anything else the disk.
+// diskError is ioError for a write: a full disk fails only the write, any other error the
+// disk.
 func (s *Store) diskError(op string, id meta.ChunkID, err error) error {
 	if err = ioError(op, id.String(), err); meta.KindOf(err) == meta.IO {
 		return s.fail(err)

@@ -14,9 +14,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// What was verified since the machine booted: sealed chunks of which a prefix
-// (mostly all) was read back and compared with its checksums. It is kept over
-// restarts of the process in DIR/verified:
+// Sealed chunks of which a prefix (mostly the whole chunk) was read and compared with its
+// checksums since the machine booted. The list is kept over restarts of the process in
+// DIR/verified:
 //
 //	 0  4  "PSCV"
 //	 4  1  version, 1
@@ -27,11 +27,11 @@ import (
 //	68     entries of 48 bytes: chunk id 16, then of its data file: inode number 8, ctime 8 (ns since 1970), size 8, verified up to 8
 //	    4  CRC32C of all before
 //
-// An entry counts only while the data file has the same inode number, ctime
-// and size: whoever writes to it changes ctime. Entries that are not verified
-// to their end are to be verified soon. It is only a cache: written without
-// syncs, as a whole, beside and then renamed. A file that is damaged, of another
-// version, disk or boot counts as empty.
+// An entry is valid only while the data file has the same inode number, ctime and size: every
+// write to the file changes ctime. Entries that are not verified to their end are to be
+// verified soon. The list is only a cache: it is written as a whole to another file, without
+// syncs, and renamed. A file that is damaged, or of another version, disk or boot, counts as
+// empty.
 const (
 	verifiedName    = "verified"
 	verifiedMagic   = "PSCV"
@@ -43,15 +43,14 @@ const (
 	maxVerified = 1 << 18
 )
 
-// Stamp tells one state of a file's contents from others: writing to a file
-// changes it.
+// Stamp identifies one state of a file's contents: every write to the file changes it.
 type Stamp struct {
 	Inode   uint64
 	Changed int64 // ctime, in nanoseconds since 1970
 	Size    int64
 }
 
-// vouched is what was verified of a sealed chunk while its data file had the stamp.
+// vouched is the verified part of a sealed chunk while its data file had the stamp.
 type vouched struct {
 	stamp Stamp
 	upTo  uint64
@@ -68,21 +67,21 @@ const (
 	// before chunks are verified in the background.
 	quietAppend = 2 * time.Second
 	quietRead   = 200 * time.Millisecond
-	// checkStep is what is read and compared at a time, in bytes.
+	// checkStep is the number of bytes read and compared at a time.
 	checkStep = 1 << 20
-	// checkAhead is how far ahead of that the kernel is asked to read.
+	// checkAhead is how far ahead of the comparison the kernel is asked to read, in bytes.
 	checkAhead = 8 << 20
-	// settleTime is how old a ctime must be before it tells a file from
-	// a later state: the clock behind it may tick every 10 ms only.
+	// settleTime is the least age at which a ctime distinguishes a state of a file from a
+	// later one: the clock behind it may tick every 10 ms only.
 	settleTime = 20 * time.Millisecond
 	// saveEvery is the least time between two writings of the record.
 	saveEvery = 2 * time.Second
-	// closeCheck bounds how long Close goes on verifying what was sealed last,
-	// most likely from the page cache.
+	// closeCheck bounds the time for which Close verifies the chunks sealed last, most likely
+	// from the page cache.
 	closeCheck = time.Second
 )
 
-// vouchedFor tells up to where a sealed chunk is verified, given its data file's stamp now.
+// vouchedFor returns the verified length of a sealed chunk whose data file has the stamp now.
 func (s *Store) vouchedFor(id meta.ChunkID, now Stamp) uint64 {
 	s.vmu.Lock()
 	defer s.vmu.Unlock()
@@ -92,8 +91,7 @@ func (s *Store) vouchedFor(id meta.ChunkID, now Stamp) uint64 {
 	return 0
 }
 
-// knows tells whether a sealed chunk's data file is as it was when something
-// was last noted of it.
+// knows reports whether a sealed chunk's data file is unchanged since the last note about it.
 func (s *Store) knows(id meta.ChunkID, now Stamp) bool {
 	s.vmu.Lock()
 	defer s.vmu.Unlock()
@@ -101,8 +99,7 @@ func (s *Store) knows(id meta.ChunkID, now Stamp) bool {
 	return ok && v.stamp == now
 }
 
-// vouch remembers that a sealed chunk is verified up to there. What isn't
-// verified to its end is, soon.
+// vouch notes that a sealed chunk is verified up to upTo, and schedules the rest.
 func (s *Store) vouch(id meta.ChunkID, stamp Stamp, upTo uint64) {
 	s.vmu.Lock()
 	defer s.vmu.Unlock()
@@ -116,7 +113,7 @@ func (s *Store) vouch(id meta.ChunkID, stamp Stamp, upTo uint64) {
 	s.unsaved = true
 }
 
-// forget drops what is known of a deleted chunk.
+// forget forgets the verification of a deleted chunk.
 func (s *Store) forget(id meta.ChunkID) {
 	s.vmu.Lock()
 	defer s.vmu.Unlock()
@@ -153,12 +150,11 @@ func (s *Store) next() (meta.ChunkID, bool) {
 	return meta.ChunkID{}, false
 }
 
-// Verify makes sure that all of a sealed chunk, and of an open one all whole
-// blocks, were read and compared with their checksums since the machine booted,
-// reading what was not: it is for those who read the data file without us. Nobody
-// gets the file of a compressed chunk, so nothing is read of that; ReadAll reads any
-// chunk. Errors: NoSuchChunk, Corrupt, IO, Canceled, Busy (somebody writes to the
-// data file).
+// Verify ensures that all of a sealed chunk, or all whole blocks of an open chunk, were read
+// and compared with their checksums since the machine booted, and reads the missing ones. It
+// serves readers that read the data file directly. Nobody gets the file of a compressed chunk,
+// so Verify reads nothing of it; ReadAll reads any chunk. Errors: NoSuchChunk, Corrupt, IO,
+// Canceled, Busy (another process writes to the data file).
 func (s *Store) Verify(ctx context.Context, id meta.ChunkID) error {
 	return s.verify(ctx, id, nil)
 }
