@@ -1,11 +1,10 @@
-// Package castagnoli computes CRC32C, the checksum of every byte that is stored
-// or sent (RFC 3720), as fast as the processor can.
+// Package castagnoli computes CRC32C, the checksum of every stored or sent byte (RFC 3720), as
+// fast as the processor can.
 //
-// hash/crc32 uses the instruction made for it, 8 bytes a cycle at best. That was a
-// fifth of what reading a gigabyte over the network costs the reader. Processors
-// that multiply polynomials in registers of 512 bits do twice as much in their
-// caches and three times beyond: the bytes are folded, 256 at a time, to 64 that
-// have the same checksum.
+// hash/crc32 uses the processor's CRC32C instruction, at best 8 bytes a cycle, which was a
+// fifth of a reader's cost of reading a gigabyte over the network. Processors that multiply
+// polynomials in 512-bit registers compute twice as fast in their caches and three times as
+// fast beyond: Update folds the bytes, 256 at a time, to 64 bytes with the same checksum.
 package castagnoli
 
 import "hash/crc32"
@@ -13,11 +12,12 @@ import "hash/crc32"
 var table = crc32.MakeTable(crc32.Castagnoli)
 
 const (
-	foldStep = 256  // bytes that are folded at a time
-	foldFrom = 2048 // bytes from which on folding is worth it
+	foldStep = 256  // bytes folded in one step
+	foldFrom = 2048 // least number of bytes for which folding is faster
 )
 
-// Update is the checksum of what crc covered followed by p; that of nothing is 0.
+// Update returns the checksum of the bytes covered by crc, followed by p; the checksum of no
+// bytes is 0.
 func Update(crc uint32, p []byte) uint32 {
 	if !folds || len(p) < foldFrom {
 		return crc32.Update(crc, table, p)

@@ -10,34 +10,33 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Reading ahead. A read over the network costs a round trip and a frame at
-// either end, whatever its size: sequential reads of 128 KiB would cost three
-// times what those of 1 MiB do, and wait for each. So who reads a sealed chunk
-// in small steps, in order, is served from pieces of 1 MiB that are fetched
-// ahead, several at a time. What is fetched is verified and can't change; there
-// is nothing to invalidate.
+// Reading ahead. A read over the network costs a round trip, and a frame at either end,
+// whatever its size: sequential reads of 128 KiB would cost three times as much as reads of 1
+// MiB, and wait each time. So a reader that reads a sealed chunk in small steps, in order, is
+// served from pieces of 1 MiB that the client fetches ahead, several at a time. Fetched pieces
+// are verified and can't change, so there is nothing to invalidate.
 //
-// Who reads whole blocks in order would lose by a copy. For him pieces are asked
-// for ahead but left in the socket, for a moment, until he comes and takes them:
-// he reads without waiting for a round trip, into memory that is in the caches, no
-// goroutine is woken to hand them over, and the server is never idle. Where something
-// else is asked of that connection meanwhile, or he doesn't come, they are taken
-// out of its way.
+// For a reader of whole blocks, a copy would cost more than it saves. The client requests
+// pieces for such a reader ahead, but leaves the bytes in the socket for a moment, until the
+// reader takes them: it reads without waiting for a round trip, into memory that is in the
+// caches, no goroutine is woken to hand the bytes over, and the server is never idle. If
+// another request needs the connection meanwhile, or the reader does not come, the client's
+// goroutine reads the bytes.
 const (
 	aheadPiece = remoteMax
 	aheadWhole = remoteMax / 2        // larger reads are of whole pieces, or might be
 	aheadMost  = remoteMax            // larger reads are as good without
 	aheadHold  = 2 * time.Millisecond // the moment
-	aheadAfter = 2                    // reads in order before it begins
-	aheadDepth = 4                    // pieces beyond the one being read, at most
-	aheadSlack = 256 << 10            // how far out of order several readers of one file may be
+	aheadAfter = 2                    // reads in order before fetching ahead begins
+	aheadDepth = 4                    // most pieces beyond the one being read
+	aheadSlack = 256 << 10            // bytes by which several readers of one file may be out of order
 	aheadIdle  = 2 * time.Second
 	// maxAhead bounds the pieces of all chunks together, and maxRuns the chunks.
 	maxAhead = 64
 	maxRuns  = 256
 )
 
-// run is a chunk that is read in order.
+// run is a chunk that is being read in order.
 type run struct {
 	mu     sync.Mutex // taken before Client.mu
 	next   uint64     // where the furthest read ended
@@ -47,25 +46,25 @@ type run struct {
 	line   *link      // over which pieces come, in order; may have ended
 }
 
-// aheadOf is one piece. Guarded by the run's mu until done is closed by who fetches.
+// aheadOf is one piece. The run's mu guards it until the fetching goroutine closes done.
 type aheadOf struct {
 	off     uint64
 	n       int
-	buf     *[]byte // nil until it is known that it doesn't go to a reader's memory
+	buf     *[]byte // nil until the piece is known not to go to a reader's memory
 	done    chan struct{}
 	err     error
-	dropped bool // nobody wants it any more: who fetches gives the buffer back
+	dropped bool // no longer wanted: the fetching goroutine returns the buffer
 
 	held  *call  // its bytes wait in the socket for a reader; nil: they don't
-	to    []byte // a reader's memory for all of it
-	begun bool   // the bytes go to where they shall: it is too late for another place
-	gone  int    // bytes at its beginning that readers took out of the socket, or one is about to
-	part  bool   // one is
+	to    []byte // a reader's memory for the whole piece
+	begun bool   // the destination of the bytes is fixed
+	gone  int    // bytes at its beginning that readers took out of the socket, or are about to take
+	part  bool   // a reader is about to take bytes
 }
 
 var aheadPool = sync.Pool{New: func() any { b := make([]byte, aheadPiece); return &b }}
 
-// runOf finds a chunk's run, or begins one.
+// runOf returns a chunk's run, and begins one if there is none.
 func (c *Client) runOf(id meta.ChunkID) *run {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,7 +76,8 @@ func (c *Client) runOf(id meta.ChunkID) *run {
 	return r
 }
 
-// readAhead serves a read from pieces fetched ahead; false: read it plainly.
+// readAhead serves a read from pieces fetched ahead. If it returns false, the caller reads in
+// the ordinary way.
 func (c *Client) readAhead(ctx context.Context, pl *meta.ChunkPlace, p []byte, off uint64) bool {
 	if !pl.Sealed || len(p) > aheadMost {
 		return false
@@ -118,7 +118,7 @@ func (c *Client) readAhead(ctx context.Context, pl *meta.ChunkPlace, p []byte, o
 			return false
 		}
 		if at < a.off+uint64(a.gone) {
-			return false // those went to another reader
+			return false // the bytes went to another reader
 		}
 		if a.held != nil && !a.begun && a.to == nil && !a.part {
 			to := p[at-off : min(end, a.off+uint64(a.n))-off]
@@ -143,9 +143,9 @@ func (c *Client) readAhead(ctx context.Context, pl *meta.ChunkPlace, p []byte, o
 			return false
 		case direct:
 			at += uint64(a.n)
-			r.drop(c, a.off, a.off+aheadPiece) // there are no bytes in it
+			r.drop(c, a.off, a.off+aheadPiece) // the piece has no bytes
 		case a.buf == nil:
-			return false // they went to another reader
+			return false // the bytes went to another reader
 		default:
 			at += uint64(copy(p[at-off:], (*a.buf)[at-a.off:a.n]))
 		}
@@ -153,8 +153,9 @@ func (c *Client) readAhead(ctx context.Context, pl *meta.ChunkPlace, p []byte, o
 	return true
 }
 
-// wait waits for a piece, with r.mu held but while it does; false: it takes too
-// long, or ctx has ended. Nobody writes to the reader's memory any more, then.
+// wait waits for a piece. It unlocks r.mu, which the caller holds, meanwhile. It returns false
+// if the piece takes too long, or ctx has ended; then nothing writes to the reader's memory
+// any more.
 func (r *run) wait(c *Client, ctx context.Context, pl *meta.ChunkPlace, a *aheadOf, direct bool) bool {
 	select {
 	case <-a.done:
@@ -179,7 +180,7 @@ func (r *run) wait(c *Client, ctx context.Context, pl *meta.ChunkPlace, a *ahead
 	}
 	var late <-chan time.Time
 	if a.held != nil && len(pl.Servers) > 1 {
-		// Only one server was asked; a plain read asks another one in time.
+		// Only one server was asked; an ordinary read asks another one in time.
 		t := time.NewTimer(c.lat.patience(a.n))
 		defer t.Stop()
 		late = t.C
@@ -198,7 +199,7 @@ func (r *run) wait(c *Client, ctx context.Context, pl *meta.ChunkPlace, a *ahead
 		}
 	}
 	if a.held != nil {
-		a.held.takers.Add(-1) // before drop, so that the turn is not kept for us
+		a.held.takers.Add(-1) // before drop, so that the turn is not reserved for this goroutine
 	}
 	r.mu.Lock()
 	r.hits = 0
@@ -215,8 +216,8 @@ func (r *run) wait(c *Client, ctx context.Context, pl *meta.ChunkPlace, a *ahead
 	return false
 }
 
-// takePart reads the next bytes of a piece out of the socket, if they are there.
-// The run's mu is held, but while it reads.
+// takePart reads the next bytes of a piece out of the socket, if they have arrived. The caller
+// holds the run's mu, which takePart unlocks while it reads.
 func (r *run) takePart(a *aheadOf, to []byte, at int) bool {
 	l := a.held.at.Load()
 	if l == nil || at != a.gone {
@@ -234,9 +235,9 @@ func (r *run) takePart(a *aheadOf, to []byte, at int) bool {
 	return ok
 }
 
-// follow chooses the connection over which pieces come: over one they come in the
-// order in which they are read. One that is encrypted is not chosen: what one
-// goroutine decrypts is slower than what it asks for.
+// follow chooses the connection of the pieces: over one connection, pieces arrive in the order
+// in which they are read. It never chooses an encrypted connection: one goroutine decrypts
+// more slowly than it could read.
 func (r *run) follow(c *Client, pl *meta.ChunkPlace) {
 	p := c.peer(c.order(pl.Servers)[0])
 	pool := c.pool(forOthers, c.readCap(pl.ID))
@@ -254,13 +255,12 @@ func (r *run) follow(c *Client, pl *meta.ChunkPlace) {
 	}
 }
 
-// want asks for the pieces of [first, end) that nobody asked for, and for depth
-// pieces behind.
+// want requests the unrequested pieces of [first, end), and depth pieces behind.
 func (r *run) want(c *Client, pl *meta.ChunkPlace, first, end, depth uint64, hold bool) {
 	upTo := min(end+depth*aheadPiece, pl.Length)
 	if hold {
-		// They take no memory of ours: several are asked for at once, when so few are
-		// left, which wakes the server less often.
+		// Such pieces take no memory of this process, so several are requested together when
+		// few are left, which wakes the server less often.
 		enough := true
 		for at := first; at < upTo; at += aheadPiece {
 			enough = enough && r.find(at) != nil
@@ -278,11 +278,11 @@ func (r *run) want(c *Client, pl *meta.ChunkPlace, first, end, depth uint64, hol
 		}
 	}
 	if r.line != nil {
-		_ = r.line.Flush() // who reads from it notices an error
+		_ = r.line.Flush() // the connection's reader notices an error
 	}
 }
 
-// find gives the piece that has the byte at off.
+// find returns the piece with the byte at off.
 func (r *run) find(off uint64) *aheadOf {
 	for _, a := range r.pieces {
 		if off >= a.off && off < a.off+uint64(a.n) {
@@ -292,8 +292,8 @@ func (r *run) find(off uint64) *aheadOf {
 	return nil
 }
 
-// fetch begins to read a piece; false if there are too many. With hold it stays
-// in the socket until somebody waits for it.
+// fetch begins to read a piece; it returns false if too many are being read. With hold, the
+// bytes stay in the socket until a reader waits for them.
 func (r *run) fetch(c *Client, pl meta.ChunkPlace, at uint64, hold bool) bool {
 	select {
 	case c.pieces <- struct{}{}:
@@ -321,7 +321,7 @@ func (r *run) fetch(c *Client, pl meta.ChunkPlace, at uint64, hold bool) bool {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.ask(c, l, q, a)
-			_ = l.Flush() // who reads from it notices an error
+			_ = l.Flush() // the connection's reader notices an error
 			return nil
 		}
 	}
@@ -342,14 +342,14 @@ func (r *run) fetch(c *Client, pl meta.ChunkPlace, at uint64, hold bool) bool {
 	return true
 }
 
-// ask asks for a piece, with the next Flush, and releases the connection when it
-// came. The run's mu is held.
+// ask requests a piece, with the next Flush, and releases the connection when the piece has
+// arrived. The caller holds the run's mu.
 func (r *run) ask(c *Client, l *link, q *wire.Request, a *aheadOf) {
 	k := a.held
 	k.notify = func(_ *wire.Answer, err error) {
 		l.release()
 		if err == nil && k.bad && !c.cfg.UnsafeNoVerify {
-			err = corrupt(q.Chunk, q.Off) // a plain read finds out which it is
+			err = corrupt(q.Chunk, q.Off) // an ordinary read distinguishes the causes
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -395,7 +395,7 @@ func (a *aheadOf) free(c *Client) {
 	<-c.pieces
 }
 
-// drop lets go of the pieces that lie wholly within [lo, hi).
+// drop drops the pieces entirely within [lo, hi).
 func (r *run) drop(c *Client, lo, hi uint64) {
 	kept := r.pieces[:0]
 	for _, a := range r.pieces {
@@ -417,7 +417,7 @@ func (r *run) drop(c *Client, lo, hi uint64) {
 	r.pieces = kept
 }
 
-// dropRuns forgets what nobody reads any more.
+// dropRuns forgets unused runs.
 func (c *Client) dropRuns(all bool) {
 	c.mu.Lock()
 	runs := maps.Clone(c.runs)

@@ -16,59 +16,58 @@ import (
 	peering "penstock.io/penstock/meta/peer"
 )
 
-// Config says where chunk servers are and who is asking.
+// Config has the means to reach chunk servers, and the identity of the client.
 type Config struct {
-	// Resolve tells where a chunk server is reached now. Called often; it must
-	// not block.
+	// Resolve returns the present address of a chunk server. The client calls it often; it
+	// must not block.
 	Resolve func(meta.ServerID) (meta.ServerInfo, bool)
 	// ReadCap gives a valid capability to read the chunks of a volume (nil: none).
 	ReadCap func(meta.VolumeID) []byte
-	// AppendCap renews the capability of a grant with a TTL, and tells how long
-	// the new one holds; nil: it can't be renewed.
+	// AppendCap renews the capability of a grant with a TTL, and returns the lifetime of the
+	// new one; nil: capabilities can't be renewed.
 	AppendCap func(context.Context, meta.ChunkID) ([]byte, time.Duration, error)
-	// ReadChunkCap, if not nil, gives the capability for one chunk instead.
+	// ReadChunkCap, if not nil, returns the capability for one chunk, in place of ReadCap.
 	ReadChunkCap func(meta.ChunkID) []byte
-	// Name tells the servers who we are, for their logs.
+	// Name identifies the client in the logs of servers.
 	Name string
-	// HostID is this machine's boot id: a server with the same one passes
-	// descriptors. Empty: never.
+	// HostID is this machine's boot id: a server with the same id passes descriptors. Empty:
+	// no server does.
 	HostID string
 	Logger *slog.Logger // nil: slog.Default()
 	// Creds are shown to servers reached over TCP; nil: Unix sockets only.
 	Creds *peering.Credentials
-	// Window is the most bytes of one Writer that may be unacknowledged; 0
-	// means 16 MiB.
+	// Window bounds the unacknowledged bytes of one Writer; 0 means 16 MiB.
 	Window int64
 	// Files is the most descriptors of chunks to keep; 0 means 512.
 	Files int
 	// Congestion is the TCP congestion control to ask for ("" leaves the
 	// machine's default).
 	Congestion string
-	// Timeout is how long a server that owes an answer may show no sign of
-	// life before it counts as failed; 0 means 1.2 s. A server that is busy, on
-	// a slow disk, gives such signs. Connecting may take as long.
+	// Timeout is how long a server that owes an answer may show no sign of life before it
+	// counts as failed; 0 means 1.2 s. A server with a slow disk still shows signs of life.
+	// The same bound holds for connecting.
 	Timeout time.Duration
-	// Topology is where this client stands, /dc/rack/node; empty: where a server
-	// on the same machine does.
+	// Topology is the location of this client, /dc/rack/node; empty: the location of a server
+	// on this machine.
 	Topology string
-	// Servers lists the servers there are, for Topology; may be nil. One that is
-	// alone is given eight times Timeout, since there is nowhere else to go.
+	// Servers lists all servers, for Topology; may be nil. A single server gets eight times
+	// Timeout, since there is no alternative.
 	Servers func() []meta.ServerInfo
-	// Corrupt is told of replicas that did not verify; it must not block. May be nil.
+	// Corrupt is called for replicas with wrong checksums; it must not block. May be nil.
 	Corrupt func(meta.ChunkID, meta.ServerID)
-	// Renew gives another capability to read in place of one that a server did
-	// not accept; nil: ReadCap.
+	// Renew returns a new capability to read in place of one that a server refused; nil:
+	// ReadCap.
 	Renew func(id meta.ChunkID, old []byte) []byte
-	// Conns bounds the connections to one server for reading, and as many for
+	// Conns bounds the connections to one server for reading, and the connections for
 	// appending; 0 means 4.
 	Conns int
-	// Direct, if not nil, gives servers that live in this process: appends and
-	// syncs are then plain calls, without sockets, copies or capabilities
-	// (fences count all the same). nil for any other server.
+	// Direct, if not nil, returns a server that lives in this process, and nil for any other
+	// server. The client calls such a server for appends and syncs directly, without sockets,
+	// copies or capabilities (fences apply all the same).
 	Direct func(meta.ServerID) chunkserver.Service
 	// NoShare: send appends through the socket even on the same machine.
 	NoShare bool
-	// UnsafeNoVerify believes whatever servers and disks say (positive control).
+	// UnsafeNoVerify trusts all bytes of servers and disks (positive control).
 	UnsafeNoVerify bool
 }
 
@@ -89,21 +88,21 @@ type Client struct {
 	closed bool
 	peers  map[meta.ServerID]*peer
 	files  map[meta.ChunkID]*file
-	noFile map[badReplica]time.Time // chunks that servers on this machine give no file of, and until when that is believed
+	noFile map[badReplica]time.Time // chunks without a file on a server of this machine, and until when that is assumed
 	lru    list.List                // of *file, least recently used in front
 
 	checked atomic.Uint64 // bytes compared with checksums
-	taken   atomic.Uint64 // times that a reader took bytes out of a socket himself
+	taken   atomic.Uint64 // number of times that a reader took bytes out of a socket itself
 	place   atomic.Pointer[place]
 	lat     latency
 
 	toldMu sync.Mutex
-	told   map[badReplica]time.Time // corrupt replicas, when it was said last
+	told   map[badReplica]time.Time // corrupt replicas, and when each was last reported
 
-	runs   map[meta.ChunkID]*run // that are read in order; guarded by mu
-	pieces chan struct{}         // bounds what is fetched ahead
+	runs   map[meta.ChunkID]*run // chunks being read in order; guarded by mu
+	pieces chan struct{}         // bounds the pieces fetched ahead
 	held   time.Duration         // aheadHold
-	ctx    context.Context       // of what is fetched ahead
+	ctx    context.Context       // of fetching ahead
 	cancel context.CancelFunc
 
 	ahead chan struct{} // bounds prefetches under way
@@ -111,7 +110,7 @@ type Client struct {
 	wg    sync.WaitGroup
 }
 
-// New makes a client. Close it when done.
+// New makes a client. The caller must call Close.
 func New(cfg Config) *Client {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -145,8 +144,8 @@ func New(cfg Config) *Client {
 	return c
 }
 
-// Checked is the number of bytes of local chunks that this client compared with
-// their checksums itself: those that the server had not verified yet.
+// Checked returns the number of bytes of local chunks that this client compared with their
+// checksums itself, because the server had not verified them yet.
 func (c *Client) Checked() uint64 { return c.checked.Load() }
 
 // Close ends all connections; operations in flight fail.
@@ -186,8 +185,8 @@ func (c *Client) linksLocked() (links []*link) {
 	return links
 }
 
-// janitor watches connections and lets go of deleted chunks, whose space the
-// disk can't give back while we hold descriptors.
+// janitor watches connections and closes the files of deleted chunks, whose space the disk
+// can't free while a descriptor is open.
 func (c *Client) janitor() {
 	period := min(max(c.cfg.Timeout/10, 10*time.Millisecond), time.Second)
 	tick := time.NewTicker(period)
@@ -220,8 +219,7 @@ func (c *Client) readCap(id meta.ChunkID) []byte {
 	return c.cfg.ReadCap(id.Volume)
 }
 
-// Stat asks a server what it knows of a chunk. Errors: NoSuchChunk,
-// Unavailable, BadCapability.
+// Stat asks a server about a chunk. Errors: NoSuchChunk, Unavailable, BadCapability.
 func (c *Client) Stat(ctx context.Context, server meta.ServerID, id meta.ChunkID) (chunkserver.Info, error) {
 	q := wire.Request{Cap: c.readCap(id), Chunk: id}
 	k := &call{t: wire.Stat}
@@ -244,8 +242,8 @@ func (c *Client) Delete(ctx context.Context, server meta.ServerID, token []byte,
 	return c.ask(ctx, server, &q, &call{t: wire.Delete}, 0)
 }
 
-// ask does one request on any connection to a server. A connection that broke
-// while idle is found out by using it: once more, then.
+// ask does one request on any connection to a server. If the connection turns out to have
+// broken while idle, ask repeats the request once.
 func (c *Client) ask(ctx context.Context, server meta.ServerID, q *wire.Request, k *call, flags uint16) error {
 	for try := 0; ; try++ {
 		l, err := c.peer(server).link(ctx, c.pool(forOthers, q.Cap))

@@ -18,10 +18,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// file is a chunk's data file that a server on this machine passed us, with
-// the checksums of its blocks. We verify a block when we first read it, unless
-// the server says that it did; then bytes are read without asking anyone. The
-// server verifies in the background: we ask it again now and then.
+// file is a chunk's data file, whose descriptor a server on this machine passed, and the
+// checksums of its blocks. The client verifies a block at the first read, unless the server
+// says that it has verified the block; then it reads bytes without any request. The server
+// verifies in the background, and the client asks again from time to time.
 type file struct {
 	c      *Client
 	server meta.ServerID
@@ -33,13 +33,13 @@ type file struct {
 	looked atomic.Int64  // unix nanoseconds of the last look at ctime
 	asked  atomic.Int64  // unix nanoseconds of the last answer of the server
 
-	asking sync.Mutex // one question to the server at a time; taken before mu
+	asking sync.Mutex // one request to the server at a time; taken before mu
 
 	mu     sync.RWMutex
 	sealed bool
 	length uint64
 	ctime  int64 // when sealed: of the file when blocks were verified
-	// crcs are what is known of the blocks' checksums; a block has one if its bit in known is set.
+	// crcs are the known checksums of blocks; a block has one if its bit in known is set.
 	crcs  []uint32
 	known bits
 	// INVARIANT: good is a subset of known.
@@ -74,9 +74,9 @@ func (f *file) unref() {
 	}
 }
 
-// cached gives the chunk's file if we have it; the caller calls unref. If the
-// chunk is sealed by now, what we learned while it was open won't do: only of
-// a sealed file can we tell whether somebody writes to it.
+// cached returns the chunk's file if the client has it; the caller calls unref. For a sealed
+// chunk, a file from the time when the chunk was open is not used: only of a sealed chunk's
+// file can the client detect writes by others.
 func (c *Client) cached(id meta.ChunkID, sealed bool) *file {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,7 +93,7 @@ func (c *Client) cached(id meta.ChunkID, sealed bool) *file {
 	return f
 }
 
-// file gives the chunk's file, asking the server for it, with flags, if need be.
+// file returns the chunk's file, and asks the server for it, with flags, if necessary.
 func (c *Client) file(ctx context.Context, server meta.ServerID, pl *meta.ChunkPlace, flags uint16) (*file, error) {
 	if f := c.cached(pl.ID, pl.Sealed); f != nil {
 		if f.server == server {
@@ -131,11 +131,11 @@ func (c *Client) file(ctx context.Context, server meta.ServerID, pl *meta.ChunkP
 }
 
 const (
-	// maxNoFile bounds the chunks that are known to have no file to read: those that
-	// are packed or compressed. They are read through the server, without asking for
-	// it each time.
+	// maxNoFile bounds the chunks known to have no readable file, because they are packed or
+	// compressed. They are read through the server, without asking for the file each time.
 	maxNoFile = 1 << 14
-	// noFileFor is how long that is believed: another replica may take its place.
+	// noFileFor is how long a chunk is assumed to have no file: another replica may replace
+	// it.
 	noFileFor = time.Minute
 )
 
@@ -174,15 +174,16 @@ func (c *Client) forget(f *file) {
 	c.mu.Unlock()
 }
 
-// ask learns from the server about blocks from first on; with FlagDescriptor also
-// gets the descriptor (nobody else may use f yet in that case), with FlagVerify
-// after the server has verified all.
+// ask asks the server about blocks from first on. With FlagDescriptor it also gets the
+// descriptor (no other goroutine may use f yet); with FlagVerify the server answers after it
+// has verified all blocks.
 func (f *file) ask(ctx context.Context, first uint64, flags uint16) error {
 	q := wire.Request{Cap: f.c.readCap(f.id), Chunk: f.id, Off: first, N: wire.MaxLocal}
 	k := &call{t: wire.Local}
 	open := flags&wire.FlagDescriptor != 0
 	if err := f.c.ask(ctx, f.server, &q, k, flags); err != nil {
-		// Over another connection nobody gets a file: that says nothing of this one.
+		// Over another kind of connection no chunk has a file: such an answer says nothing
+		// about this chunk.
 		if l := k.at.Load(); open && meta.KindOf(err) == meta.NotSupported && l != nil && l.Local() {
 			f.c.noteNoFile(f.server, f.id)
 		}
@@ -205,16 +206,16 @@ func (f *file) ask(ctx context.Context, first uint64, flags uint16) error {
 	defer f.mu.Unlock()
 	info := &k.answer.Info
 	if was := min(f.length, info.Length); f.length != info.Length && was%block != 0 {
-		// The block at the old end is another by now, and the answer may begin
-		// behind it: what is known of it is of fewer bytes.
+		// The block at the old end has grown, and the answer may begin behind it: its known
+		// checksum is of fewer bytes.
 		f.known.set(was/block, false)
 		f.good.set(was/block, false)
 	}
 	f.sealed, f.length = info.State == meta.ChunkSealed, info.Length
 	f.asked.Store(time.Now().UnixNano())
 	if f.sealed && f.ctime != k.answer.Time {
-		// What is verified is so as of this time; look compares it with the
-		// file's own, at once.
+		// Verified blocks are valid as of this time; look compares it with the file's own at
+		// once.
 		clear(f.good)
 		f.ctime = k.answer.Time
 		f.looked.Store(0)
@@ -233,7 +234,7 @@ func (f *file) ask(ctx context.Context, first uint64, flags uint16) error {
 	return nil
 }
 
-// changed is the file's ctime, -1 if it is deleted.
+// changed returns the file's ctime, -1 if the file is deleted.
 func (f *file) changed() int64 {
 	var st unix.Stat_t
 	if err := unix.Fstat(f.fd, &st); err != nil || st.Nlink == 0 {
@@ -242,8 +243,8 @@ func (f *file) changed() int64 {
 	return st.Ctim.Nano()
 }
 
-// look notices, within lookEvery, that somebody wrote to a sealed chunk's
-// file: what was verified counts no more. False: the file is deleted.
+// look notices, within lookEvery, a write to a sealed chunk's file; verified blocks then no
+// longer count. It returns false if the file is deleted.
 func (f *file) look() bool {
 	now := time.Now().UnixNano()
 	if last := f.looked.Load(); now-last < int64(lookEvery) || !f.looked.CompareAndSwap(last, now) {
@@ -270,8 +271,8 @@ func (f *file) look() bool {
 
 const lookEvery = 20 * time.Millisecond
 
-// covers tells whether [off, end) is within the known length with known
-// checksums, and whether all its blocks are verified. f.mu is held.
+// covers reports whether [off, end) is within the known length with known checksums, and
+// whether all its blocks are verified. The caller holds f.mu.
 func (f *file) covers(off, end uint64) (known, good bool) {
 	if end > f.length {
 		return false, false
@@ -289,14 +290,14 @@ func (f *file) covers(off, end uint64) (known, good bool) {
 	return true, good
 }
 
-// learn makes the checksums of [off, off+n) known, and tells whether it is all
+// learn makes the checksums of [off, off+n) known, and reports whether all its blocks are
 // verified.
 func (f *file) learn(ctx context.Context, off, n uint64) (good bool, err error) {
 	if good, err = f.learned(ctx, off, n); err != nil {
 		return false, err
 	}
-	// The first look comes after the first answer: good counts only if the
-	// file is still what the server verified.
+	// The first look comes after the first answer: good is valid only if the file is still the
+	// one that the server verified.
 	if !f.look() {
 		f.c.forget(f)
 		return false, meta.E("read chunk", meta.NoSuchChunk, f.id.String(), nil)
@@ -309,8 +310,8 @@ func (f *file) learn(ctx context.Context, off, n uint64) (good bool, err error) 
 	return good, nil
 }
 
-// askEvery is how often the server is asked again whether it has verified
-// meanwhile what we would have to.
+// askEvery is the interval at which the server is asked again whether it has verified more
+// blocks.
 const askEvery = time.Second
 
 func (f *file) learned(ctx context.Context, off, n uint64) (good bool, err error) {
@@ -371,7 +372,7 @@ func (f *file) readAt(ctx context.Context, p []byte, off uint64) error {
 	return f.check(off, uint64(len(p)), p)
 }
 
-// ensure verifies what isn't yet of [off, off+n).
+// ensure verifies the unverified blocks of [off, off+n).
 func (f *file) ensure(ctx context.Context, off, n uint64) error {
 	good, err := f.learn(ctx, off, n)
 	if err != nil || good || n == 0 {
@@ -380,7 +381,7 @@ func (f *file) ensure(ctx context.Context, off, n uint64) error {
 	return f.check(off, n, nil)
 }
 
-// whole has the server verify all n bytes of a sealed chunk unless it has.
+// whole makes the server verify all n bytes of a sealed chunk, if it has not.
 func (f *file) whole(ctx context.Context, n uint64) error {
 	f.asking.Lock()
 	defer f.asking.Unlock()
@@ -432,8 +433,8 @@ func (f *file) pread(p []byte, off uint64) error {
 
 var blockPool = sync.Pool{New: func() any { b := make([]byte, block); return &b }}
 
-// check reads [off, off+n), verifies its blocks, and fills p unless it is nil.
-// Blocks that lie in p as a whole are read straight into it.
+// check reads [off, off+n), verifies its blocks, and fills p unless p is nil. Blocks entirely
+// within p are read directly into p.
 func (f *file) check(off, n uint64, p []byte) error {
 	scratch := blockPool.Get().(*[]byte)
 	defer blockPool.Put(scratch)
@@ -446,7 +447,7 @@ func (f *file) check(off, n uint64, p []byte) error {
 		todo[i] = !f.good.has(b0 + uint64(i))
 	}
 	f.mu.RUnlock()
-	// Runs of blocks that are whole in p are read with one call.
+	// Runs of blocks entirely within p are read with one call.
 	end := off + n
 	if p != nil {
 		if err := f.pread(p, off); err != nil {
@@ -473,7 +474,7 @@ func (f *file) check(off, n uint64, p []byte) error {
 			return corrupt(f.id, at)
 		}
 		if p != nil && (at < off || to > end) {
-			// What was verified is what is handed out.
+			// The verified bytes themselves are returned.
 			lo, hi := max(at, off), min(to, end)
 			copy(p[lo-off:hi-off], q[lo-at:])
 		}

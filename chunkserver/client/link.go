@@ -19,23 +19,22 @@ type peer struct {
 	c  *Client
 	id meta.ServerID
 
-	dialing sync.Mutex // held while connecting: one at a time; taken before mu
+	dialing sync.Mutex // held while connecting: one attempt at a time; taken before mu
 	mu      sync.Mutex
 	addr    string
-	// pools are the connections for each of the two uses: appends, whose bytes
-	// would delay others' small requests, and all the rest; and for each of the
-	// two, plain ones.
+	// pools are the connections for the two uses, appends (whose bytes would delay small
+	// requests of others) and everything else, with TLS and plain.
 	pools   [4][]*link
 	ticket  ticket    // for plain connections
-	noLocal time.Time // its socket on this machine is not ours to use; not tried again before
-	down    time.Time // connecting failed, or it fell silent; not again before
+	noLocal time.Time // this client may not use the server's local socket; not tried again before this time
+	down    time.Time // connecting failed, or the server fell silent; not tried again before this time
 	downErr error
-	pause   time.Duration // how long it is left alone after the next failure
-	away    time.Time     // since when it can't be reached; zero: it can, or nobody tried
-	missed  time.Time     // when it could not be reached last
+	pause   time.Duration // pause after the next failure
+	away    time.Time     // since when the server is unreachable; zero: reachable, or never tried
+	missed  time.Time     // the last time that the server was unreachable
 }
 
-// The pools; plain is added for connections without TLS, where those are allowed.
+// The pools. plain is added for connections without TLS, where the volume allows them.
 const (
 	forOthers = iota
 	forAppends
@@ -46,47 +45,47 @@ const (
 type link struct {
 	*wire.Conn
 	p       *peer
-	appends bool  // else it is for anything but appends
-	ring    *ring // of a local connection that appends, else nil
+	appends bool  // for appends only; else for everything else
+	ring    *ring // of a local connection for appends, else nil
 	users   atomic.Int32
-	heard   atomic.Int64 // unix nanoseconds of the last frame, of bytes that watch found, or of the first request after silence
-	coming  atomic.Bool  // an answer has begun, and its data are not all there
-	seen    uint64       // bytes that had come when watch looked; its own
+	heard   atomic.Int64 // unix nanoseconds of the last frame, of bytes noticed by watch, or of the first request after silence
+	coming  atomic.Bool  // an answer has begun and is incomplete
+	seen    uint64       // bytes received when watch last looked; used by watch only
 
 	mu      sync.Mutex
 	next    uint64
 	pending map[uint64]*call
-	asked   time.Time // of the oldest request that nothing was answered after
+	asked   time.Time // time of the oldest request since the last answer
 	err     error
-	// held is what the reader's goroutine leaves in the socket while it waits in
-	// hold; nil: nothing. INVARIANT: while taken is set, who set it reads from the
-	// connection and nobody else does.
+	// held is the frame that the reader's goroutine leaves in the socket while it waits in
+	// hold; nil: none. INVARIANT: while taken is set, only the goroutine that set it reads
+	// from the connection.
 	held    *frame
 	heldAt  time.Time
 	taken   bool
-	takeErr error         // what ended it
+	takeErr error         // the error that ended a take
 	hurry   chan struct{} // tells the reader's goroutine to look again
 }
 
-// frame is an answer whose head was read, and its data not, or not all of them.
+// frame is an answer whose head was read and whose data are incomplete.
 type frame struct {
 	h       wire.Header
-	k       *call  // nil: nobody waits for it
+	k       *call  // nil: the call has ended
 	to      []byte // where the data go; nil: not chosen yet
-	got     int    // bytes that were read
-	checked int    // of them, those that readers took in parts, and checked; a multiple of block or all
+	got     int    // bytes read so far
+	checked int    // of these, bytes that readers took in parts and verified; a multiple of block, or all
 }
 
 // call is a request that waits for its answer.
 type call struct {
 	t      wire.Type
 	dst    []byte               // where a read's data go, unless place is set
-	place  func() []byte        // says so when they are there
-	hold   bool                 // before, they may wait in the socket
-	turn   chan struct{}        // with hold: tells who waits that he may take them
-	at     atomic.Pointer[link] // over which it goes
-	wanted atomic.Bool          // with hold: somebody waits, or nobody wants it any more
-	takers atomic.Int32         // with hold: who wait, and will take their turn
+	place  func() []byte        // called when the data arrive; returns their destination
+	hold   bool                 // the data may wait in the socket before that
+	turn   chan struct{}        // with hold: tells the waiting reader that it may take the data
+	at     atomic.Pointer[link] // the connection of the call
+	wanted atomic.Bool          // with hold: a reader waits, or the data are no longer wanted
+	takers atomic.Int32         // with hold: number of readers that wait to take the data
 	data   []byte               // a local reply's data
 	answer wire.Answer
 	flags  uint16
@@ -108,12 +107,12 @@ func (c *Client) peer(id meta.ServerID) *peer {
 	return p
 }
 
-// link gives the least busy connection of a pool, making one if all are busy
-// and there may be more.
+// link returns the least busy connection of a pool, and makes one if all are busy and the
+// bound allows.
 func (p *peer) link(ctx context.Context, pool int) (*link, error) {
 	near := p.near()
 	if near {
-		pool %= plain // nothing is in the way of the kernel there
+		pool %= plain // there the kernel sends and receives without encryption
 	}
 	if l := p.idle(pool, near, false); l != nil {
 		return l, nil
@@ -138,8 +137,8 @@ func (p *peer) link(ctx context.Context, pool int) (*link, error) {
 	return l, nil
 }
 
-// idle gives a connection that is there: with near, of those that don't leave
-// this machine's memory; with any, a busy one, too, though there may be more.
+// idle returns an existing connection: with near, only one that stays within this machine;
+// with any, also a busy one.
 func (p *peer) idle(pool int, near, any bool) *link {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -241,16 +240,15 @@ func (p *peer) missedLocked() {
 	p.missed = now
 }
 
-// Patience is how long a chunk server that can't be reached is waited for: it may be
-// starting anew, or the metadata server was and does not know it yet.
+// Patience is how long the client waits for an unreachable chunk server, which may be
+// restarting, or may be unknown to a restarted metadata server.
 const Patience = 10 * time.Second
 
-// missedLong is for how long what is known of a server that nobody asks holds: it may
-// have been there meanwhile.
+// missedLong is how long the last contact with a server says something about it.
 const missedLong = time.Minute
 
-// Awaited tells whether a replica that could not be read may be there in a moment:
-// one of the servers is away for less than Patience.
+// Awaited reports whether an unreadable replica may become readable in a moment: one of the
+// servers has been away for less than Patience.
 func (c *Client) Awaited(servers []meta.ServerID) bool {
 	for _, id := range servers {
 		p := c.peer(id)
@@ -264,7 +262,7 @@ func (c *Client) Awaited(servers []meta.ServerID) bool {
 	return false
 }
 
-// suspect reports that the last that is known of the server is bad.
+// suspect reports that the last contact with the server failed.
 func (p *peer) suspect() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -297,8 +295,7 @@ func (p *peer) connect(ctx context.Context, info meta.ServerInfo, pool int) (*li
 	return l, nil
 }
 
-// greet exchanges hellos, before the reader runs, and shares a ring where that
-// works.
+// greet exchanges hellos, before the reader runs, and shares a ring where possible.
 func (l *link) greet(info meta.ServerInfo, pool int) error {
 	a, err := l.hello(info, pool)
 	if err == nil {
@@ -357,7 +354,7 @@ func (l *link) exchange(t wire.Type, frame []byte, fd int) (wire.Answer, error) 
 	return a, err
 }
 
-// start registers a call and gives its request id.
+// start registers a call and returns the id of its request.
 func (l *link) start(k *call) (uint64, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -378,8 +375,7 @@ func (l *link) start(k *call) (uint64, error) {
 	return l.next, nil
 }
 
-// do sends a request and waits for its answer; the answer's own error is in
-// call.err, too.
+// do sends a request and waits for the answer. The error of the answer is in call.err, too.
 func (l *link) do(ctx context.Context, q *wire.Request, k *call, flags uint16) error {
 	k.done, k.fd = make(chan struct{}), -1
 	id, err := l.start(k)
@@ -387,7 +383,7 @@ func (l *link) do(ctx context.Context, q *wire.Request, k *call, flags uint16) e
 		return err
 	}
 	if err := l.Send(q.AppendFrame(nil, k.t, flags, id, 0, 0), nil); err != nil {
-		l.Close() // its reader tells all who wait
+		l.Close() // the connection's reader ends all calls
 	}
 	select {
 	case <-k.done:
@@ -404,9 +400,8 @@ func (l *link) do(ctx context.Context, q *wire.Request, k *call, flags uint16) e
 	return k.err
 }
 
-// stop waits for the end of a call whose answer is being read: the memory it goes
-// to is the reader's until then. Where the bytes stop coming, the connection is
-// given up.
+// stop waits for the end of a call whose answer is being read: until then the reader's
+// goroutine writes to the call's memory. If no more bytes arrive, stop closes the connection.
 func (l *link) stop(done <-chan struct{}) {
 	select {
 	case <-done:
@@ -416,7 +411,7 @@ func (l *link) stop(done <-chan struct{}) {
 	}
 }
 
-// cancelWait is how long who cancels waits for an answer that has begun to come.
+// cancelWait is how long a canceled call waits for an answer that has begun to arrive.
 const cancelWait = 300 * time.Millisecond
 
 // fail ends the connection and all calls.
@@ -435,7 +430,7 @@ func (l *link) fail(err error) {
 	}
 }
 
-// brokenLocked is what those who wait are told of a connection that ends with err.
+// brokenLocked returns the error for the calls of a connection that ends with err.
 func (l *link) brokenLocked(err error) error {
 	if l.err != nil {
 		return l.err
@@ -443,7 +438,7 @@ func (l *link) brokenLocked(err error) error {
 	return meta.E("chunk request", meta.Unavailable, fmt.Sprintf("server %d", uint64(l.p.id)), err)
 }
 
-// broken ends a call whose data did not all come.
+// broken ends a call with incomplete data.
 func (l *link) broken(k *call, err error) error {
 	l.mu.Lock()
 	told := l.brokenLocked(err)
@@ -452,7 +447,7 @@ func (l *link) broken(k *call, err error) error {
 	return err
 }
 
-// has reports whether a connection is one of a pool, and works as far as is known.
+// has reports whether a connection belongs to a pool and, as far as known, works.
 func (p *peer) has(l *link, pool int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -481,7 +476,7 @@ func (k *call) finish(a *wire.Answer, err error) {
 	close(k.done)
 }
 
-// read hands answers to their calls until the connection ends.
+// read passes answers to their calls until the connection ends.
 func (l *link) read() {
 	err := l.loop()
 	l.fail(err)
@@ -551,7 +546,7 @@ func (l *link) head() (*frame, error) {
 	return &frame{h: h, k: k}, nil
 }
 
-// finish reads the data of an answer and gives it to its call.
+// finish reads the data of an answer and passes the answer to its call.
 func (l *link) finish(f *frame) error {
 	if f.k == nil {
 		err := l.Skip(int(f.h.Data))
@@ -572,7 +567,7 @@ func (l *link) finish(f *frame) error {
 	return l.end(f)
 }
 
-// end checks the data, which are all there, and gives the answer to its call.
+// end verifies the complete data of an answer and passes the answer to its call.
 func (l *link) end(f *frame) error {
 	k := f.k
 	l.coming.Store(false)
@@ -587,12 +582,13 @@ func (l *link) end(f *frame) error {
 var names = map[wire.Type]string{wire.Append: "append", wire.Sync: "sync", wire.Read: "read", wire.Local: "open",
 	wire.Stat: "stat", wire.Seal: "seal", wire.Delete: "delete"}
 
-// ---- data that wait in the socket
+//
+// ---- data waiting in the socket
 
-// urgent reports that nothing may be held back in front of its answer.
+// urgent reports that no data may wait in front of this call's answer.
 func (k *call) urgent() bool { return !k.hold || k.wanted.Load() }
 
-// await makes a call urgent that was held.
+// await makes a held call urgent.
 func (k *call) await() {
 	k.wanted.Store(true)
 	if l := k.at.Load(); l != nil {
@@ -611,8 +607,8 @@ func (l *link) hurryLocked() {
 	}
 }
 
-// mayHoldLocked reports whether a frame's data may stay where they are: they are
-// of a read ahead, and nobody waits for what comes behind them.
+// mayHoldLocked reports whether a frame's data may stay in the socket: they belong to a read
+// ahead, and no call waits for the data behind them.
 func (l *link) mayHoldLocked(f *frame) bool {
 	if l.err != nil || f.k == nil || !f.k.hold || f.h.Data == 0 || f.got > f.checked || f.to != nil {
 		return false
@@ -625,9 +621,9 @@ func (l *link) mayHoldLocked(f *frame) bool {
 	return true
 }
 
-// hold leaves the data of an answer in the socket until it is known where they
-// go. It gives what is to be read then: the same frame, another one if readers
-// took it and what came behind, or nil if they left nothing.
+// hold leaves the data of an answer in the socket until their destination is known. It returns
+// the frame to read next: the same, a later one if readers took this one, or nil if they left
+// nothing.
 func (l *link) hold(f *frame) (*frame, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -655,7 +651,7 @@ func (l *link) hold(f *frame) (*frame, error) {
 		age := time.Since(l.heldAt)
 		switch {
 		case l.taken:
-			age = 0 // whoever it is tells when he is done
+			age = 0 // the goroutine that took it signals its end
 		case f == nil || err != nil:
 			return nil, err
 		case !l.mayHoldLocked(f) || f.k.urgent() && !late || age >= most:
@@ -668,16 +664,16 @@ func (l *link) hold(f *frame) (*frame, error) {
 	}
 }
 
-// take reads the data of a held answer in the goroutine of who waits for them, as
-// far as they have come, and the head of the answer behind them, which is held in
-// turn. In a stream of answers nobody is woken for any of them, then: the reader's
-// goroutine sleeps in hold. What has not come yet is left to it.
+// take reads the data of a held answer in the goroutine of the waiting reader, as far as they
+// have arrived, and the head of the next answer, which is then held. So nobody is woken for
+// the answers of a stream: the connection's reader sleeps in hold. take leaves data that have
+// not arrived to it.
 func (l *link) take(k *call) { l.turn(k, l.now) }
 
-// now is take, once it is one's turn.
+// now is take for a goroutine whose turn has come.
 func (l *link) now(f *frame) (*frame, error) {
 	if f.h.Data == 0 {
-		return l.behind(f, nil) // it tells an error
+		return l.behind(f, nil) // behind reports an error
 	}
 	err := f.choose()
 	if err == nil {
@@ -691,9 +687,9 @@ func (l *link) now(f *frame) (*frame, error) {
 	return l.behind(f, err)
 }
 
-// takePart reads the bytes of a held answer from at on into p, if those before were
-// taken already and all of p has come and verifies. at, and the end of p unless it
-// is that of the answer, are multiples of a block.
+// takePart reads the bytes of a held answer from at on into p, if the bytes before were taken
+// and all of p has arrived and verifies. at, and the end of p unless it is the end of the
+// answer, are multiples of a block.
 func (l *link) takePart(k *call, p []byte, at int) (ok bool) {
 	l.turn(k, func(f *frame) (*frame, error) {
 		if f.to != nil || f.got != at || f.checked != at || f.h.Flags&wire.FlagRaw == 0 || at+len(p) > int(f.h.Data) {
@@ -711,7 +707,7 @@ func (l *link) takePart(k *call, p []byte, at int) (ok bool) {
 				return f, nil
 			}
 		default:
-			// The rest, and what comes behind, goes to where it waits for its readers.
+			// The remaining data go to the memory where their readers expect them.
 			if err = f.choose(); err == nil {
 				copy(f.to[at:], p[:n])
 				return f, nil
@@ -722,8 +718,8 @@ func (l *link) takePart(k *call, p []byte, at int) (ok bool) {
 	return ok
 }
 
-// turn has a goroutine other than the reader's read from the connection, if the
-// data of k are held. It is given the held frame, and gives what is in hand then.
+// turn lets a goroutine other than the connection's reader read from the connection, if the
+// data of k are held. read gets the held frame and returns the frame at hand afterwards.
 func (l *link) turn(k *call, read func(*frame) (*frame, error)) {
 	if !l.Plain() {
 		return
@@ -744,7 +740,7 @@ func (l *link) turn(k *call, read func(*frame) (*frame, error)) {
 	case err != nil || f == nil:
 		l.hurryLocked()
 	case l.err == nil && f.k != nil && f.k != k && f.k.takers.Load() > 0:
-		// Its own reader is the one to go on. Should he go instead, await sees to it.
+		// The next frame's own reader should continue. If it does not come, await helps.
 		select {
 		case f.k.turn <- struct{}{}:
 		default:
@@ -754,8 +750,8 @@ func (l *link) turn(k *call, read func(*frame) (*frame, error)) {
 	}
 }
 
-// behind ends a frame whose data were all read, or reading them failed, and gives
-// the next one, or nil if that has not come.
+// behind ends a frame whose data were read completely, or failed to be read, and returns the
+// next frame, or nil if it has not arrived.
 func (l *link) behind(f *frame, err error) (*frame, error) {
 	if err != nil {
 		return nil, l.broken(f.k, err)
@@ -788,7 +784,7 @@ func (f *frame) choose() error {
 	return nil
 }
 
-// matches compares what comes behind what was checked, whole blocks.
+// matches verifies whole blocks behind those that were checked.
 func (f *frame) matches(p []byte) bool {
 	crcs := f.k.answer.CRCs
 	if !matches(p, crcs[min(f.checked/block, len(crcs)):]) {
@@ -798,8 +794,7 @@ func (f *frame) matches(p []byte) bool {
 	return true
 }
 
-// check compares what came with its checksums: here, where the bytes are in this
-// core's cache.
+// check verifies the data in this goroutine, in whose core's cache they are.
 func (f *frame) check() error {
 	switch {
 	case f.h.Data == 0:
@@ -813,19 +808,19 @@ func (f *frame) check() error {
 	return nil
 }
 
-// stuckAfter is how many times the limit of silence a server may give signs of
-// life without answering anything: its disk hangs.
+// stuckAfter is the number of Timeouts for which a server may show signs of life without
+// answering anything: then its disk hangs.
 const stuckAfter = 8
 
-// watch finds connections that fell silent with requests under way: it asks
-// for a sign of life, and gives up on those that give none in time. What else
-// goes to the server is most likely lost, too: the sooner all know, the better.
+// watch finds connections that fell silent with requests under way. It asks for a sign of
+// life, and closes connections that give none in time: other requests to the server are most
+// likely lost, too.
 func (l *link) watch(now time.Time, limit time.Duration) {
 	l.mu.Lock()
 	busy, asked := (len(l.pending) > 0 || l.coming.Load()) && l.err == nil, l.asked
 	l.mu.Unlock()
 	if n := l.Received(); n != l.seen {
-		// The data of one answer may take longer than the limit to come.
+		// The data of one answer may take longer than the limit to arrive.
 		l.seen = n
 		l.heard.Store(max(l.heard.Load(), now.UnixNano()))
 	}
@@ -857,7 +852,7 @@ func (l *link) watch(now time.Time, limit time.Duration) {
 	case silent > limit/4:
 		if id, err := l.start(&call{t: wire.Ping, notify: func(*wire.Answer, error) {}}); err == nil {
 			q := wire.Request{}
-			// In its own goroutine: the connection may take nothing any more.
+			// In its own goroutine: the connection may accept no more bytes.
 			l.p.c.wg.Go(func() { _ = l.Send(q.AppendFrame(nil, wire.Ping, 0, id, 0, 0), nil) })
 		}
 	}

@@ -14,13 +14,13 @@ import (
 // Distances from the client to a server.
 const (
 	onHost = iota // the same machine
-	// then one more for each level of the topology that the two don't share
+	// then one more for each level of the topology in which the two differ
 	farAway = 1 << 10 // of unknown place
 )
 
-// distance tells how far a server is. What operators say of places goes before
-// what machines say of themselves: containers and network name spaces of one
-// machine have one boot id and may stand for different places.
+// distance returns how far away a server is. The operator's topology takes precedence over
+// boot ids: containers and network name spaces of one machine have one boot id and may stand
+// for different places.
 func (c *Client) distance(info *meta.ServerInfo) int {
 	away := apart(c.topology(), info.Topology)
 	if c.cfg.HostID != "" && info.Host == c.cfg.HostID && (away == farAway || away == 1) {
@@ -29,15 +29,14 @@ func (c *Client) distance(info *meta.ServerInfo) int {
 	return away
 }
 
-// besides reports whether a server that is reached over the network also has a
-// socket on this machine, so that descriptors and memory can be passed. Whether
-// it can be reached from here is another matter: a container has the machine's
-// boot id and not its paths.
+// besides reports whether a server with a network address also has a socket on this machine,
+// through which it passes descriptors and memory. The socket may still be out of reach: a
+// container has the machine's boot id, but not its paths.
 func (c *Client) besides(info *meta.ServerInfo) bool {
 	return info.Local != "" && info.Local != info.Addr && !strings.HasPrefix(info.Addr, "unix:") && c.cfg.HostID != "" && c.distance(info) == onHost
 }
 
-// localPause is how long a socket that can't be used is not tried again.
+// localPause is how long an unusable socket is not tried again.
 const localPause = 10 * time.Second
 
 // mayLocal reports whether the socket is worth a try.
@@ -47,14 +46,15 @@ func (p *peer) mayLocal() bool {
 	return !time.Now().Before(p.noLocal)
 }
 
-// near reports whether the server is reached over its socket on this machine
-// beside its address, as far as is known.
+// near reports whether the server is, as far as known, reached over its socket on this
+// machine.
 func (p *peer) near() bool {
 	info, ok := p.c.cfg.Resolve(p.id)
 	return ok && p.c.besides(&info) && p.mayLocal()
 }
 
-// topology is where we stand: as configured, or as a server on this machine.
+// topology returns the client's location: the configured one, or that of a server on this
+// machine.
 func (c *Client) topology() string {
 	if c.cfg.Topology != "" || c.cfg.Servers == nil || c.cfg.HostID == "" {
 		return c.cfg.Topology
@@ -82,7 +82,7 @@ type place struct {
 
 const placeFor = 2 * time.Second
 
-// apart counts the levels of /dc/rack/node that two places don't share.
+// apart counts the levels of /dc/rack/node in which two places differ.
 func apart(a, b string) int {
 	if a == "" || b == "" {
 		return farAway
@@ -95,8 +95,8 @@ func apart(a, b string) int {
 	return 1 + max(len(x), len(y)) - same
 }
 
-// order sorts a chunk's servers: those that answered last before those that
-// failed, then the nearest, then the least busy.
+// order sorts a chunk's servers: first by whether they answered last time, then by distance,
+// then by load.
 func (c *Client) order(servers []meta.ServerID) []meta.ServerID {
 	if len(servers) < 2 {
 		return servers
@@ -152,9 +152,8 @@ func (p *peer) busy() (n int) {
 
 // ---- hedging
 
-// latency remembers how long reads take, in classes of sizes, and lets a
-// bounded share of them be asked of a second replica when the first takes
-// longer than nearly all do.
+// latency records the duration of reads by class of size, and allows a bounded share of reads
+// to ask a second replica when the first takes longer than nearly all reads do.
 type latency struct {
 	mu      sync.Mutex
 	classes [4]histogram
@@ -163,8 +162,8 @@ type latency struct {
 	hedged, won atomic.Uint64
 }
 
-// histogram counts durations by powers of two of 16 us, halved now and then so
-// that the past fades.
+// histogram counts durations by powers of two of 16 us. Counts are halved from time to time,
+// so that the past fades.
 type histogram struct {
 	n    uint32
 	bins [20]uint32
@@ -207,8 +206,8 @@ func (l *latency) took(n int, d time.Duration) {
 	}
 }
 
-// patience is how long to wait for a read of n bytes before another replica is
-// asked: the 99th percentile of the last ones, rounded up.
+// patience returns how long a read of n bytes waits before it asks another replica: the 99th
+// percentile of recent reads, rounded up.
 func (l *latency) patience(n int) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -226,7 +225,7 @@ func (l *latency) patience(n int) time.Duration {
 	return hedgeFirst
 }
 
-// may takes a token for one more request.
+// may takes a token for a further request, if there is one.
 func (l *latency) may() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -237,6 +236,6 @@ func (l *latency) may() bool {
 	return true
 }
 
-// Hedged tells how many reads were asked of a second replica because the first
-// took long, and how many of these the second answered first.
+// Hedged returns how many reads asked a second replica because the first took long, and in how
+// many of these the second answered first.
 func (c *Client) Hedged() (asked, won uint64) { return c.lat.hedged.Load(), c.lat.won.Load() }

@@ -36,11 +36,11 @@ func (c *Client) isLocal(id meta.ServerID) bool {
 	return strings.HasPrefix(info.Addr, "unix:") || c.besides(&info) && c.peer(id).mayLocal()
 }
 
-// ReadAt fills p with the chunk's bytes from off on, verified against their
-// checksums, from the nearest replica that can. Sealed and open chunks; of an
-// open one only acknowledged bytes. Errors: NoSuchOffset (past the end),
-// NoSuchChunk, Corrupt (no replica has good bytes, one has bad ones), IO (it was
-// accepted as lost), Unavailable, BadCapability.
+// ReadAt fills p with the chunk's bytes from off on, verified against their checksums, from
+// the nearest replica that can serve them. Of an open chunk, only acknowledged bytes can be
+// read. Errors: NoSuchOffset (past the end), NoSuchChunk, Corrupt (no replica has good bytes,
+// and at least one has bad bytes), IO (the bytes were accepted as lost), Unavailable,
+// BadCapability.
 func (c *Client) ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off uint64) error {
 	if len(p) == 0 {
 		return nil
@@ -77,7 +77,7 @@ func (c *Client) ReadAt(ctx context.Context, pl meta.ChunkPlace, p []byte, off u
 	return worse(worst, err)
 }
 
-// tell passes on that a replica is corrupt.
+// tell reports a corrupt replica.
 func (c *Client) tell(id meta.ChunkID, server meta.ServerID, err error) {
 	if meta.KindOf(err) != meta.Corrupt || c.cfg.Corrupt == nil {
 		return
@@ -108,8 +108,7 @@ const (
 	maxTold   = 1024
 )
 
-// worse chooses the error that tells more: corruption before anything, an
-// answer before none.
+// worse returns the more informative error: corruption first, and an answer before no answer.
 func worse(a, b error) error {
 	rank := func(err error) int {
 		switch meta.KindOf(err) {
@@ -133,13 +132,13 @@ func worse(a, b error) error {
 // ---- over the wire
 
 const (
-	// remoteMax is the most bytes one read request asks for; larger reads are
-	// cut and go side by side.
+	// remoteMax bounds the bytes of one read request; larger reads are split into parallel
+	// requests.
 	remoteMax = 1 << 20
-	// rawFrom is the least read for which whole blocks are fetched and
-	// verified here; smaller ones are verified and cut by the server.
+	// rawFrom is the least read for which whole blocks are fetched and verified here; for
+	// smaller ones the server verifies and cuts.
 	rawFrom = 32 << 10
-	// remoteStreams bounds the requests under way for one ReadAt.
+	// remoteStreams bounds the parallel requests of one ReadAt.
 	remoteStreams = 4
 )
 
@@ -172,9 +171,8 @@ func (c *Client) readRemote(ctx context.Context, pl *meta.ChunkPlace, p []byte, 
 	return nil
 }
 
-// fetch reads one piece from the first of the servers that can: the next is
-// asked when one fails, and, as far as there is a budget, when one takes longer
-// than nearly all reads do.
+// fetch reads one piece from the first server that can serve it. It asks the next server when
+// one fails and, within a budget, when one takes longer than nearly all reads do.
 func (c *Client) fetch(ctx context.Context, servers []meta.ServerID, pl *meta.ChunkPlace, p []byte, off uint64) error {
 	switch len(servers) {
 	case 0:
@@ -267,11 +265,11 @@ func (c *Client) fetch(ctx context.Context, servers []meta.ServerID, pl *meta.Ch
 	}
 }
 
-// bufPool holds buffers for reads that are not of whole blocks.
+// bufPool holds buffers for reads of partial blocks.
 var bufPool = sync.Pool{New: func() any { b := make([]byte, remoteMax+2*block); return &b }}
 
-// readPiece reads from one server. A capability that it doesn't accept is
-// renewed: that is no failure of the replica (rule 18).
+// readPiece reads from one server. If the server refuses the capability, readPiece renews it:
+// that is no failure of the replica (rule 18).
 func (c *Client) readPiece(ctx context.Context, id meta.ServerID, pl *meta.ChunkPlace, p []byte, off uint64) error {
 	token := c.readCap(pl.ID)
 	err := c.readWith(ctx, token, id, pl, p, off)
@@ -301,8 +299,8 @@ func (c *Client) readWith(ctx context.Context, token []byte, id meta.ServerID, p
 		return err
 	}
 	if k.bad && !c.cfg.UnsafeNoVerify {
-		// Have the server compare: it marks and reports what is bad on its disk.
-		// Else the bytes were changed on their way, and come once more.
+		// Let the server compare: it marks and reports bad bytes on its disk. If its bytes are
+		// good, they changed on the way, and it sends them again.
 		q.Off, q.N = off, uint32(len(p))
 		return c.ask(ctx, id, &q, &call{t: wire.Read, dst: p}, 0)
 	}
@@ -339,7 +337,7 @@ func (c *Client) readLocal(ctx context.Context, id meta.ServerID, pl *meta.Chunk
 	return f.readAt(ctx, p, off)
 }
 
-// localFile finds a local server's file that ensure makes verified as needed.
+// localFile finds a local server's file and calls ensure, which verifies the needed bytes.
 func (c *Client) localFile(ctx context.Context, pl *meta.ChunkPlace, flags uint16, ensure func(*file) error) (*file, error) {
 	var err error = meta.E("open chunk", meta.NotSupported, pl.ID.String(), errors.New("no replica on this machine"))
 	for _, id := range c.local(pl.Servers) {
@@ -355,10 +353,10 @@ func (c *Client) localFile(ctx context.Context, pl *meta.ChunkPlace, flags uint1
 	return nil, err
 }
 
-// File gives a read-only descriptor of the chunk's data file whose bytes
-// [off, off+n) were verified; file offsets are chunk offsets. Read it with
-// pread or splice only, never close it: call the returned function when done.
-// Errors: NotSupported (no replica on this machine), and those of ReadAt.
+// File returns a read-only descriptor of the chunk's data file whose bytes [off, off+n) were
+// verified; file offsets are chunk offsets. The caller reads it with pread or splice only,
+// never closes it, and calls the returned function when done. Errors: NotSupported (no replica
+// on this machine), and those of ReadAt.
 func (c *Client) File(ctx context.Context, pl meta.ChunkPlace, off, n uint64) (*os.File, func(), error) {
 	f, err := c.localFile(ctx, &pl, 0, func(f *file) error { return f.ensure(ctx, off, n) })
 	if err != nil {
@@ -367,9 +365,9 @@ func (c *Client) File(ctx context.Context, pl meta.ChunkPlace, off, n uint64) (*
 	return f.os, f.unref, nil
 }
 
-// Backing gives a fresh descriptor, owned by the caller, of a sealed chunk
-// whose every byte was verified, by the server, for FUSE passthrough. Errors: NotSupported
-// (not local or not sealed), and those of ReadAt.
+// Backing returns a new descriptor of a sealed chunk, owned by the caller, after the server
+// has verified every byte, for FUSE passthrough. Errors: NotSupported (not local or not
+// sealed), and those of ReadAt.
 func (c *Client) Backing(ctx context.Context, pl meta.ChunkPlace) (*os.File, error) {
 	if !pl.Sealed {
 		return nil, meta.E("open chunk", meta.NotSupported, pl.ID.String(), errors.New("not sealed"))

@@ -8,23 +8,22 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// ringSize is the memory that one connection shares with a server on the same
-// machine. It is more than a Writer's window, or appends would wait for space twice.
+// ringSize is the size of the memory that one connection shares with a server on the same
+// machine. It exceeds a Writer's window; otherwise appends would wait for space twice.
 const ringSize = 16 << 20
 
-// ringHot is how much of a ring is used where that is enough: a page that was used
-// a moment ago costs a fraction of another one, and of one that was never used yet
-// a small one.
+// ringHot is the part of a ring that is used as long as it suffices: a recently used page
+// costs a fraction of another one, and a small fraction of a fresh one.
 const ringHot = 4 << 20
 
 func closeFD(fd int) { unix.Close(fd) }
 
-// ring is memory that the server sees, too: appends lie in it while they are
-// under way, so that their bytes needn't pass through the socket (two copies
-// less). Space is given out and comes back in order, as appends are acknowledged in order.
+// ring is memory shared with the server: appends lie in it while they are under way, so that
+// their bytes don't pass through the socket (two copies less). Space is allocated and freed in
+// order, because appends are acknowledged in order.
 type ring struct {
-	// mu is held while bytes are copied in and their frame is sent: the order
-	// of the frames is the order of the space.
+	// mu is held while bytes are copied in and their frame is sent, so that the order of
+	// frames is the order of the space.
 	mu   sync.Mutex
 	fd   int
 	mem  []byte
@@ -39,7 +38,7 @@ func newRing(size int) (*ring, error) {
 		return nil, meta.E(op, meta.NotSupported, "", err)
 	}
 	if err = unix.Ftruncate(fd, int64(size)); err == nil {
-		// The server refuses memory that could shrink under its hands.
+		// The server refuses memory that could shrink while it reads.
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
 	}
 	var mem []byte
@@ -53,15 +52,15 @@ func newRing(size int) (*ring, error) {
 	return &ring{fd: fd, mem: mem}, nil
 }
 
-// take finds n bytes in one piece; nil if there aren't any free. end is what
-// give wants when they may be used again. The caller holds mu.
+// take allocates n contiguous bytes; nil if there is no room. end is the argument for give,
+// which frees the bytes. The caller holds mu.
 func (r *ring) take(n int) (p []byte, pos, end uint64) {
 	size := uint64(len(r.mem))
 	if size == 0 {
 		return nil, 0, 0 // closed
 	}
 	if r.head == r.tail {
-		// Nothing is under way: use the same pages again, they are in the caches.
+		// Nothing is under way: reuse the same pages, which are in the caches.
 		r.head = (r.head + size - 1) / size * size
 		r.tail = r.head
 	}

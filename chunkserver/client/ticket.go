@@ -22,11 +22,11 @@ type ticket struct {
 	until         time.Time
 }
 
-// ticketMargin is the least time that a ticket must have left to be used.
+// ticketMargin is the least remaining lifetime of a usable ticket.
 const ticketMargin = 10 * time.Second
 
-// pool tells over which connections a request with this capability goes: plain
-// ones, where its volume allows them and TLS would be the other way.
+// pool returns the pool for a request with this capability: plain connections where the volume
+// allows them and the alternative is TLS.
 func (c *Client) pool(use int, token []byte) int {
 	if c.cfg.Creds == nil || c.cfg.Creds.IsInsecure() || capability.RightsOf(token)&capability.Plain == 0 {
 		return use
@@ -39,8 +39,8 @@ func ticketed(info meta.ServerInfo, pool int) bool {
 	return pool >= plain && !strings.HasPrefix(info.Addr, "unix:")
 }
 
-// holdTicket makes sure of a ticket that will hold for a while. The caller does
-// not hold p.dialing: it may take a connection with TLS to get one.
+// holdTicket gets a ticket that is valid for a while. The caller does not hold p.dialing:
+// getting a ticket may need a connection with TLS.
 func (p *peer) holdTicket(ctx context.Context) error {
 	info, ok := p.c.cfg.Resolve(p.id)
 	if !ok || !ticketed(info, plain) {
@@ -79,8 +79,8 @@ func (p *peer) reach(ctx context.Context, info meta.ServerInfo, pool int) (net.C
 	return peering.Dial(ctx, info.Addr, p.c.cfg.Creds, peering.ChunkServer)
 }
 
-// hello is the first exchange on a connection; on a plain one it shows the
-// ticket, and from then on both sides prove every frame.
+// hello is the first exchange on a connection. On a plain connection it shows the ticket, and
+// from then on both sides authenticate every frame.
 func (l *link) hello(info meta.ServerInfo, pool int) (wire.Answer, error) {
 	q := wire.Request{Speaks: wire.Version, Name: l.p.c.cfg.Name}
 	if !ticketed(info, pool) {

@@ -14,20 +14,19 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// frameMax is the most bytes that one append frame carries: enough that the
-// frame's own cost vanishes, few enough to stay in the processor's cache from
-// one copy to the next.
+// frameMax bounds the bytes of one append frame: enough that the frame's own cost vanishes,
+// few enough to stay in the processor's cache from one copy to the next.
 const frameMax = 512 << 10
 
-// Writer appends to one chunk on all its replicas. Its methods may be called
-// by several goroutines; appends take effect in the order of the calls.
+// Writer appends to all replicas of one chunk. Its methods may be called from several
+// goroutines; appends take effect in the order of the calls.
 type Writer struct {
 	c    *Client
 	g    meta.ChunkGrant
 	name string
 
-	// sending is held while frames are put on the connections: it is what
-	// orders appends. Taken before mu.
+	// sending is held while frames are written to the connections: it orders appends. Taken
+	// before mu.
 	sending sync.Mutex
 
 	mu     sync.Mutex
@@ -35,16 +34,16 @@ type Writer struct {
 	length uint64
 	reps   []*replica // empty until the first append
 	err    error
-	failed []meta.ServerID // that err is about
-	// token is the capability; half of its life is over at half, all of it at until.
+	failed []meta.ServerID // the servers that caused err
+	// token is the capability. Half of its life is over at half, all of it at until.
 	token       []byte
 	half, until time.Time
 	renewing    bool
 	closed      bool
 }
 
-// replica is where one copy of the chunk stands.
-// INVARIANT: synced <= acked <= Writer.length; synced <= asked.
+// replica is the progress of one copy of the chunk. INVARIANT: synced <= acked <=
+// Writer.length; synced <= asked.
 type replica struct {
 	id     meta.ServerID
 	l      *link // nil with svc
@@ -71,15 +70,15 @@ func (c *Client) NewWriter(g meta.ChunkGrant) *Writer {
 	return w
 }
 
-// ID is the chunk that is written to.
+// ID returns the id of the chunk.
 func (w *Writer) ID() meta.ChunkID { return w.g.ID }
 
-// Append adds p at the chunk's end and returns the offset it got. p may be
-// reused when Append returns; the bytes are on the replicas only after Wait,
-// durable only after Sync. It blocks while more than the window is
-// unacknowledged. Errors are sticky: after one, seal the chunk. Not sticky
-// are FileTooBig (p would exceed the grant's MaxLen; nothing was appended) and
-// Canceled (some of p may have been appended; the next offset tells).
+// Append appends p and returns its offset in the chunk. The caller may reuse p when Append
+// returns; the bytes are on the replicas only after Wait, and durable only after Sync. Append
+// blocks while more than the window is unacknowledged. After an error the writer is broken and
+// the chunk must be sealed, except after FileTooBig (p would exceed the grant's MaxLen;
+// nothing was appended) and Canceled (part of p may have been appended; the next offset
+// tells).
 func (w *Writer) Append(ctx context.Context, p []byte) (off uint64, err error) {
 	const op = "append"
 	w.sending.Lock()
@@ -124,7 +123,7 @@ func (w *Writer) open(ctx context.Context, token []byte) error {
 	case len(w.g.Servers) == 0:
 		return w.fail(meta.E("append", meta.Invalid, w.name, errors.New("a grant without servers")))
 	}
-	// Side by side: a server that doesn't answer costs its time once.
+	// In parallel: a server without an answer costs its time once.
 	reps := make([]*replica, len(w.g.Servers))
 	errs := make([]error, len(reps))
 	var wg sync.WaitGroup
@@ -180,8 +179,8 @@ func (w *Writer) capability() []byte {
 	return w.token
 }
 
-// fresh gives the capability. It is renewed beside the appends once half of its
-// life is over; who comes so late that it ran out waits.
+// fresh returns the capability. After half of its life it is renewed in the background; an
+// append after its end waits for the renewal.
 func (w *Writer) fresh(ctx context.Context) ([]byte, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -220,7 +219,7 @@ func (w *Writer) renew() {
 	defer w.mu.Unlock()
 	w.renewing = false
 	if err != nil {
-		// What we have may hold for a while; in the end a server says that it does not.
+		// The present capability may be valid for a while; after that, servers refuse it.
 		w.half = time.Now().Add(renewAgain)
 	} else {
 		w.token = token
@@ -245,7 +244,7 @@ func (w *Writer) wait(ctx context.Context, ok func() bool) error {
 	w.mu.Unlock() // a full socket must not keep answers from being taken
 	for _, r := range reps {
 		if r.l != nil {
-			_ = r.l.Flush() // its reader tells of an error
+			_ = r.l.Flush() // the connection's reader reports errors
 		}
 	}
 	w.mu.Lock()
@@ -263,7 +262,7 @@ func (w *Writer) wait(ctx context.Context, ok func() bool) error {
 	return w.err
 }
 
-// send puts one frame on the way to every replica.
+// send sends one frame to every replica.
 func (w *Writer) send(off uint64, p []byte) {
 	end := off + uint64(len(p))
 	w.mu.Lock()
@@ -276,13 +275,13 @@ func (w *Writer) send(off uint64, p []byte) {
 			break
 		}
 	}
-	if len(w.reps) == 1 || len(p) < shareFrom { // small ones don't wait for the socket
+	if len(w.reps) == 1 || len(p) < shareFrom { // small frames don't wait for the socket
 		for _, r := range w.reps {
 			w.sendTo(r, off, end, p, crc)
 		}
 		return
 	}
-	// Side by side, so that the slowest replica's socket alone holds us up.
+	// In parallel, so that the wait is that for the slowest replica's socket.
 	var wg sync.WaitGroup
 	for _, r := range w.reps {
 		wg.Go(func() { w.sendTo(r, off, end, p, crc) })
@@ -333,8 +332,8 @@ func (w *Writer) sendTo(r *replica, off, end uint64, p []byte, crc uint32) {
 	w.put(r, &q, k, 0, p, crc)
 }
 
-// copyCRC copies p to dst and gives its checksum, in steps that stay in the
-// processor's cache between the two.
+// copyCRC copies p to dst and returns its checksum, in steps that stay in the processor's
+// cache between copying and summing.
 func copyCRC(dst, p []byte) (crc uint32) {
 	for len(p) > 0 {
 		n := copy(dst[:min(len(p), 32<<10)], p)
@@ -344,32 +343,32 @@ func copyCRC(dst, p []byte) (crc uint32) {
 	return crc
 }
 
-// shareFrom is the least number of bytes worth the ring: below, they travel
-// with the frame in one system call anyway.
+// shareFrom is the least number of bytes for which the ring is worthwhile: fewer travel with
+// the frame in one system call anyway.
 const shareFrom = 16 << 10
 
 func (w *Writer) put(r *replica, q *wire.Request, k *call, flags uint16, p []byte, crc uint32) {
 	l := r.l
 	id, err := l.start(k)
 	if err != nil {
-		// Not through notify: it takes the ring's lock, which we may hold.
+		// Not through notify, which takes the ring's lock: this goroutine may hold it.
 		w.blame(r.id, err)
 		return
 	}
 	var frame [512]byte
 	b := q.AppendFrame(frame[:0], k.t, flags, id, len(p), crc)
 	if k.t == wire.Append && len(p) < shareFrom && flags == 0 {
-		// Mostly a sync follows at once: let both go with one system call.
+		// Usually a sync follows at once: send both with one system call.
 		err = l.SendSoon(b, p)
 	} else {
 		err = l.Send(b, p)
 	}
 	if err != nil {
-		l.Close() // its reader tells all who wait
+		l.Close() // the connection's reader ends all calls
 	}
 }
 
-// fail is blame for what is no server's fault.
+// fail is blame for errors that no server caused.
 func (w *Writer) fail(err error) error {
 	w.blame(0, err)
 	return w.Err()
@@ -382,8 +381,8 @@ func (w *Writer) blame(id meta.ServerID, err error) {
 	w.cond.Broadcast()
 }
 
-// failLocked ends the writer. That the owner sealed the chunk, or that a
-// capability ran out, is no failure of the replica that says so (rule 18).
+// failLocked ends the writer. If the owner sealed the chunk, or a capability expired, the
+// replica that reports this has not failed (rule 18).
 func (w *Writer) failLocked(id meta.ServerID, err error) {
 	kind := meta.KindOf(err)
 	if w.err == nil {
@@ -438,9 +437,9 @@ func (w *Writer) Within(ctx context.Context, n uint64) error {
 	return w.wait(ctx, func() bool { return w.ackedLocked() >= upTo })
 }
 
-// Sync returns when all bytes appended before the call are durable on every
-// replica. The request follows the appends at once, without waiting for
-// their answers; several callers share one.
+// Sync returns when all bytes appended before the call are durable on every replica. The
+// request follows the appends at once, without waiting for their answers; several callers
+// share one request.
 func (w *Writer) Sync(ctx context.Context) error {
 	if _, err := w.fresh(ctx); err != nil {
 		return err
@@ -453,7 +452,7 @@ func (w *Writer) Sync(ctx context.Context) error {
 		if w.err == nil && r.synced < upTo && r.asked < upTo {
 			r.asked = upTo
 			if r.svc != nil {
-				direct = r // after the others are asked: it takes its time here
+				direct = r // called after the requests to the others: a direct sync takes its time in this goroutine
 				continue
 			}
 			w.mu.Unlock()
@@ -463,8 +462,7 @@ func (w *Writer) Sync(ctx context.Context) error {
 	}
 	if direct != nil {
 		w.mu.Unlock()
-		// Appends that are under way belong to what is synced: their lock is
-		// free when they are there.
+		// Appends under way belong to the sync: their lock is free when they are sent.
 		w.sending.Lock()
 		svc := direct.svc
 		w.sending.Unlock()
@@ -480,9 +478,9 @@ func (w *Writer) Sync(ctx context.Context) error {
 	return w.wait(ctx, func() bool { return w.syncedLocked() >= upTo })
 }
 
-// syncedToLocked takes in a replica's answer to a sync. Its mark is below what was asked for
-// where a seal cut the chunk meanwhile: nothing will ever be there then, so nobody must
-// wait for it.
+// syncedToLocked handles a replica's answer to a sync. Its mark is below the requested length
+// if a seal cut the chunk meanwhile: the bytes beyond will never exist, so no caller must wait
+// for them.
 func (w *Writer) syncedToLocked(r *replica, upTo, mark uint64) {
 	r.synced = max(r.synced, min(mark, w.length))
 	r.acked = max(r.acked, min(upTo, mark))
@@ -492,7 +490,7 @@ func (w *Writer) syncedToLocked(r *replica, upTo, mark uint64) {
 }
 
 func (w *Writer) ask(r *replica, upTo uint64) {
-	// Behind the appends it speaks of, which hold sending until they are on the wire.
+	// After the appends that it covers, which hold sending until they are sent.
 	w.sending.Lock()
 	defer w.sending.Unlock()
 	q := wire.Request{Cap: w.capability(), Chunk: w.g.ID, Off: upTo}
@@ -515,7 +513,7 @@ func (w *Writer) Len() uint64 {
 	return w.length
 }
 
-// Acked is the number of bytes from the chunk's start that every replica has
+// Acked returns the number of bytes from the chunk's start that every replica has
 // acknowledged.
 func (w *Writer) Acked() uint64 {
 	w.mu.Lock()
@@ -523,7 +521,7 @@ func (w *Writer) Acked() uint64 {
 	return w.ackedLocked()
 }
 
-// Synced is the number of bytes that are durable on every replica.
+// Synced returns the number of bytes that are durable on every replica.
 func (w *Writer) Synced() uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -537,7 +535,7 @@ func (w *Writer) Err() error {
 	return w.err
 }
 
-// Close gives up the writer's resources. It neither waits nor syncs nor seals.
+// Close releases the writer's resources. It neither waits nor syncs nor seals.
 func (w *Writer) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -546,7 +544,7 @@ func (w *Writer) Close() error {
 	}
 	w.closed = true
 	for _, r := range w.reps {
-		r.release() // what SendSoon holds back goes out by itself
+		r.release() // frames delayed by SendSoon are sent all the same
 	}
 	return nil
 }

@@ -6,13 +6,13 @@ import (
 	"penstock.io/penstock/chunkserver/wire"
 )
 
-// beatEvery is how often a client that waits for an answer hears that we live.
-// Appends are done by the connection's reader, which takes no pings meanwhile:
-// without this, a disk that takes its time would look like a dead server.
+// beatEvery is the interval of signs of life for a client that waits for an answer. The
+// connection's reader does appends and takes no pings meanwhile: without signs of life, a slow
+// disk would look like a dead server.
 const beatEvery = 250 * time.Millisecond
 
-// beat gives signs of life until the server ends: replies to a ping that
-// nobody sent, number 0.
+// beat sends signs of life until the server ends: replies to a ping number 0, which nobody
+// sent.
 func (s *Server) beat() {
 	tick := time.NewTicker(beatEvery)
 	defer tick.Stop()

@@ -9,21 +9,21 @@ import (
 	"penstock.io/penstock/meta/process"
 )
 
-// clocks tells the time by which this chunk server judges capabilities: that of the
+// clocks computes the time by which this chunk server judges capabilities: the time of the
 // metadata servers, which sign them. This machine's own clock may be minutes off, and a
-// capability holds for less than a minute. The answer to each report brings a metadata
-// server's time, which that server read after the report was sent and before the answer
-// arrived. Until the next answer the time goes on with this machine's time since boot,
-// which no step of the machine's clock changes.
+// capability is valid for less than a minute. The answer to each report has a metadata
+// server's time, read after the report was sent and before the answer arrived. Between
+// answers, the computed time advances with this machine's time since boot, which steps of the
+// machine's clock do not change.
 //
-// A capability does not say which metadata server signed it, so the slowest of their
-// clocks decides: the capability never ends earlier than its signer meant. While the
-// metadata servers' clocks agree, it ends no later either. Where they differ, it may end
-// later by the difference, up to meta.ClockSkew: a clock that is further behind the
-// fastest one counts as behind it by meta.ClockSkew. The zero value has heard no clock.
+// A capability does not say which metadata server signed it, so the slowest of their clocks
+// decides: a capability never ends earlier than its signer meant. While the metadata servers'
+// clocks agree, it ends no later either. If they differ, it may end later by the difference,
+// at most meta.ClockSkew: a clock further behind the fastest counts as meta.ClockSkew behind
+// it. The zero value has heard no clock.
 type clocks struct {
 	own     func() time.Time // nil: this machine's clock
-	alone   bool             // positive control: it alone decides
+	alone   bool             // positive control: only this machine's clock decides
 	mu      sync.Mutex
 	latest  time.Duration // when a clock was last heard of, on process.Uptime
 	servers map[string]clockHeard
@@ -31,14 +31,13 @@ type clocks struct {
 	read atomic.Pointer[clockRead]
 }
 
-// clockHeard is a metadata server's clock: by how much it is ahead of the time since
-// boot, at least and at most.
+// clockHeard is a metadata server's clock: bounds of its lead over the time since boot.
 type clockHeard struct {
 	least, most time.Duration
 	at          time.Duration // on process.Uptime
 }
 
-// clockRead is a time that now told, and when it did.
+// clockRead is a result of now, and the time of the call.
 type clockRead struct {
 	at  time.Time
 	now meta.Time
@@ -46,17 +45,19 @@ type clockRead struct {
 
 const (
 	// clockKept is how long the clock of a silent metadata server counts while others are
-	// heard. While none is heard, the clocks that counted last go on to count.
+	// heard. While none is heard, the clocks that counted last continue to count.
 	clockKept = time.Minute
 	// clockSlack bounds for how long an answer is assumed to have travelled. On overloaded
 	// machines the whole time may be most of a capability's life. The next quick answer
 	// tells the time more exactly.
 	clockSlack = 2 * time.Second
-	// clockReads is for how long now adds to its last result before it computes a new one.
+	// clockReads is how long now derives results from its last result before it computes a new
+	// one.
 	clockReads = 20 * time.Millisecond
 )
 
-// heard takes in a metadata server's time. asked is when it was asked for, as time since boot.
+// heard records a metadata server's time. asked is the time of the request, as time since
+// boot.
 func (c *clocks) heard(server string, asked time.Duration, theirs meta.Time) {
 	c.heardAt(server, asked, process.Uptime(), theirs)
 }
@@ -68,8 +69,8 @@ func (c *clocks) heardAt(server string, asked, answered time.Duration, theirs me
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := clockHeard{least: time.Duration(theirs) - answered, most: time.Duration(theirs) - asked, at: answered}
-	// Answers that took long say little; together with those before they may say more.
-	// They contradict each other when a clock was set.
+	// The answer to a slow request gives wide bounds; the intersection with earlier bounds may
+	// be narrower. The bounds are disjoint if a clock was set.
 	if o, ok := c.servers[server]; ok && o.least <= n.most && n.least <= o.most {
 		n.least, n.most = max(n.least, o.least), min(n.most, o.most)
 	}
@@ -86,7 +87,7 @@ func (c *clocks) heardAt(server string, asked, answered time.Duration, theirs me
 	c.read.Store(nil)
 }
 
-// now is the time by the metadata servers' clocks; before the first was heard, by this
+// now returns the time by the metadata servers' clocks; before the first answer, by this
 // machine's clock.
 func (c *clocks) now() meta.Time {
 	if r := c.read.Load(); r != nil {
@@ -119,7 +120,7 @@ func (c *clocks) nowAt(up time.Duration) meta.Time {
 	return meta.Time(up + max(slowest, fastest-meta.ClockSkew))
 }
 
-// machine is the time on this machine's clock.
+// machine returns the time of this machine's clock.
 func (c *clocks) machine() time.Time {
 	if c.own != nil {
 		return c.own()
@@ -127,11 +128,11 @@ func (c *clocks) machine() time.Time {
 	return time.Now()
 }
 
-// Clock is the time on this machine's clock. Reports carry it to the metadata servers.
+// Clock returns the time of this machine's clock. Reports carry it to the metadata servers.
 func (s *Server) Clock() meta.Time { return meta.Time(s.clocks.machine().UnixNano()) }
 
-// HeardClock takes in the time on a metadata server's clock, by which capabilities are
-// judged. asked is when that server was asked for it, as time since boot (process.Uptime).
+// HeardClock records the time of a metadata server's clock, by which capabilities are judged.
+// asked is the time of the request to that server, as time since boot (process.Uptime).
 func (s *Server) HeardClock(server string, asked time.Duration, theirs meta.Time) {
 	s.clocks.heard(server, asked, theirs)
 }

@@ -21,10 +21,10 @@ import (
 
 const (
 	helloWait = 10 * time.Second
-	// maxBusy bounds the requests of one connection that are under way beside
-	// the appends, which are done in order by the reader itself.
+	// maxBusy bounds the concurrent requests of one connection. Appends are not counted: the
+	// connection's reader does them in order.
 	maxBusy = 128
-	// maxShare bounds the ring that a client may share, in bytes.
+	// maxShare bounds the ring of a client, in bytes.
 	maxShare = 64 << 20
 )
 
@@ -36,7 +36,7 @@ type conn struct {
 	from     net.Conn // as it was accepted
 	counted  bool     // in Server.accepted; guarded by the server's mu
 	trusted  bool     // same user or root: may be passed descriptors
-	plain    bool     // ticketed: what is read from it, others may have seen
+	plain    bool     // ticketed: others may have seen the bytes on it
 	data     []byte
 	ring     []byte
 	busy     chan struct{}
@@ -44,15 +44,15 @@ type conn struct {
 	end      context.CancelFunc
 	answers  *semaphore.Weighted
 	peers    *share       // with others of the same identity; guarded by Server.mu
-	since    atomic.Int64 // unix nanoseconds: when the reader began the append it is at; 0: at none
+	since    atomic.Int64 // unix nanoseconds: start of the append under way; 0: none
 	beating  atomic.Bool  // a sign of life is being sent
 	wg       sync.WaitGroup
-	raws     raws         // reads that are sent from the file itself
+	raws     raws         // reads sent from the file itself
 	frame    []byte       // scratch of the reader
-	queued   int          // answers to appends that the reader has not flushed
-	last     meta.ChunkID // that was appended to
+	queued   int          // unflushed answers to appends
+	last     meta.ChunkID // chunk of the last append
 	unsynced int          // bytes appended since the last sync
-	streak   int          // appends to it without others between, up to aloneFrom
+	streak   int          // consecutive appends to last, up to aloneFrom
 }
 
 func newConn(s *Server, nc net.Conn, who peer.Identity) (*conn, error) {
@@ -159,8 +159,8 @@ func (c *conn) loop() error {
 		default:
 			// The body is overwritten by the next frame.
 			q.Cap = append([]byte(nil), q.Cap...)
-			// The answer to a sync may carry the one acknowledgement that waits
-			// before it along, if that is of the same chunk.
+			// The answer to a sync also acknowledges a single append of the same chunk that
+			// waits before it.
 			if h.Type != wire.Sync || c.queued > 1 || c.last != q.Chunk {
 				err = c.flush()
 			}
@@ -192,9 +192,9 @@ func (c *conn) loop() error {
 	}
 }
 
-// settle notes which chunk is appended to. A connection that carries the
-// appends of one writer alone for a while is served by one thread without
-// hand-overs: it blocks in reads, and does syncs itself.
+// settle notes which chunk the connection appends to. A connection that carries the appends of
+// a single writer for a while is served by one thread without hand-overs: it blocks in reads,
+// and does syncs itself.
 func (c *conn) settle(id meta.ChunkID) {
 	switch {
 	case id != c.last:
@@ -213,12 +213,12 @@ const (
 	smallSync  = 1 << 20
 )
 
-// answer is a reply that tells an error, or that there is none.
+// answer returns a reply with an error, or with success.
 func answer(err error) *wire.Answer {
 	a := &wire.Answer{}
 	if err != nil {
 		a.Kind = meta.KindOf(err)
-		// The client says again which operation failed, how, on what.
+		// The client adds the operation and the subject again.
 		var e *meta.Error
 		switch {
 		case !errors.As(err, &e):
@@ -234,8 +234,8 @@ func (c *conn) send(t wire.Type, flags uint16, id uint64, a *wire.Answer) error 
 	return c.Send(a.AppendFrame(nil, t, flags, id, 0, 0), nil)
 }
 
-// append does one append in the reader's goroutine, so that they keep their
-// order. Replies gather while more frames are there.
+// append does one append in the reader's goroutine, so that appends keep their order. Replies
+// are collected while more frames wait.
 func (c *conn) append(h wire.Header, q *wire.Request) error {
 	shared := h.Flags&wire.FlagShared != 0
 	n := int(h.Data)
@@ -294,8 +294,8 @@ func (c *conn) flush() error {
 	return c.Flush()
 }
 
-// share maps the client's ring. The client may change the bytes at any time:
-// the worst it gains is a chunk of its own that doesn't verify.
+// share maps the client's ring. The client may change its bytes at any time, and can thereby
+// only make its own chunk corrupt.
 func (c *conn) share(size uint64) error {
 	const op = "share memory"
 	if !c.Local() || !c.trusted {
@@ -309,7 +309,7 @@ func (c *conn) share(size uint64) error {
 	if size == 0 || size > maxShare || c.ring != nil {
 		return meta.E(op, meta.Invalid, "", fmt.Errorf("%d bytes", size))
 	}
-	// Unless it is sealed against shrinking, reading it could kill us.
+	// Without a seal against shrinking, reading the memory could kill this process (SIGBUS).
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	var st unix.Stat_t
 	if err == nil {
@@ -326,11 +326,11 @@ func (c *conn) share(size uint64) error {
 	return nil
 }
 
-// raws are the reads with FlagRaw that wait to be sent, in the order in which they
-// were asked for. One goroutine sends them: they take turns on the connection
-// anyway, and who reads a file ahead wants its pieces in order, as the disk does.
-// Where it finds no file in time, another one takes its place: what hangs on one
-// disk does not hold up what is on others.
+// raws are the reads with FlagRaw that wait to be sent, in the order of the requests. One
+// goroutine sends them: they take turns on the connection anyway, and a reader that reads
+// ahead wants its pieces in order, as the disk does. If the goroutine does not find a file in
+// time, another one takes its place, so that a hanging disk does not delay the reads of
+// others.
 type raws struct {
 	mu      sync.Mutex
 	queue   []raw // bounded by conn.busy
@@ -384,7 +384,7 @@ func (c *conn) sendRaws() {
 			_ = c.send(wire.Read, 0, r.h.ID, answer(err)) // a broken connection is the reader's to notice
 			<-c.busy
 		case fd < 0:
-			// There is no file of these bytes: they are made, beside others.
+			// The chunk has no file of plain bytes: read them, concurrently with others.
 			done()
 			c.wg.Go(func() {
 				c.request(r.h, r.q)
@@ -402,12 +402,12 @@ func (c *conn) sendRaws() {
 	}
 }
 
-// rawWait is how long the file of one read may keep others waiting. Opening one takes
-// microseconds, or some milliseconds where the disk has to be asked.
+// rawWait is how long the file of one read may delay other reads. Opening a file takes
+// microseconds, or some milliseconds if the disk is needed.
 const rawWait = 50 * time.Millisecond
 
-// openRaw finds the file that has the bytes, and their checksums; fd < 0: there is
-// none. Unless there is an error the caller calls done after sending.
+// openRaw finds the file with the bytes, and their checksums; fd < 0: there is none. Without
+// an error, the caller calls done after sending.
 func (c *conn) openRaw(r *raw) (fd int, crcs []uint32, done func(), err error) {
 	if err := c.authorize(r.h, &r.q, 0); err != nil {
 		return -1, nil, nil, err
@@ -457,7 +457,7 @@ func (c *conn) request(h wire.Header, q wire.Request) {
 
 var readPool = sync.Pool{New: func() any { b := make([]byte, 0, 1<<20); return &b }}
 
-// read answers a read; an error means that nothing was sent yet.
+// read answers a read. After an error, nothing was sent yet.
 func (c *conn) read(h wire.Header, q wire.Request) error {
 	n := uint64(q.N)
 	if n == 0 || n > wire.MaxData {
@@ -486,8 +486,7 @@ func (c *conn) read(h wire.Header, q wire.Request) error {
 	return nil
 }
 
-// local answers how to read a chunk without us; an error means that nothing
-// was sent yet.
+// local answers with the means to read a chunk directly. After an error, nothing was sent yet.
 func (c *conn) local(h wire.Header, q wire.Request) error {
 	if !c.Local() || !c.trusted {
 		return meta.E("open chunk", meta.NotSupported, q.Chunk.String(), errors.New("descriptors go to the server's own user on its own machine"))

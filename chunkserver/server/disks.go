@@ -53,27 +53,27 @@ type DisksConfig struct {
 type Disks struct {
 	cfg  DisksConfig
 	slog *slog.Logger
-	// bad is told of chunks that don't verify or can't be read.
+	// bad is called for chunks with wrong checksums and for unreadable chunks.
 	bad atomic.Pointer[func(*disk, meta.ChunkID, error)]
 
 	mu  sync.Mutex
 	all []*disk // replaced, never changed
 }
 
-// disk is one of them.
+// disk is one disk of the server.
 type disk struct {
 	id          string
 	path, class string
-	st          atomic.Pointer[store.Store] // nil: it isn't open
+	st          atomic.Pointer[store.Store] // nil: the disk is not open
 
 	mu         sync.Mutex
-	why        error // while it isn't open
+	why        error // the reason, while the disk is not open
 	retired    bool
-	hung       error                     // it has not answered for long
-	slow       error                     // it answers late
-	broken     error                     // its directories can't be read
-	unreadable map[meta.ChunkID]struct{} // reads of it failed with I/O errors
-	last       meta.DiskState            // that was reported
+	hung       error                     // the disk has not answered for long
+	slow       error                     // the disk answers late
+	broken     error                     // the disk's directories are unreadable
+	unreadable map[meta.ChunkID]struct{} // chunks whose reads failed with I/O errors
+	last       meta.DiskState            // the last reported state
 	scrub      scrubState
 }
 
@@ -98,7 +98,7 @@ func (d *disk) state() (meta.DiskState, string) {
 	case len(d.unreadable) >= unreadableMost:
 		return meta.DiskFailed, fmt.Sprintf("%d chunks on it could not be read", len(d.unreadable))
 	case st.Err() != nil:
-		// What it has is verified as it is read, and may be the last copy.
+		// Its chunks are verified when they are read, and may be the last copies.
 		return meta.DiskFailing, "it takes no more writes: " + st.Err().Error()
 	case d.retired:
 		return meta.DiskFailing, "given up by the operator; its replicas are moved elsewhere"
@@ -110,7 +110,7 @@ func (d *disk) state() (meta.DiskState, string) {
 	return meta.DiskOK, ""
 }
 
-// rank orders disks that hold the same: that which may keep it first.
+// rank orders disks with the same chunk: the lowest rank keeps it.
 func (d *disk) rank() int {
 	if state, _ := d.state(); state == meta.DiskFailing {
 		return 1
@@ -138,7 +138,7 @@ func (d *disk) info() meta.DiskInfo {
 	return i
 }
 
-// wireDisks are those of New: open stores.
+// wireDisks makes the Disks of New from open stores.
 func wireDisks(class string, stores []*store.Store) *Disks {
 	ds := &Disks{}
 	for i, st := range stores {
@@ -153,7 +153,7 @@ func wireDisks(class string, stores []*store.Store) *Disks {
 	return ds
 }
 
-// watch has bad told of chunks that don't verify or can't be read.
+// watch sets bad, which is called for chunks with wrong checksums and for unreadable chunks.
 func (ds *Disks) watch(bad func(*disk, meta.ChunkID, error)) { ds.bad.Store(&bad) }
 
 // cantRead tells whether reading the chunk failed with an I/O error before.
@@ -190,10 +190,10 @@ type owner struct {
 	Disk    string        `json:"disk"`
 }
 
-// OpenDisks opens the disks that a server is given and those that it had. What
-// can't be opened (not mounted, another's, damaged) counts as failed; the others
-// serve. A new path must be empty or hold a disk of this server; nothing is ever cleaned. The
-// error tells that the record of the disks can't be read or written.
+// OpenDisks opens the disks that the operator gave and those that the server had. A disk that
+// can't be opened (not mounted, another server's, damaged) counts as failed; the others serve.
+// A new path must be empty or have a disk of this server; OpenDisks never removes anything.
+// The error is about the record of the disks, unreadable or not writable.
 func OpenDisks(cfg DisksConfig) (*Disks, error) {
 	const op = "open disks"
 	if cfg.Logger == nil {
@@ -212,7 +212,7 @@ func OpenDisks(cfg DisksConfig) (*Disks, error) {
 		paths[spec.Path] = true
 		ds.all = append(ds.all, ds.open(spec, rec))
 	}
-	// What was here and is no longer given.
+	// Disks that the server had, and that the operator no longer gives.
 	for _, r := range rec.Disks {
 		if !r.Retired && !slices.ContainsFunc(ds.all, func(d *disk) bool { return d.id == r.ID }) && !paths[r.Path] {
 			ds.all = append(ds.all, &disk{id: r.ID, path: r.Path,
@@ -225,7 +225,7 @@ func OpenDisks(cfg DisksConfig) (*Disks, error) {
 	return ds, nil
 }
 
-// FirstError is nil if any disk is open, else why one isn't.
+// FirstError returns nil if any disk is open, else the reason why a disk is not.
 func (ds *Disks) FirstError() error {
 	var first error
 	for _, d := range ds.list() {
@@ -272,7 +272,7 @@ func (ds *Disks) read() (rec disksRecord, err error) {
 	return rec, nil
 }
 
-// save writes down the disks as they are. Caller is alone, or holds mu.
+// save writes the record of the disks. The caller holds mu, or no other goroutine runs yet.
 func (ds *Disks) save() error {
 	rec := disksRecord{Version: disksVersion}
 	for _, d := range ds.all {
@@ -311,14 +311,14 @@ func writeJSON(path string, v any) error {
 	return nil
 }
 
-// open opens one disk as far as that may be.
+// open opens one disk if possible, and otherwise records the reason.
 func (ds *Disks) open(spec DiskSpec, rec disksRecord) *disk {
 	d := &disk{path: spec.Path, class: spec.Class}
 	err := ds.openInto(d, rec)
 	if err != nil {
 		d.why = err
 		if d.id == "" {
-			// What the path ought to hold.
+			// The disk that the path should have.
 			for _, r := range rec.Disks {
 				if r.Path == d.path {
 					d.id, d.retired = r.ID, r.Retired
@@ -358,7 +358,7 @@ func (ds *Disks) openInto(d *disk, rec disksRecord) error {
 			(*bad)(d, id, err)
 		}
 	}
-	// The identity comes first: nothing may be recovered on a disk that isn't ours.
+	// The identity comes first: nothing may be recovered on a disk of another server.
 	own, err := readOwner(d.path)
 	if err != nil {
 		return err
@@ -424,7 +424,7 @@ func (ds *Disks) initInto(d *disk) error {
 	return ds.openInto(d, disksRecord{})
 }
 
-// isFresh tells whether a directory isn't there, or one to make a store in.
+// isFresh reports whether a directory does not exist, or is one in which a store can be made.
 func isFresh(path string) (bool, error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return true, nil
@@ -452,7 +452,7 @@ func readOwner(path string) (o owner, err error) {
 	return o, nil
 }
 
-// Retire gives a disk up: nothing new goes there, and what it has is moved.
+// Retire gives a disk up: it gets no new data, and its chunks are moved.
 func (ds *Disks) Retire(id string) error {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
@@ -475,10 +475,10 @@ func (ds *Disks) byID(op, id string) (*disk, error) {
 	return nil, meta.E(op, meta.NotFound, id, errors.New("this server has no such disk"))
 }
 
-// Replace lets go of a disk that failed or was given up, so that it can be
-// unmounted, and takes an empty directory at its path for the new one. Errors:
-// Busy (the disk serves), NotEmpty (it was let go of now; mount the new one and call
-// again), Exists (it was let go of before, and the directory isn't empty).
+// Replace releases a disk that failed or was given up, so that it can be unmounted. Called
+// again, it takes an empty directory at the same path for the new disk. Errors: Busy (the disk
+// serves), NotEmpty (the disk has now been released; mount the new one and call again), Exists
+// (the disk was released before, and the directory is not empty).
 func (ds *Disks) Replace(id string) error {
 	const op = "replace disk"
 	ds.mu.Lock()
@@ -519,7 +519,7 @@ func (ds *Disks) Replace(id string) error {
 	}
 	ds.all = slices.Clone(ds.all)
 	ds.all[slices.Index(ds.all, d)] = n
-	n.last = 0 // so that it is reported
+	n.last = 0 // so that the state is reported
 	ds.slog.Info("disk replaced", "path", d.path, "old", id, "disk", n.id)
 	return ds.save()
 }

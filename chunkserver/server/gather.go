@@ -14,13 +14,13 @@ import (
 )
 
 const (
-	// gatherWindow is how many bytes are gathered before they are appended: pieces
-	// of a file are scattered over their chunks, and within a window each block of
-	// those, which is read whole to be verified, is read once.
+	// gatherWindow is the number of bytes that are gathered before they are appended. The
+	// pieces of a file are scattered over their chunks, and a block is read as a whole for
+	// verification; within a window, each block is read once.
 	gatherWindow = 16 << 20
 	// gatherGap is how many bytes between two pieces are read in passing: a block.
 	gatherGap = chunkserver.ChecksumBlock
-	// gatherRead bounds one reading in bytes, gatherReads how many are under way.
+	// gatherRead bounds the bytes of one read, gatherReads the parallel reads.
 	gatherRead  = 4 << 20
 	gatherReads = 4
 )
@@ -32,15 +32,15 @@ type gatherCap struct {
 	users int
 }
 
-// want is a part of a piece: n bytes of a chunk that go to off in the window.
+// want is a part of a piece: n bytes of a chunk for offset off of the window.
 type want struct {
 	src    uint32 // index in the order's Chunks
 	at, to uint64
 	n      uint64
 }
 
-// gather carries out OrderGather. Every byte is verified where it is read, and
-// only replicas that are sealed as the order says are read: rule 5.
+// gather carries out OrderGather. Every byte is verified where it is read, and only replicas
+// sealed as in the order are read (rule 5).
 func (s *Server) gather(ctx context.Context, o meta.Order) (chunkserver.Info, error) {
 	i, err := s.gatherAll(ctx, &o)
 	if err != nil {
@@ -120,8 +120,7 @@ func total(pieces []meta.CopyPiece) (n uint64) {
 	return n
 }
 
-// lend makes a capability known for reading a volume's chunks, until it is given
-// back.
+// lend makes a capability for reading a volume's chunks known, until giveBack is called.
 func (p *pulls) lend(v meta.VolumeID, cap []byte) (giveBack func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,21 +143,21 @@ func (p *pulls) lend(v meta.VolumeID, cap []byte) (giveBack func()) {
 	}
 }
 
-// gathering is one order's sources.
+// gathering has the sources of one order.
 type gathering struct {
 	s     *Server
 	o     *meta.Order
 	peers Peers           // nil: nothing is read elsewhere
 	ctx   context.Context // of the order
-	wg    sync.WaitGroup  // of those who look at replicas
+	wg    sync.WaitGroup  // of the goroutines that examine replicas
 	pace  pacer           // for the order's rate
 
 	mu   sync.Mutex
 	from []*replicas // by index in the order's Chunks; nil: not yet asked for
 }
 
-// fill reads what the window wants, in order of where it lies: what is near each
-// other in one go, several at once.
+// fill reads the wanted bytes of the window, sorted by place: adjacent ones in one read,
+// several reads in parallel.
 func (g *gathering) fill(ctx context.Context, buf []byte, wants []want) error {
 	slices.SortFunc(wants, func(a, b want) int { return cmp.Or(cmp.Compare(a.src, b.src), cmp.Compare(a.at, b.at)) })
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -172,8 +171,8 @@ func (g *gathering) fill(ctx context.Context, buf []byte, wants []want) error {
 			n += wants[k].n
 			k++
 		}
-		// What is read in passing counts, and what is wanted twice: of reading and
-		// appending the larger.
+		// Bytes read in passing count, too, and so do bytes wanted twice: the larger of
+		// reading and appending.
 		n = max(n, hi-lo)
 		some := wants[:k]
 		wants = wants[k:]
@@ -211,9 +210,9 @@ func (g *gathering) fill(ctx context.Context, buf []byte, wants []want) error {
 	return context.Cause(ctx)
 }
 
-// read reads of a source from this server's own replica, else from any of those
-// elsewhere that is what the order says: the client asks the next one when one
-// fails or is slow, and remembers that.
+// read reads from this server's own replica of a source, else from any other replica that is
+// sealed as in the order. The client tries the next one when one fails or is slow, and
+// remembers that.
 func (g *gathering) read(ctx context.Context, src uint32, p []byte, off uint64) error {
 	c, r := &g.o.Chunks[src], g.replicas(src)
 	err := g.own(ctx, c, r, p, off)
@@ -238,18 +237,18 @@ func (g *gathering) read(ctx context.Context, src uint32, p []byte, off uint64) 
 	return meta.E("gather pieces", meta.Unavailable, c.Chunk.String(), fmt.Errorf("nobody serves %d bytes at %d: %w", len(p), off, errors.Join(errs...)))
 }
 
-// replicas are those of one source.
+// replicas are the replicas of one source.
 type replicas struct {
-	looked sync.Once // at this server's own
-	asked  sync.Once // those elsewhere
-	begun  time.Time // when they were
+	looked sync.Once // this server's own replica was examined
+	asked  sync.Once // the other replicas were asked for
+	begun  time.Time // time of that request
 
 	mu   sync.Mutex
-	mine error           // why this server's own is not read; nil: it is
-	good []meta.ServerID // those elsewhere that are sealed as the order says
+	mine error           // why this server's own replica is not read; nil: it is read
+	good []meta.ServerID // servers of other replicas that are sealed as in the order
 	errs []error         // why others are not read
 	left int             // have not answered yet
-	more chan struct{}   // closed, and made anew, when one answered
+	more chan struct{}   // closed and replaced when a server answered
 }
 
 func (g *gathering) replicas(src uint32) *replicas {
@@ -264,7 +263,7 @@ func (g *gathering) replicas(src uint32) *replicas {
 // own reads from this server's replica.
 func (g *gathering) own(ctx context.Context, c *meta.CopySource, r *replicas, p []byte, off uint64) error {
 	r.looked.Do(func() {
-		// What lies here though the record does not say so may be the rest of a move.
+		// A replica that the record does not name may be left over from a move.
 		if !slices.Contains(c.Servers, g.s.cfg.ID) {
 			r.mine = errors.New("it has none")
 			return
@@ -282,20 +281,20 @@ func (g *gathering) own(ctx context.Context, c *meta.CopySource, r *replicas, p 
 		return err
 	}
 	if err = g.s.Read(ctx, c.Chunk, p, off); err != nil && ctx.Err() == nil && meta.KindOf(err) != meta.Corrupt {
-		r.mu.Lock() // where it rotted, other pieces of it may be good
+		r.mu.Lock() // a replica that is corrupt in one piece may be good in others
 		r.mine = err
 		r.mu.Unlock()
 	}
 	return err
 }
 
-// gatherLook is how long all who were asked may take to answer once one did: who
-// reads of several goes on with another when one is silent.
+// gatherLook is how long the other servers may take to answer after the first answer: with
+// several servers, a read continues with another one when one is silent.
 const gatherLook = 300 * time.Millisecond
 
-// elsewhere lists the servers that may be read, more than so many; it waits for the
-// next one that answers, and a little for all. An error tells why there are no more:
-// all others refused.
+// elsewhere lists the readable servers, if they are more than than; it waits for the next
+// answer, and a moment for all. The error is the reason why there are no more: all others
+// refused.
 func (g *gathering) elsewhere(ctx context.Context, c *meta.CopySource, r *replicas, than int) ([]meta.ServerID, error) {
 	r.asked.Do(func() {
 		r.begun = time.Now()

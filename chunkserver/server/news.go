@@ -13,11 +13,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// maxNews is the number of events that are kept; who hasn't acknowledged older
-// ones must list.
+// maxNews bounds the kept events; a stream that has not acknowledged older ones must list.
 const maxNews = 8192
 
-// news are the events that streams are told of until they acknowledge them.
+// news are the events that streams receive until they acknowledge them.
 type news struct {
 	mu         sync.Mutex
 	generation uint64
@@ -34,7 +33,7 @@ func newGeneration() uint64 {
 
 func (n *news) begin() { n.generation, n.more = newGeneration(), make(chan struct{}) }
 
-// add notes an event; relist says that lists of before prove nothing any more.
+// add adds an event; with relist, earlier lists prove nothing any more.
 func (n *news) add(e meta.ReplicaEvent, relist bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -46,7 +45,7 @@ func (n *news) add(e meta.ReplicaEvent, relist bool) {
 	n.events = append(n.events, e)
 	if len(n.events) > maxNews {
 		n.events = append(n.events[:0], n.events[maxNews/2:]...)
-		relist = true // somebody may have missed what went
+		relist = true // a stream may have missed the dropped event
 	}
 	if relist {
 		n.generation = newGeneration()
@@ -55,15 +54,14 @@ func (n *news) add(e meta.ReplicaEvent, relist bool) {
 	n.more = make(chan struct{})
 }
 
-// Generation is drawn anew whenever what was listed before may be wrong in ways
-// that no event tells.
+// Generation changes whenever an earlier list may be wrong in ways that no event tells.
 func (s *Server) Generation() uint64 {
 	s.news.mu.Lock()
 	defer s.news.mu.Unlock()
 	return s.news.generation
 }
 
-// Events are those after one that was acknowledged, oldest first.
+// Events returns at most most events after an acknowledged one, oldest first.
 func (s *Server) Events(after uint64, most int) []meta.ReplicaEvent {
 	s.news.mu.Lock()
 	defer s.news.mu.Unlock()
@@ -81,7 +79,7 @@ func (s *Server) More() <-chan struct{} {
 	return s.news.more
 }
 
-// badReplica is told by stores of chunks that don't verify or can't be read.
+// badReplica is called by stores for chunks with wrong checksums and for unreadable chunks.
 func (s *Server) badReplica(d *disk, id meta.ChunkID, err error) {
 	if k := meta.KindOf(err); k != meta.Corrupt && k != meta.Version {
 		d.mu.Lock()
@@ -106,8 +104,8 @@ const (
 	// bytes are written to each and synced.
 	watchEvery = 500 * time.Millisecond
 	probeEvery = 5 * time.Second
-	// hungAfter is how long a probe may take before the disk counts as failed:
-	// until it ends.
+	// hungAfter is how long a probe may take before the disk counts as failed, until the probe
+	// ends.
 	hungAfter = 20 * time.Second
 	// A disk is slow when probes took longer than slowAfter slowProbes times in
 	// a row, and no longer once as many did not.
