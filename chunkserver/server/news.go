@@ -152,7 +152,7 @@ func contains(all []*disk, d *disk) bool {
 	return false
 }
 
-// told reports a disk that stands otherwise than before.
+// told reports a disk whose state has changed.
 func (s *Server) told(d *disk) {
 	state, why := d.state()
 	d.mu.Lock()
@@ -177,7 +177,7 @@ func (s *Server) told(d *disk) {
 	}
 }
 
-// probe is what watchDisks knows of one disk.
+// probe is watchDisks' knowledge of one disk.
 type probe struct {
 	next    time.Time
 	started time.Time // zero: none is under way
@@ -220,10 +220,10 @@ func (p *probe) step(d *disk, now time.Time) {
 		return
 	}
 	p.started, p.next = now, now.Add(probeEvery)
-	// Not waited for: a disk that hangs may never answer.
+	// Nobody waits for this goroutine: a hanging disk may never answer.
 	go func() {
-		if _ = st.Probe(); st.Err() != nil { // the store keeps its error
-			// Does it at least give what it has? The store tells of what can't be read.
+		if _ = st.Probe(); st.Err() != nil { // the store keeps the error
+			// Check that the disk can still be read. The store reports unreadable chunks.
 			readSome(st)
 		}
 		p.done <- time.Since(now)
@@ -238,7 +238,7 @@ func readSome(st *store.Store) {
 	for dir := range 256 {
 		ids, err := st.DirAll(ctx, byte(dir))
 		if err != nil {
-			return // who lists finds out
+			return // the next list shows the chunk
 		}
 		for _, id := range ids {
 			if meta.KindOf(st.Read(ctx, id, b, 0)) != meta.NoSuchChunk {

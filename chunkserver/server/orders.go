@@ -22,10 +22,10 @@ func (s *Server) Order(ctx context.Context, o meta.Order) meta.OrderResult {
 	switch o.Kind {
 	case meta.OrderSeal:
 		if i, err = s.Seal(ctx, o.Chunk, o.Fence, o.Final, o.Length); err == nil && o.Final {
-			_ = s.compress(ctx, o.Chunk, o.Compress) // its owner sees in the next list if it is not
+			_ = s.compress(ctx, o.Chunk, o.Compress) // if it fails, the owner sees it in the next list
 		}
 	case meta.OrderDelete:
-		s.pulls.cancel(ctx, o.Chunk) // it must not come in after it was deleted
+		s.pulls.cancel(ctx, o.Chunk) // a pulled copy must not appear after the deletion
 		err = s.Delete(ctx, o.Chunk, o.Fence)
 	case meta.OrderStat:
 		i, err = s.Stat(ctx, o.Chunk)
@@ -60,10 +60,9 @@ func (s *Server) Order(ctx context.Context, o meta.Order) meta.OrderResult {
 	return r
 }
 
-// list carries out OrderList. Replicas come by the last byte of their counter,
-// which is the directory they lie in, then by id: no disk needs more than its
-// own directories to go on after a page. A disk that can't be listed fails
-// the order.
+// list carries out OrderList. It lists replicas by the last byte of their counter, which
+// selects their directory, then by id: to continue after a page, a disk reads only its own
+// remaining directories. A disk that can't be listed fails the order.
 func (s *Server) list(ctx context.Context, o meta.Order) (r meta.OrderResult) {
 	const op = "list replicas"
 	fail := func(err error) meta.OrderResult {
@@ -83,12 +82,13 @@ func (s *Server) list(ctx context.Context, o meta.Order) (r meta.OrderResult) {
 		for _, d := range s.disks.list() {
 			st := d.serves()
 			if st == nil {
-				continue // what it had is lost; a disk comes back with another generation
+				continue // the chunks of a retired disk are lost; a disk that returns changes the generation
 			}
 			ids, err := st.Dir(ctx, o.Volume, byte(dir))
 			if meta.KindOf(err) == meta.IO {
 				if ids, err = st.Dir(ctx, o.Volume, byte(dir)); meta.KindOf(err) == meta.IO && ctx.Err() == nil {
-					// It would be so for ever, and nobody could tell what is lost.
+					// Otherwise the order would fail for ever, and nobody could tell what is
+					// lost.
 					d.mu.Lock()
 					d.broken = err
 					d.mu.Unlock()
@@ -103,8 +103,8 @@ func (s *Server) list(ctx context.Context, o meta.Order) (r meta.OrderResult) {
 				}
 			}
 		}
-		// What is on two disks, since a disk that is to be emptied could not delete
-		// what was moved, counts where it may stay.
+		// Of a chunk on two disks (a disk that is being emptied could not delete a moved
+		// chunk), the replica that may stay counts.
 		slices.SortFunc(all, func(a, b found) int { return cmp.Or(a.id.Compare(b.id), a.d.rank()-b.d.rank()) })
 		all = slices.CompactFunc(all, func(a, b found) bool { return a.id == b.id })
 		for _, f := range all {
@@ -139,9 +139,9 @@ func (s *Server) list(ctx context.Context, o meta.Order) (r meta.OrderResult) {
 	return r
 }
 
-// copyRanges carries out OrderCopy: it appends ranges of a chunk that lies here
-// to another one, from offset o.Length on, in order, and syncs it. What is
-// read is verified. Running it again appends nothing that is there already.
+// copyRanges carries out OrderCopy: it appends ranges of a local chunk to another chunk, from
+// offset o.Length on, in order, and syncs it. Bytes are verified when they are read. A
+// repetition appends only missing bytes.
 func (s *Server) copyRanges(ctx context.Context, o meta.Order) (chunkserver.Info, error) {
 	buf := make([]byte, 0, 1<<20)
 	at := o.Length
@@ -179,7 +179,7 @@ func (s *Server) copyRanges(ctx context.Context, o meta.Order) (chunkserver.Info
 	return s.Stat(ctx, o.Chunk)
 }
 
-// compress has a chunk compressed where it lies, soon. Errors: NoSuchChunk,
+// compress schedules the compression of a chunk in its place. Errors: NoSuchChunk,
 // NotSupported (an algorithm of later programs).
 func (s *Server) compress(ctx context.Context, id meta.ChunkID, alg meta.Compression) error {
 	if alg == meta.CompressNone {

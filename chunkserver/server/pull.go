@@ -14,7 +14,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// pulls are the chunks on their way in, and what they need.
+// pulls are the chunks being received, and the means to receive them.
 type pulls struct {
 	mu     sync.Mutex
 	client Peers // made with the first pull
@@ -26,9 +26,9 @@ type pulls struct {
 	done, bytes, failed, gathered atomic.Uint64
 }
 
-// pulling is one of them.
+// pulling is one chunk being received.
 type pulling struct {
-	cap    []byte // to read it elsewhere
+	cap    []byte // to read it from other servers
 	cancel context.CancelFunc
 	done   chan struct{}
 }
@@ -120,8 +120,8 @@ func (p *pulls) close() error {
 	return cl.Close()
 }
 
-// sources takes note of where the sources of an order are, and gives the client
-// that reads from them.
+// sources notes the addresses of an order's sources, and returns the client that reads from
+// them.
 func (s *Server) sources(o meta.Order) Peers {
 	p := &s.pulls
 	p.mu.Lock()
@@ -157,8 +157,8 @@ func (s *Server) sources(o meta.Order) Peers {
 // pullPiece is how much is asked of a source at a time, in bytes.
 const pullPiece = 4 << 20
 
-// pull carries out OrderPull. A disk is chosen that takes new chunks and has the
-// class asked for; where the chunk lies here on another disk, it moves.
+// pull carries out OrderPull. It chooses a disk of the wanted class that takes new chunks; if
+// the chunk lies on another disk of this server, pull moves it.
 func (s *Server) pull(ctx context.Context, o meta.Order) (chunkserver.Info, error) {
 	const op = "pull chunk"
 	var none chunkserver.Info
@@ -180,7 +180,7 @@ func (s *Server) pull(ctx context.Context, o meta.Order) (chunkserver.Info, erro
 func (s *Server) pullOne(ctx context.Context, o meta.Order) (chunkserver.Info, error) {
 	const op = "pull chunk"
 	var none chunkserver.Info
-	var old *disk // has it now, and may not keep it
+	var old *disk // has the chunk now, and may not keep it
 	to, err := s.findDisk(ctx, o.Chunk, false, "")
 	switch {
 	case err == nil && len(s.disks.list()) == 1:
@@ -215,7 +215,7 @@ func (s *Server) pullOne(ctx context.Context, o meta.Order) (chunkserver.Info, e
 	s.mu.Lock()
 	s.where[o.Chunk] = to
 	s.mu.Unlock()
-	// It is on one disk alone, also if an earlier move was stopped half way.
+	// The chunk must end up on one disk, even if an earlier move was interrupted.
 	for _, d := range s.disks.list() {
 		if d == to {
 			continue
@@ -234,9 +234,9 @@ func (s *Server) pullOne(ctx context.Context, o meta.Order) (chunkserver.Info, e
 	return i, nil
 }
 
-// receive copies the chunk into a store. If all of it came and its checksum is
-// another than the journal's, some source lied in a way that no block's checksum
-// told: then each is tried alone.
+// receive copies the chunk into a store. If all bytes arrived and their checksum differs from
+// the journal's, some source served wrong bytes with matching block checksums: then each
+// source is tried alone.
 func (s *Server) receive(ctx context.Context, o meta.Order, st *store.Store, old *disk) (chunkserver.Info, error) {
 	const op = "pull chunk"
 	src := s.readers(o, old)
@@ -264,7 +264,7 @@ func (s *Server) receive(ctx context.Context, o meta.Order, st *store.Store, old
 	return chunkserver.Info{}, errors.Join(errs...)
 }
 
-// reader is one place to read from.
+// reader is one source to read from.
 type reader struct {
 	name string
 	stat func(context.Context) (chunkserver.Info, error)
@@ -299,8 +299,7 @@ func (s *Server) readers(o meta.Order, old *disk) (all []reader) {
 	return all
 }
 
-// receiveFrom copies the chunk, each piece from the first source that serves
-// it, verified.
+// receiveFrom copies the chunk, verified, each piece from the first source that serves it.
 func (s *Server) receiveFrom(ctx context.Context, o meta.Order, st *store.Store, src []reader) (chunkserver.Info, error) {
 	const op = "pull chunk"
 	var none chunkserver.Info
@@ -309,7 +308,7 @@ func (s *Server) receiveFrom(ctx context.Context, o meta.Order, st *store.Store,
 		return none, err
 	}
 	if in == nil {
-		return st.Stat(ctx, o.Chunk) // it is here
+		return st.Stat(ctx, o.Chunk) // the store has the chunk already
 	}
 	defer in.Abort()
 	var errs []error
@@ -346,7 +345,7 @@ func (s *Server) receiveFrom(ctx context.Context, o meta.Order, st *store.Store,
 			}
 			give(good[k], err)
 			if meta.KindOf(err) == meta.Corrupt {
-				k++ // other pieces of it may be good
+				k++ // other pieces of this source may be good
 				continue
 			}
 			good = slices.Delete(good, k, k+1)

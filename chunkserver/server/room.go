@@ -9,27 +9,27 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// A client may ask for many reads at once and take its time with the answers, or
-// never take them. What of the answers is in this server's memory is bounded, for
-// each connection and for all connections of an identity together; what is beyond
-// that waits before it is read from the disk. It is never refused. The second
-// bound is many times the first, so that one client that stands still does not
-// stop others of the same identity. Whom no certificate names (this machine's
-// administrator, --insecure) has the first bound only: many may come as that.
+// A client may request many reads at once and take its time with the answers, or never take
+// them. The bytes of answers in this server's memory are bounded, for each connection and for
+// all connections of an identity together; further answers wait before they are read from the
+// disk, and are never refused. The second bound is many times the first, so that a client that
+// stands still does not stop other clients of the same identity. Connections without a
+// certificate (this machine's administrator, --insecure) have the first bound only: many
+// clients may use them.
 const (
 	answersConn = 4 * wire.MaxData
 	answersPeer = 64 * wire.MaxData
 )
 
-// share is what the connections of one identity share.
+// share is the common bound of the connections of one identity.
 type share struct {
 	room  *semaphore.Weighted
 	conns int // guarded by Server.mu
 }
 
-// room waits until an answer of n bytes, at most wire.MaxData, may be read into
-// memory; the caller gives it back when it is sent. The error is that of ctx, which
-// ends with the connection.
+// room waits until an answer of n bytes, at most wire.MaxData, may be read into memory; the
+// caller calls giveBack after sending. The error is that of ctx, which ends with the
+// connection.
 func (c *conn) room(ctx context.Context, n int64) (giveBack func(), err error) {
 	peers := c.shared()
 	rooms := []*semaphore.Weighted{c.answers}
@@ -62,7 +62,7 @@ func (c *conn) room(ctx context.Context, n int64) (giveBack func(), err error) {
 	}, nil
 }
 
-// shared is what the connection shares with others of its identity, nil if it has none.
+// shared returns the bound of the connection's identity, nil if it has none.
 func (c *conn) shared() *share {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()

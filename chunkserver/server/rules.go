@@ -11,14 +11,14 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// rule says who may send a frame, and what its capability must allow.
+// rule says which peers may send a frame, and which rights the frame's capability must have.
 type rule struct {
-	roles []peer.Role       // whose certificates may send it
-	right capability.Rights // that its capability must give; 0: it names no chunk
+	roles []peer.Role       // roles whose certificates may send it
+	right capability.Rights // right of its capability; 0: the frame names no chunk
 	// anyFence: the capability's fence need not be the request's, which has none.
 	anyFence bool
-	// plain: it may come over a ticketed connection. A frame that names a chunk
-	// then needs a capability with the right Plain.
+	// plain: the frame may come over a ticketed connection. If it names a chunk, its
+	// capability needs the right Plain.
 	plain bool
 }
 
@@ -29,11 +29,10 @@ var (
 	owners  = []peer.Role{peer.Meta}
 )
 
-// rules has a row for every type of frame that a client may send: its length
-// is wire.Types, so that the program does not build while the newest type has
-// none. authorize alone reads it. A process of this machine's administrator (a
-// Unix socket), and anybody on loopback with --insecure, may speak as any role;
-// capabilities they need all the same.
+// rules has a row for every type of frame that a client may send: its length is wire.Types, so
+// that the program does not build while a type has no row. Only authorize reads it. A process
+// of this machine's administrator (a Unix socket), and anybody on loopback with --insecure,
+// may act in any role; they need capabilities all the same.
 var rules = [...]rule{
 	wire.Hello:  {roles: users, plain: true}, // once, as the first frame: see loop
 	wire.Append: {roles: writers, right: capability.Append, plain: true},
@@ -50,9 +49,8 @@ var rules = [...]rule{
 
 var _ [wire.Types]struct{} = [len(rules)]struct{}{}
 
-// authorize says whether a connection's peer may do what a frame asks. n is the
-// number of bytes that an append brings. Errors: AccessDenied (not this peer),
-// BadCapability, Fenced.
+// authorize checks that a connection's peer may do what a frame asks. n is the number of bytes
+// in an append. Errors: AccessDenied (not this peer), BadCapability, Fenced.
 func (c *conn) authorize(h wire.Header, q *wire.Request, n int) error {
 	const op = "authorize"
 	if int(h.Type) >= len(rules) || rules[h.Type].roles == nil {
@@ -86,7 +84,7 @@ func (c *conn) authorize(h wire.Header, q *wire.Request, n int) error {
 	return err
 }
 
-// claims checks a token, from memory if it was seen before.
+// claims checks a token, in the cache if it was seen before.
 func (s *Server) claims(token []byte) (capability.Claims, error) {
 	now := s.clocks.now()
 	s.capMu.RLock()

@@ -16,18 +16,18 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Every disk is read from end to end once in a period, in half of it, slowly and
-// in the idle class of I/O. Where it is, DIR/scrub remembers over restarts:
+// Every disk is read from end to end once in a period, within half of the period, slowly and
+// in the idle class of I/O. DIR/scrub keeps the position over restarts:
 //
 //	{"version": 1, "started": 0, "ended": 0, "after": "id of the last chunk", "chunks": 0, "bytes": 0, "bad": 0}
 //
-// started and ended are in nanoseconds since 1970; a pass is under way if ended
-// is before started. Chunks are read by the last byte of their counter, which
-// is their directory, then by id.
+// started and ended are in nanoseconds since 1970; a pass is under way if ended is before
+// started. Chunks are read by the last byte of their counter, which selects their directory,
+// then by id.
 const (
 	scrubFile = "scrub"
-	// scrubLeast is the least speed of a pass that nobody asked for, scrubAsked
-	// that of one that somebody did, in bytes a second.
+	// scrubLeast is the least speed of a regular pass, scrubAsked that of a requested pass, in
+	// bytes a second.
 	scrubLeast = 1 << 20
 	scrubAsked = 64 << 20
 	// scrubSave is how often the position is written down.
@@ -40,7 +40,7 @@ type ScrubStats struct {
 	Started int64  `json:"started"`
 	Ended   int64  `json:"ended"`
 	After   string `json:"after"`
-	// Of the current pass, or of the last one.
+	// The counts of the current pass, or of the last one.
 	Chunks uint64 `json:"chunks"`
 	Bytes  uint64 `json:"bytes"`
 	Bad    uint64 `json:"bad"`
@@ -49,15 +49,15 @@ type ScrubStats struct {
 // running tells whether a pass is under way.
 func (p *ScrubStats) running() bool { return p.Ended < p.Started }
 
-// scrubState is what a disk knows of it. Guarded by disk.mu.
+// scrubState is the state of a disk's scrub. disk.mu guards it.
 type scrubState struct {
 	stats ScrubStats
-	on    *store.Store  // that a goroutine reads
+	on    *store.Store  // the store that a goroutine is reading
 	asked uint64        // bytes a second; not zero: begin now
 	wake  chan struct{} // told of asked
 }
 
-// progress is in thousandths of the current pass, and when the last one ended.
+// progress returns the thousandths of the current pass, and the end of the last one.
 func (s *scrubState) progress() (uint32, meta.Time) {
 	if s.stats.Started == s.stats.Ended { // as loadScrub leaves a new disk
 		return 0, 0
@@ -93,7 +93,7 @@ func (s *Server) scrubNow(rate uint64) {
 	}
 }
 
-// scrubDisks sees to it that every disk that serves has its reader.
+// scrubDisks keeps one scrubbing goroutine for every serving disk.
 func (s *Server) scrubDisks() {
 	for _, d := range s.disks.list() {
 		st := d.serves()
@@ -113,7 +113,7 @@ func (s *Server) scrubDisks() {
 }
 
 func (s *Server) scrubDisk(d *disk, st *store.Store) {
-	// The class of I/O is the thread's, which ends with this goroutine.
+	// The class of I/O belongs to the thread, which ends with this goroutine.
 	runtime.LockOSThread()
 	const ioprioWhoProcess, ioprioIdle = 1, 3 << 13
 	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ioprioWhoProcess, 0, ioprioIdle)
@@ -141,7 +141,7 @@ func (s *Server) scrubDisk(d *disk, st *store.Store) {
 	}
 }
 
-// scrubRate is the speed that a pass goes at now.
+// scrubRate returns the present speed of a pass.
 func (s *Server) scrubRate(d *disk, st *store.Store) uint64 {
 	d.mu.Lock()
 	rate := d.scrub.asked
@@ -153,7 +153,7 @@ func (s *Server) scrubRate(d *disk, st *store.Store) uint64 {
 	return max(uint64(float64(total-min(free, total))*2/s.cfg.ScrubPeriod.Seconds()), scrubLeast)
 }
 
-// scrubPass goes on with the pass under way to its end.
+// scrubPass continues the pass under way to its end.
 func (s *Server) scrubPass(d *disk, st *store.Store) error {
 	d.mu.Lock()
 	after, err := meta.ParseChunkID(d.scrub.stats.After)
@@ -189,7 +189,7 @@ func (s *Server) scrubPass(d *disk, st *store.Store) error {
 			if k := meta.KindOf(err); k != meta.NoSuchChunk {
 				p.Chunks++
 				if err != nil {
-					p.Bad++ // the store tells of it
+					p.Bad++ // the store reports the chunk
 				}
 			}
 			d.mu.Unlock()

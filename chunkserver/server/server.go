@@ -1,7 +1,7 @@
-// Package server owns the network side of a chunk server: it answers the
-// frames of chunkserver/wire over stores, checks the capability of every
-// operation, passes descriptors to readers on the same machine, and carries
-// out the orders of volume owners. A Server is itself a chunkserver.Service.
+// Package server is the network side of a chunk server: it answers the frames of
+// chunkserver/wire over stores, checks the capability of every operation, passes descriptors
+// to readers on the same machine, and carries out the orders of volume owners. A Server is
+// itself a chunkserver.Service.
 package server
 
 import (
@@ -23,10 +23,10 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// Config says who the server is.
+// Config describes the server.
 type Config struct {
 	ID       meta.ServerID
-	Addr     string // that clients are told: "unix:/path" or "host:port"
+	Addr     string // the address for clients: "unix:/path" or "host:port"
 	Local    string // beside a "host:port": "unix:/path", for clients on the machine; may be empty
 	Topology string
 	Class    string
@@ -38,13 +38,13 @@ type Config struct {
 	Congestion string
 	// MaxConns bounds the connections; 0 means 4,096.
 	MaxConns int
-	// Peers makes the client that chunks are pulled from other servers with,
-	// given where they are and the right to read (nil: nothing is pulled).
+	// Peers makes the client that reads chunks of other servers, from functions that return
+	// their addresses and the right to read (nil: nothing is pulled).
 	Peers func(where func(meta.ServerID) (meta.ServerInfo, bool), cap func(meta.ChunkID) []byte) Peers
 	// PullRate bounds the bytes a second of all pulls together; 0 means 128 MiB.
 	PullRate uint64
-	// ScrubPeriod is how long reading everything once may take; 0 means two
-	// weeks, below zero: it isn't done unasked.
+	// ScrubPeriod is the time in which everything is read once; 0 means two weeks; below zero:
+	// only on request.
 	ScrubPeriod time.Duration
 
 	// Clock is this machine's clock; nil: time.Now.
@@ -73,11 +73,11 @@ type Server struct {
 
 	mu    sync.Mutex
 	conns map[*conn]struct{} // greeted
-	// evicted are identities, "role/name", whose certificates count for nothing.
+	// evicted are the identities, "role/name", of evicted peers.
 	evicted peer.Worthless
-	// accepted counts the connections whose peers are known; gate has the others.
+	// accepted counts the connections with known peers; gate counts the others.
 	accepted int
-	shares   map[string]*share // of identities that are connected
+	shares   map[string]*share // of connected identities
 	lns      map[net.Listener]struct{}
 	where    map[meta.ChunkID]*disk // with several disks: where chunks were found
 	ended    bool
@@ -87,29 +87,29 @@ type Server struct {
 
 	capMu sync.RWMutex
 	keys  []meta.CapKey
-	seen  map[string]capability.Claims // tokens that verified
+	seen  map[string]capability.Claims // verified tokens
 
-	tickets cipher.AEAD // seals them
+	tickets cipher.AEAD // encrypts tickets
 
 	gate     peer.Gate
 	refusals peer.Refusals
 
 	refused, frames     atomic.Uint64
 	descriptors, shared atomic.Uint64
-	threads             atomic.Int32  // connections that were given a thread
+	threads             atomic.Int32  // connections with a thread of their own
 	rawWait             time.Duration // rawWait
-	answering           atomic.Int64  // bytes of answers to reads that are in memory
+	answering           atomic.Int64  // bytes of answers in memory
 	held                atomic.Uint64
 }
 
 var _ chunkserver.Service = (*Server)(nil)
 
-// New makes a server of open stores, which it owns from then on.
+// New makes a server of open stores, which the server then owns.
 func New(cfg Config, stores ...*store.Store) *Server {
 	return NewWithDisks(cfg, wireDisks(cfg.Class, stores))
 }
 
-// NewWithDisks makes a server of disks, which it owns from then on.
+// NewWithDisks makes a server of disks, which the server then owns.
 func NewWithDisks(cfg Config, disks *Disks) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -139,8 +139,8 @@ func NewWithDisks(cfg Config, disks *Disks) *Server {
 	return s
 }
 
-// Serve answers connections of ln until ctx or the server ends, then closes
-// ln. It may be called for several listeners.
+// Serve answers the connections of ln until ctx or the server ends, then closes ln. It may be
+// called for several listeners.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	s.mu.Lock()
 	if s.ended {
@@ -184,7 +184,7 @@ func (s *Server) accept(nc net.Conn) {
 	})
 }
 
-// known counts a connection whose peer is known. Errors: ResourceExceeded.
+// known counts a connection with a known peer. Errors: ResourceExceeded.
 func (s *Server) known(c *conn) error {
 	s.gate.Leave(c.from)
 	s.mu.Lock()
@@ -198,7 +198,7 @@ func (s *Server) known(c *conn) error {
 	return nil
 }
 
-// greet finds out who connects; nil if it may not.
+// greet identifies the peer; nil if the peer may not connect.
 func (s *Server) greet(nc net.Conn) *conn {
 	nc, who, err := peer.Greet(s.ctx, nc)
 	if err != nil {
@@ -228,8 +228,8 @@ func (s *Server) greet(nc net.Conn) *conn {
 	return c
 }
 
-// Close ends all connections, waits for what is under way, and closes the
-// stores with a checkpoint, so that the next start has nothing to recover.
+// Close ends all connections, waits for running requests, and closes the stores with a
+// checkpoint, so that the next start has nothing to recover.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	if s.ended {
@@ -263,7 +263,7 @@ func (s *Server) Info() meta.ServerInfo {
 	return i
 }
 
-// DiskStats are counts of one disk since its store was opened.
+// DiskStats are counts of one disk since the opening of its store.
 type DiskStats struct {
 	meta.DiskInfo
 	store.Stats
@@ -276,9 +276,9 @@ type Stats struct {
 	Refused     uint64 // connections and capabilities
 	Frames      uint64
 	Descriptors uint64 // of chunks, passed to readers on this machine
-	Shared      uint64 // appends whose bytes were in memory shared with their writer
-	Answering   uint64 // bytes of answers to reads that are in memory now
-	Held        uint64 // reads that waited since their client had too many answers to come
+	Shared      uint64 // appends with their bytes in memory shared with the writer
+	Answering   uint64 // bytes of answers in memory now
+	Held        uint64 // reads that waited because their client had too many pending answers
 	Pulled      uint64 // chunks copied from other servers
 	PulledBytes uint64
 	PullErrors  uint64 // and pieces
@@ -316,8 +316,8 @@ func (s *Server) SetKeys(keys []meta.CapKey) {
 	s.capMu.Unlock()
 }
 
-// evict ends the connections of who was evicted from the cluster, and refuses
-// new ones. The list takes the place of the one before.
+// evict ends the connections of peers that were evicted from the cluster, and refuses new
+// ones. The list replaces the previous one.
 func (s *Server) evict(who []string) {
 	s.mu.Lock()
 	s.evicted = peer.ParseWorthless(who)
@@ -330,12 +330,12 @@ func (s *Server) evict(who []string) {
 	s.mu.Unlock()
 	for c, who := range ended {
 		s.slog.Warn("chunk connection ended: its peer was evicted", "peer", who)
-		c.NetConn().Close() // its reader takes the rest down
+		c.NetConn().Close() // the connection's reader ends the rest
 	}
 }
 
-// find tells the store that has a chunk; with create, where a new one goes: on
-// a disk of the class, or of any.
+// find returns the store with a chunk; with create, the store for a new chunk: on a disk of
+// the class, or of any.
 func (s *Server) find(ctx context.Context, id meta.ChunkID, create bool, class string) (*store.Store, error) {
 	d, err := s.findDisk(ctx, id, create, class)
 	if err != nil {
@@ -348,8 +348,8 @@ func (s *Server) find(ctx context.Context, id meta.ChunkID, create bool, class s
 	return nil, meta.E("find chunk", meta.IO, id.String(), fmt.Errorf("its disk failed: %s", why))
 }
 
-// findDisk tells the disk that has a chunk; with create, where a new one goes:
-// of the disks of a class (or of any) that take something new the emptiest.
+// findDisk returns the disk with a chunk; with create, the disk for a new chunk: of the disks
+// of a class (or of any) that take new chunks, the emptiest.
 func (s *Server) findDisk(ctx context.Context, id meta.ChunkID, create bool, class string) (*disk, error) {
 	all := s.disks.list()
 	if len(all) == 1 {
@@ -370,12 +370,11 @@ func (s *Server) findDisk(ctx context.Context, id meta.ChunkID, create bool, cla
 		}
 		_, err := st.Peek(id)
 		if k := meta.KindOf(err); k == meta.IO {
-			failed = err // it may be there
+			failed = err // the chunk may be on this disk
 		} else if k == meta.NoSuchChunk {
 			continue
 		}
-		// A move between disks that was stopped left it on two: the one that may
-		// stay counts.
+		// An interrupted move left the chunk on two disks: the replica that may stay counts.
 		if found == nil {
 			found = d
 		}
@@ -474,8 +473,8 @@ func (s *Server) Stat(ctx context.Context, id meta.ChunkID) (chunkserver.Info, e
 	return st.Stat(ctx, id)
 }
 
-// Delete implements chunkserver.Service. Every store remembers the deletion, so
-// that a late append fails wherever it would go.
+// Delete implements chunkserver.Service. Every store remembers the deletion, so that a late
+// append fails on every disk.
 func (s *Server) Delete(ctx context.Context, id meta.ChunkID, fence meta.Fence) error {
 	d, err := s.findDisk(ctx, id, false, "")
 	if err != nil && meta.KindOf(err) != meta.NoSuchChunk {

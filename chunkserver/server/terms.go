@@ -16,16 +16,15 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// An owner that was stopped, and goes on after another one took its volume, may
-// still give orders, and some may still be on their way. Chunks remember fences,
-// each its own; beside that a server remembers the latest owner of each volume
-// that ordered anything here, in DIR/terms.json:
+// An owner that was stopped, and resumes after another server took its volume over, may still
+// send orders, and some of its orders may still be on their way. Each chunk has its own fence;
+// in addition, a server records the latest owner of each volume that sent an order, in
+// DIR/terms.json:
 //
 //	{"version": 1, "terms": {"17": 5}}
 //
-// by volume. It is written beside, synced and renamed, a moment after something
-// changed: what a crash takes with it are orders of the last moment, and those
-// the fences of the chunks know.
+// by volume. The file is written beside, synced and renamed a moment after a change. A crash
+// loses the terms of the last moment, whose orders the fences of the chunks refuse.
 const (
 	termsFile    = "terms.json"
 	termsVersion = 1
@@ -40,7 +39,7 @@ type termsRecord struct {
 
 // terms are the latest owners.
 type terms struct {
-	path string // "": they are not kept
+	path string // "": the terms are not kept
 	slog *slog.Logger
 	wake chan struct{} // capacity 1
 
@@ -49,8 +48,8 @@ type terms struct {
 	dirty bool
 }
 
-// open reads what was kept. What can't be read is begun anew: it is a second
-// line.
+// open reads the kept terms. If the file is unreadable, it begins anew: terms are a second
+// line of defence.
 func (t *terms) open(dir string, log *slog.Logger) {
 	t.seen, t.slog, t.wake = map[meta.VolumeID]meta.Term{}, log, make(chan struct{}, 1)
 	if dir == "" {
@@ -65,7 +64,7 @@ func (t *terms) open(dir string, log *slog.Logger) {
 	if err == nil {
 		var v struct{ Version int }
 		if err = json.Unmarshal(b, &v); err == nil && v.Version != termsVersion {
-			t.path = "" // a later program's stays as it is
+			t.path = "" // the file of a later program stays unchanged
 			err = fmt.Errorf("it has version %d, this program knows %d", v.Version, termsVersion)
 		}
 	}
@@ -97,7 +96,7 @@ func (t *terms) admit(o *meta.Order) error {
 	case o.Term < seen:
 		switch o.Kind {
 		case meta.OrderStat, meta.OrderList, meta.OrderVerify:
-			return nil // they change nothing
+			return nil // these orders change nothing
 		}
 		return meta.E("order", meta.Fenced, o.Chunk.String(), fmt.Errorf("the owner of volume %d in term %d orders, one of term %d did before", o.Owner, o.Term, seen))
 	}

@@ -16,16 +16,17 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// Tickets let who is known over TLS open plain connections; see wire/mac.go.
-// The server keeps nothing of them. A ticket is sealed (AES-256-GCM, the nonce
-// in front) with a key of this process, so that it ends with the process, too:
 //
-//	 0  8  not valid from then on, ns since 1970
+// Tickets let a peer that is authenticated over TLS open plain connections; see wire/mac.go.
+// The server keeps no state of tickets. A ticket is encrypted (AES-256-GCM, the nonce in
+// front) with a key of this process, so it ends with the process, too:
+//
+//	 0  8  end of its validity, ns since 1970
 //	 8 32  secret
 //	40  n  identity: cluster/role/name/admission
 
-// ticketLife is how long a ticket opens connections. What goes over them needs
-// capabilities all the same.
+// ticketLife is how long a ticket opens connections. Requests on them need capabilities all
+// the same.
 const ticketLife = 10 * time.Minute
 
 const secretSize = 32
@@ -44,7 +45,7 @@ func newTicketSeal() cipher.AEAD {
 	return aead
 }
 
-// ticket makes one for who is known by a certificate.
+// ticket makes a ticket for a peer with a certificate.
 func (s *Server) ticket(who peer.Identity, now time.Time) (wire.Answer, error) {
 	if who.Role == "" {
 		return wire.Answer{}, meta.E("give ticket", meta.AccessDenied, who.String(), errors.New("tickets are for those whose certificate is known"))
@@ -63,7 +64,7 @@ func (s *Server) ticket(who peer.Identity, now time.Time) (wire.Answer, error) {
 	return wire.Answer{Ticket: s.tickets.Seal(nonce, nonce, b, nil), Secret: secret, TTL: uint32(max(end.Sub(now), 0) / time.Second)}, nil
 }
 
-// admit opens a ticket and gives its secret and whose it is.
+// admit decrypts a ticket and returns its secret and its identity.
 func (s *Server) admit(ticket []byte, now time.Time) (secret []byte, who peer.Identity, err error) {
 	bad := meta.E("take ticket", meta.BadCapability, "", errors.New("it is not of this server, or its time is over"))
 	n := s.tickets.NonceSize()

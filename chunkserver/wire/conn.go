@@ -18,8 +18,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Conn reads and writes frames on one connection. One goroutine reads; any
-// number may write.
+// Conn reads and writes frames on one connection. One goroutine may read; any number may
+// write.
 type Conn struct {
 	nc   net.Conn
 	unix *net.UnixConn   // nil over TCP
@@ -29,7 +29,7 @@ type Conn struct {
 	// blocking is set by Block, for good.
 	blocking atomic.Bool
 
-	buf  []byte // what was read ahead is buf[r:w]
+	buf  []byte // buf[r:w] are bytes read ahead
 	r, w int
 	few  bool // data of a large frame came last: read little ahead
 	oob  []byte
@@ -44,15 +44,15 @@ type Conn struct {
 	werr error
 }
 
-// readAhead is what one read from the socket may bring beyond the frame at hand.
-// Behind large frames come other large ones, whose data would be copied twice.
+// readAhead bounds the bytes that one read from the socket reads beyond the present frame.
+// After large frames come other large ones, whose data would be copied twice.
 const (
 	readAhead = 64 << 10
 	readLess  = 512
 )
 
-// NewConn wraps a TCP, TLS or Unix stream connection. congestion asks for a TCP
-// congestion control ("" for cubic or else the machine's default; one that the kernel doesn't know is an error).
+// NewConn wraps a TCP, TLS or Unix stream connection. congestion names a TCP congestion
+// control ("" for cubic or else the machine's default; one unknown to the kernel is an error).
 func NewConn(nc net.Conn, congestion string) (*Conn, error) {
 	c := &Conn{nc: nc, buf: make([]byte, readAhead)}
 	socket := nc
@@ -75,8 +75,8 @@ func NewConn(nc net.Conn, congestion string) (*Conn, error) {
 		_ = u.SetWriteBuffer(1 << 20)
 		_ = u.SetReadBuffer(1 << 20)
 	} else {
-		// bbr, which some machines have as their default, paces what goes over
-		// short distances, so that a gigabyte costs up to three times as much.
+		// bbr, the default of some machines, paces connections over short distances, so that a
+		// gigabyte costs up to three times as much.
 		want := cmp.Or(congestion, "cubic")
 		var serr error
 		err := raw.Control(func(fd uintptr) {
@@ -90,11 +90,11 @@ func NewConn(nc net.Conn, congestion string) (*Conn, error) {
 	return c, nil
 }
 
-// grow lets a socket take in that many bytes before anyone reads them, as far
-// as the machine allows. The kernel would come to that by itself, but slowly,
-// and who reads much would wait and be woken for little until then. Asking for
-// wake-ups at so many bytes makes room for them, and the room stays; SO_RCVBUF
-// would be bounded by rmem_max and end the kernel's own tuning.
+// grow makes a socket buffer that many bytes before they are read, as far as the machine
+// allows. The kernel would reach that size by itself, but slowly, and until then a reader of
+// much data would wait and be woken for few bytes. Asking for wake-ups at so many bytes
+// enlarges the buffer permanently; SO_RCVBUF would be bounded by rmem_max and end the kernel's
+// own tuning.
 func grow(fd int) {
 	const room = 8 << 20
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, room) == nil {
@@ -102,16 +102,15 @@ func grow(fd int) {
 	}
 }
 
-// TLS reports whether what passes is encrypted.
+// TLS reports whether the connection is encrypted.
 func (c *Conn) TLS() bool { return c.tls }
 
 // Local reports whether descriptors can be passed.
 func (c *Conn) Local() bool { return c.unix != nil }
 
-// Block makes reads and writes of a Unix connection block their thread instead
-// of parking the goroutine: the kernel then wakes who waits for an answer
-// directly, which halves the time of a round trip, for the price of a thread.
-// Deadlines have no effect any more.
+// Block makes reads and writes of a Unix connection block their thread instead of parking the
+// goroutine: the kernel then wakes the waiting thread directly, which halves the time of a
+// round trip, at the price of a thread. Deadlines have no effect any more.
 func (c *Conn) Block() {
 	if c.unix == nil || c.blocking.Load() {
 		return
@@ -131,7 +130,7 @@ func (c *Conn) Close() error {
 // NetConn is the connection below, for deadlines and addresses.
 func (c *Conn) NetConn() net.Conn { return c.nc }
 
-// Buffered is the number of bytes that were read ahead.
+// Buffered returns the number of bytes read ahead.
 func (c *Conn) Buffered() int { return c.w - c.r }
 
 // fill reads until at least n bytes are buffered; n is at most readAhead.
@@ -161,8 +160,7 @@ func (c *Conn) fill(n int) error {
 	return nil
 }
 
-// Received is the number of bytes that were read so far, also of a frame that is
-// not all there yet.
+// Received returns the number of bytes read so far, including those of an incomplete frame.
 func (c *Conn) Received() uint64 { return c.came.Load() }
 
 func (c *Conn) read(p []byte) (int, error) {
@@ -182,7 +180,7 @@ func (c *Conn) read(p []byte) (int, error) {
 	return n, err
 }
 
-// body reads what can have no descriptors along: they come with a frame's first byte.
+// body reads bytes that can't have descriptors: these come with a frame's first byte.
 type body Conn
 
 func (b *body) Read(p []byte) (int, error) {
@@ -241,7 +239,7 @@ func (c *Conn) Data(p []byte) error {
 	return c.Rest(p)
 }
 
-// Rest is Data for what DataNow left.
+// Rest is Data for the bytes that DataNow did not read.
 func (c *Conn) Rest(p []byte) error {
 	n := copy(p, c.buf[c.r:c.w])
 	c.r += n
@@ -252,14 +250,13 @@ func (c *Conn) Rest(p []byte) error {
 	return err
 }
 
-// Plain reports whether DataNow and Ready may be used: what the socket has is
-// what was sent.
+// Plain reports whether DataNow and Ready may be used: the bytes of the socket are those of
+// the frames.
 func (c *Conn) Plain() bool { return c.unix == nil && !c.tls }
 
-// DataNow reads what is there of the next len(p) bytes of the frame's data,
-// without waiting, and if they are the last with the same call the head of the
-// frame behind; the connection is Plain. n < len(p): more has not come yet; Rest
-// reads it.
+// DataNow reads, without waiting, the available part of the next len(p) bytes of the frame's
+// data, and with last, in the same call, the head of the next frame. The connection must be
+// Plain. n < len(p): more bytes have not arrived; Rest reads them.
 func (c *Conn) DataNow(p []byte, last bool) (n int, err error) {
 	n = copy(p, c.buf[c.r:c.w])
 	c.r += n
@@ -299,7 +296,7 @@ func (c *Conn) DataNow(p []byte, last bool) (n int, err error) {
 	return n, err
 }
 
-// Ready reports whether Next has what it needs: it will not wait.
+// Ready reports that Next will not wait.
 func (c *Conn) Ready() bool {
 	have := c.w - c.r
 	return have >= HeaderSize && have-HeaderSize >= int(binary.BigEndian.Uint32(c.buf[c.r+16:]))
@@ -313,7 +310,7 @@ func (c *Conn) Skip(n int) error {
 	return err
 }
 
-// Descriptor takes a descriptor that came along; the caller closes it.
+// Descriptor takes a received descriptor; the caller closes it.
 func (c *Conn) Descriptor() (int, error) {
 	if len(c.fds) == 0 {
 		return -1, meta.E("read frame", meta.Protocol, "", errors.New("a descriptor was announced, none came"))
@@ -331,15 +328,15 @@ func (c *Conn) DropDescriptors() {
 	c.fds = nil
 }
 
-// Queue adds a frame without data to what the next Flush or Send writes.
+// Queue adds a frame without data to the bytes that the next Flush or Send writes.
 func (c *Conn) Queue(frame []byte) {
 	c.mu.Lock()
 	c.gather(frame)
 	c.mu.Unlock()
 }
 
-// SendSoon is Send for small frames that others will follow: it may gather
-// them for up to a millisecond, or until Flush or Send. The bytes are copied.
+// SendSoon is Send for small frames that others will follow: it may collect them for up to a
+// millisecond, or until Flush or Send. It copies the bytes.
 func (c *Conn) SendSoon(frame, data []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -362,7 +359,7 @@ func (c *Conn) SendSoon(frame, data []byte) error {
 // gather is how long SendSoon may hold frames back.
 const gather = time.Millisecond
 
-// Flush writes what Queue and SendSoon gathered.
+// Flush writes the frames of Queue and SendSoon.
 func (c *Conn) Flush() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -373,14 +370,14 @@ func (c *Conn) Flush() error {
 	return c.write(nil, nil)
 }
 
-// Send writes a frame and its data, after what Queue gathered.
+// Send writes a frame and its data, after the queued frames.
 func (c *Conn) Send(frame, data []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.write(frame, data)
 }
 
-// gather adds a frame to what will be written.
+// gather adds a frame to the bytes to be written.
 func (c *Conn) gather(frame []byte) {
 	if c.macs != nil && len(frame) > 0 {
 		c.out = c.macs.seal(c.out, frame)
@@ -407,7 +404,7 @@ func (c *Conn) write(frame, data []byte) error {
 	return c.werr
 }
 
-// SendDescriptor writes a frame with a descriptor along, then its data.
+// SendDescriptor writes a frame with a descriptor, then its data.
 func (c *Conn) SendDescriptor(frame, data []byte, fd int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -430,8 +427,8 @@ func (c *Conn) SendDescriptor(frame, data []byte, fd int) error {
 	return nil
 }
 
-// SendFile writes a frame and n bytes of a file from off on, without copying
-// them through this process unless they are to be encrypted. A file that turns out shorter breaks the connection.
+// SendFile writes a frame and n bytes of a file from off on, without copying them through this
+// process unless they are encrypted. A file that turns out shorter breaks the connection.
 func (c *Conn) SendFile(frame []byte, fd int, off int64, n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -451,7 +448,7 @@ func (c *Conn) SendFile(frame []byte, fd int, off int64, n int) error {
 	head := c.out
 	var serr error
 	err := c.raw.Write(func(sock uintptr) bool {
-		// The head goes with the first of the data: alone, it would wake the receiver for nothing.
+		// The head goes with the first data: alone, it would wake the receiver for nothing.
 		for len(head) > 0 {
 			k, err := unix.SendmsgN(int(sock), head, nil, nil, unix.MSG_MORE|unix.MSG_NOSIGNAL)
 			switch {
@@ -490,7 +487,7 @@ func (c *Conn) SendFile(frame []byte, fd int, off int64, n int) error {
 
 var copies = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
-// copyFile sends what sendfile would, through TLS.
+// copyFile does through TLS what sendfile does without.
 func (c *Conn) copyFile(fd int, off int64, n int) error {
 	buf := copies.Get().(*[]byte)
 	defer copies.Put(buf)

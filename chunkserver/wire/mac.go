@@ -11,38 +11,38 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Ticketed connections. TLS keeps the kernel from sending a file to a socket by
-// itself, so a cluster may let bulk bytes of volumes that allow it go over plain
-// TCP. A client asks for a Ticket over TLS, where both sides know who they are,
-// and opens plain connections with it, to the same address:
+//
+// Ticketed connections. With TLS, the kernel can't send a file to a socket by itself, so a
+// cluster may send the bulk bytes of volumes that allow it over plain TCP. A client requests a
+// Ticket over TLS, where both sides are authenticated, and opens plain connections to the same
+// address with it:
 //
 //	client  hello with FlagTicket; its capability is the ticket, then 16 random bytes
 //	server  hello with FlagTicket and 16 random bytes of its own
 //
-// From then on every frame, both ways, ends its body with 16 bytes: HMAC-SHA256,
-// cut, of header (up to the length of the data, and the data's checksum) and
-// body, with a key made of the ticket's secret and both random values. Nobody
-// who sees the connection can make a frame of it, or one for another connection.
-// A frame that is repeated on its own connection does no harm: every request
-// may be repeated. What the MAC does not cover is the data, but for its CRC32C:
-// who can change packets under way can change bytes of files, and anybody on the
-// way can read them. A volume that must have better has Policy.Encrypt.
+// From then on the body of every frame, both ways, ends with 16 bytes: a truncated HMAC-SHA256
+// of header (up to the length of the data, and the data's checksum) and body, with a key
+// derived from the ticket's secret and both random values. An observer of the connection can't
+// forge a frame on it, or on another connection. A replayed frame on the same connection does
+// no harm: every request may be repeated. The MAC covers the data only through their CRC32C:
+// an attacker that can change packets can change bytes of files, and an observer can read
+// them. For volumes that need more there is Policy.Encrypt.
 
-// MACSize is what each frame of a ticketed connection is longer by.
+// MACSize is the additional length of each frame on a ticketed connection, in bytes.
 const MACSize = 16
 
 // NonceSize is the size of the random values of both hellos.
 const NonceSize = 16
 
-// macs are the two directions' states; a hash of one is used under the lock of
-// writing, the other by the reader.
+// macs are the states of the two directions. One hash is used under the lock of writing, the
+// other by the reader.
 type macs struct {
 	out, in hash.Hash
 	sum     [sha256.Size]byte // of the reader
 }
 
-// Protect makes every frame after this one carry a MAC, both ways. The one
-// goroutine that uses the connection so far calls it, after the hellos.
+// Protect makes every later frame carry a MAC, both ways. It is called after the hellos, by
+// the only goroutine that uses the connection so far.
 func (c *Conn) Protect(secret, clientNonce, serverNonce []byte) {
 	k := hmac.New(sha256.New, secret)
 	k.Write([]byte("penstock bulk 1"))
@@ -74,7 +74,7 @@ func (m *macs) seal(b, frame []byte) []byte {
 	return b
 }
 
-// open checks a frame's MAC and takes it off the body. Errors: AccessDenied.
+// open checks a frame's MAC and cuts it off the body. Errors: AccessDenied.
 func (m *macs) open(header, body []byte) ([]byte, error) {
 	n := len(body) - MACSize
 	if n >= 0 {

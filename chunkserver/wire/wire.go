@@ -59,8 +59,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Version is the highest version that this program speaks, and the only one
-// there is.
+// Version is the highest protocol version of this program, and the only version so far.
 const Version = 1
 
 // Sizes in bytes.
@@ -68,16 +67,16 @@ const (
 	HeaderSize = 40
 	MaxBody    = 32 << 10
 	MaxData    = chunkserver.MaxAppend
-	// MaxLocal is the most blocks that one Local reply tells of (256 MiB).
+	// MaxLocal bounds the blocks in one Local reply (256 MiB).
 	MaxLocal = 4096
 )
 
-// maxBody leaves room for what proves a frame on a ticketed connection.
+// maxBody leaves room for the MAC of a ticketed connection.
 const maxBody = MaxBody - MACSize
 
 const magic = "PSCF"
 
-// Type is what a frame asks; Reply is set on answers.
+// Type is the kind of request of a frame; answers have Reply set.
 type Type uint8
 
 // The types.
@@ -136,8 +135,8 @@ func (h *Header) Put(b []byte) {
 	binary.BigEndian.PutUint32(b[36:], chunkserver.CRC(b[:36]))
 }
 
-// ParseHeader decodes and checks b[:HeaderSize]. Errors: Protocol; Version if
-// the peer speaks another one.
+// ParseHeader decodes and checks b[:HeaderSize]. Errors: Protocol; Version if the peer's
+// version is another one.
 func ParseHeader(b []byte) (h Header, err error) {
 	const op = "read frame"
 	_ = b[HeaderSize-1]
@@ -169,7 +168,7 @@ func (h *Header) CheckBody(b []byte) error {
 	return nil
 }
 
-// Request is any request's body; which fields count is said by its type.
+// Request is the body of any request; its type determines the fields in use.
 type Request struct {
 	Cap    []byte
 	Chunk  meta.ChunkID
@@ -295,10 +294,9 @@ func (a *Answer) Err(op, subject string) error {
 	return meta.E(op, a.Kind, subject, cause)
 }
 
-// AppendFrame appends a reply frame to a request of type t without its data: n
-// bytes, at most MaxData, with checksum crc must follow it on the wire. In place of
-// a reply without data whose body would be too long goes one of the kind
-// ResourceExceeded.
+// AppendFrame appends a reply frame to a request of type t without its data: n bytes, at most
+// MaxData, with checksum crc must follow it on the wire. If the body of a reply without data
+// would be too long, AppendFrame appends a reply of kind ResourceExceeded instead.
 func (a *Answer) AppendFrame(b []byte, t Type, flags uint16, id uint64, n int, crc uint32) []byte {
 	at := len(b)
 	b = append(b, make([]byte, HeaderSize)...)
@@ -396,8 +394,8 @@ func appendInfo(b []byte, i *chunkserver.Info) []byte {
 	return binary.BigEndian.AppendUint32(appendFence(b, i.Fence), i.CRC)
 }
 
-// decoder reads a body front to back; after running short it gives zeros and
-// end tells.
+// decoder reads a body from front to back. After the end of the body it returns zeros, and end
+// returns the error.
 type decoder struct {
 	b     []byte
 	short bool
