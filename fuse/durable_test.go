@@ -13,7 +13,6 @@ import (
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/keep"
-	"penstock.io/penstock/meta/process"
 )
 
 // awayTree has volumes of which something is not durable as long as servers are away.
@@ -196,10 +195,10 @@ func TestUmountWithoutTheCluster(t *testing.T) {
 // is not durable stays with the holder, for a process that sees to that.
 func TestGivenUpIsKept(t *testing.T) {
 	number := t.TempDir() + "/abort"
-	r := holds(t, HolderConfig{Patience: 300 * time.Millisecond}, nil, aborts(number))
+	r := holds(t, HolderConfig{Patience: 300 * time.Millisecond}, aborts(number))
 	p, q := r.dial(), r.dial()
 	dev, kernel := device(t)
-	m := memory(t, process.Process{}, 0, keep.Record{Kind: keep.Data, N: [6]uint64{1, 5, 0, 4096, keep.Nowhere}}, keep.Record{Kind: keep.Data, N: [6]uint64{1, 5, 4096, 4096, keep.Nowhere}})
+	m := memory(t, 0, keep.Record{Kind: keep.Data, N: [6]uint64{1, 5, 0, 4096, keep.Nowhere}}, keep.Record{Kind: keep.Data, N: [6]uint64{1, 5, 4096, 4096, keep.Nowhere}})
 	if err := p.Put("/m", someStart, 42, dev, m); err != nil {
 		t.Fatal(err)
 	}

@@ -65,9 +65,6 @@ type Held struct {
 	Awaited bool  `json:"awaited,omitempty"`
 	Taken   int   `json:"taken"` // how often it was taken over
 	Start   Start `json:"start,omitzero"`
-	// Unkept is why it would not be there after a restart of the holder, which has
-	// an FDStore; "": it would, or there is no store.
-	Unkept string `json:"unkept,omitempty"`
 }
 
 // heldMount is what a holder knows of a mount.
@@ -77,7 +74,6 @@ type heldMount struct {
 	connection     uint64 // the kernel's number of it; 0: not known
 	start          Start
 	taken          int // -1 before it is put
-	unkept         string
 
 	// INVARIANT: link or taker is nil.
 	link    *holdLink // of who serves it
@@ -95,20 +91,10 @@ type heldMount struct {
 	// is kept for somebody who sees to that.
 	aborted bool
 	dying   time.Time // since when it was seen so; look's own
-
-	// restored: a holder before this one had it, and its server may come back; nil:
-	// it did, or won't.
-	restored *restored
-}
-
-// restored is who may come back.
-type restored struct {
-	server process.Process // as the memory says; PID 0: not known
-	until  time.Time       // if it is not known
 }
 
 // free: it may be given to one who takes it over.
-func (m *heldMount) free() bool { return m.link == nil && m.taker == nil && m.restored == nil }
+func (m *heldMount) free() bool { return m.link == nil && m.taker == nil }
 
 type holdTake struct {
 	link    *holdLink
@@ -181,26 +167,14 @@ type HolderConfig struct {
 	// Outlast is for how long a holder that is to end goes on while nobody else has
 	// one of its mounts: until somebody serves it, or it has ended. 0: not at all.
 	Outlast time.Duration
-	// Store keeps the descriptors beyond the holder's own life; nil: nobody does.
-	Store FDStore
-}
-
-// FDStore keeps descriptors under names, as systemd does for a service. Its calls
-// come one after the other.
-type FDStore interface {
-	// Store puts descriptors in place of those that are there under the name.
-	Store(name string, fds ...*os.File) error
-	Remove(name string) error
 }
 
 const (
 	defaultPatience = 30 * time.Second
 	defaultSettle   = 5 * time.Second
 	yieldFor        = 30 * time.Second       // a process that was asked may take to go
-	comeBack        = 2 * time.Second        // a process that serves may take to find a new holder
 	respawnPause    = 200 * time.Millisecond // more before each successor
 	maxRespawnPause = 5 * time.Second
-	storeAgain      = 5 * time.Second
 	acceptAgain     = 100 * time.Millisecond
 	outlastLook     = 20 * time.Millisecond
 	watchHeld       = 100 * time.Millisecond // between looks at who serves
@@ -212,28 +186,21 @@ const (
 type Holder struct {
 	cfg       HolderConfig
 	self      process.Process // as sessions know it
-	here      process.Process // as it is
-	comeBack  time.Duration
 	dyingMost time.Duration
 	abort     func(connection uint64) (*os.File, error) // opens what aborts it
 
 	mu     sync.Mutex
 	mounts map[string]*heldMount
 	links  map[*holdLink]bool
-	ending bool            // see HolderConfig.Outlast
-	stale  map[string]bool // what the store has is not what is held
-	starts int             // successors, so far
-	over   chan struct{}   // closed with Once, at the end of the last mount
-	wake   chan struct{}   // something is stale
+	ending bool          // see HolderConfig.Outlast
+	starts int           // successors, so far
+	over   chan struct{} // closed with Once, at the end of the last mount
 	wg     sync.WaitGroup
 	ctx    context.Context
 }
 
-// NewHolder makes a holder with what another one left, if anything: descriptors
-// by name, the device and the memory of each mount. They are given to nobody
-// while the process that served them may come back: as long as it runs, where
-// that can be told, else for 2 s. Errors: Corrupt.
-func NewHolder(cfg HolderConfig, left map[string][]*os.File) (*Holder, error) {
+// NewHolder makes a holder that holds nothing yet.
+func NewHolder(cfg HolderConfig) (*Holder, error) {
 	if cfg.Patience == 0 {
 		cfg.Patience = defaultPatience
 	}
@@ -245,33 +212,15 @@ func NewHolder(cfg HolderConfig, left map[string][]*os.File) (*Holder, error) {
 		return nil, err
 	}
 	outliveNamespace(cfg.Logger)
-	h := &Holder{
-		cfg: cfg, self: self, here: self, comeBack: comeBack, dyingMost: dyingMost, abort: openAbort, ctx: context.Background(),
-		mounts: make(map[string]*heldMount), links: make(map[*holdLink]bool), stale: make(map[string]bool),
-		over: make(chan struct{}), wake: make(chan struct{}, 1),
+	if !cfg.Once {
+		// Another process may hold after this one, what the mounts' processes give it: that
+		// this one ended says nothing of the sessions.
+		self.PIDNS = ""
 	}
-	if cfg.Store != nil || !cfg.Once {
-		// Another process may hold after this one, with what the store has or the
-		// mounts: that this one ended says nothing of the sessions.
-		h.self.PIDNS = ""
-	}
-	for name, fds := range left {
-		if len(fds) != 2 {
-			return nil, meta.E("hold", meta.Corrupt, name, fmt.Errorf("%d descriptors, not 2", len(fds)))
-		}
-		m := &heldMount{name: name, device: fds[0], memory: fds[1], down: time.Now(), restored: new(restored)}
-		if l, err := OpenLeft(int(m.memory.Fd())); err == nil {
-			m.connection, m.restored.server = l.head.Connection, l.head.Server
-			l.Close()
-		} else {
-			cfg.Logger.Warn("who served a mount is not known", "mount", name, "err", err)
-		}
-		if m.connection == 0 {
-			m.connection = connectionAt(name)
-		}
-		h.mounts[name] = m
-	}
-	return h, nil
+	return &Holder{
+		cfg: cfg, self: self, dyingMost: dyingMost, abort: openAbort, ctx: context.Background(),
+		mounts: make(map[string]*heldMount), links: make(map[*holdLink]bool), over: make(chan struct{}),
+	}, nil
 }
 
 // Serve holds until ctx ends and then for Outlast, or with Once until nothing is
@@ -373,15 +322,7 @@ func passing(err error) bool {
 // begin starts what a holder does by itself, until ctx ends.
 func (h *Holder) begin(ctx context.Context) {
 	h.ctx = ctx
-	h.mu.Lock()
-	for _, m := range h.mounts {
-		m.down, m.restored.until = time.Now(), time.Now().Add(h.comeBack)
-	}
-	h.mu.Unlock()
 	h.wg.Go(func() { h.watch(ctx) })
-	if h.cfg.Store != nil {
-		h.wg.Go(func() { h.keepStored(ctx) })
-	}
 }
 
 // join talks with one process until it goes.
@@ -497,12 +438,9 @@ func (h *Holder) put(link *holdLink, p *holdPacket, fds []*os.File) {
 	}
 	closeAll([]*os.File{m.device, m.memory})
 	m.device, m.memory, m.connection, m.start = fds[0], fds[1], p.Connection, *p.Start
-	if m.restored == nil { // else it is the one that served before
-		m.taken++
-	}
-	m.link, m.taker, m.restored, m.starting, m.looks, m.yielded, m.leaving, m.since = link, nil, nil, 0, 0, false, false, time.Now()
+	m.taken++
+	m.link, m.taker, m.starting, m.looks, m.yielded, m.leaving, m.since = link, nil, 0, 0, false, false, time.Now()
 	m.aborted = false
-	h.toStore(m.name)
 	link.say(&holdPacket{Op: p.Op, Name: p.Name, Found: true})
 	h.cfg.Logger.Info("held", "mount", p.Name, "pid", link.pid, "taken", m.taken)
 	h.urge(m)
@@ -533,7 +471,7 @@ func (h *Holder) list(link *holdLink, p *holdPacket) {
 			continue
 		}
 		m := h.mounts[name]
-		t := Held{Name: name, Awaited: m.link == nil && !m.free(), Taken: m.taken, Unkept: m.unkept}
+		t := Held{Name: name, Awaited: m.link == nil && !m.free(), Taken: m.taken}
 		if m.link != nil {
 			t.PID = m.link.pid
 		}
@@ -567,7 +505,6 @@ func (h *Holder) drop(m *heldMount) {
 // holds mu.
 func (h *Holder) forget(m *heldMount) []*os.File {
 	delete(h.mounts, m.name)
-	h.toStore(m.name)
 	for _, t := range m.waiting {
 		t.link.say(&holdPacket{Op: "take", Name: m.name})
 	}
@@ -730,20 +667,13 @@ func (h *Holder) watch(ctx context.Context) {
 // asked to; so that request's caller would wait for ever.
 func (h *Holder) look(m *heldMount) {
 	h.mu.Lock()
-	link, back := m.link, m.restored
+	link := m.link
 	h.mu.Unlock()
 	now := time.Now()
-	gone, runs := false, false
-	switch {
-	case link != nil:
-		gone = h.cantEnd(m, link.pid, now)
-	case back != nil && back.server.SeenBy(h.here):
-		runs = !back.server.Dead(h.here)
-		gone = !runs || h.cantEnd(m, back.server.PID, now)
-	}
+	gone := link != nil && h.cantEnd(m, link.pid, now)
 
 	h.mu.Lock()
-	if h.mounts[m.name] != m || m.link != link || m.restored != back {
+	if h.mounts[m.name] != m || m.link != link {
 		h.mu.Unlock()
 		return
 	}
@@ -763,16 +693,6 @@ func (h *Holder) look(m *heldMount) {
 			h.cfg.Logger.Warn("a killed process can't end: its mount goes on without it", "mount", m.name, "pid", link.pid)
 			h.orphan(m)
 		}
-	case back != nil:
-		if back.server.SeenBy(h.here) {
-			if runs && m.looks < dyingLooks {
-				break
-			}
-		} else if now.Before(back.until) {
-			break
-		}
-		m.restored, m.down, m.looks = nil, now, 0
-		h.next(m)
 	case now.Sub(m.down) > h.cfg.Patience && !m.aborted:
 		h.cfg.Logger.Error("a mount is given up: nobody came to serve it for long", "mount", m.name)
 		if m.taker != nil {
@@ -810,7 +730,6 @@ func (h *Holder) endUsers(m *heldMount) {
 		return
 	}
 	m.device = over
-	h.toStore(m.name)
 	device.Close()
 }
 
@@ -869,80 +788,4 @@ func connectionAt(dir string) uint64 {
 		return 0
 	}
 	return uint64(info.Major<<20 | info.Minor)
-}
-
-// toStore has the store learn of a mount. Caller holds mu.
-func (h *Holder) toStore(name string) {
-	if h.cfg.Store == nil {
-		return
-	}
-	h.stale[name] = true
-	select {
-	case h.wake <- struct{}{}:
-	default:
-	}
-}
-
-// keepStored brings the store up to what is held, until ctx ends and it is.
-func (h *Holder) keepStored(ctx context.Context) {
-	for {
-		failed := h.storeAll()
-		if ctx.Err() != nil {
-			return
-		}
-		var again <-chan time.Time
-		if failed {
-			again = time.After(storeAgain)
-		}
-		select {
-		case <-h.wake:
-		case <-again:
-		case <-ctx.Done():
-		}
-	}
-}
-
-// storeAll tries each name once that is stale.
-func (h *Holder) storeAll() (failed bool) {
-	h.mu.Lock()
-	names := slices.Sorted(maps.Keys(h.stale))
-	h.mu.Unlock()
-	for _, name := range names {
-		var fds []*os.File
-		var err error
-		h.mu.Lock()
-		delete(h.stale, name)
-		m := h.mounts[name]
-		if m != nil {
-			for _, f := range []*os.File{m.device, m.memory} {
-				c, derr := dupFile(int(f.Fd()))
-				if err = errors.Join(err, derr); derr == nil {
-					fds = append(fds, c)
-				}
-			}
-		}
-		h.mu.Unlock()
-		if err == nil && m != nil {
-			err = h.cfg.Store.Store(name, fds...)
-		} else if err == nil {
-			err = h.cfg.Store.Remove(name)
-		}
-		closeAll(fds)
-		why := ""
-		if err != nil {
-			why = err.Error()
-		}
-		h.mu.Lock()
-		if why != "" {
-			if m == nil || m.unkept != why { // it is tried again and again
-				h.cfg.Logger.Error("what is kept beyond this process is not what it holds", "mount", name, "err", err)
-			}
-			h.stale[name], failed = true, true
-		}
-		if m != nil {
-			m.unkept = why
-		}
-		h.mu.Unlock()
-	}
-	return failed
 }

@@ -9,14 +9,12 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -37,11 +35,11 @@ type holderRig struct {
 	socket string
 }
 
-// holds starts one; with left, a holder that gets that from one before.
-func holds(t *testing.T, cfg HolderConfig, left map[string][]*os.File, change ...func(*Holder)) *holderRig {
+// holds starts one.
+func holds(t *testing.T, cfg HolderConfig, change ...func(*Holder)) *holderRig {
 	t.Helper()
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
-	h, err := NewHolder(cfg, left)
+	h, err := NewHolder(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,15 +87,15 @@ func device(t *testing.T) (dev, kernel *os.File) {
 	return dev, kernel
 }
 
-// memory is what a server leaves: who it was, and the kernel's number.
-func memory(t *testing.T, server process.Process, connection uint64, records ...keep.Record) *os.File {
+// memory is what a server leaves, with the kernel's number of its connection.
+func memory(t *testing.T, connection uint64, records ...keep.Record) *os.File {
 	t.Helper()
 	m, err := keep.New(1 << 20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	b, err := json.Marshal(head{Session: 1, Init: make([]byte, inHeaderSize+16), Server: server, Connection: connection})
+	b, err := json.Marshal(head{Session: 1, Init: make([]byte, inHeaderSize+16), Connection: connection})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +119,7 @@ var someStart = Start{Args: []string{"serve"}}
 func (r *holderRig) put(h *Hold, name string, start Start) (kernel *os.File) {
 	r.Helper()
 	dev, kernel := device(r.T)
-	if err := h.Put(name, start, 0, dev, memory(r.T, process.Process{}, 0)); err != nil {
+	if err := h.Put(name, start, 0, dev, memory(r.T, 0)); err != nil {
 		r.Fatal(err)
 	}
 	dev.Close()
@@ -208,52 +206,15 @@ func wantKind(t *testing.T, err error, want meta.Kind) {
 	}
 }
 
-// shortly has a holder wait less for servers that may come back.
-func shortly(h *Holder) { h.comeBack = 300 * time.Millisecond }
-
 // ---- one serves
 
-// Who serves comes back to a holder that was restarted; nobody gets the mount
-// before.
-func TestRestoredMountWaitsForItsServer(t *testing.T) {
-	self, err := process.Self()
-	if err != nil {
-		t.Fatal(err)
-	}
+// A server whose holder was replaced finds the mount given to another process: it is told
+// that it serves no more.
+func TestServerComesBackTooLate(t *testing.T) {
 	dev, _ := device(t)
-	mem := memory(t, self, 0)
-	d2, _ := dupFile(int(dev.Fd()))
-	m2, _ := dupFile(int(mem.Fd()))
-	r := holds(t, HolderConfig{}, map[string][]*os.File{"/m": {d2, m2}}, shortly)
-	p, q, s := r.dial(), r.dial(), r.dial()
-	got, replaced := r.take(q, "/m", false), r.take(s, "/m", true)
-	stays(t, "a mount whose server runs", got, 500*time.Millisecond)
-	if l := r.list(p); len(l) != 1 || !l[0].Awaited {
-		t.Errorf("its server may come: %+v", l)
-	}
-	if err := p.Put("/m", someStart, 0, dev, mem); err != nil {
-		t.Fatal("who serves is refused:", err)
-	}
-	wantKind(t, comes(t, "an answer", got).err, meta.Busy)
-	comes(t, "a yield for who replaces", p.yield)
-	p.Close()
-	comes(t, "the mount", replaced).have(t)
-}
-
-// A server that is not known has some time; then the mount is given out, and it
-// is told that it serves no more.
-func TestRestoredMountIsGivenOut(t *testing.T) {
-	dev, _ := device(t)
-	mem := memory(t, process.Process{}, 0)
-	d2, _ := dupFile(int(dev.Fd()))
-	m2, _ := dupFile(int(mem.Fd()))
-	began := time.Now()
-	r := holds(t, HolderConfig{}, map[string][]*os.File{"/m": {d2, m2}}, shortly)
-	q := r.dial()
-	comes(t, "the mount", r.take(q, "/m", false)).have(t)
-	if d := time.Since(began); d < r.h.comeBack {
-		t.Errorf("a mount whose server may come was given out after %v", d)
-	}
+	mem := memory(t, 0)
+	r := holds(t, HolderConfig{})
+	r.put(r.dial(), "/m", someStart)
 
 	old := r.dial()
 	old.Close()
@@ -267,43 +228,29 @@ func TestRestoredMountIsGivenOut(t *testing.T) {
 	server.Close()
 }
 
-// Of a server that runs no more nobody waits.
-func TestRestoredMountOfTheDead(t *testing.T) {
-	gone := exec.Command("/bin/sleep", "60")
-	if err := gone.Start(); err != nil {
-		t.Fatal(err)
-	}
-	self, err := process.Self()
-	if err != nil {
-		t.Fatal(err)
-	}
-	self.PID, self.Start = gone.Process.Pid, 0
-	self.Start = startOf(t, self.PID)
+// A server whose holder was replaced gives the next one what the last one had.
+func TestServerComesBack(t *testing.T) {
 	dev, _ := device(t)
-	r := holds(t, HolderConfig{}, map[string][]*os.File{"/m": {dev, memory(t, self, 0)}}, shortly)
-	got := r.take(r.dial(), "/m", false)
-	stays(t, "a mount whose server runs", got, 700*time.Millisecond) // longer than an unknown one has
-	gone.Process.Kill()
-	gone.Wait()
-	comes(t, "the mount", got).have(t)
-}
-
-func startOf(t *testing.T, pid int) uint64 {
-	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
+	mem := memory(t, 0)
+	r := holds(t, HolderConfig{})
+	old := r.dial()
+	old.Close()
+	server := &hold{
+		cfg:  &ServeConfig{Redial: func(context.Context) (*Hold, error) { return DialHolder(r.socket) }},
+		Hold: old, name: "/m", fds: [2]*os.File{dev, mem}, yields: make(chan struct{}), lost: make(chan struct{}),
 	}
-	n, err := strconv.ParseUint(strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))[19], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
+	server.cfg.Client.Logger = r.h.cfg.Logger
+	go server.watch(old)
+	looks := r.dial()
+	r.until("held again", func() bool { l := r.list(looks); return len(l) == 1 && l[0].PID == os.Getpid() })
+	server.Close()
+	r.until("nobody serves", func() bool { return r.list(looks)[0].PID == 0 })
+	comes(t, "the mount", r.take(looks, "/m", false)).have(t)
 }
 
 // While one takes a mount over no other one may say that it serves it.
 func TestPutBesideTaker(t *testing.T) {
-	r := holds(t, HolderConfig{}, nil)
+	r := holds(t, HolderConfig{})
 	p, q, other := r.dial(), r.dial(), r.dial()
 	r.put(p, "/m", someStart)
 	r.goes(p)
@@ -316,11 +263,11 @@ func TestPutBesideTaker(t *testing.T) {
 		t.Errorf("somebody is about to serve it: %+v", l)
 	}
 	dev, _ := device(t)
-	wantKind(t, other.Put("/m", someStart, 0, dev, memory(t, process.Process{}, 0)), meta.Busy)
+	wantKind(t, other.Put("/m", someStart, 0, dev, memory(t, 0)), meta.Busy)
 	if err := q.Put("/m", someStart, 0, took.device, took.memory); err != nil {
 		t.Fatal(err)
 	}
-	wantKind(t, other.Put("/m", someStart, 0, dev, memory(t, process.Process{}, 0)), meta.Busy)
+	wantKind(t, other.Put("/m", someStart, 0, dev, memory(t, 0)), meta.Busy)
 	if l := r.list(other); len(l) != 1 || l[0].Taken != 1 || l[0].Awaited {
 		t.Fatalf("%+v", l)
 	}
@@ -329,7 +276,7 @@ func TestPutBesideTaker(t *testing.T) {
 // Who wants a mount that is being taken over gets it from the one that took it,
 // or hears that it is served.
 func TestTakeDuringTakeover(t *testing.T) {
-	r := holds(t, HolderConfig{}, nil)
+	r := holds(t, HolderConfig{})
 	p, s, plain, admin := r.dial(), r.dial(), r.dial(), r.dial()
 	r.put(p, "/m", someStart)
 	r.goes(p)
@@ -349,7 +296,7 @@ func TestTakeDuringTakeover(t *testing.T) {
 
 // Who waits is first when a taker fails.
 func TestTakerFails(t *testing.T) {
-	r := holds(t, HolderConfig{}, nil)
+	r := holds(t, HolderConfig{})
 	p, s, next := r.dial(), r.dial(), r.dial()
 	r.put(p, "/m", someStart)
 	r.goes(p)
@@ -365,7 +312,7 @@ func TestTakerFails(t *testing.T) {
 // A successor that hangs does not keep users waiting for ever.
 func TestPatienceCoversTaker(t *testing.T) {
 	number := filepath.Join(t.TempDir(), "abort")
-	r := holds(t, HolderConfig{Patience: 500 * time.Millisecond}, nil, aborts(number))
+	r := holds(t, HolderConfig{Patience: 500 * time.Millisecond}, aborts(number))
 	p, q, looks := r.dial(), r.dial(), r.dial()
 	kernel := r.put(p, "/m", someStart)
 	r.goes(p)
@@ -385,10 +332,10 @@ func TestPatienceCoversTaker(t *testing.T) {
 func TestAbort(t *testing.T) {
 	for _, umounted := range []bool{false, true} {
 		name := filepath.Join(t.TempDir(), "abort")
-		r := holds(t, HolderConfig{Patience: 300 * time.Millisecond}, nil, aborts(name))
+		r := holds(t, HolderConfig{Patience: 300 * time.Millisecond}, aborts(name))
 		p, q := r.dial(), r.dial()
 		dev, kernel := device(t)
-		if err := p.Put("/m", someStart, 42, dev, memory(t, process.Process{}, 0)); err != nil {
+		if err := p.Put("/m", someStart, 42, dev, memory(t, 0)); err != nil {
 			t.Fatal(err)
 		}
 		r.goes(p)
@@ -424,7 +371,7 @@ func aborts(name string) func(*Holder) {
 // A mount that was ended while nobody served it is given out: what was written is
 // in its memory. Who took it has it dropped.
 func TestUnmountedWhileNobodyServed(t *testing.T) {
-	r := holds(t, HolderConfig{}, nil)
+	r := holds(t, HolderConfig{})
 	p, q := r.dial(), r.dial()
 	kernel := r.put(p, "/m", someStart)
 	r.goes(p)
@@ -445,7 +392,7 @@ func TestSuccessorsThatEnd(t *testing.T) {
 		t.Run(part, func(t *testing.T) {
 			t.Parallel()
 			notes := filepath.Join(t.TempDir(), "notes")
-			r := holds(t, HolderConfig{Patience: 3 * time.Second, Settle: time.Hour, Respawn: true}, nil)
+			r := holds(t, HolderConfig{Patience: 3 * time.Second, Settle: time.Hour, Respawn: true})
 			p := r.dial()
 			r.put(p, "/m", Start{
 				Path: os.Args[0], Args: []string{os.Args[0], r.socket}, Dir: "/",
@@ -468,7 +415,7 @@ func TestSuccessorsThatEnd(t *testing.T) {
 // One that served for long is followed at once, however many there were.
 func TestSuccessorsThatSettle(t *testing.T) {
 	notes := filepath.Join(t.TempDir(), "notes")
-	r := holds(t, HolderConfig{Patience: time.Hour, Settle: time.Millisecond, Respawn: true}, nil)
+	r := holds(t, HolderConfig{Patience: time.Hour, Settle: time.Millisecond, Respawn: true})
 	p := r.dial()
 	r.put(p, "/m", Start{
 		Path: os.Args[0], Args: []string{os.Args[0], r.socket}, Dir: "/",
@@ -558,7 +505,7 @@ func note() {
 // who served before.
 func TestSuccessorsForWantOfMemory(t *testing.T) {
 	notes := filepath.Join(t.TempDir(), "notes")
-	r := holds(t, HolderConfig{Patience: time.Hour, Respawn: true}, nil)
+	r := holds(t, HolderConfig{Patience: time.Hour, Respawn: true})
 	p := r.dial()
 	r.put(p, "/m", Start{
 		Path: os.Args[0], Args: []string{os.Args[0], r.socket}, Dir: "/", OOM: 123,
@@ -694,7 +641,7 @@ func socketPair(t *testing.T) (a, b *net.UnixConn) {
 
 // A holder that can't see who serves would not see that it was killed.
 func TestServerThatCannotBeSeen(t *testing.T) {
-	r := holds(t, HolderConfig{}, nil)
+	r := holds(t, HolderConfig{})
 	a, b := socketPair(t)
 	r.h.join(a, 0)
 	h, err := greet(b, "pair", answerIn)
@@ -703,7 +650,7 @@ func TestServerThatCannotBeSeen(t *testing.T) {
 	}
 	defer h.Close()
 	dev, _ := device(t)
-	err = h.Put("/m", someStart, 0, dev, memory(t, process.Process{}, 0))
+	err = h.Put("/m", someStart, 0, dev, memory(t, 0))
 	wantKind(t, err, meta.NotSupported)
 	if !strings.Contains(err.Error(), "hostPID") {
 		t.Errorf("%v does not say what to do", err)
@@ -716,11 +663,11 @@ func TestServerThatCannotBeSeen(t *testing.T) {
 
 // Many mounts with much environment each are listed; how one was started is shown.
 func TestManyMounts(t *testing.T) {
-	r := holds(t, HolderConfig{}, nil)
+	r := holds(t, HolderConfig{})
 	p := r.dial()
 	start := Start{Path: "/bin/x", Args: []string{"x"}, Env: []string{"A=" + strings.Repeat("a", 2000)}, Dir: "/"}
 	dev, _ := device(t)
-	mem := memory(t, process.Process{}, 0)
+	mem := memory(t, 0)
 	const mounts = 400
 	name := func(i int) string { return fmt.Sprintf("/m/%s/%04d", strings.Repeat("d", 900), i) }
 	for i := range mounts {
@@ -749,7 +696,7 @@ func TestManyMounts(t *testing.T) {
 // An environment as large as fits is held and shown; of a larger one the error
 // says what is wrong.
 func TestLargeEnvironment(t *testing.T) {
-	r := holds(t, HolderConfig{}, nil)
+	r := holds(t, HolderConfig{})
 	p := r.dial()
 	env := func(n int) Start {
 		return Start{Path: "/bin/x", Args: []string{"x"}, Env: []string{"A=" + strings.Repeat("a", n)}, Dir: "/"}
@@ -761,7 +708,7 @@ func TestLargeEnvironment(t *testing.T) {
 		t.Fatalf("%d mounts, %v", len(l), err)
 	}
 	dev, _ := device(t)
-	err = p.Put("/m", env(300<<10), 0, dev, memory(t, process.Process{}, 0))
+	err = p.Put("/m", env(300<<10), 0, dev, memory(t, 0))
 	wantKind(t, err, meta.Invalid)
 	if !strings.Contains(err.Error(), "environment") {
 		t.Errorf("%v does not say what is too large", err)
@@ -804,28 +751,12 @@ func TestLateAnswer(t *testing.T) {
 	}
 }
 
-// stuckStore is a store that does not come back.
-type stuckStore struct {
-	called  chan string
-	release chan struct{}
-}
-
-func (s *stuckStore) Store(name string, _ ...*os.File) error {
-	s.called <- name
-	<-s.release
-	return errors.New("no room")
-}
-func (s *stuckStore) Remove(string) error { return nil }
-
-// Neither a store that hangs nor a process that does not read keeps others
-// waiting.
+// A process that does not read keeps nobody else waiting.
 func TestNobodyWaitsForOthers(t *testing.T) {
-	store := &stuckStore{make(chan string, 100), make(chan struct{})}
-	r := holds(t, HolderConfig{Store: store}, nil)
+	r := holds(t, HolderConfig{})
 	p := r.dial()
 	began := time.Now()
 	r.put(p, "/m", someStart)
-	comes(t, "the store", store.called)
 
 	// It asks and never reads: its answers fill what the kernel keeps for it.
 	a, b := socketPair(t)
@@ -846,59 +777,6 @@ func TestNobodyWaitsForOthers(t *testing.T) {
 	if d := time.Since(began); d > 4*time.Second { // each of them: 5 s and more
 		t.Errorf("others waited: %v", d)
 	}
-	close(store.release)
-	r.until("told that it is not kept", func() bool { return strings.Contains(r.list(p)[0].Unkept, "no room") })
-}
-
-// memStore is a store as systemd's: by name, what was put there last.
-type memStore struct {
-	mu   sync.Mutex
-	held map[string]int
-	fail atomic.Bool
-}
-
-func (s *memStore) Store(name string, fds ...*os.File) error {
-	if s.fail.Load() {
-		return errors.New("full")
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.held[name]++
-	return nil
-}
-
-func (s *memStore) Remove(name string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.held, name)
-	return nil
-}
-
-// The store has what is held: also of mounts that nobody serves, no longer of
-// those that ended.
-func TestStored(t *testing.T) {
-	store := &memStore{held: make(map[string]int)}
-	r := holds(t, HolderConfig{Store: store, Patience: time.Hour}, nil)
-	has := func(name string) bool {
-		store.mu.Lock()
-		defer store.mu.Unlock()
-		return store.held[name] > 0
-	}
-	p, q := r.dial(), r.dial()
-	r.put(p, "/a", someStart)
-	r.put(p, "/b", someStart)
-	r.until("stored", func() bool { return has("/a") && has("/b") })
-	if err := p.Drop("/a"); err != nil {
-		t.Fatal(err)
-	}
-	r.until("removed", func() bool { return !has("/a") })
-	r.goes(p)
-	if !has("/b") {
-		t.Error("what nobody serves is not kept")
-	}
-	if q.Process().PIDNS != "" {
-		t.Error("sessions are bound to a process that may be followed by another")
-	}
 }
 
 // A holder of its own ends with its mount, not before its last user is gone.
@@ -908,7 +786,7 @@ func TestOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	h, err := NewHolder(HolderConfig{Once: true, Logger: slog.New(slog.DiscardHandler)}, nil)
+	h, err := NewHolder(HolderConfig{Once: true, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -943,7 +821,7 @@ func FuzzHoldPacket(f *testing.F) {
 	for _, p := range []*holdPacket{
 		{Op: "hello", Version: 1}, {Op: "hello", Version: 1, Process: &self}, {Op: "put", Name: "/m", Start: &someStart, Connection: 42},
 		{Op: "take", Name: "/m", Replace: true}, {Op: "take", Name: "/m", Found: true}, {Op: "take", Name: "/m", Kind: meta.Busy, Error: "no"},
-		{Op: "list", Mounts: []Held{{Name: "/m", PID: 7, Taken: 2, Unkept: "full"}}, More: true}, {Op: "yield", Name: "/m"},
+		{Op: "list", Mounts: []Held{{Name: "/m", PID: 7, Taken: 2}}, More: true}, {Op: "yield", Name: "/m"},
 		{Op: "show", Mounts: []Held{{Name: "/m", Start: someStart}}},
 	} {
 		f.Add(p.encode())
@@ -951,7 +829,7 @@ func FuzzHoldPacket(f *testing.F) {
 	// As the first version wrote them.
 	f.Add([]byte(`{"op":"list","mounts":[{"name":"/m","pid":7,"taken":0,"start":{"path":"/p","args":["p"],"env":null,"dir":"/"}}]}`))
 	f.Add([]byte(`{"op":"take","name":`))
-	h, err := NewHolder(HolderConfig{Logger: slog.New(slog.DiscardHandler)}, nil)
+	h, err := NewHolder(HolderConfig{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -984,7 +862,7 @@ func FuzzHoldPacket(f *testing.F) {
 func TestKilledThatRuns(t *testing.T) {
 	for _, most := range []time.Duration{time.Hour, time.Millisecond} {
 		t.Run(most.String(), func(t *testing.T) {
-			r := holds(t, HolderConfig{Patience: time.Hour}, nil, func(h *Holder) { h.dyingMost = most })
+			r := holds(t, HolderConfig{Patience: time.Hour}, func(h *Holder) { h.dyingMost = most })
 			first := r.dial()
 			r.put(first, "/m", someStart)
 			r.goes(first)

@@ -71,7 +71,7 @@ func partLoneHolder(dir string) error {
 	if err := alone(); err != nil {
 		return err
 	}
-	h, err := NewHolder(HolderConfig{Patience: time.Hour, Logger: slog.New(slog.DiscardHandler)}, nil)
+	h, err := NewHolder(HolderConfig{Patience: time.Hour, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}

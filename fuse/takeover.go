@@ -13,7 +13,6 @@ import (
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/keep"
-	"penstock.io/penstock/meta/process"
 )
 
 // How a mount outlives the process that serves it.
@@ -87,9 +86,8 @@ type head struct {
 	// that this meant: names change their meaning, numbers don't.
 	Asked string        `json:"asked,omitempty"`
 	Base  meta.VolumeID `json:"base,omitempty"`
-	// Who wrote it came later than the first version, too: a predecessor may not say.
-	Server     process.Process `json:"server,omitzero"`
-	Connection uint64          `json:"connection,omitempty"` // the kernel's number
+	// Connection is the kernel's number of it.
+	Connection uint64 `json:"connection,omitempty"`
 }
 
 // OpenLeft reads what a holder had of a predecessor. Errors: Corrupt, Version, IO.
@@ -361,16 +359,12 @@ func (f *fileSystem) addPage(node uint64, p pageWrite) {
 
 // leave gives the holder what a successor needs. connection 0: not known.
 func (m *Mount) leave(k *Keeping, generation uint32, connection uint64, block bool, source string) error {
-	self, err := process.Self()
-	if err != nil {
-		return err
-	}
 	if connection == 0 {
 		connection = connectionAt(m.dir)
 	}
 	h := head{
-		Server: self, Connection: connection,
-		Dir: m.dir, Source: source, Volume: m.fs.rootVolume, Root: m.fs.rootIno, Incarnation: m.fs.incarnation,
+		Connection: connection,
+		Dir:        m.dir, Source: source, Volume: m.fs.rootVolume, Root: m.fs.rootIno, Incarnation: m.fs.incarnation,
 		Session: k.Session, Generation: generation, Init: m.fs.conn.initial, Block: block, Helper: m.helper, NoOpen: m.fs.noOpen,
 		Asked: k.asked, Base: k.base,
 	}
@@ -400,14 +394,4 @@ func dupDevice(fd int) (int, error) {
 		return 0, meta.E("take over mount", meta.IO, "", err)
 	}
 	return n, nil
-}
-
-// LeftDir is the mount point that a memory belongs to.
-func LeftDir(memory int) (string, error) {
-	l, err := OpenLeft(memory)
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.head.Dir, nil
 }

@@ -50,8 +50,8 @@ before they serve.
 It must see the processes that serve: in a pod, with the machine's name space of
 processes (hostPID).
 
-Under systemd, with FileDescriptorStoreMax in the unit, the holder itself may be
-restarted: systemd has the descriptors meanwhile.`,
+The holder itself may be restarted: the processes that serve give the next one what
+the last one had. Told to end, it goes on for 25 s at most while nobody serves a mount.`,
 		Example: `  penstock hold --socket /run/penstock/hold.sock
   penstock hold --socket /run/penstock/hold.sock --list`,
 		Args: cobra.NoArgs,
@@ -74,14 +74,7 @@ restarted: systemd has the descriptors meanwhile.`,
 			if !once {
 				cfg.Outlast = holderOutlasts
 			}
-			store, left, err := fromSystemd(os.Getenv, log)
-			if err != nil {
-				return err
-			}
-			if store != nil {
-				cfg.Store, cfg.Outlast = store, 0
-			}
-			h, err := fuse.NewHolder(cfg, left)
+			h, err := fuse.NewHolder(cfg)
 			if err != nil {
 				return err
 			}
@@ -89,12 +82,10 @@ restarted: systemd has the descriptors meanwhile.`,
 			if err != nil {
 				return err
 			}
-			if store != nil {
-				if err := store.ready(); err != nil {
-					return err
-				}
+			if err := tellSystemd("READY=1"); err != nil {
+				return err
 			}
-			started(log, "hold", "socket", socket, "held", len(left))
+			started(log, "hold", "socket", socket)
 			return h.Serve(cmd.Context(), l)
 		},
 	})
@@ -113,6 +104,24 @@ restarted: systemd has the descriptors meanwhile.`,
 // pipe of the terminal that it was started from: else its next word there would end
 // it (SIGPIPE), its mounts with a holder, and each successor after it.
 func outliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
+
+// tellSystemd sends a message (sd_notify(3)) to the systemd that started this process; it
+// does nothing where that was not systemd, or a unit of another type than notify.
+func tellSystemd(message string) error {
+	socket := os.Getenv("NOTIFY_SOCKET")
+	if socket == "" {
+		return nil
+	}
+	c, err := net.Dial("unixgram", socket)
+	if err == nil {
+		_, err = c.Write([]byte(message))
+		err = errors.Join(err, c.Close())
+	}
+	if err != nil {
+		return meta.E("notify systemd", meta.Unavailable, socket, err)
+	}
+	return nil
+}
 
 // listenHold listens at a path where nobody does, in a folder in which no other
 // user may put another socket in its place.
@@ -162,11 +171,7 @@ func listHeld(w io.Writer, socket string) error {
 		case m.Awaited:
 			by = "nobody yet"
 		}
-		line := fmt.Sprintf("%s\tserved by %s\ttaken over %d times", m.Name, by, max(m.Taken, 0))
-		if m.Unkept != "" {
-			line += "\tnot kept beyond the holder: " + m.Unkept
-		}
-		fmt.Fprintln(w, line)
+		fmt.Fprintf(w, "%s\tserved by %s\ttaken over %d times\n", m.Name, by, max(m.Taken, 0))
 	}
 	return nil
 }

@@ -2,12 +2,40 @@ package main
 
 import (
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"penstock.io/penstock/meta"
 )
+
+// Under systemd a holder says when it listens: units that follow it start then.
+func TestTellSystemd(t *testing.T) {
+	dir, err := os.MkdirTemp("", "ns")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "s")
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	t.Setenv("NOTIFY_SOCKET", path)
+	if err := tellSystemd("READY=1"); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 100)
+	if n, err := c.Read(b); err != nil || string(b[:n]) != "READY=1" {
+		t.Errorf("systemd is told %q, %v", b[:n], err)
+	}
+	t.Setenv("NOTIFY_SOCKET", "")
+	if err := tellSystemd("READY=1"); err != nil {
+		t.Errorf("without systemd: %v", err)
+	}
+}
 
 // A holder listens only where no other user can put a socket in place of its own.
 func TestListenHold(t *testing.T) {

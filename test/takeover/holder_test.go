@@ -10,9 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -222,197 +220,6 @@ func TestMountOutOfSight(t *testing.T) {
 	r.clean(p.PID())
 }
 
-// systemd stands in for the service manager: it keeps what a service sends to
-// $NOTIFY_SOCKET, and gives it to the next process of the service from descriptor
-// 3 on (sd_notify(3), sd_listen_fds(3)).
-type systemd struct {
-	r      *rig
-	socket string
-
-	mu    sync.Mutex
-	max   int // FileDescriptorStoreMax; 0: it does not matter
-	ready bool
-	store []stored
-}
-
-type stored struct {
-	name string
-	fd   *os.File
-}
-
-func newSystemd(r *rig) *systemd {
-	r.T.Helper()
-	s := &systemd{r: r, socket: filepath.Join(r.Dir, "notify")}
-	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: s.socket, Net: "unixgram"})
-	if err != nil {
-		r.T.Fatal(err)
-	}
-	r.T.Cleanup(func() {
-		c.Close()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		for _, e := range s.store {
-			e.fd.Close()
-		}
-	})
-	go func() { // ends with the test
-		b, oob := make([]byte, 4096), make([]byte, 1024)
-		for {
-			n, on, _, _, err := c.ReadMsgUnix(b, oob)
-			if err != nil {
-				return
-			}
-			s.message(string(b[:n]), oob[:on])
-		}
-	}()
-	return s
-}
-
-func (s *systemd) message(text string, oob []byte) {
-	var fds []*os.File
-	if messages, err := unix.ParseSocketControlMessage(oob); err == nil {
-		for i := range messages {
-			l, _ := unix.ParseUnixRights(&messages[i])
-			for _, fd := range l {
-				unix.CloseOnExec(fd)
-				fds = append(fds, os.NewFile(uintptr(fd), "stored"))
-			}
-		}
-	}
-	said := make(map[string]string)
-	for line := range strings.Lines(text) {
-		k, v, _ := strings.Cut(strings.TrimSpace(line), "=")
-		said[k] = v
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	name := said["FDNAME"]
-	switch {
-	case said["FDSTORE"] == "1":
-		if name == "" || strings.ContainsAny(name, ":\n") || len(name) > 255 {
-			s.r.T.Errorf("systemd takes no name %q", name)
-		}
-		for _, f := range fds {
-			if s.max > 0 && len(s.store) == s.max {
-				f.Close() // without a word
-				continue
-			}
-			s.store = append(s.store, stored{name, f})
-		}
-	case said["FDSTOREREMOVE"] == "1":
-		s.store = slices.DeleteFunc(s.store, func(e stored) bool {
-			if e.name == name {
-				e.fd.Close()
-			}
-			return e.name == name
-		})
-	case said["READY"] == "1":
-		s.ready = true
-	default:
-		s.r.T.Errorf("systemd is told %q", text)
-	}
-}
-
-func (s *systemd) count() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.store)
-}
-
-// forget loses what was stored last.
-func (s *systemd) forget(n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for range n {
-		s.store[len(s.store)-1].fd.Close()
-		s.store = s.store[:len(s.store)-1]
-	}
-}
-
-// start runs the holder as the service, and waits until it says that it is ready.
-func (s *systemd) start() *spawn.Process {
-	s.r.T.Helper()
-	s.mu.Lock()
-	s.ready = false
-	var names []string
-	var files []*os.File
-	for _, e := range s.store {
-		names, files = append(names, e.name), append(files, e.fd)
-	}
-	s.mu.Unlock()
-	script := `exec "$0" "$@"`
-	env := append(os.Environ(), append(slices.Clone(s.r.Env), "NOTIFY_SOCKET="+s.socket)...)
-	if len(names) > 0 {
-		script = "LISTEN_PID=$$ " + script
-		env = append(env, "LISTEN_FDS="+fmt.Sprint(len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
-	}
-	if s.max > 0 {
-		env = append(env, fmt.Sprint("FDSTORE=", s.max))
-	}
-	cmd := exec.Command("/bin/sh", "-c", script, program.Path, "hold", "--socket", s.r.socket)
-	cmd.Env, cmd.ExtraFiles = env, files
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	p, err := spawn.Begin(cmd, "hold", io.Discard, (*exec.Cmd).Start)
-	if err != nil {
-		s.r.T.Fatal(err)
-	}
-	s.r.T.Cleanup(p.Kill)
-	s.r.Until("ready", func() error {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if !s.ready {
-			return errors.New(p.State())
-		}
-		return nil
-	})
-	s.r.hold = s.r.dial()
-	return p
-}
-
-// systemd takes so many descriptors of a unit and no more: the holder says which
-// mount would end with it, and has it kept as soon as another one goes.
-func TestStoreIsFull(t *testing.T) {
-	r := newRig(t)
-	s := newSystemd(r)
-	s.max = 3
-	s.start()
-	r.mount()
-	other := filepath.Join(r.Dir, "other")
-	if err := os.Mkdir(other, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	r.Run("mount", "--dir", filepath.Join(r.Dir, "c"), "--hold="+r.socket, "/", other)
-	t.Cleanup(func() { _ = unix.Unmount(other, unix.MNT_FORCE|unix.MNT_DETACH) })
-	unkept := func(want ...string) {
-		t.Helper()
-		r.Until("the holder tells what is not kept", func() error {
-			l, err := r.hold.List()
-			if err != nil {
-				return err
-			}
-			var got []string
-			for _, m := range l {
-				if m.Unkept != "" && strings.Contains(m.Unkept, "FileDescriptorStoreMax") {
-					got = append(got, m.Name)
-				}
-			}
-			if !slices.Equal(got, want) || s.count() != 2 {
-				return fmt.Errorf("not kept are %v of %+v, and %d descriptors are stored", got, l, s.count())
-			}
-			return nil
-		})
-	}
-	unkept(other)
-	out, err := exec.Command(program.Path, "hold", "--list", "--socket", r.socket).CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "not kept beyond the holder") {
-		t.Errorf("hold --list: %v, %s", err, out)
-	}
-	r.Until("unmounted", func() error { return unix.Unmount(r.at, 0) })
-	unkept()
-	r.at = other
-	r.clean(r.server())
-}
-
 // A mount with a holder of its own: whatever ends its process the holder starts the
 // next one, also of another version at --replace. It ends with the mount.
 func TestOwnHolder(t *testing.T) {
@@ -504,59 +311,32 @@ func TestOwnHolder(t *testing.T) {
 	}
 }
 
-// The holder itself is killed, alone and together with who serves: systemd has
-// the descriptors, and mounts go on.
+// The holder is killed, and told to end: who serves goes on, and gives the next holder what
+// the last one had, so that the mount outlives its process again.
 func TestHolderRestarted(t *testing.T) {
-	r := newRig(t)
-	s := newSystemd(r)
-	holder := s.start()
-	first := r.mount()
+	r := newRig(t, "--patience", "90s")
+	r.mount()
 	pid := r.server()
 	u := r.load("append", "tree", "locks", "unlinked", "blocks")
-	stored := func() error {
-		if n := s.count(); n != 2 {
-			return fmt.Errorf("%d descriptors are stored", n)
-		}
-		return nil
+	for _, end := range []func(){
+		r.holder.Kill,
+		func() {
+			if err := r.holder.Stop(60 * time.Second); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		end()
+		r.startHolder("--patience", "90s")
+		r.Until("held again", func() error {
+			if now := r.server(); now != pid {
+				return fmt.Errorf("by %d, not %d", now, pid)
+			}
+			return nil
+		})
+		r.kill()
+		pid = r.succeed("/")
 	}
-	r.Until("stored", stored)
-
-	// Who serves goes on, and finds the next holder; another one waits for that.
-	holder.Kill()
-	holder = s.start()
-	if _, _, ok, err := r.dial().Take(r.at, false); err == nil || r.server() != pid {
-		t.Fatalf("another one got the mount: %v %v, served by %d, not %d", ok, err, r.server(), pid)
-	}
-	r.Until("stored", stored)
-
-	// It is killed when it has stored one of two: what is whole is held, and who
-	// serves the rest comes back.
-	holder.Kill()
-	s.forget(1)
-	holder = s.start()
-	r.Until("held again", func() error {
-		if r.server() != pid {
-			return errors.New("not yet")
-		}
-		return nil
-	})
-	r.Until("stored", stored)
-
-	// Both: the next process takes over from the descriptors alone.
-	holder.Kill()
-	first.Kill()
-	holder = s.start()
-	r.Run("mount", "--dir", filepath.Join(r.Dir, "c"), "--hold="+r.socket, "/", r.at)
-	pid = r.next(pid)
 	u.end()
 	r.clean(pid)
-	r.Until("nothing stored", func() error {
-		if n := s.count(); n != 0 {
-			return fmt.Errorf("%d descriptors", n)
-		}
-		return nil
-	})
-	if err := holder.Stop(60 * time.Second); err != nil {
-		t.Error(err)
-	}
 }
