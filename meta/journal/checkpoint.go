@@ -31,8 +31,8 @@ type Checkpoint struct {
 	Position
 	Term  meta.Term
 	Files []File
-	// Manifest holds the list of files when it is too long for the record;
-	// then Files is empty.
+	// Manifest holds the list of files when it is too long for the record; then Files is
+	// empty.
 	Manifest meta.BlobRef
 }
 
@@ -40,14 +40,14 @@ type Checkpoint struct {
 type File struct {
 	Name string   // in the state's directory, no slash
 	Size uint64   // bytes
-	Sum  [16]byte // SHA-256 of its bytes, cut to 16 bytes
+	Sum  [16]byte // SHA-256 of the file's bytes, cut to 16 bytes
 	Ref  meta.BlobRef
 }
 
-// CheckpointVersion is the newest checkpoint format this program knows.
+// CheckpointVersion is the newest checkpoint format of this program.
 const CheckpointVersion = 1
 
-// MaxInlineFiles is the most bytes that the list of files may take in a record.
+// MaxInlineFiles bounds the bytes of the list of files in a record.
 const MaxInlineFiles = 256 << 10
 
 const (
@@ -83,7 +83,7 @@ func EncodeCheckpoint(cp Checkpoint) ([]byte, error) {
 	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli)), nil
 }
 
-// DecodeCheckpoint reads what EncodeCheckpoint made. Errors: Corrupt, Version.
+// DecodeCheckpoint decodes the output of EncodeCheckpoint. Errors: Corrupt, Version.
 func DecodeCheckpoint(b []byte) (Checkpoint, error) {
 	corrupt := func(why string) (Checkpoint, error) {
 		return Checkpoint{}, meta.E("decode checkpoint", meta.Corrupt, "", fmt.Errorf("%s", why))

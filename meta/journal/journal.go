@@ -45,14 +45,14 @@ const HeaderSize = 64
 // Version is the newest entry format this program writes and reads.
 const Version = 1
 
-// Hash names an entry and all before it.
+// Hash identifies an entry and all entries before it.
 type Hash [16]byte
 
 // String renders the hash as 32 hexadecimal digits.
 func (h Hash) String() string { return hex.EncodeToString(h[:]) }
 
-// Position is a place in a log: everything up to and including entry Seq, whose
-// hash is Hash. The zero Position is before the first entry.
+// Position is a place in a log: all entries up to and including Seq, whose hash is Hash. The
+// zero Position is before the first entry.
 type Position struct {
 	Seq  meta.Seq
 	Hash Hash
@@ -61,7 +61,7 @@ type Position struct {
 // String renders the position for people.
 func (p Position) String() string { return fmt.Sprintf("%d/%s", p.Seq, p.Hash) }
 
-// Entry is one commit. Make one with Next; Payload is not copied.
+// Entry is one commit. Next makes an entry; it does not copy Payload.
 type Entry struct {
 	Volume  meta.VolumeID
 	Seq     meta.Seq
@@ -83,62 +83,58 @@ func Next(v meta.VolumeID, after Position, term meta.Term, payload []byte) Entry
 	return e
 }
 
-// Log is the journal of one volume. The owner alone appends and trims; anyone
-// may read. Only one Append may run at a time.
+// Log is the journal of one volume. Only the owner appends and trims; any process may read.
+// Only one Append may run at a time.
 type Log interface {
-	// Append commits e, which must follow the last entry. When it returns nil,
-	// e is durable on a majority. A commit whose outcome is unknown (a timeout,
-	// a lost connection) is settled before Append returns: it is proposed again
-	// and read back until it is there with the same bytes, or until another
-	// owner makes it impossible. Only if ctx ends or the lease is lost before
-	// that does it return Unavailable: then the entry may or may not be there,
-	// every later Append on this Log fails, and the caller must drop what it
-	// did not see committed, take ownership again and read to the end.
-	// Errors: Fenced (another owner, or ownership lost; e is not in the log and
-	// never will be), NoSpace (nothing was written), ResourceExceeded (payload
-	// too large), Corrupt (the log is not what this owner wrote), Again (e does
-	// not follow the end), Unavailable.
+	// Append commits e, which must follow the last entry. When it returns nil, e is durable on
+	// a majority of etcd. Append settles a commit of unknown outcome (a timeout, a lost
+	// connection) before it returns: it proposes the entry again and reads it back until the
+	// entry is there with the same bytes, or until another owner makes the commit impossible.
+	// If ctx ends or the lease is lost before that, Append returns Unavailable: the entry may
+	// or may not be there, every later Append on this Log fails, and the caller must drop
+	// uncommitted state, take ownership again and read to the end. Errors: Fenced (another
+	// owner, or ownership lost; e is not in the log and never will be), NoSpace (nothing was
+	// written), ResourceExceeded (payload too large), Corrupt (the log has entries that this
+	// owner did not write), Again (e does not follow the end), Unavailable.
 	Append(ctx context.Context, e Entry) error
 
-	// Read calls fn for every entry after a position, in order, up to the end
-	// of the log as it was at some moment after Read was called. Payloads
-	// belong to fn. Each entry is checked: its checksum, its number, its hash,
-	// and that it continues the one before. fn's error ends the reading.
-	// Errors: Stale (entries after the position were trimmed: load the
-	// checkpoint), Ahead (the log ends before the position: what keeps it was
-	// set back to an older copy, and nothing may be written over what the
-	// reader has), Corrupt (a gap or a mismatch), Version, Unavailable.
+	// Read calls fn for every entry after a position, in order, up to the end of the log at
+	// some moment after the call. fn owns the payloads. Read checks each entry: its checksum,
+	// its number, its hash, and that it continues the previous one. An error of fn ends Read.
+	// Errors: Stale (entries after the position were trimmed: load the checkpoint), Ahead (the
+	// log ends before the position: its storage was set back to an older copy, and nothing may
+	// be written over the reader's state), Corrupt (a gap or a mismatch), Version,
+	// Unavailable.
 	Read(ctx context.Context, after Position, fn func(Entry) error) error
 
-	// Follow reads like Read and goes on as the log grows, until ctx ends
-	// (its error is ctx's), fn fails, or one of Read's errors. caughtUp, if not
-	// nil, is called each time the end was reached.
+	// Follow reads like Read and continues as the log grows, until ctx ends (its error is
+	// ctx's), fn fails, or one of Read's errors. If caughtUp is not nil, Follow calls it each
+	// time it has reached the end.
 	Follow(ctx context.Context, after Position, fn func(Entry) error, caughtUp func()) error
 
 	// Entry reads one entry. Errors: NotFound, Corrupt, Version, Unavailable.
 	Entry(ctx context.Context, seq meta.Seq) (Entry, error)
 
-	// Trim records a checkpoint, durable and read back, then deletes the
-	// entries before cp.Seq, never the last one, nor what a pin holds. The
-	// entry cp.Seq must exist with cp.Hash.
-	// Errors: Fenced, Corrupt (no such entry), Invalid (cp is older than the
-	// recorded one), NoSpace, Unavailable.
+	// Trim records a checkpoint, durably and verified by reading it back, then deletes the
+	// entries before cp.Seq, except the last entry and entries protected by a pin. The entry
+	// cp.Seq must exist with cp.Hash. Errors: Fenced, Corrupt (no such entry), Invalid (cp is
+	// older than the recorded one), NoSpace, Unavailable.
 	Trim(ctx context.Context, cp Checkpoint) error
 
-	// Checkpoint gives the recorded checkpoint, and false if there is none.
+	// Checkpoint returns the recorded checkpoint, and false if there is none.
 	Checkpoint(ctx context.Context) (Checkpoint, bool, error)
 
-	// Pin gives the recorded checkpoint and holds it, and the entries after it,
-	// against trimming until release is called or the reader's lease ends. Who
-	// deletes the files of older checkpoints asks OldestPin first.
-	// Errors: NotFound (no checkpoint), Unavailable.
+	// Pin returns the recorded checkpoint, and protects it and the entries after it from
+	// trimming until release is called or the reader's lease ends. Before the files of older
+	// checkpoints are deleted, the caller must ask OldestPin. Errors: NotFound (no
+	// checkpoint), Unavailable.
 	Pin(ctx context.Context) (cp Checkpoint, release func(context.Context) error, err error)
 
-	// OldestPin gives the lowest entry number that a reader holds, and false if
-	// nobody holds any.
+	// OldestPin returns the lowest entry number that a reader protects, and false if there is
+	// no pin.
 	OldestPin(ctx context.Context) (meta.Seq, bool, error)
 
-	// Size is the bytes that the entries of the log take.
+	// Size returns the bytes of all entries.
 	Size(ctx context.Context) (int64, error)
 }
 
@@ -185,8 +181,8 @@ func Encode(e Entry) ([]byte, error) {
 	return append(b, e.Payload...), nil
 }
 
-// Decode reads an entry and checks its checksum and hash; the payload shares
-// b's memory. Errors: Corrupt, Version.
+// Decode decodes an entry and checks its checksum and hash; the payload shares b's memory.
+// Errors: Corrupt, Version.
 func Decode(b []byte) (Entry, error) {
 	corrupt := func(format string, a ...any) (Entry, error) {
 		return Entry{}, meta.E("decode journal entry", meta.Corrupt, "", fmt.Errorf(format, a...))
@@ -222,15 +218,15 @@ func Decode(b []byte) (Entry, error) {
 	return e, nil
 }
 
-// Chain checks entries as they are read: that each belongs to the volume and
-// continues the one before.
+// Chain checks entries as they are read: each must belong to the volume and continue the
+// previous one.
 type Chain struct {
 	Volume meta.VolumeID
 	At     Position
 	Term   meta.Term // of the last entry seen
 }
 
-// Step accepts the next entry or says why it is none. Errors: Corrupt.
+// Step accepts the next entry or returns why it is not the next. Errors: Corrupt.
 func (c *Chain) Step(e Entry) error {
 	var why error
 	switch {

@@ -11,9 +11,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// New gives the log of a volume that s keeps. lost is closed when the process
-// may own the volume no more (its lease ran out, or was released); nil for a
-// reader.
+// New returns the log of a volume in the store s. lost is closed when the process must no
+// longer own the volume (its lease ran out, or was released); nil for a reader.
 func New(v meta.VolumeID, s Store, lost <-chan struct{}) *Journal {
 	return &Journal{volume: v, store: s, lost: lost}
 }
@@ -24,10 +23,10 @@ type Journal struct {
 	store  Store
 	lost   <-chan struct{}
 
-	// appending is held by the one Append or Trim that may write. It is held
-	// across calls of the store: there is nothing else to do meanwhile.
+	// appending is held by the single running Append or Trim, also during calls of the store:
+	// nothing else may happen meanwhile.
 	appending sync.Mutex
-	head      Position // end of the log, as this owner knows it; under appending
+	head      Position // the end of the log as this owner knows it; under appending
 	known     bool     // head was read
 	broken    error    // an outcome stayed unknown: no Append succeeds any more
 
@@ -40,15 +39,14 @@ type Journal struct {
 
 var _ Log = (*Journal)(nil)
 
-// Pauses between proposals of an entry whose outcome is unknown, and between
-// readings of a follower that got no hint.
+// Pauses between proposals of an entry of unknown outcome, and between reads of a follower
+// without a hint.
 const (
 	minPause      = 5 * time.Millisecond
 	maxPause      = 500 * time.Millisecond
 	followPoll    = time.Second
 	maxFollowPoll = 8 * time.Second
-	// How long a proposal is waited for before it is made again: first, and at
-	// most.
+	// The first and the longest time to wait for a proposal before it is repeated.
 	minPatience = 300 * time.Millisecond
 	maxPatience = 8 * time.Second
 )
@@ -119,19 +117,18 @@ func (j *Journal) findHead(ctx context.Context) error {
 
 // commit proposes value as entry seq until the outcome is certain.
 //
-// The plain way, to read back after a timeout and take absence for failure,
-// loses: the proposal may still be under way and be committed later, behind the
-// reader's back. So while this owner's key stands, the same bytes are proposed
-// again; whichever proposal wins, the entry is there once. When the key is gone
-// it never comes back with the same revision, so what is absent then stays
+// The plain way, reading back after a timeout and taking absence for failure, is wrong: the
+// proposal may still be under way and be committed later. So while this owner's key exists,
+// commit proposes the same bytes again; whichever proposal wins, the entry is there once.
+// After the key is gone, it never returns with the same revision, so an absent entry stays
 // absent.
 func (j *Journal) commit(ctx context.Context, seq meta.Seq, value []byte) error {
 	const op = "append to journal"
 	pause := minPause
 	tries := 0
 	for uncertain := false; ; tries++ {
-		// A proposal may be lost with etcd's leader, or sit with a member that
-		// stands still: the next one goes another way. There are three as a rule.
+		// A proposal may be lost with etcd's leader, or hang with a member that stands still:
+		// the next one takes another way. Usually there are three members.
 		try, cancel := context.WithTimeout(ctx, min(minPatience<<min(tries/3, 8), maxPatience))
 		done, err := j.store.Commit(try, seq, value)
 		cancel()
@@ -139,7 +136,8 @@ func (j *Journal) commit(ctx context.Context, seq meta.Seq, value []byte) error 
 			return nil
 		}
 		if k := meta.KindOf(err); err != nil && !uncertain && (k == meta.NoSpace || k == meta.ResourceExceeded) {
-			// The proposal that fills etcd up is applied, and answered so all the same.
+			// etcd applies the proposal that fills its quota, and answers it with the same
+			// error.
 			in, rerr := j.store.Inspect(ctx, seq)
 			switch {
 			case rerr == nil && bytes.Equal(in.Value, value):
@@ -170,7 +168,7 @@ func (j *Journal) commit(ctx context.Context, seq meta.Seq, value []byte) error 
 	}
 }
 
-// sleep waits before another try; it fails when ctx ended or ownership was lost.
+// sleep waits before another attempt; it fails when ctx has ended or ownership was lost.
 func (j *Journal) sleep(ctx context.Context, pause *time.Duration, cause error) error {
 	t := time.NewTimer(*pause)
 	defer t.Stop()
@@ -235,8 +233,8 @@ func (j *Journal) Read(ctx context.Context, after Position, fn func(Entry) error
 	return err
 }
 
-// read is Read. With onward the position's own entry is not read again: what
-// follows it names it, but a log that was set back goes unnoticed.
+// read is Read. With onward, it does not read the entry at the position again: the next entry
+// has its hash, but a log that was set back goes unnoticed.
 func (j *Journal) read(ctx context.Context, chain Chain, onward bool, fn func(Entry) error) (Chain, error) {
 	after := chain.At
 	from := after.Seq
@@ -253,7 +251,7 @@ func (j *Journal) read(ctx context.Context, chain Chain, onward bool, fn func(En
 		if err != nil {
 			return err
 		}
-		if r.Seq == after.Seq { // the entry that the reader says it has
+		if r.Seq == after.Seq { // the reader's last entry
 			if e.Hash != after.Hash {
 				return meta.E("read journal", meta.Corrupt, j.subject(r.Seq), fmt.Errorf("its hash is %s, the reader has %s", e.Hash, after.Hash))
 			}
@@ -265,7 +263,7 @@ func (j *Journal) read(ctx context.Context, chain Chain, onward bool, fn func(En
 		return fn(e)
 	})
 	if err == nil && !seen {
-		// A log is never empty after its first entry: the last one is kept.
+		// After its first entry a log is never empty: the last entry is kept.
 		if after.Seq > 0 {
 			return chain, meta.E("read journal", meta.Ahead, j.subject(after.Seq), errors.New("the log ends before it: etcd was set back to an older copy. Give it its newest data back, or let 'penstock cluster restore' decide (docs/operations.md, etcd is lost)"))
 		}
@@ -276,7 +274,7 @@ func (j *Journal) read(ctx context.Context, chain Chain, onward bool, fn func(En
 	return chain, err
 }
 
-// missing says why entries from want up to before found are not there.
+// missing returns why the entries from want up to before found are absent.
 func (j *Journal) missing(ctx context.Context, want, found meta.Seq) error {
 	cp, ok, err := j.Checkpoint(ctx)
 	if err != nil {
@@ -309,8 +307,8 @@ func (j *Journal) Follow(ctx context.Context, after Position, fn func(Entry) err
 		case err == nil && caughtUp != nil:
 			caughtUp()
 		}
-		// A log that stands still is looked at less often; the hint is what
-		// makes a follower quick, the poll what makes it certain.
+		// A log without new entries is polled less often. Hints make a follower quick, polling
+		// makes it certain.
 		if wait = min(2*wait, maxFollowPoll); chain.At != before || err != nil {
 			wait = followPoll
 		}
@@ -347,7 +345,7 @@ func (j *Journal) Checkpoint(ctx context.Context) (Checkpoint, bool, error) {
 	return cp, cp.Seq > 0, err
 }
 
-// checkpoint gives the record with its revision; a zero Seq means none.
+// checkpoint returns the record with its revision; a zero Seq means that there is none.
 func (j *Journal) checkpoint(ctx context.Context) (Checkpoint, int64, error) {
 	b, rev, err := j.store.Checkpoint(ctx)
 	if err != nil || b == nil {
@@ -395,8 +393,8 @@ func (j *Journal) Trim(ctx context.Context, cp Checkpoint) error {
 	return nil
 }
 
-// record puts the checkpoint and reads it back. The record's revision is
-// compared, so that a late duplicate of an older put changes nothing.
+// record writes the checkpoint and reads it back. It compares the record's revision, so that a
+// late duplicate of an older write changes nothing.
 func (j *Journal) record(ctx context.Context, cp Checkpoint) error {
 	const op = "record checkpoint"
 	value, err := EncodeCheckpoint(cp)
@@ -433,9 +431,8 @@ func (j *Journal) record(ctx context.Context, cp Checkpoint) error {
 
 // Pin is documented at Log.
 func (j *Journal) Pin(ctx context.Context) (Checkpoint, func(context.Context) error, error) {
-	// Trim puts the checkpoint, then reads the pins, then deletes. So if the
-	// checkpoint is unchanged after the pin was put, whoever replaces it later
-	// sees the pin.
+	// Trim writes the checkpoint, then reads the pins, then deletes. So if the checkpoint is
+	// unchanged after the pin was written, a later Trim sees the pin.
 	for {
 		cp, _, err := j.checkpoint(ctx)
 		if err != nil {
@@ -463,7 +460,7 @@ func (j *Journal) OldestPin(ctx context.Context) (meta.Seq, bool, error) {
 	return j.store.OldestPin(ctx)
 }
 
-// Size is documented at Log. The log is read once to learn it.
+// Size is documented at Log. The first call reads the whole log.
 func (j *Journal) Size(ctx context.Context) (int64, error) {
 	j.appending.Lock()
 	defer j.appending.Unlock()
@@ -485,7 +482,7 @@ func (j *Journal) Size(ctx context.Context) (int64, error) {
 		return nil
 	})
 	if err != nil || j.lost == nil {
-		return total, err // a reader can't keep count of what others write
+		return total, err // a reader can't count the entries that others write
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -42,7 +42,7 @@ type Manifest struct {
 // KeyValue is one record of the cluster; the key has no cluster prefix.
 type KeyValue struct{ Key, Value []byte }
 
-// ManifestVersion is the manifest format that this program knows.
+// ManifestVersion is the manifest format of this program.
 const ManifestVersion = 1
 
 const (
@@ -75,7 +75,7 @@ func EncodeManifest(m Manifest) ([]byte, error) {
 	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli)), nil
 }
 
-// DecodeManifest reads what EncodeManifest made. Errors: Corrupt, Version.
+// DecodeManifest decodes the output of EncodeManifest. Errors: Corrupt, Version.
 func DecodeManifest(b []byte) (Manifest, error) {
 	corrupt := func(why string) (Manifest, error) {
 		return Manifest{}, meta.E("decode manifest", meta.Corrupt, "", fmt.Errorf("%s", why))
@@ -133,8 +133,8 @@ func DecodeManifest(b []byte) (Manifest, error) {
 	return m, nil
 }
 
-// LooksLikeManifest tells from the first bytes of a blob whether it may be a
-// manifest that stands for itself.
+// LooksLikeManifest reports whether a blob with these first bytes may be a self-contained
+// manifest.
 func LooksLikeManifest(head []byte) bool {
 	return len(head) >= 4 && head[0] == 'P' && head[1] == 'F' && head[2] >= ManifestVersion && head[3] == 0
 }

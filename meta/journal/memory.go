@@ -8,8 +8,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Memory is the in-memory form: the log of one volume, shared by as many
-// owners and readers as a test needs. Faults are put in front with Intercept.
+// Memory is the in-memory form: the log of one volume, shared by the owners and readers of a
+// test. Intercept adds faults.
 type Memory struct {
 	volume meta.VolumeID
 
@@ -30,7 +30,7 @@ func NewMemory(v meta.VolumeID) *Memory {
 	return &Memory{volume: v, pins: map[int64]meta.Seq{}, hints: map[chan struct{}]struct{}{}}
 }
 
-// Take makes the caller the owner: who owned before is fenced from now on.
+// Take makes the caller the owner: the previous owner is fenced from now on.
 func (m *Memory) Take() (Store, meta.Term) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -40,7 +40,7 @@ func (m *Memory) Take() (Store, meta.Term) {
 	return &memoryStore{m, m.owner}, m.term
 }
 
-// Reader gives a store that owns nothing.
+// Reader returns a store without ownership.
 func (m *Memory) Reader() Store { return &memoryStore{m, -1} }
 
 // SetFull makes every write fail with NoSpace, as etcd's alarm does.
@@ -50,8 +50,7 @@ func (m *Memory) SetFull(full bool) {
 	m.full = full
 }
 
-// Damage replaces the bytes of a record behind the log's back; a nil value
-// removes it.
+// Damage replaces the bytes of a record behind the log's back; a nil value removes the record.
 func (m *Memory) Damage(seq meta.Seq, value []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -73,7 +72,7 @@ type memoryStore struct {
 	token int64
 }
 
-// find gives the index of record seq, or where it would be.
+// find returns the index of record seq, or the index at which it would be.
 func (m *Memory) find(seq meta.Seq) (int, bool) {
 	for i, r := range m.records {
 		if r.Seq >= seq {

@@ -6,42 +6,39 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Store is what a log needs of the system that keeps it: compare-and-put of
-// numbered records under a fence. Every read is linearizable. New makes a Log
-// of it; the rules of the log are written once, there.
+// Store is the storage of a log: compare-and-put of numbered records under a fence. Every read
+// is linearizable. New makes a Log of a Store; the rules of the log are implemented once,
+// there.
 //
-// A Store's error of kind NoSpace, ResourceExceeded or Fenced means that
-// nothing was written and nothing will be; after any other error the write may
-// have happened, or may happen later.
+// After an error of kind NoSpace, ResourceExceeded or Fenced, nothing was written and nothing
+// will be. After any other error the write may have happened, or may happen later.
 type Store interface {
-	// Commit puts record seq if this store's owner still owns the volume,
-	// record seq-1 is there (for seq 1: no checkpoint is) and record seq is not.
-	// It reports whether it did.
+	// Commit writes record seq if this store's owner still owns the volume, record seq-1
+	// exists (for seq 1: no checkpoint exists) and record seq does not. It reports whether it
+	// wrote.
 	Commit(ctx context.Context, seq meta.Seq, value []byte) (bool, error)
-	// Inspect tells, at one moment: record seq (nil if absent), whether record
-	// seq-1 is there, and whether this store's owner owns the volume.
+	// Inspect returns, as of one moment: record seq (nil if absent), whether record seq-1
+	// exists, and whether this store's owner owns the volume.
 	Inspect(ctx context.Context, seq meta.Seq) (Inspection, error)
 	// Range gives up to limit records from seq on, ascending.
 	Range(ctx context.Context, from meta.Seq, limit int) ([]Record, error)
-	// Last gives the last record, or one without a value if there is none.
+	// Last returns the last record, or a record without a value if there is none.
 	Last(ctx context.Context) (Record, error)
-	// Checkpoint gives the checkpoint record and its revision; nil and 0 if
-	// there is none.
+	// Checkpoint returns the checkpoint record and its revision; nil and 0 if there is none.
 	Checkpoint(ctx context.Context) ([]byte, int64, error)
-	// PutCheckpoint replaces the checkpoint record if its revision is still rev
-	// and this store's owner owns the volume. It reports whether it did.
+	// PutCheckpoint replaces the checkpoint record if its revision is still rev and this
+	// store's owner owns the volume. It reports whether it did.
 	PutCheckpoint(ctx context.Context, rev int64, value []byte) (bool, error)
-	// DeleteBefore deletes the records before seq and frees their space. It may
-	// be repeated, and may happen late: the caller recorded that nobody needs
-	// them.
+	// DeleteBefore deletes the records before seq and frees their space. It may be repeated,
+	// and may happen late: the caller has recorded that nobody needs the records.
 	DeleteBefore(ctx context.Context, seq meta.Seq) error
 	// Pin holds records and checkpoint from seq on for a reader until release
 	// or until the reader's lease ends.
 	Pin(ctx context.Context, seq meta.Seq) (release func(context.Context) error, err error)
 	// OldestPin gives the lowest pinned number, and false if nothing is pinned.
 	OldestPin(ctx context.Context) (meta.Seq, bool, error)
-	// Hint gives a channel that may receive when the log grows. It is only a
-	// hint: it may miss growth, or cry wolf. It ends with ctx.
+	// Hint returns a channel that may receive when the log grows. Hints may be missing, or
+	// false. The channel ends with ctx.
 	Hint(ctx context.Context) <-chan struct{}
 }
 
@@ -51,19 +48,18 @@ type Record struct {
 	Value []byte
 }
 
-// Inspection is what Inspect tells.
+// Inspection is the result of Inspect.
 type Inspection struct {
 	Value []byte // of the record, nil if absent
-	Prev  bool   // the record before is there
+	Prev  bool   // the previous record exists
 	Owned bool
 }
 
-// Interceptor stands between a log and its Store, for tests: it may delay do,
-// leave it out, call it later from elsewhere, or hide its result. op is the
-// Store's method.
+// Interceptor stands between a log and its Store in tests: it may delay do, omit it, call it
+// later from elsewhere, or hide its result. op is the Store's method.
 type Interceptor func(ctx context.Context, op string, do func(context.Context) error) error
 
-// Intercept gives a Store whose calls pass through f.
+// Intercept returns a Store whose calls pass through f.
 func Intercept(s Store, f Interceptor) Store { return &intercepted{s, f} }
 
 type intercepted struct {
@@ -71,7 +67,7 @@ type intercepted struct {
 	f Interceptor
 }
 
-// via calls do through f; the result is lost if f hides it.
+// via calls do through f. If f hides the result, it is lost.
 func via[T any](ctx context.Context, i *intercepted, op string, do func(context.Context) (T, error)) (T, error) {
 	done := make(chan T, 1) // do may run after f returned, or twice
 	err := i.f(ctx, op, func(ctx context.Context) error {

@@ -1,13 +1,13 @@
-// Package lock owns the advisory locks of one volume: fcntl(2) byte ranges and
-// flock(2), across all sessions, with who waits for what. It is a pure machine
-// in the owner's memory. Locks are not journaled: after a change of owner every
-// session claims its own again, before anything else runs.
+// Package lock is the state machine of one volume's advisory locks: fcntl(2) byte ranges and
+// flock(2), across all sessions, with the waiting requests. It is a pure machine in the
+// owner's memory. Locks are not journaled: after a change of owner every session claims its
+// own locks again, before any other operation runs.
 //
-// The rules are Linux's. The two kinds of locks don't see each other. Waiting
-// requests hold nobody up: a lock that fits is granted whoever waits. Turning a
-// flock from one type to the other gives up the old one first, so that a
-// refused conversion loses it (flock(2) says so). Deadlocks are looked for
-// among the fcntl locks of the whole volume; flocks can deadlock, as on Linux.
+// The rules are Linux's. The two kinds of locks don't see each other. Waiting requests don't
+// delay others: a lock that fits is granted, whoever waits. Converting a flock from one type
+// to the other releases the old one first, so a refused conversion loses it (flock(2) says
+// so). Deadlocks are detected among the fcntl locks of the whole volume; flocks can deadlock,
+// as on Linux.
 package lock
 
 import (
@@ -19,35 +19,34 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// MaxPerFile bounds the locks held and the requests waiting on one inode.
+// MaxPerFile bounds the locks and the waiting requests of one inode.
 const MaxPerFile = 1 << 16
 
 // maxOffset is the last byte that a lock can cover.
 const maxOffset = 1<<63 - 1
 
-// Ticket names a waiting request; the caller chooses it. Zero means that the
-// caller does not wait.
+// Ticket identifies a waiting request; the caller chooses it. Zero means that the caller does
+// not wait.
 type Ticket uint64
 
-// Answer is what became of a request, and of others because of it.
+// Answer is the result of a request, including its effects on other requests.
 type Answer struct {
 	Granted  bool
-	Conflict meta.Lock // when not granted: one lock that is in the way
-	Woken    []Ticket  // waiting requests that were granted now, in this order
+	Conflict meta.Lock // if not granted: one conflicting lock
+	Woken    []Ticket  // waiting requests that are granted now, in this order
 }
 
-// Table holds the locks of one volume. It is not safe for use by several
-// goroutines at once.
+// Table holds the locks of one volume. It is not safe for concurrent use.
 type Table struct {
 	files map[meta.Ino]*file
 	// waiting finds a request's inode.
 	waiting map[Ticket]meta.Ino
-	// sessions counts, for each session, its locks and requests by inode.
-	// INVARIANT: no count is zero.
+	// sessions counts, for each session, its locks and requests by inode. INVARIANT: no count
+	// is zero.
 	sessions map[meta.SessionID]map[meta.Ino]int
 }
 
-// owner is who can't be in conflict with itself.
+// owner is a lock owner: its locks never conflict with each other.
 type owner struct {
 	session meta.SessionID
 	id      uint64
@@ -61,10 +60,11 @@ type request struct {
 }
 
 type file struct {
-	// INVARIANT: in order of Start; ranges of one owner neither overlap nor, if
-	// they are of one type, touch.
+	// INVARIANT: sorted by Start; ranges of one owner neither overlap nor, if they are of one
+	// type, touch.
 	ranges []meta.Lock
-	// INVARIANT: one entry an owner; many, all LockRead, or one LockWrite.
+	// INVARIANT: at most one entry for an owner; either all are LockRead, or there is one
+	// LockWrite.
 	flocks []meta.Lock
 	queue  []request // oldest first; each in conflict with a held lock
 }
@@ -137,8 +137,8 @@ func (t *Table) Set(l meta.Lock, wait Ticket) (Answer, error) {
 	return a, err
 }
 
-// Get tells whether a lock could be taken: if not, which one is in the way
-// first, as F_GETLK does.
+// Get reports whether a lock could be taken and, if not, returns the first conflicting lock,
+// as F_GETLK does.
 func (t *Table) Get(l meta.Lock) (meta.Lock, bool) {
 	if f := t.files[l.Ino]; f != nil {
 		if c := f.conflict(&l); c != nil {
@@ -148,8 +148,8 @@ func (t *Table) Get(l meta.Lock) (meta.Lock, bool) {
 	return meta.Lock{}, false
 }
 
-// Cancel takes back a waiting request; false means that it waits no more: it
-// was granted, or never waited.
+// Cancel removes a waiting request; false means that it does not wait: it was granted, or
+// never waited.
 func (t *Table) Cancel(w Ticket) bool {
 	ino, ok := t.waiting[w]
 	if !ok {
@@ -164,8 +164,7 @@ func (t *Table) Cancel(w Ticket) bool {
 	return true
 }
 
-// DropOwner gives up all locks of one kind that an owner has on an inode, as
-// close(2) does.
+// DropOwner releases all locks of one kind that an owner has on an inode, as close(2) does.
 func (t *Table) DropOwner(ino meta.Ino, s meta.SessionID, id uint64, flock bool) (woken []Ticket) {
 	// Unlocking is never in conflict and needs no room: no error is possible.
 	a, err := t.Set(meta.Lock{Ino: ino, Session: s, Owner: id, Type: meta.LockUnlock, End: maxOffset, Flock: flock}, 0)
@@ -175,8 +174,8 @@ func (t *Table) DropOwner(ino meta.Ino, s meta.SessionID, id uint64, flock bool)
 	return a.Woken
 }
 
-// DropSession gives up everything that a session holds. Canceled are its own
-// waiting requests, which nobody will hear of again.
+// DropSession releases all locks of a session. canceled are the session's own waiting
+// requests.
 func (t *Table) DropSession(s meta.SessionID) (woken, canceled []Ticket) {
 	inos := make([]meta.Ino, 0, len(t.sessions[s]))
 	for ino := range t.sessions[s] {
@@ -203,7 +202,7 @@ func (t *Table) DropSession(s meta.SessionID) (woken, canceled []Ticket) {
 	return woken, canceled
 }
 
-// All gives every lock that is held, ordered by inode, kind and start.
+// All returns every lock, sorted by inode, kind and start.
 func (t *Table) All() []meta.Lock {
 	inos := make([]meta.Ino, 0, len(t.files))
 	for ino := range t.files {
@@ -217,8 +216,8 @@ func (t *Table) All() []meta.Lock {
 	return l
 }
 
-// Holdups gives the sessions whose locks are in the way of requests that wait: of
-// each the first, so that others may come when that one is gone.
+// Holdups returns the sessions with locks that conflict with waiting requests: for each
+// request the first, so others may follow when that session is gone.
 func (t *Table) Holdups() []meta.SessionID {
 	found := map[meta.SessionID]struct{}{}
 	for ticket, ino := range t.waiting {
@@ -234,7 +233,7 @@ func (t *Table) Holdups() []meta.SessionID {
 
 // ---- one file
 
-// conflict finds the first held lock that a request can't stand beside.
+// conflict returns the first lock that conflicts with a request.
 func (f *file) conflict(l *meta.Lock) *meta.Lock {
 	if l.Type == meta.LockUnlock {
 		return nil
@@ -259,8 +258,8 @@ func (f *file) flockOf(l *meta.Lock) int {
 	return slices.IndexFunc(f.flocks, func(h meta.Lock) bool { return ownerOf(&h) == ownerOf(l) })
 }
 
-// strength reports whether setting l weakens something that its owner holds,
-// so that others may now fit.
+// strength reports whether setting l weakens a lock of its owner, so that other requests may
+// fit now.
 func (f *file) strength(l *meta.Lock) bool {
 	for i := range f.ranges {
 		h := &f.ranges[i]
@@ -271,7 +270,7 @@ func (f *file) strength(l *meta.Lock) bool {
 	return false
 }
 
-// put records a lock that is in conflict with nothing, or an unlock.
+// put records a lock without conflicts, or an unlock.
 func (t *Table) put(f *file, l meta.Lock) {
 	if l.Flock {
 		if l.Type != meta.LockUnlock {
@@ -282,7 +281,7 @@ func (t *Table) put(f *file, l meta.Lock) {
 	}
 	was := len(f.ranges)
 	out := make([]meta.Lock, 0, was+2)
-	var right []meta.Lock // what remains behind l; it may begin before others do
+	var right []meta.Lock // the remainder behind l, which may begin before other ranges
 	for _, h := range f.ranges {
 		if ownerOf(&h) != ownerOf(&l) {
 			out = append(out, h)
@@ -318,7 +317,7 @@ func (t *Table) put(f *file, l meta.Lock) {
 	t.count(l.Session, l.Ino, len(out)-was)
 }
 
-// wake grants what now can be, oldest first.
+// wake grants the waiting requests that fit now, oldest first.
 func (t *Table) wake(f *file) (woken []Ticket) {
 	for again := true; again; {
 		again = false
@@ -331,7 +330,7 @@ func (t *Table) wake(f *file) (woken []Ticket) {
 			delete(t.waiting, r.ticket)
 			t.count(r.Session, r.Ino, -1)
 			if r.Flock {
-				// Its owner may have got one by another request meanwhile.
+				// Its owner may have got a flock by another request meanwhile.
 				if j := f.flockOf(&r.Lock); j >= 0 {
 					f.flocks = slices.Delete(f.flocks, j, j+1)
 					t.count(r.Session, r.Ino, -1)
@@ -339,7 +338,7 @@ func (t *Table) wake(f *file) (woken []Ticket) {
 			}
 			t.put(f, r.Lock)
 			woken = append(woken, r.ticket)
-			again = true // granting may weaken what its owner held
+			again = true // the grant may weaken a lock of its owner
 			break
 		}
 	}
@@ -377,8 +376,8 @@ func (t *Table) deadlock(l *meta.Lock) bool {
 	return reaches(l)
 }
 
-// waitsOf gives the range requests that an owner waits for. An owner may have
-// several: its threads share it.
+// waitsOf returns the range requests for which an owner waits. There may be several: the
+// threads of a process share one owner.
 func (t *Table) waitsOf(o owner) (l []meta.Lock) {
 	inos := make([]meta.Ino, 0, len(t.sessions[o.session]))
 	for ino := range t.sessions[o.session] {

@@ -6,28 +6,28 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Balance evens out how full the servers are that a policy's data may lie on.
-// What it proposes it books, so that one walk over all chunks proposes as many
-// moves as are wanted and no more. It is for one goroutine.
+// Balance evens out the fill of the servers on which a policy's data may lie. It records the
+// moves that it proposes, so that one walk over all chunks proposes as many moves as are
+// useful and no more. For one goroutine.
 //
-// A server's fill is what its disks say, less what is Leaving, more what is
-// Coming; where that is not certain, it counts as full as it may be when it would
-// get something, and as empty as it may be when it would give something. A move shows on the disk that gets it at once, and on the one that
-// gives it only when the old replica is deleted, a grace time later. Without
-// that, moves go on for as long, and then chunks move back.
+// The fill of a server is the used space of its disks, minus Leaving, plus Coming. Where the
+// reports are uncertain, the server counts as full as possible when it would get a chunk, and
+// as empty as possible when it would give one. A move shows on the target's disk at once, but
+// on the source's only when the old replica is deleted, a grace time later. Without this
+// accounting, moves would go on for the grace time, and later chunks would move back.
 type Balance struct {
 	m         *Map
 	p         *meta.Policy
 	threshold float64
-	total     []float64 // bytes by server; 0: it takes no part
+	total     []float64 // bytes by server; 0: does not take part
 	low, high []float64 // used bytes, at least and at most
 	mean      float64
-	lowest    float64 // fill: nobody has less, whatever was booked
+	lowest    float64 // lower bound of all fills, after all recorded moves
 }
 
-// Balance looks at the servers where the policy wants data, and at their disks
-// of its class. threshold is by how much the fill of two of them, a part of 1,
-// may differ before anything moves; zero or less: nothing ever moves.
+// Balance considers the servers where the policy wants data, and their disks of its class.
+// threshold is the difference of two fills, from 0 to 1, up to which nothing moves; zero or
+// less: nothing ever moves.
 func (m *Map) Balance(p *meta.Policy, threshold float64) *Balance {
 	b := &Balance{m: m, p: p, threshold: threshold, lowest: 1, total: make([]float64, len(m.servers)),
 		low: make([]float64, len(m.servers)), high: make([]float64, len(m.servers))}
@@ -53,7 +53,7 @@ func (m *Map) Balance(p *meta.Policy, threshold float64) *Balance {
 	return b
 }
 
-// Fill is the used part of a server, 0 to 1; 0 if it takes no part.
+// Fill returns the used part of a server, 0 to 1; 0 if the server does not take part.
 func (b *Balance) Fill(id meta.ServerID) float64 {
 	if i, ok := b.m.index(id); ok && b.total[i] > 0 {
 		return (b.low[i] + b.high[i]) / 2 / b.total[i]
@@ -61,9 +61,9 @@ func (b *Balance) Fill(id meta.ServerID) float64 {
 	return 0
 }
 
-// Move proposes to move one replica of a chunk that Plan is content with, of
-// length bytes on servers, from the fullest of them to one whose fill is lower
-// by more than the threshold, and stays no higher than that of the other.
+// Move proposes to move one replica of a chunk of length bytes, about which Plan has nothing
+// to do, from the fullest of its servers to a server whose fill is lower by more than the
+// threshold, and stays at most as high as the source's.
 func (b *Balance) Move(r Rand, servers []meta.ServerID, length uint64) (Step, bool) {
 	if b.threshold <= 0 {
 		return Step{}, false
@@ -84,8 +84,8 @@ func (b *Balance) Move(r Rand, servers []meta.ServerID, length uint64) (Step, bo
 		return Step{}, false
 	}
 	after := (b.low[from] - n) / b.total[from]
-	// First those that it leaves below the mean: one that gave until it was just
-	// there is not to get something back.
+	// First try targets that stay below the mean: a server that gave chunks until it reached
+	// the mean must not get any back.
 	within := func(most float64) *pool {
 		return m.poolOf(b.p, func(i int) bool {
 			return b.total[i] > 0 && b.high[i]/b.total[i] < below && (b.high[i]+n)/b.total[i] <= most &&

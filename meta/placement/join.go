@@ -7,39 +7,38 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// JoinRule says which parts of a file are copied together. A fragment is a run
-// of extents that lie one after the other in one chunk as they do in the file,
-// with or without holes between. Fragments of Small bytes or more stay where they
-// are: reading them costs no more than it must, and copying them much. Where
-// Least fragments or more that are smaller follow each other, they are joined.
+// JoinRule says which parts of a file are copied together. A fragment is a run of extents that
+// follow each other in one chunk as they do in the file, with or without holes between.
+// Fragments of at least Small bytes stay where they are: reading them costs little more than
+// necessary, and copying them much. A sequence of at least Least smaller fragments is joined.
 //
-// So for each fragment that goes, less than Small bytes are copied, and once for
-// Least fragments more at most Small again: however a file is overwritten, the
-// copying is bounded by the fragments that this makes.
+// So fewer than Small bytes are copied for each removed fragment, plus at most Small bytes for
+// each Least fragments: however a file is overwritten, the fragments that this makes bound the
+// copying.
 type JoinRule struct {
 	Least int    // at least 2; less: nothing is ever joined
 	Small uint64 // bytes
 }
 
-// Piece is an extent as joining sees it.
+// Piece is an extent in the form that joining needs.
 type Piece struct {
 	meta.Extent
-	// Fixed: it must stay where it is. A snapshot or another file refers to these
-	// bytes, too, so that a copy would double them; or its chunk is still open, or
-	// another volume's, or out of reach.
+	// Fixed: the piece must stay where it is. A snapshot or another file refers to its bytes,
+	// too, so that a copy would double them; or its chunk is open, belongs to another volume,
+	// or is out of reach.
 	Fixed bool
 }
 
-// Stretch is a part of a file that is to be joined.
+// Stretch is a part of a file that should be joined.
 type Stretch struct {
 	Pieces    []Piece
 	Fragments int
 	Bytes     uint64
 }
 
-// Stretches finds what is to be joined of a file whose extents are pieces, in
-// order. It keeps a part of pieces. Preallocated space, which is in no chunk,
-// counts as a hole.
+// Stretches returns the parts of a file that should be joined. pieces are the file's extents,
+// in order; the result shares their memory. Preallocated space without a chunk counts as a
+// hole.
 func (r JoinRule) Stretches(pieces []Piece) (out []Stretch) {
 	if r.Least < 2 {
 		return nil
@@ -93,32 +92,30 @@ func (f *Fragmented) Size() (fragments int, bytes uint64) {
 	return fragments, bytes
 }
 
-// MostFragmented orders files: first those in which the fewest bytes are to be
-// copied for each fragment that goes.
+// MostFragmented orders files by the bytes copied for each removed fragment, the fewest first.
 func MostFragmented(a, b *Fragmented) int {
 	af, ab := a.Size()
 	bf, bb := b.Size()
 	return cmp.Or(cmp.Compare(float64(ab)*float64(bf), float64(bb)*float64(af)), cmp.Compare(bf, af), cmp.Compare(a.Ino, b.Ino))
 }
 
-// Part is what a file gives to a batch: pieces in order of their place in it.
+// Part is a file's part of a batch: pieces in the order of their offsets.
 type Part struct {
 	Ino    meta.Ino
 	Pieces []Piece
 }
 
-// Batch is what goes into one fresh chunk, in this order.
+// Batch is the contents of one new chunk, in order.
 type Batch struct {
 	Parts []Part
 	Bytes uint64
 }
 
-// Batches packs files into chunks of at most target bytes (one piece may be
-// larger, and is then alone), in the order in which they come. A file of alone
-// bytes or more shares no chunk with others, so that its end frees the chunk;
-// smaller ones are packed together.
+// Batches packs files, in their order, into chunks of at most target bytes (a larger single
+// piece gets a chunk of its own). A file of at least alone bytes shares no chunk with other
+// files, so that its deletion frees the chunk; smaller files are packed together.
 func Batches(files []Fragmented, target, alone uint64) (out []Batch) {
-	pack := -1 // index in out of the one being packed
+	pack := -1 // index in out of the batch being packed
 	for i := range files {
 		f := &files[i]
 		_, bytes := f.Size()
@@ -148,15 +145,15 @@ func Batches(files []Fragmented, target, alone uint64) (out []Batch) {
 	return out
 }
 
-// Uses counts what refers to pieces: each extent of the volume, of whatever
-// generation, is shown to it once.
+// Uses counts the references to pieces. The caller passes each extent of the volume, of every
+// generation, once.
 type Uses struct {
 	chunks map[meta.ChunkID]*usedChunk
 }
 
 type usedChunk struct {
 	ranges []meta.CopyRun // by Off, each once
-	seen   []uint32       // extents that overlap it
+	seen   []uint32       // extents that overlap the piece
 	most   uint64         // the longest
 }
 

@@ -17,10 +17,10 @@ func domainsOf(s meta.Spread) string {
 	return "hosts"
 }
 
-// Meets tells whether a chunk whose replicas lie on some servers is as the policy lets
-// chunks begin: each where it wants data, and no fewer than its least number, in as many
-// failure domains. A server that is not in the map is taken to be where it should be; one
-// that has disks of other classes beside may have its replica on these.
+// Meets reports whether a chunk with replicas on some servers meets the policy's conditions
+// for a new chunk: each server is where the policy wants data, and they are at least its least
+// number, in as many failure domains. A server missing in the map is assumed to be in the
+// right place. A server that also has disks of other classes may have its replica on those.
 func (m *Map) Meets(p *meta.Policy, on []meta.ServerID) bool {
 	mixed := slices.ContainsFunc(on, func(id meta.ServerID) bool {
 		i, ok := m.index(id)

@@ -6,8 +6,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Most is the number of replicas that a new chunk would have now, on none of the servers
-// to avoid; 0 if Choose would refuse it.
+// Most returns the number of replicas that a new chunk would have now, on none of the servers
+// in avoid; 0 if Choose would refuse it.
 func (m *Map) Most(p *meta.Policy, avoid []meta.ServerID) int {
 	l := m.pool(p, avoid)
 	domains := func(level meta.Spread) int {
@@ -20,11 +20,11 @@ func (m *Map) Most(p *meta.Policy, avoid []meta.ServerID) int {
 	if domains(p.Spread) < int(p.Least()) {
 		return 0
 	}
-	// What a spread does not allow a narrower one may, and hosts are the narrowest.
+	// A narrower spread may allow more replicas; hosts are the narrowest.
 	return min(domains(meta.SpreadHost), int(max(p.Replicas, 1)))
 }
 
-// With is the map with one server in another state.
+// With returns the map with one server in another state.
 func (m *Map) With(id meta.ServerID, state State) *Map {
 	all := slices.Clone(m.servers)
 	for i := range all {
@@ -35,13 +35,13 @@ func (m *Map) With(id meta.ServerID, state State) *Map {
 	return NewMap(all)
 }
 
-// Standing is how the replicas of a chunk stand that is still being appended to.
+// Standing counts the replicas of an open chunk by their state.
 type Standing struct {
 	Live int // good, and can be reached
 	Away int // out of reach for now, and counted on
 }
 
-// Counted is the number of replicas that are somewhere.
+// Counted returns the number of replicas that exist.
 func (s Standing) Counted() int { return s.Live + s.Away }
 
 // Standing counts a chunk's replicas as Plan does.
@@ -59,8 +59,8 @@ func (m *Map) Standing(replicas []Replica) (s Standing) {
 	return s
 }
 
-// ShortReason is what is wrong with a chunk that should have want replicas and has as
-// many as count; None if they are enough.
+// ShortReason returns the reason for repairing a chunk with counted replicas of want wanted
+// ones; None if they suffice.
 func ShortReason(counted, want int) Reason {
 	switch {
 	case counted == 0:
@@ -73,11 +73,10 @@ func ShortReason(counted, want int) Reason {
 	return UnderReplicate
 }
 
-// Fuller reports whether a chunk that is being appended to on some servers should end
-// where it is, since a new one would have more replicas, or more of them in failure domains
-// of their own: it was begun while servers were missing, or under another policy, and one
-// that may have the missing replica is there. avoid are the servers that its writer can't
-// reach.
+// Fuller reports whether the appending to an open chunk should end, because a new chunk would
+// have more replicas, or more of them in failure domains of their own: the chunk was begun
+// while servers were missing, or under another policy, and a server for a missing replica is
+// available now. avoid has the servers that the writer can't reach.
 func (m *Map) Fuller(p *meta.Policy, on, avoid []meta.ServerID) bool {
 	want := int(max(p.Replicas, 1))
 	apart := m.apart(p.Spread, on)
@@ -96,8 +95,8 @@ func (m *Map) Fuller(p *meta.Policy, on, avoid []meta.ServerID) bool {
 	return most > len(on) || most == len(on) && min(m.apart(p.Spread, pool), want) > apart
 }
 
-// apart counts the failure domains at a level that servers stand in; one that is not in
-// the map stands in one of its own.
+// apart counts the failure domains of servers at a level. A server missing in the map has a
+// domain of its own.
 func (m *Map) apart(level meta.Spread, servers []meta.ServerID) (n int) {
 	seen := map[int32]bool{}
 	for _, id := range servers {

@@ -1,13 +1,11 @@
-// Package placement owns the choice of servers: where a new chunk's replicas
-// go, and what is to be done about a chunk whose replicas are not where its
-// volume's policy wants them. It is pure: it sees the cluster as a Map, chance
-// comes in from outside, and the same input gives the same choice.
+// Package placement chooses servers: for the replicas of a new chunk, and for repairs of a
+// chunk whose replicas are not where its volume's policy wants them. The package is pure: it
+// sees the cluster as a Map, chance is an argument, and the same input gives the same choice.
 //
-// A server stands in the topology at a path like /dc1/rack3/node7. Failure
-// domains are its prefixes: the node is the whole path, the rack is the path
-// without its last part, the data centre is the first part. Servers that don't
-// say where they stand are nodes of their own in one unknown rack and centre,
-// so that a spread over racks is never believed without being told of racks.
+// A server has a place in the topology, a path like /dc1/rack3/node7. Failure domains are its
+// prefixes: the node is the whole path, the rack is the path without its last part, the data
+// centre is the first part. Servers without a place are nodes of their own in one unknown rack
+// and centre, so that a spread over racks never rests on unknown racks.
 package placement
 
 import (
@@ -30,15 +28,15 @@ type Server struct {
 	Host     string // boot id of the machine
 	Disks    []Disk
 	State    State
-	Load     uint32 // copies under way to it, and the like: less is better
-	// Leaving bytes are of replicas that no record names any more: they count
-	// as used in Disks, and will be free. Coming bytes were copied here and are
-	// not in Disks yet. Of Gone and Got bytes, deleted and copied just now, it is
-	// not certain whether Disks shows them. Balance alone looks at these.
+	Load     uint32 // copies to the server under way, and the like: less is better
+	// Leaving counts bytes of replicas that no record names any more: they count as used in
+	// Disks, and will be freed. Coming counts bytes that were copied here and are missing in
+	// Disks. Gone and Got count bytes deleted and copied just now, which Disks may or may not
+	// include. Only Balance uses these fields.
 	Leaving, Coming, Gone, Got uint64
 }
 
-// Disk is room of one class on a server.
+// Disk is the space of one class on a server.
 type Disk struct {
 	Class       string
 	Total, Free uint64 // bytes
@@ -48,18 +46,18 @@ type Disk struct {
 type State uint8
 
 const (
-	// Live: it can be reached and may get chunks.
+	// Live: reachable, may get chunks.
 	Live State = iota
-	// Away: out of reach, not for long yet. What it has counts; it gets nothing
-	// and is no source.
+	// Away: out of reach, but not for long yet. Its replicas count; it gets none and is no
+	// source.
 	Away
-	// Draining: it serves and is a source, and is to be emptied.
+	// Draining: serves and is a source, and should be emptied.
 	Draining
-	// Gone: out of reach for so long that what it had must be made again.
+	// Gone: out of reach for so long that its replicas must be made again.
 	Gone
 )
 
-// Map is the cluster as placement sees it, fixed once made.
+// Map is the cluster in the form that placement needs; it is immutable.
 type Map struct {
 	servers []Server // by id
 	// domain[level][i] numbers the failure domain of servers[i].
@@ -127,19 +125,19 @@ func (s *Server) room(class string) (total, free uint64) {
 	return total, free
 }
 
-// Reserve is the free space below which a disk gets no new chunks: a fiftieth
-// of it, at most 1 GiB, so that what was promised can be kept.
+// Reserve returns the free space below which a disk gets no new chunks: a fiftieth of the
+// disk, at most 1 GiB, so that promises to writers can be kept.
 func Reserve(total uint64) uint64 { return min(total/50, 1<<30) }
 
-// fitsOn reports whether one disk of a class has room for n bytes and is not
-// near its end then.
+// fitsOn reports whether one disk of a class has room for n bytes, and space beyond the
+// reserve afterwards.
 func (s *Server) fitsOn(class string, n uint64) bool {
 	return slices.ContainsFunc(s.Disks, func(d Disk) bool {
 		return (class == "" || d.Class == class) && d.Free > Reserve(d.Total) && d.Free-Reserve(d.Total) > n
 	})
 }
 
-// usable is the room on the disks of a class that are not near their end.
+// usable returns the free space on the disks of a class beyond their reserves.
 func (s *Server) usable(class string) (free uint64) {
 	for _, d := range s.Disks {
 		if (class == "" || d.Class == class) && d.Free > Reserve(d.Total) {
@@ -165,8 +163,8 @@ func (m *Map) Server(id meta.ServerID) (Server, bool) {
 // Servers lists all, by id.
 func (m *Map) Servers() []Server { return m.servers }
 
-// fits reports whether a server is where the policy wants data, apart from
-// what other replicas mean for it.
+// fits reports whether a server is where the policy wants data, apart from the places of other
+// replicas.
 func (m *Map) fits(i int, p *meta.Policy) bool {
 	s := &m.servers[i]
 	if !Within(s.Topology, p.Topology) {
@@ -179,7 +177,7 @@ func (m *Map) fits(i int, p *meta.Policy) bool {
 	return total > 0
 }
 
-// Outside tells whether one of some servers is not where the policy wants data.
+// Outside reports whether one of the servers is not where the policy wants data.
 func (m *Map) Outside(p *meta.Policy, on []meta.ServerID) bool {
 	return slices.ContainsFunc(on, func(id meta.ServerID) bool {
 		i, ok := m.index(id)
@@ -187,10 +185,9 @@ func (m *Map) Outside(p *meta.Policy, on []meta.ServerID) bool {
 	})
 }
 
-// Elsewhere tells whether a chunk that is still being appended to should end where it is,
-// and go on elsewhere: one of its servers is not where the policy wants data, and some
-// that has room is. How far apart its replicas are, and how many, is for when it is
-// sealed.
+// Elsewhere reports whether the appending to an open chunk should end and continue elsewhere:
+// one of its servers is not where the policy wants data, and a server with room is. The spread
+// and the number of replicas matter only when the chunk is sealed.
 func (m *Map) Elsewhere(p *meta.Policy, on []meta.ServerID) bool {
 	if !m.Outside(p, on) {
 		return false
@@ -203,21 +200,21 @@ func (m *Map) Elsewhere(p *meta.Policy, on []meta.ServerID) bool {
 	return false
 }
 
-// Writer is where whoever writes a chunk stands.
+// Writer is the place of a chunk's writer.
 type Writer struct {
 	Host     string // boot id
 	Topology string
 }
 
-// pool are the servers that may get a replica, with the sums that weigh them.
+// pool has the servers that may get a replica, with the sums of their weights.
 type pool struct {
 	m    *Map
 	idx  []int
 	sums []uint64 // sums[k]: of the weights of idx[0..k]
 }
 
-// weight is what a server's chance is proportional to, in MiB, so that the sum
-// over any cluster fits.
+// weight returns the weight of a server in a draw, in MiB, so that the sum over any cluster
+// fits.
 func weight(free uint64) uint64 { return max(free>>20, 1) }
 
 func (m *Map) pool(p *meta.Policy, avoid []meta.ServerID) *pool {
@@ -227,7 +224,7 @@ func (m *Map) pool(p *meta.Policy, avoid []meta.ServerID) *pool {
 	})
 }
 
-// poolOf is the pool of those servers with room that may get a replica.
+// poolOf returns the pool of the servers with room for which may is true.
 func (m *Map) poolOf(p *meta.Policy, may func(i int) bool) *pool {
 	l := &pool{m: m}
 	var sum uint64
@@ -246,8 +243,8 @@ func (m *Map) poolOf(p *meta.Policy, may func(i int) bool) *pool {
 	return l
 }
 
-// draw takes the better of two servers drawn by free space, among those whose
-// domain at the level is not taken; -1 if there is none.
+// draw draws two servers, weighted by free space, among those whose domain at the level is not
+// taken, and returns the better one; -1 if there is none.
 func (l *pool) draw(r Rand, level meta.Spread, taken []int32, class string) int {
 	if len(l.idx) == 0 {
 		return -1
@@ -261,7 +258,7 @@ func (l *pool) draw(r Rand, level meta.Spread, taken []int32, class string) int 
 				return i
 			}
 		}
-		// Most are taken: look at what is left.
+		// Most domains are taken: list the others.
 		var left []int
 		var sums []uint64
 		var sum uint64
@@ -287,7 +284,7 @@ func (l *pool) draw(r Rand, level meta.Spread, taken []int32, class string) int 
 	return a
 }
 
-// better prefers a server that has less to do for the room it has.
+// better prefers the server with less work for its space.
 func (m *Map) better(a, b int, class string) bool {
 	x, y := &m.servers[a], &m.servers[b]
 	xt, xf := x.room(class)
@@ -295,9 +292,9 @@ func (m *Map) better(a, b int, class string) bool {
 	return float64(xf)/float64(max(xt, 1))/float64(1+x.Load) > float64(yf)/float64(max(yt, 1))/float64(1+y.Load)
 }
 
-// AtBest is the map as it would be if all servers that are in use were there and empty:
-// a policy that it can't meet waits for new servers, not for old ones. Those that are
-// gone or to be emptied are not in it.
+// AtBest returns the map with all servers in use connected and empty: a policy that it can't
+// meet waits for new servers, not for old ones. Servers that are gone or draining are left
+// out.
 func (m *Map) AtBest() *Map {
 	var all []Server
 	for _, s := range m.servers {
@@ -331,7 +328,7 @@ func (m *Map) Choose(r Rand, p *meta.Policy, n int, w Writer, have, avoid []meta
 	return nil, m.refuse(p, n, have, avoid, got)
 }
 
-// widen adds to got what narrower spreads allow.
+// widen adds to got the servers that narrower spreads allow.
 func (m *Map) widen(r Rand, p *meta.Policy, n int, w Writer, have, avoid, got []meta.ServerID) []meta.ServerID {
 	for level := p.Spread; level > meta.SpreadHost && len(got) < n; {
 		level--
@@ -341,7 +338,7 @@ func (m *Map) widen(r Rand, p *meta.Policy, n int, w Writer, have, avoid, got []
 	return got
 }
 
-// choose picks up to n servers whose domains at a level are their own.
+// choose picks up to n servers in distinct domains of a level.
 func (m *Map) choose(r Rand, p *meta.Policy, level meta.Spread, n int, w Writer, have, avoid []meta.ServerID) (got []meta.ServerID) {
 	l := m.pool(p, avoid)
 	taken := m.taken(level, have)
@@ -362,7 +359,7 @@ func (m *Map) choose(r Rand, p *meta.Policy, level meta.Spread, n int, w Writer,
 	return got
 }
 
-// taken are the domains at a level that servers are in.
+// taken returns the domains of servers at a level.
 func (m *Map) taken(level meta.Spread, servers []meta.ServerID) (taken []int32) {
 	for _, id := range servers {
 		if i, ok := m.index(id); ok {
@@ -372,8 +369,8 @@ func (m *Map) taken(level meta.Spread, servers []meta.ServerID) (taken []int32) 
 	return taken
 }
 
-// local finds the server on the writer's machine with the most room, or else at
-// its place in the topology; -1 if there is none.
+// local returns the server on the writer's machine with the most room, or else a server at the
+// writer's place in the topology; -1 if there is none.
 func (l *pool) local(w Writer) int {
 	best, host := -1, false
 	for _, i := range l.idx {
@@ -433,8 +430,7 @@ func (m *Map) refuse(p *meta.Policy, n int, have, avoid, got []meta.ServerID) er
 	return meta.E("place chunk", kind, "", errors.New(text))
 }
 
-// distance counts the parts of two places that differ, from the node up: 0 on
-// one machine.
+// distance counts the parts in which two places differ, from the node up: 0 on one machine.
 func distance(a, b *Server) int {
 	if a.Host != "" && a.Host == b.Host && a.Topology == b.Topology {
 		return 0
@@ -448,8 +444,7 @@ func distance(a, b *Server) int {
 	return 2 + int(meta.SpreadDC)
 }
 
-// Nearest orders servers by their distance from one, the less loaded first
-// among equals.
+// Nearest sorts servers by their distance from to, and equally distant ones by load.
 func (m *Map) Nearest(to meta.ServerID, among []meta.ServerID) []meta.ServerID {
 	t, ok := m.Server(to)
 	if !ok {

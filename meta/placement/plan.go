@@ -6,22 +6,20 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// ReplicaState is what is known of one replica.
+// ReplicaState is the known state of one replica.
 type ReplicaState uint8
 
 const (
-	// Good: on its server, sealed as the journal says, as far as is known.
+	// Good: on its server, sealed as journaled, as far as known.
 	Good ReplicaState = iota
-	// Bad: corrupt, too short, sealed otherwise, or not there any more. Its
-	// server can be asked to copy it anew.
+	// Bad: corrupt, too short, sealed otherwise, or absent. Its server can copy it again.
 	Bad
-	// Unfit: good, and on a disk where it may not stay: of another class, or
-	// failing. It moves to another disk of its server, if one has room, or else
-	// to another server.
+	// Unfit: good, but on a disk where it may not stay: of another class, or failing. It moves
+	// to another disk of its server with room, or else to another server.
 	Unfit
 )
 
-// Replica is one replica of a chunk, by its record.
+// Replica is one replica in a chunk's record.
 type Replica struct {
 	Server meta.ServerID
 	State  ReplicaState
@@ -36,10 +34,10 @@ const (
 	Imbalance             // to even out how full servers are
 	Extra                 // more replicas than the policy wants
 	Evacuate              // a replica on a draining server, or on a failing disk
-	Misplaced             // a replica where the policy does not want it
-	BadReplica            // a replica that does not hold what it should
+	Misplaced             // a replica is not where the policy wants it
+	BadReplica            // a replica has wrong or missing bytes
 	UnderReplicate        // fewer replicas than the policy wants
-	Endangered            // only one
+	Endangered            // one replica is left
 	Lost                  // none: nothing can be done now
 )
 
@@ -47,18 +45,18 @@ var reasons = [...]string{"none", "imbalance", "extra", "evacuate", "misplaced",
 
 func (r Reason) String() string { return reasons[r] }
 
-// Step is what to do about a chunk: copy it from any of From to each of Add,
-// then make Keep and Add its replicas, then, later, delete it on Remove.
+// Step says what to do about a chunk: copy it from any of From to each of Add, then make Keep
+// and Add its replicas, then, later, delete it on Remove.
 type Step struct {
 	Reason Reason
 	Want   int // replicas, by the policy
-	Live   int // good replicas that can be reached
-	Away   int // replicas out of reach for now, that are counted on
+	Live   int // good, reachable replicas
+	Away   int // replicas out of reach at present, which still count
 	Add    []meta.ServerID
 	From   []meta.ServerID
 	Keep   []meta.ServerID // of the record, in its order
 	Remove []meta.ServerID
-	// Blocked: the policy is not met and nothing can be done about it now.
+	// Blocked: the policy is not met, and nothing can be done at present.
 	Blocked bool
 }
 
@@ -68,16 +66,15 @@ func (s *Step) Urgency() int { return int(s.Reason)<<8 - min(s.Live, 255) }
 // Work reports whether there is anything to do.
 func (s *Step) Work() bool { return len(s.Add) > 0 || len(s.Remove) > 0 }
 
-// Plan looks at one sealed chunk. The step it returns is safe to take, and to
-// stop at any point; taken over and over, it ends with a chunk that is as the
-// policy wants it, or as near to that as the servers allow, and then asks for
-// nothing more. Replicas are in the order of the chunk's record.
+// Plan examines one sealed chunk. The returned step is safe to take, and to stop at any point.
+// Repeated steps lead to a chunk that meets the policy, or comes as close as the servers
+// allow, and then to empty steps. replicas are in the order of the chunk's record.
 func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 	want := int(max(p.Replicas, 1))
 	const (
 		gone  = iota // is not, or must be made again
-		bad          // as gone, and its server can do it
-		unfit        // a source that is to go
+		bad          // like a missing one, but its server can copy it again
+		unfit        // a source that must move
 		away         // counts, can't be asked
 		good
 	)
@@ -112,8 +109,8 @@ func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 		}
 	}
 	st.Live = len(st.From)
-	// The set that may stay: good ones before those that are away, each in a
-	// failure domain of its own.
+	// The replicas that may stay: good ones before those that are away, each in a failure
+	// domain of its own.
 	var taken []int32
 	stay := make([]bool, len(replicas))
 	fit, extra := 0, false
@@ -146,7 +143,7 @@ func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 		}
 		return l
 	}
-	counted := 0 // replicas that are somewhere
+	counted := 0 // existing replicas
 	for j := range replicas {
 		if kind[j] >= unfit {
 			counted++
@@ -175,8 +172,9 @@ func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 		}
 		return st
 	}
-	// Copy anew where a bad one lies, if it may be there, and from a disk that is
-	// to be emptied to another one of the same server: nothing else moves.
+	// A bad replica is copied again in its place, if it may be there, and a replica on a disk
+	// that should be emptied moves to another disk of the same server: then nothing else
+	// moves.
 	refill := make([]bool, len(replicas))
 	for j, x := range replicas {
 		if kind[j] != bad && (kind[j] != unfit || x.State != Unfit) || fit == want {
@@ -196,7 +194,7 @@ func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 			st.Add = append(st.Add, replicas[j].Server)
 		}
 	}
-	var avoid []meta.ServerID // none of the record gets a second one
+	var avoid []meta.ServerID // no server of the record gets a second replica
 	for _, x := range replicas {
 		avoid = append(avoid, x.Server)
 	}
@@ -206,8 +204,8 @@ func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 		st.Add = append(st.Add, more...)
 	}
 	if fit == want {
-		// Complete: all others may go, but what can be reached does not go for
-		// what can't.
+		// Complete: all other replicas may go, except reachable replicas in favour of
+		// unreachable ones.
 		waits := false
 		for j := range replicas {
 			waits = waits || stay[j] && kind[j] == away
@@ -224,8 +222,8 @@ func (m *Map) Plan(r Rand, p *meta.Policy, replicas []Replica) Step {
 		st.Blocked = !st.Work()
 		return st
 	}
-	// The policy can't be met now. At least let there be as many copies as it
-	// wants, in domains as far apart as can be, and let no copy go.
+	// The policy can't be met now. Make at least as many copies as it wants, in domains as far
+	// apart as possible, and remove no copy.
 	total := counted + len(st.Add)
 	held := slices.Clone(st.Add)
 	for j, x := range replicas {

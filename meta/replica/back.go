@@ -6,24 +6,24 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Action is what the owner does about a replica that a server told of.
+// Action is an owner's decision about a replica that a server reported.
 type Action uint8
 
 const (
-	// Keep it: it is what the journal says.
+	// Keep: the replica is as journaled.
 	Keep Action = iota
-	// TellAt: freeze it at the record's fence and let it tell its checksum at
-	// the record's length, then decide again.
+	// TellAt: freeze the replica at the record's fence, ask for its checksum at the record's
+	// length, and decide again.
 	TellAt
-	// Finish: order the final seal at the record's length; what lies beyond is cut.
+	// Finish: order the final seal at the record's length, which cuts further bytes.
 	Finish
-	// Join: it is no replica by the journal, but holds the sealed bytes: once
-	// it is sealed (Finish) it may become one, rather than be copied anew.
+	// Join: the journal does not name the replica, but it has the sealed bytes. When it is
+	// sealed (Finish) it may become a replica, instead of a new copy.
 	Join
-	// Discard it: shorter, different, damaged or too many. Delete it at the record's fence.
+	// Discard: shorter, different, damaged or superfluous. Delete it at the record's fence.
 	Discard
-	// Spare it: it is not what the journal says and serves nothing, but the
-	// chunk is short of replicas. A pull may replace it.
+	// Spare: the replica differs from the journal and serves nothing, but the chunk is short
+	// of replicas. A pull may replace it.
 	Spare
 )
 
@@ -31,15 +31,14 @@ func (a Action) String() string {
 	return [...]string{"keep", "tell", "finish", "join", "discard", "spare"}[a]
 }
 
-// Return decides what becomes of the replica on a server, told of in a listing
-// or by a freeze (then answer.At says where its checksum is of). rec is the chunk's record, read from a journal that
-// is read to its end; others is the number of other replicas by the journal
-// that are known to be whole. want says that the chunk has fewer replicas than
-// it should.
+// Return decides about the replica on a server, as reported in a list or by a freeze (then
+// answer.At is the length of its checksum). rec is the chunk's record, from a journal that was
+// read to its end. others is the number of other journaled replicas that are known to be
+// whole. want: the chunk has fewer replicas than it should have.
 //
-// A replica whose server was away while the chunk was sealed is longer, shorter
-// or different: longer is cut, shorter or different is discarded; it serves
-// nobody before (Replica.Read).
+// A replica whose server was away during the seal is longer, shorter or different: a longer
+// one is cut, a shorter or different one is discarded. It serves no reads before that
+// (Replica.Read).
 func Return(rec meta.ChunkRecord, server meta.ServerID, a Answer, others int, want bool, off *Off) Action {
 	member := slices.Contains(rec.Servers, server)
 	if off.away() {
@@ -49,8 +48,8 @@ func Return(rec meta.ChunkRecord, server meta.ServerID, a Answer, others int, wa
 		return Join
 	}
 	discard := func() Action {
-		// As long as the chunk is short of replicas, even a bad one may be the
-		// last that has some of the bytes; a pull replaces it in place.
+		// While the chunk is short of replicas, even a bad replica may have the last copy of
+		// some bytes; a pull replaces it in place.
 		if others == 0 || want {
 			return Spare
 		}
@@ -58,18 +57,18 @@ func Return(rec meta.ChunkRecord, server meta.ServerID, a Answer, others int, wa
 	}
 	switch rec.State {
 	case meta.ChunkOpen:
-		// Its writer, or the seal, knows what to do with it (rule 12).
+		// Its writer, or the seal, decides about it (rule 12).
 		return Keep
 	case meta.ChunkDeleting:
 		return Discard
 	}
 	if rec.Gone() && !off.lost() {
-		return Discard // who accepted its loss was told that it never comes back
+		return Discard // the operator that accepted its loss was told that it never returns
 	}
 	same := a.Length == rec.Length && a.CRC == rec.CRC
 	switch {
 	case a.State == Absent || a.State == Deleted:
-		return Keep // nothing is here; repair counts it as missing
+		return Keep // the server has nothing; repair counts the replica as missing
 	case a.Damaged:
 		return discard()
 	case a.State == Sealed && same && member:

@@ -24,14 +24,14 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// State is where one replica stands.
+// State is the state of one replica.
 type State uint8
 
 const (
 	Absent  State = iota // nothing is known of the chunk here
-	Open                 // it may grow, unless its fence is above the writer's
-	Sealed               // it ends at Length for ever
-	Deleted              // it was here or is to stay away: a late append must not bring it back
+	Open                 // may grow, unless its fence is above the writer's
+	Sealed               // ends at Length for ever
+	Deleted              // deleted, or never to exist: a late append must not create it
 )
 
 func (s State) String() string {
@@ -48,25 +48,25 @@ func (s State) String() string {
 	return fmt.Sprintf("state %d", uint8(s))
 }
 
-// Off switches rules off, for positive controls: with any of them set, the
-// simulation must find what the rule prevents. Nil is all rules.
+// Off switches rules off, for positive controls: with any of them set, the simulation must
+// find the fault that the rule prevents. Nil: all rules are on.
 type Off struct {
 	Fence      bool // a replica takes appends and seals of any fence
 	Compare    bool // a repeated append is acknowledged unread
-	Offset     bool // an append that leaves a gap, or overlaps, is taken
-	KeepTail   bool // a replica that recovers keeps what doesn't verify
+	Offset     bool // an append that leaves a gap, or overlaps, is accepted
+	KeepTail   bool // a recovering replica keeps bytes with wrong checksums
 	Short      bool // a replica below its synced mark counts as short, not as corrupt
 	Tomb       bool // a deleted chunk is forgotten at once
-	OldDelete  bool // an order to delete is obeyed whatever its fence
-	FreezeSync bool // a freeze tells a length that is not durable yet
-	AckAll     bool // an append counts when the first replica acknowledged it
+	OldDelete  bool // an order to delete is obeyed at any fence
+	FreezeSync bool // a freeze reports a length that is not durable yet
+	AckAll     bool // an append counts when the first replica acknowledges it
 	AckLate    bool // acknowledgements count after the writer gave up
 	Longest    bool // a seal takes the shortest length rather than the longest
-	Bound      bool // a seal goes below what was committed or synced
-	Empty      bool // a replica that knows nothing counts as proof that nothing was written
+	Bound      bool // a seal goes below the committed or synced length
+	Empty      bool // a replica without the chunk counts as proof that nothing was written
 	Tails      bool // a seal takes replicas whose tails differ
-	Return     bool // a replica that was away serves unchecked
-	Lost       bool // a chunk that was accepted as lost takes a replica back
+	Return     bool // a replica that was away serves without a check
+	Lost       bool // a chunk that was accepted as lost gets a replica back
 }
 
 func (o *Off) fence() bool      { return o != nil && o.Fence }
@@ -86,21 +86,21 @@ func (o *Off) tails() bool      { return o != nil && o.Tails }
 func (o *Off) away() bool       { return o != nil && o.Return }
 func (o *Off) lost() bool       { return o != nil && o.Lost }
 
-// Replica is one chunk on one server, as far as decisions go. The zero value
-// is a chunk of which the server knows nothing.
+// Replica is the state of one chunk on one server that decisions depend on. The zero value is
+// a chunk that the server does not have.
 type Replica struct {
 	State State
-	Fence meta.Fence // the highest seen; of a deleted one, that of its deletion
+	Fence meta.Fence // the highest fence seen; of a deleted chunk, the fence of the deletion
 	// INVARIANT: Promised <= Synced <= Length; sealed: all three are equal.
-	Length uint64 // bytes that are here
-	Synced uint64 // of these, durable, with a record that says so
-	// Promised is the mark that syncs answered with, as far as it is known: a
-	// freeze makes more durable, which nobody was promised.
+	Length uint64 // bytes of the replica
+	Synced uint64 // of these, durable bytes, with a durable record of the mark
+	// Promised is the highest mark with which a sync was answered, as far as known: a freeze
+	// makes more bytes durable, which no writer was promised.
 	Promised uint64
 	CRC      uint32 // when sealed: chunkserver.SealCRC of the block checksums
 	// Damaged: bytes below the synced mark, or below the seal, were found bad.
 	Damaged bool
-	// Ending: the final seal is on its way to the disk; nothing is appended any more.
+	// Ending: the final seal is being written to the disk; appends are refused.
 	Ending bool
 
 	Off *Off
@@ -121,12 +121,12 @@ func (r *Replica) Check() error {
 	return nil
 }
 
-// Do is what the shell must do before it acknowledges.
+// Do says what the shell must do before it acknowledges.
 type Do uint8
 
 const (
-	Nothing Do = iota // it is so already: acknowledge
-	Write             // do it, then tell the replica
+	Nothing Do = iota // nothing to do: acknowledge
+	Write             // do the effect, then report it to the replica
 	Compare           // append: acknowledge if the bytes at the offset are the same, else say Differs
 )
 
@@ -153,15 +153,15 @@ func (r *Replica) Append(fence meta.Fence, off, n uint64) (Do, error) {
 		}
 		return Compare, nil
 	case off != r.Length && !r.Off.offset():
-		// Also where it overlaps the end: the writer cuts its stream into the
-		// same pieces whenever it repeats them, so this is somebody else's.
+		// Also if the append overlaps the end: a writer that repeats its stream cuts it into
+		// the same pieces, so these are the bytes of another writer.
 		return Nothing, refuse(op, meta.WrongOffset, "%d bytes at %d, the chunk ends at %d", n, off, r.Length)
 	}
 	return Write, nil
 }
 
-// Differs is the answer to a repeated append whose bytes are not those that
-// are here (rule 6).
+// Differs returns the answer to a repeated append whose bytes differ from the stored ones
+// (rule 6).
 func (r *Replica) Differs(off uint64) error {
 	return refuse("append", meta.WrongOffset, "other bytes are at %d already; the chunk ends at %d", off, r.Length)
 }
@@ -175,8 +175,8 @@ func (r *Replica) Appended(fence meta.Fence, n uint64) {
 	r.Length += n
 }
 
-// Sync decides about making the first upTo bytes durable, with the mark that
-// says so. Errors: NoSuchChunk, WrongOffset, Corrupt (damaged).
+// Sync decides about making the first upTo bytes durable, with a record of the mark. Errors:
+// NoSuchChunk, WrongOffset, Corrupt (damaged).
 func (r *Replica) Sync(upTo uint64) (Do, error) {
 	const op = "sync"
 	switch {
@@ -192,19 +192,20 @@ func (r *Replica) Sync(upTo uint64) (Do, error) {
 	return Write, nil
 }
 
-// SyncedTo: the mark is durable, at upTo or, after a seal cut there, less.
+// SyncedTo: the mark is durable, at upTo or, after a seal cut there, below.
 func (r *Replica) SyncedTo(upTo uint64) { r.Synced = max(r.Synced, min(upTo, r.Length)) }
 
-// Promise is the mark that a sync up to upTo may answer with, once it is durable.
+// Promise returns the mark with which a sync up to upTo may be answered once the mark is
+// durable.
 func (r *Replica) Promise(upTo uint64) uint64 {
 	r.Promised = max(r.Promised, min(upTo, r.Synced))
 	return r.Promised
 }
 
-// Freeze decides about a fence that is to keep older writers out, the first
-// half of a seal. Write: make the fence durable and call Frozen; then, either way, make
-// all that is here durable (Sync) before telling a length: the journal is going
-// to name it. Errors: NoSuchChunk (deleted), Fenced.
+// Freeze decides about a fence against older writers, the first half of a seal. Write: make
+// the fence durable and call Frozen. In both cases, make all bytes of the replica durable
+// (Sync) before reporting a length: the journal is going to contain it. Errors: NoSuchChunk
+// (deleted), Fenced.
 func (r *Replica) Freeze(fence meta.Fence) (Do, error) {
 	const op = "freeze"
 	switch {
@@ -220,10 +221,10 @@ func (r *Replica) Freeze(fence meta.Fence) (Do, error) {
 	return Write, nil
 }
 
-// Frozen: the fence holds, though it may not be durable yet.
+// Frozen: the fence applies, although it may not be durable yet.
 func (r *Replica) Frozen(fence meta.Fence) { r.State, r.Fence = Open, fence }
 
-// Tells is the length that the answer to a freeze must make durable first.
+// Tells returns the length that must be durable before a freeze is answered.
 func (r *Replica) Tells() uint64 {
 	if r.Off.freezeSync() {
 		return r.Synced
@@ -231,10 +232,10 @@ func (r *Replica) Tells() uint64 {
 	return r.Length
 }
 
-// End decides about the seal at a journaled length. Write: freeze it, set
-// Ending, make the first length bytes durable, and with the record of the seal call Ended.
-// Errors: NoSuchChunk (deleted), Sealed (at another length), Fenced,
-// WrongOffset (less is here), Corrupt (damaged).
+// End decides about the seal at a journaled length. Write: freeze the replica, set Ending,
+// make the first length bytes durable, and with the record of the seal call Ended. Errors:
+// NoSuchChunk (deleted), Sealed (at another length), Fenced, WrongOffset (the replica is
+// shorter), Corrupt (damaged).
 func (r *Replica) End(fence meta.Fence, length uint64) (Do, error) {
 	const op = "seal"
 	switch {
@@ -254,15 +255,15 @@ func (r *Replica) End(fence meta.Fence, length uint64) (Do, error) {
 	return Write, nil
 }
 
-// Ended: the chunk ends at length for ever, what lay beyond is cut.
+// Ended: the chunk ends at length for ever, and bytes beyond are cut.
 func (r *Replica) Ended(length uint64, crc uint32) {
 	r.State, r.Length, r.Synced, r.CRC, r.Ending = Sealed, length, length, crc, false
 	r.Promised = length // by the journal
 }
 
-// Delete decides about an order to delete. Write: make the deletion durable
-// and call Gone, though nothing may be known of the chunk. Errors: Fenced: the order was overtaken by
-// one that put a replica here again, at a higher fence.
+// Delete decides about an order to delete. Write: make the deletion durable and call Gone,
+// even for an unknown chunk. Errors: Fenced (a later order, at a higher fence, put a replica
+// here again).
 func (r *Replica) Delete(fence meta.Fence) (Do, error) {
 	switch {
 	case r.State == Deleted && !r.Fence.Less(fence):
@@ -284,12 +285,11 @@ func (r *Replica) Gone(fence meta.Fence) {
 	}
 }
 
-// Install decides about putting a sealed copy of (length, crc) in place of
-// whatever is here: it is asked before the bytes are fetched, and again before
-// they become visible. Write: then call Installed. Another content that is sealed
-// here goes only for an order of a higher fence: the journal knows better, and
-// a source has what it says. Errors: Sealed (another content is sealed here
-// under this very fence), Fenced.
+// Install decides about putting a sealed copy of (length, crc) in place of the present
+// replica. It is asked before the bytes are fetched, and again before they become visible.
+// Write: then call Installed. A replica sealed with other contents is replaced only on an
+// order of a higher fence: then the journal has the right contents, and a source has them.
+// Errors: Sealed (other contents are sealed here under this very fence), Fenced.
 func (r *Replica) Install(fence meta.Fence, length uint64, crc uint32) (Do, error) {
 	const op = "install"
 	switch {
@@ -309,10 +309,9 @@ func (r *Replica) Installed(fence meta.Fence, length uint64, crc uint32) {
 	*r = Replica{State: Sealed, Fence: fence, Length: length, Synced: length, Promised: length, CRC: crc, Off: r.Off}
 }
 
-// Read decides about n bytes at off for a reader that knows the chunk as
-// sealed under the fence known; zero where it knows it as open. Errors:
-// NoSuchChunk, NoSuchOffset, Fenced: the chunk was sealed while this server was
-// away, and nobody checked this replica since (rule 5).
+// Read decides about n bytes at off for a reader that knows the chunk as sealed under the
+// fence known; zero: as open. Errors: NoSuchChunk, NoSuchOffset, Fenced (the chunk was sealed
+// while this server was away, and no owner has checked this replica since: rule 5).
 func (r *Replica) Read(known meta.Fence, off, n uint64) error {
 	const op = "read"
 	switch {
@@ -326,16 +325,16 @@ func (r *Replica) Read(known meta.Fence, off, n uint64) error {
 	return nil
 }
 
-// Found is what a crash left of a chunk: the records that are durable, and how
-// far the bytes match their checksums.
+// Found is the state of a chunk after a crash: the durable records, and how far the bytes
+// match their checksums.
 type Found struct {
 	Fence    meta.Fence
 	Appended uint64 // by the records of appends; bytes beyond were never acknowledged
 	Synced   uint64 // by the last mark
 	Verified uint64 // the longest prefix whose bytes match their checksums
-	Sealed   bool   // there is a record of the seal
+	Sealed   bool   // there is a record of a seal
 	SealedAt uint64
-	Damaged  bool // it was found so before: what verifies now was made to fit
+	Damaged  bool // found damaged earlier: the checksums were adapted to the bytes
 }
 
 // Limit is where the chunk ends at most.
@@ -346,10 +345,9 @@ func (f Found) Limit() uint64 {
 	return max(f.Synced, f.Appended)
 }
 
-// Recovered is the replica that a crash leaves: the longest prefix that
-// verifies, ending at the seal if there is one. What doesn't reach the synced
-// mark or the seal is damaged, and keeps the length that it ought to have, so
-// that nobody takes it for a short one. crc is left to the caller.
+// Recovered returns the replica after a crash: the longest prefix that verifies, ending at the
+// seal if there is one. A replica that does not reach the synced mark or the seal is damaged,
+// and keeps its proper length, so that it is not taken for a short one. The caller sets crc.
 func Recovered(f Found, off *Off) Replica {
 	limit, must := f.Limit(), f.Synced
 	if f.Sealed {

@@ -7,57 +7,58 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Case is a chunk that is to be sealed, as the journal knows it.
+// Case is a chunk that is to be sealed, as journaled.
 type Case struct {
 	Servers []meta.ServerID // all replicas, in the order of the record
-	// Committed: the journal's extents refer to bytes below this; of an
-	// open-ended extent, to those it was journaled with.
+	// Committed: the journal's extents refer to bytes below this offset; for an open-ended
+	// extent, its journaled end.
 	Committed uint64
-	// OpenEnded: a file ends at the chunk's sealed length, whatever that will
-	// be, so bytes beyond Committed may have been promised by a sync of the replicas alone (rule 7).
+	// OpenEnded: a file ends at the chunk's future sealed length, so bytes beyond Committed
+	// may have been promised by a sync of the replicas alone (rule 7).
 	OpenEnded bool
-	// Asked: the writer itself asks for the seal, has stopped, and sends again
-	// elsewhere whatever lies beyond Need. Then no longer length is taken than
-	// it needs, so that more replicas have it.
+	// Asked: the writer itself asks for the seal. It has stopped, and will write the bytes
+	// beyond Need elsewhere. The seal then takes no longer length than Need, so that more
+	// replicas have it.
 	Asked bool
 	Need  uint64
-	// AcceptLoss: an operator said that what no replica has is to be lost, and
-	// that of replicas that differ the likelier ones are to be taken.
+	// AcceptLoss: an operator accepted that bytes without any replica are lost, and that of
+	// differing replicas the more likely ones are taken.
 	AcceptLoss bool
 
 	Off *Off
 }
 
-// Reach is what came of asking one replica.
+// Reach is the outcome of asking one replica.
 type Reach uint8
 
 const (
-	Unreachable Reach = iota // nobody answered, or the server's disk failed: it may come back
-	Answered                 // frozen at the seal's fence, all that it tells is durable
-	Lost                     // an operator removed the server or the disk: it never comes back
-	Superseded               // it has seen a higher fence: somebody else owns the volume
+	Unreachable Reach = iota // no answer, or the server's disk failed: the replica may come back
+	Answered                 // frozen at the seal's fence; everything in the answer is durable
+	Lost                     // an operator removed the server or the disk: the replica never comes back
+	Superseded               // it has seen a higher fence: another server owns the volume
 )
 
 // Answer is one replica's answer to the freeze.
 type Answer struct {
 	Reach  Reach
-	State  State  // Open or Sealed; Absent or Deleted count as a chunk of no bytes that nobody froze
-	Length uint64 // bytes that are there and verify
-	Synced uint64 // the mark that its syncs answered with (Replica.Promised)
-	// At and CRC: the checksum over the block checksums of the first At bytes,
-	// as chunkserver.SealCRC gives it. A freeze tells it at Length, or where it is asked to.
+	State  State  // Open or Sealed; Absent or Deleted count as a chunk without bytes and without a fence
+	Length uint64 // bytes with right checksums
+	Synced uint64 // the mark of its acknowledged syncs (Replica.Promised)
+	// At and CRC: the checksum over the block checksums of the first At bytes, as
+	// chunkserver.SealCRC computes it. A freeze reports it at Length, or at the requested
+	// length.
 	At  uint64
 	CRC uint32
-	// Damaged: it verifies below its own synced mark. Corrupt, not short.
+	// Damaged: wrong checksums below its own synced mark. Corrupt, not short.
 	Damaged bool
-	// Whole: it has every byte that it ever acknowledged, since no power was
-	// lost under it. So whatever all replicas acknowledged lies below its length.
+	// Whole: the replica has every byte that it ever acknowledged, since it has had no power
+	// cut. So all bytes that all replicas acknowledged lie below its length.
 	Whole bool
 }
 
-// AnswerOf translates the result of an order to freeze that told the checksum
-// at the length at, or at the replica's own if that is shorter or at is 0. An
-// order that no answer came to has an err.
+// AnswerOf translates the result of an order to freeze that asked for the checksum at the
+// length at (or at the replica's own length, if that is shorter or at is 0). err is the error
+// of an order without an answer.
 func AnswerOf(r meta.OrderResult, err error, at uint64) Answer {
 	a := Answer{Reach: Answered, State: Open, Length: r.Length, Synced: r.Synced, At: r.Length, CRC: r.CRC, Whole: r.Whole}
 	if at > 0 {
@@ -88,18 +89,18 @@ func AnswerOf(r meta.OrderResult, err error, at uint64) Answer {
 type Verdict uint8
 
 const (
-	// Wait: what was promised may be on a replica that doesn't answer now.
+	// Wait: a replica without an answer may have promised bytes.
 	Wait Verdict = iota
-	// Take: journal Length, CRC and Servers; only then cut the replicas there.
+	// Take: journal Length, CRC and Servers, and only then cut the replicas there.
 	Take
 	// Tell: freeze the replicas Ask once more, to tell the checksum at Length.
 	Tell
-	// Yield: a higher fence was seen; this owner's time is over.
+	// Yield: a replica has seen a higher fence, so this owner is deposed.
 	Yield
-	// Missing: every replica answered or is lost, and none has what was
-	// promised; only an operator can accept that.
+	// Missing: every replica answered or is lost, and none has the promised bytes. Only an
+	// operator can accept that.
 	Missing
-	// Conflict: replicas hold different bytes where they must not. An operator.
+	// Conflict: replicas have different bytes where they must not. An operator must decide.
 	Conflict
 )
 
@@ -107,27 +108,27 @@ func (v Verdict) String() string {
 	return [...]string{"wait", "take", "tell", "yield", "missing", "conflict"}[v]
 }
 
-// Decision is what a seal does next.
+// Decision is the next step of a seal.
 type Decision struct {
 	Verdict Verdict
 	Length  uint64
 	CRC     uint32
 	Servers []meta.ServerID // Take: the replicas in service, in the order of the record
-	Cut     []meta.ServerID // Take: of these, those longer than Length
+	Cut     []meta.ServerID // Take: of these, servers with replicas longer than Length
 	Discard []meta.ServerID // Take: answered, and are no replicas any more: shorter, different or damaged
-	Away    []meta.ServerID // Take: did not answer; to be checked (Return) when they are back
+	Away    []meta.ServerID // Take: servers without an answer, whose replicas must be checked (Return) later
 	Ask     []meta.ServerID // Tell
-	Lost    uint64          // Take with AcceptLoss: bytes that were promised and are gone
+	Lost    uint64          // Take with AcceptLoss: lost bytes that were promised
 	Why     string          // unless Take: for people
 }
 
-// DecideSeal is rule 5: answers[i] is that of c.Servers[i]. The length is never
-// below what the journal committed or any replica recorded as synced, nor, as
-// far as replicas can tell, below what all of them acknowledged. Without a
-// better bound that is the longest verified prefix. The longest alone may be on a
-// single disk, though, with bytes that nobody was promised, while the shorter
-// ones, thrown away, hold all that was: so a bound from the writer (Asked) or
-// from a replica that lost nothing (Whole) is taken where there is one.
+// DecideSeal applies rule 5; answers[i] is the answer of c.Servers[i]. The length is never
+// below the journal's committed length or any replica's synced mark, nor, as far as the
+// replicas can tell, below the bytes that all of them acknowledged. Without a better bound,
+// the length is that of the longest verified prefix. But the longest replica may be alone on a
+// single disk, with bytes that were never promised, while the shorter ones, which would be
+// thrown away, have all promised bytes: so DecideSeal uses a bound from the writer (Asked), or
+// from a replica that lost nothing (Whole), where there is one.
 func DecideSeal(c Case, answers []Answer) Decision {
 	if len(answers) != len(c.Servers) {
 		panic(fmt.Sprintf("%d answers of %d replicas: each server has one, reachable or not", len(answers), len(c.Servers)))
@@ -148,7 +149,7 @@ func DecideSeal(c Case, answers []Answer) Decision {
 		}
 		must = max(must, a.Synced)
 		if a.Damaged || a.State == Absent || a.State == Deleted {
-			continue // what holds no fence, or not its own bytes, can't be in service
+			continue // without a fence, or with wrong bytes, it can't serve
 		}
 		good = append(good, i)
 		best = max(best, a.Length)
@@ -171,8 +172,8 @@ func DecideSeal(c Case, answers []Answer) Decision {
 	lost := uint64(0)
 	switch {
 	case len(sealed) > 0:
-		// An earlier seal got as far as its cut, and the journal that said so is
-		// gone (restored from a checkpoint): a chunk has one sealed content.
+		// An earlier seal had begun to cut, and its journal entry is gone (the volume was
+		// restored from a checkpoint): a chunk has one sealed content.
 		return c.adopt(answers, sealed, must)
 	case best < must && c.AcceptLoss:
 		must, lost = best, must-best
@@ -181,7 +182,7 @@ func DecideSeal(c Case, answers []Answer) Decision {
 	case best < must:
 		return Decision{Verdict: Missing, Why: fmt.Sprintf("%d bytes verify, %d were promised, and all replicas answered", best, must)}
 	case best == 0 && c.OpenEnded && away > 0 && !c.AcceptLoss && !c.Off.empty():
-		// A wiped disk says the same as one that was never written to.
+		// A wiped disk gives the same answer as a chunk without appends.
 		return Decision{Verdict: Wait, Why: fmt.Sprintf("nobody who answers has any bytes, the file may end in others, and %d replicas don't answer", away)}
 	}
 	switch {
@@ -212,27 +213,27 @@ func (c Case) shortest(answers []Answer, good []int) uint64 {
 	return n
 }
 
-// group is replicas with the same checksum at one length.
+// group has the replicas with the same checksum at one length.
 type group struct {
 	crc     uint32
 	members []int
 	synced  uint64
 }
 
-// take chooses the replicas that have target bytes, all the same.
+// take chooses replicas with the same target bytes.
 func (c Case) take(answers []Answer, good []int, target, must uint64) Decision {
 	groups, ask := c.groups(answers, good, target)
 	if len(ask) > 0 {
 		return Decision{Verdict: Tell, Length: target, Ask: ask, Why: "checksums at the length are needed"}
 	}
 	if len(groups) == 0 {
-		// Nobody has a fence on it: never written, or lost with its disks, and
-		// nothing was promised of it, or an operator gave it up.
+		// No replica has a fence: the chunk was never written, or lost with its disks, and no
+		// bytes were promised, or an operator gave them up.
 		return Decision{Verdict: Take, Why: "no replica has any bytes"}
 	}
-	// Bytes that all replicas acknowledged are the same on all of them, so
-	// where they differ at least some never synced them for anybody. Those that
-	// did have the word, then the many.
+	// Bytes that all replicas acknowledged are equal on all of them. So where replicas differ,
+	// at least some never acknowledged a sync of the bytes. Replicas that did decide, then the
+	// majority.
 	win, tie := groups[0], false
 	for _, g := range groups[1:] {
 		switch {
@@ -266,7 +267,7 @@ func (c Case) take(answers []Answer, good []int, target, must uint64) Decision {
 	return c.result(answers, in, target, win.crc)
 }
 
-// groups sorts the replicas that have target bytes by their checksum there.
+// groups groups the replicas with at least target bytes by their checksum there.
 func (c Case) groups(answers []Answer, good []int, target uint64) (groups []group, ask []meta.ServerID) {
 	for _, i := range good {
 		a := answers[i]
@@ -295,7 +296,7 @@ func (c Case) groups(answers []Answer, good []int, target uint64) (groups []grou
 	return groups, ask
 }
 
-// adopt takes the content that a replica is sealed with already.
+// adopt takes the content of a replica that is sealed already.
 func (c Case) adopt(answers []Answer, sealed []int, must uint64) Decision {
 	first := answers[sealed[0]]
 	for _, i := range sealed[1:] {
@@ -327,7 +328,7 @@ func (c Case) adopt(answers []Answer, sealed []int, must uint64) Decision {
 	return d
 }
 
-// result names what becomes of every replica.
+// result says what to do with every replica.
 func (c Case) result(answers []Answer, in []int, length uint64, crc uint32) Decision {
 	d := Decision{Verdict: Take, Length: length, CRC: crc}
 	for i, a := range answers {

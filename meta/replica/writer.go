@@ -6,9 +6,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Writer is what one writer of a chunk knows of its replicas. The shell sends
-// appends in the order of Append, to each replica over a connection that keeps
-// it, and tells what comes back.
+// Writer is one writer's knowledge of a chunk's replicas. The shell sends appends in the order
+// of Append, to each replica over a connection that keeps the order, and reports the answers.
 //
 // INVARIANT: for each replica synced <= acked <= length, and synced <= asked.
 type Writer struct {
@@ -16,8 +15,8 @@ type Writer struct {
 	max    uint64
 	reps   []progress
 	failed error
-	safe   uint64 // Acked when it failed
-	synced uint64 // Synced when it failed
+	safe   uint64 // Acked at the time of the failure
+	synced uint64 // Synced at the time of the failure
 
 	Off *Off
 }
@@ -28,13 +27,14 @@ type progress struct {
 	asked  uint64 // a sync up to here is under way or done
 }
 
-// NewWriter begins a chunk on n replicas; max bounds its length, 0 is no bound.
+// NewWriter begins a chunk on n replicas; max bounds its length, 0: no bound.
 func NewWriter(n int, max uint64) *Writer {
 	return &Writer{reps: make([]progress, n), max: max}
 }
 
-// Append adds n bytes at the offset that it returns: send them to every
-// replica. Errors: the sticky one; FileTooBig, which is not sticky: nothing was added.
+// Append adds n bytes at the returned offset; the shell sends them to every replica. Errors:
+// the writer's lasting error; FileTooBig, after which the writer can be used: nothing was
+// added.
 func (w *Writer) Append(n uint64) (off uint64, err error) {
 	if w.failed != nil {
 		return 0, w.failed
@@ -56,9 +56,9 @@ func (w *Writer) AckedTo(i int, end uint64) {
 // Has tells whether replica i has acknowledged the first end bytes.
 func (w *Writer) Has(i int, end uint64) bool { return w.reps[i].acked >= end }
 
-// Ask tells whether replica i must be asked to sync, so that the first upTo
-// bytes are durable there; it counts as asked from now on. Ask behind the appends: a
-// replica that hasn't got the bytes refuses.
+// Ask reports whether replica i must be asked to sync, so that the first upTo bytes are
+// durable there; from then on it counts as asked. The request must follow the appends: a
+// replica without the bytes refuses.
 func (w *Writer) Ask(i int, upTo uint64) bool {
 	r := &w.reps[i]
 	if w.failed != nil || r.asked >= upTo {
@@ -75,7 +75,7 @@ func (w *Writer) SyncedTo(i int, asked, mark uint64) {
 	r.acked = max(r.acked, min(max(asked, mark), w.length))
 }
 
-// Next is what a writer does about an error.
+// Next is what a writer does after an error.
 type Next uint8
 
 const (

@@ -28,11 +28,10 @@ const lockFile = "LOCK"
 
 func isNoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// Checkpoint flushes, then makes dir (which must not exist) a copy of the store
-// by hard links, and tells the position it stands at and its files, which lie
-// in dir/store. It may stand later than what was applied when it was called,
-// never earlier. Only files new since this Store's last checkpoint are read.
-// The caller removes dir when the files are kept elsewhere. Apply goes on
+// Checkpoint flushes, then makes dir (which must not exist) a copy of the store by hard links,
+// and returns the copy's position and its files in dir/store. The position may be later than
+// at the call, never earlier. Checkpoint reads only the files that are new since this Store's
+// last checkpoint. The caller removes dir when the files are stored elsewhere. Apply continues
 // meanwhile. Errors: Exists, IO, NoSpace, Corrupt.
 func (s *Store) Checkpoint(dir string, shared *Shared) (journal.Position, []journal.File, error) {
 	const op = "checkpoint state"
@@ -42,8 +41,8 @@ func (s *Store) Checkpoint(dir string, shared *Shared) (journal.Position, []jour
 	if err := s.link(op, dir); err != nil {
 		return journal.Position{}, nil, err
 	}
-	// Which entry the copy ends at is known only to the copy: a flush may have
-	// come in between. Opening it also proves that it opens.
+	// Only the copy has its position: a flush may have come in between. Opening the copy also
+	// proves that it can be opened.
 	c, err := open(dir, shared, readOnly)
 	if err != nil {
 		return fail(err)
@@ -59,10 +58,10 @@ func (s *Store) Checkpoint(dir string, shared *Shared) (journal.Position, []jour
 	return at, files, nil
 }
 
-// Copy flushes, then makes dir (which must not exist) a copy of the store by hard
-// links, for Rebase. No table file is read: it takes as long for a large store as
-// for a small one. The copy may stand later than what was applied when it was
-// called, never earlier. Apply goes on meanwhile. Errors: Exists, IO, NoSpace.
+// Copy flushes, then makes dir (which must not exist) a copy of the store by hard links, for
+// Rebase. It reads no table file, so its time does not depend on the size of the store. The
+// copy's position may be later than at the call, never earlier. Apply continues meanwhile.
+// Errors: Exists, IO, NoSpace.
 func (s *Store) Copy(dir string) error { return s.link("copy state", dir) }
 
 func (s *Store) link(op, dir string) error {
@@ -79,7 +78,7 @@ func (s *Store) link(op, dir string) error {
 	return ioError(op, dir, err)
 }
 
-// list tells the files of a checkpoint with their sums.
+// list returns the files of a checkpoint with their sums.
 func (s *Store) list(fs vfs.FS, dir string) ([]journal.File, error) {
 	names, err := os.ReadDir(dir)
 	if err != nil {
@@ -127,11 +126,10 @@ func sumFile(fs vfs.FS, name string) (sum [16]byte, err error) {
 	return sum, nil
 }
 
-// Restore makes dir (which must not exist, or be empty) the state that a
-// checkpoint's files hold; get opens one of them. Every file is checked against
-// its sum. dir appears complete or not at all. The caller opens it and checks
-// that Applied is the checkpoint's position. Errors: Exists, Corrupt, IO,
-// NoSpace, and get's.
+// Restore makes dir (which must not exist, or be empty) the state in a checkpoint's files; get
+// opens a file. Restore checks every file against its sum. dir appears complete or not at all.
+// The caller opens it and checks that Applied is the checkpoint's position. Errors: Exists,
+// Corrupt, IO, NoSpace, and get's.
 func Restore(dir string, v meta.VolumeID, files []journal.File, get func(journal.File) (io.ReadCloser, error)) (err error) {
 	const op = "restore state"
 	tmp := dir + ".restoring"
@@ -163,8 +161,7 @@ func Restore(dir string, v meta.VolumeID, files []journal.File, get func(journal
 	return Install(tmp, dir)
 }
 
-// Install renames a whole state directory to where it belongs. Errors: Exists,
-// IO.
+// Install renames a complete state directory to its place. Errors: Exists, IO.
 func Install(from, dir string) error {
 	const op = "restore state"
 	if err := os.Rename(from, dir); err != nil {
@@ -187,7 +184,7 @@ func restoreFile(name string, f journal.File, get func(journal.File) (io.ReadClo
 		return err
 	}
 	h := sha256.New()
-	// One byte more than said is enough to know that it is too long.
+	// One byte more than the size suffices to detect a longer file.
 	n, err := io.Copy(io.MultiWriter(w, h), io.LimitReader(r, int64(f.Size)+1))
 	if err == nil && (uint64(n) != f.Size || [16]byte(h.Sum(nil)[:16]) != f.Sum) {
 		err = meta.E("restore state", meta.Corrupt, f.Name, fmt.Errorf("%d bytes that do not match the checkpoint's sum", n))

@@ -7,14 +7,14 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// compactions grants Pebble the compactions of one store, as many at once as it
-// allows itself, and none before something was flushed to it or must wait to be.
-// Opening and closing wait for compactions that are under way, and a copy of a store
-// has to do again what that had to do: a fresh clone, or a server that starts, would
-// answer only after rewriting tables, and a clone that is only read would have them
-// twice.
+// compactions grants Pebble the compactions of one store, as many at once as Pebble allows,
+// but none before the first flush, or before a write must wait for one. Opening and closing a
+// store wait for running compactions, and a copy of a store must repeat the compactions of the
+// original: a new clone, or a starting server, would answer only after rewriting tables, and a
+// read-only clone would have its tables twice.
 //
-// Whatever lets more run pokes grant: one that ended, a flush, allow.
+// Every event that admits more compactions calls grant: the end of a compaction, a flush,
+// allow.
 type compactions struct {
 	db   pebble.DBForCompaction
 	poke chan struct{}
@@ -28,15 +28,15 @@ type compactions struct {
 	running int
 }
 
-// grantEvery is how often is looked whether a compaction waits, unasked: that no
-// event was missed is not for the life of a store.
+// grantEvery is the interval of additional calls of grant: a missed event must not stop a
+// store's compactions for ever.
 const grantEvery = time.Second
 
 func newCompactions() *compactions {
 	return &compactions{poke: make(chan struct{}, 1), stop: make(chan struct{})}
 }
 
-// allow lets compactions run from now on. It may be called under Pebble's locks.
+// allow admits compactions from now on. It may be called under Pebble's locks.
 func (c *compactions) allow() {
 	c.mu.Lock()
 	c.allowed = !c.over
@@ -44,7 +44,7 @@ func (c *compactions) allow() {
 	c.UpdateGetAllowedWithoutPermission()
 }
 
-// Register is Pebble's, when it opens the store.
+// Register is called by Pebble when it opens the store.
 func (c *compactions) Register(_ int, db pebble.DBForCompaction) {
 	c.db = db
 	c.loop.Go(func() {
@@ -63,8 +63,8 @@ func (c *compactions) Register(_ int, db pebble.DBForCompaction) {
 	})
 }
 
-// Unregister is Pebble's, when it closes the store, and for a store that could not
-// be opened: Pebble is asked for nothing afterwards.
+// Unregister is called by Pebble when it closes the store, and for a store that could not be
+// opened. Afterwards compactions makes no calls of Pebble.
 func (c *compactions) Unregister() {
 	c.mu.Lock()
 	c.allowed, c.over = false, true
@@ -73,7 +73,7 @@ func (c *compactions) Unregister() {
 	c.loop.Wait()
 }
 
-// TrySchedule takes a right to compact, if there is one. What gets none waits for
+// TrySchedule takes the right to compact, if there is one. Otherwise the compaction waits for
 // grant.
 func (c *compactions) TrySchedule() (bool, pebble.CompactionGrantHandle) {
 	c.mu.Lock()
@@ -85,7 +85,7 @@ func (c *compactions) TrySchedule() (bool, pebble.CompactionGrantHandle) {
 	return true, c
 }
 
-// grant starts a compaction that waits; it tells whether there was one.
+// grant starts a waiting compaction, and reports whether there was one.
 func (c *compactions) grant() bool {
 	ok, _ := c.TrySchedule()
 	if !ok {

@@ -12,7 +12,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Version is the newest directory format that this program knows.
+// Version is the newest directory format of this program.
 const Version = 1
 
 const (
@@ -77,8 +77,8 @@ func checkFormat(dir string, v meta.VolumeID) error {
 	return nil
 }
 
-// parseFormat reads the line. A newer version is told before the rest, which
-// it may have changed, is looked at.
+// parseFormat parses the line. It checks the version first: a newer version may have changed
+// the rest.
 func parseFormat(line string) (version int, v meta.VolumeID, err error) {
 	bad := meta.E("read state format", meta.Corrupt, formatFile, nil)
 	var n uint32

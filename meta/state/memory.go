@@ -6,16 +6,16 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// memory keeps a store's memory tables out of the block cache's size.
+// memory compensates the block cache for the stores' memory tables.
 //
-// Pebble reserves them in the cache that all stores share, 16 MiB each and two or three
-// of them for a volume that is written to much, so two such volumes left it no block at
-// all. What they take is given back to the cache: it has its size for blocks, and memory
-// tables come on top, as they are there.
+// Pebble reserves memory tables in the cache that all stores share, 16 MiB each and two or
+// three for a busy volume, so two such volumes left no room for blocks. memory enlarges the
+// cache by the size of the tables: the cache has its full size for blocks, and memory tables
+// come on top.
 //
-// Nothing tells when Pebble makes one. But it takes writes to fill one, and each has at
-// least 256 KiB: so they are counted after every countEvery bytes and after each flush.
-// In between the cache may be smaller by one table of each store, or larger.
+// Pebble does not report a new table. But filling a table takes at least 256 KiB of writes, so
+// memory counts the tables after every countEvery bytes and after each flush. In between, the
+// cache may be smaller or larger by one table of each store.
 type memory struct {
 	cache *pebble.Cache
 
@@ -23,16 +23,16 @@ type memory struct {
 	db      *pebble.DB // nil: closed
 	given   int64      // bytes
 	back    func()     // takes given away from the cache again; nil: none is given
-	written int        // since it was counted last
+	written int        // bytes since the last count
 
-	flushes sync.WaitGroup // those that are being counted
+	flushes sync.WaitGroup // running counts after flushes
 }
 
-// countEvery is how many bytes are written between two counts: small beside a table, and
-// so many that counting costs nothing.
+// countEvery is the number of bytes written between two counts: small compared with a table,
+// and so large that counting costs nothing.
 const countEvery = 1 << 20
 
-// wrote books bytes that were written.
+// wrote records written bytes.
 func (m *memory) wrote(n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -50,7 +50,7 @@ func (m *memory) flushed() {
 	})
 }
 
-// count gives the cache what memory tables take by now. Caller holds mu.
+// count enlarges the cache by the present size of memory tables. The caller holds mu.
 func (m *memory) count() {
 	m.written = 0
 	if m.db == nil {
@@ -60,7 +60,7 @@ func (m *memory) count() {
 	m.give(int64(t.Size + t.ZombieSize))
 }
 
-// give makes n what the cache has more. Caller holds mu.
+// give sets the enlargement of the cache to n. The caller holds mu.
 func (m *memory) give(n int64) {
 	if n == m.given {
 		return
@@ -75,8 +75,8 @@ func (m *memory) give(n int64) {
 	}
 }
 
-// close takes all of it away again, when db's tables are gone; before that nobody asks
-// db any more.
+// close takes the whole enlargement away when db's tables are gone; before that it stops all
+// use of db.
 func (m *memory) close(db func() error) error {
 	m.mu.Lock()
 	m.db = nil

@@ -1,22 +1,22 @@
-// Package state owns the local store of one volume's namespace: an ordered
-// key-value store (Pebble) in a directory of a meta server. The journal makes it
-// durable: the store has no log of its own, each applied entry's position is
-// written in the same batch as its effects, and after a crash the store stands
-// at some entry that was applied before, from where the journal is replayed.
+// Package state is the local store of one volume's namespace: an ordered key-value store
+// (Pebble) in a directory of a metadata server. The journal makes it durable. The store has no
+// log of its own: the position of each applied entry is written in one batch with the entry's
+// effects, and after a crash the store is at the position of an earlier entry, from which the
+// journal is replayed.
 //
 // A state directory:
 //
 //	FORMAT     one line: penstock-state <version> volume <8 hex> id <26 letters> crc <8 hex>
-//	           the checksum is CRC32C of what stands before " crc"
+//	           the checksum is CRC32C of the text before " crc"
 //	store/     Pebble's files: *.sst never change once written, MANIFEST-* grows
 //
 // Keys with first byte 0x00 belong to this package, all others to the namespace:
 //
 //	00 01      the position applied: sequence 8, hash 16, CRC32C of both 4, big-endian
 //
-// Every block of a table file carries Pebble's CRC32C; reading one that does not
-// match is an error of kind Corrupt, and the caller rebuilds the directory from
-// a checkpoint and the journal.
+// Every block of a table file has Pebble's CRC32C. Reading a block with a wrong checksum is an
+// error of kind Corrupt, after which the caller rebuilds the directory from a checkpoint and
+// the journal.
 package state
 
 import (
@@ -45,29 +45,29 @@ const (
 	memTable  = 16 << 20 // Pebble starts at 256 KiB and doubles: an idle volume stays small
 	tableFile = 8 << 20  // in level 0; doubles with each level
 	blockSize = 8 << 10
-	// indexBlock is so large that a table file has one index block: a point
-	// read goes through one level less.
+	// indexBlock is so large that a table file has one index block: a point read then has one
+	// level less.
 	indexBlock = 256 << 10
 	bloomBits  = 10
 )
 
 var appliedKey = []byte{0x00, 0x01}
 
-// Shared is what the stores of one process share: the block cache, which memory tables
-// take nothing of (memory.go), and the open table files.
+// Shared has the common resources of the stores of one process: the block cache, which is
+// enlarged by the memory tables (memory.go), and the open table files.
 type Shared struct {
 	cache *pebble.Cache
 	files *pebble.FileCache
 	log   *slog.Logger
 
-	// What tests change: a small memory table is flushed often, and a file
-	// system of their own can lose power.
+	// For tests: a small memory table is flushed often, and the tests' own file system can
+	// lose power.
 	memTable uint64
 	fs       vfs.FS
 }
 
-// NewShared makes a block cache of cacheBytes and a cache of openFiles open
-// table files. log receives the store's troubles; nil discards them.
+// NewShared makes a block cache of cacheBytes and a cache of openFiles open table files. log
+// receives the stores' warnings and errors; nil discards them.
 func NewShared(cacheBytes int64, openFiles int, log *slog.Logger) *Shared {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -111,8 +111,8 @@ func (s *Shared) options(dir string) *pebble.Options {
 		l.BlockSize = blockSize
 		l.IndexBlockSize = indexBlock
 		l.FilterPolicy = bloom.FilterPolicy(bloomBits)
-		// The upper levels are read and rewritten all the time and hold a
-		// tenth of the bytes: plain there, snappy in the two lowest.
+		// The upper levels are read and rewritten all the time and have a tenth of the bytes:
+		// plain there, snappy in the two lowest.
 		profile := sstable.NoCompression
 		if i >= len(o.Levels)-2 {
 			profile = sstable.SnappyCompression
@@ -132,8 +132,8 @@ func (l logger) Errorf(format string, a ...any) { l.log.Warn("store: " + fmt.Spr
 
 func (l logger) Fatalf(format string, a ...any) { panic("state: " + fmt.Sprintf(format, a...)) }
 
-// Store is the state of one volume. Its methods may be called from any
-// goroutine; Apply from one at a time.
+// Store is the state of one volume. Its methods may be called from any goroutine; Apply from
+// one at a time.
 type Store struct {
 	dir    string
 	db     *pebble.DB
@@ -143,7 +143,7 @@ type Store struct {
 	applied journal.Position
 
 	sumsMu sync.Mutex
-	sums   map[string]fileSum // of table files this Store saw; see Checkpoint
+	sums   map[string]fileSum // of table files that this Store has seen; see Checkpoint
 }
 
 // Create makes an empty store. Errors: Exists (the directory is not empty), IO,
@@ -168,10 +168,10 @@ func Create(dir string, v meta.VolumeID, shared *Shared) (*Store, error) {
 	return open(dir, shared, create)
 }
 
-// Open opens the store of a volume. It writes nothing before it knows the
-// format. Errors: NotFound (no directory, or an empty one: create or restore
-// it), Corrupt (remove it, restore a checkpoint, replay the journal), Version
-// (written by a newer program), IO, NoSpace.
+// Open opens the store of a volume. It writes nothing before it has checked the format.
+// Errors: NotFound (no directory, or an empty one: create or restore it), Corrupt (remove the
+// directory, restore a checkpoint, replay the journal), Version (written by a newer program),
+// IO, NoSpace.
 func Open(dir string, v meta.VolumeID, shared *Shared) (*Store, error) {
 	if err := checkFormat(dir, v); err != nil {
 		return nil, err
@@ -196,7 +196,7 @@ func open(dir string, shared *Shared, h how) (*Store, error) {
 	c := newCompactions()
 	o.Experimental.CompactionScheduler = c
 	if h == atRest {
-		o.L0StopWritesThreshold = math.MaxInt // nothing would end that
+		o.L0StopWritesThreshold = math.MaxInt // no compaction would end the stop
 	} else {
 		o.EventListener.FlushBegin = func(i pebble.FlushInfo) {
 			if i.InputBytes > 0 { // opening flushes nothing
@@ -207,7 +207,7 @@ func open(dir string, shared *Shared, h how) (*Store, error) {
 	}
 	mem := &memory{cache: shared.cache}
 	o.EventListener.FlushEnd = func(pebble.FlushInfo) { mem.flushed() }
-	o.ErrorIfNotExists = h != create // else Pebble would make an empty one where its files are gone
+	o.ErrorIfNotExists = h != create // else Pebble would make an empty store where files are missing
 	db, err := pebble.Open(filepath.Join(dir, storeDir), o)
 	if err != nil {
 		c.Unregister()
@@ -227,10 +227,10 @@ func open(dir string, shared *Shared, h how) (*Store, error) {
 	return s, nil
 }
 
-// fromSystem: the operating system refused something (no room, no right, a disk that
-// fails), which says nothing of what the files hold. Any other reason why Pebble does not
-// open a store lies in the files: one is missing, cut, or not as the manifest says, and
-// Pebble marks only some of those as corruption.
+// fromSystem reports that the operating system refused something (no space, no permission, a
+// failing disk), which says nothing about the contents of files. Every other reason for which
+// Pebble can't open a store lies in the files: one is missing, truncated, or not as in the
+// manifest, and Pebble marks only some of these as corruption.
 func fromSystem(err error) bool {
 	var no unix.Errno
 	return errors.As(err, &no) && !errors.Is(err, os.ErrNotExist)
@@ -254,7 +254,7 @@ func encodeApplied(p journal.Position) []byte {
 	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
-// ioError gives an error of the disk or of Pebble its kind; nil stays nil.
+// ioError gives an error of the disk or of Pebble its kind; nil for nil.
 func ioError(op, subject string, err error) error {
 	if err == nil {
 		return nil
@@ -314,14 +314,14 @@ func (s *Store) scan(r pebble.Reader, lo, hi []byte, fn func(k, v []byte) bool) 
 	return ioError("scan state", s.dir, errors.Join(verr, it.Close()))
 }
 
-// Frozen is the store as it was at one entry, for reading at leisure while the
-// store goes on. It must be closed before the store is.
+// Frozen is the store as of one entry, for reading while the store changes. The caller must
+// close it before the store.
 type Frozen struct {
 	s    *Store
 	snap *pebble.Snapshot
 }
 
-// Freeze gives the store as it is now.
+// Freeze returns the present state of the store.
 func (s *Store) Freeze() *Frozen { return &Frozen{s, s.db.NewSnapshot()} }
 
 // Get is Store.Get.
@@ -332,7 +332,7 @@ func (f *Frozen) Scan(lo, hi []byte, fn func(k, v []byte) bool) error {
 	return f.s.scan(f.snap, lo, hi, fn)
 }
 
-// Close lets it go.
+// Close releases the frozen state.
 func (f *Frozen) Close() error { return ioError("close frozen state", f.s.dir, f.snap.Close()) }
 
 // Batch collects the effects of one entry. Keys and values are copied. A key
@@ -362,10 +362,9 @@ func (b *batch) Delete(k []byte) { own(k); b.keep(b.b.Delete(k, nil)) }
 
 func (b *batch) DeleteRange(lo, hi []byte) { own(lo); b.keep(b.b.DeleteRange(lo, hi, nil)) }
 
-// Apply applies the effects of a committed journal entry, all or nothing, with
-// its position. The entry must follow the last applied one. It is not durable
-// until Flush, nor need it be. Errors: IO, Corrupt; then the store stands where
-// it stood.
+// Apply applies the effects of a committed journal entry, with its position, all or nothing.
+// The entry must follow the last applied one. The effects are durable only after Flush.
+// Errors: IO, Corrupt; after an error the store is unchanged.
 func (s *Store) Apply(at journal.Position, effects func(Batch) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -390,8 +389,8 @@ func (s *Store) Apply(at journal.Position, effects func(Batch) error) error {
 	return nil
 }
 
-// Remove takes keys away that no entry's effects name and that nobody can see. It is
-// durable before what is applied afterwards. Errors: IO.
+// Remove removes invisible keys that no entry's effects name. The removal is durable before
+// later applied entries. Errors: IO.
 func (s *Store) Remove(keys [][]byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -413,9 +412,9 @@ func (s *Store) Applied() journal.Position {
 	return s.applied
 }
 
-// Rebase makes the copy of a store that Copy left in dir a state directory of
-// another volume, that no entry was applied to: it is what that volume's history
-// begins with. Errors: IO, NoSpace, Corrupt.
+// Rebase turns the copy of a store, which Copy left in dir, into the state directory of
+// another volume without applied entries: the beginning of that volume's history. Errors: IO,
+// NoSpace, Corrupt.
 func Rebase(dir string, v meta.VolumeID, shared *Shared) error {
 	s, err := open(dir, shared, atRest)
 	if err != nil {
@@ -438,7 +437,7 @@ func (s *Store) Flush() error {
 	return ioError("flush state", s.dir, s.db.Flush())
 }
 
-// Size is the bytes of the store's files, and of what is in memory only.
+// Size returns the bytes of the store's files and memory tables.
 func (s *Store) Size() int64 {
 	m := s.db.Metrics()
 	return int64(m.DiskSpaceUsage()) + int64(m.MemTable.Size)

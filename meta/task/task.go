@@ -1,11 +1,10 @@
-// Package task owns background work that is done round after round by one goroutine:
-// when a round is due, what wakes it, how long it waits after a failure, and what can
-// be told of it meanwhile.
+// Package task runs background work in rounds: it decides when a round is due, what wakes it,
+// how long it waits after a failure, and reports its progress.
 //
-// A task's work is a function, Options.Round, that does a bounded amount and says when
-// there is more to do. The task does the rest: it waits for a wake-up, an interval or
-// the time that the last round named, whichever comes first, and ends with the context
-// of Run. Whoever starts Run waits for it.
+// The work of a task is a function, Options.Round, that does a bounded amount and says when
+// there is more to do. The task waits for a wake-up, an interval or the time that the last
+// round named, whichever comes first, and ends with the context of Run. The goroutine that
+// calls Run waits for the end.
 package task
 
 import (
@@ -15,11 +14,11 @@ import (
 	"time"
 )
 
-// Idle, as the answer of a round, says that nothing is left to do: the next round is
-// due at the next interval, or when the task is woken.
+// Idle, as the result of a round, says that nothing is left to do: the next round is due at
+// the next interval, or after a wake-up.
 const Idle time.Duration = -1
 
-// Options say what a task does and when.
+// Options describe a task's work and its times.
 type Options struct {
 	// Name says what the work is, in a few words.
 	Name string
@@ -29,29 +28,28 @@ type Options struct {
 
 	// Begin, if not nil, is called when Run begins.
 	Begin func()
-	// First is how long the first round waits. A wake-up does not wait for it.
+	// First is the delay of the first round. A wake-up ends the delay.
 	First time.Duration
-	// Every, if not 0, has a round begin at least so often, counted from when Run
-	// began. Rounds that take longer follow each other without a pause, and make up
-	// for none that they missed.
+	// Every, if not 0, is the interval at which rounds begin at the latest, counted from the
+	// start of Run. Rounds that take longer follow each other without a pause; missed rounds
+	// are not repeated.
 	Every time.Duration
-	// Gather is how long a round that was woken waits, so that what belongs together
-	// comes together.
+	// Gather is the delay of a round after a wake-up, in which further wake-ups can arrive.
 	Gather time.Duration
 
-	// Retry, if not 0, is when a round that failed is done again, whatever it answered.
-	// It doubles up to RetryMost while rounds go on failing.
+	// Retry, if not 0, is the delay of the next round after a failed one, whatever the round
+	// returned. It doubles up to RetryMost while rounds fail.
 	Retry, RetryMost time.Duration
-	// Failed is what the log says of a round that failed, as a warning. Log may be nil
-	// if it is empty.
+	// Failed is the message of the warning about a failed round. Log may be nil if Failed is
+	// empty.
 	Failed string
 	Log    *slog.Logger
 }
 
-// Task is work that is done round after round.
+// Task is work that is done in rounds.
 type Task struct {
 	o    Options
-	wake chan struct{} // capacity 1: a wake-up during a round is good for one more, one before it for none
+	wake chan struct{} // capacity 1: a wake-up during a round causes one more round, wake-ups before it none
 
 	mu     sync.Mutex
 	status Status
@@ -60,14 +58,14 @@ type Task struct {
 // Status is how a task stands.
 type Status struct {
 	Name   string
-	Rounds uint64    // that began
-	Failed uint64    // of these
+	Rounds uint64    // rounds begun
+	Failed uint64    // of these, failed rounds
 	Busy   bool      // a round is under way,
-	Since  time.Time // which began then; else: when the last one ended
+	Since  time.Time // the start of the running round, else the end of the last one
 	Due    time.Time // when the next round begins though nothing wakes the task; zero: not
 	Woken  bool      // a wake-up waits for a round
-	Err    error     // of the last round; nil: it did not fail
-	// Done of Total units of work are done, as the round tells; both 0: it tells nothing.
+	Err    error     // of the last round; nil: success
+	// Done of Total units of work are done, as reported by the round; both 0: no report.
 	Done, Total uint64
 }
 
@@ -76,7 +74,7 @@ func New(o Options) *Task {
 	return &Task{o: o, wake: make(chan struct{}, 1), status: Status{Name: o.Name}}
 }
 
-// Wake has a round begin soon: at once, or when the one under way is over.
+// Wake makes a round begin soon: at once, or after the running one.
 func (t *Task) Wake() {
 	select {
 	case t.wake <- struct{}{}:
@@ -84,8 +82,7 @@ func (t *Task) Wake() {
 	}
 }
 
-// Woken takes a wake-up, if there is one, for a round that goes on for long and begins
-// anew by itself then.
+// Woken takes a pending wake-up, for a long round that starts again by itself then.
 func (t *Task) Woken() bool {
 	select {
 	case <-t.wake:
@@ -164,11 +161,11 @@ func (t *Task) wait(ctx context.Context, c *clock) bool {
 		}
 	}
 	c.begun(time.Now())
-	t.Woken() // the round that begins now is for all who woke it so far
+	t.Woken() // the round serves all wake-ups so far
 	return ctx.Err() == nil
 }
 
-// round does one round and tells the log when it failed.
+// round does one round and logs a failure.
 func (t *Task) round(ctx context.Context) (time.Duration, error) {
 	t.mu.Lock()
 	t.status.Rounds++
@@ -192,7 +189,7 @@ func (t *Task) round(ctx context.Context) (time.Duration, error) {
 type clock struct {
 	every time.Duration
 	tick  time.Time // when the interval has a round begin; only with every
-	named time.Time // when the last round named; zero: it named none
+	named time.Time // time named by the last round; zero: none
 }
 
 // begin starts the interval.
@@ -200,7 +197,7 @@ func (c *clock) begin(now time.Time, first time.Duration) {
 	c.tick, c.named = now.Add(c.every), now.Add(first)
 }
 
-// next is when a round is due; set: it is at all.
+// next returns when a round is due; set: a round is due at all.
 func (c *clock) next() (due time.Time, set bool) {
 	due, set = c.named, !c.named.IsZero()
 	if c.every > 0 && (!set || c.tick.Before(due)) {
@@ -209,8 +206,7 @@ func (c *clock) next() (due time.Time, set bool) {
 	return due, set
 }
 
-// begun notes that a round begins. Intervals that passed are over: of several that
-// passed during one round, the round that begins now is for all.
+// begun notes the beginning of a round, which serves all intervals that have passed.
 func (c *clock) begun(now time.Time) {
 	c.named = time.Time{}
 	if c.every > 0 && !c.tick.After(now) {
@@ -218,7 +214,7 @@ func (c *clock) begun(now time.Time) {
 	}
 }
 
-// ended notes what the round answered.
+// ended notes the result of a round.
 func (c *clock) ended(now time.Time, again time.Duration) {
 	if again >= 0 {
 		c.named = now.Add(again)

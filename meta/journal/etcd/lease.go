@@ -21,7 +21,7 @@ const (
 	DefaultMargin = 500 * time.Millisecond
 )
 
-// LeaseConfig says how a process keeps its lease.
+// LeaseConfig configures a process's lease.
 type LeaseConfig struct {
 	TTL    time.Duration // of the lease, whole seconds, at least 1 s; zero means DefaultTTL
 	Margin time.Duration // Lost comes this long before the lease can end; zero means DefaultMargin
@@ -30,11 +30,11 @@ type LeaseConfig struct {
 	KeepAlive func(ctx context.Context, id clientv3.LeaseID) (ttl time.Duration, err error)
 }
 
-// Lease is a process's single lease: every volume it owns, every pin and every
-// registration hangs on it. It renews itself until Close, or until Lost.
+// Lease is a process's single lease: all its ownerships of volumes, pins and registrations
+// depend on it. It renews itself until Close, or until Lost.
 //
-// The lease is counted from when a renewal was sent, never from its answer, on
-// a clock that goes on while the machine is suspended (CLOCK_BOOTTIME).
+// The lifetime of the lease is counted from the sending of a renewal, never from its answer,
+// on a clock that continues while the machine is suspended (CLOCK_BOOTTIME).
 type Lease struct {
 	cli *clientv3.Client
 	cfg LeaseConfig
@@ -84,12 +84,12 @@ func NewLease(ctx context.Context, cli *clientv3.Client, cfg LeaseConfig) (*Leas
 // ID is the lease's id at etcd.
 func (l *Lease) ID() clientv3.LeaseID { return l.id }
 
-// Lost is closed when the process may rely on the lease no more: it could not
-// be renewed in time, etcd forgot it, or Close was called.
+// Lost is closed when the process must no longer rely on the lease: it could not be renewed in
+// time, etcd forgot it, or Close was called.
 func (l *Lease) Lost() <-chan struct{} { return l.lost }
 
-// Left is how long the lease surely lasts, less the margin; zero when lost. An
-// owner asks before it lets an answer go.
+// Left returns how long the lease surely lasts, minus the margin; zero when lost. An owner
+// checks it before it sends an answer.
 func (l *Lease) Left() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,14 +99,14 @@ func (l *Lease) Left() time.Duration {
 	return max(0, l.deadline-process.Uptime())
 }
 
-// Err says why the lease was lost; nil while it stands.
+// Err returns why the lease was lost; nil while it is valid.
 func (l *Lease) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.why
 }
 
-// Close gives the lease back: everything that hangs on it is gone at once.
+// Close revokes the lease: etcd deletes all keys that depend on it at once.
 func (l *Lease) Close(ctx context.Context) error {
 	l.end(meta.E("keep lease", meta.Canceled, "", errors.New("closed")))
 	l.cancel()
@@ -115,7 +115,7 @@ func (l *Lease) Close(ctx context.Context) error {
 }
 
 func (l *Lease) revoke(ctx context.Context) error {
-	// Longer than it lives there is nothing to give back.
+	// After its lifetime there is nothing to revoke.
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.TTL)
 	defer cancel()
 	_, err := l.cli.Revoke(ctx, l.id)
@@ -133,9 +133,8 @@ func (l *Lease) renew(ctx context.Context, id clientv3.LeaseID) (time.Duration, 
 	return time.Duration(r.TTL) * time.Second, nil
 }
 
-// keep renews at a third of the time to live. A try that gets no answer is
-// short, and followed by another at once: it may have gone to a member that
-// stands still.
+// keep renews the lease at a third of the time to live. An attempt without an answer is short,
+// and another follows at once: the first may have gone to a hanging member of etcd.
 func (l *Lease) keep(ctx context.Context) {
 	pause := l.cfg.TTL / 3
 	for {
@@ -145,7 +144,7 @@ func (l *Lease) keep(ctx context.Context) {
 		case <-time.After(pause):
 		}
 		if l.Err() != nil {
-			// It was given up: to renew it would keep others from what hung on it.
+			// The lease was given up: a renewal would keep its keys from other processes.
 			l.revoke(ctx)
 			return
 		}
@@ -171,9 +170,8 @@ func (l *Lease) keep(ctx context.Context) {
 	}
 }
 
-// watch ends the lease when its time is over. It looks often rather than once
-// at the deadline, since Go's timers stand still while the machine is
-// suspended.
+// watch ends the lease when its time is over. It checks often, not once at the deadline,
+// because Go's timers stand still while the machine is suspended.
 func (l *Lease) watch(ctx context.Context) {
 	every := time.NewTicker(min(l.cfg.Margin/2, 100*time.Millisecond))
 	defer every.Stop()

@@ -15,22 +15,22 @@ import (
 	"penstock.io/penstock/meta/process"
 )
 
-// Owner is the record of who owns, or last owned, a volume.
+// Owner is the record of the present or last owner of a volume.
 type Owner struct {
 	Version int             `json:"v"` // 1
 	Term    meta.Term       `json:"term"`
 	Server  string          `json:"server"` // the meta server's name
-	Addr    string          `json:"addr"`   // where clients reach it
+	Addr    string          `json:"addr"`   // address for clients
 	Process process.Process `json:"process"`
-	// Released: the owner let the volume go in an orderly way, everything
-	// answered is in the journal, and no session holds anything of it.
+	// Released: the owner released the volume in an orderly way. Everything it answered is in
+	// the journal, and no session holds anything of the volume.
 	Released bool `json:"released,omitempty"`
 }
 
 const ownerVersion = 1
 
-// decodeOwner reads a record. The version is looked at first: a newer one may
-// have changed all the rest.
+// decodeOwner decodes a record. It checks the version first: a newer version may have changed
+// everything else.
 func decodeOwner(key string, b []byte) (Owner, error) {
 	var head struct {
 		Version int `json:"v"`
@@ -48,20 +48,20 @@ func decodeOwner(key string, b []byte) (Owner, error) {
 	return o, nil
 }
 
-// OwnersConfig says for whom volumes are taken.
+// OwnersConfig describes the process that takes volumes.
 type OwnersConfig struct {
 	Prefix  string // of the cluster: /penstock/<cluster>
 	Server  string
 	Addr    string
 	Process process.Process
-	// Dead reports whether the holder of a volume surely runs no more, so that
-	// its lease need not run out first. Nil asks Process.Dead.
+	// Dead reports whether the holder of a volume surely does not run any more, so that nobody
+	// needs to wait for the end of its lease. Nil: Process.Dead.
 	Dead func(Owner) bool
-	// UnsafeNoFence lets a deposed owner append, for the run that proves its test.
+	// UnsafeNoFence lets a deposed owner append (positive control).
 	UnsafeNoFence bool
 }
 
-// Owners takes volumes on one lease.
+// Owners takes volumes under one lease.
 type Owners struct {
 	cli   *clientv3.Client
 	lease *Lease
@@ -79,16 +79,16 @@ func NewOwners(cli *clientv3.Client, lease *Lease, cfg OwnersConfig) *Owners {
 	return &Owners{cli: cli, lease: lease, cfg: cfg, expected: map[meta.VolumeID]Owner{}}
 }
 
-// Lease is the lease that the ownerships hang on.
+// Lease returns the lease of the ownerships.
 func (o *Owners) Lease() *Lease { return o.lease }
 
 // Ownership is the right to journal for a volume.
 type Ownership struct {
 	Volume meta.VolumeID
 	Term   meta.Term
-	// Previous is who owned the volume before; Version is 0 if nobody did.
-	// Unless it released the volume, or surely runs no more, its answers and
-	// its sessions' leases may stand for their time (rule 2).
+	// Previous is the previous owner of the volume; Version is 0 if there was none. Unless it
+	// released the volume, or surely does not run any more, its answers and its sessions'
+	// leases may be valid for their time (rule 2).
 	Previous Owner
 	// PreviousDead: the holder surely runs no more, as Dead told.
 	PreviousDead bool
@@ -105,13 +105,13 @@ type Ownership struct {
 	lost     chan struct{}
 }
 
-// Acquire takes a volume now. Errors: NotOwner (another holds it: the subject
-// is its address), Fenced (the process's lease is lost), Unavailable, NoSpace.
+// Acquire takes a volume now. Errors: NotOwner (another server holds it: the subject is its
+// address), Fenced (the process's lease is lost), Unavailable, NoSpace.
 func (o *Owners) Acquire(ctx context.Context, v meta.VolumeID) (*Ownership, error) {
 	subject := fmt.Sprintf("volume %d", v)
 	k := keys{VolumePrefix(o.cfg.Prefix, v)}
 	if prev, ok := o.expectedOf(v); ok && o.lease.Left() > 0 {
-		// Released as expected, the record is this one, to the byte.
+		// If the owner released the volume as expected, the record has exactly these bytes.
 		prev.Released = true
 		own := o.claim(v, k, prev)
 		done, err := o.take(ctx, own, clientv3.Compare(clientv3.Value(k.term()), "=", string(marshal(prev))))
@@ -151,8 +151,8 @@ func (o *Owners) Acquire(ctx context.Context, v meta.VolumeID) (*Ownership, erro
 		} else if own.Previous.Version > 0 && o.cfg.Dead(own.Previous) {
 			own.PreviousDead = true
 		}
-		// A dead holder's key is deleted in a transaction of its own: the fence
-		// is the key's create revision, which only a new key has.
+		// The key of a dead holder is deleted in a transaction of its own: the fence is the
+		// key's create revision, which only a new key has.
 		if ownerRev != 0 {
 			_, err := o.cli.Txn(ctx).
 				If(clientv3.Compare(clientv3.ModRevision(k.owner()), "=", ownerRev)).
@@ -172,7 +172,7 @@ func (o *Owners) Acquire(ctx context.Context, v meta.VolumeID) (*Ownership, erro
 	}
 }
 
-// claim is an ownership that is still to be taken, after prev.
+// claim makes an ownership that is still to be taken, after prev.
 func (o *Owners) claim(v meta.VolumeID, k keys, prev Owner) *Ownership {
 	return &Ownership{
 		Volume: v, Term: prev.Term + 1, Previous: prev, owners: o, keys: k, lost: make(chan struct{}),
@@ -188,14 +188,14 @@ func (o *Owners) take(ctx context.Context, own *Ownership, term clientv3.Cmp) (b
 		If(clientv3.Compare(clientv3.CreateRevision(k.owner()), "=", 0), term).
 		Then(clientv3.OpPut(k.owner(), b, clientv3.WithLease(o.lease.ID())),
 			clientv3.OpPut(k.term(), b),
-			// Nobody else can append from here on: this is the log's end.
+			// From here on no other server can append: this is the log's end.
 			clientv3.OpGet(k.entry(0), clientv3.WithRange(k.afterEntries()), clientv3.WithLimit(1),
 				clientv3.WithSort(clientv3.SortByKey, clientv3.SortDescend))).
 		Commit()
 	cancel()
 	if err != nil {
-		// If it was committed after all, the key is this process's own, at a
-		// term nobody uses; the next Acquire must not wait for itself.
+		// If the transaction was committed after all, the key is this process's own, at an
+		// unused term; the next Acquire must not wait for it.
 		return false, errors.Join(wrap("own", fmt.Sprintf("volume %d", own.Volume), err), o.abandon(own))
 	}
 	if !t.Succeeded {
@@ -203,7 +203,7 @@ func (o *Owners) take(ctx context.Context, own *Ownership, term clientv3.Cmp) (b
 	}
 	own.revision = t.Header.Revision
 	if kvs := t.Responses[2].GetResponseRange().Kvs; len(kvs) > 0 {
-		// What can't be decoded, a reading of the log explains.
+		// If the entry can't be decoded, reading the log reports why.
 		if e, err := journal.Decode(kvs[0].Value); err == nil && e.Volume == own.Volume {
 			own.head, own.headOK = e.Position(), true
 		}
@@ -221,9 +221,9 @@ func marshal(rec Owner) []byte {
 	return b
 }
 
-// Expect notes who owns a volume now, which it is about to release: the next
-// Acquire then needs one transaction and no reading. If it comes otherwise,
-// Acquire is as without. Errors: those of Last.
+// Expect notes the present owner of a volume, which is about to release it: the next Acquire
+// then needs one transaction and no read. If the expectation is wrong, Acquire works as
+// without it. Errors: those of Last.
 func (o *Owners) Expect(ctx context.Context, v meta.VolumeID) error {
 	last, held, err := o.Last(ctx, v)
 	if err == nil && held {
@@ -234,7 +234,7 @@ func (o *Owners) Expect(ctx context.Context, v meta.VolumeID) error {
 	return err
 }
 
-// expectedOf gives what Expect noted, once.
+// expectedOf returns the note of Expect, once.
 func (o *Owners) expectedOf(v meta.VolumeID) (Owner, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -243,8 +243,7 @@ func (o *Owners) expectedOf(v meta.VolumeID) (Owner, bool) {
 	return prev, ok
 }
 
-// abandon deletes the owner key that a transaction of unknown outcome may have
-// made.
+// abandon deletes the owner key that a transaction of unknown outcome may have made.
 func (o *Owners) abandon(own *Ownership) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -258,8 +257,8 @@ func (o *Owners) abandon(own *Ownership) error {
 // acquireTimeout bounds the taking of a volume; the caller tries again.
 const acquireTimeout = 2 * time.Second
 
-// Await acquires the volume as soon as its holder lets it go. Errors: those of
-// Acquire but NotOwner, and ctx's.
+// Await acquires the volume as soon as its holder releases it. Errors: those of Acquire except
+// NotOwner, and ctx's.
 func (o *Owners) Await(ctx context.Context, v meta.VolumeID) (*Ownership, error) {
 	k := keys{VolumePrefix(o.cfg.Prefix, v)}
 	hint := watchHint(ctx, o.cli, k.owner(), "")
@@ -282,11 +281,11 @@ func (o *Owners) Await(ctx context.Context, v meta.VolumeID) (*Ownership, error)
 	}
 }
 
-// Server is for whom volumes are taken.
+// Server returns the name of the server that takes volumes.
 func (o *Owners) Server() string { return o.cfg.Server }
 
-// Last tells who owns a volume (held), or owned it last; Version is 0 if nobody
-// ever did. Errors: Unavailable, Corrupt, Version.
+// Last returns the present owner of a volume (held), or the last one; Version is 0 if there
+// was none. Errors: Unavailable, Corrupt, Version.
 func (o *Owners) Last(ctx context.Context, v meta.VolumeID) (last Owner, held bool, err error) {
 	k := keys{VolumePrefix(o.cfg.Prefix, v)}
 	subject := fmt.Sprintf("volume %d", v)
@@ -303,8 +302,8 @@ func (o *Owners) Last(ctx context.Context, v meta.VolumeID) (last Owner, held bo
 	return Owner{}, false, nil
 }
 
-// Head is the last entry of the journal as of when the volume was taken; false:
-// there was none, or it can't be read.
+// Head returns the last entry of the journal at the time when the volume was taken; false:
+// there was none, or it was unreadable.
 func (w *Ownership) Head() (journal.Position, bool) { return w.head, w.headOK }
 
 // watch ends the ownership with the lease.
@@ -327,27 +326,26 @@ func (w *Ownership) end() (first bool) {
 	return true
 }
 
-// Lost is closed when the volume may be owned no more: the lease was lost, or
-// Release was called. That another took the volume while the lease stood is
-// told by Append (Fenced).
+// Lost is closed when the volume must no longer be owned: the lease was lost, or Release was
+// called. If another server took the volume under a valid lease, Append reports it (Fenced).
 func (w *Ownership) Lost() <-chan struct{} { return w.lost }
 
-// Release hands the volume over: the next owner need not wait. The caller has
-// journaled everything it answered. Errors: Fenced (it was lost before),
-// Unavailable (the lease's end releases it).
+// Release hands the volume over: the next owner need not wait. The caller has journaled
+// everything it answered. Errors: Fenced (the ownership was lost before), Unavailable (the end
+// of the lease releases the volume).
 func (w *Ownership) Release(ctx context.Context) error {
 	rec := w.record
 	rec.Released = true
 	return w.giveBack(ctx, rec)
 }
 
-// Yield gives the volume back by an owner that never answered for it: one that
-// could not open it. Whether the owner before released it, and whether that
-// process lives, is as it was; a Release here would tell the next owner not to
-// wait for the predecessor's leases. Errors: as Release.
+// Yield returns a volume whose owner never answered for it because it could not open the
+// volume. The record of the previous owner, whether it released the volume and whether its
+// process runs, stays as it was; Release would tell the next owner not to wait for the
+// predecessor's leases. Errors: as Release.
 func (w *Ownership) Yield(ctx context.Context) error {
 	rec := w.Previous
-	if rec.Version == 0 { // nobody ever answered for it
+	if rec.Version == 0 { // no owner ever answered for the volume
 		rec = w.record
 		rec.Released = true
 	}

@@ -10,25 +10,24 @@ import (
 	"penstock.io/penstock/meta/journal"
 )
 
-// Restored is what the journal of a volume begins again with.
+// Restored is the beginning of a restored volume's journal.
 type Restored struct {
 	Volume meta.VolumeID
-	// Term is above every term that was seen anywhere: the next owner's is
-	// higher by one.
+	// Term is above every term that was seen anywhere. The next owner's term is one higher.
 	Term meta.Term
-	// Checkpoint and the journal's entry at its position, as they are kept;
-	// without a checkpoint the journal is empty, and so is the volume.
+	// Checkpoint and the journal's entry at its position, as stored. Without a checkpoint the
+	// journal is empty, and so is the volume.
 	Checkpoint *journal.Checkpoint
 	Entry      []byte
-	// Tail are the entries that follow, or that the journal begins with.
+	// Tail has the following entries, or the first entries of the journal.
 	Tail []journal.Entry
 }
 
-// Restore writes the journal of a volume into an etcd that holds none of it.
+// Restore writes the journal of a volume into an etcd without any of its keys.
 func Restore(ctx context.Context, cli *clientv3.Client, clusterPrefix string, r Restored) error {
 	const op = "restore journal"
 	k := keys{VolumePrefix(clusterPrefix, r.Volume)}
-	// Nobody answers for it: whoever is still about has lost its lease with etcd.
+	// No process answers for the volume: a surviving one has lost its lease with etcd.
 	b, err := json.Marshal(Owner{Version: ownerVersion, Term: r.Term, Server: "restore", Released: true})
 	if err != nil {
 		panic("etcd: an owner record is plain data: " + err.Error())
@@ -56,7 +55,7 @@ func Restore(ctx context.Context, cli *clientv3.Client, clusterPrefix string, r 
 		if err != nil {
 			return err
 		}
-		// Large ones do not fit into one request together.
+		// Large entries do not fit into one request together.
 		if _, err := cli.Put(ctx, k.entry(e.Seq), string(b)); err != nil {
 			return wrap(op, k.entry(e.Seq), err)
 		}

@@ -14,12 +14,11 @@ import (
 	"penstock.io/penstock/meta/journal"
 )
 
-// callTimeout bounds one call of etcd; the log tries again as long as its
-// caller waits.
+// callTimeout bounds one call of etcd; the log repeats it as long as its caller waits.
 const callTimeout = 5 * time.Second
 
-// deleteBatch is the most entries that one transaction deletes: each leaves a
-// tombstone that etcd applies while everybody waits.
+// deleteBatch bounds the entries deleted by one transaction: each leaves a tombstone, and etcd
+// applies a transaction while all other requests wait.
 const deleteBatch = 512
 
 // OpenLog gives the journal of an owned volume.
@@ -27,13 +26,13 @@ func OpenLog(own *Ownership) *journal.Journal {
 	return journal.New(own.Volume, own.Store(), own.Lost())
 }
 
-// Store is the journal's store under this ownership.
+// Store returns the journal's store under this ownership.
 func (w *Ownership) Store() journal.Store {
 	return &store{cli: w.owners.cli, keys: w.keys, owner: w.revision, unfenced: w.owners.cfg.UnsafeNoFence, lease: w.owners.lease, volume: w.Volume}
 }
 
-// ReadLog gives the journal of a volume to a reader, whose pins hang on lease
-// (nil if it never pins).
+// ReadLog returns the journal of a volume for a reader. The reader's pins depend on lease (nil
+// if it never pins).
 func ReadLog(cli *clientv3.Client, clusterPrefix string, v meta.VolumeID, lease *Lease) *journal.Journal {
 	return journal.New(v, ReadStore(cli, clusterPrefix, v, lease), nil)
 }
@@ -43,8 +42,8 @@ func ReadStore(cli *clientv3.Client, clusterPrefix string, v meta.VolumeID, leas
 	return &store{cli: cli, keys: keys{VolumePrefix(clusterPrefix, v)}, owner: -1, lease: lease, volume: v}
 }
 
-// store keeps a log in etcd. Owner is the create revision of the owner key,
-// unfenced: it is not compared (OwnersConfig.UnsafeNoFence).
+// store keeps a log in etcd. owner is the create revision of the owner key; unfenced: it is
+// not compared (OwnersConfig.UnsafeNoFence).
 type store struct {
 	cli      *clientv3.Client
 	keys     keys
@@ -162,8 +161,8 @@ func (s *store) PutCheckpoint(ctx context.Context, rev int64, value []byte) (boo
 	return r.Succeeded, nil
 }
 
-// DeleteBefore deletes in batches and lets etcd forget the old revisions. Its
-// database then reuses the space; the file does not shrink, and need not.
+// DeleteBefore deletes in batches and makes etcd forget the old revisions. The database then
+// reuses their space; its file need not shrink.
 func (s *store) DeleteBefore(ctx context.Context, before meta.Seq) error {
 	var revision int64
 	for {
@@ -237,10 +236,10 @@ func (s *store) Hint(ctx context.Context) <-chan struct{} {
 	return watchHint(ctx, s.cli, s.keys.entry(0), s.keys.afterEntries())
 }
 
-// watchHint gives a channel that receives when something in [key, end) may have
-// changed; an empty end means the one key. It is closed when ctx ends. etcd ends a
-// watch that stands at a revision which was compacted away: then another begins, and
-// hints, since the one before has missed something.
+// watchHint returns a channel that receives when a key in [key, end) may have changed; an
+// empty end means the key alone. The channel is closed when ctx ends. etcd ends a watch whose
+// revision was compacted; then watchHint begins another watch and sends a hint, because it may
+// have missed a change.
 func watchHint(ctx context.Context, cli *clientv3.Client, key, end string) <-chan struct{} {
 	opts := []clientv3.OpOption{clientv3.WithKeysOnly()}
 	if end != "" {
@@ -278,5 +277,5 @@ func watchHint(ctx context.Context, cli *clientv3.Client, key, end string) <-cha
 	return hint
 }
 
-// watchPause is between the end of a watch and the next one.
+// watchPause is the pause between the end of a watch and the next one.
 const watchPause = 100 * time.Millisecond
