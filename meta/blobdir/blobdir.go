@@ -1,8 +1,8 @@
-// Package blobdir owns the form of meta.Blob that keeps blobs as files of one
-// folder on the owner's machine: for tests, and for a machine alone.
+// Package blobdir is the implementation of meta.Blob that stores blobs as files of one folder
+// on the owner's machine: for tests, and for a single machine.
 //
-// A blob is a file <hint>.<26 random letters>, its bytes and nothing else; the
-// reference holds length and CRC32C. A file <...>.tmp is a Put that did not end.
+// A blob is a file <hint>.<26 random letters> with the blob's bytes; the reference has length
+// and CRC32C. A file <...>.tmp is an unfinished Put.
 package blobdir
 
 import (
@@ -29,8 +29,8 @@ type Dir struct{ root *os.Root }
 
 var _ meta.Blob = (*Dir)(nil)
 
-// Open opens a folder, made if absent, and removes what unfinished Puts left.
-// The caller alone writes in it. Errors: IO, AccessDenied.
+// Open opens a folder, creates it if missing, and removes the remains of unfinished Puts. Only
+// the caller may write in the folder. Errors: IO, AccessDenied.
 func Open(dir string) (*Dir, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fail("open blobs", dir, err)
@@ -121,8 +121,8 @@ func (d *Dir) Get(ctx context.Context, ref meta.BlobRef) (io.ReadCloser, error) 
 	return &reader{f: f, ref: ref, sum: crc32.New(castagnoli)}, nil
 }
 
-// reader checks length and checksum as it goes: the last byte is given only
-// when all of them match.
+// reader checks length and checksum while it reads: it returns the last byte only if both
+// match.
 type reader struct {
 	f   *os.File
 	ref meta.BlobRef

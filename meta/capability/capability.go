@@ -1,6 +1,6 @@
-// Package capability owns the signed rights that volume owners give to clients
-// and that chunk servers check without asking anyone. It is pure: keys and
-// time are handed in.
+// Package capability defines the signed rights that volume owners give to clients, and that
+// chunk servers check without asking a metadata server. The package is pure: keys and time are
+// arguments.
 //
 // A token, big-endian:
 //
@@ -27,7 +27,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Rights are what the holder may do.
+// Rights are the operations that a token allows.
 type Rights uint8
 
 // The rights.
@@ -44,11 +44,12 @@ const (
 
 const classShift = 5
 
-// classes that a token can name; a chunk of any other goes to any disk.
+// classes are the disk classes that a token can name; a chunk of another class goes to any
+// disk.
 var classes = [...]string{"", "nvme", "ssd", "hdd"}
 
-// OnClass has a chunk that is begun with the right Append lie on a disk of a
-// class; "" and unknown ones: on any.
+// OnClass returns the rights bits by which a new chunk (right Append) is placed on a disk of a
+// class; "" and unknown classes: any disk.
 func OnClass(class string) Rights {
 	for i, c := range classes {
 		if c == class {
@@ -58,17 +59,17 @@ func OnClass(class string) Rights {
 	return 0
 }
 
-// Class is the class of disks that the chunk is to lie on, "" for any.
+// Class returns the class of disks for a new chunk, "" for any.
 func (r Rights) Class() string { return classes[r&classBits>>classShift] }
 
-// Claims are what a token says.
+// Claims are the contents of a token.
 type Claims struct {
 	Volume meta.VolumeID
 	Chunk  meta.ChunkID // zero: every chunk of Volume; else its volume is Volume
 	Rights Rights
 	Fence  meta.Fence // with Append, Seal, Delete: of the request
 	MaxLen uint64     // bytes; 0: not bounded
-	Client string     // who it was given to, "role/name", at most 255 bytes; empty: it is bound to nobody
+	Client string     // identity of the bearer, "role/name", at most 255 bytes; empty: any bearer
 	Expiry meta.Time  // not valid from then on
 }
 
@@ -76,8 +77,8 @@ const (
 	version = 1
 	fixed   = 51
 	macLen  = sha256.Size
-	// MaxLife is the longest that any token is signed for. Keys stay valid for longer
-	// than that after the last token that they signed.
+	// MaxLife bounds the life of tokens. A key stays valid for longer than MaxLife after the
+	// last token that it signed.
 	MaxLife = time.Hour
 	// MaxToken is the size of the largest token, in bytes.
 	MaxToken = fixed + 255 + macLen
@@ -109,8 +110,8 @@ func mac(key meta.CapKey, b []byte) interface{ Sum([]byte) []byte } {
 	return h
 }
 
-// RightsOf reads the rights out of a token without checking anything: what
-// whoever holds it may hope for.
+// RightsOf returns the rights in a token without checking the token: what its bearer may
+// expect.
 func RightsOf(token []byte) Rights {
 	if len(token) < fixed || token[0] != version {
 		return 0
@@ -118,9 +119,8 @@ func RightsOf(token []byte) Rights {
 	return Rights(token[21])
 }
 
-// Verify checks a token against the keys and the time and tells its claims.
-// Whether they cover an operation is asked of them with Allow. Errors:
-// BadCapability.
+// Verify checks a token against the keys and the time and returns its claims. Claims.Allow
+// tells whether they cover an operation. Errors: BadCapability.
 func Verify(keys []meta.CapKey, token []byte, now meta.Time) (Claims, error) {
 	bad := func(why string) (Claims, error) {
 		return Claims{}, meta.E("check capability", meta.BadCapability, "", errors.New(why))

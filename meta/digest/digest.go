@@ -40,10 +40,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Version is the only version there is.
+// Version is the only version so far.
 const Version = 1
 
-// BlockSize is how many bytes of a file one leaf covers.
+// BlockSize is the number of a file's bytes in one leaf.
 const BlockSize = 1 << 20
 
 const (
@@ -62,7 +62,7 @@ const prefix = "sha256-tree-1:"
 // String is the form for people and options: sha256-tree-1: and 64 digits.
 func (s Sum) String() string { return prefix + hex.EncodeToString(s[:]) }
 
-// Parse reads what String gives. Errors: Invalid, Version.
+// Parse parses the output of String. Errors: Invalid, Version.
 func Parse(text string) (s Sum, err error) {
 	const op = "read digest"
 	digits, ok := strings.CutPrefix(text, prefix)
@@ -103,8 +103,7 @@ var (
 	zeroBlock = Block(zeros[:])
 )
 
-// Tree takes leaves one after the other; it keeps one sum for each bit of
-// their number.
+// Tree takes leaves in order. It keeps one sum for each bit of their number.
 type Tree struct {
 	n     uint64
 	stack []Sum // of perfect subtrees, the largest first
@@ -148,7 +147,7 @@ type Xattr struct {
 	Value []byte
 }
 
-// Entry is what a name leads to.
+// Entry is the inode behind a name.
 type Entry struct {
 	Name     string
 	Mode     uint32 // type and permissions; ignored of a junction
@@ -161,7 +160,7 @@ type Entry struct {
 	Junction bool
 }
 
-// Sum is the entry's leaf in its directory.
+// Sum returns the entry's leaf in its directory.
 func (e *Entry) Sum() Sum {
 	h := sha256.New()
 	var n [8]byte
@@ -208,8 +207,7 @@ func sized(h hash.Hash, s string) {
 	h.Write([]byte(s))
 }
 
-// Dir gathers the entries of a directory, in any order. It keeps their names
-// and sums.
+// Dir collects the entries of a directory, in any order. It keeps their names and sums.
 type Dir struct{ entries []named }
 
 type named struct {
@@ -230,8 +228,7 @@ func (d *Dir) Root() Sum {
 	return t.Root()
 }
 
-// Of is the digest of a tree from its root directory's entry; the name is left
-// out.
+// Of returns the digest of a tree from the entry of its root directory; the name is ignored.
 func Of(root Entry) Sum {
 	root.Name = ""
 	s := root.Sum()

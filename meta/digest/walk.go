@@ -10,23 +10,23 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Source is a tree that does not change while it is walked: a snapshot.
+// Source is a tree that does not change during the walk: a snapshot.
 type Source interface {
 	Stat(ctx context.Context, ino meta.Ino) (meta.Attr, error)
 	// List gives the entries of a directory in any order; a junction has a volume.
 	List(ctx context.Context, dir meta.Ino, fn func(name string, ino meta.Ino, volume meta.VolumeID) error) error
 	ReadLink(ctx context.Context, ino meta.Ino) (string, error)
 	Xattrs(ctx context.Context, ino meta.Ino) ([]Xattr, error)
-	// Extents maps a regular file, in order, holes left out; inline bytes are its
-	// beginning.
+	// Extents returns the extents of a regular file, in order, without holes; inline bytes are
+	// its beginning.
 	Extents(ctx context.Context, ino meta.Ino) (extents []meta.Extent, inline []byte, err error)
 	// ReadAt fills p from off; bytes in holes are zeros.
 	ReadAt(ctx context.Context, ino meta.Ino, p []byte, off uint64) error
 }
 
-// Known remembers blocks by the places of their bytes: bytes of chunks never
-// change, so what was read once for one snapshot need not be read for the next.
-// A nil Known remembers nothing.
+// Known remembers the digests of blocks by the places of their bytes: bytes of chunks never
+// change, so a block that was read for one snapshot need not be read for the next. A nil Known
+// remembers nothing.
 type Known interface {
 	Get(places Sum) (block Sum, ok bool)
 	Put(places, block Sum)
@@ -36,25 +36,24 @@ type Known interface {
 type Progress struct {
 	Inodes uint64
 	Bytes  uint64 // of all files so far, holes included
-	Read   uint64 // bytes that were read for it
+	Read   uint64 // bytes read
 }
 
-// Way says how a tree is walked. The zero value reads one block after the other, and
-// remembers none.
+// Way says how a tree is walked. The zero value reads one block after the other, and remembers
+// none.
 type Way struct {
 	Known Known // nil: remembers nothing
-	// Told, unless nil, hears now and then how far it is.
+	// Told, unless nil, is called from time to time with the progress.
 	Told func(Progress)
-	// Turn, unless nil, is called before each block, with the bytes that are to be
-	// read of it: none if its digest is known. When it returns, they may be.
+	// Turn, unless nil, is called before each block with the number of bytes to read: none if
+	// the block's digest is known. When it returns, the walk reads them.
 	Turn func(ctx context.Context, n int) error
-	// Believe, unless nil, is asked about each block whose digest Known has: its bytes
-	// end at hi of its file, and lie in the first of these extents. If it gives false
-	// the block is read.
+	// Believe, unless nil, is asked about each block whose digest Known has. The block ends at
+	// hi of its file, and lies in the first of these extents. If Believe returns false, the
+	// walk reads the block.
 	Believe func(extents []meta.Extent, hi uint64, places, block Sum) bool
-	// Aside, unless nil, tells how many blocks may be read and summed at a time from
-	// now on. For each there is a buffer. Nothing but Source.ReadAt is called beside
-	// anything else.
+	// Aside, unless nil, returns how many blocks may be read and summed in parallel from now
+	// on. Each has a buffer. Only calls of Source.ReadAt run in parallel.
 	Aside func() int
 }
 
@@ -77,7 +76,7 @@ func Walk(ctx context.Context, src Source, way Way) (Sum, Progress, error) {
 // maxDepth bounds the directories below each other: a path holds no more.
 const maxDepth = meta.MaxPath / 2
 
-// maxAside bounds the blocks that are read at a time.
+// maxAside bounds the blocks that are read in parallel.
 const maxAside = 16
 
 type walker struct {
@@ -85,29 +84,29 @@ type walker struct {
 	src Source
 	p   Progress
 
-	under   sync.WaitGroup // blocks that are read beside
-	buffers chan []byte    // which they may take; nil: none was ever
-	made    int            // how many there are
-	buf     []byte         // for those that are not
+	under   sync.WaitGroup // blocks being read in parallel
+	buffers chan []byte    // free buffers for them; nil: there never were any
+	made    int            // number of buffers
+	buf     []byte         // for blocks that are not read in parallel
 }
 
-// leaf is a block whose sum may still be computed.
+// leaf is a block whose sum may still be being computed.
 type leaf struct {
 	n, read uint64
 	places  Sum
 	keep    bool // places are to be remembered
 	sum     Sum
 	err     error
-	done    chan struct{} // nil: it is there
+	done    chan struct{} // nil: the sum is there
 }
 
 // content is a file's tree so far.
 type content struct {
 	t    Tree
-	late []*leaf // which are not in it yet
+	late []*leaf // leaves that are not in the tree yet
 }
 
-// settle takes up what is there, and waits for more than most leaves that are not.
+// settle adds finished leaves, and waits until at most most leaves are unfinished.
 func (w *walker) settle(c *content, most int) error {
 	for len(c.late) > 0 {
 		l := c.late[0]
@@ -135,7 +134,7 @@ func (w *walker) settle(c *content, most int) error {
 	return nil
 }
 
-// close makes an entry complete that has contents.
+// close completes an entry with contents.
 func (w *walker) close(e *Entry, c *content) error {
 	if c == nil {
 		return nil
@@ -147,7 +146,7 @@ func (w *walker) close(e *Entry, c *content) error {
 	return nil
 }
 
-// entry gives what a name leads to, complete when c, unless nil, is closed.
+// entry returns the entry of a name. If c is not nil, the entry is complete after close.
 func (w *walker) entry(ctx context.Context, name string, ino meta.Ino, depth int) (e Entry, c *content, err error) {
 	e.Name = name
 	if depth > maxDepth {
@@ -195,7 +194,7 @@ func (w *walker) dir(ctx context.Context, ino meta.Ino, depth int) (Sum, error) 
 	if err != nil {
 		return Sum{}, err
 	}
-	// Files whose last blocks are still read wait here, while the next one is begun.
+	// Files whose last blocks are still being read wait here while the next file is begun.
 	type open struct {
 		e Entry
 		c *content
@@ -273,7 +272,7 @@ func (w *walker) content(ctx context.Context, ino meta.Ino, size uint64) (*conte
 	return c, nil
 }
 
-// begin has a block read and summed, beside others if that may be.
+// begin reads and sums a block, in parallel to others if allowed.
 func (w *walker) begin(ctx context.Context, ino meta.Ino, off uint64, l *leaf) error {
 	sum := func(buf []byte) error {
 		p := buf[:l.n]
@@ -309,8 +308,8 @@ func (w *walker) begin(ctx context.Context, ino meta.Ino, off uint64, l *leaf) e
 	return nil
 }
 
-// PlacesOf names the bytes of a block, [lo, hi) of a file, by where they lie; extents
-// are in order, and any is false if there are no bytes, only zeros.
+// PlacesOf identifies the bytes of a block, [lo, hi) of a file, by their places. extents are
+// sorted; any is false if the block has only zeros.
 //
 //	H(05 | length 8 | (offset in the block 8 | length 8 | chunk 16 | offset in the chunk 8)*)
 func PlacesOf(extents []meta.Extent, lo, hi uint64) (places Sum, any bool) {

@@ -21,7 +21,7 @@ type Xattr struct {
 	Value []byte
 }
 
-// Node is all that there is to an inode.
+// Node is an inode with everything that belongs to it.
 type Node struct {
 	Attr    meta.Attr
 	Data    []byte        // inline bytes of a file, or a link's target
@@ -30,14 +30,14 @@ type Node struct {
 	Entries []meta.Dirent // of a directory, by cookie
 }
 
-// Spool keeps what is written to it until it is read.
+// Spool stores bytes until they are read.
 type Spool interface {
 	io.Writer
 	io.ReaderAt
 }
 
-// Builder makes an index. It keeps in memory the ids of the chunks, and of the
-// inode that is added its entries or extents; rows wait in spools.
+// Builder makes an index. It keeps in memory the ids of the chunks and the entries or extents
+// of the present inode; rows wait in spools.
 type Builder struct {
 	head   Head
 	out    [sections]*bufio.Writer
@@ -65,8 +65,8 @@ func NewBuilder(h Head, spool func() (Spool, error)) (*Builder, error) {
 // Knows tells whether the place of a chunk was given.
 func (b *Builder) Knows(id meta.ChunkID) bool { return b.chunks[id] != 0 }
 
-// Place tells where a chunk lies, before the first inode that has extents in it.
-// Errors: ResourceExceeded.
+// Place adds the place of a chunk, before the first inode with extents in it. Errors:
+// ResourceExceeded.
 func (b *Builder) Place(pl meta.ChunkPlace) error {
 	if b.Knows(pl.ID) {
 		return nil
@@ -124,7 +124,7 @@ func (b *Builder) add(sec int) {
 	b.buf = b.buf[:0]
 }
 
-// keep puts bytes into the heap and says where they are.
+// keep appends bytes to the heap and returns their position.
 func (b *Builder) keep(p string) (ref uint64) {
 	off := b.rows[secHeap]
 	if off+uint64(len(p)) > maxHeap || len(p) > maxValue {
@@ -138,9 +138,8 @@ func (b *Builder) keep(p string) (ref uint64) {
 	return off | uint64(len(p))<<heapBits
 }
 
-// Add adds an inode; they come in the order of their numbers. Errors: Invalid
-// (the order, an extent in a chunk without a place), ResourceExceeded, and those
-// of the spools.
+// Add adds an inode. Inodes come in the order of their numbers. Errors: Invalid (the order, or
+// an extent in a chunk without a place), ResourceExceeded, and those of the spools.
 func (b *Builder) Add(n *Node) error {
 	a := &n.Attr
 	if a.Ino <= b.last {
@@ -212,7 +211,7 @@ func (b *Builder) directory(n *Node) {
 	}
 }
 
-// Finish writes the index, and gives its length in bytes and its digest.
+// Finish writes the index, and returns its length in bytes and its digest.
 func (b *Builder) Finish(w io.Writer) (length uint64, sum Sum, err error) {
 	for i := range b.out {
 		if err := b.out[i].Flush(); err != nil && b.err == nil {

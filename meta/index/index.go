@@ -46,7 +46,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Version is the only version there is.
+// Version is the only version so far.
 const Version = 1
 
 const (
@@ -71,7 +71,7 @@ const (
 
 var rowSize = [sections]uint64{secInodes: 96, secDirs: 24, secEntries: 24, secOrder: 4, secExtents: 32, secAttached: 24, secChunks: 32 + 8*MaxServers, secHeap: 1}
 
-// Bounds of what an index can hold.
+// Bounds of an index.
 const (
 	heapBits   = 40
 	maxHeap    = 1 << heapBits
@@ -81,14 +81,14 @@ const (
 	// MaxServers is how many replicas of a chunk are kept; more are left out.
 	MaxServers = 8
 	junction   = 1 << 59
-	// MaxSize bounds what a reader takes for an index, in bytes.
+	// MaxSize bounds the indexes that a reader accepts, in bytes.
 	MaxSize = 1 << 42
 )
 
 // Sum is the digest of an index.
 type Sum [sha256.Size]byte
 
-// Head says what an index is of.
+// Head identifies the tree of an index.
 type Head struct {
 	Volume     meta.VolumeID
 	At         meta.Generation
@@ -96,19 +96,18 @@ type Head struct {
 	UsedInodes uint64
 }
 
-// Index answers questions from the bytes of one. It may be used by many
-// goroutines.
+// Index answers questions from the bytes of an index. Safe for concurrent use.
 type Index struct {
 	Head
 	body []byte
 	sums []byte
 	sec  [sections]struct{ off, n uint64 }
-	good []atomic.Uint64 // a bit for each block that was found right
+	good []atomic.Uint64 // a bit for each verified block
 }
 
-// Open takes an index whose bytes lie in memory, and whose digest is known. Of
-// its body only what is asked for is read, and checked then. The bytes must not
-// change. Errors: Corrupt, Version.
+// Open opens an index whose bytes lie in memory, and whose digest is known. It reads and
+// verifies only the header and sums; blocks of the body are verified on first use. The bytes
+// must not change. Errors: Corrupt, Version.
 func Open(data []byte, want Sum) (*Index, error) {
 	x := &Index{}
 	if len(data) < headerSize || string(data[:8]) != magic {
@@ -163,13 +162,13 @@ func (x *Index) Check() error {
 	return err
 }
 
-// Inodes is how many inodes there are.
+// Inodes returns the number of inodes.
 func (x *Index) Inodes() uint64 { return x.sec[secInodes].n }
 
 // Size is the length of the whole index, in bytes.
 func (x *Index) Size() uint64 { return headerSize + uint64(len(x.body)) + uint64(len(x.sums)) }
 
-// at gives n bytes of the body, once their blocks were found right.
+// at returns n bytes of the body after verifying their blocks.
 func (x *Index) at(off, n uint64) ([]byte, error) {
 	if off > uint64(len(x.body)) || n > uint64(len(x.body))-off {
 		return nil, corrupt("%d bytes at %d of %d", n, off, len(x.body))
@@ -216,8 +215,7 @@ func (x *Index) value(ref uint64) ([]byte, error) {
 	return x.at(s.off+off, n)
 }
 
-// search finds the first of the rows lo <= i < hi of which less says no. The
-// first error ends it.
+// search returns the first row lo <= i < hi for which less is false. The first error ends it.
 func search(lo, hi uint64, less func(i uint64) (bool, error)) (uint64, error) {
 	for lo < hi {
 		mid := lo + (hi-lo)/2
@@ -246,8 +244,7 @@ type node struct {
 // node finds an inode. Errors: Stale.
 func (x *Index) node(ino meta.Ino) (n node, err error) {
 	rows := x.sec[secInodes].n
-	// Numbers are given out densely, so it is most often near where it would be
-	// if none were missing.
+	// Inode numbers are dense, so the row is usually near its position in a list without gaps.
 	lo, hi := uint64(0), min(rows, uint64(ino))
 	i, err := search(lo, hi, func(i uint64) (bool, error) {
 		r, err := x.row(secInodes, i)
@@ -313,7 +310,7 @@ func (x *Index) dir(op string, n *node) (first, count uint64, err error) {
 	return first, count, nil
 }
 
-// entry reads one; volume is not zero for a junction.
+// entry reads an entry; volume is not zero for a junction.
 func (x *Index) entry(i uint64) (cookie uint64, ino meta.Ino, volume meta.VolumeID, typ uint32, name []byte, err error) {
 	r, err := x.row(secEntries, i)
 	if err != nil {
@@ -336,9 +333,8 @@ func (x *Index) entry(i uint64) (cookie uint64, ino meta.Ino, volume meta.Volume
 	return r.u64(0), ino, volume, typ, name, err
 }
 
-// Lookup finds a name in a directory: its attributes, or the volume to whose
-// root it leads. "." and ".." work. Errors: NotFound, NotDir, NameTooLong,
-// Invalid, Stale.
+// Lookup finds a name in a directory: its attributes or, for a junction, the volume. "." and
+// ".." are valid names. Errors: NotFound, NotDir, NameTooLong, Invalid, Stale.
 func (x *Index) Lookup(parent meta.Ino, name string) (a meta.Attr, volume meta.VolumeID, err error) {
 	const op = "lookup"
 	switch {
@@ -406,7 +402,7 @@ func (x *Index) Lookup(parent meta.Ino, name string) (a meta.Attr, volume meta.V
 	return a, 0, meta.E(op, meta.NotFound, name, nil)
 }
 
-// named is Attr of an inode that an entry leads to: it must be there.
+// named is Attr for the inode of an entry, which must exist.
 func (x *Index) named(ino meta.Ino) (meta.Attr, error) {
 	a, err := x.Attr(ino)
 	if meta.KindOf(err) == meta.Stale {
@@ -471,7 +467,7 @@ func (x *Index) readDir(op *meta.ReadDir) (*meta.Result, error) {
 
 // ---- what is attached to inodes
 
-// attached finds what is attached to an inode under a name.
+// attached returns what is attached to an inode under a name.
 func (x *Index) attached(ino meta.Ino, name string) (value []byte, ok bool, err error) {
 	rows := x.sec[secAttached].n
 	i, err := search(0, rows, func(i uint64) (bool, error) {
@@ -523,7 +519,7 @@ func (x *Index) getXattr(op *meta.GetXattr) (*meta.Result, error) {
 	return nil, meta.E("getxattr", noXattr(&n.Attr, op.Name), op.Name, nil)
 }
 
-// noXattr is why there is no attribute of a name: as the state machine says it.
+// noXattr returns the error kind for a missing attribute, as the state machine would.
 func noXattr(a *meta.Attr, name string) meta.Kind {
 	switch {
 	case name == "" || len(name) > meta.MaxName:
@@ -665,9 +661,9 @@ func (x *Index) place(i uint64) (pl meta.ChunkPlace, err error) {
 	return pl, nil
 }
 
-// Query answers a read as the owner of the volume does for the snapshot, but
-// that places of chunks may be old ones. Errors: those of the operation; Corrupt
-// (the index is damaged); NotSupported (Seek, and what is no read).
+// Query answers a read as the owner of the volume does for the snapshot, except that places of
+// chunks may be old. Errors: those of the operation; Corrupt (the index is damaged);
+// NotSupported (Seek, and operations other than reads).
 func (x *Index) Query(op meta.Op) (*meta.Result, error) {
 	switch op := op.(type) {
 	case *meta.Lookup:

@@ -1,8 +1,7 @@
-// Package keep owns the memory in which a client leaves what its successor
-// needs when it is killed: which files are open, which locks are held, what was
-// written and is not committed. The memory is a memfd, so it lives as long as
-// anybody has it open: the process that serves, and one that holds it for the
-// next.
+// Package keep is the memory in which a client leaves what its successor needs after a kill:
+// the open files, the locks, and the uncommitted bytes. The memory is a memfd, so it lives as
+// long as any process has it open: the serving process, and the holder that keeps it for the
+// next one.
 //
 // # Format, version 1
 //
@@ -20,13 +19,12 @@
 //
 //	slot     kind 4 (0: free), aux 4, seq 8, six numbers of 8 bytes
 //
-// Who dies in the middle of a change must leave no half slot: the kind is
-// written last and cleared first, each in one store. Bytes are in the arena
-// before the slot that tells of them is.
+// A process killed during a change must leave no half-written slot: the kind is written last
+// and cleared first, each in one store. Bytes are in the arena before their slot is written.
 //
-// A successor makes a memory of its own, of its own version, and gives that to the
-// holder once everything is in it: until then this one can be taken over again. Here
-// it writes nothing, but that the session ended in a volume (Void).
+// A successor makes a memory of its own, of its own version, and gives it to the holder when
+// it is complete: until then the old memory can be taken over again. The successor writes to
+// the old memory only that the session ended in a volume (Void).
 package keep
 
 import (
@@ -45,7 +43,7 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Version is the version of the record that this package writes and reads.
+// Version is the version of the format that this package writes and reads.
 const Version = 1
 
 const (
@@ -55,36 +53,36 @@ const (
 	maxHead   = slotsAt - headAt
 	slotSize  = 64
 	maxSlots  = 1 << 21
-	spanSize  = 1 << 20 // the largest buffer, and what smaller ones are cut from
+	spanSize  = 1 << 20 // size of the largest buffer; smaller ones are cut from such spans
 	minBuffer = 64
 	classes   = 15 // 64 bytes to 1 MiB
 	maxArena  = 1 << 37
 	flagWhole = 1
 )
 
-// Kind says what a slot tells. New kinds are added at the end, with a new version:
-// a reader refuses memory with a kind that it doesn't know.
+// Kind is the kind of a slot's record. New kinds are added at the end, with a new version: a
+// reader refuses memory with unknown kinds.
 type Kind uint32
 
-// Kinds of slots, and what their numbers are.
+// Kinds of records, and their numbers.
 const (
-	Volume   Kind = 1 + iota // volume, how often its session ended there, how often those of successors did
-	View                     // number of the view, volume, generation (0: it means none now), how many it meant before
-	Open                     // node, handle, flags | backing id<<32, unique of the request that opened it
+	Volume   Kind = 1 + iota // volume, number of ends of its session, number of ends of successors' sessions
+	View                     // number of the view, volume, generation (0: none now), number of earlier views with the number
+	Open                     // node, handle, flags | backing id<<32, unique of the OPEN request
 	Lock                     // volume, inode, owner, start, end; aux: type | flock<<8; last: process
-	Locker                   // node, lock owner, handle: a POSIX lock was taken through it
-	Chunk                    // volume, term, counter of a chunk that was handed out and is not sealed
-	Data                     // volume, inode, offset, length, place, mtime of bytes that are not committed; aux: how often the session had ended in the volume
+	Locker                   // node, lock owner, handle: a POSIX lock was taken through the handle
+	Chunk                    // volume, term, counter of an allocated, unsealed chunk
+	Data                     // volume, inode, offset, length, place, mtime of uncommitted bytes; aux: number of earlier ends of the session in the volume
 	Page                     // node, uid | gid<<32, offset, length, place, unique | kill<<63 of a page written back
-	Append                   // volume, inode, unique, offset: where the WRITE of this number appends
+	Append                   // volume, inode, unique, offset of the WRITE request that appends there
 	lastKind = Append
 )
 
-// Nowhere is the place of bytes that found no room in the arena: only that they
-// were written is known.
+// Nowhere is the place of bytes without room in the arena: it is only known that they were
+// written.
 const Nowhere = 1<<64 - 1
 
-// Record is what a slot tells.
+// Record is the contents of a slot.
 type Record struct {
 	Kind Kind
 	Aux  uint32
@@ -92,7 +90,7 @@ type Record struct {
 	N    [6]uint64
 }
 
-// Slot names a record that was written; zero: none.
+// Slot identifies a written record; zero: none.
 type Slot uint32
 
 // Memory is safe for concurrent use. A nil *Memory keeps nothing.
@@ -110,8 +108,8 @@ type Memory struct {
 	buffer [classes][]uint32
 }
 
-// New makes an empty memory with room for arena bytes, which are taken from the
-// machine as they are used.
+// New makes an empty memory with room for arena bytes. The machine's memory is allocated on
+// use.
 func New(arena int64) (*Memory, error) {
 	const op = "make memory for a successor"
 	if arena < spanSize || arena > maxArena {
@@ -149,9 +147,9 @@ func open(fd int, size int64) (*Memory, error) {
 	return &Memory{fd: fd, all: all, next: 1}, nil
 }
 
-// Left opens what a predecessor left; fd stays the caller's. Errors: Corrupt,
-// Version (of another penstock, to which it must be left), IO (it was never
-// made whole, or has missed something).
+// Left opens a predecessor's memory; the caller keeps fd. Errors: Corrupt, Version (of another
+// program version, which must use it), IO (the memory was never complete, or has missed
+// records).
 func Left(fd int) (*Memory, error) {
 	const op = "read what a predecessor left"
 	var st unix.Stat_t
@@ -208,10 +206,10 @@ func (m *Memory) check(size int64) error {
 
 var table = crc32.MakeTable(crc32.Castagnoli)
 
-// FD is the descriptor to be held for a successor; it stays the memory's.
+// FD returns the descriptor to be held for a successor; the memory keeps it.
 func (m *Memory) FD() int { return m.fd }
 
-// Close lets go of the memory; nothing that it gave may be used any more.
+// Close releases the memory; its buffers must not be used any more.
 func (m *Memory) Close() {
 	if m == nil {
 		return
@@ -231,13 +229,13 @@ func (m *Memory) SetHead(b []byte) error {
 	return nil
 }
 
-// Head is what SetHead wrote.
+// Head returns the bytes of SetHead.
 func (m *Memory) Head() []byte {
 	n := binary.NativeEndian.Uint32(m.all[40:])
 	return slices.Clone(m.all[headAt : headAt+n])
 }
 
-// Whole says that everything that a successor needs is here.
+// Whole marks the memory as complete: a successor can take over.
 func (m *Memory) Whole() { m.word(12).Store(flagWhole) }
 
 func (m *Memory) word(at uint64) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&m.all[at])) }
@@ -246,8 +244,8 @@ func (m *Memory) at(s Slot) []byte {
 	return m.all[slotsAt+uint64(s-1)*slotSize:][:slotSize]
 }
 
-// Note writes a record; it gets the next Seq unless r.Seq is set. Zero: there
-// was no room, and no successor can take over from now on.
+// Note writes a record, with the next Seq unless r.Seq is set. Zero: there was no room, and
+// from now on no successor can take over.
 func (m *Memory) Note(r Record) Slot {
 	if m == nil {
 		return 0
@@ -292,9 +290,9 @@ func (m *Memory) SetN(s Slot, i int, n uint64) {
 	(*atomic.Uint64)(unsafe.Pointer(&m.at(s)[16+8*i])).Store(n)
 }
 
-// Expired notes that the session ended in a volume: what was written before is not
-// to be put back. Void notes that of a successor's: nothing that stands here of the
-// volume is. Either is there before the session begins anew.
+// Expired notes that the session ended in a volume: bytes written earlier must not be
+// restored. Void notes the end of a successor's session: no bytes of the volume in this memory
+// may be restored. Both are noted before a new session begins.
 func (m *Memory) Expired(volume uint64) { m.count(volume, 1) }
 
 // Void: see Expired.
@@ -312,7 +310,7 @@ func (m *Memory) count(volume uint64, i int) {
 	}
 }
 
-// Get reads a record back; ok is false for one that was erased.
+// Get reads a record; ok is false for an erased one.
 func (m *Memory) Get(s Slot) (r Record, ok bool) {
 	b, e := m.at(s), binary.NativeEndian
 	r.Kind = Kind((*atomic.Uint32)(unsafe.Pointer(&b[0])).Load())
@@ -334,8 +332,8 @@ func (m *Memory) Erase(s Slot) {
 	m.mu.Unlock()
 }
 
-// EraseAll erases the oldest first, so that of two records that overlap the
-// newer one is never gone before the older.
+// EraseAll erases records, the oldest first, so that of two overlapping records the newer is
+// never gone before the older.
 func (m *Memory) EraseAll(l []Slot) {
 	if m == nil || len(l) == 0 {
 		return
@@ -353,7 +351,7 @@ func (m *Memory) seqOf(s Slot) uint64 {
 	return binary.NativeEndian.Uint64(m.at(s)[8:])
 }
 
-// Records lists what was left, oldest first. Errors: Corrupt.
+// Records lists all records, oldest first. Errors: Corrupt.
 func (m *Memory) Records() ([]Record, error) {
 	const op = "read what a predecessor left"
 	var l []Record
@@ -380,7 +378,7 @@ func (m *Memory) Records() ([]Record, error) {
 	return l, nil
 }
 
-// Bytes are those of a Data or Page record; nil if they found no room.
+// Bytes returns the bytes of a Data or Page record; nil if they found no room.
 func (m *Memory) Bytes(r Record) []byte {
 	if r.N[4] == Nowhere {
 		return nil
@@ -397,8 +395,8 @@ func class(n int) int {
 	return c
 }
 
-// Buffer gives an empty buffer in the arena with room for at least n bytes, at
-// most 1 MiB; nil if there is none.
+// Buffer returns an empty buffer in the arena with room for at least n bytes, at most 1 MiB;
+// nil if there is none.
 func (m *Memory) Buffer(n int) []byte {
 	c := class(min(n, spanSize))
 	size := minBuffer << c
@@ -419,7 +417,7 @@ func (m *Memory) Buffer(n int) []byte {
 	return m.arena[at : at : at+size]
 }
 
-// Place is where a buffer lies, Nowhere if it is none of the arena's.
+// Place returns the place of a buffer, Nowhere if it is not in the arena.
 func (m *Memory) Place(b []byte) uint64 {
 	if cap(b) == 0 || len(m.arena) == 0 {
 		return Nowhere
@@ -431,7 +429,7 @@ func (m *Memory) Place(b []byte) uint64 {
 	return uint64(p - base)
 }
 
-// Recycle takes back what Buffer gave; false: it is none of the arena's.
+// Recycle takes a buffer back; false: it is not in the arena.
 func (m *Memory) Recycle(b []byte) bool {
 	if m == nil {
 		return false

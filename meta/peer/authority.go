@@ -25,13 +25,15 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Certificates. The authority is one ECDSA P-256 key with a self-signed
-// certificate. It signs leaf certificates that hold for days and are renewed
-// by those who bear them. What a leaf says is one URI:
+//
+// Certificates. The authority is one ECDSA P-256 key with a self-signed certificate. It signs
+// leaf certificates that are valid for days and are renewed by their bearers. A leaf contains
+// one URI:
 //
 //	penstock://<cluster id>/<role>/<name>
 //
-// Host names are in none: a part is known by what it is, not by where it runs.
+// Certificates contain no host names: a part of the cluster is identified by its role and
+// name, not by its machine.
 
 const (
 	scheme       = "penstock"
@@ -48,7 +50,7 @@ var (
 	validCluster = regexp.MustCompile(`^[A-Za-z0-9]{1,64}$`)
 )
 
-// CheckName refuses a name that can't stand in a certificate. Errors: Invalid.
+// CheckName refuses a name that a certificate can't contain. Errors: Invalid.
 func CheckName(name string) error {
 	if !validName.MatchString(name) {
 		return meta.E("name", meta.Invalid, name, errors.New("a name has 1 to 63 letters, digits, dots, dashes, underscores, and begins with a letter or digit"))
@@ -59,9 +61,9 @@ func CheckName(name string) error {
 // maxName is how long a name may be, in bytes.
 const maxName = 63
 
-// FitName gives a name that can stand in a certificate for a machine whose own is too
-// long, such as a node of Kubernetes (253 bytes): how it begins, and a digest of all of
-// it. Others stay what they are.
+// FitName returns a name that a certificate can contain, for a machine with a longer name,
+// such as a node of Kubernetes (253 bytes): the beginning of the name, and a digest of the
+// whole name. Other names are returned unchanged.
 func FitName(name string) string {
 	if len(name) <= maxName {
 		return name
@@ -79,15 +81,16 @@ func ParseRole(s string) (Role, error) {
 	return "", meta.E("role", meta.Invalid, s, errors.New("a role is meta, chunkserver, client or admin"))
 }
 
-// admission is how a certificate says Identity.Admission, in its subject's serial number.
+// admission is the prefix of Identity.Admission in the serial number of a certificate's
+// subject.
 const admission = "admission "
 
-// URI is what a certificate of the identity says.
+// URI returns the URI in the identity's certificates.
 func (i Identity) URI() *url.URL {
 	return &url.URL{Scheme: scheme, Host: i.Cluster, Path: "/" + string(i.Role) + "/" + i.Name}
 }
 
-// identityOf reads the one URI of a verified certificate.
+// identityOf parses the URI of a verified certificate.
 func identityOf(c *x509.Certificate) (Identity, error) {
 	if len(c.URIs) != 1 || len(c.DNSNames)+len(c.IPAddresses)+len(c.EmailAddresses) != 0 {
 		return Identity{}, errors.New("its certificate does not name one URI and nothing else")
@@ -108,7 +111,7 @@ func identityOf(c *x509.Certificate) (Identity, error) {
 	return id, nil
 }
 
-// IdentityIn reads whose the first certificate of a chain (PEM) is, which the caller
+// IdentityIn returns the identity in the first certificate of a chain (PEM) that the caller
 // has signed or verified. Errors: Invalid.
 func IdentityIn(chain []byte) (Identity, error) {
 	certs, err := parseCerts(chain)
@@ -126,7 +129,7 @@ func IdentityIn(chain []byte) (Identity, error) {
 type Authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
-	// Life of the leaves it signs.
+	// Life is the life of the leaves.
 	Life time.Duration
 }
 
@@ -180,7 +183,7 @@ func fingerprint(c *x509.Certificate) string {
 	return hex.EncodeToString(s[:])
 }
 
-// CheckRequest reads a request that Sign would take for id. Errors: Invalid.
+// CheckRequest parses a request and checks that Sign would accept it for id. Errors: Invalid.
 func CheckRequest(id Identity, request []byte) (*x509.CertificateRequest, error) {
 	const op = "sign certificate"
 	if err := CheckName(id.Name); err != nil {
@@ -208,10 +211,9 @@ func KeyDigest(request *x509.CertificateRequest) string {
 	return hex.EncodeToString(s[:])
 }
 
-// Sign makes a certificate that says id, for the key of a request that proves
-// that its sender holds it (a PKCS #10 request in DER). Only the key of the
-// request counts. The answer is the leaf and the authority's certificate, PEM.
-// Errors: Invalid.
+// Sign makes a certificate for id and the key of a request (PKCS #10 in DER), which proves
+// that its sender has the key. Sign uses nothing else of the request. The result is the leaf
+// and the authority's certificate, PEM. Errors: Invalid.
 func (a *Authority) Sign(id Identity, request []byte) ([]byte, error) {
 	csr, err := CheckRequest(id, request)
 	if err != nil {
@@ -242,13 +244,12 @@ func (a *Authority) Sign(id Identity, request []byte) ([]byte, error) {
 	return append(certPEM(der), a.CertPEM()...), nil
 }
 
-// SealKeySize is the size of the key that an authority's own key is sealed with.
+// SealKeySize is the size of the key that encrypts an authority's own key.
 const SealKeySize = 32
 
-// Sealed is the authority for keeping in etcd: its certificate, and its key
-// encrypted (AES-256-GCM, the nonce in front) with a key that meta servers hold
-// in their credentials and that etcd never sees. A copy of etcd's data alone
-// makes nobody a member of the cluster.
+// Sealed is the authority in the form stored in etcd: its certificate, and its key encrypted
+// (AES-256-GCM, the nonce in front) with a key that metadata servers have in their credentials
+// and etcd never sees. A copy of etcd's data alone makes nobody a member of the cluster.
 type Sealed struct {
 	Cert []byte        `json:"cert"` // PEM
 	Key  []byte        `json:"key"`
@@ -270,11 +271,11 @@ func (a *Authority) Seal(sealKey []byte) (Sealed, error) {
 	return Sealed{Cert: a.CertPEM(), Key: aead.Seal(nonce, nonce, der, a.cert.Raw), Life: a.Life}, nil
 }
 
-// PrivateKey is the authority's, PKCS #8: whoever has it is anybody in the
-// cluster. For tests that look for it where it must not be.
+// PrivateKey returns the authority's key, PKCS #8: with it, one can be any member of the
+// cluster. For tests that search for it where it must not be.
 func (a *Authority) PrivateKey() ([]byte, error) { return x509.MarshalPKCS8PrivateKey(a.key) }
 
-// Open decrypts. Errors: AccessDenied (another key sealed it), Corrupt.
+// Open decrypts the authority. Errors: AccessDenied (encrypted with another key), Corrupt.
 func (s Sealed) Open(sealKey []byte) (*Authority, error) {
 	const op = "open authority"
 	aead, err := sealer(sealKey)
@@ -315,7 +316,7 @@ func sealer(key []byte) (cipher.AEAD, error) {
 	return aead, nil
 }
 
-// NewKey makes a key pair and the request to have it signed. keyPEM is secret.
+// NewKey makes a key pair and the request for its certificate. keyPEM is secret.
 func NewKey() (keyPEM, request []byte, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -358,8 +359,8 @@ func parseCerts(b []byte) (all []*x509.Certificate, err error) {
 	return all, nil
 }
 
-// Issue makes a directory of credentials for an identity, with a key of its
-// own. clusterKey is for meta servers.
+// Issue makes a directory of credentials for an identity, with a new key. clusterKey is for
+// metadata servers.
 func (a *Authority) Issue(dir string, id Identity, clusterKey []byte) error {
 	key, request, err := NewKey()
 	if err != nil {

@@ -26,15 +26,15 @@ import (
 
 // A directory of credentials, mode 0700:
 //
-//	ca.pem        the authority's certificates that are believed, one or more
-//	identity.pem  our private key, our certificate, the authority's; mode 0600.
+//	ca.pem        the certificates of trusted authorities, one or more
+//	identity.pem  the own private key, the own certificate, the authority's; mode 0600.
 //	              One file, so that a rename replaces key and certificate together
-//	joining.key   our private key while we ask for our first certificate; mode 0600
-//	cluster.key   meta servers only: what opens the authority's own key, 64 hex
+//	joining.key   the own private key during the request for the first certificate; mode 0600
+//	cluster.key   metadata servers only: decrypts the authority's own key, 64 hex
 //	              digits; mode 0600
-//	authority.sealed  meta servers only: a copy of the authority as etcd holds it,
-//	              JSON of Sealed; mode 0600. A cluster whose etcd is lost gets its
-//	              authority back from here, since no checkpoint has it
+//	authority.sealed  metadata servers only: a copy of the authority as stored in etcd,
+//	              JSON of Sealed; mode 0600. After the loss of etcd, the cluster gets its
+//	              authority from this file, since no checkpoint has it
 const (
 	caFile         = "ca.pem"
 	identityFile   = "identity.pem"
@@ -43,9 +43,9 @@ const (
 	sealedFile     = "authority.sealed"
 )
 
-// Credentials are what a process shows to others and how it judges them.
-// Nil credentials know only Unix sockets. Files that were replaced are read
-// again by the next connection. Safe for concurrent use.
+// Credentials are what a process shows to its peers, and what it checks peers with. Nil
+// credentials allow Unix sockets only. The next connection after a change of the files reads
+// them again. Safe for concurrent use.
 type Credentials struct {
 	insecure bool
 	dir      string
@@ -56,7 +56,7 @@ type Credentials struct {
 	checked time.Time
 }
 
-// loaded is what a directory held at one time.
+// loaded is the contents of a directory at one time.
 type loaded struct {
 	stamp string // of the files
 	cert  tls.Certificate
@@ -66,20 +66,20 @@ type loaded struct {
 	caPEM []byte
 }
 
-// Insecure gives credentials that trust everybody, and that work between
-// loopback addresses only.
+// Insecure returns credentials that trust every peer, and that work between loopback addresses
+// only.
 func Insecure() *Credentials { return &Credentials{insecure: true} }
 
 // IsInsecure reports whether Insecure made them.
 func (c *Credentials) IsInsecure() bool { return c != nil && c.insecure }
 
-// Load reads a directory. Errors: NotFound (there are no credentials),
-// AccessDenied (others may read the key), Corrupt, IO.
+// Load reads a directory. Errors: NotFound (there are no credentials), AccessDenied (other
+// users may read the key), Corrupt, IO.
 func Load(dir string, log *slog.Logger) (*Credentials, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	// The process may change its directory before it looks again.
+	// The process may change its working directory before it reads the files again.
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, meta.E("read credentials", meta.IO, dir, err)
@@ -136,7 +136,7 @@ func load(dir string) (*loaded, error) {
 	return l, nil
 }
 
-// stampOf tells whether the files are still the same ones.
+// stampOf identifies the present versions of the files.
 func stampOf(dir string) (string, error) {
 	var s strings.Builder
 	for _, name := range []string{identityFile, caFile} {
@@ -155,8 +155,8 @@ func stampOf(dir string) (string, error) {
 	return s.String(), nil
 }
 
-// current gives what the directory holds, looked at once a second at most.
-// While it holds nothing usable, what was there before stays in use.
+// current returns the contents of the directory, checked at most once a second. While the
+// directory has no usable contents, the previous contents stay in use.
 func (c *Credentials) current() *loaded {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -181,7 +181,7 @@ func (c *Credentials) current() *loaded {
 	return next
 }
 
-// Identity is who we are to others; the zero value for insecure credentials.
+// Identity returns the identity that peers see; the zero value for insecure credentials.
 func (c *Credentials) Identity() Identity {
 	if c == nil || c.insecure {
 		return Identity{}
@@ -189,13 +189,13 @@ func (c *Credentials) Identity() Identity {
 	return c.current().id
 }
 
-// RenewAt is when to ask for a new certificate: after half of its life.
+// RenewAt returns when to request a new certificate: after half of the present one's life.
 func (c *Credentials) RenewAt() time.Time {
 	l := c.current().leaf
 	return l.NotAfter.Add(-l.NotAfter.Sub(l.NotBefore.Add(skew)) / 2)
 }
 
-// ClusterKey reads what opens the authority's key. Errors: NotFound, Corrupt.
+// ClusterKey reads the key that decrypts the authority's key. Errors: NotFound, Corrupt.
 func (c *Credentials) ClusterKey() ([]byte, error) {
 	path := filepath.Join(c.dir, clusterKeyFile)
 	b, err := os.ReadFile(path)
@@ -212,8 +212,7 @@ func (c *Credentials) ClusterKey() ([]byte, error) {
 	return key, nil
 }
 
-// SealedAuthority reads the copy of the authority. Errors: NotFound (there is
-// none), Corrupt, IO.
+// SealedAuthority reads the copy of the authority. Errors: NotFound, Corrupt, IO.
 func (c *Credentials) SealedAuthority() (s Sealed, err error) {
 	const op = "read authority"
 	path := filepath.Join(c.dir, sealedFile)
@@ -230,8 +229,8 @@ func (c *Credentials) SealedAuthority() (s Sealed, err error) {
 	return s, nil
 }
 
-// KeepAuthority writes a copy of the authority into a meta server's directory,
-// unless it is there. Errors: IO.
+// KeepAuthority writes a copy of the authority into a metadata server's directory, unless it
+// has one. Errors: IO.
 func KeepAuthority(dir string, s Sealed) error {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -243,11 +242,10 @@ func KeepAuthority(dir string, s Sealed) error {
 	return writeFile(dir, sealedFile, b)
 }
 
-// Dir is where the credentials lie; empty for insecure ones.
+// Dir returns the directory of the credentials; empty for insecure ones.
 func (c *Credentials) Dir() string { return c.dir }
 
-// Replace puts a renewed certificate in place: key and chain as NewKey and Sign
-// gave them.
+// Replace installs a renewed certificate: key and chain from NewKey and Sign.
 func (c *Credentials) Replace(keyPEM, chainPEM []byte) error {
 	if err := check(keyPEM, chainPEM, c.current().roots, c.Identity()); err != nil {
 		return err
@@ -262,7 +260,7 @@ func (c *Credentials) Replace(keyPEM, chainPEM []byte) error {
 	return ForgetJoiningKey(c.dir)
 }
 
-// check makes sure of a chain before it replaces a good one.
+// check verifies a chain before it replaces a good one.
 func check(keyPEM, chainPEM []byte, roots *x509.CertPool, want Identity) error {
 	const op = "check new certificate"
 	pair, err := tls.X509KeyPair(chainPEM, keyPEM)
@@ -286,8 +284,8 @@ func check(keyPEM, chainPEM []byte, roots *x509.CertPool, want Identity) error {
 	return nil
 }
 
-// Save makes a directory of credentials; clusterKey is for meta servers. It
-// never overwrites. Errors: Exists, IO, and those of a bad chain.
+// Save makes a directory of credentials; clusterKey is for metadata servers. It never
+// overwrites. Errors: Exists, IO, and those of a bad chain.
 func Save(dir string, id Identity, keyPEM, chainPEM, caPEM, clusterKey []byte) error {
 	const op = "write credentials"
 	certs, err := parseCerts(caPEM)
@@ -321,10 +319,10 @@ func Save(dir string, id Identity, keyPEM, chainPEM, caPEM, clusterKey []byte) e
 	return ForgetJoiningKey(dir)
 }
 
-// JoiningKey is NewKey for the first certificate of a directory of credentials. It
-// gives the same key until Save or ForgetJoiningKey, whoever was killed meanwhile, so
-// that who got no answer asks again as who has asked; made tells that nobody has yet.
-// Errors: Exists (there are credentials), Corrupt, IO.
+// JoiningKey is NewKey for the first certificate of a directory of credentials. Until Save or
+// ForgetJoiningKey it returns the same key, also after a kill, so that a process without an
+// answer repeats its request with the same key. made: the key is new, so no request was sent
+// with it. Errors: Exists (there are credentials), Corrupt, IO.
 func JoiningKey(dir string) (keyPEM, request []byte, made bool, err error) {
 	const op = "make key"
 	if _, err := os.Lstat(filepath.Join(dir, identityFile)); err == nil {
@@ -355,8 +353,9 @@ func JoiningKey(dir string) (keyPEM, request []byte, made bool, err error) {
 	return keyPEM, request, false, err
 }
 
-// ForgetJoiningKey removes the key of JoiningKey, once it is refused or signed. Who was
-// killed between writing credentials and this leaves it to who finds them.
+// ForgetJoiningKey removes the key of JoiningKey, after it was refused or signed. If a process
+// was killed between writing the credentials and the removal, the next reader of the
+// credentials removes the key.
 func ForgetJoiningKey(dir string) error {
 	if err := os.Remove(filepath.Join(dir, joiningFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return meta.E("write credentials", meta.IO, dir, err)
@@ -390,8 +389,7 @@ func writeFile(dir, name string, b []byte) error {
 	return nil
 }
 
-// verify checks the chain that a peer showed and reads its identity. It is
-// asked again for resumed sessions, of which there are none.
+// verify checks the chain that a peer showed and returns its identity.
 func (l *loaded) verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) (Identity, error) {
 	if len(chain) == 0 {
 		return Identity{}, errors.New("it showed no certificate")
@@ -416,11 +414,11 @@ func (l *loaded) verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) (Iden
 	return id, nil
 }
 
-// base is what both sides of a handshake have in common.
+// base returns the configuration common to both sides of a handshake.
 func (l *loaded) base() *tls.Config {
 	return &tls.Config{
 		Certificates: []tls.Certificate{l.cert}, MinVersion: tls.VersionTLS13, NextProtos: []string{"penstock"},
-		// A resumed session would outlive the certificate that began it.
+		// A resumed session would outlive the certificate with which it began.
 		SessionTicketsDisabled: true,
 	}
 }
@@ -437,7 +435,7 @@ func (c *Credentials) server(ctx context.Context, nc net.Conn, joiners bool) (ne
 	cfg := l.base()
 	cfg.ClientAuth = tls.RequireAnyClientCert
 	if joiners {
-		// A metadata server: clients of gRPC insist that it says that it speaks HTTP/2.
+		// A metadata server: gRPC clients require that it announces HTTP/2.
 		cfg.NextProtos = append(cfg.NextProtos, "h2")
 		cfg.ClientAuth = tls.RequestClientCert
 	}
@@ -458,12 +456,11 @@ func (c *Credentials) server(ctx context.Context, nc net.Conn, joiners bool) (ne
 	return t, id, nil
 }
 
-// client does the handshake of who dialled; the peer must have the role.
+// client does the handshake of the dialling side; the peer must have the role.
 func (c *Credentials) client(ctx context.Context, nc net.Conn, role Role) (net.Conn, error) {
 	l := c.current()
 	cfg := l.base()
-	// Verified below, by what the certificate says the peer is rather than by
-	// a host name.
+	// The certificate is verified below, by the role in it rather than by a host name.
 	cfg.InsecureSkipVerify = true
 	cfg.VerifyConnection = func(st tls.ConnectionState) error {
 		id, err := l.verify(st.PeerCertificates, x509.ExtKeyUsageServerAuth)
@@ -481,10 +478,10 @@ func (c *Credentials) client(ctx context.Context, nc net.Conn, role Role) (net.C
 	return t, nil
 }
 
-// DialStranger connects to a meta server without credentials of our own; whom
-// to believe is said by the fingerprint of the authority's certificate, which a
-// join token carries. It gives that certificate, PEM, too.
-// Errors: Unavailable, AccessDenied (another authority's server answers).
+// DialStranger connects to a metadata server without own credentials. The server must belong
+// to the authority whose certificate has the given fingerprint, which a join token contains.
+// DialStranger also returns this certificate, PEM. Errors: Unavailable, AccessDenied (a server
+// of another authority answers).
 func DialStranger(ctx context.Context, addr, authority string) (net.Conn, []byte, error) {
 	const op = "dial"
 	var d net.Dialer

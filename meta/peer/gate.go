@@ -9,20 +9,19 @@ import (
 	"time"
 )
 
-// Bounds of connections that have not said who they are.
+// Bounds of connections with unidentified peers.
 const (
 	gatePerAddr = 128
 	gateAll     = 2048
-	// firstByteWait is how long a connection may say nothing at all. Who dials us speaks
-	// at once; what comes after the first byte has until handshakeWait.
+	// firstByteWait is how long a connection may stay silent. A client sends its first byte at
+	// once; the rest has until handshakeWait.
 	firstByteWait = 5 * time.Second
 )
 
-// Gate bounds the connections of a server whose peers have not said who they are, those
-// of one address and all of them. Nobody is refused: where there are too many, the one
-// that has waited longest is closed, of the address that has most. Who comes with a
-// certificate says so within milliseconds, and is one of the newest as long as that takes.
-// The zero value is ready.
+// Gate bounds a server's connections with unidentified peers, for each address and in all. It
+// refuses no connection: when there are too many, it closes the oldest connection of the
+// address with the most. A peer with a certificate identifies itself within milliseconds, and
+// its connection is among the newest until then. The zero value is ready.
 type Gate struct {
 	mu    sync.Mutex
 	by    map[netip.Prefix]*list.List // of net.Conn, the oldest first
@@ -36,8 +35,8 @@ type gated struct {
 	el *list.Element
 }
 
-// Enter takes a connection in. One of this machine over a Unix socket is left alone: the
-// kernel tells whose it is.
+// Enter counts a connection. It ignores Unix sockets of this machine: the kernel tells whose
+// they are.
 func (g *Gate) Enter(nc net.Conn) {
 	at, ok := addressOf(nc)
 	if !ok {
@@ -78,7 +77,7 @@ func (g *Gate) Enter(nc net.Conn) {
 	}
 }
 
-// Leave lets a connection out that is known by now, or over. It may be called twice.
+// Leave ends the count of a connection that is identified or closed. It may be called twice.
 func (g *Gate) Leave(nc net.Conn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -97,8 +96,8 @@ func (g *Gate) leave(nc net.Conn) {
 	}
 }
 
-// addressOf is what the connections of one place have in common: the address, of IPv6 the
-// network that a place is given.
+// addressOf returns what the connections of one place have in common: the address or, of IPv6,
+// the network that a place gets.
 func addressOf(nc net.Conn) (netip.Prefix, bool) {
 	a, ok := nc.RemoteAddr().(*net.TCPAddr)
 	if !ok {
@@ -116,8 +115,8 @@ func addressOf(nc net.Conn) (netip.Prefix, bool) {
 	return p, err == nil
 }
 
-// Refusals says in the log that connections were refused: some of them, and how many
-// more there were. Who connects decides how often that is. The zero value is ready.
+// Refusals logs refused connections: some of them, and the number of the others, since the
+// peers determine how many there are. The zero value is ready.
 type Refusals struct {
 	mu     sync.Mutex
 	since  time.Time

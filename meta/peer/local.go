@@ -13,12 +13,11 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// DialLocal connects to a server's socket on this machine, whose path the
-// cluster told us. A path may mean something else here (a container has name
-// spaces of its own), so whoever answers must be somebody who could be trusted
-// with the socket: root, our own user, or, if we are root, a user whom root gave
-// the socket's directory. The caller asks who it is all the same.
-// Errors: Unavailable (nobody answers; not a path of ours), AccessDenied.
+// DialLocal connects to a server's socket on this machine, whose path the cluster told. The
+// path may mean something else here (a container has name spaces of its own), so the answering
+// process must be trustworthy: run by root, by this process's user or, if this process is
+// root, by a user to whom root gave the socket's directory. The caller must identify the
+// server all the same. Errors: Unavailable (nobody answers; not a path of ours), AccessDenied.
 func DialLocal(ctx context.Context, addr string) (net.Conn, error) {
 	const op = "dial"
 	path, ok := strings.CutPrefix(addr, "unix:")
@@ -44,8 +43,8 @@ func DialLocal(ctx context.Context, addr string) (net.Conn, error) {
 	return nc, nil
 }
 
-// entrusted makes sure that nobody but root and a user can have put a name into
-// a directory, or exchanged one on the way to it.
+// entrusted checks that only root and the user uid can have put a name into a directory, or
+// exchanged a name on the way to it.
 func entrusted(dir string, uid uint32) error {
 	for {
 		fi, err := os.Lstat(dir)

@@ -1,11 +1,11 @@
-// Package peer owns how the parts of a cluster reach each other and know who is
-// at the other end: addresses, listeners, dialling, certificates.
+// Package peer connects the parts of a cluster and identifies the peers of connections:
+// addresses, listeners, dialling, certificates.
 //
-// An address is "unix:/path" or "host:port". Over a Unix socket the peer is the
-// administrator of this machine: the kernel says that its process runs as root
-// or as ourselves, and nobody else passes. Over TCP both sides show certificates
-// (mutual TLS, version 1.3), and the peer is the identity that its certificate
-// names. Credentials made by Insecure do without, on the loopback interface only.
+// An address is "unix:/path" or "host:port". Over a Unix socket the peer is the administrator
+// of this machine: the kernel tells that its process runs as root or as this process's user,
+// and no other peer is accepted. Over TCP both sides show certificates (mutual TLS, version
+// 1.3), and the peer is the identity in its certificate. Insecure credentials work without
+// certificates, on the loopback interface only.
 package peer
 
 import (
@@ -25,10 +25,10 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Role is what a part is in its cluster.
+// Role is the function of a part in its cluster.
 type Role string
 
-// The roles that a certificate may name.
+// The roles in certificates.
 const (
 	Meta        Role = "meta"        // a metadata server
 	ChunkServer Role = "chunkserver" // a chunk server
@@ -36,21 +36,21 @@ const (
 	Admin       Role = "admin"       // an administrator's commands
 )
 
-// Identity is who is at the other end of a connection.
+// Identity identifies the peer of a connection.
 type Identity struct {
-	Cluster string    // id of the cluster that vouches for it; "" without a certificate
-	Role    Role      // "" without a certificate: it may do nothing but join
-	Name    string    // unique among its role
+	Cluster string    // id of the cluster of its certificate; "" without a certificate
+	Role    Role      // "" without a certificate: the peer may only join
+	Name    string    // unique among the names of its role
 	Begins  time.Time // of the certificate, clocks aside
 	Expires time.Time
-	// Admission counts how often the name was let in again after it was evicted,
-	// as the certificate says: those of earlier admissions are worth nothing.
+	// Admission counts how often the name was admitted again after an eviction, as the
+	// certificate says. Certificates of earlier admissions are void.
 	Admission uint32
-	// Local: the connection is a Unix socket of this machine, and the peer runs
-	// as root or as this process's user. It may speak as any role.
+	// Local: the connection is a Unix socket of this machine, and the peer runs as root or as
+	// this process's user. It may act in any role.
 	Local bool
-	// Insecure: plain TCP over loopback, which nobody vouches for. It may speak
-	// as any role, too: whoever runs servers so trusts every user of the machine.
+	// Insecure: plain TCP over loopback, without any proof. The peer may act in any role, too:
+	// with such servers, every user of the machine is trusted.
 	Insecure bool
 }
 
@@ -64,8 +64,8 @@ func (i Identity) Same(j Identity) bool {
 	return i == j
 }
 
-// String is the identity for people, and what capabilities are bound to:
-// "role/name", or where it comes from.
+// String returns the identity for people, and for binding capabilities: "role/name", or the
+// origin of the connection.
 func (i Identity) String() string {
 	switch {
 	case i.Local:
@@ -81,10 +81,10 @@ func (i Identity) String() string {
 // handshakeWait bounds a handshake, of a stranger above all.
 const handshakeWait = 10 * time.Second
 
-// Listen opens "unix:/path" with mode 0600, or "host:port". A socket that
-// nobody answers on is left over from a crash, and is removed. Each connection
-// that it accepts must go through Greet before anything is read from it.
-// Errors: Busy, Invalid (the address, or TCP without credentials), IO.
+// Listen listens on "unix:/path" with mode 0600, or on "host:port". It removes a socket on
+// which nobody answers: a crash left it. Each accepted connection must go through Greet before
+// anything is read from it. Errors: Busy, Invalid (the address, or TCP without credentials),
+// IO.
 func Listen(addr string, creds *Credentials) (net.Listener, error) {
 	return listen(addr, creds, listener{})
 }

@@ -1,9 +1,8 @@
-// Package embedded owns the etcd that runs inside one process for a machine
-// alone: its folder, its sockets, its settings, and the lock on the data
-// directory.
+// Package embedded runs etcd inside the process, for a single machine: its folder, its
+// sockets, its settings, and the lock on the data directory.
 //
-// In the folder: member/ (etcd's own), and while it runs the Unix sockets c
-// (clients) and p (peers; etcd wants one, nobody uses it), mode 0600.
+// The folder has member/ (etcd's own) and, while etcd runs, the Unix sockets c (clients) and p
+// (peers; etcd requires it, nobody uses it), mode 0600.
 package embedded
 
 import (
@@ -25,22 +24,22 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// maxSocketPath is the most bytes that sun_path takes, its NUL included.
+// maxSocketPath is the size of sun_path in bytes, including the final NUL.
 const maxSocketPath = 108
 
 // Defaults of Config.
 const (
-	// DefaultQuota is the most that etcd's authors advise. Owners hold their
-	// journals far below it: entries that fill the quota by themselves leave no
-	// room for the checkpoint that would let them go.
+	// DefaultQuota is the largest quota that etcd's authors recommend. Owners keep their
+	// journals far below: entries that filled the quota by themselves would leave no room for
+	// the checkpoint by which they can be trimmed.
 	DefaultQuota = 8 << 30
 	// snapshotEvery and catchUp bound the raft entries that etcd keeps in
 	// memory: at 700 KiB an entry, its default of 5,000 would be gigabytes.
 	snapshotEvery = 200
 	catchUp       = 50
-	// A member alone elects itself after one election timeout: it starts in 30 to
-	// 80 ms. Ticks cost 0.7 % of a processor (at 10 ms twice that); nothing is
-	// gained by a long one.
+	// A single member elects itself after one election timeout, so it starts in 30 to 80 ms.
+	// Ticks cost 0.7 % of a processor (at 10 ms twice as much); a longer timeout has no
+	// advantage.
 	tickMs     = 25
 	electionMs = 125
 	// maxRequest leaves room for an entry's key and comparisons, and for a
@@ -51,14 +50,14 @@ const (
 
 // Config says how the server runs.
 type Config struct {
-	Dir    string       // its folder; made if absent
-	Quota  int64        // bytes of its database before it refuses writes; zero means DefaultQuota
+	Dir    string       // etcd's folder; created if missing
+	Quota  int64        // size of the database from which on etcd refuses writes, in bytes; zero means DefaultQuota
 	Logger *slog.Logger // warnings and errors; nil discards
 	// UnsafeNoFsync gives up durability. For controls that must fail without it.
 	UnsafeNoFsync bool
-	// StartTimeout bounds the start once its files are open; zero means 30 s.
+	// StartTimeout bounds the start after the opening of files; zero means 30 s.
 	StartTimeout time.Duration
-	// OpenTimeout bounds the opening of its files, which reads all of them; zero means 10 min.
+	// OpenTimeout bounds the opening of files, which reads all of them; zero means 10 min.
 	OpenTimeout time.Duration
 }
 
@@ -68,20 +67,21 @@ type Server struct {
 	dir      string
 	client   *clientv3.Client
 	endpoint string
-	stop     context.CancelFunc // of the goroutine in wg; nil if there is none
+	stop     context.CancelFunc // of the goroutine in wg; nil without one
 	wg       sync.WaitGroup
 }
 
-// EndpointIn is the Endpoint of a server that runs in a folder, which is absolute.
+// EndpointIn returns the Endpoint of a server that runs in a folder, given by an absolute
+// path.
 func EndpointIn(dir string) string { return "unix://" + filepath.Join(dir, "c") }
 
 // Start is StartContext for callers that never give up.
 func Start(cfg Config) (*Server, error) { return StartContext(context.Background(), cfg) }
 
-// StartContext runs etcd in cfg.Dir, which the caller has locked, and waits until it
-// serves, or ctx ends. Errors: Invalid (the path is too long for a socket), Corrupt, IO,
-// Unavailable (it did not come up in time), Interrupted. After the last two etcd may be at
-// work on the folder until the process ends.
+// StartContext runs etcd in cfg.Dir, which the caller has locked, and waits until etcd serves,
+// or ctx ends. Errors: Invalid (the path is too long for a socket), Corrupt, IO, Unavailable
+// (etcd did not start in time), Interrupted. After the last two, etcd may work in the folder
+// until the process ends.
 func StartContext(ctx context.Context, cfg Config) (*Server, error) {
 	const op = "start embedded etcd"
 	if cfg.Logger == nil {
@@ -116,11 +116,11 @@ func StartContext(ctx context.Context, cfg Config) (*Server, error) {
 	c.Name = "penstock"
 	c.Dir = dir
 	client := url.URL{Scheme: "unix", Path: socket}
-	// For peers etcd takes the host alone, and listens on an abstract socket that
-	// any user reaches if it is empty.
+	// For peers etcd uses only the host, and with an empty host it would listen on an abstract
+	// socket that any user can reach.
 	peer := url.URL{Scheme: "unix", Host: filepath.Join(dir, "p")}
-	// Advertised addresses must look like host:port; nobody dials those of a
-	// member alone.
+	// Advertised addresses must have the form host:port; nobody dials those of a single
+	// member.
 	nobody := url.URL{Scheme: "http", Host: "127.0.0.1:1"}
 	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{nobody}
 	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{nobody}
@@ -162,7 +162,7 @@ func StartContext(ctx context.Context, cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// catch makes an error of the panics that etcd answers damaged files with.
+// catch turns the panics with which etcd answers damaged files into errors.
 func catch(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -172,18 +172,18 @@ func catch(f func() error) (err error) {
 	return f()
 }
 
-// Client is a client within the process: no socket, no encoding twice. It is
-// closed by Close.
+// Client returns a client within the process, without a socket and without encoding. Close
+// closes it.
 func (s *Server) Client() *clientv3.Client { return s.client }
 
-// Endpoint is the socket where other processes of the same user reach the
-// server, as clientv3.Config.Endpoints takes it.
+// Endpoint returns the socket by which other processes of the same user reach the server, for
+// clientv3.Config.Endpoints.
 func (s *Server) Endpoint() string { return s.endpoint }
 
-// Err receives when the server stopped by itself.
+// Err returns a channel that receives when the server has stopped by itself.
 func (s *Server) Err() <-chan error { return s.etcd.Err() }
 
-// DBSize is the size of etcd's database file, and what of it is in use, in bytes.
+// DBSize returns the size of etcd's database file and the used part of it, in bytes.
 func (s *Server) DBSize(ctx context.Context) (size, used int64, err error) {
 	r, err := s.client.Status(ctx, s.endpoint)
 	if err != nil {
@@ -200,7 +200,7 @@ func (s *Server) Close() error {
 	}
 	err := s.client.Close()
 	if errors.Is(err, context.Canceled) {
-		err = nil // the client's own context, which its Close ends
+		err = nil // the client's own context, which its Close cancels
 	}
 	return errors.Join(err, closeEtcd(s.etcd, s.dir))
 }

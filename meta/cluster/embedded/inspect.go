@@ -15,24 +15,26 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// What etcd does not find out about its own files, or finds out in a goroutine of its own
-// where a panic ends the process without a word of ours, is looked at before it opens them:
 //
-//	member/snap/db      a bbolt file: every page of it that is in use is read once
-//	member/wal/*.wal    the journal. Where it is missing beside a database that holds
-//	                    something, etcd starts a new one at its first entry and passes over
-//	                    all entries up to the number that the database is at: writes vanish
+// Some damage to etcd's files is not detected by etcd, or detected in one of its goroutines,
+// where a panic ends the process without a message of ours. So the files are inspected before
+// etcd opens them:
 //
-// etcd reads the whole database, too, when it opens it, so that this reads it into memory
-// for it.
+//	member/snap/db      a bbolt file: every page in use is read once
+//	member/wal/*.wal    the journal. If it is missing beside a non-empty database, etcd starts a new
+//	                    journal at its first entry, and skips all entries up to the number that the
+//	                    database has reached: writes vanish
+//
+// etcd reads the whole database, too, when it opens it, so the inspection only reads the file
+// into memory earlier.
 
-// damaged is the error of a file that can't be used as it is.
+// damaged makes the error for an unusable file.
 func damaged(path string, cause error) error {
 	return meta.E("open etcd's file", meta.Corrupt, path, cause)
 }
 
-// inspect tells why etcd must not open the files of its folder. It waits for the lock of the
-// database for as long as another process has it.
+// inspect returns why etcd must not open the files of its folder, or nil. It waits for the
+// lock of the database as long as another process holds it.
 func inspect(dir string) error {
 	member := filepath.Join(dir, "member")
 	for _, d := range []string{member, filepath.Join(member, "snap"), filepath.Join(member, "wal")} {
@@ -46,7 +48,7 @@ func inspect(dir string) error {
 	i, err := os.Lstat(db)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || err == nil && i.Size() == 0:
-		return nil // etcd makes it again from its journal, or refuses
+		return nil // etcd makes the database again from its journal, or refuses
 	case err == nil && !i.Mode().IsRegular():
 		return damaged(db, errors.New("it is no regular file"))
 	case err == nil:
@@ -73,11 +75,10 @@ func inspect(dir string) error {
 	return nil
 }
 
-// readDatabase reads what a database holds. used: it is not as etcd makes it when it starts
-// for the first time.
+// readDatabase reads a whole database. used: it differs from the database of a first start.
 func readDatabase(path string) (used bool, err error) {
 	var file *os.File
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // a page that can't be read is a fault
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // an unreadable page causes a fault
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("a page of it can't be read or is damaged: %v", r)

@@ -13,13 +13,13 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Lock is the right of one process to a data directory. The kernel lets it go
-// when the process ends, however it ends.
+// Lock is the right of one process to use a data directory. The kernel releases it when the
+// process ends, however it ends.
 type Lock struct{ f *os.File }
 
-// LockDir takes dir (made if absent, mode 0700) for this process, by flock on
-// dir/LOCK, which holds the process's number for people.
-// Errors: DirectoryInUse (naming the holder), IO, AccessDenied.
+// LockDir locks dir (created if missing, mode 0700) for this process, by flock on dir/LOCK,
+// which contains the process id for people. Errors: DirectoryInUse (naming the holder), IO,
+// AccessDenied.
 func LockDir(dir string) (*Lock, error) {
 	const op = "lock data directory"
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -52,8 +52,8 @@ func LockDir(dir string) (*Lock, error) {
 	return &Lock{f}, nil
 }
 
-// Close gives the directory back. The file stays: removing it would let two
-// processes hold locks on two files of the same name.
+// Close releases the directory. The file stays: after its removal, two processes could hold
+// locks on two files of the same name.
 func (l *Lock) Close() error { return l.f.Close() }
 
 func fileKind(err error) meta.Kind {

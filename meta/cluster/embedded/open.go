@@ -11,18 +11,19 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// etcd opens its files and closes them without a bound: it waits for ever for a lock on its
-// database, and as long as the kernel does for a disk that does not answer. Nothing here
-// waits for it without an end, and what it waits for is in the log.
+//
+// etcd opens and closes its files without a bound on time: it waits for ever for a lock on its
+// database, and for a disk that does not answer. The waits in this file have an end, and the
+// log says what they wait for.
 
 const (
-	// openWord is the time between two words about files that are not open yet.
+	// openWord is the interval of log messages about files that are not open yet.
 	openWord = 10 * time.Second
-	// closeWait bounds the closing. What etcd acknowledged is on the disk by then.
+	// closeWait bounds the closing. Everything that etcd acknowledged is on the disk before.
 	closeWait = 30 * time.Second
 )
 
-// openEtcd has etcd open its files, until it has or the caller is to wait no more.
+// openEtcd makes etcd open its files, and waits until it has, or the caller's wait ends.
 func openEtcd(ctx context.Context, c *embed.Config, cfg *Config, ending *endings) (*embed.Etcd, error) {
 	const op = "start embedded etcd"
 	type opened struct {
@@ -45,7 +46,7 @@ func openEtcd(ctx context.Context, c *embed.Config, cfg *Config, ending *endings
 	word := time.NewTicker(openWord)
 	defer word.Stop()
 	giveUp := func(kind meta.Kind, cause error) error {
-		go func() { // the process ends, or its files open some day
+		go func() { // until the files are open, or the process ends
 			if o := <-done; o.e != nil {
 				o.e.Close()
 			}
@@ -71,7 +72,7 @@ func openEtcd(ctx context.Context, c *embed.Config, cfg *Config, ending *endings
 	}
 }
 
-// cannotOpen is the error of files that etcd does not open.
+// cannotOpen makes the error for files that etcd can't open.
 func cannotOpen(dir string, cause error) error {
 	const op = "start embedded etcd"
 	if meta.KindOf(cause) == meta.Corrupt {
@@ -80,7 +81,7 @@ func cannotOpen(dir string, cause error) error {
 	return meta.E(op, meta.IO, dir, fmt.Errorf("its files can't be opened: %w: see whether the disk is mounted, takes writes and has no errors, and that nothing else uses the folder; if its files are damaged: docs/operations.md, \"etcd's files in a data directory\"", cause))
 }
 
-// closeEtcd closes etcd and waits, but not for ever for a disk that does not answer.
+// closeEtcd closes etcd and waits, but not for ever if the disk does not answer.
 func closeEtcd(e *embed.Etcd, dir string) error {
 	done := make(chan struct{})
 	go func() {

@@ -11,13 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// etcd ends the process when its database can't grow. So blocks are reserved
-// ahead of the file's end, without changing its size: what the journal takes
-// while the owners of volumes find out that the disk is full comes from them.
-// The log (wal) has its next segment already.
+// etcd ends the process when its database can't grow. So blocks are reserved beyond the file's
+// end, without changing its size: they take the journal's entries until the owners of volumes
+// notice that the disk is full. The log (wal) reserves its next segment itself.
 const (
 	reserveAhead = 64 << 20 // bytes beyond the file's end
-	reserveAgain = 32 << 20 // fewer than these, and it is done again
+	reserveAgain = 32 << 20 // with fewer reserved bytes, reserve again
 	reserveEvery = 250 * time.Millisecond
 )
 
@@ -26,7 +25,7 @@ type reserver struct {
 	path string
 	log  *slog.Logger
 	ino  uint64 // defragmenting makes another file
-	end  int64  // bytes that have blocks
+	end  int64  // end of the bytes with blocks
 	told bool   // the last try failed, which was logged
 }
 
@@ -42,7 +41,7 @@ func (r *reserver) run(ctx context.Context) {
 	}
 }
 
-// reserve says false when the file system can't do it.
+// reserve returns false if the file system does not support it.
 func (r *reserver) reserve() bool {
 	var st unix.Stat_t
 	if err := unix.Stat(r.path, &st); err != nil {

@@ -16,14 +16,14 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// RecoverSpace frees what this server's old revisions take and clears the
-// alarm: see the function of that name.
+// RecoverSpace frees the space of this server's old revisions and clears the alarm, as the
+// function RecoverSpace does.
 func (s *Server) RecoverSpace(ctx context.Context) error {
 	return RecoverSpace(ctx, s.client, s.endpoint)
 }
 
-// NoSpace reports whether etcd refuses writes for want of space (its NOSPACE
-// alarm): reads go on.
+// NoSpace reports whether etcd refuses writes for lack of space (its NOSPACE alarm). Reads are
+// still served.
 func NoSpace(ctx context.Context, cli *clientv3.Client) (bool, error) {
 	r, err := cli.AlarmList(ctx)
 	if err != nil {
@@ -37,13 +37,12 @@ func NoSpace(ctx context.Context, cli *clientv3.Client) (bool, error) {
 	return false, nil
 }
 
-// RecoverSpace frees what old revisions take and clears the NOSPACE alarm. The
-// journals' own entries stay: their owners must checkpoint and trim next. etcd
-// counts the file's size, not what is in use, so the file must shrink too, one
-// endpoint after the other; each stops answering for about a second a gigabyte.
-// Under the alarm a checkpoint can't be recorded, so this comes first.
-// Errors: Unavailable. If what is in use exceeds the quota by itself, the alarm
-// comes back with the next write: then etcd must be started with a higher one.
+// RecoverSpace frees the space of old revisions and clears the NOSPACE alarm. The journals'
+// entries stay: afterwards their owners must checkpoint and trim. etcd counts the size of the
+// file, not the used part, so the file must shrink, too, at one endpoint after the other; each
+// does not answer for about a second per gigabyte. Under the alarm no checkpoint can be
+// recorded, so this comes first. Errors: Unavailable. If the used part alone exceeds the
+// quota, the alarm returns with the next write: then etcd must be started with a larger quota.
 func RecoverSpace(ctx context.Context, cli *clientv3.Client, endpoints ...string) error {
 	const op = "recover etcd's space"
 	r, err := cli.Get(ctx, "/", clientv3.WithCountOnly())
@@ -74,9 +73,8 @@ func RecoverSpace(ctx context.Context, cli *clientv3.Client, endpoints ...string
 	return nil
 }
 
-// Reliever frees space in an etcd of several members that several processes
-// share: only under the alarm, and not all the time, since each member stops
-// answering while it is defragmented.
+// Reliever frees space in an etcd of several members that several processes share: only under
+// the alarm, and not continuously, because a member does not answer while it is defragmented.
 type Reliever struct {
 	cli       *clientv3.Client
 	endpoints []string
@@ -85,16 +83,16 @@ type Reliever struct {
 	next time.Time
 }
 
-// relieveEvery is the least time between two tries of one process.
+// relieveEvery is the least time between two attempts of one process.
 const relieveEvery = 5 * time.Second
 
-// NewReliever frees space through a client of those endpoints.
+// NewReliever makes a Reliever that uses a client of the endpoints.
 func NewReliever(cli *clientv3.Client, endpoints []string) *Reliever {
 	return &Reliever{cli: cli, endpoints: endpoints}
 }
 
-// Relieve frees space if etcd refuses writes for want of it, unless it was just
-// tried. Errors: Unavailable.
+// Relieve frees space if etcd refuses writes for lack of it, unless the last attempt was a
+// moment ago. Errors: Unavailable.
 func (r *Reliever) Relieve(ctx context.Context) error {
 	full, err := NoSpace(ctx, r.cli)
 	if err != nil || !full {
@@ -105,15 +103,14 @@ func (r *Reliever) Relieve(ctx context.Context) error {
 		r.mu.Unlock()
 		return nil
 	}
-	// Other processes see the alarm, too: they hardly draw the same moment.
+	// Other processes see the alarm, too, and draw other moments.
 	r.next = time.Now().Add(relieveEvery + rand.N(relieveEvery))
 	r.mu.Unlock()
 	return RecoverSpace(ctx, r.cli, r.endpoints...)
 }
 
-// defragment shrinks one server's file. The client within a process can't: etcd
-// 3.6.16 panics (its maintenance service misses a part there), so a socket is
-// always dialed.
+// defragment shrinks the file of one server. It always dials a socket: with the client within
+// a process, etcd 3.6.16 panics (its maintenance service lacks a part there).
 func defragment(ctx context.Context, cli *clientv3.Client, endpoint string) error {
 	if strings.HasPrefix(endpoint, "unix:") {
 		own, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop()})

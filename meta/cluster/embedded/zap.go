@@ -18,8 +18,8 @@ type bridge struct {
 	fields []zapcore.Field
 }
 
-// usual are warnings that say nothing here: etcd minds a plain socket, which is
-// what a member alone has.
+// usual are warnings without meaning here, such as etcd's about a plain socket, which a single
+// member has.
 var usual = map[string]bool{
 	"serving client traffic insecurely; this is strongly discouraged!": true,
 }
@@ -58,15 +58,15 @@ func (b *bridge) Write(e zapcore.Entry, f []zapcore.Field) error {
 
 func (b *bridge) Sync() error { return nil }
 
-// endings is what happens after etcd wrote a word to its log that ends it. While it opens
-// its files that is an error of the start, in whichever goroutine it is found; later it ends
-// the process, as etcd means it to.
+// endings decides what follows a log message by which etcd ends. While etcd opens its files,
+// such a message becomes an error of the start, in whichever goroutine it is written. Later it
+// ends the process, as etcd intends.
 type endings struct {
 	opening atomic.Bool
-	cause   chan string // of the first one while it opens; one is buffered
+	cause   chan string // of the first such message during the opening; buffers one
 }
 
-// fatal is what zap calls after a fatal word, panics after one that panics.
+// zap calls fatal after a fatal message, panics after a message that panics.
 type (
 	fatal  struct{ *endings }
 	panics struct{ *endings }

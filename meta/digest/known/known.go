@@ -1,24 +1,23 @@
-// Package known remembers on disk which digest the block at some places has:
-// bytes of chunks never change, so what was read for one snapshot need not be
-// read for the next. It is a cache: what is lost or damaged is read again.
+// Package known remembers on disk the digests of blocks, by the places of their bytes. Bytes
+// of chunks never change, so a block that was read for one snapshot need not be read for the
+// next. The package is a cache: lost or damaged records are computed again.
 //
-//	DIR/blocks     what the last digest that was finished used
-//	DIR/next       what the one under way has used so far
-//	DIR/apart-N    what one has made out that is not to be believed before it ends
+//	DIR/blocks     the blocks of the last finished digest
+//	DIR/next       the blocks of the digest under way, so far
+//	DIR/apart-N    blocks of a digest that are not to be believed before it ends
 //
 //	file     = "PDB1" | slots, as a power of two 1 | zeros 59 | record * (slots + 63)
 //	record   = places 32 | block 32 | CRC32C of both 4, big-endian; or zeros
 //
-// Places are SHA-256 sums, so they are spread evenly: their first bits number a
-// slot, and the record is in that one or in one of the 63 after it. When all of
-// them are taken, the records move to a file of twice the slots, half full or so.
-// Nothing is kept in memory but what the kernel caches of the files, and they
-// grow as long as the disk has plenty of room.
+// Places are SHA-256 sums and so evenly distributed: their first bits number a slot, and the
+// record is in this slot or in one of the 63 after it. When all of them are taken, the records
+// move to a file with twice the slots, which is then about half full. Only the kernel caches
+// the files in memory. They grow as long as the disk has plenty of space.
 //
-// Files are sparse, and not synced. A record whose checksum is wrong is not there, and a file
-// of another length than its head says is begun anew. A digest that is interrupted
-// goes on with both files; one that is finished puts next in place of blocks, so
-// that blocks that no snapshot has any more are forgotten.
+// Files are sparse, and not synced. A record with a wrong checksum counts as absent, and a
+// file with another length than its head says is begun anew. After an interruption, a digest
+// continues with both files; a finished digest replaces blocks by next, so that blocks of no
+// snapshot are forgotten.
 package known
 
 import (
@@ -45,45 +44,44 @@ const (
 	// takes 18 GB and holds some 130 million blocks.
 	minBits = 8
 	maxBits = 28
-	// spare is how much of the room that is left on the disk a file of twice the
-	// slots may take: a part of so many.
+	// spare bounds a file with twice the slots: it may take 1/spare of the disk's free space.
 	spare = 4
 	// piece is how many slots are copied at once when a file grows.
 	piece = 4096
 
 	magic      = "PDB1"
 	headSize   = 64
-	window     = 64 // slots that a record may be in
+	window     = 64 // slots in which a record may be
 	sumSize    = len(digest.Sum{})
 	recordSize = 2*sumSize + 4
-	newEnd     = ".new" // of the name of a file of twice the slots that is being filled
+	newEnd     = ".new" // suffix of the name of a larger file that is being filled
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Blocks is a digest.Known. It is for one goroutine.
+// Blocks is a digest.Known. For one goroutine.
 type Blocks struct {
-	// Growing, unless nil, is told before Get or Put has a file grow, which takes as
-	// long as copying it does.
+	// Growing, unless nil, is called before Get or Put enlarges a file, which takes as long as
+	// copying it.
 	Growing func()
 
-	ctx       context.Context // of all of it: ends what takes long
+	ctx       context.Context // of the whole work: cancels long operations
 	dir       string
 	old, next *table
-	aparts    int // that are open
+	aparts    int // open Aparts
 }
 
 var _ digest.Known = (*Blocks)(nil)
 
-// Open opens or makes the files in a directory, which it makes, too. When ctx ends,
-// a file that grows stays as it was before. Errors: IO.
+// Open opens or creates the files in a directory, which it creates, too. When ctx ends, a file
+// that is being enlarged stays as it was. Errors: IO.
 func Open(ctx context.Context, dir string) (*Blocks, error) {
 	b := &Blocks{ctx: ctx, dir: dir}
 	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
 		b.old, err = open(filepath.Join(dir, "blocks"), minBits)
 	}
-	if err == nil { // as large, since most of it will be there again
+	if err == nil { // as large as blocks, since most of its records will be the same
 		b.next, err = open(filepath.Join(dir, "next"), b.old.bits)
 	}
 	if err != nil {
@@ -103,14 +101,13 @@ func (b *Blocks) Get(places digest.Sum) (block digest.Sum, ok bool) {
 	return block, ok
 }
 
-// Before tells whether a block was there when the last digest was finished.
+// Before reports whether a block was known when the last digest finished.
 func (b *Blocks) Before(places digest.Sum) bool {
 	_, ok := b.old.get(places)
 	return ok
 }
 
-// Put remembers a block; after a write that failed no more, and on a disk without
-// room not all.
+// Put records a block. It records no blocks after a failed write, and not all on a full disk.
 func (b *Blocks) Put(places, block digest.Sum) { b.put(b.next, places, block) }
 
 func (b *Blocks) put(t *table, places, block digest.Sum) {
@@ -122,33 +119,33 @@ func (b *Blocks) put(t *table, places, block digest.Sum) {
 	}
 }
 
-// unproved is what a block is remembered by that Get and Before are not to find.
+// unproved is the key of a block that Get and Before must not find.
 //
 //	H(06 | places 32)
 func unproved(places digest.Sum) digest.Sum {
 	return sha256.Sum256(append([]byte{6}, places[:]...))
 }
 
-// PutUnproved remembers a block for GetUnproved alone, whatever is finished meanwhile.
+// PutUnproved records a block for GetUnproved only, whatever digest finishes meanwhile.
 func (b *Blocks) PutUnproved(places, block digest.Sum) { b.Put(unproved(places), block) }
 
-// GetUnproved finds a block that PutUnproved remembered.
+// GetUnproved returns a block that PutUnproved recorded.
 func (b *Blocks) GetUnproved(places digest.Sum) (block digest.Sum, ok bool) {
 	return b.Get(unproved(places))
 }
 
-// Apart is what one digest makes out, until it is known to be right: another one that
-// uses the same Blocks, and is finished, finishes nothing of it.
+// Apart has the blocks of one digest until it is known to be right: the end of another digest
+// with the same Blocks does not make them known.
 type Apart struct {
 	b *Blocks
 	t *table
 }
 
-// Apart begins one, to be closed before b is, and before another that was begun earlier.
-// Errors: IO.
+// Apart begins an Apart. The caller must close it before b, and before an Apart that was begun
+// earlier. Errors: IO.
 func (b *Blocks) Apart() (*Apart, error) {
 	name := filepath.Join(b.dir, fmt.Sprintf("apart-%d", b.aparts))
-	err := os.Remove(name) // of one that was killed
+	err := os.Remove(name) // left by a killed process
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		var t *table
 		if t, err = open(name, minBits); err == nil {
@@ -162,8 +159,8 @@ func (b *Blocks) Apart() (*Apart, error) {
 // Put remembers a block for Keep, as far as Blocks.Put would.
 func (a *Apart) Put(places, block digest.Sum) { a.b.put(a.t, places, block) }
 
-// Keep puts all of it into the Blocks, which takes as long as reading it does and writing
-// there. Errors: IO, and those of the Blocks' context; then a part is there.
+// Keep copies all blocks into the Blocks. Errors: IO, and those of the Blocks' context; after
+// an error, some of the blocks are copied.
 func (a *Apart) Keep() error {
 	buf := make([]byte, piece*recordSize)
 	for lo, all := int64(0), a.t.slots(); lo < all; lo += piece {
@@ -183,7 +180,7 @@ func (a *Apart) Keep() error {
 	return nil
 }
 
-// Close forgets it. Errors: IO.
+// Close discards the Apart. Errors: IO.
 func (a *Apart) Close() error {
 	a.b.aparts--
 	if err := errors.Join(a.t.err, a.t.f.Close(), os.Remove(a.t.name)); err != nil {
@@ -192,8 +189,8 @@ func (a *Apart) Close() error {
 	return nil
 }
 
-// Finish makes what this digest used all that is remembered, and closes. Errors:
-// IO; then as much is remembered as before, or less.
+// Finish reduces the known blocks to those that this digest used, and closes. Errors: IO;
+// after an error, no other blocks are known than before, and perhaps fewer.
 func (b *Blocks) Finish() error {
 	err := b.Close()
 	if err == nil {
@@ -205,7 +202,7 @@ func (b *Blocks) Finish() error {
 	return nil
 }
 
-// Close keeps what was found out for the next time.
+// Close keeps the records of an unfinished digest for its continuation.
 func (b *Blocks) Close() error {
 	var errs []error
 	for _, t := range []*table{b.next, b.old} {
@@ -222,7 +219,7 @@ type table struct {
 	name string
 	f    *os.File
 	bits uint8
-	full bool // it grows no more
+	full bool // must not grow any more
 	err  error
 	buf  [window * recordSize]byte
 }
@@ -231,7 +228,7 @@ func sizeOf(bits uint8) int64 {
 	return headSize + (int64(1)<<bits+window-1)*int64(recordSize)
 }
 
-// open opens a file; one of another kind is begun anew.
+// open opens a file; a file of another kind is begun anew.
 func open(name string, bits uint8) (*table, error) {
 	if err := os.Remove(name + newEnd); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -267,7 +264,7 @@ func (t *table) load() (ok bool, err error) {
 	return string(head[:len(magic)]) == magic && t.bits >= minBits && t.bits <= maxBits && st.Size() == sizeOf(t.bits), nil
 }
 
-// begin makes the file an empty one.
+// begin makes the file an empty table.
 func (t *table) begin(bits uint8) error {
 	t.bits = bits
 	if err := t.f.Truncate(0); err != nil {
@@ -280,15 +277,15 @@ func (t *table) begin(bits uint8) error {
 	return err
 }
 
-// slots is how many there are.
+// slots returns the number of slots.
 func (t *table) slots() int64 { return int64(1)<<t.bits + window - 1 }
 
-// slot is the first that a record may be in.
+// slot returns the first slot in which a record may be.
 func (t *table) slot(places []byte) int64 {
 	return int64(binary.BigEndian.Uint64(places) >> (64 - t.bits))
 }
 
-// look reads the slots that a record may be in, and tells where they begin.
+// look reads the slots in which a record may be, and returns the number of the first.
 func (t *table) look(places *digest.Sum) (at int64, slots []byte, ok bool) {
 	at = headSize + t.slot(places[:])*int64(recordSize)
 	_, err := t.f.ReadAt(t.buf[:], at)
@@ -305,12 +302,12 @@ func (t *table) get(places digest.Sum) (block digest.Sum, ok bool) {
 	return block, false
 }
 
-// right tells whether a record is as it was written.
+// right reports whether a record has a right checksum.
 func right(r []byte) bool {
 	return crc32.Checksum(r[:2*sumSize], castagnoli) == binary.BigEndian.Uint32(r[2*sumSize:])
 }
 
-// put gives false if there is no slot for a record.
+// put returns false if there is no slot for the record.
 func (t *table) put(places, block digest.Sum) bool {
 	if t.err != nil {
 		return true
@@ -329,8 +326,8 @@ func (t *table) put(places, block digest.Sum) bool {
 	return true
 }
 
-// slotFor tells where among some slots a record is to be put: in that which it is
-// in, else in the first that is empty; negative: all are taken.
+// slotFor returns the index, among some slots, for a record: that of the present record, else
+// the first empty one; negative: all are taken.
 func slotFor(slots, places []byte) int {
 	var empty digest.Sum
 	for i := 0; i < len(slots); i += recordSize {
@@ -341,14 +338,14 @@ func slotFor(slots, places []byte) int {
 	return -1
 }
 
-// mayGrow tells whether there may be more slots.
+// mayGrow reports whether the table may have more slots.
 func (t *table) mayGrow() bool {
 	t.full = t.full || t.err != nil || t.bits == maxBits || !room(t.name, sizeOf(t.bits+1))
 	return !t.full
 }
 
-// grow moves what is there to a file of twice the slots. If that fails, or ctx ends,
-// it stays as it is, and mayGrow says so.
+// grow moves the records to a file with twice the slots. If that fails, or ctx ends, the table
+// stays as it is, and mayGrow returns false from then on.
 func (t *table) grow(ctx context.Context) {
 	t.full = true
 	f, err := os.OpenFile(t.name+newEnd, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
@@ -369,13 +366,13 @@ func (t *table) grow(ctx context.Context) {
 		}
 		return
 	}
-	t.f.Close() // it has no name any more
+	t.f.Close() // the old file has no name any more
 	t.f, t.bits, t.full = f, to.bits, false
 }
 
-// copyTo puts all records into a table of twice the slots. A piece at a time: a
-// record in slot i, numbered by at least i-63, is numbered by at least twice that there,
-// and by 2i+1 at most. Errors: ctx's.
+// copyTo copies all records into a table with twice the slots, a piece at a time: a record in
+// slot i, whose own number is at least i-63, has a number between twice that and 2i+1 there.
+// Errors: ctx's.
 func (t *table) copyTo(ctx context.Context, to *table) error {
 	buf := make([]byte, piece*recordSize)
 	out := make([]byte, (2*piece+3*window)*recordSize)
@@ -410,7 +407,7 @@ func (t *table) copyTo(ctx context.Context, to *table) error {
 	return nil
 }
 
-// room tells whether a file may grow to a size on its disk.
+// room reports whether a file may grow to a size on its disk.
 func room(name string, size int64) bool {
 	var st unix.Statfs_t
 	if err := unix.Statfs(filepath.Dir(name), &st); err != nil {
