@@ -36,7 +36,7 @@ type Backup struct {
 	Records  []Record
 }
 
-// BackupVersion is the newest format of a backup that this program knows.
+// BackupVersion is the newest backup format of this program.
 const BackupVersion = 1
 
 const (
@@ -60,7 +60,8 @@ func (b *Backup) Encode() []byte {
 	return append(out, sum[:]...)
 }
 
-// DecodeBackup reads a backup whole, or says why it can't be used. Errors: Corrupt, Version.
+// DecodeBackup decodes a complete backup, or says why it can't be used. Errors: Corrupt,
+// Version.
 func DecodeBackup(b []byte) (*Backup, error) {
 	const op = "read backup"
 	corrupt := func(why string) (*Backup, error) { return nil, meta.E(op, meta.Corrupt, "", errors.New(why)) }
@@ -117,14 +118,14 @@ func DecodeBackup(b []byte) (*Backup, error) {
 	return out, nil
 }
 
-// backupTries bounds how often a backup is begun again because owners let go of the
-// revision that it reads at.
+// backupTries bounds how often a backup starts again because owners compacted the revision
+// that it reads.
 const backupTries = 50
 
-// backupPage is the most records of one read: entries of journals may be large.
+// backupPage bounds the records of one read: journal entries may be large.
 const backupPage = 64
 
-// TakeBackup reads all of a cluster at one revision. Errors: NotFound (etcd holds no such
+// TakeBackup reads the whole cluster at one revision. Errors: NotFound (etcd has no such
 // cluster), Version, Unavailable.
 func TakeBackup(ctx context.Context, cli *clientv3.Client, name string) (*Backup, error) {
 	const op = "back up cluster"
@@ -166,7 +167,7 @@ func takeBackup(ctx context.Context, cli *clientv3.Client, prefix string) (*Back
 		}
 		for _, kv := range r.Kvs {
 			from = string(kv.Key) + "\x00"
-			if kv.Lease == 0 { // else it says who lives
+			if kv.Lease == 0 { // records under leases only say which processes run
 				b.Records = append(b.Records, Record{strings.TrimPrefix(string(kv.Key), prefix+"/"), kv.Value})
 			}
 		}
@@ -178,7 +179,7 @@ func takeBackup(ctx context.Context, cli *clientv3.Client, prefix string) (*Back
 // volumesKey begins the keys of volumes' journals.
 const volumesKey = "volumes/"
 
-// ClusterRecords are those that no journal belongs to.
+// ClusterRecords returns the records that belong to no journal.
 func (b *Backup) ClusterRecords() (all []Record) {
 	for _, r := range b.Records {
 		if !strings.HasPrefix(r.Key, volumesKey) {
@@ -188,7 +189,8 @@ func (b *Backup) ClusterRecords() (all []Record) {
 	return all
 }
 
-// VolumeRecords gives the records of a volume's journal, keys without its prefix, by volume.
+// VolumeRecords returns the records of the journals, by volume; keys are without the volume's
+// prefix.
 func (b *Backup) VolumeRecords() map[meta.VolumeID][]Record {
 	all := map[meta.VolumeID][]Record{}
 	for _, r := range b.Records {

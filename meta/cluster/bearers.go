@@ -10,19 +10,19 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Bearer says whose certificate a chunk server's number belongs to: who shows
-// another one is not that server, whatever it says.
+// Bearer records the certificate to which a chunk server's number belongs: a process with
+// another certificate is not this server, whatever it claims.
 type Bearer struct {
 	Version int           `json:"v"`
 	Server  meta.ServerID `json:"server"`
 	Who     string        `json:"who"` // "chunkserver/name"
 }
 
-// BindServer makes a number a certificate's, or finds that it is. It is the
-// first one's that shows it, until that one is evicted or the node removed;
-// then the next one's. A number that the newest view shows to be who's is not
-// asked for again: etcd may be away. Errors: AccessDenied (it is another's),
-// Unavailable, NoSpace.
+// BindServer binds a number to the identity who, or finds that it is bound to it. A number
+// belongs to the first identity that shows it, until that identity is evicted or the node
+// removed; then to the next. If the newest view shows the binding, BindServer does not ask
+// etcd, which may be away. Errors: AccessDenied (bound to another identity), Unavailable,
+// NoSpace.
 func (c *Cluster) BindServer(ctx context.Context, id meta.ServerID, who string) error {
 	const op = "bind chunk server"
 	if b, ok := c.View().Bearers[id]; ok && b.Who == who {
@@ -62,7 +62,7 @@ func (c *Cluster) BindServer(ctx context.Context, id meta.ServerID, who string) 
 	}
 }
 
-// givenUp tells whether a number's bearer has no claim to it any more.
+// givenUp reports whether a number's bearer has lost its claim to the number.
 func (c *Cluster) givenUp(ctx context.Context, id meta.ServerID, bearer string) (bool, error) {
 	m, err := get[Member](ctx, c, "member", "/members/"+bearer)
 	switch {

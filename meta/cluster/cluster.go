@@ -50,8 +50,8 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// FormatVersion is the newest cluster format this program knows;
-// recordVersion that of the single records.
+// FormatVersion is the newest cluster format of this program; recordVersion that of single
+// records.
 const (
 	FormatVersion = 1
 	recordVersion = 1
@@ -60,13 +60,13 @@ const (
 // refresh is how often the view is read although nothing hinted at a change.
 const refresh = 5 * time.Second
 
-// Format says whose keys these are.
+// Format identifies the cluster of the keys.
 type Format struct {
 	Version int    `json:"v"`
 	Format  int    `json:"format"`
 	ID      string `json:"id"` // random, made with the cluster
-	// Restored is when the cluster was made again after its etcd was lost, 0 if it never
-	// was: what a server kept of the cluster of before is older.
+	// Restored is the time of the last restoration after the loss of etcd, 0 if there was
+	// none: state that a server kept from before is older than the restored cluster.
 	Restored meta.Time `json:"restored,omitempty"`
 }
 
@@ -74,12 +74,11 @@ type Format struct {
 type Config struct {
 	Name   string // "" means "default"; letters, digits, dot, dash, underscore
 	Logger *slog.Logger
-	// Expect is the id of the cluster that the caller belongs to, if it does:
-	// another one is refused, and none is made in an etcd that is empty, since
-	// it was lost.
+	// Expect is the id of the caller's cluster, if it has one: Open refuses another cluster,
+	// and makes none in an empty etcd, which has lost its data.
 	Expect string
-	// Replaced, if not nil, is called, once, when etcd does not hold this cluster any more, or
-	// an older copy of it.
+	// Replaced, if not nil, is called once when etcd no longer has this cluster, or has an
+	// older copy of it.
 	Replaced func(error)
 }
 
@@ -97,21 +96,21 @@ type Cluster struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced with every new view
-	// gone are keys that the watches saw go, as they heard of them; goneMore is closed
-	// when there are more, nil: nobody waits.
+	// gone has the keys whose deletion the watches saw, in that order. goneMore is closed when
+	// there are more; nil: nobody waits.
 	gone     []deletion
 	goneMore chan struct{}
-	// Of Current: the reading that has not begun, or nil; the newest one; and when
-	// the next may begin.
+	// For Current: the read that has not begun, or nil; the newest read; and the earliest time
+	// of the next.
 	next, last *lookup
 	calm       time.Time
 }
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
-// Open joins a cluster, and makes its first record if there is none. It writes
-// nothing into a cluster of a newer format.
-// Errors: Version, Corrupt, Invalid (the name), Unavailable, NoSpace.
+// Open joins a cluster, and makes its first record if there is none. It writes nothing into a
+// cluster of a newer format. Errors: Version, Corrupt, Invalid (the name), Unavailable,
+// NoSpace.
 func Open(ctx context.Context, cli *clientv3.Client, cfg Config) (*Cluster, error) {
 	const op = "open cluster"
 	prefix, err := prefixOf(op, cfg)
@@ -178,16 +177,17 @@ func (c *Cluster) identify(ctx context.Context, expect string) (Format, error) {
 // ID is the cluster's random identity.
 func (c *Cluster) ID() string { return c.format.ID }
 
-// RestoredAt is when the cluster was made again after its etcd was lost, 0 if it never was.
+// RestoredAt returns the time of the last restoration after the loss of etcd, 0 if there was
+// none.
 func (c *Cluster) RestoredAt() meta.Time { return c.format.Restored }
 
-// Prefix is what all keys of the cluster begin with, without a slash at the end.
+// Prefix returns the prefix of all keys of the cluster, without a slash at the end.
 func (c *Cluster) Prefix() string { return c.prefix }
 
 // Client is etcd's.
 func (c *Cluster) Client() *clientv3.Client { return c.cli }
 
-// Close stops the view. The client stays open: the caller made it.
+// Close stops the view. The client stays open: it belongs to the caller.
 func (c *Cluster) Close() {
 	c.mu.Lock()
 	c.cancel() // under mu: Current begins nothing afterwards
@@ -222,8 +222,8 @@ func (c *Cluster) nextID(ctx context.Context, counter string) (uint64, error) {
 
 func (c *Cluster) counterKey(counter string) string { return c.prefix + "/counters/" + counter }
 
-// lastID reads the record of a counter: the last id that was given out, and the record's
-// revision. Errors: Corrupt.
+// lastID decodes the record of a counter: the last assigned id, and the record's revision.
+// Errors: Corrupt.
 func lastID(kvs []*mvccpb.KeyValue) (last uint64, rev int64, err error) {
 	if len(kvs) == 0 {
 		return 0, 0, nil

@@ -10,9 +10,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Deleted says that a volume is gone and which chunk servers may still have
-// chunks of it: those that nobody has seen to have none since. Ids of volumes are
-// never given out again, so the record is the proof that nothing refers to them.
+// Deleted records that a volume is gone, and which chunk servers may still have chunks of it:
+// those that have not been seen without any since. Ids of volumes are never reused, so the
+// record proves that nothing refers to the chunks.
 type Deleted struct {
 	Version int             `json:"v"`
 	Volume  meta.VolumeID   `json:"volume"`
@@ -29,8 +29,8 @@ func (c *Cluster) DeletedVolumes(ctx context.Context) ([]Deleted, error) {
 	return list[Deleted](ctx, c, "/deleted/")
 }
 
-// SweptVolume notes that a server has no chunk of a deleted volume any more; with
-// the last one the record goes.
+// SweptVolume notes that a server has no chunk of a deleted volume any more. After the last
+// server, the record is removed.
 func (c *Cluster) SweptVolume(ctx context.Context, v meta.VolumeID, server meta.ServerID) error {
 	const op = "note deleted volume"
 	key := c.deletedKey(v)

@@ -23,8 +23,8 @@ func Dial(endpoints []string, tlsConfig *tls.Config) (*clientv3.Client, error) {
 	cli, err := clientv3.New(clientv3.Config{
 		Endpoints: endpoints,
 		TLS:       tlsConfig,
-		// A connection that is dead without a word is noticed in eight seconds;
-		// etcd by default throws out who asks more often than every five.
+		// A silently dead connection is noticed in eight seconds; by default etcd disconnects
+		// clients that ping more often than every five seconds.
 		DialKeepAliveTime:    6 * time.Second,
 		DialKeepAliveTimeout: 2 * time.Second,
 		Logger:               zap.NewNop(),
@@ -36,19 +36,19 @@ func Dial(endpoints []string, tlsConfig *tls.Config) (*clientv3.Client, error) {
 	return cli, nil
 }
 
-// How long a read waits for a member before it asks another: first, and at most.
+// The first and the longest time for which a read waits for a member before it asks another.
 const (
 	readPatience    = 300 * time.Millisecond
 	maxReadPatience = 8 * time.Second
 )
 
-// writePatience bounds a write: what became of one that got no answer is not
-// known, and its caller finds out.
+// writePatience bounds a write. The outcome of a write without an answer is unknown, and its
+// caller finds it out.
 const writePatience = 3 * time.Second
 
-// again asks once more, and so another member, when a read gets no answer: a
-// member that stands still keeps its connections. Writes are left to their
-// callers, who know what a second one would mean.
+// again repeats a read without an answer, and so asks another member: a member that stands
+// still keeps its connections. It does not repeat writes: only their callers know what a
+// second write would mean.
 func again(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	switch {
 	case writes(req):
@@ -59,8 +59,8 @@ func again(ctx context.Context, method string, req, reply any, cc *grpc.ClientCo
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
 	for n := 0; ; n++ {
-		// Members are asked in turn, three as a rule: each of them a little while
-		// before anyone is asked for longer.
+		// Members, usually three, are asked in turn: each for a short time before any is asked
+		// for longer.
 		try, cancel := context.WithTimeout(ctx, min(readPatience<<min(n/3, 8), maxReadPatience))
 		err := invoke(try, method, req, reply, cc, opts...)
 		cancel()
@@ -86,7 +86,7 @@ func reads(req any) bool {
 	switch r := req.(type) {
 	case *etcdserverpb.RangeRequest, *etcdserverpb.MemberListRequest:
 		return true
-	case *etcdserverpb.LeaseGrantRequest: // one that nobody knows of ends by itself
+	case *etcdserverpb.LeaseGrantRequest: // an unknown lease ends by itself
 		return true
 	case *etcdserverpb.TxnRequest:
 		for _, ops := range [][]*etcdserverpb.RequestOp{r.Success, r.Failure} {

@@ -14,8 +14,8 @@ import (
 // etcdWait bounds how long a member is waited for.
 const etcdWait = 2 * time.Second
 
-// Etcd asks etcd how it is: its members and alarms, and each endpoint for its size.
-// What can't be found out stands in the answer.
+// Etcd returns etcd's health: its members and alarms, and the size at each endpoint. Facts
+// that can't be determined are noted in the result.
 func (c *Cluster) Etcd(ctx context.Context, endpoints []string) meta.EtcdHealth {
 	ctx, cancel := context.WithTimeout(ctx, etcdWait)
 	defer cancel()

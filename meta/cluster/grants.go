@@ -13,7 +13,7 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// Rights of an identity on a volume. Each holds the ones before it.
+// Rights are an identity's rights on a volume. Each value includes the smaller ones.
 type Rights uint8
 
 // The rights.
@@ -21,7 +21,7 @@ const (
 	NoRights    Rights = iota
 	ReadRights         // look at names, attributes and bytes
 	WriteRights        // change them
-	AdminRights        // the volume's policy, attaching it, attaching others in it, deleting it
+	AdminRights        // the volume's policy, attaching it and other volumes in it, deleting it
 )
 
 // String is the right's name.
@@ -47,7 +47,7 @@ func ParseRights(s string) (Rights, error) {
 	return 0, meta.E("rights", meta.Invalid, s, errors.New("rights are read, write or admin"))
 }
 
-// Users says how the user ids that a client sends become those that are kept.
+// Users says how the user ids in a client's requests are mapped to stored ids.
 type Users string
 
 // The ways.
@@ -57,7 +57,7 @@ const (
 	UsersAllTo  Users = "all-to"      // everybody is the grant's UID and GID
 )
 
-// NobodyID is whom root is squashed to.
+// NobodyID is the id to which root is squashed.
 const NobodyID = 65534
 
 // Grant gives identities rights on a volume, or on all.
@@ -71,15 +71,15 @@ type Grant struct {
 	UID     uint32        `json:"uid,omitempty"` // UsersAllTo
 	GID     uint32        `json:"gid,omitempty"`
 	Created meta.Time     `json:"created"`
-	// For is the use that the grant ends with, see GrantFor; empty: it is somebody's to
-	// revoke.
+	// For is the use with which the grant ends (see GrantFor); empty: an administrator revokes
+	// it.
 	For string `json:"for,omitempty"`
 	// Revision of the record in etcd; not stored.
 	Revision int64  `json:"-"`
 	key      string // in a view: the record's, without the cluster's prefix
 }
 
-// Check refuses a grant that makes no sense. Errors: Invalid.
+// Check refuses a meaningless grant. Errors: Invalid.
 func (g *Grant) Check() error {
 	bad := func(why string) error { return meta.E("grant", meta.Invalid, g.Who, errors.New(why)) }
 	role, name, ok := strings.Cut(g.Who, "/")
@@ -108,17 +108,17 @@ func (g *Grant) matches(who string, v meta.VolumeID) bool {
 	return err == nil && ok
 }
 
-// Access is what an identity may do on a volume.
+// Access is an identity's rights and id mapping on a volume.
 type Access struct {
 	Rights   Rights
 	Users    Users
 	UID, GID uint32
 }
 
-// AccessOf adds up the grants that match. Rights are the most that one gives;
-// how user ids map is said by the most particular one: an exact name goes before
-// a pattern, a volume before all, then the older one. One for a use says it only if
-// no other matches: it gives rights, and nobody chose it for its ids.
+// AccessOf combines the matching grants. The rights are the greatest of a single grant. The
+// most specific grant determines the mapping of user ids: an exact name before a pattern, a
+// volume before all volumes, then the older grant. A grant for a use determines it only if no
+// other grant matches: such a grant gives rights, and nobody chose its mapping.
 func AccessOf(grants []Grant, who string, v meta.VolumeID) (a Access) {
 	var first *Grant
 	for i := range grants {
@@ -150,7 +150,7 @@ func particular(g *Grant, who string) (n int) {
 	return n
 }
 
-// Owner maps the owner and group that a client wants for an inode.
+// Owner maps the owner and group that a client requests for an inode.
 func (a Access) Owner(uid, gid uint32) (uint32, uint32) {
 	switch a.Users {
 	case UsersAllTo:
@@ -166,7 +166,7 @@ func (a Access) Owner(uid, gid uint32) (uint32, uint32) {
 	return uid, gid
 }
 
-// MapOp gives the operation with the user ids that are to be kept.
+// MapOp returns the operation with mapped user ids.
 func (a Access) MapOp(op meta.Op) meta.Op {
 	if a.Users == UsersAsIs || a.Users == "" {
 		return op
@@ -204,7 +204,7 @@ func (c *Cluster) keyOf(g *Grant) string {
 	return c.grantKey(g.ID)
 }
 
-// AddGrant adds one for no use and numbers it. Errors: Invalid.
+// AddGrant adds a grant without a use and numbers it. Errors: Invalid.
 func (c *Cluster) AddGrant(ctx context.Context, g Grant) (Grant, error) {
 	g.For = ""
 	if err := g.Check(); err != nil {
@@ -219,7 +219,7 @@ func (c *Cluster) AddGrant(ctx context.Context, g Grant) (Grant, error) {
 	return g, wrap("grant", g.Who, err)
 }
 
-// RevokeGrant removes one. Errors: NotFound.
+// RevokeGrant removes a grant. Errors: NotFound.
 func (c *Cluster) RevokeGrant(ctx context.Context, id uint64) error {
 	const op = "revoke grant"
 	r, err := c.cli.Delete(ctx, c.grantKey(id))

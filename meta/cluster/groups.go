@@ -38,8 +38,8 @@ func (c *Cluster) Group(ctx context.Context, name string) (meta.Group, error) {
 	return g, err
 }
 
-// PutGroup writes a record, if it is still what the caller read: of Revision, or with
-// that zero, not there. Errors: Again (it is another by now), Version.
+// PutGroup writes a record if it is still the one that the caller read: at g.Revision or, if
+// that is zero, absent. Errors: Again (it has changed), Version.
 func (c *Cluster) PutGroup(ctx context.Context, g meta.Group) (meta.Group, error) {
 	const op = "write group"
 	if g.Version != meta.GroupVersion {
@@ -58,7 +58,7 @@ func (c *Cluster) PutGroup(ctx context.Context, g meta.Group) (meta.Group, error
 	return g, nil
 }
 
-// DropGroup removes a record that is still what the caller read. Errors: Again.
+// DropGroup removes a record if it is still the one that the caller read. Errors: Again.
 func (c *Cluster) DropGroup(ctx context.Context, g meta.Group) error {
 	const op = "delete group"
 	key := c.groupKey(g.Name)

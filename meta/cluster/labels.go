@@ -24,7 +24,7 @@ func (c *Cluster) labelsKey(v meta.VolumeID) string {
 	return fmt.Sprintf("%s/labels/%08x", c.prefix, uint32(v))
 }
 
-// putLabels writes the record of a volume, or with none removes it.
+// putLabels writes the labels of a volume or, if there are none, removes the record.
 func (c *Cluster) putLabels(v meta.VolumeID, l map[string]string) clientv3.Op {
 	if len(l) == 0 {
 		return clientv3.OpDelete(c.labelsKey(v))
@@ -45,15 +45,14 @@ func (c *Cluster) decodeLabels(v meta.VolumeID, value []byte) (labels, error) {
 	return l, nil
 }
 
-// Labels are those of a volume. Err: it has some, and they can't be read (Corrupt,
-// Version).
+// Labels are the labels of a volume. Err: the labels are unreadable (Corrupt, Version).
 type Labels struct {
 	Set map[string]string
 	Err error
 }
 
-// Labels reads those of the volumes from first to last that have any, linearizably,
-// page by page. A record that can't be read is no reason not to tell the others'.
+// Labels reads the labels of the volumes from first to last, linearizably, page by page. An
+// unreadable record does not prevent reading the others.
 func (c *Cluster) Labels(ctx context.Context, first, last meta.VolumeID) (map[meta.VolumeID]Labels, error) {
 	all := map[meta.VolumeID]Labels{}
 	err := c.span(ctx, c.labelsKey(first), c.labelsKey(last)+"\x00", func(key, value []byte, _ int64) error {
@@ -68,8 +67,8 @@ func (c *Cluster) Labels(ctx context.Context, first, last meta.VolumeID) (map[me
 	return all, err
 }
 
-// ChangeLabels sets labels of a volume, or with nil removes them, by compare and
-// swap. Errors: NoSuchVolume, ResourceExceeded.
+// ChangeLabels sets labels of a volume, or removes those with a nil value, by
+// compare-and-swap. Errors: NoSuchVolume, ResourceExceeded.
 func (c *Cluster) ChangeLabels(ctx context.Context, id meta.VolumeID, change map[string]*string) error {
 	const op = "change labels"
 	key := c.labelsKey(id)

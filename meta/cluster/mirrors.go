@@ -26,7 +26,7 @@ func (c *Cluster) Mirrors(ctx context.Context) ([]meta.Mirror, error) {
 	return all, err
 }
 
-// Mirror reads the record of the mirror that has a target. Errors: NotFound.
+// Mirror reads the record of the mirror with this target. Errors: NotFound.
 func (c *Cluster) Mirror(ctx context.Context, target meta.VolumeID) (meta.Mirror, error) {
 	r, err := c.cli.Get(ctx, c.mirrorKey(target))
 	if err != nil {
@@ -40,9 +40,9 @@ func (c *Cluster) Mirror(ctx context.Context, target meta.VolumeID) (meta.Mirror
 	return m, err
 }
 
-// PutMirror writes a record, if it is still what the caller read: of Revision,
-// or with that zero, not there; and if the target is a volume. Errors: Again (it
-// is another by now), NoSuchVolume, Version.
+// PutMirror writes a record if it is still the one that the caller read (at m.Revision or, if
+// that is zero, absent) and the target is a volume. Errors: Again (it has changed),
+// NoSuchVolume, Version.
 func (c *Cluster) PutMirror(ctx context.Context, m meta.Mirror) (meta.Mirror, error) {
 	const op = "write mirror"
 	if m.Version != meta.MirrorVersion {
@@ -65,7 +65,7 @@ func (c *Cluster) PutMirror(ctx context.Context, m meta.Mirror) (meta.Mirror, er
 	return m, nil
 }
 
-// DropMirror removes a record; one that is not there is no error.
+// DropMirror removes a record. A missing record is not an error.
 func (c *Cluster) DropMirror(ctx context.Context, target meta.VolumeID) error {
 	_, err := c.cli.Delete(ctx, c.mirrorKey(target))
 	return wrap("delete mirror", fmt.Sprint(target), err)

@@ -11,24 +11,24 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// NodeState is what the administrators want with a chunk server.
+// NodeState is the state that administrators want for a chunk server.
 type NodeState string
 
 const (
 	NodeActive   NodeState = "active"
-	NodeDraining NodeState = "draining" // gets nothing; what it has is moved away
-	NodeRemoved  NodeState = "removed"  // is not expected back; gets nothing if it comes
+	NodeDraining NodeState = "draining" // gets no chunks; its chunks are moved away
+	NodeRemoved  NodeState = "removed"  // not expected back; gets no chunks if it returns
 )
 
-// Node is a chunk server that was seen once, whether it lives or not.
+// Node is a chunk server that has connected at least once, running or not.
 type Node struct {
 	Version   int           `json:"v"`
 	ID        meta.ServerID `json:"id"`
 	Name      string        `json:"name"`
-	Addr      string        `json:"addr"` // the last one
+	Addr      string        `json:"addr"` // the last address
 	Topology  string        `json:"topology"`
 	State     NodeState     `json:"state"`
-	Disks     []NodeDisk    `json:"disks,omitempty"` // in order of their ids
+	Disks     []NodeDisk    `json:"disks,omitempty"` // sorted by id
 	FirstSeen meta.Time     `json:"first_seen"`
 	// Since is when the state was set.
 	Since meta.Time `json:"since,omitempty"`
@@ -47,7 +47,7 @@ func (c *Cluster) nodeRecord(id meta.ServerID) string {
 	return fmt.Sprintf("%s/nodes/%016x", c.prefix, uint64(id))
 }
 
-// NodeOf describes a chunk server that reports, as its record would.
+// NodeOf describes a reporting chunk server as its record would.
 func NodeOf(name string, info meta.ServerInfo) Node {
 	n := Node{Version: recordVersion, ID: info.ID, Name: name, Addr: info.Addr, Topology: info.Topology, State: NodeActive}
 	for _, d := range info.Disks {
@@ -62,13 +62,13 @@ func NodeOf(name string, info meta.ServerInfo) Node {
 	return n
 }
 
-// Tells reports whether a record says of a node what seen says of it now.
+// Tells reports whether the record n agrees with the newer description seen.
 func (n *Node) Tells(seen *Node) bool {
 	return n.Name == seen.Name && n.Addr == seen.Addr && n.Topology == seen.Topology && slices.Equal(n.Disks, seen.Disks)
 }
 
-// ObserveNode records a chunk server that reports; its state stays what it was.
-// Errors: Unavailable, NoSpace.
+// ObserveNode records a reporting chunk server; its state stays unchanged. Errors:
+// Unavailable, NoSpace.
 func (c *Cluster) ObserveNode(ctx context.Context, seen Node, now meta.Time) error {
 	_, err := c.updateNode(ctx, seen.ID, true, func(n *Node) error {
 		if n.ID == 0 {
@@ -82,8 +82,7 @@ func (c *Cluster) ObserveNode(ctx context.Context, seen Node, now meta.Time) err
 	return err
 }
 
-// SetNodeState says what is wanted with a node from now on. Errors: NotFound,
-// Unavailable, NoSpace.
+// SetNodeState sets the wanted state of a node. Errors: NotFound, Unavailable, NoSpace.
 func (c *Cluster) SetNodeState(ctx context.Context, id meta.ServerID, state NodeState, now meta.Time) (Node, error) {
 	n, err := c.updateNode(ctx, id, false, func(n *Node) error {
 		if n.State != state {
@@ -94,7 +93,7 @@ func (c *Cluster) SetNodeState(ctx context.Context, id meta.ServerID, state Node
 	if err != nil {
 		return n, err
 	}
-	// Whoever asked goes by it at once.
+	// So that the caller's process uses the new state at once.
 	_, err = c.Refresh(ctx)
 	return n, err
 }
@@ -134,6 +133,5 @@ func (c *Cluster) updateNode(ctx context.Context, id meta.ServerID, create bool,
 	}
 }
 
-// Nodes lists the nodes that this process knows of, by id: at most a few
-// seconds old while etcd answers.
+// Nodes lists the known nodes by id: at most a few seconds old while etcd answers.
 func (c *Cluster) Nodes() []Node { return c.View().Nodes }

@@ -9,9 +9,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// Rank orders meta servers for a volume by rendezvous hash: the first should
-// own it, those after it follow its journal. A server that comes or goes moves
-// only the volumes that rank it first.
+// Rank orders metadata servers for a volume by rendezvous hashing: the first should own it,
+// the following ones follow its journal. A server that comes or goes moves only the volumes
+// for which it ranks first.
 func Rank(v meta.VolumeID, servers []MetaServer) []MetaServer {
 	type weighed struct {
 		s MetaServer

@@ -7,50 +7,50 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Record is one of the cluster's records, its key without the cluster's prefix
-// and slash.
+// Record is one of the cluster's records; its key is without the cluster's prefix and slash.
 type Record struct {
 	Key   string
 	Value []byte
 }
 
-// recordKind is a kind of record: all whose keys begin so, or the one key.
+// recordKind is a kind of record: all records with a prefix of the key, or the single record
+// of a key.
 type recordKind struct {
 	key string
-	// kept: checkpoints of the root volume hold records of this kind, in chunks
-	// that any chunk server may have. Secrets never: they stay in etcd and in
-	// the files of metadata servers' credentials.
+	// kept: checkpoints of the root volume contain records of this kind, in chunks on any
+	// chunk server. Secrets are never kept: they stay in etcd and in the credentials of
+	// metadata servers.
 	kept bool
 }
 
-// recordKinds has every kind that there is. What is not here, or is not kept,
-// is in no checkpoint: a new kind has to be thought about.
+// recordKinds has every kind of record. A kind that is missing here, or not kept, is in no
+// checkpoint: each new kind needs a decision.
 var recordKinds = []recordKind{
-	{"format", false},        // written last by who restores
+	{"format", false},        // the restoration writes it last
 	{"counters/", true},      //
 	{"table/", true},         //
 	{"names/", true},         //
-	{"chunkservers/", false}, // who lives: on a lease
-	{"metaservers/", false},  // who lives: on a lease
+	{"chunkservers/", false}, // running processes: under a lease
+	{"metaservers/", false},  // running processes: under a lease
 	{"nodes/", true},         //
 	{"bearers/", true},       //
 	{"deleted/", true},       //
 	{"mirrors/", true},       //
 	{"labels/", true},        //
-	{"keyhold", false},       // that the newest capability key stays for now: on a lease
-	{"capkeys", false},       // secret: who has them reads and writes every chunk
+	{"keyhold", false},       // holds the newest capability key: under a lease
+	{"capkeys", false},       // secret: with them, one can read and write every chunk
 	{"restored/", true},      //
-	{authorityKey, false},    // secret, sealed as it is: metadata servers keep a copy beside the key that opens it
+	{authorityKey, false},    // secret, although encrypted: metadata servers keep a copy beside the key that decrypts it
 	{"tokens/", false},       // of secrets; on leases
 	{"members/", true},       //
 	{"grants/", true},        //
-	{"ended/", false},        // their revisions count, which are this etcd's
-	{"groups/", false},       // one that was undecided in the checkpoint would have snapshots deleted that are whole since
+	{"ended/", false},        // meaningful by their revisions, which are those of this etcd
+	{"groups/", false},       // if it was undecided in the checkpoint, complete snapshots would be deleted
 	{"settings", true},       //
-	{"volumes/", false},      // journals: each volume's checkpoints are its own
+	{"volumes/", false},      // journals: each volume has checkpoints of its own
 }
 
-// kindOf finds a record's kind; ok is false for one that nobody knows.
+// kindOf returns a record's kind; ok is false for an unknown one.
 func kindOf(key string) (k recordKind, ok bool) {
 	for _, k := range recordKinds {
 		if key == k.key || strings.HasSuffix(k.key, "/") && strings.HasPrefix(key, k.key) {
@@ -66,10 +66,9 @@ func keptRecord(key string) bool {
 	return ok && k.kept
 }
 
-// Records reads all records of the cluster that outlive processes, each page
-// linearizably: what a new etcd is to be given if this one is lost whole. What
-// hangs on a lease, the journals of volumes and secrets are left out, and what
-// no row of recordKinds says.
+// Records reads all records of the cluster that outlive processes, each page linearizably: the
+// contents of a new etcd after the loss of this one. Records under leases, the journals of
+// volumes, secrets and kinds missing in recordKinds are left out.
 func (c *Cluster) Records(ctx context.Context) ([]Record, error) {
 	var all []Record
 	prefix := c.prefix + "/"

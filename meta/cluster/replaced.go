@@ -10,9 +10,9 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// watchFormat looks, now and then, whether etcd still holds this cluster, and no older copy
-// of it: somebody may put an empty etcd, a restored one, or yesterday's backup in the place
-// of the one that this process began with. What this process knows is of that one.
+// watchFormat checks regularly that etcd still has this cluster, and not an older copy of it:
+// an operator may replace the etcd with which this process began by an empty one, a restored
+// one, or yesterday's backup. The state of this process belongs to the first.
 func (c *Cluster) watchFormat(ctx context.Context, replaced func(error)) {
 	every := time.NewTicker(refresh)
 	defer every.Stop()
@@ -33,8 +33,9 @@ func (c *Cluster) watchFormat(ctx context.Context, replaced func(error)) {
 	}
 }
 
-// sameFormat reads the format record, linearizably, and gives etcd's revision. last is one
-// that etcd had before the call. Errors: Invalid (another etcd, or an older copy), Unavailable.
+// sameFormat reads the format record, linearizably, and returns etcd's revision. last is a
+// revision that etcd had before the call. Errors: Invalid (another etcd, or an older copy),
+// Unavailable.
 func (c *Cluster) sameFormat(ctx context.Context, last int64) (rev int64, err error) {
 	const op = "look at etcd"
 	key := c.prefix + "/format"
@@ -62,5 +63,5 @@ func (c *Cluster) sameFormat(ctx context.Context, last int64) (rev int64, err er
 	return r.Header.Revision, nil
 }
 
-// whatNow is what an operator whose etcd is not what it was has to do.
+// whatNow tells the operator of a replaced etcd what to do.
 const whatNow = "give it its newest data back, or let 'penstock cluster restore' make the cluster again (docs/operations.md, etcd is lost)"

@@ -16,40 +16,39 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// A cluster whose etcd was lost whole is written anew: its records first, the
-// volumes' journals by the caller, the format record last. As long as that is
-// missing nothing opens the cluster, and the restoring may begin again.
+//
+// After the loss of etcd, a cluster is written anew: first its records, then the journals of
+// the volumes, which the caller writes, and the format record last. Without the format record
+// nothing opens the cluster, and the restoration can start again.
 
-// Restoration is the record restored/<volume>: the volume was made again from
-// its checkpoint.
+// Restoration is the record restored/<volume>: the volume was restored from its checkpoint.
 type Restoration struct {
 	Version int       `json:"v"`
 	At      meta.Time `json:"at"`  // when
 	Seq     meta.Seq  `json:"seq"` // of the checkpoint
 	Term    meta.Term `json:"term"`
-	// Quarantine: until then nothing that the journal does not know is deleted
-	// from any disk, since it may be all that is left of what was lost.
+	// Quarantine: before this time, nothing that the journal does not know is deleted from any
+	// disk, since it may be the last copy of lost data.
 	Quarantine meta.Time `json:"quarantine"`
 	// Settled: the sessions of before were ended and inode numbers skipped.
 	Settled bool `json:"settled,omitempty"`
 }
 
-// Founding is what a cluster begins again with.
+// Founding is the beginning of a restored cluster.
 type Founding struct {
 	ID      string
 	At      meta.Time // when: later than any restoring before
 	Records []Record  // kept of the old etcd; rows and names are made of Volumes
-	// Authority is the cluster's, as a metadata server's credentials have it; nil
-	// for a cluster without certificates.
+	// Authority is the cluster's authority from a metadata server's credentials; nil for a
+	// cluster without certificates.
 	Authority *peer.Sealed
 	Volumes   []Volume
-	// Restored says, by volume, what to note of it.
+	// Restored has the Restoration of each restored volume.
 	Restored map[meta.VolumeID]Restoration
-	// MaxVolume and MaxServer are the highest numbers that were seen anywhere:
-	// new ones are given out above.
+	// MaxVolume and MaxServer are the highest ids seen anywhere: new ids are assigned above.
 	MaxVolume meta.VolumeID
 	MaxServer meta.ServerID
-	// Overwrite: the cluster that etcd holds is written over.
+	// Overwrite: overwrite the cluster in etcd.
 	Overwrite bool
 }
 
@@ -58,15 +57,14 @@ func (f *Founding) HasAuthority() bool {
 	return f.Authority != nil || slices.ContainsFunc(f.Records, func(r Record) bool { return r.Key == authorityKey })
 }
 
-// authorityKey is where it lies.
+// authorityKey is the key of the authority's record.
 const authorityKey = "authority"
 
-// skipIDs is how many ids are left out above the highest that was seen: those
-// given out after it are not known.
+// skipIDs is the number of ids skipped above the highest seen: ids assigned after it are
+// unknown.
 const skipIDs = 64
 
-// Absent makes sure that etcd holds no cluster of a name. Errors: Exists, Invalid,
-// Unavailable.
+// Absent checks that etcd has no cluster with this name. Errors: Exists, Invalid, Unavailable.
 func Absent(ctx context.Context, cli *clientv3.Client, name string) error {
 	const op = "restore cluster"
 	if name == "" {
@@ -85,13 +83,13 @@ func Absent(ctx context.Context, cli *clientv3.Client, name string) error {
 	return nil
 }
 
-// aliveWait is how long a metadata server that is registered is waited for to end: what it
-// is registered with ends some seconds after it, and after a start of etcd, which knows of
-// no time before.
+// aliveWait is how long to wait for the end of a registered metadata server: its registration
+// ends some seconds after the server and, after a start of etcd, which counts from its start,
+// some seconds later.
 const aliveWait = 10 * time.Second
 
-// Overwritable makes sure that nobody serves the cluster of a name that etcd holds.
-// Errors: Busy (a metadata server lives), Invalid, Unavailable.
+// Overwritable checks that no process serves the cluster with this name in etcd. Errors: Busy
+// (a metadata server runs), Invalid, Unavailable.
 func Overwritable(ctx context.Context, cli *clientv3.Client, name string) error {
 	const op = "restore cluster"
 	prefix, err := prefixOf(op, Config{Name: name})
@@ -118,9 +116,9 @@ func Overwritable(ctx context.Context, cli *clientv3.Client, name string) error 
 	}
 }
 
-// Refound writes a cluster's records into an etcd that holds none. volumes
-// writes the journals, below the prefix that it is given.
-// Errors: Exists (etcd holds a cluster, or did when we were done), and volumes'.
+// Refound writes a cluster's records into an etcd without any. volumes writes the journals,
+// below the prefix that it gets. Errors: Exists (etcd has a cluster, or had one at the end),
+// and those of volumes.
 func Refound(ctx context.Context, cli *clientv3.Client, name string, f Founding, volumes func(prefix string) error) error {
 	const op = "restore cluster"
 	check := Absent
@@ -134,7 +132,7 @@ func Refound(ctx context.Context, cli *clientv3.Client, name string, f Founding,
 		name = "default"
 	}
 	prefix := "/penstock/" + name
-	// What a restoring that did not end has left.
+	// Remains of an unfinished restoration.
 	if _, err := cli.Delete(ctx, prefix+"/", clientv3.WithPrefix()); err != nil {
 		return wrap(op, name, err)
 	}
@@ -207,21 +205,21 @@ func Refound(ctx context.Context, cli *clientv3.Client, name string, f Founding,
 	return nil
 }
 
-// readyGroup tells whether a group's snapshots are whole: one that was undecided would have
-// snapshots deleted that are whole since.
+// readyGroup reports whether a group's snapshots are complete. If an undecided group were
+// restored, its snapshots, which may have become complete since, would be deleted.
 func readyGroup(value []byte) bool {
 	var g meta.Group
 	return json.Unmarshal(value, &g) == nil && g.Version == meta.GroupVersion && g.State == meta.GroupReady
 }
 
-// DecodeVolume reads a volume's row as a checkpoint's manifest holds it.
+// DecodeVolume decodes a volume's row from a checkpoint's manifest.
 func DecodeVolume(b []byte) (Volume, error) { return decode[Volume]([]byte("row"), b) }
 
 func (c *Cluster) restoredKey(v meta.VolumeID) string {
 	return fmt.Sprintf("%s/restored/%08x", c.prefix, uint32(v))
 }
 
-// Restored tells whether a volume was made again from its checkpoint, and how.
+// Restored returns a volume's Restoration, if it was restored from its checkpoint.
 func (c *Cluster) Restored(ctx context.Context, v meta.VolumeID) (r Restoration, ok bool, err error) {
 	got, err := c.cli.Get(ctx, c.restoredKey(v))
 	if err != nil {
@@ -234,7 +232,7 @@ func (c *Cluster) Restored(ctx context.Context, v meta.VolumeID) (r Restoration,
 	return r, err == nil, err
 }
 
-// SettleRestored notes that a restored volume's sessions of before are ended.
+// SettleRestored notes that the old sessions of a restored volume are ended.
 func (c *Cluster) SettleRestored(ctx context.Context, v meta.VolumeID) error {
 	r, ok, err := c.Restored(ctx, v)
 	if err != nil || !ok || r.Settled {

@@ -16,22 +16,22 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// AuthorityRecord is the cluster's certificate authority. Its key is sealed: see
-// peer.Sealed.
+// AuthorityRecord is the record of the cluster's certificate authority, with an encrypted key
+// (see peer.Sealed).
 type AuthorityRecord struct {
 	Version int         `json:"v"`
 	Sealed  peer.Sealed `json:"authority"`
 }
 
-// NewID is the random identity of a cluster that is to be made.
+// NewID returns a random id for a new cluster.
 func NewID() string { return rand.Text() }
 
 // errFounded says why none is made.
 var errFounded = errors.New("this etcd holds a cluster of that name; it is left as it is ('penstock cluster join' makes a server one of it)")
 
-// Vacant makes sure that nothing of a cluster is there: whatever is left of one is
-// somebody's data, and the answer to a lost format record is never to begin anew over
-// it. Errors: Exists, Invalid (the name), Unavailable.
+// Vacant checks that etcd has nothing of a cluster. Remains of a cluster are an operator's
+// data, so a lost format record must never lead to a new cluster in their place. Errors:
+// Exists, Invalid (the name), Unavailable.
 func Vacant(ctx context.Context, cli *clientv3.Client, cfg Config) error {
 	const op = "make cluster"
 	prefix, err := prefixOf(op, cfg)
@@ -48,10 +48,10 @@ func Vacant(ctx context.Context, cli *clientv3.Client, cfg Config) error {
 	return nil
 }
 
-// Found makes a new cluster with an identity of NewID and a certificate authority,
-// where there is none. Done again with the same identity it does nothing, so that
-// whoever got no answer asks again. Errors: Exists (there is another cluster, or part
-// of one), Invalid (the name), Unavailable (it may be made or not).
+// Found makes a new cluster with an id from NewID and a certificate authority, if there is
+// none. Repeated with the same id it does nothing, so a caller without an answer can repeat
+// it. Errors: Exists (there is another cluster, or part of one), Invalid (the name),
+// Unavailable (the outcome is unknown).
 func Found(ctx context.Context, cli *clientv3.Client, cfg Config, id string, sealed peer.Sealed) error {
 	const op = "make cluster"
 	prefix, err := prefixOf(op, cfg)
@@ -69,7 +69,7 @@ func Found(ctx context.Context, cli *clientv3.Client, cfg Config, id string, sea
 		if err == nil && t.Succeeded {
 			return nil
 		}
-		// Without an answer it may have been done all the same.
+		// Without an answer, the cluster may have been made all the same.
 		if vacant = wrap(op, prefix, err); err == nil {
 			vacant = meta.E(op, meta.Exists, prefix, errFounded)
 		}
@@ -91,7 +91,7 @@ func Found(ctx context.Context, cli *clientv3.Client, cfg Config, id string, sea
 	return vacant
 }
 
-// prefixOf is what all keys of a cluster begin with. Errors: Invalid.
+// prefixOf returns the prefix of all keys of a cluster. Errors: Invalid.
 func prefixOf(op string, cfg Config) (string, error) {
 	name := cmp.Or(cfg.Name, "default")
 	if !validName.MatchString(name) {
@@ -100,8 +100,8 @@ func prefixOf(op string, cfg Config) (string, error) {
 	return "/penstock/" + name, nil
 }
 
-// Authority reads the cluster's. Errors: NotFound: the cluster has none, since
-// it was made without 'penstock cluster init'.
+// Authority reads the cluster's certificate authority. Errors: NotFound (the cluster was made
+// without 'penstock cluster init').
 func (c *Cluster) Authority(ctx context.Context) (peer.Sealed, error) {
 	r, err := get[AuthorityRecord](ctx, c, "authority", "/authority")
 	return r.Sealed, err
@@ -119,13 +119,12 @@ func get[T any](ctx context.Context, c *Cluster, what, key string) (v T, err err
 	return decode[T](r.Kvs[0].Key, r.Kvs[0].Value)
 }
 
-// TokenRecord is what is kept of a join token. It hangs on a lease of etcd,
-// which ends it.
+// TokenRecord is the record of a join token. Its etcd lease ends it.
 type TokenRecord struct {
 	Version int       `json:"v"`
 	ID      string    `json:"id"`
 	Role    peer.Role `json:"role"`
-	Name    string    `json:"name,omitempty"` // who joins must be called so; empty: anything new
+	Name    string    `json:"name,omitempty"` // the name of the identity that joins; empty: any new name
 	Hash    string    `json:"hash,omitempty"` // of the secret
 	Expires meta.Time `json:"expires"`        // for people
 }
@@ -148,7 +147,7 @@ func (c *Cluster) AddToken(ctx context.Context, t TokenRecord, life time.Duratio
 	return wrap(op, "", err)
 }
 
-// Token finds a token that holds. Errors: NotFound.
+// Token reads a valid token. Errors: NotFound.
 func (c *Cluster) Token(ctx context.Context, id string) (TokenRecord, error) {
 	if strings.ContainsAny(id, "/\x00") {
 		return TokenRecord{}, meta.E("read join token", meta.NotFound, "", nil)
@@ -156,7 +155,7 @@ func (c *Cluster) Token(ctx context.Context, id string) (TokenRecord, error) {
 	return get[TokenRecord](ctx, c, "join token", "/tokens/"+id)
 }
 
-// Tokens lists those that hold.
+// Tokens lists the valid tokens.
 func (c *Cluster) Tokens(ctx context.Context) ([]TokenRecord, error) {
 	return list[TokenRecord](ctx, c, "/tokens/")
 }
@@ -192,21 +191,20 @@ func (c *Cluster) RevokeToken(ctx context.Context, id string) error {
 	return wrap("revoke join token", id, err)
 }
 
-// Member is an identity that certificates were signed for.
+// Member is an identity for which certificates were signed.
 type Member struct {
 	Version int       `json:"v"`
 	Role    peer.Role `json:"role"`
 	Name    string    `json:"name"`
 	Joined  meta.Time `json:"joined"`
-	Token   string    `json:"token,omitempty"` // its id; empty: made with the cluster
-	// Key is the digest of the key that it joined with (peer.KeyDigest); empty: it has
-	// renewed its certificate since, joined before this was noted, or was made with the
-	// cluster.
+	Token   string    `json:"token,omitempty"` // id of the token; empty: made with the cluster
+	// Key is the digest of the key with which the identity joined (peer.KeyDigest); empty: it
+	// has renewed its certificate since, or was made with the cluster.
 	Key string `json:"key,omitempty"`
-	// Evicted: its certificates are worth nothing any more.
+	// Evicted: its certificates are void.
 	Evicted bool `json:"evicted,omitempty"`
-	// Admission counts how often the name was let in again after that: certificates
-	// that say less stay worthless.
+	// Admission counts how often the name was admitted again after an eviction: certificates
+	// with a lower count stay void.
 	Admission uint32 `json:"admission,omitempty"`
 	// Revision of the record in etcd; not stored.
 	Revision int64 `json:"-"`
@@ -219,10 +217,10 @@ func (c *Cluster) memberKey(role peer.Role, name string) string {
 	return c.prefix + "/members/" + string(role) + "/" + name
 }
 
-// Enrol notes an identity. Unless again is set, one that is there already with another
-// key is refused: a name's second bearer would have the rights of the first. With the
-// same key it is the first one, who did not hear the answer. The answer says which
-// admission the certificate has to name. Errors: Exists, Unavailable (it may be noted).
+// Enrol records an identity. Unless again is set, an existing identity with another key is
+// refused: a second bearer of a name would have the rights of the first. With the same key, it
+// is the first bearer, which did not receive the answer. The result has the admission for the
+// certificate. Errors: Exists, Unavailable (the outcome is unknown).
 func (c *Cluster) Enrol(ctx context.Context, m Member, again bool) (Member, error) {
 	const op = "enrol"
 	m.Version = recordVersion
@@ -259,9 +257,9 @@ func (c *Cluster) Enrol(ctx context.Context, m Member, again bool) (Member, erro
 	}
 }
 
-// Renewed notes that an identity has a certificate for another key than the one that it
-// joined with: whoever comes with that one is not its bearer any more, but has a copy of
-// what that once had. Errors: Unavailable.
+// Renewed notes that an identity has a certificate for a new key. A process with the key of
+// the join is then not the bearer any more, but has a copy of the bearer's old files. Errors:
+// Unavailable.
 func (c *Cluster) Renewed(ctx context.Context, role peer.Role, name string) error {
 	const op = "note renewal"
 	key := c.memberKey(role, name)
@@ -293,9 +291,9 @@ func (c *Cluster) Members(ctx context.Context) ([]Member, error) {
 	return list[Member](ctx, c, "/members/")
 }
 
-// Evict makes the certificates of an identity worthless, for good, and takes back what
-// it was granted for a use. A token for its name lets it in again, with new ones.
-// Errors: NotFound, Unavailable (it may be evicted; again ends the rest).
+// Evict voids the certificates of an identity for good, and revokes its grants for uses. A
+// token for its name admits it again, with new certificates. Errors: NotFound, Unavailable
+// (the identity may be evicted; a repetition completes the rest).
 func (c *Cluster) Evict(ctx context.Context, role peer.Role, name string) error {
 	m, err := get[Member](ctx, c, "member", strings.TrimPrefix(c.memberKey(role, name), c.prefix))
 	if err != nil {
@@ -315,34 +313,34 @@ func (c *Cluster) Evict(ctx context.Context, role peer.Role, name string) error 
 	return c.dropGrants(ctx, v, func(g *Grant) bool { return g.For != "" && g.Who == m.String() })
 }
 
-// Settings are the cluster's, of which there are few.
+// Settings are the cluster's settings.
 type Settings struct {
 	Version int `json:"v"`
-	// PlainBulk lets bytes of volumes that do not ask for encryption go over
-	// plain TCP with tickets.
+	// PlainBulk allows plain TCP, with tickets, for bytes of volumes that do not require
+	// encryption.
 	PlainBulk bool `json:"plain_bulk"`
-	// KeyLife is how long a key signs capabilities before the next one does, in
-	// nanoseconds: at least MinKeyLife; zero: DefaultKeyLife.
+	// KeyLife is how long a key signs capabilities before the next one does, in nanoseconds:
+	// at least MinKeyLife; zero: DefaultKeyLife.
 	KeyLife time.Duration `json:"key_life,omitempty"`
-	// ClientRate is how many operations a second one client identity may have done by one
-	// metadata server, all its mounts together; zero: DefaultClientRate.
+	// ClientRate bounds the operations per second of one client identity, all its mounts
+	// together, at one metadata server; zero: DefaultClientRate.
 	ClientRate uint32 `json:"client_rate,omitempty"`
 }
 
 const (
-	// DefaultClientRate is more than one client needs, in operations a second.
+	// DefaultClientRate is more than one client needs, in operations per second.
 	DefaultClientRate = 50_000
-	// MinClientRate: what a client has under way must not keep its signs of life
-	// from being read for as long as its session lasts.
+	// MinClientRate: with a lower rate, a client's queued requests could delay its signs of
+	// life beyond the end of its session.
 	MinClientRate = 5_000
-	// DefaultKeyLife is how old the key gets that signs capabilities.
+	// DefaultKeyLife is the age at which a signing key of capabilities is replaced.
 	DefaultKeyLife = 24 * time.Hour
-	// MinKeyLife is the shortest interval: what the key before the newest signed
-	// must end while that key is valid, even if clocks differ.
+	// MinKeyLife is the shortest interval: capabilities signed by the previous key must end
+	// while that key is valid, even if clocks differ.
 	MinKeyLife = 2 * capability.MaxLife
 )
 
-// Check refuses what no cluster can have. Errors: Invalid.
+// Check refuses impossible settings. Errors: Invalid.
 func (s *Settings) Check() error {
 	if s.KeyLife != 0 && s.KeyLife < MinKeyLife {
 		return meta.E("set", meta.Invalid, "key life", fmt.Errorf("%v: what a key signed is in use for up to %v, so it is at least %v", s.KeyLife, capability.MaxLife, MinKeyLife))
@@ -353,7 +351,7 @@ func (s *Settings) Check() error {
 	return nil
 }
 
-// SetSettings replaces them. Errors: Invalid.
+// SetSettings replaces the settings. Errors: Invalid.
 func (c *Cluster) SetSettings(ctx context.Context, s Settings) error {
 	if err := s.Check(); err != nil {
 		return err

@@ -14,21 +14,20 @@ import (
 	"penstock.io/penstock/meta/capability"
 )
 
-// ChunkServer is a chunk server that lives.
+// ChunkServer is a running chunk server.
 type ChunkServer struct {
 	Version int             `json:"v"`
 	Info    meta.ServerInfo `json:"info"`
 }
 
-// MetaServer is a meta server that lives.
+// MetaServer is a running metadata server.
 type MetaServer struct {
 	Version int    `json:"v"`
 	Name    string `json:"name"` // stays the same over restarts
 	Addr    string `json:"addr"` // "unix:/path" or "host:port"
 }
 
-// NewServerID gives out the id of a new chunk server, which keeps it on its
-// disks for ever.
+// NewServerID assigns the id of a new chunk server, which keeps it on its disks for ever.
 func (c *Cluster) NewServerID(ctx context.Context) (meta.ServerID, error) {
 	n, err := c.nextID(ctx, "server")
 	return meta.ServerID(n), err
@@ -52,8 +51,8 @@ func (c *Cluster) RegisterMetaServer(ctx context.Context, lease clientv3.LeaseID
 	return wrap("register meta server", name, err)
 }
 
-// UnregisterMetaServer takes a meta server off the list, unless another one has
-// its name by now.
+// UnregisterMetaServer removes a metadata server from the list, unless another server has its
+// name by now.
 func (c *Cluster) UnregisterMetaServer(ctx context.Context, name, addr string) error {
 	key := c.prefix + "/metaservers/" + name
 	_, err := c.cli.Txn(ctx).
@@ -66,34 +65,32 @@ func (c *Cluster) UnregisterMetaServer(ctx context.Context, name, addr string) e
 type capKeys struct {
 	Version int           `json:"v"`
 	Keys    []meta.CapKey `json:"keys"`
-	// Since is when the newest was made, on the clock of the server that made it.
+	// Since is when the newest key was made, on the clock of the server that made it.
 	Since meta.Time `json:"since"`
 }
 
-// add makes a new key and drops what is too old.
+// add makes a new key and drops keys that are too old.
 func (r *capKeys) add(now time.Time) {
 	next := meta.CapKey{ID: 1, Secret: make([]byte, 32)}
 	if n := len(r.Keys); n > 0 {
 		next.ID = r.Keys[n-1].ID + 1
 	}
-	rand.Read(next.Secret) // never fails: it stops the program instead
+	rand.Read(next.Secret) // never fails: the program would stop instead
 	r.Version, r.Keys, r.Since = recordVersion, append(r.Keys, next), meta.Time(now.UnixNano())
 	r.Keys = r.Keys[max(0, len(r.Keys)-keptKeys):]
 }
 
 const (
-	// keptKeys is how many capability keys stay valid: the one that signs and the
-	// one before.
+	// keptKeys is the number of valid capability keys: the signing one and the previous one.
 	keptKeys = 2
-	// keyHold is how long the newest key is left alone, whatever clocks say: what
-	// the one before signed last has ended by then. A server may hear of the newest
-	// 5 s late and waits 10 s before it signs with it.
+	// keyHold is the least age of the newest key before another is added, whatever clocks say:
+	// by then the last capabilities of the previous key have ended. A server may hear of the
+	// newest key 5 s late and waits 10 s before it signs with it.
 	keyHold = capability.MaxLife + time.Minute
 )
 
-// CapKeys gives the capability keys, ascending by id; all are valid, the last is
-// the newest. The first call in a cluster makes one. Errors: Unavailable, Corrupt,
-// Version.
+// CapKeys returns the capability keys, ascending by id; all are valid, the last is the newest.
+// The first call in a cluster makes a key. Errors: Unavailable, Corrupt, Version.
 func (c *Cluster) CapKeys(ctx context.Context) ([]meta.CapKey, error) {
 	for {
 		r, rev, err := c.capKeys(ctx)
@@ -107,16 +104,16 @@ func (c *Cluster) CapKeys(ctx context.Context) ([]meta.CapKey, error) {
 	}
 }
 
-// FreshCapKeys adds a capability key and drops the oldest if the newest is older
-// than every, and tells whether this call did. Of several that ask at once one does.
+// FreshCapKeys adds a capability key and drops the oldest if the newest is older than every,
+// and reports whether this call did. Of several concurrent callers, one does.
 //
-// The age is counted on servers' clocks: a lease of etcd would begin anew whenever etcd
-// elects a leader or starts. A server whose clock shows a time before the key was
-// made counts from then on, so that clocks which are wrong by d make a key that much
-// older or younger, and no clock puts the next one off for longer than every. However
-// wrong they are, no key comes within keyHold of the one before: a key beside the
-// record, on a lease that long, sees to that, which may last longer but never shorter.
-// Errors: Unavailable, Corrupt, Version.
+// The age is counted on servers' clocks: an etcd lease would start again whenever etcd elects
+// a leader or starts. A server whose clock shows a time before the key was made counts from
+// then on, so that clocks which are wrong by d make a key that much older or younger, and no
+// clock delays the next key for longer than every. However wrong clocks are, no key comes
+// within keyHold of the previous one: a key of etcd beside the record, under a lease of that
+// length, which may last longer but never shorter, prevents it. Errors: Unavailable, Corrupt,
+// Version.
 func (c *Cluster) FreshCapKeys(ctx context.Context, every time.Duration) (rotated bool, err error) {
 	return c.freshCapKeys(ctx, time.Now(), every, keyHold)
 }
@@ -150,7 +147,7 @@ func (c *Cluster) freshCapKeys(ctx context.Context, now time.Time, every, hold t
 		_, err = c.cli.Revoke(ctx, lease.ID) // another was quicker
 		err = wrap(op, "", err)
 	}
-	return rotated, err // after an error a lease that is not used ends by itself
+	return rotated, err // after an error, the unused lease ends by itself
 }
 
 func (c *Cluster) capKeys(ctx context.Context) (capKeys, int64, error) {
@@ -165,9 +162,9 @@ func (c *Cluster) capKeys(ctx context.Context) (capKeys, int64, error) {
 	return k, r.Kvs[0].ModRevision, err
 }
 
-// putCapKeys writes the record if its revision is still rev, and tells whether it
-// was. With a lease it does so only if no key is held, and the newest is held then
-// for as long as the lease lives.
+// putCapKeys writes the record if its revision is still rev, and reports whether it did. With
+// a lease it writes only if no key is held, and then holds the newest as long as the lease
+// lives.
 func (c *Cluster) putCapKeys(ctx context.Context, r capKeys, rev int64, lease clientv3.LeaseID) (done bool, err error) {
 	key, held := c.prefix+"/capkeys", c.prefix+"/keyhold"
 	is := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", rev)}

@@ -2,18 +2,18 @@ package cluster
 
 import "penstock.io/penstock/meta"
 
-// A row has what somebody set for the volume (settings), and what the volume is and where
-// it stands (identity). A clone begins with its origin's settings: who deletes the clone by
-// mistake finds it in the trash as long as the origin would be there. Which field is what
-// says fieldsOfRow; a test holds it against the fields of Volume, so that nobody adds a
-// field and forgets to decide.
+//
+// A row has the settings of a volume, and the identity and state of the volume. A clone begins
+// with its origin's settings, so that a clone deleted by mistake stays in the trash as long as
+// the origin would. fieldsOfRow says which field is what; a test compares it with the fields
+// of Volume, so that every new field needs a decision.
 
-// ofClone is what becomes of a field of the row when a volume is cloned.
+// ofClone says what a clone gets in a field of the row.
 type ofClone uint8
 
 const (
-	copied ofClone = iota + 1 // a setting: the clone begins with it
-	own                       // the clone has its own
+	copied ofClone = iota + 1 // a setting: the clone begins with the origin's
+	own                       // the clone has its own value
 )
 
 // fieldsOfRow names every field of Volume.
@@ -22,7 +22,7 @@ var fieldsOfRow = map[string]ofClone{
 	"Keep":         copied,
 	"TrashSeconds": copied,
 	"Compression":  copied,
-	"Advisory":     copied, // the limits; whether the clone is above them its owner finds out
+	"Advisory":     copied, // the limits; the clone's owner finds out whether the clone exceeds them
 	"Labels":       copied, // a record of their own
 
 	"Version":  own,
@@ -39,8 +39,8 @@ var fieldsOfRow = map[string]ofClone{
 	"Revision": own,
 }
 
-// takeSettings has a row that is made begin with the settings of another, but for the
-// policy and the labels, which are read elsewhere.
+// takeSettings copies the settings of another row, except the policy and the labels, which are
+// stored elsewhere.
 func (v *Volume) takeSettings(from *Volume) {
 	v.Keep, v.TrashSeconds, v.Compression = from.Keep, from.TrashSeconds, from.Compression
 	if a := from.Advisory; a != nil {
@@ -48,7 +48,7 @@ func (v *Volume) takeSettings(from *Volume) {
 	}
 }
 
-// CloneRow is the row of a clone as it begins, of its origin's row and labels. p is the
+// CloneRow returns the first row of a clone, from its origin's row and labels. p is the
 // origin's policy.
 func CloneRow(name string, p meta.Policy, now meta.Time, from Origin, origin *Volume, labels map[string]string) Volume {
 	v := Volume{Name: name, State: VolumeCreating, Policy: p, Created: now, Origin: &from, Labels: labels}

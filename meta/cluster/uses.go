@@ -17,34 +17,37 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// Grants for a use hold as long as something lasts, such as that a node's pods have a
-// claim, and are taken back together by its name when it ends. Their keys say all but
-// the rights, so that who makes them twice, or takes them back twice, does it once:
+//
+// A grant for a use is valid as long as the use lasts, for example while a node's pods have a
+// claim, and all grants of a use are revoked together by its name. The keys of such grants
+// contain everything but the rights, so that making or revoking them twice has the effect of
+// once:
 //
 //	grants/for/<use>/client/<name>/<volume, 8 hex>
 //
-// The record is a Grant like others, with a number of its own: programs that know no
-// uses honour it.
+// The record is a Grant like any other, with a number of its own.
 //
-// Calls that make and end grants of one client may be given up by who made them and
-// take effect later, when another call came after them. So each carries asOf: the
-// revision of the cluster's state (Revision) that was read while somebody waited for it,
-// 0: as of now. The grants that a call makes, or finds, are written after its asOf, and
+// A caller may give up a call that makes or ends grants of a client, and the call may take
+// effect later, after newer calls. So each call carries asOf: the revision of the cluster's
+// state (Revision) that was read while a caller waited for the call; 0: as of now. The grants
+// that a call makes, or finds, are written after its asOf, and
 //
 //	ended/client/<name>    empty: written whenever uses of that client end
 //	ended/all              empty: the same, for a use of all clients
 //
-// so both transactions can tell that a call came after theirs: an end finds younger
-// grants, a grant a younger end. Such a call is refused with Again, and who still waits
-// for it makes it again with another asOf. It also meets ends of other uses of that
-// client, since one record for each client does not grow with the volumes that it ever had.
+// so both transactions can tell that a newer call came first: an end finds younger grants, a
+// grant a younger end. Such a call is refused with Again, and a caller that still waits
+// repeats it with another asOf. It may also meet the end of another use of the same client,
+// since there is only one record for each client, which does not grow with the volumes that
+// the client ever had.
 
 const usesPart = "/grants/for/"
 
 // validUse has no slash, which parts the key.
 var validUse = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:=@._~-]{0,599}$`)
 
-// endedKey is the record of a client's ends, or with "" that of the ends for all.
+// endedKey returns the key of the record about a client's ends or, with "", about the ends for
+// all.
 func (c *Cluster) endedKey(who string) string {
 	if who == "" {
 		who = "all"
@@ -52,7 +55,8 @@ func (c *Cluster) endedKey(who string) string {
 	return fmt.Sprintf("%s/ended/%s", c.prefix, who)
 }
 
-// Revision is that of the cluster's state, not older than the call. Errors: Unavailable.
+// Revision returns the revision of the cluster's state, not older than the call. Errors:
+// Unavailable.
 func (c *Cluster) Revision(ctx context.Context) (int64, error) {
 	r, err := c.cli.Get(ctx, c.prefix+"/format", clientv3.WithKeysOnly())
 	if err != nil {
@@ -61,12 +65,13 @@ func (c *Cluster) Revision(ctx context.Context) (int64, error) {
 	return r.Header.Revision, nil
 }
 
-// outrun refuses a call after which another one came.
+// outrun makes the error for a call that a newer call has overtaken.
 func outrun(op, who string) error {
 	return meta.E(op, meta.Again, who, errors.New("a later call was served before this one"))
 }
 
-// useKey begins the keys of what an identity has for a use; "": of what all have.
+// useKey returns the prefix of the keys of an identity's grants for a use; with "", of all
+// identities.
 func (c *Cluster) useKey(use, who string) string {
 	key := c.prefix + usesPart + use + "/"
 	if who != "" {
@@ -75,11 +80,11 @@ func (c *Cluster) useKey(use, who string) string {
 	return key
 }
 
-// GrantFor gives a client, "client/NAME", rights on volumes for a use, beside what it
-// has for it already. An administrator needs none and gets none. Errors: Invalid (the
-// names), NotFound (nobody of that name joined, or it was evicted), NoSuchVolume, Exists
-// (it has other rights on one of the volumes for that use), Again (uses of the client
-// ended, or it joined, after asOf), Unavailable.
+// GrantFor gives a client, "client/NAME", rights on volumes for a use, in addition to the
+// client's present rights for the use. An administrator needs none and gets none. Errors:
+// Invalid (the names), NotFound (no such member, or an evicted one), NoSuchVolume, Exists (the
+// client has other rights on one of the volumes for the use), Again (uses of the client ended,
+// or it joined, after asOf), Unavailable.
 func (c *Cluster) GrantFor(ctx context.Context, who, use string, asOf int64, want map[meta.VolumeID]Rights, now meta.Time) ([]Grant, error) {
 	const op = "grant"
 	name, client := strings.CutPrefix(who, string(peer.Client)+"/")
@@ -108,7 +113,7 @@ func (c *Cluster) GrantFor(ctx context.Context, who, use string, asOf int64, wan
 	}
 }
 
-// lookForUse are the reads that GrantFor decides by, all in one request.
+// lookForUse returns the reads on which GrantFor decides, for one request.
 func (c *Cluster) lookForUse(name, use, who string, want map[meta.VolumeID]Rights) []clientv3.Op {
 	ops := []clientv3.Op{
 		clientv3.OpGet(c.memberKey(peer.Client, name)), clientv3.OpGet(c.memberKey(peer.Admin, name)),
@@ -121,9 +126,9 @@ func (c *Cluster) lookForUse(name, use, who string, want map[meta.VolumeID]Right
 	return ops
 }
 
-// grantsFor decides by what lookForUse read: what the client has then, and what is to be
-// written for it, if that is still so. Nothing is written for an administrator, of whom
-// given is empty.
+// grantsFor decides from the reads of lookForUse: the client's future grants, and the
+// operations that write them if the reads are still valid. For an administrator it writes
+// nothing, and given is empty.
 func (c *Cluster) grantsFor(r *clientv3.TxnResponse, name, use, who string, asOf int64, want map[meta.VolumeID]Rights, now meta.Time) (given []Grant, is []clientv3.Cmp, puts []clientv3.Op, err error) {
 	const op = "grant"
 	no := func(err error) ([]Grant, []clientv3.Cmp, []clientv3.Op, error) { return nil, nil, nil, err }
@@ -135,7 +140,7 @@ func (c *Cluster) grantsFor(r *clientv3.TxnResponse, name, use, who string, asOf
 	if bearer.Revision > asOf {
 		return no(outrun(op, who))
 	}
-	// Whoever is evicted, or a volume that goes, meanwhile, is not left a grant.
+	// No grant must remain if the client is evicted, or the volume deleted, meanwhile.
 	is = append(is, clientv3.Compare(clientv3.ModRevision(c.memberKey(bearer.Role, name)), "=", bearer.Revision))
 	for i, key := range []string{c.endedKey(who), c.endedKey("")} {
 		for _, kv := range found(2 + i) {
@@ -175,8 +180,8 @@ func (c *Cluster) grantsFor(r *clientv3.TxnResponse, name, use, who string, asOf
 		if err != nil {
 			return no(err)
 		}
-		// One that is there is written again, as it is: an end that began before this
-		// call must find it younger.
+		// An existing grant is written again, unchanged: an end that began before this call
+		// must find it younger.
 		revision := g.Revision
 		if !there {
 			id, fresh = id+1, fresh+1
@@ -198,7 +203,7 @@ func (c *Cluster) grantsFor(r *clientv3.TxnResponse, name, use, who string, asOf
 	return given, is, puts, nil
 }
 
-// GrantsOf lists what all clients have for a use, by number. Errors: Invalid, Unavailable.
+// GrantsOf lists the grants of all clients for a use, by number. Errors: Invalid, Unavailable.
 func (c *Cluster) GrantsOf(ctx context.Context, use string) ([]Grant, error) {
 	if !validUse.MatchString(use) {
 		return nil, meta.E("list grants", meta.Invalid, use, errors.New("no use that anything is granted for"))
@@ -208,9 +213,9 @@ func (c *Cluster) GrantsOf(ctx context.Context, use string) ([]Grant, error) {
 	return all, err
 }
 
-// EndUse takes back what a client, or with "" every one, was granted for a use, and
-// tells how many grants that were. Errors: Invalid, Again (something was granted for it
-// after asOf: nothing is taken back), Unavailable.
+// EndUse revokes the grants of a client, or with "" of all clients, for a use, and returns
+// their number. Errors: Invalid, Again (a grant was made for the use after asOf; nothing is
+// revoked), Unavailable.
 func (c *Cluster) EndUse(ctx context.Context, who, use string, asOf int64) (n int64, err error) {
 	const op = "end grants"
 	if !validUse.MatchString(use) || strings.Count(who, "/") > 1 {
@@ -224,7 +229,8 @@ func (c *Cluster) EndUse(ctx context.Context, who, use string, asOf int64) (n in
 	key := c.useKey(use, who)
 	note := clientv3.OpPut(c.endedKey(who), "")
 	if name, client := strings.CutPrefix(who, string(peer.Client)+"/"); client {
-		// Of nobody there are no grants, nor will there be any as of before it joins.
+		// A client that has not joined has no grants, and will get none as of a time before it
+		// joins.
 		joined := clientv3.Compare(clientv3.CreateRevision(c.memberKey(peer.Client, name)), ">", 0)
 		note = clientv3.OpTxn([]clientv3.Cmp{joined}, []clientv3.Op{note}, nil)
 	}
@@ -240,8 +246,8 @@ func (c *Cluster) EndUse(ctx context.Context, who, use string, asOf int64) (n in
 	return t.Responses[0].GetResponseDeleteRange().Deleted, nil
 }
 
-// bearerOf says who bears a name, as a client or as an administrator, by what was found
-// of each. Errors: NotFound.
+// bearerOf returns the member with a name, client or administrator, from the records found of
+// each. Errors: NotFound.
 func bearerOf(name string, client, admin []*mvccpb.KeyValue) (m Member, err error) {
 	for _, kvs := range [][]*mvccpb.KeyValue{client, admin} {
 		if len(kvs) == 0 {
@@ -255,7 +261,7 @@ func bearerOf(name string, client, admin []*mvccpb.KeyValue) (m Member, err erro
 	return m, meta.E("find member", meta.NotFound, name, errors.New("no client of that name joined the cluster, or it was evicted"))
 }
 
-// dropGrants removes the grants that a view shows and that are chosen.
+// dropGrants removes the grants in a view for which chosen is true.
 func (c *Cluster) dropGrants(ctx context.Context, v *View, chosen func(*Grant) bool) error {
 	for i := range v.Grants {
 		if g := &v.Grants[i]; chosen(g) {

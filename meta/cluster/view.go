@@ -19,8 +19,7 @@ import (
 	"penstock.io/penstock/meta/peer"
 )
 
-// View is the cluster at one revision. It is never changed: all who hold one
-// share it.
+// View is the cluster's state at one revision. It is immutable and shared.
 type View struct {
 	Revision     int64
 	Volumes      []Volume // by id
@@ -34,17 +33,17 @@ type View struct {
 	// Bearers says which identity each chunk server's number belongs to.
 	Bearers map[meta.ServerID]Bearer
 
-	// left are the keys of records that a newer program wrote, or that are damaged, by the
-	// part that they belong to: they are not above. A part of which there are none is not in it.
+	// left has the keys of damaged records and of records of a newer program, which the fields
+	// above lack, by part of the keys. A part without such records is absent.
 	left map[string]map[string]bool
 
 	sorted sync.Once // makes:
 	named  map[string][]Grant
-	many   []Grant // those for patterns of names
+	many   []Grant // grants for patterns of names
 }
 
-// Access is what an identity may do on a volume. With a grant for each volume of each
-// node there are many, of which few are one identity's.
+// Access returns an identity's access to a volume. With a grant for each volume of each node
+// there are many grants, of which few belong to one identity.
 func (v *View) Access(who string, volume meta.VolumeID) Access {
 	v.sorted.Do(func() {
 		v.named = map[string][]Grant{}
@@ -77,18 +76,17 @@ func (v *View) Servers() []meta.ServerInfo {
 	return all
 }
 
-// View is the newest view this process has: at most a few seconds old while
-// etcd answers.
+// View returns the newest view of this process: at most a few seconds old while etcd answers.
 func (c *Cluster) View() *View { return c.view.Load() }
 
-// Changed gives a channel that is closed when the next view is there.
+// Changed returns a channel that is closed when there is a new view.
 func (c *Cluster) Changed() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.changed
 }
 
-// Refresh reads a new view now, linearizably, and gives it.
+// Refresh reads a new view now, linearizably.
 func (c *Cluster) Refresh(ctx context.Context) (*View, error) {
 	v, err := c.read(ctx)
 	if err != nil {
@@ -105,18 +103,17 @@ func (c *Cluster) Refresh(ctx context.Context) (*View, error) {
 	return v, nil
 }
 
-// lookup is one reading of the view that several wait for.
+// lookup is one read of the view for all its waiting callers.
 type lookup struct {
 	done chan struct{}
 	view *View
 	err  error
 }
 
-// Current gives a view that is not older than the call, for who is about to
-// refuse what another process may have allowed a moment ago. However many ask,
-// one reading at a time goes to etcd, at most one in minPause, and readings for
-// them take no more than a quarter of the time. It may take maxPause longer than
-// etcd does. Errors: Unavailable, Canceled.
+// Current returns a view that is not older than the call, for callers that are about to refuse
+// what another process may have allowed a moment ago. However many callers there are, one read
+// at a time goes to etcd, at most one in minPause, and reads for them take at most a quarter
+// of the time. Current may take maxPause longer than etcd does. Errors: Unavailable, Canceled.
 func (c *Cluster) Current(ctx context.Context) (*View, error) {
 	c.mu.Lock()
 	l := c.next
@@ -140,7 +137,7 @@ func (c *Cluster) Current(ctx context.Context) (*View, error) {
 	}
 }
 
-// look reads for all who wait for l, after the reading before it.
+// look reads for all callers that wait for l, after the previous read.
 func (c *Cluster) look(l, before *lookup) {
 	defer close(l.done)
 	if before != nil {
@@ -155,7 +152,7 @@ func (c *Cluster) look(l, before *lookup) {
 		case <-c.run.Done():
 		}
 	}
-	// Who asks from here on waits for the next.
+	// Callers from here on wait for the next read.
 	c.mu.Lock()
 	c.next = nil
 	c.mu.Unlock()
@@ -173,17 +170,15 @@ func (c *Cluster) look(l, before *lookup) {
 func (c *Cluster) keepView(ctx context.Context) {
 	every := time.NewTicker(refresh)
 	defer every.Stop()
-	// The volumes' journals are under the prefix too: only the parts that a
-	// view shows are watched.
+	// The volumes' journals have the same prefix: only the parts shown by a view are watched.
 	hint := make(chan struct{}, 1)
 	for _, part := range viewParts {
 		c.joined.Go(func() { c.watch(ctx, c.prefix+part, hint) })
 	}
 	var pause <-chan time.Time
 	for {
-		// A view costs etcd a look at every record. When one change follows the
-		// other, as when thousands of volumes are made, at most a quarter of the
-		// time goes into it.
+		// A view costs etcd a read of every record. During many consecutive changes, such as
+		// the creation of thousands of volumes, views take at most a quarter of the time.
 		if pause != nil {
 			select {
 			case <-ctx.Done():
@@ -207,14 +202,14 @@ func (c *Cluster) keepView(ctx context.Context) {
 	}
 }
 
-// watch hints at changes below a prefix until ctx ends. etcd ends a watch that stands
-// at a revision which was compacted away, as one does that was cut off for a while: then
-// another begins, and hints, since the one before has missed something.
+// watch sends hints of changes below a prefix until ctx ends. etcd ends a watch whose revision
+// was compacted, for example after a disconnection; then watch begins another and sends a
+// hint, because it may have missed a change.
 func (c *Cluster) watch(ctx context.Context, prefix string, hint chan<- struct{}) {
 	for w := c.watchBelow(ctx, prefix); ; {
-		// Not until etcd's client closes it: that waits for the server to hear of
-		// the end, and with an etcd in this process the two can wait for each
-		// other when many watches end at once.
+		// Don't wait until etcd's client closes the channel: it waits for the server's answer
+		// to the end, and with an etcd in this process the two can wait for each other when
+		// many watches end at once.
 		select {
 		case <-ctx.Done():
 			return
@@ -239,13 +234,13 @@ func (c *Cluster) watchBelow(ctx context.Context, prefix string) clientv3.WatchC
 	return c.cli.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly())
 }
 
-// watchPause is between the end of a watch and the next one.
+// watchPause is the pause between the end of a watch and the next one.
 const watchPause = 100 * time.Millisecond
 
 // maxPause bounds how much later than the change the next view may begin.
 const maxPause = 250 * time.Millisecond
 
-// minPause is between two views that were asked for.
+// minPause is the least time between two requested views.
 const minPause = 50 * time.Millisecond
 
 var viewParts = []string{"/table/", "/chunkservers/", "/metaservers/", "/nodes/", "/capkeys", "/grants/", "/members/", "/settings", "/bearers/"}
@@ -254,7 +249,7 @@ var viewParts = []string{"/table/", "/chunkservers/", "/metaservers/", "/nodes/"
 func (c *Cluster) read(ctx context.Context) (*View, error) {
 	for try := 0; ; try++ {
 		v, err := c.readOnce(ctx)
-		// A journal that is trimmed meanwhile compacts the revision away.
+		// A journal trimmed meanwhile may compact the revision away.
 		if !errors.Is(err, rpctypes.ErrCompacted) || try == readTries {
 			return v, err
 		}
@@ -276,8 +271,8 @@ func (c *Cluster) readOnce(ctx context.Context) (*View, error) {
 	return v, nil
 }
 
-// readPart reads all of a part at the view's revision, or if it has none, at the newest,
-// which is the view's then.
+// readPart reads a whole part at the view's revision or, if the view has none yet, at the
+// newest, which becomes the view's.
 func (c *Cluster) readPart(ctx context.Context, v *View, part string) error {
 	v.clear(part)
 	prefix := c.prefix + part
@@ -303,12 +298,11 @@ func (c *Cluster) readPart(ctx context.Context, v *View, part string) error {
 	return nil
 }
 
-// readChanged makes the next view of an old one, the records that changed since, and
-// the keys of those that went, which the watches have: a big cluster's table isn't read
-// again for every new server. Together they hold all that there is and perhaps what went
-// without being heard of; so if they are as many as there are, they are the same. A part
-// of which that can't be said, even a moment later, or of which too much changed, is read
-// anew.
+// readChanged makes the next view from an old one, the records changed since, and the deleted
+// keys, which the watches have seen: so the table of a big cluster is not read again for every
+// new server. The result has every existing record, and perhaps deleted ones that the watches
+// have not reported. So if it has as many records as there are, it is right. A part for which
+// that is not so, even a moment later, or in which too much changed, is read completely.
 func (c *Cluster) readChanged(ctx context.Context, old *View) (*View, error) {
 	var ops []clientv3.Op
 	for _, part := range viewParts {
@@ -349,7 +343,7 @@ func (c *Cluster) readChanged(ctx context.Context, old *View) (*View, error) {
 	for waits := true; ; {
 		gone, more := c.goneIn(old.Revision, v.Revision)
 		for _, key := range gone {
-			if !changed[key] { // else it came again
+			if !changed[key] { // else the key was made again
 				v.remove(strings.TrimPrefix(key, c.prefix))
 			}
 		}
@@ -384,19 +378,19 @@ func (c *Cluster) readChanged(ctx context.Context, old *View) (*View, error) {
 	return v, nil
 }
 
-// goneWait bounds how long a view waits for a watch to tell what went.
+// goneWait bounds the wait of a view for a watch's report of deletions.
 const goneWait = 50 * time.Millisecond
 
-// maxGone bounds how many keys that went are remembered.
+// maxGone bounds the remembered deletions.
 const maxGone = 4096
 
-// deletion is a key that a watch saw go.
+// deletion is a deleted key that a watch reported.
 type deletion struct {
 	key string
 	rev int64
 }
 
-// noteGone remembers what a watch saw go.
+// noteGone remembers deletions that a watch reported.
 func (c *Cluster) noteGone(l []*clientv3.Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -418,8 +412,8 @@ func (c *Cluster) noteGone(l []*clientv3.Event) {
 	}
 }
 
-// goneIn lists the keys that are known to have gone after one revision and not after
-// another; more is closed when more are known.
+// goneIn lists the keys known to have been deleted after one revision and not after another;
+// more is closed when more are known.
 func (c *Cluster) goneIn(after, upTo int64) (keys []string, more <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -434,8 +428,8 @@ func (c *Cluster) goneIn(after, upTo int64) (keys []string, more <-chan struct{}
 	return keys, c.goneMore
 }
 
-// addTo adds a record of a part, or puts it in the place of its older form. One that a
-// newer program wrote must not blind this one: it is left out.
+// addTo adds a record to a part, or replaces its older form. A record of a newer program is
+// left out, so that it does not make the whole view unreadable.
 func (c *Cluster) addTo(v *View, part string, kv *mvccpb.KeyValue) {
 	name := strings.TrimPrefix(string(kv.Key), c.prefix)
 	err := v.add(name, kv)
@@ -496,8 +490,8 @@ func (v *View) clear(part string) {
 	}
 }
 
-// remove forgets a record, by its key without the cluster's prefix. One that is not there
-// is none.
+// remove removes a record by its key without the cluster's prefix. A missing record is not an
+// error.
 func (v *View) remove(name string) {
 	part := viewParts[max(0, slices.IndexFunc(viewParts, func(p string) bool { return strings.HasPrefix(name, p) }))]
 	v.leave(part, name, false)
@@ -523,12 +517,12 @@ func (v *View) remove(name string) {
 		v.Members = without(v.Members, i, ok)
 	case "/bearers/":
 		delete(v.Bearers, meta.ServerID(number))
-	default: // a part of one record
+	default: // a part with a single record
 		v.clear(part)
 	}
 }
 
-// without takes away what is at i, if it is there.
+// without removes element i, if there is true.
 func without[T any](all []T, i int, there bool) []T {
 	if !there {
 		return all
@@ -605,7 +599,7 @@ func (v *View) add(name string, kv *mvccpb.KeyValue) error {
 	return nil
 }
 
-// place puts x at i, over the one that is there if replace is set.
+// place inserts x at i, or replaces element i.
 func place[T any](all []T, i int, replace bool, x T) []T {
 	if replace {
 		all[i] = x
@@ -622,8 +616,8 @@ func nodeByID(a Node, id meta.ServerID) int { return cmp.Compare(a.ID, id) }
 
 func grantByKey(a Grant, key string) int { return strings.Compare(a.key, key) }
 
-// AllEvicted lists the identities whose certificates are worth nothing any more,
-// as peer.ParseWorthless reads them, ascending.
+// AllEvicted lists the identities with void certificates, in the form that peer.ParseWorthless
+// parses, ascending.
 func (v *View) AllEvicted() (all []string) {
 	for _, m := range v.Members {
 		switch {

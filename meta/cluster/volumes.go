@@ -16,18 +16,18 @@ import (
 	"penstock.io/penstock/meta"
 )
 
-// VolumeState is where a volume stands in its life.
+// VolumeState is the stage of a volume's life.
 type VolumeState string
 
 const (
 	VolumeActive   VolumeState = "active"
-	VolumeTrash    VolumeState = "trash"    // deleted, but whole until Volume.Until; its name is free
+	VolumeTrash    VolumeState = "trash"    // deleted, but complete until Volume.Until; its name is free
 	VolumeDeleting VolumeState = "deleting" // its name is free; its chunks are being deleted
-	VolumeCreating VolumeState = "creating" // a clone that its origin's snapshot does not know of yet
+	VolumeCreating VolumeState = "creating" // a clone that is not yet noted at its origin's snapshot
 )
 
-// AttachStep is what is being done to a junction. A row that has one is settled
-// by the parent's home if who began does not finish.
+// AttachStep is the pending change of a junction. If the server that began the change does not
+// finish it, the owner of the parent volume does.
 type AttachStep string
 
 const (
@@ -44,26 +44,26 @@ type Attach struct {
 	Step   AttachStep    `json:"step,omitempty"`
 }
 
-// Same tells whether both are one place, whatever is being done there.
+// Same reports whether both are one place, whatever change is pending.
 func (a Attach) Same(b Attach) bool {
 	return a.Parent == b.Parent && a.Ino == b.Ino && a.Name == b.Name
 }
 
-// Origin is the snapshot that a volume is a clone of. As long as it stands in
-// the clone's row the clone may need chunks of the origin, which notes that in
-// its journal before the clone is active and forgets it after this is gone.
+// Origin is the snapshot from which a volume was cloned. As long as it is in the clone's row,
+// the clone may need chunks of the origin. The origin notes the clone in its journal before
+// the clone becomes active, and removes the note after Origin is gone.
 type Origin struct {
 	Volume    meta.VolumeID   `json:"volume"`
 	At        meta.Generation `json:"at"`
 	Snapshot  string          `json:"snapshot"`
-	Implied   bool            `json:"implied,omitempty"` // the snapshot was taken for the clone, and goes with it
-	Token     uint64          `json:"token,omitempty"`   // of the request that made it
+	Implied   bool            `json:"implied,omitempty"` // the snapshot was taken for the clone, and is deleted with it
+	Token     uint64          `json:"token,omitempty"`   // of the request for the clone
 	Promoting bool            `json:"promoting,omitempty"`
 	Rate      uint64          `json:"rate,omitempty"` // of promoting, bytes a second; 0: no bound
 }
 
-// Advisory is a quota that refuses nothing. Its owner writes into the row since
-// when the volume counts as above it.
+// Advisory is a quota that refuses nothing. The volume's owner records since when the volume
+// exceeds it.
 type Advisory struct {
 	Bytes      uint64    `json:"bytes,omitempty"`
 	Inodes     uint64    `json:"inodes,omitempty"`
@@ -82,32 +82,32 @@ type Volume struct {
 	Created meta.Time     `json:"created"`
 	Keep    string        `json:"keep,omitempty"`   // the schedule of its snapshots
 	Origin  *Origin       `json:"origin,omitempty"` // of a clone
-	// TrashSeconds is how long the volume stays in the trash when it is deleted.
+	// TrashSeconds is how long the volume stays in the trash after its deletion.
 	TrashSeconds uint64    `json:"trash_seconds,omitempty"`
 	Deleted      meta.Time `json:"deleted,omitempty"` // in the trash: since when, until when
 	Until        meta.Time `json:"until,omitempty"`
 	// Compression names how chunks are stored, see meta.ParseCompression; "": plain.
 	Compression string    `json:"compression,omitempty"`
 	Advisory    *Advisory `json:"advisory,omitempty"` // nil: none
-	// Dropped are snapshots that were deleted while clones needed them: each goes when
-	// none does.
+	// Dropped are snapshots that were deleted while clones needed them: each is removed when
+	// no clone does.
 	Dropped []meta.Generation `json:"dropped,omitempty"`
-	// Done are tokens of the last requests that changed the row, so that one which is sent
-	// again is known: see Did.
+	// Done are the tokens of the last requests that changed the row, for recognising repeated
+	// requests (see Did).
 	Done []uint64 `json:"done,omitempty"`
-	// Labels that CreateVolume and CreateClone begin with. They are a record of their
-	// own, which Labels reads: a row that was read has none here.
+	// Labels are the first labels for CreateVolume and CreateClone. They have a record of
+	// their own, which Labels reads: a row that was read has none here.
 	Labels map[string]string `json:"-"`
 	// Revision of the row in etcd; not stored.
 	Revision int64 `json:"-"`
 }
 
-// maxDone is how many requests a row remembers: as many may come between one and its
-// being sent again.
+// maxDone is the number of requests that a row remembers: at most this many other requests may
+// come between a request and its repetition.
 const maxDone = 8
 
-// Did tells whether the row has what a request changed in it, or had, if others changed
-// it since. Token zero names none.
+// Did reports whether the row has the change of a request, or had it before others changed the
+// row. A zero token stands for no request.
 func (v *Volume) Did(token uint64) bool { return token != 0 && slices.Contains(v.Done, token) }
 
 // Does notes the request that changes the row.
@@ -126,8 +126,7 @@ func (v *Volume) Undoes(token uint64) {
 	}
 }
 
-// named tells whether the volume has its name: one that was deleted left it to
-// others.
+// named reports whether the volume has its name: a deleted volume leaves its name to others.
 func (v *Volume) named() bool { return v.State == VolumeActive || v.State == VolumeCreating }
 
 func (c *Cluster) rowKey(id meta.VolumeID) string {
@@ -139,8 +138,8 @@ func (c *Cluster) nameKey(name string) string { return c.prefix + "/names/" + na
 // MaxVolumeName is the longest name of a volume, in bytes.
 const MaxVolumeName = meta.MaxName
 
-// CheckVolumeName refuses names that can't be given, with Invalid: what is mounted is
-// written VOLUME@SNAPSHOT:PATH.
+// CheckVolumeName refuses impossible names with Invalid. Mount sources have the form
+// VOLUME@SNAPSHOT:PATH.
 func CheckVolumeName(name string) error {
 	if name == "" || name == "." || name == ".." || len(name) > MaxVolumeName || strings.ContainsAny(name, "/\x00@:") || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
 		return meta.E("name volume", meta.Invalid, strconv.QuoteToGraphic(name), fmt.Errorf("a volume's name is text of 1 to %d bytes without '/', '@', ':' and control characters, and not '.' or '..'", MaxVolumeName))
@@ -148,10 +147,9 @@ func CheckVolumeName(name string) error {
 	return nil
 }
 
-// CreateVolume adds a volume. The first one of a cluster gets meta.RootVolume.
-// now is its time of creation; words say what else its row has from the
-// beginning. Errors: VolumeExists (the name), Invalid (the name),
-// ResourceExceeded (ids are used up), Unavailable, NoSpace.
+// CreateVolume adds a volume. The first volume of a cluster gets meta.RootVolume. now is its
+// time of creation; words set further fields of the row. Errors: VolumeExists (the name),
+// Invalid (the name), ResourceExceeded (no ids left), Unavailable, NoSpace.
 func (c *Cluster) CreateVolume(ctx context.Context, name string, p meta.Policy, now meta.Time, words ...func(*Volume)) (Volume, error) {
 	v := Volume{Name: name, State: VolumeActive, Policy: p, Created: now}
 	for _, say := range words {
@@ -160,9 +158,9 @@ func (c *Cluster) CreateVolume(ctx context.Context, name string, p meta.Policy, 
 	return c.createVolume(ctx, v)
 }
 
-// CreateClone adds a clone that is being created, with the origin's settings and labels, unless
-// the origin's row is changed at the same moment. Errors: as CreateVolume, NoSuchVolume (the origin
-// is not active), Busy (its row changed).
+// CreateClone adds a clone in state creating, with the origin's settings and labels, unless
+// the origin's row changes at the same moment. Errors: as CreateVolume, NoSuchVolume (the
+// origin is not active), Busy (its row changed).
 func (c *Cluster) CreateClone(ctx context.Context, name string, p meta.Policy, now meta.Time, from Origin) (Volume, error) {
 	origin, err := c.Volume(ctx, from.Volume)
 	if err != nil {
@@ -192,7 +190,7 @@ func (c *Cluster) createVolume(ctx context.Context, v Volume, more ...clientv3.C
 	if err := CheckVolumeName(name); err != nil {
 		return Volume{}, err
 	}
-	// A name that is taken costs no id.
+	// A name in use costs no id.
 	if _, err := c.VolumeByName(ctx, name); err == nil {
 		return Volume{}, meta.E(op, meta.VolumeExists, name, nil)
 	} else if meta.KindOf(err) != meta.NoSuchVolume {
@@ -213,8 +211,8 @@ func (c *Cluster) createVolume(ctx context.Context, v Volume, more ...clientv3.C
 			clientv3.OpPut(c.rowKey(v.ID), encode(v)), c.putLabels(v.ID, v.Labels)).
 		Commit()
 	if err != nil {
-		// If it was committed after all, the next try finds the name taken; the
-		// caller sees by the row's age that it is its own.
+		// If the row was committed after all, the next attempt finds the name in use; the
+		// caller recognises its own row by the age.
 		return Volume{}, wrap(op, name, err)
 	}
 	if !t.Succeeded {
@@ -233,7 +231,7 @@ func (c *Cluster) Volume(ctx context.Context, id meta.VolumeID) (Volume, error) 
 	return rowIn(id, r.Kvs)
 }
 
-// rowIn reads a volume's row from what was found of it. Errors: NoSuchVolume, Corrupt.
+// rowIn decodes a volume's row from the records found. Errors: NoSuchVolume, Corrupt.
 func rowIn(id meta.VolumeID, found []*mvccpb.KeyValue) (Volume, error) {
 	if len(found) == 0 {
 		return Volume{}, meta.E("read volume", meta.NoSuchVolume, fmt.Sprint(id), nil)
@@ -262,7 +260,7 @@ func (c *Cluster) VolumeByName(ctx context.Context, name string) (Volume, error)
 	return c.Volume(ctx, meta.VolumeID(id))
 }
 
-// page is the most rows of one range read.
+// page bounds the rows of one range read.
 const page = 500
 
 // Volumes reads the whole table, by id: each page linearizably.
@@ -282,7 +280,7 @@ func (c *Cluster) pages(ctx context.Context, prefix string, fn func(key, value [
 	return c.span(ctx, prefix, clientv3.GetPrefixRangeEnd(prefix), fn)
 }
 
-// span calls fn for every key from one to before another, ascending.
+// span calls fn for every key in [from, end), ascending.
 func (c *Cluster) span(ctx context.Context, from, end string, fn func(key, value []byte, rev int64) error) error {
 	for first := from; ; {
 		r, err := c.cli.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(page))
@@ -301,9 +299,9 @@ func (c *Cluster) span(ctx context.Context, from, end string, fn func(key, value
 	}
 }
 
-// UpdateVolume changes a row by compare-and-swap: change gets the row as it is
-// and alters policy, state, attach or name. It may be called several times.
-// Errors: NoSuchVolume, VolumeExists (the new name), change's, Unavailable.
+// UpdateVolume changes a row by compare-and-swap: change gets the present row and modifies
+// policy, state, attach or name. It may be called several times. Errors: NoSuchVolume,
+// VolumeExists (the new name), change's, Unavailable.
 func (c *Cluster) UpdateVolume(ctx context.Context, id meta.VolumeID, change func(*Volume) error) (Volume, error) {
 	const op = "change volume"
 	for {
@@ -350,10 +348,10 @@ func (c *Cluster) UpdateVolume(ctx context.Context, id meta.VolumeID, change fun
 	}
 }
 
-// DeleteVolume removes a volume's row, its name, everything of its journal, the grants
-// on it, and the record of a mirror that had it as its target; its owner, if any, is fenced
-// by that. Its id is never given out again. Servers that may still have chunks of
-// it are noted: see Deleted. Deleting what is not there succeeds. Errors: Busy (the row changed meanwhile), Unavailable.
+// DeleteVolume removes a volume's row, its name, its whole journal, the grants on it, and the
+// record of a mirror with this target. That fences the volume's owner, if any. The id is never
+// reused. Servers that may still have chunks of the volume are recorded (see Deleted).
+// Deleting an absent volume succeeds. Errors: Busy (the row changed meanwhile), Unavailable.
 func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID, on ...meta.ServerID) error {
 	const op = "delete volume"
 	v, err := c.Volume(ctx, id)
@@ -363,8 +361,8 @@ func (c *Cluster) DeleteVolume(ctx context.Context, id meta.VolumeID, on ...meta
 	if err != nil {
 		return err
 	}
-	// Who looks at the volume's row before it grants sees that it goes: a view that is
-	// newer than that shows all grants that there will be.
+	// A call that grants rights reads the volume's row first, and sees that the volume is
+	// being deleted: a view newer than the row's change shows all grants that will ever exist.
 	view := c.View()
 	if view.Revision < v.Revision {
 		if view, err = c.Current(ctx); err != nil {
