@@ -268,7 +268,7 @@ func (o *owner) durably(ctx context.Context, op meta.Op) error {
 	}
 	k := &ticket{}
 	o.mu.Lock()
-	defer func() { o.leases.unblock(k); o.mu.Unlock() }()
+	defer func() { o.leases.Unblock(&k.leases); o.mu.Unlock() }()
 	for {
 		if o.failed != nil {
 			return o.failed
@@ -364,7 +364,7 @@ func (s *Server) Status() Status {
 	s.mu.Unlock()
 	for _, o := range s.owners() {
 		o.mu.Lock()
-		v := VolumeStatus{ID: o.vol, Term: o.own.Term(), Seq: o.durable, Leases: len(o.leases.m), Overlay: len(o.ov.m)}
+		v := VolumeStatus{ID: o.vol, Term: o.own.Term(), Seq: o.durable, Leases: o.leases.Len(), Overlay: len(o.ov.m)}
 		if o.failed != nil {
 			v.Failed = o.failed.Error()
 		}

@@ -13,6 +13,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/capability"
+	"penstock.io/penstock/meta/lease"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/placement"
 	"penstock.io/penstock/meta/task"
@@ -77,7 +78,7 @@ type compaction struct {
 	seen   meta.Seq                  // the newest entry at the last look of which all was joined
 	passed map[meta.ChunkID]struct{} // came to nothing at a look (a snapshot keeps some of each, say): not looked for
 	vain   time.Time                 // until then
-	heldUp bool                      // some was left at the last look: see leaseTable.outOfReach; guarded by the owner's mu
+	heldUp bool                      // some was left at the last look: see owner.outOfReach; guarded by the owner's mu
 
 	files, fragments atomic.Uint64 // to be joined, when last looked for
 	looks            atomic.Uint64 // begun
@@ -698,7 +699,7 @@ func (o *owner) stillThere(some []move) (out []move, err error) {
 		}
 		file := some[:n]
 		some = some[n:]
-		if o.leases.outOfReach(file[0].ino) {
+		if o.outOfReach(file[0].ino) {
 			o.compaction.heldUp = true
 			continue
 		}
@@ -886,23 +887,22 @@ const moveWait = 2 * time.Second
 // file. Errors: Again (a session that has a lease is away, or holds on to it: nobody
 // knows when it gives that up), and make's.
 func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Result, error) {
-	k := &ticket{}
+	var blocked lease.Blocker
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	defer o.leases.Unblock(&blocked)
 	for {
 		if o.failed != nil {
-			o.leases.unblock(k)
 			return nil, o.failed
 		}
-		if o.leases.outOfReach(ino) {
+		if o.outOfReach(ino) {
 			o.compaction.heldUp = true
-			o.leases.unblock(k)
 			return nil, meta.E("move extents", meta.Again, fmt.Sprintf("inode %d", ino), errors.New("a client that is away, or can't commit what it wrote, may have cached where they lie"))
 		}
-		ch := o.leases.ask(o.vol, nil, ino, meta.LeaseNone, moveWait)
+		ch := o.askInBackground(ino, meta.LeaseNone, moveWait)
 		switch {
 		case ch != nil:
-			o.leases.block(k, ino)
+			o.leases.Block(&blocked, ino)
 		case o.queued > maxQueued:
 			ch = o.untilDurable(o.queue[len(o.queue)-1].seq)
 		}
@@ -919,7 +919,6 @@ func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Resul
 		look.Stop()
 		o.mu.Lock()
 		if o.ctx.Err() != nil {
-			o.leases.unblock(k)
 			return nil, o.gone()
 		}
 	}
@@ -928,6 +927,5 @@ func (o *owner) swapped(ino meta.Ino, make func() (meta.Op, error)) (*meta.Resul
 	if err == nil {
 		res, err = o.run(op, 0)
 	}
-	o.leases.unblock(k)
 	return res, err
 }

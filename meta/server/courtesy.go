@@ -29,7 +29,7 @@ import (
 //   - its volume is to be rolled back or deleted;
 //   - its process is known to be gone, or it was late for longer than it is kept.
 //
-// What the owner does by itself ends no session: see leaseTable.ask.
+// What the owner does by itself ends no session: see owner.askInBackground.
 
 const (
 	// DefaultCourtesy is for how long a session is kept whose client is not heard of.
@@ -108,8 +108,8 @@ func (s *Server) tooMany(late []*session) []*session {
 	for _, o := range s.owners() {
 		o.mu.Lock()
 		for _, sess := range late {
-			leases[sess] += o.leases.count[sess]
-			sum += o.leases.count[sess]
+			leases[sess] += o.leases.Count(sess)
+			sum += o.leases.Count(sess)
 		}
 		o.mu.Unlock()
 	}

@@ -75,32 +75,21 @@ func (o *owner) endWriting(ctx context.Context, how writingEnd, end func() error
 // endBehindBarrier puts the barrier up once. ended: end has run, and err is its error.
 // again: what was in the way may be over soon.
 func (o *owner) endBehindBarrier(ctx, sealing context.Context, how writingEnd, end func() error) (ended, again bool, err error) {
-	o.mu.Lock()
-	for o.barrier != nil || o.closed != nil {
-		over := o.closed
-		if o.barrier != nil {
-			over = o.barrier.over
-		}
-		o.mu.Unlock()
-		if err := o.await(ctx, over); err != nil {
-			return false, false, err
-		}
-		o.mu.Lock()
+	if err := o.lockWithoutBarrier(ctx, nil); err != nil {
+		return false, false, err
 	}
 	if o.failed != nil {
 		defer o.mu.Unlock()
 		return false, false, o.failed
 	}
-	b := &barrier{over: make(chan struct{}), held: map[meta.Ino]struct{}{}, since: o.leases.rounds, patience: endingWait}
-	o.barrier = b
+	b := o.raiseBarrier(endingWait)
 	o.mu.Unlock()
 	defer func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.barrier = nil
-		close(b.over)
+		o.lowerBarrier()
 	}()
-	late, err := o.recallWriters(ctx, b)
+	late, err := o.recallWriters(ctx, b.patience)
 	if err != nil {
 		return false, false, err
 	}

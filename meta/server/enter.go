@@ -115,7 +115,7 @@ func (o *owner) back(s *session) {
 		default:
 		}
 	}
-	o.leases.asked(s, func(r *recall) { s.enqueue(r.round, r.message(o.vol)) })
+	o.sendRecalls(o.leases.Unanswered(s))
 	// It holds what lost its last name while it was away, or under an owner that
 	// did not come to say so: untold, it would hold it until it ends.
 	err := namespace.Orphans(&view{o: o}, s.id, func(ino meta.Ino) bool {

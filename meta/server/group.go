@@ -96,8 +96,8 @@ func (o *owner) endHold(h *groupHolding) {
 	}
 	h.over.Stop()
 	h.stop()
-	o.group, o.barrier = nil, nil
-	close(h.b.over)
+	o.group = nil
+	o.lowerBarrier()
 	o.log.Debug("a group's barrier is down", "name", h.op.Name, "held", time.Since(h.began).Round(time.Millisecond), "taken", h.taken != nil)
 }
 
@@ -108,20 +108,8 @@ func (o *owner) hold(ctx context.Context, name string, q wire.GroupStep) error {
 		return err
 	}
 	op := &meta.TakeSnapshot{Name: name, Token: q.ID}
-	o.mu.Lock()
-	for o.group == nil || o.group.id != q.ID {
-		if o.barrier == nil && o.closed == nil {
-			break
-		}
-		over := o.closed
-		if o.barrier != nil {
-			over = o.barrier.over
-		}
-		o.mu.Unlock()
-		if err := o.await(ctx, over); err != nil {
-			return err
-		}
-		o.mu.Lock()
+	if err := o.lockWithoutBarrier(ctx, func() bool { return o.group != nil && o.group.id == q.ID }); err != nil {
+		return err
 	}
 	if o.group != nil {
 		o.mu.Unlock()
@@ -136,13 +124,12 @@ func (o *owner) hold(ctx context.Context, name string, q wire.GroupStep) error {
 		return err
 	}
 	h := &groupHolding{
-		id: q.ID, op: op, began: time.Now(), ready: make(chan struct{}),
-		b: &barrier{over: make(chan struct{}), held: map[meta.Ino]struct{}{}, since: o.leases.rounds},
+		id: q.ID, op: op, began: time.Now(), ready: make(chan struct{}), b: o.raiseBarrier(barrierWait),
 	}
 	waiting, stop := context.WithCancel(o.ctx)
 	h.stop = stop
 	h.over = time.AfterFunc(cmp.Or(o.srv.cfg.groupHold, groupHold), func() { o.giveUp(h) })
-	o.barrier, o.group = h.b, h
+	o.group = h
 	o.mu.Unlock()
 	o.wg.Go(func() { o.makeReady(waiting, h, q.Strict) })
 	// Only now: who gives the group up afterwards ends this hold, too.
@@ -164,7 +151,7 @@ func (o *owner) giveUp(h *groupHolding) {
 
 // makeReady takes back what clients have exclusively, and settles the ends of files.
 func (o *owner) makeReady(ctx context.Context, h *groupHolding, strict bool) {
-	late, err := o.recallWriters(ctx, h.b)
+	late, err := o.recallWriters(ctx, h.b.patience)
 	sealing, end := context.WithTimeout(o.ctx, barrierSeals)
 	defer end()
 	var goOn *seals

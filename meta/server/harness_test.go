@@ -548,12 +548,26 @@ func newSiteWith(t *testing.T, ttl time.Duration, adjust func(*Config)) *site {
 	s.start()
 	t.Cleanup(func() {
 		if s.srv != nil {
+			s.checkOwners()
 			s.srv.Close(context.Background())
 			<-s.done
 		}
 		s.cluster.Shared.Close()
 	})
 	return s
+}
+
+// checkOwners looks at the invariants of what the owners keep in memory.
+func (s *site) checkOwners() {
+	s.t.Helper()
+	for _, o := range s.srv.owners() {
+		o.mu.Lock()
+		err := o.leases.Check()
+		o.mu.Unlock()
+		if err != nil {
+			s.t.Errorf("leases of volume %d: %v", o.vol, err)
+		}
+	}
 }
 
 func (s *site) start() {

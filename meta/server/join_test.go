@@ -482,7 +482,7 @@ func TestJoinLeavesWhoHoldsOn(t *testing.T) {
 	eventually(t, "it is asked", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return unless(o.leases.holdsOn(s.ino))
+		return unless(o.leases.Refused(time.Now(), s.ino))
 	})
 	s.rests("it holds on")
 	if p.mode(s.ino) != meta.LeaseExclusive || p.recalls != 0 {

@@ -54,7 +54,7 @@ func (s *Server) Counters() Counters {
 		c.FragmentedFiles += o.compaction.files.Load()
 		c.Fragments += o.compaction.fragments.Load()
 		o.mu.Lock()
-		c.Leases += len(o.leases.m)
+		c.Leases += o.leases.Len()
 		c.OverlayRecords += len(o.ov.m)
 		c.QueuedBytes += o.queued + o.cur.bytes
 		c.NoSpace = c.NoSpace || o.noSpace != nil

@@ -19,14 +19,14 @@ import (
 // nobody is answered in between. So that nobody waits for a reader that does not
 // answer (it was stopped, or cut off), all are asked before, while reads go on: by
 // then its session is over. One that falls silent just between holds others up for
-// showHold. What they have cached is of the snapshot that is shown, so the session
+// readsHeldUpAtFirst. What they have cached is of the snapshot that is shown, so the session
 // that fills the live tree takes none of their leases, nor waits for them, and what
-// it holds is in nobody's way (leaseTable.inside).
+// it holds is in nobody's way (lease.Table.EnterLiveTree).
 
-// showHold is how long reads are held up at most while what was leased since all
+// readsHeldUpAtFirst is how long reads are held up at most while what was leased since all
 // were asked is taken back; each time that it is not enough, reads go on, all are
 // asked again, and it is twice as long: it must do one day.
-const showHold = 250 * time.Millisecond
+const readsHeldUpAtFirst = 250 * time.Millisecond
 
 // mirrorTarget is how a volume stands that a mirror fills. The owner's mu guards it.
 type mirrorTarget struct {
@@ -69,7 +69,7 @@ func (o *owner) fillsNow(s *session) bool {
 		return false
 	}
 	if o.mirror.shown != 0 {
-		o.leases.inside[s] = struct{}{}
+		o.leases.EnterLiveTree(s)
 	}
 	return true
 }
@@ -171,7 +171,7 @@ func (o *owner) show(ctx context.Context, sess *session, name string) error {
 			return err
 		}
 		o.mirror.shown = op.Shown
-		clear(o.leases.inside)
+		o.leases.OneTree()
 		o.snapped = max(o.snapped, min(seq, o.newest())) // nobody sees it before the journal has it
 		wait = o.untilDurable(seq)
 		return nil
@@ -188,9 +188,9 @@ func (o *owner) show(ctx context.Context, sess *session, name string) error {
 
 // whenUnleased runs do, under mu, at a moment when nothing of the volume is leased.
 func (o *owner) whenUnleased(ctx context.Context, do func() error) error {
-	for hold := showHold; ; hold *= 2 {
+	for hold := readsHeldUpAtFirst; ; hold *= 2 {
 		o.mu.Lock()
-		asked := o.askAll()
+		asked := o.recallEverything()
 		o.mu.Unlock()
 		for _, answered := range asked {
 			if err := o.await(ctx, answered); err != nil {

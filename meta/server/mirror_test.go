@@ -239,15 +239,11 @@ func TestUnleasedBesideFiller(t *testing.T) {
 		eventually(t, "something is leased", func() error {
 			o.mu.Lock()
 			defer o.mu.Unlock()
-			return unless(o.leases.mode(s.srv.session(a.ID()), meta.RootIno) != meta.LeaseNone)
+			return unless(o.leases.Mode(s.srv.session(a.ID()), meta.RootIno) != meta.LeaseNone)
 		})
 		if err := o.whenUnleased(ctx, func() error {
-			for ino, l := range o.leases.m {
-				l.each(func(h *holder) {
-					if h.mode != meta.LeaseNone {
-						t.Errorf("inode %d is leased: %v", ino, h.mode)
-					}
-				})
+			if leased, _ := o.leases.RecallAll(time.Now()); len(leased) > 0 {
+				t.Errorf("%d inodes are leased", len(leased))
 			}
 			return nil
 		}); err != nil {

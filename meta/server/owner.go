@@ -11,6 +11,7 @@ import (
 
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/cluster"
+	"penstock.io/penstock/meta/lease"
 	"penstock.io/penstock/meta/namespace"
 	"penstock.io/penstock/meta/wire"
 )
@@ -56,7 +57,7 @@ type owner struct {
 	// stClosed: the store may not be asked any more.
 	stClosed bool
 
-	leases   leaseTable
+	leases   *lease.Table[*session]
 	quota    quota
 	words    words
 	locks    locks
@@ -392,7 +393,7 @@ func (o *owner) mutate(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan
 	}
 	w := &view{o: o, session: s.id, squash: s.squash(o.vol)}
 	var orphaned meta.Ino
-	if !o.leases.alone(s) {
+	if !o.leases.Alone(s) {
 		wait, ino, err := o.recallFor(s, c.Op, k, w)
 		if err != nil {
 			return o.refuse(err)
@@ -465,11 +466,11 @@ func (o *owner) recallFor(s *session, op meta.Op, k *ticket, w *view) (wait <-ch
 	}
 	_, write := op.(*meta.Write)
 	for _, ino := range inos {
-		if write && o.leases.putsIn(o.vol, s, ino) {
+		if write && o.putsIn(s, ino) {
 			continue
 		}
-		if ch := o.leases.conflict(o.vol, s, ino, keep); ch != nil {
-			o.leases.block(k, ino)
+		if ch := o.recall(s, ino, keep); ch != nil {
+			o.leases.Block(&k.leases, ino)
 			o.noteHolders(ino, k)
 			wait = ch
 		}
@@ -493,25 +494,6 @@ func (o *owner) recallFor(s *session, op meta.Op, k *ticket, w *view) (wait <-ch
 	}
 	o.noteHolders(r.Attr.Ino, k)
 	return nil, r.Attr.Ino, nil
-}
-
-// noteHolders remembers who stands at an inode. Caller holds mu.
-func (o *owner) noteHolders(ino meta.Ino, k *ticket) {
-	l := o.leases.m[ino]
-	if l == nil {
-		return
-	}
-	if k.holders == nil {
-		k.holders = map[meta.Ino][]meta.SessionID{}
-	}
-	l.each(func(h *holder) {
-		for _, id := range k.holders[ino] {
-			if id == h.s.id {
-				return
-			}
-		}
-		k.holders[ino] = append(k.holders[ino], h.s.id)
-	})
 }
 
 // holders are the sessions that may hold ino open, the caller among them. What
@@ -543,31 +525,6 @@ func (o *owner) tellOrphaned(s *session, ino meta.Ino, k *ticket, res *meta.Resu
 		if h := o.srv.session(id); h != nil && id != s.id {
 			h.enqueue(0, &wire.Recall{Recall: meta.Recall{Volume: o.vol, Ino: ino}, Orphan: true})
 		}
-	}
-}
-
-// give grants a lease and mentions it in the reply if that is news to s, or may
-// be. Caller holds mu.
-func (o *owner) give(s *session, ino meta.Ino, mode meta.LeaseMode, re *wire.Reply) {
-	if o.barrier != nil {
-		mode = min(mode, meta.LeaseShared)
-	}
-	if l := o.leases.m[ino]; l != nil && !o.leases.unsafe {
-		if l.blocked > 0 {
-			mode = meta.LeaseNone
-		}
-		l.each(func(h *holder) {
-			if h.s != s && !o.leases.apart(s, h.s) && (h.mode == meta.LeaseExclusive || mode == meta.LeaseExclusive && h.mode > meta.LeaseNone) {
-				mode = min(mode, meta.LeaseShared)
-				if h.mode == meta.LeaseExclusive {
-					mode = meta.LeaseNone
-				}
-			}
-		})
-	}
-	had := o.leases.mode(s, ino)
-	if got := o.leases.grant(s, ino, mode); got > had || got > meta.LeaseNone && s.again.Load() {
-		re.Grants = append(re.Grants, meta.Grant{Ino: ino, Mode: got})
 	}
 }
 
@@ -618,7 +575,7 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 	if re != nil || wait != nil {
 		return re, wait
 	}
-	if want > meta.LeaseNone && o.leases.count[s] == 0 {
+	if want > meta.LeaseNone && o.leases.Count(s) == 0 {
 		// Whoever owns the volume next must know who may hold leases: it waits
 		// for them, or until their processes are gone.
 		wait, err := o.journalSession(s)
@@ -671,18 +628,18 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 	if _, open := c.Op.(*meta.Open); open && want == meta.LeaseExclusive {
 		keep = meta.LeaseNone
 	}
-	if !o.leases.alone(s) && ino != 0 {
+	if !o.leases.Alone(s) && ino != 0 {
 		if at == 0 { // who is shown a snapshot reads nothing that others may hold
-			if ch := o.leases.conflict(o.vol, s, ino, keep); ch != nil {
-				o.leases.block(k, ino)
+			if ch := o.recall(s, ino, keep); ch != nil {
+				o.leases.Block(&k.leases, ino)
 				return nil, ch
 			}
 		}
-		if _, open := c.Op.(*meta.Open); open && want > o.leases.mode(s, ino) {
-			if ch := o.leases.free(k, ino); ch != nil {
+		if _, open := c.Op.(*meta.Open); open && want > o.leases.Mode(s, ino) {
+			if ch := o.leases.Blocked(&k.leases, ino); ch != nil {
 				return nil, ch
 			}
-			o.unblockOne(k, ino)
+			o.leases.UnblockInode(&k.leases, ino)
 		}
 	}
 	if want == meta.LeaseNone {
@@ -697,13 +654,13 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 	case *meta.ReadDir:
 		o.give(s, ino, meta.LeaseShared, re)
 		if m.Plus {
-			alone := o.leases.alone(s)
+			alone := o.leases.Alone(s)
 			for i := range res.Entries {
 				d := &res.Entries[i]
 				if d.Attr == nil || d.Volume != 0 {
 					continue
 				}
-				if !alone && o.exclusiveElsewhere(s, d.Ino) {
+				if !alone && o.leases.ExclusiveElsewhere(s, d.Ino) {
 					d.Attr = nil
 					continue
 				}
@@ -721,30 +678,6 @@ func (o *owner) query(s *session, c *wire.Call, k *ticket) (*wire.Reply, <-chan 
 		}
 	}
 	return re, nil
-}
-
-// unblockOne lets go of one inode of a ticket, so that give may give.
-func (o *owner) unblockOne(k *ticket, ino meta.Ino) {
-	for i, b := range k.inos {
-		if b == ino {
-			one := ticket{inos: []meta.Ino{ino}}
-			k.inos = append(k.inos[:i], k.inos[i+1:]...)
-			o.leases.unblock(&one)
-			return
-		}
-	}
-}
-
-func (o *owner) exclusiveElsewhere(s *session, ino meta.Ino) bool {
-	l := o.leases.m[ino]
-	if l == nil {
-		return false
-	}
-	found := false
-	l.each(func(h *holder) {
-		found = found || h.s != s && h.mode == meta.LeaseExclusive && !o.leases.apart(s, h.s)
-	})
-	return found
 }
 
 // subject is the inode that a read is about.
@@ -771,7 +704,7 @@ func (o *owner) serve(s *session, id uint64, c *wire.Call, inline bool) {
 	o.mu.Lock()
 	re, wait := o.attempt(s, c, k)
 	if wait == nil {
-		o.leases.unblock(k)
+		o.leases.Unblock(&k.leases)
 		s.enqueue(id, re)
 		o.mu.Unlock()
 		return
@@ -780,7 +713,7 @@ func (o *owner) serve(s *session, id uint64, c *wire.Call, inline bool) {
 	finish := func(ctx context.Context) {
 		re := o.retry(ctx, s, c, k, wait)
 		s.enqueue(id, re)
-		o.leases.unblock(k)
+		o.leases.Unblock(&k.leases)
 		o.mu.Unlock()
 		s.flush()
 	}
@@ -853,11 +786,11 @@ func (o *owner) serveBatch(s *session, id uint64, b *wire.Batch) {
 			re, wait := o.attempt(s, c, k)
 			entry, room = k.entry, k.room
 			if wait != nil {
-				o.leases.unblock(k)
+				o.leases.Unblock(&k.leases)
 				return wait
 			}
 			room = roomSearch{}
-			o.leases.unblock(k)
+			o.leases.Unblock(&k.leases)
 			out.Replies[i] = *re
 			if j := o.sessions[s.id]; j != nil && re.Seq != 0 && j.holds[id] == 0 {
 				j.holds[id] = re.Seq

@@ -275,12 +275,7 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 	o.wg.Add(1) // the store is not closed under it
 	defer o.wg.Done()
 	frozen := o.st.Freeze()
-	beyond := map[meta.Ino]bool{}
-	for ino := range o.leases.m {
-		if o.leases.outOfReach(ino) {
-			beyond[ino] = true
-		}
-	}
+	beyond := o.leases.AllOutOfReach(time.Now(), isAway)
 	o.mu.Unlock()
 	refs := map[meta.ChunkID][]namespace.ForeignExtent{}
 	n, left := 0, uint64(0)
@@ -319,7 +314,7 @@ func (o *owner) adoptSome(ctx context.Context) (more bool, err error) {
 		for _, p := range places {
 			// A file may have got out of reach since, by one of its chunks before.
 			o.mu.Lock()
-			reach := slices.DeleteFunc(refs[p.ID], func(e namespace.ForeignExtent) bool { return o.leases.outOfReach(e.Ino) })
+			reach := slices.DeleteFunc(refs[p.ID], func(e namespace.ForeignExtent) bool { return o.outOfReach(e.Ino) })
 			o.mu.Unlock()
 			if len(reach) == 0 {
 				continue

@@ -262,7 +262,7 @@ func TestPromotionLeavesWhoHoldsOn(t *testing.T) {
 	eventually(t, "it said that it holds on", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return unless(o.leases.holdsOn(inos[0]))
+		return unless(o.leases.Refused(time.Now(), inos[0]))
 	})
 	if b.mode(inos[0]) != meta.LeaseExclusive || b.recalls != 0 {
 		t.Errorf("it has %v left", b.mode(inos[0]))
@@ -307,7 +307,7 @@ func TestPromotionCopiesNoMoreOfWhatIsHeld(t *testing.T) {
 	eventually(t, "it said that it holds on", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return unless(o.leases.holdsOn(ino))
+		return unless(o.leases.Refused(time.Now(), ino))
 	})
 	for last := int64(-1); last != copies.Load(); time.Sleep(time.Second) {
 		last = copies.Load()

@@ -89,14 +89,13 @@ func (s *Server) openOwner(v meta.VolumeID, state cluster.VolumeState, from stri
 		srv: s, vol: v, name: vol.Name, state: state, log: s.log.With("volume", vol.Name), own: own, j: j, st: st,
 		ov: newOverlay(), cache: newCache(s.cfg.CacheBytes),
 		cur: &entry{seq: pos.Seq + 1, sessions: map[*session]struct{}{}}, durable: pos.Seq,
-		wake: make(chan struct{}, 1), leases: newLeaseTable(), locks: newLocks(),
+		wake: make(chan struct{}, 1), leases: s.newLeases(), locks: newLocks(),
 		sessions: map[meta.SessionID]*journaled{}, recovered: make(chan struct{}), allBack: make(chan struct{}, 1),
 		awaited: map[meta.SessionID]bool{}, entered: map[*session]uint64{}, unanswered: map[meta.Generation]unanswered{}, digesting: digesting{hurry: make(chan struct{}, 1)},
 		inspection:  inspection{listed: map[meta.ServerID]listing{}},
 		filling:     map[meta.ChunkID]bool{},
 		checkpoints: checkpoints{since: bytes, recorded: noCheckpoint(vol.Created)},
 	}
-	o.leases.unsafe, o.leases.late = s.cfg.Unsafe.NoRecall, s.cfg.Unsafe.NoPutIn
 	o.ctx, o.cancel = context.WithCancelCause(s.ctx)
 	o.tasks = newTasks(o)
 	if o.clone, err = namespace.IsClone(st); err != nil {
@@ -344,7 +343,7 @@ func (o *owner) serveClaim(s *session, m *wire.Claim) {
 		return
 	}
 	for _, g := range m.Leases {
-		o.leases.grant(s, g.Ino, g.Mode)
+		o.leases.Claim(s, g.Ino, g.Mode)
 	}
 	for _, l := range m.Locks {
 		l.Session = s.id
@@ -385,7 +384,7 @@ func (o *owner) endSession(id meta.SessionID, s *session) {
 		}
 		if len(left) > 0 {
 			// Whoever does not ask for one of those files need not wait.
-			o.leases.dropAllBut(s, func(ino meta.Ino) bool { return slices.Contains(files, ino) })
+			o.leases.DropAll(s, files...)
 			o.departed = append(o.departed, departed{id, s})
 			o.tasks.departures.Wake()
 			return
@@ -459,7 +458,7 @@ func (o *owner) depart(d departed) {
 // release drops leases and locks of a session. Caller holds mu.
 func (o *owner) release(id meta.SessionID, s *session) {
 	if s != nil {
-		o.leases.dropAll(s)
+		o.leases.DropAll(s)
 	}
 	o.locks.drop(id)
 }

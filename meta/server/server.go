@@ -634,7 +634,7 @@ func (s *Server) awaitedBy(late []*session) (awaited []*session) {
 	inTheWay := map[meta.SessionID]bool{}
 	for _, o := range s.owners() {
 		o.mu.Lock()
-		for _, sess := range o.leases.inTheWay() {
+		for _, sess := range o.leases.InTheWay() {
 			inTheWay[sess.id] = true
 		}
 		for _, id := range o.locks.Holdups() {
@@ -666,8 +666,8 @@ func (s *Server) endStubborn(stood time.Duration) {
 	patience := recallTTLs * s.cfg.SessionTTL
 	for _, o := range s.owners() {
 		o.mu.Lock()
-		o.leases.extend(stood)
-		late := o.leases.unanswered(time.Now().Add(-patience))
+		o.leases.Extend(stood)
+		late := o.leases.Stubborn(time.Now().Add(-patience))
 		o.mu.Unlock()
 		for _, sess := range late {
 			if sess.away.Load() || time.Since(s.epoch)-time.Duration(sess.returned.Load()) < patience {

@@ -81,7 +81,7 @@ func TestReadTimesTakeNothingBack(t *testing.T) {
 		t.Helper()
 		o := s.srv.opened(1)
 		o.mu.Lock()
-		oa, ob := o.leases.mode(s.srv.session(a.ID()), made.Ino), o.leases.mode(s.srv.session(b.ID()), made.Ino)
+		oa, ob := o.leases.Mode(s.srv.session(a.ID()), made.Ino), o.leases.Mode(s.srv.session(b.ID()), made.Ino)
 		o.mu.Unlock()
 		if a.mode(made.Ino) != wantA || b.mode(made.Ino) != wantB || oa != wantA || ob != wantB {
 			t.Fatalf("after %s a has lease %v (the owner: %v), b %v (%v), not %v and %v", what, a.mode(made.Ino), oa, b.mode(made.Ino), ob, wantA, wantB)
@@ -592,11 +592,9 @@ func TestBackgroundEndsNobody(t *testing.T) {
 	}
 	other.snapshot(t, "one") // the mount is asked, and does not answer
 	o.mu.Lock()
-	for r := range o.leases.asking {
-		r.since = r.since.Add(-time.Hour)
-	}
-	if len(o.leases.asking) != 1 {
-		t.Errorf("%d recalls are out", len(o.leases.asking))
+	o.leases.Extend(-time.Hour)
+	if _, out, _ := o.leases.Waits(); out != 1 {
+		t.Errorf("%d recalls are out", out)
 	}
 	o.mu.Unlock()
 	s.goAway(sess)
@@ -604,7 +602,7 @@ func TestBackgroundEndsNobody(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if late, err := o.recallWriters(ctx, &barrier{}); late.files != 1 || err != nil {
+	if late, err := o.recallWriters(ctx, 0); late.files != 1 || err != nil {
 		t.Errorf("a snapshot waits for it: %v, %v", late, err)
 	}
 	if _, err := o.swapped(ino, func() (meta.Op, error) { return nil, errors.New("its extents are moved") }); !errors.Is(err, meta.Again) {
@@ -627,9 +625,7 @@ func TestBackgroundEndsNobody(t *testing.T) {
 func (o *owner) asksAgain() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for ino := range o.leases.heldOn {
-		o.leases.heldOn[ino] = time.Now().Add(-heldRest)
-	}
+	o.leases.RefusalRest = 0
 }
 
 // A client that can't commit what it buffered gives nothing up for what the owner does
@@ -661,8 +657,8 @@ func TestMovingGivesNothingUp(t *testing.T) {
 		}
 	}
 	o.mu.Lock()
-	if o.leases.rounds != 1 || o.leases.blocked != 0 || len(o.leases.asking) != 0 || !o.compaction.heldUp {
-		t.Errorf("asked %d times, %d wait, %d are asked still; held up: %v", o.leases.rounds, o.leases.blocked, len(o.leases.asking), o.compaction.heldUp)
+	if asked, out, blocks := o.leases.Waits(); asked != 1 || blocks != 0 || out != 0 || !o.compaction.heldUp {
+		t.Errorf("asked %d times, %d wait, %d are asked still; held up: %v", asked, blocks, out, o.compaction.heldUp)
 	}
 	o.mu.Unlock()
 	if a.mode(ino) != meta.LeaseExclusive || a.recalls != 0 {
@@ -676,14 +672,16 @@ func TestMovingGivesNothingUp(t *testing.T) {
 	}
 	a.do(t, &meta.Open{Ino: ino}, meta.LeaseExclusive)
 	holdOn(true)
-	o.asksAgain()
+	o.mu.Lock()
+	o.leases.RefusalRest = refusalRest
+	o.mu.Unlock()
 	if err := move(); !errors.Is(err, meta.Again) {
 		t.Error(err)
 	}
 	if r := s.dial("b").do(t, &meta.Open{Ino: ino}, meta.LeaseExclusive); string(r.Data) != "buffered" || a.mode(ino) != meta.LeaseNone {
 		t.Errorf("DATA: another client sees %q", r.Data)
 	}
-	if len(o.leases.heldOn) != 0 {
+	if o.leases.Refused(time.Now(), ino) {
 		t.Error("it is taken for one that holds on still")
 	}
 }

@@ -371,9 +371,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		}
 		if o := s.srv.opened(m.Volume); o != nil {
 			o.mu.Lock()
-			if o.leases.recalled(s, m.Ino, id, m.Held) && m.Held && o.barrier != nil && id > o.barrier.since {
-				o.barrier.held[m.Ino] = struct{}{}
-			}
+			o.leases.Answer(time.Now(), s, m.Ino, id, m.Held)
 			o.mu.Unlock()
 		}
 	case wire.TDrop:
@@ -384,7 +382,7 @@ func (s *session) serve(t wire.Type, id uint64, body wire.Body) (done bool, err 
 		if o := s.srv.opened(m.Volume); o != nil {
 			o.mu.Lock()
 			for _, i := range m.Inos {
-				o.leases.drop(s, i)
+				o.leases.Drop(s, i)
 			}
 			o.mu.Unlock()
 		}

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,22 +49,6 @@ const (
 	barrierSeals = 10 * time.Second
 	barrierTries = 4
 )
-
-// barrier holds exclusive leases off while a snapshot is taken.
-type barrier struct {
-	over chan struct{}
-	// cut: the time to answer is over; no extent is left open-ended any more.
-	cut bool
-	// held are the inodes whose holders said that they can't give them back now.
-	held map[meta.Ino]struct{}
-	// patience is how long clients may take to give leases back; 0: barrierWait.
-	patience time.Duration
-	// since is the last round of asking before it was put up: what is answered to that
-	// one says nothing of now.
-	since uint64
-	// frozen: no change is answered at all, for a group's snapshot.
-	frozen bool
-}
 
 // takeHow is how a snapshot is taken.
 type takeHow struct {
@@ -215,17 +198,8 @@ func (s *seals) wait() error {
 // throughBarrier puts the barrier up, and takes a snapshot behind it. sealing is the
 // context of the seals that are begun.
 func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapshot, how takeHow) (p passage, err error) {
-	o.mu.Lock()
-	for o.barrier != nil || o.closed != nil {
-		over := o.closed
-		if o.barrier != nil {
-			over = o.barrier.over
-		}
-		o.mu.Unlock()
-		if err := o.await(ctx, over); err != nil {
-			return p, err
-		}
-		o.mu.Lock()
+	if err := o.lockWithoutBarrier(ctx, nil); err != nil {
+		return p, err
 	}
 	// What would be refused anyway holds nobody up, nor does a request that came before.
 	if p.res, err = o.mayTake(op); err != nil || p.res != nil {
@@ -238,16 +212,14 @@ func (o *owner) throughBarrier(ctx, sealing context.Context, op *meta.TakeSnapsh
 		return p, err
 	}
 	began := time.Now()
-	b := &barrier{over: make(chan struct{}), held: map[meta.Ino]struct{}{}, since: o.leases.rounds}
-	o.barrier = b
-	p.written = len(o.leases.writable)
+	b := o.raiseBarrier(barrierWait)
+	p.written = o.leases.Exclusive()
 	o.mu.Unlock()
 
-	p.late, err = o.recallWriters(ctx, b)
+	p.late, err = o.recallWriters(ctx, b.patience)
 	o.mu.Lock()
 	defer func() {
-		o.barrier = nil
-		close(b.over)
+		o.lowerBarrier()
 		p.held = time.Since(began)
 		o.mu.Unlock()
 	}()
@@ -296,81 +268,16 @@ func (o *owner) mayTake(op *meta.TakeSnapshot) (before *meta.Result, err error) 
 	return nil, err
 }
 
-// recallWriters takes exclusive leases back, and tells which are still out when
-// everybody has answered or the time is over.
-func (o *owner) recallWriters(ctx context.Context, b *barrier) (late unanswered, err error) {
-	deadline := time.Now().Add(cmp.Or(b.patience, barrierWait))
-	ctx, cancel := context.WithDeadline(ctx, deadline)
-	defer cancel()
-	for {
-		var waits []<-chan struct{}
-		o.mu.Lock()
-		for ino := range o.leases.writable {
-			if _, held := b.held[ino]; held {
-				continue
-			}
-			// Who is away is asked, too: it hears so when it comes back, be it while
-			// the ends of files are still being settled.
-			ch := o.leases.ask(o.vol, nil, ino, meta.LeaseShared, max(time.Until(deadline), time.Millisecond))
-			if ch != nil && !o.leases.away(ino, meta.LeaseShared) {
-				waits = append(waits, ch)
-			}
-		}
-		if len(waits) == 0 {
-			late = o.leases.stillOut()
-		}
-		o.mu.Unlock()
-		if len(waits) == 0 {
-			return late, nil
-		}
-		for _, ch := range waits {
-			select {
-			case <-ch:
-				continue
-			case <-ctx.Done():
-			case <-o.ctx.Done():
-				return late, o.gone()
-			}
-			if !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
-				return late, meta.E("take snapshot", meta.Interrupted, "", context.Cause(ctx))
-			}
-			o.mu.Lock()
-			defer o.mu.Unlock()
-			return o.leases.stillOut(), nil
-		}
-	}
-}
-
 // giveAgain gives a session exclusive leases that a barrier took back, unless somebody
 // would have to give something up for them. What others did to such a file since, and
 // what of that is not durable yet, need not be asked: they would have had to take the
 // rest of its lease before. Caller holds mu.
 func (o *owner) giveAgain(s *session, inos []meta.Ino, re *wire.Reply) {
 	for _, ino := range inos[:min(len(inos), meta.MaxAlso)] {
-		if o.leases.gave(s, ino) {
+		if o.leases.WasExclusive(s, ino) {
 			o.give(s, ino, meta.LeaseExclusive, re)
 		}
 	}
-}
-
-// stillOut tells which files are held exclusively.
-func (t *leaseTable) stillOut() (u unanswered) {
-	if t.unsafe {
-		return u // they were not asked for
-	}
-	u.files = len(t.writable)
-	for ino := range t.writable {
-		if len(u.clients) == unansweredNamed {
-			break
-		}
-		t.m[ino].each(func(h *holder) {
-			if h.mode == meta.LeaseExclusive && !slices.Contains(u.clients, h.s.name) {
-				u.clients = append(u.clients, h.s.name)
-			}
-		})
-	}
-	slices.Sort(u.clients)
-	return u
 }
 
 // cutOpenEnds seals the chunks that files end in without a length. Caller holds

@@ -393,7 +393,7 @@ func TestSnapshotAsksWhoComesBack(t *testing.T) {
 	eventually(t, "it gives its lease back", func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return unless(p.mode(ino) < meta.LeaseExclusive && !o.leases.exclusive(ino))
+		return unless(p.mode(ino) < meta.LeaseExclusive && !o.leases.HeldExclusively(ino))
 	})
 	wake()
 	if err := <-taken; err != nil {
@@ -436,7 +436,8 @@ func TestSnapshotOfWhoHoldsOn(t *testing.T) {
 	}
 	o := s.srv.opened(1)
 	o.mu.Lock()
-	still := o.leases.exclusive(ino) && len(o.leases.asking) == 0
+	_, out, _ := o.leases.Waits()
+	still := o.leases.HeldExclusively(ino) && out == 0
 	o.mu.Unlock()
 	if !still || a.mode(ino) != meta.LeaseExclusive {
 		t.Fatal("its lease went, or is asked for still")
@@ -532,7 +533,7 @@ func TestSnapshotHeedsNoEarlierAnswer(t *testing.T) {
 		a.hold, a.holdsOn = true, true
 		a.mu.Unlock()
 		o.mu.Lock()
-		o.leases.ask(o.vol, nil, ino, meta.LeaseShared, time.Second)
+		o.askInBackground(ino, meta.LeaseShared, time.Second)
 		o.mu.Unlock()
 		eventually(t, "it is asked", func() error {
 			a.mu.Lock()

@@ -396,23 +396,12 @@ func (o *owner) serving(as cluster.VolumeState) (*owner, error) {
 	return o, nil
 }
 
-// askAll asks for every lease on the volume, and gives what to wait for. Caller holds
-// mu.
-func (o *owner) askAll() (answered []<-chan struct{}) {
-	for ino := range o.leases.m {
-		if ch := o.leases.conflict(o.vol, nil, ino, meta.LeaseNone); ch != nil {
-			answered = append(answered, ch)
-		}
-	}
-	return answered
-}
-
 // recallAll takes back every lease on the volume, and runs do under mu while nothing
 // is leased.
 func (o *owner) recallAll(ctx context.Context, do func() error) error {
 	for {
 		o.mu.Lock()
-		all := o.askAll()
+		all := o.recallEverything()
 		if len(all) == 0 {
 			defer o.mu.Unlock()
 			return do()

@@ -23,6 +23,7 @@ var table = []row{
 	{"meta", nil, "words come first: everybody speaks them, so they import the standard library only"},
 	{"meta/namespace", []string{"meta"}, "the state machine is replayed bit by bit: it sees a store, a context and an operation"},
 	{"meta/lock", []string{"meta"}, "advisory locks are a machine of their own, kept in memory only"},
+	{"meta/lease", []string{"meta"}, "which session may cache what, decided without a clock; messages are results"},
 	{"meta/replica", []string{"meta"}, "the pure machines of replication and seal: chunk servers, writers and owners ask them"},
 	{"meta/task", nil, "when background work is done, whatever the work is"},
 	{"meta/placement", []string{"meta"}, "plans are a pure function of the cluster's description"},
@@ -91,12 +92,12 @@ var outside = []struct {
 
 // standardOnly are packages that import nothing but the standard library and
 // the rows above.
-var standardOnly = []string{"meta", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/replica", "chunkserver", "meta/wire", "meta/capability"}
+var standardOnly = []string{"meta", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/lease", "meta/replica", "chunkserver", "meta/wire", "meta/capability"}
 
 // pure are the packages that map (state, event) to (state, actions): no clock,
 // chance, goroutine, I/O or map order inside, so that a replay gives the same
 // bytes and a simulation the same run.
-var pure = []string{"meta", "csi/handle", "csi/policy", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/replica"}
+var pure = []string{"meta", "csi/handle", "csi/policy", "meta/namespace", "meta/lock", "meta/placement", "meta/digest", "meta/index", "meta/lease", "meta/replica"}
 
 // forbiddenImports and forbiddenCalls hold in pure packages. time itself may be
 // imported for its durations.
