@@ -15,14 +15,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"penstock.io/penstock/fuse/kernel"
 	"penstock.io/penstock/meta"
 )
 
-// Types that the kernel knows; the subtype is ours.
+// Types that the kernel knows; kernel.Subtype is ours.
 const (
 	typePlain = "fuse"
 	typeBlock = "fuseblk"
-	subtype   = "penstock"
 )
 
 // attached is the outcome of mounting: the descriptor that requests are read
@@ -56,7 +56,7 @@ func attach(dir string, cfg *Config) (*attached, error) {
 				cfg.Logger.Warn("no block mount: syncfs(2) will not reach penstock; fsync(2) does", "err", berr)
 			}
 		}
-		if err = unix.Mount(cfg.Source, dir, typePlain+"."+subtype, cfg.Options.flags(), cfg.data(fd)); err == nil {
+		if err = unix.Mount(cfg.Source, dir, typePlain+"."+kernel.Subtype, cfg.Options.flags(), cfg.data(fd)); err == nil {
 			return a, nil
 		}
 		unix.Close(fd)
@@ -127,7 +127,7 @@ func mountBlock(fd int, dir string, cfg *Config) error {
 			if err := unix.Chdir(tmp); err != nil {
 				return err
 			}
-			return unix.Mount(source, dir, typeBlock+"."+subtype, cfg.Options.flags(), cfg.data(fd)+fmt.Sprintf(",blksize=%d", meta.BlockSize))
+			return unix.Mount(source, dir, typeBlock+"."+kernel.Subtype, cfg.Options.flags(), cfg.data(fd)+fmt.Sprintf(",blksize=%d", meta.BlockSize))
 		}()
 	}()
 	return <-result
@@ -155,7 +155,7 @@ func loopDevice() (path string, dev *os.File, err error) {
 	}
 	config := unix.LoopConfig{Fd: uint32(mem)}
 	config.Info.Flags = unix.LO_FLAGS_AUTOCLEAR
-	copy(config.Info.File_name[:], subtype)
+	copy(config.Info.File_name[:], kernel.Subtype)
 	for range loopAttempts {
 		n, err := unix.IoctlRetInt(int(ctl.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
@@ -208,7 +208,7 @@ func attachByHelper(dir string, cfg *Config) (*attached, error) {
 	ourEnd, itsEnd := os.NewFile(uintptr(pair[0]), "fusermount"), os.NewFile(uintptr(pair[1]), "fusermount")
 	defer ourEnd.Close()
 	defer itsEnd.Close()
-	opts := []string{"default_permissions", fmt.Sprintf("max_read=%d", maxWrite), "subtype=" + subtype, "fsname=" + strings.NewReplacer(`\`, `\\`, ",", `\,`).Replace(cfg.Source)}
+	opts := []string{"default_permissions", fmt.Sprintf("max_read=%d", maxWrite), "subtype=" + kernel.Subtype, "fsname=" + strings.NewReplacer(`\`, `\\`, ",", `\,`).Replace(cfg.Source)}
 	if cfg.Options.NoSymFollow {
 		return nil, meta.E("mount", meta.NotSupported, dir, errors.New("nosymfollow needs root: fusermount3 doesn't know it"))
 	}

@@ -3,14 +3,12 @@ package fuse
 import (
 	"context"
 	"errors"
-	"os"
 	"slices"
 	"sync"
 	"time"
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/keep"
 )
 
 // Nothing that a program wrote is given up because a mount ends: whoever ends it (a
@@ -254,44 +252,6 @@ func (m *Mount) Abandon() []penstock.Unsynced {
 	}
 	f.abandoned.tell()
 	return l
-}
-
-// Unsynced tells of how many files, and how many bytes, a predecessor left that were not
-// durable. Errors: Corrupt.
-func (l *Left) Unsynced() (files int, bytes int64, err error) {
-	records, err := l.Records()
-	if err != nil {
-		return 0, 0, err
-	}
-	type file struct{ a, b uint64 }
-	seen := make(map[file]bool)
-	for _, r := range records {
-		switch r.Kind {
-		case keep.Data:
-			seen[file{r.N[0], r.N[1]}] = true
-		case keep.Page:
-			seen[file{r.N[0], 0}] = true
-		default:
-			continue
-		}
-		bytes += int64(r.N[3])
-	}
-	return len(seen), bytes, nil
-}
-
-// UnsyncedIn is Unsynced of a memory that a holder has. What no process can take over,
-// since its maker was killed before it was whole, holds nothing. Errors: Version (of
-// another penstock, which may know).
-func UnsyncedIn(memory *os.File) (files int, bytes int64, err error) {
-	l, err := OpenLeft(int(memory.Fd()))
-	switch {
-	case meta.KindOf(err) == meta.Version:
-		return 0, 0, err
-	case err != nil:
-		return 0, 0, nil
-	}
-	defer l.Close()
-	return l.Unsynced()
 }
 
 // waiting tells how many bytes are queued, by node.

@@ -12,7 +12,6 @@ import (
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/keep"
 )
 
 // awayTree has volumes of which something is not durable as long as servers are away.
@@ -189,41 +188,4 @@ func TestUmountWithoutTheCluster(t *testing.T) {
 		t.Error(err)
 	}
 	<-m.Done()
-}
-
-// A mount that nobody serves for long is ended for its users. What was written to it and
-// is not durable stays with the holder, for a process that sees to that.
-func TestGivenUpIsKept(t *testing.T) {
-	number := t.TempDir() + "/abort"
-	r := holds(t, HolderConfig{Patience: 300 * time.Millisecond}, aborts(number))
-	p, q := r.dial(), r.dial()
-	dev, kernel := device(t)
-	m := memory(t, 0, keep.Record{Kind: keep.Data, N: [6]uint64{1, 5, 0, 4096, keep.Nowhere}}, keep.Record{Kind: keep.Data, N: [6]uint64{1, 5, 4096, 4096, keep.Nowhere}})
-	if err := p.Put("/m", someStart, 42, dev, m); err != nil {
-		t.Fatal(err)
-	}
-	dev.Close()
-	r.goes(p)
-	r.until("ended for its users", func() bool { _, err := os.Stat(number); return err == nil })
-	if n, err := kernel.Read(make([]byte, 1)); n != 0 {
-		t.Errorf("the device is held still: %d %v", n, err)
-	}
-	time.Sleep(time.Second)
-	device, left, found, err := q.Take("/m", false)
-	if err != nil || !found {
-		t.Fatalf("DATA: the holder gave up what is not durable: %v %v", found, err)
-	}
-	defer device.Close()
-	defer left.Close()
-	if !ended(int(device.Fd())) {
-		t.Error("who takes it takes it for a mount that lives")
-	}
-	if files, bytes, err := UnsyncedIn(left); files != 1 || bytes != 8192 || err != nil {
-		t.Errorf("DATA: the holder has %d files, %d bytes, %v", files, bytes, err)
-	}
-	time.Sleep(time.Second) // more than its patience
-	if err := q.Drop("/m"); err != nil {
-		t.Errorf("who sees to it was not left the time: %v", err)
-	}
-	r.until("dropped", func() bool { return len(r.list(r.dial())) == 0 })
 }

@@ -48,7 +48,7 @@ type fileSystem struct {
 	opens    opens
 	// dropping counts the requests that are dropping set-id bits and file capabilities.
 	dropping atomic.Int32
-	kept     keptOpens
+	kept     openRecords
 	texts    virtualTexts
 	// count counts requests for the session; nil: nobody wants to know.
 	count interface {

@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"penstock.io/penstock/fuse/kernel"
 	"penstock.io/penstock/meta"
 )
 
@@ -34,8 +34,8 @@ type Config struct {
 	// Source is what /proc/mounts shows, as [VOLUME:]PATH; "" is made up.
 	Source  string
 	Options Options
-	// Keeping leaves the mount to successors; nil: it ends with this process.
-	Keeping *Keeping
+	// Succession leaves the mount to successors; nil: it ends with this process.
+	Succession *Succession
 }
 
 // Options are the choices of mount(8) that we know.
@@ -100,8 +100,8 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 		return nil, err
 	}
 	f.noDrain = cfg.Options.UnsafeNoDrain
-	outliveNamespace(cfg.Logger)
-	if cfg.Keeping != nil && cfg.Keeping.Left != nil {
+	kernel.OutliveNamespace(cfg.Logger)
+	if cfg.Succession != nil && cfg.Succession.Predecessor != nil {
 		return takeOver(f, &cfg)
 	}
 	dir, err := mountPoint(cfg.Dir, cfg.Options.NonEmpty, cfg.Logger)
@@ -122,7 +122,7 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	}
 	f.conn.syncfs = a.block
 	f.heedTimes(cfg.Options.NoAtime, cfg.Options.NoDirAtime)
-	if k := cfg.Keeping; k != nil {
+	if k := cfg.Succession; k != nil {
 		if !f.conn.resends {
 			cfg.Logger.Warn("the kernel can't send unanswered requests again (Linux 6.9): the mount ends with this process", "dir", dir)
 		} else if err := m.leave(k, 1, 0, a.block, cfg.Source); err != nil {
@@ -150,9 +150,9 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 
 // takeOver goes on with a mount that a predecessor left.
 func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
-	k := cfg.Keeping
-	h := &k.Left.head
-	left, err := k.Left.Records()
+	k := cfg.Succession
+	h := &k.Predecessor.head
+	left, err := k.Predecessor.Records()
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +160,7 @@ func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 	f.texts.made = uint64(h.Generation) << 24 // the kernel may know those that a predecessor made
 	f.dir = h.Dir
 	m := &Mount{dir: h.Dir, fs: f, notifier: cfg.Notifier, log: cfg.Logger, helper: h.Helper, done: make(chan struct{}), held: true, took: true}
-	device, err := dupDevice(k.Device)
+	device, err := kernel.Dup(k.Device)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +173,7 @@ func takeOver(f *fileSystem, cfg *Config) (*Mount, error) {
 	}
 	cfg.Notifier.add(f)
 	f.restore(left)
-	f.restorePages(left, k.Left.Bytes)
+	f.restorePages(left, k.Predecessor.Bytes)
 	if err := m.leave(k, h.Generation+1, h.Connection, h.Block, h.Source); err != nil {
 		cfg.Notifier.remove(f)
 		f.conn.file.Close()
@@ -203,7 +203,7 @@ func newFileSystem(ctx context.Context, cfg *Config) (*fileSystem, error) {
 		volumes:  make(map[meta.VolumeID]Volume),
 		inumbers: inumbers{log: cfg.Logger},
 	}
-	if k := cfg.Keeping; k != nil {
+	if k := cfg.Succession; k != nil {
 		f.kept.init(k.Memory)
 		f.count = k.Count
 	}
@@ -394,7 +394,7 @@ func mountPoint(dir string, nonEmpty bool, log *slog.Logger) (string, error) {
 	if resolved, err := filepath.EvalSymlinks(dir); err == nil {
 		dir = resolved
 	}
-	if info, err := mountedAt(dir); err == nil && info != nil {
+	if info, err := kernel.MountAt(dir); err == nil && info != nil {
 		return "", meta.E("mount", meta.Busy, dir, fmt.Errorf("%s (%s) is mounted there; unmount it first", info.Source, info.FSType))
 	}
 	if nonEmpty {
@@ -455,24 +455,10 @@ func lookAt(dir string, st *unix.Stat_t) error {
 
 const lookTimeout = 10 * time.Second
 
-// mountedAt finds the topmost mount at a path; nil: none.
-func mountedAt(dir string) (*mountinfo.Info, error) {
-	list, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Mountpoint != dir, false })
-	if err != nil || len(list) == 0 {
-		return nil, err
-	}
-	return list[len(list)-1], nil
-}
-
-// ours recognises our mounts by their type.
-func ours(info *mountinfo.Info) bool {
-	return info != nil && strings.HasPrefix(info.FSType, "fuse") && strings.HasSuffix(info.FSType, "."+subtype)
-}
-
 // clearDead detaches a mount whose daemon is gone.
 func clearDead(dir string, log *slog.Logger) error {
-	info, err := mountedAt(dir)
-	if err != nil || !ours(info) {
+	info, err := kernel.MountAt(dir)
+	if err != nil || !kernel.Ours(info) {
 		return meta.E("mount", meta.Busy, dir, errors.New("a dead mount of another program is there; clear it with umount -l"))
 	}
 	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
@@ -524,7 +510,7 @@ const readAhead = "4096"
 // raiseReadAhead sets it. The device is read from mountinfo: asking the mount
 // would be asking ourselves.
 func raiseReadAhead(dir string, log *slog.Logger) {
-	info, err := mountedAt(dir)
+	info, err := kernel.MountAt(dir)
 	if err != nil || info == nil {
 		return
 	}

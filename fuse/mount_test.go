@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"penstock.io/penstock/fuse/kernel"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/test/program"
 )
@@ -647,7 +648,7 @@ func TestSyncfsAndUnmountReachTheLibrary(t *testing.T) {
 	if v.count("syncall") == 0 {
 		t.Error("syncfs did not reach the library")
 	}
-	info, err := mountedAt(m.Dir())
+	info, err := kernel.MountAt(m.Dir())
 	if err != nil || info == nil || info.Source != "root:" || info.FSType != "fuseblk.penstock" {
 		t.Errorf("mountinfo: %+v %v", info, err)
 	}
@@ -766,7 +767,7 @@ func TestStopEndsABusyMount(t *testing.T) {
 	if time.Since(began) > 30*time.Second {
 		t.Errorf("it took %v", time.Since(began))
 	}
-	if info, err := mountedAt(m.Dir()); info != nil || err != nil {
+	if info, err := kernel.MountAt(m.Dir()); info != nil || err != nil {
 		t.Errorf("still mounted: %+v %v", info, err)
 	}
 	select {

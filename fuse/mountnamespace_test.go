@@ -18,13 +18,15 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"penstock.io/penstock/fuse/hold"
+	"penstock.io/penstock/fuse/kernel"
 	"penstock.io/penstock/meta/keep"
 )
 
 // The control mount-nonamespace leaves the mount name space to the kernel.
 func init() {
 	if os.Getenv("PENSTOCK_CONTROL") == "mount-nonamespace" {
-		openNamespace = func() error { return nil }
+		kernel.OpenNamespace = func() error { return nil }
 	}
 }
 
@@ -60,7 +62,7 @@ func loneMount(dir string, put func(*Mount) error) error {
 			return err
 		}
 	}
-	fmt.Println(connectionAt(dir))
+	fmt.Println(kernel.ConnectionAt(dir))
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }
@@ -71,7 +73,7 @@ func partLoneHolder(dir string) error {
 	if err := alone(); err != nil {
 		return err
 	}
-	h, err := NewHolder(HolderConfig{Patience: time.Hour, Logger: slog.New(slog.DiscardHandler)})
+	h, err := hold.NewDaemon(hold.Config{Patience: time.Hour, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}
@@ -110,11 +112,11 @@ func partLoneHolder(dir string) error {
 // partLoneHeld mounts and gives the mount to the holder.
 func partLoneHeld(dir string) error {
 	return loneMount(dir, func(m *Mount) error {
-		h, err := DialHolder(dir + ".s")
+		h, err := hold.Dial(dir + ".s")
 		if err != nil {
 			return err
 		}
-		device, err := dupDevice(m.fs.conn.fd)
+		device, err := kernel.Dup(m.fs.conn.fd)
 		if err != nil {
 			return err
 		}
@@ -122,7 +124,7 @@ func partLoneHeld(dir string) error {
 		if err != nil {
 			return err
 		}
-		return h.Put(dir, someStart, connectionAt(dir), os.NewFile(uintptr(device), "/dev/fuse"), os.NewFile(uintptr(memory.FD()), "memory"))
+		return h.Put(dir, hold.Command{Args: []string{"serve"}}, kernel.ConnectionAt(dir), os.NewFile(uintptr(device), "/dev/fuse"), os.NewFile(uintptr(memory.FD()), "memory"))
 	})
 }
 
@@ -168,7 +170,7 @@ func TestLastInItsNamespace(t *testing.T) {
 			case <-time.After(30 * time.Second):
 				t.Error("it does not end, and sync(2) hangs on the whole machine until its connection is aborted")
 			}
-			abort, err := openAbort(connection)
+			abort, err := kernel.OpenAbort(connection)
 			if err == nil {
 				_, err = abort.WriteString("1")
 				abort.Close()

@@ -10,6 +10,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"penstock.io/penstock/fuse/kernel"
 	"penstock.io/penstock/meta"
 )
 
@@ -89,7 +90,7 @@ func Remount(dir string, o Options) error {
 		return err
 	}
 	kind, sub, _ := strings.Cut(m.FSType, ".")
-	if sub != subtype {
+	if sub != kernel.Subtype {
 		return meta.E(op, meta.NotFound, at, fmt.Errorf("%s of type %s is mounted there, and not penstock", m.Source, m.FSType))
 	}
 	has, err := mountSays(at)

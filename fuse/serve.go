@@ -6,16 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	penstock "penstock.io/penstock"
+	"penstock.io/penstock/fuse/hold"
 	"penstock.io/penstock/meta"
-	"penstock.io/penstock/meta/keep"
 )
 
 // ServeConfig says what Serve mounts.
@@ -39,12 +36,12 @@ type ServeConfig struct {
 	// made durable; nil: nobody is.
 	Settling func(*Mount)
 	// Hold leaves the mount to a successor through a holder: Serve takes over what
-	// it has under Dir, and else mounts and gives it to it. Start is how that
-	// successor is started.
-	Hold  *Hold
-	Start Start
-	// Redial reaches the holder again when it was itself replaced; nil: not tried.
-	Redial func(context.Context) (*Hold, error)
+	// the holder has under Dir, and else mounts, and gives that to the holder. Command starts
+	// the successor.
+	Hold    *hold.Client
+	Command hold.Command
+	// Redial reaches the holder again when it was replaced; nil: that is not tried.
+	Redial func(context.Context) (*hold.Client, error)
 	// Replace takes the mount from a process that serves it; then, or with Must,
 	// Serve fails with NotFound if the holder doesn't have it.
 	Replace bool
@@ -70,24 +67,24 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	}
 	notifier := NewNotifier()
 	cfg.Client.Notify = notifier
-	var keeping *Keeping
+	var place *hold.Registration
+	var succession *Succession
 	if cfg.Hold != nil {
-		hold := &hold{Hold: cfg.Hold, cfg: &cfg}
-		// Who yields keeps the connection to the end of the process: until then it
-		// serves.
+		place = hold.NewRegistration(cfg.Hold, hold.RegistrationConfig{Command: cfg.Command, Redial: cfg.Redial, Logger: cfg.Client.Logger})
+		// A process that yields keeps the connection to its end: until then it serves.
 		defer func() {
 			if !errors.Is(err, ErrYielded) {
-				hold.Close()
+				place.Close()
 			}
 		}()
-		if keeping, err = hold.keeping(ctx); err != nil {
+		if succession, err = cfg.succeed(ctx, place); err != nil {
 			return err
 		}
-		defer keeping.close()
+		defer succession.close()
 	}
 	taking, taken := ctx, func() {}
-	if keeping != nil && keeping.Left != nil {
-		taking, taken = keeping.hold.taking(ctx)
+	if succession != nil && succession.Predecessor != nil {
+		taking, taken = place.Taking(ctx)
 		defer func() { taken() }()
 	}
 	client, err := penstock.Dial(taking, cfg.Client)
@@ -99,7 +96,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		if errors.Is(err, ErrYielded) {
 			return // another process goes on with the session
 		}
-		if keeping != nil && keeping.Left != nil && err != nil && !served {
+		if succession != nil && succession.Predecessor != nil && err != nil && !served {
 			client.Leave() // another process may try
 			return
 		}
@@ -110,10 +107,10 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		// The holder's memory has what is written until all of it is durable: if this
 		// process is killed before, or can't, the next one may.
 		if held && lost == nil {
-			err = errors.Join(err, keeping.drop())
+			err = errors.Join(err, place.Drop())
 		}
 	}()
-	root, id, ino, err := src.find(taking, client, keeping, cfg.Client.Logger)
+	root, id, ino, err := src.find(taking, client, succession, cfg.Client.Logger)
 	if err != nil {
 		return err
 	}
@@ -122,13 +119,13 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 			return err
 		}
 	}
-	if keeping != nil {
-		keeping.Session, keeping.Count, keeping.Resumed = client.Session(), client, client.Resumed
-		keeping.asked, keeping.base = src.String(), root.ID()
+	if succession != nil {
+		succession.Session, succession.Count, succession.Resumed = client.Session(), client, client.Resumed
+		succession.asked, succession.base = src.String(), root.ID()
 	}
 	m, err := New(taking, Config{
 		Tree: ClientTree(client), Notifier: notifier, Logger: cfg.Client.Logger, Volume: id, Root: ino,
-		Dir: cfg.Dir, Source: root.Name() + ":" + strings.TrimSuffix(src.dir, "/"), Options: cfg.Options, Keeping: keeping,
+		Dir: cfg.Dir, Source: root.Name() + ":" + strings.TrimSuffix(src.dir, "/"), Options: cfg.Options, Succession: succession,
 	})
 	if err != nil {
 		return err
@@ -138,10 +135,9 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	if cfg.Ready != nil {
 		cfg.Ready(m, client)
 	}
-	var yield <-chan struct{}
-	var leave, lost <-chan struct{}
+	var yield, leave, lost <-chan struct{}
 	if m.held {
-		yield, leave, lost = keeping.yield(), cfg.Leave, keeping.lost()
+		yield, leave, lost = place.Yields(), cfg.Leave, place.Lost()
 	}
 	select {
 	case <-m.Done():
@@ -152,7 +148,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	case <-leave:
 		m.yielding(ctx)
 		switch {
-		case keeping.leave(ctx, m.Done()):
+		case place.Leave(ctx, m.Done()):
 			return errors.Join(ErrYielded, ErrLeft)
 		case ctx.Err() == nil:
 			return nil // unmounted meanwhile
@@ -166,6 +162,26 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		grace = defaultGrace
 	}
 	return m.Stop(context.WithoutCancel(ctx), grace, cfg.Force)
+}
+
+// ErrYielded is what Serve returns when another process serves the mount now, or
+// a holder has it for one that comes: nothing was unmounted.
+var ErrYielded = errors.New("the mount goes on without this process")
+
+// ErrLeft is with ErrYielded if no process serves the mount yet.
+var ErrLeft = errors.New("its holder waits for a process that serves it")
+
+// yieldSync bounds what is made durable before a process goes; its successor puts the rest
+// back.
+const yieldSync = 5 * time.Second
+
+// yielding makes things durable before this process goes.
+func (m *Mount) yielding(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), yieldSync)
+	defer cancel()
+	if err := m.syncWithin(ctx); err != nil {
+		m.log.Warn("not everything is durable yet: the successor puts it back", "err", err)
+	}
 }
 
 // source is [VOLUME[@SNAPSHOT]:]PATH.
@@ -191,11 +207,11 @@ func (s source) String() string {
 // mount. What is mounted already stays what it is: of that it gives the numbers,
 // whatever it is called by now, if this is the source that it was mounted by, or
 // one that leads to it; else it fails with Busy.
-func (s source) find(ctx context.Context, c *penstock.Client, k *Keeping, log *slog.Logger) (root *penstock.Volume, id meta.VolumeID, ino meta.Ino, err error) {
-	if k == nil || k.Left == nil {
+func (s source) find(ctx context.Context, c *penstock.Client, k *Succession, log *slog.Logger) (root *penstock.Volume, id meta.VolumeID, ino meta.Ino, err error) {
+	if k == nil || k.Predecessor == nil {
 		return s.resolve(ctx, c)
 	}
-	h := &k.Left.head
+	h := &k.Predecessor.head
 	if h.Asked == s.String() {
 		root, err = c.VolumeByID(ctx, h.Base)
 		if err == nil && s.volume != "" && !strings.HasPrefix(s.String(), root.Name()+":") {
@@ -219,150 +235,6 @@ func (s source) resolve(ctx context.Context, c *penstock.Client) (root *penstock
 		id, ino, err = Resolve(ctx, ClientTree(c), root.ID(), s.dir)
 	}
 	return root, id, ino, err
-}
-
-// keepArena is the room for what is written and not committed, as a multiple of
-// the write buffer: buffers of each size keep to themselves.
-const keepArena = 4
-
-// keeping asks the holder for what a predecessor left, and has the client leave
-// as much.
-func (h *hold) keeping(ctx context.Context) (*Keeping, error) {
-	cfg := h.cfg
-	dir, err := MountPath(cfg.Dir)
-	if err != nil {
-		return nil, err
-	}
-	outliveNamespace(cfg.Client.Logger)
-	device, memory, found, err := cfg.Hold.Take(dir, cfg.Replace)
-	if err != nil {
-		return nil, err
-	}
-	if found && (ended(int(device.Fd())) || !cfg.Replace && !cfg.Must && elsewhere(dir, memory)) {
-		// Unmounted while nobody served, by force, or while something used it: then a
-		// successor that the holder starts would serve that still, who is started by
-		// others is to mount.
-		taking, stop := h.taking(ctx)
-		err := h.settle(taking, dir, device, memory)
-		stop()
-		closeAll([]*os.File{device, memory})
-		if err != nil {
-			return nil, err
-		}
-		found = false
-	}
-	if !found && (cfg.Replace || cfg.Must) {
-		return nil, meta.E("take over mount", meta.NotFound, dir, errors.New("the holder doesn't have it"))
-	}
-	k := &Keeping{hold: h}
-	if found {
-		defer memory.Close()
-		k.device = device
-		k.Device = int(device.Fd())
-		if k.Left, err = OpenLeft(int(memory.Fd())); err != nil {
-			k.close()
-			return nil, err
-		}
-		k.Left.follow(&cfg.Client)
-	}
-	if k.Memory, err = cfg.keep(); err != nil {
-		k.close()
-		return nil, err
-	}
-	cfg.Client.Keep, cfg.Client.Process, cfg.Client.Linger = k.Memory, cfg.Hold.Process(), cfg.Hold.Patience()
-	k.Put = func(connection uint64, device, memory int) error { return h.put(dir, connection, device, memory) }
-	return k, nil
-}
-
-func (cfg *ServeConfig) keep() (*keep.Memory, error) {
-	return keep.New(keepArena * max(cfg.Client.WriteBuffer, 64<<20))
-}
-
-// follow has a client go on with the session of the predecessor.
-func (l *Left) follow(cfg *penstock.Config) {
-	cfg.Left, cfg.Session, cfg.Generation = l.Memory, l.Session(), l.Generation()
-}
-
-// ended reports whether a connection to the kernel has ended.
-func ended(device int) bool {
-	p := []unix.PollFd{{Fd: int32(device), Events: unix.POLLIN}}
-	n, err := unix.Poll(p, 0)
-	return err == nil && n == 1 && p[0].Revents&unix.POLLERR != 0
-}
-
-// elsewhere reports whether a predecessor's mount is not the one that is at dir.
-func elsewhere(dir string, memory *os.File) bool {
-	left, err := OpenLeft(int(memory.Fd()))
-	if err != nil {
-		return false
-	}
-	defer left.Close()
-	n := left.head.Connection
-	return n != 0 && n != connectionAt(dir)
-}
-
-// settle makes durable what was written to a mount that has ended while nobody
-// served it, and ends its session; the holder forgets it.
-func (h *hold) settle(ctx context.Context, dir string, device, memory *os.File) (err error) {
-	log := h.cfg.Client.Logger
-	log.Warn("a mount ended while nobody served it; what was written to it is made durable", "dir", dir)
-	left, err := OpenLeft(int(memory.Fd()))
-	if err != nil {
-		return err
-	}
-	defer left.Close()
-	records, err := left.Records()
-	if err != nil {
-		return err
-	}
-	cfg := h.cfg.Client
-	cfg.Notify, cfg.Process = NewNotifier(), h.Process()
-	left.follow(&cfg)
-	if cfg.Keep, err = h.cfg.keep(); err != nil {
-		return err
-	}
-	defer cfg.Keep.Close()
-	client, err := penstock.Dial(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	// Killed until the end, the memory of then is as it was: another process may begin
-	// anew with it.
-	f, err := newFileSystem(ctx, &Config{Tree: ClientTree(client), Logger: log, Volume: left.head.Volume, Root: left.head.Root})
-	if meta.KindOf(err) == meta.NoSuchVolume {
-		client.Resumed()
-		log.Error("what was written to a mount last is lost: its volume is gone", "dir", dir, "err", err)
-		return errors.Join(client.Close(ctx), h.Put(dir, h.cfg.Start, 0, device, memory), h.Drop(dir))
-	}
-	if err != nil {
-		client.Leave()
-		return err
-	}
-	f.dir, f.incarnation = dir, left.head.Incarnation
-	f.restorePages(records, left.Bytes)
-	client.Resumed()
-	if h.cfg.Settling != nil {
-		h.cfg.Settling(&Mount{dir: dir, fs: f, log: log})
-	}
-	if err = f.drain(ctx); ctx.Err() != nil {
-		client.Leave()
-		return errors.Join(err, context.Cause(ctx))
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer cancel()
-	if err = errors.Join(err, client.Close(ctx)); err != nil {
-		// Nobody has a descriptor any more that could be told.
-		log.Error("not everything that was written to a mount is durable, and it is lost", "dir", dir, "err", err)
-	}
-	return errors.Join(h.Put(dir, h.cfg.Start, 0, device, memory), h.Drop(dir))
-}
-
-// close lets go of what was taken. The memory of this process stays mapped until
-// it ends: its client may still be at work in it.
-func (k *Keeping) close() {
-	if k.device != nil {
-		k.device.Close()
-	}
 }
 
 func rootVolume(ctx context.Context, c *penstock.Client, name, snapshot string) (*penstock.Volume, error) {

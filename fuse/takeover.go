@@ -8,9 +8,9 @@ import (
 	"sync"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
-	"golang.org/x/sys/unix"
 
 	penstock "penstock.io/penstock"
+	"penstock.io/penstock/fuse/kernel"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/keep"
 )
@@ -18,7 +18,7 @@ import (
 // How a mount outlives the process that serves it.
 //
 // A connection to the kernel lives as long as anybody has its descriptor, so a
-// holder (holder.go) has it, and with it the memory in which the process that
+// holder (package fuse/hold) has it, and with it the memory in which the process that
 // serves keeps what its successor needs (package keep). The successor
 //
 //  1. waits until the predecessor is gone, and gets both descriptors;
@@ -38,16 +38,16 @@ import (
 // numbers, so that they are executed once; a WRITE is repeated at the same place
 // (penstock.Call.Resent); an OPEN that was counted is counted back here.
 
-// Keeping is what a mount needs to leave itself to a successor.
-type Keeping struct {
+// Succession is what a mount needs to leave itself to a successor.
+type Succession struct {
 	Memory *keep.Memory // the client's
 	// Put hands the device and the memory to the holder, with the kernel's number of
 	// the connection; the caller keeps its own descriptors.
 	Put func(connection uint64, device, memory int) error
-	// Left is what a predecessor left, and Device the connection's descriptor, which
-	// becomes the mount's; Left nil: there is none, and New mounts.
-	Left   *Left
-	Device int
+	// Predecessor is what a predecessor left, and Device the connection's descriptor, which
+	// becomes the mount's; nil: there is none, and New mounts.
+	Predecessor *Predecessor
+	Device      int
 	// Session is the client's, and Count counts requests in it.
 	Session meta.SessionID
 	Count   interface {
@@ -58,13 +58,12 @@ type Keeping struct {
 	Resumed func()
 
 	device *os.File // that Device is
-	asked  string   // as head's
+	asked  string   // as of head
 	base   meta.VolumeID
-	hold   *hold
 }
 
-// Left is a memory that a predecessor left, with its head.
-type Left struct {
+// Predecessor is a memory that the process before this one left, with its head.
+type Predecessor struct {
 	*keep.Memory
 	head head
 }
@@ -90,13 +89,13 @@ type head struct {
 	Connection uint64 `json:"connection,omitempty"`
 }
 
-// OpenLeft reads what a holder had of a predecessor. Errors: Corrupt, Version, IO.
-func OpenLeft(memory int) (*Left, error) {
+// OpenPredecessor reads what a holder had of a predecessor. Errors: Corrupt, Version, IO.
+func OpenPredecessor(memory int) (*Predecessor, error) {
 	m, err := keep.Left(memory)
 	if err != nil {
 		return nil, err
 	}
-	l := &Left{Memory: m}
+	l := &Predecessor{Memory: m}
 	if err := json.Unmarshal(m.Head(), &l.head); err != nil {
 		m.Close()
 		return nil, meta.E("read what a predecessor left", meta.Corrupt, "head", err)
@@ -109,10 +108,10 @@ func OpenLeft(memory int) (*Left, error) {
 }
 
 // Session and Generation are for the client that goes on: see penstock.Config.
-func (l *Left) Session() meta.SessionID { return l.head.Session }
+func (l *Predecessor) Session() meta.SessionID { return l.head.Session }
 
 // Generation is the successor's.
-func (l *Left) Generation() uint32 { return l.head.Generation + 1 }
+func (l *Predecessor) Generation() uint32 { return l.head.Generation + 1 }
 
 // Flags of INIT, in 64 bits.
 const (
@@ -157,8 +156,8 @@ func (c *conn) resend() { _ = c.notify(notifyResend, nil) }
 
 // ---- what is open
 
-// keptOpens are the records of what is open, by handle, and of who locks.
-type keptOpens struct {
+// openRecords are the records of what is open, by handle, and of the owners that lock.
+type openRecords struct {
 	keep *keep.Memory // nil: nothing is kept
 
 	mu      sync.Mutex
@@ -175,13 +174,13 @@ type leftOpen struct {
 	flags    uint32
 }
 
-func (k *keptOpens) init(m *keep.Memory) {
+func (k *openRecords) init(m *keep.Memory) {
 	k.keep = m
 	k.opens, k.lockers, k.by = make(map[uint64]keep.Slot), make(map[lockerKey][]keep.Slot), make(map[uint64]leftOpen)
 }
 
 // opened notes a handle, before the kernel is told of it.
-func (k *keptOpens) opened(node, fh uint64, flags uint32, backing int32, unique uint64) {
+func (k *openRecords) opened(node, fh uint64, flags uint32, backing int32, unique uint64) {
 	if k.keep == nil {
 		return
 	}
@@ -192,7 +191,7 @@ func (k *keptOpens) opened(node, fh uint64, flags uint32, backing int32, unique 
 }
 
 // known reports whether a handle is noted; without a memory all are.
-func (k *keptOpens) known(fh uint64) bool {
+func (k *openRecords) known(fh uint64) bool {
 	if k.keep == nil {
 		return true
 	}
@@ -203,7 +202,7 @@ func (k *keptOpens) known(fh uint64) bool {
 }
 
 // released forgets a handle.
-func (k *keptOpens) released(fh uint64) {
+func (k *openRecords) released(fh uint64) {
 	if k.keep == nil {
 		return
 	}
@@ -215,7 +214,7 @@ func (k *keptOpens) released(fh uint64) {
 }
 
 // locks notes that an owner locks through a handle; unlocks, that it is over.
-func (k *keptOpens) locks(node, owner, fh uint64) {
+func (k *openRecords) locks(node, owner, fh uint64) {
 	if k.keep == nil {
 		return
 	}
@@ -225,7 +224,7 @@ func (k *keptOpens) locks(node, owner, fh uint64) {
 	k.mu.Unlock()
 }
 
-func (k *keptOpens) unlocks(node, owner uint64) {
+func (k *openRecords) unlocks(node, owner uint64) {
 	if k.keep == nil {
 		return
 	}
@@ -358,9 +357,9 @@ func (f *fileSystem) addPage(node uint64, p pageWrite) {
 }
 
 // leave gives the holder what a successor needs. connection 0: not known.
-func (m *Mount) leave(k *Keeping, generation uint32, connection uint64, block bool, source string) error {
+func (m *Mount) leave(k *Succession, generation uint32, connection uint64, block bool, source string) error {
 	if connection == 0 {
-		connection = connectionAt(m.dir)
+		connection = kernel.ConnectionAt(m.dir)
 	}
 	h := head{
 		Connection: connection,
@@ -377,21 +376,4 @@ func (m *Mount) leave(k *Keeping, generation uint32, connection uint64, block bo
 	}
 	k.Memory.Whole()
 	return k.Put(connection, m.fs.conn.fd, k.Memory.FD())
-}
-
-func dupFile(fd int) (*os.File, error) {
-	n, err := dupDevice(fd)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(n), "held"), nil
-}
-
-// dupDevice gives a descriptor that is the mount's own.
-func dupDevice(fd int) (int, error) {
-	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return 0, meta.E("take over mount", meta.IO, "", err)
-	}
-	return n, nil
 }

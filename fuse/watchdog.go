@@ -1,7 +1,6 @@
 package fuse
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -9,13 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"penstock.io/penstock/fuse/kernel"
 	"penstock.io/penstock/meta"
 )
 
@@ -39,7 +36,7 @@ const (
 // startWatchdog runs program beside the mount until stop is called or the
 // daemon is gone.
 func (m *Mount) startWatchdog(program string) (stop func(), err error) {
-	info, err := mountedAt(m.dir)
+	info, err := kernel.MountAt(m.dir)
 	if err != nil || info == nil {
 		return nil, meta.E("watch mount", meta.NotFound, m.dir, err)
 	}
@@ -96,7 +93,7 @@ func Watch(args []string, stdin io.Reader, log *slog.Logger) error {
 		return meta.E(op, meta.IO, args[0], err)
 	}
 	defer proc.Close()
-	abort, err := openAbort(connection)
+	abort, err := kernel.OpenAbort(connection)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // it was unmounted meanwhile
 	}
@@ -116,7 +113,7 @@ func Watch(args []string, stdin io.Reader, log *slog.Logger) error {
 		case <-time.After(watchdogEvery):
 		}
 		status, err := proc.ReadFile("status")
-		if err != nil || !dying(status) {
+		if err != nil || !kernel.DyingStatus(status) {
 			looks = 0
 			continue
 		}
@@ -129,87 +126,4 @@ func Watch(args []string, stdin io.Reader, log *slog.Logger) error {
 		log.Warn("a mount's daemon was killed and could not end: its connection was aborted", "dir", args[2], "pid", pid)
 		looks = 0
 	}
-}
-
-// Dying tells that a process was killed, or has ended, and is not gone: a thread of it
-// may be in the kernel, waiting for a mount. It does nothing more.
-func Dying(pid int) bool {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	return err == nil && dying(status)
-}
-
-// standsStill tells of a process that was killed that none of its threads runs, or is
-// about to: each has ended, or waits in the kernel for what no signal interrupts.
-func standsStill(pid int) bool {
-	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	if err != nil {
-		return false
-	}
-	for _, name := range all {
-		b, err := os.ReadFile(name)
-		if err != nil {
-			continue // it has ended meanwhile
-		}
-		// TID (NAME) STATE: a name may have brackets in it.
-		f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-		if len(f) == 0 || !bytes.Contains([]byte("DZX"), f[0]) {
-			return false
-		}
-	}
-	return true
-}
-
-// dying tells from /proc/PID/status (proc_pid_status(5)) that a process was
-// killed: its first thread has ended, or has SIGKILL pending.
-func dying(status []byte) bool {
-	for line := range bytes.Lines(status) {
-		name, value, _ := bytes.Cut(line, []byte(":"))
-		value = bytes.TrimSpace(value)
-		switch string(name) {
-		case "State":
-			if len(value) > 0 && (value[0] == 'Z' || value[0] == 'X') {
-				return true
-			}
-		case "SigPnd":
-			set, err := strconv.ParseUint(string(value), 16, 64)
-			if err == nil && set&(1<<(unix.SIGKILL-1)) != 0 {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// openAbort opens the file that aborts a connection. Where the control file
-// system is not mounted, or a container hides it, it is opened unmounted, which
-// needs CAP_SYS_ADMIN. Errors: os.ErrNotExist (no such connection any more).
-func openAbort(connection uint64) (*os.File, error) {
-	name := strconv.FormatUint(connection, 10) + "/abort"
-	const dir, magic = "/sys/fs/fuse/connections/", 0x65735543 // of fusectl
-	f, err := os.OpenFile(dir+name, os.O_WRONLY, 0)
-	if err == nil {
-		return f, nil
-	}
-	var st unix.Statfs_t
-	if errors.Is(err, os.ErrNotExist) && unix.Statfs(dir, &st) == nil && st.Type == magic {
-		return nil, err
-	}
-	fsfd, ferr := unix.Fsopen("fusectl", unix.FSOPEN_CLOEXEC)
-	if ferr != nil {
-		return nil, os.NewSyscallError("fsopen", ferr)
-	}
-	defer unix.Close(fsfd)
-	if ferr := unix.FsconfigCreate(fsfd); ferr != nil {
-		return nil, os.NewSyscallError("fsconfig", ferr)
-	}
-	root, ferr := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, 0)
-	if ferr != nil {
-		return nil, os.NewSyscallError("fsmount", ferr)
-	}
-	defer unix.Close(root)
-	fd, ferr := unix.Openat(root, name, unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if ferr != nil {
-		return nil, os.NewSyscallError("openat", ferr)
-	}
-	return os.NewFile(uintptr(fd), "abort"), nil
 }

@@ -18,6 +18,7 @@ import (
 
 	penstock "penstock.io/penstock"
 	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/fuse/hold"
 	"penstock.io/penstock/meta"
 )
 
@@ -118,8 +119,8 @@ func (h *mountsHere) look(ctx context.Context, dirs []string) (l []unsyncedView,
 
 // unsyncedHeld tells what a holder has of mounts that nobody serves, but for those whose
 // processes have told.
-func unsyncedHeld(hold string, told []unsyncedView) (l []unsyncedView, err error) {
-	h, err := fuse.DialHolder(hold)
+func unsyncedHeld(socket string, told []unsyncedView) (l []unsyncedView, err error) {
+	h, err := hold.Dial(socket)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +135,7 @@ func unsyncedHeld(hold string, told []unsyncedView) (l []unsyncedView, err error
 			err = errors.Join(err, uerr)
 		}
 		if bytes > 0 {
-			l = append(l, unsyncedView{Mount: m.Name, Unsynced: penstock.Unsynced{Files: files, Bytes: bytes, Why: "nobody serves the mount"}, hold: hold})
+			l = append(l, unsyncedView{Mount: m.Name, Unsynced: penstock.Unsynced{Files: files, Bytes: bytes, Why: "nobody serves the mount"}, hold: socket})
 		}
 	}
 	return l, err
@@ -142,14 +143,14 @@ func unsyncedHeld(hold string, told []unsyncedView) (l []unsyncedView, err error
 
 // heldUnsynced tells what a holder has of one mount that nobody serves, and with drop has
 // it dropped.
-func heldUnsynced(h *fuse.Hold, name string, drop bool) (files int, bytes int64, err error) {
+func heldUnsynced(h *hold.Client, name string, drop bool) (files int, bytes int64, err error) {
 	device, memory, found, err := h.Take(name, false)
 	if err != nil || !found {
 		return 0, 0, err
 	}
 	defer device.Close()
 	defer memory.Close()
-	if files, bytes, err = fuse.UnsyncedIn(memory); err != nil {
+	if files, bytes, err = hold.Unsynced(memory); err != nil {
 		return 0, 0, err
 	}
 	if drop {
@@ -302,7 +303,7 @@ is not ended by this; one that waits to end, ends.`,
 
 // abandonHeld has a holder drop what nobody serves.
 func abandonHeld(v unsyncedView) (unsyncedView, error) {
-	h, err := fuse.DialHolder(v.hold)
+	h, err := hold.Dial(v.hold)
 	if err != nil {
 		return v, err
 	}

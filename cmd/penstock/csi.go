@@ -24,7 +24,8 @@ import (
 	"penstock.io/penstock/csi/controller"
 	"penstock.io/penstock/csi/node"
 	"penstock.io/penstock/csi/policy"
-	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/fuse/hold"
+	"penstock.io/penstock/fuse/kernel"
 	"penstock.io/penstock/meta"
 	metacluster "penstock.io/penstock/meta/cluster"
 	"penstock.io/penstock/meta/peer"
@@ -193,7 +194,7 @@ func (c *csiFlags) run(ctx context.Context, cmd *cobra.Command) error {
 			Name: "penstock_csi_agents_ended_total", Help: "Node agents that ended, or were killed, before this one in its container.",
 		}, func() float64 { return float64(n) }))
 	}
-	cfg := csi.Config{Endpoint: c.endpoint, Version: version, Registration: c.register, Ready: pool.Ready, Logger: log, Metrics: registry, Dying: fuse.Dying}
+	cfg := csi.Config{Endpoint: c.endpoint, Version: version, Registration: c.register, Ready: pool.Ready, Logger: log, Metrics: registry, Dying: kernel.Dying}
 	step := killAt(log)
 	standard := "unix:" + filepath.Join(noteDir(), fmt.Sprintf("csi-%d.sock", os.Getpid()))
 	if c.controller {
@@ -310,7 +311,7 @@ func (c *csiFlags) newNode(pool *cluster.Cluster, creds *peer.Credentials, log *
 	}
 	if c.hold != "" {
 		cfg.Holder = csiHolder(c.hold)
-		if release, holds := fuse.KernelHolds(); !holds {
+		if release, holds := kernel.HoldsMounts(); !holds {
 			log.Warn("this kernel can't leave mounts to a holder (Linux 6.9): they end with this process; drain the node before it is replaced", "kernel", release)
 		}
 	}
@@ -336,7 +337,7 @@ func sweepNode(ctx context.Context, n *node.Server, staged []string, log *slog.L
 type csiHolder string
 
 func (c csiHolder) Orphans() (paths []string, err error) {
-	h, err := fuse.DialHolder(string(c))
+	h, err := hold.Dial(string(c))
 	if err != nil {
 		return nil, err
 	}
@@ -351,7 +352,7 @@ func (c csiHolder) Orphans() (paths []string, err error) {
 }
 
 func (c csiHolder) Forget(path string) error {
-	h, err := fuse.DialHolder(string(c))
+	h, err := hold.Dial(string(c))
 	if meta.KindOf(err) == meta.Unavailable {
 		return nil // what it had went with it
 	}
@@ -365,14 +366,14 @@ func (c csiHolder) Forget(path string) error {
 	}
 	defer device.Close()
 	defer memory.Close()
-	if files, bytes, err := fuse.UnsyncedIn(memory); bytes > 0 || err != nil {
+	if files, bytes, err := hold.Unsynced(memory); bytes > 0 || err != nil {
 		return meta.E("forget mount", meta.Unavailable, path, cmp.Or(err, fmt.Errorf("%d files with %d bytes are not durable", files, bytes)))
 	}
 	return h.Drop(path)
 }
 
 func (c csiHolder) Unsynced(path string) (files int, bytes int64, err error) {
-	h, err := fuse.DialHolder(string(c))
+	h, err := hold.Dial(string(c))
 	if err != nil {
 		return 0, 0, err // it may be back with what it had
 	}
@@ -386,7 +387,7 @@ func (c csiHolder) Unsynced(path string) (files int, bytes int64, err error) {
 	}
 	defer device.Close()
 	defer memory.Close()
-	return fuse.UnsyncedIn(memory)
+	return hold.Unsynced(memory)
 }
 
 // csiPinTTL is how long a snapshot stays pinned by a mount that has ended without
@@ -426,7 +427,7 @@ func (c *csiFlags) mountCommand(source, dir, logFile, socket string, options []s
 	cmd := exec.Command("/proc/self/exe", append(args, "--", source, dir)...)
 	cmd.Env = append(os.Environ(), readyEnv+"=3")
 	if takeUp {
-		cmd.Env = append(cmd.Env, fuse.TakeoverEnv+"=1")
+		cmd.Env = append(cmd.Env, hold.TakeoverEnv+"=1")
 	}
 	return cmd
 }

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/fuse/hold"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/peer"
 )
@@ -70,11 +71,11 @@ the last one had. Told to end, it goes on for 25 s at most while nobody serves a
 			// A holder should be the last to go when memory is short. Without the right
 			// to say so it stays as it is.
 			_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0)
-			cfg := fuse.HolderConfig{Patience: patience, Settle: settle, Respawn: respawn, Once: once, Logger: log}
+			cfg := hold.Config{Patience: patience, Settle: settle, Respawn: respawn, Once: once, Logger: log}
 			if !once {
 				cfg.Outlast = holderOutlasts
 			}
-			h, err := fuse.NewHolder(cfg)
+			h, err := hold.NewDaemon(cfg)
 			if err != nil {
 				return err
 			}
@@ -154,7 +155,7 @@ func ownFolder(dir string) error {
 }
 
 func listHeld(w io.Writer, socket string) error {
-	h, err := fuse.DialHolder(socket)
+	h, err := hold.Dial(socket)
 	if err != nil {
 		return err
 	}
@@ -183,7 +184,7 @@ const holderOutlasts = 25 * time.Second
 // ownHolder is what --hold says without a socket: a holder for this mount alone.
 const ownHolder = "own"
 
-// Values of fuse.TakeoverEnv.
+// Values of hold.TakeoverEnv.
 const takeoverReplace = "replace"
 
 // holdSocket is the socket of the holder of the mount at dir.
@@ -200,9 +201,9 @@ func (m *mountFlags) holdSocket(dir string) (path string, own bool, err error) {
 
 // holder reaches the mount's holder, and starts one if it is to be the mount's
 // own. takeover is how this process was told to take over, "" if it was not.
-func (m *mountFlags) holder(ctx context.Context, dir string) (h *fuse.Hold, redial func(context.Context) (*fuse.Hold, error), takeover string, err error) {
-	takeover = os.Getenv(fuse.TakeoverEnv)
-	os.Unsetenv(fuse.TakeoverEnv)
+func (m *mountFlags) holder(ctx context.Context, dir string) (h *hold.Client, redial func(context.Context) (*hold.Client, error), takeover string, err error) {
+	takeover = os.Getenv(hold.TakeoverEnv)
+	os.Unsetenv(hold.TakeoverEnv)
 	if m.hold == "" {
 		return nil, nil, "", nil
 	}
@@ -210,8 +211,8 @@ func (m *mountFlags) holder(ctx context.Context, dir string) (h *fuse.Hold, redi
 	if err != nil {
 		return nil, nil, "", err
 	}
-	redial = func(context.Context) (*fuse.Hold, error) { return fuse.DialHolder(socket) }
-	h, err = fuse.DialHolder(socket)
+	redial = func(context.Context) (*hold.Client, error) { return hold.Dial(socket) }
+	h, err = hold.Dial(socket)
 	if !own || err == nil || takeover != "" {
 		return h, redial, takeover, err
 	}
@@ -219,7 +220,7 @@ func (m *mountFlags) holder(ctx context.Context, dir string) (h *fuse.Hold, redi
 		return nil, nil, "", err
 	}
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		h, err = fuse.DialHolder(socket)
+		h, err = hold.Dial(socket)
 		if err == nil || time.Now().After(deadline) || ctx.Err() != nil {
 			return h, redial, takeover, err
 		}
@@ -243,7 +244,7 @@ func spawnHolder(socket string) error {
 }
 
 // startAgain is how this process was started.
-func startAgain() fuse.Start {
+func startAgain() hold.Command {
 	path, err := os.Executable()
 	if err != nil {
 		path = os.Args[0]
@@ -255,13 +256,13 @@ func startAgain() fuse.Start {
 		dir = "/"
 	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return strings.HasPrefix(v, fuse.TakeoverEnv+"=") || strings.HasPrefix(v, readyEnv+"=")
+		return strings.HasPrefix(v, hold.TakeoverEnv+"=") || strings.HasPrefix(v, readyEnv+"=")
 	})
 	oom := 0
 	if b, err := os.ReadFile("/proc/self/oom_score_adj"); err == nil {
 		oom, _ = strconv.Atoi(strings.TrimSpace(string(b)))
 	}
-	return fuse.Start{Path: path, Args: slices.Clone(os.Args), Env: env, Dir: dir, OOM: oom}
+	return hold.Command{Path: path, Args: slices.Clone(os.Args), Env: env, Dir: dir, OOM: oom}
 }
 
 // replaceMount starts this version of the program as the successor of whoever
@@ -275,7 +276,7 @@ func (m *mountFlags) replaceMount(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	h, err := fuse.DialHolder(socket)
+	h, err := hold.Dial(socket)
 	if err != nil {
 		return meta.E(op, meta.NotFound, m.replace, fmt.Errorf("%w: was it mounted with --hold? Say --hold=SOCKET if its holder listens elsewhere", err))
 	}
@@ -291,7 +292,7 @@ func (m *mountFlags) replaceMount(cmd *cobra.Command) error {
 	if len(mounts) != 1 {
 		return meta.E(op, meta.NotFound, dir, errors.New("the holder doesn't have it"))
 	}
-	start := mounts[0].Start
+	start := mounts[0].Command
 	if unit, ok := unitOf(start.Env, mounts[0].PID); ok {
 		return meta.E(op, meta.NotPermitted, dir, fmt.Errorf("process %d, which serves it, is of a unit of systemd, which would lose sight of its successor: systemctl reload %s", mounts[0].PID, unit))
 	}
@@ -304,7 +305,7 @@ func (m *mountFlags) replaceMount(cmd *cobra.Command) error {
 	}
 	child := &exec.Cmd{
 		Path: self, Args: start.Args, Dir: start.Dir,
-		Env:         append(slices.Clone(start.Env), fuse.TakeoverEnv+"="+takeoverReplace, readyEnv+"=3", fmt.Sprint(fuse.OOMEnv, "=", start.OOM)),
+		Env:         append(slices.Clone(start.Env), hold.TakeoverEnv+"="+takeoverReplace, readyEnv+"=3", fmt.Sprint(hold.OOMEnv, "=", start.OOM)),
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
 	if err := startReady(cmd, child); err != nil {

@@ -166,7 +166,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 	if err != nil {
 		return err
 	}
-	hold, redial, takeover, err := m.holder(ctx, dir)
+	holder, redial, takeover, err := m.holder(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -230,15 +230,15 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 	}
 	stopAdmin := func() {}
 	defer func() { stopAdmin() }()
-	start := startAgain()
+	command := startAgain()
 	if background {
-		start.Env = append(start.Env, backgroundEnv+"=1")
+		command.Env = append(command.Env, backgroundEnv+"=1")
 	}
 	ctx, unmount := context.WithCancel(ctx)
 	defer unmount()
 	leave := make(chan struct{})
 	err = fuse.Serve(ctx, fuse.ServeConfig{
-		Hold: hold, Redial: redial, Start: start, Must: takeover != "", Replace: takeover == takeoverReplace, Leave: leave,
+		Hold: holder, Redial: redial, Command: command, Must: takeover != "", Replace: takeover == takeoverReplace, Leave: leave,
 		Client: penstock.Config{
 			Meta: addrs, Name: fmt.Sprintf("%s:%s (pid %d)", host, dir, os.Getpid()),
 			IndexDir: m.indexes(), Logger: log, WriteBuffer: m.buffer << 20, Creds: creds, UnsafeNoVerify: unsafe.Store.UnsafeNoVerify, UnsafeNoLaunder: unsafe.NoLaunder, Topology: m.topology, Congestion: m.congestion,
@@ -250,7 +250,7 @@ func (m *mountFlags) serve(ctx context.Context, source, dir string, stderr io.Wr
 			// A killed predecessor may not have ended yet, one that left may not have
 			// stopped listening.
 			m.port.replace, m.port.routes = mount.TookOver(), mountRoutes(mount)
-			addr, stop, err := m.port.serve(ctx, log, mountSocket(), local.Metrics(nil, nil, &local.Mount{Mount: mount, Client: c, Hold: hold != nil}), nil)
+			addr, stop, err := m.port.serve(ctx, log, mountSocket(), local.Metrics(nil, nil, &local.Mount{Mount: mount, Client: c, Hold: holder != nil}), nil)
 			if err != nil {
 				// The mount is there; programs may use it already.
 				log.Error("no metrics", "error", err)

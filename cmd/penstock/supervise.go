@@ -11,7 +11,8 @@ import (
 	"syscall"
 	"time"
 
-	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/fuse/hold"
+	"penstock.io/penstock/fuse/kernel"
 )
 
 // The node agent in a container. The kernel ends all processes of a container with
@@ -151,7 +152,7 @@ func supervise(args []string, held bool, log *slog.Logger) error {
 // lost tells that the agent has been dying for so long that it can't end by itself;
 // from then on it is none of ours but to be reaped.
 func (s *supervisor) lost(now time.Time) bool {
-	if s.pid == 0 || !fuse.Dying(s.pid) {
+	if s.pid == 0 || !kernel.Dying(s.pid) {
 		s.dying = time.Time{}
 		return false
 	}
@@ -184,7 +185,7 @@ func exitWith(status int) error {
 
 // start starts an agent.
 func (s *supervisor) start() error {
-	env := append(os.Environ(), fuse.OOMEnv+"="+s.oom, agentsEnv+"="+strconv.Itoa(s.ended))
+	env := append(os.Environ(), hold.OOMEnv+"="+s.oom, agentsEnv+"="+strconv.Itoa(s.ended))
 	// Not by os/exec, which waits for its children itself: this process reaps all
 	// that come to it. In a group of its own, so that a signal to the supervisor's
 	// does not reach it twice.
@@ -267,7 +268,7 @@ func childProcesses() (pids []int) {
 		if len(f) < 2 || string(f[1]) != self || string(f[0]) == "Z" || string(f[0]) == "X" {
 			continue
 		}
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil && !fuse.Dying(pid) {
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil && !kernel.Dying(pid) {
 			pids = append(pids, pid)
 		}
 	}
@@ -296,12 +297,12 @@ const oomFile = "/proc/self/oom_score_adj"
 // as who started it: before it does anything that takes memory. To ask for more
 // than one's parent has is anybody's right.
 func takeOOM() {
-	n, told := os.LookupEnv(fuse.OOMEnv)
+	n, told := os.LookupEnv(hold.OOMEnv)
 	if !told {
 		return
 	}
-	os.Unsetenv(fuse.OOMEnv)
+	os.Unsetenv(hold.OOMEnv)
 	if err := os.WriteFile(oomFile, []byte(n), 0); err != nil {
-		fmt.Fprintf(os.Stderr, "penstock: %s=%s: %v\n", fuse.OOMEnv, n, err)
+		fmt.Fprintf(os.Stderr, "penstock: %s=%s: %v\n", hold.OOMEnv, n, err)
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/fuse/hold"
 	"penstock.io/penstock/test/takeover"
 )
 
@@ -45,7 +45,7 @@ func (r *rig) held(args ...string) {
 
 // orphans lists what the holder has, and how much of it nobody serves.
 func (r *rig) orphans() (none int, err error) {
-	h, err := fuse.DialHolder(r.hold)
+	h, err := hold.Dial(r.hold)
 	if err != nil {
 		return 0, err
 	}
@@ -246,7 +246,7 @@ func TestTakenUpSlowly(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaited := func() error {
-		h, err := fuse.DialHolder(r.hold)
+		h, err := hold.Dial(r.hold)
 		if err != nil {
 			return err
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
-	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/fuse/hold"
 )
 
 var volumes = flag.Int("volumes", 4, "volumes of the node in TestManyVolumes; make many-volumes: 100")
@@ -143,7 +143,7 @@ func TestManyVolumes(t *testing.T) {
 
 // servedByOthers counts the mounts that processes other than these serve.
 func (r *rig) servedByOthers(than map[int]bool) (served int, err error) {
-	h, err := fuse.DialHolder(r.hold)
+	h, err := hold.Dial(r.hold)
 	if err != nil {
 		return 0, err
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
-	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/fuse/kernel"
 	"penstock.io/penstock/test/port"
 )
 
@@ -53,7 +53,7 @@ func (r *rig) below() (all []proc) {
 			continue // it ended, or is elsewhere
 		}
 		f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-		all = append(all, proc{atoi(r.t, filepath.Base(name)), atoi(r.t, string(f[1])), string(bytes.ReplaceAll(line, []byte{0}, []byte{' '})), string(f[0]) == "Z", fuse.Dying(atoi(r.t, filepath.Base(name)))})
+		all = append(all, proc{atoi(r.t, filepath.Base(name)), atoi(r.t, string(f[1])), string(bytes.ReplaceAll(line, []byte{0}, []byte{' '})), string(f[0]) == "Z", kernel.Dying(atoi(r.t, filepath.Base(name)))})
 	}
 	return all
 }
@@ -297,7 +297,7 @@ func TestAgentCannotEnd(t *testing.T) {
 		if err := syscall.Kill(agent, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		if time.Sleep(300 * time.Millisecond); fuse.Dying(agent) {
+		if time.Sleep(300 * time.Millisecond); kernel.Dying(agent) {
 			break
 		}
 		agent = r.another(agentLine, agent)
@@ -315,7 +315,7 @@ func TestAgentCannotEnd(t *testing.T) {
 	if b, err := os.ReadFile(r.path("log")); err != nil || bytes.Contains(b, []byte("what pods left behind was not all cleared away")) {
 		t.Errorf("it looked for what pods left behind first: %v", err)
 	}
-	if !fuse.Dying(agent) {
+	if !kernel.Dying(agent) {
 		t.Error("the agent could end while nobody served the mount: nothing was tried")
 	}
 	r.until("the agent that serves is the next one", func() error {

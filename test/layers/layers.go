@@ -55,7 +55,9 @@ var table = []row{
 	{"chunkserver/client", []string{"meta", "meta/replica", "chunkserver", "chunkserver/wire", "meta/capability", "meta/peer"}, "the user's side of the data path"},
 
 	{".", []string{"meta", "meta/admin", "meta/client", "meta/digest", "meta/index", "meta/keep", "meta/lock", "meta/peer", "meta/process", "meta/wire", "chunkserver", "chunkserver/client"}, "the client library: the only way to meta and chunk servers; locks on snapshots are its own"},
-	{"fuse", []string{".", "meta", "meta/keep", "meta/process"}, "kernel requests become calls of the client library; what it leaves to a successor lies beside what that does"},
+	{"fuse/kernel", []string{"meta"}, "what Linux tells of mounts, connections and processes: whoever serves or holds mounts asks it"},
+	{"fuse/hold", []string{"fuse/kernel", "meta", "meta/keep", "meta/process"}, "the holder has descriptors: it knows neither files nor what the kernel asks, and outlives the processes that do"},
+	{"fuse", []string{".", "fuse/hold", "fuse/kernel", "meta", "meta/keep", "meta/process"}, "kernel requests become calls of the client library; what it leaves to a successor lies beside what that does"},
 	{"stream", []string{".", "meta"}, "a user of the client library like any other"},
 	{"table", []string{".", "meta"}, "a user of the client library like any other"},
 	{"csi/handle", []string{"meta"}, "names and handles are pure words"},
@@ -88,6 +90,11 @@ var outside = []struct {
 	{"github.com/spf13/cobra", []string{"cmd", "test/k8s"}, "flags belong to the command line, and to those of Kubernetes"},
 	{"google.golang.org/grpc", []string{"meta/admin", "meta/server", "meta/cluster", "meta/journal/etcd", "csi", "stream", "table", "cmd", "test"}, "administration is gRPC; metadata travels in frames of our own: a quarter of the CPU of a call"},
 	{"github.com/prometheus", []string{"cmd", "csi", "meta/server", "chunkserver/server", "fuse"}, "metrics are served by roles"},
+}
+
+// neither are folders below those of outside that may not import its module.
+var neither = map[string][]string{
+	"github.com/hanwen/go-fuse": {"fuse/hold", "fuse/kernel"}, // they live on when the protocol's server has ended
 }
 
 // standardOnly are packages that import nothing but the standard library and

@@ -166,7 +166,7 @@ func TestImportsPointOneWay(t *testing.T) {
 				}
 				for _, o := range outside {
 					if within(imported, o.module) || strings.HasPrefix(imported, o.module+"/") {
-						if !slices.ContainsFunc(o.only, func(p string) bool { return within(f.path, p) }) {
+						if !slices.ContainsFunc(o.only, func(p string) bool { return within(f.path, p) }) || slices.Contains(neither[o.module], f.path) {
 							t.Errorf("%s imports %s, which is for %v: %s", path.Join(f.path, name), imported, o.only, o.why)
 						}
 					}

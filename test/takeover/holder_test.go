@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
-	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/fuse/hold"
 	"penstock.io/penstock/test/program"
 )
 
@@ -227,7 +227,7 @@ func TestOwnHolder(t *testing.T) {
 	r.Until("metadata server", func() error { _, err := r.Ctl("volume", "list"); return err })
 	metrics := filepath.Join(r.Dir, "mount.sock")
 	const score = "321" // how soon it is to be killed when memory is short
-	r.Env = append(r.Env, fuse.OOMEnv+"="+score)
+	r.Env = append(r.Env, hold.OOMEnv+"="+score)
 	// Nobody reads what it says, from before the first kill on.
 	log, said, err := os.Pipe()
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"penstock.io/penstock/cmd/penstock/spawn"
-	"penstock.io/penstock/fuse"
+	"penstock.io/penstock/fuse/hold"
 	"penstock.io/penstock/test/program"
 )
 
@@ -54,7 +54,7 @@ type rig struct {
 	socket string
 	up     *spawn.Process // the cluster
 	holder *spawn.Process
-	hold   *fuse.Hold
+	hold   *hold.Client
 }
 
 func newRig(t *testing.T, holder ...string) *rig {
@@ -111,9 +111,9 @@ func (r *rig) startHolder(args ...string) {
 	r.hold = r.dial()
 }
 
-func (r *rig) dial() (h *fuse.Hold) {
+func (r *rig) dial() (h *hold.Client) {
 	r.T.Helper()
-	r.Until("holder", func() (err error) { h, err = fuse.DialHolder(r.socket); return err })
+	r.Until("holder", func() (err error) { h, err = hold.Dial(r.socket); return err })
 	r.T.Cleanup(h.Close)
 	return h
 }

@@ -1,8 +1,7 @@
-package fuse
+package hold
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -21,25 +20,26 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"penstock.io/penstock/fuse/kernel"
 	"penstock.io/penstock/meta"
 	"penstock.io/penstock/meta/keep"
 	"penstock.io/penstock/meta/process"
 )
 
-// holderRig is a holder at a socket; its mounts are pipes and empty memories. What
+// rig is a holder at a socket; its mounts are pipes and empty memories. What
 // a pipe does like /dev/fuse: its writing end reports an error to poll(2) once the
 // other end, the "kernel", has closed.
-type holderRig struct {
+type rig struct {
 	*testing.T
-	h      *Holder
+	h      *Daemon
 	socket string
 }
 
 // holds starts one.
-func holds(t *testing.T, cfg HolderConfig, change ...func(*Holder)) *holderRig {
+func holds(t *testing.T, cfg Config, change ...func(*Daemon)) *rig {
 	t.Helper()
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
-	h, err := NewHolder(cfg)
+	h, err := NewDaemon(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func holds(t *testing.T, cfg HolderConfig, change ...func(*Holder)) *holderRig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &holderRig{t, h, filepath.Join(dir, "s")}
+	r := &rig{t, h, filepath.Join(dir, "s")}
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: r.socket, Net: "unixpacket"})
 	if err != nil {
 		t.Fatal(err)
@@ -66,9 +66,9 @@ func holds(t *testing.T, cfg HolderConfig, change ...func(*Holder)) *holderRig {
 	return r
 }
 
-func (r *holderRig) dial() *Hold {
+func (r *rig) dial() *Client {
 	r.Helper()
-	h, err := DialHolder(r.socket)
+	h, err := Dial(r.socket)
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -87,26 +87,19 @@ func device(t *testing.T) (dev, kernel *os.File) {
 	return dev, kernel
 }
 
-// memory is what a server leaves, with the kernel's number of its connection.
-func memory(t *testing.T, connection uint64, records ...keep.Record) *os.File {
+// memory is what a server leaves.
+func memory(t *testing.T, records ...keep.Record) *os.File {
 	t.Helper()
 	m, err := keep.New(1 << 20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	b, err := json.Marshal(head{Session: 1, Init: make([]byte, inHeaderSize+16), Connection: connection})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.SetHead(b); err != nil {
-		t.Fatal(err)
-	}
 	for _, r := range records {
 		m.Note(r)
 	}
 	m.Whole()
-	f, err := dupFile(m.FD())
+	f, err := kernel.DupFile(m.FD())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,12 +107,12 @@ func memory(t *testing.T, connection uint64, records ...keep.Record) *os.File {
 	return f
 }
 
-var someStart = Start{Args: []string{"serve"}}
+var someCommand = Command{Args: []string{"serve"}}
 
-func (r *holderRig) put(h *Hold, name string, start Start) (kernel *os.File) {
+func (r *rig) put(h *Client, name string, command Command) (kernel *os.File) {
 	r.Helper()
 	dev, kernel := device(r.T)
-	if err := h.Put(name, start, 0, dev, memory(r.T, 0)); err != nil {
+	if err := h.Put(name, command, 0, dev, memory(r.T)); err != nil {
 		r.Fatal(err)
 	}
 	dev.Close()
@@ -127,12 +120,12 @@ func (r *holderRig) put(h *Hold, name string, start Start) (kernel *os.File) {
 }
 
 // goes ends who serves; nobody does then.
-func (r *holderRig) goes(h *Hold) {
+func (r *rig) goes(h *Client) {
 	r.Helper()
 	h.Close()
 	looks := r.dial()
 	r.until("nobody serves", func() bool {
-		return !slices.ContainsFunc(r.list(looks), func(m Held) bool { return m.PID != 0 })
+		return !slices.ContainsFunc(r.list(looks), func(m Mount) bool { return m.PID != 0 })
 	})
 }
 
@@ -142,7 +135,7 @@ type taken struct {
 	err            error
 }
 
-func (r *holderRig) take(h *Hold, name string, replace bool) chan taken {
+func (r *rig) take(h *Client, name string, replace bool) chan taken {
 	c := make(chan taken, 1)
 	go func() {
 		var t taken
@@ -181,7 +174,7 @@ func (t taken) have(tb testing.TB) {
 	tb.Cleanup(func() { t.device.Close(); t.memory.Close() })
 }
 
-func (r *holderRig) until(what string, ok func() bool) {
+func (r *rig) until(what string, ok func() bool) {
 	r.Helper()
 	for deadline := time.Now().Add(90 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -190,7 +183,7 @@ func (r *holderRig) until(what string, ok func() bool) {
 	}
 }
 
-func (r *holderRig) list(h *Hold) []Held {
+func (r *rig) list(h *Client) []Mount {
 	r.Helper()
 	l, err := h.List()
 	if err != nil {
@@ -208,39 +201,37 @@ func wantKind(t *testing.T, err error, want meta.Kind) {
 
 // ---- one serves
 
+// cutOff is a process that serves /m, and whose holder is gone.
+func (r *rig) cutOff(device, memory *os.File) *Registration {
+	old := r.dial()
+	old.Close()
+	server := NewRegistration(old, RegistrationConfig{
+		Command: someCommand, Redial: func(context.Context) (*Client, error) { return Dial(r.socket) }, Logger: r.h.cfg.Logger,
+	})
+	server.name, server.fds = "/m", [2]*os.File{device, memory}
+	go server.watch(old)
+	return server
+}
+
 // A server whose holder was replaced finds the mount given to another process: it is told
 // that it serves no more.
 func TestServerComesBackTooLate(t *testing.T) {
 	dev, _ := device(t)
-	mem := memory(t, 0)
-	r := holds(t, HolderConfig{})
-	r.put(r.dial(), "/m", someStart)
+	mem := memory(t)
+	r := holds(t, Config{})
+	r.put(r.dial(), "/m", someCommand)
 
-	old := r.dial()
-	old.Close()
-	server := &hold{
-		cfg:  &ServeConfig{Redial: func(context.Context) (*Hold, error) { return DialHolder(r.socket) }},
-		Hold: old, name: "/m", fds: [2]*os.File{dev, mem}, yields: make(chan struct{}), lost: make(chan struct{}),
-	}
-	server.cfg.Client.Logger = r.h.cfg.Logger
-	go server.watch(old)
-	comes(t, "the loss", server.lost)
+	server := r.cutOff(dev, mem)
+	comes(t, "the loss", server.Lost())
 	server.Close()
 }
 
 // A server whose holder was replaced gives the next one what the last one had.
 func TestServerComesBack(t *testing.T) {
 	dev, _ := device(t)
-	mem := memory(t, 0)
-	r := holds(t, HolderConfig{})
-	old := r.dial()
-	old.Close()
-	server := &hold{
-		cfg:  &ServeConfig{Redial: func(context.Context) (*Hold, error) { return DialHolder(r.socket) }},
-		Hold: old, name: "/m", fds: [2]*os.File{dev, mem}, yields: make(chan struct{}), lost: make(chan struct{}),
-	}
-	server.cfg.Client.Logger = r.h.cfg.Logger
-	go server.watch(old)
+	mem := memory(t)
+	r := holds(t, Config{})
+	server := r.cutOff(dev, mem)
 	looks := r.dial()
 	r.until("held again", func() bool { l := r.list(looks); return len(l) == 1 && l[0].PID == os.Getpid() })
 	server.Close()
@@ -250,9 +241,9 @@ func TestServerComesBack(t *testing.T) {
 
 // While one takes a mount over no other one may say that it serves it.
 func TestPutBesideTaker(t *testing.T) {
-	r := holds(t, HolderConfig{})
+	r := holds(t, Config{})
 	p, q, other := r.dial(), r.dial(), r.dial()
-	r.put(p, "/m", someStart)
+	r.put(p, "/m", someCommand)
 	r.goes(p)
 	if l := r.list(other); len(l) != 1 || l[0].Awaited {
 		t.Errorf("nobody serves it, and nobody comes: %+v", l)
@@ -263,11 +254,11 @@ func TestPutBesideTaker(t *testing.T) {
 		t.Errorf("somebody is about to serve it: %+v", l)
 	}
 	dev, _ := device(t)
-	wantKind(t, other.Put("/m", someStart, 0, dev, memory(t, 0)), meta.Busy)
-	if err := q.Put("/m", someStart, 0, took.device, took.memory); err != nil {
+	wantKind(t, other.Put("/m", someCommand, 0, dev, memory(t)), meta.Busy)
+	if err := q.Put("/m", someCommand, 0, took.device, took.memory); err != nil {
 		t.Fatal(err)
 	}
-	wantKind(t, other.Put("/m", someStart, 0, dev, memory(t, 0)), meta.Busy)
+	wantKind(t, other.Put("/m", someCommand, 0, dev, memory(t)), meta.Busy)
 	if l := r.list(other); len(l) != 1 || l[0].Taken != 1 || l[0].Awaited {
 		t.Fatalf("%+v", l)
 	}
@@ -276,16 +267,16 @@ func TestPutBesideTaker(t *testing.T) {
 // Who wants a mount that is being taken over gets it from the one that took it,
 // or hears that it is served.
 func TestTakeDuringTakeover(t *testing.T) {
-	r := holds(t, HolderConfig{})
+	r := holds(t, Config{})
 	p, s, plain, admin := r.dial(), r.dial(), r.dial(), r.dial()
-	r.put(p, "/m", someStart)
+	r.put(p, "/m", someCommand)
 	r.goes(p)
 	took := comes(t, "the mount", r.take(s, "/m", false))
 	took.have(t)
 	refused, replaced := r.take(plain, "/m", false), r.take(admin, "/m", true)
 	stays(t, "an answer", refused, 50*time.Millisecond)
 	stays(t, "an answer", replaced, 50*time.Millisecond)
-	if err := s.Put("/m", someStart, 0, took.device, took.memory); err != nil {
+	if err := s.Put("/m", someCommand, 0, took.device, took.memory); err != nil {
 		t.Fatal(err)
 	}
 	wantKind(t, comes(t, "an answer", refused).err, meta.Busy)
@@ -296,9 +287,9 @@ func TestTakeDuringTakeover(t *testing.T) {
 
 // Who waits is first when a taker fails.
 func TestTakerFails(t *testing.T) {
-	r := holds(t, HolderConfig{})
+	r := holds(t, Config{})
 	p, s, next := r.dial(), r.dial(), r.dial()
-	r.put(p, "/m", someStart)
+	r.put(p, "/m", someCommand)
 	r.goes(p)
 	comes(t, "the mount", r.take(s, "/m", false)).have(t)
 	got := r.take(next, "/m", false)
@@ -312,13 +303,13 @@ func TestTakerFails(t *testing.T) {
 // A successor that hangs does not keep users waiting for ever.
 func TestPatienceCoversTaker(t *testing.T) {
 	number := filepath.Join(t.TempDir(), "abort")
-	r := holds(t, HolderConfig{Patience: 500 * time.Millisecond}, aborts(number))
+	r := holds(t, Config{Patience: 5 * time.Second}, aborts(number)) // the taker must come within it
 	p, q, looks := r.dial(), r.dial(), r.dial()
-	kernel := r.put(p, "/m", someStart)
+	kernel := r.put(p, "/m", someCommand)
 	r.goes(p)
 	took := comes(t, "the mount", r.take(q, "/m", false))
 	took.have(t)
-	serving, stop := (&hold{cfg: &ServeConfig{}, Hold: q}).taking(t.Context())
+	serving, stop := NewRegistration(q, RegistrationConfig{}).Taking(t.Context())
 	defer stop()
 	comes(t, "the end of the taker's time", serving.Done())
 	r.until("given up", func() bool { return len(r.list(looks)) == 0 })
@@ -332,10 +323,10 @@ func TestPatienceCoversTaker(t *testing.T) {
 func TestAbort(t *testing.T) {
 	for _, umounted := range []bool{false, true} {
 		name := filepath.Join(t.TempDir(), "abort")
-		r := holds(t, HolderConfig{Patience: 300 * time.Millisecond}, aborts(name))
+		r := holds(t, Config{Patience: 3 * time.Second}, aborts(name)) // the taker must come within it
 		p, q := r.dial(), r.dial()
 		dev, kernel := device(t)
-		if err := p.Put("/m", someStart, 42, dev, memory(t, 0)); err != nil {
+		if err := p.Put("/m", someCommand, 42, dev, memory(t)); err != nil {
 			t.Fatal(err)
 		}
 		r.goes(p)
@@ -356,9 +347,9 @@ func TestAbort(t *testing.T) {
 }
 
 // aborts has a file in place of the kernel's.
-func aborts(name string) func(*Holder) {
-	return func(h *Holder) {
-		h.abort = func(n uint64) (*os.File, error) {
+func aborts(name string) func(*Daemon) {
+	return func(h *Daemon) {
+		h.openAbort = func(n uint64) (*os.File, error) {
 			f, err := os.Create(name)
 			if err == nil {
 				fmt.Fprint(f, n, " ")
@@ -371,9 +362,9 @@ func aborts(name string) func(*Holder) {
 // A mount that was ended while nobody served it is given out: what was written is
 // in its memory. Who took it has it dropped.
 func TestUnmountedWhileNobodyServed(t *testing.T) {
-	r := holds(t, HolderConfig{})
+	r := holds(t, Config{})
 	p, q := r.dial(), r.dial()
-	kernel := r.put(p, "/m", someStart)
+	kernel := r.put(p, "/m", someCommand)
 	r.goes(p)
 	kernel.Close()
 	comes(t, "the mount", r.take(q, "/m", false)).have(t)
@@ -392,9 +383,9 @@ func TestSuccessorsThatEnd(t *testing.T) {
 		t.Run(part, func(t *testing.T) {
 			t.Parallel()
 			notes := filepath.Join(t.TempDir(), "notes")
-			r := holds(t, HolderConfig{Patience: 3 * time.Second, Settle: time.Hour, Respawn: true})
+			r := holds(t, Config{Patience: 3 * time.Second, Settle: time.Hour, Respawn: true})
 			p := r.dial()
-			r.put(p, "/m", Start{
+			r.put(p, "/m", Command{
 				Path: os.Args[0], Args: []string{os.Args[0], r.socket}, Dir: "/",
 				Env: append(os.Environ(), partEnv+"="+part, notesEnv+"="+notes),
 			})
@@ -404,8 +395,9 @@ func TestSuccessorsThatEnd(t *testing.T) {
 			r.until("given up", func() bool { return len(r.list(looks)) == 0 })
 			b, _ := os.ReadFile(notes)
 			n := strings.Count(string(b), "\n")
-			// Pauses of 0, 0.2, 0.4 s and so on: with none of them, some hundred.
-			if n < 2 || n > 6 {
+			// Pauses of 0, 0.2, 0.4 s and so on: with none of them, some hundred. Where processors
+			// are short, one that took the mount as it was given up begins it anew.
+			if n < 2 || n > 20 {
 				t.Errorf("%d successors in %v", n, time.Since(began))
 			}
 		})
@@ -415,9 +407,9 @@ func TestSuccessorsThatEnd(t *testing.T) {
 // One that served for long is followed at once, however many there were.
 func TestSuccessorsThatSettle(t *testing.T) {
 	notes := filepath.Join(t.TempDir(), "notes")
-	r := holds(t, HolderConfig{Patience: time.Hour, Settle: time.Millisecond, Respawn: true})
+	r := holds(t, Config{Patience: time.Hour, Settle: time.Millisecond, Respawn: true})
 	p := r.dial()
-	r.put(p, "/m", Start{
+	r.put(p, "/m", Command{
 		Path: os.Args[0], Args: []string{os.Args[0], r.socket}, Dir: "/",
 		Env: append(os.Environ(), partEnv+"=holderPut", notesEnv+"="+notes),
 	})
@@ -435,13 +427,13 @@ func TestSuccessorsThatSettle(t *testing.T) {
 	}
 }
 
-const notesEnv = "PENSTOCK_FUSE_NOTES"
+const notesEnv = "PENSTOCK_HOLD_NOTES"
 
 func init() {
 	// A successor that takes over and ends; one that ends before.
 	parts["holderPut"] = func(socket string) error {
 		note()
-		h, err := DialHolder(socket)
+		h, err := Dial(socket)
 		if err != nil {
 			return err
 		}
@@ -450,13 +442,13 @@ func init() {
 			return fmt.Errorf("found %v, %w", ok, err)
 		}
 		env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, TakeoverEnv) })
-		err = h.Put("/m", Start{Path: os.Args[0], Args: os.Args, Dir: "/", Env: env}, 0, dev, mem)
+		err = h.Put("/m", Command{Path: os.Args[0], Args: os.Args, Dir: "/", Env: env}, 0, dev, mem)
 		time.Sleep(2 * time.Millisecond)
 		return err
 	}
 	// A successor that takes over and serves.
 	parts["holderServes"] = func(socket string) error {
-		h, err := DialHolder(socket)
+		h, err := Dial(socket)
 		if err != nil {
 			return err
 		}
@@ -464,7 +456,7 @@ func init() {
 		if err != nil || !ok {
 			return fmt.Errorf("found %v, %w", ok, err)
 		}
-		if err := h.Put("/m", someStart, 0, dev, mem); err != nil {
+		if err := h.Put("/m", someCommand, 0, dev, mem); err != nil {
 			return err
 		}
 		<-h.gone
@@ -505,9 +497,9 @@ func note() {
 // who served before.
 func TestSuccessorsForWantOfMemory(t *testing.T) {
 	notes := filepath.Join(t.TempDir(), "notes")
-	r := holds(t, HolderConfig{Patience: time.Hour, Respawn: true})
+	r := holds(t, Config{Patience: time.Hour, Respawn: true})
 	p := r.dial()
-	r.put(p, "/m", Start{
+	r.put(p, "/m", Command{
 		Path: os.Args[0], Args: []string{os.Args[0], r.socket}, Dir: "/", OOM: 123,
 		Env: append(os.Environ(), partEnv+"=holderServes", notesEnv+"="+notes),
 	})
@@ -527,39 +519,41 @@ func TestSuccessorsForWantOfMemory(t *testing.T) {
 	}
 }
 
-// What can't be aborted, since the control file system is out of sight and there is
-// no right to mount it, is not taken for gone.
-func TestAbortWithoutRights(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Fatal("giving up capabilities needs root")
+// A mount that nobody serves for long is ended for its users. What was written to it and
+// is not durable stays with the holder, for a process that sees to that.
+func TestGivenUpIsKept(t *testing.T) {
+	number := t.TempDir() + "/abort"
+	r := holds(t, Config{Patience: 300 * time.Millisecond}, aborts(number))
+	p, q := r.dial(), r.dial()
+	dev, end := device(t)
+	m := memory(t, keep.Record{Kind: keep.Data, N: [6]uint64{1, 5, 0, 4096, keep.Nowhere}}, keep.Record{Kind: keep.Data, N: [6]uint64{1, 5, 4096, 4096, keep.Nowhere}})
+	if err := p.Put("/m", someCommand, 42, dev, m); err != nil {
+		t.Fatal(err)
 	}
-	ended := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // it ends with this goroutine
-		ended <- func() error {
-			err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
-			if err != nil {
-				return err
-			}
-			for unix.Unmount("/sys/fs/fuse/connections", unix.MNT_DETACH) == nil {
-			}
-			var none [2]unix.CapUserData
-			if err := unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]); err != nil {
-				return err
-			}
-			f, err := openAbort(1)
-			if err == nil {
-				f.Close()
-			}
-			if err == nil || errors.Is(err, os.ErrNotExist) {
-				return fmt.Errorf("it is said to be gone: %w", err)
-			}
-			return nil
-		}()
-	}()
-	if err := <-ended; err != nil {
-		t.Error(err)
+	dev.Close()
+	r.goes(p)
+	r.until("ended for its users", func() bool { _, err := os.Stat(number); return err == nil })
+	if n, err := end.Read(make([]byte, 1)); n != 0 {
+		t.Errorf("the device is held still: %d %v", n, err)
 	}
+	time.Sleep(time.Second)
+	device, left, found, err := q.Take("/m", false)
+	if err != nil || !found {
+		t.Fatalf("DATA: the holder gave up what is not durable: %v %v", found, err)
+	}
+	defer device.Close()
+	defer left.Close()
+	if !kernel.Ended(int(device.Fd())) {
+		t.Error("who takes it takes it for a mount that lives")
+	}
+	if files, bytes, err := Unsynced(left); files != 1 || bytes != 8192 || err != nil {
+		t.Errorf("DATA: the holder has %d files, %d bytes, %v", files, bytes, err)
+	}
+	time.Sleep(time.Second) // more than its patience
+	if err := q.Drop("/m"); err != nil {
+		t.Errorf("who sees to it was not left the time: %v", err)
+	}
+	r.until("dropped", func() bool { return len(r.list(r.dial())) == 0 })
 }
 
 // ---- trust
@@ -597,7 +591,7 @@ func TestStrangerAtTheSocket(t *testing.T) {
 	if _, err := io.ReadFull(out, b); err != nil {
 		t.Fatal(err)
 	}
-	h, err := DialHolder(socket)
+	h, err := Dial(socket)
 	if err == nil {
 		h.Close()
 	}
@@ -641,16 +635,16 @@ func socketPair(t *testing.T) (a, b *net.UnixConn) {
 
 // A holder that can't see who serves would not see that it was killed.
 func TestServerThatCannotBeSeen(t *testing.T) {
-	r := holds(t, HolderConfig{})
+	r := holds(t, Config{})
 	a, b := socketPair(t)
-	r.h.join(a, 0)
+	r.h.accept(a, 0)
 	h, err := greet(b, "pair", answerIn)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer h.Close()
 	dev, _ := device(t)
-	err = h.Put("/m", someStart, 0, dev, memory(t, 0))
+	err = h.Put("/m", someCommand, 0, dev, memory(t))
 	wantKind(t, err, meta.NotSupported)
 	if !strings.Contains(err.Error(), "hostPID") {
 		t.Errorf("%v does not say what to do", err)
@@ -663,11 +657,11 @@ func TestServerThatCannotBeSeen(t *testing.T) {
 
 // Many mounts with much environment each are listed; how one was started is shown.
 func TestManyMounts(t *testing.T) {
-	r := holds(t, HolderConfig{})
+	r := holds(t, Config{})
 	p := r.dial()
-	start := Start{Path: "/bin/x", Args: []string{"x"}, Env: []string{"A=" + strings.Repeat("a", 2000)}, Dir: "/"}
+	start := Command{Path: "/bin/x", Args: []string{"x"}, Env: []string{"A=" + strings.Repeat("a", 2000)}, Dir: "/"}
 	dev, _ := device(t)
-	mem := memory(t, 0)
+	mem := memory(t)
 	const mounts = 400
 	name := func(i int) string { return fmt.Sprintf("/m/%s/%04d", strings.Repeat("d", 900), i) }
 	for i := range mounts {
@@ -680,12 +674,12 @@ func TestManyMounts(t *testing.T) {
 		t.Fatalf("%d of %d are listed", len(l), mounts)
 	}
 	for i, m := range l {
-		if m.Name != name(i) || m.PID != os.Getpid() || m.Start.Path != "" {
+		if m.Name != name(i) || m.PID != os.Getpid() || m.Command.Path != "" {
 			t.Fatalf("%d: %+v", i, m)
 		}
 	}
 	shown, err := p.Show(name(7))
-	if err != nil || len(shown) != 1 || !slices.Equal(shown[0].Start.Env, start.Env) || shown[0].PID != os.Getpid() {
+	if err != nil || len(shown) != 1 || !slices.Equal(shown[0].Command.Env, start.Env) || shown[0].PID != os.Getpid() {
 		t.Fatalf("%+v %v", shown, err)
 	}
 	if shown, err := p.Show("/none"); err != nil || len(shown) != 0 {
@@ -696,24 +690,24 @@ func TestManyMounts(t *testing.T) {
 // An environment as large as fits is held and shown; of a larger one the error
 // says what is wrong.
 func TestLargeEnvironment(t *testing.T) {
-	r := holds(t, HolderConfig{})
+	r := holds(t, Config{})
 	p := r.dial()
-	env := func(n int) Start {
-		return Start{Path: "/bin/x", Args: []string{"x"}, Env: []string{"A=" + strings.Repeat("a", n)}, Dir: "/"}
+	env := func(n int) Command {
+		return Command{Path: "/bin/x", Args: []string{"x"}, Env: []string{"A=" + strings.Repeat("a", n)}, Dir: "/"}
 	}
 	long := "/" + strings.Repeat("m", 4000)
 	r.put(p, long, env(maxPut-6000))
 	l, err := p.Show(long)
-	if err != nil || len(l) != 1 || len(l[0].Start.Env[0]) != maxPut-6000+2 {
+	if err != nil || len(l) != 1 || len(l[0].Command.Env[0]) != maxPut-6000+2 {
 		t.Fatalf("%d mounts, %v", len(l), err)
 	}
 	dev, _ := device(t)
-	err = p.Put("/m", env(300<<10), 0, dev, memory(t, 0))
+	err = p.Put("/m", env(300<<10), 0, dev, memory(t))
 	wantKind(t, err, meta.Invalid)
 	if !strings.Contains(err.Error(), "environment") {
 		t.Errorf("%v does not say what is too large", err)
 	}
-	r.put(p, "/m", someStart) // the connection goes on
+	r.put(p, "/m", someCommand) // the connection goes on
 }
 
 // ---- nobody waits for others
@@ -734,7 +728,7 @@ func TestLateAnswer(t *testing.T) {
 				<-late
 			}
 			self, _ := process.Self()
-			_ = writePacket(a, (&holdPacket{Op: p.Op, Process: &self, Mounts: []Held{{Name: p.Name}}}).encode())
+			_ = writePacket(a, (&packet{Op: p.Op, Process: &self, Mounts: []Mount{{Name: p.Name}}}).encode())
 		}
 	}()
 	h, err := greet(b, "pair", time.Second)
@@ -753,16 +747,16 @@ func TestLateAnswer(t *testing.T) {
 
 // A process that does not read keeps nobody else waiting.
 func TestNobodyWaitsForOthers(t *testing.T) {
-	r := holds(t, HolderConfig{})
+	r := holds(t, Config{})
 	p := r.dial()
 	began := time.Now()
-	r.put(p, "/m", someStart)
+	r.put(p, "/m", someCommand)
 
 	// It asks and never reads: its answers fill what the kernel keeps for it.
 	a, b := socketPair(t)
-	r.h.join(a, os.Getpid())
-	show := (&holdPacket{Op: "show", Name: "/large"}).encode()
-	r.put(p, "/large", Start{Path: "/", Env: []string{strings.Repeat("x", 200<<10)}})
+	r.h.accept(a, os.Getpid())
+	show := (&packet{Op: "show", Name: "/large"}).encode()
+	r.put(p, "/large", Command{Path: "/", Env: []string{strings.Repeat("x", 200<<10)}})
 	for range 40 {
 		_ = b.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 		if _, err := b.Write(show); err != nil {
@@ -786,7 +780,7 @@ func TestOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	h, err := NewHolder(HolderConfig{Once: true, Logger: slog.New(slog.DiscardHandler)})
+	h, err := NewDaemon(Config{Once: true, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -796,14 +790,14 @@ func TestOnce(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- h.Serve(t.Context(), l) }()
-	r := &holderRig{t, h, filepath.Join(dir, "s")}
+	r := &rig{t, h, filepath.Join(dir, "s")}
 	p := r.dial()
-	r.put(p, "/m", someStart)
+	r.put(p, "/m", someCommand)
 	if err := p.Drop("/m"); err != nil {
 		t.Fatal(err)
 	}
 	stays(t, "the end", ended, 200*time.Millisecond)
-	r.put(p, "/m", someStart)
+	r.put(p, "/m", someCommand)
 	if err := p.Drop("/m"); err != nil {
 		t.Fatal(err)
 	}
@@ -813,23 +807,23 @@ func TestOnce(t *testing.T) {
 	}
 }
 
-func FuzzHoldPacket(f *testing.F) {
+func FuzzPacket(f *testing.F) {
 	self, err := process.Self()
 	if err != nil {
 		f.Fatal(err)
 	}
-	for _, p := range []*holdPacket{
-		{Op: "hello", Version: 1}, {Op: "hello", Version: 1, Process: &self}, {Op: "put", Name: "/m", Start: &someStart, Connection: 42},
+	for _, p := range []*packet{
+		{Op: "hello", Version: 1}, {Op: "hello", Version: 1, Process: &self}, {Op: "put", Name: "/m", Command: &someCommand, Connection: 42},
 		{Op: "take", Name: "/m", Replace: true}, {Op: "take", Name: "/m", Found: true}, {Op: "take", Name: "/m", Kind: meta.Busy, Error: "no"},
-		{Op: "list", Mounts: []Held{{Name: "/m", PID: 7, Taken: 2}}, More: true}, {Op: "yield", Name: "/m"},
-		{Op: "show", Mounts: []Held{{Name: "/m", Start: someStart}}},
+		{Op: "list", Mounts: []Mount{{Name: "/m", PID: 7, Taken: 2}}, More: true}, {Op: "yield", Name: "/m"},
+		{Op: "show", Mounts: []Mount{{Name: "/m", Command: someCommand}}},
 	} {
 		f.Add(p.encode())
 	}
 	// As the first version wrote them.
 	f.Add([]byte(`{"op":"list","mounts":[{"name":"/m","pid":7,"taken":0,"start":{"path":"/p","args":["p"],"env":null,"dir":"/"}}]}`))
 	f.Add([]byte(`{"op":"take","name":`))
-	h, err := NewHolder(HolderConfig{Logger: slog.New(slog.DiscardHandler)})
+	h, err := NewDaemon(Config{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -846,13 +840,13 @@ func FuzzHoldPacket(f *testing.F) {
 			t.Fatalf("%s becomes %s: %v", p.encode(), again.encode(), err)
 		}
 		// Whatever it asks without descriptors, the holder answers and holds nothing.
-		link := &holdLink{pid: 1, out: make(chan holdOut, 2)}
+		conn := &connection{pid: 1, queue: make(chan message, 2)}
 		h.mu.Lock()
-		err = h.answer(link, p, nil)
+		err = h.answer(conn, p, nil)
 		n := len(h.mounts)
 		h.mu.Unlock()
-		if n != 0 || (err == nil) != (len(link.out) == 1) {
-			t.Fatalf("%d mounts, %d answers, %v", n, len(link.out), err)
+		if n != 0 || (err == nil) != (len(conn.queue) == 1) {
+			t.Fatalf("%d mounts, %d answers, %v", n, len(conn.queue), err)
 		}
 	})
 }
@@ -862,9 +856,9 @@ func FuzzHoldPacket(f *testing.F) {
 func TestKilledThatRuns(t *testing.T) {
 	for _, most := range []time.Duration{time.Hour, time.Millisecond} {
 		t.Run(most.String(), func(t *testing.T) {
-			r := holds(t, HolderConfig{Patience: time.Hour}, func(h *Holder) { h.dyingMost = most })
+			r := holds(t, Config{Patience: time.Hour}, func(h *Daemon) { h.dyingMost = most })
 			first := r.dial()
-			r.put(first, "/m", someStart)
+			r.put(first, "/m", someCommand)
 			r.goes(first)
 			cmd := child(t, "holderServes", r.socket)
 			if err := cmd.Start(); err != nil {
@@ -877,7 +871,7 @@ func TestKilledThatRuns(t *testing.T) {
 			if err := cmd.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
-			r.until("it is dying", func() bool { return Dying(pid) })
+			r.until("it is dying", func() bool { return kernel.Dying(pid) })
 			next := r.take(r.dial(), "/m", true)
 			if most == time.Hour {
 				stays(t, "a successor beside it", next, 1500*time.Millisecond)

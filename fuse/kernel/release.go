@@ -1,4 +1,4 @@
-package fuse
+package kernel
 
 import (
 	"fmt"
@@ -6,10 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KernelHolds tells whether mounts can be left to a holder on this machine (Linux 6.9
+// HoldsMounts tells whether mounts can be left to a holder on this machine (Linux 6.9
 // and later), judged by the release of its kernel, which it gives. What one mount can is
-// known when it is there: Mount.Held.
-func KernelHolds() (release string, holds bool) {
+// known when it is there: fuse.Mount.Held.
+func HoldsMounts() (release string, holds bool) {
 	var uts unix.Utsname
 	if err := unix.Uname(&uts); err != nil {
 		return "unknown", false

@@ -1,4 +1,4 @@
-package fuse
+package hold
 
 import (
 	"encoding/json"
@@ -14,39 +14,38 @@ import (
 	"penstock.io/penstock/meta/process"
 )
 
-// HoldVersion is the version of the protocol between mounts and their holder.
-const HoldVersion = 1
+// Version is the version of the protocol between mounts and their holder.
+const Version = 1
 
-// holdPacket is a request or an answer. Fields that came later than the first
-// ones are empty where the other side does not know them.
-type holdPacket struct {
+// packet is a request or an answer; each sets the fields that its operation needs.
+type packet struct {
 	Op         string           `json:"op"`
 	Version    int              `json:"version,omitempty"`
 	Name       string           `json:"name,omitempty"`
 	Replace    bool             `json:"replace,omitempty"`
 	Connection uint64           `json:"connection,omitempty"` // put: the kernel's number of it
-	Start      *Start           `json:"start,omitempty"`
+	Command    *Command         `json:"command,omitempty"`
 	Process    *process.Process `json:"process,omitempty"`
 	Patience   int64            `json:"patience,omitempty"` // hello: the holder's, milliseconds
 	Found      bool             `json:"found,omitempty"`
 	Kind       meta.Kind        `json:"kind,omitempty"`
 	Error      string           `json:"error,omitempty"`
-	Mounts     []Held           `json:"mounts,omitempty"`
+	Mounts     []Mount          `json:"mounts,omitempty"`
 	More       bool             `json:"more,omitempty"` // list: there are some behind the last
 }
 
 const (
 	maxPacket = 256 << 10
-	// maxPut leaves room for what stands around a Start in the answer to show.
+	// maxPut leaves room for what stands around a Command in the answer to show.
 	maxPut = maxPacket - 32<<10
 	// maxList is how much of a list goes into one packet.
 	maxList = 64 << 10
 )
 
-func (p *holdPacket) encode() []byte {
+func (p *packet) encode() []byte {
 	b, err := json.Marshal(p)
 	if err != nil {
-		panic("fuse: a packet is plain data: " + err.Error())
+		panic("hold: a packet is plain data: " + err.Error())
 	}
 	return b
 }
@@ -71,7 +70,7 @@ func writePacket(c *net.UnixConn, b []byte, fds ...*os.File) error {
 }
 
 // readPacket reads one packet; the descriptors are the caller's.
-func readPacket(c *net.UnixConn) (*holdPacket, []*os.File, error) {
+func readPacket(c *net.UnixConn) (*packet, []*os.File, error) {
 	b, oob := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(4*8))
 	n, on, _, _, err := c.ReadMsgUnix(b, oob)
 	if err != nil {
@@ -93,8 +92,8 @@ func readPacket(c *net.UnixConn) (*holdPacket, []*os.File, error) {
 }
 
 // decodePacket errors: Protocol.
-func decodePacket(b []byte) (*holdPacket, error) {
-	p := new(holdPacket)
+func decodePacket(b []byte) (*packet, error) {
+	p := new(packet)
 	if err := json.Unmarshal(b, p); err != nil {
 		return nil, meta.E("hold", meta.Protocol, "", err)
 	}
@@ -128,7 +127,7 @@ func closeAll(l []*os.File) {
 	}
 }
 
-// peerOf is who is at the other end; pid is 0 if it is in a name space of
+// peerOf gives the process at the other end; pid is 0 if it is in a name space of
 // processes that this one can't look into.
 func peerOf(c *net.UnixConn) (uid, pid int, err error) {
 	raw, err := c.SyscallConn()

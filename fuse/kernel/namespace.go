@@ -1,4 +1,4 @@
-package fuse
+package kernel
 
 import (
 	"log/slog"
@@ -21,16 +21,16 @@ import (
 // descriptor is the last user of the name space, its release queues the unmount, and by
 // the time that this begins the device is closed. The kernel asks nobody then.
 
-// openNamespace opens this process's mount name space, once; it stays open until the
+// OpenNamespace opens this process's mount name space, once; it stays open until the
 // process ends. A control of tests replaces it.
-var openNamespace = sync.OnceValue(func() error {
+var OpenNamespace = sync.OnceValue(func() error {
 	_, err := unix.Open("/proc/self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	return err
 })
 
-// outliveNamespace is to be called before a process opens a device, or is given one.
-func outliveNamespace(log *slog.Logger) {
-	if err := openNamespace(); err != nil {
+// OutliveNamespace is to be called before a process opens a device, or is given one.
+func OutliveNamespace(log *slog.Logger) {
+	if err := OpenNamespace(); err != nil {
 		log.Warn("this process's mount name space can't be opened: if all processes in it are killed at once and nobody else sees the mount, the last one may hang, and sync(2) with it (docs/operations.md, \"A mount that hangs\")", "err", err)
 	}
 }
